@@ -1,0 +1,70 @@
+"""Lockstep's build rules: every BUILD file goes through these, so flags and policy live here and in .bazelrc only."""
+
+_COPTS = ["-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers"]
+
+def ls_cc_library(name, deps = [], copts = [], **kwargs):
+    native.cc_library(
+        name = name,
+        copts = _COPTS + copts,
+        deps = deps,
+        **kwargs
+    )
+
+def ls_cc_binary(name, deps = [], copts = [], **kwargs):
+    native.cc_binary(
+        name = name,
+        copts = _COPTS + copts,
+        deps = deps,
+        **kwargs
+    )
+
+def ls_cc_test(name, deps = [], copts = [], size = "small", **kwargs):
+    """A Catch2 test; its cases are reported one by one to Bazel's test.xml."""
+    native.cc_test(
+        name = name,
+        size = size,
+        copts = _COPTS + copts,
+        deps = deps + ["//bazel:catch2_main"],
+        **kwargs
+    )
+
+def ls_cc_plugin(name, deps = [], exported_symbols = None, **kwargs):
+    """A shared library for somebody else's process: statically linked, only `exported_symbols` visible."""
+    native.cc_binary(
+        name = name,
+        copts = _COPTS,
+        linkshared = True,
+        linkstatic = True,
+        linkopts = [
+            "-static-libstdc++",
+            "-static-libgcc",
+            "-Wl,--exclude-libs,ALL",
+            "-Wl,-z,defs",
+            "-Wl,--version-script=$(location %s)" % exported_symbols,
+        ],
+        deps = deps + [exported_symbols],
+        **kwargs
+    )
+
+def ls_grpc_library(name, srcs, deps = [], **kwargs):
+    """C++ messages and gRPC stubs of `srcs`, all in one directory under proto/."""
+    outs = []
+    for src in srcs:
+        base = src[:-len(".proto")]
+        outs += [base + suffix for suffix in [".pb.h", ".pb.cc", ".grpc.pb.h", ".grpc.pb.cc"]]
+    native.genrule(
+        name = name + "_gen",
+        srcs = srcs,
+        outs = outs,
+        cmd = " ".join([
+            "protoc -I. --cpp_out=$(BINDIR) --grpc_out=$(BINDIR)",
+            "--plugin=protoc-gen-grpc=$$(command -v grpc_cpp_plugin) $(SRCS)",
+        ]),
+    )
+    native.cc_library(
+        name = name,
+        srcs = [out for out in outs if out.endswith(".cc")],
+        hdrs = [out for out in outs if out.endswith(".h")],
+        deps = deps + ["@grpc", "@protobuf"],
+        **kwargs
+    )

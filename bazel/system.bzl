@@ -1,0 +1,68 @@
+"""Repositories that wrap what Debian and NVIDIA installed, each once."""
+
+_BUILD = """
+package(default_visibility = ["//visibility:public"])
+
+cc_library(
+    name = "{name}",
+    defines = {defines},
+    linkopts = {linkopts},
+)
+"""
+
+def _system_library_impl(ctx):
+    linkopts = []
+    defines = []
+    hint = "install it with: apt-get install " + ctx.attr.debian_package
+    if ctx.attr.pkg_config:
+        libs = ctx.execute(["pkg-config", "--libs", ctx.attr.pkg_config])
+        if libs.return_code != 0:
+            fail("%s: pkg-config does not know %s; %s" % (ctx.name, ctx.attr.pkg_config, hint))
+        linkopts = [word for word in libs.stdout.strip().split(" ") if word]
+        cflags = ctx.execute(["pkg-config", "--cflags-only-other", ctx.attr.pkg_config]).stdout
+        defines = [word[2:] for word in cflags.strip().split(" ") if word.startswith("-D")]
+
+        # pkg-config repeats libraries by the hundred; the last mention is the one that orders the link.
+        unique = []
+        for word in reversed(linkopts):
+            if word not in unique:
+                unique.append(word)
+        linkopts = ["-Wl,--as-needed"] + [word for word in reversed(unique)]
+    elif not ctx.path("/usr/include/" + ctx.attr.header).exists:
+        fail("%s: /usr/include/%s is missing; %s" % (ctx.name, ctx.attr.header, hint))
+    ctx.file("BUILD", _BUILD.format(name = ctx.name, defines = repr(defines), linkopts = repr(linkopts)))
+
+system_library = repository_rule(
+    implementation = _system_library_impl,
+    attrs = {
+        "debian_package": attr.string(mandatory = True),
+        "header": attr.string(),
+        "pkg_config": attr.string(),
+    },
+    configure = True,
+    local = True,
+)
+
+_CUDA_BUILD = """
+package(default_visibility = ["//visibility:public"])
+
+cc_library(
+    name = "cudart",
+    hdrs = glob(["include/**"], allow_empty = True),
+    includes = ["include"],
+    linkopts = ["-L{home}/lib64", "-Wl,-rpath,{home}/lib64", "-lcudart"],
+)
+"""
+
+def _cuda_toolkit_impl(ctx):
+    home = ctx.os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    if ctx.path(home + "/include").exists:
+        ctx.symlink(home + "/include", "include")
+    ctx.file("BUILD", _CUDA_BUILD.format(home = home))
+
+cuda_toolkit = repository_rule(
+    implementation = _cuda_toolkit_impl,
+    environ = ["CUDA_HOME"],
+    configure = True,
+    local = True,
+)

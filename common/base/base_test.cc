@@ -1,0 +1,102 @@
+#include <catch2/catch.hpp>
+
+#include <atomic>
+#include <cerrno>
+#include <set>
+
+#include "common/base/bytes.h"
+#include "common/base/hash.h"
+#include "common/base/ids.h"
+#include "common/base/status.h"
+#include "common/base/text.h"
+#include "common/base/worker_pool.h"
+
+namespace lockstep {
+namespace {
+
+Result<int> Half(int x) {
+  if (x % 2 != 0) return Status(ErrorCode::kBadData, "odd");
+  return x / 2;
+}
+Result<int> Quarter(int x) {
+  LS_ASSIGN_OR_RETURN(const int half, Half(x));
+  LS_RETURN_IF_ERROR(Half(half));
+  return half / 2;
+}
+
+TEST_CASE("An error passes up unchanged and a value passes through") {
+  CHECK(*Quarter(8) == 2);
+  CHECK(Quarter(6).status().code() == ErrorCode::kBadData);
+  CHECK(Quarter(6).status().WithContext("six").ToString() == "bad_data: six: odd");
+}
+
+TEST_CASE("Every error code has a label and a sysexits status of its own kind") {
+  std::set<std::string_view> labels;
+  for (int code = 0; code <= static_cast<int>(ErrorCode::kInternal); ++code) {
+    labels.insert(Label(static_cast<ErrorCode>(code)));
+    const int exit_code = ExitCode(static_cast<ErrorCode>(code));
+    CHECK((exit_code == 0 || (exit_code >= 64 && exit_code <= 78)));
+  }
+  CHECK(labels.size() == static_cast<size_t>(ErrorCode::kInternal) + 1);
+  CHECK(ErrnoStatus(ENOSPC, "write x").code() == ErrorCode::kResourceExhausted);
+  CHECK(ErrnoStatus(EADDRINUSE, "bind").code() == ErrorCode::kUnavailable);
+}
+
+TEST_CASE("Ids round-trip through hex and refuse anything else") {
+  const auto run = RandomId<RunId>();
+  CHECK(RunId{*HexDecode16(ToHex(run))} == run);
+  CHECK(RunId{*Bytes16(ToBytes(run))} == run);
+  CHECK_FALSE(HexDecode16("12").ok());
+  CHECK_FALSE(HexDecode16(std::string(31, 'a') + "g").ok());
+  CHECK_FALSE(Bytes16("short").ok());
+  CHECK(RandomId<RunId>() != run);
+}
+
+TEST_CASE("Varints round-trip and a truncated or oversized one is refused") {
+  for (const uint64_t value : {uint64_t{0}, uint64_t{127}, uint64_t{128}, uint64_t{1} << 35, ~uint64_t{0}}) {
+    Bytes out;
+    AppendVarint(out, value);
+    uint64_t read = 1;
+    ByteReader reader(out);
+    REQUIRE(reader.TakeVarint(read));
+    CHECK(read == value);
+    CHECK(reader.empty());
+    for (size_t cut = 0; cut < out.size(); ++cut) {
+      ByteReader truncated(ByteView(out).first(cut));
+      CHECK_FALSE(truncated.TakeVarint(read));
+    }
+  }
+  const Bytes too_long(11, std::byte{0xff});
+  uint64_t ignored = 0;
+  CHECK_FALSE(ByteReader(too_long).TakeVarint(ignored));
+}
+
+TEST_CASE("ParallelFor runs every item exactly once, from several callers at a time") {
+  WorkerPool pool(3);
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 3; ++caller) {
+    callers.emplace_back([&pool] {
+      for (const size_t count : {size_t{0}, size_t{1}, size_t{2}, size_t{1000}}) {
+        std::vector<std::atomic<int>> hits(count);
+        pool.ParallelFor(count, [&](size_t i) { hits[i]++; });
+        for (auto& hit : hits) {
+          if (hit != 1) std::abort();
+        }
+      }
+    });
+  }
+  for (auto& caller : callers) caller.join();
+}
+
+TEST_CASE("xxh3 gives its published values") {
+  CHECK(Hash64(nullptr, 0) == 0x2d06800538d394c2ULL);
+  CHECK(HexEncode(Hash128({})) == "99aa06d3014798d86001c324468d497f");
+}
+
+TEST_CASE("Byte counts read well") {
+  CHECK(HumanBytes(12) == "12 B");
+  CHECK(HumanBytes(1536) == "1.5 KiB");
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,41 @@
+// A fixed set of threads that run tasks, and the loop that spreads blocks over them.
+#pragma once
+
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace lockstep {
+
+// Thread-safe. Tasks must not throw. The destructor runs what is queued, then joins.
+class WorkerPool {
+ public:
+  // REQUIRES threads >= 1.
+  explicit WorkerPool(size_t threads);
+  ~WorkerPool();
+  WorkerPool(const WorkerPool&) = delete;
+  WorkerPool& operator=(const WorkerPool&) = delete;
+
+  size_t size() const { return threads_.size(); }
+
+  void Post(std::function<void()> task);
+
+  // Calls body(i) for every i in [0, count), spread over the pool and the calling thread, and returns when all are done.
+  // Safe to call from several threads at once; REQUIRES not to be called from one of the pool's own tasks.
+  void ParallelFor(size_t count, const std::function<void(size_t)>& body);
+
+ private:
+  void Loop();
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::function<void()>> tasks_;
+  bool stopping_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace lockstep
