@@ -1,0 +1,28 @@
+// Manifest: the hash of every block of one version, and one digest over them that proves the whole.
+#pragma once
+
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/ids.h"
+#include "common/model/layout.h"
+
+namespace lockstep {
+
+// xxh3-64 of a block's bytes.
+uint64_t BlockHash(ByteView block);
+
+// Over the layout digest and the block hashes in order; it does not depend on run or version, so equal bytes of equal layouts
+// have equal digests.
+ManifestDigest ComputeManifestDigest(const LayoutDigest& layout, const std::vector<uint64_t>& block_hashes);
+
+struct Manifest {
+  Held held;
+  std::vector<uint64_t> block_hashes;  // block_count() of them
+  ManifestDigest digest;
+};
+
+// Names of the tensors that share bytes with any of `blocks`, each once, in layout order.
+std::vector<std::string> TensorsInBlocks(const ModelLayout& layout, const std::vector<BlockIndex>& blocks);
+
+}  // namespace lockstep

@@ -1,0 +1,44 @@
+// How the changes of one block are coded (FORMAT.md, "Blocks").
+//
+// A change is an element's position in its block and its step: new − old of the raw bits, mod 2^(8·unit). Steps make a delta
+// exact for every bit pattern, small for real training, its own inverse, and foldable by addition.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/status.h"
+
+namespace lockstep {
+
+enum class Codec : uint8_t {
+  kRaw = 1,     // the block's new bytes
+  kSparse = 2,  // gaps and steps of the changed elements
+};
+
+// Changed elements of one block: positions strictly rising, steps non-zero and below 2^(8·unit), as many of one as of the other.
+// A scratch object: reuse one per thread to keep its memory.
+struct Changes {
+  std::vector<uint32_t> positions;
+  std::vector<uint64_t> steps;
+
+  size_t size() const { return positions.size(); }
+  void Clear() {
+    positions.clear();
+    steps.clear();
+  }
+};
+
+// Appends the kSparse coding of `changes` to `out`. REQUIRES the invariants of Changes, at least one change, unit in {1,2,4,8}.
+void EncodeSparse(const Changes& changes, uint32_t unit, Bytes& out);
+
+// Replaces `changes` by what `coded` says. kCorrupt, saying why, for anything that EncodeSparse would not have written for a
+// block of `block_bytes`: truncated or trailing bytes, a position past the end, a zero step, impossible counts. Allocates no
+// more than a block's worth whatever the input says.
+Status DecodeSparse(ByteView coded, uint32_t unit, size_t block_bytes, Changes& changes);
+
+// `second` after `first`: merged positions, added steps; elements that return to their old value are dropped.
+void FoldChanges(const Changes& first, const Changes& second, uint32_t unit, Changes& folded);
+
+}  // namespace lockstep
