@@ -1,7 +1,6 @@
 // Runs a test binary's cases and, under Bazel, writes them as JUnit to $XML_OUTPUT_FILE so that each case is counted.
 #define CATCH_CONFIG_RUNNER
 #include <catch2/catch.hpp>
-
 #include <cstdlib>
 #include <fstream>
 
@@ -27,4 +26,6 @@ int Run(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) { return Run(argc, argv); }
+int main(int argc, char** argv) {
+  return Run(argc, argv);
+}

@@ -25,15 +25,21 @@ ByteView AsBytes(const T& value) {
   static_assert(std::is_trivially_copyable_v<T>);
   return {reinterpret_cast<const std::byte*>(&value), sizeof(T)};
 }
-inline ByteView AsBytes(std::string_view text) { return {reinterpret_cast<const std::byte*>(text.data()), text.size()}; }
-inline std::string_view AsText(ByteView bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
+inline ByteView AsBytes(std::string_view text) {
+  return {reinterpret_cast<const std::byte*>(text.data()), text.size()};
+}
+inline std::string_view AsText(ByteView bytes) {
+  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
 
 template <typename T>
 void Append(Bytes& out, const T& value) {
   const ByteView bytes = AsBytes(value);
   out.insert(out.end(), bytes.begin(), bytes.end());
 }
-inline void AppendBytes(Bytes& out, ByteView bytes) { out.insert(out.end(), bytes.begin(), bytes.end()); }
+inline void AppendBytes(Bytes& out, ByteView bytes) {
+  out.insert(out.end(), bytes.begin(), bytes.end());
+}
 
 // Seven bits a byte, low first, high bit set on all but the last.
 inline void AppendVarint(Bytes& out, uint64_t value) {

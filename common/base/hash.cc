@@ -7,7 +7,9 @@
 
 namespace lockstep {
 
-uint64_t Hash64(std::span<const std::byte> bytes) { return XXH3_64bits(bytes.data(), bytes.size()); }
+uint64_t Hash64(std::span<const std::byte> bytes) {
+  return XXH3_64bits(bytes.data(), bytes.size());
+}
 
 std::array<uint8_t, 16> Hash128(std::span<const std::byte> bytes) {
   XXH128_canonical_t canonical;

@@ -12,6 +12,8 @@ namespace lockstep {
 uint64_t Hash64(std::span<const std::byte> bytes);
 std::array<uint8_t, 16> Hash128(std::span<const std::byte> bytes);  // canonical (big-endian) byte order
 
-inline uint64_t Hash64(const void* data, size_t bytes) { return Hash64({static_cast<const std::byte*>(data), bytes}); }
+inline uint64_t Hash64(const void* data, size_t bytes) {
+  return Hash64({static_cast<const std::byte*>(data), bytes});
+}
 
 }  // namespace lockstep

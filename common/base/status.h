@@ -1,8 +1,8 @@
 // Status and Result<T>: how every fallible call of Lockstep answers.
 //
 // The shape is that of absl::Status, so its readers are at home; the type is our own because the export plugin lives in
-// somebody else's process and must carry no abseil (docs/decisions/0001-own-status.md). ErrorCode is the one taxonomy of
-// errors: common/rpc maps it to gRPC codes, ExitCode() to sysexits, Label() to log and metric labels.
+// somebody else's process and must carry no abseil (docs/decisions/0001-own-status.md). ErrorCode is the one taxonomy
+// of errors: common/rpc maps it to gRPC codes, ExitCode() to sysexits, Label() to log and metric labels.
 //
 // A message says what failed, where (model, run, version, block or tensor, peer) and what to do about it.
 #pragma once
@@ -60,7 +60,9 @@ class [[nodiscard]] Status {
   std::string message_;
 };
 
-inline Status OkStatus() { return {}; }
+inline Status OkStatus() {
+  return {};
+}
 
 // `what` failed with `error_number` (errno): "what: strerror", classed by the number.
 Status ErrnoStatus(int error_number, std::string_view what);
@@ -69,8 +71,8 @@ Status ErrnoStatus(int error_number, std::string_view what);
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}            // NOLINT: implicit, as a plain return
-  Result(Status status) : status_(std::move(status)) {}    // NOLINT: implicit; REQUIRES !status.ok()
+  Result(T value) : value_(std::move(value)) {}          // NOLINT: implicit, as a plain return
+  Result(Status status) : status_(std::move(status)) {}  // NOLINT: implicit; REQUIRES !status.ok()
 
   bool ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }
@@ -85,7 +87,9 @@ class [[nodiscard]] Result {
   Status status_;
 };
 
-inline const Status& ToStatus(const Status& status) { return status; }
+inline const Status& ToStatus(const Status& status) {
+  return status;
+}
 template <typename T>
 const Status& ToStatus(const Result<T>& result) {
   return result.status();
@@ -97,8 +101,8 @@ const Status& ToStatus(const Result<T>& result) {
 #define LS_CONCAT(a, b) LS_CONCAT_INNER(a, b)
 
 // Returns the error of `expr` (a Status or Result) from the calling function, if it has one.
-#define LS_RETURN_IF_ERROR(expr)                                                     \
-  do {                                                                               \
+#define LS_RETURN_IF_ERROR(expr)                                                               \
+  do {                                                                                         \
     if (auto&& ls_outcome = (expr); !ls_outcome.ok()) return ::lockstep::ToStatus(ls_outcome); \
   } while (false)
 

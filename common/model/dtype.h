@@ -38,7 +38,7 @@ struct DTypeInfo {
   DType dtype;
   std::string_view name;  // as safetensors writes it
   uint32_t bits;          // of one element
-  uint32_t unit_bytes;    // of the unit that is compared and stepped: the element, or one byte for packed and byte types
+  uint32_t unit_bytes;  // of the unit that is compared and stepped: the element, or one byte for packed and byte types
 };
 
 // Null when there is no such type.

@@ -37,12 +37,14 @@ struct TensorMeta {
   bool operator==(const TensorMeta&) const = default;
 };
 
-// The tensor's size; kBadData, naming it, when shape × dtype overflows, is over kMaxDataBytes or is no whole number of bytes.
+// The tensor's size; kBadData, naming it, when shape × dtype overflows, is over kMaxDataBytes or is no whole number of
+// bytes.
 Result<uint64_t> TensorBytes(const TensorMeta& tensor);
 
 class ModelLayout {
  public:
-  // `tensors` in any order; they are kept in offset order. kBadData names the first offending tensor and the rule it breaks.
+  // `tensors` in any order; they are kept in offset order. kBadData names the first offending tensor and the rule it
+  // breaks.
   static Result<std::shared_ptr<const ModelLayout>> Create(std::vector<TensorMeta> tensors,
                                                            uint32_t block_bytes = kDefaultBlockBytes);
   // From the canonical encoding (common/model/FORMAT.md), which may come from anybody.
@@ -76,8 +78,8 @@ class ModelLayout {
   LayoutDigest digest_;
 };
 
-// Gives `tensors` back-to-back offsets in their order; when some tensor would start unaligned, they are first sorted, stably,
-// by falling unit size. kBadData as TensorBytes.
+// Gives `tensors` back-to-back offsets in their order; when some tensor would start unaligned, they are first sorted,
+// stably, by falling unit size. kBadData as TensorBytes.
 Status AssignOffsets(std::vector<TensorMeta>& tensors);
 
 }  // namespace lockstep

@@ -12,8 +12,8 @@ namespace lockstep {
 // xxh3-64 of a block's bytes.
 uint64_t BlockHash(ByteView block);
 
-// Over the layout digest and the block hashes in order; it does not depend on run or version, so equal bytes of equal layouts
-// have equal digests.
+// Over the layout digest and the block hashes in order; it does not depend on run or version, so equal bytes of equal
+// layouts have equal digests.
 ManifestDigest ComputeManifestDigest(const LayoutDigest& layout, const std::vector<uint64_t>& block_hashes);
 
 struct Manifest {

@@ -13,8 +13,8 @@ namespace lockstep {
 inline constexpr uint64_t kDataAlignment = 4096;
 inline constexpr uint64_t kMaxSafetensorsHeader = 256ull << 20;
 
-// The bytes before the data section: 8-byte length and JSON ({"__metadata__": {"format": "pt"}, ...}), padded with spaces so
-// that the data section starts at a multiple of kDataAlignment. Equal layouts give equal headers.
+// The bytes before the data section: 8-byte length and JSON ({"__metadata__": {"format": "pt"}, ...}), padded with
+// spaces so that the data section starts at a multiple of kDataAlignment. Equal layouts give equal headers.
 Bytes SafetensorsHeader(const ModelLayout& layout);
 
 // Size of a whole file image: header and data section.
@@ -26,8 +26,8 @@ struct SafetensorsFile {
   uint64_t data_bytes = 0;
 };
 
-// Parses the front of a file of `file_bytes` bytes. `head` must hold at least the 8-byte length and the JSON. kBadData says
-// what is wrong: truncated, too long, no JSON, unknown dtype, offsets that do not match shapes or the file's size.
+// Parses the front of a file of `file_bytes` bytes. `head` must hold at least the 8-byte length and the JSON. kBadData
+// says what is wrong: truncated, too long, no JSON, unknown dtype, offsets that do not match shapes or the file's size.
 Result<SafetensorsFile> ParseSafetensors(ByteView head, uint64_t file_bytes);
 
 }  // namespace lockstep

@@ -1,7 +1,7 @@
 // How the changes of one block are coded (FORMAT.md, "Blocks").
 //
-// A change is an element's position in its block and its step: new − old of the raw bits, mod 2^(8·unit). Steps make a delta
-// exact for every bit pattern, small for real training, its own inverse, and foldable by addition.
+// A change is an element's position in its block and its step: new − old of the raw bits, mod 2^(8·unit). Steps make a
+// delta exact for every bit pattern, small for real training, its own inverse, and foldable by addition.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ enum class Codec : uint8_t {
   kSparse = 2,  // gaps and steps of the changed elements
 };
 
-// Changed elements of one block: positions strictly rising, steps non-zero and below 2^(8·unit), as many of one as of the other.
-// A scratch object: reuse one per thread to keep its memory.
+// Changed elements of one block: positions strictly rising, steps non-zero and below 2^(8·unit), as many of one as of
+// the other. A scratch object: reuse one per thread to keep its memory.
 struct Changes {
   std::vector<uint32_t> positions;
   std::vector<uint64_t> steps;
@@ -30,12 +30,13 @@ struct Changes {
   }
 };
 
-// Appends the kSparse coding of `changes` to `out`. REQUIRES the invariants of Changes, at least one change, unit in {1,2,4,8}.
+// Appends the kSparse coding of `changes` to `out`. REQUIRES the invariants of Changes, at least one change, unit in
+// {1,2,4,8}.
 void EncodeSparse(const Changes& changes, uint32_t unit, Bytes& out);
 
-// Replaces `changes` by what `coded` says. kCorrupt, saying why, for anything that EncodeSparse would not have written for a
-// block of `block_bytes`: truncated or trailing bytes, a position past the end, a zero step, impossible counts. Allocates no
-// more than a block's worth whatever the input says.
+// Replaces `changes` by what `coded` says. kCorrupt, saying why, for anything that EncodeSparse would not have written
+// for a block of `block_bytes`: truncated or trailing bytes, a position past the end, a zero step, impossible counts.
+// Allocates no more than a block's worth whatever the input says.
 Status DecodeSparse(ByteView coded, uint32_t unit, size_t block_bytes, Changes& changes);
 
 // `second` after `first`: merged positions, added steps; elements that return to their old value are dropped.

@@ -1,4 +1,5 @@
-// Payload: one immutable delta from version `base` to version `target` of a run: header, entry per differing block, data.
+// Payload: one immutable delta from version `base` to version `target` of a run: header, entry per differing block,
+// data.
 //
 // It is one contiguous piece of memory in the format of FORMAT.md, made once and served to any number of receivers. A
 // receiver assembles the same object from the frames it gets. Blocks without an entry are equal in both versions.
@@ -20,12 +21,12 @@ namespace lockstep {
 
 inline constexpr uint16_t kPayloadFormat = 1;
 
-struct PayloadHeader {  // 152 bytes, FORMAT.md "Header"
-  char magic[8];                 // "LSDELTA1"
-  uint16_t format;               // kPayloadFormat
-  uint16_t header_bytes;         // sizeof(PayloadHeader)
-  uint16_t entry_bytes;          // sizeof(PayloadEntry)
-  uint16_t reserved;             // 0
+struct PayloadHeader {    // 152 bytes, FORMAT.md "Header"
+  char magic[8];          // "LSDELTA1"
+  uint16_t format;        // kPayloadFormat
+  uint16_t header_bytes;  // sizeof(PayloadHeader)
+  uint16_t entry_bytes;   // sizeof(PayloadEntry)
+  uint16_t reserved;      // 0
   RunId run;
   LayoutDigest layout;
   uint64_t base;
@@ -33,27 +34,27 @@ struct PayloadHeader {  // 152 bytes, FORMAT.md "Header"
   ManifestDigest base_digest;
   ManifestDigest target_digest;
   uint32_t block_bytes;
-  uint32_t block_count;          // of the layout
+  uint32_t block_count;  // of the layout
   uint32_t entries;
-  uint32_t steps_folded;         // consecutive deltas this one was made of; 1 for a published one
+  uint32_t steps_folded;  // consecutive deltas this one was made of; 1 for a published one
   uint64_t data_bytes;
   uint64_t changed_elements;
-  int64_t committed_unix_ns;     // of the target
-  uint64_t entries_hash;         // xxh3-64 of the entry table
-  uint64_t header_hash;          // xxh3-64 of the bytes before this field
+  int64_t committed_unix_ns;  // of the target
+  uint64_t entries_hash;      // xxh3-64 of the entry table
+  uint64_t header_hash;       // xxh3-64 of the bytes before this field
 };
 static_assert(sizeof(PayloadHeader) == 152);
 
 struct PayloadEntry {  // 40 bytes, in rising block order
   uint32_t block;
-  uint8_t codec;        // Codec
-  uint8_t unit;         // the layout's unit for this block
-  uint16_t reserved;    // 0
-  uint32_t bytes;       // of coded data
-  uint32_t changes;     // changed elements; 0 for kRaw from a fold that did not count
-  uint64_t offset;      // into the data, entries back to back
-  uint64_t target_hash; // xxh3-64 of the block's new bytes
-  uint64_t data_hash;   // xxh3-64 of the coded data
+  uint8_t codec;         // Codec
+  uint8_t unit;          // the layout's unit for this block
+  uint16_t reserved;     // 0
+  uint32_t bytes;        // of coded data
+  uint32_t changes;      // changed elements; 0 for kRaw from a fold that did not count
+  uint64_t offset;       // into the data, entries back to back
+  uint64_t target_hash;  // xxh3-64 of the block's new bytes
+  uint64_t data_hash;    // xxh3-64 of the coded data
 };
 static_assert(sizeof(PayloadEntry) == 40);
 
@@ -86,13 +87,15 @@ class Payload {
     std::shared_ptr<const void> keepalive;
   };
 
-  // Assembles `blocks` (any order, each block once, made for `layout`). Memory is taken from `allocate(bytes)`, plain heap when
-  // it is null. kBadData for a block outside the layout or given twice.
+  // Assembles `blocks` (any order, each block once, made for `layout`). Memory is taken from `allocate(bytes)`, plain
+  // heap when it is null. kBadData for a block outside the layout or given twice.
   using Allocator = std::function<Result<std::pair<std::span<std::byte>, std::shared_ptr<const void>>>(size_t bytes)>;
   static Result<std::shared_ptr<const Payload>> Assemble(const ModelLayout& layout, const PayloadIdentity& identity,
-                                                         std::span<const DeltaBlock> blocks, const Allocator& allocate = {});
+                                                         std::span<const DeltaBlock> blocks,
+                                                         const Allocator& allocate = {});
 
-  // Checks and adopts stored bytes: magic, format, layout, order and bounds of the entries, every hash. kCorrupt or kProtocol.
+  // Checks and adopts stored bytes: magic, format, layout, order and bounds of the entries, every hash. kCorrupt or
+  // kProtocol.
   static Result<std::shared_ptr<const Payload>> Open(const ModelLayout& layout, Storage storage);
 
   const PayloadHeader& header() const { return *reinterpret_cast<const PayloadHeader*>(storage_.bytes.data()); }
@@ -110,13 +113,13 @@ class Payload {
   Storage storage_;
 };
 
-// One delta that does the work of `chain` (consecutive, same run and layout). The blocks may be folded one by one with
-// FoldBlock by several threads; this is the plain loop over them.
+// One delta that does the work of `chain` (consecutive, same run and layout). kState: folding does not pay, serve the
+// chain. kBadData: not consecutive.
 Result<std::shared_ptr<const Payload>> FoldPayloads(const ModelLayout& layout,
                                                     std::span<const std::shared_ptr<const Payload>> chain);
 
-// Brings `block` (its bytes at `entry`'s base version) forward in place. kCorrupt leaves `block` in an unspecified state; the
-// caller checks the resulting hash against entry.target_hash. `scratch` is reused between calls.
+// Brings `block` (its bytes at `entry`'s base version) forward in place. kCorrupt leaves `block` in an unspecified
+// state; the caller checks the resulting hash against entry.target_hash. `scratch` is reused between calls.
 Status ApplyEntry(const PayloadEntry& entry, ByteView data, std::span<std::byte> block, Changes& scratch);
 
 }  // namespace lockstep

@@ -1,0 +1,270 @@
+#include "common/model/layout.h"
+
+#include <algorithm>
+#include <string_view>
+#include <unordered_set>
+
+#include "common/base/hash.h"
+#include "common/base/text.h"
+
+namespace lockstep {
+namespace {
+
+constexpr char kMagic[8] = {'L', 'S', 'L', 'A', 'Y', 'O', 'U', 'T'};
+constexpr uint16_t kLayoutFormat = 1;
+
+struct EncodedHeader {  // 32 bytes, FORMAT.md
+  char magic[8];
+  uint16_t format;
+  uint16_t header_bytes;
+  uint32_t block_bytes;
+  uint64_t data_bytes;
+  uint64_t tensor_count;
+};
+static_assert(sizeof(EncodedHeader) == 32);
+
+// Names go into JSON headers, logs and error messages: printable, well-formed UTF-8 keeps all three honest.
+bool IsCleanUtf8(std::string_view text) {
+  for (size_t i = 0; i < text.size();) {
+    const auto lead = static_cast<uint8_t>(text[i]);
+    if (lead < 0x20 || lead == 0x7f) return false;
+    const size_t length = lead < 0x80                   ? 1
+                          : lead >= 0xc2 && lead < 0xe0 ? 2
+                          : lead >= 0xe0 && lead < 0xf0 ? 3
+                          : lead >= 0xf0 && lead < 0xf5 ? 4
+                                                        : 0;
+    if (length == 0 || i + length > text.size()) return false;
+    for (size_t k = 1; k < length; ++k) {
+      if ((static_cast<uint8_t>(text[i + k]) & 0xc0) != 0x80) return false;
+    }
+    if (length > 2) {  // overlong forms, surrogates and values past U+10FFFF show in the second byte
+      const auto second = static_cast<uint8_t>(text[i + 1]);
+      if ((lead == 0xe0 && second < 0xa0) || (lead == 0xed && second > 0x9f) || (lead == 0xf0 && second < 0x90) ||
+          (lead == 0xf4 && second > 0x8f)) {
+        return false;
+      }
+    }
+    i += length;
+  }
+  return true;
+}
+
+Status BadTensor(const TensorMeta& tensor, const std::string& problem) {
+  return {ErrorCode::kBadData, Cat("tensor \"", tensor.name.substr(0, 200), "\": ", problem)};
+}
+
+Status CheckName(const TensorMeta& tensor) {
+  if (tensor.name.empty() || tensor.name.size() > kMaxTensorName || !IsCleanUtf8(tensor.name)) {
+    return {ErrorCode::kBadData,
+            Cat("a tensor's name must be 1 to ", kMaxTensorName, " bytes of UTF-8 without control characters; got ",
+                tensor.name.size(), " bytes at offset ", tensor.offset)};
+  }
+  if (tensor.name == "__metadata__") return BadTensor(tensor, "the name is reserved by the safetensors format");
+  return OkStatus();
+}
+
+Status CheckTensors(const std::vector<TensorMeta>& tensors, uint64_t& data_bytes) {
+  if (tensors.size() > kMaxTensors) {
+    return {ErrorCode::kBadData, Cat("the layout has ", tensors.size(), " tensors; the limit is ", kMaxTensors)};
+  }
+  std::unordered_set<std::string_view> names;
+  uint64_t end = 0;
+  for (const TensorMeta& tensor : tensors) {
+    LS_RETURN_IF_ERROR(CheckName(tensor));
+    if (!names.insert(tensor.name).second) return BadTensor(tensor, "the name is given twice");
+    LS_ASSIGN_OR_RETURN(const uint64_t bytes, TensorBytes(tensor));
+    if (tensor.offset != end) {
+      return BadTensor(tensor, Cat("it starts at byte ", tensor.offset, " but the tensors before it end at ", end,
+                                   tensor.offset < end ? ": they overlap" : ": there is a gap"));
+    }
+    const uint32_t unit = FindDType(tensor.dtype)->unit_bytes;
+    if (tensor.offset % unit != 0) {
+      return BadTensor(tensor, Cat("its offset ", tensor.offset, " is not a multiple of its element unit of ", unit,
+                                   " bytes; order tensors by falling element size"));
+    }
+    end += bytes;
+    if (end > kMaxDataBytes) return BadTensor(tensor, Cat("the model is larger than ", HumanBytes(kMaxDataBytes)));
+  }
+  if (end == 0) return {ErrorCode::kBadData, "the layout has no bytes: give at least one tensor with elements"};
+  data_bytes = end;
+  return OkStatus();
+}
+
+Bytes Encode(const std::vector<TensorMeta>& tensors, uint32_t block_bytes, uint64_t data_bytes) {
+  EncodedHeader header{};
+  std::memcpy(header.magic, kMagic, sizeof kMagic);
+  header.format = kLayoutFormat;
+  header.header_bytes = sizeof header;
+  header.block_bytes = block_bytes;
+  header.data_bytes = data_bytes;
+  header.tensor_count = tensors.size();
+  Bytes out;
+  Append(out, header);
+  for (const TensorMeta& tensor : tensors) {
+    Append(out, static_cast<uint16_t>(tensor.name.size()));
+    Append(out, static_cast<uint8_t>(tensor.dtype));
+    Append(out, static_cast<uint8_t>(tensor.shape.size()));
+    for (const uint64_t dim : tensor.shape) Append(out, dim);
+    AppendBytes(out, AsBytes(std::string_view(tensor.name)));
+  }
+  return out;
+}
+
+// The smallest unit among the tensors of each block. All units are powers of two and tensors are aligned to theirs, so
+// the block's start and length are multiples of it.
+std::vector<uint8_t> BlockUnits(const std::vector<TensorMeta>& tensors, uint32_t block_bytes, uint64_t data_bytes) {
+  std::vector<uint8_t> units((data_bytes + block_bytes - 1) / block_bytes, 8);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const uint64_t end = i + 1 < tensors.size() ? tensors[i + 1].offset : data_bytes;
+    if (end == tensors[i].offset) continue;
+    const auto unit = static_cast<uint8_t>(FindDType(tensors[i].dtype)->unit_bytes);
+    for (uint64_t block = tensors[i].offset / block_bytes; block <= (end - 1) / block_bytes; ++block) {
+      units[block] = std::min(units[block], unit);
+    }
+  }
+  return units;
+}
+
+Status CheckBlockBytes(uint32_t block_bytes) {
+  if (block_bytes < kMinBlockBytes || block_bytes > kMaxBlockBytes || (block_bytes & (block_bytes - 1)) != 0) {
+    return {ErrorCode::kBadData,
+            Cat("block size ", block_bytes, " is not a power of two from ", kMinBlockBytes, " to ", kMaxBlockBytes)};
+  }
+  return OkStatus();
+}
+
+Status Truncated() {
+  return {ErrorCode::kProtocol, "encoded layout: truncated"};
+}
+
+Result<TensorMeta> DecodeTensor(ByteReader& reader, uint64_t offset) {
+  TensorMeta tensor;
+  uint16_t name_bytes = 0;
+  uint8_t dtype = 0;
+  uint8_t rank = 0;
+  if (!reader.Take(name_bytes) || !reader.Take(dtype) || !reader.Take(rank)) return Truncated();
+  tensor.dtype = static_cast<DType>(dtype);
+  tensor.offset = offset;
+  for (uint8_t i = 0; i < rank; ++i) {
+    uint64_t dim = 0;
+    if (!reader.Take(dim)) return Truncated();
+    tensor.shape.push_back(dim);
+  }
+  ByteView name;
+  if (!reader.TakeBytes(name_bytes, name)) return Truncated();
+  tensor.name = AsText(name);
+  return tensor;
+}
+
+}  // namespace
+
+Result<uint64_t> TensorBytes(const TensorMeta& tensor) {
+  const DTypeInfo* info = FindDType(tensor.dtype);
+  if (info == nullptr) return BadTensor(tensor, Cat("unknown dtype number ", static_cast<int>(tensor.dtype)));
+  if (tensor.shape.size() > kMaxTensorRank) {
+    return BadTensor(tensor, Cat("rank ", tensor.shape.size(), " is over the limit of ", kMaxTensorRank));
+  }
+  if (std::find(tensor.shape.begin(), tensor.shape.end(), 0) != tensor.shape.end()) return uint64_t{0};
+  uint64_t elements = 1;
+  for (const uint64_t dim : tensor.shape) {
+    if (dim > kMaxDataBytes * 2 / elements) return BadTensor(tensor, "its shape overflows");
+    elements *= dim;
+  }
+  const uint64_t bits = elements * info->bits;  // at most 2^45 elements of 64 bits: no overflow
+  if (bits % 8 != 0)
+    return BadTensor(tensor, Cat(elements, " elements of ", info->bits, " bits are no whole number of bytes"));
+  if (bits / 8 > kMaxDataBytes) return BadTensor(tensor, Cat("it is larger than ", HumanBytes(kMaxDataBytes)));
+  return bits / 8;
+}
+
+Result<std::shared_ptr<const ModelLayout>> ModelLayout::Create(std::vector<TensorMeta> tensors, uint32_t block_bytes) {
+  LS_RETURN_IF_ERROR(CheckBlockBytes(block_bytes));
+  std::stable_sort(tensors.begin(), tensors.end(),
+                   [](const TensorMeta& a, const TensorMeta& b) { return a.offset < b.offset; });
+  uint64_t data_bytes = 0;
+  LS_RETURN_IF_ERROR(CheckTensors(tensors, data_bytes));
+  std::shared_ptr<ModelLayout> layout(new ModelLayout);
+  layout->encoded_ = Encode(tensors, block_bytes, data_bytes);
+  layout->digest_ = LayoutDigest{Hash128(layout->encoded_)};
+  layout->block_units_ = BlockUnits(tensors, block_bytes, data_bytes);
+  layout->tensors_ = std::move(tensors);
+  layout->data_bytes_ = data_bytes;
+  layout->block_bytes_ = block_bytes;
+  return std::shared_ptr<const ModelLayout>(std::move(layout));
+}
+
+Result<std::shared_ptr<const ModelLayout>> ModelLayout::Decode(ByteView encoded) {
+  ByteReader reader(encoded);
+  EncodedHeader header{};
+  if (!reader.Take(header)) return Truncated();
+  if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) {
+    return Status(ErrorCode::kProtocol, "encoded layout: it does not start with \"LSLAYOUT\"");
+  }
+  if (header.format != kLayoutFormat || header.header_bytes != sizeof header) {
+    return Status(ErrorCode::kProtocol, Cat("encoded layout: format ", header.format, " is not known here (known: ",
+                                            kLayoutFormat, "); use matching releases on both ends"));
+  }
+  // A tensor takes at least 5 bytes here, so a count that the input cannot hold is refused before anything is reserved.
+  if (header.tensor_count > kMaxTensors || header.tensor_count > encoded.size() / 5) return Truncated();
+  std::vector<TensorMeta> tensors;
+  tensors.reserve(header.tensor_count);
+  uint64_t offset = 0;
+  for (uint64_t i = 0; i < header.tensor_count; ++i) {
+    LS_ASSIGN_OR_RETURN(TensorMeta tensor, DecodeTensor(reader, offset));
+    LS_ASSIGN_OR_RETURN(const uint64_t bytes, TensorBytes(tensor));
+    offset += bytes;
+    if (offset > kMaxDataBytes) return BadTensor(tensor, Cat("the model is larger than ", HumanBytes(kMaxDataBytes)));
+    tensors.push_back(std::move(tensor));
+  }
+  if (!reader.empty()) return Status(ErrorCode::kProtocol, "encoded layout: bytes after the last tensor");
+  if (offset != header.data_bytes) {
+    return Status(ErrorCode::kProtocol,
+                  Cat("encoded layout: it says ", header.data_bytes, " bytes but its tensors have ", offset));
+  }
+  return Create(std::move(tensors), header.block_bytes);
+}
+
+uint64_t ModelLayout::tensor_bytes(size_t tensor) const {
+  const uint64_t end = tensor + 1 < tensors_.size() ? tensors_[tensor + 1].offset : data_bytes_;
+  return end - tensors_[tensor].offset;
+}
+
+ByteRange ModelLayout::block_range(BlockIndex block) const {
+  const uint64_t offset = uint64_t{block} * block_bytes_;
+  return {offset, std::min<uint64_t>(block_bytes_, data_bytes_ - offset)};
+}
+
+size_t ModelLayout::TensorAt(uint64_t offset) const {
+  const auto after = std::upper_bound(tensors_.begin(), tensors_.end(), offset,
+                                      [](uint64_t at, const TensorMeta& tensor) { return at < tensor.offset; });
+  return static_cast<size_t>(after - tensors_.begin()) - 1;
+}
+
+std::pair<size_t, size_t> ModelLayout::TensorsIn(ByteRange range) const {
+  if (range.bytes == 0) return {0, 0};
+  return {TensorAt(range.offset), TensorAt(range.end() - 1) + 1};
+}
+
+Status AssignOffsets(std::vector<TensorMeta>& tensors) {
+  const auto lay_out = [&](bool& aligned) -> Status {
+    uint64_t end = 0;
+    aligned = true;
+    for (TensorMeta& tensor : tensors) {
+      LS_ASSIGN_OR_RETURN(const uint64_t bytes, TensorBytes(tensor));
+      if (end % FindDType(tensor.dtype)->unit_bytes != 0) aligned = false;
+      tensor.offset = end;
+      end += bytes;
+      if (end > kMaxDataBytes) return BadTensor(tensor, Cat("the model is larger than ", HumanBytes(kMaxDataBytes)));
+    }
+    return OkStatus();
+  };
+  bool aligned = true;
+  LS_RETURN_IF_ERROR(lay_out(aligned));
+  if (aligned) return OkStatus();
+  std::stable_sort(tensors.begin(), tensors.end(), [](const TensorMeta& a, const TensorMeta& b) {
+    return FindDType(a.dtype)->unit_bytes > FindDType(b.dtype)->unit_bytes;
+  });
+  return lay_out(aligned);
+}
+
+}  // namespace lockstep

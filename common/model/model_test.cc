@@ -1,0 +1,144 @@
+#include <catch2/catch.hpp>
+
+#include "common/base/text.h"
+#include "common/model/layout.h"
+#include "common/model/manifest.h"
+#include "common/model/safetensors.h"
+
+namespace lockstep {
+namespace {
+
+std::vector<TensorMeta> Mixed() {
+  return {{"embed", DType::kBF16, {100, 64}, 0},
+          {"bias", DType::kF32, {7}, 12800},
+          {"scalar", DType::kF32, {}, 12828},
+          {"empty", DType::kF64, {0, 3}, 12832},
+          {"q", DType::kI8, {5}, 12832}};
+}
+
+std::string Refusal(std::vector<TensorMeta> tensors, uint32_t block_bytes = kMinBlockBytes) {
+  auto layout = ModelLayout::Create(std::move(tensors), block_bytes);
+  REQUIRE_FALSE(layout.ok());
+  CHECK(layout.status().code() == ErrorCode::kBadData);
+  return layout.status().message();
+}
+
+TEST_CASE("A layout knows its blocks, units and tensors") {
+  const auto layout = *ModelLayout::Create(Mixed(), 4096);
+  CHECK(layout->data_bytes() == 12837);
+  CHECK(layout->block_count() == 4);
+  CHECK(layout->block_range(3) == ByteRange{12288, 549});
+  CHECK(layout->block_unit(0) == 2);
+  CHECK(layout->block_unit(3) == 1);
+  CHECK(layout->tensor_bytes(3) == 0);
+  CHECK(layout->tensors()[layout->TensorAt(12830)].name == "scalar");
+  CHECK(layout->tensors()[layout->TensorAt(12832)].name == "q");
+  CHECK(TensorsInBlocks(*layout, {3}) == std::vector<std::string>{"embed", "bias", "scalar", "q"});
+}
+
+TEST_CASE("The canonical encoding round-trips and names the layout") {
+  const auto layout = *ModelLayout::Create(Mixed());
+  const auto decoded = *ModelLayout::Decode(layout->encoded());
+  CHECK(decoded->tensors() == layout->tensors());
+  CHECK(decoded->digest() == layout->digest());
+  auto renamed = Mixed();
+  renamed[0].name = "other";
+  CHECK((*ModelLayout::Create(renamed))->digest() != layout->digest());
+  CHECK((*ModelLayout::Create(Mixed(), 4096))->digest() != layout->digest());
+}
+
+TEST_CASE("Every truncation and every foreign start of an encoding is refused") {
+  const Bytes encoded = (*ModelLayout::Create(Mixed()))->encoded();
+  for (size_t cut = 0; cut < encoded.size(); ++cut) CHECK_FALSE(ModelLayout::Decode(ByteView(encoded).first(cut)).ok());
+  Bytes bad = encoded;
+  bad[0] = std::byte{'X'};
+  CHECK(ModelLayout::Decode(bad).status().code() == ErrorCode::kProtocol);
+  bad = encoded;
+  bad[8] = std::byte{2};
+  CHECK(ModelLayout::Decode(bad).status().message().find("format 2") != std::string::npos);
+  bad = encoded;
+  bad.push_back(std::byte{0});
+  CHECK_FALSE(ModelLayout::Decode(bad).ok());
+}
+
+TEST_CASE("Overlaps, gaps, duplicates and misalignment are refused by name") {
+  auto tensors = Mixed();
+  tensors[1].offset -= 4;
+  CHECK(Refusal(tensors).find("tensor \"bias\": it starts at byte 12796") != std::string::npos);
+  tensors = Mixed();
+  tensors[4].offset += 1;
+  CHECK(Refusal(tensors).find("there is a gap") != std::string::npos);
+  tensors = Mixed();
+  tensors[1].name = "embed";
+  CHECK(Refusal(tensors).find("given twice") != std::string::npos);
+  CHECK(Refusal({{"a", DType::kU8, {1}, 0}, {"b", DType::kBF16, {1}, 1}}).find("falling element size") !=
+        std::string::npos);
+}
+
+TEST_CASE("Absurd sizes, unknown dtypes and bad names are refused before anything is allocated") {
+  const uint64_t huge = uint64_t{1} << 63;
+  CHECK(Refusal({{"a", DType::kBF16, {huge, huge}, 0}}).find("overflows") != std::string::npos);
+  CHECK(Refusal({{"a", DType::kF64, {kMaxDataBytes}, 0}}).find("larger than") != std::string::npos);
+  CHECK(Refusal({{"a", static_cast<DType>(99), {4}, 0}}).find("unknown dtype") != std::string::npos);
+  CHECK(Refusal({{"", DType::kU8, {4}, 0}}).find("name") != std::string::npos);
+  CHECK(Refusal({{"a\n", DType::kU8, {4}, 0}}).find("control") != std::string::npos);
+  CHECK(Refusal({{"\xff", DType::kU8, {4}, 0}}).find("UTF-8") != std::string::npos);
+  CHECK(Refusal({{"__metadata__", DType::kU8, {4}, 0}}).find("reserved") != std::string::npos);
+  CHECK(Refusal({{"a", DType::kF4, {3}, 0}}).find("whole number of bytes") != std::string::npos);
+  CHECK(Refusal({}).find("no bytes") != std::string::npos);
+  CHECK(Refusal({{"a", DType::kU8, {4}, 0}}, 5000).find("power of two") != std::string::npos);
+  CHECK(Refusal({{"a", DType::kU8, std::vector<uint64_t>(17, 1), 0}}).find("rank 17") != std::string::npos);
+}
+
+TEST_CASE("Offsets follow the given order unless that would misalign a tensor") {
+  std::vector<TensorMeta> tensors = {{"a", DType::kBF16, {3}, 9}, {"b", DType::kBF16, {1}, 9}};
+  REQUIRE(AssignOffsets(tensors).ok());
+  CHECK(tensors[1].offset == 6);
+  tensors = {{"a", DType::kU8, {3}, 0}, {"b", DType::kF32, {1}, 0}, {"c", DType::kF32, {2}, 0}};
+  REQUIRE(AssignOffsets(tensors).ok());
+  CHECK(tensors[0].name == "b");
+  CHECK(tensors[2].offset == 12);
+  CHECK(ModelLayout::Create(tensors).ok());
+}
+
+TEST_CASE("A half's header is a safetensors header that starts its data on a page") {
+  const auto layout = *ModelLayout::Create(Mixed());
+  const Bytes header = SafetensorsHeader(*layout);
+  CHECK(header.size() % kDataAlignment == 0);
+  const auto file = ParseSafetensors(header, ImageBytes(*layout));
+  REQUIRE(file.ok());
+  CHECK(file->data_offset == header.size());
+  CHECK(file->tensors == layout->tensors());
+}
+
+TEST_CASE("Broken safetensors headers are refused with the reason") {
+  const auto refuse = [](std::string json, uint64_t data_bytes) {
+    Bytes head;
+    Append(head, static_cast<uint64_t>(json.size()));
+    AppendBytes(head, AsBytes(std::string_view(json)));
+    const auto file = ParseSafetensors(head, head.size() + data_bytes);
+    REQUIRE_FALSE(file.ok());
+    return file.status().message();
+  };
+  CHECK(refuse("[]", 0).find("no JSON object") != std::string::npos);
+  CHECK(refuse("{\"a\":", 0).find("no JSON object") != std::string::npos);
+  CHECK(refuse(R"({"a":{"dtype":"BF17","shape":[1],"data_offsets":[0,2]}})", 2).find("BF17") != std::string::npos);
+  CHECK(refuse(R"({"a":{"dtype":"BF16","shape":[1],"data_offsets":[0,4]}})", 4).find("takes 2") != std::string::npos);
+  CHECK(refuse(R"({"a":{"dtype":"BF16","shape":[-1],"data_offsets":[0,4]}})", 4).find("no count") != std::string::npos);
+  CHECK(refuse(R"({"a":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}})", 2).find("truncated") != std::string::npos);
+  CHECK(refuse(R"({"a":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}})", 6).find("take 4") != std::string::npos);
+  CHECK(refuse(R"({"a":{"dtype":"BF16"}})", 6).find("lacks") != std::string::npos);
+  const Bytes short_head(4);
+  CHECK_FALSE(ParseSafetensors(short_head, 4).ok());
+}
+
+TEST_CASE("A manifest digest depends on every block hash, on their order and on the layout") {
+  const auto layout = *ModelLayout::Create(Mixed());
+  const auto digest = ComputeManifestDigest(layout->digest(), {1, 2, 3});
+  CHECK(digest == ComputeManifestDigest(layout->digest(), {1, 2, 3}));
+  CHECK(digest != ComputeManifestDigest(layout->digest(), {1, 3, 2}));
+  CHECK(digest != ComputeManifestDigest({}, {1, 2, 3}));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,171 @@
+#include "common/payload/payload.h"
+
+#include <catch2/catch.hpp>
+#include <random>
+
+#include "common/base/hash.h"
+#include "common/model/manifest.h"
+#include "kernels/diff.h"
+
+namespace lockstep {
+namespace {
+
+constexpr uint32_t kBlock = 4096;
+
+std::shared_ptr<const ModelLayout> Layout() {
+  return *ModelLayout::Create({{"a", DType::kBF16, {7000}, 0}, {"b", DType::kU8, {1001}, 14000}}, kBlock);
+}
+
+// A model's history: its bytes at each version, and the payloads between them.
+struct History {
+  std::shared_ptr<const ModelLayout> layout = Layout();
+  RunId run = RandomId<RunId>();
+  std::vector<Bytes> versions;
+  std::vector<std::shared_ptr<const Payload>> deltas;
+  std::mt19937_64 random{5};
+
+  History() {
+    Bytes first(layout->data_bytes());
+    for (std::byte& byte : first) byte = static_cast<std::byte>(random());
+    versions.push_back(std::move(first));
+  }
+
+  std::vector<uint64_t> Hashes(const Bytes& bytes) const {
+    std::vector<uint64_t> hashes;
+    for (BlockIndex i = 0; i < layout->block_count(); ++i) {
+      const ByteRange range = layout->block_range(i);
+      hashes.push_back(BlockHash(ByteView(bytes).subspan(range.offset, range.bytes)));
+    }
+    return hashes;
+  }
+  ManifestDigest Digest(size_t version) const {
+    return ComputeManifestDigest(layout->digest(), Hashes(versions[version]));
+  }
+
+  void Publish(Bytes next, bool raw) {
+    const Bytes& last = versions.back();
+    std::vector<DeltaBlock> blocks;
+    for (BlockIndex i = 0; i < layout->block_count(); ++i) {
+      const ByteRange range = layout->block_range(i);
+      const ByteView target = ByteView(next).subspan(range.offset, range.bytes);
+      Changes changes;
+      changes.positions.resize(range.bytes);
+      changes.steps.resize(range.bytes);
+      const size_t count = kernels::FindChanges(last.data() + range.offset, target.data(), range.bytes,
+                                                layout->block_unit(i), changes.positions.data(), changes.steps.data());
+      changes.positions.resize(count);
+      changes.steps.resize(count);
+      if (count == 0) continue;
+      DeltaBlock block{.block = i, .changes = static_cast<uint32_t>(count), .target_hash = BlockHash(target)};
+      if (raw) {
+        block.data.assign(target.begin(), target.end());
+      } else {
+        block.codec = Codec::kSparse;
+        EncodeSparse(changes, layout->block_unit(i), block.data);
+      }
+      block.data_hash = Hash64(block.data);
+      blocks.push_back(std::move(block));
+    }
+    versions.push_back(std::move(next));
+    const size_t target = versions.size() - 1;
+    deltas.push_back(*Payload::Assemble(*layout,
+                                        {.run = run,
+                                         .base = target,
+                                         .target = target + 1,
+                                         .base_digest = Digest(target - 1),
+                                         .target_digest = Digest(target)},
+                                        blocks));
+  }
+  void Step(bool raw = false) {
+    Bytes next = versions.back();
+    for (int i = 0; i < 40; ++i) next[random() % next.size()] = static_cast<std::byte>(random());
+    Publish(std::move(next), raw);
+  }
+};
+
+Bytes Applied(const ModelLayout& layout, Bytes bytes, const Payload& payload) {
+  Changes scratch;
+  for (const PayloadEntry& entry : payload.entries()) {
+    const ByteRange range = layout.block_range(entry.block);
+    const auto block = std::span(bytes).subspan(range.offset, range.bytes);
+    REQUIRE(ApplyEntry(entry, payload.data(entry), block, scratch).ok());
+    CHECK(BlockHash(block) == entry.target_hash);
+  }
+  return bytes;
+}
+
+TEST_CASE("A payload brings its base to its target, and survives being stored") {
+  History history;
+  history.Step();
+  const Payload& payload = *history.deltas[0];
+  CHECK(Applied(*history.layout, history.versions[0], payload) == history.versions[1]);
+  const auto stored = Payload::Open(*history.layout, {payload.bytes(), nullptr});
+  REQUIRE(stored.ok());
+  CHECK((*stored)->header().target == 2);
+  CHECK((*stored)->Find(99) == nullptr);
+}
+
+TEST_CASE("A folded payload equals its chain, with raw and sparse steps in any order") {
+  for (unsigned pattern = 0; pattern < 8; ++pattern) {
+    History history;
+    for (unsigned i = 0; i < 3; ++i) history.Step((pattern >> i & 1) != 0);
+    const auto folded = FoldPayloads(*history.layout, history.deltas);
+    REQUIRE(folded.ok());
+    CHECK((*folded)->header().base == 1);
+    CHECK((*folded)->header().target == 4);
+    CHECK((*folded)->header().steps_folded == 3);
+    CHECK(Applied(*history.layout, history.versions[0], **folded) == history.versions[3]);
+  }
+}
+
+TEST_CASE("Going back to the old bytes folds to nothing") {
+  History history;
+  history.Step();
+  history.Publish(history.versions[0], false);
+  const auto folded = FoldPayloads(*history.layout, history.deltas);
+  REQUIRE(folded.ok());
+  CHECK((*folded)->entries().empty());
+}
+
+TEST_CASE("Payloads that do not follow each other are not folded") {
+  History history;
+  for (int i = 0; i < 3; ++i) history.Step();
+  const std::shared_ptr<const Payload> gap[] = {history.deltas[0], history.deltas[2]};
+  CHECK(FoldPayloads(*history.layout, gap).status().code() == ErrorCode::kBadData);
+  CHECK_FALSE(FoldPayloads(*history.layout, {}).ok());
+}
+
+TEST_CASE("Every flipped byte and every truncation of a stored payload is refused") {
+  History history;
+  history.Step();
+  const ByteView good = history.deltas[0]->bytes();
+  for (size_t at = 0; at < good.size(); ++at) {
+    Bytes bad(good.begin(), good.end());
+    bad[at] ^= std::byte{0x10};
+    CHECK_FALSE(Payload::Open(*history.layout, {bad, nullptr}).ok());
+  }
+  for (size_t cut = 0; cut < good.size(); ++cut) {
+    const Bytes bad(good.begin(), good.begin() + static_cast<std::ptrdiff_t>(cut));
+    CHECK_FALSE(Payload::Open(*history.layout, {bad, nullptr}).ok());
+  }
+}
+
+TEST_CASE("A payload of another layout is refused") {
+  History history;
+  history.Step();
+  const auto other = *ModelLayout::Create({{"a", DType::kU8, {15001}, 0}}, kBlock);
+  CHECK(Payload::Open(*other, {history.deltas[0]->bytes(), nullptr}).status().code() == ErrorCode::kBadData);
+}
+
+TEST_CASE("Blocks outside the layout or given twice do not assemble") {
+  const auto layout = Layout();
+  std::vector<DeltaBlock> blocks(1);
+  blocks[0].block = layout->block_count();
+  CHECK_FALSE(Payload::Assemble(*layout, {.base = 1, .target = 2}, blocks).ok());
+  blocks[0].block = 0;
+  blocks.push_back(blocks[0]);
+  CHECK_FALSE(Payload::Assemble(*layout, {.base = 1, .target = 2}, blocks).ok());
+}
+
+}  // namespace
+}  // namespace lockstep

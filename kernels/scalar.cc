@@ -1,0 +1,65 @@
+#include "kernels/scalar.h"
+
+#include <cstring>
+
+namespace lockstep::kernels::scalar {
+namespace {
+
+template <typename T>
+size_t Find(const char* base, const char* target, size_t bytes, uint32_t* positions, uint64_t* steps) {
+  size_t found = 0;
+  for (size_t i = 0; i < bytes / sizeof(T); ++i) {
+    T before, after;
+    std::memcpy(&before, base + i * sizeof(T), sizeof(T));
+    std::memcpy(&after, target + i * sizeof(T), sizeof(T));
+    if (before == after) continue;
+    positions[found] = static_cast<uint32_t>(i);
+    steps[found++] = static_cast<T>(after - before);
+  }
+  return found;
+}
+
+template <typename T>
+void Add(char* block, const uint32_t* positions, const uint64_t* steps, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    char* at = block + size_t{positions[i]} * sizeof(T);
+    T value;
+    std::memcpy(&value, at, sizeof(T));
+    value = static_cast<T>(value + static_cast<T>(steps[i]));
+    std::memcpy(at, &value, sizeof(T));
+  }
+}
+
+}  // namespace
+
+size_t FindChanges(const void* base, const void* target, size_t bytes, uint32_t unit, uint32_t* positions,
+                   uint64_t* steps) {
+  const auto* a = static_cast<const char*>(base);
+  const auto* b = static_cast<const char*>(target);
+  switch (unit) {
+    case 1:
+      return Find<uint8_t>(a, b, bytes, positions, steps);
+    case 2:
+      return Find<uint16_t>(a, b, bytes, positions, steps);
+    case 4:
+      return Find<uint32_t>(a, b, bytes, positions, steps);
+    default:
+      return Find<uint64_t>(a, b, bytes, positions, steps);
+  }
+}
+
+void AddSteps(void* block, uint32_t unit, const uint32_t* positions, const uint64_t* steps, size_t count) {
+  auto* bytes = static_cast<char*>(block);
+  switch (unit) {
+    case 1:
+      return Add<uint8_t>(bytes, positions, steps, count);
+    case 2:
+      return Add<uint16_t>(bytes, positions, steps, count);
+    case 4:
+      return Add<uint32_t>(bytes, positions, steps, count);
+    default:
+      return Add<uint64_t>(bytes, positions, steps, count);
+  }
+}
+
+}  // namespace lockstep::kernels::scalar
