@@ -1,0 +1,180 @@
+"""The allowed edges between modules, and what the plugin may bring into a trainer's process.
+
+A module is a Bazel package. Every one must be in ALLOWED: a new module starts with deciding what it may use. Test-only
+targets may use anything.
+"""
+
+import re
+import subprocess
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PLUGIN = ROOT / "bazel-bin/trainer_agent/export_plugin/liblockstep.so"
+
+# Module -> what it may use directly. `@name` is a library of the distribution.
+ALLOWED = {
+    # The ground everybody stands on.
+    "common/base": {"@xxhash"},
+    "common/os": {"common/base"},
+    "common/model": {"common/base", "@nlohmann_json"},
+    "common/layout": {"common/base", "common/model"},
+    "common/payload": {"common/base", "common/model", "@zstd"},
+    "common/wire": {"common/base", "common/payload"},
+    "common/net": {"common/base", "common/os", "@asio"},
+    "common/rpc": {"common/base", "common/os", "@grpc"},
+    "common/telemetry": {"common/base", "common/os", "@spdlog", "@nlohmann_json"},
+    "common/config": {"common/base", "common/os", "@cli11", "@tomlplusplus"},
+    "kernels": {"common/base"},
+    "proto": {"@grpc", "@protobuf"},
+    # The trainer's side.
+    "trainer_agent/buffer": {"common/base", "common/os", "common/model"},
+    "trainer_agent/export_plugin": {
+        "common/base",
+        "common/os",
+        "common/model",
+        "common/layout",
+        "kernels",
+        "trainer_agent/buffer",
+    },
+    "trainer_agent/delta": {
+        "common/base",
+        "common/os",
+        "common/model",
+        "common/payload",
+        "kernels",
+        "trainer_agent/buffer",
+    },
+    "trainer_agent/store": {"common/base", "common/os", "common/model", "common/payload"},
+    "trainer_agent/serve": {
+        "common/base",
+        "common/os",
+        "common/model",
+        "common/payload",
+        "common/wire",
+        "common/net",
+        "common/rpc",
+        "proto",
+        "trainer_agent/store",
+    },
+    # The inference side.
+    "raas_receiver/pull": {"common/base", "common/model", "common/payload", "common/wire", "common/net"},
+    "raas_receiver/replica": {"common/base", "common/os", "common/model", "common/payload", "kernels"},
+    "raas_receiver/session": {
+        "common/base",
+        "common/os",
+        "common/model",
+        "common/payload",
+        "common/rpc",
+        "proto",
+        "raas_receiver/pull",
+        "raas_receiver/replica",
+    },
+    # The tool.
+    "ctl": {
+        "common/base",
+        "common/model",
+        "common/net",
+        "common/rpc",
+        "common/config",
+        "common/telemetry",
+        "proto",
+        "@cli11",
+        "@nlohmann_json",
+    },
+}
+
+# A daemon's wiring may use all of its own daemon, everything common, and nothing of the other daemon.
+WIRING = {"trainer_agent/agent": "trainer_agent/", "raas_receiver/receiver": "raas_receiver/"}
+WIRING_LIBRARIES = {"@asio", "@cli11", "@grpc", "@nlohmann_json", "@spdlog"}
+
+# Not part of the product: the build's own macros, the demo's trainer, tests.
+OUTSIDE = ("bazel", "deploy", "tests")
+
+# Their names must not appear in a trainer's process: PyTorch brings its own copies.
+KEPT_OUT_OF_THE_PLUGIN = {"@grpc", "@protobuf", "@spdlog", "@asio", "proto"}
+PLUGIN_MAY_NEED = re.compile(r"(libc|libm|libpthread|librt|libdl|ld-linux-x86-64|libgcc_s)\.so\.\d+")
+
+
+def bazel_query(*arguments: str) -> str:
+    return output_of("bazel", "query", "--noshow_progress", *arguments)
+
+
+def output_of(*command: "str | Path") -> str:
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, f"{' '.join(map(str, command))}: {result.stderr}"
+    return result.stdout
+
+
+def module_of(label: str) -> str:
+    """ "//common/base:hash" -> "common/base"; "@grpc//:grpc" -> "@grpc"."""
+    return label.partition("//")[0] or label.partition("//")[2].partition(":")[0]
+
+
+def is_for_tests(rule: ElementTree.Element) -> bool:
+    testonly = rule.find("boolean[@name='testonly']")
+    return rule.get("class").endswith("_test") or (testonly is not None and testonly.get("value") == "true")
+
+
+@pytest.fixture(scope="module")
+def edges() -> "dict[str, set[str]]":
+    """Module -> the other modules that its product targets name in deps."""
+    rules = ElementTree.fromstring(bazel_query("--output=xml", "kind(rule, //...)")).iter("rule")
+    found: "dict[str, set[str]]" = {}
+    for rule in rules:
+        module = module_of(rule.get("name"))
+        if is_for_tests(rule) or module.partition("/")[0] in OUTSIDE:
+            continue
+        used = {module_of(label.get("value")) for label in rule.findall("list[@name='deps']/label")}
+        found.setdefault(module, set()).update(used - {module})
+    return found
+
+
+def may_use(module: str, used: str) -> bool:
+    if module in WIRING:
+        return used.startswith((WIRING[module], "common/")) or used in {"proto", "kernels"} | WIRING_LIBRARIES
+    return used in ALLOWED[module]
+
+
+def test_every_module_has_its_place_in_the_table(edges):
+    assert edges.keys() <= ALLOWED.keys() | WIRING.keys()
+
+
+def test_modules_use_only_what_they_are_allowed_to(edges):
+    known = {module: used for module, used in edges.items() if module in ALLOWED or module in WIRING}
+    wrong = [f"{module} -> {to}" for module, used in known.items() for to in sorted(used) if not may_use(module, to)]
+    assert not wrong, "edges that no rule allows: " + ", ".join(wrong)
+
+
+def test_the_table_allows_no_cycle_and_no_way_between_the_daemons():
+    def reachable(module, seen):
+        for used in ALLOWED.get(module, set()) - seen:
+            seen.add(used)
+            reachable(used, seen)
+        return seen
+
+    for module in ALLOWED:
+        found = reachable(module, set())
+        assert module not in found, f"{module} can reach itself"
+        other = {"trainer_agent": "raas_receiver/", "raas_receiver": "trainer_agent/"}.get(module.partition("/")[0], "-")
+        assert not [used for used in found if used.startswith(other)], f"{module} can reach the other daemon"
+
+
+def test_the_plugin_is_built_of_nothing_that_pytorch_brings_too():
+    labels = bazel_query("deps(//trainer_agent/export_plugin:liblockstep.so)").split()
+    assert not {module_of(label) for label in labels} & KEPT_OUT_OF_THE_PLUGIN
+
+
+def test_the_plugin_exports_only_its_c_abi():
+    symbols = output_of("nm", "-D", "--defined-only", PLUGIN)
+    names = {line.split()[2].partition("@")[0] for line in symbols.splitlines()}
+    header = (ROOT / "trainer_agent/export_plugin/lockstep.h").read_text()
+    assert names == set(re.findall(r"\b(lockstep_\w+)\(", re.sub(r"/\*.*?\*/", "", header, flags=re.S)))
+
+
+def test_the_plugin_needs_only_the_c_library():
+    dynamic = output_of("readelf", "-d", PLUGIN)
+    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic)
+    assert needed and not [name for name in needed if not PLUGIN_MAY_NEED.fullmatch(name)], needed

@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Installs what is missing, builds everything and runs every test. The last line is "N passed, N failed".
+#
+#   tests/run.sh                     everything
+#   tests/run.sh --cpp | --python    only the C++ unit tests, or only pytest (which needs the daemons, so they are built)
+#   tests/run.sh -k EXPRESSION       only the Python tests that match (implies --python)
+#   tests/run.sh --config=asan ...   options for Bazel
+#   tests/run.sh --check NAME=STATUS counts a check that the caller made as one more test
+#
+# Exit status: 0 when everything passed; 1 when something failed; 64 bad usage; 69 something could not be installed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+VENV=.cache/venv
+RESULTS=.cache/test-results
+
+usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"; }
+
+# Python packages from PyPI, pinned; nothing to do when the pins have not changed since the last time.
+install_python() {
+  cmp -s tests/requirements.txt "$VENV/requirements.txt" && return
+  python3 -m venv --clear "$VENV" && "$VENV/bin/pip" install --quiet -r tests/requirements.txt || {
+    echo "run.sh: the Python packages of tests/requirements.txt could not be installed; check the network" >&2
+    exit 69
+  }
+  cp tests/requirements.txt "$VENV/requirements.txt"
+}
+
+main() {
+  local cpp=true python=true bazel_options=() pytest_options=() summary=()
+  while (($# > 0)); do
+    case $1 in
+      --cpp) python=false ;;
+      --python) cpp=false ;;
+      -k) cpp=false pytest_options+=(-k "${2:?-k needs an expression}") && shift ;;
+      --config=*) bazel_options+=("$1") ;;
+      --check) summary+=(--check "${2:?--check needs NAME=STATUS}") && shift ;;
+      -h | --help) usage && return ;;
+      *) echo "run.sh: unknown argument '$1'; see --help" >&2 && exit 64 ;;
+    esac
+    shift
+  done
+
+  deploy/install.sh --dev
+  rm -rf "$RESULTS" && mkdir -p "$RESULTS"
+
+  local bazel_command=build status=0
+  $cpp && bazel_command=test
+  bazel "$bazel_command" --keep_going "${bazel_options[@]}" --build_event_json_file="$RESULTS/bazel.json" //... || status=$?
+  if $cpp; then
+    summary+=(--bazel "$RESULTS/bazel.json" --bazel-status "$status")
+  elif [[ $status != 0 ]]; then
+    summary+=(--check "build=$status")
+  fi
+
+  # Bazel's 3 and 4: built, but a test failed, or there is none. Python tests of binaries that were not built would lie.
+  if $python && [[ $status == [034] ]]; then
+    install_python
+    status=0
+    "$VENV/bin/python" -m pytest -c tests/pytest.ini --rootdir=. --junitxml="$RESULTS/pytest.xml" "${pytest_options[@]}" \
+      tests trainer_agent/export_plugin/python/tests || status=$?
+    summary+=(--pytest "$RESULTS/pytest.xml" --pytest-status "$status")
+  fi
+
+  python3 tests/summarize.py "${summary[@]}"
+}
+
+main "$@"

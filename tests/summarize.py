@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""Counts what a test run really ran, and ends with the line "N passed, N failed".
+
+    summarize.py [--bazel EVENTS.json --bazel-status N] [--pytest JUNIT.xml --pytest-status N] [--check NAME=STATUS]...
+
+EVENTS.json is what `bazel test --build_event_json_file` wrote: it names exactly the tests of that run, cached ones with
+their reports, so a report left over from an earlier run is never counted. A test case is one <testcase> of a JUnit report.
+A test target that was not built, crashed, timed out or left no readable report counts as one failure, and so does a tool
+that failed without any failed case. Exit status: 0 when nothing failed, else 1.
+"""
+
+import argparse
+import json
+import sys
+import urllib.parse
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass
+class Tally:
+    passed: int = 0
+    skipped: int = 0
+    failures: "list[str]" = field(default_factory=list)
+
+    def add(self, other: "Tally") -> None:
+        self.passed += other.passed
+        self.skipped += other.skipped
+        self.failures += other.failures
+
+
+def tally_junit(report: Path, label: str) -> Tally:
+    """Counts a JUnit report's cases. Raises OSError or ParseError when it cannot be read."""
+    tally = Tally()
+    for case in ElementTree.parse(report).iter("testcase"):
+        if case.find("failure") is not None or case.find("error") is not None:
+            tally.failures.append(f"{label}: {case.get('name')}")
+        elif case.find("skipped") is not None:
+            tally.skipped += 1
+        else:
+            tally.passed += 1
+    return tally
+
+
+@dataclass
+class BazelTest:
+    status: str = "NOT BUILT"
+    report: "Path | None" = None
+
+
+def read_bazel_tests(events: Path) -> "dict[str, BazelTest]":
+    """Every test target of the run, whether or not it came to be run."""
+    tests: "dict[str, BazelTest]" = {}
+    for line in events.read_text().splitlines():
+        event = json.loads(line)
+        identity = event["id"]
+        if "testSize" in event.get("configured", {}):
+            tests.setdefault(identity["targetConfigured"]["label"], BazelTest())
+        elif "testResult" in event:
+            test = tests.setdefault(identity["testResult"]["label"], BazelTest())
+            test.status = event["testResult"].get("status", "NO STATUS")
+            for output in event["testResult"].get("testActionOutput", []):
+                if output["name"] == "test.xml":
+                    test.report = Path(urllib.parse.unquote(urllib.parse.urlparse(output["uri"]).path))
+    return tests
+
+
+def tally_bazel_test(label: str, test: BazelTest) -> Tally:
+    """One target's cases; it never passes silently when Bazel says that it did not."""
+    try:
+        if test.report is None:
+            return Tally(failures=[f"{label}: {test.status}, no report"])
+        tally = tally_junit(test.report, label)
+    except (OSError, ElementTree.ParseError):
+        return Tally(failures=[f"{label}: {test.status}, its report cannot be read"])
+    if test.status != "PASSED" and not tally.failures:
+        tally.failures.append(f"{label}: {test.status}, though no case of it failed")
+    return tally
+
+
+def tally_tool(name: str, tally: Tally, status: int, harmless: "set[int]") -> Tally:
+    """A tool that failed for a reason of its own is a failure, too."""
+    if status not in harmless and not tally.failures:
+        tally.failures.append(f"{name} ended with status {status}, though no test failed")
+    return tally
+
+
+def tally_bazel(events: Path, status: int) -> Tally:
+    tally = Tally()
+    if events.exists():
+        for label, test in sorted(read_bazel_tests(events).items()):
+            tally.add(tally_bazel_test(label, test))
+    return tally_tool("bazel", tally, status, {0})
+
+
+def tally_pytest(report: Path, status: int) -> Tally:
+    no_tests_selected = 5
+    try:
+        tally = tally_junit(report, "pytest")
+    except (OSError, ElementTree.ParseError):
+        tally = Tally()
+    return tally_tool("pytest", tally, status, {0, no_tests_selected})
+
+
+def tally_check(name: str, status: int) -> Tally:
+    return Tally(passed=1) if status == 0 else Tally(failures=[f"{name}: ended with status {status}"])
+
+
+def parse_check(text: str) -> "tuple[str, int]":
+    name, _, status = text.partition("=")
+    return name, int(status)
+
+
+def main(arguments: "list[str]") -> int:
+    parser = argparse.ArgumentParser(description="Counts a test run.")
+    parser.add_argument("--bazel", type=Path)
+    parser.add_argument("--bazel-status", type=int, default=0)
+    parser.add_argument("--pytest", type=Path)
+    parser.add_argument("--pytest-status", type=int, default=0)
+    parser.add_argument("--check", type=parse_check, action="append", default=[])
+    options = parser.parse_args(arguments)
+
+    total = Tally()
+    if options.bazel:
+        total.add(tally_bazel(options.bazel, options.bazel_status))
+    if options.pytest:
+        total.add(tally_pytest(options.pytest, options.pytest_status))
+    for name, status in options.check:
+        total.add(tally_check(name, status))
+
+    for failure in total.failures:
+        print(f"FAILED {failure}")
+    if total.skipped:
+        print(f"{total.skipped} skipped")
+    print(f"{total.passed} passed, {len(total.failures)} failed")
+    return 1 if total.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

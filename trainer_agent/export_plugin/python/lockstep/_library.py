@@ -1,0 +1,92 @@
+"""liblockstep.so over ctypes: where it is, and its functions with their types (lockstep.h is the contract)."""
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+from typing import Iterator
+
+from lockstep._errors import NotFoundError
+
+ABI_VERSION = 1
+
+
+class CTensor(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("dtype", ctypes.c_char_p),
+        ("shape", ctypes.POINTER(ctypes.c_uint64)),
+        ("rank", ctypes.c_uint32),
+        ("offset", ctypes.c_uint64),
+    ]
+
+
+class COpenOptions(ctypes.Structure):
+    _fields_ = [
+        ("abi_version", ctypes.c_uint32),
+        ("socket_path", ctypes.c_char_p),
+        ("model", ctypes.c_char_p),
+        ("tensors", ctypes.POINTER(CTensor)),
+        ("tensor_count", ctypes.c_size_t),
+        ("rank", ctypes.c_uint32),
+        ("ranks", ctypes.c_uint32),
+        ("connect_timeout_ms", ctypes.c_uint32),
+        ("reconnect_timeout_ms", ctypes.c_uint32),
+        ("call_timeout_ms", ctypes.c_uint32),
+        ("run", ctypes.c_char_p),
+    ]
+
+
+class CRange(ctypes.Structure):
+    _fields_ = [("offset", ctypes.c_uint64), ("bytes", ctypes.c_uint64)]
+
+
+_MODEL = ctypes.c_void_p
+_SIGNATURES = {
+    "lockstep_open": (ctypes.c_int, [ctypes.POINTER(COpenOptions), ctypes.POINTER(_MODEL)]),
+    "lockstep_begin": (ctypes.c_int, [_MODEL, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p)]),
+    "lockstep_write": (ctypes.c_int, [_MODEL, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t]),
+    "lockstep_ranges_done": (ctypes.c_int, [_MODEL, ctypes.POINTER(CRange), ctypes.c_size_t]),
+    "lockstep_commit": (ctypes.c_int, [_MODEL]),
+    "lockstep_abort": (ctypes.c_int, [_MODEL]),
+    "lockstep_run": (ctypes.c_char_p, [_MODEL]),
+    "lockstep_committed_version": (ctypes.c_uint64, [_MODEL]),
+    "lockstep_data_bytes": (ctypes.c_uint64, [_MODEL]),
+    "lockstep_close": (None, [_MODEL]),
+    "lockstep_last_error": (ctypes.c_char_p, [_MODEL]),
+    "lockstep_version": (ctypes.c_char_p, []),
+}
+
+
+def _candidates() -> Iterator[Path]:
+    if os.environ.get("LOCKSTEP_LIBRARY"):
+        yield Path(os.environ["LOCKSTEP_LIBRARY"])
+        return
+    package = Path(__file__).resolve().parent
+    yield package / "liblockstep.so"
+    for directory in package.parents:
+        if (directory / "WORKSPACE").exists():
+            yield directory / "bazel-bin/trainer_agent/export_plugin/liblockstep.so"
+
+
+@functools.lru_cache(maxsize=None)
+def load() -> ctypes.CDLL:
+    """The library, loaded once per process. NotFoundError lists the places that were tried."""
+    tried = list(_candidates())
+    path = next((path for path in tried if path.exists()), None)
+    if path is None:
+        raise NotFoundError(
+            f"liblockstep.so is not at {' or '.join(map(str, tried))}; build it with "
+            "'bazel build //trainer_agent/export_plugin:liblockstep.so' or set LOCKSTEP_LIBRARY to its path"
+        )
+    library = ctypes.CDLL(str(path))
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    return library
+
+
+def library_version() -> str:
+    """The version of liblockstep.so, as "0.1.0"."""
+    return load().lockstep_version().decode()

@@ -1,0 +1,207 @@
+"""Publisher: one rank's handle on one model, over the C ABI."""
+
+import contextlib
+import ctypes
+import os
+import threading
+import weakref
+from typing import Any, Iterable, Sequence, Tuple, Union
+
+from lockstep import _library
+from lockstep._errors import BadDataError, Error, StateError, from_code
+from lockstep._tensors import NamedTensors, TensorBytes, TensorMeta, assign_offsets, bytes_of, describe, named
+
+
+class Publisher:
+    """Publishes versions of one model to the trainer_agent on this host.
+
+    One Publisher per (process, model). A publisher serialises its own calls; a version belongs to whoever began it, so
+    let one thread publish. Closing it, leaving its ``with`` block, or ending the process aborts a version that is being
+    written.
+
+    Args:
+        socket: the agent's unix socket.
+        model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
+        tensors: the whole model in export order, the same on every rank: a mapping or (name, tensor) pairs of tensors on
+            any device, or ``TensorMeta``. Only names, dtypes and shapes are used.
+        rank: this writer's number, below ``ranks``.
+        ranks: how many writers on this host must commit a version.
+        run: None for a new run; 32 hex digits to go on in a run whose versions the agent still holds.
+        connect_timeout_ms: how long to wait for the agent; 0 means 10 seconds.
+        reconnect_timeout_ms: how long a call waits for an agent that went away; 0 means 60 seconds.
+        call_timeout_ms: how long a call waits for the agent's answer; 0 means 10 minutes.
+
+    Raises:
+        BadDataError: the description breaks a rule; the text names the tensor.
+        UnavailableError: no agent on ``socket``.
+        Error: any other class of it, with the library's sentence.
+    """
+
+    def __init__(
+        self,
+        socket: "str | os.PathLike[str]",
+        model: str,
+        tensors: Union[NamedTensors, Iterable[TensorMeta]],
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        run: "str | None" = None,
+        connect_timeout_ms: int = 0,
+        reconnect_timeout_ms: int = 0,
+        call_timeout_ms: int = 0,
+    ) -> None:
+        self._library = _library.load()
+        self._lock = threading.RLock()
+        self._tensors, self._offsets = assign_offsets(describe(tensors))
+        self._positions = {meta.name: position for position, meta in enumerate(self._tensors)}
+        options = _library.COpenOptions(
+            abi_version=_library.ABI_VERSION,
+            socket_path=os.fsencode(socket),
+            model=model.encode(),
+            tensors=self._c_tensors(),
+            tensor_count=len(self._tensors),
+            rank=rank,
+            ranks=ranks,
+            connect_timeout_ms=connect_timeout_ms,
+            reconnect_timeout_ms=reconnect_timeout_ms,
+            call_timeout_ms=call_timeout_ms,
+            run=None if run is None else run.encode(),
+        )
+        handle = ctypes.c_void_p()
+        code = self._library.lockstep_open(ctypes.byref(options), ctypes.byref(handle))
+        if code != 0:
+            raise from_code(code, self._last_error(None))
+        self._handle: "ctypes.c_void_p | None" = handle
+        self._run = self._library.lockstep_run(handle).decode()
+        self._finalizer = weakref.finalize(self, self._library.lockstep_close, handle)
+
+    @property
+    def run(self) -> str:
+        """The run that versions are published in, 32 hex digits."""
+        return self._run
+
+    @property
+    def committed_version(self) -> int:
+        """The newest version this rank knows to be committed; 0 for none."""
+        with self._lock:
+            return self._library.lockstep_committed_version(self._open_handle())
+
+    @property
+    def data_bytes(self) -> int:
+        """Size of the model's data section in bytes."""
+        return sum(meta.nbytes for meta in self._tensors)
+
+    @property
+    def layout(self) -> "list[Tuple[TensorMeta, int]]":
+        """Every tensor and its byte offset in the data section, in offset order."""
+        return list(zip(self._tensors, self._offsets))
+
+    def publish(self, version: int, tensors: NamedTensors) -> None:
+        """Writes this rank's tensors as ``version`` and commits it.
+
+        Every tensor is checked before anything is written. An error leaves no version half-written and the next publish
+        works.
+
+        Args:
+            version: greater than every version of the run.
+            tensors: those this rank owns, by the names the publisher was opened with; all of them when it is the only
+                rank. CPU memory, contiguous, and not written to during the call.
+
+        Raises:
+            BadDataError: a tensor is unknown, of another dtype or shape, not readable in place, or missing.
+            StateError: the version does not increase.
+            AbortedError: another rank vanished or aborted; this version is gone for all.
+        """
+        sources = [self._source(name, tensor) for name, tensor in named(tensors)]
+        with self._lock:
+            self.begin(version)
+            try:
+                for position, source in sources:
+                    self._write(position, source)
+            except BaseException:
+                with contextlib.suppress(Error):  # what went wrong first is what the caller must see
+                    self.abort()
+                raise
+            self.commit()
+
+    def begin(self, version: int) -> memoryview:
+        """Starts writing ``version``; waits, if at all, for the end of the previous diff.
+
+        Returns the data section in shared memory, to be filled in place at the offsets of ``layout``. It is valid until
+        commit, abort or close: touching it later crashes the process.
+        """
+        if not 0 <= version < 1 << 64:
+            raise BadDataError(f"version {version} does not fit into 64 bits without sign")
+        data = ctypes.c_void_p()
+        self._call("lockstep_begin", version, ctypes.byref(data))
+        return memoryview((ctypes.c_ubyte * self.data_bytes).from_address(data.value or 0)).cast("B")
+
+    def write(self, name: str, tensor: Any) -> None:
+        """Copies one whole tensor into the version being written and tells that it is done. BadDataError as publish."""
+        self._write(*self._source(name, tensor))
+
+    def ranges_done(self, ranges: Sequence[Tuple[int, int]]) -> None:
+        """Tells that these (offset, bytes) ranges, filled in place, are final. Each byte may be told once."""
+        array = (_library.CRange * len(ranges))(*ranges)
+        self._call("lockstep_ranges_done", array, len(ranges))
+
+    def commit(self) -> None:
+        """This rank is done with the version. BadDataError names the first tensor with missing bytes."""
+        self._call("lockstep_commit")
+
+    def abort(self) -> None:
+        """Gives the version being written up, for all ranks."""
+        self._call("lockstep_abort")
+
+    def close(self) -> None:
+        """Leaves the agent; a version being written is aborted. Closing twice is fine."""
+        with self._lock:
+            self._handle = None
+            self._finalizer()
+
+    def __enter__(self) -> "Publisher":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _c_tensors(self) -> "ctypes.Array[_library.CTensor]":
+        array = (_library.CTensor * len(self._tensors))()
+        for entry, meta, offset in zip(array, self._tensors, self._offsets):
+            entry.name = meta.name.encode()
+            entry.dtype = meta.dtype.encode()
+            entry.shape = (ctypes.c_uint64 * len(meta.shape))(*meta.shape)
+            entry.rank = len(meta.shape)
+            entry.offset = offset
+        return array
+
+    def _source(self, name: str, tensor: Any) -> "tuple[int, TensorBytes]":
+        position = self._positions.get(name)
+        if position is None:
+            raise BadDataError(f'tensor "{name}": the model was opened without it; reopen it with every tensor')
+        source = bytes_of(name, tensor)
+        opened = self._tensors[position]
+        if source.meta != opened:
+            raise BadDataError(
+                f'tensor "{name}": it is {source.meta.dtype} {list(source.meta.shape)}, '
+                f"the model was opened with {opened.dtype} {list(opened.shape)}"
+            )
+        return position, source
+
+    def _write(self, position: int, source: TensorBytes) -> None:
+        self._call("lockstep_write", position, source.address, source.nbytes)
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        with self._lock:
+            handle = self._open_handle()
+            code = getattr(self._library, function)(handle, *arguments)
+            if code != 0:
+                raise from_code(code, self._last_error(handle))
+
+    def _open_handle(self) -> ctypes.c_void_p:
+        if self._handle is None:
+            raise StateError("the publisher is closed", StateError.code)
+        return self._handle
+
+    def _last_error(self, handle: "ctypes.c_void_p | None") -> str:
+        return self._library.lockstep_last_error(handle).decode(errors="replace")

@@ -1,0 +1,241 @@
+"""What a tensor is to Lockstep: name, safetensors dtype, shape, and bytes somewhere in this process.
+
+Nothing here imports NumPy or PyTorch: an array is whatever has ``data_ptr()`` (PyTorch) or ``__array_interface__``
+(NumPy and its relatives). Bytes are never copied here; a ``TensorBytes`` only points at them.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence, Tuple, Union
+
+from lockstep._errors import BadDataError
+
+# safetensors dtype -> (bits of one element, bytes of the unit that its offset must be a multiple of).
+_DTYPES = {
+    "BOOL": (8, 1),
+    "U8": (8, 1),
+    "I8": (8, 1),
+    "F8_E5M2": (8, 1),
+    "F8_E4M3": (8, 1),
+    "F8_E8M0": (8, 1),
+    "F8_E4M3FNUZ": (8, 1),
+    "F8_E5M2FNUZ": (8, 1),
+    "I16": (16, 2),
+    "U16": (16, 2),
+    "F16": (16, 2),
+    "BF16": (16, 2),
+    "I32": (32, 4),
+    "U32": (32, 4),
+    "F32": (32, 4),
+    "I64": (64, 8),
+    "U64": (64, 8),
+    "F64": (64, 8),
+    "C64": (64, 4),
+    "F4": (4, 1),
+    "F6_E2M3": (6, 1),
+    "F6_E3M2": (6, 1),
+}
+
+# What PyTorch, NumPy and ml_dtypes call them.
+_FRAMEWORK_NAMES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "int16": "I16",
+    "uint16": "U16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int32": "I32",
+    "uint32": "U32",
+    "float32": "F32",
+    "int64": "I64",
+    "uint64": "U64",
+    "float64": "F64",
+    "complex64": "C64",
+    "float4_e2m1fn_x2": "F4",
+}
+
+# Array interface type codes, for arrays that have no named dtype.
+_TYPE_CODES = {
+    "b1": "BOOL",
+    "u1": "U8",
+    "i1": "I8",
+    "u2": "U16",
+    "i2": "I16",
+    "f2": "F16",
+    "u4": "U32",
+    "i4": "I32",
+    "f4": "F32",
+    "u8": "U64",
+    "i8": "I64",
+    "f8": "F64",
+    "c8": "C64",
+}
+
+
+@dataclass(frozen=True)
+class TensorMeta:
+    """A tensor's description: HuggingFace name, dtype as safetensors names it ("BF16"), shape (() is a scalar)."""
+
+    name: str
+    dtype: str
+    shape: Tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes. BadDataError when the elements do not fill whole bytes."""
+        bits = _DTYPES[self.dtype][0]
+        for extent in self.shape:
+            bits *= extent
+        if bits % 8:
+            raise BadDataError(f'tensor "{self.name}": {self.dtype} {list(self.shape)} does not fill whole bytes')
+        return bits // 8
+
+    @property
+    def unit_bytes(self) -> int:
+        """What the tensor's offset must be a multiple of."""
+        return _DTYPES[self.dtype][1]
+
+
+class TensorBytes(NamedTuple):
+    """A tensor's bytes in this process. ``owner`` keeps them alive."""
+
+    meta: TensorMeta
+    address: int
+    nbytes: int
+    owner: Any
+
+
+NamedTensors = Union[Mapping[str, Any], Iterable[Tuple[str, Any]]]
+
+
+def _bad(name: str, problem: str) -> BadDataError:
+    return BadDataError(f'tensor "{name}": {problem}')
+
+
+def _safetensors_dtype(name: str, framework_name: str) -> str:
+    dtype = _FRAMEWORK_NAMES.get(framework_name)
+    if dtype is None:
+        raise _bad(name, f"safetensors has no dtype for {framework_name}; convert the tensor to one it has")
+    return dtype
+
+
+def _is_contiguous(shape: Sequence[int], strides: "Sequence[int] | None", item_bytes: int) -> bool:
+    if strides is None or 0 in shape:
+        return True
+    expected = item_bytes
+    for extent, stride in zip(reversed(shape), reversed(strides)):
+        if extent != 1 and stride != expected:
+            return False
+        expected *= extent
+    return True
+
+
+def _torch_meta(name: str, tensor: Any) -> TensorMeta:
+    dtype = _safetensors_dtype(name, str(tensor.dtype).rpartition(".")[2])
+    shape = tuple(tensor.shape)
+    if dtype == "F4":  # PyTorch counts bytes of two elements each, safetensors counts elements
+        if not shape:
+            raise _bad(name, "a scalar of packed 4-bit elements cannot be described; give it a dimension")
+        shape = (*shape[:-1], shape[-1] * 2)
+    return TensorMeta(name, dtype, shape)
+
+
+def _torch_bytes(name: str, tensor: Any) -> TensorBytes:
+    if str(tensor.layout) != "torch.strided":
+        raise _bad(name, f"it is stored as {tensor.layout}; publish tensor.to_dense()")
+    if tensor.device.type != "cpu":
+        raise _bad(name, f"it is on {tensor.device}; publish tensor.cpu()")
+    if tensor.is_conj() or tensor.is_neg():
+        raise _bad(name, "it is a lazy conjugate or negative view; publish tensor.resolve_conj().resolve_neg()")
+    if not tensor.is_contiguous():
+        raise _bad(name, "it is not contiguous; publish tensor.contiguous()")
+    return TensorBytes(_torch_meta(name, tensor), tensor.data_ptr(), tensor.nelement() * tensor.element_size(), tensor)
+
+
+def _array_meta(name: str, array: Any, interface: Mapping[str, Any]) -> TensorMeta:
+    typestr = interface["typestr"]
+    if typestr[0] == ">":
+        raise _bad(name, "its elements are big-endian; publish array.astype(array.dtype.newbyteorder('<'))")
+    dtype_name = getattr(getattr(array, "dtype", None), "name", None)
+    if dtype_name is not None:
+        dtype = _safetensors_dtype(name, dtype_name)
+    elif typestr[1:] in _TYPE_CODES:
+        dtype = _TYPE_CODES[typestr[1:]]
+    else:
+        raise _bad(name, f"safetensors has no dtype for array type {typestr}; convert the array to one it has")
+    return TensorMeta(name, dtype, tuple(interface["shape"]))
+
+
+def _array_bytes(name: str, array: Any) -> TensorBytes:
+    if any(base.__name__ == "generic" and base.__module__ == "numpy" for base in type(array).__mro__):
+        raise _bad(name, "it is a NumPy scalar, which has no memory of its own; publish numpy.asarray(value)")
+    interface = array.__array_interface__
+    meta = _array_meta(name, array, interface)
+    if interface.get("data") is None:
+        raise _bad(name, "its __array_interface__ gives no data pointer; publish numpy.asarray(array)")
+    if not _is_contiguous(meta.shape, interface.get("strides"), _DTYPES[meta.dtype][0] // 8):
+        raise _bad(name, "it is not C-contiguous; publish numpy.ascontiguousarray(array)")
+    return TensorBytes(meta, interface["data"][0], meta.nbytes, array)
+
+
+def meta_of(name: str, tensor: Any) -> TensorMeta:
+    """Describes ``tensor``, which may be on any device, PyTorch's "meta" among them. BadDataError names it."""
+    if hasattr(tensor, "data_ptr"):
+        return _torch_meta(name, tensor)
+    if hasattr(tensor, "__array_interface__"):
+        return _array_meta(name, tensor, tensor.__array_interface__)
+    raise _bad(name, f"a {type(tensor).__name__} has neither data_ptr() nor __array_interface__; publish an array")
+
+
+def bytes_of(name: str, tensor: Any) -> TensorBytes:
+    """Points at ``tensor``'s bytes. BadDataError names the tensor and says what to publish instead."""
+    if hasattr(tensor, "data_ptr"):
+        found = _torch_bytes(name, tensor)
+    elif hasattr(tensor, "__array_interface__"):
+        found = _array_bytes(name, tensor)
+    else:
+        raise _bad(name, f"a {type(tensor).__name__} has neither data_ptr() nor __array_interface__; publish an array")
+    if found.nbytes != found.meta.nbytes:
+        raise _bad(name, f"its memory holds {found.nbytes} bytes, its dtype and shape say {found.meta.nbytes}")
+    return found
+
+
+def named(tensors: NamedTensors) -> Iterable[Tuple[str, Any]]:
+    """(name, tensor) pairs of a mapping or of an iterable of pairs, as ``model.named_parameters()`` gives."""
+    return tensors.items() if isinstance(tensors, Mapping) else tensors
+
+
+def describe(tensors: "NamedTensors | Iterable[TensorMeta]") -> "list[TensorMeta]":
+    """The descriptions of a model's tensors, given as such or as the tensors themselves."""
+    items = tensors.items() if isinstance(tensors, Mapping) else tensors
+    metas = [item if isinstance(item, TensorMeta) else meta_of(*item) for item in items]
+    for meta in metas:
+        if meta.dtype not in _DTYPES:
+            raise _bad(meta.name, f'safetensors has no dtype "{meta.dtype}"; it has {", ".join(_DTYPES)}')
+        if any(extent < 0 for extent in meta.shape):
+            raise _bad(meta.name, f"its shape {list(meta.shape)} has a negative extent")
+    return metas
+
+
+def assign_offsets(metas: "Sequence[TensorMeta]") -> "tuple[list[TensorMeta], list[int]]":
+    """Export order and offsets, back to back. As given, unless a tensor would then start unaligned: then stably sorted
+    by falling unit size, which aligns them all."""
+    ordered = list(metas)
+    offsets = _back_to_back(ordered)
+    if any(offset % meta.unit_bytes for meta, offset in zip(ordered, offsets)):
+        ordered.sort(key=lambda meta: -meta.unit_bytes)
+        offsets = _back_to_back(ordered)
+    return ordered, offsets
+
+
+def _back_to_back(metas: "Sequence[TensorMeta]") -> "list[int]":
+    offsets, end = [], 0
+    for meta in metas:
+        offsets.append(end)
+        end += meta.nbytes
+    return offsets
