@@ -1,0 +1,134 @@
+#include "common/os/file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
+
+#include "common/base/text.h"
+#include "common/os/unique_fd.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string ParentOf(const std::string& path) {
+  const std::string parent = fs::path(path).parent_path().string();
+  return parent.empty() ? "." : parent;
+}
+
+// A rename is durable only once its directory is.
+Status SyncDirectory(const std::string& path) {
+  const UniqueFd dir(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!dir.valid()) return ErrnoStatus(errno, Cat("open directory ", path));
+  // Some filesystems cannot sync directories and say EINVAL: there is nothing more to be done on those.
+  if (::fsync(dir.get()) != 0 && errno != EINVAL) return ErrnoStatus(errno, Cat("fsync directory ", path));
+  return OkStatus();
+}
+
+Status FillAndSync(int fd, std::span<const std::byte> bytes, mode_t mode, const std::string& path) {
+  LS_RETURN_IF_ERROR(WriteAll(fd, 0, bytes, path));
+  if (::fchmod(fd, mode) != 0) return ErrnoStatus(errno, Cat("chmod ", path));
+  if (::fsync(fd) != 0) return ErrnoStatus(errno, Cat("fsync ", path));
+  return OkStatus();
+}
+
+}  // namespace
+
+Result<std::string> ReadFile(const std::string& path, uint64_t max_bytes) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(errno, Cat("open ", path));
+  std::string content;
+  char buffer[1 << 16];
+  while (true) {
+    const ssize_t got = ::read(fd.get(), buffer, sizeof buffer);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrnoStatus(errno, Cat("read ", path));
+    if (got == 0) return content;
+    if (content.size() + static_cast<size_t>(got) > max_bytes) {
+      return Status(ErrorCode::kResourceExhausted, Cat(path, " is longer than ", HumanBytes(max_bytes)));
+    }
+    content.append(buffer, static_cast<size_t>(got));
+  }
+}
+
+Status WriteFileAtomic(const std::string& path, std::span<const std::byte> bytes, mode_t mode) {
+  std::string temporary = path + ".tmp-XXXXXX";
+  const UniqueFd fd(::mkostemp(temporary.data(), O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(errno, Cat("create a temporary file beside ", path));
+  Status status = FillAndSync(fd.get(), bytes, mode, temporary);
+  if (status.ok() && ::rename(temporary.c_str(), path.c_str()) != 0) {
+    status = ErrnoStatus(errno, Cat("rename ", temporary, " to ", path));
+  }
+  if (!status.ok()) {
+    ::unlink(temporary.c_str());
+    return status;
+  }
+  return SyncDirectory(ParentOf(path));
+}
+
+Status ReadAt(int fd, uint64_t offset, std::span<std::byte> out, std::string_view path) {
+  while (!out.empty()) {
+    const ssize_t got = ::pread(fd, out.data(), out.size(), static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrnoStatus(errno, Cat("read ", path, " at byte ", offset));
+    if (got == 0) {
+      return {ErrorCode::kCorrupt, Cat(path, " ends at byte ", offset, ", ", out.size(), " more were expected")};
+    }
+    offset += static_cast<uint64_t>(got);
+    out = out.subspan(static_cast<size_t>(got));
+  }
+  return OkStatus();
+}
+
+Status WriteAll(int fd, uint64_t offset, std::span<const std::byte> bytes, std::string_view path) {
+  while (!bytes.empty()) {
+    const ssize_t put = ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) return ErrnoStatus(errno, Cat("write ", path, " at byte ", offset));
+    offset += static_cast<uint64_t>(put);
+    bytes = bytes.subspan(static_cast<size_t>(put));
+  }
+  return OkStatus();
+}
+
+Status MakeDirs(const std::string& path, mode_t mode) {
+  if (::mkdir(path.c_str(), mode) == 0) return OkStatus();
+  int error = errno;
+  if (error == ENOENT && ParentOf(path) != path) {
+    LS_RETURN_IF_ERROR(MakeDirs(ParentOf(path), mode));
+    error = ::mkdir(path.c_str(), mode) == 0 ? 0 : errno;
+  }
+  struct stat info;
+  if (error == EEXIST && ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) return OkStatus();
+  return error == 0 ? OkStatus() : ErrnoStatus(error, Cat("make directory ", path));
+}
+
+Status CheckWritableDir(const std::string& path) {
+  struct stat info;
+  if (::stat(path.c_str(), &info) != 0) return ErrnoStatus(errno, Cat("directory ", path));
+  if (!S_ISDIR(info.st_mode)) return {ErrorCode::kBadData, Cat(path, " is not a directory")};
+  std::string probe = path + "/.writable-XXXXXX";
+  const UniqueFd fd(::mkostemp(probe.data(), O_CLOEXEC));
+  if (!fd.valid()) {
+    return ErrnoStatus(errno, Cat("directory ", path, " cannot be written by uid ", ::geteuid(),
+                                  " (change its owner or choose another)"));
+  }
+  ::unlink(probe.c_str());
+  return OkStatus();
+}
+
+Status RemoveTree(const std::string& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) return ErrnoStatus(error.value(), Cat("remove ", path));
+  return OkStatus();
+}
+
+}  // namespace lockstep

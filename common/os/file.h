@@ -1,0 +1,44 @@
+// Whole files and directories, with errors that name the path.
+//
+// No call here keeps state; each may be used from any thread. Every failure of the operating system comes back as
+// ErrnoStatus() classes it (kNotFound, kPermission, kResourceExhausted, kIo).
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "common/base/status.h"
+
+namespace lockstep {
+
+// The file's content. kResourceExhausted when it is longer than `max_bytes`.
+Result<std::string> ReadFile(const std::string& path, uint64_t max_bytes = uint64_t{1} << 30);
+
+// `path` holds either what it held before or all of `bytes`, also after a crash: a temporary file beside it is written,
+// synced and renamed over it. A failure leaves no temporary file.
+Status WriteFileAtomic(const std::string& path, std::span<const std::byte> bytes, mode_t mode = 0644);
+inline Status WriteFileAtomic(const std::string& path, std::string_view text, mode_t mode = 0644) {
+  return WriteFileAtomic(path, std::as_bytes(std::span(text)), mode);
+}
+
+// Fills `out` from `offset`. kCorrupt when the file ends before. `path` is for messages only.
+Status ReadAt(int fd, uint64_t offset, std::span<std::byte> out, std::string_view path);
+
+// Writes all of `bytes` at `offset`. `path` is for messages only.
+Status WriteAll(int fd, uint64_t offset, std::span<const std::byte> bytes, std::string_view path);
+
+// Makes the directory and its missing parents; those it makes get `mode`. An existing directory is left as it is.
+Status MakeDirs(const std::string& path, mode_t mode = 0755);
+
+// OK when `path` is a directory in which this process can really create a file (tried, not guessed from mode bits).
+Status CheckWritableDir(const std::string& path);
+
+// Removes the file or directory and all below it, never following links. Nothing there is OK.
+Status RemoveTree(const std::string& path);
+
+}  // namespace lockstep

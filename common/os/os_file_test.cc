@@ -1,0 +1,97 @@
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <catch2/catch.hpp>
+#include <filesystem>
+
+#include "common/base/bytes.h"
+#include "common/os/file.h"
+#include "common/os/temp_dir.h"
+#include "common/os/unique_fd.h"
+
+namespace lockstep {
+namespace {
+
+size_t EntriesIn(const std::string& path) {
+  return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(path), {}));
+}
+
+TEST_CASE("a file written atomically reads back as it was, with its mode") {
+  const TempDir dir;
+  REQUIRE(WriteFileAtomic(dir.File("a"), "first", 0600).ok());
+  REQUIRE(WriteFileAtomic(dir.File("a"), "second", 0640).ok());
+  const Result<std::string> read = ReadFile(dir.File("a"));
+  REQUIRE(read.ok());
+  CHECK(*read == "second");
+  struct stat info;
+  REQUIRE(::stat(dir.File("a").c_str(), &info) == 0);
+  CHECK((info.st_mode & 0777) == 0640);
+  CHECK(EntriesIn(dir.path()) == 1);
+}
+
+TEST_CASE("a failed atomic write names the path and leaves no temporary file") {
+  const TempDir dir;
+  REQUIRE(MakeDirs(dir.File("taken/full")).ok());
+  const Status status = WriteFileAtomic(dir.File("taken"), "text");
+  CHECK_FALSE(status.ok());
+  CHECK(status.message().find(dir.File("taken")) != std::string::npos);
+  CHECK(EntriesIn(dir.path()) == 1);
+  CHECK(WriteFileAtomic(dir.File("missing/a"), "text").code() == ErrorCode::kNotFound);
+}
+
+TEST_CASE("ReadFile refuses what is missing and what is too long") {
+  const TempDir dir;
+  CHECK(ReadFile(dir.File("none")).status().code() == ErrorCode::kNotFound);
+  REQUIRE(WriteFileAtomic(dir.File("long"), std::string(100'000, 'x')).ok());
+  CHECK(ReadFile(dir.File("long"), 99'999).status().code() == ErrorCode::kResourceExhausted);
+  CHECK(ReadFile(dir.File("long"), 100'000).ok());
+}
+
+TEST_CASE("ReadAt and WriteAll reach any offset, and a short file is corrupt") {
+  const TempDir dir;
+  const UniqueFd fd(::open(dir.File("data").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  REQUIRE(fd.valid());
+  REQUIRE(WriteAll(fd.get(), 1000, AsBytes(std::string_view("hello")), "data").ok());
+  std::string read(5, ' ');
+  REQUIRE(ReadAt(fd.get(), 1000, std::as_writable_bytes(std::span(read)), "data").ok());
+  CHECK(read == "hello");
+  const Status status = ReadAt(fd.get(), 1001, std::as_writable_bytes(std::span(read)), "data");
+  CHECK(status.code() == ErrorCode::kCorrupt);
+  CHECK(status.message().find("data ends at byte 1005") != std::string::npos);
+}
+
+TEST_CASE("MakeDirs makes parents, accepts what exists, and refuses a file in its way") {
+  const TempDir dir;
+  REQUIRE(MakeDirs(dir.File("a/b/c"), 0750).ok());
+  REQUIRE(MakeDirs(dir.File("a/b/c")).ok());
+  struct stat info;
+  REQUIRE(::stat(dir.File("a/b").c_str(), &info) == 0);
+  CHECK((info.st_mode & 0777) == 0750);
+  REQUIRE(WriteFileAtomic(dir.File("file"), "").ok());
+  CHECK_FALSE(MakeDirs(dir.File("file")).ok());
+  CHECK_FALSE(MakeDirs(dir.File("file/below")).ok());
+}
+
+TEST_CASE("CheckWritableDir tells a usable directory from a missing one and from a file") {
+  const TempDir dir;
+  CHECK(CheckWritableDir(dir.path()).ok());
+  CHECK(EntriesIn(dir.path()) == 0);
+  CHECK(CheckWritableDir(dir.File("none")).code() == ErrorCode::kNotFound);
+  REQUIRE(WriteFileAtomic(dir.File("file"), "").ok());
+  CHECK(CheckWritableDir(dir.File("file")).code() == ErrorCode::kBadData);
+  CHECK_FALSE(CheckWritableDir("/proc/self").ok());
+}
+
+TEST_CASE("RemoveTree removes everything below and does not follow links") {
+  const TempDir dir;
+  REQUIRE(MakeDirs(dir.File("tree/deep")).ok());
+  REQUIRE(MakeDirs(dir.File("kept")).ok());
+  std::filesystem::create_directory_symlink(dir.File("kept"), dir.File("tree/link"));
+  REQUIRE(RemoveTree(dir.File("tree")).ok());
+  CHECK_FALSE(std::filesystem::exists(dir.File("tree")));
+  CHECK(std::filesystem::exists(dir.File("kept")));
+  CHECK(RemoveTree(dir.File("tree")).ok());
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,82 @@
+#include <fcntl.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <filesystem>
+
+#include "common/os/segment.h"
+#include "common/os/temp_dir.h"
+
+namespace lockstep {
+namespace {
+
+constexpr uint64_t kBytes = 12'345;
+
+TEST_CASE("a tmpfs segment is zero, private to its owner, and seen by everyone who opens it") {
+  const TempDir dir("/dev/shm");
+  const std::string path = dir.File("seg");
+  Result<MappedSegment> made = CreateTmpfsSegment(path, kBytes);
+  REQUIRE(made.ok());
+  CHECK(made->bytes() == kBytes);
+  CHECK(made->data()[kBytes - 1] == std::byte{0});
+  made->data()[7] = std::byte{42};
+  const Result<MappedSegment> opened = OpenSegment(path, kBytes, Access::kReadOnly);
+  REQUIRE(opened.ok());
+  CHECK(opened->data()[7] == std::byte{42});
+  CHECK(std::filesystem::status(path).permissions() == std::filesystem::perms{0600});
+  CHECK(CreateTmpfsSegment(path, kBytes).status().code() == ErrorCode::kState);
+  CHECK(std::filesystem::exists(path));
+}
+
+TEST_CASE("a segment that does not fit its tmpfs is an error with numbers and leaves no file") {
+  const TempDir dir("/dev/shm");
+  struct statvfs room;
+  REQUIRE(::statvfs("/dev/shm", &room) == 0);
+  const uint64_t too_much = uint64_t{room.f_blocks} * room.f_frsize + (1 << 20);
+  const Result<MappedSegment> made = CreateTmpfsSegment(dir.File("seg"), too_much);
+  REQUIRE_FALSE(made.ok());
+  CHECK(made.status().code() == ErrorCode::kResourceExhausted);
+  CHECK(made.status().message().find(dir.File("seg")) != std::string::npos);
+  CHECK(made.status().message().find("free") != std::string::npos);
+  CHECK_FALSE(std::filesystem::exists(dir.File("seg")));
+}
+
+TEST_CASE("a segment of another size, or something that is no file, is refused") {
+  const TempDir dir;
+  REQUIRE(CreateTmpfsSegment(dir.File("seg"), kBytes).ok());
+  CHECK(OpenSegment(dir.File("seg"), kBytes + 1, Access::kReadWrite).status().code() == ErrorCode::kBadData);
+  CHECK(OpenSegment(dir.File("none"), kBytes, Access::kReadWrite).status().code() == ErrorCode::kNotFound);
+  CHECK(CreateTmpfsSegment(dir.File("empty"), 0).status().code() == ErrorCode::kBadData);
+  CHECK_FALSE(std::filesystem::exists(dir.File("empty")));
+  UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  CHECK(AdoptSegment(std::move(null), kBytes, Access::kReadWrite, "null").status().code() == ErrorCode::kBadData);
+}
+
+TEST_CASE("a memfd segment cannot be resized by whoever holds its descriptor, and can be adopted") {
+  Result<MappedSegment> made = CreateMemfdSegment("half-a", kBytes);
+  REQUIRE(made.ok());
+  CHECK(::ftruncate(made->fd(), 0) == -1);
+  CHECK(::ftruncate(made->fd(), 1 << 20) == -1);
+  made->data()[0] = std::byte{9};
+  const Result<MappedSegment> adopted = AdoptSegment(UniqueFd(::dup(made->fd())), kBytes, Access::kReadWrite, "half-a");
+  REQUIRE(adopted.ok());
+  CHECK(adopted->data()[0] == std::byte{9});
+}
+
+TEST_CASE("moving a segment keeps its address and empties the source") {
+  Result<MappedSegment> made = CreateMemfdSegment("moved", kBytes);
+  REQUIRE(made.ok());
+  std::byte* const data = made->data();
+  MappedSegment moved = *std::move(made);
+  MappedSegment again;
+  again = std::move(moved);
+  CHECK(again.data() == data);
+  CHECK(again.valid());
+  CHECK_FALSE(moved.valid());  // NOLINT: the moved-from state is part of the contract
+  again.data()[0] = std::byte{1};
+}
+
+}  // namespace
+}  // namespace lockstep

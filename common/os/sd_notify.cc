@@ -1,0 +1,71 @@
+#include "common/os/sd_notify.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstddef>
+#include <cstdlib>
+#include <string>
+
+#include "common/os/unique_fd.h"
+#include "common/os/unix_address.h"
+
+namespace lockstep {
+namespace {
+
+void Notify(std::string_view message) {
+  const char* socket_path = std::getenv("NOTIFY_SOCKET");
+  if (socket_path == nullptr || (socket_path[0] != '/' && socket_path[0] != '@')) return;
+  const Result<sockaddr_un> parsed = UnixAddress(socket_path);
+  if (!parsed.ok()) return;
+  sockaddr_un address = *parsed;
+  const size_t path_bytes = std::string_view(socket_path).size();
+  if (address.sun_path[0] == '@') address.sun_path[0] = '\0';  // the abstract namespace, as systemd writes it
+  const UniqueFd fd(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) return;
+  const auto address_bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + path_bytes);
+  ::sendto(fd.get(), message.data(), message.size(), MSG_NOSIGNAL | MSG_DONTWAIT,
+           reinterpret_cast<const sockaddr*>(&address), address_bytes);
+}
+
+std::optional<long long> EnvironmentNumber(const char* name) {
+  const char* text = std::getenv(name);
+  if (text == nullptr) return std::nullopt;
+  const std::string_view view(text);
+  long long value = 0;
+  const auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), value);
+  if (error != std::errc() || end != view.data() + view.size()) return std::nullopt;
+  return value;
+}
+
+}  // namespace
+
+void NotifyReady() {
+  Notify("READY=1");
+}
+
+void NotifyStopping() {
+  Notify("STOPPING=1");
+}
+
+void NotifyStatus(std::string_view text) {
+  std::string message = "STATUS=" + std::string(text);
+  std::replace(message.begin(), message.end(), '\n', ' ');
+  Notify(message);
+}
+
+void NotifyWatchdog() {
+  Notify("WATCHDOG=1");
+}
+
+std::optional<std::chrono::milliseconds> WatchdogInterval() {
+  const std::optional<long long> pid = EnvironmentNumber("WATCHDOG_PID");
+  if (pid.has_value() && *pid != ::getpid()) return std::nullopt;
+  const std::optional<long long> usec = EnvironmentNumber("WATCHDOG_USEC");
+  if (!usec.has_value() || *usec <= 0) return std::nullopt;
+  return std::max(std::chrono::milliseconds(1), std::chrono::milliseconds(*usec / 2000));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,24 @@
+// What a Type=notify service tells systemd: one datagram each to $NOTIFY_SOCKET, nothing at all when that is unset.
+//
+// Thread-safe. Never blocks and never fails: a manager that does not listen is no reason to stop serving.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string_view>
+
+namespace lockstep {
+
+// The memory is mapped and the ports listen.
+void NotifyReady();
+// Shutdown has begun.
+void NotifyStopping();
+// One line for `systemctl status`; line breaks in it become spaces.
+void NotifyStatus(std::string_view text);
+// A sign of life for the watchdog.
+void NotifyWatchdog();
+
+// How often NotifyWatchdog() is due: half of what systemd allows. Nothing when no watchdog is set for this process.
+std::optional<std::chrono::milliseconds> WatchdogInterval();
+
+}  // namespace lockstep

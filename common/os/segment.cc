@@ -1,0 +1,102 @@
+#include "common/os/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <limits>
+
+#include "common/base/text.h"
+
+namespace lockstep {
+namespace {
+
+// Gives the file its size and its pages.
+Status Allocate(int fd, uint64_t bytes, const std::string& name) {
+  if (bytes == 0 || bytes > static_cast<uint64_t>(std::numeric_limits<off_t>::max())) {
+    return {ErrorCode::kBadData, Cat("segment ", name, " cannot have ", bytes, " bytes")};
+  }
+  int error = EINTR;
+  while (error == EINTR) error = ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+  if (error == 0) return OkStatus();
+  if (error != ENOSPC && error != EFBIG && error != ENOMEM) return ErrnoStatus(error, Cat("allocate segment ", name));
+  struct statvfs room {};
+  ::fstatvfs(fd, &room);
+  return {ErrorCode::kResourceExhausted,
+          Cat("no room for segment ", name, ": it needs ", HumanBytes(bytes), ", its filesystem has ",
+              HumanBytes(uint64_t{room.f_bavail} * room.f_frsize),
+              " free; enlarge the tmpfs or give memory back (old segments, other models)")};
+}
+
+}  // namespace
+
+MappedSegment::MappedSegment(UniqueFd fd, std::byte* data, uint64_t bytes)
+    : fd_(std::move(fd)), data_(data), bytes_(bytes) {}
+
+MappedSegment::MappedSegment(MappedSegment&& other) noexcept
+    : fd_(std::move(other.fd_)), data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+MappedSegment& MappedSegment::operator=(MappedSegment&& other) noexcept {
+  if (this != &other) {
+    Unmap();
+    fd_ = std::move(other.fd_);
+    data_ = std::exchange(other.data_, nullptr);
+    bytes_ = std::exchange(other.bytes_, 0);
+  }
+  return *this;
+}
+
+MappedSegment::~MappedSegment() {
+  Unmap();
+}
+
+void MappedSegment::Unmap() {
+  if (data_ != nullptr) ::munmap(data_, bytes_);
+  data_ = nullptr;
+}
+
+Result<MappedSegment> CreateTmpfsSegment(const std::string& path, uint64_t bytes) {
+  UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!fd.valid() && errno == EEXIST) return Status(ErrorCode::kState, Cat("segment ", path, " exists already"));
+  if (!fd.valid()) return ErrnoStatus(errno, Cat("create segment ", path));
+  Status allocated = Allocate(fd.get(), bytes, path);
+  Result<MappedSegment> segment =
+      allocated.ok() ? AdoptSegment(std::move(fd), bytes, Access::kReadWrite, path) : Result<MappedSegment>(allocated);
+  if (!segment.ok()) ::unlink(path.c_str());
+  return segment;
+}
+
+Result<MappedSegment> CreateMemfdSegment(const std::string& name, uint64_t bytes) {
+  UniqueFd fd(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd.valid()) return ErrnoStatus(errno, Cat("create memfd segment ", name));
+  LS_RETURN_IF_ERROR(Allocate(fd.get(), bytes, name));
+  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return ErrnoStatus(errno, Cat("seal memfd segment ", name));
+  }
+  return AdoptSegment(std::move(fd), bytes, Access::kReadWrite, name);
+}
+
+Result<MappedSegment> OpenSegment(const std::string& path, uint64_t bytes, Access access) {
+  const int mode = access == Access::kReadWrite ? O_RDWR : O_RDONLY;
+  UniqueFd fd(::open(path.c_str(), mode | O_CLOEXEC | O_NOFOLLOW));
+  if (!fd.valid()) return ErrnoStatus(errno, Cat("open segment ", path));
+  return AdoptSegment(std::move(fd), bytes, access, path);
+}
+
+Result<MappedSegment> AdoptSegment(UniqueFd fd, uint64_t bytes, Access access, const std::string& name) {
+  struct stat info;
+  if (::fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, Cat("stat segment ", name));
+  if (!S_ISREG(info.st_mode)) return Status(ErrorCode::kBadData, Cat("segment ", name, " is not a regular file"));
+  if (bytes == 0 || static_cast<uint64_t>(info.st_size) != bytes) {
+    return Status(ErrorCode::kBadData, Cat("segment ", name, " has ", info.st_size, " bytes, expected ", bytes));
+  }
+  const int protection = access == Access::kReadWrite ? PROT_READ | PROT_WRITE : PROT_READ;
+  void* data = ::mmap(nullptr, bytes, protection, MAP_SHARED, fd.get(), 0);
+  if (data == MAP_FAILED) return ErrnoStatus(errno, Cat("map segment ", name, " of ", HumanBytes(bytes)));
+  return MappedSegment(std::move(fd), static_cast<std::byte*>(data), bytes);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,59 @@
+// Shared memory: a file of known size, mapped for as long as its owner lives.
+//
+// A segment is a file on a tmpfs (it has a name and outlives its processes) or a memfd (it lives as long as somebody
+// holds it). Its pages are allocated when it is made, so that a full tmpfs is an error here and not a SIGBUS at some
+// later write.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "common/base/status.h"
+#include "common/os/unique_fd.h"
+
+namespace lockstep {
+
+enum class Access { kReadOnly, kReadWrite };
+
+// Move-only owner of a mapping (MAP_SHARED) and of its descriptor. Moving keeps data() where it is. What is in the
+// memory is not synchronised here: those who share a segment agree on that themselves.
+class MappedSegment {
+ public:
+  MappedSegment() = default;  // maps nothing
+  MappedSegment(MappedSegment&& other) noexcept;
+  MappedSegment& operator=(MappedSegment&& other) noexcept;
+  ~MappedSegment();
+
+  bool valid() const { return data_ != nullptr; }
+  std::byte* data() const { return data_; }  // REQUIRES Access::kReadWrite for writes
+  uint64_t bytes() const { return bytes_; }
+  std::span<std::byte> span() const { return {data_, bytes_}; }
+  int fd() const { return fd_.get(); }
+
+ private:
+  friend Result<MappedSegment> AdoptSegment(UniqueFd, uint64_t, Access, const std::string&);
+  MappedSegment(UniqueFd fd, std::byte* data, uint64_t bytes);
+  void Unmap();
+
+  UniqueFd fd_;
+  std::byte* data_ = nullptr;
+  uint64_t bytes_ = 0;
+};
+
+// Makes the file, mode 0600, all zero. kState when `path` exists; kResourceExhausted, naming path, size and free space,
+// when there is no room. A failure leaves no file behind. The file stays when the segment goes: unlink it to be rid of
+// it.
+Result<MappedSegment> CreateTmpfsSegment(const std::string& path, uint64_t bytes);
+
+// Anonymous memory, all zero, sealed so that nobody who gets the descriptor can change its size. `name` shows in /proc.
+Result<MappedSegment> CreateMemfdSegment(const std::string& name, uint64_t bytes);
+
+// Maps an existing file. kNotFound when there is none; kBadData when it is not a regular file of exactly `bytes`.
+Result<MappedSegment> OpenSegment(const std::string& path, uint64_t bytes, Access access);
+
+// Maps a descriptor, as received from another process. kBadData as above; `name` is for messages only.
+Result<MappedSegment> AdoptSegment(UniqueFd fd, uint64_t bytes, Access access, const std::string& name);
+
+}  // namespace lockstep
