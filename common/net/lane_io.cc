@@ -1,0 +1,117 @@
+#include "common/net/lane_io.h"
+
+#include <array>
+#include <asio/experimental/as_tuple.hpp>
+#include <memory>
+
+#include "common/base/text.h"
+
+namespace lockstep {
+namespace {
+
+using asio::ip::tcp;
+constexpr auto kAwait = asio::experimental::as_tuple(asio::use_awaitable);
+
+// Cancels what is in progress on an I/O object when time is up. The timer's handler may be queued already when the
+// operation ends, and outlive this object: it looks at shared state, which the destructor disarms.
+template <typename IoObject>
+class Timebomb {
+ public:
+  Timebomb(IoObject& object, std::chrono::milliseconds timeout)
+      : timer_(object.get_executor(), timeout), state_(std::make_shared<State>(State{&object})) {
+    timer_.async_wait([state = state_](const asio::error_code& error) {
+      if (error || state->object == nullptr) return;
+      state->fired = true;
+      state->object->cancel();
+    });
+  }
+  ~Timebomb() { state_->object = nullptr; }
+  Timebomb(const Timebomb&) = delete;
+  Timebomb& operator=(const Timebomb&) = delete;
+
+  // The outcome of the operation that this guarded.
+  Status Outcome(const asio::error_code& error, std::string_view what) const {
+    if (error && state_->fired) return {ErrorCode::kDeadline, Cat(what, ": not done in time")};
+    return NetStatus(error, what);
+  }
+
+ private:
+  struct State {
+    IoObject* object;
+    bool fired = false;
+  };
+  asio::steady_timer timer_;
+  std::shared_ptr<State> state_;
+};
+
+template <typename Buffers>
+asio::awaitable<Status> WriteBuffers(tcp::socket& socket, Buffers buffers, std::chrono::milliseconds timeout) {
+  const Timebomb guard(socket, timeout);
+  const auto [error, bytes] = co_await asio::async_write(socket, buffers, kAwait);
+  co_return guard.Outcome(error, "write to peer");
+}
+
+}  // namespace
+
+asio::awaitable<Status> ReadExact(tcp::socket& socket, std::span<std::byte> bytes, std::chrono::milliseconds timeout) {
+  const Timebomb guard(socket, timeout);
+  const auto [error, got] = co_await asio::async_read(socket, asio::buffer(bytes.data(), bytes.size()), kAwait);
+  co_return guard.Outcome(error, "read from peer");
+}
+
+asio::awaitable<Status> WriteAll(tcp::socket& socket, std::span<const std::byte> bytes,
+                                 std::chrono::milliseconds timeout) {
+  return WriteBuffers(socket, asio::buffer(bytes.data(), bytes.size()), timeout);
+}
+
+asio::awaitable<Status> WriteAll(tcp::socket& socket, std::span<const std::byte> head, std::span<const std::byte> body,
+                                 std::chrono::milliseconds timeout) {
+  return WriteBuffers(
+      socket, std::array{asio::buffer(head.data(), head.size()), asio::buffer(body.data(), body.size())}, timeout);
+}
+
+asio::awaitable<Status> Connect(tcp::socket& socket, const HostPort& address, std::chrono::milliseconds timeout) {
+  const std::string what = Cat("connect to ", address.ToString());
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  tcp::resolver resolver(socket.get_executor());
+  tcp::resolver::results_type endpoints;
+  {
+    const Timebomb guard(resolver, timeout);
+    auto [error, found] = co_await resolver.async_resolve(address.host, std::to_string(address.port), kAwait);
+    if (error) co_return guard.Outcome(error, what);
+    endpoints = std::move(found);
+  }
+  const auto left = deadline - std::chrono::steady_clock::now();
+  const Timebomb guard(socket, std::chrono::ceil<std::chrono::milliseconds>(left));
+  const auto [error, endpoint] = co_await asio::async_connect(socket, endpoints, kAwait);
+  if (error) co_return guard.Outcome(error, what);
+  asio::error_code ignored;  // only latency depends on it
+  socket.set_option(tcp::no_delay(true), ignored);
+  co_return OkStatus();
+}
+
+Result<tcp::acceptor> Listen(asio::io_context& context, const HostPort& address) {
+  const std::string what = Cat("listen on ", address.ToString());
+  asio::error_code error;
+  tcp::resolver resolver(context);
+  const auto endpoints = resolver.resolve(address.host, std::to_string(address.port), tcp::resolver::passive, error);
+  if (error) return NetStatus(error, what);
+  const tcp::endpoint endpoint = endpoints.begin()->endpoint();
+  tcp::acceptor acceptor(context);
+  acceptor.open(endpoint.protocol(), error);
+  if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
+  if (!error) acceptor.bind(endpoint, error);
+  if (!error) acceptor.listen(asio::socket_base::max_listen_connections, error);
+  if (error) return NetStatus(error, what);
+  return acceptor;
+}
+
+Status NetStatus(const asio::error_code& error, std::string_view what) {
+  if (!error) return OkStatus();
+  if (error == asio::error::operation_aborted) return {ErrorCode::kCancelled, Cat(what, ": cancelled")};
+  if (error == asio::error::eof) return {ErrorCode::kUnavailable, Cat(what, ": peer closed")};
+  if (error.category() == asio::error::get_system_category()) return ErrnoStatus(error.value(), what);
+  return {ErrorCode::kUnavailable, Cat(what, ": ", error.message())};
+}
+
+}  // namespace lockstep

@@ -1,0 +1,45 @@
+// TCP with deadlines, as coroutines: what both ends of a lane are built from.
+//
+// The executor of a socket must be a strand (asio::make_strand), and its coroutines must run on it: that is what makes
+// the deadlines safe on several threads. At most one read and one write at a time.
+//
+// Outcomes: kDeadline when the whole of the call was not done in time (a peer that trickles bytes is late all the
+// same); kUnavailable when the peer closed, reset or cannot be reached; kCancelled when somebody closed or cancelled
+// the socket. After any error the stream is out of step and the socket is to be closed; a deadline has cancelled
+// whatever else was in progress on it.
+#pragma once
+
+#include <asio.hpp>
+#include <chrono>
+#include <cstddef>
+#include <span>
+
+#include "common/base/status.h"
+#include "common/net/host_port.h"
+
+namespace lockstep {
+
+// Fills `bytes`. The memory must stay until the coroutine is done.
+asio::awaitable<Status> ReadExact(asio::ip::tcp::socket& socket, std::span<std::byte> bytes,
+                                  std::chrono::milliseconds timeout);
+
+// Writes all of `bytes`. The memory must stay until the coroutine is done.
+asio::awaitable<Status> WriteAll(asio::ip::tcp::socket& socket, std::span<const std::byte> bytes,
+                                 std::chrono::milliseconds timeout);
+
+// Writes `head`, then `body`, gathered so that neither is copied nor sent in a packet of its own.
+asio::awaitable<Status> WriteAll(asio::ip::tcp::socket& socket, std::span<const std::byte> head,
+                                 std::span<const std::byte> body, std::chrono::milliseconds timeout);
+
+// Resolves and connects, one address after the other, within `timeout`, and sets TCP_NODELAY. `socket` must be closed
+// and may have any strand as its executor.
+asio::awaitable<Status> Connect(asio::ip::tcp::socket& socket, const HostPort& address,
+                                std::chrono::milliseconds timeout);
+
+// Binds and listens. kUnavailable, naming the address, when it is in use.
+Result<asio::ip::tcp::acceptor> Listen(asio::io_context& context, const HostPort& address);
+
+// An asio error as a Status; `what` says what was being done and with whom.
+Status NetStatus(const asio::error_code& error, std::string_view what);
+
+}  // namespace lockstep

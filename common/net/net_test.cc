@@ -1,0 +1,177 @@
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <future>
+
+#include "common/base/bytes.h"
+#include "common/net/host_port.h"
+#include "common/net/io_threads.h"
+#include "common/net/lane_io.h"
+
+namespace lockstep {
+namespace {
+
+using asio::ip::tcp;
+using std::chrono::milliseconds;
+using namespace std::literals;
+constexpr milliseconds kSoon{3000};
+constexpr milliseconds kBriefly{40};
+
+// Two connected sockets on strands, and threads that run coroutines to their end.
+class Wire {
+ public:
+  Wire() : threads_(2, [](std::string_view) {}), left(MakeSocket()), right(MakeSocket()) {
+    Result<tcp::acceptor> acceptor = Listen(threads_.context(), {"127.0.0.1", 0});
+    REQUIRE(acceptor.ok());
+    const HostPort address{"127.0.0.1", acceptor->local_endpoint().port()};
+    std::future<void> accepted = acceptor->async_accept(right, asio::use_future);
+    REQUIRE(Run(left, Connect(left, address, kSoon)).ok());
+    accepted.get();
+  }
+
+  template <typename T>
+  std::future<T> Start(tcp::socket& socket, asio::awaitable<T> coroutine) {
+    return asio::co_spawn(socket.get_executor(), std::move(coroutine), asio::use_future);
+  }
+  template <typename T>
+  T Run(tcp::socket& socket, asio::awaitable<T> coroutine) {
+    return Start(socket, std::move(coroutine)).get();
+  }
+  tcp::socket MakeSocket() { return tcp::socket(asio::make_strand(threads_.context())); }
+  asio::io_context& context() { return threads_.context(); }
+
+ private:
+  IoThreads threads_;
+
+ public:
+  tcp::socket left, right;
+};
+
+std::span<std::byte> Writable(std::string& text) {
+  return std::as_writable_bytes(std::span(text));
+}
+
+TEST_CASE("addresses are parsed and printed back") {
+  for (const char* text : {"localhost:7700", "10.0.0.1:0", "[::1]:7700", "host-1.example:65535"}) {
+    const Result<HostPort> parsed = ParseHostPort(text);
+    REQUIRE(parsed.ok());
+    CHECK(parsed->ToString() == text);
+  }
+}
+
+TEST_CASE("a malformed address is refused by name") {
+  for (const char* text : {"", "localhost", ":7700", "host:", "host:65536", "host:-1", "host:7x", "::1:7700", "[::1]",
+                           "[::1:7700", "[host]:1", "ho st:1"}) {
+    const Status status = ParseHostPort(text).status();
+    CHECK(status.code() == ErrorCode::kBadData);
+    CHECK(status.message().find(std::string("'") + text + "'") != std::string::npos);
+  }
+}
+
+TEST_CASE("only loopback may be listened on, unless allowed in as many words") {
+  for (const char* text : {"127.0.0.1:1", "127.8.9.1:1", "localhost:1", "[::1]:1"}) {
+    CHECK(CheckListenAddress("listen", text, false).ok());
+  }
+  for (const char* text : {"0.0.0.0:1", "10.0.0.1:1", "[::]:1", "example.org:1", "127.0.0.1.example.org:1"}) {
+    const Status status = CheckListenAddress("lane_listen", text, false).status();
+    CHECK(status.code() == ErrorCode::kConfig);
+    CHECK(status.message().find("lane_listen") == 0);
+    CHECK(CheckListenAddress("lane_listen", text, true).ok());
+  }
+}
+
+TEST_CASE("an exception in a coroutine or handler is reported and the threads go on") {
+  std::promise<std::string> seen;
+  IoThreads threads(1, [&](std::string_view what) { seen.set_value(std::string(what)); });
+  Spawn(threads.context().get_executor(), []() -> asio::awaitable<void> {
+    throw std::runtime_error("a bug");
+    co_return;
+  }());
+  CHECK(seen.get_future().get() == "a bug");
+  std::promise<void> later;
+  asio::post(threads.context(), [&] { later.set_value(); });
+  later.get_future().get();
+}
+
+TEST_CASE("what is written on one end is read on the other, large or gathered") {
+  Wire wire;
+  const std::string sent(16 << 20, 'z');
+  std::future<Status> write =
+      wire.Start(wire.left, WriteAll(wire.left, AsBytes("head:"sv), std::as_bytes(std::span(sent)), kSoon));
+  std::string head(5, ' ');
+  std::string body(sent.size(), ' ');
+  CHECK(wire.Run(wire.right, ReadExact(wire.right, Writable(head), kSoon)).ok());
+  CHECK(wire.Run(wire.right, ReadExact(wire.right, Writable(body), kSoon)).ok());
+  CHECK(write.get().ok());
+  CHECK(head == "head:");
+  CHECK(body == sent);
+}
+
+TEST_CASE("a stalled peer is a deadline for the reader and for the writer") {
+  Wire wire;
+  std::string text(8, ' ');
+  CHECK(wire.Run(wire.left, WriteAll(wire.left, AsBytes("half"sv), kSoon)).ok());
+  CHECK(wire.Run(wire.right, ReadExact(wire.right, Writable(text), kBriefly)).code() == ErrorCode::kDeadline);
+  const std::string much(64 << 20, 'x');
+  CHECK(wire.Run(wire.left, WriteAll(wire.left, std::as_bytes(std::span(much)), kBriefly)).code() ==
+        ErrorCode::kDeadline);
+}
+
+TEST_CASE("a trickling peer is late all the same") {
+  Wire wire;
+  std::string text(100, ' ');
+  std::future<Status> read = wire.Start(wire.right, ReadExact(wire.right, Writable(text), milliseconds(100)));
+  for (int i = 0; i < 10; ++i) {
+    CHECK(wire.Run(wire.left, WriteAll(wire.left, AsBytes("x"sv), kSoon)).ok());
+    std::this_thread::sleep_for(milliseconds(20));
+  }
+  CHECK(read.get().code() == ErrorCode::kDeadline);
+}
+
+TEST_CASE("after a half-close one direction is closed and the other still carries bytes") {
+  Wire wire;
+  wire.left.shutdown(tcp::socket::shutdown_send);
+  std::string text(4, ' ');
+  const Status read = wire.Run(wire.right, ReadExact(wire.right, Writable(text), kSoon));
+  CHECK(read.code() == ErrorCode::kUnavailable);
+  CHECK(read.message().find("peer closed") != std::string::npos);
+  CHECK(wire.Run(wire.right, WriteAll(wire.right, AsBytes("late"sv), kSoon)).ok());
+  CHECK(wire.Run(wire.left, ReadExact(wire.left, Writable(text), kSoon)).ok());
+  CHECK(text == "late");
+}
+
+TEST_CASE("closing a socket on its strand cancels the read in progress") {
+  Wire wire;
+  std::string text(4, ' ');
+  std::future<Status> read = wire.Start(wire.right, ReadExact(wire.right, Writable(text), kSoon));
+  std::this_thread::sleep_for(kBriefly);
+  asio::post(wire.right.get_executor(), [&] { wire.right.close(); });
+  CHECK(read.get().code() == ErrorCode::kCancelled);
+}
+
+TEST_CASE("a deadline that came too late hurts nobody") {
+  Wire wire;
+  std::string text(1, ' ');
+  for (int i = 0; i < 200; ++i) {
+    CHECK(wire.Run(wire.left, WriteAll(wire.left, AsBytes("x"sv), kSoon)).ok());
+    const Status read = wire.Run(wire.right, ReadExact(wire.right, Writable(text), milliseconds(1)));
+    if (!read.ok()) REQUIRE(wire.Run(wire.right, ReadExact(wire.right, Writable(text), kSoon)).ok());
+  }
+}
+
+TEST_CASE("connecting to nobody and listening on a taken port name the address") {
+  Wire wire;
+  Result<tcp::acceptor> taken = Listen(wire.context(), {"127.0.0.1", 0});
+  REQUIRE(taken.ok());
+  const HostPort address{"127.0.0.1", taken->local_endpoint().port()};
+  const Status twice = Listen(wire.context(), address).status();
+  CHECK(twice.code() == ErrorCode::kUnavailable);
+  CHECK(twice.message().find(address.ToString()) != std::string::npos);
+  taken->close();
+  tcp::socket socket = wire.MakeSocket();
+  const Status refused = wire.Run(socket, Connect(socket, address, kSoon));
+  CHECK(refused.code() == ErrorCode::kUnavailable);
+  CHECK(refused.message().find(address.ToString()) != std::string::npos);
+}
+
+}  // namespace
+}  // namespace lockstep
