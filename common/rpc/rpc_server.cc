@@ -1,0 +1,59 @@
+#include "common/rpc/rpc_server.h"
+
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+
+#include "common/base/text.h"
+
+namespace lockstep {
+namespace {
+
+void SetLimits(grpc::ServerBuilder& builder) {
+  builder.SetMaxReceiveMessageSize(kMaxRpcMessageBytes);
+  builder.SetMaxSendMessageSize(kMaxRpcMessageBytes);
+  // gRPC shares ports by default: two daemons on one port would each get some of the calls.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  // Below what our own channels send (channel.cc), or their pings would count as abuse.
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5'000);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RpcServer>> RpcServer::Create(const Options& options) {
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::ServerBuilder builder;
+  SetLimits(builder);
+  int bound_port = 0;
+  builder.AddListeningPort(options.address, grpc::InsecureServerCredentials(), &bound_port);
+  for (grpc::Service* service : options.services) builder.RegisterService(service);
+  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  if (server == nullptr || bound_port == 0) {
+    return Status(ErrorCode::kUnavailable, Cat("cannot listen on ", options.address,
+                                               "; is the port in use, or the address not of this machine?"));
+  }
+  for (const std::string& name : options.health_services) {
+    server->GetHealthCheckService()->SetServingStatus(name, false);
+  }
+  return std::unique_ptr<RpcServer>(new RpcServer(std::move(server), bound_port));
+}
+
+RpcServer::RpcServer(std::unique_ptr<grpc::Server> server, int bound_port)
+    : server_(std::move(server)), bound_port_(bound_port) {}
+
+RpcServer::~RpcServer() {
+  Drain(std::chrono::milliseconds(0));
+}
+
+void RpcServer::SetServing(const std::string& health_service, bool serving) {
+  server_->GetHealthCheckService()->SetServingStatus(health_service, serving);
+}
+
+void RpcServer::Drain(std::chrono::milliseconds timeout) {
+  server_->GetHealthCheckService()->Shutdown();
+  server_->Shutdown(std::chrono::system_clock::now() + timeout);
+}
+
+}  // namespace lockstep

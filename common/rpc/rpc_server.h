@@ -1,0 +1,47 @@
+// A gRPC server with the standard health service (grpc.health.v1), started listening and ended by draining.
+#pragma once
+
+#include <grpcpp/server.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+
+namespace lockstep {
+
+// Messages up to this size pass: layouts and manifests of very large models are single messages.
+inline constexpr int kMaxRpcMessageBytes = 256 << 20;
+
+// Thread-safe. The destructor ends calls in progress at once; Drain() first for a gentle end.
+class RpcServer {
+ public:
+  struct Options {
+    std::string address;                       // host:port; port 0 lets the system choose
+    std::vector<grpc::Service*> services;      // at least one; not owned, they outlive the server
+    std::vector<std::string> health_services;  // names that health checks may ask for; all NOT_SERVING at first
+  };
+
+  // kUnavailable, naming the address, when it cannot be listened on.
+  static Result<std::unique_ptr<RpcServer>> Create(const Options& options);
+  ~RpcServer();
+
+  int bound_port() const { return bound_port_; }
+
+  // REQUIRES `health_service` to be one of Options::health_services. Without effect once draining.
+  void SetServing(const std::string& health_service, bool serving);
+
+  // Tells health watchers that nothing is served any more, refuses new calls and waits for those in progress. What is
+  // left after `timeout` is cancelled; handlers must then return. Idempotent.
+  void Drain(std::chrono::milliseconds timeout);
+
+ private:
+  RpcServer(std::unique_ptr<grpc::Server> server, int bound_port);
+
+  std::unique_ptr<grpc::Server> server_;
+  int bound_port_;
+};
+
+}  // namespace lockstep

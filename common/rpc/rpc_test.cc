@@ -1,0 +1,105 @@
+#include <catch2/catch.hpp>
+
+#include "common/base/text.h"
+#include "common/rpc/channel.h"
+#include "common/rpc/rpc_server.h"
+#include "common/rpc/status_mapping.h"
+#include "proto/grpc/health/v1/health.grpc.pb.h"
+#include "proto/lockstep/v1/receiver.grpc.pb.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::chrono::milliseconds kSoon{5000};
+
+// A server of a service that implements nothing, which is enough to be healthy or not.
+class TestServer {
+ public:
+  explicit TestServer(const std::string& address = "127.0.0.1:0")
+      : server(RpcServer::Create(
+            {.address = address, .services = {&service_}, .health_services = {"", "x-liveness", "x-readiness"}})) {}
+
+  std::string address() const { return Cat("127.0.0.1:", (*server)->bound_port()); }
+  RpcServer* operator->() { return server->get(); }
+
+ private:
+  v1::RaasReceiver::Service service_;
+
+ public:
+  Result<std::unique_ptr<RpcServer>> server;
+};
+
+// "SERVING", "NOT_SERVING", or the label of the error.
+std::string Health(const std::shared_ptr<grpc::Channel>& channel, const std::string& service) {
+  namespace health = grpc::health::v1;
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kSoon);
+  health::HealthCheckRequest request;
+  request.set_service(service);
+  health::HealthCheckResponse response;
+  const Status status = FromGrpc(health::Health::NewStub(channel)->Check(&context, request, &response));
+  if (!status.ok()) return std::string(Label(status.code()));
+  return health::HealthCheckResponse::ServingStatus_Name(response.status());
+}
+
+TEST_CASE("every error keeps its message over gRPC, and its code where gRPC has one for it") {
+  for (int i = 0; i <= static_cast<int>(ErrorCode::kInternal); ++i) {
+    const auto code = static_cast<ErrorCode>(i);
+    const Status back = FromGrpc(ToGrpc(Status(code, "block 7 of model actor")));
+    const bool shared = code == ErrorCode::kUsage || code == ErrorCode::kConfig;
+    CHECK(back.code() == (shared ? ErrorCode::kBadData : code));
+    if (!back.ok()) CHECK(back.message() == "block 7 of model actor");
+  }
+}
+
+TEST_CASE("codes that only gRPC has are mapped to the nearest of ours") {
+  CHECK(FromGrpc({grpc::StatusCode::UNAUTHENTICATED, ""}).code() == ErrorCode::kPermission);
+  CHECK(FromGrpc({grpc::StatusCode::ALREADY_EXISTS, ""}).code() == ErrorCode::kState);
+  CHECK(FromGrpc({grpc::StatusCode::OUT_OF_RANGE, ""}).code() == ErrorCode::kBadData);
+}
+
+TEST_CASE("health is told per service, and an unknown name is not found") {
+  TestServer server;
+  REQUIRE(server.server.ok());
+  const auto channel = MakeChannel(server.address());
+  server->SetServing("x-liveness", true);
+  CHECK(Health(channel, "x-liveness") == "SERVING");
+  CHECK(Health(channel, "x-readiness") == "NOT_SERVING");
+  CHECK(Health(channel, "") == "NOT_SERVING");
+  CHECK(Health(channel, "someone-else") == "not_found");
+}
+
+TEST_CASE("what a service does not implement is a protocol error") {
+  TestServer server;
+  REQUIRE(server.server.ok());
+  grpc::ClientContext context;
+  v1::ReceiverStatus response;
+  const auto stub = v1::RaasReceiver::NewStub(MakeChannel(server.address()));
+  CHECK(FromGrpc(stub->GetStatus(&context, {}, &response)).code() == ErrorCode::kProtocol);
+}
+
+TEST_CASE("a drained server is gone, and its channel finds the next one") {
+  TestServer server;
+  REQUIRE(server.server.ok());
+  const auto channel = MakeChannel(server.address());
+  server->SetServing("", true);
+  CHECK(Health(channel, "") == "SERVING");
+  server->Drain(kSoon);
+  server->Drain(kSoon);
+  CHECK(Health(channel, "") == "unavailable");
+  TestServer next(server.address());
+  REQUIRE(next.server.ok());
+  REQUIRE(channel->WaitForConnected(std::chrono::system_clock::now() + kSoon));
+  CHECK(Health(channel, "") == "NOT_SERVING");
+}
+
+TEST_CASE("a port in use is unavailable and named") {
+  TestServer server;
+  REQUIRE(server.server.ok());
+  const TestServer second(server.address());
+  CHECK(second.server.status().code() == ErrorCode::kUnavailable);
+  CHECK(second.server.status().message().find(server.address()) != std::string::npos);
+}
+
+}  // namespace
+}  // namespace lockstep
