@@ -1,0 +1,168 @@
+#include "trainer_agent/buffer/control_segment.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstring>
+
+#include "common/base/hash.h"
+#include "common/base/text.h"
+#include "common/model/safetensors.h"
+
+namespace lockstep {
+namespace {
+
+constexpr char kMagic[8] = {'L', 'S', 'C', 'T', 'R', 'L', '0', '1'};
+constexpr size_t kRecordsAt = 256;
+constexpr size_t kLayoutAt = 512;
+
+uint64_t HashesAt(uint64_t layout_bytes) {
+  return kLayoutAt + (layout_bytes + 7) / 8 * 8;
+}
+
+uint64_t TotalBytes(uint64_t layout_bytes, uint64_t block_count) {
+  return HashesAt(layout_bytes) + kHalves * block_count * sizeof(uint64_t);
+}
+
+uint64_t HeaderCheck(const ControlHeader& header) {
+  return Hash64(&header, offsetof(ControlHeader, check));
+}
+
+Status CheckHeader(const ControlHeader& header, uint64_t segment_bytes) {
+  if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) {
+    return {ErrorCode::kProtocol, "control segment: it does not start with \"LSCTRL01\""};
+  }
+  if (header.format != kSegmentFormat || header.header_bytes != sizeof header) {
+    return {ErrorCode::kProtocol,
+            Cat("control segment: format ", header.format, " is not known here (known: ", kSegmentFormat, ")")};
+  }
+  if (HeaderCheck(header) != header.check) return {ErrorCode::kCorrupt, "control segment: its header fails its check"};
+  if (header.layout_bytes > segment_bytes || TotalBytes(header.layout_bytes, header.block_count) != segment_bytes) {
+    return {ErrorCode::kCorrupt, Cat("control segment: ", segment_bytes, " bytes do not hold what its header says")};
+  }
+  return CheckModelName(std::string_view(header.model, strnlen(header.model, sizeof header.model)));
+}
+
+}  // namespace
+
+Status CheckModelName(std::string_view model) {
+  const auto allowed = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
+           c == '-';
+  };
+  if (!model.empty() && model.size() <= kMaxModelName && model != "." && model != ".." &&
+      std::all_of(model.begin(), model.end(), allowed)) {
+    return OkStatus();
+  }
+  return {ErrorCode::kBadData, Cat("model name \"", model.substr(0, kMaxModelName),
+                                   "\": use 1 to 128 letters, digits, '.', '_' and '-', and neither \".\" nor \"..\"")};
+}
+
+uint64_t ControlSegment::BytesFor(const ModelLayout& layout) {
+  return TotalBytes(layout.encoded().size(), layout.block_count());
+}
+
+ControlSegment ControlSegment::Format(MappedSegment segment, const std::string& model, const RunId& run,
+                                      const ModelLayout& layout, uint32_t ranks) {
+  ControlHeader header{};
+  std::memcpy(header.magic, kMagic, sizeof kMagic);
+  header.format = kSegmentFormat;
+  header.header_bytes = sizeof header;
+  header.block_count = layout.block_count();
+  header.run = run;
+  header.layout = layout.digest();
+  header.layout_bytes = layout.encoded().size();
+  header.image_bytes = ImageBytes(layout);
+  header.data_offset = header.image_bytes - layout.data_bytes();
+  header.ranks = ranks;
+  std::memcpy(header.model, model.data(), std::min(model.size(), sizeof header.model));
+  header.check = HeaderCheck(header);
+  std::memcpy(segment.data() + kLayoutAt, layout.encoded().data(), layout.encoded().size());
+  std::memset(segment.data() + kRecordsAt, 0, kLayoutAt - kRecordsAt);
+  // The header comes last: a segment whose header checks is complete.
+  std::atomic_thread_fence(std::memory_order_release);
+  std::memcpy(segment.data(), &header, sizeof header);
+  auto shared = *ModelLayout::Decode(layout.encoded());
+  return ControlSegment(std::move(segment), std::move(shared));
+}
+
+Result<ControlSegment> ControlSegment::Open(MappedSegment segment) {
+  if (segment.bytes() < kLayoutAt) return Status(ErrorCode::kCorrupt, "control segment: too short");
+  ControlHeader header;
+  std::memcpy(&header, segment.data(), sizeof header);
+  LS_RETURN_IF_ERROR(CheckHeader(header, segment.bytes()));
+  LS_ASSIGN_OR_RETURN(auto layout, ModelLayout::Decode({segment.data() + kLayoutAt, header.layout_bytes}));
+  if (layout->digest() != header.layout || layout->block_count() != header.block_count ||
+      ImageBytes(*layout) != header.image_bytes || header.image_bytes - layout->data_bytes() != header.data_offset) {
+    return Status(ErrorCode::kCorrupt, "control segment: its header and its layout disagree");
+  }
+  return ControlSegment(std::move(segment), std::move(layout));
+}
+
+std::string ControlSegment::model() const {
+  return std::string(header().model, strnlen(header().model, sizeof header().model));
+}
+
+HalfRecord& ControlSegment::record(size_t half) const {
+  return reinterpret_cast<HalfRecord*>(segment_.data() + kRecordsAt)[half];
+}
+
+uint64_t* ControlSegment::hashes(size_t half) const {
+  auto* tables = reinterpret_cast<uint64_t*>(segment_.data() + HashesAt(header().layout_bytes));
+  return tables + half * header().block_count;
+}
+
+HalfState ControlSegment::state(size_t half) const {
+  const uint64_t word = std::atomic_ref(record(half).state).load(std::memory_order_acquire);
+  const auto state = static_cast<uint8_t>(word);
+  return state > static_cast<uint8_t>(HalfState::kCommitted) ? HalfState::kEmpty : static_cast<HalfState>(state);
+}
+
+Version ControlSegment::version(size_t half) const {
+  if (state(half) == HalfState::kEmpty) return 0;
+  return std::atomic_ref(record(half).state).load(std::memory_order_acquire) >> 8;
+}
+
+void ControlSegment::StoreState(size_t half, Version version, HalfState state) {
+  std::atomic_ref(record(half).state).store(version << 8 | static_cast<uint8_t>(state), std::memory_order_release);
+}
+
+void ControlSegment::SetEmpty(size_t half) {
+  std::atomic_ref(record(half).manifest_check).store(0, std::memory_order_release);
+  StoreState(half, 0, HalfState::kEmpty);
+}
+
+void ControlSegment::SetWriting(size_t half, Version version) {
+  std::atomic_ref(record(half).manifest_check).store(0, std::memory_order_release);
+  StoreState(half, version, HalfState::kWriting);
+}
+
+void ControlSegment::SetCommitted(size_t half, Version version, int64_t committed_unix_ns) {
+  record(half).committed_unix_ns = committed_unix_ns;
+  StoreState(half, version, HalfState::kCommitted);
+}
+
+uint64_t ControlSegment::ManifestCheck(size_t half) const {
+  Bytes image;
+  Append(image, version(half));
+  Append(image, record(half).digest);
+  AppendBytes(image, std::as_bytes(std::span(hashes(half), header().block_count)));
+  return std::max<uint64_t>(Hash64(image), 1);  // 0 means none
+}
+
+void ControlSegment::RecordManifest(size_t half, const Manifest& manifest) {
+  std::atomic_ref(record(half).manifest_check).store(0, std::memory_order_release);
+  std::memcpy(hashes(half), manifest.block_hashes.data(), manifest.block_hashes.size() * sizeof(uint64_t));
+  record(half).digest = manifest.digest;
+  std::atomic_ref(record(half).manifest_check).store(ManifestCheck(half), std::memory_order_release);
+}
+
+std::optional<Manifest> ControlSegment::RecordedManifest(size_t half) const {
+  const uint64_t check = std::atomic_ref(record(half).manifest_check).load(std::memory_order_acquire);
+  if (check == 0 || check != ManifestCheck(half)) return std::nullopt;
+  return Manifest{.held = {header().run, version(half)},
+                  .block_hashes = {hashes(half), hashes(half) + header().block_count},
+                  .digest = record(half).digest};
+}
+
+}  // namespace lockstep

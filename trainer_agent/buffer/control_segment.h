@@ -1,0 +1,104 @@
+// The control segment: what the agent must still know after it was killed (FORMAT.md).
+//
+// A small shared segment beside the two halves. It names the run and the layout and records the state of each half. The
+// agent alone writes it; a state changes by one atomic 8-byte store, so a kill between two instructions leaves a state
+// that was true.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "common/base/ids.h"
+#include "common/base/status.h"
+#include "common/model/layout.h"
+#include "common/model/manifest.h"
+#include "common/os/segment.h"
+
+namespace lockstep {
+
+inline constexpr uint16_t kSegmentFormat = 1;
+inline constexpr size_t kHalves = 2;
+inline constexpr size_t kMaxModelName = 128;
+
+enum class HalfState : uint8_t {
+  kEmpty = 0,      // holds nothing; may be written
+  kWriting = 1,    // ranks are writing its version; never served
+  kCommitted = 2,  // every rank said done: the bytes are its version, whole
+};
+
+struct ControlHeader {  // 256 bytes
+  char magic[8];        // "LSCTRL01"
+  uint16_t format;      // kSegmentFormat
+  uint16_t header_bytes;
+  uint32_t block_count;
+  RunId run;
+  LayoutDigest layout;
+  uint64_t layout_bytes;      // of the encoded layout, which starts at byte 512
+  uint64_t image_bytes;       // of each half: safetensors header and data section
+  uint64_t data_offset;       // of the data section in each half
+  uint32_t ranks;             // that must commit a version
+  uint32_t reserved;          // 0
+  char model[kMaxModelName];  // zero-padded
+  uint8_t unused[40];         // 0
+  uint64_t check;             // xxh3-64 of the bytes before
+};
+static_assert(sizeof(ControlHeader) == 256);
+
+struct HalfRecord {  // 64 bytes; two of them at byte 256, then 128 bytes of zero up to 512
+  uint64_t state;    // version << 8 | HalfState, changed by one store
+  int64_t committed_unix_ns;
+  ManifestDigest digest;
+  uint64_t manifest_check;  // xxh3-64 of version, digest and the half's hash table; 0 when no manifest is recorded
+  uint8_t unused[24];       // 0
+};
+static_assert(sizeof(HalfRecord) == 64);
+
+// "[A-Za-z0-9._-]{1,128}", and neither "." nor "..": a model's name is a directory's name too. kBadData otherwise.
+Status CheckModelName(std::string_view model);
+
+class ControlSegment {
+ public:
+  static uint64_t BytesFor(const ModelLayout& layout);
+
+  // Writes a fresh segment's content. REQUIRES segment.bytes() == BytesFor(layout).
+  static ControlSegment Format(MappedSegment segment, const std::string& model, const RunId& run,
+                               const ModelLayout& layout, uint32_t ranks);
+  // Adopts what an earlier agent left, or what a rank handed back. kProtocol, kCorrupt: it is none of ours, or damaged.
+  static Result<ControlSegment> Open(MappedSegment segment);
+
+  const ControlHeader& header() const { return *reinterpret_cast<const ControlHeader*>(segment_.data()); }
+  std::string model() const;
+  const std::shared_ptr<const ModelLayout>& layout() const { return layout_; }
+  int fd() const { return segment_.fd(); }
+
+  HalfState state(size_t half) const;
+  Version version(size_t half) const;  // 0 when empty
+  int64_t committed_unix_ns(size_t half) const { return record(half).committed_unix_ns; }
+
+  // Drops the half's manifest, then changes its state.
+  void SetEmpty(size_t half);
+  void SetWriting(size_t half, Version version);
+  void SetCommitted(size_t half, Version version, int64_t committed_unix_ns);
+
+  // REQUIRES the half to be committed at manifest.held.version.
+  void RecordManifest(size_t half, const Manifest& manifest);
+  // What was recorded for the half's present version; no value when nothing was, or when the agent died while
+  // recording.
+  std::optional<Manifest> RecordedManifest(size_t half) const;
+
+ private:
+  ControlSegment(MappedSegment segment, std::shared_ptr<const ModelLayout> layout)
+      : segment_(std::move(segment)), layout_(std::move(layout)) {}
+
+  HalfRecord& record(size_t half) const;
+  uint64_t* hashes(size_t half) const;
+  uint64_t ManifestCheck(size_t half) const;
+  void StoreState(size_t half, Version version, HalfState state);
+
+  MappedSegment segment_;
+  std::shared_ptr<const ModelLayout> layout_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,134 @@
+#include "trainer_agent/buffer/double_buffer.h"
+
+#include <cstring>
+
+#include "common/base/text.h"
+#include "common/model/safetensors.h"
+
+namespace lockstep {
+namespace {
+
+const char* const kHalfNames[kHalves] = {"half-0", "half-1"};
+
+}  // namespace
+
+DoubleBuffer::DoubleBuffer(ControlSegment control, std::array<MappedSegment, kHalves> halves)
+    : model_(control.model()), control_(std::move(control)), halves_(std::move(halves)) {}
+
+Result<std::unique_ptr<DoubleBuffer>> DoubleBuffer::Create(const std::string& model, const RunId& run,
+                                                           const ModelLayout& layout, uint32_t ranks,
+                                                           const SegmentFactory& make) {
+  LS_RETURN_IF_ERROR(CheckModelName(model));
+  const Bytes header = SafetensorsHeader(layout);
+  std::array<MappedSegment, kHalves> halves;
+  for (size_t half = 0; half < kHalves; ++half) {
+    LS_ASSIGN_OR_RETURN(halves[half], make(kHalfNames[half], header.size() + layout.data_bytes()));
+    std::memcpy(halves[half].data(), header.data(), header.size());
+  }
+  LS_ASSIGN_OR_RETURN(MappedSegment control, make("control", ControlSegment::BytesFor(layout)));
+  return std::unique_ptr<DoubleBuffer>(
+      new DoubleBuffer(ControlSegment::Format(std::move(control), model, run, layout, ranks), std::move(halves)));
+}
+
+Result<std::unique_ptr<DoubleBuffer>> DoubleBuffer::Reopen(MappedSegment segment, const SegmentOpener& open) {
+  LS_ASSIGN_OR_RETURN(ControlSegment control, ControlSegment::Open(std::move(segment)));
+  const Bytes header = SafetensorsHeader(*control.layout());
+  std::array<MappedSegment, kHalves> halves;
+  for (size_t half = 0; half < kHalves; ++half) {
+    LS_ASSIGN_OR_RETURN(halves[half], open(kHalfNames[half], control.header().image_bytes));
+    if (std::memcmp(halves[half].data(), header.data(), header.size()) != 0) {
+      return Status(ErrorCode::kCorrupt, Cat(kHalfNames[half], " of model ", control.model(),
+                                             ": its safetensors header is not the layout's"));
+    }
+  }
+  return std::unique_ptr<DoubleBuffer>(new DoubleBuffer(std::move(control), std::move(halves)));
+}
+
+std::optional<size_t> DoubleBuffer::NewestCommitted() const {
+  std::lock_guard lock(mutex_);
+  std::optional<size_t> newest;
+  for (size_t half = 0; half < kHalves; ++half) {
+    if (control_.state(half) != HalfState::kCommitted) continue;
+    if (!newest || control_.version(half) > control_.version(*newest)) newest = half;
+  }
+  return newest;
+}
+
+size_t DoubleBuffer::WriteHalf() const {
+  return NewestCommitted() == std::optional<size_t>(0) ? 1 : 0;
+}
+
+HalfState DoubleBuffer::state(size_t half) const {
+  std::lock_guard lock(mutex_);
+  return control_.state(half);
+}
+
+Version DoubleBuffer::version(size_t half) const {
+  std::lock_guard lock(mutex_);
+  return control_.version(half);
+}
+
+int64_t DoubleBuffer::committed_unix_ns(size_t half) const {
+  std::lock_guard lock(mutex_);
+  return control_.committed_unix_ns(half);
+}
+
+size_t DoubleBuffer::BeginWrite(Version version) {
+  const size_t half = WriteHalf();
+  std::unique_lock lock(mutex_);
+  control_.SetWriting(half, version);
+  readers_gone_.wait(lock, [&] { return readers_[half] == 0; });
+  return half;
+}
+
+void DoubleBuffer::Commit(size_t half, int64_t committed_unix_ns) {
+  std::lock_guard lock(mutex_);
+  control_.SetCommitted(half, control_.version(half), committed_unix_ns);
+}
+
+void DoubleBuffer::Abort(size_t half) {
+  Drop(half);
+}
+
+void DoubleBuffer::Drop(size_t half) {
+  std::lock_guard lock(mutex_);
+  control_.SetEmpty(half);
+}
+
+void DoubleBuffer::RecordManifest(size_t half, const Manifest& manifest) {
+  std::lock_guard lock(mutex_);
+  control_.RecordManifest(half, manifest);
+}
+
+std::optional<Manifest> DoubleBuffer::RecordedManifest(size_t half) const {
+  std::lock_guard lock(mutex_);
+  return control_.RecordedManifest(half);
+}
+
+std::optional<size_t> DoubleBuffer::AcquireRead(Version version) {
+  std::lock_guard lock(mutex_);
+  for (size_t half = 0; half < kHalves; ++half) {
+    if (control_.state(half) != HalfState::kCommitted || control_.version(half) != version) continue;
+    ++readers_[half];
+    return half;
+  }
+  return std::nullopt;
+}
+
+void DoubleBuffer::ReleaseRead(size_t half) {
+  std::lock_guard lock(mutex_);
+  if (--readers_[half] == 0) readers_gone_.notify_all();
+}
+
+Status DoubleBuffer::ReadBlock(Version version, BlockIndex block, std::span<std::byte> out) {
+  const std::optional<size_t> half = AcquireRead(version);
+  if (!half) {
+    return {ErrorCode::kState, Cat("model ", model_, ": version ", version, " is no longer in memory")};
+  }
+  const ByteRange range = layout()->block_range(block);
+  std::memcpy(out.data(), data(*half) + range.offset, range.bytes);
+  ReleaseRead(*half);
+  return OkStatus();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,125 @@
+#include "trainer_agent/buffer/double_buffer.h"
+
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <thread>
+
+#include "common/model/safetensors.h"
+
+namespace lockstep {
+namespace {
+
+std::shared_ptr<const ModelLayout> Layout() {
+  return *ModelLayout::Create({{"w", DType::kBF16, {5000}, 0}}, 4096);
+}
+
+std::unique_ptr<DoubleBuffer> Fresh() {
+  auto buffer = DoubleBuffer::Create("actor", RandomId<RunId>(), *Layout(), 2, CreateMemfdSegment);
+  REQUIRE(buffer.ok());
+  return *std::move(buffer);
+}
+
+Result<std::unique_ptr<DoubleBuffer>> ReopenOf(const DoubleBuffer& buffer) {
+  const auto adopt = [&](size_t i, uint64_t bytes) {
+    return AdoptSegment(UniqueFd(dup(buffer.fds()[i])), bytes, Access::kReadWrite, "segment");
+  };
+  LS_ASSIGN_OR_RETURN(MappedSegment control, adopt(0, ControlSegment::BytesFor(*buffer.layout())));
+  return DoubleBuffer::Reopen(std::move(control), [&](const std::string& name, uint64_t bytes) {
+    return adopt(name == "half-0" ? 1 : 2, bytes);
+  });
+}
+
+TEST_CASE("A half is a safetensors image and versions alternate between the halves") {
+  const auto buffer = Fresh();
+  const auto header = SafetensorsHeader(*Layout());
+  CHECK(std::memcmp(buffer->data(0) - buffer->data_offset(), header.data(), header.size()) == 0);
+  CHECK(buffer->BeginWrite(1) == 0);
+  CHECK_FALSE(buffer->NewestCommitted());
+  buffer->Commit(0, 77);
+  CHECK(buffer->NewestCommitted() == std::optional<size_t>(0));
+  CHECK(buffer->BeginWrite(2) == 1);
+  buffer->Abort(1);
+  CHECK(buffer->BeginWrite(3) == 1);
+  buffer->Commit(1, 78);
+  CHECK(buffer->BeginWrite(4) == 0);
+  CHECK(buffer->version(0) == 4);
+  CHECK(buffer->state(0) == HalfState::kWriting);
+}
+
+TEST_CASE("Only a committed version can be read, and only under its own number") {
+  const auto buffer = Fresh();
+  std::byte block[4096];
+  CHECK(buffer->ReadBlock(1, 0, block).code() == ErrorCode::kState);
+  buffer->BeginWrite(1);
+  std::memset(buffer->data(0), 7, 10000);
+  CHECK(buffer->ReadBlock(1, 0, block).code() == ErrorCode::kState);
+  buffer->Commit(0, 1);
+  REQUIRE(buffer->ReadBlock(1, 2, block).ok());
+  CHECK(block[1807] == std::byte{7});
+  CHECK(buffer->ReadBlock(2, 0, block).code() == ErrorCode::kState);
+}
+
+TEST_CASE("Readers never see a half that is being written, and writers never wait for more than a block") {
+  const auto buffer = Fresh();
+  std::atomic<bool> stop{false};
+  std::atomic<int> torn{0};
+  std::thread reader([&] {
+    std::byte block[4096];
+    for (Version version = 1; !stop; version = version % 200 + 1) {
+      if (!buffer->ReadBlock(version, 0, block).ok()) continue;
+      for (const std::byte byte : block) torn += byte != static_cast<std::byte>(version);
+    }
+  });
+  for (Version version = 1; version <= 200; ++version) {
+    const size_t half = buffer->BeginWrite(version);
+    std::memset(buffer->data(half), static_cast<int>(version), 10000);
+    buffer->Commit(half, 1);
+  }
+  stop = true;
+  reader.join();
+  CHECK(torn == 0);
+}
+
+TEST_CASE("State and manifests survive the agent") {
+  const auto buffer = Fresh();
+  buffer->BeginWrite(5);
+  buffer->Commit(0, 99);
+  const Manifest manifest{.held = {buffer->run(), 5}, .block_hashes = {1, 2, 3}, .digest = RandomId<ManifestDigest>()};
+  buffer->RecordManifest(0, manifest);
+  buffer->BeginWrite(6);
+  const auto again = ReopenOf(*buffer);
+  REQUIRE(again.ok());
+  CHECK((*again)->run() == buffer->run());
+  CHECK((*again)->model() == "actor");
+  CHECK((*again)->ranks() == 2);
+  CHECK((*again)->version(0) == 5);
+  CHECK((*again)->committed_unix_ns(0) == 99);
+  CHECK((*again)->state(1) == HalfState::kWriting);
+  REQUIRE((*again)->RecordedManifest(0));
+  CHECK((*again)->RecordedManifest(0)->block_hashes == manifest.block_hashes);
+  CHECK((*again)->RecordedManifest(0)->digest == manifest.digest);
+  CHECK_FALSE((*again)->RecordedManifest(1));
+  CHECK((*again)->BeginWrite(6) == 1);
+  buffer->BeginWrite(7);
+}
+
+TEST_CASE("A damaged control segment is refused") {
+  const auto buffer = Fresh();
+  const auto control = AdoptSegment(UniqueFd(dup(buffer->fds()[0])), ControlSegment::BytesFor(*buffer->layout()),
+                                    Access::kReadWrite, "control");
+  for (const size_t at : {0, 9, 20, 40, 60, 100, 515}) {
+    control->data()[at] ^= std::byte{1};
+    CHECK_FALSE(ReopenOf(*buffer).ok());
+    control->data()[at] ^= std::byte{1};
+  }
+  CHECK(ReopenOf(*buffer).ok());
+}
+
+TEST_CASE("Model names are directory names") {
+  CHECK(CheckModelName("Qwen3-0.6B_actor").ok());
+  for (const std::string bad : {"", ".", "..", "a/b", "a b", "\n"}) CHECK_FALSE(CheckModelName(bad).ok());
+  CHECK_FALSE(CheckModelName(std::string(129, 'a')).ok());
+}
+
+}  // namespace
+}  // namespace lockstep

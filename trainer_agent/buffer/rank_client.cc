@@ -1,0 +1,219 @@
+#include "trainer_agent/buffer/rank_client.h"
+
+#include <thread>
+
+#include "common/base/text.h"
+
+namespace lockstep {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kRetryPause{50};
+constexpr size_t kRangesPerMessage = 4096;
+
+bool ConnectionLost(const Status& status) {
+  return status.code() == ErrorCode::kUnavailable;
+}
+
+template <typename T>
+Result<T> BodyAs(const Message& message, RankMessage expected) {
+  if (message.type == RankMessage::kError) return DecodeError(message.body);
+  T body{};
+  ByteReader reader(message.body);
+  if (message.type != expected || !reader.Take(body) || !reader.empty()) {
+    return Status(ErrorCode::kProtocol,
+                  Cat("rank protocol: unexpected answer of type ", static_cast<int>(message.type)));
+  }
+  return body;
+}
+
+Status ExpectDone(const Message& message) {
+  if (message.type == RankMessage::kError) return DecodeError(message.body);
+  if (message.type == RankMessage::kDone) return OkStatus();
+  return {ErrorCode::kProtocol, Cat("rank protocol: unexpected answer of type ", static_cast<int>(message.type))};
+}
+
+// Appends `range`, growing the last one when they touch: tensors are mostly told in order.
+void AppendMerged(std::vector<ByteRange>& ranges, const ByteRange& range) {
+  if (!ranges.empty() && ranges.back().end() == range.offset) {
+    ranges.back().bytes += range.bytes;
+  } else {
+    ranges.push_back(range);
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RankClient>> RankClient::Open(RankOptions options) {
+  std::unique_ptr<RankClient> client(new RankClient(std::move(options)));
+  const auto deadline = Clock::now() + client->options_.connect_timeout;
+  while (true) {
+    const Status status = client->Connect(client->options_.connect_timeout);
+    if (status.ok()) return client;
+    const bool nobody_there = ConnectionLost(status) || status.code() == ErrorCode::kNotFound;
+    if (!nobody_there || client->segments_[0].valid() || Clock::now() + kRetryPause > deadline) {
+      return status.WithContext(Cat("model ", client->options_.model, ": cannot open it at the agent's socket ",
+                                    client->options_.socket_path));
+    }
+    std::this_thread::sleep_for(kRetryPause);
+  }
+}
+
+Status RankClient::Connect(std::chrono::milliseconds timeout) {
+  LS_ASSIGN_OR_RETURN(connection_, UnixConnect(options_.socket_path, timeout));
+  Bytes body;
+  Append(body, OpenBody{.rank = options_.rank,
+                        .ranks = options_.ranks,
+                        .run = options_.run,
+                        .model_bytes = static_cast<uint32_t>(options_.model.size()),
+                        .layout_bytes = static_cast<uint32_t>(options_.layout->encoded().size())});
+  AppendBytes(body, AsBytes(std::string_view(options_.model)));
+  AppendBytes(body, options_.layout->encoded());
+  std::vector<int> fds;
+  if (segments_[0].valid()) {
+    for (const MappedSegment& segment : segments_) fds.push_back(segment.fd());
+  }
+  LS_RETURN_IF_ERROR(SendMessage(connection_, RankMessage::kOpen, body, fds, timeout));
+  LS_ASSIGN_OR_RETURN(Message reply, ReceiveMessage(connection_, options_.call_timeout));
+  return Opened(std::move(reply));
+}
+
+Status RankClient::Opened(Message reply) {
+  LS_ASSIGN_OR_RETURN(const auto opened, BodyAs<OpenedBody>(reply, RankMessage::kOpened));
+  newest_version_ = opened.newest_version;
+  if (segments_[0].valid()) {
+    if (opened.run == options_.run) return OkStatus();
+    return {ErrorCode::kAborted, Cat("the agent has moved from run ", ToHex(options_.run), " to ", ToHex(opened.run),
+                                     "; open the model anew")};
+  }
+  options_.run = opened.run;
+  return MapSegments(opened, std::move(reply.fds));
+}
+
+Status RankClient::MapSegments(const OpenedBody& opened, std::vector<UniqueFd> fds) {
+  if (fds.size() != segments_.size()) {
+    return {ErrorCode::kProtocol, Cat("rank protocol: the agent sent ", fds.size(), " descriptors, not 3")};
+  }
+  if (opened.data_offset > opened.image_bytes ||
+      opened.image_bytes - opened.data_offset != options_.layout->data_bytes()) {
+    return {ErrorCode::kProtocol, "rank protocol: the agent's halves do not fit the model's layout"};
+  }
+  const uint64_t sizes[] = {opened.control_bytes, opened.image_bytes, opened.image_bytes};
+  for (size_t i = 0; i < segments_.size(); ++i) {
+    LS_ASSIGN_OR_RETURN(segments_[i],
+                        AdoptSegment(std::move(fds[i]), sizes[i], i == 0 ? Access::kReadOnly : Access::kReadWrite,
+                                     Cat("segment ", i, " of model ", options_.model)));
+  }
+  data_offset_ = opened.data_offset;
+  return OkStatus();
+}
+
+Status RankClient::Reconnect() {
+  const auto deadline = Clock::now() + options_.reconnect_timeout;
+  Status last;
+  while (true) {
+    last = Connect(options_.connect_timeout);
+    if (last.ok()) last = Replay();
+    if (last.ok()) return last;
+    // A restarted agent is first absent, then listening, then still checking what it found.
+    const bool passing =
+        ConnectionLost(last) || last.code() == ErrorCode::kNotFound || last.code() == ErrorCode::kState;
+    if (!passing || Clock::now() + kRetryPause > deadline) {
+      return last.WithContext(
+          Cat("model ", options_.model, ": lost the agent at ", options_.socket_path, " and could not reconnect"));
+    }
+    std::this_thread::sleep_for(kRetryPause);
+  }
+}
+
+Status RankClient::Replay() {
+  if (told_.version == 0 || told_.given_up || told_.version <= newest_version_) return OkStatus();
+  LS_ASSIGN_OR_RETURN(const Message begun, CallOnce(RankMessage::kBegin, AsBytes(VersionBody{told_.version})));
+  LS_ASSIGN_OR_RETURN(const auto body, BodyAs<BegunBody>(begun, RankMessage::kBegun));
+  if (body.half != told_.half) {
+    return {ErrorCode::kAborted, Cat("version ", told_.version, " was lost with the agent; publish it again")};
+  }
+  LS_RETURN_IF_ERROR(SendRanges(told_.version, told_.ranges));
+  if (!told_.committed) return OkStatus();
+  LS_ASSIGN_OR_RETURN(const Message done, CallOnce(RankMessage::kCommit, AsBytes(VersionBody{told_.version})));
+  return ExpectDone(done);
+}
+
+Result<Message> RankClient::CallOnce(RankMessage type, ByteView body) {
+  LS_RETURN_IF_ERROR(SendMessage(connection_, type, body, {}, options_.call_timeout));
+  return ReceiveMessage(connection_, options_.call_timeout);
+}
+
+Result<Message> RankClient::Call(RankMessage type, ByteView body) {
+  Result<Message> reply = CallOnce(type, body);
+  if (reply.ok() || !ConnectionLost(reply.status())) return reply;
+  LS_RETURN_IF_ERROR(Reconnect());
+  return CallOnce(type, body);
+}
+
+Result<std::byte*> RankClient::Begin(Version version) {
+  if (writing()) {
+    return Status(ErrorCode::kState,
+                  Cat("version ", told_.version, " is still being written; commit or abort it first"));
+  }
+  LS_ASSIGN_OR_RETURN(const Message reply, Call(RankMessage::kBegin, AsBytes(VersionBody{version})));
+  LS_ASSIGN_OR_RETURN(const auto begun, BodyAs<BegunBody>(reply, RankMessage::kBegun));
+  if (begun.half > 1) return Status(ErrorCode::kProtocol, Cat("rank protocol: there is no half ", begun.half));
+  told_ = Told{.version = version, .half = begun.half};
+  return data(begun.half);
+}
+
+Status RankClient::SendRanges(Version version, std::span<const ByteRange> ranges) {
+  while (!ranges.empty()) {
+    const auto some = ranges.first(std::min(ranges.size(), kRangesPerMessage));
+    ranges = ranges.subspan(some.size());
+    Bytes body;
+    Append(body, VersionBody{version});
+    for (const ByteRange& range : some) {
+      Append(body, range.offset);
+      Append(body, range.bytes);
+    }
+    LS_RETURN_IF_ERROR(SendMessage(connection_, RankMessage::kRanges, body, {}, options_.call_timeout));
+  }
+  return OkStatus();
+}
+
+Status RankClient::RangesDone(std::span<const ByteRange> ranges) {
+  for (const ByteRange& range : ranges) AppendMerged(told_.ranges, range);
+  const Status status = SendRanges(told_.version, ranges);
+  // The replay after a reconnection tells all ranges, these among them.
+  return ConnectionLost(status) ? Reconnect() : status;
+}
+
+Status RankClient::Commit() {
+  const VersionBody body{told_.version};
+  Result<Message> reply = CallOnce(RankMessage::kCommit, AsBytes(body));
+  if (!reply.ok() && ConnectionLost(reply.status())) {
+    LS_RETURN_IF_ERROR(Reconnect());
+    // The old agent may have committed it just before it died.
+    if (newest_version_ >= told_.version) {
+      told_.committed = true;
+      return OkStatus();
+    }
+    reply = CallOnce(RankMessage::kCommit, AsBytes(body));
+  }
+  LS_RETURN_IF_ERROR(reply);
+  const Status status = ExpectDone(*reply);
+  if (status.ok()) {
+    told_.committed = true;
+    newest_version_ = told_.version;
+  } else {
+    told_.given_up = true;
+  }
+  return status;
+}
+
+Status RankClient::Abort() {
+  const Version version = told_.version;
+  told_.given_up = true;
+  LS_ASSIGN_OR_RETURN(const Message reply, Call(RankMessage::kAbort, AsBytes(VersionBody{version})));
+  return ExpectDone(reply);
+}
+
+}  // namespace lockstep

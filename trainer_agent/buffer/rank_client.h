@@ -1,0 +1,82 @@
+// RankClient: one rank's side of the rank protocol. It runs inside the trainer's process: no threads, no exceptions.
+//
+// It remembers what it told of the last version, so that an agent killed at any moment can be told again: it reconnects
+// within the call that noticed, hands the segments back, and repeats BEGIN, RANGES and COMMIT where the new agent lacks
+// them. The bytes themselves are in the shared halves, which outlive the agent.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/base/status.h"
+#include "common/model/layout.h"
+#include "common/os/segment.h"
+#include "common/os/unix_socket.h"
+#include "trainer_agent/buffer/rank_messages.h"
+
+namespace lockstep {
+
+struct RankOptions {
+  std::string socket_path;
+  std::string model;
+  std::shared_ptr<const ModelLayout> layout;
+  uint32_t rank = 0;
+  uint32_t ranks = 1;
+  RunId run;  // zero: a new run
+  std::chrono::milliseconds connect_timeout{10'000};
+  std::chrono::milliseconds reconnect_timeout{60'000};
+  std::chrono::milliseconds call_timeout{600'000};
+};
+
+// Not thread-safe. Closing the connection (destruction) while a version is being written aborts that version.
+class RankClient {
+ public:
+  static Result<std::unique_ptr<RankClient>> Open(RankOptions options);
+
+  // The data section of the half to fill. Errors as lockstep_begin (export_plugin/lockstep.h).
+  Result<std::byte*> Begin(Version version);
+  Status RangesDone(std::span<const ByteRange> ranges);  // REQUIRES writing()
+  Status Commit();                                       // REQUIRES writing()
+  Status Abort();                                        // REQUIRES writing()
+
+  bool writing() const { return told_.version != 0 && !told_.committed && !told_.given_up; }
+  const RunId& run() const { return options_.run; }
+  Version committed_version() const { return newest_version_; }
+  const ModelLayout& layout() const { return *options_.layout; }
+  std::byte* data(size_t half) { return segments_[1 + half].data() + data_offset_; }
+
+ private:
+  // What the agent was told of the last version begun.
+  struct Told {
+    Version version = 0;
+    std::vector<ByteRange> ranges;
+    bool committed = false;
+    bool given_up = false;
+    size_t half = 0;
+  };
+
+  explicit RankClient(RankOptions options) : options_(std::move(options)) {}
+
+  Status Connect(std::chrono::milliseconds timeout);
+  Status Opened(Message reply);
+  Status MapSegments(const OpenedBody& opened, std::vector<UniqueFd> fds);
+  Status Reconnect();
+  Status Replay();
+  // Sends and awaits the answer; on a lost connection reconnects, replays and sends again.
+  Result<Message> Call(RankMessage type, ByteView body);
+  Result<Message> CallOnce(RankMessage type, ByteView body);
+  Status SendRanges(Version version, std::span<const ByteRange> ranges);
+
+  RankOptions options_;
+  UnixConnection connection_;
+  std::array<MappedSegment, 3> segments_;  // control, half 0, half 1
+  uint64_t data_offset_ = 0;
+  Version newest_version_ = 0;
+  Told told_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,92 @@
+// What ranks and the agent say to each other on the unix socket (FORMAT.md, "The rank protocol").
+//
+// Every message is a MessageHeader and `body_bytes` bytes. A rank sends OPEN first; BEGIN, COMMIT and ABORT are each
+// answered by one reply or an ERROR; RANGES are not answered, and what is wrong with them is told at the next COMMIT.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/ids.h"
+#include "common/base/status.h"
+#include "common/os/unique_fd.h"
+#include "common/os/unix_socket.h"
+
+namespace lockstep {
+
+inline constexpr uint32_t kRankMagic = 0x4b52534c;  // "LSRK" as bytes
+inline constexpr uint16_t kRankFormat = 1;
+inline constexpr uint32_t kMaxRankBody = 256u << 20;
+inline constexpr uint32_t kMaxRanks = 4096;
+
+enum class RankMessage : uint16_t {
+  kOpen = 1,    // OpenBody, model name, encoded layout; on reconnection the three segments' descriptors
+  kOpened = 2,  // OpenedBody; descriptors of control, half 0, half 1
+  kBegin = 3,   // VersionBody
+  kBegun = 4,   // BegunBody
+  kRanges = 5,  // VersionBody, then ByteRanges
+  kCommit = 6,  // VersionBody
+  kAbort = 7,   // VersionBody
+  kDone = 8,    // no body
+  kError = 9,   // ErrorBody, then a sentence
+};
+
+struct MessageHeader {  // 16 bytes
+  uint32_t magic = kRankMagic;
+  uint16_t format = kRankFormat;
+  uint16_t type = 0;  // RankMessage
+  uint32_t body_bytes = 0;
+  uint32_t reserved = 0;
+};
+static_assert(sizeof(MessageHeader) == 16);
+
+struct OpenBody {  // 32 bytes
+  uint32_t rank = 0;
+  uint32_t ranks = 0;
+  RunId run;  // zero: a new run, or the new run that another rank of this trainer has just started
+  uint32_t model_bytes = 0;
+  uint32_t layout_bytes = 0;
+};
+static_assert(sizeof(OpenBody) == 32);
+
+struct OpenedBody {  // 48 bytes
+  RunId run;
+  uint64_t newest_version = 0;  // committed in this run; 0 for none
+  uint64_t image_bytes = 0;
+  uint64_t data_offset = 0;
+  uint64_t control_bytes = 0;
+};
+static_assert(sizeof(OpenedBody) == 48);
+
+struct VersionBody {  // 8 bytes
+  uint64_t version = 0;
+};
+
+struct BegunBody {  // 8 bytes
+  uint32_t half = 0;
+  uint32_t reserved = 0;
+};
+
+struct ErrorBody {    // 4 bytes
+  uint32_t code = 0;  // ErrorCode
+};
+
+struct Message {
+  RankMessage type{};
+  Bytes body;
+  std::vector<UniqueFd> fds;
+};
+
+Status SendMessage(UnixConnection& connection, RankMessage type, ByteView body, std::span<const int> fds,
+                   std::chrono::milliseconds timeout);
+// kProtocol for anything that is no well-formed header or too large a body.
+Result<Message> ReceiveMessage(UnixConnection& connection, std::chrono::milliseconds timeout);
+
+Bytes EncodeError(const Status& status);
+// The error that a kError message carries; kProtocol when it is malformed.
+Status DecodeError(ByteView body);
+
+}  // namespace lockstep
