@@ -21,7 +21,7 @@ ALLOWED = {
     "common/os": {"common/base"},
     "common/model": {"common/base", "@nlohmann_json"},
     "common/layout": {"common/base", "common/model"},
-    "common/payload": {"common/base", "common/model", "@zstd"},
+    "common/payload": {"common/base", "common/model", "kernels", "@zstd"},
     "common/wire": {"common/base", "common/payload"},
     "common/net": {"common/base", "common/os", "@asio"},
     "common/rpc": {"common/base", "common/os", "@grpc"},
