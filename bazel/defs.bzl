@@ -48,7 +48,9 @@ def ls_cc_plugin(name, deps = [], exported_symbols = None, **kwargs):
         linkshared = True,
         linkstatic = True,
         linkopts = [
-            "-static-libstdc++",
+            # Bazel's own -lstdc++ comes after these and finds nothing left to do.
+            "-Wl,--as-needed",
+            "-l:libstdc++.a",
             "-static-libgcc",
             "-Wl,--exclude-libs,ALL",
             "-Wl,-z,defs",

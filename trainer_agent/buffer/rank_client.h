@@ -47,7 +47,8 @@ class RankClient {
   const RunId& run() const { return options_.run; }
   Version committed_version() const { return newest_version_; }
   const ModelLayout& layout() const { return *options_.layout; }
-  std::byte* data(size_t half) { return segments_[1 + half].data() + data_offset_; }
+  // The data section being filled. REQUIRES writing().
+  std::byte* write_data() { return data(told_.half); }
 
  private:
   // What the agent was told of the last version begun.
@@ -58,6 +59,8 @@ class RankClient {
     bool given_up = false;
     size_t half = 0;
   };
+
+  std::byte* data(size_t half) { return segments_[1 + half].data() + data_offset_; }
 
   explicit RankClient(RankOptions options) : options_(std::move(options)) {}
 
