@@ -1,0 +1,50 @@
+// Structured logs on stderr: an event's stable snake_case name and its fields.
+//
+// On a terminal a line of text, otherwise one JSON object a line:
+//   {"ts":"2025-03-01T12:00:00.123Z","level":"info","daemon":"trainer_agent","event":"version_committed","model":"actor",...}
+// WARN: degraded but working. ERROR: an operation failed. Thread-safe; a line is never torn.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "common/base/status.h"
+
+namespace lockstep {
+
+enum class LogLevel { kDebug, kInfo, kWarn, kError };
+
+// One named value. Names are the field's words: model, run, version, bytes, duration_s.
+struct Field {
+  using Value = std::variant<bool, int64_t, uint64_t, double, std::string>;
+
+  Field(std::string_view name, bool value) : name(name), value(value) {}
+  Field(std::string_view name, std::signed_integral auto value) : name(name), value(int64_t{value}) {}
+  Field(std::string_view name, std::unsigned_integral auto value) : name(name), value(uint64_t{value}) {}
+  Field(std::string_view name, std::floating_point auto value) : name(name), value(double{value}) {}
+  Field(std::string_view name, std::string value) : name(name), value(std::move(value)) {}
+  Field(std::string_view name, std::string_view value) : name(name), value(std::string(value)) {}
+  Field(std::string_view name, const char* value) : name(name), value(std::string(value)) {}
+
+  std::string_view name;  // outlives the call that logs it
+  Value value;
+};
+
+// Without this call, info and above is logged as text. `level`: debug, info, warn or error; `format`: auto, text or
+// json, where auto is text on a terminal. kConfig, naming the value, for anything else.
+Status InitLogging(std::string_view daemon, std::string_view level, std::string_view format);
+
+// May be called at any time. kConfig for an unknown level.
+Status SetLogLevel(std::string_view level);
+
+void Log(LogLevel level, std::string_view event, std::initializer_list<Field> fields = {});
+
+// With the fields error (the status' label) and message. REQUIRES !status.ok().
+void LogWarn(std::string_view event, const Status& status, std::initializer_list<Field> fields = {});
+void LogError(std::string_view event, const Status& status, std::initializer_list<Field> fields = {});
+
+}  // namespace lockstep
