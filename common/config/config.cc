@@ -1,0 +1,198 @@
+#include "common/config/config.h"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <iostream>
+#include <memory>
+
+#include "common/base/text.h"
+#include "common/config/config_file.h"
+#include "common/config/config_values.h"
+
+namespace lockstep {
+
+// CLI11's view of the options: it reads words and makes the help, what they mean is decided here.
+class ConfigParser::CommandLine {
+ public:
+  explicit CommandLine(ConfigParser& parser) : app_(parser.program_.about, parser.program_.program) {
+    app_.add_option("--config", config_, "TOML file with any of these options, '-' written as '_'")->type_name("FILE");
+    app_.add_flag("--print-config", print_config_, "Print every value and where it comes from, and exit");
+    app_.set_version_flag("--version", parser.program_.version, "Print versions and exit");
+    app_.get_formatter()->column_width(36);
+    for (Option& option : parser.options_) AddOption(option);
+  }
+
+  // Nothing to return: parsed. kExit: help or version were asked for and printed.
+  Result<ParseOutcome> Parse(int argc, const char* const* argv, std::ostream& out) {
+    try {
+      app_.parse(argc, argv);
+      return ParseOutcome::kRun;
+    } catch (const CLI::Success& success) {
+      app_.exit(success, out, out);
+      return ParseOutcome::kExit;
+    } catch (const CLI::ParseError& error) {
+      return Status(ErrorCode::kUsage, Cat(error.what(), " (see --help)"));
+    }
+  }
+
+  bool Given(const Option& option) const { return app_.get_option("--" + option.name)->count() > 0; }
+  const std::string& config() const { return config_; }
+  bool print_config() const { return print_config_; }
+
+ private:
+  void AddOption(Option& option) {
+    CLI::Option* const added =
+        app_.add_option("--" + option.name, option.flag_values, Cat(option.help, " [", option.print(), "]"));
+    added->allow_extra_args(false);
+    switch (option.kind) {
+      case Kind::kText:
+        added->expected(1)->type_name("TEXT");
+        break;
+      case Kind::kNumber:
+        added->expected(1)->type_name("N");
+        break;
+      case Kind::kBool:
+        added->expected(0, 1)->type_name("BOOL");
+        break;
+      case Kind::kList:
+        added->expected(-1)->type_name("TEXT ...");
+        break;
+    }
+    if (option.kind != Kind::kList) added->multi_option_policy(CLI::MultiOptionPolicy::Throw);
+  }
+
+  CLI::App app_;
+  std::string config_;
+  bool print_config_ = false;
+};
+
+namespace {
+
+// A list of words to a target that takes one.
+template <typename T, typename ParseFn>
+std::function<Status(const std::vector<std::string>&)> SetOne(T* target, ParseFn parse) {
+  return [target, parse](const std::vector<std::string>& words) -> Status {
+    if (words.size() != 1) return {ErrorCode::kBadData, Cat("takes one value, not ", words.size())};
+    auto value = parse(words.front());
+    if (!value.ok()) return value.status();
+    *target = *std::move(value);
+    return OkStatus();
+  };
+}
+
+}  // namespace
+
+void ConfigParser::Add(const std::string& name, std::string* target, const std::string& help) {
+  const auto keep = [](const std::string& text) { return Result<std::string>(text); };
+  options_.push_back({name, help, Kind::kText, SetOne(target, keep), [target] { return QuoteToml(*target); }});
+}
+
+void ConfigParser::Add(const std::string& name, uint64_t* target, const std::string& help) {
+  options_.push_back({name, help, Kind::kNumber, SetOne(target, ParseUnsigned), [target] { return Cat(*target); }});
+}
+
+void ConfigParser::Add(const std::string& name, int64_t* target, const std::string& help) {
+  options_.push_back({name, help, Kind::kNumber, SetOne(target, ParseSigned), [target] { return Cat(*target); }});
+}
+
+void ConfigParser::Add(const std::string& name, bool* target, const std::string& help) {
+  options_.push_back(
+      {name, help, Kind::kBool, SetOne(target, ParseBool), [target] { return *target ? "true" : "false"; }});
+}
+
+void ConfigParser::Add(const std::string& name, std::vector<std::string>* target, const std::string& help) {
+  const auto set = [target](const std::vector<std::string>& words) {
+    *target = words;
+    return OkStatus();
+  };
+  options_.push_back({name, help, Kind::kList, set, [target] { return QuoteToml(*target); }});
+}
+
+Result<ParseOutcome> ConfigParser::Parse(int argc, const char* const* argv) {
+  return Parse(argc, argv, std::cout);
+}
+
+Result<ParseOutcome> ConfigParser::Parse(int argc, const char* const* argv, std::ostream& out) {
+  CommandLine line(*this);
+  LS_ASSIGN_OR_RETURN(const ParseOutcome outcome, line.Parse(argc, argv, out));
+  if (outcome == ParseOutcome::kExit) return outcome;
+  std::string path = line.config();
+  if (const char* variable = std::getenv(Variable("config").c_str()); path.empty() && variable != nullptr) {
+    path = variable;
+  }
+  // The weakest first: each source overwrites what came before.
+  if (!path.empty()) LS_RETURN_IF_ERROR(ApplyFile(path));
+  LS_RETURN_IF_ERROR(ApplyEnvironment());
+  LS_RETURN_IF_ERROR(ApplyFlags(line));
+  if (!line.print_config()) return ParseOutcome::kRun;
+  PrintConfig(out);
+  return ParseOutcome::kExit;
+}
+
+std::string ConfigParser::Key(const Option& option) const {
+  std::string key = option.name;
+  std::replace(key.begin(), key.end(), '-', '_');
+  return key;
+}
+
+std::string ConfigParser::Variable(std::string_view name) const {
+  std::string variable = Cat(program_.program, "_", name);
+  for (char& c : variable) c = c == '-' ? '_' : static_cast<char>(std::toupper(c));
+  return variable;
+}
+
+Status ConfigParser::ApplyFile(const std::string& path) {
+  LS_ASSIGN_OR_RETURN(const std::vector<FileEntry> entries, ReadConfigFile(path));
+  for (const FileEntry& entry : entries) {
+    const auto option =
+        std::find_if(options_.begin(), options_.end(), [&](const Option& o) { return Key(o) == entry.key; });
+    if (option == options_.end()) {
+      return {ErrorCode::kConfig, Cat(path, ":", entry.line, ": unknown key '", entry.key, "' (--help lists all)")};
+    }
+    Status status = OkStatus();
+    if (entry.is_array != (option->kind == Kind::kList)) {
+      status = {ErrorCode::kBadData, option->kind == Kind::kList ? "takes an array of texts" : "takes one value"};
+    } else {
+      status = option->set(entry.words);
+    }
+    if (!status.ok()) {
+      return {ErrorCode::kConfig, Cat(path, ":", entry.line, ": key '", entry.key, "': ", status.message())};
+    }
+    option->origin = Cat("file ", path, ":", entry.line);
+  }
+  return OkStatus();
+}
+
+Status ConfigParser::ApplyEnvironment() {
+  for (Option& option : options_) {
+    const std::string variable = Variable(option.name);
+    const char* text = std::getenv(variable.c_str());
+    if (text == nullptr) continue;
+    const Status status = option.set(option.kind == Kind::kList ? SplitCommas(text) : std::vector<std::string>{text});
+    if (!status.ok()) return {ErrorCode::kConfig, Cat("environment variable ", variable, ": ", status.message())};
+    option.origin = Cat("environment ", variable);
+  }
+  return OkStatus();
+}
+
+Status ConfigParser::ApplyFlags(const CommandLine& line) {
+  for (Option& option : options_) {
+    if (!line.Given(option)) continue;
+    const bool bare = option.kind == Kind::kBool && option.flag_values == std::vector<std::string>{""};
+    if (bare) option.flag_values = {"true"};
+    const Status status = option.set(option.flag_values);
+    if (!status.ok()) return {ErrorCode::kUsage, Cat("--", option.name, ": ", status.message())};
+    option.origin = Cat("flag --", option.name);
+  }
+  return OkStatus();
+}
+
+void ConfigParser::PrintConfig(std::ostream& out) const {
+  for (const Option& option : options_) {
+    out << Key(option) << " = " << option.print() << "  # " << option.origin << "\n";
+  }
+}
+
+}  // namespace lockstep

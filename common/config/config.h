@@ -1,0 +1,77 @@
+// A daemon's configuration: flags > environment > TOML file > defaults, each value with its origin.
+//
+//   std::string listen = "127.0.0.1:7700";
+//   ConfigParser parser({.program = "trainer_agent", .about = "...", .version = "..."});
+//   parser.Add("listen", &listen, "gRPC address, HOST:PORT");
+//   Result<ParseOutcome> outcome = parser.Parse(argc, argv);
+//
+// The option "block-bytes" of trainer_agent is --block-bytes on the command line, TRAINER_AGENT_BLOCK_BYTES in the
+// environment and block_bytes in the file. The file itself is named by --config or TRAINER_AGENT_CONFIG. --help,
+// --version and --print-config are there without being added. Environment variables with the prefix but no option are
+// nobody's error: Kubernetes sets such.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <iosfwd>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/status.h"
+
+namespace lockstep {
+
+enum class ParseOutcome {
+  kRun,   // go on with the values
+  kExit,  // --help, --version or --print-config: answered, exit with 0
+};
+
+// Used by one thread. The targets of Add() outlive Parse() and hold the defaults until then.
+class ConfigParser {
+ public:
+  struct Program {
+    std::string program;  // "trainer_agent"; its upper case is the prefix of environment variables
+    std::string about;    // a line for --help
+    std::string version;  // what --version prints
+  };
+  explicit ConfigParser(Program program) : program_(std::move(program)) {}
+
+  // `name` is lower-case with dashes. Numbers may carry a decimal (K, M, G, T) or binary (KiB, MiB, GiB, TiB) suffix. A
+  // bool given as a bare flag is true. A list is a repeated flag, a comma-separated variable, or an array in the file.
+  void Add(const std::string& name, std::string* target, const std::string& help);
+  void Add(const std::string& name, uint64_t* target, const std::string& help);
+  void Add(const std::string& name, int64_t* target, const std::string& help);
+  void Add(const std::string& name, bool* target, const std::string& help);
+  void Add(const std::string& name, std::vector<std::string>* target, const std::string& help);
+
+  // kUsage: the command line is wrong. kConfig: the file cannot be read, or the file or environment has an unknown key
+  // or a bad value; file, line and key are named. The targets are then partly set and not to be used.
+  Result<ParseOutcome> Parse(int argc, const char* const* argv);
+  Result<ParseOutcome> Parse(int argc, const char* const* argv, std::ostream& out);
+
+ private:
+  enum class Kind { kText, kNumber, kBool, kList };
+  struct Option {
+    std::string name;
+    std::string help;
+    Kind kind;
+    std::function<Status(const std::vector<std::string>&)> set;
+    std::function<std::string()> print;  // the present value as a TOML literal
+    std::string origin = "default";
+    std::vector<std::string> flag_values;
+  };
+  class CommandLine;
+
+  std::string Key(const Option& option) const;        // "block_bytes"
+  std::string Variable(std::string_view name) const;  // "TRAINER_AGENT_BLOCK_BYTES"
+  Status ApplyFile(const std::string& path);
+  Status ApplyEnvironment();
+  Status ApplyFlags(const CommandLine& line);
+  void PrintConfig(std::ostream& out) const;
+
+  Program program_;
+  std::vector<Option> options_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,194 @@
+#include "common/config/config.h"
+
+#include <stdlib.h>
+
+#include <catch2/catch.hpp>
+#include <sstream>
+
+#include "common/config/config_values.h"
+#include "common/os/temp_dir.h"
+
+namespace lockstep {
+namespace {
+
+// A daemon's options, parsed from words as its main() would.
+struct Daemon {
+  std::string listen = "127.0.0.1:7700";
+  uint64_t block_bytes = 262144;
+  int64_t offset = 0;
+  bool follow = true;
+  bool insecure = false;
+  std::vector<std::string> models;
+  std::ostringstream out;
+
+  Result<ParseOutcome> Parse(std::vector<const char*> words) {
+    ConfigParser parser({.program = "test_daemon", .about = "A daemon for tests", .version = "test_daemon 1.2.3"});
+    parser.Add("listen", &listen, "where it listens");
+    parser.Add("block-bytes", &block_bytes, "size of a block");
+    parser.Add("offset", &offset, "a signed number");
+    parser.Add("follow", &follow, "whether it follows");
+    parser.Add("insecure", &insecure, "whether it dares");
+    parser.Add("model", &models, "a model, repeatable");
+    words.insert(words.begin(), "test_daemon");
+    return parser.Parse(static_cast<int>(words.size()), words.data(), out);
+  }
+};
+
+// Sets a variable for one test.
+class Environment {
+ public:
+  Environment(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
+  ~Environment() { ::unsetenv(name_); }
+
+ private:
+  const char* name_;
+};
+
+std::string ConfigFile(const TempDir& dir, std::string_view text) {
+  REQUIRE(WriteFileAtomic(dir.File("d.toml"), text).ok());
+  return dir.File("d.toml");
+}
+
+bool Has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST_CASE("without any source the defaults stand") {
+  Daemon daemon;
+  REQUIRE(*daemon.Parse({}) == ParseOutcome::kRun);
+  CHECK(daemon.listen == "127.0.0.1:7700");
+  CHECK(daemon.follow);
+}
+
+TEST_CASE("flags win over environment, environment over file, file over defaults") {
+  const TempDir dir;
+  const std::string file = ConfigFile(dir, "listen = 'file:1'\nblock_bytes = 1\noffset = -4\nfollow = false\n");
+  const Environment block_bytes("TEST_DAEMON_BLOCK_BYTES", "2KiB");
+  const Environment listen("TEST_DAEMON_LISTEN", "env:1");
+  Daemon daemon;
+  REQUIRE(*daemon.Parse({"--config", file.c_str(), "--listen", "flag:1"}) == ParseOutcome::kRun);
+  CHECK(daemon.listen == "flag:1");
+  CHECK(daemon.block_bytes == 2048);
+  CHECK(daemon.offset == -4);
+  CHECK_FALSE(daemon.follow);
+}
+
+TEST_CASE("print-config shows every value with its origin, as a file that can be read back") {
+  const TempDir dir;
+  const std::string file = ConfigFile(dir, "# ours\nblock_bytes = \"1MiB\"\n");
+  const Environment config("TEST_DAEMON_CONFIG", file.c_str());
+  const Environment follow("TEST_DAEMON_FOLLOW", "off");
+  Daemon daemon;
+  REQUIRE(*daemon.Parse({"--print-config", "--model", "a", "--model=b \"c\"", "--insecure"}) == ParseOutcome::kExit);
+  const std::string printed = daemon.out.str();
+  CHECK(printed ==
+        "listen = \"127.0.0.1:7700\"  # default\n"
+        "block_bytes = 1048576  # file " +
+            file +
+            ":2\n"
+            "offset = 0  # default\n"
+            "follow = false  # environment TEST_DAEMON_FOLLOW\n"
+            "insecure = true  # flag --insecure\n"
+            "model = [\"a\", \"b \\\"c\\\"\"]  # flag --model\n");
+  Daemon again;
+  REQUIRE(again.Parse({"--config", ConfigFile(dir, printed).c_str()}).ok());
+  CHECK(again.models == daemon.models);
+  CHECK(again.insecure);
+}
+
+TEST_CASE("a boolean is a bare flag or has a value") {
+  Daemon daemon;
+  REQUIRE(daemon.Parse({"--follow", "false", "--insecure", "--offset", "-3"}).ok());
+  CHECK_FALSE(daemon.follow);
+  CHECK(daemon.insecure);
+  CHECK(daemon.offset == -3);
+  Daemon equals;
+  REQUIRE(equals.Parse({"--follow=no", "--insecure=yes"}).ok());
+  CHECK_FALSE(equals.follow);
+  CHECK(equals.insecure);
+}
+
+TEST_CASE("lists come from repeated flags, commas or an array") {
+  const TempDir dir;
+  Daemon daemon;
+  REQUIRE(daemon.Parse({"--config", ConfigFile(dir, "model = ['x', 'y']").c_str()}).ok());
+  CHECK(daemon.models == std::vector<std::string>{"x", "y"});
+  const Environment models("TEST_DAEMON_MODEL", "m,n,o");
+  REQUIRE(daemon.Parse({}).ok());
+  CHECK(daemon.models == std::vector<std::string>{"m", "n", "o"});
+  REQUIRE(daemon.Parse({"--model", "p", "--model", "q"}).ok());
+  CHECK(daemon.models == std::vector<std::string>{"p", "q"});
+}
+
+TEST_CASE("a wrong command line is a usage error that names the flag") {
+  for (const std::vector<const char*>& words : std::vector<std::vector<const char*>>{
+           {"--lisen", "x"},
+           {"--listen"},
+           {"--block-bytes", "many"},
+           {"--block-bytes", "-1"},
+           {"--follow", "maybe"},
+           {"--listen", "a", "--listen", "b"},
+           {"stray"},
+       }) {
+    Daemon daemon;
+    const Status status = daemon.Parse(words).status();
+    CHECK(status.code() == ErrorCode::kUsage);
+    CHECK(Has(status.message(), words[0]));
+  }
+}
+
+TEST_CASE("a wrong file is a configuration error that names file, line and key") {
+  const TempDir dir;
+  const auto error_of = [&](std::string_view text) {
+    Daemon daemon;
+    const Status status = daemon.Parse({"--config", ConfigFile(dir, text).c_str()}).status();
+    CHECK(status.code() == ErrorCode::kConfig);
+    return status.message();
+  };
+  CHECK(Has(error_of("follow = true\nlisen = 'x'\n"), "d.toml:2: unknown key 'lisen'"));
+  CHECK(Has(error_of("\n\nblock_bytes = 'many'\n"), "d.toml:3: key 'block_bytes': 'many'"));
+  CHECK(Has(error_of("block_bytes = 1.5\n"), "d.toml:1: key 'block_bytes'"));
+  CHECK(Has(error_of("model = 'one'\n"), "takes an array"));
+  CHECK(Has(error_of("listen = ['one']\n"), "takes one value"));
+  CHECK(Has(error_of("[listen]\nx = 1\n"), "d.toml:1: key 'listen'"));
+  CHECK(Has(error_of("follow = true\nlisten = \n"), "d.toml:2: "));
+  Daemon daemon;
+  const Status missing = daemon.Parse({"--config", "/none.toml"}).status();
+  CHECK(missing.code() == ErrorCode::kConfig);
+  CHECK(Has(missing.message(), "/none.toml"));
+}
+
+TEST_CASE("a wrong variable is a configuration error that names it, an unknown one is not ours") {
+  const Environment service("TEST_DAEMON_SERVICE_HOST", "10.0.0.1");
+  Daemon daemon;
+  CHECK(daemon.Parse({}).ok());
+  const Environment bytes("TEST_DAEMON_BLOCK_BYTES", "1 MiB");
+  const Status status = daemon.Parse({}).status();
+  CHECK(status.code() == ErrorCode::kConfig);
+  CHECK(Has(status.message(), "TEST_DAEMON_BLOCK_BYTES"));
+}
+
+TEST_CASE("help and version are answered without a look at the rest") {
+  const Environment bytes("TEST_DAEMON_BLOCK_BYTES", "nonsense");
+  Daemon help;
+  REQUIRE(*help.Parse({"--help"}) == ParseOutcome::kExit);
+  CHECK(Has(help.out.str(), "--block-bytes"));
+  CHECK(Has(help.out.str(), "[262144]"));
+  Daemon version;
+  REQUIRE(*version.Parse({"--version"}) == ParseOutcome::kExit);
+  CHECK(version.out.str() == "test_daemon 1.2.3\n");
+}
+
+TEST_CASE("numbers stop at their limits") {
+  CHECK(*ParseUnsigned("18446744073709551615") == UINT64_MAX);
+  CHECK_FALSE(ParseUnsigned("18446744073709551616").ok());
+  CHECK_FALSE(ParseUnsigned("17179869184GiB").ok());
+  CHECK_FALSE(ParseUnsigned("").ok());
+  CHECK_FALSE(ParseUnsigned("1k").ok());
+  CHECK(*ParseUnsigned("3T") == 3'000'000'000'000);
+  CHECK(*ParseSigned("-9223372036854775807") == -INT64_MAX);
+  CHECK_FALSE(ParseSigned("9223372036854775808").ok());
+}
+
+}  // namespace
+}  // namespace lockstep

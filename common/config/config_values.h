@@ -1,0 +1,24 @@
+// Internal to common/config: text to values and values to TOML literals.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/status.h"
+
+namespace lockstep {
+
+// All answer kBadData, quoting the text, when it does not fit.
+Result<uint64_t> ParseUnsigned(std::string_view text);  // "262144", "256KiB", "2G"
+Result<int64_t> ParseSigned(std::string_view text);
+Result<bool> ParseBool(std::string_view text);  // true, false, 1, 0, yes, no, on, off
+
+std::string QuoteToml(std::string_view text);
+std::string QuoteToml(const std::vector<std::string>& list);
+
+// "a,b" -> {"a", "b"}; the empty text is the empty list.
+std::vector<std::string> SplitCommas(std::string_view text);
+
+}  // namespace lockstep
