@@ -1,0 +1,39 @@
+// A child process with a time limit, whose end and output are waited for.
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/os/unique_fd.h"
+
+namespace lockstep {
+
+// Set from any thread, seen by a RunShell in progress.
+class StopSignal {
+ public:
+  StopSignal();
+  void Set();
+  int fd() const { return event_.get(); }  // readable once set
+
+ private:
+  UniqueFd event_;
+};
+
+struct ShellOutcome {
+  int wait_status = 0;      // as waitpid() says; 0 is success
+  bool timed_out = false;   // killed because it took too long
+  bool stopped = false;     // killed because of the StopSignal
+  std::string output_tail;  // the last kOutputTail bytes of stdout and stderr
+};
+
+inline constexpr size_t kOutputTail = 4096;
+
+// Runs `/bin/sh -c command` in a process group of its own, with this process' environment and `environment`
+// ("NAME=value") added. When `timeout` passes or `stop` is set, the whole group is killed. What it leaves in the
+// background after a normal end lives on. An error means that it could not be started.
+Result<ShellOutcome> RunShell(const std::string& command, const std::vector<std::string>& environment,
+                              std::chrono::milliseconds timeout, const StopSignal& stop);
+
+}  // namespace lockstep

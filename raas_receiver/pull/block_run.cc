@@ -1,0 +1,105 @@
+#include "raas_receiver/pull/block_run.h"
+
+#include <algorithm>
+
+#include "common/base/text.h"
+
+namespace lockstep {
+namespace {
+
+Status Broken(const FrameHeader& frame, std::string rule) {
+  return {ErrorCode::kProtocol, Cat("block ", frame.block, ": ", rule)};
+}
+
+}  // namespace
+
+uint32_t BlocksPerRequest(uint64_t bytes, uint32_t blocks, uint64_t request_bytes, size_t lanes) {
+  const uint64_t block_bytes = std::max<uint64_t>(1, bytes / std::max(1u, blocks));
+  const uint64_t by_size = std::max<uint64_t>(1, request_bytes / block_bytes);
+  const uint64_t by_lanes = std::max<uint64_t>(1, (blocks + lanes - 1) / std::max<size_t>(1, lanes));
+  return static_cast<uint32_t>(std::min(by_size, by_lanes));
+}
+
+std::vector<BlockRun> SplitRun(const BlockRun& whole, uint32_t count) {
+  std::vector<BlockRun> runs;
+  for (uint64_t first = whole.first; first < whole.end(); first += count) {
+    BlockRun& run = runs.emplace_back(whole);
+    run.first = static_cast<BlockIndex>(first);
+    run.count = static_cast<uint32_t>(std::min<uint64_t>(count, whole.end() - first));
+  }
+  return runs;
+}
+
+BlockRequest RunProgress::Request() const {
+  BlockRequest request;
+  request.kind = static_cast<uint8_t>(run_.kind);
+  request.request_id = request_id_;
+  request.first_block = run_.first;
+  request.block_count = run_.count;
+  request.payload_id = run_.payload_id;
+  request.exact_version = run_.exact ? run_.version : 0;
+  Seal(request);
+  return request;
+}
+
+Status RunProgress::Admit(const FrameHeader& frame, const ModelLayout& layout) const {
+  if (frame.block < run_.first || frame.block >= run_.end()) {
+    return Broken(frame, Cat("was not asked for; the request is for [", run_.first, ", ", run_.end(), ")"));
+  }
+  if (frame.block < next_) return Broken(frame, "came twice or out of order");
+  if (frame.payload_id != run_.payload_id) {
+    return Broken(frame, Cat("is of payload ", frame.payload_id, ", asked for ", run_.payload_id));
+  }
+  if (frame.codec == static_cast<uint8_t>(Codec::kRaw)) {
+    const uint64_t bytes = layout.block_range(frame.block).bytes;
+    if (frame.payload_bytes != bytes) return Broken(frame, Cat("has ", frame.payload_bytes, " raw bytes, not ", bytes));
+    if (frame.payload_hash != frame.block_hash) return Broken(frame, "is raw but its payload and block hashes differ");
+  }
+  return run_.kind == RequestKind::kFull ? AdmitFull(frame) : AdmitDelta(frame);
+}
+
+Status RunProgress::AdmitFull(const FrameHeader& frame) const {
+  if (frame.block != next_) return Broken(frame, Cat("came where block ", next_, " was due"));
+  if (frame.codec != static_cast<uint8_t>(Codec::kRaw) || frame.base_version != 0) {
+    return Broken(frame, "is a delta where the full block was asked for");
+  }
+  if (frame.version < run_.version || (run_.exact && frame.version != run_.version)) {
+    return Broken(frame, Cat("is of version ", frame.version, ", asked for ", run_.version));
+  }
+  return OkStatus();
+}
+
+Status RunProgress::AdmitDelta(const FrameHeader& frame) const {
+  if (frame.base_version != run_.base || frame.version != run_.version) {
+    return Broken(frame, Cat("goes from version ", frame.base_version, " to ", frame.version, ", asked for ", run_.base,
+                             " to ", run_.version));
+  }
+  return OkStatus();
+}
+
+void RunProgress::Received(const FrameHeader& frame) {
+  next_ = frame.block + 1;
+  ++received_;
+}
+
+Status RunProgress::Finish(const FrameHeader& frame) const {
+  if (frame.block != received_) {
+    return {ErrorCode::kProtocol,
+            Cat("request ", request_id_, " ended after ", received_, " blocks, its end says ", frame.block)};
+  }
+  if (run_.kind == RequestKind::kFull && next_ != run_.end()) {
+    return {ErrorCode::kProtocol,
+            Cat("request ", request_id_, " ended before block ", next_, " of [", run_.first, ", ", run_.end(), ")")};
+  }
+  return OkStatus();
+}
+
+std::optional<BlockRun> RunProgress::Rest() const {
+  if (next_ == run_.end()) return std::nullopt;
+  BlockRun rest = run_;
+  rest.first = next_;
+  rest.count = run_.end() - next_;
+  return rest;
+}
+
+}  // namespace lockstep

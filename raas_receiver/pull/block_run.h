@@ -1,0 +1,67 @@
+// What a pull asks a lane for, and the rules that the answer must keep.
+//
+// Everything a peer sends is hostile until RunProgress has admitted it: a block outside the run, out of order or twice,
+// of another version or payload than asked for, of a size that its block cannot have.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/base/status.h"
+#include "common/model/layout.h"
+#include "common/wire/frame.h"
+
+namespace lockstep {
+
+// Consecutive blocks of one kind: one BlockRequest.
+struct BlockRun {
+  RequestKind kind = RequestKind::kFull;
+  uint64_t payload_id = 0;  // kDelta: of the step
+  Version base = 0;         // kDelta: that the step applies to
+  Version version = 0;      // kDelta: that it leads to. kFull: the oldest that is good enough
+  bool exact = false;       // kFull: no other version than `version`
+  BlockIndex first = 0;
+  uint32_t count = 0;
+
+  BlockIndex end() const { return first + count; }
+};
+
+// How many blocks make a request of about `request_bytes`, when `blocks` blocks come to `bytes`. At least 1, and few
+// enough that each of `lanes` lanes gets some of them.
+uint32_t BlocksPerRequest(uint64_t bytes, uint32_t blocks, uint64_t request_bytes, size_t lanes);
+
+// `whole` in pieces of at most `count` blocks.
+std::vector<BlockRun> SplitRun(const BlockRun& whole, uint32_t count);
+
+// The answer to one run as it comes in. Blocks come in rising order; of a full run every one.
+class RunProgress {
+ public:
+  RunProgress(const BlockRun& run, uint32_t request_id) : run_(run), request_id_(request_id), next_(run.first) {}
+
+  const BlockRun& run() const { return run_; }
+  uint32_t request_id() const { return request_id_; }
+  BlockRequest Request() const;  // sealed
+
+  // Admits a kBlock frame, before its payload is read. kProtocol names the block and the rule it breaks.
+  Status Admit(const FrameHeader& frame, const ModelLayout& layout) const;
+  // The admitted frame's payload arrived whole.
+  void Received(const FrameHeader& frame);
+  // Takes the kRequestEnd frame. kProtocol when blocks are missing.
+  Status Finish(const FrameHeader& frame) const;
+
+  // What has still to be asked for when the lane broke.
+  std::optional<BlockRun> Rest() const;
+
+ private:
+  Status AdmitFull(const FrameHeader& frame) const;
+  Status AdmitDelta(const FrameHeader& frame) const;
+
+  BlockRun run_;
+  uint32_t request_id_;
+  BlockIndex next_;
+  uint32_t received_ = 0;  // blocks
+};
+
+}  // namespace lockstep

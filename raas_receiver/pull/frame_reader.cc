@@ -1,0 +1,50 @@
+#include "raas_receiver/pull/frame_reader.h"
+
+#include <algorithm>
+#include <array>
+#include <asio/experimental/as_tuple.hpp>
+#include <cstring>
+
+#include "common/net/lane_io.h"
+#include "common/wire/frame.h"
+
+namespace lockstep {
+namespace {
+
+constexpr auto kAwait = asio::experimental::as_tuple(asio::use_awaitable);
+constexpr size_t kBufferBytes = 64 << 10;
+// From this size on bytes go straight to their place; only the header that follows is read along into the buffer.
+constexpr size_t kDirectBytes = 16 << 10;
+
+}  // namespace
+
+FrameReader::FrameReader(asio::ip::tcp::socket& socket) : socket_(socket), buffer_(kBufferBytes) {
+  Touch();
+}
+
+size_t FrameReader::TakeBuffered(std::span<std::byte> out) {
+  const size_t bytes = std::min(out.size(), end_ - begin_);
+  std::memcpy(out.data(), buffer_.data() + begin_, bytes);
+  begin_ += bytes;
+  return bytes;
+}
+
+asio::awaitable<Status> FrameReader::Read(std::span<std::byte> out) {
+  while (true) {
+    out = out.subspan(TakeBuffered(out));
+    if (out.empty()) co_return OkStatus();
+    const bool direct = out.size() >= kDirectBytes;
+    const std::array<asio::mutable_buffer, 2> into{
+        asio::buffer(out.data(), direct ? out.size() : 0),
+        asio::buffer(buffer_.data(), direct ? sizeof(FrameHeader) : buffer_.size())};
+    const auto [error, got] = co_await socket_.async_read_some(into, kAwait);
+    if (error) co_return NetStatus(error, "read from peer");
+    Touch();
+    const size_t placed = direct ? std::min(got, out.size()) : 0;
+    out = out.subspan(placed);
+    begin_ = 0;
+    end_ = got - placed;
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,138 @@
+#include "raas_receiver/pull/run_board.h"
+
+#include <utility>
+
+namespace lockstep {
+
+void RunBoard::Join(std::shared_ptr<BoardMember> lane) {
+  std::lock_guard lock(mutex_);
+  lanes_.push_back(std::move(lane));
+  ++present_;
+}
+
+void RunBoard::Post(const std::vector<BlockRun>& runs, BlockSink& sink) {
+  std::lock_guard lock(mutex_);
+  queue_.assign(runs.begin(), runs.end());
+  sink_ = &sink;
+  failure_ = OkStatus();
+  WakeAll();
+}
+
+Status RunBoard::Wait(const std::function<Result<std::vector<Ticket>>(size_t lanes)>& renew) {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    if (stopping_) Fail({ErrorCode::kCancelled, "the pull was told to stop"});
+    if (present_ == 0 && !queue_.empty()) Fail(last_loss_);
+    if (Settled()) return failure_;
+    if (!wanting_tickets_.empty() && failure_.ok()) {
+      ServeTickets(lock, renew);
+    } else {
+      changed_.wait(lock);
+    }
+  }
+}
+
+bool RunBoard::Settled() const {
+  return queue_.empty() && taken_ == 0;
+}
+
+void RunBoard::Fail(Status status) {
+  if (failure_.ok()) failure_ = std::move(status);
+  queue_.clear();
+}
+
+void RunBoard::ServeTickets(std::unique_lock<std::mutex>& lock,
+                            const std::function<Result<std::vector<Ticket>>(size_t lanes)>& renew) {
+  const std::vector<std::shared_ptr<BoardMember>> lanes = std::exchange(wanting_tickets_, {});
+  lock.unlock();
+  Result<std::vector<Ticket>> tickets = renew(lanes.size());
+  for (size_t i = 0; i < lanes.size(); ++i) {
+    if (!tickets.ok()) {
+      lanes[i]->GiveTicket(tickets.status());
+    } else if (i < tickets->size()) {
+      lanes[i]->GiveTicket((*tickets)[i]);
+    } else {
+      lanes[i]->GiveTicket(Status(ErrorCode::kResourceExhausted, "the agent grants no more lanes"));
+    }
+  }
+  lock.lock();
+}
+
+void RunBoard::Stop() {
+  std::lock_guard lock(mutex_);
+  stopping_ = true;
+  WakeAll();
+  changed_.notify_all();
+}
+
+void RunBoard::WaitForLanes() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return present_ == 0; });
+  lanes_.clear();  // they hold the board as the board holds them
+  wanting_tickets_.clear();
+}
+
+bool RunBoard::stopping() const {
+  std::lock_guard lock(mutex_);
+  return stopping_;
+}
+
+std::optional<BlockRun> RunBoard::Take() {
+  std::lock_guard lock(mutex_);
+  if (stopping_ || queue_.empty()) return std::nullopt;
+  BlockRun run = queue_.front();
+  queue_.pop_front();
+  ++taken_;
+  return run;
+}
+
+void RunBoard::Count(uint64_t payload_bytes) {
+  std::lock_guard lock(mutex_);
+  counters_.payload_bytes += payload_bytes;
+}
+
+void RunBoard::Done() {
+  GiveBack(std::nullopt);
+}
+
+void RunBoard::GiveBack(std::optional<BlockRun> rest) {
+  std::lock_guard lock(mutex_);
+  --taken_;
+  if (rest && failure_.ok()) {
+    queue_.push_front(*rest);
+    WakeAll();
+  }
+  changed_.notify_all();
+}
+
+void RunBoard::Refuse(Status why) {
+  std::lock_guard lock(mutex_);
+  --taken_;
+  Fail(std::move(why));
+  changed_.notify_all();
+}
+
+void RunBoard::WantTicket(std::shared_ptr<BoardMember> lane) {
+  std::lock_guard lock(mutex_);
+  ++counters_.retries;
+  wanting_tickets_.push_back(std::move(lane));
+  changed_.notify_all();
+}
+
+void RunBoard::Leave(Status status) {
+  std::lock_guard lock(mutex_);
+  if (!status.ok()) last_loss_ = std::move(status);
+  --present_;
+  changed_.notify_all();
+}
+
+void RunBoard::WakeAll() {
+  for (const auto& lane : lanes_) lane->Wake();
+}
+
+LaneCounters RunBoard::counters() const {
+  std::lock_guard lock(mutex_);
+  return counters_;
+}
+
+}  // namespace lockstep

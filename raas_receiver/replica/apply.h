@@ -1,0 +1,42 @@
+// Brings the blocks of a replica forward by a chain of deltas.
+//
+// Cost follows what changed: a block without an entry in any step is neither read nor written, its hash is carried
+// over. A block with entries goes through all of its steps while it is in cache, and is then hashed once.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/base/worker_pool.h"
+#include "common/model/layout.h"
+#include "common/payload/payload.h"
+
+namespace lockstep {
+
+using DeltaChain =
+    std::vector<std::shared_ptr<const Payload>>;  // consecutive steps of one run and layout, oldest first
+
+// Which steps of a chain a block takes: those whose base is at or after the version that the block is of.
+struct BlockVersions {
+  Version all = 0;                             // every block's version, when `each` is null
+  const std::vector<Version>* each = nullptr;  // one per block
+
+  Version of(BlockIndex block) const { return each != nullptr ? (*each)[block] : all; }
+};
+
+// The block hashes that `chain` promises for blocks that now have `hashes` and are of `versions`.
+std::vector<uint64_t> HashesAfter(std::span<const std::shared_ptr<const Payload>> chain, const BlockVersions& versions,
+                                  std::vector<uint64_t> hashes);
+
+// Applies `chain` in place to `data`, a whole data section of `layout`. Answers the blocks, rising, whose bytes
+// afterwards do not have the promised hash; they are damaged and must be replaced in full. REQUIRES data.size() ==
+// layout.data_bytes().
+std::vector<BlockIndex> ApplyChain(const ModelLayout& layout, std::span<const std::shared_ptr<const Payload>> chain,
+                                   const BlockVersions& versions, std::span<std::byte> data, WorkerPool& pool);
+
+// The hash of every block of `data`, as it is now. REQUIRES data.size() == layout.data_bytes().
+std::vector<uint64_t> HashBlocks(const ModelLayout& layout, std::span<const std::byte> data, WorkerPool& pool);
+
+}  // namespace lockstep

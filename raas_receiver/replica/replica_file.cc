@@ -1,0 +1,86 @@
+#include "raas_receiver/replica/replica_file.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <thread>
+
+#include "common/base/text.h"
+#include "common/model/safetensors.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::chrono::milliseconds kClaimPoll{5};
+
+// Fills the page tables at once: cheaper than a fault per page later. Only a wish; older kernels do not know it.
+void Populate(std::span<std::byte> memory) {
+#ifdef MADV_POPULATE_WRITE
+  (void)::madvise(memory.data(), memory.size(), MADV_POPULATE_WRITE);
+#else
+  (void)memory;
+#endif
+}
+
+}  // namespace
+
+Result<ReplicaFile> ReplicaFile::Create(const std::string& path, std::shared_ptr<const ModelLayout> layout) {
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, Cat("remove ", path));
+  const Bytes header = SafetensorsHeader(*layout);
+  ReplicaFile file;
+  LS_ASSIGN_OR_RETURN(file.segment_, CreateTmpfsSegment(path, ImageBytes(*layout)));
+  // Engines often run as somebody else; they reach the file by its published name only.
+  if (::fchmod(file.segment_.fd(), 0644) != 0) return ErrnoStatus(errno, Cat("chmod ", path));
+  Populate(file.segment_.span());
+  std::copy(header.begin(), header.end(), file.segment_.data());
+  file.layout_ = std::move(layout);
+  file.header_bytes_ = header.size();
+  return file;
+}
+
+Result<ReplicaFile> ReplicaFile::Open(const std::string& path, std::shared_ptr<const ModelLayout> layout) {
+  const Bytes header = SafetensorsHeader(*layout);
+  ReplicaFile file;
+  LS_ASSIGN_OR_RETURN(file.segment_, OpenSegment(path, ImageBytes(*layout), Access::kReadWrite));
+  if (!std::equal(header.begin(), header.end(), file.segment_.data())) {
+    return Status(ErrorCode::kCorrupt, Cat(path, " does not begin with the safetensors header of its layout"));
+  }
+  file.layout_ = std::move(layout);
+  file.header_bytes_ = header.size();
+  return file;
+}
+
+std::span<std::byte> ReplicaFile::block(BlockIndex block) const {
+  const ByteRange range = layout_->block_range(block);
+  return data().subspan(range.offset, range.bytes);
+}
+
+bool ReplicaFile::Claim(std::chrono::milliseconds grace) {
+  const auto until = std::chrono::steady_clock::now() + grace;
+  while (!TryClaim()) {
+    if (std::chrono::steady_clock::now() >= until) return false;
+    std::this_thread::sleep_for(kClaimPoll);
+  }
+  return true;
+}
+
+bool ReplicaFile::TryClaim() {
+  struct stat info {};
+  // Another name for the file is a reader to come: somebody linked it away from us.
+  if (::fstat(segment_.fd(), &info) != 0 || info.st_nlink > 1) return false;
+  // Somebody who opens the file while we hold the lease has the kernel tell us; by a signal that is ignored unless
+  // asked for.
+  if (::fcntl(segment_.fd(), F_SETSIG, SIGURG) != 0) return false;
+  return ::fcntl(segment_.fd(), F_SETLEASE, F_WRLCK) == 0;
+}
+
+void ReplicaFile::Release() {
+  if (segment_.valid()) (void)::fcntl(segment_.fd(), F_SETLEASE, F_UNLCK);
+}
+
+}  // namespace lockstep

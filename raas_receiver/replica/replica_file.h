@@ -1,0 +1,51 @@
+// One replica's memory: a whole safetensors file image, mapped shared, that engines open through its published name.
+//
+// A file that a reader may have open or mapped is never written. The kernel knows who has: a write lease (F_SETLEASE)
+// is refused while any other open file description of the file exists, and a mapping holds one. So this process keeps
+// exactly one description per replica file, and Claim() asks for the lease. It is kept until Release(): whoever manages
+// to open the file in between (through /proc, say) waits in open() until then, and sees whole content.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "common/base/ids.h"
+#include "common/base/status.h"
+#include "common/model/layout.h"
+#include "common/os/segment.h"
+
+namespace lockstep {
+
+// Move-only. Not thread-safe, but the bytes may be written by many threads while the file is claimed.
+class ReplicaFile {
+ public:
+  ReplicaFile() = default;  // no file
+
+  // A new file in place of whatever is at `path`, its pages allocated and its safetensors header written.
+  // kResourceExhausted, naming size and room, when it does not fit.
+  static Result<ReplicaFile> Create(const std::string& path, std::shared_ptr<const ModelLayout> layout);
+  // The file at `path`. kCorrupt when its size or safetensors header is not the layout's.
+  static Result<ReplicaFile> Open(const std::string& path, std::shared_ptr<const ModelLayout> layout);
+
+  bool valid() const { return segment_.valid(); }
+  const std::shared_ptr<const ModelLayout>& layout() const { return layout_; }
+  std::span<std::byte> data() const { return segment_.span().subspan(header_bytes_); }
+  std::span<std::byte> block(BlockIndex block) const;
+
+  // True: nobody else has the file and nobody can get it; it may be written until Release(). False: somebody still had
+  // it when `grace` was over, or this filesystem cannot tell; the file must be given up. REQUIRES its published names
+  // to be gone.
+  bool Claim(std::chrono::milliseconds grace);
+  void Release();
+
+ private:
+  bool TryClaim();
+
+  MappedSegment segment_;
+  std::shared_ptr<const ModelLayout> layout_;
+  uint64_t header_bytes_ = 0;
+};
+
+}  // namespace lockstep

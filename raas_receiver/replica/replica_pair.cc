@@ -1,0 +1,224 @@
+#include "raas_receiver/replica/replica_pair.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "common/base/text.h"
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kCopyPiece = 8 << 20;
+
+}  // namespace
+
+Status CheckModelName(std::string_view model) {
+  const auto allowed = [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
+           c == '-';
+  };
+  if (!model.empty() && model.size() <= 128 && model != "." && model != ".." &&
+      std::all_of(model.begin(), model.end(), allowed)) {
+    return OkStatus();
+  }
+  return {ErrorCode::kBadData,
+          Cat("model name \"", model.substr(0, 128), "\" cannot be a directory: use 1 to 128 of [A-Za-z0-9._-]")};
+}
+
+ReplicaPair::ReplicaPair(ReplicaOptions options, WorkerPool& pool)
+    : options_(std::move(options)),
+      pool_(pool),
+      scratch_(Cat(options_.root, "/", options_.model, "/.lockstep")),
+      tree_(Cat(options_.root, "/", options_.model), scratch_, options_.assets) {
+  for (size_t i = 0; i < replicas_.size(); ++i) {
+    replicas_[i].path = Cat(scratch_, "/replica-", i, ".safetensors");
+    replicas_[i].state_path = Cat(scratch_, "/replica-", i, ".state");
+  }
+}
+
+ReplicaPair::~ReplicaPair() = default;
+
+CurrentVersion ReplicaPair::current() const {
+  std::lock_guard lock(mutex_);
+  if (current_ < 0) return {};
+  const Replica& replica = replicas_[current_];
+  return {replica.whole->manifest.held, replica.whole->manifest.digest, replica.whole->layout,
+          tree_.PathOf(replica.name)};
+}
+
+Held ReplicaPair::previous() const {
+  std::lock_guard lock(mutex_);
+  return current_ >= 0 && target().whole ? target().whole->manifest.held : Held{};
+}
+
+Result<VerifyReport> ReplicaPair::Verify() const {
+  std::unique_lock lock(mutex_);
+  if (current_ < 0) return Status(ErrorCode::kState, Cat("model ", options_.model, " holds no version to verify yet"));
+  const Replica& replica = replicas_[current_];
+  const std::shared_lock reading(replica.bytes);
+  const ReplicaState state = *replica.whole;
+  lock.unlock();
+
+  const std::vector<uint64_t> hashes = HashBlocks(*state.layout, replica.file.data(), pool_);
+  VerifyReport report{
+      state.manifest.held, state.manifest.digest, ComputeManifestDigest(state.layout->digest(), hashes), {}, {}};
+  for (BlockIndex block = 0; block < hashes.size(); ++block) {
+    if (hashes[block] != state.manifest.block_hashes[block]) report.bad_blocks.push_back(block);
+  }
+  report.bad_tensors = TensorsInBlocks(*state.layout, report.bad_blocks);
+  return report;
+}
+
+Status ReplicaPair::Allocate(const std::shared_ptr<const ModelLayout>& layout) {
+  std::array<Status, 2> outcomes;
+  pool_.ParallelFor(replicas_.size(), [&](size_t i) {
+    if (replicas_[i].file.valid()) return;
+    Result<ReplicaFile> file = ReplicaFile::Create(replicas_[i].path, layout);
+    if (file.ok()) {
+      replicas_[i].file = *std::move(file);
+    } else {
+      outcomes[i] = file.status();
+    }
+  });
+  for (const Status& outcome : outcomes) LS_RETURN_IF_ERROR(outcome);
+  return OkStatus();
+}
+
+Status ReplicaPair::MakeWritable(const std::shared_ptr<const ModelLayout>& layout, bool& content_kept) {
+  Abandon();  // an attempt that failed before may have left its claim
+  Replica& replica = target();
+  if (!replica.name.empty()) LS_RETURN_IF_ERROR(tree_.Withdraw(replica.name));
+  Edge("withdrawn");
+  writing_ = std::unique_lock(replica.bytes);
+  const bool fits = replica.file.valid() && replica.file.layout()->digest() == layout->digest();
+  const bool claimed = fits && replica.file.Claim(options_.reader_grace);
+  content_kept = claimed && replica.whole.has_value();
+  {
+    std::lock_guard lock(mutex_);
+    replica.whole.reset();
+    replica.name.clear();
+  }
+  if (::unlink(replica.state_path.c_str()) != 0 && errno != ENOENT)
+    return ErrnoStatus(errno, Cat("remove ", replica.state_path));
+  Edge("state removed");
+  if (claimed) return OkStatus();
+  if (fits) ++replaced_;
+  replica.file = ReplicaFile();
+  LS_ASSIGN_OR_RETURN(replica.file, ReplicaFile::Create(replica.path, layout));
+  Edge("file replaced");
+  return OkStatus();
+}
+
+Result<std::vector<BlockIndex>> ReplicaPair::BringForward(DeltaChain steps) {
+  const ReplicaState& base = *replicas_[current_].whole;
+  DeltaChain chain;
+  if (target().whole) chain = KeptBetween(target().whole->manifest.held, base.manifest.held);
+  const bool reaches = !chain.empty();
+  Version from = reaches ? chain.front()->base().version : base.manifest.held.version;
+
+  bool content_kept = false;
+  LS_RETURN_IF_ERROR(MakeWritable(base.layout, content_kept));
+  if (!reaches || !content_kept) {
+    CopyFromCurrent();
+    chain.clear();
+    from = base.manifest.held.version;
+  }
+  chain.insert(chain.end(), steps.begin(), steps.end());
+  Edge("applying");
+  std::vector<BlockIndex> bad = ApplyChain(*base.layout, chain, BlockVersions{from}, target().file.data(), pool_);
+  Edge("applied");
+  return bad;
+}
+
+Status ReplicaPair::BeginFull(const std::shared_ptr<const ModelLayout>& layout) {
+  bool content_kept = false;
+  return MakeWritable(layout, content_kept);
+}
+
+std::vector<BlockIndex> ReplicaPair::CatchUp(const DeltaChain& steps, const std::vector<Version>& versions) {
+  const ReplicaFile& file = target().file;
+  return ApplyChain(*file.layout(), steps, BlockVersions{0, &versions}, file.data(), pool_);
+}
+
+Status ReplicaPair::Commit(Manifest manifest, int64_t committed_unix_ns, const DeltaChain& steps) {
+  Replica& replica = target();
+  const Held base = current().held;
+  ReplicaState state{replica.file.layout(), std::move(manifest), committed_unix_ns};
+  LS_RETURN_IF_ERROR(WriteReplicaState(replica.state_path, state));
+  Edge("state written");
+  {
+    std::lock_guard lock(mutex_);
+    replica.whole = std::move(state);
+  }
+  replica.file.Release();
+  writing_ = {};
+  LS_RETURN_IF_ERROR(SwitchToOther());
+  Keep(steps, base);
+  return OkStatus();
+}
+
+void ReplicaPair::Abandon() {
+  if (!writing_.owns_lock()) return;
+  target().file.Release();
+  writing_ = {};
+}
+
+Status ReplicaPair::SwitchToOther() {
+  Replica& replica = target();
+  if (!replica.whole) {
+    return {ErrorCode::kState,
+            Cat("model ", options_.model, ": the other replica holds no whole version to switch to")};
+  }
+  if (replica.name.empty()) {
+    const std::string taken = current_ < 0 ? "" : replicas_[current_].name;
+    const std::string name = VersionTree::NameFor(replica.whole->manifest.held, taken);
+    LS_RETURN_IF_ERROR(tree_.Publish(name, replica.path));
+    std::lock_guard lock(mutex_);
+    replica.name = name;
+  }
+  Edge("published");
+  LS_RETURN_IF_ERROR(tree_.SwitchCurrent(replica.name));
+  Edge("committed");
+  SetCurrent(target_index());
+  return OkStatus();
+}
+
+DeltaChain ReplicaPair::KeptBetween(const Held& from, const Held& to) const {
+  const auto first = std::find_if(kept_.begin(), kept_.end(), [&](const auto& step) { return step->base() == from; });
+  const auto last = std::find_if(first, kept_.end(), [&](const auto& step) { return step->target() == to; });
+  return last == kept_.end() ? DeltaChain() : DeltaChain(first, last + 1);
+}
+
+void ReplicaPair::Keep(const DeltaChain& steps, const Held& base) {
+  if (steps.empty() || kept_.empty() || kept_.back()->target() != base) kept_.clear();
+  kept_.insert(kept_.end(), steps.begin(), steps.end());
+  uint64_t bytes = 0;
+  auto oldest = kept_.end();
+  while (oldest != kept_.begin() && bytes + (*(oldest - 1))->total_bytes() <= options_.keep_delta_bytes) {
+    bytes += (*--oldest)->total_bytes();
+  }
+  kept_.erase(kept_.begin(), oldest);
+}
+
+void ReplicaPair::CopyFromCurrent() {
+  const std::span<const std::byte> from = replicas_[current_].file.data();
+  const std::span<std::byte> to = target().file.data();
+  pool_.ParallelFor((from.size() + kCopyPiece - 1) / kCopyPiece, [&](size_t i) {
+    const size_t offset = i * kCopyPiece;
+    std::memcpy(to.data() + offset, from.data() + offset, std::min(kCopyPiece, from.size() - offset));
+  });
+}
+
+void ReplicaPair::SetCurrent(int current) {
+  std::lock_guard lock(mutex_);
+  current_ = current;
+}
+
+void ReplicaPair::Edge(std::string_view edge) const {
+  if (options_.at_edge) options_.at_edge(edge);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,154 @@
+// The two replicas of one model, and what engines see of them.
+//
+// One replica is current: whole, verified, published under <root>/<model>/current. The other is the target: it stays
+// what it was, an older whole version to roll back to, until the next sync brings it forward or refills it. A sync is
+//
+//   BringForward(steps)   or   BeginFull(layout), bytes into target_block(), CatchUp(steps)
+//   [Repaired() for each damaged block]
+//   Commit(...)           or   Abandon()
+//
+// Killed at any instant, a receiver comes back with a whole version or none (FORMAT.md). Whatever fails between, the
+// current replica is untouched.
+//
+// Threads: one session thread drives the syncs. Info, Verify and the like may be called from any thread at any time.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/base/status.h"
+#include "common/base/worker_pool.h"
+#include "common/model/layout.h"
+#include "common/model/manifest.h"
+#include "common/os/unique_fd.h"
+#include "raas_receiver/replica/apply.h"
+#include "raas_receiver/replica/replica_file.h"
+#include "raas_receiver/replica/state_file.h"
+#include "raas_receiver/replica/tree.h"
+
+namespace lockstep {
+
+struct ReplicaOptions {
+  std::string root;                           // absolute
+  std::string model;                          // one directory name, see CheckModelName
+  std::string assets;                         // absolute, or empty
+  uint64_t keep_delta_bytes = 0;              // of applied deltas, kept to bring the other replica forward
+  std::chrono::milliseconds reader_grace{0};  // how long to wait for a reader before its file is given up
+  // Called with a name at every edge of FORMAT.md's tables; tests die there.
+  std::function<void(std::string_view edge)> at_edge;
+};
+
+// [A-Za-z0-9._-]{1,128}, not "." or "..": it becomes a directory. kBadData otherwise.
+Status CheckModelName(std::string_view model);
+
+struct CurrentVersion {
+  Held held;  // nothing before the first commit
+  ManifestDigest digest;
+  std::shared_ptr<const ModelLayout> layout;
+  std::string path;  // the published directory, absolute
+};
+
+struct VerifyReport {
+  Held held;
+  ManifestDigest recorded;
+  ManifestDigest computed;
+  std::vector<BlockIndex> bad_blocks;
+  std::vector<std::string> bad_tensors;
+};
+
+class ReplicaPair {
+ public:
+  // Takes over <root>/<model>/, proving by hash what the replicas there hold. kPermission when the root cannot be
+  // written, kState when another receiver owns the directory.
+  static Result<std::unique_ptr<ReplicaPair>> Open(ReplicaOptions options, WorkerPool& pool);
+  ~ReplicaPair();
+
+  // --- any thread ---
+  CurrentVersion current() const;
+  Held previous() const;  // what SwitchToOther would make current; nothing when the other replica is not whole
+  uint64_t replaced() const { return replaced_; }
+  // Recomputes the current replica's hashes from its bytes. kState when nothing is held.
+  Result<VerifyReport> Verify() const;
+
+  // --- the session's thread ---
+  // Makes the memory of replicas that have none yet, so that a model that does not fit is known before bytes move.
+  Status Allocate(const std::shared_ptr<const ModelLayout>& layout);
+
+  // Makes the target equal to the current version with `steps` applied. Answers the damaged blocks (as ApplyChain).
+  // REQUIRES steps to be consecutive and start at the current version, verified against their digests.
+  Result<std::vector<BlockIndex>> BringForward(DeltaChain steps);
+
+  // Makes the target writable memory of `layout`, content unspecified, and nobody's version.
+  Status BeginFull(const std::shared_ptr<const ModelLayout>& layout);
+  std::span<std::byte> target_block(BlockIndex block) const { return target().file.block(block); }
+  // Applies to each block of a full target the steps from its version on. Answers the damaged blocks.
+  std::vector<BlockIndex> CatchUp(const DeltaChain& steps, const std::vector<Version>& versions);
+
+  // Records the target as whole, publishes it and makes it current. The caller has checked every block hash of
+  // `manifest` against the bytes. `steps` led here from the version before; empty after a full pull.
+  Status Commit(Manifest manifest, int64_t committed_unix_ns, const DeltaChain& steps);
+  // The target holds nothing from here on; its memory is kept for the next attempt.
+  void Abandon();
+
+  // Makes the other replica's version current. kState when it holds no whole one.
+  Status SwitchToOther();
+  // Hashes of the current version.
+  const std::vector<uint64_t>& current_hashes() const { return replicas_[current_].whole->manifest.block_hashes; }
+
+ private:
+  struct Replica {
+    std::string path;
+    std::string state_path;
+    ReplicaFile file;
+    std::optional<ReplicaState> whole;  // nothing: the bytes are nobody's version
+    std::string name;                   // its published directory; empty when not published
+    mutable std::shared_mutex bytes;    // exclusive while the session writes, shared while somebody verifies
+  };
+
+  ReplicaPair(ReplicaOptions options, WorkerPool& pool);
+
+  Status Recover();
+  Status LockDirectory();
+  Status SweepScratch() const;
+  void Load(Replica& replica);
+  Status Republish(Replica& replica, const std::vector<std::string>& names);
+  Status ChooseCurrent();
+
+  Status MakeWritable(const std::shared_ptr<const ModelLayout>& layout, bool& content_kept);
+  DeltaChain KeptBetween(const Held& from, const Held& to) const;
+  void Keep(const DeltaChain& steps, const Held& base);
+  void CopyFromCurrent();
+  void SetCurrent(int current);
+  void Edge(std::string_view edge) const;
+
+  int target_index() const { return current_ == 0 ? 1 : 0; }
+  Replica& target() { return replicas_[target_index()]; }
+  const Replica& target() const { return replicas_[target_index()]; }
+
+  ReplicaOptions options_;
+  WorkerPool& pool_;
+  std::string scratch_;
+  VersionTree tree_;
+  UniqueFd lock_;
+  std::array<Replica, 2> replicas_;
+  DeltaChain kept_;  // consecutive; the last one led to the version committed last
+  std::unique_lock<std::shared_mutex> writing_;
+  std::atomic<uint64_t> replaced_ = 0;
+
+  mutable std::mutex
+      mutex_;         // guards which replica is current, and `whole` and `name` against readers of other threads
+  int current_ = -1;  // -1: nothing is held
+};
+
+}  // namespace lockstep

@@ -1,0 +1,102 @@
+#include "raas_receiver/replica/state_file.h"
+
+#include <cstring>
+
+#include "common/base/hash.h"
+#include "common/base/text.h"
+#include "common/os/file.h"
+
+namespace lockstep {
+namespace {
+
+constexpr char kMagic[8] = {'L', 'S', 'R', 'E', 'P', 'L', '0', '1'};
+
+Status Corrupt(std::string why) {
+  return {ErrorCode::kCorrupt, std::move(why)};
+}
+
+Status CheckHeader(const ReplicaStateHeader& header, size_t file_bytes) {
+  if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) return Corrupt("not a replica state: wrong magic");
+  if (header.format != kReplicaStateFormat || header.header_bytes != sizeof(ReplicaStateHeader)) {
+    return {ErrorCode::kProtocol,
+            Cat("replica state format ", header.format, ", this receiver writes ", kReplicaStateFormat)};
+  }
+  const uint64_t fixed = sizeof header + uint64_t{header.block_count} * sizeof(uint64_t) + sizeof(uint64_t);
+  if (file_bytes < fixed || file_bytes - fixed != header.layout_bytes) {
+    return Corrupt(Cat("replica state has ", file_bytes, " bytes, which its own lengths do not add up to"));
+  }
+  if (header.run.IsZero() || header.version == 0) return Corrupt("replica state names no version");
+  return OkStatus();
+}
+
+Status CheckContent(const ReplicaStateHeader& header, const ReplicaState& state) {
+  if (state.layout->digest() != header.layout_digest) return Corrupt("replica state has another layout than it names");
+  if (state.layout->block_count() != header.block_count) {
+    return Corrupt(
+        Cat("replica state has ", header.block_count, " block hashes, its layout ", state.layout->block_count()));
+  }
+  if (ComputeManifestDigest(header.layout_digest, state.manifest.block_hashes) != header.manifest_digest) {
+    return Corrupt("replica state's hashes do not give its manifest digest");
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+Bytes EncodeReplicaState(const ReplicaState& state) {
+  ReplicaStateHeader header{};
+  std::memcpy(header.magic, kMagic, sizeof kMagic);
+  header.format = kReplicaStateFormat;
+  header.header_bytes = sizeof header;
+  header.block_count = state.layout->block_count();
+  header.run = state.manifest.held.run;
+  header.version = state.manifest.held.version;
+  header.layout_digest = state.layout->digest();
+  header.manifest_digest = state.manifest.digest;
+  header.committed_unix_ns = state.committed_unix_ns;
+  header.layout_bytes = state.layout->encoded().size();
+
+  Bytes out;
+  Append(out, header);
+  AppendBytes(out, std::as_bytes(std::span(state.manifest.block_hashes)));
+  AppendBytes(out, state.layout->encoded());
+  Append(out, Hash64(out));
+  return out;
+}
+
+Result<ReplicaState> DecodeReplicaState(ByteView encoded) {
+  ByteReader reader(encoded);
+  ReplicaStateHeader header;
+  if (!reader.Take(header)) return Corrupt(Cat("replica state is cut off at ", encoded.size(), " bytes"));
+  LS_RETURN_IF_ERROR(CheckHeader(header, encoded.size()));
+  ByteView hashes, layout;
+  uint64_t check = 0;
+  if (!reader.TakeBytes(header.block_count * sizeof(uint64_t), hashes) ||
+      !reader.TakeBytes(header.layout_bytes, layout) || !reader.Take(check) ||
+      check != Hash64(encoded.first(encoded.size() - sizeof check))) {
+    return Corrupt("replica state does not have its checksum");
+  }
+
+  ReplicaState state;
+  LS_ASSIGN_OR_RETURN(state.layout, ModelLayout::Decode(layout));
+  state.manifest.held = {header.run, header.version};
+  state.manifest.block_hashes.resize(header.block_count);
+  std::memcpy(state.manifest.block_hashes.data(), hashes.data(), hashes.size());
+  state.manifest.digest = header.manifest_digest;
+  state.committed_unix_ns = header.committed_unix_ns;
+  LS_RETURN_IF_ERROR(CheckContent(header, state));
+  return state;
+}
+
+Status WriteReplicaState(const std::string& path, const ReplicaState& state) {
+  return WriteFileAtomic(path, EncodeReplicaState(state), 0600);
+}
+
+Result<ReplicaState> ReadReplicaState(const std::string& path) {
+  LS_ASSIGN_OR_RETURN(const std::string content, ReadFile(path));
+  Result<ReplicaState> state = DecodeReplicaState(AsBytes(std::string_view(content)));
+  if (!state.ok()) return state.status().WithContext(path);
+  return state;
+}
+
+}  // namespace lockstep

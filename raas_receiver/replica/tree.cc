@@ -1,0 +1,124 @@
+#include "raas_receiver/replica/tree.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+
+#include "common/base/text.h"
+#include "common/os/file.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool EndsWithAny(std::string_view name, std::initializer_list<std::string_view> endings) {
+  return std::any_of(endings.begin(), endings.end(), [&](std::string_view ending) { return name.ends_with(ending); });
+}
+
+// The published version has weights of its own: other ones, and indexes of shards, would be loaded in their place.
+bool IsAsset(const fs::directory_entry& entry) {
+  std::error_code error;
+  const std::string name = entry.path().filename().string();
+  return entry.is_regular_file(error) && !name.starts_with('.') &&
+         !EndsWithAny(name,
+                      {".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf"});
+}
+
+bool IsVersionName(std::string_view name) {
+  return name.size() >= 2 && name[0] == 'v' && name[1] >= '0' && name[1] <= '9';
+}
+
+Status Rename(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) return ErrnoStatus(errno, Cat("rename ", from, " to ", to));
+  return OkStatus();
+}
+
+}  // namespace
+
+VersionTree::VersionTree(std::string directory, std::string scratch, std::string assets)
+    : directory_(std::move(directory)), scratch_(std::move(scratch)), assets_(std::move(assets)) {}
+
+std::string VersionTree::NameFor(const Held& held, std::string_view taken) {
+  const std::string name = Cat("v", held.version);
+  return name == taken ? Cat(name, "-", ToHex(held.run).substr(0, 8)) : name;
+}
+
+Status VersionTree::Publish(std::string_view name, const std::string& weights) {
+  const std::string building = Cat(scratch_, "/tmp-", name);
+  LS_RETURN_IF_ERROR(RemoveTree(building));
+  LS_RETURN_IF_ERROR(MakeDirs(building));
+  const std::string link = Cat(building, "/", kWeightsFile);
+  if (::link(weights.c_str(), link.c_str()) != 0) return ErrnoStatus(errno, Cat("link ", weights, " to ", link));
+  LS_RETURN_IF_ERROR(LinkAssets(building));
+  LS_RETURN_IF_ERROR(Withdraw(name));
+  return Rename(building, PathOf(name));
+}
+
+Status VersionTree::Withdraw(std::string_view name) {
+  const std::string leaving = Cat(scratch_, "/tmp-gone-", name);
+  LS_RETURN_IF_ERROR(RemoveTree(leaving));
+  if (::rename(PathOf(name).c_str(), leaving.c_str()) != 0) {
+    return errno == ENOENT ? OkStatus() : ErrnoStatus(errno, Cat("rename ", PathOf(name), " to ", leaving));
+  }
+  return RemoveTree(leaving);
+}
+
+bool VersionTree::Publishes(std::string_view name, const std::string& weights) const {
+  struct stat published {};
+  struct stat ours {};
+  return ::lstat(Cat(PathOf(name), "/", kWeightsFile).c_str(), &published) == 0 &&
+         ::lstat(weights.c_str(), &ours) == 0 && published.st_dev == ours.st_dev && published.st_ino == ours.st_ino;
+}
+
+Status VersionTree::RefreshAssets(std::string_view name) {
+  return LinkAssets(PathOf(name));
+}
+
+Status VersionTree::LinkAssets(const std::string& into) const {
+  if (assets_.empty()) return OkStatus();
+  std::error_code error;
+  for (fs::directory_iterator it(assets_, error), end; !error && it != end; it.increment(error)) {
+    if (!IsAsset(*it)) continue;
+    const std::string link = Cat(into, "/", it->path().filename().string());
+    if (::symlink(it->path().c_str(), link.c_str()) != 0 && errno != EEXIST)
+      return ErrnoStatus(errno, Cat("symlink ", link));
+  }
+  if (error) return ErrnoStatus(error.value(), Cat("read asset directory ", assets_));
+  return OkStatus();
+}
+
+Status VersionTree::SwitchCurrent(std::string_view name) {
+  const std::string fresh = Cat(scratch_, "/tmp-current");
+  if (::unlink(fresh.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, Cat("remove ", fresh));
+  if (::symlink(std::string(name).c_str(), fresh.c_str()) != 0) return ErrnoStatus(errno, Cat("symlink ", fresh));
+  return Rename(fresh, PathOf(kCurrentLink));
+}
+
+std::string VersionTree::CurrentName() const {
+  std::error_code error;
+  return fs::read_symlink(PathOf(kCurrentLink), error).string();
+}
+
+Status VersionTree::RemoveCurrent() {
+  const std::string link = PathOf(kCurrentLink);
+  if (::unlink(link.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, Cat("remove ", link));
+  return OkStatus();
+}
+
+Result<std::vector<std::string>> VersionTree::Names() const {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator it(directory_, error), end; !error && it != end; it.increment(error)) {
+    if (IsVersionName(it->path().filename().string())) names.push_back(it->path().filename().string());
+  }
+  if (error) return ErrnoStatus(error.value(), Cat("read ", directory_));
+  return names;
+}
+
+}  // namespace lockstep

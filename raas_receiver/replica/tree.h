@@ -1,0 +1,56 @@
+// What engines see of a model: one directory per whole version and the `current` symlink (FORMAT.md).
+//
+// Every change is one rename, so an observer sees a version's directory with all of its content or not at all. Not
+// thread-safe: one session owns it. Paths are absolute.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/base/status.h"
+
+namespace lockstep {
+
+inline constexpr std::string_view kWeightsFile = "model.safetensors";
+inline constexpr std::string_view kCurrentLink = "current";
+
+class VersionTree {
+ public:
+  // `directory` is <root>/<model>, `scratch` its hidden part on the same filesystem. `assets` may be empty.
+  VersionTree(std::string directory, std::string scratch, std::string assets);
+
+  std::string PathOf(std::string_view name) const { return directory_ + "/" + std::string(name); }
+
+  // "v7"; "v7-0123abcd" when `taken` is "v7" already.
+  static std::string NameFor(const Held& held, std::string_view taken);
+
+  // Makes `name` appear with the file at `weights` (hard-linked) and the assets in it, replacing what was there.
+  Status Publish(std::string_view name, const std::string& weights);
+  // Makes `name` vanish. Nothing there is OK.
+  Status Withdraw(std::string_view name);
+  // True when `name` holds the very file at `weights`.
+  bool Publishes(std::string_view name, const std::string& weights) const;
+  // Adds assets that were added to the asset directory since `name` was published.
+  Status RefreshAssets(std::string_view name);
+
+  // The commit: from here on `current` names `name`.
+  Status SwitchCurrent(std::string_view name);
+  // What `current` names; empty when there is no such link.
+  std::string CurrentName() const;
+  Status RemoveCurrent();
+
+  // The version directories that are there, whole or not.
+  Result<std::vector<std::string>> Names() const;
+
+ private:
+  Status LinkAssets(const std::string& into) const;
+
+  std::string directory_;
+  std::string scratch_;
+  std::string assets_;
+};
+
+}  // namespace lockstep
