@@ -1,0 +1,22 @@
+import pytest
+
+from harness import Cluster
+
+
+@pytest.fixture
+def cluster(request):
+    """A test's daemons; ended and removed whatever happens."""
+    cluster = Cluster()
+    request.node.cluster = cluster
+    yield cluster
+    cluster.close()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A failed test shows the end of each daemon's log."""
+    report = yield
+    if report.failed and hasattr(item, "cluster"):
+        for daemon in item.cluster.daemons:
+            report.sections.append((f"log of {daemon.name}", daemon.log_tail()))
+    return report

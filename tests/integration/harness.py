@@ -1,0 +1,240 @@
+"""Real daemons as processes, for tests: started on free loopback ports below one temporary directory, and always ended.
+
+    cluster.agent() and cluster.receiver(agent) start a daemon and wait until it answers; keyword arguments become its flags.
+    A test compares what a replica's file holds with the trainer's own arrays; that is the judge of every claim, not what
+    the daemons say of themselves.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+import lockstep
+from replicas import differing_tensor
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = ROOT / "bazel-bin"
+TRAINER_AGENT = BIN / "trainer_agent/agent/trainer_agent"
+RAAS_RECEIVER = BIN / "raas_receiver/receiver/raas_receiver"
+LOCKSTEPCTL = BIN / "ctl/lockstepctl"
+
+MODEL = "actor"
+LOG_TAIL_LINES = 40
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until(condition, what: str, timeout_s: float = 30, interval_s: float = 0.02):
+    """The first true value of `condition()`; fails the test, naming `what`, when none comes in time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s"
+        time.sleep(interval_s)
+
+
+def flags_of(options: "dict[str, object]") -> "list[str]":
+    """{"lane_advertise": "a:1", "follow": False, "allow_insecure_network": None} as a command line; None is a bare flag."""
+    arguments = []
+    for name, value in options.items():
+        arguments.append("--" + name.replace("_", "-"))
+        if value is not None:
+            arguments.append(str(value).lower() if isinstance(value, bool) else str(value))
+    return arguments
+
+
+class Daemon:
+    """A process with its log in a file. `stop` and `kill` may be called at any time, also twice."""
+
+    def __init__(self, name: str, command: "list[object]", log: Path) -> None:
+        self.name = name
+        self.command = [str(argument) for argument in command]
+        self.log_path = log
+        self.process = None
+
+    def start(self) -> None:
+        with open(self.log_path, "ab") as log:
+            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def signal(self, number: int) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def stop(self, timeout_s: float = 30) -> int:
+        """SIGTERM, and the exit status."""
+        self.signal(signal.SIGTERM)
+        return self.process.wait(timeout_s)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def log(self) -> str:
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def log_tail(self) -> str:
+        return "\n".join(self.log().splitlines()[-LOG_TAIL_LINES:])
+
+
+class Served(Daemon):
+    """A daemon that lockstepctl can talk to."""
+
+    role = ""  # "--agent" or "--receiver"
+    address = ""
+
+    def ctl(self, *arguments: object, timeout_ms: int = 20_000) -> subprocess.CompletedProcess:
+        command = [LOCKSTEPCTL, self.role, self.address, "--timeout", timeout_ms, *arguments]
+        return subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=60)
+
+    def ask(self, *arguments: object) -> dict:
+        """What lockstepctl --json prints. Fails the test when it does not succeed."""
+        result = self.ctl("--json", *arguments)
+        assert result.returncode == 0, f"lockstepctl {arguments}: {result.returncode}: {result.stderr}"
+        return json.loads(result.stdout)
+
+    def answers(self) -> bool:
+        assert self.running(), f"{self.name} ended with {self.process.returncode}: {self.log_tail()}"
+        return self.ctl("--json", "status", timeout_ms=2000).returncode == 0
+
+    def start(self) -> None:
+        super().start()
+        wait_until(self.answers, f"{self.name} answers")
+
+    def model_status(self, model: str = MODEL) -> dict:
+        return next(entry for entry in self.ask("status")["models"] if entry["name"] == model)
+
+
+class Agent(Served):
+    role = "--agent"
+
+    def __init__(self, directory: Path, options: "dict[str, object]") -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.port = free_port()
+        self.lane_port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.socket = directory / "export.sock"
+        self.segment_dir = Path(str(options.pop("segment_dir", directory / "segments")))
+        options = {
+            "socket": self.socket,
+            "listen": self.address,
+            "lane_listen": f"127.0.0.1:{self.lane_port}",
+            "segment_dir": self.segment_dir,
+            "threads": 2,
+            **options,
+        }
+        super().__init__("trainer_agent", [TRAINER_AGENT, *flags_of(options)], directory / "agent.log")
+
+    def publisher(self, tensors, model: str = MODEL, **options) -> lockstep.Publisher:
+        options.setdefault("reconnect_timeout_ms", 20_000)
+        options.setdefault("call_timeout_ms", 30_000)
+        return lockstep.Publisher(self.socket, model, tensors, **options)
+
+
+class Receiver(Served):
+    role = "--receiver"
+
+    def __init__(self, directory: Path, name: str, agent: str, models, options: "dict[str, object]") -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.address = f"127.0.0.1:{free_port()}"
+        self.root = Path(str(options.pop("root", directory / "root")))
+        models = [part for model in models for part in ("--model", model)]
+        options = {"agent": agent, "name": name, "root": self.root, "listen": self.address, "threads": 2, **options}
+        super().__init__(name, [RAAS_RECEIVER, *models, *flags_of(options)], directory / "receiver.log")
+        self.watcher = None
+
+    def published(self, model: str = MODEL) -> Path:
+        return self.root / model / "current"
+
+    def file(self, model: str = MODEL) -> Path:
+        return self.published(model) / "model.safetensors"
+
+    def wait_for(self, tensors, model: str = MODEL, timeout_s: float = 30) -> None:
+        """Until the published file holds exactly `tensors`, bit for bit."""
+        last = "nothing is published"
+
+        def equal() -> bool:
+            nonlocal last
+            assert self.running(), f"{self.name} ended with {self.process.returncode}"
+            if self.file(model).exists():
+                last = differing_tensor(self.file(model), tensors)
+            return last is None
+
+        try:
+            wait_until(equal, f"{self.name} publishes {model}", timeout_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {last}") from None
+
+    @contextlib.contextmanager
+    def recorded_syncs(self):
+        """A list that collects what `lockstepctl watch` tells while the block runs, one dict per sync."""
+        command = [LOCKSTEPCTL, "--receiver", self.address, "--json", "watch"]
+        records: "list[dict]" = []
+        with tempfile.TemporaryFile("w+") as output:
+            watcher = subprocess.Popen([str(part) for part in command], stdout=output, stderr=subprocess.DEVNULL)
+            time.sleep(0.3)
+            try:
+                yield records
+                time.sleep(0.3)
+            finally:
+                watcher.kill()
+                watcher.wait()
+                output.seek(0)
+                records += [json.loads(line) for line in output if line.endswith("\n")]
+
+
+class Cluster:
+    """Every daemon of one test, below one directory in memory."""
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="lockstep-test-", dir="/dev/shm"))
+        self.daemons: "list[Daemon]" = []
+        self._cleanups = contextlib.ExitStack()
+
+    def agent(self, start: bool = True, **options) -> Agent:
+        return self._add(Agent(self.directory / "agent", options), start)
+
+    def receiver(self, agent, *, name: "str | None" = None, models=(MODEL,), start: bool = True, **options) -> Receiver:
+        name = name or f"receiver-{len(self.daemons)}"
+        address = agent if isinstance(agent, str) else agent.address
+        return self._add(Receiver(self.directory / name, name, address, models, options), start)
+
+    def _add(self, daemon, start: bool):
+        self.daemons.append(daemon)
+        if start:
+            daemon.start()
+        return daemon
+
+    def small_tmpfs(self, name: str, megabytes: int) -> Path:
+        """A tmpfs that fills up soon. Skips the test where mounting is not allowed."""
+        path = self.directory / name
+        path.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=0755", "lockstep-test", str(path)]
+        if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+            pytest.skip("mounting a tmpfs is not allowed here")
+        self._cleanups.callback(subprocess.run, ["umount", "-l", str(path)], check=False)
+        return path
+
+    def close(self) -> None:
+        for daemon in reversed(self.daemons):
+            if daemon.running():
+                daemon.kill()
+        self._cleanups.close()
+        shutil.rmtree(self.directory, ignore_errors=True)

@@ -1,0 +1,240 @@
+"""Bad input at process level: each mistake gets an error that names the thing, and what is held stays held."""
+
+import os
+import shutil
+import socket
+import stat
+import struct
+import subprocess
+
+import numpy as np
+import pytest
+import xxhash
+
+import lockstep
+from harness import LOCKSTEPCTL, MODEL, RAAS_RECEIVER, TRAINER_AGENT, free_port, wait_until
+from replicas import ToyModel, differing_tensor
+
+USAGE, UNAVAILABLE, NOT_ALLOWED, CONFIG = 64, 69, 77, 78
+DAEMONS = pytest.mark.parametrize("daemon", ["trainer_agent", "raas_receiver"])
+
+
+def command(daemon: str, directory, *arguments: object) -> "list[str]":
+    """A daemon that would start, were it not for `arguments`."""
+    listen = f"127.0.0.1:{free_port()}"
+    if daemon == "trainer_agent":
+        lane_listen = f"127.0.0.1:{free_port()}"
+        base = [TRAINER_AGENT, "--socket", directory / "a.sock", "--listen", listen, "--lane-listen", lane_listen]
+        base += ["--segment-dir", directory / "segments"]
+    else:
+        base = [RAAS_RECEIVER, "--model", MODEL, "--root", directory / "root", "--listen", listen]
+        base += ["--agent", f"127.0.0.1:{free_port()}"]
+    return [str(part) for part in (*base, *arguments)]
+
+
+def run(arguments) -> subprocess.CompletedProcess:
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=20)
+
+
+@DAEMONS
+def test_an_unknown_flag_is_a_usage_error_that_names_it(cluster, daemon):
+    result = run(command(daemon, cluster.directory, "--no-such-flag", "1"))
+    assert result.returncode == USAGE and "no-such-flag" in result.stderr
+
+
+def test_lockstepctl_names_an_unknown_flag_and_command():
+    for arguments in (["--no-such-flag", "status"], ["no-such-command"]):
+        result = run([str(LOCKSTEPCTL), *arguments])
+        assert result.returncode == USAGE and "no-such" in result.stderr
+
+
+@DAEMONS
+@pytest.mark.parametrize(
+    "line, complaint",
+    [("no_such_key = 1", "no_such_key"), ('threads = "many"', "threads"), ("threads = ", "daemon.toml")],
+    ids=["unknown-key", "wrong-type", "no-toml"],
+)
+def test_a_bad_config_file_is_a_config_error_that_names_key_or_file(cluster, daemon, line, complaint):
+    config = cluster.directory / "daemon.toml"
+    config.write_text(line + "\n")
+    result = run(command(daemon, cluster.directory, "--config", config))
+    assert result.returncode == CONFIG and complaint in result.stderr
+
+
+@DAEMONS
+def test_a_port_in_use_is_named(cluster, daemon):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = "127.0.0.1:%d" % taken.getsockname()[1]
+        result = run(command(daemon, cluster.directory, "--listen", address))
+    assert result.returncode == UNAVAILABLE and address in result.stderr
+
+
+def test_a_lane_port_in_use_is_named(cluster):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = "127.0.0.1:%d" % taken.getsockname()[1]
+        result = run(command("trainer_agent", cluster.directory, "--lane-listen", address))
+    assert result.returncode == UNAVAILABLE and address in result.stderr
+
+
+@DAEMONS
+def test_listening_beyond_loopback_is_refused_unless_told_so_in_as_many_words(cluster, daemon):
+    result = run(command(daemon, cluster.directory, "--listen", f"0.0.0.0:{free_port()}"))
+    assert result.returncode == NOT_ALLOWED and "--allow-insecure-network" in result.stderr
+
+
+@DAEMONS
+def test_a_directory_it_may_not_write_is_named(cluster, daemon):
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become somebody else")
+    locked = cluster.directory / "locked"
+    locked.mkdir(mode=0o755)
+    cluster.directory.chmod(0o755)
+    binary = cluster.directory / daemon
+    shutil.copy(TRAINER_AGENT if daemon == "trainer_agent" else RAAS_RECEIVER, binary)
+    binary.chmod(stat.S_IRWXU | stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH)
+    arguments = command(daemon, locked)[1:]
+    result = run(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", str(binary), *arguments])
+    assert result.returncode == NOT_ALLOWED and str(locked) in result.stderr
+
+
+def test_a_second_agent_on_the_same_socket_is_refused_and_the_first_lives_on(cluster):
+    model = ToyModel(blocks=2)
+    agent = cluster.agent()
+    result = run(command("trainer_agent", cluster.directory, "--socket", agent.socket))
+    assert result.returncode == UNAVAILABLE and str(agent.socket) in result.stderr
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.tensors)
+
+
+def test_publishing_without_an_agent_names_the_socket(cluster):
+    with pytest.raises(lockstep.UnavailableError, match="nobody.sock"):
+        lockstep.Publisher(cluster.directory / "nobody.sock", MODEL, {"a": np.zeros(1)}, connect_timeout_ms=200)
+
+
+def test_a_full_segment_directory_refuses_the_model_and_the_ones_held_live_on(cluster):
+    agent = cluster.agent(segment_dir=cluster.small_tmpfs("segments", 24))
+    receiver = cluster.receiver(agent)
+    small, large = ToyModel(blocks=8), ToyModel(blocks=120)
+    with agent.publisher(small.tensors) as publisher:
+        publisher.publish(1, small.step())
+        with pytest.raises(lockstep.ResourceExhaustedError, match=str(agent.segment_dir)):
+            agent.publisher(large.tensors, "large")
+        publisher.publish(2, small.step())
+        receiver.wait_for(small.tensors)
+
+
+def test_a_full_receiver_root_is_reported_and_the_models_held_live_on(cluster):
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent, models=("actor", "large"), root=cluster.small_tmpfs("root", 24))
+    small, large = ToyModel(blocks=8), ToyModel(blocks=120)
+    with agent.publisher(small.tensors) as publisher, agent.publisher(large.tensors, "large") as other:
+        publisher.publish(1, small.step())
+        receiver.wait_for(small.tensors)
+        other.publish(1, large.tensors)
+        error = wait_until(lambda: receiver.model_status("large")["last_error"], "the full disk is reported")
+        assert str(receiver.root) in error
+        publisher.publish(2, small.step())
+        receiver.wait_for(small.tensors)
+
+
+def send_and_read(address: "tuple[str, int] | str", *pieces: bytes) -> bytes:
+    """What a server answers before it closes; it must close within the timeout."""
+    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as client:
+        client.settimeout(20)
+        client.connect(address)
+        answer = b""
+        try:
+            for piece in pieces:
+                client.sendall(piece)
+            client.shutdown(socket.SHUT_WR)
+            while piece := client.recv(4096):
+                answer += piece
+        except (ConnectionResetError, BrokenPipeError):
+            pass
+    return answer
+
+
+def lane_hello(pull_id: int, ticket: bytes) -> bytes:
+    """common/wire/FORMAT.md, "Hello"."""
+    hello = struct.pack("<4sHHQ16sII", b"LSLO", 1, 48, pull_id, ticket, 0, 0)
+    return hello + struct.pack("<Q", xxhash.xxh3_64_intdigest(hello))
+
+
+def test_a_wrong_ticket_is_refused_with_a_code(cluster):
+    agent = cluster.agent()
+    answer = send_and_read(("127.0.0.1", agent.lane_port), lane_hello(1, bytes(range(16))))
+    magic, _, _, code, _, _ = struct.unpack("<4sHHIIQ", answer)
+    assert magic == b"LSWA" and code != 0
+    assert "ticket" in agent.log()
+
+
+def test_garbage_on_the_lane_port_is_turned_away_and_pulls_go_on(cluster):
+    model = ToyModel(blocks=8)
+    agent = cluster.agent()
+    noise = np.random.default_rng(1).bytes(100_000)
+    good = lane_hello(1, bytes(16))
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.step())
+        flipped = good[:20] + bytes([good[20] ^ 1]) + good[21:]
+        for pieces in ([noise], [b"GET / HTTP/1.1\r\n\r\n"], [good[:30]], [b""], [flipped], [good, noise]):
+            send_and_read(("127.0.0.1", agent.lane_port), *pieces)
+        cluster.receiver(agent).wait_for(model.tensors)
+
+
+def test_garbage_on_the_trainers_socket_is_turned_away_and_publishing_goes_on(cluster):
+    model = ToyModel(blocks=8)
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    with agent.publisher(model.tensors) as publisher:
+        for pieces in ([np.random.default_rng(2).bytes(100_000)], [b"\0" * 64], [b"\xff" * 64], [b"x"], [b""]):
+            send_and_read(str(agent.socket), *pieces)
+        publisher.publish(1, model.step())
+        receiver.wait_for(model.tensors)
+
+
+def test_garbage_on_the_grpc_port_is_turned_away(cluster):
+    agent = cluster.agent()
+    send_and_read(("127.0.0.1", agent.port), np.random.default_rng(3).bytes(10_000))
+    assert agent.answers()
+
+
+def test_a_failing_hook_is_retried_and_reported_and_the_next_version_is_served(cluster):
+    model = ToyModel(blocks=2)
+    calls = cluster.directory / "calls"
+    hook = cluster.directory / "hook.sh"
+    hook.write_text(
+        f'#!/bin/sh\necho "$LOCKSTEP_MODEL $LOCKSTEP_VERSION $LOCKSTEP_MODE" >> {calls}\n'
+        'test -f "$LOCKSTEP_PATH/model.safetensors" || exit 9\n'
+        '[ "$LOCKSTEP_VERSION" != 2 ] || { echo "engine says no" >&2; exit 3; }\n'
+    )
+    hook.chmod(0o755)
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent, hook=hook, hook_attempts=3)
+    with agent.publisher(model.tensors) as publisher:
+        for version in (1, 2):
+            publisher.publish(version, model.step())
+            receiver.wait_for(model.tensors)
+            wait_until(lambda: calls.exists() and f"{MODEL} {version} " in calls.read_text(), f"hook of {version}")
+        wait_until(lambda: calls.read_text().count(f"{MODEL} 2 ") == 3, "three attempts")
+        status = wait_until(
+            lambda: (found := receiver.model_status())["hook_failures"] >= 1 and found["last_error"] and found,
+            "the failure is reported",
+        )
+        assert (status["held"]["version"], status["served_version"]) == (2, 1)
+        publisher.publish(3, model.step())
+        receiver.wait_for(model.tensors)
+        wait_until(lambda: receiver.model_status()["served_version"] == 3, "the engine has version 3")
+    assert calls.read_text().splitlines() == [f"{MODEL} 1 full"] + [f"{MODEL} 2 delta"] * 3 + [f"{MODEL} 3 delta"]
+
+
+def test_a_hook_that_hangs_is_ended_at_its_timeout_and_reported(cluster):
+    model = ToyModel(blocks=2)
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent, hook="sleep 600", hook_attempts=1, hook_timeout_ms=300)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.step())
+        receiver.wait_for(model.tensors)
+        wait_until(lambda: receiver.model_status()["hook_failures"] >= 1, "the timeout is reported", timeout_s=10)
+    assert differing_tensor(receiver.file(), model.tensors) is None
+    assert receiver.stop() == 0

@@ -1,0 +1,205 @@
+"""Processes that are killed or told to stop, at any moment."""
+
+import random
+import signal
+import threading
+import time
+
+import pytest
+
+from harness import wait_until
+from replicas import ToyModel, data_hash, differing_tensor, tensors_hash
+
+SEGMENTS = pytest.mark.parametrize("segments", ["tmpfs", "memfd"])
+
+
+def restart_soon(agent) -> threading.Thread:
+    """Kills the agent and starts it again from another thread, while the caller's publisher waits in a call."""
+    agent.kill()
+    thread = threading.Thread(target=lambda: (time.sleep(0.3), agent.start()))
+    thread.start()
+    return thread
+
+
+def modes(syncs) -> "list[str]":
+    return [sync["mode"] for sync in syncs if not sync.get("error")]
+
+
+@SEGMENTS
+def test_an_agent_killed_between_versions_goes_on_and_no_receiver_needs_a_full_pull(cluster, segments):
+    model = ToyModel()
+    agent = cluster.agent(segments=segments)
+    receivers = [cluster.receiver(agent), cluster.receiver(agent)]
+    with receivers[0].recorded_syncs() as first, receivers[1].recorded_syncs() as second:
+        with agent.publisher(model.tensors) as publisher:
+            run = publisher.run
+            for version in range(1, 7):
+                if version == 4:
+                    restarting = restart_soon(agent)
+                publisher.publish(version, model.step())
+                for receiver in receivers:
+                    receiver.wait_for(model.tensors)
+            restarting.join()
+            assert publisher.run == run
+    for syncs in (first, second):
+        assert modes(syncs)[0] == "full"
+        assert set(modes(syncs)[1:]) <= {"delta", "chain", "folded", "up_to_date"}, modes(syncs)
+    assert receivers[0].model_status()["held"] == {"run": run, "version": 6}
+
+
+@SEGMENTS
+@pytest.mark.parametrize("moment", ["after-begin", "half-written", "before-commit"])
+def test_an_agent_killed_while_a_version_is_written_gets_that_version(cluster, segments, moment):
+    model = ToyModel()
+    names = list(model.tensors)
+    agent = cluster.agent(segments=segments)
+    receiver = cluster.receiver(agent)
+    with receiver.recorded_syncs() as syncs, agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.step())
+        receiver.wait_for(model.tensors)
+        model.step()
+        publisher.begin(2)
+        written = {"after-begin": 0, "half-written": len(names) // 2, "before-commit": len(names)}[moment]
+        for name in names[:written]:
+            publisher.write(name, model.tensors[name])
+        restarting = restart_soon(agent)
+        for name in names[written:]:
+            publisher.write(name, model.tensors[name])
+        publisher.commit()
+        restarting.join()
+        receiver.wait_for(model.tensors)
+        publisher.publish(3, model.step())
+        receiver.wait_for(model.tensors)
+    assert modes(syncs)[0] == "full" and "full" not in modes(syncs)[1:]
+
+
+def test_an_agent_killed_again_and_again_never_loses_the_run(cluster):
+    model = ToyModel(blocks=8)
+    randomness = random.Random(5)
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    killing = threading.Event()
+
+    def killer():
+        for _ in range(5):
+            time.sleep(randomness.uniform(0.05, 0.4))
+            agent.kill()
+            agent.start()
+        killing.set()
+
+    with receiver.recorded_syncs() as syncs, agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.step())
+        receiver.wait_for(model.tensors)
+        thread = threading.Thread(target=killer)
+        thread.start()
+        version = 1
+        while not killing.is_set():
+            version += 1
+            publisher.publish(version, model.step())
+            time.sleep(0.02)
+        thread.join()
+        receiver.wait_for(model.tensors)
+    assert modes(syncs)[0] == "full" and "full" not in modes(syncs)[1:]
+
+
+class SteadyPublisher(threading.Thread):
+    """Publishes versions without rest from a thread, and remembers the hash of each. `paused` stands still."""
+
+    def __init__(self, publisher, model: ToyModel) -> None:
+        super().__init__()
+        self.publisher = publisher
+        self.model = model
+        self.version = 0
+        self.hashes: "set[str]" = set()
+        self.paused = threading.Lock()
+        self._stopping = False
+
+    def run(self) -> None:
+        while not self._stopping:
+            with self.paused:
+                self.version += 1
+                tensors = self.model.step()
+                self.hashes.add(tensors_hash(tensors))
+                self.publisher.publish(self.version, tensors)
+            time.sleep(0.01)
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *exception):
+        self._stopping = True
+        self.join()
+
+
+def test_a_receiver_killed_at_any_moment_always_leaves_and_regains_a_whole_version(cluster):
+    model = ToyModel(blocks=12)
+    randomness = random.Random(11)
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    with agent.publisher(model.tensors) as publisher, SteadyPublisher(publisher, model) as steady:
+        wait_until(receiver.file().exists, "a first version is published")
+        for round_number in range(20):
+            time.sleep(randomness.uniform(0, 0.15))
+            receiver.kill()
+            assert data_hash(receiver.file()) in steady.hashes, f"round {round_number}: a version nobody published"
+            receiver.start()
+            with steady.paused:
+                receiver.wait_for(model.tensors)
+
+
+def test_a_receiver_killed_during_its_first_pull_starts_over(cluster):
+    model = ToyModel(blocks=400)
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent, start=False)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.tensors)
+        for delay_s in (0.0, 0.02, 0.05):
+            receiver.start()
+            time.sleep(delay_s)
+            receiver.kill()
+            if receiver.file().exists():
+                assert differing_tensor(receiver.file(), model.tensors) is None
+        receiver.start()
+        receiver.wait_for(model.tensors)
+
+
+def test_what_a_receiver_held_is_still_published_when_it_restarts_without_an_agent(cluster):
+    model = ToyModel(blocks=4)
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.step())
+        receiver.wait_for(model.tensors)
+    agent.kill()
+    receiver.kill()
+    receiver.start()
+    assert differing_tensor(receiver.file(), model.tensors) is None
+    assert receiver.model_status()["held"]["version"] == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_both_daemons_drain_and_end_with_0_when_told_to_stop(cluster, number):
+    model = ToyModel(blocks=4)
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.step())
+        receiver.wait_for(model.tensors)
+        for daemon in (receiver, agent):
+            daemon.signal(number)
+            assert daemon.process.wait(15) == 0, daemon.name
+    assert differing_tensor(receiver.file(), model.tensors) is None
+
+
+def test_both_daemons_drain_in_the_midst_of_their_work(cluster):
+    model = ToyModel(blocks=40)
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    with agent.publisher(model.tensors, reconnect_timeout_ms=300) as publisher:
+        for version in range(1, 4):
+            publisher.publish(version, model.step(density=0.5))
+        assert agent.stop() == 0
+        assert receiver.stop() == 0
+    if receiver.file().exists():
+        data_hash(receiver.file())

@@ -1,0 +1,152 @@
+"""lockstepctl against both daemons: what it says is true, and its exit status is."""
+
+import json
+
+import pytest
+
+from harness import LOCKSTEPCTL, MODEL, Receiver
+from replicas import ToyModel, read_file
+
+BAD_DATA, UNAVAILABLE = 65, 69
+
+
+@pytest.fixture
+def model():
+    return ToyModel(blocks=8)
+
+
+@pytest.fixture
+def agent(cluster):
+    return cluster.agent()
+
+
+@pytest.fixture
+def publisher(agent, model):
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.step())
+        yield publisher
+
+
+@pytest.fixture
+def receiver(cluster, agent, publisher, model) -> Receiver:
+    receiver = cluster.receiver(agent)
+    receiver.wait_for(model.tensors)
+    return receiver
+
+
+def test_status_of_the_agent_tells_models_versions_and_receivers(agent, publisher, receiver, model):
+    publisher.publish(2, model.step())
+    receiver.wait_for(model.tensors)
+    status = agent.model_status()
+    assert status["run"] == publisher.run
+    assert status["newest_version"] == 2
+    assert status["model_bytes"] == publisher.data_bytes
+    assert status["tensors"] == len(model.tensors)
+    assert [(delta["base"], delta["target"]) for delta in status["deltas"]] == [(1, 2)]
+    assert status["receivers"][0]["receiver"] == receiver.name
+
+
+def test_status_of_the_receiver_tells_what_it_holds_and_where(publisher, receiver):
+    status = receiver.model_status()
+    assert status["held"] == {"run": publisher.run, "version": 1}
+    assert status["served_version"] == 1
+    assert status["current_path"] and status["last_error"] == ""
+
+
+@pytest.mark.parametrize("subcommand", ["status", "versions"])
+def test_tables_for_people_name_the_model(agent, receiver, subcommand):
+    for daemon in (agent, receiver):
+        result = daemon.ctl(subcommand)
+        assert result.returncode == 0 and MODEL in result.stdout
+
+
+def test_versions_lists_the_newest_one(agent, publisher, receiver):
+    for daemon in (agent, receiver):
+        assert '"version": 1' in json.dumps(daemon.ask("versions")) or '"newest_version": 1' in json.dumps(
+            daemon.ask("versions")
+        )
+
+
+def test_layout_is_the_same_from_both_daemons_and_matches_the_file(agent, receiver):
+    layouts = [daemon.ask("layout", MODEL) for daemon in (agent, receiver)]
+    assert layouts[0] == layouts[1]
+    tensors = {tensor["name"]: (tensor["dtype"], tensor["shape"]) for tensor in layouts[0]["tensors"]}
+    assert tensors == {name: (dtype, shape) for name, (dtype, shape, _) in read_file(receiver.file()).items()}
+
+
+def test_verify_recomputes_equal_digests_on_both_sides(agent, receiver):
+    digests = [daemon.ask("verify", MODEL)["computed_digest"] for daemon in (agent, receiver)]
+    assert digests[0] == digests[1]
+
+
+def test_verify_finds_one_flipped_byte_and_names_its_tensor(receiver):
+    with open(receiver.file(), "r+b") as file:
+        file.seek(-10, 2)
+        byte = file.read(1)[0]
+        file.seek(-10, 2)
+        file.write(bytes([byte ^ 1]))
+    result = receiver.ctl("verify", MODEL)
+    assert result.returncode == BAD_DATA
+    assert "layers.4.weight" in result.stdout + result.stderr
+
+
+def test_watch_tells_each_sync_as_one_line_of_json(publisher, receiver, model):
+    with receiver.recorded_syncs() as syncs:
+        for version in (2, 3):
+            publisher.publish(version, model.step())
+            receiver.wait_for(model.tensors)
+    assert [(sync["from"]["version"], sync["to"]["version"]) for sync in syncs] == [(1, 2), (2, 3)]
+    assert all(sync["verified"] and sync["payload_bytes"] > 0 and sync["changed_elements"] > 0 for sync in syncs)
+
+
+def test_pull_brings_a_receiver_that_does_not_follow_to_the_newest_version(cluster, agent, publisher, model):
+    receiver = cluster.receiver(agent, follow=False)
+    assert not receiver.file().exists()
+    assert receiver.ask("pull", MODEL)["to"]["version"] == 1
+    receiver.wait_for(model.tensors)
+    publisher.publish(2, model.step())
+    assert receiver.ask("pull", MODEL)["mode"] == "delta"
+    receiver.wait_for(model.tensors)
+
+
+def test_rollback_makes_the_previous_version_current_until_the_next_pull(publisher, receiver, model):
+    first = model.copy()
+    publisher.publish(2, model.step())
+    receiver.wait_for(model.tensors)
+    assert receiver.ctl("rollback", MODEL).returncode == 0
+    receiver.wait_for(first)
+    assert receiver.model_status()["state"].lower().endswith("held")
+    assert receiver.ctl("pull", MODEL).returncode == 0
+    receiver.wait_for(model.tensors)
+
+
+def test_health_tells_readiness_only_once_it_is_true(cluster, agent, model):
+    receiver = cluster.receiver(agent)
+    services = [(agent, "trainer-agent"), (receiver, "raas-receiver")]
+    for daemon, name in services:
+        assert daemon.ctl("health", f"{name}-liveness").returncode == 0
+        assert daemon.ctl("health", f"{name}-readiness").returncode != 0
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.tensors)
+        receiver.wait_for(model.tensors)
+    for daemon, name in services:
+        assert daemon.ctl("health", f"{name}-readiness").returncode == 0
+        assert daemon.ctl("health", "no-such-service").returncode != 0
+
+
+def test_an_unreachable_daemon_is_named_with_its_address(tmp_path):
+    receiver = Receiver(tmp_path, "nobody", "127.0.0.1:1", [MODEL], {})
+    result = receiver.ctl("status", timeout_ms=500)
+    assert result.returncode == UNAVAILABLE and receiver.address in result.stderr
+
+
+def test_an_unknown_model_is_named(agent, receiver):
+    for daemon in (agent, receiver):
+        result = daemon.ctl("verify", "no-such-model")
+        assert result.returncode != 0 and "no-such-model" in result.stderr
+
+
+def test_json_is_one_document_and_nothing_else(agent, receiver):
+    for daemon in (agent, receiver):
+        assert json.loads(daemon.ctl("--json", "status").stdout)["models"][0]["name"] == MODEL
+    assert LOCKSTEPCTL.exists()

@@ -1,0 +1,276 @@
+"""Versions, runs, ranks and models: what trainers do, right and wrong, and what receivers get of it."""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+import lockstep
+from harness import MODEL, wait_until
+from rank_process import RankProcess, content
+from replicas import ToyModel
+
+SHAPES = {"a": [300, 700], "b": [200_000], "c": [], "d": [64, 64]}
+HALVES = [["a", "c"], ["b", "d"]]
+
+
+def all_content(seed: int, shapes=SHAPES):
+    return {name: content(name, seed, shape) for name, shape in shapes.items()}
+
+
+@pytest.fixture
+def agent(cluster):
+    return cluster.agent()
+
+
+@pytest.fixture
+def two_ranks(agent):
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(RankProcess(agent.socket, MODEL, SHAPES, rank, 2)) for rank in (0, 1)]
+
+
+def publish_by_all(ranks, version: int, seed: int) -> None:
+    for rank, names in zip(ranks, HALVES):
+        rank.write(version, names, seed)
+    for rank in ranks:
+        rank.send("commit")
+    for rank in ranks:
+        rank._answer()
+
+
+def test_a_late_joiner_gets_a_full_copy_and_then_follows_with_deltas(cluster, agent):
+    model = ToyModel()
+    early = cluster.receiver(agent)
+    with agent.publisher(model.tensors) as publisher:
+        for version in (1, 2, 3):
+            publisher.publish(version, model.step())
+        early.wait_for(model.tensors)
+        late = cluster.receiver(agent, start=False)
+        late.start()
+        late.wait_for(model.tensors)
+        with late.recorded_syncs() as syncs:
+            for version in (4, 5):
+                publisher.publish(version, model.step())
+                late.wait_for(model.tensors)
+                early.wait_for(model.tensors)
+    assert [sync["mode"] for sync in syncs] == ["delta", "delta"]
+
+
+def test_a_receiver_several_versions_behind_catches_up_without_a_full_pull(cluster, agent):
+    model = ToyModel()
+    receiver = cluster.receiver(agent)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.step())
+        receiver.wait_for(model.tensors)
+        receiver.stop()
+        for version in (2, 3, 4):
+            publisher.publish(version, model.step())
+        receiver.start()
+        receiver.wait_for(model.tensors)
+    sync = receiver.model_status()
+    assert sync["held"]["version"] == 4
+    delta_bytes = sum(delta["payload_bytes"] for delta in agent.model_status()["deltas"])
+    assert 0 < delta_bytes < model_bytes(model) / 2
+
+
+def model_bytes(model: ToyModel) -> int:
+    return sum(tensor.nbytes for tensor in model.tensors.values())
+
+
+def test_several_models_share_an_agent_and_a_receiver_without_mixing(cluster, agent):
+    actor, critic = ToyModel(seed=1), ToyModel(seed=2, blocks=5, tensors=3)
+    receiver = cluster.receiver(agent, models=("actor", "critic"))
+    only_critic = cluster.receiver(agent, models=("critic",))
+    with agent.publisher(actor.tensors, "actor") as first, agent.publisher(critic.tensors, "critic") as second:
+        for version in (1, 2, 3):
+            first.publish(version, actor.step())
+            second.publish(10 * version, critic.step())
+            receiver.wait_for(actor.tensors, "actor")
+            receiver.wait_for(critic.tensors, "critic")
+            only_critic.wait_for(critic.tensors, "critic")
+    assert not only_critic.published("actor").exists()
+    assert receiver.model_status("critic")["held"]["version"] == 30
+
+
+def test_two_ranks_write_halves_of_a_version_and_it_commits_when_both_have(cluster, agent, two_ranks):
+    receiver = cluster.receiver(agent)
+    for version in (1, 2, 3):
+        publish_by_all(two_ranks, version, seed=version)
+        receiver.wait_for(all_content(version))
+
+
+def test_a_rank_killed_half_way_aborts_the_version_and_the_next_one_works(cluster, agent, two_ranks):
+    receiver = cluster.receiver(agent)
+    publish_by_all(two_ranks, 1, seed=1)
+    receiver.wait_for(all_content(1))
+
+    survivor, victim = two_ranks
+    survivor.write(2, HALVES[0], seed=2)
+    victim.write(2, HALVES[1][:1], seed=2)
+    victim.kill()
+    with pytest.raises(lockstep.AbortedError, match="rank"):
+        survivor.call("commit")
+    assert agent.model_status()["newest_version"] == 1
+    assert agent.model_status()["versions_aborted"] == 1
+    receiver.wait_for(all_content(1))
+
+    with RankProcess(agent.socket, MODEL, SHAPES, 1, 2) as replacement:
+        publish_by_all([survivor, replacement], 3, seed=3)
+        receiver.wait_for(all_content(3))
+
+
+def test_a_rank_that_aborts_gives_the_version_up_for_all(agent, two_ranks):
+    for rank, names in zip(two_ranks, HALVES):
+        rank.write(1, names, seed=1)
+    two_ranks[0].call("abort")
+    with pytest.raises(lockstep.AbortedError):
+        two_ranks[1].call("commit")
+    publish_by_all(two_ranks, 2, seed=2)
+    assert agent.model_status()["newest_version"] == 2
+
+
+def test_a_trainer_killed_while_writing_leaves_the_last_whole_version_served(cluster, agent):
+    with RankProcess(agent.socket, MODEL, SHAPES) as trainer:
+        trainer.write(1, SHAPES, seed=1)
+        trainer.call("commit")
+        trainer.write(2, ["a"], seed=2)
+    wait_until(lambda: agent.model_status()["writing_version"] == 0, "the half-written version is given up")
+    late = cluster.receiver(agent)
+    late.wait_for(all_content(1))
+
+
+def test_a_restarted_trainer_makes_a_new_run_that_receivers_take_in_full(cluster, agent):
+    model = ToyModel()
+    receiver = cluster.receiver(agent)
+    with agent.publisher(model.tensors) as publisher:
+        first_run = publisher.run
+        publisher.publish(7, model.step())
+        receiver.wait_for(model.tensors)
+    with receiver.recorded_syncs() as syncs, agent.publisher(model.tensors) as publisher:
+        assert publisher.run != first_run
+        publisher.publish(1, model.step())
+        receiver.wait_for(model.tensors)
+        publisher.publish(2, model.step())
+        receiver.wait_for(model.tensors)
+    assert [sync["mode"] for sync in syncs] == ["full", "delta"]
+    assert receiver.model_status()["held"]["run"] == publisher.run
+
+
+def test_a_restarted_trainer_with_another_layout_is_followed(cluster, agent):
+    old, new = ToyModel(), ToyModel(seed=5, blocks=9, tensors=7)
+    receiver = cluster.receiver(agent)
+    for model in (old, new):
+        with agent.publisher(model.tensors) as publisher:
+            publisher.publish(1, model.step())
+            receiver.wait_for(model.tensors)
+
+
+def test_a_trainer_that_proves_continuity_goes_on_in_its_run(cluster, agent):
+    model = ToyModel()
+    receiver = cluster.receiver(agent)
+    with agent.publisher(model.tensors) as publisher:
+        run = publisher.run
+        publisher.publish(1, model.step())
+        receiver.wait_for(model.tensors)
+    with receiver.recorded_syncs() as syncs, agent.publisher(model.tensors, run=run) as publisher:
+        assert publisher.run == run
+        publisher.publish(2, model.step())
+        receiver.wait_for(model.tensors)
+    assert [sync["mode"] for sync in syncs] == ["delta"]
+
+
+@pytest.mark.parametrize("version", [3, 5], ids=["lower", "equal"])
+def test_a_version_that_does_not_increase_is_refused_and_nothing_held_is_lost(cluster, agent, version):
+    model = ToyModel(blocks=2)
+    receiver = cluster.receiver(agent)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(5, model.step())
+        receiver.wait_for(model.tensors)
+        with pytest.raises(lockstep.StateError, match=str(version)):
+            publisher.publish(version, model.tensors)
+        receiver.wait_for(model.tensors)
+        publisher.publish(6, model.step())
+        receiver.wait_for(model.tensors)
+
+
+def test_a_tensor_missing_at_commit_is_named_and_the_next_version_works(cluster, agent):
+    model = ToyModel(blocks=4)
+    receiver = cluster.receiver(agent)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.step())
+        some = {name: tensor for name, tensor in model.tensors.items() if name != "layers.2.weight"}
+        with pytest.raises(lockstep.BadDataError, match=r"layers\.2\.weight"):
+            publisher.publish(2, some)
+        publisher.publish(3, model.step())
+        receiver.wait_for(model.tensors)
+
+
+def test_a_tensor_given_twice_is_refused_and_the_next_version_works(agent):
+    model = ToyModel(blocks=4)
+    pairs = list(model.tensors.items())
+    with agent.publisher(model.tensors) as publisher:
+        with pytest.raises(lockstep.Error, match=r"layers\.0\.weight|twice|0"):
+            publisher.publish(1, pairs + pairs[:1])
+        publisher.publish(2, model.tensors)
+
+
+def test_wrong_shapes_dtypes_and_names_are_refused_before_anything_is_written(cluster, agent):
+    tensors = {"a": np.zeros(8, np.float32), "b": np.ones((2, 3), np.int8)}
+    receiver = cluster.receiver(agent)
+    with agent.publisher(tensors) as publisher:
+        publisher.publish(1, tensors)
+        for wrong, complaint in [
+            ({"a": np.zeros(9, np.float32)}, r'"a".*\[9\].*\[8\]'),
+            ({"a": np.zeros(8, np.int32)}, '"a".*I32.*F32'),
+            ({"x": np.zeros(8, np.float32)}, '"x"'),
+            ({"a": np.zeros(16, np.float32)[::2]}, '"a".*contiguous'),
+        ]:
+            with pytest.raises(lockstep.BadDataError, match=complaint):
+                publisher.publish(2, tensors | wrong)
+        publisher.publish(2, tensors)
+        receiver.wait_for(tensors)
+
+
+def test_a_wrong_size_given_to_the_library_itself_is_refused_by_name(agent):
+    tensors = {"a": np.zeros(8, np.float32), "b": np.zeros(8, np.float32)}
+    with agent.publisher(tensors) as publisher:
+        publisher.begin(1)
+        source = publisher._source("b", tensors["b"])[1]
+        with pytest.raises(lockstep.BadDataError, match="b"):
+            publisher._write(1, source._replace(nbytes=28))
+        publisher.abort()
+        publisher.publish(2, tensors)
+
+
+def test_tensors_filled_in_place_by_ranges_arrive(cluster, agent):
+    tensors = {"a": np.arange(100_000, dtype=np.float32), "b": np.arange(7, dtype=np.int64)}
+    receiver = cluster.receiver(agent)
+    with agent.publisher(tensors) as publisher:
+        data = publisher.begin(1)
+        for meta, offset in publisher.layout:
+            data[offset : offset + meta.nbytes] = tensors[meta.name].tobytes()
+            publisher.ranges_done([(offset, meta.nbytes // 2), (offset + meta.nbytes // 2, meta.nbytes - meta.nbytes // 2)])
+        publisher.commit()
+        receiver.wait_for(tensors)
+
+
+@pytest.mark.parametrize(
+    "meta, complaint",
+    [
+        ([("a" * 1025, "F32", (1,))], "1024"),
+        ([("a", "F32", (1 << 40, 1 << 40))], '"a"'),
+        ([("a", "F32", (1 << 46,))], '"a"'),
+        ([("a", "F32", (1,)), ("a", "F32", (1,))], '"a".*twice'),
+        ([("a\n", "F32", (1,))], "control"),
+        ([("a", "F32", (0,))], "no bytes"),
+    ],
+    ids=["long-name", "overflow", "too-large", "duplicate", "control-character", "no-bytes"],
+)
+def test_an_impossible_layout_is_refused_by_name_and_held_models_live_on(cluster, agent, meta, complaint):
+    model = ToyModel(blocks=2)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.tensors)
+        with pytest.raises(lockstep.BadDataError, match=complaint):
+            agent.publisher([lockstep.TensorMeta(*fields) for fields in meta], "other")
+        publisher.publish(2, model.step())
+        cluster.receiver(agent).wait_for(model.tensors)

@@ -1,0 +1,44 @@
+"""The package as users install it, and how it finds the shared library."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lockstep
+from lockstep import _library
+
+PACKAGE = Path(__file__).resolve().parents[1]
+LIBRARY = PACKAGE.parents[2] / "bazel-bin/trainer_agent/export_plugin/liblockstep.so"
+
+
+@pytest.fixture
+def fresh_lookup():
+    _library.load.cache_clear()
+    yield
+    _library.load.cache_clear()
+
+
+def test_the_library_of_the_checkout_is_found_and_has_the_packages_version(monkeypatch, fresh_lookup):
+    monkeypatch.delenv("LOCKSTEP_LIBRARY", raising=False)
+    assert lockstep.library_version() == lockstep.__version__
+
+
+def test_a_missing_library_is_an_error_that_says_where_it_was_sought(monkeypatch, fresh_lookup):
+    monkeypatch.setenv("LOCKSTEP_LIBRARY", "/nowhere/liblockstep.so")
+    with pytest.raises(lockstep.NotFoundError, match="/nowhere/liblockstep.so.*bazel build"):
+        lockstep.library_version()
+
+
+def test_an_installed_package_carries_its_library_and_needs_nothing_else(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    shutil.copytree(PACKAGE, source, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
+    shutil.copy(LIBRARY, source / "lockstep")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
+    subprocess.run([*pip, "--target", str(target), str(source)], check=True)
+    # -I -S: neither this environment's packages nor its variables.
+    program = f"import sys; sys.path.append({str(target)!r}); import lockstep; print(lockstep.library_version())"
+    result = subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True, capture_output=True, text=True)
+    assert result.stdout.strip() == lockstep.__version__
