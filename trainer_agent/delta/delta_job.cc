@@ -1,0 +1,142 @@
+#include "trainer_agent/delta/delta_job.h"
+
+#include <algorithm>
+#include <future>
+
+#include "common/base/hash.h"
+#include "kernels/diff.h"
+
+namespace lockstep {
+namespace {
+
+// Enough blocks per task to make the queue's cost vanish, few enough to spread a commit's tail over all threads.
+constexpr size_t kBlocksPerTask = 8;
+
+// What differs between two images of a block; kept per thread, so sized once.
+struct BlockScratch {
+  Changes changes;
+  Bytes coded;
+};
+
+BlockScratch& ThreadScratch() {
+  thread_local BlockScratch scratch;
+  return scratch;
+}
+
+void FindBlockChanges(const std::byte* base, ByteView target, uint32_t unit, Changes& changes) {
+  const size_t elements = target.size() / unit;
+  changes.positions.resize(elements);
+  changes.steps.resize(elements);
+  const size_t count =
+      kernels::FindChanges(base, target.data(), target.size(), unit, changes.positions.data(), changes.steps.data());
+  changes.positions.resize(count);
+  changes.steps.resize(count);
+}
+
+// The smaller of the sparse and the raw form.
+DeltaBlock Encode(BlockIndex block, ByteView target, uint32_t unit, uint64_t target_hash, BlockScratch& scratch) {
+  DeltaBlock delta{
+      .block = block, .changes = static_cast<uint32_t>(scratch.changes.size()), .target_hash = target_hash};
+  scratch.coded.clear();
+  EncodeSparse(scratch.changes, unit, scratch.coded);
+  if (scratch.coded.size() < target.size()) {
+    delta.codec = Codec::kSparse;
+    delta.data = scratch.coded;
+    delta.data_hash = Hash64(delta.data);
+  } else {
+    delta.codec = Codec::kRaw;
+    delta.data.assign(target.begin(), target.end());
+    delta.data_hash = target_hash;
+  }
+  return delta;
+}
+
+}  // namespace
+
+DeltaJob::DeltaJob(WorkerPool* pool, DeltaInput input)
+    : pool_(pool),
+      input_(std::move(input)),
+      hashes_(input_.layout->block_count()),
+      deltas_(input_.base == nullptr ? 0 : input_.layout->block_count()) {}
+
+DeltaJob::~DeltaJob() {
+  std::unique_lock lock(mutex_);
+  cancelled_ = true;
+  idle_.wait(lock, [this] { return tasks_ == 0; });
+}
+
+void DeltaJob::BlocksReady(std::vector<BlockIndex> blocks) {
+  for (size_t at = 0; at < blocks.size(); at += kBlocksPerTask) {
+    const size_t end = std::min(blocks.size(), at + kBlocksPerTask);
+    std::vector<BlockIndex> some(blocks.begin() + static_cast<std::ptrdiff_t>(at),
+                                 blocks.begin() + static_cast<std::ptrdiff_t>(end));
+    {
+      std::lock_guard lock(mutex_);
+      ++tasks_;
+    }
+    pool_->Post([this, some = std::move(some)] { Work(some); });
+  }
+}
+
+void DeltaJob::Work(const std::vector<BlockIndex>& blocks) {
+  {
+    std::lock_guard lock(mutex_);
+    if (cancelled_) {
+      if (--tasks_ == 0) idle_.notify_all();
+      return;
+    }
+  }
+  for (const BlockIndex block : blocks) WorkBlock(block);
+  std::unique_lock lock(mutex_);
+  blocks_done_ += blocks.size();
+  CompleteIfDone(std::move(lock));
+  std::lock_guard relock(mutex_);
+  if (--tasks_ == 0) idle_.notify_all();
+}
+
+void DeltaJob::WorkBlock(BlockIndex block) {
+  const ByteRange range = input_.layout->block_range(block);
+  const ByteView target(input_.target + range.offset, range.bytes);
+  if (input_.base == nullptr) {
+    hashes_[block] = BlockHash(target);
+    return;
+  }
+  BlockScratch& scratch = ThreadScratch();
+  const uint32_t unit = input_.layout->block_unit(block);
+  FindBlockChanges(input_.base + range.offset, target, unit, scratch.changes);
+  if (scratch.changes.size() == 0) {
+    hashes_[block] = input_.base_manifest->block_hashes[block];
+    return;
+  }
+  hashes_[block] = BlockHash(target);
+  deltas_[block] = Encode(block, target, unit, hashes_[block], scratch);
+}
+
+void DeltaJob::CompleteIfDone(std::unique_lock<std::mutex> lock) {
+  if (!done_ || blocks_done_ < hashes_.size()) return;
+  const auto done = std::exchange(done_, nullptr);
+  lock.unlock();
+  DeltaOutput output{.block_hashes = std::move(hashes_)};
+  for (std::optional<DeltaBlock>& delta : deltas_) {
+    if (delta) output.blocks.push_back(*std::move(delta));
+  }
+  done(std::move(output));
+}
+
+void DeltaJob::Finish(std::function<void(DeltaOutput)> done) {
+  // A task of its own, so that `done` always runs on the pool, also when the last block is long worked.
+  {
+    std::lock_guard lock(mutex_);
+    done_ = std::move(done);
+    ++tasks_;
+  }
+  pool_->Post([this] { Work({}); });
+}
+
+DeltaOutput DeltaJob::FinishAndWait() {
+  std::promise<DeltaOutput> promise;
+  Finish([&promise](DeltaOutput output) { promise.set_value(std::move(output)); });
+  return promise.get_future().get();
+}
+
+}  // namespace lockstep

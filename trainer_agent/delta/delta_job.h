@@ -1,0 +1,71 @@
+// DeltaJob: compares, hashes and encodes one version, block by block, as its blocks become ready.
+//
+// Per block, in one pass while it is in cache: find the changes against the base, hash the new bytes, encode. Blocks
+// may be given while later ones are still being written, so that a commit has only the tail left to do.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "common/base/worker_pool.h"
+#include "common/model/manifest.h"
+#include "common/payload/payload.h"
+
+namespace lockstep {
+
+struct DeltaOutput {
+  std::vector<uint64_t> block_hashes;  // of the target, every block
+  std::vector<DeltaBlock> blocks;      // those that differ from the base; none without a base
+};
+
+// Where the job reads. The memory must stay valid and, block by block from the moment it is given, unchanged until the
+// job is done or destroyed.
+struct DeltaInput {
+  std::shared_ptr<const ModelLayout> layout;
+  const std::byte* target = nullptr;
+  const std::byte* base = nullptr;                // null: hash only
+  std::shared_ptr<const Manifest> base_manifest;  // with `base`: an unchanged block's hash is taken from here
+};
+
+// Thread-safe.
+class DeltaJob {
+ public:
+  // REQUIRES the pool to outlive the job.
+  DeltaJob(WorkerPool* pool, DeltaInput input);
+  // Cancels what has not started and waits for what has.
+  ~DeltaJob();
+
+  // Each block once.
+  void BlocksReady(std::vector<BlockIndex> blocks);
+
+  // Calls `done` with the output, from a pool thread, when every block of the layout has been worked. REQUIRES all
+  // blocks to have been given; call once. The job may be destroyed from another thread only after `done` has returned.
+  void Finish(std::function<void(DeltaOutput)> done);
+  // The same for callers that wait.
+  DeltaOutput FinishAndWait();
+
+ private:
+  void Work(const std::vector<BlockIndex>& blocks);
+  void WorkBlock(BlockIndex block);
+  void CompleteIfDone(std::unique_lock<std::mutex> lock);
+
+  WorkerPool* const pool_;
+  const DeltaInput input_;
+
+  std::mutex mutex_;
+  std::condition_variable idle_;
+  size_t tasks_ = 0;  // posted and not finished
+  size_t blocks_done_ = 0;
+  bool cancelled_ = false;
+  std::function<void(DeltaOutput)> done_;
+
+  // Slots per block, each written by the one task that works it.
+  std::vector<uint64_t> hashes_;
+  std::vector<std::optional<DeltaBlock>> deltas_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,90 @@
+#include "trainer_agent/delta/delta_job.h"
+
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <numeric>
+#include <random>
+
+namespace lockstep {
+namespace {
+
+struct Versions {
+  std::shared_ptr<const ModelLayout> layout =
+      *ModelLayout::Create({{"a", DType::kF32, {9000}, 0}, {"b", DType::kBF16, {30001}, 36000}}, 4096);
+  Bytes base = Bytes(layout->data_bytes());
+  Bytes target;
+  std::mt19937_64 random{11};
+
+  explicit Versions(double density) {
+    for (std::byte& byte : base) byte = static_cast<std::byte>(random());
+    target = base;
+    for (std::byte& byte : target) {
+      if (std::generate_canonical<double, 32>(random) < density) byte = static_cast<std::byte>(random());
+    }
+  }
+  std::vector<BlockIndex> AllBlocks() {
+    std::vector<BlockIndex> blocks(layout->block_count());
+    std::iota(blocks.begin(), blocks.end(), 0);
+    std::shuffle(blocks.begin(), blocks.end(), random);
+    return blocks;
+  }
+  std::shared_ptr<Manifest> ManifestOf(const Bytes& bytes) const {
+    auto manifest = std::make_shared<Manifest>();
+    for (BlockIndex i = 0; i < layout->block_count(); ++i) {
+      const ByteRange range = layout->block_range(i);
+      manifest->block_hashes.push_back(BlockHash(ByteView(bytes).subspan(range.offset, range.bytes)));
+    }
+    return manifest;
+  }
+};
+
+TEST_CASE("The output's blocks bring the base to the target, and its hashes are the target's") {
+  WorkerPool pool(2);
+  for (const double density : {0.0, 0.0001, 0.01, 1.0}) {
+    Versions versions(density);
+    DeltaJob job(&pool, {.layout = versions.layout,
+                         .target = versions.target.data(),
+                         .base = versions.base.data(),
+                         .base_manifest = versions.ManifestOf(versions.base)});
+    for (const BlockIndex block : versions.AllBlocks()) job.BlocksReady({block});
+    const DeltaOutput output = job.FinishAndWait();
+    CHECK(output.block_hashes == versions.ManifestOf(versions.target)->block_hashes);
+    const auto payload = *Payload::Assemble(*versions.layout, {.base = 1, .target = 2}, output.blocks);
+    Changes scratch;
+    for (const PayloadEntry& entry : payload->entries()) {
+      const ByteRange range = versions.layout->block_range(entry.block);
+      REQUIRE(entry.bytes <= range.bytes);
+      REQUIRE(
+          ApplyEntry(entry, payload->data(entry), std::span(versions.base).subspan(range.offset, range.bytes), scratch)
+              .ok());
+    }
+    CHECK(versions.base == versions.target);
+  }
+}
+
+TEST_CASE("Without a base a job only hashes") {
+  WorkerPool pool(2);
+  Versions versions(0.5);
+  DeltaJob job(&pool, {.layout = versions.layout, .target = versions.target.data()});
+  job.BlocksReady(versions.AllBlocks());
+  const DeltaOutput output = job.FinishAndWait();
+  CHECK(output.blocks.empty());
+  CHECK(output.block_hashes == versions.ManifestOf(versions.target)->block_hashes);
+}
+
+TEST_CASE("A job given up half-way leaves no task behind") {
+  WorkerPool pool(2);
+  Versions versions(0.5);
+  for (int round = 0; round < 50; ++round) {
+    DeltaJob job(&pool, {.layout = versions.layout,
+                         .target = versions.target.data(),
+                         .base = versions.base.data(),
+                         .base_manifest = versions.ManifestOf(versions.base)});
+    auto blocks = versions.AllBlocks();
+    blocks.resize(blocks.size() / 2);
+    job.BlocksReady(blocks);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,225 @@
+#include "trainer_agent/store/delta_store.h"
+
+#include <dirent.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "common/base/text.h"
+#include "common/os/file.h"
+#include "common/os/segment.h"
+
+namespace lockstep {
+namespace {
+
+constexpr char kSuffix[] = ".delta";
+
+std::vector<std::string> DeltaFiles(const std::string& directory) {
+  std::vector<std::string> paths;
+  DIR* const dir = opendir(directory.c_str());
+  if (dir == nullptr) return paths;
+  while (const dirent* entry = readdir(dir)) {
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") paths.push_back(directory + "/" + name);
+  }
+  closedir(dir);
+  return paths;
+}
+
+}  // namespace
+
+uint64_t DeltaRoute::data_bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& step : steps) bytes += step->header().data_bytes;
+  return bytes;
+}
+
+uint64_t DeltaRoute::changed_elements() const {
+  uint64_t elements = 0;
+  for (const auto& step : steps) elements += step->header().changed_elements;
+  return elements;
+}
+
+DeltaStore::DeltaStore(std::shared_ptr<const ModelLayout> layout, StoreOptions options)
+    : layout_(std::move(layout)), options_(std::move(options)) {}
+
+DeltaStore::~DeltaStore() = default;
+
+std::string DeltaStore::PathOf(Version base, Version target) const {
+  return Cat(options_.directory, "/", base, "-", target, kSuffix);
+}
+
+std::shared_ptr<const Payload> DeltaStore::LoadFile(const std::string& path) const {
+  struct stat info {};
+  if (!path.ends_with(kSuffix) || stat(path.c_str(), &info) != 0 || info.st_size <= 0) return nullptr;
+  auto segment = OpenSegment(path, static_cast<uint64_t>(info.st_size), Access::kReadOnly);
+  if (!segment.ok()) return nullptr;
+  auto owner = std::make_shared<MappedSegment>(*std::move(segment));
+  auto payload = Payload::Open(*layout_, {owner->span(), owner});
+  return payload.ok() ? *std::move(payload) : nullptr;
+}
+
+void DeltaStore::Load(const Manifest& newest) {
+  if (options_.directory.empty()) return;
+  std::map<Version, std::shared_ptr<const Payload>> by_target;
+  std::vector<std::string> paths = DeltaFiles(options_.directory);
+  for (const std::string& path : paths) {
+    auto payload = LoadFile(path);
+    if (payload != nullptr && payload->header().run == newest.held.run && payload->header().steps_folded == 1) {
+      by_target[payload->header().target] = std::move(payload);
+    }
+  }
+  std::lock_guard lock(mutex_);
+  std::set<std::string> kept;
+  Version wanted = newest.held.version;
+  ManifestDigest digest = newest.digest;
+  for (auto at = by_target.find(wanted); at != by_target.end(); at = by_target.find(wanted)) {
+    const PayloadHeader& header = at->second->header();
+    if (header.target_digest != digest) break;
+    chain_.push_front(at->second);
+    kept.insert(PathOf(header.base, header.target));
+    wanted = header.base;
+    digest = header.base_digest;
+  }
+  for (const std::string& path : paths) {
+    if (kept.count(path) == 0) unlink(path.c_str());
+  }
+}
+
+Payload::Allocator DeltaStore::FileAllocator(const std::string& path) {
+  return [path](size_t bytes) -> Result<std::pair<std::span<std::byte>, std::shared_ptr<const void>>> {
+    unlink(path.c_str());
+    LS_ASSIGN_OR_RETURN(MappedSegment segment, CreateTmpfsSegment(path, bytes));
+    auto owner = std::make_shared<MappedSegment>(std::move(segment));
+    return std::pair(owner->span(), std::shared_ptr<const void>(owner));
+  };
+}
+
+Result<std::shared_ptr<const Payload>> DeltaStore::Add(const PayloadIdentity& identity,
+                                                       std::span<const DeltaBlock> blocks) {
+  std::lock_guard lock(mutex_);
+  folds_.clear();  // they end at a version that is no longer the newest
+  Result<std::shared_ptr<const Payload>> payload = Status(ErrorCode::kInternal, "not made");
+  if (options_.directory.empty()) {
+    payload = Payload::Assemble(*layout_, identity, blocks);
+  } else {
+    // Written under another name first: a killed agent must not find half a delta under a delta's name.
+    const std::string path = options_.directory + "/new";
+    payload = Payload::Assemble(*layout_, identity, blocks, FileAllocator(path));
+    while (!payload.ok() && payload.status().code() == ErrorCode::kResourceExhausted && !chain_.empty()) {
+      RemoveLocked(chain_.front());
+      chain_.pop_front();
+      payload = Payload::Assemble(*layout_, identity, blocks, FileAllocator(path));
+    }
+    const std::string final_path = PathOf(identity.base, identity.target);
+    if (!payload.ok() || rename(path.c_str(), final_path.c_str()) != 0)
+      payload = Payload::Assemble(*layout_, identity, blocks);
+  }
+  LS_RETURN_IF_ERROR(payload);
+  const bool follows = !chain_.empty() && chain_.back()->header().target == identity.base &&
+                       chain_.back()->header().target_digest == identity.base_digest;
+  if (!follows) {
+    for (const auto& old : chain_) RemoveLocked(old);
+    chain_.clear();
+  }
+  chain_.push_back(*payload);
+  EvictLocked(options_.retain_bytes);
+  return payload;
+}
+
+void DeltaStore::RemoveLocked(const std::shared_ptr<const Payload>& payload) {
+  if (!options_.directory.empty()) unlink(PathOf(payload->header().base, payload->header().target).c_str());
+}
+
+uint64_t DeltaStore::RetainedBytesLocked() const {
+  uint64_t bytes = 0;
+  for (const auto& payload : chain_) bytes += payload->total_bytes();
+  for (const auto& [base, payload] : folds_) bytes += payload->total_bytes();
+  return bytes;
+}
+
+void DeltaStore::EvictLocked(uint64_t budget) {
+  uint64_t bytes = RetainedBytesLocked();
+  while (!chain_.empty() && bytes > budget) {
+    const Version base = chain_.front()->header().base;
+    const bool held = !holds_.empty() && *holds_.begin() <= base;
+    if (held && bytes <= 2 * budget) return;
+    if (const auto fold = folds_.find(base); fold != folds_.end()) {
+      bytes -= fold->second->total_bytes();
+      folds_.erase(fold);
+    }
+    bytes -= chain_.front()->total_bytes();
+    RemoveLocked(chain_.front());
+    chain_.pop_front();
+  }
+}
+
+std::vector<std::shared_ptr<const Payload>> DeltaStore::ChainLocked(Version base) const {
+  const auto first = std::find_if(chain_.begin(), chain_.end(),
+                                  [base](const auto& payload) { return payload->header().base == base; });
+  return {first, chain_.end()};
+}
+
+Result<std::vector<std::shared_ptr<const Payload>>> DeltaStore::ChainFrom(Version base) const {
+  std::lock_guard lock(mutex_);
+  if (!chain_.empty() && chain_.back()->header().target == base) return std::vector<std::shared_ptr<const Payload>>();
+  auto chain = ChainLocked(base);
+  if (chain.empty())
+    return Status(ErrorCode::kState, Cat("the deltas from version ", base, " on are no longer retained"));
+  return chain;
+}
+
+DeltaRoute DeltaStore::RouteFrom(Version base, uint64_t full_bytes) {
+  std::lock_guard fold_lock(fold_mutex_);
+  DeltaRoute route;
+  std::shared_ptr<const Payload> folded;
+  {
+    std::lock_guard lock(mutex_);
+    route.steps = ChainLocked(base);
+    if (const auto fold = folds_.find(base); fold != folds_.end()) folded = fold->second;
+  }
+  if (route.steps.size() > 1 && folded == nullptr) {
+    auto made = FoldPayloads(*layout_, route.steps);
+    if (made.ok()) {
+      folded = *made;
+      std::lock_guard lock(mutex_);
+      // A version may have been added meanwhile; then this fold serves the one caller only.
+      const bool current = !chain_.empty() && chain_.back() == route.steps.back();
+      if (current && RetainedBytesLocked() + folded->total_bytes() <= options_.retain_bytes) folds_[base] = folded;
+    }
+  }
+  if (route.steps.size() > 1 && folded != nullptr && folded->header().data_bytes < route.data_bytes()) {
+    route = {.steps = {folded}, .folded = true};
+  }
+  if (route.data_bytes() >= full_bytes) route.steps.clear();
+  return route;
+}
+
+DeltaStore::Hold::Hold(DeltaStore* store, Version version)
+    : store_(store), at_([&] {
+        std::lock_guard lock(store->mutex_);
+        return store->holds_.insert(version);
+      }()) {}
+
+DeltaStore::Hold::~Hold() {
+  std::lock_guard lock(store_->mutex_);
+  store_->holds_.erase(at_);
+  store_->EvictLocked(store_->options_.retain_bytes);
+}
+
+std::vector<std::shared_ptr<const Payload>> DeltaStore::Retained() const {
+  std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<const Payload>> all(chain_.begin(), chain_.end());
+  for (const auto& [base, payload] : folds_) all.push_back(payload);
+  return all;
+}
+
+void DeltaStore::Discard() {
+  std::lock_guard lock(mutex_);
+  for (const auto& payload : chain_) RemoveLocked(payload);
+  chain_.clear();
+  folds_.clear();
+}
+
+}  // namespace lockstep

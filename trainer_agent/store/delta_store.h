@@ -1,0 +1,96 @@
+// DeltaStore: the deltas of one run that receivers may still need, within a byte budget.
+//
+// The deltas form one chain that ends at the newest version. Each is one immutable Payload, served to any number of
+// receivers; folded ones are made on the first request and kept as long as both their ends are. With a directory they
+// are files on the agent's tmpfs, so that an agent that is killed finds them again.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "common/model/manifest.h"
+#include "common/payload/payload.h"
+
+namespace lockstep {
+
+struct StoreOptions {
+  std::string directory;  // empty: in memory only
+  uint64_t retain_bytes = 2ull << 30;
+};
+
+// How to bring a receiver from one version to the newest.
+struct DeltaRoute {
+  std::vector<std::shared_ptr<const Payload>> steps;  // in order; empty: no deltas lead there, send full blocks
+  bool folded = false;
+
+  uint64_t data_bytes() const;
+  uint64_t changed_elements() const;
+};
+
+// Thread-safe.
+class DeltaStore {
+ public:
+  DeltaStore(std::shared_ptr<const ModelLayout> layout, StoreOptions options);
+  ~DeltaStore();
+
+  // Reads back the files of an earlier agent: of those that are whole, the longest chain that ends at `newest`. The
+  // others are removed.
+  void Load(const Manifest& newest);
+
+  // Makes the delta that follows the last one and retains it. A full tmpfs costs old deltas first; when even that does
+  // not help the delta is kept on the heap.
+  Result<std::shared_ptr<const Payload>> Add(const PayloadIdentity& identity, std::span<const DeltaBlock> blocks);
+
+  // The route of fewest bytes from `base`: one delta, the chain, or its fold; none when that would not be below
+  // `full_bytes`. A fold is computed here the first time: this may take a while.
+  DeltaRoute RouteFrom(Version base, uint64_t full_bytes);
+
+  // Every step from `base` on, unfolded. kState when some are gone.
+  Result<std::vector<std::shared_ptr<const Payload>>> ChainFrom(Version base) const;
+
+  // While it lives, deltas from `version` on outlive the byte budget, up to twice its size: a full pull needs them to
+  // catch up.
+  class Hold {
+   public:
+    Hold(DeltaStore* store, Version version);
+    ~Hold();
+    Hold(const Hold&) = delete;
+    Hold& operator=(const Hold&) = delete;
+
+   private:
+    DeltaStore* const store_;
+    const std::multiset<Version>::iterator at_;
+  };
+  std::unique_ptr<Hold> HoldFrom(Version version) { return std::make_unique<Hold>(this, version); }
+
+  // Chain first, then folds.
+  std::vector<std::shared_ptr<const Payload>> Retained() const;
+
+  // The files are somebody's past now: removes them all.
+  void Discard();
+
+ private:
+  std::string PathOf(Version base, Version target) const;
+  Payload::Allocator FileAllocator(const std::string& path);
+  std::shared_ptr<const Payload> LoadFile(const std::string& path) const;
+  std::vector<std::shared_ptr<const Payload>> ChainLocked(Version base) const;
+  void EvictLocked(uint64_t budget);
+  void RemoveLocked(const std::shared_ptr<const Payload>& payload);
+  uint64_t RetainedBytesLocked() const;
+
+  const std::shared_ptr<const ModelLayout> layout_;
+  const StoreOptions options_;
+  mutable std::mutex mutex_;
+  std::mutex fold_mutex_;  // one fold at a time; taken before mutex_
+  std::deque<std::shared_ptr<const Payload>> chain_;
+  std::map<Version, std::shared_ptr<const Payload>> folds_;  // by base; all end at the newest version
+  std::multiset<Version> holds_;
+};
+
+}  // namespace lockstep

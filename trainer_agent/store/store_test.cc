@@ -1,0 +1,181 @@
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <thread>
+
+#include "common/base/hash.h"
+#include "common/os/file.h"
+#include "trainer_agent/store/delta_store.h"
+#include "trainer_agent/store/version_catalog.h"
+
+namespace lockstep {
+namespace {
+
+std::shared_ptr<const ModelLayout> Layout() {
+  return *ModelLayout::Create({{"w", DType::kU16, {20000}, 0}}, 4096);
+}
+
+ManifestDigest DigestOf(Version version) {
+  ManifestDigest digest;
+  digest.bytes[0] = static_cast<uint8_t>(version);
+  return digest;
+}
+
+struct Chain {
+  std::shared_ptr<const ModelLayout> layout = Layout();
+  RunId run = RandomId<RunId>();
+
+  // Version `base` to the next: `count` elements of the first block change by 1.
+  Status Add(DeltaStore& store, Version base, uint32_t count = 3) const {
+    Changes changes;
+    for (uint32_t i = 0; i < count; ++i) {
+      changes.positions.push_back(i * 2);
+      changes.steps.push_back(1);
+    }
+    std::vector<DeltaBlock> blocks(1);
+    blocks[0] = {.codec = Codec::kSparse, .changes = count, .target_hash = base + 1};
+    EncodeSparse(changes, 2, blocks[0].data);
+    blocks[0].data_hash = Hash64(blocks[0].data);
+    return store
+        .Add({.run = run,
+              .base = base,
+              .target = base + 1,
+              .base_digest = DigestOf(base),
+              .target_digest = DigestOf(base + 1)},
+             blocks)
+        .status();
+  }
+  Manifest Newest(Version version) const {
+    return {.held = {run, version}, .block_hashes = {}, .digest = DigestOf(version)};
+  }
+};
+
+struct TempDir {
+  std::string path = [] {
+    char name[] = "/tmp/lockstep-store-XXXXXX";
+    return std::string(mkdtemp(name));
+  }();
+  ~TempDir() { CHECK(RemoveTree(path).ok()); }
+};
+
+constexpr uint64_t kFull = 1 << 20;
+
+TEST_CASE("One step behind is a delta, several are folded, unknown ones and dear ones go full") {
+  const Chain chain;
+  DeltaStore store(chain.layout, {});
+  for (Version version = 1; version <= 3; ++version) REQUIRE(chain.Add(store, version).ok());
+  const DeltaRoute delta = store.RouteFrom(3, kFull);
+  REQUIRE(delta.steps.size() == 1);
+  CHECK_FALSE(delta.folded);
+  const DeltaRoute folded = store.RouteFrom(1, kFull);
+  REQUIRE(folded.steps.size() == 1);
+  CHECK(folded.folded);
+  CHECK(folded.steps[0]->header().steps_folded == 3);
+  CHECK(store.RouteFrom(1, kFull).steps[0] == folded.steps[0]);
+  CHECK(store.RouteFrom(9, kFull).steps.empty());
+  CHECK(store.RouteFrom(1, 5).steps.empty());
+  CHECK((*store.ChainFrom(1)).size() == 3);
+  CHECK((*store.ChainFrom(4)).empty());
+  CHECK(store.ChainFrom(0).status().code() == ErrorCode::kState);
+}
+
+TEST_CASE("The budget evicts from the old end, unless a pull holds it") {
+  const Chain chain;
+  DeltaStore probe(chain.layout, {});
+  REQUIRE(chain.Add(probe, 1).ok());
+  const uint64_t one = probe.Retained()[0]->total_bytes();
+  DeltaStore store(chain.layout, {.retain_bytes = one * 3});
+  for (Version version = 1; version <= 5; ++version) REQUIRE(chain.Add(store, version).ok());
+  CHECK(store.Retained().size() == 3);
+  CHECK(store.RouteFrom(2, kFull).steps.empty());
+  auto hold = store.HoldFrom(3);
+  for (Version version = 6; version <= 8; ++version) REQUIRE(chain.Add(store, version).ok());
+  CHECK(store.Retained().size() == 6);
+  REQUIRE(chain.Add(store, 9).ok());
+  CHECK(store.Retained().size() == 6);
+  hold.reset();
+  CHECK(store.Retained().size() == 3);
+}
+
+TEST_CASE("A restarted agent finds the chain that ends at its newest version, and nothing else") {
+  const Chain chain;
+  const TempDir dir;
+  {
+    DeltaStore store(chain.layout, {.directory = dir.path});
+    for (Version version = 1; version <= 4; ++version) REQUIRE(chain.Add(store, version).ok());
+  }
+  REQUIRE(WriteFileAtomic(dir.path + "/new", "half a delta").ok());
+  REQUIRE(WriteFileAtomic(dir.path + "/7-8.delta", "rubbish").ok());
+  {
+    DeltaStore store(chain.layout, {.directory = dir.path});
+    store.Load(chain.Newest(5));
+    CHECK(store.Retained().size() == 4);
+    CHECK_FALSE(ReadFile(dir.path + "/new").ok());
+    CHECK_FALSE(ReadFile(dir.path + "/7-8.delta").ok());
+    REQUIRE(chain.Add(store, 5).ok());
+    CHECK(store.RouteFrom(1, kFull).folded);
+  }
+  DeltaStore other(chain.layout, {.directory = dir.path});
+  other.Load({.held = {RandomId<RunId>(), 6}, .block_hashes = {}, .digest = DigestOf(6)});
+  CHECK(other.Retained().empty());
+}
+
+TEST_CASE("A version that does not follow the last one starts a new chain") {
+  const Chain chain;
+  DeltaStore store(chain.layout, {});
+  REQUIRE(chain.Add(store, 1).ok());
+  REQUIRE(chain.Add(store, 7).ok());
+  CHECK(store.Retained().size() == 1);
+}
+
+struct FakeBlocks : BlockReader {
+  Version in_memory = 0;
+  Status ReadBlock(Version version, BlockIndex, std::span<std::byte> out) override {
+    if (version != in_memory) return {ErrorCode::kState, "gone"};
+    out[0] = static_cast<std::byte>(version);
+    return OkStatus();
+  }
+};
+
+TEST_CASE("A block comes from the wanted version, or from the newest when that is gone") {
+  const Chain chain;
+  auto blocks = std::make_shared<FakeBlocks>();
+  auto run = std::make_shared<ServedRun>("m", chain.run, chain.layout, blocks, StoreOptions{});
+  VersionCatalog catalog;
+  catalog.Open(run);
+  std::byte out[4096];
+  CHECK(run->ReadBlock(1, false, 0, out).status().code() == ErrorCode::kState);
+  for (const Version version : {1, 2}) {
+    catalog.Publish(
+        run, {std::make_shared<Manifest>(Manifest{{chain.run, version}, std::vector<uint64_t>(10, version), {}}), 0});
+  }
+  blocks->in_memory = 1;
+  CHECK((*run->ReadBlock(1, false, 0, out)).version == 1);
+  blocks->in_memory = 2;
+  CHECK((*run->ReadBlock(1, false, 0, out)).hash == 2);
+  CHECK(run->ReadBlock(1, true, 0, out).status().code() == ErrorCode::kState);
+  CHECK((*run->ReadBlock(2, true, 0, out)).version == 2);
+}
+
+TEST_CASE("Waiting for a newer version ends with the version, the timeout, giving up, or closing") {
+  const Chain chain;
+  VersionCatalog catalog;
+  const auto never = [] { return false; };
+  using std::chrono::milliseconds;
+  CHECK_FALSE(catalog.WaitNewer("m", {}, milliseconds(20), never));
+  CHECK_FALSE(catalog.WaitNewer("m", {}, milliseconds(60000), [] { return true; }));
+  auto run = std::make_shared<ServedRun>("m", chain.run, chain.layout, std::make_shared<FakeBlocks>(), StoreOptions{});
+  std::thread publisher([&] {
+    catalog.Open(run);
+    catalog.Publish(run, {std::make_shared<Manifest>(Manifest{{chain.run, 1}, {}, {}}), 5});
+  });
+  const auto newest = catalog.WaitNewer("m", {}, milliseconds(60000), never);
+  publisher.join();
+  REQUIRE(newest);
+  CHECK(newest->version.committed_unix_ns == 5);
+  std::thread closer([&] { catalog.Close(); });
+  CHECK_FALSE(catalog.WaitNewer("m", {chain.run, 1}, milliseconds(60000), never));
+  closer.join();
+}
+
+}  // namespace
+}  // namespace lockstep
