@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that Lockstep is built with, and only those that are missing: on a machine that has them it
-# needs neither root nor a network, and takes a moment. docs/dependencies.md says what each one is for.
+# Installs the Debian packages that Lockstep is built with, and only those that are missing: on a machine that has them
+# it needs neither root nor a network, and takes a moment. docs/dependencies.md says what each one is for.
 #
 #   deploy/install.sh [--build]   what a build and the demo need (the default)
 #   deploy/install.sh --dev       that, and what the tests and the format check need

@@ -16,4 +16,12 @@ struct InitialModel {
   std::vector<MappedSegment> files;  // keeps `values` alive
 };
 
+inline uint64_t ElementCount(const ModelLayout& layout) {
+  uint64_t elements = 0;
+  for (size_t i = 0; i < layout.tensors().size(); ++i) {
+    elements += layout.tensor_bytes(i) * 8 / FindDType(layout.tensors()[i].dtype)->bits;
+  }
+  return elements;
+}
+
 }  // namespace lockstep::demo

@@ -115,10 +115,8 @@ Result<std::unique_ptr<Trainer>> Trainer::Create(InitialModel model, const Train
   return trainer;
 }
 
-Trainer::Trainer(InitialModel model, const TrainerOptions& options) : model_(std::move(model)), options_(options) {
-  for (size_t i = 0; i < layout().tensors().size(); ++i) {
-    elements_ += layout().tensor_bytes(i) * 8 / FindDType(layout().tensors()[i].dtype)->bits;
-  }
+Trainer::Trainer(InitialModel model, const TrainerOptions& options)
+    : model_(std::move(model)), options_(options), elements_(ElementCount(layout())) {
   if (options_.threads > 1) helpers_.emplace(options_.threads - 1);
 }
 

@@ -54,6 +54,7 @@ Status WriteAssets(const Options& options) {
 
 void PrintSizes(const InitialModel& model, uint64_t state_bytes) {
   std::cout << Json{{"tensors", model.layout->tensors().size()},
+                    {"elements", ElementCount(*model.layout)},
                     {"model_bytes", model.layout->data_bytes()},
                     {"trainer_bytes", state_bytes}}
                    .dump()

@@ -1,0 +1,142 @@
+"""The stage: a directory, the processes on it, and the wait for what they do. Leaving it ends and removes all of it."""
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+from failure import EX_UNAVAILABLE, DemoFailed
+
+BASE = Path("/dev/shm")
+PREFIX = "lockstep-demo."
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+def _die_with_parent():
+    """Between fork and exec: should the demo itself be SIGKILLed, nothing it started stays behind."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Process:
+    """A child with a log file. The lines of its stdout, if anybody wants them, come from a thread of its own."""
+
+    def __init__(self, name, argv, log_path, on_line=None, has_stdin=False):
+        self.name = name
+        self.log_path = log_path
+        with open(log_path, "ab") as log:
+            self._child = subprocess.Popen(
+                [str(word) for word in argv],
+                stdin=subprocess.PIPE if has_stdin else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if on_line else log,
+                stderr=log,
+                start_new_session=True,  # the terminal's Ctrl-C is for the demo, which ends the others in order
+                preexec_fn=_die_with_parent,
+            )
+        if on_line:
+            threading.Thread(target=self._read_lines, args=(on_line,), daemon=True).start()
+
+    def _read_lines(self, on_line):
+        for line in self._child.stdout:
+            on_line(line.decode())
+
+    def send_line(self):
+        self._child.stdin.write(b"\n")
+        self._child.stdin.flush()
+
+    def close_stdin(self):
+        self._child.stdin.close()
+
+    @property
+    def exit_status(self):
+        return self._child.poll()
+
+    def kill(self):
+        """SIGKILL: no goodbye."""
+        self._child.kill()
+        self._child.wait()
+
+    def stop(self, patience_s=10):
+        """SIGTERM, and SIGKILL for whoever does not listen."""
+        self._child.terminate()
+        try:
+            self._child.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def log_tail(self, lines=15):
+        text = self.log_path.read_text(errors="replace").splitlines()
+        return (
+            "\n".join(f"    {self.name} | {line}" for line in text[-lines:]) or f"    {self.name} | (its log is empty)"
+        )
+
+
+class Stage:
+    def __init__(self, keep):
+        self.path = BASE / f"{PREFIX}{os.getpid()}"
+        self._keep = keep
+        self._processes = []
+        self._news = threading.Condition()
+
+    def __enter__(self):
+        _remove_leftovers()
+        self.path.mkdir(mode=0o700)
+        return self
+
+    def __exit__(self, *_):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)  # nothing comes between us and the cleaning up
+        for process in reversed(self._processes):
+            if process.exit_status is None:
+                process.stop()
+        if self._keep:
+            print(f"kept: {self.path}")
+        else:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def start(self, name, argv, **options):
+        process = Process(name, argv, self.path / f"{name}.log", **options)
+        self._processes.append(process)
+        return process
+
+    def retire(self, process):
+        """From here on it is no surprise that `process` is gone."""
+        self._processes.remove(process)
+
+    def tell(self, change):
+        """Runs `change` and wakes whoever waits for it. For the threads that read the processes' lines."""
+        with self._news:
+            change()
+            self._news.notify_all()
+
+    def wait_until(self, done, timeout_s, whom, missing):
+        """Until done(). A timeout says what is missing(), with the logs of `whom`."""
+        deadline = time.monotonic() + timeout_s
+        with self._news:
+            while not done():
+                self._check_alive()
+                if time.monotonic() > deadline:
+                    tails = "\n".join(process.log_tail() for process in whom)
+                    raise DemoFailed(EX_UNAVAILABLE, f"after {timeout_s:.0f} s {missing()}\n{tails}")
+                self._news.wait(0.05)
+
+    def _check_alive(self):
+        for process in self._processes:
+            if process.exit_status is not None:
+                raise DemoFailed(
+                    EX_UNAVAILABLE,
+                    f"{process.name} ended with status {process.exit_status}; the end of its log:\n"
+                    f"{process.log_tail()}",
+                )
+
+
+def _remove_leftovers():
+    """Directories of demos that were SIGKILLed and could not clean up."""
+    for path in BASE.glob(f"{PREFIX}*"):
+        owner = path.name[len(PREFIX) :]
+        if owner.isdigit() and not Path("/proc", owner).exists() and path.stat().st_uid == os.getuid():
+            shutil.rmtree(path, ignore_errors=True)
