@@ -1,0 +1,343 @@
+// lockstepctl against daemons that know just enough.
+#include <stdlib.h>
+
+#include <catch2/catch.hpp>
+#include <sstream>
+
+#include "common/base/text.h"
+#include "common/rpc/rpc_server.h"
+#include "common/rpc/status_mapping.h"
+#include "ctl/commands.h"
+#include "ctl/json.h"
+#include "proto/lockstep/v1/agent.grpc.pb.h"
+#include "proto/lockstep/v1/receiver.grpc.pb.h"
+
+namespace lockstep {
+namespace {
+
+const std::string kRun(16, '\x11');
+const std::string kDigest(16, '\xab');
+const std::string kOtherDigest(16, '\xcd');
+
+v1::Held HeldVersion(uint64_t version) {
+  v1::Held held;
+  held.set_run(kRun);
+  held.set_version(version);
+  return held;
+}
+
+Bytes EncodedLayout() {
+  const auto layout = ModelLayout::Create({{.name = "w", .dtype = DType::kBF16, .shape = {4, 8}, .offset = 0}});
+  REQUIRE(layout.ok());
+  return (*layout)->encoded();
+}
+
+class FakeAgent final : public v1::TrainerAgent::Service {
+ public:
+  grpc::Status GetStatus(grpc::ServerContext*, const v1::AgentStatusRequest*, v1::AgentStatus* status) override {
+    status->mutable_build()->set_version("0.1.0");
+    for (const std::string& name : models) {
+      v1::AgentModel& model = *status->add_models();
+      model.set_name(name);
+      model.set_newest_version(7);
+      model.set_newest_digest(kDigest);
+      model.set_model_bytes(3 << 20);
+      v1::RetainedDelta& delta = *model.add_deltas();
+      delta.set_base(6);
+      delta.set_target(7);
+      delta.set_payload_bytes(2048);
+      v1::ReceiverState& receiver = *model.add_receivers();
+      receiver.set_receiver("host-3");
+      *receiver.mutable_held() = HeldVersion(6);
+    }
+    return grpc::Status::OK;
+  }
+  grpc::Status GetLayout(grpc::ServerContext*, const v1::GetLayoutRequest* request, v1::Layout* layout) override {
+    if (request->model() != "actor") return ToGrpc({ErrorCode::kNotFound, "no model " + request->model()});
+    layout->set_encoded(std::string(AsText(EncodedLayout())));
+    return grpc::Status::OK;
+  }
+  grpc::Status WatchVersions(grpc::ServerContext*, const v1::WatchVersionsRequest* request,
+                             grpc::ServerWriter<v1::VersionEvent>* writer) override {
+    for (uint64_t version = 7; version < 9; ++version) {
+      v1::VersionEvent event;
+      event.set_model(request->model());
+      *event.mutable_newest() = HeldVersion(version);
+      writer->Write(event);
+    }
+    return grpc::Status::OK;
+  }
+  grpc::Status GetManifest(grpc::ServerContext*, const v1::GetManifestRequest* request,
+                           v1::Manifest* manifest) override {
+    *manifest->mutable_held() = HeldVersion(request->version());
+    manifest->set_digest(manifest_digest);
+    return grpc::Status::OK;
+  }
+  grpc::Status Verify(grpc::ServerContext*, const v1::AgentVerifyRequest*, v1::VerifyResult* result) override {
+    *result->mutable_held() = HeldVersion(7);
+    result->set_recorded_digest(kDigest);
+    result->set_computed_digest(kOtherDigest);
+    result->add_bad_blocks(3);
+    result->add_bad_tensors("model.norm.weight");
+    return grpc::Status::OK;
+  }
+
+  std::vector<std::string> models = {"actor"};
+  std::string manifest_digest = kDigest;
+};
+
+class FakeReceiver final : public v1::RaasReceiver::Service {
+ public:
+  grpc::Status GetStatus(grpc::ServerContext*, const v1::ReceiverStatusRequest*, v1::ReceiverStatus* status) override {
+    status->set_name("host-3");
+    *status->add_models() = Model(7);
+    return grpc::Status::OK;
+  }
+  grpc::Status Pull(grpc::ServerContext*, const v1::PullRequest* request, v1::SyncRecord* record) override {
+    record->set_model(request->model());
+    *record->mutable_to() = HeldVersion(7);
+    record->set_mode(request->force_full() ? "full" : "delta");
+    record->set_hook_error(hook_error);
+    record->set_verified(true);
+    return grpc::Status::OK;
+  }
+  grpc::Status Rollback(grpc::ServerContext*, const v1::RollbackRequest*, v1::ReceiverModel* model) override {
+    *model = Model(6);
+    return grpc::Status::OK;
+  }
+  grpc::Status Verify(grpc::ServerContext*, const v1::ReceiverVerifyRequest*, v1::VerifyResult* result) override {
+    *result->mutable_held() = HeldVersion(7);
+    result->set_recorded_digest(kDigest);
+    result->set_computed_digest(kDigest);
+    return grpc::Status::OK;
+  }
+
+  std::string agent_address;
+  std::string hook_error;
+
+ private:
+  v1::ReceiverModel Model(uint64_t version) const {
+    v1::ReceiverModel model;
+    model.set_name("actor");
+    model.set_agent(agent_address);
+    model.set_state(v1::SESSION_STATE_HELD);
+    *model.mutable_held() = HeldVersion(version);
+    return model;
+  }
+};
+
+struct Answer {
+  Status status;
+  std::string text;
+};
+
+// Both daemons, and a shell to talk to them.
+class Fleet {
+ public:
+  Fleet() {
+    agent_server_ = Serve(agent, "trainer-agent-readiness");
+    receiver_server_ = Serve(receiver, "raas-receiver-readiness");
+    receiver.agent_address = AgentAddress();
+  }
+
+  std::string AgentAddress() const { return Cat("127.0.0.1:", agent_server_->bound_port()); }
+  std::string ReceiverAddress() const { return Cat("127.0.0.1:", receiver_server_->bound_port()); }
+  RpcServer& agent_server() { return *agent_server_; }
+
+  Answer Agent(std::vector<std::string> words) { return Run("--agent", AgentAddress(), std::move(words)); }
+  Answer Receiver(std::vector<std::string> words) { return Run("--receiver", ReceiverAddress(), std::move(words)); }
+
+  FakeAgent agent;
+  FakeReceiver receiver;
+
+ private:
+  static std::unique_ptr<RpcServer> Serve(grpc::Service& service, const std::string& health) {
+    auto server =
+        RpcServer::Create({.address = "127.0.0.1:0", .services = {&service}, .health_services = {"", health}});
+    REQUIRE(server.ok());
+    return *std::move(server);
+  }
+
+  static Answer Run(const std::string& flag, const std::string& address, std::vector<std::string> words) {
+    words.insert(words.begin(), {"lockstepctl", flag, address});
+    std::vector<const char*> argv;
+    for (const std::string& word : words) argv.push_back(word.c_str());
+    std::ostringstream out;
+    const auto invocation = ParseInvocation(static_cast<int>(argv.size()), argv.data(), out);
+    if (!invocation.ok()) return {invocation.status(), ""};
+    const Status status = RunCommand(**invocation, out);
+    return {status, out.str()};
+  }
+
+  std::unique_ptr<RpcServer> agent_server_;
+  std::unique_ptr<RpcServer> receiver_server_;
+};
+
+bool Has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST_CASE("status is a table for people and the whole message as JSON") {
+  Fleet fleet;
+  const Answer table = fleet.Agent({"status"});
+  REQUIRE(table.status.ok());
+  CHECK(Has(table.text, "MODEL  VERSION     SIZE"));
+  CHECK(Has(table.text, "actor        7  3.0 MiB"));
+  CHECK(Has(table.text, "host-3"));
+  const Json json = Json::parse(fleet.Agent({"--json", "status"}).text);
+  CHECK(json["models"][0]["newest_version"] == 7);
+  CHECK(json["models"][0]["newest_digest"] == Hex(kDigest));
+  CHECK(json["models"][0]["deltas"][0]["payload_bytes"] == 2048);
+  CHECK(json["draining"] == false);
+  const Json receiver = Json::parse(fleet.Receiver({"status", "--json"}).text);
+  CHECK(receiver["models"][0]["state"] == "held");
+  CHECK(receiver["models"][0]["held"]["run"] == Hex(kRun));
+}
+
+TEST_CASE("versions lists the deltas of an agent and the replicas of a receiver") {
+  Fleet fleet;
+  CHECK(Has(fleet.Agent({"versions"}).text, "2.0 KiB"));
+  CHECK(Json::parse(fleet.Agent({"versions", "--json"}).text)[0]["deltas"][0]["base"] == 6);
+  CHECK(Has(fleet.Receiver({"versions"}).text, "current"));
+  CHECK(Json::parse(fleet.Receiver({"versions", "--json"}).text)[0]["current"]["version"] == 7);
+}
+
+TEST_CASE("layout names every tensor") {
+  Fleet fleet;
+  CHECK(Has(fleet.Agent({"layout"}).text, "BF16"));
+  const Json json = Json::parse(fleet.Agent({"layout", "--model", "actor", "--json"}).text);
+  CHECK(json["tensors"][0] ==
+        Json({{"name", "w"}, {"dtype", "BF16"}, {"shape", {4, 8}}, {"offset", 0}, {"bytes", 64}}));
+}
+
+TEST_CASE("verify of a damaged agent fails and names the tensors") {
+  Fleet fleet;
+  const Answer answer = fleet.Agent({"verify"});
+  CHECK(ExitCode(answer.status.code()) == 65);
+  CHECK(Has(answer.status.message(), "model.norm.weight"));
+  CHECK(Has(answer.status.message(), fleet.AgentAddress()));
+  CHECK(Has(answer.text, "NOT equal"));
+}
+
+TEST_CASE("verify of a receiver compares its bytes with the agent's manifest") {
+  Fleet fleet;
+  const Answer equal = fleet.Receiver({"verify", "--json"});
+  REQUIRE(equal.status.ok());
+  const Json json = Json::parse(equal.text);
+  CHECK(json["equal"] == true);
+  CHECK(json["computed_digest"] == Hex(kDigest));
+  CHECK(json["agent"]["digest"] == Hex(kDigest));
+
+  fleet.agent.manifest_digest = kOtherDigest;
+  const Answer other = fleet.Receiver({"verify", "--agent", fleet.AgentAddress()});
+  CHECK(ExitCode(other.status.code()) == 65);
+  CHECK(Has(other.text, Hex(kDigest)));
+  CHECK(Has(other.text, Hex(kOtherDigest)));
+}
+
+TEST_CASE("pull prints its record, and a hook that failed is an error") {
+  Fleet fleet;
+  const Answer pull = fleet.Receiver({"pull", "actor", "--full", "--json"});
+  REQUIRE(pull.status.ok());
+  CHECK(Json::parse(pull.text)["mode"] == "full");
+  fleet.receiver.hook_error = "exit status 3";
+  const Answer hook = fleet.Receiver({"pull"});
+  CHECK(hook.status.code() == ErrorCode::kAborted);
+  CHECK(Has(hook.status.message(), "exit status 3"));
+}
+
+TEST_CASE("rollback says where the receiver is now") {
+  Fleet fleet;
+  CHECK(fleet.Receiver({"rollback"}).text == "actor is at version 6, held\n");
+}
+
+TEST_CASE("watch prints a line for each event, and its end is an error unless it was counted") {
+  Fleet fleet;
+  const Answer counted = fleet.Agent({"watch", "--count", "1", "--json"});
+  REQUIRE(counted.status.ok());
+  CHECK(Json::parse(counted.text)["newest"]["version"] == 7);
+  const Answer open = fleet.Agent({"watch"});
+  CHECK(open.status.code() == ErrorCode::kUnavailable);
+  CHECK(Has(open.text, "actor version 8"));
+}
+
+TEST_CASE("health is 0 when serving and 69 when not or when nobody listens") {
+  Fleet fleet;
+  CHECK(ExitCode(fleet.Agent({"health", "readiness"}).status.code()) == 69);
+  fleet.agent_server().SetServing("trainer-agent-readiness", true);
+  CHECK(fleet.Agent({"health", "readiness"}).status.ok());
+  CHECK(ExitCode(fleet.Agent({"health"}).status.code()) == 69);
+  CHECK(fleet.Agent({"health", "nonsense"}).status.code() == ErrorCode::kNotFound);
+  const std::string gone = fleet.AgentAddress();
+  fleet.agent_server().Drain(std::chrono::milliseconds(100));
+  const Answer answer = fleet.Agent({"health", "--timeout", "2000"});
+  CHECK(ExitCode(answer.status.code()) == 69);
+  CHECK(Has(answer.status.message(), gone));
+}
+
+TEST_CASE("quiet prints nothing") {
+  Fleet fleet;
+  CHECK(fleet.Agent({"status", "--quiet"}).text.empty());
+}
+
+TEST_CASE("without a name the only model is meant, and of several one must be named") {
+  Fleet fleet;
+  fleet.agent.models = {"actor", "critic"};
+  const Answer several = fleet.Agent({"layout"});
+  CHECK(several.status.code() == ErrorCode::kUsage);
+  CHECK(Has(several.status.message(), "actor critic"));
+  CHECK(fleet.Agent({"layout", "actor"}).status.ok());
+  CHECK(fleet.Agent({"layout", "critic"}).status.code() == ErrorCode::kNotFound);
+  fleet.agent.models = {};
+  CHECK(fleet.Agent({"verify"}).status.code() == ErrorCode::kNotFound);
+}
+
+TEST_CASE("the wrong kind of daemon is said to be so") {
+  Fleet fleet;
+  CHECK(fleet.Agent({"pull"}).status.code() == ErrorCode::kUsage);
+  CHECK(fleet.Agent({"rollback", "--receiver", "127.0.0.1:1"}).status.code() == ErrorCode::kUsage);
+  fleet.receiver.agent_address = fleet.ReceiverAddress();
+  const Answer answer = fleet.Receiver({"verify"});
+  CHECK(answer.status.code() == ErrorCode::kProtocol);
+  CHECK(Has(answer.status.message(), "right kind of daemon"));
+}
+
+Result<std::optional<Invocation>> Parse(std::vector<const char*> words) {
+  words.insert(words.begin(), "lockstepctl");
+  std::ostringstream out;
+  return ParseInvocation(static_cast<int>(words.size()), words.data(), out);
+}
+
+TEST_CASE("flags, then environment, then defaults say where a command goes") {
+  CHECK((*Parse({"status"}))->address == "127.0.0.1:7700");
+  CHECK((*Parse({"pull"}))->address == "127.0.0.1:7710");
+  ::setenv("LOCKSTEP_RECEIVER", "r:1", 1);
+  CHECK((*Parse({"status"}))->daemon == Daemon::kReceiver);
+  CHECK((*Parse({"status"}))->address == "r:1");
+  ::setenv("LOCKSTEP_AGENT", "a:1", 1);
+  CHECK((*Parse({"status"}))->address == "a:1");
+  CHECK((*Parse({"pull"}))->address == "r:1");
+  CHECK((*Parse({"status", "--receiver", "x:2"}))->address == "x:2");
+  CHECK((*Parse({"health", "liveness", "--receiver", "x:2"}))->health_service == "raas-receiver-liveness");
+  ::unsetenv("LOCKSTEP_AGENT");
+  ::unsetenv("LOCKSTEP_RECEIVER");
+}
+
+TEST_CASE("a wrong command line is a usage error") {
+  for (const std::vector<const char*>& words :
+       std::vector<std::vector<const char*>>{{},
+                                             {"stats"},
+                                             {"status", "--jsn"},
+                                             {"status", "--timeout", "0"},
+                                             {"status", "--timeout", "soon"},
+                                             {"status", "--agent", "nowhere"},
+                                             {"status", "--agent", "a:1", "--receiver", "b:1"},
+                                             {"layout", "a", "b"}}) {
+    CHECK(Parse(words).status().code() == ErrorCode::kUsage);
+  }
+  CHECK_FALSE((*Parse({"--version"})).has_value());
+  CHECK_FALSE((*Parse({"pull", "--help"})).has_value());
+}
+
+}  // namespace
+}  // namespace lockstep

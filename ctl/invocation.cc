@@ -1,0 +1,126 @@
+#include "ctl/invocation.h"
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+#include <ostream>
+
+#include "common/base/text.h"
+#include "common/net/host_port.h"
+#include "common/telemetry/build_info.h"
+
+namespace lockstep {
+namespace {
+
+constexpr const char* kDefaultAgent = "127.0.0.1:7700";
+constexpr const char* kDefaultReceiver = "127.0.0.1:7710";
+
+// Values as CLI11 leaves them, before they are given their meaning.
+struct Words {
+  std::string agent;
+  std::string receiver;
+  std::string health_service;
+  int64_t timeout_ms = 0;
+};
+
+std::string Environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+bool OnlyReceiversDo(Command command) {
+  return command == Command::kPull || command == Command::kRollback;
+}
+
+void AddModel(CLI::App& command, Invocation& invocation) {
+  command.add_option("model,--model", invocation.model, "The model; may be left out when there is only one");
+}
+
+CLI::App* AddCommand(CLI::App& app, Invocation& invocation, Command command, const char* name, const char* about) {
+  CLI::App* added = app.add_subcommand(name, about);
+  added->callback([&invocation, command] { invocation.command = command; });
+  added->fallthrough();  // global options may also stand behind the command
+  return added;
+}
+
+void AddCommands(CLI::App& app, Invocation& invocation, Words& words) {
+  AddCommand(app, invocation, Command::kStatus, "status", "Everything the daemon knows about its models");
+  AddCommand(app, invocation, Command::kVersions, "versions", "Versions and deltas that the daemon holds");
+  CLI::App* pull = AddCommand(app, invocation, Command::kPull, "pull", "Have a receiver pull the newest version now");
+  AddModel(*pull, invocation);
+  pull->add_flag("--full", invocation.force_full, "Pull every block, whatever the receiver holds");
+  AddModel(*AddCommand(app, invocation, Command::kVerify, "verify",
+                       "Recompute digests from memory; of a receiver, also compare with the agent's manifest"),
+           invocation);
+  CLI::App* watch = AddCommand(app, invocation, Command::kWatch, "watch", "Print each new version or sync as it comes");
+  AddModel(*watch, invocation);
+  watch->add_option("--count", invocation.count, "End after so many")->type_name("N");
+  AddModel(*AddCommand(app, invocation, Command::kLayout, "layout", "The model's tensors"), invocation);
+  AddModel(*AddCommand(app, invocation, Command::kRollback, "rollback",
+                       "Make a receiver's previous version current, until the next pull"),
+           invocation);
+  AddCommand(app, invocation, Command::kHealth, "health", "Exit 0 when the daemon is serving, 69 when not")
+      ->add_option("service,--service", words.health_service, "liveness, readiness, or a service's full name");
+}
+
+// Decides which daemon the command goes to, and where that is.
+Status ChooseDaemon(const Words& words, Invocation& invocation) {
+  const bool verify = invocation.command == Command::kVerify;
+  if (!words.agent.empty() && !words.receiver.empty() && !verify) {
+    return {ErrorCode::kUsage, "--agent and --receiver exclude each other, except for verify"};
+  }
+  if (OnlyReceiversDo(invocation.command) && !words.agent.empty()) {
+    return {ErrorCode::kUsage, "only receivers can do that: use --receiver HOST:PORT"};
+  }
+  const std::string agent = words.agent.empty() ? Environment("LOCKSTEP_AGENT") : words.agent;
+  const std::string receiver = words.receiver.empty() ? Environment("LOCKSTEP_RECEIVER") : words.receiver;
+  const bool to_receiver = OnlyReceiversDo(invocation.command) || !words.receiver.empty() ||
+                           (words.agent.empty() && agent.empty() && !receiver.empty());
+  invocation.daemon = to_receiver ? Daemon::kReceiver : Daemon::kAgent;
+  invocation.address =
+      to_receiver ? (receiver.empty() ? kDefaultReceiver : receiver) : (agent.empty() ? kDefaultAgent : agent);
+  if (verify && to_receiver && !words.agent.empty()) invocation.verify_agent = words.agent;
+  for (const std::string& address : {invocation.address, invocation.verify_agent.value_or(invocation.address)}) {
+    const Result<HostPort> parsed = ParseHostPort(address);
+    if (!parsed.ok()) return {ErrorCode::kUsage, parsed.status().message()};
+  }
+  return OkStatus();
+}
+
+std::string HealthService(const std::string& word, Daemon daemon) {
+  if (word != "liveness" && word != "readiness") return word;
+  return Cat(daemon == Daemon::kAgent ? "trainer-agent-" : "raas-receiver-", word);
+}
+
+}  // namespace
+
+Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* argv, std::ostream& out) {
+  Invocation invocation;
+  Words words;
+  CLI::App app("Shows and steers Lockstep's daemons", "lockstepctl");
+  app.set_version_flag("--version", Cat("lockstepctl ", kProjectVersion, " (", BuildRevision(), ")"));
+  app.add_option("--agent", words.agent, "Talk to this trainer_agent [$LOCKSTEP_AGENT, 127.0.0.1:7700]")
+      ->type_name("HOST:PORT");
+  app.add_option("--receiver", words.receiver, "Talk to this raas_receiver [$LOCKSTEP_RECEIVER, 127.0.0.1:7710]")
+      ->type_name("HOST:PORT");
+  app.add_flag("--json", invocation.json, "Print JSON: one document, or for watch one a line");
+  app.add_flag("--quiet", invocation.quiet, "Print nothing but errors");
+  CLI::Option* timeout = app.add_option("--timeout", words.timeout_ms, "Give up after so many milliseconds")
+                             ->type_name("MS")
+                             ->check(CLI::Range(int64_t{1}, int64_t{7} * 24 * 3600 * 1000));
+  app.require_subcommand(1);
+  AddCommands(app, invocation, words);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& success) {
+    app.exit(success, out, out);
+    return std::optional<Invocation>();
+  } catch (const CLI::ParseError& error) {
+    return Status(ErrorCode::kUsage, Cat(error.what(), " (see --help)"));
+  }
+  if (timeout->count() > 0) invocation.timeout = std::chrono::milliseconds(words.timeout_ms);
+  LS_RETURN_IF_ERROR(ChooseDaemon(words, invocation));
+  invocation.health_service = HealthService(words.health_service, invocation.daemon);
+  return std::optional<Invocation>(std::move(invocation));
+}
+
+}  // namespace lockstep

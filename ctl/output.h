@@ -1,0 +1,23 @@
+// Where answers go: JSON for scripts, text for people, or nowhere.
+#pragma once
+
+#include <ostream>
+#include <string>
+
+#include "ctl/json.h"
+
+namespace lockstep {
+
+struct Output {
+  std::ostream& out;
+  bool json = false;
+  bool quiet = false;
+
+  // Flushed at once: who watches wants each line when it happens.
+  void Print(const Json& document, const std::string& text) const {
+    if (quiet) return;
+    out << (json ? Dump(document) + "\n" : text) << std::flush;
+  }
+};
+
+}  // namespace lockstep

@@ -1,0 +1,159 @@
+#include "ctl/daemon_commands.h"
+#include "ctl/verify.h"
+#include "ctl/views.h"
+
+namespace lockstep {
+namespace {
+
+using Stub = ReceiverClient::Stub;
+
+// What a receiver needs to say by itself that its time is up.
+constexpr std::chrono::milliseconds kGrace{2'000};
+
+// A sync that ended, but not with the engine on the new version.
+Status Judge(const v1::SyncRecord& record, const std::string& receiver) {
+  const std::string where = Cat(receiver, ": model ", record.model());
+  if (!record.error().empty()) return {ErrorCode::kAborted, Cat(where, ": ", record.error())};
+  if (record.hook_error().empty()) return OkStatus();
+  return {ErrorCode::kAborted, Cat(where, ": version ", record.to().version(),
+                                   " is committed, but the engine did not take it: ", record.hook_error())};
+}
+
+class ReceiverCommands {
+ public:
+  ReceiverCommands(const Invocation& invocation, const Output& output)
+      : invocation_(invocation), output_(output), receiver_("raas_receiver", invocation.address) {}
+
+  Status Run() const {
+    switch (invocation_.command) {
+      case Command::kStatus:
+        return ShowStatus();
+      case Command::kVersions:
+        return Versions();
+      case Command::kPull:
+        return Pull();
+      case Command::kVerify:
+        return Verify();
+      case Command::kWatch:
+        return Watch();
+      case Command::kLayout:
+        return Layout();
+      case Command::kRollback:
+        return Rollback();
+      case Command::kHealth:
+        return CheckHealthCommand(receiver_.name(), receiver_.channel(), invocation_, output_);
+    }
+    return {ErrorCode::kInternal, "unknown command"};
+  }
+
+ private:
+  std::chrono::milliseconds Timeout(std::chrono::milliseconds usual) const {
+    return invocation_.timeout.value_or(usual);
+  }
+
+  Result<v1::ReceiverStatus> GetStatus() const {
+    return receiver_.Call(&Stub::GetStatus, v1::ReceiverStatusRequest(), Timeout(kQuickTimeout));
+  }
+
+  Result<std::string> Model() const {
+    if (!invocation_.model.empty()) return invocation_.model;
+    LS_ASSIGN_OR_RETURN(const v1::ReceiverStatus status, GetStatus());
+    return ChooseModel(invocation_, receiver_.name(), status.models());
+  }
+
+  Status ShowStatus() const {
+    LS_ASSIGN_OR_RETURN(const v1::ReceiverStatus status, GetStatus());
+    output_.Print(ToJson(status), StatusText(status));
+    return OkStatus();
+  }
+
+  Status Versions() const {
+    LS_ASSIGN_OR_RETURN(const v1::ReceiverStatus status, GetStatus());
+    output_.Print(VersionsJson(status), VersionsText(status));
+    return OkStatus();
+  }
+
+  Status Pull() const {
+    LS_ASSIGN_OR_RETURN(const std::string model, Model());
+    const std::chrono::milliseconds timeout = Timeout(kWorkTimeout);
+    v1::PullRequest request;
+    request.set_model(model);
+    request.set_force_full(invocation_.force_full);
+    request.set_timeout_ms(static_cast<uint32_t>(timeout.count()));
+    LS_ASSIGN_OR_RETURN(const v1::SyncRecord record, receiver_.Call(&Stub::Pull, request, timeout + kGrace));
+    output_.Print(ToJson(record), LineOf(record));
+    return Judge(record, receiver_.name());
+  }
+
+  Status Verify() const {
+    LS_ASSIGN_OR_RETURN(const v1::ReceiverStatus status, GetStatus());
+    LS_ASSIGN_OR_RETURN(const std::string model, ChooseModel(invocation_, receiver_.name(), status.models()));
+    v1::ReceiverVerifyRequest request;
+    request.set_model(model);
+    LS_ASSIGN_OR_RETURN(v1::VerifyResult result, receiver_.Call(&Stub::Verify, request, Timeout(kWorkTimeout)));
+    Verification verification{.daemon = receiver_.name(), .model = model, .result = std::move(result), .agent = {}};
+    LS_ASSIGN_OR_RETURN(const std::string agent, AgentOf(status, model));
+    LS_ASSIGN_OR_RETURN(verification.agent, AskAgent(agent, verification));
+    output_.Print(ToJson(verification), VerificationText(verification));
+    return lockstep::Judge(verification);
+  }
+
+  // The agent to compare with: --agent, or the one that the receiver follows.
+  Result<std::string> AgentOf(const v1::ReceiverStatus& status, const std::string& model) const {
+    if (invocation_.verify_agent.has_value()) return *invocation_.verify_agent;
+    for (const v1::ReceiverModel& known : status.models()) {
+      if (known.name() == model) return known.agent();
+    }
+    return Status(ErrorCode::kNotFound, Cat(receiver_.name(), ": has no model ", model));
+  }
+
+  Result<AgentProof> AskAgent(const std::string& address, const Verification& verification) const {
+    const AgentClient agent("trainer_agent", address);
+    v1::GetManifestRequest request;
+    request.set_model(verification.model);
+    request.set_version(verification.result.held().version());
+    LS_ASSIGN_OR_RETURN(const v1::Manifest manifest,
+                        agent.Call(&AgentClient::Stub::GetManifest, request, Timeout(kQuickTimeout)));
+    return AgentProof{.address = address, .held = manifest.held(), .digest = manifest.digest()};
+  }
+
+  Status Watch() const {
+    v1::WatchSyncsRequest request;
+    request.set_model(invocation_.model);
+    WatchCount count(invocation_.count);
+    return receiver_.Stream(&Stub::WatchSyncs, request, invocation_.timeout, [&](const v1::SyncRecord& record) {
+      output_.Print(ToJson(record), LineOf(record));
+      return count.Another();
+    });
+  }
+
+  Status Layout() const {
+    LS_ASSIGN_OR_RETURN(const std::string model, Model());
+    v1::GetReceiverLayoutRequest request;
+    request.set_model(model);
+    LS_ASSIGN_OR_RETURN(const v1::Layout layout,
+                        receiver_.Call(&Stub::GetReceiverLayout, request, Timeout(kQuickTimeout)));
+    return PrintLayout(layout, output_);
+  }
+
+  Status Rollback() const {
+    LS_ASSIGN_OR_RETURN(const std::string model, Model());
+    v1::RollbackRequest request;
+    request.set_model(model);
+    LS_ASSIGN_OR_RETURN(const v1::ReceiverModel now, receiver_.Call(&Stub::Rollback, request, Timeout(kWorkTimeout)));
+    output_.Print(ToJson(now), ModelText(now));
+    return OkStatus();
+  }
+
+  const Invocation& invocation_;
+  const Output& output_;
+  ReceiverClient receiver_;
+};
+
+}  // namespace
+
+Status RunReceiverCommand(const Invocation& invocation, const Output& output) {
+  return ReceiverCommands(invocation, output).Run();
+}
+
+}  // namespace lockstep

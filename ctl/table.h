@@ -1,0 +1,25 @@
+// Columns of text for people.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+// A header line and rows, each column as wide as its widest cell, two spaces apart.
+class Table {
+ public:
+  // A title that starts with '>' makes a right-aligned column; the mark is not shown.
+  explicit Table(std::vector<std::string> titles);
+
+  // REQUIRES as many cells as titles.
+  void AddRow(std::vector<std::string> cells);
+
+  std::string ToString() const;
+
+ private:
+  std::vector<bool> right_aligned_;
+  std::vector<std::vector<std::string>> rows_;  // the titles first
+};
+
+}  // namespace lockstep
