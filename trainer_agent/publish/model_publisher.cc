@@ -1,0 +1,280 @@
+#include "trainer_agent/publish/model_publisher.h"
+
+#include <chrono>
+#include <numeric>
+
+#include "common/base/text.h"
+#include "common/telemetry/log.h"
+
+namespace lockstep {
+namespace {
+
+class BufferReader : public BlockReader {
+ public:
+  explicit BufferReader(std::shared_ptr<DoubleBuffer> buffer) : buffer_(std::move(buffer)) {}
+  Status ReadBlock(Version version, BlockIndex block, std::span<std::byte> out) override {
+    return buffer_->ReadBlock(version, block, out);
+  }
+
+ private:
+  const std::shared_ptr<DoubleBuffer> buffer_;
+};
+
+int64_t UnixNanos() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+std::vector<BlockIndex> AllBlocks(const ModelLayout& layout) {
+  std::vector<BlockIndex> blocks(layout.block_count());
+  std::iota(blocks.begin(), blocks.end(), 0);
+  return blocks;
+}
+
+std::shared_ptr<const Manifest> MakeManifest(const DoubleBuffer& buffer, Version version,
+                                             std::vector<uint64_t> hashes) {
+  auto manifest = std::make_shared<Manifest>();
+  manifest->held = {buffer.run(), version};
+  manifest->digest = ComputeManifestDigest(buffer.layout()->digest(), hashes);
+  manifest->block_hashes = std::move(hashes);
+  return manifest;
+}
+
+}  // namespace
+
+ModelPublisher::ModelPublisher(std::shared_ptr<DoubleBuffer> buffer, StoreOptions store, WorkerPool* pool,
+                               VersionCatalog* catalog)
+    : buffer_(std::move(buffer)),
+      served_(std::make_shared<ServedRun>(buffer_->model(), buffer_->run(), buffer_->layout(),
+                                          std::make_shared<BufferReader>(buffer_), std::move(store))),
+      pool_(pool),
+      catalog_(catalog) {}
+
+ModelPublisher::~ModelPublisher() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return !finishing_ || finished_; });
+}
+
+std::unique_ptr<DeltaJob> ModelPublisher::NewJob(size_t half, const std::shared_ptr<const Manifest>& base,
+                                                 size_t base_half) {
+  return std::make_unique<DeltaJob>(pool_, DeltaInput{.layout = buffer_->layout(),
+                                                      .target = buffer_->data(half),
+                                                      .base = base == nullptr ? nullptr : buffer_->data(base_half),
+                                                      .base_manifest = base});
+}
+
+Status ModelPublisher::AddDelta(const Manifest& base, const Manifest& target, int64_t committed_unix_ns,
+                                std::span<const DeltaBlock> blocks) {
+  return served_->deltas()
+      .Add({.run = buffer_->run(),
+            .base = base.held.version,
+            .target = target.held.version,
+            .base_digest = base.digest,
+            .target_digest = target.digest,
+            .committed_unix_ns = committed_unix_ns},
+           blocks)
+      .status();
+}
+
+std::shared_ptr<const Manifest> ModelPublisher::RecoverHalf(size_t half, const std::shared_ptr<const Manifest>& base,
+                                                            size_t base_half, DeltaOutput& output) {
+  const auto job = NewJob(half, base, base_half);
+  job->BlocksReady(AllBlocks(*buffer_->layout()));
+  output = job->FinishAndWait();
+  const Version version = buffer_->version(half);
+  const auto manifest = MakeManifest(*buffer_, version, output.block_hashes);
+  const auto recorded = buffer_->RecordedManifest(half);
+  if (recorded && recorded->digest != manifest->digest) {
+    LogError("recovered_version_corrupt",
+             {ErrorCode::kCorrupt, "the half's bytes differ from its recorded manifest; the version is dropped"},
+             {{"model", buffer_->model()}, {"version", version}});
+    buffer_->Drop(half);
+    return nullptr;
+  }
+  buffer_->RecordManifest(half, *manifest);
+  return manifest;
+}
+
+void ModelPublisher::Recover() {
+  const auto newest_half = buffer_->NewestCommitted();
+  if (!newest_half) return;
+  const size_t older_half = 1 - *newest_half;
+  DeltaOutput output;
+  std::shared_ptr<const Manifest> older;
+  if (buffer_->state(older_half) == HalfState::kCommitted) older = RecoverHalf(older_half, nullptr, 0, output);
+  std::shared_ptr<const Manifest> newest = RecoverHalf(*newest_half, older, older_half, output);
+  if (older != nullptr) {
+    // The chain on disk may end at either version, by when the agent was killed; the last delta is made anew from the
+    // halves.
+    served_->deltas().Load(*older);
+    catalog_->Publish(served_, {older, buffer_->committed_unix_ns(older_half)});
+    newest_ = older->held.version;
+  } else if (newest != nullptr) {
+    served_->deltas().Load(*newest);
+  }
+  if (newest == nullptr) return;
+  const int64_t committed_unix_ns = buffer_->committed_unix_ns(*newest_half);
+  if (older != nullptr) {
+    const Status added = AddDelta(*older, *newest, committed_unix_ns, output.blocks);
+    if (!added.ok())
+      LogWarn("delta_not_retained", added, {{"model", buffer_->model()}, {"version", newest->held.version}});
+  }
+  catalog_->Publish(served_, {newest, committed_unix_ns});
+  newest_ = newest->held.version;
+  Log(LogLevel::kInfo, "version_recovered",
+      {{"model", buffer_->model()}, {"run", ToHex(buffer_->run())}, {"version", newest_}});
+}
+
+Version ModelPublisher::newest_version() const {
+  std::lock_guard lock(mutex_);
+  return newest_;
+}
+
+PublisherStatus ModelPublisher::status() const {
+  std::lock_guard lock(mutex_);
+  PublisherStatus status = status_;
+  status.writing_version = draft_ ? draft_->version : 0;
+  return status;
+}
+
+void ModelPublisher::Stop() {
+  std::lock_guard lock(mutex_);
+  stopped_ = true;
+  changed_.notify_all();
+}
+
+Result<size_t> ModelPublisher::Begin(uint32_t rank, Version version) {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    if (stopped_) return Status(ErrorCode::kCancelled, "the agent is shutting down");
+    const Version taken = draft_ ? draft_->version - 1 : newest_;
+    if (version <= taken) {
+      return Status(ErrorCode::kState, Cat("model ", buffer_->model(), ": version ", version, " is not greater than ",
+                                           draft_ ? "the one being written, " : "the newest, ",
+                                           draft_ ? draft_->version : newest_, "; versions of a run only increase"));
+    }
+    if (draft_ && draft_->version == version) {
+      if (!draft_->joined.insert(rank).second) {
+        return Status(ErrorCode::kState, Cat("rank ", rank, " has begun version ", version, " already"));
+      }
+      return draft_->half;
+    }
+    if (draft_ && draft_->done.count(rank) == 0) {
+      // This rank will never commit the draft: waiting for it would be waiting for ever.
+      AbortDraft({ErrorCode::kAborted,
+                  Cat("rank ", rank, " went on to version ", version, " without version ", draft_->version)});
+    }
+    if (!draft_ && (!finishing_ || finished_)) break;
+    changed_.wait(lock);
+  }
+  finishing_.reset();
+  StartDraft(version);
+  draft_->joined.insert(rank);
+  return draft_->half;
+}
+
+void ModelPublisher::StartDraft(Version version) {
+  const auto base_half = buffer_->NewestCommitted();
+  const auto newest = served_->Newest();
+  const auto base = newest ? newest->manifest : nullptr;
+  const size_t half = buffer_->BeginWrite(version);
+  draft_ = std::make_unique<Draft>(
+      Draft{.version = version, .half = half, .base = base, .coverage = Coverage(*buffer_->layout())});
+  draft_->job = NewJob(half, base, base_half.value_or(0));
+}
+
+void ModelPublisher::AbortDraft(const Status& reason) {
+  LogWarn("version_aborted", reason, {{"model", buffer_->model()}, {"version", draft_->version}});
+  aborted_version_ = draft_->version;
+  aborted_reason_ = reason;
+  ++status_.versions_aborted;
+  status_.last_error = reason.ToString();
+  const size_t half = draft_->half;
+  draft_.reset();  // waits for the blocks at work, which read the half
+  buffer_->Abort(half);
+  changed_.notify_all();
+}
+
+void ModelPublisher::RangesDone(uint32_t rank, Version version, const std::vector<ByteRange>& ranges) {
+  std::lock_guard lock(mutex_);
+  if (!draft_ || draft_->version != version || draft_->joined.count(rank) == 0) return;
+  std::vector<BlockIndex> ready;
+  for (const ByteRange& range : ranges) {
+    auto completed = draft_->coverage.Add(range);
+    if (!completed.ok()) return AbortDraft(completed.status().WithContext(Cat("rank ", rank)));
+    ready.insert(ready.end(), completed->begin(), completed->end());
+  }
+  draft_->job->BlocksReady(std::move(ready));
+}
+
+Status ModelPublisher::Commit(uint32_t rank, Version version) {
+  std::lock_guard lock(mutex_);
+  if (draft_ && draft_->version == version && draft_->joined.count(rank) > 0) {
+    draft_->done.insert(rank);
+    return draft_->done.size() < buffer_->ranks() ? OkStatus() : SealDraft();
+  }
+  if (version == aborted_version_) return aborted_reason_;
+  if (version == newest_ && version != 0) return OkStatus();  // told again after a reconnection
+  return {ErrorCode::kState, Cat("rank ", rank, " has not begun version ", version)};
+}
+
+Status ModelPublisher::SealDraft() {
+  if (const auto missing = draft_->coverage.FirstMissing()) {
+    const ModelLayout& layout = *buffer_->layout();
+    const Status reason{ErrorCode::kBadData,
+                        Cat("version ", draft_->version, " of model ", buffer_->model(), ": ", missing->bytes,
+                            " bytes from ", missing->offset, " on were never written, the first of them in tensor \"",
+                            layout.tensors()[layout.TensorAt(missing->offset)].name, "\"")};
+    AbortDraft(reason);
+    return reason;
+  }
+  draft_->committed_unix_ns = UnixNanos();
+  buffer_->Commit(draft_->half, draft_->committed_unix_ns);
+  newest_ = draft_->version;
+  ++status_.versions_committed;
+  finishing_ = std::move(draft_);
+  finished_ = false;
+  finishing_->job->Finish([this](DeltaOutput output) { FinishVersion(std::move(output)); });
+  changed_.notify_all();
+  return OkStatus();
+}
+
+void ModelPublisher::FinishVersion(DeltaOutput output) {
+  // Nobody touches finishing_ until finished_ is set.
+  const Draft& draft = *finishing_;
+  const auto manifest = MakeManifest(*buffer_, draft.version, std::move(output.block_hashes));
+  buffer_->RecordManifest(draft.half, *manifest);
+  if (draft.base != nullptr) {
+    const Status added = AddDelta(*draft.base, *manifest, draft.committed_unix_ns, output.blocks);
+    if (!added.ok()) LogWarn("delta_not_retained", added, {{"model", buffer_->model()}, {"version", draft.version}});
+  }
+  catalog_->Publish(served_, {manifest, draft.committed_unix_ns});
+  Log(LogLevel::kInfo, "version_committed",
+      {{"model", buffer_->model()},
+       {"run", ToHex(buffer_->run())},
+       {"version", draft.version},
+       {"changed_blocks", output.blocks.size()},
+       {"diff_tail_s", static_cast<double>(UnixNanos() - draft.committed_unix_ns) * 1e-9}});
+  std::lock_guard lock(mutex_);
+  finished_ = true;
+  changed_.notify_all();
+}
+
+Status ModelPublisher::Abort(uint32_t rank, Version version) {
+  std::lock_guard lock(mutex_);
+  if (draft_ && draft_->version == version) {
+    AbortDraft({ErrorCode::kAborted, Cat("rank ", rank, " aborted version ", version)});
+    return OkStatus();
+  }
+  if (version == aborted_version_) return OkStatus();
+  return {ErrorCode::kState, Cat("version ", version, " is not being written")};
+}
+
+void ModelPublisher::RankGone(uint32_t rank) {
+  std::lock_guard lock(mutex_);
+  if (!draft_ || draft_->done.count(rank) > 0) return;
+  AbortDraft({ErrorCode::kAborted, Cat("rank ", rank, " vanished while version ", draft_->version,
+                                       " was being written; publish a newer one")});
+}
+
+}  // namespace lockstep

@@ -1,0 +1,105 @@
+// ModelPublisher: turns what the ranks of one run write into served versions.
+//
+//   idle ──Begin──> draft(v) ──last rank's Commit──> finishing(v) ──diff done──> served(v), idle
+//                      │  a rank vanishes, aborts, tells a byte twice, or bytes are missing
+//                      └──────────────────────────> idle; v is gone, the next Begin works
+//
+// The diff runs while ranks still write: every block goes to it as soon as its bytes are told. Begin waits for a
+// finishing version only, whose diff still reads the half it wants; receivers are never waited for.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "common/base/worker_pool.h"
+#include "trainer_agent/buffer/coverage.h"
+#include "trainer_agent/buffer/double_buffer.h"
+#include "trainer_agent/delta/delta_job.h"
+#include "trainer_agent/store/version_catalog.h"
+
+namespace lockstep {
+
+struct PublisherStatus {
+  Version writing_version = 0;  // 0: nobody writes
+  uint64_t versions_committed = 0;
+  uint64_t versions_aborted = 0;
+  std::string last_error;  // of the last aborted version
+};
+
+// Thread-safe. Calls of one rank do not overlap.
+class ModelPublisher {
+ public:
+  // REQUIRES pool and catalog to outlive this.
+  ModelPublisher(std::shared_ptr<DoubleBuffer> buffer, StoreOptions store, WorkerPool* pool, VersionCatalog* catalog);
+  // Gives up a draft, and waits for a finishing version.
+  ~ModelPublisher();
+
+  const DoubleBuffer& buffer() const { return *buffer_; }
+  const std::shared_ptr<ServedRun>& served() const { return served_; }
+
+  // Serves what an earlier agent left in the buffer: hashes each committed half again, drops one that differs from its
+  // recorded manifest, and makes the delta between the two anew. Call before any other.
+  void Recover();
+  // Makes the run visible to receivers.
+  void Open() { catalog_->Open(served_); }
+
+  // The half that `rank` writes `version` into. Waits for the version before it to be finished, and, when this rank is
+  // done with an earlier one, for the other ranks. kState: not greater than every version of the run, or joined
+  // already. kCancelled after Stop().
+  Result<size_t> Begin(uint32_t rank, Version version);
+  // What is wrong with the ranges ends the draft; the next Commit tells.
+  void RangesDone(uint32_t rank, Version version, const std::vector<ByteRange>& ranges);
+  // kBadData: bytes are missing or were told twice. kAborted: another rank ended the version. kState: not begun.
+  Status Commit(uint32_t rank, Version version);
+  Status Abort(uint32_t rank, Version version);
+  // The rank's connection ended. A draft that it has not committed is given up.
+  void RankGone(uint32_t rank);
+
+  void Stop();  // wakes and refuses waiting Begins
+  Version newest_version() const;
+  PublisherStatus status() const;
+
+ private:
+  struct Draft {
+    Version version = 0;
+    size_t half = 0;
+    std::shared_ptr<const Manifest> base;  // null: the first version
+    int64_t committed_unix_ns = 0;
+    Coverage coverage;
+    std::unique_ptr<DeltaJob> job;
+    std::set<uint32_t> joined;
+    std::set<uint32_t> done;
+  };
+
+  std::shared_ptr<const Manifest> RecoverHalf(size_t half, const std::shared_ptr<const Manifest>& base,
+                                              size_t base_half, DeltaOutput& output);
+  std::unique_ptr<DeltaJob> NewJob(size_t half, const std::shared_ptr<const Manifest>& base, size_t base_half);
+  Status AddDelta(const Manifest& base, const Manifest& target, int64_t committed_unix_ns,
+                  std::span<const DeltaBlock> blocks);
+  void StartDraft(Version version);
+  void AbortDraft(const Status& reason);
+  Status SealDraft();
+  void FinishVersion(DeltaOutput output);
+
+  const std::shared_ptr<DoubleBuffer> buffer_;
+  const std::shared_ptr<ServedRun> served_;
+  WorkerPool* const pool_;
+  VersionCatalog* const catalog_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::unique_ptr<Draft> draft_;      // null: nobody writes
+  std::unique_ptr<Draft> finishing_;  // committed; its job is or was at work
+  bool finished_ = false;             // the job of finishing_ has called back
+  Version newest_ = 0;                // committed, served or about to be
+  Version aborted_version_ = 0;
+  Status aborted_reason_;
+  PublisherStatus status_;
+  bool stopped_ = false;
+};
+
+}  // namespace lockstep

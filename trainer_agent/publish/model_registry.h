@@ -1,0 +1,78 @@
+// ModelRegistry: which models are open, by which ranks, and in which run.
+//
+// A rank that names a run goes on in it: the agent holds it, or the rank hands its buffers back. A rank that names none
+// starts a new run, unless another rank of the same trainer has just done so. Old runs of the model end then.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "trainer_agent/publish/model_publisher.h"
+#include "trainer_agent/publish/segments.h"
+
+namespace lockstep {
+
+struct RegistryOptions {
+  uint32_t block_bytes = kDefaultBlockBytes;
+  uint64_t retain_bytes = 2ull << 30;
+};
+
+struct OpenRequest {
+  std::string model;
+  std::shared_ptr<const ModelLayout> layout;  // its block size is the rank's; the registry's own is used
+  uint32_t rank = 0;
+  uint32_t ranks = 1;
+  RunId run;                  // zero: none
+  std::vector<UniqueFd> fds;  // handed back: none or three
+};
+
+struct ModelSnapshot {
+  std::shared_ptr<ModelPublisher> publisher;
+  uint32_t ranks_connected = 0;
+};
+
+// Thread-safe.
+class ModelRegistry {
+ public:
+  ModelRegistry(const SegmentHome* home, RegistryOptions options, WorkerPool* pool, VersionCatalog* catalog);
+
+  // Opens what an earlier agent left. Call once, before ranks are let in.
+  void Recover();
+
+  // kState: the rank, or another trainer, is connected already, or the model was opened otherwise. kNotFound: a run
+  // that nobody holds. kResourceExhausted: no memory for the halves.
+  Result<std::shared_ptr<ModelPublisher>> Open(OpenRequest request);
+  // The connection of a rank that Open() let in has ended.
+  void Close(const std::shared_ptr<ModelPublisher>& publisher, uint32_t rank);
+
+  std::vector<ModelSnapshot> Snapshot() const;
+  void Stop();
+
+ private:
+  struct Entry {
+    std::shared_ptr<ModelPublisher> publisher;
+    std::set<uint32_t> connected;
+    std::set<uint32_t> seen;  // ranks that have been connected to this run
+  };
+
+  Result<std::shared_ptr<ModelPublisher>> Rejoin(OpenRequest& request, Entry* entry);
+  Result<std::shared_ptr<ModelPublisher>> Start(const OpenRequest& request, Entry* entry);
+  Result<std::shared_ptr<ModelPublisher>> Join(const OpenRequest& request, Entry& entry);
+  std::shared_ptr<ModelPublisher> Install(SegmentHome::Stored stored);
+
+  const SegmentHome* const home_;
+  const RegistryOptions options_;
+  WorkerPool* const pool_;
+  VersionCatalog* const catalog_;
+
+  std::mutex open_mutex_;  // one opening at a time: it may allocate for seconds; taken before mutex_
+  mutable std::mutex mutex_;
+  std::map<std::string, Entry> entries_;
+  bool stopped_ = false;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,46 @@
+// Where the buffers of each run live: a directory of its own on a tmpfs, or memfds.
+//
+//   <segment dir>/lock                    one agent per directory
+//   <segment dir>/<model>.<run>/control   half-0  half-1  deltas/
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/os/unique_fd.h"
+#include "trainer_agent/buffer/double_buffer.h"
+
+namespace lockstep {
+
+// Immutable after Create(); thread-safe.
+class SegmentHome {
+ public:
+  // With `memfd`, nothing has a name and nothing is found again: ranks hand buffers back. kPermission or kUnavailable
+  // when the directory cannot be used or another agent has it.
+  static Result<std::unique_ptr<SegmentHome>> Create(const std::string& directory, bool memfd);
+
+  struct Stored {
+    std::shared_ptr<DoubleBuffer> buffer;
+    std::string directory;  // for deltas; empty with memfds
+  };
+
+  Result<Stored> Make(const std::string& model, const RunId& run, const ModelLayout& layout, uint32_t ranks) const;
+  // From the descriptors that a rank handed back: control, half 0, half 1.
+  Result<Stored> Adopt(std::vector<UniqueFd> fds) const;
+  // What an earlier agent left, one run per model. What is no whole run is removed, and said in the log.
+  std::vector<Stored> FindAll() const;
+  void Remove(const DoubleBuffer& buffer) const;
+
+ private:
+  SegmentHome(std::string directory, bool memfd, UniqueFd lock)
+      : directory_(std::move(directory)), memfd_(memfd), lock_(std::move(lock)) {}
+  std::string RunDirectory(const std::string& model, const RunId& run) const;
+  Result<Stored> Reopen(const std::string& run_directory) const;
+
+  const std::string directory_;
+  const bool memfd_;
+  const UniqueFd lock_;
+};
+
+}  // namespace lockstep
