@@ -107,7 +107,6 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
   CLI::Option* timeout = app.add_option("--timeout", words.timeout_ms, "Give up after so many milliseconds")
                              ->type_name("MS")
                              ->check(CLI::Range(int64_t{1}, int64_t{7} * 24 * 3600 * 1000));
-  app.require_subcommand(1);
   AddCommands(app, invocation, words);
   try {
     app.parse(argc, argv);
@@ -117,6 +116,7 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
   } catch (const CLI::ParseError& error) {
     return Status(ErrorCode::kUsage, Cat(error.what(), " (see --help)"));
   }
+  if (app.get_subcommands().size() != 1) return Status(ErrorCode::kUsage, "one command is needed (see --help)");
   if (timeout->count() > 0) invocation.timeout = std::chrono::milliseconds(words.timeout_ms);
   LS_RETURN_IF_ERROR(ChooseDaemon(words, invocation));
   invocation.health_service = HealthService(words.health_service, invocation.daemon);

@@ -1,7 +1,8 @@
 // Structured logs on stderr: an event's stable snake_case name and its fields.
 //
 // On a terminal a line of text, otherwise one JSON object a line:
-//   {"ts":"2025-03-01T12:00:00.123Z","level":"info","daemon":"trainer_agent","event":"version_committed","model":"actor",...}
+//   {"ts":"2025-03-01T12:00:00.123Z","level":"info","daemon":"trainer_agent","event":"version_committed",
+//    "model":"actor",...}
 // WARN: degraded but working. ERROR: an operation failed. Thread-safe; a line is never torn.
 #pragma once
 
