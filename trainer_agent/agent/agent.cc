@@ -1,0 +1,108 @@
+#include "trainer_agent/agent/agent.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "common/base/text.h"
+#include "common/os/sd_notify.h"
+#include "common/telemetry/build_info.h"
+#include "common/telemetry/log.h"
+#include "common/wire/frame.h"
+
+namespace lockstep {
+namespace {
+
+constexpr char kLiveness[] = "trainer-agent-liveness";
+constexpr char kReadiness[] = "trainer-agent-readiness";
+
+size_t Threads(const AgentOptions& options) {
+  return options.threads > 0 ? options.threads : std::max(1u, std::thread::hardware_concurrency());
+}
+
+v1::BuildInfo Build() {
+  v1::BuildInfo build;
+  build.set_version(std::string(kProjectVersion));
+  build.set_revision(std::string(BuildRevision()));
+  build.set_wire_format(kWireFormat);
+  build.set_payload_format(kPayloadFormat);
+  build.set_segment_format(kSegmentFormat);
+  return build;
+}
+
+}  // namespace
+
+Agent::Agent(const AgentOptions& options)
+    : options_(options),
+      pool_(Threads(options)),
+      pulls_(&catalog_, {.max_pulls = options.max_pulls, .max_lanes = static_cast<uint32_t>(options.max_lanes)}) {}
+
+Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
+  std::unique_ptr<Agent> agent(new Agent(options));
+  LS_ASSIGN_OR_RETURN(agent->home_, SegmentHome::Create(options.segment_dir, options.segments == "memfd"));
+  const RegistryOptions registry_options{.block_bytes = static_cast<uint32_t>(options.block_bytes),
+                                         .retain_bytes = options.retain_bytes};
+  agent->registry_ =
+      std::make_unique<ModelRegistry>(agent->home_.get(), registry_options, &agent->pool_, &agent->catalog_);
+  agent->registry_->Recover();
+  LS_ASSIGN_OR_RETURN(
+      agent->lanes_, LaneServer::Start({.address = options.lane_address, .threads = Threads(options)}, &agent->pulls_));
+  const std::string lane_address =
+      options.lane_advertise.empty() ? Cat(":", agent->lanes_->port()) : options.lane_advertise;
+  agent->service_ = std::make_unique<AgentService>(
+      &agent->catalog_, &agent->pulls_, [agent = agent.get()] { return agent->Facts(); }, Build(), lane_address);
+  LS_ASSIGN_OR_RETURN(agent->rpc_, RpcServer::Create({.address = options.listen_address.ToString(),
+                                                      .services = {agent->service_.get()},
+                                                      .health_services = {kLiveness, kReadiness}}));
+  LS_ASSIGN_OR_RETURN(agent->ranks_, RankServer::Start(options.socket, agent->registry_.get()));
+  Log(LogLevel::kInfo, "listening",
+      {{"socket", options.socket}, {"grpc_port", agent->rpc_->bound_port()}, {"lane_port", agent->lanes_->port()}});
+  agent->Tick();
+  NotifyReady();
+  return agent;
+}
+
+Agent::~Agent() {
+  // Ranks first: nobody may publish into what is about to go.
+  if (registry_ != nullptr) registry_->Stop();
+  ranks_.reset();
+}
+
+std::vector<PublishFacts> Agent::Facts() const {
+  std::vector<PublishFacts> all;
+  for (const ModelSnapshot& model : registry_->Snapshot()) {
+    const DoubleBuffer& buffer = model.publisher->buffer();
+    const PublisherStatus status = model.publisher->status();
+    all.push_back({.model = buffer.model(),
+                   .run = buffer.run(),
+                   .layout = buffer.layout(),
+                   .ranks_expected = buffer.ranks(),
+                   .ranks_connected = model.ranks_connected,
+                   .writing_version = status.writing_version,
+                   .versions_committed = status.versions_committed,
+                   .versions_aborted = status.versions_aborted,
+                   .last_error = status.last_error});
+  }
+  return all;
+}
+
+void Agent::Tick() {
+  const auto models = registry_->Snapshot();
+  const bool ready = std::any_of(models.begin(), models.end(), [](const ModelSnapshot& model) {
+    return model.publisher->served()->Newest().has_value();
+  });
+  rpc_->SetServing(kLiveness, true);
+  rpc_->SetServing(kReadiness, ready);
+  NotifyStatus(Cat(models.size(), " models, ", ready ? "serving" : "waiting for a first version"));
+  NotifyWatchdog();
+}
+
+void Agent::Drain() {
+  Log(LogLevel::kInfo, "draining", {{"timeout_ms", options_.drain_timeout_ms}});
+  NotifyStopping();
+  registry_->Stop();
+  service_->StartDraining();
+  catalog_.Close();
+  rpc_->Drain(std::chrono::milliseconds(options_.drain_timeout_ms));
+}
+
+}  // namespace lockstep

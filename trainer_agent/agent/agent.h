@@ -1,0 +1,46 @@
+// The trainer_agent daemon: its parts in the order in which data flows, and their life from start to drain.
+#pragma once
+
+#include <memory>
+
+#include "common/base/worker_pool.h"
+#include "common/rpc/rpc_server.h"
+#include "trainer_agent/agent/options.h"
+#include "trainer_agent/publish/rank_server.h"
+#include "trainer_agent/serve/agent_service.h"
+#include "trainer_agent/serve/lane_server.h"
+
+namespace lockstep {
+
+class Agent {
+ public:
+  // Recovers what an earlier agent left, listens, and is ready. Errors say which address, path or memory is in the way.
+  static Result<std::unique_ptr<Agent>> Start(const AgentOptions& options);
+  ~Agent();
+
+  // Tells health watchers, ends streams and waits for calls in progress up to the drain timeout. The buffers stay for
+  // the next agent.
+  void Drain();
+
+  // To be called about once a second: health and the service manager's watchdog follow from what it sees.
+  void Tick();
+
+  const AgentOptions& options() const { return options_; }
+
+ private:
+  explicit Agent(const AgentOptions& options);
+  std::vector<PublishFacts> Facts() const;
+
+  const AgentOptions options_;
+  std::unique_ptr<SegmentHome> home_;
+  VersionCatalog catalog_;
+  WorkerPool pool_;
+  std::unique_ptr<ModelRegistry> registry_;
+  PullTable pulls_;
+  std::unique_ptr<AgentService> service_;
+  std::unique_ptr<LaneServer> lanes_;
+  std::unique_ptr<RpcServer> rpc_;
+  std::unique_ptr<RankServer> ranks_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,54 @@
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+
+#include "common/os/signals.h"
+#include "common/telemetry/log.h"
+#include "trainer_agent/agent/agent.h"
+
+namespace lockstep {
+namespace {
+
+// A second TERM or INT while draining ends the process at once: a human is pressing again.
+void ExitOnNextSignal(SignalWaiter& signals) {
+  while (true) {
+    const auto signal = signals.Wait();
+    if (signal && *signal != SIGHUP) std::_Exit(0);
+  }
+}
+
+Status Serve(const AgentOptions& options, SignalWaiter& signals) {
+  LS_ASSIGN_OR_RETURN(const auto agent, Agent::Start(options));
+  while (true) {
+    const auto signal = signals.Wait(std::chrono::seconds(1));
+    if (signal && *signal != SIGHUP) break;
+    agent->Tick();
+  }
+  std::thread([&signals] { ExitOnNextSignal(signals); }).detach();
+  agent->Drain();
+  return OkStatus();
+}
+
+int Main(int argc, char** argv) {
+  auto signals = SignalWaiter::Create();
+  AgentOptions options;
+  const auto outcome = ParseAgentOptions(argc, argv, &options);
+  Status status = signals.ok() ? outcome.status() : signals.status();
+  if (status.ok() && *outcome == ParseOutcome::kExit) return 0;
+  if (status.ok()) status = InitLogging("trainer_agent", options.log_level, options.log_format);
+  if (!status.ok()) {
+    std::fprintf(stderr, "trainer_agent: %s\n", status.message().c_str());
+    return ExitCode(status.code());
+  }
+  status = Serve(options, *signals);
+  if (!status.ok()) LogError("agent_failed", status);
+  std::_Exit(ExitCode(status.code()));  // the detached signal thread still uses `signals`
+}
+
+}  // namespace
+}  // namespace lockstep
+
+int main(int argc, char** argv) {
+  return lockstep::Main(argc, argv);
+}

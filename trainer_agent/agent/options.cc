@@ -1,0 +1,70 @@
+#include "trainer_agent/agent/options.h"
+
+#include "common/base/text.h"
+#include "common/model/layout.h"
+#include "common/payload/payload.h"
+#include "common/telemetry/build_info.h"
+#include "common/wire/frame.h"
+#include "trainer_agent/buffer/control_segment.h"
+
+namespace lockstep {
+namespace {
+
+Status CheckRange(const char* name, uint64_t value, uint64_t low, uint64_t high) {
+  if (value >= low && value <= high) return OkStatus();
+  return {ErrorCode::kConfig, Cat("--", name, "=", value, ": give a number from ", low, " to ", high)};
+}
+
+Status Check(AgentOptions& options) {
+  LS_ASSIGN_OR_RETURN(options.listen_address,
+                      CheckListenAddress("--listen", options.listen, options.allow_insecure_network));
+  LS_ASSIGN_OR_RETURN(options.lane_address,
+                      CheckListenAddress("--lane-listen", options.lane_listen, options.allow_insecure_network));
+  if (!options.lane_advertise.empty()) {
+    const auto advertised = ParseHostPort(options.lane_advertise);
+    if (!advertised.ok()) return {ErrorCode::kConfig, Cat("--lane-advertise: ", advertised.status().message())};
+  }
+  if (options.segments != "tmpfs" && options.segments != "memfd") {
+    return {ErrorCode::kConfig, Cat("--segments=", options.segments, ": give tmpfs or memfd")};
+  }
+  const uint64_t block = options.block_bytes;
+  if (block < kMinBlockBytes || block > kMaxBlockBytes || (block & (block - 1)) != 0) {
+    return {ErrorCode::kConfig,
+            Cat("--block-bytes=", block, ": give a power of two from ", kMinBlockBytes, " to ", kMaxBlockBytes)};
+  }
+  LS_RETURN_IF_ERROR(CheckRange("threads", options.threads, 0, 1024));
+  LS_RETURN_IF_ERROR(CheckRange("max-pulls", options.max_pulls, 1, 65536));
+  return CheckRange("max-lanes", options.max_lanes, 1, 64);
+}
+
+}  // namespace
+
+Result<ParseOutcome> ParseAgentOptions(int argc, const char* const* argv, AgentOptions* options) {
+  ConfigParser parser(
+      {.program = "trainer_agent",
+       .about = "Holds a trainer's weights in shared memory and serves each version to inference receivers.",
+       .version = Cat("trainer_agent ", kProjectVersion, " (", BuildRevision(), ") wire ", kWireFormat, " payload ",
+                      kPayloadFormat, " segment ", kSegmentFormat, " proto v1")});
+  parser.Add("socket", &options->socket, "unix socket for the trainer's ranks");
+  parser.Add("listen", &options->listen, "gRPC address, HOST:PORT");
+  parser.Add("lane-listen", &options->lane_listen, "address of the data lanes, HOST:PORT");
+  parser.Add("lane-advertise", &options->lane_advertise,
+             "HOST:PORT that receivers are told for lanes; empty: the host they called, and the lane port");
+  parser.Add("segment-dir", &options->segment_dir, "tmpfs directory for the double buffers and retained deltas");
+  parser.Add("segments", &options->segments, "tmpfs (survives the agent by name) or memfd (ranks hand it back)");
+  parser.Add("block-bytes", &options->block_bytes, "unit of diffing and hashing, a power of two");
+  parser.Add("retain-bytes", &options->retain_bytes, "memory for retained deltas, per model");
+  parser.Add("threads", &options->threads, "worker threads; 0: one per core");
+  parser.Add("max-pulls", &options->max_pulls, "pulls open at a time");
+  parser.Add("max-lanes", &options->max_lanes, "lanes of one pull");
+  parser.Add("allow-insecure-network", &options->allow_insecure_network,
+             "listen beyond loopback although nothing is authenticated");
+  parser.Add("log-level", &options->log_level, "debug, info, warn or error");
+  parser.Add("log-format", &options->log_format, "auto, text or json");
+  parser.Add("drain-timeout-ms", &options->drain_timeout_ms, "how long calls may go on after SIGTERM");
+  LS_ASSIGN_OR_RETURN(const ParseOutcome outcome, parser.Parse(argc, argv));
+  if (outcome == ParseOutcome::kRun) LS_RETURN_IF_ERROR(Check(*options));
+  return outcome;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,38 @@
+// What a trainer_agent is told at start.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "common/base/status.h"
+#include "common/config/config.h"
+#include "common/net/host_port.h"
+
+namespace lockstep {
+
+struct AgentOptions {
+  std::string socket = "/run/trainer-agent/export.sock";
+  std::string listen = "127.0.0.1:7700";
+  std::string lane_listen = "127.0.0.1:7701";
+  std::string lane_advertise;
+  std::string segment_dir = "/dev/shm/lockstep";
+  std::string segments = "tmpfs";
+  uint64_t block_bytes = 256 * 1024;
+  uint64_t retain_bytes = 2ull << 30;
+  uint64_t threads = 0;
+  uint64_t max_pulls = 256;
+  uint64_t max_lanes = 16;
+  bool allow_insecure_network = false;
+  std::string log_level = "info";
+  std::string log_format = "auto";
+  uint64_t drain_timeout_ms = 10'000;
+
+  // Filled by ParseAgentOptions().
+  HostPort listen_address;
+  HostPort lane_address;
+};
+
+// kUsage, kConfig: what is wrong with the command line, the environment or the file.
+Result<ParseOutcome> ParseAgentOptions(int argc, const char* const* argv, AgentOptions* options);
+
+}  // namespace lockstep

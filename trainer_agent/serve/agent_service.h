@@ -1,0 +1,59 @@
+// The TrainerAgent gRPC service: converts between protos and the types of the store and the pull table.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <string>
+
+#include "proto/lockstep/v1/agent.grpc.pb.h"
+#include "trainer_agent/serve/pull_table.h"
+
+namespace lockstep {
+
+// Facts about a model that only its publish side knows.
+struct PublishFacts {
+  std::string model;
+  RunId run;
+  std::shared_ptr<const ModelLayout> layout;
+  uint32_t ranks_expected = 0;
+  uint32_t ranks_connected = 0;
+  Version writing_version = 0;
+  uint64_t versions_committed = 0;
+  uint64_t versions_aborted = 0;
+  std::string last_error;
+};
+
+// Thread-safe.
+class AgentService final : public v1::TrainerAgent::Service {
+ public:
+  // `lane_address` is what plans name. REQUIRES catalog and pulls to outlive this.
+  AgentService(VersionCatalog* catalog, PullTable* pulls, std::function<std::vector<PublishFacts>()> publish_facts,
+               v1::BuildInfo build, std::string lane_address);
+
+  // From now on streams end and status says so.
+  void StartDraining() { draining_ = true; }
+
+  grpc::Status GetStatus(grpc::ServerContext*, const v1::AgentStatusRequest*, v1::AgentStatus*) override;
+  grpc::Status GetLayout(grpc::ServerContext*, const v1::GetLayoutRequest*, v1::Layout*) override;
+  grpc::Status WatchVersions(grpc::ServerContext*, const v1::WatchVersionsRequest*,
+                             grpc::ServerWriter<v1::VersionEvent>*) override;
+  grpc::Status OpenPull(grpc::ServerContext*, const v1::OpenPullRequest*, v1::PullPlan*) override;
+  grpc::Status CatchUp(grpc::ServerContext*, const v1::CatchUpRequest*, v1::PullPlan*) override;
+  grpc::Status RenewTickets(grpc::ServerContext*, const v1::RenewTicketsRequest*, v1::RenewTicketsResponse*) override;
+  grpc::Status ClosePull(grpc::ServerContext*, const v1::ClosePullRequest*, v1::ClosePullResponse*) override;
+  grpc::Status GetManifest(grpc::ServerContext*, const v1::GetManifestRequest*, v1::Manifest*) override;
+  grpc::Status Verify(grpc::ServerContext*, const v1::AgentVerifyRequest*, v1::VerifyResult*) override;
+
+ private:
+  Result<std::shared_ptr<ServedRun>> FindRun(const std::string& model) const;
+  void FillModel(const PublishFacts& facts, v1::AgentModel* model) const;
+
+  VersionCatalog* const catalog_;
+  PullTable* const pulls_;
+  const std::function<std::vector<PublishFacts>()> publish_facts_;
+  const v1::BuildInfo build_;
+  const std::string lane_address_;
+  std::atomic<bool> draining_{false};
+};
+
+}  // namespace lockstep

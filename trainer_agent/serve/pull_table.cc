@@ -1,0 +1,207 @@
+#include "trainer_agent/serve/pull_table.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/base/text.h"
+
+namespace lockstep {
+namespace {
+
+// Status is a table people read, not a database: a fleet's worth of receivers, then the stalest give way.
+constexpr size_t kMaxReports = 4096;
+constexpr size_t kMaxReceiverName = 256;
+
+// Not guessable, so that nobody closes or renews a pull that is not theirs by counting.
+uint64_t RandomPullId() {
+  const auto bytes = RandomBytes16();
+  uint64_t id = 0;
+  std::memcpy(&id, bytes.data(), sizeof id);
+  return std::max<uint64_t>(id, 1);
+}
+
+DeltaRoute RouteFor(const PullWish& wish, ServedRun& run) {
+  if (wish.force_full || wish.held.nothing() || wish.held.run != run.run()) return {};
+  DeltaRoute route = run.deltas().RouteFrom(wish.held.version, run.layout().data_bytes());
+  // A receiver whose bytes are not what that version was must not get steps made for it.
+  if (!route.steps.empty() && route.steps.front()->header().base_digest != wish.held_digest) return {};
+  return route;
+}
+
+}  // namespace
+
+std::shared_ptr<const Payload> Pull::FindPayload(uint64_t payload_id) const {
+  std::lock_guard lock(mutex_);
+  const auto at = payloads_.find(payload_id);
+  return at == payloads_.end() ? nullptr : at->second;
+}
+
+void Pull::Touch() {
+  std::lock_guard lock(mutex_);
+  touched_ = Clock::now();
+}
+
+void PullTable::ExpireLocked() {
+  const auto now = Pull::Clock::now();
+  std::erase_if(pulls_, [&](const auto& item) {
+    std::lock_guard lock(item.second->mutex_);
+    return now - item.second->touched_ > limits_.idle_timeout;
+  });
+}
+
+Result<std::shared_ptr<Pull>> PullTable::Insert(const PullWish& wish, std::shared_ptr<ServedRun> run, Version target) {
+  std::lock_guard lock(mutex_);
+  ExpireLocked();
+  if (pulls_.size() >= limits_.max_pulls) {
+    return Status(ErrorCode::kResourceExhausted, Cat(pulls_.size(),
+                                                     " pulls are open, the limit; try again later or raise "
+                                                     "--max-pulls"));
+  }
+  auto pull = std::make_shared<Pull>(RandomPullId(), wish.receiver, std::move(run), target);
+  pulls_[pull->id] = pull;
+  return pull;
+}
+
+std::vector<Ticket> PullTable::IssueTickets(Pull& pull, uint32_t lanes) {
+  std::vector<Ticket> tickets(std::clamp<uint32_t>(lanes, 1, limits_.max_lanes));
+  std::lock_guard lock(pull.mutex_);
+  for (Ticket& ticket : tickets) {
+    ticket = RandomId<Ticket>();
+    if (pull.tickets_.size() >= 2 * limits_.max_lanes) pull.tickets_.erase(pull.tickets_.begin());
+    pull.tickets_.insert(ticket);
+  }
+  return tickets;
+}
+
+void PullTable::AddSteps(Pull& pull, const std::vector<std::shared_ptr<const Payload>>& payloads, Plan& plan) {
+  std::lock_guard lock(mutex_);
+  std::lock_guard pull_lock(pull.mutex_);
+  for (const auto& payload : payloads) {
+    const uint64_t id = next_payload_id_++;
+    pull.payloads_[id] = payload;
+    plan.steps.push_back({id, payload});
+    plan.payload_bytes += payload->header().data_bytes;
+  }
+  if (payloads.empty()) return;
+  const PayloadHeader& last = payloads.back()->header();
+  plan.target = payloads.back()->target();
+  plan.target_digest = last.target_digest;
+  plan.committed_unix_ns = last.committed_unix_ns;
+}
+
+Result<Plan> PullTable::Open(const PullWish& wish) {
+  if (wish.receiver.size() > kMaxReceiverName) return Status(ErrorCode::kBadData, "the receiver's name is too long");
+  const auto run = catalog_->Find(wish.model);
+  if (run == nullptr) {
+    return Status(ErrorCode::kNotFound, Cat("model \"", wish.model.substr(0, kMaxReceiverName),
+                                            "\" is not open here; start its trainer first"));
+  }
+  const auto newest = run->Newest();
+  if (!newest) return Status(ErrorCode::kState, Cat("model ", wish.model, ": no version is committed yet"));
+  if (wish.layout != run->layout().digest()) {
+    return Status(ErrorCode::kState, Cat("model ", wish.model, ": the receiver's layout ", ToHex(wish.layout),
+                                         " is not ", ToHex(run->layout().digest()), "; fetch the layout anew"));
+  }
+  Report(wish.model, {.receiver = wish.receiver, .held = wish.held, .outcome = "", .at = Pull::Clock::now()});
+  Plan plan{.base = wish.held,
+            .target = newest->manifest->held,
+            .target_digest = newest->manifest->digest,
+            .committed_unix_ns = newest->committed_unix_ns};
+  if (wish.held == plan.target && wish.held_digest == plan.target_digest && !wish.force_full) return plan;
+
+  const DeltaRoute route = RouteFor(wish, *run);
+  LS_ASSIGN_OR_RETURN(const auto pull, Insert(wish, run, plan.target.version));
+  plan.pull_id = pull->id;
+  plan.tickets = IssueTickets(*pull, wish.lanes);
+  if (route.steps.empty()) {
+    plan.mode = PlanMode::kFull;
+    plan.base = {};
+    plan.payload_bytes = run->layout().data_bytes();
+    std::lock_guard lock(pull->mutex_);
+    pull->hold_ = run->deltas().HoldFrom(plan.target.version);
+    return plan;
+  }
+  plan.mode = route.folded ? PlanMode::kFolded : route.steps.size() > 1 ? PlanMode::kChain : PlanMode::kDelta;
+  AddSteps(*pull, route.steps, plan);
+  return plan;
+}
+
+Result<std::shared_ptr<Pull>> PullTable::Find(uint64_t pull_id) {
+  std::lock_guard lock(mutex_);
+  const auto at = pulls_.find(pull_id);
+  if (at == pulls_.end())
+    return Status(ErrorCode::kNotFound, Cat("pull ", pull_id, " is not open; it may have expired"));
+  at->second->Touch();
+  return at->second;
+}
+
+Result<Plan> PullTable::CatchUp(uint64_t pull_id, Version oldest) {
+  LS_ASSIGN_OR_RETURN(const auto pull, Find(pull_id));
+  const auto newest = pull->run->Newest();
+  if (!newest) return Status(ErrorCode::kInternal, "a pull without a version");
+  LS_ASSIGN_OR_RETURN(const auto chain, pull->run->deltas().ChainFrom(oldest));
+  Plan plan{.pull_id = pull_id,
+            .mode = PlanMode::kChain,
+            .base = {pull->run->run(), oldest},
+            .target = newest->manifest->held,
+            .target_digest = newest->manifest->digest,
+            .committed_unix_ns = newest->committed_unix_ns};
+  AddSteps(*pull, chain, plan);
+  return plan;
+}
+
+Result<std::vector<Ticket>> PullTable::RenewTickets(uint64_t pull_id, uint32_t lanes) {
+  LS_ASSIGN_OR_RETURN(const auto pull, Find(pull_id));
+  return IssueTickets(*pull, lanes);
+}
+
+void PullTable::Close(uint64_t pull_id, const Held& held, const std::string& outcome) {
+  std::shared_ptr<Pull> pull;  // released outside the lock: its hold takes the store's
+  {
+    std::lock_guard lock(mutex_);
+    const auto at = pulls_.find(pull_id);
+    if (at == pulls_.end()) return;
+    pull = at->second;
+    pulls_.erase(at);
+  }
+  Report(pull->run->model(),
+         {.receiver = pull->receiver, .held = held, .outcome = outcome.substr(0, 1024), .at = Pull::Clock::now()});
+}
+
+Result<std::shared_ptr<Pull>> PullTable::Admit(uint64_t pull_id, const Ticket& ticket) {
+  auto pull = Find(pull_id);
+  const Status refused{ErrorCode::kPermission, "the lane's ticket is unknown, used up or expired; ask for a new one"};
+  if (!pull.ok()) return refused;
+  std::lock_guard lock((*pull)->mutex_);
+  if ((*pull)->tickets_.erase(ticket) == 0) return refused;
+  return pull;
+}
+
+size_t PullTable::open_pulls(const std::string& model) const {
+  std::lock_guard lock(mutex_);
+  return static_cast<size_t>(std::count_if(pulls_.begin(), pulls_.end(),
+                                           [&](const auto& item) { return item.second->run->model() == model; }));
+}
+
+void PullTable::Report(const std::string& model, ReceiverReport report) {
+  std::lock_guard lock(mutex_);
+  auto& receivers = reports_[model];
+  if (receivers.size() >= kMaxReports && receivers.count(report.receiver) == 0) {
+    receivers.erase(std::min_element(receivers.begin(), receivers.end(),
+                                     [](const auto& a, const auto& b) { return a.second.at < b.second.at; }));
+  }
+  // Opening a pull tells what is held; how the last one went stays as it was told.
+  if (report.outcome.empty()) report.outcome = receivers[report.receiver].outcome;
+  receivers[report.receiver] = std::move(report);
+}
+
+std::vector<ReceiverReport> PullTable::Reports(const std::string& model) const {
+  std::lock_guard lock(mutex_);
+  std::vector<ReceiverReport> reports;
+  if (const auto at = reports_.find(model); at != reports_.end()) {
+    for (const auto& [receiver, report] : at->second) reports.push_back(report);
+  }
+  return reports;
+}
+
+}  // namespace lockstep
