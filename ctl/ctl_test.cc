@@ -108,12 +108,13 @@ class FakeReceiver final : public v1::RaasReceiver::Service {
   grpc::Status Verify(grpc::ServerContext*, const v1::ReceiverVerifyRequest*, v1::VerifyResult* result) override {
     *result->mutable_held() = HeldVersion(7);
     result->set_recorded_digest(kDigest);
-    result->set_computed_digest(kDigest);
+    result->set_computed_digest(computed_digest);
     return grpc::Status::OK;
   }
 
   std::string agent_address;
   std::string hook_error;
+  std::string computed_digest = kDigest;
 
  private:
   v1::ReceiverModel Model(uint64_t version) const {
@@ -233,6 +234,14 @@ TEST_CASE("verify of a receiver compares its bytes with the agent's manifest") {
   CHECK(ExitCode(other.status.code()) == 65);
   CHECK(Has(other.text, Hex(kDigest)));
   CHECK(Has(other.text, Hex(kOtherDigest)));
+}
+
+TEST_CASE("damage of a receiver is told also when its agent cannot be asked") {
+  Fleet fleet;
+  fleet.agent_server().Drain(std::chrono::milliseconds(100));
+  CHECK(fleet.Receiver({"verify"}).status.code() == ErrorCode::kUnavailable);
+  fleet.receiver.computed_digest = kOtherDigest;
+  CHECK(fleet.Receiver({"verify"}).status.code() == ErrorCode::kCorrupt);
 }
 
 TEST_CASE("pull prints its record, and a hook that failed is an error") {
