@@ -5,7 +5,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <sys/eventfd.h>
-#include <sys/pidfd.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -121,7 +121,8 @@ Result<ShellOutcome> RunShell(const std::string& command, const std::vector<std:
   input.Reset();
 
   ShellOutcome outcome;
-  const UniqueFd process(::pidfd_open(pid, 0));
+  // The C library has a wrapper, but its header is not for C++.
+  const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   if (process.valid()) {
     Attend(process.get(), output.get(), deadline, stop, outcome);
   }

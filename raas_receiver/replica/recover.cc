@@ -71,10 +71,10 @@ Status ReplicaPair::SweepScratch() const {
   std::error_code error;
   for (fs::directory_iterator it(scratch_, error), end; !error && it != end; it.increment(error)) {
     const std::string path = it->path().string();
-    const bool known =
-        path == scratch_ + "/lock" || std::any_of(replicas_.begin(), replicas_.end(), [&](const Replica& replica) {
-          return path == replica.path || path == replica.state_path;
-        });
+    const bool known = path == scratch_ + "/lock" || path == ServedPath() ||
+                       std::any_of(replicas_.begin(), replicas_.end(), [&](const Replica& replica) {
+                         return path == replica.path || path == replica.state_path;
+                       });
     if (!known) LS_RETURN_IF_ERROR(RemoveTree(path));
   }
   if (error) return ErrnoStatus(error.value(), Cat("read ", scratch_));

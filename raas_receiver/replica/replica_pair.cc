@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <sstream>
 
 #include "common/base/text.h"
+#include "common/os/file.h"
 
 namespace lockstep {
 namespace {
@@ -41,17 +43,20 @@ ReplicaPair::ReplicaPair(ReplicaOptions options, WorkerPool& pool)
 
 ReplicaPair::~ReplicaPair() = default;
 
-CurrentVersion ReplicaPair::current() const {
+PublishedVersion ReplicaPair::current() const {
   std::lock_guard lock(mutex_);
-  if (current_ < 0) return {};
-  const Replica& replica = replicas_[current_];
-  return {replica.whole->manifest.held, replica.whole->manifest.digest, replica.whole->layout,
-          tree_.PathOf(replica.name)};
+  return current_ < 0 ? PublishedVersion() : Describe(replicas_[current_]);
 }
 
-Held ReplicaPair::previous() const {
+PublishedVersion ReplicaPair::previous() const {
   std::lock_guard lock(mutex_);
-  return current_ >= 0 && target().whole ? target().whole->manifest.held : Held{};
+  return current_ < 0 ? PublishedVersion() : Describe(target());
+}
+
+PublishedVersion ReplicaPair::Describe(const Replica& replica) const {
+  if (!replica.whole) return {};
+  return {replica.whole->manifest.held, replica.whole->manifest.digest, replica.whole->layout,
+          tree_.PathOf(replica.name)};
 }
 
 Result<VerifyReport> ReplicaPair::Verify() const {
@@ -184,6 +189,19 @@ Status ReplicaPair::SwitchToOther() {
   Edge("committed");
   SetCurrent(target_index());
   return OkStatus();
+}
+
+Held ReplicaPair::served() const {
+  const Result<std::string> text = ReadFile(ServedPath());
+  std::string run;
+  Version version = 0;
+  if (!text.ok() || !(std::istringstream(*text) >> run >> version)) return {};
+  const auto id = HexDecode16(run);
+  return id.ok() ? Held{{*id}, version} : Held{};
+}
+
+Status ReplicaPair::MarkServed(const Held& held) {
+  return WriteFileAtomic(ServedPath(), Cat(ToHex(held.run), " ", held.version, "\n"), 0600);
 }
 
 DeltaChain ReplicaPair::KeptBetween(const Held& from, const Held& to) const {

@@ -52,8 +52,8 @@ struct ReplicaOptions {
 // [A-Za-z0-9._-]{1,128}, not "." or "..": it becomes a directory. kBadData otherwise.
 Status CheckModelName(std::string_view model);
 
-struct CurrentVersion {
-  Held held;  // nothing before the first commit
+struct PublishedVersion {
+  Held held;  // nothing: there is no such version
   ManifestDigest digest;
   std::shared_ptr<const ModelLayout> layout;
   std::string path;  // the published directory, absolute
@@ -75,9 +75,9 @@ class ReplicaPair {
   ~ReplicaPair();
 
   // --- any thread ---
-  CurrentVersion current() const;
-  Held previous() const;  // what SwitchToOther would make current; nothing when the other replica is not whole
-  uint64_t replaced() const { return replaced_; }
+  PublishedVersion current() const;
+  PublishedVersion previous() const;               // what SwitchToOther would make current
+  uint64_t replaced() const { return replaced_; }  // files given up because a reader still had them
   // Recomputes the current replica's hashes from its bytes. kState when nothing is held.
   Result<VerifyReport> Verify() const;
 
@@ -103,7 +103,12 @@ class ReplicaPair {
 
   // Makes the other replica's version current. kState when it holds no whole one.
   Status SwitchToOther();
-  // Hashes of the current version.
+  // What the engine was last known to serve; remembered across restarts, so that a receiver killed before it told the
+  // engine does so when it comes back.
+  Held served() const;
+  Status MarkServed(const Held& held);
+
+  // Hashes of the current version. REQUIRES one.
   const std::vector<uint64_t>& current_hashes() const { return replicas_[current_].whole->manifest.block_hashes; }
 
  private:
@@ -130,7 +135,9 @@ class ReplicaPair {
   void Keep(const DeltaChain& steps, const Held& base);
   void CopyFromCurrent();
   void SetCurrent(int current);
+  std::string ServedPath() const { return scratch_ + "/served"; }
   void Edge(std::string_view edge) const;
+  PublishedVersion Describe(const Replica& replica) const;
 
   int target_index() const { return current_ == 0 ? 1 : 0; }
   Replica& target() { return replicas_[target_index()]; }

@@ -1,0 +1,142 @@
+#include "raas_receiver/receiver/receiver.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "common/base/text.h"
+#include "common/os/sd_notify.h"
+#include "common/telemetry/log.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr char kLiveness[] = "raas-receiver-liveness";
+constexpr char kReadiness[] = "raas-receiver-readiness";
+constexpr milliseconds kTendInterval{200};
+// An I/O thread that has not come round for so long is stuck.
+constexpr std::chrono::seconds kTurnLimit{30};
+
+void LogException(std::string_view what) {
+  Log(LogLevel::kError, "io_exception", {{"message", what}});
+}
+
+}  // namespace
+
+Receiver::Receiver(ReceiverConfig config)
+    : config_(std::move(config)),
+      workers_(std::max<size_t>(1, config_.threads - 1)),  // the session's own thread works too
+      io_(std::min(config_.threads, config_.lanes), LogException),
+      service_(config_.name, sessions_, feed_),
+      io_turned_(std::make_shared<std::atomic<bool>>(true)),
+      last_turn_(std::chrono::steady_clock::now()) {}
+
+Receiver::~Receiver() {
+  server_.reset();
+  sessions_.clear();
+}
+
+Result<std::unique_ptr<Receiver>> Receiver::Create(ReceiverConfig config) {
+  std::unique_ptr<Receiver> receiver(new Receiver(std::move(config)));
+  LS_RETURN_IF_ERROR(receiver->OpenModels());
+  LS_RETURN_IF_ERROR(receiver->Listen());
+  return receiver;
+}
+
+Status Receiver::OpenModels() {
+  for (const std::string& model : config_.models) {
+    LS_ASSIGN_OR_RETURN(auto replicas, ReplicaPair::Open({.root = config_.root,
+                                                          .model = model,
+                                                          .assets = config_.assets,
+                                                          .keep_delta_bytes = config_.keep_delta_bytes,
+                                                          .reader_grace = config_.reader_grace,
+                                                          .at_edge = {}},
+                                                         workers_));
+    const Held held = replicas->current().held;
+    Log(LogLevel::kInfo, "model_opened", {{"model", model}, {"run", ToHex(held.run)}, {"version", held.version}});
+    SessionOptions options{
+        .model = model,
+        .receiver = config_.name,
+        .agent = config_.agent,
+        .lanes = config_.lanes,
+        .follow = config_.follow,
+        .hook = {.command = config_.hook, .timeout = config_.hook_timeout, .attempts = config_.hook_attempts}};
+    sessions_[model] = std::make_unique<Session>(std::move(options), std::move(replicas), io_, feed_);
+  }
+  return OkStatus();
+}
+
+Status Receiver::Listen() {
+  LS_ASSIGN_OR_RETURN(server_, RpcServer::Create({.address = config_.listen.ToString(),
+                                                  .services = {&service_},
+                                                  .health_services = {kLiveness, kReadiness}}));
+  Log(LogLevel::kInfo, "listening",
+      {{"address", HostPort{config_.listen.host, static_cast<uint16_t>(server_->bound_port())}.ToString()},
+       {"root", config_.root},
+       {"agent", config_.agent.ToString()}});
+  return OkStatus();
+}
+
+Status Receiver::Run(SignalWaiter& signals) {
+  for (const auto& [model, session] : sessions_) session->Start();
+  Tend();
+  NotifyReady();
+  while (true) {
+    const std::optional<int> signal = signals.Wait(kTendInterval);
+    if (signal == SIGTERM || signal == SIGINT) break;
+    if (signal == SIGHUP) Log(LogLevel::kInfo, "nothing_to_reload");
+    Tend();
+  }
+  NotifyStopping();
+  Log(LogLevel::kInfo, "draining", {{"timeout_ms", config_.drain_timeout.count()}});
+  std::atomic<bool> drained = false;
+  std::thread drain([&] {
+    Drain();
+    drained = true;
+  });
+  while (!drained) {
+    const std::optional<int> signal = signals.Wait(milliseconds(20));
+    if (signal == SIGTERM || signal == SIGINT) ::_exit(ExitCode(ErrorCode::kAborted));
+  }
+  drain.join();
+  Log(LogLevel::kInfo, "stopped");
+  return OkStatus();
+}
+
+void Receiver::Tend() {
+  const bool turning = LoopsTurn();
+  const bool ready =
+      std::all_of(sessions_.begin(), sessions_.end(), [](const auto& entry) { return entry.second->HoldsVersion(); });
+  server_->SetServing(kLiveness, turning);
+  server_->SetServing(kReadiness, ready);
+  if (turning) NotifyWatchdog();
+}
+
+bool Receiver::LoopsTurn() {
+  const auto now = std::chrono::steady_clock::now();
+  if (*io_turned_) {
+    last_turn_ = now;
+    *io_turned_ = false;
+    asio::post(io_.context(), [turned = io_turned_] { *turned = true; });
+  }
+  return now - last_turn_ < kTurnLimit;
+}
+
+void Receiver::Drain() {
+  const auto until = std::chrono::steady_clock::now() + config_.drain_timeout;
+  const auto left = [until] {
+    return std::max(milliseconds(0),
+                    std::chrono::duration_cast<milliseconds>(until - std::chrono::steady_clock::now()));
+  };
+  service_.SetDraining();
+  for (const auto& [model, session] : sessions_) session->RequestStop();
+  feed_.Close();
+  for (const auto& [model, session] : sessions_) session->Join(left());
+  server_->Drain(left());
+}
+
+}  // namespace lockstep

@@ -1,0 +1,50 @@
+// The daemon: replicas, sessions, threads and the gRPC server put together.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+
+#include "common/base/status.h"
+#include "common/base/worker_pool.h"
+#include "common/net/io_threads.h"
+#include "common/os/signals.h"
+#include "common/rpc/rpc_server.h"
+#include "raas_receiver/receiver/receiver_config.h"
+#include "raas_receiver/receiver/receiver_service.h"
+#include "raas_receiver/session/sync_feed.h"
+
+namespace lockstep {
+
+class Receiver {
+ public:
+  // Takes over every model's directory and listens; nothing is pulled yet. kPermission for a root that may not be
+  // written, kState for one that another receiver owns, kUnavailable for an address that is in use.
+  static Result<std::unique_ptr<Receiver>> Create(ReceiverConfig config);
+  ~Receiver();
+
+  // Follows the agent until SIGTERM or SIGINT, then drains. A second signal ends the process at once.
+  Status Run(SignalWaiter& signals);
+
+ private:
+  explicit Receiver(ReceiverConfig config);
+
+  Status OpenModels();
+  Status Listen();
+  // One look around: health, systemd.
+  void Tend();
+  bool LoopsTurn();
+  void Drain();
+
+  const ReceiverConfig config_;
+  SyncFeed feed_;
+  WorkerPool workers_;
+  IoThreads io_;
+  ReceiverService::Sessions sessions_;
+  ReceiverService service_;
+  std::unique_ptr<RpcServer> server_;
+  std::shared_ptr<std::atomic<bool>> io_turned_;  // false while a heartbeat is on its way through the I/O threads
+  std::chrono::steady_clock::time_point last_turn_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,146 @@
+#include "raas_receiver/receiver/receiver_config.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <filesystem>
+#include <set>
+#include <thread>
+
+#include "common/base/text.h"
+#include "common/config/config.h"
+#include "common/payload/payload.h"
+#include "common/telemetry/build_info.h"
+#include "common/wire/frame.h"
+#include "raas_receiver/replica/replica_pair.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The settings as they are written, before they are checked.
+struct Written {
+  std::string name;
+  std::string agent = "127.0.0.1:7700";
+  std::vector<std::string> models;
+  std::string root = "/dev/shm/lockstep-receiver";
+  std::string listen = "127.0.0.1:7710";
+  uint64_t lanes = 4;
+  uint64_t threads = 0;
+  bool follow = true;
+  std::string assets;
+  std::string hook;
+  uint64_t hook_timeout_ms = 60'000;
+  uint64_t hook_attempts = 3;
+  uint64_t keep_delta_bytes = 512ull << 20;
+  uint64_t reader_grace_ms = 0;
+  bool allow_insecure_network = false;
+  std::string log_level = "info";
+  std::string log_format = "auto";
+  uint64_t drain_timeout_ms = 10'000;
+};
+
+std::string HostName() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "receiver";
+}
+
+std::string VersionText() {
+  return Cat("raas_receiver ", kProjectVersion, " (", BuildRevision(), ") proto lockstep.v1, wire format ", kWireFormat,
+             ", payload format ", kPayloadFormat, ", replica state format ", kReplicaStateFormat);
+}
+
+void AddOptions(ConfigParser& parser, Written& to) {
+  parser.Add("name", &to.name, "this receiver's name, shown by the agent (default: the host's)");
+  parser.Add("agent", &to.agent, "the trainer agent's gRPC address, HOST:PORT");
+  parser.Add("model", &to.models, "a model to follow; repeat for several");
+  parser.Add("root", &to.root, "directory, best on a tmpfs, where versions are published as <root>/<model>/current");
+  parser.Add("listen", &to.listen, "own gRPC address, HOST:PORT");
+  parser.Add("lanes", &to.lanes, "TCP connections per pull");
+  parser.Add("threads", &to.threads, "threads that apply and hash; 0: one per core");
+  parser.Add("follow", &to.follow, "take every new version by itself; false: only when told to pull");
+  parser.Add("assets", &to.assets, "directory whose files (config, tokenizer) are linked into every published version");
+  parser.Add("hook", &to.hook, "command run by /bin/sh after every commit, told by LOCKSTEP_* variables");
+  parser.Add("hook-timeout-ms", &to.hook_timeout_ms, "time after which a hook is killed");
+  parser.Add("hook-attempts", &to.hook_attempts, "how often a failing hook is run for one version");
+  parser.Add("keep-delta-bytes", &to.keep_delta_bytes,
+             "memory for applied deltas, kept to bring the other replica forward");
+  parser.Add("reader-grace-ms", &to.reader_grace_ms,
+             "how long to wait for a reader of an old version before its file is replaced");
+  parser.Add("allow-insecure-network", &to.allow_insecure_network, "listen beyond loopback without authentication");
+  parser.Add("log-level", &to.log_level, "debug, info, warn or error");
+  parser.Add("log-format", &to.log_format, "auto, text or json");
+  parser.Add("drain-timeout-ms", &to.drain_timeout_ms, "time to end in after SIGTERM");
+}
+
+// kConfig unless `value` lies in [least, most].
+Status CheckRange(const char* name, uint64_t value, uint64_t least, uint64_t most) {
+  if (value >= least && value <= most) return OkStatus();
+  return {ErrorCode::kConfig, Cat(name, " is ", value, "; it must be ", least, " to ", most)};
+}
+
+Status CheckModels(const std::vector<std::string>& models) {
+  if (models.empty()) return {ErrorCode::kUsage, "no model to follow; name at least one with --model NAME"};
+  std::set<std::string> seen;
+  for (const std::string& model : models) {
+    if (const Status status = CheckModelName(model); !status.ok()) return {ErrorCode::kConfig, status.message()};
+    if (!seen.insert(model).second) return {ErrorCode::kConfig, Cat("model ", model, " is named twice")};
+  }
+  return OkStatus();
+}
+
+Status CheckRanges(const Written& written) {
+  constexpr uint64_t kDayMs = 24 * 3600 * 1000;
+  LS_RETURN_IF_ERROR(CheckRange("lanes", written.lanes, 1, 64));
+  LS_RETURN_IF_ERROR(CheckRange("threads", written.threads, 0, 1024));
+  LS_RETURN_IF_ERROR(CheckRange("hook-timeout-ms", written.hook_timeout_ms, 1, kDayMs));
+  LS_RETURN_IF_ERROR(CheckRange("hook-attempts", written.hook_attempts, 1, 100));
+  LS_RETURN_IF_ERROR(CheckRange("reader-grace-ms", written.reader_grace_ms, 0, kDayMs));
+  return CheckRange("drain-timeout-ms", written.drain_timeout_ms, 0, kDayMs);
+}
+
+Result<ReceiverConfig> Check(const Written& written) {
+  ReceiverConfig config;
+  LS_RETURN_IF_ERROR(CheckModels(written.models));
+  LS_RETURN_IF_ERROR(CheckRanges(written));
+  const Result<HostPort> agent = ParseHostPort(written.agent);
+  if (!agent.ok()) return Status(ErrorCode::kConfig, Cat("agent: ", agent.status().message()));
+  config.agent = *agent;
+  LS_ASSIGN_OR_RETURN(config.listen, CheckListenAddress("listen", written.listen, written.allow_insecure_network));
+  if (!written.assets.empty() && !fs::is_directory(written.assets)) {
+    return Status(ErrorCode::kConfig, Cat("assets: ", written.assets, " is not a directory"));
+  }
+  config.name = written.name.empty() ? HostName() : written.name;
+  config.models = written.models;
+  config.root = fs::absolute(written.root).lexically_normal().string();
+  config.assets = written.assets.empty() ? "" : fs::absolute(written.assets).lexically_normal().string();
+  config.lanes = written.lanes;
+  config.threads = written.threads > 0 ? written.threads : std::max(1u, std::thread::hardware_concurrency());
+  config.follow = written.follow;
+  config.hook = written.hook;
+  config.hook_timeout = std::chrono::milliseconds(written.hook_timeout_ms);
+  config.hook_attempts = static_cast<int>(written.hook_attempts);
+  config.keep_delta_bytes = written.keep_delta_bytes;
+  config.reader_grace = std::chrono::milliseconds(written.reader_grace_ms);
+  config.drain_timeout = std::chrono::milliseconds(written.drain_timeout_ms);
+  config.log_level = written.log_level;
+  config.log_format = written.log_format;
+  return config;
+}
+
+}  // namespace
+
+Result<std::optional<ReceiverConfig>> ParseReceiverConfig(int argc, const char* const* argv) {
+  Written written;
+  ConfigParser parser({.program = "raas_receiver",
+                       .about = "Keeps the replicas of an inference server in lock step with a trainer agent.",
+                       .version = VersionText()});
+  AddOptions(parser, written);
+  LS_ASSIGN_OR_RETURN(const ParseOutcome outcome, parser.Parse(argc, argv));
+  if (outcome == ParseOutcome::kExit) return std::optional<ReceiverConfig>();
+  LS_ASSIGN_OR_RETURN(ReceiverConfig config, Check(written));
+  return std::optional(std::move(config));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,107 @@
+#include "raas_receiver/receiver/receiver_service.h"
+
+#include "common/base/text.h"
+#include "common/payload/payload.h"
+#include "common/rpc/status_mapping.h"
+#include "common/telemetry/build_info.h"
+#include "common/wire/frame.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::chrono::milliseconds kDefaultPullTimeout = std::chrono::minutes(10);
+// How often a stream looks whether its caller has gone.
+constexpr std::chrono::milliseconds kCallerPoll{200};
+
+v1::VerifyResult ToProto(const VerifyReport& report) {
+  v1::VerifyResult result;
+  *result.mutable_held() = lockstep::ToProto(report.held);
+  result.set_recorded_digest(ToBytes(report.recorded));
+  result.set_computed_digest(ToBytes(report.computed));
+  result.mutable_bad_blocks()->Add(report.bad_blocks.begin(), report.bad_blocks.end());
+  for (const std::string& tensor : report.bad_tensors) result.add_bad_tensors(tensor);
+  return result;
+}
+
+}  // namespace
+
+ReceiverService::ReceiverService(std::string name, const Sessions& sessions, SyncFeed& feed)
+    : name_(std::move(name)), sessions_(sessions), feed_(feed) {}
+
+Result<Session*> ReceiverService::Find(const std::string& model) const {
+  const auto found = sessions_.find(model);
+  if (found != sessions_.end()) return found->second.get();
+  return Status(ErrorCode::kNotFound, Cat("receiver ", name_, " does not follow a model named \"", model, "\""));
+}
+
+grpc::Status ReceiverService::GetStatus(grpc::ServerContext*, const v1::ReceiverStatusRequest*,
+                                        v1::ReceiverStatus* response) {
+  v1::BuildInfo& build = *response->mutable_build();
+  build.set_version(std::string(kProjectVersion));
+  build.set_revision(std::string(BuildRevision()));
+  build.set_wire_format(kWireFormat);
+  build.set_payload_format(kPayloadFormat);
+  response->set_name(name_);
+  response->set_draining(draining_);
+  for (const auto& [model, session] : sessions_) *response->add_models() = session->Describe();
+  return grpc::Status::OK;
+}
+
+grpc::Status ReceiverService::Pull(grpc::ServerContext* context, const v1::PullRequest* request,
+                                   v1::SyncRecord* response) {
+  const Result<Session*> session = Find(request->model());
+  if (!session.ok()) return ToGrpc(session.status());
+  const auto timeout =
+      request->timeout_ms() > 0 ? std::chrono::milliseconds(request->timeout_ms()) : kDefaultPullTimeout;
+  Result<v1::SyncRecord> record =
+      (*session)->Pull(request->force_full(), timeout, [context] { return context->IsCancelled(); });
+  if (!record.ok()) return ToGrpc(record.status());
+  *response = *std::move(record);
+  return grpc::Status::OK;
+}
+
+grpc::Status ReceiverService::WatchSyncs(grpc::ServerContext* context, const v1::WatchSyncsRequest* request,
+                                         grpc::ServerWriter<v1::SyncRecord>* writer) {
+  if (!request->model().empty()) {
+    if (const Result<Session*> session = Find(request->model()); !session.ok()) return ToGrpc(session.status());
+  }
+  const auto subscription = feed_.Subscribe(request->model());
+  while (!context->IsCancelled() && !subscription->closed()) {
+    v1::SyncRecord record;
+    if (subscription->Next(kCallerPoll, record) && !writer->Write(record)) break;
+  }
+  return grpc::Status::OK;
+}
+
+grpc::Status ReceiverService::Rollback(grpc::ServerContext* context, const v1::RollbackRequest* request,
+                                       v1::ReceiverModel* response) {
+  const Result<Session*> session = Find(request->model());
+  if (!session.ok()) return ToGrpc(session.status());
+  Result<v1::ReceiverModel> model = (*session)->Rollback([context] { return context->IsCancelled(); });
+  if (!model.ok()) return ToGrpc(model.status());
+  *response = *std::move(model);
+  return grpc::Status::OK;
+}
+
+grpc::Status ReceiverService::Verify(grpc::ServerContext*, const v1::ReceiverVerifyRequest* request,
+                                     v1::VerifyResult* response) {
+  const Result<Session*> session = Find(request->model());
+  if (!session.ok()) return ToGrpc(session.status());
+  const Result<VerifyReport> report = (*session)->Verify();
+  if (!report.ok()) return ToGrpc(report.status());
+  *response = ToProto(*report);
+  return grpc::Status::OK;
+}
+
+grpc::Status ReceiverService::GetReceiverLayout(grpc::ServerContext*, const v1::GetReceiverLayoutRequest* request,
+                                                v1::Layout* response) {
+  const Result<Session*> session = Find(request->model());
+  if (!session.ok()) return ToGrpc(session.status());
+  const auto layout = (*session)->layout();
+  if (!layout.ok()) return ToGrpc(layout.status());
+  response->set_digest(ToBytes((*layout)->digest()));
+  response->set_encoded(std::string(AsText((*layout)->encoded())));
+  return grpc::Status::OK;
+}
+
+}  // namespace lockstep

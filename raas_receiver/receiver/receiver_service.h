@@ -1,0 +1,45 @@
+// The receiver's gRPC control plane: calls become calls of the model's session.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+
+#include "proto/lockstep/v1/receiver.grpc.pb.h"
+#include "raas_receiver/session/session.h"
+
+namespace lockstep {
+
+// Thread-safe, as gRPC calls it.
+class ReceiverService final : public v1::RaasReceiver::Service {
+ public:
+  using Sessions = std::map<std::string, std::unique_ptr<Session>>;  // by model
+
+  // `sessions` and `feed` outlive the service; the map does not change.
+  ReceiverService(std::string name, const Sessions& sessions, SyncFeed& feed);
+
+  // Status says so from now on.
+  void SetDraining() { draining_ = true; }
+
+  grpc::Status GetStatus(grpc::ServerContext* context, const v1::ReceiverStatusRequest* request,
+                         v1::ReceiverStatus* response) override;
+  grpc::Status Pull(grpc::ServerContext* context, const v1::PullRequest* request, v1::SyncRecord* response) override;
+  grpc::Status WatchSyncs(grpc::ServerContext* context, const v1::WatchSyncsRequest* request,
+                          grpc::ServerWriter<v1::SyncRecord>* writer) override;
+  grpc::Status Rollback(grpc::ServerContext* context, const v1::RollbackRequest* request,
+                        v1::ReceiverModel* response) override;
+  grpc::Status Verify(grpc::ServerContext* context, const v1::ReceiverVerifyRequest* request,
+                      v1::VerifyResult* response) override;
+  grpc::Status GetReceiverLayout(grpc::ServerContext* context, const v1::GetReceiverLayoutRequest* request,
+                                 v1::Layout* response) override;
+
+ private:
+  Result<Session*> Find(const std::string& model) const;
+
+  const std::string name_;
+  const Sessions& sessions_;
+  SyncFeed& feed_;
+  std::atomic<bool> draining_ = false;
+};
+
+}  // namespace lockstep

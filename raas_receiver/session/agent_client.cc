@@ -1,0 +1,136 @@
+#include "raas_receiver/session/agent_client.h"
+
+#include "common/base/text.h"
+#include "common/rpc/channel.h"
+#include "common/rpc/status_mapping.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::chrono::milliseconds kCallTimeout{30'000};
+constexpr std::chrono::milliseconds kCloseTimeout{2'000};
+
+}  // namespace
+
+// Makes a call's context reachable for Cancel.
+class AgentClient::CallScope {
+ public:
+  CallScope(AgentClient& client, grpc::ClientContext& context, bool even_cancelled)
+      : client_(client), context_(context) {
+    std::lock_guard lock(client_.mutex_);
+    client_.running_.insert(&context_);
+    if (client_.cancelled_ && !even_cancelled) context_.TryCancel();
+  }
+  ~CallScope() {
+    std::lock_guard lock(client_.mutex_);
+    client_.running_.erase(&context_);
+  }
+  CallScope(const CallScope&) = delete;
+  CallScope& operator=(const CallScope&) = delete;
+
+ private:
+  AgentClient& client_;
+  grpc::ClientContext& context_;
+};
+
+AgentClient::AgentClient(HostPort address)
+    : address_(std::move(address)), stub_(v1::TrainerAgent::NewStub(MakeChannel(address_.ToString()))) {}
+
+template <typename Request, typename Response>
+Result<Response> AgentClient::Call(const char* name,
+                                   grpc::Status (v1::TrainerAgent::Stub::*method)(grpc::ClientContext*, const Request&,
+                                                                                  Response*),
+                                   const Request& request, std::chrono::milliseconds timeout, bool even_cancelled) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + timeout);
+  const CallScope scope(*this, context, even_cancelled);
+  Response response;
+  const grpc::Status status = (stub_.get()->*method)(&context, request, &response);
+  if (!status.ok()) return Explain(name, status);
+  return response;
+}
+
+Status AgentClient::Explain(const char* call, const grpc::Status& status) const {
+  return FromGrpc(status).WithContext(Cat(call, " at agent ", address_.ToString()));
+}
+
+Result<std::shared_ptr<const ModelLayout>> AgentClient::GetLayout(const std::string& model) {
+  v1::GetLayoutRequest request;
+  request.set_model(model);
+  LS_ASSIGN_OR_RETURN(const v1::Layout answer,
+                      Call("GetLayout", &v1::TrainerAgent::Stub::GetLayout, request, kCallTimeout));
+  LS_ASSIGN_OR_RETURN(auto layout, ModelLayout::Decode(AsBytes(std::string_view(answer.encoded()))));
+  if (ToBytes(layout->digest()) != answer.digest()) {
+    return Status(ErrorCode::kCorrupt, Cat("the layout that agent ", address_.ToString(), " sent for model ", model,
+                                           " does not have the digest it names"));
+  }
+  return layout;
+}
+
+Result<v1::PullPlan> AgentClient::OpenPull(const v1::OpenPullRequest& request) {
+  return Call("OpenPull", &v1::TrainerAgent::Stub::OpenPull, request, kCallTimeout);
+}
+
+Result<v1::PullPlan> AgentClient::CatchUp(uint64_t pull_id, Version oldest) {
+  v1::CatchUpRequest request;
+  request.set_pull_id(pull_id);
+  request.set_oldest_version(oldest);
+  return Call("CatchUp", &v1::TrainerAgent::Stub::CatchUp, request, kCallTimeout);
+}
+
+Result<std::vector<Ticket>> AgentClient::RenewTickets(uint64_t pull_id, size_t lanes) {
+  v1::RenewTicketsRequest request;
+  request.set_pull_id(pull_id);
+  request.set_lanes(static_cast<uint32_t>(lanes));
+  LS_ASSIGN_OR_RETURN(const v1::RenewTicketsResponse answer,
+                      Call("RenewTickets", &v1::TrainerAgent::Stub::RenewTickets, request, kCallTimeout));
+  std::vector<Ticket> tickets;
+  for (const std::string& raw : answer.tickets()) {
+    LS_ASSIGN_OR_RETURN(const auto bytes, Bytes16(raw));
+    tickets.push_back({bytes});
+  }
+  return tickets;
+}
+
+Status AgentClient::ClosePull(uint64_t pull_id, const Held& held, const std::string& outcome) {
+  v1::ClosePullRequest request;
+  request.set_pull_id(pull_id);
+  *request.mutable_held() = ToProto(held);
+  request.set_outcome(outcome);
+  return ToStatus(Call("ClosePull", &v1::TrainerAgent::Stub::ClosePull, request, kCloseTimeout, true));
+}
+
+Status AgentClient::WatchVersions(const std::string& model,
+                                  const std::function<void(const v1::VersionEvent&)>& on_event) {
+  grpc::ClientContext context;
+  const CallScope scope(*this, context, false);
+  v1::WatchVersionsRequest request;
+  request.set_model(model);
+  const auto stream = stub_->WatchVersions(&context, request);
+  v1::VersionEvent event;
+  while (stream->Read(&event)) on_event(event);
+  const grpc::Status status = stream->Finish();
+  if (!status.ok()) return Explain("WatchVersions", status);
+  return {ErrorCode::kUnavailable, Cat("agent ", address_.ToString(), " ended the version stream; it drains")};
+}
+
+void AgentClient::Cancel() {
+  std::lock_guard lock(mutex_);
+  cancelled_ = true;
+  for (grpc::ClientContext* context : running_) context->TryCancel();
+}
+
+v1::Held ToProto(const Held& held) {
+  v1::Held proto;
+  proto.set_run(ToBytes(held.run));
+  proto.set_version(held.version);
+  return proto;
+}
+
+Result<Held> FromProto(const v1::Held& held) {
+  if (held.version() == 0) return Held{};
+  LS_ASSIGN_OR_RETURN(const auto run, Bytes16(held.run()));
+  return Held{{run}, held.version()};
+}
+
+}  // namespace lockstep

@@ -1,0 +1,63 @@
+// The agent's control plane as the receiver calls it: every call has a deadline and can be cancelled.
+#pragma once
+
+#include <grpcpp/client_context.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/base/status.h"
+#include "common/model/layout.h"
+#include "common/net/host_port.h"
+#include "proto/lockstep/v1/agent.grpc.pb.h"
+
+namespace lockstep {
+
+// Thread-safe. Errors are the agent's own, with the call and the agent's address before the message.
+class AgentClient {
+ public:
+  explicit AgentClient(HostPort address);
+
+  const HostPort& address() const { return address_; }
+
+  // The layout, proved by its digest. kNotFound until a trainer has opened the model.
+  Result<std::shared_ptr<const ModelLayout>> GetLayout(const std::string& model);
+  Result<v1::PullPlan> OpenPull(const v1::OpenPullRequest& request);
+  Result<v1::PullPlan> CatchUp(uint64_t pull_id, Version oldest);
+  Result<std::vector<Ticket>> RenewTickets(uint64_t pull_id, size_t lanes);
+  // Works after Cancel too, briefly: the agent should know how a pull ended.
+  Status ClosePull(uint64_t pull_id, const Held& held, const std::string& outcome);
+
+  // Calls `on_event` for every event until the stream ends; answers why it ended.
+  Status WatchVersions(const std::string& model, const std::function<void(const v1::VersionEvent&)>& on_event);
+
+  // Makes calls in progress and later ones fail with kCancelled.
+  void Cancel();
+
+ private:
+  class CallScope;
+
+  template <typename Request, typename Response>
+  Result<Response> Call(const char* name,
+                        grpc::Status (v1::TrainerAgent::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+                        const Request& request, std::chrono::milliseconds timeout, bool even_cancelled = false);
+  Status Explain(const char* call, const grpc::Status& status) const;
+
+  const HostPort address_;
+  std::unique_ptr<v1::TrainerAgent::Stub> stub_;
+  std::mutex mutex_;
+  std::set<grpc::ClientContext*> running_;
+  bool cancelled_ = false;
+};
+
+v1::Held ToProto(const Held& held);
+// Nothing when version is 0, whatever the run; kProtocol for a run that is not 16 bytes.
+Result<Held> FromProto(const v1::Held& held);
+
+}  // namespace lockstep

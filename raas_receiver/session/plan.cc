@@ -1,0 +1,138 @@
+#include "raas_receiver/session/plan.h"
+
+#include "common/base/text.h"
+#include "raas_receiver/session/agent_client.h"
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kMaxSteps = 4096;
+constexpr size_t kMaxLanes = 1024;
+
+Status Broken(const v1::PullPlan& proto, std::string rule) {
+  return {ErrorCode::kProtocol, Cat("the plan of pull ", proto.pull_id(), " ", rule)};
+}
+
+template <typename Id>
+Result<Id> ReadId(const std::string& raw) {
+  LS_ASSIGN_OR_RETURN(const auto bytes, Bytes16(raw));
+  return Id{bytes};
+}
+
+Result<PlanStep> ReadStep(const v1::PullPlan& proto, const v1::DeltaStep& step, const ModelLayout& layout) {
+  PlanStep read{step.payload_id(), step.base(),       step.target(),          {},
+                step.entries(),    step.data_bytes(), step.changed_elements()};
+  LS_ASSIGN_OR_RETURN(read.target_digest, ReadId<ManifestDigest>(step.target_digest()));
+  if (read.payload_id == 0) return Broken(proto, "has a step without a payload id");
+  if (read.base >= read.target) return Broken(proto, Cat("has a step from version ", read.base, " to ", read.target));
+  // A coded block is never larger than the block, and never empty.
+  if (read.entries > layout.block_count() || read.data_bytes > layout.data_bytes() || read.data_bytes < read.entries) {
+    return Broken(proto, Cat("has a step of ", read.entries, " blocks and ", read.data_bytes, " bytes for a model of ",
+                             layout.block_count(), " blocks and ", layout.data_bytes(), " bytes"));
+  }
+  return read;
+}
+
+Status ReadSteps(const v1::PullPlan& proto, const ModelLayout& layout, Plan& plan) {
+  if (proto.steps_size() > static_cast<int>(kMaxSteps)) return Broken(proto, Cat("has ", proto.steps_size(), " steps"));
+  Version reached = plan.base.version;
+  for (const v1::DeltaStep& step : proto.steps()) {
+    LS_ASSIGN_OR_RETURN(const PlanStep read, ReadStep(proto, step, layout));
+    if (read.base != reached)
+      return Broken(proto, Cat("has a step from version ", read.base, " where ", reached, " is due"));
+    reached = read.target;
+    plan.steps.push_back(read);
+  }
+  if (reached != plan.target.version) {
+    return Broken(proto, Cat("leads to version ", reached, ", not to its target ", plan.target.version));
+  }
+  if (!plan.steps.empty() && plan.steps.back().target_digest != plan.target_digest) {
+    return Broken(proto, "ends in another digest than its target's");
+  }
+  return OkStatus();
+}
+
+Result<Plan> ReadCommon(const v1::PullPlan& proto) {
+  Plan plan;
+  plan.pull_id = proto.pull_id();
+  plan.mode = proto.mode();
+  plan.committed_unix_ns = proto.committed_unix_ns();
+  plan.changed_elements = proto.changed_elements();
+  LS_ASSIGN_OR_RETURN(plan.base, FromProto(proto.base()));
+  LS_ASSIGN_OR_RETURN(plan.target, FromProto(proto.target()));
+  LS_ASSIGN_OR_RETURN(plan.target_digest, ReadId<ManifestDigest>(proto.target_digest()));
+  if (plan.target.nothing() || plan.target.run.IsZero()) return Broken(proto, "has no target");
+  return plan;
+}
+
+Status ReadLanes(const v1::PullPlan& proto, const HostPort& control, Plan& plan) {
+  if (proto.tickets().empty() || proto.tickets_size() > static_cast<int>(kMaxLanes)) {
+    return Broken(proto, Cat("grants ", proto.tickets_size(), " lanes"));
+  }
+  for (const std::string& raw : proto.tickets()) {
+    LS_ASSIGN_OR_RETURN(const Ticket ticket, ReadId<Ticket>(raw));
+    plan.tickets.push_back(ticket);
+  }
+  const bool no_host = proto.lane_address().starts_with(':');
+  const std::string address = no_host ? Cat("0.0.0.0", proto.lane_address()) : proto.lane_address();
+  LS_ASSIGN_OR_RETURN(plan.lanes, ParseHostPort(address));
+  if (no_host) plan.lanes.host = control.host;
+  return OkStatus();
+}
+
+}  // namespace
+
+std::string_view ModeName(v1::PullMode mode) {
+  switch (mode) {
+    case v1::PULL_MODE_UP_TO_DATE:
+      return "up_to_date";
+    case v1::PULL_MODE_FULL:
+      return "full";
+    case v1::PULL_MODE_DELTA:
+      return "delta";
+    case v1::PULL_MODE_CHAIN:
+      return "chain";
+    case v1::PULL_MODE_FOLDED:
+      return "folded";
+    default:
+      return "unknown";
+  }
+}
+
+Result<Plan> ReadPlan(const v1::PullPlan& proto, const ModelLayout& layout, const Held& held, const HostPort& control) {
+  LS_ASSIGN_OR_RETURN(Plan plan, ReadCommon(proto));
+  switch (plan.mode) {
+    case v1::PULL_MODE_UP_TO_DATE:
+      if (plan.target != held)
+        return Broken(proto, Cat("says up to date, but its target is version ", plan.target.version));
+      return plan;
+    case v1::PULL_MODE_FULL:
+      if (proto.steps_size() > 0) return Broken(proto, "is full but has delta steps");
+      break;
+    case v1::PULL_MODE_DELTA:
+    case v1::PULL_MODE_CHAIN:
+    case v1::PULL_MODE_FOLDED:
+      if (held.nothing() || plan.base != held || plan.target.run != held.run) {
+        return Broken(proto, Cat("starts from version ", plan.base.version, ", which this receiver does not hold"));
+      }
+      if (plan.mode != v1::PULL_MODE_CHAIN && proto.steps_size() != 1) {
+        return Broken(proto, Cat("is ", ModeName(plan.mode), " but has ", proto.steps_size(), " steps"));
+      }
+      LS_RETURN_IF_ERROR(ReadSteps(proto, layout, plan));
+      break;
+    default:
+      return Broken(proto, Cat("has mode ", static_cast<int>(plan.mode), ", which this receiver does not know"));
+  }
+  LS_RETURN_IF_ERROR(ReadLanes(proto, control, plan));
+  return plan;
+}
+
+Result<Plan> ReadCatchUp(const v1::PullPlan& proto, const ModelLayout& layout, const Plan& full, Version oldest) {
+  LS_ASSIGN_OR_RETURN(Plan plan, ReadCommon(proto));
+  if (plan.target.run != full.target.run) return Broken(proto, "catches up with another run");
+  plan.base = {full.target.run, oldest};
+  LS_RETURN_IF_ERROR(ReadSteps(proto, layout, plan));
+  return plan;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,49 @@
+// The agent's pull plan, checked: from here on its numbers can be trusted to be within the layout and to add up.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/base/status.h"
+#include "common/model/layout.h"
+#include "common/net/host_port.h"
+#include "proto/lockstep/v1/agent.pb.h"
+
+namespace lockstep {
+
+struct PlanStep {
+  uint64_t payload_id = 0;
+  Version base = 0;
+  Version target = 0;
+  ManifestDigest target_digest;
+  uint32_t entries = 0;
+  uint64_t data_bytes = 0;
+  uint64_t changed_elements = 0;
+};
+
+struct Plan {
+  uint64_t pull_id = 0;
+  v1::PullMode mode = v1::PULL_MODE_UNSPECIFIED;
+  Held base;
+  Held target;
+  ManifestDigest target_digest;
+  std::vector<PlanStep> steps;
+  std::vector<Ticket> tickets;
+  HostPort lanes;
+  int64_t committed_unix_ns = 0;
+  uint64_t changed_elements = 0;
+};
+
+// "full", "delta", "chain", "folded", "up_to_date".
+std::string_view ModeName(v1::PullMode mode);
+
+// The plan for a receiver that told it holds `held`. kProtocol names the rule that it breaks.
+// `control` is the agent's control address, for lane addresses without a host.
+Result<Plan> ReadPlan(const v1::PullPlan& proto, const ModelLayout& layout, const Held& held, const HostPort& control);
+
+// The answer to CatchUp(oldest) within a full pull planned as `full`: steps only, on the lanes that are open.
+Result<Plan> ReadCatchUp(const v1::PullPlan& proto, const ModelLayout& layout, const Plan& full, Version oldest);
+
+}  // namespace lockstep

@@ -1,0 +1,251 @@
+#include "raas_receiver/session/session.h"
+
+#include "common/base/text.h"
+#include "common/telemetry/log.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kFirstBackoff{100};
+constexpr milliseconds kLongestBackoff{10'000};
+
+void LogSync(const v1::SyncRecord& record, const Held& to, milliseconds total) {
+  Log(LogLevel::kInfo, "version_committed",
+      {{"model", record.model()},
+       {"run", ToHex(to.run)},
+       {"version", to.version},
+       {"mode", record.mode()},
+       {"bytes", record.payload_bytes()},
+       {"repaired_blocks", record.repaired_blocks()},
+       {"publish_to_commit_s", static_cast<double>(record.publish_to_commit_us()) / 1e6},
+       {"duration_s", static_cast<double>(total.count()) / 1e3}});
+}
+
+}  // namespace
+
+Session::Session(SessionOptions options, std::unique_ptr<ReplicaPair> replicas, IoThreads& io, SyncFeed& feed)
+    : options_(std::move(options)),
+      replicas_(std::move(replicas)),
+      feed_(feed),
+      agent_(options_.agent),
+      hook_(options_.hook),
+      context_{options_.model, options_.receiver, options_.lanes, agent_, *replicas_, io},
+      backoff_(kFirstBackoff, kLongestBackoff),
+      layout_(replicas_->current().layout),
+      served_(replicas_->served()) {}
+
+void Session::Start() {
+  watch_ = std::make_unique<VersionWatch>(
+      agent_, options_.model,
+      VersionWatch::Callbacks{[this](const v1::VersionEvent& event) { OnVersion(event); },
+                              [this](const Status& status) { OnBroken(status); }});
+  thread_ = std::thread([this] { Loop(); });
+}
+
+Session::~Session() {
+  RequestStop();
+  Join(milliseconds(0));
+}
+
+void Session::RequestStop() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+    if (running_ != nullptr) running_->Cancel();
+  }
+  changed_.notify_all();
+  agent_.Cancel();
+}
+
+void Session::Join(milliseconds timeout) {
+  if (!thread_.joinable()) return;  // never started, or joined before
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, timeout, [this] { return ended_; });
+  }
+  hook_.Cancel();
+  thread_.join();
+  watch_.reset();
+}
+
+void Session::Loop() {
+  NotifyRecovered();
+  v1::SessionState state = v1::SESSION_STATE_WAITING;
+  while (true) {
+    EnterState(state);
+    {
+      std::lock_guard lock(mutex_);
+      if (stopping_) break;
+    }
+    switch (state) {
+      case v1::SESSION_STATE_WAITING:
+      case v1::SESSION_STATE_HELD:
+        state = Wait();
+        break;
+      case v1::SESSION_STATE_BACKING_OFF:
+        state = BackOff();
+        break;
+      default:
+        state = Synchronize();
+    }
+  }
+  std::lock_guard lock(mutex_);
+  ended_ = true;
+  changed_.notify_all();
+}
+
+bool Session::Wanted() const {
+  if (wanted_.pulls != done_.pulls) return true;
+  const bool follows = options_.follow && state_ != v1::SESSION_STATE_HELD;
+  return follows && !newest_.nothing() && newest_ != replicas_->current().held;
+}
+
+// States Waiting and Held. After: Negotiating when a sync is wanted, Held after a rollback.
+v1::SessionState Session::Wait() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return stopping_ || wanted_.rollbacks != done_.rollbacks || Wanted(); });
+  if (stopping_) return state_;
+  if (wanted_.rollbacks == done_.rollbacks) return v1::SESSION_STATE_NEGOTIATING;
+  lock.unlock();
+  return RollBack();
+}
+
+// After an error. After: Negotiating once the time is over or a Pull asks for it, Held after a rollback.
+v1::SessionState Session::BackOff() {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, backoff_.Next(), [this] {
+    return stopping_ || wanted_.rollbacks != done_.rollbacks || wanted_.pulls != done_.pulls;
+  });
+  if (wanted_.rollbacks != done_.rollbacks) {
+    lock.unlock();
+    return RollBack();
+  }
+  return stopping_ || Wanted() ? v1::SESSION_STATE_NEGOTIATING : v1::SESSION_STATE_WAITING;
+}
+
+// After: Held, or Waiting when there was nothing to go back to.
+v1::SessionState Session::RollBack() {
+  Status status = replicas_->SwitchToOther();
+  const bool switched = status.ok();
+  if (switched) {
+    const Held held = replicas_->current().held;
+    Log(LogLevel::kWarn, "rolled_back",
+        {{"model", options_.model}, {"run", ToHex(held.run)}, {"version", held.version}});
+    status = Notify("rollback");
+  }
+  std::lock_guard lock(mutex_);
+  done_.rollbacks = wanted_.rollbacks;
+  rollback_outcome_ = status;
+  changed_.notify_all();
+  return switched ? v1::SESSION_STATE_HELD : v1::SESSION_STATE_WAITING;
+}
+
+// The states of Sync, then Notifying. After: Waiting, or BackingOff after an error.
+v1::SessionState Session::Synchronize() {
+  const auto begin = std::chrono::steady_clock::now();
+  Orders taken;
+  Held newest;
+  Sync sync(context_, TakeOrder(taken, newest), [this](v1::SessionState state) { EnterState(state); });
+  {
+    std::lock_guard lock(mutex_);
+    running_ = &sync;
+    if (stopping_) sync.Cancel();
+  }
+  const Status status = sync.Run();
+  const Held held = replicas_->current().held;
+  {
+    std::lock_guard lock(mutex_);
+    running_ = nullptr;
+    // What was pulled may be newer than the last announcement, which is then no reason to sync again.
+    if (status.ok() && (newest_ == newest || (newest_.run == held.run && newest_.version < held.version)))
+      newest_ = held;
+  }
+  v1::SyncRecord record = sync.record();
+  if (status.ok() && record.mode() != "up_to_date") {
+    LogSync(record, held, std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begin));
+  }
+  if (status.ok() && held != served_) {
+    const Status notified = Notify(record.mode());
+    if (!notified.ok()) record.set_hook_error(notified.ToString());
+  }
+  FinishSync(status, sync, record);
+  std::lock_guard lock(mutex_);
+  done_.pulls = taken.pulls;
+  changed_.notify_all();
+  return status.ok() ? v1::SESSION_STATE_WAITING : v1::SESSION_STATE_BACKING_OFF;
+}
+
+SyncOrder Session::TakeOrder(Orders& taken, Held& newest) {
+  std::lock_guard lock(mutex_);
+  taken = wanted_;
+  newest = newest_;
+  wanted_.force_full = false;
+  return {taken.force_full, layout_, agent_layout_};
+}
+
+void Session::FinishSync(const Status& status, const Sync& sync, const v1::SyncRecord& record) {
+  if (status.ok()) {
+    backoff_.Reset();
+  } else if (status.code() != ErrorCode::kCancelled) {
+    LogError("sync_failed", status, {{"model", options_.model}, {"mode", record.mode()}});
+  }
+  std::lock_guard lock(mutex_);
+  (status.ok() ? syncs_ : failures_) += 1;
+  repaired_blocks_ += record.repaired_blocks();
+  lane_retries_ += sync.lane_retries();
+  layout_ = sync.layout();
+  last_error_ = status.ok() ? record.hook_error() : status.ToString();
+  pull_outcome_ = status;
+  last_record_ = record;
+  feed_.Publish(record);
+}
+
+// A receiver killed between commit and hook tells the engine when it comes back.
+void Session::NotifyRecovered() {
+  const Held held = replicas_->current().held;
+  if (!hook_.configured() || held.nothing() || held == served_) return;
+  const Status notified = Notify("recovered");
+  std::lock_guard lock(mutex_);
+  last_error_ = notified.ok() ? "" : notified.ToString();
+}
+
+// Tells the engine of the current version. An error is why it does not serve it.
+Status Session::Notify(const std::string& mode) {
+  EnterState(v1::SESSION_STATE_NOTIFYING);
+  const PublishedVersion current = replicas_->current();
+  Status status = hook_.Notify({options_.model, current.held, current.path, mode});
+  if (!status.ok()) return status;
+  std::lock_guard lock(mutex_);
+  served_ = current.held;
+  return hook_.configured() ? replicas_->MarkServed(served_) : OkStatus();
+}
+
+void Session::OnVersion(const v1::VersionEvent& event) {
+  const Result<Held> newest = FromProto(event.newest());
+  const auto layout = Bytes16(event.layout_digest());
+  std::lock_guard lock(mutex_);
+  watch_error_.clear();
+  if (!newest.ok() || !layout.ok()) {
+    watch_error_ = (newest.ok() ? layout.status() : newest.status()).ToString();
+    return;
+  }
+  newest_ = *newest;
+  agent_layout_ = {*layout};
+  changed_.notify_all();
+}
+
+void Session::OnBroken(const Status& status) {
+  std::lock_guard lock(mutex_);
+  if (stopping_) return;
+  if (watch_error_.empty()) LogWarn("version_stream_down", status, {{"model", options_.model}});
+  watch_error_ = status.ToString();
+}
+
+void Session::EnterState(v1::SessionState state) {
+  std::lock_guard lock(mutex_);
+  state_ = state;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,325 @@
+#include "raas_receiver/session/sync.h"
+
+#include <algorithm>
+
+#include "common/base/text.h"
+#include "common/telemetry/log.h"
+
+namespace lockstep {
+namespace {
+
+constexpr uint64_t kRequestBytes = 8 << 20;
+
+// Adds the time of its life to a duration of the record.
+class Stopwatch {
+ public:
+  using Setter = void (v1::SyncRecord::*)(uint64_t);
+  Stopwatch(v1::SyncRecord& record, uint64_t before, Setter set) : record_(record), before_(before), set_(set) {}
+  ~Stopwatch() {
+    const auto spent = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin_);
+    (record_.*set_)(before_ + static_cast<uint64_t>(spent.count()));
+  }
+  Stopwatch(const Stopwatch&) = delete;
+  Stopwatch& operator=(const Stopwatch&) = delete;
+
+ private:
+  v1::SyncRecord& record_;
+  const uint64_t before_;
+  const Setter set_;
+  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
+};
+
+// Microseconds since the trainer committed, by the clock of this machine; 0 when its clock is ahead of ours.
+uint64_t MicrosSince(int64_t unix_ns) {
+  const auto now =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch());
+  return static_cast<uint64_t>(std::max<int64_t>(0, now.count() - unix_ns) / 1000);
+}
+
+// The blocks as runs of neighbours.
+std::vector<BlockRun> RunsOf(const std::vector<BlockIndex>& blocks, const BlockRun& like, uint32_t most) {
+  std::vector<BlockRun> runs;
+  for (const BlockIndex block : blocks) {
+    if (runs.empty() || runs.back().end() != block || runs.back().count == most) {
+      runs.push_back(like);
+      runs.back().first = block;
+      runs.back().count = 0;
+    }
+    ++runs.back().count;
+  }
+  return runs;
+}
+
+// Blocks whose version no step starts from and that are not of the target: no chain brings them there.
+std::vector<BlockIndex> Stranded(const std::vector<Version>& versions, const Plan& plan) {
+  std::vector<BlockIndex> stranded;
+  for (BlockIndex block = 0; block < versions.size(); ++block) {
+    const bool reachable = versions[block] == plan.target.version ||
+                           std::any_of(plan.steps.begin(), plan.steps.end(),
+                                       [&](const PlanStep& step) { return step.base == versions[block]; });
+    if (!reachable) stranded.push_back(block);
+  }
+  return stranded;
+}
+
+}  // namespace
+
+Sync::Sync(SyncContext& context, SyncOrder order, EnterState enter)
+    : context_(context), order_(std::move(order)), enter_(std::move(enter)), base_(context.replicas.current()) {
+  record_.set_model(context_.model);
+  *record_.mutable_from() = ToProto(base_.held);
+  *record_.mutable_to() = ToProto(base_.held);
+}
+
+Status Sync::Run() {
+  Status status = RunStates();
+  if (!status.ok()) {
+    context_.replicas.Abandon();
+    status = status.WithContext(Cat("model ", context_.model));
+    record_.set_error(status.ToString());
+  }
+  Close(status);
+  return status;
+}
+
+void Sync::Cancel() {
+  std::lock_guard lock(mutex_);
+  cancelled_ = true;
+  if (lanes_) lanes_->Cancel();
+}
+
+Status Sync::RunStates() {
+  State state = State::kNegotiate;
+  while (state != State::kDone) {
+    LS_ASSIGN_OR_RETURN(state, Enter(state));
+  }
+  return OkStatus();
+}
+
+Result<Sync::State> Sync::Enter(State state) {
+  switch (state) {
+    case State::kNegotiate:
+      enter_(v1::SESSION_STATE_NEGOTIATING);
+      return Negotiate();
+    case State::kPullDelta:
+      enter_(v1::SESSION_STATE_PULLING);
+      return PullDelta();
+    case State::kPullFull:
+      enter_(v1::SESSION_STATE_PULLING);
+      return PullFull();
+    case State::kCatchUp:
+      return CatchUp();
+    case State::kVerify:
+      enter_(v1::SESSION_STATE_VERIFYING);
+      return Verify();
+    case State::kApply:
+      enter_(v1::SESSION_STATE_APPLYING);
+      return Apply();
+    case State::kRepair:
+      return Repair();
+    case State::kCommit:
+      enter_(v1::SESSION_STATE_COMMITTING);
+      return Commit();
+    case State::kSwitch:
+      enter_(v1::SESSION_STATE_COMMITTING);
+      return Switch();
+    case State::kDone:
+      break;
+  }
+  return State::kDone;
+}
+
+// First state. After: PullDelta, PullFull, Switch, or done when there is nothing newer.
+Result<Sync::State> Sync::Negotiate() {
+  const Stopwatch stopwatch(record_, record_.negotiate_us(), &v1::SyncRecord::set_negotiate_us);
+  LS_RETURN_IF_ERROR(LearnLayout());
+  v1::OpenPullRequest request;
+  request.set_model(context_.model);
+  request.set_receiver(context_.receiver);
+  *request.mutable_held() = ToProto(base_.held);
+  request.set_layout_digest(ToBytes(order_.layout->digest()));
+  if (!base_.held.nothing()) request.set_held_digest(ToBytes(base_.digest));
+  request.set_lanes_wanted(static_cast<uint32_t>(context_.lanes));
+  request.set_force_full(order_.force_full);
+  const Result<v1::PullPlan> answer = context_.agent.OpenPull(request);
+  // The trainer may have come back with another layout: ask for it again next time.
+  if (answer.status().code() == ErrorCode::kState) order_.layout.reset();
+  if (!answer.ok()) return answer.status();
+  plan_.pull_id = answer->pull_id();
+  LS_ASSIGN_OR_RETURN(plan_, ReadPlan(*answer, *order_.layout, base_.held, context_.agent.address()));
+
+  record_.set_mode(std::string(ModeName(plan_.mode)));
+  RecordTarget();
+  if (plan_.mode == v1::PULL_MODE_UP_TO_DATE) {
+    record_.set_verified(true);
+    return State::kDone;
+  }
+  const PublishedVersion other = context_.replicas.previous();
+  const bool held_already = other.held == plan_.target && other.digest == plan_.target_digest;
+  if (held_already && !order_.force_full) return State::kSwitch;
+  return plan_.mode == v1::PULL_MODE_FULL ? State::kPullFull : State::kPullDelta;
+}
+
+Status Sync::LearnLayout() {
+  const bool known =
+      order_.layout != nullptr && (order_.agent_layout.IsZero() || order_.agent_layout == order_.layout->digest());
+  if (!known) {
+    LS_ASSIGN_OR_RETURN(order_.layout, context_.agent.GetLayout(context_.model));
+  }
+  record_.set_model_bytes(order_.layout->data_bytes());
+  return context_.replicas.Allocate(order_.layout);
+}
+
+void Sync::RecordTarget() {
+  *record_.mutable_to() = ToProto(plan_.target);
+  record_.set_manifest_digest(ToHex(plan_.target_digest));
+  if (plan_.mode != v1::PULL_MODE_FULL) record_.set_changed_elements(plan_.changed_elements);
+}
+
+// Before: Negotiate. After: Verify.
+Result<Sync::State> Sync::PullDelta() {
+  const Stopwatch stopwatch(record_, record_.pull_us(), &v1::SyncRecord::set_pull_us);
+  LS_RETURN_IF_ERROR(OpenLanes());
+  deltas_ = std::make_unique<DeltaStaging>(*order_.layout, plan_.steps);
+  LS_RETURN_IF_ERROR(Fetch(deltas_->Runs(kRequestBytes, plan_.tickets.size()), *deltas_));
+  LS_ASSIGN_OR_RETURN(chain_, deltas_->Assemble(plan_.base, base_.digest, plan_.committed_unix_ns));
+  return State::kVerify;
+}
+
+// Before: Negotiate. After: CatchUp when the trainer moved on meanwhile, else Verify.
+Result<Sync::State> Sync::PullFull() {
+  const Stopwatch stopwatch(record_, record_.pull_us(), &v1::SyncRecord::set_pull_us);
+  LS_RETURN_IF_ERROR(OpenLanes());
+  LS_RETURN_IF_ERROR(context_.replicas.BeginFull(order_.layout));
+  full_ = std::make_unique<FullStaging>(*order_.layout, context_.replicas);
+  const uint32_t blocks = order_.layout->block_count();
+  const BlockRun whole{.kind = RequestKind::kFull, .version = plan_.target.version, .count = blocks};
+  const uint32_t count = BlocksPerRequest(order_.layout->data_bytes(), blocks, kRequestBytes, plan_.tickets.size());
+  LS_RETURN_IF_ERROR(Fetch(SplitRun(whole, count), *full_));
+  const auto moved_on = [&](Version version) { return version != plan_.target.version; };
+  return std::any_of(full_->versions().begin(), full_->versions().end(), moved_on) ? State::kCatchUp : State::kVerify;
+}
+
+// Before: PullFull, with blocks of several versions. After: Verify, with the steps that bring all to one version.
+Result<Sync::State> Sync::CatchUp() {
+  const Stopwatch stopwatch(record_, record_.pull_us(), &v1::SyncRecord::set_pull_us);
+  const Version oldest = *std::min_element(full_->versions().begin(), full_->versions().end());
+  LS_ASSIGN_OR_RETURN(const v1::PullPlan answer, context_.agent.CatchUp(plan_.pull_id, oldest));
+  LS_ASSIGN_OR_RETURN(const Plan caught_up, ReadCatchUp(answer, *order_.layout, plan_, oldest));
+  plan_.target = caught_up.target;
+  plan_.target_digest = caught_up.target_digest;
+  plan_.committed_unix_ns = caught_up.committed_unix_ns;
+  plan_.steps = caught_up.steps;
+  RecordTarget();
+  LS_RETURN_IF_ERROR(FetchFull(Stranded(full_->versions(), plan_), plan_.target.version));
+  deltas_ = std::make_unique<DeltaStaging>(*order_.layout, plan_.steps);
+  LS_RETURN_IF_ERROR(Fetch(deltas_->Runs(kRequestBytes, plan_.tickets.size()), *deltas_));
+  LS_ASSIGN_OR_RETURN(chain_, deltas_->Assemble({plan_.target.run, oldest}, {}, plan_.committed_unix_ns));
+  return State::kVerify;
+}
+
+// Before: PullDelta, PullFull, CatchUp. After: Apply. Nothing that was held has been touched when this fails.
+Result<Sync::State> Sync::Verify() {
+  const Stopwatch stopwatch(record_, record_.apply_us(), &v1::SyncRecord::set_apply_us);
+  const ModelLayout& layout = *order_.layout;
+  if (full_) {
+    expected_ = HashesAfter(chain_, BlockVersions{0, &full_->versions()}, full_->hashes());
+  } else {
+    LS_RETURN_IF_ERROR(VerifyChain(layout, chain_, context_.replicas.current_hashes()));
+    expected_ = HashesAfter(chain_, BlockVersions{plan_.base.version}, context_.replicas.current_hashes());
+  }
+  if (ComputeManifestDigest(layout.digest(), expected_) != plan_.target_digest) {
+    return Status(ErrorCode::kCorrupt, Cat("the blocks received for version ", plan_.target.version,
+                                           " do not give the digest of its manifest"));
+  }
+  return State::kApply;
+}
+
+// Before: Verify. After: Repair when blocks did not come out as promised, else Commit.
+Result<Sync::State> Sync::Apply() {
+  const Stopwatch stopwatch(record_, record_.apply_us(), &v1::SyncRecord::set_apply_us);
+  if (full_) {
+    damaged_ = context_.replicas.CatchUp(chain_, full_->versions());
+  } else {
+    LS_ASSIGN_OR_RETURN(damaged_, context_.replicas.BringForward(chain_));
+  }
+  return damaged_.empty() ? State::kCommit : State::kRepair;
+}
+
+// Before: Apply. After: Commit; an error refuses the version.
+Result<Sync::State> Sync::Repair() {
+  const Stopwatch stopwatch(record_, record_.apply_us(), &v1::SyncRecord::set_apply_us);
+  Log(LogLevel::kWarn, "blocks_damaged",
+      {{"model", context_.model},
+       {"version", plan_.target.version},
+       {"blocks", damaged_.size()},
+       {"first", damaged_[0]}});
+  if (!full_) full_ = std::make_unique<FullStaging>(*order_.layout, context_.replicas);
+  LS_RETURN_IF_ERROR(FetchFull(damaged_, plan_.target.version));
+  for (const BlockIndex block : damaged_) {
+    if (full_->hashes()[block] == expected_[block]) continue;
+    return Status(ErrorCode::kCorrupt,
+                  Cat("block ", block, " of version ", plan_.target.version,
+                      " differs from the manifest even when fetched in full; the version is refused"));
+  }
+  record_.set_repaired_blocks(damaged_.size());
+  return State::kCommit;
+}
+
+// Before: Apply, Repair. After: done.
+Result<Sync::State> Sync::Commit() {
+  const Stopwatch stopwatch(record_, record_.commit_us(), &v1::SyncRecord::set_commit_us);
+  const bool delta = plan_.mode != v1::PULL_MODE_FULL;
+  Manifest manifest{plan_.target, std::move(expected_), plan_.target_digest};
+  LS_RETURN_IF_ERROR(
+      context_.replicas.Commit(std::move(manifest), plan_.committed_unix_ns, delta ? chain_ : DeltaChain()));
+  record_.set_publish_to_commit_us(MicrosSince(plan_.committed_unix_ns));
+  record_.set_verified(true);
+  return State::kDone;
+}
+
+// Before: Negotiate. After: done.
+Result<Sync::State> Sync::Switch() {
+  const Stopwatch stopwatch(record_, record_.commit_us(), &v1::SyncRecord::set_commit_us);
+  LS_RETURN_IF_ERROR(context_.replicas.SwitchToOther());
+  record_.set_mode("up_to_date");
+  record_.set_publish_to_commit_us(MicrosSince(plan_.committed_unix_ns));
+  record_.set_verified(true);
+  return State::kDone;
+}
+
+Status Sync::OpenLanes() {
+  LaneOptions options{
+      .agent = plan_.lanes, .pull_id = plan_.pull_id, .layout = order_.layout, .tickets = plan_.tickets};
+  RenewTickets renew = [this](size_t lanes) { return context_.agent.RenewTickets(plan_.pull_id, lanes); };
+  std::lock_guard lock(mutex_);
+  if (cancelled_) return {ErrorCode::kCancelled, "the receiver stops"};
+  lanes_ = std::make_unique<LaneSet>(context_.io, std::move(options), std::move(renew));
+  return OkStatus();
+}
+
+Status Sync::Fetch(const std::vector<BlockRun>& runs, BlockSink& sink) {
+  const Status status = runs.empty() ? OkStatus() : lanes_->Fetch(runs, sink);
+  record_.set_payload_bytes(lanes_->counters().payload_bytes);
+  lane_retries_ = lanes_->counters().retries;
+  return status;
+}
+
+Status Sync::FetchFull(const std::vector<BlockIndex>& blocks, Version version) {
+  const BlockRun like{.kind = RequestKind::kFull, .version = version, .exact = true};
+  const auto most = static_cast<uint32_t>(std::max<uint64_t>(1, kRequestBytes / order_.layout->block_bytes()));
+  return Fetch(RunsOf(blocks, like, most), *full_);
+}
+
+void Sync::Close(const Status& status) {
+  {
+    std::lock_guard lock(mutex_);
+    lanes_.reset();
+  }
+  if (plan_.pull_id == 0) return;
+  const Status closed =
+      context_.agent.ClosePull(plan_.pull_id, context_.replicas.current().held, status.ok() ? "ok" : status.ToString());
+  if (!closed.ok()) LogWarn("close_pull_failed", closed, {{"model", context_.model}, {"pull", plan_.pull_id}});
+}
+
+}  // namespace lockstep

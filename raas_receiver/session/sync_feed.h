@@ -1,0 +1,52 @@
+// Who wants to hear of syncs: every record goes to every subscriber, and the newest of each model to a new one at once,
+// so that whoever asks after a sync still learns how it went.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "proto/lockstep/v1/receiver.pb.h"
+
+namespace lockstep {
+
+// Thread-safe; outlives its subscriptions.
+class SyncFeed {
+ public:
+  class Subscription {
+   public:
+    ~Subscription();
+    // True with the next record; false when none came within `wait`, or never will (closed()).
+    bool Next(std::chrono::milliseconds wait, v1::SyncRecord& record);
+    bool closed() const;
+
+   private:
+    friend class SyncFeed;
+    Subscription(SyncFeed& feed, std::string model) : feed_(feed), model_(std::move(model)) {}
+
+    SyncFeed& feed_;
+    const std::string model_;  // empty: all
+    std::deque<v1::SyncRecord> records_;
+  };
+
+  // To one model, or to every model when `model` is empty.
+  std::unique_ptr<Subscription> Subscribe(const std::string& model);
+  void Publish(const v1::SyncRecord& record);
+  // No more records will come.
+  void Close();
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::set<Subscription*> subscriptions_;
+  std::map<std::string, v1::SyncRecord> newest_;  // by model
+  bool closed_ = false;
+};
+
+}  // namespace lockstep
