@@ -1,0 +1,63 @@
+"""What deploy/ holds fits the daemons of this build and the tools that read it."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from harness import RAAS_RECEIVER, ROOT, TRAINER_AGENT
+
+CONFIG = ROOT / "deploy/config"
+UNITS = ROOT / "deploy/systemd"
+KUBERNETES = ROOT / "deploy/k8s/base"
+
+
+def needs(tool: str):
+    return pytest.mark.skipif(shutil.which(tool) is None, reason=f"{tool} is not installed")
+
+
+def printed_config(binary, *arguments) -> "dict[str, str]":
+    """What --print-config shows: each key's value, without its origin."""
+    result = subprocess.run(
+        [binary, "--print-config", *arguments], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"}
+    )
+    assert result.returncode == 0, result.stderr
+    lines = [line.partition("  # ")[0] for line in result.stdout.splitlines()]
+    return dict(line.split(" = ", 1) for line in lines)
+
+
+def keys_of(path) -> "set[str]":
+    lines = [line.lstrip("# ") for line in path.read_text().splitlines()]
+    return {line.split(" = ")[0] for line in lines if " = " in line and line.split(" = ")[0].isidentifier()}
+
+
+@pytest.mark.parametrize("binary", [TRAINER_AGENT, RAAS_RECEIVER], ids=lambda path: path.name)
+def test_the_example_configuration_has_every_key_with_its_default(binary):
+    example = CONFIG / f"{binary.name}.toml"
+    without_default = ["--model", "actor"] if binary == RAAS_RECEIVER else []
+    defaults = printed_config(binary, *without_default)
+    assert printed_config(binary, "--config", example) == defaults
+    assert keys_of(example) == set(defaults)
+
+
+@pytest.mark.parametrize("binary", [TRAINER_AGENT, RAAS_RECEIVER], ids=lambda path: path.name)
+def test_the_configuration_of_the_kubernetes_base_is_understood(binary):
+    printed_config(binary, "--config", KUBERNETES / f"{binary.name}.toml")
+
+
+@needs("systemd-analyze")
+@pytest.mark.parametrize("unit", sorted(UNITS.glob("*.service")), ids=lambda path: path.name)
+def test_the_unit_is_valid(unit, tmp_path):
+    # The daemons need not be installed where tests run.
+    installed = tmp_path / unit.name
+    installed.write_text(unit.read_text().replace("ExecStart=/usr/bin/", "ExecStart=/bin/true "))
+    result = subprocess.run(["systemd-analyze", "verify", installed], capture_output=True, text=True)
+    assert result.returncode == 0 and str(installed) not in result.stderr, result.stderr
+
+
+@needs("kubectl")
+def test_the_kubernetes_base_builds_with_both_daemons_as_sidecars():
+    result = subprocess.run(["kubectl", "kustomize", KUBERNETES], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("restartPolicy: Always") == 2
+    assert "lockstep/trainer-agent" in result.stdout and "lockstep/raas-receiver" in result.stdout
