@@ -1,0 +1,77 @@
+#include "raas_receiver/replica/apply.h"
+
+#include <catch2/catch.hpp>
+
+#include "raas_receiver/replica/test_model.h"
+
+namespace lockstep {
+namespace {
+
+struct Fixture {
+  TestModel model{7};
+  WorkerPool pool{2};
+
+  explicit Fixture(int versions) {
+    for (int i = 0; i < versions; ++i) model.Advance();
+  }
+  std::vector<BlockIndex> Apply(const DeltaChain& chain, const BlockVersions& versions, Bytes& data) {
+    return ApplyChain(*model.layout(), chain, versions, data, pool);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("A chain of deltas brings any version to the last one, bit for bit") {
+  Fixture fixture(8);
+  for (Version from = 1; from < 8; ++from) {
+    Bytes data = fixture.model.data(from);
+    CHECK(fixture.Apply(fixture.model.Chain(from, 8), BlockVersions{from}, data).empty());
+    CHECK(data == fixture.model.data(8));
+  }
+}
+
+TEST_CASE("The hashes promised by a chain are those of its target") {
+  Fixture fixture(6);
+  const auto hashes = HashesAfter(fixture.model.Chain(2, 6), BlockVersions{2}, fixture.model.manifest(2).block_hashes);
+  CHECK(hashes == fixture.model.manifest(6).block_hashes);
+}
+
+TEST_CASE("Blocks of several versions are all brought to one, each by the steps from its own") {
+  Fixture fixture(5);
+  const ModelLayout& layout = *fixture.model.layout();
+  Bytes data(layout.data_bytes());
+  std::vector<Version> versions;
+  std::vector<uint64_t> hashes;
+  for (BlockIndex block = 0; block < layout.block_count(); ++block) {
+    versions.push_back(2 + block % 4);
+    const ByteView bytes = fixture.model.block_of(versions.back(), block);
+    std::copy(bytes.begin(), bytes.end(), data.begin() + static_cast<ptrdiff_t>(layout.block_range(block).offset));
+    hashes.push_back(BlockHash(bytes));
+  }
+  const DeltaChain chain = fixture.model.Chain(2, 5);
+  CHECK(HashesAfter(chain, BlockVersions{0, &versions}, hashes) == fixture.model.manifest(5).block_hashes);
+  CHECK(fixture.Apply(chain, BlockVersions{0, &versions}, data).empty());
+  CHECK(data == fixture.model.data(5));
+}
+
+TEST_CASE("A block that was damaged before, and that a delta touches, is named; the others come out right") {
+  Fixture fixture(2);
+  const DeltaChain chain = fixture.model.Chain(1, 2);
+  const BlockIndex victim = chain[0]->entries()[1].block;
+  const ByteRange range = fixture.model.layout()->block_range(victim);
+  Bytes data = fixture.model.data(1);
+  data[range.offset + 5] ^= std::byte{1};
+  CHECK(fixture.Apply(chain, BlockVersions{1}, data) == std::vector<BlockIndex>{victim});
+  const ByteView whole = fixture.model.block_of(2, victim);
+  std::copy(whole.begin(), whole.end(), data.begin() + static_cast<ptrdiff_t>(range.offset));
+  CHECK(data == fixture.model.data(2));
+}
+
+TEST_CASE("An empty chain changes nothing") {
+  Fixture fixture(1);
+  Bytes data = fixture.model.data(1);
+  CHECK(fixture.Apply({}, BlockVersions{1}, data).empty());
+  CHECK(data == fixture.model.data(1));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,251 @@
+#include "raas_receiver/replica/replica_pair.h"
+
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <filesystem>
+#include <fstream>
+
+#include "common/os/temp_dir.h"
+#include "raas_receiver/replica/replica_fixture.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+}  // namespace
+
+TEST_CASE("A full version is published as a safetensors file under current") {
+  ReplicaFixture fixture;
+  fixture.Open();
+  CHECK(fixture.pair().current().held.nothing());
+  fixture.PullFull(fixture.model.Advance());
+  CHECK(fixture.pair().current().held == fixture.model.held(1));
+  CHECK(fs::read_symlink(fixture.ModelPath("current")) == "v1");
+  CHECK(fixture.pair().current().path == fixture.ModelPath("v1"));
+  fixture.CheckCurrent(1);
+}
+
+TEST_CASE("Deltas alternate between the replicas and always come out whole") {
+  ReplicaFixture fixture;
+  fixture.options.keep_delta_bytes = GENERATE(uint64_t{0}, uint64_t{4'000}, uint64_t{1} << 30);
+  fixture.Open();
+  fixture.PullFull(fixture.model.Advance());
+  for (int i = 0; i < 12; ++i) {
+    const Version base = fixture.pair().current().held.version;
+    for (int step = 0; step <= i % 3; ++step) fixture.model.Advance();
+    const Version target = base + 1 + static_cast<Version>(i % 3);
+    fixture.PullDelta(target);
+    fixture.CheckCurrent(target);
+    CHECK(fixture.pair().previous().held == fixture.model.held(base));
+    CHECK(fixture.Directories() == std::set<std::string>{"v" + std::to_string(base), "v" + std::to_string(target)});
+  }
+  CHECK(fixture.pair().replaced() == 0);
+}
+
+TEST_CASE("Rolling back makes the version before current again, and the next sync goes on from it") {
+  ReplicaFixture fixture;
+  fixture.Open();
+  CHECK(fixture.pair().SwitchToOther().code() == ErrorCode::kState);
+  fixture.PullFull(fixture.model.Advance());
+  CHECK(fixture.pair().SwitchToOther().code() == ErrorCode::kState);
+  fixture.model.Advance();
+  fixture.PullDelta(2);
+  REQUIRE(fixture.pair().SwitchToOther().ok());
+  fixture.CheckCurrent(1);
+  fixture.model.Advance();
+  fixture.PullDelta(3);
+  fixture.CheckCurrent(3);
+  CHECK(fixture.pair().previous().held == fixture.model.held(1));
+}
+
+TEST_CASE("A sync that is abandoned leaves the current version, and the next one starts anew") {
+  ReplicaFixture fixture;
+  fixture.Open();
+  fixture.PullFull(fixture.model.Advance());
+  fixture.model.Advance();
+  fixture.PullDelta(2);
+  fixture.model.Advance();
+  REQUIRE(fixture.pair().BringForward(fixture.model.Chain(2, 3)).ok());
+  fixture.pair().Abandon();
+  fixture.CheckCurrent(2);
+  CHECK(fixture.pair().previous().held.nothing());
+  fixture.PullDelta(3);
+  fixture.CheckCurrent(3);
+  CHECK(fixture.pair().replaced() == 0);
+}
+
+TEST_CASE("After a restart both versions are there, proved, and current stays where it was") {
+  ReplicaFixture fixture;
+  fixture.Open();
+  fixture.PullFull(fixture.model.Advance());
+  fixture.model.Advance();
+  fixture.PullDelta(2);
+  const bool rolled_back = GENERATE(false, true);
+  if (rolled_back) REQUIRE(fixture.pair().SwitchToOther().ok());
+  fixture.Reopen();
+  fixture.CheckCurrent(rolled_back ? 1 : 2);
+  CHECK(fixture.pair().previous().held == fixture.model.held(rolled_back ? 2 : 1));
+  fixture.model.Advance();
+  fixture.PullDelta(3);
+  fixture.CheckCurrent(3);
+}
+
+TEST_CASE("What was damaged while no receiver ran is not believed") {
+  ReplicaFixture fixture;
+  fixture.Open();
+  fixture.PullFull(fixture.model.Advance());
+  fixture.model.Advance();
+  fixture.PullDelta(2);
+  fixture.Close();
+  SECTION("one byte of the current replica: the other one becomes current") {
+    fixture.FlipByte(fixture.ModelPath("v2/model.safetensors"));
+    fixture.Open();
+    fixture.CheckCurrent(1);
+    CHECK(fixture.Directories() == std::set<std::string>{"v1"});
+  }
+  SECTION("both replicas: nothing is published") {
+    fixture.FlipByte(fixture.ModelPath("v1/model.safetensors"));
+    fixture.FlipByte(fixture.ModelPath("v2/model.safetensors"));
+    fixture.Open();
+    CHECK(fixture.pair().current().held.nothing());
+    CHECK(fixture.Directories().empty());
+    CHECK_FALSE(fs::exists(fs::symlink_status(fixture.ModelPath("current"))));
+  }
+  SECTION("the state files: nothing is published") {
+    for (const char* state : {"replica-0.state", "replica-1.state"}) {
+      fixture.FlipByte(fixture.ModelPath(std::string(".lockstep/") + state));
+    }
+    fixture.Open();
+    CHECK(fixture.pair().current().held.nothing());
+  }
+  SECTION("a directory and the link: they are made again") {
+    fs::remove_all(fixture.ModelPath("v2"));
+    fs::remove(fixture.ModelPath("current"));
+    fs::create_directory(fixture.ModelPath("v77"));
+    fixture.Open();
+    fixture.CheckCurrent(2);
+    CHECK(fixture.Directories() == std::set<std::string>{"v1", "v2"});
+  }
+}
+
+TEST_CASE("Verify names the blocks and tensors whose bytes differ") {
+  ReplicaFixture fixture;
+  fixture.Open();
+  CHECK(fixture.pair().Verify().status().code() == ErrorCode::kState);
+  fixture.PullFull(fixture.model.Advance());
+  fixture.CheckCurrent(1);
+  fixture.FlipByte(fixture.ModelPath("v1/model.safetensors"));
+  const Result<VerifyReport> report = fixture.pair().Verify();
+  REQUIRE(report.ok());
+  CHECK(report->computed != report->recorded);
+  CHECK(report->bad_blocks.size() == 1);
+  CHECK(report->bad_tensors == TensorsInBlocks(*fixture.model.layout(), report->bad_blocks));
+}
+
+TEST_CASE("The same version number of another run gets a name of its own") {
+  ReplicaFixture fixture;
+  fixture.Open();
+  fixture.PullFull(fixture.model.Advance());
+  TestModel other(99);
+  other.Advance();
+  fixture.PullFull(1, other);
+  const std::string name = "v1-" + ToHex(other.run()).substr(0, 8);
+  CHECK(fs::read_symlink(fixture.ModelPath("current")) == name);
+  CHECK(fixture.Directories() == std::set<std::string>{"v1", name});
+  fixture.Reopen();
+  CHECK(fixture.pair().current().held == other.held(1));
+}
+
+TEST_CASE("Another layout gets new memory, and the old version stays until the new one is whole") {
+  ReplicaFixture fixture;
+  fixture.Open();
+  fixture.PullFull(fixture.model.Advance());
+  TestModel larger(5, 30'000);
+  larger.Advance();
+  REQUIRE(fixture.pair().Allocate(larger.layout()).ok());
+  REQUIRE(fixture.pair().BeginFull(larger.layout()).ok());
+  fixture.CheckCurrent(1);
+  fixture.PullFull(1, larger);
+  CHECK(fixture.pair().current().layout->digest() == larger.layout()->digest());
+  fixture.PullFull(1, larger);
+  CHECK(fixture.pair().previous().layout->digest() == larger.layout()->digest());
+}
+
+TEST_CASE("Assets are linked into every version, weights beside them are not") {
+  ReplicaFixture fixture;
+  const TempDir assets;
+  for (const char* name : {"config.json", "tokenizer.json", "model-00001-of-00002.safetensors",
+                           "model.safetensors.index.json", "pytorch_model.bin", ".hidden"}) {
+    std::ofstream(assets.File(name)) << name;
+  }
+  fixture.options.assets = assets.path();
+  fixture.Open();
+  fixture.PullFull(fixture.model.Advance());
+  std::set<std::string> names;
+  for (const auto& entry : fs::directory_iterator(fixture.ModelPath("current"))) names.insert(entry.path().filename());
+  CHECK(names == std::set<std::string>{"config.json", "tokenizer.json", "model.safetensors"});
+  std::ofstream(assets.File("generation_config.json")) << "{}";
+  fixture.Reopen();
+  CHECK(fs::exists(fixture.ModelPath("current/generation_config.json")));
+}
+
+TEST_CASE("A directory belongs to one receiver at a time") {
+  ReplicaFixture fixture;
+  fixture.Open();
+  const auto second = ReplicaPair::Open(fixture.options, fixture.pool);
+  CHECK(second.status().code() == ErrorCode::kState);
+  CHECK(second.status().message().find(fixture.root.path() + "/actor") != std::string::npos);
+}
+
+TEST_CASE("What the engine last took is remembered across restarts") {
+  ReplicaFixture fixture;
+  fixture.Open();
+  CHECK(fixture.pair().served().nothing());
+  fixture.PullFull(fixture.model.Advance());
+  REQUIRE(fixture.pair().MarkServed(fixture.model.held(1)).ok());
+  fixture.Reopen();
+  CHECK(fixture.pair().served() == fixture.model.held(1));
+}
+
+TEST_CASE("A model name that is no plain directory name is refused") {
+  for (const char* name : {"", ".", "..", "a/b", "a b", "\xc3\xa4"})
+    CHECK(CheckModelName(name).code() == ErrorCode::kBadData);
+  CHECK_FALSE(CheckModelName(std::string(129, 'a')).ok());
+  for (const char* name : {"actor", "Qwen3-0.6B", "_x"}) CHECK(CheckModelName(name).ok());
+}
+
+TEST_CASE("A root that is a file is an error that names it") {
+  ReplicaFixture fixture;
+  fixture.options.root = fixture.root.File("file");
+  std::ofstream(fixture.options.root) << "x";
+  const auto pair = ReplicaPair::Open(fixture.options, fixture.pool);
+  REQUIRE_FALSE(pair.ok());
+  CHECK(pair.status().message().find(fixture.options.root) != std::string::npos);
+}
+
+TEST_CASE("A tmpfs without room is an error that says so, and what is held stays") {
+  ReplicaFixture fixture;
+  const std::string small = fixture.root.File("small");
+  fs::create_directory(small);
+  if (::mount("lockstep-test", small.c_str(), "tmpfs", 0, "size=100k") != 0) {
+    WARN("mounting a tmpfs is not allowed here");
+    return;
+  }
+  fixture.options.root = small;
+  fixture.Open();
+  // One replica of about 60 KiB fits beside its state, two do not.
+  const Status both = fixture.pair().Allocate(fixture.model.layout());
+  CHECK(both.code() == ErrorCode::kResourceExhausted);
+  CHECK(both.message().find(small) != std::string::npos);
+  fixture.PullFull(fixture.model.Advance());
+  fixture.model.Advance();
+  CHECK(fixture.pair().BringForward(fixture.model.Chain(1, 2)).status().code() == ErrorCode::kResourceExhausted);
+  fixture.CheckCurrent(1);
+  fixture.Close();
+  ::umount2(small.c_str(), MNT_DETACH);
+}
+
+}  // namespace lockstep

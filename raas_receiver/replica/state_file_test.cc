@@ -1,0 +1,92 @@
+#include "raas_receiver/replica/state_file.h"
+
+#include <catch2/catch.hpp>
+#include <cstring>
+
+#include "common/base/hash.h"
+#include "common/os/temp_dir.h"
+#include "raas_receiver/replica/test_model.h"
+
+namespace lockstep {
+namespace {
+
+ReplicaState MakeState() {
+  TestModel model;
+  model.Advance();
+  return {model.layout(), model.manifest(1), 123'456'789};
+}
+
+// Gives `encoded` the checksum of what it holds now.
+Bytes FixChecksum(Bytes encoded) {
+  const uint64_t check = Hash64(ByteView(encoded).first(encoded.size() - sizeof(uint64_t)));
+  std::memcpy(encoded.data() + encoded.size() - sizeof check, &check, sizeof check);
+  return encoded;
+}
+
+ErrorCode CodeOf(const Bytes& encoded) {
+  return DecodeReplicaState(encoded).status().code();
+}
+
+}  // namespace
+
+TEST_CASE("A replica state survives the round trip through its file") {
+  const TempDir directory;
+  const ReplicaState state = MakeState();
+  REQUIRE(WriteReplicaState(directory.File("state"), state).ok());
+  const Result<ReplicaState> read = ReadReplicaState(directory.File("state"));
+  REQUIRE(read.ok());
+  CHECK(read->manifest.held == state.manifest.held);
+  CHECK(read->manifest.digest == state.manifest.digest);
+  CHECK(read->manifest.block_hashes == state.manifest.block_hashes);
+  CHECK(read->layout->digest() == state.layout->digest());
+  CHECK(read->committed_unix_ns == 123'456'789);
+}
+
+TEST_CASE("A replica state that is not there is not found") {
+  const TempDir directory;
+  CHECK(ReadReplicaState(directory.File("state")).status().code() == ErrorCode::kNotFound);
+}
+
+TEST_CASE("No prefix of a replica state is one, nor is it with bytes behind") {
+  Bytes encoded = EncodeReplicaState(MakeState());
+  for (size_t bytes = 0; bytes < encoded.size(); ++bytes) {
+    REQUIRE_FALSE(DecodeReplicaState(ByteView(encoded).first(bytes)).ok());
+  }
+  encoded.push_back(std::byte{0});
+  CHECK(CodeOf(encoded) == ErrorCode::kCorrupt);
+  CHECK(CodeOf(FixChecksum(encoded)) == ErrorCode::kCorrupt);
+}
+
+TEST_CASE("A replica state with any byte changed is refused") {
+  const Bytes encoded = EncodeReplicaState(MakeState());
+  for (size_t i = 0; i < encoded.size(); ++i) {
+    Bytes changed = encoded;
+    changed[i] ^= std::byte{0x10};
+    REQUIRE_FALSE(DecodeReplicaState(changed).ok());
+  }
+}
+
+TEST_CASE("A replica state of another format, also with a right checksum, is refused as such") {
+  Bytes encoded = EncodeReplicaState(MakeState());
+  encoded[8] = std::byte{2};
+  CHECK(CodeOf(FixChecksum(encoded)) == ErrorCode::kProtocol);
+  encoded = EncodeReplicaState(MakeState());
+  encoded[0] = std::byte{'X'};
+  CHECK(CodeOf(FixChecksum(encoded)) == ErrorCode::kCorrupt);
+}
+
+TEST_CASE("A replica state whose hashes, layout or version do not belong together is refused, whatever its checksum") {
+  const Bytes encoded = EncodeReplicaState(MakeState());
+  for (const size_t offset :
+       {offsetof(ReplicaStateHeader, layout_digest), offsetof(ReplicaStateHeader, manifest_digest),
+        sizeof(ReplicaStateHeader), offsetof(ReplicaStateHeader, block_count)}) {
+    Bytes changed = encoded;
+    changed[offset] ^= std::byte{1};
+    CHECK(CodeOf(FixChecksum(changed)) == ErrorCode::kCorrupt);
+  }
+  Bytes no_version = encoded;
+  std::memset(no_version.data() + offsetof(ReplicaStateHeader, version), 0, 8);
+  CHECK(CodeOf(FixChecksum(no_version)) == ErrorCode::kCorrupt);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,119 @@
+// A small model that changes as training would change it, with what a trainer agent would make of it. For tests.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "common/base/hash.h"
+#include "common/model/layout.h"
+#include "common/model/manifest.h"
+#include "common/payload/payload.h"
+#include "kernels/diff.h"
+#include "raas_receiver/replica/apply.h"
+
+namespace lockstep {
+
+// Versions are made by Advance; each stays available. REQUIREs of Catch2 are not used, so that any thread may call it.
+class TestModel {
+ public:
+  explicit TestModel(uint32_t seed = 1, uint64_t elements = 20'000) : random_(seed), run_(RandomId<RunId>()) {
+    std::vector<TensorMeta> tensors{{"embed", DType::kBF16, {elements / 100, 100}, 0},
+                                    {"norm", DType::kF32, {999}, 0},
+                                    {"empty", DType::kF32, {0, 7}, 0},
+                                    {"scale", DType::kF32, {}, 0},
+                                    {"codes", DType::kI8, {elements / 2 + 13}, 0}};
+    (void)AssignOffsets(tensors);
+    layout_ = *ModelLayout::Create(std::move(tensors), kMinBlockBytes);
+  }
+
+  const std::shared_ptr<const ModelLayout>& layout() const { return layout_; }
+  const RunId& run() const { return run_; }
+  Held held(Version version) const { return {run_, version}; }
+  const Bytes& data(Version version) const { return versions_.at(version); }
+
+  // The next version: the first is random, later ones change about one element in `sparsity` (and all of one block now
+  // and then).
+  Version Advance(uint32_t sparsity = 200) {
+    const Version version = versions_.empty() ? 1 : versions_.rbegin()->first + 1;
+    Bytes data = versions_.empty() ? Bytes(layout_->data_bytes()) : versions_.rbegin()->second;
+    const uint32_t one_in = versions_.empty() ? 1 : sparsity;
+    for (std::byte& byte : data) {
+      if (random_() % one_in == 0) byte = static_cast<std::byte>(random_());
+    }
+    if (version % 3 == 0) {
+      const ByteRange range = layout_->block_range(static_cast<BlockIndex>(random_() % layout_->block_count()));
+      for (uint64_t i = 0; i < range.bytes; ++i) data[range.offset + i] = static_cast<std::byte>(random_());
+    }
+    versions_[version] = std::move(data);
+    return version;
+  }
+
+  Manifest manifest(Version version) const {
+    Manifest manifest{held(version), {}, {}};
+    for (BlockIndex block = 0; block < layout_->block_count(); ++block) {
+      manifest.block_hashes.push_back(BlockHash(block_of(version, block)));
+    }
+    manifest.digest = ComputeManifestDigest(layout_->digest(), manifest.block_hashes);
+    return manifest;
+  }
+
+  ByteView block_of(Version version, BlockIndex block) const {
+    const ByteRange range = layout_->block_range(block);
+    return ByteView(data(version)).subspan(range.offset, range.bytes);
+  }
+
+  std::vector<DeltaBlock> DeltaBlocks(Version base, Version target) const {
+    std::vector<DeltaBlock> blocks;
+    for (BlockIndex block = 0; block < layout_->block_count(); ++block) {
+      Changes changes = Diff(base, target, block);
+      if (changes.size() == 0) continue;
+      const ByteView bytes = block_of(target, block);
+      DeltaBlock delta{block, Codec::kSparse, static_cast<uint32_t>(changes.size()), BlockHash(bytes), 0, {}};
+      EncodeSparse(changes, layout_->block_unit(block), delta.data);
+      if (delta.data.size() >= bytes.size()) {
+        delta.codec = Codec::kRaw;
+        delta.data.assign(bytes.begin(), bytes.end());
+      }
+      delta.data_hash = Hash64(delta.data);
+      blocks.push_back(std::move(delta));
+    }
+    return blocks;
+  }
+
+  std::shared_ptr<const Payload> Delta(Version base, Version target) const {
+    const PayloadIdentity identity{run_, base, target, manifest(base).digest, manifest(target).digest, 1, 0};
+    return *Payload::Assemble(*layout_, identity, DeltaBlocks(base, target));
+  }
+
+  // The deltas from `base` to `target`, one per version.
+  DeltaChain Chain(Version base, Version target) const {
+    DeltaChain chain;
+    for (Version version = base; version < target; ++version) chain.push_back(Delta(version, version + 1));
+    return chain;
+  }
+
+ private:
+  Changes Diff(Version base, Version target, BlockIndex block) const {
+    const ByteView before = block_of(base, block);
+    const ByteView after = block_of(target, block);
+    const uint32_t unit = layout_->block_unit(block);
+    Changes changes;
+    changes.positions.resize(after.size());
+    changes.steps.resize(after.size());
+    const size_t count = kernels::FindChanges(before.data(), after.data(), after.size(), unit, changes.positions.data(),
+                                              changes.steps.data());
+    changes.positions.resize(count);
+    changes.steps.resize(count);
+    return changes;
+  }
+
+  std::mt19937 random_;
+  RunId run_;
+  std::shared_ptr<const ModelLayout> layout_;
+  std::map<Version, Bytes> versions_;
+};
+
+}  // namespace lockstep
