@@ -29,6 +29,7 @@ LOCKSTEPCTL = BIN / "ctl/lockstepctl"
 
 MODEL = "actor"
 LOG_TAIL_LINES = 40
+WATCHER_STARTS_S = 0.3
 
 
 def free_port() -> int:
@@ -158,7 +159,6 @@ class Receiver(Served):
         models = [part for model in models for part in ("--model", model)]
         options = {"agent": agent, "name": name, "root": self.root, "listen": self.address, "threads": 2, **options}
         super().__init__(name, [RAAS_RECEIVER, *models, *flags_of(options)], directory / "receiver.log")
-        self.watcher = None
 
     def published(self, model: str = MODEL) -> Path:
         return self.root / model / "current"
@@ -184,20 +184,29 @@ class Receiver(Served):
 
     @contextlib.contextmanager
     def recorded_syncs(self):
-        """A list that collects what `lockstepctl watch` tells while the block runs, one dict per sync."""
-        command = [LOCKSTEPCTL, "--receiver", self.address, "--json", "watch"]
+        """A list that holds, after the block, one dict per sync of MODEL that happened inside it."""
+        command = [LOCKSTEPCTL, "--receiver", self.address, "--json", "watch", MODEL]
         records: "list[dict]" = []
+        already = 1 if self.model_status()["syncs"] else 0  # the newest sync before is told again to every new watcher
         with tempfile.TemporaryFile("w+") as output:
+
+            def told() -> "list[dict]":
+                output.seek(0)
+                return [json.loads(line) for line in output if line.endswith("\n")]
+
             watcher = subprocess.Popen([str(part) for part in command], stdout=output, stderr=subprocess.DEVNULL)
-            time.sleep(0.3)
             try:
+                if already:
+                    wait_until(told, "the newest sync is told")
+                else:
+                    time.sleep(WATCHER_STARTS_S)
                 yield records
-                time.sleep(0.3)
+                held = self.model_status()["held"]
+                wait_until(lambda: told()[already:] and told()[-1]["to"] == held, "the last sync is told")
             finally:
                 watcher.kill()
                 watcher.wait()
-                output.seek(0)
-                records += [json.loads(line) for line in output if line.endswith("\n")]
+            records += told()[already:]
 
 
 class Cluster:

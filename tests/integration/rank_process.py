@@ -23,8 +23,9 @@ def content(name: str, seed: int, shape) -> np.ndarray:
 class RankProcess:
     """Drives a rank from a test. `shapes` is the whole model, {name: shape}, all float32."""
 
-    def __init__(self, socket: Path, model: str, shapes, rank: int = 0, ranks: int = 1) -> None:
-        arguments = {"socket": str(socket), "model": model, "shapes": shapes, "rank": rank, "ranks": ranks}
+    def __init__(self, socket: Path, model: str, shapes, rank: int = 0, ranks: int = 1, run: "str | None" = None) -> None:
+        options = {"rank": rank, "ranks": ranks, "run": run, "call_timeout_ms": 20_000}
+        arguments = {"socket": str(socket), "model": model, "shapes": shapes, "options": options}
         self.process = subprocess.Popen(
             [sys.executable, __file__, json.dumps(arguments)],
             env={"PYTHONPATH": ":".join(sys.path)},
@@ -32,13 +33,13 @@ class RankProcess:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._answer()
+        self.answer()
 
     def send(self, call: str, *arguments) -> None:
         self.process.stdin.write(json.dumps({"call": call, "arguments": arguments}) + "\n")
         self.process.stdin.flush()
 
-    def _answer(self) -> None:
+    def answer(self) -> None:
         answer = json.loads(self.process.stdout.readline())
         if answer:
             raise getattr(lockstep, answer["error"])(answer["message"])
@@ -46,7 +47,7 @@ class RankProcess:
     def call(self, call: str, *arguments) -> None:
         """Raises the rank's own lockstep.Error."""
         self.send(call, *arguments)
-        self._answer()
+        self.answer()
 
     def write(self, version: int, names, seed: int) -> None:
         self.call("begin", version)
@@ -69,14 +70,7 @@ class RankProcess:
 def serve(arguments) -> None:
     shapes = arguments["shapes"]
     metas = [lockstep.TensorMeta(name, "F32", tuple(shape)) for name, shape in shapes.items()]
-    with lockstep.Publisher(
-        arguments["socket"],
-        arguments["model"],
-        metas,
-        rank=arguments["rank"],
-        ranks=arguments["ranks"],
-        call_timeout_ms=20_000,
-    ) as publisher:
+    with lockstep.Publisher(arguments["socket"], arguments["model"], metas, **arguments["options"]) as publisher:
         calls = {
             "begin": lambda version: publisher.begin(version),
             "fill": lambda name, seed: publisher.write(name, content(name, seed, shapes[name])),

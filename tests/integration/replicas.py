@@ -50,7 +50,7 @@ def tensors_hash(tensors) -> str:
 def _hash(pairs) -> str:
     digest = xxhash.xxh3_128()
     for name, content in sorted(pairs, key=lambda pair: pair[0]):
-        digest.update(name)
+        digest.update(name.encode())
         digest.update(content)
     return digest.hexdigest()
 

@@ -12,24 +12,22 @@ import pytest
 import xxhash
 
 import lockstep
-from harness import LOCKSTEPCTL, MODEL, RAAS_RECEIVER, TRAINER_AGENT, free_port, wait_until
+from harness import LOCKSTEPCTL, MODEL, RAAS_RECEIVER, TRAINER_AGENT, flags_of, free_port, wait_until
 from replicas import ToyModel, differing_tensor
 
 USAGE, UNAVAILABLE, NOT_ALLOWED, CONFIG = 64, 69, 77, 78
 DAEMONS = pytest.mark.parametrize("daemon", ["trainer_agent", "raas_receiver"])
 
 
-def command(daemon: str, directory, *arguments: object) -> "list[str]":
-    """A daemon that would start, were it not for `arguments`."""
+def command(daemon: str, directory, **options: object) -> "list[str]":
+    """A daemon that would start, were it not for `options`."""
     listen = f"127.0.0.1:{free_port()}"
     if daemon == "trainer_agent":
-        lane_listen = f"127.0.0.1:{free_port()}"
-        base = [TRAINER_AGENT, "--socket", directory / "a.sock", "--listen", listen, "--lane-listen", lane_listen]
-        base += ["--segment-dir", directory / "segments"]
-    else:
-        base = [RAAS_RECEIVER, "--model", MODEL, "--root", directory / "root", "--listen", listen]
-        base += ["--agent", f"127.0.0.1:{free_port()}"]
-    return [str(part) for part in (*base, *arguments)]
+        usual = {"socket": directory / "a.sock", "listen": listen, "segment_dir": directory / "segments"}
+        usual["lane_listen"] = f"127.0.0.1:{free_port()}"
+        return [str(TRAINER_AGENT), *flags_of(usual | options)]
+    usual = {"model": MODEL, "root": directory / "root", "listen": listen, "agent": f"127.0.0.1:{free_port()}"}
+    return [str(RAAS_RECEIVER), *flags_of(usual | options)]
 
 
 def run(arguments) -> subprocess.CompletedProcess:
@@ -38,7 +36,7 @@ def run(arguments) -> subprocess.CompletedProcess:
 
 @DAEMONS
 def test_an_unknown_flag_is_a_usage_error_that_names_it(cluster, daemon):
-    result = run(command(daemon, cluster.directory, "--no-such-flag", "1"))
+    result = run(command(daemon, cluster.directory, no_such_flag=1))
     assert result.returncode == USAGE and "no-such-flag" in result.stderr
 
 
@@ -57,7 +55,7 @@ def test_lockstepctl_names_an_unknown_flag_and_command():
 def test_a_bad_config_file_is_a_config_error_that_names_key_or_file(cluster, daemon, line, complaint):
     config = cluster.directory / "daemon.toml"
     config.write_text(line + "\n")
-    result = run(command(daemon, cluster.directory, "--config", config))
+    result = run(command(daemon, cluster.directory, config=config))
     assert result.returncode == CONFIG and complaint in result.stderr
 
 
@@ -65,21 +63,21 @@ def test_a_bad_config_file_is_a_config_error_that_names_key_or_file(cluster, dae
 def test_a_port_in_use_is_named(cluster, daemon):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = "127.0.0.1:%d" % taken.getsockname()[1]
-        result = run(command(daemon, cluster.directory, "--listen", address))
+        result = run(command(daemon, cluster.directory, listen=address))
     assert result.returncode == UNAVAILABLE and address in result.stderr
 
 
 def test_a_lane_port_in_use_is_named(cluster):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = "127.0.0.1:%d" % taken.getsockname()[1]
-        result = run(command("trainer_agent", cluster.directory, "--lane-listen", address))
+        result = run(command("trainer_agent", cluster.directory, lane_listen=address))
     assert result.returncode == UNAVAILABLE and address in result.stderr
 
 
 @DAEMONS
 def test_listening_beyond_loopback_is_refused_unless_told_so_in_as_many_words(cluster, daemon):
-    result = run(command(daemon, cluster.directory, "--listen", f"0.0.0.0:{free_port()}"))
-    assert result.returncode == NOT_ALLOWED and "--allow-insecure-network" in result.stderr
+    result = run(command(daemon, cluster.directory, listen=f"0.0.0.0:{free_port()}"))
+    assert result.returncode == CONFIG and "--allow-insecure-network" in result.stderr
 
 
 @DAEMONS
@@ -100,7 +98,7 @@ def test_a_directory_it_may_not_write_is_named(cluster, daemon):
 def test_a_second_agent_on_the_same_socket_is_refused_and_the_first_lives_on(cluster):
     model = ToyModel(blocks=2)
     agent = cluster.agent()
-    result = run(command("trainer_agent", cluster.directory, "--socket", agent.socket))
+    result = run(command("trainer_agent", cluster.directory, socket=agent.socket))
     assert result.returncode == UNAVAILABLE and str(agent.socket) in result.stderr
     with agent.publisher(model.tensors) as publisher:
         publisher.publish(1, model.tensors)

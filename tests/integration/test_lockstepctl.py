@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from harness import LOCKSTEPCTL, MODEL, Receiver
+from harness import LOCKSTEPCTL, MODEL, Receiver, wait_until
 from replicas import ToyModel, read_file
 
 BAD_DATA, UNAVAILABLE = 65, 69
@@ -130,7 +130,7 @@ def test_health_tells_readiness_only_once_it_is_true(cluster, agent, model):
         publisher.publish(1, model.tensors)
         receiver.wait_for(model.tensors)
     for daemon, name in services:
-        assert daemon.ctl("health", f"{name}-readiness").returncode == 0
+        wait_until(lambda: daemon.ctl("health", f"{name}-readiness").returncode == 0, f"{name} is ready")
         assert daemon.ctl("health", "no-such-service").returncode != 0
 
 

@@ -35,7 +35,7 @@ def publish_by_all(ranks, version: int, seed: int) -> None:
     for rank in ranks:
         rank.send("commit")
     for rank in ranks:
-        rank._answer()
+        rank.answer()
 
 
 def test_a_late_joiner_gets_a_full_copy_and_then_follows_with_deltas(cluster, agent):
@@ -114,7 +114,8 @@ def test_a_rank_killed_half_way_aborts_the_version_and_the_next_one_works(cluste
     assert agent.model_status()["versions_aborted"] == 1
     receiver.wait_for(all_content(1))
 
-    with RankProcess(agent.socket, MODEL, SHAPES, 1, 2) as replacement:
+    run = agent.model_status()["run"]
+    with RankProcess(agent.socket, MODEL, SHAPES, 1, 2, run) as replacement:
         publish_by_all([survivor, replacement], 3, seed=3)
         receiver.wait_for(all_content(3))
 

@@ -1,0 +1,130 @@
+// The worked examples of the FORMAT.md files, held against the code that they describe.
+#include <catch2/catch.hpp>
+#include <fstream>
+#include <sstream>
+
+#include "common/base/hash.h"
+#include "common/model/manifest.h"
+#include "common/payload/payload.h"
+#include "common/wire/frame.h"
+#include "trainer_agent/buffer/control_segment.h"
+#include "trainer_agent/buffer/rank_messages.h"
+
+namespace lockstep {
+namespace {
+
+// The bytes of the block "```hex NAME" in a document; lines of zeros may be left out. Empty when there is no such
+// block.
+Bytes Example(const std::string& path, const std::string& name) {
+  std::ifstream document(path);
+  Bytes bytes;
+  bool inside = false;
+  for (std::string line; std::getline(document, line);) {
+    if (line == "```hex " + name) inside = true;
+    if (line == "```") inside = false;
+    std::istringstream words(line);
+    size_t at = 0;
+    if (!inside || !(words >> std::hex >> at)) continue;
+    bytes.resize(at);
+    for (unsigned byte = 0; words >> byte;) bytes.push_back(static_cast<std::byte>(byte));
+  }
+  return bytes;
+}
+
+Bytes Copy(ByteView bytes) {
+  return {bytes.begin(), bytes.end()};
+}
+
+template <typename T>
+Bytes Sealed(T message) {
+  Seal(message);
+  return Copy(AsBytes(message));
+}
+
+constexpr char kModel[] = "common/model/FORMAT.md";
+constexpr char kPayload[] = "common/payload/FORMAT.md";
+constexpr char kWire[] = "common/wire/FORMAT.md";
+constexpr char kBuffer[] = "trainer_agent/buffer/FORMAT.md";
+
+// The model that all examples share: all zero at version 1, one element changed by one ulp at version 2.
+struct Story {
+  std::shared_ptr<const ModelLayout> layout =
+      *ModelLayout::Create({{"norm", DType::kF32, {2}, 0}, {"w", DType::kBF16, {3, 2}, 8}}, 4096);
+  RunId run;
+  Bytes before = Bytes(20);
+  Bytes after = Bytes(20);
+  DeltaBlock delta{.codec = Codec::kSparse, .changes = 1};
+
+  Story() {
+    for (uint8_t i = 0; i < 16; ++i) run.bytes[i] = i;
+    after[8] = std::byte{1};
+    EncodeSparse({.positions = {4}, .steps = {1}}, 2, delta.data);
+    delta.data_hash = Hash64(delta.data);
+    delta.target_hash = BlockHash(after);
+  }
+  ManifestDigest Digest(const Bytes& bytes) const {
+    return ComputeManifestDigest(layout->digest(), {BlockHash(bytes)});
+  }
+};
+
+TEST_CASE("The layout example is what the code writes") {
+  const Story story;
+  CHECK(Example(kModel, "layout") == story.layout->encoded());
+  CHECK(ToHex(story.layout->digest()) == "f9e9ffdfe5d15960463786322c3ff343");
+}
+
+TEST_CASE("The payload examples are what the code writes") {
+  const Story story;
+  Bytes sparse;
+  EncodeSparse({.positions = {3, 300, 301}, .steps = {1, 0xffff, 0x8000}}, 2, sparse);
+  CHECK(Example(kPayload, "sparse") == sparse);
+  const auto payload = Payload::Assemble(*story.layout,
+                                         {.run = story.run,
+                                          .base = 1,
+                                          .target = 2,
+                                          .base_digest = story.Digest(story.before),
+                                          .target_digest = story.Digest(story.after),
+                                          .committed_unix_ns = 1'000'000'000},
+                                         {&story.delta, 1});
+  CHECK(Example(kPayload, "payload") == Copy((*payload)->bytes()));
+}
+
+TEST_CASE("The lane examples are what the code writes") {
+  const Story story;
+  LaneHello hello{.pull_id = 7};
+  for (uint8_t i = 0; i < 16; ++i) hello.ticket.bytes[i] = static_cast<uint8_t>(0xa0 + i);
+  CHECK(Example(kWire, "hello") == Sealed(hello));
+  CHECK(Example(kWire, "welcome") == Sealed(LaneWelcome{}));
+  CHECK(Example(kWire, "request") == Sealed(BlockRequest{.kind = static_cast<uint8_t>(RequestKind::kDelta),
+                                                         .request_id = 1,
+                                                         .first_block = 0,
+                                                         .block_count = 1,
+                                                         .payload_id = 5}));
+  CHECK(Example(kWire, "frame") == Sealed(FrameHeader{.type = static_cast<uint8_t>(FrameType::kBlock),
+                                                      .codec = static_cast<uint8_t>(Codec::kSparse),
+                                                      .request_id = 1,
+                                                      .version = 2,
+                                                      .base_version = 1,
+                                                      .block_hash = story.delta.target_hash,
+                                                      .payload_hash = story.delta.data_hash,
+                                                      .payload_bytes = static_cast<uint32_t>(story.delta.data.size()),
+                                                      .changes = 1,
+                                                      .payload_id = 5}));
+}
+
+TEST_CASE("The control segment and rank protocol examples are what the code writes") {
+  const Story story;
+  const uint64_t bytes = ControlSegment::BytesFor(*story.layout);
+  auto control = ControlSegment::Format(*CreateMemfdSegment("golden", bytes), "actor", story.run, *story.layout, 1);
+  control.SetCommitted(0, 1, 1'000'000'000);
+  control.RecordManifest(0, {{story.run, 1}, {BlockHash(story.before)}, story.Digest(story.before)});
+  control.SetWriting(1, 2);
+  CHECK(Example(kBuffer, "control") == Copy({reinterpret_cast<const std::byte*>(&control.header()), bytes}));
+  Bytes begin;
+  Append(begin, MessageHeader{.type = static_cast<uint16_t>(RankMessage::kBegin), .body_bytes = sizeof(VersionBody)});
+  Append(begin, VersionBody{2});
+  CHECK(Example(kBuffer, "begin") == begin);
+}
+
+}  // namespace
+}  // namespace lockstep
