@@ -22,7 +22,7 @@ class Agent {
   // the next agent.
   void Drain();
 
-  // To be called about once a second: health and the service manager's watchdog follow from what it sees.
+  // To be called a few times a second: health and the service manager's watchdog follow from what it sees.
   void Tick();
 
   const AgentOptions& options() const { return options_; }

@@ -10,6 +10,9 @@
 namespace lockstep {
 namespace {
 
+// Health follows the state of the models within this time.
+constexpr std::chrono::milliseconds kTick{200};
+
 // A second TERM or INT while draining ends the process at once: a human is pressing again.
 void ExitOnNextSignal(SignalWaiter& signals) {
   while (true) {
@@ -21,7 +24,7 @@ void ExitOnNextSignal(SignalWaiter& signals) {
 Status Serve(const AgentOptions& options, SignalWaiter& signals) {
   LS_ASSIGN_OR_RETURN(const auto agent, Agent::Start(options));
   while (true) {
-    const auto signal = signals.Wait(std::chrono::seconds(1));
+    const auto signal = signals.Wait(kTick);
     if (signal && *signal != SIGHUP) break;
     agent->Tick();
   }
