@@ -3,6 +3,7 @@
 #include "common/base/text.h"
 #include "common/model/layout.h"
 #include "common/model/manifest.h"
+#include "common/model/model_name.h"
 #include "common/model/safetensors.h"
 
 namespace lockstep {
@@ -138,6 +139,12 @@ TEST_CASE("A manifest digest depends on every block hash, on their order and on 
   CHECK(digest == ComputeManifestDigest(layout->digest(), {1, 2, 3}));
   CHECK(digest != ComputeManifestDigest(layout->digest(), {1, 3, 2}));
   CHECK(digest != ComputeManifestDigest({}, {1, 2, 3}));
+}
+
+TEST_CASE("Model names are directory names") {
+  CHECK(CheckModelName("Qwen3-0.6B_actor").ok());
+  for (const std::string bad : {"", ".", "..", "a/b", "a b", "\n"}) CHECK_FALSE(CheckModelName(bad).ok());
+  CHECK_FALSE(CheckModelName(std::string(129, 'a')).ok());
 }
 
 }  // namespace

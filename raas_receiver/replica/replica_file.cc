@@ -17,15 +17,7 @@ namespace lockstep {
 namespace {
 
 constexpr std::chrono::milliseconds kClaimPoll{5};
-
-// Fills the page tables at once: cheaper than a fault per page later. Only a wish; older kernels do not know it.
-void Populate(std::span<std::byte> memory) {
-#ifdef MADV_POPULATE_WRITE
-  (void)::madvise(memory.data(), memory.size(), MADV_POPULATE_WRITE);
-#else
-  (void)memory;
-#endif
-}
+constexpr uint64_t kWarmPiece = 8 << 20;
 
 }  // namespace
 
@@ -36,7 +28,6 @@ Result<ReplicaFile> ReplicaFile::Create(const std::string& path, std::shared_ptr
   LS_ASSIGN_OR_RETURN(file.segment_, CreateTmpfsSegment(path, ImageBytes(*layout)));
   // Engines often run as somebody else; they reach the file by its published name only.
   if (::fchmod(file.segment_.fd(), 0644) != 0) return ErrnoStatus(errno, Cat("chmod ", path));
-  Populate(file.segment_.span());
   std::copy(header.begin(), header.end(), file.segment_.data());
   file.layout_ = std::move(layout);
   file.header_bytes_ = header.size();
@@ -52,7 +43,23 @@ Result<ReplicaFile> ReplicaFile::Open(const std::string& path, std::shared_ptr<c
   }
   file.layout_ = std::move(layout);
   file.header_bytes_ = header.size();
+  file.cold_from_ = file.segment_.bytes();
   return file;
+}
+
+bool ReplicaFile::Warm(uint64_t bytes, WorkerPool& pool) {
+  const uint64_t begin = cold_from_;
+  cold_from_ = std::min(segment_.bytes(), begin + bytes);
+#ifdef MADV_POPULATE_WRITE
+  // Changes no byte, so it does not matter who reads them. Only a wish: kernels before 5.14 do not know it.
+  pool.ParallelFor((cold_from_ - begin + kWarmPiece - 1) / kWarmPiece, [&](size_t i) {
+    const uint64_t offset = begin + i * kWarmPiece;
+    (void)::madvise(segment_.data() + offset, std::min(kWarmPiece, cold_from_ - offset), MADV_POPULATE_WRITE);
+  });
+#else
+  (void)pool;
+#endif
+  return cold_from_ < segment_.bytes();
 }
 
 std::span<std::byte> ReplicaFile::block(BlockIndex block) const {

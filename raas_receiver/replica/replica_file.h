@@ -13,6 +13,7 @@
 
 #include "common/base/ids.h"
 #include "common/base/status.h"
+#include "common/base/worker_pool.h"
 #include "common/model/layout.h"
 #include "common/os/segment.h"
 
@@ -23,7 +24,7 @@ class ReplicaFile {
  public:
   ReplicaFile() = default;  // no file
 
-  // A new file in place of whatever is at `path`, its pages allocated and its safetensors header written.
+  // A new file in place of whatever is at `path`, its space reserved and its safetensors header written.
   // kResourceExhausted, naming size and room, when it does not fit.
   static Result<ReplicaFile> Create(const std::string& path, std::shared_ptr<const ModelLayout> layout);
   // The file at `path`. kCorrupt when its size or safetensors header is not the layout's.
@@ -33,6 +34,10 @@ class ReplicaFile {
   const std::shared_ptr<const ModelLayout>& layout() const { return layout_; }
   std::span<std::byte> data() const { return segment_.span().subspan(header_bytes_); }
   std::span<std::byte> block(BlockIndex block) const;
+
+  // Makes the next `bytes` bytes of a new file real, so that writing them later costs no page faults. False when all
+  // are. A page costs more to get from the system than to write: do this while there is nothing better to do.
+  bool Warm(uint64_t bytes, WorkerPool& pool);
 
   // True: nobody else has the file and nobody can get it; it may be written until Release(). False: somebody still had
   // it when `grace` was over, or this filesystem cannot tell; the file must be given up. REQUIRES its published names
@@ -46,6 +51,7 @@ class ReplicaFile {
   MappedSegment segment_;
   std::shared_ptr<const ModelLayout> layout_;
   uint64_t header_bytes_ = 0;
+  uint64_t cold_from_ = 0;  // bytes before have been warmed, or come from an existing file
 };
 
 }  // namespace lockstep

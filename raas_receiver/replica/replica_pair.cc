@@ -14,21 +14,9 @@ namespace lockstep {
 namespace {
 
 constexpr size_t kCopyPiece = 8 << 20;
+constexpr uint64_t kWarmStep = 64 << 20;
 
 }  // namespace
-
-Status CheckModelName(std::string_view model) {
-  const auto allowed = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
-           c == '-';
-  };
-  if (!model.empty() && model.size() <= 128 && model != "." && model != ".." &&
-      std::all_of(model.begin(), model.end(), allowed)) {
-    return OkStatus();
-  }
-  return {ErrorCode::kBadData,
-          Cat("model name \"", model.substr(0, 128), "\" cannot be a directory: use 1 to 128 of [A-Za-z0-9._-]")};
-}
 
 ReplicaPair::ReplicaPair(ReplicaOptions options, WorkerPool& pool)
     : options_(std::move(options)),
@@ -90,6 +78,10 @@ Status ReplicaPair::Allocate(const std::shared_ptr<const ModelLayout>& layout) {
   });
   for (const Status& outcome : outcomes) LS_RETURN_IF_ERROR(outcome);
   return OkStatus();
+}
+
+bool ReplicaPair::WarmTarget() {
+  return current_ >= 0 && target().file.valid() && target().file.Warm(kWarmStep, pool_);
 }
 
 Status ReplicaPair::MakeWritable(const std::shared_ptr<const ModelLayout>& layout, bool& content_kept) {

@@ -31,6 +31,7 @@
 #include "common/base/worker_pool.h"
 #include "common/model/layout.h"
 #include "common/model/manifest.h"
+#include "common/model/model_name.h"
 #include "common/os/unique_fd.h"
 #include "raas_receiver/replica/apply.h"
 #include "raas_receiver/replica/replica_file.h"
@@ -48,9 +49,6 @@ struct ReplicaOptions {
   // Called with a name at every edge of FORMAT.md's tables; tests die there.
   std::function<void(std::string_view edge)> at_edge;
 };
-
-// [A-Za-z0-9._-]{1,128}, not "." or "..": it becomes a directory. kBadData otherwise.
-Status CheckModelName(std::string_view model);
 
 struct PublishedVersion {
   Held held;  // nothing: there is no such version
@@ -82,8 +80,11 @@ class ReplicaPair {
   Result<VerifyReport> Verify() const;
 
   // --- the session's thread ---
-  // Makes the memory of replicas that have none yet, so that a model that does not fit is known before bytes move.
+  // Reserves the memory of replicas that have none yet, so that a model that does not fit is known before bytes move.
   Status Allocate(const std::shared_ptr<const ModelLayout>& layout);
+  // Warms some more of the target's memory (ReplicaFile::Warm), for less than a second or so. False when there is
+  // nothing left.
+  bool WarmTarget();
 
   // Makes the target equal to the current version with `steps` applied. Answers the damaged blocks (as ApplyChain).
   // REQUIRES steps to be consecutive and start at the current version, verified against their digests.

@@ -45,19 +45,6 @@ Status CheckHeader(const ControlHeader& header, uint64_t segment_bytes) {
 
 }  // namespace
 
-Status CheckModelName(std::string_view model) {
-  const auto allowed = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
-           c == '-';
-  };
-  if (!model.empty() && model.size() <= kMaxModelName && model != "." && model != ".." &&
-      std::all_of(model.begin(), model.end(), allowed)) {
-    return OkStatus();
-  }
-  return {ErrorCode::kBadData, Cat("model name \"", model.substr(0, kMaxModelName),
-                                   "\": use 1 to 128 letters, digits, '.', '_' and '-', and neither \".\" nor \"..\"")};
-}
-
 uint64_t ControlSegment::BytesFor(const ModelLayout& layout) {
   return TotalBytes(layout.encoded().size(), layout.block_count());
 }

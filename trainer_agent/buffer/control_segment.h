@@ -14,13 +14,13 @@
 #include "common/base/status.h"
 #include "common/model/layout.h"
 #include "common/model/manifest.h"
+#include "common/model/model_name.h"
 #include "common/os/segment.h"
 
 namespace lockstep {
 
 inline constexpr uint16_t kSegmentFormat = 1;
 inline constexpr size_t kHalves = 2;
-inline constexpr size_t kMaxModelName = 128;
 
 enum class HalfState : uint8_t {
   kEmpty = 0,      // holds nothing; may be written
@@ -54,9 +54,6 @@ struct HalfRecord {  // 64 bytes; two of them at byte 256, then 128 bytes of zer
   uint8_t unused[24];       // 0
 };
 static_assert(sizeof(HalfRecord) == 64);
-
-// "[A-Za-z0-9._-]{1,128}", and neither "." nor "..": a model's name is a directory's name too. kBadData otherwise.
-Status CheckModelName(std::string_view model);
 
 class ControlSegment {
  public:
