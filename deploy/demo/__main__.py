@@ -77,10 +77,10 @@ def run(flags):
     check_room(model)
     with Stage(keep=flags.keep) as stage:
         outcome = Scenario(stage, binaries, model, flags).play()
-    result = summarize(model, outcome)
-    print_report(model, outcome, result)
-    if flags.json:
-        write_json(flags.json, result)
+        result = summarize(model, outcome)
+        print_report(model, outcome, result)
+        if flags.json:
+            write_json(flags.json, result)
     return EX_OK if not outcome.complaints else 1
 
 

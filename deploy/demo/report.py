@@ -1,6 +1,7 @@
 """What the demo has to show: a table for people, a file for programs."""
 
 import json
+from statistics import median
 
 ABSOLUTE_BYTES_PER_CHANGE = 6  # u32 index and bf16 value: what a delta costs when nobody thinks about it
 
@@ -51,8 +52,8 @@ def print_report(model, outcome, result):
     _print_delta_cost(result)
     steps = outcome.versions[1:]
     print(
-        f"trainer: {_mean(v.step_ms for v in steps):.0f} ms per step, "
-        f"{_mean(v.blocked_ms for v in steps):.1f} ms of them in Lockstep's calls"
+        f"trainer: {median(v.step_ms for v in steps):.0f} ms per step, "
+        f"{median(v.blocked_ms for v in steps):.1f} ms of them in Lockstep's calls (medians)"
     )
     print(f"trainer    sha256 {outcome.trainer_digest}")
     for name, digest in outcome.replica_digests.items():
@@ -85,11 +86,6 @@ def _print_delta_cost(result):
             f"deltas: {cost:.2f} bytes per changed element, "
             f"{ABSOLUTE_BYTES_PER_CHANGE / cost:.1f} x smaller than index and value"
         )
-
-
-def _mean(values):
-    values = list(values)
-    return sum(values) / len(values) if values else 0.0
 
 
 def _bytes(count):

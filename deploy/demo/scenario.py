@@ -11,6 +11,7 @@ demo's alone: in Lockstep a trainer never waits for receivers.
 import hashlib
 import struct
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -56,7 +57,7 @@ class Scenario:
         self._model = model
         self._steps = flags.steps
         self._cues = Cues.spread_over(flags.steps, flags.kill_agent)
-        self._full_is_wrong = flags.checkpoint is None  # of weights we did not make, a delta may be the larger one
+        self._made_up = flags.checkpoint is None
         self._timeout_s = 60 + 30 * model.model_bytes / 1e9
         assets = flags.checkpoint.absolute() if flags.checkpoint else self._make_assets()
         self._agent = Agent(stage, binaries)
@@ -109,6 +110,7 @@ class Scenario:
 
     def _kill_agent(self, version):
         self._before_agent_kill = {receiver.name: len(receiver.syncs) for receiver in self._receivers}
+        time.sleep(self._trainer.versions[-1].step_ms / 2000)  # half-way, if this step takes as long as the last one
         self._agent.kill()
         self._say(f"the agent is killed with SIGKILL while version {version} is being written; it starts again")
         self._agent.start(self._timeout_s)
@@ -133,17 +135,28 @@ class Scenario:
             f"receiver {sync.receiver} did not verify version {sync.version}" for sync in syncs if not sync.verified
         ]
         complaints += self._complaints_about_modes()
+        complaints += self._complaints_about_counts(syncs)
         return Outcome(self._trainer.versions, syncs, final.sha256, digests, complaints)
 
     def _complaints_about_modes(self):
-        """A receiver's first pull is a full one; afterwards what it holds is near enough for deltas."""
+        """A receiver's first pull is a full one; afterwards what it holds is near enough for deltas.
+
+        Of a checkpoint's weights we do not know whether a delta is the smaller one, but for the agent's death.
+        """
         for receiver in self._receivers:
             before_agent_kill = self._before_agent_kill.get(receiver.name, len(receiver.syncs))
             for position, sync in enumerate(receiver.syncs):
                 after_kill = position >= before_agent_kill
-                if position > 0 and sync.mode == "full" and (after_kill or self._full_is_wrong):
+                if position > 0 and sync.mode == "full" and (after_kill or self._made_up):
                     when = " after the agent's death" if after_kill else ""
                     yield f"receiver {receiver.name} needed a full pull of version {sync.version}{when}"
+
+    def _complaints_about_counts(self, syncs):
+        """The trainer counts what it changes, the agent finds it out: of weights that are all bf16 they say the same."""
+        for sync in syncs:
+            counted = self._trainer.versions[sync.version - 1].changed_elements
+            if self._made_up and sync.mode == "delta" and sync.changed_elements != counted:
+                yield f"version {sync.version} changed {counted} elements, its delta says {sync.changed_elements}"
 
     # Helpers.
 

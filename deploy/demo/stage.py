@@ -13,6 +13,7 @@ from failure import EX_UNAVAILABLE, DemoFailed
 
 BASE = Path("/dev/shm")
 PREFIX = "lockstep-demo."
+KEPT_PREFIX = "lockstep-demo-kept."
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -77,7 +78,7 @@ class Process:
 
 class Stage:
     def __init__(self, keep):
-        self.path = BASE / f"{PREFIX}{os.getpid()}"
+        self.path = BASE / f"{KEPT_PREFIX if keep else PREFIX}{os.getpid()}"
         self._keep = keep
         self._processes = []
         self._news = threading.Condition()
@@ -99,7 +100,10 @@ class Stage:
             shutil.rmtree(self.path, ignore_errors=True)
 
     def start(self, name, argv, **options):
-        process = Process(name, argv, self.path / f"{name}.log", **options)
+        try:
+            process = Process(name, argv, self.path / f"{name}.log", **options)
+        except OSError as error:
+            raise DemoFailed(EX_UNAVAILABLE, f"{name} could not be started: {error}") from error
         self._processes.append(process)
         return process
 
