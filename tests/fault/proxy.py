@@ -10,6 +10,11 @@ Each connection draws one fault from `faults`; the bytes that the upstream sends
     half_close  says FIN to the client after some bytes, and leaves the rest hanging
     truncate    closes after some bytes
 
+Two more happen only where they are asked for by name, for they keep a peer from coming to an end soon:
+
+    slow        passes on a few megabytes a second
+    hang        passes nothing on after some bytes, and says nothing
+
 A connection that is torn gets farther the more of them there were, so that a peer that resumes comes to an end.
 """
 
@@ -23,6 +28,7 @@ import time
 
 FAULTS = ("clean", "split", "stall", "reset", "corrupt", "half_close", "truncate")
 CHUNK = 64 * 1024
+SLOW_BYTES_PER_SECOND = 4_000_000
 RST_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -112,6 +118,9 @@ class _Connection:
             return False
         if self.fault == "split":
             self._send_split(piece)
+        elif self.fault == "slow":
+            time.sleep(len(piece) / SLOW_BYTES_PER_SECOND)
+            self.client.sendall(piece)
         elif self.fault == "stall":
             time.sleep(self.random.choice((0, 0, 0, 0.05)))
             self.client.sendall(piece)
@@ -138,6 +147,7 @@ class _Connection:
             return True
         if fault == "half_close":
             _shut(self.client, socket.SHUT_WR)
+        if fault in ("half_close", "hang"):
             return False
         if fault == "reset":
             for end in (self.client, self.upstream):

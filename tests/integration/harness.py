@@ -22,7 +22,7 @@ import lockstep
 from replicas import differing_tensor
 
 ROOT = Path(__file__).resolve().parents[2]
-BIN = ROOT / "bazel-bin"
+BIN = Path(os.environ.get("LOCKSTEP_TEST_BIN", ROOT / "bazel-bin"))  # elsewhere: a copy, a sanitizer's build
 TRAINER_AGENT = BIN / "trainer_agent/agent/trainer_agent"
 RAAS_RECEIVER = BIN / "raas_receiver/receiver/raas_receiver"
 LOCKSTEPCTL = BIN / "ctl/lockstepctl"

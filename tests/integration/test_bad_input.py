@@ -60,6 +60,18 @@ def test_a_bad_config_file_is_a_config_error_that_names_key_or_file(cluster, dae
 
 
 @DAEMONS
+def test_flags_win_over_environment_over_file_over_defaults(cluster, daemon):
+    config = cluster.directory / "daemon.toml"
+    config.write_text("threads = 3\ndrain_timeout_ms = 111\nlog_level = 'warn'\n")
+    environment = {f"{daemon.upper()}_THREADS": "4", f"{daemon.upper()}_DRAIN_TIMEOUT_MS": "222"}
+    arguments = command(daemon, cluster.directory, config=config, threads=5, print_config=None)
+    result = subprocess.run(arguments, capture_output=True, text=True, timeout=20, env=environment)
+    assert result.returncode == 0, result.stderr
+    lines = {line.split("=")[0].strip(): line for line in result.stdout.splitlines() if "=" in line}
+    assert "5" in lines["threads"] and "222" in lines["drain_timeout_ms"] and "warn" in lines["log_level"]
+
+
+@DAEMONS
 def test_a_port_in_use_is_named(cluster, daemon):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = "127.0.0.1:%d" % taken.getsockname()[1]
@@ -102,6 +114,17 @@ def test_a_second_agent_on_the_same_socket_is_refused_and_the_first_lives_on(clu
     assert result.returncode == UNAVAILABLE and str(agent.socket) in result.stderr
     with agent.publisher(model.tensors) as publisher:
         publisher.publish(1, model.tensors)
+
+
+def test_a_second_receiver_on_the_same_root_is_refused_and_the_first_lives_on(cluster):
+    model = ToyModel(blocks=2)
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    result = run(command("raas_receiver", cluster.directory, root=receiver.root, agent=agent.address))
+    assert result.returncode != 0 and str(receiver.root) in result.stderr
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.tensors)
+        receiver.wait_for(model.tensors)
 
 
 def test_publishing_without_an_agent_names_the_socket(cluster):
@@ -148,8 +171,10 @@ def send_and_read(address: "tuple[str, int] | str", *pieces: bytes) -> bytes:
             client.shutdown(socket.SHUT_WR)
             while piece := client.recv(4096):
                 answer += piece
-        except (ConnectionResetError, BrokenPipeError):
-            pass
+        except TimeoutError:
+            raise
+        except OSError:
+            pass  # turned away while we were still talking
     return answer
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from harness import wait_until
-from replicas import ToyModel, data_hash, differing_tensor, tensors_hash
+from replicas import BLOCK, ToyModel, data_hash, differing_tensor, tensors_hash
 
 SEGMENTS = pytest.mark.parametrize("segments", ["tmpfs", "memfd"])
 
@@ -176,6 +176,51 @@ def test_what_a_receiver_held_is_still_published_when_it_restarts_without_an_age
     receiver.start()
     assert differing_tensor(receiver.file(), model.tensors) is None
     assert receiver.model_status()["held"]["version"] == 1
+
+
+def test_receivers_go_on_with_deltas_when_agent_and_receiver_were_killed_at_once(cluster):
+    model = ToyModel()
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.step())
+        receiver.wait_for(model.tensors)
+        agent.kill()
+        receiver.kill()
+        receiver.start()
+        agent.start()
+        with receiver.recorded_syncs() as syncs:
+            publisher.publish(2, model.step())
+            receiver.wait_for(model.tensors)
+    assert set(modes(syncs)) <= {"delta", "up_to_date"}
+
+
+def test_an_agent_that_lost_its_trainer_too_serves_what_it_had_or_says_that_it_has_nothing(cluster):
+    model = ToyModel(blocks=8)
+    agent = cluster.agent()
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.step())
+        agent.kill()
+    agent.start()
+    late = cluster.receiver(agent)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.step())
+        late.wait_for(model.tensors)
+
+
+def test_segments_of_dead_runs_are_removed(cluster):
+    model = ToyModel(blocks=8)
+    agent = cluster.agent()
+    image_bytes = 8 * BLOCK
+    for _ in range(4):
+        with agent.publisher(model.tensors) as publisher:
+            publisher.publish(1, model.step())
+            agent.kill()
+        agent.start()
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.step())
+        held = sum(file.stat().st_size for file in agent.segment_dir.rglob("*") if file.is_file())
+    assert held < 3 * image_bytes, f"{held} bytes of segments for two halves of {image_bytes}"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])

@@ -1,8 +1,10 @@
 """Bad networks: whatever the proxy does to the connections, every run ends with the trainer's bytes in the replica."""
 
+import time
+
 import pytest
 
-from harness import free_port
+from harness import free_port, wait_until
 from proxy import FAULTS, FaultProxy
 from replicas import ToyModel
 
@@ -45,3 +47,42 @@ def test_a_bad_control_channel_never_keeps_a_replica_from_the_trainers_bytes(clu
             for version in range(1, 6):
                 publisher.publish(version, model.step())
                 receiver.wait_for(model.tensors, timeout_s=60)
+
+
+def test_receivers_that_hang_make_no_trainer_wait_and_no_agent_fail_to_drain(cluster):
+    model = ToyModel(blocks=40)
+    lane_port = free_port()
+    with FaultProxy(f"127.0.0.1:{lane_port}", 1, ["hang"], reach_bytes=100_000) as proxy:
+        agent = cluster.agent(
+            lane_listen=f"127.0.0.1:{lane_port}", lane_advertise=proxy.address, drain_timeout_ms=1000
+        )
+        for _ in range(3):
+            cluster.receiver(agent)
+        with agent.publisher(model.tensors, reconnect_timeout_ms=300) as publisher:
+            publisher.publish(1, model.step())
+            wait_until(lambda: sum(proxy.seen.values()) >= 3, "the receivers pull")
+            started = time.monotonic()
+            for version in range(2, 30):
+                publisher.publish(version, model.step())
+            assert time.monotonic() - started < 10
+            assert agent.stop(timeout_s=5) == 0
+
+
+def test_a_slow_full_pull_overtaken_by_many_versions_ends_with_a_whole_one(cluster):
+    model = ToyModel(blocks=40)
+    lane_port = free_port()
+    with FaultProxy(f"127.0.0.1:{lane_port}", 1, ["slow"]) as proxy:
+        agent = cluster.agent(lane_listen=f"127.0.0.1:{lane_port}", lane_advertise=proxy.address)
+        with agent.publisher(model.tensors) as publisher:
+            publisher.publish(1, model.step())
+            receiver = cluster.receiver(agent, lanes=2)
+            version = 1
+            with receiver.recorded_syncs() as syncs:
+                while not receiver.file().exists():
+                    version += 1
+                    publisher.publish(version, model.step())
+                    time.sleep(0.05)
+                receiver.wait_for(model.tensors, timeout_s=60)
+            assert version > 5
+    assert syncs[0]["mode"] == "full" and syncs[0]["to"]["version"] > 1
+    assert all(sync["verified"] for sync in syncs)

@@ -1,6 +1,7 @@
 """lockstepctl against both daemons: what it says is true, and its exit status is."""
 
 import json
+import subprocess
 
 import pytest
 
@@ -8,6 +9,15 @@ from harness import LOCKSTEPCTL, MODEL, Receiver, wait_until
 from replicas import ToyModel, read_file
 
 BAD_DATA, UNAVAILABLE = 65, 69
+
+
+def flip_a_byte(path) -> None:
+    """A byte of layers.4.weight, in a block that the next step changes, too."""
+    with open(path, "r+b") as file:
+        file.seek(-5000, 2)
+        byte = file.read(1)[0]
+        file.seek(-5000, 2)
+        file.write(bytes([byte ^ 1]))
 
 
 @pytest.fixture
@@ -60,11 +70,13 @@ def test_tables_for_people_name_the_model(agent, receiver, subcommand):
         assert result.returncode == 0 and MODEL in result.stdout
 
 
-def test_versions_lists_the_newest_one(agent, publisher, receiver):
-    for daemon in (agent, receiver):
-        assert '"version": 1' in json.dumps(daemon.ask("versions")) or '"newest_version": 1' in json.dumps(
-            daemon.ask("versions")
-        )
+def test_versions_lists_the_newest_one_and_its_deltas(agent, publisher, receiver, model):
+    publisher.publish(2, model.step())
+    receiver.wait_for(model.tensors)
+    (held_by_agent,), (held_by_receiver,) = agent.ask("versions"), receiver.ask("versions")
+    assert held_by_agent["version"] == 2
+    assert [(delta["base"], delta["target"]) for delta in held_by_agent["deltas"]] == [(1, 2)]
+    assert held_by_receiver["current"] == {"run": publisher.run, "version": 2}
 
 
 def test_layout_is_the_same_from_both_daemons_and_matches_the_file(agent, receiver):
@@ -80,14 +92,24 @@ def test_verify_recomputes_equal_digests_on_both_sides(agent, receiver):
 
 
 def test_verify_finds_one_flipped_byte_and_names_its_tensor(receiver):
-    with open(receiver.file(), "r+b") as file:
-        file.seek(-10, 2)
-        byte = file.read(1)[0]
-        file.seek(-10, 2)
-        file.write(bytes([byte ^ 1]))
+    flip_a_byte(receiver.file())
     result = receiver.ctl("verify", MODEL)
     assert result.returncode == BAD_DATA
     assert "layers.4.weight" in result.stdout + result.stderr
+
+
+def test_verify_compares_a_receiver_with_the_agent(agent, receiver):
+    command = [LOCKSTEPCTL, "--agent", agent.address, "--receiver", receiver.address, "verify", MODEL]
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    flip_a_byte(receiver.file())
+    assert subprocess.run(command, capture_output=True).returncode == BAD_DATA
+
+
+def test_damage_in_a_replica_is_repaired_by_the_next_delta_to_it_and_counted(publisher, receiver, model):
+    flip_a_byte(receiver.file())
+    publisher.publish(2, model.step())
+    receiver.wait_for(model.tensors)
+    assert receiver.model_status()["repaired_blocks"] >= 1
 
 
 def test_watch_tells_each_sync_as_one_line_of_json(publisher, receiver, model):
@@ -149,4 +171,3 @@ def test_an_unknown_model_is_named(agent, receiver):
 def test_json_is_one_document_and_nothing_else(agent, receiver):
     for daemon in (agent, receiver):
         assert json.loads(daemon.ctl("--json", "status").stdout)["models"][0]["name"] == MODEL
-    assert LOCKSTEPCTL.exists()
