@@ -102,7 +102,7 @@ class Scenario:
         if step == self._cues.kill_c:
             c.kill()
             self._say(f"receiver C is killed with SIGKILL while version {step + 1} is on its way")
-        if step % FREE_STEP_EVERY == 0 and step + 1 != self._cues.kill_agent:
+        if step % FREE_STEP_EVERY == 0 and step + 1 not in (self._cues.kill_agent, self._steps + 1):
             self._say(f"version {step + 1:3}   nobody waits")
         else:
             self._wait_for_receivers(step + 1)
