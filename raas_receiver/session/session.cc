@@ -104,8 +104,14 @@ bool Session::Wanted() const {
 
 // States Waiting and Held. After: Negotiating when a sync is wanted, Held after a rollback.
 v1::SessionState Session::Wait() {
+  const auto called = [this] { return stopping_ || wanted_.rollbacks != done_.rollbacks || Wanted(); };
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return stopping_ || wanted_.rollbacks != done_.rollbacks || Wanted(); });
+  while (!called()) {
+    lock.unlock();
+    const bool warming = replicas_->WarmTarget();
+    lock.lock();
+    if (!warming) changed_.wait(lock, called);
+  }
   if (stopping_) return state_;
   if (wanted_.rollbacks == done_.rollbacks) return v1::SESSION_STATE_NEGOTIATING;
   lock.unlock();
