@@ -52,7 +52,6 @@ uint64_t ControlSegment::BytesFor(const ModelLayout& layout) {
 ControlSegment ControlSegment::Format(MappedSegment segment, const std::string& model, const RunId& run,
                                       const ModelLayout& layout, uint32_t ranks) {
   ControlHeader header{};
-  std::memcpy(header.magic, kMagic, sizeof kMagic);
   header.format = kSegmentFormat;
   header.header_bytes = sizeof header;
   header.block_count = layout.block_count();
@@ -63,12 +62,16 @@ ControlSegment ControlSegment::Format(MappedSegment segment, const std::string& 
   header.data_offset = header.image_bytes - layout.data_bytes();
   header.ranks = ranks;
   std::memcpy(header.model, model.data(), std::min(model.size(), sizeof header.model));
+  std::memcpy(header.magic, kMagic, sizeof kMagic);
   header.check = HeaderCheck(header);
   std::memcpy(segment.data() + kLayoutAt, layout.encoded().data(), layout.encoded().size());
   std::memset(segment.data() + kRecordsAt, 0, kLayoutAt - kRecordsAt);
-  // The header comes last: a segment whose header checks is complete.
-  std::atomic_thread_fence(std::memory_order_release);
+  // The magic comes last, in one store: a segment that has it is complete.
+  uint64_t magic = 0;
+  std::memcpy(&magic, header.magic, sizeof magic);
+  std::memset(header.magic, 0, sizeof header.magic);
   std::memcpy(segment.data(), &header, sizeof header);
+  std::atomic_ref(*reinterpret_cast<uint64_t*>(segment.data())).store(magic, std::memory_order_release);
   auto shared = *ModelLayout::Decode(layout.encoded());
   return ControlSegment(std::move(segment), std::move(shared));
 }
