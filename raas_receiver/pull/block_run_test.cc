@@ -1,0 +1,132 @@
+#include "raas_receiver/pull/block_run.h"
+
+#include <catch2/catch.hpp>
+#include <functional>
+
+#include "raas_receiver/replica/test_model.h"
+
+namespace lockstep {
+namespace {
+
+const ModelLayout& Layout() {
+  static const TestModel* const model = new TestModel;
+  return *model->layout();
+}
+
+BlockRun FullRun() {
+  return {.kind = RequestKind::kFull, .version = 5, .first = 2, .count = 4};
+}
+BlockRun DeltaRun() {
+  return {.kind = RequestKind::kDelta, .payload_id = 9, .base = 4, .version = 5, .first = 2, .count = 4};
+}
+
+FrameHeader FrameFor(const BlockRun& run, BlockIndex block) {
+  FrameHeader frame;
+  frame.type = static_cast<uint8_t>(FrameType::kBlock);
+  frame.block = block;
+  frame.version = run.version;
+  frame.base_version = run.base;
+  frame.payload_id = run.payload_id;
+  frame.codec = static_cast<uint8_t>(run.kind == RequestKind::kFull ? Codec::kRaw : Codec::kSparse);
+  frame.payload_bytes = run.kind == RequestKind::kFull ? kMinBlockBytes : 17;
+  return frame;
+}
+
+// What Admit says of the run's first frame after `change` was done to it.
+ErrorCode Admitted(const BlockRun& run, const std::function<void(FrameHeader&)>& change) {
+  FrameHeader frame = FrameFor(run, run.first);
+  change(frame);
+  return RunProgress(run, 1).Admit(frame, Layout()).code();
+}
+
+FrameHeader End(uint32_t blocks) {
+  FrameHeader end;
+  end.block = blocks;
+  return end;
+}
+
+}  // namespace
+
+TEST_CASE("A run's pieces cover it once, in order") {
+  const BlockRun whole{.kind = RequestKind::kFull, .version = 1, .first = 3, .count = 10};
+  const std::vector<BlockRun> pieces = SplitRun(whole, 4);
+  REQUIRE(pieces.size() == 3);
+  CHECK(pieces[0].first == 3);
+  CHECK(pieces[1].first == 7);
+  CHECK(pieces[2].first == 11);
+  CHECK(pieces[2].end() == whole.end());
+}
+
+TEST_CASE("Requests are about as large as wished, at least one block, and every lane gets one") {
+  CHECK(BlocksPerRequest(1'000 << 18, 1'000, 8 << 20, 4) == 32);
+  CHECK(BlocksPerRequest(1'000 << 18, 1'000, 1, 4) == 1);
+  CHECK(BlocksPerRequest(1'000, 1'000, 8 << 20, 4) == 250);
+  CHECK(BlocksPerRequest(0, 0, 8 << 20, 4) == 1);
+}
+
+TEST_CASE("Only the very blocks that a full run asks for are admitted") {
+  CHECK(Admitted(FullRun(), [](FrameHeader&) {}) == ErrorCode::kOk);
+  CHECK(Admitted(FullRun(), [](FrameHeader& frame) { frame.version = 6; }) == ErrorCode::kOk);
+  const std::function<void(FrameHeader&)> foul[] = {
+      [](FrameHeader& frame) { frame.block = 1; },
+      [](FrameHeader& frame) { frame.block = 6; },
+      [](FrameHeader& frame) { frame.block = 3; },
+      [](FrameHeader& frame) { frame.version = 4; },
+      [](FrameHeader& frame) { frame.base_version = 4; },
+      [](FrameHeader& frame) { frame.payload_id = 1; },
+      [](FrameHeader& frame) { frame.payload_bytes -= 1; },
+      [](FrameHeader& frame) { frame.block_hash ^= 1; },
+      [](FrameHeader& frame) { frame.codec = static_cast<uint8_t>(Codec::kSparse); },
+  };
+  for (const auto& change : foul) CHECK(Admitted(FullRun(), change) == ErrorCode::kProtocol);
+}
+
+TEST_CASE("A run for one exact version admits no other") {
+  BlockRun run = FullRun();
+  run.exact = true;
+  CHECK(Admitted(run, [](FrameHeader&) {}) == ErrorCode::kOk);
+  CHECK(Admitted(run, [](FrameHeader& frame) { frame.version = 6; }) == ErrorCode::kProtocol);
+  CHECK(RunProgress(run, 1).Request().exact_version == 5);
+  CHECK(RunProgress(FullRun(), 1).Request().exact_version == 0);
+}
+
+TEST_CASE("Only entries of the payload and the step that a delta run asks for are admitted") {
+  CHECK(Admitted(DeltaRun(), [](FrameHeader&) {}) == ErrorCode::kOk);
+  CHECK(Admitted(DeltaRun(), [](FrameHeader& frame) { frame.block = 5; }) == ErrorCode::kOk);
+  const std::function<void(FrameHeader&)> foul[] = {
+      [](FrameHeader& frame) { frame.block = 6; },
+      [](FrameHeader& frame) { frame.base_version = 3; },
+      [](FrameHeader& frame) { frame.version = 6; },
+      [](FrameHeader& frame) { frame.payload_id = 8; },
+      [](FrameHeader& frame) { frame.codec = static_cast<uint8_t>(Codec::kRaw); },
+  };
+  for (const auto& change : foul) CHECK(Admitted(DeltaRun(), change) == ErrorCode::kProtocol);
+}
+
+TEST_CASE("A block that came is not admitted again, and the rest is what comes after it") {
+  RunProgress progress(DeltaRun(), 1);
+  const FrameHeader frame = FrameFor(DeltaRun(), 3);
+  REQUIRE(progress.Admit(frame, Layout()).ok());
+  progress.Received(frame);
+  CHECK(progress.Admit(frame, Layout()).code() == ErrorCode::kProtocol);
+  CHECK(progress.Admit(FrameFor(DeltaRun(), 2), Layout()).code() == ErrorCode::kProtocol);
+  REQUIRE(progress.Rest().has_value());
+  CHECK(progress.Rest()->first == 4);
+  CHECK(progress.Rest()->count == 2);
+  progress.Received(FrameFor(DeltaRun(), 5));
+  CHECK_FALSE(progress.Rest().has_value());
+}
+
+TEST_CASE("An end must count the blocks that came, and a full run's must have come all") {
+  RunProgress delta(DeltaRun(), 1);
+  delta.Received(FrameFor(DeltaRun(), 3));
+  CHECK(delta.Finish(End(1)).ok());
+  CHECK(delta.Finish(End(2)).code() == ErrorCode::kProtocol);
+  RunProgress full(FullRun(), 1);
+  full.Received(FrameFor(FullRun(), 2));
+  CHECK(full.Finish(End(1)).code() == ErrorCode::kProtocol);
+  for (BlockIndex block = 3; block < 6; ++block) full.Received(FrameFor(FullRun(), block));
+  CHECK(full.Finish(End(4)).ok());
+}
+
+}  // namespace lockstep

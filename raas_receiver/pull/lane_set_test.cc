@@ -1,0 +1,246 @@
+#include "raas_receiver/pull/lane_set.h"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+
+#include "raas_receiver/pull/test_lane_server.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+
+// Full blocks, straight into memory like a replica's.
+class MemorySink : public BlockSink {
+ public:
+  explicit MemorySink(const ModelLayout& layout)
+      : layout_(layout), data(layout.data_bytes()), versions(layout.block_count()) {}
+  std::span<std::byte> Destination(const FrameHeader& frame) override {
+    const ByteRange range = layout_.block_range(frame.block);
+    return std::span(data).subspan(range.offset, range.bytes);
+  }
+  Status Put(const FrameHeader& frame, ByteView) override {
+    if (std::exchange(versions[frame.block], frame.version) != 0) ++repeated;
+    return OkStatus();
+  }
+
+ private:
+  const ModelLayout& layout_;
+
+ public:
+  Bytes data;
+  std::vector<Version> versions;
+  std::atomic<int> repeated = 0;
+};
+
+class DeltaSink : public BlockSink {
+ public:
+  std::span<std::byte> Destination(const FrameHeader&) override { return {}; }
+  Status Put(const FrameHeader& frame, ByteView payload) override {
+    std::lock_guard lock(mutex_);
+    blocks.push_back({frame.block, static_cast<Codec>(frame.codec), frame.changes, frame.block_hash, frame.payload_hash,
+                      Bytes(payload.begin(), payload.end())});
+    return OkStatus();
+  }
+
+  std::vector<DeltaBlock> blocks;
+
+ private:
+  std::mutex mutex_;
+};
+
+struct Fixture {
+  TestModel model{3};
+  IoThreads io{2, [](std::string_view what) { WARN(std::string(what)); }};
+  TestLaneServer server{model};
+  LaneOptions options{.agent = {"127.0.0.1", server.port()},
+                      .pull_id = 42,
+                      .layout = model.layout(),
+                      .tickets = {RandomId<Ticket>(), RandomId<Ticket>(), RandomId<Ticket>()},
+                      .silence_timeout = milliseconds(300),
+                      .first_backoff = milliseconds(2),
+                      .attempts = 4};
+  RenewTickets renew = [this](size_t lanes) -> Result<std::vector<Ticket>> {
+    renewed += lanes;
+    return std::vector<Ticket>(lanes, RandomId<Ticket>());
+  };
+  size_t renewed = 0;
+
+  Fixture() {
+    model.Advance();
+    model.Advance();
+    server.payloads[1] = model.DeltaBlocks(1, 2);
+  }
+
+  std::vector<BlockRun> FullRuns(Version version = 1) const {
+    return SplitRun({.kind = RequestKind::kFull, .version = version, .count = model.layout()->block_count()}, 3);
+  }
+  std::vector<BlockRun> DeltaRuns() const {
+    return SplitRun(
+        {.kind = RequestKind::kDelta, .payload_id = 1, .base = 1, .version = 2, .count = model.layout()->block_count()},
+        4);
+  }
+  void CheckDelta(const std::vector<DeltaBlock>& blocks) {
+    const PayloadIdentity identity{model.run(), 1, 2, model.manifest(1).digest, model.manifest(2).digest, 1, 0};
+    const auto payload = Payload::Assemble(*model.layout(), identity, blocks);
+    REQUIRE(payload.ok());
+    const auto expected = model.Delta(1, 2);
+    const ByteView got = (*payload)->bytes();
+    CHECK(std::equal(got.begin(), got.end(), expected->bytes().begin(), expected->bytes().end()));
+  }
+};
+
+constexpr Mischief kBoth[] = {Mischief::kRefuseTicket,   Mischief::kForeignWelcome, Mischief::kCloseBeforeFrame,
+                              Mischief::kCloseInPayload, Mischief::kCorruptHeader,  Mischief::kCorruptPayload,
+                              Mischief::kForeignBlock,   Mischief::kBlockTwice,     Mischief::kOldVersion,
+                              Mischief::kOtherPayload,   Mischief::kWrongEnd,       Mischief::kTooLarge,
+                              Mischief::kStall};
+
+}  // namespace
+
+TEST_CASE("A full pull over several lanes brings every block once, bit for bit, into its place") {
+  Fixture fixture;
+  LaneSet lanes(fixture.io, fixture.options, fixture.renew);
+  MemorySink sink(*fixture.model.layout());
+  REQUIRE(lanes.Fetch(fixture.FullRuns(), sink).ok());
+  CHECK(sink.data == fixture.model.data(1));
+  CHECK(sink.repeated == 0);
+  CHECK(lanes.counters().payload_bytes == fixture.model.layout()->data_bytes());
+  CHECK(lanes.counters().retries == 0);
+}
+
+TEST_CASE("A delta pull brings every entry once") {
+  Fixture fixture;
+  LaneSet lanes(fixture.io, fixture.options, fixture.renew);
+  DeltaSink sink;
+  REQUIRE(lanes.Fetch(fixture.DeltaRuns(), sink).ok());
+  fixture.CheckDelta(sink.blocks);
+}
+
+TEST_CASE("Blocks tell of which version they are when the agent has moved on") {
+  Fixture fixture;
+  fixture.server.version_of = [](BlockIndex block) { return Version{1} + block % 2; };
+  LaneSet lanes(fixture.io, fixture.options, fixture.renew);
+  MemorySink sink(*fixture.model.layout());
+  REQUIRE(lanes.Fetch(fixture.FullRuns(), sink).ok());
+  for (BlockIndex block = 0; block < sink.versions.size(); ++block) CHECK(sink.versions[block] == 1 + block % 2);
+}
+
+TEST_CASE("Lanes stay open from one fetch to the next") {
+  Fixture fixture;
+  LaneSet lanes(fixture.io, fixture.options, fixture.renew);
+  MemorySink full(*fixture.model.layout());
+  DeltaSink delta;
+  REQUIRE(lanes.Fetch(fixture.FullRuns(), full).ok());
+  REQUIRE(lanes.Fetch(fixture.DeltaRuns(), delta).ok());
+  fixture.CheckDelta(delta.blocks);
+  CHECK(fixture.server.connections() == 3);
+}
+
+TEST_CASE("A lane that misbehaves once is opened again, and what had come is not asked for twice") {
+  Fixture fixture;
+  const Mischief mischief = GENERATE(from_range(std::begin(kBoth), std::end(kBoth)));
+  INFO("mischief " << static_cast<int>(mischief));
+  fixture.server.mischief = [=](int connection) { return connection < 2 ? mischief : Mischief::kNone; };
+  fixture.options.tickets.resize(1);  // no other lane that could take the work over
+  LaneSet lanes(fixture.io, fixture.options, fixture.renew);
+  MemorySink full(*fixture.model.layout());
+  REQUIRE(lanes.Fetch(fixture.FullRuns(), full).ok());
+  CHECK(full.data == fixture.model.data(1));
+  CHECK(full.repeated == 0);
+  CHECK(lanes.counters().retries >= 1);
+  CHECK(fixture.renewed == lanes.counters().retries);
+}
+
+TEST_CASE("A delta comes whole over lanes that misbehave") {
+  Fixture fixture;
+  const Mischief mischief = GENERATE(from_range(std::begin(kBoth), std::end(kBoth)));
+  INFO("mischief " << static_cast<int>(mischief));
+  fixture.server.at_frame = 2;
+  fixture.server.mischief = [=](int connection) { return connection < 2 ? mischief : Mischief::kNone; };
+  LaneSet lanes(fixture.io, fixture.options, fixture.renew);
+  DeltaSink sink;
+  REQUIRE(lanes.Fetch(fixture.DeltaRuns(), sink).ok());
+  fixture.CheckDelta(sink.blocks);
+}
+
+TEST_CASE("A peer that never behaves fails the pull with what it did, naming peer and lane") {
+  Fixture fixture;
+  const Mischief mischief = GENERATE(from_range(std::begin(kBoth), std::end(kBoth)));
+  INFO("mischief " << static_cast<int>(mischief));
+  fixture.server.mischief = [=](int) { return mischief; };
+  fixture.server.at_frame = 1;
+  fixture.options.silence_timeout = milliseconds(50);
+  LaneSet lanes(fixture.io, fixture.options, fixture.renew);
+  MemorySink sink(*fixture.model.layout());
+  const Status status = lanes.Fetch(fixture.FullRuns(), sink);
+  INFO(status.ToString());
+  if (mischief == Mischief::kWrongEnd || mischief == Mischief::kBlockTwice) {
+    CHECK((status.ok() ||
+           status.code() == ErrorCode::kProtocol));  // blocks come all the same: every attempt makes progress
+    return;
+  }
+  REQUIRE_FALSE(status.ok());
+  CHECK(status.message().find("127.0.0.1:" + std::to_string(fixture.server.port())) != std::string::npos);
+  CHECK(status.message().find("lane ") != std::string::npos);
+  if (mischief == Mischief::kForeignBlock || mischief == Mischief::kOldVersion) {
+    CHECK(status.code() == ErrorCode::kProtocol);
+    CHECK(status.message().find("block ") != std::string::npos);
+  }
+  if (mischief == Mischief::kStall) CHECK(status.code() == ErrorCode::kDeadline);
+  if (mischief == Mischief::kCorruptPayload) CHECK(status.code() == ErrorCode::kCorrupt);
+}
+
+TEST_CASE("A refused request fails the fetch with the agent's words, and the lanes live on") {
+  Fixture fixture;
+  fixture.server.refuse = [](const BlockRequest& request) {
+    return request.exact_version == 0 ? OkStatus() : Status(ErrorCode::kNotFound, "version 1 is gone");
+  };
+  LaneSet lanes(fixture.io, fixture.options, fixture.renew);
+  MemorySink sink(*fixture.model.layout());
+  BlockRun exact = fixture.FullRuns()[1];
+  exact.exact = true;
+  const Status status = lanes.Fetch({exact}, sink);
+  CHECK(status.code() == ErrorCode::kNotFound);
+  CHECK(status.message().find("version 1 is gone") != std::string::npos);
+  REQUIRE(lanes.Fetch(fixture.FullRuns(), sink).ok());
+  CHECK(sink.data == fixture.model.data(1));
+}
+
+TEST_CASE("Cancelling ends a stalled fetch at once") {
+  Fixture fixture;
+  fixture.server.mischief = [](int) { return Mischief::kStall; };
+  fixture.options.silence_timeout = std::chrono::minutes(5);
+  LaneSet lanes(fixture.io, fixture.options, fixture.renew);
+  MemorySink sink(*fixture.model.layout());
+  std::thread canceller([&] {
+    std::this_thread::sleep_for(milliseconds(50));
+    lanes.Cancel();
+  });
+  CHECK(lanes.Fetch(fixture.FullRuns(), sink).code() == ErrorCode::kCancelled);
+  canceller.join();
+  CHECK(lanes.Fetch(fixture.FullRuns(), sink).code() == ErrorCode::kCancelled);
+}
+
+TEST_CASE("An agent that is not there fails the pull after some attempts") {
+  Fixture fixture;
+  fixture.options.agent.port = 1;
+  LaneSet lanes(fixture.io, fixture.options, fixture.renew);
+  MemorySink sink(*fixture.model.layout());
+  CHECK(lanes.Fetch(fixture.FullRuns(), sink).code() == ErrorCode::kUnavailable);
+  CHECK(lanes.counters().retries == 3 * 3);
+}
+
+TEST_CASE("A pull that the agent has forgotten ends without more attempts") {
+  Fixture fixture;
+  fixture.server.mischief = [](int) { return Mischief::kRefuseTicket; };
+  fixture.renew = [](size_t) { return Status(ErrorCode::kNotFound, "pull 42 has expired"); };
+  LaneSet lanes(fixture.io, fixture.options, fixture.renew);
+  MemorySink sink(*fixture.model.layout());
+  const Status status = lanes.Fetch(fixture.FullRuns(), sink);
+  CHECK(status.code() == ErrorCode::kNotFound);
+  CHECK(status.message().find("pull 42 has expired") != std::string::npos);
+  CHECK(fixture.server.connections() == 3);
+}
+
+}  // namespace lockstep

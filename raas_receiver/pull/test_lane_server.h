@@ -1,0 +1,223 @@
+// An agent's lane port for tests: plain sockets, one thread per lane, and as badly behaved as it is told to be.
+#pragma once
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "common/base/hash.h"
+#include "common/base/text.h"
+#include "common/wire/frame.h"
+#include "raas_receiver/replica/test_model.h"
+
+namespace lockstep {
+
+enum class Mischief {
+  kNone,
+  kRefuseTicket,
+  kForeignWelcome,
+  kCloseBeforeFrame,
+  kCloseInPayload,
+  kCorruptHeader,
+  kCorruptPayload,
+  kForeignBlock,  // one that was not asked for
+  kBlockTwice,
+  kSkippedBlock,
+  kOldVersion,
+  kOtherPayload,  // a delta of another step
+  kWrongEnd,      // kRequestEnd with another count
+  kTooLarge,
+  kStall,
+};
+
+// Serves `model`: full blocks at `full_version` (or what version_of says), and delta payloads by id.
+class TestLaneServer {
+ public:
+  explicit TestLaneServer(const TestModel& model) : model_(model) {
+    listener_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t bytes = sizeof address;
+    (void)::bind(listener_, reinterpret_cast<sockaddr*>(&address), bytes);
+    (void)::listen(listener_, 64);
+    (void)::getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &bytes);
+    port_ = ntohs(address.sin_port);
+    acceptor_ = std::thread([this] { Accept(); });
+  }
+  ~TestLaneServer() {
+    stopping_ = true;
+    ::shutdown(listener_, SHUT_RDWR);
+    acceptor_.join();
+    {
+      std::lock_guard lock(mutex_);
+      for (const int lane : lanes_) ::shutdown(lane, SHUT_RDWR);
+    }
+    for (std::thread& thread : threads_) thread.join();
+    for (const int lane : lanes_) ::close(lane);
+    ::close(listener_);
+  }
+
+  uint16_t port() const { return port_; }
+  int connections() const { return connections_; }
+
+  // Set before the first lane connects.
+  std::function<Mischief(int connection)> mischief = [](int) { return Mischief::kNone; };
+  int at_frame = 5;  // of a connection: when the mischief happens
+  std::function<Version(BlockIndex)> version_of = [](BlockIndex) { return Version{1}; };
+  std::map<uint64_t, std::vector<DeltaBlock>> payloads;  // by id: from version id to id + 1
+  std::function<Status(const BlockRequest&)> refuse = [](const BlockRequest&) { return OkStatus(); };
+
+ private:
+  struct LaneState {
+    int socket = -1;
+    Mischief mischief = Mischief::kNone;
+    int frames = 0;
+  };
+
+  void Accept() {
+    while (!stopping_) {
+      const int lane = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
+      if (lane < 0) return;
+      const Mischief mischief_here = mischief(connections_++);
+      std::lock_guard lock(mutex_);
+      lanes_.push_back(lane);
+      threads_.emplace_back([this, lane, mischief_here] {
+        Serve({lane, mischief_here, 0});
+        ::shutdown(lane, SHUT_RDWR);
+      });
+    }
+  }
+
+  void Serve(LaneState lane) {
+    LaneHello hello;
+    if (!Read(lane, hello) || !CheckHello(hello).ok()) return;
+    LaneWelcome welcome;
+    if (lane.mischief == Mischief::kRefuseTicket) welcome.code = static_cast<uint32_t>(ErrorCode::kPermission);
+    if (lane.mischief == Mischief::kForeignWelcome) welcome.magic ^= 1;
+    Seal(welcome);
+    if (!Write(lane, AsBytes(welcome)) || welcome.code != 0) return;
+    BlockRequest request;
+    while (Read(lane, request)) {
+      if (!CheckRequest(request, model_.layout()->block_count()).ok() || !Answer(lane, request)) return;
+    }
+  }
+
+  bool Answer(LaneState& lane, const BlockRequest& request) {
+    if (const Status refused = refuse(request); !refused.ok()) return SendError(lane, request, refused);
+    uint32_t sent = 0;
+    const bool full = request.kind == static_cast<uint8_t>(RequestKind::kFull);
+    if (!(full ? SendFull(lane, request, sent) : SendDelta(lane, request, sent))) return false;
+    FrameHeader end;
+    end.type = static_cast<uint8_t>(FrameType::kRequestEnd);
+    end.request_id = request.request_id;
+    end.block = Due(lane, Mischief::kWrongEnd) ? sent + 1 : sent;
+    Seal(end);
+    return Write(lane, AsBytes(end));
+  }
+
+  bool SendFull(LaneState& lane, const BlockRequest& request, uint32_t& sent) {
+    for (BlockIndex block = request.first_block; block < request.first_block + request.block_count; ++block) {
+      if (Due(lane, Mischief::kSkippedBlock)) continue;
+      const Version version = request.exact_version != 0 ? request.exact_version : version_of(block);
+      const ByteView bytes = model_.block_of(version, block);
+      FrameHeader frame;
+      frame.codec = static_cast<uint8_t>(Codec::kRaw);
+      frame.version = version;
+      frame.block_hash = frame.payload_hash = BlockHash(bytes);
+      if (!SendBlock(lane, request, block, frame, bytes)) return false;
+      ++sent;
+    }
+    return true;
+  }
+
+  bool SendDelta(LaneState& lane, const BlockRequest& request, uint32_t& sent) {
+    for (const DeltaBlock& delta : payloads.at(request.payload_id)) {
+      if (delta.block < request.first_block || delta.block >= request.first_block + request.block_count) continue;
+      FrameHeader frame;
+      frame.codec = static_cast<uint8_t>(delta.codec);
+      frame.version = request.payload_id + 1;
+      frame.base_version = request.payload_id;
+      frame.block_hash = delta.target_hash;
+      frame.payload_hash = delta.data_hash;
+      frame.changes = delta.changes;
+      frame.payload_id = request.payload_id;
+      if (!SendBlock(lane, request, delta.block, frame, delta.data)) return false;
+      ++sent;
+    }
+    return true;
+  }
+
+  // Sends one block's frame, after what mischief is due did to it.
+  bool SendBlock(LaneState& lane, const BlockRequest& request, BlockIndex block, FrameHeader frame, ByteView payload) {
+    ++lane.frames;
+    frame.type = static_cast<uint8_t>(FrameType::kBlock);
+    frame.request_id = request.request_id;
+    frame.block = block;
+    frame.payload_bytes = static_cast<uint32_t>(payload.size());
+    if (Due(lane, Mischief::kCloseBeforeFrame)) return false;
+    if (Due(lane, Mischief::kForeignBlock)) frame.block = request.first_block + request.block_count;
+    if (Due(lane, Mischief::kOldVersion)) frame.version = frame.base_version + (frame.base_version > 0 ? 7 : 0);
+    if (Due(lane, Mischief::kOtherPayload)) frame.payload_id += 100;
+    if (Due(lane, Mischief::kTooLarge)) frame.payload_bytes = 1 << 30;
+    Seal(frame);
+    if (Due(lane, Mischief::kCorruptHeader)) frame.block_hash ^= 1;
+    if (Due(lane, Mischief::kBlockTwice) && !(Write(lane, AsBytes(frame)) && Write(lane, payload))) return false;
+    if (!Write(lane, AsBytes(frame))) return false;
+    if (Due(lane, Mischief::kStall)) Stall();
+    if (Due(lane, Mischief::kCloseInPayload)) return Write(lane, payload.first(payload.size() / 2)) && false;
+    Bytes bytes(payload.begin(), payload.end());
+    if (Due(lane, Mischief::kCorruptPayload)) bytes[bytes.size() / 2] ^= std::byte{4};
+    return Write(lane, bytes);
+  }
+
+  bool SendError(LaneState& lane, const BlockRequest& request, const Status& why) {
+    FrameHeader frame;
+    frame.type = static_cast<uint8_t>(FrameType::kError);
+    frame.request_id = request.request_id;
+    frame.block = static_cast<uint32_t>(why.code());
+    frame.payload_bytes = static_cast<uint32_t>(why.message().size());
+    frame.payload_hash = Hash64(AsBytes(std::string_view(why.message())));
+    Seal(frame);
+    return Write(lane, AsBytes(frame)) && Write(lane, AsBytes(std::string_view(why.message())));
+  }
+
+  bool Due(const LaneState& lane, Mischief mischief_asked) const {
+    return lane.mischief == mischief_asked && lane.frames >= at_frame;
+  }
+  void Stall() {
+    while (!stopping_) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  template <typename T>
+  static bool Read(const LaneState& lane, T& message) {
+    return ::recv(lane.socket, &message, sizeof message, MSG_WAITALL) == static_cast<ssize_t>(sizeof message);
+  }
+  static bool Write(const LaneState& lane, ByteView bytes) {
+    while (!bytes.empty()) {
+      const ssize_t put = ::send(lane.socket, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+      if (put <= 0) return false;
+      bytes = bytes.subspan(static_cast<size_t>(put));
+    }
+    return true;
+  }
+
+  const TestModel& model_;
+  int listener_ = -1;
+  uint16_t port_ = 0;
+  std::atomic<bool> stopping_ = false;
+  std::atomic<int> connections_ = 0;
+  std::mutex mutex_;
+  std::vector<int> lanes_;
+  std::vector<std::thread> threads_;
+  std::thread acceptor_;
+};
+
+}  // namespace lockstep
