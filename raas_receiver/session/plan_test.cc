@@ -1,0 +1,115 @@
+#include "raas_receiver/session/plan.h"
+
+#include <catch2/catch.hpp>
+#include <functional>
+
+#include "raas_receiver/replica/test_model.h"
+#include "raas_receiver/session/agent_client.h"
+
+namespace lockstep {
+namespace {
+
+const HostPort kControl{"10.1.2.3", 7700};
+
+struct Fixture {
+  TestModel model;
+  Held held = model.held(3);
+
+  v1::PullPlan Chain() const {
+    v1::PullPlan plan;
+    plan.set_pull_id(77);
+    plan.set_mode(v1::PULL_MODE_CHAIN);
+    *plan.mutable_base() = ToProto(model.held(3));
+    *plan.mutable_target() = ToProto(model.held(5));
+    plan.set_target_digest(ToBytes(RandomId<ManifestDigest>()));
+    plan.add_tickets(ToBytes(RandomId<Ticket>()));
+    plan.set_lane_address("127.0.0.1:7701");
+    for (Version base = 3; base < 5; ++base) {
+      v1::DeltaStep& step = *plan.add_steps();
+      step.set_payload_id(base + 10);
+      step.set_base(base);
+      step.set_target(base + 1);
+      step.set_entries(4);
+      step.set_data_bytes(400);
+      step.set_target_digest(base == 4 ? plan.target_digest() : ToBytes(RandomId<ManifestDigest>()));
+    }
+    return plan;
+  }
+  ErrorCode CodeOf(const v1::PullPlan& plan) const {
+    return ReadPlan(plan, *model.layout(), held, kControl).status().code();
+  }
+};
+
+}  // namespace
+
+TEST_CASE("A plan that keeps the rules is read as it stands") {
+  const Fixture fixture;
+  const auto plan = ReadPlan(fixture.Chain(), *fixture.model.layout(), fixture.held, kControl);
+  REQUIRE(plan.ok());
+  CHECK(plan->target == fixture.model.held(5));
+  CHECK(plan->steps.size() == 2);
+  CHECK(plan->tickets.size() == 1);
+  CHECK(plan->lanes == HostPort{"127.0.0.1", 7701});
+  CHECK(ModeName(plan->mode) == "chain");
+}
+
+TEST_CASE("A lane address without a host is on the control channel's") {
+  const Fixture fixture;
+  v1::PullPlan proto = fixture.Chain();
+  proto.set_lane_address(":7701");
+  CHECK(ReadPlan(proto, *fixture.model.layout(), fixture.held, kControl)->lanes == HostPort{"10.1.2.3", 7701});
+}
+
+TEST_CASE("A plan that breaks a rule is refused") {
+  const Fixture fixture;
+  const std::function<void(v1::PullPlan&)> foul[] = {
+      [](v1::PullPlan& plan) { plan.mutable_base()->set_version(2); },
+      [](v1::PullPlan& plan) { plan.mutable_target()->set_version(6); },
+      [](v1::PullPlan& plan) { plan.mutable_target()->set_run(std::string(16, 'x')); },
+      [](v1::PullPlan& plan) { plan.mutable_target()->set_run("short"); },
+      [](v1::PullPlan& plan) { plan.clear_target(); },
+      [](v1::PullPlan& plan) { plan.set_target_digest("short"); },
+      [](v1::PullPlan& plan) { plan.set_target_digest(std::string(16, 'x')); },
+      [](v1::PullPlan& plan) { plan.set_mode(v1::PULL_MODE_DELTA); },
+      [](v1::PullPlan& plan) { plan.set_mode(v1::PULL_MODE_FULL); },
+      [](v1::PullPlan& plan) { plan.set_mode(v1::PULL_MODE_UP_TO_DATE); },
+      [](v1::PullPlan& plan) { plan.set_mode(v1::PULL_MODE_UNSPECIFIED); },
+      [](v1::PullPlan& plan) { plan.clear_tickets(); },
+      [](v1::PullPlan& plan) { plan.add_tickets("short"); },
+      [](v1::PullPlan& plan) { plan.clear_steps(); },
+      [](v1::PullPlan& plan) { plan.mutable_steps(0)->set_base(4); },
+      [](v1::PullPlan& plan) { plan.mutable_steps(1)->set_base(3); },
+      [](v1::PullPlan& plan) { plan.mutable_steps(1)->set_payload_id(0); },
+      [](v1::PullPlan& plan) { plan.mutable_steps(0)->set_entries(1 << 30); },
+      [](v1::PullPlan& plan) { plan.mutable_steps(0)->set_data_bytes(uint64_t{1} << 50); },
+      [](v1::PullPlan& plan) { plan.mutable_steps(0)->set_data_bytes(3); },
+      [](v1::PullPlan& plan) { plan.mutable_steps(0)->set_target_digest(""); },
+  };
+  for (const auto& change : foul) {
+    v1::PullPlan plan = fixture.Chain();
+    change(plan);
+    INFO(plan.ShortDebugString());
+    CHECK(fixture.CodeOf(plan) == ErrorCode::kProtocol);
+  }
+  v1::PullPlan nowhere = fixture.Chain();
+  nowhere.set_lane_address("nowhere");
+  CHECK_FALSE(ReadPlan(nowhere, *fixture.model.layout(), fixture.held, kControl).ok());
+}
+
+TEST_CASE("A delta is refused by a receiver that holds nothing, whatever the plan's base") {
+  Fixture fixture;
+  fixture.held = {};
+  CHECK(fixture.CodeOf(fixture.Chain()) == ErrorCode::kProtocol);
+}
+
+TEST_CASE("Catching up stays in the run of the full pull and starts at the oldest block's version") {
+  const Fixture fixture;
+  Plan full;
+  full.target = fixture.model.held(3);
+  CHECK(ReadCatchUp(fixture.Chain(), *fixture.model.layout(), full, 3).ok());
+  CHECK_FALSE(ReadCatchUp(fixture.Chain(), *fixture.model.layout(), full, 2).ok());
+  full.target.run = RandomId<RunId>();
+  CHECK_FALSE(ReadCatchUp(fixture.Chain(), *fixture.model.layout(), full, 3).ok());
+}
+
+}  // namespace lockstep

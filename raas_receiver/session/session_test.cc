@@ -1,0 +1,285 @@
+#include "raas_receiver/session/session.h"
+
+#include <catch2/catch.hpp>
+#include <thread>
+
+#include "raas_receiver/replica/replica_fixture.h"
+#include "raas_receiver/session/test_agent.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+
+// A session on a directory of its own, following a TestAgent.
+struct Fixture {
+  ReplicaFixture replicas;
+  SyncFeed feed;
+  IoThreads io{2, [](std::string_view what) { WARN(std::string(what)); }};
+  TestAgent agent{replicas.model};
+  SessionOptions options{
+      .model = "actor", .receiver = "test", .agent = agent.address(), .lanes = 2, .follow = true, .hook = {}};
+  std::unique_ptr<Session> session;
+  ReplicaPair* pair = nullptr;
+
+  void Start() {
+    replicas.Open();
+    pair = replicas.opened.get();
+    session = std::make_unique<Session>(options, std::move(replicas.opened), io, feed);
+    session->Start();
+  }
+  void Stop() {
+    session->RequestStop();
+    session->Join(std::chrono::seconds(5));
+    session.reset();
+  }
+  template <typename Condition>
+  void WaitFor(Condition condition) {
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (!condition()) {
+      INFO(session->Describe().ShortDebugString());
+      REQUIRE(std::chrono::steady_clock::now() < until);
+      std::this_thread::sleep_for(milliseconds(2));
+    }
+  }
+  void WaitHeld(Version version) {
+    WaitFor([&] { return pair->current().held.version == version && Describe().state() == v1::SESSION_STATE_WAITING; });
+    Check(version);
+  }
+  // The published file and its hashes are those of `version`.
+  void Check(Version version) {
+    CHECK(pair->current().held == replicas.model.held(version));
+    CHECK(ReplicaFixture::FileBytes(replicas.ModelPath("current/model.safetensors")) ==
+          ReplicaFixture::Image(replicas.model, version));
+    CHECK(session->Verify()->bad_blocks.empty());
+  }
+  v1::ReceiverModel Describe() const { return session->Describe(); }
+  Result<v1::SyncRecord> Pull(bool force_full = false) {
+    return session->Pull(force_full, std::chrono::seconds(10), [] { return false; });
+  }
+  Result<v1::ReceiverModel> Rollback() {
+    return session->Rollback([] { return false; });
+  }
+  // Damages the replica that the next delta will bring forward, in the first block that it changes.
+  void DamageTarget(Version base) {
+    const BlockIndex block = replicas.model.DeltaBlocks(base, base + 1)[0].block;
+    pair->target_block(block)[1] ^= std::byte{1};
+  }
+};
+
+}  // namespace
+
+TEST_CASE("A session follows its agent: the first version in full, then deltas, then nothing when nothing is new") {
+  Fixture fixture;
+  const auto records = fixture.feed.Subscribe("actor");
+  fixture.Start();
+  fixture.WaitHeld(1);
+  for (Version version = 2; version <= 6; ++version) {
+    fixture.agent.Publish();
+    fixture.WaitHeld(version);
+  }
+  for (Version version = 1; version <= 6; ++version) {
+    v1::SyncRecord record;
+    REQUIRE(records->Next(milliseconds(0), record));
+    CHECK(record.mode() == (version == 1 ? "full" : "delta"));
+    CHECK(record.from().version() == version - 1);
+    CHECK(record.to().version() == version);
+    CHECK(record.verified());
+    CHECK(record.error().empty());
+    CHECK(record.manifest_digest() == ToHex(fixture.replicas.model.manifest(version).digest));
+  }
+  CHECK(fixture.agent.pulls_opened == 6);
+  CHECK(fixture.agent.pulls_closed == 6);
+  CHECK(fixture.agent.last_outcome == "ok");
+  CHECK(fixture.Describe().served_version() == 6);
+  fixture.Stop();
+}
+
+TEST_CASE("A session several versions behind takes a chain") {
+  Fixture fixture;
+  fixture.options.follow = false;
+  fixture.Start();
+  REQUIRE(fixture.Pull().ok());
+  for (int i = 0; i < 4; ++i) fixture.agent.Publish();
+  const auto record = fixture.Pull();
+  REQUIRE(record.ok());
+  CHECK(record->mode() == "chain");
+  fixture.WaitHeld(5);
+  fixture.Stop();
+}
+
+TEST_CASE("A session that does not follow syncs only when told, and says when there is nothing new") {
+  Fixture fixture;
+  fixture.options.follow = false;
+  fixture.Start();
+  fixture.WaitFor([&] { return fixture.Describe().newest_version() == 1; });
+  CHECK_FALSE(fixture.session->HoldsVersion());
+  CHECK(fixture.Pull()->mode() == "full");
+  CHECK(fixture.Pull()->mode() == "up_to_date");
+  CHECK(fixture.Pull(true)->mode() == "full");
+  fixture.WaitHeld(1);
+  fixture.Stop();
+}
+
+TEST_CASE("A block that does not come out right is fetched in full and counted") {
+  Fixture fixture;
+  fixture.Start();
+  fixture.WaitHeld(1);
+  fixture.agent.Publish();
+  fixture.WaitHeld(2);
+  fixture.DamageTarget(2);
+  fixture.agent.Publish();
+  fixture.WaitHeld(3);
+  CHECK(fixture.Describe().repaired_blocks() >= 1);
+  CHECK(fixture.Describe().last_error().empty());
+  fixture.Stop();
+}
+
+TEST_CASE("A version whose damaged block cannot be had is refused, what is held stays, and the next version is taken") {
+  Fixture fixture;
+  fixture.options.follow = false;
+  fixture.Start();
+  REQUIRE(fixture.Pull().ok());
+  fixture.agent.Publish();
+  REQUIRE(fixture.Pull().ok());
+  fixture.DamageTarget(2);
+  fixture.agent.refuse_full = [](const BlockRequest& request) {
+    return request.exact_version == 0 ? OkStatus() : Status(ErrorCode::kNotFound, "version 3 is gone");
+  };
+  fixture.agent.Publish();
+  const auto refused = fixture.Pull();
+  REQUIRE_FALSE(refused.ok());
+  CHECK(refused.status().message().find("version 3 is gone") != std::string::npos);
+  fixture.Check(2);
+  CHECK(fixture.agent.last_outcome.find("version 3 is gone") != std::string::npos);
+  CHECK(fixture.Describe().failures() == 1);
+  REQUIRE(fixture.Pull().ok());
+  fixture.Check(3);
+  CHECK(fixture.Describe().last_error().empty());
+  fixture.Stop();
+}
+
+TEST_CASE("A delta that does not lead to the digest it names is not applied") {
+  Fixture fixture;
+  fixture.options.follow = false;
+  fixture.Start();
+  REQUIRE(fixture.Pull().ok());
+  fixture.agent.Publish();
+  REQUIRE(fixture.Pull().ok());
+  fixture.agent.Publish();
+  fixture.agent.twist = [](v1::PullPlan& plan) {
+    plan.set_target_digest(std::string(16, 'x'));
+    plan.mutable_steps(0)->set_target_digest(std::string(16, 'x'));
+  };
+  CHECK(fixture.Pull().status().code() == ErrorCode::kCorrupt);
+  fixture.Check(2);
+  CHECK(fixture.pair->previous().held.version == 1);
+  fixture.agent.twist = [](v1::PullPlan&) {};
+  REQUIRE(fixture.Pull().ok());
+  fixture.Check(3);
+  fixture.Stop();
+}
+
+TEST_CASE("A full pull that the trainer overtakes ends at one version, whatever versions its blocks are of") {
+  Fixture fixture;
+  fixture.options.follow = false;
+  fixture.agent.lanes().version_of = [](BlockIndex block) { return Version{1} + block % 4; };
+  fixture.agent.catch_up_target = [] { return Version{5}; };
+  fixture.Start();
+  const auto record = fixture.Pull();
+  INFO(record.status().ToString());
+  REQUIRE(record.ok());
+  CHECK(record->mode() == "full");
+  CHECK(record->to().version() == 5);
+  fixture.Check(5);
+  fixture.Stop();
+}
+
+TEST_CASE("Blocks that no step starts from are fetched again") {
+  Fixture fixture;
+  fixture.options.follow = false;
+  fixture.agent.lanes().version_of = [](BlockIndex block) { return block % 3 == 0 ? Version{7} : Version{1}; };
+  fixture.agent.catch_up_target = [] { return Version{5}; };
+  fixture.Start();
+  REQUIRE(fixture.Pull().ok());
+  fixture.Check(5);
+  fixture.Stop();
+}
+
+TEST_CASE("After a rollback the session holds until a pull, which needs no bytes when the version is still there") {
+  Fixture fixture;
+  fixture.Start();
+  fixture.WaitHeld(1);
+  CHECK(fixture.Rollback().status().code() == ErrorCode::kState);
+  fixture.agent.Publish();
+  fixture.WaitHeld(2);
+  const auto back = fixture.Rollback();
+  REQUIRE(back.ok());
+  CHECK(back->held().version() == 1);
+  CHECK(back->previous().version() == 2);
+  fixture.WaitFor([&] { return fixture.Describe().state() == v1::SESSION_STATE_HELD; });
+  fixture.Check(1);
+  const auto record = fixture.Pull();
+  REQUIRE(record.ok());
+  CHECK(record->payload_bytes() == 0);
+  fixture.WaitHeld(2);
+  REQUIRE(fixture.Rollback().ok());
+  fixture.agent.Publish();
+  std::this_thread::sleep_for(milliseconds(100));
+  fixture.Check(1);
+  REQUIRE(fixture.Pull().ok());
+  fixture.WaitHeld(3);
+  fixture.Stop();
+}
+
+TEST_CASE("A failing hook leaves the version held but not served, and is told of the next one") {
+  Fixture fixture;
+  fixture.options.hook = {
+      .command = "test \"$LOCKSTEP_VERSION\" != 2", .attempts = 2, .first_backoff = milliseconds(1)};
+  fixture.Start();
+  fixture.WaitHeld(1);
+  fixture.agent.Publish();
+  fixture.WaitHeld(2);
+  fixture.WaitFor([&] { return fixture.Describe().hook_failures() == 2 && !fixture.Describe().last_error().empty(); });
+  CHECK(fixture.Describe().served_version() == 1);
+  fixture.agent.Publish();
+  fixture.WaitHeld(3);
+  CHECK(fixture.Describe().served_version() == 3);
+  CHECK(fixture.Describe().last_error().empty());
+  fixture.Stop();
+}
+
+TEST_CASE("A receiver that comes back before it told the engine tells it then") {
+  Fixture fixture;
+  fixture.options.hook = {.command = "false", .attempts = 1};
+  fixture.Start();
+  fixture.WaitHeld(1);
+  fixture.Stop();
+  fixture.options.hook = {.command = "test \"$LOCKSTEP_MODE\" = recovered", .attempts = 1};
+  fixture.Start();
+  fixture.WaitFor([&] { return fixture.Describe().served_version() == 1; });
+  fixture.Stop();
+}
+
+TEST_CASE("Stopping ends a stalled pull at once") {
+  Fixture fixture;
+  fixture.agent.lanes().mischief = [](int) { return Mischief::kStall; };
+  fixture.Start();
+  fixture.WaitFor([&] { return fixture.Describe().state() == v1::SESSION_STATE_PULLING; });
+  const auto begin = std::chrono::steady_clock::now();
+  fixture.Stop();
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(3));
+}
+
+TEST_CASE("Without an agent a session waits, and a pull says what is wrong") {
+  Fixture fixture;
+  fixture.options.agent.port = 1;
+  fixture.Start();
+  const auto record = fixture.Pull();
+  CHECK(record.status().code() == ErrorCode::kUnavailable);
+  CHECK(record.status().message().find("127.0.0.1:1") != std::string::npos);
+  CHECK(fixture.Describe().last_error().find("127.0.0.1:1") != std::string::npos);
+  fixture.Stop();
+}
+
+}  // namespace lockstep
