@@ -2,7 +2,7 @@
 # Installs what is missing, builds everything and runs every test. The last line is "N passed, N failed".
 #
 #   tests/run.sh                     everything
-#   tests/run.sh --cpp | --python    only the C++ unit tests, or only pytest (which needs the daemons, so they are built)
+#   tests/run.sh --cpp | --python    only the C++ unit tests, or only pytest (everything is built for it, too)
 #   tests/run.sh -k EXPRESSION       only the Python tests that match (implies --python)
 #   tests/run.sh --config=asan ...   options for Bazel
 #   tests/run.sh --check NAME=STATUS counts a check that the caller made as one more test
@@ -46,7 +46,8 @@ main() {
 
   local bazel_command=build status=0
   $cpp && bazel_command=test
-  bazel "$bazel_command" --keep_going "${bazel_options[@]}" --build_event_json_file="$RESULTS/bazel.json" //... || status=$?
+  bazel_options+=(--keep_going --build_event_json_file="$RESULTS/bazel.json")
+  bazel "$bazel_command" "${bazel_options[@]}" //... || status=$?
   if $cpp; then
     summary+=(--bazel "$RESULTS/bazel.json" --bazel-status "$status")
   elif [[ $status != 0 ]]; then
@@ -57,8 +58,8 @@ main() {
   if $python && [[ $status == [034] ]]; then
     install_python
     status=0
-    "$VENV/bin/python" -m pytest -c tests/pytest.ini --rootdir=. --junitxml="$RESULTS/pytest.xml" "${pytest_options[@]}" \
-      tests trainer_agent/export_plugin/python/tests || status=$?
+    pytest_options+=(-c tests/pytest.ini --rootdir=. --junitxml="$RESULTS/pytest.xml")
+    "$VENV/bin/python" -m pytest "${pytest_options[@]}" tests trainer_agent/export_plugin/python/tests || status=$?
     summary+=(--pytest "$RESULTS/pytest.xml" --pytest-status "$status")
   fi
 

@@ -4,9 +4,9 @@
     summarize.py [--bazel EVENTS.json --bazel-status N] [--pytest JUNIT.xml --pytest-status N] [--check NAME=STATUS]...
 
 EVENTS.json is what `bazel test --build_event_json_file` wrote: it names exactly the tests of that run, cached ones with
-their reports, so a report left over from an earlier run is never counted. A test case is one <testcase> of a JUnit report.
-A test target that was not built, crashed, timed out or left no readable report counts as one failure, and so does a tool
-that failed without any failed case. Exit status: 0 when nothing failed, else 1.
+their reports, so a report left over from an earlier run is never counted. A test case is one <testcase> of a JUnit
+report. A test target that was not built, crashed, timed out or left no readable report counts as one failure, and so
+does a tool that failed without any failed case. Exit status: 0 when nothing failed, else 1.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """A TCP proxy that does to connections what bad networks do, the same for the same seed.
 
-Each connection draws one fault from `faults`; the bytes that the upstream sends are damaged, the other way is left alone:
+Each connection draws one fault from `faults`; what the upstream sends is damaged, the other way is left alone:
 
     clean       passes everything on
     split       passes it on in pieces of a few bytes to a few kilobytes
@@ -12,7 +12,7 @@ Each connection draws one fault from `faults`; the bytes that the upstream sends
 
 Two more happen only where they are asked for by name, for they keep a peer from coming to an end soon:
 
-    slow        passes on a few megabytes a second
+    slow        passes on twenty megabytes a second
     hang        passes nothing on after some bytes, and says nothing
 
 A connection that is torn gets farther the more of them there were, so that a peer that resumes comes to an end.
@@ -28,12 +28,12 @@ import time
 
 FAULTS = ("clean", "split", "stall", "reset", "corrupt", "half_close", "truncate")
 CHUNK = 64 * 1024
-SLOW_BYTES_PER_SECOND = 4_000_000
+SLOW_BYTES_PER_SECOND = 20_000_000
 RST_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 class FaultProxy:
-    """Listens on 127.0.0.1 (`address`) and forwards to `upstream` ("host:port") until closed. `seen` counts the faults."""
+    """Listens on `address` and forwards to `upstream`, both "host:port", until closed. `seen` counts the faults."""
 
     def __init__(self, upstream: str, seed: int, faults=FAULTS, reach_bytes: int = 512 * 1024) -> None:
         host, _, port = upstream.rpartition(":")

@@ -1,8 +1,8 @@
 """Real daemons as processes, for tests: started on free loopback ports below one temporary directory, and always ended.
 
-    cluster.agent() and cluster.receiver(agent) start a daemon and wait until it answers; keyword arguments become its flags.
-    A test compares what a replica's file holds with the trainer's own arrays; that is the judge of every claim, not what
-    the daemons say of themselves.
+cluster.agent() and cluster.receiver(agent) start a daemon and wait until it answers; keyword arguments are its flags.
+A test compares what a replica's file holds with the trainer's own arrays; that is the judge of every claim, not what
+the daemons say of themselves.
 """
 
 import contextlib
@@ -49,8 +49,14 @@ def wait_until(condition, what: str, timeout_s: float = 30, interval_s: float = 
         time.sleep(interval_s)
 
 
+def roomy_directory() -> str:
+    """Memory where there is enough of it: containers often have a /dev/shm of 64 MiB."""
+    shared = Path("/dev/shm")
+    return str(shared) if shared.is_dir() and shutil.disk_usage(shared).free > 2 << 30 else tempfile.gettempdir()
+
+
 def flags_of(options: "dict[str, object]") -> "list[str]":
-    """{"lane_advertise": "a:1", "follow": False, "allow_insecure_network": None} as a command line; None is a bare flag."""
+    """{"lanes": 4, "follow": False, "print_config": None} as a command line; None makes a bare flag."""
     arguments = []
     for name, value in options.items():
         arguments.append("--" + name.replace("_", "-"))
@@ -213,7 +219,7 @@ class Cluster:
     """Every daemon of one test, below one directory in memory."""
 
     def __init__(self) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="lockstep-test-", dir="/dev/shm"))
+        self.directory = Path(tempfile.mkdtemp(prefix="lockstep-test-", dir=roomy_directory()))
         self.daemons: "list[Daemon]" = []
         self._cleanups = contextlib.ExitStack()
 

@@ -1,8 +1,8 @@
 """A trainer's rank as a process of its own, so that tests can kill it.
 
 Run as a script it opens a publisher as its first argument (JSON) says, and obeys one JSON command a line on stdin:
-{"call": "begin", "arguments": [1]}, {"call": "fill", "arguments": [name, seed]}, {"call": "commit"}. Each is answered by
-{} or {"error": class, "message": sentence}.
+{"call": "begin", "arguments": [1]}, {"call": "fill", "arguments": [name, seed]}, {"call": "commit", "arguments": []}.
+Each is answered by {} or {"error": class, "message": sentence}.
 """
 
 import json
@@ -23,7 +23,9 @@ def content(name: str, seed: int, shape) -> np.ndarray:
 class RankProcess:
     """Drives a rank from a test. `shapes` is the whole model, {name: shape}, all float32."""
 
-    def __init__(self, socket: Path, model: str, shapes, rank: int = 0, ranks: int = 1, run: "str | None" = None) -> None:
+    def __init__(
+        self, socket: Path, model: str, shapes, rank: int = 0, ranks: int = 1, run: "str | None" = None
+    ) -> None:
         options = {"rank": rank, "ranks": ranks, "run": run, "call_timeout_ms": 20_000}
         arguments = {"socket": str(socket), "model": model, "shapes": shapes, "options": options}
         self.process = subprocess.Popen(

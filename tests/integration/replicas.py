@@ -92,4 +92,3 @@ class ToyModel:
 
     def copy(self) -> "dict[str, np.ndarray]":
         return {name: tensor.copy() for name, tensor in self.tensors.items()}
-

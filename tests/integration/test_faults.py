@@ -53,9 +53,7 @@ def test_receivers_that_hang_make_no_trainer_wait_and_no_agent_fail_to_drain(clu
     model = ToyModel(blocks=40)
     lane_port = free_port()
     with FaultProxy(f"127.0.0.1:{lane_port}", 1, ["hang"], reach_bytes=100_000) as proxy:
-        agent = cluster.agent(
-            lane_listen=f"127.0.0.1:{lane_port}", lane_advertise=proxy.address, drain_timeout_ms=1000
-        )
+        agent = cluster.agent(lane_listen=f"127.0.0.1:{lane_port}", lane_advertise=proxy.address, drain_timeout_ms=1000)
         for _ in range(3):
             cluster.receiver(agent)
         with agent.publisher(model.tensors, reconnect_timeout_ms=300) as publisher:
@@ -69,7 +67,7 @@ def test_receivers_that_hang_make_no_trainer_wait_and_no_agent_fail_to_drain(clu
 
 
 def test_a_slow_full_pull_overtaken_by_many_versions_ends_with_a_whole_one(cluster):
-    model = ToyModel(blocks=40)
+    model = ToyModel(blocks=200)  # more than the sockets on the way can hold
     lane_port = free_port()
     with FaultProxy(f"127.0.0.1:{lane_port}", 1, ["slow"]) as proxy:
         agent = cluster.agent(lane_listen=f"127.0.0.1:{lane_port}", lane_advertise=proxy.address)

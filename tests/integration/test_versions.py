@@ -250,7 +250,9 @@ def test_tensors_filled_in_place_by_ranges_arrive(cluster, agent):
         data = publisher.begin(1)
         for meta, offset in publisher.layout:
             data[offset : offset + meta.nbytes] = tensors[meta.name].tobytes()
-            publisher.ranges_done([(offset, meta.nbytes // 2), (offset + meta.nbytes // 2, meta.nbytes - meta.nbytes // 2)])
+            publisher.ranges_done(
+                [(offset, meta.nbytes // 2), (offset + meta.nbytes // 2, meta.nbytes - meta.nbytes // 2)]
+            )
         publisher.commit()
         receiver.wait_for(tensors)
 

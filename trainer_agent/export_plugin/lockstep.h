@@ -3,17 +3,22 @@
  * One lockstep_model per (process, model). Every rank that writes opens the model with the same tensors; the agent
  * commits a version when all ranks have committed it. Per step, on each rank:
  *
- *     lockstep_begin(model, version, &data);         waits, if at all, for the tail of the previous diff
+ *     lockstep_begin(model, version, &data);    waits, if at all, for the tail of the previous diff
  *     ... write the bytes of some tensors at data + tensor.offset, or use lockstep_write() ...
- *     lockstep_ranges_done(model, ranges, n);        as they become complete, in any order, each byte once over all
- * ranks lockstep_commit(model);                        this rank is done
+ *     lockstep_ranges_done(model, ranges, n);   as they become complete, in any order, each byte once over all ranks
+ *     lockstep_commit(model);                   this rank is done
  *
  * Memory: `data` is the data section of a half in shared memory, owned by the library, valid until commit, abort or
- * close. Threads: calls on one lockstep_model must not overlap; different models are independent. The library starts no
- * threads. Errors: every function answers LOCKSTEP_OK or a code below; lockstep_last_error() has the sentence. Nothing
- * is thrown, nothing calls exit, SIGPIPE is never raised. An agent that is restarted is reconnected to within
- * `reconnect_timeout_ms`, inside the call that noticed, and what this rank had told it is told again. Its buffers are
- * handed back to it, so the run goes on.
+ * close.
+ *
+ * Threads: calls on one lockstep_model must not overlap; different models are independent. The library starts no
+ * threads.
+ *
+ * Errors: every function answers LOCKSTEP_OK or a code below; lockstep_last_error() has the sentence. Nothing is
+ * thrown, nothing calls exit, SIGPIPE is never raised.
+ *
+ * An agent that is restarted is reconnected to within `reconnect_timeout_ms`, inside the call that noticed, and what
+ * this rank had told it is told again. Its buffers are handed back to it, so the run goes on.
  */
 #ifndef LOCKSTEP_EXPORT_PLUGIN_LOCKSTEP_H_
 #define LOCKSTEP_EXPORT_PLUGIN_LOCKSTEP_H_

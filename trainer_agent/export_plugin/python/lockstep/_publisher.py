@@ -22,8 +22,8 @@ class Publisher:
     Args:
         socket: the agent's unix socket.
         model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
-        tensors: the whole model in export order, the same on every rank: a mapping or (name, tensor) pairs of tensors on
-            any device, or ``TensorMeta``. Only names, dtypes and shapes are used.
+        tensors: the whole model in export order, the same on every rank: a mapping or (name, tensor) pairs of tensors
+            on any device, or ``TensorMeta``. Only names, dtypes and shapes are used.
         rank: this writer's number, below ``ranks``.
         ranks: how many writers on this host must commit a version.
         run: None for a new run; 32 hex digits to go on in a run whose versions the agent still holds.
