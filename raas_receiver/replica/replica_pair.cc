@@ -85,21 +85,23 @@ bool ReplicaPair::WarmTarget() {
 }
 
 Status ReplicaPair::MakeWritable(const std::shared_ptr<const ModelLayout>& layout, bool& content_kept) {
-  Abandon();  // an attempt that failed before may have left its claim
+  EndWriting();  // an attempt that failed before may have left its claim
   Replica& replica = target();
   if (!replica.name.empty()) LS_RETURN_IF_ERROR(tree_.Withdraw(replica.name));
   Edge("withdrawn");
-  writing_ = std::unique_lock(replica.bytes);
-  const bool fits = replica.file.valid() && replica.file.layout()->digest() == layout->digest();
-  const bool claimed = fits && replica.file.Claim(options_.reader_grace);
-  content_kept = claimed && replica.whole.has_value();
+  const bool whole = replica.whole.has_value();
   {
     std::lock_guard lock(mutex_);
     replica.whole.reset();
     replica.name.clear();
   }
-  if (::unlink(replica.state_path.c_str()) != 0 && errno != ENOENT)
+  writing_ = std::unique_lock(replica.bytes);
+  const bool fits = replica.file.valid() && replica.file.layout()->digest() == layout->digest();
+  const bool claimed = fits && replica.file.Claim(options_.reader_grace);
+  content_kept = claimed && whole;
+  if (::unlink(replica.state_path.c_str()) != 0 && errno != ENOENT) {
     return ErrnoStatus(errno, Cat("remove ", replica.state_path));
+  }
   Edge("state removed");
   if (claimed) return OkStatus();
   if (fits) ++replaced_;
@@ -142,22 +144,21 @@ std::vector<BlockIndex> ReplicaPair::CatchUp(const DeltaChain& steps, const std:
 
 Status ReplicaPair::Commit(Manifest manifest, int64_t committed_unix_ns, const DeltaChain& steps) {
   Replica& replica = target();
-  const Held base = current().held;
+  const Held base = current_ < 0 ? Held() : replicas_[current_].whole->manifest.held;
   ReplicaState state{replica.file.layout(), std::move(manifest), committed_unix_ns};
   LS_RETURN_IF_ERROR(WriteReplicaState(replica.state_path, state));
   Edge("state written");
+  EndWriting();
   {
     std::lock_guard lock(mutex_);
     replica.whole = std::move(state);
   }
-  replica.file.Release();
-  writing_ = {};
   LS_RETURN_IF_ERROR(SwitchToOther());
   Keep(steps, base);
   return OkStatus();
 }
 
-void ReplicaPair::Abandon() {
+void ReplicaPair::EndWriting() {
   if (!writing_.owns_lock()) return;
   target().file.Release();
   writing_ = {};

@@ -100,7 +100,7 @@ class ReplicaPair {
   // `manifest` against the bytes. `steps` led here from the version before; empty after a full pull.
   Status Commit(Manifest manifest, int64_t committed_unix_ns, const DeltaChain& steps);
   // The target holds nothing from here on; its memory is kept for the next attempt.
-  void Abandon();
+  void Abandon() { EndWriting(); }
 
   // Makes the other replica's version current. kState when it holds no whole one.
   Status SwitchToOther();
@@ -132,6 +132,7 @@ class ReplicaPair {
   Status ChooseCurrent();
 
   Status MakeWritable(const std::shared_ptr<const ModelLayout>& layout, bool& content_kept);
+  void EndWriting();
   DeltaChain KeptBetween(const Held& from, const Held& to) const;
   void Keep(const DeltaChain& steps, const Held& base);
   void CopyFromCurrent();
@@ -154,8 +155,9 @@ class ReplicaPair {
   std::unique_lock<std::shared_mutex> writing_;
   std::atomic<uint64_t> replaced_ = 0;
 
-  mutable std::mutex
-      mutex_;         // guards which replica is current, and `whole` and `name` against readers of other threads
+  // Guards current_, and each replica's `whole` and `name`, which other threads read and only the session's changes.
+  // Taken before a replica's `bytes`.
+  mutable std::mutex mutex_;
   int current_ = -1;  // -1: nothing is held
 };
 
