@@ -9,20 +9,29 @@
 namespace lockstep {
 namespace {
 
-Status RunReceiver(int argc, char** argv) {
-  LS_ASSIGN_OR_RETURN(std::optional<ReceiverConfig> config, ParseReceiverConfig(argc, argv));
-  if (!config) return OkStatus();
-  LS_RETURN_IF_ERROR(InitLogging("raas_receiver", config->log_level, config->log_format));
-  LS_ASSIGN_OR_RETURN(SignalWaiter signals, SignalWaiter::Create());
-  LS_ASSIGN_OR_RETURN(const std::unique_ptr<Receiver> receiver, Receiver::Create(*std::move(config)));
+Status Serve(ReceiverConfig config, SignalWaiter& signals) {
+  LS_ASSIGN_OR_RETURN(const std::unique_ptr<Receiver> receiver, Receiver::Create(std::move(config)));
   return receiver->Run(signals);
+}
+
+int Main(int argc, char** argv) {
+  Result<std::optional<ReceiverConfig>> config = ParseReceiverConfig(argc, argv);
+  if (config.ok() && !config->has_value()) return 0;
+  Result<SignalWaiter> signals = SignalWaiter::Create();
+  Status status = config.ok() ? signals.status() : config.status();
+  if (status.ok()) status = InitLogging("raas_receiver", (*config)->log_level, (*config)->log_format);
+  if (!status.ok()) {
+    std::cerr << "raas_receiver: " << status.message() << "\n";
+    return ExitCode(status.code());
+  }
+  status = Serve(**std::move(config), *signals);
+  if (!status.ok()) LogError("receiver_failed", status);
+  return ExitCode(status.code());
 }
 
 }  // namespace
 }  // namespace lockstep
 
 int main(int argc, char** argv) {
-  const lockstep::Status status = lockstep::RunReceiver(argc, argv);
-  if (!status.ok()) std::cerr << "raas_receiver: " << status.ToString() << "\n";
-  return lockstep::ExitCode(status.code());
+  return lockstep::Main(argc, argv);
 }

@@ -100,7 +100,7 @@ Status Receiver::Run(SignalWaiter& signals) {
   });
   while (!drained) {
     const std::optional<int> signal = signals.Wait(milliseconds(20));
-    if (signal == SIGTERM || signal == SIGINT) ::_exit(ExitCode(ErrorCode::kAborted));
+    if (signal == SIGTERM || signal == SIGINT) ::_exit(0);
   }
   drain.join();
   Log(LogLevel::kInfo, "stopped");

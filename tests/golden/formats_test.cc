@@ -7,6 +7,7 @@
 #include "common/model/manifest.h"
 #include "common/payload/payload.h"
 #include "common/wire/frame.h"
+#include "raas_receiver/replica/state_file.h"
 #include "trainer_agent/buffer/control_segment.h"
 #include "trainer_agent/buffer/rank_messages.h"
 
@@ -44,6 +45,7 @@ Bytes Sealed(T message) {
 constexpr char kModel[] = "common/model/FORMAT.md";
 constexpr char kPayload[] = "common/payload/FORMAT.md";
 constexpr char kWire[] = "common/wire/FORMAT.md";
+constexpr char kReplica[] = "raas_receiver/replica/FORMAT.md";
 constexpr char kBuffer[] = "trainer_agent/buffer/FORMAT.md";
 
 // The model that all examples share: all zero at version 1, one element changed by one ulp at version 2.
@@ -110,6 +112,12 @@ TEST_CASE("The lane examples are what the code writes") {
                                                       .payload_bytes = static_cast<uint32_t>(story.delta.data.size()),
                                                       .changes = 1,
                                                       .payload_id = 5}));
+}
+
+TEST_CASE("The replica state example is what the code writes") {
+  const Story story;
+  const Manifest manifest{{story.run, 2}, {BlockHash(story.after)}, story.Digest(story.after)};
+  CHECK(Example(kReplica, "state") == EncodeReplicaState({story.layout, manifest, 1'000'000'000}));
 }
 
 TEST_CASE("The control segment and rank protocol examples are what the code writes") {
