@@ -4,13 +4,13 @@
 // what it was, an older whole version to roll back to, until the next sync brings it forward or refills it. A sync is
 //
 //   BringForward(steps)   or   BeginFull(layout), bytes into target_block(), CatchUp(steps)
-//   [Repaired() for each damaged block]
+//   [damaged blocks written again, whole, into target_block()]
 //   Commit(...)           or   Abandon()
 //
 // Killed at any instant, a receiver comes back with a whole version or none (FORMAT.md). Whatever fails between, the
 // current replica is untouched.
 //
-// Threads: one session thread drives the syncs. Info, Verify and the like may be called from any thread at any time.
+// Threads: one thread, the session's, drives the syncs; what may be called from any is marked so.
 #pragma once
 
 #include <array>

@@ -118,7 +118,8 @@ v1::SessionState Session::Wait() {
   return RollBack();
 }
 
-// After an error. After: Negotiating once the time is over or a Pull asks for it, Held after a rollback.
+// State BackingOff, after an error. After: Negotiating once the time is over or a Pull asks for it, Waiting when
+// nothing is wanted any more, Held after a rollback.
 v1::SessionState Session::BackOff() {
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, backoff_.Next(), [this] {
@@ -131,8 +132,9 @@ v1::SessionState Session::BackOff() {
   return stopping_ || Wanted() ? v1::SESSION_STATE_NEGOTIATING : v1::SESSION_STATE_WAITING;
 }
 
-// After: Held, or Waiting when there was nothing to go back to.
+// After: Held; the state before, as far as it lasts, when there was nothing to go back to.
 v1::SessionState Session::RollBack() {
+  const bool held_before = Describe().state() == v1::SESSION_STATE_HELD;
   Status status = replicas_->SwitchToOther();
   const bool switched = status.ok();
   if (switched) {
@@ -145,7 +147,7 @@ v1::SessionState Session::RollBack() {
   done_.rollbacks = wanted_.rollbacks;
   rollback_outcome_ = status;
   changed_.notify_all();
-  return switched ? v1::SESSION_STATE_HELD : v1::SESSION_STATE_WAITING;
+  return switched || held_before ? v1::SESSION_STATE_HELD : v1::SESSION_STATE_WAITING;
 }
 
 // The states of Sync, then Notifying. After: Waiting, or BackingOff after an error.
@@ -165,8 +167,8 @@ v1::SessionState Session::Synchronize() {
     std::lock_guard lock(mutex_);
     running_ = nullptr;
     // What was pulled may be newer than the last announcement, which is then no reason to sync again.
-    if (status.ok() && (newest_ == newest || (newest_.run == held.run && newest_.version < held.version)))
-      newest_ = held;
+    const bool stale = newest_ == newest || (newest_.run == held.run && newest_.version < held.version);
+    if (status.ok() && stale) newest_ = held;
   }
   v1::SyncRecord record = sync.record();
   if (status.ok() && record.mode() != "up_to_date") {
@@ -176,10 +178,7 @@ v1::SessionState Session::Synchronize() {
     const Status notified = Notify(record.mode());
     if (!notified.ok()) record.set_hook_error(notified.ToString());
   }
-  FinishSync(status, sync, record);
-  std::lock_guard lock(mutex_);
-  done_.pulls = taken.pulls;
-  changed_.notify_all();
+  FinishSync(status, sync, record, taken);
   return status.ok() ? v1::SESSION_STATE_WAITING : v1::SESSION_STATE_BACKING_OFF;
 }
 
@@ -191,7 +190,7 @@ SyncOrder Session::TakeOrder(Orders& taken, Held& newest) {
   return {taken.force_full, layout_, agent_layout_};
 }
 
-void Session::FinishSync(const Status& status, const Sync& sync, const v1::SyncRecord& record) {
+void Session::FinishSync(const Status& status, const Sync& sync, const v1::SyncRecord& record, const Orders& taken) {
   if (status.ok()) {
     backoff_.Reset();
   } else if (status.code() != ErrorCode::kCancelled) {
@@ -205,6 +204,8 @@ void Session::FinishSync(const Status& status, const Sync& sync, const v1::SyncR
   last_error_ = status.ok() ? record.hook_error() : status.ToString();
   pull_outcome_ = status;
   last_record_ = record;
+  done_.pulls = taken.pulls;
+  changed_.notify_all();
   feed_.Publish(record);
 }
 
@@ -221,11 +222,13 @@ void Session::NotifyRecovered() {
 Status Session::Notify(const std::string& mode) {
   EnterState(v1::SESSION_STATE_NOTIFYING);
   const PublishedVersion current = replicas_->current();
-  Status status = hook_.Notify({options_.model, current.held, current.path, mode});
+  const Status status = hook_.Notify({options_.model, current.held, current.path, mode});
   if (!status.ok()) return status;
+  const Status marked = hook_.configured() ? replicas_->MarkServed(current.held) : OkStatus();
+  if (!marked.ok()) LogWarn("served_version_not_recorded", marked, {{"model", options_.model}});
   std::lock_guard lock(mutex_);
   served_ = current.held;
-  return hook_.configured() ? replicas_->MarkServed(served_) : OkStatus();
+  return OkStatus();
 }
 
 void Session::OnVersion(const v1::VersionEvent& event) {

@@ -9,10 +9,8 @@
 // Threads: everything public may be called from any thread. Replicas are only ever driven by the session's own.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -59,7 +57,8 @@ class Session {
   // `timeout`, and kCancelled when `given_up` says that nobody waits any more: the sync itself goes on.
   Result<v1::SyncRecord> Pull(bool force_full, std::chrono::milliseconds timeout,
                               const std::function<bool()>& given_up);
-  // kState when there is no version to go back to.
+  // Makes the version before current again, tells the engine, and holds it until the next Pull or restart. kState when
+  // there is none; the hook's error when the engine does not take it.
   Result<v1::ReceiverModel> Rollback(const std::function<bool()>& given_up);
   Result<VerifyReport> Verify() const { return replicas_->Verify(); }
   // kNotFound before the first layout is known.
@@ -83,7 +82,7 @@ class Session {
   void OnVersion(const v1::VersionEvent& event);
   void OnBroken(const Status& status);
   SyncOrder TakeOrder(Orders& taken, Held& newest);
-  void FinishSync(const Status& status, const Sync& sync, const v1::SyncRecord& record);
+  void FinishSync(const Status& status, const Sync& sync, const v1::SyncRecord& record, const Orders& taken);
   void NotifyRecovered();
   Status Notify(const std::string& mode);
   void EnterState(v1::SessionState state);

@@ -282,7 +282,6 @@ Result<Sync::State> Sync::Commit() {
 Result<Sync::State> Sync::Switch() {
   const Stopwatch stopwatch(record_, record_.commit_us(), &v1::SyncRecord::set_commit_us);
   LS_RETURN_IF_ERROR(context_.replicas.SwitchToOther());
-  record_.set_mode("up_to_date");
   record_.set_publish_to_commit_us(MicrosSince(plan_.committed_unix_ns));
   record_.set_verified(true);
   return State::kDone;
