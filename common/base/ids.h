@@ -53,6 +53,8 @@ std::string ToBytes(const Id128<Tag>& id) {
 
 // Strictly increasing inside a run; 0 means "no version".
 using Version = uint64_t;
+// The control segment keeps a state in the top byte's place.
+inline constexpr Version kMaxVersion = (Version{1} << 56) - 1;
 // Position of a block in the data section, counted from 0.
 using BlockIndex = uint32_t;
 

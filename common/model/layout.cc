@@ -183,6 +183,10 @@ Result<std::shared_ptr<const ModelLayout>> ModelLayout::Create(std::vector<Tenso
                    [](const TensorMeta& a, const TensorMeta& b) { return a.offset < b.offset; });
   uint64_t data_bytes = 0;
   LS_RETURN_IF_ERROR(CheckTensors(tensors, data_bytes));
+  if ((data_bytes - 1) / block_bytes >= kMaxBlocks) {
+    return Status(ErrorCode::kBadData,
+                  Cat("the model has more than ", kMaxBlocks, " blocks of ", block_bytes, " bytes; use larger blocks"));
+  }
   std::shared_ptr<ModelLayout> layout(new ModelLayout);
   layout->encoded_ = Encode(tensors, block_bytes, data_bytes);
   layout->digest_ = LayoutDigest{Hash128(layout->encoded_)};

@@ -26,6 +26,7 @@ inline constexpr uint32_t kMaxBlockBytes = 1024 * 1024;
 inline constexpr uint64_t kMaxTensors = 1'000'000;
 inline constexpr size_t kMaxTensorName = 1024;
 inline constexpr size_t kMaxTensorRank = 16;
+inline constexpr uint64_t kMaxBlocks = uint64_t{1} << 26;     // 16 TiB of default blocks
 inline constexpr uint64_t kMaxDataBytes = uint64_t{1} << 44;  // 16 TiB
 
 struct TensorMeta {

@@ -45,16 +45,15 @@ Result<TensorMeta> ParseTensor(const std::string& name, const Json& entry, uint6
 }  // namespace
 
 Bytes SafetensorsHeader(const ModelLayout& layout) {
-  nlohmann::ordered_json json;
-  json["__metadata__"]["format"] = "pt";  // transformers refuses a file that does not name its framework
+  // transformers refuses a file that does not name its framework.
+  std::string text = R"({"__metadata__":{"format":"pt"})";
   for (size_t i = 0; i < layout.tensors().size(); ++i) {
     const TensorMeta& tensor = layout.tensors()[i];
-    auto& entry = json[tensor.name];
-    entry["dtype"] = FindDType(tensor.dtype)->name;
-    entry["shape"] = tensor.shape;
-    entry["data_offsets"] = {tensor.offset, tensor.offset + layout.tensor_bytes(i)};
+    text += Cat(",", Json(tensor.name).dump(), R"(:{"dtype":")", FindDType(tensor.dtype)->name, R"(","shape":)",
+                Json(tensor.shape).dump(), R"(,"data_offsets":[)", tensor.offset, ",",
+                tensor.offset + layout.tensor_bytes(i), "]}");
   }
-  std::string text = json.dump();
+  text += "}";
   const size_t unpadded = sizeof(uint64_t) + text.size();
   text.append((kDataAlignment - unpadded % kDataAlignment) % kDataAlignment, ' ');
   Bytes header;

@@ -11,7 +11,7 @@
 namespace lockstep {
 
 inline constexpr uint64_t kDataAlignment = 4096;
-inline constexpr uint64_t kMaxSafetensorsHeader = 256ull << 20;
+inline constexpr uint64_t kMaxSafetensorsHeader = 100'000'000;  // what the safetensors library takes
 
 // The bytes before the data section: 8-byte length and JSON ({"__metadata__": {"format": "pt"}, ...}), padded with
 // spaces so that the data section starts at a multiple of kDataAlignment. Equal layouts give equal headers.

@@ -31,6 +31,8 @@ class MappedSegment {
   uint64_t bytes() const { return bytes_; }
   std::span<std::byte> span() const { return {data_, bytes_}; }
   int fd() const { return fd_.get(); }
+  // Keeps the mapping and gives the descriptor back: for segments that are many.
+  void CloseFd() { fd_ = UniqueFd(); }
 
  private:
   friend Result<MappedSegment> AdoptSegment(UniqueFd, uint64_t, Access, const std::string&);

@@ -44,7 +44,7 @@ uint64_t CodeToStep(uint64_t code, uint32_t unit) {
   return unit == 8 ? value : value & ((uint64_t{1} << (8 * unit)) - 1);
 }
 
-void AppendGaps(const Changes& changes, Bytes& out) {
+void AppendGaps(const ChangeView& changes, Bytes& out) {
   uint64_t next = 0;
   for (const uint32_t position : changes.positions) {
     const uint64_t gap = position - next;
@@ -58,7 +58,7 @@ void AppendGaps(const Changes& changes, Bytes& out) {
   }
 }
 
-void AppendSteps(const Changes& changes, uint32_t unit, Bytes& out) {
+void AppendSteps(const ChangeView& changes, uint32_t unit, Bytes& out) {
   for (const uint64_t step : changes.steps) {
     const uint64_t code = StepToCode(step, unit);
     if (code < kEscape) {
@@ -132,7 +132,7 @@ Status DecodeSteps(ByteView stream, uint64_t count, uint32_t unit, std::vector<u
 
 }  // namespace
 
-void EncodeSparse(const Changes& changes, uint32_t unit, Bytes& out) {
+void EncodeSparse(const ChangeView& changes, uint32_t unit, Bytes& out) {
   Scratch& scratch = ThreadScratch();
   scratch.gaps.clear();
   scratch.steps.clear();

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "common/base/bytes.h"
@@ -30,9 +31,21 @@ struct Changes {
   }
 };
 
+// The same, in somebody else's memory.
+struct ChangeView {
+  std::span<const uint32_t> positions;
+  std::span<const uint64_t> steps;
+
+  ChangeView(std::span<const uint32_t> positions, std::span<const uint64_t> steps)
+      : positions(positions), steps(steps) {}
+  ChangeView(const Changes& changes) : positions(changes.positions), steps(changes.steps) {}  // NOLINT: implicit
+
+  size_t size() const { return positions.size(); }
+};
+
 // Appends the kSparse coding of `changes` to `out`. REQUIRES the invariants of Changes, at least one change, unit in
 // {1,2,4,8}.
-void EncodeSparse(const Changes& changes, uint32_t unit, Bytes& out);
+void EncodeSparse(const ChangeView& changes, uint32_t unit, Bytes& out);
 
 // Replaces `changes` by what `coded` says. kCorrupt, saying why, for anything that EncodeSparse would not have written
 // for a block of `block_bytes`: truncated or trailing bytes, a position past the end, a zero step, impossible counts.

@@ -71,24 +71,33 @@ Status CheckChain(std::span<const std::shared_ptr<const Payload>> chain) {
   return OkStatus();
 }
 
+Result<std::optional<DeltaBlock>> FoldBlock(const ModelLayout& layout,
+                                            std::span<const std::shared_ptr<const Payload>> chain, BlockIndex index) {
+  BlockFolder folder(layout, index);
+  bool touched = false;
+  for (const auto& payload : chain) {
+    const PayloadEntry* entry = payload->Find(index);
+    if (entry == nullptr) continue;
+    touched = true;
+    LS_RETURN_IF_ERROR(folder.Add(*entry, payload->data(*entry)));
+  }
+  if (!touched) return std::optional<DeltaBlock>();
+  return folder.Finish();
+}
+
 }  // namespace
 
 Result<std::shared_ptr<const Payload>> FoldPayloads(const ModelLayout& layout,
-                                                    std::span<const std::shared_ptr<const Payload>> chain) {
+                                                    std::span<const std::shared_ptr<const Payload>> chain,
+                                                    WorkerPool& pool) {
   LS_RETURN_IF_ERROR(CheckChain(chain));
+  std::vector<Result<std::optional<DeltaBlock>>> folded(layout.block_count(), std::optional<DeltaBlock>());
+  pool.ParallelFor(layout.block_count(),
+                   [&](size_t index) { folded[index] = FoldBlock(layout, chain, static_cast<BlockIndex>(index)); });
   std::vector<DeltaBlock> blocks;
-  for (BlockIndex index = 0; index < layout.block_count(); ++index) {
-    BlockFolder folder(layout, index);
-    bool touched = false;
-    for (const auto& payload : chain) {
-      const PayloadEntry* entry = payload->Find(index);
-      if (entry == nullptr) continue;
-      touched = true;
-      LS_RETURN_IF_ERROR(folder.Add(*entry, payload->data(*entry)));
-    }
-    if (!touched) continue;
-    LS_ASSIGN_OR_RETURN(std::optional<DeltaBlock> block, folder.Finish());
-    if (block) blocks.push_back(std::move(*block));
+  for (auto& block : folded) {
+    LS_RETURN_IF_ERROR(block);
+    if (*block) blocks.push_back(**std::move(block));
   }
   const PayloadHeader& first = chain.front()->header();
   const PayloadHeader& last = chain.back()->header();

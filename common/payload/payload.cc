@@ -100,6 +100,11 @@ Status CheckEntries(const Payload& payload, const ModelLayout& layout) {
     }
     if (entry.offset != offset || entry.bytes > payload.header().data_bytes - offset)
       return corrupt(entry, "out of bounds");
+    if (entry.bytes == 0 || entry.bytes > layout.block_range(entry.block).bytes)
+      return corrupt(entry, "an impossible size");
+    if (entry.codec != static_cast<uint8_t>(Codec::kRaw) && entry.codec != static_cast<uint8_t>(Codec::kSparse)) {
+      return corrupt(entry, "an unknown codec");
+    }
     if (entry.unit != layout.block_unit(entry.block)) return corrupt(entry, "its unit is not the layout's");
     if (Hash64(payload.data(entry)) != entry.data_hash) return corrupt(entry, "its data fails its hash");
     offset += entry.bytes;

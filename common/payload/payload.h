@@ -14,6 +14,7 @@
 #include "common/base/bytes.h"
 #include "common/base/ids.h"
 #include "common/base/status.h"
+#include "common/base/worker_pool.h"
 #include "common/model/layout.h"
 #include "common/payload/block_codec.h"
 
@@ -115,8 +116,10 @@ class Payload {
 
 // One delta that does the work of `chain` (consecutive, same run and layout). kState: folding does not pay, serve the
 // chain. kBadData: not consecutive.
+// Spread over `pool`.
 Result<std::shared_ptr<const Payload>> FoldPayloads(const ModelLayout& layout,
-                                                    std::span<const std::shared_ptr<const Payload>> chain);
+                                                    std::span<const std::shared_ptr<const Payload>> chain,
+                                                    WorkerPool& pool);
 
 // Brings `block` (its bytes at `entry`'s base version) forward in place. kCorrupt leaves `block` in an unspecified
 // state; the caller checks the resulting hash against entry.target_hash. `scratch` is reused between calls.

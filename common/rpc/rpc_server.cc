@@ -48,11 +48,20 @@ RpcServer::~RpcServer() {
 }
 
 void RpcServer::SetServing(const std::string& health_service, bool serving) {
+  std::lock_guard lock(mutex_);
+  // gRPC writes to every watcher at each call; they are told when something changes.
+  const auto told = serving_.find(health_service);
+  if (told != serving_.end() && told->second == serving) return;
+  serving_[health_service] = serving;
   server_->GetHealthCheckService()->SetServingStatus(health_service, serving);
 }
 
-void RpcServer::Drain(std::chrono::milliseconds timeout) {
+void RpcServer::StopServing() {
   server_->GetHealthCheckService()->Shutdown();
+}
+
+void RpcServer::Drain(std::chrono::milliseconds timeout) {
+  StopServing();
   server_->Shutdown(std::chrono::system_clock::now() + timeout);
 }
 

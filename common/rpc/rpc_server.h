@@ -4,7 +4,9 @@
 #include <grpcpp/server.h>
 
 #include <chrono>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -33,7 +35,10 @@ class RpcServer {
   // REQUIRES `health_service` to be one of Options::health_services. Without effect once draining.
   void SetServing(const std::string& health_service, bool serving);
 
-  // Tells health watchers that nothing is served any more, refuses new calls and waits for those in progress. What is
+  // Tells health watchers that nothing is served any more, for good. Calls go on.
+  void StopServing();
+
+  // StopServing(), then refuses new calls and waits for those in progress. What is
   // left after `timeout` is cancelled; handlers must then return. Idempotent.
   void Drain(std::chrono::milliseconds timeout);
 
@@ -42,6 +47,8 @@ class RpcServer {
 
   std::unique_ptr<grpc::Server> server_;
   int bound_port_;
+  std::mutex mutex_;
+  std::map<std::string, bool> serving_;  // as watchers were told last
 };
 
 }  // namespace lockstep

@@ -91,9 +91,9 @@ static_assert(sizeof(FrameHeader) == 72);
 template <typename T>
 void Seal(T& message);
 
-// kProtocol when magic, format, size, check or an enum value is wrong, saying which. For FrameHeader also when
-// payload_bytes is over what its type allows for blocks of `block_bytes` (a coded block is never larger than the
-// block).
+// kProtocol when magic, format, size or an enum value is wrong, saying which; kCorrupt when the check is. For
+// FrameHeader also when payload_bytes is over what its type allows for blocks of `block_bytes` (a coded block is never
+// larger than the block).
 Status CheckHello(const LaneHello& hello);
 Status CheckWelcome(const LaneWelcome& welcome);
 Status CheckRequest(const BlockRequest& request, uint32_t layout_blocks);

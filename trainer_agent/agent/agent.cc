@@ -13,6 +13,8 @@ namespace lockstep {
 namespace {
 
 constexpr char kLiveness[] = "trainer-agent-liveness";
+constexpr std::chrono::milliseconds kSilent{2'000};
+constexpr std::chrono::milliseconds kDrainPoll{50};
 constexpr char kReadiness[] = "trainer-agent-readiness";
 
 size_t Threads(const AgentOptions& options) {
@@ -34,13 +36,15 @@ v1::BuildInfo Build() {
 Agent::Agent(const AgentOptions& options)
     : options_(options),
       pool_(Threads(options)),
+      fold_pool_(Threads(options)),
       pulls_(&catalog_, {.max_pulls = options.max_pulls, .max_lanes = static_cast<uint32_t>(options.max_lanes)}) {}
 
 Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
   std::unique_ptr<Agent> agent(new Agent(options));
   LS_ASSIGN_OR_RETURN(agent->home_, SegmentHome::Create(options.segment_dir, options.segments == "memfd"));
   const RegistryOptions registry_options{.block_bytes = static_cast<uint32_t>(options.block_bytes),
-                                         .retain_bytes = options.retain_bytes};
+                                         .retain_bytes = options.retain_bytes,
+                                         .fold_pool = &agent->fold_pool_};
   agent->registry_ =
       std::make_unique<ModelRegistry>(agent->home_.get(), registry_options, &agent->pool_, &agent->catalog_);
   agent->registry_->Recover();
@@ -86,6 +90,7 @@ std::vector<PublishFacts> Agent::Facts() const {
 }
 
 void Agent::Tick() {
+  pulls_.Expire();
   const auto models = registry_->Snapshot();
   const bool ready = std::any_of(models.begin(), models.end(), [](const ModelSnapshot& model) {
     return model.publisher->served()->Newest().has_value();
@@ -99,10 +104,17 @@ void Agent::Tick() {
 void Agent::Drain() {
   Log(LogLevel::kInfo, "draining", {{"timeout_ms", options_.drain_timeout_ms}});
   NotifyStopping();
+  rpc_->StopServing();
   registry_->Stop();
   service_->StartDraining();
   catalog_.Close();
-  rpc_->Drain(std::chrono::milliseconds(options_.drain_timeout_ms));
+  // A pull in progress still needs its lanes and calls; one that has fallen silent is not waited for.
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(options_.drain_timeout_ms);
+  while (pulls_.ActivePulls(kSilent) > 0 && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(kDrainPoll);
+  }
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+  rpc_->Drain(std::max(left, std::chrono::milliseconds(0)));
 }
 
 }  // namespace lockstep

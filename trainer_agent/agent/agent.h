@@ -25,8 +25,6 @@ class Agent {
   // To be called a few times a second: health and the service manager's watchdog follow from what it sees.
   void Tick();
 
-  const AgentOptions& options() const { return options_; }
-
  private:
   explicit Agent(const AgentOptions& options);
   std::vector<PublishFacts> Facts() const;
@@ -34,7 +32,8 @@ class Agent {
   const AgentOptions options_;
   std::unique_ptr<SegmentHome> home_;
   VersionCatalog catalog_;
-  WorkerPool pool_;
+  WorkerPool pool_;       // diffs: a trainer may wait for these
+  WorkerPool fold_pool_;  // folds: only receivers wait for these
   std::unique_ptr<ModelRegistry> registry_;
   PullTable pulls_;
   std::unique_ptr<AgentService> service_;

@@ -8,6 +8,7 @@
 #include "common/base/hash.h"
 #include "common/base/text.h"
 #include "common/model/safetensors.h"
+#include "trainer_agent/buffer/rank_messages.h"
 
 namespace lockstep {
 namespace {
@@ -37,6 +38,9 @@ Status CheckHeader(const ControlHeader& header, uint64_t segment_bytes) {
             Cat("control segment: format ", header.format, " is not known here (known: ", kSegmentFormat, ")")};
   }
   if (HeaderCheck(header) != header.check) return {ErrorCode::kCorrupt, "control segment: its header fails its check"};
+  if (header.ranks == 0 || header.ranks > kMaxRanks) {
+    return {ErrorCode::kCorrupt, Cat("control segment: it says ", header.ranks, " ranks")};
+  }
   if (header.layout_bytes > segment_bytes || TotalBytes(header.layout_bytes, header.block_count) != segment_bytes) {
     return {ErrorCode::kCorrupt, Cat("control segment: ", segment_bytes, " bytes do not hold what its header says")};
   }

@@ -20,6 +20,11 @@ Result<std::unique_ptr<DoubleBuffer>> DoubleBuffer::Create(const std::string& mo
                                                            const SegmentFactory& make) {
   LS_RETURN_IF_ERROR(CheckModelName(model));
   const Bytes header = SafetensorsHeader(layout);
+  if (header.size() > kMaxSafetensorsHeader) {
+    return Status(ErrorCode::kBadData,
+                  Cat("model ", model, ": its safetensors header takes ", HumanBytes(header.size()),
+                      "; readers stop at ", HumanBytes(kMaxSafetensorsHeader)));
+  }
   std::array<MappedSegment, kHalves> halves;
   for (size_t half = 0; half < kHalves; ++half) {
     LS_ASSIGN_OR_RETURN(halves[half], make(kHalfNames[half], header.size() + layout.data_bytes()));

@@ -1,5 +1,6 @@
 #include "trainer_agent/buffer/rank_client.h"
 
+#include <algorithm>
 #include <thread>
 
 #include "common/base/text.h"
@@ -74,9 +75,13 @@ Status RankClient::Connect(std::chrono::milliseconds timeout) {
   if (segments_[0].valid()) {
     for (const MappedSegment& segment : segments_) fds.push_back(segment.fd());
   }
-  LS_RETURN_IF_ERROR(SendMessage(connection_, RankMessage::kOpen, body, fds, timeout));
-  LS_ASSIGN_OR_RETURN(Message reply, ReceiveMessage(connection_, options_.call_timeout));
-  return Opened(std::move(reply));
+  const Status sent = SendMessage(connection_, RankMessage::kOpen, body, fds, timeout);
+  // An agent that refuses this peer does not read on: what it said is more telling than that the pipe broke.
+  Result<Message> reply = ReceiveMessage(connection_, options_.call_timeout);
+  Status status = sent.ok() || (reply.ok() && reply->type == RankMessage::kError) ? reply.status() : sent;
+  if (status.ok()) status = Opened(*std::move(reply));
+  if (!status.ok()) connection_ = UnixConnection();
+  return status;
 }
 
 Status RankClient::Opened(Message reply) {
@@ -141,6 +146,15 @@ Status RankClient::Replay() {
 }
 
 Result<Message> RankClient::CallOnce(RankMessage type, ByteView body) {
+  Result<Message> reply = Exchange(type, body);
+  if (reply.ok()) return reply;
+  // After an error the stream is out of step: the next call starts on a connection of its own.
+  connection_ = UnixConnection();
+  return reply.status().WithContext(Cat("model ", options_.model, ": agent at ", options_.socket_path));
+}
+
+Result<Message> RankClient::Exchange(RankMessage type, ByteView body) {
+  if (!connection_.valid()) return Status(ErrorCode::kUnavailable, "not connected");
   LS_RETURN_IF_ERROR(SendMessage(connection_, type, body, {}, options_.call_timeout));
   return ReceiveMessage(connection_, options_.call_timeout);
 }
@@ -181,32 +195,35 @@ Status RankClient::SendRanges(Version version, std::span<const ByteRange> ranges
 
 Status RankClient::RangesDone(std::span<const ByteRange> ranges) {
   for (const ByteRange& range : ranges) AppendMerged(told_.ranges, range);
-  const Status status = SendRanges(told_.version, ranges);
+  Status status =
+      connection_.valid() ? SendRanges(told_.version, ranges) : Status(ErrorCode::kUnavailable, "not connected");
+  if (status.ok()) return status;
+  connection_ = UnixConnection();
   // The replay after a reconnection tells all ranges, these among them.
-  return ConnectionLost(status) ? Reconnect() : status;
+  if (ConnectionLost(status)) status = Reconnect();
+  told_.given_up = !status.ok();
+  return status;
 }
 
 Status RankClient::Commit() {
+  const Status status = TryCommit();
+  told_.committed = status.ok();
+  told_.given_up = !status.ok();
+  if (status.ok()) newest_version_ = std::max(newest_version_, told_.version);
+  return status;
+}
+
+Status RankClient::TryCommit() {
   const VersionBody body{told_.version};
   Result<Message> reply = CallOnce(RankMessage::kCommit, AsBytes(body));
   if (!reply.ok() && ConnectionLost(reply.status())) {
     LS_RETURN_IF_ERROR(Reconnect());
     // The old agent may have committed it just before it died.
-    if (newest_version_ >= told_.version) {
-      told_.committed = true;
-      return OkStatus();
-    }
+    if (newest_version_ >= told_.version) return OkStatus();
     reply = CallOnce(RankMessage::kCommit, AsBytes(body));
   }
   LS_RETURN_IF_ERROR(reply);
-  const Status status = ExpectDone(*reply);
-  if (status.ok()) {
-    told_.committed = true;
-    newest_version_ = told_.version;
-  } else {
-    told_.given_up = true;
-  }
-  return status;
+  return ExpectDone(*reply);
 }
 
 Status RankClient::Abort() {

@@ -72,6 +72,8 @@ class RankClient {
   // Sends and awaits the answer; on a lost connection reconnects, replays and sends again.
   Result<Message> Call(RankMessage type, ByteView body);
   Result<Message> CallOnce(RankMessage type, ByteView body);
+  Result<Message> Exchange(RankMessage type, ByteView body);
+  Status TryCommit();
   Status SendRanges(Version version, std::span<const ByteRange> ranges);
 
   RankOptions options_;

@@ -12,9 +12,11 @@ namespace {
 // Enough blocks per task to make the queue's cost vanish, few enough to spread a commit's tail over all threads.
 constexpr size_t kBlocksPerTask = 8;
 
-// What differs between two images of a block; kept per thread, so sized once.
+// What differs between two images of a block; kept per thread at full size, so that it is neither allocated nor cleared
+// again.
 struct BlockScratch {
-  Changes changes;
+  std::vector<uint32_t> positions;
+  std::vector<uint64_t> steps;
   Bytes coded;
 };
 
@@ -23,25 +25,26 @@ BlockScratch& ThreadScratch() {
   return scratch;
 }
 
-void FindBlockChanges(const std::byte* base, ByteView target, uint32_t unit, Changes& changes) {
+ChangeView FindBlockChanges(const std::byte* base, ByteView target, uint32_t unit, BlockScratch& scratch) {
   const size_t elements = target.size() / unit;
-  changes.positions.resize(elements);
-  changes.steps.resize(elements);
+  if (scratch.positions.size() < elements) {
+    scratch.positions.resize(elements);
+    scratch.steps.resize(elements);
+  }
   const size_t count =
-      kernels::FindChanges(base, target.data(), target.size(), unit, changes.positions.data(), changes.steps.data());
-  changes.positions.resize(count);
-  changes.steps.resize(count);
+      kernels::FindChanges(base, target.data(), target.size(), unit, scratch.positions.data(), scratch.steps.data());
+  return {std::span(scratch.positions).first(count), std::span(scratch.steps).first(count)};
 }
 
 // The smaller of the sparse and the raw form.
-DeltaBlock Encode(BlockIndex block, ByteView target, uint32_t unit, uint64_t target_hash, BlockScratch& scratch) {
-  DeltaBlock delta{
-      .block = block, .changes = static_cast<uint32_t>(scratch.changes.size()), .target_hash = target_hash};
-  scratch.coded.clear();
-  EncodeSparse(scratch.changes, unit, scratch.coded);
-  if (scratch.coded.size() < target.size()) {
+DeltaBlock Encode(BlockIndex block, ByteView target, uint32_t unit, uint64_t target_hash, const ChangeView& changes,
+                  Bytes& coded) {
+  DeltaBlock delta{.block = block, .changes = static_cast<uint32_t>(changes.size()), .target_hash = target_hash};
+  coded.clear();
+  EncodeSparse(changes, unit, coded);
+  if (coded.size() < target.size()) {
     delta.codec = Codec::kSparse;
-    delta.data = scratch.coded;
+    delta.data = coded;
     delta.data_hash = Hash64(delta.data);
   } else {
     delta.codec = Codec::kRaw;
@@ -103,23 +106,33 @@ void DeltaJob::WorkBlock(BlockIndex block) {
   }
   BlockScratch& scratch = ThreadScratch();
   const uint32_t unit = input_.layout->block_unit(block);
-  FindBlockChanges(input_.base + range.offset, target, unit, scratch.changes);
-  if (scratch.changes.size() == 0) {
+  const ChangeView changes = FindBlockChanges(input_.base + range.offset, target, unit, scratch);
+  if (changes.size() == 0) {
     hashes_[block] = input_.base_manifest->block_hashes[block];
     return;
   }
   hashes_[block] = BlockHash(target);
-  deltas_[block] = Encode(block, target, unit, hashes_[block], scratch);
+  if (!StillEncoding(0)) return;
+  deltas_[block] = Encode(block, target, unit, hashes_[block], changes, scratch.coded);
+  StillEncoding(deltas_[block]->data.size());
+}
+
+bool DeltaJob::StillEncoding(uint64_t coded_bytes) {
+  std::lock_guard lock(mutex_);
+  coded_bytes_ += coded_bytes;
+  too_dense_ = coded_bytes_ > input_.max_coded_bytes;
+  return !too_dense_;
 }
 
 void DeltaJob::CompleteIfDone(std::unique_lock<std::mutex> lock) {
   if (!done_ || blocks_done_ < hashes_.size()) return;
   const auto done = std::exchange(done_, nullptr);
   lock.unlock();
-  DeltaOutput output{.block_hashes = std::move(hashes_)};
+  DeltaOutput output{.block_hashes = std::move(hashes_), .too_dense = too_dense_};
   for (std::optional<DeltaBlock>& delta : deltas_) {
-    if (delta) output.blocks.push_back(*std::move(delta));
+    if (delta && !output.too_dense) output.blocks.push_back(*std::move(delta));
   }
+  deltas_.clear();
   done(std::move(output));
 }
 

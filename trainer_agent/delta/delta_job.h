@@ -19,7 +19,8 @@ namespace lockstep {
 
 struct DeltaOutput {
   std::vector<uint64_t> block_hashes;  // of the target, every block
-  std::vector<DeltaBlock> blocks;      // those that differ from the base; none without a base
+  std::vector<DeltaBlock> blocks;      // those that differ from the base; none without a base, or when too dense
+  bool too_dense = false;              // coded, the blocks would take more than DeltaInput::max_coded_bytes
 };
 
 // Where the job reads. The memory must stay valid and, block by block from the moment it is given, unchanged until the
@@ -29,6 +30,7 @@ struct DeltaInput {
   const std::byte* target = nullptr;
   const std::byte* base = nullptr;                // null: hash only
   std::shared_ptr<const Manifest> base_manifest;  // with `base`: an unchanged block's hash is taken from here
+  uint64_t max_coded_bytes = ~uint64_t{0};        // a delta larger than this is dropped: its memory is not worth it
 };
 
 // Thread-safe.
@@ -51,6 +53,7 @@ class DeltaJob {
  private:
   void Work(const std::vector<BlockIndex>& blocks);
   void WorkBlock(BlockIndex block);
+  bool StillEncoding(uint64_t coded_bytes);
   void CompleteIfDone(std::unique_lock<std::mutex> lock);
 
   WorkerPool* const pool_;
@@ -60,6 +63,8 @@ class DeltaJob {
   std::condition_variable idle_;
   size_t tasks_ = 0;  // posted and not finished
   size_t blocks_done_ = 0;
+  uint64_t coded_bytes_ = 0;
+  bool too_dense_ = false;
   bool cancelled_ = false;
   std::function<void(DeltaOutput)> done_;
 

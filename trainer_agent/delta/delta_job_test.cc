@@ -62,6 +62,21 @@ TEST_CASE("The output's blocks bring the base to the target, and its hashes are 
   }
 }
 
+TEST_CASE("A delta that would take too much memory is dropped, and its hashes are not") {
+  WorkerPool pool(2);
+  Versions versions(1.0);
+  DeltaJob job(&pool, {.layout = versions.layout,
+                       .target = versions.target.data(),
+                       .base = versions.base.data(),
+                       .base_manifest = versions.ManifestOf(versions.base),
+                       .max_coded_bytes = 20'000});
+  job.BlocksReady(versions.AllBlocks());
+  const DeltaOutput output = job.FinishAndWait();
+  CHECK(output.too_dense);
+  CHECK(output.blocks.empty());
+  CHECK(output.block_hashes == versions.ManifestOf(versions.target)->block_hashes);
+}
+
 TEST_CASE("Without a base a job only hashes") {
   WorkerPool pool(2);
   Versions versions(0.5);

@@ -82,7 +82,7 @@ typedef struct lockstep_range {
  * lockstep_last_error(NULL) has the sentence (per thread). */
 int lockstep_open(const lockstep_open_options* options, lockstep_model** model);
 
-/* Starts writing `version`, which must be greater than every version of the run. On success *data is the start of the
+/* Starts writing `version`, from 1 to 2^56 - 1, which must be greater than every version of the run. On success *data is the start of the
  * data section to fill. LOCKSTEP_STATE: not greater, or this rank is already writing. */
 int lockstep_begin(lockstep_model* model, uint64_t version, void** data);
 

@@ -60,20 +60,26 @@ std::unique_ptr<DeltaJob> ModelPublisher::NewJob(size_t half, const std::shared_
   return std::make_unique<DeltaJob>(pool_, DeltaInput{.layout = buffer_->layout(),
                                                       .target = buffer_->data(half),
                                                       .base = base == nullptr ? nullptr : buffer_->data(base_half),
-                                                      .base_manifest = base});
+                                                      .base_manifest = base,
+                                                      .max_coded_bytes = served_->deltas().MaxDeltaBytes()});
 }
 
-Status ModelPublisher::AddDelta(const Manifest& base, const Manifest& target, int64_t committed_unix_ns,
-                                std::span<const DeltaBlock> blocks) {
-  return served_->deltas()
-      .Add({.run = buffer_->run(),
-            .base = base.held.version,
-            .target = target.held.version,
-            .base_digest = base.digest,
-            .target_digest = target.digest,
-            .committed_unix_ns = committed_unix_ns},
-           blocks)
-      .status();
+void ModelPublisher::AddDelta(const Manifest& base, const Manifest& target, int64_t committed_unix_ns,
+                              const DeltaOutput& output) {
+  Status added{ErrorCode::kResourceExhausted, "so much changed that a delta is not worth its memory"};
+  if (!output.too_dense) {
+    added = served_->deltas()
+                .Add({.run = buffer_->run(),
+                      .base = base.held.version,
+                      .target = target.held.version,
+                      .base_digest = base.digest,
+                      .target_digest = target.digest,
+                      .committed_unix_ns = committed_unix_ns},
+                     output.blocks)
+                .status();
+  }
+  if (added.ok()) return;
+  LogWarn("delta_not_retained", added, {{"model", buffer_->model()}, {"version", target.held.version}});
 }
 
 std::shared_ptr<const Manifest> ModelPublisher::RecoverHalf(size_t half, const std::shared_ptr<const Manifest>& base,
@@ -115,9 +121,7 @@ void ModelPublisher::Recover() {
   if (newest == nullptr) return;
   const int64_t committed_unix_ns = buffer_->committed_unix_ns(*newest_half);
   if (older != nullptr) {
-    const Status added = AddDelta(*older, *newest, committed_unix_ns, output.blocks);
-    if (!added.ok())
-      LogWarn("delta_not_retained", added, {{"model", buffer_->model()}, {"version", newest->held.version}});
+    AddDelta(*older, *newest, committed_unix_ns, output);
   }
   catalog_->Publish(served_, {newest, committed_unix_ns});
   newest_ = newest->held.version;
@@ -147,6 +151,10 @@ Result<size_t> ModelPublisher::Begin(uint32_t rank, Version version) {
   std::unique_lock lock(mutex_);
   while (true) {
     if (stopped_) return Status(ErrorCode::kCancelled, "the agent is shutting down");
+    if (version > kMaxVersion) {
+      return Status(ErrorCode::kBadData,
+                    Cat("model ", buffer_->model(), ": version ", version, " is over the limit of ", kMaxVersion));
+    }
     const Version taken = draft_ ? draft_->version - 1 : newest_;
     if (version <= taken) {
       return Status(ErrorCode::kState, Cat("model ", buffer_->model(), ": version ", version, " is not greater than ",
@@ -245,8 +253,7 @@ void ModelPublisher::FinishVersion(DeltaOutput output) {
   const auto manifest = MakeManifest(*buffer_, draft.version, std::move(output.block_hashes));
   buffer_->RecordManifest(draft.half, *manifest);
   if (draft.base != nullptr) {
-    const Status added = AddDelta(*draft.base, *manifest, draft.committed_unix_ns, output.blocks);
-    if (!added.ok()) LogWarn("delta_not_retained", added, {{"model", buffer_->model()}, {"version", draft.version}});
+    AddDelta(*draft.base, *manifest, draft.committed_unix_ns, output);
   }
   catalog_->Publish(served_, {manifest, draft.committed_unix_ns});
   Log(LogLevel::kInfo, "version_committed",

@@ -78,8 +78,7 @@ class ModelPublisher {
   std::shared_ptr<const Manifest> RecoverHalf(size_t half, const std::shared_ptr<const Manifest>& base,
                                               size_t base_half, DeltaOutput& output);
   std::unique_ptr<DeltaJob> NewJob(size_t half, const std::shared_ptr<const Manifest>& base, size_t base_half);
-  Status AddDelta(const Manifest& base, const Manifest& target, int64_t committed_unix_ns,
-                  std::span<const DeltaBlock> blocks);
+  void AddDelta(const Manifest& base, const Manifest& target, int64_t committed_unix_ns, const DeltaOutput& output);
   void StartDraft(Version version);
   void AbortDraft(const Status& reason);
   Status SealDraft();

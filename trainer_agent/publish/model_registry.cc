@@ -16,25 +16,22 @@ ModelRegistry::ModelRegistry(const SegmentHome* home, RegistryOptions options, W
                              VersionCatalog* catalog)
     : home_(home), options_(options), pool_(pool), catalog_(catalog) {}
 
-std::shared_ptr<ModelPublisher> ModelRegistry::Install(SegmentHome::Stored stored) {
+std::shared_ptr<ModelPublisher> ModelRegistry::Install(SegmentHome::Stored stored, bool joinable) {
   auto publisher = std::make_shared<ModelPublisher>(
-      std::move(stored.buffer), StoreOptions{.directory = stored.directory, .retain_bytes = options_.retain_bytes},
+      std::move(stored.buffer),
+      StoreOptions{
+          .directory = stored.directory, .retain_bytes = options_.retain_bytes, .fold_pool = options_.fold_pool},
       pool_, catalog_);
   publisher->Recover();
   publisher->Open();
   std::lock_guard lock(mutex_);
-  entries_[publisher->buffer().model()] = Entry{.publisher = publisher};
+  entries_[publisher->buffer().model()] = Entry{.publisher = publisher, .joinable = joinable};
   return publisher;
 }
 
 void ModelRegistry::Recover() {
   std::lock_guard open_lock(open_mutex_);
-  for (SegmentHome::Stored& stored : home_->FindAll()) {
-    const auto publisher = Install(std::move(stored));
-    std::lock_guard lock(mutex_);
-    Entry& entry = entries_[publisher->buffer().model()];
-    for (uint32_t rank = 0; rank < publisher->buffer().ranks(); ++rank) entry.seen.insert(rank);
-  }
+  for (SegmentHome::Stored& stored : home_->FindAll()) Install(std::move(stored), false);
 }
 
 Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Open(OpenRequest request) {
@@ -43,101 +40,111 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Open(OpenRequest request)
     return Status(ErrorCode::kBadData, Cat("rank ", request.rank, " of ", request.ranks));
   }
   std::lock_guard open_lock(open_mutex_);
-  Entry* entry = nullptr;
-  {
-    std::lock_guard lock(mutex_);
-    if (stopped_) return Status(ErrorCode::kUnavailable, "the agent is shutting down");
-    if (const auto at = entries_.find(request.model); at != entries_.end()) entry = &at->second;
-    if (entry != nullptr && entry->connected.count(request.rank) > 0) {
-      return Status(ErrorCode::kState,
-                    Cat("rank ", request.rank, " of model ", request.model, " is connected already"));
-    }
+  LS_ASSIGN_OR_RETURN(const Opening opening, Decide(request));
+  switch (opening) {
+    case Opening::kJoin:
+      return Connect(request);
+    case Opening::kAdopt:
+      return Adopt(request);
+    case Opening::kStart:
+      return Start(request);
   }
-  return request.run.IsZero() ? Start(request, entry) : Rejoin(request, entry);
+  return Status(ErrorCode::kInternal, "an opening of no kind");
 }
 
-Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Rejoin(OpenRequest& request, Entry* entry) {
-  if (entry != nullptr && entry->publisher->buffer().run() == request.run) return Join(request, *entry);
+Result<ModelRegistry::Opening> ModelRegistry::Decide(const OpenRequest& request) const {
+  std::lock_guard lock(mutex_);
+  if (stopped_) return Status(ErrorCode::kUnavailable, "the agent is shutting down");
+  const auto at = entries_.find(request.model);
+  const Entry* entry = at == entries_.end() ? nullptr : &at->second;
+  const bool named = !request.run.IsZero();
+  const bool its_run = entry != nullptr && named && entry->publisher->buffer().run() == request.run;
+  if (entry != nullptr && entry->connected.count(request.rank) > 0) {
+    return Status(ErrorCode::kState, Cat("rank ", request.rank, " of model ", request.model, " is connected already"));
+  }
+  if (its_run && !SameTrainer(entry->publisher->buffer(), request)) {
+    return Status(
+        ErrorCode::kState,
+        Cat("model ", request.model, ": its tensors or its number of ranks are not those of run ", ToHex(request.run)));
+  }
+  const bool joins = !named && entry != nullptr && entry->joinable && !entry->connected.empty() &&
+                     entry->seen.count(request.rank) == 0 && SameTrainer(entry->publisher->buffer(), request);
+  if (its_run || joins) return Opening::kJoin;
   if (entry != nullptr && !entry->connected.empty()) {
-    return Status(ErrorCode::kState, Cat("model ", request.model, " is now written by another trainer, in run ",
-                                         ToHex(entry->publisher->buffer().run())));
+    return Status(ErrorCode::kState, Cat("model ", request.model, " is being written by another trainer, in run ",
+                                         ToHex(entry->publisher->buffer().run()), " with ", entry->connected.size(),
+                                         " ranks connected; end it first, or name its run to take a rank's place"));
   }
-  if (request.fds.empty()) {
-    return Status(ErrorCode::kNotFound, Cat("run ", ToHex(request.run), " of model ", request.model,
-                                            " is not held here; open without a run to start a new one"));
-  }
-  LS_ASSIGN_OR_RETURN(SegmentHome::Stored stored, home_->Adopt(std::move(request.fds)));
-  if (stored.buffer->model() != request.model || stored.buffer->run() != request.run) {
-    return Status(ErrorCode::kBadData, "the buffers handed back are of another model or run");
-  }
-  const auto publisher = Install(std::move(stored));
-  Log(LogLevel::kInfo, "run_handed_back", {{"model", request.model}, {"run", ToHex(request.run)}});
-  std::lock_guard lock(mutex_);
-  Entry& adopted = entries_[request.model];
-  for (uint32_t rank = 0; rank < publisher->buffer().ranks(); ++rank) adopted.seen.insert(rank);
-  if (!SameTrainer(publisher->buffer(), request)) {
-    return Status(ErrorCode::kState,
-                  Cat("model ", request.model, ": its tensors or ranks are not those of run ", ToHex(request.run)));
-  }
-  adopted.connected.insert(request.rank);
-  return publisher;
+  if (!named) return Opening::kStart;
+  if (!request.fds.empty()) return Opening::kAdopt;
+  return Status(ErrorCode::kNotFound, Cat("run ", ToHex(request.run), " of model ", request.model,
+                                          " is not held here; open without a run to start a new one"));
 }
 
-Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Join(const OpenRequest& request, Entry& entry) {
+std::shared_ptr<ModelPublisher> ModelRegistry::Connect(const OpenRequest& request) {
   std::lock_guard lock(mutex_);
-  if (!SameTrainer(entry.publisher->buffer(), request)) {
-    return Status(ErrorCode::kState,
-                  Cat("model ", request.model, ": its tensors or its number of ranks are not those of run ",
-                      ToHex(entry.publisher->buffer().run())));
-  }
+  Entry& entry = entries_[request.model];
   entry.connected.insert(request.rank);
   entry.seen.insert(request.rank);
   return entry.publisher;
 }
 
-Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Start(const OpenRequest& request, Entry* entry) {
-  if (entry != nullptr) {
-    const bool room = entry->seen.count(request.rank) == 0 && SameTrainer(entry->publisher->buffer(), request);
-    if (room) return Join(request, *entry);
-    if (!entry->connected.empty()) {
-      return Status(ErrorCode::kState, Cat("model ", request.model, " is being written by another trainer, with ",
-                                           entry->connected.size(), " ranks connected; end it first"));
-    }
+Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Adopt(OpenRequest& request) {
+  LS_ASSIGN_OR_RETURN(SegmentHome::Stored stored, home_->Adopt(std::move(request.fds)));
+  const DoubleBuffer& buffer = *stored.buffer;
+  if (buffer.model() != request.model || buffer.run() != request.run || !SameTrainer(buffer, request)) {
+    return Status(ErrorCode::kBadData, Cat("the buffers handed back are not those of model ", request.model, ", run ",
+                                           ToHex(request.run), ", with these tensors and ranks"));
   }
-  // The old run goes before the new one comes: there is room for one.
-  if (entry != nullptr) {
-    const auto old = entry->publisher;
-    {
-      std::lock_guard lock(mutex_);
-      entries_.erase(request.model);
-    }
-    old->Stop();
-    home_->Remove(old->buffer());
-    Log(LogLevel::kInfo, "run_ended", {{"model", request.model}, {"run", ToHex(old->buffer().run())}});
-  }
+  EndRun(request.model);
+  Install(std::move(stored), false);
+  Log(LogLevel::kInfo, "run_handed_back", {{"model", request.model}, {"run", ToHex(request.run)}});
+  return Connect(request);
+}
+
+Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Start(const OpenRequest& request) {
   LS_ASSIGN_OR_RETURN(const auto layout, ModelLayout::Create(request.layout->tensors(), options_.block_bytes));
+  std::shared_ptr<ModelPublisher> old;
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto at = entries_.find(request.model); at != entries_.end()) old = at->second.publisher;
+  }
+  // The old run goes before the new one comes, so that there need only be room for one; but not for one that cannot be.
+  LS_RETURN_IF_ERROR(home_->CheckRoom(request.model, *layout, old == nullptr ? nullptr : &old->buffer()));
+  old.reset();
+  EndRun(request.model);
   LS_ASSIGN_OR_RETURN(SegmentHome::Stored stored,
                       home_->Make(request.model, RandomId<RunId>(), *layout, request.ranks));
-  const auto publisher = Install(std::move(stored));
+  const auto publisher = Install(std::move(stored), true);
   Log(LogLevel::kInfo, "run_started",
       {{"model", request.model},
        {"run", ToHex(publisher->buffer().run())},
        {"tensors", layout->tensors().size()},
        {"model_bytes", layout->data_bytes()}});
-  std::lock_guard lock(mutex_);
-  Entry& fresh = entries_[request.model];
-  fresh.connected.insert(request.rank);
-  fresh.seen.insert(request.rank);
-  return publisher;
+  return Connect(request);
+}
+
+void ModelRegistry::EndRun(const std::string& model) {
+  std::shared_ptr<ModelPublisher> old;
+  {
+    std::lock_guard lock(mutex_);
+    const auto at = entries_.find(model);
+    if (at == entries_.end()) return;
+    old = std::move(at->second.publisher);
+    entries_.erase(at);
+  }
+  old->Stop();
+  catalog_->Withdraw(model);
+  home_->Remove(old->buffer());
+  Log(LogLevel::kInfo, "run_ended", {{"model", model}, {"run", ToHex(old->buffer().run())}});
 }
 
 void ModelRegistry::Close(const std::shared_ptr<ModelPublisher>& publisher, uint32_t rank) {
-  {
-    std::lock_guard lock(mutex_);
-    const auto at = entries_.find(publisher->buffer().model());
-    if (at != entries_.end() && at->second.publisher == publisher) at->second.connected.erase(rank);
-  }
+  // Its draft first: once the rank's place is free, another connection may begin one.
   publisher->RankGone(rank);
+  std::lock_guard lock(mutex_);
+  const auto at = entries_.find(publisher->buffer().model());
+  if (at != entries_.end() && at->second.publisher == publisher) at->second.connected.erase(rank);
 }
 
 std::vector<ModelSnapshot> ModelRegistry::Snapshot() const {

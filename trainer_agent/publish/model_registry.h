@@ -19,6 +19,7 @@ namespace lockstep {
 struct RegistryOptions {
   uint32_t block_bytes = kDefaultBlockBytes;
   uint64_t retain_bytes = 2ull << 30;
+  WorkerPool* fold_pool = nullptr;  // see StoreOptions
 };
 
 struct OpenRequest {
@@ -55,14 +56,18 @@ class ModelRegistry {
  private:
   struct Entry {
     std::shared_ptr<ModelPublisher> publisher;
+    bool joinable = false;  // started by ranks that named no run, of which more may come
     std::set<uint32_t> connected;
     std::set<uint32_t> seen;  // ranks that have been connected to this run
   };
+  enum class Opening { kJoin, kAdopt, kStart };
 
-  Result<std::shared_ptr<ModelPublisher>> Rejoin(OpenRequest& request, Entry* entry);
-  Result<std::shared_ptr<ModelPublisher>> Start(const OpenRequest& request, Entry* entry);
-  Result<std::shared_ptr<ModelPublisher>> Join(const OpenRequest& request, Entry& entry);
-  std::shared_ptr<ModelPublisher> Install(SegmentHome::Stored stored);
+  Result<Opening> Decide(const OpenRequest& request) const;
+  Result<std::shared_ptr<ModelPublisher>> Adopt(OpenRequest& request);
+  Result<std::shared_ptr<ModelPublisher>> Start(const OpenRequest& request);
+  std::shared_ptr<ModelPublisher> Install(SegmentHome::Stored stored, bool joinable);
+  std::shared_ptr<ModelPublisher> Connect(const OpenRequest& request);
+  void EndRun(const std::string& model);
 
   const SegmentHome* const home_;
   const RegistryOptions options_;

@@ -1,7 +1,11 @@
 // The publish side as its ranks see it: real unix sockets, real segments, several ranks, restarts.
+#include <sys/stat.h>
+
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <thread>
 
 #include "common/os/file.h"
@@ -28,12 +32,13 @@ class Host {
 
   void Start() {
     pool_ = std::make_unique<WorkerPool>(2);
+    fold_pool_ = std::make_unique<WorkerPool>(1);
     catalog_ = std::make_unique<VersionCatalog>();
     auto home = SegmentHome::Create(directory_ + "/segments", memfd_);
     REQUIRE(home.ok());
     home_ = *std::move(home);
-    registry_ =
-        std::make_unique<ModelRegistry>(home_.get(), RegistryOptions{.block_bytes = 4096}, pool_.get(), catalog_.get());
+    registry_ = std::make_unique<ModelRegistry>(
+        home_.get(), RegistryOptions{.block_bytes = 4096, .fold_pool = fold_pool_.get()}, pool_.get(), catalog_.get());
     registry_->Recover();
     auto server = RankServer::Start(socket(), registry_.get());
     REQUIRE(server.ok());
@@ -46,6 +51,7 @@ class Host {
     catalog_.reset();
     home_.reset();
     pool_.reset();
+    fold_pool_.reset();
   }
 
   std::string socket() const { return directory_ + "/export.sock"; }
@@ -77,6 +83,8 @@ class Host {
     return *catalog_->Find("actor")->Newest();
   }
   ServedRun& run() const { return *catalog_->Find("actor"); }
+  std::shared_ptr<ServedRun> shared_run() const { return catalog_->Find("actor"); }
+  bool disconnected() const { return registry_->Snapshot().at(0).ranks_connected == 0; }
   uint64_t aborted() const { return registry_->Snapshot().at(0).publisher->status().versions_aborted; }
 
  private:
@@ -86,6 +94,7 @@ class Host {
     return std::string(mkdtemp(name));
   }();
   std::unique_ptr<WorkerPool> pool_;
+  std::unique_ptr<WorkerPool> fold_pool_;
   std::unique_ptr<VersionCatalog> catalog_;
   std::unique_ptr<SegmentHome> home_;
   std::unique_ptr<ModelRegistry> registry_;
@@ -285,6 +294,123 @@ TEST_CASE("An agent that is restarted in the middle of a version is told it agai
     CHECK(FirstByte(host.run(), 2) == std::byte{2});
     CHECK(host.run().deltas().RouteFrom(1, 120000).steps.size() == 1);
   }
+}
+
+TEST_CASE("A commit that cannot reach the agent fails, and the next version works once it is back") {
+  Host host;
+  auto options = host.Options();
+  options.reconnect_timeout = milliseconds(100);
+  auto rank = *RankClient::Open(options);
+  Publish(*rank, 1, 1);
+  host.Await(1);
+  const auto data = rank->Begin(2);
+  REQUIRE(data.ok());
+  Write(*rank, *data, {0, 120000}, 2);
+  host.Stop();
+  CHECK(rank->Commit().message().find("could not reconnect") != std::string::npos);
+  host.Start();
+  Publish(*rank, 3, 3);
+  host.Await(3);
+}
+
+TEST_CASE("A call that timed out costs its version, and the connection is in step again afterwards") {
+  Host host;
+  auto options = host.Options(0, 2);
+  options.call_timeout = milliseconds(200);
+  auto zero = *RankClient::Open(options);
+  const auto one = host.Connect(1, 2);
+  const auto write = [](RankClient& rank, Version version, ByteRange range) {
+    const auto data = rank.Begin(version);
+    REQUIRE(data.ok());
+    Write(rank, *data, range, static_cast<int>(version));
+    REQUIRE(rank.Commit().ok());
+  };
+  write(*zero, 1, {0, 80000});
+  CHECK(zero->Begin(2).status().code() == ErrorCode::kDeadline);  // rank 1 is late with version 1
+  write(*one, 1, {80000, 40000});
+  host.Await(1);
+  write(*zero, 2, {0, 80000});
+  write(*one, 2, {80000, 40000});
+  host.Await(2);
+}
+
+TEST_CASE("A rank that waits while its agent is restarted goes on waiting at the new one") {
+  Host host;
+  const auto zero = host.Connect(0, 2);
+  const auto one = host.Connect(1, 2);
+  const auto data = zero->Begin(1);
+  REQUIRE(data.ok());
+  Write(*zero, *data, {0, 80000}, 1);
+  REQUIRE(zero->Commit().ok());
+  std::atomic<bool> begun{false};
+  std::thread waiting([&] { begun = zero->Begin(2).ok(); });
+  std::this_thread::sleep_for(milliseconds(50));
+  host.Stop();
+  host.Start();
+  const auto other = one->Begin(1);
+  REQUIRE(other.ok());
+  Write(*one, *other, {80000, 40000}, 1);
+  REQUIRE(one->Commit().ok());
+  waiting.join();
+  CHECK(begun);
+  host.Await(1);
+}
+
+TEST_CASE("Versions above the limit are refused") {
+  Host host;
+  const auto rank = host.Connect();
+  CHECK(rank->Begin(kMaxVersion + 1).status().code() == ErrorCode::kBadData);
+  Publish(*rank, kMaxVersion, 1);
+  host.Await(kMaxVersion);
+}
+
+TEST_CASE("A run that ended gives its memory back although a pull still holds on to it") {
+  Host host;
+  auto first = host.Connect();
+  Publish(*first, 1, 1);
+  host.Await(1);
+  const auto held = host.shared_run();
+  first.reset();
+  while (!host.disconnected()) std::this_thread::sleep_for(milliseconds(1));
+  const auto second = host.Connect();
+  std::byte block[4096];
+  CHECK(held->ReadBlock(1, true, 0, block).status().code() == ErrorCode::kState);
+  std::ifstream maps("/proc/self/maps");
+  std::string text(std::istreambuf_iterator<char>(maps), {});
+  CHECK(text.find(ToHex(held->run())) == std::string::npos);
+}
+
+TEST_CASE("A new run that has no room leaves the old one served") {
+  Host host;
+  auto first = host.Connect();
+  Publish(*first, 1, 1);
+  host.Await(1);
+  first.reset();
+  while (!host.disconnected()) std::this_thread::sleep_for(milliseconds(1));
+  auto options = host.Options();
+  options.layout = *ModelLayout::Create({{"huge", DType::kU8, {uint64_t{1} << 36}, 0}});
+  CHECK(RankClient::Open(options).status().code() == ErrorCode::kResourceExhausted);
+  CHECK(FirstByte(host.run(), 1) == std::byte{1});
+}
+
+TEST_CASE("What lies in the segment directory and is not a run is left alone") {
+  Host host;
+  const std::string mine = host.directory() + "/segments/replicas";
+  const std::string damaged = host.directory() + "/segments/actor." + std::string(32, 'a');
+  host.Stop();
+  REQUIRE(MakeDirs(mine).ok());
+  REQUIRE(MakeDirs(damaged).ok());
+  host.Start();
+  CHECK(CheckWritableDir(mine).ok());
+  CHECK_FALSE(CheckWritableDir(damaged).ok());
+}
+
+TEST_CASE("A segment directory that others may write to is refused") {
+  char name[] = "/dev/shm/lockstep-open-XXXXXX";
+  const std::string directory = mkdtemp(name);
+  REQUIRE(chmod(directory.c_str(), 0777) == 0);
+  CHECK(SegmentHome::Create(directory, false).status().code() == ErrorCode::kPermission);
+  CHECK(RemoveTree(directory).ok());
 }
 
 TEST_CASE("A committed half whose bytes changed while the agent was away is dropped") {

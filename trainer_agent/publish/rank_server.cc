@@ -67,6 +67,8 @@ Status HandleMessage(UnixConnection& connection, ModelPublisher& publisher, uint
   switch (message.type) {
     case RankMessage::kBegin: {
       const Result<size_t> half = publisher.Begin(rank, body.version);
+      // A draining agent hangs up: to the rank it is an agent that will be back.
+      if (half.status().code() == ErrorCode::kCancelled) return {ErrorCode::kUnavailable, half.status().message()};
       if (!half.ok()) return SendOutcome(connection, half.status());
       return SendMessage(connection, RankMessage::kBegun, AsBytes(BegunBody{.half = static_cast<uint32_t>(*half)}), {},
                          kMessageTimeout);
@@ -83,6 +85,11 @@ Status HandleMessage(UnixConnection& connection, ModelPublisher& publisher, uint
     default:
       return {ErrorCode::kProtocol, Cat("rank protocol: unexpected message of type ", static_cast<int>(message.type))};
   }
+}
+
+int64_t PeerPid(const UnixConnection& connection) {
+  const auto peer = connection.Peer();
+  return peer.ok() ? peer->pid : 0;
 }
 
 Status CheckPeer(const UnixConnection& connection) {
@@ -145,7 +152,7 @@ void RankServer::ReapFinished() {
 void RankServer::Serve(Session& session) {
   const Status status = ServeRank(session.connection);
   if (status.code() != ErrorCode::kUnavailable) {  // unavailable: the peer simply went
-    LogWarn("rank_connection_ended", status);
+    LogWarn("rank_connection_ended", status, {{"pid", PeerPid(session.connection)}});
     (void)SendOutcome(session.connection, status);
   }
   session.connection.Shutdown();
@@ -168,7 +175,7 @@ Status RankServer::ServeRank(UnixConnection& connection) {
   }
   registry_->Close(publisher, rank);
   Log(LogLevel::kInfo, "rank_disconnected", {{"model", publisher->buffer().model()}, {"rank", rank}});
-  return status;
+  return status.WithContext(Cat("model ", publisher->buffer().model(), ", rank ", rank));
 }
 
 }  // namespace lockstep

@@ -4,11 +4,14 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <map>
 
 #include "common/base/text.h"
+#include "common/model/safetensors.h"
 #include "common/os/file.h"
 #include "common/telemetry/log.h"
 
@@ -17,16 +20,42 @@ namespace {
 
 constexpr char kLockName[] = "lock";
 
-std::vector<std::string> Subdirectories(const std::string& directory) {
+// "<model>.<32 hex digits>", as RunDirectory() makes them.
+bool IsRunDirectory(std::string_view name) {
+  const size_t dot = name.rfind('.');
+  return dot != std::string_view::npos && CheckModelName(name.substr(0, dot)).ok() &&
+         HexDecode16(name.substr(dot + 1)).ok();
+}
+
+std::vector<std::string> RunDirectories(const std::string& directory) {
   std::vector<std::string> paths;
   DIR* const dir = opendir(directory.c_str());
   if (dir == nullptr) return paths;
   while (const dirent* entry = readdir(dir)) {
-    const std::string name = entry->d_name;
-    if (name != "." && name != ".." && name != kLockName) paths.push_back(directory + "/" + name);
+    if (IsRunDirectory(entry->d_name)) paths.push_back(directory + "/" + entry->d_name);
   }
   closedir(dir);
   return paths;
+}
+
+// The run itself is no good, as opposed to: it could not be looked at.
+bool IsDamage(const Status& status) {
+  return status.code() == ErrorCode::kCorrupt || status.code() == ErrorCode::kProtocol ||
+         status.code() == ErrorCode::kBadData || status.code() == ErrorCode::kNotFound;
+}
+
+int64_t CommittedAt(const DoubleBuffer& buffer) {
+  const auto newest = buffer.NewestCommitted();
+  return newest ? buffer.committed_unix_ns(*newest) : 0;
+}
+
+// Somebody else's directory, or one that others may write, could hold segments made to mislead us.
+Status CheckOwned(const std::string& directory) {
+  struct stat info {};
+  if (stat(directory.c_str(), &info) != 0) return ErrnoStatus(errno, directory);
+  if (info.st_uid == geteuid() && (info.st_mode & (S_IWGRP | S_IWOTH)) == 0) return OkStatus();
+  return {ErrorCode::kPermission, Cat("segment directory ", directory, " must belong to uid ", geteuid(),
+                                      " and be writable by nobody else; use a directory of the agent's own")};
 }
 
 Result<uint64_t> FileBytes(const std::string& path) {
@@ -40,6 +69,7 @@ Result<uint64_t> FileBytes(const std::string& path) {
 Result<std::unique_ptr<SegmentHome>> SegmentHome::Create(const std::string& directory, bool memfd) {
   if (memfd) return std::unique_ptr<SegmentHome>(new SegmentHome("", true, UniqueFd()));
   LS_RETURN_IF_ERROR(MakeDirs(directory, 0700));
+  LS_RETURN_IF_ERROR(CheckOwned(directory));
   LS_RETURN_IF_ERROR(CheckWritableDir(directory));
   const std::string lock_path = directory + "/" + kLockName;
   UniqueFd lock(open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
@@ -77,8 +107,7 @@ Result<SegmentHome::Stored> SegmentHome::Make(const std::string& model, const Ru
 Result<SegmentHome::Stored> SegmentHome::Adopt(std::vector<UniqueFd> fds) const {
   if (fds.size() != 3) return Status(ErrorCode::kProtocol, Cat(fds.size(), " descriptors were handed back, not 3"));
   struct stat info {};
-  if (fstat(fds[0].get(), &info) != 0 || info.st_size <= 0)
-    return ErrnoStatus(errno, "the control segment handed back");
+  if (fstat(fds[0].get(), &info) != 0) return ErrnoStatus(errno, "the control segment handed back");
   LS_ASSIGN_OR_RETURN(MappedSegment control, AdoptSegment(std::move(fds[0]), static_cast<uint64_t>(info.st_size),
                                                           Access::kReadWrite, "the control segment handed back"));
   LS_ASSIGN_OR_RETURN(auto buffer,
@@ -103,23 +132,42 @@ Result<SegmentHome::Stored> SegmentHome::Reopen(const std::string& run_directory
 }
 
 std::vector<SegmentHome::Stored> SegmentHome::FindAll() const {
-  std::map<std::string, Stored> by_model;
   if (memfd_) return {};
-  for (const std::string& path : Subdirectories(directory_)) {
+  std::map<std::string, Stored> by_model;
+  const auto remove = [](const std::string& path, const std::string& reason) {
+    Log(LogLevel::kWarn, "stale_segments_removed", {{"path", path}, {"reason", reason}});
+    (void)RemoveTree(path);
+  };
+  for (const std::string& path : RunDirectories(directory_)) {
     auto stored = Reopen(path);
-    if (stored.ok() && stored->buffer->NewestCommitted() && by_model.count(stored->buffer->model()) == 0) {
-      by_model.emplace(stored->buffer->model(), *std::move(stored));
+    if (!stored.ok()) {
+      if (IsDamage(stored.status())) {
+        remove(path, stored.status().ToString());
+      } else {
+        LogError("segments_not_opened", stored.status(), {{"path", path}});
+      }
       continue;
     }
-    Log(LogLevel::kWarn, "stale_segments_removed",
-        {{"path", path},
-         {"reason",
-          stored.ok() ? "no committed version, or another run of the model is kept" : stored.status().ToString()}});
-    (void)RemoveTree(path);
+    Stored& kept = by_model[stored->buffer->model()];
+    if (kept.buffer == nullptr || CommittedAt(*kept.buffer) < CommittedAt(*stored->buffer)) std::swap(kept, *stored);
+    if (stored->buffer != nullptr) remove(RunDirectory(stored->buffer->model(), stored->buffer->run()), "an older run");
   }
   std::vector<Stored> all;
   for (auto& [model, stored] : by_model) all.push_back(std::move(stored));
   return all;
+}
+
+Status SegmentHome::CheckRoom(const std::string& model, const ModelLayout& layout, const DoubleBuffer* replaced) const {
+  if (memfd_) return OkStatus();
+  struct statvfs room {};
+  if (statvfs(directory_.c_str(), &room) != 0) return ErrnoStatus(errno, directory_);
+  const uint64_t needed = kHalves * ImageBytes(layout) + ControlSegment::BytesFor(layout);
+  const uint64_t given_back = replaced == nullptr ? 0 : kHalves * replaced->image_bytes();
+  const uint64_t available = uint64_t{room.f_bavail} * room.f_frsize + given_back;
+  if (needed <= available) return OkStatus();
+  return {ErrorCode::kResourceExhausted,
+          Cat("model ", model, ": its two halves need ", HumanBytes(needed), " in ", directory_,
+              ", which has room for ", HumanBytes(available), "; enlarge the tmpfs or use another --segment-dir")};
 }
 
 void SegmentHome::Remove(const DoubleBuffer& buffer) const {

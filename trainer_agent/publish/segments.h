@@ -28,7 +28,11 @@ class SegmentHome {
   Result<Stored> Make(const std::string& model, const RunId& run, const ModelLayout& layout, uint32_t ranks) const;
   // From the descriptors that a rank handed back: control, half 0, half 1.
   Result<Stored> Adopt(std::vector<UniqueFd> fds) const;
-  // What an earlier agent left, one run per model. What is no whole run is removed, and said in the log.
+  // kResourceExhausted, with what is needed and what there is, when halves for `layout` would not fit even after
+  // `replaced` (may be null) is gone.
+  Status CheckRoom(const std::string& model, const ModelLayout& layout, const DoubleBuffer* replaced) const;
+  // What an earlier agent left: per model the run with the newest commit. Damaged runs and older ones are removed, and
+  // said in the log; what is not ours, or cannot be opened just now, is left alone.
   std::vector<Stored> FindAll() const;
   void Remove(const DoubleBuffer& buffer) const;
 

@@ -13,8 +13,8 @@ using asio::ip::tcp;
 // One admitted lane: reads requests, writes their frames.
 class Lane {
  public:
-  Lane(tcp::socket& socket, const LaneServerOptions& options, std::shared_ptr<Pull> pull)
-      : socket_(socket), options_(options), pull_(std::move(pull)), writer_(socket, options.send_timeout) {}
+  Lane(tcp::socket& socket, const LaneServerOptions& options, Pull& pull)
+      : socket_(socket), options_(options), pull_(pull), writer_(socket, options.send_timeout) {}
 
   // Until the peer closes (OK) or the lane fails.
   asio::awaitable<Status> Run() {
@@ -23,10 +23,9 @@ class Lane {
       Status status =
           co_await ReadExact(socket_, std::as_writable_bytes(std::span(&request, 1)), options_.idle_timeout);
       if (status.code() == ErrorCode::kUnavailable) co_return OkStatus();
-      if (status.ok()) status = CheckRequest(request, pull_->run->layout().block_count());
+      if (status.ok()) status = CheckRequest(request, pull_.run->layout().block_count());
       if (status.ok()) status = co_await Answer(request);
       if (!status.ok()) co_return status;
-      pull_->Touch();
     }
   }
 
@@ -51,9 +50,9 @@ class Lane {
   }
 
   asio::awaitable<Status> SendFull(const BlockRequest& request) {
-    ServedRun& run = *pull_->run;
+    ServedRun& run = *pull_.run;
     const bool exact = request.exact_version != 0;
-    const Version wanted = exact ? request.exact_version : pull_->target;
+    const Version wanted = exact ? request.exact_version : pull_.target;
     for (uint32_t i = 0; i < request.block_count; ++i) {
       const BlockIndex block = request.first_block + i;
       const auto bytes = static_cast<uint32_t>(run.layout().block_range(block).bytes);
@@ -73,12 +72,13 @@ class Lane {
                       .payload_hash = info->hash,
                       .payload_bytes = bytes});
       ++sent_;
+      pull_.Touch();
     }
     co_return OkStatus();
   }
 
   asio::awaitable<Status> SendDelta(const BlockRequest& request) {
-    const std::shared_ptr<const Payload> payload = pull_->FindPayload(request.payload_id);
+    const std::shared_ptr<const Payload> payload = pull_.FindPayload(request.payload_id);
     if (payload == nullptr) {
       refusal_ = {ErrorCode::kNotFound, Cat("payload ", request.payload_id, " is not of this pull")};
       co_return OkStatus();
@@ -102,13 +102,14 @@ class Lane {
                       .changes = entry->changes,
                       .payload_id = request.payload_id});
       ++sent_;
+      pull_.Touch();
     }
     co_return OkStatus();
   }
 
   tcp::socket& socket_;
   const LaneServerOptions& options_;
-  const std::shared_ptr<Pull> pull_;
+  Pull& pull_;
   LaneWriter writer_;
   uint32_t sent_ = 0;
   Status refusal_;  // why the request in hand cannot be answered in full
@@ -147,12 +148,12 @@ asio::awaitable<void> LaneServer::AcceptLoop(tcp::acceptor acceptor) {
   }
 }
 
-asio::awaitable<Result<std::shared_ptr<Pull>>> LaneServer::Welcome(tcp::socket& socket) {
+asio::awaitable<Result<Pull::LaneLease>> LaneServer::Welcome(tcp::socket& socket) {
   LaneHello hello;
   Status status = co_await ReadExact(socket, std::as_writable_bytes(std::span(&hello, 1)), options_.hello_timeout);
   if (status.ok()) status = CheckHello(hello);
   if (!status.ok()) co_return status;
-  Result<std::shared_ptr<Pull>> pull = pulls_->Admit(hello.pull_id, hello.ticket);
+  Result<Pull::LaneLease> pull = pulls_->Admit(hello.pull_id, hello.ticket);
   LaneWelcome welcome{.code = static_cast<uint32_t>(pull.status().code())};
   Seal(welcome);
   status = co_await WriteAll(socket, AsBytes(welcome), options_.send_timeout);
@@ -165,10 +166,16 @@ asio::awaitable<void> LaneServer::ServeLane(tcp::socket socket) {
   const auto peer = socket.remote_endpoint(ignored);
   const std::string peer_name = Cat(peer.address().to_string(), ":", peer.port());
   socket.set_option(tcp::no_delay(true), ignored);
-  Result<std::shared_ptr<Pull>> pull = co_await Welcome(socket);
-  Status status = pull.status();
-  if (status.ok()) status = co_await Lane(socket, options_, *pull).Run();
-  if (!status.ok()) LogWarn("lane_ended", status, {{"peer", peer_name}});
+  const Result<Pull::LaneLease> pull = co_await Welcome(socket);
+  if (!pull.ok()) {
+    LogWarn("lane_refused", pull.status(), {{"peer", peer_name}});
+    co_return;
+  }
+  Lane lane(socket, options_, **pull);
+  const Status status = co_await lane.Run();
+  if (status.ok()) co_return;
+  LogWarn("lane_ended", status,
+          {{"peer", peer_name}, {"model", (*pull)->run->model()}, {"receiver", (*pull)->receiver}});
 }
 
 }  // namespace lockstep

@@ -37,7 +37,7 @@ class LaneServer {
 
   asio::awaitable<void> AcceptLoop(asio::ip::tcp::acceptor acceptor);
   asio::awaitable<void> ServeLane(asio::ip::tcp::socket socket);
-  asio::awaitable<Result<std::shared_ptr<Pull>>> Welcome(asio::ip::tcp::socket& socket);
+  asio::awaitable<Result<Pull::LaneLease>> Welcome(asio::ip::tcp::socket& socket);
 
   const LaneServerOptions options_;
   PullTable* const pulls_;

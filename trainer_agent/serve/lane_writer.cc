@@ -14,10 +14,11 @@ constexpr size_t kBufferBytes = kMaxBlockBytes + sizeof(FrameHeader);
 }  // namespace
 
 LaneWriter::LaneWriter(asio::ip::tcp::socket& socket, std::chrono::milliseconds timeout)
-    : socket_(socket), timeout_(timeout), buffer_(kBufferBytes) {}
+    : socket_(socket), timeout_(timeout) {}
 
 asio::awaitable<LaneWriter::Room> LaneWriter::Reserve(uint32_t payload_bytes) {
   Room room;
+  if (buffer_.empty()) buffer_.resize(kBufferBytes);
   if (used_ + sizeof(FrameHeader) + payload_bytes > buffer_.size()) room.status = co_await Flush();
   room.payload = std::span(buffer_).subspan(used_ + sizeof(FrameHeader), payload_bytes);
   co_return room;

@@ -31,7 +31,7 @@ class LaneWriter {
  private:
   asio::ip::tcp::socket& socket_;
   const std::chrono::milliseconds timeout_;
-  Bytes buffer_;
+  Bytes buffer_;  // taken with the first frame: a lane that asks for nothing costs nothing
   size_t used_ = 0;
 };
 

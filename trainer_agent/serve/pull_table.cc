@@ -41,21 +41,36 @@ void Pull::Touch() {
   touched_ = Clock::now();
 }
 
-void PullTable::ExpireLocked() {
+void PullTable::Expire() {
+  std::vector<std::shared_ptr<Pull>> expired;  // released outside the lock: their holds take the store's
+  std::lock_guard lock(mutex_);
   const auto now = Pull::Clock::now();
-  std::erase_if(pulls_, [&](const auto& item) {
-    std::lock_guard lock(item.second->mutex_);
-    return now - item.second->touched_ > limits_.idle_timeout;
-  });
+  for (auto at = pulls_.begin(); at != pulls_.end();) {
+    std::lock_guard pull_lock(at->second->mutex_);
+    if (now - at->second->touched_ <= limits_.idle_timeout) {
+      ++at;
+      continue;
+    }
+    expired.push_back(at->second);
+    at = pulls_.erase(at);
+  }
+}
+
+size_t PullTable::ActivePulls(std::chrono::milliseconds recent) const {
+  std::lock_guard lock(mutex_);
+  const auto now = Pull::Clock::now();
+  return static_cast<size_t>(std::count_if(pulls_.begin(), pulls_.end(), [&](const auto& item) {
+    std::lock_guard pull_lock(item.second->mutex_);
+    return now - item.second->touched_ <= recent;
+  }));
 }
 
 Result<std::shared_ptr<Pull>> PullTable::Insert(const PullWish& wish, std::shared_ptr<ServedRun> run, Version target) {
+  Expire();
   std::lock_guard lock(mutex_);
-  ExpireLocked();
   if (pulls_.size() >= limits_.max_pulls) {
-    return Status(ErrorCode::kResourceExhausted, Cat(pulls_.size(),
-                                                     " pulls are open, the limit; try again later or raise "
-                                                     "--max-pulls"));
+    return Status(ErrorCode::kResourceExhausted,
+                  Cat(pulls_.size(), " pulls are open, the limit; try again later or raise --max-pulls"));
   }
   auto pull = std::make_shared<Pull>(RandomPullId(), wish.receiver, std::move(run), target);
   pulls_[pull->id] = pull;
@@ -138,8 +153,11 @@ Result<std::shared_ptr<Pull>> PullTable::Find(uint64_t pull_id) {
 Result<Plan> PullTable::CatchUp(uint64_t pull_id, Version oldest) {
   LS_ASSIGN_OR_RETURN(const auto pull, Find(pull_id));
   const auto newest = pull->run->Newest();
-  if (!newest) return Status(ErrorCode::kInternal, "a pull without a version");
-  LS_ASSIGN_OR_RETURN(const auto chain, pull->run->deltas().ChainFrom(oldest));
+  if (!newest) return Status(ErrorCode::kState, Cat("model ", pull->run->model(), ": the run has ended; pull anew"));
+  std::vector<std::shared_ptr<const Payload>> chain;
+  if (oldest != newest->manifest->held.version) {
+    LS_ASSIGN_OR_RETURN(chain, pull->run->deltas().ChainFrom(oldest));
+  }
   Plan plan{.pull_id = pull_id,
             .mode = PlanMode::kChain,
             .base = {pull->run->run(), oldest},
@@ -168,13 +186,17 @@ void PullTable::Close(uint64_t pull_id, const Held& held, const std::string& out
          {.receiver = pull->receiver, .held = held, .outcome = outcome.substr(0, 1024), .at = Pull::Clock::now()});
 }
 
-Result<std::shared_ptr<Pull>> PullTable::Admit(uint64_t pull_id, const Ticket& ticket) {
+Result<Pull::LaneLease> PullTable::Admit(uint64_t pull_id, const Ticket& ticket) {
   auto pull = Find(pull_id);
   const Status refused{ErrorCode::kPermission, "the lane's ticket is unknown, used up or expired; ask for a new one"};
   if (!pull.ok()) return refused;
   std::lock_guard lock((*pull)->mutex_);
   if ((*pull)->tickets_.erase(ticket) == 0) return refused;
-  return pull;
+  if ((*pull)->lanes_ >= 2 * limits_.max_lanes) {
+    return Status(ErrorCode::kResourceExhausted, Cat("the pull has ", (*pull)->lanes_, " lanes, twice --max-lanes"));
+  }
+  ++(*pull)->lanes_;
+  return Pull::LaneLease(*pull);
 }
 
 size_t PullTable::open_pulls(const std::string& model) const {

@@ -1,9 +1,10 @@
 // PullTable: the pulls in progress, what each may read, and the tickets that admit its lanes.
 //
 // A pull keeps alive what it was promised: its payloads, and for a full pull the deltas from its target on. It ends by
-// Close(), or after idle_timeout without a call or a lane. Nothing here waits for a receiver.
+// Close(), or by Expire() after idle_timeout without a call or a block. Nothing here waits for a receiver.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <map>
@@ -19,7 +20,7 @@ namespace lockstep {
 
 struct PullLimits {
   size_t max_pulls = 256;
-  uint32_t max_lanes = 16;  // per pull
+  uint32_t max_lanes = 16;  // of one pull; twice that while broken ones have not been noticed yet
   std::chrono::milliseconds idle_timeout{120'000};
 };
 
@@ -74,6 +75,21 @@ class Pull {
   std::shared_ptr<const Payload> FindPayload(uint64_t payload_id) const;  // null: not of this pull
   void Touch();
 
+  // One lane that was let in; its end makes room for another.
+  class LaneLease {
+   public:
+    explicit LaneLease(std::shared_ptr<Pull> pull) : pull_(std::move(pull)) {}
+    LaneLease(LaneLease&&) = default;
+    ~LaneLease() {
+      if (pull_ != nullptr) --pull_->lanes_;
+    }
+    Pull& operator*() const { return *pull_; }
+    Pull* operator->() const { return pull_.get(); }
+
+   private:
+    std::shared_ptr<Pull> pull_;
+  };
+
  private:
   friend class PullTable;
   using Clock = std::chrono::steady_clock;
@@ -83,6 +99,7 @@ class Pull {
   std::unique_ptr<DeltaStore::Hold> hold_;
   std::set<Ticket> tickets_;
   Clock::time_point touched_;
+  std::atomic<uint32_t> lanes_{0};
 };
 
 // Thread-safe.
@@ -99,10 +116,16 @@ class PullTable {
   Result<std::vector<Ticket>> RenewTickets(uint64_t pull_id, uint32_t lanes);
   void Close(uint64_t pull_id, const Held& held, const std::string& outcome);
 
-  // Lets a lane in and uses up its ticket. kPermission: unknown pull, or no such ticket.
-  Result<std::shared_ptr<Pull>> Admit(uint64_t pull_id, const Ticket& ticket);
+  // Lets a lane in and uses up its ticket. kPermission: unknown pull, or no such ticket. kResourceExhausted: too many
+  // lanes.
+  Result<Pull::LaneLease> Admit(uint64_t pull_id, const Ticket& ticket);
+
+  // Ends pulls that nobody has touched for idle_timeout. To be called now and then.
+  void Expire();
 
   size_t open_pulls(const std::string& model) const;
+  // Pulls that were touched within `recent`.
+  size_t ActivePulls(std::chrono::milliseconds recent) const;
   std::vector<ReceiverReport> Reports(const std::string& model) const;
 
  private:
@@ -111,7 +134,6 @@ class PullTable {
   void AddSteps(Pull& pull, const std::vector<std::shared_ptr<const Payload>>& payloads, Plan& plan);
   std::vector<Ticket> IssueTickets(Pull& pull, uint32_t lanes);
   void Report(const std::string& model, ReceiverReport report);
-  void ExpireLocked();
 
   const VersionCatalog* const catalog_;
   const PullLimits limits_;

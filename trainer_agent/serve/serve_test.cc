@@ -33,11 +33,13 @@ struct MadeUpBlocks : BlockReader {
   }
 };
 
+WorkerPool pool(2);
+
 struct Served {
   std::shared_ptr<const ModelLayout> layout = Layout();
   std::shared_ptr<MadeUpBlocks> blocks = std::make_shared<MadeUpBlocks>();
   std::shared_ptr<ServedRun> run =
-      std::make_shared<ServedRun>("actor", RandomId<RunId>(), layout, blocks, StoreOptions{});
+      std::make_shared<ServedRun>("actor", RandomId<RunId>(), layout, blocks, StoreOptions{.fold_pool = &pool});
   VersionCatalog catalog;
   PullTable pulls{&catalog, {.max_pulls = 3, .max_lanes = 3}};
 
@@ -153,6 +155,21 @@ TEST_CASE("A full pull that was overtaken gets the steps from its oldest block o
   CHECK(steps->target.version == 3);
   CHECK((*served.pulls.CatchUp(plan->pull_id, 3)).steps.empty());
   CHECK(served.pulls.CatchUp(plan->pull_id + 1, 1).status().code() == ErrorCode::kNotFound);
+}
+
+TEST_CASE("Live lanes of a pull are limited, and the end of one makes room") {
+  Served served;
+  const auto plan = served.pulls.Open(served.Wish());
+  std::vector<Pull::LaneLease> lanes;
+  for (int i = 0; i < 6; ++i) {
+    const auto ticket = served.pulls.RenewTickets(plan->pull_id, 1)->at(0);
+    lanes.push_back(*served.pulls.Admit(plan->pull_id, ticket));
+  }
+  auto ticket = served.pulls.RenewTickets(plan->pull_id, 1)->at(0);
+  CHECK(served.pulls.Admit(plan->pull_id, ticket).status().code() == ErrorCode::kResourceExhausted);
+  lanes.pop_back();
+  ticket = served.pulls.RenewTickets(plan->pull_id, 1)->at(0);
+  CHECK(served.pulls.Admit(plan->pull_id, ticket).ok());
 }
 
 TEST_CASE("A pull that nobody touches expires") {

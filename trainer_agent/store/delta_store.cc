@@ -14,6 +14,16 @@ namespace lockstep {
 namespace {
 
 constexpr char kSuffix[] = ".delta";
+// Each delta is a mapping, and a kernel allows a process some 65,000 of them.
+constexpr size_t kMaxChain = 1024;
+// A fold of more changes than these takes seconds, in which the receiver could have pulled the chain.
+constexpr uint64_t kMaxFoldElements = 128 << 20;
+constexpr uint64_t kPageBytes = 4096;
+
+// What it takes of the tmpfs.
+uint64_t StoredBytes(const Payload& payload) {
+  return (payload.total_bytes() + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
 
 std::vector<std::string> DeltaFiles(const std::string& directory) {
   std::vector<std::string> paths;
@@ -56,6 +66,7 @@ std::shared_ptr<const Payload> DeltaStore::LoadFile(const std::string& path) con
   auto segment = OpenSegment(path, static_cast<uint64_t>(info.st_size), Access::kReadOnly);
   if (!segment.ok()) return nullptr;
   auto owner = std::make_shared<MappedSegment>(*std::move(segment));
+  owner->CloseFd();
   auto payload = Payload::Open(*layout_, {owner->span(), owner});
   return payload.ok() ? *std::move(payload) : nullptr;
 }
@@ -92,6 +103,7 @@ Payload::Allocator DeltaStore::FileAllocator(const std::string& path) {
     unlink(path.c_str());
     LS_ASSIGN_OR_RETURN(MappedSegment segment, CreateTmpfsSegment(path, bytes));
     auto owner = std::make_shared<MappedSegment>(std::move(segment));
+    owner->CloseFd();
     return std::pair(owner->span(), std::shared_ptr<const void>(owner));
   };
 }
@@ -124,7 +136,7 @@ Result<std::shared_ptr<const Payload>> DeltaStore::Add(const PayloadIdentity& id
     chain_.clear();
   }
   chain_.push_back(*payload);
-  EvictLocked(options_.retain_bytes);
+  EvictLocked();
   return payload;
 }
 
@@ -134,24 +146,27 @@ void DeltaStore::RemoveLocked(const std::shared_ptr<const Payload>& payload) {
 
 uint64_t DeltaStore::RetainedBytesLocked() const {
   uint64_t bytes = 0;
-  for (const auto& payload : chain_) bytes += payload->total_bytes();
-  for (const auto& [base, payload] : folds_) bytes += payload->total_bytes();
+  for (const auto& payload : chain_) bytes += StoredBytes(*payload);
+  for (const auto& [base, payload] : folds_) bytes += payload == nullptr ? 0 : StoredBytes(*payload);
   return bytes;
 }
 
-void DeltaStore::EvictLocked(uint64_t budget) {
+uint64_t DeltaStore::MaxDeltaBytes() const {
+  std::lock_guard lock(mutex_);
+  return holds_.empty() ? std::min(options_.retain_bytes, layout_->data_bytes()) : layout_->data_bytes();
+}
+
+void DeltaStore::EvictLocked() {
+  const uint64_t budget = options_.retain_bytes;
   uint64_t bytes = RetainedBytesLocked();
-  while (!chain_.empty() && bytes > budget) {
+  while (!chain_.empty() && (bytes > budget || chain_.size() > kMaxChain)) {
     const Version base = chain_.front()->header().base;
     const bool held = !holds_.empty() && *holds_.begin() <= base;
-    if (held && bytes <= 2 * budget) return;
-    if (const auto fold = folds_.find(base); fold != folds_.end()) {
-      bytes -= fold->second->total_bytes();
-      folds_.erase(fold);
-    }
-    bytes -= chain_.front()->total_bytes();
+    if (held && bytes <= 2 * budget + layout_->data_bytes()) return;
+    bytes -= StoredBytes(*chain_.front());
     RemoveLocked(chain_.front());
     chain_.pop_front();
+    if (folds_.erase(base) > 0) bytes = RetainedBytesLocked();
   }
 }
 
@@ -163,7 +178,6 @@ std::vector<std::shared_ptr<const Payload>> DeltaStore::ChainLocked(Version base
 
 Result<std::vector<std::shared_ptr<const Payload>>> DeltaStore::ChainFrom(Version base) const {
   std::lock_guard lock(mutex_);
-  if (!chain_.empty() && chain_.back()->header().target == base) return std::vector<std::shared_ptr<const Payload>>();
   auto chain = ChainLocked(base);
   if (chain.empty())
     return Status(ErrorCode::kState, Cat("the deltas from version ", base, " on are no longer retained"));
@@ -171,29 +185,38 @@ Result<std::vector<std::shared_ptr<const Payload>>> DeltaStore::ChainFrom(Versio
 }
 
 DeltaRoute DeltaStore::RouteFrom(Version base, uint64_t full_bytes) {
-  std::lock_guard fold_lock(fold_mutex_);
   DeltaRoute route;
-  std::shared_ptr<const Payload> folded;
   {
     std::lock_guard lock(mutex_);
     route.steps = ChainLocked(base);
-    if (const auto fold = folds_.find(base); fold != folds_.end()) folded = fold->second;
   }
-  if (route.steps.size() > 1 && folded == nullptr) {
-    auto made = FoldPayloads(*layout_, route.steps);
-    if (made.ok()) {
-      folded = *made;
-      std::lock_guard lock(mutex_);
-      // A version may have been added meanwhile; then this fold serves the one caller only.
-      const bool current = !chain_.empty() && chain_.back() == route.steps.back();
-      if (current && RetainedBytesLocked() + folded->total_bytes() <= options_.retain_bytes) folds_[base] = folded;
-    }
-  }
-  if (route.steps.size() > 1 && folded != nullptr && folded->header().data_bytes < route.data_bytes()) {
-    route = {.steps = {folded}, .folded = true};
-  }
+  if (route.steps.size() > 1 && options_.fold_pool != nullptr) FoldRoute(base, route);
   if (route.data_bytes() >= full_bytes) route.steps.clear();
   return route;
+}
+
+void DeltaStore::FoldRoute(Version base, DeltaRoute& route) {
+  if (route.changed_elements() > kMaxFoldElements) return;
+  std::lock_guard fold_lock(fold_mutex_);
+  const auto newest = route.steps.back();
+  std::shared_ptr<const Payload> folded;
+  bool known = false;
+  {
+    std::lock_guard lock(mutex_);
+    const auto fold = folds_.find(base);
+    known = fold != folds_.end() && !chain_.empty() && chain_.back() == newest;
+    if (known) folded = fold->second;
+  }
+  if (!known) {
+    const auto made = FoldPayloads(*layout_, route.steps, *options_.fold_pool);
+    if (made.ok() && (*made)->header().data_bytes < route.data_bytes()) folded = *made;
+    std::lock_guard lock(mutex_);
+    // A version may have been added meanwhile; then this fold serves the one caller only.
+    const uint64_t room = options_.retain_bytes - std::min(options_.retain_bytes, RetainedBytesLocked());
+    const bool fits = folded == nullptr || StoredBytes(*folded) <= room;
+    if (!chain_.empty() && chain_.back() == newest && fits) folds_[base] = folded;
+  }
+  if (folded != nullptr) route = {.steps = {folded}, .folded = true};
 }
 
 DeltaStore::Hold::Hold(DeltaStore* store, Version version)
@@ -205,13 +228,15 @@ DeltaStore::Hold::Hold(DeltaStore* store, Version version)
 DeltaStore::Hold::~Hold() {
   std::lock_guard lock(store_->mutex_);
   store_->holds_.erase(at_);
-  store_->EvictLocked(store_->options_.retain_bytes);
+  store_->EvictLocked();
 }
 
 std::vector<std::shared_ptr<const Payload>> DeltaStore::Retained() const {
   std::lock_guard lock(mutex_);
   std::vector<std::shared_ptr<const Payload>> all(chain_.begin(), chain_.end());
-  for (const auto& [base, payload] : folds_) all.push_back(payload);
+  for (const auto& [base, payload] : folds_) {
+    if (payload != nullptr) all.push_back(payload);
+  }
   return all;
 }
 

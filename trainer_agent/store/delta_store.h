@@ -22,6 +22,7 @@ namespace lockstep {
 struct StoreOptions {
   std::string directory;  // empty: in memory only
   uint64_t retain_bytes = 2ull << 30;
+  WorkerPool* fold_pool = nullptr;  // folds; not the diff's pool, which a receiver must not hold up. Null: chains only
 };
 
 // How to bring a receiver from one version to the newest.
@@ -48,14 +49,17 @@ class DeltaStore {
   Result<std::shared_ptr<const Payload>> Add(const PayloadIdentity& identity, std::span<const DeltaBlock> blocks);
 
   // The route of fewest bytes from `base`: one delta, the chain, or its fold; none when that would not be below
-  // `full_bytes`. A fold is computed here the first time: this may take a while.
+  // `full_bytes`. A fold is computed here the first time, unless it would take long: then the chain is served as it is.
   DeltaRoute RouteFrom(Version base, uint64_t full_bytes);
 
   // Every step from `base` on, unfolded. kState when some are gone.
   Result<std::vector<std::shared_ptr<const Payload>>> ChainFrom(Version base) const;
 
-  // While it lives, deltas from `version` on outlive the byte budget, up to twice its size: a full pull needs them to
-  // catch up.
+  // How large a delta is worth making: while a full pull needs it to catch up, as large as the model; else the budget.
+  uint64_t MaxDeltaBytes() const;
+
+  // While it lives, deltas from `version` on outlive the byte budget, up to twice its size and a model's: a full pull
+  // needs them to catch up.
   class Hold {
    public:
     Hold(DeltaStore* store, Version version);
@@ -80,7 +84,8 @@ class DeltaStore {
   Payload::Allocator FileAllocator(const std::string& path);
   std::shared_ptr<const Payload> LoadFile(const std::string& path) const;
   std::vector<std::shared_ptr<const Payload>> ChainLocked(Version base) const;
-  void EvictLocked(uint64_t budget);
+  void FoldRoute(Version base, DeltaRoute& route);
+  void EvictLocked();
   void RemoveLocked(const std::shared_ptr<const Payload>& payload);
   uint64_t RetainedBytesLocked() const;
 
@@ -89,7 +94,7 @@ class DeltaStore {
   mutable std::mutex mutex_;
   std::mutex fold_mutex_;  // one fold at a time; taken before mutex_
   std::deque<std::shared_ptr<const Payload>> chain_;
-  std::map<Version, std::shared_ptr<const Payload>> folds_;  // by base; all end at the newest version
+  std::map<Version, std::shared_ptr<const Payload>> folds_;  // by base; all end at the newest; null: refused
   std::multiset<Version> holds_;
 };
 

@@ -59,9 +59,11 @@ struct TempDir {
 
 constexpr uint64_t kFull = 1 << 20;
 
+WorkerPool pool(2);
+
 TEST_CASE("One step behind is a delta, several are folded, unknown ones and dear ones go full") {
   const Chain chain;
-  DeltaStore store(chain.layout, {});
+  DeltaStore store(chain.layout, {.fold_pool = &pool});
   for (Version version = 1; version <= 3; ++version) REQUIRE(chain.Add(store, version).ok());
   const DeltaRoute delta = store.RouteFrom(3, kFull);
   REQUIRE(delta.steps.size() == 1);
@@ -74,24 +76,23 @@ TEST_CASE("One step behind is a delta, several are folded, unknown ones and dear
   CHECK(store.RouteFrom(9, kFull).steps.empty());
   CHECK(store.RouteFrom(1, 5).steps.empty());
   CHECK((*store.ChainFrom(1)).size() == 3);
-  CHECK((*store.ChainFrom(4)).empty());
   CHECK(store.ChainFrom(0).status().code() == ErrorCode::kState);
 }
 
-TEST_CASE("The budget evicts from the old end, unless a pull holds it") {
+TEST_CASE("The budget evicts from the old end, unless a pull holds it, and then too in the end") {
   const Chain chain;
-  DeltaStore probe(chain.layout, {});
-  REQUIRE(chain.Add(probe, 1).ok());
-  const uint64_t one = probe.Retained()[0]->total_bytes();
-  DeltaStore store(chain.layout, {.retain_bytes = one * 3});
+  constexpr uint64_t kPage = 4096;  // each of these deltas takes one
+  DeltaStore store(chain.layout, {.retain_bytes = 3 * kPage, .fold_pool = &pool});
   for (Version version = 1; version <= 5; ++version) REQUIRE(chain.Add(store, version).ok());
   CHECK(store.Retained().size() == 3);
   CHECK(store.RouteFrom(2, kFull).steps.empty());
+  CHECK(store.MaxDeltaBytes() == 3 * kPage);
   auto hold = store.HoldFrom(3);
-  for (Version version = 6; version <= 8; ++version) REQUIRE(chain.Add(store, version).ok());
-  CHECK(store.Retained().size() == 6);
-  REQUIRE(chain.Add(store, 9).ok());
-  CHECK(store.Retained().size() == 6);
+  CHECK(store.MaxDeltaBytes() == chain.layout->data_bytes());
+  for (Version version = 6; version <= 10; ++version) REQUIRE(chain.Add(store, version).ok());
+  CHECK(store.Retained().size() == 8);
+  for (Version version = 11; version <= 40; ++version) REQUIRE(chain.Add(store, version).ok());
+  CHECK(store.Retained().size() == (2 * 3 * kPage + chain.layout->data_bytes()) / kPage);
   hold.reset();
   CHECK(store.Retained().size() == 3);
 }
@@ -100,13 +101,13 @@ TEST_CASE("A restarted agent finds the chain that ends at its newest version, an
   const Chain chain;
   const TempDir dir;
   {
-    DeltaStore store(chain.layout, {.directory = dir.path});
+    DeltaStore store(chain.layout, {.directory = dir.path, .fold_pool = &pool});
     for (Version version = 1; version <= 4; ++version) REQUIRE(chain.Add(store, version).ok());
   }
   REQUIRE(WriteFileAtomic(dir.path + "/new", "half a delta").ok());
   REQUIRE(WriteFileAtomic(dir.path + "/7-8.delta", "rubbish").ok());
   {
-    DeltaStore store(chain.layout, {.directory = dir.path});
+    DeltaStore store(chain.layout, {.directory = dir.path, .fold_pool = &pool});
     store.Load(chain.Newest(5));
     CHECK(store.Retained().size() == 4);
     CHECK_FALSE(ReadFile(dir.path + "/new").ok());
@@ -114,14 +115,14 @@ TEST_CASE("A restarted agent finds the chain that ends at its newest version, an
     REQUIRE(chain.Add(store, 5).ok());
     CHECK(store.RouteFrom(1, kFull).folded);
   }
-  DeltaStore other(chain.layout, {.directory = dir.path});
+  DeltaStore other(chain.layout, {.directory = dir.path, .fold_pool = &pool});
   other.Load({.held = {RandomId<RunId>(), 6}, .block_hashes = {}, .digest = DigestOf(6)});
   CHECK(other.Retained().empty());
 }
 
 TEST_CASE("A version that does not follow the last one starts a new chain") {
   const Chain chain;
-  DeltaStore store(chain.layout, {});
+  DeltaStore store(chain.layout, {.fold_pool = &pool});
   REQUIRE(chain.Add(store, 1).ok());
   REQUIRE(chain.Add(store, 7).ok());
   CHECK(store.Retained().size() == 1);

@@ -11,8 +11,8 @@ ServedRun::ServedRun(std::string model, RunId run, std::shared_ptr<const ModelLa
     : model_(std::move(model)),
       run_(run),
       layout_(std::move(layout)),
-      blocks_(std::move(blocks)),
-      deltas_(layout_, std::move(store)) {}
+      deltas_(layout_, std::move(store)),
+      blocks_(std::move(blocks)) {}
 
 std::optional<ServedVersion> ServedRun::Newest() const {
   std::lock_guard lock(mutex_);
@@ -38,12 +38,29 @@ Result<ServedRun::BlockInfo> ServedRun::ReadBlock(Version wanted, bool exact, Bl
       if (!newest) break;
       manifest = newest->manifest;
     }
-    status = blocks_->ReadBlock(manifest->held.version, block, out);
+    const std::shared_ptr<BlockReader> blocks = Blocks();
+    if (blocks == nullptr) return Status(ErrorCode::kState, Cat("model ", model_, ": the run has ended"));
+    status = blocks->ReadBlock(manifest->held.version, block, out);
     if (status.ok()) return BlockInfo{manifest->held.version, manifest->block_hashes[block]};
     if (exact) return status;
   }
   if (exact) return Status(ErrorCode::kState, Cat("model ", model_, ": version ", wanted, " is no longer in memory"));
   return status;
+}
+
+std::shared_ptr<BlockReader> ServedRun::Blocks() const {
+  std::lock_guard lock(mutex_);
+  return blocks_;
+}
+
+void ServedRun::End() {
+  {
+    std::lock_guard lock(mutex_);
+    blocks_.reset();
+    newest_.reset();
+    previous_.reset();
+  }
+  deltas_.Discard();
 }
 
 void VersionCatalog::Open(std::shared_ptr<ServedRun> run) {
@@ -60,6 +77,18 @@ void VersionCatalog::Publish(const std::shared_ptr<ServedRun>& run, ServedVersio
     run->newest_ = std::move(version);
   }
   changed_.notify_all();
+}
+
+void VersionCatalog::Withdraw(const std::string& model) {
+  std::shared_ptr<ServedRun> run;
+  {
+    std::lock_guard lock(mutex_);
+    const auto at = runs_.find(model);
+    if (at == runs_.end()) return;
+    run = at->second;
+    runs_.erase(at);
+  }
+  run->End();
 }
 
 std::shared_ptr<ServedRun> VersionCatalog::Find(const std::string& model) const {

@@ -56,15 +56,19 @@ class ServedRun {
   };
   Result<BlockInfo> ReadBlock(Version wanted, bool exact, BlockIndex block, std::span<std::byte> out);
 
+  // The run is over: lets go of its memory, whoever still holds this object. Reads fail with kState from now on.
+  void End();
+
  private:
   friend class VersionCatalog;
+  std::shared_ptr<BlockReader> Blocks() const;
 
   const std::string model_;
   const RunId run_;
   const std::shared_ptr<const ModelLayout> layout_;
-  const std::shared_ptr<BlockReader> blocks_;
   DeltaStore deltas_;
   mutable std::mutex mutex_;
+  std::shared_ptr<BlockReader> blocks_;  // null once ended
   std::optional<ServedVersion> newest_;
   std::shared_ptr<const Manifest> previous_;
 };
@@ -75,6 +79,8 @@ class VersionCatalog {
   // `run` replaces the model's earlier run.
   void Open(std::shared_ptr<ServedRun> run);
   void Publish(const std::shared_ptr<ServedRun>& run, ServedVersion version);
+  // Ends the model's run, if there is one.
+  void Withdraw(const std::string& model);
 
   std::shared_ptr<ServedRun> Find(const std::string& model) const;  // null: nobody opened it
 

@@ -118,20 +118,20 @@ class Publisher:
             try:
                 for position, source in sources:
                     self._write(position, source)
+                self.commit()
             except BaseException:
                 with contextlib.suppress(Error):  # what went wrong first is what the caller must see
                     self.abort()
                 raise
-            self.commit()
 
     def begin(self, version: int) -> memoryview:
         """Starts writing ``version``; waits, if at all, for the end of the previous diff.
 
         Returns the data section in shared memory, to be filled in place at the offsets of ``layout``. It is valid until
-        commit, abort or close: touching it later crashes the process.
+        commit, abort or close: writing to it later damages a version that is served, and receivers refuse it.
         """
-        if not 0 <= version < 1 << 64:
-            raise BadDataError(f"version {version} does not fit into 64 bits without sign")
+        if not 0 < version < 1 << 56:
+            raise BadDataError(f"version {version}: versions go from 1 to 2**56 - 1")
         data = ctypes.c_void_p()
         self._call("lockstep_begin", version, ctypes.byref(data))
         return memoryview((ctypes.c_ubyte * self.data_bytes).from_address(data.value or 0)).cast("B")
