@@ -50,7 +50,7 @@ Result<std::array<uint8_t, 16>> HexDecode16(std::string_view hex) {
 Result<std::array<uint8_t, 16>> Bytes16(std::string_view raw) {
   std::array<uint8_t, 16> bytes{};
   if (raw.size() != bytes.size()) {
-    return Status(ErrorCode::kBadData, "expected a 16-byte id, got " + std::to_string(raw.size()) + " bytes");
+    return Status(ErrorCode::kProtocol, "expected a 16-byte id, got " + std::to_string(raw.size()) + " bytes");
   }
   std::memcpy(bytes.data(), raw.data(), raw.size());
   return bytes;

@@ -118,6 +118,8 @@ Status DecodeSteps(ByteView stream, uint64_t count, uint32_t unit, std::vector<u
     uint8_t byte = 0;
     if (!reader.Take(byte)) return Corrupt("the step stream is truncated");
     uint64_t step = CodeToStep(byte, unit);
+    // Of one byte, +128 is −128, which is written as an escape.
+    if (unit == 1 && byte == kEscape - 1) return Corrupt("a step code that no step has");
     if (byte == kEscape) {
       ByteView raw;
       if (!reader.TakeBytes(unit, raw)) return Corrupt("the step stream is truncated");

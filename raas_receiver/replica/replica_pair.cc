@@ -13,7 +13,6 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kCopyPiece = 8 << 20;
 constexpr uint64_t kWarmStep = 64 << 20;
 
 }  // namespace
@@ -120,14 +119,18 @@ Result<std::vector<BlockIndex>> ReplicaPair::BringForward(DeltaChain steps) {
 
   bool content_kept = false;
   LS_RETURN_IF_ERROR(MakeWritable(base.layout, content_kept));
+  std::vector<BlockIndex> bad;
   if (!reaches || !content_kept) {
-    CopyFromCurrent();
+    bad = CopyFromCurrent();
     chain.clear();
     from = base.manifest.held.version;
   }
   chain.insert(chain.end(), steps.begin(), steps.end());
   Edge("applying");
-  std::vector<BlockIndex> bad = ApplyChain(*base.layout, chain, BlockVersions{from}, target().file.data(), pool_);
+  const auto damaged = ApplyChain(*base.layout, chain, BlockVersions{from}, target().file.data(), pool_);
+  bad.insert(bad.end(), damaged.begin(), damaged.end());
+  std::sort(bad.begin(), bad.end());
+  bad.erase(std::unique(bad.begin(), bad.end()), bad.end());
   Edge("applied");
   return bad;
 }
@@ -214,13 +217,22 @@ void ReplicaPair::Keep(const DeltaChain& steps, const Held& base) {
   kept_.erase(kept_.begin(), oldest);
 }
 
-void ReplicaPair::CopyFromCurrent() {
+std::vector<BlockIndex> ReplicaPair::CopyFromCurrent() {
+  const ReplicaState& state = *replicas_[current_].whole;
   const std::span<const std::byte> from = replicas_[current_].file.data();
   const std::span<std::byte> to = target().file.data();
-  pool_.ParallelFor((from.size() + kCopyPiece - 1) / kCopyPiece, [&](size_t i) {
-    const size_t offset = i * kCopyPiece;
-    std::memcpy(to.data() + offset, from.data() + offset, std::min(kCopyPiece, from.size() - offset));
+  std::mutex mutex;
+  std::vector<BlockIndex> bad;
+  pool_.ParallelFor(state.layout->block_count(), [&](size_t i) {
+    const auto block = static_cast<BlockIndex>(i);
+    const ByteRange range = state.layout->block_range(block);
+    const std::span<std::byte> copy = to.subspan(range.offset, range.bytes);
+    std::memcpy(copy.data(), from.data() + range.offset, range.bytes);
+    if (BlockHash(copy) == state.manifest.block_hashes[block]) return;
+    std::lock_guard lock(mutex);
+    bad.push_back(block);
   });
+  return bad;
 }
 
 void ReplicaPair::SetCurrent(int current) {

@@ -135,7 +135,7 @@ class ReplicaPair {
   void EndWriting();
   DeltaChain KeptBetween(const Held& from, const Held& to) const;
   void Keep(const DeltaChain& steps, const Held& base);
-  void CopyFromCurrent();
+  std::vector<BlockIndex> CopyFromCurrent();  // answers the blocks that were not what the manifest says
   void SetCurrent(int current);
   std::string ServedPath() const { return scratch_ + "/served"; }
   void Edge(std::string_view edge) const;

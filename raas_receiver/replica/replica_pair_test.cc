@@ -145,6 +145,16 @@ TEST_CASE("Verify names the blocks and tensors whose bytes differ") {
   CHECK(report->bad_tensors == TensorsInBlocks(*fixture.model.layout(), report->bad_blocks));
 }
 
+TEST_CASE("Damage to the current replica is not copied into the other one unnoticed") {
+  ReplicaFixture fixture;
+  fixture.Open();
+  fixture.PullFull(fixture.model.Advance());
+  fixture.FlipByte(fixture.ModelPath("current/model.safetensors"));
+  const auto damaged = fixture.pair().BringForward({});
+  REQUIRE(damaged.ok());
+  CHECK(*damaged == std::vector<BlockIndex>{fixture.model.layout()->block_count() - 1});
+}
+
 TEST_CASE("The same version number of another run gets a name of its own") {
   ReplicaFixture fixture;
   fixture.Open();

@@ -68,7 +68,8 @@ typedef struct lockstep_open_options {
   uint32_t connect_timeout_ms;   /* 0: 10,000 */
   uint32_t reconnect_timeout_ms; /* 0: 60,000 */
   uint32_t call_timeout_ms;      /* how long a call may wait for the agent's answer; 0: 600,000 */
-  const char* run; /* null: a new run. 32 hex digits: go on in this run, whose versions the agent still holds */
+  const char* run; /* null: a new run. 32 hex digits: go on in this run, which the agent still holds; so does a rank
+                      that takes the place of one that died while the others live */
 } lockstep_open_options;
 
 typedef struct lockstep_model lockstep_model;
@@ -82,8 +83,8 @@ typedef struct lockstep_range {
  * lockstep_last_error(NULL) has the sentence (per thread). */
 int lockstep_open(const lockstep_open_options* options, lockstep_model** model);
 
-/* Starts writing `version`, from 1 to 2^56 - 1, which must be greater than every version of the run. On success *data is the start of the
- * data section to fill. LOCKSTEP_STATE: not greater, or this rank is already writing. */
+/* Starts writing `version`, from 1 to 2^56 - 1, which must be greater than every version of the run. On success *data
+ * is the start of the data section to fill. LOCKSTEP_STATE: not greater, or this rank is already writing. */
 int lockstep_begin(lockstep_model* model, uint64_t version, void** data);
 
 /* Copies a whole tensor (by its position in `tensors`) into place and tells its range. `bytes` must be the tensor's

@@ -15,8 +15,9 @@ void ToProto(const Held& held, v1::Held* out) {
 template <typename Id>
 Result<Id> FromProtoId(const std::string& bytes) {
   if (bytes.empty()) return Id{};
-  LS_ASSIGN_OR_RETURN(const auto raw, Bytes16(bytes));
-  return Id{raw};
+  const auto raw = Bytes16(bytes);
+  if (!raw.ok()) return Status(ErrorCode::kBadData, raw.status().message());
+  return Id{*raw};
 }
 
 Result<Held> FromProto(const v1::Held& held) {
