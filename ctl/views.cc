@@ -148,6 +148,9 @@ std::string LayoutText(const ModelLayout& layout) {
 }
 
 std::string LineOf(const v1::VersionEvent& event) {
+  if (event.newest().version() == 0) {
+    return Cat(event.model(), " open, no version yet, run ", ShortHex(event.newest().run()), "\n");
+  }
   return Cat(event.model(), " version ", event.newest().version(), " digest ", ShortHex(event.manifest_digest()),
              " run ", ShortHex(event.newest().run()), "\n");
 }

@@ -102,15 +102,39 @@ bool Session::Wanted() const {
   return follows && !newest_.nothing() && newest_ != replicas_->current().held;
 }
 
+bool Session::Unprepared() const {
+  return options_.follow && !agent_layout_.IsZero() && agent_layout_ != prepared_;
+}
+
+// Takes the memory of a model that the agent has described, before its first version comes. True when it did something;
+// what goes wrong here goes wrong again, and is told, in the sync.
+bool Session::Prepare() {
+  {
+    std::lock_guard lock(mutex_);
+    if (!Unprepared()) return false;
+    prepared_ = agent_layout_;
+    if (layout_ != nullptr && layout_->digest() == prepared_) return false;
+  }
+  const auto layout = agent_.GetLayout(options_.model);
+  const Status status = layout.ok() ? replicas_->Allocate(*layout) : layout.status();
+  if (!status.ok()) {
+    LogWarn("replicas_not_prepared", status, {{"model", options_.model}});
+    return true;
+  }
+  std::lock_guard lock(mutex_);
+  layout_ = *layout;
+  return true;
+}
+
 // States Waiting and Held. After: Negotiating when a sync is wanted, Held after a rollback.
 v1::SessionState Session::Wait() {
   const auto called = [this] { return stopping_ || wanted_.rollbacks != done_.rollbacks || Wanted(); };
   std::unique_lock lock(mutex_);
   while (!called()) {
     lock.unlock();
-    const bool warming = replicas_->WarmTarget();
+    const bool busy = Prepare() || replicas_->WarmTarget();
     lock.lock();
-    if (!warming) changed_.wait(lock, called);
+    if (!busy) changed_.wait(lock, [&] { return called() || Unprepared(); });
   }
   if (stopping_) return state_;
   if (wanted_.rollbacks == done_.rollbacks) return v1::SESSION_STATE_NEGOTIATING;

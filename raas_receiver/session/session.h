@@ -78,7 +78,9 @@ class Session {
   v1::SessionState BackOff();
   v1::SessionState RollBack();
 
-  bool Wanted() const;  // a sync; REQUIRES mutex_
+  bool Wanted() const;      // a sync; REQUIRES mutex_
+  bool Unprepared() const;  // a layout was announced that no memory was taken for; REQUIRES mutex_
+  bool Prepare();
   void OnVersion(const v1::VersionEvent& event);
   void OnBroken(const Status& status);
   SyncOrder TakeOrder(Orders& taken, Held& newest);
@@ -111,6 +113,7 @@ class Session {
   Sync* running_ = nullptr;
   Held newest_;  // that the agent announced
   LayoutDigest agent_layout_;
+  LayoutDigest prepared_;  // the last layout that memory was taken for, or tried to be
   std::shared_ptr<const ModelLayout> layout_;
   Held served_;              // that the engine took
   std::string last_error_;   // of the last sync

@@ -163,15 +163,17 @@ grpc::Status AgentService::WatchVersions(grpc::ServerContext* context, const v1:
   const auto give_up = [&] { return context->IsCancelled() || draining_.load(); };
   Held seen;
   while (!give_up()) {
-    const auto newest = catalog_->WaitNewer(request->model(), seen, std::chrono::hours(1), give_up);
-    if (!newest) continue;
-    seen = newest->version.manifest->held;
+    const auto news = catalog_->WaitForNews(request->model(), seen, std::chrono::hours(1), give_up);
+    if (!news) continue;
+    seen = news->newest;
     v1::VersionEvent event;
     event.set_model(request->model());
     ToProto(seen, event.mutable_newest());
-    event.set_layout_digest(ToBytes(newest->run->layout().digest()));
-    event.set_manifest_digest(ToBytes(newest->version.manifest->digest));
-    event.set_committed_unix_ns(newest->version.committed_unix_ns);
+    event.set_layout_digest(ToBytes(news->run->layout().digest()));
+    if (news->version) {
+      event.set_manifest_digest(ToBytes(news->version->manifest->digest));
+      event.set_committed_unix_ns(news->version->committed_unix_ns);
+    }
     if (!writer->Write(event)) break;
   }
   return draining_ ? ToGrpc({ErrorCode::kUnavailable, "the agent is draining"}) : grpc::Status::OK;

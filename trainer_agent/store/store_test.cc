@@ -157,24 +157,29 @@ TEST_CASE("A block comes from the wanted version, or from the newest when that i
   CHECK((*run->ReadBlock(2, true, 0, out)).version == 2);
 }
 
-TEST_CASE("Waiting for a newer version ends with the version, the timeout, giving up, or closing") {
+TEST_CASE("Waiting for news ends with an open run, a version, the timeout, giving up, or closing") {
   const Chain chain;
   VersionCatalog catalog;
   const auto never = [] { return false; };
   using std::chrono::milliseconds;
-  CHECK_FALSE(catalog.WaitNewer("m", {}, milliseconds(20), never));
-  CHECK_FALSE(catalog.WaitNewer("m", {}, milliseconds(60000), [] { return true; }));
+  CHECK_FALSE(catalog.WaitForNews("m", {}, milliseconds(20), never));
+  CHECK_FALSE(catalog.WaitForNews("m", {}, milliseconds(60000), [] { return true; }));
   auto run = std::make_shared<ServedRun>("m", chain.run, chain.layout, std::make_shared<FakeBlocks>(), StoreOptions{});
+  std::thread opener([&] { catalog.Open(run); });
+  const auto opened = catalog.WaitForNews("m", {}, milliseconds(60000), never);
+  opener.join();
+  REQUIRE(opened);
+  CHECK(opened->newest == Held{chain.run, 0});
+  CHECK_FALSE(opened->version);
   std::thread publisher([&] {
-    catalog.Open(run);
     catalog.Publish(run, {std::make_shared<Manifest>(Manifest{{chain.run, 1}, {}, {}}), 5});
   });
-  const auto newest = catalog.WaitNewer("m", {}, milliseconds(60000), never);
+  const auto published = catalog.WaitForNews("m", opened->newest, milliseconds(60000), never);
   publisher.join();
-  REQUIRE(newest);
-  CHECK(newest->version.committed_unix_ns == 5);
+  REQUIRE(published);
+  CHECK(published->version->committed_unix_ns == 5);
   std::thread closer([&] { catalog.Close(); });
-  CHECK_FALSE(catalog.WaitNewer("m", {chain.run, 1}, milliseconds(60000), never));
+  CHECK_FALSE(catalog.WaitForNews("m", published->newest, milliseconds(60000), never));
   closer.join();
 }
 

@@ -97,7 +97,7 @@ std::shared_ptr<ServedRun> VersionCatalog::Find(const std::string& model) const 
   return at == runs_.end() ? nullptr : at->second;
 }
 
-std::optional<VersionCatalog::Newest> VersionCatalog::WaitNewer(const std::string& model, const Held& seen,
+std::optional<VersionCatalog::News> VersionCatalog::WaitForNews(const std::string& model, const Held& seen,
                                                                 std::chrono::milliseconds timeout,
                                                                 const std::function<bool()>& give_up) const {
   constexpr std::chrono::milliseconds kGiveUpPoll{100};
@@ -105,8 +105,9 @@ std::optional<VersionCatalog::Newest> VersionCatalog::WaitNewer(const std::strin
   std::unique_lock lock(mutex_);
   while (!closed_) {
     if (const auto at = runs_.find(model); at != runs_.end()) {
-      const auto newest = at->second->Newest();
-      if (newest && newest->manifest->held != seen) return Newest{at->second, *newest};
+      News news{.newest = {at->second->run(), 0}, .run = at->second, .version = at->second->Newest()};
+      if (news.version) news.newest = news.version->manifest->held;
+      if (news.newest != seen) return news;
     }
     const auto now = std::chrono::steady_clock::now();
     if (now >= deadline || give_up()) return std::nullopt;

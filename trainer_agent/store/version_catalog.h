@@ -84,13 +84,14 @@ class VersionCatalog {
 
   std::shared_ptr<ServedRun> Find(const std::string& model) const;  // null: nobody opened it
 
-  // Waits until the model's newest version is another than `seen`. No value after `timeout`, when `give_up` says so
-  // (asked every 100 ms), or after Close().
-  struct Newest {
+  // Waits until what can be told of the model is another than `seen`: which run is open, and its newest version (0
+  // before the first). No value after `timeout`, when `give_up` says so (asked every 100 ms), or after Close().
+  struct News {
+    Held newest;
     std::shared_ptr<ServedRun> run;
-    ServedVersion version;
+    std::optional<ServedVersion> version;  // none before the first
   };
-  std::optional<Newest> WaitNewer(const std::string& model, const Held& seen, std::chrono::milliseconds timeout,
+  std::optional<News> WaitForNews(const std::string& model, const Held& seen, std::chrono::milliseconds timeout,
                                   const std::function<bool()>& give_up) const;
   void Close();
 

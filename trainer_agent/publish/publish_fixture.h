@@ -1,0 +1,124 @@
+// The publish side as its ranks see it: real unix sockets, real segments, an agent that can be stopped and started
+// again.
+#pragma once
+
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "common/os/file.h"
+#include "trainer_agent/buffer/rank_client.h"
+#include "trainer_agent/publish/rank_server.h"
+
+namespace lockstep {
+
+using std::chrono::milliseconds;
+
+inline std::shared_ptr<const ModelLayout> Layout() {
+  return *ModelLayout::Create({{"first", DType::kBF16, {40000}, 0}, {"second", DType::kBF16, {20000}, 80000}});
+}
+
+// An agent's publish side in a directory that outlives it.
+class Host {
+ public:
+  explicit Host(bool memfd = false) : memfd_(memfd) { Start(); }
+  ~Host() {
+    Stop();
+    CHECK(RemoveTree(directory_).ok());
+  }
+
+  void Start() {
+    pool_ = std::make_unique<WorkerPool>(2);
+    fold_pool_ = std::make_unique<WorkerPool>(1);
+    catalog_ = std::make_unique<VersionCatalog>();
+    auto home = SegmentHome::Create(directory_ + "/segments", memfd_);
+    REQUIRE(home.ok());
+    home_ = *std::move(home);
+    registry_ = std::make_unique<ModelRegistry>(
+        home_.get(), RegistryOptions{.block_bytes = 4096, .fold_pool = fold_pool_.get()}, pool_.get(), catalog_.get());
+    registry_->Recover();
+    auto server = RankServer::Start(socket(), registry_.get());
+    REQUIRE(server.ok());
+    server_ = *std::move(server);
+  }
+  void Stop() {
+    if (registry_ != nullptr) registry_->Stop();
+    server_.reset();
+    registry_.reset();
+    catalog_.reset();
+    home_.reset();
+    pool_.reset();
+    fold_pool_.reset();
+  }
+
+  std::string socket() const { return directory_ + "/export.sock"; }
+  const std::string& directory() const { return directory_; }
+
+  RankOptions Options(uint32_t rank = 0, uint32_t ranks = 1) const {
+    return {.socket_path = socket(),
+            .model = "actor",
+            .layout = Layout(),
+            .rank = rank,
+            .ranks = ranks,
+            .connect_timeout = milliseconds(2000),
+            .reconnect_timeout = milliseconds(5000)};
+  }
+  std::unique_ptr<RankClient> Connect(uint32_t rank = 0, uint32_t ranks = 1) const {
+    auto client = RankClient::Open(Options(rank, ranks));
+    REQUIRE(client.ok());
+    return *std::move(client);
+  }
+
+  // The newest served version, once it is `version`.
+  ServedVersion Await(Version version) const {
+    const auto newest_is = [&] {
+      const auto run = catalog_->Find("actor");
+      return run != nullptr && run->Newest() && run->Newest()->manifest->held.version == version;
+    };
+    for (int i = 0; i < 500 && !newest_is(); ++i) std::this_thread::sleep_for(milliseconds(10));
+    REQUIRE(newest_is());
+    return *catalog_->Find("actor")->Newest();
+  }
+  ServedRun& run() const { return *catalog_->Find("actor"); }
+  std::shared_ptr<ServedRun> shared_run() const { return catalog_->Find("actor"); }
+  bool disconnected() const { return registry_->Snapshot().at(0).ranks_connected == 0; }
+  uint64_t aborted() const { return registry_->Snapshot().at(0).publisher->status().versions_aborted; }
+
+ private:
+  const bool memfd_;
+  const std::string directory_ = [] {
+    char name[] = "/dev/shm/lockstep-publish-XXXXXX";
+    return std::string(mkdtemp(name));
+  }();
+  std::unique_ptr<WorkerPool> pool_;
+  std::unique_ptr<WorkerPool> fold_pool_;
+  std::unique_ptr<VersionCatalog> catalog_;
+  std::unique_ptr<SegmentHome> home_;
+  std::unique_ptr<ModelRegistry> registry_;
+  std::unique_ptr<RankServer> server_;
+};
+
+// Fills [offset, offset + bytes) with `value` and tells it.
+inline void Write(RankClient& rank, std::byte* data, ByteRange range, int value) {
+  std::memset(data + range.offset, value, range.bytes);
+  REQUIRE(rank.RangesDone({&range, 1}).ok());
+}
+
+inline void Publish(RankClient& rank, Version version, int value) {
+  const auto data = rank.Begin(version);
+  REQUIRE(data.ok());
+  Write(rank, *data, {0, 120000}, value);
+  REQUIRE(rank.Commit().ok());
+}
+
+inline std::byte FirstByte(ServedRun& run, Version version) {
+  std::byte block[4096];
+  REQUIRE(run.ReadBlock(version, true, 0, block).ok());
+  return block[0];
+}
+
+}  // namespace lockstep

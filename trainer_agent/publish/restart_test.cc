@@ -1,0 +1,202 @@
+// Runs: restarted agents and trainers, and the segments that outlive them.
+#include <sys/stat.h>
+
+#include <atomic>
+#include <fstream>
+
+#include "trainer_agent/publish/publish_fixture.h"
+
+namespace lockstep {
+namespace {
+
+TEST_CASE("A restarted trainer starts a new run; a second one at the same time is refused") {
+  Host host;
+  auto first = host.Connect();
+  Publish(*first, 9, 1);
+  host.Await(9);
+  const auto refused = RankClient::Open(host.Options());
+  CHECK(refused.status().message().find("connected already") != std::string::npos);
+  const RunId run = first->run();
+  first.reset();
+  std::unique_ptr<RankClient> second;
+  for (int i = 0; i < 100 && second == nullptr; ++i) {
+    auto opened = RankClient::Open(host.Options());
+    if (opened.ok()) second = *std::move(opened);
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  REQUIRE(second != nullptr);
+  CHECK(second->run() != run);
+  CHECK_FALSE(host.run().Newest());
+  Publish(*second, 1, 2);
+  host.Await(1);
+}
+
+TEST_CASE("An agent that is restarted between versions goes on in the same run, deltas and all") {
+  for (const bool memfd : {false, true}) {
+    Host host(memfd);
+    const auto rank = host.Connect();
+    for (Version version = 1; version <= 3; ++version) {
+      Publish(*rank, version, static_cast<int>(version));
+      host.Await(version);
+    }
+    host.Stop();
+    host.Start();
+    if (!memfd) {
+      host.Await(3);
+      CHECK(host.run().deltas().RouteFrom(1, 1 << 20).folded);
+    }
+    Publish(*rank, 4, 4);
+    host.Await(4);
+    CHECK(host.run().run() == rank->run());
+    CHECK(host.run().deltas().RouteFrom(3, 120000).steps.size() == 1);
+    CHECK(host.run().deltas().RouteFrom(2, 120000).steps.size() == 1);
+  }
+}
+
+TEST_CASE("An agent that is restarted in the middle of a version is told it again") {
+  for (const bool memfd : {false, true}) {
+    Host host(memfd);
+    const auto rank = host.Connect();
+    Publish(*rank, 1, 1);
+    host.Await(1);
+    const auto data = rank->Begin(2);
+    REQUIRE(data.ok());
+    Write(*rank, *data, {0, 50000}, 2);
+    host.Stop();
+    std::memset(*data + 50000, 2, 70000);
+    host.Start();
+    const ByteRange rest{50000, 70000};
+    REQUIRE(rank->RangesDone({&rest, 1}).ok());
+    REQUIRE(rank->Commit().ok());
+    host.Await(2);
+    CHECK(FirstByte(host.run(), 2) == std::byte{2});
+    CHECK(host.run().deltas().RouteFrom(1, 120000).steps.size() == 1);
+  }
+}
+
+TEST_CASE("A commit that cannot reach the agent fails, and the next version works once it is back") {
+  Host host;
+  auto options = host.Options();
+  options.reconnect_timeout = milliseconds(100);
+  auto rank = *RankClient::Open(options);
+  Publish(*rank, 1, 1);
+  host.Await(1);
+  const auto data = rank->Begin(2);
+  REQUIRE(data.ok());
+  Write(*rank, *data, {0, 120000}, 2);
+  host.Stop();
+  CHECK(rank->Commit().message().find("could not reconnect") != std::string::npos);
+  host.Start();
+  Publish(*rank, 3, 3);
+  host.Await(3);
+}
+
+TEST_CASE("A rank that waits while its agent is restarted goes on waiting at the new one") {
+  Host host;
+  const auto zero = host.Connect(0, 2);
+  const auto one = host.Connect(1, 2);
+  const auto data = zero->Begin(1);
+  REQUIRE(data.ok());
+  Write(*zero, *data, {0, 80000}, 1);
+  REQUIRE(zero->Commit().ok());
+  std::atomic<bool> begun{false};
+  std::thread waiting([&] { begun = zero->Begin(2).ok(); });
+  std::this_thread::sleep_for(milliseconds(50));
+  host.Stop();
+  host.Start();
+  const auto other = one->Begin(1);
+  REQUIRE(other.ok());
+  Write(*one, *other, {80000, 40000}, 1);
+  REQUIRE(one->Commit().ok());
+  waiting.join();
+  CHECK(begun);
+  host.Await(1);
+}
+
+TEST_CASE("A run that ended gives its memory back although a pull still holds on to it") {
+  Host host;
+  auto first = host.Connect();
+  Publish(*first, 1, 1);
+  host.Await(1);
+  const auto held = host.shared_run();
+  first.reset();
+  while (!host.disconnected()) std::this_thread::sleep_for(milliseconds(1));
+  const auto second = host.Connect();
+  std::byte block[4096];
+  CHECK(held->ReadBlock(1, true, 0, block).status().code() == ErrorCode::kState);
+  std::ifstream maps("/proc/self/maps");
+  std::string text(std::istreambuf_iterator<char>(maps), {});
+  CHECK(text.find(ToHex(held->run())) == std::string::npos);
+}
+
+TEST_CASE("A new run that has no room leaves the old one served") {
+  Host host;
+  auto first = host.Connect();
+  Publish(*first, 1, 1);
+  host.Await(1);
+  first.reset();
+  while (!host.disconnected()) std::this_thread::sleep_for(milliseconds(1));
+  auto options = host.Options();
+  options.layout = *ModelLayout::Create({{"huge", DType::kU8, {uint64_t{1} << 36}, 0}});
+  CHECK(RankClient::Open(options).status().code() == ErrorCode::kResourceExhausted);
+  CHECK(FirstByte(host.run(), 1) == std::byte{1});
+}
+
+TEST_CASE("What lies in the segment directory and is not a run is left alone") {
+  Host host;
+  const std::string mine = host.directory() + "/segments/replicas";
+  const std::string damaged = host.directory() + "/segments/actor." + std::string(32, 'a');
+  host.Stop();
+  REQUIRE(MakeDirs(mine).ok());
+  REQUIRE(MakeDirs(damaged).ok());
+  host.Start();
+  CHECK(CheckWritableDir(mine).ok());
+  CHECK_FALSE(CheckWritableDir(damaged).ok());
+}
+
+TEST_CASE("A segment directory that others may write to is refused") {
+  char name[] = "/dev/shm/lockstep-open-XXXXXX";
+  const std::string directory = mkdtemp(name);
+  REQUIRE(chmod(directory.c_str(), 0777) == 0);
+  CHECK(SegmentHome::Create(directory, false).status().code() == ErrorCode::kPermission);
+  CHECK(RemoveTree(directory).ok());
+}
+
+TEST_CASE("A committed half whose bytes changed while the agent was away is dropped") {
+  Host host;
+  const auto rank = host.Connect();
+  Publish(*rank, 1, 1);
+  host.Await(1);
+  const auto data = rank->Begin(2);
+  REQUIRE(data.ok());
+  Write(*rank, *data, {0, 120000}, 2);
+  REQUIRE(rank->Commit().ok());
+  host.Await(2);
+  host.Stop();
+  (*data)[77] ^= std::byte{1};
+  host.Start();
+  host.Await(1);
+}
+
+TEST_CASE("Two agents cannot share a segment directory") {
+  Host host;
+  CHECK(SegmentHome::Create(host.directory() + "/segments", false).status().code() == ErrorCode::kUnavailable);
+}
+
+TEST_CASE("A run that nobody holds, or another model's layout, is refused with what to do") {
+  Host host;
+  auto options = host.Options();
+  options.run = RandomId<RunId>();
+  CHECK(RankClient::Open(options).status().message().find("start a new one") != std::string::npos);
+  const auto zero = host.Connect(0, 2);
+  auto other = host.Options(1, 2);
+  other.layout = *ModelLayout::Create({{"other", DType::kU8, {9}, 0}});
+  CHECK(RankClient::Open(other).status().message().find("another trainer") != std::string::npos);
+  other = host.Options(1, 2);
+  other.run = zero->run();
+  other.ranks = 3;
+  CHECK(RankClient::Open(other).status().message().find("number of ranks") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace lockstep
