@@ -12,7 +12,7 @@ cc_library(
 
 def _system_library_impl(ctx):
     linkopts = []
-    defines = []
+    defines = ctx.attr.defines
     hint = "install it with: apt-get install " + ctx.attr.debian_package
     if ctx.attr.pkg_config:
         libs = ctx.execute(["pkg-config", "--libs", ctx.attr.pkg_config])
@@ -20,7 +20,7 @@ def _system_library_impl(ctx):
             fail("%s: pkg-config does not know %s; %s" % (ctx.name, ctx.attr.pkg_config, hint))
         linkopts = [word for word in libs.stdout.strip().split(" ") if word]
         cflags = ctx.execute(["pkg-config", "--cflags-only-other", ctx.attr.pkg_config]).stdout
-        defines = [word[2:] for word in cflags.strip().split(" ") if word.startswith("-D")]
+        defines = defines + [word[2:] for word in cflags.strip().split(" ") if word.startswith("-D")]
 
         # pkg-config repeats libraries by the hundred; the last mention is the one that orders the link.
         unique = []
@@ -36,6 +36,7 @@ system_library = repository_rule(
     implementation = _system_library_impl,
     attrs = {
         "debian_package": attr.string(mandatory = True),
+        "defines": attr.string_list(),
         "header": attr.string(),
         "pkg_config": attr.string(),
     },

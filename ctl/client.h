@@ -62,6 +62,9 @@ class Client {
  private:
   Status Explain(const grpc::Status& answer) const {
     const Status status = FromGrpc(answer).WithContext(name_);
+    if (status.code() == ErrorCode::kUnavailable) {
+      return {status.code(), Cat(status.message(), " (is it running, and is that its address?)")};
+    }
     if (status.code() != ErrorCode::kProtocol) return status;
     return {status.code(), Cat(status.message(), " (is that the right kind of daemon, and of this version?)")};
   }

@@ -257,7 +257,7 @@ TEST_CASE("pull prints its record, and a hook that failed is an error") {
 
 TEST_CASE("rollback says where the receiver is now") {
   Fleet fleet;
-  CHECK(fleet.Receiver({"rollback"}).text == "actor is at version 6, held\n");
+  CHECK(fleet.Receiver({"rollback"}).text == "actor is back at version 6 and stays there until `pull`\n");
 }
 
 TEST_CASE("watch prints a line for each event, and its end is an error unless it was counted") {

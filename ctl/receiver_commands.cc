@@ -95,10 +95,10 @@ class ReceiverCommands {
     LS_ASSIGN_OR_RETURN(const std::string agent, AgentOf(status, model));
     Result<AgentProof> proof = AskAgent(agent, verification);
     // Damage found here is the answer, whether or not the agent can be asked.
-    if (!proof.ok() && lockstep::Judge(verification).ok()) return proof.status();
     if (proof.ok()) verification.agent = *std::move(proof);
     output_.Print(ToJson(verification), VerificationText(verification));
-    return lockstep::Judge(verification);
+    LS_RETURN_IF_ERROR(lockstep::Judge(verification));
+    return proof.status().WithContext("the replica is what its own manifest says, but the agent cannot confirm it");
   }
 
   // The agent to compare with: --agent, or the one that the receiver follows.
@@ -144,7 +144,8 @@ class ReceiverCommands {
     v1::RollbackRequest request;
     request.set_model(model);
     LS_ASSIGN_OR_RETURN(const v1::ReceiverModel now, receiver_.Call(&Stub::Rollback, request, Timeout(kWorkTimeout)));
-    output_.Print(ToJson(now), ModelText(now));
+    output_.Print(ToJson(now),
+                  Cat(now.name(), " is back at version ", now.held().version(), " and stays there until `pull`\n"));
     return OkStatus();
   }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/base/text.h"
+
 namespace lockstep {
 
 Table::Table(std::vector<std::string> titles) {
@@ -13,6 +15,10 @@ Table::Table(std::vector<std::string> titles) {
 }
 
 void Table::AddRow(std::vector<std::string> cells) {
+  for (std::string& cell : cells) {
+    cell = CleanText(cell);
+    std::replace(cell.begin(), cell.end(), '\n', ' ');
+  }
   rows_.push_back(std::move(cells));
 }
 

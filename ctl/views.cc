@@ -18,6 +18,10 @@ std::string VersionOrDash(uint64_t version) {
   return version == 0 ? "-" : std::to_string(version);
 }
 
+std::string RunOrDash(const v1::Held& held) {
+  return held.version() == 0 ? "-" : ShortHex(held.run());
+}
+
 std::string TextOrDash(const std::string& text) {
   return text.empty() ? "-" : text;
 }
@@ -99,10 +103,10 @@ std::string VersionsText(const v1::ReceiverStatus& status) {
   Table table({"MODEL", ">VERSION", "IS", "RUN", "DIGEST", "PATH"});
   for (const v1::ReceiverModel& model : status.models()) {
     table.AddRow({model.name(), VersionOrDash(model.newest_version()), "newest", "-", "-", "-"});
-    table.AddRow({model.name(), VersionOrDash(model.held().version()), "current", ShortHex(model.held().run()),
-                  ShortHex(model.held_digest()), TextOrDash(model.current_path())});
-    table.AddRow({model.name(), VersionOrDash(model.previous().version()), "previous", ShortHex(model.previous().run()),
-                  "-", "-"});
+    table.AddRow({model.name(), VersionOrDash(model.held().version()), "current", RunOrDash(model.held()),
+                  TextOrDash(ShortHex(model.held_digest())), TextOrDash(model.current_path())});
+    table.AddRow(
+        {model.name(), VersionOrDash(model.previous().version()), "previous", RunOrDash(model.previous()), "-", "-"});
   }
   return table.ToString();
 }
@@ -157,6 +161,9 @@ std::string LineOf(const v1::VersionEvent& event) {
 
 std::string LineOf(const v1::SyncRecord& record) {
   if (!record.error().empty()) return Cat(record.model(), " failed: ", record.error(), "\n");
+  if (record.mode() == "up_to_date") {
+    return Cat(record.model(), " is at version ", record.to().version(), " already, the agent's newest\n");
+  }
   std::string line = Cat(record.model(), " version ", record.to().version(), " from ",
                          VersionOrDash(record.from().version()), " ", record.mode(), ", ");
   if (record.changed_elements() > 0) line += Cat(record.changed_elements(), " changed, ");
@@ -167,11 +174,6 @@ std::string LineOf(const v1::SyncRecord& record) {
   line += record.verified() ? ", verified" : ", NOT verified";
   if (!record.hook_error().empty()) line += Cat(", hook failed: ", record.hook_error());
   return line + "\n";
-}
-
-std::string ModelText(const v1::ReceiverModel& model) {
-  return Cat(model.name(), " is at version ", VersionOrDash(model.held().version()), ", ", StateText(model.state()),
-             "\n");
 }
 
 }  // namespace lockstep

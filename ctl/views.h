@@ -28,6 +28,4 @@ std::string LayoutText(const ModelLayout& layout);
 std::string LineOf(const v1::VersionEvent& event);
 std::string LineOf(const v1::SyncRecord& record);
 
-std::string ModelText(const v1::ReceiverModel& model);
-
 }  // namespace lockstep

@@ -92,6 +92,14 @@ TEST_CASE("xxh3 gives its published values") {
   CHECK(HexEncode(Hash128({})) == "99aa06d3014798d86001c324468d497f");
 }
 
+TEST_CASE("What others say is made fit to be shown") {
+  CHECK(CleanText("caf\xc3\xa9\n") == "caf\xc3\xa9\n");
+  CHECK(CleanText("caf\xe9 \x1b[31m\x7f") == "caf? ?[31m?");
+  CHECK(CleanText("\xed\xa0\x80\xc0\x80\xf4\x90\x80\x80") == "?????????");
+  CHECK(CleanText("\xc3\xa9\xc3\xa9", 3) == "\xc3\xa9");
+  CHECK(CleanText(std::string("a\0b", 3)) == "a?b");
+}
+
 TEST_CASE("Byte counts read well") {
   CHECK(HumanBytes(12) == "12 B");
   CHECK(HumanBytes(1536) == "1.5 KiB");

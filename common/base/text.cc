@@ -1,8 +1,42 @@
 #include "common/base/text.h"
 
+#include <algorithm>
 #include <cstdio>
 
 namespace lockstep {
+
+size_t Utf8Length(std::string_view text) {
+  if (text.empty()) return 0;
+  const auto lead = static_cast<uint8_t>(text[0]);
+  if (lead < 0x80) return 1;
+  const size_t length = lead >= 0xc2 && lead < 0xe0   ? 2
+                        : lead >= 0xe0 && lead < 0xf0 ? 3
+                        : lead >= 0xf0 && lead < 0xf5 ? 4
+                                                      : 0;
+  if (length == 0 || length > text.size()) return 0;
+  for (size_t k = 1; k < length; ++k) {
+    if ((static_cast<uint8_t>(text[k]) & 0xc0) != 0x80) return 0;
+  }
+  // Overlong forms, surrogates and values past U+10FFFF show in the second byte.
+  const auto second = static_cast<uint8_t>(text[1]);
+  const bool beyond = (lead == 0xe0 && second < 0xa0) || (lead == 0xed && second > 0x9f) ||
+                      (lead == 0xf0 && second < 0x90) || (lead == 0xf4 && second > 0x8f);
+  return beyond ? 0 : length;
+}
+
+std::string CleanText(std::string_view text, size_t max_bytes) {
+  std::string clean;
+  while (!text.empty()) {
+    const size_t length = Utf8Length(text);
+    const auto lead = static_cast<uint8_t>(text[0]);
+    const bool control = (lead < 0x20 && lead != '\n' && lead != '\t') || lead == 0x7f;
+    const std::string_view next = length == 0 || control ? "?" : text.substr(0, length);
+    if (clean.size() + next.size() > max_bytes) break;
+    clean += next;
+    text.remove_prefix(std::max<size_t>(length, 1));
+  }
+  return clean;
+}
 
 std::string HumanBytes(uint64_t bytes) {
   const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 namespace lockstep {
 
@@ -14,6 +15,14 @@ std::string Cat(const Args&... args) {
   (out << ... << args);
   return std::move(out).str();
 }
+
+// Bytes of the UTF-8 character that `text` starts with; 0 when it starts with none (malformed, overlong, surrogate,
+// empty).
+size_t Utf8Length(std::string_view text);
+
+// What somebody else said, fit for messages, protos and terminals: malformed UTF-8 and control characters other than
+// line breaks and tabs become '?', and the whole is cut, between characters, to `max_bytes`.
+std::string CleanText(std::string_view text, size_t max_bytes = 4096);
 
 // 1536 -> "1.5 KiB".
 std::string HumanBytes(uint64_t bytes);

@@ -25,26 +25,11 @@ static_assert(sizeof(EncodedHeader) == 32);
 
 // Names go into JSON headers, logs and error messages: printable, well-formed UTF-8 keeps all three honest.
 bool IsCleanUtf8(std::string_view text) {
-  for (size_t i = 0; i < text.size();) {
-    const auto lead = static_cast<uint8_t>(text[i]);
-    if (lead < 0x20 || lead == 0x7f) return false;
-    const size_t length = lead < 0x80                   ? 1
-                          : lead >= 0xc2 && lead < 0xe0 ? 2
-                          : lead >= 0xe0 && lead < 0xf0 ? 3
-                          : lead >= 0xf0 && lead < 0xf5 ? 4
-                                                        : 0;
-    if (length == 0 || i + length > text.size()) return false;
-    for (size_t k = 1; k < length; ++k) {
-      if ((static_cast<uint8_t>(text[i + k]) & 0xc0) != 0x80) return false;
-    }
-    if (length > 2) {  // overlong forms, surrogates and values past U+10FFFF show in the second byte
-      const auto second = static_cast<uint8_t>(text[i + 1]);
-      if ((lead == 0xe0 && second < 0xa0) || (lead == 0xed && second > 0x9f) || (lead == 0xf0 && second < 0x90) ||
-          (lead == 0xf4 && second > 0x8f)) {
-        return false;
-      }
-    }
-    i += length;
+  while (!text.empty()) {
+    const size_t length = Utf8Length(text);
+    const auto lead = static_cast<uint8_t>(text[0]);
+    if (length == 0 || lead < 0x20 || lead == 0x7f) return false;
+    text.remove_prefix(length);
   }
   return true;
 }

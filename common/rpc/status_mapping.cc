@@ -1,5 +1,7 @@
 #include "common/rpc/status_mapping.h"
 
+#include "common/base/text.h"
+
 namespace lockstep {
 namespace {
 
@@ -82,7 +84,7 @@ grpc::Status ToGrpc(const Status& status) {
 }
 
 Status FromGrpc(const grpc::Status& status) {
-  return status.ok() ? OkStatus() : Status(FromGrpcCode(status.error_code()), status.error_message());
+  return status.ok() ? OkStatus() : Status(FromGrpcCode(status.error_code()), CleanText(status.error_message()));
 }
 
 }  // namespace lockstep

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "common/base/text.h"
 #include "common/os/deadline.h"
 
 namespace lockstep {
@@ -130,6 +131,8 @@ Result<ShellOutcome> RunShell(const std::string& command, const std::vector<std:
   while (::waitpid(pid, &outcome.wait_status, 0) < 0 && errno == EINTR) {
   }
   Drain(output.get(), outcome.output_tail);
+  outcome.output_tail = CleanText(outcome.output_tail);
+  while (outcome.output_tail.ends_with('\n')) outcome.output_tail.pop_back();
   if (!process.valid()) return Status(ErrorCode::kIo, "pidfd_open failed; Linux 5.3 or newer is needed");
   return outcome;
 }

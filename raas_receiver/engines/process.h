@@ -25,7 +25,7 @@ struct ShellOutcome {
   int wait_status = 0;      // as waitpid() says; 0 is success
   bool timed_out = false;   // killed because it took too long
   bool stopped = false;     // killed because of the StopSignal
-  std::string output_tail;  // the last kOutputTail bytes of stdout and stderr
+  std::string output_tail;  // the last kOutputTail bytes of stdout and stderr, without the last line break
 };
 
 inline constexpr size_t kOutputTail = 4096;

@@ -166,8 +166,8 @@ asio::awaitable<Status> Lane::ReceiveError(const FrameHeader& frame) {
   if (Status status = CheckFramePayload(frame, text); !status.ok()) co_return status;
   const BlockRun run = runs_.front().run();
   runs_.pop_front();
-  board_->Refuse(Explain({static_cast<ErrorCode>(frame.block),
-                          Cat("the agent refused blocks [", run.first, ", ", run.end(), "): ", AsText(text))}));
+  board_->Refuse(Explain({static_cast<ErrorCode>(frame.block), Cat("the agent refused blocks [", run.first, ", ",
+                                                                   run.end(), "): ", CleanText(AsText(text)))}));
   co_return OkStatus();
 }
 

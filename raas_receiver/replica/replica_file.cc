@@ -78,8 +78,9 @@ bool ReplicaFile::Claim(std::chrono::milliseconds grace) {
 
 bool ReplicaFile::TryClaim() {
   struct stat info {};
-  // Another name for the file is a reader to come: somebody linked it away from us.
-  if (::fstat(segment_.fd(), &info) != 0 || info.st_nlink > 1) return false;
+  // Another name for the file is a reader to come: somebody linked it away from us. No name at all: somebody removed
+  // it, and it could not be published.
+  if (::fstat(segment_.fd(), &info) != 0 || info.st_nlink != 1) return false;
   // Somebody who opens the file while we hold the lease has the kernel tell us; by a signal that is ignored unless
   // asked for.
   if (::fcntl(segment_.fd(), F_SETSIG, SIGURG) != 0) return false;

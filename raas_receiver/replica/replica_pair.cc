@@ -65,6 +65,11 @@ Result<VerifyReport> ReplicaPair::Verify() const {
 }
 
 Status ReplicaPair::Allocate(const std::shared_ptr<const ModelLayout>& layout) {
+  // Memory taken for a layout that never came to a version makes room.
+  for (Replica& replica : replicas_) {
+    const bool unused = replica.file.valid() && !replica.whole;
+    if (unused && replica.file.layout()->digest() != layout->digest()) replica.file = ReplicaFile();
+  }
   std::array<Status, 2> outcomes;
   pool_.ParallelFor(replicas_.size(), [&](size_t i) {
     if (replicas_[i].file.valid()) return;
@@ -176,7 +181,11 @@ Status ReplicaPair::SwitchToOther() {
   if (replica.name.empty()) {
     const std::string taken = current_ < 0 ? "" : replicas_[current_].name;
     const std::string name = VersionTree::NameFor(replica.whole->manifest.held, taken);
-    LS_RETURN_IF_ERROR(tree_.Publish(name, replica.path));
+    if (const Status published = tree_.Publish(name, replica.path); !published.ok()) {
+      std::lock_guard lock(mutex_);
+      if (::access(replica.path.c_str(), F_OK) != 0) replica.whole.reset();  // somebody removed the file
+      return published;
+    }
     std::lock_guard lock(mutex_);
     replica.name = name;
   }

@@ -155,6 +155,30 @@ TEST_CASE("Damage to the current replica is not copied into the other one unnoti
   CHECK(*damaged == std::vector<BlockIndex>{fixture.model.layout()->block_count() - 1});
 }
 
+TEST_CASE("Replica files that somebody removed are replaced by the next sync") {
+  ReplicaFixture fixture;
+  fixture.Open();
+  fixture.PullFull(fixture.model.Advance());
+  fixture.PullDelta(fixture.model.Advance());
+  for (const char* name : {"replica-0", "replica-1"}) {
+    REQUIRE(fs::remove(fixture.ModelPath(std::string(".lockstep/") + name + ".safetensors")));
+  }
+  fixture.PullDelta(fixture.model.Advance());
+  fixture.PullDelta(fixture.model.Advance());
+  fixture.CheckCurrent(4);
+}
+
+TEST_CASE("Memory for a layout that never came to a version makes room for the next") {
+  ReplicaFixture fixture;
+  fixture.Open();
+  const auto other = *ModelLayout::Create({{"other", DType::kU8, {100'000}, 0}}, 4096);
+  REQUIRE(fixture.pair().Allocate(other).ok());
+  REQUIRE(fixture.pair().Allocate(fixture.model.layout()).ok());
+  CHECK(fs::file_size(fixture.ModelPath(".lockstep/replica-0.safetensors")) == ImageBytes(*fixture.model.layout()));
+  fixture.PullFull(fixture.model.Advance());
+  fixture.CheckCurrent(1);
+}
+
 TEST_CASE("The same version number of another run gets a name of its own") {
   ReplicaFixture fixture;
   fixture.Open();

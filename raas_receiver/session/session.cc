@@ -156,10 +156,21 @@ v1::SessionState Session::BackOff() {
   return stopping_ || Wanted() ? v1::SESSION_STATE_NEGOTIATING : v1::SESSION_STATE_WAITING;
 }
 
+// kState when the other replica holds nothing, or nothing that would be going back.
+Status Session::CheckOlderVersion() const {
+  const Held current = replicas_->current().held;
+  const Held other = replicas_->previous().held;
+  const bool newer = other.run == current.run && other.version >= current.version;
+  if (!other.nothing() && !newer) return OkStatus();
+  return {ErrorCode::kState, Cat("model ", options_.model, ": the other replica holds no version before ",
+                                 current.version, "; nothing to go back to")};
+}
+
 // After: Held; the state before, as far as it lasts, when there was nothing to go back to.
 v1::SessionState Session::RollBack() {
   const bool held_before = Describe().state() == v1::SESSION_STATE_HELD;
-  Status status = replicas_->SwitchToOther();
+  Status status = CheckOlderVersion();
+  if (status.ok()) status = replicas_->SwitchToOther();
   const bool switched = status.ok();
   if (switched) {
     const Held held = replicas_->current().held;

@@ -81,6 +81,7 @@ class Session {
   bool Wanted() const;      // a sync; REQUIRES mutex_
   bool Unprepared() const;  // a layout was announced that no memory was taken for; REQUIRES mutex_
   bool Prepare();
+  Status CheckOlderVersion() const;
   void OnVersion(const v1::VersionEvent& event);
   void OnBroken(const Status& status);
   SyncOrder TakeOrder(Orders& taken, Held& newest);

@@ -151,6 +151,10 @@ Result<Sync::State> Sync::Negotiate() {
   record_.set_mode(std::string(ModeName(plan_.mode)));
   RecordTarget();
   if (plan_.mode == v1::PULL_MODE_UP_TO_DATE) {
+    if (plan_.target_digest != base_.digest) {
+      return Status(ErrorCode::kProtocol, Cat("the agent calls version ", plan_.target.version,
+                                              " up to date and names another digest for it than what is held"));
+    }
     record_.set_verified(true);
     return State::kDone;
   }

@@ -115,6 +115,7 @@ void Agent::Drain() {
   }
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
   rpc_->Drain(std::max(left, std::chrono::milliseconds(0)));
+  Log(LogLevel::kInfo, "stopped");
 }
 
 }  // namespace lockstep

@@ -26,6 +26,7 @@ Status Serve(const AgentOptions& options, SignalWaiter& signals) {
   while (true) {
     const auto signal = signals.Wait(kTick);
     if (signal && *signal != SIGHUP) break;
+    if (signal) Log(LogLevel::kInfo, "nothing_to_reload");
     agent->Tick();
   }
   std::thread([&signals] { ExitOnNextSignal(signals); }).detach();

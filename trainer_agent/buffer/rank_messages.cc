@@ -1,8 +1,16 @@
 #include "trainer_agent/buffer/rank_messages.h"
 
+#include <algorithm>
+
 #include "common/base/text.h"
 
 namespace lockstep {
+namespace {
+
+constexpr size_t kBodyStep = 1 << 20;
+constexpr std::chrono::milliseconds kBodyTimeout{30'000};
+
+}  // namespace
 
 Status SendMessage(UnixConnection& connection, RankMessage type, ByteView body, std::span<const int> fds,
                    std::chrono::milliseconds timeout) {
@@ -30,8 +38,12 @@ Result<Message> ReceiveMessage(UnixConnection& connection, std::chrono::millisec
                                             "; the limit is ", HumanBytes(kMaxRankBody)));
   }
   message.type = static_cast<RankMessage>(header.type);
-  message.body.resize(header.body_bytes);
-  if (header.body_bytes > 0) LS_RETURN_IF_ERROR(connection.Receive(message.body, nullptr, timeout));
+  // Memory follows the bytes that come, not those that are announced; and they may not take for ever.
+  while (message.body.size() < header.body_bytes) {
+    const size_t have = message.body.size();
+    message.body.resize(std::min<size_t>(header.body_bytes, have + kBodyStep));
+    LS_RETURN_IF_ERROR(connection.Receive(std::span(message.body).subspan(have), nullptr, kBodyTimeout));
+  }
   return message;
 }
 

@@ -82,7 +82,8 @@ struct Message {
 
 Status SendMessage(UnixConnection& connection, RankMessage type, ByteView body, std::span<const int> fds,
                    std::chrono::milliseconds timeout);
-// kProtocol for anything that is no well-formed header or too large a body.
+// Waits up to `timeout` for a message to begin. kProtocol for anything that is no well-formed header or too large a
+// body.
 Result<Message> ReceiveMessage(UnixConnection& connection, std::chrono::milliseconds timeout);
 
 Bytes EncodeError(const Status& status);

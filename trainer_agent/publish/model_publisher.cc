@@ -240,6 +240,7 @@ Status ModelPublisher::SealDraft() {
   buffer_->Commit(draft_->half, draft_->committed_unix_ns);
   newest_ = draft_->version;
   ++status_.versions_committed;
+  status_.last_error.clear();
   finishing_ = std::move(draft_);
   finished_ = false;
   finishing_->job->Finish([this](DeltaOutput output) { FinishVersion(std::move(output)); });

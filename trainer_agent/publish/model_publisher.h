@@ -27,7 +27,7 @@ struct PublisherStatus {
   Version writing_version = 0;  // 0: nobody writes
   uint64_t versions_committed = 0;
   uint64_t versions_aborted = 0;
-  std::string last_error;  // of the last aborted version
+  std::string last_error;  // why the last version was aborted; empty once one is committed
 };
 
 // Thread-safe. Calls of one rank do not overlap.

@@ -105,7 +105,10 @@ void PullTable::AddSteps(Pull& pull, const std::vector<std::shared_ptr<const Pay
 }
 
 Result<Plan> PullTable::Open(const PullWish& wish) {
-  if (wish.receiver.size() > kMaxReceiverName) return Status(ErrorCode::kBadData, "the receiver's name is too long");
+  if (CleanText(wish.receiver, kMaxReceiverName) != wish.receiver || wish.receiver.find('\n') != std::string::npos) {
+    return Status(ErrorCode::kBadData,
+                  Cat("a receiver's name has at most ", kMaxReceiverName, " bytes and no control characters"));
+  }
   const auto run = catalog_->Find(wish.model);
   if (run == nullptr) {
     return Status(ErrorCode::kNotFound, Cat("model \"", wish.model.substr(0, kMaxReceiverName),
@@ -152,6 +155,11 @@ Result<std::shared_ptr<Pull>> PullTable::Find(uint64_t pull_id) {
 
 Result<Plan> PullTable::CatchUp(uint64_t pull_id, Version oldest) {
   LS_ASSIGN_OR_RETURN(const auto pull, Find(pull_id));
+  {
+    // What an earlier catch-up promised is not wanted any more.
+    std::lock_guard lock(pull->mutex_);
+    pull->payloads_.clear();
+  }
   const auto newest = pull->run->Newest();
   if (!newest) return Status(ErrorCode::kState, Cat("model ", pull->run->model(), ": the run has ended; pull anew"));
   std::vector<std::shared_ptr<const Payload>> chain;
@@ -183,7 +191,7 @@ void PullTable::Close(uint64_t pull_id, const Held& held, const std::string& out
     pulls_.erase(at);
   }
   Report(pull->run->model(),
-         {.receiver = pull->receiver, .held = held, .outcome = outcome.substr(0, 1024), .at = Pull::Clock::now()});
+         {.receiver = pull->receiver, .held = held, .outcome = CleanText(outcome, 1024), .at = Pull::Clock::now()});
 }
 
 Result<Pull::LaneLease> PullTable::Admit(uint64_t pull_id, const Ticket& ticket) {
