@@ -1,4 +1,4 @@
-"""Repositories that wrap what Debian and NVIDIA installed, each once."""
+"""Repositories that wrap what Debian installed, each once."""
 
 _BUILD = """
 package(default_visibility = ["//visibility:public"])
@@ -40,30 +40,6 @@ system_library = repository_rule(
         "header": attr.string(),
         "pkg_config": attr.string(),
     },
-    configure = True,
-    local = True,
-)
-
-_CUDA_BUILD = """
-package(default_visibility = ["//visibility:public"])
-
-cc_library(
-    name = "cudart",
-    hdrs = glob(["include/**"], allow_empty = True),
-    includes = ["include"],
-    linkopts = ["-L{home}/lib64", "-Wl,-rpath,{home}/lib64", "-lcudart"],
-)
-"""
-
-def _cuda_toolkit_impl(ctx):
-    home = ctx.os.environ.get("CUDA_HOME", "/usr/local/cuda")
-    if ctx.path(home + "/include").exists:
-        ctx.symlink(home + "/include", "include")
-    ctx.file("BUILD", _CUDA_BUILD.format(home = home))
-
-cuda_toolkit = repository_rule(
-    implementation = _cuda_toolkit_impl,
-    environ = ["CUDA_HOME"],
     configure = True,
     local = True,
 )

@@ -5,12 +5,10 @@
 namespace lockstep {
 namespace {
 
-using Stub = AgentClient::Stub;
-
-class AgentCommands {
+class AgentCommands : DaemonCommands<AgentClient, v1::AgentStatusRequest, v1::AgentStatus> {
  public:
   AgentCommands(const Invocation& invocation, const Output& output)
-      : invocation_(invocation), output_(output), agent_("trainer_agent", invocation.address) {}
+      : DaemonCommands("trainer_agent", invocation, output) {}
 
   Status Run() const {
     switch (invocation_.command) {
@@ -25,7 +23,7 @@ class AgentCommands {
       case Command::kLayout:
         return Layout();
       case Command::kHealth:
-        return CheckHealthCommand(agent_.name(), agent_.channel(), invocation_, output_);
+        return CheckHealthCommand(client_.name(), client_.channel(), invocation_, output_);
       case Command::kPull:
       case Command::kRollback:
         break;
@@ -34,38 +32,12 @@ class AgentCommands {
   }
 
  private:
-  std::chrono::milliseconds Timeout(std::chrono::milliseconds usual) const {
-    return invocation_.timeout.value_or(usual);
-  }
-
-  Result<v1::AgentStatus> GetStatus() const {
-    return agent_.Call(&Stub::GetStatus, v1::AgentStatusRequest(), Timeout(kQuickTimeout));
-  }
-
-  Result<std::string> Model() const {
-    if (!invocation_.model.empty()) return invocation_.model;
-    LS_ASSIGN_OR_RETURN(const v1::AgentStatus status, GetStatus());
-    return ChooseModel(invocation_, agent_.name(), status.models());
-  }
-
-  Status ShowStatus() const {
-    LS_ASSIGN_OR_RETURN(const v1::AgentStatus status, GetStatus());
-    output_.Print(ToJson(status), StatusText(status));
-    return OkStatus();
-  }
-
-  Status Versions() const {
-    LS_ASSIGN_OR_RETURN(const v1::AgentStatus status, GetStatus());
-    output_.Print(VersionsJson(status), VersionsText(status));
-    return OkStatus();
-  }
-
   Status Verify() const {
     LS_ASSIGN_OR_RETURN(const std::string model, Model());
     v1::AgentVerifyRequest request;
     request.set_model(model);
-    LS_ASSIGN_OR_RETURN(v1::VerifyResult result, agent_.Call(&Stub::Verify, request, Timeout(kWorkTimeout)));
-    const Verification verification{.daemon = agent_.name(), .model = model, .result = std::move(result), .agent = {}};
+    LS_ASSIGN_OR_RETURN(v1::VerifyResult result, client_.Call(&Stub::Verify, request, Timeout(kWorkTimeout)));
+    const Verification verification{.daemon = client_.name(), .model = model, .result = std::move(result), .agent = {}};
     output_.Print(ToJson(verification), VerificationText(verification));
     return Judge(verification);
   }
@@ -75,7 +47,7 @@ class AgentCommands {
     v1::WatchVersionsRequest request;
     request.set_model(model);
     WatchCount count(invocation_.count);
-    return agent_.Stream(&Stub::WatchVersions, request, invocation_.timeout, [&](const v1::VersionEvent& event) {
+    return client_.Stream(&Stub::WatchVersions, request, invocation_.timeout, [&](const v1::VersionEvent& event) {
       output_.Print(ToJson(event), LineOf(event));
       return count.Another();
     });
@@ -85,13 +57,9 @@ class AgentCommands {
     LS_ASSIGN_OR_RETURN(const std::string model, Model());
     v1::GetLayoutRequest request;
     request.set_model(model);
-    LS_ASSIGN_OR_RETURN(const v1::Layout layout, agent_.Call(&Stub::GetLayout, request, Timeout(kQuickTimeout)));
+    LS_ASSIGN_OR_RETURN(const v1::Layout layout, client_.Call(&Stub::GetLayout, request, Timeout(kQuickTimeout)));
     return PrintLayout(layout, output_);
   }
-
-  const Invocation& invocation_;
-  const Output& output_;
-  AgentClient agent_;
 };
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "ctl/client.h"
 #include "ctl/invocation.h"
 #include "ctl/output.h"
+#include "ctl/views.h"
 
 namespace lockstep {
 
@@ -31,6 +32,47 @@ Result<std::string> ChooseModel(const Invocation& invocation, const std::string&
   for (const auto& model : models) names += " " + model.name();
   return Status(ErrorCode::kUsage, Cat(daemon, ": has several models, name one of:", names));
 }
+
+// What both daemons are asked in the same way. `DaemonClient` is AgentClient or ReceiverClient; the other two are the
+// messages of its GetStatus.
+template <typename DaemonClient, typename StatusRequest, typename StatusResponse>
+class DaemonCommands {
+ protected:
+  using Stub = typename DaemonClient::Stub;
+
+  DaemonCommands(std::string_view daemon, const Invocation& invocation, const Output& output)
+      : invocation_(invocation), output_(output), client_(daemon, invocation.address) {}
+
+  std::chrono::milliseconds Timeout(std::chrono::milliseconds usual) const {
+    return invocation_.timeout.value_or(usual);
+  }
+
+  Result<StatusResponse> GetStatus() const {
+    return client_.Call(&Stub::GetStatus, StatusRequest(), Timeout(kQuickTimeout));
+  }
+
+  Result<std::string> Model() const {
+    if (!invocation_.model.empty()) return invocation_.model;
+    LS_ASSIGN_OR_RETURN(const StatusResponse status, GetStatus());
+    return ChooseModel(invocation_, client_.name(), status.models());
+  }
+
+  Status ShowStatus() const {
+    LS_ASSIGN_OR_RETURN(const StatusResponse status, GetStatus());
+    output_.Print(ToJson(status), StatusText(status));
+    return OkStatus();
+  }
+
+  Status Versions() const {
+    LS_ASSIGN_OR_RETURN(const StatusResponse status, GetStatus());
+    output_.Print(VersionsJson(status), VersionsText(status));
+    return OkStatus();
+  }
+
+  const Invocation& invocation_;
+  const Output& output_;
+  DaemonClient client_;
+};
 
 // Counts down Invocation::count: whether a watch goes on after one more record.
 class WatchCount {

@@ -5,8 +5,6 @@
 namespace lockstep {
 namespace {
 
-using Stub = ReceiverClient::Stub;
-
 // What a receiver needs to say by itself that its time is up.
 constexpr std::chrono::milliseconds kGrace{2'000};
 
@@ -19,10 +17,10 @@ Status Judge(const v1::SyncRecord& record, const std::string& receiver) {
                                    " is committed, but the engine did not take it: ", record.hook_error())};
 }
 
-class ReceiverCommands {
+class ReceiverCommands : DaemonCommands<ReceiverClient, v1::ReceiverStatusRequest, v1::ReceiverStatus> {
  public:
   ReceiverCommands(const Invocation& invocation, const Output& output)
-      : invocation_(invocation), output_(output), receiver_("raas_receiver", invocation.address) {}
+      : DaemonCommands("raas_receiver", invocation, output) {}
 
   Status Run() const {
     switch (invocation_.command) {
@@ -41,38 +39,12 @@ class ReceiverCommands {
       case Command::kRollback:
         return Rollback();
       case Command::kHealth:
-        return CheckHealthCommand(receiver_.name(), receiver_.channel(), invocation_, output_);
+        return CheckHealthCommand(client_.name(), client_.channel(), invocation_, output_);
     }
     return {ErrorCode::kInternal, "unknown command"};
   }
 
  private:
-  std::chrono::milliseconds Timeout(std::chrono::milliseconds usual) const {
-    return invocation_.timeout.value_or(usual);
-  }
-
-  Result<v1::ReceiverStatus> GetStatus() const {
-    return receiver_.Call(&Stub::GetStatus, v1::ReceiverStatusRequest(), Timeout(kQuickTimeout));
-  }
-
-  Result<std::string> Model() const {
-    if (!invocation_.model.empty()) return invocation_.model;
-    LS_ASSIGN_OR_RETURN(const v1::ReceiverStatus status, GetStatus());
-    return ChooseModel(invocation_, receiver_.name(), status.models());
-  }
-
-  Status ShowStatus() const {
-    LS_ASSIGN_OR_RETURN(const v1::ReceiverStatus status, GetStatus());
-    output_.Print(ToJson(status), StatusText(status));
-    return OkStatus();
-  }
-
-  Status Versions() const {
-    LS_ASSIGN_OR_RETURN(const v1::ReceiverStatus status, GetStatus());
-    output_.Print(VersionsJson(status), VersionsText(status));
-    return OkStatus();
-  }
-
   Status Pull() const {
     LS_ASSIGN_OR_RETURN(const std::string model, Model());
     const std::chrono::milliseconds timeout = Timeout(kWorkTimeout);
@@ -80,18 +52,18 @@ class ReceiverCommands {
     request.set_model(model);
     request.set_force_full(invocation_.force_full);
     request.set_timeout_ms(static_cast<uint32_t>(timeout.count()));
-    LS_ASSIGN_OR_RETURN(const v1::SyncRecord record, receiver_.Call(&Stub::Pull, request, timeout + kGrace));
+    LS_ASSIGN_OR_RETURN(const v1::SyncRecord record, client_.Call(&Stub::Pull, request, timeout + kGrace));
     output_.Print(ToJson(record), LineOf(record));
-    return Judge(record, receiver_.name());
+    return Judge(record, client_.name());
   }
 
   Status Verify() const {
     LS_ASSIGN_OR_RETURN(const v1::ReceiverStatus status, GetStatus());
-    LS_ASSIGN_OR_RETURN(const std::string model, ChooseModel(invocation_, receiver_.name(), status.models()));
+    LS_ASSIGN_OR_RETURN(const std::string model, ChooseModel(invocation_, client_.name(), status.models()));
     v1::ReceiverVerifyRequest request;
     request.set_model(model);
-    LS_ASSIGN_OR_RETURN(v1::VerifyResult result, receiver_.Call(&Stub::Verify, request, Timeout(kWorkTimeout)));
-    Verification verification{.daemon = receiver_.name(), .model = model, .result = std::move(result), .agent = {}};
+    LS_ASSIGN_OR_RETURN(v1::VerifyResult result, client_.Call(&Stub::Verify, request, Timeout(kWorkTimeout)));
+    Verification verification{.daemon = client_.name(), .model = model, .result = std::move(result), .agent = {}};
     LS_ASSIGN_OR_RETURN(const std::string agent, AgentOf(status, model));
     Result<AgentProof> proof = AskAgent(agent, verification);
     // Damage found here is the answer, whether or not the agent can be asked.
@@ -107,7 +79,7 @@ class ReceiverCommands {
     for (const v1::ReceiverModel& known : status.models()) {
       if (known.name() == model) return known.agent();
     }
-    return Status(ErrorCode::kNotFound, Cat(receiver_.name(), ": has no model ", model));
+    return Status(ErrorCode::kNotFound, Cat(client_.name(), ": has no model ", model));
   }
 
   Result<AgentProof> AskAgent(const std::string& address, const Verification& verification) const {
@@ -124,7 +96,7 @@ class ReceiverCommands {
     v1::WatchSyncsRequest request;
     request.set_model(invocation_.model);
     WatchCount count(invocation_.count);
-    return receiver_.Stream(&Stub::WatchSyncs, request, invocation_.timeout, [&](const v1::SyncRecord& record) {
+    return client_.Stream(&Stub::WatchSyncs, request, invocation_.timeout, [&](const v1::SyncRecord& record) {
       output_.Print(ToJson(record), LineOf(record));
       return count.Another();
     });
@@ -135,7 +107,7 @@ class ReceiverCommands {
     v1::GetReceiverLayoutRequest request;
     request.set_model(model);
     LS_ASSIGN_OR_RETURN(const v1::Layout layout,
-                        receiver_.Call(&Stub::GetReceiverLayout, request, Timeout(kQuickTimeout)));
+                        client_.Call(&Stub::GetReceiverLayout, request, Timeout(kQuickTimeout)));
     return PrintLayout(layout, output_);
   }
 
@@ -143,15 +115,11 @@ class ReceiverCommands {
     LS_ASSIGN_OR_RETURN(const std::string model, Model());
     v1::RollbackRequest request;
     request.set_model(model);
-    LS_ASSIGN_OR_RETURN(const v1::ReceiverModel now, receiver_.Call(&Stub::Rollback, request, Timeout(kWorkTimeout)));
+    LS_ASSIGN_OR_RETURN(const v1::ReceiverModel now, client_.Call(&Stub::Rollback, request, Timeout(kWorkTimeout)));
     output_.Print(ToJson(now),
                   Cat(now.name(), " is back at version ", now.held().version(), " and stays there until `pull`\n"));
     return OkStatus();
   }
-
-  const Invocation& invocation_;
-  const Output& output_;
-  ReceiverClient receiver_;
 };
 
 }  // namespace
