@@ -67,6 +67,19 @@ struct ByteRange {
   auto operator<=>(const ByteRange&) const = default;
 };
 
+// `rows` ranges of `row_bytes`, `pitch` bytes apart: what a shard that is cut along an inner dimension covers. One row
+// is a plain range, with pitch 0.
+struct StridedRange {
+  uint64_t offset = 0;
+  uint64_t row_bytes = 0;
+  uint64_t rows = 1;
+  uint64_t pitch = 0;  // from row to row; at least row_bytes
+
+  static StridedRange Plain(ByteRange range) { return {.offset = range.offset, .row_bytes = range.bytes}; }
+  uint64_t bytes() const { return rows * row_bytes; }
+  auto operator<=>(const StridedRange&) const = default;
+};
+
 // What a replica or a half holds: one whole version of one run, or nothing (version 0).
 struct Held {
   RunId run;

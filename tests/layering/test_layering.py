@@ -31,13 +31,33 @@ ALLOWED = {
     "proto": {"@grpc", "@protobuf"},
     # The trainer's side.
     "trainer_agent/buffer": {"common/base", "common/os", "common/model"},
-    "trainer_agent/export_plugin": {
+    "trainer_agent/export_plugin/rules": {"common/base", "common/model", "common/layout", "@nlohmann_json"},
+    "trainer_agent/export_plugin/plan": {
+        "common/base",
+        "common/model",
+        "common/layout",
+        "trainer_agent/export_plugin/rules",
+        "@nlohmann_json",
+    },
+    "trainer_agent/export_plugin/exporter": {
         "common/base",
         "common/os",
         "common/model",
         "common/layout",
         "kernels",
         "trainer_agent/buffer",
+        "trainer_agent/export_plugin/plan",
+        "@nlohmann_json",
+    },
+    "trainer_agent/export_plugin": {
+        "common/base",
+        "common/os",
+        "common/model",
+        "common/layout",
+        "trainer_agent/buffer",
+        "trainer_agent/export_plugin/exporter",
+        "trainer_agent/export_plugin/plan",
+        "@nlohmann_json",
     },
     "trainer_agent/delta": {
         "common/base",
@@ -89,12 +109,14 @@ ALLOWED = {
     # The tool.
     "ctl": {
         "common/base",
+        "common/layout",
         "common/model",
         "common/net",
         "common/rpc",
         "common/config",
         "common/telemetry",
         "proto",
+        "trainer_agent/export_plugin/plan",
         "@cli11",
         "@grpc",
         "@nlohmann_json",

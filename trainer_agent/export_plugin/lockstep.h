@@ -114,6 +114,108 @@ void lockstep_close(lockstep_model* model);
  * the next call. Never null. */
 const char* lockstep_last_error(const lockstep_model* model);
 
+/* ---- Sharded trainers --------------------------------------------------------------------------------------------
+ *
+ * A rank of a sharded trainer describes what it holds in a sheet (JSON, plan/FORMAT.md), gathers the sheets of all
+ * ranks, and opens an exporter with them: who copies what is compiled once, and proved, on every rank alike. Then one
+ * call a step on every rank:
+ *
+ *     lockstep_exporter_open(&options, &exporter);
+ *     lockstep_exporter_publish(exporter, version, NULL);
+ *
+ * Ranks whose sheet says "beside_agent" write into shared memory; the others send theirs to one of those through
+ * `exchange`. The plan decides which of several replicas writes; the rest return at once.
+ */
+
+/* A local tensor's memory, in the order of the rank's sheet: parts in order, parameters in order. */
+typedef struct lockstep_local_tensor {
+  const char* name; /* as in the sheet */
+  const char* dtype;
+  const uint64_t* shape;
+  const uint64_t* strides; /* in elements; null: contiguous */
+  uint32_t rank;
+  void* address; /* may be null when the tensor has no elements here; written to by lockstep_import only */
+} lockstep_local_tensor;
+
+/* How bytes get from a rank on another host to one beside the agent. Messages between two ranks arrive in the order in
+ * which they were sent. Every function answers LOCKSTEP_OK or a code above; after a failure `error` has the sentence,
+ * valid until the next call. The calls come from the thread that publishes. */
+typedef struct lockstep_exchange {
+  void* context;
+  /* Start and return; the memory stays as it is until wait(). *transfer is what wait() takes, not 0. */
+  int (*start_send)(void* context, uint32_t peer, const void* data, uint64_t bytes, uint64_t* transfer);
+  int (*start_receive)(void* context, uint32_t peer, void* data, uint64_t bytes, uint64_t* transfer);
+  int (*wait)(void* context, uint64_t transfer);
+  const char* (*error)(void* context);
+} lockstep_exchange;
+
+typedef struct lockstep_exporter_options {
+  uint32_t abi_version;      /* LOCKSTEP_ABI_VERSION */
+  const char* socket_path;   /* the agent's unix socket; used by ranks beside the agent */
+  const char* model;         /* [A-Za-z0-9._-]{1,128} */
+  const char* const* sheets; /* of all ranks, in rank order */
+  uint32_t ranks;            /* how many sheets */
+  uint32_t rank;             /* this one */
+  const lockstep_local_tensor* locals;
+  size_t local_count;
+  uint32_t convert;                  /* 1: F32 tensors may be exported as BF16, rounded to nearest even */
+  uint32_t threads;                  /* that copy, the caller's among them; 0: 1. The only threads the library starts */
+  uint64_t bucket_bytes;             /* memory for the exchange on each rank; 0: 512 MiB */
+  const lockstep_exchange* exchange; /* null when all ranks are beside the agent */
+  const char* attachments;           /* null, or a JSON object of small files that belong to the model, name to text: an
+                                        adapter's adapter_config.json */
+  const char* run;                   /* as in lockstep_open_options */
+  uint32_t connect_timeout_ms;       /* 0: 10,000 */
+  uint32_t reconnect_timeout_ms;     /* 0: 60,000 */
+  uint32_t call_timeout_ms;          /* 0: 600,000 */
+} lockstep_exporter_options;
+
+typedef struct lockstep_exporter lockstep_exporter;
+
+/* Of the last publish, of this rank. */
+typedef struct lockstep_publish_stats {
+  uint64_t bytes_copied;   /* from own tensors into the half */
+  uint64_t bytes_frozen;   /* of frozen tensors, already there */
+  uint64_t bytes_sent;     /* to another rank, without headers */
+  uint64_t bytes_received; /* from other ranks */
+  uint64_t buckets_sent;
+  uint64_t buckets_received;
+  uint64_t exchange_memory_bytes; /* for buckets, at most */
+  uint64_t begin_us;              /* waited for the half */
+  uint64_t total_us;
+} lockstep_publish_stats;
+
+/* Compiles, proves and connects; nothing is copied. On failure *exporter is null and lockstep_exporter_error(NULL) has
+ * the sentence (per thread). */
+int lockstep_exporter_open(const lockstep_exporter_options* options, lockstep_exporter** exporter);
+
+/* This rank's share of `version`. `addresses`, when not null, has local_count addresses that take the place of those at
+ * open. After an error the version is gone for all ranks, and the next publish works; LOCKSTEP_UNAVAILABLE from the
+ * exchange is final. */
+int lockstep_exporter_publish(lockstep_exporter* exporter, uint64_t version, const void* const* addresses);
+
+/* Facts that stay valid until close; the description until the next call of it. */
+const char* lockstep_exporter_run(const lockstep_exporter* exporter); /* "" on a rank that does not talk to the agent */
+uint64_t lockstep_exporter_committed_version(const lockstep_exporter* exporter);
+int lockstep_exporter_stats(const lockstep_exporter* exporter, lockstep_publish_stats* stats);
+/* JSON: {"plan": digest, "bytes": n, "writes": bool, "tensors": [{"name", "dtype", "shape", "offset"}, ...]} */
+const char* lockstep_exporter_describe(lockstep_exporter* exporter);
+
+/* A version being written is aborted. Null is fine. */
+void lockstep_exporter_close(lockstep_exporter* exporter);
+const char* lockstep_exporter_error(const lockstep_exporter* exporter);
+
+/* The inverse: fills every local tensor from the HuggingFace checkpoint in `directory`, by this rank's own sheet. What
+ * the checkpoint has nothing for (rows of a padded vocabulary) becomes zero. Everything is checked before anything is
+ * written. lockstep_last_error(NULL) has the sentence. */
+int lockstep_import(const char* directory, const char* sheet, const lockstep_local_tensor* locals, size_t local_count,
+                    uint32_t threads);
+
+/* The metadata-only dry run: *json is tensors_meta in export order, [{"name", "dtype", "shape", "offset"}, ...], from
+ * sheets in which no rank need hold anything. Free it with lockstep_free. */
+int lockstep_tensors_meta(const char* const* sheets, uint32_t ranks, char** json);
+void lockstep_free(void* memory);
+
 /* "0.1.0" */
 const char* lockstep_version(void);
 

@@ -1,0 +1,50 @@
+// CopyPlan: who copies what, compiled once from a TrainingModel and proved before the first byte moves.
+//
+// Export: every element of every HuggingFace tensor is written by exactly one rank. Among the ranks that hold the same
+// shard one is chosen: first those beside the agent, then the one with the fewest bytes so far, then the lowest.
+// Import is the inverse and needs no choice: every rank reads all that it holds.
+//
+// The outcome does not depend on the order of holdings, sources or conversions in the TrainingModel, only on the order
+// of its tensors.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/layout/training_model.h"
+
+namespace lockstep {
+
+// xxh3-128 of a plan's canonical form: ranks that will exchange bytes must have equal ones.
+using PlanDigest = Id128<struct PlanDigestTag>;
+
+// One rank's share of one HuggingFace tensor.
+struct PlanEntry {
+  uint32_t source = 0;  // of TrainingModel::sources
+  uint32_t tensor = 0;  // of TrainingModel::tensors
+  Pieces pieces;        // local tensor -> HuggingFace tensor
+};
+
+struct RankPlan {
+  std::vector<PlanEntry> entries;  // in the order of tensors
+  uint64_t bytes = 0;              // of HuggingFace tensors that this rank writes
+};
+
+struct CopyPlan {
+  std::vector<RankPlan> ranks;  // by rank
+  uint64_t bytes = 0;
+  PlanDigest digest;
+};
+
+// `beside_agent[r]`: rank r reaches the agent's shared memory. kBadData names the tensor (and ranks) of the first rule
+// broken: a tensor that nobody or not everybody holds, shards that overlap without being the same, a conversion or
+// holding out of bounds.
+Result<CopyPlan> CompileExport(const TrainingModel& model, std::span<const bool> beside_agent);
+
+// What `rank` reads of every HuggingFace tensor, pieces still local -> HuggingFace; run it through Inverse().
+Result<RankPlan> CompileImport(const TrainingModel& model, uint32_t rank);
+
+}  // namespace lockstep

@@ -1,0 +1,53 @@
+// TrainingModel: a trainer's tensors, the HuggingFace tensors made of them, and who holds what. Pure data.
+//
+//   Holding (of a rank) --pieces--> SourceTensor --Conversion--> HuggingFace tensor
+//
+// The rules of a framework or the sheets of the ranks fill it (trainer_agent/export_plugin/rules and plan); the plans
+// below are compiled from it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "common/layout/piece.h"
+#include "common/model/layout.h"
+
+namespace lockstep {
+
+// One whole (unsharded) training tensor, under a name that is the same on every rank.
+struct SourceTensor {
+  std::string name;
+  Extents shape;
+  bool frozen = false;  // its bytes never change within a run
+};
+
+// What HuggingFace tensor `tensor` has of source `source`. Where the source has more dimensions (experts stacked in one
+// tensor), the HuggingFace tensor is seen with leading dimensions of 1: see Promoted().
+struct Conversion {
+  uint32_t source = 0;
+  uint32_t tensor = 0;
+  Pieces pieces;  // source -> HuggingFace tensor
+};
+
+// What `rank` holds of `source`: a local tensor of `local_shape`.
+struct Holding {
+  uint32_t rank = 0;
+  uint32_t source = 0;
+  Extents local_shape;
+  Pieces pieces;  // local -> source
+  bool copy =
+      false;  // a duplicate kept in step by the trainer (tied head, MTP embedding): imported into, never exported
+};
+
+struct TrainingModel {
+  std::vector<TensorMeta> tensors;  // HuggingFace, in export order; offsets as AssignOffsets gives them
+  std::vector<uint32_t> groups;     // of each tensor: neighbours of one group stay in one bucket
+  std::vector<SourceTensor> sources;
+  std::vector<Conversion> conversions;
+  std::vector<Holding> holdings;
+};
+
+// `shape` with leading dimensions of 1 up to `rank`.
+Extents Promoted(Extents shape, size_t rank);
+
+}  // namespace lockstep

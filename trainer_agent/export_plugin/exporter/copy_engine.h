@@ -1,0 +1,37 @@
+// CopyEngine: runs strided copies between memories that this process can reach.
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "common/base/status.h"
+#include "common/base/worker_pool.h"
+#include "common/layout/strided_copy.h"
+
+namespace lockstep {
+
+enum class Conversion32 : uint8_t { kNone, kF32ToBF16 };
+
+// One copy with the memories it is relative to.
+struct PlacedCopy {
+  const std::byte* source = nullptr;  // what source_offset counts from
+  std::byte* target = nullptr;
+  StridedCopy copy;
+  Conversion32 conversion = Conversion32::kNone;
+};
+
+// Not thread-safe.
+class CopyEngine {
+ public:
+  virtual ~CopyEngine() = default;
+
+  // Starts the copies; sources and targets stay as they are until Finish().
+  virtual Status Start(std::span<const PlacedCopy> copies) = 0;
+  // Until everything started is in place.
+  virtual Status Finish() = 0;
+};
+
+// Host memory, with the calling thread and `pool` (null: only the caller). Start() does the work.
+std::unique_ptr<CopyEngine> NewHostCopyEngine(WorkerPool* pool);
+
+}  // namespace lockstep

@@ -1,0 +1,97 @@
+// Exporter: one rank's share of publishing a model, by the plan of all ranks.
+//
+//   beside the agent:  Begin ─ copy own shards into the half ─ take remote ranks' buckets in ─ Commit ─ answer them
+//   on another host:   pack bucket 1 ─ send ‖ pack bucket 2 ─ send ‖ ... ─ wait for the answer
+//   nothing to write (its shards are written by other replicas): returns at once
+//
+// Remote ranks' copies go, in the plan's order, into buckets; two of them, half of `bucket_bytes` each, are all the
+// memory that either end has for it. Each bucket starts with a BucketHeader (FORMAT.md) that names version, plan and
+// place, so a rank that is a step behind is an error and never another version's bytes.
+//
+// An error on one rank never leaves another waiting: who cannot go on still sends its buckets, marked as failed, and
+// who cannot commit still takes all buckets in and answers with the reason.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/base/worker_pool.h"
+#include "common/layout/copy_plan.h"
+#include "common/layout/strided_copy.h"
+#include "trainer_agent/buffer/rank_client.h"
+#include "trainer_agent/export_plugin/exporter/copy_engine.h"
+#include "trainer_agent/export_plugin/exporter/exchange.h"
+#include "trainer_agent/export_plugin/plan/sheet.h"
+
+namespace lockstep {
+
+inline constexpr uint64_t kDefaultBucketBytes = uint64_t{512} << 20;
+inline constexpr uint64_t kUnifiedMemoryBucketBytes = uint64_t{64} << 20;  // at most, where CPU and GPU share memory
+inline constexpr uint64_t kMinBucketBytes = uint64_t{1} << 20;
+
+// A local tensor's memory, in the order of the rank's sheet.
+struct LocalTensor {
+  std::string name;  // as in the sheet
+  DType dtype = DType::kBF16;
+  Extents shape;
+  Extents strides;  // in elements; must not overlap
+  const void* address = nullptr;
+};
+
+struct ExporterOptions {
+  std::string socket_path;
+  std::string model;
+  std::vector<std::string> sheets;  // of all ranks
+  uint32_t rank = 0;
+  std::vector<LocalTensor> locals;
+  bool convert = false;  // allow F32 tensors to be exported as BF16, rounded to nearest even; else a dtype must match
+  uint64_t bucket_bytes = kDefaultBucketBytes;
+  uint32_t threads = 1;          // that may copy, the caller's among them
+  Exchange* exchange = nullptr;  // needed when some rank is not beside the agent; REQUIRES to outlive the exporter
+  RunId run;                     // zero: a new run
+  std::chrono::milliseconds connect_timeout{10'000};
+  std::chrono::milliseconds reconnect_timeout{60'000};
+  std::chrono::milliseconds call_timeout{600'000};
+};
+
+// Of the last publish, of this rank.
+struct PublishStats {
+  uint64_t bytes_copied = 0;  // from own tensors into the half
+  uint64_t bytes_frozen = 0;  // of frozen tensors, already there
+  uint64_t bytes_sent = 0;    // to another rank, without headers
+  uint64_t bytes_received = 0;
+  uint64_t buckets_sent = 0;
+  uint64_t buckets_received = 0;
+  uint64_t exchange_memory_bytes = 0;  // buckets alive at most
+  double begin_seconds = 0;            // waited for the half
+  double total_seconds = 0;
+};
+
+// Not thread-safe. Destruction aborts a version being written.
+class Exporter {
+ public:
+  // Compiles and checks everything, connects. kBadData names the tensor, ranks and rule.
+  static Result<std::unique_ptr<Exporter>> Open(ExporterOptions options);
+  ~Exporter();
+
+  // Publishes this rank's share of `version`. `addresses`, when not empty, replaces those of the local tensors, in
+  // order; shapes, strides and dtypes are as opened. After an error the version is gone on every rank and the next
+  // publish works, unless the exchange itself is broken (kUnavailable): then every later publish says so.
+  Status Publish(Version version, std::span<const void* const> addresses = {});
+
+  const ModelLayout& layout() const;
+  const CopyPlan& plan() const;
+  const PublishStats& stats() const;
+  RunId run() const;  // zero on a rank that does not talk to the agent
+  Version committed_version() const;
+
+ private:
+  struct Impl;
+  explicit Exporter(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lockstep
