@@ -8,9 +8,7 @@
 // of its tensors.
 #pragma once
 
-#include <memory>
-#include <span>
-#include <string>
+#include <cstdint>
 #include <vector>
 
 #include "common/base/ids.h"
@@ -25,7 +23,7 @@ using PlanDigest = Id128<struct PlanDigestTag>;
 struct PlanEntry {
   uint32_t source = 0;  // of TrainingModel::sources
   uint32_t tensor = 0;  // of TrainingModel::tensors
-  Pieces pieces;        // local tensor -> HuggingFace tensor
+  Pieces pieces;        // local tensor -> HuggingFace tensor, seen as Promoted() to the local tensor's rank
 };
 
 struct RankPlan {
@@ -42,7 +40,7 @@ struct CopyPlan {
 // `beside_agent[r]`: rank r reaches the agent's shared memory. kBadData names the tensor (and ranks) of the first rule
 // broken: a tensor that nobody or not everybody holds, shards that overlap without being the same, a conversion or
 // holding out of bounds.
-Result<CopyPlan> CompileExport(const TrainingModel& model, std::span<const bool> beside_agent);
+Result<CopyPlan> CompileExport(const TrainingModel& model, const std::vector<bool>& beside_agent);
 
 // What `rank` reads of every HuggingFace tensor, pieces still local -> HuggingFace; run it through Inverse().
 Result<RankPlan> CompileImport(const TrainingModel& model, uint32_t rank);

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "common/base/status.h"
@@ -46,8 +47,8 @@ Pieces Box(Extents source, Extents target, Extents size);
 Pieces Compose(const Pieces& first, const Pieces& second);
 // B→A.
 Pieces Inverse(const Pieces& pieces);
-// The same relation in as few boxes as merging neighbours gives, sorted by target: equal relations built in different
-// orders become equal lists.
+// The same relation in its canonical boxes, sorted by target: each as long as can be in the last dimension, then in the
+// one before it, and so on. Equal relations become equal lists, however they were cut.
 Pieces Normalize(Pieces pieces);
 
 // Whether every piece lies within `source_shape` on its source side and `target_shape` on its target side. kBadData
@@ -56,5 +57,9 @@ Status CheckBounds(const Pieces& pieces, const Extents& source_shape, const Exte
 // Whether the target boxes cover a tensor of `shape` exactly once. REQUIRES CheckBounds. kBadData gives the first
 // overlap (two boxes) or, when there is none, how many elements nothing covers and where the first is.
 Status CheckTiling(const Pieces& pieces, const Extents& shape);
+
+// For messages: "[8, 16]" and "[0:4, 8:16]".
+std::string ShapeText(const Extents& shape);
+std::string BoxText(const Extents& start, const Extents& size);
 
 }  // namespace lockstep

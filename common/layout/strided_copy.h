@@ -10,8 +10,8 @@
 namespace lockstep {
 
 // Row r goes from source_offset + r * source_pitch to target_offset + r * target_pitch. Pitches are 0 when rows is 1.
-// `row_bytes` is what a row has in the target; where elements are converted on the way (a wider source), a row of the
-// source has row_bytes * source element / target element bytes.
+// `row_bytes` is what a row has in the target; where elements are converted on the way, a row of the source has
+// row_bytes * source element / target element bytes.
 struct StridedCopy {
   uint64_t source_offset = 0;
   uint64_t target_offset = 0;
@@ -39,14 +39,18 @@ struct TensorView {
 void AppendCopies(const Pieces& pieces, const TensorView& source, const TensorView& target,
                   std::vector<StridedCopy>& copies);
 
-// Merges copies that continue one another (end to end, or as further rows of the same pitch), in the given order.
-void Coalesce(std::vector<StridedCopy>& copies);
+// Bytes of an element on either side of a copy.
+struct ElementBytes {
+  uint64_t source = 1;
+  uint64_t target = 1;
+};
 
-// Appends `copy` cut into parts of at most `max_bytes` of target, between rows, or inside a row where one row is more.
-// `source_scale` is source element bytes / target element bytes (1 without conversion); cuts inside a row are multiples
-// of `unit_bytes` of target. REQUIRES max_bytes >= unit_bytes > 0.
-void AppendSplit(const StridedCopy& copy, uint64_t max_bytes, uint64_t unit_bytes, uint64_t source_scale,
-                 std::vector<StridedCopy>& parts);
+// Merges neighbours of the list that continue one another: row by row end to end, or as further rows of the same pitch.
+void Coalesce(std::vector<StridedCopy>& copies, ElementBytes element);
+
+// Appends `copy` cut into parts of at most `max_bytes` of target: between rows, or, where one row is more, between its
+// elements. REQUIRES max_bytes >= element.target.
+void AppendSplit(const StridedCopy& copy, uint64_t max_bytes, ElementBytes element, std::vector<StridedCopy>& parts);
 
 // The bytes of the target that `copy` writes.
 StridedRange TargetRange(const StridedCopy& copy);

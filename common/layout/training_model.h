@@ -29,14 +29,13 @@ struct Conversion {
   Pieces pieces;  // source -> HuggingFace tensor
 };
 
-// What `rank` holds of `source`: a local tensor of `local_shape`.
+// What `rank` holds of `source`: a local tensor of `local_shape`. A rank's local tensors of one source are equal copies.
 struct Holding {
   uint32_t rank = 0;
   uint32_t source = 0;
   Extents local_shape;
-  Pieces pieces;  // local -> source
-  bool copy =
-      false;  // a duplicate kept in step by the trainer (tied head, MTP embedding): imported into, never exported
+  Pieces pieces;      // local -> source; none: the rank holds nothing of it
+  bool copy = false;  // kept in step by the trainer (tied head, MTP embedding): imported into, never exported
 };
 
 struct TrainingModel {
@@ -49,5 +48,9 @@ struct TrainingModel {
 
 // `shape` with leading dimensions of 1 up to `rank`.
 Extents Promoted(Extents shape, size_t rank);
+
+// Whether everything that is named is there and within its bounds: indexes, ranks of tensors, pieces that leave their
+// tensors or overlap, names given twice, sizes beyond the limits of common/model/layout.h. kBadData names the tensor.
+Status CheckTrainingModel(const TrainingModel& model);
 
 }  // namespace lockstep
