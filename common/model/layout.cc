@@ -11,7 +11,7 @@ namespace lockstep {
 namespace {
 
 constexpr char kMagic[8] = {'L', 'S', 'L', 'A', 'Y', 'O', 'U', 'T'};
-constexpr uint16_t kLayoutFormat = 1;
+constexpr uint16_t kLayoutFormat = 2;
 
 struct EncodedHeader {  // 32 bytes, FORMAT.md
   char magic[8];
@@ -19,7 +19,8 @@ struct EncodedHeader {  // 32 bytes, FORMAT.md
   uint16_t header_bytes;
   uint32_t block_bytes;
   uint64_t data_bytes;
-  uint64_t tensor_count;
+  uint32_t tensor_count;
+  uint32_t attachment_count;
 };
 static_assert(sizeof(EncodedHeader) == 32);
 
@@ -75,14 +76,16 @@ Status CheckTensors(const std::vector<TensorMeta>& tensors, uint64_t& data_bytes
   return OkStatus();
 }
 
-Bytes Encode(const std::vector<TensorMeta>& tensors, uint32_t block_bytes, uint64_t data_bytes) {
+Bytes Encode(const std::vector<TensorMeta>& tensors, const Attachments& attachments, uint32_t block_bytes,
+             uint64_t data_bytes) {
   EncodedHeader header{};
   std::memcpy(header.magic, kMagic, sizeof kMagic);
   header.format = kLayoutFormat;
   header.header_bytes = sizeof header;
   header.block_bytes = block_bytes;
   header.data_bytes = data_bytes;
-  header.tensor_count = tensors.size();
+  header.tensor_count = static_cast<uint32_t>(tensors.size());
+  header.attachment_count = static_cast<uint32_t>(attachments.size());
   Bytes out;
   Append(out, header);
   for (const TensorMeta& tensor : tensors) {
@@ -92,6 +95,7 @@ Bytes Encode(const std::vector<TensorMeta>& tensors, uint32_t block_bytes, uint6
     for (const uint64_t dim : tensor.shape) Append(out, dim);
     AppendBytes(out, AsBytes(std::string_view(tensor.name)));
   }
+  AppendAttachments(out, attachments);
   return out;
 }
 
@@ -162,8 +166,10 @@ Result<uint64_t> TensorBytes(const TensorMeta& tensor) {
   return bits / 8;
 }
 
-Result<std::shared_ptr<const ModelLayout>> ModelLayout::Create(std::vector<TensorMeta> tensors, uint32_t block_bytes) {
+Result<std::shared_ptr<const ModelLayout>> ModelLayout::Create(std::vector<TensorMeta> tensors, uint32_t block_bytes,
+                                                               Attachments attachments) {
   LS_RETURN_IF_ERROR(CheckBlockBytes(block_bytes));
+  LS_RETURN_IF_ERROR(CheckAttachments(attachments));
   std::stable_sort(tensors.begin(), tensors.end(),
                    [](const TensorMeta& a, const TensorMeta& b) { return a.offset < b.offset; });
   uint64_t data_bytes = 0;
@@ -173,10 +179,11 @@ Result<std::shared_ptr<const ModelLayout>> ModelLayout::Create(std::vector<Tenso
                   Cat("the model has more than ", kMaxBlocks, " blocks of ", block_bytes, " bytes; use larger blocks"));
   }
   std::shared_ptr<ModelLayout> layout(new ModelLayout);
-  layout->encoded_ = Encode(tensors, block_bytes, data_bytes);
+  layout->encoded_ = Encode(tensors, attachments, block_bytes, data_bytes);
   layout->digest_ = LayoutDigest{Hash128(layout->encoded_)};
   layout->block_units_ = BlockUnits(tensors, block_bytes, data_bytes);
   layout->tensors_ = std::move(tensors);
+  layout->attachments_ = std::move(attachments);
   layout->data_bytes_ = data_bytes;
   layout->block_bytes_ = block_bytes;
   return std::shared_ptr<const ModelLayout>(std::move(layout));
@@ -205,12 +212,13 @@ Result<std::shared_ptr<const ModelLayout>> ModelLayout::Decode(ByteView encoded)
     if (offset > kMaxDataBytes) return BadTensor(tensor, Cat("the model is larger than ", HumanBytes(kMaxDataBytes)));
     tensors.push_back(std::move(tensor));
   }
-  if (!reader.empty()) return Status(ErrorCode::kProtocol, "encoded layout: bytes after the last tensor");
+  LS_ASSIGN_OR_RETURN(Attachments attachments, TakeAttachments(reader, header.attachment_count));
+  if (!reader.empty()) return Status(ErrorCode::kProtocol, "encoded layout: bytes after its last entry");
   if (offset != header.data_bytes) {
     return Status(ErrorCode::kProtocol,
                   Cat("encoded layout: it says ", header.data_bytes, " bytes but its tensors have ", offset));
   }
-  return Create(std::move(tensors), header.block_bytes);
+  return Create(std::move(tensors), header.block_bytes, std::move(attachments));
 }
 
 uint64_t ModelLayout::tensor_bytes(size_t tensor) const {

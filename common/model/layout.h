@@ -1,9 +1,11 @@
-// ModelLayout (tensors_meta): the ordered HuggingFace tensors of a model and where each lies in the data section.
+// ModelLayout (tensors_meta): the ordered HuggingFace tensors of a model, where each lies in the data section, and the
+// small files that belong to them.
 //
 // Invariants, checked by Create() and Decode() before anything is allocated, so that every holder may rely on them:
 //   tensors lie back to back in offset order, without gap or overlap, and fill [0, data_bytes);
 //   each starts at a multiple of its unit size; shape × bits is a whole number of bytes and equals its size;
-//   names are unique, 1..1024 bytes of UTF-8 without control characters; counts and sizes are within the limits below.
+//   names are unique, 1..1024 bytes of UTF-8 without control characters; counts and sizes are within the limits below;
+//   attachments are as CheckAttachments wants them.
 // Immutable; share it by shared_ptr. The digest names it: equal digests mean equal layouts.
 #pragma once
 
@@ -16,6 +18,7 @@
 #include "common/base/bytes.h"
 #include "common/base/ids.h"
 #include "common/base/status.h"
+#include "common/model/attachments.h"
 #include "common/model/dtype.h"
 
 namespace lockstep {
@@ -44,10 +47,11 @@ Result<uint64_t> TensorBytes(const TensorMeta& tensor);
 
 class ModelLayout {
  public:
-  // `tensors` in any order; they are kept in offset order. kBadData names the first offending tensor and the rule it
-  // breaks.
+  // `tensors` in any order; they are kept in offset order. kBadData names the first offending tensor or attachment and
+  // the rule it breaks.
   static Result<std::shared_ptr<const ModelLayout>> Create(std::vector<TensorMeta> tensors,
-                                                           uint32_t block_bytes = kDefaultBlockBytes);
+                                                           uint32_t block_bytes = kDefaultBlockBytes,
+                                                           Attachments attachments = {});
   // From the canonical encoding (common/model/FORMAT.md), which may come from anybody.
   static Result<std::shared_ptr<const ModelLayout>> Decode(ByteView encoded);
 
@@ -55,6 +59,7 @@ class ModelLayout {
   const LayoutDigest& digest() const { return digest_; }
 
   const std::vector<TensorMeta>& tensors() const { return tensors_; }
+  const Attachments& attachments() const { return attachments_; }
   uint64_t tensor_bytes(size_t tensor) const;  // from neighbouring offsets
   uint64_t data_bytes() const { return data_bytes_; }
   uint32_t block_bytes() const { return block_bytes_; }
@@ -72,6 +77,7 @@ class ModelLayout {
   ModelLayout() = default;
 
   std::vector<TensorMeta> tensors_;
+  Attachments attachments_;
   std::vector<uint8_t> block_units_;
   uint64_t data_bytes_ = 0;
   uint32_t block_bytes_ = 0;

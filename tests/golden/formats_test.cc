@@ -72,7 +72,10 @@ struct Story {
 TEST_CASE("The layout example is what the code writes") {
   const Story story;
   CHECK(Example(kModel, "layout") == story.layout->encoded());
-  CHECK(ToHex(story.layout->digest()) == "f9e9ffdfe5d15960463786322c3ff343");
+  CHECK(ToHex(story.layout->digest()) == "c63fe51ed35b12cf04c3c01edbedbaeb");
+  const auto adapter = *ModelLayout::Create(story.layout->tensors(), 4096, {{"adapter_config.json", R"({"r": 8})"}});
+  CHECK(Example(kModel, "layout-with-attachment") == adapter->encoded());
+  CHECK(ToHex(adapter->digest()) == "f8424d29fad8d48c5dc62437b7988736");
 }
 
 TEST_CASE("The payload examples are what the code writes") {

@@ -7,7 +7,8 @@ namespace lockstep {
 namespace {
 
 bool SameTrainer(const DoubleBuffer& buffer, const OpenRequest& request) {
-  return buffer.layout()->tensors() == request.layout->tensors() && buffer.ranks() == request.ranks;
+  return buffer.layout()->tensors() == request.layout->tensors() &&
+         buffer.layout()->attachments() == request.layout->attachments() && buffer.ranks() == request.ranks;
 }
 
 }  // namespace
@@ -63,9 +64,9 @@ Result<ModelRegistry::Opening> ModelRegistry::Decide(const OpenRequest& request)
     return Status(ErrorCode::kState, Cat("rank ", request.rank, " of model ", request.model, " is connected already"));
   }
   if (its_run && !SameTrainer(entry->publisher->buffer(), request)) {
-    return Status(
-        ErrorCode::kState,
-        Cat("model ", request.model, ": its tensors or its number of ranks are not those of run ", ToHex(request.run)));
+    return Status(ErrorCode::kState,
+                  Cat("model ", request.model, ": its tensors, attachments or number of ranks are not those of run ",
+                      ToHex(request.run)));
   }
   const bool joins = !named && entry != nullptr && entry->joinable && !entry->connected.empty() &&
                      entry->seen.count(request.rank) == 0 && SameTrainer(entry->publisher->buffer(), request);
@@ -94,7 +95,7 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Adopt(OpenRequest& reques
   const DoubleBuffer& buffer = *stored.buffer;
   if (buffer.model() != request.model || buffer.run() != request.run || !SameTrainer(buffer, request)) {
     return Status(ErrorCode::kBadData, Cat("the buffers handed back are not those of model ", request.model, ", run ",
-                                           ToHex(request.run), ", with these tensors and ranks"));
+                                           ToHex(request.run), ", with these tensors, attachments and ranks"));
   }
   EndRun(request.model);
   Install(std::move(stored), false);
@@ -103,7 +104,8 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Adopt(OpenRequest& reques
 }
 
 Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Start(const OpenRequest& request) {
-  LS_ASSIGN_OR_RETURN(const auto layout, ModelLayout::Create(request.layout->tensors(), options_.block_bytes));
+  LS_ASSIGN_OR_RETURN(const auto layout, ModelLayout::Create(request.layout->tensors(), options_.block_bytes,
+                                                             request.layout->attachments()));
   std::shared_ptr<ModelPublisher> old;
   {
     std::lock_guard lock(mutex_);

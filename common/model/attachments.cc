@@ -1,0 +1,116 @@
+#include "common/model/attachments.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "common/base/text.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::string_view kWeightsEndings[] = {
+    ".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf"};
+
+Status Bad(std::string_view name, const std::string& problem) {
+  return {ErrorCode::kBadData, Cat("attachment \"", CleanText(name, kMaxAttachmentName), "\": ", problem)};
+}
+
+bool IsNameCharacter(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
+}
+
+bool IsUtf8(std::string_view text) {
+  while (!text.empty()) {
+    const size_t length = Utf8Length(text);
+    if (length == 0) return false;
+    text.remove_prefix(length);
+  }
+  return true;
+}
+
+Status CheckAttachment(const std::string& name, const std::string& text) {
+  if (name.empty() || name.size() > kMaxAttachmentName || name[0] == '.' ||
+      !std::all_of(name.begin(), name.end(), IsNameCharacter)) {
+    return Bad(name, "a name is 1 to 128 letters, digits, '.', '_' and '-', and does not start with '.'");
+  }
+  if (IsWeightsName(name)) return Bad(name, "the name is one of weights, which travel as tensors");
+  if (name.ends_with(".py")) return Bad(name, "code does not travel; give it to the engine yourself");
+  if (text.size() > kMaxAttachmentBytes) {
+    return Bad(name, Cat("it has ", text.size(), " bytes; the limit is ", HumanBytes(kMaxAttachmentBytes)));
+  }
+  if (!IsUtf8(text)) return Bad(name, "it is no UTF-8 text");
+  return OkStatus();
+}
+
+}  // namespace
+
+bool IsWeightsName(std::string_view name) {
+  return std::any_of(std::begin(kWeightsEndings), std::end(kWeightsEndings),
+                     [&](std::string_view ending) { return name.ends_with(ending); });
+}
+
+Status CheckAttachments(const Attachments& attachments) {
+  if (attachments.size() > kMaxAttachments) {
+    return {ErrorCode::kBadData, Cat(attachments.size(), " attachments are given; the limit is ", kMaxAttachments)};
+  }
+  for (const auto& [name, text] : attachments) LS_RETURN_IF_ERROR(CheckAttachment(name, text));
+  return OkStatus();
+}
+
+Result<Attachments> ParseAttachments(std::string_view json) {
+  Attachments attachments;
+  if (json.empty()) return attachments;
+  std::set<std::string> names;
+  std::string twice;
+  // An object that was parsed no longer tells that a name was given twice.
+  const auto note_names = [&](int depth, Json::parse_event_t event, Json& parsed) {
+    if (event == Json::parse_event_t::key && depth == 1 && !names.insert(parsed.get<std::string>()).second) {
+      twice = parsed.get<std::string>();
+    }
+    return true;
+  };
+  const Json object = Json::parse(json, note_names, /*allow_exceptions=*/false);
+  if (!object.is_object()) return Status(ErrorCode::kBadData, "attachments: no JSON object of file name to text");
+  if (!twice.empty()) return Bad(twice, "the name is given twice");
+  for (const auto& [name, text] : object.items()) {
+    if (!text.is_string()) return Bad(name, "its content is not given as a JSON string");
+    attachments.emplace(name, text.get<std::string>());
+  }
+  LS_RETURN_IF_ERROR(CheckAttachments(attachments));
+  return attachments;
+}
+
+void AppendAttachments(Bytes& out, const Attachments& attachments) {
+  for (const auto& [name, text] : attachments) {
+    Append(out, static_cast<uint16_t>(name.size()));
+    Append(out, static_cast<uint32_t>(text.size()));
+    AppendBytes(out, AsBytes(std::string_view(name)));
+    AppendBytes(out, AsBytes(std::string_view(text)));
+  }
+}
+
+Result<Attachments> TakeAttachments(ByteReader& reader, uint32_t count) {
+  if (count > kMaxAttachments) {
+    return Status(ErrorCode::kProtocol, Cat("encoded layout: ", count, " attachments; the limit is ", kMaxAttachments));
+  }
+  Attachments attachments;
+  for (uint32_t i = 0; i < count; ++i) {
+    uint16_t name_bytes = 0;
+    uint32_t text_bytes = 0;
+    ByteView name, text;
+    if (!reader.Take(name_bytes) || !reader.Take(text_bytes) || !reader.TakeBytes(name_bytes, name) ||
+        !reader.TakeBytes(text_bytes, text)) {
+      return Status(ErrorCode::kProtocol, "encoded layout: truncated");
+    }
+    if (!attachments.empty() && AsText(name) <= attachments.rbegin()->first) {
+      return Status(ErrorCode::kProtocol, "encoded layout: the names of its attachments do not rise");
+    }
+    attachments.emplace_hint(attachments.end(), AsText(name), AsText(text));
+  }
+  return attachments;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,151 @@
+#include "common/model/attachments.h"
+
+#include <catch2/catch.hpp>
+#include <cstring>
+
+#include "common/model/layout.h"
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kAttachmentCountAt = 28;  // in an encoded layout
+
+Result<std::shared_ptr<const ModelLayout>> WithAttachments(Attachments attachments) {
+  return ModelLayout::Create({{"w", DType::kBF16, {3, 2}, 0}}, kMinBlockBytes, std::move(attachments));
+}
+
+Bytes Encoded(Attachments attachments) {
+  return (*WithAttachments(std::move(attachments)))->encoded();
+}
+
+std::string Refusal(Attachments attachments) {
+  const auto layout = WithAttachments(std::move(attachments));
+  REQUIRE_FALSE(layout.ok());
+  CHECK(layout.status().code() == ErrorCode::kBadData);
+  return layout.status().message();
+}
+
+bool Has(const std::string& text, std::string_view part) {
+  INFO(text);
+  return text.find(part) != std::string::npos;
+}
+
+// An encoding with these attachments, in this order, whatever the rules say.
+Bytes Forge(const std::vector<std::pair<std::string, std::string>>& attachments) {
+  Bytes encoded = Encoded({});
+  const auto count = static_cast<uint32_t>(attachments.size());
+  std::memcpy(encoded.data() + kAttachmentCountAt, &count, sizeof count);
+  for (const auto& [name, text] : attachments) AppendAttachments(encoded, {{name, text}});
+  return encoded;
+}
+
+TEST_CASE("Attachments round-trip in a layout's encoding, whatever text they hold") {
+  const Attachments attachments{{"adapter_config.json", R"({"r": 8})"},
+                                {"empty.txt", ""},
+                                {"note.md", std::string("zwölf\n\t\0\x01", 11)},
+                                {"A-1_b.C", std::string(kMaxAttachmentBytes, 'x')}};
+  const auto layout = *WithAttachments(attachments);
+  CHECK(layout->attachments() == attachments);
+  const auto decoded = ModelLayout::Decode(layout->encoded());
+  REQUIRE(decoded.ok());
+  CHECK((*decoded)->attachments() == attachments);
+  CHECK((*decoded)->digest() == layout->digest());
+  CHECK((*decoded)->encoded() == layout->encoded());
+}
+
+TEST_CASE("A layout's digest depends on the name and on the text of every attachment") {
+  const LayoutDigest none = (*WithAttachments({}))->digest();
+  const LayoutDigest one = (*WithAttachments({{"a.json", "{}"}}))->digest();
+  CHECK(one != none);
+  CHECK((*WithAttachments({{"b.json", "{}"}}))->digest() != one);
+  CHECK((*WithAttachments({{"a.json", "{ }"}}))->digest() != one);
+  CHECK((*WithAttachments({{"a.json", "{}"}, {"b.json", ""}}))->digest() != one);
+}
+
+TEST_CASE("Every truncation of an encoding with attachments is refused, and bytes behind it are") {
+  Bytes encoded = Encoded({{"adapter_config.json", "{}"}, {"b.txt", "text"}});
+  for (size_t cut = 0; cut < encoded.size(); ++cut) {
+    REQUIRE_FALSE(ModelLayout::Decode(ByteView(encoded).first(cut)).ok());
+  }
+  encoded.push_back(std::byte{0});
+  CHECK(ModelLayout::Decode(encoded).status().code() == ErrorCode::kProtocol);
+}
+
+TEST_CASE("One set of attachments has one encoding: names that do not rise are refused") {
+  CHECK(ModelLayout::Decode(Forge({{"a", "1"}, {"b", "2"}})).ok());
+  for (const auto& forged : {Forge({{"b", "2"}, {"a", "1"}}), Forge({{"a", "1"}, {"a", "1"}})}) {
+    const auto layout = ModelLayout::Decode(forged);
+    CHECK(layout.status().code() == ErrorCode::kProtocol);
+    CHECK(Has(layout.status().message(), "do not rise"));
+  }
+}
+
+TEST_CASE("Names that could leave the directory, hide in it, be weights or be run are refused by name") {
+  const std::string bad[] = {"",
+                             ".",
+                             "..",
+                             ".hidden",
+                             "a/b",
+                             "../a",
+                             "a b",
+                             "a\n",
+                             std::string("a\0b", 3),
+                             "\xc3\xbc",
+                             std::string(129, 'a'),
+                             "model.safetensors",
+                             "adapter_model.safetensors",
+                             "model.safetensors.index.json",
+                             "adapter_model.bin",
+                             "pytorch_model.bin.index.json",
+                             "a.pt",
+                             "a.pth",
+                             "a.gguf",
+                             "modeling_a.py"};
+  for (const std::string& name : bad) {
+    CHECK(Has(Refusal({{name, "{}"}}), "attachment \""));
+    CHECK_FALSE(ModelLayout::Decode(Forge({{name, "{}"}})).ok());
+  }
+  CHECK(Has(Refusal({{"model.safetensors", ""}}), "attachment \"model.safetensors\": the name is one of weights"));
+  CHECK(WithAttachments({{std::string(128, 'a'), ""}}).ok());
+}
+
+TEST_CASE("Too many, too long and no-text attachments are refused with the limit") {
+  Attachments many;
+  for (size_t i = 0; i < kMaxAttachments; ++i) many["f" + std::to_string(i)] = "";
+  CHECK(WithAttachments(many).ok());
+  many["g"] = "";
+  CHECK(Has(Refusal(many), "17 attachments are given; the limit is 16"));
+  CHECK(Has(ModelLayout::Decode(Forge({many.begin(), many.end()})).status().message(), "17 attachments"));
+
+  const std::string long_text(kMaxAttachmentBytes + 1, 'x');
+  CHECK(Has(Refusal({{"a.json", long_text}}), "\"a.json\": it has 1048577 bytes; the limit is 1.0 MiB"));
+  CHECK_FALSE(ModelLayout::Decode(Forge({{"a.json", long_text}})).ok());
+  CHECK(Has(Refusal({{"a.json", "\xff"}}), "no UTF-8"));
+  CHECK_FALSE(ModelLayout::Decode(Forge({{"a.json", "\xff"}})).ok());
+}
+
+TEST_CASE("Attachments are parsed from a JSON object of name to text") {
+  CHECK(ParseAttachments("")->empty());
+  CHECK(ParseAttachments("{}")->empty());
+  const auto parsed = ParseAttachments(R"({"b.json": "{\"r\": 8}", "a.txt": "\u00fc\n"})");
+  REQUIRE(parsed.ok());
+  CHECK(*parsed == Attachments{{"a.txt", "ü\n"}, {"b.json", R"({"r": 8})"}});
+}
+
+TEST_CASE("Attachments in JSON that is no object of texts, or that names one twice, are refused") {
+  const auto refusal = [](std::string_view json) {
+    const auto parsed = ParseAttachments(json);
+    REQUIRE_FALSE(parsed.ok());
+    CHECK(parsed.status().code() == ErrorCode::kBadData);
+    return parsed.status().message();
+  };
+  for (const char* json : {"[]", "null", "{", R"({"a": "\ud800"})", "{} {}", "\"a\"", "{\"a\": \"\xff\"}"}) {
+    CHECK(Has(refusal(json), "no JSON object"));
+  }
+  CHECK(Has(refusal(R"({"adapter_config.json": {"r": 8}})"), "\"adapter_config.json\": its content is not given as"));
+  CHECK(Has(refusal(R"({"a": "1", "b": "", "a": "2"})"), "\"a\": the name is given twice"));
+  CHECK(Has(refusal(R"({"../a": ""})"), "a name is 1 to 128"));
+}
+
+}  // namespace
+}  // namespace lockstep
