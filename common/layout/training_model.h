@@ -29,7 +29,8 @@ struct Conversion {
   Pieces pieces;  // source -> HuggingFace tensor
 };
 
-// What `rank` holds of `source`: a local tensor of `local_shape`. A rank's local tensors of one source are equal copies.
+// What `rank` holds of `source`: a local tensor of `local_shape`. A rank's local tensors of one source are equal
+// copies.
 struct Holding {
   uint32_t rank = 0;
   uint32_t source = 0;

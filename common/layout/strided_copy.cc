@@ -1,0 +1,177 @@
+#include "common/layout/strided_copy.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+// A loop of a copy; steps are in bytes.
+struct Loop {
+  uint64_t count = 1;
+  uint64_t source_step = 0;
+  uint64_t target_step = 0;
+};
+
+// The loops over `piece`, outermost first, in the order of the target's memory, as few as there can be.
+std::vector<Loop> Loops(const Piece& piece, const TensorView& source, const TensorView& target) {
+  std::vector<Loop> loops;
+  for (size_t k = 0; k < piece.size.size(); ++k) {
+    if (piece.size[k] == 1) continue;
+    loops.push_back(
+        {piece.size[k], source.strides[k] * source.element_bytes, target.strides[k] * target.element_bytes});
+  }
+  std::stable_sort(loops.begin(), loops.end(),
+                   [](const Loop& a, const Loop& b) { return a.target_step > b.target_step; });
+  std::vector<Loop> merged;
+  for (const Loop& loop : loops) {
+    if (!merged.empty() && merged.back().source_step == loop.count * loop.source_step &&
+        merged.back().target_step == loop.count * loop.target_step) {
+      merged.back() = {merged.back().count * loop.count, loop.source_step, loop.target_step};
+    } else {
+      merged.push_back(loop);
+    }
+  }
+  return merged;
+}
+
+uint64_t Offset(const TensorView& view, const Extents& start) {
+  uint64_t elements = 0;
+  for (size_t k = 0; k < start.size(); ++k) elements += start[k] * view.strides[k];
+  return view.offset + elements * view.element_bytes;
+}
+
+// Appends `copy` once for each index of `loops`, outermost first.
+void AppendLooped(std::vector<Loop> loops, StridedCopy copy, std::vector<StridedCopy>& copies) {
+  if (loops.empty()) {
+    copies.push_back(copy);
+    return;
+  }
+  const Loop outer = loops.front();
+  loops.erase(loops.begin());
+  for (uint64_t i = 0; i < outer.count; ++i) {
+    AppendLooped(loops, copy, copies);
+    copy.source_offset += outer.source_step;
+    copy.target_offset += outer.target_step;
+  }
+}
+
+void AppendPiece(const Piece& piece, const TensorView& source, const TensorView& target,
+                 std::vector<StridedCopy>& copies) {
+  if (ElementCount(piece.size) == 0) return;
+  std::vector<Loop> loops = Loops(piece, source, target);
+  StridedCopy copy{.source_offset = Offset(source, piece.source),
+                   .target_offset = Offset(target, piece.target),
+                   .row_bytes = target.element_bytes};
+  if (!loops.empty() && loops.back().source_step == source.element_bytes &&
+      loops.back().target_step == target.element_bytes) {
+    copy.row_bytes *= loops.back().count;
+    loops.pop_back();
+  }
+  if (!loops.empty()) {
+    copy.rows = loops.back().count;
+    copy.source_pitch = loops.back().source_step;
+    copy.target_pitch = loops.back().target_step;
+    loops.pop_back();
+  }
+  AppendLooped(std::move(loops), copy, copies);
+}
+
+// Bytes of the source that `target_bytes` of target are made of.
+uint64_t SourceBytes(uint64_t target_bytes, ElementBytes element) {
+  return target_bytes / element.target * element.source;
+}
+
+// Each row of `b` goes on where the same row of `a` ends: `a` becomes both.
+bool Widen(StridedCopy& a, const StridedCopy& b, ElementBytes element) {
+  if (a.rows != b.rows || a.source_pitch != b.source_pitch || a.target_pitch != b.target_pitch) return false;
+  if (b.source_offset != a.source_offset + SourceBytes(a.row_bytes, element)) return false;
+  if (b.target_offset != a.target_offset + a.row_bytes) return false;
+  a.row_bytes += b.row_bytes;
+  if (a.rows > 1 && a.target_pitch == a.row_bytes && a.source_pitch == SourceBytes(a.row_bytes, element)) {
+    a = {.source_offset = a.source_offset, .target_offset = a.target_offset, .row_bytes = a.rows * a.row_bytes};
+  }
+  return true;
+}
+
+// The rows of `b` come after those of `a`, with the same pitch: `a` becomes both.
+bool Lengthen(StridedCopy& a, const StridedCopy& b, ElementBytes element) {
+  if (a.row_bytes != b.row_bytes || b.source_offset < a.source_offset || b.target_offset < a.target_offset)
+    return false;
+  uint64_t source_pitch = a.source_pitch;
+  uint64_t target_pitch = a.target_pitch;
+  if (a.rows == 1) {
+    source_pitch = b.source_offset - a.source_offset;
+    target_pitch = b.target_offset - a.target_offset;
+  }
+  if (source_pitch < SourceBytes(a.row_bytes, element) || target_pitch < a.row_bytes) return false;
+  if (b.source_offset != a.source_offset + a.rows * source_pitch) return false;
+  if (b.target_offset != a.target_offset + a.rows * target_pitch) return false;
+  if (b.rows > 1 && (b.source_pitch != source_pitch || b.target_pitch != target_pitch)) return false;
+  a.rows += b.rows;
+  a.source_pitch = source_pitch;
+  a.target_pitch = target_pitch;
+  return true;
+}
+
+// `rows` rows of `copy` from `row` on, of each the `bytes` from byte `from` on.
+StridedCopy Part(const StridedCopy& copy, uint64_t row, uint64_t rows, uint64_t from, uint64_t bytes,
+                 ElementBytes element) {
+  return {.source_offset = copy.source_offset + row * copy.source_pitch + SourceBytes(from, element),
+          .target_offset = copy.target_offset + row * copy.target_pitch + from,
+          .rows = rows,
+          .row_bytes = bytes,
+          .source_pitch = rows == 1 ? 0 : copy.source_pitch,
+          .target_pitch = rows == 1 ? 0 : copy.target_pitch};
+}
+
+}  // namespace
+
+TensorView TensorView::Contiguous(Extents shape, uint64_t element_bytes, uint64_t offset) {
+  Extents strides(shape.size());
+  uint64_t stride = 1;
+  for (size_t k = shape.size(); k-- > 0;) {
+    strides[k] = stride;
+    stride *= shape[k];
+  }
+  return {std::move(shape), std::move(strides), element_bytes, offset};
+}
+
+void AppendCopies(const Pieces& pieces, const TensorView& source, const TensorView& target,
+                  std::vector<StridedCopy>& copies) {
+  for (const Piece& piece : pieces) AppendPiece(piece, source, target, copies);
+}
+
+void Coalesce(std::vector<StridedCopy>& copies, ElementBytes element) {
+  std::vector<StridedCopy> merged;
+  for (const StridedCopy& copy : copies) {
+    if (merged.empty() || !(Widen(merged.back(), copy, element) || Lengthen(merged.back(), copy, element))) {
+      merged.push_back(copy);
+    }
+  }
+  copies = std::move(merged);
+}
+
+void AppendSplit(const StridedCopy& copy, uint64_t max_bytes, ElementBytes element, std::vector<StridedCopy>& parts) {
+  if (copy.row_bytes <= max_bytes) {
+    const uint64_t rows_at_once = copy.row_bytes == 0 ? copy.rows : max_bytes / copy.row_bytes;
+    for (uint64_t row = 0; row < copy.rows; row += rows_at_once) {
+      const uint64_t rows = std::min(rows_at_once, copy.rows - row);
+      parts.push_back(Part(copy, row, rows, 0, copy.row_bytes, element));
+    }
+    return;
+  }
+  const uint64_t bytes_at_once = max_bytes / element.target * element.target;
+  for (uint64_t row = 0; row < copy.rows; ++row) {
+    for (uint64_t from = 0; from < copy.row_bytes; from += bytes_at_once) {
+      const uint64_t bytes = std::min(bytes_at_once, copy.row_bytes - from);
+      parts.push_back(Part(copy, row, 1, from, bytes, element));
+    }
+  }
+}
+
+StridedRange TargetRange(const StridedCopy& copy) {
+  return {.offset = copy.target_offset, .row_bytes = copy.row_bytes, .rows = copy.rows, .pitch = copy.target_pitch};
+}
+
+}  // namespace lockstep

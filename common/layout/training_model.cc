@@ -1,0 +1,106 @@
+#include "common/layout/training_model.h"
+
+#include <algorithm>
+#include <string_view>
+#include <unordered_set>
+
+#include "common/base/text.h"
+#include "common/layout/tiling.h"
+
+namespace lockstep {
+namespace {
+
+Status Bad(const std::string& problem) {
+  return {ErrorCode::kBadData, problem};
+}
+
+Status CheckShape(const Extents& shape) {
+  if (shape.size() > kMaxTensorRank) {
+    return Bad(Cat("it has ", shape.size(), " dimensions; the limit is ", kMaxTensorRank));
+  }
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return OkStatus();
+  uint64_t elements = 1;
+  for (const uint64_t size : shape) {
+    if (size > kMaxDataBytes / elements) {
+      return Bad(Cat("its shape ", ShapeText(shape), " has more than ", kMaxDataBytes, " elements"));
+    }
+    elements *= size;
+  }
+  return OkStatus();
+}
+
+Status CheckPieces(const Pieces& pieces, const Extents& source_shape, const Extents& target_shape) {
+  LS_RETURN_IF_ERROR(CheckBounds(pieces, source_shape, target_shape));
+  return CheckDisjoint(pieces);
+}
+
+Status CheckTensors(const TrainingModel& model) {
+  if (model.tensors.empty()) return Bad("there is no HuggingFace tensor to make");
+  if (model.tensors.size() > kMaxTensors) {
+    return Bad(Cat("there are ", model.tensors.size(), " HuggingFace tensors; the limit is ", kMaxTensors));
+  }
+  if (model.groups.size() != model.tensors.size()) {
+    return Bad(Cat(model.tensors.size(), " HuggingFace tensors have ", model.groups.size(), " groups"));
+  }
+  for (const TensorMeta& tensor : model.tensors) {
+    LS_RETURN_IF_ERROR(TensorBytes(tensor));
+    const DTypeInfo* type = FindDType(tensor.dtype);
+    if (type->bits % 8 != 0) {
+      return Bad(Cat("tensor \"", tensor.name, "\": elements of ", type->name,
+                     " share bytes and cannot be moved one by one; export the packed bytes as U8"));
+    }
+  }
+  return OkStatus();
+}
+
+Status CheckSources(const TrainingModel& model) {
+  std::unordered_set<std::string_view> names;
+  names.reserve(model.sources.size());
+  for (const SourceTensor& source : model.sources) {
+    Status status = CheckShape(source.shape);
+    if (status.ok() && !names.insert(source.name).second) status = Bad("the name is given twice");
+    if (!status.ok()) return status.WithContext(Cat("training tensor \"", source.name, "\""));
+  }
+  return OkStatus();
+}
+
+Status CheckConversion(const TrainingModel& model, const Conversion& conversion) {
+  if (conversion.source >= model.sources.size() || conversion.tensor >= model.tensors.size()) {
+    return Bad(Cat("a conversion names training tensor ", conversion.source, " of ", model.sources.size(),
+                   " and HuggingFace tensor ", conversion.tensor, " of ", model.tensors.size()));
+  }
+  const SourceTensor& source = model.sources[conversion.source];
+  const TensorMeta& tensor = model.tensors[conversion.tensor];
+  const Status status = CheckPieces(conversion.pieces, source.shape, Promoted(tensor.shape, source.shape.size()));
+  if (status.ok()) return status;
+  return status.WithContext(Cat("tensor \"", tensor.name, "\" from training tensor \"", source.name, "\""));
+}
+
+Status CheckHolding(const TrainingModel& model, const Holding& holding) {
+  if (holding.source >= model.sources.size()) {
+    return Bad(Cat("rank ", holding.rank, " holds training tensor ", holding.source, " of ", model.sources.size()));
+  }
+  if (holding.pieces.empty()) return OkStatus();
+  const SourceTensor& source = model.sources[holding.source];
+  Status status = CheckShape(holding.local_shape);
+  if (status.ok()) status = CheckPieces(holding.pieces, holding.local_shape, source.shape);
+  if (status.ok()) return status;
+  return status.WithContext(Cat("training tensor \"", source.name, "\" on rank ", holding.rank));
+}
+
+}  // namespace
+
+Extents Promoted(Extents shape, size_t rank) {
+  if (shape.size() < rank) shape.insert(shape.begin(), rank - shape.size(), 1);
+  return shape;
+}
+
+Status CheckTrainingModel(const TrainingModel& model) {
+  LS_RETURN_IF_ERROR(CheckTensors(model));
+  LS_RETURN_IF_ERROR(CheckSources(model));
+  for (const Conversion& conversion : model.conversions) LS_RETURN_IF_ERROR(CheckConversion(model, conversion));
+  for (const Holding& holding : model.holdings) LS_RETURN_IF_ERROR(CheckHolding(model, holding));
+  return OkStatus();
+}
+
+}  // namespace lockstep
