@@ -96,15 +96,16 @@ void ReplicaPair::Load(Replica& replica) {
 
 Status ReplicaPair::Republish(Replica& replica, const std::vector<std::string>& names) {
   if (!replica.whole) return OkStatus();
-  const auto found = std::find_if(names.begin(), names.end(),
-                                  [&](const std::string& name) { return tree_.Publishes(name, replica.path); });
+  const auto found = std::find_if(names.begin(), names.end(), [&](const std::string& name) {
+    return tree_.Publishes(name, replica.path, *replica.whole->layout);
+  });
   if (found != names.end()) {
     replica.name = *found;
     return tree_.RefreshAssets(replica.name);
   }
   const std::string& taken = replicas_[&replica == &replicas_[0] ? 1 : 0].name;
   const std::string name = VersionTree::NameFor(replica.whole->manifest.held, taken);
-  LS_RETURN_IF_ERROR(tree_.Publish(name, replica.path));
+  LS_RETURN_IF_ERROR(tree_.Publish(name, replica.path, *replica.whole->layout));
   replica.name = name;
   return OkStatus();
 }

@@ -97,6 +97,7 @@ TEST_CASE("A receiver killed at any edge of any sync comes back with a whole ver
   int edges = 0;
   for (; status == kDied; ++edges) {
     ReplicaFixture fixture;
+    fixture.model = TestModel(1, 20'000, {{"adapter_config.json", R"({"r": 8})"}});
     for (int i = 0; i < 3; ++i) fixture.model.Advance();
     if (kind != Sync::kFirst) {
       fixture.Open();

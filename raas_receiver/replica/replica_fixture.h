@@ -75,7 +75,8 @@ struct ReplicaFixture {
   void CheckCurrent(Version version) { CheckCurrent(version, model); }
   void CheckCurrent(Version version, const TestModel& of) {
     REQUIRE(pair().current().held == of.held(version));
-    CHECK(FileBytes(ModelPath("current/model.safetensors")) == Image(of, version));
+    CHECK(FileBytes(ModelPath("current/" + std::string(WeightsFile(*of.layout())))) == Image(of, version));
+    for (const auto& [name, text] : of.layout()->attachments()) CHECK(FileText(ModelPath("current/" + name)) == text);
     const auto report = pair().Verify();
     REQUIRE(report.ok());
     CHECK(report->bad_blocks.empty());
@@ -87,9 +88,12 @@ struct ReplicaFixture {
     AppendBytes(image, of.data(version));
     return image;
   }
-  static Bytes FileBytes(const std::string& path) {
+  static std::string FileText(const std::string& path) {
     std::ifstream file(path, std::ios::binary);
-    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    return {std::istreambuf_iterator<char>(file), {}};
+  }
+  static Bytes FileBytes(const std::string& path) {
+    const std::string text = FileText(path);
     const ByteView bytes = AsBytes(std::string_view(text));
     return Bytes(bytes.begin(), bytes.end());
   }
@@ -101,6 +105,13 @@ struct ReplicaFixture {
     file.seekp(at);
     file.put(byte);
     REQUIRE(file.good());
+  }
+  std::set<std::string> FileNames(const std::string& directory) const {
+    std::set<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(ModelPath(directory))) {
+      names.insert(entry.path().filename());
+    }
+    return names;
   }
   std::set<std::string> Directories() const {
     std::set<std::string> names;

@@ -181,7 +181,7 @@ Status ReplicaPair::SwitchToOther() {
   if (replica.name.empty()) {
     const std::string taken = current_ < 0 ? "" : replicas_[current_].name;
     const std::string name = VersionTree::NameFor(replica.whole->manifest.held, taken);
-    if (const Status published = tree_.Publish(name, replica.path); !published.ok()) {
+    if (const Status published = tree_.Publish(name, replica.path, *replica.whole->layout); !published.ok()) {
       std::lock_guard lock(mutex_);
       if (::access(replica.path.c_str(), F_OK) != 0) replica.whole.reset();  // somebody removed the file
       return published;

@@ -218,12 +218,69 @@ TEST_CASE("Assets are linked into every version, weights beside them are not") {
   fixture.options.assets = assets.path();
   fixture.Open();
   fixture.PullFull(fixture.model.Advance());
-  std::set<std::string> names;
-  for (const auto& entry : fs::directory_iterator(fixture.ModelPath("current"))) names.insert(entry.path().filename());
-  CHECK(names == std::set<std::string>{"config.json", "tokenizer.json", "model.safetensors"});
+  CHECK(fixture.FileNames("current") == std::set<std::string>{"config.json", "tokenizer.json", "model.safetensors"});
   std::ofstream(assets.File("generation_config.json")) << "{}";
   fixture.Reopen();
   CHECK(fs::exists(fixture.ModelPath("current/generation_config.json")));
+}
+
+TEST_CASE("Attachments are files of every version, in the place of assets of their name") {
+  ReplicaFixture fixture;
+  fixture.model = TestModel(1, 20'000, {{"notes.json", "{}"}, {"empty.txt", ""}});
+  const TempDir assets;
+  for (const char* name : {"config.json", "notes.json"}) std::ofstream(assets.File(name)) << "asset";
+  fixture.options.assets = assets.path();
+  fixture.Open();
+  fixture.PullFull(fixture.model.Advance());
+  fixture.PullDelta(fixture.model.Advance());
+  fixture.CheckCurrent(2);
+  fixture.Reopen();
+  fixture.CheckCurrent(2);
+  CHECK(fixture.FileNames("v1") ==
+        std::set<std::string>{"config.json", "empty.txt", "model.safetensors", "notes.json"});
+  CHECK(fixture.FileNames("v2") == fixture.FileNames("v1"));
+  CHECK(fixture.FileText(fixture.ModelPath("v1/notes.json")) == "{}");
+  CHECK(fixture.FileText(fixture.ModelPath("v1/config.json")) == "asset");
+  CHECK(fixture.FileText(assets.File("notes.json")) == "asset");
+}
+
+TEST_CASE("A layout with an adapter's configuration is published as an adapter directory") {
+  ReplicaFixture fixture;
+  fixture.model = TestModel(1, 20'000, {{"adapter_config.json", R"({"r": 8})"}});
+  fixture.Open();
+  fixture.PullFull(fixture.model.Advance());
+  CHECK(fixture.FileNames("current") == std::set<std::string>{"adapter_config.json", "adapter_model.safetensors"});
+  fixture.PullDelta(fixture.model.Advance());
+  REQUIRE(fixture.pair().SwitchToOther().ok());
+  fixture.Reopen();
+  fixture.CheckCurrent(1);
+  TestModel plain(5);
+  plain.Advance();
+  fixture.PullFull(1, plain);
+  CHECK(fixture.FileNames("current") == std::set<std::string>{"model.safetensors"});
+}
+
+TEST_CASE("Attachments that were damaged are written anew at start, and what is held stays") {
+  ReplicaFixture fixture;
+  fixture.model = TestModel(1, 20'000, {{"adapter_config.json", R"({"r": 8})"}});
+  fixture.Open();
+  fixture.PullFull(fixture.model.Advance());
+  fixture.PullDelta(fixture.model.Advance());
+  const std::string path = fixture.ModelPath("v2/adapter_config.json");
+  const auto damage = GENERATE(0, 1, 2, 3);
+  if (damage == 0) fs::remove(path);
+  if (damage == 1) std::ofstream(path) << R"({"r": 9})";
+  if (damage == 2) std::ofstream(path) << std::string(kMaxAttachmentBytes + 1, 'x');
+  if (damage == 3) {
+    fs::remove(path);
+    std::ofstream(fixture.root.File("elsewhere")) << R"({"r": 8})";
+    fs::create_symlink(fixture.root.File("elsewhere"), path);
+  }
+  fixture.Reopen();
+  fixture.CheckCurrent(2);
+  CHECK_FALSE(fs::is_symlink(path));
+  CHECK(fixture.pair().previous().held == fixture.model.held(1));
+  CHECK(fixture.Directories() == std::set<std::string>{"v1", "v2"});
 }
 
 TEST_CASE("A directory belongs to one receiver at a time") {

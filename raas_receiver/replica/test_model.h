@@ -19,14 +19,15 @@ namespace lockstep {
 // Versions are made by Advance; each stays available. REQUIREs of Catch2 are not used, so that any thread may call it.
 class TestModel {
  public:
-  explicit TestModel(uint32_t seed = 1, uint64_t elements = 20'000) : random_(seed), run_(RandomId<RunId>()) {
+  explicit TestModel(uint32_t seed = 1, uint64_t elements = 20'000, Attachments attachments = {})
+      : random_(seed), run_(RandomId<RunId>()) {
     std::vector<TensorMeta> tensors{{"embed", DType::kBF16, {elements / 100, 100}, 0},
                                     {"norm", DType::kF32, {999}, 0},
                                     {"empty", DType::kF32, {0, 7}, 0},
                                     {"scale", DType::kF32, {}, 0},
                                     {"codes", DType::kI8, {elements / 2 + 13}, 0}};
     (void)AssignOffsets(tensors);
-    layout_ = *ModelLayout::Create(std::move(tensors), kMinBlockBytes);
+    layout_ = *ModelLayout::Create(std::move(tensors), kMinBlockBytes, std::move(attachments));
   }
 
   const std::shared_ptr<const ModelLayout>& layout() const { return layout_; }

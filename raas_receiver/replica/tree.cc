@@ -17,17 +17,30 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool EndsWithAny(std::string_view name, std::initializer_list<std::string_view> endings) {
-  return std::any_of(endings.begin(), endings.end(), [&](std::string_view ending) { return name.ends_with(ending); });
-}
+constexpr const char* kAdapterConfig = "adapter_config.json";
 
 // The published version has weights of its own: other ones, and indexes of shards, would be loaded in their place.
 bool IsAsset(const fs::directory_entry& entry) {
   std::error_code error;
   const std::string name = entry.path().filename().string();
-  return entry.is_regular_file(error) && !name.starts_with('.') &&
-         !EndsWithAny(name,
-                      {".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth", ".gguf"});
+  return entry.is_regular_file(error) && !name.starts_with('.') && !IsWeightsName(name);
+}
+
+Status WriteAttachments(const ModelLayout& layout, const std::string& into) {
+  for (const auto& [name, text] : layout.attachments()) {
+    LS_RETURN_IF_ERROR(WriteFileAtomic(Cat(into, "/", name), text));
+  }
+  return OkStatus();
+}
+
+bool HoldsAttachments(const ModelLayout& layout, const std::string& directory) {
+  return std::all_of(layout.attachments().begin(), layout.attachments().end(), [&](const auto& attachment) {
+    const std::string path = Cat(directory, "/", attachment.first);
+    std::error_code error;
+    if (!fs::is_regular_file(fs::symlink_status(path, error))) return false;
+    const Result<std::string> text = ReadFile(path, kMaxAttachmentBytes);
+    return text.ok() && *text == attachment.second;
+  });
 }
 
 bool IsVersionName(std::string_view name) {
@@ -41,6 +54,10 @@ Status Rename(const std::string& from, const std::string& to) {
 
 }  // namespace
 
+std::string_view WeightsFile(const ModelLayout& layout) {
+  return layout.attachments().count(kAdapterConfig) > 0 ? "adapter_model.safetensors" : "model.safetensors";
+}
+
 VersionTree::VersionTree(std::string directory, std::string scratch, std::string assets)
     : directory_(std::move(directory)), scratch_(std::move(scratch)), assets_(std::move(assets)) {}
 
@@ -49,12 +66,13 @@ std::string VersionTree::NameFor(const Held& held, std::string_view taken) {
   return name == taken ? Cat(name, "-", ToHex(held.run).substr(0, 8)) : name;
 }
 
-Status VersionTree::Publish(std::string_view name, const std::string& weights) {
+Status VersionTree::Publish(std::string_view name, const std::string& weights, const ModelLayout& layout) {
   const std::string building = Cat(scratch_, "/tmp-", name);
   LS_RETURN_IF_ERROR(RemoveTree(building));
   LS_RETURN_IF_ERROR(MakeDirs(building));
-  const std::string link = Cat(building, "/", kWeightsFile);
+  const std::string link = Cat(building, "/", WeightsFile(layout));
   if (::link(weights.c_str(), link.c_str()) != 0) return ErrnoStatus(errno, Cat("link ", weights, " to ", link));
+  LS_RETURN_IF_ERROR(WriteAttachments(layout, building));
   LS_RETURN_IF_ERROR(LinkAssets(building));
   LS_RETURN_IF_ERROR(Withdraw(name));
   return Rename(building, PathOf(name));
@@ -69,11 +87,12 @@ Status VersionTree::Withdraw(std::string_view name) {
   return RemoveTree(leaving);
 }
 
-bool VersionTree::Publishes(std::string_view name, const std::string& weights) const {
+bool VersionTree::Publishes(std::string_view name, const std::string& weights, const ModelLayout& layout) const {
   struct stat published {};
   struct stat ours {};
-  return ::lstat(Cat(PathOf(name), "/", kWeightsFile).c_str(), &published) == 0 &&
-         ::lstat(weights.c_str(), &ours) == 0 && published.st_dev == ours.st_dev && published.st_ino == ours.st_ino;
+  return ::lstat(Cat(PathOf(name), "/", WeightsFile(layout)).c_str(), &published) == 0 &&
+         ::lstat(weights.c_str(), &ours) == 0 && published.st_dev == ours.st_dev && published.st_ino == ours.st_ino &&
+         HoldsAttachments(layout, PathOf(name));
 }
 
 Status VersionTree::RefreshAssets(std::string_view name) {

@@ -11,11 +11,15 @@
 
 #include "common/base/ids.h"
 #include "common/base/status.h"
+#include "common/model/layout.h"
 
 namespace lockstep {
 
-inline constexpr std::string_view kWeightsFile = "model.safetensors";
 inline constexpr std::string_view kCurrentLink = "current";
+
+// What the tensors' file is called in a version's directory: "model.safetensors", or "adapter_model.safetensors" when
+// the layout has the attachment "adapter_config.json", which makes it a PEFT adapter.
+std::string_view WeightsFile(const ModelLayout& layout);
 
 class VersionTree {
  public:
@@ -27,12 +31,13 @@ class VersionTree {
   // "v7"; "v7-0123abcd" when `taken` is "v7" already.
   static std::string NameFor(const Held& held, std::string_view taken);
 
-  // Makes `name` appear with the file at `weights` (hard-linked) and the assets in it, replacing what was there.
-  Status Publish(std::string_view name, const std::string& weights);
+  // Makes `name` appear, replacing what was there. In it are the file at `weights`, hard-linked, the attachments of its
+  // `layout`, and links to those assets whose names are not taken.
+  Status Publish(std::string_view name, const std::string& weights, const ModelLayout& layout);
   // Makes `name` vanish. Nothing there is OK.
   Status Withdraw(std::string_view name);
-  // True when `name` holds the very file at `weights`.
-  bool Publishes(std::string_view name, const std::string& weights) const;
+  // True when `name` holds the very file at `weights` and the attachments of `layout`, byte for byte.
+  bool Publishes(std::string_view name, const std::string& weights, const ModelLayout& layout) const;
   // Adds assets that were added to the asset directory since `name` was published.
   Status RefreshAssets(std::string_view name);
 
