@@ -1,14 +1,23 @@
-"""Publish a trainer's weights to Lockstep's trainer_agent on the same host.
+"""Publish a trainer's weights to Lockstep's trainer_agent.
+
+A trainer that has its weights whole, in one process or several:
 
     with lockstep.Publisher("/run/trainer-agent/export.sock", "actor", model.state_dict()) as publisher:
         for step in range(1, steps + 1):
             train_one_step(model)
             publisher.publish(step, model.state_dict())
 
+A trainer that is sharded, on every rank (Megatron-core, FSDP2, tensors of both kinds, an adapter):
+
+    exporter = lockstep.Exporter.from_megatron(model_chunks, hf_config, socket=socket, model="actor")
+    exporter.publish(step)
+
 Everything raised because of Lockstep is a ``lockstep.Error``; its ``code`` is the library's number and its text the
 library's sentence.
 """
 
+from lockstep._adapter import adapter
+from lockstep._config import ExportConfig
 from lockstep._errors import (
     AbortedError,
     BadDataError,
@@ -23,7 +32,12 @@ from lockstep._errors import (
     StateError,
     UnavailableError,
 )
+from lockstep._exporter import Exporter, PublishStats
+from lockstep._fsdp import fsdp
+from lockstep._importer import Importer
 from lockstep._library import library_version
+from lockstep._megatron import megatron, tensors_meta
+from lockstep._parts import Part, named_tensors
 from lockstep._publisher import Publisher
 from lockstep._tensors import TensorMeta
 
@@ -34,15 +48,25 @@ __all__ = [
     "BadDataError",
     "DeadlineError",
     "Error",
+    "ExportConfig",
+    "Exporter",
+    "Importer",
     "InternalError",
     "IoError",
     "NotFoundError",
+    "Part",
     "PermissionDeniedError",
     "ProtocolError",
+    "PublishStats",
     "Publisher",
     "ResourceExhaustedError",
     "StateError",
     "TensorMeta",
     "UnavailableError",
+    "adapter",
+    "fsdp",
     "library_version",
+    "megatron",
+    "named_tensors",
+    "tensors_meta",
 ]

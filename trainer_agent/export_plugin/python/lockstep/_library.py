@@ -37,11 +37,83 @@ class COpenOptions(ctypes.Structure):
     ]
 
 
+class CLocalTensor(ctypes.Structure):
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("dtype", ctypes.c_char_p),
+        ("shape", ctypes.POINTER(ctypes.c_uint64)),
+        ("strides", ctypes.POINTER(ctypes.c_uint64)),
+        ("rank", ctypes.c_uint32),
+        ("address", ctypes.c_void_p),
+    ]
+
+
+START_SEND = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_uint32,
+    ctypes.c_void_p,
+    ctypes.c_uint64,
+    ctypes.POINTER(ctypes.c_uint64),
+)
+START_RECEIVE = START_SEND
+WAIT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_uint64)
+ERROR = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
+
+
+class CExchange(ctypes.Structure):
+    _fields_ = [
+        ("context", ctypes.c_void_p),
+        ("start_send", START_SEND),
+        ("start_receive", START_RECEIVE),
+        ("wait", WAIT),
+        ("error", ERROR),
+    ]
+
+
+class CExporterOptions(ctypes.Structure):
+    _fields_ = [
+        ("abi_version", ctypes.c_uint32),
+        ("socket_path", ctypes.c_char_p),
+        ("model", ctypes.c_char_p),
+        ("sheets", ctypes.POINTER(ctypes.c_char_p)),
+        ("ranks", ctypes.c_uint32),
+        ("rank", ctypes.c_uint32),
+        ("locals", ctypes.POINTER(CLocalTensor)),
+        ("local_count", ctypes.c_size_t),
+        ("convert", ctypes.c_uint32),
+        ("threads", ctypes.c_uint32),
+        ("bucket_bytes", ctypes.c_uint64),
+        ("exchange", ctypes.POINTER(CExchange)),
+        ("attachments", ctypes.c_char_p),
+        ("run", ctypes.c_char_p),
+        ("connect_timeout_ms", ctypes.c_uint32),
+        ("reconnect_timeout_ms", ctypes.c_uint32),
+        ("call_timeout_ms", ctypes.c_uint32),
+    ]
+
+
+class CPublishStats(ctypes.Structure):
+    _fields_ = [
+        ("bytes_copied", ctypes.c_uint64),
+        ("bytes_frozen", ctypes.c_uint64),
+        ("bytes_sent", ctypes.c_uint64),
+        ("bytes_received", ctypes.c_uint64),
+        ("buckets_sent", ctypes.c_uint64),
+        ("buckets_received", ctypes.c_uint64),
+        ("exchange_memory_bytes", ctypes.c_uint64),
+        ("begin_us", ctypes.c_uint64),
+        ("total_us", ctypes.c_uint64),
+    ]
+
+
 class CRange(ctypes.Structure):
     _fields_ = [("offset", ctypes.c_uint64), ("bytes", ctypes.c_uint64)]
 
 
 _MODEL = ctypes.c_void_p
+_EXPORTER = ctypes.c_void_p
+_SHEETS = ctypes.POINTER(ctypes.c_char_p)
 _SIGNATURES = {
     "lockstep_open": (ctypes.c_int, [ctypes.POINTER(COpenOptions), ctypes.POINTER(_MODEL)]),
     "lockstep_begin": (ctypes.c_int, [_MODEL, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p)]),
@@ -54,6 +126,20 @@ _SIGNATURES = {
     "lockstep_data_bytes": (ctypes.c_uint64, [_MODEL]),
     "lockstep_close": (None, [_MODEL]),
     "lockstep_last_error": (ctypes.c_char_p, [_MODEL]),
+    "lockstep_exporter_open": (ctypes.c_int, [ctypes.POINTER(CExporterOptions), ctypes.POINTER(_EXPORTER)]),
+    "lockstep_exporter_publish": (ctypes.c_int, [_EXPORTER, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p)]),
+    "lockstep_exporter_run": (ctypes.c_char_p, [_EXPORTER]),
+    "lockstep_exporter_committed_version": (ctypes.c_uint64, [_EXPORTER]),
+    "lockstep_exporter_stats": (ctypes.c_int, [_EXPORTER, ctypes.POINTER(CPublishStats)]),
+    "lockstep_exporter_describe": (ctypes.c_char_p, [_EXPORTER]),
+    "lockstep_exporter_close": (None, [_EXPORTER]),
+    "lockstep_exporter_error": (ctypes.c_char_p, [_EXPORTER]),
+    "lockstep_import": (
+        ctypes.c_int,
+        [ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(CLocalTensor), ctypes.c_size_t, ctypes.c_uint32],
+    ),
+    "lockstep_tensors_meta": (ctypes.c_int, [_SHEETS, ctypes.c_uint32, ctypes.POINTER(ctypes.c_void_p)]),
+    "lockstep_free": (None, [ctypes.c_void_p]),
     "lockstep_version": (ctypes.c_char_p, []),
 }
 

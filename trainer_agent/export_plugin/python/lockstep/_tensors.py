@@ -110,6 +110,17 @@ class TensorBytes(NamedTuple):
     owner: Any
 
 
+class LocalTensor(NamedTuple):
+    """What a rank holds of a training tensor: any strides, any device. ``owner`` keeps the memory alive."""
+
+    name: str
+    dtype: str
+    shape: Tuple[int, ...]
+    strides: Tuple[int, ...]  # in elements
+    address: int
+    owner: Any
+
+
 NamedTensors = Union[Mapping[str, Any], Iterable[Tuple[str, Any]]]
 
 
@@ -136,7 +147,7 @@ def _is_contiguous(shape: Sequence[int], strides: "Sequence[int] | None", item_b
 
 
 def _torch_meta(name: str, tensor: Any) -> TensorMeta:
-    dtype = _safetensors_dtype(name, str(tensor.dtype).rpartition(".")[2])
+    dtype = safetensors_dtype(name, tensor.dtype)
     shape = tuple(tensor.shape)
     if dtype == "F4":  # PyTorch counts bytes of two elements each, safetensors counts elements
         if not shape:
@@ -205,6 +216,36 @@ def bytes_of(name: str, tensor: Any) -> TensorBytes:
     return found
 
 
+def local_of(name: str, tensor: Any) -> LocalTensor:
+    """Points at a shard's memory, in place, whatever its strides. BadDataError names the tensor."""
+    if not hasattr(tensor, "data_ptr"):
+        found = bytes_of(name, tensor)
+        strides = contiguous_strides(found.meta.shape)
+        return LocalTensor(name, found.meta.dtype, found.meta.shape, strides, found.address, tensor)
+    if str(tensor.layout) != "torch.strided":
+        raise _bad(name, f"it is stored as {tensor.layout}; a plan copies strided tensors only")
+    if tensor.is_conj() or tensor.is_neg():
+        raise _bad(name, "it is a lazy conjugate or negative view; give tensor.resolve_conj().resolve_neg()")
+    dtype = safetensors_dtype(name, tensor.dtype)
+    if _DTYPES[dtype][0] < 8:
+        raise _bad(name, f"{dtype} packs elements into bytes; only Publisher takes such tensors, whole")
+    return LocalTensor(name, dtype, tuple(tensor.shape), tuple(tensor.stride()), tensor.data_ptr(), tensor)
+
+
+def contiguous_strides(shape: Sequence[int]) -> "Tuple[int, ...]":
+    """Strides, in elements, of a contiguous tensor of ``shape``."""
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+def safetensors_dtype(name: str, dtype: Any) -> str:
+    """What safetensors calls a framework's dtype ("BF16" for torch.bfloat16). BadDataError names the tensor."""
+    return _safetensors_dtype(name, str(dtype).rpartition(".")[2])
+
+
 def named(tensors: NamedTensors) -> Iterable[Tuple[str, Any]]:
     """(name, tensor) pairs of a mapping or of an iterable of pairs, as ``model.named_parameters()`` gives."""
     return tensors.items() if isinstance(tensors, Mapping) else tensors
@@ -220,6 +261,11 @@ def describe(tensors: "NamedTensors | Iterable[TensorMeta]") -> "list[TensorMeta
         if any(extent < 0 for extent in meta.shape):
             raise _bad(meta.name, f"its shape {list(meta.shape)} has a negative extent")
     return metas
+
+
+def described(entries: "Iterable[Mapping[str, Any]]") -> "list[Tuple[TensorMeta, int]]":
+    """Descriptions and byte offsets, from the library's JSON of tensors_meta."""
+    return [(TensorMeta(entry["name"], entry["dtype"], tuple(entry["shape"])), entry["offset"]) for entry in entries]
 
 
 def assign_offsets(metas: "Sequence[TensorMeta]") -> "tuple[list[TensorMeta], list[int]]":

@@ -1,6 +1,6 @@
 """The package as users install it, and how it finds the shared library."""
 
-import shutil
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +11,6 @@ import lockstep
 from lockstep import _library
 
 PACKAGE = Path(__file__).resolve().parents[1]
-LIBRARY = PACKAGE.parents[2] / "bazel-bin/trainer_agent/export_plugin/liblockstep.so"
 
 
 @pytest.fixture
@@ -32,12 +31,15 @@ def test_a_missing_library_is_an_error_that_says_where_it_was_sought(monkeypatch
         lockstep.library_version()
 
 
-def test_an_installed_package_carries_its_library_and_needs_nothing_else(tmp_path):
-    source, target = tmp_path / "source", tmp_path / "target"
-    shutil.copytree(PACKAGE, source, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
-    shutil.copy(LIBRARY, source / "lockstep")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-build-isolation"]
-    subprocess.run([*pip, "--target", str(target), str(source)], check=True)
+def test_the_wheel_carries_its_library_and_needs_nothing_else(tmp_path):
+    script = PACKAGE.parents[2] / "deploy/wheel.sh"
+    environment = {**os.environ, "PYTHON": sys.executable}
+    built = subprocess.run([script, tmp_path], check=True, capture_output=True, text=True, env=environment)
+    wheel = Path(built.stdout.strip().splitlines()[-1])
+    assert wheel.name.startswith(f"lockstep-{lockstep.__version__}-py3-none-linux_")
+    target = tmp_path / "installed"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target)]
+    subprocess.run([*pip, str(wheel)], check=True)
     # -I -S: neither this environment's packages nor its variables.
     program = f"import sys; sys.path.append({str(target)!r}); import lockstep; print(lockstep.library_version())"
     result = subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True, capture_output=True, text=True)

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Builds the Python package as a wheel with liblockstep.so inside.
+#
+#   deploy/wheel.sh [DIRECTORY]        where the wheel goes; dist/ unless given
+#   PYTHON=python3.11 deploy/wheel.sh  the interpreter to build with; it needs pip and setuptools
+#
+# Then, where the trainer runs: pip install lockstep-*.whl
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+if [[ ${1:-} == -h || ${1:-} == --help ]]; then
+  sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"
+  exit
+fi
+target=$(realpath -m "${1:-dist}")
+source=$(mktemp -d)
+trap 'rm -rf "$source"' EXIT
+
+bazel build --noshow_progress --ui_event_filters=-info //trainer_agent/export_plugin:liblockstep.so
+cp -r trainer_agent/export_plugin/python/. "$source"
+install -m 755 bazel-bin/trainer_agent/export_plugin/liblockstep.so "$source/lockstep/liblockstep.so"
+mkdir -p "$target"
+"${PYTHON:-python3}" -m pip wheel --quiet --no-deps --no-index --no-build-isolation --wheel-dir "$target" "$source"
+ls "$target"/lockstep-*.whl

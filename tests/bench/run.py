@@ -1,0 +1,121 @@
+"""Runs the benchmark programs and prints their medians, ratios and spreads (tests/bench/run.sh is the command)."""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+BINARIES = ROOT / "bazel-bin/tests/bench"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure, the program that measures it, and what `ratio` is to reach."""
+
+    name: str
+    program: str
+    ratio: str  # how value and baseline make it: "value/baseline" or "baseline/value"
+    reach: str
+    about: str
+
+
+FIGURES = [
+    Figure("plan_compile_qwen3_30b_a3b", "plan_bench", "value/baseline", "<= 1", "against 1 s on one core"),
+    Figure("plan_compile_deepseek_v3", "plan_bench", "value/baseline", "<= 1", "against 10 s on one core"),
+    Figure("plan_execute", "execute_bench", "value/baseline", ">= 0.7", "TP4 shards into HF bytes, against memcpy"),
+    Figure("publish_extra_memory", "publish_memory_bench", "value/baseline", "<= 1", "of a local rank, against 16 MiB"),
+]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tests/bench/run.sh", add_help=False, allow_abbrev=False)
+    parser.add_argument("--only", action="append", choices=[figure.name for figure in FIGURES])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path)
+    try:
+        options = parser.parse_args()
+    except SystemExit:
+        return 64
+    wanted = [figure for figure in FIGURES if options.only is None or figure.name in options.only]
+    results, failed = [], False
+    for program in dict.fromkeys(figure.program for figure in wanted):
+        measured = run_program(program, options.quick)
+        for figure in (figure for figure in wanted if figure.program == program):
+            if figure.name in measured:
+                results.append(summary(figure, measured[figure.name]))
+            else:
+                failed = True
+                print(f"run.sh: {program} did not measure {figure.name}", file=sys.stderr)
+    machine = describe_machine()
+    print_table(machine, results, options.quick)
+    if options.json:
+        options.json.write_text(json.dumps({"machine": machine, "results": results}, indent=2) + "\n")
+    return 1 if failed else 0
+
+
+def run_program(program: str, quick: bool) -> "dict[str, dict]":
+    """Name -> what the program printed about it; nothing for one that failed."""
+    command = [BINARIES / program, *(["--quick"] if quick else [])]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=1800)
+    if done.returncode != 0:
+        print(f"run.sh: {program} ended with status {done.returncode}", file=sys.stderr)
+        return {}
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {line["name"]: line for line in lines}
+
+
+def summary(figure: Figure, measured: dict) -> dict:
+    values = measured["values"]
+    value, baseline = statistics.median(values), statistics.median(measured["baselines"])
+    upper, lower = (value, baseline) if figure.ratio == "value/baseline" else (baseline, value)
+    return {
+        "name": figure.name,
+        "value": value,
+        "unit": measured["unit"],
+        "baseline": baseline,
+        "ratio": upper / lower,
+        "spread": (max(values) - min(values)) / value if value else 0.0,
+    }
+
+
+def describe_machine() -> dict:
+    cpu = platform.processor()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            cpu = line.partition(":")[2].strip()
+            break
+    memory_kib = int(Path("/proc/meminfo").read_text().split()[1])
+    cores = len(os.sched_getaffinity(0))
+    return {"cpu": cpu, "cores": cores, "memory_gib": round(memory_kib / 2**20, 1), "kernel": platform.release()}
+
+
+def print_table(machine: dict, results: "list[dict]", quick: bool) -> None:
+    print(f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB" + (", quick" if quick else ""))
+    about = {figure.name: figure for figure in FIGURES}
+    rows = [("figure", "value", "baseline", "ratio", "to reach", "spread", "")]
+    for result in results:
+        figure = about[result["name"]]
+        rows.append(
+            (
+                result["name"],
+                f"{result['value']:.4g} {result['unit']}",
+                f"{result['baseline']:.4g} {result['unit']}",
+                f"{result['ratio']:.3f}",
+                figure.reach,
+                f"{100 * result['spread']:.0f} %",
+                figure.about,
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

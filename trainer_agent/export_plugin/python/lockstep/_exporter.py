@@ -1,0 +1,305 @@
+"""Exporter: publishes a sharded model, one call a step on every rank."""
+
+import ctypes
+import json
+import os
+import threading
+import weakref
+from pathlib import Path
+from typing import Any, Mapping, NamedTuple, Sequence
+
+from lockstep import _library
+from lockstep._errors import BadDataError, StateError, from_code
+from lockstep._parts import SHEET_FORMAT, Frozen, Part, named_tensors
+from lockstep._tensors import LocalTensor, TensorMeta, described
+
+class PublishStats(NamedTuple):
+    """What the last publish did on this rank; bytes, and seconds."""
+
+    bytes_copied: int
+    bytes_frozen: int
+    bytes_sent: int
+    bytes_received: int
+    buckets_sent: int
+    buckets_received: int
+    exchange_memory_bytes: int
+    begin_seconds: float
+    total_seconds: float
+
+
+class Exporter:
+    """Publishes a model that is spread over ranks, by a plan that is compiled and proved when it is made.
+
+    Made on every rank of the group, together: the ranks tell each other what they hold (one ``all_gather_object``, the
+    only collective there ever is). After that each rank copies its own shards, and no rank waits for another, except
+    for the ranks that are on another host than the agent: they send theirs to one that is beside it.
+
+    Args:
+        parts: what the model is made of; see ``megatron``, ``fsdp``, ``named_tensors`` and ``adapter``.
+        socket: the agent's unix socket, the same path on every host.
+        model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
+        beside_agent: whether this rank reaches the agent; None: whether ``socket`` exists here.
+        group: the process group of all ranks that hold the model; None: the default one, or just this process when
+            torch.distributed is not initialised.
+        bucket_bytes: memory for buckets between hosts, on each rank; 0: 512 MiB, 64 MiB where GPU and CPU share memory.
+        threads: that copy, the caller's among them.
+        run: None for a new run; 32 hex digits to go on in a run whose versions the agent still holds.
+        connect_timeout_ms, reconnect_timeout_ms, call_timeout_ms: as for ``Publisher``.
+
+    Raises:
+        BadDataError: a parameter without a rule, of a wrong shape or dtype, held by nobody or by two; it is named.
+        Error: any other class of it, with the library's sentence.
+    """
+
+    def __init__(
+        self,
+        parts: "Sequence[Part]",
+        *,
+        socket: "str | os.PathLike[str]",
+        model: str,
+        beside_agent: "bool | None" = None,
+        group: Any = None,
+        bucket_bytes: int = 0,
+        threads: int = 1,
+        run: "str | None" = None,
+        connect_timeout_ms: int = 0,
+        reconnect_timeout_ms: int = 0,
+        call_timeout_ms: int = 0,
+    ) -> None:
+        self._library = _library.load()
+        self._lock = threading.RLock()
+        self._parts = list(parts)
+        self._locals = self._current_locals()
+        beside = Path(socket).is_socket() if beside_agent is None else beside_agent
+        ranks = gather({"format": SHEET_FORMAT, "beside_agent": beside, "parts": [p.sheet() for p in parts]}, group)
+        self._sheets = ranks.sheets
+        self._exchange = _exchange_for(ranks, group)
+        options = _library.CExporterOptions(
+            abi_version=_library.ABI_VERSION,
+            socket_path=os.fsencode(socket),
+            model=model.encode(),
+            sheets=c_strings(ranks.sheets),
+            ranks=len(ranks.sheets),
+            rank=ranks.rank,
+            locals=c_locals(self._locals),
+            local_count=len(self._locals),
+            convert=any(part.converts for part in self._parts),
+            threads=threads,
+            bucket_bytes=bucket_bytes,
+            exchange=ctypes.pointer(self._exchange.callbacks) if self._exchange else None,
+            attachments=self._attachments(),
+            run=None if run is None else run.encode(),
+            connect_timeout_ms=connect_timeout_ms,
+            reconnect_timeout_ms=reconnect_timeout_ms,
+            call_timeout_ms=call_timeout_ms,
+        )
+        handle = ctypes.c_void_p()
+        code = self._library.lockstep_exporter_open(ctypes.byref(options), ctypes.byref(handle))
+        if code != 0:
+            raise from_code(code, self._last_error(None))
+        self._handle: "ctypes.c_void_p | None" = handle
+        self._finalizer = weakref.finalize(self, self._library.lockstep_exporter_close, handle)
+        self._description = json.loads(self._library.lockstep_exporter_describe(handle))
+
+    @classmethod
+    def from_megatron(
+        cls,
+        model_chunks: Any,
+        hf_config: Any,
+        *,
+        place: "Mapping[str, int] | None" = None,
+        convert: bool = False,
+        frozen: Frozen = None,
+        **options: Any,
+    ) -> "Exporter":
+        """A Megatron-core model. Arguments as ``lockstep.megatron`` and the constructor take them."""
+        from lockstep._megatron import megatron
+
+        return cls([megatron(model_chunks, hf_config, place=place, convert=convert, frozen=frozen)], **options)
+
+    @classmethod
+    def from_fsdp(cls, model: Any, *, dtype: Any = None, frozen: Frozen = None, **options: Any) -> "Exporter":
+        """A transformers model under FSDP2. Arguments as ``lockstep.fsdp`` and the constructor take them."""
+        from lockstep._fsdp import fsdp
+
+        return cls([fsdp(model, dtype=dtype, frozen=frozen)], **options)
+
+    @classmethod
+    def from_named_tensors(cls, tensors: Any, *, dtype: Any = None, frozen: Frozen = None, **options: Any) -> "Exporter":
+        """Tensors under HuggingFace names. Arguments as ``lockstep.named_tensors`` and the constructor take them."""
+        return cls([named_tensors(tensors, dtype=dtype, frozen=frozen)], **options)
+
+    @classmethod
+    def from_adapter(cls, model: Any, *, adapter: str = "default", dtype: Any = None, **options: Any) -> "Exporter":
+        """The adapter of a PEFT model. Arguments as ``lockstep.adapter`` and the constructor take them."""
+        from lockstep._adapter import adapter as adapter_part
+
+        return cls([adapter_part(model, adapter=adapter, dtype=dtype)], **options)
+
+    @property
+    def run(self) -> str:
+        """The run that versions are published in, 32 hex digits; "" on a rank that does not talk to the agent."""
+        with self._lock:
+            return self._library.lockstep_exporter_run(self._open_handle()).decode()
+
+    @property
+    def committed_version(self) -> int:
+        """The newest version this rank knows to be committed; 0 for none."""
+        with self._lock:
+            return self._library.lockstep_exporter_committed_version(self._open_handle())
+
+    @property
+    def tensors(self) -> "list[tuple[TensorMeta, int]]":
+        """tensors_meta: every HuggingFace tensor and its byte offset, in export order; the same on every rank."""
+        return described(self._description["tensors"])
+
+    @property
+    def plan_digest(self) -> str:
+        """Names the plan; equal on all ranks."""
+        return self._description["plan"]
+
+    @property
+    def writes(self) -> bool:
+        """Whether this rank writes into the agent's memory (its own shards, or those of ranks on other hosts)."""
+        return self._description["writes"]
+
+    @property
+    def stats(self) -> PublishStats:
+        """What the last publish did on this rank."""
+        raw = _library.CPublishStats()
+        with self._lock:
+            self._check(self._library.lockstep_exporter_stats(self._open_handle(), ctypes.byref(raw)))
+        counts = [getattr(raw, name) for name, _ in raw._fields_[:-2]]
+        return PublishStats(*counts, raw.begin_us / 1e6, raw.total_us / 1e6)
+
+    def publish(self, version: int) -> None:
+        """Publishes this rank's share of ``version``; called on every rank, with the weights not written to meanwhile.
+
+        Raises:
+            BadDataError: the model is not what it was when the exporter was made, or bytes are missing.
+            StateError: the version does not increase.
+            AbortedError: another rank failed; the version is gone for all, and the next publish works.
+            UnavailableError: the agent, or another rank, cannot be reached; from the exchange between ranks it is final.
+        """
+        if not 0 < version < 1 << 56:
+            raise BadDataError(f"version {version}: versions go from 1 to 2**56 - 1")
+        with self._lock:
+            handle = self._open_handle()
+            current = self._current_locals()
+            self._check_unchanged(current)
+            addresses = (ctypes.c_void_p * len(current))(*(local.address for local in current))
+            _wait_for_gpu(current)
+            self._check(self._library.lockstep_exporter_publish(handle, version, addresses))
+
+    def write_sheets(self, directory: "str | os.PathLike[str]") -> None:
+        """Writes what all ranks said to ``directory``, for ``lockstepctl plan --sheets``."""
+        target = Path(directory)
+        target.mkdir(parents=True, exist_ok=True)
+        for rank, sheet in enumerate(self._sheets):
+            (target / f"rank-{rank:05}.json").write_bytes(sheet)
+
+    def close(self) -> None:
+        """Leaves the agent; a version being written is aborted. Closing twice is fine."""
+        with self._lock:
+            self._handle = None
+            self._finalizer()
+
+    def __enter__(self) -> "Exporter":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _attachments(self) -> "bytes | None":
+        files: "dict[str, str]" = {}
+        for part in self._parts:
+            files.update(part.attachments())
+        return json.dumps(files).encode() if files else None
+
+    def _current_locals(self) -> "list[LocalTensor]":
+        return [local for part in self._parts for local in part.locals()]
+
+    def _check_unchanged(self, current: "list[LocalTensor]") -> None:
+        if len(current) != len(self._locals):
+            raise BadDataError(f"the model has {len(current)} tensors on this rank; it was opened with {len(self._locals)}")
+        for now, opened in zip(current, self._locals):
+            if now[:4] != opened[:4]:
+                raise BadDataError(
+                    f'tensor "{now.name}" is {now.dtype} {list(now.shape)} with strides {list(now.strides)}; the model was '
+                    f'opened with "{opened.name}", {opened.dtype} {list(opened.shape)}, strides {list(opened.strides)}'
+                )
+
+    def _check(self, code: int) -> None:
+        if code != 0:
+            raise from_code(code, self._last_error(self._handle))
+
+    def _open_handle(self) -> ctypes.c_void_p:
+        if self._handle is None:
+            raise StateError("the exporter is closed")
+        return self._handle
+
+    def _last_error(self, handle: "ctypes.c_void_p | None") -> str:
+        return self._library.lockstep_exporter_error(handle).decode(errors="replace")
+
+
+class Ranks(NamedTuple):
+    """The sheets of all ranks of a group, as JSON, in rank order, and this one's place among them."""
+
+    sheets: "list[bytes]"
+    rank: int
+
+
+def gather(sheet: "Mapping[str, Any]", group: Any) -> Ranks:
+    """Every rank's sheet; just this one without torch.distributed."""
+    text = json.dumps(sheet, separators=(",", ":"))
+    distributed = _initialised_distributed()
+    if distributed is None:
+        return Ranks([text.encode()], 0)
+    sheets: "list[Any]" = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(sheets, text, group=group)
+    return Ranks([sheet.encode() for sheet in sheets], distributed.get_rank(group))
+
+
+def _initialised_distributed() -> Any:
+    try:
+        import torch.distributed as distributed
+    except ImportError:
+        return None
+    return distributed if distributed.is_available() and distributed.is_initialized() else None
+
+
+def _exchange_for(ranks: Ranks, group: Any) -> Any:
+    if all(json.loads(sheet)["beside_agent"] for sheet in ranks.sheets):
+        return None
+    if len(ranks.sheets) == 1:
+        return None  # nobody beside the agent: the library says so
+    from lockstep._exchange import TorchExchange
+
+    return TorchExchange(group)
+
+
+def _wait_for_gpu(tensors: "Sequence[LocalTensor]") -> None:
+    """The library copies on a stream of its own: what was queued on the tensors must be done."""
+    devices = {tensor.owner.device for tensor in tensors if getattr(tensor.owner, "is_cuda", False)}
+    for device in devices:
+        import torch
+
+        torch.cuda.current_stream(device).synchronize()
+
+
+def c_strings(texts: "Sequence[bytes]") -> Any:
+    """A C array of strings."""
+    return (ctypes.c_char_p * len(texts))(*texts)
+
+
+def c_locals(tensors: "Sequence[LocalTensor]") -> Any:
+    """A C array of lockstep_local_tensor."""
+    array = (_library.CLocalTensor * len(tensors))()
+    for entry, tensor in zip(array, tensors):
+        entry.name = tensor.name.encode()
+        entry.dtype = tensor.dtype.encode()
+        entry.shape = (ctypes.c_uint64 * len(tensor.shape))(*tensor.shape)
+        entry.strides = (ctypes.c_uint64 * len(tensor.strides))(*tensor.strides)
+        entry.rank = len(tensor.shape)
+        entry.address = tensor.address
+    return array
