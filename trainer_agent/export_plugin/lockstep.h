@@ -70,6 +70,8 @@ typedef struct lockstep_open_options {
   uint32_t call_timeout_ms;      /* how long a call may wait for the agent's answer; 0: 600,000 */
   const char* run; /* null: a new run. 32 hex digits: go on in this run, which the agent still holds; so does a rank
                       that takes the place of one that died while the others live */
+  const char* attachments; /* null, or a JSON object of small text files that belong to the model, name to text: an
+                              adapter's adapter_config.json. The same on every rank */
 } lockstep_open_options;
 
 typedef struct lockstep_model lockstep_model;
@@ -162,8 +164,7 @@ typedef struct lockstep_exporter_options {
   uint32_t threads;                  /* that copy, the caller's among them; 0: 1. The only threads the library starts */
   uint64_t bucket_bytes;             /* memory for the exchange on each rank; 0: 512 MiB */
   const lockstep_exchange* exchange; /* null when all ranks are beside the agent */
-  const char* attachments;           /* null, or a JSON object of small files that belong to the model, name to text: an
-                                        adapter's adapter_config.json */
+  const char* attachments;           /* as in lockstep_open_options */
   const char* run;                   /* as in lockstep_open_options */
   uint32_t connect_timeout_ms;       /* 0: 10,000 */
   uint32_t reconnect_timeout_ms;     /* 0: 60,000 */

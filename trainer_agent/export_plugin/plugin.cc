@@ -103,7 +103,10 @@ Result<RankOptions> ConvertOptions(const lockstep_open_options& options) {
                         .connect_timeout = Timeout(options.connect_timeout_ms, 10'000),
                         .reconnect_timeout = Timeout(options.reconnect_timeout_ms, 60'000),
                         .call_timeout = Timeout(options.call_timeout_ms, 600'000)};
-  LS_ASSIGN_OR_RETURN(converted.layout, ModelLayout::Create(std::move(tensors)));
+  LS_ASSIGN_OR_RETURN(Attachments attachments,
+                      ParseAttachments(options.attachments == nullptr ? "" : options.attachments));
+  LS_ASSIGN_OR_RETURN(converted.layout,
+                      ModelLayout::Create(std::move(tensors), kDefaultBlockBytes, std::move(attachments)));
   if (options.run != nullptr) {
     LS_ASSIGN_OR_RETURN(const auto run, HexDecode16(options.run));
     converted.run = RunId{run};

@@ -34,6 +34,7 @@ class COpenOptions(ctypes.Structure):
         ("reconnect_timeout_ms", ctypes.c_uint32),
         ("call_timeout_ms", ctypes.c_uint32),
         ("run", ctypes.c_char_p),
+        ("attachments", ctypes.c_char_p),
     ]
 
 

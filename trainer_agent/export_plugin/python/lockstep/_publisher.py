@@ -2,10 +2,11 @@
 
 import contextlib
 import ctypes
+import json
 import os
 import threading
 import weakref
-from typing import Any, Iterable, Sequence, Tuple, Union
+from typing import Any, Iterable, Mapping, Sequence, Tuple, Union
 
 from lockstep import _library
 from lockstep._errors import BadDataError, Error, StateError, from_code
@@ -27,12 +28,14 @@ class Publisher:
         rank: this writer's number, below ``ranks``.
         ranks: how many writers on this host must commit a version.
         run: None for a new run; 32 hex digits to go on in a run whose versions the agent still holds.
+        attachments: small text files that belong to the model, file name to text, the same on every rank; receivers
+            write them beside the tensors. With "adapter_config.json" among them that is a PEFT adapter's directory.
         connect_timeout_ms: how long to wait for the agent; 0 means 10 seconds.
         reconnect_timeout_ms: how long a call waits for an agent that went away; 0 means 60 seconds.
         call_timeout_ms: how long a call waits for the agent's answer; 0 means 10 minutes.
 
     Raises:
-        BadDataError: the description breaks a rule; the text names the tensor.
+        BadDataError: the description breaks a rule; the text names the tensor or attachment.
         UnavailableError: no agent on ``socket``.
         Error: any other class of it, with the library's sentence.
     """
@@ -46,6 +49,7 @@ class Publisher:
         rank: int = 0,
         ranks: int = 1,
         run: "str | None" = None,
+        attachments: "Mapping[str, str] | None" = None,
         connect_timeout_ms: int = 0,
         reconnect_timeout_ms: int = 0,
         call_timeout_ms: int = 0,
@@ -66,6 +70,7 @@ class Publisher:
             reconnect_timeout_ms=reconnect_timeout_ms,
             call_timeout_ms=call_timeout_ms,
             run=None if run is None else run.encode(),
+            attachments=None if attachments is None else json.dumps(dict(attachments)).encode(),
         )
         handle = ctypes.c_void_p()
         code = self._library.lockstep_open(ctypes.byref(options), ctypes.byref(handle))
