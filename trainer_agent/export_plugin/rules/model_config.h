@@ -11,6 +11,12 @@
 
 namespace lockstep {
 
+// No size in a configuration, and no dimension of a training tensor, is larger.
+inline constexpr uint64_t kMaxExtent = uint64_t{1} << 32;
+inline constexpr uint64_t kMaxLayers = 10'000;
+inline constexpr uint64_t kMaxExperts = 65'536;
+inline constexpr uint64_t kMaxHeads = uint64_t{1} << 20;  // also of the dimensions of a head
+
 struct ModelConfig {
   std::string model_type;  // "qwen3_moe"
   DType dtype = DType::kBF16;
@@ -43,5 +49,9 @@ struct ModelConfig {
 // another, or describing what no rule covers (a family without a table, quantised weights, an encoder beside the
 // decoder).
 Result<ModelConfig> ParseModelConfig(std::string_view config_json);
+
+// The limits above, and what the family's rules need of a ModelConfig that was filled by hand. kBadData names the
+// field.
+Status CheckModelConfig(const ModelConfig& config);
 
 }  // namespace lockstep

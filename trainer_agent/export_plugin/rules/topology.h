@@ -40,9 +40,12 @@ struct Coordinates {
 struct ModelChunk {
   std::vector<uint32_t> layers;  // global, rising
   bool embedding = false;        // the first stage
-  bool output = false;           // the last: final norm and head
+  bool output = false;           // the last: the head
+  bool final_norm = false;       // with the output, or with the last layer where the model has MTP layers
   bool mtp = false;              // the MTP layers, and a copy of the embedding unless it is the first stage
 };
+
+inline constexpr uint32_t kMaxWorld = uint32_t{1} << 20;
 
 // kBadData names what does not divide or contradicts.
 Status CheckTopology(const Topology& topology, uint64_t layers);

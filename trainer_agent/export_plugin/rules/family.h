@@ -1,0 +1,129 @@
+// Family: one model family as data: which Megatron-core parameters it has, their shapes, how they are sharded, which
+// HuggingFace tensors they become, and how its config.json is read. docs/families.md tells how to add one.
+//
+// Tables are constant and live for the whole process.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+namespace lockstep {
+
+// Where in a model a row applies; it decides the prefixes of its names.
+enum class Where : uint8_t {
+  kModel,     // once, before the layers; names are whole
+  kLayer,     // every layer, those inside MTP layers too
+  kDense,     // layers with a dense MLP
+  kMoe,       // layers with experts
+  kExpert,    // every routed expert of a kMoe layer; `{}` in names is its number
+  kEnd,       // once, after the decoder's layers; names are whole
+  kMtpLayer,  // every MTP layer, outside its inner layer
+};
+
+// Extents as the configuration gives them.
+enum class Dim : uint8_t {
+  kNone,  // no such dimension
+  kOne,
+  kHidden,
+  kTwoHidden,
+  kVocabularyRows,
+  kQkvRows,  // (heads + 2 groups) * head_dim
+  kHeads,    // heads * head_dim
+  kHeadDim,
+  kTwoFfn,
+  kFfn,
+  kTwoExpertFfn,
+  kExpertFfn,
+  kTwoSharedFfn,
+  kSharedFfn,
+  kExperts,
+  kQueryRank,
+  kKvRank,
+  kKvDown,    // kv_rank + qk_rope_dim
+  kMlaQuery,  // heads * (qk_nope_dim + qk_rope_dim)
+  kMlaKv,     // heads * (qk_nope_dim + v_dim)
+  kMlaValue,  // heads * v_dim
+};
+
+// How tensor parallelism (expert tensor parallelism for kExpert) divides a parameter.
+enum class Split : uint8_t {
+  kReplicated,
+  kColumn,              // dimension 0
+  kColumnOrReplicated,  // which of the two differs among layer specs; the local shape tells
+  kRow,                 // dimension 1
+  kVocabulary,          // dimension 0, after padding it
+  kQkv,                 // dimension 0; query groups [q... k v] become three HuggingFace tensors
+  kGlu,                 // dimension 0; each shard is [gate; up]. Two HuggingFace tensors, or one that is [gate; up]
+};
+
+enum class When : uint8_t {
+  kAlways,
+  kUntied,
+  kQkvBias,
+  kQkNorm,
+  kRouterBias,
+  kSharedExperts,
+  kQueryRank,
+  kNoQueryRank
+};
+
+struct Row {
+  Where where;
+  // Names within `where`, alternatives apart by '|'. The first is the name with Transformer Engine's layer spec and the
+  // source's; the last the one with the local spec.
+  std::string_view mcore;
+  Dim rows;
+  Dim columns;
+  Split split;
+  std::string_view hf;  // names within the HuggingFace layer (whole for kModel and kEnd), one per tensor, apart by '|'
+  When when = When::kAlways;
+  bool with_previous = false;  // engines fuse it with the row before: one bucket
+  bool fp32 = false;           // in HuggingFace too, whatever the model's type
+};
+
+// A flag of config.json, false or true where the key is absent; without a key, `otherwise` is the answer.
+struct Flag {
+  std::string_view key;
+  bool otherwise = false;
+};
+
+// Which decoder layers have experts.
+enum class Sparse : uint8_t {
+  kNone,
+  kEvery,
+  kStep,        // decoder_sparse_step, mlp_only_layers
+  kFirstDense,  // first_k_dense_replace, moe_layer_freq
+};
+
+enum class Shared : uint8_t {
+  kNone,
+  kOwnSize,  // shared_expert_intermediate_size
+  kCount,    // n_shared_experts times moe_intermediate_size
+};
+
+struct Family {
+  std::string_view model_type;
+  std::span<const std::span<const Row>>
+      rows;  // in export order; kExpert rows that follow one another go expert by expert
+  Flag qkv_bias;
+  Flag qk_norm;
+  std::string_view refused_flags;  // apart by '|': none may be set, as no row covers what they add
+  uint64_t default_head_dim = 0;   // 0: hidden / heads
+  bool default_groups = false;     // num_key_value_heads may be absent: one per head
+  Sparse sparse = Sparse::kNone;
+  Shared shared = Shared::kNone;
+  std::string_view expert_ffn_key;
+  bool router_bias = false;
+  bool mla = false;
+  bool mtp = false;
+};
+
+std::span<const Family> Families();
+// Null when no table has this model_type.
+const Family* FindFamily(std::string_view model_type);
+
+// The first of `text`'s '|'-separated parts; `text` loses it and its separator.
+std::string_view NextPart(std::string_view& text);
+
+}  // namespace lockstep
