@@ -81,6 +81,14 @@ void DeltaJob::BlocksReady(std::vector<BlockIndex> blocks) {
   }
 }
 
+void DeltaJob::BlocksUnchanged(std::vector<BlockIndex> blocks) {
+  if (input_.base == nullptr) return BlocksReady(std::move(blocks));
+  for (const BlockIndex block : blocks) hashes_[block] = input_.base_manifest->block_hashes[block];
+  std::lock_guard lock(mutex_);
+  blocks_done_ += blocks.size();
+  blocks_unread_ += blocks.size();
+}
+
 void DeltaJob::Work(const std::vector<BlockIndex>& blocks) {
   {
     std::lock_guard lock(mutex_);
@@ -128,7 +136,7 @@ void DeltaJob::CompleteIfDone(std::unique_lock<std::mutex> lock) {
   if (!done_ || blocks_done_ < hashes_.size()) return;
   const auto done = std::exchange(done_, nullptr);
   lock.unlock();
-  DeltaOutput output{.block_hashes = std::move(hashes_), .too_dense = too_dense_};
+  DeltaOutput output{.block_hashes = std::move(hashes_), .blocks_unread = blocks_unread_, .too_dense = too_dense_};
   for (std::optional<DeltaBlock>& delta : deltas_) {
     if (delta && !output.too_dense) output.blocks.push_back(*std::move(delta));
   }

@@ -2,6 +2,9 @@
 //
 // Per block, in one pass while it is in cache: find the changes against the base, hash the new bytes, encode. Blocks
 // may be given while later ones are still being written, so that a commit has only the tail left to do.
+//
+// A block that the trainer says is unchanged is not read, on trust: were that wrong, the version's manifest would not
+// match its bytes, which a full pull and the next recovery find by hashing them, and never a delta.
 #pragma once
 
 #include <condition_variable>
@@ -20,6 +23,7 @@ namespace lockstep {
 struct DeltaOutput {
   std::vector<uint64_t> block_hashes;  // of the target, every block
   std::vector<DeltaBlock> blocks;      // those that differ from the base; none without a base, or when too dense
+  size_t blocks_unread = 0;            // hashes taken from the base on the trainer's word
   bool too_dense = false;              // coded, the blocks would take more than DeltaInput::max_coded_bytes
 };
 
@@ -41,8 +45,10 @@ class DeltaJob {
   // Cancels what has not started and waits for what has.
   ~DeltaJob();
 
-  // Each block once.
+  // Each block once, by either call.
   void BlocksReady(std::vector<BlockIndex> blocks);
+  // These are said to be equal to the base's; without a base that means nothing.
+  void BlocksUnchanged(std::vector<BlockIndex> blocks);
 
   // Calls `done` with the output, from a pool thread, when every block of the layout has been worked. REQUIRES all
   // blocks to have been given; call once. The job may be destroyed from another thread only after `done` has returned.
@@ -63,12 +69,13 @@ class DeltaJob {
   std::condition_variable idle_;
   size_t tasks_ = 0;  // posted and not finished
   size_t blocks_done_ = 0;
+  size_t blocks_unread_ = 0;
   uint64_t coded_bytes_ = 0;
   bool too_dense_ = false;
   bool cancelled_ = false;
   std::function<void(DeltaOutput)> done_;
 
-  // Slots per block, each written by the one task that works it.
+  // Slots per block, each written by the one task that works it, or by the caller that says it is unchanged.
   std::vector<uint64_t> hashes_;
   std::vector<std::optional<DeltaBlock>> deltas_;
 };

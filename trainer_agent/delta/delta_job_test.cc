@@ -77,6 +77,38 @@ TEST_CASE("A delta that would take too much memory is dropped, and its hashes ar
   CHECK(output.block_hashes == versions.ManifestOf(versions.target)->block_hashes);
 }
 
+TEST_CASE("Blocks said to be unchanged are not read: the base's hash, and nothing in the delta") {
+  WorkerPool pool(2);
+  Versions versions(1.0);
+  const auto base_manifest = versions.ManifestOf(versions.base);
+  DeltaJob job(&pool, {.layout = versions.layout,
+                       .target = versions.target.data(),
+                       .base = versions.base.data(),
+                       .base_manifest = base_manifest});
+  auto expected = versions.ManifestOf(versions.target)->block_hashes;
+  std::vector<BlockIndex> unread;
+  std::vector<BlockIndex> read;
+  for (const BlockIndex block : versions.AllBlocks()) (block % 3 == 0 ? unread : read).push_back(block);
+  for (const BlockIndex block : unread) expected[block] = base_manifest->block_hashes[block];
+  job.BlocksReady(read);
+  job.BlocksUnchanged(unread);
+  const DeltaOutput output = job.FinishAndWait();
+  CHECK(output.block_hashes == expected);
+  CHECK(output.blocks_unread == unread.size());
+  CHECK(output.blocks.size() == read.size());
+  for (const DeltaBlock& delta : output.blocks) CHECK(delta.block % 3 != 0);
+}
+
+TEST_CASE("Without a base, blocks said to be unchanged are hashed like any others") {
+  WorkerPool pool(2);
+  Versions versions(0.5);
+  DeltaJob job(&pool, {.layout = versions.layout, .target = versions.target.data()});
+  job.BlocksUnchanged(versions.AllBlocks());
+  const DeltaOutput output = job.FinishAndWait();
+  CHECK(output.blocks_unread == 0);
+  CHECK(output.block_hashes == versions.ManifestOf(versions.target)->block_hashes);
+}
+
 TEST_CASE("Without a base a job only hashes") {
   WorkerPool pool(2);
   Versions versions(0.5);
