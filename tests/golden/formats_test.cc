@@ -135,6 +135,12 @@ TEST_CASE("The control segment and rank protocol examples are what the code writ
   Append(begin, MessageHeader{.type = static_cast<uint16_t>(RankMessage::kBegin), .body_bytes = sizeof(VersionBody)});
   Append(begin, VersionBody{2});
   CHECK(Example(kBuffer, "begin") == begin);
+  Bytes ranges;
+  Append(ranges, MessageHeader{.type = static_cast<uint16_t>(RankMessage::kRanges),
+                               .body_bytes = sizeof(VersionBody) + sizeof(StridedRange)});
+  Append(ranges, VersionBody{2});
+  Append(ranges, StridedRange{.offset = 10, .row_bytes = 2, .rows = 3, .pitch = 4});
+  CHECK(Example(kBuffer, "ranges") == ranges);
 }
 
 }  // namespace

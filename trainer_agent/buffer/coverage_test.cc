@@ -4,46 +4,129 @@
 #include <catch2/catch.hpp>
 #include <random>
 
+#include "common/base/text.h"
+
 namespace lockstep {
 namespace {
 
-std::shared_ptr<const ModelLayout> Layout() {
-  return *ModelLayout::Create({{"a", DType::kU8, {5000}, 0}, {"b", DType::kU8, {5000}, 5000}}, 4096);
+using Blocks = std::vector<BlockIndex>;
+
+std::shared_ptr<const ModelLayout> Layout(const std::vector<uint64_t>& tensor_bytes) {
+  std::vector<TensorMeta> tensors;
+  uint64_t offset = 0;
+  for (const uint64_t bytes : tensor_bytes) {
+    tensors.push_back({std::string(1, static_cast<char>('a' + tensors.size())), DType::kU8, {bytes}, offset});
+    offset += bytes;
+  }
+  return *ModelLayout::Create(std::move(tensors), 4096);
 }
 
+// A layout and what is told of it; the calls answer what Add() appended.
+struct Told {
+  std::shared_ptr<const ModelLayout> layout;
+  Coverage coverage{*layout};
+
+  CompletedBlocks Add(const StridedRange& range, Content content = Content::kNew) {
+    CompletedBlocks completed;
+    REQUIRE(coverage.Add(range, content, completed).ok());
+    return completed;
+  }
+  Blocks Plain(uint64_t offset, uint64_t bytes) { return Add(StridedRange::Plain({offset, bytes})).changed; }
+  Status Refuse(const StridedRange& range) {
+    CompletedBlocks completed;
+    const Status status = coverage.Add(range, Content::kNew, completed);
+    CHECK_FALSE(status.ok());
+    CHECK((completed.changed.empty() && completed.unchanged.empty()));
+    return status;
+  }
+};
+
 TEST_CASE("Blocks complete when their last byte is told, in whatever order") {
-  const auto layout = Layout();
-  Coverage coverage(*layout);
-  CHECK((*coverage.Add({4000, 200})).empty());
-  CHECK(*coverage.Add({0, 4000}) == std::vector<BlockIndex>{0});
-  CHECK(coverage.FirstMissing() == ByteRange{4200, 5800});
-  CHECK((*coverage.Add({9000, 1000})).empty());
-  CHECK(coverage.FirstMissing() == ByteRange{4200, 4800});
-  CHECK(*coverage.Add({4200, 4800}) == std::vector<BlockIndex>{1, 2});
-  CHECK(coverage.complete());
-  CHECK_FALSE(coverage.FirstMissing());
+  Told told{Layout({5000, 5000})};
+  CHECK(told.Plain(4000, 200).empty());
+  CHECK(told.Plain(0, 4000) == Blocks{0});
+  CHECK(told.coverage.FirstMissing() == 4200);
+  CHECK(told.Plain(9000, 1000).empty());
+  CHECK(told.coverage.missing_bytes() == 4800);
+  CHECK(told.Plain(4200, 4800) == Blocks{1, 2});
+  CHECK(told.coverage.complete());
+  CHECK_FALSE(told.coverage.FirstMissing());
 }
 
 TEST_CASE("A byte told twice, or outside, is refused and changes nothing") {
-  const auto layout = Layout();
-  Coverage coverage(*layout);
-  REQUIRE(coverage.Add({100, 100}).ok());
+  Told told{Layout({5000, 5000})};
+  told.Plain(100, 100);
   for (const ByteRange range : {ByteRange{100, 100}, {50, 51}, {199, 1}, {150, 10}, {0, 10000}}) {
-    const auto again = coverage.Add(range);
-    CHECK(again.status().message().find("told twice") != std::string::npos);
+    CHECK(told.Refuse(StridedRange::Plain(range)).message().find("told twice") != std::string::npos);
   }
-  CHECK_FALSE(coverage.Add({9999, 2}).ok());
-  CHECK_FALSE(coverage.Add({~uint64_t{0}, 2}).ok());
-  CHECK(coverage.Add({10, 0}).ok());
-  REQUIRE(coverage.Add({0, 100}).ok());
-  REQUIRE(coverage.Add({200, 9800}).ok());
-  CHECK(coverage.complete());
+  CHECK(told.Refuse({20, 10, 10, 30}).message().find("(tensor \"a\") were told twice") != std::string::npos);
+  CHECK(told.Refuse(StridedRange::Plain({9999, 2})).code() == ErrorCode::kBadData);
+  CHECK(told.Refuse(StridedRange::Plain({~uint64_t{0}, 2})).code() == ErrorCode::kBadData);
+  told.Plain(10, 0);
+  told.Plain(0, 100);
+  told.Plain(200, 9800);
+  CHECK(told.Refuse({0, 10, 10, 30}).message().find("told twice") != std::string::npos);
+  CHECK(told.coverage.complete());
+  CHECK_FALSE(told.coverage.FirstMissing());
+}
+
+TEST_CASE("Malformed rows are refused, saying what is wrong") {
+  Told told{Layout({5000, 5000})};
+  constexpr uint64_t kHuge = ~uint64_t{0};
+  CHECK(told.Refuse({0, 10, 0, 10}).message().find("no rows") != std::string::npos);
+  CHECK(told.Refuse({0, 10, 2, 9}).message().find("overlap each other") != std::string::npos);
+  for (const StridedRange& range : {StridedRange{0, 10, 2, 9991},
+                                    {0, 10, kHuge, 10},
+                                    {0, 1, kHuge / 2 + 2, 2},
+                                    {0, 1, 2, kHuge},
+                                    {kHuge, 1, 2, 2},
+                                    {0, kHuge, kHuge, kHuge}}) {
+    CHECK(told.Refuse(range).message().find("outside the data section") != std::string::npos);
+  }
+  CHECK(told.coverage.missing_bytes() == 10000);
+  told.Add({0, 10, 2, 9990});
+}
+
+TEST_CASE("Columns told by several ranks complete every block, and the first missing byte is found among them") {
+  Told told{Layout({100, 64 * 128, 100})};
+  told.Plain(0, 100);
+  for (const uint64_t column : {96, 0, 32}) CHECK(told.Add({100 + column, 32, 64, 128}).changed.empty());
+  CHECK(told.coverage.FirstMissing() == 164);
+  CHECK(told.coverage.missing_bytes() == 64 * 32 + 100);
+  CHECK(told.Refuse({163, 2, 2, 128}).code() == ErrorCode::kBadData);
+  CHECK(told.Add({164, 32, 63, 128}).changed == Blocks{0, 1});
+  CHECK(told.coverage.FirstMissing() == 164 + 63 * 128);
+  CHECK(told.Plain(164 + 63 * 128, 32).empty());
+  CHECK(told.coverage.FirstMissing() == 100 + 64 * 128);
+  CHECK(told.coverage.pieces() == 1);
+  CHECK(told.Plain(100 + 64 * 128, 100) == Blocks{2});
+}
+
+TEST_CASE("A block is unchanged when every byte of it was told so") {
+  Told told{Layout({3 * 4096})};
+  const CompletedBlocks first = told.Add({0, 16, 3 * 4096 / 32, 32}, Content::kUnchanged);
+  CHECK((first.changed.empty() && first.unchanged.empty()));
+  CHECK(told.Refuse({0, 1, 2, 4096}).message().find("told twice") != std::string::npos);
+  told.Add({4096 + 16, 16, 1, 0}, Content::kNew);
+  CompletedBlocks rest = told.Add({16, 16, 128, 32}, Content::kUnchanged);
+  CHECK(rest.unchanged == Blocks{0});
+  rest = told.Add({4096 + 48, 16, 255, 32}, Content::kUnchanged);
+  CHECK(rest.changed == Blocks{1});
+  CHECK(rest.unchanged == Blocks{2});
+}
+
+TEST_CASE("Rows of another pitch in one tensor are kept one by one, up to a limit") {
+  Told told{Layout({5000, uint64_t{1} << 23})};
+  told.Add({5000, 1, 2, 1 << 22});
+  told.Add({5001, 1, 1000, 3000});
+  CHECK(told.Refuse({5001, 1, 2, 3000}).code() == ErrorCode::kBadData);
+  CHECK(told.Refuse({5002, 1, kMaxRowsApart + 1, 4}).code() == ErrorCode::kResourceExhausted);
 }
 
 TEST_CASE("Any partition in any order completes every block exactly once") {
   std::mt19937 random(3);
-  const auto layout = Layout();
   for (int round = 0; round < 200; ++round) {
+    Told told{Layout({5000, 5000})};
     std::vector<ByteRange> parts;
     for (uint64_t at = 0; at < 10000;) {
       const uint64_t bytes = std::min<uint64_t>(10000 - at, random() % 3000 + 1);
@@ -51,16 +134,118 @@ TEST_CASE("Any partition in any order completes every block exactly once") {
       at += bytes;
     }
     std::shuffle(parts.begin(), parts.end(), random);
-    Coverage coverage(*layout);
-    std::vector<BlockIndex> completed;
+    Blocks completed;
     for (const ByteRange& part : parts) {
-      const auto blocks = *coverage.Add(part);
+      const Blocks blocks = told.Plain(part.offset, part.bytes);
       completed.insert(completed.end(), blocks.begin(), blocks.end());
     }
     std::sort(completed.begin(), completed.end());
-    REQUIRE(completed == std::vector<BlockIndex>{0, 1, 2});
-    REQUIRE(coverage.complete());
+    REQUIRE(completed == Blocks{0, 1, 2});
+    REQUIRE(told.coverage.complete());
   }
+}
+
+// The same bookkeeping, a byte at a time.
+struct Oracle {
+  static constexpr char kUntold = 0, kNew = 1, kUnchanged = 2;
+  const ModelLayout& layout;
+  std::string bytes = std::string(layout.data_bytes(), kUntold);
+
+  bool Accepts(const StridedRange& range) const {
+    for (uint64_t row = 0; row < range.rows; ++row) {
+      const uint64_t start = range.offset + row * range.pitch;
+      if (start + range.row_bytes > bytes.size()) return false;
+      if (bytes.substr(start, range.row_bytes).find_first_not_of(kUntold) != std::string::npos) return false;
+    }
+    return true;
+  }
+  CompletedBlocks Add(const StridedRange& range, Content content) {
+    const std::string before = bytes;
+    for (uint64_t row = 0; row < range.rows; ++row) {
+      std::fill_n(bytes.begin() + static_cast<std::ptrdiff_t>(range.offset + row * range.pitch), range.row_bytes,
+                  content == Content::kNew ? kNew : kUnchanged);
+    }
+    CompletedBlocks completed;
+    for (BlockIndex i = 0; i < layout.block_count(); ++i) {
+      const ByteRange block = layout.block_range(i);
+      const std::string now = bytes.substr(block.offset, block.bytes);
+      if (now.find(kUntold) != std::string::npos || before.compare(block.offset, block.bytes, now) == 0) continue;
+      (now.find(kNew) != std::string::npos ? completed.changed : completed.unchanged).push_back(i);
+    }
+    return completed;
+  }
+  std::optional<uint64_t> FirstMissing() const {
+    const size_t at = bytes.find(kUntold);
+    return at == std::string::npos ? std::nullopt : std::optional<uint64_t>(at);
+  }
+};
+
+StridedRange RandomRange(std::mt19937& random, uint64_t data_bytes) {
+  static constexpr uint64_t kPitches[] = {8, 24, 24, 24, 48, 100, 1000, 4500};
+  StridedRange range{.offset = random() % data_bytes, .row_bytes = random() % 40 + 1};
+  if (random() % 4 == 0) return range;
+  range.pitch = kPitches[random() % std::size(kPitches)];
+  range.row_bytes = random() % 3 == 0 ? random() % range.pitch + 1 : range.pitch / 4;
+  range.rows = random() % (random() % 2 == 0 ? 6 : 200) + 1;
+  if (random() % 2 == 0) range.offset -= range.offset % (range.pitch / 4);
+  return range;
+}
+
+TEST_CASE("Random rows, plain ranges and refusals are accounted for as a model of every byte says") {
+  std::mt19937 random(7);
+  size_t accepted = 0;
+  size_t refused = 0;
+  for (int round = 0; round < 150; ++round) {
+    Told told{Layout({random() % 60 + 1, 24 * 200, random() % 50 + 1, random() % 9000 + 1, 24 * 30 + 5})};
+    Oracle oracle{*told.layout};
+    const auto compare_add = [&](const StridedRange& range) {
+      const Content content = random() % 2 == 0 ? Content::kNew : Content::kUnchanged;
+      if (!oracle.Accepts(range)) {
+        ++refused;
+        REQUIRE(told.Refuse(range).code() == ErrorCode::kBadData);
+      } else {
+        ++accepted;
+        const CompletedBlocks expected = oracle.Add(range, content);
+        const CompletedBlocks completed = told.Add(range, content);
+        REQUIRE(completed.changed == expected.changed);
+        REQUIRE(completed.unchanged == expected.unchanged);
+      }
+      REQUIRE(told.coverage.FirstMissing() == oracle.FirstMissing());
+    };
+    for (int i = 0; i < 60; ++i) compare_add(RandomRange(random, oracle.bytes.size()));
+    while (const auto missing = oracle.FirstMissing()) {
+      StridedRange range = RandomRange(random, oracle.bytes.size());
+      range.offset = *missing;
+      while (!oracle.Accepts(range)) {
+        range.rows > 1 ? range.rows /= 2 : range.row_bytes = (range.row_bytes + 1) / 2;
+      }
+      compare_add(range);
+    }
+    REQUIRE(told.coverage.complete());
+    REQUIRE(told.coverage.pieces() == 1);
+  }
+  CHECK(accepted > 5000);
+  CHECK(refused > 1000);
+}
+
+TEST_CASE("Eight ranks' columns of a large model, a rank after the other, are kept in few pieces") {
+  constexpr uint64_t kTensors = 160, kRows = 8192, kPitch = 16384, kRanks = 8, kChunkRows = 512;
+  std::vector<TensorMeta> tensors;
+  for (uint64_t i = 0; i < kTensors; ++i) {
+    tensors.push_back({Cat("t", i), DType::kU8, {kRows, kPitch}, i * kRows * kPitch});
+  }
+  Told told{*ModelLayout::Create(std::move(tensors))};
+  CompletedBlocks completed;
+  for (uint64_t rank = 0; rank < kRanks; ++rank) {
+    const uint64_t bytes = kPitch / kRanks;
+    for (uint64_t row = 0; row < kTensors * kRows; row += kChunkRows) {
+      REQUIRE(
+          told.coverage.Add({row * kPitch + rank * bytes, bytes, kChunkRows, kPitch}, Content::kNew, completed).ok());
+    }
+    CHECK(told.coverage.pieces() <= 2 * kTensors);
+  }
+  CHECK(told.coverage.complete());
+  CHECK(completed.changed.size() == told.layout->block_count());
 }
 
 }  // namespace

@@ -35,13 +35,17 @@ Status ExpectDone(const Message& message) {
   return {ErrorCode::kProtocol, Cat("rank protocol: unexpected answer of type ", static_cast<int>(message.type))};
 }
 
-// Appends `range`, growing the last one when they touch: tensors are mostly told in order.
-void AppendMerged(std::vector<ByteRange>& ranges, const ByteRange& range) {
-  if (!ranges.empty() && ranges.back().end() == range.offset) {
-    ranges.back().bytes += range.bytes;
-  } else {
-    ranges.push_back(range);
+// Whether `next` goes on where `last` ends, with more bytes of its one row or with further rows; `last` is grown then.
+bool Continue(StridedRange& last, const StridedRange& next) {
+  if (last.rows == 1 && next.rows == 1 && next.offset == last.offset + last.row_bytes) {
+    last.row_bytes += next.row_bytes;
+    return true;
   }
+  const bool same_rows = last.rows > 1 && next.row_bytes == last.row_bytes &&
+                         (next.rows == 1 || next.pitch == last.pitch) &&
+                         next.offset == last.offset + last.rows * last.pitch;
+  if (same_rows) last.rows += next.rows;
+  return same_rows;
 }
 
 }  // namespace
@@ -139,7 +143,8 @@ Status RankClient::Replay() {
   if (body.half != told_.half) {
     return {ErrorCode::kAborted, Cat("version ", told_.version, " was lost with the agent; publish it again")};
   }
-  LS_RETURN_IF_ERROR(SendRanges(told_.version, told_.ranges));
+  LS_RETURN_IF_ERROR(SendRanges(RankMessage::kRanges, told_.version, told_.ranges));
+  LS_RETURN_IF_ERROR(SendRanges(RankMessage::kUnchanged, told_.version, told_.unchanged));
   if (!told_.committed) return OkStatus();
   LS_ASSIGN_OR_RETURN(const Message done, CallOnce(RankMessage::kCommit, AsBytes(VersionBody{told_.version})));
   return ExpectDone(done);
@@ -178,25 +183,33 @@ Result<std::byte*> RankClient::Begin(Version version) {
   return data(begun.half);
 }
 
-Status RankClient::SendRanges(Version version, std::span<const ByteRange> ranges) {
+Status RankClient::SendRanges(RankMessage type, Version version, std::span<const StridedRange> ranges) {
   while (!ranges.empty()) {
     const auto some = ranges.first(std::min(ranges.size(), kRangesPerMessage));
     ranges = ranges.subspan(some.size());
     Bytes body;
     Append(body, VersionBody{version});
-    for (const ByteRange& range : some) {
-      Append(body, range.offset);
-      Append(body, range.bytes);
-    }
-    LS_RETURN_IF_ERROR(SendMessage(connection_, RankMessage::kRanges, body, {}, options_.call_timeout));
+    AppendBytes(body, std::as_bytes(some));
+    LS_RETURN_IF_ERROR(SendMessage(connection_, type, body, {}, options_.call_timeout));
   }
   return OkStatus();
 }
 
-Status RankClient::RangesDone(std::span<const ByteRange> ranges) {
-  for (const ByteRange& range : ranges) AppendMerged(told_.ranges, range);
+Status RankClient::RangesDone(std::span<const StridedRange> ranges) {
+  return Tell(RankMessage::kRanges, ranges, told_.ranges);
+}
+
+Status RankClient::Unchanged(std::span<const StridedRange> ranges) {
+  return Tell(RankMessage::kUnchanged, ranges, told_.unchanged);
+}
+
+Status RankClient::Tell(RankMessage type, std::span<const StridedRange> ranges, std::vector<StridedRange>& told) {
+  // Shards are mostly told in order.
+  for (const StridedRange& range : ranges) {
+    if (told.empty() || !Continue(told.back(), range)) told.push_back(range);
+  }
   Status status =
-      connection_.valid() ? SendRanges(told_.version, ranges) : Status(ErrorCode::kUnavailable, "not connected");
+      connection_.valid() ? SendRanges(type, told_.version, ranges) : Status(ErrorCode::kUnavailable, "not connected");
   if (status.ok()) return status;
   connection_ = UnixConnection();
   // The replay after a reconnection tells all ranges, these among them.

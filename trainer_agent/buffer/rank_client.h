@@ -1,8 +1,10 @@
 // RankClient: one rank's side of the rank protocol. It runs inside the trainer's process: no threads, no exceptions.
 //
 // It remembers what it told of the last version, so that an agent killed at any moment can be told again: it reconnects
-// within the call that noticed, hands the segments back, and repeats BEGIN, RANGES and COMMIT where the new agent lacks
-// them. The bytes themselves are in the shared halves, which outlive the agent.
+// within the call that noticed, hands the segments back, and repeats BEGIN, RANGES, UNCHANGED and COMMIT where the new
+// agent lacks them. The bytes themselves are in the shared halves, which outlive the agent and are the same memory for
+// this object's whole life: what a rank has written into a half is there until a rank writes over it, whatever became
+// of the version.
 #pragma once
 
 #include <array>
@@ -39,9 +41,13 @@ class RankClient {
 
   // The data section of the half to fill. Errors as lockstep_begin (export_plugin/lockstep.h).
   Result<std::byte*> Begin(Version version);
-  Status RangesDone(std::span<const ByteRange> ranges);  // REQUIRES writing()
-  Status Commit();                                       // REQUIRES writing()
-  Status Abort();                                        // REQUIRES writing()
+  // These bytes are final. REQUIRES writing().
+  Status RangesDone(std::span<const StridedRange> ranges);
+  // These bytes are final and equal those of the other half, the version before; the agent need not compare them. It
+  // takes that on trust when it has that version, and else looks at them like any others. REQUIRES writing().
+  Status Unchanged(std::span<const StridedRange> ranges);
+  Status Commit();  // REQUIRES writing()
+  Status Abort();   // REQUIRES writing()
 
   bool writing() const { return told_.version != 0 && !told_.committed && !told_.given_up; }
   const RunId& run() const { return options_.run; }
@@ -49,12 +55,14 @@ class RankClient {
   const ModelLayout& layout() const { return *options_.layout; }
   // The data section being filled. REQUIRES writing().
   std::byte* write_data() { return data(told_.half); }
+  size_t half() const { return told_.half; }  // that is being filled, 0 or 1. REQUIRES writing()
 
  private:
   // What the agent was told of the last version begun.
   struct Told {
     Version version = 0;
-    std::vector<ByteRange> ranges;
+    std::vector<StridedRange> ranges;
+    std::vector<StridedRange> unchanged;
     bool committed = false;
     bool given_up = false;
     size_t half = 0;
@@ -74,7 +82,8 @@ class RankClient {
   Result<Message> CallOnce(RankMessage type, ByteView body);
   Result<Message> Exchange(RankMessage type, ByteView body);
   Status TryCommit();
-  Status SendRanges(Version version, std::span<const ByteRange> ranges);
+  Status Tell(RankMessage type, std::span<const StridedRange> ranges, std::vector<StridedRange>& told);
+  Status SendRanges(RankMessage type, Version version, std::span<const StridedRange> ranges);
 
   RankOptions options_;
   UnixConnection connection_;

@@ -30,7 +30,7 @@ Result<Message> ReceiveMessage(UnixConnection& connection, std::chrono::millisec
                                             kRankFormat, "; use matching releases of plugin and agent"));
   }
   if (header.type < static_cast<uint16_t>(RankMessage::kOpen) ||
-      header.type > static_cast<uint16_t>(RankMessage::kError)) {
+      header.type > static_cast<uint16_t>(RankMessage::kUnchanged)) {
     return Status(ErrorCode::kProtocol, Cat("rank protocol: unknown message type ", header.type));
   }
   if (header.body_bytes > kMaxRankBody) {

@@ -1,7 +1,8 @@
 // What ranks and the agent say to each other on the unix socket (FORMAT.md, "The rank protocol").
 //
 // Every message is a MessageHeader and `body_bytes` bytes. A rank sends OPEN first; BEGIN, COMMIT and ABORT are each
-// answered by one reply or an ERROR; RANGES are not answered, and what is wrong with them is told at the next COMMIT.
+// answered by one reply or an ERROR; RANGES and UNCHANGED are not answered, and what is wrong with them is told at the
+// next COMMIT.
 #pragma once
 
 #include <chrono>
@@ -18,21 +19,23 @@
 namespace lockstep {
 
 inline constexpr uint32_t kRankMagic = 0x4b52534c;  // "LSRK" as bytes
-inline constexpr uint16_t kRankFormat = 1;
+inline constexpr uint16_t kRankFormat = 2;
 inline constexpr uint32_t kMaxRankBody = 256u << 20;
 inline constexpr uint32_t kMaxRanks = 4096;
 
 enum class RankMessage : uint16_t {
-  kOpen = 1,    // OpenBody, model name, encoded layout; on reconnection the three segments' descriptors
-  kOpened = 2,  // OpenedBody; descriptors of control, half 0, half 1
-  kBegin = 3,   // VersionBody
-  kBegun = 4,   // BegunBody
-  kRanges = 5,  // VersionBody, then ByteRanges
-  kCommit = 6,  // VersionBody
-  kAbort = 7,   // VersionBody
-  kDone = 8,    // no body
-  kError = 9,   // ErrorBody, then a sentence
+  kOpen = 1,        // OpenBody, model name, encoded layout; on reconnection the three segments' descriptors
+  kOpened = 2,      // OpenedBody; descriptors of control, half 0, half 1
+  kBegin = 3,       // VersionBody
+  kBegun = 4,       // BegunBody
+  kRanges = 5,      // VersionBody, then StridedRanges: their bytes are final
+  kCommit = 6,      // VersionBody
+  kAbort = 7,       // VersionBody
+  kDone = 8,        // no body
+  kError = 9,       // ErrorBody, then a sentence
+  kUnchanged = 10,  // as kRanges: their bytes are final and equal those of the other half, the version before
 };
+static_assert(sizeof(StridedRange) == 32);
 
 struct MessageHeader {  // 16 bytes
   uint32_t magic = kRankMagic;

@@ -167,7 +167,8 @@ int lockstep_write(lockstep_model* model, size_t tensor, const void* source, siz
     }
     if (bytes == 0) return OkStatus();
     std::memcpy(model->client->write_data() + range.offset, source, bytes);
-    return model->client->RangesDone({&range, 1});
+    const StridedRange told = StridedRange::Plain(range);
+    return model->client->RangesDone({&told, 1});
   });
 }
 
@@ -175,8 +176,10 @@ int lockstep_ranges_done(lockstep_model* model, const lockstep_range* ranges, si
   return OnModel(model, [&]() -> Status {
     LS_RETURN_IF_ERROR(CheckWriting(*model));
     if (ranges == nullptr && count > 0) return {ErrorCode::kBadData, "ranges must be given"};
-    std::vector<ByteRange> converted;
-    for (size_t i = 0; i < count; ++i) converted.push_back({ranges[i].offset, ranges[i].bytes});
+    std::vector<StridedRange> converted;
+    for (size_t i = 0; i < count; ++i) {
+      converted.push_back(StridedRange::Plain({ranges[i].offset, ranges[i].bytes}));
+    }
     return model->client->RangesDone(converted);
   });
 }

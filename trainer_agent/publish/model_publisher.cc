@@ -203,16 +203,16 @@ void ModelPublisher::AbortDraft(const Status& reason) {
   changed_.notify_all();
 }
 
-void ModelPublisher::RangesDone(uint32_t rank, Version version, const std::vector<ByteRange>& ranges) {
+void ModelPublisher::RangesDone(uint32_t rank, Version version, std::span<const StridedRange> ranges, Content content) {
   std::lock_guard lock(mutex_);
   if (!draft_ || draft_->version != version || draft_->joined.count(rank) == 0) return;
-  std::vector<BlockIndex> ready;
-  for (const ByteRange& range : ranges) {
-    auto completed = draft_->coverage.Add(range);
-    if (!completed.ok()) return AbortDraft(completed.status().WithContext(Cat("rank ", rank)));
-    ready.insert(ready.end(), completed->begin(), completed->end());
+  CompletedBlocks completed;
+  for (const StridedRange& range : ranges) {
+    const Status added = draft_->coverage.Add(range, content, completed);
+    if (!added.ok()) return AbortDraft(added.WithContext(Cat("rank ", rank)));
   }
-  draft_->job->BlocksReady(std::move(ready));
+  draft_->job->BlocksReady(std::move(completed.changed));
+  draft_->job->BlocksUnchanged(std::move(completed.unchanged));
 }
 
 Status ModelPublisher::Commit(uint32_t rank, Version version) {
@@ -227,12 +227,12 @@ Status ModelPublisher::Commit(uint32_t rank, Version version) {
 }
 
 Status ModelPublisher::SealDraft() {
-  if (const auto missing = draft_->coverage.FirstMissing()) {
+  if (const auto first = draft_->coverage.FirstMissing()) {
     const ModelLayout& layout = *buffer_->layout();
     const Status reason{ErrorCode::kBadData,
-                        Cat("version ", draft_->version, " of model ", buffer_->model(), ": ", missing->bytes,
-                            " bytes from ", missing->offset, " on were never written, the first of them in tensor \"",
-                            layout.tensors()[layout.TensorAt(missing->offset)].name, "\"")};
+                        Cat("version ", draft_->version, " of model ", buffer_->model(), ": ",
+                            draft_->coverage.missing_bytes(), " bytes were never written, the first of them at ",
+                            *first, ", in tensor \"", layout.tensors()[layout.TensorAt(*first)].name, "\"")};
     AbortDraft(reason);
     return reason;
   }
@@ -262,6 +262,7 @@ void ModelPublisher::FinishVersion(DeltaOutput output) {
        {"run", ToHex(buffer_->run())},
        {"version", draft.version},
        {"changed_blocks", output.blocks.size()},
+       {"unread_blocks", output.blocks_unread},
        {"diff_tail_s", static_cast<double>(UnixNanos() - draft.committed_unix_ns) * 1e-9}});
   std::lock_guard lock(mutex_);
   finished_ = true;

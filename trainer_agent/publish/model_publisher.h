@@ -13,6 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 
 #include "common/base/worker_pool.h"
@@ -51,8 +52,9 @@ class ModelPublisher {
   // done with an earlier one, for the other ranks. kState: not greater than every version of the run, or joined
   // already. kCancelled after Stop().
   Result<size_t> Begin(uint32_t rank, Version version);
-  // What is wrong with the ranges ends the draft; the next Commit tells.
-  void RangesDone(uint32_t rank, Version version, const std::vector<ByteRange>& ranges);
+  // What is wrong with the ranges ends the draft; the next Commit tells. A block of which every byte is told as
+  // unchanged is not looked at, when the half before is there to be equal to.
+  void RangesDone(uint32_t rank, Version version, std::span<const StridedRange> ranges, Content content);
   // kBadData: bytes are missing or were told twice. kAborted: another rank ended the version. kState: not begun.
   Status Commit(uint32_t rank, Version version);
   Status Abort(uint32_t rank, Version version);

@@ -105,7 +105,13 @@ class Host {
 // Fills [offset, offset + bytes) with `value` and tells it.
 inline void Write(RankClient& rank, std::byte* data, ByteRange range, int value) {
   std::memset(data + range.offset, value, range.bytes);
-  REQUIRE(rank.RangesDone({&range, 1}).ok());
+  const StridedRange told = StridedRange::Plain(range);
+  REQUIRE(rank.RangesDone({&told, 1}).ok());
+}
+
+inline void TellUnchanged(RankClient& rank, ByteRange range) {
+  const StridedRange told = StridedRange::Plain(range);
+  REQUIRE(rank.Unchanged({&told, 1}).ok());
 }
 
 inline void Publish(RankClient& rank, Version version, int value) {
@@ -113,6 +119,24 @@ inline void Publish(RankClient& rank, Version version, int value) {
   REQUIRE(data.ok());
   Write(rank, *data, {0, 120000}, value);
   REQUIRE(rank.Commit().ok());
+}
+
+// Fills the columns of `range` with `value` and tells them.
+inline void WriteRows(RankClient& rank, std::byte* data, const StridedRange& range, int value) {
+  for (uint64_t row = 0; row < range.rows; ++row) {
+    std::memset(data + range.offset + row * range.pitch, value, range.row_bytes);
+  }
+  REQUIRE(rank.RangesDone({&range, 1}).ok());
+}
+
+// Whether `version` is served with exactly the hashes of `bytes`.
+inline bool HasBytes(const ServedVersion& served, const std::vector<std::byte>& bytes) {
+  for (size_t block = 0; block < served.manifest->block_hashes.size(); ++block) {
+    const size_t offset = block * 4096;
+    const ByteView view = ByteView(bytes).subspan(offset, std::min<size_t>(4096, bytes.size() - offset));
+    if (served.manifest->block_hashes[block] != BlockHash(view)) return false;
+  }
+  return true;
 }
 
 inline std::byte FirstByte(ServedRun& run, Version version) {

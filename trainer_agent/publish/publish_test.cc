@@ -74,6 +74,76 @@ TEST_CASE("A byte told twice ends the version, told at commit") {
   host.Await(2);
 }
 
+TEST_CASE("Ranks that write columns of the same tensors tell them as rows, and the version has every byte") {
+  Host host;
+  const auto zero = host.Connect(0, 2);
+  const auto one = host.Connect(1, 2);
+  for (Version version = 1; version <= 3; ++version) {
+    const auto data = zero->Begin(version);
+    REQUIRE(data.ok());
+    CHECK(zero->half() == (version + 1) % 2);
+    REQUIRE(one->Begin(version).ok());
+    WriteRows(*zero, *data, {0, 50, 1200, 100}, static_cast<int>(version));
+    REQUIRE(zero->Commit().ok());
+    WriteRows(*one, *data, {50, 50, 1200, 100}, 7);
+    REQUIRE(one->Commit().ok());
+    Bytes expected(120000, std::byte{7});
+    for (size_t i = 0; i < expected.size(); ++i) {
+      if (i % 100 < 50) expected[i] = static_cast<std::byte>(version);
+    }
+    CHECK(HasBytes(host.Await(version), expected));
+  }
+  CHECK(host.run().deltas().RouteFrom(2, 120000).changed_elements() == 30000);
+}
+
+TEST_CASE("Blocks told as unchanged are not looked at, and mixed ones are") {
+  Host host;
+  const auto rank = host.Connect();
+  Publish(*rank, 1, 1);
+  const ServedVersion first = host.Await(1);
+  const auto data = rank->Begin(2);
+  REQUIRE(data.ok());
+  std::memset(*data, 1, 120000);
+  TellUnchanged(*rank, {0, 50000});
+  Write(*rank, *data, {50000, 70000}, 2);
+  // Wrong on purpose, in blocks 0 and 12: only the one that shares its block with new bytes is looked at.
+  (*data)[100] = std::byte{9};
+  (*data)[49999] = std::byte{9};
+  REQUIRE(rank->Commit().ok());
+  const ServedVersion second = host.Await(2);
+  Bytes expected(*data, *data + 120000);
+  CHECK_FALSE(HasBytes(second, expected));
+  expected[100] = std::byte{1};
+  CHECK(HasBytes(second, expected));
+  CHECK(second.manifest->block_hashes[0] == first.manifest->block_hashes[0]);
+  const DeltaRoute route = host.run().deltas().RouteFrom(1, 120000);
+  REQUIRE(route.steps.size() == 1);
+  REQUIRE(route.steps[0]->entries().size() == 18);
+  CHECK(route.steps[0]->entries()[0].block == 12);
+}
+
+TEST_CASE("The first version has nothing to be unchanged from: the hint is ignored") {
+  Host host;
+  const auto rank = host.Connect();
+  const auto data = rank->Begin(1);
+  REQUIRE(data.ok());
+  std::memset(*data, 5, 120000);
+  TellUnchanged(*rank, {0, 120000});
+  REQUIRE(rank->Commit().ok());
+  CHECK(HasBytes(host.Await(1), Bytes(120000, std::byte{5})));
+}
+
+TEST_CASE("A byte told both as new and as unchanged ends the version") {
+  Host host;
+  const auto rank = host.Connect();
+  Publish(*rank, 1, 1);
+  const auto data = rank->Begin(2);
+  REQUIRE(data.ok());
+  Write(*rank, *data, {0, 120000}, 1);
+  TellUnchanged(*rank, {100, 2});
+  CHECK(rank->Commit().message().find("told twice") != std::string::npos);
+}
+
 TEST_CASE("A rank that vanishes ends the version for all, and what was served stays served") {
   Host host;
   auto zero = host.Connect(0, 2);
@@ -142,6 +212,28 @@ TEST_CASE("Versions above the limit are refused") {
   CHECK(rank->Begin(kMaxVersion + 1).status().code() == ErrorCode::kBadData);
   Publish(*rank, kMaxVersion, 1);
   host.Await(kMaxVersion);
+}
+
+TEST_CASE("Rows outside the model end the version, and half a range ends the connection") {
+  Host host;
+  const auto rank = host.Connect();
+  REQUIRE(rank->Begin(1).ok());
+  const StridedRange outside{0, 50, ~uint64_t{0}, 100};
+  REQUIRE(rank->RangesDone({&outside, 1}).ok());
+  CHECK(rank->Commit().message().find("outside the data section") != std::string::npos);
+  const auto layout = Layout();
+  Bytes open;
+  Append(open, OpenBody{.ranks = 1, .model_bytes = 5, .layout_bytes = static_cast<uint32_t>(layout->encoded().size())});
+  AppendBytes(open, AsBytes(std::string_view("other")));
+  AppendBytes(open, layout->encoded());
+  auto raw = UnixConnect(host.socket(), milliseconds(1000));
+  REQUIRE(raw.ok());
+  REQUIRE(SendMessage(*raw, RankMessage::kOpen, open, {}, milliseconds(1000)).ok());
+  REQUIRE(ReceiveMessage(*raw, milliseconds(5000))->type == RankMessage::kOpened);
+  REQUIRE(SendMessage(*raw, RankMessage::kUnchanged, Bytes(8 + 31), {}, milliseconds(1000)).ok());
+  const auto answer = ReceiveMessage(*raw, milliseconds(5000));
+  REQUIRE(answer.ok());
+  CHECK(DecodeError(answer->body).message().find("malformed ranges") != std::string::npos);
 }
 
 TEST_CASE("Foreign bytes on the socket are refused and disturb nobody") {

@@ -47,15 +47,12 @@ Status SendOutcome(UnixConnection& connection, const Status& status) {
   return SendMessage(connection, RankMessage::kError, EncodeError(status), {}, kMessageTimeout);
 }
 
-Result<std::vector<ByteRange>> ParseRanges(ByteReader reader) {
-  std::vector<ByteRange> ranges;
-  while (!reader.empty()) {
-    ByteRange range;
-    if (!reader.Take(range.offset) || !reader.Take(range.bytes)) {
-      return Status(ErrorCode::kProtocol, "rank protocol: malformed RANGES");
-    }
-    ranges.push_back(range);
+Result<std::vector<StridedRange>> ParseRanges(ByteReader reader) {
+  if (reader.rest().size() % sizeof(StridedRange) != 0) {
+    return Status(ErrorCode::kProtocol, "rank protocol: malformed ranges");
   }
+  std::vector<StridedRange> ranges(reader.rest().size() / sizeof(StridedRange));
+  for (StridedRange& range : ranges) reader.Take(range);
   return ranges;
 }
 
@@ -73,9 +70,11 @@ Status HandleMessage(UnixConnection& connection, ModelPublisher& publisher, uint
       return SendMessage(connection, RankMessage::kBegun, AsBytes(BegunBody{.half = static_cast<uint32_t>(*half)}), {},
                          kMessageTimeout);
     }
-    case RankMessage::kRanges: {
+    case RankMessage::kRanges:
+    case RankMessage::kUnchanged: {
       LS_ASSIGN_OR_RETURN(const auto ranges, ParseRanges(reader));
-      publisher.RangesDone(rank, body.version, ranges);
+      publisher.RangesDone(rank, body.version, ranges,
+                           message.type == RankMessage::kRanges ? Content::kNew : Content::kUnchanged);
       return OkStatus();
     }
     case RankMessage::kCommit:

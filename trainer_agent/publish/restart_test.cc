@@ -65,13 +65,63 @@ TEST_CASE("An agent that is restarted in the middle of a version is told it agai
     host.Stop();
     std::memset(*data + 50000, 2, 70000);
     host.Start();
-    const ByteRange rest{50000, 70000};
+    const StridedRange rest{50000, 70000};
     REQUIRE(rank->RangesDone({&rest, 1}).ok());
     REQUIRE(rank->Commit().ok());
     host.Await(2);
     CHECK(FirstByte(host.run(), 2) == std::byte{2});
     CHECK(host.run().deltas().RouteFrom(1, 120000).steps.size() == 1);
   }
+}
+
+TEST_CASE("Rows and unchanged bytes are told again to a restarted agent") {
+  for (const bool memfd : {false, true}) {
+    Host host(memfd);
+    const auto rank = host.Connect();
+    Publish(*rank, 1, 1);
+    host.Await(1);
+    const auto data = rank->Begin(2);
+    REQUIRE(data.ok());
+    const size_t half = rank->half();
+    std::memset(*data, 1, 120000);
+    TellUnchanged(*rank, {0, 40960});
+    (*data)[4] = std::byte{9};  // wrong on purpose: it shows whether the block is looked at
+    for (uint64_t row = 0; row < 400; row += 100) WriteRows(*rank, *data, {40960 + row * 100, 50, 100, 100}, 2);
+    host.Stop();
+    host.Start();
+    WriteRows(*rank, *data, {41010, 50, 400, 100}, 3);
+    Write(*rank, *data, {80960, 39040}, 4);
+    CHECK(rank->half() == half);
+    REQUIRE(rank->Commit().ok());
+    Bytes expected(*data, *data + 120000);
+    expected[4] = std::byte{1};
+    CHECK(HasBytes(host.Await(2), expected));
+  }
+}
+
+TEST_CASE("A restarted agent that dropped the version before looks at what is told as unchanged") {
+  Host host;
+  const auto rank = host.Connect();
+  Publish(*rank, 1, 1);
+  host.Await(1);
+  const auto base = rank->Begin(2);
+  REQUIRE(base.ok());
+  Write(*rank, *base, {0, 120000}, 1);
+  REQUIRE(rank->Commit().ok());
+  host.Await(2);
+  const auto data = rank->Begin(3);
+  REQUIRE(data.ok());
+  std::memset(*data, 1, 120000);
+  TellUnchanged(*rank, {0, 60000});
+  (*data)[4] = std::byte{9};  // wrong on purpose: it shows whether the block is looked at
+  host.Stop();
+  (*base)[77] ^= std::byte{1};
+  host.Start();
+  Write(*rank, *data, {60000, 60000}, 3);
+  REQUIRE(rank->Commit().ok());
+  CHECK(HasBytes(host.Await(3), Bytes(*data, *data + 120000)));
+  std::byte block[4096];
+  CHECK(host.run().ReadBlock(2, true, 0, block).status().code() == ErrorCode::kState);
 }
 
 TEST_CASE("A commit that cannot reach the agent fails, and the next version works once it is back") {
