@@ -1,0 +1,130 @@
+// For tests of layouts: random shapes, tilings and relations, and what a relation means, element by element.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "common/layout/piece.h"
+
+namespace lockstep {
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : engine_(seed) {}
+
+  // From low to high, both included.
+  uint64_t Between(uint64_t low, uint64_t high) { return low + engine_() % (high - low + 1); }
+  bool OneIn(uint64_t count) { return engine_() % count == 0; }
+  template <typename T>
+  void Shuffle(std::vector<T>& items) {
+    std::shuffle(items.begin(), items.end(), engine_);
+  }
+  Extents Shape(size_t rank, uint64_t most) {
+    Extents shape(rank);
+    for (uint64_t& size : shape) size = Between(1, most);
+    return shape;
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+inline constexpr uint64_t kNoElement = ~uint64_t{0};
+
+// Calls visit(start + index) for every index of a box, in row-major order.
+template <typename Visit>
+void ForEachIndex(const Extents& size, Visit visit) {
+  if (ElementCount(size) == 0) return;
+  Extents index(size.size());
+  for (;;) {
+    visit(static_cast<const Extents&>(index));
+    size_t k = size.size();
+    while (k > 0 && ++index[k - 1] == size[k - 1]) index[--k] = 0;
+    if (k == 0) return;
+  }
+}
+
+inline uint64_t FlatIndex(const Extents& shape, const Extents& start, const Extents& index) {
+  uint64_t flat = 0;
+  for (size_t k = 0; k < shape.size(); ++k) flat = flat * shape[k] + start[k] + index[k];
+  return flat;
+}
+
+// For every element of B the element of A that it is, or kNoElement.
+inline std::vector<uint64_t> ElementMap(const Pieces& pieces, const Extents& a, const Extents& b) {
+  std::vector<uint64_t> map(ElementCount(b), kNoElement);
+  for (const Piece& piece : pieces) {
+    ForEachIndex(piece.size, [&](const Extents& index) {
+      map[FlatIndex(b, piece.target, index)] = FlatIndex(a, piece.source, index);
+    });
+  }
+  return map;
+}
+
+// Boxes (source = target) that tile `shape`: each grows from the first free element by a random number of steps, so
+// that tilings which no straight cut divides occur too.
+inline Pieces RandomTiling(Random& random, const Extents& shape) {
+  std::vector<bool> taken(ElementCount(shape));
+  Pieces boxes;
+  const auto is_free = [&](const Extents& start, const Extents& size) {
+    bool free = true;
+    ForEachIndex(size, [&](const Extents& index) { free = free && !taken[FlatIndex(shape, start, index)]; });
+    return free;
+  };
+  ForEachIndex(shape, [&](const Extents& start) {
+    if (taken[FlatIndex(shape, start, Extents(shape.size()))]) return;
+    Extents size(shape.size(), 1);
+    for (uint64_t step = random.Between(0, 12); step > 0 && !shape.empty(); --step) {
+      const size_t k = random.Between(0, shape.size() - 1);
+      Extents larger = size;
+      ++larger[k];
+      if (start[k] + larger[k] <= shape[k] && is_free(start, larger)) size = larger;
+    }
+    ForEachIndex(size, [&](const Extents& index) { taken[FlatIndex(shape, start, index)] = true; });
+    boxes.push_back({start, start, size});
+  });
+  random.Shuffle(boxes);
+  return boxes;
+}
+
+// Some boxes of A at places of B that are free.
+inline Pieces RandomRelation(Random& random, const Extents& a, const Extents& b) {
+  Pieces relation;
+  std::vector<bool> taken(ElementCount(b));
+  for (Piece piece : RandomTiling(random, a)) {
+    bool free = true;
+    for (size_t k = 0; k < b.size(); ++k) {
+      free = free && piece.size[k] <= b[k];
+      if (free && !random.OneIn(3)) piece.target[k] = random.Between(0, b[k] - piece.size[k]);
+      free = free && piece.target[k] + piece.size[k] <= b[k];
+    }
+    if (!free) continue;
+    ForEachIndex(piece.size, [&](const Extents& index) { free = free && !taken[FlatIndex(b, piece.target, index)]; });
+    if (!free) continue;
+    ForEachIndex(piece.size, [&](const Extents& index) { taken[FlatIndex(b, piece.target, index)] = true; });
+    relation.push_back(std::move(piece));
+  }
+  return relation;
+}
+
+// The same relation, cut at random and in random order.
+inline Pieces Shattered(Random& random, const Pieces& pieces) {
+  Pieces shards;
+  for (const Piece& piece : pieces) {
+    for (const Piece& box : RandomTiling(random, piece.size)) {
+      Piece shard = box;
+      for (size_t k = 0; k < box.size.size(); ++k) {
+        shard.source[k] += piece.source[k];
+        shard.target[k] += piece.target[k];
+      }
+      shards.push_back(std::move(shard));
+    }
+  }
+  random.Shuffle(shards);
+  return shards;
+}
+
+}  // namespace lockstep
