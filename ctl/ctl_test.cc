@@ -27,7 +27,8 @@ v1::Held HeldVersion(uint64_t version) {
 }
 
 Bytes EncodedLayout() {
-  const auto layout = ModelLayout::Create({{.name = "w", .dtype = DType::kBF16, .shape = {4, 8}, .offset = 0}});
+  const auto layout = ModelLayout::Create({{.name = "w", .dtype = DType::kBF16, .shape = {4, 8}, .offset = 0}},
+                                          kDefaultBlockBytes, {{"adapter_config.json", "{}"}});
   REQUIRE(layout.ok());
   return (*layout)->encoded();
 }
@@ -203,12 +204,14 @@ TEST_CASE("versions lists the deltas of an agent and the replicas of a receiver"
   CHECK(Json::parse(fleet.Receiver({"versions", "--json"}).text)[0]["current"]["version"] == 7);
 }
 
-TEST_CASE("layout names every tensor") {
+TEST_CASE("layout names every tensor and attachment") {
   Fleet fleet;
   CHECK(Has(fleet.Agent({"layout"}).text, "BF16"));
   const Json json = Json::parse(fleet.Agent({"layout", "--model", "actor", "--json"}).text);
   CHECK(json["tensors"][0] ==
         Json({{"name", "w"}, {"dtype", "BF16"}, {"shape", {4, 8}}, {"offset", 0}, {"bytes", 64}}));
+  CHECK(json["attachments"] == Json::array({{{"name", "adapter_config.json"}, {"bytes", 2}}}));
+  CHECK(Has(fleet.Agent({"layout"}).text, "with adapter_config.json, 2 B"));
 }
 
 TEST_CASE("verify of a damaged agent fails and names the tensors") {

@@ -98,11 +98,13 @@ Json ToJson(const ModelLayout& layout) {
                        {"offset", tensor.offset},
                        {"bytes", layout.tensor_bytes(i)}});
   }
-  return {{"digest", ToHex(layout.digest())},
-          {"data_bytes", layout.data_bytes()},
-          {"block_bytes", layout.block_bytes()},
-          {"blocks", layout.block_count()},
-          {"tensors", std::move(tensors)}};
+  Json attachments = Json::array();
+  for (const auto& [name, text] : layout.attachments()) {
+    attachments.push_back({{"name", name}, {"bytes", text.size()}});
+  }
+  return {{"digest", ToHex(layout.digest())},    {"data_bytes", layout.data_bytes()},
+          {"block_bytes", layout.block_bytes()}, {"blocks", layout.block_count()},
+          {"tensors", std::move(tensors)},       {"attachments", std::move(attachments)}};
 }
 
 std::string Dump(const Json& json) {

@@ -146,9 +146,13 @@ std::string LayoutText(const ModelLayout& layout) {
     table.AddRow({tensor.name, std::string(FindDType(tensor.dtype)->name), "[" + shape + "]", Cat(tensor.offset),
                   Cat(layout.tensor_bytes(i))});
   }
+  std::string attachments;
+  for (const auto& [name, text] : layout.attachments()) {
+    attachments += Cat("with ", name, ", ", HumanBytes(text.size()), "\n");
+  }
   return Cat(table.ToString(), layout.tensors().size(), " tensors, ", HumanBytes(layout.data_bytes()), " in ",
              layout.block_count(), " blocks of ", HumanBytes(layout.block_bytes()), ", digest ", ToHex(layout.digest()),
-             "\n");
+             "\n", attachments);
 }
 
 std::string LineOf(const v1::VersionEvent& event) {

@@ -170,7 +170,8 @@ class Receiver(Served):
         return self.root / model / "current"
 
     def file(self, model: str = MODEL) -> Path:
-        return self.published(model) / "model.safetensors"
+        adapter = self.published(model) / "adapter_model.safetensors"
+        return adapter if adapter.exists() else self.published(model) / "model.safetensors"
 
     def wait_for(self, tensors, model: str = MODEL, timeout_s: float = 30) -> None:
         """Until the published file holds exactly `tensors`, bit for bit."""
