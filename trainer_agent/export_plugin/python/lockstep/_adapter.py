@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Iterable, Tuple
 
 from lockstep._errors import BadDataError
+from lockstep._fsdp import sharded_parameters
 from lockstep._parts import Shard, ShardsPart, exported_dtype
 
 CONFIG_FILE = "adapter_config.json"
@@ -35,21 +36,34 @@ class AdapterPart(ShardsPart):
         self._model = model
         self._adapter_name = adapter_name
         self._dtype = dtype
+        self._names = self._saved_names()
 
     def attachments(self) -> "dict[str, str]":
         with tempfile.TemporaryDirectory() as directory:
             self._model.peft_config[self._adapter_name].save_pretrained(directory)
             config = json.loads(Path(directory, CONFIG_FILE).read_text(encoding="utf-8"))
         config["inference_mode"] = True
+        for key, value in config.items():  # PEFT writes sets, in an order that differs from rank to rank
+            if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
+                config[key] = sorted(value)
         return {CONFIG_FILE: json.dumps(config, indent=2, sort_keys=True)}
 
-    def _adapter_tensors(self) -> "Iterable[Tuple[str, Any]]":
+    def _saved_names(self) -> "dict[str, str]":
+        """Parameter's name -> the name it is saved under. Asked once: PEFT may look on the Hub to answer."""
         from peft import get_peft_model_state_dict
 
-        from lockstep._fsdp import sharded_parameters
-
         state = dict(sharded_parameters(self._model))
-        return get_peft_model_state_dict(self._model, state_dict=state, adapter_name=self._adapter_name).items()
+        saved = get_peft_model_state_dict(self._model, state_dict=dict(state), adapter_name=self._adapter_name)
+        names = {id(tensor): name for name, tensor in saved.items()}
+        found = {parameter: names.pop(id(tensor)) for parameter, tensor in state.items() if id(tensor) in names}
+        if names:
+            raise BadDataError(f"PEFT saves {', '.join(names.values())}, which are no parameters of the model")
+        return found
+
+    def _adapter_tensors(self) -> "Iterable[Tuple[str, Any]]":
+        return [
+            (self._names[name], tensor) for name, tensor in sharded_parameters(self._model) if name in self._names
+        ]
 
     def _describe_tensor(self, name: str, tensor: Any) -> Shard:
         from lockstep._dtensors import shard_of

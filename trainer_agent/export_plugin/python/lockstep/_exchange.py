@@ -1,12 +1,14 @@
 """Exchange over torch.distributed: how buckets of ranks on other hosts reach a rank beside the agent."""
 
 import ctypes
+import datetime
 import itertools
 from typing import Any
 
 from lockstep import _library
 
 _UNAVAILABLE = 8
+_TIMEOUT_MS = 600_000
 
 
 class TorchExchange:
@@ -14,15 +16,19 @@ class TorchExchange:
 
     Gloo moves the library's host memory in place. A group that has only NCCL goes through GPU memory, one bucket's
     worth for each transfer. ``peer`` numbers are ranks of ``group``. Calls come from the publishing thread only.
+
+    ``timeout_ms``: how long a transfer may take; 0: 10 minutes. A peer that dies between messages is noticed at once, in
+    the middle of one only by this; either way the group is broken.
     """
 
-    def __init__(self, group: Any = None) -> None:
+    def __init__(self, group: Any = None, timeout_ms: int = 0) -> None:
         import torch
         import torch.distributed
 
         self._torch = torch
         self._distributed = torch.distributed
         self._group = group
+        self._timeout = datetime.timedelta(milliseconds=timeout_ms or _TIMEOUT_MS)
         self._through_gpu = self._has_only_nccl()
         self._transfers: "dict[int, tuple[Any, Any, Any]]" = {}  # work, host tensor, GPU tensor to copy back from
         self._numbers = itertools.count(1)
@@ -62,7 +68,7 @@ class TorchExchange:
 
     def _finish(self, transfer: int) -> None:
         work, host, incoming = self._transfers.pop(transfer)
-        work.wait()
+        work.wait(self._timeout)
         if incoming is not None:
             host.copy_(incoming)
         elif self._through_gpu:

@@ -73,7 +73,7 @@ class Exporter:
         beside = Path(socket).is_socket() if beside_agent is None else beside_agent
         ranks = gather({"format": SHEET_FORMAT, "beside_agent": beside, "parts": [p.sheet() for p in parts]}, group)
         self._sheets = ranks.sheets
-        self._exchange = _exchange_for(ranks, group)
+        self._exchange = _exchange_for(ranks, group, call_timeout_ms)
         options = _library.CExporterOptions(
             abi_version=_library.ABI_VERSION,
             socket_path=os.fsencode(socket),
@@ -268,14 +268,14 @@ def _initialised_distributed() -> Any:
     return distributed if distributed.is_available() and distributed.is_initialized() else None
 
 
-def _exchange_for(ranks: Ranks, group: Any) -> Any:
+def _exchange_for(ranks: Ranks, group: Any, timeout_ms: int) -> Any:
     if all(json.loads(sheet)["beside_agent"] for sheet in ranks.sheets):
         return None
     if len(ranks.sheets) == 1:
         return None  # nobody beside the agent: the library says so
     from lockstep._exchange import TorchExchange
 
-    return TorchExchange(group)
+    return TorchExchange(group, timeout_ms)
 
 
 def _wait_for_gpu(tensors: "Sequence[LocalTensor]") -> None:
