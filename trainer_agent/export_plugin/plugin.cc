@@ -1,12 +1,13 @@
-// The C ABI over RankClient: checks arguments, converts types, keeps the last error. Nothing is thrown past it.
+// The C ABI over RankClient, the upper half of lockstep.h: checks arguments, converts types, keeps the last error.
+// Nothing is thrown past it.
 #include <cstring>
 #include <memory>
-#include <new>
 #include <string>
 #include <unordered_map>
 
 #include "common/base/text.h"
 #include "trainer_agent/buffer/rank_client.h"
+#include "trainer_agent/export_plugin/abi.h"
 #include "trainer_agent/export_plugin/lockstep.h"
 
 using namespace lockstep;  // NOLINT: this file is the library's outer face
@@ -21,33 +22,13 @@ struct lockstep_model {
 
 namespace {
 
-std::string& OpenError() {
-  thread_local std::string error;
-  return error;
-}
-
-// Runs `body`, turning its error, and anything thrown below (bad_alloc), into a code and a sentence.
-template <typename Body>
-int Guarded(std::string& error, Body body) {
-  Status status;
-  try {
-    status = body();
-  } catch (const std::bad_alloc&) {
-    status = Status(ErrorCode::kResourceExhausted, "out of memory");
-  } catch (const std::exception& problem) {
-    status = Status(ErrorCode::kInternal, problem.what());
-  }
-  error = status.message();
-  return static_cast<int>(status.code());
-}
-
 template <typename Body>
 int OnModel(lockstep_model* model, Body body) {
   if (model == nullptr) {
-    OpenError() = "the model handle is null";
+    abi::ThreadError() = "the model handle is null";
     return LOCKSTEP_BAD_DATA;
   }
-  return Guarded(model->error, body);
+  return abi::Guarded(model->error, body);
 }
 
 Status CheckWriting(const lockstep_model& model) {
@@ -74,10 +55,6 @@ Result<TensorMeta> ConvertTensor(const lockstep_tensor& tensor, size_t position)
                     .offset = tensor.offset};
 }
 
-std::chrono::milliseconds Timeout(uint32_t given_ms, uint32_t default_ms) {
-  return std::chrono::milliseconds(given_ms == 0 ? default_ms : given_ms);
-}
-
 Result<RankOptions> ConvertOptions(const lockstep_open_options& options) {
   if (options.abi_version != LOCKSTEP_ABI_VERSION) {
     return Status(ErrorCode::kProtocol,
@@ -100,17 +77,13 @@ Result<RankOptions> ConvertOptions(const lockstep_open_options& options) {
                         .model = options.model,
                         .rank = options.rank,
                         .ranks = options.ranks,
-                        .connect_timeout = Timeout(options.connect_timeout_ms, 10'000),
-                        .reconnect_timeout = Timeout(options.reconnect_timeout_ms, 60'000),
-                        .call_timeout = Timeout(options.call_timeout_ms, 600'000)};
-  LS_ASSIGN_OR_RETURN(Attachments attachments,
-                      ParseAttachments(options.attachments == nullptr ? "" : options.attachments));
+                        .connect_timeout = abi::Timeout(options.connect_timeout_ms, 10'000),
+                        .reconnect_timeout = abi::Timeout(options.reconnect_timeout_ms, 60'000),
+                        .call_timeout = abi::Timeout(options.call_timeout_ms, 600'000)};
+  LS_ASSIGN_OR_RETURN(Attachments attachments, ParseAttachments(abi::TextOrEmpty(options.attachments)));
   LS_ASSIGN_OR_RETURN(converted.layout,
                       ModelLayout::Create(std::move(tensors), kDefaultBlockBytes, std::move(attachments)));
-  if (options.run != nullptr) {
-    LS_ASSIGN_OR_RETURN(const auto run, HexDecode16(options.run));
-    converted.run = RunId{run};
-  }
+  LS_ASSIGN_OR_RETURN(converted.run, abi::ParseRun(options.run));
   return converted;
 }
 
@@ -143,7 +116,7 @@ extern "C" {
 
 int lockstep_open(const lockstep_open_options* options, lockstep_model** model) {
   if (model != nullptr) *model = nullptr;
-  return Guarded(OpenError(), [&] { return Open(options, model); });
+  return abi::Guarded(abi::ThreadError(), [&] { return Open(options, model); });
 }
 
 int lockstep_begin(lockstep_model* model, uint64_t version, void** data) {
@@ -215,7 +188,7 @@ void lockstep_close(lockstep_model* model) {
 }
 
 const char* lockstep_last_error(const lockstep_model* model) {
-  return model == nullptr ? OpenError().c_str() : model->error.c_str();
+  return model == nullptr ? abi::ThreadError().c_str() : model->error.c_str();
 }
 
 const char* lockstep_version(void) {

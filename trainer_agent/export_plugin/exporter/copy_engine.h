@@ -1,6 +1,7 @@
 // CopyEngine: runs strided copies between memories that this process can reach.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <span>
 
@@ -10,14 +11,17 @@
 
 namespace lockstep {
 
-enum class Conversion32 : uint8_t { kNone, kF32ToBF16 };
+// What happens to elements on the way.
+enum class ElementConversion : uint8_t { kNone, kF32ToBF16, kBF16ToF32 };
+
+ElementBytes ElementsOf(ElementConversion conversion);  // 1 and 1 where bytes stay as they are
 
 // One copy with the memories it is relative to.
 struct PlacedCopy {
   const std::byte* source = nullptr;  // what source_offset counts from
   std::byte* target = nullptr;
   StridedCopy copy;
-  Conversion32 conversion = Conversion32::kNone;
+  ElementConversion conversion = ElementConversion::kNone;
 };
 
 // Not thread-safe.

@@ -14,17 +14,15 @@
 
 #include <chrono>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "common/base/ids.h"
-#include "common/base/worker_pool.h"
 #include "common/layout/copy_plan.h"
-#include "common/layout/strided_copy.h"
-#include "trainer_agent/buffer/rank_client.h"
-#include "trainer_agent/export_plugin/exporter/copy_engine.h"
+#include "common/model/layout.h"
 #include "trainer_agent/export_plugin/exporter/exchange.h"
-#include "trainer_agent/export_plugin/plan/sheet.h"
+#include "trainer_agent/export_plugin/exporter/local_tensor.h"
 
 namespace lockstep {
 
@@ -32,19 +30,11 @@ inline constexpr uint64_t kDefaultBucketBytes = uint64_t{512} << 20;
 inline constexpr uint64_t kUnifiedMemoryBucketBytes = uint64_t{64} << 20;  // at most, where CPU and GPU share memory
 inline constexpr uint64_t kMinBucketBytes = uint64_t{1} << 20;
 
-// A local tensor's memory, in the order of the rank's sheet.
-struct LocalTensor {
-  std::string name;  // as in the sheet
-  DType dtype = DType::kBF16;
-  Extents shape;
-  Extents strides;  // in elements; must not overlap
-  const void* address = nullptr;
-};
-
 struct ExporterOptions {
   std::string socket_path;
   std::string model;
   std::vector<std::string> sheets;  // of all ranks
+  Attachments attachments;          // that belong to the model
   uint32_t rank = 0;
   std::vector<LocalTensor> locals;
   bool convert = false;  // allow F32 tensors to be exported as BF16, rounded to nearest even; else a dtype must match
@@ -85,7 +75,8 @@ class Exporter {
   const ModelLayout& layout() const;
   const CopyPlan& plan() const;
   const PublishStats& stats() const;
-  RunId run() const;  // zero on a rank that does not talk to the agent
+  bool writes() const;  // whether this rank talks to the agent
+  RunId run() const;    // zero on a rank that does not talk to the agent
   Version committed_version() const;
 
  private:

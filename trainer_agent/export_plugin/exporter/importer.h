@@ -1,10 +1,11 @@
 // Import: the inverse plan. Reads a HuggingFace checkpoint into this rank's training tensors.
 #pragma once
 
+#include <cstdint>
+#include <span>
 #include <string>
-#include <vector>
 
-#include "trainer_agent/export_plugin/exporter/exporter.h"
+#include "trainer_agent/export_plugin/exporter/local_tensor.h"
 
 namespace lockstep {
 

@@ -1,0 +1,70 @@
+// BucketHeader: the 64 bytes in front of every message between a rank on another host and its proxy (FORMAT.md).
+//
+// Both ends know from the plan what comes next, so a header carries nothing that is believed: each field must be what
+// the other end expects, and an error names both values.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "common/base/bytes.h"
+#include "common/base/ids.h"
+#include "common/layout/copy_plan.h"
+
+namespace lockstep {
+
+struct BucketHeader {
+  uint32_t magic = 0;
+  uint16_t format = 0;
+  uint8_t kind = 0;      // BucketKind
+  uint8_t code = 0;      // ErrorCode: 0, or why the sender of this header gave the version up
+  uint64_t version = 0;  // that the sender of this header publishes
+  PlanDigest plan;
+  uint32_t index = 0;  // of this bucket among the rank's
+  uint32_t count = 0;  // of the rank's buckets
+  uint64_t payload_bytes = 0;
+  uint64_t payload_hash = 0;  // xxh3-64; 0 when code is not 0
+  uint64_t header_hash = 0;   // xxh3-64 of the 56 bytes before
+};
+static_assert(sizeof(BucketHeader) == 64);
+static_assert(offsetof(BucketHeader, version) == 8);
+static_assert(offsetof(BucketHeader, plan) == 16);
+static_assert(offsetof(BucketHeader, index) == 32);
+static_assert(offsetof(BucketHeader, payload_bytes) == 40);
+static_assert(offsetof(BucketHeader, payload_hash) == 48);
+static_assert(offsetof(BucketHeader, header_hash) == 56);
+
+inline constexpr uint32_t kBucketMagic = 0x4b42'534c;  // "LSBK"
+inline constexpr uint16_t kBucketFormat = 1;
+
+enum class BucketKind : uint8_t {
+  kBucket = 1,      // remote rank to proxy, a payload follows
+  kAnswer = 2,      // proxy to remote rank, once a version
+  kLastAnswer = 3,  // the same, and the proxy's exchange is broken: it takes no further version
+};
+
+// What makes a message this one and no other.
+struct BucketPlace {
+  BucketKind kind = BucketKind::kBucket;
+  Version version = 0;
+  PlanDigest plan;
+  uint32_t index = 0;
+  uint32_t count = 0;
+  uint64_t payload_bytes = 0;
+};
+
+// With all hashes; that of the payload when `code` is kOk.
+BucketHeader MakeHeader(const BucketPlace& place, ErrorCode code, ByteView payload);
+
+// Whether `header` came whole. kProtocol for another format, kCorrupt for flipped bits.
+Status CheckHeader(const BucketHeader& header, uint32_t peer);
+
+// Whether a checked header is that of the bucket at `expected`, of an end that did not give up, with this payload.
+// kProtocol names the field and both values, kAborted the peer's own failure, kCorrupt a payload that differs.
+Status CheckBucket(const BucketHeader& header, const BucketPlace& expected, ByteView payload, uint32_t peer);
+
+// Whether a checked header is the answer that the version at `expected` was committed.
+Status CheckAnswer(const BucketHeader& header, const BucketPlace& expected, uint32_t peer);
+
+}  // namespace lockstep

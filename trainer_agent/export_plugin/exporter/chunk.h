@@ -1,0 +1,30 @@
+// Chunks: a rank's share of the plan in portions of bounded size, the same on every rank that knows the plan.
+//
+// A chunk is a rank's share of one HuggingFace tensor, or of a band of its rows where the tensor is large. Bands follow
+// from the tensor's shape alone, so that what different ranks tell of one tensor has equal rows and joins up again.
+#pragma once
+
+#include <vector>
+
+#include "common/layout/copy_plan.h"
+#include "common/layout/strided_copy.h"
+
+namespace lockstep {
+
+inline constexpr uint64_t kBandBytes = uint64_t{32} << 20;
+
+struct Chunk {
+  uint32_t source = 0;  // of TrainingModel::sources
+  uint32_t tensor = 0;  // of TrainingModel::tensors
+  bool frozen = false;
+  Pieces pieces;       // local -> HuggingFace tensor, as in PlanEntry; never none
+  uint64_t bytes = 0;  // of the HuggingFace tensor
+};
+
+// In the order of the plan; bands by rising rows.
+std::vector<Chunk> ChunksOf(const TrainingModel& model, const RankPlan& plan);
+
+// Appends the bytes of the data section that `chunk` writes.
+void AppendRanges(const TrainingModel& model, const Chunk& chunk, std::vector<StridedRange>& ranges);
+
+}  // namespace lockstep

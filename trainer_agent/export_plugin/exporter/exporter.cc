@@ -1,0 +1,253 @@
+#include "trainer_agent/export_plugin/exporter/exporter.h"
+
+#include <array>
+#include <utility>
+
+#include "common/base/text.h"
+#include "common/base/worker_pool.h"
+#include "trainer_agent/buffer/rank_client.h"
+#include "trainer_agent/export_plugin/exporter/bucket_intake.h"
+#include "trainer_agent/export_plugin/exporter/bucket_sender.h"
+#include "trainer_agent/export_plugin/exporter/lowering.h"
+#include "trainer_agent/export_plugin/plan/sheet.h"
+
+namespace lockstep {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr uint32_t kMaxThreads = 256;
+
+double SecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+Status CheckOptions(const ExporterOptions& options) {
+  if (options.rank >= options.sheets.size()) {
+    return {ErrorCode::kBadData,
+            Cat("rank ", options.rank, " of ", options.sheets.size(), " sheets: ranks count from 0")};
+  }
+  if (options.bucket_bytes < kMinBucketBytes) {
+    return {ErrorCode::kBadData, Cat("bucket_bytes is ", options.bucket_bytes, "; it must be at least ",
+                                     kMinBucketBytes, ", the same on every rank")};
+  }
+  if (options.threads == 0 || options.threads > kMaxThreads) {
+    return {ErrorCode::kBadData, Cat("threads is ", options.threads, "; it must be from 1 to ", kMaxThreads)};
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+struct Exporter::Impl {
+  std::string model_name;
+  uint32_t rank = 0;
+  std::vector<LocalTensor> locals;
+  std::shared_ptr<const ModelLayout> layout;
+  CopyPlan plan;
+  LocalShare share;
+  std::unique_ptr<WorkerPool> pool;
+  std::unique_ptr<CopyEngine> engine;
+  std::unique_ptr<Link> link;  // where this rank exchanges buckets
+  std::unique_ptr<BucketSender> sender;
+  std::unique_ptr<BucketIntake> intake;
+  std::unique_ptr<RankClient> client;  // where this rank writes
+  std::array<bool, 2> frozen_in_half{};
+  std::vector<PlacedCopy> placed;
+  PublishStats stats;
+
+  Status Compile(const ExporterOptions& options);
+  Status SetUpRoles(const ExporterOptions& options, const TrainingModel& model, const std::vector<bool>& beside);
+  Status Connect(const ExporterOptions& options, uint32_t writer, uint32_t writers);
+  Status SetAddresses(std::span<const void* const> addresses);
+  Status Write(Version version, Status ready);
+  Status WriteOwn(Version version, std::byte*& data);
+  Status CopyShare(const Share& from, std::byte* data);
+  Status TellFrozen(std::byte* data);
+  Status End(Version version, Status status);
+};
+
+Status Exporter::Impl::Compile(const ExporterOptions& options) {
+  LS_ASSIGN_OR_RETURN(const std::vector<RankSheet> sheets, ParseSheets(options.sheets));
+  LS_RETURN_IF_ERROR(CheckLocals(options.locals, sheets[rank]));
+  LS_ASSIGN_OR_RETURN(const TrainingModel model, BuildTrainingModel(sheets));
+  const std::vector<bool> beside = BesideAgent(sheets);
+  LS_ASSIGN_OR_RETURN(plan, CompileExport(model, beside));
+  LS_ASSIGN_OR_RETURN(layout, ModelLayout::Create(model.tensors, kDefaultBlockBytes, options.attachments));
+  return SetUpRoles(options, model, beside);
+}
+
+// Who writes, who sends to whom: the same on every rank.
+Status Exporter::Impl::SetUpRoles(const ExporterOptions& options, const TrainingModel& model,
+                                  const std::vector<bool>& beside) {
+  const LocalsBySource by_source(SourcesOfRank(model, rank), model.sources.size());
+  LS_ASSIGN_OR_RETURN(const auto proxies, ProxiesOf(plan, beside));
+  const uint64_t payload_bytes = SlotPayloadBytes(options.bucket_bytes);
+  std::vector<bool> writes(plan.ranks.size());
+  std::vector<RemoteShare> remote;
+  for (uint32_t other = 0; other < plan.ranks.size(); ++other) {
+    if (beside[other] && plan.ranks[other].bytes > 0) writes[other] = true;
+    if (!proxies[other]) continue;
+    writes[*proxies[other]] = true;
+    if (*proxies[other] != rank) continue;
+    remote.push_back({other, LowerIncoming(model, PackBuckets(model, plan.ranks[other], payload_bytes))});
+  }
+  if ((proxies[rank] || !remote.empty()) && options.exchange == nullptr) {
+    return {ErrorCode::kBadData, "some ranks are on another host than the agent; give an exchange to reach them by"};
+  }
+  link = std::make_unique<Link>(options.exchange);
+  if (!remote.empty()) {
+    intake = std::make_unique<BucketIntake>(plan.digest, std::move(remote), link.get(), engine.get());
+  }
+  if (proxies[rank]) {
+    const std::vector<PackedBucket> packed = PackBuckets(model, plan.ranks[rank], payload_bytes);
+    LS_ASSIGN_OR_RETURN(auto outgoing, LowerOutgoing(model, packed, locals, by_source, options.convert));
+    sender = std::make_unique<BucketSender>(*proxies[rank], plan.digest, std::move(outgoing), link.get(), engine.get());
+  }
+  if (!writes[rank]) return OkStatus();
+  const std::vector<Chunk> chunks = ChunksOf(model, plan.ranks[rank]);
+  LS_ASSIGN_OR_RETURN(share, LowerShare(model, chunks, locals, by_source, options.convert));
+  uint32_t writer = 0;
+  uint32_t writers = 0;
+  for (uint32_t other = 0; other < writes.size(); ++other) {
+    if (other == rank) writer = writers;
+    writers += writes[other];
+  }
+  return Connect(options, writer, writers);
+}
+
+Status Exporter::Impl::Connect(const ExporterOptions& options, uint32_t writer, uint32_t writers) {
+  LS_ASSIGN_OR_RETURN(client, RankClient::Open({.socket_path = options.socket_path,
+                                                .model = options.model,
+                                                .layout = layout,
+                                                .rank = writer,
+                                                .ranks = writers,
+                                                .run = options.run,
+                                                .connect_timeout = options.connect_timeout,
+                                                .reconnect_timeout = options.reconnect_timeout,
+                                                .call_timeout = options.call_timeout}));
+  return OkStatus();
+}
+
+Status Exporter::Impl::SetAddresses(std::span<const void* const> addresses) {
+  if (addresses.empty()) return OkStatus();
+  if (addresses.size() != locals.size()) {
+    return {ErrorCode::kBadData, Cat(addresses.size(), " addresses were given for ", locals.size(), " local tensors")};
+  }
+  for (size_t i = 0; i < locals.size(); ++i) locals[i].address = addresses[i];
+  return OkStatus();
+}
+
+// Everything that must happen on a rank that writes, whatever fails: others wait for it.
+Status Exporter::Impl::Write(Version version, Status ready) {
+  if (intake != nullptr) intake->Start();
+  std::byte* data = nullptr;
+  Status status = ready.ok() ? WriteOwn(version, data) : std::move(ready);
+  if (intake != nullptr) {
+    const auto tell = [this](std::span<const StridedRange> ranges) { return client->RangesDone(ranges); };
+    const Status taken = intake->TakeAll(version, status.ok() ? data : nullptr, tell, stats);
+    if (status.ok()) status = taken;
+  }
+  status = End(version, std::move(status));
+  if (intake == nullptr) return status;
+  intake->Answer(version, status.code());
+  return status.ok() ? link->status() : status;
+}
+
+Status Exporter::Impl::WriteOwn(Version version, std::byte*& data) {
+  const auto start = Clock::now();
+  LS_ASSIGN_OR_RETURN(data, client->Begin(version));
+  stats.begin_seconds = SecondsSince(start);
+  LS_RETURN_IF_ERROR(CopyShare(share.changing, data));
+  return TellFrozen(data);
+}
+
+Status Exporter::Impl::CopyShare(const Share& from, std::byte* data) {
+  size_t copies = 0;
+  size_t ranges = 0;
+  for (const Batch& batch : from.batches) {
+    LS_RETURN_IF_ERROR(Place(std::span(from.copies).subspan(copies, batch.copies_end - copies), locals, data, placed));
+    LS_RETURN_IF_ERROR(engine->Start(placed));
+    LS_RETURN_IF_ERROR(engine->Finish());
+    LS_RETURN_IF_ERROR(client->RangesDone(std::span(from.ranges).subspan(ranges, batch.ranges_end - ranges)));
+    copies = batch.copies_end;
+    ranges = batch.ranges_end;
+    stats.bytes_copied += batch.bytes;
+  }
+  return OkStatus();
+}
+
+// Frozen bytes are copied into each half once; from then on they are there, and equal in both.
+Status Exporter::Impl::TellFrozen(std::byte* data) {
+  if (!frozen_in_half[0] || !frozen_in_half[1]) return CopyShare(share.frozen, data);
+  stats.bytes_frozen = share.frozen.bytes;
+  return share.frozen.ranges.empty() ? OkStatus() : client->Unchanged(share.frozen.ranges);
+}
+
+// Commits, or gives the version up for all.
+Status Exporter::Impl::End(Version version, Status status) {
+  const bool begun = client->writing();
+  const size_t half = begun ? client->half() : 0;
+  if (status.ok()) {
+    status = client->Commit();
+  } else if (begun) {
+    (void)client->Abort();  // what went wrong before is the cause
+  }
+  if (begun) frozen_in_half[half] = status.ok();
+  return status.WithContext(Cat("model ", model_name, " version ", version, ", rank ", rank));
+}
+
+Exporter::Exporter(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Exporter::~Exporter() = default;
+
+Result<std::unique_ptr<Exporter>> Exporter::Open(ExporterOptions options) {
+  LS_RETURN_IF_ERROR(CheckOptions(options));
+  auto impl = std::make_unique<Impl>();
+  impl->model_name = options.model;
+  impl->rank = options.rank;
+  impl->locals = options.locals;
+  if (options.threads > 1) impl->pool = std::make_unique<WorkerPool>(options.threads - 1);
+  impl->engine = NewHostCopyEngine(impl->pool.get());
+  LS_RETURN_IF_ERROR(impl->Compile(options).WithContext(Cat("model ", options.model, ", rank ", options.rank)));
+  return std::unique_ptr<Exporter>(new Exporter(std::move(impl)));
+}
+
+Status Exporter::Publish(Version version, std::span<const void* const> addresses) {
+  const auto start = Clock::now();
+  impl_->stats = {};
+  LS_RETURN_IF_ERROR(impl_->link->status());
+  Status status = impl_->SetAddresses(addresses);
+  if (impl_->sender != nullptr) {
+    status = impl_->sender->Send(version, std::move(status), impl_->locals, impl_->stats);
+  } else if (impl_->client != nullptr) {
+    status = impl_->Write(version, std::move(status));
+  }
+  impl_->stats.total_seconds = SecondsSince(start);
+  return status;
+}
+
+const ModelLayout& Exporter::layout() const {
+  return *impl_->layout;
+}
+
+const CopyPlan& Exporter::plan() const {
+  return impl_->plan;
+}
+
+const PublishStats& Exporter::stats() const {
+  return impl_->stats;
+}
+
+bool Exporter::writes() const {
+  return impl_->client != nullptr;
+}
+
+RunId Exporter::run() const {
+  return impl_->client == nullptr ? RunId{} : impl_->client->run();
+}
+
+Version Exporter::committed_version() const {
+  return impl_->client == nullptr ? 0 : impl_->client->committed_version();
+}
+
+}  // namespace lockstep
