@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from lockstep import _library
-from lockstep._errors import BadDataError, StateError, from_code
+from lockstep._errors import AbortedError, BadDataError, StateError, from_code
 from lockstep._parts import SHEET_FORMAT, Frozen, Part, named_tensors
 from lockstep._tensors import LocalTensor, TensorMeta, described
 
@@ -30,8 +30,8 @@ class PublishStats(NamedTuple):
 class Exporter:
     """Publishes a model that is spread over ranks, by a plan that is compiled and proved when it is made.
 
-    Made on every rank of the group, together: the ranks tell each other what they hold (one ``all_gather_object``, the
-    only collective there ever is). After that each rank copies its own shards, and no rank waits for another, except
+    Made on every rank of the group, together: the ranks tell each other what they hold and whether they are ready (two
+    ``all_gather_object``, the only collectives there ever are). After that each rank copies its own shards, and no rank waits for another, except
     for the ranks that are on another host than the agent: they send theirs to one that is beside it.
 
     Args:
@@ -48,6 +48,7 @@ class Exporter:
 
     Raises:
         BadDataError: a parameter without a rule, of a wrong shape or dtype, held by nobody or by two; it is named.
+        AbortedError: another rank could not be made ready; the text has its number and its reason.
         Error: any other class of it, with the library's sentence.
     """
 
@@ -95,11 +96,15 @@ class Exporter:
         )
         handle = ctypes.c_void_p()
         code = self._library.lockstep_exporter_open(ctypes.byref(options), ctypes.byref(handle))
-        if code != 0:
-            raise from_code(code, self._last_error(None))
-        self._handle: "ctypes.c_void_p | None" = handle
+        failure = None if code == 0 else from_code(code, self._last_error(None))
+        self._handle: "ctypes.c_void_p | None" = handle if code == 0 else None
         self._finalizer = weakref.finalize(self, self._library.lockstep_exporter_close, handle)
-        self._description = json.loads(self._library.lockstep_exporter_describe(handle))
+        self._description = {} if failure else json.loads(self._library.lockstep_exporter_describe(handle))
+        try:
+            agree_on_plan(failure, self._description.get("plan", ""), group)
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def from_megatron(
@@ -258,6 +263,22 @@ def gather(sheet: "Mapping[str, Any]", group: Any) -> Ranks:
     sheets: "list[Any]" = [None] * distributed.get_world_size(group)
     distributed.all_gather_object(sheets, text, group=group)
     return Ranks([sheet.encode() for sheet in sheets], distributed.get_rank(group))
+
+
+def agree_on_plan(failure: "Exception | None", plan: str, group: Any) -> None:
+    """Raises on every rank when one is not ready, or has another plan: each with the reason."""
+    distributed = _initialised_distributed()
+    answers: "list[Any]" = [(str(failure) if failure else "", plan)]
+    if distributed is not None:
+        answers = [None] * distributed.get_world_size(group)
+        distributed.all_gather_object(answers, (str(failure) if failure else "", plan), group=group)
+    if failure:
+        raise failure
+    for rank, (reason, other) in enumerate(answers):
+        if reason:
+            raise AbortedError(f"rank {rank} could not open the exporter: {reason}")
+        if other != plan:
+            raise AbortedError(f"rank {rank} has plan {other}, this rank {plan}: run one version of lockstep everywhere")
 
 
 def _initialised_distributed() -> Any:
