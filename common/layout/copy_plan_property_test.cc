@@ -32,7 +32,7 @@ class TrainerMaker {
 
   Trainer Make() {
     for (uint64_t count = random_.Between(1, 6); count > 0; --count) {
-      switch (random_.Between(0, 3)) {
+      switch (random_.Between(0, 4)) {
         case 0:
           Plain();
           break;
@@ -41,6 +41,9 @@ class TrainerMaker {
           break;
         case 2:
           Padded();
+          break;
+        case 3:
+          Joined();
           break;
         default:
           Stacked();
@@ -90,6 +93,15 @@ class TrainerMaker {
       }
       model().conversions.push_back({source, Tensor({groups * count, columns}), pieces});
       from += count;
+    }
+  }
+
+  // One tensor of several sources.
+  void Joined() {
+    const Extents shape = random_.Shape(2, 6);
+    const uint32_t tensor = Tensor(shape);
+    for (const Piece& box : RandomTiling(random_, shape)) {
+      model().conversions.push_back({Source(box.size), tensor, Box({0, 0}, box.target, box.size)});
     }
   }
 

@@ -48,6 +48,12 @@ TEST_CASE("Normalize drops what is empty and joins neighbours that move alike") 
   CHECK(Normalize(apart) == apart);
 }
 
+TEST_CASE("Normalize keeps boxes whole beside others that end before them") {
+  const Piece longer{{0, 0, 0}, {0, 0, 0}, {2, 10, 2}};
+  const Piece shorter{{0, 0, 4}, {0, 0, 4}, {1, 5, 2}};
+  CHECK(Normalize({shorter, longer}) == Pieces{longer, shorter});
+}
+
 TEST_CASE("A piece that leaves its tensor is refused, with its box") {
   CHECK(CheckBounds(Box({2, 0}, {0, 4}, {2, 4}), {4, 4}, {2, 8}).ok());
   CHECK_THAT(CheckBounds(Box({3, 0}, {0, 4}, {2, 4}), {4, 4}, {2, 8}).message(),
@@ -124,6 +130,20 @@ TEST_CASE("Random relations: Normalize keeps the meaning, and gives one list how
     REQUIRE(Normalize(Shattered(random, relation)) == normal);
     REQUIRE(Normalize(normal) == normal);
     REQUIRE(Normalize(Shattered(random, Whole(a))) == Whole(a));
+  }
+}
+
+TEST_CASE("Random regions that move as one: Normalize gives one list however they are cut") {
+  for (uint64_t seed = 0; seed < kCases; ++seed) {
+    CAPTURE(seed);
+    Random random(seed);
+    const Extents shape = random.Shape(random.Between(2, 4), 5);
+    Pieces region = RandomTiling(random, shape);
+    std::erase_if(region, [&](const Piece&) { return random.OneIn(3); });
+    const Pieces normal = Normalize(region);
+    REQUIRE(ElementMap(normal, shape, shape) == ElementMap(region, shape, shape));
+    REQUIRE(Normalize(Shattered(random, region)) == normal);
+    REQUIRE(Normalize(Shattered(random, region)) == normal);
   }
 }
 
