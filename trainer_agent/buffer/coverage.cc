@@ -197,7 +197,7 @@ void Coverage::InsertInGrid(RowGrid& grid, const StridedRange& range) {
 }
 
 void Coverage::CountBlocks(const StridedRange& range, Content content, CompletedBlocks& completed) {
-  if (range.rows > 1 && range.pitch >= layout_.block_bytes()) {  // it may skip blocks
+  if (range.rows > 1 && range.pitch >= layout_.block_bytes()) {  // else no block between its first and last is skipped
     for (uint64_t row = 0; row < range.rows; ++row) {
       CountBlocks(StridedRange::Plain({range.offset + row * range.pitch, range.row_bytes}), content, completed);
     }
@@ -206,9 +206,9 @@ void Coverage::CountBlocks(const StridedRange& range, Content content, Completed
   uint64_t before = 0;
   for (auto block = static_cast<BlockIndex>(range.offset / layout_.block_bytes()); before < range.bytes(); ++block) {
     const uint64_t until = BytesBefore(range, layout_.block_range(block).end());
-    if (until > before && content == Content::kNew) block_changed_[block] = true;
+    if (content == Content::kNew) block_changed_[block] = true;
     block_missing_[block] -= static_cast<uint32_t>(until - before);
-    if (until > before && block_missing_[block] == 0) {
+    if (block_missing_[block] == 0) {
       (block_changed_[block] ? completed.changed : completed.unchanged).push_back(block);
     }
     before = until;
