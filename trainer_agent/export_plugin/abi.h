@@ -13,10 +13,7 @@
 namespace lockstep::abi {
 
 // The sentence of this thread's last failure without a handle.
-inline std::string& ThreadError() {
-  thread_local std::string error;
-  return error;
-}
+std::string& ThreadError();
 
 // Runs `body`, turning its error, and anything thrown below (bad_alloc), into a code and a sentence.
 template <typename Body>

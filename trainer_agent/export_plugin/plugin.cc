@@ -112,6 +112,11 @@ Status Open(const lockstep_open_options* options, lockstep_model** out) {
 
 }  // namespace
 
+std::string& abi::ThreadError() {
+  thread_local std::string error;
+  return error;
+}
+
 extern "C" {
 
 int lockstep_open(const lockstep_open_options* options, lockstep_model** model) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "common/base/text.h"
 #include "common/layout/buckets.h"
 
 namespace lockstep {
@@ -59,7 +58,7 @@ Extents Origin(const Piece& piece) {
 
 }  // namespace
 
-Result<std::vector<std::optional<uint32_t>>> ProxiesOf(const CopyPlan& plan, const std::vector<bool>& beside_agent) {
+std::vector<std::optional<uint32_t>> ProxiesOf(const CopyPlan& plan, const std::vector<bool>& beside_agent) {
   std::vector<std::optional<uint32_t>> proxies(plan.ranks.size());
   std::vector<uint64_t> taken(plan.ranks.size());
   for (uint32_t rank = 0; rank < plan.ranks.size(); ++rank) {
@@ -67,11 +66,6 @@ Result<std::vector<std::optional<uint32_t>>> ProxiesOf(const CopyPlan& plan, con
     std::optional<uint32_t>& proxy = proxies[rank];
     for (uint32_t candidate = 0; candidate < plan.ranks.size(); ++candidate) {
       if (beside_agent[candidate] && (!proxy || taken[candidate] < taken[*proxy])) proxy = candidate;
-    }
-    if (!proxy) {
-      return Status(ErrorCode::kBadData, Cat("rank ", rank,
-                                             " is on another host than the agent, and no rank is beside "
-                                             "it to take its bytes; start the agent beside one of the ranks"));
     }
     taken[*proxy] += plan.ranks[rank].bytes;
   }

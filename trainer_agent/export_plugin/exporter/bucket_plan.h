@@ -12,8 +12,8 @@
 namespace lockstep {
 
 // Of each rank, the rank beside the agent that takes its buckets; nothing for ranks that send none. The one with the
-// fewest bytes to take so far, then the lowest. kBadData when there are bytes to take and nobody beside the agent.
-Result<std::vector<std::optional<uint32_t>>> ProxiesOf(const CopyPlan& plan, const std::vector<bool>& beside_agent);
+// fewest bytes to take so far, then the lowest. REQUIRES some rank beside the agent, as CompileExport() does.
+std::vector<std::optional<uint32_t>> ProxiesOf(const CopyPlan& plan, const std::vector<bool>& beside_agent);
 
 // A part of a chunk: a box of elements, row by row in the HuggingFace tensor's order.
 struct PackedItem {

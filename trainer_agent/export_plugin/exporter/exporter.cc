@@ -81,7 +81,7 @@ Status Exporter::Impl::Compile(const ExporterOptions& options) {
 Status Exporter::Impl::SetUpRoles(const ExporterOptions& options, const TrainingModel& model,
                                   const std::vector<bool>& beside) {
   const LocalsBySource by_source(SourcesOfRank(model, rank), model.sources.size());
-  LS_ASSIGN_OR_RETURN(const auto proxies, ProxiesOf(plan, beside));
+  const auto proxies = ProxiesOf(plan, beside);
   const uint64_t payload_bytes = SlotPayloadBytes(options.bucket_bytes);
   std::vector<bool> writes(plan.ranks.size());
   std::vector<RemoteShare> remote;
