@@ -66,6 +66,7 @@ def megatron(
     chunks = list(model_chunks) if isinstance(model_chunks, (list, tuple)) else [model_chunks]
     for chunk in chunks:
         _refuse_options(chunk)
+        _keep_router_biases_exact(chunk)
     return MegatronPart(chunks, config_json(hf_config), dict(place or _place_of_this_rank()), convert, frozen)
 
 
@@ -180,6 +181,14 @@ def _refuse_options(chunk: Any) -> None:
     for option, reason in _REFUSED_OPTIONS.items():
         if getattr(config, option, None):
             raise BadDataError(f"the Megatron option {option} is not supported: {reason}")
+
+
+def _keep_router_biases_exact(chunk: Any) -> None:
+    """As Megatron does before it runs, loads or saves them: in float32, although the model was made bfloat16 as a whole."""
+    for module in chunk.modules():
+        keep = getattr(module, "_maintain_float32_expert_bias", None)
+        if keep is not None:
+            keep()
 
 
 def _place_of_this_rank() -> "dict[str, int]":
