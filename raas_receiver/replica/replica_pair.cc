@@ -52,6 +52,8 @@ Result<VerifyReport> ReplicaPair::Verify() const {
   const Replica& replica = replicas_[current_];
   const std::shared_lock reading(replica.bytes);
   const ReplicaState state = *replica.whole;
+  // Under the lock: what is current is not withdrawn.
+  LS_RETURN_IF_ERROR(tree_.CheckAttachments(replica.name, *state.layout));
   lock.unlock();
 
   const std::vector<uint64_t> hashes = HashBlocks(*state.layout, replica.file.data(), pool_);

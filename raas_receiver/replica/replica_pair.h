@@ -76,7 +76,8 @@ class ReplicaPair {
   PublishedVersion current() const;
   PublishedVersion previous() const;               // what SwitchToOther would make current
   uint64_t replaced() const { return replaced_; }  // files given up because a reader still had them
-  // Recomputes the current replica's hashes from its bytes. kState when nothing is held.
+  // Recomputes the current replica's hashes from its bytes. kState when nothing is held; kCorrupt when one of its
+  // attachments is not as it travelled.
   Result<VerifyReport> Verify() const;
 
   // --- the session's thread ---

@@ -260,7 +260,7 @@ TEST_CASE("A layout with an adapter's configuration is published as an adapter d
   CHECK(fixture.FileNames("current") == std::set<std::string>{"model.safetensors"});
 }
 
-TEST_CASE("Attachments that were damaged are written anew at start, and what is held stays") {
+TEST_CASE("Damaged attachments are found by a verification and written anew at start") {
   ReplicaFixture fixture;
   fixture.model = TestModel(1, 20'000, {{"adapter_config.json", R"({"r": 8})"}});
   fixture.Open();
@@ -276,6 +276,9 @@ TEST_CASE("Attachments that were damaged are written anew at start, and what is 
     std::ofstream(fixture.root.File("elsewhere")) << R"({"r": 8})";
     fs::create_symlink(fixture.root.File("elsewhere"), path);
   }
+  const auto report = fixture.pair().Verify();
+  REQUIRE(report.status().code() == ErrorCode::kCorrupt);
+  CHECK(report.status().message().find(path) == 0);
   fixture.Reopen();
   fixture.CheckCurrent(2);
   CHECK_FALSE(fs::is_symlink(path));

@@ -33,16 +33,6 @@ Status WriteAttachments(const ModelLayout& layout, const std::string& into) {
   return OkStatus();
 }
 
-bool HoldsAttachments(const ModelLayout& layout, const std::string& directory) {
-  return std::all_of(layout.attachments().begin(), layout.attachments().end(), [&](const auto& attachment) {
-    const std::string path = Cat(directory, "/", attachment.first);
-    std::error_code error;
-    if (!fs::is_regular_file(fs::symlink_status(path, error))) return false;
-    const Result<std::string> text = ReadFile(path, kMaxAttachmentBytes);
-    return text.ok() && *text == attachment.second;
-  });
-}
-
 bool IsVersionName(std::string_view name) {
   return name.size() >= 2 && name[0] == 'v' && name[1] >= '0' && name[1] <= '9';
 }
@@ -92,7 +82,20 @@ bool VersionTree::Publishes(std::string_view name, const std::string& weights, c
   struct stat ours {};
   return ::lstat(Cat(PathOf(name), "/", WeightsFile(layout)).c_str(), &published) == 0 &&
          ::lstat(weights.c_str(), &ours) == 0 && published.st_dev == ours.st_dev && published.st_ino == ours.st_ino &&
-         HoldsAttachments(layout, PathOf(name));
+         CheckAttachments(name, layout).ok();
+}
+
+Status VersionTree::CheckAttachments(std::string_view name, const ModelLayout& layout) const {
+  for (const auto& [file, text] : layout.attachments()) {
+    const std::string path = Cat(PathOf(name), "/", file);
+    std::error_code error;
+    const bool own_file = fs::is_regular_file(fs::symlink_status(path, error));
+    const Result<std::string> found = own_file ? ReadFile(path, kMaxAttachmentBytes) : std::string();
+    if (!own_file || !found.ok() || *found != text) {
+      return {ErrorCode::kCorrupt, Cat(path, " is not the attachment as it travelled; pull it again in full")};
+    }
+  }
+  return OkStatus();
 }
 
 Status VersionTree::RefreshAssets(std::string_view name) {

@@ -36,8 +36,10 @@ class VersionTree {
   Status Publish(std::string_view name, const std::string& weights, const ModelLayout& layout);
   // Makes `name` vanish. Nothing there is OK.
   Status Withdraw(std::string_view name);
-  // True when `name` holds the very file at `weights` and the attachments of `layout`, byte for byte.
+  // True when `name` holds the very file at `weights`, and CheckAttachments is content.
   bool Publishes(std::string_view name, const std::string& weights, const ModelLayout& layout) const;
+  // kCorrupt, naming the first file in `name` that is missing or not as the attachment of `layout` says.
+  Status CheckAttachments(std::string_view name, const ModelLayout& layout) const;
   // Adds assets that were added to the asset directory since `name` was published.
   Status RefreshAssets(std::string_view name);
 

@@ -135,6 +135,26 @@ def test_a_receiver_killed_at_any_moment_leaves_and_comes_back_with_a_whole_adap
     assert torch.equal(loaded_logits(receiver.published()), trainer.logits())
 
 
+def test_a_changed_configuration_fails_the_verification_until_it_is_pulled_again(cluster, tmp_path):
+    trainer = AdapterTrainer()
+    attachments = trainer.attachments(tmp_path)
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    with agent.publisher(trainer.tensors(), attachments=attachments) as publisher:
+        publisher.publish(1, trainer.tensors())
+        receiver.wait_for(trainer.tensors())
+        assert receiver.ctl("verify").returncode == 0
+        path = receiver.published() / "adapter_config.json"
+        path.write_text(path.read_text().replace('"r": 8', '"r": 4'))
+        verified = receiver.ctl("verify")
+        assert verified.returncode == 65
+        assert "adapter_config.json is not the attachment as it travelled" in verified.stderr
+        assert receiver.ctl("pull", "--full").returncode == 0
+        assert receiver.ctl("verify").returncode == 0
+    assert path.read_text() == attachments["adapter_config.json"]
+    assert torch.equal(loaded_logits(receiver.published()), trainer.logits())
+
+
 def test_an_agent_killed_between_versions_of_an_adapter_goes_on_in_the_same_run(cluster, tmp_path):
     trainer = AdapterTrainer()
     agent = cluster.agent()
