@@ -1,4 +1,6 @@
 // The HuggingFace tensors of every family, written out: names, shapes and order.
+#include <algorithm>
+
 #include "trainer_agent/export_plugin/rules/family.h"
 #include "trainer_agent/export_plugin/rules/rules_testing.h"
 
@@ -306,6 +308,35 @@ model.layers.0.mlp.down_proj.weight 8 10
 model.norm.weight 8
 lm_head.weight 11 8
 )");
+}
+
+void CheckRow(const Row& row, bool first) {
+  INFO(row.mcore << " -> " << row.hf);
+  const auto targets = std::count(row.hf.begin(), row.hf.end(), '|') + 1;
+  if (row.split == Split::kQkv) {
+    CHECK(targets == 3);
+  } else {
+    CHECK(targets <= (row.split == Split::kGlu ? 2 : 1));
+  }
+  if (row.split == Split::kRow) CHECK(row.columns != Dim::kNone);
+  CHECK_FALSE((first && row.with_previous));
+  for (const std::string_view names : {row.mcore, row.hf}) {
+    for (std::string_view rest = names; !rest.empty();) {
+      CHECK((NextPart(rest).find("{}") != std::string_view::npos) == (row.where == Where::kExpert));
+    }
+  }
+}
+
+TEST_CASE("Tables are well formed") {
+  for (const Family& family : Families()) {
+    INFO(family.model_type);
+    CHECK(FindFamily(family.model_type) == &family);
+    CHECK((family.sparse == Sparse::kNone) == family.expert_ffn_key.empty());
+    for (const std::span<const Row> rows : family.rows) {
+      for (const Row& row : rows) CheckRow(row, &row == rows.data());
+    }
+  }
+  CHECK(FindFamily("llam") == nullptr);
 }
 
 }  // namespace

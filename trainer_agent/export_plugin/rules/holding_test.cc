@@ -174,9 +174,9 @@ TEST_CASE("Local expert numbers become global ones") {
   config["num_experts"] = 12;
   const MegatronRules rules = RulesOf(config);
   const RankPlace place{.at = {.expert = 2}, .expert = 3};
-  for (const char* name : {"decoder.layers.0.mlp.experts.linear_fc2.weight3",
-                           "decoder.layers.0.mlp.experts.local_experts.3.linear_fc2.weight"}) {
-    CHECK(SourceOf(rules, name, {8, 6}, place) == "decoder.layers.0.mlp.experts.linear_fc2.weight11");
+  for (const char* name : {"decoder.layers.0.mlp.experts.linear_fc2.weight1",
+                           "decoder.layers.0.mlp.experts.local_experts.1.linear_fc2.weight"}) {
+    CHECK(SourceOf(rules, name, {8, 6}, place) == "decoder.layers.0.mlp.experts.linear_fc2.weight9");
   }
 }
 

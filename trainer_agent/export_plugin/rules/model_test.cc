@@ -1,4 +1,5 @@
 // What the rules make of a configuration: element types, offsets, buckets, conversions, limits.
+#include <algorithm>
 #include <map>
 
 #include "trainer_agent/export_plugin/rules/rules_testing.h"
@@ -39,6 +40,12 @@ TEST_CASE("A router bias that would lie askew comes first, and conversions follo
     const std::string& source = model.sources[conversion.source].name;
     if (source == "decoder.layers.1.mlp.router.expert_bias") CHECK(conversion.tensor == 0);
     if (source == "embedding.word_embeddings.weight") CHECK(conversion.tensor == 2);
+  }
+  auto groups = GroupsByName(model);
+  for (const char* layer : {"model.layers.0.", "model.layers.2."}) {
+    const uint32_t group = groups[std::string(layer) + "self_attn.q_a_proj.weight"];
+    CHECK(groups[std::string(layer) + "self_attn.kv_a_proj_with_mqa.weight"] == group);
+    CHECK(std::count(model.groups.begin(), model.groups.end(), group) == 2);
   }
 }
 
@@ -95,6 +102,22 @@ TEST_CASE("Real sizes: the parameters of known models") {
               {"moe_intermediate_size", 768},
               {"tie_word_embeddings", false}});
   CHECK(elements(RulesOf(moe)) == 30'532'122'624);  // Qwen3-30B-A3B
+  nlohmann::json deepseek = TinyConfig("deepseek_v3");
+  deepseek.update({{"num_hidden_layers", 61},
+                   {"hidden_size", 7168},
+                   {"vocab_size", 129280},
+                   {"num_attention_heads", 128},
+                   {"intermediate_size", 18432},
+                   {"moe_intermediate_size", 2048},
+                   {"n_routed_experts", 256},
+                   {"first_k_dense_replace", 3},
+                   {"num_nextn_predict_layers", 0},
+                   {"q_lora_rank", 1536},
+                   {"kv_lora_rank", 512},
+                   {"qk_nope_head_dim", 128},
+                   {"qk_rope_head_dim", 64},
+                   {"v_head_dim", 128}});
+  CHECK(elements(RulesOf(deepseek)) == 671'026'419'200);  // DeepSeek-V3
 }
 
 TEST_CASE("A model of more tensors than a layout may have is refused before it is built") {
