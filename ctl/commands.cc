@@ -3,12 +3,14 @@
 #include "common/base/bytes.h"
 #include "ctl/daemon_commands.h"
 #include "ctl/health_client.h"
+#include "ctl/plan_command.h"
 #include "ctl/views.h"
 
 namespace lockstep {
 
 Status RunCommand(const Invocation& invocation, std::ostream& out) {
   const Output output{out, invocation.json, invocation.quiet};
+  if (invocation.plan) return RunPlanCommand(*invocation.plan, output);
   return invocation.daemon == Daemon::kAgent ? RunAgentCommand(invocation, output)
                                              : RunReceiverCommand(invocation, output);
 }

@@ -20,6 +20,7 @@ struct Words {
   std::string receiver;
   std::string health_service;
   int64_t timeout_ms = 0;
+  PlanOptions plan;
 };
 
 std::string Environment(const char* name) {
@@ -60,6 +61,15 @@ void AddCommands(CLI::App& app, Invocation& invocation, Words& words) {
            invocation);
   AddCommand(app, invocation, Command::kHealth, "health", "Exit 0 when the daemon is serving, 69 when not")
       ->add_option("service,--service", words.health_service, "liveness, readiness, or a service's full name");
+  CLI::App* plan = app.add_subcommand("plan", "Who copies what, from a trainer's shape or its sheets; asks no daemon");
+  plan->fallthrough();
+  AddPlanOptions(*plan, words.plan);
+  plan->callback([&invocation, &words] { invocation.plan = words.plan; });
+}
+
+Status FinishPlan(const Words& words, PlanOptions& plan) {
+  if (words.agent.empty() && words.receiver.empty()) return FinishPlanOptions(plan);
+  return {ErrorCode::kUsage, "plan asks no daemon: leave --agent and --receiver out"};
 }
 
 // Decides which daemon the command goes to, and where that is.
@@ -118,6 +128,10 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
   }
   if (app.get_subcommands().size() != 1) return Status(ErrorCode::kUsage, "one command is needed (see --help)");
   if (timeout->count() > 0) invocation.timeout = std::chrono::milliseconds(words.timeout_ms);
+  if (invocation.plan) {
+    LS_RETURN_IF_ERROR(FinishPlan(words, *invocation.plan));
+    return std::optional<Invocation>(std::move(invocation));
+  }
   LS_RETURN_IF_ERROR(ChooseDaemon(words, invocation));
   invocation.health_service = HealthService(words.health_service, invocation.daemon);
   return std::optional<Invocation>(std::move(invocation));

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "common/base/status.h"
+#include "ctl/plan_options.h"
 
 namespace lockstep {
 
@@ -14,6 +15,7 @@ enum class Command { kStatus, kVersions, kPull, kVerify, kWatch, kLayout, kRollb
 enum class Daemon { kAgent, kReceiver };
 
 struct Invocation {
+  std::optional<PlanOptions> plan;  // set: this is what is wanted, which asks no daemon
   Command command = Command::kStatus;
   Daemon daemon = Daemon::kAgent;           // whom it goes to
   std::string address;                      // of that daemon
