@@ -10,6 +10,7 @@
 #include "raas_receiver/replica/state_file.h"
 #include "trainer_agent/buffer/control_segment.h"
 #include "trainer_agent/buffer/rank_messages.h"
+#include "trainer_agent/export_plugin/exporter/bucket_header.h"
 
 namespace lockstep {
 namespace {
@@ -47,6 +48,7 @@ constexpr char kPayload[] = "common/payload/FORMAT.md";
 constexpr char kWire[] = "common/wire/FORMAT.md";
 constexpr char kReplica[] = "raas_receiver/replica/FORMAT.md";
 constexpr char kBuffer[] = "trainer_agent/buffer/FORMAT.md";
+constexpr char kExporter[] = "trainer_agent/export_plugin/exporter/FORMAT.md";
 
 // The model that all examples share: all zero at version 1, one element changed by one ulp at version 2.
 struct Story {
@@ -141,6 +143,15 @@ TEST_CASE("The control segment and rank protocol examples are what the code writ
   Append(ranges, VersionBody{2});
   Append(ranges, StridedRange{.offset = 10, .row_bytes = 2, .rows = 3, .pitch = 4});
   CHECK(Example(kBuffer, "ranges") == ranges);
+}
+
+TEST_CASE("The bucket example is what the code writes") {
+  const std::string_view payload = "sixteen bytes...";
+  BucketPlace place{.kind = BucketKind::kBucket, .version = 7, .index = 1, .count = 3, .payload_bytes = 16};
+  for (uint8_t i = 0; i < 16; ++i) place.plan.bytes[i] = i;
+  Bytes message = Copy(AsBytes(MakeHeader(place, ErrorCode::kOk, AsBytes(payload))));
+  AppendBytes(message, AsBytes(payload));
+  CHECK(Example(kExporter, "bucket") == message);
 }
 
 }  // namespace
