@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <random>
 
 #include "common/base/text.h"
 #include "common/layout/copy_plan.h"
@@ -212,6 +213,31 @@ TEST_CASE("what is no JSON, or too deep, is refused without harm") {
   CheckRefused(R"({"format": 1, "name": ")" + std::string(100, '[') + "\\\"\"}", "", "missing");  // inside a string
   CheckRefused("[]", "", "must be an object");
   CheckRefused("{\"format\": \"\xff\"}", "", "not JSON");
+}
+
+TEST_CASE("a damaged sheet is refused, or is another sheet that can be written and read") {
+  const std::string text = Json::parse(Example("rank 1")).dump();
+  const std::string bytes = "\"{}[]:,0129-ex. \\truefals\x01\xff";
+  std::mt19937 random(7);
+  int read = 0;
+  for (int i = 0; i < 5000; ++i) {
+    std::string damaged = text;
+    for (unsigned flips = 1 + random() % 3; flips > 0; --flips) {
+      damaged[random() % damaged.size()] = bytes[random() % bytes.size()];
+    }
+    const auto sheet = ParseSheet(damaged);
+    if (!sheet.ok()) {
+      REQUIRE(sheet.status().code() == ErrorCode::kBadData);
+      continue;
+    }
+    ++read;
+    const auto again = ParseSheet(ToJson(*sheet));
+    REQUIRE(again.ok());
+    REQUIRE(ToJson(*again) == ToJson(*sheet));
+    const auto model = BuildTrainingModel({*sheet});
+    REQUIRE((model.ok() || model.status().code() == ErrorCode::kBadData));
+  }
+  CHECK(read > 50);
 }
 
 }  // namespace
