@@ -1,0 +1,53 @@
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron insists when there is tensor parallelism
+
+import shutil  # noqa: E402
+import tempfile  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import pytest  # noqa: E402
+
+from hf_models import tiny_config, write_checkpoint  # noqa: E402
+from harness import Cluster  # noqa: E402
+from integration.conftest import cluster, pytest_runtest_makereport  # noqa: E402, F401
+
+
+class Checkpoints:
+    """Checkpoints written when first asked for, and kept for the whole session."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def get(self, model: str, seed: int = 1, **overrides: object) -> Path:
+        """The directory of a checkpoint; another seed means other weights."""
+        name = "-".join([model, str(seed), *(f"{key}={value}" for key, value in overrides.items())])
+        path = self._directory / name
+        if not path.exists():
+            write_checkpoint(path, tiny_config(model, **overrides), seed)
+        return path
+
+
+@pytest.fixture(scope="session")
+def checkpoints():
+    """Writes tiny transformers checkpoints."""
+    directory = tempfile.mkdtemp(prefix="lockstep-layouts-")
+    yield Checkpoints(Path(directory))
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def module_cluster():
+    """Daemons that all tests of a file share."""
+    shared = Cluster()
+    yield shared
+    shared.close()
+
+
+@pytest.fixture(autouse=True)
+def show_daemons_of_the_module(request):
+    """A failed test shows the logs of shared daemons, too."""
+    if "module_cluster" in request.fixturenames:
+        request.node.cluster = request.getfixturevalue("module_cluster")

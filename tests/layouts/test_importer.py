@@ -1,0 +1,79 @@
+"""lockstep.Importer fills a Megatron model with what mbridge, which owes it nothing, fills it with."""
+
+import pytest
+import torch
+import trainer
+from cases import CASES
+from hf_models import published_tensors
+from megatron_models import weights
+from ranks import Rank, Ranks
+from safetensors.torch import save_file
+from topologies import DENSE
+
+import lockstep
+
+
+def import_both_ways(rank: Rank, checkpoint, te_names: bool) -> "list[str]":
+    """The weights in which the two loaders differ, on this rank."""
+    trainer.build(rank, checkpoint, te_names)
+    trainer.load_by_lockstep(rank, checkpoint)
+    found = trainer.snapshot(rank)
+    trainer.forget(rank)
+    trainer.load_by_mbridge(rank, checkpoint)
+    expected = trainer.snapshot(rank)
+    assert len(found) == len(expected) > 0
+    return [
+        f"{name} {list(ours.shape)}"
+        for (name, theirs), (_, ours) in zip(expected, found)
+        if ours.dtype != theirs.dtype or not torch.equal(ours, theirs)
+    ]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_both_loaders_fill_every_weight_alike(checkpoints, case):
+    with Ranks(case.topology) as ranks:
+        differences = ranks.call(import_both_ways, checkpoints.get(case.model), case.te_names)
+    assert differences == [[]] * case.topology.world
+
+
+def embedding_rows(rank: Rank, checkpoint) -> "torch.Tensor":
+    trainer.build(rank, checkpoint)
+    trainer.load_by_lockstep(rank, checkpoint)
+    return rank.chunks[0].embedding.word_embeddings.weight.detach()
+
+
+def test_rows_of_the_padded_vocabulary_become_zero(checkpoints):
+    checkpoint = checkpoints.get("llama")
+    expected = published_tensors(checkpoint)["model.embed_tokens.weight"]
+    with Ranks(DENSE["tp4"]) as ranks:
+        rows = torch.cat(ranks.call(embedding_rows, checkpoint))
+    assert rows.shape[0] == 128 and expected.shape[0] == 125
+    assert torch.equal(rows[:125], expected)
+    assert torch.equal(rows[125:], torch.zeros(3, rows.shape[1], dtype=torch.bfloat16))
+
+
+def import_broken(rank: Rank, checkpoint, broken) -> "tuple[str, bool]":
+    """What the importer says of a broken checkpoint, and whether it left every weight alone."""
+    trainer.build(rank, checkpoint)
+    with pytest.raises(lockstep.BadDataError) as raised:
+        trainer.load_by_lockstep(rank, broken)
+    untouched = all(tensor.isnan().all() for chunk in rank.chunks for _, tensor in weights(chunk))
+    return str(raised.value), untouched
+
+
+@pytest.mark.parametrize("fault", ["missing", "shape", "dtype"])
+def test_a_checkpoint_that_does_not_fit_is_refused_by_the_tensors_name_before_anything_is_written(
+    checkpoints, tmp_path, fault
+):
+    checkpoint, name = checkpoints.get("llama"), "model.layers.1.mlp.up_proj.weight"
+    tensors = published_tensors(checkpoint)
+    if fault == "missing":
+        del tensors[name]
+    elif fault == "shape":
+        tensors[name] = tensors[name][:-1].contiguous()
+    else:
+        tensors[name] = tensors[name].to(torch.float16)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with Ranks(DENSE["tp2"]) as ranks:
+        for message, untouched in ranks.call(import_broken, checkpoint, tmp_path):
+            assert name in message and untouched
