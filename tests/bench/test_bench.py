@@ -1,0 +1,25 @@
+"""The benchmarks, small: whether they still run and say what they measured. No figure is judged here."""
+
+import json
+import math
+import subprocess
+from pathlib import Path
+
+RUN = Path(__file__).with_name("run.sh")
+FIGURES = {"plan_compile_qwen3_30b_a3b", "plan_compile_deepseek_v3", "plan_execute", "publish_extra_memory"}
+
+
+def test_every_benchmark_runs_and_has_a_value_a_baseline_and_a_ratio(tmp_path):
+    report = tmp_path / "report.json"
+    subprocess.run([RUN, "--quick", "--json", report], check=True, timeout=300)
+    written = json.loads(report.read_text())
+    assert written["machine"]["cores"] >= 1
+    assert {result["name"] for result in written["results"]} == FIGURES
+    for result in written["results"]:
+        assert set(result) == {"name", "value", "unit", "baseline", "ratio", "spread"}
+        assert math.isfinite(result["ratio"]) and result["value"] >= 0 and result["baseline"] > 0
+
+
+def test_only_takes_the_names_of_figures():
+    refused = subprocess.run([RUN, "--only", "nothing"], capture_output=True, text=True)
+    assert refused.returncode == 64 and "plan_execute" in refused.stderr
