@@ -15,5 +15,5 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
   exit
 fi
 deploy/install.sh --build
-bazel build --noshow_progress --ui_event_filters=-info //tests/bench:all //trainer_agent/agent || exit 69
+bazel build --noshow_progress --ui_event_filters=-info //tests/bench:all //trainer_agent/agent:trainer_agent || exit 69
 exec python3 tests/bench/run.py "$@"

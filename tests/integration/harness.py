@@ -8,6 +8,7 @@ the daemons say of themselves.
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -33,9 +34,12 @@ WATCHER_STARTS_S = 0.3
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Below the ports that the system gives to outgoing connections: nobody takes it while a daemon is down."""
+    while True:
+        port = random.randrange(15_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_until(condition, what: str, timeout_s: float = 30, interval_s: float = 0.02):
