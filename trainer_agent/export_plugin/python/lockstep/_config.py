@@ -81,8 +81,8 @@ class ExportConfig:
         known, _ = parser.parse_known_args(arguments)
         return cls(**vars(known))
 
-    def exporter(self, model: Any, hf_config: Any = None, **options: Any) -> Exporter:
-        """An exporter for ``model`` (Megatron's model chunks, or an FSDP2 model).
+    def exporter(self, module: Any, /, hf_config: Any = None, **options: Any) -> Exporter:
+        """An exporter for ``module`` (Megatron's model chunks, or an FSDP2 model).
 
         BadDataError: the running process groups have other sizes than the configuration, or hf_config is missing.
         """
@@ -94,11 +94,11 @@ class ExportConfig:
             **options,
         }
         if self.backend == "fsdp":
-            return Exporter.from_fsdp(model, **settings)
+            return Exporter.from_fsdp(module, **settings)
         if hf_config is None:
             raise BadDataError("backend megatron: hf_config is missing; give the model's HuggingFace configuration")
         self._check_process_groups()
-        return Exporter.from_megatron(model, hf_config, **settings)
+        return Exporter.from_megatron(module, hf_config, **settings)
 
     def _needs_megatron(self) -> bool:
         return self.pipeline_parallel_size > 1 or self.expert_parallel_size > 1

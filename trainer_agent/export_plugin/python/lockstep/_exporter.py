@@ -123,11 +123,11 @@ class Exporter:
         return cls([megatron(model_chunks, hf_config, place=place, convert=convert, frozen=frozen)], **options)
 
     @classmethod
-    def from_fsdp(cls, model: Any, *, dtype: Any = None, frozen: Frozen = None, **options: Any) -> "Exporter":
+    def from_fsdp(cls, module: Any, /, *, dtype: Any = None, frozen: Frozen = None, **options: Any) -> "Exporter":
         """A transformers model under FSDP2. Arguments as ``lockstep.fsdp`` and the constructor take them."""
         from lockstep._fsdp import fsdp
 
-        return cls([fsdp(model, dtype=dtype, frozen=frozen)], **options)
+        return cls([fsdp(module, dtype=dtype, frozen=frozen)], **options)
 
     @classmethod
     def from_named_tensors(cls, tensors: Any, *, dtype: Any = None, frozen: Frozen = None, **options: Any) -> "Exporter":
@@ -135,11 +135,11 @@ class Exporter:
         return cls([named_tensors(tensors, dtype=dtype, frozen=frozen)], **options)
 
     @classmethod
-    def from_adapter(cls, model: Any, *, adapter: str = "default", dtype: Any = None, **options: Any) -> "Exporter":
+    def from_adapter(cls, module: Any, /, *, adapter: str = "default", dtype: Any = None, **options: Any) -> "Exporter":
         """The adapter of a PEFT model. Arguments as ``lockstep.adapter`` and the constructor take them."""
         from lockstep._adapter import adapter as adapter_part
 
-        return cls([adapter_part(model, adapter=adapter, dtype=dtype)], **options)
+        return cls([adapter_part(module, adapter=adapter, dtype=dtype)], **options)
 
     @property
     def run(self) -> str:
