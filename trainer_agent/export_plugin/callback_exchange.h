@@ -19,11 +19,13 @@ class CallbackExchange : public Exchange {
 
   Result<Transfer> StartSend(uint32_t peer, const void* data, uint64_t bytes) override {
     Transfer transfer = 0;
-    return Started(callbacks_.start_send(callbacks_.context, peer, data, bytes, &transfer), transfer, peer);
+    const int code = callbacks_.start_send(callbacks_.context, peer, data, bytes, &transfer);
+    return Started(code, transfer, peer);
   }
   Result<Transfer> StartReceive(uint32_t peer, void* data, uint64_t bytes) override {
     Transfer transfer = 0;
-    return Started(callbacks_.start_receive(callbacks_.context, peer, data, bytes, &transfer), transfer, peer);
+    const int code = callbacks_.start_receive(callbacks_.context, peer, data, bytes, &transfer);
+    return Started(code, transfer, peer);
   }
   Status Wait(Transfer transfer) override { return Outcome(callbacks_.wait(callbacks_.context, transfer)); }
 
