@@ -57,7 +57,8 @@ def megatron(
 
     Args:
         model_chunks: this rank's model, or its list of virtual-pipeline chunks; DDP and precision wrappers are fine.
-        hf_config: the HuggingFace configuration of the model: a transformers object, a dict or a path.
+        hf_config: the HuggingFace configuration of the model: a transformers object, a dict or a path. MTP layers that
+            it has and the trainer was built without are no part of what is exported.
         place: this rank's place in its groups, when ``megatron.core.parallel_state`` does not know it: tensor_rank,
             tensor_size, pipeline_rank, expert_rank, expert_size, expert_tensor_rank, expert_tensor_size.
         convert: round float32 parameters to the configuration's bfloat16; else a parameter's dtype must be that one.
@@ -67,7 +68,8 @@ def megatron(
     for chunk in chunks:
         _refuse_options(chunk)
         _keep_router_biases_exact(chunk)
-    return MegatronPart(chunks, config_json(hf_config), dict(place or _place_of_this_rank()), convert, frozen)
+    config = _as_built(config_json(hf_config), chunks)
+    return MegatronPart(chunks, config, dict(place or _place_of_this_rank()), convert, frozen)
 
 
 def tensors_meta(hf_config: Any) -> "list[Tuple[TensorMeta, int]]":
@@ -174,6 +176,15 @@ def _config_of(chunk: Any) -> Any:
     while not hasattr(module, "config") and hasattr(module, "module"):
         module = module.module
     return getattr(module, "config", None)
+
+
+def _as_built(config: str, chunks: "Sequence[Any]") -> str:
+    """With as many MTP layers as the trainer has: many leave out those that the checkpoint came with."""
+    values = json.loads(config)
+    built = getattr(_config_of(chunks[0]) if chunks else None, "mtp_num_layers", 0)
+    if values.get("num_nextn_predict_layers") and built is None:
+        values["num_nextn_predict_layers"] = 0
+    return json.dumps(values, sort_keys=True)
 
 
 def _refuse_options(chunk: Any) -> None:
