@@ -1,0 +1,163 @@
+"""Ranks on another host than the agent send their shards to a rank beside it, bucket by bucket, over Gloo."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import trainer
+from harness import MODEL
+from hf_models import published_tensors
+from hosts import HOSTS, network_of
+from ranks import Rank, Ranks
+from topologies import Topology, topology_of
+
+BUCKET_BYTES = 1 << 20
+SLACK_BYTES = 4 << 20  # the compiled plan, and what Gloo and Python have of their own
+WIDE = {"hidden_size": 512, "intermediate_size": 1536, "vocab_size": 32_000, "head_dim": 128}
+
+
+def open_on_host(rank: Rank, socket: Path, remote: "tuple[int, ...]", decide: bool) -> "dict[str, object]":
+    """Opens the exporter; `decide`: forced to be on another host, or left to find out that the socket is not there."""
+    beside = rank.number not in remote if decide else None
+    return trainer.open_exporter(rank, socket, MODEL, beside_agent=beside, bucket_bytes=BUCKET_BYTES)
+
+
+def total_bytes(tensors) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+CASES = {
+    "llama-tp2pp2": ("llama", topology_of("tp2pp2"), (2, 3)),
+    "llama-tp2pp2-one-beside": ("llama", topology_of("tp2pp2"), (0, 1, 3)),
+    "qwen3_moe-tp2ep2": ("qwen3_moe", topology_of("tp2ep2"), (1,)),
+    "qwen3_moe-ep2etp2": ("qwen3_moe", topology_of("ep2etp2"), (1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_shard_reaches_the_agent_once_and_the_bytes_are_the_same(cluster, checkpoints, name):
+    model, topology, remote = CASES[name]
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    first, second = checkpoints.get(model, seed=1), checkpoints.get(model, seed=2)
+    with Ranks(topology) as ranks:
+        ranks.call(trainer.build, first)
+        ranks.call(trainer.load_by_mbridge, first)
+        said = ranks.call(open_on_host, agent.socket, remote, True)
+        assert len({rank["plan"] for rank in said}) == 1
+        assert all(not said[number]["writes"] and said[number]["run"] == "" for number in remote)
+        for version, checkpoint in ((1, first), (2, second), (3, first)):
+            ranks.call(trainer.load_by_mbridge, checkpoint)
+            stats = ranks.call(trainer.publish, version)
+            tensors = published_tensors(checkpoint)
+            receiver.wait_for(tensors)
+            assert_sent_once(stats, tensors, remote)
+
+
+def assert_sent_once(stats, tensors, remote: "tuple[int, ...]") -> None:
+    sent = sum(rank.bytes_sent for rank in stats)
+    assert sent == sum(rank.bytes_received for rank in stats) > 0
+    assert sum(rank.bytes_copied for rank in stats) + sent == total_bytes(tensors)
+    assert sum(rank.buckets_sent for rank in stats) == sum(rank.buckets_received for rank in stats)
+    for number, rank in enumerate(stats):
+        assert rank.exchange_memory_bytes <= BUCKET_BYTES
+        if number in remote:
+            assert rank.bytes_copied == rank.bytes_received == 0
+        else:
+            assert rank.bytes_sent == 0
+
+
+def test_replicas_on_another_host_send_nothing_and_wait_for_nobody(cluster, checkpoints):
+    checkpoint = checkpoints.get("llama")
+    tensors = published_tensors(checkpoint)
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    with Ranks(Topology(tp=2, dp=2)) as ranks:
+        ranks.call(trainer.build, checkpoint)
+        ranks.call(trainer.load_by_mbridge, checkpoint)
+        said = ranks.call(open_on_host, agent.socket, (2, 3), True)
+        assert [rank["writes"] for rank in said] == [True, True, False, False]
+        stats = ranks.call(trainer.publish, 1, only=[2, 3])
+        assert {tuple(rank)[:-2] for rank in stats} == {(0,) * 7}
+        stats = ranks.call(trainer.publish, 1, only=[0, 1])
+        receiver.wait_for(tensors)
+    assert sum(rank.bytes_copied for rank in stats) == total_bytes(tensors)
+    assert sum(rank.bytes_sent + rank.bytes_received for rank in stats) == 0
+
+
+def own_memory(field: str) -> int:
+    """Bytes of a field of this process's /proc/self/status."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith(field + ":"))
+
+
+class PeakMemory(threading.Thread):
+    """The most private memory that this process has while the block runs, in bytes, beyond what it had before."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._done = threading.Event()
+        self._before = own_memory("RssAnon")
+        self._peak = self._before
+
+    @property
+    def grown(self) -> int:
+        return self._peak - self._before
+
+    def run(self) -> None:
+        while not self._done.wait(0.0005):
+            self._peak = max(self._peak, own_memory("RssAnon"))
+
+    def __enter__(self) -> "PeakMemory":
+        self.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._peak = max(self._peak, own_memory("RssAnon"))
+        self._done.set()
+        self.join()
+
+
+def measured_publish(rank: Rank, socket: Path, remote: "tuple[int, ...]"):
+    """Opens and publishes two versions; (stats of the second, growth of private memory over all of it)."""
+    with PeakMemory() as memory:
+        open_on_host(rank, socket, remote, True)
+        trainer.publish(rank, 1)
+        stats = trainer.publish(rank, 2)
+    return stats, memory.grown
+
+
+def test_the_exchange_takes_one_buckets_memory_whatever_the_model_is(cluster, checkpoints):
+    checkpoint = checkpoints.get("llama", **WIDE)
+    tensors = published_tensors(checkpoint)
+    remote = (2, 3)
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    with Ranks(topology_of("tp2pp2")) as ranks:
+        ranks.call(trainer.build, checkpoint)
+        ranks.call(trainer.load_by_mbridge, checkpoint)
+        results = ranks.call(measured_publish, agent.socket, remote)
+        receiver.wait_for(tensors)
+    assert_sent_once([stats for stats, _ in results], tensors, remote)
+    for number in remote:
+        assert results[number][0].bytes_sent > 3 * (BUCKET_BYTES + SLACK_BYTES) and results[number][0].buckets_sent > 10
+    for number, (_, grown) in enumerate(results):
+        assert grown <= BUCKET_BYTES + SLACK_BYTES, f"rank {number}: {grown >> 10} KiB"
+
+
+@pytest.mark.parametrize("hosts", HOSTS)
+def test_a_rank_finds_out_that_the_agent_is_on_another_host(cluster, checkpoints, hosts):
+    checkpoint = checkpoints.get("llama")
+    remote = (2, 3)
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    with network_of(hosts, remote, hidden=cluster.directory) as prepare:
+        with Ranks(topology_of("tp2pp2"), prepare=prepare) as ranks:
+            ranks.call(trainer.build, checkpoint)
+            ranks.call(trainer.load_by_mbridge, checkpoint)
+            said = ranks.call(open_on_host, agent.socket, remote, hosts == "one host")
+            assert [rank["writes"] for rank in said] == [True, True, False, False]
+            for version in (1, 2):
+                stats = ranks.call(trainer.publish, version)
+                receiver.wait_for(published_tensors(checkpoint))
+                assert_sent_once(stats, published_tensors(checkpoint), remote)
