@@ -15,7 +15,8 @@ namespace lockstep::kernels {
 
 void CopyRows(void* dst, uint64_t dst_pitch, const void* src, uint64_t src_pitch, uint64_t rows, uint64_t row_bytes);
 
-// F32 to BF16, rounded to nearest, ties to even; every NaN becomes 0x7FC0, as PyTorch makes it.
+// F32 to BF16, rounded to nearest, ties to even; every NaN becomes 0x7FC0, on every machine (PyTorch's differs with
+// the instruction set).
 void CopyRowsF32ToBF16(void* dst, uint64_t dst_pitch, const void* src, uint64_t src_pitch, uint64_t rows,
                        uint64_t row_elements);
 
