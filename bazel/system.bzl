@@ -43,3 +43,54 @@ system_library = repository_rule(
     configure = True,
     local = True,
 )
+
+_TOOLKIT_BUILD = """
+package(default_visibility = ["//visibility:public"])
+
+cc_library(
+    name = "{name}",
+    hdrs = glob(["include/**"]),
+    includes = ["include"],
+    linkopts = {linkopts},
+)
+"""
+
+# Builds nothing, and says why when somebody tries: queries pass over it, and so do builds that do not need it.
+_MISSING_BUILD = """
+package(default_visibility = ["//visibility:public"])
+
+genrule(
+    name = "missing",
+    outs = ["missing.h"],
+    cmd = "echo '{hint}' >&2; exit 1",
+)
+
+cc_library(
+    name = "{name}",
+    hdrs = ["missing.h"],
+)
+"""
+
+def _toolkit_library_impl(ctx):
+    prefix = ctx.os.environ.get(ctx.attr.prefix_variable, ctx.attr.prefix)
+    if not ctx.path(prefix + "/include/" + ctx.attr.header).exists:
+        hint = "%s: %s/include/%s is missing; set %s" % (ctx.name, prefix, ctx.attr.header, ctx.attr.prefix_variable)
+        ctx.file("BUILD", _MISSING_BUILD.format(name = ctx.name, hint = hint))
+        return
+    ctx.symlink(prefix + "/include", "include")
+    linkopts = ["-L" + prefix + "/lib"] + ctx.attr.linkopts
+    ctx.file("BUILD", _TOOLKIT_BUILD.format(name = ctx.name, linkopts = repr(linkopts)))
+
+# What a vendor installs below a prefix of its own. Only targets built with --config=cuda use these.
+toolkit_library = repository_rule(
+    implementation = _toolkit_library_impl,
+    attrs = {
+        "header": attr.string(mandatory = True),
+        "linkopts": attr.string_list(),
+        "prefix": attr.string(mandatory = True),
+        "prefix_variable": attr.string(mandatory = True),
+    },
+    environ = ["CUDA_HOME", "NCCL_HOME"],
+    configure = True,
+    local = True,
+)

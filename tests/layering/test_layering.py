@@ -47,6 +47,7 @@ ALLOWED = {
         "kernels",
         "trainer_agent/buffer",
         "trainer_agent/export_plugin/plan",
+        "@cuda",  # only with --config=cuda
         "@nlohmann_json",
     },
     "trainer_agent/export_plugin": {

@@ -2,10 +2,11 @@
 #pragma once
 
 #include <cstring>
-#include <span>
+#include <memory>
 #include <vector>
 
 #include "trainer_agent/export_plugin/exporter/bucket_header.h"
+#include "trainer_agent/export_plugin/exporter/copy_engine.h"
 
 namespace lockstep {
 
@@ -23,6 +24,14 @@ class BucketMemory {
   std::byte* payload(size_t slot) { return message(slot) + sizeof(BucketHeader); }
   uint64_t bytes() const { return memory_.size(); }
 
+  // Makes it ready for `engine`, once.
+  Status PinFor(CopyEngine& engine) {
+    if (pinned_) return OkStatus();
+    LS_ASSIGN_OR_RETURN(pin_, engine.Pin(memory_));
+    pinned_ = true;
+    return OkStatus();
+  }
+
   BucketHeader header(size_t slot) {
     BucketHeader header;
     std::memcpy(&header, message(slot), sizeof(header));
@@ -33,6 +42,8 @@ class BucketMemory {
  private:
   uint64_t slot_bytes_;
   std::vector<std::byte> memory_;
+  std::unique_ptr<PinnedMemory> pin_;
+  bool pinned_ = false;
 };
 
 }  // namespace lockstep

@@ -49,6 +49,7 @@ Status BucketSender::Send(Version version, Status ready, std::span<const LocalTe
 }
 
 Status BucketSender::Pack(const OutgoingBucket& bucket, size_t slot, std::span<const LocalTensor> locals) {
+  LS_RETURN_IF_ERROR(memory_.PinFor(*engine_));
   LS_RETURN_IF_ERROR(Place(bucket.copies, locals, memory_.payload(slot), placed_));
   LS_RETURN_IF_ERROR(engine_->Start(placed_));
   return engine_->Finish();

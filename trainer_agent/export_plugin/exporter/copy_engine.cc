@@ -86,6 +86,10 @@ ElementBytes ElementsOf(ElementConversion conversion) {
   return {1, 1};
 }
 
+Result<std::unique_ptr<PinnedMemory>> CopyEngine::Pin(std::span<std::byte>) {
+  return std::unique_ptr<PinnedMemory>();
+}
+
 std::unique_ptr<CopyEngine> NewHostCopyEngine(WorkerPool* pool) {
   return std::make_unique<HostCopyEngine>(pool);
 }

@@ -24,6 +24,12 @@ struct PlacedCopy {
   ElementConversion conversion = ElementConversion::kNone;
 };
 
+// Memory that a device copies to and from at full speed, as long as this lives; it goes before the memory does.
+class PinnedMemory {
+ public:
+  virtual ~PinnedMemory() = default;
+};
+
 // Not thread-safe.
 class CopyEngine {
  public:
@@ -33,9 +39,18 @@ class CopyEngine {
   virtual Status Start(std::span<const PlacedCopy> copies) = 0;
   // Until everything started is in place.
   virtual Status Finish() = 0;
+
+  // Null where nothing is to be done.
+  virtual Result<std::unique_ptr<PinnedMemory>> Pin(std::span<std::byte> memory);
+  // Whether CPU and GPU share one memory, which buckets take from both.
+  virtual bool unified_memory() const { return false; }
 };
 
 // Host memory, with the calling thread and `pool` (null: only the caller). Start() does the work.
 std::unique_ptr<CopyEngine> NewHostCopyEngine(WorkerPool* pool);
+
+// For whatever memory this process has: in a build with CUDA, on a machine with a GPU, that of the GPU too, by a stream
+// of the engine's own. Work queued on the tensors must be done before Start().
+Result<std::unique_ptr<CopyEngine>> NewCopyEngine(WorkerPool* pool);
 
 }  // namespace lockstep

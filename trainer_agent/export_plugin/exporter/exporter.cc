@@ -1,5 +1,6 @@
 #include "trainer_agent/export_plugin/exporter/exporter.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -52,6 +53,8 @@ struct Exporter::Impl {
   std::unique_ptr<BucketSender> sender;
   std::unique_ptr<BucketIntake> intake;
   std::unique_ptr<RankClient> client;  // where this rank writes
+  std::array<std::unique_ptr<PinnedMemory>, 2> pinned_halves;
+  std::array<bool, 2> pinned{};
   std::array<bool, 2> frozen_in_half{};
   std::vector<PlacedCopy> placed;
   PublishStats stats;
@@ -62,6 +65,7 @@ struct Exporter::Impl {
   Status SetAddresses(std::span<const void* const> addresses);
   Status Write(Version version, Status ready);
   Status WriteOwn(Version version, std::byte*& data);
+  Status PinHalf(size_t half, std::byte* data);
   Status CopyShare(const Share& from, std::byte* data);
   Status TellFrozen(std::byte* data);
   Status End(Version version, Status status);
@@ -158,8 +162,17 @@ Status Exporter::Impl::WriteOwn(Version version, std::byte*& data) {
   const auto start = Clock::now();
   LS_ASSIGN_OR_RETURN(data, client->Begin(version));
   stats.begin_seconds = SecondsSince(start);
+  LS_RETURN_IF_ERROR(PinHalf(client->half(), data));
   LS_RETURN_IF_ERROR(CopyShare(share.changing, data));
   return TellFrozen(data);
+}
+
+// Once for each half, when it is first written.
+Status Exporter::Impl::PinHalf(size_t half, std::byte* data) {
+  if (pinned[half]) return OkStatus();
+  LS_ASSIGN_OR_RETURN(pinned_halves[half], engine->Pin({data, layout->data_bytes()}));
+  pinned[half] = true;
+  return OkStatus();
 }
 
 Status Exporter::Impl::CopyShare(const Share& from, std::byte* data) {
@@ -207,7 +220,8 @@ Result<std::unique_ptr<Exporter>> Exporter::Open(ExporterOptions options) {
   impl->rank = options.rank;
   impl->locals = options.locals;
   if (options.threads > 1) impl->pool = std::make_unique<WorkerPool>(options.threads - 1);
-  impl->engine = NewHostCopyEngine(impl->pool.get());
+  LS_ASSIGN_OR_RETURN(impl->engine, NewCopyEngine(impl->pool.get()));
+  if (impl->engine->unified_memory()) options.bucket_bytes = std::min(options.bucket_bytes, kUnifiedMemoryBucketBytes);
   LS_RETURN_IF_ERROR(impl->Compile(options).WithContext(Cat("model ", options.model, ", rank ", options.rank)));
   return std::unique_ptr<Exporter>(new Exporter(std::move(impl)));
 }

@@ -1,0 +1,10 @@
+// NewCopyEngine() of builds without CUDA.
+#include "trainer_agent/export_plugin/exporter/copy_engine.h"
+
+namespace lockstep {
+
+Result<std::unique_ptr<CopyEngine>> NewCopyEngine(WorkerPool* pool) {
+  return NewHostCopyEngine(pool);
+}
+
+}  // namespace lockstep
