@@ -5,6 +5,7 @@ PyTorch's own placements, in the order in which PyTorch says that the mesh dimen
 """
 
 import itertools
+import math
 from typing import Any, Sequence, Tuple
 
 import torch
@@ -47,7 +48,8 @@ def _boxes_of(name: str, tensor: DTensor, local_shape: "Tuple[int, ...]") -> "li
         return []
     indices = _indices(tensor, order, coordinate)
     expected = tuple(index.numel() for index in indices)
-    if local_shape != expected:
+    # FSDP gives a shard without elements whatever shape without elements it likes.
+    if local_shape != expected and math.prod(local_shape) + math.prod(expected) > 0:
         raise BadDataError(
             f'tensor "{name}": {list(tensor.shape)} placed {tensor.placements} on a mesh of '
             f"{list(tensor.device_mesh.shape)} gives rank {tuple(coordinate)} a shard of {list(expected)}, "
