@@ -34,6 +34,7 @@ class FsdpPart(ShardsPart):
         self._model = getattr(model, "_orig_mod", model)
         self._dtype = dtype
         self._is_frozen = frozen_predicate(frozen)
+        self._kept_in_float32 = _kept_in_float32(self._model)
         self._into: "dict[str, list[Into]]" = {}
 
     def sheet(self) -> "dict[str, Any]":
@@ -45,9 +46,14 @@ class FsdpPart(ShardsPart):
     def _describe_parameter(self, name: str, tensor: Any) -> Shard:
         from lockstep._dtensors import shard_of
 
-        dtype = self._dtype if _may_be_rounded(self._model, name, tensor) else None
+        dtype = self._dtype if self._may_be_rounded(name, tensor) else None
         shard = shard_of(name, tensor, exported_dtype(name, tensor, dtype), self._is_frozen(name, tensor))
         return dataclasses.replace(shard, into=self._into[name])
+
+    def _may_be_rounded(self, name: str, tensor: Any) -> bool:
+        import torch
+
+        return isinstance(tensor, torch.nn.Parameter) and not self._kept_in_float32.search(name)
 
 
 def sharded_parameters(model: Any) -> "Iterator[Tuple[str, Any]]":
@@ -65,10 +71,7 @@ def sharded_parameters(model: Any) -> "Iterator[Tuple[str, Any]]":
                 yield _WRAPPERS.sub("", f"{path}.{name}" if path else name), tensor
 
 
-def _may_be_rounded(model: Any, name: str, tensor: Any) -> bool:
-    import torch
-
-    kept: "set[str]" = set()
-    for attribute in ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"):
-        kept.update(getattr(model, attribute, None) or ())
-    return isinstance(tensor, torch.nn.Parameter) and not kept & set(name.split("."))
+def _kept_in_float32(model: Any) -> "re.Pattern[str]":
+    """Of parameters that transformers loads in float32 whatever dtype it is asked for; its patterns are globs."""
+    patterns = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+    return re.compile("|".join(pattern.replace("*", ".*") for pattern in sorted(patterns)) or r"\Z.")

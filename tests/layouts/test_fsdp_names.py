@@ -1,0 +1,113 @@
+"""Under which names, and cut how, a transformers model's parameters are exported: as its save_pretrained writes them."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import lockstep
+from lockstep import _checkpoint_names
+
+_BASE = {
+    "vocab_size": 32,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 64,
+    "head_dim": 4,
+    "pad_token_id": None,
+}
+_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 10}
+_LOCAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_SHARED = {**_MOE, "shared_expert_intermediate_size": 12}
+_ROUTED = {"num_experts_per_tok": 2, "moe_intermediate_size": 10, "n_routed_experts": 4, "n_group": 1, "topk_group": 1}
+_LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4}
+FAMILIES = {
+    "llama": {},
+    "qwen3": {"tie_word_embeddings": True},
+    "gemma3_text": {},
+    "qwen3_moe": _MOE,
+    "qwen2_moe": _SHARED,
+    "mixtral": _LOCAL,
+    "phimoe": _LOCAL,
+    "minimax_m2": _LOCAL,
+    "olmoe": _MOE,
+    "jamba": {"num_experts": 4},
+    "granitemoe": _LOCAL,
+    "gpt_oss": _LOCAL,
+    "qwen3_next": _SHARED,
+    "qwen3_5_moe_text": _SHARED,
+    "deepseek_v3": {**_ROUTED, **_LATENT, "first_k_dense_replace": 1},
+    "glm4_moe": {**_ROUTED, "first_k_dense_replace": 1},
+}
+
+
+def exported(model) -> "dict[str, torch.Tensor]":
+    """The checkpoint tensors that the part's sheet says are made of the model's parameters."""
+    local = dict([*model.named_parameters(), *model.named_buffers()])
+    found: "dict[str, torch.Tensor]" = {}
+    for tensor in lockstep.fsdp(model).sheet()["tensors"]:
+        for target in tensor["into"]:
+            assert target["name"] not in found
+            size = [1] * (len(tensor["shape"]) - len(target["shape"])) + target["shape"]
+            block = tuple(slice(first, first + length) for first, length in zip(target["from"], size))
+            found[target["name"]] = local[tensor["name"]].detach()[block].reshape(target["shape"])
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_models_parameters_become_what_transformers_saves(tmp_path, family):
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**_BASE, **FAMILIES[family]}))
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    found = exported(model)
+    assert found.keys() == saved.keys()
+    assert [name for name, tensor in saved.items() if not torch.equal(found[name], tensor)] == []
+
+
+KEPT = {
+    "qwen3_moe": 0,
+    "gpt_oss": 0,  # it names norms, but these are kept from float16 only
+    "ernie4_5_moe": 4,  # of each layer, the router and its bias
+}
+ERNIE = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 10, "moe_layer_start_index": 0}
+
+
+@pytest.mark.parametrize("family", KEPT)
+def test_float32_masters_are_rounded_but_for_what_transformers_keeps_in_float32(tmp_path, family):
+    sizes = {**_BASE, **FAMILIES.get(family, ERNIE)}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes), dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    sheet = lockstep.fsdp(model, dtype=torch.bfloat16).sheet()["tensors"]
+    dtypes = {tensor["name"]: tensor["dtype"] for tensor in sheet}
+    expected = {name: "F32" if p.dtype == torch.float32 else "BF16" for name, p in loaded.named_parameters()}
+    assert {name: dtypes[name] for name in expected} == expected
+    assert list(expected.values()).count("F32") == KEPT[family]
+
+
+SAVERS = {
+    "transposed": lambda tensors: {"w": tensors["weight"].t()},
+    "joined": lambda tensors: {"w": torch.cat([tensors["weight"], tensors["weight"]])},
+    "strided": lambda tensors: {"w": tensors["weight"][::2]},
+    "flattened": lambda tensors: {"w": tensors["weight"].reshape(2, 6, 6)[:, 1:3].reshape(2, 12)},
+}
+
+
+@pytest.mark.parametrize("how", SAVERS)
+def test_a_checkpoint_tensor_that_is_no_block_of_a_parameter_is_refused_by_name(monkeypatch, how):
+    monkeypatch.setattr(_checkpoint_names, "_as_saved", lambda model, tensors: SAVERS[how](tensors))
+    with pytest.raises(lockstep.BadDataError, match='checkpoint tensor "w"'):
+        lockstep.fsdp(torch.nn.Linear(6, 12, bias=False)).sheet()
+
+
+def test_other_modules_keep_their_names():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    named = [tensor["name"] for tensor in lockstep.fsdp(model).sheet()["tensors"]]
+    assert named == [
+        *("0.weight", "0.bias", "1.weight", "1.bias"),
+        *("1.running_mean", "1.running_var", "1.num_batches_tracked"),
+    ]
