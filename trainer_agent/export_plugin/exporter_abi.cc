@@ -131,6 +131,7 @@ nlohmann::ordered_json DescribeTensors(const std::vector<TensorMeta>& tensors) {
 std::string Describe(const Exporter& exporter) {
   return nlohmann::ordered_json{{"plan", ToHex(exporter.plan().digest)},
                                 {"bytes", exporter.plan().bytes},
+                                {"bucket_bytes", exporter.bucket_bytes()},
                                 {"writes", exporter.writes()},
                                 {"tensors", DescribeTensors(exporter.layout().tensors())}}
       .dump();
@@ -217,6 +218,10 @@ int lockstep_tensors_meta(const char* const* sheets, uint32_t ranks, char** json
 
 void lockstep_free(void* memory) {
   std::free(memory);
+}
+
+int lockstep_has_cuda(void) {
+  return kCopiesFromGpu ? 1 : 0;
 }
 
 }  // extern "C"

@@ -162,7 +162,7 @@ typedef struct lockstep_exporter_options {
   size_t local_count;
   uint32_t convert;                  /* 1: F32 tensors may be exported as BF16, rounded to nearest even */
   uint32_t threads;                  /* that copy, the caller's among them; 0: 1. The only threads the library starts */
-  uint64_t bucket_bytes;             /* memory for the exchange on each rank; 0: 512 MiB */
+  uint64_t bucket_bytes;             /* memory for the exchange, the same on each rank; 0: 512 MiB */
   const lockstep_exchange* exchange; /* null when all ranks are beside the agent */
   const char* attachments;           /* as in lockstep_open_options */
   const char* run;                   /* as in lockstep_open_options */
@@ -199,7 +199,8 @@ int lockstep_exporter_publish(lockstep_exporter* exporter, uint64_t version, con
 const char* lockstep_exporter_run(const lockstep_exporter* exporter); /* "" on a rank that does not talk to the agent */
 uint64_t lockstep_exporter_committed_version(const lockstep_exporter* exporter);
 int lockstep_exporter_stats(const lockstep_exporter* exporter, lockstep_publish_stats* stats);
-/* JSON: {"plan": digest, "bytes": n, "writes": bool, "tensors": [{"name", "dtype", "shape", "offset"}, ...]} */
+/* JSON: {"plan": digest, "bytes": n, "bucket_bytes": n, "writes": bool, "tensors": [{"name", "dtype", "shape",
+ * "offset"}, ...]} */
 const char* lockstep_exporter_describe(lockstep_exporter* exporter);
 
 /* A version being written is aborted. Null is fine. */
@@ -216,6 +217,9 @@ int lockstep_import(const char* directory, const char* sheet, const lockstep_loc
  * sheets in which no rank need hold anything. Free it with lockstep_free. */
 int lockstep_tensors_meta(const char* const* sheets, uint32_t ranks, char** json);
 void lockstep_free(void* memory);
+
+/* 1: local tensors may lie in GPU memory. 0: this library was built without --config=cuda, and they may not. */
+int lockstep_has_cuda(void);
 
 /* "0.1.0" */
 const char* lockstep_version(void);

@@ -53,4 +53,7 @@ std::unique_ptr<CopyEngine> NewHostCopyEngine(WorkerPool* pool);
 // of the engine's own. Work queued on the tensors must be done before Start().
 Result<std::unique_ptr<CopyEngine>> NewCopyEngine(WorkerPool* pool);
 
+// Whether this is such a build.
+extern const bool kCopiesFromGpu;
+
 }  // namespace lockstep

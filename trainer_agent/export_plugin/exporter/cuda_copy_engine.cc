@@ -146,6 +146,8 @@ class CudaCopyEngine : public CopyEngine {
 
 }  // namespace
 
+const bool kCopiesFromGpu = true;
+
 Result<std::unique_ptr<CopyEngine>> NewCopyEngine(WorkerPool* pool) {
   int devices = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {

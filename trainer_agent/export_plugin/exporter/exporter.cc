@@ -43,6 +43,7 @@ Status CheckOptions(const ExporterOptions& options) {
 struct Exporter::Impl {
   std::string model_name;
   uint32_t rank = 0;
+  uint64_t bucket_bytes = 0;
   std::vector<LocalTensor> locals;
   std::shared_ptr<const ModelLayout> layout;
   CopyPlan plan;
@@ -222,6 +223,7 @@ Result<std::unique_ptr<Exporter>> Exporter::Open(ExporterOptions options) {
   if (options.threads > 1) impl->pool = std::make_unique<WorkerPool>(options.threads - 1);
   LS_ASSIGN_OR_RETURN(impl->engine, NewCopyEngine(impl->pool.get()));
   if (impl->engine->unified_memory()) options.bucket_bytes = std::min(options.bucket_bytes, kUnifiedMemoryBucketBytes);
+  impl->bucket_bytes = options.bucket_bytes;
   LS_RETURN_IF_ERROR(impl->Compile(options).WithContext(Cat("model ", options.model, ", rank ", options.rank)));
   return std::unique_ptr<Exporter>(new Exporter(std::move(impl)));
 }
@@ -246,6 +248,10 @@ const ModelLayout& Exporter::layout() const {
 
 const CopyPlan& Exporter::plan() const {
   return impl_->plan;
+}
+
+uint64_t Exporter::bucket_bytes() const {
+  return impl_->bucket_bytes;
 }
 
 const PublishStats& Exporter::stats() const {

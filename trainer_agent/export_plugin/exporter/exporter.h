@@ -38,8 +38,8 @@ struct ExporterOptions {
   uint32_t rank = 0;
   std::vector<LocalTensor> locals;
   bool convert = false;  // allow F32 tensors to be exported as BF16, rounded to nearest even; else a dtype must match
-  uint64_t bucket_bytes = kDefaultBucketBytes;
-  uint32_t threads = 1;          // that may copy, the caller's among them
+  uint64_t bucket_bytes = kDefaultBucketBytes;  // the same on every rank
+  uint32_t threads = 1;                         // that may copy, the caller's among them
   Exchange* exchange = nullptr;  // needed when some rank is not beside the agent; REQUIRES to outlive the exporter
   RunId run;                     // zero: a new run
   std::chrono::milliseconds connect_timeout{10'000};
@@ -74,6 +74,7 @@ class Exporter {
 
   const ModelLayout& layout() const;
   const CopyPlan& plan() const;
+  uint64_t bucket_bytes() const;  // as used: both ends of an exchange must have the same
   const PublishStats& stats() const;
   bool writes() const;  // whether this rank talks to the agent
   RunId run() const;    // zero on a rank that does not talk to the agent

@@ -3,6 +3,8 @@
 
 namespace lockstep {
 
+const bool kCopiesFromGpu = false;
+
 Result<std::unique_ptr<CopyEngine>> NewCopyEngine(WorkerPool* pool) {
   return NewHostCopyEngine(pool);
 }

@@ -6,7 +6,7 @@ import os
 import threading
 import weakref
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from lockstep import _library
 from lockstep._errors import AbortedError, BadDataError, StateError, from_code
@@ -70,9 +70,9 @@ class Exporter:
         self._library = _library.load()
         self._lock = threading.RLock()
         self._parts = list(parts)
-        self._locals = self._current_locals()
         beside = Path(socket).is_socket() if beside_agent is None else beside_agent
-        ranks = gather({"format": SHEET_FORMAT, "beside_agent": beside, "parts": [p.sheet() for p in parts]}, group)
+        ranks = gather(lambda: self._describe(beside), group)
+        self._locals = self._current_locals()
         self._sheets = ranks.sheets
         self._exchange = _exchange_for(ranks, group, call_timeout_ms)
         options = _library.CExporterOptions(
@@ -101,7 +101,8 @@ class Exporter:
         self._finalizer = weakref.finalize(self, self._library.lockstep_exporter_close, handle)
         self._description = {} if failure else json.loads(self._library.lockstep_exporter_describe(handle))
         try:
-            agree_on_plan(failure, self._description.get("plan", ""), group)
+            what = (self._description.get("plan", ""), self._description.get("bucket_bytes", 0))
+            require_agreement(tell_all((str(failure or ""), what), group), failure)
         except BaseException:
             self.close()
             raise
@@ -215,6 +216,17 @@ class Exporter:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def _describe(self, beside_agent: bool) -> str:
+        if not self._library.lockstep_has_cuda():
+            for tensor in self._current_locals():
+                if getattr(tensor.owner, "is_cuda", False):
+                    raise BadDataError(
+                        f'tensor "{tensor.name}" is on {tensor.owner.device}, and this liblockstep.so was built without '
+                        "CUDA: build it with --config=cuda"
+                    )
+        parts = [part.sheet() for part in self._parts]
+        return json.dumps({"format": SHEET_FORMAT, "beside_agent": beside_agent, "parts": parts}, separators=(",", ":"))
+
     def _attachments(self) -> "bytes | None":
         files: "dict[str, str]" = {}
         for part in self._parts:
@@ -254,31 +266,44 @@ class Ranks(NamedTuple):
     rank: int
 
 
-def gather(sheet: "Mapping[str, Any]", group: Any) -> Ranks:
-    """Every rank's sheet; just this one without torch.distributed."""
-    text = json.dumps(sheet, separators=(",", ":"))
+def gather(describe: "Callable[[], str]", group: Any) -> Ranks:
+    """Every rank's sheet; just this one without torch.distributed. AbortedError: another rank could not make its own."""
+    sheet, failure = "", None
+    try:
+        sheet = describe()
+    except Exception as error:  # told to the other ranks, which wait for this one, and raised below
+        failure = error
+    answers = tell_all((str(failure or ""), sheet), group)
+    require_agreement([(reason, ()) for reason, _ in answers], failure)
+    distributed = _initialised_distributed()
+    return Ranks([sheet.encode() for _, sheet in answers], distributed.get_rank(group) if distributed else 0)
+
+
+def tell_all(what: Any, group: Any) -> "list[Any]":
+    """What each rank of the group tells, in rank order."""
     distributed = _initialised_distributed()
     if distributed is None:
-        return Ranks([text.encode()], 0)
-    sheets: "list[Any]" = [None] * distributed.get_world_size(group)
-    distributed.all_gather_object(sheets, text, group=group)
-    return Ranks([sheet.encode() for sheet in sheets], distributed.get_rank(group))
+        return [what]
+    told: "list[Any]" = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(told, what, group=group)
+    return told
 
 
-def agree_on_plan(failure: "Exception | None", plan: str, group: Any) -> None:
-    """Raises on every rank when one is not ready, or has another plan: each with the reason."""
-    distributed = _initialised_distributed()
-    answers: "list[Any]" = [(str(failure) if failure else "", plan)]
-    if distributed is not None:
-        answers = [None] * distributed.get_world_size(group)
-        distributed.all_gather_object(answers, (str(failure) if failure else "", plan), group=group)
+def require_agreement(answers: "Sequence[tuple[str, Any]]", failure: "Exception | None") -> None:
+    """Raises on every rank when one has failed, or says something else than rank 0: each with the reason.
+
+    ``answers``: of each rank, why it failed ("" when it did not), and what all must say alike.
+    """
     if failure:
         raise failure
-    for rank, (reason, other) in enumerate(answers):
+    for rank, (reason, what) in enumerate(answers):
         if reason:
             raise AbortedError(f"rank {rank} could not open the exporter: {reason}")
-        if other != plan:
-            raise AbortedError(f"rank {rank} has plan {other}, this rank {plan}: run one version of lockstep everywhere")
+        if what != answers[0][1]:
+            raise AbortedError(
+                f"rank {rank} has plan and bucket_bytes {what}, rank 0 {answers[0][1]}: use one version of lockstep, "
+                "and one bucket_bytes, on every rank"
+            )
 
 
 def _initialised_distributed() -> Any:
