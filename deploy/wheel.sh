@@ -2,6 +2,7 @@
 # Builds the Python package as a wheel with liblockstep.so inside.
 #
 #   deploy/wheel.sh [DIRECTORY]        where the wheel goes; dist/ unless given
+#   deploy/wheel.sh --cuda [DIRECTORY] for trainers whose weights are in GPU memory; needs the CUDA toolkit (CUDA_HOME)
 #   PYTHON=python3.11 deploy/wheel.sh  the interpreter to build with; it needs pip and setuptools
 #
 # Then, where the trainer runs: pip install lockstep-*.whl
@@ -12,11 +13,16 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
   sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"
   exit
 fi
+config=()
+if [[ ${1:-} == --cuda ]]; then
+  config=(--config=cuda)
+  shift
+fi
 target=$(realpath -m "${1:-dist}")
 source=$(mktemp -d)
 trap 'rm -rf "$source"' EXIT
 
-bazel build --noshow_progress --ui_event_filters=-info //trainer_agent/export_plugin:liblockstep.so
+bazel build --noshow_progress --ui_event_filters=-info "${config[@]}" //trainer_agent/export_plugin:liblockstep.so
 cp -r trainer_agent/export_plugin/python/. "$source"
 install -m 755 bazel-bin/trainer_agent/export_plugin/liblockstep.so "$source/lockstep/liblockstep.so"
 mkdir -p "$target"

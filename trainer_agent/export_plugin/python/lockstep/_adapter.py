@@ -7,7 +7,7 @@ from typing import Any, Iterable, Tuple
 
 from lockstep._errors import BadDataError
 from lockstep._fsdp import sharded_parameters
-from lockstep._parts import Shard, ShardsPart, exported_dtype
+from lockstep._parts import Shard, ShardsPart, exported_dtype, frozen_predicate
 
 CONFIG_FILE = "adapter_config.json"
 
@@ -32,7 +32,9 @@ class AdapterPart(ShardsPart):
     """One adapter; made by ``adapter``."""
 
     def __init__(self, model: Any, adapter_name: str, dtype: Any) -> None:
-        super().__init__(self._adapter_tensors, self._describe_tensor, converts=dtype is not None)
+        super().__init__(
+            self._adapter_tensors, self._describe_tensor, frozen_predicate(None), converts=dtype is not None
+        )
         self._model = model
         self._adapter_name = adapter_name
         self._dtype = dtype

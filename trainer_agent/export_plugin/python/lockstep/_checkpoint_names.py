@@ -64,7 +64,8 @@ def _start_of_box(name: str, view: torch.Tensor, shape: "Sequence[int]") -> "Tup
     lacking = len(shape) - view.dim()
     size = (1,) * lacking + tuple(view.shape)
     in_order = lacking >= 0 and all(
-        extent == 1 or stride == own for extent, stride, own in zip(view.shape, view.stride(), strides[max(lacking, 0) :])
+        extent == 1 or stride == own
+        for extent, stride, own in zip(view.shape, view.stride(), strides[max(lacking, 0) :])
     )
     offset, start = view.storage_offset(), []
     for stride in strides:
@@ -72,5 +73,5 @@ def _start_of_box(name: str, view: torch.Tensor, shape: "Sequence[int]") -> "Tup
         offset %= stride or 1
     fits = all(first + extent <= whole for first, extent, whole in zip(start, size, shape))
     if not (in_order and fits) and math.prod(view.shape) > 0:
-        raise BadDataError(f'checkpoint tensor "{name}": transformers permutes the dimensions or elements of {list(shape)}')
+        raise BadDataError(f'checkpoint tensor "{name}": transformers permutes the elements of {list(shape)}')
     return tuple(start)

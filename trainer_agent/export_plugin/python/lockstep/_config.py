@@ -2,7 +2,7 @@
 
 import argparse
 from dataclasses import dataclass, fields
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping, NoReturn, Sequence
 
 from lockstep._errors import BadDataError
 from lockstep._exporter import Exporter
@@ -16,7 +16,7 @@ _BACKENDS = ("megatron", "fsdp")
 class ExportConfig:
     """How a trainer is laid out, and where its weights go.
 
-    ``backend`` is "megatron" or "fsdp"; empty chooses: megatron when there is pipeline or expert parallelism, else fsdp.
+    ``backend`` is "megatron" or "fsdp"; empty chooses megatron where there is pipeline or expert parallelism.
     Sizes are those of the trainer; ``exporter`` holds them against the running process groups.
     """
 
@@ -54,7 +54,8 @@ class ExportConfig:
         Reads ``trainer.engine.{backend, tensor_parallel_size, pipeline_parallel_size, expert_parallel_size}``,
         ``actor.megatron.weight_export_bucket_bytes`` (``actor`` beside ``trainer`` or inside it) and
         ``lockstep.{socket, model, weight_export_threads}``; a flat dict of these fields works too. Other keys of
-        ``trainer`` and ``actor`` are the trainer's own. BadDataError names a value that is wrong.
+        ``trainer`` and ``actor`` are the trainer's own. BadDataError names a value that is wrong, or said twice and
+        differently.
         """
         trainer = _section(config, "trainer")
         sources = (
@@ -67,14 +68,22 @@ class ExportConfig:
         names = {field.name for field in fields(cls)}
         unknown = set(_section(config, "lockstep")) - names
         if unknown:
-            raise BadDataError(f"lockstep: unknown keys {', '.join(sorted(unknown))}; known: {', '.join(sorted(names))}")
-        values = {name: source[name] for source in sources for name in names & set(source)}
+            known = ", ".join(sorted(names))
+            raise BadDataError(f"lockstep: unknown keys {', '.join(sorted(unknown))}; known: {known}")
+        values: "dict[str, Any]" = {}
+        for source in sources:
+            for name in sorted(names & set(source)):
+                if values.setdefault(name, source[name]) != source[name]:
+                    raise BadDataError(f"{name}: it is both {values[name]!r} and {source[name]!r}")
         return cls(**values)
 
     @classmethod
     def from_flags(cls, arguments: "Sequence[str] | None" = None) -> "ExportConfig":
-        """From command-line flags named as the fields (``--tensor-parallel-size 4``); other flags are left alone."""
-        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        """From command-line flags named as the fields (``--tensor-parallel-size 4``); other flags are left alone.
+
+        None: those of this process. BadDataError names a flag whose value is missing or wrong.
+        """
+        parser = _Parser(add_help=False, allow_abbrev=False)
         for field in fields(cls):
             flag = "--" + field.name.replace("_", "-")
             parser.add_argument(flag, type=type(field.default), default=field.default)
@@ -114,6 +123,13 @@ class ExportConfig:
         for name, size in running.items():
             if getattr(self, name) != size:
                 raise BadDataError(f"{name} is {getattr(self, name)}, but Megatron runs with {size}")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises, where argparse would end the trainer."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadDataError(message)
 
 
 def _section(config: "Mapping[str, Any]", name: str) -> "Mapping[str, Any]":

@@ -33,8 +33,10 @@ def shard_of(name: str, tensor: Any, dtype: str, frozen: bool) -> Shard:
 
 
 def reshard_fsdp_modules(model: torch.nn.Module) -> None:
-    """Registers the sharded parameters of every FSDP2 module again, without communication: those that a forward pass left
-    all-gathered are copies that no optimizer step changes."""
+    """Registers the sharded parameters of every FSDP2 module again, without communication.
+
+    Those that a forward pass left all-gathered are copies that no optimizer step changes.
+    """
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -70,7 +72,7 @@ def _order_of_splits(name: str, tensor: DTensor) -> "list[Tuple[int, Placement]]
     for placement in placements:
         if not isinstance(placement, (EvenShard, _StridedShard, Replicate)):
             raise BadDataError(
-                f'tensor "{name}" is placed {placements}: only shards and replicas are parts of it; redistribute it first'
+                f'tensor "{name}" is placed {placements}: only shards and replicas are parts; redistribute it first'
             )
     splits = [(dim, p) for dim, p in enumerate(placements) if not isinstance(p, Replicate)]
     strided = any(isinstance(p, _StridedShard) for _, p in splits)

@@ -17,8 +17,8 @@ class TorchExchange:
     Gloo moves the library's host memory in place. A group that has only NCCL goes through GPU memory, one bucket's
     worth for each transfer. ``peer`` numbers are ranks of ``group``. Calls come from the publishing thread only.
 
-    ``timeout_ms``: how long a transfer may take; 0: 10 minutes. A peer that dies between messages is noticed at once, in
-    the middle of one only by this; either way the group is broken.
+    ``timeout_ms``: how long a transfer may take; 0: 10 minutes. A peer that dies between messages is noticed at once,
+    in the middle of one only by this; either way the group is broken.
     """
 
     def __init__(self, group: Any = None, timeout_ms: int = 0) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 from lockstep import _library
+from lockstep._delayed_interrupt import delayed_interrupt
 from lockstep._errors import AbortedError, BadDataError, StateError, from_code
 from lockstep._parts import SHEET_FORMAT, Frozen, Part, named_tensors
 from lockstep._tensors import LocalTensor, TensorMeta, described
@@ -31,8 +32,9 @@ class Exporter:
     """Publishes a model that is spread over ranks, by a plan that is compiled and proved when it is made.
 
     Made on every rank of the group, together: the ranks tell each other what they hold and whether they are ready (two
-    ``all_gather_object``, the only collectives there ever are). After that each rank copies its own shards, and no rank waits for another, except
-    for the ranks that are on another host than the agent: they send theirs to one that is beside it.
+    ``all_gather_object``, the only collectives of the exporter). After that each rank copies its own shards, and no
+    rank waits for another, except for the ranks that are on another host than the agent: they send theirs to one that
+    is beside it.
 
     Args:
         parts: what the model is made of; see ``megatron``, ``fsdp``, ``named_tensors`` and ``adapter``.
@@ -72,7 +74,6 @@ class Exporter:
         self._parts = list(parts)
         beside = Path(socket).is_socket() if beside_agent is None else beside_agent
         ranks = gather(lambda: self._describe(beside), group)
-        self._locals = self._current_locals()
         self._sheets = ranks.sheets
         self._exchange = _exchange_for(ranks, group, call_timeout_ms)
         options = _library.CExporterOptions(
@@ -88,24 +89,13 @@ class Exporter:
             threads=threads,
             bucket_bytes=bucket_bytes,
             exchange=ctypes.pointer(self._exchange.callbacks) if self._exchange else None,
-            attachments=self._attachments(),
-            run=None if run is None else run.encode(),
+            attachments=self._attachments,
+            run=run.encode() if run else None,
             connect_timeout_ms=connect_timeout_ms,
             reconnect_timeout_ms=reconnect_timeout_ms,
             call_timeout_ms=call_timeout_ms,
         )
-        handle = ctypes.c_void_p()
-        code = self._library.lockstep_exporter_open(ctypes.byref(options), ctypes.byref(handle))
-        failure = None if code == 0 else from_code(code, self._last_error(None))
-        self._handle: "ctypes.c_void_p | None" = handle if code == 0 else None
-        self._finalizer = weakref.finalize(self, self._library.lockstep_exporter_close, handle)
-        self._description = {} if failure else json.loads(self._library.lockstep_exporter_describe(handle))
-        try:
-            what = (self._description.get("plan", ""), self._description.get("bucket_bytes", 0))
-            require_agreement(tell_all((str(failure or ""), what), group), failure)
-        except BaseException:
-            self.close()
-            raise
+        self._open(options, group)
 
     @classmethod
     def from_megatron(
@@ -131,7 +121,9 @@ class Exporter:
         return cls([fsdp(module, dtype=dtype, frozen=frozen)], **options)
 
     @classmethod
-    def from_named_tensors(cls, tensors: Any, *, dtype: Any = None, frozen: Frozen = None, **options: Any) -> "Exporter":
+    def from_named_tensors(
+        cls, tensors: Any, *, dtype: Any = None, frozen: Frozen = None, **options: Any
+    ) -> "Exporter":
         """Tensors under HuggingFace names. Arguments as ``lockstep.named_tensors`` and the constructor take them."""
         return cls([named_tensors(tensors, dtype=dtype, frozen=frozen)], **options)
 
@@ -144,9 +136,8 @@ class Exporter:
 
     @property
     def run(self) -> str:
-        """The run that versions are published in, 32 hex digits; "" on a rank that does not talk to the agent."""
-        with self._lock:
-            return self._library.lockstep_exporter_run(self._open_handle()).decode()
+        """The run that versions are published in, 32 hex digits; the same on every rank."""
+        return self._run
 
     @property
     def committed_version(self) -> int:
@@ -185,16 +176,13 @@ class Exporter:
             BadDataError: the model is not what it was when the exporter was made, or bytes are missing.
             StateError: the version does not increase.
             AbortedError: another rank failed; the version is gone for all, and the next publish works.
-            UnavailableError: the agent, or another rank, cannot be reached; from the exchange between ranks it is final.
+            UnavailableError: the agent, or another rank, cannot be reached. A lost rank is final.
         """
         if not 0 < version < 1 << 56:
             raise BadDataError(f"version {version}: versions go from 1 to 2**56 - 1")
-        with self._lock:
+        with self._lock, delayed_interrupt():
             handle = self._open_handle()
-            current = self._current_locals()
-            self._check_unchanged(current)
-            addresses = (ctypes.c_void_p * len(current))(*(local.address for local in current))
-            _wait_for_gpu(current)
+            addresses = self._current_addresses()
             self._check(self._library.lockstep_exporter_publish(handle, version, addresses))
 
     def write_sheets(self, directory: "str | os.PathLike[str]") -> None:
@@ -216,35 +204,60 @@ class Exporter:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def _open(self, options: Any, group: Any) -> None:
+        handle = ctypes.c_void_p()
+        code = self._library.lockstep_exporter_open(ctypes.byref(options), ctypes.byref(handle))
+        failure = None if code == 0 else from_code(code, self._last_error(None))
+        self._handle: "ctypes.c_void_p | None" = handle if code == 0 else None
+        self._finalizer = weakref.finalize(self, self._library.lockstep_exporter_close, handle)
+        self._description = {} if failure else json.loads(self._library.lockstep_exporter_describe(handle))
+        try:
+            self._run = self._agree(failure, group)
+        except BaseException:
+            self.close()
+            raise
+
+    def _agree(self, failure: "Exception | None", group: Any) -> str:
+        """The run that all ranks publish in. Raises when they are not ready to publish one model together."""
+        what = (self._description.get("plan", ""), self._description.get("bucket_bytes", 0))
+        run = "" if failure else self._library.lockstep_exporter_run(self._open_handle()).decode()
+        answers = tell_all((str(failure or ""), what, run), group)
+        require_agreement([answer[:2] for answer in answers], failure)
+        runs = {run: rank for rank, (_, _, run) in enumerate(answers) if run}
+        if len(runs) > 1:
+            raise AbortedError(
+                f"ranks publish in runs {', '.join(f'{run} (rank {rank})' for run, rank in runs.items())}: they reach "
+                "different agents; give beside_agent=False on the hosts whose agent is not the model's"
+            )
+        return next(iter(runs))
+
     def _describe(self, beside_agent: bool) -> str:
+        """This rank's sheet. Everything that may fail on one rank alone is done here, before the others hear of it."""
+        self._locals = self._current_locals()
         if not self._library.lockstep_has_cuda():
-            for tensor in self._current_locals():
-                if getattr(tensor.owner, "is_cuda", False):
-                    raise BadDataError(
-                        f'tensor "{tensor.name}" is on {tensor.owner.device}, and this liblockstep.so was built without '
-                        "CUDA: build it with --config=cuda"
-                    )
+            refuse_gpu_tensors(self._locals)
+        files = {name: text for part in self._parts for name, text in part.attachments().items()}
+        self._attachments = json.dumps(files).encode() if files else None
         parts = [part.sheet() for part in self._parts]
         return json.dumps({"format": SHEET_FORMAT, "beside_agent": beside_agent, "parts": parts}, separators=(",", ":"))
-
-    def _attachments(self) -> "bytes | None":
-        files: "dict[str, str]" = {}
-        for part in self._parts:
-            files.update(part.attachments())
-        return json.dumps(files).encode() if files else None
 
     def _current_locals(self) -> "list[LocalTensor]":
         return [local for part in self._parts for local in part.locals()]
 
+    def _current_addresses(self) -> Any:
+        for part in self._parts:
+            part.prepare()
+        current = self._current_locals()
+        self._check_unchanged(current)
+        _wait_for_gpu(current)
+        return (ctypes.c_void_p * len(current))(*(local.address for local in current))
+
     def _check_unchanged(self, current: "list[LocalTensor]") -> None:
         if len(current) != len(self._locals):
-            raise BadDataError(f"the model has {len(current)} tensors on this rank; it was opened with {len(self._locals)}")
+            raise BadDataError(f"this rank has {len(current)} tensors; it was opened with {len(self._locals)}")
         for now, opened in zip(current, self._locals):
-            if now[:4] != opened[:4]:
-                raise BadDataError(
-                    f'tensor "{now.name}" is {now.dtype} {list(now.shape)} with strides {list(now.strides)}; the model was '
-                    f'opened with "{opened.name}", {opened.dtype} {list(opened.shape)}, strides {list(opened.strides)}'
-                )
+            if now.description() != opened.description():
+                raise BadDataError(f"the model has {_in_words(now)}; it was opened with {_in_words(opened)}")
 
     def _check(self, code: int) -> None:
         if code != 0:
@@ -267,7 +280,7 @@ class Ranks(NamedTuple):
 
 
 def gather(describe: "Callable[[], str]", group: Any) -> Ranks:
-    """Every rank's sheet; just this one without torch.distributed. AbortedError: another rank could not make its own."""
+    """Every rank's sheet; just this one without torch.distributed. AbortedError: another rank could not make one."""
     sheet, failure = "", None
     try:
         sheet = describe()
@@ -322,6 +335,21 @@ def _exchange_for(ranks: Ranks, group: Any, timeout_ms: int) -> Any:
     from lockstep._exchange import TorchExchange
 
     return TorchExchange(group, timeout_ms)
+
+
+def refuse_gpu_tensors(tensors: "Sequence[LocalTensor]") -> None:
+    """BadDataError for the first tensor that a library without CUDA cannot reach."""
+    for tensor in tensors:
+        if getattr(tensor.owner, "is_cuda", False):
+            raise BadDataError(
+                f'tensor "{tensor.name}" is on {tensor.owner.device}, and this liblockstep.so was built without CUDA: '
+                "build it with --config=cuda (deploy/wheel.sh --cuda)"
+            )
+
+
+def _in_words(tensor: LocalTensor) -> str:
+    frozen = ", frozen" if tensor.frozen else ""
+    return f'tensor "{tensor.name}", {tensor.dtype} {list(tensor.shape)} with strides {list(tensor.strides)}{frozen}'
 
 
 def _wait_for_gpu(tensors: "Sequence[LocalTensor]") -> None:

@@ -11,13 +11,13 @@ _WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module|_fsdp_wr
 
 
 def fsdp(model: Any, *, dtype: Any = None, frozen: Frozen = None) -> "FsdpPart":
-    """The weights of a transformers model whose parameters are DTensors (FSDP2, HSDP, with or without tensor parallelism)
-    or plain tensors, under the names of its checkpoints.
+    """The weights of a transformers model whose parameters are DTensors (FSDP2, HSDP, with or without tensor
+    parallelism) or plain tensors, under the names of its checkpoints.
 
     Args:
         model: the model, on every rank; wrappers of torch.compile and of activation checkpointing are fine.
-        dtype: the checkpoint's dtype of float32 parameters (``torch.bfloat16``); buffers, and what transformers keeps in
-            float32, stay as they are. None: every tensor in its own dtype.
+        dtype: the checkpoint's dtype of float32 parameters (``torch.bfloat16``); buffers, and what transformers keeps
+            in float32, stay as they are. None: every tensor in its own dtype.
         frozen: which parameters never change.
 
     Parameters that a forward pass left all-gathered are sharded again (``FSDPModule.reshard``) before they are read, so
@@ -30,10 +30,14 @@ class FsdpPart(ShardsPart):
     """A model with its checkpoint's names; made by ``fsdp``."""
 
     def __init__(self, model: Any, dtype: Any, frozen: Frozen) -> None:
-        super().__init__(lambda: sharded_parameters(model), self._describe_parameter, converts=dtype is not None)
+        super().__init__(
+            lambda: sharded_parameters(model),
+            self._describe_parameter,
+            frozen_predicate(frozen),
+            converts=dtype is not None,
+        )
         self._model = getattr(model, "_orig_mod", model)
         self._dtype = dtype
-        self._is_frozen = frozen_predicate(frozen)
         self._kept_in_float32 = _kept_in_float32(self._model)
         self._into: "dict[str, list[Into]]" = {}
 

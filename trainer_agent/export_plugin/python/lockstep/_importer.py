@@ -6,7 +6,7 @@ from typing import Any, Mapping, Sequence
 
 from lockstep import _library
 from lockstep._errors import from_code
-from lockstep._exporter import c_locals
+from lockstep._exporter import c_locals, refuse_gpu_tensors
 from lockstep._parts import SHEET_FORMAT, Part, named_tensors
 
 
@@ -50,6 +50,8 @@ class Importer:
         library = _library.load()
         sheet = {"format": SHEET_FORMAT, "beside_agent": True, "parts": [part.sheet() for part in self._parts]}
         tensors = [local for part in self._parts for local in part.locals()]
+        if not library.lockstep_has_cuda():
+            refuse_gpu_tensors(tensors)
         code = library.lockstep_import(
             os.fsencode(directory), json.dumps(sheet).encode(), c_locals(tensors), len(tensors), threads
         )

@@ -33,6 +33,10 @@ _REFUSED_OPTIONS = {
 }
 
 
+# Whose attention rotates neighbours in HuggingFace, too.
+_INTERLEAVED_FAMILIES = frozenset({"deepseek_v3", "glm4", "glm4_moe"})
+
+
 def config_json(hf_config: Any) -> str:
     """A transformers configuration, a dict, or a path to a config.json, as one text that is the same on every rank."""
     if hasattr(hf_config, "to_dict"):
@@ -65,15 +69,15 @@ def megatron(
         frozen: which parameters never change, by their names in the sheet.
     """
     chunks = list(model_chunks) if isinstance(model_chunks, (list, tuple)) else [model_chunks]
-    for chunk in chunks:
-        _refuse_options(chunk)
-        _keep_router_biases_exact(chunk)
     config = _as_built(config_json(hf_config), chunks)
+    for chunk in chunks:
+        _refuse_options(chunk, json.loads(config))
+        _keep_router_biases_exact(chunk)
     return MegatronPart(chunks, config, dict(place or _place_of_this_rank()), convert, frozen)
 
 
 def tensors_meta(hf_config: Any) -> "list[Tuple[TensorMeta, int]]":
-    """The metadata-only dry run: every HuggingFace tensor that ``hf_config`` gives and its byte offset, in export order.
+    """The metadata-only dry run: every HuggingFace tensor that ``hf_config`` gives, with byte offsets, in export order.
 
     Needs no model, no process group and no communication. BadDataError names the configuration's key that is wrong.
     """
@@ -118,8 +122,17 @@ class MegatronPart(Part):
             "parameters": parameters,
         }
 
+    def prepare(self) -> None:
+        """With overlap_param_gather an optimizer's step leaves every rank with its own slice of the new parameters."""
+        for chunk in self._chunks:
+            if getattr(getattr(chunk, "ddp_config", None), "overlap_param_gather", False):
+                chunk.start_param_sync(force_sync=True)
+
     def locals(self) -> "list[LocalTensor]":
-        return [local_of(name, tensor) for name, tensor in self._parameters()]
+        return [
+            local_of(name, tensor, frozen=self._is_frozen(name, tensor), converts=self.converts)
+            for name, tensor in self._parameters()
+        ]
 
     def _parameters(self) -> "Iterable[Tuple[str, Any]]":
         """(name with global layer numbers, tensor) of parameters and of the buffers that belong to the weights."""
@@ -172,10 +185,15 @@ def _with_global_layer(name: str, layers: "Mapping[int, int]") -> str:
 
 
 def _config_of(chunk: Any) -> Any:
+    return _attribute_of(chunk, "config")
+
+
+def _attribute_of(chunk: Any, name: str) -> Any:
+    """Of the chunk, or of what its wrappers wrap; None when nothing has it."""
     module: Any = chunk
-    while not hasattr(module, "config") and hasattr(module, "module"):
+    while not hasattr(module, name) and hasattr(module, "module"):
         module = module.module
-    return getattr(module, "config", None)
+    return getattr(module, name, None)
 
 
 def _as_built(config: str, chunks: "Sequence[Any]") -> str:
@@ -187,15 +205,25 @@ def _as_built(config: str, chunks: "Sequence[Any]") -> str:
     return json.dumps(values, sort_keys=True)
 
 
-def _refuse_options(chunk: Any) -> None:
+def _refuse_options(chunk: Any, hf_config: "Mapping[str, Any]") -> None:
     config = _config_of(chunk)
     for option, reason in _REFUSED_OPTIONS.items():
         if getattr(config, option, None):
             raise BadDataError(f"the Megatron option {option} is not supported: {reason}")
+    family = hf_config.get("model_type")
+    if getattr(config, "rotary_interleaved", False) and family not in _INTERLEAVED_FAMILIES:
+        raise BadDataError(f"the Megatron option rotary_interleaved is not supported for {family}: it rotates halves")
+    shared = _attribute_of(chunk, "share_embeddings_and_output_weights")
+    tied = hf_config.get("tie_word_embeddings")
+    if shared is not None and tied is not None and bool(shared) != bool(tied):
+        raise BadDataError(
+            f"tie_word_embeddings is {tied} in hf_config, but the Megatron model was built with "
+            f"share_embeddings_and_output_weights={shared}: its head would be {'lost' if tied else 'missing'}"
+        )
 
 
 def _keep_router_biases_exact(chunk: Any) -> None:
-    """As Megatron does before it runs, loads or saves them: in float32, although the model was made bfloat16 as a whole."""
+    """As Megatron does before it runs, loads or saves them: in float32, even if the whole model was made bfloat16."""
     for module in chunk.modules():
         keep = getattr(module, "_maintain_float32_expert_bias", None)
         if keep is not None:

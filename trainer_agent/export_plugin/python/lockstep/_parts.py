@@ -26,6 +26,10 @@ class Part(abc.ABC):
     def sheet(self) -> "dict[str, Any]":
         """The part's JSON."""
 
+    def prepare(self) -> None:
+        """Makes the tensors whole before they are read. Called at the start of every publish on every rank, so it may
+        communicate as the trainer does."""
+
     @abc.abstractmethod
     def locals(self) -> "list[LocalTensor]":
         """This rank's tensors in the sheet's order. Asked at every publish: memory may move, shapes may not."""
@@ -95,24 +99,30 @@ class ShardsPart(Part):
     Args:
         pairs: gives (name, tensor) anew at every call, always the same names in one order.
         describe: what this rank holds of one of them; asked once.
+        is_frozen: whether one of them never changes; asked at every publish, to notice when the answer changes.
     """
 
     def __init__(
         self,
         pairs: "Callable[[], Iterable[Tuple[str, Any]]]",
         describe: "Callable[[str, Any], Shard]",
+        is_frozen: "Callable[[str, Any], bool]",
         *,
         converts: bool,
     ) -> None:
         self.converts = converts
         self._pairs = pairs
         self._describe = describe
+        self._is_frozen = is_frozen
 
     def sheet(self) -> "dict[str, Any]":
         return {"kind": "tensors", "tensors": [self._describe(name, tensor).json() for name, tensor in self._pairs()]}
 
     def locals(self) -> "list[LocalTensor]":
-        return [local_of(name, local_tensor(tensor)) for name, tensor in self._pairs()]
+        return [
+            local_of(name, local_tensor(tensor), frozen=self._is_frozen(name, tensor), converts=self.converts)
+            for name, tensor in self._pairs()
+        ]
 
 
 def local_tensor(tensor: Any) -> Any:
@@ -157,7 +167,7 @@ def named_tensors(
 
     Args:
         tensors: a mapping, (name, tensor) pairs, or a function that gives such anew, asked at every publish.
-        dtype: the HuggingFace dtype of float32 tensors, when it is not float32: ``torch.bfloat16`` rounds them on the way.
+        dtype: the HuggingFace dtype of float32 tensors, when it is not float32: ``torch.bfloat16`` rounds them.
         frozen: which tensors never change.
     """
     from lockstep._dtensors import shard_of
@@ -171,4 +181,4 @@ def named_tensors(
     def describe(name: str, tensor: Any) -> Shard:
         return shard_of(name, tensor, exported_dtype(name, tensor, dtype), is_frozen(name, tensor))
 
-    return ShardsPart(pairs, describe, converts=dtype is not None)
+    return ShardsPart(pairs, describe, is_frozen, converts=dtype is not None)

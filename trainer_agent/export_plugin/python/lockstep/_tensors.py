@@ -111,7 +111,10 @@ class TensorBytes(NamedTuple):
 
 
 class LocalTensor(NamedTuple):
-    """What a rank holds of a training tensor: any strides, any device. ``owner`` keeps the memory alive."""
+    """What a rank holds of a training tensor: any strides, any device.
+
+    ``owner`` keeps the memory alive. ``frozen``: its bytes never change. ``converts``: float32 may become bfloat16.
+    """
 
     name: str
     dtype: str
@@ -119,6 +122,12 @@ class LocalTensor(NamedTuple):
     strides: Tuple[int, ...]  # in elements
     address: int
     owner: Any
+    frozen: bool = False
+    converts: bool = False
+
+    def description(self) -> "Tuple[Any, ...]":
+        """All that may not change while an exporter lives; the memory may move."""
+        return self.name, self.dtype, self.shape, self.strides, self.frozen
 
 
 NamedTensors = Union[Mapping[str, Any], Iterable[Tuple[str, Any]]]
@@ -216,12 +225,15 @@ def bytes_of(name: str, tensor: Any) -> TensorBytes:
     return found
 
 
-def local_of(name: str, tensor: Any) -> LocalTensor:
+def local_of(name: str, tensor: Any, *, frozen: bool = False, converts: bool = False) -> LocalTensor:
     """Points at a shard's memory, in place, whatever its strides. BadDataError names the tensor."""
     if not hasattr(tensor, "data_ptr"):
         found = bytes_of(name, tensor)
-        strides = contiguous_strides(found.meta.shape)
-        return LocalTensor(name, found.meta.dtype, found.meta.shape, strides, found.address, tensor)
+        shape = found.meta.shape
+        strides = contiguous_strides(shape)
+        return LocalTensor(name, found.meta.dtype, shape, strides, found.address, tensor, frozen, converts)
+    if hasattr(tensor, "to_local"):
+        raise _bad(name, "it is a DTensor, which describes itself: give it by named_tensors or fsdp")
     if str(tensor.layout) != "torch.strided":
         raise _bad(name, f"it is stored as {tensor.layout}; a plan copies strided tensors only")
     if tensor.is_conj() or tensor.is_neg():
@@ -229,7 +241,8 @@ def local_of(name: str, tensor: Any) -> LocalTensor:
     dtype = safetensors_dtype(name, tensor.dtype)
     if _DTYPES[dtype][0] < 8:
         raise _bad(name, f"{dtype} packs elements into bytes; only Publisher takes such tensors, whole")
-    return LocalTensor(name, dtype, tuple(tensor.shape), tuple(tensor.stride()), tensor.data_ptr(), tensor)
+    shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+    return LocalTensor(name, dtype, shape, strides, tensor.data_ptr(), tensor, frozen, converts)
 
 
 def contiguous_strides(shape: Sequence[int]) -> "Tuple[int, ...]":
