@@ -14,7 +14,7 @@ from integration.conftest import cluster, pytest_runtest_makereport  # noqa: E40
 
 
 class Checkpoints:
-    """Checkpoints written when first asked for, and kept for the whole session."""
+    """Checkpoints written when first asked for, and kept until all tests are done."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -73,7 +73,7 @@ def tiny_config(model: str, **overrides: Any) -> PretrainedConfig:
 
 
 def write_checkpoint(directory: Path, config: PretrainedConfig, seed: int) -> None:
-    """A bf16 checkpoint with random weights: what transformers saves, and MTP layers as published checkpoints have them."""
+    """A bf16 checkpoint of random weights: what transformers saves, and MTP layers as published models have them."""
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     _keep_router_biases_exact(model)
     _fill(model, seed)
@@ -125,7 +125,7 @@ def _mtp_tensors(
 
 
 def published_tensors(directory: Path) -> "dict[str, torch.Tensor]":
-    """A checkpoint's tensors, without the copies of embedding and head that MTP layers carry: those are emitted once."""
+    """A checkpoint's tensors, without the copies of embedding and head in MTP layers: those are emitted once."""
     copies = (".embed_tokens.weight", ".shared_head.head.weight")
     tensors = load_file(directory / "model.safetensors")
     return {name: t for name, t in tensors.items() if not (name.startswith("model.layers.") and name.endswith(copies))}

@@ -1,4 +1,4 @@
-"""Two hosts on one machine: network namespaces joined by a pair of virtual interfaces, where the machine allows that."""
+"""Two hosts on one machine: network namespaces joined by two virtual interfaces, where the machine allows that."""
 
 import contextlib
 import ctypes

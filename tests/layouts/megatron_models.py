@@ -48,7 +48,7 @@ def padded_vocabulary(vocabulary: int, topology: Topology) -> int:
 
 
 def build_chunks(hf: PretrainedConfig, topology: Topology, te_names: bool = False) -> "list[GPTModel]":
-    """This rank's model chunks, one per virtual pipeline stage; with `te_names` as TransformerEngine's spec lays them out."""
+    """This rank's model chunks, one per virtual stage; `te_names`: as TransformerEngine's spec lays them out."""
     config = transformer_config(hf, topology)
     with megatron_on_cpu():
         chunks = [_build_chunk(hf, topology, config, stage) for stage in range(topology.vpp or 1)]
@@ -57,7 +57,8 @@ def build_chunks(hf: PretrainedConfig, topology: Topology, te_names: bool = Fals
             _add_glm4_norms(chunk, config)
         chunk.bfloat16()  # norms of the local spec ask nobody; trainers' precision wrappers do this, too
         if te_names:
-            use_te_layout(transformer_layers(chunk), config, explicit_comm=(topology.etp or topology.tp) * topology.ep > 1)
+            expert_ranks = (topology.etp or topology.tp) * topology.ep
+            use_te_layout(transformer_layers(chunk), config, explicit_comm=expert_ranks > 1)
     return chunks
 
 

@@ -42,8 +42,8 @@ def _sharded_tensors(value) -> "list[ShardedTensor]":
 
 def _shard(part: ShardedTensor) -> Shard:
     block = part.data.detach()
-    missing = len(part.global_shape) - block.dim()
-    return Shard(part.key, tuple(part.global_shape), tuple(part.global_offset), block.reshape((1,) * missing + block.shape))
+    leading = (1,) * (len(part.global_shape) - block.dim())
+    return Shard(part.key, tuple(part.global_shape), tuple(part.global_offset), block.reshape(leading + block.shape))
 
 
 def whole_tensors(of_ranks: "list[list[Shard]]") -> "dict[str, torch.Tensor]":

@@ -1,4 +1,4 @@
-"""lockstep.tensors_meta(config) says what a checkpoint of that configuration holds, without a model or a process group."""
+"""lockstep.tensors_meta(config) says what a checkpoint of that configuration holds, without model or process group."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""lockstepctl plan, which knows a trainer only by its sizes, and the plan of what real Megatron models say of themselves."""
+"""What lockstepctl plan makes of a trainer's sizes, and what real Megatron models of those sizes say of themselves."""
 
 import json
 import subprocess

@@ -101,7 +101,7 @@ def holds(receiver, version: int) -> bool:
     return bool(held) and held["version"] == version and receiver.file().exists()
 
 
-# ---- models that are not what their configuration says -----------------------------------------------------------------
+# ---- models that are not what their configuration says ----------------------------------------------------------------
 
 
 def linear_of_last_layer(rank: Rank) -> "torch.nn.Module":

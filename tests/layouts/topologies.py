@@ -66,7 +66,7 @@ def topology_of(name: str, mtp: bool = False) -> Topology:
 
 
 def _embedding_ranks(topology: Topology) -> "Callable[[list[int]], list[int]] | None":
-    """Which ranks of a pipeline hold the embedding: first and last, and with a layout of stages, those of MTP layers."""
+    """Which ranks of a pipeline hold the embedding: first and last, and with a layout those of MTP layers, too."""
     if topology.layout is None or "m" not in topology.layout:
         return None
     stages = PipelineParallelLayerLayout(topology.layout, topology.pp).layout
