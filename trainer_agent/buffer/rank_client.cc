@@ -239,10 +239,12 @@ Status RankClient::TryCommit() {
   return ExpectDone(*reply);
 }
 
-Status RankClient::Abort() {
-  const Version version = told_.version;
+Status RankClient::Abort(std::string_view reason) {
+  Bytes body;
+  Append(body, VersionBody{told_.version});
+  AppendBytes(body, AsBytes(reason));
   told_.given_up = true;
-  LS_ASSIGN_OR_RETURN(const Message reply, Call(RankMessage::kAbort, AsBytes(VersionBody{version})));
+  LS_ASSIGN_OR_RETURN(const Message reply, Call(RankMessage::kAbort, body));
   return ExpectDone(reply);
 }
 

@@ -47,7 +47,8 @@ class RankClient {
   // takes that on trust when it has that version, and else looks at them like any others. REQUIRES writing().
   Status Unchanged(std::span<const StridedRange> ranges);
   Status Commit();  // REQUIRES writing()
-  Status Abort();   // REQUIRES writing()
+  // Gives the version up for all ranks; `reason` is what the others are told. REQUIRES writing().
+  Status Abort(std::string_view reason = {});
 
   bool writing() const { return told_.version != 0 && !told_.committed && !told_.given_up; }
   const RunId& run() const { return options_.run; }

@@ -30,7 +30,7 @@ enum class RankMessage : uint16_t {
   kBegun = 4,       // BegunBody
   kRanges = 5,      // VersionBody, then StridedRanges: their bytes are final
   kCommit = 6,      // VersionBody
-  kAbort = 7,       // VersionBody
+  kAbort = 7,       // VersionBody, then a sentence: why, for the other ranks
   kDone = 8,        // no body
   kError = 9,       // ErrorBody, then a sentence
   kUnchanged = 10,  // as kRanges: their bytes are final and equal those of the other half, the version before

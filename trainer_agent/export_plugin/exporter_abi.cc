@@ -162,6 +162,13 @@ int lockstep_exporter_publish(lockstep_exporter* exporter, uint64_t version, con
   });
 }
 
+int lockstep_exporter_give_up(lockstep_exporter* exporter, uint64_t version, const char* reason) {
+  return OnExporter(exporter, [&] {
+    const std::string sentence = CleanText(abi::TextOrEmpty(reason));
+    return exporter->exporter->GiveUp(version, {ErrorCode::kAborted, sentence.empty() ? "no reason given" : sentence});
+  });
+}
+
 const char* lockstep_exporter_run(const lockstep_exporter* exporter) {
   return exporter == nullptr ? "" : exporter->run.c_str();
 }

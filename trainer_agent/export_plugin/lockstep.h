@@ -195,6 +195,11 @@ int lockstep_exporter_open(const lockstep_exporter_options* options, lockstep_ex
  * exchange is final. */
 int lockstep_exporter_publish(lockstep_exporter* exporter, uint64_t version, const void* const* addresses);
 
+/* In place of lockstep_exporter_publish, on a rank that failed before it came to it: this rank takes its part in
+ * `version` as one that cannot give its bytes, so that no other rank waits for them, and all of them are told. Waits for
+ * no more than publish would. `reason` is a sentence. LOCKSTEP_OK: the version is gone, the next publish works. */
+int lockstep_exporter_give_up(lockstep_exporter* exporter, uint64_t version, const char* reason);
+
 /* Facts that stay valid until close; the description until the next call of it. */
 const char* lockstep_exporter_run(const lockstep_exporter* exporter); /* "" on a rank that does not talk to the agent */
 uint64_t lockstep_exporter_committed_version(const lockstep_exporter* exporter);

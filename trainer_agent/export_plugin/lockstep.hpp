@@ -293,6 +293,12 @@ class Exporter {
     return {code, code == LOCKSTEP_OK ? "" : lockstep_exporter_error(handle_.get())};
   }
 
+  // In place of Publish(), on a rank that failed before it came to it: the others are told, and the next one works.
+  Error GiveUp(uint64_t version, const std::string& reason) {
+    const int code = lockstep_exporter_give_up(handle_.get(), version, reason.c_str());
+    return {code, code == LOCKSTEP_OK ? "" : lockstep_exporter_error(handle_.get())};
+  }
+
   bool is_open() const { return handle_ != nullptr; }
   std::string run() const { return lockstep_exporter_run(handle_.get()); }
   uint64_t committed_version() const { return lockstep_exporter_committed_version(handle_.get()); }

@@ -167,6 +167,8 @@ Result<size_t> ModelPublisher::Begin(uint32_t rank, Version version) {
       }
       return draft_->half;
     }
+    // Without this rank's part it would never be whole, were it begun anew: the others have given it up.
+    if (version == aborted_version_ && aborted_known_by_.insert(rank).second) return aborted_reason_;
     if (draft_ && draft_->done.count(rank) == 0) {
       // This rank will never commit the draft: waiting for it would be waiting for ever.
       AbortDraft({ErrorCode::kAborted,
@@ -195,6 +197,7 @@ void ModelPublisher::AbortDraft(const Status& reason) {
   LogWarn("version_aborted", reason, {{"model", buffer_->model()}, {"version", draft_->version}});
   aborted_version_ = draft_->version;
   aborted_reason_ = reason;
+  aborted_known_by_ = draft_->joined;
   ++status_.versions_aborted;
   status_.last_error = reason.ToString();
   const size_t half = draft_->half;
@@ -269,10 +272,11 @@ void ModelPublisher::FinishVersion(DeltaOutput output) {
   changed_.notify_all();
 }
 
-Status ModelPublisher::Abort(uint32_t rank, Version version) {
+Status ModelPublisher::Abort(uint32_t rank, Version version, const std::string& reason) {
   std::lock_guard lock(mutex_);
   if (draft_ && draft_->version == version) {
-    AbortDraft({ErrorCode::kAborted, Cat("rank ", rank, " aborted version ", version)});
+    AbortDraft({ErrorCode::kAborted,
+                Cat("rank ", rank, " gave version ", version, " up", reason.empty() ? "" : ": ", reason)});
     return OkStatus();
   }
   if (version == aborted_version_) return OkStatus();
@@ -284,6 +288,7 @@ void ModelPublisher::RankGone(uint32_t rank) {
   if (!draft_ || draft_->done.count(rank) > 0) return;
   AbortDraft({ErrorCode::kAborted, Cat("rank ", rank, " vanished while version ", draft_->version,
                                        " was being written; publish a newer one")});
+  aborted_known_by_.insert(rank);
 }
 
 }  // namespace lockstep

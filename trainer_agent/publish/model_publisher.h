@@ -50,14 +50,14 @@ class ModelPublisher {
 
   // The half that `rank` writes `version` into. Waits for the version before it to be finished, and, when this rank is
   // done with an earlier one, for the other ranks. kState: not greater than every version of the run, or joined
-  // already. kCancelled after Stop().
+  // already. kAborted, once: the version was given up before this rank came to it. kCancelled after Stop().
   Result<size_t> Begin(uint32_t rank, Version version);
   // What is wrong with the ranges ends the draft; the next Commit tells. A block of which every byte is told as
   // unchanged is not looked at, when the half before is there to be equal to.
   void RangesDone(uint32_t rank, Version version, std::span<const StridedRange> ranges, Content content);
   // kBadData: bytes are missing or were told twice. kAborted: another rank ended the version. kState: not begun.
   Status Commit(uint32_t rank, Version version);
-  Status Abort(uint32_t rank, Version version);
+  Status Abort(uint32_t rank, Version version, const std::string& reason);
   // The rank's connection ended. A draft that it has not committed is given up.
   void RankGone(uint32_t rank);
 
@@ -99,6 +99,7 @@ class ModelPublisher {
   Version newest_ = 0;                // committed, served or about to be
   Version aborted_version_ = 0;
   Status aborted_reason_;
+  std::set<uint32_t> aborted_known_by_;  // ranks that had joined it, or were told when they wanted to
   PublisherStatus status_;
   bool stopped_ = false;
 };

@@ -104,11 +104,11 @@ TEST_CASE("Blocks told as unchanged are not looked at, and mixed ones are") {
   const auto data = rank->Begin(2);
   REQUIRE(data.ok());
   std::memset(*data, 1, 120000);
-  TellUnchanged(*rank, {0, 50000});
-  Write(*rank, *data, {50000, 70000}, 2);
   // Wrong on purpose, in blocks 0 and 12: only the one that shares its block with new bytes is looked at.
   (*data)[100] = std::byte{9};
   (*data)[49999] = std::byte{9};
+  TellUnchanged(*rank, {0, 50000});
+  Write(*rank, *data, {50000, 70000}, 2);
   REQUIRE(rank->Commit().ok());
   const ServedVersion second = host.Await(2);
   Bytes expected(*data, *data + 120000);
@@ -174,6 +174,25 @@ TEST_CASE("A rank that goes on without a version ends it instead of waiting for 
   REQUIRE(zero->Begin(1).ok());
   REQUIRE(one->Begin(2).ok());
   CHECK(zero->Commit().code() == ErrorCode::kAborted);
+}
+
+TEST_CASE("A rank that comes to a version that another gave up is told why, once") {
+  Host host;
+  const auto zero = host.Connect(0, 2);
+  const auto one = host.Connect(1, 2);
+  REQUIRE(zero->Begin(1).ok());
+  REQUIRE(zero->Abort("out of paper").ok());
+  const Status told = one->Begin(1).status();
+  CHECK(told.code() == ErrorCode::kAborted);
+  CHECK(told.message().find("rank 0 gave version 1 up: out of paper") != std::string::npos);
+  // Both may try again.
+  for (RankClient* rank : {one.get(), zero.get()}) {
+    const auto data = rank->Begin(1);
+    REQUIRE(data.ok());
+    Write(*rank, *data, rank == zero.get() ? ByteRange{0, 80000} : ByteRange{80000, 40000}, 1);
+    REQUIRE(rank->Commit().ok());
+  }
+  host.Await(1);
 }
 
 TEST_CASE("Abort gives the version up and the next begin works") {

@@ -80,7 +80,7 @@ Status HandleMessage(UnixConnection& connection, ModelPublisher& publisher, uint
     case RankMessage::kCommit:
       return SendOutcome(connection, publisher.Commit(rank, body.version));
     case RankMessage::kAbort:
-      return SendOutcome(connection, publisher.Abort(rank, body.version));
+      return SendOutcome(connection, publisher.Abort(rank, body.version, CleanText(AsText(reader.rest()))));
     default:
       return {ErrorCode::kProtocol, Cat("rank protocol: unexpected message of type ", static_cast<int>(message.type))};
   }

@@ -19,14 +19,6 @@ std::string_view CodeLabel(uint8_t code) {
   return code > static_cast<uint8_t>(ErrorCode::kInternal) ? "an unknown error" : Label(static_cast<ErrorCode>(code));
 }
 
-Status CheckVersionAndPlan(const BucketHeader& header, const BucketPlace& expected, uint32_t peer) {
-  if (header.plan != expected.plan) return Differs(peer, "plan", ToHex(header.plan), ToHex(expected.plan));
-  if (header.version != expected.version) {
-    return Differs(peer, "version", Cat(header.version), Cat(expected.version));
-  }
-  return OkStatus();
-}
-
 }  // namespace
 
 BucketHeader MakeHeader(const BucketPlace& place, ErrorCode code, ByteView payload) {
@@ -59,7 +51,10 @@ Status CheckBucket(const BucketHeader& header, const BucketPlace& expected, Byte
   if (header.kind != static_cast<uint8_t>(expected.kind)) {
     return Differs(peer, "kind of message", Cat(+header.kind), Cat(static_cast<int>(expected.kind)));
   }
-  LS_RETURN_IF_ERROR(CheckVersionAndPlan(header, expected, peer));
+  if (header.plan != expected.plan) return Differs(peer, "plan", ToHex(header.plan), ToHex(expected.plan));
+  if (header.version != expected.version) {
+    return Differs(peer, "version", Cat(header.version), Cat(expected.version));
+  }
   if (header.index != expected.index || header.count != expected.count) {
     return Differs(peer, "bucket", Cat(header.index, " of ", header.count),
                    Cat(expected.index, " of ", expected.count));
@@ -83,7 +78,13 @@ Status CheckAnswer(const BucketHeader& header, const BucketPlace& expected, uint
       header.kind != static_cast<uint8_t>(BucketKind::kLastAnswer)) {
     return Differs(peer, "kind of message", Cat(+header.kind), "an answer");
   }
-  LS_RETURN_IF_ERROR(CheckVersionAndPlan(header, expected, peer));
+  if (header.plan != expected.plan) return Differs(peer, "plan", ToHex(header.plan), ToHex(expected.plan));
+  if (header.version != expected.version) {
+    return {ErrorCode::kAborted,
+            Cat("version ", expected.version, " was not committed: rank ", peer,
+                ", which takes this rank's bytes, was at version ", header.version,
+                "; one of the two failed between two publishes, and the next version has both again")};
+  }
   if (header.code != 0) {
     return {ErrorCode::kAborted,
             Cat("version ", expected.version, " was not committed by rank ", peer, ", which takes this rank's bytes (",

@@ -64,7 +64,8 @@ Status CheckHeader(const BucketHeader& header, uint32_t peer);
 // kProtocol names the field and both values, kAborted the peer's own failure, kCorrupt a payload that differs.
 Status CheckBucket(const BucketHeader& header, const BucketPlace& expected, ByteView payload, uint32_t peer);
 
-// Whether a checked header is the answer that the version at `expected` was committed.
+// Whether a checked header is the answer that the version at `expected` was committed. kAborted: it was not, or the
+// peer was at another version.
 Status CheckAnswer(const BucketHeader& header, const BucketPlace& expected, uint32_t peer);
 
 }  // namespace lockstep

@@ -69,6 +69,11 @@ TEST_CASE("An answer says whether the version was committed") {
   CHECK(CheckAnswer(MakeHeader(place, ErrorCode::kOk, {}), Place(), 5).ok());
   CHECK(CheckAnswer(MakeHeader(place, ErrorCode::kBadData, {}), Place(), 5).code() == ErrorCode::kAborted);
   CHECK(CheckAnswer(MakeHeader(Place(), ErrorCode::kOk, {}), Place(), 5).code() == ErrorCode::kProtocol);
+  CHECK_THAT(
+      CheckAnswer(MakeHeader({.kind = BucketKind::kAnswer, .version = 9, .plan = place.plan}, ErrorCode::kAborted, {}),
+                  Place(), 5)
+          .message(),
+      Contains("version 7 was not committed") && Contains("was at version 9"));
   BucketHeader unknown = MakeHeader(place, ErrorCode::kOk, {});
   unknown.code = 200;
   CHECK_THAT(CheckAnswer(unknown, Place(), 5).message(), Contains("an unknown error"));

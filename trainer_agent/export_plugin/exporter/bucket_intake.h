@@ -2,9 +2,19 @@
 //
 // Buckets are taken in turn from all of them, the first of each, then the second: nobody's last bucket waits for
 // another's all. Two receives are under way at any time.
+//
+// A rank's buckets of one version are a set, answered once. Sets come in the order of their versions, but a rank that
+// failed between two publishes may leave one out on its side, or meet one that was left out here. What version a set
+// belongs to is in its headers, so both ends are soon in step again:
+//
+//   the set is of an older version     taken in and thrown away, answered with kAborted; the next set is waited for
+//   the set is of a newer version w    the same, and this version is given up; when its turn comes, so is w, and all
+//                                      before it, at once: the rank has spent its set, and nothing more comes of it
 #pragma once
 
+#include <deque>
 #include <functional>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -28,29 +38,47 @@ class BucketIntake {
   BucketIntake(const PlanDigest& plan, std::vector<RemoteShare> shares, Link* link, CopyEngine* engine);
 
   // Lets the first buckets come while this rank is busy with its own share.
-  void Start();
+  void Start(Version version);
   // Takes every bucket of every rank that lives. They are copied to `data`, and what they complete is told, until
   // something is wrong, from the start where `data` is null: the first error is answered, after all were taken.
   Status TakeAll(Version version, std::byte* data, const Tell& tell, PublishStats& stats);
-  // Says to every rank that lives what became of `version`.
+  // Says to every rank that lives, and whose set was taken, what became of `version`.
   void Answer(Version version, ErrorCode code);
 
  private:
-  struct Step {
-    const RemoteShare* share = nullptr;
+  // How far the set is that a rank sends.
+  struct Source {
+    RemoteShare share;
+    uint32_t started = 0;  // receives
+    uint32_t taken = 0;
+    std::optional<Version> version;  // once a header said it
+    Status error;                    // the first
+    bool awaits_answer = false;
+    Version spent = 0;  // the newer version whose set came before its turn; 0: none
+  };
+  struct Receive {
+    size_t source = 0;
     uint32_t bucket = 0;
+    size_t slot = 0;
+    Link::Pending pending;
   };
 
-  void StartStep(size_t step);
-  Status TakeBucket(const Step& step, size_t slot, Version version, std::byte* data, const Tell& tell);
+  void StartSet(size_t source);
+  void StartReceive(size_t slot);
+  // Looks at a bucket that came; copies it where `data` is not null.
+  Status TakeBucket(const Receive& receive, Version version, std::byte* data, const Tell& tell);
+  // All buckets of a set are here: what that means for `version`.
+  Status EndSet(size_t source, Version version);
+  void MakeAnswer(Version version, ErrorCode code);
 
   const PlanDigest plan_;
-  const std::vector<RemoteShare> shares_;
   Link* const link_;
   CopyEngine* const engine_;
-  std::vector<Step> steps_;
+  std::vector<Source> sources_;
   BucketMemory memory_;
-  Link::Pending pending_[2];
+  BucketHeader answer_;
+  std::deque<size_t> turns_;  // sources with buckets to start
+  std::deque<Receive> under_way_;
   std::vector<PlacedCopy> placed_;
 };
 

@@ -64,8 +64,9 @@ struct Exporter::Impl {
   Status SetUpRoles(const ExporterOptions& options, const TrainingModel& model, const std::vector<bool>& beside);
   Status Connect(const ExporterOptions& options, uint32_t writer, uint32_t writers);
   Status SetAddresses(std::span<const void* const> addresses);
+  Status TakePart(Version version, Status ready);
   Status Write(Version version, Status ready);
-  Status WriteOwn(Version version, std::byte*& data);
+  Status WriteOwn(std::byte* data);
   Status PinHalf(size_t half, std::byte* data);
   Status CopyShare(const Share& from, std::byte* data);
   Status TellFrozen(std::byte* data);
@@ -143,14 +144,31 @@ Status Exporter::Impl::SetAddresses(std::span<const void* const> addresses) {
   return OkStatus();
 }
 
+// `ready`: why this rank cannot give its bytes, if so. Answers the cause of what failed.
+Status Exporter::Impl::TakePart(Version version, Status ready) {
+  const auto start = Clock::now();
+  stats = {};
+  Status status;
+  if (sender != nullptr) {
+    status = sender->Send(version, std::move(ready), locals, stats);
+  } else if (client != nullptr) {
+    status = Write(version, std::move(ready));
+  }
+  stats.total_seconds = SecondsSince(start);
+  return status;
+}
+
 // Everything that must happen on a rank that writes, whatever fails: others wait for it.
 Status Exporter::Impl::Write(Version version, Status ready) {
-  if (intake != nullptr) intake->Start();
-  std::byte* data = nullptr;
-  Status status = ready.ok() ? WriteOwn(version, data) : std::move(ready);
+  if (intake != nullptr) intake->Start(version);
+  const auto start = Clock::now();
+  const Result<std::byte*> begun = client->Begin(version);
+  stats.begin_seconds = SecondsSince(start);
+  Status status = ready.ok() ? begun.status() : std::move(ready);
+  if (status.ok()) status = WriteOwn(*begun);
   if (intake != nullptr) {
     const auto tell = [this](std::span<const StridedRange> ranges) { return client->RangesDone(ranges); };
-    const Status taken = intake->TakeAll(version, status.ok() ? data : nullptr, tell, stats);
+    const Status taken = intake->TakeAll(version, status.ok() ? *begun : nullptr, tell, stats);
     if (status.ok()) status = taken;
   }
   status = End(version, std::move(status));
@@ -159,10 +177,7 @@ Status Exporter::Impl::Write(Version version, Status ready) {
   return status.ok() ? link->status() : status;
 }
 
-Status Exporter::Impl::WriteOwn(Version version, std::byte*& data) {
-  const auto start = Clock::now();
-  LS_ASSIGN_OR_RETURN(data, client->Begin(version));
-  stats.begin_seconds = SecondsSince(start);
+Status Exporter::Impl::WriteOwn(std::byte* data) {
   LS_RETURN_IF_ERROR(PinHalf(client->half(), data));
   LS_RETURN_IF_ERROR(CopyShare(share.changing, data));
   return TellFrozen(data);
@@ -205,7 +220,7 @@ Status Exporter::Impl::End(Version version, Status status) {
   if (status.ok()) {
     status = client->Commit();
   } else if (begun) {
-    (void)client->Abort();  // what went wrong before is the cause
+    (void)client->Abort(status.message());  // what went wrong before is the cause
   }
   if (begun) frozen_in_half[half] = status.ok();
   return status.WithContext(Cat("model ", model_name, " version ", version, ", rank ", rank));
@@ -229,17 +244,15 @@ Result<std::unique_ptr<Exporter>> Exporter::Open(ExporterOptions options) {
 }
 
 Status Exporter::Publish(Version version, std::span<const void* const> addresses) {
-  const auto start = Clock::now();
   impl_->stats = {};
   LS_RETURN_IF_ERROR(impl_->link->status());
-  Status status = impl_->SetAddresses(addresses);
-  if (impl_->sender != nullptr) {
-    status = impl_->sender->Send(version, std::move(status), impl_->locals, impl_->stats);
-  } else if (impl_->client != nullptr) {
-    status = impl_->Write(version, std::move(status));
-  }
-  impl_->stats.total_seconds = SecondsSince(start);
-  return status;
+  return impl_->TakePart(version, impl_->SetAddresses(addresses));
+}
+
+Status Exporter::GiveUp(Version version, const Status& reason) {
+  LS_RETURN_IF_ERROR(impl_->link->status());
+  (void)impl_->TakePart(version, reason);
+  return impl_->link->status();
 }
 
 const ModelLayout& Exporter::layout() const {

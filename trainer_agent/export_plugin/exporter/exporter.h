@@ -8,8 +8,11 @@
 // memory that either end has for it. Each bucket starts with a BucketHeader (FORMAT.md) that names version, plan and
 // place, so a rank that is a step behind is an error and never another version's bytes.
 //
-// An error on one rank never leaves another waiting: who cannot go on still sends its buckets, marked as failed, and
-// who cannot commit still takes all buckets in and answers with the reason.
+// An error on one rank never leaves another waiting: who cannot go on still sends its buckets, marked as failed, who
+// cannot commit still takes all buckets in and answers with the reason, and who writes still begins the version, to
+// abort it: the other writers learn of it at once. A rank that fails before it comes to Publish() calls GiveUp()
+// instead. One that does neither keeps the ranks it exchanges buckets with waiting until its next version, and costs
+// that one, too; after it they are in step again (bucket_intake.h).
 #pragma once
 
 #include <chrono>
@@ -71,6 +74,11 @@ class Exporter {
   // order; shapes, strides and dtypes are as opened. After an error the version is gone on every rank and the next
   // publish works, unless the exchange itself is broken (kUnavailable): then every later publish says so.
   Status Publish(Version version, std::span<const void* const> addresses = {});
+
+  // This rank's part in `version`, when it cannot give its bytes because of `reason`: what Publish() does after an
+  // error, and no longer. The version is gone on every rank that this one writes or exchanges buckets with; the next
+  // publish works. kUnavailable as Publish(). REQUIRES !reason.ok().
+  Status GiveUp(Version version, const Status& reason);
 
   const ModelLayout& layout() const;
   const CopyPlan& plan() const;

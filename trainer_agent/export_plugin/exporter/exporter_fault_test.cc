@@ -1,6 +1,7 @@
 // What one rank's failure means for the others: nobody waits for ever, nobody serves a version that is not whole, and
 // the next version works.
 #include <atomic>
+#include <random>
 
 #include "trainer_agent/export_plugin/exporter/bucket_header.h"
 #include "trainer_agent/export_plugin/exporter/exporter_fixture.h"
@@ -69,18 +70,111 @@ TEST_CASE("A proxy whose agent refuses the version still takes everything in and
   fleet.CheckServed(6);
 }
 
-TEST_CASE("A rank that publishes another version is told both, and nobody's bytes are taken for another's") {
+TEST_CASE("A remote rank that left a version out costs that one and the next, and is in step then") {
   Fleet fleet(SmallModel(), OneProxy());
   fleet.Open();
   fleet.Publish(1);
-  const auto outcomes = fleet.TryPublish(3, {{2, 2}});
-  CHECK(outcomes[0].code() == ErrorCode::kProtocol);
-  CHECK_THAT(outcomes[0].message(), Contains("rank 2: its version is 2, here it is 3"));
-  CHECK(outcomes[2].code() == ErrorCode::kProtocol);
-  CHECK_THAT(outcomes[2].message(), Contains("rank 0: its version is 3, here it is 2"));
-  CHECK(outcomes[1].code() == ErrorCode::kAborted);
-  fleet.Publish(4);
-  fleet.CheckServed(4);
+  // The others are at 2, rank 2 comes with 4; 3 has no set of it either.
+  auto outcomes = fleet.TryPublish(2, {{2, 4}});
+  CHECK(outcomes[0].code() == ErrorCode::kAborted);
+  CHECK_THAT(outcomes[0].message(), Contains("rank 2 went on to version 4 without version 2"));
+  CHECK(outcomes[2].code() == ErrorCode::kAborted);
+  CHECK_THAT(outcomes[2].message(), Contains("version 4 was not committed: rank 0") && Contains("was at version 2"));
+  CHECK_THAT(outcomes[1].message(), Contains("version 2 was not committed by rank 0"));
+  for (const Version version : {3, 4}) {
+    outcomes = fleet.TryPublish(version, {{2, kLeftOut}});
+    CHECK_THAT(outcomes[0].message(), Contains(Cat("rank 2 went on to version 4 without version ", version)));
+    CHECK(outcomes[1].code() == ErrorCode::kAborted);
+  }
+  fleet.Publish(5);
+  fleet.CheckServed(5);
+}
+
+TEST_CASE("A proxy that left a version out tells those that sent it theirs, and takes the next one") {
+  Fleet fleet(SmallModel(), OneProxy());
+  fleet.Open();
+  fleet.Publish(1);
+  std::vector<Status> stale(4);
+  std::vector<std::thread> remote;
+  for (const uint32_t rank : {1, 2, 3}) {
+    remote.emplace_back([&, rank] {
+      stale[rank] = fleet.exporter(rank).Publish(2);
+      fleet.rank(rank).Fill(SmallModel(), 3);
+      CHECK(fleet.exporter(rank).Publish(3).ok());
+    });
+  }
+  fleet.rank(0).Fill(SmallModel(), 3);
+  CHECK(fleet.exporter(0).Publish(3).ok());
+  for (std::thread& thread : remote) thread.join();
+  for (const uint32_t rank : {1, 2, 3}) {
+    CHECK(stale[rank].code() == ErrorCode::kAborted);
+    CHECK_THAT(stale[rank].message(), Contains("version 2 was not committed: rank 0") && Contains("was at version 3"));
+  }
+  fleet.CheckServed(3);
+  CHECK(fleet.exporter(0).stats().exchange_memory_bytes <= kMinBucketBytes);
+}
+
+TEST_CASE("A rank that failed before it came to publishing gives the version up, and nobody waits or is out of step") {
+  for (const uint32_t rank : {0, 1, 2}) {
+    Fleet fleet(SmallModel(), {.shards = 4, .beside = {true, false, true, false}});
+    fleet.Open();
+    fleet.Publish(1);
+    Status given_up(ErrorCode::kInternal, "");
+    std::thread failing([&] { given_up = fleet.exporter(rank).GiveUp(2, {ErrorCode::kBadData, "a shape changed"}); });
+    const auto outcomes = fleet.TryPublish(2, {{rank, kLeftOut}});
+    failing.join();
+    CHECK(given_up.ok());
+    for (const Status& outcome : outcomes) {
+      // A writer that was done before knows nothing of it yet.
+      if (!outcome.ok()) CHECK(outcome.code() == ErrorCode::kAborted);
+    }
+    CHECK(fleet.host().run().Newest()->manifest->held.version == 1);
+    fleet.Publish(3);
+    fleet.CheckServed(3);
+  }
+}
+
+TEST_CASE("Writers that come to a version that another gave up are told why") {
+  Fleet fleet(SmallModel(), {.shards = 4, .beside = {true, true, true, false}});
+  fleet.Open();
+  fleet.Publish(1);
+  CHECK(fleet.exporter(1).GiveUp(2, {ErrorCode::kBadData, "a shape changed"}).ok());
+  const auto outcomes = fleet.TryPublish(2, {{1, kLeftOut}});
+  CHECK(outcomes[0].code() == ErrorCode::kAborted);
+  CHECK_THAT(outcomes[0].message(), Contains("a shape changed"));
+  CHECK_THAT(outcomes[2].message(), Contains("a shape changed"));
+  CHECK_THAT(outcomes[3].message(), Contains("version 2 was not committed by rank 0"));
+  fleet.Publish(3);
+  fleet.CheckServed(3);
+}
+
+TEST_CASE("Ranks that leave out and give up versions at random come to the same ones again, and nobody hangs") {
+  std::mt19937 random(7);
+  auto hub = std::make_shared<ExchangeHub>();
+  Fleet fleet({{"w", DType::kBF16, 63, 64, Cut::kRows}}, {.shards = 3, .beside = {true, false, false}}, hub);
+  fleet.Open();
+  std::vector<std::vector<int>> fates(3);
+  for (auto& fate : fates) {
+    for (Version version = 0; version < 60; ++version) fate.push_back(version >= 58 ? 0 : random() % 4);
+  }
+  std::vector<Status> last(3);
+  std::vector<std::thread> ranks;
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    ranks.emplace_back([&, rank] {
+      for (Version version = 1; version <= 60; ++version) {
+        const int fate = fates[rank][version - 1];
+        fleet.rank(rank).Fill({{"w", DType::kBF16, 63, 64, Cut::kRows}}, version);
+        if (fate == 1) CHECK(fleet.exporter(rank).GiveUp(version, {ErrorCode::kBadData, "by chance"}).ok());
+        if (fate != 1 && fate != 2) last[rank] = fleet.exporter(rank).Publish(version);
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    INFO("rank " << rank << ": " << last[rank].ToString());
+    CHECK(last[rank].ok());
+  }
+  fleet.CheckServed(60);
 }
 
 TEST_CASE("A remote rank that is killed breaks the exchange for good, and the others are told instead of waiting") {

@@ -124,6 +124,9 @@ struct FleetOptions {
   bool convert = false;
 };
 
+// In place of a version: the rank fails before it comes to publishing, and says nothing.
+inline constexpr Version kLeftOut = 0;
+
 // A trainer. Verbs act on all ranks, each on a thread of its own.
 class Fleet {
  public:
@@ -169,6 +172,7 @@ class Fleet {
       if (exporters_[rank] == nullptr) continue;
       const Version its = versions.count(rank) ? versions[rank] : version;
       const std::vector<const void*>& addresses = addresses_[rank];
+      if (its == kLeftOut) continue;
       threads.emplace_back([&, rank, its] { outcomes[rank] = exporters_[rank]->Publish(its, addresses); });
     }
     for (std::thread& thread : threads) thread.join();
