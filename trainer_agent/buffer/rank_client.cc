@@ -29,12 +29,6 @@ Result<T> BodyAs(const Message& message, RankMessage expected) {
   return body;
 }
 
-Status ExpectDone(const Message& message) {
-  if (message.type == RankMessage::kError) return DecodeError(message.body);
-  if (message.type == RankMessage::kDone) return OkStatus();
-  return {ErrorCode::kProtocol, Cat("rank protocol: unexpected answer of type ", static_cast<int>(message.type))};
-}
-
 // Whether `next` goes on where `last` ends, with more bytes of its one row or with further rows; `last` is grown then.
 bool Continue(StridedRange& last, const StridedRange& next) {
   if (last.rows == 1 && next.rows == 1 && next.offset == last.offset + last.row_bytes) {
@@ -147,7 +141,7 @@ Status RankClient::Replay() {
   LS_RETURN_IF_ERROR(SendRanges(RankMessage::kUnchanged, told_.version, told_.unchanged));
   if (!told_.committed) return OkStatus();
   LS_ASSIGN_OR_RETURN(const Message done, CallOnce(RankMessage::kCommit, AsBytes(VersionBody{told_.version})));
-  return ExpectDone(done);
+  return Done(done);
 }
 
 Result<Message> RankClient::CallOnce(RankMessage type, ByteView body) {
@@ -222,8 +216,13 @@ Status RankClient::Commit() {
   const Status status = TryCommit();
   told_.committed = status.ok();
   told_.given_up = !status.ok();
-  if (status.ok()) newest_version_ = std::max(newest_version_, told_.version);
   return status;
+}
+
+Status RankClient::Done(const Message& reply) {
+  LS_ASSIGN_OR_RETURN(const auto newest, BodyAs<VersionBody>(reply, RankMessage::kDone));
+  newest_version_ = std::max(newest_version_, newest.version);
+  return OkStatus();
 }
 
 Status RankClient::TryCommit() {
@@ -236,7 +235,7 @@ Status RankClient::TryCommit() {
     reply = CallOnce(RankMessage::kCommit, AsBytes(body));
   }
   LS_RETURN_IF_ERROR(reply);
-  return ExpectDone(*reply);
+  return Done(*reply);
 }
 
 Status RankClient::Abort(std::string_view reason) {
@@ -245,7 +244,7 @@ Status RankClient::Abort(std::string_view reason) {
   AppendBytes(body, AsBytes(reason));
   told_.given_up = true;
   LS_ASSIGN_OR_RETURN(const Message reply, Call(RankMessage::kAbort, body));
-  return ExpectDone(reply);
+  return Done(reply);
 }
 
 }  // namespace lockstep

@@ -52,6 +52,8 @@ class RankClient {
 
   bool writing() const { return told_.version != 0 && !told_.committed && !told_.given_up; }
   const RunId& run() const { return options_.run; }
+  // The newest that the agent had committed when it last answered: a version's last rank knows it at its own Commit(),
+  // the others with their next one.
   Version committed_version() const { return newest_version_; }
   const ModelLayout& layout() const { return *options_.layout; }
   // The data section being filled. REQUIRES writing().
@@ -82,6 +84,7 @@ class RankClient {
   Result<Message> Call(RankMessage type, ByteView body);
   Result<Message> CallOnce(RankMessage type, ByteView body);
   Result<Message> Exchange(RankMessage type, ByteView body);
+  Status Done(const Message& reply);
   Status TryCommit();
   Status Tell(RankMessage type, std::span<const StridedRange> ranges, std::vector<StridedRange>& told);
   Status SendRanges(RankMessage type, Version version, std::span<const StridedRange> ranges);

@@ -31,7 +31,7 @@ enum class RankMessage : uint16_t {
   kRanges = 5,      // VersionBody, then StridedRanges: their bytes are final
   kCommit = 6,      // VersionBody
   kAbort = 7,       // VersionBody, then a sentence: why, for the other ranks
-  kDone = 8,        // no body
+  kDone = 8,        // VersionBody: the newest version committed in this run, 0 for none
   kError = 9,       // ErrorBody, then a sentence
   kUnchanged = 10,  // as kRanges: their bytes are final and equal those of the other half, the version before
 };

@@ -106,7 +106,9 @@ int lockstep_abort(lockstep_model* model);
 
 /* Facts that stay valid until close. */
 const char* lockstep_run(const lockstep_model* model);            /* 32 hex digits */
-uint64_t lockstep_committed_version(const lockstep_model* model); /* newest this rank knows of; 0 for none */
+/* The newest version this rank knows to be whole, committed by all ranks; 0 for none. The last rank to commit knows it at
+ * once, the others with their next commit. */
+uint64_t lockstep_committed_version(const lockstep_model* model);
 uint64_t lockstep_data_bytes(const lockstep_model* model);
 
 /* A version being written is aborted. Null is fine. */
@@ -202,7 +204,7 @@ int lockstep_exporter_give_up(lockstep_exporter* exporter, uint64_t version, con
 
 /* Facts that stay valid until close; the description until the next call of it. */
 const char* lockstep_exporter_run(const lockstep_exporter* exporter); /* "" on a rank that does not talk to the agent */
-uint64_t lockstep_exporter_committed_version(const lockstep_exporter* exporter);
+uint64_t lockstep_exporter_committed_version(const lockstep_exporter* exporter); /* as lockstep_committed_version */
 int lockstep_exporter_stats(const lockstep_exporter* exporter, lockstep_publish_stats* stats);
 /* JSON: {"plan": digest, "bytes": n, "bucket_bytes": n, "writes": bool, "tensors": [{"name", "dtype", "shape",
  * "offset"}, ...]} */

@@ -167,6 +167,31 @@ TEST_CASE("A rank that vanishes ends the version for all, and what was served st
   CHECK(FirstByte(host.run(), 1) == std::byte{1});
 }
 
+TEST_CASE("A version is known as committed when all ranks are done with it, and never when it was aborted") {
+  Host host;
+  const auto zero = host.Connect(0, 2);
+  auto one = host.Connect(1, 2);
+  const auto write = [](RankClient& rank, Version version, ByteRange range) {
+    const auto data = rank.Begin(version);
+    REQUIRE(data.ok());
+    Write(rank, *data, range, static_cast<int>(version));
+    REQUIRE(rank.Commit().ok());
+  };
+  write(*zero, 1, {0, 80000});
+  CHECK(zero->committed_version() == 0);
+  write(*one, 1, {80000, 40000});
+  CHECK(one->committed_version() == 1);
+  write(*zero, 2, {0, 80000});
+  CHECK(zero->committed_version() == 1);
+  REQUIRE(one->Begin(2).ok());
+  REQUIRE(one->Abort().ok());
+  CHECK(one->committed_version() == 1);
+  write(*one, 3, {80000, 40000});
+  CHECK(one->committed_version() == 1);
+  write(*zero, 3, {0, 80000});
+  CHECK(zero->committed_version() == 3);
+}
+
 TEST_CASE("A rank that goes on without a version ends it instead of waiting for itself") {
   Host host;
   const auto zero = host.Connect(0, 2);

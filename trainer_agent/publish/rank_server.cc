@@ -42,9 +42,14 @@ Status SendOpened(UnixConnection& connection, const ModelPublisher& publisher) {
   return SendMessage(connection, RankMessage::kOpened, AsBytes(opened), buffer.fds(), kMessageTimeout);
 }
 
-Status SendOutcome(UnixConnection& connection, const Status& status) {
-  if (status.ok()) return SendMessage(connection, RankMessage::kDone, {}, {}, kMessageTimeout);
+Status SendError(UnixConnection& connection, const Status& status) {
   return SendMessage(connection, RankMessage::kError, EncodeError(status), {}, kMessageTimeout);
+}
+
+Status SendOutcome(UnixConnection& connection, const ModelPublisher& publisher, const Status& status) {
+  if (!status.ok()) return SendError(connection, status);
+  return SendMessage(connection, RankMessage::kDone, AsBytes(VersionBody{publisher.newest_version()}), {},
+                     kMessageTimeout);
 }
 
 Result<std::vector<StridedRange>> ParseRanges(ByteReader reader) {
@@ -66,7 +71,7 @@ Status HandleMessage(UnixConnection& connection, ModelPublisher& publisher, uint
       const Result<size_t> half = publisher.Begin(rank, body.version);
       // A draining agent hangs up: to the rank it is an agent that will be back.
       if (half.status().code() == ErrorCode::kCancelled) return {ErrorCode::kUnavailable, half.status().message()};
-      if (!half.ok()) return SendOutcome(connection, half.status());
+      if (!half.ok()) return SendError(connection, half.status());
       return SendMessage(connection, RankMessage::kBegun, AsBytes(BegunBody{.half = static_cast<uint32_t>(*half)}), {},
                          kMessageTimeout);
     }
@@ -78,9 +83,9 @@ Status HandleMessage(UnixConnection& connection, ModelPublisher& publisher, uint
       return OkStatus();
     }
     case RankMessage::kCommit:
-      return SendOutcome(connection, publisher.Commit(rank, body.version));
+      return SendOutcome(connection, publisher, publisher.Commit(rank, body.version));
     case RankMessage::kAbort:
-      return SendOutcome(connection, publisher.Abort(rank, body.version, CleanText(AsText(reader.rest()))));
+      return SendOutcome(connection, publisher, publisher.Abort(rank, body.version, CleanText(AsText(reader.rest()))));
     default:
       return {ErrorCode::kProtocol, Cat("rank protocol: unexpected message of type ", static_cast<int>(message.type))};
   }
@@ -152,7 +157,7 @@ void RankServer::Serve(Session& session) {
   const Status status = ServeRank(session.connection);
   if (status.code() != ErrorCode::kUnavailable) {  // unavailable: the peer simply went
     LogWarn("rank_connection_ended", status, {{"pid", PeerPid(session.connection)}});
-    (void)SendOutcome(session.connection, status);
+    (void)SendError(session.connection, status);
   }
   session.connection.Shutdown();
   std::lock_guard lock(mutex_);
