@@ -160,19 +160,21 @@ Status Exporter::Impl::TakePart(Version version, Status ready) {
 
 // Everything that must happen on a rank that writes, whatever fails: others wait for it.
 Status Exporter::Impl::Write(Version version, Status ready) {
-  if (intake != nullptr) intake->Start(version);
+  // Once the link is broken the remote ranks send nothing more; the other writers are still to be told.
+  const bool takes_buckets = intake != nullptr && link->status().ok();
+  if (takes_buckets) intake->Start(version);
   const auto start = Clock::now();
   const Result<std::byte*> begun = client->Begin(version);
   stats.begin_seconds = SecondsSince(start);
   Status status = ready.ok() ? begun.status() : std::move(ready);
   if (status.ok()) status = WriteOwn(*begun);
-  if (intake != nullptr) {
+  if (takes_buckets) {
     const auto tell = [this](std::span<const StridedRange> ranges) { return client->RangesDone(ranges); };
     const Status taken = intake->TakeAll(version, status.ok() ? *begun : nullptr, tell, stats);
     if (status.ok()) status = taken;
   }
   status = End(version, std::move(status));
-  if (intake == nullptr) return status;
+  if (!takes_buckets) return status;
   intake->Answer(version, status.code());
   return status.ok() ? link->status() : status;
 }
@@ -244,13 +246,12 @@ Result<std::unique_ptr<Exporter>> Exporter::Open(ExporterOptions options) {
 }
 
 Status Exporter::Publish(Version version, std::span<const void* const> addresses) {
-  impl_->stats = {};
-  LS_RETURN_IF_ERROR(impl_->link->status());
-  return impl_->TakePart(version, impl_->SetAddresses(addresses));
+  Status ready = impl_->link->status();
+  if (ready.ok()) ready = impl_->SetAddresses(addresses);
+  return impl_->TakePart(version, std::move(ready));
 }
 
 Status Exporter::GiveUp(Version version, const Status& reason) {
-  LS_RETURN_IF_ERROR(impl_->link->status());
   (void)impl_->TakePart(version, reason);
   return impl_->link->status();
 }

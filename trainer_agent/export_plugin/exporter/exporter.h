@@ -10,9 +10,9 @@
 //
 // An error on one rank never leaves another waiting: who cannot go on still sends its buckets, marked as failed, who
 // cannot commit still takes all buckets in and answers with the reason, and who writes still begins the version, to
-// abort it: the other writers learn of it at once. A rank that fails before it comes to Publish() calls GiveUp()
-// instead. One that does neither keeps the ranks it exchanges buckets with waiting until its next version, and costs
-// that one, too; after it they are in step again (bucket_intake.h).
+// abort it: the other writers learn of it at once, also when it is the exchange that is broken. A rank that fails
+// before it comes to Publish() calls GiveUp() instead. One that does neither keeps the ranks it exchanges buckets with
+// waiting until its next version, and costs that one, too; after it they are in step again (bucket_intake.h).
 #pragma once
 
 #include <chrono>
@@ -86,6 +86,8 @@ class Exporter {
   const PublishStats& stats() const;
   bool writes() const;  // whether this rank talks to the agent
   RunId run() const;    // zero on a rank that does not talk to the agent
+  // The newest that this rank knows to be committed by all, as of its last publish; 0 on one that does not talk to the
+  // agent. With several writers, the last one to be done knows a version at once, the others with the next.
   Version committed_version() const;
 
  private:

@@ -194,6 +194,24 @@ TEST_CASE("A remote rank that is killed breaks the exchange for good, and the ot
   CHECK(fleet.host().run().Newest()->manifest->held.version == 1);
 }
 
+TEST_CASE("A broken exchange is an error on every writer of the host, at once and each time") {
+  Fleet fleet(SmallModel(), {.shards = 4, .beside = {true, true, true, false}});
+  fleet.Open();
+  fleet.Publish(1);
+  fleet.Kill(3);  // whose proxy is rank 0
+  fleet.TryPublish(2);
+  for (const Version version : {3, 4}) {
+    fleet.rank(0).Fill(SmallModel(), version);
+    const Status proxy = fleet.exporter(0).Publish(version);
+    CHECK(proxy.code() == ErrorCode::kUnavailable);
+    for (const uint32_t rank : {1, 2}) {
+      const Status writer = fleet.exporter(rank).Publish(version);
+      CHECK(writer.code() == ErrorCode::kAborted);
+      CHECK_THAT(writer.message(), Contains("the exchange with rank 3 is broken"));
+    }
+  }
+}
+
 TEST_CASE("A proxy that is killed is an error on the ranks that it served") {
   Fleet fleet(SmallModel(), OneProxy());
   fleet.Open();
