@@ -61,7 +61,8 @@ Result<LocalTensor> ConvertLocal(const lockstep_local_tensor& local, size_t posi
   LocalTensor converted{.name = local.name,
                         .dtype = dtype->dtype,
                         .shape = {local.shape, local.shape + local.rank},
-                        .address = local.address};
+                        .address = local.address,
+                        .convert = local.convert != 0};
   converted.strides = local.strides == nullptr ? TensorView::Contiguous(converted.shape, 1, 0).strides
                                                : Extents(local.strides, local.strides + local.rank);
   return converted;
@@ -88,7 +89,6 @@ Result<ExporterOptions> ConvertOptions(const lockstep_exporter_options& options)
   ExporterOptions converted{.socket_path = options.socket_path,
                             .model = options.model,
                             .rank = options.rank,
-                            .convert = options.convert != 0,
                             .bucket_bytes = options.bucket_bytes == 0 ? kDefaultBucketBytes : options.bucket_bytes,
                             .threads = options.threads == 0 ? 1 : options.threads,
                             .connect_timeout = abi::Timeout(options.connect_timeout_ms, 10'000),

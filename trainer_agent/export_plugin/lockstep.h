@@ -105,9 +105,9 @@ int lockstep_commit(lockstep_model* model);
 int lockstep_abort(lockstep_model* model);
 
 /* Facts that stay valid until close. */
-const char* lockstep_run(const lockstep_model* model);            /* 32 hex digits */
-/* The newest version this rank knows to be whole, committed by all ranks; 0 for none. The last rank to commit knows it at
- * once, the others with their next commit. */
+const char* lockstep_run(const lockstep_model* model); /* 32 hex digits */
+/* The newest version this rank knows to be whole, committed by all ranks; 0 for none. The last rank to commit knows it
+ * at once, the others with their next commit. */
 uint64_t lockstep_committed_version(const lockstep_model* model);
 uint64_t lockstep_data_bytes(const lockstep_model* model);
 
@@ -138,7 +138,9 @@ typedef struct lockstep_local_tensor {
   const uint64_t* shape;
   const uint64_t* strides; /* in elements; null: contiguous */
   uint32_t rank;
-  void* address; /* may be null when the tensor has no elements here; written to by lockstep_import only */
+  void* address;    /* may be null when the tensor has no elements here; written to by lockstep_import only */
+  uint32_t convert; /* 1: exported as BF16 though it is F32, rounded to nearest even, where the HuggingFace tensor is
+                       BF16; 0: its dtype must be the HuggingFace tensor's. Not looked at by lockstep_import */
 } lockstep_local_tensor;
 
 /* How bytes get from a rank on another host to one beside the agent. Messages between two ranks arrive in the order in
@@ -162,7 +164,6 @@ typedef struct lockstep_exporter_options {
   uint32_t rank;             /* this one */
   const lockstep_local_tensor* locals;
   size_t local_count;
-  uint32_t convert;                  /* 1: F32 tensors may be exported as BF16, rounded to nearest even */
   uint32_t threads;                  /* that copy, the caller's among them; 0: 1. The only threads the library starts */
   uint64_t bucket_bytes;             /* memory for the exchange, the same on each rank; 0: 512 MiB */
   const lockstep_exchange* exchange; /* null when all ranks are beside the agent */
@@ -198,8 +199,8 @@ int lockstep_exporter_open(const lockstep_exporter_options* options, lockstep_ex
 int lockstep_exporter_publish(lockstep_exporter* exporter, uint64_t version, const void* const* addresses);
 
 /* In place of lockstep_exporter_publish, on a rank that failed before it came to it: this rank takes its part in
- * `version` as one that cannot give its bytes, so that no other rank waits for them, and all of them are told. Waits for
- * no more than publish would. `reason` is a sentence. LOCKSTEP_OK: the version is gone, the next publish works. */
+ * `version` as one that cannot give its bytes, so that no other rank waits for them, and all of them are told. Waits
+ * for no more than publish would. `reason` is a sentence. LOCKSTEP_OK: the version is gone, the next publish works. */
 int lockstep_exporter_give_up(lockstep_exporter* exporter, uint64_t version, const char* reason);
 
 /* Facts that stay valid until close; the description until the next call of it. */

@@ -42,6 +42,7 @@ struct Tensor {
   void* address = nullptr;
   Shape strides;  // in elements; none: contiguous
   bool frozen = false;
+  bool convert = false;  // may be exported as BF16 though it is F32
 };
 
 // Where a rank stands among Megatron's parallel groups, and their sizes.
@@ -186,7 +187,6 @@ struct Options {
   std::vector<std::string> sheets;  // of all ranks
   uint32_t rank = 0;
   std::vector<Tensor> locals;  // Sheet::locals()
-  bool convert = false;        // F32 tensors may be exported as BF16
   uint32_t threads = 1;
   uint64_t bucket_bytes = 0;     // 0: 512 MiB
   Exchange* exchange = nullptr;  // outlives the exporter; null when all ranks are beside the agent
@@ -205,7 +205,7 @@ inline std::vector<lockstep_local_tensor> Views(const std::vector<Tensor>& tenso
   for (const Tensor& tensor : tensors) {
     views.push_back({tensor.name.c_str(), tensor.dtype.c_str(), tensor.shape.data(),
                      tensor.strides.empty() ? nullptr : tensor.strides.data(),
-                     static_cast<uint32_t>(tensor.shape.size()), tensor.address});
+                     static_cast<uint32_t>(tensor.shape.size()), tensor.address, tensor.convert ? 1u : 0u});
   }
   return views;
 }
@@ -265,7 +265,6 @@ class Exporter {
     converted.rank = options.rank;
     converted.locals = locals.data();
     converted.local_count = locals.size();
-    converted.convert = options.convert ? 1 : 0;
     converted.threads = options.threads;
     converted.bucket_bytes = options.bucket_bytes;
     converted.exchange = opened.callbacks_ == nullptr ? nullptr : &opened.callbacks_->table;

@@ -94,8 +94,8 @@ std::vector<PackedBucket> PackBuckets(const TrainingModel& model, const RankPlan
 }
 
 Result<std::vector<OutgoingBucket>> LowerOutgoing(const TrainingModel& model, std::span<const PackedBucket> buckets,
-                                                  std::span<const LocalTensor> locals, const LocalsBySource& by_source,
-                                                  bool convert) {
+                                                  std::span<const LocalTensor> locals,
+                                                  const LocalsBySource& by_source) {
   std::vector<OutgoingBucket> lowered;
   for (const PackedBucket& bucket : buckets) {
     OutgoingBucket& outgoing = lowered.emplace_back();
@@ -103,7 +103,7 @@ Result<std::vector<OutgoingBucket>> LowerOutgoing(const TrainingModel& model, st
     for (const PackedItem& item : bucket.items) {
       const uint32_t local = by_source.of(item.source)[0];
       const TensorMeta& tensor = model.tensors[item.tensor];
-      LS_ASSIGN_OR_RETURN(const ElementConversion conversion, ConversionOf(locals[local], tensor, convert));
+      LS_ASSIGN_OR_RETURN(const ElementConversion conversion, ConversionOf(locals[local], tensor));
       const TensorView source = ViewOf(locals[local]);
       const TensorView target = PackedView(item, FindDType(tensor.dtype)->bits / 8);
       const Pieces packing = Box(item.piece.source, Origin(item.piece), item.piece.size);

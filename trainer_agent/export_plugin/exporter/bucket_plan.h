@@ -41,8 +41,7 @@ struct OutgoingBucket {
 };
 // kBadData as ConversionOf().
 Result<std::vector<OutgoingBucket>> LowerOutgoing(const TrainingModel& model, std::span<const PackedBucket> buckets,
-                                                  std::span<const LocalTensor> locals, const LocalsBySource& by_source,
-                                                  bool convert);
+                                                  std::span<const LocalTensor> locals, const LocalsBySource& by_source);
 
 // A bucket as its proxy takes it in: copies from the payload into the data section, and what may be told after them.
 struct IncomingBucket {

@@ -107,12 +107,12 @@ Status Exporter::Impl::SetUpRoles(const ExporterOptions& options, const Training
   }
   if (proxies[rank]) {
     const std::vector<PackedBucket> packed = PackBuckets(model, plan.ranks[rank], payload_bytes);
-    LS_ASSIGN_OR_RETURN(auto outgoing, LowerOutgoing(model, packed, locals, by_source, options.convert));
+    LS_ASSIGN_OR_RETURN(auto outgoing, LowerOutgoing(model, packed, locals, by_source));
     sender = std::make_unique<BucketSender>(*proxies[rank], plan.digest, std::move(outgoing), link.get(), engine.get());
   }
   if (!writes[rank]) return OkStatus();
   const std::vector<Chunk> chunks = ChunksOf(model, plan.ranks[rank]);
-  LS_ASSIGN_OR_RETURN(share, LowerShare(model, chunks, locals, by_source, options.convert));
+  LS_ASSIGN_OR_RETURN(share, LowerShare(model, chunks, locals, by_source));
   uint32_t writer = 0;
   uint32_t writers = 0;
   for (uint32_t other = 0; other < writes.size(); ++other) {

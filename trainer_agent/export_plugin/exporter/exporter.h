@@ -40,7 +40,6 @@ struct ExporterOptions {
   Attachments attachments;          // that belong to the model
   uint32_t rank = 0;
   std::vector<LocalTensor> locals;
-  bool convert = false;  // allow F32 tensors to be exported as BF16, rounded to nearest even; else a dtype must match
   uint64_t bucket_bytes = kDefaultBucketBytes;  // the same on every rank
   uint32_t threads = 1;                         // that may copy, the caller's among them
   Exchange* exchange = nullptr;  // needed when some rank is not beside the agent; REQUIRES to outlive the exporter

@@ -121,7 +121,6 @@ struct FleetOptions {
   std::vector<bool> beside = {true, true};  // of each rank; rank r holds shard r % shards
   uint64_t bucket_bytes = kMinBucketBytes;
   uint32_t threads = 1;
-  bool convert = false;
 };
 
 // In place of a version: the rank fails before it comes to publishing, and says nothing.
@@ -145,7 +144,6 @@ class Fleet {
             .sheets = sheets_,
             .rank = rank,
             .locals = ranks_[rank].locals,
-            .convert = options_.convert,
             .bucket_bytes = options_.bucket_bytes,
             .threads = options_.threads,
             .exchange = exchanges_.back().get(),

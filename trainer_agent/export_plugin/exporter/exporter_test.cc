@@ -119,10 +119,11 @@ TEST_CASE("Tensors that do not lie contiguously are gathered by their strides") 
 TEST_CASE("F32 tensors are rounded to BF16 when that is allowed, on either side of an exchange") {
   const std::vector<Whole2D> model{{"w", DType::kBF16, 64, 32, Cut::kColumns}};
   for (const uint32_t rank : {0, 1}) {
-    Fleet fleet(model, {.beside = {true, false}, .convert = true});
+    Fleet fleet(model, {.beside = {true, false}});
     std::vector<float> values(64 * 16);
     for (size_t i = 0; i < values.size(); ++i) values[i] = 1.0f + static_cast<float>(i) / 1000;
     fleet.rank(rank).locals[0].dtype = DType::kF32;
+    fleet.rank(rank).locals[0].convert = true;
     fleet.SetAddresses(rank, {values.data()});
     fleet.Open();
     fleet.Publish(1);
@@ -143,10 +144,12 @@ TEST_CASE("F32 tensors are rounded to BF16 when that is allowed, on either side 
 }
 
 TEST_CASE("F32 tensors are refused where the model is BF16 and nobody allowed rounding") {
-  Fleet fleet({{"w", DType::kBF16, 64, 32, Cut::kColumns}}, {.beside = {true, false}});
+  Fleet fleet({{"w", DType::kBF16, 64, 32, Cut::kColumns}, {"x", DType::kBF16, 64, 32, Cut::kColumns}},
+              {.beside = {true, false}});
   for (const uint32_t rank : {0, 1}) {
     auto options = fleet.OptionsOf(rank);
     options.locals[0].dtype = DType::kF32;
+    options.locals[1].convert = true;  // another one's leave
     const Status status = Exporter::Open(options).status();
     CHECK(status.code() == ErrorCode::kBadData);
     CHECK(status.message().find("\"w\" is F32; tensor \"w\" made of it is BF16: allow conversion") !=

@@ -19,6 +19,7 @@ struct LocalTensor {
   Extents shape;
   Extents strides;  // in elements; must not overlap
   const void* address = nullptr;
+  bool convert = false;  // allow F32 to be exported as BF16, rounded to nearest even; else dtypes must match
 };
 
 // The sheets of all ranks. kBadData names the rank whose sheet is none.

@@ -9,9 +9,9 @@ constexpr uint64_t kBatchBytes = uint64_t{64} << 20;
 
 // Appends the copies of `chunk`, and what they write.
 Status AppendChunk(const TrainingModel& model, const Chunk& chunk, std::span<const LocalTensor> locals, uint32_t local,
-                   bool convert, Share& share) {
+                   Share& share) {
   const TensorMeta& tensor = model.tensors[chunk.tensor];
-  LS_ASSIGN_OR_RETURN(const ElementConversion conversion, ConversionOf(locals[local], tensor, convert));
+  LS_ASSIGN_OR_RETURN(const ElementConversion conversion, ConversionOf(locals[local], tensor));
   const TensorView source = ViewOf(locals[local]);
   const TensorView target = ViewOf(tensor, chunk.pieces[0].target.size());
   LS_RETURN_IF_ERROR(CheckBounds(chunk.pieces, source.shape, target.shape));
@@ -30,10 +30,10 @@ Status AppendChunk(const TrainingModel& model, const Chunk& chunk, std::span<con
 
 }  // namespace
 
-Result<ElementConversion> ConversionOf(const LocalTensor& local, const TensorMeta& tensor, bool convert) {
+Result<ElementConversion> ConversionOf(const LocalTensor& local, const TensorMeta& tensor) {
   if (local.dtype == tensor.dtype) return ElementConversion::kNone;
   const bool can_convert = local.dtype == DType::kF32 && tensor.dtype == DType::kBF16;
-  if (can_convert && convert) return ElementConversion::kF32ToBF16;
+  if (can_convert && local.convert) return ElementConversion::kF32ToBF16;
   return Status(ErrorCode::kBadData,
                 Cat("local tensor \"", local.name, "\" is ", FindDType(local.dtype)->name, "; tensor \"", tensor.name,
                     "\" made of it is ", FindDType(tensor.dtype)->name,
@@ -42,11 +42,11 @@ Result<ElementConversion> ConversionOf(const LocalTensor& local, const TensorMet
 }
 
 Result<LocalShare> LowerShare(const TrainingModel& model, std::span<const Chunk> chunks,
-                              std::span<const LocalTensor> locals, const LocalsBySource& by_source, bool convert) {
+                              std::span<const LocalTensor> locals, const LocalsBySource& by_source) {
   LocalShare share;
   for (const Chunk& chunk : chunks) {
-    LS_RETURN_IF_ERROR(AppendChunk(model, chunk, locals, by_source.of(chunk.source)[0], convert,
-                                   chunk.frozen ? share.frozen : share.changing));
+    LS_RETURN_IF_ERROR(
+        AppendChunk(model, chunk, locals, by_source.of(chunk.source)[0], chunk.frozen ? share.frozen : share.changing));
   }
   return share;
 }

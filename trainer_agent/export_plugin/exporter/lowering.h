@@ -18,8 +18,8 @@ struct LocalCopy {
 };
 
 // What becomes of a local tensor's elements in a HuggingFace tensor. kBadData, naming both, where the dtypes differ and
-// this is not F32 to BF16 with `convert`.
-Result<ElementConversion> ConversionOf(const LocalTensor& local, const TensorMeta& tensor, bool convert);
+// this is not F32 to BF16 with leave to convert.
+Result<ElementConversion> ConversionOf(const LocalTensor& local, const TensorMeta& tensor);
 
 // Copies that are told together: large enough for the telling to cost nothing, small enough for the agent's diff to run
 // beside the copying.
@@ -44,7 +44,7 @@ struct LocalShare {
 
 // kBadData as ConversionOf().
 Result<LocalShare> LowerShare(const TrainingModel& model, std::span<const Chunk> chunks,
-                              std::span<const LocalTensor> locals, const LocalsBySource& by_source, bool convert);
+                              std::span<const LocalTensor> locals, const LocalsBySource& by_source);
 
 // `copies` with the tensors' present addresses, relative to `target`. kBadData names a tensor without an address.
 Status Place(std::span<const LocalCopy> copies, std::span<const LocalTensor> locals, std::byte* target,

@@ -85,7 +85,6 @@ class Exporter:
             rank=ranks.rank,
             locals=c_locals(self._locals),
             local_count=len(self._locals),
-            convert=any(part.converts for part in self._parts),
             threads=threads,
             bucket_bytes=bucket_bytes,
             exchange=ctypes.pointer(self._exchange.callbacks) if self._exchange else None,
@@ -376,4 +375,5 @@ def c_locals(tensors: "Sequence[LocalTensor]") -> Any:
         entry.strides = (ctypes.c_uint64 * len(tensor.strides))(*tensor.strides)
         entry.rank = len(tensor.shape)
         entry.address = tensor.address
+        entry.convert = tensor.converts
     return array

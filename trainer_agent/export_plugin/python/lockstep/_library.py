@@ -46,6 +46,7 @@ class CLocalTensor(ctypes.Structure):
         ("strides", ctypes.POINTER(ctypes.c_uint64)),
         ("rank", ctypes.c_uint32),
         ("address", ctypes.c_void_p),
+        ("convert", ctypes.c_uint32),
     ]
 
 
@@ -82,7 +83,6 @@ class CExporterOptions(ctypes.Structure):
         ("rank", ctypes.c_uint32),
         ("locals", ctypes.POINTER(CLocalTensor)),
         ("local_count", ctypes.c_size_t),
-        ("convert", ctypes.c_uint32),
         ("threads", ctypes.c_uint32),
         ("bucket_bytes", ctypes.c_uint64),
         ("exchange", ctypes.POINTER(CExchange)),
@@ -129,6 +129,7 @@ _SIGNATURES = {
     "lockstep_last_error": (ctypes.c_char_p, [_MODEL]),
     "lockstep_exporter_open": (ctypes.c_int, [ctypes.POINTER(CExporterOptions), ctypes.POINTER(_EXPORTER)]),
     "lockstep_exporter_publish": (ctypes.c_int, [_EXPORTER, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p)]),
+    "lockstep_exporter_give_up": (ctypes.c_int, [_EXPORTER, ctypes.c_uint64, ctypes.c_char_p]),
     "lockstep_exporter_run": (ctypes.c_char_p, [_EXPORTER]),
     "lockstep_exporter_committed_version": (ctypes.c_uint64, [_EXPORTER]),
     "lockstep_exporter_stats": (ctypes.c_int, [_EXPORTER, ctypes.POINTER(CPublishStats)]),
