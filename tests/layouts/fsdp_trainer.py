@@ -100,13 +100,16 @@ def _data_parallel_rank(mesh: DeviceMesh) -> int:
 
 
 def train(rank: Rank, same_batch: bool = False) -> None:
-    """A step of AdamW on a batch of this rank's own, or on one that all ranks have."""
+    """A step of AdamW on a batch of this rank's own, or on one that all ranks have; router biases move on all alike."""
     rank.steps += 1
     generator = torch.Generator().manual_seed(1000 * rank.steps + (0 if same_batch else rank.batch))
     tokens = torch.randint(0, rank.model.config.vocab_size, (2, 7), generator=generator)
     rank.model(input_ids=tokens, labels=tokens).loss.backward()
     rank.optimizer.step()
     rank.optimizer.zero_grad()
+    for name, buffer in rank.model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.add_(torch.rand(buffer.shape, generator=torch.Generator().manual_seed(rank.steps)))
 
 
 @torch.no_grad()

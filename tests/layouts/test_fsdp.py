@@ -308,9 +308,8 @@ def test_a_shard_of_another_shape_is_refused_by_name_and_the_version_is_no_ones(
         start(ranks, checkpoint_of(checkpoints, "qwen3"), Layout((2,)), agent.socket, MODEL)
         ranks.call(trainer.publish, 1)
         ranks.call(resize_head, 126)  # 63 rows on both ranks, where the second had 62
-        outcomes = ranks.call(refusal, trainer.publish, 2)
-        assert outcomes[0] == ("", "")
-        kind, message = outcomes[1]
+        (first, _), (kind, message) = ranks.call(refusal, trainer.publish, 2)
+        assert first in ("", "AbortedError")  # rank 0 may have given its share before the other failed
         assert kind == "BadDataError" and '"lm_head.weight", BF16 [63, 20]' in message and "[62, 20]" in message
         ranks.call(resize_head, 125)
         ranks.call(trainer.publish, 3)

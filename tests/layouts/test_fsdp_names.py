@@ -1,4 +1,4 @@
-"""Under which names, and cut how, a transformers model's parameters are exported: as its save_pretrained writes them."""
+"""Under which names, and cut how, a transformers model is exported: as its save_pretrained writes it."""
 
 import pytest
 import torch

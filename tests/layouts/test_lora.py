@@ -1,4 +1,4 @@
-"""Adapters of the real PEFT on a base that FSDP2 shards: what a receiver publishes loads in PEFT with the trainer's bits."""
+"""Adapters of the real PEFT on a base that FSDP2 shards: what a receiver publishes loads with the trainer's bits."""
 
 import json
 import tempfile
@@ -91,7 +91,7 @@ def open_exporter(rank: Rank, socket: Path, **options: Any) -> None:
 
 
 def train_and_publish(rank: Rank, version: int) -> "tuple[dict[str, torch.Tensor], str, torch.Tensor] | None":
-    """A step on a batch of this rank's own, and a publish; on rank 0 what PEFT saves, and the sharded model's logits."""
+    """A step on a batch of this rank's own, and a publish; on rank 0 what PEFT saves, and the model's logits."""
     generator = torch.Generator().manual_seed(100 * version + rank.number)
     tokens = torch.randint(0, SIZES["vocab_size"], (2, 9), generator=generator)
     rank.model.train()(input_ids=tokens, labels=tokens).loss.backward()
