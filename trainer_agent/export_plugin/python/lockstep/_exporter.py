@@ -1,18 +1,20 @@
 """Exporter: publishes a sharded model, one call a step on every rank."""
 
+import contextlib
 import ctypes
 import json
 import os
-import threading
-import weakref
 from pathlib import Path
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 from lockstep import _library
+from lockstep._agreement import Ranks, gather, require_agreement, tell_all
 from lockstep._delayed_interrupt import delayed_interrupt
-from lockstep._errors import AbortedError, BadDataError, StateError, from_code
+from lockstep._errors import AbortedError, BadDataError, Error
+from lockstep._handle import Handle
 from lockstep._parts import SHEET_FORMAT, Frozen, Part, named_tensors
 from lockstep._tensors import LocalTensor, TensorMeta, described
+
 
 class PublishStats(NamedTuple):
     """What the last publish did on this rank; bytes, and seconds."""
@@ -28,7 +30,7 @@ class PublishStats(NamedTuple):
     total_seconds: float
 
 
-class Exporter:
+class Exporter(Handle):
     """Publishes a model that is spread over ranks, by a plan that is compiled and proved when it is made.
 
     Made on every rank of the group, together: the ranks tell each other what they hold and whether they are ready (two
@@ -54,6 +56,9 @@ class Exporter:
         Error: any other class of it, with the library's sentence.
     """
 
+    _prefix = "lockstep_exporter_"
+    _error_function = "lockstep_exporter_error"
+
     def __init__(
         self,
         parts: "Sequence[Part]",
@@ -69,8 +74,7 @@ class Exporter:
         reconnect_timeout_ms: int = 0,
         call_timeout_ms: int = 0,
     ) -> None:
-        self._library = _library.load()
-        self._lock = threading.RLock()
+        super().__init__()
         self._parts = list(parts)
         beside = Path(socket).is_socket() if beside_agent is None else beside_agent
         ranks = gather(lambda: self._describe(beside), group)
@@ -94,7 +98,7 @@ class Exporter:
             reconnect_timeout_ms=reconnect_timeout_ms,
             call_timeout_ms=call_timeout_ms,
         )
-        self._open(options, group)
+        self._open_together(options, group)
 
     @classmethod
     def from_megatron(
@@ -139,12 +143,6 @@ class Exporter:
         return self._run
 
     @property
-    def committed_version(self) -> int:
-        """The newest version this rank knows to be committed; 0 for none."""
-        with self._lock:
-            return self._library.lockstep_exporter_committed_version(self._open_handle())
-
-    @property
     def tensors(self) -> "list[tuple[TensorMeta, int]]":
         """tensors_meta: every HuggingFace tensor and its byte offset, in export order; the same on every rank."""
         return described(self._description["tensors"])
@@ -163,8 +161,7 @@ class Exporter:
     def stats(self) -> PublishStats:
         """What the last publish did on this rank."""
         raw = _library.CPublishStats()
-        with self._lock:
-            self._check(self._library.lockstep_exporter_stats(self._open_handle(), ctypes.byref(raw)))
+        self._call("stats", ctypes.byref(raw))
         counts = [getattr(raw, name) for name, _ in raw._fields_[:-2]]
         return PublishStats(*counts, raw.begin_us / 1e6, raw.total_us / 1e6)
 
@@ -180,9 +177,14 @@ class Exporter:
         if not 0 < version < 1 << 56:
             raise BadDataError(f"version {version}: versions go from 1 to 2**56 - 1")
         with self._lock, delayed_interrupt():
-            handle = self._open_handle()
-            addresses = self._current_addresses()
-            self._check(self._library.lockstep_exporter_publish(handle, version, addresses))
+            self._open_handle()
+            try:
+                addresses = self._current_addresses()
+            except BaseException as error:  # other ranks wait for this one's share: they must hear of it
+                with contextlib.suppress(Error):
+                    self._call("give_up", version, str(error).encode())
+                raise
+            self._call("publish", version, addresses)
 
     def write_sheets(self, directory: "str | os.PathLike[str]") -> None:
         """Writes what all ranks said to ``directory``, for ``lockstepctl plan --sheets``."""
@@ -191,25 +193,13 @@ class Exporter:
         for rank, sheet in enumerate(self._sheets):
             (target / f"rank-{rank:05}.json").write_bytes(sheet)
 
-    def close(self) -> None:
-        """Leaves the agent; a version being written is aborted. Closing twice is fine."""
-        with self._lock:
-            self._handle = None
-            self._finalizer()
-
-    def __enter__(self) -> "Exporter":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def _open(self, options: Any, group: Any) -> None:
-        handle = ctypes.c_void_p()
-        code = self._library.lockstep_exporter_open(ctypes.byref(options), ctypes.byref(handle))
-        failure = None if code == 0 else from_code(code, self._last_error(None))
-        self._handle: "ctypes.c_void_p | None" = handle if code == 0 else None
-        self._finalizer = weakref.finalize(self, self._library.lockstep_exporter_close, handle)
-        self._description = {} if failure else json.loads(self._library.lockstep_exporter_describe(handle))
+    def _open_together(self, options: Any, group: Any) -> None:
+        failure, self._description = None, {}
+        try:
+            self._open(options)
+            self._description = json.loads(self._library.lockstep_exporter_describe(self._open_handle()))
+        except Error as error:  # told to the other ranks, and raised by all
+            failure = error
         try:
             self._run = self._agree(failure, group)
         except BaseException:
@@ -257,73 +247,6 @@ class Exporter:
         for now, opened in zip(current, self._locals):
             if now.description() != opened.description():
                 raise BadDataError(f"the model has {_in_words(now)}; it was opened with {_in_words(opened)}")
-
-    def _check(self, code: int) -> None:
-        if code != 0:
-            raise from_code(code, self._last_error(self._handle))
-
-    def _open_handle(self) -> ctypes.c_void_p:
-        if self._handle is None:
-            raise StateError("the exporter is closed")
-        return self._handle
-
-    def _last_error(self, handle: "ctypes.c_void_p | None") -> str:
-        return self._library.lockstep_exporter_error(handle).decode(errors="replace")
-
-
-class Ranks(NamedTuple):
-    """The sheets of all ranks of a group, as JSON, in rank order, and this one's place among them."""
-
-    sheets: "list[bytes]"
-    rank: int
-
-
-def gather(describe: "Callable[[], str]", group: Any) -> Ranks:
-    """Every rank's sheet; just this one without torch.distributed. AbortedError: another rank could not make one."""
-    sheet, failure = "", None
-    try:
-        sheet = describe()
-    except Exception as error:  # told to the other ranks, which wait for this one, and raised below
-        failure = error
-    answers = tell_all((str(failure or ""), sheet), group)
-    require_agreement([(reason, ()) for reason, _ in answers], failure)
-    distributed = _initialised_distributed()
-    return Ranks([sheet.encode() for _, sheet in answers], distributed.get_rank(group) if distributed else 0)
-
-
-def tell_all(what: Any, group: Any) -> "list[Any]":
-    """What each rank of the group tells, in rank order."""
-    distributed = _initialised_distributed()
-    if distributed is None:
-        return [what]
-    told: "list[Any]" = [None] * distributed.get_world_size(group)
-    distributed.all_gather_object(told, what, group=group)
-    return told
-
-
-def require_agreement(answers: "Sequence[tuple[str, Any]]", failure: "Exception | None") -> None:
-    """Raises on every rank when one has failed, or says something else than rank 0: each with the reason.
-
-    ``answers``: of each rank, why it failed ("" when it did not), and what all must say alike.
-    """
-    if failure:
-        raise failure
-    for rank, (reason, what) in enumerate(answers):
-        if reason:
-            raise AbortedError(f"rank {rank} could not open the exporter: {reason}")
-        if what != answers[0][1]:
-            raise AbortedError(
-                f"rank {rank} has plan and bucket_bytes {what}, rank 0 {answers[0][1]}: use one version of lockstep, "
-                "and one bucket_bytes, on every rank"
-            )
-
-
-def _initialised_distributed() -> Any:
-    try:
-        import torch.distributed as distributed
-    except ImportError:
-        return None
-    return distributed if distributed.is_available() and distributed.is_initialized() else None
 
 
 def _exchange_for(ranks: Ranks, group: Any, timeout_ms: int) -> Any:

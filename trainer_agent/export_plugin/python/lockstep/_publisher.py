@@ -4,16 +4,15 @@ import contextlib
 import ctypes
 import json
 import os
-import threading
-import weakref
 from typing import Any, Iterable, Mapping, Sequence, Tuple, Union
 
 from lockstep import _library
-from lockstep._errors import BadDataError, Error, StateError, from_code
+from lockstep._errors import BadDataError, Error
+from lockstep._handle import Handle
 from lockstep._tensors import NamedTensors, TensorBytes, TensorMeta, assign_offsets, bytes_of, describe, named
 
 
-class Publisher:
+class Publisher(Handle):
     """Publishes versions of one model to the trainer_agent on this host.
 
     One Publisher per (process, model). A publisher serialises its own calls; a version belongs to whoever began it, so
@@ -40,6 +39,9 @@ class Publisher:
         Error: any other class of it, with the library's sentence.
     """
 
+    _prefix = "lockstep_"
+    _error_function = "lockstep_last_error"
+
     def __init__(
         self,
         socket: "str | os.PathLike[str]",
@@ -54,8 +56,7 @@ class Publisher:
         reconnect_timeout_ms: int = 0,
         call_timeout_ms: int = 0,
     ) -> None:
-        self._library = _library.load()
-        self._lock = threading.RLock()
+        super().__init__()
         self._tensors, self._offsets = assign_offsets(describe(tensors))
         self._positions = {meta.name: position for position, meta in enumerate(self._tensors)}
         options = _library.COpenOptions(
@@ -72,24 +73,13 @@ class Publisher:
             run=None if run is None else run.encode(),
             attachments=None if attachments is None else json.dumps(dict(attachments)).encode(),
         )
-        handle = ctypes.c_void_p()
-        code = self._library.lockstep_open(ctypes.byref(options), ctypes.byref(handle))
-        if code != 0:
-            raise from_code(code, self._last_error(None))
-        self._handle: "ctypes.c_void_p | None" = handle
-        self._run = self._library.lockstep_run(handle).decode()
-        self._finalizer = weakref.finalize(self, self._library.lockstep_close, handle)
+        self._open(options)
+        self._run = self._library.lockstep_run(self._open_handle()).decode()
 
     @property
     def run(self) -> str:
         """The run that versions are published in, 32 hex digits."""
         return self._run
-
-    @property
-    def committed_version(self) -> int:
-        """The newest version this rank knows to be committed; 0 for none."""
-        with self._lock:
-            return self._library.lockstep_committed_version(self._open_handle())
 
     @property
     def data_bytes(self) -> int:
@@ -138,7 +128,7 @@ class Publisher:
         if not 0 < version < 1 << 56:
             raise BadDataError(f"version {version}: versions go from 1 to 2**56 - 1")
         data = ctypes.c_void_p()
-        self._call("lockstep_begin", version, ctypes.byref(data))
+        self._call("begin", version, ctypes.byref(data))
         return memoryview((ctypes.c_ubyte * self.data_bytes).from_address(data.value or 0)).cast("B")
 
     def write(self, name: str, tensor: Any) -> None:
@@ -148,27 +138,15 @@ class Publisher:
     def ranges_done(self, ranges: Sequence[Tuple[int, int]]) -> None:
         """Tells that these (offset, bytes) ranges, filled in place, are final. Each byte may be told once."""
         array = (_library.CRange * len(ranges))(*ranges)
-        self._call("lockstep_ranges_done", array, len(ranges))
+        self._call("ranges_done", array, len(ranges))
 
     def commit(self) -> None:
         """This rank is done with the version. BadDataError names the first tensor with missing bytes."""
-        self._call("lockstep_commit")
+        self._call("commit")
 
     def abort(self) -> None:
         """Gives the version being written up, for all ranks."""
-        self._call("lockstep_abort")
-
-    def close(self) -> None:
-        """Leaves the agent; a version being written is aborted. Closing twice is fine."""
-        with self._lock:
-            self._handle = None
-            self._finalizer()
-
-    def __enter__(self) -> "Publisher":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+        self._call("abort")
 
     def _c_tensors(self) -> "ctypes.Array[_library.CTensor]":
         array = (_library.CTensor * len(self._tensors))()
@@ -194,19 +172,4 @@ class Publisher:
         return position, source
 
     def _write(self, position: int, source: TensorBytes) -> None:
-        self._call("lockstep_write", position, source.address, source.nbytes)
-
-    def _call(self, function: str, *arguments: Any) -> None:
-        with self._lock:
-            handle = self._open_handle()
-            code = getattr(self._library, function)(handle, *arguments)
-            if code != 0:
-                raise from_code(code, self._last_error(handle))
-
-    def _open_handle(self) -> ctypes.c_void_p:
-        if self._handle is None:
-            raise StateError("the publisher is closed", StateError.code)
-        return self._handle
-
-    def _last_error(self, handle: "ctypes.c_void_p | None") -> str:
-        return self._library.lockstep_last_error(handle).decode(errors="replace")
+        self._call("write", position, source.address, source.nbytes)

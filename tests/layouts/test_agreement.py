@@ -1,0 +1,150 @@
+"""Ranks that do not agree, or of which one fails: all hear of it, nobody waits, and no bytes are guessed."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from harness import Cluster
+from ranks import Ranks
+from topologies import Topology
+from trainer import refusal
+
+import lockstep
+
+TWO = Topology(dp=2)
+
+
+def value(version: int) -> torch.Tensor:
+    return torch.full((64, 32), float(version), dtype=torch.bfloat16)
+
+
+def open_halves(rank, sockets, remote=(), **options):
+    """Rank r holds tensor r."""
+    rank.tensors = {f"tensor.{rank.number}": value(0)}
+    rank.exporter = lockstep.Exporter.from_named_tensors(
+        lambda: rank.tensors,
+        socket=sockets[rank.number],
+        model="actor",
+        beside_agent=rank.number not in remote,
+        call_timeout_ms=20_000,
+        **options,
+    )
+    return rank.exporter.run
+
+
+def open_with_a_bad_rank(rank, socket):
+    tensor = value(0) if rank.number == 0 else torch.sparse_coo_tensor(size=(2, 2))
+    lockstep.Exporter.from_named_tensors({f"tensor.{rank.number}": tensor}, socket=socket, model="actor")
+
+
+def publish(rank, version):
+    for tensor in rank.tensors.values():
+        tensor.fill_(float(version))
+    rank.exporter.publish(version)
+
+
+def expected(version: int):
+    return {f"tensor.{number}": value(version) for number in range(2)}
+
+
+def publish_another_shape(rank, version):
+    """Rank 1 has a tensor of another shape, this once."""
+    kept = dict(rank.tensors)
+    if rank.number == 1:
+        rank.tensors["tensor.1"] = value(0)[:32]
+    try:
+        return refusal(rank, publish, version)
+    finally:
+        rank.tensors = kept
+
+
+def publish_interrupted(rank, version):
+    """Rank 1 gets Ctrl-C while rank 0 keeps it waiting."""
+    if rank.number == 0:
+        time.sleep(1)
+        publish(rank, version)
+        return "published"
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    start = time.monotonic()
+    try:
+        publish(rank, version)
+    except KeyboardInterrupt:
+        return "interrupted after the exchange" if time.monotonic() - start > 0.6 else "interrupted in the middle"
+    return "not interrupted"
+
+
+def test_a_rank_that_cannot_describe_its_part_fails_all_ranks_at_once(cluster):
+    agent = cluster.agent()
+    with Ranks(TWO, timeout_s=20) as ranks:
+        first, second = ranks.call(refusal, open_with_a_bad_rank, agent.socket)
+    assert first[0] == "AbortedError" and "rank 1" in first[1] and "sparse" in first[1]
+    assert second[0] == "BadDataError" and "tensor.1" in second[1]
+
+
+def test_ranks_that_reach_different_agents_are_refused_naming_both_runs(cluster):
+    other = Cluster()
+    try:
+        sockets = [cluster.agent().socket, other.agent().socket]
+        with Ranks(TWO) as ranks:
+            answers = ranks.call(refusal, open_halves, sockets)
+        assert all(kind == "AbortedError" and "different agents" in text for kind, text in answers)
+    finally:
+        other.close()
+
+
+def test_all_ranks_know_the_run_and_give_it_back_to_go_on(cluster):
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    with Ranks(TWO) as ranks:
+        runs = ranks.call(open_halves, [agent.socket] * 2, remote=[1])
+        assert len(set(runs)) == 1 and len(runs[0]) == 32
+        ranks.call(publish, 1)
+    receiver.wait_for(expected(1))
+    with Ranks(TWO) as ranks:
+        assert ranks.call(open_halves, [agent.socket] * 2, remote=[1], run=runs[0]) == runs
+        ranks.call(publish, 2)
+    receiver.wait_for(expected(2))
+
+
+@pytest.mark.parametrize("remote", [[], [0], [1]])
+def test_a_rank_that_fails_before_it_copies_fails_the_version_for_all_and_the_next_works(cluster, remote):
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    with Ranks(TWO, timeout_s=30) as ranks:
+        ranks.call(open_halves, [agent.socket] * 2, remote=remote)
+        ranks.call(publish, 1)
+        first, second = ranks.call(publish_another_shape, 2)
+        assert first[0] == "AbortedError" or not remote  # a writer's share may have been taken before the other failed
+        assert second[0] == "BadDataError" and "tensor.1" in second[1]
+        for version in (3, 4):
+            ranks.call(publish, version)
+            receiver.wait_for(expected(version))
+
+
+def test_ctrl_c_waits_until_the_other_rank_has_its_bytes(cluster):
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    with Ranks(TWO) as ranks:
+        ranks.call(open_halves, [agent.socket] * 2, remote=[1])
+        assert ranks.call(publish_interrupted, 1) == ["published", "interrupted after the exchange"]
+        receiver.wait_for(expected(1))
+        ranks.call(publish, 2)
+        receiver.wait_for(expected(2))
+
+
+def test_an_answer_about_what_is_frozen_may_not_change(cluster):
+    agent = cluster.agent()
+    layer = torch.nn.Linear(8, 8, dtype=torch.bfloat16).requires_grad_(False)
+    exporter = lockstep.Exporter.from_named_tensors(
+        dict(layer.named_parameters()), frozen="requires_grad", socket=agent.socket, model="actor"
+    )
+    exporter.publish(1)
+    layer.bias.requires_grad_(True)
+    with pytest.raises(lockstep.BadDataError, match='"bias".*frozen'):
+        exporter.publish(2)
+    layer.bias.requires_grad_(False)
+    exporter.publish(3)
+    assert exporter.committed_version == 3
