@@ -19,7 +19,7 @@ def gather(describe: "Callable[[], str]", group: Any) -> Ranks:
         sheet = describe()
     except Exception as error:  # told to the other ranks, which wait for this one, and raised below
         failure = error
-    answers = tell_all((str(failure or ""), sheet), group)
+    answers = tell_all((reason_of(failure), sheet), group)
     require_agreement([(reason, ()) for reason, _ in answers], failure)
     distributed = _initialised_distributed()
     return Ranks([sheet.encode() for _, sheet in answers], distributed.get_rank(group) if distributed else 0)
@@ -33,6 +33,11 @@ def tell_all(what: Any, group: Any) -> "list[Any]":
     told: "list[Any]" = [None] * distributed.get_world_size(group)
     distributed.all_gather_object(told, what, group=group)
     return told
+
+
+def reason_of(failure: "Exception | None") -> str:
+    """For the other ranks; "" for none."""
+    return f"{type(failure).__name__}: {failure}" if failure else ""
 
 
 def require_agreement(answers: "Sequence[tuple[str, Any]]", failure: "Exception | None") -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
 from lockstep import _library
-from lockstep._agreement import Ranks, gather, require_agreement, tell_all
+from lockstep._agreement import Ranks, gather, reason_of, require_agreement, tell_all
 from lockstep._delayed_interrupt import delayed_interrupt
 from lockstep._errors import AbortedError, BadDataError, Error
 from lockstep._handle import Handle
@@ -210,7 +210,7 @@ class Exporter(Handle):
         """The run that all ranks publish in. Raises when they are not ready to publish one model together."""
         what = (self._description.get("plan", ""), self._description.get("bucket_bytes", 0))
         run = "" if failure else self._library.lockstep_exporter_run(self._open_handle()).decode()
-        answers = tell_all((str(failure or ""), what, run), group)
+        answers = tell_all((reason_of(failure), what, run), group)
         require_agreement([answer[:2] for answer in answers], failure)
         runs = {run: rank for rank, (_, _, run) in enumerate(answers) if run}
         if len(runs) > 1:
