@@ -61,7 +61,7 @@ void Run(bool quick) {
     held += ranks.back().bytes;
     const LocalsBySource by_source(SourcesOfRank(model, rank), model.sources.size());
     shares.push_back(
-        OrDie(LowerShare(model, ChunksOf(model, plan.ranks[rank]), ranks[rank].locals, by_source, false)).changing);
+        OrDie(LowerShare(model, ChunksOf(model, plan.ranks[rank]), ranks[rank].locals, by_source)).changing);
   }
   std::byte* const half = SharedMemory(std::max(held, plan.bytes));
   WorkerPool pool(kThreads - 1);

@@ -58,6 +58,8 @@ class RankClient {
   const ModelLayout& layout() const { return *options_.layout; }
   // The data section being filled. REQUIRES writing().
   std::byte* write_data() { return data(told_.half); }
+  // That of the other half, which holds what ranks wrote into it last. REQUIRES writing().
+  const std::byte* other_data() { return data(1 - told_.half); }
   size_t half() const { return told_.half; }  // that is being filled, 0 or 1. REQUIRES writing()
 
  private:

@@ -9,6 +9,7 @@
 #include "trainer_agent/buffer/rank_client.h"
 #include "trainer_agent/export_plugin/exporter/bucket_intake.h"
 #include "trainer_agent/export_plugin/exporter/bucket_sender.h"
+#include "trainer_agent/export_plugin/exporter/frozen_bytes.h"
 #include "trainer_agent/export_plugin/exporter/lowering.h"
 #include "trainer_agent/export_plugin/plan/sheet.h"
 
@@ -56,7 +57,7 @@ struct Exporter::Impl {
   std::unique_ptr<RankClient> client;  // where this rank writes
   std::array<std::unique_ptr<PinnedMemory>, 2> pinned_halves;
   std::array<bool, 2> pinned{};
-  std::array<bool, 2> frozen_in_half{};
+  FrozenBytes frozen;
   std::vector<PlacedCopy> placed;
   PublishStats stats;
 
@@ -113,6 +114,7 @@ Status Exporter::Impl::SetUpRoles(const ExporterOptions& options, const Training
   if (!writes[rank]) return OkStatus();
   const std::vector<Chunk> chunks = ChunksOf(model, plan.ranks[rank]);
   LS_ASSIGN_OR_RETURN(share, LowerShare(model, chunks, locals, by_source));
+  frozen.Add(share.frozen.ranges);
   uint32_t writer = 0;
   uint32_t writers = 0;
   for (uint32_t other = 0; other < writes.size(); ++other) {
@@ -208,9 +210,10 @@ Status Exporter::Impl::CopyShare(const Share& from, std::byte* data) {
   return OkStatus();
 }
 
-// Frozen bytes are copied into each half once; from then on they are there, and equal in both.
+// Copied into each half once; from then on they are there, and equal in both.
 Status Exporter::Impl::TellFrozen(std::byte* data) {
-  if (!frozen_in_half[0] || !frozen_in_half[1]) return CopyShare(share.frozen, data);
+  if (!frozen.in_both()) return CopyShare(share.frozen, data);
+  LS_RETURN_IF_ERROR(frozen.CheckEqual(data, client->other_data(), *layout, pool.get()));
   stats.bytes_frozen = share.frozen.bytes;
   return share.frozen.ranges.empty() ? OkStatus() : client->Unchanged(share.frozen.ranges);
 }
@@ -224,7 +227,7 @@ Status Exporter::Impl::End(Version version, Status status) {
   } else if (begun) {
     (void)client->Abort(status.message());  // what went wrong before is the cause
   }
-  if (begun) frozen_in_half[half] = status.ok();
+  if (begun) frozen.Settle(half, status.ok());
   return status.WithContext(Cat("model ", model_name, " version ", version, ", rank ", rank));
 }
 

@@ -13,6 +13,11 @@
 // abort it: the other writers learn of it at once, also when it is the exchange that is broken. A rank that fails
 // before it comes to Publish() calls GiveUp() instead. One that does neither keeps the ranks it exchanges buckets with
 // waiting until its next version, and costs that one, too; after it they are in step again (bucket_intake.h).
+//
+// Tensors that the sheets call frozen are copied into each of the two halves once, and from then on told as unchanged
+// without being looked at. Before the first time, what both halves got is compared, once: a tensor that changed between
+// its two copies is an error. Later changes are neither seen nor published. After a failed version they are copied, and
+// compared, again.
 #pragma once
 
 #include <chrono>

@@ -152,6 +152,14 @@ class Fleet {
             .call_timeout = milliseconds(20'000)};
   }
 
+  // Makes all sheets say that tensor `tensor` is frozen, whatever its values do.
+  void Freeze(size_t tensor) {
+    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+      std::get<std::vector<TensorSheet>>(ranks_[rank].sheet.parts[0])[tensor].frozen = true;
+      sheets_[rank] = ToJson(ranks_[rank].sheet);
+    }
+  }
+
   void Open() {
     for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
       auto exporter = Exporter::Open(OptionsOf(rank));

@@ -43,6 +43,27 @@ TEST_CASE("Frozen tensors are copied into each half once and then only told") {
   }
 }
 
+TEST_CASE("A frozen tensor that changed between its two copies is an error that names it, before anybody trusts it") {
+  std::vector<Whole2D> model = SmallModel();
+  model.push_back({"late", DType::kBF16, 16, 128, Cut::kRows});  // its sheet says frozen; its values move
+  for (const bool beside : {true, false}) {
+    Fleet fleet(model, {.beside = {true, beside}});
+    fleet.Freeze(6);
+    fleet.Open();
+    fleet.Publish(1);
+    fleet.Publish(2);
+    fleet.CheckServed(2);
+    const auto outcomes = fleet.TryPublish(3);
+    CHECK(outcomes[0].code() == ErrorCode::kBadData);
+    CHECK_THAT(outcomes[0].message(), Catch::Contains("tensor \"late\" was said to be frozen, but changed"));
+    CHECK_FALSE(outcomes[1].ok());
+    CHECK(fleet.host().run().Newest()->manifest->held.version == 2);
+    // Both halves get it again.
+    fleet.Publish(4);
+    fleet.CheckServed(4);
+  }
+}
+
 TEST_CASE("Replicas that write nothing neither connect nor send") {
   Fleet fleet({{"w", DType::kBF16, 64, 64, Cut::kRows}}, {.shards = 2, .beside = {true, true, true, false}});
   fleet.Open();
