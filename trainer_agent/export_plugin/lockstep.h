@@ -179,7 +179,7 @@ typedef struct lockstep_exporter lockstep_exporter;
 /* Of the last publish, of this rank. */
 typedef struct lockstep_publish_stats {
   uint64_t bytes_copied;   /* from own tensors into the half */
-  uint64_t bytes_frozen;   /* of frozen tensors, already there */
+  uint64_t bytes_frozen;   /* of own frozen tensors that were neither copied nor sent, being there already */
   uint64_t bytes_sent;     /* to another rank, without headers */
   uint64_t bytes_received; /* from other ranks */
   uint64_t buckets_sent;

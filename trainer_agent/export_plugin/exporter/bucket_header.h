@@ -21,8 +21,8 @@ struct BucketHeader {
   uint8_t code = 0;      // ErrorCode: 0, or why the sender of this header gave the version up
   uint64_t version = 0;  // that the sender of this header publishes
   PlanDigest plan;
-  uint32_t index = 0;  // of this bucket among the rank's
-  uint32_t count = 0;  // of the rank's buckets
+  uint32_t index = 0;  // of this bucket in its set; in an answer 1: the next set must have the frozen buckets, too
+  uint32_t count = 0;  // of buckets in the set: all of the rank's, or those of what changes
   uint64_t payload_bytes = 0;
   uint64_t payload_hash = 0;  // xxh3-64; 0 when code is not 0
   uint64_t header_hash = 0;   // xxh3-64 of the 56 bytes before

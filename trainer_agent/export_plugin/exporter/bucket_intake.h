@@ -27,23 +27,36 @@ namespace lockstep {
 
 struct RemoteShare {
   uint32_t rank = 0;
-  std::vector<IncomingBucket> buckets;
+  RankBuckets<IncomingBucket> buckets;
+};
+
+// Where a version's buckets go.
+struct IntakeTarget {
+  using Tell = std::function<Status(std::span<const StridedRange>)>;
+
+  Version version = 0;
+  std::byte* data = nullptr;  // null: nowhere
+  bool holds_frozen = false;  // both halves hold the frozen bytes: those that come all the same are left aside
+  Tell done;
+  Tell unchanged;
 };
 
 // Not thread-safe. `link` and `engine` outlive it. Per version: Start(), TakeAll(), Answer().
 class BucketIntake {
  public:
-  using Tell = std::function<Status(std::span<const StridedRange>)>;
-
   BucketIntake(const PlanDigest& plan, std::vector<RemoteShare> shares, Link* link, CopyEngine* engine);
+
+  // What is written into the half when frozen buckets are.
+  std::vector<StridedRange> FrozenRanges() const;
 
   // Lets the first buckets come while this rank is busy with its own share.
   void Start(Version version);
-  // Takes every bucket of every rank that lives. They are copied to `data`, and what they complete is told, until
-  // something is wrong, from the start where `data` is null: the first error is answered, after all were taken.
-  Status TakeAll(Version version, std::byte* data, const Tell& tell, PublishStats& stats);
-  // Says to every rank that lives, and whose set was taken, what became of `version`.
-  void Answer(Version version, ErrorCode code);
+  // Takes every bucket of every rank that lives. They are copied, and what they complete is told, until something is
+  // wrong, or not at all where there is no data: the first error is answered, after all were taken.
+  Status TakeAll(const IntakeTarget& target, PublishStats& stats);
+  // Says to every rank that lives, and whose set was taken, what became of `version`, and whether it must send its
+  // frozen buckets with the next one.
+  void Answer(Version version, ErrorCode code, bool wants_frozen);
 
  private:
   // How far the set is that a rank sends.
@@ -51,6 +64,8 @@ class BucketIntake {
     RemoteShare share;
     uint32_t started = 0;  // receives
     uint32_t taken = 0;
+    uint32_t count = 0;              // of the set; until the first bucket is taken, those that it has at least
+    bool wanted_frozen = true;       // as last answered
     std::optional<Version> version;  // once a header said it
     Status error;                    // the first
     bool awaits_answer = false;
@@ -65,11 +80,15 @@ class BucketIntake {
 
   void StartSet(size_t source);
   void StartReceive(size_t slot);
-  // Looks at a bucket that came; copies it where `data` is not null.
-  Status TakeBucket(const Receive& receive, Version version, std::byte* data, const Tell& tell);
-  // All buckets of a set are here: what that means for `version`.
-  Status EndSet(size_t source, Version version);
-  void MakeAnswer(Version version, ErrorCode code);
+  // The first bucket of a set came: how many there are.
+  void LearnCount(const Receive& receive);
+  // Looks at a bucket that came; copies it if it is `wanted`.
+  Status TakeBucket(const Receive& receive, const IntakeTarget& target, bool wanted);
+  // All buckets of a set are here: what that means for the version.
+  Status EndSet(size_t source, const IntakeTarget& target, bool wanted);
+  Status TellFrozen(const Source& source, const IntakeTarget& target);
+  BucketHeader MakeAnswer(Version version, ErrorCode code, bool wants_frozen) const;
+  Link::Pending SendAnswer(Source& source);  // answer_
 
   const PlanDigest plan_;
   Link* const link_;

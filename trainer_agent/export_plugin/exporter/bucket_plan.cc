@@ -56,6 +56,25 @@ Extents Origin(const Piece& piece) {
   return Extents(piece.size.size(), 0);
 }
 
+void AppendBuckets(const TrainingModel& model, const std::vector<Chunk>& chunks, uint64_t payload_bytes,
+                   std::vector<PackedBucket>& buckets) {
+  Items all = ItemsOf(model, chunks, payload_bytes);
+  std::vector<BucketItem> sizes;
+  for (const PackedItem& item : all.items) sizes.push_back({item.bytes, model.groups[item.tensor]});
+  size_t chunk = 0;
+  for (const Bucket& bucket : SplitIntoBuckets(sizes, payload_bytes)) {
+    PackedBucket& packed = buckets.emplace_back();
+    for (size_t i = bucket.begin; i < bucket.end; ++i) {
+      all.items[i].packed_offset = packed.payload_bytes;
+      packed.payload_bytes += all.items[i].bytes;
+      packed.items.push_back(std::move(all.items[i]));
+    }
+    for (; chunk < chunks.size() && all.chunk_ends[chunk] <= bucket.end; ++chunk) {
+      AppendRanges(model, chunks[chunk], packed.completed);
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<std::optional<uint32_t>> ProxiesOf(const CopyPlan& plan, const std::vector<bool>& beside_agent) {
@@ -72,33 +91,24 @@ std::vector<std::optional<uint32_t>> ProxiesOf(const CopyPlan& plan, const std::
   return proxies;
 }
 
-std::vector<PackedBucket> PackBuckets(const TrainingModel& model, const RankPlan& plan, uint64_t payload_bytes) {
-  const std::vector<Chunk> chunks = ChunksOf(model, plan);
-  Items all = ItemsOf(model, chunks, payload_bytes);
-  std::vector<BucketItem> sizes;
-  for (const PackedItem& item : all.items) sizes.push_back({item.bytes, model.groups[item.tensor]});
-  std::vector<PackedBucket> buckets;
-  size_t chunk = 0;
-  for (const Bucket& bucket : SplitIntoBuckets(sizes, payload_bytes)) {
-    PackedBucket& packed = buckets.emplace_back();
-    for (size_t i = bucket.begin; i < bucket.end; ++i) {
-      all.items[i].packed_offset = packed.payload_bytes;
-      packed.payload_bytes += all.items[i].bytes;
-      packed.items.push_back(std::move(all.items[i]));
-    }
-    for (; chunk < chunks.size() && all.chunk_ends[chunk] <= bucket.end; ++chunk) {
-      AppendRanges(model, chunks[chunk], packed.completed);
-    }
-  }
+RankBuckets<PackedBucket> PackBuckets(const TrainingModel& model, const RankPlan& plan, uint64_t payload_bytes) {
+  std::vector<Chunk> changing;
+  std::vector<Chunk> frozen;
+  for (Chunk& chunk : ChunksOf(model, plan)) (chunk.frozen ? frozen : changing).push_back(std::move(chunk));
+  RankBuckets<PackedBucket> buckets;
+  AppendBuckets(model, changing, payload_bytes, buckets.all);
+  if (buckets.all.empty()) buckets.all.emplace_back();  // a set has a header
+  buckets.changing = static_cast<uint32_t>(buckets.all.size());
+  AppendBuckets(model, frozen, payload_bytes, buckets.all);
   return buckets;
 }
 
-Result<std::vector<OutgoingBucket>> LowerOutgoing(const TrainingModel& model, std::span<const PackedBucket> buckets,
+Result<RankBuckets<OutgoingBucket>> LowerOutgoing(const TrainingModel& model, const RankBuckets<PackedBucket>& buckets,
                                                   std::span<const LocalTensor> locals,
                                                   const LocalsBySource& by_source) {
-  std::vector<OutgoingBucket> lowered;
-  for (const PackedBucket& bucket : buckets) {
-    OutgoingBucket& outgoing = lowered.emplace_back();
+  RankBuckets<OutgoingBucket> lowered{.changing = buckets.changing};
+  for (const PackedBucket& bucket : buckets.all) {
+    OutgoingBucket& outgoing = lowered.all.emplace_back();
     outgoing.payload_bytes = bucket.payload_bytes;
     for (const PackedItem& item : bucket.items) {
       const uint32_t local = by_source.of(item.source)[0];
@@ -116,10 +126,10 @@ Result<std::vector<OutgoingBucket>> LowerOutgoing(const TrainingModel& model, st
   return lowered;
 }
 
-std::vector<IncomingBucket> LowerIncoming(const TrainingModel& model, std::vector<PackedBucket> buckets) {
-  std::vector<IncomingBucket> lowered;
-  for (PackedBucket& bucket : buckets) {
-    IncomingBucket& incoming = lowered.emplace_back();
+RankBuckets<IncomingBucket> LowerIncoming(const TrainingModel& model, RankBuckets<PackedBucket> buckets) {
+  RankBuckets<IncomingBucket> lowered{.changing = buckets.changing};
+  for (PackedBucket& bucket : buckets.all) {
+    IncomingBucket& incoming = lowered.all.emplace_back();
     incoming.completed = std::move(bucket.completed);
     incoming.payload_bytes = bucket.payload_bytes;
     for (const PackedItem& item : bucket.items) {

@@ -30,9 +30,16 @@ struct PackedBucket {
   uint64_t payload_bytes = 0;
 };
 
-// The buckets of a rank with `plan`, each with at most `payload_bytes` of payload. REQUIRES payload_bytes to hold an
-// element.
-std::vector<PackedBucket> PackBuckets(const TrainingModel& model, const RankPlan& plan, uint64_t payload_bytes);
+// The buckets of a rank: first those of what changes, at least one, then those of what is frozen. A set is all of them,
+// or just the first `changing`.
+template <typename Bucket>
+struct RankBuckets {
+  std::vector<Bucket> all;
+  uint32_t changing = 0;
+};
+
+// With `plan`, each with at most `payload_bytes` of payload. REQUIRES payload_bytes to hold an element.
+RankBuckets<PackedBucket> PackBuckets(const TrainingModel& model, const RankPlan& plan, uint64_t payload_bytes);
 
 // A bucket as its sender makes it: copies into the payload.
 struct OutgoingBucket {
@@ -40,7 +47,7 @@ struct OutgoingBucket {
   uint64_t payload_bytes = 0;
 };
 // kBadData as ConversionOf().
-Result<std::vector<OutgoingBucket>> LowerOutgoing(const TrainingModel& model, std::span<const PackedBucket> buckets,
+Result<RankBuckets<OutgoingBucket>> LowerOutgoing(const TrainingModel& model, const RankBuckets<PackedBucket>& buckets,
                                                   std::span<const LocalTensor> locals, const LocalsBySource& by_source);
 
 // A bucket as its proxy takes it in: copies from the payload into the data section, and what may be told after them.
@@ -49,6 +56,6 @@ struct IncomingBucket {
   std::vector<StridedRange> completed;
   uint64_t payload_bytes = 0;
 };
-std::vector<IncomingBucket> LowerIncoming(const TrainingModel& model, std::vector<PackedBucket> buckets);
+RankBuckets<IncomingBucket> LowerIncoming(const TrainingModel& model, RankBuckets<PackedBucket> buckets);
 
 }  // namespace lockstep

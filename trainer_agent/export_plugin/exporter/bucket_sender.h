@@ -14,12 +14,12 @@ namespace lockstep {
 // Not thread-safe. `link` and `engine` outlive it.
 class BucketSender {
  public:
-  BucketSender(uint32_t proxy, const PlanDigest& plan, std::vector<OutgoingBucket> buckets, Link* link,
+  BucketSender(uint32_t proxy, const PlanDigest& plan, RankBuckets<OutgoingBucket> buckets, Link* link,
                CopyEngine* engine);
 
-  // Sends all buckets of `version` and waits for the proxy's answer. `ready`: why this rank cannot give its bytes, if
-  // so; then the buckets are sent as failed, for the proxy to go on. Answers the cause: that, what failed while
-  // packing, a lost link, or what the proxy said.
+  // Sends a set of buckets, frozen ones if the proxy wants them, and waits for the proxy's answer. `ready`: why this
+  // rank cannot give its bytes, if so; then the buckets are sent as failed, for the proxy to go on. Answers the cause:
+  // that, what failed while packing, a lost link, or what the proxy said.
   Status Send(Version version, Status ready, std::span<const LocalTensor> locals, PublishStats& stats);
 
  private:
@@ -28,11 +28,12 @@ class BucketSender {
 
   const uint32_t proxy_;
   const PlanDigest plan_;
-  const std::vector<OutgoingBucket> buckets_;
+  const RankBuckets<OutgoingBucket> buckets_;
   Link* const link_;
   CopyEngine* const engine_;
   BucketMemory memory_;
   std::vector<PlacedCopy> placed_;
+  bool with_frozen_ = true;  // the proxy lacks the frozen bytes, or may lack them
 };
 
 }  // namespace lockstep

@@ -71,6 +71,7 @@ struct Exporter::Impl {
   Status PinHalf(size_t half, std::byte* data);
   Status CopyShare(const Share& from, std::byte* data);
   Status TellFrozen(std::byte* data);
+  Status TellUnchanged(std::span<const StridedRange> ranges);
   Status End(Version version, Status status);
 };
 
@@ -107,7 +108,7 @@ Status Exporter::Impl::SetUpRoles(const ExporterOptions& options, const Training
     intake = std::make_unique<BucketIntake>(plan.digest, std::move(remote), link.get(), engine.get());
   }
   if (proxies[rank]) {
-    const std::vector<PackedBucket> packed = PackBuckets(model, plan.ranks[rank], payload_bytes);
+    const RankBuckets<PackedBucket> packed = PackBuckets(model, plan.ranks[rank], payload_bytes);
     LS_ASSIGN_OR_RETURN(auto outgoing, LowerOutgoing(model, packed, locals, by_source));
     sender = std::make_unique<BucketSender>(*proxies[rank], plan.digest, std::move(outgoing), link.get(), engine.get());
   }
@@ -115,6 +116,7 @@ Status Exporter::Impl::SetUpRoles(const ExporterOptions& options, const Training
   const std::vector<Chunk> chunks = ChunksOf(model, plan.ranks[rank]);
   LS_ASSIGN_OR_RETURN(share, LowerShare(model, chunks, locals, by_source));
   frozen.Add(share.frozen.ranges);
+  if (intake != nullptr) frozen.Add(intake->FrozenRanges());
   uint32_t writer = 0;
   uint32_t writers = 0;
   for (uint32_t other = 0; other < writes.size(); ++other) {
@@ -171,13 +173,18 @@ Status Exporter::Impl::Write(Version version, Status ready) {
   Status status = ready.ok() ? begun.status() : std::move(ready);
   if (status.ok()) status = WriteOwn(*begun);
   if (takes_buckets) {
-    const auto tell = [this](std::span<const StridedRange> ranges) { return client->RangesDone(ranges); };
-    const Status taken = intake->TakeAll(version, status.ok() ? *begun : nullptr, tell, stats);
+    const Status taken =
+        intake->TakeAll({.version = version,
+                         .data = status.ok() ? *begun : nullptr,
+                         .holds_frozen = frozen.in_both(),
+                         .done = [this](std::span<const StridedRange> ranges) { return client->RangesDone(ranges); },
+                         .unchanged = [this](std::span<const StridedRange> ranges) { return TellUnchanged(ranges); }},
+                        stats);
     if (status.ok()) status = taken;
   }
   status = End(version, std::move(status));
   if (!takes_buckets) return status;
-  intake->Answer(version, status.code());
+  intake->Answer(version, status.code(), !frozen.in_both());
   return status.ok() ? link->status() : status;
 }
 
@@ -215,7 +222,11 @@ Status Exporter::Impl::TellFrozen(std::byte* data) {
   if (!frozen.in_both()) return CopyShare(share.frozen, data);
   LS_RETURN_IF_ERROR(frozen.CheckEqual(data, client->other_data(), *layout, pool.get()));
   stats.bytes_frozen = share.frozen.bytes;
-  return share.frozen.ranges.empty() ? OkStatus() : client->Unchanged(share.frozen.ranges);
+  return TellUnchanged(share.frozen.ranges);
+}
+
+Status Exporter::Impl::TellUnchanged(std::span<const StridedRange> ranges) {
+  return ranges.empty() ? OkStatus() : client->Unchanged(ranges);
 }
 
 // Commits, or gives the version up for all.

@@ -15,9 +15,9 @@
 // waiting until its next version, and costs that one, too; after it they are in step again (bucket_intake.h).
 //
 // Tensors that the sheets call frozen are copied into each of the two halves once, and from then on told as unchanged
-// without being looked at. Before the first time, what both halves got is compared, once: a tensor that changed between
-// its two copies is an error. Later changes are neither seen nor published. After a failed version they are copied, and
-// compared, again.
+// without being looked at; ranks on other hosts send them only while a half lacks them. Before the first time, what
+// both halves got is compared, once: a tensor that changed between its two copies is an error. Later changes are
+// neither seen nor published. After a failed version they are copied, and compared, again.
 #pragma once
 
 #include <chrono>
@@ -57,7 +57,7 @@ struct ExporterOptions {
 // Of the last publish, of this rank.
 struct PublishStats {
   uint64_t bytes_copied = 0;  // from own tensors into the half
-  uint64_t bytes_frozen = 0;  // of frozen tensors, already there
+  uint64_t bytes_frozen = 0;  // of own frozen tensors that were neither copied nor sent, being there already
   uint64_t bytes_sent = 0;    // to another rank, without headers
   uint64_t bytes_received = 0;
   uint64_t buckets_sent = 0;

@@ -150,8 +150,9 @@ TEST_CASE("Writers that come to a version that another gave up are told why") {
 
 TEST_CASE("Ranks that leave out and give up versions at random come to the same ones again, and nobody hangs") {
   std::mt19937 random(7);
-  auto hub = std::make_shared<ExchangeHub>();
-  Fleet fleet({{"w", DType::kBF16, 63, 64, Cut::kRows}}, {.shards = 3, .beside = {true, false, false}}, hub);
+  const std::vector<Whole2D> model{{"w", DType::kBF16, 63, 64, Cut::kRows},
+                                   {"base", DType::kBF16, 3 * 64, 16 * 1024, Cut::kRows, true}};
+  Fleet fleet(model, {.shards = 3, .beside = {true, false, false}});
   fleet.Open();
   std::vector<std::vector<int>> fates(3);
   for (auto& fate : fates) {
@@ -163,7 +164,7 @@ TEST_CASE("Ranks that leave out and give up versions at random come to the same 
     ranks.emplace_back([&, rank] {
       for (Version version = 1; version <= 60; ++version) {
         const int fate = fates[rank][version - 1];
-        fleet.rank(rank).Fill({{"w", DType::kBF16, 63, 64, Cut::kRows}}, version);
+        fleet.rank(rank).Fill(model, version);
         if (fate == 1) CHECK(fleet.exporter(rank).GiveUp(version, {ErrorCode::kBadData, "by chance"}).ok());
         if (fate != 1 && fate != 2) last[rank] = fleet.exporter(rank).Publish(version);
       }
@@ -175,6 +176,28 @@ TEST_CASE("Ranks that leave out and give up versions at random come to the same 
     CHECK(last[rank].ok());
   }
   fleet.CheckServed(60);
+}
+
+TEST_CASE("A damaged answer costs its version: the frozen tensors that nobody asked for are left aside") {
+  auto hub = std::make_shared<ExchangeHub>();
+  const std::vector<Whole2D> model{{"w", DType::kBF16, 64, 64, Cut::kRows},
+                                   {"base", DType::kBF16, 64, 32 * 1024, Cut::kRows, true}};
+  Fleet fleet(model, {.beside = {true, false}}, hub);
+  fleet.Open();
+  for (Version version = 1; version <= 3; ++version) fleet.Publish(version);
+  hub->SetTamper([&](uint32_t from, uint32_t, size_t, std::span<std::byte> message) {
+    if (from == 0) message[9] ^= std::byte{1};
+  });
+  const auto outcomes = fleet.TryPublish(4);
+  CHECK(outcomes[0].ok());
+  CHECK(outcomes[1].code() == ErrorCode::kCorrupt);
+  hub->SetTamper(nullptr);
+  fleet.Publish(5);
+  fleet.CheckServed(5);
+  CHECK(fleet.exporter(1).stats().bytes_frozen == 0);
+  fleet.Publish(6);
+  fleet.CheckServed(6);
+  CHECK(fleet.exporter(1).stats().bytes_frozen > 0);
 }
 
 TEST_CASE("A remote rank that is killed breaks the exchange for good, and the others are told instead of waiting") {

@@ -58,10 +58,58 @@ TEST_CASE("A frozen tensor that changed between its two copies is an error that 
     CHECK_THAT(outcomes[0].message(), Catch::Contains("tensor \"late\" was said to be frozen, but changed"));
     CHECK_FALSE(outcomes[1].ok());
     CHECK(fleet.host().run().Newest()->manifest->held.version == 2);
-    // Both halves get it again.
-    fleet.Publish(4);
-    fleet.CheckServed(4);
+    // Both halves get it again. A writer that came to 3 when it was given up already finds its own share at 4.
+    fleet.TryPublish(4);
+    fleet.Publish(5);
+    fleet.CheckServed(5);
   }
+}
+
+TEST_CASE("Frozen tensors of a rank on another host travel until both halves have them, and again after a failure") {
+  // With and without something that changes beside them.
+  const Whole2D frozen{"base", DType::kBF16, 64, 32 * 1024, Cut::kRows, true};
+  const uint64_t bytes = 32 * 32 * 1024 * 2;
+  for (const bool alone : {true, false}) {
+    std::vector<Whole2D> model{frozen};
+    if (!alone) model.push_back({"w", DType::kBF16, 64, 32, Cut::kRows});
+    const uint64_t changing = alone ? 0 : 32 * 32 * 2;
+    Fleet fleet(model, {.beside = {true, false}});
+    fleet.Open();
+    const auto publish = [&](Version version, bool travels) {
+      INFO("version " << version);
+      fleet.Publish(version);
+      CHECK(fleet.exporter(1).stats().bytes_sent == changing + (travels ? bytes : 0));
+      CHECK(fleet.exporter(1).stats().bytes_frozen == (travels ? 0 : bytes));
+      CHECK(fleet.exporter(0).stats().bytes_received == fleet.exporter(1).stats().bytes_sent);
+      fleet.CheckServed(version);
+    };
+    publish(1, true);
+    publish(2, true);
+    publish(3, false);
+    publish(4, false);
+    std::thread failing([&] { CHECK(fleet.exporter(1).GiveUp(5, {ErrorCode::kBadData, "not this one"}).ok()); });
+    CHECK_FALSE(fleet.TryPublish(5, {{1, kLeftOut}})[0].ok());
+    failing.join();
+    publish(6, true);
+    publish(7, false);
+  }
+}
+
+TEST_CASE("A frozen tensor of a rank on another host that changed is found where it is taken in") {
+  const std::vector<Whole2D> model{{"base", DType::kBF16, 64, 32, Cut::kRows, true}};
+  Fleet fleet(model, {.beside = {true, false}});
+  fleet.Open();
+  fleet.Publish(1);
+  std::vector<std::byte> changed = fleet.rank(1).memory[0];
+  changed[5] ^= std::byte{1};
+  fleet.SetAddresses(1, {changed.data()});
+  fleet.Publish(2);
+  const auto outcomes = fleet.TryPublish(3);
+  CHECK(outcomes[0].code() == ErrorCode::kBadData);
+  CHECK_THAT(outcomes[0].message(), Catch::Contains("tensor \"base\" was said to be frozen, but changed"));
+  CHECK(outcomes[1].code() == ErrorCode::kAborted);
+  fleet.Publish(4);
+  CHECK(fleet.Served(4).at("base")[32 * 32 * 2 + 5] == changed[5]);
 }
 
 TEST_CASE("Replicas that write nothing neither connect nor send") {
