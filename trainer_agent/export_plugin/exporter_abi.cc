@@ -133,6 +133,7 @@ std::string Describe(const Exporter& exporter) {
                                 {"bytes", exporter.plan().bytes},
                                 {"bucket_bytes", exporter.bucket_bytes()},
                                 {"writes", exporter.writes()},
+                                {"pinned", exporter.pinned()},
                                 {"tensors", DescribeTensors(exporter.layout().tensors())}}
       .dump();
 }

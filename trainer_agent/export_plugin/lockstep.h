@@ -207,8 +207,9 @@ int lockstep_exporter_give_up(lockstep_exporter* exporter, uint64_t version, con
 const char* lockstep_exporter_run(const lockstep_exporter* exporter); /* "" on a rank that does not talk to the agent */
 uint64_t lockstep_exporter_committed_version(const lockstep_exporter* exporter); /* as lockstep_committed_version */
 int lockstep_exporter_stats(const lockstep_exporter* exporter, lockstep_publish_stats* stats);
-/* JSON: {"plan": digest, "bytes": n, "bucket_bytes": n, "writes": bool, "tensors": [{"name", "dtype", "shape",
- * "offset"}, ...]} */
+/* JSON: {"plan": digest, "bytes": n, "bucket_bytes": n, "writes": bool, "pinned": bool, "tensors": [{"name", "dtype",
+ * "shape", "offset"}, ...]}. pinned: whether the memory that tensors are copied to from a GPU is pinned, from the
+ * second publish on; false makes copies slower: raise the limit on locked memory. */
 const char* lockstep_exporter_describe(lockstep_exporter* exporter);
 
 /* A version being written is aborted. Null is fine. */

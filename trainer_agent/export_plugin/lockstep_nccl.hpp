@@ -43,22 +43,20 @@ class NcclExchange : public Exchange {
     Message message{peer, {}};
     if (auto error = Take(bytes, message.staging)) return error;
     void* const device = message.staging.memory;
-    if (auto error = Cuda(cudaMemcpyAsync(device, data, bytes, cudaMemcpyHostToDevice, stream_), peer)) return error;
-    if (auto error = Nccl(ncclSend(device, bytes, ncclUint8, static_cast<int>(peer), communicator_, stream_), peer)) {
-      return error;
+    Error error = Cuda(cudaMemcpyAsync(device, data, bytes, cudaMemcpyHostToDevice, stream_), peer);
+    if (!error) {
+      error = Nccl(ncclSend(device, bytes, ncclUint8, static_cast<int>(peer), communicator_, stream_), peer);
     }
-    return Started(message, transfer);
+    return Started(message, std::move(error), transfer);
   }
 
   Error StartReceive(uint32_t peer, void* data, uint64_t bytes, uint64_t& transfer) override {
     Message message{peer, {}};
     if (auto error = Take(bytes, message.staging)) return error;
     void* const device = message.staging.memory;
-    if (auto error = Nccl(ncclRecv(device, bytes, ncclUint8, static_cast<int>(peer), communicator_, stream_), peer)) {
-      return error;
-    }
-    if (auto error = Cuda(cudaMemcpyAsync(data, device, bytes, cudaMemcpyDeviceToHost, stream_), peer)) return error;
-    return Started(message, transfer);
+    Error error = Nccl(ncclRecv(device, bytes, ncclUint8, static_cast<int>(peer), communicator_, stream_), peer);
+    if (!error) error = Cuda(cudaMemcpyAsync(data, device, bytes, cudaMemcpyDeviceToHost, stream_), peer);
+    return Started(message, std::move(error), transfer);
   }
 
   Error Wait(uint64_t transfer) override {
@@ -128,8 +126,13 @@ class NcclExchange : public Exchange {
     return {};
   }
 
-  Error Started(const Message& message, uint64_t& transfer) {
-    if (auto error = Cuda(cudaEventRecord(message.staging.done, stream_), message.peer)) return error;
+  // `error`: why it could not be started. What uses its buffer next is behind it in the stream.
+  Error Started(const Message& message, Error error, uint64_t& transfer) {
+    if (!error) error = Cuda(cudaEventRecord(message.staging.done, stream_), message.peer);
+    if (error) {
+      free_.push_back(message.staging);
+      return error;
+    }
     transfer = ++last_;
     under_way_[transfer] = message;
     return {};

@@ -24,13 +24,12 @@ class BucketMemory {
   std::byte* payload(size_t slot) { return message(slot) + sizeof(BucketHeader); }
   uint64_t bytes() const { return memory_.size(); }
 
-  // Makes it ready for `engine`, once.
-  Status PinFor(CopyEngine& engine) {
-    if (pinned_) return OkStatus();
-    LS_ASSIGN_OR_RETURN(pin_, engine.Pin(memory_));
-    pinned_ = true;
-    return OkStatus();
+  // Makes copies from a GPU into it fast, once.
+  void PinFor(CopyEngine& engine) {
+    if (!pin_tried_) pin_ = engine.Pin(memory_);
+    pin_tried_ = true;
   }
+  bool pinned() const { return pin_ != nullptr; }
 
   BucketHeader header(size_t slot) {
     BucketHeader header;
@@ -43,7 +42,7 @@ class BucketMemory {
   uint64_t slot_bytes_;
   std::vector<std::byte> memory_;
   std::unique_ptr<PinnedMemory> pin_;
-  bool pinned_ = false;
+  bool pin_tried_ = false;
 };
 
 }  // namespace lockstep

@@ -26,6 +26,7 @@ BucketSender::BucketSender(uint32_t proxy, const PlanDigest& plan, RankBuckets<O
 
 Status BucketSender::Send(Version version, Status ready, std::span<const LocalTensor> locals, PublishStats& stats) {
   stats.exchange_memory_bytes = memory_.bytes();
+  if (AnyOnDevice(*engine_, locals)) memory_.PinFor(*engine_);
   Link::Pending pending[2];
   const uint32_t count = with_frozen_ ? static_cast<uint32_t>(buckets_.all.size()) : buckets_.changing;
   for (uint32_t i = 0; i < count; ++i) {
@@ -48,7 +49,6 @@ Status BucketSender::Send(Version version, Status ready, std::span<const LocalTe
 }
 
 Status BucketSender::Pack(const OutgoingBucket& bucket, size_t slot, std::span<const LocalTensor> locals) {
-  LS_RETURN_IF_ERROR(memory_.PinFor(*engine_));
   LS_RETURN_IF_ERROR(Place(bucket.copies, locals, memory_.payload(slot), placed_));
   LS_RETURN_IF_ERROR(engine_->Start(placed_));
   return engine_->Finish();

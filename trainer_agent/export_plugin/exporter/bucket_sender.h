@@ -22,6 +22,8 @@ class BucketSender {
   // that, what failed while packing, a lost link, or what the proxy said.
   Status Send(Version version, Status ready, std::span<const LocalTensor> locals, PublishStats& stats);
 
+  bool pinned() const { return memory_.pinned(); }
+
  private:
   Status Pack(const OutgoingBucket& bucket, size_t slot, std::span<const LocalTensor> locals);
   Status TakeAnswer(Version version);

@@ -86,8 +86,12 @@ ElementBytes ElementsOf(ElementConversion conversion) {
   return {1, 1};
 }
 
-Result<std::unique_ptr<PinnedMemory>> CopyEngine::Pin(std::span<std::byte>) {
-  return std::unique_ptr<PinnedMemory>();
+std::unique_ptr<PinnedMemory> CopyEngine::Pin(std::span<std::byte>) {
+  return nullptr;
+}
+
+bool CopyEngine::OnDevice(const void*) {
+  return false;
 }
 
 std::unique_ptr<CopyEngine> NewHostCopyEngine(WorkerPool* pool) {

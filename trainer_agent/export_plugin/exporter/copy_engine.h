@@ -30,7 +30,7 @@ class PinnedMemory {
   virtual ~PinnedMemory() = default;
 };
 
-// Not thread-safe.
+// Not thread-safe. After an error of Start() or Finish() nothing is under way any more.
 class CopyEngine {
  public:
   virtual ~CopyEngine() = default;
@@ -40,8 +40,10 @@ class CopyEngine {
   // Until everything started is in place.
   virtual Status Finish() = 0;
 
-  // Null where nothing is to be done.
-  virtual Result<std::unique_ptr<PinnedMemory>> Pin(std::span<std::byte> memory);
+  // Null where that makes no difference, or cannot be had (the limit on locked memory): copies are slower then.
+  virtual std::unique_ptr<PinnedMemory> Pin(std::span<std::byte> memory);
+  // Whether `address` is in a GPU's memory. Null is not.
+  virtual bool OnDevice(const void* address);
   // Whether CPU and GPU share one memory, which buckets take from both.
   virtual bool unified_memory() const { return false; }
 };

@@ -48,12 +48,45 @@ class CudaCopyEngine : public CopyEngine {
 
   // The GPU's copies are under way while the CPU does its own.
   Status Start(std::span<const PlacedCopy> copies) override {
+    const Status status = StartAll(copies);
+    if (!status.ok()) (void)cudaStreamSynchronize(stream_);  // those that were started still use the memory
+    return status;
+  }
+
+  Status Finish() override {
+    LS_RETURN_IF_ERROR(host_->Finish());
+    return CudaStatus(cudaStreamSynchronize(stream_), "waiting for copies");
+  }
+
+  std::unique_ptr<PinnedMemory> Pin(std::span<std::byte> memory) override {
+    if (memory.empty()) return nullptr;
+    if (cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable) != cudaSuccess) {
+      (void)cudaGetLastError();
+      return nullptr;
+    }
+    return std::make_unique<RegisteredMemory>(memory.data());
+  }
+
+  bool OnDevice(const void* address) override {
+    cudaPointerAttributes attributes{};
+    if (address == nullptr) return false;
+    if (cudaPointerGetAttributes(&attributes, address) != cudaSuccess) {
+      (void)cudaGetLastError();  // Start() will say so
+      return false;
+    }
+    return attributes.type == cudaMemoryTypeDevice;
+  }
+
+  bool unified_memory() const override { return unified_memory_; }
+
+ private:
+  Status StartAll(std::span<const PlacedCopy> copies) {
     on_host_.clear();
     std::vector<PlacedCopy> converted;
     on_device_.clear();
     for (const PlacedCopy& placed : copies) {
-      LS_ASSIGN_OR_RETURN(const bool from_device, OnDevice(placed.source));
-      LS_ASSIGN_OR_RETURN(const bool to_device, OnDevice(placed.target));
+      LS_ASSIGN_OR_RETURN(const bool from_device, KnownOnDevice(placed.source));
+      LS_ASSIGN_OR_RETURN(const bool to_device, KnownOnDevice(placed.target));
       if (!from_device && !to_device) {
         on_host_.push_back(placed);
       } else if (placed.conversion != ElementConversion::kNone) {
@@ -69,23 +102,8 @@ class CudaCopyEngine : public CopyEngine {
     return OkStatus();
   }
 
-  Status Finish() override {
-    LS_RETURN_IF_ERROR(host_->Finish());
-    return CudaStatus(cudaStreamSynchronize(stream_), "waiting for copies");
-  }
-
-  Result<std::unique_ptr<PinnedMemory>> Pin(std::span<std::byte> memory) override {
-    if (memory.empty()) return std::unique_ptr<PinnedMemory>();
-    LS_RETURN_IF_ERROR(CudaStatus(cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable),
-                                  Cat("registering ", HumanBytes(memory.size()), " of host memory")));
-    return std::unique_ptr<PinnedMemory>(std::make_unique<RegisteredMemory>(memory.data()));
-  }
-
-  bool unified_memory() const override { return unified_memory_; }
-
- private:
   // Whether only the GPU reaches `address`. Asked once for each address of a Start(): tensors may move between calls.
-  Result<bool> OnDevice(const void* address) {
+  Result<bool> KnownOnDevice(const void* address) {
     const auto known = on_device_.find(address);
     if (known != on_device_.end()) return known->second;
     cudaPointerAttributes attributes{};

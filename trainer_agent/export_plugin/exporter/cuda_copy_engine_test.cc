@@ -88,9 +88,11 @@ TEST_CASE("Pinned memory is copied to as any other, and is given back") {
   DeviceMemory source(content);
   Memory target(content.size());
   for (int i = 0; i < 2; ++i) {
-    auto pinned = (*made)->Pin(target);
-    REQUIRE(pinned.ok());
-    REQUIRE(*pinned != nullptr);
+    const auto pinned = (*made)->Pin(target);
+    REQUIRE(pinned != nullptr);
+    CHECK((*made)->Pin(target) == nullptr);  // it is: what cannot be pinned is no error
+    CHECK((*made)->OnDevice(source.data()));
+    CHECK_FALSE((*made)->OnDevice(target.data()));
     const PlacedCopy placed{source.data(), target.data(), {.row_bytes = content.size()}};
     REQUIRE((*made)->Start({&placed, 1}).ok());
     REQUIRE((*made)->Finish().ok());

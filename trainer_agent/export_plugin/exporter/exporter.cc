@@ -56,7 +56,7 @@ struct Exporter::Impl {
   std::unique_ptr<BucketIntake> intake;
   std::unique_ptr<RankClient> client;  // where this rank writes
   std::array<std::unique_ptr<PinnedMemory>, 2> pinned_halves;
-  std::array<bool, 2> pinned{};
+  std::array<bool, 2> pin_tried{};
   FrozenBytes frozen;
   std::vector<PlacedCopy> placed;
   PublishStats stats;
@@ -68,7 +68,7 @@ struct Exporter::Impl {
   Status TakePart(Version version, Status ready);
   Status Write(Version version, Status ready);
   Status WriteOwn(std::byte* data);
-  Status PinHalf(size_t half, std::byte* data);
+  void PinHalf(size_t half, std::byte* data);
   Status CopyShare(const Share& from, std::byte* data);
   Status TellFrozen(std::byte* data);
   Status TellUnchanged(std::span<const StridedRange> ranges);
@@ -189,17 +189,16 @@ Status Exporter::Impl::Write(Version version, Status ready) {
 }
 
 Status Exporter::Impl::WriteOwn(std::byte* data) {
-  LS_RETURN_IF_ERROR(PinHalf(client->half(), data));
+  PinHalf(client->half(), data);
   LS_RETURN_IF_ERROR(CopyShare(share.changing, data));
   return TellFrozen(data);
 }
 
-// Once for each half, when it is first written.
-Status Exporter::Impl::PinHalf(size_t half, std::byte* data) {
-  if (pinned[half]) return OkStatus();
-  LS_ASSIGN_OR_RETURN(pinned_halves[half], engine->Pin({data, layout->data_bytes()}));
-  pinned[half] = true;
-  return OkStatus();
+// Once for each half, when it is first written from a GPU.
+void Exporter::Impl::PinHalf(size_t half, std::byte* data) {
+  if (pin_tried[half] || !AnyOnDevice(*engine, locals)) return;
+  pinned_halves[half] = engine->Pin({data, layout->data_bytes()});
+  pin_tried[half] = true;
 }
 
 Status Exporter::Impl::CopyShare(const Share& from, std::byte* data) {
@@ -284,6 +283,11 @@ uint64_t Exporter::bucket_bytes() const {
 
 const PublishStats& Exporter::stats() const {
   return impl_->stats;
+}
+
+bool Exporter::pinned() const {
+  if (impl_->sender != nullptr) return impl_->sender->pinned();
+  return impl_->pinned_halves[0] != nullptr && impl_->pinned_halves[1] != nullptr;
 }
 
 bool Exporter::writes() const {

@@ -88,6 +88,9 @@ class Exporter {
   const CopyPlan& plan() const;
   uint64_t bucket_bytes() const;  // as used: both ends of an exchange must have the same
   const PublishStats& stats() const;
+  // Whether the memory that tensors are copied to from a GPU is pinned: from the second publish on, if there are such
+  // tensors and the limit on locked memory permits it. Copies are slower without.
+  bool pinned() const;
   bool writes() const;  // whether this rank talks to the agent
   RunId run() const;    // zero on a rank that does not talk to the agent
   // The newest that this rank knows to be committed by all, as of its last publish; 0 on one that does not talk to the

@@ -97,6 +97,11 @@ std::span<const uint32_t> LocalsBySource::of(uint32_t source) const {
   return std::span(locals_).subspan(first_[source], first_[source + 1] - first_[source]);
 }
 
+bool AnyOnDevice(CopyEngine& engine, std::span<const LocalTensor> locals) {
+  return std::any_of(locals.begin(), locals.end(),
+                     [&](const LocalTensor& local) { return engine.OnDevice(local.address); });
+}
+
 TensorView ViewOf(const LocalTensor& local) {
   return {local.shape, local.strides, FindDType(local.dtype)->bits / 8, 0};
 }

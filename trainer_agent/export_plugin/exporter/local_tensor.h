@@ -43,6 +43,9 @@ class LocalsBySource {
   std::vector<size_t> first_;  // of each source in locals_
 };
 
+// Whether one of them, at its present address, is in a GPU's memory.
+bool AnyOnDevice(CopyEngine& engine, std::span<const LocalTensor> locals);
+
 // How the local tensor lies in memory, offsets counted from its address.
 TensorView ViewOf(const LocalTensor& local);
 // How a HuggingFace tensor lies in the data section, seen with `rank` dimensions.
