@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "common/base/text.h"
@@ -89,6 +90,26 @@ Status CheckHolding(const TrainingModel& model, const Holding& holding) {
 }
 
 }  // namespace
+
+Status PlaceTensors(TrainingModel& model) {
+  std::unordered_map<std::string, uint32_t> before;
+  before.reserve(model.tensors.size());
+  for (uint32_t i = 0; i < model.tensors.size(); ++i) {
+    if (before.emplace(model.tensors[i].name, i).second) continue;
+    return {ErrorCode::kBadData, Cat("HuggingFace tensor \"", model.tensors[i].name, "\" is made twice")};
+  }
+  LS_RETURN_IF_ERROR(AssignOffsets(model.tensors));
+  std::vector<uint32_t> now(model.tensors.size());
+  std::vector<uint32_t> groups(model.tensors.size());
+  for (uint32_t i = 0; i < model.tensors.size(); ++i) {
+    const uint32_t was = before.find(model.tensors[i].name)->second;
+    now[was] = i;
+    groups[i] = model.groups[was];
+  }
+  model.groups = std::move(groups);
+  for (Conversion& conversion : model.conversions) conversion.tensor = now[conversion.tensor];
+  return OkStatus();
+}
 
 Extents Promoted(Extents shape, size_t rank) {
   if (shape.size() < rank) shape.insert(shape.begin(), rank - shape.size(), 1);

@@ -47,6 +47,10 @@ struct TrainingModel {
   std::vector<Holding> holdings;
 };
 
+// Gives the tensors their offsets (AssignOffsets). That may reorder them, and then what counts them follows. kBadData
+// names a tensor that is made twice.
+Status PlaceTensors(TrainingModel& model);
+
 // `shape` with leading dimensions of 1 up to `rank`.
 Extents Promoted(Extents shape, size_t rank);
 

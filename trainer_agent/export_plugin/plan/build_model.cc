@@ -1,6 +1,5 @@
 // The parts of all ranks' sheets, put together.
 #include <limits>
-#include <unordered_map>
 
 #include "common/base/text.h"
 #include "common/model/layout.h"
@@ -60,27 +59,6 @@ Status Append(PartModel& part, TrainingModel& whole) {
   return OkStatus();
 }
 
-// Gives the tensors their offsets. That may reorder them, and then everything that counts them follows.
-Status LayOut(TrainingModel& model) {
-  std::unordered_map<std::string, uint32_t> before;
-  before.reserve(model.tensors.size());
-  for (uint32_t i = 0; i < model.tensors.size(); ++i) {
-    if (before.emplace(model.tensors[i].name, i).second) continue;
-    return {ErrorCode::kBadData, Cat("HuggingFace tensor \"", model.tensors[i].name, "\" is made twice")};
-  }
-  LS_RETURN_IF_ERROR(AssignOffsets(model.tensors));
-  std::vector<uint32_t> now(model.tensors.size());
-  std::vector<uint32_t> groups(model.tensors.size());
-  for (uint32_t i = 0; i < model.tensors.size(); ++i) {
-    const uint32_t was = before.find(model.tensors[i].name)->second;
-    now[was] = i;
-    groups[i] = model.groups[was];
-  }
-  model.groups = std::move(groups);
-  for (Conversion& conversion : model.conversions) conversion.tensor = now[conversion.tensor];
-  return OkStatus();
-}
-
 }  // namespace
 
 Result<TrainingModel> BuildTrainingModel(const std::vector<RankSheet>& sheets) {
@@ -95,7 +73,7 @@ Result<TrainingModel> BuildTrainingModel(const std::vector<RankSheet>& sheets) {
     LS_RETURN_IF_ERROR(Append(*part, model));
     parts.push_back(*std::move(part));
   }
-  LS_RETURN_IF_ERROR(LayOut(model));
+  LS_RETURN_IF_ERROR(PlaceTensors(model));
   for (uint32_t rank = 0; rank < sheets.size(); ++rank) {
     for (PartModel& part : parts) {
       for (Holding& holding : part.holdings[rank]) model.holdings.push_back(std::move(holding));

@@ -52,23 +52,6 @@ void Append(const std::vector<Slot>& slots, const ModelConfig& config, TrainingM
   for (const Slot& slot : slots) Append(slot, config, model);
 }
 
-// Gives the tensors their offsets; where that needs another order, what refers to tensors follows.
-Status PlaceTensors(TrainingModel& model) {
-  std::unordered_map<std::string, uint32_t> before;
-  for (uint32_t i = 0; i < model.tensors.size(); ++i) before.emplace(model.tensors[i].name, i);
-  LS_RETURN_IF_ERROR(AssignOffsets(model.tensors));
-  std::vector<uint32_t> after(model.tensors.size());
-  std::vector<uint32_t> groups(model.tensors.size());
-  for (uint32_t i = 0; i < model.tensors.size(); ++i) {
-    const uint32_t was = before.at(model.tensors[i].name);
-    after[was] = i;
-    groups[i] = model.groups[was];
-  }
-  model.groups = std::move(groups);
-  for (Conversion& conversion : model.conversions) conversion.tensor = after[conversion.tensor];
-  return OkStatus();
-}
-
 Status CheckPlace(const RankPlace& place) {
   if (place.at.tensor < place.tensor && place.at.expert < place.expert &&
       place.at.expert_tensor < place.expert_tensor) {

@@ -86,8 +86,8 @@ std::vector<Target> QkvTargets(std::string_view names, const Extents& full, cons
 }
 
 Status WrongShape(const Extents& local, const Extents& expected, const Extents& full, ShardPlace place) {
-  return Status(ErrorCode::kBadData, Cat("its shape is ", ToText(local), ", but shard ", place.index, " of ",
-                                         place.count, " of the whole ", ToText(full), " is ", ToText(expected)));
+  return Status(ErrorCode::kBadData, Cat("its shape is ", ShapeText(local), ", but shard ", place.index, " of ",
+                                         place.count, " of the whole ", ShapeText(full), " is ", ShapeText(expected)));
 }
 
 // Shards are equal parts of a vocabulary padded to any size; their real rows come first.
@@ -97,7 +97,7 @@ Result<Pieces> VocabularyPieces(const Extents& full, const Extents& local_shape,
   if (local_shape.size() != full.size() || local_shape[1] != full[1] || local_shape[0] < needed ||
       local_shape[0] > kMaxExtent) {
     return Status(ErrorCode::kBadData,
-                  Cat("its shape is ", ToText(local_shape), ", but shard ", place.index, " of ", place.count,
+                  Cat("its shape is ", ShapeText(local_shape), ", but shard ", place.index, " of ", place.count,
                       " of a vocabulary of ", vocabulary, " has at least ", needed, " rows of ", full[1]));
   }
   const uint64_t begin = place.index * local_shape[0];
@@ -199,17 +199,11 @@ Result<Extents> LocalShape(Split split, Extents full, bool replicated, ShardPlac
   const uint64_t unit = split == Split::kGlu ? 2 * place.count : place.count;
   if (extent % unit != 0) {
     return Status(ErrorCode::kBadData,
-                  Cat(split == Split::kRow ? "columns" : "rows", " of the whole ", ToText(full), " do not divide into ",
-                      place.count, split == Split::kGlu ? " parts of gate and up" : " parts"));
+                  Cat(split == Split::kRow ? "columns" : "rows", " of the whole ", ShapeText(full),
+                      " do not divide into ", place.count, split == Split::kGlu ? " parts of gate and up" : " parts"));
   }
   extent /= place.count;
   return full;
-}
-
-std::string ToText(const Extents& shape) {
-  std::string text = "[";
-  for (size_t i = 0; i < shape.size(); ++i) text += Cat(i == 0 ? "" : ", ", shape[i]);
-  return text + "]";
 }
 
 }  // namespace lockstep

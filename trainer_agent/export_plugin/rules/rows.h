@@ -42,6 +42,4 @@ Result<Pieces> PiecesOf(Split split, const Extents& full, const Extents& local_s
 // padded shape. kBadData when it does not divide.
 Result<Extents> LocalShape(Split split, Extents full, bool replicated, ShardPlace place);
 
-std::string ToText(const Extents& shape);  // "[4096, 1024]"
-
 }  // namespace lockstep
