@@ -35,9 +35,9 @@ def tell_all(what: Any, group: Any) -> "list[Any]":
     return told
 
 
-def reason_of(failure: "Exception | None") -> str:
-    """For the other ranks; "" for none."""
-    return f"{type(failure).__name__}: {failure}" if failure else ""
+def reason_of(failure: "BaseException | None") -> str:
+    """What the other ranks are told; "" for none."""
+    return f"{type(failure).__name__}: {failure}" if failure is not None else ""
 
 
 def require_agreement(answers: "Sequence[tuple[str, Any]]", failure: "Exception | None") -> None:
@@ -45,7 +45,7 @@ def require_agreement(answers: "Sequence[tuple[str, Any]]", failure: "Exception 
 
     ``answers``: of each rank, why it failed ("" when it did not), and what all must say alike.
     """
-    if failure:
+    if failure is not None:
         raise failure
     for rank, (reason, what) in enumerate(answers):
         if reason:

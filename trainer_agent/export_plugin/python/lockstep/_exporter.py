@@ -182,7 +182,7 @@ class Exporter(Handle):
                 addresses = self._current_addresses()
             except BaseException as error:  # other ranks wait for this one's share: they must hear of it
                 with contextlib.suppress(Error):
-                    self._call("give_up", version, str(error).encode())
+                    self._call("give_up", version, reason_of(error).encode(errors="replace"))
                 raise
             self._call("publish", version, addresses)
 

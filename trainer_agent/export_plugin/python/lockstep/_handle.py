@@ -26,7 +26,10 @@ class Handle:
 
     @property
     def committed_version(self) -> int:
-        """The newest version this rank knows to be committed; 0 for none."""
+        """The newest version this rank knows to be committed by all ranks; 0 for none.
+
+        A rank that is done before others learns of it with its next commit.
+        """
         with self._lock:
             return self._function("committed_version")(self._open_handle())
 
