@@ -244,9 +244,9 @@ class Exporter(Handle):
     def _check_unchanged(self, current: "list[LocalTensor]") -> None:
         if len(current) != len(self._locals):
             raise BadDataError(f"this rank has {len(current)} tensors; it was opened with {len(self._locals)}")
-        for now, opened in zip(current, self._locals):
-            if now.description() != opened.description():
-                raise BadDataError(f"the model has {_in_words(now)}; it was opened with {_in_words(opened)}")
+        for present, opened in zip(current, self._locals):
+            if present.description() != opened.description():
+                raise BadDataError(f"the model has {_in_words(present)}; it was opened with {_in_words(opened)}")
 
 
 def _exchange_for(ranks: Ranks, group: Any, timeout_ms: int) -> Any:
