@@ -94,7 +94,27 @@ ALLOWED = {
     # The inference side.
     "raas_receiver/pull": {"common/base", "common/model", "common/payload", "common/wire", "common/net"},
     "raas_receiver/replica": {"common/base", "common/os", "common/model", "common/payload", "kernels"},
-    "raas_receiver/engines": {"common/base", "common/os", "common/telemetry"},
+    "raas_receiver/placement": {
+        "common/base",
+        "common/os",
+        "common/model",
+        "common/layout",
+        "common/payload",
+        "kernels",
+        "raas_receiver/replica",
+        "@cuda",  # only with --config=cuda
+        "@nlohmann_json",
+    },
+    "raas_receiver/targets": {
+        "common/base",
+        "common/os",
+        "common/model",
+        "common/telemetry",
+        "raas_receiver/placement",
+        "raas_receiver/replica",
+        "@nlohmann_json",
+    },
+    "raas_receiver/engines": {"common/base", "common/os", "common/telemetry", "@curl", "@nlohmann_json"},
     "raas_receiver/session": {
         "common/base",
         "common/os",
@@ -106,6 +126,7 @@ ALLOWED = {
         "raas_receiver/engines",
         "raas_receiver/pull",
         "raas_receiver/replica",
+        "raas_receiver/targets",
     },
     # The tool.
     "ctl": {

@@ -1,0 +1,81 @@
+// EngineDriver: how an inference server is told of versions. One for each kind of server, and two routes:
+//
+//   directory   Load(): the server reads the published directory by itself
+//   in place    Pause(), then somebody writes its memory (raas_receiver/targets), then Resume()
+//
+// Every answer of a server is checked. An error says what it does not do; Serving says what it serves all the same.
+//
+// Load, Pause and Resume are called by one thread at a time; everything else by any.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "common/base/ids.h"
+#include "common/base/status.h"
+
+namespace lockstep {
+
+// A whole version as an engine is told of it.
+struct EngineVersion {
+  std::string model;
+  Held held;
+  std::string path;  // the published directory, absolute
+  std::string mode;  // how it came: "full", "delta", "rollback", "recovered", ...
+};
+
+enum class Serving : uint8_t {
+  kNew,       // the version it was told of
+  kOld,       // what it served before: nothing was changed
+  kLastGood,  // the version before, loaded again after a failure
+  kUnknown,   // perhaps a mix: do not route requests to it
+};
+
+struct LoadOutcome {
+  Status status;  // OK goes with kNew, an error with everything else
+  Serving serving = Serving::kUnknown;
+};
+
+class EngineDriver {
+ public:
+  virtual ~EngineDriver() = default;
+
+  // "none", "hook", "sglang", "vllm".
+  virtual std::string_view kind() const = 0;
+
+  // Makes the server load `version` from its directory; blocks until it serves it or all attempts failed. After a
+  // failure that may have left parts of it, `last_good` (nothing: there is none) is loaded again. kCancelled after
+  // Cancel().
+  virtual LoadOutcome Load(const EngineVersion& version, const std::optional<EngineVersion>& last_good) = 0;
+
+  // Stops the server at a boundary, for its memory to be written. After an error it runs on, or is made to.
+  virtual Status Pause(const EngineVersion& version) = 0;
+  // Drops what it computed with older weights, names the version where the server can keep a name, and goes on. Tried
+  // again until the attempts are used up.
+  virtual Status Resume(const EngineVersion& serving) = 0;
+
+  // Gives up what is under way; everything later is kCancelled.
+  virtual void Cancel() = 0;
+
+  // Attempts that failed.
+  virtual uint64_t failures() const = 0;
+};
+
+struct EngineOptions {
+  std::string kind = "none";
+  std::string command;                        // of "hook"
+  std::string url;                            // of "sglang" and "vllm": http://HOST:PORT
+  std::string key_file;                       // of "sglang" and "vllm": a file with the bearer token; empty: none
+  std::string pause_mode;                     // of "sglang" and "vllm"; empty: the driver's default
+  std::chrono::milliseconds timeout{60'000};  // of one call
+  int attempts = 3;
+  std::chrono::milliseconds first_backoff{200};  // doubled after every failed attempt
+};
+
+// kConfig names the option that is missing, not of this kind, or wrong.
+Result<std::unique_ptr<EngineDriver>> NewEngineDriver(EngineOptions options);
+
+}  // namespace lockstep

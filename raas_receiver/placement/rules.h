@@ -1,0 +1,37 @@
+// What an engine's parameters are made of, by engine and model family: tables, expanded against a HuggingFace layout.
+//
+// Shapes come from the layout, so no configuration is needed but a rank's place (and the number of key/value heads,
+// where there are more ranks than those). docs/placement.md shows the tables.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/model/layout.h"
+#include "raas_receiver/placement/description.h"
+
+namespace lockstep {
+
+struct ExpandedRules {
+  // With shapes, contiguous strides, slices and padding; memory 0, offsets back to back, each a multiple of 256.
+  std::vector<EngineParameter> parameters;
+  std::vector<std::string> unused;  // HuggingFace tensors that the engine does not take (MTP layers)
+};
+
+// Every parameter that `place` has of a model of `layout`. kBadData names the tensor that no rule takes, or the one
+// that a rule misses or cannot cut; kNotFound for an engine or family without a table, saying which there are.
+Result<ExpandedRules> ExpandRules(const ModelLayout& layout, const EnginePlace& place);
+
+// Gives the parameters of `description` (which have none, unless its engine is "described") the slices and padding that
+// its place's rules say. Answers the tensors that the engine does not take. kBadData names a parameter that no rule
+// knows, or whose dtype or shape is not what the rule says: the engine has repacked or quantised it, and must take
+// versions from the directory.
+Result<std::vector<std::string>> CompleteDescription(const ModelLayout& layout, RankDescription& description);
+
+// "sglang: deepseek_v3, glm4, ...": for messages and --help.
+std::string KnownEngines();
+
+}  // namespace lockstep
