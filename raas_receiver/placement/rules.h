@@ -16,7 +16,8 @@
 namespace lockstep {
 
 struct ExpandedRules {
-  // With shapes, contiguous strides, slices and padding; memory 0, offsets back to back, each a multiple of 256.
+  // With shapes, contiguous strides, slices and padding; memory 0, offsets back to back, each a multiple of 256. A head
+  // that is tied to the embedding is not among them.
   std::vector<EngineParameter> parameters;
   std::vector<std::string> unused;  // HuggingFace tensors that the engine does not take (MTP layers)
 };
@@ -26,9 +27,10 @@ struct ExpandedRules {
 Result<ExpandedRules> ExpandRules(const ModelLayout& layout, const EnginePlace& place);
 
 // Gives the parameters of `description` (which have none, unless its engine is "described") the slices and padding that
-// its place's rules say. Answers the tensors that the engine does not take. kBadData names a parameter that no rule
-// knows, or whose dtype or shape is not what the rule says: the engine has repacked or quantised it, and must take
-// versions from the directory.
+// its place's rules say. A rank may have some of the layers (pipelines), and a head of its own or none where the model
+// ties it. Answers the tensors that this rank does not need to be taken: what all ranks of an engine answer is unused.
+// kBadData names a parameter that no rule knows, or whose dtype or shape is not what the rule says: the engine has
+// repacked or quantised it, and must take versions from the directory; or one that is missing beside its neighbours.
 Result<std::vector<std::string>> CompleteDescription(const ModelLayout& layout, RankDescription& description);
 
 // "sglang: deepseek_v3, glm4, ...": for messages and --help.

@@ -1,0 +1,41 @@
+// LayoutIndex: a layout's tensors by name, and what its layers are.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/model/layout.h"
+
+namespace lockstep::placement_rules {
+
+struct LayerFacts {
+  bool sparse = false;          // has routed experts
+  bool mtp = false;             // predicts further tokens: no layer of the decoder
+  uint64_t experts = 0;         // one more than the highest number in a name; 0: dense, or all experts in one tensor
+  std::vector<size_t> tensors;  // of ModelLayout::tensors()
+};
+
+class LayoutIndex {
+ public:
+  // kBadData names the layer that is missing between others. `layout` outlives this.
+  static Result<LayoutIndex> Create(const ModelLayout& layout);
+
+  // Position of a tensor in ModelLayout::tensors(), or kNone.
+  size_t Find(std::string_view name) const;
+  bool Has(std::string_view name) const { return Find(name) != kNone; }
+
+  // By number, from 0; those for multi-token prediction come last.
+  const std::vector<LayerFacts>& layers() const { return layers_; }
+
+  static constexpr size_t kNone = ~size_t{0};
+
+ private:
+  std::unordered_map<std::string_view, size_t> by_name_;
+  std::vector<LayerFacts> layers_;
+};
+
+}  // namespace lockstep::placement_rules
