@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "common/base/ids.h"
 #include "common/base/status.h"
@@ -47,17 +48,20 @@ class EngineDriver {
   virtual std::string_view kind() const = 0;
 
   // Makes the server load `version` from its directory; blocks until it serves it or all attempts failed. After a
-  // failure that may have left parts of it, `last_good` (nothing: there is none) is loaded again. kCancelled after
-  // Cancel().
+  // failure that may have left parts of it, `last_good` (nothing: there is none) is loaded again; without that, or when
+  // that fails too, the server stays stopped (kUnknown). kCancelled after Cancel().
   virtual LoadOutcome Load(const EngineVersion& version, const std::optional<EngineVersion>& last_good) = 0;
 
-  // Stops the server at a boundary, for its memory to be written. After an error it runs on, or is made to.
+  // Stops the server at a boundary, for its memory to be written: nothing runs on its devices any more. After an error
+  // it runs on, or is made to, unless its memory may be a mix already.
   virtual Status Pause(const EngineVersion& version) = 0;
-  // Drops what it computed with older weights, names the version where the server can keep a name, and goes on. Tried
-  // again until the attempts are used up.
+  // Says that its memory holds `serving`, whole: the server drops what it computed with older weights, takes the
+  // version's name where it can keep one, and goes on. Tried again until the attempts are used up; then it stays
+  // stopped. Without it, only a Load makes a server go on that was paused.
   virtual Status Resume(const EngineVersion& serving) = 0;
 
-  // Gives up what is under way; everything later is kCancelled.
+  // Gives up what is under way; everything later is kCancelled. A server that was paused and not changed yet is made to
+  // go on.
   virtual void Cancel() = 0;
 
   // Attempts that failed.
@@ -67,7 +71,7 @@ class EngineDriver {
 struct EngineOptions {
   std::string kind = "none";
   std::string command;                        // of "hook"
-  std::string url;                            // of "sglang" and "vllm": http://HOST:PORT
+  std::string url;                            // of "sglang" and "vllm": http:// or https://, HOST:PORT
   std::string key_file;                       // of "sglang" and "vllm": a file with the bearer token; empty: none
   std::string pause_mode;                     // of "sglang" and "vllm"; empty: the driver's default
   std::chrono::milliseconds timeout{60'000};  // of one call

@@ -1,0 +1,117 @@
+#include "raas_receiver/engines/engine_server.h"
+
+#include <algorithm>
+#include <array>
+
+#include "common/base/text.h"
+#include "common/os/file.h"
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kSaidBytes = 400;  // of an answer, in a message
+constexpr uint64_t kLongestKeyFile = 8192;
+
+// Where servers put the sentence that matters: {"message"}, {"error": {"message"}}, {"error"}, {"detail"}.
+std::string SentenceOf(const json& answer) {
+  for (const char* name : {"message", "error", "detail"}) {
+    const auto found = answer.find(name);
+    if (found == answer.end()) continue;
+    if (found->is_string()) return found->get<std::string>();
+    if (found->is_object()) return SentenceOf(*found);
+  }
+  return "";
+}
+
+std::string SaidIn(const std::string& body, const json& answer) {
+  std::string said = answer.is_object() ? SentenceOf(answer) : "";
+  if (said.empty()) said = body;
+  said = CleanText(said, kSaidBytes);
+  while (!said.empty() && (said.back() == '\n' || said.back() == ' ')) said.pop_back();
+  return said;
+}
+
+// Nothing is no key. One line, perhaps ended; what it may hold is for HttpClient to say.
+Result<std::string> ReadKey(const std::string& path) {
+  if (path.empty()) return std::string();
+  Result<std::string> text = ReadFile(path, kLongestKeyFile);
+  if (!text.ok()) return Status(ErrorCode::kConfig, Cat("engine-key-file: ", text.status().message()));
+  while (!text->empty() && (text->back() == '\n' || text->back() == '\r')) text->pop_back();
+  if (text->empty()) return Status(ErrorCode::kConfig, Cat("engine-key-file: ", path, " holds no key"));
+  return text;
+}
+
+}  // namespace
+
+bool ServerAnswer::refused() const {
+  constexpr std::array kRefusals = {400, 401, 403, 404, 405, 413, 415, 422};
+  return std::find(kRefusals.begin(), kRefusals.end(), status) != kRefusals.end();
+}
+
+std::optional<std::string> ServerAnswer::Text(const char* name) const {
+  const auto found = json.find(name);
+  return found != json.end() && found->is_string() ? std::optional(found->get<std::string>()) : std::nullopt;
+}
+
+std::optional<bool> ServerAnswer::Flag(const char* name) const {
+  const auto found = json.find(name);
+  return found != json.end() && found->is_boolean() ? std::optional(found->get<bool>()) : std::nullopt;
+}
+
+Result<std::unique_ptr<EngineServer>> EngineServer::Create(const EngineOptions& options, std::string advice_404) {
+  HttpOptions http{.url = options.url};
+  LS_ASSIGN_OR_RETURN(http.token, ReadKey(options.key_file));
+  auto client = HttpClient::Create(std::move(http));
+  if (!client.ok()) return client.status().WithContext(Cat("engine ", options.kind));
+  return std::unique_ptr<EngineServer>(new EngineServer(*std::move(client), options.timeout, std::move(advice_404)));
+}
+
+EngineServer::EngineServer(std::unique_ptr<HttpClient> http, std::chrono::milliseconds timeout, std::string advice_404)
+    : http_(std::move(http)), timeout_(timeout), advice_404_(std::move(advice_404)) {}
+
+Result<ServerAnswer> EngineServer::Get(const std::string& target) {
+  return Call({.target = target});
+}
+
+Result<ServerAnswer> EngineServer::Post(const std::string& target, const json& body) {
+  // A path need not be UTF-8, and JSON must be: then the server says that it does not find it.
+  return Call({.target = target, .json = body.dump(-1, ' ', false, json::error_handler_t::replace)});
+}
+
+Result<ServerAnswer> EngineServer::Call(HttpRequest request) {
+  request.timeout = timeout_;
+  request.after_cancel = farewell_;
+  LS_ASSIGN_OR_RETURN(const HttpAnswer answer, http_->Send(request));
+  json parsed = json::parse(answer.body, nullptr, false);
+  if (!parsed.is_object()) parsed = nullptr;
+  return ServerAnswer{.call = Cat(request.json.has_value() ? "POST " : "GET ", url(), request.target),
+                      .status = answer.status,
+                      .json = parsed,
+                      .said = SaidIn(answer.body, parsed)};
+}
+
+Status EngineServer::Unexpected(const ServerAnswer& answer, std::string_view expected) const {
+  const std::string said = answer.said.empty() ? "" : Cat(": ", answer.said);
+  const std::string what = Cat(answer.call, " answered ", answer.status, said);
+  switch (answer.status) {
+    case 200:
+      return {ErrorCode::kProtocol, Cat(what, "; ", expected, " was expected")};
+    case 401:
+    case 403:
+      return {ErrorCode::kPermission, Cat(what, "; give the key of its control port with --engine-key-file")};
+    case 404:
+    case 405:
+      return {ErrorCode::kProtocol, Cat(what, "; ", advice_404_)};
+    default:
+      return {ErrorCode::kAborted, what};
+  }
+}
+
+void EngineServer::AllowFarewell(std::chrono::milliseconds timeout) {
+  farewell_ = true;
+  timeout_ = std::min(timeout_, timeout);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,65 @@
+// An inference server's control port as the drivers use it: JSON out, JSON back, and errors that say which call, what
+// the server answered and what to do about it.
+//
+// Calls are made by one thread at a time; Cancel by any.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "common/base/status.h"
+#include "raas_receiver/engines/driver.h"
+#include "raas_receiver/engines/http_client.h"
+
+namespace lockstep {
+
+struct ServerAnswer {
+  std::string call;  // "POST http://127.0.0.1:30000/flush_cache", for messages
+  int status = 0;
+  nlohmann::json json;  // null when the body is no JSON object
+  std::string said;     // what a person should read of it: the message inside, or the start of the body
+
+  bool ok() const { return status == 200; }
+  // Turned away at the door: the server did nothing of what was asked.
+  bool refused() const;
+  // The text or boolean under `name`; nothing when it is missing or something else.
+  std::optional<std::string> Text(const char* name) const;
+  std::optional<bool> Flag(const char* name) const;
+};
+
+class EngineServer {
+ public:
+  // `advice_404` says what a server needs that does not know an endpoint. kConfig for a wrong URL or key file.
+  static Result<std::unique_ptr<EngineServer>> Create(const EngineOptions& options, std::string advice_404);
+
+  // Errors are those of HttpClient::Send: there was no answer.
+  Result<ServerAnswer> Get(const std::string& target);
+  Result<ServerAnswer> Post(const std::string& target, const nlohmann::json& body = nlohmann::json::object());
+
+  // What an answer that is not as it should be comes to: kPermission, kProtocol for what the server does not know or
+  // says in another way than it should (`expected` names that), else kAborted.
+  Status Unexpected(const ServerAnswer& answer, std::string_view expected = "") const;
+
+  // From now on calls are made although the server was given up, each with this much time: to leave it as it was.
+  void AllowFarewell(std::chrono::milliseconds timeout);
+
+  void Cancel() { http_->Cancel(); }
+  bool cancelled() const { return http_->cancelled(); }
+  const std::string& url() const { return http_->url(); }
+  std::chrono::milliseconds timeout() const { return timeout_; }
+
+ private:
+  EngineServer(std::unique_ptr<HttpClient> http, std::chrono::milliseconds timeout, std::string advice_404);
+  Result<ServerAnswer> Call(HttpRequest request);
+
+  const std::unique_ptr<HttpClient> http_;
+  std::chrono::milliseconds timeout_;
+  const std::string advice_404_;
+  bool farewell_ = false;
+};
+
+}  // namespace lockstep

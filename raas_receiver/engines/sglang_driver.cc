@@ -1,0 +1,98 @@
+#include "raas_receiver/engines/sglang_driver.h"
+
+#include <thread>
+
+#include "common/base/text.h"
+#include "common/os/deadline.h"
+#include "raas_receiver/engines/http_driver.h"
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kFlushAgain{200};
+
+class SglangSteps final : public EngineSteps {
+ public:
+  SglangSteps(EngineServer& server, std::string pause_mode) : server_(server), pause_mode_(std::move(pause_mode)) {}
+
+  Result<bool> Runs() override {
+    LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Get("/ready"));
+    if (answer.ok()) return true;
+    // A server that is too old for /ready does not tell.
+    if (answer.status == 503 || answer.status == 404) return false;
+    return server_.Unexpected(answer);
+  }
+
+  Status Stop() override {
+    LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Post("/pause_generation", {{"mode", pause_mode_}}));
+    LS_RETURN_IF_ERROR(CheckOk(answer));
+    // The answer comes before the scheduler has acted. Its answer to a flush comes after it, and says that nothing
+    // runs.
+    return DropCaches();
+  }
+
+  ReadOutcome Read(const std::string& directory, const std::string& name) override {
+    // A flush of its own kills older servers when a request is pending.
+    const auto answer = server_.Post("/update_weights_from_disk",
+                                     {{"model_path", directory}, {"flush_cache", false}, {"weight_version", name}});
+    if (!answer.ok()) return {answer.status(), answer.status().code() != ErrorCode::kUnavailable};
+    const auto success = answer->Flag("success");
+    if (answer->ok() && success == true) return {OkStatus(), true};
+    // With "success" the scheduler has spoken, who may have read some of it.
+    return {server_.Unexpected(*answer, "\"success\": true"), success.has_value() || !answer->refused()};
+  }
+
+  // Refused while something runs: asked again until the time of a call is over.
+  Status DropCaches() override {
+    const Deadline deadline(server_.timeout());
+    while (true) {
+      LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Post("/flush_cache"));
+      if (answer.ok()) return OkStatus();
+      if (answer.status != 400 || deadline.Passed()) return server_.Unexpected(answer);
+      std::this_thread::sleep_for(kFlushAgain);
+    }
+  }
+
+  Status Name(const std::string& name) override {
+    LS_ASSIGN_OR_RETURN(const ServerAnswer answer,
+                        server_.Post("/update_weight_version", {{"new_version", name}, {"abort_all_requests", false}}));
+    if (answer.status == 404) return OkStatus();
+    if (answer.ok() && answer.Flag("success") == true && answer.Text("new_version").value_or(name) == name) {
+      return OkStatus();
+    }
+    return server_.Unexpected(answer, "\"success\": true");
+  }
+
+  Status GoOn() override {
+    LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Post("/continue_generation"));
+    return CheckOk(answer);
+  }
+
+ private:
+  Status CheckOk(const ServerAnswer& answer) const {
+    if (answer.ok() && answer.Text("status") == "ok") return OkStatus();
+    return server_.Unexpected(answer, "\"status\": \"ok\"");
+  }
+
+  EngineServer& server_;
+  const std::string pause_mode_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<EngineDriver>> NewSglangDriver(EngineOptions options) {
+  if (options.pause_mode.empty()) options.pause_mode = "retract";
+  if (options.pause_mode != "retract" && options.pause_mode != "abort") {
+    return Status(ErrorCode::kConfig, Cat("engine-pause-mode is ", CleanText(options.pause_mode, 40),
+                                          "; sglang has retract and abort (in_place would keep the old cache)"));
+  }
+  LS_ASSIGN_OR_RETURN(auto server, EngineServer::Create(options, "recent SGLang servers have it"));
+  auto steps = std::make_unique<SglangSteps>(*server, options.pause_mode);
+  return std::unique_ptr<EngineDriver>(
+      std::make_unique<HttpDriver>(std::move(options), std::move(server), std::move(steps)));
+}
+
+}  // namespace lockstep

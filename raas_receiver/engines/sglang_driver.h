@@ -1,0 +1,17 @@
+// The driver of an SGLang server.
+#pragma once
+
+#include <memory>
+
+#include "raas_receiver/engines/driver.h"
+
+namespace lockstep {
+
+// Directory: /pause_generation, /flush_cache, /update_weights_from_disk with flush_cache false, /flush_cache once,
+// /update_weight_version, /continue_generation. In place: the same without the update.
+//
+// Pause modes: "retract" (the default: running requests wait, and are computed anew with the new weights) and "abort"
+// (they end with what they have). "in_place" keeps the old cache under them, which no flush can drop: refused.
+Result<std::unique_ptr<EngineDriver>> NewSglangDriver(EngineOptions options);
+
+}  // namespace lockstep

@@ -1,0 +1,113 @@
+#include "raas_receiver/engines/vllm_driver.h"
+
+#include <algorithm>
+
+#include "common/base/text.h"
+#include "raas_receiver/engines/http_driver.h"
+
+namespace lockstep {
+namespace {
+
+using nlohmann::json;
+
+class VllmSteps final : public EngineSteps {
+ public:
+  VllmSteps(EngineServer& server, std::string pause_mode) : server_(server), pause_mode_(std::move(pause_mode)) {}
+
+  Result<bool> Runs() override {
+    LS_ASSIGN_OR_RETURN(const bool paused, IsPaused());
+    if (paused) clean_ = false;
+    return !paused;
+  }
+
+  Status Stop() override {
+    LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Post(Cat("/pause?mode=", pause_mode_, "&clear_cache=true")));
+    if (!answer.ok() || answer.Text("status") != "paused") return server_.Unexpected(answer, "\"status\": \"paused\"");
+    LS_ASSIGN_OR_RETURN(const bool paused, IsPaused());
+    if (paused) return OkStatus();
+    return {ErrorCode::kState, Cat(server_.url(), " says that it is not paused right after /pause")};
+  }
+
+  // A reload that failed leaves layers that were begun. The next one ends these with what it began, which may be wrong;
+  // the one after that finds no layer begun and reads all of them.
+  ReadOutcome Read(const std::string& directory, const std::string&) override {
+    bool touched = false;
+    while (true) {
+      const bool last = clean_;
+      ReadOutcome outcome = Reload(directory);
+      touched = touched || outcome.touched;
+      if (outcome.touched) clean_ = outcome.status.ok();
+      if (!outcome.status.ok()) return {outcome.status, touched};
+      if (last) return {OkStatus(), true};
+    }
+  }
+
+  Status DropCaches() override {
+    LS_ASSIGN_OR_RETURN(const ServerAnswer answer,
+                        server_.Post("/reset_prefix_cache?reset_running_requests=true&reset_external=true"));
+    if (answer.ok() && answer.Flag("success") == true) return OkStatus();
+    return server_.Unexpected(answer, "\"success\": true");
+  }
+
+  Status Name(const std::string& name) override {
+    LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Post("/update_weight_version", {{"new_version", name}}));
+    if (answer.status == 404) return OkStatus();
+    if (answer.ok() && answer.Flag("success") == true && answer.Text("new_version") == name) return OkStatus();
+    return server_.Unexpected(answer, "\"success\": true and the version");
+  }
+
+  Status GoOn() override {
+    LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Post("/resume"));
+    if (!answer.ok() || answer.Text("status") != "resumed") {
+      return server_.Unexpected(answer, "\"status\": \"resumed\"");
+    }
+    LS_ASSIGN_OR_RETURN(const bool paused, IsPaused());
+    if (!paused) return OkStatus();
+    return {ErrorCode::kState, Cat(server_.url(), " says that it is paused right after /resume")};
+  }
+
+ private:
+  // Waits behind what the engine does: a reload whose answer was lost has ended when this is answered.
+  Result<bool> IsPaused() {
+    LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Get("/is_paused"));
+    const auto paused = answer.Flag("is_paused");
+    if (!answer.ok() || !paused.has_value()) return server_.Unexpected(answer, "\"is_paused\"");
+    return *paused;
+  }
+
+  // Without "timeout": after one, the worker's late answer would be taken for that to the next call.
+  ReadOutcome Reload(const std::string& directory) {
+    const auto answer =
+        server_.Post("/collective_rpc", {{"method", "reload_weights"}, {"kwargs", {{"weights_path", directory}}}});
+    if (!answer.ok()) return {answer.status(), answer.status().code() != ErrorCode::kUnavailable};
+    const auto results = answer->json.find("results");
+    const bool from_workers = results != answer->json.end() && results->is_array() && !results->empty();
+    const auto nothing = [](const json& result) { return result.is_null(); };
+    if (answer->ok() && from_workers && std::all_of(results->begin(), results->end(), nothing)) {
+      return {OkStatus(), true};
+    }
+    return {server_.Unexpected(*answer, "\"results\" with a null from every worker"), !answer->refused()};
+  }
+
+  EngineServer& server_;
+  const std::string pause_mode_;
+  bool clean_ = true;  // no layer is left begun
+};
+
+}  // namespace
+
+Result<std::unique_ptr<EngineDriver>> NewVllmDriver(EngineOptions options) {
+  if (options.pause_mode.empty()) options.pause_mode = "keep";
+  if (options.pause_mode != "keep" && options.pause_mode != "wait" && options.pause_mode != "abort") {
+    return Status(ErrorCode::kConfig,
+                  Cat("engine-pause-mode is ", CleanText(options.pause_mode, 40), "; vllm has keep, wait and abort"));
+  }
+  LS_ASSIGN_OR_RETURN(
+      auto server,
+      EngineServer::Create(options, "recent vLLM servers have it, with VLLM_SERVER_DEV_MODE=1 in their environment"));
+  auto steps = std::make_unique<VllmSteps>(*server, options.pause_mode);
+  return std::unique_ptr<EngineDriver>(
+      std::make_unique<HttpDriver>(std::move(options), std::move(server), std::move(steps)));
+}
+
+}  // namespace lockstep
