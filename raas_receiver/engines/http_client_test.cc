@@ -1,0 +1,208 @@
+#include "raas_receiver/engines/http_client.h"
+
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <thread>
+
+#include "raas_receiver/engines/test_http_server.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
+using Server = TestHttpServer;
+
+std::unique_ptr<HttpClient> ClientOf(const std::string& url, size_t max_answer_bytes = 1 << 20) {
+  auto client = HttpClient::Create({.url = url, .token = "secret", .max_answer_bytes = max_answer_bytes});
+  REQUIRE(client.ok());
+  return *std::move(client);
+}
+
+HttpRequest Get(milliseconds timeout = milliseconds(5'000)) {
+  return {.target = "/thing?of=it", .timeout = timeout};
+}
+
+// The code with which one GET of what `answer` answers ends.
+ErrorCode CodeAfter(Server::Answer answer, size_t max_answer_bytes = 1 << 20) {
+  Server server(std::move(answer));
+  const auto got = ClientOf(server.url(), max_answer_bytes)->Send(Get(milliseconds(2'000)));
+  INFO(got.status().ToString());
+  return got.status().code();
+}
+
+void WaitUntilStopped(const Server& server) {
+  while (!server.stopping()) std::this_thread::sleep_for(milliseconds(5));
+}
+
+}  // namespace
+
+TEST_CASE("A GET sends the path, the query and the key, and brings the status and the body back") {
+  Server server([](int connection) { Server::Reply(connection, "418 Teapot", "{\"a\": 1}"); });
+  const auto answer = ClientOf(server.url() + "/base/")->Send(Get());
+  REQUIRE(answer.ok());
+  CHECK(answer->status == 418);
+  CHECK(answer->body == "{\"a\": 1}");
+  REQUIRE(server.requests().size() == 1);
+  const std::string request = server.requests()[0];
+  CHECK(request.starts_with("GET /base/thing?of=it HTTP/1.1\r\n"));
+  CHECK(request.find("Authorization: Bearer secret\r\n") != std::string::npos);
+}
+
+TEST_CASE("A POST sends its body as JSON, without asking first") {
+  Server server([](int connection) { Server::Reply(connection, "200 OK", ""); });
+  const std::string body = "{\"text\": \"" + std::string(5'000, 'x') + "\"}";
+  const auto answer = ClientOf(server.url())->Send({.target = "/post", .json = body});
+  REQUIRE(answer.ok());
+  CHECK(answer->status == 200);
+  CHECK(answer->body.empty());
+  const std::string request = server.requests().at(0);
+  CHECK(request.starts_with("POST /post HTTP/1.1\r\n"));
+  CHECK(request.find("Content-Type: application/json\r\n") != std::string::npos);
+  CHECK(request.find("Expect") == std::string::npos);
+  CHECK(request.ends_with(body));
+}
+
+TEST_CASE("A chunked answer is put together") {
+  Server server([](int connection) {
+    Server::Write(connection, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n");
+    std::this_thread::sleep_for(milliseconds(20));
+    Server::Write(connection, "4\r\ndefg\r\n0\r\n\r\n");
+  });
+  const auto answer = ClientOf(server.url())->Send(Get());
+  REQUIRE(answer.ok());
+  CHECK(answer->body == "abcdefg");
+}
+
+TEST_CASE("Redirects are answers, not orders") {
+  Server other([](int connection) { Server::Reply(connection, "200 OK", "elsewhere"); });
+  Server server([&](int connection) {
+    Server::Write(connection, Cat("HTTP/1.1 302 Found\r\nLocation: ", other.url(), "\r\nContent-Length: 0\r\n\r\n"));
+  });
+  const auto answer = ClientOf(server.url())->Send(Get());
+  REQUIRE(answer.ok());
+  CHECK(answer->status == 302);
+  CHECK(other.requests().empty());
+}
+
+TEST_CASE("A server that cannot be reached has not seen the request, and the error says so") {
+  std::string url;
+  {
+    url = Server([](int) {}).url();
+  }
+  const auto answer = ClientOf(url)->Send(Get());
+  CHECK(answer.status().code() == ErrorCode::kUnavailable);
+  CHECK(answer.status().message().find("GET " + url + "/thing?of=it") != std::string::npos);
+  CHECK(ClientOf("http://no-such-host.invalid:1")->Send(Get()).status().code() == ErrorCode::kUnavailable);
+}
+
+TEST_CASE("A server that does not speak TLS is not reached by https") {
+  Server server([](int connection) { Server::Reply(connection, "200 OK", ""); });
+  const std::string url = "https" + server.url().substr(4);
+  CHECK(ClientOf(url)->Send(Get(milliseconds(500))).status().code() == ErrorCode::kUnavailable);
+}
+
+TEST_CASE("An answer that does not come in time is a failure, in time") {
+  Server* running = nullptr;
+  Server server([&](int) { WaitUntilStopped(*running); });
+  running = &server;
+  const auto begin = Clock::now();
+  const auto answer = ClientOf(server.url())->Send(Get(milliseconds(150)));
+  CHECK(answer.status().code() == ErrorCode::kDeadline);
+  CHECK(Clock::now() - begin >= milliseconds(140));
+  CHECK(Clock::now() - begin < milliseconds(1'000));
+}
+
+TEST_CASE("An answer that trickles is not given more time") {
+  Server* running = nullptr;
+  Server server([&](int connection) {
+    Server::Write(connection, "HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n");
+    while (!running->stopping()) {
+      Server::Write(connection, "x");
+      std::this_thread::sleep_for(milliseconds(10));
+    }
+  });
+  running = &server;
+  CHECK(ClientOf(server.url())->Send(Get(milliseconds(200))).status().code() == ErrorCode::kDeadline);
+}
+
+TEST_CASE("An answer that is longer than is taken is refused, told or not") {
+  const std::string body(2'000, 'x');
+  CHECK(CodeAfter([&](int c) { Server::Reply(c, "200 OK", body); }, 1'999) == ErrorCode::kResourceExhausted);
+  CHECK(CodeAfter([&](int c) { Server::Write(c, "HTTP/1.1 200 OK\r\n\r\n" + body); }, 1'999) ==
+        ErrorCode::kResourceExhausted);
+  CHECK(CodeAfter([&](int c) { Server::Reply(c, "200 OK", body); }, 2'000) == ErrorCode::kOk);
+}
+
+TEST_CASE("What is not HTTP is a protocol error") {
+  CHECK(CodeAfter([](int c) { Server::Write(c, "220 mail.example ESMTP\r\n"); }) == ErrorCode::kProtocol);
+  CHECK(CodeAfter([](int c) { Server::Write(c, "HTTP/1.1 banana\r\n\r\n"); }) == ErrorCode::kProtocol);
+}
+
+TEST_CASE("A connection that ends before the answer does is no answer") {
+  CHECK(CodeAfter([](int) {}) == ErrorCode::kAborted);
+  CHECK(CodeAfter([](int c) { Server::Reset(c); }) == ErrorCode::kAborted);
+  CHECK(CodeAfter([](int c) { Server::Write(c, "HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf"); }) ==
+        ErrorCode::kAborted);
+  CHECK(CodeAfter([](int c) { Server::Write(c, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n10\r\nhalf"); }) ==
+        ErrorCode::kAborted);
+}
+
+TEST_CASE("A request is sent once, also over a connection that dies") {
+  Server server([](int connection) {
+    Server::Reply(connection, "200 OK", "");
+    Server::Reset(connection);
+  });
+  const auto client = ClientOf(server.url());
+  for (int call = 0; call < 3; ++call) (void)client->Send(Get());
+  CHECK(server.requests().size() == 3);
+}
+
+TEST_CASE("Cancelling gives up the call under way at once and refuses later ones, but for a farewell") {
+  Server* running = nullptr;
+  std::atomic<bool> hang = true;
+  Server server([&](int connection) {
+    while (hang && !running->stopping()) std::this_thread::sleep_for(milliseconds(5));
+    Server::Reply(connection, "200 OK", "bye");
+  });
+  running = &server;
+  const auto client = ClientOf(server.url());
+  std::thread canceller([&] {
+    while (server.requests().empty()) std::this_thread::sleep_for(milliseconds(5));
+    client->Cancel();
+  });
+  const auto begin = Clock::now();
+  CHECK(client->Send(Get(milliseconds(30'000))).status().code() == ErrorCode::kCancelled);
+  CHECK(Clock::now() - begin < milliseconds(5'000));
+  canceller.join();
+  CHECK(client->Send(Get()).status().code() == ErrorCode::kCancelled);
+  hang = false;
+  HttpRequest farewell = Get();
+  farewell.after_cancel = true;
+  const auto answer = client->Send(farewell);
+  REQUIRE(answer.ok());
+  CHECK(answer->body == "bye");
+}
+
+TEST_CASE("Only plain http and https URLs are taken") {
+  CHECK(*CheckHttpUrl("http://127.0.0.1:30000") == "http://127.0.0.1:30000");
+  CHECK(*CheckHttpUrl("https://engine.example/prefix//") == "https://engine.example/prefix");
+  CHECK(*CheckHttpUrl("http://[::1]:8000/") == "http://[::1]:8000");
+  for (const std::string url :
+       {"", "http://", "127.0.0.1:30000", "ftp://host", "file:///etc/passwd", "http://user:key@host", "http://host?a=b",
+        "http://host#part", "http://ho st", "http://host\r\nX: y", "http://host:99999", "HTTP://host"}) {
+    INFO(url);
+    CHECK(CheckHttpUrl(url).status().code() == ErrorCode::kConfig);
+  }
+  CHECK(CheckHttpUrl("http://" + std::string(5'000, 'x')).status().code() == ErrorCode::kConfig);
+}
+
+TEST_CASE("A key with a line break is refused, and not shown") {
+  for (const std::string token : {"two\nlines", "a key", "k\xc3\xa9y"}) {
+    const auto client = HttpClient::Create({.url = "http://127.0.0.1:1", .token = token});
+    CHECK(client.status().code() == ErrorCode::kConfig);
+    CHECK(client.status().message().find(token) == std::string::npos);
+  }
+}
+
+}  // namespace lockstep
