@@ -56,6 +56,10 @@ void AppendLooped(std::vector<Loop> loops, StridedCopy copy, std::vector<Strided
   }
 }
 
+bool IsRun(const Loop& loop, const TensorView& source, const TensorView& target) {
+  return loop.source_step == source.element_bytes && loop.target_step == target.element_bytes;
+}
+
 void AppendPiece(const Piece& piece, const TensorView& source, const TensorView& target,
                  std::vector<StridedCopy>& copies) {
   if (ElementCount(piece.size) == 0) return;
@@ -63,8 +67,7 @@ void AppendPiece(const Piece& piece, const TensorView& source, const TensorView&
   StridedCopy copy{.source_offset = Offset(source, piece.source),
                    .target_offset = Offset(target, piece.target),
                    .row_bytes = target.element_bytes};
-  if (!loops.empty() && loops.back().source_step == source.element_bytes &&
-      loops.back().target_step == target.element_bytes) {
+  if (!loops.empty() && IsRun(loops.back(), source, target)) {
     copy.row_bytes *= loops.back().count;
     loops.pop_back();
   }
@@ -140,6 +143,16 @@ TensorView TensorView::Contiguous(Extents shape, uint64_t element_bytes, uint64_
 void AppendCopies(const Pieces& pieces, const TensorView& source, const TensorView& target,
                   std::vector<StridedCopy>& copies) {
   for (const Piece& piece : pieces) AppendPiece(piece, source, target, copies);
+}
+
+uint64_t CopyCount(const Piece& piece, const TensorView& source, const TensorView& target) {
+  if (ElementCount(piece.size) == 0) return 0;
+  std::vector<Loop> loops = Loops(piece, source, target);
+  if (!loops.empty() && IsRun(loops.back(), source, target)) loops.pop_back();
+  if (!loops.empty()) loops.pop_back();
+  uint64_t count = 1;
+  for (const Loop& loop : loops) count *= loop.count;
+  return count;
 }
 
 void Coalesce(std::vector<StridedCopy>& copies, ElementBytes element) {

@@ -39,6 +39,9 @@ struct TensorView {
 void AppendCopies(const Pieces& pieces, const TensorView& source, const TensorView& target,
                   std::vector<StridedCopy>& copies);
 
+// How many copies AppendCopies appends for `piece`: what to ask before, where strides come from outside.
+uint64_t CopyCount(const Piece& piece, const TensorView& source, const TensorView& target);
+
 // Bytes of an element on either side of a copy.
 struct ElementBytes {
   uint64_t source = 1;

@@ -134,6 +134,9 @@ TEST_CASE("Random pieces of random views: the copies move every element of every
     std::sort(expected.begin(), expected.end());
     const std::vector<StridedCopy> copies = Copies(pieces, source, target);
     REQUIRE(Meaning(copies, element) == expected);
+    uint64_t counted = 0;
+    for (const Piece& piece : pieces) counted += CopyCount(piece, source, target);
+    REQUIRE(counted == copies.size());
     for (const StridedCopy& copy : copies) {
       REQUIRE((copy.rows > 1 ? copy.target_pitch >= copy.row_bytes : copy.target_pitch + copy.source_pitch == 0));
     }
