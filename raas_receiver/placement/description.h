@@ -12,6 +12,7 @@
 
 #include "common/base/status.h"
 #include "common/layout/piece.h"
+#include "common/layout/strided_copy.h"
 #include "common/model/dtype.h"
 
 namespace lockstep {
@@ -92,6 +93,14 @@ struct RankDescription {
   std::vector<std::vector<MemoryDescription>> halves;
   std::vector<EngineParameter> parameters;
 };
+
+// How `parameter` lies in its memory. Without strides for what has no element or one.
+TensorView ViewOf(const EngineParameter& parameter);
+// Bytes from its first element's begin to its last element's end; 0 without elements. REQUIRES CheckPlace.
+uint64_t ExtentBytes(const EngineParameter& parameter);
+// kBadData unless the elements lie within the parameter's memory, each at a place of its own: by rising stride, every
+// dimension steps over all that is within it.
+Status CheckPlace(const EngineParameter& parameter, const std::vector<MemoryDescription>& memories);
 
 // kBadData says what is wrong and where ("parameters[3].shape"): unknown or missing keys, wrong types, ranks or sizes
 // beyond the limits, elements outside their memory, strides that make elements overlap. Never trusts its input.

@@ -26,7 +26,7 @@ struct Window {
 };
 
 // Where columns of a band's rows go: byte c of row r, for c in [column, column + bytes), is byte
-// target_offset + r * target_pitch + (c - column) of the window.
+// target_offset + r * target_pitch + (c - column) of the window. The pitch of one row is 0.
 struct Way {
   uint64_t column = 0;
   uint64_t bytes = 0;
@@ -41,7 +41,7 @@ struct Band {
   uint64_t rows = 1;
   uint64_t pitch = 0;  // bytes of a row
   uint32_t first_way = 0;
-  uint32_t ways = 0;  // by rising column; ways to different windows may cover the same columns
+  uint32_t ways = 0;  // by rising column; together they cover the row, and may cover the same columns
 
   uint64_t end() const { return offset + rows * pitch; }
 };
@@ -51,7 +51,8 @@ class PlacementPlan {
   // `ranks`, completed (rules.h), are all ranks of one engine, `unused` the tensors it does not take. kBadData names
   // the rank, parameter or tensor of the first rule broken: a slice of a tensor that is not in the layout, of another
   // dtype, or outside it; an element of a parameter given twice or by nothing; an element of a wanted tensor that no
-  // rank takes; parameters that overlap in memory.
+  // rank takes; parameters that overlap in memory (unless they lie at one place and are made of the same: a tied head);
+  // a parameter that lies so scattered that its ways or copies are more than 2^20.
   static Result<std::shared_ptr<const PlacementPlan>> Compile(const ModelLayout& layout,
                                                               const std::vector<RankDescription>& ranks,
                                                               const std::vector<std::string>& unused);
@@ -67,6 +68,7 @@ class PlacementPlan {
   // The first band that ends after `offset`; bands().end() when there is none.
   std::span<const Band>::iterator BandAt(uint64_t offset) const;
 
+  // Of what the plan does: the layout, the windows and their copies.
   const PlacementDigest& digest() const { return digest_; }
 
  private:

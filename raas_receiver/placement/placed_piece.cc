@@ -1,0 +1,167 @@
+#include "raas_receiver/placement/placed_piece.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/base/text.h"
+#include "common/layout/tiling.h"
+#include "common/layout/training_model.h"
+#include "raas_receiver/placement/shared_memory.h"
+
+namespace lockstep {
+namespace {
+
+Status Bad(const std::string& problem) {
+  return {ErrorCode::kBadData, problem};
+}
+
+std::string_view NameOf(DType dtype) {
+  return FindDType(dtype)->name;
+}
+
+// `slice` as a piece; dimensions are counted, boxes are not yet within their bounds.
+Result<Piece> ToPiece(const TensorMeta& tensor, const Slice& slice, const EngineParameter& parameter) {
+  const size_t rank = parameter.shape.size();
+  if (tensor.shape.size() > rank) {
+    return Bad(Cat("tensor \"", tensor.name, "\" has ", tensor.shape.size(), " dimensions, the parameter ", rank));
+  }
+  if (slice.from.size() != tensor.shape.size() || slice.shape.size() != tensor.shape.size() ||
+      slice.at.size() != rank) {
+    return Bad(Cat("its slice of tensor \"", tensor.name, "\" does not have the dimensions of tensor and parameter"));
+  }
+  if (tensor.dtype != parameter.dtype) {
+    return Bad(Cat("the engine holds tensor \"", tensor.name, "\" as ", NameOf(parameter.dtype),
+                   " where the model has ", NameOf(tensor.dtype),
+                   ": converted or quantised; let this engine take versions from the directory"));
+  }
+  Piece piece{slice.from, slice.at, Promoted(slice.shape, rank)};
+  piece.source.insert(piece.source.begin(), rank - slice.from.size(), 0);
+  return piece;
+}
+
+// What gives elements of `parameter`: its slices, then its padding.
+struct Content {
+  std::vector<uint32_t> tensors;  // of the slices
+  Pieces pieces;
+};
+
+std::string PartText(const EngineParameter& parameter, size_t part) {
+  const size_t slices = parameter.slices.size();
+  if (part < slices) return Cat("slice ", part, " (of tensor \"", parameter.slices[part].tensor, "\")");
+  return Cat("padding ", part - slices);
+}
+
+Result<Content> ReadContent(const TensorTable& tensors, const EngineParameter& parameter) {
+  Content content;
+  content.pieces.reserve(parameter.slices.size() + parameter.padding.size());
+  content.tensors.reserve(parameter.slices.size());
+  for (size_t i = 0; i < parameter.slices.size(); ++i) {
+    LS_ASSIGN_OR_RETURN(const uint32_t tensor, tensors.Find(parameter.slices[i]));
+    const TensorMeta& meta = tensors.tensor(tensor);
+    LS_ASSIGN_OR_RETURN(Piece piece, ToPiece(meta, parameter.slices[i], parameter));
+    content.tensors.push_back(tensor);
+    content.pieces.push_back(std::move(piece));
+    const Status inside =
+        CheckBounds({content.pieces.back()}, Promoted(meta.shape, parameter.shape.size()), parameter.shape);
+    if (!inside.ok()) return inside.WithContext(PartText(parameter, i));
+  }
+  for (size_t i = 0; i < parameter.padding.size(); ++i) {
+    const Padding& padding = parameter.padding[i];
+    content.pieces.push_back({padding.at, padding.at, padding.shape});
+    const Status inside = CheckBounds({content.pieces.back()}, parameter.shape, parameter.shape);
+    if (!inside.ok()) return inside.WithContext(PartText(parameter, parameter.slices.size() + i));
+  }
+  return content;
+}
+
+// Every element is given once.
+Status CheckContent(const EngineParameter& parameter, const Pieces& pieces) {
+  const size_t rank = parameter.shape.size();
+  std::vector<BoxView> boxes;
+  boxes.reserve(pieces.size());
+  for (const Piece& piece : pieces) boxes.push_back(TargetView(piece, rank));
+  if (const auto overlap = FindOverlap(boxes, rank)) {
+    const Piece shared = Shared(boxes[overlap->first], boxes[overlap->second], rank);
+    return Bad(Cat(PartText(parameter, overlap->first), " and ", PartText(parameter, overlap->second),
+                   " both give its elements ", BoxText(shared.target, shared.size)));
+  }
+  if (const auto hole = FindHole(boxes, parameter.shape)) {
+    return Bad(Cat("no slice or padding gives ", hole->elements, " of its ", ElementCount(parameter.shape),
+                   " elements, the first at ", ShapeText(hole->first)));
+  }
+  return OkStatus();
+}
+
+// Appends the slices' pieces, those of one tensor together and in canonical form.
+void AppendPieces(Content content, const PlacedPiece& form, std::vector<PlacedPiece>& placed) {
+  std::vector<std::pair<uint32_t, size_t>> order;  // tensor and slice
+  for (size_t i = 0; i < content.tensors.size(); ++i) order.emplace_back(content.tensors[i], i);
+  std::sort(order.begin(), order.end());
+  for (size_t begin = 0; begin < order.size();) {
+    Pieces of_tensor;
+    size_t end = begin;
+    for (; end < order.size() && order[end].first == order[begin].first; ++end) {
+      of_tensor.push_back(std::move(content.pieces[order[end].second]));
+    }
+    for (Piece& piece : Normalize(std::move(of_tensor))) {
+      if (ElementCount(piece.size) == 0) continue;
+      PlacedPiece one = form;
+      one.tensor = order[begin].first;
+      one.piece = std::move(piece);
+      placed.push_back(std::move(one));
+    }
+    begin = end;
+  }
+}
+
+}  // namespace
+
+std::string PlacedPiece::Name() const {
+  return Cat("rank ", rank->rank, "'s parameter \"", parameter->name, "\"");
+}
+
+TensorTable::TensorTable(const ModelLayout& layout) : layout_(&layout), wanted_(layout.tensors().size(), true) {
+  by_name_.reserve(layout.tensors().size());
+  for (uint32_t i = 0; i < layout.tensors().size(); ++i) by_name_.emplace(layout.tensors()[i].name, i);
+}
+
+Result<TensorTable> TensorTable::Create(const ModelLayout& layout, const std::vector<std::string>& unused) {
+  TensorTable table(layout);
+  for (const std::string& name : unused) {
+    const auto found = table.by_name_.find(name);
+    if (found == table.by_name_.end()) return Bad(Cat("unused tensor \"", name, "\" is not in the model"));
+    table.wanted_[found->second] = false;
+  }
+  return table;
+}
+
+Result<uint32_t> TensorTable::Find(const Slice& slice) const {
+  const auto found = by_name_.find(slice.tensor);
+  if (found == by_name_.end()) return Bad(Cat("the model has no tensor \"", slice.tensor, "\""));
+  if (!wanted_[found->second]) return Bad(Cat("tensor \"", slice.tensor, "\" is one that the engine does not take"));
+  return found->second;
+}
+
+Status AppendPlaced(const TensorTable& tensors, const RankDescription& rank, uint32_t first_window,
+                    std::vector<PlacedPiece>& placed) {
+  static const std::vector<MemoryDescription> kNone;
+  const auto& memories = rank.halves.empty() ? kNone : rank.halves[0];
+  PlacedPiece form{.rank = &rank};
+  for (const EngineParameter& parameter : rank.parameters) {
+    form.parameter = &parameter;
+    if (const Status place = CheckPlace(parameter, memories); !place.ok()) return place.WithContext(form.Name());
+  }
+  LS_ASSIGN_OR_RETURN(const std::vector<bool> tied, FindTied(rank));
+  for (size_t i = 0; i < rank.parameters.size(); ++i) {
+    const EngineParameter& parameter = rank.parameters[i];
+    form.parameter = &parameter;
+    form.window = first_window + parameter.memory;
+    Result<Content> content = ReadContent(tensors, parameter);
+    if (!content.ok()) return content.status().WithContext(form.Name());
+    if (const Status once = CheckContent(parameter, content->pieces); !once.ok()) return once.WithContext(form.Name());
+    if (!tied[i]) AppendPieces(*std::move(content), form, placed);
+  }
+  return OkStatus();
+}
+
+}  // namespace lockstep

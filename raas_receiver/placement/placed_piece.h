@@ -1,0 +1,52 @@
+// Internal to the plan: what the parameters of all ranks are made of, checked, as pieces.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/layout/piece.h"
+#include "common/model/layout.h"
+#include "raas_receiver/placement/description.h"
+
+namespace lockstep {
+
+struct PlacedPiece {
+  uint32_t tensor = 0;  // of the layout
+  uint32_t window = 0;
+  const RankDescription* rank = nullptr;
+  const EngineParameter* parameter = nullptr;
+  Piece piece;  // HuggingFace tensor, Promoted() to the parameter's rank -> parameter
+
+  std::string Name() const;  // for messages: rank 3's parameter "model.norm.weight"
+};
+
+// The tensors of a layout by name, and whether the engine takes them.
+class TensorTable {
+ public:
+  // kBadData for an unused tensor that is not in the layout. `layout` and `unused` outlive it.
+  static Result<TensorTable> Create(const ModelLayout& layout, const std::vector<std::string>& unused);
+
+  // The tensor that `slice` is cut from; kBadData when there is none, or it is not to be taken.
+  Result<uint32_t> Find(const Slice& slice) const;
+  bool wanted(size_t tensor) const { return wanted_[tensor]; }
+  const TensorMeta& tensor(size_t tensor) const { return layout_->tensors()[tensor]; }
+
+ private:
+  explicit TensorTable(const ModelLayout& layout);
+
+  const ModelLayout* layout_;
+  std::unordered_map<std::string_view, uint32_t> by_name_;
+  std::vector<bool> wanted_;
+};
+
+// Appends what `rank`, whose memories are the windows from `first_window` on, takes: of every tensor that a parameter
+// has slices of, the canonical pieces. Parameters that lie at one place and are made of the same count once. kBadData
+// names the parameter of the first rule broken; see PlacementPlan::Compile. `rank` outlives the pieces.
+Status AppendPlaced(const TensorTable& tensors, const RankDescription& rank, uint32_t first_window,
+                    std::vector<PlacedPiece>& placed);
+
+}  // namespace lockstep
