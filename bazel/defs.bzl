@@ -40,6 +40,31 @@ def ls_cc_test(name, deps = [], copts = [], size = "small", **kwargs):
         **kwargs
     )
 
+def ls_cuda_library(name, srcs, hdrs, **kwargs):
+    """Kernels of the GPU, compiled by nvcc for every architecture that it knows. Only for builds with --config=cuda.
+
+    `srcs` include headers of their own and CUDA's; whoever uses `hdrs` finds CUDA's too."""
+    archive = "lib%s.a" % name
+    native.genrule(
+        name = name + "_nvcc",
+        srcs = srcs + hdrs,
+        outs = [archive],
+        cmd = " ".join([
+            "$(location @cuda//:nvcc) --lib -std=c++20 -O3 -arch=all-major -Werror all-warnings",
+            "-Xcompiler -fPIC,-Wall,-Wextra -I. -o $@",
+        ] + ["$(location %s)" % src for src in srcs]),
+        tags = ["manual"],
+        tools = ["@cuda//:nvcc"],
+    )
+    native.cc_library(
+        name = name,
+        srcs = [archive],
+        hdrs = hdrs,
+        tags = ["manual"],
+        deps = ["@cuda"],
+        **kwargs
+    )
+
 def ls_cc_plugin(name, deps = [], exported_symbols = None, **kwargs):
     """A shared library for somebody else's process: statically linked, only `exported_symbols` visible."""
     native.cc_binary(

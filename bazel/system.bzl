@@ -53,6 +53,12 @@ cc_library(
     includes = ["include"],
     linkopts = {linkopts},
 )
+
+exports_files({programs})
+"""
+
+_PROGRAM = """#!/bin/sh
+exec {path} "$@"
 """
 
 # Builds nothing, and says why when somebody tries: queries pass over it, and so do builds that do not need it.
@@ -69,17 +75,27 @@ cc_library(
     name = "{name}",
     hdrs = ["missing.h"],
 )
+
+[alias(
+    name = program,
+    actual = ":missing",
+) for program in {programs}]
 """
 
 def _toolkit_library_impl(ctx):
     prefix = ctx.os.environ.get(ctx.attr.prefix_variable, ctx.attr.prefix)
     if not ctx.path(prefix + "/include/" + ctx.attr.header).exists:
         hint = "%s: %s/include/%s is missing; set %s" % (ctx.name, prefix, ctx.attr.header, ctx.attr.prefix_variable)
-        ctx.file("BUILD", _MISSING_BUILD.format(name = ctx.name, hint = hint))
+        ctx.file("BUILD", _MISSING_BUILD.format(name = ctx.name, hint = hint, programs = repr(ctx.attr.programs)))
         return
     ctx.symlink(prefix + "/include", "include")
+
+    # Not links: these programs look for their parts beside themselves.
+    for program in ctx.attr.programs:
+        ctx.file(program, _PROGRAM.format(path = prefix + "/bin/" + program), executable = True)
     linkopts = ["-L" + prefix + "/lib"] + ctx.attr.linkopts
-    ctx.file("BUILD", _TOOLKIT_BUILD.format(name = ctx.name, linkopts = repr(linkopts)))
+    build = _TOOLKIT_BUILD.format(name = ctx.name, linkopts = repr(linkopts), programs = repr(ctx.attr.programs))
+    ctx.file("BUILD", build)
 
 # What a vendor installs below a prefix of its own. Only targets built with --config=cuda use these.
 toolkit_library = repository_rule(
@@ -89,6 +105,7 @@ toolkit_library = repository_rule(
         "linkopts": attr.string_list(),
         "prefix": attr.string(mandatory = True),
         "prefix_variable": attr.string(mandatory = True),
+        "programs": attr.string_list(),
     },
     environ = ["CUDA_HOME", "NCCL_HOME"],
     configure = True,

@@ -1,38 +1,20 @@
 #include "kernels/scatter.h"
 
-#include <algorithm>
 #include <cstring>
 
 namespace lockstep::kernels {
 namespace {
 
-// Offsets rise by a few cache lines at a time, too unevenly for the hardware to guess all of them.
-constexpr size_t kAhead = 32;
-
-// `move(i)` for every i, each a while after `fetch(i)`.
-template <typename Fetch, typename Move>
-inline void Pipelined(size_t count, Fetch fetch, Move move) {
-  const size_t fetched = count - std::min(count, kAhead);
-  size_t i = 0;
-  for (; i < fetched; ++i) {
-    fetch(i + kAhead);
-    move(i);
-  }
-  for (; i < count; ++i) move(i);
-}
-
+// Of a size that the compiler knows, so that a unit is one load and one store. The processor has many of these under
+// way at once, and the memory's bandwidth is the limit: fetching ahead has gained nothing.
 template <size_t kUnit>
 void Scatter(char* to, const uint32_t* offsets, const char* values, size_t count) {
-  Pipelined(
-      count, [=](size_t i) { __builtin_prefetch(to + offsets[i], 1); },
-      [=](size_t i) { std::memcpy(to + offsets[i], values + i * kUnit, kUnit); });
+  for (size_t i = 0; i < count; ++i) std::memcpy(to + offsets[i], values + i * kUnit, kUnit);
 }
 
 template <size_t kUnit>
 void Gather(const char* from, const uint32_t* offsets, char* values, size_t count) {
-  Pipelined(
-      count, [=](size_t i) { __builtin_prefetch(from + offsets[i]); },
-      [=](size_t i) { std::memcpy(values + i * kUnit, from + offsets[i], kUnit); });
+  for (size_t i = 0; i < count; ++i) std::memcpy(values + i * kUnit, from + offsets[i], kUnit);
 }
 
 }  // namespace
