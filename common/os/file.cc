@@ -87,6 +87,12 @@ Status ReadAt(int fd, uint64_t offset, std::span<std::byte> out, std::string_vie
   return OkStatus();
 }
 
+Result<UniqueFd> ReopenReadOnly(int fd, std::string_view path) {
+  UniqueFd reopened(::open(Cat("/proc/self/fd/", fd).c_str(), O_RDONLY | O_CLOEXEC));
+  if (!reopened.valid()) return ErrnoStatus(errno, Cat("open ", path, " for reading"));
+  return reopened;
+}
+
 Status WriteAll(int fd, uint64_t offset, std::span<const std::byte> bytes, std::string_view path) {
   while (!bytes.empty()) {
     const ssize_t put = ::pwrite(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));

@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "common/base/status.h"
+#include "common/os/unique_fd.h"
 
 namespace lockstep {
 
@@ -28,6 +29,10 @@ inline Status WriteFileAtomic(const std::string& path, std::string_view text, mo
 
 // Fills `out` from `offset`. kCorrupt when the file ends before. `path` is for messages only.
 Status ReadAt(int fd, uint64_t offset, std::span<std::byte> out, std::string_view path);
+
+// Another descriptor of the open file `fd`, a memfd or one that has lost its name too, that can only be read through.
+// `path` is for messages only.
+Result<UniqueFd> ReopenReadOnly(int fd, std::string_view path);
 
 // Writes all of `bytes` at `offset`. `path` is for messages only.
 Status WriteAll(int fd, uint64_t offset, std::span<const std::byte> bytes, std::string_view path);

@@ -1,7 +1,5 @@
 #include "trainer_agent/publish/rank_server.h"
 
-#include <unistd.h>
-
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
 
@@ -96,80 +94,12 @@ int64_t PeerPid(const UnixConnection& connection) {
   return peer.ok() ? peer->pid : 0;
 }
 
-Status CheckPeer(const UnixConnection& connection) {
-  LS_ASSIGN_OR_RETURN(const PeerCredentials peer, connection.Peer());
-  if (peer.uid == 0 || peer.uid == geteuid()) return OkStatus();
-  return {ErrorCode::kPermission, Cat("process ", peer.pid, " of uid ", peer.uid, " may not export to an agent of uid ",
-                                      geteuid(), "; run both as one user")};
-}
-
-}  // namespace
-
-Result<std::unique_ptr<RankServer>> RankServer::Start(const std::string& socket_path, ModelRegistry* registry) {
-  LS_ASSIGN_OR_RETURN(UnixListener listener, UnixListener::Create(socket_path));
-  return std::unique_ptr<RankServer>(new RankServer(std::move(listener), registry));
-}
-
-RankServer::RankServer(UnixListener listener, ModelRegistry* registry)
-    : listener_(std::move(listener)), registry_(registry), acceptor_([this] { AcceptLoop(); }) {}
-
-RankServer::~RankServer() {
-  listener_.Wake();
-  acceptor_.join();
-  {
-    std::lock_guard lock(mutex_);
-    for (Session& session : sessions_) session.connection.Shutdown();
-  }
-  for (Session& session : sessions_) session.thread.join();
-}
-
-void RankServer::AcceptLoop() {
-  while (true) {
-    auto connection = listener_.Accept(std::chrono::milliseconds(1000));
-    ReapFinished();
-    if (!connection.ok()) {
-      if (connection.status().code() == ErrorCode::kCancelled) return;
-      if (connection.status().code() == ErrorCode::kDeadline) continue;
-      LogError("rank_accept_failed", connection.status());
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      continue;
-    }
-    std::lock_guard lock(mutex_);
-    if (sessions_.size() >= kMaxSessions) continue;  // closes it
-    Session& session = sessions_.emplace_back(Session{.connection = *std::move(connection)});
-    session.thread = std::thread([this, &session] { Serve(session); });
-  }
-}
-
-void RankServer::ReapFinished() {
-  std::lock_guard lock(mutex_);
-  for (auto at = sessions_.begin(); at != sessions_.end();) {
-    if (at->finished) {
-      at->thread.join();
-      at = sessions_.erase(at);
-    } else {
-      ++at;
-    }
-  }
-}
-
-void RankServer::Serve(Session& session) {
-  const Status status = ServeRank(session.connection);
-  if (status.code() != ErrorCode::kUnavailable) {  // unavailable: the peer simply went
-    LogWarn("rank_connection_ended", status, {{"pid", PeerPid(session.connection)}});
-    (void)SendError(session.connection, status);
-  }
-  session.connection.Shutdown();
-  std::lock_guard lock(mutex_);
-  session.finished = true;
-}
-
-Status RankServer::ServeRank(UnixConnection& connection) {
-  LS_RETURN_IF_ERROR(CheckPeer(connection));
+Status ServeRank(UnixConnection& connection, ModelRegistry& registry) {
+  LS_RETURN_IF_ERROR(CheckPeerUser(connection, "export to an agent"));
   LS_ASSIGN_OR_RETURN(Message first, ReceiveMessage(connection, kMessageTimeout));
   LS_ASSIGN_OR_RETURN(OpenRequest request, ParseOpen(std::move(first)));
   const uint32_t rank = request.rank;
-  LS_ASSIGN_OR_RETURN(const auto publisher, registry_->Open(std::move(request)));
+  LS_ASSIGN_OR_RETURN(const auto publisher, registry.Open(std::move(request)));
   Log(LogLevel::kInfo, "rank_connected", {{"model", publisher->buffer().model()}, {"rank", rank}});
   Status status = SendOpened(connection, *publisher);
   while (status.ok()) {
@@ -177,9 +107,27 @@ Status RankServer::ServeRank(UnixConnection& connection) {
     status = message.status();
     if (status.ok()) status = HandleMessage(connection, *publisher, rank, *message);
   }
-  registry_->Close(publisher, rank);
+  registry.Close(publisher, rank);
   Log(LogLevel::kInfo, "rank_disconnected", {{"model", publisher->buffer().model()}, {"rank", rank}});
   return status.WithContext(Cat("model ", publisher->buffer().model(), ", rank ", rank));
+}
+
+void Serve(UnixConnection& connection, ModelRegistry& registry) {
+  const Status status = ServeRank(connection, registry);
+  if (status.code() == ErrorCode::kUnavailable) return;  // the peer simply went
+  LogWarn("rank_connection_ended", status, {{"pid", PeerPid(connection)}});
+  (void)SendError(connection, status);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<RankServer>> RankServer::Start(const std::string& socket_path, ModelRegistry* registry) {
+  std::unique_ptr<RankServer> server(new RankServer);
+  LS_ASSIGN_OR_RETURN(server->server_, UnixServer::Start(
+                                           {.path = socket_path, .max_connections = kMaxSessions},
+                                           [registry](UnixConnection& connection) { Serve(connection, *registry); },
+                                           [](const Status& status) { LogError("rank_accept_failed", status); }));
+  return server;
 }
 
 }  // namespace lockstep

@@ -2,13 +2,10 @@
 // rank.
 #pragma once
 
-#include <list>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <thread>
 
-#include "common/os/unix_listener.h"
+#include "common/os/unix_server.h"
 #include "trainer_agent/buffer/rank_messages.h"
 #include "trainer_agent/publish/model_registry.h"
 
@@ -19,27 +16,13 @@ class RankServer {
   // Listens at once and lets ranks in. A peer whose uid is neither ours nor root's is refused. REQUIRES the registry to
   // outlive this.
   static Result<std::unique_ptr<RankServer>> Start(const std::string& socket_path, ModelRegistry* registry);
-  // Ends every connection and joins.
-  ~RankServer();
+  // Ends every connection.
+  ~RankServer() = default;
 
  private:
-  struct Session {
-    UnixConnection connection;
-    std::thread thread;
-    bool finished = false;
-  };
+  RankServer() = default;
 
-  RankServer(UnixListener listener, ModelRegistry* registry);
-  void AcceptLoop();
-  void ReapFinished();
-  void Serve(Session& session);
-  Status ServeRank(UnixConnection& connection);
-
-  UnixListener listener_;
-  ModelRegistry* const registry_;
-  std::mutex mutex_;
-  std::list<Session> sessions_;
-  std::thread acceptor_;
+  std::unique_ptr<UnixServer> server_;
 };
 
 }  // namespace lockstep

@@ -1,0 +1,82 @@
+#include "common/os/unix_server.h"
+
+#include <unistd.h>
+
+#include "common/base/text.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::chrono::milliseconds kReapInterval{1000};
+constexpr std::chrono::milliseconds kPauseAfterFailure{100};
+
+}  // namespace
+
+Result<std::unique_ptr<UnixServer>> UnixServer::Start(Options options, Handler handler, AcceptFailed accept_failed) {
+  LS_ASSIGN_OR_RETURN(UnixListener listener, UnixListener::Create(options.path));
+  return std::unique_ptr<UnixServer>(
+      new UnixServer(std::move(listener), options.max_connections, std::move(handler), std::move(accept_failed)));
+}
+
+UnixServer::UnixServer(UnixListener listener, size_t max_connections, Handler handler, AcceptFailed accept_failed)
+    : listener_(std::move(listener)),
+      max_connections_(max_connections),
+      handler_(std::move(handler)),
+      accept_failed_(std::move(accept_failed)),
+      acceptor_([this] { AcceptLoop(); }) {}
+
+UnixServer::~UnixServer() {
+  listener_.Wake();
+  acceptor_.join();
+  {
+    std::lock_guard lock(mutex_);
+    for (Session& session : sessions_) session.connection.Shutdown();
+  }
+  for (Session& session : sessions_) session.thread.join();
+}
+
+void UnixServer::AcceptLoop() {
+  while (true) {
+    auto connection = listener_.Accept(kReapInterval);
+    ReapFinished();
+    if (!connection.ok()) {
+      if (connection.status().code() == ErrorCode::kCancelled) return;
+      if (connection.status().code() == ErrorCode::kDeadline) continue;
+      accept_failed_(connection.status());
+      std::this_thread::sleep_for(kPauseAfterFailure);
+      continue;
+    }
+    std::lock_guard lock(mutex_);
+    if (sessions_.size() >= max_connections_) continue;  // closes it
+    Session& session = sessions_.emplace_back(Session{.connection = *std::move(connection)});
+    session.thread = std::thread([this, &session] { Serve(session); });
+  }
+}
+
+void UnixServer::ReapFinished() {
+  std::lock_guard lock(mutex_);
+  for (auto at = sessions_.begin(); at != sessions_.end();) {
+    if (at->finished) {
+      at->thread.join();
+      at = sessions_.erase(at);
+    } else {
+      ++at;
+    }
+  }
+}
+
+void UnixServer::Serve(Session& session) {
+  handler_(session.connection);
+  session.connection.Shutdown();
+  std::lock_guard lock(mutex_);
+  session.finished = true;
+}
+
+Status CheckPeerUser(const UnixConnection& connection, std::string_view what) {
+  LS_ASSIGN_OR_RETURN(const PeerCredentials peer, connection.Peer());
+  if (peer.uid == 0 || peer.uid == ::geteuid()) return OkStatus();
+  return {ErrorCode::kPermission, Cat("process ", peer.pid, " of uid ", peer.uid, " may not ", what, " of uid ",
+                                      ::geteuid(), "; run both as one user")};
+}
+
+}  // namespace lockstep

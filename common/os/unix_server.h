@@ -1,0 +1,56 @@
+// Connections to a socket path, each answered on a thread of its own.
+#pragma once
+
+#include <functional>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "common/base/status.h"
+#include "common/os/unix_listener.h"
+
+namespace lockstep {
+
+class UnixServer {
+ public:
+  struct Options {
+    std::string path;
+    size_t max_connections = 256;  // more are closed at once
+  };
+  // Has the connection as long as it runs; what it blocks in ends with kUnavailable when the server goes.
+  using Handler = std::function<void(UnixConnection& connection)>;
+  using AcceptFailed = std::function<void(const Status& status)>;  // accepting goes on after a pause
+
+  // Listens at once; errors as UnixListener::Create.
+  static Result<std::unique_ptr<UnixServer>> Start(Options options, Handler handler, AcceptFailed accept_failed);
+  // Ends every connection, and waits for their handlers.
+  ~UnixServer();
+
+ private:
+  struct Session {
+    UnixConnection connection;
+    std::thread thread;
+    bool finished = false;
+  };
+
+  UnixServer(UnixListener listener, size_t max_connections, Handler handler, AcceptFailed accept_failed);
+  void AcceptLoop();
+  void ReapFinished();
+  void Serve(Session& session);
+
+  UnixListener listener_;
+  const size_t max_connections_;
+  const Handler handler_;
+  const AcceptFailed accept_failed_;
+  std::mutex mutex_;  // guards sessions_ and their `finished`
+  std::list<Session> sessions_;
+  std::thread acceptor_;
+};
+
+// OK when the peer runs as our own user or as root. kPermission names it otherwise, and says what it may not do, as in
+// "export to an agent".
+Status CheckPeerUser(const UnixConnection& connection, std::string_view what);
+
+}  // namespace lockstep
