@@ -1,32 +1,9 @@
 #include "common/wire/frame.h"
 
-#include <cstddef>
-
-#include "common/base/hash.h"
-#include "common/base/text.h"
+#include "common/wire/envelope.h"
 
 namespace lockstep {
 namespace {
-
-template <typename T>
-uint64_t CheckOf(const T& message) {
-  static_assert(offsetof(T, check) + sizeof(uint64_t) == sizeof(T));
-  return Hash64(&message, offsetof(T, check));
-}
-
-Status Foreign(const char* what, const std::string& problem) {
-  return {ErrorCode::kProtocol, Cat(what, ": ", problem)};
-}
-
-// What all four messages share: their magic, their size and their check.
-template <typename T>
-Status CheckEnvelope(const char* what, const T& message, uint32_t magic) {
-  if (message.magic != magic) return Foreign(what, "it does not start with our magic; the peer speaks something else");
-  if (message.bytes != sizeof(T))
-    return Foreign(what, Cat("it says it has ", message.bytes, " bytes, not ", sizeof(T)));
-  if (CheckOf(message) != message.check) return {ErrorCode::kCorrupt, Cat(what, ": it fails its check")};
-  return OkStatus();
-}
 
 Status CheckFormat(const char* what, uint16_t format) {
   if (format == kWireFormat) return OkStatus();
@@ -52,10 +29,6 @@ Status CheckBlockFrame(const FrameHeader& frame, uint32_t block_bytes, uint32_t 
 
 }  // namespace
 
-template <typename T>
-void Seal(T& message) {
-  message.check = CheckOf(message);
-}
 template void Seal(LaneHello&);
 template void Seal(LaneWelcome&);
 template void Seal(BlockRequest&);

@@ -87,7 +87,7 @@ struct FrameHeader {  // 72 bytes, agent -> receiver, followed by payload_bytes 
 };
 static_assert(sizeof(FrameHeader) == 72);
 
-// Sets `check` of any of the four structs.
+// Sets `check` of any of the four structs, and of those of local.h.
 template <typename T>
 void Seal(T& message);
 

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include "common/base/hash.h"
+#include "common/wire/local.h"
 
 namespace lockstep {
 namespace {
@@ -44,6 +45,10 @@ TEST_CASE("Sealed messages pass and every flipped bit is refused") {
   EveryFlipIsRefused(Sealed(GoodRequest()), [](const BlockRequest& request) { return CheckRequest(request, kBlocks); });
   EveryFlipIsRefused(Sealed(GoodFrame()),
                      [](const FrameHeader& frame) { return CheckFrame(frame, kBlockBytes, kBlocks); });
+  EveryFlipIsRefused(Sealed(LocalRequest{.kind = static_cast<uint8_t>(LocalKind::kHalf), .version = 4}),
+                     CheckLocalRequest);
+  EveryFlipIsRefused(Sealed(LocalAnswer{.version = 4, .data_bytes = 99, .tail_bytes = 80}),
+                     [](const LocalAnswer& answer) { return CheckLocalAnswer(answer, kBlocks); });
 }
 
 TEST_CASE("Well-sealed nonsense is refused too") {
@@ -73,6 +78,16 @@ TEST_CASE("Well-sealed nonsense is refused too") {
   CHECK(request_refused([](BlockRequest& r) { r.first_block = ~0u; }));
   CHECK(request_refused([](BlockRequest& r) { r.kind = 7; }));
   CHECK(request_refused([](BlockRequest& r) { r.payload_id = 5; }));
+  const auto ask_refused = [](LocalRequest request) { return !CheckLocalRequest(Sealed(request)).ok(); };
+  CHECK(ask_refused({.kind = 9}));
+  CHECK(ask_refused({.kind = static_cast<uint8_t>(LocalKind::kHalf), .payload_id = 5}));
+  CHECK(ask_refused({.kind = static_cast<uint8_t>(LocalKind::kPayload)}));
+  CHECK(ask_refused({.kind = static_cast<uint8_t>(LocalKind::kAlive), .version = 1}));
+  const auto answer_refused = [](LocalAnswer answer) { return !CheckLocalAnswer(Sealed(answer), kBlocks).ok(); };
+  CHECK(answer_refused({.code = 200}));
+  CHECK(answer_refused({.tail_bytes = kBlocks * 8 + 1}));
+  CHECK(answer_refused({.code = 1, .tail_bytes = kMaxErrorText + 1}));
+  CHECK_FALSE(answer_refused({.code = 1, .tail_bytes = kMaxErrorText}));
   LaneHello newer;
   newer.format = kWireFormat + 1;
   CHECK(CheckHello(Sealed(newer)).message().find("matching releases") != std::string::npos);

@@ -6,7 +6,7 @@
 #include "common/base/hash.h"
 #include "common/model/manifest.h"
 #include "common/payload/payload.h"
-#include "common/wire/frame.h"
+#include "common/wire/local.h"
 #include "raas_receiver/replica/state_file.h"
 #include "trainer_agent/buffer/control_segment.h"
 #include "trainer_agent/buffer/rank_messages.h"
@@ -117,6 +117,10 @@ TEST_CASE("The lane examples are what the code writes") {
                                                       .payload_bytes = static_cast<uint32_t>(story.delta.data.size()),
                                                       .changes = 1,
                                                       .payload_id = 5}));
+  CHECK(Example(kWire, "local-request") ==
+        Sealed(LocalRequest{.kind = static_cast<uint8_t>(LocalKind::kPayload), .payload_id = 5}));
+  CHECK(Example(kWire, "local-answer") ==
+        Sealed(LocalAnswer{.version = 2, .offset = 128, .data_bytes = 20, .tail_bytes = 8}));
 }
 
 TEST_CASE("The replica state example is what the code writes") {
