@@ -50,10 +50,14 @@ Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
   agent->registry_->Recover();
   LS_ASSIGN_OR_RETURN(
       agent->lanes_, LaneServer::Start({.address = options.lane_address, .threads = Threads(options)}, &agent->pulls_));
+  if (!options.local_socket.empty()) {
+    LS_ASSIGN_OR_RETURN(agent->local_, LocalServer::Start({.path = options.local_socket}, &agent->pulls_));
+  }
   const std::string lane_address =
       options.lane_advertise.empty() ? Cat(":", agent->lanes_->port()) : options.lane_advertise;
   agent->service_ = std::make_unique<AgentService>(
-      &agent->catalog_, &agent->pulls_, [agent = agent.get()] { return agent->Facts(); }, Build(), lane_address);
+      &agent->catalog_, &agent->pulls_, [agent = agent.get()] { return agent->Facts(); }, Build(), lane_address,
+      options.local_socket);
   LS_ASSIGN_OR_RETURN(agent->rpc_, RpcServer::Create({.address = options.listen_address.ToString(),
                                                       .services = {agent->service_.get()},
                                                       .health_services = {kLiveness, kReadiness}}));

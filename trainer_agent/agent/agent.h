@@ -9,6 +9,7 @@
 #include "trainer_agent/publish/rank_server.h"
 #include "trainer_agent/serve/agent_service.h"
 #include "trainer_agent/serve/lane_server.h"
+#include "trainer_agent/serve/local_server.h"
 
 namespace lockstep {
 
@@ -38,6 +39,7 @@ class Agent {
   PullTable pulls_;
   std::unique_ptr<AgentService> service_;
   std::unique_ptr<LaneServer> lanes_;
+  std::unique_ptr<LocalServer> local_;  // null: --local-socket none
   std::unique_ptr<RpcServer> rpc_;
   std::unique_ptr<RankServer> ranks_;
 };

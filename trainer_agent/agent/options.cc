@@ -1,5 +1,7 @@
 #include "trainer_agent/agent/options.h"
 
+#include <filesystem>
+
 #include "common/base/text.h"
 #include "common/model/layout.h"
 #include "common/payload/payload.h"
@@ -15,7 +17,17 @@ Status CheckRange(const char* name, uint64_t value, uint64_t low, uint64_t high)
   return {ErrorCode::kConfig, Cat("--", name, "=", value, ": give a number from ", low, " to ", high)};
 }
 
+Status CheckLocalSocket(AgentOptions& options) {
+  std::string& path = options.local_socket;
+  if (path == "none") path.clear();
+  // Receivers have another working directory.
+  if (path == "auto") path = std::filesystem::absolute(options.socket).parent_path() / "pull.sock";
+  if (path.empty() || path.starts_with('/')) return OkStatus();
+  return {ErrorCode::kConfig, Cat("--local-socket=", path, ": give an absolute path, auto or none")};
+}
+
 Status Check(AgentOptions& options) {
+  LS_RETURN_IF_ERROR(CheckLocalSocket(options));
   LS_ASSIGN_OR_RETURN(options.listen_address,
                       CheckListenAddress("--listen", options.listen, options.allow_insecure_network));
   LS_ASSIGN_OR_RETURN(options.lane_address,
@@ -46,6 +58,8 @@ Result<ParseOutcome> ParseAgentOptions(int argc, const char* const* argv, AgentO
        .version = Cat("trainer_agent ", kProjectVersion, " (", BuildRevision(), ") wire ", kWireFormat, " payload ",
                       kPayloadFormat, " segment ", kSegmentFormat, " proto v1")});
   parser.Add("socket", &options->socket, "unix socket for the trainer's ranks");
+  parser.Add("local-socket", &options->local_socket,
+             "unix socket where receivers on this host take bytes from memory; auto: pull.sock beside --socket; none");
   parser.Add("listen", &options->listen, "gRPC address, HOST:PORT");
   parser.Add("lane-listen", &options->lane_listen, "address of the data lanes, HOST:PORT");
   parser.Add("lane-advertise", &options->lane_advertise,

@@ -12,6 +12,7 @@ namespace lockstep {
 
 struct AgentOptions {
   std::string socket = "/run/trainer-agent/export.sock";
+  std::string local_socket = "auto";
   std::string listen = "127.0.0.1:7700";
   std::string lane_listen = "127.0.0.1:7701";
   std::string lane_advertise;

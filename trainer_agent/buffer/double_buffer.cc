@@ -4,6 +4,7 @@
 
 #include "common/base/text.h"
 #include "common/model/safetensors.h"
+#include "common/os/file.h"
 
 namespace lockstep {
 namespace {
@@ -125,15 +126,25 @@ void DoubleBuffer::ReleaseRead(size_t half) {
   if (--readers_[half] == 0) readers_gone_.notify_all();
 }
 
+Status DoubleBuffer::Gone(Version version) const {
+  return {ErrorCode::kState, Cat("model ", model_, ": version ", version, " is no longer in memory")};
+}
+
 Status DoubleBuffer::ReadBlock(Version version, BlockIndex block, std::span<std::byte> out) {
   const std::optional<size_t> half = AcquireRead(version);
-  if (!half) {
-    return {ErrorCode::kState, Cat("model ", model_, ": version ", version, " is no longer in memory")};
-  }
+  if (!half) return Gone(version);
   const ByteRange range = layout()->block_range(block);
   std::memcpy(out.data(), data(*half) + range.offset, range.bytes);
   ReleaseRead(*half);
   return OkStatus();
+}
+
+Result<UniqueFd> DoubleBuffer::OpenHalf(Version version) {
+  const std::optional<size_t> half = AcquireRead(version);
+  if (!half) return Gone(version);
+  Result<UniqueFd> opened = ReopenReadOnly(halves_[*half].fd(), Cat("half ", *half, " of model ", model_));
+  ReleaseRead(*half);
+  return opened;
 }
 
 }  // namespace lockstep

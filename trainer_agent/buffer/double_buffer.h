@@ -64,11 +64,15 @@ class DoubleBuffer {
 
   // Copies a block's bytes at exactly `version` into `out`. kState when no half holds that version any more.
   Status ReadBlock(Version version, BlockIndex block, std::span<std::byte> out);
+  // A descriptor that reads the half which holds exactly `version`, with its image from the start. It holds nothing up:
+  // the half may be written into as soon as this returns. kState as above.
+  Result<UniqueFd> OpenHalf(Version version);
 
  private:
   DoubleBuffer(ControlSegment control, std::array<MappedSegment, kHalves> halves);
   std::optional<size_t> AcquireRead(Version version);
   void ReleaseRead(size_t half);
+  Status Gone(Version version) const;
 
   const std::string model_;
   mutable std::mutex mutex_;

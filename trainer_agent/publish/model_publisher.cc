@@ -15,6 +15,10 @@ class BufferReader : public BlockReader {
   Status ReadBlock(Version version, BlockIndex block, std::span<std::byte> out) override {
     return buffer_->ReadBlock(version, block, out);
   }
+  Result<VersionFile> OpenFile(Version version) override {
+    LS_ASSIGN_OR_RETURN(UniqueFd file, buffer_->OpenHalf(version));
+    return VersionFile{std::move(file), buffer_->data_offset()};
+  }
 
  private:
   const std::shared_ptr<DoubleBuffer> buffer_;

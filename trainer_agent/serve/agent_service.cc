@@ -100,12 +100,13 @@ void ToProto(const ReceiverReport& report, v1::ReceiverState* out) {
 
 AgentService::AgentService(VersionCatalog* catalog, PullTable* pulls,
                            std::function<std::vector<PublishFacts>()> publish_facts, v1::BuildInfo build,
-                           std::string lane_address)
+                           std::string lane_address, std::string local_socket)
     : catalog_(catalog),
       pulls_(pulls),
       publish_facts_(std::move(publish_facts)),
       build_(std::move(build)),
-      lane_address_(std::move(lane_address)) {}
+      lane_address_(std::move(lane_address)),
+      local_socket_(std::move(local_socket)) {}
 
 Result<std::shared_ptr<ServedRun>> AgentService::FindRun(const std::string& model) const {
   auto run = catalog_->Find(model);
@@ -186,6 +187,10 @@ grpc::Status AgentService::OpenPull(grpc::ServerContext*, const v1::OpenPullRequ
   const auto planned = pulls_->Open(*wish);
   if (!planned.ok()) return ToGrpc(planned.status());
   ToProto(*planned, lane_address_, plan);
+  if (!local_socket_.empty()) {
+    plan->set_local_socket(local_socket_);
+    plan->set_local_ticket(ToBytes(planned->local_ticket));
+  }
   return grpc::Status::OK;
 }
 

@@ -26,9 +26,9 @@ struct PublishFacts {
 // Thread-safe.
 class AgentService final : public v1::TrainerAgent::Service {
  public:
-  // `lane_address` is what plans name. REQUIRES catalog and pulls to outlive this.
+  // `lane_address` and `local_socket` (empty: none) are what plans name. REQUIRES catalog and pulls to outlive this.
   AgentService(VersionCatalog* catalog, PullTable* pulls, std::function<std::vector<PublishFacts>()> publish_facts,
-               v1::BuildInfo build, std::string lane_address);
+               v1::BuildInfo build, std::string lane_address, std::string local_socket);
 
   // From now on streams end and status says so.
   void StartDraining() { draining_ = true; }
@@ -53,6 +53,7 @@ class AgentService final : public v1::TrainerAgent::Service {
   const std::function<std::vector<PublishFacts>()> publish_facts_;
   const v1::BuildInfo build_;
   const std::string lane_address_;
+  const std::string local_socket_;
   std::atomic<bool> draining_{false};
 };
 

@@ -131,6 +131,7 @@ Result<Plan> PullTable::Open(const PullWish& wish) {
   LS_ASSIGN_OR_RETURN(const auto pull, Insert(wish, run, plan.target.version));
   plan.pull_id = pull->id;
   plan.tickets = IssueTickets(*pull, wish.lanes);
+  plan.local_ticket = IssueTickets(*pull, 1)[0];
   if (route.steps.empty()) {
     plan.mode = PlanMode::kFull;
     plan.base = {};

@@ -51,6 +51,7 @@ struct Plan {
   std::vector<PlannedStep> steps;
   uint64_t payload_bytes = 0;
   std::vector<Ticket> tickets;
+  Ticket local_ticket;  // for a connection on this host (local_server.h)
 };
 
 // What one receiver last told about one model.

@@ -1,92 +1,15 @@
-// Pulls and lanes over real TCP, on a run whose blocks are made up: block b of version v is filled with byte v + b.
+// Pulls, and lanes over real TCP.
 #include <catch2/catch.hpp>
 #include <thread>
 
-#include "common/base/hash.h"
 #include "common/wire/frame.h"
 #include "trainer_agent/serve/lane_server.h"
-#include "trainer_agent/serve/pull_table.h"
+#include "trainer_agent/serve/serve_fixture.h"
 
 namespace lockstep {
 namespace {
 
 using asio::ip::tcp;
-
-constexpr uint32_t kBlocks = 40;
-constexpr uint32_t kBlock = 4096;
-
-std::shared_ptr<const ModelLayout> Layout() {
-  return *ModelLayout::Create({{"w", DType::kBF16, {kBlocks * kBlock / 2}, 0}}, kBlock);
-}
-
-Bytes BlockOf(Version version, BlockIndex block) {
-  return Bytes(kBlock, static_cast<std::byte>(version + block));
-}
-
-struct MadeUpBlocks : BlockReader {
-  std::atomic<Version> oldest{1};
-  Status ReadBlock(Version version, BlockIndex block, std::span<std::byte> out) override {
-    if (version < oldest) return {ErrorCode::kState, "gone"};
-    const Bytes bytes = BlockOf(version, block);
-    std::copy(bytes.begin(), bytes.end(), out.begin());
-    return OkStatus();
-  }
-};
-
-WorkerPool pool(2);
-
-struct Served {
-  std::shared_ptr<const ModelLayout> layout = Layout();
-  std::shared_ptr<MadeUpBlocks> blocks = std::make_shared<MadeUpBlocks>();
-  std::shared_ptr<ServedRun> run =
-      std::make_shared<ServedRun>("actor", RandomId<RunId>(), layout, blocks, StoreOptions{.fold_pool = &pool});
-  VersionCatalog catalog;
-  PullTable pulls{&catalog, {.max_pulls = 3, .max_lanes = 3}};
-
-  Served() {
-    catalog.Open(run);
-    Publish(1);
-  }
-
-  ManifestDigest Digest(Version version) const { return ManifestOf(version)->digest; }
-  std::shared_ptr<Manifest> ManifestOf(Version version) const {
-    auto manifest = std::make_shared<Manifest>();
-    manifest->held = {run->run(), version};
-    for (BlockIndex block = 0; block < kBlocks; ++block)
-      manifest->block_hashes.push_back(BlockHash(BlockOf(version, block)));
-    manifest->digest = ComputeManifestDigest(layout->digest(), manifest->block_hashes);
-    return manifest;
-  }
-  void Publish(Version version) {
-    if (version > 1) {
-      std::vector<DeltaBlock> delta;
-      for (BlockIndex block = 0; block < kBlocks; block += 2) {
-        Changes changes{.positions = {block}, .steps = {version}};
-        DeltaBlock& out = delta.emplace_back(DeltaBlock{
-            .block = block, .codec = Codec::kSparse, .changes = 1, .target_hash = BlockHash(BlockOf(version, block))});
-        EncodeSparse(changes, 2, out.data);
-        out.data_hash = Hash64(out.data);
-      }
-      REQUIRE(run->deltas()
-                  .Add({.run = run->run(),
-                        .base = version - 1,
-                        .target = version,
-                        .base_digest = Digest(version - 1),
-                        .target_digest = Digest(version)},
-                       delta)
-                  .ok());
-    }
-    catalog.Publish(run, {ManifestOf(version), static_cast<int64_t>(version)});
-  }
-  PullWish Wish(Version held = 0) const {
-    PullWish wish{.model = "actor", .receiver = "r", .layout = layout->digest(), .lanes = 2};
-    if (held != 0) {
-      wish.held = {run->run(), held};
-      wish.held_digest = Digest(held);
-    }
-    return wish;
-  }
-};
 
 TEST_CASE("What a receiver holds decides what it gets") {
   Served served;

@@ -1,6 +1,7 @@
 #include "trainer_agent/store/delta_store.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -229,6 +230,18 @@ DeltaStore::Hold::~Hold() {
   std::lock_guard lock(store_->mutex_);
   store_->holds_.erase(at_);
   store_->EvictLocked();
+}
+
+Result<UniqueFd> DeltaStore::OpenFile(const Payload& payload) const {
+  const PayloadHeader& header = payload.header();
+  const std::string path = PathOf(header.base, header.target);
+  const bool stored = !options_.directory.empty() && header.steps_folded == 1;
+  UniqueFd file(stored ? open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW) : -1);
+  struct stat info {};
+  const bool whole = file.valid() && fstat(file.get(), &info) == 0 && S_ISREG(info.st_mode) &&
+                     static_cast<uint64_t>(info.st_size) == payload.total_bytes();
+  if (whole) return file;
+  return Status(ErrorCode::kState, Cat("the delta from version ", header.base, " to ", header.target, " has no file"));
 }
 
 std::vector<std::shared_ptr<const Payload>> DeltaStore::Retained() const {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/model/manifest.h"
+#include "common/os/unique_fd.h"
 #include "common/payload/payload.h"
 
 namespace lockstep {
@@ -72,6 +73,10 @@ class DeltaStore {
     const std::multiset<Version>::iterator at_;
   };
   std::unique_ptr<Hold> HoldFrom(Version version) { return std::make_unique<Hold>(this, version); }
+
+  // The file of a delta, for reading; it never changes, and outlives its name. kState when there is none (any more):
+  // folded ones, and what is kept on the heap, have no file.
+  Result<UniqueFd> OpenFile(const Payload& payload) const;
 
   // Chain first, then folds.
   std::vector<std::shared_ptr<const Payload>> Retained() const;

@@ -120,6 +120,30 @@ TEST_CASE("A restarted agent finds the chain that ends at its newest version, an
   CHECK(other.Retained().empty());
 }
 
+TEST_CASE("A delta's file is opened for reading and outlives its name; folds and deltas on the heap have none") {
+  const Chain chain;
+  const TempDir dir;
+  DeltaStore store(chain.layout, {.directory = dir.path, .fold_pool = &pool});
+  for (Version version = 1; version <= 2; ++version) REQUIRE(chain.Add(store, version).ok());
+  const auto payload = store.RouteFrom(2, kFull).steps.at(0);
+  const auto file = store.OpenFile(*payload);
+  REQUIRE(file.ok());
+  store.Discard();
+  Bytes bytes(payload->total_bytes());
+  REQUIRE(ReadAt(file->get(), 0, bytes, "delta").ok());
+  CHECK(std::equal(bytes.begin(), bytes.end(), payload->bytes().begin(), payload->bytes().end()));
+  CHECK_FALSE(WriteAll(file->get(), 0, bytes, "delta").ok());
+  CHECK(store.OpenFile(*payload).status().code() == ErrorCode::kState);
+
+  for (Version version = 1; version <= 2; ++version) REQUIRE(chain.Add(store, version).ok());
+  const DeltaRoute fold = store.RouteFrom(1, kFull);
+  REQUIRE(fold.folded);
+  CHECK(store.OpenFile(*fold.steps.at(0)).status().code() == ErrorCode::kState);
+  DeltaStore heap(chain.layout, {.fold_pool = &pool});
+  REQUIRE(chain.Add(heap, 1).ok());
+  CHECK(heap.OpenFile(*heap.RouteFrom(1, kFull).steps.at(0)).status().code() == ErrorCode::kState);
+}
+
 TEST_CASE("A version that does not follow the last one starts a new chain") {
   const Chain chain;
   DeltaStore store(chain.layout, {.fold_pool = &pool});
@@ -134,6 +158,10 @@ struct FakeBlocks : BlockReader {
     if (version != in_memory) return {ErrorCode::kState, "gone"};
     out[0] = static_cast<std::byte>(version);
     return OkStatus();
+  }
+  Result<VersionFile> OpenFile(Version version) override {
+    if (version != in_memory) return Status(ErrorCode::kState, "gone");
+    return VersionFile{{}, 100 + version};
   }
 };
 
@@ -155,6 +183,25 @@ TEST_CASE("A block comes from the wanted version, or from the newest when that i
   CHECK((*run->ReadBlock(1, false, 0, out)).hash == 2);
   CHECK(run->ReadBlock(1, true, 0, out).status().code() == ErrorCode::kState);
   CHECK((*run->ReadBlock(2, true, 0, out)).version == 2);
+}
+
+TEST_CASE("The memory of a version comes with the manifest that says what is in it") {
+  const Chain chain;
+  auto blocks = std::make_shared<FakeBlocks>();
+  auto run = std::make_shared<ServedRun>("m", chain.run, chain.layout, blocks, StoreOptions{});
+  CHECK(run->OpenHalf(0).status().code() == ErrorCode::kState);
+  VersionCatalog catalog;
+  catalog.Open(run);
+  for (const Version version : {1, 2}) {
+    catalog.Publish(run, {std::make_shared<Manifest>(Manifest{{chain.run, version}, {}, {}}), 0});
+  }
+  blocks->in_memory = 2;
+  CHECK(run->OpenHalf(0)->manifest->held.version == 2);
+  CHECK(run->OpenHalf(2)->memory.data_offset == 102);
+  CHECK(run->OpenHalf(1).status().code() == ErrorCode::kState);
+  CHECK(run->OpenHalf(7).status().code() == ErrorCode::kState);
+  run->End();
+  CHECK(run->OpenHalf(2).status().code() == ErrorCode::kState);
 }
 
 TEST_CASE("Waiting for news ends with an open run, a version, the timeout, giving up, or closing") {

@@ -48,6 +48,21 @@ Result<ServedRun::BlockInfo> ServedRun::ReadBlock(Version wanted, bool exact, Bl
   return status;
 }
 
+Result<ServedRun::Half> ServedRun::OpenHalf(Version wanted) const {
+  std::shared_ptr<const Manifest> manifest;
+  if (wanted != 0) {
+    manifest = FindManifest(wanted);
+  } else if (const auto newest = Newest()) {
+    manifest = newest->manifest;
+  }
+  const std::shared_ptr<BlockReader> blocks = Blocks();
+  if (manifest == nullptr || blocks == nullptr) {
+    return Status(ErrorCode::kState, Cat("model ", model_, ": version ", wanted, " is no longer in memory"));
+  }
+  LS_ASSIGN_OR_RETURN(VersionFile memory, blocks->OpenFile(manifest->held.version));
+  return Half{std::move(memory), std::move(manifest)};
+}
+
 std::shared_ptr<BlockReader> ServedRun::Blocks() const {
   std::lock_guard lock(mutex_);
   return blocks_;

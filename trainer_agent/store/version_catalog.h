@@ -15,9 +15,16 @@
 #include <string>
 
 #include "common/model/manifest.h"
+#include "common/os/unique_fd.h"
 #include "trainer_agent/store/delta_store.h"
 
 namespace lockstep {
+
+// A version's blocks as a file: readable through `file`, and nobody's promise that they stay.
+struct VersionFile {
+  UniqueFd file;
+  uint64_t data_offset = 0;  // of the first block
+};
 
 // Reads whole blocks of versions in memory. Implemented over the double buffer.
 class BlockReader {
@@ -25,6 +32,9 @@ class BlockReader {
   virtual ~BlockReader() = default;
   // kState when `version` is no longer in memory. Never blocks for longer than a block's copy.
   virtual Status ReadBlock(Version version, BlockIndex block, std::span<std::byte> out) = 0;
+  // The memory that holds `version` now. Holds nothing up: it may be written into as soon as this returns. kState as
+  // above.
+  virtual Result<VersionFile> OpenFile(Version version) = 0;
 };
 
 struct ServedVersion {
@@ -55,6 +65,14 @@ class ServedRun {
     uint64_t hash = 0;
   };
   Result<BlockInfo> ReadBlock(Version wanted, bool exact, BlockIndex block, std::span<std::byte> out);
+
+  // The memory of `wanted`, or of the newest version when that is 0, and what its blocks are as long as nobody writes
+  // there. kState when it is gone.
+  struct Half {
+    VersionFile memory;
+    std::shared_ptr<const Manifest> manifest;
+  };
+  Result<Half> OpenHalf(Version wanted) const;
 
   // The run is over: lets go of its memory, whoever still holds this object. Reads fail with kState from now on.
   void End();

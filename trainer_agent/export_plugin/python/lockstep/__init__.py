@@ -12,9 +12,18 @@ A trainer that is sharded, on every rank (Megatron-core, FSDP2, tensors of both 
     exporter = lockstep.Exporter.from_megatron(model_chunks, hf_config, socket=socket, model="actor")
     exporter.publish(step)
 
+An inference engine has ``lockstep.Replica``, ``Follower``, ``describe`` and ``wait_for`` (``lockstep.engine``).
+
 Everything raised because of Lockstep is a ``lockstep.Error``; its ``code`` is the library's number and its text the
 library's sentence.
 """
+
+import importlib
+import pkgutil
+from typing import Any
+
+# The engine's side has a source tree of its own, raas_receiver/engine_plugin/python.
+__path__ = pkgutil.extend_path(__path__, __name__)
 
 from lockstep._adapter import adapter
 from lockstep._config import ExportConfig
@@ -70,3 +79,12 @@ __all__ = [
     "named_tensors",
     "tensors_meta",
 ]
+
+# Of lockstep.engine, which imports PyTorch: a trainer without it must not.
+_ENGINE = frozenset({"Follower", "Replica", "describe", "wait_for"})
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ENGINE:
+        return getattr(importlib.import_module("lockstep.engine"), name)
+    raise AttributeError(f"module 'lockstep' has no attribute {name!r}")

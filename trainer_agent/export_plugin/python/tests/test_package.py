@@ -44,3 +44,7 @@ def test_the_wheel_carries_its_library_and_needs_nothing_else(tmp_path):
     program = f"import sys; sys.path.append({str(target)!r}); import lockstep; print(lockstep.library_version())"
     result = subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True, capture_output=True, text=True)
     assert result.stdout.strip() == lockstep.__version__
+    assert (target / "lockstep/engine/_follower.py").exists()
+    entry_points = next(target.glob("lockstep-*.dist-info/entry_points.txt")).read_text()
+    for group in ("vllm.general_plugins", "sglang.srt.plugins"):
+        assert f"[{group}]\nlockstep = lockstep.engine." in entry_points

@@ -1,0 +1,38 @@
+// LocalServer: the local path of pulls (common/wire/FORMAT.md), for receivers of this host.
+//
+// It hands out descriptors and no bytes: of the half that holds a version, and of the files of deltas. A connection
+// costs a thread and, while it lasts, keeps its pull from expiring only as far as the receiver asks for something; it
+// never holds the trainer up.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "common/os/unix_server.h"
+#include "trainer_agent/serve/pull_table.h"
+
+namespace lockstep {
+
+struct LocalServerOptions {
+  std::string path;
+  std::chrono::milliseconds hello_timeout{10'000};
+  std::chrono::milliseconds idle_timeout{120'000};  // between requests
+  std::chrono::milliseconds send_timeout{30'000};   // for one answer
+};
+
+class LocalServer {
+ public:
+  // Listens and serves at once. A peer whose uid is neither ours nor root's is refused. kUnavailable, naming the path,
+  // when it is in use. REQUIRES the table to outlive this.
+  static Result<std::unique_ptr<LocalServer>> Start(const LocalServerOptions& options, PullTable* pulls);
+  // Ends every connection; descriptors already handed out stay good.
+  ~LocalServer() = default;
+
+ private:
+  LocalServer() = default;
+
+  std::unique_ptr<UnixServer> server_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,178 @@
+#include "trainer_agent/serve/local_server.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/wire/local.h"
+#include "trainer_agent/serve/serve_fixture.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+constexpr milliseconds kSoon{5'000};
+
+// A served run with a local socket.
+struct Host : Served {
+  TempDir dir;
+  LocalServerOptions options{.path = dir.File("pull.sock"), .hello_timeout = milliseconds(200)};
+  std::unique_ptr<LocalServer> server = *LocalServer::Start(options, &pulls);
+};
+
+// The receiver's end, in blocking calls.
+class Client {
+ public:
+  explicit Client(const Host& host) : connection_(*UnixConnect(host.options.path, kSoon)) {}
+
+  template <typename T>
+  void Send(T message) {
+    Seal(message);
+    REQUIRE(connection_.Send(AsBytes(message), {}, kSoon).ok());
+  }
+  ErrorCode Enter(uint64_t pull_id, const Ticket& ticket) {
+    Send(LaneHello{.pull_id = pull_id, .ticket = ticket});
+    LaneWelcome welcome;
+    REQUIRE(Receive(std::as_writable_bytes(std::span(&welcome, 1))).ok());
+    REQUIRE(CheckWelcome(welcome).ok());
+    return static_cast<ErrorCode>(welcome.code);
+  }
+  LocalAnswer Ask(LocalKind kind, Version version = 0, uint64_t payload_id = 0) {
+    Send(LocalRequest{.kind = static_cast<uint8_t>(kind), .version = version, .payload_id = payload_id});
+    files.clear();
+    LocalAnswer answer;
+    REQUIRE(Receive(std::as_writable_bytes(std::span(&answer, 1)), &files).ok());
+    REQUIRE(CheckLocalAnswer(answer, kBlocks).ok());
+    tail.resize(answer.tail_bytes);
+    REQUIRE(Receive(tail).ok());
+    return answer;
+  }
+  Status Receive(std::span<std::byte> bytes, std::vector<UniqueFd>* with = nullptr) {
+    return connection_.Receive(bytes, with, kSoon);
+  }
+  bool Closed() {
+    std::byte byte;
+    return Receive({&byte, 1}).code() == ErrorCode::kUnavailable;
+  }
+  UnixConnection& connection() { return connection_; }
+
+  std::vector<UniqueFd> files;  // of the last answer
+  Bytes tail;
+
+ private:
+  UnixConnection connection_;
+};
+
+TEST_CASE("The memory of the newest version is handed out read-only, with the hash of every block") {
+  Host host;
+  const auto plan = host.pulls.Open(host.Wish());
+  Client client(host);
+  REQUIRE(client.Enter(plan->pull_id, plan->local_ticket) == ErrorCode::kOk);
+  host.Publish(2);
+  const LocalAnswer answer = client.Ask(LocalKind::kHalf);
+  CHECK(answer.code == 0);
+  CHECK(answer.version == 2);
+  CHECK(answer.offset == MadeUpBlocks::kDataOffset);
+  CHECK(answer.data_bytes == host.layout->data_bytes());
+  REQUIRE(client.files.size() == 1);
+  CHECK((::fcntl(client.files[0].get(), F_GETFL) & O_ACCMODE) == O_RDONLY);
+  Bytes block(kBlock);
+  REQUIRE(ReadAt(client.files[0].get(), answer.offset + 5 * kBlock, block, "half").ok());
+  CHECK(block == BlockOf(2, 5));
+  const auto manifest = host.ManifestOf(2);
+  const ByteView hashes = std::as_bytes(std::span(manifest->block_hashes));
+  CHECK(std::equal(client.tail.begin(), client.tail.end(), hashes.begin(), hashes.end()));
+}
+
+TEST_CASE("A version that is gone is refused with a sentence, and the connection lives on") {
+  Host host;
+  const auto plan = host.pulls.Open(host.Wish());
+  Client client(host);
+  REQUIRE(client.Enter(plan->pull_id, plan->local_ticket) == ErrorCode::kOk);
+  host.Publish(2);
+  host.blocks->oldest = 2;
+  const LocalAnswer answer = client.Ask(LocalKind::kHalf, 1);
+  CHECK(static_cast<ErrorCode>(answer.code) == ErrorCode::kState);
+  CHECK(client.files.empty());
+  CHECK_FALSE(client.tail.empty());
+  CHECK(client.Ask(LocalKind::kAlive).code == 0);
+  CHECK(client.files.empty());
+  CHECK(client.Ask(LocalKind::kHalf, 2).version == 2);
+}
+
+TEST_CASE("A delta's file holds its payload; folded ones and those of other pulls are refused") {
+  Host host;
+  host.Publish(2);
+  const auto plan = host.pulls.Open(host.Wish(1));
+  Client client(host);
+  REQUIRE(client.Enter(plan->pull_id, plan->local_ticket) == ErrorCode::kOk);
+  const auto& step = plan->steps.at(0);
+  const LocalAnswer answer = client.Ask(LocalKind::kPayload, 0, step.payload_id);
+  REQUIRE(answer.code == 0);
+  REQUIRE(answer.data_bytes == step.payload->total_bytes());
+  Bytes bytes(answer.data_bytes);
+  REQUIRE(ReadAt(client.files.at(0).get(), answer.offset, bytes, "payload").ok());
+  CHECK(std::equal(bytes.begin(), bytes.end(), step.payload->bytes().begin()));
+
+  host.Publish(3);
+  const auto folded = host.pulls.Open(host.Wish(1));
+  REQUIRE(folded->mode == PlanMode::kFolded);
+  const uint64_t foreign = folded->steps.at(0).payload_id;
+  CHECK(static_cast<ErrorCode>(client.Ask(LocalKind::kPayload, 0, foreign).code) == ErrorCode::kNotFound);
+  Client other(host);
+  REQUIRE(other.Enter(folded->pull_id, folded->local_ticket) == ErrorCode::kOk);
+  CHECK(static_cast<ErrorCode>(other.Ask(LocalKind::kPayload, 0, foreign).code) == ErrorCode::kState);
+}
+
+TEST_CASE("Asking keeps a pull from expiring") {
+  Host host;
+  PullTable pulls(&host.catalog, {.idle_timeout = milliseconds(300)});
+  const auto server = *LocalServer::Start({.path = host.dir.File("other.sock")}, &pulls);
+  host.options.path = host.dir.File("other.sock");
+  const auto plan = pulls.Open(host.Wish());
+  Client client(host);
+  REQUIRE(client.Enter(plan->pull_id, plan->local_ticket) == ErrorCode::kOk);
+  for (int i = 0; i < 8; ++i) {
+    std::this_thread::sleep_for(milliseconds(75));
+    client.Ask(LocalKind::kAlive);
+    pulls.Expire();
+  }
+  CHECK(pulls.open_pulls("actor") == 1);
+  std::this_thread::sleep_for(milliseconds(400));
+  pulls.Expire();
+  CHECK(pulls.open_pulls("actor") == 0);
+}
+
+TEST_CASE("A ticket admits one local connection once; strangers, garbage and silence are shown out") {
+  Host host;
+  const auto plan = host.pulls.Open(host.Wish());
+  Client good(host);
+  REQUIRE(good.Enter(plan->pull_id, plan->local_ticket) == ErrorCode::kOk);
+
+  Client again(host);
+  CHECK(again.Enter(plan->pull_id, plan->local_ticket) == ErrorCode::kPermission);
+  CHECK(again.Closed());
+  Client garbage(host);
+  REQUIRE(garbage.connection().Send(Bytes(200, std::byte{'G'}), {}, kSoon).ok());
+  CHECK(garbage.Closed());
+  Client silent(host);
+  CHECK(silent.Closed());
+  Client malformed(host);
+  REQUIRE(malformed.Enter(plan->pull_id, plan->tickets[0]) == ErrorCode::kOk);
+  malformed.Send(LocalRequest{.kind = 9});
+  CHECK(malformed.Closed());
+  Client smuggler(host);
+  REQUIRE(smuggler.Enter(plan->pull_id, plan->tickets[1]) == ErrorCode::kOk);
+  LocalRequest request{.kind = static_cast<uint8_t>(LocalKind::kHalf)};
+  Seal(request);
+  const int descriptor = STDIN_FILENO;
+  REQUIRE(smuggler.connection().Send(AsBytes(request), {&descriptor, 1}, kSoon).ok());
+  CHECK(smuggler.Closed());
+
+  CHECK(good.Ask(LocalKind::kHalf).version == 1);
+  host.server.reset();
+  CHECK(good.Closed());
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,121 @@
+// A run whose blocks are made up, with its pull table: block b of version v is filled with byte v + b. For tests.
+#pragma once
+
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "common/base/hash.h"
+#include "common/base/worker_pool.h"
+#include "common/os/file.h"
+#include "common/os/segment.h"
+#include "common/os/temp_dir.h"
+#include "trainer_agent/serve/pull_table.h"
+
+namespace lockstep {
+
+inline constexpr uint32_t kBlocks = 40;
+inline constexpr uint32_t kBlock = 4096;
+
+inline std::shared_ptr<const ModelLayout> Layout() {
+  return *ModelLayout::Create({{"w", DType::kBF16, {kBlocks * kBlock / 2}, 0}}, kBlock);
+}
+
+inline Bytes BlockOf(Version version, BlockIndex block) {
+  return Bytes(kBlock, static_cast<std::byte>(version + block));
+}
+
+// Versions before `oldest` are gone. Each version's memory is a segment of its own, in which a test may write.
+struct MadeUpBlocks : BlockReader {
+  static constexpr uint64_t kDataOffset = 128;
+
+  std::atomic<Version> oldest{1};
+  std::mutex mutex;
+  std::map<Version, MappedSegment> memory;
+
+  Status ReadBlock(Version version, BlockIndex block, std::span<std::byte> out) override {
+    if (version < oldest) return {ErrorCode::kState, "gone"};
+    const Bytes bytes = BlockOf(version, block);
+    std::copy(bytes.begin(), bytes.end(), out.begin());
+    return OkStatus();
+  }
+  Result<VersionFile> OpenFile(Version version) override {
+    if (version < oldest) return Status(ErrorCode::kState, "gone");
+    LS_ASSIGN_OR_RETURN(UniqueFd file, ReopenReadOnly(MemoryOf(version).fd(), "made-up memory"));
+    return VersionFile{std::move(file), kDataOffset};
+  }
+  MappedSegment& MemoryOf(Version version) {
+    std::lock_guard lock(mutex);
+    MappedSegment& segment = memory[version];
+    if (segment.valid()) return segment;
+    segment = *CreateMemfdSegment("made-up", kDataOffset + kBlocks * kBlock);
+    for (BlockIndex block = 0; block < kBlocks; ++block) {
+      const Bytes bytes = BlockOf(version, block);
+      std::copy(bytes.begin(), bytes.end(), DataOf(segment, block));
+    }
+    return segment;
+  }
+  static std::byte* DataOf(MappedSegment& segment, BlockIndex block) {
+    return segment.data() + kDataOffset + block * kBlock;
+  }
+};
+
+struct Served {
+  TempDir deltas{"/dev/shm"};
+  WorkerPool pool{2};
+  std::shared_ptr<const ModelLayout> layout = Layout();
+  std::shared_ptr<MadeUpBlocks> blocks = std::make_shared<MadeUpBlocks>();
+  std::shared_ptr<ServedRun> run = std::make_shared<ServedRun>(
+      "actor", RandomId<RunId>(), layout, blocks, StoreOptions{.directory = deltas.path(), .fold_pool = &pool});
+  VersionCatalog catalog;
+  PullTable pulls{&catalog, {.max_pulls = 3, .max_lanes = 3}};
+
+  Served() {
+    catalog.Open(run);
+    Publish(1);
+  }
+
+  ManifestDigest Digest(Version version) const { return ManifestOf(version)->digest; }
+  std::shared_ptr<Manifest> ManifestOf(Version version) const {
+    auto manifest = std::make_shared<Manifest>();
+    manifest->held = {run->run(), version};
+    for (BlockIndex block = 0; block < kBlocks; ++block)
+      manifest->block_hashes.push_back(BlockHash(BlockOf(version, block)));
+    manifest->digest = ComputeManifestDigest(layout->digest(), manifest->block_hashes);
+    return manifest;
+  }
+  void Publish(Version version) {
+    if (version > 1) {
+      std::vector<DeltaBlock> delta;
+      for (BlockIndex block = 0; block < kBlocks; block += 2) {
+        Changes changes{.positions = {block}, .steps = {version}};
+        DeltaBlock& out = delta.emplace_back(DeltaBlock{
+            .block = block, .codec = Codec::kSparse, .changes = 1, .target_hash = BlockHash(BlockOf(version, block))});
+        EncodeSparse(changes, 2, out.data);
+        out.data_hash = Hash64(out.data);
+      }
+      REQUIRE(run->deltas()
+                  .Add({.run = run->run(),
+                        .base = version - 1,
+                        .target = version,
+                        .base_digest = Digest(version - 1),
+                        .target_digest = Digest(version)},
+                       delta)
+                  .ok());
+    }
+    catalog.Publish(run, {ManifestOf(version), static_cast<int64_t>(version)});
+  }
+  PullWish Wish(Version held = 0) const {
+    PullWish wish{.model = "actor", .receiver = "r", .layout = layout->digest(), .lanes = 2};
+    if (held != 0) {
+      wish.held = {run->run(), held};
+      wish.held_digest = Digest(held);
+    }
+    return wish;
+  }
+};
+
+}  // namespace lockstep
