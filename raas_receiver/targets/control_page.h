@@ -2,8 +2,8 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
-#include <memory>
 
 #include "common/base/ids.h"
 #include "common/base/status.h"
@@ -13,6 +13,7 @@ namespace lockstep {
 
 inline constexpr uint16_t kEngineRankFormat = 1;
 inline constexpr uint64_t kControlPageBytes = 4096;
+inline constexpr char kControlPageMagic[] = "LSENGPG1";
 
 enum class EngineState : uint8_t { kEmpty = 0, kServing = 1, kWriting = 2 };
 
@@ -25,7 +26,7 @@ struct ControlSlot {  // 32 bytes
 static_assert(sizeof(ControlSlot) == 32);
 
 struct ControlPageLayout {  // 128 bytes
-  char magic[8];            // "LSENGPG1"
+  char magic[8];            // kControlPageMagic
   uint16_t format;          // kEngineRankFormat
   uint16_t header_bytes;    // sizeof(ControlPageLayout)
   uint32_t world;
@@ -35,17 +36,33 @@ struct ControlPageLayout {  // 128 bytes
   uint8_t rest[32];  // 0
 };
 static_assert(sizeof(ControlPageLayout) == 128);
+static_assert(offsetof(ControlPageLayout, word) == 16);
+static_assert(offsetof(ControlPageLayout, slots) == 32);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-// The receiver's side of one page. One thread writes.
+// The parts of ControlPageLayout::word.
+struct ControlWord {
+  EngineState state = EngineState::kEmpty;
+  uint32_t slot = 0;
+  uint64_t changes = 0;
+
+  static ControlWord Decode(uint64_t word) {
+    return {static_cast<EngineState>(word & 0xff), static_cast<uint32_t>(word >> 8 & 1), word >> 16};
+  }
+  uint64_t Encode() const { return static_cast<uint64_t>(state) | uint64_t{slot} << 8 | changes << 16; }
+};
+
+// The receiver's side of one page. One thread writes. What it answers is its own memory of what it wrote: ranks cannot
+// change it.
 class ControlPage {
  public:
+  // EMPTY. Whoever gets the descriptor can only map it for reading.
   static Result<ControlPage> Create(uint32_t world);
 
   int fd() const { return segment_.fd(); }  // for SCM_RIGHTS
-  EngineState state() const;
-  Held serving() const;  // of the slot that the word names; nothing while EMPTY
-  uint32_t half() const;
+  EngineState state() const { return word_.state; }
+  const Held& serving() const { return serving_; }  // nothing unless SERVING
+  uint32_t half() const { return half_; }           // of the last version that was served
 
   // From here on the served memory is a mix, until one of the calls below.
   void BeginWriting();
@@ -60,6 +77,9 @@ class ControlPage {
   void Store(EngineState state, uint32_t slot);
 
   MappedSegment segment_;
+  ControlWord word_;
+  Held serving_;
+  uint32_t half_ = 0;
 };
 
 }  // namespace lockstep

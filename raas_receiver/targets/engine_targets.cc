@@ -1,0 +1,220 @@
+#include "raas_receiver/targets/engine_targets.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "common/base/text.h"
+#include "common/telemetry/log.h"
+#include "raas_receiver/placement/description.h"
+#include "raas_receiver/targets/engine_group.h"
+
+namespace lockstep {
+namespace {
+
+bool Gone(const std::shared_ptr<RankLink>& link) {
+  return link->gone();
+}
+
+// Waits until one of `links` has hung up, or `wake` is written to.
+void AwaitHangup(const std::vector<std::shared_ptr<RankLink>>& links, int wake) {
+  std::vector<pollfd> polled{{wake, POLLIN, 0}};
+  for (const auto& link : links) polled.push_back({link->fd(), POLLRDHUP, 0});
+  (void)::poll(polled.data(), polled.size(), -1);
+  uint64_t count = 0;
+  if (polled[0].revents != 0) (void)!::read(wake, &count, sizeof count);
+}
+
+}  // namespace
+
+EngineTargets::EngineTargets(EngineTargetsOptions options, WorkerPool& pool)
+    : options_(std::move(options)),
+      pool_(pool),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      watcher_([this] { Watch(); }) {}
+
+EngineTargets::~EngineTargets() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  idle_.notify_all();
+  Wake();
+  watcher_.join();
+}
+
+void EngineTargets::Wake() const {
+  const uint64_t one = 1;
+  (void)!::write(wake_.get(), &one, sizeof one);
+}
+
+void EngineTargets::Attach(std::shared_ptr<RankLink> link) {
+  std::function<void()> changed;
+  {
+    std::lock_guard lock(mutex_);
+    if (waiting_.size() >= kMaxEngineRanks) {
+      return link->SendRefused({ErrorCode::kResourceExhausted, "too many engine ranks wait already"});
+    }
+    waiting_.push_back(std::move(link));
+    changed = changed_;
+  }
+  Wake();
+  if (changed) changed();
+}
+
+void EngineTargets::SetChanged(std::function<void()> changed) {
+  std::lock_guard lock(mutex_);
+  changed_ = std::move(changed);
+}
+
+std::vector<EngineReport> EngineTargets::Describe() const {
+  std::lock_guard lock(mutex_);
+  std::vector<EngineReport> reports;
+  for (const Shown& shown : shown_) reports.push_back(shown.report);
+  return reports;
+}
+
+bool EngineTargets::empty() const {
+  std::lock_guard lock(mutex_);
+  return shown_.empty() && waiting_.empty();
+}
+
+bool EngineTargets::Behind(const Held& held) const {
+  std::lock_guard lock(mutex_);
+  return !waiting_.empty() || std::any_of(shown_.begin(), shown_.end(), [&](const Shown& shown) {
+    return shown.report.attached == shown.report.world && shown.at != held;
+  });
+}
+
+bool EngineTargets::prepared() const {
+  std::lock_guard lock(mutex_);
+  return busy_;
+}
+
+// --- the watcher's thread ---
+
+void EngineTargets::Watch() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    idle_.wait(lock, [this] { return !busy_ || stopping_; });
+    if (stopping_) return;
+    {
+      const std::vector<std::shared_ptr<RankLink>> links = Links();
+      lock.unlock();
+      AwaitHangup(links, wake_.get());
+    }
+    lock.lock();
+    if (busy_ || stopping_ || !DropGone()) continue;
+    Show();
+    const std::function<void()> changed = changed_;
+    lock.unlock();
+    if (changed) changed();
+    lock.lock();
+  }
+}
+
+std::vector<std::shared_ptr<RankLink>> EngineTargets::Links() const {
+  std::vector<std::shared_ptr<RankLink>> links = waiting_;
+  for (const auto& [engine, group] : groups_) {
+    const auto attached = group->links();
+    links.insert(links.end(), attached.begin(), attached.end());
+  }
+  return links;
+}
+
+bool EngineTargets::DropGone() {
+  bool any = std::erase_if(waiting_, Gone) != 0;
+  for (const auto& [engine, group] : groups_) any = group->DropGone() || any;
+  std::erase_if(groups_, [](const auto& entry) { return entry.second->empty(); });
+  return any;
+}
+
+void EngineTargets::Show() {
+  shown_.clear();
+  for (const auto& [engine, group] : groups_) {
+    EngineReport report = group->Describe();
+    const Held at = group->At(report.serving) ? report.serving : Held();
+    shown_.push_back({std::move(report), at});
+  }
+}
+
+// --- the session's thread ---
+
+void EngineTargets::BeginBusy() {
+  std::lock_guard lock(mutex_);
+  busy_ = true;
+}
+
+void EngineTargets::EndBusy() {
+  std::erase_if(groups_, [](const auto& entry) { return entry.second->empty(); });
+  {
+    std::lock_guard lock(mutex_);
+    busy_ = std::any_of(groups_.begin(), groups_.end(), [](const auto& entry) { return entry.second->prepared(); });
+    Show();
+  }
+  idle_.notify_all();
+  Wake();
+}
+
+void EngineTargets::Admit(const ModelLayout& layout) {
+  std::vector<std::shared_ptr<RankLink>> waiting;
+  {
+    std::lock_guard lock(mutex_);
+    (void)DropGone();
+    waiting.swap(waiting_);
+  }
+  for (const auto& link : waiting) {
+    std::unique_ptr<EngineGroup>& group = groups_[link->engine()];
+    if (!group || group->empty()) group = std::make_unique<EngineGroup>(options_, *link, pool_);
+    const Status joined = group->Join(link, layout);
+    if (joined.ok()) continue;
+    LogWarn("engine_refused", joined,
+            {{"model", options_.model}, {"engine", link->engine()}, {"rank", link->rank()}, {"pid", link->pid()}});
+    link->SendRefused(joined);
+  }
+}
+
+Status EngineTargets::Prepare(const TargetVersion& version, const std::optional<TargetVersion>& before,
+                              DeltasBetween deltas) {
+  BeginBusy();
+  Admit(*version.layout);
+  Status first;
+  for (const auto& [engine, group] : groups_) {
+    const Status status = group->Prepare(version, before, deltas);
+    if (first.ok()) first = status;
+  }
+  EndBusy();
+  return first;
+}
+
+Status EngineTargets::Commit() {
+  Status first;
+  for (const auto& [engine, group] : groups_) {
+    if (!group->prepared()) continue;
+    const Status status = group->Commit();
+    if (first.ok()) first = status;
+  }
+  EndBusy();
+  return first;
+}
+
+void EngineTargets::Abandon() {
+  BeginBusy();
+  for (const auto& [engine, group] : groups_) group->Abandon();
+  EndBusy();
+}
+
+Status EngineTargets::Verify(const TargetVersion& version) {
+  BeginBusy();
+  Status first;
+  for (const auto& [engine, group] : groups_) {
+    const Status status = group->Verify(version);
+    if (first.ok()) first = status;
+  }
+  EndBusy();
+  return first;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,55 @@
+// All that has to be written to bring one half of an engine's ranks to a version: ranks that hold a version which
+// deltas lead from get what changed, the others everything.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/base/worker_pool.h"
+#include "raas_receiver/placement/placement_plan.h"
+#include "raas_receiver/placement/staged_writes.h"
+#include "raas_receiver/targets/rank_link.h"
+#include "raas_receiver/targets/target_version.h"
+
+namespace lockstep {
+
+// By rank, complete, in the order in which the plan was compiled.
+using EngineRanks = std::span<const std::shared_ptr<RankLink>>;
+
+// What a rank's half holds; nullopt: it is not to be written.
+using HeldByRank = std::vector<std::optional<Held>>;
+
+class HalfWrites {
+ public:
+  HalfWrites() = default;  // nothing
+
+  // The writes for the ranks that have an entry in `from` and are not at `version` there. `plan` and the version's data
+  // outlive this.
+  static Result<HalfWrites> Stage(std::shared_ptr<const PlacementPlan> plan, const TargetVersion& version,
+                                  const DeltasBetween& deltas, const HeldByRank& from, uint64_t stage_bytes,
+                                  WorkerPool& pool);
+
+  bool empty() const { return parts_.empty(); }
+  uint64_t written_bytes() const;
+  // Writes the half of the ranks that Stage was asked for, and waits. After an error they hold a mix.
+  Status Run(EngineRanks ranks, uint32_t half, WorkerPool& pool) const;
+
+ private:
+  struct Part {  // ranks that hold the same
+    std::vector<bool> windows;
+    StagedWrites writes;
+  };
+
+  std::shared_ptr<const PlacementPlan> plan_;
+  std::shared_ptr<const ModelLayout> layout_;
+  std::vector<Part> parts_;
+};
+
+// Whether `half` of the rank at position `rank` of the plan is `version`, every byte that the plan has of it.
+Result<bool> HalfEquals(const PlacementPlan& plan, RankLink& link, uint32_t rank, uint32_t half,
+                        const TargetVersion& version, WorkerPool& pool);
+
+}  // namespace lockstep

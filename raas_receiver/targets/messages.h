@@ -1,0 +1,66 @@
+// What a rank of an inference engine and the receiver say to each other (FORMAT.md, "Messages").
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/base/ids.h"
+#include "common/base/status.h"
+#include "common/os/unique_fd.h"
+#include "common/os/unix_socket.h"
+#include "raas_receiver/targets/control_page.h"
+
+namespace lockstep {
+
+inline constexpr uint32_t kEngineRankMagic = 0x5245534c;  // "LSER" as bytes
+inline constexpr uint32_t kMaxAttachBody = 256u << 20;
+inline constexpr uint32_t kMaxEngineBody = 64u << 10;  // of every other message
+
+enum class EngineMessageType : uint16_t {
+  kAttach = 1,    // JSON; descriptors of host memory
+  kAttached = 2,  // descriptor of the control page
+  kRefused = 3,   // a sentence
+  kHold = 4,
+  kHeld = 5,
+  kServe = 6,
+  kServing = 7,
+};
+
+struct EngineMessageHeader {  // 40 bytes
+  uint32_t magic = kEngineRankMagic;
+  uint16_t format = kEngineRankFormat;
+  uint16_t type = 0;  // EngineMessageType
+  uint32_t body_bytes = 0;
+  uint32_t half = 0;
+  RunId run;
+  uint64_t version = 0;
+};
+static_assert(sizeof(EngineMessageHeader) == 40);
+static_assert(offsetof(EngineMessageHeader, half) == 12);
+static_assert(offsetof(EngineMessageHeader, run) == 16);
+static_assert(offsetof(EngineMessageHeader, version) == 32);
+
+struct EngineMessage {
+  EngineMessageType type{};
+  Held held;
+  uint32_t half = 0;
+  Bytes body;
+  std::vector<UniqueFd> fds;
+};
+
+Status SendEngineMessage(UnixConnection& connection, const EngineMessage& message, std::span<const int> fds,
+                         std::chrono::milliseconds timeout);
+
+// The header of a message: kProtocol for a magic, format, type, half, version or size that FORMAT.md does not know.
+Result<EngineMessageHeader> DecodeEngineHeader(std::span<const std::byte, sizeof(EngineMessageHeader)> bytes);
+
+// One whole message within `timeout`, however slowly it comes. Any but ATTACH may carry one descriptor at most.
+Result<EngineMessage> ReceiveEngineMessage(UnixConnection& connection, std::chrono::milliseconds timeout);
+
+std::string_view Name(EngineMessageType type);  // "ATTACH"
+
+}  // namespace lockstep

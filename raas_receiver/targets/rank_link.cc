@@ -1,0 +1,166 @@
+#include "raas_receiver/targets/rank_link.h"
+
+#include <fcntl.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <nlohmann/json.hpp>
+
+#include "common/base/text.h"
+#include "common/model/model_name.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr std::chrono::milliseconds kSendTimeout{5'000};
+constexpr size_t kMaxSentence = 4096;
+// A description nests less deeply; what does more is left out, and then missed.
+constexpr int kMaxNesting = 16;
+
+// A mapping of memory that can be cut off is a SIGBUS here at its owner's whim.
+Status CheckSeals(int fd, const std::string& name) {
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  if (seals >= 0 && (seals & F_SEAL_SHRINK) != 0) return OkStatus();
+  return {ErrorCode::kBadData,
+          Cat(name, " can be cut short by its owner; make it with memfd_create(MFD_ALLOW_SEALING) and seal it with ",
+              "F_SEAL_SHRINK")};
+}
+
+Result<std::string> TakeName(const Json& body, const char* key) {
+  const auto at = body.find(key);
+  if (at == body.end() || !at->is_string()) {
+    return Status(ErrorCode::kBadData, Cat("ATTACH lacks a string \"", key, "\""));
+  }
+  std::string name = at->get<std::string>();
+  LS_RETURN_IF_ERROR(CheckModelName(name).WithContext(Cat("ATTACH's \"", key, "\"")));
+  return name;
+}
+
+}  // namespace
+
+void SendRefusal(UnixConnection& connection, const Status& why) {
+  const std::string sentence = CleanText(why.ToString(), kMaxSentence);
+  const ByteView body = AsBytes(std::string_view(sentence));
+  EngineMessage refused{.type = EngineMessageType::kRefused, .body = {body.begin(), body.end()}};
+  (void)SendEngineMessage(connection, refused, {}, kSendTimeout);
+  connection.Shutdown();
+}
+
+Result<std::shared_ptr<RankLink>> RankLink::Open(UnixConnection& connection, EngineMessage attach) {
+  std::shared_ptr<RankLink> link(new RankLink());
+  LS_ASSIGN_OR_RETURN(const PeerCredentials peer, connection.Peer());
+  link->pid_ = peer.pid;
+  LS_RETURN_IF_ERROR(link->ReadBody(attach.body));
+  LS_RETURN_IF_ERROR(link->CheckDescription());
+  link->serving_ = attach.held;
+  link->half_ = attach.half;
+  link->claims_ = !attach.held.nothing();
+  if (attach.half >= link->description_.halves.size()) {
+    return Status(ErrorCode::kBadData,
+                  Cat(link->Label(), " reads half ", attach.half, " of ", link->description_.halves.size()));
+  }
+  LS_RETURN_IF_ERROR(link->OpenMemories(std::move(attach.fds)).WithContext(link->Label()));
+  link->connection_ = std::move(connection);
+  return link;
+}
+
+Status RankLink::ReadBody(ByteView text) {
+  const auto shallow = [](int depth, Json::parse_event_t, Json&) { return depth <= kMaxNesting; };
+  const Json body = Json::parse(AsText(text), shallow, /*allow_exceptions=*/false);
+  if (!body.is_object()) return {ErrorCode::kBadData, "ATTACH is not a JSON object"};
+  LS_ASSIGN_OR_RETURN(model_, TakeName(body, "model"));
+  LS_ASSIGN_OR_RETURN(engine_, TakeName(body, "engine"));
+  const auto description = body.find("description");
+  if (description == body.end() || body.size() != 3) {
+    return {ErrorCode::kBadData, "ATTACH must have \"model\", \"engine\" and \"description\", and nothing else"};
+  }
+  LS_ASSIGN_OR_RETURN(description_,
+                      ParseDescription(description->dump(-1, ' ', false, Json::error_handler_t::replace)));
+  return OkStatus();
+}
+
+Status RankLink::CheckDescription() const {
+  const RankDescription& said = description_;
+  if (said.world == 0 || said.world > kMaxEngineRanks || said.rank >= said.world) {
+    return {ErrorCode::kBadData, Cat("engine ", engine_, ": there is no rank ", said.rank, " of ", said.world)};
+  }
+  if (said.halves.empty() || said.halves.size() > kMaxHalves) {
+    return {ErrorCode::kBadData, Cat(Label(), " lends ", said.halves.size(), " halves; it must be one or two")};
+  }
+  return OkStatus();
+}
+
+Status RankLink::OpenMemories(std::vector<UniqueFd> fds) {
+  size_t next = 0;
+  for (const std::vector<MemoryDescription>& half : description_.halves) {
+    auto& opened = memories_.emplace_back();
+    for (const MemoryDescription& memory : half) {
+      if (memory.kind == MemoryKind::kCuda) {
+        LS_ASSIGN_OR_RETURN(auto cuda, OpenCudaMemory(memory));
+        opened.push_back(std::move(cuda));
+        continue;
+      }
+      const std::string name = Cat("host memory of half ", memories_.size() - 1);
+      if (next == fds.size()) return {ErrorCode::kBadData, Cat(name, " came without a descriptor")};
+      LS_RETURN_IF_ERROR(CheckSeals(fds[next].get(), name));
+      LS_ASSIGN_OR_RETURN(MappedSegment mapped,
+                          AdoptSegment(std::move(fds[next++]), memory.bytes, Access::kReadWrite, name));
+      mapped.CloseFd();
+      opened.push_back(NewHostMemory(std::move(mapped)));
+    }
+  }
+  if (next == fds.size()) return OkStatus();
+  return {ErrorCode::kBadData, Cat("ATTACH came with ", fds.size(), " descriptors for ", next, " host memories")};
+}
+
+std::string RankLink::Label() const {
+  return Cat("engine ", engine_, ", rank ", description_.rank, " (process ", pid_, ")");
+}
+
+bool RankLink::gone() const {
+  pollfd hung_up{connection_.fd(), POLLRDHUP, 0};
+  return ::poll(&hung_up, 1, 0) > 0;
+}
+
+Status RankLink::SendAttached(int page) {
+  return SendEngineMessage(connection_, {.type = EngineMessageType::kAttached}, std::span(&page, 1), kSendTimeout)
+      .WithContext(Label());
+}
+
+void RankLink::SendRefused(const Status& why) {
+  SendRefusal(connection_, why);
+}
+
+Status RankLink::Hold(const Held& next) {
+  return SendEngineMessage(connection_, {.type = EngineMessageType::kHold, .held = next}, {}, kSendTimeout)
+      .WithContext(Label());
+}
+
+Status RankLink::AwaitHeld(const Deadline& deadline) {
+  return Await(EngineMessageType::kHeld, deadline);
+}
+
+Status RankLink::Serve(const Held& held, uint32_t half) {
+  serving_ = held;
+  half_ = half;
+  return SendEngineMessage(connection_, {.type = EngineMessageType::kServe, .held = held, .half = half}, {},
+                           kSendTimeout)
+      .WithContext(Label());
+}
+
+Status RankLink::AwaitServing(const Deadline& deadline) {
+  return Await(EngineMessageType::kServing, deadline);
+}
+
+Status RankLink::Await(EngineMessageType type, const Deadline& deadline) {
+  const auto left = std::chrono::milliseconds(deadline.PollTimeoutMs());
+  const Result<EngineMessage> message = ReceiveEngineMessage(connection_, left);
+  if (!message.ok()) return message.status().WithContext(Cat(Label(), ", waiting for ", Name(type)));
+  if (message->type == type && message->body.empty() && message->fds.empty()) return OkStatus();
+  return {ErrorCode::kProtocol, Cat(Label(), " said ", Name(message->type), " where ", Name(type), " belongs")};
+}
+
+}  // namespace lockstep

@@ -1,0 +1,96 @@
+// RankLink: one attached rank of an engine: its connection, what it said of its memory, that memory, mapped, and what
+// is known to be in it.
+//
+//   Reading --(Hold)--> Holding --(AwaitHeld)--> Held --(Serve)--> Resuming --(AwaitServing)--> Reading
+//
+// A rank that attached without a version counts as Reading too: it may read memory of its own making until it is held.
+//
+// Threads: one at a time; gone() may be called from any.
+#pragma once
+
+#include <sys/types.h>
+
+#include <array>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/base/status.h"
+#include "common/os/deadline.h"
+#include "common/os/unix_socket.h"
+#include "raas_receiver/placement/description.h"
+#include "raas_receiver/placement/target_memory.h"
+#include "raas_receiver/targets/messages.h"
+
+namespace lockstep {
+
+class RankLink {
+ public:
+  // From a connection on which `attach` came. Takes the connection when it answers a link, and leaves it otherwise.
+  // kBadData or kProtocol say what is wrong with the message, the description, or the memory: as many descriptors as
+  // halves of host memory, each a memfd of exactly the described size that cannot shrink. Else as OpenCudaMemory.
+  static Result<std::shared_ptr<RankLink>> Open(UnixConnection& connection, EngineMessage attach);
+
+  const std::string& model() const { return model_; }
+  const std::string& engine() const { return engine_; }
+  const RankDescription& description() const { return description_; }
+  uint32_t rank() const { return description_.rank; }
+  uint32_t halves() const { return static_cast<uint32_t>(memories_.size()); }
+  pid_t pid() const { return pid_; }
+  std::string Label() const;  // "engine tp4, rank 2 (process 4711)"
+  TargetMemory& memory(uint32_t half, uint32_t memory) { return *memories_[half][memory]; }
+
+  // What the rank reads when it is not held, and in which half: what it said, then what it was told.
+  const Held& serving() const { return serving_; }
+  uint32_t half() const { return half_; }
+  // The rank is held, and what it read is no version any more.
+  void ForgetServing() { serving_ = {}; }
+  // What is known to be in a half, wholly; nothing: anything may be there.
+  const Held& holds(uint32_t half) const { return holds_[half]; }
+  void SetHolds(uint32_t half, const Held& held) { holds_[half] = held; }
+  // What the rank said of itself has not been looked at yet.
+  bool claims() const { return claims_; }
+  void ForgetClaim() { claims_ = false; }
+
+  // Whether the peer has hung up. Never blocks.
+  bool gone() const;
+  int fd() const { return connection_.fd(); }  // to poll
+  // Ends the connection, for whoever else still knows this link.
+  void HangUp() { connection_.Shutdown(); }
+  // The connection, for somebody else to refuse the rank.
+  UnixConnection TakeConnection() && { return std::move(connection_); }
+
+  // Messages; every error means that the rank must be dropped. `page` is a descriptor.
+  Status SendAttached(int page);
+  void SendRefused(const Status& why);
+  Status Hold(const Held& next);
+  Status AwaitHeld(const Deadline& deadline);
+  Status Serve(const Held& held, uint32_t half);
+  Status ServeAgain() { return Serve(serving_, half_); }
+  Status AwaitServing(const Deadline& deadline);
+
+ private:
+  RankLink() = default;
+  Status ReadBody(ByteView body);
+  Status CheckDescription() const;
+  Status OpenMemories(std::vector<UniqueFd> fds);
+  Status Await(EngineMessageType type, const Deadline& deadline);
+
+  UnixConnection connection_;
+  pid_t pid_ = 0;
+  std::string model_;
+  std::string engine_;
+  RankDescription description_;
+  std::vector<std::vector<std::unique_ptr<TargetMemory>>> memories_;  // by half
+  Held serving_;
+  uint32_t half_ = 0;
+  std::array<Held, kMaxHalves> holds_;
+  bool claims_ = false;
+};
+
+// Tells the peer why it is not taken.
+void SendRefusal(UnixConnection& connection, const Status& why);
+
+}  // namespace lockstep

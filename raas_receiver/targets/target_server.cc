@@ -1,0 +1,118 @@
+#include "raas_receiver/targets/target_server.h"
+
+#include <unistd.h>
+
+#include "common/base/text.h"
+#include "common/telemetry/log.h"
+#include "raas_receiver/targets/rank_link.h"
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kMaxHellos = 256;
+
+Status CheckPeer(const UnixConnection& connection) {
+  LS_ASSIGN_OR_RETURN(const PeerCredentials peer, connection.Peer());
+  if (peer.uid == 0 || peer.uid == ::geteuid()) return OkStatus();
+  return {ErrorCode::kPermission,
+          Cat("process ", peer.pid, " of uid ", peer.uid, " may not lend memory to a receiver of uid ", ::geteuid(),
+              "; run both as one user")};
+}
+
+int64_t PeerPid(const UnixConnection& connection) {
+  const auto peer = connection.Peer();
+  return peer.ok() ? peer->pid : 0;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<TargetServer>> TargetServer::Start(const std::string& path,
+                                                          std::map<std::string, EngineTargets*> models,
+                                                          std::chrono::milliseconds hello_timeout) {
+  LS_ASSIGN_OR_RETURN(UnixListener listener, UnixListener::Create(path));
+  return std::unique_ptr<TargetServer>(new TargetServer(std::move(listener), std::move(models), hello_timeout));
+}
+
+TargetServer::TargetServer(UnixListener listener, std::map<std::string, EngineTargets*> models,
+                           std::chrono::milliseconds hello_timeout)
+    : listener_(std::move(listener)),
+      models_(std::move(models)),
+      hello_timeout_(hello_timeout),
+      acceptor_([this] { AcceptLoop(); }) {}
+
+TargetServer::~TargetServer() {
+  listener_.Wake();
+  acceptor_.join();
+  {
+    std::lock_guard lock(mutex_);
+    for (Hello& hello : hellos_) hello.connection.Shutdown();
+  }
+  for (Hello& hello : hellos_) hello.thread.join();
+}
+
+void TargetServer::AcceptLoop() {
+  while (true) {
+    auto connection = listener_.Accept(std::chrono::milliseconds(1000));
+    ReapFinished();
+    if (!connection.ok()) {
+      if (connection.status().code() == ErrorCode::kCancelled) return;
+      if (connection.status().code() == ErrorCode::kDeadline) continue;
+      LogError("engine_accept_failed", connection.status());
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      continue;
+    }
+    std::lock_guard lock(mutex_);
+    if (hellos_.size() >= kMaxHellos) continue;  // closes it
+    Hello& hello = hellos_.emplace_back(Hello{.connection = *std::move(connection)});
+    hello.thread = std::thread([this, &hello] { Greet(hello); });
+  }
+}
+
+void TargetServer::ReapFinished() {
+  std::lock_guard lock(mutex_);
+  for (auto at = hellos_.begin(); at != hellos_.end();) {
+    if (at->finished) {
+      at->thread.join();
+      at = hellos_.erase(at);
+    } else {
+      ++at;
+    }
+  }
+}
+
+void TargetServer::Greet(Hello& hello) {
+  Result<EngineMessage> attach = ReceiveAttach(hello.connection);
+  UnixConnection connection;
+  {
+    std::lock_guard lock(mutex_);
+    connection = std::move(hello.connection);
+  }
+  const Status status = attach.ok() ? TakeRank(connection, *std::move(attach)) : attach.status();
+  if (!status.ok()) {
+    LogWarn("engine_refused", status, {{"pid", PeerPid(connection)}});
+    SendRefusal(connection, status);
+  }
+  std::lock_guard lock(mutex_);
+  hello.finished = true;
+}
+
+Result<EngineMessage> TargetServer::ReceiveAttach(UnixConnection& connection) const {
+  LS_RETURN_IF_ERROR(CheckPeer(connection));
+  LS_ASSIGN_OR_RETURN(EngineMessage attach, ReceiveEngineMessage(connection, hello_timeout_));
+  if (attach.type == EngineMessageType::kAttach) return attach;
+  return Status(ErrorCode::kProtocol, Cat("engine rank: the first message is ", Name(attach.type), " and not ATTACH"));
+}
+
+// Takes the connection where it answers OK.
+Status TargetServer::TakeRank(UnixConnection& connection, EngineMessage attach) const {
+  LS_ASSIGN_OR_RETURN(std::shared_ptr<RankLink> link, RankLink::Open(connection, std::move(attach)));
+  const auto targets = models_.find(link->model());
+  if (targets != models_.end()) {
+    targets->second->Attach(std::move(link));
+    return OkStatus();
+  }
+  connection = std::move(*link).TakeConnection();
+  return {ErrorCode::kNotFound, Cat("engine ", link->engine(), ": no model ", link->model(), " is followed here")};
+}
+
+}  // namespace lockstep
