@@ -12,6 +12,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 VENV=.cache/venv
+VLLM=.cache/vllm
 RESULTS=.cache/test-results
 
 usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"; }
@@ -19,11 +20,25 @@ usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"; }
 # Python packages from PyPI, pinned; nothing to do when the pins have not changed since the last time.
 install_python() {
   cmp -s tests/requirements.txt "$VENV/requirements.txt" && return
-  python3 -m venv --clear "$VENV" && "$VENV/bin/pip" install --quiet -r tests/requirements.txt || {
-    echo "run.sh: the Python packages of tests/requirements.txt could not be installed; check the network" >&2
-    exit 69
-  }
+  python3 -m venv --clear "$VENV" && "$VENV/bin/pip" install --quiet -r tests/requirements.txt ||
+    not_installed tests/requirements.txt
   cp tests/requirements.txt "$VENV/requirements.txt"
+}
+
+# vLLM's Python code, beside the others' packages: only processes that ask for it see it. Its kernels, most of a
+# gigabyte, are for GPUs.
+install_vllm() {
+  cmp -s tests/requirements-vllm.txt "$VLLM/requirements.txt" && return
+  rm -rf "$VLLM"
+  "$VENV/bin/pip" install --quiet --no-deps --no-compile --target "$VLLM" -r tests/requirements-vllm.txt ||
+    not_installed tests/requirements-vllm.txt
+  find "$VLLM/vllm" -name '*.so' -delete
+  cp tests/requirements-vllm.txt "$VLLM/requirements.txt"
+}
+
+not_installed() {
+  echo "run.sh: the Python packages of $1 could not be installed; check the network" >&2
+  exit 69
 }
 
 main() {
@@ -57,6 +72,7 @@ main() {
   # Bazel's 3 and 4: built, but a test failed, or there is none. Python tests of binaries that were not built would lie.
   if $python && [[ $status == [034] ]]; then
     install_python
+    install_vllm
     status=0
     pytest_options+=(-c tests/pytest.ini --rootdir=. --junitxml="$RESULTS/pytest.xml")
     "$VENV/bin/python" -m pytest "${pytest_options[@]}" tests trainer_agent/export_plugin/python/tests || status=$?

@@ -1,0 +1,109 @@
+"""vLLM's own models of any rank, built and loaded on the CPU in one process without groups of processes.
+
+Imported by programs that vLLM's packages are there for (see vllm_process.py), never by tests.
+"""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+os.environ["VLLM_TARGET_DEVICE"] = "cpu"  # the wheel for GPUs takes the platform from it
+os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+os.environ["VLLM_NO_USAGE_STATS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+_cache = tempfile.TemporaryDirectory(prefix="lockstep-vllm-")
+os.environ["VLLM_CACHE_ROOT"] = _cache.name
+
+import torch  # noqa: E402
+import vllm.model_executor.models.registry as registry  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+from vllm.config import DeviceConfig, ModelConfig, VllmConfig, set_current_vllm_config  # noqa: E402
+from vllm.distributed import parallel_state  # noqa: E402
+from vllm.model_executor.model_loader.utils import initialize_model  # noqa: E402
+
+# Architectures are looked at in a child interpreter, seconds each; it is the same code here.
+registry._run_in_subprocess = lambda function: function()
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A rank of vLLM: (size, rank) of its groups."""
+
+    tensor: "tuple[int, int]" = (1, 0)
+    data: "tuple[int, int]" = (1, 0)
+    expert_parallel: bool = False
+
+
+class Model:
+    """What vLLM builds for ``rank`` of the checkpoint in ``directory``; its weights are NaN until load()."""
+
+    def __init__(self, directory: Path, rank: Rank) -> None:
+        self._rank = rank
+        model = ModelConfig(
+            model=str(directory),
+            tokenizer=str(directory),
+            skip_tokenizer_init=True,
+            dtype="bfloat16",
+            max_model_len=64,
+            enforce_eager=True,
+        )
+        self.config = VllmConfig(model_config=model, device_config=DeviceConfig(device="cpu"))
+        parallel = self.config.parallel_config  # set afterwards: when created, it looks for as many devices
+        parallel.tensor_parallel_size = rank.tensor[0]
+        parallel.data_parallel_size, parallel.data_parallel_rank = rank.data
+        parallel.enable_expert_parallel = rank.expert_parallel
+        with self._current(), _default_dtype(torch.bfloat16):
+            self.module = initialize_model(self.config)
+        for parameter in self.module.parameters():
+            parameter.data.fill_(float("nan"))
+
+    def load(self, directory: Path) -> None:
+        """Runs vLLM's loader of this model on a checkpoint of one file."""
+        with self._current():
+            self.module.load_weights(iter(load_file(directory / "model.safetensors").items()))
+
+    def parameters(self) -> "dict[str, torch.Tensor]":
+        """By name, each storage once: what the engine serves from."""
+        return {name: parameter.data for name, parameter in self.module.named_parameters()}
+
+    @contextlib.contextmanager
+    def _current(self) -> Iterator[None]:
+        (tensor, rank), (data, replica) = self._rank.tensor, self._rank.data
+        groups = {
+            "_TP": _Group(tensor, rank),
+            "_DP": _Group(data, replica),
+            "_EP": _Group(data * tensor, replica * tensor + rank),
+            **{name: _Group(1, 0) for name in ("_WORLD", "_PP", "_PCP", "_DCP")},
+        }
+        with contextlib.ExitStack() as stack:
+            for name, group in groups.items():
+                stack.callback(setattr, parallel_state, name, getattr(parallel_state, name))
+                setattr(parallel_state, name, group)
+            stack.enter_context(set_current_vllm_config(self.config))
+            yield
+
+
+class _Group:
+    """As much of a group of processes as layers ask for while they are built and loaded."""
+
+    device_communicator = None
+
+    def __init__(self, size: int, rank: int) -> None:
+        self.world_size, self.ranks = size, list(range(size))
+        self.rank = self.local_rank = self.rank_in_group = rank
+        self.is_first_rank, self.is_last_rank = rank == 0, rank == size - 1
+        self.device_group = self.cpu_group = SimpleNamespace(size=lambda: size, rank=lambda: rank)
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
