@@ -5,7 +5,7 @@
 #   deploy/wheel.sh --cuda [DIRECTORY] for trainers whose weights are in GPU memory; needs the CUDA toolkit (CUDA_HOME)
 #   PYTHON=python3.11 deploy/wheel.sh  the interpreter to build with; it needs pip and setuptools
 #
-# Then, where the trainer runs: pip install lockstep-*.whl
+# Then, where the trainer or the inference engine runs: pip install lockstep-*.whl
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,6 +24,7 @@ trap 'rm -rf "$source"' EXIT
 
 bazel build --noshow_progress --ui_event_filters=-info "${config[@]}" //trainer_agent/export_plugin:liblockstep.so
 cp -r trainer_agent/export_plugin/python/. "$source"
+cp -r raas_receiver/engine_plugin/python/lockstep/. "$source/lockstep"
 install -m 755 bazel-bin/trainer_agent/export_plugin/liblockstep.so "$source/lockstep/liblockstep.so"
 mkdir -p "$target"
 "${PYTHON:-python3}" -m pip wheel --quiet --no-deps --no-index --no-build-isolation --wheel-dir "$target" "$source"

@@ -1,0 +1,300 @@
+"""Follower: keeps a live module's parameters in step with a receiver, which writes them in place."""
+
+import collections
+import contextlib
+import json
+import os
+import re
+import threading
+import time
+from typing import Any, Callable, Iterable, Iterator, Tuple, Union
+
+from lockstep._errors import BadDataError, Error, InternalError, ProtocolError, StateError, UnavailableError
+from lockstep.engine._describe import description_of
+from lockstep.engine._gate import Gate
+from lockstep.engine._memory import lend, on_device, synchronize
+from lockstep.engine._parameters import Slices, parameters_of
+from lockstep.engine._protocol import Connection, ControlPage, EngineState, Message, MessageType, Served
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_FIRST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 1.0
+_KEPT_PAUSES = 1024
+
+
+class Follower:
+    """Lends a module's parameters to the receiver on this host, and says when they may be read.
+
+    A thread of its own attaches to the receiver and comes back whenever that went away. CPU parameters are moved into
+    shared memory, once, when the follower is made; GPU parameters stay where they are and are shared by CUDA IPC. The
+    modules, their Parameter objects, dtypes, strides and ties stay. Readers may be any threads:
+
+        with follower.serving() as served:
+            answer = model(prompt)  # weights do not change inside; all of it is by served.run and served.version
+
+    Args:
+        module: what this rank has of the model.
+        model: the receiver's name for the model.
+        socket: the receiver's ``--engine-socket``.
+        engine_name: the ranks of one engine have one name; several engines of one model have different ones.
+        engine, family, rank, world, tensor_parallel, expert_parallel, expert_tensor_parallel, key_value_heads,
+            fused_shared_experts, aliases, leave_out, slices, padding: as ``describe``.
+        double_buffered: two halves of memory, one written while the other is read; an update is a flip. It takes the
+            memory of the parameters once more, and moves them: not for CUDA graphs.
+        gate: False for servers that are paused by the receiver's driver: a HOLD is answered at once, and ``serving`` is
+            not to be used.
+        after_write: called in the follower's thread with the version after each new one was written, before anybody
+            reads it: where an engine computes tensors from parameters. While it fails, nothing is served.
+
+    Raises:
+        BadDataError: the module cannot be described or its memory cannot be lent; the text names the parameter.
+        ResourceExhaustedError: there is no room for the parameters in shared memory.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        *,
+        model: str,
+        socket: "Union[str, os.PathLike[str]]",
+        engine_name: str = "default",
+        engine: str = "huggingface",
+        family: str = "",
+        rank: int = 0,
+        world: int = 1,
+        tensor_parallel: "Tuple[int, int]" = (0, 1),
+        expert_parallel: "Tuple[int, int]" = (0, 1),
+        expert_tensor_parallel: "Tuple[int, int]" = (0, 1),
+        key_value_heads: int = 0,
+        fused_shared_experts: bool = False,
+        aliases: bool = False,
+        leave_out: "Iterable[str]" = (),
+        slices: "Slices | None" = None,
+        padding: "Slices | None" = None,
+        double_buffered: bool = False,
+        gate: bool = True,
+        after_write: "Callable[[Served], Any] | None" = None,
+    ) -> None:
+        for what, name in (("model", model), ("engine_name", engine_name)):
+            if not _NAME.fullmatch(name):
+                raise BadDataError(f"{what} {name!r}: names are 1 to 128 letters, digits, '.', '_' and '-'")
+        place = {
+            "family": family,
+            "tensor": tensor_parallel,
+            "expert": expert_parallel,
+            "expert_tensor": expert_tensor_parallel,
+            "key_value_heads": key_value_heads,
+            "fused_shared_experts": fused_shared_experts,
+        }
+        engine, self._parameters = parameters_of(
+            module, engine, aliases=aliases, leave_out=leave_out, slices=slices, padding=padding
+        )
+        self._socket = os.fspath(socket)
+        self._world = world
+        self._gated = gate
+        self._after_write = after_write
+        # Checked before anything moves.
+        description_of(engine, place, rank, world, self._parameters, [(0, 0)] * len(self._parameters), [])
+        self._memory = lend(self._parameters, double_buffered)
+        description = description_of(
+            engine, place, rank, world, self._parameters, self._memory.places, self._memory.descriptions
+        )
+        self._attach = json.dumps({"model": model, "engine": engine_name, "description": description}).encode()
+
+        self._gate = Gate()
+        self._error: "str | None" = None  # of the connection
+        self._broken: "str | None" = None  # of after_write
+        self._pauses: "collections.deque[float]" = collections.deque(maxlen=_KEPT_PAUSES)
+        # The follower thread's. What the module reads or read last, and what after_write was last done for.
+        self._current: "Served | None" = None
+        self._half = 0
+        self._derived: "Served | None" = None
+        self._held_since: "float | None" = None  # held: nothing reads
+        self._page: "ControlPage | None" = None
+        self._changes_at_attach = 0
+        self._had_serve = False
+
+        self._stopping = threading.Event()
+        self._connection_lock = threading.Lock()
+        self._connection: "Connection | None" = None
+        self._thread = threading.Thread(target=self._run, name="lockstep-follower", daemon=True)
+        self._thread.start()
+
+    @property
+    def served(self) -> "Served | None":
+        """The version that may be read now; None while there is none, or one is being written."""
+        return self._gate.served
+
+    @property
+    def error(self) -> "str | None":
+        """Why versions do not come: no receiver, refused, ``after_write`` failed. None when all is well."""
+        return self._broken or self._error
+
+    @property
+    def pauses(self) -> "list[float]":
+        """Seconds from each HOLD, readers gone, to the version being served again; the last 1024."""
+        return list(self._pauses)
+
+    @contextlib.contextmanager
+    def serving(self, timeout: "float | None" = None) -> "Iterator[Served]":
+        """While inside, weights stay those of the version it gives. Waits while there is none or it is being written;
+        inside, a thread may come in again.
+
+        Raises:
+            DeadlineError: that took longer than ``timeout`` seconds.
+            StateError: the follower is closed, or has no gate.
+        """
+        if not self._gated:
+            raise StateError("this follower has no gate: the receiver's driver pauses the server")
+        with self._gate.reading(timeout) as served:
+            yield served
+
+    def wait_for(self, version: "int | None" = None, timeout: "float | None" = None) -> Served:
+        """Waits until a version is served, or one that is ``version`` or later. Raises as ``serving``; the text says
+        what the follower's error is."""
+        try:
+            return self._gate.wait_for(version, timeout)
+        except Error as error:
+            if self.error is None:
+                raise
+            raise type(error)(f"{error}: {self.error}") from None
+
+    def close(self) -> None:
+        """Follows no more. Weights stay as they are: whole, unless the follower was held. Waiting readers are told."""
+        self._stopping.set()
+        # The connection first: once the gate is closed its writer no longer waits for readers, and must not say HELD.
+        with self._connection_lock:
+            if self._connection is not None:
+                self._connection.shutdown()
+        self._gate.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __enter__(self) -> "Follower":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    # --- the follower's thread ---
+
+    def _run(self) -> None:
+        pause = _FIRST_PAUSE_SECONDS
+        with on_device(self._parameters):
+            while not self._stopping.is_set():
+                self._page = None
+                try:
+                    self._follow()
+                except Exception as error:  # whatever it is, the module must not be left half-followed in silence
+                    self._error = str(error) or repr(error)
+                if self._page is not None:
+                    pause = _FIRST_PAUSE_SECONDS  # it had attached
+                self._stopping.wait(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        self._memory.close()
+
+    def _follow(self) -> None:
+        """One connection, until it ends: always by an exception."""
+        with self._connected() as connection:
+            attached_with = self._current if self._held_since is None else None
+            self._had_serve = False
+            body = Message(MessageType.ATTACH, attached_with, self._half, self._attach, self._memory.fds)
+            connection.send(body)
+            while True:
+                try:
+                    message = connection.receive()
+                    self._answer(connection, message)
+                except (UnavailableError, _Refused):
+                    self._go_on_by_page(attached_with)
+                    raise
+
+    @contextlib.contextmanager
+    def _connected(self) -> "Iterator[Connection]":
+        with Connection(self._socket) as connection:
+            with self._connection_lock:
+                self._connection = connection
+            try:
+                if self._stopping.is_set():  # before close() could see the connection
+                    raise StateError("the follower is closed")
+                yield connection
+            finally:
+                with self._connection_lock:
+                    self._connection = None
+
+    def _answer(self, connection: Connection, message: Message) -> None:
+        if message.type == MessageType.ATTACHED:
+            self._take_page(message)
+        elif message.fds:
+            raise ProtocolError(f"{self._socket}: {message.type.name} came with descriptors")
+        elif message.type == MessageType.REFUSED:
+            raise _Refused(f"{self._socket} does not take this rank: {message.body.decode(errors='replace')}")
+        elif self._page is None or message.version is None:
+            raise ProtocolError(f"{self._socket}: {message.type.name} came before its time, or without a version")
+        elif message.type == MessageType.HOLD:
+            self._hold()
+            connection.send(Message(MessageType.HELD))
+        elif message.type == MessageType.SERVE:
+            self._hold()
+            self._go_on(message.version, message.half)
+            self._had_serve = True
+            connection.send(Message(MessageType.SERVING))
+        else:
+            raise ProtocolError(f"{self._socket}: a receiver does not say {message.type.name}")
+
+    def _take_page(self, message: Message) -> None:
+        if len(message.fds) != 1:
+            for fd in message.fds:
+                os.close(fd)
+            raise ProtocolError(f"{self._socket}: ATTACHED came with {len(message.fds)} descriptors, not one")
+        self._page = ControlPage(message.fds[0], self._world)
+        self._changes_at_attach = self._page.read().changes
+        self._error = None
+
+    def _hold(self) -> None:
+        """Nothing reads the parameters from here on."""
+        if self._held_since is not None:
+            return
+        self._gate.shut(wait=self._gated)
+        synchronize(self._parameters)
+        self._held_since = time.monotonic()
+
+    def _go_on(self, served: Served, half: int) -> None:
+        """The module reads ``served`` in ``half`` from here on. After an exception it stays held."""
+        if half >= len(self._memory.descriptions):
+            raise ProtocolError(f"{self._socket}: {served} is said to be in half {half}, and there is none")
+        if half != self._half:
+            self._memory.switch(half)
+            self._half = half
+        if served != self._derived:
+            self._derive(served)
+        self._current = served
+        if self._held_since is not None:
+            self._pauses.append(time.monotonic() - self._held_since)
+            self._held_since = None
+        self._gate.open(served)
+
+    def _derive(self, served: Served) -> None:
+        self._derived = None
+        if self._after_write is not None:
+            try:
+                self._after_write(served)
+                synchronize(self._parameters)
+            except Exception as error:
+                self._broken = f"after_write failed for version {served.version}: {error!r}"
+                raise InternalError(self._broken) from error
+        self._broken = None
+        self._derived = served
+
+    def _go_on_by_page(self, attached_with: "Served | None") -> None:
+        """The receiver has ended the connection. A rank that is not held was not written. One that is held goes on where
+        the page says so, and else stays held: its memory may be a mix (FORMAT.md, "When the connection ends")."""
+        if self._held_since is None or self._page is None:
+            return
+        page = self._page.read()
+        ours = page.changes != self._changes_at_attach or self._had_serve or page.version == attached_with
+        if page.state == EngineState.SERVING and page.version is not None and ours:
+            self._go_on(page.version, page.half)
+
+
+class _Refused(StateError):
+    """The receiver does not take this rank, or no longer."""

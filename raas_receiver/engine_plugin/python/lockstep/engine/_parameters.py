@@ -1,0 +1,113 @@
+"""Which tensors of a module an engine rank describes, and under which names."""
+
+from dataclasses import dataclass, field
+from typing import Any, Iterable, Iterator, Mapping, Sequence, Tuple
+
+from lockstep._errors import BadDataError
+from lockstep._tensors import contiguous_strides, local_of
+
+# Slices of a parameter: {"tensor", "from", "shape", "at"}, as in raas_receiver/placement/FORMAT.md.
+Slices = Mapping[str, "Sequence[Mapping[str, Any]]"]
+
+
+@dataclass
+class Parameter:
+    """One tensor of a module, as it lies in this process. ``address`` is 0 on PyTorch's "meta" device."""
+
+    name: str
+    tensor: Any
+    dtype: str  # as safetensors names it
+    shape: "Tuple[int, ...]"
+    strides: "Tuple[int, ...]"  # in elements
+    address: int
+    slices: "list[dict[str, Any]]" = field(default_factory=list)
+    padding: "list[dict[str, Any]]" = field(default_factory=list)
+
+    @property
+    def span_bytes(self) -> int:
+        """From the first element's begin to the last one's end."""
+        if 0 in self.shape:
+            return 0
+        last = sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides))
+        return (last + 1) * self.tensor.element_size()
+
+
+def parameters_of(
+    module: Any, engine: str, *, aliases: bool, leave_out: "Iterable[str]", slices: "Slices | None", padding: "Slices | None"
+) -> "Tuple[str, list[Parameter]]":
+    """The engine that tells what the parameters are made of, and the parameters.
+
+    "huggingface" becomes "described" for a module that does not have its checkpoint's tensors as they are: transformers
+    stacks experts. BadDataError names a tensor that cannot be described.
+    """
+    if engine == "huggingface":
+        return _huggingface(module)
+    left_out = frozenset(leave_out)
+    named = [
+        (name, tensor)
+        for name, tensor in module.named_parameters(remove_duplicate=not aliases)
+        if name.rpartition(".")[2] not in left_out
+    ]
+    found = [_parameter(name, tensor) for name, tensor in (named if aliases else _without_copies(named))]
+    if engine == "described":
+        for parameter in found:
+            parameter.slices = [dict(entry) for entry in (slices or {}).get(parameter.name, ())]
+            parameter.padding = [dict(entry) for entry in (padding or {}).get(parameter.name, ())]
+            if not parameter.slices and not parameter.padding:
+                raise BadDataError(f'parameter "{parameter.name}": an engine "described" must give its slices')
+    elif slices or padding:
+        raise BadDataError(f'slices are given for an engine "described" only, and this one is "{engine}"')
+    return engine, found
+
+
+def _huggingface(module: Any) -> "Tuple[str, list[Parameter]]":
+    from lockstep._checkpoint_names import checkpoint_tensors
+    from lockstep._fsdp import sharded_parameters
+
+    tensors = dict(_without_copies(sharded_parameters(module)))
+    made = checkpoint_tensors(getattr(module, "_orig_mod", module), tensors)
+    found = [_parameter(name, tensor) for name, tensor in tensors.items()]
+    if all(
+        len(made[own.name]) == 1 and (made[own.name][0].name, tuple(made[own.name][0].shape)) == (own.name, own.shape)
+        for own in found
+    ):
+        return "huggingface", found
+    for parameter in found:
+        parameter.slices = [
+            {"tensor": into.name, "from": [0] * len(into.shape), "shape": list(into.shape), "at": list(into.start)}
+            for into in made[parameter.name]
+        ]
+    return "described", found
+
+
+def _without_copies(named: "Iterable[Tuple[str, Any]]") -> "Iterator[Tuple[str, Any]]":
+    """Tied tensors once, those that are tied by their memory alone too."""
+    seen = set()
+    for name, tensor in named:
+        key = tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride())
+        if tensor.data_ptr() != 0 and key in seen:
+            continue
+        seen.add(key)
+        yield name, tensor
+
+
+def _parameter(name: str, tensor: Any) -> Parameter:
+    local = local_of(name, tensor)
+    if any(stride == 0 and extent > 1 for extent, stride in zip(local.shape, local.strides)):
+        raise BadDataError(f'parameter "{name}": its elements share memory (an expanded tensor); give it memory of its own')
+    return Parameter(name, tensor, local.dtype, local.shape, local.strides, local.address)
+
+
+def json_of(parameter: Parameter, memory: int, offset: int) -> "dict[str, Any]":
+    """The description's entry for a parameter at ``offset`` of ``memory``."""
+    entry: "dict[str, Any]" = {"name": parameter.name, "dtype": parameter.dtype, "shape": list(parameter.shape)}
+    if parameter.strides != contiguous_strides(parameter.shape):
+        entry["strides"] = list(parameter.strides)
+    if memory != 0:
+        entry["memory"] = memory
+    entry["offset"] = offset
+    if parameter.slices:
+        entry["slices"] = parameter.slices
+    if parameter.padding:
+        entry["padding"] = parameter.padding
+    return entry

@@ -1,0 +1,509 @@
+"""What a Follower lends, when it lets its module be read, and what it goes on with when the receiver is gone."""
+
+import fcntl
+import os
+import threading
+import time
+
+import pytest
+import torch
+from fake_receiver import RUN, FakeReceiver, Page, seals
+
+import lockstep
+from lockstep.engine import Served
+
+
+@pytest.fixture
+def receiver(tmp_path):
+    receiver = FakeReceiver(tmp_path / "engine.sock")
+    yield receiver
+    receiver.close()
+
+
+@pytest.fixture
+def follow(receiver):
+    """Makes followers that are closed at the test's end."""
+    made = []
+
+    def make(module, **options) -> lockstep.Follower:
+        made.append(lockstep.Follower(module, model="actor", socket=receiver.path, **options))
+        return made[-1]
+
+    yield make
+    for follower in made:
+        follower.close()
+
+
+class TiedModel(torch.nn.Module):
+    """Tied, strided, of two dtypes, and with a buffer that checkpoints have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(8, 4, dtype=torch.bfloat16)
+        self.norm = torch.nn.Parameter(torch.arange(4.0))
+        self.down = torch.nn.Parameter(torch.arange(12, dtype=torch.bfloat16).reshape(3, 4).t())
+        self.head = torch.nn.Linear(4, 8, bias=False, dtype=torch.bfloat16)
+        self.head.weight = self.embed.weight
+        self.register_buffer("bias", torch.ones(3))
+        self.register_buffer("cache", torch.ones(3), persistent=False)
+
+
+def wait_until(condition, what: str, seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"timed out: {what}"
+        time.sleep(0.005)
+
+
+def in_background(function):
+    """A thread that runs ``function``; its ``result`` is what that returned."""
+    thread = threading.Thread(target=lambda: setattr(thread, "result", function()), daemon=True)
+    thread.start()
+    return thread
+
+
+def values(module: torch.nn.Module) -> "set[float]":
+    return {value for tensor in module.state_dict().values() for value in tensor.flatten().tolist()}
+
+
+# ---- what is lent ----
+
+
+def test_parameters_move_into_a_sealed_memfd_and_keep_values_strides_dtypes_and_ties(receiver, follow):
+    model = TiedModel()
+    before = {name: (tensor.clone(), tensor.stride(), tensor.dtype) for name, tensor in model.state_dict().items()}
+    follow(model)
+    rank = receiver.accept()
+    for name, (value, strides, dtype) in before.items():
+        now = model.state_dict()[name]
+        assert torch.equal(now, value) and (now.stride(), now.dtype) == (strides, dtype), name
+    assert model.head.weight is model.embed.weight
+    assert {own["name"] for own in rank.description["parameters"]} == {"embed.weight", "norm", "down", "bias"}
+    for own in rank.description["parameters"]:
+        assert torch.equal(rank.view(own["name"]), before[own["name"]][0]), own
+    wanted = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    assert [seals(fd) for fd in rank.fds] == [wanted]
+    assert rank.description["halves"] == [[{"kind": "host", "bytes": os.fstat(rank.fds[0]).st_size}]]
+
+
+def test_what_the_receiver_writes_is_what_the_module_reads_in_place(receiver, follow):
+    model = TiedModel()
+    follower = follow(model)
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    addresses = {name: tensor.data_ptr() for name, tensor in model.named_parameters()}
+    rank.commit(page, 3, 5.0)
+    with follower.serving(timeout=5) as served:
+        assert served == Served(RUN, 3)
+        assert values(model) == {5.0}
+        assert {name: tensor.data_ptr() for name, tensor in model.named_parameters()} == addresses
+    assert follower.served == Served(RUN, 3) and follower.error is None and len(follower.pauses) == 1
+
+
+def test_views_of_one_memory_stay_views_of_one_memory(receiver, follow):
+    whole = torch.arange(16.0)
+    model = torch.nn.Module()
+    model.whole, model.part = torch.nn.Parameter(whole), torch.nn.Parameter(whole[4:8])
+    assert model.part.data_ptr() == model.whole.data_ptr() + 16
+    follow(model)
+    receiver.accept().view("whole").fill_(7)
+    assert model.part.tolist() == [7.0] * 4
+
+
+def test_attach_names_the_engine_and_its_place_and_holds_nothing(receiver, follow):
+    model = torch.nn.Linear(4, 4)
+    follow(
+        model,
+        engine="vllm",
+        engine_name="tp2",
+        family="llama",
+        rank=1,
+        world=2,
+        tensor_parallel=(1, 2),
+        key_value_heads=8,
+    )
+    rank = receiver.accept()
+    assert (rank.version, rank.half, rank.run) == (0, 0, "00" * 16)
+    assert (rank.said["model"], rank.said["engine"], set(rank.said)) == ("actor", "tp2", {"model", "engine", "description"})
+    assert (rank.description["rank"], rank.description["world"]) == (1, 2)
+    assert rank.description["place"] == {
+        "engine": "vllm",
+        "family": "llama",
+        "tensor": {"size": 2, "rank": 1},
+        "expert": {"size": 1, "rank": 0},
+        "expert_tensor": {"size": 1, "rank": 0},
+        "key_value_heads": 8,
+        "fused_shared_experts": False,
+    }
+
+
+# ---- when the module may be read ----
+
+
+def test_nobody_comes_in_before_a_version_is_served(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    rank = receiver.accept()
+    rank.attached(Page())
+    with pytest.raises(lockstep.DeadlineError, match="nothing is"):
+        with follower.serving(timeout=0.1):
+            pass
+
+
+def test_a_hold_waits_for_the_readers_inside_and_keeps_new_ones_out(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+
+    def read() -> Served:
+        with follower.serving() as served:
+            return served
+
+    with follower.serving():
+        rank.say_hold(2)
+        wait_until(lambda: follower.served is None, "the gate is shut")
+        late = in_background(read)
+        with follower.serving() as again:  # this thread is inside: it must not wait for itself
+            assert again.version == 1
+        assert rank.is_silent() and late.is_alive()
+    rank.expect(5)
+    assert late.is_alive()
+    page.begin_writing()
+    rank.fill(2.0)
+    page.serve(2)
+    rank.serve(2)
+    late.join(5)
+    assert late.result == Served(RUN, 2)
+
+
+def test_without_a_gate_a_hold_is_answered_at_once_and_serving_is_refused(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2), gate=False)
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+    assert follower.wait_for(1, timeout=5).version == 1
+    with pytest.raises(lockstep.StateError, match="no gate"):
+        with follower.serving():
+            pass
+
+
+def test_readers_never_see_a_mix_while_versions_come(receiver, follow):
+    model = torch.nn.Linear(64, 64)
+    follower = follow(model)
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+    stop = threading.Event()
+
+    def read() -> int:
+        count = 0
+        while not stop.is_set():
+            with follower.serving() as served:
+                assert values(model) == {float(served.version)}
+            count += 1
+        return count
+
+    readers = [in_background(read) for _ in range(3)]
+    for version in range(2, 30):
+        rank.commit(page, version, float(version))
+    stop.set()
+    for reader in readers:
+        reader.join(10)
+        assert reader.result > 0
+    assert len(follower.pauses) == 29
+
+
+def test_after_write_runs_once_for_each_new_version_and_before_it_is_served(receiver, follow):
+    model = torch.nn.Linear(2, 2)
+    seen = []
+    follower = follow(model, after_write=lambda served: seen.append((served.version, values(model), follower.served)))
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+    rank.commit(page, 2, 2.0)
+    rank.hold(3)  # and it is given up: 2 again
+    rank.serve(2)
+    assert seen == [(1, {1.0}, None), (2, {2.0}, None)]
+
+
+def test_a_version_whose_after_write_fails_is_not_served_and_comes_again_whole(receiver, follow):
+    failing = [True]
+
+    def after_write(served: Served) -> None:
+        if failing[0]:
+            raise ValueError("no kernel")
+
+    follower = follow(torch.nn.Linear(2, 2), after_write=after_write)
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.hold(1)
+    page.begin_writing()
+    page.serve(1)
+    rank.say_serve(1)
+    assert rank.is_closed()
+    again = receiver.accept()
+    assert again.version == 0 and follower.served is None
+    assert "after_write failed for version 1" in follower.error and "no kernel" in follower.error
+    with pytest.raises(lockstep.DeadlineError, match="no kernel"):
+        follower.wait_for(1, timeout=0.05)
+    failing[0] = False
+    again.attached(page)
+    again.commit(page, 1, 1.0)
+    assert follower.wait_for(1, timeout=5) == Served(RUN, 1) and follower.error is None
+
+
+# ---- two halves ----
+
+
+def test_two_halves_are_two_memories_and_serving_the_other_flips_the_module_to_it(receiver, follow):
+    model = TiedModel()
+    follower = follow(model, double_buffered=True)
+    rank, page = receiver.accept(), Page()
+    assert len(rank.fds) == 2 and rank.description["halves"][0] == rank.description["halves"][1]
+    rank.attached(page)
+    rank.fill(1.0, half=1)
+    assert values(model) != {1.0}
+    rank.hold(1)
+    page.serve(1, half=1)
+    rank.serve(1, half=1)
+    with follower.serving(timeout=5):
+        assert values(model) == {1.0} and model.head.weight is model.embed.weight
+        rank.fill(2.0, half=0)  # while 1 is read
+        assert values(model) == {1.0}
+    rank.hold(2)
+    page.serve(2, half=0)
+    rank.serve(2, half=0)
+    with follower.serving(timeout=5) as served:
+        assert values(model) == {2.0} and served.version == 2
+
+
+def test_a_rank_attaches_again_with_its_version_and_the_half_it_lies_in(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2), double_buffered=True)
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.fill(1.0, half=1)
+    rank.hold(1)
+    page.serve(1, half=1)
+    rank.serve(1, half=1)
+    rank.close()
+    again = receiver.accept()
+    assert (again.version, again.run, again.half) == (1, RUN, 1)
+    assert follower.served == Served(RUN, 1)
+
+
+def test_a_half_that_is_not_there_is_a_broken_protocol_and_nothing_is_served(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    rank = receiver.accept()
+    rank.attached(Page())
+    rank.hold(1)
+    rank.say_serve(1, half=1)
+    assert rank.is_closed()
+    assert receiver.accept().version == 0 and follower.served is None and "half 1" in follower.error
+
+
+# ---- the connection ends ----
+
+
+def test_a_rank_that_is_not_held_goes_on_as_it_was(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+    rank.close()
+    again = receiver.accept()
+    assert (again.version, again.run) == (1, RUN) and follower.served == Served(RUN, 1)
+    again.close()  # before it was ATTACHED: the same
+    assert receiver.accept().version == 1 and follower.served == Served(RUN, 1)
+
+
+def test_killed_before_writing_held_ranks_go_on_with_the_old_version(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+    rank.hold(2)
+    rank.close()
+    assert follower.wait_for(timeout=5) == Served(RUN, 1)
+    assert receiver.accept().version == 1
+
+
+def test_killed_while_writing_ranks_stay_held_until_a_whole_version_is_written(receiver, follow):
+    model = torch.nn.Linear(2, 2)
+    follower = follow(model)
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+    rank.hold(2)
+    page.begin_writing()
+    rank.view("weight").fill_(2.0)
+    rank.close()
+    again = receiver.accept()
+    assert again.version == 0 and again.run == "00" * 16
+    with pytest.raises(lockstep.DeadlineError):
+        follower.wait_for(timeout=0.1)
+    page = Page()
+    again.attached(page)
+    again.hold(2)  # a rank that is held says it again
+    again.hold(2)
+    page.begin_writing()
+    again.fill(2.0)
+    page.serve(2)
+    again.serve(2)
+    with follower.serving(timeout=5) as served:
+        assert served.version == 2 and values(model) == {2.0}
+
+
+def test_killed_after_the_commit_ranks_go_on_with_the_new_version(receiver, follow):
+    model = torch.nn.Linear(2, 2)
+    derived = []
+    follower = follow(model, after_write=lambda served: derived.append(served.version))
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+    rank.hold(2)
+    page.begin_writing()
+    rank.fill(2.0)
+    page.serve(2)
+    rank.close()
+    assert follower.wait_for(2, timeout=5) == Served(RUN, 2)
+    assert values(model) == {2.0} and derived == [1, 2]
+    assert receiver.accept().version == 2
+
+
+def test_killed_after_a_flip_ranks_go_on_in_the_new_half(receiver, follow):
+    model = torch.nn.Linear(2, 2)
+    follower = follow(model, double_buffered=True)
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.fill(1.0, half=1)
+    rank.hold(1)
+    page.serve(1, half=1)
+    rank.close()
+    assert follower.wait_for(1, timeout=5) == Served(RUN, 1) and values(model) == {1.0}
+
+
+def test_a_late_rank_that_was_being_caught_up_does_not_take_the_others_version_for_its_own(receiver, follow):
+    """The others serve 4, the word says so and does not change; this rank's memory is a mix when the receiver dies."""
+    follower = follow(torch.nn.Linear(2, 2))
+    rank, page = receiver.accept(), Page()
+    page.serve(4)
+    rank.attached(page)
+    rank.hold(4)
+    rank.view("weight").fill_(4.0)
+    rank.close()
+    assert receiver.accept().version == 0 and follower.served is None
+
+
+def test_a_held_rank_goes_on_with_what_it_attached_with_where_the_page_names_it(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+    rank.close()
+    rank, page = receiver.accept(), Page()
+    page.serve(1)
+    rank.attached(page)
+    rank.hold(2)
+    rank.close()
+    assert follower.wait_for(timeout=5) == Served(RUN, 1)
+
+
+def test_a_page_that_comes_later_takes_the_place_of_the_first(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    rank, first, second = receiver.accept(), Page(), Page()
+    rank.attached(first)
+    rank.commit(first, 1, 1.0)
+    second.serve(1)
+    rank.attached(second)
+    rank.hold(2)
+    second.begin_writing()
+    rank.close()
+    assert receiver.accept().version == 0 and follower.served is None
+
+
+def test_a_refused_rank_says_why_keeps_what_it_serves_and_comes_again(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    receiver.accept().refuse("parameter weight is F32 and should be BF16")
+    rank, page = receiver.accept(), Page()
+    assert "should be BF16" in follower.error
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+    assert follower.error is None
+    rank.hold(2)
+    rank.refuse("another rank was lost")
+    assert follower.wait_for(timeout=5) == Served(RUN, 1)
+
+
+def test_whoever_says_what_a_receiver_does_not_is_left(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    rank = receiver.accept()
+    rank.connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(40))
+    assert rank.is_closed()
+    rank = receiver.accept()
+    assert "no message of format 1" in follower.error
+    rank.say_hold(1)  # before ATTACHED
+    receiver.accept()
+    assert "before its time" in follower.error
+
+
+# ---- around it ----
+
+
+def test_a_follower_waits_for_a_receiver_that_is_not_there_yet(tmp_path):
+    path = tmp_path / "engine.sock"
+    with lockstep.Follower(torch.nn.Linear(2, 2), model="actor", socket=path) as follower:
+        wait_until(lambda: follower.error is not None, "no receiver")
+        assert str(path) in follower.error
+        late = FakeReceiver(path)
+        rank = late.accept()
+        rank.attached(Page())
+        wait_until(lambda: follower.error is None, "attached")
+        late.close()
+
+
+def test_closing_tells_waiting_readers_and_ends_the_connection(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    rank = receiver.accept()
+    rank.attached(Page())
+
+    def read() -> str:
+        try:
+            with follower.serving():
+                return "served"
+        except lockstep.StateError as error:
+            return str(error)
+
+    waiting = in_background(read)
+    time.sleep(0.05)
+    follower.close()
+    waiting.join(5)
+    assert waiting.result == "the follower is closed" and rank.is_closed()
+
+
+def test_a_rank_that_closes_with_readers_inside_never_says_held(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+    with follower.serving():
+        rank.say_hold(2)
+        wait_until(lambda: follower.served is None, "the gate is shut")
+        follower.close()
+        assert rank.is_closed()
+
+
+@pytest.mark.parametrize(
+    "options, problem",
+    [
+        ({"engine_name": "no/slash"}, "engine_name"),
+        ({"rank": 2, "world": 2}, "rank 2 of 2"),
+        ({"tensor_parallel": (1, 1)}, "tensor: rank 1 of 1"),
+        ({"engine": "described"}, "must give its slices"),
+    ],
+)
+def test_what_cannot_be_lent_is_refused_before_anything_moves(tmp_path, options, problem):
+    model = torch.nn.Linear(2, 2)
+    address = model.weight.data_ptr()
+    with pytest.raises(lockstep.BadDataError, match=problem):
+        lockstep.Follower(model, model="actor", socket=tmp_path / "engine.sock", **options)
+    assert model.weight.data_ptr() == address
