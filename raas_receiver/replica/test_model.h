@@ -30,10 +30,15 @@ class TestModel {
     layout_ = *ModelLayout::Create(std::move(tensors), kMinBlockBytes, std::move(attachments));
   }
 
+  TestModel(std::shared_ptr<const ModelLayout> layout, uint32_t seed)
+      : random_(seed), run_(RandomId<RunId>()), layout_(std::move(layout)) {}
+
   const std::shared_ptr<const ModelLayout>& layout() const { return layout_; }
   const RunId& run() const { return run_; }
   Held held(Version version) const { return {run_, version}; }
   const Bytes& data(Version version) const { return versions_.at(version); }
+
+  bool has(Version version) const { return versions_.contains(version); }
 
   // The next version: the first is random, later ones change about one element in `sparsity` (and all of one block now
   // and then).
