@@ -152,4 +152,19 @@ Result<std::vector<std::string>> CompleteDescription(const ModelLayout& layout, 
   return CompleteByRules(layout, description);
 }
 
+Result<std::vector<std::string>> CompleteDescriptions(const ModelLayout& layout, std::vector<RankDescription>& ranks) {
+  std::unordered_map<std::string, size_t> leaving;  // ranks, by tensor
+  for (RankDescription& rank : ranks) {
+    Result<Names> unused = CompleteDescription(layout, rank);
+    if (!unused.ok()) return unused.status().WithContext(Cat("rank ", rank.rank));
+    for (std::string& name : *unused) ++leaving[std::move(name)];
+  }
+  Names unused;
+  for (const TensorMeta& tensor : layout.tensors()) {
+    const auto found = leaving.find(tensor.name);
+    if (found != leaving.end() && found->second == ranks.size()) unused.push_back(tensor.name);
+  }
+  return unused;
+}
+
 }  // namespace lockstep

@@ -190,5 +190,29 @@ TEST_CASE("slices of engine \"described\" are left alone; others may not bring a
   CHECK_THAT(Refusal(*layout, rank), Contains(rank.parameters[3].name) && Contains("only an engine \"described\""));
 }
 
+TEST_CASE("of all ranks of an engine, only what none takes is unused") {
+  const auto layout = Layout(TinyModel("llama"));
+  std::vector<RankDescription> ranks(2);
+  for (size_t k = 0; k < layout->tensors().size() - 1; ++k) {
+    const TensorMeta& tensor = layout->tensors()[k];
+    RankDescription& rank = ranks[k % 2];
+    rank.place.engine = "huggingface";
+    rank.parameters.push_back({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape});
+  }
+  const Result<std::vector<std::string>> unused = CompleteDescriptions(*layout, ranks);
+  REQUIRE(unused.ok());
+  CHECK(*unused == std::vector<std::string>{layout->tensors().back().name});
+  CHECK(ranks[1].parameters[0].slices.size() == 1);
+
+  ranks[1].rank = 1;
+  ranks[1].parameters[0].shape = {3};
+  for (RankDescription& rank : ranks) {
+    for (EngineParameter& parameter : rank.parameters) parameter.slices.clear();
+  }
+  const Result<std::vector<std::string>> wrong = CompleteDescriptions(*layout, ranks);
+  REQUIRE(!wrong.ok());
+  CHECK_THAT(wrong.status().message(), Contains("rank 1: parameter " + ranks[1].parameters[0].name));
+}
+
 }  // namespace
 }  // namespace lockstep
