@@ -98,7 +98,7 @@ class FakeReceiver final : public v1::RaasReceiver::Service {
     record->set_model(request->model());
     *record->mutable_to() = HeldVersion(7);
     record->set_mode(request->force_full() ? "full" : "delta");
-    record->set_hook_error(hook_error);
+    record->set_engine_error(engine_error);
     record->set_verified(true);
     return grpc::Status::OK;
   }
@@ -114,7 +114,7 @@ class FakeReceiver final : public v1::RaasReceiver::Service {
   }
 
   std::string agent_address;
-  std::string hook_error;
+  std::string engine_error;
   std::string computed_digest = kDigest;
 
  private:
@@ -252,7 +252,7 @@ TEST_CASE("pull prints its record, and a hook that failed is an error") {
   const Answer pull = fleet.Receiver({"pull", "actor", "--full", "--json"});
   REQUIRE(pull.status.ok());
   CHECK(Json::parse(pull.text)["mode"] == "full");
-  fleet.receiver.hook_error = "exit status 3";
+  fleet.receiver.engine_error = "exit status 3";
   const Answer hook = fleet.Receiver({"pull"});
   CHECK(hook.status.code() == ErrorCode::kAborted);
   CHECK(Has(hook.status.message(), "exit status 3"));

@@ -12,9 +12,9 @@ constexpr std::chrono::milliseconds kGrace{2'000};
 Status Judge(const v1::SyncRecord& record, const std::string& receiver) {
   const std::string where = Cat(receiver, ": model ", record.model());
   if (!record.error().empty()) return {ErrorCode::kAborted, Cat(where, ": ", record.error())};
-  if (record.hook_error().empty()) return OkStatus();
+  if (record.engine_error().empty()) return OkStatus();
   return {ErrorCode::kAborted, Cat(where, ": version ", record.to().version(),
-                                   " is committed, but the engine did not take it: ", record.hook_error())};
+                                   " is committed, but the engine did not take it: ", record.engine_error())};
 }
 
 class ReceiverCommands : DaemonCommands<ReceiverClient, v1::ReceiverStatusRequest, v1::ReceiverStatus> {

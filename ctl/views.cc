@@ -54,6 +54,24 @@ std::string ReceiversText(const v1::AgentStatus& status) {
   return any ? "\n" + table.ToString() : "";
 }
 
+// Engines whose parameters are written in place; nothing when there are none.
+std::string EnginesText(const v1::ReceiverStatus& status) {
+  Table table({"MODEL", "ENGINE", ">RANKS", ">SERVING", ">SIZE", ">COMMITS", ">FAILURES", ">PREPARE", ">PAUSE",
+               ">WRITTEN", "LAST ERROR"});
+  bool any = false;
+  for (const v1::ReceiverModel& model : status.models()) {
+    for (const v1::EngineTargets& engine : model.engines()) {
+      any = true;
+      table.AddRow({model.name(), engine.name(), Cat(engine.attached(), "/", engine.world()),
+                    engine.mixed() ? "a mix" : VersionOrDash(engine.serving().version()),
+                    HumanBytes(engine.target_bytes()), Cat(engine.commits()), Cat(engine.failures()),
+                    Milliseconds(engine.last_prepare_us()), Milliseconds(engine.last_pause_us()),
+                    HumanBytes(engine.last_written_bytes()), TextOrDash(engine.last_error())});
+    }
+  }
+  return any ? "engines, written in place:\n" + table.ToString() : "";
+}
+
 }  // namespace
 
 std::string StatusText(const v1::AgentStatus& status) {
@@ -74,15 +92,15 @@ std::string StatusText(const v1::AgentStatus& status) {
 std::string StatusText(const v1::ReceiverStatus& status) {
   std::string text = Headline(Cat("raas_receiver ", status.name(), ","), status.build(), status.draining());
   Table table({"MODEL", "STATE", ">VERSION", ">NEWEST", ">SERVED", ">SIZE", ">SYNCS", ">FAILURES", ">REPAIRED",
-               ">HOOK FAILURES", "AGENT", "LAST ERROR"});
+               ">ENGINE FAILURES", "AGENT", "LAST ERROR"});
   for (const v1::ReceiverModel& model : status.models()) {
     table.AddRow({model.name(), StateText(model.state()), VersionOrDash(model.held().version()),
                   VersionOrDash(model.newest_version()), VersionOrDash(model.served_version()),
                   HumanBytes(model.model_bytes()), Cat(model.syncs()), Cat(model.failures()),
-                  Cat(model.repaired_blocks()), Cat(model.hook_failures()), model.agent(),
+                  Cat(model.repaired_blocks()), Cat(model.engine_failures()), model.agent(),
                   TextOrDash(model.last_error())});
   }
-  return text + table.ToString();
+  return text + table.ToString() + EnginesText(status);
 }
 
 std::string VersionsText(const v1::AgentStatus& status) {
@@ -176,7 +194,10 @@ std::string LineOf(const v1::SyncRecord& record) {
               Milliseconds(record.apply_us()), ")");
   if (record.repaired_blocks() > 0) line += Cat(", ", record.repaired_blocks(), " blocks repaired");
   line += record.verified() ? ", verified" : ", NOT verified";
-  if (!record.hook_error().empty()) line += Cat(", hook failed: ", record.hook_error());
+  if (record.pause_us() > 0) {
+    line += Cat(", engine paused ", Milliseconds(record.pause_us()), " for ", HumanBytes(record.written_bytes()));
+  }
+  if (!record.engine_error().empty()) line += Cat(", engine failed: ", record.engine_error());
   return line + "\n";
 }
 

@@ -37,6 +37,7 @@ Receiver::Receiver(ReceiverConfig config)
 
 Receiver::~Receiver() {
   server_.reset();
+  engine_ranks_.reset();
   sessions_.clear();
 }
 
@@ -58,19 +59,30 @@ Status Receiver::OpenModels() {
                                                          workers_));
     const Held held = replicas->current().held;
     Log(LogLevel::kInfo, "model_opened", {{"model", model}, {"run", ToHex(held.run)}, {"version", held.version}});
-    SessionOptions options{
-        .model = model,
-        .receiver = config_.name,
-        .agent = config_.agent,
-        .lanes = config_.lanes,
-        .follow = config_.follow,
-        .hook = {.command = config_.hook, .timeout = config_.hook_timeout, .attempts = config_.hook_attempts}};
-    sessions_[model] = std::make_unique<Session>(std::move(options), std::move(replicas), io_, feed_);
+    SessionOptions options{.model = model,
+                           .receiver = config_.name,
+                           .agent = config_.agent,
+                           .lanes = config_.lanes,
+                           .follow = config_.follow,
+                           .engine = {.in_place = config_.engine_in_place,
+                                      .targets = {.model = model,
+                                                  .hold_timeout = config_.engine_hold_timeout,
+                                                  .serve_timeout = config_.engine_hold_timeout,
+                                                  .stage_bytes = config_.engine_stage_bytes,
+                                                  .at_step = {}}}};
+    LS_ASSIGN_OR_RETURN(auto driver, NewEngineDriver(config_.engine));
+    sessions_[model] =
+        std::make_unique<Session>(std::move(options), std::move(replicas), std::move(driver), io_, workers_, feed_);
   }
   return OkStatus();
 }
 
 Status Receiver::Listen() {
+  if (config_.engine_in_place) {
+    std::map<std::string, EngineTargets*> targets;
+    for (const auto& [model, session] : sessions_) targets[model] = &session->targets();
+    LS_ASSIGN_OR_RETURN(engine_ranks_, TargetServer::Start(config_.engine_socket, std::move(targets)));
+  }
   LS_ASSIGN_OR_RETURN(server_, RpcServer::Create({.address = config_.listen.ToString(),
                                                   .services = {&service_},
                                                   .health_services = {kLiveness, kReadiness}}));

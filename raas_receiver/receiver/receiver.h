@@ -13,6 +13,7 @@
 #include "raas_receiver/receiver/receiver_config.h"
 #include "raas_receiver/receiver/receiver_service.h"
 #include "raas_receiver/session/sync_feed.h"
+#include "raas_receiver/targets/target_server.h"
 
 namespace lockstep {
 
@@ -42,6 +43,7 @@ class Receiver {
   IoThreads io_;
   ReceiverService::Sessions sessions_;
   ReceiverService service_;
+  std::unique_ptr<TargetServer> engine_ranks_;
   std::unique_ptr<RpcServer> server_;
   std::shared_ptr<std::atomic<bool>> io_turned_;  // false while a heartbeat is on its way through the I/O threads
   std::chrono::steady_clock::time_point last_turn_;

@@ -31,8 +31,16 @@ struct Written {
   bool follow = true;
   std::string assets;
   std::string hook;
-  uint64_t hook_timeout_ms = 60'000;
-  uint64_t hook_attempts = 3;
+  std::string engine = "none";
+  std::string engine_url;
+  std::string engine_key_file;
+  std::string engine_pause_mode;
+  uint64_t engine_timeout_ms = 60'000;
+  uint64_t engine_attempts = 3;
+  std::string engine_load = "directory";
+  std::string engine_socket;
+  uint64_t engine_hold_timeout_ms = 30'000;
+  uint64_t engine_stage_bytes = 1ull << 30;
   uint64_t keep_delta_bytes = 512ull << 20;
   uint64_t reader_grace_ms = 0;
   bool allow_insecure_network = false;
@@ -51,6 +59,21 @@ std::string VersionText() {
              ", payload format ", kPayloadFormat, ", replica state format ", kReplicaStateFormat);
 }
 
+void AddEngineOptions(ConfigParser& parser, Written& to) {
+  parser.Add("engine", &to.engine, "who is told of every version: none, hook, sglang or vllm");
+  parser.Add("hook", &to.hook, "engine hook: command run by /bin/sh after every commit, told by LOCKSTEP_* variables");
+  parser.Add("engine-url", &to.engine_url, "engine sglang or vllm: the server, http://HOST:PORT");
+  parser.Add("engine-key-file", &to.engine_key_file, "engine sglang or vllm: file with the server's (admin) API key");
+  parser.Add("engine-pause-mode", &to.engine_pause_mode, "engine sglang or vllm: how requests in progress are paused");
+  parser.Add("engine-timeout-ms", &to.engine_timeout_ms, "time after which a call to the engine has failed");
+  parser.Add("engine-attempts", &to.engine_attempts, "how often an engine is made to take one version");
+  parser.Add("engine-load", &to.engine_load,
+             "directory: the engine loads what is published; in-place: its ranks lend the memory of their parameters");
+  parser.Add("engine-socket", &to.engine_socket, "unix socket where ranks lend their memory");
+  parser.Add("engine-hold-timeout-ms", &to.engine_hold_timeout_ms, "time for a rank to stop at, or to go on");
+  parser.Add("engine-stage-bytes", &to.engine_stage_bytes, "memory for writes worked out before the engine is paused");
+}
+
 void AddOptions(ConfigParser& parser, Written& to) {
   parser.Add("name", &to.name, "this receiver's name, shown by the agent (default: the host's)");
   parser.Add("agent", &to.agent, "the trainer agent's gRPC address, HOST:PORT");
@@ -61,9 +84,7 @@ void AddOptions(ConfigParser& parser, Written& to) {
   parser.Add("threads", &to.threads, "threads that apply and hash; 0: one per core");
   parser.Add("follow", &to.follow, "take every new version by itself; false: only when told to pull");
   parser.Add("assets", &to.assets, "directory whose files (config, tokenizer) are linked into every published version");
-  parser.Add("hook", &to.hook, "command run by /bin/sh after every commit, told by LOCKSTEP_* variables");
-  parser.Add("hook-timeout-ms", &to.hook_timeout_ms, "time after which a hook is killed");
-  parser.Add("hook-attempts", &to.hook_attempts, "how often a failing hook is run for one version");
+  AddEngineOptions(parser, to);
   parser.Add("keep-delta-bytes", &to.keep_delta_bytes,
              "memory for applied deltas, kept to bring the other replica forward");
   parser.Add("reader-grace-ms", &to.reader_grace_ms,
@@ -94,10 +115,38 @@ Status CheckRanges(const Written& written) {
   constexpr uint64_t kDayMs = 24 * 3600 * 1000;
   LS_RETURN_IF_ERROR(CheckRange("lanes", written.lanes, 1, 64));
   LS_RETURN_IF_ERROR(CheckRange("threads", written.threads, 0, 1024));
-  LS_RETURN_IF_ERROR(CheckRange("hook-timeout-ms", written.hook_timeout_ms, 1, kDayMs));
-  LS_RETURN_IF_ERROR(CheckRange("hook-attempts", written.hook_attempts, 1, 100));
+  LS_RETURN_IF_ERROR(CheckRange("engine-timeout-ms", written.engine_timeout_ms, 1, kDayMs));
+  LS_RETURN_IF_ERROR(CheckRange("engine-attempts", written.engine_attempts, 1, 100));
+  LS_RETURN_IF_ERROR(CheckRange("engine-hold-timeout-ms", written.engine_hold_timeout_ms, 1, kDayMs));
   LS_RETURN_IF_ERROR(CheckRange("reader-grace-ms", written.reader_grace_ms, 0, kDayMs));
   return CheckRange("drain-timeout-ms", written.drain_timeout_ms, 0, kDayMs);
+}
+
+// A hook needs no `engine = hook` beside it.
+std::string EngineKind(const Written& written) {
+  return written.engine == "none" && !written.hook.empty() ? "hook" : written.engine;
+}
+
+Status CheckEngine(const Written& written, ReceiverConfig& config) {
+  config.engine = {.kind = EngineKind(written),
+                   .command = written.hook,
+                   .url = written.engine_url,
+                   .key_file = written.engine_key_file,
+                   .pause_mode = written.engine_pause_mode,
+                   .timeout = std::chrono::milliseconds(written.engine_timeout_ms),
+                   .attempts = static_cast<int>(written.engine_attempts)};
+  LS_RETURN_IF_ERROR(NewEngineDriver(config.engine));
+  if (written.engine_load != "directory" && written.engine_load != "in-place") {
+    return {ErrorCode::kConfig, Cat("engine-load is \"", written.engine_load, "\"; it must be directory or in-place")};
+  }
+  config.engine_in_place = written.engine_load == "in-place";
+  if (config.engine_in_place == written.engine_socket.empty()) {
+    return {ErrorCode::kConfig, "engine-load in-place and engine-socket go together: give both or neither"};
+  }
+  if (config.engine_in_place) config.engine_socket = fs::absolute(written.engine_socket).lexically_normal().string();
+  config.engine_hold_timeout = std::chrono::milliseconds(written.engine_hold_timeout_ms);
+  config.engine_stage_bytes = written.engine_stage_bytes;
+  return OkStatus();
 }
 
 Result<ReceiverConfig> Check(const Written& written) {
@@ -118,9 +167,7 @@ Result<ReceiverConfig> Check(const Written& written) {
   config.lanes = written.lanes;
   config.threads = written.threads > 0 ? written.threads : std::max(1u, std::thread::hardware_concurrency());
   config.follow = written.follow;
-  config.hook = written.hook;
-  config.hook_timeout = std::chrono::milliseconds(written.hook_timeout_ms);
-  config.hook_attempts = static_cast<int>(written.hook_attempts);
+  LS_RETURN_IF_ERROR(CheckEngine(written, config));
   config.keep_delta_bytes = written.keep_delta_bytes;
   config.reader_grace = std::chrono::milliseconds(written.reader_grace_ms);
   config.drain_timeout = std::chrono::milliseconds(written.drain_timeout_ms);

@@ -10,6 +10,7 @@
 
 #include "common/base/status.h"
 #include "common/net/host_port.h"
+#include "raas_receiver/engines/driver.h"
 
 namespace lockstep {
 
@@ -23,9 +24,11 @@ struct ReceiverConfig {
   size_t lanes = 0;
   size_t threads = 0;
   bool follow = true;
-  std::string hook;
-  std::chrono::milliseconds hook_timeout{0};
-  int hook_attempts = 0;
+  EngineOptions engine;
+  bool engine_in_place = false;
+  std::string engine_socket;  // absolute; empty: no rank can attach
+  std::chrono::milliseconds engine_hold_timeout{0};
+  uint64_t engine_stage_bytes = 0;
   uint64_t keep_delta_bytes = 0;
   std::chrono::milliseconds reader_grace{0};
   std::chrono::milliseconds drain_timeout{0};

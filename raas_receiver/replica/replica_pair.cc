@@ -211,6 +211,19 @@ Status ReplicaPair::MarkServed(const Held& held) {
   return WriteFileAtomic(ServedPath(), Cat(ToHex(held.run), " ", held.version, "\n"), 0600);
 }
 
+std::span<const std::byte> ReplicaPair::current_data() const {
+  return current_ < 0 ? std::span<std::byte>() : replicas_[current_].file.data();
+}
+
+std::span<const std::byte> ReplicaPair::previous_data() const {
+  return current_ < 0 || !target().whole ? std::span<std::byte>() : target().file.data();
+}
+
+DeltaChain ReplicaPair::DeltasBetween(const Held& one, const Held& other) const {
+  DeltaChain chain = KeptBetween(one, other);
+  return chain.empty() ? KeptBetween(other, one) : chain;
+}
+
 DeltaChain ReplicaPair::KeptBetween(const Held& from, const Held& to) const {
   const auto first = std::find_if(kept_.begin(), kept_.end(), [&](const auto& step) { return step->base() == from; });
   const auto last = std::find_if(first, kept_.end(), [&](const auto& step) { return step->target() == to; });

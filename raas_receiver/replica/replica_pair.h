@@ -94,6 +94,7 @@ class ReplicaPair {
   // Makes the target writable memory of `layout`, content unspecified, and nobody's version.
   Status BeginFull(const std::shared_ptr<const ModelLayout>& layout);
   std::span<std::byte> target_block(BlockIndex block) const { return target().file.block(block); }
+  WorkerPool& pool() const { return pool_; }  // for whoever fills the target
   // Applies to each block of a full target the steps from its version on. Answers the damaged blocks.
   std::vector<BlockIndex> CatchUp(const DeltaChain& steps, const std::vector<Version>& versions);
 
@@ -112,6 +113,12 @@ class ReplicaPair {
 
   // Hashes of the current version. REQUIRES one.
   const std::vector<uint64_t>& current_hashes() const { return replicas_[current_].whole->manifest.block_hashes; }
+  // The data section of the current version, and of the one that SwitchToOther would make current; empty when there is
+  // none. It stays as it is until the next sync begins.
+  std::span<const std::byte> current_data() const;
+  std::span<const std::byte> previous_data() const;
+  // The kept deltas between two versions, whichever is the older, oldest first. None: not all of them are at hand.
+  DeltaChain DeltasBetween(const Held& one, const Held& other) const;
 
  private:
   struct Replica {

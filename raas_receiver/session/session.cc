@@ -10,6 +10,20 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kFirstBackoff{100};
 constexpr milliseconds kLongestBackoff{10'000};
+constexpr milliseconds kIdle{3'600'000};
+
+EngineSideOptions ForModel(EngineSideOptions options, const std::string& model) {
+  options.targets.model = model;
+  return options;
+}
+
+void Record(const ServeOutcome& outcome, v1::SyncRecord& record) {
+  if (!outcome.status.ok()) record.set_engine_error(outcome.status.ToString());
+  record.set_engine_us(static_cast<uint64_t>(outcome.total.count()));
+  record.set_prepare_us(static_cast<uint64_t>(outcome.prepare.count()));
+  record.set_pause_us(static_cast<uint64_t>(outcome.pause.count()));
+  record.set_written_bytes(outcome.written_bytes);
+}
 
 void LogSync(const v1::SyncRecord& record, const Held& to, milliseconds total) {
   Log(LogLevel::kInfo, "version_committed",
@@ -25,16 +39,24 @@ void LogSync(const v1::SyncRecord& record, const Held& to, milliseconds total) {
 
 }  // namespace
 
-Session::Session(SessionOptions options, std::unique_ptr<ReplicaPair> replicas, IoThreads& io, SyncFeed& feed)
+Session::Session(SessionOptions options, std::unique_ptr<ReplicaPair> replicas, std::unique_ptr<EngineDriver> driver,
+                 IoThreads& io, WorkerPool& pool, SyncFeed& feed)
     : options_(std::move(options)),
       replicas_(std::move(replicas)),
       feed_(feed),
       agent_(options_.agent),
-      hook_(options_.hook),
+      engine_(ForModel(options_.engine, options_.model), std::move(driver), *replicas_, pool),
       context_{options_.model, options_.receiver, options_.lanes, agent_, *replicas_, io},
       backoff_(kFirstBackoff, kLongestBackoff),
+      engine_backoff_(kFirstBackoff, kLongestBackoff),
       layout_(replicas_->current().layout),
-      served_(replicas_->served()) {}
+      served_(replicas_->served()) {
+  engine_.targets().SetChanged([this] {
+    std::lock_guard lock(mutex_);
+    serve_again_ = {};
+    changed_.notify_all();
+  });
+}
 
 void Session::Start() {
   watch_ = std::make_unique<VersionWatch>(
@@ -65,13 +87,14 @@ void Session::Join(milliseconds timeout) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, timeout, [this] { return ended_; });
   }
-  hook_.Cancel();
+  engine_.Cancel();
   thread_.join();
   watch_.reset();
 }
 
 void Session::Loop() {
-  NotifyRecovered();
+  // A receiver killed between commit and engine tells the engine when it comes back.
+  if (engine_.told() && engine_.Behind(served_)) ServeAgain("recovered");
   v1::SessionState state = v1::SESSION_STATE_WAITING;
   while (true) {
     EnterState(state);
@@ -126,20 +149,35 @@ bool Session::Prepare() {
   return true;
 }
 
-// States Waiting and Held. After: Negotiating when a sync is wanted, Held after a rollback.
+// In place: an engine lacks the current version, and it is time to try.
+bool Session::EngineWaits() const {
+  return engine_.in_place() && std::chrono::steady_clock::now() >= serve_again_ && engine_.Behind(served_);
+}
+
+// Until EngineWaits may change without anybody telling.
+milliseconds Session::UntilEngineRetry() const {
+  const auto left = std::chrono::duration_cast<milliseconds>(serve_again_ - std::chrono::steady_clock::now());
+  return left.count() < 0 ? kIdle : left + milliseconds(1);
+}
+
+// States Waiting and Held. After: Negotiating when a sync is wanted, Held after a rollback, else the same again.
 v1::SessionState Session::Wait() {
-  const auto called = [this] { return stopping_ || wanted_.rollbacks != done_.rollbacks || Wanted(); };
+  const auto called = [this] { return stopping_ || wanted_.rollbacks != done_.rollbacks || Wanted() || EngineWaits(); };
   std::unique_lock lock(mutex_);
+  const v1::SessionState resting = state_;
   while (!called()) {
     lock.unlock();
     const bool busy = Prepare() || replicas_->WarmTarget();
     lock.lock();
-    if (!busy) changed_.wait(lock, [&] { return called() || Unprepared(); });
+    if (!busy) changed_.wait_for(lock, UntilEngineRetry(), [&] { return called() || Unprepared(); });
   }
-  if (stopping_) return state_;
-  if (wanted_.rollbacks == done_.rollbacks) return v1::SESSION_STATE_NEGOTIATING;
+  if (stopping_) return resting;
+  const bool roll_back = wanted_.rollbacks != done_.rollbacks;
+  if (!roll_back && Wanted()) return v1::SESSION_STATE_NEGOTIATING;
   lock.unlock();
-  return RollBack();
+  if (roll_back) return RollBack();
+  ServeAgain("attached");
+  return resting;
 }
 
 // State BackingOff, after an error. After: Negotiating once the time is over or a Pull asks for it, Waiting when
@@ -147,11 +185,16 @@ v1::SessionState Session::Wait() {
 v1::SessionState Session::BackOff() {
   std::unique_lock lock(mutex_);
   changed_.wait_for(lock, backoff_.Next(), [this] {
-    return stopping_ || wanted_.rollbacks != done_.rollbacks || wanted_.pulls != done_.pulls;
+    return stopping_ || wanted_.rollbacks != done_.rollbacks || wanted_.pulls != done_.pulls || EngineWaits();
   });
   if (wanted_.rollbacks != done_.rollbacks) {
     lock.unlock();
     return RollBack();
+  }
+  if (EngineWaits()) {
+    lock.unlock();
+    ServeAgain("attached");
+    lock.lock();
   }
   return stopping_ || Wanted() ? v1::SESSION_STATE_NEGOTIATING : v1::SESSION_STATE_WAITING;
 }
@@ -176,7 +219,7 @@ v1::SessionState Session::RollBack() {
     const Held held = replicas_->current().held;
     Log(LogLevel::kWarn, "rolled_back",
         {{"model", options_.model}, {"run", ToHex(held.run)}, {"version", held.version}});
-    status = Notify("rollback");
+    status = Serve("rollback").status;
   }
   std::lock_guard lock(mutex_);
   done_.rollbacks = wanted_.rollbacks;
@@ -209,10 +252,7 @@ v1::SessionState Session::Synchronize() {
   if (status.ok() && record.mode() != "up_to_date") {
     LogSync(record, held, std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begin));
   }
-  if (status.ok() && held != served_) {
-    const Status notified = Notify(record.mode());
-    if (!notified.ok()) record.set_hook_error(notified.ToString());
-  }
+  if (status.ok() && engine_.Behind(served_)) Record(Serve(record.mode()), record);
   FinishSync(status, sync, record, taken);
   return status.ok() ? v1::SESSION_STATE_WAITING : v1::SESSION_STATE_BACKING_OFF;
 }
@@ -236,7 +276,7 @@ void Session::FinishSync(const Status& status, const Sync& sync, const v1::SyncR
   repaired_blocks_ += record.repaired_blocks();
   lane_retries_ += sync.lane_retries();
   layout_ = sync.layout();
-  last_error_ = status.ok() ? record.hook_error() : status.ToString();
+  last_error_ = status.ok() ? record.engine_error() : status.ToString();
   pull_outcome_ = status;
   last_record_ = record;
   done_.pulls = taken.pulls;
@@ -244,26 +284,30 @@ void Session::FinishSync(const Status& status, const Sync& sync, const v1::SyncR
   feed_.Publish(record);
 }
 
-// A receiver killed between commit and hook tells the engine when it comes back.
-void Session::NotifyRecovered() {
-  const Held held = replicas_->current().held;
-  if (!hook_.configured() || held.nothing() || held == served_) return;
-  const Status notified = Notify("recovered");
+// Outside of a sync: for engines that came, or came to, after it.
+void Session::ServeAgain(const std::string& mode) {
+  const ServeOutcome outcome = Serve(mode);
   std::lock_guard lock(mutex_);
-  last_error_ = notified.ok() ? "" : notified.ToString();
+  last_error_ = outcome.status.ok() ? "" : outcome.status.ToString();
 }
 
-// Tells the engine of the current version. An error is why it does not serve it.
-Status Session::Notify(const std::string& mode) {
+// Makes the engine serve the current version.
+ServeOutcome Session::Serve(const std::string& mode) {
   EnterState(v1::SESSION_STATE_NOTIFYING);
-  const PublishedVersion current = replicas_->current();
-  const Status status = hook_.Notify({options_.model, current.held, current.path, mode});
-  if (!status.ok()) return status;
-  const Status marked = hook_.configured() ? replicas_->MarkServed(current.held) : OkStatus();
-  if (!marked.ok()) LogWarn("served_version_not_recorded", marked, {{"model", options_.model}});
+  ServeOutcome outcome = engine_.Serve(mode, served_);
+  const bool by_directory = engine_.told() && !engine_.in_place();
+  if (by_directory && outcome.served != served_) {
+    const Status marked = replicas_->MarkServed(outcome.served);
+    if (!marked.ok()) LogWarn("served_version_not_recorded", marked, {{"model", options_.model}});
+  }
   std::lock_guard lock(mutex_);
-  served_ = current.held;
-  return OkStatus();
+  served_ = outcome.served;
+  if (outcome.status.ok()) {
+    engine_backoff_.Reset();
+  } else {
+    serve_again_ = std::chrono::steady_clock::now() + engine_backoff_.Next();
+  }
+  return outcome;
 }
 
 void Session::OnVersion(const v1::VersionEvent& event) {

@@ -19,10 +19,10 @@
 
 #include "common/base/status.h"
 #include "proto/lockstep/v1/receiver.pb.h"
-#include "raas_receiver/engines/hook.h"
 #include "raas_receiver/replica/replica_pair.h"
 #include "raas_receiver/session/agent_client.h"
 #include "raas_receiver/session/backoff.h"
+#include "raas_receiver/session/engine_side.h"
 #include "raas_receiver/session/sync.h"
 #include "raas_receiver/session/sync_feed.h"
 #include "raas_receiver/session/version_watch.h"
@@ -35,19 +35,20 @@ struct SessionOptions {
   HostPort agent;
   size_t lanes = 4;
   bool follow = true;  // sync by itself when there is a newer version
-  HookOptions hook;
+  EngineSideOptions engine;
 };
 
 class Session {
  public:
-  // `replicas` were opened for the model; `io` and `feed` outlive the session.
-  Session(SessionOptions options, std::unique_ptr<ReplicaPair> replicas, IoThreads& io, SyncFeed& feed);
+  // `replicas` were opened for the model, `driver` tells its engine; `io`, `pool` and `feed` outlive the session.
+  Session(SessionOptions options, std::unique_ptr<ReplicaPair> replicas, std::unique_ptr<EngineDriver> driver,
+          IoThreads& io, WorkerPool& pool, SyncFeed& feed);
   ~Session();
 
   void Start();
   // Tells the session to end. Pulls are given up at once; what is being committed is finished.
   void RequestStop();
-  // Waits until it has ended; past `timeout` a hook that still runs is killed.
+  // Waits until it has ended; past `timeout` a call to the engine that still runs is given up.
   void Join(std::chrono::milliseconds timeout);
 
   const std::string& model() const { return options_.model; }
@@ -58,9 +59,11 @@ class Session {
   Result<v1::SyncRecord> Pull(bool force_full, std::chrono::milliseconds timeout,
                               const std::function<bool()>& given_up);
   // Makes the version before current again, tells the engine, and holds it until the next Pull or restart. kState when
-  // there is none; the hook's error when the engine does not take it.
+  // there is none; the engine's error when it does not take it.
   Result<v1::ReceiverModel> Rollback(const std::function<bool()>& given_up);
   Result<VerifyReport> Verify() const { return replicas_->Verify(); }
+  // Where the ranks of engines attach.
+  EngineTargets& targets() { return engine_.targets(); }
   // kNotFound before the first layout is known.
   Result<std::shared_ptr<const ModelLayout>> layout() const;
 
@@ -86,8 +89,10 @@ class Session {
   void OnBroken(const Status& status);
   SyncOrder TakeOrder(Orders& taken, Held& newest);
   void FinishSync(const Status& status, const Sync& sync, const v1::SyncRecord& record, const Orders& taken);
-  void NotifyRecovered();
-  Status Notify(const std::string& mode);
+  bool EngineWaits() const;                            // REQUIRES mutex_
+  std::chrono::milliseconds UntilEngineRetry() const;  // REQUIRES mutex_
+  void ServeAgain(const std::string& mode);
+  ServeOutcome Serve(const std::string& mode);
   void EnterState(v1::SessionState state);
   template <typename Done>
   Status Await(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds timeout,
@@ -97,9 +102,10 @@ class Session {
   const std::unique_ptr<ReplicaPair> replicas_;
   SyncFeed& feed_;
   AgentClient agent_;
-  Hook hook_;
+  EngineSide engine_;
   SyncContext context_;
   Backoff backoff_;
+  Backoff engine_backoff_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
@@ -116,9 +122,10 @@ class Session {
   LayoutDigest agent_layout_;
   LayoutDigest prepared_;  // the last layout that memory was taken for, or tried to be
   std::shared_ptr<const ModelLayout> layout_;
-  Held served_;              // that the engine took
-  std::string last_error_;   // of the last sync
-  std::string watch_error_;  // why the version stream is down
+  Held served_;                                        // that the engine took, by the directory
+  std::chrono::steady_clock::time_point serve_again_;  // not before, after a failure in place
+  std::string last_error_;                             // of the last sync
+  std::string watch_error_;                            // why the version stream is down
   uint64_t repaired_blocks_ = 0;
   uint64_t syncs_ = 0;
   uint64_t failures_ = 0;

@@ -11,6 +11,22 @@ using std::chrono::milliseconds;
 // How often a waiting call looks whether its caller has gone.
 constexpr milliseconds kCallerPoll{100};
 
+void Fill(const EngineReport& report, v1::EngineTargets& proto) {
+  proto.set_name(report.engine);
+  proto.set_world(report.world);
+  proto.set_attached(report.attached);
+  *proto.mutable_serving() = ToProto(report.serving);
+  proto.set_mixed(report.mixed);
+  proto.set_parameters(report.parameters);
+  proto.set_target_bytes(report.target_bytes);
+  proto.set_last_prepare_us(static_cast<uint64_t>(report.last_prepare.count()));
+  proto.set_last_pause_us(static_cast<uint64_t>(report.last_pause.count()));
+  proto.set_last_written_bytes(report.last_written_bytes);
+  proto.set_commits(report.commits);
+  proto.set_failures(report.failures);
+  proto.set_last_error(report.last_error);
+}
+
 }  // namespace
 
 v1::ReceiverModel Session::Describe() const {
@@ -25,12 +41,18 @@ v1::ReceiverModel Session::Describe() const {
     model.set_held_digest(ToBytes(current.digest));
     model.set_current_path(current.path);
   }
-  model.set_hook_failures(hook_.failures());
+  model.set_engine(std::string(engine_.kind()));
+  model.set_engine_failures(engine_.failures());
+  for (const EngineReport& report : engine_.Describe()) Fill(report, *model.add_engines());
   model.set_replicas_replaced(replicas_->replaced());
 
+  const Held in_place = engine_.ServedInPlace();
+
   std::lock_guard lock(mutex_);
+  const Held by_directory = engine_.told() ? served_ : current.held;
+  const Held served = engine_.in_place() ? in_place : by_directory;
   model.set_state(state_);
-  model.set_served_version(hook_.configured() ? served_.version : current.held.version);
+  model.set_served_version(served.version);
   model.set_newest_version(newest_.version);
   model.set_model_bytes(layout_ ? layout_->data_bytes() : 0);
   model.set_repaired_blocks(repaired_blocks_);

@@ -233,7 +233,7 @@ def test_a_failing_hook_is_retried_and_reported_and_the_next_version_is_served(c
     )
     hook.chmod(0o755)
     agent = cluster.agent()
-    receiver = cluster.receiver(agent, hook=hook, hook_attempts=3)
+    receiver = cluster.receiver(agent, hook=hook, engine_attempts=3)
     with agent.publisher(model.tensors) as publisher:
         for version in (1, 2):
             publisher.publish(version, model.step())
@@ -241,7 +241,7 @@ def test_a_failing_hook_is_retried_and_reported_and_the_next_version_is_served(c
             wait_until(lambda: calls.exists() and f"{MODEL} {version} " in calls.read_text(), f"hook of {version}")
         wait_until(lambda: calls.read_text().count(f"{MODEL} 2 ") == 3, "three attempts")
         status = wait_until(
-            lambda: (found := receiver.model_status())["hook_failures"] >= 1 and found["last_error"] and found,
+            lambda: (found := receiver.model_status())["engine_failures"] >= 1 and found["last_error"] and found,
             "the failure is reported",
         )
         assert (status["held"]["version"], status["served_version"]) == (2, 1)
@@ -254,10 +254,10 @@ def test_a_failing_hook_is_retried_and_reported_and_the_next_version_is_served(c
 def test_a_hook_that_hangs_is_ended_at_its_timeout_and_reported(cluster):
     model = ToyModel(blocks=2)
     agent = cluster.agent()
-    receiver = cluster.receiver(agent, hook="sleep 600", hook_attempts=1, hook_timeout_ms=300)
+    receiver = cluster.receiver(agent, hook="sleep 600", engine_attempts=1, engine_timeout_ms=300)
     with agent.publisher(model.tensors) as publisher:
         publisher.publish(1, model.step())
         receiver.wait_for(model.tensors)
-        wait_until(lambda: receiver.model_status()["hook_failures"] >= 1, "the timeout is reported", timeout_s=10)
+        wait_until(lambda: receiver.model_status()["engine_failures"] >= 1, "the timeout is reported", timeout_s=10)
     assert differing_tensor(receiver.file(), model.tensors) is None
     assert receiver.stop() == 0

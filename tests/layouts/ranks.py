@@ -1,6 +1,6 @@
-"""The ranks of a trainer as forked processes that run what a test tells them to.
+"""Ranks as forked processes that run what a test tells them to.
 
-    with Ranks(topology) as ranks:
+    with Ranks(topology) as ranks:         # of a trainer; Ranks(8): eight processes that do not know of one another
         ranks.call(build, "llama")         # build(rank, "llama") on every rank; a list of what it returned
         ranks.start(publish, 2)            # the same without waiting
         ranks.kill(1)
@@ -30,16 +30,16 @@ class Rank(SimpleNamespace):
 
 
 class Ranks:
-    """All ranks of one trainer, joined to one world.
+    """All ranks of one trainer, joined to one world, or processes on their own.
 
     Args:
-        topology: how many there are, and Megatron's groups.
+        topology: how many there are, and Megatron's groups; a number: they join nothing.
         prepare: called in each process with the rank's number before it joins (namespaces, environment).
         timeout_s: how long an answer may take.
     """
 
     def __init__(
-        self, topology: Topology, prepare: "Callable[[int], None] | None" = None, timeout_s: float = 60
+        self, topology: "Topology | int", prepare: "Callable[[int], None] | None" = None, timeout_s: float = 60
     ) -> None:
         self._timeout_s = timeout_s
         self._cleanup = contextlib.ExitStack()
@@ -47,7 +47,7 @@ class Ranks:
         self.processes: "list[Any]" = []
         self._pipes: "list[Any]" = []
         context = multiprocessing.get_context("fork")
-        for number in range(topology.world):
+        for number in range(topology if isinstance(topology, int) else topology.world):
             here, there = context.Pipe()
             self._pipes.append(here)
             arguments = (number, topology, f"file://{folder}/store", prepare, there, list(self._pipes))
@@ -125,7 +125,7 @@ def _received(pipe: Any, number: int) -> Any:
 
 def _serve(
     number: int,
-    topology: Topology,
+    topology: "Topology | int",
     init_method: str,
     prepare: "Callable[[int], None] | None",
     pipe: Any,
@@ -139,7 +139,8 @@ def _serve(
     def joined(rank: Rank) -> None:
         if prepare is not None:
             prepare(number)
-        join(topology, number, init_method)
+        if not isinstance(topology, int):
+            join(topology, number, init_method)
 
     function, arguments, options = joined, (), {}
     while True:

@@ -1,0 +1,106 @@
+#include "raas_receiver/session/engine_side.h"
+
+#include <algorithm>
+
+namespace lockstep {
+namespace {
+
+using std::chrono::microseconds;
+using Clock = std::chrono::steady_clock;
+
+microseconds Since(Clock::time_point begin) {
+  return std::chrono::duration_cast<microseconds>(Clock::now() - begin);
+}
+
+// What the server serves after `outcome`, as a version.
+Held ServedAfter(Serving outcome, const EngineVersion& version, const std::optional<EngineVersion>& last_good,
+                 const Held& served) {
+  switch (outcome) {
+    case Serving::kNew:
+      return version.held;
+    case Serving::kOld:
+      return served;
+    case Serving::kLastGood:
+      return last_good ? last_good->held : Held();
+    case Serving::kUnknown:
+      break;
+  }
+  return {};
+}
+
+}  // namespace
+
+EngineSide::EngineSide(EngineSideOptions options, std::unique_ptr<EngineDriver> driver, ReplicaPair& replicas,
+                       WorkerPool& pool)
+    : options_(std::move(options)), driver_(std::move(driver)), replicas_(replicas), targets_(options_.targets, pool) {}
+
+bool EngineSide::Behind(const Held& served) const {
+  const Held current = replicas_.current().held;
+  if (current.nothing()) return false;
+  return in_place() ? targets_.Behind(current) : served != current;
+}
+
+Held EngineSide::ServedInPlace() const {
+  const std::vector<EngineReport> engines = targets_.Describe();
+  if (engines.empty()) return {};
+  const Held first = engines.front().serving;
+  const bool same =
+      std::all_of(engines.begin(), engines.end(), [&](const EngineReport& engine) { return engine.serving == first; });
+  return same ? first : Held();
+}
+
+EngineVersion EngineSide::Describe(const PublishedVersion& version, const std::string& mode) const {
+  return {options_.targets.model, version.held, version.path, mode};
+}
+
+ServeOutcome EngineSide::Serve(const std::string& mode, const Held& served) {
+  const auto begin = Clock::now();
+  const EngineVersion version = Describe(replicas_.current(), mode);
+  ServeOutcome outcome = in_place() ? Write(version) : Load(version, served);
+  outcome.total = Since(begin);
+  return outcome;
+}
+
+ServeOutcome EngineSide::Load(const EngineVersion& version, const Held& served) {
+  const PublishedVersion previous = replicas_.previous();
+  std::optional<EngineVersion> last_good;
+  if (!previous.held.nothing()) last_good = Describe(previous, "last_good");
+  LoadOutcome loaded = driver_->Load(version, last_good);
+  return {std::move(loaded.status), ServedAfter(loaded.serving, version, last_good, served)};
+}
+
+ServeOutcome EngineSide::Write(const EngineVersion& version) {
+  ServeOutcome outcome;
+  const auto begin = Clock::now();
+  const PublishedVersion current = replicas_.current();
+  const PublishedVersion previous = replicas_.previous();
+  std::optional<TargetVersion> before;
+  if (!previous.held.nothing()) before = TargetVersion{previous.held, previous.layout, replicas_.previous_data()};
+  outcome.status =
+      targets_.Prepare({current.held, current.layout, replicas_.current_data()}, before,
+                       [this](const Held& from, const Held& to) { return replicas_.DeltasBetween(from, to); });
+  outcome.prepare = Since(begin);
+  if (!targets_.prepared()) return outcome;
+  const auto pause = Clock::now();
+  const Status written = WritePaused(version, Describe(before ? previous : current, "resumed"));
+  outcome.pause = Since(pause);
+  if (outcome.status.ok()) outcome.status = written;
+  for (const EngineReport& engine : targets_.Describe()) outcome.written_bytes += engine.last_written_bytes;
+  return outcome;
+}
+
+// The pause. An engine whose memory is a mix afterwards is left paused: its ranks are held in any case.
+Status EngineSide::WritePaused(const EngineVersion& version, const EngineVersion& before) {
+  if (const Status paused = driver_->Pause(version); !paused.ok()) {
+    targets_.Abandon();
+    return paused;
+  }
+  const Status written = targets_.Commit();
+  for (const EngineReport& engine : targets_.Describe()) {
+    if (engine.mixed) return written;
+  }
+  const Status resumed = driver_->Resume(written.ok() ? version : before);
+  return written.ok() ? resumed : written;
+}
+
+}  // namespace lockstep
