@@ -1,0 +1,117 @@
+"""What tests tell the ranks of engines to do (see ranks.py): hold an engine's parameters in memory of their own, lend it to
+a receiver, and compare it with what PyTorch makes of a checkpoint.
+
+A rank keeps `job`, `module` and `follower`.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from ranks import Rank
+from slicing import Place, engine_tensors
+from tiny_trainer import checkpoint_tensors
+
+import lockstep
+
+
+@dataclass(frozen=True)
+class Job:
+    """One rank of one engine.
+
+    Args:
+        engine: "vllm" or "sglang"; ``name`` tells this one from others of its kind.
+        rank, world: of the engine's group.
+        config: the model's HuggingFace configuration.
+        double_buffered: lends two halves.
+    """
+
+    engine: str
+    name: str
+    rank: int
+    world: int
+    place: Place
+    config: Any
+    socket: Path
+    model: str
+    double_buffered: bool = False
+
+
+def build(rank: Rank, jobs: "list[Job]", checkpoint: Path) -> None:
+    """Makes the parameters of this rank's engine, with nothing of the model in them yet; padding is zero."""
+    rank.job = jobs[rank.number]
+    shapes = engine_tensors(rank.job.engine, rank.job.config, checkpoint_tensors(checkpoint), rank.job.place)
+    rank.module = parameters_of(shapes)
+
+
+def parameters_of(shapes: "dict[str, torch.Tensor]") -> torch.nn.Module:
+    """A module whose parameters have these names and shapes, all zero."""
+    module = torch.nn.Module()
+    for name, tensor in shapes.items():
+        _add(module, name, torch.nn.Parameter(torch.zeros_like(tensor), requires_grad=False))
+    return module
+
+
+def lend(rank: Rank) -> None:
+    """Attaches to the receiver; answers when all ranks of the engine may go on."""
+    job = rank.job
+    rank.follower = lockstep.Follower(
+        rank.module,
+        model=job.model,
+        socket=job.socket,
+        engine=job.engine,
+        engine_name=job.name,
+        family=job.config.model_type,
+        rank=job.rank,
+        world=job.world,
+        tensor_parallel=job.place.tensor[::-1],
+        expert_parallel=job.place.expert[::-1],
+        expert_tensor_parallel=job.place.expert_tensor[::-1],
+        key_value_heads=job.config.num_key_value_heads,
+        double_buffered=job.double_buffered,
+    )
+
+
+def differences(rank: Rank, version: int, checkpoint: Path, timeout_s: float = 30) -> "list[str]":
+    """Waits for a version; the parameters that are not, bit for bit, what PyTorch makes of its checkpoint."""
+    rank.follower.wait_for(version, timeout=timeout_s)
+    expected = engine_tensors(rank.job.engine, rank.job.config, checkpoint_tensors(checkpoint), rank.job.place)
+    with rank.follower.serving() as served:
+        if served.version != version:
+            return [f"serves version {served.version}, not {version}"]
+        held = dict(rank.module.named_parameters())
+        missing = [f"{name}: not there" for name in expected.keys() ^ held.keys()]
+        return missing + [name for name in expected if name in held and not _same(held[name], expected[name])]
+
+
+def served(rank: Rank, timeout_s: float = 30) -> "tuple[int, list[str]]":
+    """The version that this rank serves, as soon as it serves one."""
+    rank.follower.wait_for(timeout=timeout_s)
+    with rank.follower.serving() as now:
+        return now.version
+
+
+def leave(rank: Rank) -> None:
+    """Ends the loan."""
+    rank.follower.close()
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Bit for bit: NaN is NaN, and -0 is not 0."""
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(_bytes(one), _bytes(other))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _add(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
+    """Puts a parameter where its dotted name says, making the modules on the way."""
+    first, _, rest = name.partition(".")
+    if not rest:
+        module.register_parameter(first, parameter)
+        return
+    if first not in module._modules:
+        module.add_module(first, torch.nn.Module())
+    _add(module._modules[first], rest, parameter)

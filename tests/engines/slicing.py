@@ -1,0 +1,163 @@
+"""What the ranks of an inference engine hold of a HuggingFace checkpoint, by slicing and concatenating with PyTorch.
+
+Written from the engines' own loaders (vLLM 0.33.0, SGLang 0.5.23), without a look at the placement rules: tests hold those
+against this.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+Tensors = "dict[str, torch.Tensor]"
+
+VOCABULARY_PADDING = 64
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank of an engine: (size, rank) of its groups."""
+
+    tensor: "tuple[int, int]" = (1, 0)
+    expert: "tuple[int, int]" = (1, 0)
+    expert_tensor: "tuple[int, int]" = (1, 0)
+
+
+def places(tensor_parallel: int, expert_parallel: int = 1) -> "list[Place]":
+    """Every rank's place; experts are spread first, and cut over the ranks that are left."""
+    within = tensor_parallel // expert_parallel
+    return [
+        Place((tensor_parallel, rank), (expert_parallel, rank // within), (within, rank % within))
+        for rank in range(tensor_parallel)
+    ]
+
+
+def engine_tensors(engine: str, config: object, hf: Tensors, place: Place) -> Tensors:
+    """Name -> what a rank of "vllm" or "sglang" holds. ``hf``: a checkpoint's tensors, ``config``: its configuration."""
+    return _Engine(engine, config, hf, place).tensors()
+
+
+class _Engine:
+    def __init__(self, engine: str, config: object, hf: Tensors, place: Place) -> None:
+        self.engine, self.config, self.hf, self.place = engine, config, hf, place
+
+    def tensors(self) -> Tensors:
+        out = {"model.embed_tokens.weight": self.vocabulary(self.hf["model.embed_tokens.weight"])}
+        for layer in range(self.config.num_hidden_layers):
+            out.update(self.layer(f"model.layers.{layer}."))
+        out["model.norm.weight"] = self.hf["model.norm.weight"]
+        if "lm_head.weight" in self.hf:
+            out["lm_head.weight"] = self.vocabulary(self.hf["lm_head.weight"])
+        return out
+
+    def layer(self, prefix: str) -> Tensors:
+        latent = prefix + "self_attn.kv_b_proj.weight" in self.hf
+        out = self.latent_attention(prefix) if latent else self.attention(prefix)
+        for norm in ("input", "post_attention", "post_self_attn", "post_mlp"):
+            name = f"{prefix}{norm}_layernorm.weight"
+            if name in self.hf:
+                out[name] = self.hf[name]
+        for block in ("mlp", "block_sparse_moe"):
+            if f"{prefix}{block}.gate.weight" in self.hf:
+                return {**out, **self.mixture(f"{prefix}{block}.")}
+        return {**out, **self.mlp(prefix + "mlp.", self.place.tensor)}
+
+    # --- attention
+
+    def attention(self, prefix: str) -> Tensors:
+        attention = prefix + "self_attn."
+        out = {}
+        for kind in ("weight", "bias"):
+            if f"{attention}q_proj.{kind}" in self.hf:
+                parts = [self.heads(self.hf[f"{attention}{name}_proj.{kind}"], name) for name in "qkv"]
+                out[f"{attention}qkv_proj.{kind}"] = torch.cat(parts)
+        for norm in ("q_norm", "k_norm"):
+            if f"{attention}{norm}.weight" in self.hf:
+                out[f"{attention}{norm}.weight"] = self.hf[f"{attention}{norm}.weight"]
+        out[f"{attention}o_proj.weight"] = _columns(self.hf[f"{attention}o_proj.weight"], self.place.tensor)
+        return out
+
+    def heads(self, tensor: torch.Tensor, kind: str) -> torch.Tensor:
+        """A rank's query heads, or its key/value heads, which several ranks share when there are too few."""
+        size, rank = self.place.tensor
+        heads = self.config.num_attention_heads if kind == "q" else self.config.num_key_value_heads
+        if size > heads:
+            return _rows(tensor, (heads, rank // (size // heads)))
+        return _rows(tensor, (size, rank))
+
+    def latent_attention(self, prefix: str) -> Tensors:
+        attention = prefix + "self_attn."
+
+        def take(name: str) -> torch.Tensor:
+            return self.hf[f"{attention}{name}.weight"]
+
+        out = {}
+        if f"{attention}q_a_proj.weight" in self.hf:
+            fused = "fused_qkv_a_proj" if self.engine == "vllm" else "fused_qkv_a_proj_with_mqa"
+            out[fused] = torch.cat([take("q_a_proj"), take("kv_a_proj_with_mqa")])
+            out["q_a_layernorm"] = take("q_a_layernorm")
+            out["q_b_proj"] = _rows(take("q_b_proj"), self.place.tensor)
+        else:
+            out["q_proj"] = _rows(take("q_proj"), self.place.tensor)
+            out["kv_a_proj_with_mqa"] = take("kv_a_proj_with_mqa")
+        out["kv_a_layernorm"] = take("kv_a_layernorm")
+        out["kv_b_proj"] = _rows(take("kv_b_proj"), self.place.tensor)
+        out["o_proj"] = _columns(take("o_proj"), self.place.tensor)
+        return {f"{attention}{name}.weight": tensor for name, tensor in out.items()}
+
+    # --- MLP
+
+    def mlp(self, prefix: str, share: "tuple[int, int]") -> Tensors:
+        if f"{prefix}gate_up_proj.weight" in self.hf:
+            gate, up = self.hf[f"{prefix}gate_up_proj.weight"].chunk(2)
+        else:
+            gate, up = (self.hf[f"{prefix}{name}_proj.weight"] for name in ("gate", "up"))
+        return {
+            f"{prefix}gate_up_proj.weight": torch.cat([_rows(gate, share), _rows(up, share)]),
+            f"{prefix}down_proj.weight": _columns(self.hf[f"{prefix}down_proj.weight"], share),
+        }
+
+    def mixture(self, prefix: str) -> Tensors:
+        out = {f"{prefix}gate.weight": self.router(self.hf[f"{prefix}gate.weight"])}
+        if f"{prefix}gate.e_score_correction_bias" in self.hf:
+            out[f"{prefix}gate.e_score_correction_bias"] = self.hf[f"{prefix}gate.e_score_correction_bias"]
+        gate, up, down = ("w1", "w3", "w2") if "block_sparse_moe" in prefix else ("gate_proj", "up_proj", "down_proj")
+        experts = prefix + ("experts.routed_experts." if self.engine == "vllm" else "experts.")
+        w13, w2 = [], []
+        for expert in self.experts(prefix, gate):
+            of = f"{prefix}experts.{expert}."
+            w13.append(torch.cat([_rows(self.hf[f"{of}{name}.weight"], self.place.expert_tensor) for name in (gate, up)]))
+            w2.append(_columns(self.hf[f"{of}{down}.weight"], self.place.expert_tensor))
+        out[f"{experts}w13_weight"], out[f"{experts}w2_weight"] = torch.stack(w13), torch.stack(w2)
+        for shared in ("shared_expert", "shared_experts"):
+            if f"{prefix}{shared}.gate_proj.weight" in self.hf:
+                out.update(self.mlp(f"{prefix}{shared}.", self.place.tensor))
+        if f"{prefix}shared_expert_gate.weight" in self.hf:
+            out[f"{prefix}shared_expert_gate.weight"] = self.hf[f"{prefix}shared_expert_gate.weight"]
+        return out
+
+    def router(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The router's weight, which vLLM keeps in float32 for one family."""
+        return tensor.float() if (self.engine, self.config.model_type) == ("vllm", "glm4_moe") else tensor
+
+    def experts(self, prefix: str, gate: str) -> "list[int]":
+        """A rank's share of whole experts; the first ranks have those that are over."""
+        count = sum(name.startswith(f"{prefix}experts.") and name.endswith(f".{gate}.weight") for name in self.hf)
+        size, rank = self.place.expert
+        return torch.arange(count).tensor_split(size)[rank].tolist()
+
+    # --- vocabulary
+
+    def vocabulary(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A rank's rows of the padded table; padding is zero."""
+        rows = tensor.shape[0]
+        padded = torch.zeros(-(-rows // VOCABULARY_PADDING) * VOCABULARY_PADDING, tensor.shape[1], dtype=tensor.dtype)
+        padded[:rows] = tensor
+        return _rows(padded, self.place.tensor)
+
+
+def _rows(tensor: torch.Tensor, share: "tuple[int, int]") -> torch.Tensor:
+    return tensor.chunk(share[0])[share[1]]
+
+
+def _columns(tensor: torch.Tensor, share: "tuple[int, int]") -> torch.Tensor:
+    return tensor.chunk(share[0], dim=1)[share[1]]

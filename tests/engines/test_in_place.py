@@ -1,0 +1,60 @@
+"""Engines follow a training in place: their ranks' buffers equal what PyTorch makes of the trainer's tensors."""
+
+import pytest
+from engine_ranks import Job, build, differences, leave, lend
+from harness import MODEL
+from ranks import Ranks
+from slicing import places
+from tiny_trainer import Trainer
+
+STEPS = 30
+
+# So that eight ranks divide everything; two key/value heads are shared by four and eight ranks.
+WIDE = {"num_attention_heads": 8, "num_hidden_layers": 2}
+FAMILIES = {
+    "llama": WIDE,
+    "qwen2": WIDE,
+    "qwen3_moe": WIDE,
+    "mixtral": WIDE,
+    "deepseek_v3": {**WIDE, "num_key_value_heads": 8},
+}
+
+
+def jobs_of(engine: str, config, socket) -> "list[Job]":
+    """Five engines beside one receiver: TP 1, 2, 4 and 8, and experts spread over two ranks. One has two halves."""
+    layouts = {"tp1": places(1), "tp2": places(2), "tp4": places(4), "tp8": places(8)}
+    if getattr(config, "num_experts_per_tok", None):
+        layouts["ep2"] = places(2, expert_parallel=2)
+        if engine == "sglang":
+            layouts["tp4-ep2"] = places(4, expert_parallel=2)
+    return [
+        Job(engine, name, rank, len(group), place, config, socket, MODEL, double_buffered=name == "tp2")
+        for name, group in layouts.items()
+        for rank, place in enumerate(group)
+    ]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_version_of_a_training_is_in_every_ranks_buffers(cluster, family, engine):
+    agent = cluster.agent()
+    socket = cluster.directory / "engine.sock"
+    receiver = cluster.receiver(agent, engine_load="in-place", engine_socket=socket)
+    trainer = Trainer(family, cluster.directory / "checkpoints", agent.socket, MODEL, **FAMILIES[family])
+    jobs = jobs_of(engine, trainer.config, socket)
+    with Ranks(len(jobs)) as ranks:
+        checkpoint = trainer.publish(1)
+        ranks.call(build, jobs, checkpoint)
+        ranks.call(lend)
+        assert ranks.call(differences, 1, checkpoint) == [[]] * len(jobs)
+        for version in range(2, STEPS + 2):
+            trainer.step()
+            checkpoint = trainer.publish(version)
+            wrong = ranks.call(differences, version, checkpoint)
+            assert wrong == [[]] * len(jobs), f"version {version}"
+        status = receiver.model_status()
+        assert {engine["name"]: engine["commits"] for engine in status["engines"]} == {
+            job.name: STEPS + 1 for job in jobs
+        }
+        ranks.call(leave)
+    trainer.close()
