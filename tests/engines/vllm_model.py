@@ -4,26 +4,17 @@ Imported by programs that vLLM's packages are there for (see vllm_process.py), n
 """
 
 import contextlib
-import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-os.environ["VLLM_TARGET_DEVICE"] = "cpu"  # the wheel for GPUs takes the platform from it
-os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
-os.environ["VLLM_NO_USAGE_STATS"] = "1"
-os.environ["HF_HUB_OFFLINE"] = "1"
-_cache = tempfile.TemporaryDirectory(prefix="lockstep-vllm-")
-os.environ["VLLM_CACHE_ROOT"] = _cache.name
-
-import torch  # noqa: E402
-import vllm.model_executor.models.registry as registry  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
-from vllm.config import DeviceConfig, ModelConfig, VllmConfig, set_current_vllm_config  # noqa: E402
-from vllm.distributed import parallel_state  # noqa: E402
-from vllm.model_executor.model_loader.utils import initialize_model  # noqa: E402
+import torch
+import vllm.model_executor.models.registry as registry
+from safetensors.torch import load_file
+from vllm.config import DeviceConfig, ModelConfig, VllmConfig, set_current_vllm_config
+from vllm.distributed import parallel_state
+from vllm.model_executor.model_loader.utils import initialize_model
 
 # Architectures are looked at in a child interpreter, seconds each; it is the same code here.
 registry._run_in_subprocess = lambda function: function()
@@ -53,17 +44,21 @@ class Model:
         )
         self.config = VllmConfig(model_config=model, device_config=DeviceConfig(device="cpu"))
         parallel = self.config.parallel_config  # set afterwards: when created, it looks for as many devices
-        parallel.tensor_parallel_size = rank.tensor[0]
+        parallel.tensor_parallel_size = parallel.world_size = rank.tensor[0]
+        parallel.rank = rank.tensor[1]
         parallel.data_parallel_size, parallel.data_parallel_rank = rank.data
+        parallel.data_parallel_index = rank.data[1]
         parallel.enable_expert_parallel = rank.expert_parallel
-        with self._current(), _default_dtype(torch.bfloat16):
+        if not self.config.model_config.is_moe:
+            parallel.reconfigure_for_independent_dp_rank()  # as the engine's process does
+        with self.current(), _default_dtype(torch.bfloat16):
             self.module = initialize_model(self.config)
         for parameter in self.module.parameters():
             parameter.data.fill_(float("nan"))
 
     def load(self, directory: Path) -> None:
         """Runs vLLM's loader of this model on a checkpoint of one file."""
-        with self._current():
+        with self.current():
             self.module.load_weights(iter(load_file(directory / "model.safetensors").items()))
 
     def parameters(self) -> "dict[str, torch.Tensor]":
@@ -71,8 +66,10 @@ class Model:
         return {name: parameter.data for name, parameter in self.module.named_parameters()}
 
     @contextlib.contextmanager
-    def _current(self) -> Iterator[None]:
-        (tensor, rank), (data, replica) = self._rank.tensor, self._rank.data
+    def current(self) -> Iterator[None]:
+        """vLLM's globals are this rank's while inside."""
+        tensor, rank = self._rank.tensor
+        data, replica = self._rank.data if self.config.model_config.is_moe else (1, 0)
         groups = {
             "_TP": _Group(tensor, rank),
             "_DP": _Group(data, replica),

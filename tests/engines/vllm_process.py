@@ -1,5 +1,6 @@
-"""Programs with vLLM's packages: a process of its own, for vLLM must not be imported into the one that runs the tests."""
+"""Programs with vLLM's packages, in processes of their own: those that run tests must not import them."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -15,45 +16,56 @@ _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = _ROOT / ".cache" / "vllm"
 
 
-def vllm_environment(*packages: Path) -> "dict[str, str]":
-    """The environment of a Python process that can import vLLM, and what is in ``packages``."""
-    assert _PACKAGES.is_dir(), f"{_PACKAGES} is missing: tests/run.sh installs it"
-    path = os.pathsep.join(map(str, [*packages, _PACKAGES]))
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-
-
 class VllmProgram:
-    """A program of this directory that answers lines of JSON with lines of JSON."""
+    """A program of this directory that answers requests (json_program.py), and can import what is in ``packages``."""
 
     def __init__(self, name: str, *packages: Path) -> None:
+        assert _PACKAGES.is_dir(), f"{_PACKAGES} is missing: tests/run.sh installs it"
         self._errors = tempfile.TemporaryFile(mode="w+")
+        self._cache = tempfile.TemporaryDirectory(prefix="lockstep-vllm-")
+        environment = {
+            "PYTHONPATH": os.pathsep.join(map(str, [*packages, _PACKAGES])),
+            "VLLM_TARGET_DEVICE": "cpu",  # the wheel is the one for GPUs
+            "VLLM_CACHE_ROOT": self._cache.name,
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name(name))],
-            env=vllm_environment(*packages),
+            env={**os.environ, **environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
         )
 
-    def ask(self, **request: Any) -> "dict[str, Any]":
-        """The answer; AssertionError with what the program says if there is none, or an "error" in it."""
-        try:
-            self._process.stdin.write(json.dumps(request, default=str) + "\n")
+    def start(self, do: str, **arguments: Any) -> None:
+        """Asks, without waiting for the answer."""
+        with contextlib.suppress(BrokenPipeError):  # it has ended, and answer() says so
+            self._process.stdin.write(json.dumps({"do": do, **arguments}, default=str) + "\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended: there is no answer, which is told below
+
+    def answer(self) -> Any:
+        """To the oldest request without one. AssertionError has the program's traceback, or its last words."""
         line = self._process.stdout.readline()
         assert line, f"ended with {self._process.wait()}: {self._said()}"
         answer = json.loads(line)
         assert "error" not in answer, answer["error"]
-        return answer
+        return answer["value"]
+
+    def ask(self, do: str, **arguments: Any) -> Any:
+        """Asks, and waits for the answer."""
+        self.start(do, **arguments)
+        return self.answer()
 
     def close(self) -> None:
         """Ends the process, which has nothing to lose."""
         self._process.kill()
         self._process.communicate()
         self._errors.close()
+        self._cache.cleanup()
 
     def _said(self) -> str:
         self._errors.seek(0)
@@ -76,9 +88,8 @@ class VllmLoader:
         """A rank's parameters by name. ``tensor``, ``data``: (size, rank)."""
         with tempfile.TemporaryDirectory(prefix="lockstep-vllm-") as directory:
             output = Path(directory) / "parameters.safetensors"
-            self._program.ask(
-                checkpoint=checkpoint, tensor=tensor, data=data, expert_parallel=expert_parallel, output=output
-            )
+            place = {"tensor": tensor, "data": data, "expert_parallel": expert_parallel}
+            self._program.ask("load", checkpoint=checkpoint, output=output, **place)
             return load_file(output)
 
     def close(self) -> None:

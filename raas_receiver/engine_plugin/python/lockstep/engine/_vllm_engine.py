@@ -59,14 +59,16 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
         try:
             _check_as_loaded(self.model)
             expert, expert_tensor = _expert_groups(self.model, parallel)
+            # Replicas of dense models know only their own number: each is an engine of its own.
+            alone, replica = parallel.data_parallel_size == 1, parallel.data_parallel_index
             self._follower = Follower(
                 self.model,
                 model=init_info.model,
                 socket=init_info.socket,
-                engine_name=init_info.engine_name,
+                engine_name=f"{init_info.engine_name}-{replica}" if alone and replica > 0 else init_info.engine_name,
                 engine="vllm",
                 family=config.model_type,
-                rank=parallel.data_parallel_index * parallel.world_size + parallel.rank,
+                rank=parallel.rank + (0 if alone else replica * parallel.world_size),
                 world=parallel.data_parallel_size * parallel.world_size,
                 tensor_parallel=(tensor.rank_in_group, tensor.world_size),
                 expert_parallel=expert,

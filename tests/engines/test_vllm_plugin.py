@@ -1,0 +1,158 @@
+"""The plugin in a process of vLLM: found by its entry point, created by its factory, with its own models and groups."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from fake_receiver import FakeReceiver, Page
+from safetensors.torch import load_file
+from slicing import Place, engine_tensors
+from vllm_checkpoints import VllmCheckpoints
+from vllm_process import VllmProgram
+
+_ROOT = Path(__file__).resolve().parents[2]
+_TRAINER_SIDE = _ROOT / "trainer_agent/export_plugin/python"
+_ENGINE_SIDE = _ROOT / "raas_receiver/engine_plugin/python"
+
+
+@pytest.fixture(scope="module")
+def vllm(tmp_path_factory):
+    """A process of vLLM in which the package is installed."""
+    installed = tmp_path_factory.mktemp("installed")
+    _declare_entry_points(installed / "lockstep-0.dist-info")
+    program = VllmProgram("vllm_rank.py", _TRAINER_SIDE, _ENGINE_SIDE, installed)
+    yield program
+    program.close()
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """Checkpoints that all tests share."""
+    return VllmCheckpoints(tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture
+def receiver(tmp_path):
+    """What the plugin attaches to."""
+    receiver = FakeReceiver(tmp_path / "engine.sock")
+    yield receiver
+    receiver.close()
+
+
+@pytest.fixture
+def create(vllm, checkpoints):
+    """Builds a model and the plugin's engine for it, which is shut down at the end; the checkpoint and configuration."""
+    vllm.ask("load_plugins")
+
+    def create(model: str, tensor=(1, 0), data=(1, 0), expert_parallel=False, expert_backend="TRITON"):
+        directory, config = checkpoints.get(model)
+        vllm.ask("build", checkpoint=directory, tensor=tensor, data=data, expert_parallel=expert_parallel)
+        vllm.ask("pretend_expert_backend", name=expert_backend)
+        assert vllm.ask("create_engine", backend="lockstep") == "LockstepWeightTransferEngine"
+        return directory, config
+
+    yield create
+    vllm.ask("shut_down")
+
+
+def _declare_entry_points(metadata: Path) -> None:
+    """What pip leaves of the package's pyproject.toml."""
+    project = tomllib.loads((_TRAINER_SIDE / "pyproject.toml").read_text())["project"]
+    lines = []
+    for group, entries in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
+    (metadata / "entry_points.txt").write_text("\n".join(lines))
+
+
+def test_vllm_finds_the_plugin_and_registers_it_once(vllm):
+    assert vllm.ask("load_plugins").count("lockstep") == 1
+
+
+# The model, vLLM's groups, the parameters' place, what is added to the engine's name, and (rank, world) there.
+PLACES = {
+    "llama-tp2": ("llama", {"tensor": (2, 1)}, Place(tensor=(2, 1)), "", (1, 2)),
+    "llama-tp2-dp2": ("llama", {"tensor": (2, 0), "data": (2, 1)}, Place(tensor=(2, 0)), "-1", (0, 2)),
+    "qwen3_moe-tp2": ("qwen3_moe", {"tensor": (2, 1)}, Place((2, 1), expert_tensor=(2, 1)), "", (1, 2)),
+    "qwen3_moe-ep2": ("qwen3_moe", {"tensor": (2, 1), "expert_parallel": True}, Place((2, 1), (2, 1)), "", (1, 2)),
+    "qwen3_moe-dp2": ("qwen3_moe", {"data": (2, 1), "expert_parallel": True}, Place(expert=(2, 1)), "", (1, 2)),
+    "mixtral-tp2-dp2": (
+        "mixtral",
+        {"tensor": (2, 1), "data": (2, 1)},
+        Place((2, 1), expert_tensor=(4, 3)),
+        "",
+        (3, 4),
+    ),
+    "deepseek_v3-tp1": ("deepseek_v3", {}, Place(), "", (0, 1)),
+    "glm4_moe-tp2": ("glm4_moe", {"tensor": (2, 0)}, Place((2, 0), expert_tensor=(2, 0)), "", (0, 2)),
+}
+
+
+@pytest.mark.parametrize(("model", "groups", "place", "suffix", "rank"), PLACES.values(), ids=PLACES)
+def test_it_tells_the_rank_that_vllm_is_and_the_parameters_that_it_has(
+    model, groups, place, suffix, rank, create, vllm, receiver
+):
+    directory, config = create(model, **groups)
+    vllm.ask("init", init_info={"socket": str(receiver.path), "model": "actor", "engine_name": "one"})
+    said = receiver.accept().said
+    description = said["description"]
+    assert (said["model"], said["engine"]) == ("actor", "one" + suffix)
+    assert (description["rank"], description["world"]) == rank
+    told = description["place"]
+    assert (told["engine"], told["family"]) == ("vllm", config.model_type)
+    assert told["key_value_heads"] == config.num_key_value_heads
+    for name in ("tensor", "expert", "expert_tensor"):
+        assert (told[name]["size"], told[name]["rank"]) == getattr(place, name), name
+    want = engine_tensors("vllm", config, load_file(directory / "model.safetensors"), place)
+    dtypes = {torch.bfloat16: "BF16", torch.float32: "F32"}
+    parameters = {own["name"]: (own["dtype"], own["shape"]) for own in description["parameters"]}
+    assert parameters == {name: (dtypes[tensor.dtype], list(tensor.shape)) for name, tensor in want.items()}
+
+
+def test_an_update_answers_when_its_version_is_in_the_models_parameters(create, vllm, receiver, tmp_path):
+    create("qwen3")
+    vllm.ask("init", init_info={"socket": str(receiver.path), "model": "actor"})
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    vllm.start("update", update_info={"version": 7})
+    rank.commit(page, 7, 0.5)  # held at once: the receiver's driver has paused the server
+    assert vllm.answer() is None
+    vllm.ask("save", output=tmp_path / "held.safetensors")
+    for name, tensor in load_file(tmp_path / "held.safetensors").items():
+        assert torch.all(tensor == 0.5), name
+
+
+def test_an_update_to_a_version_that_is_not_there_fails_and_says_which_is(create, vllm, receiver):
+    create("qwen3")
+    vllm.ask("init", init_info={"socket": str(receiver.path), "model": "actor"})
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    vllm.start("update", update_info={"version": 7, "timeout_s": 20})
+    rank.commit(page, 8, 0.5)
+    with pytest.raises(AssertionError, match="RuntimeError: version 7 .* was asked for, and .*version=8"):
+        vllm.answer()
+    with pytest.raises(AssertionError, match="RuntimeError: the wanted version was not served within 0.1 s"):
+        vllm.ask("update", update_info={"version": 9, "timeout_s": 0.1})
+
+
+@pytest.mark.parametrize("info", [{"socket": "s"}, {"socket": "s", "model": "m", "port": 1}])
+def test_vllm_refuses_init_infos_of_other_forms(info, create, vllm):
+    create("qwen3")
+    with pytest.raises(AssertionError, match="ValueError: Invalid init_info for LockstepWeightTransferEngine"):
+        vllm.ask("init", init_info=info)
+
+
+@pytest.mark.parametrize("backend", ["CPU", "FLASHINFER_TRTLLM", "FLASHINFER_CUTLASS"])
+def test_experts_that_kernels_repack_are_refused_by_name(backend, create, vllm, receiver):
+    create("qwen3_moe", expert_backend=backend)
+    with pytest.raises(AssertionError, match=rf"ValueError: model.layers.0.mlp.experts.*backend {backend} has a layout"):
+        vllm.ask("init", init_info={"socket": str(receiver.path), "model": "actor"})
+
+
+def test_latent_attention_that_keeps_copies_is_refused_by_name(create, vllm, receiver):
+    create("deepseek_v3")
+    vllm.ask("copy_latent_views")
+    with pytest.raises(AssertionError, match=r"ValueError: model.layers.0.self_attn.*keeps copies of kv_b_proj"):
+        vllm.ask("init", init_info={"socket": str(receiver.path), "model": "actor"})

@@ -1,0 +1,103 @@
+"""A program: one rank of vLLM, whose parameters a receiver writes, by the plugin or by a Follower (json_program.py)."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from json_program import answer_requests
+from safetensors.torch import save_file
+from vllm.config import WeightTransferConfig
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
+from vllm.plugins import load_general_plugins
+from vllm_model import Model, Rank
+
+import lockstep
+
+
+class Worker:
+    """As much of vLLM's worker as there is without a GPU."""
+
+    def __init__(self) -> None:
+        self.model: Any = None
+        self.engine: Any = None
+        self.follower: "lockstep.Follower | None" = None
+
+    def build(self, checkpoint: str, tensor: "list[int]", data: "list[int]", expert_parallel: bool) -> None:
+        """The rank's model, its weights NaN."""
+        self.model = Model(Path(checkpoint), Rank(tuple(tensor), tuple(data), expert_parallel))
+
+    def load_plugins(self) -> "list[str]":
+        """What a process of vLLM does at its start; the backends there are then."""
+        load_general_plugins()
+        return list(WeightTransferEngineFactory._registry)
+
+    def create_engine(self, backend: str) -> str:
+        """What the worker does when its model is loaded; the engine's class."""
+        config, module = self.model.config, self.model.module
+        for layer in module.modules():  # what vLLM does now, without kernels
+            if hasattr(layer, "kv_b_proj") and hasattr(layer, "process_weights_after_loading"):
+                layer.process_weights_after_loading(torch.bfloat16)
+        self.engine = WeightTransferEngineFactory.create_engine(
+            WeightTransferConfig(backend=backend), config, torch.device("cpu"), module
+        )
+        return type(self.engine).__name__
+
+    def pretend_expert_backend(self, name: str) -> None:
+        """As on a GPU: weights are as loaded, and the CPU's kernels have not packed them yet."""
+        for layer in self.model.module.modules():
+            if hasattr(layer, "w13_weight"):
+                layer.quant_method.unquantized_backend = UnquantizedMoeBackend[name]
+
+    def copy_latent_views(self) -> None:
+        """As kernels do that take another form of kv_b_proj."""
+        for layer in self.model.module.modules():
+            if hasattr(layer, "W_UV"):
+                layer.W_UV.data = layer.W_UV.data.clone()
+
+    def init(self, init_info: "dict[str, Any]") -> None:
+        """/init_weight_transfer_engine"""
+        with self.model.current():
+            self.engine.init_transfer_engine(self.engine.parse_init_info(init_info))
+
+    def update(self, update_info: "dict[str, Any]") -> None:
+        """/start_weight_update, /update_weights, /finish_weight_update"""
+        with self.model.current():
+            self.engine.start_weight_update()
+            self.engine.receive_weights(self.engine.parse_update_info(update_info))
+            self.engine.finish_weight_update()
+
+    def shut_down(self) -> None:
+        """/shutdown_weight_transfer_engine"""
+        self.engine.shutdown()
+
+    def follow(self, **options: Any) -> None:
+        """A Follower of the model, without the plugin."""
+        self.follower = lockstep.Follower(self.model.module, **options)
+
+    def save(self, output: str, version: "int | None" = None) -> None:
+        """Saves the parameters; with ``version``, while the Follower serves exactly that."""
+        if version is None:
+            save_file(self.model.parameters(), output)
+            return
+        self.follower.wait_for(version, timeout=30)
+        with self.follower.serving() as served:
+            if served.version != version:
+                raise AssertionError(f"serves {served}, not version {version}")
+            save_file(self.model.parameters(), output)
+
+
+if __name__ == "__main__":
+    worker = Worker()
+    answer_requests(
+        worker.build,
+        worker.load_plugins,
+        worker.create_engine,
+        worker.pretend_expert_backend,
+        worker.copy_latent_views,
+        worker.init,
+        worker.update,
+        worker.shut_down,
+        worker.follow,
+        worker.save,
+    )
