@@ -80,6 +80,15 @@ Status ReadLanes(const v1::PullPlan& proto, const HostPort& control, Plan& plan)
   return OkStatus();
 }
 
+Status ReadLocal(const v1::PullPlan& proto, Plan& plan) {
+  plan.local_socket = proto.local_socket();
+  if (plan.local_socket.empty()) return OkStatus();
+  const bool is_path = plan.local_socket.starts_with('/') && CleanText(plan.local_socket) == plan.local_socket;
+  if (!is_path) return Broken(proto, "names a local socket that is no absolute path");
+  LS_ASSIGN_OR_RETURN(plan.local_ticket, ReadId<Ticket>(proto.local_ticket()));
+  return OkStatus();
+}
+
 }  // namespace
 
 std::string_view ModeName(v1::PullMode mode) {
@@ -124,6 +133,7 @@ Result<Plan> ReadPlan(const v1::PullPlan& proto, const ModelLayout& layout, cons
       return Broken(proto, Cat("has mode ", static_cast<int>(plan.mode), ", which this receiver does not know"));
   }
   LS_RETURN_IF_ERROR(ReadLanes(proto, control, plan));
+  LS_RETURN_IF_ERROR(ReadLocal(proto, plan));
   return plan;
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -32,6 +33,8 @@ struct Plan {
   std::vector<PlanStep> steps;
   std::vector<Ticket> tickets;
   HostPort lanes;
+  std::string local_socket;  // of the agent, on its host; empty: it has none
+  Ticket local_ticket;
   int64_t committed_unix_ns = 0;
   uint64_t changed_elements = 0;
 };

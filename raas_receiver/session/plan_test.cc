@@ -24,6 +24,8 @@ struct Fixture {
     plan.set_target_digest(ToBytes(RandomId<ManifestDigest>()));
     plan.add_tickets(ToBytes(RandomId<Ticket>()));
     plan.set_lane_address("127.0.0.1:7701");
+    plan.set_local_socket("/run/pull.sock");
+    plan.set_local_ticket(ToBytes(RandomId<Ticket>()));
     for (Version base = 3; base < 5; ++base) {
       v1::DeltaStep& step = *plan.add_steps();
       step.set_payload_id(base + 10);
@@ -50,6 +52,7 @@ TEST_CASE("A plan that keeps the rules is read as it stands") {
   CHECK(plan->steps.size() == 2);
   CHECK(plan->tickets.size() == 1);
   CHECK(plan->lanes == HostPort{"127.0.0.1", 7701});
+  CHECK(plan->local_socket == "/run/pull.sock");
   CHECK(ModeName(plan->mode) == "chain");
 }
 
@@ -76,6 +79,9 @@ TEST_CASE("A plan that breaks a rule is refused") {
       [](v1::PullPlan& plan) { plan.set_mode(v1::PULL_MODE_UNSPECIFIED); },
       [](v1::PullPlan& plan) { plan.clear_tickets(); },
       [](v1::PullPlan& plan) { plan.add_tickets("short"); },
+      [](v1::PullPlan& plan) { plan.set_local_socket("pull.sock"); },
+      [](v1::PullPlan& plan) { plan.set_local_socket("/run/\001"); },
+      [](v1::PullPlan& plan) { plan.set_local_ticket("short"); },
       [](v1::PullPlan& plan) { plan.clear_steps(); },
       [](v1::PullPlan& plan) { plan.mutable_steps(0)->set_base(4); },
       [](v1::PullPlan& plan) { plan.mutable_steps(1)->set_base(3); },

@@ -16,7 +16,7 @@ Status FullStaging::Put(const FrameHeader& frame, ByteView) {
 DeltaStaging::DeltaStaging(const ModelLayout& layout, const std::vector<PlanStep>& steps) : layout_(layout) {
   for (const PlanStep& plan : steps) {
     by_payload_[plan.payload_id] = steps_.size();
-    steps_.push_back({plan, {}, 0});
+    steps_.push_back({plan, nullptr, {}, 0});
   }
 }
 
@@ -34,10 +34,24 @@ Status DeltaStaging::Put(const FrameHeader& frame, ByteView payload) {
   return OkStatus();
 }
 
+Status DeltaStaging::Give(uint64_t payload_id, const RunId& run, std::shared_ptr<const Payload> payload) {
+  Step& step = steps_[by_payload_.at(payload_id)];
+  const PayloadHeader& header = payload->header();
+  const bool planned = header.run == run && header.base == step.plan.base && header.target == step.plan.target &&
+                       header.target_digest == step.plan.target_digest && header.entries == step.plan.entries &&
+                       header.data_bytes == step.plan.data_bytes;
+  if (!planned) {
+    return {ErrorCode::kProtocol, Cat("the payload from version ", header.base, " to ", header.target,
+                                      " is not the one planned from ", step.plan.base, " to ", step.plan.target)};
+  }
+  step.whole = std::move(payload);
+  return OkStatus();
+}
+
 std::vector<BlockRun> DeltaStaging::Runs(uint64_t request_bytes, size_t lanes) const {
   std::vector<BlockRun> runs;
   for (const Step& step : steps_) {
-    if (step.plan.entries == 0) continue;
+    if (step.plan.entries == 0 || step.whole != nullptr) continue;
     const BlockRun whole{.kind = RequestKind::kDelta,
                          .payload_id = step.plan.payload_id,
                          .base = step.plan.base,
@@ -56,6 +70,11 @@ Result<DeltaChain> DeltaStaging::Assemble(const Held& base, const ManifestDigest
   DeltaChain chain;
   ManifestDigest digest = base_digest;
   for (Step& step : steps_) {
+    if (step.whole != nullptr) {
+      chain.push_back(std::move(step.whole));
+      digest = step.plan.target_digest;
+      continue;
+    }
     if (step.blocks.size() != step.plan.entries || step.bytes != step.plan.data_bytes) {
       return Status(
           ErrorCode::kProtocol,

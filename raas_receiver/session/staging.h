@@ -46,7 +46,10 @@ class DeltaStaging : public BlockSink {
   // kProtocol for more blocks or bytes than the plan announced.
   Status Put(const FrameHeader& frame, ByteView payload) override;
 
-  // The runs that ask for every block of every step.
+  // A step's payload that came whole, every hash checked. kProtocol when it is not the one planned for `run`.
+  Status Give(uint64_t payload_id, const RunId& run, std::shared_ptr<const Payload> payload);
+
+  // The runs that ask for every block of every step that did not come whole.
   std::vector<BlockRun> Runs(uint64_t request_bytes, size_t lanes) const;
 
   // The payloads of the steps, once all of their blocks are here; the staging is empty then. `base` and `base_digest`
@@ -56,6 +59,7 @@ class DeltaStaging : public BlockSink {
  private:
   struct Step {
     PlanStep plan;
+    std::shared_ptr<const Payload> whole;  // came so; else null
     std::vector<DeltaBlock> blocks;
     uint64_t bytes = 0;
   };

@@ -1,6 +1,7 @@
 #include "raas_receiver/session/sync.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
@@ -85,6 +86,7 @@ Status Sync::Run() {
 void Sync::Cancel() {
   std::lock_guard lock(mutex_);
   cancelled_ = true;
+  if (local_) local_->Cancel();
   if (lanes_) lanes_->Cancel();
 }
 
@@ -183,23 +185,20 @@ void Sync::RecordTarget() {
 // Before: Negotiate. After: Verify.
 Result<Sync::State> Sync::PullDelta() {
   const Stopwatch stopwatch(record_, record_.pull_us(), &v1::SyncRecord::set_pull_us);
-  LS_RETURN_IF_ERROR(OpenLanes());
-  deltas_ = std::make_unique<DeltaStaging>(*order_.layout, plan_.steps);
-  LS_RETURN_IF_ERROR(Fetch(deltas_->Runs(kRequestBytes, plan_.tickets.size()), *deltas_));
-  LS_ASSIGN_OR_RETURN(chain_, deltas_->Assemble(plan_.base, base_.digest, plan_.committed_unix_ns));
+  OpenLocal();
+  LS_RETURN_IF_ERROR(FetchDeltas(plan_.base, base_.digest));
   return State::kVerify;
 }
 
 // Before: Negotiate. After: CatchUp when the trainer moved on meanwhile, else Verify.
 Result<Sync::State> Sync::PullFull() {
   const Stopwatch stopwatch(record_, record_.pull_us(), &v1::SyncRecord::set_pull_us);
-  LS_RETURN_IF_ERROR(OpenLanes());
+  OpenLocal();
   LS_RETURN_IF_ERROR(context_.replicas.BeginFull(order_.layout));
   full_ = std::make_unique<FullStaging>(*order_.layout, context_.replicas);
-  const uint32_t blocks = order_.layout->block_count();
-  const BlockRun whole{.kind = RequestKind::kFull, .version = plan_.target.version, .count = blocks};
-  const uint32_t count = BlocksPerRequest(order_.layout->data_bytes(), blocks, kRequestBytes, plan_.tickets.size());
-  LS_RETURN_IF_ERROR(Fetch(SplitRun(whole, count), *full_));
+  std::vector<BlockIndex> blocks(order_.layout->block_count());
+  std::iota(blocks.begin(), blocks.end(), 0);
+  LS_RETURN_IF_ERROR(FetchFull(blocks, plan_.target.version, /*exact=*/false));
   const auto moved_on = [&](Version version) { return version != plan_.target.version; };
   return std::any_of(full_->versions().begin(), full_->versions().end(), moved_on) ? State::kCatchUp : State::kVerify;
 }
@@ -215,10 +214,8 @@ Result<Sync::State> Sync::CatchUp() {
   plan_.committed_unix_ns = caught_up.committed_unix_ns;
   plan_.steps = caught_up.steps;
   RecordTarget();
-  LS_RETURN_IF_ERROR(FetchFull(Stranded(full_->versions(), plan_), plan_.target.version));
-  deltas_ = std::make_unique<DeltaStaging>(*order_.layout, plan_.steps);
-  LS_RETURN_IF_ERROR(Fetch(deltas_->Runs(kRequestBytes, plan_.tickets.size()), *deltas_));
-  LS_ASSIGN_OR_RETURN(chain_, deltas_->Assemble({plan_.target.run, oldest}, {}, plan_.committed_unix_ns));
+  LS_RETURN_IF_ERROR(FetchFull(Stranded(full_->versions(), plan_), plan_.target.version, /*exact=*/true));
+  LS_RETURN_IF_ERROR(FetchDeltas({plan_.target.run, oldest}, {}));
   return State::kVerify;
 }
 
@@ -259,7 +256,7 @@ Result<Sync::State> Sync::Repair() {
        {"blocks", damaged_.size()},
        {"first", damaged_[0]}});
   if (!full_) full_ = std::make_unique<FullStaging>(*order_.layout, context_.replicas);
-  LS_RETURN_IF_ERROR(FetchFull(damaged_, plan_.target.version));
+  LS_RETURN_IF_ERROR(FetchFull(damaged_, plan_.target.version, /*exact=*/true));
   for (const BlockIndex block : damaged_) {
     if (full_->hashes()[block] == expected_[block]) continue;
     return Status(ErrorCode::kCorrupt,
@@ -291,6 +288,20 @@ Result<Sync::State> Sync::Switch() {
   return State::kDone;
 }
 
+// The plan's local path, when it leads somewhere from here.
+void Sync::OpenLocal() {
+  if (plan_.local_socket.empty()) return;
+  auto source = LocalSource::Connect(
+      {.path = plan_.local_socket, .pull_id = plan_.pull_id, .ticket = plan_.local_ticket, .layout = order_.layout},
+      context_.replicas.pool());
+  if (!source.ok()) {
+    Log(LogLevel::kDebug, "no_local_path", {{"model", context_.model}, {"message", source.status().ToString()}});
+    return;
+  }
+  std::lock_guard lock(mutex_);
+  if (!cancelled_) local_ = *std::move(source);
+}
+
 Status Sync::OpenLanes() {
   LaneOptions options{
       .agent = plan_.lanes, .pull_id = plan_.pull_id, .layout = order_.layout, .tickets = plan_.tickets};
@@ -301,22 +312,54 @@ Status Sync::OpenLanes() {
   return OkStatus();
 }
 
-Status Sync::Fetch(const std::vector<BlockRun>& runs, BlockSink& sink) {
-  const Status status = runs.empty() ? OkStatus() : lanes_->Fetch(runs, sink);
-  record_.set_payload_bytes(lanes_->counters().payload_bytes);
-  lane_retries_ = lanes_->counters().retries;
+// The plan's steps into chain_, which starts at `base`.
+Status Sync::FetchDeltas(const Held& base, const ManifestDigest& base_digest) {
+  deltas_ = std::make_unique<DeltaStaging>(*order_.layout, plan_.steps);
+  for (const PlanStep& step : plan_.steps) {
+    if (!local_) break;
+    const uint64_t bytes = sizeof(PayloadHeader) + step.entries * sizeof(PayloadEntry) + step.data_bytes;
+    const Result<std::shared_ptr<const Payload>> payload = local_->ReadPayload(step.payload_id, bytes);
+    const Status given = payload.ok() ? deltas_->Give(step.payload_id, base.run, *payload) : payload.status();
+    if (!given.ok())
+      Log(LogLevel::kDebug, "delta_by_lanes", {{"model", context_.model}, {"message", given.ToString()}});
+  }
+  CountBytes();
+  LS_RETURN_IF_ERROR(FetchByLanes(deltas_->Runs(kRequestBytes, plan_.tickets.size()), *deltas_));
+  LS_ASSIGN_OR_RETURN(chain_, deltas_->Assemble(base, base_digest, plan_.committed_unix_ns));
+  return OkStatus();
+}
+
+// `blocks` into full_: of `version`, or of newer ones too when not `exact`.
+Status Sync::FetchFull(const std::vector<BlockIndex>& blocks, Version version, bool exact) {
+  const std::vector<BlockIndex> rest = local_ ? local_->CopyBlocks(blocks, version, exact, *full_) : blocks;
+  CountBytes();
+  const BlockRun like{.kind = RequestKind::kFull, .version = version, .exact = exact};
+  const auto count = static_cast<uint32_t>(rest.size());
+  const uint64_t bytes = uint64_t{count} * order_.layout->block_bytes();
+  return FetchByLanes(RunsOf(rest, like, BlocksPerRequest(bytes, count, kRequestBytes, plan_.tickets.size())), *full_);
+}
+
+Status Sync::FetchByLanes(const std::vector<BlockRun>& runs, BlockSink& sink) {
+  if (runs.empty()) return OkStatus();
+  if (!lanes_) LS_RETURN_IF_ERROR(OpenLanes());
+  const Status status = lanes_->Fetch(runs, sink);
+  CountBytes();
   return status;
 }
 
-Status Sync::FetchFull(const std::vector<BlockIndex>& blocks, Version version) {
-  const BlockRun like{.kind = RequestKind::kFull, .version = version, .exact = true};
-  const auto most = static_cast<uint32_t>(std::max<uint64_t>(1, kRequestBytes / order_.layout->block_bytes()));
-  return Fetch(RunsOf(blocks, like, most), *full_);
+void Sync::CountBytes() {
+  record_.set_local_bytes(local_ ? local_->copied_bytes() : 0);
+  record_.set_payload_bytes(record_.local_bytes() + (lanes_ ? lanes_->counters().payload_bytes : 0));
+  lane_retries_ = lanes_ ? lanes_->counters().retries : 0;
 }
 
 void Sync::Close(const Status& status) {
   {
     std::lock_guard lock(mutex_);
+    if (local_ && !local_->status().ok() && !cancelled_) {
+      LogWarn("local_path_broken", local_->status(), {{"model", context_.model}});
+    }
+    local_.reset();
     lanes_.reset();
   }
   if (plan_.pull_id == 0) return;

@@ -22,6 +22,7 @@
 #include "common/net/io_threads.h"
 #include "proto/lockstep/v1/receiver.pb.h"
 #include "raas_receiver/pull/lane_set.h"
+#include "raas_receiver/pull/local_source.h"
 #include "raas_receiver/replica/replica_pair.h"
 #include "raas_receiver/session/agent_client.h"
 #include "raas_receiver/session/plan.h"
@@ -78,9 +79,12 @@ class Sync {
   Result<State> Switch();
 
   Status LearnLayout();
+  void OpenLocal();
+  void CountBytes();
   Status OpenLanes();
-  Status Fetch(const std::vector<BlockRun>& runs, BlockSink& sink);
-  Status FetchFull(const std::vector<BlockIndex>& blocks, Version version);
+  Status FetchDeltas(const Held& base, const ManifestDigest& base_digest);
+  Status FetchFull(const std::vector<BlockIndex>& blocks, Version version, bool exact);
+  Status FetchByLanes(const std::vector<BlockRun>& runs, BlockSink& sink);
   void Close(const Status& status);
   void RecordTarget();
 
@@ -97,8 +101,9 @@ class Sync {
   std::vector<BlockIndex> damaged_;  // blocks that did not get their hash
   uint64_t lane_retries_ = 0;
 
-  std::mutex mutex_;  // guards lanes_ and cancelled_ against Cancel
-  std::unique_ptr<LaneSet> lanes_;
+  std::mutex mutex_;                    // guards local_, lanes_ and cancelled_ against Cancel
+  std::unique_ptr<LocalSource> local_;  // null: the agent is not on this host, or not in our sight
+  std::unique_ptr<LaneSet> lanes_;      // opened when something is wanted of them
   bool cancelled_ = false;
 };
 

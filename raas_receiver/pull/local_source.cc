@@ -1,0 +1,172 @@
+#include "raas_receiver/pull/local_source.h"
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/base/text.h"
+#include "common/model/manifest.h"
+#include "common/os/file.h"
+#include "common/os/unix_server.h"
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kSliceBlocks = 1024;  // between two looks at whether to go on
+constexpr uint64_t kPieceBytes = 4 << 20;
+
+bool IsFile(int fd) {
+  struct stat info {};
+  return ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<LocalSource>> LocalSource::Connect(LocalOptions options, WorkerPool& pool) {
+  LS_ASSIGN_OR_RETURN(UnixConnection connection, UnixConnect(options.path, options.connect_timeout));
+  std::unique_ptr<LocalSource> source(new LocalSource(std::move(options), pool, std::move(connection)));
+  LS_RETURN_IF_ERROR(source->Open());
+  return source;
+}
+
+LocalSource::LocalSource(LocalOptions options, WorkerPool& pool, UnixConnection connection)
+    : options_(std::move(options)), pool_(pool), connection_(std::move(connection)) {}
+
+Status LocalSource::Open() {
+  LS_RETURN_IF_ERROR(CheckPeerUser(connection_, "serve a receiver"));
+  LaneHello hello{.pull_id = options_.pull_id, .ticket = options_.ticket};
+  Seal(hello);
+  LS_RETURN_IF_ERROR(connection_.Send(AsBytes(hello), {}, options_.answer_timeout));
+  LaneWelcome welcome;
+  LS_RETURN_IF_ERROR(
+      connection_.Receive(std::as_writable_bytes(std::span(&welcome, 1)), nullptr, options_.answer_timeout));
+  LS_RETURN_IF_ERROR(CheckWelcome(welcome));
+  if (welcome.code == 0) return OkStatus();
+  return {ErrorCode::kPermission, Cat("the agent at ", options_.path, " does not know this pull")};
+}
+
+void LocalSource::Cancel() {
+  cancelled_ = true;
+  connection_.Shutdown();
+}
+
+Result<LocalSource::Answer> LocalSource::Ask(LocalRequest request) {
+  LS_RETURN_IF_ERROR(status_);
+  Seal(request);
+  last_word_ = std::chrono::steady_clock::now();
+  status_ = connection_.Send(AsBytes(request), {}, options_.answer_timeout);
+  LS_RETURN_IF_ERROR(status_);
+  Result<Answer> answer = ReceiveAnswer(static_cast<LocalKind>(request.kind));
+  status_ = answer.status();
+  LS_RETURN_IF_ERROR(answer);
+  if (answer->head.code == 0) return answer;
+  return Status(static_cast<ErrorCode>(answer->head.code), Cat("the agent says: ", CleanText(AsText(answer->tail))));
+}
+
+// An error is one of the connection.
+Result<LocalSource::Answer> LocalSource::ReceiveAnswer(LocalKind kind) {
+  Answer answer;
+  std::vector<UniqueFd> files;
+  LS_RETURN_IF_ERROR(
+      connection_.Receive(std::as_writable_bytes(std::span(&answer.head, 1)), &files, options_.answer_timeout));
+  LS_RETURN_IF_ERROR(CheckLocalAnswer(answer.head, options_.layout->block_count()));
+  answer.tail.resize(answer.head.tail_bytes);
+  LS_RETURN_IF_ERROR(connection_.Receive(answer.tail, nullptr, options_.answer_timeout));
+  const bool with_file = answer.head.code == 0 && kind != LocalKind::kAlive;
+  if (files.size() != (with_file ? 1 : 0) || (with_file && !IsFile(files[0].get()))) {
+    return Status(ErrorCode::kProtocol, Cat("local answer: ", files.size(), " descriptors, or not of a file"));
+  }
+  if (with_file) answer.file = std::move(files[0]);
+  return answer;
+}
+
+Result<LocalSource::Half> LocalSource::OpenHalf(Version version) {
+  LS_ASSIGN_OR_RETURN(Answer answer, Ask({.kind = static_cast<uint8_t>(LocalKind::kHalf), .version = version}));
+  Half half{std::move(answer.file), answer.head.offset, answer.head.version,
+            std::vector<uint64_t>(options_.layout->block_count())};
+  const bool fits = answer.tail.size() == half.hashes.size() * sizeof(uint64_t) &&
+                    answer.head.data_bytes == options_.layout->data_bytes() && half.version != 0;
+  if (!fits) {
+    status_ = {ErrorCode::kProtocol, Cat("local answer: version ", half.version, " with ", answer.head.data_bytes,
+                                         " bytes is not of this model")};
+    return status_;
+  }
+  std::memcpy(half.hashes.data(), answer.tail.data(), answer.tail.size());
+  return half;
+}
+
+std::vector<BlockIndex> LocalSource::CopyBlocks(std::vector<BlockIndex> blocks, Version version, bool exact,
+                                                BlockSink& sink) {
+  // When the trainer overtakes us, what is missing is there again in a newer version.
+  for (Version copied = 0; !blocks.empty() && !cancelled_;) {
+    const Result<Half> half = OpenHalf(exact ? version : 0);
+    if (!half.ok() || half->version == copied || half->version < version) break;
+    if (exact && half->version != version) break;
+    copied = half->version;
+    blocks = CopyFrom(*half, blocks, sink);
+  }
+  return blocks;
+}
+
+std::vector<BlockIndex> LocalSource::CopyFrom(const Half& half, const std::vector<BlockIndex>& blocks,
+                                              BlockSink& sink) {
+  std::vector<BlockIndex> missed;
+  for (size_t first = 0; first < blocks.size(); first += kSliceBlocks) {
+    const auto slice = std::span(blocks).subspan(first, std::min(kSliceBlocks, blocks.size() - first));
+    std::vector<uint8_t> copied(slice.size());  // not bool: each is written by a thread of its own
+    if (!cancelled_) {
+      StayAlive();
+      pool_.ParallelFor(slice.size(), [&](size_t i) { copied[i] = CopyBlock(half, slice[i], sink); });
+    }
+    for (size_t i = 0; i < slice.size(); ++i) {
+      if (copied[i] == 0) missed.push_back(slice[i]);
+    }
+  }
+  return missed;
+}
+
+bool LocalSource::CopyBlock(const Half& half, BlockIndex block, BlockSink& sink) {
+  const ByteRange range = options_.layout->block_range(block);
+  const FrameHeader frame{.type = static_cast<uint8_t>(FrameType::kBlock),
+                          .codec = static_cast<uint8_t>(Codec::kRaw),
+                          .block = block,
+                          .version = half.version,
+                          .block_hash = half.hashes[block],
+                          .payload_hash = half.hashes[block],
+                          .payload_bytes = static_cast<uint32_t>(range.bytes)};
+  const std::span<std::byte> to = sink.Destination(frame);
+  if (!ReadAt(half.file.get(), half.offset + range.offset, to, options_.path).ok()) return false;
+  if (BlockHash(to) != frame.block_hash || !sink.Put(frame, to).ok()) return false;
+  copied_bytes_ += range.bytes;
+  return true;
+}
+
+void LocalSource::StayAlive() {
+  if (std::chrono::steady_clock::now() - last_word_ < options_.alive_interval) return;
+  // Descriptors stay good without a connection: a copy under way goes on.
+  (void)Ask({.kind = static_cast<uint8_t>(LocalKind::kAlive)});
+}
+
+Result<std::shared_ptr<const Payload>> LocalSource::ReadPayload(uint64_t payload_id, uint64_t bytes) {
+  LS_ASSIGN_OR_RETURN(const Answer answer,
+                      Ask({.kind = static_cast<uint8_t>(LocalKind::kPayload), .payload_id = payload_id}));
+  if (answer.head.data_bytes != bytes) {
+    return Status(ErrorCode::kProtocol,
+                  Cat("payload ", payload_id, " has ", answer.head.data_bytes, " bytes; the plan says ", bytes));
+  }
+  const std::shared_ptr<std::byte[]> memory(new std::byte[bytes]);  // not cleared: every byte is read
+  const std::span<std::byte> all(memory.get(), bytes);
+  std::vector<Status> read((bytes + kPieceBytes - 1) / kPieceBytes);
+  pool_.ParallelFor(read.size(), [&](size_t i) {
+    const uint64_t first = i * kPieceBytes;
+    read[i] = ReadAt(answer.file.get(), answer.head.offset + first,
+                     all.subspan(first, std::min(kPieceBytes, bytes - first)), options_.path);
+  });
+  for (const Status& status : read) LS_RETURN_IF_ERROR(status);
+  LS_ASSIGN_OR_RETURN(auto payload, Payload::Open(*options_.layout, {all, memory}));
+  copied_bytes_ += payload->header().data_bytes;
+  return payload;
+}
+
+}  // namespace lockstep
