@@ -147,6 +147,7 @@ class Agent(Served):
             "socket": self.socket,
             "listen": self.address,
             "lane_listen": f"127.0.0.1:{self.lane_port}",
+            "local_socket": "none",  # lanes have the faults and the figures; test_local_pull.py is about the other path
             "segment_dir": self.segment_dir,
             "threads": 2,
             **options,

@@ -92,7 +92,7 @@ ALLOWED = {
         "trainer_agent/store",
     },
     # The inference side.
-    "raas_receiver/pull": {"common/base", "common/model", "common/payload", "common/wire", "common/net"},
+    "raas_receiver/pull": {"common/base", "common/os", "common/model", "common/payload", "common/wire", "common/net"},
     "raas_receiver/replica": {"common/base", "common/os", "common/model", "common/payload", "kernels"},
     "raas_receiver/placement": {
         "common/base",
