@@ -1,0 +1,306 @@
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <thread>
+
+#include "raas_receiver/engines/test_engine.h"
+#include "raas_receiver/engines/test_http_server.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::json;
+using Paths = std::vector<std::string>;
+using std::chrono::milliseconds;
+
+const Json kPartial = "partial";
+
+std::string UpdateOf(const std::string& kind) {
+  return kind == "sglang" ? "/update_weights_from_disk" : "/collective_rpc";
+}
+std::string PauseOf(const std::string& kind) {
+  return kind == "sglang" ? "/pause_generation" : "/pause";
+}
+std::string DropOf(const std::string& kind) {
+  return kind == "sglang" ? "/flush_cache" : "/reset_prefix_cache";
+}
+std::string GoOnOf(const std::string& kind) {
+  return kind == "sglang" ? "/continue_generation" : "/resume";
+}
+
+Json Fault(const std::string& endpoint, const Json& more) {
+  Json fault = {{"endpoint", endpoint}};
+  fault.update(more);
+  return fault;
+}
+
+size_t CountOf(const Paths& paths, const std::string& path) {
+  return static_cast<size_t>(std::count(paths.begin(), paths.end(), path));
+}
+
+// It serves `fill`, whole, and nothing went wrong on the way.
+void CheckServes(TestEngine& engine, uint8_t fill) {
+  const Json state = engine.State();
+  CHECK_FALSE(state["paused"].get<bool>());
+  CHECK_FALSE(state["mixed"].get<bool>());
+  CHECK(state["digest"] == engine.Served(fill));
+  CHECK(state["violations"] == Json::array());
+}
+
+}  // namespace
+
+TEST_CASE("An SGLang server is paused, fenced, made to read the directory, flushed once, named and made to go on") {
+  TestEngine engine("sglang");
+  const std::string before = engine.State()["digest"];
+  const auto driver = engine.Driver();
+  const LoadOutcome outcome = driver->Load(engine.VersionOf(2), std::nullopt);
+  INFO(outcome.status.ToString());
+  REQUIRE(outcome.status.ok());
+  CHECK(outcome.serving == Serving::kNew);
+  CHECK(engine.Paths() == Paths{"/ready", "/pause_generation", "/flush_cache", "/update_weights_from_disk",
+                                "/flush_cache", "/update_weight_version", "/continue_generation"});
+  const Json state = engine.State();
+  CHECK(state["digest"] != before);
+  CHECK(state["weight_version"] == "0a1b2c3d-2");
+  const Json update = Json::parse(state["log"][3]["body"].get<std::string>());
+  CHECK(update == Json{{"model_path", engine.Checkpoint(2)}, {"flush_cache", false}, {"weight_version", "0a1b2c3d-2"}});
+  CheckServes(engine, 2);
+  CHECK(driver->failures() == 0);
+}
+
+TEST_CASE("A vLLM server is paused, made to reload the directory, its cache reset, named and resumed") {
+  TestEngine engine("vllm");
+  const auto driver = engine.Driver();
+  const LoadOutcome outcome = driver->Load(engine.VersionOf(2), std::nullopt);
+  INFO(outcome.status.ToString());
+  REQUIRE(outcome.status.ok());
+  CHECK(engine.Paths() == Paths{"/is_paused", "/pause", "/is_paused", "/collective_rpc", "/reset_prefix_cache",
+                                "/update_weight_version", "/resume", "/is_paused"});
+  const Json state = engine.State();
+  CHECK(state["weight_version"] == "0a1b2c3d-2");
+  CHECK(state["log"][1]["query"] == "mode=keep&clear_cache=true");
+  CheckServes(engine, 2);
+}
+
+TEST_CASE("A read that fails half-way is undone by reading the last good version, and said so") {
+  const std::string kind = GENERATE("sglang", "vllm");
+  INFO(kind);
+  TestEngine engine(kind);
+  engine.SetFaults({Fault(UpdateOf(kind), {{"kind", kPartial}})});
+  const LoadOutcome outcome = engine.Driver()->Load(engine.VersionOf(2), engine.VersionOf(3));
+  CHECK(outcome.serving == Serving::kLastGood);
+  const std::string message = outcome.status.message();
+  CHECK(message.find("version 2 of model actor") != std::string::npos);
+  CHECK(message.find(engine.url() + UpdateOf(kind)) != std::string::npos);
+  CHECK(message.find("cannot be read") != std::string::npos);
+  CHECK(message.find("version 3 was loaded again") != std::string::npos);
+  CHECK(engine.State()["weight_version"] == "0a1b2c3d-3");
+  CheckServes(engine, 3);
+}
+
+TEST_CASE("With another attempt the version itself is served after a read that failed half-way") {
+  const std::string kind = GENERATE("sglang", "vllm");
+  TestEngine engine(kind);
+  engine.SetFaults({Fault(UpdateOf(kind), {{"kind", kPartial}})});
+  const auto driver = engine.Driver(2);
+  CHECK(driver->Load(engine.VersionOf(2), std::nullopt).serving == Serving::kNew);
+  CHECK(driver->failures() == 1);
+  CheckServes(engine, 2);
+}
+
+TEST_CASE("A server that may hold a mix stays stopped, for whatever comes then, until a whole version was read") {
+  const std::string kind = GENERATE("sglang", "vllm");
+  TestEngine engine(kind);
+  engine.SetFaults({Fault(UpdateOf(kind), {{"kind", kPartial}, {"times", 2}})});
+  const auto driver = engine.Driver();
+  const LoadOutcome failed = driver->Load(engine.VersionOf(2), engine.VersionOf(3));
+  CHECK(failed.serving == Serving::kUnknown);
+  CHECK(failed.status.message().find("stays stopped") != std::string::npos);
+  CHECK(engine.State()["mixed"].get<bool>());
+
+  engine.SetFaults({Fault(PauseOf(kind), {{"kind", "status"}})});
+  CHECK(driver->Load(engine.VersionOf(4), std::nullopt).serving == Serving::kUnknown);
+  CHECK(engine.State()["paused"].get<bool>());
+  CHECK(driver->Load(engine.VersionOf(4), std::nullopt).serving == Serving::kNew);
+  CheckServes(engine, 4);
+}
+
+TEST_CASE("A new driver does not let a server go on that was left stopped amid a load") {
+  const std::string kind = GENERATE("sglang", "vllm");
+  TestEngine engine(kind);
+  engine.SetFaults({Fault(UpdateOf(kind), {{"kind", kPartial}})});
+  CHECK(engine.Driver()->Load(engine.VersionOf(2), std::nullopt).serving == Serving::kUnknown);
+  const auto driver = engine.Driver();
+  engine.SetFaults({Fault(DropOf(kind), {{"kind", "status"}}), Fault(PauseOf(kind), {{"kind", "status"}})});
+  CHECK(driver->Load(engine.VersionOf(2), std::nullopt).serving == Serving::kUnknown);
+  CHECK(engine.State()["paused"].get<bool>());
+  engine.SetFaults({});
+  CHECK(driver->Load(engine.VersionOf(2), std::nullopt).serving == Serving::kNew);
+  CheckServes(engine, 2);
+}
+
+TEST_CASE("When nothing was changed yet the server goes on with what it had") {
+  const std::string kind = GENERATE("sglang", "vllm");
+  TestEngine engine(kind);
+  (void)engine.State();
+  const bool read = GENERATE(true, false);
+  // A request that the server turns away is not begun.
+  engine.SetFaults({Fault(read ? UpdateOf(kind) : PauseOf(kind),
+                          {{"kind", "status"}, {"status", read ? 404 : 500}, {"body", {{"detail", "Not Found"}}}})});
+  const LoadOutcome outcome = engine.Driver()->Load(engine.VersionOf(2), engine.VersionOf(3));
+  CHECK(outcome.serving == Serving::kOld);
+  CHECK(outcome.status.message().find("Not Found") != std::string::npos);
+  CHECK(engine.Paths().back() == (kind == "sglang" ? "/continue_generation" : "/is_paused"));
+  CheckServes(engine, 1);
+}
+
+TEST_CASE("An answer to a read that is lost, late or nonsense is a failure, and the last good version is read") {
+  const std::string kind = GENERATE("sglang", "vllm");
+  const Json fault = GENERATE(
+      Json{{"kind", "reset"}, {"effect", true}}, Json{{"kind", "hang"}, {"effect", true}}, Json{{"kind", "garbage"}},
+      Json{{"kind", "truncated"}, {"status", 200}}, Json{{"kind", "status"}, {"status", 503}, {"body", "overloaded"}},
+      Json{{"kind", "status"}, {"status", 200}, {"body", {{"success", false}, {"message", "no"}}}},
+      Json{{"kind", "status"}, {"status", 200}, {"body", {{"results", Json::array()}}}},
+      Json{{"kind", "status"}, {"status", 200}, {"body", {{"success", "true"}, {"results", {nullptr, 1}}}}});
+  INFO(kind << " " << fault.dump());
+  TestEngine engine(kind);
+  engine.SetFaults({Fault(UpdateOf(kind), fault)});
+  const LoadOutcome outcome = engine.Driver(1, 700)->Load(engine.VersionOf(2), engine.VersionOf(3));
+  CHECK_FALSE(outcome.status.ok());
+  CHECK(outcome.serving == Serving::kLastGood);
+  CheckServes(engine, 3);
+}
+
+TEST_CASE("A read that outlasts its time is waited for before the last good version is read") {
+  const std::string kind = GENERATE("sglang", "vllm");
+  TestEngine engine(kind, {{"load_s", 0.6}});
+  const auto driver = engine.Driver(1, 400);
+  // The read of the last good version takes as long, and is not waited for either: nothing is known.
+  CHECK(driver->Load(engine.VersionOf(2), engine.VersionOf(3)).serving == Serving::kUnknown);
+  const auto patient = engine.Driver(1, 5'000);
+  CHECK(patient->Load(engine.VersionOf(2), engine.VersionOf(3)).serving == Serving::kNew);
+  CheckServes(engine, 2);
+}
+
+TEST_CASE("A server that dies of a read is unknown, and the error says where it was") {
+  TestEngine engine("sglang");
+  engine.SetFaults({Fault("/update_weights_from_disk", {{"kind", "partial_dies"}})});
+  const LoadOutcome outcome = engine.Driver()->Load(engine.VersionOf(2), engine.VersionOf(3));
+  CHECK(outcome.serving == Serving::kUnknown);
+  CHECK(outcome.status.message().find("version 3 could not be loaded again") != std::string::npos);
+  CHECK(outcome.status.message().find(engine.url()) != std::string::npos);
+}
+
+TEST_CASE("Steps after the read are tried again; when they keep failing the server stays stopped") {
+  const std::string kind = GENERATE("sglang", "vllm");
+  const bool drops = GENERATE(true, false);
+  TestEngine engine(kind);
+  const std::string step = drops ? DropOf(kind) : GoOnOf(kind);
+  const int skip = drops && kind == "sglang" ? 1 : 0;
+  engine.SetFaults({Fault(step, {{"kind", "status"}, {"skip", skip}, {"times", 2}})});
+  CHECK(engine.Driver(3)->Load(engine.VersionOf(2), std::nullopt).status.ok());
+  CHECK(CountOf(engine.Paths(), UpdateOf(kind)) == 1);
+  CheckServes(engine, 2);
+
+  engine.SetFaults({Fault(step, {{"kind", "status"}, {"skip", skip}, {"times", 100}})});
+  const LoadOutcome outcome = engine.Driver()->Load(engine.VersionOf(3), std::nullopt);
+  CHECK(outcome.serving == Serving::kUnknown);
+  CHECK(outcome.status.message().find(step) != std::string::npos);
+  CHECK(engine.State()["paused"].get<bool>());
+}
+
+TEST_CASE("In place, a server is paused and fenced, and goes on named and without its cache") {
+  const std::string kind = GENERATE("sglang", "vllm");
+  TestEngine engine(kind);
+  const auto driver = engine.Driver();
+  REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
+  CHECK(engine.State()["paused"].get<bool>());
+  const size_t calls = engine.Paths().size();
+  REQUIRE(driver->Resume(engine.VersionOf(2)).ok());
+  Paths paths = engine.Paths();
+  paths.erase(paths.begin(), paths.begin() + static_cast<long>(calls));
+  CHECK(paths == (kind == "sglang" ? Paths{"/flush_cache", "/update_weight_version", "/continue_generation"}
+                                   : Paths{"/reset_prefix_cache", "/update_weight_version", "/resume", "/is_paused"}));
+  CHECK(engine.State()["weight_version"] == "0a1b2c3d-2");
+  CheckServes(engine, 1);
+}
+
+TEST_CASE("In place, a pause that fails lets the server go on; while its memory is written nothing but Resume does") {
+  const std::string kind = GENERATE("sglang", "vllm");
+  TestEngine engine(kind);
+  const auto driver = engine.Driver();
+  engine.SetFaults({Fault(PauseOf(kind), {{"kind", "garbage"}, {"effect", true}})});
+  CHECK_FALSE(driver->Pause(engine.VersionOf(2)).ok());
+  CHECK_FALSE(engine.State()["paused"].get<bool>());
+
+  REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
+  engine.SetFaults({Fault(PauseOf(kind), {{"kind", "status"}})});
+  CHECK_FALSE(driver->Pause(engine.VersionOf(3)).ok());
+  CHECK(engine.State()["paused"].get<bool>());
+  CHECK(driver->Resume(engine.VersionOf(2)).ok());
+  CheckServes(engine, 1);
+}
+
+TEST_CASE("Cancelling gives a load up at once and makes a server go on that nothing was changed of") {
+  const std::string kind = GENERATE("sglang", "vllm");
+  TestEngine engine(kind);
+  engine.SetFaults({Fault(PauseOf(kind), {{"kind", "hang"}, {"effect", true}})});
+  const auto driver = engine.Driver(5, 30'000);
+  std::thread canceller([&] {
+    std::this_thread::sleep_for(milliseconds(300));
+    driver->Cancel();
+  });
+  const auto begin = std::chrono::steady_clock::now();
+  const LoadOutcome outcome = driver->Load(engine.VersionOf(2), engine.VersionOf(3));
+  CHECK(std::chrono::steady_clock::now() - begin < milliseconds(5'000));
+  canceller.join();
+  CHECK(outcome.status.code() == ErrorCode::kCancelled);
+  CHECK(outcome.serving == Serving::kOld);
+  CheckServes(engine, 1);
+  CHECK(driver->Load(engine.VersionOf(2), std::nullopt).status.code() == ErrorCode::kCancelled);
+  CHECK(driver->Pause(engine.VersionOf(2)).code() == ErrorCode::kCancelled);
+}
+
+TEST_CASE("A key is sent from its file; without the right one the error says which option gives it") {
+  TestEngine engine("sglang", {{"admin_api_key", "open sesame"}});
+  const TempDir files;
+  EngineOptions options{.kind = "sglang", .url = engine.url(), .attempts = 1};
+  const LoadOutcome refused = (*NewEngineDriver(options))->Load(engine.VersionOf(2), std::nullopt);
+  CHECK(refused.status.code() == ErrorCode::kPermission);
+  CHECK(refused.status.message().find("--engine-key-file") != std::string::npos);
+
+  TestEngine other("sglang", {{"admin_api_key", "sesame"}, {"api_key", "less"}});
+  options.url = other.url();
+  options.key_file = files.File("key");
+  REQUIRE(WriteFileAtomic(options.key_file, "sesame\n").ok());
+  CHECK((*NewEngineDriver(options))->Load(other.VersionOf(2), std::nullopt).status.ok());
+}
+
+TEST_CASE("vLLM without its development mode is told apart, and goes untouched") {
+  TestEngine engine("vllm", {{"dev_mode", false}});
+  const LoadOutcome outcome = engine.Driver()->Load(engine.VersionOf(2), std::nullopt);
+  CHECK(outcome.serving == Serving::kUnknown);
+  CHECK(outcome.status.message().find("VLLM_SERVER_DEV_MODE=1") != std::string::npos);
+}
+
+TEST_CASE("A server that cannot keep a version's name is served all the same") {
+  const std::string kind = GENERATE("sglang", "vllm");
+  TestEngine engine(kind, {{"absent", {"/update_weight_version", "/ready"}}});
+  CHECK(engine.Driver()->Load(engine.VersionOf(2), std::nullopt).status.ok());
+  CheckServes(engine, 2);
+}
+
+TEST_CASE("A server that is not there is an error in time, and nothing is known of it") {
+  std::string url;
+  {
+    url = TestHttpServer([](int) {}).url();
+  }
+  const auto driver = NewEngineDriver({.kind = "vllm", .url = url, .attempts = 2, .first_backoff = milliseconds(1)});
+  REQUIRE(driver.ok());
+  const LoadOutcome outcome = (*driver)->Load({"actor", {RunId{{1}}, 7}, "/replicas/v7", "full"}, std::nullopt);
+  CHECK(outcome.status.code() == ErrorCode::kUnavailable);
+  CHECK(outcome.serving == Serving::kUnknown);
+  CHECK(outcome.status.message().find("version 7 of model actor") != std::string::npos);
+  CHECK((*driver)->failures() == 2);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,127 @@
+// A conformance server (tests/engines/conformance_server.py) as a process, for tests of drivers.
+#pragma once
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "common/base/text.h"
+#include "common/os/file.h"
+#include "common/os/temp_dir.h"
+#include "common/os/unique_fd.h"
+#include "raas_receiver/engines/driver.h"
+#include "raas_receiver/engines/http_client.h"
+
+namespace lockstep {
+
+class TestEngine {
+ public:
+  using Json = nlohmann::json;
+
+  // It starts with Checkpoint(1).
+  explicit TestEngine(const std::string& kind, const Json& options = Json::object()) : kind_(kind) {
+    Start(Checkpoint(1), options.dump());
+    auto client = HttpClient::Create({.url = url_});
+    REQUIRE(client.ok());
+    client_ = *std::move(client);
+  }
+  ~TestEngine() {
+    ::kill(process_, SIGKILL);
+    ::waitpid(process_, nullptr, 0);
+  }
+
+  const std::string& url() const { return url_; }
+
+  // A directory of three layers with three tensors each, all bytes `fill`.
+  std::string Checkpoint(uint8_t fill) {
+    constexpr int kTensors = 9, kBytes = 64;
+    const std::string directory = files_.File(Cat("v", int{fill}));
+    Json header;
+    for (int i = 0; i < kTensors; ++i) {
+      header[Cat("model.layers.", i / 3, ".part", i % 3, ".weight")] = {
+          {"dtype", "U8"}, {"shape", {kBytes}}, {"data_offsets", {i * kBytes, (i + 1) * kBytes}}};
+    }
+    const std::string text = header.dump();
+    std::string file(8, '\0');
+    file[0] = static_cast<char>(text.size() & 0xff);
+    file[1] = static_cast<char>(text.size() >> 8);
+    file += text + std::string(kTensors * kBytes, static_cast<char>(fill));
+    REQUIRE(MakeDirs(directory).ok());
+    REQUIRE(WriteFileAtomic(directory + "/model.safetensors", file).ok());
+    return directory;
+  }
+
+  EngineVersion VersionOf(uint8_t fill) {
+    return {"actor", {RunId{{0x0a, 0x1b, 0x2c, 0x3d}}, fill}, Checkpoint(fill), "delta"};
+  }
+
+  std::unique_ptr<EngineDriver> Driver(int attempts = 1, int timeout_ms = 3'000) {
+    auto driver = NewEngineDriver({.kind = kind_,
+                                   .url = url_,
+                                   .timeout = std::chrono::milliseconds(timeout_ms),
+                                   .attempts = attempts,
+                                   .first_backoff = std::chrono::milliseconds(1)});
+    REQUIRE(driver.ok());
+    return *std::move(driver);
+  }
+
+  // See Fault in http_plumbing.py.
+  void SetFaults(const std::vector<Json>& faults) { Ask(Json(faults).dump()); }
+  Json State() { return Ask(std::nullopt); }
+  // The control calls so far, as "/path" each.
+  std::vector<std::string> Paths() {
+    std::vector<std::string> paths;
+    const Json log = State()["log"];
+    for (const Json& call : log) paths.push_back(call["path"]);
+    return paths;
+  }
+  // What a server serves that holds Checkpoint(fill) and nothing else.
+  std::string Served(uint8_t fill) {
+    if (fill == 1) return first_digest_;
+    TestEngine other(kind_);
+    REQUIRE(other.Driver()->Load(VersionOf(fill), std::nullopt).status.ok());
+    return other.State()["digest"];
+  }
+
+ private:
+  void Start(const std::string& checkpoint, const std::string& options) {
+    int ends[2];
+    REQUIRE(::pipe(ends) == 0);
+    UniqueFd output(ends[0]), input(ends[1]);
+    process_ = ::fork();
+    REQUIRE(process_ >= 0);
+    if (process_ == 0) {
+      ::dup2(input.get(), STDOUT_FILENO);
+      ::execlp("python3", "python3", "tests/engines/conformance_server.py", "--kind", kind_.c_str(), "--directory",
+               checkpoint.c_str(), "--options", options.c_str(), nullptr);
+      ::_exit(127);
+    }
+    input.Reset();
+    char letter = 0;
+    while (::read(output.get(), &letter, 1) == 1 && letter != '\n') url_ += letter;
+    REQUIRE(url_.starts_with("http://"));
+  }
+
+  Json Ask(std::optional<std::string> faults) {
+    const auto answer = client_->Send({.target = "/conformance", .json = std::move(faults)});
+    REQUIRE(answer.ok());
+    REQUIRE(answer->status == 200);
+    const Json state = Json::parse(answer->body);
+    if (first_digest_.empty() && state.contains("digest")) first_digest_ = state["digest"];
+    return state;
+  }
+
+  const TempDir files_;
+  const std::string kind_;
+  pid_t process_ = -1;
+  std::string url_;
+  std::string first_digest_;
+  std::unique_ptr<HttpClient> client_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,205 @@
+"""Records what SGLang's and vLLM's control endpoints take, from the servers' own sources, into server_schemas.json.
+
+    python3 record_schemas.py --sglang DIR --vllm DIR > server_schemas.json
+
+DIR holds the package, as `pip download --no-deps` and `unzip` leave it. The sources are parsed, not run: neither torch
+nor a GPU is needed. What is recorded of an endpoint: its methods, and of each field of its query and body the type as it
+is written there and the default ("required" when there is none).
+"""
+
+import argparse
+import ast
+import json
+import sys
+from pathlib import Path
+
+SGLANG_HTTP = "sglang/srt/entrypoints/http_server.py"
+SGLANG_STRUCTS = "sglang/srt/managers/io_struct.py"
+SGLANG_ENDPOINTS = (
+    "/continue_generation",
+    "/flush_cache",
+    "/model_info",
+    "/pause_generation",
+    "/ready",
+    "/update_weight_version",
+    "/update_weights_from_disk",
+)
+VLLM_ROUTERS = (
+    "vllm/entrypoints/rl/online/api_router.py",
+    "vllm/entrypoints/serve/dev/rpc/api_router.py",
+    "vllm/entrypoints/serve/dev/cache/api_router.py",
+)
+VLLM_ENDPOINTS = (
+    "/collective_rpc",
+    "/finish_weight_update",
+    "/is_paused",
+    "/pause",
+    "/reset_prefix_cache",
+    "/resume",
+    "/start_weight_update",
+    "/update_weight_version",
+    "/update_weights",
+    "/weight_info",
+)
+# Names of types that the sources give elsewhere.
+ALIASES = {
+    "PauseMode": "vllm/v1/engine/__init__.py",
+    "WeightTransferUpdatePayload": "vllm/distributed/weight_transfer/base.py",
+}
+
+REQUIRED = "required"
+
+
+def parse(root: Path, file: str) -> ast.Module:
+    return ast.parse((root / file).read_text(), file)
+
+
+def type_text(root: Path, node: ast.expr) -> str:
+    """The annotation as text, with Optional[X] as "X | None" and known aliases replaced by what they stand for."""
+    text = ast.unparse(node)
+    if text in ALIASES:
+        for statement in parse(root, ALIASES[text]).body:
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else getattr(statement, "target", None)
+            if isinstance(target, ast.Name) and target.id == text:
+                return ast.unparse(statement.value)
+        raise SystemExit(f"{ALIASES[text]} does not say what {text} is")
+    if text.startswith("Optional[") and text.endswith("]"):
+        return f"{text[len('Optional['):-1]} | None"
+    return text
+
+
+def field(root: Path, annotation: ast.expr, default: "ast.expr | None") -> dict:
+    if isinstance(default, ast.Call):  # Query(0.0, ge=0.0), Query(default=False)
+        named = {keyword.arg: keyword.value for keyword in default.keywords}
+        default = default.args[0] if default.args else named.get("default")
+    entry = {"type": type_text(root, annotation)}
+    entry["default"] = REQUIRED if default is None else ast.literal_eval(default)
+    return entry
+
+
+def routes(module: ast.Module):
+    """(path, methods, function) of every decorated handler."""
+    for function in module.body:
+        if not isinstance(function, ast.AsyncFunctionDef):
+            continue
+        for decorator in function.decorator_list:
+            call = isinstance(decorator, ast.Call) and isinstance(decorator.func, ast.Attribute)
+            if not call or not decorator.args or not isinstance(decorator.args[0], ast.Constant):
+                continue
+            verb = decorator.func.attr
+            if verb in ("get", "post"):
+                yield ast.literal_eval(decorator.args[0]), [verb.upper()], function
+            elif verb == "api_route":
+                methods = next(keyword.value for keyword in decorator.keywords if keyword.arg == "methods")
+                yield ast.literal_eval(decorator.args[0]), ast.literal_eval(methods), function
+
+
+def struct_fields(root: Path, structs: "dict[str, ast.ClassDef]", name: str) -> "dict[str, dict]":
+    found = {}
+    for base in structs[name].bases:
+        if isinstance(base, ast.Name) and base.id in structs:
+            found.update(struct_fields(root, structs, base.id))
+    for statement in structs[name].body:
+        if isinstance(statement, ast.AnnAssign):
+            found[statement.target.id] = field(root, statement.annotation, statement.value)
+    return found
+
+
+def arguments(function: ast.AsyncFunctionDef):
+    """(name, annotation, default or None) of a handler's arguments."""
+    given = function.args.args
+    defaults = [None] * (len(given) - len(function.args.defaults)) + list(function.args.defaults)
+    for argument, default in zip(given, defaults):
+        yield argument.arg, argument.annotation, default
+
+
+def annotated(annotation: ast.expr) -> "tuple[ast.expr, str]":
+    """Annotated[X, Body(...)] as (X, "Body"); anything else as (itself, "")."""
+    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Annotated":
+        inner, marker = annotation.slice.elts[:2]
+        return inner, ast.unparse(marker.func)
+    return annotation, ""
+
+
+def raw_body_fields(function: ast.AsyncFunctionDef) -> "dict[str, dict]":
+    """Fields of a handler that takes the JSON apart by itself, with body.get(NAME[, DEFAULT])."""
+    found = {}
+    for statement in ast.walk(function):
+        call = getattr(statement, "value", None)
+        if not isinstance(call, ast.Call) or ast.unparse(call.func) != "body.get":
+            continue
+        name, *default = [ast.literal_eval(argument) for argument in call.args]
+        kind = ast.unparse(statement.annotation) if isinstance(statement, ast.AnnAssign) else "Any"
+        required = f"Missing '{name}'" in ast.unparse(function)
+        found[name] = {"type": kind, "default": REQUIRED if required else (default[0] if default else None)}
+    return found
+
+
+def sglang(root: Path) -> dict:
+    structs = {node.name: node for node in parse(root, SGLANG_STRUCTS).body if isinstance(node, ast.ClassDef)}
+    endpoints = {}
+    for path, methods, function in routes(parse(root, SGLANG_HTTP)):
+        if path not in SGLANG_ENDPOINTS:
+            continue
+        entry = {"methods": methods, "query": {}, "source": f"{SGLANG_HTTP}:{function.name}"}
+        levels = [ast.unparse(d.args[0]) for d in function.decorator_list if ast.unparse(d.func) == "auth_level"]
+        entry["auth"] = levels[0].rpartition(".")[2] if levels else "NORMAL"
+        for name, annotation, default in arguments(function):
+            inner, marker = annotated(annotation)
+            if marker == "Body":
+                entry["body"] = struct_fields(root, structs, ast.unparse(inner))
+                entry["struct"] = f"{SGLANG_STRUCTS}:{ast.unparse(inner)}"
+            elif ast.unparse(inner) != "Request":
+                entry["query"][name] = field(root, inner, default)
+        endpoints[path] = entry
+    return endpoints
+
+
+def vllm(root: Path) -> dict:
+    endpoints = {}
+    for file in VLLM_ROUTERS:
+        for path, methods, function in routes(parse(root, file)):
+            if path not in VLLM_ENDPOINTS:
+                continue
+            entry = {"methods": methods, "query": {}, "source": f"{file}:{function.name}"}
+            body = raw_body_fields(function)
+            for name, annotation, default in arguments(function):
+                inner, marker = annotated(annotation)
+                if marker == "Body":
+                    body[name] = field(root, inner, default)
+                elif ast.unparse(inner) != "Request":
+                    entry["query"][name] = field(root, inner, default)
+            entry["raw"] = bool(raw_body_fields(function))  # the types of a raw body are hopes: nobody checks them
+            if body:
+                entry["body"] = body
+            endpoints[path] = entry
+    return endpoints
+
+
+def version(root: Path, package: str) -> str:
+    metadata = sorted(root.glob(f"{package}-*.dist-info/METADATA"))
+    lines = metadata[0].read_text().splitlines() if metadata else []
+    return next((line.partition(": ")[2] for line in lines if line.startswith("Version: ")), "unknown")
+
+
+def record(package: str, root: Path) -> dict:
+    """{"version", "endpoints"} of the sources of `package` ("sglang" or "vllm") below `root`."""
+    endpoints = {"sglang": sglang, "vllm": vllm}[package](root)
+    missing = set({"sglang": SGLANG_ENDPOINTS, "vllm": VLLM_ENDPOINTS}[package]) - endpoints.keys()
+    if missing:
+        raise SystemExit(f"{package}: no handler of {sorted(missing)} in the sources below {root}")
+    return {"version": version(root, package), "endpoints": dict(sorted(endpoints.items()))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sglang", type=Path, required=True)
+    parser.add_argument("--vllm", type=Path, required=True)
+    options = parser.parse_args()
+    recorded = {"sglang": record("sglang", options.sglang), "vllm": record("vllm", options.vllm)}
+    json.dump(recorded, sys.stdout, indent=1)
+    print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""How SGLang 0.5.23 behaves on its control port (entrypoints/http_server.py, managers/tokenizer_manager.py,
+managers/scheduler.py, model_executor/model_runner_components/weight_updater.py)."""
+
+import threading
+import time
+from pathlib import Path
+
+from engine_core import EngineCore, Generation
+from http_plumbing import Answer, Request, bearer
+from schemas import RECORDED, Invalid, read
+from served_model import LoadFailed, ServedModel
+
+ENDPOINTS = RECORDED["sglang"]["endpoints"]
+NOT_FLUSHED = "The weights are new, but requests run or wait, so the cache is the old one."
+
+
+class SglangRules:
+    """The HTTP process (paused, abort, versions) before the scheduler (an EngineCore)."""
+
+    endpoints = ENDPOINTS
+
+    def __init__(self, model: ServedModel, options) -> None:
+        self.core = EngineCore(model, options.token_s)
+        self.model = model
+        self.options = options
+        self.changed = threading.Condition()
+        self.paused = False
+        self.in_flight: "list[Generation]" = []
+        self.weight_version = "default"
+        self.served_model_name = model.path
+        self.load_fault = ""  # "partial", "partial_dies", for the next load
+
+    def version(self) -> str:
+        return self.weight_version
+
+    def unauthorized(self, request: Request) -> "Answer | None":
+        level = ENDPOINTS.get(request.path, {}).get("auth", "NORMAL")
+        key, admin = self.options.api_key, self.options.admin_api_key
+        wanted = (admin or key) if level == "ADMIN_OPTIONAL" else key
+        if not wanted or request.path.startswith(("/health", "/ready", "/metrics")) or bearer(request) == wanted:
+            return None
+        return Answer(401, {"error": "Unauthorized"})
+
+    def answer(self, request: Request) -> Answer:
+        refusal = self.unauthorized(request)
+        if refusal:
+            return refusal
+        if request.path == "/generate":
+            return self.generate(request)
+        endpoint = ENDPOINTS.get(request.path)
+        if endpoint is None or request.path in self.options.absent:
+            return Answer(404, {"detail": "Not Found"})
+        if request.method not in endpoint["methods"]:
+            return Answer(405, {"detail": "Method Not Allowed"})
+        try:
+            values = read(endpoint, request.query, request.content_type, request.body, body_required=True)
+        except Invalid as error:
+            message = {"object": "error", "message": str(error), "type": "Bad Request", "param": None, "code": 400}
+            return Answer(400, message)
+        return getattr(self, request.path.strip("/"))(values)
+
+    def ready(self, _) -> Answer:
+        return Answer(503 if self.paused else 200, "")
+
+    def model_info(self, _) -> Answer:
+        return Answer(200, {"model_path": self.served_model_name, "weight_version": self.weight_version})
+
+    def generate(self, request: Request) -> Answer:
+        values = request.json()
+        generation = Generation(values.get("tokens", 1), values.get("stuck", False))
+        with self.changed:
+            self.changed.wait_for(lambda: not self.paused or self.core.ended)
+            self.in_flight.append(generation)
+        self.core.post(lambda: self.core.waiting.append(generation))
+        while not generation.done.wait(0.02) and not self.core.ended:
+            pass
+        with self.changed:
+            self.in_flight.remove(generation)
+            self.changed.notify_all()
+        return Answer(200, {"tokens": generation.tokens, "finish_reason": generation.finish_reason})
+
+    def abort_all(self) -> None:
+        self.core.post(self.core.abort)
+
+    def pause_generation(self, values) -> Answer:
+        with self.changed:
+            self.paused = True
+        if values["mode"] == "abort":
+            while self.in_flight and not self.core.ended:
+                self.abort_all()
+                time.sleep(self.options.abort_again_s)
+        else:
+            # The answer does not wait for the scheduler.
+            self.core.post(lambda: self.pause_engine(retract=values["mode"] == "retract"))
+        return Answer(200, {"message": "Paused.", "status": "ok"})
+
+    def pause_engine(self, retract: bool) -> None:
+        self.core.stepping = False
+        if retract:
+            self.core.retract()
+
+    def continue_generation(self, _) -> Answer:
+        self.core.post(self.continue_engine)
+        with self.changed:
+            self.paused = False
+            self.changed.notify_all()
+        return Answer(200, {"message": "Continued.", "status": "ok"})
+
+    def continue_engine(self) -> None:
+        self.core.stepping = True
+
+    def flush(self) -> bool:
+        paused = not self.core.stepping
+        if self.core.running or (self.core.waiting and not paused):
+            return False
+        self.core.prefixes.clear()
+        return True
+
+    def flush_cache(self, values) -> Answer:
+        deadline = time.monotonic() + values["timeout"]
+        if values["timeout"] > 0:
+            while self.core.call(self.core.busy):
+                if time.monotonic() >= deadline:
+                    return Answer(400, "Not idle in time.")
+                time.sleep(0.01)
+        return Answer(200, "Flushed.\n") if self.core.call(self.flush) else Answer(400, "Not flushed.\n")
+
+    def update_weight_version(self, values) -> Answer:
+        if values["abort_all_requests"]:
+            self.abort_all()
+        self.weight_version = values["new_version"]
+        message = f"The version is {self.weight_version}"
+        return Answer(200, {"success": True, "message": message, "new_version": self.weight_version})
+
+    def update_weights_from_disk(self, values) -> Answer:
+        if values["abort_all_requests"]:
+            self.abort_all()
+        with self.changed:
+            # Not paused, it waits for the requests in flight.
+            self.changed.wait_for(lambda: self.paused or not self.in_flight or self.core.ended)
+        success, message = self.core.call(lambda: self.load(values))
+        if success:
+            self.served_model_name = values["model_path"]
+            if values["weight_version"] is not None:
+                self.weight_version = values["weight_version"]
+                message += f" The version is {self.weight_version}."
+        content = {"success": success, "message": message, "num_paused_requests": 0}
+        return Answer(200 if success else 400, content)
+
+    def load(self, values) -> "tuple[bool, str]":
+        fault, self.load_fault = self.load_fault, ""
+        time.sleep(self.options.load_s)
+        try:
+            self.model.read(Path(values["model_path"]), fails_half_way=bool(fault))
+        except LoadFailed as error:
+            if not error.touched:
+                return False, f"No weights to iterate over: {error}."
+            if fault == "partial_dies":
+                self.core.die(str(error))
+            # It reads the new path again, not the old weights.
+            return False, f"Update failed: {error}.\nRolling back."
+        if values["flush_cache"] and not self.flush():
+            if self.options.legacy_assert:
+                self.core.die("assert flush_cache_success")
+            return False, NOT_FLUSHED
+        return True, "Updated."

@@ -1,0 +1,204 @@
+"""How vLLM 0.33.0 behaves on its control port (entrypoints/rl/online/api_router.py, entrypoints/serve/dev,
+v1/engine/core.py, model_executor/model_loader/reload)."""
+
+import time
+from pathlib import Path
+
+from engine_core import EngineCore, Generation
+from http_plumbing import Answer, Request, bearer
+from schemas import RECORDED, Invalid, read
+from served_model import GARBAGE, LoadFailed, ServedModel, tensors_in
+
+ENDPOINTS = RECORDED["vllm"]["endpoints"]
+GUARDED = ("/v1", "/v2", "/inference", "/cohere")
+
+
+class WorkerError(Exception):
+    """What the engine core or a worker raised: a 500 for whoever called."""
+
+
+def layer_of(name: str) -> str:
+    """The module whose tensors are completed together: "model.layers.0" of "model.layers.0.mlp.up_proj.weight"."""
+    parts = name.split(".")
+    return ".".join(parts[:3]) if "layers" in parts else name
+
+
+class VllmRules:
+    """The API server before the engine core. Control calls wait in turn for the core, health does not."""
+
+    endpoints = ENDPOINTS
+
+    def __init__(self, model: ServedModel, options) -> None:
+        self.core = EngineCore(model, options.token_s)
+        self.model = model
+        self.options = options
+        self.paused = ""  # the mode
+        self.update_active = False
+        self.weight_version = "default"
+        self.begun: "dict[str, int]" = {}  # layers left begun by a reload that failed, and how many tensors they took
+        self.load_fault = ""  # "partial", for the next reload
+
+    def version(self) -> str:
+        return self.weight_version
+
+    def answer(self, request: Request) -> Answer:
+        key = self.options.api_key
+        if key and request.path.startswith(GUARDED) and bearer(request) != key:
+            return Answer(401, {"error": "Unauthorized"})
+        if request.path == "/health":
+            return Answer(200, "")
+        if request.path == "/v1/generate":
+            return self.generate(request)
+        endpoint = ENDPOINTS.get(request.path)
+        if endpoint is None or not self.options.dev_mode or request.path in self.options.absent:
+            return Answer(404, {"detail": "Not Found"})
+        if request.method not in endpoint["methods"]:
+            return Answer(405, {"detail": "Method Not Allowed"})
+        try:
+            values = read(endpoint, request.query, request.content_type, request.body, self.needs_body(endpoint))
+            handler = getattr(self, request.path.strip("/"))
+            return handler(request) if endpoint["raw"] else handler(values)
+        except Invalid as error:
+            return self.error(400, f"1 validation error:\n  {error}", error.where)
+        except WorkerError as error:
+            return self.error(500, str(error))
+
+    @staticmethod
+    def needs_body(endpoint: dict) -> bool:
+        return any(field["default"] == "required" for field in endpoint.get("body", {}).values())
+
+    @staticmethod
+    def error(status: int, message: str, param: "str | None" = None) -> Answer:
+        kind = {400: "Bad Request", 500: "InternalServerError", 503: "ServiceUnavailableError"}[status]
+        return Answer(status, {"error": {"message": message, "type": kind, "param": param, "code": status}})
+
+    def generate(self, request: Request) -> Answer:
+        values = request.json()
+        generation = Generation(values.get("tokens", 1), values.get("stuck", False))
+        if self.paused in ("abort", "wait"):
+            return self.error(503, "Paused: try again later.")
+        self.core.post(lambda: self.core.waiting.append(generation))
+        while not generation.done.wait(0.02) and not self.core.ended:
+            pass
+        return Answer(200, {"tokens": generation.tokens, "finish_reason": generation.finish_reason})
+
+    def pause(self, values) -> Answer:
+        mode = values["mode"]
+        self.paused = mode
+        if mode == "abort":
+            self.core.call(self.core.abort)
+        while mode != "keep" and self.core.call(lambda: bool(self.core.running)) and not self.core.ended:
+            time.sleep(0.01)
+        self.core.call(lambda: self.stop_stepping(values["clear_cache"]))
+        return Answer(200, {"status": "paused"})
+
+    def stop_stepping(self, clear_cache: bool) -> None:
+        self.core.stepping = False
+        if clear_cache:
+            self.reset(True)
+
+    def resume(self, _) -> Answer:
+        self.core.call(self.resume_engine)
+        return Answer(200, {"status": "resumed"})
+
+    def resume_engine(self) -> None:
+        self.paused = ""
+        self.core.stepping = True
+
+    def is_paused(self, _) -> Answer:
+        return Answer(200, {"is_paused": bool(self.core.call(lambda: self.paused))})
+
+    def weight_info(self, _) -> Answer:
+        return Answer(200, {"weight_version": self.core.call(self.version)})
+
+    def update_weight_version(self, values) -> Answer:
+        self.weight_version = values["new_version"]
+        return Answer(200, {"success": True, "new_version": self.weight_version})
+
+    def reset(self, reset_running_requests: bool) -> bool:
+        if reset_running_requests:
+            self.core.retract()
+        if self.core.running:
+            return False
+        self.core.prefixes.clear()
+        return True
+
+    def reset_prefix_cache(self, values) -> Answer:
+        return Answer(200, {"success": self.core.call(lambda: self.reset(values["reset_running_requests"]))})
+
+    def start_weight_update(self, _) -> Answer:
+        if self.update_active:
+            raise WorkerError("a weight update is active already")
+        self.update_active = True
+        return Answer(200, {"message": "started"})
+
+    def update_weights(self, _) -> Answer:
+        if not self.update_active:
+            raise WorkerError("no weight update was started")
+        return Answer(200, {"message": "updated"})
+
+    def finish_weight_update(self, values) -> Answer:
+        if not self.update_active:
+            raise WorkerError("no weight update was started")
+        self.update_active = False
+        if values["weight_version"] is not None:
+            self.weight_version = values["weight_version"]
+        return Answer(200, {"message": "finished"})
+
+    def collective_rpc(self, request: Request) -> Answer:
+        try:
+            body = request.json()
+        except ValueError as error:
+            return self.error(400, f"JSON decode error: {error}")
+        if not isinstance(body, dict):
+            return self.error(400, "The body is no JSON object")
+        if body.get("method") is None:
+            return self.error(400, "The body has no method")
+        return Answer(200, {"results": self.core.call(lambda: self.call_workers(body))})
+
+    def call_workers(self, body: dict) -> list:
+        failed = "collective_rpc: a worker failed:"
+        if body["method"] != "reload_weights":
+            raise WorkerError(f"{failed} it has no {body['method']}")
+        if body.get("args"):  # the first positional argument is an iterator of weights
+            self.model.load += 1
+            self.break_off({})
+            raise WorkerError(f"{failed} what was given is no iterator of weights")
+        if body.get("timeout") is not None and body["timeout"] < self.options.load_s:
+            raise WorkerError("reload_weights took too long")
+        try:
+            time.sleep(self.options.load_s)
+            self.reload(Path(body.get("kwargs", {}).get("weights_path") or self.model.path))
+        except LoadFailed as error:
+            raise WorkerError(f"{failed} {error}") from None
+        return [None] * self.options.workers
+
+    def tensors_of(self, layer: str) -> "list[str]":
+        return [name for name in self.model.tensors if layer_of(name) == layer]
+
+    def break_off(self, loaded: "dict[str, int]") -> None:
+        """What a reload leaves that ends in the middle: layers without all their tensors are on no device."""
+        layers = {layer_of(name) for name in self.model.tensors}
+        begun = [layer for layer in layers if loaded.get(layer, 0) < len(self.tensors_of(layer))]
+        self.begun = {layer: loaded.get(layer, 0) for layer in begun}
+        for layer in begun:
+            for name in self.tensors_of(layer):
+                self.model.put(name, GARBAGE)
+
+    def reload(self, directory: Path) -> None:
+        """Layer by layer. A layer that a failed reload left begun is complete as soon as enough tensors came, be they
+        from the one or from the other; the end of a reload forgets what was begun."""
+        fault, self.load_fault = self.load_fault, ""
+        self.model.path = str(directory)
+        found = tensors_in(directory)
+        self.model.load += 1
+        loaded: "dict[str, int]" = {}
+        for index, (name, sha256) in enumerate(found):
+            layer = layer_of(name)
+            if fault and index >= len(found) // 2:
+                self.break_off(loaded)
+                raise LoadFailed(f"{name} cannot be read", touched=True)
+            loaded[layer] = loaded.get(layer, 0) + 1
+            surplus = loaded[layer] + self.begun.get(layer, 0) > len(self.tensors_of(layer))
+            self.model.put(name, GARBAGE if surplus else sha256)
+        self.begun = {}
