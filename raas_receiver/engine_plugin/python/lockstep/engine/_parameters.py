@@ -1,7 +1,7 @@
 """Which tensors of a module an engine rank describes, and under which names."""
 
 from dataclasses import dataclass, field
-from typing import Any, Iterable, Iterator, Mapping, Sequence, Tuple
+from typing import Any, Iterable, Mapping, Sequence, Tuple
 
 from lockstep._errors import BadDataError
 from lockstep._tensors import contiguous_strides, local_of
@@ -43,12 +43,13 @@ def parameters_of(
     if engine == "huggingface":
         return _huggingface(module)
     left_out = frozenset(leave_out)
-    named = [
-        (name, tensor)
+    found = [
+        _parameter(name, tensor)
         for name, tensor in module.named_parameters(remove_duplicate=not aliases)
         if name.rpartition(".")[2] not in left_out
     ]
-    found = [_parameter(name, tensor) for name, tensor in (named if aliases else _without_copies(named))]
+    if not aliases:
+        found = _each_once(found)
     if engine == "described":
         for parameter in found:
             parameter.slices = [dict(entry) for entry in (slices or {}).get(parameter.name, ())]
@@ -64,9 +65,8 @@ def _huggingface(module: Any) -> "Tuple[str, list[Parameter]]":
     from lockstep._checkpoint_names import checkpoint_tensors
     from lockstep._fsdp import sharded_parameters
 
-    tensors = dict(_without_copies(sharded_parameters(module)))
-    made = checkpoint_tensors(getattr(module, "_orig_mod", module), tensors)
-    found = [_parameter(name, tensor) for name, tensor in tensors.items()]
+    found = _each_once([_parameter(name, tensor) for name, tensor in sharded_parameters(module)])
+    made = checkpoint_tensors(getattr(module, "_orig_mod", module), {own.name: own.tensor for own in found})
     if all(
         len(made[own.name]) == 1 and (made[own.name][0].name, tuple(made[own.name][0].shape)) == (own.name, own.shape)
         for own in found
@@ -80,15 +80,16 @@ def _huggingface(module: Any) -> "Tuple[str, list[Parameter]]":
     return "described", found
 
 
-def _without_copies(named: "Iterable[Tuple[str, Any]]") -> "Iterator[Tuple[str, Any]]":
-    """Tied tensors once, those that are tied by their memory alone too."""
+def _each_once(parameters: "Sequence[Parameter]") -> "list[Parameter]":
+    """Without those that are tied to one before by their memory alone."""
     seen = set()
-    for name, tensor in named:
-        key = tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tuple(tensor.stride())
-        if tensor.data_ptr() != 0 and key in seen:
-            continue
-        seen.add(key)
-        yield name, tensor
+    kept = []
+    for own in parameters:
+        place = own.tensor.device, own.address, own.dtype, own.shape, own.strides
+        if own.address == 0 or place not in seen:
+            seen.add(place)
+            kept.append(own)
+    return kept
 
 
 def _parameter(name: str, tensor: Any) -> Parameter:

@@ -64,6 +64,8 @@ def _new_follower(model: Any) -> Follower:
     parallel, config = get_parallel(), model.config
     if parallel.attn_tp_size != parallel.tp_size or parallel.moe_dp_size != 1:
         raise BadDataError("attention and experts that are shared over other ranks than the tensor group's are not known")
+    if parallel.dp_size != 1:
+        raise BadDataError("data-parallel ranks of one server cannot be told apart; start a server for each")
     if get_model().weight_cache_mode != "off":
         raise BadDataError("weights in SGLang's weight cache belong to its daemon; start with --weight-cache-mode off")
     if get_exec().moe.enable_eplb or get_exec().moe.ep_num_redundant_experts:
