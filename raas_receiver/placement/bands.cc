@@ -11,7 +11,7 @@ namespace lockstep {
 
 // ---- Dimensions --------------------------------------------------------------------------------------------------
 
-void BandBuilder::See(const TensorMeta& tensor, std::span<const PlacedPiece* const> pieces) {
+void BandBuilder::See(const TensorMeta& tensor, std::span<const Share* const> shares) {
   tensor_ = &tensor;
   grid_ = {.element_bytes = FindDType(tensor.dtype)->bits / 8};
   const size_t rank = tensor.shape.size();
@@ -22,19 +22,8 @@ void BandBuilder::See(const TensorMeta& tensor, std::span<const PlacedPiece* con
     grid_.size[grid_.rank++] = tensor.shape[k];
   }
   boxes_.clear();
-  for (const PlacedPiece* piece : pieces) {
-    const EngineParameter& parameter = *piece->parameter;
-    const size_t leading = parameter.shape.size() - rank;
-    Box box{.piece = piece, .target = parameter.offset};
-    for (size_t k = 0; k < parameter.shape.size(); ++k) {
-      box.target += piece->piece.target[k] * parameter.strides[k] * grid_.element_bytes;
-    }
-    for (size_t d = 0; d < grid_.rank; ++d) {
-      box.from[d] = piece->piece.source[leading + dims[d]];
-      box.size[d] = piece->piece.size[leading + dims[d]];
-      box.step[d] = parameter.strides[leading + dims[d]] * grid_.element_bytes;
-    }
-    boxes_.push_back(box);
+  for (const Share* share : shares) {
+    for (const Piece& piece : share->pieces) AddBox(*share, piece, dims.data());
   }
   for (size_t d = grid_.rank; d-- > 1;) {
     if (CanMerge(d)) Merge(d);
@@ -42,10 +31,28 @@ void BandBuilder::See(const TensorMeta& tensor, std::span<const PlacedPiece* con
   if (grid_.rank == 0) {  // one element
     grid_.rank = 1;
     grid_.size[0] = 1;
-    for (Box& box : boxes_) box.size[0] = 1;
+    for (Box& box : boxes_) box.from[0] = box.step[0] = 0, box.size[0] = 1;
   }
   uint64_t step = grid_.element_bytes;
   for (size_t d = grid_.rank; d-- > 0; step *= grid_.size[d]) grid_.step[d] = step;
+}
+
+// `dims`: of the tensor, those that are in the grid.
+void BandBuilder::AddBox(const Share& share, const Piece& piece, const size_t* dims) {
+  const EngineParameter& parameter = *share.parameter;
+  const size_t leading = parameter.shape.size() - tensor_->shape.size();
+  Box& box = boxes_.emplace_back();
+  box.share = &share;
+  box.target = parameter.offset;
+  for (size_t k = 0; k < parameter.shape.size(); ++k) {
+    box.target += piece.target[k] * parameter.strides[k] * grid_.element_bytes;
+  }
+  for (size_t d = 0; d < grid_.rank; ++d) {
+    const size_t k = leading + dims[d];
+    box.from[d] = piece.source[k];
+    box.size[d] = piece.size[k];
+    box.step[d] = parameter.strides[k] * grid_.element_bytes;
+  }
 }
 
 // Whether `dim` and the one outside of it can be one.
@@ -59,8 +66,7 @@ bool BandBuilder::CanMerge(size_t dim) const {
 void BandBuilder::Merge(size_t dim) {
   const uint64_t size = grid_.size[dim];
   const auto erase = [&](std::array<uint64_t, kMaxTensorRank>& values) {
-    std::copy(values.begin() + static_cast<std::ptrdiff_t>(dim) + 1, values.end(),
-              values.begin() + static_cast<std::ptrdiff_t>(dim));
+    std::copy(values.begin() + dim + 1, values.begin() + grid_.rank, values.begin() + dim);
   };
   for (Box& box : boxes_) {
     box.from[dim - 1] *= size;
@@ -102,10 +108,10 @@ void BandBuilder::ChooseRows() {
 
 // ---- Cutting -----------------------------------------------------------------------------------------------------
 
-Status BandBuilder::Append(const TensorMeta& tensor, std::span<const PlacedPiece* const> pieces) {
+Status BandBuilder::Append(const TensorMeta& tensor, std::span<const Share* const> shares) {
   if (std::find(tensor.shape.begin(), tensor.shape.end(), 0) != tensor.shape.end()) return OkStatus();
-  if (pieces.empty()) return {ErrorCode::kBadData, Cat("no rank takes tensor \"", tensor.name, "\"")};
-  See(tensor, pieces);
+  if (shares.empty()) return {ErrorCode::kBadData, Cat("no rank takes tensor \"", tensor.name, "\"")};
+  See(tensor, shares);
   ChooseRows();
   Boxes boxes;
   for (const Box& box : boxes_) boxes.push_back(&box);
@@ -162,18 +168,18 @@ Status BandBuilder::AppendBand(uint64_t begin, uint64_t end, const Boxes& boxes,
 }
 
 Status BandBuilder::AppendWays(const Box& box, const Band& band, uint64_t begin) {
-  uint64_t& ways = ways_of_[box.piece->parameter];
+  uint64_t& ways = ways_of_[box.share->parameter];
   const uint64_t more = RunsOf(box, rows_dim_ + 1);
   if (more > kMaxWaysOfParameter || (ways += more) > kMaxWaysOfParameter) {
     return {ErrorCode::kBadData,
-            Cat(box.piece->Name(), " lies in more than ", kMaxWaysOfParameter, " places of tensor \"", tensor_->name,
+            Cat(box.share->Name(), " lies in more than ", kMaxWaysOfParameter, " places of tensor \"", tensor_->name,
                 "\": let this engine take versions from the directory")};
   }
   if (ways_.size() + more > kMaxWays) {
     return {ErrorCode::kBadData, Cat("the parameters lie in more than ", kMaxWays, " places: let this engine take ",
                                      "versions from the directory")};
   }
-  Way way{.window = box.piece->window, .target_offset = box.target};
+  Way way{.window = box.share->window, .target_offset = box.target};
   for (size_t d = 0; d < rows_dim_; ++d) way.target_offset += (index_[d] - box.from[d]) * box.step[d];
   way.target_offset += (begin - box.from[rows_dim_]) * box.step[rows_dim_];
   way.target_pitch = band.rows == 1 ? 0 : box.step[rows_dim_];

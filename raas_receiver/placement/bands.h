@@ -14,8 +14,8 @@
 
 #include "common/base/status.h"
 #include "common/model/layout.h"
-#include "raas_receiver/placement/placed_piece.h"
 #include "raas_receiver/placement/placement_plan.h"
+#include "raas_receiver/placement/shares.h"
 
 namespace lockstep {
 
@@ -25,21 +25,21 @@ inline constexpr uint64_t kMaxWays = uint64_t{1} << 24;
 
 class BandBuilder {
  public:
-  // Appends the bands of `tensor`, which starts behind all before it, taken by `pieces`. kBadData names the first
-  // element that no piece takes, or a parameter that needs too many ways.
-  Status Append(const TensorMeta& tensor, std::span<const PlacedPiece* const> pieces);
+  // Appends the bands of `tensor`, which starts behind all before it and is taken by `shares`. kBadData names the first
+  // element that nobody takes, or a parameter that needs too many ways.
+  Status Append(const TensorMeta& tensor, std::span<const Share* const> shares);
 
   std::vector<Band> TakeBands() { return std::move(bands_); }
   std::vector<Way> TakeWays() { return std::move(ways_); }
 
  private:
-  // A piece, in the dimensions of `grid_`.
+  // A piece, in the dimensions of `grid_`; beyond them nothing is set.
   struct Box {
-    const PlacedPiece* piece = nullptr;
-    uint64_t target = 0;                          // byte of the window where its first element goes
-    std::array<uint64_t, kMaxTensorRank> from{};  // in the tensor
-    std::array<uint64_t, kMaxTensorRank> size{};
-    std::array<uint64_t, kMaxTensorRank> step{};  // bytes of the window from index to index
+    const Share* share = nullptr;
+    uint64_t target = 0;                        // byte of the window where its first element goes
+    std::array<uint64_t, kMaxTensorRank> from;  // in the tensor
+    std::array<uint64_t, kMaxTensorRank> size;
+    std::array<uint64_t, kMaxTensorRank> step;  // bytes of the window from index to index
 
     uint64_t end(size_t dim) const { return from[dim] + size[dim]; }
     // Whether its elements along `dim` lie one behind the other.
@@ -55,7 +55,8 @@ class BandBuilder {
     std::array<uint64_t, kMaxTensorRank> step{};  // bytes of the tensor from index to index
   };
 
-  void See(const TensorMeta& tensor, std::span<const PlacedPiece* const> pieces);
+  void See(const TensorMeta& tensor, std::span<const Share* const> shares);
+  void AddBox(const Share& share, const Piece& piece, const size_t* dims);
   bool CanMerge(size_t dim) const;
   void Merge(size_t dim);
   void ChooseRows();

@@ -10,7 +10,7 @@
 #include "common/base/text.h"
 #include "common/layout/training_model.h"
 #include "raas_receiver/placement/bands.h"
-#include "raas_receiver/placement/placed_piece.h"
+#include "raas_receiver/placement/shares.h"
 
 namespace lockstep {
 namespace {
@@ -33,28 +33,29 @@ bool TargetLess(const StridedCopy& a, const StridedCopy& b) {
   return std::tie(a.target_offset, a.source_offset) < std::tie(b.target_offset, b.source_offset);
 }
 
-// By window, by rising target. `pieces` of one parameter follow one another.
+// By window, by rising target. `shares` of one parameter follow one another.
 Result<std::vector<std::vector<StridedCopy>>> CopiesOf(const ModelLayout& layout, size_t windows,
-                                                       const std::vector<PlacedPiece>& pieces) {
+                                                       const std::vector<Share>& shares) {
   std::vector<std::vector<StridedCopy>> copies(windows);
   const EngineParameter* parameter = nullptr;
   TensorView target;
   uint64_t count = 0;
-  for (const PlacedPiece& placed : pieces) {
-    if (placed.parameter != parameter) {
-      parameter = placed.parameter;
+  for (const Share& share : shares) {
+    if (share.parameter != parameter) {
+      parameter = share.parameter;
       target = ViewOf(*parameter);
       count = 0;
     }
-    const TensorMeta& tensor = layout.tensors()[placed.tensor];
+    const TensorMeta& tensor = layout.tensors()[share.tensor];
     const TensorView source =
         TensorView::Contiguous(Promoted(tensor.shape, target.shape.size()), target.element_bytes, tensor.offset);
-    const uint64_t more = CopyCount(placed.piece, source, target);
-    if (more > kMaxCopies || (count += more) > kMaxCopies) {
-      return Status(ErrorCode::kBadData, Cat(placed.Name(), " takes more than ", kMaxCopies,
+    for (const Piece& piece : share.pieces) {
+      const uint64_t more = CopyCount(piece, source, target);
+      if (more <= kMaxCopies && (count += more) <= kMaxCopies) continue;
+      return Status(ErrorCode::kBadData, Cat(share.Name(), " takes more than ", kMaxCopies,
                                              " copies: let this engine take versions from the directory"));
     }
-    AppendCopies({placed.piece}, source, target, copies[placed.window]);
+    AppendCopies(share.pieces, source, target, copies[share.window]);
   }
   for (std::vector<StridedCopy>& of_window : copies) {
     std::sort(of_window.begin(), of_window.end(), TargetLess);
@@ -63,17 +64,16 @@ Result<std::vector<std::vector<StridedCopy>>> CopiesOf(const ModelLayout& layout
   return copies;
 }
 
-Status AppendBands(const TensorTable& tensors, const ModelLayout& layout, const std::vector<PlacedPiece>& pieces,
+Status AppendBands(const TensorTable& tensors, const ModelLayout& layout, const std::vector<Share>& shares,
                    BandBuilder& bands) {
-  std::vector<const PlacedPiece*> by_tensor;
-  by_tensor.reserve(pieces.size());
-  for (const PlacedPiece& piece : pieces) by_tensor.push_back(&piece);
+  std::vector<const Share*> by_tensor;
+  by_tensor.reserve(shares.size());
+  for (const Share& share : shares) by_tensor.push_back(&share);
   std::stable_sort(by_tensor.begin(), by_tensor.end(),
-                   [](const PlacedPiece* a, const PlacedPiece* b) { return a->tensor < b->tensor; });
+                   [](const Share* a, const Share* b) { return a->tensor < b->tensor; });
   auto begin = by_tensor.begin();
   for (uint32_t tensor = 0; tensor < layout.tensors().size(); ++tensor) {
-    const auto end =
-        std::find_if(begin, by_tensor.end(), [&](const PlacedPiece* one) { return one->tensor != tensor; });
+    const auto end = std::find_if(begin, by_tensor.end(), [&](const Share* one) { return one->tensor != tensor; });
     if (tensors.wanted(tensor)) LS_RETURN_IF_ERROR(bands.Append(layout.tensors()[tensor], {begin, end}));
     begin = end;
   }
@@ -104,15 +104,15 @@ Result<std::shared_ptr<const PlacementPlan>> PlacementPlan::Compile(const ModelL
   LS_ASSIGN_OR_RETURN(const TensorTable tensors, TensorTable::Create(layout, unused));
   const std::shared_ptr<PlacementPlan> plan(new PlacementPlan());
   plan->windows_ = WindowsOf(ranks);
-  std::vector<PlacedPiece> pieces;
+  std::vector<Share> shares;
   uint32_t first_window = 0;
   for (const RankDescription& rank : ranks) {
-    LS_RETURN_IF_ERROR(AppendPlaced(tensors, rank, first_window, pieces));
+    LS_RETURN_IF_ERROR(AppendShares(tensors, rank, first_window, shares));
     first_window += rank.halves.empty() ? 0 : static_cast<uint32_t>(rank.halves[0].size());
   }
-  LS_ASSIGN_OR_RETURN(plan->copies_, CopiesOf(layout, plan->windows_.size(), pieces));
+  LS_ASSIGN_OR_RETURN(plan->copies_, CopiesOf(layout, plan->windows_.size(), shares));
   BandBuilder bands;
-  LS_RETURN_IF_ERROR(AppendBands(tensors, layout, pieces, bands));
+  LS_RETURN_IF_ERROR(AppendBands(tensors, layout, shares, bands));
   plan->bands_ = bands.TakeBands();
   plan->ways_ = bands.TakeWays();
   plan->digest_ = DigestOf(layout, plan->windows_, plan->copies_);

@@ -316,7 +316,7 @@ TEST_CASE("slices of what is not in the model, or beyond it, are refused") {
         "rank 0's parameter \"p\": tensor \"mtp\" is one that the engine does not take");
   CHECK(refuse({"a", {3, 0}, {2, 2}, {0, 0}}).find("leaves the tensor of shape [4, 2]") != std::string::npos);
   CHECK(refuse({"a", {~uint64_t{0}, 0}, {2, 2}, {0, 0}}).find("leaves the tensor") != std::string::npos);
-  CHECK(refuse({"a", {0, 0}, {2, 2}, {1, 0}}).find("leaves the tensor of shape [2, 2]") != std::string::npos);
+  CHECK(refuse({"a", {0, 0}, {2, 2}, {1, 0}}).find("leaves the parameter of shape [2, 2]") != std::string::npos);
   CHECK(refuse({"a", {0}, {2}, {0, 0}}).find("does not have the dimensions") != std::string::npos);
   CHECK(refuse({"a", {0, 0}, {2, 2}, {0}}).find("does not have the dimensions") != std::string::npos);
   CHECK(Refusal(*layout, {}, {"mpt"}) == "unused tensor \"mpt\" is not in the model");

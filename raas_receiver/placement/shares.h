@@ -1,4 +1,4 @@
-// Internal to the plan: what the parameters of all ranks are made of, checked, as pieces.
+// Internal to the plan: what the parameters of all ranks have of each tensor, checked, as pieces.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +14,13 @@
 
 namespace lockstep {
 
-struct PlacedPiece {
+// What one parameter has of one tensor.
+struct Share {
   uint32_t tensor = 0;  // of the layout
   uint32_t window = 0;
   const RankDescription* rank = nullptr;
   const EngineParameter* parameter = nullptr;
-  Piece piece;  // HuggingFace tensor, Promoted() to the parameter's rank -> parameter
+  Pieces pieces;  // HuggingFace tensor, Promoted() to the parameter's rank -> parameter; in canonical form
 
   std::string Name() const;  // for messages: rank 3's parameter "model.norm.weight"
 };
@@ -43,10 +44,10 @@ class TensorTable {
   std::vector<bool> wanted_;
 };
 
-// Appends what `rank`, whose memories are the windows from `first_window` on, takes: of every tensor that a parameter
-// has slices of, the canonical pieces. Parameters that lie at one place and are made of the same count once. kBadData
-// names the parameter of the first rule broken; see PlacementPlan::Compile. `rank` outlives the pieces.
-Status AppendPlaced(const TensorTable& tensors, const RankDescription& rank, uint32_t first_window,
-                    std::vector<PlacedPiece>& placed);
+// Appends the shares of `rank`, whose memories are the windows from `first_window` on, those of a parameter together.
+// Parameters that lie at one place and are made of the same count once. kBadData names the parameter of the first rule
+// broken; see PlacementPlan::Compile. `rank` outlives the shares.
+Status AppendShares(const TensorTable& tensors, const RankDescription& rank, uint32_t first_window,
+                    std::vector<Share>& shares);
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-#include "raas_receiver/placement/placed_piece.h"
+#include "raas_receiver/placement/shares.h"
 
 #include <algorithm>
 #include <utility>
@@ -51,6 +51,13 @@ std::string PartText(const EngineParameter& parameter, size_t part) {
   return Cat("padding ", part - slices);
 }
 
+bool IsInside(const Extents& start, const Extents& size, const Extents& shape) {
+  for (size_t k = 0; k < shape.size(); ++k) {
+    if (size[k] > shape[k] || start[k] > shape[k] - size[k]) return false;
+  }
+  return true;
+}
+
 Result<Content> ReadContent(const TensorTable& tensors, const EngineParameter& parameter) {
   Content content;
   content.pieces.reserve(parameter.slices.size() + parameter.padding.size());
@@ -59,24 +66,26 @@ Result<Content> ReadContent(const TensorTable& tensors, const EngineParameter& p
     LS_ASSIGN_OR_RETURN(const uint32_t tensor, tensors.Find(parameter.slices[i]));
     const TensorMeta& meta = tensors.tensor(tensor);
     LS_ASSIGN_OR_RETURN(Piece piece, ToPiece(meta, parameter.slices[i], parameter));
+    if (!IsInside(parameter.slices[i].from, parameter.slices[i].shape, meta.shape)) {
+      return Bad(Cat(PartText(parameter, i), " is ", BoxText(parameter.slices[i].from, parameter.slices[i].shape),
+                     ", which leaves the tensor of shape ", ShapeText(meta.shape)));
+    }
     content.tensors.push_back(tensor);
     content.pieces.push_back(std::move(piece));
-    const Status inside =
-        CheckBounds({content.pieces.back()}, Promoted(meta.shape, parameter.shape.size()), parameter.shape);
-    if (!inside.ok()) return inside.WithContext(PartText(parameter, i));
   }
-  for (size_t i = 0; i < parameter.padding.size(); ++i) {
-    const Padding& padding = parameter.padding[i];
-    content.pieces.push_back({padding.at, padding.at, padding.shape});
-    const Status inside = CheckBounds({content.pieces.back()}, parameter.shape, parameter.shape);
-    if (!inside.ok()) return inside.WithContext(PartText(parameter, parameter.slices.size() + i));
-  }
+  for (const Padding& padding : parameter.padding) content.pieces.push_back({padding.at, padding.at, padding.shape});
   return content;
 }
 
-// Every element is given once.
+// `pieces` lie in the parameter and give every element once.
 Status CheckContent(const EngineParameter& parameter, const Pieces& pieces) {
   const size_t rank = parameter.shape.size();
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const auto& [source, at, size] = pieces[i];
+    if (at.size() == rank && size.size() == rank && IsInside(at, size, parameter.shape)) continue;
+    return Bad(Cat(PartText(parameter, i), " goes to ", ShapeText(at), " and has shape ", ShapeText(size),
+                   ", which leaves the parameter of shape ", ShapeText(parameter.shape)));
+  }
   std::vector<BoxView> boxes;
   boxes.reserve(pieces.size());
   for (const Piece& piece : pieces) boxes.push_back(TargetView(piece, rank));
@@ -92,31 +101,26 @@ Status CheckContent(const EngineParameter& parameter, const Pieces& pieces) {
   return OkStatus();
 }
 
-// Appends the slices' pieces, those of one tensor together and in canonical form.
-void AppendPieces(Content content, const PlacedPiece& form, std::vector<PlacedPiece>& placed) {
+// Appends `form` once for every tensor in `content`.
+void AppendByTensor(Content content, const Share& form, std::vector<Share>& shares) {
   std::vector<std::pair<uint32_t, size_t>> order;  // tensor and slice
+  order.reserve(content.tensors.size());
   for (size_t i = 0; i < content.tensors.size(); ++i) order.emplace_back(content.tensors[i], i);
   std::sort(order.begin(), order.end());
   for (size_t begin = 0; begin < order.size();) {
-    Pieces of_tensor;
-    size_t end = begin;
-    for (; end < order.size() && order[end].first == order[begin].first; ++end) {
-      of_tensor.push_back(std::move(content.pieces[order[end].second]));
+    Share share = form;
+    share.tensor = order[begin].first;
+    for (; begin < order.size() && order[begin].first == share.tensor; ++begin) {
+      share.pieces.push_back(std::move(content.pieces[order[begin].second]));
     }
-    for (Piece& piece : Normalize(std::move(of_tensor))) {
-      if (ElementCount(piece.size) == 0) continue;
-      PlacedPiece one = form;
-      one.tensor = order[begin].first;
-      one.piece = std::move(piece);
-      placed.push_back(std::move(one));
-    }
-    begin = end;
+    share.pieces = Normalize(std::move(share.pieces));
+    if (ElementCount(share.pieces) != 0) shares.push_back(std::move(share));
   }
 }
 
 }  // namespace
 
-std::string PlacedPiece::Name() const {
+std::string Share::Name() const {
   return Cat("rank ", rank->rank, "'s parameter \"", parameter->name, "\"");
 }
 
@@ -142,11 +146,11 @@ Result<uint32_t> TensorTable::Find(const Slice& slice) const {
   return found->second;
 }
 
-Status AppendPlaced(const TensorTable& tensors, const RankDescription& rank, uint32_t first_window,
-                    std::vector<PlacedPiece>& placed) {
+Status AppendShares(const TensorTable& tensors, const RankDescription& rank, uint32_t first_window,
+                    std::vector<Share>& shares) {
   static const std::vector<MemoryDescription> kNone;
   const auto& memories = rank.halves.empty() ? kNone : rank.halves[0];
-  PlacedPiece form{.rank = &rank};
+  Share form{.rank = &rank};
   for (const EngineParameter& parameter : rank.parameters) {
     form.parameter = &parameter;
     if (const Status place = CheckPlace(parameter, memories); !place.ok()) return place.WithContext(form.Name());
@@ -159,7 +163,7 @@ Status AppendPlaced(const TensorTable& tensors, const RankDescription& rank, uin
     Result<Content> content = ReadContent(tensors, parameter);
     if (!content.ok()) return content.status().WithContext(form.Name());
     if (const Status once = CheckContent(parameter, content->pieces); !once.ok()) return once.WithContext(form.Name());
-    if (!tied[i]) AppendPieces(*std::move(content), form, placed);
+    if (!tied[i]) AppendByTensor(*std::move(content), form, shares);
   }
   return OkStatus();
 }
