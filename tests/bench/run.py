@@ -12,6 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BINARIES = ROOT / "bazel-bin/tests/bench"
+BENCHES = ROOT / "tests/bench"
+PYTHON = ROOT / ".cache/venv/bin/python"
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ FIGURES = [
     Figure("plan_compile_deepseek_v3", "plan_bench", "value/baseline", "<= 1", "against 10 s on one core"),
     Figure("plan_execute", "execute_bench", "value/baseline", ">= 0.7", "TP4 shards into HF bytes, against memcpy"),
     Figure("publish_extra_memory", "publish_memory_bench", "value/baseline", "<= 1", "of a local rank, against 16 MiB"),
+    Figure("colocated_full_pull", "local_pull_bench.py", "value/baseline", "<= 0.5", "out of memory, against lanes"),
 ]
 
 
@@ -61,7 +64,8 @@ def main() -> int:
 
 def run_program(program: str, quick: bool) -> "dict[str, dict]":
     """Name -> what the program printed about it; nothing for one that failed."""
-    command = [BINARIES / program, *(["--quick"] if quick else [])]
+    run = [PYTHON, BENCHES / program] if program.endswith(".py") else [BINARIES / program]
+    command = [*run, *(["--quick"] if quick else [])]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=1800)
     if done.returncode != 0:
         print(f"run.sh: {program} ended with status {done.returncode}", file=sys.stderr)

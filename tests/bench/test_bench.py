@@ -6,7 +6,13 @@ import subprocess
 from pathlib import Path
 
 RUN = Path(__file__).with_name("run.sh")
-FIGURES = {"plan_compile_qwen3_30b_a3b", "plan_compile_deepseek_v3", "plan_execute", "publish_extra_memory"}
+FIGURES = {
+    "plan_compile_qwen3_30b_a3b",
+    "plan_compile_deepseek_v3",
+    "plan_execute",
+    "publish_extra_memory",
+    "colocated_full_pull",
+}
 
 
 def test_every_benchmark_runs_and_has_a_value_a_baseline_and_a_ratio(tmp_path):
