@@ -38,9 +38,9 @@ class Job:
     double_buffered: bool = False
 
 
-def build(rank: Rank, jobs: "list[Job]", checkpoint: Path) -> None:
+def build(rank: Rank, jobs: "list[Job] | Job", checkpoint: Path) -> None:
     """Makes the parameters of this rank's engine, with nothing of the model in them yet; padding is zero."""
-    rank.job = jobs[rank.number]
+    rank.job = jobs if isinstance(jobs, Job) else jobs[rank.number]
     shapes = engine_tensors(rank.job.engine, rank.job.config, checkpoint_tensors(checkpoint), rank.job.place)
     rank.module = parameters_of(shapes)
 
@@ -76,25 +76,33 @@ def lend(rank: Rank) -> None:
 def differences(rank: Rank, version: int, checkpoint: Path, timeout_s: float = 30) -> "list[str]":
     """Waits for a version; the parameters that are not, bit for bit, what PyTorch makes of its checkpoint."""
     rank.follower.wait_for(version, timeout=timeout_s)
-    expected = engine_tensors(rank.job.engine, rank.job.config, checkpoint_tensors(checkpoint), rank.job.place)
     with rank.follower.serving() as served:
         if served.version != version:
             return [f"serves version {served.version}, not {version}"]
-        held = dict(rank.module.named_parameters())
-        missing = [f"{name}: not there" for name in expected.keys() ^ held.keys()]
-        return missing + [name for name in expected if name in held and not _same(held[name], expected[name])]
+        return _unlike(rank, checkpoint)
 
 
-def served(rank: Rank, timeout_s: float = 30) -> "tuple[int, list[str]]":
-    """The version that this rank serves, as soon as it serves one."""
-    rank.follower.wait_for(timeout=timeout_s)
-    with rank.follower.serving() as now:
-        return now.version
+def version_served(rank: Rank, checkpoints: "dict[int, Path]") -> int:
+    """The version that this rank serves at this moment, 0 when it is held. Fails when its memory is not that version's."""
+    try:
+        with rank.follower.serving(timeout=0) as served:
+            wrong = _unlike(rank, checkpoints[served.version])
+            assert not wrong, f"said to be version {served.version}: {wrong}"
+            return served.version
+    except lockstep.DeadlineError:
+        return 0
 
 
 def leave(rank: Rank) -> None:
     """Ends the loan."""
     rank.follower.close()
+
+
+def _unlike(rank: Rank, checkpoint: Path) -> "list[str]":
+    expected = engine_tensors(rank.job.engine, rank.job.config, checkpoint_tensors(checkpoint), rank.job.place)
+    held = dict(rank.module.named_parameters())
+    missing = [f"{name}: not there" for name in expected.keys() ^ held.keys()]
+    return missing + [name for name in expected if name in held and not _same(held[name], expected[name])]
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -19,10 +19,12 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from topologies import Topology, join
+
+if TYPE_CHECKING:
+    from topologies import Topology
 
 
 class Rank(SimpleNamespace):
@@ -140,6 +142,8 @@ def _serve(
         if prepare is not None:
             prepare(number)
         if not isinstance(topology, int):
+            from topologies import join  # brings all of Megatron
+
             join(topology, number, init_method)
 
     function, arguments, options = joined, (), {}

@@ -1,0 +1,150 @@
+"""Killed at any moment: no rank ever serves a mix of versions, and all ranks of an engine serve the same one.
+
+Where exactly a process dies is random; raas_receiver/targets has the tests that die at every single step.
+"""
+
+import random
+import time
+
+import pytest
+from engine_ranks import Job, build, differences, lend, version_served
+from harness import MODEL, wait_until
+from ranks import Ranks
+from slicing import places
+from tiny_trainer import Trainer
+
+WORLD = 4
+SPARE = 6  # processes that wait to take the place of killed ranks
+ROUNDS = 10
+LONGEST_WAIT_S = 0.15  # from a publish to a kill: past the commit, mostly
+
+
+class Fleet:
+    """A trainer, its agent, a receiver and one engine of four ranks."""
+
+    def __init__(self, cluster, ranks: Ranks, double_buffered: bool) -> None:
+        self.cluster, self.ranks = cluster, ranks
+        self.random = random.Random(7)
+        self.agent = cluster.agent()
+        socket = cluster.directory / "engine.sock"
+        self.receiver = cluster.receiver(self.agent, engine_load="in-place", engine_socket=socket)
+        self.trainer = Trainer(
+            "llama", cluster.directory / "checkpoints", self.agent.socket, MODEL, num_attention_heads=8
+        )
+        self.checkpoints = {}
+        self.jobs = [
+            Job("vllm", "engine", rank, WORLD, place, self.trainer.config, socket, MODEL, double_buffered)
+            for rank, place in enumerate(places(WORLD))
+        ]
+        self.process_of = list(range(WORLD))  # by rank
+        self.publish()
+        for rank in range(WORLD):
+            self.start_rank(rank)
+        self.expect_newest()
+
+    @property
+    def newest(self) -> int:
+        return max(self.checkpoints)
+
+    def publish(self) -> None:
+        version = len(self.checkpoints) + 1
+        self.trainer.step()
+        # Kept first: a rank may serve it before publish returns.
+        self.checkpoints[version] = self.trainer.save(version)
+        self.trainer.exporter.publish(version)
+
+    def start_rank(self, rank: int) -> None:
+        """In its process, of which it must be the first user."""
+        process = [self.process_of[rank]]
+        self.ranks.call(build, self.jobs[rank], self.checkpoints[self.newest], only=process)
+        self.ranks.call(lend, only=process)
+
+    def kill_rank(self, rank: int) -> None:
+        self.ranks.kill(self.process_of[rank])
+
+    def wait_a_moment(self) -> None:
+        time.sleep(self.random.random() * LONGEST_WAIT_S)
+
+    def versions(self, of: "list[int] | None" = None) -> "list[int]":
+        """What ranks serve now, each proved by its bytes; 0 where a rank is held."""
+        of = list(range(WORLD)) if of is None else of
+        return self.ranks.call(version_served, self.checkpoints, only=sorted(self.process_of[rank] for rank in of))
+
+    def settled(self, of: "list[int] | None" = None) -> int:
+        """The version that all of these ranks serve, or 0 when all are held; never two versions at once."""
+
+        def one() -> "list[int] | None":
+            found = self.versions(of)
+            assert len(set(found) - {0}) <= 1, f"ranks serve different versions: {found}"
+            return found if len(set(found)) == 1 else None
+
+        return wait_until(one, "ranks agree")[0]
+
+    def expect_newest(self) -> None:
+        """Every rank comes to the newest version."""
+        wrong = self.ranks.call(differences, self.newest, self.checkpoints[self.newest], only=sorted(self.process_of))
+        assert wrong == [[]] * WORLD
+
+
+@pytest.fixture(params=[False, True], ids=["one-half", "two-halves"])
+def fleet(cluster, request):
+    with Ranks(WORLD + SPARE) as ranks:
+        fleet = Fleet(cluster, ranks, request.param)
+        yield fleet
+        fleet.trainer.close()
+
+
+def test_the_receiver_is_killed(fleet):
+    for _ in range(ROUNDS):
+        fleet.publish()
+        fleet.wait_a_moment()
+        fleet.receiver.kill()
+        assert fleet.settled() in (0, fleet.newest - 1, fleet.newest)
+        fleet.receiver.start()
+        fleet.expect_newest()
+
+
+def test_a_rank_is_killed_and_replaced(fleet):
+    for spare in range(SPARE):
+        lost = fleet.random.randrange(WORLD)
+        others = [rank for rank in range(WORLD) if rank != lost]
+        fleet.publish()
+        fleet.wait_a_moment()
+        fleet.kill_rank(lost)
+        kept = fleet.settled(others)
+        assert kept in (fleet.newest - 1, fleet.newest)
+        fleet.publish()
+        wait_until(
+            lambda: fleet.receiver.model_status()["held"]["version"] == fleet.newest, "the receiver holds the newest"
+        )
+        assert fleet.settled(others) == kept  # not without the lost one
+        fleet.process_of[lost] = WORLD + spare
+        fleet.start_rank(lost)
+        fleet.expect_newest()
+
+
+def test_the_engine_is_killed_and_started_again(fleet):
+    fleet.publish()
+    fleet.wait_a_moment()
+    for rank in range(WORLD):
+        fleet.kill_rank(rank)
+    wait_until(
+        lambda: not any(engine["attached"] for engine in fleet.receiver.model_status()["engines"]), "no rank is left"
+    )
+    fleet.publish()
+    fleet.process_of = list(range(WORLD, 2 * WORLD))
+    for rank in range(WORLD):
+        fleet.start_rank(rank)
+    fleet.expect_newest()
+
+
+def test_receiver_and_a_rank_are_killed_at_once(fleet):
+    fleet.publish()
+    fleet.wait_a_moment()
+    fleet.receiver.kill()
+    fleet.kill_rank(2)
+    assert fleet.settled([0, 1, 3]) in (0, fleet.newest - 1, fleet.newest)
+    fleet.process_of[2] = WORLD
+    fleet.receiver.start()
+    fleet.start_rank(2)
+    fleet.expect_newest()
