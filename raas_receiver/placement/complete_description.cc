@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -20,6 +21,7 @@ using placement_rules::Expand;
 using placement_rules::ExpandedParameter;
 using placement_rules::Expansion;
 using placement_rules::kNoLayer;
+using placement_rules::LayoutIndex;
 
 using Names = std::vector<std::string>;
 
@@ -129,33 +131,51 @@ class Matcher {
   std::unordered_map<std::string_view, size_t> by_name_;
 };
 
-Result<Names> CompleteByRules(const ModelLayout& layout, RankDescription& description) {
-  LS_ASSIGN_OR_RETURN(Expansion expansion, Expand(layout, description.place));
-  Matcher matcher(std::move(expansion));
-  for (EngineParameter& parameter : description.parameters) {
-    LS_RETURN_IF_ERROR(matcher.Complete(description.place, parameter));
+// Completes ranks of one engine, which share what is known of the layout.
+class Completer {
+ public:
+  explicit Completer(const ModelLayout& layout) : layout_(layout) {}
+
+  Result<Names> Complete(RankDescription& description) {
+    if (description.place.engine == "described") return TensorsWithoutSlice(layout_, description);
+    for (const EngineParameter& parameter : description.parameters) {
+      if (parameter.slices.empty() && parameter.padding.empty()) continue;
+      return Status(ErrorCode::kBadData, Cat("parameter ", parameter.name,
+                                             " says what it is made of, which only an engine \"described\" does"));
+    }
+    if (description.place.engine == "huggingface") return CompleteWhole(layout_, description);
+    return CompleteByRules(description);
   }
-  LS_RETURN_IF_ERROR(matcher.CheckNoneForgotten());
-  return matcher.TakeUnused();
-}
+
+ private:
+  Result<Names> CompleteByRules(RankDescription& description) {
+    if (!index_) {
+      LS_ASSIGN_OR_RETURN(index_, LayoutIndex::Create(layout_));
+    }
+    LS_ASSIGN_OR_RETURN(Expansion expansion, Expand(*index_, description.place));
+    Matcher matcher(std::move(expansion));
+    for (EngineParameter& parameter : description.parameters) {
+      LS_RETURN_IF_ERROR(matcher.Complete(description.place, parameter));
+    }
+    LS_RETURN_IF_ERROR(matcher.CheckNoneForgotten());
+    return matcher.TakeUnused();
+  }
+
+  const ModelLayout& layout_;
+  std::optional<LayoutIndex> index_;
+};
 
 }  // namespace
 
 Result<std::vector<std::string>> CompleteDescription(const ModelLayout& layout, RankDescription& description) {
-  if (description.place.engine == "described") return TensorsWithoutSlice(layout, description);
-  for (const EngineParameter& parameter : description.parameters) {
-    if (parameter.slices.empty() && parameter.padding.empty()) continue;
-    return Status(ErrorCode::kBadData, Cat("parameter ", parameter.name,
-                                           " says what it is made of, which only an engine \"described\" does"));
-  }
-  if (description.place.engine == "huggingface") return CompleteWhole(layout, description);
-  return CompleteByRules(layout, description);
+  return Completer(layout).Complete(description);
 }
 
 Result<std::vector<std::string>> CompleteDescriptions(const ModelLayout& layout, std::vector<RankDescription>& ranks) {
+  Completer completer(layout);
   std::unordered_map<std::string, size_t> leaving;  // ranks, by tensor
   for (RankDescription& rank : ranks) {
-    Result<Names> unused = CompleteDescription(layout, rank);
+    Result<Names> unused = completer.Complete(rank);
     if (!unused.ok()) return unused.status().WithContext(Cat("rank ", rank.rank));
     for (std::string& name : *unused) ++leaving[std::move(name)];
   }

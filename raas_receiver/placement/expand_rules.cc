@@ -40,8 +40,8 @@ Result<Table> FindTable(const EnginePlace& place) {
 // Fills in the rows of one table for one rank.
 class Expander {
  public:
-  Expander(const ModelLayout& layout, const LayoutIndex& index, Table table, const EnginePlace& place)
-      : layout_(layout), index_(index), table_(table), place_(place), taken_(layout.tensors().size()) {}
+  Expander(const LayoutIndex& index, Table table, const EnginePlace& place)
+      : index_(index), table_(table), place_(place), taken_(index.tensors().size()) {}
 
   Result<Expansion> Run();
 
@@ -64,12 +64,12 @@ class Expander {
   const std::string& FullName(std::string_view prefix, std::string_view name, uint64_t expert = 0);
   Status TakeTheRest();
 
-  const ModelLayout& layout_;
   const LayoutIndex& index_;
   const Table table_;
   const EnginePlace& place_;
   std::vector<bool> taken_;  // by tensor
-  std::string name_;         // of FullName
+  size_t last_taken_ = 0;
+  std::string name_;  // of FullName
   Expansion expansion_;
 };
 
@@ -175,10 +175,11 @@ Result<ExpertTensors> Expander::TakeExperts(const Part& part, const Row& row) {
 
 // Null when the model has none such.
 const TensorMeta* Expander::Take(std::string_view prefix, std::string_view name, uint64_t expert) {
-  const size_t tensor = index_.Find(FullName(prefix, name, expert));
+  const size_t tensor = index_.FindAfter(last_taken_, FullName(prefix, name, expert));
   if (tensor == LayoutIndex::kNone) return nullptr;
+  last_taken_ = tensor;
   taken_[tensor] = true;
-  return &layout_.tensors()[tensor];
+  return &index_.tensors()[tensor];
 }
 
 // Into name_, as a model has tens of thousands.
@@ -199,12 +200,12 @@ Status Expander::TakeTheRest() {
   for (uint32_t layer = expansion_.layers; layer < index_.layers().size(); ++layer) {
     for (const size_t tensor : index_.layers()[layer].tensors) {
       taken_[tensor] = true;
-      expansion_.unused.push_back(layout_.tensors()[tensor].name);
+      expansion_.unused.push_back(index_.tensors()[tensor].name);
     }
   }
   const auto rest = std::ranges::find(taken_, false);
   if (rest == taken_.end()) return OkStatus();
-  const TensorMeta& tensor = layout_.tensors()[static_cast<size_t>(rest - taken_.begin())];
+  const TensorMeta& tensor = index_.tensors()[static_cast<size_t>(rest - taken_.begin())];
   return {ErrorCode::kBadData, Cat("no rule of ", table_.engine->name, "'s ", table_.family->model_type,
                                    " takes tensor ", tensor.name, " of shape ", ShapeText(tensor.shape))};
 }
@@ -222,13 +223,12 @@ std::string_view NextPart(std::string_view& text) {
   return part;
 }
 
-Result<Expansion> Expand(const ModelLayout& layout, const EnginePlace& place) {
+Result<Expansion> Expand(const LayoutIndex& index, const EnginePlace& place) {
   LS_ASSIGN_OR_RETURN(const Table table, FindTable(place));
   LS_RETURN_IF_ERROR(CheckGroup("tensor", place.tensor));
   LS_RETURN_IF_ERROR(CheckGroup("expert", place.expert));
   LS_RETURN_IF_ERROR(CheckGroup("expert_tensor", place.expert_tensor));
-  LS_ASSIGN_OR_RETURN(const LayoutIndex index, LayoutIndex::Create(layout));
-  return Expander(layout, index, table, place).Run();
+  return Expander(index, table, place).Run();
 }
 
 }  // namespace placement_rules

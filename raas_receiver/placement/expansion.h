@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "common/base/status.h"
-#include "common/model/layout.h"
 #include "raas_receiver/placement/description.h"
+#include "raas_receiver/placement/layout_index.h"
 #include "raas_receiver/placement/rule_table.h"
 
 namespace lockstep::placement_rules {
@@ -29,6 +29,6 @@ struct Expansion {
 };
 
 // As ExpandRules (rules.h).
-Result<Expansion> Expand(const ModelLayout& layout, const EnginePlace& place);
+Result<Expansion> Expand(const LayoutIndex& index, const EnginePlace& place);
 
 }  // namespace lockstep::placement_rules

@@ -15,6 +15,7 @@ namespace {
 // What only a layer for multi-token prediction has.
 constexpr std::array<std::string_view, 4> kMtpParts = {"eh_proj.", "enorm.", "hnorm.", "shared_head."};
 constexpr std::string_view kExperts = ".experts.";
+constexpr size_t kNeighbours = 3;  // an expert's tensors
 
 // The number, as engines write it, that `text` starts with, followed by a dot; `text` goes on behind that.
 std::optional<uint64_t> TakeNumber(std::string_view& text) {
@@ -57,6 +58,7 @@ Status TakeLayers(std::map<uint64_t, LayerFacts> found, std::vector<LayerFacts>&
 
 Result<LayoutIndex> LayoutIndex::Create(const ModelLayout& layout) {
   LayoutIndex index;
+  index.tensors_ = &layout.tensors();
   std::map<uint64_t, LayerFacts> found;
   index.by_name_.reserve(layout.tensors().size());
   for (size_t tensor = 0; tensor < layout.tensors().size(); ++tensor) {
@@ -77,6 +79,14 @@ Result<LayoutIndex> LayoutIndex::Create(const ModelLayout& layout) {
 size_t LayoutIndex::Find(std::string_view name) const {
   const auto found = by_name_.find(name);
   return found == by_name_.end() ? kNone : found->second;
+}
+
+size_t LayoutIndex::FindAfter(size_t before, std::string_view name) const {
+  const size_t end = std::min(tensors_->size(), before + 1 + kNeighbours);
+  for (size_t tensor = before + 1; tensor < end; ++tensor) {
+    if ((*tensors_)[tensor].name == name) return tensor;
+  }
+  return Find(name);
 }
 
 }  // namespace lockstep::placement_rules

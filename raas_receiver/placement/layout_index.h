@@ -27,13 +27,17 @@ class LayoutIndex {
   // Position of a tensor in ModelLayout::tensors(), or kNone.
   size_t Find(std::string_view name) const;
   bool Has(std::string_view name) const { return Find(name) != kNone; }
+  // Find, faster where the tensor is one of the few behind `before`: neighbours in a layer mostly are.
+  size_t FindAfter(size_t before, std::string_view name) const;
 
   // By number, from 0; those for multi-token prediction come last.
   const std::vector<LayerFacts>& layers() const { return layers_; }
+  const std::vector<TensorMeta>& tensors() const { return *tensors_; }
 
   static constexpr size_t kNone = ~size_t{0};
 
  private:
+  const std::vector<TensorMeta>* tensors_ = nullptr;
   std::unordered_map<std::string_view, size_t> by_name_;
   std::vector<LayerFacts> layers_;
 };

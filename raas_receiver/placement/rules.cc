@@ -17,7 +17,8 @@ uint64_t BytesOf(const EngineParameter& parameter) {
 }  // namespace
 
 Result<ExpandedRules> ExpandRules(const ModelLayout& layout, const EnginePlace& place) {
-  LS_ASSIGN_OR_RETURN(placement_rules::Expansion expansion, placement_rules::Expand(layout, place));
+  LS_ASSIGN_OR_RETURN(const auto index, placement_rules::LayoutIndex::Create(layout));
+  LS_ASSIGN_OR_RETURN(placement_rules::Expansion expansion, placement_rules::Expand(index, place));
   ExpandedRules rules;
   rules.unused = std::move(expansion.unused);
   rules.parameters.reserve(expansion.parameters.size());
