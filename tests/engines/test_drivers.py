@@ -1,0 +1,222 @@
+"""Receivers with an SGLang or vLLM engine, whose control port is a conformance server: real daemons, really read files."""
+
+import contextlib
+import json
+import threading
+import urllib.request
+
+import pytest
+from conformance_server import ConformanceServer
+from harness import MODEL, free_port, wait_until
+from safetensors.numpy import save_file
+from toy_weights import digest_of_tensors, weights
+
+KINDS = ["sglang", "vllm"]
+UPDATES = {"sglang": "/update_weights_from_disk", "vllm": "/collective_rpc"}
+PAUSES = {"sglang": "/pause_generation", "vllm": "/pause"}
+GENERATES = {"sglang": "/generate", "vllm": "/v1/generate"}
+
+
+class Setting:
+    """An agent with a publisher, and an engine that starts with the weights of version 0."""
+
+    def __init__(self, cluster, kind: str, **options) -> None:
+        self.cluster = cluster
+        self.kind = kind
+        self.options = options
+        self.start_directory = cluster.directory / "start"
+        self.start_directory.mkdir()
+        self.tensors = weights(0)
+        self.digests = {0: digest_of_tensors(self.tensors)}
+        save_file(self.tensors, self.start_directory / "model.safetensors")
+        self.agent = cluster.agent()
+        self.stack = contextlib.ExitStack()
+        self.publisher = self.stack.enter_context(self.agent.publisher(self.tensors))
+
+    def engine(self, port: int = 0) -> ConformanceServer:
+        return self.stack.enter_context(ConformanceServer(self.kind, self.start_directory, port, **self.options))
+
+    def receiver(self, url: str, **options):
+        options = {"engine_timeout_ms": 3000, "engine_attempts": 1, **options}
+        return self.cluster.receiver(self.agent, engine=self.kind, engine_url=url, **options)
+
+    def publish(self, version: int) -> None:
+        """A version that differs from the one before in every tensor, somewhere."""
+        for index, tensor in enumerate(self.tensors.values()):
+            tensor[version % 32, index] += 1 + version
+        self.digests[version] = digest_of_tensors(self.tensors)
+        self.publisher.publish(version, self.tensors)
+
+    def serves(self, engine: ConformanceServer, version: int) -> bool:
+        """Whether it makes tokens of all that version is, and nothing else."""
+        state = engine.state()
+        whole = state["digest"] == self.digests[version] and not state["mixed"]
+        return whole and not state["paused"] and state["weight_version"].endswith(f"-{version}")
+
+
+@pytest.fixture
+def settings(cluster):
+    """Makes the test's Setting, and ends it."""
+    with contextlib.ExitStack() as stack:
+
+        def make(kind: str, **options) -> Setting:
+            setting = Setting(cluster, kind, **options)
+            stack.callback(setting.stack.close)
+            return setting
+
+        yield make
+
+
+@pytest.fixture(params=KINDS)
+def setting(request, settings):
+    return settings(request.param)
+
+
+class Client:
+    """Asks for tokens without a pause while the block runs."""
+
+    def __init__(self, engine: ConformanceServer, path: str) -> None:
+        self.url = engine.url + path
+        self.tokens: "set[str]" = set()
+        self.answers = 0
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self.run)
+
+    def run(self) -> None:
+        while not self.ended.is_set():
+            body = json.dumps({"tokens": 5}).encode()
+            with urllib.request.urlopen(urllib.request.Request(self.url, body), timeout=30) as answer:
+                self.tokens |= set(json.load(answer)["tokens"])
+            self.answers += 1
+
+    def __enter__(self) -> "Client":
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.ended.set()
+        self.thread.join()
+
+
+def test_an_engine_follows_every_version_while_it_makes_tokens(setting):
+    with setting.engine() as engine, Client(engine, GENERATES[setting.kind]) as client:
+        receiver = setting.receiver(engine.url)
+        for version in range(1, 11):
+            setting.publish(version)
+            wait_until(lambda: setting.serves(engine, version), f"version {version} is served")
+            wait_until(lambda: int(receiver.model_status()["served_version"]) == version, "the status says so")
+            answers = client.answers
+            wait_until(lambda: client.answers > answers + 1, "tokens are made")
+        assert int(receiver.model_status()["engine_failures"]) == 0
+    assert client.tokens <= set(setting.digests.values())
+    assert setting.digests[10] in client.tokens
+    assert engine.violations == []
+
+
+def test_a_version_that_is_read_half_leaves_no_mix_behind(setting):
+    with setting.engine() as engine, Client(engine, GENERATES[setting.kind]):
+        receiver = setting.receiver(engine.url)
+        for version in (1, 2):
+            setting.publish(version)
+            wait_until(lambda: setting.serves(engine, version), f"version {version} is served")
+        engine.fault(UPDATES[setting.kind], "partial")
+        setting.publish(3)
+        wait_until(lambda: "version 2 was loaded again" in json.dumps(receiver.model_status()), "the status says so")
+        assert int(receiver.model_status()["engine_failures"]) >= 1
+        assert setting.serves(engine, 2) or setting.serves(engine, 3)
+        setting.publish(4)
+        wait_until(lambda: setting.serves(engine, 4), "version 4 is served")
+    assert engine.violations == []
+
+
+@pytest.mark.parametrize("fault", [{"kind": "hang"}, {"kind": "reset", "effect": True}, {"kind": "garbage"}])
+def test_whatever_an_engine_answers_it_ends_with_the_newest_version(setting, fault):
+    with setting.engine() as engine, Client(engine, GENERATES[setting.kind]):
+        setting.receiver(engine.url, engine_timeout_ms=500, engine_attempts=12)
+        setting.publish(1)
+        wait_until(lambda: setting.serves(engine, 1), "version 1 is served")
+        for endpoint in sorted(set(engine.paths())):
+            engine.fault(endpoint, **fault)
+        setting.publish(2)
+        wait_until(lambda: setting.serves(engine, 2), "version 2 is served", timeout_s=60)
+    assert engine.violations == []
+
+
+def test_an_engine_that_comes_later_gets_the_next_version(setting):
+    port = free_port()
+    receiver = setting.receiver(f"http://127.0.0.1:{port}")
+    setting.publish(1)
+    wait_until(lambda: int(receiver.model_status()["engine_failures"]) >= 1, "the engine is missed")
+    assert int(receiver.model_status()["served_version"]) == 0
+    with setting.engine(port) as engine:
+        setting.publish(2)
+        wait_until(lambda: setting.serves(engine, 2), "version 2 is served")
+    assert engine.violations == []
+
+
+def test_an_engine_that_is_started_again_gets_the_next_version(setting):
+    port = free_port()
+    with setting.engine(port) as engine:
+        setting.receiver(engine.url)
+        setting.publish(1)
+        wait_until(lambda: setting.serves(engine, 1), "version 1 is served")
+    with setting.engine(port) as again:
+        setting.publish(2)
+        wait_until(lambda: setting.serves(again, 2), "version 2 is served")
+    assert again.violations == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_receiver_that_is_killed_amid_a_load_comes_back_and_ends_it(settings, kind, fails):
+    setting = settings(kind, load_s=0.5)
+    with setting.engine() as engine, Client(engine, GENERATES[kind]):
+        receiver = setting.receiver(engine.url)
+        if fails:
+            engine.fault(UPDATES[kind], "partial")
+        setting.publish(1)
+        wait_until(lambda: UPDATES[kind] in engine.paths(), "the load has begun")
+        receiver.kill()
+        receiver.start()
+        wait_until(lambda: setting.serves(engine, 1), "version 1 is served")
+    assert engine.violations == []
+
+
+def test_a_receiver_that_ends_lets_an_engine_go_on_that_it_had_paused(setting):
+    with setting.engine() as engine:
+        receiver = setting.receiver(engine.url, engine_timeout_ms=60_000, drain_timeout_ms=500)
+        setting.publish(1)
+        wait_until(lambda: setting.serves(engine, 1), "version 1 is served")
+        engine.fault(PAUSES[setting.kind], "hang", effect=True)
+        setting.publish(2)
+        wait_until(lambda: engine.state()["paused"], "the engine is paused")
+        assert receiver.stop(timeout_s=10) == 0
+        assert setting.serves(engine, 1)
+
+
+def test_a_rollback_reaches_the_engine(setting):
+    with setting.engine() as engine:
+        receiver = setting.receiver(engine.url)
+        for version in (1, 2):
+            setting.publish(version)
+            wait_until(lambda: setting.serves(engine, version), f"version {version} is served")
+        assert receiver.ctl("rollback", MODEL).returncode == 0
+        assert setting.serves(engine, 1)
+
+
+def test_an_older_sglang_that_dies_of_a_flush_under_requests_is_never_made_to(settings):
+    setting = settings("sglang", legacy_assert=True, absent=("/ready", "/update_weight_version"))
+    with setting.engine() as engine, Client(engine, "/generate"):
+        setting.receiver(engine.url)
+        for version in range(1, 6):
+            setting.publish(version)
+            wait_until(lambda: setting.serves(engine, version), f"version {version} is served")
+    assert engine.violations == []
+
+
+def test_what_keeps_an_engine_from_a_version_is_in_the_status(settings):
+    setting = settings("vllm", dev_mode=False)
+    with setting.engine() as engine:
+        receiver = setting.receiver(engine.url)
+        setting.publish(1)
+        wait_until(lambda: "VLLM_SERVER_DEV_MODE=1" in json.dumps(receiver.model_status()), "the reason is told")
