@@ -32,6 +32,10 @@ class RankLink {
   // kBadData or kProtocol say what is wrong with the message, the description, or the memory: as many descriptors as
   // halves of host memory, each a memfd of exactly the described size that cannot shrink. Else as OpenCudaMemory.
   static Result<std::shared_ptr<RankLink>> Open(UnixConnection& connection, EngineMessage attach);
+  // The peer sees the connection end.
+  ~RankLink() { connection_.Shutdown(); }
+  RankLink(const RankLink&) = delete;
+  RankLink& operator=(const RankLink&) = delete;
 
   const std::string& model() const { return model_; }
   const std::string& engine() const { return engine_; }

@@ -1,0 +1,194 @@
+// Receivers and ranks as real processes, killed at every step of a commit and at any moment: no rank ever reads a mix,
+// and all ranks of an engine come out at one version.
+
+#include <random>
+
+#include "raas_receiver/targets/targets_fixture.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int kDied = 3;
+constexpr int kFinished = 4;
+constexpr int kFailed = 5;
+
+void Reattaches(TestRankOptions& options) {
+  options.reattach = true;
+}
+
+// A receiver in a process that serves version 1 and dies at `step` of the commit of version 2. Its exit status.
+pid_t ForkReceiver(TargetsFixture& fixture, const std::string& step) {
+  const pid_t child = ::fork();
+  if (child != 0) return child;
+  bool armed = false;
+  fixture.options.at_step = [&](std::string_view at) {
+    if (armed && at == step) ::_exit(kDied);
+  };
+  if (!fixture.Start().ok() || !fixture.Changed(2) || !fixture.Bring(1).ok()) ::_exit(kFailed);
+  armed = true;
+  ::_exit(fixture.Bring(2, 1).ok() ? kFinished : kFailed);
+}
+
+int ExitOf(pid_t child) {
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+}  // namespace
+
+TEST_CASE(
+    "A receiver that dies at any step leaves all ranks at one version, or held, and the next goes on from there") {
+  const size_t halves = GENERATE(1, 2);
+  const std::string step = GENERATE("prepared", "held", "writing", "written", "committed", "serving");
+  const bool in_pause = step == "writing" || step == "written";
+  if (halves == 2 && in_pause) return;  // a flip writes nothing in the pause
+  INFO(halves << " halves, killed at " << step);
+  TargetsFixture fixture;
+  fixture.AddRank(0, halves, Reattaches);
+  fixture.AddRank(1, halves, Reattaches);
+  const pid_t receiver = ForkReceiver(fixture, step);
+  for (auto& rank : fixture.ranks) rank->StartThread();
+  REQUIRE(ExitOf(receiver) == kDied);
+
+  const Version expected = step == "committed" || step == "serving" ? 2 : 1;
+  for (auto& rank : fixture.ranks) {
+    REQUIRE(Eventually([&] { return !rank->status().following; }));
+    if (in_pause) CHECK(rank->status().held);
+    if (!in_pause) CHECK(rank->Serves(expected));
+    CHECK(rank->status().wrong_reads == 0);
+  }
+
+  REQUIRE(fixture.Start().ok());
+  REQUIRE(fixture.Changed(2));
+  REQUIRE(fixture.Prepare(2, 1).ok());
+  CHECK(fixture.targets->prepared() == (expected == 1));
+  if (expected == 1) REQUIRE(fixture.targets->Commit().ok());
+  for (auto& rank : fixture.ranks) CHECK(Eventually([&] { return rank->Serves(2); }));
+  CHECK(fixture.targets->Verify(fixture.Target(2)).ok());
+}
+
+TEST_CASE("A rank killed at any step leaves the others at one version, and its successor joins them") {
+  const size_t halves = GENERATE(1, 2);
+  const bool before_at_hand = GENERATE(true, false);
+  const std::string step = GENERATE("prepared", "held", "writing", "written", "committed");
+  const bool in_pause = step == "writing" || step == "written";
+  if (halves == 2 && in_pause) return;
+  INFO(halves << " halves, killed at " << step << ", version before at hand: " << before_at_hand);
+  TargetsFixture fixture;
+  RankHandle& stays = fixture.AddRank(0, halves);
+  RankHandle& dies = fixture.AddRank(1, halves);
+  stays.StartProcess();
+  dies.StartProcess();
+  bool armed = false;
+  fixture.options.at_step = [&](std::string_view at) {
+    if (armed && at == step) dies.Kill();
+  };
+  REQUIRE(fixture.Start().ok());
+  REQUIRE(fixture.Changed(2));
+  REQUIRE(fixture.Bring(1).ok());
+  armed = true;
+  const Status status = fixture.Bring(2, before_at_hand ? 1 : 0);
+
+  const bool committed = step == "committed";
+  // Written memory cannot become the old version again when that is not at hand.
+  const bool mixed = !committed && !before_at_hand && halves == 1 && step != "prepared";
+  const Version expected = committed ? 2 : 1;
+  CHECK(status.ok() == committed);
+  CHECK(fixture.report().attached == 1);
+  CHECK(fixture.report().mixed == mixed);
+  CHECK(fixture.report().serving == (mixed ? Held() : fixture.model.held(expected)));
+  CHECK(stays.status().wrong_reads == 0);
+  if (mixed) CHECK(stays.status().held);
+  if (!mixed) CHECK(Eventually([&] { return stays.Serves(expected); }));
+
+  armed = false;
+  RankHandle& successor = fixture.RunRank(1, halves);
+  REQUIRE(fixture.Changed(1));
+  REQUIRE(fixture.Bring(3, 2).ok());
+  CHECK(Eventually([&] { return stays.Serves(3) && successor.Serves(3); }));
+  CHECK_FALSE(fixture.report().mixed);
+}
+
+TEST_CASE("A first commit that fails serves nothing, and the next one everything") {
+  TargetsFixture fixture;
+  RankHandle& stays = fixture.AddRank(0, 1);
+  RankHandle& dies = fixture.AddRank(1, 1);
+  stays.StartProcess();
+  dies.StartProcess();
+  fixture.options.at_step = [&](std::string_view at) {
+    if (at == "written") dies.Kill();
+  };
+  REQUIRE(fixture.Start().ok());
+  REQUIRE(fixture.Changed(2));
+  CHECK(fixture.Bring(1).code() == ErrorCode::kAborted);
+  CHECK(stays.status().held);
+  CHECK(fixture.report().serving.nothing());
+  CHECK_FALSE(fixture.report().mixed);
+  RankHandle& successor = fixture.RunRank(1, 1);
+  REQUIRE(fixture.Changed(1));
+  REQUIRE(fixture.Bring(1).ok());
+  CHECK(Eventually([&] { return stays.Serves(1) && successor.Serves(1); }));
+}
+
+TEST_CASE("A newcomer that was written in a commit that failed has what the others have") {
+  TargetsFixture fixture;
+  RankHandle& stays = fixture.AddRank(0, 1);
+  RankHandle& leaves = fixture.AddRank(1, 1);
+  stays.StartProcess();
+  leaves.StartProcess();
+  bool armed = false;
+  RankHandle& newcomer = fixture.AddRank(1, 1);
+  fixture.options.at_step = [&](std::string_view at) {
+    if (armed && at == "written") stays.Kill();
+  };
+  REQUIRE(fixture.Start().ok());
+  REQUIRE(fixture.Changed(2));
+  REQUIRE(fixture.Bring(1).ok());
+  leaves.Kill();
+  REQUIRE(fixture.Changed(1));
+  newcomer.StartThread();
+  REQUIRE(fixture.Changed(1));
+  armed = true;
+  CHECK_FALSE(fixture.Bring(2, 1).ok());
+  CHECK(Eventually([&] { return newcomer.Serves(1); }));
+  CHECK(fixture.report().serving == fixture.model.held(1));
+}
+
+TEST_CASE("Receivers killed at any moment never leave two ranks with different versions, or one with a mix") {
+  const size_t halves = GENERATE(1, 2);
+  std::mt19937 random(static_cast<uint32_t>(halves));
+  TargetsFixture fixture(6);
+  for (uint32_t rank : {0, 1}) fixture.RunRank(rank, halves, Reattaches);
+  size_t served = 0;
+  for (int life = 1; life <= 15; ++life) {
+    const pid_t receiver = ::fork();
+    if (receiver == 0) {
+      if (!fixture.Start().ok() || !fixture.Changed(2)) ::_exit(kFailed);
+      for (Version version = 1;; version = version % 6 + 1) {
+        if (!fixture.Bring(version, version == 1 ? 6 : version - 1).ok()) ::_exit(kFailed);
+      }
+    }
+    for (auto& rank : fixture.ranks) {
+      REQUIRE(Eventually([&] { return rank->status().attached == static_cast<uint32_t>(life); }));
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(random() % 60));
+    ::kill(receiver, SIGKILL);
+    REQUIRE(ExitOf(receiver) == -1);
+    for (auto& rank : fixture.ranks) {
+      REQUIRE(Eventually([&] { return !rank->status().following; }));
+      CHECK(rank->status().wrong_reads == 0);
+    }
+    RankStatus& first = fixture.ranks[0]->status();
+    RankStatus& second = fixture.ranks[1]->status();
+    INFO("life " << life << ": " << first.serving << (first.held ? " held, " : ", ") << second.serving
+                 << (second.held ? " held" : ""));
+    if (first.held || second.held) continue;
+    CHECK(first.serving == second.serving);
+    CHECK(first.half == second.half);
+    ++served;
+  }
+  CHECK(served > 0);
+}
+
+}  // namespace lockstep

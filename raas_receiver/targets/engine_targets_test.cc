@@ -1,0 +1,320 @@
+// Ranks that answer, are silent, lie, come and go: what they serve is always one whole version.
+#include "raas_receiver/targets/engine_targets.h"
+
+#include "raas_receiver/targets/targets_fixture.h"
+
+namespace lockstep {
+namespace {
+
+struct TwoRanks : TargetsFixture {
+  explicit TwoRanks(size_t halves, int versions = 3) : TargetsFixture(versions), halves(halves) {
+    REQUIRE(Start().ok());
+  }
+  // Two ranks that serve version 1.
+  void ServeFirst() {
+    RunRank(0, halves);
+    RunRank(1, halves);
+    REQUIRE(Changed(2));
+    const Status status = Bring(1);
+    INFO(status.ToString());
+    REQUIRE(status.ok());
+    REQUIRE(AllServe(1));
+  }
+  bool AllServe(Version version) {
+    bool all = true;
+    for (auto& rank : ranks) all = all && Eventually([&] { return rank->Serves(version); });
+    return all && report().serving == model.held(version) && !report().mixed;
+  }
+  size_t halves;
+};
+
+}  // namespace
+
+TEST_CASE("All ranks of an engine follow, forward and back, written in place or flipped") {
+  const size_t halves = GENERATE(1, 2);
+  TwoRanks engine(halves, 6);
+  engine.ServeFirst();
+  for (const auto& [version, before] : {std::pair<Version, Version>{2, 1}, {3, 2}, {6, 3}, {5, 6}, {1, 5}}) {
+    REQUIRE(engine.Bring(version, before).ok());
+    CHECK(engine.AllServe(version));
+    CHECK_FALSE(engine.targets->Behind(engine.model.held(version)));
+    CHECK(engine.targets->Behind(engine.model.held(before)));
+    CHECK(engine.targets->Verify(engine.Target(version)).ok());
+  }
+  const EngineReport report = engine.report();
+  CHECK(report.engine == "tp2");
+  CHECK(report.world == 2);
+  CHECK(report.attached == 2);
+  CHECK(report.parameters == 10);
+  CHECK(report.target_bytes == engine.ranks[0]->memories()[0].bytes() + engine.ranks[1]->memories()[0].bytes());
+  CHECK(report.commits == 6);
+  CHECK(report.failures == 0);
+  CHECK(report.last_pause.count() > 0);
+  CHECK(report.last_written_bytes > 0);
+  CHECK(report.last_error.empty());
+}
+
+TEST_CASE("An idle half comes forward from what it holds itself") {
+  TwoRanks engine(2, 4);
+  engine.ServeFirst();
+  REQUIRE(engine.Bring(2, 1).ok());
+  CHECK(engine.asked.empty());  // both halves were filled whole
+  REQUIRE(engine.Bring(3, 2).ok());
+  CHECK(engine.asked == std::set<std::pair<Version, Version>>{{1, 3}});
+  REQUIRE(engine.Bring(4, 3).ok());
+  CHECK(engine.asked == std::set<std::pair<Version, Version>>{{1, 3}, {2, 4}});
+  CHECK(engine.AllServe(4));
+}
+
+TEST_CASE("Without deltas at hand everything is written") {
+  TwoRanks engine(1);
+  engine.ServeFirst();
+  REQUIRE(engine.Bring(2, 1).ok());
+  const uint64_t changes = engine.report().last_written_bytes;
+  engine.deltas_at_hand = false;
+  REQUIRE(engine.Bring(3, 2).ok());
+  CHECK(engine.AllServe(3));
+  CHECK(engine.report().last_written_bytes > 2 * changes);
+}
+
+TEST_CASE("An engine that waits for ranks is left alone, and prepared once they are there") {
+  TwoRanks engine(1);
+  engine.RunRank(0, 1);
+  REQUIRE(engine.Changed(1));
+  CHECK(engine.targets->Behind(engine.model.held(1)));  // somebody waits to be answered
+  REQUIRE(engine.Prepare(1).ok());
+  CHECK_FALSE(engine.targets->prepared());
+  CHECK_FALSE(engine.targets->Behind(engine.model.held(1)));
+  CHECK(Eventually([&] { return engine.ranks[0]->status().attached == 1; }));
+  CHECK(engine.report().attached == 1);
+  engine.RunRank(1, 1);
+  REQUIRE(engine.Changed(1));
+  REQUIRE(engine.Prepare(1).ok());
+  CHECK(engine.targets->prepared());
+  engine.targets->Abandon();
+  CHECK_FALSE(engine.targets->prepared());
+  CHECK(engine.ranks[0]->status().held);
+  REQUIRE(engine.Bring(1).ok());
+  CHECK(engine.AllServe(1));
+}
+
+TEST_CASE("What was prepared and given up is no loss: the next version is right") {
+  TwoRanks engine(2);
+  engine.ServeFirst();
+  REQUIRE(engine.Prepare(2, 1).ok());
+  engine.targets->Abandon();
+  CHECK(engine.AllServe(1));
+  REQUIRE(engine.Bring(3, 2).ok());
+  CHECK(engine.AllServe(3));
+  CHECK(engine.asked.count({2, 3}) == 1);
+}
+
+TEST_CASE("A rank that goes between commits is noticed, and the engine waits for another, which gets everything") {
+  const size_t halves = GENERATE(1, 2);
+  TwoRanks engine(halves);
+  engine.ServeFirst();
+  engine.ranks[1]->End();
+  REQUIRE(engine.Changed(1));
+  CHECK(engine.report().attached == 1);
+  REQUIRE(engine.Bring(2, 1).ok());
+  CHECK(engine.ranks[0]->Serves(1));
+  engine.ranks.pop_back();
+  engine.RunRank(1, halves);
+  REQUIRE(engine.Changed(1));
+  REQUIRE(engine.Bring(2, 1).ok());
+  CHECK(engine.AllServe(2));
+  CHECK(engine.ranks[0]->status().attached == 2);  // a new page
+  REQUIRE(engine.Bring(3, 2).ok());
+  CHECK(engine.AllServe(3));
+}
+
+TEST_CASE("When the last rank goes nothing is left of the engine") {
+  TwoRanks engine(1);
+  engine.ServeFirst();
+  engine.ranks.clear();
+  CHECK(Eventually([&] { return engine.targets->empty(); }));
+  CHECK(engine.targets->Describe().empty());
+}
+
+TEST_CASE("A rank that does not hold, or answers something else, costs the commit and nothing more") {
+  const auto [halves, manner] =
+      GENERATE(std::pair<size_t, Manner>{1, Manner::kSilent}, std::pair<size_t, Manner>{1, Manner::kWrong},
+               std::pair<size_t, Manner>{1, Manner::kHangsUp}, std::pair<size_t, Manner>{2, Manner::kSilent},
+               std::pair<size_t, Manner>{2, Manner::kHangsUp});
+  TwoRanks engine(halves);
+  engine.Stop();
+  engine.options.hold_timeout = std::chrono::milliseconds(300);
+  REQUIRE(engine.Start().ok());
+  engine.ServeFirst();
+  engine.ranks.back()->End();
+  REQUIRE(engine.Changed(1));
+  // The same memory of a rank that knows what it holds, but has manners now.
+  engine.ranks.back()->options().at_hold = manner;
+  engine.ranks.back()->StartThread();
+  REQUIRE(engine.Changed(1));
+  REQUIRE(engine.Bring(1).ok());
+  REQUIRE(engine.AllServe(1));
+
+  const Status status = engine.Bring(2, 1);
+  CHECK_FALSE(status.ok());
+  CHECK(status.message().find("rank 1") != std::string::npos);
+  CHECK(engine.report().serving == engine.model.held(1));
+  CHECK(engine.report().attached == 1);
+  CHECK(engine.report().failures == 1);
+  CHECK(engine.report().last_error == status.message());
+  CHECK(Eventually([&] { return engine.ranks[0]->Serves(1); }));
+
+  // One that takes its place does not lead the other astray, which has not noticed yet that it was dropped.
+  RankHandle& successor = engine.RunRank(1, halves);
+  REQUIRE(engine.Changed(1));
+  REQUIRE(engine.Bring(3, 1).ok());
+  CHECK(Eventually([&] { return successor.Serves(3); }));
+  CHECK(Eventually([&] { return engine.ranks[0]->Serves(3); }));
+  CHECK(engine.ranks[1]->status().ended >= 1);
+  CHECK((engine.ranks[1]->status().held || engine.ranks[1]->Serves(1)));
+  CHECK(engine.ranks[1]->status().wrong_reads == 0);
+}
+
+TEST_CASE("A rank that does not say that it serves is dropped, and the commit stands") {
+  const Manner manner = GENERATE(Manner::kSilent, Manner::kWrong, Manner::kHangsUp);
+  TargetsFixture engine;
+  engine.options.serve_timeout = std::chrono::milliseconds(300);
+  REQUIRE(engine.Start().ok());
+  RankHandle& good = engine.RunRank(0, 1);
+  RankHandle& bad = engine.RunRank(1, 1, [&](TestRankOptions& options) { options.at_serve = manner; });
+  REQUIRE(engine.Changed(2));
+  REQUIRE(engine.Bring(1).ok());
+  CHECK(engine.report().serving == engine.model.held(1));
+  CHECK(engine.report().attached == 1);
+  CHECK(Eventually([&] { return good.Serves(1); }));
+  CHECK(Eventually([&] { return bad.Serves(1); }));  // by the page
+}
+
+TEST_CASE("A rank that says what it holds is believed when every byte is that") {
+  const size_t halves = GENERATE(1, 2);
+  TwoRanks engine(halves);
+  engine.ServeFirst();
+  engine.ranks[1]->End();
+  REQUIRE(engine.Changed(1));
+
+  SECTION("and then nothing is written") {
+    engine.ranks[1]->StartThread();
+    REQUIRE(engine.Changed(1));
+    REQUIRE(engine.Prepare(1).ok());
+    CHECK_FALSE(engine.targets->prepared());
+    CHECK(engine.AllServe(1));
+    CHECK(engine.report().commits == 1);
+  }
+  SECTION("also of the version before, which deltas lead from") {
+    engine.ranks[1]->StartThread();
+    REQUIRE(engine.Changed(1));
+    REQUIRE(engine.Bring(2, 1).ok());
+    CHECK(engine.AllServe(2));
+    if (halves == 1) CHECK(engine.asked == std::set<std::pair<Version, Version>>{{1, 2}});
+  }
+  SECTION("and else gets everything") {
+    const RankStatus& status = engine.ranks[1]->status();
+    engine.ranks[1]->memory(status.half)[100] ^= std::byte{1};
+    engine.ranks[1]->StartThread();
+    REQUIRE(engine.Changed(1));
+    REQUIRE(engine.Bring(1).ok());
+    CHECK(engine.report().commits == 2);
+    CHECK(Eventually([&] { return engine.ranks[1]->status().served >= 2; }));
+    CHECK(engine.ranks[1]->Is(1, status.half));
+    CHECK(engine.ranks[0]->Serves(1));
+  }
+}
+
+TEST_CASE("Ranks that outlive their receiver are taken as they are by the next") {
+  const size_t halves = GENERATE(1, 2);
+  TwoRanks engine(halves);
+  for (uint32_t rank : {0, 1}) {
+    engine.RunRank(rank, halves, [](TestRankOptions& options) { options.reattach = true; });
+  }
+  REQUIRE(engine.Changed(2));
+  REQUIRE(engine.Bring(1).ok());
+  REQUIRE(engine.Bring(2, 1).ok());
+  engine.Stop();
+  REQUIRE(engine.Start().ok());
+  REQUIRE(engine.Changed(2));
+  engine.asked.clear();
+
+  SECTION("at the version that the receiver has") {
+    REQUIRE(engine.Prepare(2).ok());
+    CHECK_FALSE(engine.targets->prepared());
+    CHECK(engine.AllServe(2));
+    CHECK_FALSE(engine.targets->Behind(engine.model.held(2)));
+  }
+  SECTION("or one before") {
+    REQUIRE(engine.Bring(3, 2).ok());
+    CHECK(engine.AllServe(3));
+    CHECK(engine.asked.count({2, 3}) == (halves == 1 ? 1 : 0));
+  }
+  SECTION("or one that it does not know any more") {
+    REQUIRE(engine.Bring(3).ok());
+    CHECK(engine.AllServe(3));
+    CHECK(engine.asked.empty());
+  }
+}
+
+TEST_CASE("Ranks that read different halves are brought together") {
+  TwoRanks engine(2);
+  engine.ServeFirst();
+  RankHandle& other = *engine.ranks[1];
+  other.End();
+  REQUIRE(engine.Changed(1));
+  const uint32_t half = 1 - other.status().half;  // it has moved to its other half by itself
+  std::copy_n(other.memory(1 - half), other.memories()[0].bytes(), other.memory(half));
+  other.status().half = half;
+  other.StartThread();
+  REQUIRE(engine.Changed(1));
+  CHECK(engine.targets->Behind(engine.model.held(1)));
+  REQUIRE(engine.Bring(2, 1).ok());
+  CHECK(engine.AllServe(2));
+  CHECK(engine.ranks[0]->status().half == other.status().half);
+}
+
+TEST_CASE("A model with another layout is placed anew") {
+  TwoRanks engine(1);
+  engine.ServeFirst();
+  TestModel next(2, 20'000, {{"config.json", "{}"}});
+  next.Advance();
+  REQUIRE(next.layout()->digest() != engine.model.layout()->digest());
+  const TargetVersion target{next.held(1), next.layout(), next.data(1)};
+  const auto none = [](const Held&, const Held&) { return DeltaChain(); };
+  REQUIRE(engine.targets->Prepare(target, engine.Target(1), none).ok());
+  REQUIRE(engine.targets->Commit().ok());
+  CHECK(engine.targets->Verify(target).ok());
+  for (uint32_t rank : {0, 1}) CHECK(TestEngine(next, rank).Is(1, engine.ranks[rank]->memory()));
+}
+
+TEST_CASE("An engine that the model no longer fits is told so, and may come back") {
+  TwoRanks engine(1);
+  engine.ServeFirst();
+  TestModel larger(2, 40'000);
+  larger.Advance();
+  const auto none = [](const Held&, const Held&) { return DeltaChain(); };
+  const Status status = engine.targets->Prepare({larger.held(1), larger.layout(), larger.data(1)}, {}, none);
+  CHECK(status.code() == ErrorCode::kBadData);
+  CHECK_FALSE(engine.targets->prepared());
+  CHECK(engine.targets->empty());
+  for (auto& rank : engine.ranks) {
+    CHECK(Eventually([&] { return rank->status().refused.load(); }));
+    CHECK(rank->Serves(1));
+  }
+}
+
+TEST_CASE("Verify names the rank whose memory was changed, and an engine that serves something else") {
+  TwoRanks engine(1);
+  engine.ServeFirst();
+  CHECK(engine.targets->Verify(engine.Target(2)).code() == ErrorCode::kState);
+  CHECK(engine.targets->Verify(engine.Target(1)).ok());
+  const int fd = engine.ranks[1]->memories()[0].fd();
+  const std::byte wrong = engine.ranks[1]->memory()[100] ^ std::byte{1};
+  REQUIRE(::pwrite(fd, &wrong, 1, 100) == 1);
+  const Status corrupt = engine.targets->Verify(engine.Target(1));
+  CHECK(corrupt.code() == ErrorCode::kCorrupt);
+  CHECK(corrupt.message().find("engine tp2, rank 1") != std::string::npos);
+}
+
+}  // namespace lockstep

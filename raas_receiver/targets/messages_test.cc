@@ -1,0 +1,162 @@
+// Messages and the control page against FORMAT.md.
+#include "raas_receiver/targets/messages.h"
+
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+#include <catch2/catch.hpp>
+#include <thread>
+
+#include "raas_receiver/targets/control_page.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+
+struct Ends {
+  UnixConnection ours;
+  UnixConnection theirs;
+
+  Ends() {
+    int fds[2];
+    REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
+    ours = UnixConnection(UniqueFd(fds[0]));
+    theirs = UnixConnection(UniqueFd(fds[1]));
+  }
+  void SendRaw(ByteView bytes) { REQUIRE(theirs.Send(bytes, {}, milliseconds(1000)).ok()); }
+};
+
+Held SomeVersion() {
+  Held held{{}, 42};
+  for (size_t i = 0; i < 16; ++i) held.run.bytes[i] = static_cast<uint8_t>(i + 1);
+  return held;
+}
+
+template <typename Change>
+Status DecodeChanged(const Change& change) {
+  EngineMessageHeader header{.type = 4, .run = SomeVersion().run, .version = 42};
+  change(header);
+  return DecodeEngineHeader(std::span<const std::byte, sizeof header>(AsBytes(header))).status();
+}
+
+}  // namespace
+
+TEST_CASE("A message arrives as it was sent, with its descriptors") {
+  Ends ends;
+  const ControlPage page = *ControlPage::Create(2);
+  const int fd = page.fd();
+  const Bytes body{std::byte{'h'}, std::byte{'i'}};
+  const EngineMessage sent{.type = EngineMessageType::kAttach, .held = SomeVersion(), .half = 1, .body = body};
+  REQUIRE(SendEngineMessage(ends.theirs, sent, std::span(&fd, 1), milliseconds(1000)).ok());
+  const auto got = ReceiveEngineMessage(ends.ours, milliseconds(1000));
+  REQUIRE(got.ok());
+  CHECK(got->type == EngineMessageType::kAttach);
+  CHECK(got->held == SomeVersion());
+  CHECK(got->half == 1);
+  CHECK(got->body == body);
+  CHECK(got->fds.size() == 1);
+}
+
+TEST_CASE("A header lies in memory as the format says") {
+  Ends ends;
+  REQUIRE(SendEngineMessage(ends.theirs, {.type = EngineMessageType::kServe, .held = SomeVersion(), .half = 1}, {},
+                            milliseconds(1000))
+              .ok());
+  std::array<std::byte, 40> raw;
+  REQUIRE(ends.ours.Receive(raw, nullptr, milliseconds(1000)).ok());
+  const std::array<uint8_t, 40> expected{'L', 'S', 'E', 'R', 1, 0,  6,  0,  0,  0,  0,  0,  1,  0, 0, 0, 1, 2, 3, 4,
+                                         5,   6,   7,   8,   9, 10, 11, 12, 13, 14, 15, 16, 42, 0, 0, 0, 0, 0, 0, 0};
+  CHECK(std::equal(raw.begin(), raw.end(), expected.begin(),
+                   [](std::byte a, uint8_t b) { return static_cast<uint8_t>(a) == b; }));
+}
+
+TEST_CASE("Headers that the format does not know are refused, each for its reason") {
+  CHECK(DecodeChanged([](EngineMessageHeader&) {}).ok());
+  const auto refused = [](const auto& change, const std::string& word) {
+    const Status status = DecodeChanged(change);
+    INFO(status.ToString());
+    return status.code() == ErrorCode::kProtocol && status.message().find(word) != std::string::npos;
+  };
+  CHECK(refused([](EngineMessageHeader& header) { ++header.magic; }, "magic"));
+  CHECK(refused([](EngineMessageHeader& header) { header.format = 2; }, "format"));
+  CHECK(refused([](EngineMessageHeader& header) { header.type = 0; }, "type 0"));
+  CHECK(refused([](EngineMessageHeader& header) { header.type = 8; }, "type 8"));
+  CHECK(refused([](EngineMessageHeader& header) { header.half = 2; }, "half 2"));
+  CHECK(refused([](EngineMessageHeader& header) { header.version = kMaxVersion + 1; }, "version"));
+  CHECK(refused([](EngineMessageHeader& header) { header.version = 0; }, "run without a version"));
+  CHECK(refused([](EngineMessageHeader& header) { header.run = {}; }, "run without a version"));
+  CHECK(refused([](EngineMessageHeader& header) { header.body_bytes = kMaxEngineBody + 1; }, "limit"));
+  CHECK(DecodeChanged([](EngineMessageHeader& header) { header.type = 1, header.body_bytes = kMaxAttachBody; }).ok());
+  CHECK(refused([](EngineMessageHeader& header) { header.type = 1, header.body_bytes = kMaxAttachBody + 1; }, "limit"));
+}
+
+TEST_CASE("A message that ends early is unavailable, wherever it ends") {
+  const Bytes body(10);
+  Bytes whole;
+  Append(whole, EngineMessageHeader{.type = 3, .body_bytes = 10});
+  AppendBytes(whole, body);
+  for (size_t bytes = 0; bytes < whole.size(); ++bytes) {
+    Ends ends;
+    if (bytes != 0) ends.SendRaw(ByteView(whole).first(bytes));
+    ends.theirs.Shutdown();
+    CHECK(ReceiveEngineMessage(ends.ours, milliseconds(1000)).status().code() == ErrorCode::kUnavailable);
+  }
+}
+
+TEST_CASE("A message that trickles in does not hold its receiver beyond the timeout") {
+  Ends ends;
+  std::atomic<bool> stop = false;
+  ends.SendRaw(AsBytes(EngineMessageHeader{.type = 1, .body_bytes = kMaxAttachBody}));
+  std::thread trickle([&] {
+    const std::byte byte{};
+    while (!stop) {
+      (void)ends.theirs.Send({&byte, 1}, {}, milliseconds(10));
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+  });
+  const auto begin = std::chrono::steady_clock::now();
+  const auto got = ReceiveEngineMessage(ends.ours, milliseconds(200));
+  const auto took = std::chrono::steady_clock::now() - begin;
+  stop = true;
+  trickle.join();
+  CHECK(got.status().code() == ErrorCode::kDeadline);
+  CHECK(took < std::chrono::seconds(5));
+}
+
+TEST_CASE("A control page says what is served, in the words of the format") {
+  ControlPage page = *ControlPage::Create(8);
+  const auto seen = *AdoptSegment(UniqueFd(::dup(page.fd())), kControlPageBytes, Access::kReadOnly, "page");
+  const auto& layout = *reinterpret_cast<const ControlPageLayout*>(seen.data());
+  CHECK(std::string(layout.magic, 8) == "LSENGPG1");
+  CHECK(layout.format == 1);
+  CHECK(layout.header_bytes == 128);
+  CHECK(layout.world == 8);
+  CHECK(layout.word == 0);
+
+  page.Serve(SomeVersion(), 1);
+  CHECK(layout.word == (uint64_t{1} << 16 | 1 << 8 | 1));  // one change, slot 1, SERVING
+  CHECK(layout.slots[1].run == SomeVersion().run);
+  CHECK(layout.slots[1].version == 42);
+  CHECK(layout.slots[1].half == 1);
+  page.BeginWriting();
+  CHECK(layout.word == (uint64_t{2} << 16 | 1 << 8 | 2));
+  CHECK(page.serving().nothing());
+  page.Serve({SomeVersion().run, 43}, 0);
+  CHECK(layout.word == (uint64_t{3} << 16 | 0 << 8 | 1));
+  CHECK(layout.slots[0].version == 43);
+  CHECK(layout.slots[1].version == 42);
+  CHECK(page.serving() == Held{SomeVersion().run, 43});
+  page.Clear();
+  CHECK(ControlWord::Decode(layout.word).state == EngineState::kEmpty);
+  CHECK(ControlWord::Decode(layout.word).changes == 4);
+}
+
+TEST_CASE("Whoever gets a control page can read it and not write it") {
+  const ControlPage page = *ControlPage::Create(1);
+  CHECK(::mmap(nullptr, kControlPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, page.fd(), 0) == MAP_FAILED);
+  CHECK(::pwrite(page.fd(), "x", 1, 0) == -1);
+  CHECK(::ftruncate(page.fd(), 0) == -1);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,234 @@
+// Peers that must not be taken, each for its reason, and what becomes of the others.
+#include "raas_receiver/targets/target_server.h"
+
+#include <fcntl.h>
+
+#include <nlohmann/json.hpp>
+
+#include "raas_receiver/targets/targets_fixture.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+
+// A peer that says one thing and listens.
+struct Peer : TargetsFixture {
+  TestEngine engine{model, 0};
+  std::vector<MappedSegment> memories;
+
+  Peer() {
+    REQUIRE(Start().ok());
+    memories.push_back(*CreateMemfdSegment("parameters", engine.bytes()));
+  }
+
+  static std::string Body(const std::string& model, const std::string& engine, const RankDescription& description) {
+    return nlohmann::json{
+        {"model", model}, {"engine", engine}, {"description", nlohmann::json::parse(ToJson(description))}}
+        .dump();
+  }
+  std::string Body() const { return Body("actor", "tp2", engine.Describe(1)); }
+
+  UnixConnection Connect() const { return *UnixConnect(socket(), milliseconds(1000)); }
+  static Status Say(UnixConnection& connection, const std::string& body, const std::vector<int>& fds,
+                    uint32_t half = 0) {
+    const ByteView bytes = AsBytes(std::string_view(body));
+    return SendEngineMessage(connection,
+                             {.type = EngineMessageType::kAttach, .half = half, .body = {bytes.begin(), bytes.end()}},
+                             fds, milliseconds(1000));
+  }
+  // What the server refuses with.
+  static std::string Refusal(UnixConnection& connection) {
+    const auto answer = ReceiveEngineMessage(connection, milliseconds(5000));
+    if (!answer.ok()) return answer.status().ToString();
+    if (answer->type != EngineMessageType::kRefused) return std::string(Name(answer->type));
+    std::byte more;
+    if (connection.Receive({&more, 1}, nullptr, milliseconds(1000)).code() != ErrorCode::kUnavailable) return "stays";
+    return std::string(AsText(answer->body));
+  }
+  std::string Refused(const std::string& body, const std::vector<int>& fds, uint32_t half = 0) const {
+    UnixConnection connection = Connect();
+    (void)Say(connection, body, fds, half);
+    return Refusal(connection);
+  }
+};
+
+bool Has(const std::string& text, const std::string& part) {
+  INFO(text);
+  CHECK(text.find(part) != std::string::npos);
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+TEST_CASE("An ATTACH that is none is refused, naming what is wrong") {
+  Peer peer;
+  const int fd = peer.memories[0].fd();
+  CHECK(Has(peer.Refused("[]", {fd}), "not a JSON object"));
+  CHECK(Has(peer.Refused("{\"model\": ", {fd}), "not a JSON object"));
+  CHECK(Has(peer.Refused("{\"model\": 3}", {fd}), "\"model\""));
+  CHECK(Has(peer.Refused(Peer::Body("../x", "tp2", peer.engine.Describe(1)), {fd}), "ATTACH's \"model\""));
+  CHECK(Has(peer.Refused(Peer::Body("actor", "", peer.engine.Describe(1)), {fd}), "ATTACH's \"engine\""));
+  CHECK(Has(peer.Refused("{\"model\": \"actor\", \"engine\": \"e\"}", {fd}), "\"description\""));
+  CHECK(Has(peer.Refused("{\"model\": \"actor\", \"engine\": \"e\", \"description\": 1}", {fd}), "bad_data"));
+  CHECK(Has(peer.Refused(Peer::Body("critic", "tp2", peer.engine.Describe(1)), {fd}), "no model critic"));
+  CHECK(Has(peer.Refused(peer.Body(), {fd}, 1), "reads half 1 of 1"));
+  std::string nested = "{\"model\": \"actor\", \"engine\": \"e\", \"description\": ";
+  nested += std::string(2'000'000, '[') + std::string(2'000'000, ']') + "}";
+  CHECK(Has(peer.Refused(nested, {fd}), "bad_data"));
+  CHECK(peer.targets->empty());
+}
+
+TEST_CASE("A first message that is not ATTACH, and one that is no message, are refused") {
+  Peer peer;
+  UnixConnection early = peer.Connect();
+  REQUIRE(SendEngineMessage(early, {.type = EngineMessageType::kHeld}, {}, milliseconds(1000)).ok());
+  CHECK(Has(Peer::Refusal(early), "HELD and not ATTACH"));
+  UnixConnection noise = peer.Connect();
+  REQUIRE(noise.Send(Bytes(40, std::byte{7}), {}, milliseconds(1000)).ok());
+  CHECK(Has(Peer::Refusal(noise), "magic"));
+}
+
+TEST_CASE("A peer that says nothing in time is dropped") {
+  TargetsFixture fixture;
+  fixture.hello_timeout = milliseconds(100);
+  REQUIRE(fixture.Start().ok());
+  UnixConnection silent = *UnixConnect(fixture.socket(), milliseconds(1000));
+  CHECK(Has(Peer::Refusal(silent), "deadline"));
+}
+
+TEST_CASE("Memory that its owner could cut off, or that is not as long as said, is refused") {
+  Peer peer;
+  const uint64_t bytes = peer.engine.bytes();
+  const UniqueFd unsealed(::memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  REQUIRE(::ftruncate(unsealed.get(), static_cast<off_t>(bytes)) == 0);
+  CHECK(Has(peer.Refused(peer.Body(), {unsealed.get()}), "F_SEAL_SHRINK"));
+  const std::string file = peer.directory.File("file");
+  const auto plain = *CreateTmpfsSegment(file, bytes);
+  CHECK(Has(peer.Refused(peer.Body(), {plain.fd()}), "F_SEAL_SHRINK"));
+  const auto shorter = *CreateMemfdSegment("shorter", bytes - 4096);
+  CHECK(Has(peer.Refused(peer.Body(), {shorter.fd()}), std::to_string(bytes)));
+  const int fd = peer.memories[0].fd();
+  CHECK(Has(peer.Refused(peer.Body(), {}), "without a descriptor"));
+  CHECK(Has(peer.Refused(peer.Body(), {fd, fd}), "2 descriptors for 1"));
+  const UniqueFd read_only(::open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDONLY | O_CLOEXEC));
+  CHECK(Has(peer.Refused(peer.Body(), {read_only.get()}), "map segment"));
+  CHECK(peer.targets->empty());
+}
+
+TEST_CASE("A rank that does not fit its engine is refused, and the engine goes on") {
+  Peer peer;
+  peer.RunRank(0, 1);
+  peer.RunRank(1, 1);
+  REQUIRE(peer.Changed(2));
+  REQUIRE(peer.Bring(1).ok());
+  UnixConnection connection = peer.Connect();
+  RankDescription description = peer.engine.Describe(1);
+  std::vector<int> fds{peer.memories[0].fd()};
+  std::string expected;
+
+  SECTION("because its place is taken") {
+    expected = "has that place";
+  }
+  SECTION("because it knows of more ranks") {
+    description.world = 3;
+    description.rank = 2;
+    expected = "says 3 ranks";
+  }
+  SECTION("because it has two halves") {
+    description = peer.engine.Describe(2);
+    fds.push_back(fds[0]);
+    expected = "of 2 halves";
+  }
+  REQUIRE(Peer::Say(connection, Peer::Body("actor", "tp2", description), fds).ok());
+  REQUIRE(peer.Changed(1));
+  REQUIRE(peer.Bring(2, 1).ok());
+  CHECK(Has(Peer::Refusal(connection), expected));
+  CHECK(peer.ranks[0]->Serves(2));
+  CHECK(peer.ranks[1]->Serves(2));
+}
+
+TEST_CASE("A rank whose parameters are not of this model is refused with the sentence, and its engine waits") {
+  Peer peer;
+  peer.RunRank(1, 1);
+  UnixConnection connection = peer.Connect();
+  RankDescription description = peer.engine.Describe(1);
+  description.parameters[0].slices[0].tensor = "no.such.tensor";
+  REQUIRE(Peer::Say(connection, Peer::Body("actor", "tp2", description), {peer.memories[0].fd()}).ok());
+  REQUIRE(peer.Changed(2));
+  (void)peer.Prepare(1);
+  while (true) {
+    const auto answer = ReceiveEngineMessage(connection, milliseconds(5000));
+    REQUIRE(answer.ok());
+    if (answer->type == EngineMessageType::kAttached) continue;
+    REQUIRE(answer->type == EngineMessageType::kRefused);
+    CHECK(Has(std::string(AsText(answer->body)), "no.such.tensor"));
+    break;
+  }
+}
+
+TEST_CASE("Ranks that leave an element of the model to nobody are refused, all, and better ones are taken") {
+  Peer peer;
+  std::vector<UnixConnection> connections;
+  for (uint32_t rank : {0, 1}) {
+    RankDescription description = TestEngine(peer.model, 0).Describe(1);  // both the first one's slices
+    description.rank = rank;
+    connections.push_back(peer.Connect());
+    REQUIRE(Peer::Say(connections.back(), Peer::Body("actor", "tp2", description), {peer.memories[0].fd()}).ok());
+  }
+  REQUIRE(peer.Changed(2));
+  const Status status = peer.Prepare(1);
+  CHECK(status.code() == ErrorCode::kBadData);
+  CHECK_FALSE(peer.targets->prepared());
+  CHECK(peer.targets->empty());
+  for (UnixConnection& connection : connections) {
+    const auto attached = ReceiveEngineMessage(connection, milliseconds(5000));
+    REQUIRE(attached.ok());
+    CHECK(attached->type == EngineMessageType::kAttached);
+    CHECK_FALSE(Peer::Refusal(connection).empty());
+  }
+  peer.RunRank(0, 1);
+  peer.RunRank(1, 1);
+  REQUIRE(peer.Changed(2));
+  REQUIRE(peer.Bring(1).ok());
+  CHECK(Eventually([&] { return peer.ranks[0]->Serves(1) && peer.ranks[1]->Serves(1); }));
+}
+
+TEST_CASE("One that does not fit the ranks that are there already goes alone") {
+  Peer peer;
+  RankHandle& good = peer.RunRank(0, 1);
+  RankHandle& gone = peer.RunRank(1, 1);
+  REQUIRE(peer.Changed(2));
+  REQUIRE(peer.Bring(1).ok());
+  gone.End();
+  REQUIRE(peer.Changed(1));
+  UnixConnection connection = peer.Connect();
+  RankDescription description = peer.engine.Describe(1);
+  description.rank = 1;  // with rank 0's slices
+  REQUIRE(Peer::Say(connection, Peer::Body("actor", "tp2", description), {peer.memories[0].fd()}).ok());
+  REQUIRE(peer.Changed(1));
+  CHECK(peer.Prepare(2, 1).code() == ErrorCode::kBadData);
+  CHECK(peer.report().attached == 1);
+  CHECK(good.Serves(1));
+  gone.StartThread();
+  REQUIRE(peer.Changed(1));
+  REQUIRE(peer.Bring(2, 1).ok());
+  CHECK(Eventually([&] { return good.Serves(2) && gone.Serves(2); }));
+}
+
+TEST_CASE("Two engines of one model are brought along side by side") {
+  Peer peer;
+  const auto named = [](TestRankOptions& options) { options.engine = "second"; };
+  peer.RunRank(0, 1);
+  peer.RunRank(1, 1);
+  peer.RunRank(0, 2, named);
+  peer.RunRank(1, 2, named);
+  REQUIRE(peer.Changed(4));
+  for (Version version : {1, 2, 3}) {
+    REQUIRE(peer.Bring(version, version - 1).ok());
+    for (auto& rank : peer.ranks) CHECK(Eventually([&] { return rank->Serves(version); }));
+  }
+  CHECK(peer.targets->Describe().size() == 2);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,175 @@
+// A receiver's targets, their server, and an engine of two ranks, as threads or processes. For tests.
+#pragma once
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <memory>
+#include <new>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/os/temp_dir.h"
+#include "raas_receiver/replica/test_model.h"
+#include "raas_receiver/targets/engine_targets.h"
+#include "raas_receiver/targets/target_server.h"
+#include "raas_receiver/targets/test_rank.h"
+
+namespace lockstep {
+
+// Memory that forked processes share with their parent.
+template <typename T>
+class SharedObject {
+ public:
+  SharedObject() : segment_(*CreateMemfdSegment("test", sizeof(T))), object_(new (segment_.data()) T()) {}
+  T* operator->() const { return object_; }
+  T& operator*() const { return *object_; }
+
+ private:
+  MappedSegment segment_;
+  T* object_;
+};
+
+template <typename Condition>
+bool Eventually(const Condition& condition) {
+  for (int i = 0; i < 2000; ++i) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return false;
+}
+
+// A rank with its memory, which outlives the thread or process that runs it.
+class RankHandle {
+ public:
+  RankHandle(const TestModel& model, TestRankOptions options)
+      : model_(model), options_(std::move(options)), engine_(model, options_.rank) {
+    for (size_t half = 0; half < options_.halves; ++half) {
+      memories_.push_back(*CreateMemfdSegment("parameters", engine_.bytes()));
+      engine_.Fill(memories_.back().data());
+    }
+  }
+  ~RankHandle() { End(); }
+
+  void StartThread() {
+    thread_ = std::thread([this] { TestRank(model_, options_, *status_, memories_).Run(); });
+  }
+  void StartProcess() {
+    child_ = ::fork();
+    if (child_ != 0) return;
+    TestRank(model_, options_, *status_, memories_).Run();
+    ::_exit(0);
+  }
+  void Kill() {
+    if (child_ <= 0) return;
+    ::kill(child_, SIGKILL);
+    ::waitpid(std::exchange(child_, -1), nullptr, 0);
+  }
+  void End() {
+    status_->stop = true;
+    if (thread_.joinable()) thread_.join();
+    if (child_ > 0) ::waitpid(std::exchange(child_, -1), nullptr, 0);
+    status_->stop = false;
+  }
+
+  RankStatus& status() { return *status_; }
+  std::byte* memory(size_t half = 0) { return memories_[half].data(); }
+  bool Is(Version version, size_t half = 0) { return engine_.Is(version, memory(half)); }
+  // Whether it reads `version`, its memory is that, and nothing else was ever read.
+  bool Serves(Version version) {
+    return !status_->held && status_->serving == version && Is(version, status_->half) && status_->wrong_reads == 0;
+  }
+  TestRankOptions& options() { return options_; }
+  std::vector<MappedSegment>& memories() { return memories_; }
+
+ private:
+  const TestModel& model_;
+  TestRankOptions options_;
+  const TestEngine engine_;
+  SharedObject<RankStatus> status_;
+  std::vector<MappedSegment> memories_;
+  std::thread thread_;
+  pid_t child_ = -1;
+};
+
+struct TargetsFixture {
+  TempDir directory;
+  TestModel model;
+  EngineTargetsOptions options{.model = "actor"};
+  std::chrono::milliseconds hello_timeout{10'000};
+  std::set<std::pair<Version, Version>> asked;  // of the deltas
+  bool deltas_at_hand = true;
+  std::atomic<int> changes{0};
+  int seen = 0;
+
+  std::unique_ptr<WorkerPool> pool;
+  std::unique_ptr<EngineTargets> targets;
+  std::unique_ptr<TargetServer> server;
+  std::vector<std::unique_ptr<RankHandle>> ranks;
+
+  explicit TargetsFixture(int versions = 3) {
+    options.hold_timeout = options.serve_timeout = std::chrono::milliseconds(10'000);
+    for (int i = 0; i < versions; ++i) model.Advance();
+  }
+
+  std::string socket() const { return directory.File("engine.sock"); }
+
+  Status Start() {
+    pool = std::make_unique<WorkerPool>(2);
+    targets = std::make_unique<EngineTargets>(options, *pool);
+    targets->SetChanged([this] { ++changes; });
+    LS_ASSIGN_OR_RETURN(server, TargetServer::Start(socket(), {{"actor", targets.get()}}, hello_timeout));
+    return OkStatus();
+  }
+  void Stop() {
+    server.reset();
+    targets.reset();
+    pool.reset();
+  }
+  ~TargetsFixture() {
+    Stop();
+    ranks.clear();
+  }
+
+  RankHandle& AddRank(uint32_t rank, size_t halves, const std::function<void(TestRankOptions&)>& adjust = {}) {
+    TestRankOptions rank_options{.socket = socket(), .rank = rank, .halves = halves};
+    if (adjust) adjust(rank_options);
+    return *ranks.emplace_back(std::make_unique<RankHandle>(model, rank_options));
+  }
+  RankHandle& RunRank(uint32_t rank, size_t halves, const std::function<void(TestRankOptions&)>& adjust = {}) {
+    RankHandle& handle = AddRank(rank, halves, adjust);
+    handle.StartThread();
+    return handle;
+  }
+  // Waits until `count` more ranks have come, or were noticed to have gone.
+  bool Changed(int count) {
+    return Eventually([&, all = seen += count] { return changes >= all; });
+  }
+
+  TargetVersion Target(Version version) const { return {model.held(version), model.layout(), model.data(version)}; }
+  Status Prepare(Version version, Version before = 0) {
+    std::optional<TargetVersion> back;
+    if (before != 0) back = Target(before);
+    return targets->Prepare(Target(version), back, [this](const Held& from, const Held& to) {
+      asked.insert({from.version, to.version});
+      if (!deltas_at_hand || from.run != to.run) return DeltaChain();
+      return model.Chain(std::min(from.version, to.version), std::max(from.version, to.version));
+    });
+  }
+  // As a session does it. `before` is 0 where the session has no other version.
+  Status Bring(Version version, Version before = 0) {
+    LS_RETURN_IF_ERROR(Prepare(version, before));
+    return targets->prepared() ? targets->Commit() : OkStatus();
+  }
+  EngineReport report() const {
+    const std::vector<EngineReport> engines = targets->Describe();
+    return engines.empty() ? EngineReport{} : engines.front();
+  }
+};
+
+}  // namespace lockstep

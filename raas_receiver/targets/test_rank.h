@@ -1,0 +1,282 @@
+// An engine's rank as FORMAT.md wants it, with real memfds and a real socket, in a thread or in a process of its own.
+// While it is not held it reads its memory all the time, and tells when that is not the version it serves. For tests.
+#pragma once
+
+#include <poll.h>
+#include <sys/mman.h>
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "common/os/unix_socket.h"
+#include "raas_receiver/placement/description.h"
+#include "raas_receiver/replica/test_model.h"
+#include "raas_receiver/targets/messages.h"
+
+namespace lockstep {
+
+// Two ranks that share a TestModel: "embed" by columns, "codes" in two parts, the rest on both. One memory.
+class TestEngine {
+ public:
+  TestEngine(const TestModel& model, uint32_t rank) : model_(model), rank_(rank) {
+    for (const TensorMeta& tensor : model.layout()->tensors()) Add(tensor);
+    bytes_ = (bytes_ + 4095) / 4096 * 4096;
+  }
+
+  uint64_t bytes() const { return bytes_; }
+
+  RankDescription Describe(size_t halves) const {
+    RankDescription description{.rank = rank_, .world = 2, .place = {.engine = "described"}};
+    description.halves.assign(halves, {MemoryDescription{.bytes = bytes_}});
+    description.parameters = parameters_;
+    return description;
+  }
+
+  // Whether `memory` is `version`, element by element; what no parameter has must still be as Fill left it.
+  bool Is(Version version, const std::byte* memory) const {
+    const Bytes expected = Expected(version);
+    return std::equal(expected.begin(), expected.end(), memory);
+  }
+  void Fill(std::byte* memory) const { std::fill(memory, memory + bytes_, std::byte{0xa5}); }
+
+ private:
+  void Add(const TensorMeta& tensor) {
+    Slice slice{.tensor = tensor.name,
+                .from = Extents(tensor.shape.size()),
+                .shape = tensor.shape,
+                .at = Extents(tensor.shape.size())};
+    if (tensor.name == "embed") {
+      slice.shape[1] /= 2;
+      slice.from[1] = rank_ * slice.shape[1];
+    }
+    if (tensor.name == "codes") {
+      const uint64_t first = tensor.shape[0] / 3;
+      slice.from[0] = rank_ == 0 ? 0 : first;
+      slice.shape[0] = rank_ == 0 ? first : tensor.shape[0] - first;
+    }
+    EngineParameter parameter{.name = "p_" + tensor.name, .dtype = tensor.dtype, .shape = slice.shape};
+    parameter.strides = Extents(slice.shape.size(), 1);
+    for (size_t dim = slice.shape.size(); dim-- > 1;) {
+      parameter.strides[dim - 1] = parameter.strides[dim] * std::max<uint64_t>(slice.shape[dim], 1);
+    }
+    parameter.offset = bytes_;
+    parameter.slices = {slice};
+    uint64_t elements = 1;
+    for (const uint64_t size : slice.shape) elements *= size;
+    bytes_ = (bytes_ + elements * UnitOf(tensor) + 64 + 255) / 256 * 256;
+    parameters_.push_back(parameter);
+  }
+
+  static uint64_t UnitOf(const TensorMeta& tensor) {
+    return tensor.dtype == DType::kBF16 ? 2 : tensor.dtype == DType::kF32 ? 4 : 1;
+  }
+
+  Bytes Expected(Version version) const {
+    Bytes expected(bytes_);
+    Fill(expected.data());
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      const TensorMeta& tensor = model_.layout()->tensors()[i];
+      const Slice& slice = parameters_[i].slices[0];
+      const uint64_t unit = UnitOf(tensor);
+      const uint64_t columns = tensor.shape.size() == 2 ? tensor.shape[1] : 1;
+      const uint64_t taken = slice.shape.size() == 2 ? slice.shape[1] : 1;
+      const uint64_t rows = slice.shape.empty() ? 1 : slice.shape[0];
+      for (uint64_t row = 0; row < rows; ++row) {
+        const uint64_t first = slice.shape.empty() ? 0 : slice.from[0];
+        const uint64_t column = slice.shape.size() == 2 ? slice.from[1] : 0;
+        std::copy_n(model_.data(version).data() + tensor.offset + ((first + row) * columns + column) * unit,
+                    taken * unit, expected.data() + parameters_[i].offset + row * taken * unit);
+      }
+    }
+    return expected;
+  }
+
+  const TestModel& model_;
+  const uint32_t rank_;
+  std::vector<EngineParameter> parameters_;
+  uint64_t bytes_ = 0;
+};
+
+// What a rank does when it has to answer HELD or SERVING.
+enum class Manner { kAnswers, kSilent, kWrong, kHangsUp };
+
+struct TestRankOptions {
+  std::string socket;
+  std::string model = "actor";
+  std::string engine = "tp2";
+  uint32_t rank = 0;
+  size_t halves = 1;
+  Manner at_hold = Manner::kAnswers;
+  Manner at_serve = Manner::kAnswers;
+  bool reattach = false;    // when the connection has ended, until it is told to end
+  std::string description;  // instead of the engine's own, when not empty
+};
+
+// What others see of a rank, in memory that is shared with a process that it may be.
+struct RankStatus {
+  std::atomic<uint32_t> attached{0};   // ATTACHED so far
+  std::atomic<uint32_t> served{0};     // SERVE so far
+  std::atomic<uint32_t> ended{0};      // connections that ended so far
+  std::atomic<bool> following{false};  // attached now
+  std::atomic<bool> refused{false};
+  std::atomic<bool> held{true};  // has nothing to read
+  std::atomic<Version> serving{0};
+  std::atomic<uint32_t> half{0};
+  std::atomic<uint32_t> wrong_reads{0};
+  std::atomic<bool> stop{false};
+  std::array<char, 512> sentence{};  // of REFUSED
+};
+
+class TestRank {
+ public:
+  // `status` and `memories` (one for each half, of TestEngine::bytes) outlive it. Where status says that a version is
+  // served, the rank attaches with that.
+  TestRank(const TestModel& model, TestRankOptions options, RankStatus& status, std::vector<MappedSegment>& memories)
+      : model_(model),
+        options_(std::move(options)),
+        engine_(model, options_.rank),
+        status_(status),
+        memories_(memories) {}
+
+  // Until status.stop. No exceptions, no Catch2: runs in threads and forked processes.
+  void Run() {
+    while (!status_.stop) {
+      if (Connect()) {
+        Attach();
+        Follow();
+        GoOnByPage();
+        connection_ = UnixConnection();
+        page_ = MappedSegment();
+        ++status_.ended;
+        status_.following = false;
+      }
+      do {
+        Read();
+      } while (status_.ended != 0 && !options_.reattach && !status_.stop);
+    }
+  }
+
+ private:
+  bool Connect() {
+    Result<UnixConnection> connection = UnixConnect(options_.socket, std::chrono::seconds(1));
+    if (connection.ok()) connection_ = *std::move(connection);
+    return connection.ok();
+  }
+
+  // Whether it is taken will be answered.
+  void Attach() {
+    had_serve_ = false;
+    const std::string description =
+        options_.description.empty() ? ToJson(engine_.Describe(options_.halves)) : options_.description;
+    const nlohmann::json body{
+        {"model", options_.model}, {"engine", options_.engine}, {"description", nlohmann::json::parse(description)}};
+    const std::string text = body.dump();
+    const ByteView bytes = AsBytes(std::string_view(text));
+    attached_with_ = status_.held ? Held() : model_.held(status_.serving);
+    std::vector<int> fds;
+    for (const MappedSegment& memory : memories_) fds.push_back(memory.fd());
+    (void)SendEngineMessage(connection_,
+                            {.type = EngineMessageType::kAttach,
+                             .held = attached_with_,
+                             .half = status_.half,
+                             .body = {bytes.begin(), bytes.end()}},
+                            fds, std::chrono::seconds(5));
+  }
+
+  void Follow() {
+    while (!status_.stop) {
+      pollfd readable{connection_.fd(), POLLIN | POLLRDHUP, 0};
+      if (::poll(&readable, 1, 1) <= 0) {
+        Read();
+        continue;
+      }
+      Result<EngineMessage> message = ReceiveEngineMessage(connection_, std::chrono::seconds(5));
+      if (!message.ok() || !Answer(*message)) return;
+    }
+  }
+
+  bool Answer(EngineMessage& message) {
+    switch (message.type) {
+      case EngineMessageType::kAttached:
+        return TakePage(message);
+      case EngineMessageType::kRefused:
+        std::copy_n(reinterpret_cast<const char*>(message.body.data()),
+                    std::min(message.body.size(), status_.sentence.size() - 1), status_.sentence.data());
+        status_.refused = true;
+        return false;
+      case EngineMessageType::kHold:
+        if (options_.at_hold == Manner::kSilent) return true;  // and goes on reading
+        status_.held = true;
+        return Say(EngineMessageType::kHeld, options_.at_hold);
+      case EngineMessageType::kServe:
+        if (options_.at_serve == Manner::kSilent) return true;
+        had_serve_ = true;
+        Serve(message.held, message.half);
+        ++status_.served;
+        return Say(EngineMessageType::kServing, options_.at_serve);
+      default:
+        return false;
+    }
+  }
+
+  bool Say(EngineMessageType type, Manner manner) {
+    if (manner == Manner::kHangsUp) return false;
+    if (manner == Manner::kWrong) type = EngineMessageType::kAttached;
+    return SendEngineMessage(connection_, {.type = type}, {}, std::chrono::seconds(5)).ok();
+  }
+
+  bool TakePage(EngineMessage& message) {
+    if (message.fds.size() != 1) return false;
+    Result<MappedSegment> page =
+        AdoptSegment(std::move(message.fds[0]), kControlPageBytes, Access::kReadOnly, "control page");
+    if (!page.ok()) return false;
+    page_ = *std::move(page);
+    attached_word_ = Layout().word;
+    ++status_.attached;
+    status_.following = true;
+    return true;
+  }
+
+  const ControlPageLayout& Layout() const { return *reinterpret_cast<const ControlPageLayout*>(page_.data()); }
+
+  void GoOnByPage() {
+    if (!status_.held || !page_.valid()) return;
+    const uint64_t raw = Layout().word;
+    const ControlWord word = ControlWord::Decode(raw);
+    if (word.state != EngineState::kServing) return;
+    const ControlSlot& slot = Layout().slots[word.slot];
+    const Held held{slot.run, slot.version};
+    if (raw != attached_word_ || had_serve_ || held == attached_with_) Serve(held, slot.half);
+  }
+
+  void Serve(const Held& held, uint32_t half) {
+    if (held.run != model_.run() || held.nothing()) ++status_.wrong_reads;
+    status_.half = half;
+    status_.serving = held.version;
+    status_.held = false;
+  }
+
+  void Read() {
+    if (status_.held) return std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (!engine_.Is(status_.serving, memories_[status_.half].data())) ++status_.wrong_reads;
+  }
+
+  const TestModel& model_;
+  const TestRankOptions options_;
+  const TestEngine engine_;
+  RankStatus& status_;
+  std::vector<MappedSegment>& memories_;
+  UnixConnection connection_;
+  MappedSegment page_;
+  uint64_t attached_word_ = 0;
+  bool had_serve_ = false;
+  Held attached_with_;
+};
+
+}  // namespace lockstep
