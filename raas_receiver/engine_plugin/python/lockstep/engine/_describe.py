@@ -77,7 +77,7 @@ def description_of(
     if not parameters:
         raise BadDataError("the module has no parameters")
     groups = {key: {"size": place[key][1], "rank": place[key][0]} for key in _GROUPS}
-    described = {"engine": engine, "family": place["family"], **groups}
+    described = {"engine": engine, **groups, **({"family": place["family"]} if place["family"] else {})}
     described["key_value_heads"] = place["key_value_heads"]
     described["fused_shared_experts"] = place["fused_shared_experts"]
     return {
