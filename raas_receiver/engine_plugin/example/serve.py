@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A small inference server whose weights follow a trainer while it answers: a transformers model behind HTTP.
 
-    raas_receiver --model actor --root /dev/shm/replicas --engine-socket /run/raas-receiver/engine.sock ...
+    raas_receiver --model actor --engine-load in-place --engine-socket /run/raas-receiver/engine.sock ...
     serve.py --model-dir CHECKPOINT --socket /run/raas-receiver/engine.sock --model actor --port 8000
 
     POST /generate {"prompt_ids": [1, 2, 3], "max_new_tokens": 16}
@@ -76,7 +76,8 @@ class Server:
         """One answer, all of it by one version. ValueError says what is wrong with the request."""
         prompt, count = request.get("prompt_ids"), request.get("max_new_tokens", 16)
         vocabulary = self._model.config.vocab_size
-        if not isinstance(prompt, list) or not prompt or not all(type(i) is int and 0 <= i < vocabulary for i in prompt):
+        tokens = isinstance(prompt, list) and all(type(token) is int and 0 <= token < vocabulary for token in prompt)
+        if not tokens or not prompt:
             raise ValueError(f"prompt_ids must be a list of tokens, each below {vocabulary}")
         if type(count) is not int or not 0 < count <= _MAX_NEW_TOKENS:
             raise ValueError(f"max_new_tokens must be 1 to {_MAX_NEW_TOKENS}")

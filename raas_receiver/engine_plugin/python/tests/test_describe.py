@@ -12,8 +12,8 @@ from lockstep.engine._parameters import parameters_of
 
 
 def tiny(family: str, **options) -> torch.nn.Module:
-    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 32}
-    config = AutoConfig.for_model(family, **{**shape, "num_key_value_heads": 2, **options})
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = AutoConfig.for_model(family, **{**shape, "num_key_value_heads": 2, "vocab_size": 32, **options})
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 

@@ -23,8 +23,8 @@ import serve  # noqa: E402
 
 @pytest.fixture
 def checkpoint(tmp_path) -> Path:
-    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
-    config = AutoConfig.for_model("llama", num_key_value_heads=2, dtype="float32", **shape)
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = AutoConfig.for_model("llama", num_key_value_heads=2, vocab_size=64, dtype="float32", **shape)
     config.save_pretrained(tmp_path / "checkpoint")
     return tmp_path / "checkpoint"
 

@@ -13,13 +13,6 @@ from lockstep.engine import sglang as sglang_plugin
 from lockstep.engine import vllm as vllm_plugin
 
 
-@pytest.fixture
-def receiver(tmp_path):
-    receiver = FakeReceiver(tmp_path / "engine.sock")
-    yield receiver
-    receiver.close()
-
-
 def module_of(monkeypatch, name: str, **members: Any) -> ModuleType:
     """Makes ``name`` importable, and the packages that it lies in."""
     parts = name.split(".")
@@ -116,7 +109,8 @@ def vllm(monkeypatch):
 
 def vllm_model(backend: str = "TRITON") -> torch.nn.Module:
     """A linear layer, experts of a rank of EP4, and an MLA layer with its views."""
-    model = torch.nn.ModuleDict({"qkv_proj": torch.nn.Linear(4, 4), "experts": torch.nn.Module(), "mla": torch.nn.Module()})
+    empty = torch.nn.Module
+    model = torch.nn.ModuleDict({"qkv_proj": torch.nn.Linear(4, 4), "experts": empty(), "mla": empty()})
     model["qkv_proj"].quant_method = method("UnquantizedLinearMethod")
     experts = model["experts"]
     experts.w13_weight = torch.nn.Parameter(torch.zeros(2, 8, 4))

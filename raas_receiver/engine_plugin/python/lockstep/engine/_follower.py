@@ -286,8 +286,8 @@ class Follower:
         self._derived = served
 
     def _go_on_by_page(self, attached_with: "Served | None") -> None:
-        """The receiver has ended the connection. A rank that is not held was not written. One that is held goes on where
-        the page says so, and else stays held: its memory may be a mix (FORMAT.md, "When the connection ends")."""
+        """The receiver has ended the connection. A rank that is not held was not written. One that is held goes on
+        where the page says so, and else stays held: its memory may be a mix (FORMAT.md, "When the connection ends")."""
         if self._held_since is None or self._page is None:
             return
         page = self._page.read()

@@ -157,8 +157,8 @@ def _exported(storage: Any, name: str = "") -> "Tuple[int, bytes, int]":
         device, handle, _, offset, *_ = storage._share_cuda_()
     except RuntimeError as error:
         raise BadDataError(
-            f'parameter "{name}": its GPU memory cannot be shared ({error}). CUDA shares what cudaMalloc gave: start the '
-            "engine without expandable_segments, sleep mode and memory savers, or take versions from the directory"
+            f'parameter "{name}": its GPU memory cannot be shared ({error}). CUDA shares what cudaMalloc gave: start '
+            "the engine without expandable_segments, sleep mode and memory savers, or take versions from the directory"
         ) from error
     return device, ipc_handle(bytes(handle), name), offset
 
@@ -171,10 +171,12 @@ def ipc_handle(raw: bytes, name: str) -> bytes:
         return raw[2:]
     if raw[1:2] == b"e":
         raise BadDataError(
-            f'parameter "{name}": its GPU memory is an expandable segment, which CUDA IPC cannot share; start the engine '
-            "without expandable_segments in PYTORCH_CUDA_ALLOC_CONF"
+            f'parameter "{name}": its GPU memory is an expandable segment, which CUDA IPC cannot share; start the '
+            "engine without expandable_segments in PYTORCH_CUDA_ALLOC_CONF"
         )
-    raise BadDataError(f'parameter "{name}": PyTorch {torch.__version__} gives an IPC handle of unknown form {raw[:2]!r}')
+    raise BadDataError(
+        f'parameter "{name}": PyTorch {torch.__version__} gives an IPC handle of unknown form {raw[:2]!r}'
+    )
 
 
 def _cuda_description(device: int, handle: bytes, offset: int, size: int) -> "dict[str, Any]":

@@ -33,7 +33,13 @@ class Parameter:
 
 
 def parameters_of(
-    module: Any, engine: str, *, aliases: bool, leave_out: "Iterable[str]", slices: "Slices | None", padding: "Slices | None"
+    module: Any,
+    engine: str,
+    *,
+    aliases: bool,
+    leave_out: "Iterable[str]",
+    slices: "Slices | None",
+    padding: "Slices | None",
 ) -> "Tuple[str, list[Parameter]]":
     """The engine that tells what the parameters are made of, and the parameters.
 
@@ -95,7 +101,7 @@ def _each_once(parameters: "Sequence[Parameter]") -> "list[Parameter]":
 def _parameter(name: str, tensor: Any) -> Parameter:
     local = local_of(name, tensor)
     if any(stride == 0 and extent > 1 for extent, stride in zip(local.shape, local.strides)):
-        raise BadDataError(f'parameter "{name}": its elements share memory (an expanded tensor); give it memory of its own')
+        raise BadDataError(f'parameter "{name}": its elements share memory (it is expanded); give it memory of its own')
     return Parameter(name, tensor, local.dtype, local.shape, local.strides, local.address)
 
 

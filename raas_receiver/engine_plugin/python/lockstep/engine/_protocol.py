@@ -55,7 +55,9 @@ class Message:
     fds: Sequence[int] = field(default_factory=tuple)
 
     def encode(self) -> bytes:
-        run, number = (bytes(16), 0) if self.version is None else (bytes.fromhex(self.version.run), self.version.version)
+        run, number = bytes(16), 0
+        if self.version is not None:
+            run, number = bytes.fromhex(self.version.run), self.version.version
         return _HEADER.pack(_MAGIC, FORMAT, self.type, len(self.body), self.half, run, number) + self.body
 
 
@@ -158,7 +160,7 @@ class PageContent:
 
 
 class ControlPage:
-    """What all ranks of a group serve, as the receiver says it. Takes ``fd`` over. ProtocolError: it is no such page."""
+    """What all ranks of a group serve, as the receiver says it. Takes ``fd`` over. ProtocolError: it is none."""
 
     def __init__(self, fd: int, world: int) -> None:
         try:

@@ -62,7 +62,7 @@ class Replica:
         return _tensors(self._map, self._directory)
 
     def refresh(self) -> bool:
-        """Goes to the version that is published now; False when that is this one. Tensors given out stay as they are."""
+        """Goes to the version that is published now; False when that is this one. Tensors given out do not change."""
         before = self._version, self._run, self._inode
         self._open()
         return (self._version, self._run, self._inode) != before

@@ -25,7 +25,7 @@ _PLAIN_EXPERT_BACKENDS = frozenset({"TRITON", "BATCHED_TRITON"})
 
 @dataclasses.dataclass
 class LockstepInitInfo(WeightTransferInitInfo):
-    """Body of /init_weight_transfer_engine: the receiver's engine socket, and the names of the model and this engine."""
+    """Body of /init_weight_transfer_engine: the receiver's engine socket, the model's name and this engine's."""
 
     socket: str
     model: str
@@ -53,7 +53,7 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
         self._follower: "Follower | None" = None
 
     def init_transfer_engine(self, init_info: LockstepInitInfo) -> None:
-        """Starts to follow; again: with the new names. ValueError says why this server's parameters cannot be written."""
+        """Starts to follow; again: with the new names. ValueError says why these parameters cannot be written."""
         self.shutdown()
         config, parallel, tensor = self.model_config.hf_text_config, self.parallel_config, get_tp_group()
         try:
@@ -128,7 +128,7 @@ def _expert_groups(model: Any, parallel: Any) -> "tuple[tuple[int, int], tuple[i
             continue
         backend = getattr(getattr(module.quant_method, "unquantized_backend", None), "name", "unknown")
         if backend not in _PLAIN_EXPERT_BACKENDS:
-            raise BadDataError(f"{name}: backend {backend} has a layout of its own for experts; give --moe-backend triton")
+            raise BadDataError(f"{name}: backend {backend} has a layout of its own for experts; use --moe-backend triton")
         own = module.moe_config.moe_parallel_config
         if own.enable_eplb or parallel.expert_placement_strategy != "linear":
             raise BadDataError(f"{name}: experts that are balanced over ranks or placed round-robin cannot be written")

@@ -29,8 +29,8 @@ def register() -> None:
 
 
 def load(model: Any, named_tensors: "list[tuple[str, Any]]") -> None:
-    """A custom weight loader for /update_weights_from_tensor that takes no tensors: it starts to follow, if nothing does
-    yet. What goes wrong is logged: an exception would end the server."""
+    """A custom weight loader for /update_weights_from_tensor that takes no tensors: it starts to follow, if nothing
+    does yet. What goes wrong is logged: an exception would end the server."""
     try:
         if named_tensors:
             raise BadDataError(f"{len(named_tensors)} tensors were sent to lockstep's loader, which takes none")
@@ -63,13 +63,13 @@ def _new_follower(model: Any) -> Follower:
             raise BadDataError(f"${variable} must be set for lockstep to follow")
     parallel, config = get_parallel(), model.config
     if parallel.attn_tp_size != parallel.tp_size or parallel.moe_dp_size != 1:
-        raise BadDataError("attention and experts that are shared over other ranks than the tensor group's are not known")
+        raise BadDataError("attention or experts that are shared over other ranks than the tensor group's")
     if parallel.dp_size != 1:
         raise BadDataError("data-parallel ranks of one server cannot be told apart; start a server for each")
     if get_model().weight_cache_mode != "off":
         raise BadDataError("weights in SGLang's weight cache belong to its daemon; start with --weight-cache-mode off")
     if get_exec().moe.enable_eplb or get_exec().moe.ep_num_redundant_experts:
-        raise BadDataError("experts that are balanced over ranks (EPLB) move; lockstep writes them where they were loaded")
+        raise BadDataError("experts that are balanced over ranks (EPLB) do not stay where they were loaded")
     fused = _check_experts(model)
     return Follower(
         model,
@@ -91,8 +91,8 @@ def _new_follower(model: Any) -> Follower:
 
 
 def _check_experts(model: Any) -> bool:
-    """Whether shared experts are in the stacks. BadDataError: the stacks are not as they were loaded, which their shapes
-    do not tell."""
+    """Whether shared experts are in the stacks. BadDataError: the stacks are not as they were loaded, which their
+    shapes do not tell."""
     fused = False
     for name, module in model.named_modules():
         fused = fused or getattr(module, "num_fused_shared_experts", 0) > 0

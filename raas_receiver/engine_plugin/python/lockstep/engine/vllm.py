@@ -14,7 +14,7 @@ def register() -> None:
     try:
         from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory as factory
     except ImportError as error:
-        logging.getLogger(__name__).warning("this vLLM has no weight transfer engines; lockstep's is not there: %s", error)
+        logging.getLogger(__name__).warning("this vLLM has no weight transfer engines, so none of lockstep: %s", error)
         return
     try:
         factory.register_engine(NAME, "lockstep.engine._vllm_engine", "LockstepWeightTransferEngine")

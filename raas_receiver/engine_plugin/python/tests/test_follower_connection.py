@@ -1,0 +1,151 @@
+"""What a Follower goes on with when the connection to its receiver ends (raas_receiver/targets/FORMAT.md)."""
+
+import pytest
+import torch
+from fake_receiver import RUN, Page
+from helpers import values
+
+import lockstep
+from lockstep.engine import Served
+
+
+def test_a_rank_that_is_not_held_goes_on_as_it_was(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+    rank.close()
+    again = receiver.accept()
+    assert (again.version, again.run) == (1, RUN) and follower.served == Served(RUN, 1)
+    again.close()  # before it was ATTACHED: the same
+    assert receiver.accept().version == 1 and follower.served == Served(RUN, 1)
+
+
+def test_killed_before_writing_held_ranks_go_on_with_the_old_version(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+    rank.hold(2)
+    rank.close()
+    assert follower.wait_for(timeout=5) == Served(RUN, 1)
+    assert receiver.accept().version == 1
+
+
+def test_killed_while_writing_ranks_stay_held_until_a_whole_version_is_written(receiver, follow):
+    model = torch.nn.Linear(2, 2)
+    follower = follow(model)
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+    rank.hold(2)
+    page.begin_writing()
+    rank.view("weight").fill_(2.0)
+    rank.close()
+    again = receiver.accept()
+    assert again.version == 0 and again.run == "00" * 16
+    with pytest.raises(lockstep.DeadlineError):
+        follower.wait_for(timeout=0.1)
+    page = Page()
+    again.attached(page)
+    again.hold(2)  # a rank that is held says it again
+    again.hold(2)
+    page.begin_writing()
+    again.fill(2.0)
+    page.serve(2)
+    again.serve(2)
+    with follower.serving(timeout=5) as served:
+        assert served.version == 2 and values(model) == {2.0}
+
+
+def test_killed_after_the_commit_ranks_go_on_with_the_new_version(receiver, follow):
+    model = torch.nn.Linear(2, 2)
+    derived = []
+    follower = follow(model, after_write=lambda served: derived.append(served.version))
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+    rank.hold(2)
+    page.begin_writing()
+    rank.fill(2.0)
+    page.serve(2)
+    rank.close()
+    assert follower.wait_for(2, timeout=5) == Served(RUN, 2)
+    assert values(model) == {2.0} and derived == [1, 2]
+    assert receiver.accept().version == 2
+
+
+def test_killed_after_a_flip_ranks_go_on_in_the_new_half(receiver, follow):
+    model = torch.nn.Linear(2, 2)
+    follower = follow(model, double_buffered=True)
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.fill(1.0, half=1)
+    rank.hold(1)
+    page.serve(1, half=1)
+    rank.close()
+    assert follower.wait_for(1, timeout=5) == Served(RUN, 1) and values(model) == {1.0}
+
+
+def test_a_late_rank_that_was_being_caught_up_does_not_take_the_others_version_for_its_own(receiver, follow):
+    """The others serve 4, the word says so and does not change; this rank's memory is a mix when the receiver dies."""
+    follower = follow(torch.nn.Linear(2, 2))
+    rank, page = receiver.accept(), Page()
+    page.serve(4)
+    rank.attached(page)
+    rank.hold(4)
+    rank.view("weight").fill_(4.0)
+    rank.close()
+    assert receiver.accept().version == 0 and follower.served is None
+
+
+def test_a_held_rank_goes_on_with_what_it_attached_with_where_the_page_names_it(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+    rank.close()
+    rank, page = receiver.accept(), Page()
+    page.serve(1)
+    rank.attached(page)
+    rank.hold(2)
+    rank.close()
+    assert follower.wait_for(timeout=5) == Served(RUN, 1)
+
+
+def test_a_page_that_comes_later_takes_the_place_of_the_first(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    rank, first, second = receiver.accept(), Page(), Page()
+    rank.attached(first)
+    rank.commit(first, 1, 1.0)
+    second.serve(1)
+    rank.attached(second)
+    rank.hold(2)
+    second.begin_writing()
+    rank.close()
+    assert receiver.accept().version == 0 and follower.served is None
+
+
+def test_a_refused_rank_says_why_keeps_what_it_serves_and_comes_again(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    receiver.accept().refuse("parameter weight is F32 and should be BF16")
+    rank, page = receiver.accept(), Page()
+    assert "should be BF16" in follower.error
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+    assert follower.error is None
+    rank.hold(2)
+    rank.refuse("another rank was lost")
+    assert follower.wait_for(timeout=5) == Served(RUN, 1)
+
+
+def test_whoever_says_what_a_receiver_does_not_is_left(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    rank = receiver.accept()
+    rank.connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(40))
+    assert rank.is_closed()
+    rank = receiver.accept()
+    assert "no message of format 1" in follower.error
+    rank.say_hold(1)  # before ATTACHED
+    again = receiver.accept()
+    assert again.version == 0 and "before its time" in follower.error
