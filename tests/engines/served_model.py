@@ -17,7 +17,7 @@ class LoadFailed(Exception):
 
 
 def tensors_in(directory: Path) -> "list[tuple[str, str]]":
-    """(name, SHA-256 of the bytes) of every tensor in the directory's safetensors files, in the order of their bytes."""
+    """(name, SHA-256 of the bytes) of every tensor in the directory's safetensors files, in the order of the bytes."""
     files = sorted(directory.glob("*.safetensors"))
     if not files:
         raise LoadFailed(f"{directory} has no weights", touched=False)

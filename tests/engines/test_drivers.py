@@ -1,4 +1,4 @@
-"""Receivers with an SGLang or vLLM engine, whose control port is a conformance server: real daemons, really read files."""
+"""Receivers with an SGLang or vLLM engine, whose control port is a conformance server. The daemons are the real ones."""
 
 import contextlib
 import json
