@@ -3,8 +3,8 @@
     python3 record_schemas.py --sglang DIR --vllm DIR > server_schemas.json
 
 DIR holds the package, as `pip download --no-deps` and `unzip` leave it. The sources are parsed, not run: neither
-torch nor a GPU is needed. What is recorded of an endpoint: its methods, and of each field of its query and body the type as it
-is written there and the default ("required" when there is none).
+torch nor a GPU is needed. Recorded are an endpoint's methods, and of each field of its query and body the type as it is
+written there and the default ("required" when there is none).
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Receivers with an SGLang or vLLM engine, whose control port is a conformance server. The daemons are the real ones."""
+"""Receivers with SGLang and vLLM engines: real daemons against the conformance servers' control ports."""
 
 import contextlib
 import json
