@@ -128,7 +128,7 @@ def _expert_groups(model: Any, parallel: Any) -> "tuple[tuple[int, int], tuple[i
             continue
         backend = getattr(getattr(module.quant_method, "unquantized_backend", None), "name", "unknown")
         if backend not in _PLAIN_EXPERT_BACKENDS:
-            raise BadDataError(f"{name}: backend {backend} has a layout of its own for experts; use --moe-backend triton")
+            raise BadDataError(f"{name}: backend {backend} has a layout of its own; start with --moe-backend triton")
         own = module.moe_config.moe_parallel_config
         if own.enable_eplb or parallel.expert_placement_strategy != "linear":
             raise BadDataError(f"{name}: experts that are balanced over ranks or placed round-robin cannot be written")
