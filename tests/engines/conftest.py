@@ -6,9 +6,37 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 from integration.conftest import cluster, pytest_runtest_makereport  # noqa: E402, F401
+from vllm_checkpoints import VllmCheckpoints  # noqa: E402
+from vllm_process import VllmLoader, vllm_rank  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
     """As ranks and servers have it: with more, sums are cut in other places."""
     torch.set_num_threads(1)
+
+
+# vLLM's processes are shared by all tests, for each is seconds of importing.
+
+
+@pytest.fixture(scope="session")
+def vllm_loader():
+    """vLLM's loaders."""
+    loader = VllmLoader()
+    yield loader
+    loader.close()
+
+
+@pytest.fixture(scope="session")
+def vllm_ranks(tmp_path_factory):
+    """Two ranks of vLLM; each builds the model that a test wants."""
+    ranks = [vllm_rank(tmp_path_factory.mktemp("installed")) for _ in range(2)]
+    yield ranks
+    for rank in ranks:
+        rank.close()
+
+
+@pytest.fixture(scope="session")
+def vllm_checkpoints(tmp_path_factory):
+    """Tiny checkpoints."""
+    return VllmCheckpoints(tmp_path_factory.mktemp("checkpoints"))

@@ -1,35 +1,16 @@
 """The plugin in a process of vLLM: found by its entry point, created by its factory, with its own models and groups."""
 
-import tomllib
-from pathlib import Path
-
 import pytest
 import torch
 from fake_receiver import FakeReceiver, Page
 from safetensors.torch import load_file
 from slicing import Place, engine_tensors
-from vllm_checkpoints import VllmCheckpoints
-from vllm_process import VllmProgram
-
-_ROOT = Path(__file__).resolve().parents[2]
-_TRAINER_SIDE = _ROOT / "trainer_agent/export_plugin/python"
-_ENGINE_SIDE = _ROOT / "raas_receiver/engine_plugin/python"
 
 
-@pytest.fixture(scope="module")
-def vllm(tmp_path_factory):
-    """A process of vLLM in which the package is installed."""
-    installed = tmp_path_factory.mktemp("installed")
-    _declare_entry_points(installed / "lockstep-0.dist-info")
-    program = VllmProgram("vllm_rank.py", _TRAINER_SIDE, _ENGINE_SIDE, installed)
-    yield program
-    program.close()
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    """Checkpoints that all tests share."""
-    return VllmCheckpoints(tmp_path_factory.mktemp("checkpoints"))
+@pytest.fixture
+def vllm(vllm_ranks):
+    """A rank of vLLM."""
+    return vllm_ranks[0]
 
 
 @pytest.fixture
@@ -41,12 +22,12 @@ def receiver(tmp_path):
 
 
 @pytest.fixture
-def create(vllm, checkpoints):
-    """Builds a model and the plugin's engine for it, which is shut down at the end; the checkpoint and configuration."""
+def create(vllm, vllm_checkpoints):
+    """Builds a model and the plugin's engine for it, shut down at the end; its checkpoint and configuration."""
     vllm.ask("load_plugins")
 
     def create(model: str, tensor=(1, 0), data=(1, 0), expert_parallel=False, expert_backend="TRITON"):
-        directory, config = checkpoints.get(model)
+        directory, config = vllm_checkpoints.get(model)
         vllm.ask("build", checkpoint=directory, tensor=tensor, data=data, expert_parallel=expert_parallel)
         vllm.ask("pretend_expert_backend", name=expert_backend)
         assert vllm.ask("create_engine", backend="lockstep") == "LockstepWeightTransferEngine"
@@ -54,17 +35,6 @@ def create(vllm, checkpoints):
 
     yield create
     vllm.ask("shut_down")
-
-
-def _declare_entry_points(metadata: Path) -> None:
-    """What pip leaves of the package's pyproject.toml."""
-    project = tomllib.loads((_TRAINER_SIDE / "pyproject.toml").read_text())["project"]
-    lines = []
-    for group, entries in project["entry-points"].items():
-        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
-    metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
-    (metadata / "entry_points.txt").write_text("\n".join(lines))
 
 
 def test_vllm_finds_the_plugin_and_registers_it_once(vllm):
@@ -147,7 +117,8 @@ def test_vllm_refuses_init_infos_of_other_forms(info, create, vllm):
 @pytest.mark.parametrize("backend", ["CPU", "FLASHINFER_TRTLLM", "FLASHINFER_CUTLASS"])
 def test_experts_that_kernels_repack_are_refused_by_name(backend, create, vllm, receiver):
     create("qwen3_moe", expert_backend=backend)
-    with pytest.raises(AssertionError, match=rf"ValueError: model.layers.0.mlp.experts.*backend {backend} has a layout"):
+    refused = f"ValueError: model.layers.0.mlp.experts.*: backend {backend} has a layout of its own"
+    with pytest.raises(AssertionError, match=refused):
         vllm.ask("init", init_info={"socket": str(receiver.path), "model": "actor"})
 
 

@@ -3,9 +3,11 @@
 import contextlib
 import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,10 @@ from safetensors.torch import load_file
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = _ROOT / ".cache" / "vllm"
+_TRAINER_SIDE = _ROOT / "trainer_agent/export_plugin/python"
+_ENGINE_SIDE = _ROOT / "raas_receiver/engine_plugin/python"
+
+_ANSWER_S = 300  # the first one is after all imports, on a machine that may be busy
 
 
 class VllmProgram:
@@ -49,6 +55,8 @@ class VllmProgram:
 
     def answer(self) -> Any:
         """To the oldest request without one. AssertionError has the program's traceback, or its last words."""
+        ready, _, _ = select.select([self._process.stdout], [], [], _ANSWER_S)
+        assert ready, f"no answer within {_ANSWER_S} s: {self._said()}"
         line = self._process.stdout.readline()
         assert line, f"ended with {self._process.wait()}: {self._said()}"
         answer = json.loads(line)
@@ -95,3 +103,16 @@ class VllmLoader:
     def close(self) -> None:
         """Ends the process."""
         self._program.close()
+
+
+def vllm_rank(directory: Path) -> VllmProgram:
+    """A rank of vLLM beside which our package is installed: ``directory`` has what pip leaves of its pyproject.toml."""
+    project = tomllib.loads((_TRAINER_SIDE / "pyproject.toml").read_text())["project"]
+    lines = []
+    for group, entries in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+    metadata = directory / f"{project['name']}-{project['version']}.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
+    (metadata / "entry_points.txt").write_text("\n".join(lines))
+    return VllmProgram("vllm_rank.py", _TRAINER_SIDE, _ENGINE_SIDE, directory)

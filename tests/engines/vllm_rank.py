@@ -27,6 +27,10 @@ class Worker:
         """The rank's model, its weights NaN."""
         self.model = Model(Path(checkpoint), Rank(tuple(tensor), tuple(data), expert_parallel))
 
+    def load(self, checkpoint: str) -> None:
+        """vLLM's own loader."""
+        self.model.load(Path(checkpoint))
+
     def load_plugins(self) -> "list[str]":
         """What a process of vLLM does at its start; the backends there are then."""
         load_general_plugins()
@@ -75,6 +79,10 @@ class Worker:
         """A Follower of the model, without the plugin."""
         self.follower = lockstep.Follower(self.model.module, **options)
 
+    def leave(self) -> None:
+        """Ends that."""
+        self.follower.close()
+
     def save(self, output: str, version: "int | None" = None) -> None:
         """Saves the parameters; with ``version``, while the Follower serves exactly that."""
         if version is None:
@@ -91,6 +99,7 @@ if __name__ == "__main__":
     worker = Worker()
     answer_requests(
         worker.build,
+        worker.load,
         worker.load_plugins,
         worker.create_engine,
         worker.pretend_expert_backend,
@@ -99,5 +108,6 @@ if __name__ == "__main__":
         worker.update,
         worker.shut_down,
         worker.follow,
+        worker.leave,
         worker.save,
     )
