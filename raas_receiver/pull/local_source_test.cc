@@ -154,35 +154,50 @@ TEST_CASE("Nobody at the path, a wrong ticket and a cancelled source are errors 
   CHECK(source->CopyBlocks(AllBlocks(), 1, false, kept).size() == kBlocks);
 }
 
-// An agent that lets everybody in and then answers as the test says.
+// An agent that lets everybody in and answers the first request as the test says.
 struct Liar {
+  using Answer = std::function<void(UnixConnection& connection)>;
+
   TempDir dir;
   std::shared_ptr<const ModelLayout> layout = Layout();
   WorkerPool pool{1};
-  std::function<void(UnixConnection&)> answer;
-  std::unique_ptr<UnixServer> server = *UnixServer::Start(
-      {.path = dir.File("pull.sock")},
-      [this](UnixConnection& connection) {
-        LaneHello hello;
-        (void)connection.Receive(std::as_writable_bytes(std::span(&hello, 1)), nullptr, milliseconds(5'000));
-        LaneWelcome welcome;
-        Seal(welcome);
-        (void)connection.Send(AsBytes(welcome), {}, milliseconds(5'000));
-        LocalRequest request;
-        (void)connection.Receive(std::as_writable_bytes(std::span(&request, 1)), nullptr, milliseconds(5'000));
-        answer(connection);
-      },
-      [](const Status&) {});
+  std::unique_ptr<UnixServer> server;
 
-  // What a source does with it that wants every block.
-  Status StatusAfterCopy() {
-    auto source = LocalSource::Connect(
-        {.path = dir.File("pull.sock"), .pull_id = 1, .layout = layout, .answer_timeout = milliseconds(300)}, pool);
+  std::unique_ptr<LocalSource> Connect(Answer answer, milliseconds alive_interval = milliseconds(10'000)) {
+    server.reset();
+    server = *UnixServer::Start(
+        {.path = dir.File("pull.sock")},
+        [answer = std::move(answer)](UnixConnection& connection) {
+          LaneHello hello;
+          (void)connection.Receive(std::as_writable_bytes(std::span(&hello, 1)), nullptr, milliseconds(5'000));
+          LaneWelcome welcome;
+          Seal(welcome);
+          (void)connection.Send(AsBytes(welcome), {}, milliseconds(5'000));
+          LocalRequest request;
+          (void)connection.Receive(std::as_writable_bytes(std::span(&request, 1)), nullptr, milliseconds(5'000));
+          answer(connection);
+        },
+        [](const Status&) {});
+    auto source = LocalSource::Connect({.path = dir.File("pull.sock"),
+                                        .pull_id = 1,
+                                        .layout = layout,
+                                        .answer_timeout = milliseconds(300),
+                                        .alive_interval = alive_interval},
+                                       pool);
     REQUIRE(source.ok());
+    return *std::move(source);
+  }
+
+  // Of a source that wanted every block of it.
+  ErrorCode CodeAfterCopy(Answer answer) {
+    auto source = Connect(std::move(answer));
     Kept kept;
-    CHECK((*source)->CopyBlocks(AllBlocks(), 1, false, kept).size() == kBlocks);
-    CHECK((*source)->CopyBlocks({0}, 1, true, kept).size() == 1);
-    return (*source)->status();
+    CHECK(source->CopyBlocks(AllBlocks(), 1, false, kept).size() == kBlocks);
+    CHECK(source->CopyBlocks({0}, 1, true, kept).size() == 1);
+    const ErrorCode code = source->status().code();
+    source.reset();
+    server.reset();  // `answer` has what is its caller's
+    return code;
   }
 };
 
@@ -190,6 +205,26 @@ void SendAnswer(UnixConnection& connection, LocalAnswer head, ByteView tail, std
   Seal(head);
   (void)connection.Send(AsBytes(head), files, milliseconds(5'000));
   (void)connection.Send(tail, {}, milliseconds(5'000));
+}
+
+TEST_CASE("During a long copy the agent hears from time to time that it goes on") {
+  const Bytes hashes(kBlocks * 8);
+  const MappedSegment half = *CreateMemfdSegment("half", kBlocks * kBlock);
+  const int file = half.fd();
+  std::atomic<int> heard = -1;
+  Liar liar;
+  const auto source = liar.Connect(
+      [&](UnixConnection& to) {
+        SendAnswer(to, {.version = 1, .data_bytes = kBlocks * kBlock, .tail_bytes = hashes.size()}, hashes, {&file, 1});
+        LocalRequest next;
+        if (!to.Receive(std::as_writable_bytes(std::span(&next, 1)), nullptr, milliseconds(5'000)).ok()) return;
+        heard = CheckLocalRequest(next).ok() ? next.kind : -2;
+        SendAnswer(to, {}, {}, {});
+      },
+      milliseconds(0));
+  Kept kept;
+  CHECK(source->CopyBlocks(AllBlocks(), 1, true, kept).size() == kBlocks);  // no block has the hash 0
+  CHECK(heard == static_cast<int>(LocalKind::kAlive));
 }
 
 TEST_CASE("An agent that lies, hangs or passes what is no file costs the local path and nothing else") {
@@ -202,31 +237,28 @@ TEST_CASE("An agent that lies, hangs or passes what is no file costs the local p
   const MappedSegment small = *CreateMemfdSegment("small", 100);
   const int file = small.fd(), pipe = reading.get();
 
-  liar.answer = [&](UnixConnection& to) { SendAnswer(to, good, hashes, {&pipe, 1}); };
-  CHECK(liar.StatusAfterCopy().code() == ErrorCode::kProtocol);
-  liar.answer = [&](UnixConnection& to) { SendAnswer(to, good, hashes, {}); };
-  CHECK(liar.StatusAfterCopy().code() == ErrorCode::kProtocol);
-  liar.answer = [&](UnixConnection& to) {
-    LocalAnswer other = good;
-    other.data_bytes -= 1;
-    SendAnswer(to, other, hashes, {&file, 1});
+  const auto sends = [&](const LocalAnswer& answer, std::span<const int> files) {
+    return liar.CodeAfterCopy([&](UnixConnection& to) { SendAnswer(to, answer, hashes, files); });
   };
-  CHECK(liar.StatusAfterCopy().code() == ErrorCode::kProtocol);
-  liar.answer = [&](UnixConnection& to) {
-    LocalAnswer huge = good;
-    huge.tail_bytes = uint64_t{1} << 60;
-    SendAnswer(to, huge, hashes, {&file, 1});
-  };
-  CHECK(liar.StatusAfterCopy().code() == ErrorCode::kProtocol);
-  liar.answer = [&](UnixConnection& to) { (void)to.Send(Bytes(500, std::byte{7}), {}, milliseconds(5'000)); };
-  CHECK(liar.StatusAfterCopy().code() == ErrorCode::kProtocol);
-  liar.answer = [&](UnixConnection& to) {
+  CHECK(sends(good, {&pipe, 1}) == ErrorCode::kProtocol);
+  CHECK(sends(good, {}) == ErrorCode::kProtocol);
+  LocalAnswer other = good;
+  other.data_bytes -= 1;
+  CHECK(sends(other, {&file, 1}) == ErrorCode::kProtocol);
+  other = good;
+  other.tail_bytes = uint64_t{1} << 60;
+  CHECK(sends(other, {&file, 1}) == ErrorCode::kProtocol);
+  other = good;
+  other.offset = ~uint64_t{0} - 1;
+  CHECK(sends(other, {&file, 1}) != ErrorCode::kProtocol);  // nothing can be read there
+  CHECK(sends(good, {&file, 1}) != ErrorCode::kProtocol);   // the file ends too early
+  CHECK(liar.CodeAfterCopy([](UnixConnection& to) {
+    (void)to.Send(Bytes(500, std::byte{7}), {}, milliseconds(5'000));
+  }) == ErrorCode::kProtocol);
+  CHECK(liar.CodeAfterCopy([](UnixConnection& to) {
     std::byte byte;
     (void)to.Receive({&byte, 1}, nullptr, milliseconds(5'000));
-  };
-  CHECK(liar.StatusAfterCopy().code() == ErrorCode::kDeadline);
-  liar.answer = [&](UnixConnection& to) { SendAnswer(to, good, hashes, {&file, 1}); };  // a file that ends too early
-  CHECK_FALSE(liar.StatusAfterCopy().ok());
+  }) == ErrorCode::kDeadline);
 }
 
 }  // namespace

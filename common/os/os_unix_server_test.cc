@@ -1,0 +1,66 @@
+#include <catch2/catch.hpp>
+#include <thread>
+
+#include "common/base/bytes.h"
+#include "common/os/temp_dir.h"
+#include "common/os/unix_server.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+constexpr milliseconds kSoon{5000};
+
+std::span<std::byte> Into(std::byte& byte) {
+  return {&byte, 1};
+}
+
+// Sends back every byte it gets, plus one.
+void Echo(UnixConnection& connection) {
+  std::byte byte{};
+  while (connection.Receive(Into(byte), nullptr, kForever).ok()) {
+    byte = static_cast<std::byte>(static_cast<uint8_t>(byte) + 1);
+    if (!connection.Send({&byte, 1}, {}, kSoon).ok()) return;
+  }
+}
+
+Result<std::byte> Ask(UnixConnection& connection, std::byte byte) {
+  LS_RETURN_IF_ERROR(connection.Send({&byte, 1}, {}, kSoon));
+  LS_RETURN_IF_ERROR(connection.Receive(Into(byte), nullptr, kSoon));
+  return byte;
+}
+
+TEST_CASE("A unix server answers several connections at once, and its end is theirs") {
+  const TempDir dir;
+  auto server = *UnixServer::Start({.path = dir.File("x.sock")}, Echo, [](const Status&) {});
+  auto first = *UnixConnect(dir.File("x.sock"), kSoon);
+  auto second = *UnixConnect(dir.File("x.sock"), kSoon);
+  CHECK(*Ask(first, std::byte{1}) == std::byte{2});
+  CHECK(*Ask(second, std::byte{3}) == std::byte{4});
+  CHECK(*Ask(first, std::byte{5}) == std::byte{6});
+  CHECK(CheckPeerUser(first, "answer").ok());
+  server.reset();
+  CHECK(Ask(first, std::byte{1}).status().code() == ErrorCode::kUnavailable);
+  CHECK(UnixConnect(dir.File("x.sock"), kSoon).status().code() == ErrorCode::kUnavailable);
+}
+
+TEST_CASE("Connections above the limit are closed, and one that ends makes room") {
+  const TempDir dir;
+  const auto server =
+      *UnixServer::Start({.path = dir.File("x.sock"), .max_connections = 1}, Echo, [](const Status&) {});
+  auto only = *UnixConnect(dir.File("x.sock"), kSoon);
+  REQUIRE(Ask(only, std::byte{1}).ok());
+  auto surplus = *UnixConnect(dir.File("x.sock"), kSoon);
+  CHECK(Ask(surplus, std::byte{1}).status().code() == ErrorCode::kUnavailable);
+  only = UnixConnection();
+  bool let_in = false;
+  for (int attempt = 0; attempt < 50 && !let_in; ++attempt) {
+    std::this_thread::sleep_for(milliseconds(20));
+    auto next = *UnixConnect(dir.File("x.sock"), kSoon);
+    let_in = Ask(next, std::byte{1}).ok();
+  }
+  CHECK(let_in);
+}
+
+}  // namespace
+}  // namespace lockstep
