@@ -2,11 +2,11 @@
 //
 //   plan_bench [--quick]
 #include <cstdio>
-#include <cstdlib>
 #include <string_view>
 
 #include "common/layout/copy_plan.h"
 #include "common/layout/strided_copy.h"
+#include "tests/bench/or_die.h"
 #include "tests/bench/report.h"
 #include "trainer_agent/export_plugin/plan/sheet.h"
 
@@ -24,13 +24,6 @@ constexpr char kDeepSeekV3[] = R"({"model_type": "deepseek_v3", "torch_dtype": "
   "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1,
   "num_experts_per_tok": 8, "first_k_dense_replace": 3, "moe_layer_freq": 1, "vocab_size": 129280,
   "tie_word_embeddings": false})";
-
-template <typename T>
-T OrDie(Result<T> result) {
-  if (result.ok()) return *std::move(result);
-  std::fprintf(stderr, "plan_bench: %s\n", result.status().ToString().c_str());
-  std::exit(1);
-}
 
 std::vector<std::string> SheetTexts(const char* config, const Topology& topology) {
   std::vector<std::string> texts;

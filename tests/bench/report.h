@@ -8,16 +8,20 @@
 
 namespace lockstep::bench {
 
+// Seconds that `body` takes.
+template <typename Body>
+double TimeOnce(Body body) {
+  const auto start = std::chrono::steady_clock::now();
+  body();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 // Seconds of each of `repeats` calls of `body`, after one call that warms memory.
 template <typename Body>
 std::vector<double> TimeRepeated(int repeats, Body body) {
   std::vector<double> seconds;
-  for (int i = -1; i < repeats; ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    body();
-    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-    if (i >= 0) seconds.push_back(took.count());
-  }
+  body();
+  for (int i = 0; i < repeats; ++i) seconds.push_back(TimeOnce(body));
   return seconds;
 }
 

@@ -32,6 +32,7 @@ FIGURES = [
     Figure("plan_compile_deepseek_v3", "plan_bench", "value/baseline", "<= 1", "against 10 s on one core"),
     Figure("plan_execute", "execute_bench", "value/baseline", ">= 0.7", "TP4 shards into HF bytes, against memcpy"),
     Figure("publish_extra_memory", "publish_memory_bench", "value/baseline", "<= 1", "of a local rank, against 16 MiB"),
+    Figure("scatter_tp4", "scatter_bench", "value/baseline", "<= 1.5", "a delta into TP4 buffers, against a replica"),
     Figure("colocated_full_pull", "local_pull_bench.py", "value/baseline", "<= 0.5", "out of memory, against lanes"),
 ]
 

@@ -3,12 +3,11 @@
 
 #include <sys/mman.h>
 
-#include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "common/layout/copy_plan.h"
+#include "tests/bench/or_die.h"
 #include "trainer_agent/export_plugin/exporter/local_tensor.h"
 #include "trainer_agent/export_plugin/plan/sheet.h"
 
@@ -23,21 +22,6 @@ constexpr char kLlamaConfig[] = R"({"model_type": "llama", "torch_dtype": "bfloa
 constexpr char kSmallLlamaConfig[] = R"({"model_type": "llama", "torch_dtype": "bfloat16", "num_hidden_layers": 2,
   "hidden_size": 512, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64,
   "intermediate_size": 1792, "vocab_size": 4000, "tie_word_embeddings": false})";
-
-[[noreturn]] inline void Fail(const Status& status) {
-  std::fprintf(stderr, "benchmark: %s\n", status.ToString().c_str());
-  std::exit(1);
-}
-
-template <typename T>
-T OrDie(Result<T> result) {
-  if (!result.ok()) Fail(result.status());
-  return *std::move(result);
-}
-
-inline void OrDie(const Status& status) {
-  if (!status.ok()) Fail(status);
-}
 
 // Memory that exists: every page was written, with bytes that differ.
 inline std::byte* FilledMemory(uint64_t bytes, uint8_t seed) {

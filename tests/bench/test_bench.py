@@ -11,6 +11,7 @@ FIGURES = {
     "plan_compile_deepseek_v3",
     "plan_execute",
     "publish_extra_memory",
+    "scatter_tp4",
     "colocated_full_pull",
 }
 
