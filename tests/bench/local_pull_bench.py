@@ -1,5 +1,6 @@
-"""How long a full pull takes on the agent's own host: out of its memory, against lanes over loopback. Real daemons, one model
-of 0.75 GiB; pulls take turns, from negotiation to the committed replica. One JSON line.
+"""How long a full pull takes on the agent's own host: out of its memory, against lanes over loopback.
+
+Real daemons, one model of 0.75 GiB; pulls take turns, from negotiation to the committed replica. One JSON line.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The colocated path: receivers on the agent's host take bytes from its memory, and lanes are there when they cannot."""
+"""The local path: receivers on the agent's host take bytes from its memory, and lanes are there when they cannot."""
 
 import os
 import random
