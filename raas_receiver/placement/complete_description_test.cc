@@ -10,7 +10,7 @@ namespace {
 
 using Catch::Matchers::Contains;
 
-std::shared_ptr<const ModelLayout> Layout(const TestModel& model) {
+std::shared_ptr<const ModelLayout> Layout(const ModelShape& model) {
   const auto layout = LayoutOf(model);
   REQUIRE(layout.ok());
   return *layout;
@@ -19,7 +19,7 @@ std::shared_ptr<const ModelLayout> Layout(const TestModel& model) {
 EnginePlace Place(const std::string& engine, const std::string& family, uint32_t tp = 1, uint32_t rank = 0) {
   EnginePlace place{.engine = engine, .family = family, .tensor = {tp, rank}};
   place.expert_tensor = place.tensor;
-  place.key_value_heads = TestModel{}.key_value_heads;
+  place.key_value_heads = ModelShape{}.key_value_heads;
   return place;
 }
 

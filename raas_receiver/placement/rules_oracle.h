@@ -69,7 +69,7 @@ inline Numbers Stacked(const std::vector<Numbers>& parts) {
 
 class EngineOracle {
  public:
-  EngineOracle(const TestModel& model, const ModelLayout& layout, const EnginePlace& place)
+  EngineOracle(const ModelShape& model, const ModelLayout& layout, const EnginePlace& place)
       : model_(model), place_(place), sglang_(place.engine == "sglang") {
     for (size_t k = 0; k < layout.tensors().size(); ++k) tensors_[layout.tensors()[k].name] = NumbersOf(layout, k);
   }
@@ -209,7 +209,7 @@ class EngineOracle {
     engine_[stacks + "w2_weight"] = Stacked(w2);
   }
 
-  const TestModel& model_;
+  const ModelShape& model_;
   const EnginePlace place_;
   const bool sglang_;
   std::string prefix_;

@@ -19,7 +19,7 @@ const std::vector<std::string> kFamilyNames = {"llama",     "mistral", "qwen2", 
                                                "qwen3_moe", "mixtral", "deepseek_v3", "glm4",  "glm4_moe"};
 
 // Rank `rank` where experts are dealt over the slower part of the tensor ranks.
-EnginePlace PlaceOf(const std::string& engine, const TestModel& model, uint32_t tp, uint32_t ep, uint32_t rank) {
+EnginePlace PlaceOf(const std::string& engine, const ModelShape& model, uint32_t tp, uint32_t ep, uint32_t rank) {
   EnginePlace place{.engine = engine, .family = model.family};
   const uint32_t expert_tensor = std::max<uint32_t>(1, tp / ep);
   place.tensor = {tp, rank % tp};
@@ -64,7 +64,7 @@ std::string Text(const EnginePlace& place) {
 }
 
 // All of one rank, and the elements that it takes, counted.
-void CheckRank(const TestModel& model, const ModelLayout& layout, const EnginePlace& place,
+void CheckRank(const ModelShape& model, const ModelLayout& layout, const EnginePlace& place,
                std::vector<std::vector<bool>>& taken) {
   INFO(Text(place));
   const Result<ExpandedRules> rules = ExpandRules(layout, place);
@@ -95,7 +95,7 @@ void CheckRank(const TestModel& model, const ModelLayout& layout, const EnginePl
   REQUIRE(expected.empty());
 }
 
-std::shared_ptr<const ModelLayout> Layout(const TestModel& model) {
+std::shared_ptr<const ModelLayout> Layout(const ModelShape& model) {
   Result<std::shared_ptr<const ModelLayout>> layout = LayoutOf(model);
   INFO(layout.status().ToString());
   REQUIRE(layout.ok());
@@ -103,7 +103,7 @@ std::shared_ptr<const ModelLayout> Layout(const TestModel& model) {
 }
 
 // Every rank of an engine, and that together they take every element but those of unused tensors.
-void CheckEngine(const std::string& engine, const TestModel& model, uint32_t tp, uint32_t ep, bool fused = false) {
+void CheckEngine(const std::string& engine, const ModelShape& model, uint32_t tp, uint32_t ep, bool fused = false) {
   const std::shared_ptr<const ModelLayout> layout = Layout(model);
   std::vector<std::vector<bool>> taken;
   for (const TensorMeta& tensor : layout->tensors()) taken.emplace_back(ElementCount(tensor.shape));
@@ -128,7 +128,7 @@ TEST_CASE("every family at TP 1, 2, 4, 8 and EP 1, 2 is what slow slicing gives,
   const std::string engine = GENERATE("sglang", "vllm");
   const uint32_t ep = GENERATE(1, 2);
   for (const std::string& family : kFamilyNames) {
-    const TestModel model = TinyModel(family);
+    const ModelShape model = TinyModel(family);
     for (const uint32_t tp : {1, 2, 4, 8}) CheckEngine(engine, model, tp, ep);
   }
 }
@@ -142,30 +142,30 @@ TEST_CASE("a shared expert fused behind the routed ones is on every rank of the 
 
 TEST_CASE("variants of a family are what slow slicing gives") {
   const std::string engine = GENERATE("sglang", "vllm");
-  TestModel biased = TinyModel("llama");
+  ModelShape biased = TinyModel("llama");
   biased.qkv_bias = biased.output_bias = true;
   biased.mlp_bias = engine == "vllm";
   CheckEngine(engine, biased, 4, 1);
 
-  TestModel no_q_rank = TinyModel("deepseek_v3");
+  ModelShape no_q_rank = TinyModel("deepseek_v3");
   no_q_rank.q_rank = 0;
   CheckEngine(engine, no_q_rank, 2, 2);
 
-  TestModel no_norms = TinyModel("glm4_moe");
+  ModelShape no_norms = TinyModel("glm4_moe");
   no_norms.head_norms = no_norms.qkv_bias = no_norms.router_bias = false;
   no_norms.mtp_layers = 0;
   CheckEngine(engine, no_norms, 2, 1);
 
   if (engine != "vllm") return;  // SGLang has no dense layers there
   for (const char* family : {"qwen2_moe", "qwen3_moe"}) {
-    TestModel some_dense = TinyModel(family);
+    ModelShape some_dense = TinyModel(family);
     some_dense.dense_layers = 1;
     CheckEngine(engine, some_dense, 2, 2);
   }
 }
 
 TEST_CASE("a group that does not divide 64 pads SGLang's vocabulary further") {
-  TestModel model = TinyModel("llama");
+  ModelShape model = TinyModel("llama");
   model.heads = 6;
   model.key_value_heads = 3;
   model.vocabulary = 70;
@@ -176,15 +176,15 @@ TEST_CASE("a group that does not divide 64 pads SGLang's vocabulary further") {
 }
 
 TEST_CASE("experts that vLLM's ranks cannot share evenly go to the first ranks") {
-  TestModel model = TinyModel("qwen3_moe");
+  ModelShape model = TinyModel("qwen3_moe");
   model.experts = 6;
   CheckEngine("vllm", model, 4, 4);
   model.experts = 7;
   CheckEngine("vllm", model, 2, 2);
 }
 
-TestModel RandomModel(Random& random, const std::string& engine, uint32_t tp, uint32_t ep) {
-  TestModel model = TinyModel(kFamilyNames[random.Between(0, kFamilyNames.size() - 1)]);
+ModelShape RandomModel(Random& random, const std::string& engine, uint32_t tp, uint32_t ep) {
+  ModelShape model = TinyModel(kFamilyNames[random.Between(0, kFamilyNames.size() - 1)]);
   model.vocabulary = random.Between(1, 300);
   model.hidden = random.Between(1, 9);
   model.layers = model.dense_layers + random.Between(1, 2);
@@ -215,7 +215,7 @@ TEST_CASE("random models and topologies are what slow slicing gives, and take ev
 TEST_CASE("experts in one tensor give the parameters that experts in tensors of their own give") {
   const std::string engine = GENERATE("sglang", "vllm");
   const std::string family = GENERATE("qwen3_moe", "mixtral", "deepseek_v3");
-  const TestModel model = TinyModel(family);
+  const ModelShape model = TinyModel(family);
   std::vector<TensorMeta> tensors = TestTensors(model).Make();
   std::erase_if(tensors, [](const TensorMeta& tensor) { return tensor.name.find(".experts.") != std::string::npos; });
   for (TensorMeta& tensor : tensors) {

@@ -11,7 +11,7 @@ namespace {
 
 using Catch::Matchers::Contains;
 
-ExpandedRules Expanded(const TestModel& model, const EnginePlace& place) {
+ExpandedRules Expanded(const ModelShape& model, const EnginePlace& place) {
   const auto layout = LayoutOf(model);
   REQUIRE(layout.ok());
   Result<ExpandedRules> rules = ExpandRules(**layout, place);
@@ -45,7 +45,7 @@ std::string Refusal(std::vector<TensorMeta> tensors, const EnginePlace& place, E
   return rules.status().message();
 }
 
-std::string Refusal(const TestModel& model, const EnginePlace& place) {
+std::string Refusal(const ModelShape& model, const EnginePlace& place) {
   return Refusal(TestTensors(model).Make(), place);
 }
 
@@ -58,7 +58,7 @@ TensorMeta& Find(std::vector<TensorMeta>& tensors, const std::string& name) {
 }
 
 TEST_CASE("Qwen3-30B-A3B has 18,867 tensors, and at TP 8 SGLang's and vLLM's shapes") {
-  const TestModel model = Qwen3_30B_A3B();
+  const ModelShape model = Qwen3_30B_A3B();
   REQUIRE(TestTensors(model).Make().size() == 18'867);
   const ExpandedRules sglang = Expanded(model, Tp("sglang", "qwen3_moe", 8, 5, 4));
   REQUIRE(sglang.unused.empty());
@@ -118,7 +118,7 @@ TEST_CASE("DeepSeek-V3 at TP 8 has SGLang's shapes, and no MTP layer") {
 }
 
 TEST_CASE("a vocabulary is padded to 64 rows, at its end") {
-  TestModel model = TinyModel("llama");
+  ModelShape model = TinyModel("llama");
   model.vocabulary = 70;
   const ExpandedRules first = Expanded(model, Tp("vllm", "llama", 4, 2, 2));
   const EngineParameter& part = Named(first, "model.embed_tokens.weight");
@@ -132,7 +132,7 @@ TEST_CASE("a vocabulary is padded to 64 rows, at its end") {
 }
 
 TEST_CASE("a padded vocabulary that ranks cannot share is padded further by SGLang and refused for vLLM") {
-  TestModel model = TinyModel("llama");
+  ModelShape model = TinyModel("llama");
   model.heads = 6;
   model.key_value_heads = 3;
   model.vocabulary = 70;
@@ -168,7 +168,7 @@ TEST_CASE("a tensor that no rule takes is named") {
   tensors.push_back({"model.layers.1.self_attn.q_norm.weight", DType::kBF16, {4}});
   CHECK_THAT(Refusal(tensors, Tp("vllm", "qwen2", 1, 0, 0)),
              Contains("no rule of vllm's qwen2 takes tensor model.layers.1.self_attn.q_norm.weight of shape [4]"));
-  TestModel dense = TinyModel("qwen3_moe");
+  ModelShape dense = TinyModel("qwen3_moe");
   dense.dense_layers = 1;
   CHECK_THAT(Refusal(dense, Tp("sglang", "qwen3_moe", 1, 0, 0)), Contains("model.layers.0.mlp.gate_proj.weight"));
 }
@@ -193,7 +193,7 @@ TEST_CASE("layers that are missing, or decoder layers behind MTP layers, are ref
 }
 
 TEST_CASE("sizes that ranks cannot share are refused, naming tensor and sizes") {
-  TestModel model = TinyModel("llama");
+  ModelShape model = TinyModel("llama");
   model.ffn = 50;
   CHECK_THAT(Refusal(model, Tp("vllm", "llama", 4, 0, 2)),
              Contains("mlp.gate_proj.weight") && Contains("[50, 32]") && Contains("4 ranks"));
@@ -249,7 +249,7 @@ TEST_CASE("fused shared experts are refused where the engine never has them or t
   place = Tp("sglang", "qwen2_moe", 1, 0, 0);
   place.fused_shared_experts = true;
   CHECK_THAT(Refusal(TinyModel("qwen2_moe"), place), Contains("sglang never fuses"));
-  TestModel two = TinyModel("deepseek_v3");
+  ModelShape two = TinyModel("deepseek_v3");
   two.shared_ffn *= 2;
   place.family = "deepseek_v3";
   CHECK_THAT(Refusal(two, place), Contains("mlp.shared_experts.gate_proj.weight of shape [32, 32]"));

@@ -14,7 +14,7 @@
 namespace lockstep {
 
 // The sizes that config.json tells. 0 in `kv_rank`: no latent attention; in `experts`: no experts.
-struct TestModel {
+struct ModelShape {
   std::string family;
   uint64_t vocabulary = 200;
   uint64_t hidden = 32;
@@ -53,8 +53,8 @@ struct TestModel {
   }
 };
 
-inline TestModel TinyModel(const std::string& family) {
-  TestModel model{.family = family};
+inline ModelShape TinyModel(const std::string& family) {
+  ModelShape model{.family = family};
   model.qkv_bias = family == "qwen2" || family == "qwen2_moe" || family == "glm4" || family == "glm4_moe";
   model.head_norms = family == "qwen3" || family == "qwen3_moe" || family == "glm4_moe";
   model.tied = family == "qwen2";
@@ -75,8 +75,8 @@ inline TestModel TinyModel(const std::string& family) {
   return model;
 }
 
-inline TestModel Qwen3_30B_A3B() {
-  TestModel model{.family = "qwen3_moe", .vocabulary = 151'936, .hidden = 2048, .layers = 48};
+inline ModelShape Qwen3_30B_A3B() {
+  ModelShape model{.family = "qwen3_moe", .vocabulary = 151'936, .hidden = 2048, .layers = 48};
   model.heads = 32;
   model.key_value_heads = 4;
   model.head_dim = 128;
@@ -86,8 +86,8 @@ inline TestModel Qwen3_30B_A3B() {
   return model;
 }
 
-inline TestModel DeepSeekV3() {
-  TestModel model{.family = "deepseek_v3", .vocabulary = 129'280, .hidden = 7168, .layers = 61, .ffn = 18'432};
+inline ModelShape DeepSeekV3() {
+  ModelShape model{.family = "deepseek_v3", .vocabulary = 129'280, .hidden = 7168, .layers = 61, .ffn = 18'432};
   model.heads = 128;
   model.key_value_heads = 128;
   model.experts = 256;
@@ -107,7 +107,7 @@ inline TestModel DeepSeekV3() {
 // The tensors that transformers saves of such a model.
 class TestTensors {
  public:
-  explicit TestTensors(const TestModel& model) : model_(model) {}
+  explicit TestTensors(const ModelShape& model) : model_(model) {}
 
   std::vector<TensorMeta> Make() {
     Add("model.embed_tokens.weight", {model_.vocabulary, model_.hidden});
@@ -210,7 +210,7 @@ class TestTensors {
     Add("shared_head.norm.weight", {model_.hidden});
   }
 
-  const TestModel& model_;
+  const ModelShape& model_;
   std::string prefix_;
   std::vector<TensorMeta> tensors_;
 };
@@ -220,7 +220,7 @@ inline Result<std::shared_ptr<const ModelLayout>> LayoutOf(std::vector<TensorMet
   return ModelLayout::Create(std::move(tensors));
 }
 
-inline Result<std::shared_ptr<const ModelLayout>> LayoutOf(const TestModel& model) {
+inline Result<std::shared_ptr<const ModelLayout>> LayoutOf(const ModelShape& model) {
   return LayoutOf(TestTensors(model).Make());
 }
 

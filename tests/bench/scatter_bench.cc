@@ -29,8 +29,8 @@ constexpr uint32_t kRanks = 4;
 constexpr size_t kThreads = 2;
 constexpr double kChanged = 0.01;
 
-TestModel Model(bool quick) {
-  TestModel model{.family = "qwen3", .vocabulary = 151'936, .hidden = 2048, .layers = 24, .ffn = 6144};
+ModelShape Model(bool quick) {
+  ModelShape model{.family = "qwen3", .vocabulary = 151'936, .hidden = 2048, .layers = 24, .ffn = 6144};
   model.heads = 16;
   model.key_value_heads = 8;
   model.head_dim = 128;
