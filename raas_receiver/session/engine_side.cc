@@ -40,6 +40,11 @@ bool EngineSide::Behind(const Held& served) const {
   return in_place() ? targets_.Behind(current) : served != current;
 }
 
+bool EngineSide::TriesAgain() const {
+  if (in_place()) return true;
+  return kind() != "hook" && kind() != "none" && went_back_from_ != replicas_.current().held;
+}
+
 Held EngineSide::ServedInPlace() const {
   const std::vector<EngineReport> engines = targets_.Describe();
   if (engines.empty()) return {};
@@ -66,6 +71,7 @@ ServeOutcome EngineSide::Load(const EngineVersion& version, const Held& served) 
   std::optional<EngineVersion> last_good;
   if (!previous.held.nothing()) last_good = Describe(previous, "last_good");
   LoadOutcome loaded = driver_->Load(version, last_good);
+  if (loaded.serving == Serving::kLastGood) went_back_from_ = version.held;
   return {std::move(loaded.status), ServedAfter(loaded.serving, version, last_good, served)};
 }
 

@@ -47,6 +47,9 @@ class EngineSide {
   // Whether somebody is told of versions at all.
   bool told() const { return in_place() || kind() != "none"; }
   EngineTargets& targets() { return targets_; }
+  // Whether Serve is to be tried again by itself: not with a hook, which has its own attempts and hears of the next
+  // version, nor when the server went back to the version before.
+  bool TriesAgain() const;
   // Whether Serve has something to do, as long as the server serves `served` by the directory.
   bool Behind(const Held& served) const;
   // What all engines in place serve; nothing: they serve nothing, or not the same.
@@ -70,6 +73,7 @@ class EngineSide {
   const std::unique_ptr<EngineDriver> driver_;
   ReplicaPair& replicas_;
   EngineTargets targets_;
+  Held went_back_from_;  // the last version that the server could not load, the session's thread's
 };
 
 }  // namespace lockstep

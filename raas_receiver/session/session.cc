@@ -149,9 +149,9 @@ bool Session::Prepare() {
   return true;
 }
 
-// In place: an engine lacks the current version, and it is time to try.
+// An engine lacks the current version, and it is time to try.
 bool Session::EngineWaits() const {
-  return engine_.in_place() && std::chrono::steady_clock::now() >= serve_again_ && engine_.Behind(served_);
+  return engine_.TriesAgain() && std::chrono::steady_clock::now() >= serve_again_ && engine_.Behind(served_);
 }
 
 // Until EngineWaits may change without anybody telling.
@@ -176,7 +176,7 @@ v1::SessionState Session::Wait() {
   if (!roll_back && Wanted()) return v1::SESSION_STATE_NEGOTIATING;
   lock.unlock();
   if (roll_back) return RollBack();
-  ServeAgain("attached");
+  ServeAgain("again");
   return resting;
 }
 
@@ -193,7 +193,7 @@ v1::SessionState Session::BackOff() {
   }
   if (EngineWaits()) {
     lock.unlock();
-    ServeAgain("attached");
+    ServeAgain("again");
     lock.lock();
   }
   return stopping_ || Wanted() ? v1::SESSION_STATE_NEGOTIATING : v1::SESSION_STATE_WAITING;

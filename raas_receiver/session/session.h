@@ -123,7 +123,7 @@ class Session {
   LayoutDigest prepared_;  // the last layout that memory was taken for, or tried to be
   std::shared_ptr<const ModelLayout> layout_;
   Held served_;                                        // that the engine took, by the directory
-  std::chrono::steady_clock::time_point serve_again_;  // not before, after a failure in place
+  std::chrono::steady_clock::time_point serve_again_;  // not before, after a failure
   std::string last_error_;                             // of the last sync
   std::string watch_error_;                            // why the version stream is down
   uint64_t repaired_blocks_ = 0;

@@ -14,7 +14,7 @@ WIDE = {"num_attention_heads": 8, "num_hidden_layers": 2}
 FAMILIES = {
     "llama": WIDE,
     "qwen2": WIDE,
-    "qwen3_moe": WIDE,
+    "qwen3_moe": {**WIDE, "num_experts": 8},  # vLLM wants no more ranks than experts
     "mixtral": WIDE,
     "deepseek_v3": {**WIDE, "num_key_value_heads": 8},
 }
