@@ -183,6 +183,31 @@ void AppendSplit(const StridedCopy& copy, uint64_t max_bytes, ElementBytes eleme
   }
 }
 
+void AppendClipped(const StridedCopy& copy, uint64_t begin, uint64_t end, ElementBytes element,
+                   std::vector<StridedCopy>& parts) {
+  // How many rows begin before `at`.
+  const auto rows_before = [&copy](uint64_t at) -> uint64_t {
+    if (at <= copy.target_offset) return 0;
+    if (copy.rows == 1) return 1;
+    return std::min(copy.rows, (at - copy.target_offset - 1) / copy.target_pitch + 1);
+  };
+  const uint64_t first_end = copy.target_offset + copy.row_bytes;
+  uint64_t row =
+      begin < first_end ? 0 : rows_before(begin - copy.row_bytes + 1);  // rows that end at `begin` are before
+  const uint64_t rows_end = rows_before(end);
+  const auto append_row = [&](uint64_t at) {
+    const uint64_t start = copy.target_offset + at * copy.target_pitch;
+    const uint64_t from = std::max(begin, start) - start;
+    parts.push_back(Part(copy, at, 1, from, std::min(end - start, copy.row_bytes) - from, element));
+  };
+  if (row < rows_end && copy.target_offset + row * copy.target_pitch < begin) append_row(row++);
+  if (row == rows_end) return;
+  const bool last_is_cut = copy.target_offset + (rows_end - 1) * copy.target_pitch + copy.row_bytes > end;
+  const uint64_t whole = rows_end - row - (last_is_cut ? 1 : 0);
+  if (whole > 0) parts.push_back(Part(copy, row, whole, 0, copy.row_bytes, element));
+  if (last_is_cut) append_row(rows_end - 1);
+}
+
 StridedRange TargetRange(const StridedCopy& copy) {
   return {.offset = copy.target_offset, .row_bytes = copy.row_bytes, .rows = copy.rows, .pitch = copy.target_pitch};
 }

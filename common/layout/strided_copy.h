@@ -55,6 +55,11 @@ void Coalesce(std::vector<StridedCopy>& copies, ElementBytes element);
 // elements. REQUIRES max_bytes >= element.target.
 void AppendSplit(const StridedCopy& copy, uint64_t max_bytes, ElementBytes element, std::vector<StridedCopy>& parts);
 
+// Appends the parts of `copy` that write into [begin, end) of the target. REQUIRES begin < end, neither within an
+// element of it, and rows that do not overlap in the target.
+void AppendClipped(const StridedCopy& copy, uint64_t begin, uint64_t end, ElementBytes element,
+                   std::vector<StridedCopy>& parts);
+
 // The bytes of the target that `copy` writes.
 StridedRange TargetRange(const StridedCopy& copy);
 

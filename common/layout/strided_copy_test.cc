@@ -197,6 +197,42 @@ TEST_CASE("A copy is split between rows, and inside rows that are too long betwe
                                           {.source_offset = 108, .target_offset = 4, .row_bytes = 4}});
 }
 
+TEST_CASE("A copy is clipped to part of a row, whole rows and part of a row") {
+  const StridedCopy copy{
+      .source_offset = 100, .target_offset = 0, .rows = 5, .row_bytes = 8, .source_pitch = 32, .target_pitch = 10};
+  std::vector<StridedCopy> parts;
+  AppendClipped(copy, 6, 34, {.source = 4, .target = 2}, parts);
+  CHECK(parts == std::vector<StridedCopy>{{.source_offset = 112, .target_offset = 6, .row_bytes = 2},
+                                          {132, 10, 2, 8, 32, 10},
+                                          {.source_offset = 196, .target_offset = 30, .row_bytes = 4}});
+  parts.clear();
+  AppendClipped(copy, 8, 10, {.source = 4, .target = 2}, parts);  // between two rows
+  AppendClipped(copy, 48, 100, {.source = 4, .target = 2}, parts);
+  CHECK(parts.empty());
+  AppendClipped(copy, 22, 26, {.source = 4, .target = 2}, parts);  // within one
+  CHECK(parts == std::vector<StridedCopy>{{.source_offset = 168, .target_offset = 22, .row_bytes = 4}});
+}
+
+TEST_CASE("Random copies: what is clipped is what writes into the window") {
+  for (uint64_t seed = 0; seed < kCases; ++seed) {
+    CAPTURE(seed);
+    Random random(seed);
+    const ElementBytes element = RandomElement(random);
+    for (const StridedCopy& copy : RandomCopies(random, element)) {
+      const uint64_t phase = copy.target_offset % element.target;
+      const uint64_t begin = phase + element.target * random.Between(0, copy.target_offset / element.target + 40);
+      const uint64_t end = begin + element.target * random.Between(1, 60);
+      std::vector<StridedCopy> parts;
+      AppendClipped(copy, begin, end, element, parts);
+      std::vector<std::pair<uint64_t, uint64_t>> expected = Meaning({copy}, element);
+      std::erase_if(expected, [&](const auto& move) { return move.first < begin || move.first >= end; });
+      REQUIRE(Meaning(parts, element) == expected);
+      REQUIRE(parts.size() <= 3);
+      for (const StridedCopy& part : parts) REQUIRE(part.bytes() > 0);
+    }
+  }
+}
+
 TEST_CASE("Random copies: the parts of a split are exactly the copy, none over the limit") {
   for (uint64_t seed = 0; seed < kCases; ++seed) {
     CAPTURE(seed);

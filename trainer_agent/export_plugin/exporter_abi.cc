@@ -170,6 +170,15 @@ int lockstep_exporter_give_up(lockstep_exporter* exporter, uint64_t version, con
   });
 }
 
+int lockstep_exporter_fill(lockstep_exporter* exporter, const void* const* addresses, uint64_t offset, uint64_t bytes,
+                           void* target) {
+  return OnExporter(exporter, [&]() -> Status {
+    if (target == nullptr) return {ErrorCode::kBadData, "the memory to fill must be given"};
+    const std::span<const void* const> given(addresses, addresses == nullptr ? 0 : exporter->locals);
+    return exporter->exporter->Fill({offset, bytes}, static_cast<std::byte*>(target), given);
+  });
+}
+
 const char* lockstep_exporter_run(const lockstep_exporter* exporter) {
   return exporter == nullptr ? "" : exporter->run.c_str();
 }

@@ -203,6 +203,13 @@ int lockstep_exporter_publish(lockstep_exporter* exporter, uint64_t version, con
  * for no more than publish would. `reason` is a sentence. LOCKSTEP_OK: the version is gone, the next publish works. */
 int lockstep_exporter_give_up(lockstep_exporter* exporter, uint64_t version, const char* reason);
 
+/* Writes the `bytes` bytes of the data section that begin at `offset`, made of the tensors as they are now, to
+ * `target`, in host or GPU memory, and answers when they are there; no agent hears of it. `addresses` as for publish;
+ * work that was queued on the tensors must be done. LOCKSTEP_BAD_DATA: this rank does not hold the whole model, or the
+ * range leaves the data section or cuts an element. */
+int lockstep_exporter_fill(lockstep_exporter* exporter, const void* const* addresses, uint64_t offset, uint64_t bytes,
+                           void* target);
+
 /* Facts that stay valid until close; the description until the next call of it. */
 const char* lockstep_exporter_run(const lockstep_exporter* exporter); /* "" on a rank that does not talk to the agent */
 uint64_t lockstep_exporter_committed_version(const lockstep_exporter* exporter); /* as lockstep_committed_version */

@@ -298,6 +298,12 @@ class Exporter {
     return {code, code == LOCKSTEP_OK ? "" : lockstep_exporter_error(handle_.get())};
   }
 
+  // Writes `bytes` bytes of the data section from `offset` on to `target`, in host or GPU memory.
+  Error Fill(uint64_t offset, uint64_t bytes, void* target) {
+    const int code = lockstep_exporter_fill(handle_.get(), nullptr, offset, bytes, target);
+    return {code, code == LOCKSTEP_OK ? "" : lockstep_exporter_error(handle_.get())};
+  }
+
   bool is_open() const { return handle_ != nullptr; }
   std::string run() const { return lockstep_exporter_run(handle_.get()); }
   uint64_t committed_version() const { return lockstep_exporter_committed_version(handle_.get()); }

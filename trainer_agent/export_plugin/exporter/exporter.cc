@@ -11,6 +11,7 @@
 #include "trainer_agent/export_plugin/exporter/bucket_sender.h"
 #include "trainer_agent/export_plugin/exporter/frozen_bytes.h"
 #include "trainer_agent/export_plugin/exporter/lowering.h"
+#include "trainer_agent/export_plugin/exporter/section_filler.h"
 #include "trainer_agent/export_plugin/plan/sheet.h"
 
 namespace lockstep {
@@ -57,6 +58,8 @@ struct Exporter::Impl {
   std::unique_ptr<RankClient> client;  // where this rank writes
   std::array<std::unique_ptr<PinnedMemory>, 2> pinned_halves;
   std::array<bool, 2> pin_tried{};
+  std::string own_sheet;
+  std::unique_ptr<SectionFiller> filler;  // once it was asked for
   FrozenBytes frozen;
   std::vector<PlacedCopy> placed;
   PublishStats stats;
@@ -250,6 +253,7 @@ Result<std::unique_ptr<Exporter>> Exporter::Open(ExporterOptions options) {
   impl->model_name = options.model;
   impl->rank = options.rank;
   impl->locals = options.locals;
+  impl->own_sheet = options.sheets[options.rank];
   if (options.threads > 1) impl->pool = std::make_unique<WorkerPool>(options.threads - 1);
   LS_ASSIGN_OR_RETURN(impl->engine, NewCopyEngine(impl->pool.get()));
   if (impl->engine->unified_memory()) options.bucket_bytes = std::min(options.bucket_bytes, kUnifiedMemoryBucketBytes);
@@ -267,6 +271,14 @@ Status Exporter::Publish(Version version, std::span<const void* const> addresses
 Status Exporter::GiveUp(Version version, const Status& reason) {
   (void)impl_->TakePart(version, reason);
   return impl_->link->status();
+}
+
+Status Exporter::Fill(ByteRange range, std::byte* target, std::span<const void* const> addresses) {
+  LS_RETURN_IF_ERROR(impl_->SetAddresses(addresses));
+  if (impl_->filler == nullptr) {
+    LS_ASSIGN_OR_RETURN(impl_->filler, SectionFiller::Create(impl_->own_sheet, impl_->locals, impl_->layout));
+  }
+  return impl_->filler->Fill(range, target, impl_->locals, *impl_->engine);
 }
 
 const ModelLayout& Exporter::layout() const {

@@ -84,6 +84,10 @@ class Exporter {
   // publish works. kUnavailable as Publish(). REQUIRES !reason.ok().
   Status GiveUp(Version version, const Status& reason);
 
+  // Writes `range` of the data section, made of the tensors as they are now, to `target`: see SectionFiller. The agent
+  // hears nothing of it. `addresses` as for Publish(). kBadData also when this rank does not hold the whole model.
+  Status Fill(ByteRange range, std::byte* target, std::span<const void* const> addresses = {});
+
   const ModelLayout& layout() const;
   const CopyPlan& plan() const;
   uint64_t bucket_bytes() const;  // as used: both ends of an exchange must have the same

@@ -130,6 +130,10 @@ _SIGNATURES = {
     "lockstep_exporter_open": (ctypes.c_int, [ctypes.POINTER(CExporterOptions), ctypes.POINTER(_EXPORTER)]),
     "lockstep_exporter_publish": (ctypes.c_int, [_EXPORTER, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p)]),
     "lockstep_exporter_give_up": (ctypes.c_int, [_EXPORTER, ctypes.c_uint64, ctypes.c_char_p]),
+    "lockstep_exporter_fill": (
+        ctypes.c_int,
+        [_EXPORTER, ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint64, ctypes.c_uint64, ctypes.c_void_p],
+    ),
     "lockstep_exporter_run": (ctypes.c_char_p, [_EXPORTER]),
     "lockstep_exporter_committed_version": (ctypes.c_uint64, [_EXPORTER]),
     "lockstep_exporter_stats": (ctypes.c_int, [_EXPORTER, ctypes.POINTER(CPublishStats)]),
