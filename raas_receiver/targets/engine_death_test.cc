@@ -1,6 +1,8 @@
 // Receivers and ranks as real processes, killed at every step of a commit and at any moment: no rank ever reads a mix,
 // and all ranks of an engine come out at one version.
 
+#include <sys/stat.h>
+
 #include <random>
 
 #include "raas_receiver/targets/targets_fixture.h"
@@ -189,6 +191,27 @@ TEST_CASE("Receivers killed at any moment never leave two ranks with different v
     ++served;
   }
   CHECK(served > 0);
+}
+
+TEST_CASE("A peer of another user is refused, whoever let it reach the socket") {
+  if (::geteuid() != 0) return;  // cannot be another user
+  TargetsFixture fixture;
+  REQUIRE(fixture.Start().ok());
+  REQUIRE(::chmod(fixture.directory.path().c_str(), 0755) == 0);
+  REQUIRE(::chmod(fixture.socket().c_str(), 0666) == 0);
+  const pid_t other = ::fork();
+  if (other == 0) {
+    if (::setgid(65534) != 0 || ::setuid(65534) != 0) ::_exit(2);
+    auto connection = UnixConnect(fixture.socket(), std::chrono::milliseconds(1000));
+    if (!connection.ok()) ::_exit(3);
+    const auto answer = ReceiveEngineMessage(*connection, std::chrono::milliseconds(5000));
+    const bool refused = answer.ok() && answer->type == EngineMessageType::kRefused &&
+                         AsText(answer->body).find("run both as one user") != std::string_view::npos;
+    ::_exit(refused ? 0 : 4);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(other, &status, 0) == other);
+  CHECK(WEXITSTATUS(status) == 0);
 }
 
 }  // namespace lockstep

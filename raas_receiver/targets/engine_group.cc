@@ -14,7 +14,8 @@ EngineGroup::EngineGroup(const EngineTargetsOptions& options, const RankLink& fi
       engine_(first.engine()),
       halves_(first.halves()),
       ranks_(first.description().world),
-      planned_(ranks_.size()) {}
+      planned_(ranks_.size()),
+      paged_(ranks_.size()) {}
 
 size_t EngineGroup::attached() const {
   return static_cast<size_t>(std::count_if(ranks_.begin(), ranks_.end(), [](const auto& link) { return link; }));
@@ -68,11 +69,10 @@ Status EngineGroup::Join(std::shared_ptr<RankLink> link, const ModelLayout& layo
   LS_RETURN_IF_ERROR(CheckPlace(*link));
   RankDescription completed = link->description();
   LS_RETURN_IF_ERROR(CompleteDescription(layout, completed).status().WithContext(link->Label()));
-  if (!page_ || page_stale_) LS_RETURN_IF_ERROR(RenewPage());
   const uint32_t rank = link->rank();
-  LS_RETURN_IF_ERROR(link->SendAttached(page_->fd()));
   ranks_[rank] = std::move(link);
   planned_[rank] = false;
+  paged_[rank] = false;
   plan_ = nullptr;
   Log(LogLevel::kInfo, "engine_attached",
       {{"model", options_.model},
@@ -84,16 +84,24 @@ Status EngineGroup::Join(std::shared_ptr<RankLink> link, const ModelLayout& layo
   return OkStatus();
 }
 
-// Another page that says the same. The one before may still be mapped by a rank that was dropped.
-Status EngineGroup::RenewPage() {
-  LS_ASSIGN_OR_RETURN(ControlPage page, ControlPage::Create(static_cast<uint32_t>(ranks_.size())));
-  if (page_ && page_->state() == EngineState::kServing) page.Serve(page_->serving(), page_->half());
-  if (page_ && page_->state() == EngineState::kWriting) page.BeginWriting();
-  page_.emplace(std::move(page));
-  page_stale_ = false;
+// Answers ATTACHED to the ranks that have not had it. Where a rank that has the page was lost, all get another that
+// says the same: the lost one may still look at its own.
+Status EngineGroup::SendPage() {
+  if (!page_ || page_stale_) {
+    LS_ASSIGN_OR_RETURN(ControlPage page, ControlPage::Create(static_cast<uint32_t>(ranks_.size())));
+    if (page_ && page_->state() == EngineState::kServing) page.Serve(page_->serving(), page_->half());
+    if (page_ && page_->state() == EngineState::kWriting) page.BeginWriting();
+    page_.emplace(std::move(page));
+    page_stale_ = false;
+    paged_.assign(ranks_.size(), false);
+  }
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (!ranks_[rank]) continue;
-    if (const Status sent = ranks_[rank]->SendAttached(page_->fd()); !sent.ok()) Drop(rank, sent);
+    if (paged_[rank]) continue;
+    paged_[rank] = true;
+    const Status sent = ranks_[rank]->SendAttached(page_->fd());
+    if (sent.ok()) continue;
+    Drop(rank, sent);
+    return sent;
   }
   return OkStatus();
 }
@@ -102,16 +110,18 @@ void EngineGroup::Drop(size_t rank, const Status& why) {
   LogWarn("engine_lost", why,
           {{"model", options_.model}, {"engine", engine_}, {"rank", rank}, {"pid", ranks_[rank]->pid()}});
   ranks_[rank]->HangUp();
-  ranks_[rank] = nullptr;
-  page_stale_ = true;
-  plan_ = nullptr;
+  Forget(rank);
 }
 
 void EngineGroup::Refuse(size_t rank, const Status& why) {
   LogWarn("engine_refused", why, {{"model", options_.model}, {"engine", engine_}, {"rank", rank}});
   ranks_[rank]->SendRefused(why);
+  Forget(rank);
+}
+
+void EngineGroup::Forget(size_t rank) {
   ranks_[rank] = nullptr;
-  page_stale_ = true;
+  page_stale_ = page_stale_ || paged_[rank];
   plan_ = nullptr;
 }
 

@@ -34,8 +34,9 @@ class EngineGroup {
   EngineGroup(const EngineTargetsOptions& options, const RankLink& first, WorkerPool& pool);
 
   // --- between commits ---
-  // Takes a rank and answers it ATTACHED. An error is why it must be refused: kBadData for another world or other
-  // halves than the group's, or a description that does not fit `layout`; kState when its place is taken.
+  // Takes a rank, which Prepare answers once all are there. An error is why it must be refused: kBadData for another
+  // world or other halves than the group's, or a description that does not fit `layout`; kState when its place is
+  // taken.
   Status Join(std::shared_ptr<RankLink> link, const ModelLayout& layout);
   // Gives up the ranks whose connection has ended. Whether there were any.
   bool DropGone();
@@ -47,7 +48,8 @@ class EngineGroup {
   EngineReport Describe() const;
   std::vector<std::shared_ptr<RankLink>> links() const;
 
-  // As EngineTargets' calls of these names, for this group. An incomplete group has nothing to prepare.
+  // As EngineTargets' calls of these names, for this group. An incomplete group has nothing to prepare. Prepare refuses
+  // ranks that do not fit the others.
   Status Prepare(const TargetVersion& version, const std::optional<TargetVersion>& before, const DeltasBetween& deltas);
   bool prepared() const { return work_.has_value(); }
   Status Commit();
@@ -76,9 +78,10 @@ class EngineGroup {
 
   size_t attached() const;
   Status CheckPlace(const RankLink& link);
-  Status RenewPage();
+  Status SendPage();
   void Drop(size_t rank, const Status& why);
   void Refuse(size_t rank, const Status& why);
+  void Forget(size_t rank);
 
   Status CompileFor(const ModelLayout& layout);
   Result<Plan> CompilePlan(const ModelLayout& layout, EngineRanks ranks) const;
@@ -109,6 +112,7 @@ class EngineGroup {
   bool page_stale_ = false;    // a rank that had the page was lost
   Plan plan_;                  // null: to be compiled
   std::vector<bool> planned_;  // ranks that were part of a plan
+  std::vector<bool> paged_;    // ranks that were sent page_
   LayoutDigest layout_;        // that plan_ is for
   std::optional<Work> work_;
   EngineReport report_;  // without what Describe looks up

@@ -190,6 +190,7 @@ Status EngineTargets::Prepare(const TargetVersion& version, const std::optional<
 }
 
 Status EngineTargets::Commit() {
+  BeginBusy();
   Status first;
   for (const auto& [engine, group] : groups_) {
     if (!group->prepared()) continue;

@@ -35,9 +35,9 @@ class EngineTargets {
   // Ranks that are attached see their connection end.
   ~EngineTargets();
 
-  // Takes over a rank that has said ATTACH. It is answered ATTACHED or REFUSED in the next Prepare.
+  // Takes over a rank that has said ATTACH. The next Prepare answers REFUSED, or ATTACHED once its group is complete.
   void Attach(std::shared_ptr<RankLink> link);
-  // `changed` is called, from any thread but none that is in a call of this, when a rank came or went.
+  // `changed` is called, from a thread of this' or the server's, after a rank came or went.
   void SetChanged(std::function<void()> changed);
 
   std::vector<EngineReport> Describe() const;

@@ -85,12 +85,13 @@ TEST_CASE("An engine that waits for ranks is left alone, and prepared once they 
   REQUIRE(engine.Prepare(1).ok());
   CHECK_FALSE(engine.targets->prepared());
   CHECK_FALSE(engine.targets->Behind(engine.model.held(1)));
-  CHECK(Eventually([&] { return engine.ranks[0]->status().attached == 1; }));
   CHECK(engine.report().attached == 1);
+  CHECK(engine.ranks[0]->status().attached == 0);
   engine.RunRank(1, 1);
   REQUIRE(engine.Changed(1));
   REQUIRE(engine.Prepare(1).ok());
   CHECK(engine.targets->prepared());
+  CHECK(Eventually([&] { return engine.ranks[0]->status().attached == 1; }));
   engine.targets->Abandon();
   CHECK_FALSE(engine.targets->prepared());
   CHECK(engine.ranks[0]->status().held);

@@ -49,6 +49,7 @@ Status EngineGroup::Prepare(const TargetVersion& version, const std::optional<Ta
 Status EngineGroup::TryPrepare(const TargetVersion& version, const std::optional<TargetVersion>& before,
                                const DeltasBetween& deltas) {
   LS_RETURN_IF_ERROR(CompileFor(*version.layout));
+  LS_RETURN_IF_ERROR(SendPage());
   LS_RETURN_IF_ERROR(CheckClaims(version, before));
   Adopt();
   if (At(version.held)) return OkStatus();

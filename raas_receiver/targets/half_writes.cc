@@ -1,10 +1,16 @@
 #include "raas_receiver/targets/half_writes.h"
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <mutex>
 
 namespace lockstep {
+namespace {
+
+constexpr size_t kComparedCopies = 16;  // that one thread takes at a time
+
+}  // namespace
 
 Result<HalfWrites> HalfWrites::Stage(std::shared_ptr<const PlacementPlan> plan, const TargetVersion& version,
                                      const DeltasBetween& deltas, const HeldByRank& from, uint64_t stage_bytes,
@@ -54,19 +60,29 @@ Status HalfWrites::Run(EngineRanks ranks, uint32_t half, WorkerPool& pool) const
 
 Result<bool> HalfEquals(const PlacementPlan& plan, RankLink& link, uint32_t rank, uint32_t half,
                         const TargetVersion& version, WorkerPool& pool) {
+  struct Part {
+    TargetMemory* memory;
+    std::span<const StridedCopy> copies;
+  };
+  std::vector<Part> parts;
+  for (uint32_t window = 0; window < plan.windows().size(); ++window) {
+    const Window& at = plan.windows()[window];
+    if (at.rank != rank) continue;
+    std::span<const StridedCopy> copies = plan.copies(window);
+    for (; !copies.empty(); copies = copies.subspan(std::min(copies.size(), kComparedCopies))) {
+      parts.push_back({&link.memory(half, at.memory), copies.first(std::min(copies.size(), kComparedCopies))});
+    }
+  }
   std::mutex mutex;
   Status failed;
   std::atomic<bool> equal = true;
-  pool.ParallelFor(plan.windows().size(), [&](size_t window) {
-    const Window& at = plan.windows()[window];
-    if (at.rank != rank || !equal) return;
-    const Result<bool> same =
-        link.memory(half, at.memory).Equal(plan.copies(static_cast<uint32_t>(window)), version.data.data());
+  pool.ParallelFor(parts.size(), [&](size_t part) {
+    if (!equal) return;
+    const Result<bool> same = parts[part].memory->Equal(parts[part].copies, version.data.data());
     if (same.ok() && *same) return;
     equal = false;
-    if (same.ok()) return;
     std::lock_guard lock(mutex);
-    failed = same.status().WithContext(link.Label());
+    if (!same.ok()) failed = same.status().WithContext(link.Label());
   });
   if (!failed.ok()) return failed;
   return equal.load();

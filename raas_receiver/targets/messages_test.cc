@@ -3,8 +3,11 @@
 
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <fstream>
+#include <sstream>
 #include <thread>
 
 #include "raas_receiver/targets/control_page.h"
@@ -29,8 +32,25 @@ struct Ends {
 
 Held SomeVersion() {
   Held held{{}, 42};
-  for (size_t i = 0; i < 16; ++i) held.run.bytes[i] = static_cast<uint8_t>(i + 1);
+  for (size_t i = 0; i < 16; ++i) held.run.bytes[i] = static_cast<uint8_t>(i);
   return held;
+}
+
+// The bytes of the block "```hex NAME" of FORMAT.md; lines of zeros are left out there.
+Bytes Example(const std::string& name) {
+  std::ifstream document("raas_receiver/targets/FORMAT.md");
+  Bytes bytes;
+  bool inside = false;
+  for (std::string line; std::getline(document, line);) {
+    if (line == "```hex " + name) inside = true;
+    if (line == "```") inside = false;
+    std::istringstream words(line);
+    size_t at = 0;
+    if (!inside || !(words >> std::hex >> at)) continue;
+    bytes.resize(at);
+    for (unsigned byte = 0; words >> byte;) bytes.push_back(static_cast<std::byte>(byte));
+  }
+  return bytes;
 }
 
 template <typename Change>
@@ -58,17 +78,20 @@ TEST_CASE("A message arrives as it was sent, with its descriptors") {
   CHECK(got->fds.size() == 1);
 }
 
-TEST_CASE("A header lies in memory as the format says") {
+TEST_CASE("The examples of the format are what is sent and what is mapped") {
   Ends ends;
   REQUIRE(SendEngineMessage(ends.theirs, {.type = EngineMessageType::kServe, .held = SomeVersion(), .half = 1}, {},
                             milliseconds(1000))
               .ok());
-  std::array<std::byte, 40> raw;
-  REQUIRE(ends.ours.Receive(raw, nullptr, milliseconds(1000)).ok());
-  const std::array<uint8_t, 40> expected{'L', 'S', 'E', 'R', 1, 0,  6,  0,  0,  0,  0,  0,  1,  0, 0, 0, 1, 2, 3, 4,
-                                         5,   6,   7,   8,   9, 10, 11, 12, 13, 14, 15, 16, 42, 0, 0, 0, 0, 0, 0, 0};
-  CHECK(std::equal(raw.begin(), raw.end(), expected.begin(),
-                   [](std::byte a, uint8_t b) { return static_cast<uint8_t>(a) == b; }));
+  Bytes sent(sizeof(EngineMessageHeader));
+  REQUIRE(ends.ours.Receive(sent, nullptr, milliseconds(1000)).ok());
+  CHECK(sent == Example("serve"));
+
+  ControlPage page = *ControlPage::Create(8);
+  page.Serve(SomeVersion(), 1);
+  Bytes mapped(sizeof(ControlPageLayout));
+  REQUIRE(::pread(page.fd(), mapped.data(), mapped.size(), 0) == 128);
+  CHECK(mapped == Example("page"));
 }
 
 TEST_CASE("Headers that the format does not know are refused, each for its reason") {
