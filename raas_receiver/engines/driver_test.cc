@@ -45,13 +45,22 @@ TEST_CASE("A hook hears of loaded and of resumed versions, and of no pause") {
   CHECK(*ReadFile(directory.File("told")) == "7 delta\n7 in-place\n");
 }
 
-TEST_CASE("After a hook that failed nobody knows what is served") {
+TEST_CASE("A hook that says no leaves what is served") {
   const auto driver = NewEngineDriver({.kind = "hook", .command = "exit 3", .attempts = 1});
   REQUIRE(driver.ok());
   const LoadOutcome outcome = (*driver)->Load(kVersion, std::nullopt);
   CHECK(outcome.status.code() == ErrorCode::kAborted);
-  CHECK(outcome.serving == Serving::kUnknown);
+  CHECK(outcome.serving == Serving::kOld);
   CHECK((*driver)->failures() == 1);
+}
+
+TEST_CASE("After a hook that had to be killed nobody knows what is served") {
+  const auto driver =
+      NewEngineDriver({.kind = "hook", .command = "sleep 60", .timeout = std::chrono::milliseconds(50), .attempts = 1});
+  REQUIRE(driver.ok());
+  const LoadOutcome outcome = (*driver)->Load(kVersion, std::nullopt);
+  CHECK(outcome.status.code() == ErrorCode::kDeadline);
+  CHECK(outcome.serving == Serving::kUnknown);
 }
 
 TEST_CASE("Options that are missing, wrong, or of another kind are refused by name") {

@@ -2,7 +2,7 @@
 //
 // It runs with LOCKSTEP_MODEL, LOCKSTEP_RUN (hex), LOCKSTEP_VERSION, LOCKSTEP_PATH (the published directory) and
 // LOCKSTEP_MODE in its environment, after the version was verified and published. Exit status 0 means that the engine
-// serves it. Anything else is a failure: tried again, then reported.
+// serves it, any other that it serves what it served before: tried again, then reported.
 #pragma once
 
 #include <atomic>

@@ -4,7 +4,8 @@ namespace lockstep {
 
 LoadOutcome HookDriver::Load(const EngineVersion& version, const std::optional<EngineVersion>&) {
   const Status status = hook_.Notify({version.model, version.held, version.path, version.mode});
-  return {status, status.ok() ? Serving::kNew : Serving::kUnknown};
+  if (status.ok()) return {status, Serving::kNew};
+  return {status, status.code() == ErrorCode::kAborted ? Serving::kOld : Serving::kUnknown};
 }
 
 Status HookDriver::Pause(const EngineVersion&) {

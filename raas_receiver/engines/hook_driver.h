@@ -7,7 +7,7 @@
 namespace lockstep {
 
 // Load and Resume run the command (hook.h); Pause is nothing, because a command says nothing before a version is there.
-// After a failure nobody knows what the engine serves.
+// A command that ends with an error says that the engine serves what it served; after one that was killed nobody knows.
 class HookDriver final : public EngineDriver {
  public:
   explicit HookDriver(HookOptions options) : hook_(std::move(options)) {}

@@ -7,6 +7,7 @@ changed in each version. One JSON line per figure.
 
 import argparse
 import json
+import math
 import sys
 import time
 from dataclasses import dataclass
@@ -42,10 +43,18 @@ class Size:
 
     layers: int
     repeats: int
+    double_buffered: bool = False
+
+    @property
+    def needed_bytes(self) -> int:
+        """The trainer's tensors, the agent's halves, the receiver's replicas, the ranks' halves, and some room."""
+        model = 2 * sum(math.prod(shape) for shape in shapes(self.layers).values())
+        return (7 if self.double_buffered else 6) * model + (1 << 30)
 
 
-FULL = Size(layers=22, repeats=7)
-QUICK = Size(layers=1, repeats=3)
+# Two halves take the engine's memory twice: a smaller model, on the same machine.
+FULL = {"pause_ratio": Size(layers=22, repeats=7), "pause_flip_ratio": Size(layers=12, repeats=7, double_buffered=True)}
+QUICK = {"pause_ratio": Size(layers=1, repeats=3), "pause_flip_ratio": Size(layers=1, repeats=3, double_buffered=True)}
 
 
 def shapes(layers: int) -> "dict[str, tuple[int, ...]]":
@@ -81,8 +90,8 @@ def configuration(layers: int) -> SimpleNamespace:
 def build(rank: Rank, jobs: "list[Job]", layers: int) -> None:
     """Parameters of this rank, and the memory behind them."""
     rank.job = jobs[rank.number]
-    empty = {name: torch.empty(shape, dtype=torch.bfloat16) for name, shape in shapes(layers).items()}
-    rank.module = parameters_of(engine_tensors(rank.job.engine, rank.job.config, empty, rank.job.place))
+    meta = {name: torch.empty(shape, dtype=torch.bfloat16, device="meta") for name, shape in shapes(layers).items()}
+    rank.module = parameters_of(engine_tensors(rank.job.engine, rank.job.config, meta, rank.job.place))
 
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -116,13 +125,13 @@ def change(tensors: "dict[str, torch.Tensor]", generator: torch.Generator) -> No
         bits[places_changed] += torch.randint(0, 2, (count,), generator=generator, dtype=torch.int16) * 2 - 1
 
 
-def measure(cluster: Cluster, ranks: Ranks, size: Size, double_buffered: bool) -> "tuple[list[float], list[float]]":
+def measure(cluster: Cluster, ranks: Ranks, size: Size) -> "tuple[list[float], list[float]]":
     """Seconds of each pause, and of each reload of the same version."""
     agent = cluster.agent()
     socket = cluster.directory / "engine.sock"
     receiver = cluster.receiver(agent, engine_load="in-place", engine_socket=socket)
     jobs = [
-        Job("vllm", "bench", rank, RANKS, place, configuration(size.layers), socket, MODEL, double_buffered)
+        Job("vllm", "bench", rank, RANKS, place, configuration(size.layers), socket, MODEL, size.double_buffered)
         for rank, place in enumerate(places(RANKS))
     ]
     ranks.call(build, jobs, size.layers)
@@ -137,8 +146,7 @@ def measure(cluster: Cluster, ranks: Ranks, size: Size, double_buffered: bool) -
             publisher.publish(version, tensors)
             engine = wait_until(lambda: serving(receiver, version), f"version {version} is served", timeout_s=120)
             begin = time.perf_counter()
-            if not double_buffered:
-                ranks.call(reload, receiver.file())
+            ranks.call(reload, receiver.file())
             if version > 3:  # memory is warm
                 pauses.append(engine["last_pause_us"] / 1e6)
                 reloads.append(time.perf_counter() - begin)
@@ -152,23 +160,32 @@ def serving(receiver: object, version: int) -> "dict | None":
     return found[0] if found else None
 
 
+def free_bytes() -> int:
+    """Memory that can be had."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable"):
+            return int(line.split()[1]) << 10
+    raise SystemExit("/proc/meminfo does not say MemAvailable")
+
+
 def main() -> int:
     """Prints the figures."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
-    size = QUICK if parser.parse_args().quick else FULL
+    sizes = QUICK if parser.parse_args().quick else FULL
     torch.set_num_threads(1)
-    samples = {}
-    for name, double_buffered in (("pause_ratio", False), ("pause_flip_ratio", True)):
+    for name, size in sizes.items():
+        free = free_bytes()
+        if free < size.needed_bytes:
+            print(f"pause_bench: {size.needed_bytes >> 20} MiB are needed, {free >> 20} MiB are free", file=sys.stderr)
+            return 71
         cluster = Cluster()
         try:
             with Ranks(RANKS, timeout_s=300) as ranks:
-                samples[name] = measure(cluster, ranks, size, double_buffered)
+                pauses, reloads = measure(cluster, ranks, size)
         finally:
             cluster.close()
-    reloads = samples["pause_ratio"][1]
-    for name, (pauses, _) in samples.items():
-        print(json.dumps({"name": name, "unit": "s", "values": pauses, "baselines": reloads}))
+        print(json.dumps({"name": name, "unit": "s", "values": pauses, "baselines": reloads}), flush=True)
     return 0
 
 

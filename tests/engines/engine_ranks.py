@@ -4,6 +4,7 @@ a receiver, and compare it with what PyTorch makes of a checkpoint.
 A rank keeps `job`, `module` and `follower`.
 """
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,8 @@ def parameters_of(shapes: "dict[str, torch.Tensor]") -> torch.nn.Module:
     """A module whose parameters have these names and shapes, all zero."""
     module = torch.nn.Module()
     for name, tensor in shapes.items():
-        _add(module, name, torch.nn.Parameter(torch.zeros_like(tensor), requires_grad=False))
+        zeros = torch.zeros(tensor.shape, dtype=tensor.dtype)
+        _add(module, name, torch.nn.Parameter(zeros, requires_grad=False))
     return module
 
 
@@ -91,6 +93,16 @@ def version_served(rank: Rank, checkpoints: "dict[int, Path]") -> int:
             return served.version
     except lockstep.DeadlineError:
         return 0
+
+
+def refusal(rank: Rank, timeout_s: float = 30) -> str:
+    """Why the receiver does not take this rank's memory."""
+    deadline = time.monotonic() + timeout_s
+    while rank.follower.error is None:
+        assert time.monotonic() < deadline, "the rank was not refused"
+        time.sleep(0.02)
+    assert rank.follower.served is None
+    return rank.follower.error
 
 
 def leave(rank: Rank) -> None:

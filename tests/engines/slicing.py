@@ -150,7 +150,7 @@ class _Engine:
     def vocabulary(self, tensor: torch.Tensor) -> torch.Tensor:
         """A rank's rows of the padded table; padding is zero."""
         rows = tensor.shape[0]
-        padded = torch.zeros(-(-rows // VOCABULARY_PADDING) * VOCABULARY_PADDING, tensor.shape[1], dtype=tensor.dtype)
+        padded = tensor.new_zeros(-(-rows // VOCABULARY_PADDING) * VOCABULARY_PADDING, tensor.shape[1])
         padded[:rows] = tensor
         return _rows(padded, self.place.tensor)
 
