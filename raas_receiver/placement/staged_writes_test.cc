@@ -161,6 +161,18 @@ TEST_CASE("Only what changed is written, and counted once however many ranks tak
   CHECK(fixture.Holds(1));
 }
 
+TEST_CASE("A chain that was refused leaves nothing behind for the next one") {
+  Fixture fixture(4);
+  const uint64_t written = fixture.Stage(fixture.model.Chain(1, 3), 3)->stats().written_bytes;
+  std::vector<DeltaBlock> damaged = fixture.model.DeltaBlocks(3, 4);
+  damaged.back().codec = Codec::kSparse;
+  damaged.back().data.resize(1);
+  DeltaChain chain = fixture.model.Chain(1, 3);
+  chain.push_back(Unchecked(fixture.model, damaged));
+  for (int i = 0; i < 20; ++i) CHECK(fixture.Stage(chain, 3).status().code() == ErrorCode::kCorrupt);
+  CHECK(fixture.Stage(fixture.model.Chain(1, 3), 3)->stats().written_bytes == written);
+}
+
 TEST_CASE("An empty chain writes nothing") {
   Fixture fixture(1);
   const auto writes = fixture.Stage({}, 1);
@@ -197,6 +209,7 @@ class SparseMemory : public TargetMemory {
   uint64_t bytes() const override { return uint64_t{1} << 40; }
   Status Scatter(std::span<const ScatterRun> runs) override {
     std::lock_guard lock(mutex_);
+    finished = false;
     for (const ScatterRun& run : runs) {
       for (size_t i = 0; i < run.offsets.size(); ++i) {
         for (uint32_t byte = 0; byte < run.unit; ++byte) {
@@ -208,14 +221,14 @@ class SparseMemory : public TargetMemory {
   }
   Status Copy(std::span<const StridedCopy>, const std::byte*) override { return OkStatus(); }
   Status Finish() override {
-    ++finished;
+    finished = true;
     return finish;
   }
   Result<bool> Equal(std::span<const StridedCopy>, const std::byte*) override { return false; }
 
   Status scatter;
   Status finish;
-  int finished = 0;
+  bool finished = false;
   std::map<uint64_t, std::byte> written;
 
  private:
@@ -264,11 +277,12 @@ TEST_CASE("The first error of any memory is the answer, and no memory is left un
     bad.scatter = Status(ErrorCode::kIo, "scatter");
     const Status scattered = each->Run({&good, &bad}, fixture.pool);
     CHECK(scattered.message() == "scatter");
-    CHECK((good.finished > 0 && bad.finished > 0));
+    CHECK((good.finished && bad.finished));
     bad.scatter = OkStatus();
     bad.finish = Status(ErrorCode::kIo, "finish");
     CHECK(each->Run({&bad, &good}, fixture.pool).message() == "finish");
     CHECK(each->Run({nullptr, &good}, fixture.pool).ok());
+    CHECK(good.finished);
   }
 }
 
