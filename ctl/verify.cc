@@ -30,6 +30,7 @@ Status Judge(const Verification& verification) {
             Cat(what, ": ", result.bad_blocks_size(), " blocks differ from the manifest, in tensors",
                 TensorNames(result), "; pull it again in full")};
   }
+  if (!result.engine_error().empty()) return {ErrorCode::kCorrupt, Cat(what, ": ", result.engine_error())};
   if (!verification.agent.has_value()) return OkStatus();
   const AgentProof& agent = *verification.agent;
   if (agent.held.run() != result.held().run()) {

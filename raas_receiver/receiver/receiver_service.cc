@@ -83,13 +83,15 @@ grpc::Status ReceiverService::Rollback(grpc::ServerContext* context, const v1::R
   return grpc::Status::OK;
 }
 
-grpc::Status ReceiverService::Verify(grpc::ServerContext*, const v1::ReceiverVerifyRequest* request,
+grpc::Status ReceiverService::Verify(grpc::ServerContext* context, const v1::ReceiverVerifyRequest* request,
                                      v1::VerifyResult* response) {
   const Result<Session*> session = Find(request->model());
   if (!session.ok()) return ToGrpc(session.status());
   const Result<VerifyReport> report = (*session)->Verify();
   if (!report.ok()) return ToGrpc(report.status());
   *response = ToProto(*report);
+  const Status engines = (*session)->VerifyEngines([context] { return context->IsCancelled(); });
+  if (!engines.ok()) response->set_engine_error(engines.ToString());
   return grpc::Status::OK;
 }
 

@@ -95,6 +95,12 @@ ServeOutcome EngineSide::Write(const EngineVersion& version) {
   return outcome;
 }
 
+Status EngineSide::Verify() {
+  const PublishedVersion current = replicas_.current();
+  if (current.held.nothing()) return OkStatus();
+  return targets_.Verify({current.held, current.layout, replicas_.current_data()});
+}
+
 // The pause. An engine whose memory is a mix afterwards is left paused: its ranks are held in any case.
 Status EngineSide::WritePaused(const EngineVersion& version, const EngineVersion& before) {
   if (const Status paused = driver_->Pause(version); !paused.ok()) {

@@ -62,6 +62,8 @@ class EngineSide {
   // --- the session's thread ---
   // Makes the engine serve the current version; `served` is what it serves so far. REQUIRES a current version.
   ServeOutcome Serve(const std::string& mode, const Held& served);
+  // In place: compares the engines' memory with the current version. As EngineTargets::Verify.
+  Status Verify();
 
  private:
   ServeOutcome Load(const EngineVersion& version, const Held& served);

@@ -149,8 +149,9 @@ bool Session::Prepare() {
   return true;
 }
 
-// An engine lacks the current version, and it is time to try.
+// An engine lacks the current version, and it is time to try; or somebody wants to know what engines have.
 bool Session::EngineWaits() const {
+  if (wanted_.verifies != done_.verifies) return true;
   return engine_.TriesAgain() && std::chrono::steady_clock::now() >= serve_again_ && engine_.Behind(served_);
 }
 
@@ -176,7 +177,7 @@ v1::SessionState Session::Wait() {
   if (!roll_back && Wanted()) return v1::SESSION_STATE_NEGOTIATING;
   lock.unlock();
   if (roll_back) return RollBack();
-  ServeAgain("again");
+  TendEngines();
   return resting;
 }
 
@@ -193,7 +194,7 @@ v1::SessionState Session::BackOff() {
   }
   if (EngineWaits()) {
     lock.unlock();
-    ServeAgain("again");
+    TendEngines();
     lock.lock();
   }
   return stopping_ || Wanted() ? v1::SESSION_STATE_NEGOTIATING : v1::SESSION_STATE_WAITING;
@@ -282,6 +283,21 @@ void Session::FinishSync(const Status& status, const Sync& sync, const v1::SyncR
   done_.pulls = taken.pulls;
   changed_.notify_all();
   feed_.Publish(record);
+}
+
+// What EngineWaits is for.
+void Session::TendEngines() {
+  uint64_t verifies = 0;
+  {
+    std::lock_guard lock(mutex_);
+    verifies = wanted_.verifies == done_.verifies ? 0 : wanted_.verifies;
+  }
+  if (verifies == 0) return ServeAgain("again");
+  const Status status = engine_.Verify();
+  std::lock_guard lock(mutex_);
+  done_.verifies = verifies;
+  verify_outcome_ = status;
+  changed_.notify_all();
 }
 
 // Outside of a sync: for engines that came, or came to, after it.

@@ -62,6 +62,9 @@ class Session {
   // there is none; the engine's error when it does not take it.
   Result<v1::ReceiverModel> Rollback(const std::function<bool()>& given_up);
   Result<VerifyReport> Verify() const { return replicas_->Verify(); }
+  // Compares the memory of engines that are written in place with the current version. kCorrupt names the engine and
+  // rank that differs, kState the engine that is at another version.
+  Status VerifyEngines(const std::function<bool()>& given_up);
   // Where the ranks of engines attach.
   EngineTargets& targets() { return engine_.targets(); }
   // kNotFound before the first layout is known.
@@ -72,6 +75,7 @@ class Session {
   struct Orders {
     uint64_t pulls = 0;      // Pull calls so far
     uint64_t rollbacks = 0;  // Rollback calls so far
+    uint64_t verifies = 0;   // VerifyEngines calls so far
     bool force_full = false;
   };
 
@@ -80,6 +84,7 @@ class Session {
   v1::SessionState Synchronize();
   v1::SessionState BackOff();
   v1::SessionState RollBack();
+  void TendEngines();
 
   bool Wanted() const;      // a sync; REQUIRES mutex_
   bool Unprepared() const;  // a layout was announced that no memory was taken for; REQUIRES mutex_
@@ -116,6 +121,7 @@ class Session {
   Orders done_;
   Status pull_outcome_;      // of the last sync
   Status rollback_outcome_;  // of the last rollback
+  Status verify_outcome_;    // of the last comparison of engines' memory
   v1::SyncRecord last_record_;
   Sync* running_ = nullptr;
   Held newest_;  // that the agent announced

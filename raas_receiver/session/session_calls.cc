@@ -99,6 +99,15 @@ Result<v1::ReceiverModel> Session::Rollback(const std::function<bool()>& given_u
   return Describe();
 }
 
+Status Session::VerifyEngines(const std::function<bool()>& given_up) {
+  if (!engine_.in_place()) return OkStatus();
+  std::unique_lock lock(mutex_);
+  const uint64_t mine = ++wanted_.verifies;
+  changed_.notify_all();
+  LS_RETURN_IF_ERROR(Await(lock, std::chrono::minutes(10), given_up, [&] { return done_.verifies >= mine; }));
+  return verify_outcome_;
+}
+
 Result<std::shared_ptr<const ModelLayout>> Session::layout() const {
   std::lock_guard lock(mutex_);
   if (layout_ == nullptr) {

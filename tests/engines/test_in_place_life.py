@@ -131,6 +131,24 @@ def repack(rank, name: str) -> None:
     setattr(parent, leaf, torch.nn.Parameter(getattr(parent, leaf).detach().t().contiguous(), requires_grad=False))
 
 
+def test_verify_finds_a_bit_that_somebody_changed_in_an_engines_memory(stage):
+    stage.publish(1)
+    stage.start("engine", [0, 1])
+    stage.expect(1, [0, 1])
+    assert stage.receiver.ctl("verify").returncode == 0
+    stage.ranks.call(spoil, "model.layers.0.mlp.gate_up_proj.weight", only=[1])
+    found = stage.receiver.ctl("verify")
+    assert found.returncode == 65 and "engine" in found.stderr and "rank 1" in found.stderr
+    stage.publish(2)
+    stage.expect(2, [0])
+
+
+@torch.no_grad()
+def spoil(rank, name: str) -> None:
+    """One bit of one element."""
+    rank.module.get_parameter(name).view(torch.int16)[3, 3] ^= 1
+
+
 def test_a_replica_in_python_is_the_published_version_and_stays_while_it_is_held(stage):
     first = stage.publish(1)
     path = stage.receiver.root / MODEL
