@@ -41,17 +41,18 @@ void BandBuilder::See(const TensorMeta& tensor, std::span<const Share* const> sh
 void BandBuilder::AddBox(const Share& share, const Piece& piece, const size_t* dims) {
   const EngineParameter& parameter = *share.parameter;
   const size_t leading = parameter.shape.size() - tensor_->shape.size();
+  const uint64_t element = FindDType(parameter.dtype)->bits / 8;
   Box& box = boxes_.emplace_back();
   box.share = &share;
-  box.target = parameter.offset;
+  box.target = parameter.offset + element - grid_.element_bytes;  // a widened element's upper half
   for (size_t k = 0; k < parameter.shape.size(); ++k) {
-    box.target += piece.target[k] * parameter.strides[k] * grid_.element_bytes;
+    box.target += piece.target[k] * parameter.strides[k] * element;
   }
   for (size_t d = 0; d < grid_.rank; ++d) {
     const size_t k = leading + dims[d];
     box.from[d] = piece.source[k];
     box.size[d] = piece.size[k];
-    box.step[d] = parameter.strides[k] * grid_.element_bytes;
+    box.step[d] = parameter.strides[k] * element;
   }
 }
 

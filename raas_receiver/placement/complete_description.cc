@@ -29,9 +29,10 @@ std::string FormOf(DType dtype, const Extents& shape) {
   return Cat(FindDType(dtype)->name, " ", ShapeText(shape));
 }
 
-// Whether `parameter` has the form that the model gives it.
+// Whether `parameter` has the form that the model gives it, or is widened.
 Status CheckForm(const EngineParameter& parameter, DType dtype, const Extents& shape, std::string_view hint) {
-  if (parameter.dtype == dtype && parameter.shape == shape) return OkStatus();
+  const bool holds = parameter.dtype == dtype || IsWidened(dtype, parameter.dtype);
+  if (holds && parameter.shape == shape) return OkStatus();
   return {ErrorCode::kBadData,
           Cat("parameter ", parameter.name, " is ", FormOf(parameter.dtype, parameter.shape), " and should be ",
               FormOf(dtype, shape), hint,

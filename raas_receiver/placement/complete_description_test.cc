@@ -102,13 +102,26 @@ TEST_CASE("a parameter of another shape or type is refused by name, with both") 
   const auto layout = Layout(TinyModel("glm4_moe"));
   const RankDescription good = Rank(*layout, Place("sglang", "glm4_moe", 2, 0));
   RankDescription rank = good;
-  Named(rank, "model.layers.1.mlp.gate.weight").dtype = DType::kF32;
+  Named(rank, "model.layers.1.mlp.gate.weight").dtype = DType::kF16;
   CHECK_THAT(
       Refusal(*layout, rank),
-      Contains("model.layers.1.mlp.gate.weight is F32 [4, 32] and should be BF16 [4, 32]") && Contains("directory"));
+      Contains("model.layers.1.mlp.gate.weight is F16 [4, 32] and should be BF16 [4, 32]") && Contains("directory"));
+  rank = good;
+  Named(rank, "model.layers.1.mlp.gate.e_score_correction_bias").dtype = DType::kBF16;
+  CHECK_THAT(Refusal(*layout, rank), Contains("e_score_correction_bias is BF16 [4] and should be F32 [4]"));
   rank = good;
   Named(rank, "model.layers.2.mlp.experts.w13_weight").shape = {4, 32, 16};
   CHECK_THAT(Refusal(*layout, rank), Contains("w13_weight is BF16 [4, 32, 16] and should be BF16 [4, 16, 32]"));
+}
+
+TEST_CASE("tensors in bf16 may be kept in fp32, as routers are") {
+  const auto layout = Layout(TinyModel("glm4_moe"));
+  RankDescription rank = Rank(*layout, Place("vllm", "glm4_moe", 2, 0));
+  Named(rank, "model.layers.1.mlp.gate.weight").dtype = DType::kF32;
+  Completed(*layout, rank);
+  const EngineParameter& gate = Named(rank, "model.layers.1.mlp.gate.weight");
+  CHECK(gate.dtype == DType::kF32);
+  CHECK(gate.slices == std::vector<Slice>{{"model.layers.1.mlp.gate.weight", {0, 0}, {4, 32}, {0, 0}}});
 }
 
 TEST_CASE("more ranks than key/value heads need the number of heads, and the refusal says so") {
@@ -172,7 +185,10 @@ TEST_CASE("parameters of engine \"huggingface\" are whole tensors, and absent on
   CHECK_THAT(Refusal(*layout, rank), Contains("model.rotary.inv_freq is no tensor of the model"));
   rank = good;
   Named(rank, "model.norm.weight").dtype = DType::kF32;
-  CHECK_THAT(Refusal(*layout, rank), Contains("model.norm.weight is F32 [32] and should be BF16 [32]"));
+  CHECK(Completed(*layout, rank).size() == 1);
+  rank = good;
+  Named(rank, "model.norm.weight").dtype = DType::kF64;
+  CHECK_THAT(Refusal(*layout, rank), Contains("model.norm.weight is F64 [32] and should be BF16 [32]"));
 }
 
 TEST_CASE("slices of engine \"described\" are left alone; others may not bring any") {

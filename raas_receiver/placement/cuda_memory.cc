@@ -91,6 +91,15 @@ class CudaMemory : public TargetMemory {
     return OkStatus();
   }
 
+  Status Zero(std::span<const StridedRange> ranges) override {
+    if (ranges.empty()) return OkStatus();
+    LS_RETURN_IF_ERROR(gpu_->Enter());
+    Staging staging(*gpu_);
+    LS_RETURN_IF_ERROR(staging.Take(0));
+    for (const StridedRange& range : ranges) LS_RETURN_IF_ERROR(StartZeros(range, staging.lane().stream()));
+    return OkStatus();
+  }
+
   // Those of other memories of this GPU too: they share the lanes.
   Status Finish() override {
     LS_RETURN_IF_ERROR(gpu_->Enter());
@@ -98,19 +107,25 @@ class CudaMemory : public TargetMemory {
   }
 
   Result<bool> Equal(std::span<const StridedCopy> copies, const std::byte* source) override {
-    LS_RETURN_IF_ERROR(gpu_->Enter());
-    Staging staging(*gpu_);
-    for (const StridedCopy& part : Split(copies)) {
-      LS_ASSIGN_OR_RETURN(const uint64_t at, staging.Take(part.bytes()));
-      const std::byte* row = staging.lane().pinned() + at;
-      LS_RETURN_IF_ERROR(StartCopy(staging.lane().pinned() + at, part.row_bytes, data_ + part.target_offset,
-                                   part.target_pitch, part, cudaMemcpyDeviceToHost, staging.lane().stream()));
-      LS_RETURN_IF_ERROR(staging.lane().Wait());
+    return AllParts(copies, [&](const StridedCopy& part, const std::byte* row) {
       for (uint64_t i = 0; i < part.rows; ++i, row += part.row_bytes) {
         if (std::memcmp(row, source + part.source_offset + i * part.source_pitch, part.row_bytes) != 0) return false;
       }
+      return true;
+    });
+  }
+
+  Result<bool> IsZero(std::span<const StridedRange> ranges) override {
+    std::vector<StridedCopy> rows;
+    for (const StridedRange& range : ranges) {
+      rows.push_back({.target_offset = range.offset,
+                      .rows = range.rows,
+                      .row_bytes = range.row_bytes,
+                      .target_pitch = range.pitch});
     }
-    return true;
+    return AllParts(rows, [](const StridedCopy& part, const std::byte* packed) {
+      return std::all_of(packed, packed + part.bytes(), [](std::byte byte) { return byte == std::byte{0}; });
+    });
   }
 
  private:
@@ -118,6 +133,22 @@ class CudaMemory : public TargetMemory {
     std::vector<StridedCopy> parts;
     for (const StridedCopy& copy : copies) AppendSplit(copy, StagingLane::kBytes, ElementBytes{}, parts);
     return parts;
+  }
+
+  // Whether `check` is true of the memory's bytes of every part of `copies`, which it sees packed.
+  template <typename Check>
+  Result<bool> AllParts(std::span<const StridedCopy> copies, const Check& check) {
+    LS_RETURN_IF_ERROR(gpu_->Enter());
+    Staging staging(*gpu_);
+    for (const StridedCopy& part : Split(copies)) {
+      LS_ASSIGN_OR_RETURN(const uint64_t at, staging.Take(part.bytes()));
+      std::byte* const packed = staging.lane().pinned() + at;
+      LS_RETURN_IF_ERROR(StartCopy(packed, part.row_bytes, data_ + part.target_offset, part.target_pitch, part,
+                                   cudaMemcpyDeviceToHost, staging.lane().stream()));
+      LS_RETURN_IF_ERROR(staging.lane().Wait());
+      if (!check(part, packed)) return false;
+    }
+    return true;
   }
 
   // Values, then offsets: one copy of both to the GPU, and the kernel behind it.
@@ -149,6 +180,18 @@ class CudaMemory : public TargetMemory {
     for (uint64_t row = 0; row < shape.rows; ++row) {
       LS_RETURN_IF_ERROR(CudaStatus(
           cudaMemcpyAsync(to + row * to_pitch, from + row * from_pitch, shape.row_bytes, kind, stream), kWhat));
+    }
+    return OkStatus();
+  }
+
+  Status StartZeros(const StridedRange& range, cudaStream_t stream) {
+    constexpr std::string_view kWhat = "starting to write zeros";
+    std::byte* const to = data_ + range.offset;
+    if (range.rows > 1 && range.pitch <= kMaxPitch) {
+      return CudaStatus(cudaMemset2DAsync(to, range.pitch, 0, range.row_bytes, range.rows, stream), kWhat);
+    }
+    for (uint64_t row = 0; row < range.rows; ++row) {
+      LS_RETURN_IF_ERROR(CudaStatus(cudaMemsetAsync(to + row * range.pitch, 0, range.row_bytes, stream), kWhat));
     }
     return OkStatus();
   }

@@ -66,6 +66,10 @@ Status CheckStrides(const EngineParameter& parameter) {
 
 }  // namespace
 
+bool IsWidened(DType tensor, DType parameter) {
+  return tensor == DType::kBF16 && parameter == DType::kF32;
+}
+
 TensorView ViewOf(const EngineParameter& parameter) {
   TensorView view{.shape = parameter.shape,
                   .strides = parameter.strides,

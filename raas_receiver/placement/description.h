@@ -35,7 +35,7 @@ struct Slice {
   bool operator==(const Slice&) const = default;
 };
 
-// Elements of a parameter that no tensor gives: rows that pad a vocabulary. They are left as they are.
+// Elements of a parameter that no tensor gives: rows that pad a vocabulary. Whole versions write zeros there.
 struct Padding {
   Extents at;
   Extents shape;
@@ -45,7 +45,7 @@ struct Padding {
 
 struct EngineParameter {
   std::string name;
-  DType dtype = DType::kBF16;
+  DType dtype = DType::kBF16;  // its tensors', but for IsWidened
   Extents shape;
   Extents strides;            // in elements
   uint32_t memory = 0;        // of RankDescription::memories
@@ -93,6 +93,10 @@ struct RankDescription {
   std::vector<std::vector<MemoryDescription>> halves;
   std::vector<EngineParameter> parameters;
 };
+
+// Whether an engine may hold a tensor of `tensor` in a parameter of `parameter`, though they differ: BF16 in F32. Such
+// an element is the tensor's in its upper half, and zeros in the lower.
+bool IsWidened(DType tensor, DType parameter);
 
 // How `parameter` lies in its memory. Without strides for what has no element or one.
 TensorView ViewOf(const EngineParameter& parameter);

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/copy_rows.h"
@@ -29,6 +30,15 @@ class HostMemory : public TargetMemory {
     return OkStatus();
   }
 
+  Status Zero(std::span<const StridedRange> ranges) override {
+    for (const StridedRange& range : ranges) {
+      for (uint64_t row = 0; row < range.rows; ++row) {
+        std::memset(memory_.data() + range.offset + row * range.pitch, 0, range.row_bytes);
+      }
+    }
+    return OkStatus();
+  }
+
   Status Finish() override { return OkStatus(); }
 
   Result<bool> Equal(std::span<const StridedCopy> copies, const std::byte* source) override {
@@ -37,6 +47,18 @@ class HostMemory : public TargetMemory {
         const std::byte* there = memory_.data() + copy.target_offset + row * copy.target_pitch;
         const std::byte* wanted = source + copy.source_offset + row * copy.source_pitch;
         if (std::memcmp(there, wanted, copy.row_bytes) != 0) return false;
+      }
+    }
+    return true;
+  }
+
+  Result<bool> IsZero(std::span<const StridedRange> ranges) override {
+    for (const StridedRange& range : ranges) {
+      for (uint64_t row = 0; row < range.rows; ++row) {
+        const std::byte* there = memory_.data() + range.offset + row * range.pitch;
+        if (std::any_of(there, there + range.row_bytes, [](std::byte byte) { return byte != std::byte{0}; })) {
+          return false;
+        }
       }
     }
     return true;

@@ -1,22 +1,15 @@
 #include "raas_receiver/placement/placement_plan.h"
 
 #include <algorithm>
-#include <tuple>
-#include <unordered_map>
-#include <utility>
 
 #include "common/base/bytes.h"
 #include "common/base/hash.h"
-#include "common/base/text.h"
-#include "common/layout/training_model.h"
 #include "raas_receiver/placement/bands.h"
+#include "raas_receiver/placement/copies.h"
 #include "raas_receiver/placement/shares.h"
 
 namespace lockstep {
 namespace {
-
-// Of one parameter: one that lies so scattered is for the directory.
-constexpr uint64_t kMaxCopies = uint64_t{1} << 20;
 
 std::vector<Window> WindowsOf(const std::vector<RankDescription>& ranks) {
   std::vector<Window> windows;
@@ -27,41 +20,6 @@ std::vector<Window> WindowsOf(const std::vector<RankDescription>& ranks) {
     }
   }
   return windows;
-}
-
-bool TargetLess(const StridedCopy& a, const StridedCopy& b) {
-  return std::tie(a.target_offset, a.source_offset) < std::tie(b.target_offset, b.source_offset);
-}
-
-// By window, by rising target. `shares` of one parameter follow one another.
-Result<std::vector<std::vector<StridedCopy>>> CopiesOf(const ModelLayout& layout, size_t windows,
-                                                       const std::vector<Share>& shares) {
-  std::vector<std::vector<StridedCopy>> copies(windows);
-  const EngineParameter* parameter = nullptr;
-  TensorView target;
-  uint64_t count = 0;
-  for (const Share& share : shares) {
-    if (share.parameter != parameter) {
-      parameter = share.parameter;
-      target = ViewOf(*parameter);
-      count = 0;
-    }
-    const TensorMeta& tensor = layout.tensors()[share.tensor];
-    const TensorView source =
-        TensorView::Contiguous(Promoted(tensor.shape, target.shape.size()), target.element_bytes, tensor.offset);
-    for (const Piece& piece : share.pieces) {
-      const uint64_t more = CopyCount(piece, source, target);
-      if (more <= kMaxCopies && (count += more) <= kMaxCopies) continue;
-      return Status(ErrorCode::kBadData, Cat(share.Name(), " takes more than ", kMaxCopies,
-                                             " copies: let this engine take versions from the directory"));
-    }
-    AppendCopies(share.pieces, source, target, copies[share.window]);
-  }
-  for (std::vector<StridedCopy>& of_window : copies) {
-    std::sort(of_window.begin(), of_window.end(), TargetLess);
-    Coalesce(of_window, {});
-  }
-  return copies;
 }
 
 Status AppendBands(const TensorTable& tensors, const ModelLayout& layout, const std::vector<Share>& shares,
@@ -80,9 +38,11 @@ Status AppendBands(const TensorTable& tensors, const ModelLayout& layout, const 
   return OkStatus();
 }
 
-// Over what the plan does, however it was described: the layout, the windows and the copies of each, field by field.
+// Over what the plan does, however it was described: the layout, the windows, and the copies and zeros of each, field
+// by field.
 PlacementDigest DigestOf(const ModelLayout& layout, const std::vector<Window>& windows,
-                         const std::vector<std::vector<StridedCopy>>& copies) {
+                         const std::vector<std::vector<StridedCopy>>& copies,
+                         const std::vector<std::vector<StridedRange>>& zeros) {
   Bytes whole;
   Append(whole, layout.digest().bytes);
   for (size_t i = 0; i < windows.size(); ++i) {
@@ -90,6 +50,7 @@ PlacementDigest DigestOf(const ModelLayout& layout, const std::vector<Window>& w
     Append(whole, windows[i].memory);
     Append(whole, windows[i].bytes);
     Append(whole, Hash128(std::as_bytes(std::span(copies[i]))));
+    Append(whole, Hash128(std::as_bytes(std::span(zeros[i]))));
   }
   return PlacementDigest{Hash128(whole)};
 }
@@ -97,6 +58,7 @@ PlacementDigest DigestOf(const ModelLayout& layout, const std::vector<Window>& w
 }  // namespace
 
 static_assert(sizeof(StridedCopy) == 6 * sizeof(uint64_t), "copies are hashed as they lie in memory");
+static_assert(sizeof(StridedRange) == 4 * sizeof(uint64_t), "so are zeros");
 
 Result<std::shared_ptr<const PlacementPlan>> PlacementPlan::Compile(const ModelLayout& layout,
                                                                     const std::vector<RankDescription>& ranks,
@@ -110,12 +72,15 @@ Result<std::shared_ptr<const PlacementPlan>> PlacementPlan::Compile(const ModelL
     LS_RETURN_IF_ERROR(AppendShares(tensors, rank, first_window, shares));
     first_window += rank.halves.empty() ? 0 : static_cast<uint32_t>(rank.halves[0].size());
   }
-  LS_ASSIGN_OR_RETURN(plan->copies_, CopiesOf(layout, plan->windows_.size(), shares));
+  CopyBuilder copies(layout, plan->windows_.size());
+  for (const Share& share : shares) LS_RETURN_IF_ERROR(copies.Append(share));
+  plan->copies_ = copies.TakeCopies();
+  plan->zeros_ = copies.TakeZeros();
   BandBuilder bands;
   LS_RETURN_IF_ERROR(AppendBands(tensors, layout, shares, bands));
   plan->bands_ = bands.TakeBands();
   plan->ways_ = bands.TakeWays();
-  plan->digest_ = DigestOf(layout, plan->windows_, plan->copies_);
+  plan->digest_ = DigestOf(layout, plan->windows_, plan->copies_, plan->zeros_);
   return std::shared_ptr<const PlacementPlan>(plan);
 }
 

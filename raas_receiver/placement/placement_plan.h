@@ -1,5 +1,5 @@
 // PlacementPlan: how the bytes of a HuggingFace layout lie in the memories of an engine's ranks. Compiled once, proved,
-// then run for whole versions (copies) and looked up for changes (bands). Pure data.
+// then run for whole versions (copies and zeros) and looked up for changes (bands). Pure data.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +52,7 @@ class PlacementPlan {
   // the rank, parameter or tensor of the first rule broken: a slice of a tensor that is not in the layout, of another
   // dtype, or outside it; an element of a parameter given twice or by nothing; an element of a wanted tensor that no
   // rank takes; parameters that overlap in memory (unless they lie at one place and are made of the same: a tied head);
-  // a parameter that lies so scattered that its ways or copies are more than 2^20.
+  // a parameter that lies so scattered that its ways or copies are more than 2^20, or those of all more than 2^24.
   static Result<std::shared_ptr<const PlacementPlan>> Compile(const ModelLayout& layout,
                                                               const std::vector<RankDescription>& ranks,
                                                               const std::vector<std::string>& unused);
@@ -61,6 +61,8 @@ class PlacementPlan {
   // The copies that fill `window` from the data section.
   std::span<const StridedCopy> copies(uint32_t window) const { return copies_[window]; }
   uint64_t copied_bytes(uint32_t window) const;
+  // What must be zero beside them: padding, and the lower halves of BF16 in F32. Changes never touch it.
+  std::span<const StridedRange> zeros(uint32_t window) const { return zeros_[window]; }
 
   // By rising offset, not overlapping. Bytes between bands are of tensors that the engine does not take.
   std::span<const Band> bands() const { return bands_; }
@@ -68,7 +70,7 @@ class PlacementPlan {
   // The first band that ends after `offset`; bands().end() when there is none.
   std::span<const Band>::iterator BandAt(uint64_t offset) const;
 
-  // Of what the plan does: the layout, the windows and their copies.
+  // Of what the plan does: the layout, the windows, their copies and zeros.
   const PlacementDigest& digest() const { return digest_; }
 
  private:
@@ -76,6 +78,7 @@ class PlacementPlan {
 
   std::vector<Window> windows_;
   std::vector<std::vector<StridedCopy>> copies_;  // by window
+  std::vector<std::vector<StridedRange>> zeros_;  // by window
   std::vector<Band> bands_;
   std::vector<Way> ways_;
   PlacementDigest digest_;

@@ -71,6 +71,10 @@ Where WhereTo(const PlacementPlan& plan, uint64_t position) {
   return where;
 }
 
+std::vector<StridedRange> Zeros(const PlacementPlan& plan, uint32_t window) {
+  return {plan.zeros(window).begin(), plan.zeros(window).end()};
+}
+
 // ---- The format's example ----------------------------------------------------------------------------------------
 
 std::shared_ptr<const ModelLayout> ExampleLayout() {
@@ -104,6 +108,8 @@ TEST_CASE("the example's plan is the one that the format tells of") {
   CHECK(WhereTo(*plan, 210) == Where{{1, 116}});
   CHECK(plan->copied_bytes(0) == 120);
   CHECK(plan->copied_bytes(1) == 104);
+  CHECK(plan->zeros(0).empty());
+  CHECK(Zeros(*plan, 1) == std::vector<StridedRange>{{.offset = 32, .row_bytes = 16}});
 }
 
 TEST_CASE("any other place, memory or model gives another digest") {
@@ -272,6 +278,60 @@ TEST_CASE("a scalar and an empty tensor are placed, and a rank may hold nothing"
   CHECK(Compile(*layout, {Rank(0, {Same("scalar", {}, 6)})})->bands().size() == 1);
 }
 
+// ---- Padding, and BF16 in F32 ------------------------------------------------------------------------------------
+
+TEST_CASE("padding is zeros: rows behind one another, or in every row") {
+  const auto layout = Layout({Tensor("a", {3, 2})});
+  EngineParameter p = Parameter("p", {5, 4}, 10, {{"a", {0, 0}, {3, 2}, {0, 0}}});
+  p.padding = {{{0, 2}, {3, 1}}, {{0, 3}, {3, 1}}, {{4, 0}, {1, 4}}, {{3, 0}, {1, 4}}};
+  const auto plan = Compile(*layout, {Rank(0, {p})});
+  CHECK(Zeros(*plan, 0) == std::vector<StridedRange>{{14, 4, 3, 8}, {.offset = 34, .row_bytes = 16}});
+  EngineParameter retold = p;
+  retold.padding = {{{0, 2}, {3, 2}}, {{3, 0}, {2, 4}}};
+  CHECK(Compile(*layout, {Rank(0, {retold})})->digest() == plan->digest());
+}
+
+TEST_CASE("a tensor in bf16 goes into the upper halves of a parameter in fp32, whose lower ones are zeros") {
+  const auto layout = Layout({Tensor("gate", {4, 3}), Tensor("norm", {4})});
+  EngineParameter gate = Same("gate", {4, 3}, 8);
+  gate.dtype = DType::kF32;
+  const auto plan = Compile(*layout, {Rank(0, {gate, Same("norm", {4}, 56)}), Rank(1, {gate})});
+  REQUIRE(plan->copies(1).size() == 1);
+  CHECK(plan->copies(1)[0] == StridedCopy{0, 10, 12, 2, 2, 4});
+  CHECK(plan->copied_bytes(0) == 32);
+  CHECK(Zeros(*plan, 0) == std::vector<StridedRange>{{8, 2, 12, 4}});
+  CHECK(plan->bands()[0].ways == 2);
+  CHECK(WhereTo(*plan, 0) == Where{{0, 10}, {1, 10}});
+  CHECK(WhereTo(*plan, 15) == Where{{0, 39}, {1, 39}});
+  CHECK(WhereTo(*plan, 25) == Where{{0, 57}});
+}
+
+TEST_CASE("a parameter in fp32 may be of tensors of both kinds, turned around and padded") {
+  const auto layout = Layout({Tensor("wide", {1, 3}, DType::kF32), Tensor("narrow", {2, 3})});
+  EngineParameter p = Parameter("p", {3, 4}, 0, {{"narrow", {0, 0}, {2, 3}, {0, 0}}, {"wide", {0, 0}, {1, 3}, {2, 0}}});
+  p.dtype = DType::kF32;
+  p.strides = {1, 3};
+  p.padding = {{{0, 3}, {3, 1}}};
+  const auto plan = Compile(*layout, {Rank(0, {p})});
+  CHECK(WhereTo(*plan, 4) == Where{{0, 20}});       // wide [0, 1] at [2, 1]
+  CHECK(WhereTo(*plan, 12 + 8) == Where{{0, 18}});  // narrow [1, 1] at [1, 1]: element 4's upper half
+  CHECK(Zeros(*plan, 0) ==
+        std::vector<StridedRange>{{0, 2, 2, 4}, {12, 2, 2, 4}, {24, 2, 2, 4}, {.offset = 36, .row_bytes = 12}});
+}
+
+TEST_CASE("only bf16 in fp32 is widened") {
+  for (const auto& [model, engine] : {std::pair{DType::kF16, DType::kF32},
+                                      {DType::kF32, DType::kBF16},
+                                      {DType::kBF16, DType::kF64},
+                                      {DType::kBF16, DType::kI32},
+                                      {DType::kF32, DType::kF64}}) {
+    EngineParameter parameter = Same("a", {4, 2}, 0);
+    parameter.dtype = engine;
+    CHECK(Refusal(*Layout({Tensor("a", {4, 2}, model)}), {Rank(0, {parameter})}).find("converted or quantised") !=
+          std::string::npos);
+  }
+}
+
 // ---- Rules broken ------------------------------------------------------------------------------------------------
 
 TEST_CASE("overlapping slices are refused, naming both") {
@@ -413,6 +473,11 @@ TEST_CASE("a parameter that lies too scattered is for the directory") {
   EngineParameter reversed = Same("cube", {side, side, side}, 0);
   reversed.strides = {1, side, side * side};
   CHECK(Refusal(*cube, {Rank(0, {reversed})}).find("rank 0's parameter \"cube\" takes more than 1048576 copies") == 0);
+  const auto row = Layout({Tensor("row", {side})});
+  EngineParameter padded = Parameter("padded", {side, side, side}, 0, {{"row", {0}, {side}, {0, 0, 0}}});
+  padded.strides = {2, 2 * side, 2 * side * (side + 1)};
+  padded.padding = {{{0, 1, 0}, {1, side - 1, side}}, {{1, 0, 0}, {side - 1, side, side}}};
+  CHECK(Refusal(*row, {Rank(0, {padded})}).find("rank 0's parameter \"padded\" takes more than 1048576 copies") == 0);
   // One rank has every column elsewhere, another one every row: together they cut the tensor to pieces.
   const auto layout = Layout({Tensor("w", {2048, 1024})});
   EngineParameter columns = Parameter("columns", {2048, 1024}, 0, {});

@@ -20,9 +20,25 @@ std::shared_ptr<const PlacementPlan> Compile(const Engine& engine) {
   return *plan;
 }
 
-// Calls visit(window, target byte, source byte) for every byte that the descriptions give, one element after the other.
-template <typename Visit>
-void ForEachByte(const Engine& engine, Visit visit) {
+uint64_t ElementBytes(DType dtype) {
+  return FindDType(dtype)->bits / 8;
+}
+
+// Byte of the memory where the element of `parameter` at `at` + `index` begins; `index` may have fewer dimensions.
+uint64_t ByteOf(const EngineParameter& parameter, const Extents& at, const Extents& index) {
+  uint64_t byte = parameter.offset;
+  const size_t leading = parameter.shape.size() - index.size();
+  for (size_t k = 0; k < parameter.shape.size(); ++k) {
+    const uint64_t here = at[k] + (k < leading ? 0 : index[k - leading]);
+    byte += here * parameter.strides[k] * ElementBytes(parameter.dtype);
+  }
+  return byte;
+}
+
+// Calls visit(window, target byte, source byte) for every byte that the descriptions give, one element after the other,
+// and zero(window, target byte) for those of elements, or of their lower halves, that nothing gives.
+template <typename Visit, typename Zero>
+void ForEachByte(const Engine& engine, Visit visit, Zero zero) {
   uint32_t first_window = 0;
   for (const RankDescription& rank : engine.ranks) {
     for (const EngineParameter& parameter : rank.parameters) {
@@ -30,16 +46,20 @@ void ForEachByte(const Engine& engine, Visit visit) {
         const auto& tensors = engine.layout->tensors();
         const auto tensor = std::find_if(tensors.begin(), tensors.end(),
                                          [&](const TensorMeta& one) { return one.name == slice.tensor; });
-        const uint64_t bytes = FindDType(tensor->dtype)->bits / 8;
+        const uint64_t bytes = ElementBytes(tensor->dtype);
+        const uint64_t lower = ElementBytes(parameter.dtype) - bytes;
         ForEachIndex(slice.shape, [&](const Extents& index) {
           const uint64_t source = tensor->offset + FlatIndex(tensor->shape, slice.from, index) * bytes;
-          uint64_t target = parameter.offset;
-          const size_t leading = parameter.shape.size() - index.size();
-          for (size_t k = 0; k < parameter.shape.size(); ++k) {
-            const uint64_t at = slice.at[k] + (k < leading ? 0 : index[k - leading]);
-            target += at * parameter.strides[k] * bytes;
-          }
-          for (uint64_t i = 0; i < bytes; ++i) visit(first_window + parameter.memory, target + i, source + i);
+          const uint64_t target = ByteOf(parameter, slice.at, index);
+          for (uint64_t i = 0; i < lower; ++i) zero(first_window + parameter.memory, target + i);
+          for (uint64_t i = 0; i < bytes; ++i) visit(first_window + parameter.memory, target + lower + i, source + i);
+        });
+      }
+      for (const Padding& padding : parameter.padding) {
+        ForEachIndex(padding.shape, [&](const Extents& index) {
+          const uint64_t target = ByteOf(parameter, padding.at, index);
+          for (uint64_t i = 0; i < ElementBytes(parameter.dtype); ++i)
+            zero(first_window + parameter.memory, target + i);
         });
       }
     }
@@ -64,7 +84,7 @@ std::vector<Targets> TargetsByBands(const PlacementPlan& plan, uint64_t data_byt
   return targets;
 }
 
-TEST_CASE("random engines: the copies fill every memory as the description says, and write nothing else") {
+TEST_CASE("random engines: copies and zeros fill every memory as the description says, and write nothing else") {
   for (uint64_t seed = 0; seed < kCases; ++seed) {
     CAPTURE(seed);
     Random random(seed);
@@ -75,9 +95,10 @@ TEST_CASE("random engines: the copies fill every memory as the description says,
     std::vector<Memory> expected, filled;
     for (const Window& window : plan->windows()) expected.emplace_back(window.bytes, 0xa5);
     filled = expected;
-    ForEachByte(engine, [&](uint32_t window, uint64_t target, uint64_t source) {
-      expected[window].at(target) = data.at(source);
-    });
+    ForEachByte(
+        engine,
+        [&](uint32_t window, uint64_t target, uint64_t source) { expected[window].at(target) = data.at(source); },
+        [&](uint32_t window, uint64_t target) { expected[window].at(target) = 0; });
     for (uint32_t window = 0; window < plan->windows().size(); ++window) {
       uint64_t bytes = 0;
       std::vector<bool> written(filled[window].size());
@@ -92,6 +113,16 @@ TEST_CASE("random engines: the copies fill every memory as the description says,
         }
       }
       REQUIRE(bytes == plan->copied_bytes(window));
+      for (const StridedRange& range : plan->zeros(window)) {
+        for (uint64_t row = 0; row < range.rows; ++row) {
+          for (uint64_t i = 0; i < range.row_bytes; ++i) {
+            const uint64_t target = range.offset + row * range.pitch + i;
+            REQUIRE_FALSE(written.at(target));
+            written[target] = true;
+            filled[window][target] = 0;
+          }
+        }
+      }
     }
     REQUIRE(filled == expected);
   }
@@ -104,8 +135,9 @@ TEST_CASE("random engines: every byte goes by bands and ways to the very places 
     const Engine engine = EngineMaker(random).Make();
     const auto plan = Compile(engine);
     std::vector<Targets> expected(engine.layout->data_bytes());
-    ForEachByte(engine,
-                [&](uint32_t window, uint64_t target, uint64_t source) { expected[source].emplace(window, target); });
+    ForEachByte(
+        engine, [&](uint32_t window, uint64_t target, uint64_t source) { expected[source].emplace(window, target); },
+        [](uint32_t, uint64_t) {});
     REQUIRE(TargetsByBands(*plan, expected.size()) == expected);
   }
 }

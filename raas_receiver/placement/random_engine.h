@@ -1,4 +1,5 @@
-// For tests of placement: random models, and random engines that take them fused, sliced, replicated, padded, strided.
+// For tests of placement: random models, and random engines that take them fused, sliced, replicated, padded, strided,
+// widened.
 #pragma once
 
 #include <algorithm>
@@ -120,6 +121,7 @@ class EngineMaker {
   void Parameter(RankDescription& rank, std::vector<Part>& parts) {
     const Part first = parts.back();
     EngineParameter parameter{.name = "p" + std::to_string(rank.parameters.size()), .dtype = first.dtype};
+    if (IsWidened(first.dtype, DType::kF32) && random_.OneIn(4)) parameter.dtype = DType::kF32;
     parameter.shape = Promoted(first.slice.shape, first.slice.shape.size() + random_.Between(0, 1));
     if (random_.OneIn(2)) {
       for (uint64_t& size : parameter.shape) size += random_.OneIn(2) ? random_.Between(0, 4) : 0;
@@ -137,7 +139,8 @@ class EngineMaker {
 
   bool Fit(const Part& part, EngineParameter& parameter, std::vector<bool>& taken) {
     const size_t rank = parameter.shape.size();
-    if (part.dtype != parameter.dtype || part.slice.shape.size() > rank) return false;
+    if (part.dtype != parameter.dtype && !IsWidened(part.dtype, parameter.dtype)) return false;
+    if (part.slice.shape.size() > rank) return false;
     const Extents size = Promoted(part.slice.shape, rank);
     Extents range(rank);
     for (size_t k = 0; k < rank; ++k) {

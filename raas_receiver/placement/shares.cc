@@ -29,7 +29,7 @@ Result<Piece> ToPiece(const TensorMeta& tensor, const Slice& slice, const Engine
       slice.at.size() != rank) {
     return Bad(Cat("its slice of tensor \"", tensor.name, "\" does not have the dimensions of tensor and parameter"));
   }
-  if (tensor.dtype != parameter.dtype) {
+  if (tensor.dtype != parameter.dtype && !IsWidened(tensor.dtype, parameter.dtype)) {
     return Bad(Cat("the engine holds tensor \"", tensor.name, "\" as ", NameOf(parameter.dtype),
                    " where the model has ", NameOf(tensor.dtype),
                    ": converted or quantised; let this engine take versions from the directory"));
@@ -41,7 +41,7 @@ Result<Piece> ToPiece(const TensorMeta& tensor, const Slice& slice, const Engine
 
 // What gives elements of `parameter`: its slices, then its padding.
 struct Content {
-  std::vector<uint32_t> tensors;  // of the slices
+  std::vector<uint32_t> tensors;  // kNoTensor of padding
   Pieces pieces;
 };
 
@@ -61,7 +61,7 @@ bool IsInside(const Extents& start, const Extents& size, const Extents& shape) {
 Result<Content> ReadContent(const TensorTable& tensors, const EngineParameter& parameter) {
   Content content;
   content.pieces.reserve(parameter.slices.size() + parameter.padding.size());
-  content.tensors.reserve(parameter.slices.size());
+  content.tensors.reserve(parameter.slices.size() + parameter.padding.size());
   for (size_t i = 0; i < parameter.slices.size(); ++i) {
     LS_ASSIGN_OR_RETURN(const uint32_t tensor, tensors.Find(parameter.slices[i]));
     const TensorMeta& meta = tensors.tensor(tensor);
@@ -73,7 +73,10 @@ Result<Content> ReadContent(const TensorTable& tensors, const EngineParameter& p
     content.tensors.push_back(tensor);
     content.pieces.push_back(std::move(piece));
   }
-  for (const Padding& padding : parameter.padding) content.pieces.push_back({padding.at, padding.at, padding.shape});
+  for (const Padding& padding : parameter.padding) {
+    content.tensors.push_back(kNoTensor);
+    content.pieces.push_back({padding.at, padding.at, padding.shape});
+  }
   return content;
 }
 
@@ -101,9 +104,9 @@ Status CheckContent(const EngineParameter& parameter, const Pieces& pieces) {
   return OkStatus();
 }
 
-// Appends `form` once for every tensor in `content`.
+// Appends `form` once for every tensor in `content`, and for padding.
 void AppendByTensor(Content content, const Share& form, std::vector<Share>& shares) {
-  std::vector<std::pair<uint32_t, size_t>> order;  // tensor and slice
+  std::vector<std::pair<uint32_t, size_t>> order;  // tensor and piece
   order.reserve(content.tensors.size());
   for (size_t i = 0; i < content.tensors.size(); ++i) order.emplace_back(content.tensors[i], i);
   std::sort(order.begin(), order.end());

@@ -14,13 +14,18 @@
 
 namespace lockstep {
 
-// What one parameter has of one tensor.
+// Of shares: elements that no tensor gives.
+inline constexpr uint32_t kNoTensor = UINT32_MAX;
+
+// What one parameter has of one tensor, or of none: its padding.
 struct Share {
-  uint32_t tensor = 0;  // of the layout
+  uint32_t tensor = 0;  // of the layout, or kNoTensor
   uint32_t window = 0;
   const RankDescription* rank = nullptr;
   const EngineParameter* parameter = nullptr;
-  Pieces pieces;  // HuggingFace tensor, Promoted() to the parameter's rank -> parameter; in canonical form
+  // HuggingFace tensor, Promoted() to the parameter's rank -> parameter; of padding parameter -> parameter. In
+  // canonical form.
+  Pieces pieces;
 
   std::string Name() const;  // for messages: rank 3's parameter "model.norm.weight"
 };

@@ -40,6 +40,7 @@ Status Write(const WriteList& list, const Memories& memories, const std::byte* d
     if (memory == nullptr) continue;
     LS_RETURN_IF_ERROR(memory->Scatter(writes.runs));
     LS_RETURN_IF_ERROR(memory->Copy(writes.copies, data));
+    LS_RETURN_IF_ERROR(memory->Zero(writes.zeros));
   }
   return OkStatus();
 }
@@ -66,6 +67,7 @@ struct StagedWrites::Impl {
 
   Status Stage(const ModelLayout& layout, uint64_t memory_limit, WorkerPool& pool);
   void StageCopies(uint32_t window, std::span<const StridedCopy> copies);
+  void StageZeros(uint32_t window, std::span<const StridedRange> zeros);
   Status RunLate(const Memories& memories, WorkerPool& pool) const;
 
   const std::span<const std::byte> data;
@@ -122,11 +124,17 @@ void StagedWrites::Impl::StageCopies(uint32_t window, std::span<const StridedCop
     while (to < parts.size() && (to == from || bytes + parts[to].bytes() <= kChunkBytes)) bytes += parts[to++].bytes();
     WriteList& list = lists.emplace_back();
     list.windows.push_back(
-        {window, {}, {parts.begin() + static_cast<ptrdiff_t>(from), parts.begin() + static_cast<ptrdiff_t>(to)}});
+        {window, {}, {parts.begin() + static_cast<ptrdiff_t>(from), parts.begin() + static_cast<ptrdiff_t>(to)}, {}});
     stats.written_bytes += bytes;
     stats.staged_bytes += sizeof list + (to - from) * sizeof(StridedCopy);
     from = to;
   }
+}
+
+void StagedWrites::Impl::StageZeros(uint32_t window, std::span<const StridedRange> zeros) {
+  if (zeros.empty()) return;
+  lists.emplace_back().windows.push_back({window, {}, {}, zeros});
+  for (const StridedRange& range : zeros) stats.written_bytes += range.bytes();
 }
 
 // A few chunks at a time: their lists must live until the memories have finished.
@@ -158,7 +166,9 @@ StagedWrites StagedWrites::Whole(const PlacementPlan& plan, std::span<const std:
                                  const std::vector<bool>& wanted) {
   StagedWrites writes(std::make_unique<Impl>(data));
   for (uint32_t window = 0; window < wanted.size(); ++window) {
-    if (wanted[window]) writes.impl_->StageCopies(window, plan.copies(window));
+    if (!wanted[window]) continue;
+    writes.impl_->StageCopies(window, plan.copies(window));
+    writes.impl_->StageZeros(window, plan.zeros(window));
   }
   return writes;
 }

@@ -3,7 +3,7 @@
 //
 // From a chain of deltas: the positions that they change, with the values of the wanted version, so that writing them
 // twice does no harm, and the version before is made again by the same positions with that version's values. Without a
-// chain: everything.
+// chain: everything, and the zeros beside it, which no version changes.
 //
 // Cost follows the changes: only blocks with an entry are looked at. A block of which so much changes that a list would
 // be no smaller than a sixth of it, or that the chain has in full, is copied whole.
@@ -42,7 +42,7 @@ class StagedWrites {
   static Result<StagedWrites> FromChain(const PlacementPlan& plan, const ModelLayout& layout, DeltaChain chain,
                                         std::span<const std::byte> data, const std::vector<bool>& wanted,
                                         uint64_t memory_limit, WorkerPool& pool);
-  // Everything that the windows in `wanted` have of `data`.
+  // Everything that the windows in `wanted` have of `data`, and their zeros. `plan` and `data` outlive this.
   static StagedWrites Whole(const PlacementPlan& plan, std::span<const std::byte> data,
                             const std::vector<bool>& wanted);
 

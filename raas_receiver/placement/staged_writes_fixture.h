@@ -25,8 +25,13 @@ inline std::shared_ptr<const PlacementPlan> CompilePlan(const ModelLayout& layou
   return *plan;
 }
 
-// All that `plan` gives `window` of `data`; the rest stays.
+// All that `plan` gives `window` of `data`, and its zeros; the rest stays.
 inline void Fill(const PlacementPlan& plan, uint32_t window, ByteView data, Bytes& memory) {
+  for (const StridedRange& range : plan.zeros(window)) {
+    for (uint64_t row = 0; row < range.rows; ++row) {
+      for (uint64_t i = 0; i < range.row_bytes; ++i) memory.at(range.offset + row * range.pitch + i) = std::byte{0};
+    }
+  }
   for (const StridedCopy& copy : plan.copies(window)) {
     for (uint64_t row = 0; row < copy.rows; ++row) {
       for (uint64_t i = 0; i < copy.row_bytes; ++i) {

@@ -220,11 +220,13 @@ class SparseMemory : public TargetMemory {
     return scatter;
   }
   Status Copy(std::span<const StridedCopy>, const std::byte*) override { return OkStatus(); }
+  Status Zero(std::span<const StridedRange>) override { return OkStatus(); }
   Status Finish() override {
     finished = true;
     return finish;
   }
   Result<bool> Equal(std::span<const StridedCopy>, const std::byte*) override { return false; }
+  Result<bool> IsZero(std::span<const StridedRange>) override { return false; }
 
   Status scatter;
   Status finish;
@@ -296,6 +298,56 @@ TEST_CASE("Host memory is equal to the version that was written, and to no other
     Bytes data = fixture.model.data(1);
     data[fixture.plan->copies(window).back().source_offset] ^= std::byte{1};
     CHECK_FALSE(*memory->Equal(fixture.plan->copies(window), data.data()));
+  }
+}
+
+TEST_CASE("Whole versions write zeros over whatever is in padding and lower halves; changes leave them alone") {
+  std::vector<TensorMeta> tensors{{"gate", DType::kBF16, {40, 64}, 0}};
+  const auto layout = *ModelLayout::Create(tensors, kMinBlockBytes);
+  EngineParameter gate = Parameter("gate", DType::kF32, {41, 64}, {64, 1}, 12, {{"gate", {0, 0}, {40, 64}, {0, 0}}});
+  gate.padding = {{{40, 0}, {1, 64}}};
+  const auto plan = CompilePlan(*layout, {Rank(0, 1, {gate}, 12 + 41 * 64 * 4 + 3)});
+  TestModel model(layout, 5);
+  model.Advance();
+  model.Advance();
+  HostEngine host(*plan);
+  WorkerPool pool(1);
+  TargetMemory& memory = *host.memories()[0];
+  const auto widened = [&](Version version) {
+    Bytes bytes(12, std::byte{0xa5});
+    for (size_t i = 0; i < model.data(version).size(); i += 2) {
+      bytes.insert(bytes.end(), 2, std::byte{0});
+      bytes.insert(bytes.end(), &model.data(version)[i], &model.data(version)[i] + 2);
+    }
+    bytes.insert(bytes.end(), 64 * 4, std::byte{0});
+    bytes.insert(bytes.end(), 3, std::byte{0xa5});
+    return Contents{bytes};
+  };
+  CHECK_FALSE(*memory.IsZero(plan->zeros(0)));
+  const StagedWrites whole = StagedWrites::Whole(*plan, model.data(1), {true});
+  CHECK(whole.stats().written_bytes == 41 * 64 * 4);
+  REQUIRE(whole.Run(host.memories(), pool).ok());
+  CHECK(host.contents() == widened(1));
+  CHECK(*memory.IsZero(plan->zeros(0)));
+  const auto delta = StagedWrites::FromChain(*plan, *layout, model.Chain(1, 2), model.data(2), {true}, kNoLimit, pool);
+  REQUIRE(delta.ok());
+  CHECK(delta->stats().written_bytes == 2 * delta->stats().positions);
+  REQUIRE(delta->Run(host.memories(), pool).ok());
+  CHECK(host.contents() == widened(2));
+}
+
+TEST_CASE("One byte among the zeros is seen, wherever it is") {
+  Bytes content(100);
+  const std::vector<StridedRange> zeros{{3, 2, 5, 4}, {.offset = 40, .row_bytes = 30}};
+  for (size_t at = 0; at < content.size(); ++at) {
+    auto segment = *CreateMemfdSegment("zeros", content.size());
+    segment.data()[at] = std::byte{1};
+    const bool among = (at >= 3 && at < 21 && (at - 3) % 4 < 2) || (at >= 40 && at < 70);
+    const auto memory = NewHostMemory(
+        *AdoptSegment(UniqueFd(fcntl(segment.fd(), F_DUPFD_CLOEXEC, 0)), content.size(), Access::kReadWrite, ""));
+    CHECK(*memory->IsZero(zeros) == !among);
+    REQUIRE(memory->Zero(zeros).ok());
+    CHECK(segment.data()[at] == (among ? std::byte{0} : std::byte{1}));
   }
 }
 

@@ -22,9 +22,9 @@ struct ScatterRun {
   const std::byte* values = nullptr;
 };
 
-// Scatter and Copy may be called by several threads at once, for ranges that do not overlap. They may return before the
-// bytes are there: Finish() waits, and answers the first error of any of them. Arguments must live until then. Bounds
-// are the caller's duty: a plan's offsets lie within its window.
+// Scatter, Copy and Zero may be called by several threads at once, for ranges that do not overlap. They may return
+// before the bytes are there: Finish() waits, and answers the first error of any of them. Arguments must live until
+// then. Bounds are the caller's duty: a plan's offsets lie within its window.
 class TargetMemory {
  public:
   virtual ~TargetMemory() = default;
@@ -32,9 +32,11 @@ class TargetMemory {
   virtual uint64_t bytes() const = 0;
   virtual Status Scatter(std::span<const ScatterRun> runs) = 0;
   virtual Status Copy(std::span<const StridedCopy> copies, const std::byte* source) = 0;
+  virtual Status Zero(std::span<const StridedRange> ranges) = 0;
   virtual Status Finish() = 0;
   // Whether the bytes that `copies` would write are those that are there.
   virtual Result<bool> Equal(std::span<const StridedCopy> copies, const std::byte* source) = 0;
+  virtual Result<bool> IsZero(std::span<const StridedRange> ranges) = 0;
 };
 
 // `memory` is another process' memory too.

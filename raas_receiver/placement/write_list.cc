@@ -111,7 +111,7 @@ WriteList WriteListBuilder::Finish() {
   for (const uint32_t window : touched_) {
     Pending& pending = pending_[window];
     Coalesce(pending.copies, ElementBytes{});
-    WindowWrites& writes = list.windows.emplace_back(WindowWrites{window, {}, pending.copies});
+    WindowWrites& writes = list.windows.emplace_back(WindowWrites{window, {}, pending.copies, {}});
     Pack(pending, offsets, values, writes.runs);
     for (const StridedCopy& copy : writes.copies) list.written_bytes += copy.bytes();
     list.staged_bytes +=

@@ -16,6 +16,7 @@ struct WindowWrites {
   uint32_t window = 0;
   std::vector<ScatterRun> runs;  // into the list's memory
   std::vector<StridedCopy> copies;
+  std::span<const StridedRange> zeros;  // the plan's
 };
 
 struct WriteList {
