@@ -139,14 +139,8 @@ bool EngineGroup::DropGone() {
 
 Result<EngineGroup::Plan> EngineGroup::CompilePlan(const ModelLayout& layout, EngineRanks ranks) const {
   std::vector<RankDescription> completed;
-  std::vector<std::string> unused;
-  for (const auto& link : ranks) {
-    completed.push_back(link->description());
-    LS_ASSIGN_OR_RETURN(const std::vector<std::string> skipped, CompleteDescription(layout, completed.back()));
-    unused.insert(unused.end(), skipped.begin(), skipped.end());
-  }
-  std::sort(unused.begin(), unused.end());
-  unused.erase(std::unique(unused.begin(), unused.end()), unused.end());
+  for (const auto& link : ranks) completed.push_back(link->description());
+  LS_ASSIGN_OR_RETURN(const std::vector<std::string> unused, CompleteDescriptions(layout, completed));
   return PlacementPlan::Compile(layout, completed, unused);
 }
 

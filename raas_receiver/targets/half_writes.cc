@@ -63,6 +63,7 @@ Result<bool> HalfEquals(const PlacementPlan& plan, RankLink& link, uint32_t rank
   struct Part {
     TargetMemory* memory;
     std::span<const StridedCopy> copies;
+    std::span<const StridedRange> zeros;
   };
   std::vector<Part> parts;
   for (uint32_t window = 0; window < plan.windows().size(); ++window) {
@@ -70,15 +71,18 @@ Result<bool> HalfEquals(const PlacementPlan& plan, RankLink& link, uint32_t rank
     if (at.rank != rank) continue;
     std::span<const StridedCopy> copies = plan.copies(window);
     for (; !copies.empty(); copies = copies.subspan(std::min(copies.size(), kComparedCopies))) {
-      parts.push_back({&link.memory(half, at.memory), copies.first(std::min(copies.size(), kComparedCopies))});
+      parts.push_back({&link.memory(half, at.memory), copies.first(std::min(copies.size(), kComparedCopies)), {}});
     }
+    parts.push_back({&link.memory(half, at.memory), {}, plan.zeros(window)});
   }
   std::mutex mutex;
   Status failed;
   std::atomic<bool> equal = true;
   pool.ParallelFor(parts.size(), [&](size_t part) {
     if (!equal) return;
-    const Result<bool> same = parts[part].memory->Equal(parts[part].copies, version.data.data());
+    const auto& [memory, copies, zeros] = parts[part];
+    Result<bool> same = memory->Equal(copies, version.data.data());
+    if (same.ok() && *same) same = memory->IsZero(zeros);
     if (same.ok() && *same) return;
     equal = false;
     std::lock_guard lock(mutex);

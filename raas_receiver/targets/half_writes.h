@@ -48,7 +48,8 @@ class HalfWrites {
   std::vector<Part> parts_;
 };
 
-// Whether `half` of the rank at position `rank` of the plan is `version`, every byte that the plan has of it.
+// Whether `half` of the rank at position `rank` of the plan is `version`: every byte that the plan has of it, and its
+// zeros.
 Result<bool> HalfEquals(const PlacementPlan& plan, RankLink& link, uint32_t rank, uint32_t half,
                         const TargetVersion& version, WorkerPool& pool);
 

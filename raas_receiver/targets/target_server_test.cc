@@ -155,7 +155,10 @@ TEST_CASE("A rank whose rules are not known is refused with the sentence, and it
   RankDescription description = peer.engine.Describe(1);
   description.place.engine = "sglang";
   description.place.family = "no_such_family";
-  for (EngineParameter& parameter : description.parameters) parameter.slices.clear();
+  for (EngineParameter& parameter : description.parameters) {
+    parameter.slices.clear();
+    parameter.padding.clear();
+  }
   REQUIRE(Peer::Say(connection, Peer::Body("actor", "tp2", description), {peer.memories[0].fd()}).ok());
   REQUIRE(peer.Changed(2));
   CHECK(peer.Prepare(1).ok());

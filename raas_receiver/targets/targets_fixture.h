@@ -48,7 +48,7 @@ bool Eventually(const Condition& condition) {
 class RankHandle {
  public:
   RankHandle(const TestModel& model, TestRankOptions options)
-      : model_(model), options_(std::move(options)), engine_(model, options_.rank) {
+      : model_(model), options_(std::move(options)), engine_(model, options_.rank, options_.without) {
     for (size_t half = 0; half < options_.halves; ++half) {
       memories_.push_back(*CreateMemfdSegment("parameters", engine_.bytes()));
       engine_.Fill(memories_.back().data());
@@ -85,6 +85,7 @@ class RankHandle {
     return !status_->held && status_->serving == version && Is(version, status_->half) && status_->wrong_reads == 0;
   }
   TestRankOptions& options() { return options_; }
+  const TestEngine& engine() const { return engine_; }
   std::vector<MappedSegment>& memories() { return memories_; }
 
  private:

@@ -21,11 +21,15 @@
 
 namespace lockstep {
 
-// Two ranks that share a TestModel: "embed" by columns, "codes" in two parts, the rest on both. One memory.
+// Two ranks that share a TestModel: "embed" by columns, "codes" in two parts, each padded, the rest on both. One
+// memory.
 class TestEngine {
  public:
-  TestEngine(const TestModel& model, uint32_t rank) : model_(model), rank_(rank) {
-    for (const TensorMeta& tensor : model.layout()->tensors()) Add(tensor);
+  // `without`: a tensor that the rank does not have.
+  TestEngine(const TestModel& model, uint32_t rank, const std::string& without = "") : model_(model), rank_(rank) {
+    for (const TensorMeta& tensor : model.layout()->tensors()) {
+      if (tensor.name != without) Add(tensor);
+    }
     bytes_ = (bytes_ + 4095) / 4096 * 4096;
   }
 
@@ -45,7 +49,17 @@ class TestEngine {
   }
   void Fill(std::byte* memory) const { std::fill(memory, memory + bytes_, std::byte{0xa5}); }
 
+  // Of the memory: the first byte of padding.
+  uint64_t padding() const {
+    for (const EngineParameter& parameter : parameters_) {
+      if (!parameter.padding.empty()) return parameter.offset + parameter.padding[0].at[0];
+    }
+    return bytes_;
+  }
+
  private:
+  static constexpr uint64_t kPadding = 5;
+
   void Add(const TensorMeta& tensor) {
     Slice slice{.tensor = tensor.name,
                 .from = Extents(tensor.shape.size()),
@@ -61,6 +75,10 @@ class TestEngine {
       slice.shape[0] = rank_ == 0 ? first : tensor.shape[0] - first;
     }
     EngineParameter parameter{.name = "p_" + tensor.name, .dtype = tensor.dtype, .shape = slice.shape};
+    if (tensor.name == "codes") {
+      parameter.shape[0] += kPadding;
+      parameter.padding = {{{slice.shape[0]}, {kPadding}}};
+    }
     parameter.strides = Extents(slice.shape.size(), 1);
     for (size_t dim = slice.shape.size(); dim-- > 1;) {
       parameter.strides[dim - 1] = parameter.strides[dim] * std::max<uint64_t>(slice.shape[dim], 1);
@@ -68,9 +86,10 @@ class TestEngine {
     parameter.offset = bytes_;
     parameter.slices = {slice};
     uint64_t elements = 1;
-    for (const uint64_t size : slice.shape) elements *= size;
+    for (const uint64_t size : parameter.shape) elements *= size;
     bytes_ = (bytes_ + elements * UnitOf(tensor) + 64 + 255) / 256 * 256;
     parameters_.push_back(parameter);
+    tensors_.push_back(&tensor);
   }
 
   static uint64_t UnitOf(const TensorMeta& tensor) {
@@ -81,7 +100,7 @@ class TestEngine {
     Bytes expected(bytes_);
     Fill(expected.data());
     for (size_t i = 0; i < parameters_.size(); ++i) {
-      const TensorMeta& tensor = model_.layout()->tensors()[i];
+      const TensorMeta& tensor = *tensors_[i];
       const Slice& slice = parameters_[i].slices[0];
       const uint64_t unit = UnitOf(tensor);
       const uint64_t columns = tensor.shape.size() == 2 ? tensor.shape[1] : 1;
@@ -93,6 +112,9 @@ class TestEngine {
         std::copy_n(model_.data(version).data() + tensor.offset + ((first + row) * columns + column) * unit,
                     taken * unit, expected.data() + parameters_[i].offset + row * taken * unit);
       }
+      for (const Padding& padding : parameters_[i].padding) {
+        std::fill_n(expected.data() + parameters_[i].offset + padding.at[0], padding.shape[0], std::byte{0});
+      }
     }
     return expected;
   }
@@ -100,6 +122,7 @@ class TestEngine {
   const TestModel& model_;
   const uint32_t rank_;
   std::vector<EngineParameter> parameters_;
+  std::vector<const TensorMeta*> tensors_;  // by parameter
   uint64_t bytes_ = 0;
 };
 
@@ -114,6 +137,7 @@ struct TestRankOptions {
   size_t halves = 1;
   Manner at_hold = Manner::kAnswers;
   Manner at_serve = Manner::kAnswers;
+  std::string without;      // a tensor that it does not have
   bool reattach = false;    // when the connection has ended, until it is told to end
   std::string description;  // instead of the engine's own, when not empty
 };
@@ -140,7 +164,7 @@ class TestRank {
   TestRank(const TestModel& model, TestRankOptions options, RankStatus& status, std::vector<MappedSegment>& memories)
       : model_(model),
         options_(std::move(options)),
-        engine_(model, options_.rank),
+        engine_(model, options_.rank, options_.without),
         status_(status),
         memories_(memories) {}
 
