@@ -14,6 +14,9 @@ A trainer that is sharded, on every rank (Megatron-core, FSDP2, tensors of both 
 
 An inference engine has ``lockstep.Replica``, ``Follower``, ``describe`` and ``wait_for`` (``lockstep.engine``).
 
+A trainer and an engine on one GPU, or one host, without anything between them: ``lockstep.BucketRing`` in the trainer,
+``lockstep.RingReader`` in the engine.
+
 Everything raised because of Lockstep is a ``lockstep.Error``; its ``code`` is the library's number and its text the
 library's sentence.
 """
@@ -48,6 +51,7 @@ from lockstep._library import library_version
 from lockstep._megatron import megatron, tensors_meta
 from lockstep._parts import Part, named_tensors
 from lockstep._publisher import Publisher
+from lockstep._ring import BucketRing
 from lockstep._tensors import TensorMeta
 
 __version__ = "0.1.0"
@@ -55,6 +59,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AbortedError",
     "BadDataError",
+    "BucketRing",
     "DeadlineError",
     "Error",
     "ExportConfig",
@@ -81,7 +86,7 @@ __all__ = [
 ]
 
 # Of lockstep.engine, which imports PyTorch: a trainer without it must not.
-_ENGINE = frozenset({"Follower", "Replica", "describe", "wait_for"})
+_ENGINE = frozenset({"Follower", "IntoLoader", "IntoModule", "Replica", "RingReader", "describe", "wait_for"})
 
 
 def __getattr__(name: str) -> Any:

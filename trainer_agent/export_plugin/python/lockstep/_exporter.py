@@ -5,7 +5,7 @@ import ctypes
 import json
 import os
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 from lockstep import _library
 from lockstep._agreement import Ranks, gather, reason_of, require_agreement, tell_all
@@ -192,6 +192,15 @@ class Exporter(Handle):
         target.mkdir(parents=True, exist_ok=True)
         for rank, sheet in enumerate(self._sheets):
             (target / f"rank-{rank:05}.json").write_bytes(sheet)
+
+    @contextlib.contextmanager
+    def _filling(self) -> "Iterator[Callable[[int, int, int], None]]":
+        """Inside, a function that writes a range of the HuggingFace data section, made of the tensors as they are now, to
+        memory: (offset, bytes, address). BadDataError: this rank does not hold the whole model."""
+        with self._lock:
+            self._open_handle()
+            addresses = self._current_addresses()
+            yield lambda offset, size, address: self._call("fill", addresses, offset, size, address)
 
     def _open_together(self, options: Any, group: Any) -> None:
         failure, self._description = None, {}

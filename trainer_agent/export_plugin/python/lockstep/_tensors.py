@@ -259,6 +259,11 @@ def safetensors_dtype(name: str, dtype: Any) -> str:
     return _safetensors_dtype(name, str(dtype).rpartition(".")[2])
 
 
+def element_bits(dtype: str) -> int:
+    """Bits of one element of a safetensors dtype; 0 for one that it does not have."""
+    return _DTYPES.get(dtype, (0, 0))[0]
+
+
 def named(tensors: NamedTensors) -> Iterable[Tuple[str, Any]]:
     """(name, tensor) pairs of a mapping or of an iterable of pairs, as ``model.named_parameters()`` gives."""
     return tensors.items() if isinstance(tensors, Mapping) else tensors

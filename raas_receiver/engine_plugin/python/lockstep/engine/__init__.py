@@ -10,11 +10,30 @@ A live module whose parameters the receiver writes in place, between forward pas
     follower = lockstep.Follower(model, model="actor", socket="/run/raas-receiver/engine.sock")
     with follower.serving() as served:
         answer = model(prompt)  # all of it by version served.version
+
+A live module that takes its versions straight from a trainer beside it, out of a ``lockstep.BucketRing``:
+
+    reader = lockstep.RingReader("/run/trainer/ring.sock", lockstep.IntoModule(model))
+    served = reader.take()
 """
 
 from lockstep.engine._describe import describe
 from lockstep.engine._follower import Follower
 from lockstep.engine._protocol import Served
 from lockstep.engine._replica import Replica, wait_for
+from lockstep.engine._ring_into import IntoLoader, IntoModule
+from lockstep.engine._ring_memory import Piece
+from lockstep.engine._ring_reader import Into, RingReader
 
-__all__ = ["Follower", "Replica", "Served", "describe", "wait_for"]
+__all__ = [
+    "Follower",
+    "Into",
+    "IntoLoader",
+    "IntoModule",
+    "Piece",
+    "Replica",
+    "RingReader",
+    "Served",
+    "describe",
+    "wait_for",
+]

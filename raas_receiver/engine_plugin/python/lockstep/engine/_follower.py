@@ -99,7 +99,8 @@ class Follower:
         description = description_of(
             engine, place, rank, world, self._parameters, self._memory.places, self._memory.descriptions
         )
-        self._attach = json.dumps({"model": model, "engine": engine_name, "description": description}).encode()
+        attach = {"model": model, "engine": engine_name, "description": description}
+        self._attach = json.dumps(attach if gate else {**attach, "gated": False}).encode()
 
         self._gate = Gate()
         self._error: "str | None" = None  # of the connection
