@@ -40,18 +40,18 @@ class Job:
 
 
 def build(rank: Rank, jobs: "list[Job] | Job", checkpoint: Path) -> None:
-    """Makes the parameters of this rank's engine, with nothing of the model in them yet; padding is zero."""
+    """Makes the parameters of this rank's engine, with nothing of the model in them yet."""
     rank.job = jobs if isinstance(jobs, Job) else jobs[rank.number]
     shapes = engine_tensors(rank.job.engine, rank.job.config, checkpoint_tensors(checkpoint), rank.job.place)
     rank.module = parameters_of(shapes)
 
 
 def parameters_of(shapes: "dict[str, torch.Tensor]") -> torch.nn.Module:
-    """A module whose parameters have these names and shapes, all zero."""
+    """A module whose parameters have these names and shapes, and no byte of their values: as one with dummy weights."""
     module = torch.nn.Module()
     for name, tensor in shapes.items():
-        zeros = torch.zeros(tensor.shape, dtype=tensor.dtype)
-        _add(module, name, torch.nn.Parameter(zeros, requires_grad=False))
+        dummy = torch.full(tensor.shape, 0.1, dtype=tensor.dtype)
+        _add(module, name, torch.nn.Parameter(dummy, requires_grad=False))
     return module
 
 

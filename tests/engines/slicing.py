@@ -136,8 +136,8 @@ class _Engine:
         return out
 
     def router(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The router's weight, which vLLM keeps in float32 for one family."""
-        return tensor.float() if (self.engine, self.config.model_type) == ("vllm", "glm4_moe") else tensor
+        """The router's weight, which both engines keep in float32 for one family."""
+        return tensor.float() if self.config.model_type == "glm4_moe" else tensor
 
     def experts(self, prefix: str, gate: str) -> "list[int]":
         """A rank's share of whole experts; the first ranks have those that are over."""

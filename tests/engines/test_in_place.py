@@ -17,6 +17,7 @@ FAMILIES = {
     "qwen3_moe": {**WIDE, "num_experts": 8},  # vLLM wants no more ranks than experts
     "mixtral": WIDE,
     "deepseek_v3": {**WIDE, "num_key_value_heads": 8},
+    "glm4_moe": {**WIDE, "n_routed_experts": 8},  # its router is kept in float32
 }
 
 

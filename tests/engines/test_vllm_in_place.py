@@ -34,12 +34,13 @@ def _check(saved, checkpoint, loader, **rank) -> None:
         assert got[name].dtype == tensor.dtype and torch.equal(got[name], tensor), name
 
 
+@pytest.mark.parametrize("model", ["qwen3_moe", "glm4_moe"])
 def test_two_ranks_with_the_plugin_have_every_version_when_their_updates_answer(
-    training, vllm_ranks, vllm_loader, vllm_checkpoints, tmp_path
+    model, training, vllm_ranks, vllm_loader, vllm_checkpoints, tmp_path
 ):
-    trainer, checkpoint, socket = training("qwen3_moe")
+    trainer, checkpoint, socket = training(model)
     ranks = [(rank, {"tensor": (2, number), "expert_parallel": True}) for number, rank in enumerate(vllm_ranks)]
-    other, _ = vllm_checkpoints.get("qwen3_moe")
+    other, _ = vllm_checkpoints.get(model)
     for rank, place in ranks:
         rank.ask("load_plugins")
         rank.ask("build", checkpoint=other, data=(1, 0), **place)
