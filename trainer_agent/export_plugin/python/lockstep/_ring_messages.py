@@ -19,8 +19,6 @@ MAX_VERSION = (1 << 56) - 1
 # A bucket keeps the data section's alignment: byte n of the section lies at n % ALIGN of it, or behind that.
 ALIGN = 16
 _MAGIC = b"LSRG"
-_MAX_BODY_BYTES = 64 << 10
-_MAX_OPEN_BYTES = 256 << 20  # a million tensors
 _READ_BYTES = 1 << 20
 
 
@@ -33,6 +31,10 @@ class MessageType(enum.IntEnum):
     END = 6
     WHOLE = 7
     FAILED = 8
+
+
+_MAX_REASON_BYTES = 64 << 10
+_MAX_BODY_BYTES = {MessageType.OPEN: 256 << 20, MessageType.FAILED: _MAX_REASON_BYTES}
 
 
 @dataclass
@@ -73,10 +75,14 @@ class Peer:
 
     def send(self, message: Message, deadline: float) -> None:
         data = memoryview(message.encode())
-        with self._waiting(deadline):
-            sent = socket.send_fds(self._socket, [data], list(message.fds)) if message.fds else 0
-            if sent < len(data):
-                self._socket.sendall(data[sent:])
+        try:
+            with self._waiting(deadline):
+                sent = socket.send_fds(self._socket, [data], list(message.fds)) if message.fds else 0
+                if sent < len(data):
+                    self._socket.sendall(data[sent:])
+        except UnavailableError:
+            self._raise_its_reason(deadline)
+            raise
 
     def wait(self, deadline: "float | None") -> None:
         """Until something can be received; a message need not be there as a whole."""
@@ -96,7 +102,7 @@ class Peer:
             message, body_bytes = self._parsed(data + self._read(HEADER.size - len(data), deadline))
             if message.type not in (*wanted, MessageType.FAILED):
                 raise ProtocolError(f"{self._who} said {message.type.name}, not {wanted[0].name}")
-            if body_bytes > (_MAX_OPEN_BYTES if message.type == MessageType.OPEN else _MAX_BODY_BYTES):
+            if body_bytes > _MAX_BODY_BYTES.get(message.type, 0):
                 raise ProtocolError(f"{self._who} sent {message.type.name} with {body_bytes} bytes")
             message.body = self._read(body_bytes, deadline)
             if message.type == MessageType.FAILED:
@@ -111,7 +117,7 @@ class Peer:
     def give_up(self, reason: str) -> None:
         """Tells the peer, if it still listens, and ends the connection."""
         with contextlib.suppress(Exception):
-            body = reason.encode(errors="replace")[:_MAX_BODY_BYTES]
+            body = reason.encode(errors="replace")[:_MAX_REASON_BYTES]
             self.send(Message(MessageType.FAILED, body=body), time.monotonic() + 1)
         self.close()
 
@@ -119,6 +125,12 @@ class Peer:
         with contextlib.suppress(OSError):  # it is gone already
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+    def _raise_its_reason(self, deadline: float) -> None:
+        """AbortedError, if that is the last that the peer said before it went."""
+        with contextlib.suppress(UnavailableError, DeadlineError, ProtocolError):
+            while True:
+                self.receive([kind for kind in MessageType if kind != MessageType.OPEN], deadline)
 
     def _readable(self, seconds: "float | None") -> bool:
         poll = select.poll()
