@@ -205,6 +205,15 @@ TEST_CASE("What is written through a handle is what the host's kernels write, in
     CHECK(owner.Content() == oracle.Allocation());
     CHECK(*memory.Equal(copies, source.data()));
   }
+  SECTION("zeros, in rows and in one piece") {
+    const std::vector<StridedRange> zeros{{.offset = 7, .row_bytes = 9'000'001}, {10'000'000, 2, 5000, 4}};
+    CHECK_FALSE(*memory.IsZero(zeros));
+    REQUIRE(oracle.memory->Zero(zeros).ok());
+    REQUIRE(memory.Zero(zeros).ok());
+    REQUIRE(memory.Finish().ok());
+    CHECK(owner.Content() == oracle.Allocation());
+    CHECK(*memory.IsZero(zeros));
+  }
   SECTION("by several threads at once") {
     constexpr size_t kThreads = 6;
     std::vector<Units> units;
