@@ -7,6 +7,7 @@ from helpers import values
 
 import lockstep
 from lockstep.engine import Served
+from lockstep.engine._gate import Gate
 
 
 def test_a_rank_that_is_not_held_goes_on_as_it_was(receiver, follow):
@@ -149,3 +150,43 @@ def test_whoever_says_what_a_receiver_does_not_is_left(receiver, follow):
     rank.say_hold(1)  # before ATTACHED
     again = receiver.accept()
     assert again.version == 0 and "before its time" in follower.error
+
+
+# ---- close() ----
+
+
+@pytest.fixture
+def opened(monkeypatch) -> "list[Served]":
+    """What gates were opened with."""
+    opened = []
+    gate_open = Gate.open
+
+    def noted(gate: Gate, served: Served) -> None:
+        opened.append(served)
+        gate_open(gate, served)
+
+    monkeypatch.setattr(Gate, "open", noted)
+    return opened
+
+
+def test_a_held_rank_that_closes_stays_held_where_the_page_names_what_it_served(receiver, follow, opened):
+    follower = follow(torch.nn.Linear(2, 2))
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+    rank.hold(2)  # the receiver is about to write
+    follower.close()
+    assert opened == [Served(RUN, 1)]
+
+
+def test_a_held_rank_that_closes_stays_in_its_half(receiver, follow, opened):
+    model = torch.nn.Linear(2, 2)
+    follower = follow(model, double_buffered=True)
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+    rank.fill(2.0, half=1)
+    rank.hold(2)
+    page.serve(2, half=1)
+    follower.close()
+    assert values(model) == {1.0} and opened == [Served(RUN, 1)]

@@ -206,7 +206,9 @@ class Follower:
                     message = connection.receive()
                     self._answer(connection, message)
                 except (UnavailableError, _Refused):
-                    self._go_on_by_page(attached_with)
+                    # Not when it is close() that has ended the connection: the receiver may be writing what is held.
+                    if not self._stopping.is_set():
+                        self._go_on_by_page(attached_with)
                     raise
 
     @contextlib.contextmanager
