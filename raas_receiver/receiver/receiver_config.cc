@@ -136,6 +136,10 @@ Status CheckEngine(const Written& written, ReceiverConfig& config) {
                    .timeout = std::chrono::milliseconds(written.engine_timeout_ms),
                    .attempts = static_cast<int>(written.engine_attempts)};
   LS_RETURN_IF_ERROR(NewEngineDriver(config.engine));
+  const bool one_server = config.engine.kind == "sglang" || config.engine.kind == "vllm";
+  if (one_server && written.models.size() > 1) {
+    return {ErrorCode::kConfig, "a server holds one model: run a receiver for each model with an engine over HTTP"};
+  }
   if (written.engine_load != "directory" && written.engine_load != "in-place") {
     return {ErrorCode::kConfig, Cat("engine-load is \"", written.engine_load, "\"; it must be directory or in-place")};
   }

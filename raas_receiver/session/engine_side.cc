@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "common/base/text.h"
+
 namespace lockstep {
 namespace {
 
@@ -28,21 +30,31 @@ Held ServedAfter(Serving outcome, const EngineVersion& version, const std::optio
   return {};
 }
 
+EngineTargetsOptions WithPauses(EngineTargetsOptions options, bool pauses_servers) {
+  options.pauses_servers = pauses_servers;
+  return options;
+}
+
 }  // namespace
 
 EngineSide::EngineSide(EngineSideOptions options, std::unique_ptr<EngineDriver> driver, ReplicaPair& replicas,
                        WorkerPool& pool)
-    : options_(std::move(options)), driver_(std::move(driver)), replicas_(replicas), targets_(options_.targets, pool) {}
+    : options_(std::move(options)),
+      driver_(std::move(driver)),
+      replicas_(replicas),
+      targets_(WithPauses(options_.targets, OverHttp()), pool),
+      owes_resume_(in_place() && OverHttp()) {}
 
 bool EngineSide::Behind(const Held& served) const {
   const Held current = replicas_.current().held;
   if (current.nothing()) return false;
-  return in_place() ? targets_.Behind(current) : served != current;
+  if (!in_place()) return served != current;
+  return targets_.Behind(current) || (owes_resume_ && targets_.AllAt(current));
 }
 
 bool EngineSide::TriesAgain() const {
   if (in_place()) return true;
-  return kind() != "hook" && kind() != "none" && went_back_from_ != replicas_.current().held;
+  return OverHttp() && went_back_from_ != replicas_.current().held;
 }
 
 Held EngineSide::ServedInPlace() const {
@@ -86,7 +98,10 @@ ServeOutcome EngineSide::Write(const EngineVersion& version) {
       targets_.Prepare({current.held, current.layout, replicas_.current_data()}, before,
                        [this](const Held& from, const Held& to) { return replicas_.DeltasBetween(from, to); });
   outcome.prepare = Since(begin);
-  if (!targets_.prepared()) return outcome;
+  if (!targets_.prepared()) {
+    if (outcome.status.ok() && Behind({})) outcome.status = PausedAndResumed(version);
+    return outcome;
+  }
   const auto pause = Clock::now();
   const Status written = WritePaused(version, Describe(before ? previous : current, "resumed"));
   outcome.pause = Since(pause);
@@ -101,18 +116,34 @@ Status EngineSide::Verify() {
   return targets_.Verify({current.held, current.layout, replicas_.current_data()});
 }
 
-// The pause. An engine whose memory is a mix afterwards is left paused: its ranks are held in any case.
+// Memory is whole, and the server may stand still all the same: a receiver ended, or failed, between the two.
+Status EngineSide::PausedAndResumed(const EngineVersion& version) {
+  LS_RETURN_IF_ERROR(driver_->Pause(version));
+  return Resume(version);
+}
+
+// The pause. A server goes on only when all ranks of all engines are there, and at one version; it stays paused else,
+// until Serve is tried again.
 Status EngineSide::WritePaused(const EngineVersion& version, const EngineVersion& before) {
+  owes_resume_ = OverHttp();
   if (const Status paused = driver_->Pause(version); !paused.ok()) {
     targets_.Abandon();
     return paused;
   }
   const Status written = targets_.Commit();
-  for (const EngineReport& engine : targets_.Describe()) {
-    if (engine.mixed) return written;
+  if (targets_.AllAt(version.held)) {
+    const Status resumed = Resume(version);
+    return written.ok() ? resumed : written;
   }
-  const Status resumed = driver_->Resume(written.ok() ? version : before);
-  return written.ok() ? resumed : written;
+  const Status resumed = targets_.AllAt(before.held) ? Resume(before) : OkStatus();
+  if (!written.ok()) return resumed.ok() || !OverHttp() ? written : resumed;
+  return {ErrorCode::kState, Cat("not every engine is at version ", version.held.version, " yet")};
+}
+
+Status EngineSide::Resume(const EngineVersion& serving) {
+  LS_RETURN_IF_ERROR(driver_->Resume(serving));
+  owes_resume_ = false;
+  return OkStatus();
 }
 
 }  // namespace lockstep

@@ -6,6 +6,7 @@
 // Threads: Serve and served_* are the session's thread; what may be called from any is marked so.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -47,9 +48,6 @@ class EngineSide {
   // Whether somebody is told of versions at all.
   bool told() const { return in_place() || kind() != "none"; }
   EngineTargets& targets() { return targets_; }
-  // Whether Serve is to be tried again by itself: not with a hook, which has its own attempts and hears of the next
-  // version, nor when the server went back to the version before.
-  bool TriesAgain() const;
   // Whether Serve has something to do, as long as the server serves `served` by the directory.
   bool Behind(const Held& served) const;
   // What all engines in place serve; nothing: they serve nothing, or not the same.
@@ -60,6 +58,9 @@ class EngineSide {
   void Cancel() { driver_->Cancel(); }
 
   // --- the session's thread ---
+  // Whether Serve is to be tried again by itself: not with a hook, which has its own attempts and hears of the next
+  // version, nor when the server went back to the version before.
+  bool TriesAgain() const;
   // Makes the engine serve the current version; `served` is what it serves so far. REQUIRES a current version.
   ServeOutcome Serve(const std::string& mode, const Held& served);
   // In place: compares the engines' memory with the current version. As EngineTargets::Verify.
@@ -69,6 +70,9 @@ class EngineSide {
   ServeOutcome Load(const EngineVersion& version, const Held& served);
   ServeOutcome Write(const EngineVersion& version);
   Status WritePaused(const EngineVersion& version, const EngineVersion& before);
+  Status PausedAndResumed(const EngineVersion& version);
+  Status Resume(const EngineVersion& serving);
+  bool OverHttp() const { return kind() != "none" && kind() != "hook"; }
   EngineVersion Describe(const PublishedVersion& version, const std::string& mode) const;
 
   const EngineSideOptions options_;
@@ -76,6 +80,8 @@ class EngineSide {
   ReplicaPair& replicas_;
   EngineTargets targets_;
   Held went_back_from_;  // the last version that the server could not load, the session's thread's
+  // In place: the server may be paused, by us or by a receiver before us, and is to go on once its memory is whole.
+  std::atomic<bool> owes_resume_;
 };
 
 }  // namespace lockstep

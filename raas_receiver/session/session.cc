@@ -45,15 +45,14 @@ Session::Session(SessionOptions options, std::unique_ptr<ReplicaPair> replicas, 
       replicas_(std::move(replicas)),
       feed_(feed),
       agent_(options_.agent),
-      engine_(ForModel(options_.engine, options_.model), std::move(driver), *replicas_, pool),
       context_{options_.model, options_.receiver, options_.lanes, agent_, *replicas_, io},
       backoff_(kFirstBackoff, kLongestBackoff),
       engine_backoff_(kFirstBackoff, kLongestBackoff),
       layout_(replicas_->current().layout),
-      served_(replicas_->served()) {
+      served_(replicas_->served()),
+      engine_(ForModel(options_.engine, options_.model), std::move(driver), *replicas_, pool) {
   engine_.targets().SetChanged([this] {
     std::lock_guard lock(mutex_);
-    serve_again_ = {};
     changed_.notify_all();
   });
 }

@@ -107,7 +107,6 @@ class Session {
   const std::unique_ptr<ReplicaPair> replicas_;
   SyncFeed& feed_;
   AgentClient agent_;
-  EngineSide engine_;
   SyncContext context_;
   Backoff backoff_;
   Backoff engine_backoff_;
@@ -137,6 +136,7 @@ class Session {
   uint64_t failures_ = 0;
   uint64_t lane_retries_ = 0;
 
+  EngineSide engine_;  // its threads call back: it ends before what is above
   std::unique_ptr<VersionWatch> watch_;
   std::thread thread_;
 };

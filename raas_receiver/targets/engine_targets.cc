@@ -88,6 +88,12 @@ bool EngineTargets::Behind(const Held& held) const {
   });
 }
 
+bool EngineTargets::AllAt(const Held& held) const {
+  std::lock_guard lock(mutex_);
+  return waiting_.empty() && !shown_.empty() &&
+         std::all_of(shown_.begin(), shown_.end(), [&](const Shown& shown) { return shown.at == held; });
+}
+
 bool EngineTargets::prepared() const {
   std::lock_guard lock(mutex_);
   return busy_;
@@ -100,16 +106,15 @@ void EngineTargets::Watch() {
   while (true) {
     idle_.wait(lock, [this] { return !busy_ || stopping_; });
     if (stopping_) return;
-    {
-      const std::vector<std::shared_ptr<RankLink>> links = Links();
-      lock.unlock();
-      AwaitHangup(links, wake_.get());
-    }
-    lock.lock();
-    if (busy_ || stopping_ || !DropGone()) continue;
-    Show();
-    const std::function<void()> changed = changed_;
+    std::vector<std::shared_ptr<RankLink>> links = Links();  // memory of lost ranks goes with it, not under the lock
     lock.unlock();
+    AwaitHangup(links, wake_.get());
+    lock.lock();
+    const bool dropped = !busy_ && !stopping_ && DropGone();
+    if (dropped) Show();
+    const std::function<void()> changed = dropped ? changed_ : std::function<void()>();
+    lock.unlock();
+    links.clear();
     if (changed) changed();
     lock.lock();
   }
@@ -158,6 +163,12 @@ void EngineTargets::EndBusy() {
   Wake();
 }
 
+Status EngineTargets::CheckGate(const RankLink& link) const {
+  if (link.gated() || options_.pauses_servers) return OkStatus();
+  return {ErrorCode::kState, Cat(link.Label(), " can be written only while its server is paused, which this receiver ",
+                                 "does not do; run it with --engine sglang or --engine vllm")};
+}
+
 void EngineTargets::Admit(const ModelLayout& layout) {
   std::vector<std::shared_ptr<RankLink>> waiting;
   {
@@ -166,9 +177,12 @@ void EngineTargets::Admit(const ModelLayout& layout) {
     waiting.swap(waiting_);
   }
   for (const auto& link : waiting) {
-    std::unique_ptr<EngineGroup>& group = groups_[link->engine()];
-    if (!group || group->empty()) group = std::make_unique<EngineGroup>(options_, *link, pool_);
-    const Status joined = group->Join(link, layout);
+    Status joined = CheckGate(*link);
+    if (joined.ok()) {
+      std::unique_ptr<EngineGroup>& group = groups_[link->engine()];
+      if (!group || group->empty()) group = std::make_unique<EngineGroup>(options_, *link, pool_);
+      joined = group->Join(link, layout);
+    }
     if (joined.ok()) continue;
     LogWarn("engine_refused", joined,
             {{"model", options_.model}, {"engine", link->engine()}, {"rank", link->rank()}, {"pid", link->pid()}});

@@ -43,6 +43,8 @@ class EngineTargets {
   std::vector<EngineReport> Describe() const;
   // No rank is attached, or waits to be.
   bool empty() const;
+  // Whether there are engines, and all of them are complete and at `held`.
+  bool AllAt(const Held& held) const;
   // Whether a complete group is not wholly at `held`, or some rank waits to be answered. Incomplete groups wait for
   // their ranks.
   bool Behind(const Held& held) const;
@@ -78,6 +80,7 @@ class EngineTargets {
   void BeginBusy();
   void EndBusy();
   void Admit(const ModelLayout& layout);
+  Status CheckGate(const RankLink& link) const;
 
   const EngineTargetsOptions options_;
   WorkerPool& pool_;

@@ -139,13 +139,15 @@ Status EngineGroup::HoldAll(const Held& next) {
 }
 
 Status EngineGroup::Write(Work& work) {
+  // A rank that ends its connection while it is held may read again.
+  if (DropGone()) return {ErrorCode::kAborted, "a rank went before the version was written"};
   if (!work.writes.empty()) {
     work.state_before = page_->state();
     work.served = page_->serving();
     work.writing = true;
     page_->BeginWriting();
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-      if (work.written[rank]) ranks_[rank]->SetHolds(work.half, {});
+      if (work.written[rank] && *work.written[rank] != work.version.held) ranks_[rank]->SetHolds(work.half, {});
     }
     Step("writing");
     LS_RETURN_IF_ERROR(work.writes.Run(work.ranks, work.half, pool_));
@@ -173,7 +175,10 @@ void EngineGroup::GiveUp(Work& work) {
 
 // Makes what was served whole again, on every rank that is left: also on those that did not have it yet.
 Status EngineGroup::WriteBack(Work& work) {
-  if (!work.before || work.served.nothing() || work.before->held != work.served) {
+  // With a newcomer the others may serve the version already that was to be written.
+  const std::optional<TargetVersion> source =
+      work.served == work.version.held ? std::optional(work.version) : work.before;
+  if (!source || work.served.nothing() || source->held != work.served) {
     return {ErrorCode::kState, "what was served before the commit is not at hand"};
   }
   const uint32_t half = page_->half();
@@ -187,11 +192,11 @@ Status EngineGroup::WriteBack(Work& work) {
     if (half == work.half && had && (*had == work.served || *had == written)) from[rank] = written;
   }
   Plan plan = work.plan;
-  if (work.before->layout->digest() != work.version.layout->digest()) {
-    LS_ASSIGN_OR_RETURN(plan, CompilePlan(*work.before->layout, work.ranks));
+  if (source->layout->digest() != work.version.layout->digest()) {
+    LS_ASSIGN_OR_RETURN(plan, CompilePlan(*source->layout, work.ranks));
   }
   LS_ASSIGN_OR_RETURN(const HalfWrites writes,
-                      HalfWrites::Stage(plan, *work.before, work.deltas, from, options_.stage_bytes, pool_));
+                      HalfWrites::Stage(plan, *source, work.deltas, from, options_.stage_bytes, pool_));
   LS_RETURN_IF_ERROR(writes.Run(work.ranks, half, pool_));
   for (const auto& link : links()) link->SetHolds(half, work.served);
   return OkStatus();

@@ -74,9 +74,14 @@ Status RankLink::ReadBody(ByteView text) {
   LS_ASSIGN_OR_RETURN(model_, TakeName(body, "model"));
   LS_ASSIGN_OR_RETURN(engine_, TakeName(body, "engine"));
   const auto description = body.find("description");
-  if (description == body.end() || body.size() != 3) {
-    return {ErrorCode::kBadData, "ATTACH must have \"model\", \"engine\" and \"description\", and nothing else"};
+  const auto gated = body.find("gated");
+  const size_t keys = gated == body.end() ? 3 : 4;
+  if (description == body.end() || body.size() != keys) {
+    return {ErrorCode::kBadData,
+            "ATTACH must have \"model\", \"engine\" and \"description\", may have \"gated\", and nothing else"};
   }
+  if (gated != body.end() && !gated->is_boolean()) return {ErrorCode::kBadData, "ATTACH: gated is true or false"};
+  gated_ = gated == body.end() || gated->get<bool>();
   LS_ASSIGN_OR_RETURN(description_,
                       ParseDescription(description->dump(-1, ' ', false, Json::error_handler_t::replace)));
   return OkStatus();

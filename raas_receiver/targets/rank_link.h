@@ -43,6 +43,8 @@ class RankLink {
   uint32_t rank() const { return description_.rank; }
   uint32_t halves() const { return static_cast<uint32_t>(memories_.size()); }
   pid_t pid() const { return pid_; }
+  // False: HELD says nothing of readers; whoever runs the rank's server must have paused it.
+  bool gated() const { return gated_; }
   std::string Label() const;  // "engine tp4, rank 2 (process 4711)"
   TargetMemory& memory(uint32_t half, uint32_t memory) { return *memories_[half][memory]; }
 
@@ -86,6 +88,7 @@ class RankLink {
   pid_t pid_ = 0;
   std::string model_;
   std::string engine_;
+  bool gated_ = true;
   RankDescription description_;
   std::vector<std::vector<std::unique_ptr<TargetMemory>>> memories_;  // by half
   Held serving_;

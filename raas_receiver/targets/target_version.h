@@ -18,6 +18,7 @@ struct EngineTargetsOptions {
   std::chrono::milliseconds hold_timeout{30'000};   // for all ranks' HELD
   std::chrono::milliseconds serve_timeout{30'000};  // for all ranks' SERVING
   uint64_t stage_bytes = uint64_t{1} << 30;         // memory for writes worked out beforehand
+  bool pauses_servers = false;  // around commits: ranks whose readers only their server can stop may attach
   // Called with a name at every step of a commit: "prepared", "held", "writing", "written", "committed", "serving".
   // Tests die there.
   std::function<void(std::string_view step)> at_step;

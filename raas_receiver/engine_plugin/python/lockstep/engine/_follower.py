@@ -26,8 +26,9 @@ class Follower:
     """Lends a module's parameters to the receiver on this host, and says when they may be read.
 
     A thread of its own attaches to the receiver and comes back whenever that went away. CPU parameters are moved into
-    shared memory, once, when the follower is made; GPU parameters stay where they are and are shared by CUDA IPC. The
-    modules, their Parameter objects, dtypes, strides and ties stay. Readers may be any threads:
+    shared memory, once, when the follower is made, and with them all that modules keep in their memory; GPU parameters
+    stay where they are and are shared by CUDA IPC. The modules, their Parameter objects, dtypes, strides, views and ties
+    stay. Readers may be any threads:
 
         with follower.serving() as served:
             answer = model(prompt)  # weights do not change inside; all of it is by served.run and served.version
@@ -95,7 +96,7 @@ class Follower:
         self._after_write = after_write
         # Checked before anything moves.
         description_of(engine, place, rank, world, self._parameters, [(0, 0)] * len(self._parameters), [])
-        self._memory = lend(self._parameters, double_buffered)
+        self._memory = lend(module, self._parameters, double_buffered)
         description = description_of(
             engine, place, rank, world, self._parameters, self._memory.places, self._memory.descriptions
         )
@@ -219,6 +220,7 @@ class Follower:
             try:
                 if self._stopping.is_set():  # before close() could see the connection
                     raise StateError("the follower is closed")
+                connection.connect()
                 yield connection
             finally:
                 with self._connection_lock:
