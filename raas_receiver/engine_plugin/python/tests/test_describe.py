@@ -190,6 +190,7 @@ def test_memory_that_cuda_cannot_share_is_refused_with_what_to_do(gpus):
 
 
 def test_parameters_that_nobody_else_can_write_are_refused():
-    _, parameters = parameters_of(tiny("llama"), "huggingface", aliases=False, leave_out=(), slices=None, padding=None)
+    model = tiny("llama")
+    _, parameters = parameters_of(model, "huggingface", aliases=False, leave_out=(), slices=None, padding=None)
     with pytest.raises(lockstep.BadDataError, match="meta"):
-        _memory.lend(parameters, double_buffered=False)
+        _memory.lend(model, parameters, double_buffered=False)

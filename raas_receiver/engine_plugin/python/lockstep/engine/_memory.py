@@ -9,6 +9,7 @@ from typing import Any, Sequence, Tuple
 import torch
 
 from lockstep._errors import BadDataError, ResourceExhaustedError
+from lockstep.engine._aliases import aliases_of
 from lockstep.engine._parameters import Parameter
 
 _ALIGN = 256
@@ -37,7 +38,8 @@ def packed(parameters: "Sequence[Parameter]") -> "Tuple[list[int], int]":
 
 
 class OwnMemory:
-    """Memory that is made for the parameters: each half holds all of them, and they are moved into the first.
+    """Memory that is made for the parameters: each half holds all of them, and they are moved into the first, with the
+    ``aliases`` that lie in their memory.
 
     Attributes:
         places: (memory, byte offset) of each parameter, the same in both halves.
@@ -45,19 +47,19 @@ class OwnMemory:
         fds: one for each half of host memory.
     """
 
-    def __init__(self, parameters: "Sequence[Parameter]", halves: int) -> None:
-        self._parameters = list(parameters)
-        offsets, self._bytes = packed(self._parameters)
-        self.places = [(0, offset) for offset in offsets]
+    def __init__(self, parameters: "Sequence[Parameter]", aliases: "Sequence[Parameter]", halves: int) -> None:
+        self._moved = [*parameters, *aliases]
+        self._offsets, self._bytes = packed(self._moved)
+        self.places = [(0, offset) for offset in self._offsets[: len(parameters)]]
         self.fds: "list[int]" = []
         self.descriptions: "list[list[dict[str, Any]]]" = []
         try:
             self._halves = [self._make_half() for _ in range(halves)]
-            self._views = [[self._view(half, k) for k in range(len(self._parameters))] for half in self._halves]
+            self._views = [[self._view(half, k) for k in range(len(self._moved))] for half in self._halves]
         except BaseException:
             self.close()
             raise
-        for parameter, view in zip(self._parameters, self._views[0]):
+        for parameter, view in zip(self._moved, self._views[0]):
             view.copy_(parameter.tensor.detach())
             parameter.tensor.data = view
         for half in self._halves[1:]:
@@ -65,7 +67,7 @@ class OwnMemory:
 
     def switch(self, half: int) -> None:
         """The module reads ``half`` from here on. Nothing may read it meanwhile."""
-        for parameter, view in zip(self._parameters, self._views[half]):
+        for parameter, view in zip(self._moved, self._views[half]):
             parameter.tensor.data = view
 
     def close(self) -> None:
@@ -77,7 +79,7 @@ class OwnMemory:
         raise NotImplementedError
 
     def _view(self, half: torch.Tensor, index: int) -> torch.Tensor:
-        parameter, (_, offset) = self._parameters[index], self.places[index]
+        parameter, offset = self._moved[index], self._offsets[index]
         if parameter.span_bytes == 0:
             return parameter.tensor.data
         elements = half[offset : offset + parameter.span_bytes].view(parameter.tensor.dtype)
@@ -103,7 +105,7 @@ class CudaMemory(OwnMemory):
     """An allocation of its own on the GPU for each half."""
 
     def _make_half(self) -> torch.Tensor:
-        half = torch.empty(self._bytes, dtype=torch.uint8, device=self._parameters[0].tensor.device)
+        half = torch.empty(self._bytes, dtype=torch.uint8, device=self._moved[0].tensor.device)
         device, handle, base = _exported(half.untyped_storage())
         self.descriptions.append([_cuda_description(device, handle, base, self._bytes)])
         return half
@@ -189,11 +191,12 @@ def _cuda_description(device: int, handle: bytes, offset: int, size: int) -> "di
     }
 
 
-def lend(parameters: "Sequence[Parameter]", double_buffered: bool) -> Any:
-    """The memory that the parameters lie in afterwards. BadDataError: they lie where nobody else can write."""
+def lend(module: Any, parameters: "Sequence[Parameter]", double_buffered: bool) -> Any:
+    """The memory that the parameters lie in afterwards. BadDataError: they lie where nobody else can write, or what shares
+    their memory cannot go with them."""
     kinds = {parameter.tensor.device.type for parameter in parameters}
     if kinds == {"cpu"}:
-        return HostMemory(parameters, 2 if double_buffered else 1)
+        return HostMemory(parameters, aliases_of(module, parameters), 2 if double_buffered else 1)
     devices = {parameter.tensor.device for parameter in parameters}
     if kinds != {"cuda"}:
         raise BadDataError(f"parameters on {', '.join(sorted(map(str, devices)))}: they must be on the CPU or on GPUs")
@@ -201,7 +204,7 @@ def lend(parameters: "Sequence[Parameter]", double_buffered: bool) -> Any:
         return CudaExport(parameters)
     if len(devices) > 1:
         raise BadDataError("parameters on several GPUs cannot be double-buffered")
-    return CudaMemory(parameters, 2)
+    return CudaMemory(parameters, aliases_of(module, parameters), 2)
 
 
 def synchronize(parameters: "Sequence[Parameter]") -> None:

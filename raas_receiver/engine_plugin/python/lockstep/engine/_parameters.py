@@ -50,7 +50,7 @@ def parameters_of(
         return _huggingface(module)
     left_out = frozenset(leave_out)
     found = [
-        _parameter(name, tensor)
+        located(name, tensor)
         for name, tensor in module.named_parameters(remove_duplicate=not aliases)
         if name.rpartition(".")[2] not in left_out
     ]
@@ -71,7 +71,7 @@ def _huggingface(module: Any) -> "Tuple[str, list[Parameter]]":
     from lockstep._checkpoint_names import checkpoint_tensors
     from lockstep._fsdp import sharded_parameters
 
-    found = _each_once([_parameter(name, tensor) for name, tensor in sharded_parameters(module)])
+    found = _each_once([located(name, tensor) for name, tensor in sharded_parameters(module)])
     made = checkpoint_tensors(getattr(module, "_orig_mod", module), {own.name: own.tensor for own in found})
     if all(
         len(made[own.name]) == 1 and (made[own.name][0].name, tuple(made[own.name][0].shape)) == (own.name, own.shape)
@@ -98,7 +98,8 @@ def _each_once(parameters: "Sequence[Parameter]") -> "list[Parameter]":
     return kept
 
 
-def _parameter(name: str, tensor: Any) -> Parameter:
+def located(name: str, tensor: Any) -> Parameter:
+    """A tensor where it lies. BadDataError names it where it cannot be described."""
     local = local_of(name, tensor)
     if any(stride == 0 and extent > 1 for extent, stride in zip(local.shape, local.strides)):
         raise BadDataError(f'parameter "{name}": its elements share memory (it is expanded); give it memory of its own')
