@@ -1,9 +1,13 @@
 """What a Follower goes on with when the connection to its receiver ends (raas_receiver/targets/FORMAT.md)."""
 
+import contextlib
+import socket
+import time
+
 import pytest
 import torch
 from fake_receiver import RUN, Page
-from helpers import values
+from helpers import in_background, values
 
 import lockstep
 from lockstep.engine import Served
@@ -190,3 +194,37 @@ def test_a_held_rank_that_closes_stays_in_its_half(receiver, follow, opened):
     page.serve(2, half=1)
     follower.close()
     assert values(model) == {1.0} and opened == [Served(RUN, 1)]
+
+
+def close_ends(follower: lockstep.Follower) -> bool:
+    closing = in_background(follower.close)
+    closing.join(5)
+    return not closing.is_alive()
+
+
+def test_closing_does_not_wait_for_a_receiver_that_is_stopped_with_its_backlog_full(tmp_path):
+    path = str(tmp_path / "engine.sock")
+    with contextlib.ExitStack() as sockets:
+        listener = sockets.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(path)
+        listener.listen(0)
+        with pytest.raises(BlockingIOError):
+            while True:
+                client = sockets.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(path)
+        follower = lockstep.Follower(torch.nn.Linear(2, 2), model="actor", socket=path)
+        time.sleep(0.1)
+        assert close_ends(follower)
+
+
+def test_closing_does_not_wait_for_a_receiver_that_is_stopped_and_takes_no_more(tmp_path):
+    model = torch.nn.ParameterList([torch.nn.Parameter(torch.ones(1)) for _ in range(5000)])
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "engine.sock"))
+        listener.listen()
+        listener.settimeout(10)
+        follower = lockstep.Follower(model, model="actor", socket=tmp_path / "engine.sock")
+        with listener.accept()[0]:
+            time.sleep(0.1)
+            assert close_ends(follower)

@@ -218,9 +218,9 @@ class Follower:
             with self._connection_lock:
                 self._connection = connection
             try:
-                if self._stopping.is_set():  # before close() could see the connection
-                    raise StateError("the follower is closed")
                 connection.connect()
+                if self._stopping.is_set():  # close() saw no connection, or one that was not connected
+                    raise StateError("the follower is closed")
                 yield connection
             finally:
                 with self._connection_lock:

@@ -62,7 +62,8 @@ class Message:
 
 
 class Connection:
-    """A connection to a receiver's engine socket. One thread; ``shutdown`` may be called by any.
+    """A connection to a receiver's engine socket, once ``connect`` was called. One thread; ``shutdown`` may be called
+    by any.
 
     Raises:
         UnavailableError: nobody listens, or the receiver is gone.
@@ -73,15 +74,19 @@ class Connection:
     def __init__(self, path: str) -> None:
         self._path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+    def connect(self) -> None:
+        """At once or not at all: a receiver that is stopped, with its backlog full, is one that does not answer."""
         try:
-            self._socket.connect(path)
+            # Waiting for room in a backlog is the one wait that no shutdown() ends.
+            self._socket.setblocking(False)
+            self._socket.connect(self._path)
+            self._socket.setblocking(True)
             _, uid, _ = struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         except OSError as error:
-            self._socket.close()
-            raise UnavailableError(f"no receiver answers on {path}: {error}") from error
+            raise UnavailableError(f"no receiver answers on {self._path}: {error}") from error
         if uid not in (0, os.geteuid()):
-            self._socket.close()
-            raise PermissionDeniedError(f"{path} is user {uid}'s; a receiver must run as this user or as root")
+            raise PermissionDeniedError(f"{self._path} is user {uid}'s; a receiver must run as this user or as root")
 
     def send(self, message: Message) -> None:
         """A receiver that is gone is told by the next ``receive``, after what it has said before: why it refuses."""
@@ -128,6 +133,10 @@ class Connection:
         return self
 
     def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """This process' end; the connection lasts while another process has it."""
         self._socket.close()
 
     def _read(self, count: int) -> bytes:
