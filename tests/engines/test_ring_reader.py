@@ -1,0 +1,166 @@
+"""A bucket ring's reader against trainers that lie, hang, leave, or are somebody else's."""
+
+import os
+import subprocess
+import tempfile
+import time
+
+import pytest
+from ring_peers import RUN, SECONDS, Collected, FakeRing, PlainExporter, in_background, outcome
+
+import lockstep
+from lockstep._ring_messages import MessageType
+from lockstep.engine import Served
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "ring.sock"
+
+
+@pytest.fixture
+def fake(path):
+    fake = FakeRing(path)
+    yield fake
+    fake.close()
+
+
+@pytest.fixture
+def reader(path):
+    with lockstep.RingReader(path, Collected(), timeout=0.5) as reader:
+        yield reader
+
+
+A, B = ["a", "BF16", [3000], 0], ["b", "U8", [6005], 6000]
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"sizes": (4112, 4111)},
+        {"sizes": (4112,)},
+        {"sizes": (4112, 4112, 4112)},
+        {"sizes": (), "buckets": []},
+        {"sizes": (4112,) * 9, "buckets": [{"kind": "host"}] * 9},
+        {"seals": 0},
+        {"buckets": [{"kind": "host"}, {"kind": "cuda"}]},
+        {"sizes": (), "buckets": [{"kind": "cuda"}] * 2},
+        {"sizes": (), "buckets": [{"kind": "cuda", "bytes": 5000, "offset": 0, "device": "GPU-none"}] * 2},
+        {"sizes": (), "buckets": [{"kind": "cuda", "bytes": 10, "offset": 0, "device": "GPU-none"}] * 2},
+        {"buckets": "ab"},
+        {"bucket_bytes": -1},
+        {"bucket_bytes": True},
+        {"bytes": 12004},
+        {"bytes": 1 << 60},
+        {"bytes": "12005"},
+        {"run": "0"},
+        {"run": None},
+        {"tensors": [A]},
+        {"tensors": [A, ["a", *B[1:]]]},
+        {"tensors": [B, A]},
+        {"tensors": [A, ["b", "U8", [6005], 6001]]},
+        {"tensors": [["a", "BF17", [3000], 0], B]},
+        {"tensors": [["a", "F6_E2M3", [8000], 0], B]},
+        {"tensors": [["a", "BF16", [-3000], 0], B]},
+        {"tensors": [["a", "BF16", [3000.0], 0], B]},
+        {"tensors": [["a", "BF16", [1] * 17 + [3000], 0], B]},
+        {"tensors": [[7, "BF16", [3000], 0], B]},
+        {"tensors": 5},
+    ],
+)
+def test_a_ring_that_cannot_be_is_refused_before_anything_is_taken(fake, reader, lie):
+    taking = in_background(reader.take, SECONDS)
+    fake.accept()
+    fake.open(**lie)
+    error = outcome(taking)
+    assert type(error) is lockstep.ProtocolError and "description of its ring cannot be used" in str(error)
+    with pytest.raises(lockstep.AbortedError, match="cannot be used"):
+        fake.peer.receive([MessageType.READY], time.monotonic() + SECONDS)
+    assert reader.served is None and reader.error is None
+
+
+PARTS = [(0, 4096), (4096, 4096), (8192, 3813)]
+
+
+@pytest.mark.parametrize(
+    "lies, text",
+    [
+        ([{"bucket": 1}], "due are those from 0 on of version 1 in bucket 0"),
+        ([{"offset": 2}], "due are those from 0 on"),
+        ([{"version": 2}], "due are those from 0 on of version 1"),
+        ([{"bytes": 4097}], "says that a bucket has 4097 bytes"),
+        ([{"bytes": 0}], "says that a bucket has 0 bytes"),
+        ([{"bytes": 4095}], 'cuts an element of tensor "a" at byte 4095'),
+        ([{}, {"offset": 0}], "due are those from 4096 on of version 1 in bucket 1"),
+        ([{}, {}, {"bytes": 3814}], "says that a bucket has 3814 bytes"),
+        ([{}, {"kind": MessageType.END}], "said END, not FULL"),
+        ([{}, {}, {}, {"kind": MessageType.FULL}], "said FULL, not END"),
+        ([{}, {}, {}, {"kind": MessageType.END, "version": 2}], "the end of another version"),
+        ([{}, None], "closed the connection"),
+        ([{}, {}, {}, None], "closed the connection"),
+        ([{}, {"silent": True}], "did not answer in time"),
+    ],
+)
+def test_a_ring_that_lies_or_leaves_within_a_version_leaves_no_version(fake, reader, lies, text):
+    taking = in_background(reader.take, SECONDS)
+    fake.accept()
+    fake.open()
+    fake.peer.receive([MessageType.READY], time.monotonic() + SECONDS)
+    fake.say(MessageType.BEGIN, version=1)
+    for number, lie in enumerate(lies):
+        if lie is None:
+            fake.peer.close()
+            break
+        if "silent" in lie:
+            break
+        offset, size = PARTS[number] if number < len(PARTS) else (0, 0)
+        said = {"kind": MessageType.FULL, "version": 1, "bucket": number % 2, "offset": offset, "bytes": size, **lie}
+        fake.say(**said)
+        if not lie:
+            fake.peer.receive([MessageType.TAKEN], time.monotonic() + SECONDS)
+    error = outcome(taking)
+    assert isinstance(error, lockstep.Error) and text in str(error)
+    assert reader.served is None
+    taken = any(lie == {} for lie in lies)
+    assert reader.error == f"version 1 broke off, the weights are a mix: {error}" or not taken
+
+
+def test_a_version_that_ends_before_its_first_part_leaves_the_one_before_served(path):
+    with lockstep.RingReader(path, Collected(), timeout=SECONDS) as reader:
+        with lockstep.BucketRing(PlainExporter(), socket=path) as ring:
+            sending = in_background(ring.send, 1)
+            reader.take(timeout=SECONDS)
+            assert outcome(sending) is None
+        fake = FakeRing(path)
+        taking = in_background(reader.take, SECONDS)
+        fake.accept()
+        fake.open()
+        fake.peer.receive([MessageType.READY], time.monotonic() + SECONDS)
+        fake.say(MessageType.BEGIN, version=2)
+        fake.peer.close()
+        assert isinstance(outcome(taking), lockstep.UnavailableError)
+        assert reader.served == Served(RUN, 1) and reader.error is None
+        fake.close()
+
+
+LISTENS = """
+import socket, sys
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print(flush=True)
+listener.accept()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+def test_a_ring_of_another_user_gets_nothing():
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        os.chmod(folder, 0o777)
+        path = f"{folder}/theirs.sock"
+        command = ["/usr/bin/python3", "-c", LISTENS, path]
+        with subprocess.Popen(command, user=65534, stdout=subprocess.PIPE, cwd="/") as stranger:
+            stranger.stdout.readline()
+            with pytest.raises(lockstep.PermissionDeniedError, match="is user 65534's"):
+                lockstep.RingReader(path, Collected()).take(timeout=SECONDS)
+            stranger.kill()
