@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 from fake_receiver import RUN, Page
-from helpers import in_background, values
+from helpers import in_background, values, wait_until
 
 import lockstep
 from lockstep.engine import Served
@@ -228,3 +228,34 @@ def test_closing_does_not_wait_for_a_receiver_that_is_stopped_and_takes_no_more(
         with listener.accept()[0]:
             time.sleep(0.1)
             assert close_ends(follower)
+
+
+# ---- coming again ----
+
+
+def test_a_rank_comes_again_ever_later_until_a_serve_went_well(receiver, follow, monkeypatch):
+    failing = [True]
+
+    def after_write(served: Served) -> None:
+        if failing[0]:
+            raise ValueError("no kernel")
+
+    follower = follow(torch.nn.Linear(2, 2), after_write=after_write)
+    rank, page = receiver.accept(), Page()
+    pauses, wait = [], follower._stopping.wait
+    monkeypatch.setattr(follower._stopping, "wait", lambda seconds: pauses.append(seconds) or wait(seconds))
+    for _ in range(4):
+        rank.attached(page)
+        rank.hold(1)
+        page.serve(1)
+        rank.say_serve(1)
+        assert rank.is_closed()
+        rank = receiver.accept()
+    assert pauses == [0.05, 0.1, 0.2, 0.4]
+    failing[0] = False
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+    receiver.close()
+    rank.close()
+    wait_until(lambda: len(pauses) >= 7, "nobody listens")
+    assert pauses[4:7] == [0.05, 0.1, 0.2]

@@ -185,12 +185,13 @@ class Follower:
         with on_device(self._parameters):
             while not self._stopping.is_set():
                 self._page = None
+                self._had_serve = False
                 try:
                     self._follow()
                 except Exception as error:  # whatever it is, the module must not be left half-followed in silence
                     self._error = str(error) or repr(error)
-                if self._page is not None:
-                    pause = _FIRST_PAUSE_SECONDS  # it had attached
+                if self._had_serve:  # to attach is not enough: each time the receiver pauses and writes the engine
+                    pause = _FIRST_PAUSE_SECONDS
                 self._stopping.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         self._memory.close()
@@ -199,7 +200,6 @@ class Follower:
         """One connection, until it ends: always by an exception."""
         with self._connected() as connection:
             attached_with = self._current if self._held_since is None else None
-            self._had_serve = False
             body = Message(MessageType.ATTACH, attached_with, self._half, self._attach, self._memory.fds)
             connection.send(body)
             while True:
