@@ -4,7 +4,9 @@ a receiver, and compare it with what PyTorch makes of a checkpoint.
 A rank keeps `job`, `module` and `follower`.
 """
 
+import json
 import time
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,8 @@ class Job:
         rank, world: of the engine's group.
         config: the model's HuggingFace configuration.
         double_buffered: lends two halves.
+        server: the URL of the conformance server that this rank belongs to, which the receiver pauses; else the rank
+            stops readers by itself.
     """
 
     engine: str
@@ -37,6 +41,7 @@ class Job:
     socket: Path
     model: str
     double_buffered: bool = False
+    server: str = ""
 
 
 def build(rank: Rank, jobs: "list[Job] | Job", checkpoint: Path) -> None:
@@ -72,12 +77,34 @@ def lend(rank: Rank) -> None:
         expert_tensor_parallel=job.place.expert_tensor[::-1],
         key_value_heads=job.config.num_key_value_heads,
         double_buffered=job.double_buffered,
+        gate=not job.server,
+        after_write=(lambda served: _note_pause(rank)) if job.server else None,
     )
+
+
+def _note_pause(rank: Rank) -> None:
+    """After each write: whether the server was paused, so that nobody had read meanwhile."""
+    if getattr(rank, "spoiled", False):
+        raise RuntimeError("what is derived from the parameters could not be derived")
+    with urllib.request.urlopen(rank.job.server + "/conformance", timeout=10) as answer:
+        rank.paused_at_writes = [*getattr(rank, "paused_at_writes", []), json.load(answer)["paused"]]
+
+
+def paused_at_writes(rank: Rank) -> "list[bool]":
+    """Of each write so far, whether the server was paused."""
+    return getattr(rank, "paused_at_writes", [])
+
+
+def spoil_deriving(rank: Rank, spoiled: bool) -> None:
+    """Whether what an engine derives from its parameters fails from here on."""
+    rank.spoiled = spoiled
 
 
 def differences(rank: Rank, version: int, checkpoint: Path, timeout_s: float = 30) -> "list[str]":
     """Waits for a version; the parameters that are not, bit for bit, what PyTorch makes of its checkpoint."""
     rank.follower.wait_for(version, timeout=timeout_s)
+    if rank.job.server:
+        return _unlike(rank, checkpoint)
     with rank.follower.serving() as served:
         if served.version != version:
             return [f"serves version {served.version}, not {version}"]

@@ -1,12 +1,13 @@
 """Engines in place beside everything else that happens to a receiver: rollback, engines that come late, new runs, engines
 that cannot be written, servers around the ranks."""
 
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from conformance_server import ConformanceServer
-from engine_ranks import Job, build, differences, lend, refusal
+from engine_ranks import Job, build, differences, lend, paused_at_writes, refusal, spoil_deriving
 from harness import MODEL, wait_until
 from ranks import Ranks
 from slicing import places
@@ -171,31 +172,92 @@ def assert_equal(one: "dict[str, torch.Tensor]", other: "dict[str, torch.Tensor]
         assert torch.equal(tensor.view(torch.int16), other[name].view(torch.int16)), name
 
 
-def test_a_server_is_paused_around_the_writes_and_never_told_to_load(cluster):
-    agent = cluster.agent()
-    socket = cluster.directory / "engine.sock"
-    trainer = Trainer("llama", cluster.directory / "checkpoints", agent.socket, MODEL)
-    checkpoint = trainer.publish(1)
-    with ConformanceServer("sglang", checkpoint) as server, Ranks(WORLD) as ranks:
-        receiver = cluster.receiver(
-            agent, engine="sglang", engine_url=server.url, engine_load="in-place", engine_socket=socket
+class Server:
+    """An SGLang around two ranks, which only it can stop, and a receiver that pauses it."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        stage.receiver.kill()
+        checkpoint = stage.publish(1)
+        self.http = ConformanceServer("sglang", checkpoint)
+        self.receiver = stage.cluster.receiver(
+            stage.agent,
+            engine="sglang",
+            engine_url=self.http.url,
+            engine_attempts=1,
+            engine_load="in-place",
+            engine_socket=stage.socket,
+            engine_hold_timeout_ms=2000,
         )
-        jobs = [
-            Job("sglang", "engine", rank, WORLD, place, trainer.config, socket, MODEL)
-            for rank, place in enumerate(places(WORLD))
-        ]
-        ranks.call(build, jobs, checkpoint)
-        ranks.call(lend)
-        assert ranks.call(differences, 1, checkpoint) == [[]] * WORLD
-        wait_until(lambda: receiver.model_status()["served_version"] == 1, "the engine serves it")
-        wait_until(lambda: "/continue_generation" in paths_of(server), "the server goes on")
-        paths = paths_of(server)
-        assert "/update_weights_from_disk" not in paths
-        assert paths.index("/pause_generation") < paths.index("/flush_cache") < paths.index("/continue_generation")
-        assert server.violations == []
-    trainer.close()
+        for rank, place in enumerate(places(WORLD)):
+            job = Job(
+                "sglang", "engine", rank, WORLD, place, stage.trainer.config, stage.socket, MODEL, server=self.http.url
+            )
+            stage.ranks.call(build, job, checkpoint, only=[rank])
+            stage.ranks.call(lend, only=[rank])
+        self.goes_on_with(1)
+
+    def goes_on_with(self, version: int) -> None:
+        self.stage.expect(version, [0, 1])
+        wait_until(lambda: not self.paused, "the server goes on")
+        assert self.http.state()["weight_version"].endswith(f"-{version}")
+
+    @property
+    def paused(self) -> bool:
+        return self.http.state()["paused"]
 
 
-def paths_of(server: ConformanceServer) -> "list[str]":
-    """What it was asked, in order."""
-    return [entry["path"] for entry in server.log]
+@pytest.fixture
+def server(stage):
+    server = Server(stage)
+    yield server
+    server.http.close()
+
+
+def test_a_server_is_paused_while_its_ranks_are_written_and_never_told_to_load(server):
+    for version in (2, 3):
+        server.stage.publish(version)
+        server.goes_on_with(version)
+    assert server.stage.ranks.call(paused_at_writes, only=[0, 1]) == [[True] * 3] * 2
+    assert "/update_weights_from_disk" not in server.http.paths()
+    assert server.http.violations == []
+
+
+def test_a_server_that_does_not_go_on_is_made_to_again(server):
+    server.http.fault("/continue_generation", "status", times=3)
+    server.stage.publish(2)
+    server.goes_on_with(2)
+    assert server.http.paths().count("/continue_generation") >= 5
+
+
+def test_a_server_that_a_killed_receiver_left_paused_goes_on_by_the_next_one(server):
+    server.http.fault("/continue_generation", "hang", times=1)
+    server.stage.publish(2)
+    server.stage.expect(2, [0, 1])
+    wait_until(lambda: not any(fault.times for fault in server.http.faults), "the receiver waits for an answer")
+    server.receiver.kill()
+    assert server.paused
+    server.receiver.start()
+    server.goes_on_with(2)
+
+
+def test_a_server_stays_paused_while_a_rank_cannot_go_on_with_what_was_written(server):
+    server.stage.ranks.call(spoil_deriving, True, only=[1])
+    server.stage.publish(2)
+    wait_until(lambda: server.receiver.model_status()["last_error"], "the failure is told")
+    for _ in range(20):
+        assert server.paused
+        time.sleep(0.05)
+    server.stage.ranks.call(spoil_deriving, False, only=[1])
+    server.goes_on_with(2)
+
+
+def test_ranks_that_only_their_server_can_stop_are_refused_where_nobody_pauses_it(stage):
+    checkpoint = stage.publish(1)
+    job = Job(
+        "sglang", "engine", 0, 1, places(1)[0], stage.trainer.config, stage.socket, MODEL, server="http://127.0.0.1:1"
+    )
+    stage.ranks.call(build, job, checkpoint, only=[0])
+    stage.ranks.call(lend, only=[0])
+    [said] = stage.ranks.call(refusal, only=[0])
+    assert "--engine sglang" in said
