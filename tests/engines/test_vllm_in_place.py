@@ -1,7 +1,10 @@
 """Modules that vLLM built follow a training in place: a version is what vLLM's own loader makes of its checkpoint."""
 
+import contextlib
+
 import pytest
 import torch
+from conformance_server import ConformanceServer
 from harness import MODEL
 from safetensors.torch import load_file
 from tiny_trainer import Trainer
@@ -12,19 +15,21 @@ _VERSIONS = 4
 
 @pytest.fixture
 def training(cluster):
-    """Begins a training that a receiver follows for engines; the trainer, the first checkpoint, and their socket."""
-    trainers = []
+    """Begins a training that a receiver follows for engines, with a server to pause; the trainer, the first checkpoint, and
+    the engines' socket."""
+    with contextlib.ExitStack() as stack:
 
-    def begin(model: str):
-        agent = cluster.agent()
-        socket = cluster.directory / "engine.sock"
-        cluster.receiver(agent, engine_load="in-place", engine_socket=socket)
-        trainers.append(Trainer(model, cluster.directory / "checkpoints", agent.socket, MODEL, **OVERRIDES[model]))
-        return trainers[-1], trainers[-1].publish(1), socket
+        def begin(model: str):
+            agent = cluster.agent()
+            socket = cluster.directory / "engine.sock"
+            trainer = Trainer(model, cluster.directory / "checkpoints", agent.socket, MODEL, **OVERRIDES[model])
+            stack.callback(trainer.close)
+            checkpoint = trainer.publish(1)
+            server = stack.enter_context(ConformanceServer("vllm", checkpoint))
+            cluster.receiver(agent, engine="vllm", engine_url=server.url, engine_load="in-place", engine_socket=socket)
+            return trainer, checkpoint, socket
 
-    yield begin
-    for trainer in trainers:
-        trainer.close()
+        yield begin
 
 
 def _check(saved, checkpoint, loader, **rank) -> None:
