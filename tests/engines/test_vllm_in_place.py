@@ -15,8 +15,8 @@ _VERSIONS = 4
 
 @pytest.fixture
 def training(cluster):
-    """Begins a training that a receiver follows for engines, with a server to pause; the trainer, the first checkpoint, and
-    the engines' socket."""
+    """Begins a training that a receiver follows for engines, with a server to pause; the trainer, the first checkpoint,
+    and the engines' socket."""
     with contextlib.ExitStack() as stack:
 
         def begin(model: str):
