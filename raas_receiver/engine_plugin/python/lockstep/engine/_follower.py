@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import time
+import weakref
 from typing import Any, Callable, Iterable, Iterator, Tuple, Union
 
 from lockstep._errors import BadDataError, Error, InternalError, ProtocolError, StateError, UnavailableError
@@ -21,6 +22,16 @@ _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 1.0
 _KEPT_PAUSES = 1024
 
+_followers: "weakref.WeakSet[Follower]" = weakref.WeakSet()
+
+
+def _leave_them_to_the_parent() -> None:
+    for follower in list(_followers):
+        follower._left_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_them_to_the_parent)
+
 
 class Follower:
     """Lends a module's parameters to the receiver on this host, and says when they may be read.
@@ -32,6 +43,8 @@ class Follower:
 
         with follower.serving() as served:
             answer = model(prompt)  # weights do not change inside; all of it is by served.run and served.version
+
+    A process that is forked off has a closed follower: it is not held, and what it has of the module is written on.
 
     Args:
         module: what this rank has of the model.
@@ -119,6 +132,7 @@ class Follower:
         self._stopping = threading.Event()
         self._connection_lock = threading.Lock()
         self._connection: "Connection | None" = None
+        _followers.add(self)
         self._thread = threading.Thread(target=self._run, name="lockstep-follower", daemon=True)
         self._thread.start()
 
@@ -177,6 +191,18 @@ class Follower:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+    def _left_to_parent(self) -> None:
+        """In a process that was just forked, which has this thread alone; another may have held a lock. The connection
+        must end with the process whose memory it lends."""
+        self._error = "this process was forked off the one that follows"
+        self._gate.left_to_parent(self._error)
+        self._stopping = threading.Event()
+        self._stopping.set()
+        self._connection_lock = threading.Lock()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     # --- the follower's thread ---
 

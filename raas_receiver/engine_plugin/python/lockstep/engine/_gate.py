@@ -85,6 +85,11 @@ class Gate:
             self._closed = why
             self._changed.notify_all()
 
+    def left_to_parent(self, why: str) -> None:
+        """Closes it in a process that was just forked: whoever had the lock is not there."""
+        self._changed = threading.Condition()
+        self.close(why)
+
     def _enter(self, timeout: "float | None") -> _Entry:
         with self._changed:
             other = next((entry for entry in _inside() if entry.gate is self), None)
