@@ -13,6 +13,7 @@ Only config.json is read from the checkpoint: weights come from the receiver. Gr
 """
 
 import argparse
+import collections
 import json
 import statistics
 import sys
@@ -28,6 +29,8 @@ import lockstep
 
 _MAX_BODY_BYTES = 1 << 20
 _MAX_NEW_TOKENS = 4096
+_KEPT_WAITS = 1024
+_CLIENT_TIMEOUT_S = 60
 
 
 def build_model(model_dir: str) -> torch.nn.Module:
@@ -58,7 +61,8 @@ class Server:
     def __init__(self, model: torch.nn.Module, follower: lockstep.Follower, port: int = 0) -> None:
         self._model, self._follower = model, follower
         self._lock = threading.Lock()
-        self._waits: "list[float]" = []  # of each answer, for its version
+        self._answers = 0
+        self._waits: "collections.deque[float]" = collections.deque(maxlen=_KEPT_WAITS)  # of answers, for their version
         handler = type("Handler", (_Handler,), {"server_": self})
         self._http = ThreadingHTTPServer(("127.0.0.1", port), handler)
         self._http.daemon_threads = True
@@ -84,17 +88,18 @@ class Server:
         begin = time.monotonic()
         with self._follower.serving() as served:
             with self._lock:
+                self._answers += 1
                 self._waits.append(time.monotonic() - begin)
             ids = greedy(self._model, prompt, count)
         return {"ids": ids, "run": served.run, "version": served.version}
 
     def stats(self) -> "dict[str, Any]":
-        """Counts, what is served now, how long each update paused the model, and how long answers waited for it."""
+        """Counts, what is served now, and how long the last updates paused the model and the last answers waited."""
         served, pauses = self._follower.served, self._follower.pauses
         with self._lock:
-            waits = list(self._waits)
+            answers, waits = self._answers, list(self._waits)
         return {
-            "answers": len(waits),
+            "answers": answers,
             "run": served.run if served else None,
             "version": served.version if served else None,
             "error": self._follower.error,
@@ -114,6 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_: Server
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
+    timeout = _CLIENT_TIMEOUT_S  # for a client that says nothing more
 
     def do_GET(self) -> None:
         if self.path == "/stats":

@@ -1,6 +1,7 @@
 """The example server: every answer is by one version, and is what that version's weights give."""
 
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -111,6 +112,29 @@ def test_requests_that_make_no_sense_are_answered_400_and_a_closed_follower_503(
         assert post(server.port, {"prompt_ids": [1]})["version"] == 1
     with pytest.raises(urllib.error.HTTPError, match="503"):
         post(server.port, {"prompt_ids": [1]})
+    server.shutdown()
+    thread.join()
+    receiver.close()
+
+
+def test_only_the_last_waits_are_kept_and_a_silent_client_is_left(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(serve, "_KEPT_WAITS", 2)
+    monkeypatch.setattr(serve._Handler, "timeout", 0.2)
+    receiver, page = FakeReceiver(tmp_path / "engine.sock"), Page()
+    model = serve.build_model(str(checkpoint))
+    with lockstep.Follower(model, model="actor", socket=receiver.path) as follower:
+        server = serve.Server(model, follower)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        rank = receiver.accept()
+        rank.attached(page)
+        rank.commit(page, 1, 0.0)
+        for _ in range(5):
+            server.generate({"prompt_ids": [1], "max_new_tokens": 1})
+        assert server.stats()["answers"] == 5 and len(server._waits) == 2
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as silent:
+            silent.sendall(b"POST /generate HTTP/1.1\r\nContent-Length: 10\r\n\r\n")
+            assert silent.recv(1) == b""
     server.shutdown()
     thread.join()
     receiver.close()
