@@ -36,6 +36,7 @@ class Options:
     absent: "tuple[str, ...]" = ()  # endpoints that an older version does not have
     token_s: float = 0.002
     load_s: float = 0.0
+    start_s: float = 0.0  # SGLang: how long it starts
     abort_again_s: float = 0.05
 
 

@@ -18,6 +18,7 @@ SGLANG_STRUCTS = "sglang/srt/managers/io_struct.py"
 SGLANG_ENDPOINTS = (
     "/continue_generation",
     "/flush_cache",
+    "/health",
     "/model_info",
     "/pause_generation",
     "/ready",

@@ -11,6 +11,7 @@ from schemas import RECORDED, Invalid, read
 from served_model import LoadFailed, ServedModel
 
 ENDPOINTS = RECORDED["sglang"]["endpoints"]
+HEALTH_S = 20
 NOT_FLUSHED = "The weights are new, but requests run or wait, so the cache is the old one."
 
 
@@ -28,6 +29,7 @@ class SglangRules:
         self.in_flight: "list[Generation]" = []
         self.weight_version = "default"
         self.served_model_name = model.path
+        self.up_at = time.monotonic() + options.start_s
         self.load_fault = ""  # "partial", "partial_dies", for the next load
 
     def version(self) -> str:
@@ -60,7 +62,15 @@ class SglangRules:
         return getattr(self, request.path.strip("/"))(values)
 
     def ready(self, _) -> Answer:
-        return Answer(503 if self.paused else 200, "")
+        return Answer(503 if self.paused or time.monotonic() < self.up_at else 200, "")
+
+    def health(self, _) -> Answer:
+        """Asks for a token, which waits while it is paused."""
+        if time.monotonic() < self.up_at:
+            return Answer(503, "")
+        with self.changed:
+            up = self.changed.wait_for(lambda: not self.paused or self.core.ended, HEALTH_S)
+        return Answer(200 if up else 503, "")
 
     def model_info(self, _) -> Answer:
         return Answer(200, {"model_path": self.served_model_name, "weight_version": self.weight_version})
