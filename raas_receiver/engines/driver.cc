@@ -17,6 +17,7 @@ class NoDriver final : public EngineDriver {
   }
   Status Pause(const EngineVersion&) override { return OkStatus(); }
   Status Resume(const EngineVersion&) override { return OkStatus(); }
+  Result<bool> StillServes(const EngineVersion&) override { return true; }
   void Cancel() override {}
   uint64_t failures() const override { return 0; }
 };
@@ -46,6 +47,7 @@ Status CheckOptions(const EngineOptions& options) {
     LS_RETURN_IF_ERROR(CheckUnused("engine-pause-mode", options.pause_mode, options.kind));
   }
   if (options.timeout.count() < 1) return {ErrorCode::kConfig, "engine-timeout-ms must be at least 1"};
+  if (options.load_timeout.count() < 1) return {ErrorCode::kConfig, "engine-load-timeout-ms must be at least 1"};
   if (options.attempts < 1) return {ErrorCode::kConfig, "engine-attempts must be at least 1"};
   return OkStatus();
 }

@@ -4,8 +4,9 @@
 //   in place    Pause(), then somebody writes its memory (raas_receiver/targets), then Resume()
 //
 // Every answer of a server is checked. An error says what it does not do; Serving says what it serves all the same.
+// What an answer covers is the server's: SGLang's is that of its first replica's rank 0 alone (sglang_driver.h).
 //
-// Load, Pause and Resume are called by one thread at a time; everything else by any.
+// Load, Pause, Resume and StillServes are called by one thread at a time; everything else by any.
 #pragma once
 
 #include <chrono>
@@ -49,7 +50,8 @@ class EngineDriver {
 
   // Makes the server load `version` from its directory; blocks until it serves it or all attempts failed. After a
   // failure that may have left parts of it, `last_good` (nothing: there is none) is loaded again; without that, or when
-  // that fails too, the server stays stopped (kUnknown). kCancelled after Cancel().
+  // that fails too, the server stays stopped (kUnknown). kCancelled after Cancel(), unless the version was read by
+  // then.
   virtual LoadOutcome Load(const EngineVersion& version, const std::optional<EngineVersion>& last_good) = 0;
 
   // Stops the server at a boundary, for its memory to be written: nothing runs on its devices any more. After an error
@@ -57,11 +59,19 @@ class EngineDriver {
   virtual Status Pause(const EngineVersion& version) = 0;
   // Says that its memory holds `serving`, whole: the server drops what it computed with older weights, takes the
   // version's name where it can keep one, and goes on. Tried again until the attempts are used up; then it stays
-  // stopped. Without it, only a Load makes a server go on that was paused.
+  // stopped, and Resume may be called again. Without it, only a Load makes a server go on that was paused. With
+  // `serving.held` nothing, nothing was written: the server goes on with what it had, under the name that it had.
+  // After Cancel() it is still tried, for a few seconds.
   virtual Status Resume(const EngineVersion& serving) = 0;
 
-  // Gives up what is under way; everything later is kCancelled. A server that was paused and not changed yet is made to
-  // go on.
+  // Whether the server says that it serves `version`, by the name that Load or Resume gave it. False: it was started
+  // again, or somebody else changed its weights; what it is in is looked at anew by the next Load or Pause. True also
+  // where a server cannot tell, or may not be asked; an error when it does not answer. Nothing is stopped for it: it is
+  // asked once, takes 5 s at most, and is no failure.
+  virtual Result<bool> StillServes(const EngineVersion& version) = 0;
+
+  // Gives up what is under way; everything later is kCancelled, but for Resume. A server that was paused is made to go
+  // on all the same, for a few seconds, when it holds one whole version: nothing was changed yet, or all was read.
   virtual void Cancel() = 0;
 
   // Attempts that failed.
@@ -75,8 +85,10 @@ struct EngineOptions {
   std::string key_file;                       // of "sglang" and "vllm": a file with the bearer token; empty: none
   std::string pause_mode;                     // of "sglang" and "vllm"; empty: the driver's default
   std::chrono::milliseconds timeout{60'000};  // of one call
+  // Of the call with which "sglang" and "vllm" read a whole model.
+  std::chrono::milliseconds load_timeout{600'000};
   int attempts = 3;
-  std::chrono::milliseconds first_backoff{200};  // doubled after every failed attempt
+  std::chrono::milliseconds first_backoff{200};  // doubled after every failed attempt, up to 10 s
 };
 
 // kConfig names the option that is missing, not of this kind, or wrong.

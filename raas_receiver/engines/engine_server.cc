@@ -13,6 +13,12 @@ using nlohmann::json;
 
 constexpr size_t kSaidBytes = 400;  // of an answer, in a message
 constexpr uint64_t kLongestKeyFile = 8192;
+constexpr std::chrono::milliseconds kAsk{2'500};
+
+// A path need not be UTF-8, and JSON must be: then the server says that it does not find it.
+std::string TextOf(const json& body) {
+  return body.dump(-1, ' ', false, json::error_handler_t::replace);
+}
 
 // Where servers put the sentence that matters: {"message"}, {"error": {"message"}}, {"error"}, {"detail"}.
 std::string SentenceOf(const json& answer) {
@@ -65,23 +71,34 @@ Result<std::unique_ptr<EngineServer>> EngineServer::Create(const EngineOptions& 
   LS_ASSIGN_OR_RETURN(http.token, ReadKey(options.key_file));
   auto client = HttpClient::Create(std::move(http));
   if (!client.ok()) return client.status().WithContext(Cat("engine ", options.kind));
-  return std::unique_ptr<EngineServer>(new EngineServer(*std::move(client), options.timeout, std::move(advice_404)));
+  return std::unique_ptr<EngineServer>(new EngineServer(*std::move(client), options, std::move(advice_404)));
 }
 
-EngineServer::EngineServer(std::unique_ptr<HttpClient> http, std::chrono::milliseconds timeout, std::string advice_404)
-    : http_(std::move(http)), timeout_(timeout), advice_404_(std::move(advice_404)) {}
+EngineServer::EngineServer(std::unique_ptr<HttpClient> http, const EngineOptions& options, std::string advice_404)
+    : http_(std::move(http)),
+      timeout_(options.timeout),
+      load_timeout_(options.load_timeout),
+      advice_404_(std::move(advice_404)) {}
 
 Result<ServerAnswer> EngineServer::Get(const std::string& target) {
-  return Call({.target = target});
+  return Call({.target = target, .timeout = timeout_});
 }
 
 Result<ServerAnswer> EngineServer::Post(const std::string& target, const json& body) {
-  // A path need not be UTF-8, and JSON must be: then the server says that it does not find it.
-  return Call({.target = target, .json = body.dump(-1, ' ', false, json::error_handler_t::replace)});
+  return Call({.target = target, .json = TextOf(body), .timeout = timeout_});
+}
+
+Result<ServerAnswer> EngineServer::PostLoad(const std::string& target, const json& body) {
+  return Call({.target = target, .json = TextOf(body), .timeout = load_timeout_});
+}
+
+Result<ServerAnswer> EngineServer::Ask(const std::string& target, const std::optional<json>& body) {
+  HttpRequest request{.target = target, .timeout = std::min(timeout_, kAsk)};
+  if (body.has_value()) request.json = TextOf(*body);
+  return Call(std::move(request));
 }
 
 Result<ServerAnswer> EngineServer::Call(HttpRequest request) {
-  request.timeout = timeout_;
   request.after_cancel = farewell_;
   LS_ASSIGN_OR_RETURN(const HttpAnswer answer, http_->Send(request));
   json parsed = json::parse(answer.body, nullptr, false);

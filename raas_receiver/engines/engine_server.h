@@ -39,6 +39,10 @@ class EngineServer {
   // Errors are those of HttpClient::Send: there was no answer.
   Result<ServerAnswer> Get(const std::string& target);
   Result<ServerAnswer> Post(const std::string& target, const nlohmann::json& body = nlohmann::json::object());
+  // Post with the time that reading a whole model may take.
+  Result<ServerAnswer> PostLoad(const std::string& target, const nlohmann::json& body);
+  // Get and Post for a question that is no step: with little time.
+  Result<ServerAnswer> Ask(const std::string& target, const std::optional<nlohmann::json>& body = std::nullopt);
 
   // What an answer that is not as it should be comes to: kPermission, kProtocol for what the server does not know or
   // says in another way than it should (`expected` names that), else kAborted.
@@ -53,11 +57,12 @@ class EngineServer {
   std::chrono::milliseconds timeout() const { return timeout_; }
 
  private:
-  EngineServer(std::unique_ptr<HttpClient> http, std::chrono::milliseconds timeout, std::string advice_404);
+  EngineServer(std::unique_ptr<HttpClient> http, const EngineOptions& options, std::string advice_404);
   Result<ServerAnswer> Call(HttpRequest request);
 
   const std::unique_ptr<HttpClient> http_;
   std::chrono::milliseconds timeout_;
+  const std::chrono::milliseconds load_timeout_;
   const std::string advice_404_;
   bool farewell_ = false;
 };

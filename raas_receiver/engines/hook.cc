@@ -1,6 +1,5 @@
 #include "raas_receiver/engines/hook.h"
 
-#include <poll.h>
 #include <sys/wait.h>
 
 #include <vector>
@@ -17,6 +16,16 @@ std::vector<std::string> EnvironmentOf(const HookEvent& event) {
           Cat("LOCKSTEP_MODE=", event.mode)};
 }
 
+constexpr int kShellSignals = 128;  // what a shell adds to the signal that its command died of
+constexpr int kLastSignal = 64;
+
+// Whether the command ended by itself.
+bool Exited(const ShellOutcome& outcome) {
+  if (outcome.stopped || outcome.timed_out || !WIFEXITED(outcome.wait_status)) return false;
+  const int status = WEXITSTATUS(outcome.wait_status);
+  return status <= kShellSignals || status > kShellSignals + kLastSignal;
+}
+
 Status StatusOf(const ShellOutcome& outcome, std::chrono::milliseconds timeout) {
   if (outcome.stopped) return {ErrorCode::kCancelled, "the hook was killed because the receiver stops"};
   if (outcome.timed_out)
@@ -29,23 +38,20 @@ Status StatusOf(const ShellOutcome& outcome, std::chrono::milliseconds timeout) 
   return {ErrorCode::kAborted, Cat("the hook ", how, said)};
 }
 
-// True when `stop` was set in the meantime.
-bool SleepUnlessStopped(const StopSignal& stop, std::chrono::milliseconds time) {
-  pollfd event{stop.fd(), POLLIN, 0};
-  return ::poll(&event, 1, static_cast<int>(time.count())) > 0;
-}
-
 }  // namespace
 
 Hook::Hook(HookOptions options) : options_(std::move(options)) {}
 
-Status Hook::Notify(const HookEvent& event) {
-  if (!configured()) return OkStatus();
+HookOutcome Hook::Notify(const HookEvent& event) {
+  if (!configured()) return {OkStatus()};
   Status status;
+  bool unchanged = true;
   auto backoff = options_.first_backoff;
-  for (int attempt = 1; attempt <= options_.attempts; ++attempt, backoff *= 2) {
-    status = Attempt(event, attempt);
-    if (status.ok() || status.code() == ErrorCode::kCancelled) return status;
+  for (int attempt = 1; attempt <= options_.attempts; ++attempt, backoff = NextBackoff(backoff)) {
+    const HookOutcome outcome = Attempt(event, attempt);
+    status = outcome.status;
+    if (status.ok() || status.code() == ErrorCode::kCancelled) return {status};
+    unchanged = unchanged && outcome.unchanged;
     ++failures_;
     const bool last = attempt == options_.attempts;
     LogError(last ? "hook_failed" : "hook_attempt_failed", status,
@@ -53,16 +59,18 @@ Status Hook::Notify(const HookEvent& event) {
               {"run", ToHex(event.held.run)},
               {"version", event.held.version},
               {"attempt", attempt}});
-    if (!last && SleepUnlessStopped(stop_, backoff)) return {ErrorCode::kCancelled, "the receiver stops"};
+    if (!last && stop_.Wait(backoff)) return {{ErrorCode::kCancelled, "the receiver stops"}};
   }
-  return status.WithContext(
-      Cat("version ", event.held.version, " of model ", event.model, ", after ", options_.attempts, " attempts"));
+  const std::string what =
+      Cat("version ", event.held.version, " of model ", event.model, ", after ", options_.attempts, " attempts");
+  return {status.WithContext(what), unchanged};
 }
 
-Status Hook::Attempt(const HookEvent& event, int attempt) {
+HookOutcome Hook::Attempt(const HookEvent& event, int attempt) {
   const auto begin = std::chrono::steady_clock::now();
-  LS_ASSIGN_OR_RETURN(const ShellOutcome outcome,
-                      RunShell(options_.command, EnvironmentOf(event), options_.timeout, stop_));
+  const Result<ShellOutcome> run = RunShell(options_.command, EnvironmentOf(event), options_.timeout, stop_);
+  if (!run.ok()) return {run.status()};
+  const ShellOutcome& outcome = *run;
   const std::chrono::duration<double> duration = std::chrono::steady_clock::now() - begin;
   Status status = StatusOf(outcome, options_.timeout);
   if (status.ok()) {
@@ -74,7 +82,7 @@ Status Hook::Attempt(const HookEvent& event, int attempt) {
          {"duration_s", duration.count()},
          {"output", outcome.output_tail}});
   }
-  return status;
+  return {status, Exited(outcome)};
 }
 
 void Hook::Cancel() {

@@ -3,9 +3,9 @@
 namespace lockstep {
 
 LoadOutcome HookDriver::Load(const EngineVersion& version, const std::optional<EngineVersion>&) {
-  const Status status = hook_.Notify({version.model, version.held, version.path, version.mode});
-  if (status.ok()) return {status, Serving::kNew};
-  return {status, status.code() == ErrorCode::kAborted ? Serving::kOld : Serving::kUnknown};
+  const HookOutcome told = hook_.Notify({version.model, version.held, version.path, version.mode});
+  if (told.status.ok()) return {told.status, Serving::kNew};
+  return {told.status, told.unchanged ? Serving::kOld : Serving::kUnknown};
 }
 
 Status HookDriver::Pause(const EngineVersion&) {
@@ -13,6 +13,7 @@ Status HookDriver::Pause(const EngineVersion&) {
 }
 
 Status HookDriver::Resume(const EngineVersion& serving) {
+  if (serving.held.nothing()) return OkStatus();
   return Load(serving, std::nullopt).status;
 }
 

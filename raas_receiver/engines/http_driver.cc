@@ -1,8 +1,9 @@
 #include "raas_receiver/engines/http_driver.h"
 
-#include <poll.h>
+#include <thread>
 
 #include "common/base/text.h"
+#include "common/os/deadline.h"
 #include "common/telemetry/log.h"
 
 namespace lockstep {
@@ -10,8 +11,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// For the call that lets a server go on when the receiver stops in between.
+// For the calls that let a server go on when the receiver stops in between: for each, and to begin them again.
 constexpr milliseconds kFarewell{2'000};
+constexpr milliseconds kFarewellAgain{100};
 constexpr size_t kRunDigits = 8;
 
 Status Cancelled() {
@@ -36,21 +38,16 @@ void HttpDriver::Cancel() {
   stop_.Set();
 }
 
-bool HttpDriver::SleepUnlessCancelled(milliseconds time) const {
-  pollfd event{stop_.fd(), POLLIN, 0};
-  return ::poll(&event, 1, static_cast<int>(time.count())) > 0;
-}
-
 Status HttpDriver::WithNames(const Status& status, const EngineVersion& version) const {
-  return status.WithContext(
-      Cat("version ", version.held.version, " of model ", version.model, " at the ", options_.kind, " server"));
+  const std::string what = version.held.nothing() ? "" : Cat("version ", version.held.version, " of ");
+  return status.WithContext(Cat(what, "model ", version.model, " at the ", options_.kind, " server"));
 }
 
 // Takes `step` until it is OK, the driver is cancelled, or it has failed `attempts` times.
-Status HttpDriver::Tried(const EngineVersion& version, std::string_view what, const std::function<Status()>& step) {
+Status HttpDriver::Tried(const EngineVersion& version, std::string_view what, const Step& step) {
   Status status;
   auto backoff = options_.first_backoff;
-  for (int attempt = 1; attempt <= options_.attempts; ++attempt, backoff *= 2) {
+  for (int attempt = 1; attempt <= options_.attempts; ++attempt, backoff = NextBackoff(backoff)) {
     status = server_->cancelled() ? Cancelled() : step();
     if (status.ok() || status.code() == ErrorCode::kCancelled) return status;
     ++failures_;
@@ -60,9 +57,22 @@ Status HttpDriver::Tried(const EngineVersion& version, std::string_view what, co
              {"model", version.model},
              {"version", version.held.version},
              {"attempt", attempt}});
-    if (attempt < options_.attempts && SleepUnlessCancelled(backoff)) return Cancelled();
+    if (attempt < options_.attempts && stop_.Wait(backoff)) return Cancelled();
   }
   return status;
+}
+
+// The same for a step that lets a whole version be served: a driver that is cancelled takes it, too, as its last.
+Status HttpDriver::TriedToTheEnd(const EngineVersion& version, std::string_view what, const Step& step) {
+  Status status = Tried(version, what, step);
+  if (status.ok() || !server_->cancelled()) return status;
+  server_->AllowFarewell(kFarewell);
+  const Deadline deadline(kFarewell);
+  while (true) {
+    status = step();
+    if (status.ok() || deadline.Passed()) return status;
+    std::this_thread::sleep_for(kFarewellAgain);
+  }
 }
 
 LoadOutcome HttpDriver::Load(const EngineVersion& version, const std::optional<EngineVersion>& last_good) {
@@ -91,10 +101,10 @@ LoadOutcome HttpDriver::Load(const EngineVersion& version, const std::optional<E
 
 LoadOutcome HttpDriver::LoadOnce(const EngineVersion& version, const std::optional<EngineVersion>& last_good) {
   if (const Status known = LearnFit(); !known.ok()) return {known, Serving::kUnknown};
-  if (const Status stopped = steps_->Stop(); !stopped.ok()) return Release(stopped);
+  if (const Status stopped = steps_->Stop(); !stopped.ok()) return Release(version, stopped);
   const ReadOutcome read = Read(version);
-  if (!read.status.ok()) return read.touched ? GoBack(read.status, last_good) : Release(read.status);
-  const Status status = Tried(version, "finish", [&] { return Finish(version); });
+  if (!read.status.ok()) return read.touched ? GoBack(read.status, last_good) : Release(version, read.status);
+  const Status status = TriedToTheEnd(version, "finish", [&] { return Finish(version); });
   if (status.ok()) return {status, Serving::kNew};
   return {WithEnd(status, "it holds the version and stays stopped"), Serving::kUnknown};
 }
@@ -108,7 +118,7 @@ LoadOutcome HttpDriver::GoBack(const Status& cause, const std::optional<EngineVe
   const Status back = Tried(*last_good, "go_back", [&]() -> Status {
     LS_RETURN_IF_ERROR(steps_->Stop());
     LS_RETURN_IF_ERROR(Read(*last_good).status);
-    return Finish(*last_good);
+    return TriedToTheEnd(*last_good, "finish", [&] { return Finish(*last_good); });
   });
   if (!back.ok()) {
     const std::string why =
@@ -124,18 +134,12 @@ LoadOutcome HttpDriver::GoBack(const Status& cause, const std::optional<EngineVe
 }
 
 // Lets the server go on with the weights it has, unless these may be a mix.
-LoadOutcome HttpDriver::Release(const Status& cause) {
+LoadOutcome HttpDriver::Release(const EngineVersion& version, const Status& cause) {
   if (fit_ != Fit::kYes) {
     return {WithEnd(cause, "what it holds is not known to be one version, so it stays stopped"), Serving::kUnknown};
   }
-  if (server_->cancelled()) server_->AllowFarewell(kFarewell);
-  Status status;
-  auto backoff = options_.first_backoff;
-  for (int attempt = 1; attempt <= options_.attempts; ++attempt, backoff *= 2) {
-    status = steps_->GoOn();
-    if (status.ok()) return {cause, Serving::kOld};
-    if (attempt < options_.attempts) (void)SleepUnlessCancelled(backoff);
-  }
+  const Status status = TriedToTheEnd(version, "release", [&] { return steps_->GoOn(); });
+  if (status.ok()) return {cause, Serving::kOld};
   return {WithEnd(cause, Cat("nor could it be made to go on: ", status.message())), Serving::kUnknown};
 }
 
@@ -156,7 +160,9 @@ ReadOutcome HttpDriver::Read(const EngineVersion& version) {
 
 Status HttpDriver::Finish(const EngineVersion& version) {
   LS_RETURN_IF_ERROR(steps_->DropCaches());
-  LS_RETURN_IF_ERROR(steps_->Name(VersionName(version.held)));
+  if (!version.held.nothing()) {
+    LS_ASSIGN_OR_RETURN(keeps_names_, steps_->Name(VersionName(version.held)));
+  }
   LS_RETURN_IF_ERROR(steps_->GoOn());
   fit_ = Fit::kYes;
   return OkStatus();
@@ -166,7 +172,7 @@ Status HttpDriver::Pause(const EngineVersion& version) {
   const Status status = Tried(version, "pause", [&] {
     LS_RETURN_IF_ERROR(LearnFit());
     const Status stopped = steps_->Stop();
-    return stopped.ok() ? stopped : Release(stopped).status;
+    return stopped.ok() ? stopped : Release(version, stopped).status;
   });
   if (!status.ok()) return WithNames(status, version);
   fit_ = Fit::kNo;  // until he who writes its memory says that he is done
@@ -174,8 +180,17 @@ Status HttpDriver::Pause(const EngineVersion& version) {
 }
 
 Status HttpDriver::Resume(const EngineVersion& serving) {
-  const Status status = Tried(serving, "resume", [&] { return Finish(serving); });
+  const Status status = TriedToTheEnd(serving, "resume", [&] { return Finish(serving); });
   return status.ok() ? status : WithNames(WithEnd(status, "it stays stopped"), serving);
+}
+
+Result<bool> HttpDriver::StillServes(const EngineVersion& version) {
+  if (server_->cancelled()) return Cancelled();
+  if (!keeps_names_) return true;
+  LS_ASSIGN_OR_RETURN(const std::optional<std::string> name, steps_->TellName());
+  if (!name.has_value() || *name == VersionName(version.held)) return true;
+  fit_ = Fit::kUnknown;
+  return false;
 }
 
 }  // namespace lockstep

@@ -7,7 +7,7 @@
 //                +-(nothing changed)-> GoOn
 //
 // A server that may hold parts of two versions stays stopped: nothing but a whole load, or a Resume by him who has
-// written its memory, makes it go on.
+// written its memory, makes it go on. A step that lets one go on with a whole version is taken after Cancel, too.
 #pragma once
 
 #include <atomic>
@@ -34,15 +34,17 @@ class EngineSteps {
  public:
   virtual ~EngineSteps() = default;
 
-  // Whether it makes tokens: nobody has stopped it.
+  // Whether it makes tokens: nobody has stopped it. An error also while it is still starting.
   virtual Result<bool> Runs() = 0;
   // OK: nothing runs on the device, nothing is left of what was computed, and what is asked next comes after it.
   virtual Status Stop() = 0;
   // All weights from `directory`. `name` is the version's name.
   virtual ReadOutcome Read(const std::string& directory, const std::string& name) = 0;
   virtual Status DropCaches() = 0;
-  // OK also where the server cannot keep a name.
-  virtual Status Name(const std::string& name) = 0;
+  // Whether the server keeps the name; that it cannot is no error.
+  virtual Result<bool> Name(const std::string& name) = 0;
+  // The name that it keeps; nothing where it cannot tell, or one answer says nothing of the next. Within 5 s.
+  virtual Result<std::optional<std::string>> TellName() = 0;
   virtual Status GoOn() = 0;
 };
 
@@ -55,6 +57,7 @@ class HttpDriver final : public EngineDriver {
   LoadOutcome Load(const EngineVersion& version, const std::optional<EngineVersion>& last_good) override;
   Status Pause(const EngineVersion& version) override;
   Status Resume(const EngineVersion& serving) override;
+  Result<bool> StillServes(const EngineVersion& version) override;
   void Cancel() override;
   uint64_t failures() const override { return failures_; }
 
@@ -64,12 +67,13 @@ class HttpDriver final : public EngineDriver {
 
   LoadOutcome LoadOnce(const EngineVersion& version, const std::optional<EngineVersion>& last_good);
   LoadOutcome GoBack(const Status& cause, const std::optional<EngineVersion>& last_good);
-  LoadOutcome Release(const Status& cause);
+  LoadOutcome Release(const EngineVersion& version, const Status& cause);
   Status LearnFit();
   ReadOutcome Read(const EngineVersion& version);
   Status Finish(const EngineVersion& version);
-  Status Tried(const EngineVersion& version, std::string_view what, const std::function<Status()>& step);
-  bool SleepUnlessCancelled(std::chrono::milliseconds time) const;
+  using Step = std::function<Status()>;
+  Status Tried(const EngineVersion& version, std::string_view what, const Step& step);
+  Status TriedToTheEnd(const EngineVersion& version, std::string_view what, const Step& step);
   Status WithNames(const Status& status, const EngineVersion& version) const;
 
   const EngineOptions options_;
@@ -77,6 +81,7 @@ class HttpDriver final : public EngineDriver {
   const std::unique_ptr<EngineSteps> steps_;
   StopSignal stop_;
   Fit fit_ = Fit::kUnknown;
+  bool keeps_names_ = true;
   std::atomic<uint64_t> failures_ = 0;
 };
 

@@ -260,6 +260,127 @@ TEST_CASE("Cancelling gives a load up at once and makes a server go on that noth
   CHECK(driver->Pause(engine.VersionOf(2)).code() == ErrorCode::kCancelled);
 }
 
+TEST_CASE("A server goes on that the receiver leaves while it releases it, finishes it or resumes it") {
+  const std::string kind = GENERATE("sglang", "vllm");
+  const std::string during = GENERATE("release", "finish", "resume");
+  INFO(kind << " " << during);
+  TestEngine engine(kind);
+  (void)engine.State();
+  const auto driver = engine.Driver(5, 30'000);
+  std::vector<Json> faults = {Fault(GoOnOf(kind), {{"kind", "hang"}})};
+  if (during == "release") {
+    faults.push_back(Fault(UpdateOf(kind), {{"kind", "status"}, {"status", 404}, {"body", {{"detail", "No"}}}}));
+  }
+  if (during == "resume") REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
+  engine.SetFaults(faults);
+  std::thread canceller([&] {
+    while (CountOf(engine.Paths(), GoOnOf(kind)) == 0) std::this_thread::sleep_for(milliseconds(20));
+    driver->Cancel();
+  });
+  if (during == "resume") {
+    CHECK(driver->Resume(engine.VersionOf(1)).ok());
+  } else {
+    const LoadOutcome outcome = driver->Load(engine.VersionOf(2), std::nullopt);
+    CHECK(outcome.serving == (during == "finish" ? Serving::kNew : Serving::kOld));
+    CHECK(outcome.status.ok() == (during == "finish"));
+  }
+  canceller.join();
+  CheckServes(engine, during == "finish" ? 2 : 1);
+}
+
+TEST_CASE("A version that was written before the receiver stops is resumed after it was cancelled") {
+  const std::string kind = GENERATE("sglang", "vllm");
+  TestEngine engine(kind);
+  const auto driver = engine.Driver();
+  REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
+  driver->Cancel();
+  // The first time it fails, too.
+  engine.SetFaults({Fault(GoOnOf(kind), {{"kind", "status"}})});
+  CHECK(driver->Resume(engine.VersionOf(2)).ok());
+  CHECK(engine.State()["weight_version"] == "0a1b2c3d-2");
+  CheckServes(engine, 1);
+}
+
+TEST_CASE("A server that nothing was written of goes on under the name that it had") {
+  const std::string kind = GENERATE("sglang", "vllm");
+  TestEngine engine(kind);
+  const auto driver = engine.Driver();
+  REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
+  REQUIRE(driver->Resume({.model = "actor"}).ok());
+  CHECK(engine.State()["weight_version"] == "default");
+  CHECK(CountOf(engine.Paths(), "/update_weight_version") == 0);
+  CHECK(CountOf(engine.Paths(), DropOf(kind)) == (kind == "sglang" ? 2 : 1));
+  CheckServes(engine, 1);
+}
+
+TEST_CASE("Reading a model has a time of its own") {
+  const std::string kind = GENERATE("sglang", "vllm");
+  TestEngine engine(kind, {{"load_s", 0.6}});
+  CHECK(engine.Driver(1, 300, 5'000)->Load(engine.VersionOf(2), std::nullopt).serving == Serving::kNew);
+  CheckServes(engine, 2);
+}
+
+TEST_CASE("A server that was started again does not serve what it was told of, and is looked at anew") {
+  const std::string kind = GENERATE("sglang", "vllm");
+  TestEngine engine(kind);
+  const auto driver = engine.Driver();
+  const auto still = [&](uint8_t fill) { return driver->StillServes(engine.VersionOf(fill)); };
+  REQUIRE(driver->Load(engine.VersionOf(2), std::nullopt).status.ok());
+  CHECK(*still(2));
+  CHECK_FALSE(*still(3));
+  CHECK_FALSE(engine.State()["paused"].get<bool>());
+
+  engine.Restart();
+  CHECK_FALSE(*still(2));
+  const LoadOutcome outcome = driver->Load(engine.VersionOf(2), std::nullopt);
+  CHECK(outcome.serving == Serving::kNew);
+  CHECK(CountOf(engine.Paths(), kind == "sglang" ? "/ready" : "/is_paused") >= 1);
+  CHECK(*still(2));
+  CHECK(driver->failures() == 0);
+
+  engine.End();
+  CHECK(still(2).status().code() == ErrorCode::kUnavailable);
+  driver->Cancel();
+  CHECK(still(2).status().code() == ErrorCode::kCancelled);
+  CHECK(driver->failures() == 0);
+}
+
+TEST_CASE("A server that cannot tell what it serves, or may not be asked, is believed") {
+  const std::string kind = GENERATE("sglang", "vllm");
+  const std::string tells = kind == "sglang" ? "/model_info" : "/weight_info";
+  TestEngine engine(kind);
+  const auto driver = engine.Driver();
+  const auto answer = [&](const Json& more) {
+    engine.SetFaults({Fault(tells, more)});
+    return driver->StillServes(engine.VersionOf(2));
+  };
+  CHECK(*answer({{"kind", "status"}, {"status", 404}, {"body", {{"detail", "Not Found"}}}}));
+  CHECK(*answer({{"kind", "status"}, {"status", 401}}));
+  CHECK(*answer({{"kind", "status"}, {"status", 200}, {"body", {{"model_path", "/x"}}}}));
+  CHECK(answer({{"kind", "status"}, {"status", 500}}).status().code() == ErrorCode::kAborted);
+  CHECK(answer({{"kind", "garbage"}}).status().code() == ErrorCode::kProtocol);
+  CHECK_FALSE(*driver->StillServes(engine.VersionOf(2)));
+
+  TestEngine nameless(kind, {{"absent", {"/update_weight_version"}}});
+  const auto other = nameless.Driver();
+  REQUIRE(other->Load(nameless.VersionOf(2), std::nullopt).status.ok());
+  CHECK(*other->StillServes(nameless.VersionOf(2)));
+}
+
+TEST_CASE("An SGLang server that is starting is not stopped, and one too old for /ready goes on with what it had") {
+  TestEngine starting("sglang", {{"start_s", 30}});
+  const LoadOutcome early = starting.Driver()->Load(starting.VersionOf(2), std::nullopt);
+  CHECK(early.status.code() == ErrorCode::kUnavailable);
+  CHECK(early.serving == Serving::kUnknown);
+  CHECK(starting.Paths() == Paths{"/ready", "/health"});
+
+  TestEngine old("sglang", {{"absent", {"/ready"}}});
+  (void)old.State();
+  old.SetFaults({Fault("/update_weights_from_disk", {{"kind", "status"}, {"status", 404}})});
+  CHECK(old.Driver()->Load(old.VersionOf(2), std::nullopt).serving == Serving::kOld);
+  CheckServes(old, 1);
+}
+
 TEST_CASE("A key is sent from its file; without the right one the error says which option gives it") {
   TestEngine engine("sglang", {{"admin_api_key", "open sesame"}});
   const TempDir files;

@@ -109,6 +109,16 @@ void StopSignal::Set() {
   [[maybe_unused]] const ssize_t written = ::write(event_.get(), &one, sizeof one);
 }
 
+bool StopSignal::Wait(std::chrono::milliseconds time) const {
+  pollfd event{event_.get(), POLLIN, 0};
+  return ::poll(&event, 1, Deadline(time).PollTimeoutMs()) > 0;
+}
+
+std::chrono::milliseconds NextBackoff(std::chrono::milliseconds last) {
+  constexpr std::chrono::milliseconds kLongest{10'000};
+  return std::min(2 * last, kLongest);
+}
+
 Result<ShellOutcome> RunShell(const std::string& command, const std::vector<std::string>& environment,
                               std::chrono::milliseconds timeout, const StopSignal& stop) {
   int ends[2];

@@ -15,6 +15,8 @@ class StopSignal {
  public:
   StopSignal();
   void Set();
+  // Waits for `time`; true as soon as it is set.
+  bool Wait(std::chrono::milliseconds time) const;
   int fd() const { return event_.get(); }  // readable once set
 
  private:
@@ -35,5 +37,8 @@ inline constexpr size_t kOutputTail = 4096;
 // background after a normal end lives on. An error means that it could not be started.
 Result<ShellOutcome> RunShell(const std::string& command, const std::vector<std::string>& environment,
                               std::chrono::milliseconds timeout, const StopSignal& stop);
+
+// What to wait after a failed attempt when `last` was waited after the one before: twice that, at most 10 s.
+std::chrono::milliseconds NextBackoff(std::chrono::milliseconds last);
 
 }  // namespace lockstep

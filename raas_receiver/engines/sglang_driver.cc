@@ -21,9 +21,10 @@ class SglangSteps final : public EngineSteps {
   Result<bool> Runs() override {
     LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Get("/ready"));
     if (answer.ok()) return true;
-    // A server that is too old for /ready does not tell.
-    if (answer.status == 503 || answer.status == 404) return false;
-    return server_.Unexpected(answer);
+    if (answer.status == 404) return MakesToken();
+    if (answer.status != 503) return server_.Unexpected(answer);
+    LS_RETURN_IF_ERROR(CheckStarted());
+    return false;
   }
 
   Status Stop() override {
@@ -36,8 +37,8 @@ class SglangSteps final : public EngineSteps {
 
   ReadOutcome Read(const std::string& directory, const std::string& name) override {
     // A flush of its own kills older servers when a request is pending.
-    const auto answer = server_.Post("/update_weights_from_disk",
-                                     {{"model_path", directory}, {"flush_cache", false}, {"weight_version", name}});
+    const auto answer = server_.PostLoad("/update_weights_from_disk",
+                                         {{"model_path", directory}, {"flush_cache", false}, {"weight_version", name}});
     if (!answer.ok()) return {answer.status(), answer.status().code() != ErrorCode::kUnavailable};
     const auto success = answer->Flag("success");
     if (answer->ok() && success == true) return {OkStatus(), true};
@@ -56,14 +57,21 @@ class SglangSteps final : public EngineSteps {
     }
   }
 
-  Status Name(const std::string& name) override {
+  Result<bool> Name(const std::string& name) override {
     LS_ASSIGN_OR_RETURN(const ServerAnswer answer,
                         server_.Post("/update_weight_version", {{"new_version", name}, {"abort_all_requests", false}}));
-    if (answer.status == 404) return OkStatus();
+    if (answer.status == 404) return false;
     if (answer.ok() && answer.Flag("success") == true && answer.Text("new_version").value_or(name) == name) {
-      return OkStatus();
+      return true;
     }
     return server_.Unexpected(answer, "\"success\": true");
+  }
+
+  Result<std::optional<std::string>> TellName() override {
+    LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Ask("/model_info"));
+    if (answer.status != 200 && answer.refused()) return std::optional<std::string>();
+    if (!answer.ok() || answer.json.is_null()) return server_.Unexpected(answer, "a JSON object");
+    return answer.Text("weight_version");
   }
 
   Status GoOn() override {
@@ -72,6 +80,24 @@ class SglangSteps final : public EngineSteps {
   }
 
  private:
+  // For servers that are too old for /ready.
+  Result<bool> MakesToken() {
+    const json one = {{"input_ids", {0}}, {"sampling_params", {{"max_new_tokens", 1}, {"temperature", 0}}}};
+    const auto answer = server_.Ask("/generate", one);
+    if (answer.status().code() == ErrorCode::kCancelled) return answer.status();
+    return answer.ok() && answer->ok();
+  }
+
+  // /ready says 503 of a server that starts and of one that is paused. /health says it at once of the former, and of
+  // the latter after longer than we ask.
+  Status CheckStarted() {
+    const auto answer = server_.Ask("/health");
+    if (answer.ok() && answer->status == 503) {
+      return {ErrorCode::kUnavailable, Cat(answer->call, " answered 503: the server is starting, or ends")};
+    }
+    return answer.status().code() == ErrorCode::kCancelled ? answer.status() : OkStatus();
+  }
+
   Status CheckOk(const ServerAnswer& answer) const {
     if (answer.ok() && answer.Text("status") == "ok") return OkStatus();
     return server_.Unexpected(answer, "\"status\": \"ok\"");

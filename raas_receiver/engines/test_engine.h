@@ -7,6 +7,7 @@
 
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,9 +31,21 @@ class TestEngine {
     REQUIRE(client.ok());
     client_ = *std::move(client);
   }
-  ~TestEngine() {
+  ~TestEngine() { End(); }
+
+  // As when it is killed: nobody listens any more.
+  void End() {
+    if (process_ < 0) return;
     ::kill(process_, SIGKILL);
     ::waitpid(process_, nullptr, 0);
+    process_ = -1;
+  }
+  // Ends it and starts it anew at the same port, with Checkpoint(1).
+  void Restart() {
+    End();
+    const std::string port = url_.substr(url_.rfind(':') + 1);
+    url_.clear();
+    Start(Checkpoint(1), "{}", port);
   }
 
   const std::string& url() const { return url_; }
@@ -60,10 +73,12 @@ class TestEngine {
     return {"actor", {RunId{{0x0a, 0x1b, 0x2c, 0x3d}}, fill}, Checkpoint(fill), "delta"};
   }
 
-  std::unique_ptr<EngineDriver> Driver(int attempts = 1, int timeout_ms = 3'000) {
+  std::unique_ptr<EngineDriver> Driver(int attempts = 1, int timeout_ms = 3'000,
+                                       std::optional<int> load_timeout_ms = std::nullopt) {
     auto driver = NewEngineDriver({.kind = kind_,
                                    .url = url_,
                                    .timeout = std::chrono::milliseconds(timeout_ms),
+                                   .load_timeout = std::chrono::milliseconds(load_timeout_ms.value_or(timeout_ms)),
                                    .attempts = attempts,
                                    .first_backoff = std::chrono::milliseconds(1)});
     REQUIRE(driver.ok());
@@ -89,7 +104,7 @@ class TestEngine {
   }
 
  private:
-  void Start(const std::string& checkpoint, const std::string& options) {
+  void Start(const std::string& checkpoint, const std::string& options, const std::string& port = "0") {
     int ends[2];
     REQUIRE(::pipe(ends) == 0);
     UniqueFd output(ends[0]), input(ends[1]);
@@ -98,7 +113,7 @@ class TestEngine {
     if (process_ == 0) {
       ::dup2(input.get(), STDOUT_FILENO);
       ::execlp("python3", "python3", "tests/engines/conformance_server.py", "--kind", kind_.c_str(), "--directory",
-               checkpoint.c_str(), "--options", options.c_str(), nullptr);
+               checkpoint.c_str(), "--port", port.c_str(), "--options", options.c_str(), nullptr);
       ::_exit(127);
     }
     input.Reset();

@@ -49,11 +49,18 @@ class VllmSteps final : public EngineSteps {
     return server_.Unexpected(answer, "\"success\": true");
   }
 
-  Status Name(const std::string& name) override {
+  Result<bool> Name(const std::string& name) override {
     LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Post("/update_weight_version", {{"new_version", name}}));
-    if (answer.status == 404) return OkStatus();
-    if (answer.ok() && answer.Flag("success") == true && answer.Text("new_version") == name) return OkStatus();
+    if (answer.status == 404) return false;
+    if (answer.ok() && answer.Flag("success") == true && answer.Text("new_version") == name) return true;
     return server_.Unexpected(answer, "\"success\": true and the version");
+  }
+
+  Result<std::optional<std::string>> TellName() override {
+    LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Ask("/weight_info"));
+    if (answer.status != 200 && answer.refused()) return std::optional<std::string>();
+    if (!answer.ok() || answer.json.is_null()) return server_.Unexpected(answer, "a JSON object");
+    return answer.Text("weight_version");
   }
 
   Status GoOn() override {
@@ -78,7 +85,7 @@ class VllmSteps final : public EngineSteps {
   // Without "timeout": after one, the worker's late answer would be taken for that to the next call.
   ReadOutcome Reload(const std::string& directory) {
     const auto answer =
-        server_.Post("/collective_rpc", {{"method", "reload_weights"}, {"kwargs", {{"weights_path", directory}}}});
+        server_.PostLoad("/collective_rpc", {{"method", "reload_weights"}, {"kwargs", {{"weights_path", directory}}}});
     if (!answer.ok()) return {answer.status(), answer.status().code() != ErrorCode::kUnavailable};
     const auto results = answer->json.find("results");
     const bool from_workers = results != answer->json.end() && results->is_array() && !results->empty();
