@@ -36,6 +36,7 @@ struct Written {
   std::string engine_key_file;
   std::string engine_pause_mode;
   uint64_t engine_timeout_ms = 60'000;
+  uint64_t engine_load_timeout_ms = 600'000;
   uint64_t engine_attempts = 3;
   std::string engine_load = "directory";
   std::string engine_socket;
@@ -66,6 +67,7 @@ void AddEngineOptions(ConfigParser& parser, Written& to) {
   parser.Add("engine-key-file", &to.engine_key_file, "engine sglang or vllm: file with the server's (admin) API key");
   parser.Add("engine-pause-mode", &to.engine_pause_mode, "engine sglang or vllm: how requests in progress are paused");
   parser.Add("engine-timeout-ms", &to.engine_timeout_ms, "time after which a call to the engine has failed");
+  parser.Add("engine-load-timeout-ms", &to.engine_load_timeout_ms, "the same, of the call that reads a whole model");
   parser.Add("engine-attempts", &to.engine_attempts, "how often an engine is made to take one version");
   parser.Add("engine-load", &to.engine_load,
              "directory: the engine loads what is published; in-place: its ranks lend the memory of their parameters");
@@ -116,6 +118,7 @@ Status CheckRanges(const Written& written) {
   LS_RETURN_IF_ERROR(CheckRange("lanes", written.lanes, 1, 64));
   LS_RETURN_IF_ERROR(CheckRange("threads", written.threads, 0, 1024));
   LS_RETURN_IF_ERROR(CheckRange("engine-timeout-ms", written.engine_timeout_ms, 1, kDayMs));
+  LS_RETURN_IF_ERROR(CheckRange("engine-load-timeout-ms", written.engine_load_timeout_ms, 1, kDayMs));
   LS_RETURN_IF_ERROR(CheckRange("engine-attempts", written.engine_attempts, 1, 100));
   LS_RETURN_IF_ERROR(CheckRange("engine-hold-timeout-ms", written.engine_hold_timeout_ms, 1, kDayMs));
   LS_RETURN_IF_ERROR(CheckRange("reader-grace-ms", written.reader_grace_ms, 0, kDayMs));
@@ -134,6 +137,7 @@ Status CheckEngine(const Written& written, ReceiverConfig& config) {
                    .key_file = written.engine_key_file,
                    .pause_mode = written.engine_pause_mode,
                    .timeout = std::chrono::milliseconds(written.engine_timeout_ms),
+                   .load_timeout = std::chrono::milliseconds(written.engine_load_timeout_ms),
                    .attempts = static_cast<int>(written.engine_attempts)};
   LS_RETURN_IF_ERROR(NewEngineDriver(config.engine));
   const bool one_server = config.engine.kind == "sglang" || config.engine.kind == "vllm";

@@ -110,6 +110,13 @@ ServeOutcome EngineSide::Write(const EngineVersion& version) {
   return outcome;
 }
 
+Result<bool> EngineSide::StillServes(const Held& served) {
+  for (const PublishedVersion& version : {replicas_.current(), replicas_.previous()}) {
+    if (!served.nothing() && version.held == served) return driver_->StillServes(Describe(version, "look"));
+  }
+  return true;
+}
+
 Status EngineSide::Verify() {
   const PublishedVersion current = replicas_.current();
   if (current.held.nothing()) return OkStatus();

@@ -63,6 +63,11 @@ class EngineSide {
   bool TriesAgain() const;
   // Makes the engine serve the current version; `served` is what it serves so far. REQUIRES a current version.
   ServeOutcome Serve(const std::string& mode, const Held& served);
+  // By the directory, over HTTP: whether the server can be asked what it serves.
+  bool CanBeAsked() const { return OverHttp() && !in_place(); }
+  // Whether it still serves `served`, one of the two versions that the replicas hold: one that was started again does
+  // not. An error is why that is not known.
+  Result<bool> StillServes(const Held& served);
   // In place: compares the engines' memory with the current version. As EngineTargets::Verify.
   Status Verify();
 

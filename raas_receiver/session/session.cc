@@ -1,5 +1,7 @@
 #include "raas_receiver/session/session.h"
 
+#include <algorithm>
+
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
 
@@ -11,6 +13,10 @@ using std::chrono::milliseconds;
 constexpr milliseconds kFirstBackoff{100};
 constexpr milliseconds kLongestBackoff{10'000};
 constexpr milliseconds kIdle{3'600'000};
+// How often a server that can be asked is asked whether it still serves what it was told.
+constexpr milliseconds kLook{5'000};
+// The same, after it did not: a server of several minds is not to load without end.
+constexpr milliseconds kLookAfterLoss{60'000};
 
 EngineSideOptions ForModel(EngineSideOptions options, const std::string& model) {
   options.targets.model = model;
@@ -157,7 +163,21 @@ bool Session::EngineWaits() const {
 // Until EngineWaits may change without anybody telling.
 milliseconds Session::UntilEngineRetry() const {
   const auto left = std::chrono::duration_cast<milliseconds>(serve_again_ - std::chrono::steady_clock::now());
-  return left.count() < 0 ? kIdle : left + milliseconds(1);
+  const milliseconds idle = engine_.CanBeAsked() ? kLook : kIdle;
+  return left.count() < 0 ? idle : std::min(idle, left + milliseconds(1));
+}
+
+// A server that was started again serves its own weights, and says so when asked.
+void Session::LookAtEngine() {
+  const auto now = std::chrono::steady_clock::now();
+  if (!engine_.CanBeAsked() || now < look_again_) return;
+  look_again_ = now + kLook;
+  const Result<bool> still = engine_.StillServes(served_);
+  if (!still.ok() || *still) return;
+  look_again_ = now + kLookAfterLoss;
+  Log(LogLevel::kWarn, "engine_started_again", {{"model", options_.model}, {"version", served_.version}});
+  std::lock_guard lock(mutex_);
+  served_ = {};
 }
 
 // States Waiting and Held. After: Negotiating when a sync is wanted, Held after a rollback, else the same again.
@@ -168,6 +188,7 @@ v1::SessionState Session::Wait() {
   while (!called()) {
     lock.unlock();
     const bool busy = Prepare() || replicas_->WarmTarget();
+    LookAtEngine();
     lock.lock();
     if (!busy) changed_.wait_for(lock, UntilEngineRetry(), [&] { return called() || Unprepared(); });
   }

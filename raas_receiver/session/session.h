@@ -85,6 +85,7 @@ class Session {
   v1::SessionState BackOff();
   v1::SessionState RollBack();
   void TendEngines();
+  void LookAtEngine();
 
   bool Wanted() const;      // a sync; REQUIRES mutex_
   bool Unprepared() const;  // a layout was announced that no memory was taken for; REQUIRES mutex_
@@ -129,6 +130,7 @@ class Session {
   std::shared_ptr<const ModelLayout> layout_;
   Held served_;                                        // that the engine took, by the directory
   std::chrono::steady_clock::time_point serve_again_;  // not before, after a failure
+  std::chrono::steady_clock::time_point look_again_;   // the session's thread's
   std::string last_error_;                             // of the last sync
   std::string watch_error_;                            // why the version stream is down
   uint64_t repaired_blocks_ = 0;

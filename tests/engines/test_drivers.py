@@ -38,6 +38,7 @@ class Setting:
 
     def receiver(self, url: str, **options):
         options = {"engine_timeout_ms": 3000, "engine_attempts": 1, **options}
+        options.setdefault("engine_load_timeout_ms", options["engine_timeout_ms"])
         return self.cluster.receiver(self.agent, engine=self.kind, engine_url=url, **options)
 
     def publish(self, version: int) -> None:
@@ -154,13 +155,14 @@ def test_an_engine_that_comes_later_gets_the_next_version(setting):
     assert engine.violations == []
 
 
-def test_an_engine_that_is_started_again_gets_the_next_version(setting):
+def test_an_engine_that_is_started_again_gets_its_version_again_and_then_the_next(setting):
     port = free_port()
     with setting.engine(port) as engine:
         setting.receiver(engine.url)
         setting.publish(1)
         wait_until(lambda: setting.serves(engine, 1), "version 1 is served")
     with setting.engine(port) as again:
+        wait_until(lambda: setting.serves(again, 1), "version 1 is served again")
         setting.publish(2)
         wait_until(lambda: setting.serves(again, 2), "version 2 is served")
     assert again.violations == []
