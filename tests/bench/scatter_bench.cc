@@ -1,11 +1,7 @@
 // How long a delta takes into the buffers of four tensor-parallel engine ranks (fused QKV, gate and up), against the
 // plain replica: translated and written, against applied. 3 GB in bfloat16, 1 % of the elements changed.
 //
-//   scatter_bench [--quick]            scatter_tp4
-//   scatter_bench --pause [--quick]    pause_ratio: the writes alone, which an engine stands still for, against each
-//                                      rank mapping the file anew and copying its slices
-#include <fcntl.h>
-
+//   scatter_bench [--quick]
 #include <cstring>
 #include <optional>
 #include <random>
@@ -60,9 +56,6 @@ struct Replica {
       const uint64_t word = random();
       std::memcpy(data().data() + i, &word, sizeof word);
     }
-  }
-  MappedSegment MapAnew() const {
-    return OrDie(AdoptSegment(UniqueFd(fcntl(file.fd(), F_DUPFD_CLOEXEC, 0)), file.bytes(), Access::kReadOnly, "file"));
   }
   std::span<std::byte> data() const { return file.span().subspan(data_offset); }
 };
@@ -130,13 +123,6 @@ struct Engine {
   }
   std::vector<bool> wanted() const { return std::vector<bool>(memories.size(), true); }
 
-  // Each rank by itself, as engines load.
-  void Reload(const Replica& replica, WorkerPool& pool) const {
-    pool.ParallelFor(memories.size(), [&](size_t rank) {
-      const MappedSegment file = replica.MapAnew();
-      OrDie(memories[rank]->Copy(plan->copies(static_cast<uint32_t>(rank)), file.data() + replica.data_offset));
-    });
-  }
   void CheckHolds(const Replica& replica) const {
     for (uint32_t window = 0; window < memories.size(); ++window) {
       if (OrDie(memories[window]->Equal(plan->copies(window), replica.data().data()))) continue;
@@ -145,12 +131,12 @@ struct Engine {
   }
 };
 
-void Run(bool quick, bool pause) {
+void Run(bool quick) {
   WorkerPool pool(kThreads - 1);
   const Replica replica(OrDie(LayoutOf(Model(quick))));
   const Engine engine(*replica.layout);
   OrDie(StagedWrites::Whole(*engine.plan, replica.data(), engine.wanted()).Run(engine.all(), pool));
-  std::vector<double> applied, staged_and_written, written, reloaded;
+  std::vector<double> applied, staged_and_written;
   const int repeats = quick ? 1 : 7;
   for (int turn = 0; turn <= repeats; ++turn) {
     const Version base = static_cast<Version>(turn) + 1;
@@ -165,30 +151,17 @@ void Run(bool quick, bool pause) {
                                              UINT64_MAX, pool));
     });
     const double write = TimeOnce([&] { OrDie(writes->Run(engine.all(), pool)); });
-    const double reload = pause ? TimeOnce([&] { engine.Reload(replica, pool); }) : 0;
     if (turn == 0) continue;  // warms memory
     applied.push_back(apply);
     staged_and_written.push_back(stage + write);
-    written.push_back(write);
-    reloaded.push_back(reload);
   }
   engine.CheckHolds(replica);
-  if (pause) {
-    PrintResult("pause_ratio", "s", written, reloaded);
-  } else {
-    PrintResult("scatter_tp4", "s", staged_and_written, applied);
-  }
+  PrintResult("scatter_tp4", "s", staged_and_written, applied);
 }
 
 }  // namespace
 }  // namespace lockstep::bench
 
 int main(int argc, char** argv) {
-  bool quick = false;
-  bool pause = false;
-  for (int i = 1; i < argc; ++i) {
-    quick = quick || std::string_view(argv[i]) == "--quick";
-    pause = pause || std::string_view(argv[i]) == "--pause";
-  }
-  lockstep::bench::Run(quick, pause);
+  lockstep::bench::Run(argc > 1 && std::string_view(argv[1]) == "--quick");
 }
