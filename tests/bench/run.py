@@ -34,6 +34,7 @@ FIGURES = [
     Figure("publish_extra_memory", "publish_memory_bench", "value/baseline", "<= 1", "of a local rank, against 16 MiB"),
     Figure("scatter_tp4", "scatter_bench", "value/baseline", "<= 1.5", "a delta into TP4 buffers, against a replica"),
     Figure("colocated_full_pull", "local_pull_bench.py", "value/baseline", "<= 0.5", "out of memory, against lanes"),
+    Figure("ring_pipelining", "ring_bench.py", "value/baseline", "<= 0.75", "a ring of two buckets, against one"),
     Figure("placement_compile_qwen3_30b_a3b", "placement_bench", "value/baseline", "<= 1", "TP8, against 1 s"),
     Figure("pause_ratio", "pause_bench.py", "value/baseline", "<= 0.05", "of TP4 in place, against reloading the file"),
     Figure("pause_flip_ratio", "pause_bench.py", "value/baseline", "<= 0.05", "the same with two halves"),

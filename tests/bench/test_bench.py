@@ -13,6 +13,7 @@ FIGURES = {
     "publish_extra_memory",
     "scatter_tp4",
     "colocated_full_pull",
+    "ring_pipelining",
     "placement_compile_qwen3_30b_a3b",
     "pause_ratio",
     "pause_flip_ratio",

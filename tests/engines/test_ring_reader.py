@@ -1,16 +1,21 @@
 """A bucket ring's reader against trainers that lie, hang, leave, or are somebody else's."""
 
+import json
 import os
 import subprocess
 import tempfile
 import time
+from types import SimpleNamespace
 
 import pytest
+import torch
 from ring_peers import RUN, SECONDS, Collected, FakeRing, PlainExporter, in_background, outcome
 
 import lockstep
+from lockstep._ring_buckets import CudaBucket
 from lockstep._ring_messages import MessageType
 from lockstep.engine import Served
+from lockstep.engine._ring_memory import mapped
 
 
 @pytest.fixture
@@ -141,6 +146,26 @@ def test_a_version_that_ends_before_its_first_part_leaves_the_one_before_served(
         assert isinstance(outcome(taking), lockstep.UnavailableError)
         assert reader.served == Served(RUN, 1) and reader.error is None
         fake.close()
+
+
+def test_what_a_bucket_on_a_gpu_is_shared_by_comes_back_as_pytorch_gave_it(monkeypatch):
+    given = (3, b"\x00c" + b"h" * 64, 8192, 4096, b"/torch_1_2_3", 5, b"e" * 64, True)
+    uuids = ["someone-else", "ours"]
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=uuids[index % 2]))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    opened = []
+
+    def new_shared(*arguments):
+        opened.append(arguments)
+        return torch.arange(32, dtype=torch.uint8).repeat(256).untyped_storage()
+
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared_cuda", new_shared, raising=False)
+    bucket = object.__new__(CudaBucket)
+    bucket._memory = SimpleNamespace(untyped_storage=lambda: SimpleNamespace(_share_cuda_=lambda: given))
+    description, fd = bucket.shared()
+    (memory,) = mapped(json.loads(json.dumps([description])), 4112, [])
+    assert fd is None and opened == [(1, *given[1:])]  # the same GPU has another number in this process
+    assert memory.tolist() == [value % 32 for value in range(4112)]
 
 
 LISTENS = """

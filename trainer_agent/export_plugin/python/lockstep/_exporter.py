@@ -195,8 +195,8 @@ class Exporter(Handle):
 
     @contextlib.contextmanager
     def _filling(self) -> "Iterator[Callable[[int, int, int], None]]":
-        """Inside, a function that writes a range of the HuggingFace data section, made of the tensors as they are now, to
-        memory: (offset, bytes, address). BadDataError: this rank does not hold the whole model."""
+        """Inside, a function that writes a range of the HuggingFace data section, made of the tensors as they are now:
+        (offset, bytes, address to write to). BadDataError: this rank does not hold the whole model."""
         with self._lock:
             self._open_handle()
             addresses = self._current_addresses()

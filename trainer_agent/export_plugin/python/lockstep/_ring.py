@@ -15,7 +15,9 @@ from lockstep._exporter import Exporter
 from lockstep._ring_buckets import CudaBucket, HostBucket, parts_of
 from lockstep._ring_messages import ALIGN, MAX_BUCKETS, MAX_VERSION, Message, MessageType, Peer
 
-DEFAULT_BUCKET_BYTES = 64 << 20
+# A bucket in host memory should stay in a cache between the two ends; a GPU is done with that before a message travels.
+DEFAULT_BUCKET_BYTES = 4 << 20
+DEFAULT_CUDA_BUCKET_BYTES = 64 << 20
 MIN_BUCKET_BYTES = 4 << 10
 
 
@@ -29,7 +31,7 @@ class BucketRing:
     Args:
         exporter: of this rank. It stays the caller's, and must live as long as versions are sent.
         socket: where the reader comes to; made here, for this user only.
-        bucket_bytes: of each bucket, at most the model's.
+        bucket_bytes: of each bucket; 0: 4 MiB, 64 MiB on a GPU. No more is taken than the model has.
         buckets: how many; with 1 filling and taking alternate.
         device: None: host memory. A CUDA device: buckets are there, and go to the reader by CUDA IPC; needs PyTorch.
         timeout: seconds to wait for a reader to come, and for each of its answers.
@@ -45,11 +47,12 @@ class BucketRing:
         exporter: Exporter,
         *,
         socket: "str | os.PathLike[str]",
-        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        bucket_bytes: int = 0,
         buckets: int = 2,
         device: Any = None,
         timeout: float = 60.0,
     ) -> None:
+        bucket_bytes = bucket_bytes or (DEFAULT_BUCKET_BYTES if device is None else DEFAULT_CUDA_BUCKET_BYTES)
         if bucket_bytes < MIN_BUCKET_BYTES:
             raise BadDataError(f"bucket_bytes is {bucket_bytes}; it must be at least {MIN_BUCKET_BYTES}")
         if not 1 <= buckets <= MAX_BUCKETS:

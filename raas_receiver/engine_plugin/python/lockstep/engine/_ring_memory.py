@@ -49,7 +49,7 @@ class Ring:
             self.tensors, offsets = _tensors(entries, self.bytes)
             self._filled = [meta for meta in self.tensors if meta.nbytes > 0]
             self._offsets = [offset for meta, offset in zip(self.tensors, offsets) if meta.nbytes > 0]
-            self.buckets = _mapped(buckets, self._bucket_bytes + ALIGN, fds)
+            self.buckets = mapped(buckets, self._bucket_bytes + ALIGN, fds)
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OSError, RecursionError) as error:
             raise ProtocolError(f"the trainer's description of its ring cannot be used: {error!r}") from error
 
@@ -106,7 +106,7 @@ def _tensors(entries: Any, data_bytes: int) -> "Tuple[list[TensorMeta], list[int
     return tensors, offsets
 
 
-def _mapped(buckets: Any, size: int, fds: "Sequence[int]") -> "list[torch.Tensor]":
+def mapped(buckets: Any, size: int, fds: "Sequence[int]") -> "list[torch.Tensor]":
     """The buckets' bytes."""
     kinds = {bucket["kind"] for bucket in buckets}
     if kinds == {"host"} and len(fds) == len(buckets):
