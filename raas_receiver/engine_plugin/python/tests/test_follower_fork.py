@@ -13,7 +13,11 @@ import os, signal, sys, threading, time
 import torch
 import lockstep
 
-signal.alarm(60)  # a lock that nobody gives back must not hang the test
+def fork():
+    if os.fork():
+        time.sleep(60)
+        os._exit(0)
+    signal.alarm(30)  # a lock that nobody gives back must not hang the test
 
 follower = lockstep.Follower(torch.nn.Linear(2, 2), model="actor", socket=sys.argv[1])
 follower.wait_for(1, timeout=30)
@@ -23,10 +27,9 @@ if sys.argv[2] == "inside":
         # Another thread has the gate's lock at the fork.
         threading.Thread(target=lambda: follower._gate._changed.acquire() and time.sleep(600), daemon=True).start()
         time.sleep(0.1)
-        os.fork() and time.sleep(600)
+        fork()
 else:
-    os.fork() and time.sleep(600)
-signal.alarm(30)
+    fork()
 try:
     with follower.serving(timeout=1):
         print("it reads", flush=True)
