@@ -1,5 +1,5 @@
-"""How long an engine stands still for a version that is written into its ranks' memory, against the way of directories: each
-rank opens the published file and copies its slices of every tensor into the same memory, as engines' loaders do.
+"""How long an engine stands still for a version that is written into its ranks' memory, against the way of directories:
+each rank opens the published file and copies its slices of every tensor into the same memory, as engines' loaders do.
 
 Real daemons; four tensor-parallel ranks of a Llama as processes with host memory; 3 GB in bfloat16, 1 % of the elements
 changed in each version. One JSON line per figure.
@@ -100,8 +100,8 @@ COLUMNS = ("o_proj", "down_proj")
 
 @torch.no_grad()
 def reload(rank: Rank, path: Path) -> None:
-    """What a rank does when it is told that there is a new file: one copy of its slice of each tensor, out of the mapped
-    file, into its parameters."""
+    """What a rank does when it is told that there is a new file: one copy of its slice of each tensor, out of the
+    mapped file, into its parameters."""
     with safe_open(path, framework="pt") as file:
         for name, parameter in rank.module.named_parameters():
             kind = name.split(".")[-2]

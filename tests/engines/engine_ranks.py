@@ -1,5 +1,5 @@
-"""What tests tell the ranks of engines to do (see ranks.py): hold an engine's parameters in memory of their own, lend it to
-a receiver, and compare it with what PyTorch makes of a checkpoint.
+"""What tests tell the ranks of engines to do (see ranks.py): hold an engine's parameters in memory of their own, lend it
+to a receiver, and compare it with what PyTorch makes of a checkpoint.
 
 A rank keeps `job`, `module` and `follower`.
 """
@@ -112,7 +112,7 @@ def differences(rank: Rank, version: int, checkpoint: Path, timeout_s: float = 3
 
 
 def version_served(rank: Rank, checkpoints: "dict[int, Path]") -> int:
-    """The version that this rank serves at this moment, 0 when it is held. Fails when its memory is not that version's."""
+    """The version that this rank serves now, 0 when it is held. Fails when its memory is not that version's."""
     try:
         with rank.follower.serving(timeout=0) as served:
             wrong = _unlike(rank, checkpoints[served.version])

@@ -1,7 +1,7 @@
 """What the ranks of an inference engine hold of a HuggingFace checkpoint, by slicing and concatenating with PyTorch.
 
-Written from the engines' own loaders (vLLM 0.33.0, SGLang 0.5.23), without a look at the placement rules: tests hold those
-against this.
+Written from the engines' own loaders (vLLM 0.33.0, SGLang 0.5.23), without a look at the placement rules: tests hold
+those against this.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ def places(tensor_parallel: int, expert_parallel: int = 1) -> "list[Place]":
 
 
 def engine_tensors(engine: str, config: object, hf: Tensors, place: Place) -> Tensors:
-    """Name -> what a rank of "vllm" or "sglang" holds. ``hf``: a checkpoint's tensors, ``config``: its configuration."""
+    """Name -> what a rank of "vllm" or "sglang" holds. ``hf``: a checkpoint's tensors, with its configuration."""
     return _Engine(engine, config, hf, place).tensors()
 
 
@@ -125,7 +125,8 @@ class _Engine:
         w13, w2 = [], []
         for expert in self.experts(prefix, gate):
             of = f"{prefix}experts.{expert}."
-            w13.append(torch.cat([_rows(self.hf[f"{of}{name}.weight"], self.place.expert_tensor) for name in (gate, up)]))
+            both = (self.hf[f"{of}{name}.weight"] for name in (gate, up))
+            w13.append(torch.cat([_rows(tensor, self.place.expert_tensor) for tensor in both]))
             w2.append(_columns(self.hf[f"{of}{down}.weight"], self.place.expert_tensor))
         out[f"{experts}w13_weight"], out[f"{experts}w2_weight"] = torch.stack(w13), torch.stack(w2)
         for shared in ("shared_expert", "shared_experts"):

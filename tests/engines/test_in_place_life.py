@@ -1,5 +1,5 @@
-"""Engines in place beside everything else that happens to a receiver: rollback, engines that come late, new runs, engines
-that cannot be written, servers around the ranks."""
+"""Engines in place beside everything else that happens to a receiver: rollback, engines that come late, new runs,
+engines that cannot be written, servers around the ranks."""
 
 import time
 from pathlib import Path

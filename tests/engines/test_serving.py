@@ -1,4 +1,4 @@
-"""A server that generates without stopping while its weights follow a training: every answer is by exactly one version."""
+"""A server that generates without stopping while its weights follow a training: every answer is by just one version."""
 
 import json
 import random
