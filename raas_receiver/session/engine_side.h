@@ -3,7 +3,7 @@
 //   directory   the driver makes the server load the published directory
 //   in place    the memories that its ranks lent are written: prepared while they serve, then pause, write, go on
 //
-// Threads: Serve and served_* are the session's thread; what may be called from any is marked so.
+// Threads: the session's; what may be called from any is marked so.
 #pragma once
 
 #include <atomic>
