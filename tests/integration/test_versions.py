@@ -108,6 +108,8 @@ def test_a_rank_killed_half_way_aborts_the_version_and_the_next_one_works(cluste
     survivor.write(2, HALVES[0], seed=2)
     victim.write(2, HALVES[1][:1], seed=2)
     victim.kill()
+    # A rank that is done before the agent has seen the death is answered OK, and hears of it with its next commit.
+    wait_until(lambda: agent.model_status()["versions_aborted"] == 1, "the agent sees that the rank is gone")
     with pytest.raises(lockstep.AbortedError, match="rank"):
         survivor.call("commit")
     assert agent.model_status()["newest_version"] == 1
