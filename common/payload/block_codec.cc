@@ -134,7 +134,7 @@ Status DecodeSteps(ByteView stream, uint64_t count, uint32_t unit, std::vector<u
 
 }  // namespace
 
-void EncodeSparse(const ChangeView& changes, uint32_t unit, Bytes& out) {
+void EncodeSparse(const ChangeView& changes, uint32_t unit, CodecLevel, Bytes& out) {
   Scratch& scratch = ThreadScratch();
   scratch.gaps.clear();
   scratch.steps.clear();

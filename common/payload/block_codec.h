@@ -18,6 +18,13 @@ enum class Codec : uint8_t {
   kSparse = 2,  // gaps and steps of the changed elements
 };
 
+// How hard the streams of a kSparse block are compressed (FORMAT.md, "Levels"). A block says itself how it was coded:
+// one decoder for all.
+enum class CodecLevel : uint8_t {
+  kFast = 1,     // packed, no entropy stage: for links that carry more than an encoder compresses
+  kCompact = 2,  // with an entropy stage over each stream that it makes smaller
+};
+
 // Changed elements of one block: positions strictly rising, steps non-zero and below 2^(8·unit), as many of one as of
 // the other. A scratch object: reuse one per thread to keep its memory.
 struct Changes {
@@ -45,7 +52,11 @@ struct ChangeView {
 
 // Appends the kSparse coding of `changes` to `out`. REQUIRES the invariants of Changes, at least one change, unit in
 // {1,2,4,8}.
-void EncodeSparse(const ChangeView& changes, uint32_t unit, Bytes& out);
+void EncodeSparse(const ChangeView& changes, uint32_t unit, CodecLevel level, Bytes& out);
+
+// Appends to `out` what EncodeSparse would have written for the changes of `coded` at kCompact, without decoding them:
+// only the entropy stage is added. kCorrupt when the streams of `coded` cannot be told apart.
+Status CompactSparse(ByteView coded, uint32_t unit, Bytes& out);
 
 // Replaces `changes` by what `coded` says. kCorrupt, saying why, for anything that EncodeSparse would not have written
 // for a block of `block_bytes`: truncated or trailing bytes, a position past the end, a zero step, impossible counts.

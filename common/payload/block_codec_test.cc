@@ -33,7 +33,7 @@ TEST_CASE("Sparse coding round-trips at every unit and density") {
     for (const double density : {0.0, 0.0003, 0.01, 0.3, 1.0}) {
       const Changes changes = RandomChanges(random, unit, 64 * 1024, density);
       Bytes coded;
-      EncodeSparse(changes, unit, coded);
+      EncodeSparse(changes, unit, CodecLevel::kCompact, coded);
       Changes decoded;
       REQUIRE(DecodeSparse(coded, unit, 64 * 1024, decoded).ok());
       CHECK(decoded.positions == changes.positions);
@@ -52,7 +52,7 @@ TEST_CASE("Training-like changes take well under two bytes each") {
     changes.steps.push_back((random() % 2 == 0 ? magnitude : ~magnitude + 1) & 0xffff);
   }
   Bytes coded;
-  EncodeSparse(changes, 2, coded);
+  EncodeSparse(changes, 2, CodecLevel::kCompact, coded);
   CHECK(coded.size() < changes.size() * 1.6);
 }
 
@@ -61,7 +61,7 @@ TEST_CASE("Every truncation of a coded block is refused") {
   for (const double density : {0.001, 0.05}) {
     const Changes changes = RandomChanges(random, 2, 16 * 1024, density);
     Bytes coded;
-    EncodeSparse(changes, 2, coded);
+    EncodeSparse(changes, 2, CodecLevel::kCompact, coded);
     Changes decoded;
     for (size_t cut = 0; cut < coded.size(); ++cut) {
       CHECK(DecodeSparse(ByteView(coded).first(cut), 2, 16 * 1024, decoded).code() == ErrorCode::kCorrupt);
@@ -74,7 +74,7 @@ TEST_CASE("Every truncation of a coded block is refused") {
 TEST_CASE("Positions past the block, zero counts and foreign flags are refused") {
   Changes one{.positions = {100}, .steps = {1}};
   Bytes coded;
-  EncodeSparse(one, 2, coded);
+  EncodeSparse(one, 2, CodecLevel::kCompact, coded);
   Changes decoded;
   CHECK(DecodeSparse(coded, 2, 202, decoded).ok());
   CHECK(DecodeSparse(coded, 2, 200, decoded).message().find("past the end") != std::string::npos);

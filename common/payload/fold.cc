@@ -10,8 +10,8 @@ namespace {
 // Folds the entries of one block, oldest first; no value when the block returns to its old bytes.
 class BlockFolder {
  public:
-  BlockFolder(const ModelLayout& layout, BlockIndex block)
-      : block_(block), unit_(layout.block_unit(block)), block_bytes_(layout.block_range(block).bytes) {}
+  BlockFolder(const ModelLayout& layout, CodecLevel level, BlockIndex block)
+      : level_(level), block_(block), unit_(layout.block_unit(block)), block_bytes_(layout.block_range(block).bytes) {}
 
   Status Add(const PayloadEntry& entry, ByteView data) {
     target_hash_ = entry.target_hash;
@@ -38,7 +38,7 @@ class BlockFolder {
     if (changes_.size() == 0) return std::optional<DeltaBlock>();
     block.codec = Codec::kSparse;
     block.changes = static_cast<uint32_t>(changes_.size());
-    EncodeSparse(changes_, unit_, block.data);
+    EncodeSparse(changes_, unit_, level_, block.data);
     // The old bytes are not at hand here, so there is no raw form to fall back to.
     if (block.data.size() > block_bytes_) {
       return Status(ErrorCode::kState, Cat("block ", block_, ": folding makes it larger than the block"));
@@ -48,6 +48,7 @@ class BlockFolder {
   }
 
  private:
+  const CodecLevel level_;
   const BlockIndex block_;
   const uint32_t unit_;
   const size_t block_bytes_;
@@ -72,8 +73,9 @@ Status CheckChain(std::span<const std::shared_ptr<const Payload>> chain) {
 }
 
 Result<std::optional<DeltaBlock>> FoldBlock(const ModelLayout& layout,
-                                            std::span<const std::shared_ptr<const Payload>> chain, BlockIndex index) {
-  BlockFolder folder(layout, index);
+                                            std::span<const std::shared_ptr<const Payload>> chain, CodecLevel level,
+                                            BlockIndex index) {
+  BlockFolder folder(layout, level, index);
   bool touched = false;
   for (const auto& payload : chain) {
     const PayloadEntry* entry = payload->Find(index);
@@ -89,11 +91,12 @@ Result<std::optional<DeltaBlock>> FoldBlock(const ModelLayout& layout,
 
 Result<std::shared_ptr<const Payload>> FoldPayloads(const ModelLayout& layout,
                                                     std::span<const std::shared_ptr<const Payload>> chain,
-                                                    WorkerPool& pool) {
+                                                    CodecLevel level, WorkerPool& pool) {
   LS_RETURN_IF_ERROR(CheckChain(chain));
   std::vector<Result<std::optional<DeltaBlock>>> folded(layout.block_count(), std::optional<DeltaBlock>());
-  pool.ParallelFor(layout.block_count(),
-                   [&](size_t index) { folded[index] = FoldBlock(layout, chain, static_cast<BlockIndex>(index)); });
+  pool.ParallelFor(layout.block_count(), [&](size_t index) {
+    folded[index] = FoldBlock(layout, chain, level, static_cast<BlockIndex>(index));
+  });
   std::vector<DeltaBlock> blocks;
   for (auto& block : folded) {
     LS_RETURN_IF_ERROR(block);

@@ -35,22 +35,19 @@ PayloadHeader MakeHeader(const ModelLayout& layout, const PayloadIdentity& ident
   return header;
 }
 
-// The blocks in rising order, each inside the layout and given once.
-Result<std::vector<const DeltaBlock*>> InOrder(const ModelLayout& layout, std::span<const DeltaBlock> blocks) {
-  std::vector<const DeltaBlock*> order;
-  order.reserve(blocks.size());
-  for (const DeltaBlock& block : blocks) order.push_back(&block);
+// Puts the blocks in rising order. kBadData unless each is inside the layout and given once.
+Status PutInOrder(const ModelLayout& layout, std::vector<const DeltaBlock*>& order) {
   std::sort(order.begin(), order.end(), [](const DeltaBlock* a, const DeltaBlock* b) { return a->block < b->block; });
   for (size_t i = 0; i < order.size(); ++i) {
     const BlockIndex block = order[i]->block;
     if (block >= layout.block_count()) {
-      return Status(ErrorCode::kBadData, Cat("delta block ", block, " is outside the layout's ", layout.block_count()));
+      return {ErrorCode::kBadData, Cat("delta block ", block, " is outside the layout's ", layout.block_count())};
     }
     if (i > 0 && order[i - 1]->block == block) {
-      return Status(ErrorCode::kBadData, Cat("delta block ", block, " is given twice"));
+      return {ErrorCode::kBadData, Cat("delta block ", block, " is given twice")};
     }
   }
-  return order;
+  return OkStatus();
 }
 
 Payload::Allocator HeapAllocator() {
@@ -118,7 +115,16 @@ Status CheckEntries(const Payload& payload, const ModelLayout& layout) {
 Result<std::shared_ptr<const Payload>> Payload::Assemble(const ModelLayout& layout, const PayloadIdentity& identity,
                                                          std::span<const DeltaBlock> blocks,
                                                          const Allocator& allocate) {
-  LS_ASSIGN_OR_RETURN(const auto order, InOrder(layout, blocks));
+  std::vector<const DeltaBlock*> order;
+  order.reserve(blocks.size());
+  for (const DeltaBlock& block : blocks) order.push_back(&block);
+  return Assemble(layout, identity, std::move(order), allocate);
+}
+
+Result<std::shared_ptr<const Payload>> Payload::Assemble(const ModelLayout& layout, const PayloadIdentity& identity,
+                                                         std::vector<const DeltaBlock*> order,
+                                                         const Allocator& allocate) {
+  LS_RETURN_IF_ERROR(PutInOrder(layout, order));
   PayloadHeader header = MakeHeader(layout, identity);
   header.entries = static_cast<uint32_t>(order.size());
   for (const DeltaBlock* block : order) {

@@ -92,6 +92,9 @@ class Payload {
   // heap when it is null. kBadData for a block outside the layout or given twice.
   using Allocator = std::function<Result<std::pair<std::span<std::byte>, std::shared_ptr<const void>>>(size_t bytes)>;
   static Result<std::shared_ptr<const Payload>> Assemble(const ModelLayout& layout, const PayloadIdentity& identity,
+                                                         std::vector<const DeltaBlock*> blocks,
+                                                         const Allocator& allocate = {});
+  static Result<std::shared_ptr<const Payload>> Assemble(const ModelLayout& layout, const PayloadIdentity& identity,
                                                          std::span<const DeltaBlock> blocks,
                                                          const Allocator& allocate = {});
 
@@ -119,7 +122,12 @@ class Payload {
 // Spread over `pool`.
 Result<std::shared_ptr<const Payload>> FoldPayloads(const ModelLayout& layout,
                                                     std::span<const std::shared_ptr<const Payload>> chain,
-                                                    WorkerPool& pool);
+                                                    CodecLevel level, WorkerPool& pool);
+
+// The same delta with the entropy stage added to its blocks, block by block and without decoding them. kCorrupt as
+// CompactSparse. Spread over `pool`.
+Result<std::shared_ptr<const Payload>> CompactPayload(const ModelLayout& layout, const Payload& payload,
+                                                      WorkerPool& pool);
 
 // Brings `block` (its bytes at `entry`'s base version) forward in place. kCorrupt leaves `block` in an unspecified
 // state; the caller checks the resulting hash against entry.target_hash. `scratch` is reused between calls.

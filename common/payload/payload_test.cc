@@ -61,7 +61,7 @@ struct History {
         block.data.assign(target.begin(), target.end());
       } else {
         block.codec = Codec::kSparse;
-        EncodeSparse(changes, layout->block_unit(i), block.data);
+        EncodeSparse(changes, layout->block_unit(i), CodecLevel::kCompact, block.data);
       }
       block.data_hash = Hash64(block.data);
       blocks.push_back(std::move(block));
@@ -111,7 +111,7 @@ TEST_CASE("A folded payload equals its chain, with raw and sparse steps in any o
   for (unsigned pattern = 0; pattern < 8; ++pattern) {
     History history;
     for (unsigned i = 0; i < 3; ++i) history.Step((pattern >> i & 1) != 0);
-    const auto folded = FoldPayloads(*history.layout, history.deltas, pool);
+    const auto folded = FoldPayloads(*history.layout, history.deltas, CodecLevel::kCompact, pool);
     REQUIRE(folded.ok());
     CHECK((*folded)->header().base == 1);
     CHECK((*folded)->header().target == 4);
@@ -124,7 +124,7 @@ TEST_CASE("Going back to the old bytes folds to nothing") {
   History history;
   history.Step();
   history.Publish(history.versions[0], false);
-  const auto folded = FoldPayloads(*history.layout, history.deltas, pool);
+  const auto folded = FoldPayloads(*history.layout, history.deltas, CodecLevel::kCompact, pool);
   REQUIRE(folded.ok());
   CHECK((*folded)->entries().empty());
 }
@@ -133,8 +133,8 @@ TEST_CASE("Payloads that do not follow each other are not folded") {
   History history;
   for (int i = 0; i < 3; ++i) history.Step();
   const std::shared_ptr<const Payload> gap[] = {history.deltas[0], history.deltas[2]};
-  CHECK(FoldPayloads(*history.layout, gap, pool).status().code() == ErrorCode::kBadData);
-  CHECK_FALSE(FoldPayloads(*history.layout, {}, pool).ok());
+  CHECK(FoldPayloads(*history.layout, gap, CodecLevel::kCompact, pool).status().code() == ErrorCode::kBadData);
+  CHECK_FALSE(FoldPayloads(*history.layout, {}, CodecLevel::kCompact, pool).ok());
 }
 
 TEST_CASE("Every flipped byte and every truncation of a stored payload is refused") {

@@ -146,7 +146,7 @@ TEST_CASE("Only what changed is written, and counted once however many ranks tak
     changes.steps.push_back(1);
   }
   DeltaBlock delta{.block = block, .codec = Codec::kSparse, .changes = 7};
-  EncodeSparse(changes, 2, delta.data);
+  EncodeSparse(changes, 2, CodecLevel::kCompact, delta.data);
   const auto writes = fixture.Stage({Unchecked(model, {delta})}, 1);
   REQUIRE(writes.ok());
   CHECK(writes->stats().positions == 7);

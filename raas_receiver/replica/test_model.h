@@ -78,7 +78,7 @@ class TestModel {
       if (changes.size() == 0) continue;
       const ByteView bytes = block_of(target, block);
       DeltaBlock delta{block, Codec::kSparse, static_cast<uint32_t>(changes.size()), BlockHash(bytes), 0, {}};
-      EncodeSparse(changes, layout_->block_unit(block), delta.data);
+      EncodeSparse(changes, layout_->block_unit(block), CodecLevel::kCompact, delta.data);
       if (delta.data.size() >= bytes.size()) {
         delta.codec = Codec::kRaw;
         delta.data.assign(bytes.begin(), bytes.end());

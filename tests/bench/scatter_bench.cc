@@ -78,7 +78,7 @@ DeltaBlock ChangeOf(const Replica& replica, BlockIndex index, uint64_t seed) {
               replica.data().begin() + static_cast<ptrdiff_t>(range.offset + range.bytes));
   kernels::AddSteps(bytes.data(), unit, changes.positions.data(), changes.steps.data(), changes.size());
   block.target_hash = BlockHash(bytes);
-  EncodeSparse(changes, unit, block.data);
+  EncodeSparse(changes, unit, CodecLevel::kCompact, block.data);
   block.data_hash = Hash64(block.data);
   return block;
 }

@@ -62,7 +62,7 @@ struct Story {
   Story() {
     for (uint8_t i = 0; i < 16; ++i) run.bytes[i] = i;
     after[8] = std::byte{1};
-    EncodeSparse(Changes{.positions = {4}, .steps = {1}}, 2, delta.data);
+    EncodeSparse(Changes{.positions = {4}, .steps = {1}}, 2, CodecLevel::kCompact, delta.data);
     delta.data_hash = Hash64(delta.data);
     delta.target_hash = BlockHash(after);
   }
@@ -83,7 +83,7 @@ TEST_CASE("The layout example is what the code writes") {
 TEST_CASE("The payload examples are what the code writes") {
   const Story story;
   Bytes sparse;
-  EncodeSparse(Changes{.positions = {3, 300, 301}, .steps = {1, 0xffff, 0x8000}}, 2, sparse);
+  EncodeSparse(Changes{.positions = {3, 300, 301}, .steps = {1, 0xffff, 0x8000}}, 2, CodecLevel::kCompact, sparse);
   CHECK(Example(kPayload, "sparse") == sparse);
   const auto payload = Payload::Assemble(*story.layout,
                                          {.run = story.run,

@@ -27,7 +27,7 @@ ALLOWED = {
     "common/rpc": {"common/base", "common/os", "@grpc"},
     "common/telemetry": {"common/base", "common/os", "@spdlog", "@nlohmann_json"},
     "common/config": {"common/base", "common/os", "@cli11", "@tomlplusplus"},
-    "kernels": {"common/base"},
+    "kernels": {"common/base", "@highway"},
     "proto": {"@grpc", "@protobuf"},
     # The trainer's side.
     "trainer_agent/buffer": {"common/base", "common/os", "common/model"},

@@ -38,10 +38,10 @@ ChangeView FindBlockChanges(const std::byte* base, ByteView target, uint32_t uni
 
 // The smaller of the sparse and the raw form.
 DeltaBlock Encode(BlockIndex block, ByteView target, uint32_t unit, uint64_t target_hash, const ChangeView& changes,
-                  Bytes& coded) {
+                  CodecLevel level, Bytes& coded) {
   DeltaBlock delta{.block = block, .changes = static_cast<uint32_t>(changes.size()), .target_hash = target_hash};
   coded.clear();
-  EncodeSparse(changes, unit, coded);
+  EncodeSparse(changes, unit, level, coded);
   if (coded.size() < target.size()) {
     delta.codec = Codec::kSparse;
     delta.data = coded;
@@ -121,8 +121,9 @@ void DeltaJob::WorkBlock(BlockIndex block) {
   }
   hashes_[block] = BlockHash(target);
   if (!StillEncoding(0)) return;
-  deltas_[block] = Encode(block, target, unit, hashes_[block], changes, scratch.coded);
-  StillEncoding(deltas_[block]->data.size());
+  deltas_[block] = std::make_shared<const DeltaBlock>(
+      Encode(block, target, unit, hashes_[block], changes, input_.level, scratch.coded));
+  if (StillEncoding(deltas_[block]->data.size()) && input_.on_block) input_.on_block(deltas_[block]);
 }
 
 bool DeltaJob::StillEncoding(uint64_t coded_bytes) {
@@ -137,8 +138,8 @@ void DeltaJob::CompleteIfDone(std::unique_lock<std::mutex> lock) {
   const auto done = std::exchange(done_, nullptr);
   lock.unlock();
   DeltaOutput output{.block_hashes = std::move(hashes_), .blocks_unread = blocks_unread_, .too_dense = too_dense_};
-  for (std::optional<DeltaBlock>& delta : deltas_) {
-    if (delta && !output.too_dense) output.blocks.push_back(*std::move(delta));
+  for (std::shared_ptr<const DeltaBlock>& delta : deltas_) {
+    if (delta != nullptr && !output.too_dense) output.blocks.push_back(std::move(delta));
   }
   deltas_.clear();
   done(std::move(output));

@@ -11,7 +11,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <vector>
 
 #include "common/base/worker_pool.h"
@@ -21,10 +20,10 @@
 namespace lockstep {
 
 struct DeltaOutput {
-  std::vector<uint64_t> block_hashes;  // of the target, every block
-  std::vector<DeltaBlock> blocks;      // those that differ from the base; none without a base, or when too dense
-  size_t blocks_unread = 0;            // hashes taken from the base on the trainer's word
-  bool too_dense = false;              // coded, the blocks would take more than DeltaInput::max_coded_bytes
+  std::vector<uint64_t> block_hashes;                     // of the target, every block
+  std::vector<std::shared_ptr<const DeltaBlock>> blocks;  // that differ from the base; none without one, or too dense
+  size_t blocks_unread = 0;                               // hashes taken from the base on the trainer's word
+  bool too_dense = false;  // coded, the blocks would take more than DeltaInput::max_coded_bytes
 };
 
 // Where the job reads. The memory must stay valid and, block by block from the moment it is given, unchanged until the
@@ -35,6 +34,9 @@ struct DeltaInput {
   const std::byte* base = nullptr;                // null: hash only
   std::shared_ptr<const Manifest> base_manifest;  // with `base`: an unchanged block's hash is taken from here
   uint64_t max_coded_bytes = ~uint64_t{0};        // a delta larger than this is dropped: its memory is not worth it
+  CodecLevel level = CodecLevel::kFast;
+  // Called with each differing block as it is encoded, by the pool's threads. Null: nobody wants them early.
+  std::function<void(std::shared_ptr<const DeltaBlock>)> on_block;
 };
 
 // Thread-safe.
@@ -77,7 +79,7 @@ class DeltaJob {
 
   // Slots per block, each written by the one task that works it, or by the caller that says it is unchanged.
   std::vector<uint64_t> hashes_;
-  std::vector<std::optional<DeltaBlock>> deltas_;
+  std::vector<std::shared_ptr<const DeltaBlock>> deltas_;
 };
 
 }  // namespace lockstep

@@ -1,10 +1,10 @@
 #include "trainer_agent/publish/model_publisher.h"
 
-#include <chrono>
 #include <numeric>
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
+#include "common/telemetry/timeline.h"
 
 namespace lockstep {
 namespace {
@@ -23,11 +23,6 @@ class BufferReader : public BlockReader {
  private:
   const std::shared_ptr<DoubleBuffer> buffer_;
 };
-
-int64_t UnixNanos() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
-      .count();
-}
 
 std::vector<BlockIndex> AllBlocks(const ModelLayout& layout) {
   std::vector<BlockIndex> blocks(layout.block_count());
@@ -72,6 +67,8 @@ void ModelPublisher::AddDelta(const Manifest& base, const Manifest& target, int6
                               const DeltaOutput& output) {
   Status added{ErrorCode::kResourceExhausted, "so much changed that a delta is not worth its memory"};
   if (!output.too_dense) {
+    std::vector<const DeltaBlock*> blocks;
+    for (const auto& block : output.blocks) blocks.push_back(block.get());
     added = served_->deltas()
                 .Add({.run = buffer_->run(),
                       .base = base.held.version,
@@ -79,7 +76,7 @@ void ModelPublisher::AddDelta(const Manifest& base, const Manifest& target, int6
                       .base_digest = base.digest,
                       .target_digest = target.digest,
                       .committed_unix_ns = committed_unix_ns},
-                     output.blocks)
+                     blocks)
                 .status();
   }
   if (added.ok()) return;

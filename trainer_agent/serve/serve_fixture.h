@@ -94,16 +94,18 @@ struct Served {
         Changes changes{.positions = {block}, .steps = {version}};
         DeltaBlock& out = delta.emplace_back(DeltaBlock{
             .block = block, .codec = Codec::kSparse, .changes = 1, .target_hash = BlockHash(BlockOf(version, block))});
-        EncodeSparse(changes, 2, out.data);
+        EncodeSparse(changes, 2, CodecLevel::kCompact, out.data);
         out.data_hash = Hash64(out.data);
       }
+      std::vector<const DeltaBlock*> pointers;
+      for (const DeltaBlock& block : delta) pointers.push_back(&block);
       REQUIRE(run->deltas()
                   .Add({.run = run->run(),
                         .base = version - 1,
                         .target = version,
                         .base_digest = Digest(version - 1),
                         .target_digest = Digest(version)},
-                       delta)
+                       pointers)
                   .ok());
     }
     catalog.Publish(run, {ManifestOf(version), static_cast<int64_t>(version)});

@@ -110,7 +110,7 @@ Payload::Allocator DeltaStore::FileAllocator(const std::string& path) {
 }
 
 Result<std::shared_ptr<const Payload>> DeltaStore::Add(const PayloadIdentity& identity,
-                                                       std::span<const DeltaBlock> blocks) {
+                                                       const std::vector<const DeltaBlock*>& blocks) {
   std::lock_guard lock(mutex_);
   folds_.clear();  // they end at a version that is no longer the newest
   Result<std::shared_ptr<const Payload>> payload = Status(ErrorCode::kInternal, "not made");
@@ -209,7 +209,7 @@ void DeltaStore::FoldRoute(Version base, DeltaRoute& route) {
     if (known) folded = fold->second;
   }
   if (!known) {
-    const auto made = FoldPayloads(*layout_, route.steps, *options_.fold_pool);
+    const auto made = FoldPayloads(*layout_, route.steps, CodecLevel::kCompact, *options_.fold_pool);
     if (made.ok() && (*made)->header().data_bytes < route.data_bytes()) folded = *made;
     std::lock_guard lock(mutex_);
     // A version may have been added meanwhile; then this fold serves the one caller only.

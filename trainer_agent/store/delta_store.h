@@ -47,7 +47,8 @@ class DeltaStore {
 
   // Makes the delta that follows the last one and retains it. A full tmpfs costs old deltas first; when even that does
   // not help the delta is kept on the heap.
-  Result<std::shared_ptr<const Payload>> Add(const PayloadIdentity& identity, std::span<const DeltaBlock> blocks);
+  Result<std::shared_ptr<const Payload>> Add(const PayloadIdentity& identity,
+                                             const std::vector<const DeltaBlock*>& blocks);
 
   // The route of fewest bytes from `base`: one delta, the chain, or its fold; none when that would not be below
   // `full_bytes`. A fold is computed here the first time, unless it would take long: then the chain is served as it is.

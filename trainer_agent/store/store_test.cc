@@ -33,7 +33,7 @@ struct Chain {
     }
     std::vector<DeltaBlock> blocks(1);
     blocks[0] = {.codec = Codec::kSparse, .changes = count, .target_hash = base + 1};
-    EncodeSparse(changes, 2, blocks[0].data);
+    EncodeSparse(changes, 2, CodecLevel::kCompact, blocks[0].data);
     blocks[0].data_hash = Hash64(blocks[0].data);
     return store
         .Add({.run = run,
@@ -41,7 +41,7 @@ struct Chain {
               .target = base + 1,
               .base_digest = DigestOf(base),
               .target_digest = DigestOf(base + 1)},
-             blocks)
+             {&blocks[0]})
         .status();
   }
   Manifest Newest(Version version) const {

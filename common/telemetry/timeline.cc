@@ -1,0 +1,33 @@
+#include "common/telemetry/timeline.h"
+
+namespace lockstep {
+
+void Timeline::Add(Span span) {
+  std::lock_guard lock(mutex_);
+  spans_.push_back(std::move(span));
+  if (spans_.size() <= capacity_) return;
+  spans_.pop_front();
+  ++dropped_;
+}
+
+std::vector<Span> Timeline::Select(std::string_view model, Version version) const {
+  std::vector<Span> selected;
+  std::lock_guard lock(mutex_);
+  for (const Span& span : spans_) {
+    const bool of_model = model.empty() || span.model == model;
+    if (of_model && (version == 0 || span.version == version)) selected.push_back(span);
+  }
+  return selected;
+}
+
+uint64_t Timeline::dropped() const {
+  std::lock_guard lock(mutex_);
+  return dropped_;
+}
+
+int64_t UnixNanos() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+}  // namespace lockstep
