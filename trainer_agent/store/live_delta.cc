@@ -1,0 +1,127 @@
+#include "trainer_agent/store/live_delta.h"
+
+#include "common/base/text.h"
+
+namespace lockstep {
+namespace {
+
+// Waking a reader costs more than a block: they are told of several at a time.
+constexpr size_t kWakeEvery = 32;
+
+void CallAll(const std::vector<std::function<void()>>& wakes) {
+  for (const auto& wake : wakes) wake();
+}
+
+}  // namespace
+
+void LiveDelta::Add(std::shared_ptr<const DeltaBlock> block) {
+  std::unique_lock lock(mutex_);
+  blocks_.push_back(std::move(block));
+  if (blocks_.size() % kWakeEvery == 0) WakeAll(std::move(lock));
+}
+
+void LiveDelta::Seal() {
+  std::unique_lock lock(mutex_);
+  ended_ = true;
+  WakeAll(std::move(lock));
+}
+
+void LiveDelta::GiveUp(Status why) {
+  std::unique_lock lock(mutex_);
+  if (ended_) return;
+  ended_ = true;
+  given_up_ = std::move(why);
+  blocks_.clear();
+  WakeAll(std::move(lock));
+}
+
+LiveDelta::News LiveDelta::Since(size_t seen) const {
+  std::lock_guard lock(mutex_);
+  News news{.sealed = ended_ && given_up_.ok(), .given_up = given_up_};
+  if (seen < blocks_.size()) news.blocks.assign(blocks_.begin() + static_cast<std::ptrdiff_t>(seen), blocks_.end());
+  return news;
+}
+
+void LiveDelta::WakeWhenNews(size_t seen, std::function<void()> wake) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!HasNews(seen)) {
+      waiting_.push_back(std::move(wake));
+      return;
+    }
+  }
+  wake();
+}
+
+void LiveDelta::WakeAll(std::unique_lock<std::mutex> lock) {
+  const auto wakes = std::exchange(waiting_, {});
+  lock.unlock();
+  CallAll(wakes);
+}
+
+std::shared_ptr<LiveDelta> LiveFeed::Begin(Version base, Version target) {
+  auto delta = std::make_shared<LiveDelta>(base, target);
+  std::vector<std::function<void()>> wakes;
+  std::shared_ptr<LiveDelta> before;
+  {
+    std::lock_guard lock(mutex_);
+    newest_ = base;
+    before = std::exchange(delta_, delta);
+    wakes.swap(waiting_);
+  }
+  if (before != nullptr) before->GiveUp({ErrorCode::kAborted, "another version was begun"});
+  CallAll(wakes);
+  return delta;
+}
+
+void LiveFeed::SetNewest(Version newest) {
+  std::vector<std::function<void()>> wakes;
+  {
+    std::lock_guard lock(mutex_);
+    newest_ = newest;
+    // A sealed delta stays for those who come late; one that leads elsewhere is of no more use.
+    if (delta_ != nullptr && delta_->target() != newest) delta_.reset();
+    wakes.swap(waiting_);
+  }
+  CallAll(wakes);
+}
+
+CodecLevel LiveFeed::level() const {
+  std::lock_guard lock(mutex_);
+  return followers_.count(CodecLevel::kCompact) > 0 ? CodecLevel::kCompact : CodecLevel::kFast;
+}
+
+LiveFeed::Follower::Follower(LiveFeed* feed, CodecLevel level)
+    : feed_(feed), at_([&] {
+        std::lock_guard lock(feed->mutex_);
+        return feed->followers_.insert(level);
+      }()) {}
+
+LiveFeed::Follower::~Follower() {
+  std::lock_guard lock(feed_->mutex_);
+  feed_->followers_.erase(at_);
+}
+
+bool LiveFeed::Waits(Version base) const {
+  return base == newest_ && (delta_ == nullptr || delta_->base() != base);
+}
+
+Result<std::shared_ptr<LiveDelta>> LiveFeed::Find(Version base) const {
+  std::lock_guard lock(mutex_);
+  if (delta_ != nullptr && delta_->base() == base) return delta_;
+  if (base == newest_) return std::shared_ptr<LiveDelta>();
+  return Status(ErrorCode::kState, Cat("no delta from version ", base, " will be made; the newest is ", newest_));
+}
+
+void LiveFeed::WakeWhenBegun(Version base, std::function<void()> wake) {
+  {
+    std::lock_guard lock(mutex_);
+    if (Waits(base)) {
+      waiting_.push_back(std::move(wake));
+      return;
+    }
+  }
+  wake();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,99 @@
+// The delta that is being made right now, for receivers that want its blocks before it is whole.
+//
+// The maker (the publish side) begins a delta with each draft, adds blocks as the delta engine finishes them, and ends
+// it: sealed once the version is committed and compared, or given up. Readers (lanes) take what is new and are woken;
+// nobody is ever waited for. Blocks are shared, so that any number of readers costs no memory.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/base/status.h"
+#include "common/payload/payload.h"
+
+namespace lockstep {
+
+// One delta in the making. Thread-safe.
+class LiveDelta {
+ public:
+  LiveDelta(Version base, Version target) : base_(base), target_(target) {}
+
+  Version base() const { return base_; }
+  Version target() const { return target_; }
+
+  // --- the maker; not after an end ---
+  void Add(std::shared_ptr<const DeltaBlock> block);
+  void Seal();
+  void GiveUp(Status why);  // REQUIRES !why.ok()
+
+  // --- readers ---
+  struct News {
+    std::vector<std::shared_ptr<const DeltaBlock>>
+        blocks;           // those after the first `seen`, in the order of their making
+    bool sealed = false;  // with these, all blocks were told
+    Status given_up;      // not OK: nothing that was told counts
+  };
+  News Since(size_t seen) const;
+  // Calls `wake` once, as soon as Since(seen) has something to tell: now, or later on a thread of the maker, which must
+  // not be held up. It may be called when its reader is long gone.
+  void WakeWhenNews(size_t seen, std::function<void()> wake);
+
+ private:
+  bool HasNews(size_t seen) const { return ended_ || blocks_.size() > seen; }
+  void WakeAll(std::unique_lock<std::mutex> lock);
+
+  const Version base_;
+  const Version target_;
+  mutable std::mutex mutex_;
+  std::vector<std::shared_ptr<const DeltaBlock>> blocks_;
+  bool ended_ = false;
+  Status given_up_;
+  std::vector<std::function<void()>> waiting_;
+};
+
+// What is live in one run. Thread-safe.
+class LiveFeed {
+ public:
+  // --- the maker ---
+  // `base` is the newest version; a delta that did not end is given up.
+  std::shared_ptr<LiveDelta> Begin(Version base, Version target);
+  // `newest` is committed and served.
+  void SetNewest(Version newest);
+  // The level that suits those who are here.
+  CodecLevel level() const;
+
+  // --- readers ---
+  // While it lives, somebody on a link for `level` follows the run.
+  class Follower {
+   public:
+    Follower(LiveFeed* feed, CodecLevel level);
+    ~Follower();
+    Follower(const Follower&) = delete;
+    Follower& operator=(const Follower&) = delete;
+
+   private:
+    LiveFeed* const feed_;
+    const std::multiset<CodecLevel>::iterator at_;
+  };
+
+  // The delta that starts at `base`, being made or the last one that was sealed; null while nobody has begun it. kState
+  // when it will not be made: `base` is not the newest version.
+  Result<std::shared_ptr<LiveDelta>> Find(Version base) const;
+  // Calls `wake` once, as soon as Find(base) answers another than null; as LiveDelta::WakeWhenNews.
+  void WakeWhenBegun(Version base, std::function<void()> wake);
+
+ private:
+  bool Waits(Version base) const;  // REQUIRES mutex_
+
+  mutable std::mutex mutex_;
+  Version newest_ = 0;
+  std::shared_ptr<LiveDelta> delta_;
+  std::multiset<CodecLevel> followers_;
+  std::vector<std::function<void()>> waiting_;
+};
+
+}  // namespace lockstep

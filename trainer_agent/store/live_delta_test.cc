@@ -1,0 +1,106 @@
+#include "trainer_agent/store/live_delta.h"
+
+#include <catch2/catch.hpp>
+
+namespace lockstep {
+namespace {
+
+std::shared_ptr<const DeltaBlock> Block(BlockIndex block) {
+  return std::make_shared<const DeltaBlock>(DeltaBlock{.block = block});
+}
+
+TEST_CASE("a reader gets every block once, in the order of their making, and then the end") {
+  LiveDelta delta(3, 4);
+  delta.Add(Block(7));
+  delta.Add(Block(2));
+  const auto first = delta.Since(0);
+  REQUIRE(first.blocks.size() == 2);
+  CHECK(first.blocks[0]->block == 7);
+  CHECK(first.blocks[1]->block == 2);
+  CHECK_FALSE(first.sealed);
+  delta.Add(Block(5));
+  delta.Seal();
+  const auto last = delta.Since(2);
+  REQUIRE(last.blocks.size() == 1);
+  CHECK(last.blocks[0]->block == 5);
+  CHECK(last.sealed);
+  CHECK(delta.Since(3).blocks.empty());
+}
+
+TEST_CASE("a delta that is given up tells why, and none of its blocks") {
+  LiveDelta delta(3, 4);
+  delta.Add(Block(1));
+  delta.GiveUp({ErrorCode::kAborted, "rank 2 vanished"});
+  const auto news = delta.Since(0);
+  CHECK(news.blocks.empty());
+  CHECK_FALSE(news.sealed);
+  CHECK(news.given_up.code() == ErrorCode::kAborted);
+}
+
+TEST_CASE("who waits is woken once: at once when there is news, else by many blocks or by the end") {
+  LiveDelta delta(1, 2);
+  int woken = 0;
+  delta.WakeWhenNews(0, [&] { ++woken; });
+  delta.Add(Block(0));
+  CHECK(woken == 0);  // one block is not worth it
+  delta.WakeWhenNews(0, [&] { ++woken; });
+  CHECK(woken == 1);
+  for (BlockIndex block = 1; block < 40; ++block) delta.Add(Block(block));
+  CHECK(woken == 2);
+  delta.WakeWhenNews(40, [&] { ++woken; });
+  CHECK(woken == 2);
+  delta.Seal();
+  CHECK(woken == 3);
+}
+
+TEST_CASE("a follower waits for the delta from the newest version, and is refused any other") {
+  LiveFeed feed;
+  CHECK(feed.Find(1).status().code() == ErrorCode::kState);
+  feed.SetNewest(5);
+  REQUIRE(feed.Find(5).ok());
+  CHECK(*feed.Find(5) == nullptr);
+  CHECK(feed.Find(4).status().code() == ErrorCode::kState);
+  int woken = 0;
+  feed.WakeWhenBegun(5, [&] { ++woken; });
+  CHECK(woken == 0);
+  const auto delta = feed.Begin(5, 6);
+  CHECK(woken == 1);
+  CHECK(*feed.Find(5) == delta);
+}
+
+TEST_CASE("a sealed delta is there for those who come late, until the next one is begun") {
+  LiveFeed feed;
+  const auto first = feed.Begin(1, 2);
+  first->Seal();
+  feed.SetNewest(2);
+  CHECK(*feed.Find(1) == first);
+  CHECK(*feed.Find(2) == nullptr);
+  feed.Begin(2, 3);
+  CHECK(feed.Find(1).status().code() == ErrorCode::kState);
+}
+
+TEST_CASE("a draft that was given up is no longer found, and its readers hear of it") {
+  LiveFeed feed;
+  const auto given_up = feed.Begin(1, 2);
+  given_up->GiveUp({ErrorCode::kAborted, "gone"});
+  feed.SetNewest(1);
+  CHECK(*feed.Find(1) == nullptr);
+  const auto next = feed.Begin(1, 3);
+  CHECK(*feed.Find(1) == next);
+  feed.Begin(1, 4);
+  CHECK(next->Since(0).given_up.code() == ErrorCode::kAborted);
+}
+
+TEST_CASE("the level is compact as long as somebody follows over a slow link") {
+  LiveFeed feed;
+  CHECK(feed.level() == CodecLevel::kFast);
+  const LiveFeed::Follower near(&feed, CodecLevel::kFast);
+  {
+    const LiveFeed::Follower far(&feed, CodecLevel::kCompact);
+    CHECK(feed.level() == CodecLevel::kCompact);
+  }
+  CHECK(feed.level() == CodecLevel::kFast);
+}
+
+}  // namespace
+}  // namespace lockstep
