@@ -25,6 +25,13 @@ uint64_t Timeline::dropped() const {
   return dropped_;
 }
 
+void AddSpan(Timeline* timeline, Span span, const Moment& begun) {
+  if (timeline == nullptr) return;
+  span.begin_unix_ns = begun.unix_ns();
+  span.end_unix_ns = begun.unix_ns() + begun.NanosSince();
+  timeline->Add(std::move(span));
+}
+
 int64_t UnixNanos() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
       .count();

@@ -1,8 +1,24 @@
 // Timeline: what a daemon did when, as spans that `lockstepctl timeline` joins across daemons into one trace.
 //
-// Spans are named by a closed set, in the order of a version's way: export, diff, encode, store (agent); serve (agent,
-// a lane's share of a pull); negotiate, pull, stage, verify, apply, repair, commit, engine (receiver). Those of a pull
-// carry its id, which both daemons know; the others are joined by model and version.
+// Spans are named by a closed set, in the order of a version's way:
+//
+//   agent     export     the version's first rank begins .. its last rank commits; bytes: the model's
+//             diff       the first blocks are given to the delta engine .. the manifest is known; bytes: compared
+//             encode     inside diff: the first changed block is coded .. the last one; bytes: coded
+//             store      the delta is put together and kept; bytes: its own
+//             serve      a lane's share of a pull, first request .. last byte sent; bytes: sent
+//   receiver  negotiate  asking for a pull .. a plan that was checked
+//             pull       until every byte wanted is here; bytes: received, by lanes and from local memory
+//             stage      inside pull: a delta's blocks become one payload
+//             verify     the hashes promised are proved to give the target's digest
+//             apply      decode, write and hash what changed; bytes: of the payload
+//             repair     blocks that came out wrong are fetched in full
+//             commit     the version becomes visible
+//             engine     the engine is made to serve it; bytes: written into its memory
+//
+// Encode is where coding began and ended, not how long it took: comparing and coding alternate block by block, in one
+// pass. Spans of a pull carry its id, which both daemons know; the others are joined by model and version. What a
+// receiver on the agent's host takes from its memory is in its pull: the agent sees nothing of it.
 #pragma once
 
 #include <chrono>
@@ -17,15 +33,32 @@
 
 namespace lockstep {
 
+// Now, by the clock that other daemons share.
+int64_t UnixNanos();
+
 struct Span {
   std::string_view name;  // outlives the timeline: a literal
   std::string model;
-  Version version = 0;
+  Version version = 0;    // worked towards; 0: not known, it failed before
   uint64_t transfer = 0;  // pull id; 0: of no one pull
   int64_t begin_unix_ns = 0;
-  int64_t end_unix_ns = 0;
-  uint64_t bytes = 0;  // moved by it; 0: does not apply
-  uint32_t lane = 0;   // which of those of its name that ran at once
+  int64_t end_unix_ns = 0;  // never before the begin
+  uint64_t bytes = 0;       // 0: does not apply
+  uint32_t lane = 0;        // which of those of its name that ran at once
+};
+
+// A moment by two clocks: where a span lies is told by the one that daemons share, how long it is by the one that
+// nobody sets.
+class Moment {
+ public:
+  int64_t unix_ns() const { return unix_ns_; }
+  int64_t NanosSince() const {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - steady_).count();
+  }
+
+ private:
+  int64_t unix_ns_ = UnixNanos();
+  std::chrono::steady_clock::time_point steady_ = std::chrono::steady_clock::now();
 };
 
 // The last `capacity` spans. Thread-safe; adding one costs less than a microsecond.
@@ -34,7 +67,7 @@ class Timeline {
   explicit Timeline(size_t capacity = 4096) : capacity_(capacity) {}
 
   void Add(Span span);
-  // Those of `model` (empty: all) towards `version` (0: all), oldest first.
+  // Those of `model` (empty: all) towards `version` (0: all), in the order in which they ended.
   std::vector<Span> Select(std::string_view model, Version version) const;
   uint64_t dropped() const;
 
@@ -45,19 +78,14 @@ class Timeline {
   uint64_t dropped_ = 0;
 };
 
-int64_t UnixNanos();
+// Adds `span` as from `begun` to now. `timeline` may be null: then nothing is recorded.
+void AddSpan(Timeline* timeline, Span span, const Moment& begun);
 
-// Adds a span of its own life. `timeline` may be null: then nothing is recorded.
+// Adds a span of its own life. `timeline` may be null.
 class SpanScope {
  public:
-  SpanScope(Timeline* timeline, Span span) : timeline_(timeline), span_(std::move(span)) {
-    span_.begin_unix_ns = UnixNanos();
-  }
-  ~SpanScope() {
-    if (timeline_ == nullptr) return;
-    span_.end_unix_ns = UnixNanos();
-    timeline_->Add(std::move(span_));
-  }
+  SpanScope(Timeline* timeline, Span span) : timeline_(timeline), span_(std::move(span)) {}
+  ~SpanScope() { AddSpan(timeline_, std::move(span_), begun_); }
   SpanScope(const SpanScope&) = delete;
   SpanScope& operator=(const SpanScope&) = delete;
 
@@ -66,6 +94,28 @@ class SpanScope {
  private:
   Timeline* const timeline_;
   Span span_;
+  const Moment begun_;
 };
+
+// What a daemon answers to GetTimeline: the spans that `request` selects, and its clock. A template over the messages
+// (proto/lockstep/v1/model.proto), so that this package needs none of them. `timeline` may be null.
+template <typename Request, typename Answer>
+void TellTimeline(const Timeline* timeline, const Request& request, Answer& answer) {
+  if (timeline != nullptr) {
+    for (const Span& span : timeline->Select(request.model(), request.version())) {
+      auto& told = *answer.add_spans();
+      told.set_span(std::string(span.name));
+      told.set_model(span.model);
+      told.set_version(span.version);
+      told.set_transfer(span.transfer);
+      told.set_begin_unix_ns(span.begin_unix_ns);
+      told.set_end_unix_ns(span.end_unix_ns);
+      told.set_bytes(span.bytes);
+      told.set_lane(span.lane);
+    }
+    answer.set_dropped(timeline->dropped());
+  }
+  answer.set_now_unix_ns(UnixNanos());
+}
 
 }  // namespace lockstep

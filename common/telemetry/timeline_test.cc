@@ -1,0 +1,134 @@
+#include "common/telemetry/timeline.h"
+
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <thread>
+
+namespace lockstep {
+namespace {
+
+Span SpanOf(std::string_view name, const std::string& model, Version version) {
+  return {.name = name, .model = model, .version = version};
+}
+
+// The messages of GetTimeline, as far as TellTimeline knows them.
+struct Told : Span {
+  std::string span;
+  void set_span(std::string value) { span = std::move(value); }
+  void set_model(std::string value) { model = std::move(value); }
+  void set_version(uint64_t value) { version = value; }
+  void set_transfer(uint64_t value) { transfer = value; }
+  void set_begin_unix_ns(int64_t value) { begin_unix_ns = value; }
+  void set_end_unix_ns(int64_t value) { end_unix_ns = value; }
+  void set_bytes(uint64_t value) { bytes = value; }
+  void set_lane(uint32_t value) { lane = value; }
+};
+struct Answer {
+  std::deque<Told> spans;
+  uint64_t dropped = 0;
+  int64_t now_unix_ns = 0;
+  Told* add_spans() { return &spans.emplace_back(); }
+  void set_dropped(uint64_t value) { dropped = value; }
+  void set_now_unix_ns(int64_t value) { now_unix_ns = value; }
+};
+struct Request {
+  std::string model() const { return "actor"; }
+  uint64_t version() const { return 3; }
+};
+
+TEST_CASE("spans are selected by model and version, oldest first") {
+  Timeline timeline;
+  for (const Version version : {1, 2, 1}) timeline.Add(SpanOf("diff", "actor", version));
+  timeline.Add(SpanOf("store", "critic", 1));
+  CHECK(timeline.Select("", 0).size() == 4);
+  CHECK(timeline.Select("actor", 0).size() == 3);
+  CHECK(timeline.Select("actor", 1).size() == 2);
+  REQUIRE(timeline.Select("", 1).size() == 3);
+  CHECK(timeline.Select("", 1).back().name == "store");
+  CHECK(timeline.Select("other", 0).empty());
+}
+
+TEST_CASE("the oldest spans give way, and it is known how many did") {
+  Timeline timeline(3);
+  for (Version version = 1; version <= 5; ++version) timeline.Add(SpanOf("diff", "actor", version));
+  const auto left = timeline.Select("", 0);
+  REQUIRE(left.size() == 3);
+  CHECK(left.front().version == 3);
+  CHECK(left.back().version == 5);
+  CHECK(timeline.dropped() == 2);
+}
+
+TEST_CASE("a scope's span is as long as its life and holds what was learned in it") {
+  Timeline timeline;
+  const int64_t before = UnixNanos();
+  {
+    SpanScope scope(&timeline, SpanOf("pull", "actor", 0));
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    scope.span().version = 9;
+    scope.span().bytes = 77;
+  }
+  const auto spans = timeline.Select("actor", 9);
+  REQUIRE(spans.size() == 1);
+  CHECK(spans[0].bytes == 77);
+  CHECK(spans[0].begin_unix_ns >= before);
+  CHECK(spans[0].end_unix_ns - spans[0].begin_unix_ns >= 3'000'000);
+  CHECK(spans[0].end_unix_ns <= UnixNanos() + 1'000'000);
+}
+
+TEST_CASE("without a timeline nothing is recorded and nothing breaks") {
+  { const SpanScope scope(nullptr, SpanOf("pull", "actor", 1)); }
+  AddSpan(nullptr, SpanOf("pull", "actor", 1), Moment());
+  Answer answer;
+  TellTimeline(nullptr, Request(), answer);
+  CHECK(answer.spans.empty());
+  CHECK(answer.now_unix_ns > 0);
+}
+
+TEST_CASE("a daemon tells every field of the spans it is asked for, and its clock") {
+  Timeline timeline(2);
+  timeline.Add(SpanOf("diff", "actor", 1));
+  timeline.Add({.name = "serve",
+                .model = "actor",
+                .version = 3,
+                .transfer = 0xf00000000000000d,
+                .begin_unix_ns = 10,
+                .end_unix_ns = 20,
+                .bytes = 5,
+                .lane = 2});
+  timeline.Add(SpanOf("diff", "actor", 4));
+  Answer answer;
+  TellTimeline(&timeline, Request(), answer);
+  REQUIRE(answer.spans.size() == 1);
+  const Told& told = answer.spans[0];
+  CHECK(told.span == "serve");
+  CHECK(told.model == "actor");
+  CHECK(told.version == 3);
+  CHECK(told.transfer == 0xf00000000000000d);
+  CHECK(told.begin_unix_ns == 10);
+  CHECK(told.end_unix_ns == 20);
+  CHECK(told.bytes == 5);
+  CHECK(told.lane == 2);
+  CHECK(answer.dropped == 1);
+}
+
+TEST_CASE("threads may add and select at once") {
+  Timeline timeline(64);
+  std::vector<std::thread> threads;
+  std::atomic<size_t> most = 0;
+  for (int thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([&timeline, &most] {
+      for (Version version = 1; version <= 500; ++version) {
+        timeline.Add(SpanOf("serve", "actor", version));
+        const size_t held = timeline.Select("actor", 0).size();
+        if (held > most) most = held;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(most <= 64);
+  CHECK(timeline.Select("", 0).size() == 64);
+  CHECK(timeline.dropped() == 4 * 500 - 64);
+}
+
+}  // namespace
+}  // namespace lockstep
