@@ -1,0 +1,69 @@
+// The data plane of a live subscription: lanes on which the blocks of the next delta come while the trainer still
+// writes it (common/wire/FORMAT.md, "Live").
+//
+// Nothing depends on them: what breaks here is given up, all lanes at once, and the delta is pulled as any other.
+// Connections are idle between versions, for hours; the system's keepalive finds peers that are gone.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/base/status.h"
+#include "common/model/layout.h"
+#include "common/net/host_port.h"
+#include "common/net/io_threads.h"
+#include "common/payload/payload.h"
+
+namespace lockstep {
+
+struct LiveOptions {
+  HostPort agent;
+  uint64_t pull_id = 0;
+  std::shared_ptr<const ModelLayout> layout;
+  std::vector<Ticket> tickets;  // one per lane
+  std::chrono::milliseconds connect_timeout{5'000};
+  std::chrono::milliseconds silence_timeout{30'000};  // between the first byte of an answer and its end
+};
+
+// The session's thread calls; Cancel may be called from any.
+class LiveLanes {
+ public:
+  // Starts connecting. REQUIRES at least one ticket; `io` outlives this.
+  LiveLanes(IoThreads& io, LiveOptions options);
+  ~LiveLanes();  // closes the lanes
+  LiveLanes(const LiveLanes&) = delete;
+  LiveLanes& operator=(const LiveLanes&) = delete;
+
+  // Asks every lane for its share of the delta from `base` on, and forgets what came before. Waits for nothing.
+  // REQUIRES the answer to what was asked before to have ended (Take), or the lanes to have failed.
+  void Ask(Version base);
+
+  // All blocks of the delta that was asked for, once every lane's share has ended: waits up to `patience` for the first
+  // end of a share and then as long as bytes come. Blocks are checked as those of any delta: each in its share, once,
+  // with its hashes, of one target, their bytes together at most the model's. kDeadline: nothing is being made.
+  // kAborted: the version was given up; the lanes live on and may be asked again. kState: the agent has another newest
+  // version; they live on too. Any other: the lanes are of no more use.
+  struct Delta {
+    Version base = 0;
+    Version target = 0;
+    std::vector<DeltaBlock> blocks;
+  };
+  Result<Delta> Take(std::chrono::milliseconds patience);
+
+  // OK while the lanes may be asked.
+  Status status() const;
+  uint64_t received_bytes() const;  // of blocks' coded data, since the last Ask
+
+  // Makes Take fail soon with kCancelled.
+  void Cancel();
+
+ private:
+  class Lane;
+  struct Shared;
+  std::vector<std::shared_ptr<Lane>> lanes_;
+  std::shared_ptr<Shared> shared_;
+};
+
+}  // namespace lockstep
