@@ -31,7 +31,7 @@ Receiver::Receiver(ReceiverConfig config)
     : config_(std::move(config)),
       workers_(std::max<size_t>(1, config_.threads - 1)),  // the session's own thread works too
       io_(std::min(config_.threads, config_.lanes), LogException),
-      service_(config_.name, sessions_, feed_),
+      service_(config_.name, sessions_, feed_, timeline_),
       io_turned_(std::make_shared<std::atomic<bool>>(true)),
       last_turn_(std::chrono::steady_clock::now()) {}
 
@@ -69,7 +69,8 @@ Status Receiver::OpenModels() {
                                                   .hold_timeout = config_.engine_hold_timeout,
                                                   .serve_timeout = config_.engine_hold_timeout,
                                                   .stage_bytes = config_.engine_stage_bytes,
-                                                  .at_step = {}}}};
+                                                  .at_step = {}}},
+                           .timeline = &timeline_};
     LS_ASSIGN_OR_RETURN(auto driver, NewEngineDriver(config_.engine));
     sessions_[model] =
         std::make_unique<Session>(std::move(options), std::move(replicas), std::move(driver), io_, workers_, feed_);

@@ -10,6 +10,7 @@
 #include "common/net/io_threads.h"
 #include "common/os/signals.h"
 #include "common/rpc/rpc_server.h"
+#include "common/telemetry/timeline.h"
 #include "raas_receiver/receiver/receiver_config.h"
 #include "raas_receiver/receiver/receiver_service.h"
 #include "raas_receiver/session/sync_feed.h"
@@ -38,6 +39,7 @@ class Receiver {
   void Drain();
 
   const ReceiverConfig config_;
+  Timeline timeline_;
   SyncFeed feed_;
   WorkerPool workers_;
   IoThreads io_;

@@ -25,8 +25,8 @@ v1::VerifyResult ToProto(const VerifyReport& report) {
 
 }  // namespace
 
-ReceiverService::ReceiverService(std::string name, const Sessions& sessions, SyncFeed& feed)
-    : name_(std::move(name)), sessions_(sessions), feed_(feed) {}
+ReceiverService::ReceiverService(std::string name, const Sessions& sessions, SyncFeed& feed, const Timeline& timeline)
+    : name_(std::move(name)), sessions_(sessions), feed_(feed), timeline_(timeline) {}
 
 Result<Session*> ReceiverService::Find(const std::string& model) const {
   const auto found = sessions_.find(model);
@@ -103,6 +103,14 @@ grpc::Status ReceiverService::GetReceiverLayout(grpc::ServerContext*, const v1::
   if (!layout.ok()) return ToGrpc(layout.status());
   response->set_digest(ToBytes((*layout)->digest()));
   response->set_encoded(std::string(AsText((*layout)->encoded())));
+  return grpc::Status::OK;
+}
+
+grpc::Status ReceiverService::GetTimeline(grpc::ServerContext*, const v1::TimelineRequest* request,
+                                          v1::TimelineSpans* response) {
+  response->set_daemon("raas_receiver");
+  response->set_name(name_);
+  TellTimeline(&timeline_, *request, *response);
   return grpc::Status::OK;
 }
 

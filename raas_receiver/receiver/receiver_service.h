@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "common/telemetry/timeline.h"
 #include "proto/lockstep/v1/receiver.grpc.pb.h"
 #include "raas_receiver/session/session.h"
 
@@ -15,8 +16,8 @@ class ReceiverService final : public v1::RaasReceiver::Service {
  public:
   using Sessions = std::map<std::string, std::unique_ptr<Session>>;  // by model
 
-  // `sessions` and `feed` outlive the service; the map does not change.
-  ReceiverService(std::string name, const Sessions& sessions, SyncFeed& feed);
+  // `sessions`, `feed` and `timeline` outlive the service; the map does not change.
+  ReceiverService(std::string name, const Sessions& sessions, SyncFeed& feed, const Timeline& timeline);
 
   // Status says so from now on.
   void SetDraining() { draining_ = true; }
@@ -32,6 +33,8 @@ class ReceiverService final : public v1::RaasReceiver::Service {
                       v1::VerifyResult* response) override;
   grpc::Status GetReceiverLayout(grpc::ServerContext* context, const v1::GetReceiverLayoutRequest* request,
                                  v1::Layout* response) override;
+  grpc::Status GetTimeline(grpc::ServerContext* context, const v1::TimelineRequest* request,
+                           v1::TimelineSpans* response) override;
 
  private:
   Result<Session*> Find(const std::string& model) const;
@@ -39,6 +42,7 @@ class ReceiverService final : public v1::RaasReceiver::Service {
   const std::string name_;
   const Sessions& sessions_;
   SyncFeed& feed_;
+  const Timeline& timeline_;
   std::atomic<bool> draining_ = false;
 };
 

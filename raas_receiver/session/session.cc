@@ -51,7 +51,7 @@ Session::Session(SessionOptions options, std::unique_ptr<ReplicaPair> replicas, 
       replicas_(std::move(replicas)),
       feed_(feed),
       agent_(options_.agent),
-      context_{options_.model, options_.receiver, options_.lanes, agent_, *replicas_, io},
+      context_{options_.model, options_.receiver, options_.lanes, agent_, *replicas_, io, options_.timeline},
       backoff_(kFirstBackoff, kLongestBackoff),
       engine_backoff_(kFirstBackoff, kLongestBackoff),
       layout_(replicas_->current().layout),
@@ -273,7 +273,7 @@ v1::SessionState Session::Synchronize() {
   if (status.ok() && record.mode() != "up_to_date") {
     LogSync(record, held, std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begin));
   }
-  if (status.ok() && engine_.Behind(served_)) Record(Serve(record.mode()), record);
+  if (status.ok() && engine_.Behind(served_)) Record(Serve(record.mode(), record.transfer()), record);
   FinishSync(status, sync, record, taken);
   return status.ok() ? v1::SESSION_STATE_WAITING : v1::SESSION_STATE_BACKING_OFF;
 }
@@ -327,10 +327,18 @@ void Session::ServeAgain(const std::string& mode) {
   last_error_ = outcome.status.ok() ? "" : outcome.status.ToString();
 }
 
-// Makes the engine serve the current version.
-ServeOutcome Session::Serve(const std::string& mode) {
+// Makes the engine serve the current version, which pull `transfer` brought; 0: none did.
+ServeOutcome Session::Serve(const std::string& mode, uint64_t transfer) {
   EnterState(v1::SESSION_STATE_NOTIFYING);
-  ServeOutcome outcome = engine_.Serve(mode, served_);
+  ServeOutcome outcome;
+  {
+    SpanScope span(engine_.told() ? options_.timeline : nullptr, {.name = "engine",
+                                                                  .model = options_.model,
+                                                                  .version = replicas_->current().held.version,
+                                                                  .transfer = transfer});
+    outcome = engine_.Serve(mode, served_);
+    span.span().bytes = outcome.written_bytes;
+  }
   const bool by_directory = engine_.told() && !engine_.in_place();
   if (by_directory && outcome.served != served_) {
     const Status marked = replicas_->MarkServed(outcome.served);

@@ -36,6 +36,7 @@ struct SessionOptions {
   size_t lanes = 4;
   bool follow = true;  // sync by itself when there is a newer version
   EngineSideOptions engine;
+  Timeline* timeline = nullptr;  // where spans go, when not null; outlives the session
 };
 
 class Session {
@@ -98,7 +99,7 @@ class Session {
   bool EngineWaits() const;                            // REQUIRES mutex_
   std::chrono::milliseconds UntilEngineRetry() const;  // REQUIRES mutex_
   void ServeAgain(const std::string& mode);
-  ServeOutcome Serve(const std::string& mode);
+  ServeOutcome Serve(const std::string& mode, uint64_t transfer = 0);
   void EnterState(v1::SessionState state);
   template <typename Done>
   Status Await(std::unique_lock<std::mutex>& lock, std::chrono::milliseconds timeout,

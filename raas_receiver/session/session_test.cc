@@ -99,6 +99,37 @@ TEST_CASE("A session follows its agent: the first version in full, then deltas, 
   fixture.Stop();
 }
 
+TEST_CASE("Each sync leaves the spans of its states, under its pull's id, one after another") {
+  Fixture fixture;
+  Timeline timeline;
+  fixture.options.timeline = &timeline;
+  fixture.Start();
+  fixture.WaitHeld(1);
+  fixture.agent.Publish();
+  fixture.WaitHeld(2);
+  CHECK(fixture.Pull()->mode() == "up_to_date");
+  fixture.Stop();
+  const auto names = [&](Version version) {
+    std::vector<std::string> names;
+    for (const Span& span : timeline.Select("actor", version)) names.emplace_back(span.name);
+    return names;
+  };
+  CHECK(names(1) == std::vector<std::string>{"negotiate", "pull", "verify", "apply", "commit"});
+  CHECK(names(2) == std::vector<std::string>{"negotiate", "stage", "pull", "verify", "apply", "commit"});
+  int64_t last_end = 0;
+  for (const Span& span : timeline.Select("actor", 2)) {
+    CHECK(span.transfer == 2);  // as the test's agent counts pulls
+    CHECK(span.begin_unix_ns <= span.end_unix_ns);
+    if (span.name == "stage") continue;  // inside pull
+    CHECK(span.begin_unix_ns >= last_end - 1'000'000);
+    last_end = span.end_unix_ns;
+    if (span.name != "pull") continue;
+    uint64_t sent = 0;
+    for (const DeltaBlock& block : fixture.replicas.model.DeltaBlocks(1, 2)) sent += block.data.size();
+    CHECK(span.bytes == sent);
+  }
+}
+
 TEST_CASE("A session several versions behind takes a chain") {
   Fixture fixture;
   fixture.options.follow = false;

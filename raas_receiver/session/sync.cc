@@ -93,9 +93,47 @@ void Sync::Cancel() {
 Status Sync::RunStates() {
   State state = State::kNegotiate;
   while (state != State::kDone) {
-    LS_ASSIGN_OR_RETURN(state, Enter(state));
+    const Moment begun;
+    const uint64_t bytes_before = record_.payload_bytes();
+    Result<State> next = Enter(state);
+    AddSpanOf(state, begun, bytes_before);
+    LS_ASSIGN_OR_RETURN(state, std::move(next));
   }
   return OkStatus();
+}
+
+void Sync::AddSpanOf(State state, const Moment& begun, uint64_t bytes_before) {
+  if (record_.mode() == "up_to_date") return;  // a question that found nothing new is on no version's way
+  Span span = SpanOf(SpanName(state));
+  if (span.name == "pull") span.bytes = record_.payload_bytes() - bytes_before;
+  if (span.name == "apply") span.bytes = record_.payload_bytes();
+  AddSpan(context_.timeline, std::move(span), begun);
+}
+
+std::string_view Sync::SpanName(State state) {
+  switch (state) {
+    case State::kNegotiate:
+      return "negotiate";
+    case State::kPullDelta:
+    case State::kPullFull:
+    case State::kCatchUp:
+      return "pull";
+    case State::kVerify:
+      return "verify";
+    case State::kApply:
+      return "apply";
+    case State::kRepair:
+      return "repair";
+    case State::kCommit:
+    case State::kSwitch:
+    case State::kDone:
+      break;
+  }
+  return "commit";
+}
+
+Span Sync::SpanOf(std::string_view name) const {
+  return {.name = name, .model = context_.model, .version = plan_.target.version, .transfer = plan_.pull_id};
 }
 
 Result<Sync::State> Sync::Enter(State state) {
@@ -151,6 +189,7 @@ Result<Sync::State> Sync::Negotiate() {
   LS_ASSIGN_OR_RETURN(plan_, ReadPlan(*answer, *order_.layout, base_.held, context_.agent.address()));
 
   record_.set_mode(std::string(ModeName(plan_.mode)));
+  record_.set_transfer(plan_.pull_id);
   RecordTarget();
   if (plan_.mode == v1::PULL_MODE_UP_TO_DATE) {
     if (plan_.target_digest != base_.digest) {
@@ -325,6 +364,7 @@ Status Sync::FetchDeltas(const Held& base, const ManifestDigest& base_digest) {
   }
   CountBytes();
   LS_RETURN_IF_ERROR(FetchByLanes(deltas_->Runs(kRequestBytes, plan_.tickets.size()), *deltas_));
+  const SpanScope span(context_.timeline, SpanOf("stage"));
   LS_ASSIGN_OR_RETURN(chain_, deltas_->Assemble(base, base_digest, plan_.committed_unix_ns));
   return OkStatus();
 }

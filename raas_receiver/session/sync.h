@@ -20,6 +20,7 @@
 #include "common/base/status.h"
 #include "common/model/layout.h"
 #include "common/net/io_threads.h"
+#include "common/telemetry/timeline.h"
 #include "proto/lockstep/v1/receiver.pb.h"
 #include "raas_receiver/pull/lane_set.h"
 #include "raas_receiver/pull/local_source.h"
@@ -38,6 +39,7 @@ struct SyncContext {
   AgentClient& agent;
   ReplicaPair& replicas;
   IoThreads& io;
+  Timeline* timeline = nullptr;
 };
 
 // What is wanted of one sync.
@@ -87,6 +89,9 @@ class Sync {
   Status FetchByLanes(const std::vector<BlockRun>& runs, BlockSink& sink);
   void Close(const Status& status);
   void RecordTarget();
+  Span SpanOf(std::string_view name) const;
+  static std::string_view SpanName(State state);
+  void AddSpanOf(State state, const Moment& begun, uint64_t bytes_before);
 
   SyncContext& context_;
   SyncOrder order_;

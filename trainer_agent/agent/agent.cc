@@ -44,7 +44,8 @@ Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
   LS_ASSIGN_OR_RETURN(agent->home_, SegmentHome::Create(options.segment_dir, options.segments == "memfd"));
   const RegistryOptions registry_options{.block_bytes = static_cast<uint32_t>(options.block_bytes),
                                          .retain_bytes = options.retain_bytes,
-                                         .fold_pool = &agent->fold_pool_};
+                                         .fold_pool = &agent->fold_pool_,
+                                         .timeline = &agent->timeline_};
   agent->registry_ =
       std::make_unique<ModelRegistry>(agent->home_.get(), registry_options, &agent->pool_, &agent->catalog_);
   agent->registry_->Recover();
@@ -57,7 +58,7 @@ Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
       options.lane_advertise.empty() ? Cat(":", agent->lanes_->port()) : options.lane_advertise;
   agent->service_ = std::make_unique<AgentService>(
       &agent->catalog_, &agent->pulls_, [agent = agent.get()] { return agent->Facts(); }, Build(), lane_address,
-      options.local_socket);
+      options.local_socket, &agent->timeline_);
   LS_ASSIGN_OR_RETURN(agent->rpc_, RpcServer::Create({.address = options.listen_address.ToString(),
                                                       .services = {agent->service_.get()},
                                                       .health_services = {kLiveness, kReadiness}}));

@@ -5,6 +5,7 @@
 
 #include "common/base/worker_pool.h"
 #include "common/rpc/rpc_server.h"
+#include "common/telemetry/timeline.h"
 #include "trainer_agent/agent/options.h"
 #include "trainer_agent/publish/rank_server.h"
 #include "trainer_agent/serve/agent_service.h"
@@ -31,6 +32,7 @@ class Agent {
   std::vector<PublishFacts> Facts() const;
 
   const AgentOptions options_;
+  Timeline timeline_;
   std::unique_ptr<SegmentHome> home_;
   VersionCatalog catalog_;
   WorkerPool pool_;       // diffs: a trainer may wait for these

@@ -1,5 +1,6 @@
 #include "trainer_agent/publish/model_publisher.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "common/base/text.h"
@@ -39,28 +40,33 @@ std::shared_ptr<const Manifest> MakeManifest(const DoubleBuffer& buffer, Version
   return manifest;
 }
 
+uint64_t BytesRead(const ModelLayout& layout, const DeltaOutput& output) {
+  const uint64_t unread = uint64_t{output.blocks_unread} * layout.block_bytes();
+  return layout.data_bytes() - std::min(unread, layout.data_bytes());
+}
+
 }  // namespace
 
 ModelPublisher::ModelPublisher(std::shared_ptr<DoubleBuffer> buffer, StoreOptions store, WorkerPool* pool,
-                               VersionCatalog* catalog)
+                               VersionCatalog* catalog, Timeline* timeline)
     : buffer_(std::move(buffer)),
       served_(std::make_shared<ServedRun>(buffer_->model(), buffer_->run(), buffer_->layout(),
                                           std::make_shared<BufferReader>(buffer_), std::move(store))),
       pool_(pool),
-      catalog_(catalog) {}
+      catalog_(catalog),
+      timeline_(timeline) {}
 
 ModelPublisher::~ModelPublisher() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return !finishing_ || finished_; });
 }
 
-std::unique_ptr<DeltaJob> ModelPublisher::NewJob(size_t half, const std::shared_ptr<const Manifest>& base,
-                                                 size_t base_half) {
-  return std::make_unique<DeltaJob>(pool_, DeltaInput{.layout = buffer_->layout(),
-                                                      .target = buffer_->data(half),
-                                                      .base = base == nullptr ? nullptr : buffer_->data(base_half),
-                                                      .base_manifest = base,
-                                                      .max_coded_bytes = served_->deltas().MaxDeltaBytes()});
+DeltaInput ModelPublisher::InputOf(size_t half, const std::shared_ptr<const Manifest>& base, size_t base_half) const {
+  return {.layout = buffer_->layout(),
+          .target = buffer_->data(half),
+          .base = base == nullptr ? nullptr : buffer_->data(base_half),
+          .base_manifest = base,
+          .max_coded_bytes = served_->deltas().MaxDeltaBytes()};
 }
 
 void ModelPublisher::AddDelta(const Manifest& base, const Manifest& target, int64_t committed_unix_ns,
@@ -85,9 +91,9 @@ void ModelPublisher::AddDelta(const Manifest& base, const Manifest& target, int6
 
 std::shared_ptr<const Manifest> ModelPublisher::RecoverHalf(size_t half, const std::shared_ptr<const Manifest>& base,
                                                             size_t base_half, DeltaOutput& output) {
-  const auto job = NewJob(half, base, base_half);
-  job->BlocksReady(AllBlocks(*buffer_->layout()));
-  output = job->FinishAndWait();
+  DeltaJob job(pool_, InputOf(half, base, base_half));
+  job.BlocksReady(AllBlocks(*buffer_->layout()));
+  output = job.FinishAndWait();
   const Version version = buffer_->version(half);
   const auto manifest = MakeManifest(*buffer_, version, output.block_hashes);
   const auto recorded = buffer_->RecordedManifest(half);
@@ -191,7 +197,12 @@ void ModelPublisher::StartDraft(Version version) {
   const size_t half = buffer_->BeginWrite(version);
   draft_ = std::make_unique<Draft>(
       Draft{.version = version, .half = half, .base = base, .coverage = Coverage(*buffer_->layout())});
-  draft_->job = NewJob(half, base, base_half.value_or(0));
+  draft_->spans = std::make_shared<PublishSpans>(timeline_, buffer_->model(), version);
+  DeltaInput input = InputOf(half, base, base_half.value_or(0));
+  input.on_block = [spans = draft_->spans](const std::shared_ptr<const DeltaBlock>& block) {
+    spans->Coded(block->data.size());
+  };
+  draft_->job = std::make_unique<DeltaJob>(pool_, std::move(input));
 }
 
 void ModelPublisher::AbortDraft(const Status& reason) {
@@ -215,6 +226,7 @@ void ModelPublisher::RangesDone(uint32_t rank, Version version, std::span<const 
     const Status added = draft_->coverage.Add(range, content, completed);
     if (!added.ok()) return AbortDraft(added.WithContext(Cat("rank ", rank)));
   }
+  if (!completed.changed.empty()) draft_->spans->BlocksGiven();
   draft_->job->BlocksReady(std::move(completed.changed));
   draft_->job->BlocksUnchanged(std::move(completed.unchanged));
 }
@@ -246,6 +258,7 @@ Status ModelPublisher::SealDraft() {
   ++status_.versions_committed;
   status_.last_error.clear();
   finishing_ = std::move(draft_);
+  finishing_->spans->Committed(buffer_->layout()->data_bytes());
   finished_ = false;
   finishing_->job->Finish([this](DeltaOutput output) { FinishVersion(std::move(output)); });
   changed_.notify_all();
@@ -256,9 +269,12 @@ void ModelPublisher::FinishVersion(DeltaOutput output) {
   // Nobody touches finishing_ until finished_ is set.
   const Draft& draft = *finishing_;
   const auto manifest = MakeManifest(*buffer_, draft.version, std::move(output.block_hashes));
+  draft.spans->Compared(BytesRead(*buffer_->layout(), output));
   buffer_->RecordManifest(draft.half, *manifest);
   if (draft.base != nullptr) {
+    const Moment storing;
     AddDelta(*draft.base, *manifest, draft.committed_unix_ns, output);
+    if (!output.too_dense) draft.spans->Stored(storing);
   }
   catalog_->Publish(served_, {manifest, draft.committed_unix_ns});
   Log(LogLevel::kInfo, "version_committed",

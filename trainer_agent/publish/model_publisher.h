@@ -17,9 +17,11 @@
 #include <string>
 
 #include "common/base/worker_pool.h"
+#include "common/telemetry/timeline.h"
 #include "trainer_agent/buffer/coverage.h"
 #include "trainer_agent/buffer/double_buffer.h"
 #include "trainer_agent/delta/delta_job.h"
+#include "trainer_agent/publish/publish_spans.h"
 #include "trainer_agent/store/version_catalog.h"
 
 namespace lockstep {
@@ -34,8 +36,9 @@ struct PublisherStatus {
 // Thread-safe. Calls of one rank do not overlap.
 class ModelPublisher {
  public:
-  // REQUIRES pool and catalog to outlive this.
-  ModelPublisher(std::shared_ptr<DoubleBuffer> buffer, StoreOptions store, WorkerPool* pool, VersionCatalog* catalog);
+  // REQUIRES pool, catalog and timeline (null: nothing is recorded) to outlive this.
+  ModelPublisher(std::shared_ptr<DoubleBuffer> buffer, StoreOptions store, WorkerPool* pool, VersionCatalog* catalog,
+                 Timeline* timeline = nullptr);
   // Gives up a draft, and waits for a finishing version.
   ~ModelPublisher();
 
@@ -72,6 +75,7 @@ class ModelPublisher {
     std::shared_ptr<const Manifest> base;  // null: the first version
     int64_t committed_unix_ns = 0;
     Coverage coverage;
+    std::shared_ptr<PublishSpans> spans;
     std::unique_ptr<DeltaJob> job;
     std::set<uint32_t> joined;
     std::set<uint32_t> done;
@@ -79,7 +83,7 @@ class ModelPublisher {
 
   std::shared_ptr<const Manifest> RecoverHalf(size_t half, const std::shared_ptr<const Manifest>& base,
                                               size_t base_half, DeltaOutput& output);
-  std::unique_ptr<DeltaJob> NewJob(size_t half, const std::shared_ptr<const Manifest>& base, size_t base_half);
+  DeltaInput InputOf(size_t half, const std::shared_ptr<const Manifest>& base, size_t base_half) const;
   void AddDelta(const Manifest& base, const Manifest& target, int64_t committed_unix_ns, const DeltaOutput& output);
   void StartDraft(Version version);
   void AbortDraft(const Status& reason);
@@ -90,6 +94,7 @@ class ModelPublisher {
   const std::shared_ptr<ServedRun> served_;
   WorkerPool* const pool_;
   VersionCatalog* const catalog_;
+  Timeline* const timeline_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

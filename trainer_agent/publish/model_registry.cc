@@ -22,7 +22,7 @@ std::shared_ptr<ModelPublisher> ModelRegistry::Install(SegmentHome::Stored store
       std::move(stored.buffer),
       StoreOptions{
           .directory = stored.directory, .retain_bytes = options_.retain_bytes, .fold_pool = options_.fold_pool},
-      pool_, catalog_);
+      pool_, catalog_, options_.timeline);
   publisher->Recover();
   publisher->Open();
   std::lock_guard lock(mutex_);

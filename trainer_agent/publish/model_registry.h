@@ -20,6 +20,7 @@ struct RegistryOptions {
   uint32_t block_bytes = kDefaultBlockBytes;
   uint64_t retain_bytes = 2ull << 30;
   WorkerPool* fold_pool = nullptr;  // see StoreOptions
+  Timeline* timeline = nullptr;     // where spans go, when not null
 };
 
 struct OpenRequest {

@@ -100,13 +100,14 @@ void ToProto(const ReceiverReport& report, v1::ReceiverState* out) {
 
 AgentService::AgentService(VersionCatalog* catalog, PullTable* pulls,
                            std::function<std::vector<PublishFacts>()> publish_facts, v1::BuildInfo build,
-                           std::string lane_address, std::string local_socket)
+                           std::string lane_address, std::string local_socket, const Timeline* timeline)
     : catalog_(catalog),
       pulls_(pulls),
       publish_facts_(std::move(publish_facts)),
       build_(std::move(build)),
       lane_address_(std::move(lane_address)),
-      local_socket_(std::move(local_socket)) {}
+      local_socket_(std::move(local_socket)),
+      timeline_(timeline) {}
 
 Result<std::shared_ptr<ServedRun>> AgentService::FindRun(const std::string& model) const {
   auto run = catalog_->Find(model);
@@ -261,6 +262,13 @@ grpc::Status AgentService::Verify(grpc::ServerContext*, const v1::AgentVerifyReq
   result->set_computed_digest(ToBytes(ComputeManifestDigest(layout.digest(), hashes)));
   result->mutable_bad_blocks()->Assign(bad.begin(), bad.end());
   for (const std::string& tensor : TensorsInBlocks(layout, bad)) result->add_bad_tensors(tensor);
+  return grpc::Status::OK;
+}
+
+grpc::Status AgentService::GetTimeline(grpc::ServerContext*, const v1::TimelineRequest* request,
+                                       v1::TimelineSpans* spans) {
+  spans->set_daemon("trainer_agent");
+  TellTimeline(timeline_, *request, *spans);
   return grpc::Status::OK;
 }
 

@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 
+#include "common/telemetry/timeline.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
 #include "trainer_agent/serve/pull_table.h"
 
@@ -26,9 +27,10 @@ struct PublishFacts {
 // Thread-safe.
 class AgentService final : public v1::TrainerAgent::Service {
  public:
-  // `lane_address` and `local_socket` (empty: none) are what plans name. REQUIRES catalog and pulls to outlive this.
+  // `lane_address` and `local_socket` (empty: none) are what plans name. REQUIRES catalog, pulls and timeline to
+  // outlive this.
   AgentService(VersionCatalog* catalog, PullTable* pulls, std::function<std::vector<PublishFacts>()> publish_facts,
-               v1::BuildInfo build, std::string lane_address, std::string local_socket);
+               v1::BuildInfo build, std::string lane_address, std::string local_socket, const Timeline* timeline);
 
   // From now on streams end and status says so.
   void StartDraining() { draining_ = true; }
@@ -43,6 +45,7 @@ class AgentService final : public v1::TrainerAgent::Service {
   grpc::Status ClosePull(grpc::ServerContext*, const v1::ClosePullRequest*, v1::ClosePullResponse*) override;
   grpc::Status GetManifest(grpc::ServerContext*, const v1::GetManifestRequest*, v1::Manifest*) override;
   grpc::Status Verify(grpc::ServerContext*, const v1::AgentVerifyRequest*, v1::VerifyResult*) override;
+  grpc::Status GetTimeline(grpc::ServerContext*, const v1::TimelineRequest*, v1::TimelineSpans*) override;
 
  private:
   Result<std::shared_ptr<ServedRun>> FindRun(const std::string& model) const;
@@ -54,6 +57,7 @@ class AgentService final : public v1::TrainerAgent::Service {
   const v1::BuildInfo build_;
   const std::string lane_address_;
   const std::string local_socket_;
+  const Timeline* const timeline_;
   std::atomic<bool> draining_{false};
 };
 

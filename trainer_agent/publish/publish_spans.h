@@ -1,0 +1,64 @@
+// PublishSpans: the publish side's spans of one version (common/telemetry/timeline.h), from a draft's begin on.
+//
+// A version that is given up has no spans: nothing is recorded before Committed().
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <optional>
+#include <string>
+
+#include "common/telemetry/timeline.h"
+
+namespace lockstep {
+
+class PublishSpans {
+ public:
+  // Export begins. `timeline` may be null, and outlives this.
+  PublishSpans(Timeline* timeline, const std::string& model, Version version)
+      : timeline_(timeline), model_(model), version_(version) {}
+
+  // Blocks are given to the delta engine. Calls do not overlap.
+  void BlocksGiven() {
+    if (!diff_) diff_.emplace();
+  }
+  // A changed block was coded. Any thread, until Compared().
+  void Coded(uint64_t bytes) {
+    const int64_t now = export_.NanosSince();
+    int64_t none = 0;
+    first_coded_ns_.compare_exchange_strong(none, now);
+    for (int64_t last = last_coded_ns_; last < now && !last_coded_ns_.compare_exchange_weak(last, now);) {
+    }
+    coded_bytes_ += bytes;
+  }
+  // Export ends, with a model of so many bytes.
+  void Committed(uint64_t model_bytes) const { AddSpan(timeline_, Of("export", model_bytes), export_); }
+  // Every block is compared, so many bytes of them by reading; the manifest is known.
+  void Compared(uint64_t bytes) const {
+    if (diff_) AddSpan(timeline_, Of("diff", bytes), *diff_);
+    if (timeline_ == nullptr || first_coded_ns_ == 0) return;
+    Span encode = Of("encode", coded_bytes_);
+    encode.begin_unix_ns = export_.unix_ns() + first_coded_ns_;
+    encode.end_unix_ns = export_.unix_ns() + last_coded_ns_;
+    timeline_->Add(std::move(encode));
+  }
+  // What was coded is kept, as one delta; that was begun at `begun`.
+  void Stored(const Moment& begun) const { AddSpan(timeline_, Of("store", coded_bytes_), begun); }
+
+ private:
+  Span Of(std::string_view name, uint64_t bytes) const {
+    return {.name = name, .model = model_, .version = version_, .bytes = bytes};
+  }
+
+  Timeline* const timeline_;
+  const std::string model_;
+  const Version version_;
+  const Moment export_;
+  std::optional<Moment> diff_;
+  // Since export_; 0: none yet.
+  std::atomic<int64_t> first_coded_ns_ = 0;
+  std::atomic<int64_t> last_coded_ns_ = 0;
+  std::atomic<uint64_t> coded_bytes_ = 0;
+};
+
+}  // namespace lockstep
