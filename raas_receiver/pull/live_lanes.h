@@ -18,6 +18,8 @@
 
 namespace lockstep {
 
+class LiveBasket;
+
 struct LiveOptions {
   HostPort agent;
   uint64_t pull_id = 0;
@@ -61,9 +63,9 @@ class LiveLanes {
 
  private:
   class Lane;
-  struct Shared;
+
   std::vector<std::shared_ptr<Lane>> lanes_;
-  std::shared_ptr<Shared> shared_;
+  std::shared_ptr<LiveBasket> basket_;
 };
 
 }  // namespace lockstep

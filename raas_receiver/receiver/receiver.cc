@@ -64,6 +64,7 @@ Status Receiver::OpenModels() {
                            .agent = config_.agent,
                            .lanes = config_.lanes,
                            .follow = config_.follow,
+                           .live = config_.live,
                            .engine = {.in_place = config_.engine_in_place,
                                       .targets = {.model = model,
                                                   .hold_timeout = config_.engine_hold_timeout,

@@ -29,6 +29,7 @@ struct Written {
   uint64_t lanes = 4;
   uint64_t threads = 0;
   bool follow = true;
+  bool live = true;
   std::string assets;
   std::string hook;
   std::string engine = "none";
@@ -85,6 +86,7 @@ void AddOptions(ConfigParser& parser, Written& to) {
   parser.Add("lanes", &to.lanes, "TCP connections per pull");
   parser.Add("threads", &to.threads, "threads that apply and hash; 0: one per core");
   parser.Add("follow", &to.follow, "take every new version by itself; false: only when told to pull");
+  parser.Add("live", &to.live, "take its changes while the trainer still writes it");
   parser.Add("assets", &to.assets, "directory whose files (config, tokenizer) are linked into every published version");
   AddEngineOptions(parser, to);
   parser.Add("keep-delta-bytes", &to.keep_delta_bytes,
@@ -175,6 +177,7 @@ Result<ReceiverConfig> Check(const Written& written) {
   config.lanes = written.lanes;
   config.threads = written.threads > 0 ? written.threads : std::max(1u, std::thread::hardware_concurrency());
   config.follow = written.follow;
+  config.live = written.live;
   LS_RETURN_IF_ERROR(CheckEngine(written, config));
   config.keep_delta_bytes = written.keep_delta_bytes;
   config.reader_grace = std::chrono::milliseconds(written.reader_grace_ms);

@@ -24,6 +24,7 @@ struct ReceiverConfig {
   size_t lanes = 0;
   size_t threads = 0;
   bool follow = true;
+  bool live = true;
   EngineOptions engine;
   bool engine_in_place = false;
   std::string engine_socket;  // absolute; empty: no rank can attach

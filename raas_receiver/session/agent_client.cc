@@ -71,6 +71,10 @@ Result<v1::PullPlan> AgentClient::OpenPull(const v1::OpenPullRequest& request) {
   return Call("OpenPull", &v1::TrainerAgent::Stub::OpenPull, request, kCallTimeout);
 }
 
+Result<v1::LivePlan> AgentClient::OpenLive(const v1::OpenLiveRequest& request) {
+  return Call("OpenLive", &v1::TrainerAgent::Stub::OpenLive, request, kCallTimeout);
+}
+
 Result<v1::PullPlan> AgentClient::CatchUp(uint64_t pull_id, Version oldest) {
   v1::CatchUpRequest request;
   request.set_pull_id(pull_id);

@@ -29,6 +29,7 @@ class AgentClient {
   // The layout, proved by its digest. kNotFound until a trainer has opened the model.
   Result<std::shared_ptr<const ModelLayout>> GetLayout(const std::string& model);
   Result<v1::PullPlan> OpenPull(const v1::OpenPullRequest& request);
+  Result<v1::LivePlan> OpenLive(const v1::OpenLiveRequest& request);
   Result<v1::PullPlan> CatchUp(uint64_t pull_id, Version oldest);
   Result<std::vector<Ticket>> RenewTickets(uint64_t pull_id, size_t lanes);
   // Works after Cancel too, briefly: the agent should know how a pull ended.

@@ -9,7 +9,8 @@ namespace {
 constexpr size_t kMaxSteps = 4096;
 constexpr size_t kMaxLanes = 1024;
 
-Status Broken(const v1::PullPlan& proto, std::string rule) {
+template <typename Proto>
+Status Broken(const Proto& proto, std::string rule) {
   return {ErrorCode::kProtocol, Cat("the plan of pull ", proto.pull_id(), " ", rule)};
 }
 
@@ -58,6 +59,7 @@ Result<Plan> ReadCommon(const v1::PullPlan& proto) {
   plan.mode = proto.mode();
   plan.committed_unix_ns = proto.committed_unix_ns();
   plan.changed_elements = proto.changed_elements();
+  plan.level = proto.level();
   LS_ASSIGN_OR_RETURN(plan.base, FromProto(proto.base()));
   LS_ASSIGN_OR_RETURN(plan.target, FromProto(proto.target()));
   LS_ASSIGN_OR_RETURN(plan.target_digest, ReadId<ManifestDigest>(proto.target_digest()));
@@ -65,19 +67,22 @@ Result<Plan> ReadCommon(const v1::PullPlan& proto) {
   return plan;
 }
 
-Status ReadLanes(const v1::PullPlan& proto, const HostPort& control, Plan& plan) {
+// `Proto` is one that grants lanes: v1::PullPlan or v1::LivePlan.
+template <typename Proto>
+Result<LaneGrant> ReadLanes(const Proto& proto, const HostPort& control) {
+  LaneGrant grant;
   if (proto.tickets().empty() || proto.tickets_size() > static_cast<int>(kMaxLanes)) {
     return Broken(proto, Cat("grants ", proto.tickets_size(), " lanes"));
   }
   for (const std::string& raw : proto.tickets()) {
     LS_ASSIGN_OR_RETURN(const Ticket ticket, ReadId<Ticket>(raw));
-    plan.tickets.push_back(ticket);
+    grant.tickets.push_back(ticket);
   }
   const bool no_host = proto.lane_address().starts_with(':');
   const std::string address = no_host ? Cat("0.0.0.0", proto.lane_address()) : proto.lane_address();
-  LS_ASSIGN_OR_RETURN(plan.lanes, ParseHostPort(address));
-  if (no_host) plan.lanes.host = control.host;
-  return OkStatus();
+  LS_ASSIGN_OR_RETURN(grant.agent, ParseHostPort(address));
+  if (no_host) grant.agent.host = control.host;
+  return grant;
 }
 
 Status ReadLocal(const v1::PullPlan& proto, Plan& plan) {
@@ -132,9 +137,14 @@ Result<Plan> ReadPlan(const v1::PullPlan& proto, const ModelLayout& layout, cons
     default:
       return Broken(proto, Cat("has mode ", static_cast<int>(plan.mode), ", which this receiver does not know"));
   }
-  LS_RETURN_IF_ERROR(ReadLanes(proto, control, plan));
+  LS_ASSIGN_OR_RETURN(plan.lanes, ReadLanes(proto, control));
   LS_RETURN_IF_ERROR(ReadLocal(proto, plan));
   return plan;
+}
+
+Result<LaneGrant> ReadLivePlan(const v1::LivePlan& proto, const HostPort& control) {
+  if (proto.pull_id() == 0) return Broken(proto, "has no id");
+  return ReadLanes(proto, control);
 }
 
 Result<Plan> ReadCatchUp(const v1::PullPlan& proto, const ModelLayout& layout, const Plan& full, Version oldest) {

@@ -24,6 +24,12 @@ struct PlanStep {
   uint64_t changed_elements = 0;
 };
 
+// Where a pull's lanes connect to, and what lets each of them in.
+struct LaneGrant {
+  HostPort agent;
+  std::vector<Ticket> tickets;
+};
+
 struct Plan {
   uint64_t pull_id = 0;
   v1::PullMode mode = v1::PULL_MODE_UNSPECIFIED;
@@ -31,8 +37,8 @@ struct Plan {
   Held target;
   ManifestDigest target_digest;
   std::vector<PlanStep> steps;
-  std::vector<Ticket> tickets;
-  HostPort lanes;
+  LaneGrant lanes;
+  v1::CodecLevel level = v1::CODEC_LEVEL_UNSPECIFIED;  // of the steps
   std::string local_socket;  // of the agent, on its host; empty: it has none
   Ticket local_ticket;
   int64_t committed_unix_ns = 0;
@@ -45,6 +51,9 @@ std::string_view ModeName(v1::PullMode mode);
 // The plan for a receiver that told it holds `held`. kProtocol names the rule that it breaks.
 // `control` is the agent's control address, for lane addresses without a host.
 Result<Plan> ReadPlan(const v1::PullPlan& proto, const ModelLayout& layout, const Held& held, const HostPort& control);
+
+// The answer to OpenLive. kProtocol names the rule that it breaks.
+Result<LaneGrant> ReadLivePlan(const v1::LivePlan& proto, const HostPort& control);
 
 // The answer to CatchUp(oldest) within a full pull planned as `full`: steps only, on the lanes that are open.
 Result<Plan> ReadCatchUp(const v1::PullPlan& proto, const ModelLayout& layout, const Plan& full, Version oldest);

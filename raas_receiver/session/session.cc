@@ -51,7 +51,19 @@ Session::Session(SessionOptions options, std::unique_ptr<ReplicaPair> replicas, 
       replicas_(std::move(replicas)),
       feed_(feed),
       agent_(options_.agent),
-      context_{options_.model, options_.receiver, options_.lanes, agent_, *replicas_, io, options_.timeline},
+      live_({.model = options_.model,
+             .receiver = options_.receiver,
+             .lanes = options_.lanes,
+             .enabled = options_.follow && options_.live},
+            agent_, io),
+      context_{.model = options_.model,
+               .receiver = options_.receiver,
+               .lanes = options_.lanes,
+               .agent = agent_,
+               .replicas = *replicas_,
+               .io = io,
+               .live = live_,
+               .timeline = options_.timeline},
       backoff_(kFirstBackoff, kLongestBackoff),
       engine_backoff_(kFirstBackoff, kLongestBackoff),
       layout_(replicas_->current().layout),
@@ -82,6 +94,7 @@ void Session::RequestStop() {
     stopping_ = true;
     if (running_ != nullptr) running_->Cancel();
   }
+  live_.Cancel();
   changed_.notify_all();
   agent_.Cancel();
 }
@@ -236,6 +249,7 @@ v1::SessionState Session::RollBack() {
   Status status = CheckOlderVersion();
   if (status.ok()) status = replicas_->SwitchToOther();
   const bool switched = status.ok();
+  if (switched) live_.Close();
   if (switched) {
     const Held held = replicas_->current().held;
     Log(LogLevel::kWarn, "rolled_back",
@@ -270,12 +284,23 @@ v1::SessionState Session::Synchronize() {
     if (status.ok() && stale) newest_ = held;
   }
   v1::SyncRecord record = sync.record();
+  if (status.ok()) FollowLive(sync);
   if (status.ok() && record.mode() != "up_to_date") {
     LogSync(record, held, std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begin));
   }
   if (status.ok() && engine_.Behind(served_)) Record(Serve(record.mode(), record.transfer()), record);
   FinishSync(status, sync, record, taken);
   return status.ok() ? v1::SESSION_STATE_WAITING : v1::SESSION_STATE_BACKING_OFF;
+}
+
+// What comes next is asked for at once: an engine may take its time with what came now.
+void Session::FollowLive(const Sync& sync) {
+  if (sync.record().link_bytes_per_s() > 0) context_.link_bytes_per_s = sync.record().link_bytes_per_s();
+  if (sync.beside_agent()) {
+    live_.Close();
+  } else {
+    live_.Follow(replicas_->current().held, sync.layout(), context_.link_bytes_per_s);
+  }
 }
 
 SyncOrder Session::TakeOrder(Orders& taken, Held& newest) {

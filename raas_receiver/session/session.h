@@ -35,6 +35,7 @@ struct SessionOptions {
   HostPort agent;
   size_t lanes = 4;
   bool follow = true;  // sync by itself when there is a newer version
+  bool live = true;    // and take deltas while they are made
   EngineSideOptions engine;
   Timeline* timeline = nullptr;  // where spans go, when not null; outlives the session
 };
@@ -95,6 +96,7 @@ class Session {
   void OnVersion(const v1::VersionEvent& event);
   void OnBroken(const Status& status);
   SyncOrder TakeOrder(Orders& taken, Held& newest);
+  void FollowLive(const Sync& sync);
   void FinishSync(const Status& status, const Sync& sync, const v1::SyncRecord& record, const Orders& taken);
   bool EngineWaits() const;                            // REQUIRES mutex_
   std::chrono::milliseconds UntilEngineRetry() const;  // REQUIRES mutex_
@@ -109,6 +111,7 @@ class Session {
   const std::unique_ptr<ReplicaPair> replicas_;
   SyncFeed& feed_;
   AgentClient agent_;
+  LiveLink live_;
   SyncContext context_;
   Backoff backoff_;
   Backoff engine_backoff_;

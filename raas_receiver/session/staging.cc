@@ -48,10 +48,24 @@ Status DeltaStaging::Give(uint64_t payload_id, const RunId& run, std::shared_ptr
   return OkStatus();
 }
 
+Status DeltaStaging::GiveBlocks(uint64_t payload_id, std::vector<DeltaBlock> blocks) {
+  Step& step = steps_[by_payload_.at(payload_id)];
+  uint64_t bytes = 0;
+  for (const DeltaBlock& block : blocks) bytes += block.data.size();
+  if (blocks.size() != step.plan.entries || bytes != step.plan.data_bytes) {
+    return {ErrorCode::kProtocol,
+            Cat("the delta from version ", step.plan.base, " to ", step.plan.target, " came live with ", blocks.size(),
+                " blocks and ", bytes, " bytes, planned were ", step.plan.entries, " and ", step.plan.data_bytes)};
+  }
+  step.blocks = std::move(blocks);
+  step.bytes = bytes;
+  return OkStatus();
+}
+
 std::vector<BlockRun> DeltaStaging::Runs(uint64_t request_bytes, size_t lanes) const {
   std::vector<BlockRun> runs;
   for (const Step& step : steps_) {
-    if (step.plan.entries == 0 || step.whole != nullptr) continue;
+    if (step.complete()) continue;
     const BlockRun whole{.kind = RequestKind::kDelta,
                          .payload_id = step.plan.payload_id,
                          .base = step.plan.base,

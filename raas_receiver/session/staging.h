@@ -49,6 +49,9 @@ class DeltaStaging : public BlockSink {
   // A step's payload that came whole, every hash checked. kProtocol when it is not the one planned for `run`.
   Status Give(uint64_t payload_id, const RunId& run, std::shared_ptr<const Payload> payload);
 
+  // All blocks of a step, which came live; each has its frame's hash. kProtocol when they are not what was planned.
+  Status GiveBlocks(uint64_t payload_id, std::vector<DeltaBlock> blocks);
+
   // The runs that ask for every block of every step that did not come whole.
   std::vector<BlockRun> Runs(uint64_t request_bytes, size_t lanes) const;
 
@@ -62,6 +65,7 @@ class DeltaStaging : public BlockSink {
     std::shared_ptr<const Payload> whole;  // came so; else null
     std::vector<DeltaBlock> blocks;
     uint64_t bytes = 0;
+    bool complete() const { return whole != nullptr || blocks.size() == plan.entries; }
   };
 
   const ModelLayout& layout_;

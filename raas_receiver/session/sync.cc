@@ -181,6 +181,7 @@ Result<Sync::State> Sync::Negotiate() {
   if (!base_.held.nothing()) request.set_held_digest(ToBytes(base_.digest));
   request.set_lanes_wanted(static_cast<uint32_t>(context_.lanes));
   request.set_force_full(order_.force_full);
+  request.set_link_bytes_per_s(context_.link_bytes_per_s);
   const Result<v1::PullPlan> answer = context_.agent.OpenPull(request);
   // The trainer may have come back with another layout: ask for it again next time.
   if (answer.status().code() == ErrorCode::kState) order_.layout.reset();
@@ -218,7 +219,9 @@ Status Sync::LearnLayout() {
 void Sync::RecordTarget() {
   *record_.mutable_to() = ToProto(plan_.target);
   record_.set_manifest_digest(ToHex(plan_.target_digest));
-  if (plan_.mode != v1::PULL_MODE_FULL) record_.set_changed_elements(plan_.changed_elements);
+  if (plan_.mode == v1::PULL_MODE_FULL) return;
+  record_.set_changed_elements(plan_.changed_elements);
+  record_.set_level(plan_.level);
 }
 
 // Before: Negotiate. After: Verify.
@@ -339,11 +342,12 @@ void Sync::OpenLocal() {
   }
   std::lock_guard lock(mutex_);
   if (!cancelled_) local_ = *std::move(source);
+  beside_agent_ = local_ != nullptr;
 }
 
 Status Sync::OpenLanes() {
   LaneOptions options{
-      .agent = plan_.lanes, .pull_id = plan_.pull_id, .layout = order_.layout, .tickets = plan_.tickets};
+      .agent = plan_.lanes.agent, .pull_id = plan_.pull_id, .layout = order_.layout, .tickets = plan_.lanes.tickets};
   RenewTickets renew = [this](size_t lanes) { return context_.agent.RenewTickets(plan_.pull_id, lanes); };
   std::lock_guard lock(mutex_);
   if (cancelled_) return {ErrorCode::kCancelled, "the receiver stops"};
@@ -354,19 +358,39 @@ Status Sync::OpenLanes() {
 // The plan's steps into chain_, which starts at `base`.
 Status Sync::FetchDeltas(const Held& base, const ManifestDigest& base_digest) {
   deltas_ = std::make_unique<DeltaStaging>(*order_.layout, plan_.steps);
-  for (const PlanStep& step : plan_.steps) {
-    if (!local_) break;
-    const uint64_t bytes = sizeof(PayloadHeader) + step.entries * sizeof(PayloadEntry) + step.data_bytes;
-    const Result<std::shared_ptr<const Payload>> payload = local_->ReadPayload(step.payload_id, bytes);
-    const Status given = payload.ok() ? deltas_->Give(step.payload_id, base.run, *payload) : payload.status();
-    if (!given.ok())
-      Log(LogLevel::kDebug, "delta_by_lanes", {{"model", context_.model}, {"message", given.ToString()}});
+  if (local_) {
+    TakeLocal(base.run);
+  } else if (plan_.steps.size() == 1) {
+    TakeLive(base);
   }
   CountBytes();
-  LS_RETURN_IF_ERROR(FetchByLanes(deltas_->Runs(kRequestBytes, plan_.tickets.size()), *deltas_));
+  LS_RETURN_IF_ERROR(FetchByLanes(deltas_->Runs(kRequestBytes, plan_.lanes.tickets.size()), *deltas_));
   const SpanScope span(context_.timeline, SpanOf("stage"));
   LS_ASSIGN_OR_RETURN(chain_, deltas_->Assemble(base, base_digest, plan_.committed_unix_ns));
   return OkStatus();
+}
+
+// The steps that the agent's memory has.
+void Sync::TakeLocal(const RunId& run) {
+  for (const PlanStep& step : plan_.steps) {
+    const uint64_t bytes = sizeof(PayloadHeader) + step.entries * sizeof(PayloadEntry) + step.data_bytes;
+    const Result<std::shared_ptr<const Payload>> payload = local_->ReadPayload(step.payload_id, bytes);
+    const Status given = payload.ok() ? deltas_->Give(step.payload_id, run, *payload) : payload.status();
+    if (given.ok()) continue;
+    Log(LogLevel::kDebug, "delta_by_lanes", {{"model", context_.model}, {"message", given.ToString()}});
+  }
+}
+
+// The one step, when its blocks were sent while it was made.
+void Sync::TakeLive(const Held& base) {
+  const PlanStep& step = plan_.steps[0];
+  auto blocks = context_.live.Take(base, step);
+  if (!blocks) return;
+  if (const Status given = deltas_->GiveBlocks(step.payload_id, *std::move(blocks)); given.ok()) {
+    live_bytes_ = step.data_bytes;
+  } else {
+    Log(LogLevel::kDebug, "delta_by_lanes", {{"model", context_.model}, {"message", given.ToString()}});
+  }
 }
 
 // `blocks` into full_: of `version`, or of newer ones too when not `exact`.
@@ -376,7 +400,7 @@ Status Sync::FetchFull(const std::vector<BlockIndex>& blocks, Version version, b
   const BlockRun like{.kind = RequestKind::kFull, .version = version, .exact = exact};
   const auto count = static_cast<uint32_t>(rest.size());
   const uint64_t bytes = uint64_t{count} * order_.layout->block_bytes();
-  return FetchByLanes(RunsOf(rest, like, BlocksPerRequest(bytes, count, kRequestBytes, plan_.tickets.size())), *full_);
+  return FetchByLanes(RunsOf(rest, like, BlocksPerRequest(bytes, count, kRequestBytes, plan_.lanes.tickets.size())), *full_);
 }
 
 Status Sync::FetchByLanes(const std::vector<BlockRun>& runs, BlockSink& sink) {
@@ -389,7 +413,8 @@ Status Sync::FetchByLanes(const std::vector<BlockRun>& runs, BlockSink& sink) {
 
 void Sync::CountBytes() {
   record_.set_local_bytes(local_ ? local_->copied_bytes() : 0);
-  record_.set_payload_bytes(record_.local_bytes() + (lanes_ ? lanes_->counters().payload_bytes : 0));
+  record_.set_live_bytes(live_bytes_);
+  record_.set_payload_bytes(record_.local_bytes() + live_bytes_ + (lanes_ ? lanes_->counters().payload_bytes : 0));
   lane_retries_ = lanes_ ? lanes_->counters().retries : 0;
 }
 

@@ -26,6 +26,7 @@
 #include "raas_receiver/pull/local_source.h"
 #include "raas_receiver/replica/replica_pair.h"
 #include "raas_receiver/session/agent_client.h"
+#include "raas_receiver/session/live_link.h"
 #include "raas_receiver/session/plan.h"
 #include "raas_receiver/session/staging.h"
 
@@ -39,6 +40,8 @@ struct SyncContext {
   AgentClient& agent;
   ReplicaPair& replicas;
   IoThreads& io;
+  LiveLink& live;
+  uint64_t link_bytes_per_s = 0;  // what lanes last carried together; 0: not known
   Timeline* timeline = nullptr;
 };
 
@@ -63,6 +66,8 @@ class Sync {
   const v1::SyncRecord& record() const { return record_; }  // once Run has returned
   const std::shared_ptr<const ModelLayout>& layout() const { return order_.layout; }
   uint64_t lane_retries() const { return lane_retries_; }
+  // Deltas come out of the agent's memory here, so that there is nothing to gain from those in the making.
+  bool beside_agent() const { return beside_agent_; }
 
  private:
   enum class State { kNegotiate, kPullDelta, kPullFull, kCatchUp, kVerify, kApply, kRepair, kCommit, kSwitch, kDone };
@@ -82,6 +87,8 @@ class Sync {
 
   Status LearnLayout();
   void OpenLocal();
+  void TakeLocal(const RunId& run);
+  void TakeLive(const Held& base);
   void CountBytes();
   Status OpenLanes();
   Status FetchDeltas(const Held& base, const ManifestDigest& base_digest);
@@ -105,6 +112,8 @@ class Sync {
   std::vector<uint64_t> expected_;   // block hashes of the target
   std::vector<BlockIndex> damaged_;  // blocks that did not get their hash
   uint64_t lane_retries_ = 0;
+  uint64_t live_bytes_ = 0;
+  bool beside_agent_ = false;
 
   std::mutex mutex_;                    // guards local_, lanes_ and cancelled_ against Cancel
   std::unique_ptr<LocalSource> local_;  // null: the agent is not on this host, or not in our sight

@@ -13,8 +13,8 @@ namespace {
 class BufferReader : public BlockReader {
  public:
   explicit BufferReader(std::shared_ptr<DoubleBuffer> buffer) : buffer_(std::move(buffer)) {}
-  Status ReadBlock(Version version, BlockIndex block, std::span<std::byte> out) override {
-    return buffer_->ReadBlock(version, block, out);
+  Status UseBytes(Version version, const ByteRange& range, const std::function<void(ByteView)>& use) override {
+    return buffer_->UseBytes(version, range, use);
   }
   Result<VersionFile> OpenFile(Version version) override {
     LS_ASSIGN_OR_RETURN(UniqueFd file, buffer_->OpenHalf(version));
@@ -41,8 +41,8 @@ std::shared_ptr<const Manifest> MakeManifest(const DoubleBuffer& buffer, Version
 }
 
 uint64_t BytesRead(const ModelLayout& layout, const DeltaOutput& output) {
-  const uint64_t unread = uint64_t{output.blocks_unread} * layout.block_bytes();
-  return layout.data_bytes() - std::min(unread, layout.data_bytes());
+  const uint64_t blocks = layout.block_count() - output.blocks_unread;
+  return std::min(blocks * layout.block_bytes(), layout.data_bytes());  // the last block may be a shorter one
 }
 
 }  // namespace
@@ -69,7 +69,7 @@ DeltaInput ModelPublisher::InputOf(size_t half, const std::shared_ptr<const Mani
           .max_coded_bytes = served_->deltas().MaxDeltaBytes()};
 }
 
-void ModelPublisher::AddDelta(const Manifest& base, const Manifest& target, int64_t committed_unix_ns,
+void ModelPublisher::AddDelta(const Manifest& base, const Manifest& target, int64_t committed_unix_ns, CodecLevel level,
                               const DeltaOutput& output) {
   Status added{ErrorCode::kResourceExhausted, "so much changed that a delta is not worth its memory"};
   if (!output.too_dense) {
@@ -82,7 +82,7 @@ void ModelPublisher::AddDelta(const Manifest& base, const Manifest& target, int6
                       .base_digest = base.digest,
                       .target_digest = target.digest,
                       .committed_unix_ns = committed_unix_ns},
-                     blocks)
+                     level, blocks)
                 .status();
   }
   if (added.ok()) return;
@@ -128,10 +128,11 @@ void ModelPublisher::Recover() {
   if (newest == nullptr) return;
   const int64_t committed_unix_ns = buffer_->committed_unix_ns(*newest_half);
   if (older != nullptr) {
-    AddDelta(*older, *newest, committed_unix_ns, output);
+    AddDelta(*older, *newest, committed_unix_ns, CodecLevel::kFast, output);
   }
   catalog_->Publish(served_, {newest, committed_unix_ns});
   newest_ = newest->held.version;
+  served_->live().SetNewest(newest_);
   Log(LogLevel::kInfo, "version_recovered",
       {{"model", buffer_->model()}, {"run", ToHex(buffer_->run())}, {"version", newest_}});
 }
@@ -199,9 +200,14 @@ void ModelPublisher::StartDraft(Version version) {
       Draft{.version = version, .half = half, .base = base, .coverage = Coverage(*buffer_->layout())});
   draft_->spans = std::make_shared<PublishSpans>(timeline_, buffer_->model(), version);
   DeltaInput input = InputOf(half, base, base_half.value_or(0));
-  input.on_block = [spans = draft_->spans](const std::shared_ptr<const DeltaBlock>& block) {
-    spans->Coded(block->data.size());
-  };
+  if (base != nullptr) {
+    draft_->level = input.level = served_->live().level();
+    draft_->live = served_->live().Begin(base->held.version, version);
+    input.on_block = [spans = draft_->spans, live = draft_->live](std::shared_ptr<const DeltaBlock> block) {
+      spans->Coded(block->data.size());
+      live->Add(std::move(block));
+    };
+  }
   draft_->job = std::make_unique<DeltaJob>(pool_, std::move(input));
 }
 
@@ -213,6 +219,10 @@ void ModelPublisher::AbortDraft(const Status& reason) {
   ++status_.versions_aborted;
   status_.last_error = reason.ToString();
   const size_t half = draft_->half;
+  if (draft_->live != nullptr) {
+    draft_->live->GiveUp(reason);
+    served_->live().SetNewest(draft_->base->held.version);
+  }
   draft_.reset();  // waits for the blocks at work, which read the half
   buffer_->Abort(half);
   changed_.notify_all();
@@ -270,13 +280,15 @@ void ModelPublisher::FinishVersion(DeltaOutput output) {
   const Draft& draft = *finishing_;
   const auto manifest = MakeManifest(*buffer_, draft.version, std::move(output.block_hashes));
   draft.spans->Compared(BytesRead(*buffer_->layout(), output));
+  EndLive(draft, output);
   buffer_->RecordManifest(draft.half, *manifest);
   if (draft.base != nullptr) {
     const Moment storing;
-    AddDelta(*draft.base, *manifest, draft.committed_unix_ns, output);
+    AddDelta(*draft.base, *manifest, draft.committed_unix_ns, draft.level, output);
     if (!output.too_dense) draft.spans->Stored(storing);
   }
   catalog_->Publish(served_, {manifest, draft.committed_unix_ns});
+  served_->live().SetNewest(draft.version);
   Log(LogLevel::kInfo, "version_committed",
       {{"model", buffer_->model()},
        {"run", ToHex(buffer_->run())},
@@ -287,6 +299,16 @@ void ModelPublisher::FinishVersion(DeltaOutput output) {
   std::lock_guard lock(mutex_);
   finished_ = true;
   changed_.notify_all();
+}
+
+void ModelPublisher::EndLive(const Draft& draft, const DeltaOutput& output) {
+  if (draft.live == nullptr) return;
+  if (output.too_dense) {
+    draft.live->GiveUp(
+        {ErrorCode::kAborted, Cat("so much changed in version ", draft.version, " that it has no delta")});
+  } else {
+    draft.live->Seal();
+  }
 }
 
 Status ModelPublisher::Abort(uint32_t rank, Version version, const std::string& reason) {

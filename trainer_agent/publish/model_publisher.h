@@ -76,6 +76,8 @@ class ModelPublisher {
     int64_t committed_unix_ns = 0;
     Coverage coverage;
     std::shared_ptr<PublishSpans> spans;
+    CodecLevel level = CodecLevel::kFast;
+    std::shared_ptr<LiveDelta> live;  // with `base`: who follows gets the delta's blocks as they are made
     std::unique_ptr<DeltaJob> job;
     std::set<uint32_t> joined;
     std::set<uint32_t> done;
@@ -84,11 +86,13 @@ class ModelPublisher {
   std::shared_ptr<const Manifest> RecoverHalf(size_t half, const std::shared_ptr<const Manifest>& base,
                                               size_t base_half, DeltaOutput& output);
   DeltaInput InputOf(size_t half, const std::shared_ptr<const Manifest>& base, size_t base_half) const;
-  void AddDelta(const Manifest& base, const Manifest& target, int64_t committed_unix_ns, const DeltaOutput& output);
+  void AddDelta(const Manifest& base, const Manifest& target, int64_t committed_unix_ns, CodecLevel level,
+                const DeltaOutput& output);
   void StartDraft(Version version);
   void AbortDraft(const Status& reason);
   Status SealDraft();
   void FinishVersion(DeltaOutput output);
+  void EndLive(const Draft& draft, const DeltaOutput& output);
 
   const std::shared_ptr<DoubleBuffer> buffer_;
   const std::shared_ptr<ServedRun> served_;

@@ -39,7 +39,8 @@ class Host {
     REQUIRE(home.ok());
     home_ = *std::move(home);
     registry_ = std::make_unique<ModelRegistry>(
-        home_.get(), RegistryOptions{.block_bytes = 4096, .fold_pool = fold_pool_.get()}, pool_.get(), catalog_.get());
+        home_.get(), RegistryOptions{.block_bytes = 4096, .fold_pool = fold_pool_.get(), .timeline = &timeline_},
+        pool_.get(), catalog_.get());
     registry_->Recover();
     auto server = RankServer::Start(socket(), registry_.get());
     REQUIRE(server.ok());
@@ -85,6 +86,7 @@ class Host {
   }
   ServedRun& run() const { return *catalog_->Find("actor"); }
   std::shared_ptr<ServedRun> shared_run() const { return catalog_->Find("actor"); }
+  const Timeline& timeline() const { return timeline_; }
   bool disconnected() const { return registry_->Snapshot().at(0).ranks_connected == 0; }
   uint64_t aborted() const { return registry_->Snapshot().at(0).publisher->status().versions_aborted; }
 
@@ -94,6 +96,7 @@ class Host {
     char name[] = "/dev/shm/lockstep-publish-XXXXXX";
     return std::string(mkdtemp(name));
   }();
+  Timeline timeline_;
   std::unique_ptr<WorkerPool> pool_;
   std::unique_ptr<WorkerPool> fold_pool_;
   std::unique_ptr<VersionCatalog> catalog_;

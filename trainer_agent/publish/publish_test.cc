@@ -1,4 +1,6 @@
 // Versions: what ranks may do, what is served, what ends a version.
+#include <map>
+
 #include "trainer_agent/publish/publish_fixture.h"
 
 namespace lockstep {
@@ -17,6 +19,38 @@ TEST_CASE("Published versions are served with their bytes, hashes and deltas") {
   REQUIRE(route.steps.size() == 1);
   CHECK(route.steps[0]->header().target_digest == served.manifest->digest);
   CHECK(route.changed_elements() == 60000);
+}
+
+TEST_CASE("A served version leaves its spans, each inside the one it is part of, and one that was given up none") {
+  Host host;
+  const auto rank = host.Connect();
+  Publish(*rank, 1, 0x11);
+  host.Await(1);
+  REQUIRE(rank->Begin(2).ok());
+  REQUIRE(rank->Abort("on purpose").ok());
+  const auto data = rank->Begin(3);
+  REQUIRE(data.ok());
+  Write(*rank, *data, {0, 4096}, 0x33);
+  TellUnchanged(*rank, {4096, 115904});
+  REQUIRE(rank->Commit().ok());
+  host.Await(3);
+
+  CHECK(host.timeline().Select("actor", 2).empty());
+  std::map<std::string_view, Span> first, third;
+  for (const Span& span : host.timeline().Select("actor", 1)) first[span.name] = span;
+  for (const Span& span : host.timeline().Select("actor", 3)) third[span.name] = span;
+  REQUIRE(first.size() == 2);  // nothing to compare it with: no delta
+  CHECK(first.at("export").bytes == 120000);
+  CHECK(first.at("diff").bytes == 120000);
+  REQUIRE(third.size() == 4);
+  CHECK(third.at("diff").bytes == 4096);  // the only block that was looked at
+  CHECK(third.at("encode").bytes == host.run().deltas().Retained().back()->header().data_bytes);
+  CHECK(third.at("store").bytes == third.at("encode").bytes);
+  CHECK(third.at("export").begin_unix_ns <= third.at("diff").begin_unix_ns);
+  CHECK(third.at("diff").begin_unix_ns <= third.at("encode").begin_unix_ns);
+  CHECK(third.at("encode").begin_unix_ns <= third.at("encode").end_unix_ns);
+  CHECK(third.at("encode").end_unix_ns <= third.at("diff").end_unix_ns);
+  CHECK(third.at("diff").end_unix_ns <= third.at("store").begin_unix_ns + 1'000'000);
 }
 
 TEST_CASE("A version commits when all of its ranks have, and ranks may run one version ahead") {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "common/base/text.h"
+#include "trainer_agent/store/level_choice.h"
 
 namespace lockstep {
 namespace {
@@ -22,7 +23,8 @@ uint64_t RandomPullId() {
 
 DeltaRoute RouteFor(const PullWish& wish, ServedRun& run) {
   if (wish.force_full || wish.held.nothing() || wish.held.run != run.run()) return {};
-  DeltaRoute route = run.deltas().RouteFrom(wish.held.version, run.layout().data_bytes());
+  const CodecLevel level = ChooseLevel(wish.link_bytes_per_s);
+  DeltaRoute route = run.deltas().RouteFrom(wish.held.version, run.layout().data_bytes(), level);
   // A receiver whose bytes are not what that version was must not get steps made for it.
   if (!route.steps.empty() && route.steps.front()->header().base_digest != wish.held_digest) return {};
   return route;
@@ -47,7 +49,8 @@ void PullTable::Expire() {
   const auto now = Pull::Clock::now();
   for (auto at = pulls_.begin(); at != pulls_.end();) {
     std::lock_guard pull_lock(at->second->mutex_);
-    if (now - at->second->touched_ <= limits_.idle_timeout) {
+    const bool followed = at->second->live() && at->second->lanes_ > 0;
+    if (followed || now - at->second->touched_ <= limits_.idle_timeout) {
       ++at;
       continue;
     }
@@ -65,16 +68,33 @@ size_t PullTable::ActivePulls(std::chrono::milliseconds recent) const {
   }));
 }
 
-Result<std::shared_ptr<Pull>> PullTable::Insert(const PullWish& wish, std::shared_ptr<ServedRun> run, Version target) {
+Result<std::shared_ptr<ServedRun>> PullTable::FindRun(const std::string& model, const std::string& receiver,
+                                                      const LayoutDigest& layout) const {
+  if (CleanText(receiver, kMaxReceiverName) != receiver || receiver.find('\n') != std::string::npos) {
+    return Status(ErrorCode::kBadData,
+                  Cat("a receiver's name has at most ", kMaxReceiverName, " bytes and no control characters"));
+  }
+  auto run = catalog_->Find(model);
+  if (run == nullptr) {
+    return Status(ErrorCode::kNotFound,
+                  Cat("model \"", model.substr(0, kMaxReceiverName), "\" is not open here; start its trainer first"));
+  }
+  if (layout == run->layout().digest()) return run;
+  return Status(ErrorCode::kState, Cat("model ", model, ": the receiver's layout ", ToHex(layout), " is not ",
+                                       ToHex(run->layout().digest()), "; fetch the layout anew"));
+}
+
+Status PullTable::Insert(const std::shared_ptr<Pull>& pull) {
   Expire();
   std::lock_guard lock(mutex_);
-  if (pulls_.size() >= limits_.max_pulls) {
-    return Status(ErrorCode::kResourceExhausted,
-                  Cat(pulls_.size(), " pulls are open, the limit; try again later or raise --max-pulls"));
+  const auto alike = static_cast<size_t>(std::count_if(
+      pulls_.begin(), pulls_.end(), [&](const auto& item) { return item.second->live() == pull->live(); }));
+  if (alike >= limits_.max_pulls) {
+    return {ErrorCode::kResourceExhausted,
+            Cat(alike, " pulls are open, the limit; try again later or raise --max-pulls")};
   }
-  auto pull = std::make_shared<Pull>(RandomPullId(), wish.receiver, std::move(run), target);
   pulls_[pull->id] = pull;
-  return pull;
+  return OkStatus();
 }
 
 std::vector<Ticket> PullTable::IssueTickets(Pull& pull, uint32_t lanes) {
@@ -105,21 +125,9 @@ void PullTable::AddSteps(Pull& pull, const std::vector<std::shared_ptr<const Pay
 }
 
 Result<Plan> PullTable::Open(const PullWish& wish) {
-  if (CleanText(wish.receiver, kMaxReceiverName) != wish.receiver || wish.receiver.find('\n') != std::string::npos) {
-    return Status(ErrorCode::kBadData,
-                  Cat("a receiver's name has at most ", kMaxReceiverName, " bytes and no control characters"));
-  }
-  const auto run = catalog_->Find(wish.model);
-  if (run == nullptr) {
-    return Status(ErrorCode::kNotFound, Cat("model \"", wish.model.substr(0, kMaxReceiverName),
-                                            "\" is not open here; start its trainer first"));
-  }
+  LS_ASSIGN_OR_RETURN(const auto run, FindRun(wish.model, wish.receiver, wish.layout));
   const auto newest = run->Newest();
   if (!newest) return Status(ErrorCode::kState, Cat("model ", wish.model, ": no version is committed yet"));
-  if (wish.layout != run->layout().digest()) {
-    return Status(ErrorCode::kState, Cat("model ", wish.model, ": the receiver's layout ", ToHex(wish.layout),
-                                         " is not ", ToHex(run->layout().digest()), "; fetch the layout anew"));
-  }
   Report(wish.model, {.receiver = wish.receiver, .held = wish.held, .outcome = "", .at = Pull::Clock::now()});
   Plan plan{.base = wish.held,
             .target = newest->manifest->held,
@@ -128,7 +136,8 @@ Result<Plan> PullTable::Open(const PullWish& wish) {
   if (wish.held == plan.target && wish.held_digest == plan.target_digest && !wish.force_full) return plan;
 
   const DeltaRoute route = RouteFor(wish, *run);
-  LS_ASSIGN_OR_RETURN(const auto pull, Insert(wish, run, plan.target.version));
+  const auto pull = std::make_shared<Pull>(RandomPullId(), wish.receiver, run, plan.target.version);
+  LS_RETURN_IF_ERROR(Insert(pull));
   plan.pull_id = pull->id;
   plan.tickets = IssueTickets(*pull, wish.lanes);
   plan.local_ticket = IssueTickets(*pull, 1)[0];
@@ -141,8 +150,17 @@ Result<Plan> PullTable::Open(const PullWish& wish) {
     return plan;
   }
   plan.mode = route.folded ? PlanMode::kFolded : route.steps.size() > 1 ? PlanMode::kChain : PlanMode::kDelta;
+  plan.level = route.level;
   AddSteps(*pull, route.steps, plan);
   return plan;
+}
+
+Result<LivePlan> PullTable::OpenLive(const LiveWish& wish) {
+  LS_ASSIGN_OR_RETURN(const auto run, FindRun(wish.model, wish.receiver, wish.layout));
+  const auto pull = std::make_shared<Pull>(RandomPullId(), wish.receiver, run, 0);
+  pull->follower_ = std::make_unique<LiveFeed::Follower>(&run->live(), ChooseLevel(wish.link_bytes_per_s));
+  LS_RETURN_IF_ERROR(Insert(pull));
+  return LivePlan{pull->id, IssueTickets(*pull, wish.lanes)};
 }
 
 Result<std::shared_ptr<Pull>> PullTable::Find(uint64_t pull_id) {
@@ -191,6 +209,7 @@ void PullTable::Close(uint64_t pull_id, const Held& held, const std::string& out
     pull = at->second;
     pulls_.erase(at);
   }
+  if (pull->live()) return;
   Report(pull->run->model(),
          {.receiver = pull->receiver, .held = held, .outcome = CleanText(outcome, 1024), .at = Pull::Clock::now()});
 }
@@ -210,8 +229,9 @@ Result<Pull::LaneLease> PullTable::Admit(uint64_t pull_id, const Ticket& ticket)
 
 size_t PullTable::open_pulls(const std::string& model) const {
   std::lock_guard lock(mutex_);
-  return static_cast<size_t>(std::count_if(pulls_.begin(), pulls_.end(),
-                                           [&](const auto& item) { return item.second->run->model() == model; }));
+  return static_cast<size_t>(std::count_if(pulls_.begin(), pulls_.end(), [&](const auto& item) {
+    return item.second->run->model() == model && !item.second->live();
+  }));
 }
 
 void PullTable::Report(const std::string& model, ReceiverReport report) {

@@ -1,7 +1,8 @@
 // PullTable: the pulls in progress, what each may read, and the tickets that admit its lanes.
 //
 // A pull keeps alive what it was promised: its payloads, and for a full pull the deltas from its target on. It ends by
-// Close(), or by Expire() after idle_timeout without a call or a block. Nothing here waits for a receiver.
+// Close(), or by Expire() after idle_timeout without a call or a block; a live one, without a lane. Nothing here waits
+// for a receiver.
 #pragma once
 
 #include <atomic>
@@ -32,6 +33,16 @@ struct PullWish {
   LayoutDigest layout;
   uint32_t lanes = 1;
   bool force_full = false;
+  uint64_t link_bytes_per_s = 0;  // what its lanes last carried; 0: not known
+};
+
+// Who wants the next deltas while they are made.
+struct LiveWish {
+  std::string model;
+  std::string receiver;
+  LayoutDigest layout;
+  uint32_t lanes = 1;
+  uint64_t link_bytes_per_s = 0;
 };
 
 enum class PlanMode { kUpToDate, kFull, kDelta, kChain, kFolded };
@@ -51,7 +62,13 @@ struct Plan {
   std::vector<PlannedStep> steps;
   uint64_t payload_bytes = 0;
   std::vector<Ticket> tickets;
-  Ticket local_ticket;  // for a connection on this host (local_server.h)
+  Ticket local_ticket;                   // for a connection on this host (local_server.h)
+  CodecLevel level = CodecLevel::kFast;  // of the steps
+};
+
+struct LivePlan {
+  uint64_t pull_id = 0;
+  std::vector<Ticket> tickets;
 };
 
 // What one receiver last told about one model.
@@ -75,6 +92,8 @@ class Pull {
 
   std::shared_ptr<const Payload> FindPayload(uint64_t payload_id) const;  // null: not of this pull
   void Touch();
+  // Of OpenLive: it lasts as long as its lanes, whatever they do.
+  bool live() const { return follower_ != nullptr; }
 
   // One lane that was let in; its end makes room for another.
   class LaneLease {
@@ -98,6 +117,7 @@ class Pull {
   mutable std::mutex mutex_;
   std::map<uint64_t, std::shared_ptr<const Payload>> payloads_;
   std::unique_ptr<DeltaStore::Hold> hold_;
+  std::unique_ptr<LiveFeed::Follower> follower_;  // set before anybody else has the pull
   std::set<Ticket> tickets_;
   Clock::time_point touched_;
   std::atomic<uint32_t> lanes_{0};
@@ -111,6 +131,8 @@ class PullTable {
 
   // kNotFound: no such model. kState: no version yet, or another layout. kResourceExhausted: too many pulls.
   Result<Plan> Open(const PullWish& wish);
+  // A subscription to the deltas of the run that is open now. Errors as Open's; a run without versions is fine.
+  Result<LivePlan> OpenLive(const LiveWish& wish);
   // The steps from `oldest` to the newest version, for the blocks of a full pull. kNotFound: the pull has expired.
   // kState: too far behind, pull anew.
   Result<Plan> CatchUp(uint64_t pull_id, Version oldest);
@@ -131,7 +153,9 @@ class PullTable {
 
  private:
   Result<std::shared_ptr<Pull>> Find(uint64_t pull_id);
-  Result<std::shared_ptr<Pull>> Insert(const PullWish& wish, std::shared_ptr<ServedRun> run, Version target);
+  Result<std::shared_ptr<ServedRun>> FindRun(const std::string& model, const std::string& receiver,
+                                             const LayoutDigest& layout) const;
+  Status Insert(const std::shared_ptr<Pull>& pull);
   void AddSteps(Pull& pull, const std::vector<std::shared_ptr<const Payload>>& payloads, Plan& plan);
   std::vector<Ticket> IssueTickets(Pull& pull, uint32_t lanes);
   void Report(const std::string& model, ReceiverReport report);

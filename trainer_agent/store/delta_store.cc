@@ -17,8 +17,8 @@ namespace {
 constexpr char kSuffix[] = ".delta";
 // Each delta is a mapping, and a kernel allows a process some 65,000 of them.
 constexpr size_t kMaxChain = 1024;
-// A fold of more changes than these takes seconds, in which the receiver could have pulled the chain.
-constexpr uint64_t kMaxFoldElements = 128 << 20;
+// To fold or compact more changes than these takes seconds, in which the receiver could have pulled the chain.
+constexpr uint64_t kMaxDerivedElements = 128 << 20;
 constexpr uint64_t kPageBytes = 4096;
 
 // What it takes of the tmpfs.
@@ -109,10 +109,10 @@ Payload::Allocator DeltaStore::FileAllocator(const std::string& path) {
   };
 }
 
-Result<std::shared_ptr<const Payload>> DeltaStore::Add(const PayloadIdentity& identity,
+Result<std::shared_ptr<const Payload>> DeltaStore::Add(const PayloadIdentity& identity, CodecLevel level,
                                                        const std::vector<const DeltaBlock*>& blocks) {
   std::lock_guard lock(mutex_);
-  folds_.clear();  // they end at a version that is no longer the newest
+  derived_.clear();  // who is behind now needs others
   Result<std::shared_ptr<const Payload>> payload = Status(ErrorCode::kInternal, "not made");
   if (options_.directory.empty()) {
     payload = Payload::Assemble(*layout_, identity, blocks);
@@ -137,18 +137,20 @@ Result<std::shared_ptr<const Payload>> DeltaStore::Add(const PayloadIdentity& id
     chain_.clear();
   }
   chain_.push_back(*payload);
+  if (level == CodecLevel::kCompact) compact_.insert(identity.target);
   EvictLocked();
   return payload;
 }
 
 void DeltaStore::RemoveLocked(const std::shared_ptr<const Payload>& payload) {
+  compact_.erase(payload->header().target);
   if (!options_.directory.empty()) unlink(PathOf(payload->header().base, payload->header().target).c_str());
 }
 
 uint64_t DeltaStore::RetainedBytesLocked() const {
   uint64_t bytes = 0;
   for (const auto& payload : chain_) bytes += StoredBytes(*payload);
-  for (const auto& [base, payload] : folds_) bytes += payload == nullptr ? 0 : StoredBytes(*payload);
+  for (const auto& [key, payload] : derived_) bytes += payload == nullptr ? 0 : StoredBytes(*payload);
   return bytes;
 }
 
@@ -167,7 +169,8 @@ void DeltaStore::EvictLocked() {
     bytes -= StoredBytes(*chain_.front());
     RemoveLocked(chain_.front());
     chain_.pop_front();
-    if (folds_.erase(base) > 0) bytes = RetainedBytesLocked();
+    const auto of_base = [base](const auto& derived) { return derived.first.base == base; };
+    if (std::erase_if(derived_, of_base) > 0) bytes = RetainedBytesLocked();
   }
 }
 
@@ -185,39 +188,53 @@ Result<std::vector<std::shared_ptr<const Payload>>> DeltaStore::ChainFrom(Versio
   return chain;
 }
 
-DeltaRoute DeltaStore::RouteFrom(Version base, uint64_t full_bytes) {
+DeltaRoute DeltaStore::RouteFrom(Version base, uint64_t full_bytes, CodecLevel level) {
   DeltaRoute route;
   {
     std::lock_guard lock(mutex_);
     route.steps = ChainLocked(base);
+    const auto compact = [this](const auto& step) { return CompactLocked(*step); };
+    if (std::all_of(route.steps.begin(), route.steps.end(), compact)) route.level = CodecLevel::kCompact;
   }
-  if (route.steps.size() > 1 && options_.fold_pool != nullptr) FoldRoute(base, route);
+  const bool quick = route.changed_elements() <= kMaxDerivedElements && options_.fold_pool != nullptr;
+  if (quick && route.steps.size() > 1) FoldRoute(base, level, route);
+  if (quick && level == CodecLevel::kCompact && route.level != level) CompactRoute(route);
   if (route.data_bytes() >= full_bytes) route.steps.clear();
   return route;
 }
 
-void DeltaStore::FoldRoute(Version base, DeltaRoute& route) {
-  if (route.changed_elements() > kMaxFoldElements) return;
-  std::lock_guard fold_lock(fold_mutex_);
-  const auto newest = route.steps.back();
-  std::shared_ptr<const Payload> folded;
-  bool known = false;
+void DeltaStore::FoldRoute(Version base, CodecLevel level, DeltaRoute& route) {
+  const DerivedKey key{base, route.steps.back()->header().target, level};
+  const auto folded =
+      Derived(key, route.data_bytes(), [&] { return FoldPayloads(*layout_, route.steps, level, *options_.fold_pool); });
+  if (folded != nullptr) route = {.steps = {folded}, .folded = true, .level = level};
+}
+
+void DeltaStore::CompactRoute(DeltaRoute& route) {
+  for (auto& step : route.steps) {
+    const PayloadHeader& header = step->header();
+    const auto compact = Derived({header.base, header.target, CodecLevel::kCompact}, header.data_bytes,
+                                 [&] { return CompactPayload(*layout_, *step, *options_.fold_pool); });
+    if (compact != nullptr) step = compact;
+  }
+  route.level = CodecLevel::kCompact;
+}
+
+std::shared_ptr<const Payload> DeltaStore::Derived(const DerivedKey& key, uint64_t smaller_than, const Derive& derive) {
+  std::lock_guard derive_lock(derive_mutex_);
   {
     std::lock_guard lock(mutex_);
-    const auto fold = folds_.find(base);
-    known = fold != folds_.end() && !chain_.empty() && chain_.back() == newest;
-    if (known) folded = fold->second;
+    if (const auto known = derived_.find(key); known != derived_.end()) return known->second;
   }
-  if (!known) {
-    const auto made = FoldPayloads(*layout_, route.steps, CodecLevel::kCompact, *options_.fold_pool);
-    if (made.ok() && (*made)->header().data_bytes < route.data_bytes()) folded = *made;
-    std::lock_guard lock(mutex_);
-    // A version may have been added meanwhile; then this fold serves the one caller only.
-    const uint64_t room = options_.retain_bytes - std::min(options_.retain_bytes, RetainedBytesLocked());
-    const bool fits = folded == nullptr || StoredBytes(*folded) <= room;
-    if (!chain_.empty() && chain_.back() == newest && fits) folds_[base] = folded;
-  }
-  if (folded != nullptr) route = {.steps = {folded}, .folded = true};
+  const auto made = derive();
+  const auto derived = made.ok() && (*made)->header().data_bytes < smaller_than ? *made : nullptr;
+  std::lock_guard lock(mutex_);
+  // Another version may have come meanwhile, or memory be short: then this serves the one caller only.
+  const uint64_t room = options_.retain_bytes - std::min(options_.retain_bytes, RetainedBytesLocked());
+  const bool fits = derived == nullptr || StoredBytes(*derived) <= room;
+  const bool newest = !chain_.empty() && key.target <= chain_.back()->header().target;
+  if (newest && fits && !ChainLocked(key.base).empty()) derived_[key] = derived;
+  return derived;
 }
 
 DeltaStore::Hold::Hold(DeltaStore* store, Version version)
@@ -247,7 +264,7 @@ Result<UniqueFd> DeltaStore::OpenFile(const Payload& payload) const {
 std::vector<std::shared_ptr<const Payload>> DeltaStore::Retained() const {
   std::lock_guard lock(mutex_);
   std::vector<std::shared_ptr<const Payload>> all(chain_.begin(), chain_.end());
-  for (const auto& [base, payload] : folds_) {
+  for (const auto& [key, payload] : derived_) {
     if (payload != nullptr) all.push_back(payload);
   }
   return all;
@@ -257,7 +274,8 @@ void DeltaStore::Discard() {
   std::lock_guard lock(mutex_);
   for (const auto& payload : chain_) RemoveLocked(payload);
   chain_.clear();
-  folds_.clear();
+  compact_.clear();
+  derived_.clear();
 }
 
 }  // namespace lockstep

@@ -1,11 +1,14 @@
 // DeltaStore: the deltas of one run that receivers may still need, within a byte budget.
 //
 // The deltas form one chain that ends at the newest version. Each is one immutable Payload, served to any number of
-// receivers; folded ones are made on the first request and kept as long as both their ends are. With a directory they
-// are files on the agent's tmpfs, so that an agent that is killed finds them again.
+// receivers; folded ones, and compact forms of those that were made fast, are made on the first request and kept as
+// long as what they were made from. With a directory the chain's are files on the agent's tmpfs, so that an agent that
+// is killed finds them again.
 #pragma once
 
+#include <compare>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -23,13 +26,15 @@ namespace lockstep {
 struct StoreOptions {
   std::string directory;  // empty: in memory only
   uint64_t retain_bytes = 2ull << 30;
-  WorkerPool* fold_pool = nullptr;  // folds; not the diff's pool, which a receiver must not hold up. Null: chains only
+  // Folds and compacts; not the diff's pool, which a receiver must not hold up. Null: the chain as it was made.
+  WorkerPool* fold_pool = nullptr;
 };
 
 // How to bring a receiver from one version to the newest.
 struct DeltaRoute {
   std::vector<std::shared_ptr<const Payload>> steps;  // in order; empty: no deltas lead there, send full blocks
   bool folded = false;
+  CodecLevel level = CodecLevel::kFast;  // compact only when all of it is
 
   uint64_t data_bytes() const;
   uint64_t changed_elements() const;
@@ -47,12 +52,13 @@ class DeltaStore {
 
   // Makes the delta that follows the last one and retains it. A full tmpfs costs old deltas first; when even that does
   // not help the delta is kept on the heap.
-  Result<std::shared_ptr<const Payload>> Add(const PayloadIdentity& identity,
+  Result<std::shared_ptr<const Payload>> Add(const PayloadIdentity& identity, CodecLevel level,
                                              const std::vector<const DeltaBlock*>& blocks);
 
   // The route of fewest bytes from `base`: one delta, the chain, or its fold; none when that would not be below
-  // `full_bytes`. A fold is computed here the first time, unless it would take long: then the chain is served as it is.
-  DeltaRoute RouteFrom(Version base, uint64_t full_bytes);
+  // `full_bytes`. A fold, and at kCompact the entropy stage, is computed here the first time, unless it would take
+  // long: then the chain is served as it is.
+  DeltaRoute RouteFrom(Version base, uint64_t full_bytes, CodecLevel level);
 
   // Every step from `base` on, unfolded. kState when some are gone.
   Result<std::vector<std::shared_ptr<const Payload>>> ChainFrom(Version base) const;
@@ -79,7 +85,7 @@ class DeltaStore {
   // folded ones, and what is kept on the heap, have no file.
   Result<UniqueFd> OpenFile(const Payload& payload) const;
 
-  // Chain first, then folds.
+  // The chain first, then what was derived from it.
   std::vector<std::shared_ptr<const Payload>> Retained() const;
 
   // The files are somebody's past now: removes them all.
@@ -90,7 +96,18 @@ class DeltaStore {
   Payload::Allocator FileAllocator(const std::string& path);
   std::shared_ptr<const Payload> LoadFile(const std::string& path) const;
   std::vector<std::shared_ptr<const Payload>> ChainLocked(Version base) const;
-  void FoldRoute(Version base, DeltaRoute& route);
+  struct DerivedKey {
+    Version base = 0;
+    Version target = 0;
+    CodecLevel level = CodecLevel::kFast;
+    auto operator<=>(const DerivedKey&) const = default;
+  };
+  using Derive = std::function<Result<std::shared_ptr<const Payload>>()>;
+
+  void FoldRoute(Version base, CodecLevel level, DeltaRoute& route);
+  void CompactRoute(DeltaRoute& route);
+  std::shared_ptr<const Payload> Derived(const DerivedKey& key, uint64_t smaller_than, const Derive& derive);
+  bool CompactLocked(const Payload& step) const { return compact_.count(step.header().target) > 0; }
   void EvictLocked();
   void RemoveLocked(const std::shared_ptr<const Payload>& payload);
   uint64_t RetainedBytesLocked() const;
@@ -98,9 +115,10 @@ class DeltaStore {
   const std::shared_ptr<const ModelLayout> layout_;
   const StoreOptions options_;
   mutable std::mutex mutex_;
-  std::mutex fold_mutex_;  // one fold at a time; taken before mutex_
+  std::mutex derive_mutex_;  // one at a time; taken before mutex_
   std::deque<std::shared_ptr<const Payload>> chain_;
-  std::map<Version, std::shared_ptr<const Payload>> folds_;  // by base; all end at the newest; null: refused
+  std::set<Version> compact_;                                     // targets of those in chain_ that were made so
+  std::map<DerivedKey, std::shared_ptr<const Payload>> derived_;  // since the newest was added; null: does not pay
   std::multiset<Version> holds_;
 };
 

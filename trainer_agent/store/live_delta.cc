@@ -16,6 +16,7 @@ void CallAll(const std::vector<std::function<void()>>& wakes) {
 
 void LiveDelta::Add(std::shared_ptr<const DeltaBlock> block) {
   std::unique_lock lock(mutex_);
+  if (ended_) return;
   blocks_.push_back(std::move(block));
   if (blocks_.size() % kWakeEvery == 0) WakeAll(std::move(lock));
 }
@@ -79,11 +80,20 @@ void LiveFeed::SetNewest(Version newest) {
   {
     std::lock_guard lock(mutex_);
     newest_ = newest;
-    // A sealed delta stays for those who come late; one that leads elsewhere is of no more use.
-    if (delta_ != nullptr && delta_->target() != newest) delta_.reset();
+    delta_.reset();  // its readers keep it; whoever comes later finds the whole one in the store
     wakes.swap(waiting_);
   }
   CallAll(wakes);
+}
+
+void LiveFeed::End() {
+  std::shared_ptr<LiveDelta> last;
+  {
+    std::lock_guard lock(mutex_);
+    last = delta_;
+  }
+  if (last != nullptr) last->GiveUp({ErrorCode::kAborted, "the run has ended"});
+  SetNewest(0);
 }
 
 CodecLevel LiveFeed::level() const {

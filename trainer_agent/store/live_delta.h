@@ -25,7 +25,7 @@ class LiveDelta {
   Version base() const { return base_; }
   Version target() const { return target_; }
 
-  // --- the maker; not after an end ---
+  // --- the maker; without effect after an end ---
   void Add(std::shared_ptr<const DeltaBlock> block);
   void Seal();
   void GiveUp(Status why);  // REQUIRES !why.ok()
@@ -61,8 +61,10 @@ class LiveFeed {
   // --- the maker ---
   // `base` is the newest version; a delta that did not end is given up.
   std::shared_ptr<LiveDelta> Begin(Version base, Version target);
-  // `newest` is committed and served.
+  // `newest` is committed and served, or what remained when a draft was given up: nothing is being made.
   void SetNewest(Version newest);
+  // The run is over: nothing more will be made.
+  void End();
   // The level that suits those who are here.
   CodecLevel level() const;
 
@@ -80,8 +82,8 @@ class LiveFeed {
     const std::multiset<CodecLevel>::iterator at_;
   };
 
-  // The delta that starts at `base`, being made or the last one that was sealed; null while nobody has begun it. kState
-  // when it will not be made: `base` is not the newest version.
+  // The delta that starts at `base` and is being made; null while nobody has begun it. kState when it will not be made:
+  // `base` is not the newest version.
   Result<std::shared_ptr<LiveDelta>> Find(Version base) const;
   // Calls `wake` once, as soon as Find(base) answers another than null; as LiveDelta::WakeWhenNews.
   void WakeWhenBegun(Version base, std::function<void()> wake);

@@ -68,15 +68,15 @@ TEST_CASE("a follower waits for the delta from the newest version, and is refuse
   CHECK(*feed.Find(5) == delta);
 }
 
-TEST_CASE("a sealed delta is there for those who come late, until the next one is begun") {
+TEST_CASE("a sealed delta stays with its readers and is found by no others") {
   LiveFeed feed;
   const auto first = feed.Begin(1, 2);
+  first->Add(Block(9));
   first->Seal();
   feed.SetNewest(2);
-  CHECK(*feed.Find(1) == first);
-  CHECK(*feed.Find(2) == nullptr);
-  feed.Begin(2, 3);
   CHECK(feed.Find(1).status().code() == ErrorCode::kState);
+  CHECK(*feed.Find(2) == nullptr);
+  CHECK(first->Since(0).blocks.size() == 1);
 }
 
 TEST_CASE("a draft that was given up is no longer found, and its readers hear of it") {
@@ -89,6 +89,14 @@ TEST_CASE("a draft that was given up is no longer found, and its readers hear of
   CHECK(*feed.Find(1) == next);
   feed.Begin(1, 4);
   CHECK(next->Since(0).given_up.code() == ErrorCode::kAborted);
+}
+
+TEST_CASE("the end of a run gives up what was being made, and wakes who waits") {
+  LiveFeed feed;
+  const auto delta = feed.Begin(1, 2);
+  feed.End();
+  CHECK(delta->Since(0).given_up.code() == ErrorCode::kAborted);
+  CHECK(feed.Find(1).status().code() == ErrorCode::kState);
 }
 
 TEST_CASE("the level is compact as long as somebody follows over a slow link") {

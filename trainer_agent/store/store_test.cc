@@ -33,7 +33,7 @@ struct Chain {
     }
     std::vector<DeltaBlock> blocks(1);
     blocks[0] = {.codec = Codec::kSparse, .changes = count, .target_hash = base + 1};
-    EncodeSparse(changes, 2, CodecLevel::kCompact, blocks[0].data);
+    EncodeSparse(changes, 2, CodecLevel::kFast, blocks[0].data);
     blocks[0].data_hash = Hash64(blocks[0].data);
     return store
         .Add({.run = run,
@@ -41,7 +41,7 @@ struct Chain {
               .target = base + 1,
               .base_digest = DigestOf(base),
               .target_digest = DigestOf(base + 1)},
-             {&blocks[0]})
+             CodecLevel::kFast, {&blocks[0]})
         .status();
   }
   Manifest Newest(Version version) const {
@@ -65,16 +65,16 @@ TEST_CASE("One step behind is a delta, several are folded, unknown ones and dear
   const Chain chain;
   DeltaStore store(chain.layout, {.fold_pool = &pool});
   for (Version version = 1; version <= 3; ++version) REQUIRE(chain.Add(store, version).ok());
-  const DeltaRoute delta = store.RouteFrom(3, kFull);
+  const DeltaRoute delta = store.RouteFrom(3, kFull, CodecLevel::kFast);
   REQUIRE(delta.steps.size() == 1);
   CHECK_FALSE(delta.folded);
-  const DeltaRoute folded = store.RouteFrom(1, kFull);
+  const DeltaRoute folded = store.RouteFrom(1, kFull, CodecLevel::kFast);
   REQUIRE(folded.steps.size() == 1);
   CHECK(folded.folded);
   CHECK(folded.steps[0]->header().steps_folded == 3);
-  CHECK(store.RouteFrom(1, kFull).steps[0] == folded.steps[0]);
-  CHECK(store.RouteFrom(9, kFull).steps.empty());
-  CHECK(store.RouteFrom(1, 5).steps.empty());
+  CHECK(store.RouteFrom(1, kFull, CodecLevel::kFast).steps[0] == folded.steps[0]);
+  CHECK(store.RouteFrom(9, kFull, CodecLevel::kFast).steps.empty());
+  CHECK(store.RouteFrom(1, 5, CodecLevel::kFast).steps.empty());
   CHECK((*store.ChainFrom(1)).size() == 3);
   CHECK(store.ChainFrom(0).status().code() == ErrorCode::kState);
 }
@@ -85,7 +85,7 @@ TEST_CASE("The budget evicts from the old end, unless a pull holds it, and then 
   DeltaStore store(chain.layout, {.retain_bytes = 3 * kPage, .fold_pool = &pool});
   for (Version version = 1; version <= 5; ++version) REQUIRE(chain.Add(store, version).ok());
   CHECK(store.Retained().size() == 3);
-  CHECK(store.RouteFrom(2, kFull).steps.empty());
+  CHECK(store.RouteFrom(2, kFull, CodecLevel::kFast).steps.empty());
   CHECK(store.MaxDeltaBytes() == 3 * kPage);
   auto hold = store.HoldFrom(3);
   CHECK(store.MaxDeltaBytes() == chain.layout->data_bytes());
@@ -113,7 +113,7 @@ TEST_CASE("A restarted agent finds the chain that ends at its newest version, an
     CHECK_FALSE(ReadFile(dir.path + "/new").ok());
     CHECK_FALSE(ReadFile(dir.path + "/7-8.delta").ok());
     REQUIRE(chain.Add(store, 5).ok());
-    CHECK(store.RouteFrom(1, kFull).folded);
+    CHECK(store.RouteFrom(1, kFull, CodecLevel::kFast).folded);
   }
   DeltaStore other(chain.layout, {.directory = dir.path, .fold_pool = &pool});
   other.Load({.held = {RandomId<RunId>(), 6}, .block_hashes = {}, .digest = DigestOf(6)});
@@ -125,7 +125,7 @@ TEST_CASE("A delta's file is opened for reading and outlives its name; folds and
   const TempDir dir;
   DeltaStore store(chain.layout, {.directory = dir.path, .fold_pool = &pool});
   for (Version version = 1; version <= 2; ++version) REQUIRE(chain.Add(store, version).ok());
-  const auto payload = store.RouteFrom(2, kFull).steps.at(0);
+  const auto payload = store.RouteFrom(2, kFull, CodecLevel::kFast).steps.at(0);
   const auto file = store.OpenFile(*payload);
   REQUIRE(file.ok());
   store.Discard();
@@ -136,12 +136,12 @@ TEST_CASE("A delta's file is opened for reading and outlives its name; folds and
   CHECK(store.OpenFile(*payload).status().code() == ErrorCode::kState);
 
   for (Version version = 1; version <= 2; ++version) REQUIRE(chain.Add(store, version).ok());
-  const DeltaRoute fold = store.RouteFrom(1, kFull);
+  const DeltaRoute fold = store.RouteFrom(1, kFull, CodecLevel::kFast);
   REQUIRE(fold.folded);
   CHECK(store.OpenFile(*fold.steps.at(0)).status().code() == ErrorCode::kState);
   DeltaStore heap(chain.layout, {.fold_pool = &pool});
   REQUIRE(chain.Add(heap, 1).ok());
-  CHECK(heap.OpenFile(*heap.RouteFrom(1, kFull).steps.at(0)).status().code() == ErrorCode::kState);
+  CHECK(heap.OpenFile(*heap.RouteFrom(1, kFull, CodecLevel::kFast).steps.at(0)).status().code() == ErrorCode::kState);
 }
 
 TEST_CASE("A version that does not follow the last one starts a new chain") {
@@ -154,9 +154,10 @@ TEST_CASE("A version that does not follow the last one starts a new chain") {
 
 struct FakeBlocks : BlockReader {
   Version in_memory = 0;
-  Status ReadBlock(Version version, BlockIndex, std::span<std::byte> out) override {
+  Status UseBytes(Version version, const ByteRange&, const std::function<void(ByteView)>& use) override {
     if (version != in_memory) return {ErrorCode::kState, "gone"};
-    out[0] = static_cast<std::byte>(version);
+    const auto byte = static_cast<std::byte>(version);
+    use({&byte, 1});
     return OkStatus();
   }
   Result<VersionFile> OpenFile(Version version) override {
@@ -204,30 +205,46 @@ TEST_CASE("The memory of a version comes with the manifest that says what is in 
   CHECK(run->OpenHalf(2).status().code() == ErrorCode::kState);
 }
 
-TEST_CASE("Waiting for news ends with an open run, a version, the timeout, giving up, or closing") {
+TEST_CASE("News are another run or version than was seen") {
   const Chain chain;
   VersionCatalog catalog;
-  const auto never = [] { return false; };
-  using std::chrono::milliseconds;
-  CHECK_FALSE(catalog.WaitForNews("m", {}, milliseconds(20), never));
-  CHECK_FALSE(catalog.WaitForNews("m", {}, milliseconds(60000), [] { return true; }));
+  CHECK_FALSE(catalog.NewsSince("m", {}));
   auto run = std::make_shared<ServedRun>("m", chain.run, chain.layout, std::make_shared<FakeBlocks>(), StoreOptions{});
-  std::thread opener([&] { catalog.Open(run); });
-  const auto opened = catalog.WaitForNews("m", {}, milliseconds(60000), never);
-  opener.join();
+  catalog.Open(run);
+  const auto opened = catalog.NewsSince("m", {});
   REQUIRE(opened);
   CHECK(opened->newest == Held{chain.run, 0});
   CHECK_FALSE(opened->version);
-  std::thread publisher([&] {
-    catalog.Publish(run, {std::make_shared<Manifest>(Manifest{{chain.run, 1}, {}, {}}), 5});
-  });
-  const auto published = catalog.WaitForNews("m", opened->newest, milliseconds(60000), never);
-  publisher.join();
+  CHECK_FALSE(catalog.NewsSince("m", opened->newest));
+  catalog.Publish(run, {std::make_shared<Manifest>(Manifest{{chain.run, 1}, {}, {}}), 5});
+  const auto published = catalog.NewsSince("m", opened->newest);
   REQUIRE(published);
+  CHECK(published->newest == Held{chain.run, 1});
   CHECK(published->version->committed_unix_ns == 5);
-  std::thread closer([&] { catalog.Close(); });
-  CHECK_FALSE(catalog.WaitForNews("m", published->newest, milliseconds(60000), never));
-  closer.join();
+  CHECK_FALSE(catalog.NewsSince("m", published->newest));
+  CHECK_FALSE(catalog.NewsSince("other", {}));
+}
+
+TEST_CASE("A watch is called for its model and at the end, and never once it is gone") {
+  const Chain chain;
+  VersionCatalog catalog;
+  int mine = 0;
+  int others = 0;
+  auto watch = std::make_unique<VersionCatalog::Watch>(&catalog, "m", [&] { ++mine; });
+  const VersionCatalog::Watch other(&catalog, "other", [&] { ++others; });
+  auto run = std::make_shared<ServedRun>("m", chain.run, chain.layout, std::make_shared<FakeBlocks>(), StoreOptions{});
+  catalog.Open(run);
+  CHECK(mine == 1);
+  catalog.Publish(run, {std::make_shared<Manifest>(Manifest{{chain.run, 1}, {}, {}}), 5});
+  CHECK(mine == 2);
+  watch.reset();
+  catalog.Publish(run, {std::make_shared<Manifest>(Manifest{{chain.run, 2}, {}, {}}), 6});
+  CHECK(mine == 2);
+  CHECK(others == 0);
+  CHECK_FALSE(catalog.closed());
+  catalog.Close();
+  CHECK(catalog.closed());
+  CHECK(others == 1);
 }
 
 }  // namespace

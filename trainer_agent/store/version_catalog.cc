@@ -1,7 +1,5 @@
 #include "trainer_agent/store/version_catalog.h"
 
-#include <algorithm>
-
 #include "common/base/text.h"
 
 namespace lockstep {
@@ -26,8 +24,9 @@ std::shared_ptr<const Manifest> ServedRun::FindManifest(Version version) const {
   return nullptr;
 }
 
-Result<ServedRun::BlockInfo> ServedRun::ReadBlock(Version wanted, bool exact, BlockIndex block,
-                                                  std::span<std::byte> out) {
+Status ServedRun::UseBlocks(Version wanted, bool exact, BlockIndex first, uint32_t count, const UseOfBlocks& use) {
+  const uint64_t begin = layout_->block_range(first).offset;
+  const ByteRange range{begin, layout_->block_range(first + count - 1).end() - begin};
   Status status{ErrorCode::kState, Cat("model ", model_, ": nothing is committed yet")};
   // The newest version may itself be overtaken between the look and the read; its successor is then already served.
   for (int attempt = 0; attempt < 3; ++attempt) {
@@ -39,13 +38,22 @@ Result<ServedRun::BlockInfo> ServedRun::ReadBlock(Version wanted, bool exact, Bl
       manifest = newest->manifest;
     }
     const std::shared_ptr<BlockReader> blocks = Blocks();
-    if (blocks == nullptr) return Status(ErrorCode::kState, Cat("model ", model_, ": the run has ended"));
-    status = blocks->ReadBlock(manifest->held.version, block, out);
-    if (status.ok()) return BlockInfo{manifest->held.version, manifest->block_hashes[block]};
-    if (exact) return status;
+    if (blocks == nullptr) return {ErrorCode::kState, Cat("model ", model_, ": the run has ended")};
+    status = blocks->UseBytes(manifest->held.version, range, [&](ByteView bytes) { use(*manifest, bytes); });
+    if (status.ok() || exact) return status;
   }
-  if (exact) return Status(ErrorCode::kState, Cat("model ", model_, ": version ", wanted, " is no longer in memory"));
+  if (exact) return {ErrorCode::kState, Cat("model ", model_, ": version ", wanted, " is no longer in memory")};
   return status;
+}
+
+Result<ServedRun::BlockInfo> ServedRun::ReadBlock(Version wanted, bool exact, BlockIndex block,
+                                                  std::span<std::byte> out) {
+  BlockInfo info;
+  LS_RETURN_IF_ERROR(UseBlocks(wanted, exact, block, 1, [&](const Manifest& manifest, ByteView bytes) {
+    std::copy(bytes.begin(), bytes.end(), out.begin());
+    info = {manifest.held.version, manifest.block_hashes[block]};
+  }));
+  return info;
 }
 
 Result<ServedRun::Half> ServedRun::OpenHalf(Version wanted) const {
@@ -75,23 +83,26 @@ void ServedRun::End() {
     newest_.reset();
     previous_.reset();
   }
+  live_.End();
   deltas_.Discard();
 }
 
 void VersionCatalog::Open(std::shared_ptr<ServedRun> run) {
-  std::lock_guard lock(mutex_);
-  runs_[run->model()] = std::move(run);
-  changed_.notify_all();
+  const std::string model = run->model();
+  {
+    std::lock_guard lock(mutex_);
+    runs_[model] = std::move(run);
+  }
+  TellWatches(model);
 }
 
 void VersionCatalog::Publish(const std::shared_ptr<ServedRun>& run, ServedVersion version) {
-  std::lock_guard lock(mutex_);
   {
-    std::lock_guard run_lock(run->mutex_);
+    std::scoped_lock lock(mutex_, run->mutex_);
     if (run->newest_) run->previous_ = run->newest_->manifest;
     run->newest_ = std::move(version);
   }
-  changed_.notify_all();
+  TellWatches(run->model());
 }
 
 void VersionCatalog::Withdraw(const std::string& model) {
@@ -112,29 +123,44 @@ std::shared_ptr<ServedRun> VersionCatalog::Find(const std::string& model) const 
   return at == runs_.end() ? nullptr : at->second;
 }
 
-std::optional<VersionCatalog::News> VersionCatalog::WaitForNews(const std::string& model, const Held& seen,
-                                                                std::chrono::milliseconds timeout,
-                                                                const std::function<bool()>& give_up) const {
-  constexpr std::chrono::milliseconds kGiveUpPoll{100};
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
-  std::unique_lock lock(mutex_);
-  while (!closed_) {
-    if (const auto at = runs_.find(model); at != runs_.end()) {
-      News news{.newest = {at->second->run(), 0}, .run = at->second, .version = at->second->Newest()};
-      if (news.version) news.newest = news.version->manifest->held;
-      if (news.newest != seen) return news;
-    }
-    const auto now = std::chrono::steady_clock::now();
-    if (now >= deadline || give_up()) return std::nullopt;
-    changed_.wait_until(lock, std::min(deadline, now + kGiveUpPoll));
+std::optional<VersionCatalog::News> VersionCatalog::NewsSince(const std::string& model, const Held& seen) const {
+  const std::shared_ptr<ServedRun> run = Find(model);
+  if (run == nullptr) return std::nullopt;
+  News news{.newest = {run->run(), 0}, .run = run, .version = run->Newest()};
+  if (news.version) news.newest = news.version->manifest->held;
+  if (news.newest == seen) return std::nullopt;
+  return news;
+}
+
+VersionCatalog::Watch::Watch(const VersionCatalog* catalog, std::string model, std::function<void()> changed)
+    : catalog_(catalog), model_(std::move(model)), changed_(std::move(changed)) {
+  std::lock_guard lock(catalog_->watches_mutex_);
+  catalog_->watches_.insert(this);
+}
+
+VersionCatalog::Watch::~Watch() {
+  std::lock_guard lock(catalog_->watches_mutex_);
+  catalog_->watches_.erase(this);
+}
+
+void VersionCatalog::TellWatches(const std::string& model) const {
+  std::lock_guard lock(watches_mutex_);
+  for (const Watch* watch : watches_) {
+    if (model.empty() || watch->model_ == model) watch->changed_();
   }
-  return std::nullopt;
 }
 
 void VersionCatalog::Close() {
+  {
+    std::lock_guard lock(mutex_);
+    closed_ = true;
+  }
+  TellWatches("");
+}
+
+bool VersionCatalog::closed() const {
   std::lock_guard lock(mutex_);
-  closed_ = true;
-  changed_.notify_all();
+  return closed_;
 }
 
 }  // namespace lockstep

@@ -4,19 +4,19 @@
 // protos.
 #pragma once
 
-#include <chrono>
-#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 
 #include "common/model/manifest.h"
 #include "common/os/unique_fd.h"
 #include "trainer_agent/store/delta_store.h"
+#include "trainer_agent/store/live_delta.h"
 
 namespace lockstep {
 
@@ -26,12 +26,13 @@ struct VersionFile {
   uint64_t data_offset = 0;  // of the first block
 };
 
-// Reads whole blocks of versions in memory. Implemented over the double buffer.
+// Reads versions in memory. Implemented over the double buffer.
 class BlockReader {
  public:
   virtual ~BlockReader() = default;
-  // kState when `version` is no longer in memory. Never blocks for longer than a block's copy.
-  virtual Status ReadBlock(Version version, BlockIndex block, std::span<std::byte> out) = 0;
+  // Calls `use` with those bytes of the data section, which stay while it runs: it must be done within the copy of a few
+  // blocks, for a trainer may wait for it. kState when `version` is no longer in memory.
+  virtual Status UseBytes(Version version, const ByteRange& range, const std::function<void(ByteView)>& use) = 0;
   // The memory that holds `version` now. Holds nothing up: it may be written into as soon as this returns. kState as
   // above.
   virtual Result<VersionFile> OpenFile(Version version) = 0;
@@ -53,13 +54,19 @@ class ServedRun {
   const ModelLayout& layout() const { return *layout_; }
   const std::shared_ptr<const ModelLayout>& shared_layout() const { return layout_; }
   DeltaStore& deltas() { return deltas_; }
+  LiveFeed& live() { return live_; }
 
   std::optional<ServedVersion> Newest() const;
   // The newest or the one before it; no value for any other.
   std::shared_ptr<const Manifest> FindManifest(Version version) const;
 
-  // A block of `wanted`, or, when that is gone and `exact` is false, of the newest version. Fills `out` and says which
-  // version and hash it has. kState when it cannot.
+  // Calls `use` with consecutive blocks of `wanted`, or, when that is gone and `exact` is false, of the newest version,
+  // and with the manifest of the one they are of. The bytes stay while it runs: as BlockReader::UseBytes. kState when
+  // there are none; then it is not called.
+  using UseOfBlocks = std::function<void(const Manifest& manifest, ByteView bytes)>;
+  Status UseBlocks(Version wanted, bool exact, BlockIndex first, uint32_t count, const UseOfBlocks& use);
+
+  // The same for one block that is copied to `out`; says which version and hash it has.
   struct BlockInfo {
     Version version = 0;
     uint64_t hash = 0;
@@ -85,6 +92,7 @@ class ServedRun {
   const RunId run_;
   const std::shared_ptr<const ModelLayout> layout_;
   DeltaStore deltas_;
+  LiveFeed live_;
   mutable std::mutex mutex_;
   std::shared_ptr<BlockReader> blocks_;  // null once ended
   std::optional<ServedVersion> newest_;
@@ -102,22 +110,45 @@ class VersionCatalog {
 
   std::shared_ptr<ServedRun> Find(const std::string& model) const;  // null: nobody opened it
 
-  // Waits until what can be told of the model is another than `seen`: which run is open, and its newest version (0
-  // before the first). No value after `timeout`, when `give_up` says so (asked every 100 ms), or after Close().
+  // What can be told of a model: which run is open, and its newest version.
   struct News {
-    Held newest;
+    Held newest;  // version 0 before the first
     std::shared_ptr<ServedRun> run;
     std::optional<ServedVersion> version;  // none before the first
   };
-  std::optional<News> WaitForNews(const std::string& model, const Held& seen, std::chrono::milliseconds timeout,
-                                  const std::function<bool()>& give_up) const;
+  // No value while that is `seen`, or nobody opened the model.
+  std::optional<News> NewsSince(const std::string& model, const Held& seen) const;
+
+  // Has `changed` called whenever there may be news of `model`, and at Close(), by whoever makes them: it must not
+  // block, nor make or end a watch. Once the destructor has returned nothing is called any more. REQUIRES the catalog
+  // to outlive it.
+  class Watch {
+   public:
+    Watch(const VersionCatalog* catalog, std::string model, std::function<void()> changed);
+    ~Watch();
+    Watch(const Watch&) = delete;
+    Watch& operator=(const Watch&) = delete;
+
+   private:
+    friend class VersionCatalog;
+    const VersionCatalog* const catalog_;
+    const std::string model_;
+    const std::function<void()> changed_;
+  };
+
+  // Tells everybody who watches that nothing will be published any more.
   void Close();
+  bool closed() const;
 
  private:
+  // Calls those who watch `model`; everybody when it is empty.
+  void TellWatches(const std::string& model) const;
+
   mutable std::mutex mutex_;
-  mutable std::condition_variable changed_;
   std::map<std::string, std::shared_ptr<ServedRun>> runs_;
   bool closed_ = false;
+  mutable std::mutex watches_mutex_;  // held while they are called, which take mutex_; so never taken after it
+  mutable std::set<const Watch*> watches_;
 };
 
 }  // namespace lockstep
