@@ -36,6 +36,12 @@ FIGURES = [
     Figure("colocated_full_pull", "local_pull_bench.py", "value/baseline", "<= 0.5", "out of memory, against lanes"),
     Figure("ring_pipelining", "ring_bench.py", "value/baseline", "<= 0.75", "a ring of two buckets, against one"),
     Figure("placement_compile_qwen3_30b_a3b", "placement_bench", "value/baseline", "<= 1", "TP8, against 1 s"),
+    Figure("delta_sync", "sync_bench.py", "baseline/value", ">= 10", "publish to committed, against a NumPy pipeline"),
+    Figure("publish_blocked", "publish_bench.py", "value/baseline", "<= 1.1", "of a trainer, against memcpy"),
+    Figure("fanout_cpu", "fanout_bench.py", "value/baseline", "<= 0.05", "agent, the 8th receiver against the first"),
+    Figure("agent_rss", "idle_bench.py", "value/baseline", "<= 1", "beside halves and deltas, against 256 MiB"),
+    Figure("receiver_rss", "idle_bench.py", "value/baseline", "<= 1", "beside replicas, against 256 MiB"),
+    Figure("idle_cpu", "idle_bench.py", "value/baseline", "<= 1", "both daemons, against 0.2 % of a core"),
     Figure("pause_ratio", "pause_bench.py", "value/baseline", "<= 0.05", "of TP4 in place, against reloading the file"),
     Figure("pause_flip_ratio", "pause_bench.py", "value/baseline", "<= 0.05", "the same with two halves"),
 ]
@@ -76,7 +82,7 @@ def run_program(program: str, quick: bool) -> "dict[str, dict]":
         print(f"run.sh: {program} ended with status {done.returncode}", file=sys.stderr)
         return {}
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {line["name"]: line for line in lines}
+    return {line["name"]: line for line in lines if "name" in line}
 
 
 def summary(figure: Figure, measured: dict) -> dict:

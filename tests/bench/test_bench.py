@@ -15,6 +15,12 @@ FIGURES = {
     "colocated_full_pull",
     "ring_pipelining",
     "placement_compile_qwen3_30b_a3b",
+    "delta_sync",
+    "publish_blocked",
+    "fanout_cpu",
+    "agent_rss",
+    "receiver_rss",
+    "idle_cpu",
     "pause_ratio",
     "pause_flip_ratio",
 }

@@ -1,0 +1,98 @@
+"""Versions of a made-up model in bfloat16, for programs that publish them: raw bits in one flat NumPy array, and its
+tensors by name as views of it.
+
+An optimizer's step is imitated where it matters to a delta: which share of the elements changes, at places that are
+uniformly random, and by how many ulps. The weights are normal with a standard deviation of 0.02.
+"""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+
+M_BYTES = 3_000_000_000  # the model of the figures: 1.5 G elements
+HIDDEN, INTERMEDIATE, KEY_VALUE, VOCABULARY = 2048, 8192, 1024, 32_000
+# (ulps, share): what is measured of steps at a learning rate of 1e-6, in either direction alike.
+STEP_SHARES = ((1, 0.88), (2, 0.05), (3, 0.02), (5, 0.027), (8, 0.012), (17, 0.011))
+STEP_TABLE = 4096
+PATTERN_ELEMENTS = 1 << 24  # random weights repeat after this many elements
+
+
+class Bf16:
+    """An array of raw 16 bits that is published as bfloat16, which NumPy does not have."""
+
+    dtype = SimpleNamespace(name="bfloat16")
+
+    def __init__(self, bits: np.ndarray) -> None:
+        self.bits = bits
+
+    @property
+    def __array_interface__(self) -> dict:
+        return self.bits.__array_interface__
+
+
+def shapes(model_bytes: int) -> "dict[str, tuple[int, ...]]":
+    """Tensors of a Llama with as many layers as fit `model_bytes`, and a head that takes the rest; a smaller model is
+    the head alone. Returns name -> shape; sizes add up to `model_bytes` less at most one row of the head."""
+    layer = {
+        "self_attn.q_proj": (HIDDEN, HIDDEN),
+        "self_attn.k_proj": (KEY_VALUE, HIDDEN),
+        "self_attn.v_proj": (KEY_VALUE, HIDDEN),
+        "self_attn.o_proj": (HIDDEN, HIDDEN),
+        "mlp.gate_proj": (INTERMEDIATE, HIDDEN),
+        "mlp.up_proj": (INTERMEDIATE, HIDDEN),
+        "mlp.down_proj": (HIDDEN, INTERMEDIATE),
+        "input_layernorm": (HIDDEN,),
+        "post_attention_layernorm": (HIDDEN,),
+    }
+    layer_elements = sum(math.prod(shape) for shape in layer.values())
+    embedding = VOCABULARY * HIDDEN
+    left = model_bytes // 2
+    found: "dict[str, tuple[int, ...]]" = {}
+    if left > 2 * embedding + layer_elements:
+        found["model.embed_tokens.weight"] = (VOCABULARY, HIDDEN)
+        layers = (left - 2 * embedding) // layer_elements
+        for number in range(layers):
+            found.update({f"model.layers.{number}.{name}.weight": shape for name, shape in layer.items()})
+        left -= embedding + layers * layer_elements
+    return {**found, "lm_head.weight": (left // HIDDEN, HIDDEN)}
+
+
+class Weights:
+    """A model of about `model_bytes`; the same bits for the same size and number of steps."""
+
+    def __init__(self, model_bytes: int) -> None:
+        self._random = np.random.default_rng(1)
+        self._steps = step_table()
+        by_name = shapes(model_bytes)
+        self.flat = np.empty(sum(math.prod(shape) for shape in by_name.values()), np.uint16)
+        pattern = self._random.normal(0, 0.02, min(PATTERN_ELEMENTS, self.flat.size)).astype(np.float32)
+        pattern_bits = (pattern.view(np.uint32) >> 16).astype(np.uint16)
+        for begin in range(0, self.flat.size, pattern_bits.size):
+            part = self.flat[begin : begin + pattern_bits.size]
+            part[:] = pattern_bits[: part.size]
+        self.tensors, end = {}, 0
+        for name, shape in by_name.items():
+            begin, end = end, end + math.prod(shape)
+            self.tensors[name] = Bf16(self.flat[begin:end].reshape(shape))
+
+    def step(self, density: float = 0.01) -> None:
+        """Changes about that share of the elements, in place."""
+        change(self.flat, density, self._random, self._steps)
+
+
+def step_table() -> np.ndarray:
+    """Steps in ulps modulo 2^16; a uniformly random entry is a step as measured."""
+    counts = [(ulps, round(share * STEP_TABLE / 2)) for ulps, share in STEP_SHARES]
+    steps = [sign * ulps for ulps, count in counts for sign in (1, -1) for _ in range(count)]
+    return np.array(steps, np.int64).astype(np.uint16)
+
+
+def change(bits: np.ndarray, density: float, random: np.random.Generator, steps: np.ndarray) -> None:
+    """One step over a flat array of raw bits: uniformly random places, some of them hit twice."""
+    drawn = -math.log1p(-density)  # of so many draws for each element, that share of the elements is hit at least once
+    chunk = 1 << 24
+    for begin in range(0, bits.size, chunk):
+        part = bits[begin : begin + chunk]
+        places = random.integers(0, part.size, int(part.size * drawn), np.uint32)
+        part[places] += steps[random.integers(0, steps.size, places.size, np.uint16)]
