@@ -75,6 +75,8 @@ class TestLaneServer {
   std::function<Version(BlockIndex)> version_of = [](BlockIndex) { return Version{1}; };
   std::map<uint64_t, std::vector<DeltaBlock>> payloads;  // by id: from version id to id + 1
   std::function<Status(const BlockRequest&)> refuse = [](const BlockRequest&) { return OkStatus(); };
+  // Live requests wait until the version after their base is being made.
+  std::function<bool(Version base)> begun = [](Version) { return true; };
 
  private:
   struct LaneState {
@@ -112,11 +114,18 @@ class TestLaneServer {
   }
 
   bool Answer(LaneState& lane, const BlockRequest& request) {
+    const bool live = request.kind == static_cast<uint8_t>(RequestKind::kLive);
+    while (live && !begun(request.exact_version) && !stopping_)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (const Status refused = refuse(request); !refused.ok()) return SendError(lane, request, refused);
     uint32_t sent = 0;
     const bool full = request.kind == static_cast<uint8_t>(RequestKind::kFull);
-    if (!(full ? SendFull(lane, request, sent) : SendDelta(lane, request, sent))) return false;
+    const bool whole = live   ? SendLive(lane, request, sent)
+                       : full ? SendFull(lane, request, sent)
+                              : SendDelta(lane, request, sent);
+    if (!whole) return false;
     FrameHeader end;
+    if (live) end.version = request.exact_version + 1;
     end.type = static_cast<uint8_t>(FrameType::kRequestEnd);
     end.request_id = request.request_id;
     end.block = Due(lane, Mischief::kWrongEnd) ? sent + 1 : sent;
@@ -150,6 +159,23 @@ class TestLaneServer {
       frame.payload_hash = delta.data_hash;
       frame.changes = delta.changes;
       frame.payload_id = request.payload_id;
+      if (!SendBlock(lane, request, delta.block, frame, delta.data)) return false;
+      ++sent;
+    }
+    return true;
+  }
+
+  bool SendLive(LaneState& lane, const BlockRequest& request, uint32_t& sent) {
+    const Version base = request.exact_version;
+    for (const DeltaBlock& delta : payloads.at(base)) {
+      if (delta.block % request.block_count != request.first_block) continue;
+      FrameHeader frame;
+      frame.codec = static_cast<uint8_t>(delta.codec);
+      frame.version = base + 1;
+      frame.base_version = base;
+      frame.block_hash = delta.target_hash;
+      frame.payload_hash = delta.data_hash;
+      frame.changes = delta.changes;
       if (!SendBlock(lane, request, delta.block, frame, delta.data)) return false;
       ++sent;
     }

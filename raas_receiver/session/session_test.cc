@@ -130,6 +130,49 @@ TEST_CASE("Each sync leaves the spans of its states, under its pull's id, one af
   }
 }
 
+TEST_CASE("A session takes deltas while they are made, where the agent has them, and pulls nothing then") {
+  Fixture fixture;
+  fixture.agent.live = true;
+  const auto records = fixture.feed.Subscribe("actor");
+  fixture.Start();
+  fixture.WaitHeld(1);
+  for (Version version = 2; version <= 6; ++version) {
+    fixture.agent.Publish();
+    fixture.WaitHeld(version);
+  }
+  for (Version version = 1; version <= 6; ++version) {
+    v1::SyncRecord record;
+    REQUIRE(records->Next(milliseconds(0), record));
+    CHECK(record.verified());
+    CHECK(record.live_bytes() == (version == 1 ? 0 : record.payload_bytes()));
+  }
+  // Two lanes of the full pull, two live ones.
+  CHECK(fixture.agent.lanes().connections() == 4);
+  fixture.Stop();
+}
+
+TEST_CASE("What the live lanes spoil is pulled, and the replica is right all the same") {
+  Fixture fixture;
+  fixture.agent.live = true;
+  fixture.agent.lanes().at_frame = 1;
+  // The third connection is a live one.
+  fixture.agent.lanes().mischief = [](int lane) { return lane == 2 ? Mischief::kCorruptPayload : Mischief::kNone; };
+  const auto records = fixture.feed.Subscribe("actor");
+  fixture.Start();
+  fixture.WaitHeld(1);
+  for (Version version = 2; version <= 4; ++version) {
+    fixture.agent.Publish();
+    fixture.WaitHeld(version);
+  }
+  v1::SyncRecord record;
+  for (Version version = 1; version <= 2; ++version) REQUIRE(records->Next(milliseconds(0), record));
+  CHECK(record.to().version() == 2);
+  CHECK(record.live_bytes() == 0);
+  CHECK(record.payload_bytes() > 0);
+  while (records->Next(milliseconds(0), record)) CHECK(record.live_bytes() == record.payload_bytes());
+  fixture.Stop();
+}
+
 TEST_CASE("A session several versions behind takes a chain") {
   Fixture fixture;
   fixture.options.follow = false;

@@ -24,6 +24,7 @@ class TestAgent final : public v1::TrainerAgent::Service {
     model_.Advance();
     model_.Advance();
     lanes_.version_of = [this](BlockIndex) { return newest_.load(); };
+    lanes_.begun = [this](Version base) { return newest_.load() > base; };
     lanes_.refuse = [this](const BlockRequest& request) { return refuse_full(request); };
     for (Version version = 1; version < 12; ++version) {
       if (version > 1) model_.Advance();
@@ -52,6 +53,7 @@ class TestAgent final : public v1::TrainerAgent::Service {
   std::function<void(v1::PullPlan&)> twist = [](v1::PullPlan&) {};
   std::function<Status(const BlockRequest&)> refuse_full = [](const BlockRequest&) { return OkStatus(); };
   std::function<Version()> catch_up_target = [this] { return newest_.load(); };
+  std::atomic<bool> live = false;  // whether it has live deltas to give
   std::atomic<int> pulls_opened = 0;
   std::atomic<int> pulls_closed = 0;
   std::string last_outcome;  // of a closed pull; read after the sync
@@ -97,6 +99,14 @@ class TestAgent final : public v1::TrainerAgent::Service {
       plan->set_mode(plan->steps_size() == 1 ? v1::PULL_MODE_DELTA : v1::PULL_MODE_CHAIN);
     }
     twist(*plan);
+    return grpc::Status::OK;
+  }
+
+  grpc::Status OpenLive(grpc::ServerContext*, const v1::OpenLiveRequest* request, v1::LivePlan* plan) override {
+    if (!live) return {grpc::StatusCode::UNIMPLEMENTED, ""};
+    plan->set_pull_id(1'000'000);
+    for (uint32_t lane = 0; lane < request->lanes_wanted(); ++lane) plan->add_tickets(ToBytes(RandomId<Ticket>()));
+    plan->set_lane_address(":" + std::to_string(lanes_.port()));
     return grpc::Status::OK;
   }
 

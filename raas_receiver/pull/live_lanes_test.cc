@@ -1,0 +1,127 @@
+#include "raas_receiver/pull/live_lanes.h"
+
+#include <atomic>
+#include <catch2/catch.hpp>
+
+#include "raas_receiver/pull/test_lane_server.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+constexpr milliseconds kPatience{2'000};
+
+struct Fixture {
+  TestModel model{3};
+  IoThreads io{2, [](std::string_view what) { WARN(std::string(what)); }};
+  TestLaneServer server{model};
+  LiveOptions options{.agent = {"127.0.0.1", server.port()},
+                      .pull_id = 42,
+                      .layout = model.layout(),
+                      .tickets = {RandomId<Ticket>(), RandomId<Ticket>(), RandomId<Ticket>()},
+                      .silence_timeout = milliseconds(300)};
+
+  Fixture() {
+    for (Version version = 1; version < 5; ++version) {
+      model.Advance();
+      if (version > 1) server.payloads[version - 1] = model.DeltaBlocks(version - 1, version);
+    }
+  }
+  // The blocks make the delta from `base` on, bit for bit.
+  void Check(const Result<LiveLanes::Delta>& delta, Version base) const {
+    INFO(delta.status().ToString());
+    REQUIRE(delta.ok());
+    CHECK(delta->base == base);
+    CHECK(delta->target == base + 1);
+    const PayloadIdentity identity{
+        model.run(), base, base + 1, model.manifest(base).digest, model.manifest(base + 1).digest, 1, 0};
+    const auto payload = Payload::Assemble(*model.layout(), identity, delta->blocks);
+    REQUIRE(payload.ok());
+    const ByteView got = (*payload)->bytes();
+    const auto expected = model.Delta(base, base + 1);
+    CHECK(std::equal(got.begin(), got.end(), expected->bytes().begin(), expected->bytes().end()));
+  }
+};
+
+}  // namespace
+
+TEST_CASE("Lanes bring one delta after the other, each whole and bit for bit") {
+  Fixture fixture;
+  LiveLanes lanes(fixture.io, fixture.options);
+  for (Version base = 1; base <= 3; ++base) {
+    lanes.Ask(base);
+    fixture.Check(lanes.Take(kPatience), base);
+    CHECK(lanes.received_bytes() > 0);
+  }
+  CHECK(lanes.status().ok());
+  CHECK(fixture.server.connections() == 3);
+}
+
+TEST_CASE(
+    "A delta that nobody has begun is waited for only as long as the caller likes, and comes later all the same") {
+  Fixture fixture;
+  std::atomic<bool> begun = false;
+  fixture.server.begun = [&](Version) { return begun.load(); };
+  LiveLanes lanes(fixture.io, fixture.options);
+  lanes.Ask(1);
+  CHECK(lanes.Take(milliseconds(20)).status().code() == ErrorCode::kDeadline);
+  // Longer than a silence: idle lanes are not broken ones.
+  std::this_thread::sleep_for(milliseconds(500));
+  begun = true;
+  fixture.Check(lanes.Take(kPatience), 1);
+}
+
+TEST_CASE("A version that is given up is told, and the lanes can be asked again") {
+  Fixture fixture;
+  std::atomic<bool> give_up = true;
+  fixture.server.refuse = [&](const BlockRequest&) {
+    return give_up ? Status(ErrorCode::kAborted, "rank 2 vanished") : OkStatus();
+  };
+  LiveLanes lanes(fixture.io, fixture.options);
+  lanes.Ask(1);
+  const Status refused = lanes.Take(kPatience).status();
+  CHECK(refused.code() == ErrorCode::kAborted);
+  CHECK(refused.message().find("rank 2 vanished") != std::string::npos);
+  give_up = false;
+  lanes.Ask(1);
+  fixture.Check(lanes.Take(kPatience), 1);
+}
+
+TEST_CASE("Whatever a lane does wrong ends the subscription, and nothing of it is believed") {
+  const Mischief mischief = GENERATE(
+      Mischief::kRefuseTicket, Mischief::kForeignWelcome, Mischief::kCloseBeforeFrame, Mischief::kCloseInPayload,
+      Mischief::kCorruptHeader, Mischief::kCorruptPayload, Mischief::kForeignBlock, Mischief::kBlockTwice,
+      Mischief::kOldVersion, Mischief::kOtherPayload, Mischief::kWrongEnd, Mischief::kTooLarge, Mischief::kStall);
+  Fixture fixture;
+  fixture.server.at_frame = 1;
+  fixture.server.mischief = [&](int connection) { return connection == 1 ? mischief : Mischief::kNone; };
+  LiveLanes lanes(fixture.io, fixture.options);
+  lanes.Ask(1);
+  const auto delta = lanes.Take(kPatience);
+  CAPTURE(static_cast<int>(mischief), delta.status().ToString());
+  CHECK_FALSE(delta.ok());
+  CHECK_FALSE(lanes.status().ok());
+}
+
+TEST_CASE("Nobody listens: that is told, not waited for") {
+  Fixture fixture;
+  fixture.options.agent.port = 1;
+  LiveLanes lanes(fixture.io, fixture.options);
+  lanes.Ask(1);
+  CHECK(lanes.Take(kPatience).status().code() == ErrorCode::kUnavailable);
+}
+
+TEST_CASE("A cancelled Take comes back at once") {
+  Fixture fixture;
+  fixture.server.begun = [](Version) { return false; };
+  LiveLanes lanes(fixture.io, fixture.options);
+  lanes.Ask(1);
+  std::thread canceller([&] {
+    std::this_thread::sleep_for(milliseconds(30));
+    lanes.Cancel();
+  });
+  CHECK(lanes.Take(std::chrono::minutes(1)).status().code() == ErrorCode::kCancelled);
+  canceller.join();
+}
+
+}  // namespace lockstep
