@@ -10,6 +10,7 @@
 #include <limits>
 
 #include "common/base/text.h"
+#include "common/os/memory_nodes.h"
 
 namespace lockstep {
 namespace {
@@ -19,6 +20,7 @@ Status Allocate(int fd, uint64_t bytes, const std::string& name) {
   if (bytes == 0 || bytes > static_cast<uint64_t>(std::numeric_limits<off_t>::max())) {
     return {ErrorCode::kBadData, Cat("segment ", name, " cannot have ", bytes, " bytes")};
   }
+  const SpreadOverNodes spread;  // its readers will be on all of them
   int error = EINTR;
   while (error == EINTR) error = ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));
   if (error == 0) return OkStatus();
