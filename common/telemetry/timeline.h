@@ -17,7 +17,7 @@
 //             engine     the engine is made to serve it; bytes: written into its memory
 //
 // Encode is where coding began and ended, not how long it took: comparing and coding alternate block by block, in one
-// pass. Spans of a pull carry its id, which both daemons know; the others are joined by model and version. What a
+// pass. Spans of a pull carry its id, which both daemons know; the others are joined by model, run and version. What a
 // receiver on the agent's host takes from its memory is in its pull: the agent sees nothing of it.
 #pragma once
 
@@ -39,6 +39,7 @@ int64_t UnixNanos();
 struct Span {
   std::string_view name;  // outlives the timeline: a literal
   std::string model;
+  RunId run;
   Version version = 0;    // worked towards; 0: not known, it failed before
   uint64_t transfer = 0;  // pull id; 0: of no one pull
   int64_t begin_unix_ns = 0;
@@ -106,6 +107,7 @@ void TellTimeline(const Timeline* timeline, const Request& request, Answer& answ
       auto& told = *answer.add_spans();
       told.set_span(std::string(span.name));
       told.set_model(span.model);
+      if (!span.run.IsZero()) told.set_run(ToBytes(span.run));
       told.set_version(span.version);
       told.set_transfer(span.transfer);
       told.set_begin_unix_ns(span.begin_unix_ns);

@@ -14,6 +14,8 @@ Span SpanOf(std::string_view name, const std::string& model, Version version) {
 // The messages of GetTimeline, as far as TellTimeline knows them.
 struct Told : Span {
   std::string span;
+  std::string run_bytes;
+  void set_run(std::string value) { run_bytes = std::move(value); }
   void set_span(std::string value) { span = std::move(value); }
   void set_model(std::string value) { model = std::move(value); }
   void set_version(uint64_t value) { version = value; }
@@ -89,6 +91,7 @@ TEST_CASE("a daemon tells every field of the spans it is asked for, and its cloc
   timeline.Add(SpanOf("diff", "actor", 1));
   timeline.Add({.name = "serve",
                 .model = "actor",
+                .run = RunId{{7, 8}},
                 .version = 3,
                 .transfer = 0xf00000000000000d,
                 .begin_unix_ns = 10,
@@ -102,6 +105,7 @@ TEST_CASE("a daemon tells every field of the spans it is asked for, and its cloc
   const Told& told = answer.spans[0];
   CHECK(told.span == "serve");
   CHECK(told.model == "actor");
+  CHECK(told.run_bytes == std::string("\x07\x08") + std::string(14, '\0'));
   CHECK(told.version == 3);
   CHECK(told.transfer == 0xf00000000000000d);
   CHECK(told.begin_unix_ns == 10);

@@ -357,9 +357,11 @@ ServeOutcome Session::Serve(const std::string& mode, uint64_t transfer) {
   EnterState(v1::SESSION_STATE_NOTIFYING);
   ServeOutcome outcome;
   {
+    const Held held = replicas_->current().held;
     SpanScope span(engine_.told() ? options_.timeline : nullptr, {.name = "engine",
                                                                   .model = options_.model,
-                                                                  .version = replicas_->current().held.version,
+                                                                  .run = held.run,
+                                                                  .version = held.version,
                                                                   .transfer = transfer});
     outcome = engine_.Serve(mode, served_);
     span.span().bytes = outcome.written_bytes;

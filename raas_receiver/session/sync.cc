@@ -133,7 +133,11 @@ std::string_view Sync::SpanName(State state) {
 }
 
 Span Sync::SpanOf(std::string_view name) const {
-  return {.name = name, .model = context_.model, .version = plan_.target.version, .transfer = plan_.pull_id};
+  return {.name = name,
+          .model = context_.model,
+          .run = plan_.target.run,
+          .version = plan_.target.version,
+          .transfer = plan_.pull_id};
 }
 
 Result<Sync::State> Sync::Enter(State state) {

@@ -198,7 +198,7 @@ void ModelPublisher::StartDraft(Version version) {
   const size_t half = buffer_->BeginWrite(version);
   draft_ = std::make_unique<Draft>(
       Draft{.version = version, .half = half, .base = base, .coverage = Coverage(*buffer_->layout())});
-  draft_->spans = std::make_shared<PublishSpans>(timeline_, buffer_->model(), version);
+  draft_->spans = std::make_shared<PublishSpans>(timeline_, buffer_->model(), Held{buffer_->run(), version});
   DeltaInput input = InputOf(half, base, base_half.value_or(0));
   if (base != nullptr) {
     draft_->level = input.level = served_->live().level();

@@ -15,7 +15,7 @@ namespace lockstep {
 class PublishSpans {
  public:
   // Export begins. `timeline` may be null, and outlives this.
-  PublishSpans(Timeline* timeline, const std::string& model, Version version)
+  PublishSpans(Timeline* timeline, const std::string& model, const Held& version)
       : timeline_(timeline), model_(model), version_(version) {}
 
   // Blocks are given to the delta engine. Calls do not overlap.
@@ -47,12 +47,12 @@ class PublishSpans {
 
  private:
   Span Of(std::string_view name, uint64_t bytes) const {
-    return {.name = name, .model = model_, .version = version_, .bytes = bytes};
+    return {.name = name, .model = model_, .run = version_.run, .version = version_.version, .bytes = bytes};
   }
 
   Timeline* const timeline_;
   const std::string model_;
-  const Version version_;
+  const Held version_;
   const Moment export_;
   std::optional<Moment> diff_;
   // Since export_; 0: none yet.
