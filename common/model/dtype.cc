@@ -1,5 +1,7 @@
 #include "common/model/dtype.h"
 
+#include <iterator>
+
 namespace lockstep {
 namespace {
 
@@ -29,6 +31,14 @@ constexpr DTypeInfo kDTypes[] = {
     {DType::kF6E3M2, "F6_E3M2", 6, 1},
 };
 
+constexpr bool InOrder() {
+  for (size_t i = 0; i < std::size(kDTypes); ++i) {
+    if (static_cast<size_t>(kDTypes[i].dtype) != i + 1) return false;
+  }
+  return true;
+}
+static_assert(InOrder(), "a type is found by its number");
+
 }  // namespace
 
 const DTypeInfo* FindDType(std::string_view name) {
@@ -39,10 +49,8 @@ const DTypeInfo* FindDType(std::string_view name) {
 }
 
 const DTypeInfo* FindDType(DType dtype) {
-  for (const DTypeInfo& info : kDTypes) {
-    if (info.dtype == dtype) return &info;
-  }
-  return nullptr;
+  const size_t at = static_cast<size_t>(dtype) - 1;
+  return at < std::size(kDTypes) ? &kDTypes[at] : nullptr;
 }
 
 }  // namespace lockstep

@@ -26,11 +26,12 @@ static_assert(sizeof(EncodedHeader) == 32);
 
 // Names go into JSON headers, logs and error messages: printable, well-formed UTF-8 keeps all three honest.
 bool IsCleanUtf8(std::string_view text) {
-  while (!text.empty()) {
-    const size_t length = Utf8Length(text);
-    const auto lead = static_cast<uint8_t>(text[0]);
-    if (length == 0 || lead < 0x20 || lead == 0x7f) return false;
-    text.remove_prefix(length);
+  for (size_t at = 0; at < text.size();) {
+    const auto lead = static_cast<uint8_t>(text[at]);
+    if (lead < 0x20 || lead == 0x7f) return false;
+    const size_t length = lead < 0x80 ? 1 : Utf8Length(text.substr(at));  // mostly ASCII, which needs no call
+    if (length == 0) return false;
+    at += length;
   }
   return true;
 }
@@ -53,7 +54,7 @@ Status CheckTensors(const std::vector<TensorMeta>& tensors, uint64_t& data_bytes
   if (tensors.size() > kMaxTensors) {
     return {ErrorCode::kBadData, Cat("the layout has ", tensors.size(), " tensors; the limit is ", kMaxTensors)};
   }
-  std::unordered_set<std::string_view> names;
+  std::unordered_set<std::string_view> names(tensors.size());
   uint64_t end = 0;
   for (const TensorMeta& tensor : tensors) {
     LS_RETURN_IF_ERROR(CheckName(tensor));
@@ -86,7 +87,10 @@ Bytes Encode(const std::vector<TensorMeta>& tensors, const Attachments& attachme
   header.data_bytes = data_bytes;
   header.tensor_count = static_cast<uint32_t>(tensors.size());
   header.attachment_count = static_cast<uint32_t>(attachments.size());
+  size_t bytes = sizeof header;
+  for (const TensorMeta& tensor : tensors) bytes += 4 + 8 * tensor.shape.size() + tensor.name.size();
   Bytes out;
+  out.reserve(bytes);
   Append(out, header);
   for (const TensorMeta& tensor : tensors) {
     Append(out, static_cast<uint16_t>(tensor.name.size()));
@@ -134,6 +138,7 @@ Result<TensorMeta> DecodeTensor(ByteReader& reader, uint64_t offset) {
   if (!reader.Take(name_bytes) || !reader.Take(dtype) || !reader.Take(rank)) return Truncated();
   tensor.dtype = static_cast<DType>(dtype);
   tensor.offset = offset;
+  tensor.shape.reserve(rank);
   for (uint8_t i = 0; i < rank; ++i) {
     uint64_t dim = 0;
     if (!reader.Take(dim)) return Truncated();
@@ -170,8 +175,10 @@ Result<std::shared_ptr<const ModelLayout>> ModelLayout::Create(std::vector<Tenso
                                                                Attachments attachments) {
   LS_RETURN_IF_ERROR(CheckBlockBytes(block_bytes));
   LS_RETURN_IF_ERROR(CheckAttachments(attachments));
-  std::stable_sort(tensors.begin(), tensors.end(),
-                   [](const TensorMeta& a, const TensorMeta& b) { return a.offset < b.offset; });
+  const auto in_order = [](const TensorMeta& a, const TensorMeta& b) { return a.offset < b.offset; };
+  if (!std::is_sorted(tensors.begin(), tensors.end(), in_order)) {
+    std::stable_sort(tensors.begin(), tensors.end(), in_order);
+  }
   uint64_t data_bytes = 0;
   LS_RETURN_IF_ERROR(CheckTensors(tensors, data_bytes));
   if ((data_bytes - 1) / block_bytes >= kMaxBlocks) {

@@ -17,10 +17,15 @@ ManifestDigest ComputeManifestDigest(const LayoutDigest& layout, const std::vect
 }
 
 std::vector<std::string> TensorsInBlocks(const ModelLayout& layout, const std::vector<BlockIndex>& blocks) {
-  std::vector<bool> touched(layout.tensors().size());
+  const std::vector<TensorMeta>& tensors = layout.tensors();
+  std::vector<bool> touched(tensors.size());
+  size_t at = 0;  // a tensor that starts at the last block's end or before: blocks mostly come in order
   for (const BlockIndex block : blocks) {
-    const auto [first, last] = layout.TensorsIn(layout.block_range(block));
-    for (size_t i = first; i < last; ++i) touched[i] = layout.tensor_bytes(i) > 0;
+    const ByteRange range = layout.block_range(block);
+    if (tensors[at].offset > range.offset) at = layout.TensorAt(range.offset);
+    while (at + 1 < tensors.size() && tensors[at + 1].offset <= range.offset) ++at;
+    for (; at < tensors.size() && tensors[at].offset < range.end(); ++at) touched[at] = layout.tensor_bytes(at) > 0;
+    --at;
   }
   std::vector<std::string> names;
   for (size_t i = 0; i < touched.size(); ++i) {

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <catch2/catch.hpp>
 
 #include "common/base/text.h"
@@ -112,6 +113,52 @@ TEST_CASE("A half's header is a safetensors header that starts its data on a pag
   CHECK(file->tensors == layout->tensors());
 }
 
+TEST_CASE("A header's JSON escapes what names may hold, and its size is known without writing it") {
+  std::vector<TensorMeta> tensors;
+  for (const std::string name : {R"(a"quote)", R"(\\)", R"(\"")", "gr\u00fc\u00df", " ", "/'{}[],:"}) {
+    tensors.push_back({.name = name, .dtype = DType::kF32, .shape = {}});
+  }
+  tensors.push_back({.name = "wide", .dtype = DType::kBF16, .shape = {1, 18'446, 7, 0}});
+  tensors.push_back({.name = "long" + std::string(kMaxTensorName - 4, '"'), .dtype = DType::kU8, .shape = {3}});
+  REQUIRE(AssignOffsets(tensors).ok());
+  for (int padding = 0; padding < 40; ++padding) {  // over the edge of a page
+    tensors.push_back(
+        {.name = "x" + std::to_string(padding) + std::string(200, 'x'), .dtype = DType::kU8, .shape = {1}});
+    REQUIRE(AssignOffsets(tensors).ok());
+    const auto layout = *ModelLayout::Create(tensors);
+    const Bytes header = SafetensorsHeader(*layout);
+    CHECK(ImageBytes(*layout) == header.size() + layout->data_bytes());
+    const auto file = ParseSafetensors(header, ImageBytes(*layout));
+    REQUIRE(file.ok());
+    CHECK(file->tensors == layout->tensors());
+  }
+}
+
+TEST_CASE("The tensors of blocks are named once, in layout order, whatever the order of the blocks") {
+  std::vector<TensorMeta> tensors;
+  for (uint64_t i = 0; i < 300; ++i) {
+    tensors.push_back({.name = std::to_string(i), .dtype = DType::kU8, .shape = {i * i % 7 * 1000}});
+  }
+  REQUIRE(AssignOffsets(tensors).ok());
+  const auto layout = *ModelLayout::Create(tensors, kMinBlockBytes);
+  for (const BlockIndex step : {1, 2, 5, 50}) {
+    std::vector<BlockIndex> blocks;
+    for (BlockIndex block = 0; block < layout->block_count(); block += step) blocks.push_back(block);
+    std::vector<std::string> names;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const ByteRange tensor{tensors[i].offset, layout->tensor_bytes(i)};
+      const bool touched = std::any_of(blocks.begin(), blocks.end(), [&](BlockIndex block) {
+        const ByteRange range = layout->block_range(block);
+        return tensor.bytes > 0 && tensor.offset < range.end() && range.offset < tensor.end();
+      });
+      if (touched) names.push_back(tensors[i].name);
+    }
+    CHECK(TensorsInBlocks(*layout, blocks) == names);
+    std::reverse(blocks.begin(), blocks.end());
+    CHECK(TensorsInBlocks(*layout, blocks) == names);
+  }
+}
+
 TEST_CASE("Broken safetensors headers are refused with the reason") {
   const auto refuse = [](std::string json, uint64_t data_bytes) {
     Bytes head;
@@ -129,6 +176,10 @@ TEST_CASE("Broken safetensors headers are refused with the reason") {
   CHECK(refuse(R"({"a":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}})", 2).find("truncated") != std::string::npos);
   CHECK(refuse(R"({"a":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}})", 6).find("take 4") != std::string::npos);
   CHECK(refuse(R"({"a":{"dtype":"BF16"}})", 6).find("lacks") != std::string::npos);
+  CHECK(refuse(R"({"a":7})", 6).find("lacks") != std::string::npos);
+  CHECK(refuse(R"({"a":[{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}]})", 4).find("lacks") != std::string::npos);
+  const std::string twice = R"("a":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]})";
+  CHECK(refuse("{" + twice + "," + twice + "}", 4).find("take 8") != std::string::npos);
   const Bytes short_head(4);
   CHECK_FALSE(ParseSafetensors(short_head, 4).ok());
 }

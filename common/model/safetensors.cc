@@ -1,6 +1,7 @@
 #include "common/model/safetensors.h"
 
 #include <algorithm>
+#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "common/base/text.h"
@@ -42,28 +43,84 @@ Result<TensorMeta> ParseTensor(const std::string& name, const Json& entry, uint6
   return tensor;
 }
 
+// A tensor's name has no control characters, so a quote and a backslash are all that JSON escapes.
+template <typename Sink>
+void WriteString(std::string_view text, Sink& sink) {
+  const auto is_escaped = [](char c) { return c == '"' || c == '\\'; };
+  sink("\"");
+  auto begin = text.begin();
+  for (auto at = begin; (at = std::find_if(at, text.end(), is_escaped)) != text.end(); ++at) {
+    sink({begin, at});
+    sink("\\");
+    begin = at;
+  }
+  sink({begin, text.end()});
+  sink("\"");
+}
+
+template <typename Sink>
+void WriteNumber(uint64_t number, Sink& sink) {
+  char digits[20];
+  const auto [end, error] = std::to_chars(std::begin(digits), std::end(digits), number);
+  sink({digits, end});
+}
+
+// Gives the header's JSON to `sink` piece by piece. By hand: a library's document of it takes a second for 100,000
+// tensors.
+template <typename Sink>
+void WriteJson(const ModelLayout& layout, Sink sink) {
+  sink(R"({"__metadata__":{"format":"pt"})");  // transformers refuses a file that does not name its framework
+  for (size_t i = 0; i < layout.tensors().size(); ++i) {
+    const TensorMeta& tensor = layout.tensors()[i];
+    sink(",");
+    WriteString(tensor.name, sink);
+    sink(R"(:{"dtype":")");
+    sink(FindDType(tensor.dtype)->name);
+    sink(R"(","shape":[)");
+    for (size_t dim = 0; dim < tensor.shape.size(); ++dim) {
+      if (dim > 0) sink(",");
+      WriteNumber(tensor.shape[dim], sink);
+    }
+    sink(R"(],"data_offsets":[)");
+    WriteNumber(tensor.offset, sink);
+    sink(",");
+    WriteNumber(tensor.offset + layout.tensor_bytes(i), sink);
+    sink("]}");
+  }
+  sink("}");
+}
+
+uint64_t HeaderBytes(const ModelLayout& layout) {
+  uint64_t bytes = sizeof(uint64_t);
+  WriteJson(layout, [&](std::string_view text) { bytes += text.size(); });
+  return (bytes + kDataAlignment - 1) / kDataAlignment * kDataAlignment;
+}
+
+Status TakeTensor(const std::string& name, const Json& entry, SafetensorsFile& file, uint64_t& total) {
+  uint64_t end = 0;
+  LS_ASSIGN_OR_RETURN(TensorMeta tensor, ParseTensor(name, entry, end));
+  if (end > file.data_bytes) {
+    return Bad(Cat("tensor \"", name, "\" ends at byte ", end, " of ", file.data_bytes, ": the file is truncated"));
+  }
+  total += end - tensor.offset;
+  file.tensors.push_back(std::move(tensor));
+  return OkStatus();
+}
+
 }  // namespace
 
 Bytes SafetensorsHeader(const ModelLayout& layout) {
-  // transformers refuses a file that does not name its framework.
-  std::string text = R"({"__metadata__":{"format":"pt"})";
-  for (size_t i = 0; i < layout.tensors().size(); ++i) {
-    const TensorMeta& tensor = layout.tensors()[i];
-    text += Cat(",", Json(tensor.name).dump(), R"(:{"dtype":")", FindDType(tensor.dtype)->name, R"(","shape":)",
-                Json(tensor.shape).dump(), R"(,"data_offsets":[)", tensor.offset, ",",
-                tensor.offset + layout.tensor_bytes(i), "]}");
-  }
-  text += "}";
-  const size_t unpadded = sizeof(uint64_t) + text.size();
-  text.append((kDataAlignment - unpadded % kDataAlignment) % kDataAlignment, ' ');
+  const uint64_t bytes = HeaderBytes(layout);
   Bytes header;
-  Append(header, static_cast<uint64_t>(text.size()));
-  AppendBytes(header, AsBytes(std::string_view(text)));
+  header.reserve(bytes);
+  Append(header, bytes - sizeof bytes);
+  WriteJson(layout, [&](std::string_view text) { AppendBytes(header, AsBytes(text)); });
+  header.resize(bytes, std::byte{' '});
   return header;
 }
 
 uint64_t ImageBytes(const ModelLayout& layout) {
-  return SafetensorsHeader(layout).size() + layout.data_bytes();
+  return HeaderBytes(layout) + layout.data_bytes();
 }
 
 Result<SafetensorsFile> ParseSafetensors(ByteView head, uint64_t file_bytes) {
@@ -75,22 +132,25 @@ Result<SafetensorsFile> ParseSafetensors(ByteView head, uint64_t file_bytes) {
   }
   ByteView text;
   if (!reader.TakeBytes(json_bytes, text)) return Bad("truncated");
-  const Json json = Json::parse(AsText(text), nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return Bad("it is no JSON object");
   SafetensorsFile file;
   file.data_offset = sizeof json_bytes + json_bytes;
   file.data_bytes = file_bytes - file.data_offset;
   uint64_t total = 0;
-  for (const auto& [name, entry] : json.items()) {
-    if (name == "__metadata__") continue;
-    uint64_t end = 0;
-    LS_ASSIGN_OR_RETURN(TensorMeta tensor, ParseTensor(name, entry, end));
-    if (end > file.data_bytes) {
-      return Bad(Cat("tensor \"", name, "\" ends at byte ", end, " of ", file.data_bytes, ": the file is truncated"));
-    }
-    total += end - tensor.offset;
-    file.tensors.push_back(std::move(tensor));
-  }
+  Status status;
+  std::string name;
+  // Each entry is taken as soon as it is parsed, and not kept: a document of 100,000 of them is slow to build.
+  const auto take = [&](int depth, Json::parse_event_t event, Json& parsed) {
+    if (depth != 1) return true;
+    if (event == Json::parse_event_t::key) name = parsed.get<std::string>();
+    const bool whole = event == Json::parse_event_t::object_end || event == Json::parse_event_t::array_end ||
+                       event == Json::parse_event_t::value;
+    if (!whole) return true;
+    if (status.ok() && name != "__metadata__") status = TakeTensor(name, parsed, file, total);
+    return false;
+  };
+  const Json json = Json::parse(AsText(text), take, /*allow_exceptions=*/false);
+  if (!json.is_object()) return Bad("it is no JSON object");
+  LS_RETURN_IF_ERROR(status);
   std::stable_sort(file.tensors.begin(), file.tensors.end(),
                    [](const TensorMeta& a, const TensorMeta& b) { return a.offset < b.offset; });
   if (total != file.data_bytes)
