@@ -2,6 +2,7 @@
 
 #include "common/base/text.h"
 #include "common/rpc/status_mapping.h"
+#include "trainer_agent/serve/version_stream.h"
 
 namespace lockstep {
 namespace {
@@ -29,12 +30,16 @@ Result<PullWish> FromProto(const v1::OpenPullRequest& request) {
   PullWish wish{.model = request.model(),
                 .receiver = request.receiver(),
                 .lanes = request.lanes_wanted(),
-                .force_full = request.force_full()};
+                .force_full = request.force_full(),
+                .link_bytes_per_s = request.link_bytes_per_s()};
   LS_ASSIGN_OR_RETURN(wish.held, FromProto(request.held()));
   LS_ASSIGN_OR_RETURN(wish.held_digest, FromProtoId<ManifestDigest>(request.held_digest()));
   LS_ASSIGN_OR_RETURN(wish.layout, FromProtoId<LayoutDigest>(request.layout_digest()));
   return wish;
 }
+
+static_assert(static_cast<int>(v1::CODEC_LEVEL_FAST) == static_cast<int>(CodecLevel::kFast));
+static_assert(static_cast<int>(v1::CODEC_LEVEL_COMPACT) == static_cast<int>(CodecLevel::kCompact));
 
 v1::PullMode ToProto(PlanMode mode) {
   switch (mode) {
@@ -61,6 +66,7 @@ void ToProto(const Plan& plan, const std::string& lane_address, v1::PullPlan* ou
   out->set_committed_unix_ns(plan.committed_unix_ns);
   out->set_payload_bytes(plan.payload_bytes);
   out->set_lane_address(lane_address);
+  if (!plan.steps.empty()) out->set_level(static_cast<v1::CodecLevel>(plan.level));
   for (const Ticket& ticket : plan.tickets) out->add_tickets(ToBytes(ticket));
   uint64_t changed_elements = 0;
   for (const PlannedStep& planned : plan.steps) {
@@ -160,25 +166,9 @@ grpc::Status AgentService::GetLayout(grpc::ServerContext*, const v1::GetLayoutRe
   return grpc::Status::OK;
 }
 
-grpc::Status AgentService::WatchVersions(grpc::ServerContext* context, const v1::WatchVersionsRequest* request,
-                                         grpc::ServerWriter<v1::VersionEvent>* writer) {
-  const auto give_up = [&] { return context->IsCancelled() || draining_.load(); };
-  Held seen;
-  while (!give_up()) {
-    const auto news = catalog_->WaitForNews(request->model(), seen, std::chrono::hours(1), give_up);
-    if (!news) continue;
-    seen = news->newest;
-    v1::VersionEvent event;
-    event.set_model(request->model());
-    ToProto(seen, event.mutable_newest());
-    event.set_layout_digest(ToBytes(news->run->layout().digest()));
-    if (news->version) {
-      event.set_manifest_digest(ToBytes(news->version->manifest->digest));
-      event.set_committed_unix_ns(news->version->committed_unix_ns);
-    }
-    if (!writer->Write(event)) break;
-  }
-  return draining_ ? ToGrpc({ErrorCode::kUnavailable, "the agent is draining"}) : grpc::Status::OK;
+grpc::ServerWriteReactor<v1::VersionEvent>* AgentService::WatchVersions(grpc::CallbackServerContext*,
+                                                                        const v1::WatchVersionsRequest* request) {
+  return new VersionStream(catalog_, request->model());
 }
 
 grpc::Status AgentService::OpenPull(grpc::ServerContext*, const v1::OpenPullRequest* request, v1::PullPlan* plan) {
@@ -192,6 +182,22 @@ grpc::Status AgentService::OpenPull(grpc::ServerContext*, const v1::OpenPullRequ
     plan->set_local_socket(local_socket_);
     plan->set_local_ticket(ToBytes(planned->local_ticket));
   }
+  return grpc::Status::OK;
+}
+
+grpc::Status AgentService::OpenLive(grpc::ServerContext*, const v1::OpenLiveRequest* request, v1::LivePlan* plan) {
+  if (draining_) return ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
+  const auto layout = FromProtoId<LayoutDigest>(request->layout_digest());
+  if (!layout.ok()) return ToGrpc(layout.status());
+  const auto opened = pulls_->OpenLive({.model = request->model(),
+                                        .receiver = request->receiver(),
+                                        .layout = *layout,
+                                        .lanes = request->lanes_wanted(),
+                                        .link_bytes_per_s = request->link_bytes_per_s()});
+  if (!opened.ok()) return ToGrpc(opened.status());
+  plan->set_pull_id(opened->pull_id);
+  plan->set_lane_address(lane_address_);
+  for (const Ticket& ticket : opened->tickets) plan->add_tickets(ToBytes(ticket));
   return grpc::Status::OK;
 }
 

@@ -24,22 +24,24 @@ struct PublishFacts {
   std::string last_error;
 };
 
-// Thread-safe.
-class AgentService final : public v1::TrainerAgent::Service {
+// Thread-safe. A call takes a thread of gRPC's; only the one that lasts as long as its receiver, WatchVersions, is made
+// of callbacks.
+class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVersions<v1::TrainerAgent::Service> {
  public:
   // `lane_address` and `local_socket` (empty: none) are what plans name. REQUIRES catalog, pulls and timeline to
   // outlive this.
   AgentService(VersionCatalog* catalog, PullTable* pulls, std::function<std::vector<PublishFacts>()> publish_facts,
                v1::BuildInfo build, std::string lane_address, std::string local_socket, const Timeline* timeline);
 
-  // From now on streams end and status says so.
+  // From now on nothing is opened and status says so. Streams end when the catalog closes.
   void StartDraining() { draining_ = true; }
 
   grpc::Status GetStatus(grpc::ServerContext*, const v1::AgentStatusRequest*, v1::AgentStatus*) override;
   grpc::Status GetLayout(grpc::ServerContext*, const v1::GetLayoutRequest*, v1::Layout*) override;
-  grpc::Status WatchVersions(grpc::ServerContext*, const v1::WatchVersionsRequest*,
-                             grpc::ServerWriter<v1::VersionEvent>*) override;
+  grpc::ServerWriteReactor<v1::VersionEvent>* WatchVersions(grpc::CallbackServerContext*,
+                                                            const v1::WatchVersionsRequest*) override;
   grpc::Status OpenPull(grpc::ServerContext*, const v1::OpenPullRequest*, v1::PullPlan*) override;
+  grpc::Status OpenLive(grpc::ServerContext*, const v1::OpenLiveRequest*, v1::LivePlan*) override;
   grpc::Status CatchUp(grpc::ServerContext*, const v1::CatchUpRequest*, v1::PullPlan*) override;
   grpc::Status RenewTickets(grpc::ServerContext*, const v1::RenewTicketsRequest*, v1::RenewTicketsResponse*) override;
   grpc::Status ClosePull(grpc::ServerContext*, const v1::ClosePullRequest*, v1::ClosePullResponse*) override;

@@ -1,0 +1,52 @@
+#include "trainer_agent/serve/version_stream.h"
+
+#include "common/rpc/status_mapping.h"
+
+namespace lockstep {
+
+VersionStream::VersionStream(const VersionCatalog* catalog, std::string model)
+    : catalog_(catalog), model_(std::move(model)), watch_(catalog, model_, [this] { Tell(); }) {
+  Tell();
+}
+
+void VersionStream::Tell() {
+  std::lock_guard lock(mutex_);
+  if (writing_ || ended_) return;
+  if (catalog_->closed()) return End(ToGrpc({ErrorCode::kUnavailable, "the agent is draining"}));
+  const auto news = catalog_->NewsSince(model_, told_);
+  if (!news) return;
+  told_ = news->newest;
+  event_.Clear();
+  event_.set_model(model_);
+  event_.mutable_newest()->set_run(ToBytes(told_.run));
+  event_.mutable_newest()->set_version(told_.version);
+  event_.set_layout_digest(ToBytes(news->run->layout().digest()));
+  if (news->version) {
+    event_.set_manifest_digest(ToBytes(news->version->manifest->digest));
+    event_.set_committed_unix_ns(news->version->committed_unix_ns);
+  }
+  writing_ = true;
+  StartWrite(&event_);
+}
+
+void VersionStream::OnWriteDone(bool ok) {
+  {
+    std::lock_guard lock(mutex_);
+    writing_ = false;
+    if (!ok) return End(grpc::Status::CANCELLED);
+  }
+  Tell();
+}
+
+void VersionStream::OnCancel() {
+  std::lock_guard lock(mutex_);
+  End(grpc::Status::CANCELLED);
+}
+
+void VersionStream::End(const grpc::Status& why) {
+  if (ended_) return;
+  ended_ = true;
+  Finish(why);
+}
+
+}  // namespace lockstep

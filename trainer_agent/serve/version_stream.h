@@ -1,0 +1,38 @@
+// One receiver's stream of versions: the newest one at once, then each that follows, until the call is cancelled or the
+// catalog closes. A reader that is slow misses versions in between, never the newest.
+//
+// It costs no thread: gRPC and the catalog's watch call it. It owns itself, from the call's begin to its end.
+#pragma once
+
+#include <mutex>
+#include <string>
+
+#include "proto/lockstep/v1/agent.grpc.pb.h"
+#include "trainer_agent/store/version_catalog.h"
+
+namespace lockstep {
+
+class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
+ public:
+  // Ends with UNAVAILABLE when the catalog closes. REQUIRES the catalog to outlive it.
+  VersionStream(const VersionCatalog* catalog, std::string model);
+
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override;
+  void OnDone() override { delete this; }
+
+ private:
+  void Tell();                        // begins the next write when none is going on and there is something to tell
+  void End(const grpc::Status& why);  // REQUIRES mutex_
+
+  const VersionCatalog* const catalog_;
+  const std::string model_;
+  std::mutex mutex_;
+  bool writing_ = false;
+  bool ended_ = false;
+  Held told_;
+  v1::VersionEvent event_;       // being written
+  VersionCatalog::Watch watch_;  // last: it calls as soon as it is made
+};
+
+}  // namespace lockstep
