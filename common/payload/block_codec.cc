@@ -1,184 +1,263 @@
 #include "common/payload/block_codec.h"
 
-#include <zstd.h>
-
-#include <memory>
+#include <algorithm>
+#include <array>
+#include <bit>
 
 #include "common/base/text.h"
+#include "common/payload/heads_coder.h"
+#include "kernels/change_streams.h"
+#include "kernels/pack_bits.h"
 
 namespace lockstep {
 namespace {
 
-constexpr uint8_t kGapsCompressed = 1;
-constexpr uint8_t kStepsCompressed = 2;
-constexpr uint8_t kEscape = 0xff;
-constexpr int kZstdLevel = 1;
+constexpr uint8_t kHeadsCompressed = 0x80;  // beside gap_bits, in the first byte
+constexpr uint32_t kMaxGapBits = 20;        // more than a block of 1 MiB has gaps for
+constexpr uint64_t kMeanHead = 4;  // gap_bits are so many that the mean of what is left of a gap is at most this
+
+// A head has four bits of a code. With so many bits beside them no code of a head means a step of zero.
+constexpr uint32_t MaxStepBits(uint32_t unit) {
+  return 8 * unit - 5;
+}
+
+constexpr uint64_t MaxCode(uint32_t unit) {
+  return (~uint64_t{0} >> (64 - 8 * unit)) - 1;
+}
 
 Status Corrupt(const std::string& problem) {
   return {ErrorCode::kCorrupt, "coded block: " + problem};
 }
 
-// One pair of zstd contexts and stream buffers per thread: their set-up would cost more than a block.
-struct Scratch {
-  Bytes gaps;
-  Bytes steps;
-  Bytes compressed;
-  std::unique_ptr<ZSTD_CCtx, size_t (*)(ZSTD_CCtx*)> compressor{ZSTD_createCCtx(), ZSTD_freeCCtx};
-  std::unique_ptr<ZSTD_DCtx, size_t (*)(ZSTD_DCtx*)> decompressor{ZSTD_createDCtx(), ZSTD_freeDCtx};
+Status CheckUnit(uint32_t unit) {
+  if (unit == 1 || unit == 2 || unit == 4 || unit == 8) return OkStatus();
+  return Corrupt(Cat("its unit is ", unit, " bytes"));
+}
+
+// What a block is taken apart into, and put together from. Kept per thread at full size.
+struct Streams {
+  std::vector<uint8_t> heads;
+  std::vector<uint32_t> gaps;
+  std::vector<uint64_t> codes;
+  std::vector<uint32_t> escapes;  // indices
+  Bytes frame;                    // the heads, compressed
+
+  void Fit(size_t count) {
+    if (heads.size() >= count) return;
+    heads.resize(count);
+    gaps.resize(count);
+    codes.resize(count);
+    escapes.resize(count);
+  }
 };
 
-Scratch& ThreadScratch() {
-  thread_local Scratch scratch;
-  return scratch;
+Streams& ThreadStreams() {
+  thread_local Streams streams;
+  return streams;
 }
 
-// Signed steps of small size become small codes: +1 -> 0, -1 -> 1, +2 -> 2, ... (zero never occurs).
-uint64_t StepToCode(uint64_t step, uint32_t unit) {
-  const int shift = 64 - 8 * static_cast<int>(unit);
-  const int64_t value = static_cast<int64_t>(step << shift) >> shift;
-  return value > 0 ? (static_cast<uint64_t>(value) - 1) * 2 : (~static_cast<uint64_t>(value)) * 2 + 1;
+// What stands before the streams of a block.
+struct Preamble {
+  uint32_t gap_bits = 0;
+  uint32_t step_bits = 0;
+  uint64_t count = 0;
+  bool compressed = false;
+  ByteView heads;  // as stored
+};
+
+void AppendPreamble(const Preamble& preamble, Bytes& out) {
+  out.push_back(static_cast<std::byte>(preamble.gap_bits | (preamble.compressed ? kHeadsCompressed : 0)));
+  out.push_back(static_cast<std::byte>(preamble.step_bits));
+  AppendVarint(out, preamble.count);
+  if (preamble.compressed) AppendVarint(out, preamble.heads.size());
+  AppendBytes(out, preamble.heads);
 }
 
-uint64_t CodeToStep(uint64_t code, uint32_t unit) {
-  const uint64_t value = code % 2 == 0 ? code / 2 + 1 : ~(code / 2);
-  return unit == 8 ? value : value & ((uint64_t{1} << (8 * unit)) - 1);
+// Leaves `reader` at the low bits. `max_count` is what the block has units.
+Status TakePreamble(ByteReader& reader, uint32_t unit, uint64_t max_count, Preamble& preamble) {
+  uint8_t first = 0;
+  uint8_t step_bits = 0;
+  if (!reader.Take(first) || !reader.Take(step_bits) || !reader.TakeVarint(preamble.count)) return Corrupt("truncated");
+  preamble.compressed = (first & kHeadsCompressed) != 0;
+  preamble.gap_bits = first & ~kHeadsCompressed;
+  preamble.step_bits = step_bits;
+  if (preamble.gap_bits > kMaxGapBits || preamble.step_bits > MaxStepBits(unit)) {
+    return Corrupt(Cat("impossible widths: ", preamble.gap_bits, " bits of gaps, ", preamble.step_bits, " of steps"));
+  }
+  if (preamble.count == 0 || preamble.count > max_count) {
+    return Corrupt(Cat(preamble.count, " changes among ", max_count, " elements"));
+  }
+  uint64_t heads = preamble.count;
+  if (preamble.compressed && !reader.TakeVarint(heads)) return Corrupt("truncated");
+  return reader.TakeBytes(heads, preamble.heads) ? OkStatus() : Corrupt("the heads are truncated");
 }
 
-void AppendGaps(const ChangeView& changes, Bytes& out) {
-  uint64_t next = 0;
-  for (const uint32_t position : changes.positions) {
-    const uint64_t gap = position - next;
-    next = uint64_t{position} + 1;
-    if (gap < kEscape) {
-      out.push_back(static_cast<std::byte>(gap));
-    } else {
-      out.push_back(std::byte{kEscape});
-      AppendVarint(out, gap - kEscape);
+// The least bits with which what is left of the mean gap is at most kMeanHead. The mean decides alone: gaps are near
+// geometric, a bit more or less costs a twentieth of a byte, and a fixed rule keeps both levels of a block alike.
+uint32_t GapBits(const ChangeView& changes) {
+  const uint64_t unchanged = uint64_t{changes.positions.back()} + 1 - changes.size();
+  uint32_t bits = 0;
+  while (bits < kMaxGapBits && unchanged > (changes.size() * kMeanHead) << bits) ++bits;
+  return bits;
+}
+
+// The bits with which codes take the fewest, all counted: asked only where steps are large, as in fp32.
+uint32_t StepBits(std::span<const uint64_t> codes, uint32_t unit) {
+  std::array<uint64_t, 65> widths{};
+  for (const uint64_t code : codes) ++widths[static_cast<size_t>(std::bit_width(code))];
+  uint32_t best = 0;
+  uint64_t least = ~uint64_t{0};
+  for (uint32_t bits = 0; bits <= MaxStepBits(unit); ++bits) {
+    uint64_t cost = bits * codes.size();
+    for (uint32_t width = bits + 5; width < widths.size(); ++width)
+      cost += widths[width] * 8 * ((width - bits + 6) / 7);
+    if (cost >= least) continue;
+    least = cost;
+    best = bits;
+  }
+  return best;
+}
+
+template <typename T>
+void AppendLowBits(const std::vector<T>& numbers, size_t count, uint32_t bits, Bytes& out) {
+  const size_t at = out.size();
+  const size_t end = at + kernels::PackedBytes(count, bits);
+  out.resize(end + kernels::kPackSlack);
+  kernels::PackBits(numbers.data(), count, bits, reinterpret_cast<uint8_t*>(out.data()) + at);
+  out.resize(end);
+}
+
+// What the heads with an escape in the half at `shift` do not say.
+template <typename T>
+void AppendEscapes(Streams& streams, const std::vector<T>& numbers, size_t count, uint32_t shift, uint32_t bits,
+                   Bytes& out) {
+  const size_t escapes = kernels::FindEscapes(streams.heads.data(), count, shift, streams.escapes.data());
+  for (size_t i = 0; i < escapes; ++i) AppendVarint(out, (numbers[streams.escapes[i]] >> bits) - kernels::kEscape);
+}
+
+// The inverse: a number from its low bits and what the reader says of the rest. False when that is truncated, or the
+// number above `max`.
+bool TakeRest(ByteReader& reader, uint64_t low, uint32_t bits, uint64_t max, uint64_t& number) {
+  uint64_t rest = 0;
+  const uint64_t limit = max >> bits;
+  if (!reader.TakeVarint(rest) || limit < kernels::kEscape || rest > limit - kernels::kEscape) return false;
+  number = (rest + kernels::kEscape) << bits | low;
+  return number <= max;
+}
+
+Status TakeGaps(ByteReader& reader, ByteView low_bits, const uint8_t* heads, const Preamble& preamble,
+                uint64_t elements, Streams& streams, std::vector<uint32_t>& positions) {
+  const size_t count = preamble.count;
+  positions.resize(count);
+  kernels::UnpackBits(reinterpret_cast<const uint8_t*>(low_bits.data()), count, preamble.gap_bits, positions.data());
+  kernels::JoinGaps(heads, count, preamble.gap_bits, positions.data());
+  const size_t escapes = kernels::FindEscapes(heads, count, 0, streams.escapes.data());
+  for (size_t i = 0; i < escapes; ++i) {
+    uint32_t& gap = positions[streams.escapes[i]];
+    uint64_t whole = 0;
+    const uint64_t low = gap & ((uint64_t{1} << preamble.gap_bits) - 1);
+    if (!TakeRest(reader, low, preamble.gap_bits, elements, whole)) {
+      return Corrupt("an escaped gap is truncated or leads past the end of the block");
     }
+    gap = static_cast<uint32_t>(whole);
   }
+  if (kernels::SumGaps(positions.data(), count) > elements) return Corrupt("a gap leads past the end of the block");
+  return OkStatus();
 }
 
-void AppendSteps(const ChangeView& changes, uint32_t unit, Bytes& out) {
-  for (const uint64_t step : changes.steps) {
-    const uint64_t code = StepToCode(step, unit);
-    if (code < kEscape) {
-      out.push_back(static_cast<std::byte>(code));
-    } else {
-      out.push_back(std::byte{kEscape});
-      AppendBytes(out, AsBytes(step).first(unit));
+Status TakeSteps(ByteReader& reader, ByteView low_bits, const uint8_t* heads, const Preamble& preamble, uint32_t unit,
+                 Streams& streams, std::vector<uint64_t>& steps) {
+  const size_t count = preamble.count;
+  steps.resize(count);
+  if (preamble.step_bits > 0) {
+    kernels::UnpackBits(reinterpret_cast<const uint8_t*>(low_bits.data()), count, preamble.step_bits, steps.data());
+  }
+  kernels::JoinSteps(heads, count, unit, preamble.step_bits, steps.data());
+  const size_t escapes = kernels::FindEscapes(heads, count, 4, streams.escapes.data());
+  for (size_t i = 0; i < escapes; ++i) {
+    uint64_t& step = steps[streams.escapes[i]];
+    uint64_t code = 0;
+    const uint64_t low = kernels::CodeOfStep(step, unit) & ((uint64_t{1} << preamble.step_bits) - 1);
+    if (!TakeRest(reader, low, preamble.step_bits, MaxCode(unit), code)) {
+      return Corrupt("an escaped step is truncated, zero or too large for its unit");
     }
+    step = kernels::StepOfCode(code, unit);
   }
+  return OkStatus();
 }
 
-// The stream to write for `raw`: itself, or its zstd form when that is smaller.
-ByteView Compress(const Bytes& raw, Scratch& scratch, bool& compressed) {
-  scratch.compressed.resize(ZSTD_compressBound(raw.size()));
-  const size_t bytes = ZSTD_compressCCtx(scratch.compressor.get(), scratch.compressed.data(), scratch.compressed.size(),
-                                         raw.data(), raw.size(), kZstdLevel);
-  compressed = !ZSTD_isError(bytes) && bytes < raw.size();
-  return compressed ? ByteView(scratch.compressed).first(bytes) : ByteView(raw);
+// The heads as bytes: where they lie, or decompressed into `streams`. Null when they do not decompress.
+const uint8_t* HeadsOf(const Preamble& preamble, Streams& streams) {
+  if (!preamble.compressed) return reinterpret_cast<const uint8_t*>(preamble.heads.data());
+  const std::span<uint8_t> heads(streams.heads.data(), preamble.count);
+  return DecompressHeads(preamble.heads, heads) ? heads.data() : nullptr;
 }
 
-// `stored` as it was before Compress; at most `limit` bytes.
-Result<ByteView> Decompress(ByteView stored, bool compressed, size_t limit, Bytes& raw, Scratch& scratch) {
-  if (!compressed) return stored;
-  const unsigned long long bytes = ZSTD_getFrameContentSize(stored.data(), stored.size());
-  if (bytes == ZSTD_CONTENTSIZE_UNKNOWN || bytes == ZSTD_CONTENTSIZE_ERROR || bytes > limit) {
-    return Corrupt("a compressed stream has an impossible size");
+// With the entropy stage, if `level` asks for it and it gains.
+void AppendHeads(Preamble& preamble, std::span<const uint8_t> heads, CodecLevel level, Streams& streams, Bytes& out) {
+  preamble.heads = std::as_bytes(heads);
+  if (level == CodecLevel::kCompact && CompressHeads(heads, streams.frame)) {
+    preamble.compressed = true;
+    preamble.heads = streams.frame;
   }
-  raw.resize(bytes);
-  const size_t got =
-      ZSTD_decompressDCtx(scratch.decompressor.get(), raw.data(), raw.size(), stored.data(), stored.size());
-  if (ZSTD_isError(got) || got != bytes) return Corrupt("a compressed stream does not decompress");
-  return ByteView(raw);
-}
-
-Status DecodeGaps(ByteView stream, uint64_t count, uint64_t elements, std::vector<uint32_t>& positions) {
-  ByteReader reader(stream);
-  uint64_t next = 0;
-  for (uint64_t i = 0; i < count; ++i) {
-    uint8_t byte = 0;
-    if (!reader.Take(byte)) return Corrupt("the gap stream is truncated");
-    uint64_t gap = byte;
-    if (byte == kEscape) {
-      if (!reader.TakeVarint(gap)) return Corrupt("the gap stream is truncated");
-      if (gap > elements) return Corrupt("a gap leads past the end of the block");
-      gap += kEscape;
-    }
-    if (gap >= elements - next) return Corrupt("a gap leads past the end of the block");
-    positions.push_back(static_cast<uint32_t>(next + gap));
-    next += gap + 1;
-  }
-  return reader.empty() ? OkStatus() : Corrupt("bytes after the last gap");
-}
-
-Status DecodeSteps(ByteView stream, uint64_t count, uint32_t unit, std::vector<uint64_t>& steps) {
-  ByteReader reader(stream);
-  for (uint64_t i = 0; i < count; ++i) {
-    uint8_t byte = 0;
-    if (!reader.Take(byte)) return Corrupt("the step stream is truncated");
-    uint64_t step = CodeToStep(byte, unit);
-    // Of one byte, +128 is −128, which is written as an escape.
-    if (unit == 1 && byte == kEscape - 1) return Corrupt("a step code that no step has");
-    if (byte == kEscape) {
-      ByteView raw;
-      if (!reader.TakeBytes(unit, raw)) return Corrupt("the step stream is truncated");
-      step = 0;
-      std::memcpy(&step, raw.data(), unit);
-      if (step == 0 || StepToCode(step, unit) < kEscape) return Corrupt("a step is escaped that need not be");
-    }
-    steps.push_back(step);
-  }
-  return reader.empty() ? OkStatus() : Corrupt("bytes after the last step");
+  AppendPreamble(preamble, out);
 }
 
 }  // namespace
 
-void EncodeSparse(const ChangeView& changes, uint32_t unit, CodecLevel, Bytes& out) {
-  Scratch& scratch = ThreadScratch();
-  scratch.gaps.clear();
-  scratch.steps.clear();
-  AppendGaps(changes, scratch.gaps);
-  AppendSteps(changes, unit, scratch.steps);
+void EncodeSparse(const ChangeView& changes, uint32_t unit, CodecLevel level, Bytes& out) {
+  const size_t count = changes.size();
+  Streams& streams = ThreadStreams();
+  streams.Fit(count);
+  uint8_t* const heads = streams.heads.data();
+  const std::span codes(streams.codes.data(), count);
+  Preamble preamble{.gap_bits = GapBits(changes), .count = count};
+  kernels::SplitGaps(changes.positions.data(), count, preamble.gap_bits, streams.gaps.data(), heads);
+  if (kernels::SplitSteps(changes.steps.data(), count, unit, 0, codes.data(), heads) > count / 8) {
+    preamble.step_bits = StepBits(codes, unit);
+    kernels::SplitSteps(changes.steps.data(), count, unit, preamble.step_bits, codes.data(), heads);
+  }
+  AppendHeads(preamble, {heads, count}, level, streams, out);
+  AppendLowBits(streams.gaps, count, preamble.gap_bits, out);
+  AppendLowBits(streams.codes, count, preamble.step_bits, out);
+  AppendEscapes(streams, streams.gaps, count, 0, preamble.gap_bits, out);
+  AppendEscapes(streams, streams.codes, count, 4, preamble.step_bits, out);
+}
 
-  const size_t flags_at = out.size();
-  out.push_back(std::byte{0});
-  AppendVarint(out, changes.size());
-  bool compressed = false;
-  const ByteView gaps = Compress(scratch.gaps, scratch, compressed);
-  uint8_t flags = compressed ? kGapsCompressed : 0;
-  AppendVarint(out, gaps.size());
-  AppendBytes(out, gaps);
-  AppendBytes(out, Compress(scratch.steps, scratch, compressed));
-  if (compressed) flags |= kStepsCompressed;
-  out[flags_at] = std::byte{flags};
+Status CompactSparse(ByteView coded, uint32_t unit, Bytes& out) {
+  LS_RETURN_IF_ERROR(CheckUnit(unit));
+  ByteReader reader(coded);
+  Preamble preamble;
+  LS_RETURN_IF_ERROR(TakePreamble(reader, unit, ~uint64_t{0}, preamble));
+  if (preamble.compressed) {
+    AppendBytes(out, coded);
+    return OkStatus();
+  }
+  const auto* heads = reinterpret_cast<const uint8_t*>(preamble.heads.data());
+  AppendHeads(preamble, {heads, preamble.heads.size()}, CodecLevel::kCompact, ThreadStreams(), out);
+  AppendBytes(out, reader.rest());
+  return OkStatus();
 }
 
 Status DecodeSparse(ByteView coded, uint32_t unit, size_t block_bytes, Changes& changes) {
-  changes.Clear();
-  if (unit != 1 && unit != 2 && unit != 4 && unit != 8) return Corrupt(Cat("its unit is ", unit, " bytes"));
+  LS_RETURN_IF_ERROR(CheckUnit(unit));
   const uint64_t elements = block_bytes / unit;
   ByteReader reader(coded);
-  uint8_t flags = 0;
-  uint64_t count = 0;
-  uint64_t gap_bytes = 0;
-  ByteView gaps;
-  if (!reader.Take(flags) || !reader.TakeVarint(count) || !reader.TakeVarint(gap_bytes) ||
-      !reader.TakeBytes(gap_bytes, gaps)) {
-    return Corrupt("truncated");
+  Preamble preamble;
+  LS_RETURN_IF_ERROR(TakePreamble(reader, unit, elements, preamble));
+  Streams& streams = ThreadStreams();
+  streams.Fit(preamble.count);
+  const uint8_t* heads = HeadsOf(preamble, streams);
+  if (heads == nullptr) return Corrupt("the heads do not decompress");
+  ByteView gap_bits;
+  ByteView step_bits;
+  if (!reader.TakeBytes(kernels::PackedBytes(preamble.count, preamble.gap_bits), gap_bits) ||
+      !reader.TakeBytes(kernels::PackedBytes(preamble.count, preamble.step_bits), step_bits)) {
+    return Corrupt("the low bits are truncated");
   }
-  if (flags > (kGapsCompressed | kStepsCompressed)) return Corrupt(Cat("unknown flags ", static_cast<int>(flags)));
-  if (count == 0 || count > elements) return Corrupt(Cat(count, " changes among ", elements, " elements"));
-  Scratch& scratch = ThreadScratch();
-  // An escaped gap takes at most 1 + 10 bytes, an escaped step 1 + unit.
-  LS_ASSIGN_OR_RETURN(const ByteView raw_gaps,
-                      Decompress(gaps, flags & kGapsCompressed, count * 11, scratch.gaps, scratch));
-  LS_ASSIGN_OR_RETURN(const ByteView raw_steps,
-                      Decompress(reader.rest(), flags & kStepsCompressed, count * (1 + unit), scratch.steps, scratch));
-  changes.positions.reserve(count);
-  changes.steps.reserve(count);
-  LS_RETURN_IF_ERROR(DecodeGaps(raw_gaps, count, elements, changes.positions));
-  return DecodeSteps(raw_steps, count, unit, changes.steps);
+  LS_RETURN_IF_ERROR(TakeGaps(reader, gap_bits, heads, preamble, elements, streams, changes.positions));
+  LS_RETURN_IF_ERROR(TakeSteps(reader, step_bits, heads, preamble, unit, streams, changes.steps));
+  return reader.empty() ? OkStatus() : Corrupt("bytes after the last escape");
 }
 
 void FoldChanges(const Changes& first, const Changes& second, uint32_t unit, Changes& folded) {

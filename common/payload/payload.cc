@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-constexpr char kMagic[8] = {'L', 'S', 'D', 'E', 'L', 'T', 'A', '1'};
+constexpr char kMagic[8] = {'L', 'S', 'D', 'E', 'L', 'T', 'A', '2'};
 
 uint64_t HeaderHash(const PayloadHeader& header) {
   return Hash64(&header, offsetof(PayloadHeader, header_hash));
@@ -58,8 +58,11 @@ Payload::Allocator HeapAllocator() {
 }
 
 Status CheckHeader(const PayloadHeader& header, const ModelLayout& layout, size_t total_bytes) {
-  if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) return {ErrorCode::kProtocol, "payload: no payload magic"};
-  if (header.format != kPayloadFormat || header.header_bytes != sizeof(PayloadHeader) ||
+  // The last character is the format's: what differs there alone is a payload of another one.
+  if (std::memcmp(header.magic, kMagic, sizeof kMagic - 1) != 0) {
+    return {ErrorCode::kProtocol, "payload: no payload magic"};
+  }
+  if (header.magic[7] != kMagic[7] || header.format != kPayloadFormat || header.header_bytes != sizeof(PayloadHeader) ||
       header.entry_bytes != sizeof(PayloadEntry)) {
     return {ErrorCode::kProtocol,
             Cat("payload: format ", header.format, " is not known here (known: ", kPayloadFormat, ")")};

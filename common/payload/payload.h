@@ -20,10 +20,10 @@
 
 namespace lockstep {
 
-inline constexpr uint16_t kPayloadFormat = 1;
+inline constexpr uint16_t kPayloadFormat = 2;
 
 struct PayloadHeader {    // 152 bytes, FORMAT.md "Header"
-  char magic[8];          // "LSDELTA1"
+  char magic[8];          // "LSDELTA2"
   uint16_t format;        // kPayloadFormat
   uint16_t header_bytes;  // sizeof(PayloadHeader)
   uint16_t entry_bytes;   // sizeof(PayloadEntry)

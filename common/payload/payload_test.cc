@@ -61,7 +61,7 @@ struct History {
         block.data.assign(target.begin(), target.end());
       } else {
         block.codec = Codec::kSparse;
-        EncodeSparse(changes, layout->block_unit(i), CodecLevel::kCompact, block.data);
+        EncodeSparse(changes, layout->block_unit(i), CodecLevel::kFast, block.data);
       }
       block.data_hash = Hash64(block.data);
       blocks.push_back(std::move(block));
@@ -118,6 +118,59 @@ TEST_CASE("A folded payload equals its chain, with raw and sparse steps in any o
     CHECK((*folded)->header().steps_folded == 3);
     CHECK(Applied(*history.layout, history.versions[0], **folded) == history.versions[3]);
   }
+}
+
+TEST_CASE("A compacted payload does the same, and each of its blocks is what the compact level writes") {
+  for (const bool raw : {false, true}) {
+    History history;
+    history.Step(raw);
+    const Payload& payload = *history.deltas[0];
+    const auto compacted = CompactPayload(*history.layout, payload, pool);
+    REQUIRE(compacted.ok());
+    REQUIRE(Payload::Open(*history.layout, {(*compacted)->bytes(), nullptr}).ok());
+    CHECK((*compacted)->header().base == payload.header().base);
+    CHECK((*compacted)->header().target_digest == payload.header().target_digest);
+    CHECK((*compacted)->header().changed_elements == payload.header().changed_elements);
+    CHECK(Applied(*history.layout, history.versions[0], **compacted) == history.versions[1]);
+    for (const PayloadEntry& entry : (*compacted)->entries()) {
+      Bytes expected;
+      const ByteView fast = payload.data(*payload.Find(entry.block));
+      if (raw) {
+        expected.assign(fast.begin(), fast.end());
+      } else {
+        Changes changes;
+        const size_t bytes = history.layout->block_range(entry.block).bytes;
+        REQUIRE(DecodeSparse(fast, entry.unit, bytes, changes).ok());
+        EncodeSparse(changes, entry.unit, CodecLevel::kCompact, expected);
+      }
+      const ByteView got = (*compacted)->data(entry);
+      CHECK(Bytes(got.begin(), got.end()) == expected);
+    }
+  }
+}
+
+TEST_CASE("A payload with a block that cannot be told apart is not compacted") {
+  History history;
+  history.Step();
+  const Payload& payload = *history.deltas[0];
+  DeltaBlock block{.block = 1, .codec = Codec::kSparse, .changes = 4, .data = Bytes(3)};
+  const auto broken = Payload::Assemble(*history.layout, {.base = 1, .target = 2}, std::span(&block, 1));
+  CHECK(CompactPayload(*history.layout, **broken, pool).status().code() == ErrorCode::kCorrupt);
+  CHECK(CompactPayload(*history.layout, payload, pool).ok());
+}
+
+TEST_CASE("A payload of format 1 is refused by name, and noise as noise") {
+  History history;
+  history.Step();
+  const ByteView good = history.deltas[0]->bytes();
+  Bytes bad(good.begin(), good.end());
+  bad[7] = std::byte{'1'};
+  bad[8] = std::byte{1};
+  const Status old = Payload::Open(*history.layout, {bad, nullptr}).status();
+  CHECK(old.code() == ErrorCode::kProtocol);
+  CHECK(old.message().find("format 1 is not known here (known: 2)") != std::string::npos);
+  bad[0] = std::byte{'X'};
+  CHECK(Payload::Open(*history.layout, {bad, nullptr}).status().message().find("magic") != std::string::npos);
 }
 
 TEST_CASE("Going back to the old bytes folds to nothing") {

@@ -66,6 +66,15 @@ struct Story {
     delta.data_hash = Hash64(delta.data);
     delta.target_hash = BlockHash(after);
   }
+  // 64 changes that an entropy stage gains on: every third unit, one ulp up.
+  static Changes EveryThird() {
+    Changes changes;
+    for (uint32_t i = 0; i < 64; ++i) {
+      changes.positions.push_back(3 * i + 2);
+      changes.steps.push_back(1);
+    }
+    return changes;
+  }
   ManifestDigest Digest(const Bytes& bytes) const {
     return ComputeManifestDigest(layout->digest(), {BlockHash(bytes)});
   }
@@ -83,8 +92,11 @@ TEST_CASE("The layout example is what the code writes") {
 TEST_CASE("The payload examples are what the code writes") {
   const Story story;
   Bytes sparse;
-  EncodeSparse(Changes{.positions = {3, 300, 301}, .steps = {1, 0xffff, 0x8000}}, 2, CodecLevel::kCompact, sparse);
+  EncodeSparse(Changes{.positions = {3, 300, 301}, .steps = {1, 0xffff, 0x8000}}, 2, CodecLevel::kFast, sparse);
   CHECK(Example(kPayload, "sparse") == sparse);
+  Bytes compact;
+  EncodeSparse(story.EveryThird(), 2, CodecLevel::kCompact, compact);
+  CHECK(Example(kPayload, "compact") == compact);
   const auto payload = Payload::Assemble(*story.layout,
                                          {.run = story.run,
                                           .base = 1,
