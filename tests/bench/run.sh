@@ -4,7 +4,8 @@
 #   tests/bench/run.sh                 everything, a few minutes on two cores
 #   tests/bench/run.sh --only NAME     one figure (several times: several)
 #   tests/bench/run.sh --quick         small and few: whether the benchmarks still work, no figures to quote
-#   tests/bench/run.sh --json FILE     {"machine", "results": [{"name", "value", "unit", "baseline", "ratio", "spread"}]}
+#   tests/bench/run.sh --json FILE     {"machine", "results": [{"name", "value", "unit", "baseline", "ratio", "spread"}],
+#                                       "not_measured": [names that this machine or user cannot measure]}
 #
 # Exit status: 0 everything ran; 1 a benchmark failed; 64 bad usage; 69 something could not be installed or built.
 set -euo pipefail

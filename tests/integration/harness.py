@@ -72,6 +72,8 @@ def flags_of(options: "dict[str, object]") -> "list[str]":
 class Daemon:
     """A process with its log in a file. `stop` and `kill` may be called at any time, also twice."""
 
+    prefix: "list[str]" = []  # of its commands, lockstepctl's too: what puts them into a namespace, say
+
     def __init__(self, name: str, command: "list[object]", log: Path) -> None:
         self.name = name
         self.command = [str(argument) for argument in command]
@@ -80,7 +82,7 @@ class Daemon:
 
     def start(self) -> None:
         with open(self.log_path, "ab") as log:
-            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.process = subprocess.Popen([*self.prefix, *self.command], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def signal(self, number: int) -> None:
         if self.process.poll() is None:
@@ -112,7 +114,7 @@ class Served(Daemon):
     address = ""
 
     def ctl(self, *arguments: object, timeout_ms: int = 20_000) -> subprocess.CompletedProcess:
-        command = [LOCKSTEPCTL, self.role, self.address, "--timeout", timeout_ms, *arguments]
+        command = [*self.prefix, LOCKSTEPCTL, self.role, self.address, "--timeout", timeout_ms, *arguments]
         return subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=60)
 
     def ask(self, *arguments: object) -> dict:
@@ -197,7 +199,7 @@ class Receiver(Served):
     @contextlib.contextmanager
     def recorded_syncs(self):
         """A list that holds, after the block, one dict per sync of MODEL that happened inside it."""
-        command = [LOCKSTEPCTL, "--receiver", self.address, "--json", "watch", MODEL]
+        command = [*self.prefix, LOCKSTEPCTL, "--receiver", self.address, "--json", "watch", MODEL]
         records: "list[dict]" = []
         already = 1 if self.model_status()["syncs"] else 0  # the newest sync before is told again to every new watcher
         with tempfile.TemporaryFile("w+") as output:

@@ -1,0 +1,155 @@
+"""Full pulls and deltas over emulated wide-area links, against what the links give.
+
+wan_full_pull: bytes a second of a full pull, from its negotiation to its last byte, against iperf3 with as many streams
+sending as many bytes over the same link; they take turns. wan_delta_latency: from the trainer's commit to the
+receiver's of a small delta, against two round trips, its bytes at the link's rate, and what the same takes over a link
+without delay or limit; they take turns too. Each figure is of the link where it is worst; rows of all links follow.
+
+Status 77: no such links here.
+"""
+
+import json
+import signal
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+
+import processes
+from wan_net import NOT_ALLOWED, CannotMeasure, LinkedCluster, Shape
+from weights import Weights
+
+LANES = 4
+FULL_BYTES, DELTA_BYTES, QUICK_BYTES = 750_000_000, 64_000_000, 8_000_000
+COPIES = 5.0
+WARMING = 2
+PAUSE_S = 1.0  # between versions: a trainer's step, in which congestion windows grow old
+
+GBIT = 1_000_000_000
+LINKS = [Shape(rate * GBIT, trip, loss) for rate in (1, 10) for trip in (0.01, 0.1) for loss in (0.0, 0.001)]
+QUICK_LINKS = [Shape(1 * GBIT, 0.01)]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One figure on one link."""
+
+    shape: Shape
+    values: "list[float]"
+    baselines: "list[float]"
+    about: "dict[str, object]"
+
+    def ratio(self) -> float:
+        return statistics.median(self.values) / statistics.median(self.baselines)
+
+    def row(self) -> "dict[str, object]":
+        medians = {"value": statistics.median(self.values), "baseline": statistics.median(self.baselines)}
+        return {"link": str(self.shape), **medians, "ratio": self.ratio(), **self.about}
+
+
+def full_pull(shape: Shape, options: processes.Options) -> Measured:
+    """Bytes a second, by lanes and by iperf3, after one of each."""
+    weights = Weights(options.model_bytes)
+    cluster = LinkedCluster(shape, follow=False, lanes=LANES)
+    ours, theirs = [], []
+    try:
+        with cluster.the_agent.publisher(weights.tensors) as publisher:
+            publisher.publish(1, weights.tensors)
+            for _ in range(1 + options.repeats):
+                pulled = cluster.the_receiver.ctl("--json", "pull", "--full", timeout_ms=55_000)
+                if pulled.returncode != 0:
+                    raise SystemExit(f"{shape}: {pulled.stderr}\n{cluster.the_receiver.log_tail()}")
+                record = json.loads(pulled.stdout)
+                ours.append(1e6 * record["payload_bytes"] / (record["negotiate_us"] + record["pull_us"]))
+                theirs.append(cluster.link.iperf_bytes_per_s(LANES, record["payload_bytes"]))
+        totals = cluster.link.totals()[0]
+    finally:
+        cluster.close()
+    return Measured(shape, ours[1:], theirs[1:], {"bytes": record["payload_bytes"], "totals": totals})
+
+
+class Followed:
+    """A trainer, its agent and a receiver that follows over a link."""
+
+    def __init__(self, shape: Shape, model_bytes: int) -> None:
+        self.weights = Weights(model_bytes)
+        self.cluster = LinkedCluster(shape, lanes=LANES)
+        self.publisher = self.cluster.the_agent.publisher(self.weights.tensors)
+        self.version = 0
+        self.publish()
+
+    def publish(self) -> float:
+        """Seconds from publish()'s return to the receiver's commit of a new version."""
+        if self.version:
+            self.weights.step()
+        self.version += 1
+        self.publisher.publish(self.version, self.weights.tensors)
+        begin = time.perf_counter()
+        return processes.wait_published(self.cluster.the_receiver, self.version) - begin
+
+    def close(self) -> None:
+        self.publisher.close()
+        self.cluster.close()
+
+
+def delta_latency(shape: Shape, options: processes.Options) -> Measured:
+    """Seconds, and the seconds allowed. The time of day is the same for both."""
+    model_bytes = min(options.model_bytes, DELTA_BYTES)
+    near = Followed(Shape(), model_bytes)
+    try:
+        far = Followed(shape, model_bytes)
+        try:
+            with far.cluster.the_receiver.recorded_syncs() as records:
+                times = []
+                for _ in range(WARMING + options.repeats):
+                    time.sleep(PAUSE_S)
+                    times.append((far.publish(), near.publish()))
+            totals = far.cluster.link.totals()[0]
+        finally:
+            far.close()
+    finally:
+        near.close()
+    measured = records[-options.repeats :]
+    if [record["mode"] for record in measured] != ["delta"] * options.repeats:
+        raise SystemExit(f"{shape}: not the syncs that were wanted: {measured}")
+    allowed = [
+        2 * shape.round_trip_s + 8 * record["payload_bytes"] / shape.bits_per_s + undelayed
+        for record, (_, undelayed) in zip(measured, times[WARMING:])
+    ]
+    stages = {
+        stage: statistics.median(record[f"{stage}_us"] for record in measured) / 1e6
+        for stage in ("negotiate", "pull", "apply", "commit", "publish_to_commit")
+    }
+    about = {
+        "bytes": measured[-1]["payload_bytes"],
+        "round_trips": statistics.median(ours - near for ours, near in times[WARMING:]) / shape.round_trip_s,
+        "undelayed": statistics.median(undelayed for _, undelayed in times[WARMING:]),
+        "stages": stages,
+        "totals": totals,
+    }
+    return Measured(shape, [ours for ours, _ in times[WARMING:]], allowed, about)
+
+
+def report(name: str, unit: str, measured: "list[Measured]", worst: Measured) -> None:
+    """The figure of the worst link, and rows of all."""
+    print(json.dumps({"name": name, "unit": unit, "values": worst.values, "baselines": worst.baselines}))
+    print(json.dumps({"series": f"{name}_by_link", "unit": unit, "rows": [one.row() for one in measured]}), flush=True)
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    options = processes.options(COPIES, FULL_BYTES, QUICK_BYTES, repeats=5)
+    links = QUICK_LINKS if options.quick else LINKS
+    try:
+        pulls = [full_pull(shape, options) for shape in links]
+        report("wan_full_pull", "B/s", pulls, min(pulls, key=Measured.ratio))
+        deltas = [delta_latency(shape, options) for shape in links]
+        report("wan_delta_latency", "s", deltas, max(deltas, key=Measured.ratio))
+    except CannotMeasure as why:
+        print(f"wan_bench: cannot measure here: {why}", file=sys.stderr)
+        return NOT_ALLOWED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""A wide-area link with an agent at one end and a receiver at the other, and what iperf3 says of the same link.
+
+The link is wan_link (its header says what it is faithful to). Its namespaces have no names, and what is started in them
+is killed when this process ends, however it ends.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import processes
+from harness import Agent, Cluster, Receiver
+
+WAN_LINK = Path(os.environ.get("LOCKSTEP_TEST_BIN", processes.ROOT / "bazel-bin")) / "tests/bench/wan_link"
+NOT_ALLOWED = 77  # what wan_link ends with, and a benchmark that cannot have it
+AGENT_PORT, LANE_PORT = 7700, 7701
+TOOLS = ("nsenter", "setpriv", "iperf3")
+
+
+class CannotMeasure(Exception):
+    """This machine or user cannot have such a link; says why."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a link is like: bits a second (0: no limit), seconds, and the share of the segments that is lost."""
+
+    bits_per_s: int = 0
+    round_trip_s: float = 0.0
+    loss: float = 0.0
+
+    def __str__(self) -> str:
+        rate = f"{self.bits_per_s / 1e9:g} Gbit/s" if self.bits_per_s else "no limit"
+        return f"{rate}, {1000 * self.round_trip_s:g} ms, {100 * self.loss:g} % lost"
+
+
+class Link:
+    """A link that is up until close(). Ends: 0 has the agent, 1 the receiver."""
+
+    def __init__(self, shape: Shape, sysctls: "dict[str, object] | None" = None) -> None:
+        missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+        if missing:
+            raise CannotMeasure(f"not installed: {', '.join(missing)}")
+        command = [WAN_LINK, "--rate", shape.bits_per_s, "--loss", shape.loss]
+        command += ["--rtt-us", round(1e6 * shape.round_trip_s)]
+        for key, value in (sysctls or {}).items():
+            command += ["--sysctl", f"{key}={value}"]
+        self.shape = shape
+        self._process = subprocess.Popen(
+            [str(part) for part in command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        told = self._process.stdout.readline()
+        if not told:
+            why = self._process.communicate()[1].strip()
+            raise CannotMeasure(why) if self._process.returncode == NOT_ALLOWED else SystemExit(why)
+        description = json.loads(told)
+        self.addresses: "list[str]" = description["addresses"]
+        self._ends: "list[str]" = description["ends"]
+
+    def prefix(self, end: int) -> "list[str]":
+        """What a command is started with at an end, and ends with when this process does."""
+        return ["nsenter", f"--net={self._ends[end]}", "setpriv", "--pdeathsig", "KILL", "--"]
+
+    def totals(self) -> "list[dict[str, int]]":
+        """Of the way there and the way back, since the link is up."""
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def iperf_bytes_per_s(self, streams: int, transfer_bytes: int) -> float:
+        """What iperf3 gets across with so many streams, in one transfer of so many bytes, its slow start included."""
+        server = subprocess.Popen(
+            [*self.prefix(1), "iperf3", "--server", "--one-off", "--forceflush", "--bind", self.addresses[1]],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            for line in server.stdout:
+                if "listening" in line:
+                    break
+            client = ["iperf3", "--client", self.addresses[1], "--json"]
+            client += ["--parallel", streams, "--bytes", transfer_bytes]
+            done = subprocess.run(
+                [*self.prefix(0), *map(str, client)], capture_output=True, text=True, timeout=300, check=True
+            )
+            return json.loads(done.stdout)["end"]["sum_received"]["bits_per_second"] / 8
+        finally:
+            server.kill()
+            server.wait()
+            server.stdout.close()
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+        self._process.stderr.close()
+
+
+class LinkedCluster(Cluster):
+    """An agent and a receiver with a link between them; the trainer is beside the agent."""
+
+    def __init__(self, shape: Shape, sysctls: "dict[str, object] | None" = None, **receiver_options) -> None:
+        self.link = Link(shape, sysctls)
+        super().__init__()
+        self._cleanups.callback(self.link.close)
+        try:
+            self.the_agent: Agent = self.agent(
+                start=False,
+                listen=f"0.0.0.0:{AGENT_PORT}",
+                lane_listen=f"0.0.0.0:{LANE_PORT}",
+                allow_insecure_network=True,
+            )
+            self.the_agent.address = f"{self.link.addresses[0]}:{AGENT_PORT}"
+            self.the_agent.prefix = self.link.prefix(0)
+            self.the_agent.start()
+            self.the_receiver: Receiver = self.receiver(self.the_agent, start=False, **receiver_options)
+            self.the_receiver.prefix = self.link.prefix(1)
+            self.the_receiver.start()
+        except BaseException:
+            self.close()
+            raise
