@@ -2,9 +2,9 @@
 
 #include <array>
 #include <asio/experimental/as_tuple.hpp>
-#include <memory>
 
 #include "common/base/text.h"
+#include "common/net/timebomb.h"
 
 namespace lockstep {
 namespace {
@@ -12,43 +12,18 @@ namespace {
 using asio::ip::tcp;
 constexpr auto kAwait = asio::experimental::as_tuple(asio::use_awaitable);
 
-// Cancels what is in progress on an I/O object when time is up. The timer's handler may be queued already when the
-// operation ends, and outlive this object: it looks at shared state, which the destructor disarms.
+// The outcome of an operation that `guard` watched over.
 template <typename IoObject>
-class Timebomb {
- public:
-  Timebomb(IoObject& object, std::chrono::milliseconds timeout)
-      : timer_(object.get_executor(), timeout), state_(std::make_shared<State>(State{&object})) {
-    timer_.async_wait([state = state_](const asio::error_code& error) {
-      if (error || state->object == nullptr) return;
-      state->fired = true;
-      state->object->cancel();
-    });
-  }
-  ~Timebomb() { state_->object = nullptr; }
-  Timebomb(const Timebomb&) = delete;
-  Timebomb& operator=(const Timebomb&) = delete;
-
-  // The outcome of the operation that this guarded.
-  Status Outcome(const asio::error_code& error, std::string_view what) const {
-    if (error && state_->fired) return {ErrorCode::kDeadline, Cat(what, ": not done in time")};
-    return NetStatus(error, what);
-  }
-
- private:
-  struct State {
-    IoObject* object;
-    bool fired = false;
-  };
-  asio::steady_timer timer_;
-  std::shared_ptr<State> state_;
-};
+Status Outcome(const Timebomb<IoObject>& guard, const asio::error_code& error, std::string_view what) {
+  if (error && guard.fired()) return {ErrorCode::kDeadline, Cat(what, ": not done in time")};
+  return NetStatus(error, what);
+}
 
 template <typename Buffers>
 asio::awaitable<Status> WriteBuffers(tcp::socket& socket, Buffers buffers, std::chrono::milliseconds timeout) {
   const Timebomb guard(socket, timeout);
   const auto [error, bytes] = co_await asio::async_write(socket, buffers, kAwait);
-  co_return guard.Outcome(error, "write to peer");
+  co_return Outcome(guard, error, "write to peer");
 }
 
 }  // namespace
@@ -56,7 +31,7 @@ asio::awaitable<Status> WriteBuffers(tcp::socket& socket, Buffers buffers, std::
 asio::awaitable<Status> ReadExact(tcp::socket& socket, std::span<std::byte> bytes, std::chrono::milliseconds timeout) {
   const Timebomb guard(socket, timeout);
   const auto [error, got] = co_await asio::async_read(socket, asio::buffer(bytes.data(), bytes.size()), kAwait);
-  co_return guard.Outcome(error, "read from peer");
+  co_return Outcome(guard, error, "read from peer");
 }
 
 asio::awaitable<Status> WriteAll(tcp::socket& socket, std::span<const std::byte> bytes,
@@ -70,6 +45,13 @@ asio::awaitable<Status> WriteAll(tcp::socket& socket, std::span<const std::byte>
       socket, std::array{asio::buffer(head.data(), head.size()), asio::buffer(body.data(), body.size())}, timeout);
 }
 
+asio::awaitable<Status> UntilReady(tcp::socket& socket, tcp::socket::wait_type what,
+                                   std::chrono::milliseconds timeout) {
+  const Timebomb guard(socket, timeout);
+  const auto [error] = co_await socket.async_wait(what, kAwait);
+  co_return Outcome(guard, error, "wait for peer");
+}
+
 asio::awaitable<Status> Connect(tcp::socket& socket, const HostPort& address, std::chrono::milliseconds timeout) {
   const std::string what = Cat("connect to ", address.ToString());
   const auto deadline = std::chrono::steady_clock::now() + timeout;
@@ -78,13 +60,13 @@ asio::awaitable<Status> Connect(tcp::socket& socket, const HostPort& address, st
   {
     const Timebomb guard(resolver, timeout);
     auto [error, found] = co_await resolver.async_resolve(address.host, std::to_string(address.port), kAwait);
-    if (error) co_return guard.Outcome(error, what);
+    if (error) co_return Outcome(guard, error, what);
     endpoints = std::move(found);
   }
   const auto left = deadline - std::chrono::steady_clock::now();
   const Timebomb guard(socket, std::chrono::ceil<std::chrono::milliseconds>(left));
   const auto [error, endpoint] = co_await asio::async_connect(socket, endpoints, kAwait);
-  if (error) co_return guard.Outcome(error, what);
+  if (error) co_return Outcome(guard, error, what);
   asio::error_code ignored;  // only latency depends on it
   socket.set_option(tcp::no_delay(true), ignored);
   co_return OkStatus();

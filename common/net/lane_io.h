@@ -31,6 +31,11 @@ asio::awaitable<Status> WriteAll(asio::ip::tcp::socket& socket, std::span<const 
 asio::awaitable<Status> WriteAll(asio::ip::tcp::socket& socket, std::span<const std::byte> head,
                                  std::span<const std::byte> body, std::chrono::milliseconds timeout);
 
+// Until the socket can be read from (its end, too) or written to; what then comes of SendNow or ReceiveNow (burst.h) is
+// theirs to say.
+asio::awaitable<Status> UntilReady(asio::ip::tcp::socket& socket, asio::ip::tcp::socket::wait_type what,
+                                   std::chrono::milliseconds timeout);
+
 // Resolves and connects, one address after the other, within `timeout`, and sets TCP_NODELAY. `socket` must be closed
 // and may have any strand as its executor.
 asio::awaitable<Status> Connect(asio::ip::tcp::socket& socket, const HostPort& address,

@@ -3,9 +3,11 @@
 #include <future>
 
 #include "common/base/bytes.h"
+#include "common/net/burst.h"
 #include "common/net/host_port.h"
 #include "common/net/io_threads.h"
 #include "common/net/lane_io.h"
+#include "common/net/rate_limit.h"
 
 namespace lockstep {
 namespace {
@@ -156,6 +158,53 @@ TEST_CASE("a deadline that came too late hurts nobody") {
     const Status read = wire.Run(wire.right, ReadExact(wire.right, Writable(text), milliseconds(1)));
     if (!read.ok()) REQUIRE(wire.Run(wire.right, ReadExact(wire.right, Writable(text), kSoon)).ok());
   }
+}
+
+// How many bytes went out before the socket took no more: `head` once, then `body` again and again.
+asio::awaitable<size_t> SendUntilFull(tcp::socket& socket, std::string_view head, std::string_view body) {
+  std::array pieces{Piece(AsBytes(head)), Piece(AsBytes(body))};
+  size_t total = 0;
+  for (size_t sent = 1; sent > 0; total += sent) {
+    sent = *SendNow(socket, pieces);
+    pieces[0].iov_len = 0;
+  }
+  co_return total;
+}
+
+TEST_CASE("bursts send what the socket takes and receive what is there, in pieces, and never wait") {
+  Wire wire;
+  std::string first(4, '-'), second(100, '-'), rest(1 << 20, '-');
+  const auto piece = [](std::string& text) { return Piece(Writable(text)); };
+  CHECK(*ReceiveNow(wire.right, std::array{piece(first)}) == 0);
+  const std::string body(8 << 20, 'b');
+  CHECK(wire.Run(wire.left, SendUntilFull(wire.left, "head", body)) > 64 << 10);
+  REQUIRE(wire.Run(wire.right, UntilReady(wire.right, tcp::socket::wait_read, kSoon)).ok());
+  CHECK(*ReceiveNow(wire.right, std::array{piece(first), piece(second)}) == 104);
+  CHECK(first == "head");
+  CHECK(second == std::string(100, 'b'));
+  CHECK(wire.Run(wire.left, UntilReady(wire.left, tcp::socket::wait_write, kBriefly)).code() == ErrorCode::kDeadline);
+  CHECK(RoundTrip(wire.right) < 1s);
+  wire.left.close();
+  Status status;
+  while (status.ok()) {
+    REQUIRE(wire.Run(wire.right, UntilReady(wire.right, tcp::socket::wait_read, kSoon)).ok());
+    status = ReceiveNow(wire.right, std::array{piece(rest)}).status();
+  }
+  CHECK(status.code() == ErrorCode::kUnavailable);
+}
+
+TEST_CASE("a rate limit gives each its turn, and a silence earns little") {
+  RateLimit::Clock::time_point now{1h};
+  RateLimit limit(1'000'000, [&] { return now; });
+  CHECK(limit.Book(30'000) == 0s);
+  CHECK(limit.Book(100'000) == 0s);   // 50 ms were earned before, 30 of them are used
+  CHECK(limit.Book(10'000) == 80ms);  // behind the 100 that began 20 ms ago
+  CHECK(limit.Book(1) == 90ms);
+  now += 10s;
+  CHECK(limit.Book(1'050'000) == 0s);
+  CHECK(limit.Book(1) == 1s);
+  RateLimit none(0, [&] { return now; });
+  CHECK(none.Book(1ull << 60) == 0s);
 }
 
 TEST_CASE("connecting to nobody and listening on a taken port name the address") {

@@ -1,0 +1,33 @@
+// RateLimit: how fast several senders together may send, as a bucket that may be overdrawn.
+//
+// A sender books what it is about to send and is told how long to wait first. So each gets its turn in the order of
+// asking, nobody polls, and a long silence earns no more than a twentieth of a second's worth.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <mutex>
+
+namespace lockstep {
+
+// Thread-safe.
+class RateLimit {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Now = std::function<Clock::time_point()>;
+
+  // 0 bytes a second: no limit.
+  explicit RateLimit(uint64_t bytes_per_s, Now now = Clock::now);
+
+  // Books `bytes`, and answers how long to wait before sending them; 0: at once.
+  Clock::duration Book(uint64_t bytes);
+
+ private:
+  const uint64_t bytes_per_s_;
+  const Now now_;
+  std::mutex mutex_;
+  Clock::time_point free_at_{};  // when all that is booked has been sent
+};
+
+}  // namespace lockstep
