@@ -130,11 +130,10 @@ Status DoubleBuffer::Gone(Version version) const {
   return {ErrorCode::kState, Cat("model ", model_, ": version ", version, " is no longer in memory")};
 }
 
-Status DoubleBuffer::ReadBlock(Version version, BlockIndex block, std::span<std::byte> out) {
+Status DoubleBuffer::UseBytes(Version version, const ByteRange& range, const std::function<void(ByteView)>& use) {
   const std::optional<size_t> half = AcquireRead(version);
   if (!half) return Gone(version);
-  const ByteRange range = layout()->block_range(block);
-  std::memcpy(out.data(), data(*half) + range.offset, range.bytes);
+  use({data(*half) + range.offset, range.bytes});
   ReleaseRead(*half);
   return OkStatus();
 }
