@@ -4,6 +4,7 @@ Nothing here imports NumPy or PyTorch: an array is whatever has ``data_ptr()`` (
 (NumPy and its relatives). Bytes are never copied here; a ``TensorBytes`` only points at them.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Iterable, Mapping, NamedTuple, Sequence, Tuple, Union
 
@@ -177,11 +178,22 @@ def _torch_bytes(name: str, tensor: Any) -> TensorBytes:
     return TensorBytes(_torch_meta(name, tensor), tensor.data_ptr(), tensor.nelement() * tensor.element_size(), tensor)
 
 
+@functools.lru_cache(maxsize=256)
+def _dtype_name(dtype: Any) -> "str | None":
+    """NumPy makes the name anew each time that it is asked, which takes longer than the rest of a tensor's description."""
+    return getattr(dtype, "name", None)
+
+
+@functools.lru_cache(maxsize=256)
+def _is_numpy_scalar(kind: type) -> bool:
+    return any(base.__name__ == "generic" and base.__module__ == "numpy" for base in kind.__mro__)
+
+
 def _array_meta(name: str, array: Any, interface: Mapping[str, Any]) -> TensorMeta:
     typestr = interface["typestr"]
     if typestr[0] == ">":
         raise _bad(name, "its elements are big-endian; publish array.astype(array.dtype.newbyteorder('<'))")
-    dtype_name = getattr(getattr(array, "dtype", None), "name", None)
+    dtype_name = _dtype_name(getattr(array, "dtype", None))
     if dtype_name is not None:
         dtype = _safetensors_dtype(name, dtype_name)
     elif typestr[1:] in _TYPE_CODES:
@@ -192,7 +204,7 @@ def _array_meta(name: str, array: Any, interface: Mapping[str, Any]) -> TensorMe
 
 
 def _array_bytes(name: str, array: Any) -> TensorBytes:
-    if any(base.__name__ == "generic" and base.__module__ == "numpy" for base in type(array).__mro__):
+    if _is_numpy_scalar(type(array)):
         raise _bad(name, "it is a NumPy scalar, which has no memory of its own; publish numpy.asarray(value)")
     interface = array.__array_interface__
     meta = _array_meta(name, array, interface)
