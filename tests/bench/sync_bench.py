@@ -75,8 +75,9 @@ def by_daemons(options: processes.Options) -> "tuple[list[float], list[dict]]":
         {"publish": publishing[version], "diff": tails[version], **stages_of(record), "total": seconds[version]}
         for version, record in zip(versions, measured)
     ]
+    last = {key: measured[-1].get(key, 0) for key in ("payload_bytes", "live_bytes", "changed_elements")}
     rows = [
-        {"kind": "delta", "stages": medians(delta), "payload_bytes": measured[-1]["payload_bytes"]},
+        {"kind": "delta", "stages": medians(delta), **last},
         {"kind": "full", "stages": medians([stages_of(record) for record in full])},
     ]
     return [seconds[version] for version in versions], rows
