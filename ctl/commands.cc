@@ -4,6 +4,7 @@
 #include "ctl/daemon_commands.h"
 #include "ctl/health_client.h"
 #include "ctl/plan_command.h"
+#include "ctl/timeline_command.h"
 #include "ctl/views.h"
 
 namespace lockstep {
@@ -11,6 +12,7 @@ namespace lockstep {
 Status RunCommand(const Invocation& invocation, std::ostream& out) {
   const Output output{out, invocation.json, invocation.quiet};
   if (invocation.plan) return RunPlanCommand(*invocation.plan, output);
+  if (invocation.timeline) return RunTimelineCommand(invocation, output);
   return invocation.daemon == Daemon::kAgent ? RunAgentCommand(invocation, output)
                                              : RunReceiverCommand(invocation, output);
 }

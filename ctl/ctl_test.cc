@@ -100,6 +100,13 @@ class FakeReceiver final : public v1::RaasReceiver::Service {
     record->set_mode(request->force_full() ? "full" : "delta");
     record->set_engine_error(engine_error);
     record->set_verified(true);
+    if (!request->force_full()) {
+      record->set_payload_bytes(3072);
+      record->set_model_bytes(3 << 20);
+      record->set_live_bytes(2048);
+      record->set_level(v1::CODEC_LEVEL_COMPACT);
+      record->set_link_bytes_per_s(5 << 20);
+    }
     return grpc::Status::OK;
   }
   grpc::Status Rollback(grpc::ServerContext*, const v1::RollbackRequest*, v1::ReceiverModel* model) override {
@@ -256,6 +263,17 @@ TEST_CASE("pull prints its record, and a hook that failed is an error") {
   const Answer hook = fleet.Receiver({"pull"});
   CHECK(hook.status.code() == ErrorCode::kAborted);
   CHECK(Has(hook.status.message(), "exit status 3"));
+}
+
+TEST_CASE("a sync's line says how its bytes came") {
+  Fleet fleet;
+  const std::string line = fleet.Receiver({"pull"}).text;
+  INFO(line);
+  CHECK(Has(line, "3.0 KiB of 3.0 MiB compact, 2.0 KiB live, at 5.0 MiB/s, publish to commit"));
+  CHECK(Has(fleet.Receiver({"pull", "--full"}).text, "0 B of 0 B, publish to commit"));
+  const Json json = Json::parse(fleet.Receiver({"pull", "--json"}).text);
+  CHECK(json["level"] == "compact");
+  CHECK(json["live_bytes"] == 2048);
 }
 
 TEST_CASE("rollback says where the receiver is now") {

@@ -1,32 +1,25 @@
 #include "ctl/invocation.h"
 
 #include <CLI/CLI.hpp>
-#include <cstdlib>
 #include <ostream>
 
 #include "common/base/text.h"
 #include "common/net/host_port.h"
 #include "common/telemetry/build_info.h"
+#include "ctl/environment.h"
 
 namespace lockstep {
 namespace {
 
-constexpr const char* kDefaultAgent = "127.0.0.1:7700";
-constexpr const char* kDefaultReceiver = "127.0.0.1:7710";
-
 // Values as CLI11 leaves them, before they are given their meaning.
 struct Words {
   std::string agent;
-  std::string receiver;
+  std::vector<std::string> receivers;
   std::string health_service;
   int64_t timeout_ms = 0;
   PlanOptions plan;
+  TimelineOptions timeline;
 };
-
-std::string Environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
 
 bool OnlyReceiversDo(Command command) {
   return command == Command::kPull || command == Command::kRollback;
@@ -65,25 +58,30 @@ void AddCommands(CLI::App& app, Invocation& invocation, Words& words) {
   plan->fallthrough();
   AddPlanOptions(*plan, words.plan);
   plan->callback([&invocation, &words] { invocation.plan = words.plan; });
+  CLI::App* timeline = app.add_subcommand("timeline", "What daemons did for a version, when: a table, and a trace");
+  timeline->fallthrough();
+  AddTimelineOptions(*timeline, words.timeline);
+  timeline->callback([&invocation, &words] { invocation.timeline = words.timeline; });
 }
 
 Status FinishPlan(const Words& words, PlanOptions& plan) {
-  if (words.agent.empty() && words.receiver.empty()) return FinishPlanOptions(plan);
+  if (words.agent.empty() && words.receivers.empty()) return FinishPlanOptions(plan);
   return {ErrorCode::kUsage, "plan asks no daemon: leave --agent and --receiver out"};
 }
 
 // Decides which daemon the command goes to, and where that is.
 Status ChooseDaemon(const Words& words, Invocation& invocation) {
   const bool verify = invocation.command == Command::kVerify;
-  if (!words.agent.empty() && !words.receiver.empty() && !verify) {
-    return {ErrorCode::kUsage, "--agent and --receiver exclude each other, except for verify"};
+  if (!words.agent.empty() && !words.receivers.empty() && !verify) {
+    return {ErrorCode::kUsage, "--agent and --receiver exclude each other, except for verify and timeline"};
   }
+  if (words.receivers.size() > 1) return {ErrorCode::kUsage, "only timeline takes several --receiver"};
   if (OnlyReceiversDo(invocation.command) && !words.agent.empty()) {
     return {ErrorCode::kUsage, "only receivers can do that: use --receiver HOST:PORT"};
   }
-  const std::string agent = words.agent.empty() ? Environment("LOCKSTEP_AGENT") : words.agent;
-  const std::string receiver = words.receiver.empty() ? Environment("LOCKSTEP_RECEIVER") : words.receiver;
-  const bool to_receiver = OnlyReceiversDo(invocation.command) || !words.receiver.empty() ||
+  const std::string agent = words.agent.empty() ? Environment(kAgentVariable) : words.agent;
+  const std::string receiver = words.receivers.empty() ? Environment(kReceiverVariable) : words.receivers[0];
+  const bool to_receiver = OnlyReceiversDo(invocation.command) || !words.receivers.empty() ||
                            (words.agent.empty() && agent.empty() && !receiver.empty());
   invocation.daemon = to_receiver ? Daemon::kReceiver : Daemon::kAgent;
   invocation.address =
@@ -110,7 +108,8 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
   app.set_version_flag("--version", Cat("lockstepctl ", kProjectVersion, " (", BuildRevision(), ")"));
   app.add_option("--agent", words.agent, "Talk to this trainer_agent [$LOCKSTEP_AGENT, 127.0.0.1:7700]")
       ->type_name("HOST:PORT");
-  app.add_option("--receiver", words.receiver, "Talk to this raas_receiver [$LOCKSTEP_RECEIVER, 127.0.0.1:7710]")
+  app.add_option("--receiver", words.receivers, "Talk to this raas_receiver [$LOCKSTEP_RECEIVER, 127.0.0.1:7710]")
+      ->allow_extra_args(false)
       ->type_name("HOST:PORT");
   app.add_flag("--json", invocation.json, "Print JSON: one document, or for watch one a line");
   app.add_flag("--quiet", invocation.quiet, "Print nothing but errors");
@@ -130,6 +129,10 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
   if (timeout->count() > 0) invocation.timeout = std::chrono::milliseconds(words.timeout_ms);
   if (invocation.plan) {
     LS_RETURN_IF_ERROR(FinishPlan(words, *invocation.plan));
+    return std::optional<Invocation>(std::move(invocation));
+  }
+  if (invocation.timeline) {
+    LS_RETURN_IF_ERROR(FinishTimelineOptions(words.agent, words.receivers, invocation.json, *invocation.timeline));
     return std::optional<Invocation>(std::move(invocation));
   }
   LS_RETURN_IF_ERROR(ChooseDaemon(words, invocation));

@@ -8,6 +8,7 @@
 
 #include "common/base/status.h"
 #include "ctl/plan_options.h"
+#include "ctl/timeline_options.h"
 
 namespace lockstep {
 
@@ -15,7 +16,8 @@ enum class Command { kStatus, kVersions, kPull, kVerify, kWatch, kLayout, kRollb
 enum class Daemon { kAgent, kReceiver };
 
 struct Invocation {
-  std::optional<PlanOptions> plan;  // set: this is what is wanted, which asks no daemon
+  std::optional<PlanOptions> plan;          // set: this is what is wanted, which asks no daemon
+  std::optional<TimelineOptions> timeline;  // set: this is what is wanted, of the daemons that it names
   Command command = Command::kStatus;
   Daemon daemon = Daemon::kAgent;           // whom it goes to
   std::string address;                      // of that daemon
@@ -30,7 +32,8 @@ struct Invocation {
 };
 
 // The invocation, or nothing when --help or --version was asked for and has been printed to `out`. kUsage otherwise.
-// Without --agent and --receiver, the environment's LOCKSTEP_AGENT and LOCKSTEP_RECEIVER say where to go.
+// Only `timeline` takes several receivers. Without --agent and --receiver, the environment's LOCKSTEP_AGENT and
+// LOCKSTEP_RECEIVER say where to go.
 Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* argv, std::ostream& out);
 
 }  // namespace lockstep

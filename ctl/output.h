@@ -4,6 +4,7 @@
 #include <ostream>
 #include <string>
 
+#include "common/base/status.h"
 #include "ctl/json.h"
 
 namespace lockstep {
@@ -19,5 +20,8 @@ struct Output {
     out << (json ? Dump(document) + "\n" : text) << std::flush;
   }
 };
+
+// `text` and a line break become the file's content. kIo, kNotFound, kPermission or kResourceExhausted names the path.
+Status WriteTextFile(const std::string& path, const std::string& text);
 
 }  // namespace lockstep

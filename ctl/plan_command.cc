@@ -24,13 +24,6 @@ Result<std::string> ReadFile(const fs::path& path) {
   return std::move(text).str();
 }
 
-Status WriteFile(const fs::path& path, const std::string& text) {
-  errno = 0;
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << text << '\n' << std::flush;
-  return file.good() ? OkStatus() : ErrnoStatus(errno == 0 ? EIO : errno, Cat("writing ", path.string()));
-}
-
 fs::path SheetFile(const std::string& directory, size_t rank) {
   std::array<char, 32> name{};
   std::snprintf(name.data(), name.size(), "rank-%05zu.json", rank);
@@ -79,7 +72,7 @@ Status WriteSheets(const std::string& directory, const std::vector<RankSheet>& s
   fs::create_directories(directory, error);
   if (error) return ErrnoStatus(error.value(), Cat("making ", directory));
   for (size_t rank = 0; rank < sheets.size(); ++rank) {
-    LS_RETURN_IF_ERROR(WriteFile(SheetFile(directory, rank), ToJson(sheets[rank])));
+    LS_RETURN_IF_ERROR(WriteTextFile(SheetFile(directory, rank), ToJson(sheets[rank])));
   }
   return OkStatus();
 }

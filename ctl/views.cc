@@ -32,6 +32,19 @@ std::string Milliseconds(uint64_t microseconds) {
   return text.data();
 }
 
+// How the bytes of a sync came, as far as that says something: by what level, how many live, at what rate.
+std::string WayOf(const v1::SyncRecord& record) {
+  std::string way;
+  if (record.level() != v1::CODEC_LEVEL_UNSPECIFIED) {
+    const auto* level = v1::CodecLevel_descriptor()->FindValueByNumber(record.level());
+    way += Cat(" ", level == nullptr ? Cat("level ", static_cast<int>(record.level())) : EnumText(*level));
+  }
+  if (record.live_bytes() > 0) way += Cat(", ", HumanBytes(record.live_bytes()), " live");
+  if (record.local_bytes() > 0) way += Cat(", ", HumanBytes(record.local_bytes()), " from memory");
+  if (record.link_bytes_per_s() > 0) way += Cat(", at ", HumanBytes(record.link_bytes_per_s()), "/s");
+  return way;
+}
+
 std::string Headline(std::string_view daemon, const v1::BuildInfo& build, bool draining) {
   return Cat(daemon, " ", build.version(), " (", TextOrDash(build.revision()), ")", draining ? ", draining" : "", "\n");
 }
@@ -189,9 +202,9 @@ std::string LineOf(const v1::SyncRecord& record) {
   std::string line = Cat(record.model(), " version ", record.to().version(), " from ",
                          VersionOrDash(record.from().version()), " ", record.mode(), ", ");
   if (record.changed_elements() > 0) line += Cat(record.changed_elements(), " changed, ");
-  line += Cat(HumanBytes(record.payload_bytes()), " of ", HumanBytes(record.model_bytes()), ", publish to commit ",
-              Milliseconds(record.publish_to_commit_us()), " (pull ", Milliseconds(record.pull_us()), ", apply ",
-              Milliseconds(record.apply_us()), ")");
+  line += Cat(HumanBytes(record.payload_bytes()), " of ", HumanBytes(record.model_bytes()), WayOf(record),
+              ", publish to commit ", Milliseconds(record.publish_to_commit_us()), " (pull ",
+              Milliseconds(record.pull_us()), ", apply ", Milliseconds(record.apply_us()), ")");
   if (record.repaired_blocks() > 0) line += Cat(", ", record.repaired_blocks(), " blocks repaired");
   line += record.verified() ? ", verified" : ", NOT verified";
   if (record.pause_us() > 0) {

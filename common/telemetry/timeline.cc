@@ -1,5 +1,7 @@
 #include "common/telemetry/timeline.h"
 
+#include <algorithm>
+
 namespace lockstep {
 
 void Timeline::Add(Span span) {
@@ -25,10 +27,10 @@ uint64_t Timeline::dropped() const {
   return dropped_;
 }
 
-void AddSpan(Timeline* timeline, Span span, const Moment& begun) {
+void AddSpan(Timeline* timeline, Span span, const Moment& begun, std::chrono::steady_clock::time_point ended) {
   if (timeline == nullptr) return;
   span.begin_unix_ns = begun.unix_ns();
-  span.end_unix_ns = begun.unix_ns() + begun.NanosSince();
+  span.end_unix_ns = begun.unix_ns() + std::max<int64_t>(0, begun.NanosUntil(ended));
   timeline->Add(std::move(span));
 }
 

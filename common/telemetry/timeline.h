@@ -7,7 +7,8 @@
 //             encode     inside diff: the first changed block is coded .. the last one; bytes: coded
 //             store      the delta is put together and kept; bytes: its own
 //             serve      a lane's share of a pull, first request .. last byte sent; bytes: sent
-//   receiver  negotiate  asking for a pull .. a plan that was checked
+//   receiver  live       the first block taken while the version was being made .. the last one; bytes: of them all
+//             negotiate  asking for a pull .. a plan that was checked
 //             pull       until every byte wanted is here; bytes: received, by lanes and from local memory
 //             stage      inside pull: a delta's blocks become one payload
 //             verify     the hashes promised are proved to give the target's digest
@@ -21,6 +22,7 @@
 // receiver on the agent's host takes from its memory is in its pull: the agent sees nothing of it.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -32,6 +34,10 @@
 #include "common/base/ids.h"
 
 namespace lockstep {
+
+inline constexpr auto kSpanNames =
+    std::to_array<std::string_view>({"export", "diff", "encode", "store", "serve", "live", "negotiate", "pull", "stage",
+                                     "verify", "apply", "repair", "commit", "engine"});
 
 // Now, by the clock that other daemons share.
 int64_t UnixNanos();
@@ -52,9 +58,14 @@ struct Span {
 // nobody sets.
 class Moment {
  public:
+  Moment() = default;  // now
+  // One that is past, by the clock that nobody sets.
+  explicit Moment(std::chrono::steady_clock::time_point then) : steady_(then) { unix_ns_ -= NanosSince(); }
+
   int64_t unix_ns() const { return unix_ns_; }
-  int64_t NanosSince() const {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - steady_).count();
+  int64_t NanosSince() const { return NanosUntil(std::chrono::steady_clock::now()); }
+  int64_t NanosUntil(std::chrono::steady_clock::time_point then) const {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(then - steady_).count();
   }
 
  private:
@@ -79,8 +90,9 @@ class Timeline {
   uint64_t dropped_ = 0;
 };
 
-// Adds `span` as from `begun` to now. `timeline` may be null: then nothing is recorded.
-void AddSpan(Timeline* timeline, Span span, const Moment& begun);
+// Adds `span` as from `begun` to `ended`. `timeline` may be null: then nothing is recorded.
+void AddSpan(Timeline* timeline, Span span, const Moment& begun,
+             std::chrono::steady_clock::time_point ended = std::chrono::steady_clock::now());
 
 // Adds a span of its own life. `timeline` may be null.
 class SpanScope {

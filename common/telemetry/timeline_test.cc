@@ -77,6 +77,16 @@ TEST_CASE("a scope's span is as long as its life and holds what was learned in i
   CHECK(spans[0].end_unix_ns <= UnixNanos() + 1'000'000);
 }
 
+TEST_CASE("a span that is past lies where it was") {
+  Timeline timeline;
+  const auto now = std::chrono::steady_clock::now();
+  const int64_t unix_now = UnixNanos();
+  AddSpan(&timeline, SpanOf("live", "actor", 1), Moment(now - std::chrono::seconds(5)), now - std::chrono::seconds(2));
+  const Span span = timeline.Select("", 0).at(0);
+  CHECK(span.end_unix_ns - span.begin_unix_ns == 3'000'000'000);
+  CHECK(std::abs(span.begin_unix_ns - (unix_now - 5'000'000'000)) < 1'000'000'000);
+}
+
 TEST_CASE("without a timeline nothing is recorded and nothing breaks") {
   { const SpanScope scope(nullptr, SpanOf("pull", "actor", 1)); }
   AddSpan(nullptr, SpanOf("pull", "actor", 1), Moment());
