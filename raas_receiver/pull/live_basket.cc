@@ -88,6 +88,8 @@ Status LiveBasket::Admit(const FrameHeader& frame, uint32_t share) {
 void LiveBasket::Add(uint64_t question, DeltaBlock block) {
   std::lock_guard lock(mutex_);
   if (question != question_) return;
+  delta_.ended = std::chrono::steady_clock::now();
+  if (delta_.blocks.empty()) delta_.begun = delta_.ended;
   delta_.blocks.push_back(std::move(block));
   ++progress_;
   changed_.notify_all();

@@ -51,6 +51,8 @@ class LiveLanes {
     Version base = 0;
     Version target = 0;
     std::vector<DeltaBlock> blocks;
+    std::chrono::steady_clock::time_point begun;  // when the first block was here
+    std::chrono::steady_clock::time_point ended;  // and the last one
   };
   Result<Delta> Take(std::chrono::milliseconds patience);
 

@@ -59,13 +59,27 @@ std::optional<std::vector<DeltaBlock>> LiveLink::Take(const Held& base, const Pl
   }
   Result<LiveLanes::Delta> delta = lanes_->Take(kPatience);
   const bool planned = delta.ok() && delta->target == step.target && delta->blocks.size() == step.entries;
-  if (planned) return std::move(delta->blocks);
+  if (planned) {
+    AddSpanOf(*delta, base);
+    return std::move(delta->blocks);
+  }
   const ErrorCode code = delta.status().code();
   const bool usable = delta.ok() || code == ErrorCode::kAborted || code == ErrorCode::kState;
   Log(LogLevel::kDebug, "live_delta_unused",
       {{"model", options_.model}, {"version", step.target}, {"message", delta.status().ToString()}});
   if (!usable) Close();
   return std::nullopt;
+}
+
+void LiveLink::AddSpanOf(const LiveLanes::Delta& delta, const Held& base) const {
+  if (delta.blocks.empty()) return;
+  Span span{.name = "live",
+            .model = options_.model,
+            .run = base.run,
+            .version = delta.target,
+            .transfer = pull_id_,
+            .bytes = lanes_->received_bytes()};
+  AddSpan(options_.timeline, std::move(span), Moment(delta.begun), delta.ended);
 }
 
 void LiveLink::Close() {

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "common/telemetry/timeline.h"
 #include "raas_receiver/pull/live_lanes.h"
 #include "raas_receiver/session/agent_client.h"
 #include "raas_receiver/session/plan.h"
@@ -21,6 +22,7 @@ struct LiveLinkOptions {
   std::string receiver;
   size_t lanes = 4;
   bool enabled = true;
+  Timeline* timeline = nullptr;  // as SessionOptions::timeline
 };
 
 // The session's thread calls; Cancel may be called from any.
@@ -33,8 +35,8 @@ class LiveLink {
   // Asks for the delta from `held` on, over lanes that are opened when there are none. `link_bytes_per_s` as in
   // OpenPullRequest. Waits for no more than a call to the agent.
   void Follow(const Held& held, const std::shared_ptr<const ModelLayout>& layout, uint64_t link_bytes_per_s);
-  // The blocks of `step`, which starts at `base`, when that is the delta asked for and all of it came live: waits for the
-  // rest of it as long as it keeps coming. No value: pull it.
+  // The blocks of `step`, which starts at `base`, when that is the delta asked for and all of it came live: waits for
+  // the rest of it as long as it keeps coming. No value: pull it.
   std::optional<std::vector<DeltaBlock>> Take(const Held& base, const PlanStep& step);
   // Ends the subscription: the session follows by other ways, or not at all.
   void Close();
@@ -44,6 +46,7 @@ class LiveLink {
 
  private:
   Status Open(const std::shared_ptr<const ModelLayout>& layout, uint64_t link_bytes_per_s);
+  void AddSpanOf(const LiveLanes::Delta& delta, const Held& base) const;
 
   const LiveLinkOptions options_;
   AgentClient& agent_;
