@@ -2,42 +2,97 @@
 
 #include <cstring>
 
+#include "common/base/hash.h"
 #include "kernels/scalar.h"
 
-namespace lockstep::kernels {
-namespace {
+// Not among Highway's targets unless it is asked for.
+#define HWY_WANT_AVX3_DL 1
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/diff.cc"
+#include <hwy/foreach_target.h>
+// After foreach_target.h.
+#include <hwy/highway.h>
 
-constexpr size_t kStride = 64;
+#include "kernels/diff_bits-inl.h"
+#include "kernels/diff_lanes-inl.h"
 
-// A cache line at a time: the compiler turns the eight comparisons into a few vector ones, and most lines of a real
-// delta are equal.
-bool LineDiffers(const char* a, const char* b) {
-  uint64_t x[kStride / 8], y[kStride / 8];
-  std::memcpy(x, a, kStride);
-  std::memcpy(y, b, kStride);
-  uint64_t any = 0;
-  for (size_t i = 0; i < kStride / 8; ++i) any |= x[i] ^ y[i];
-  return any != 0;
+HWY_BEFORE_NAMESPACE();
+namespace lockstep::kernels::HWY_NAMESPACE {
+
+// Appends the changes of a piece that starts `at` bytes into its block.
+size_t FindInPiece(const uint8_t* base, const uint8_t* target, size_t at, size_t bytes, uint32_t unit,
+                   uint32_t* positions, uint64_t* steps) {
+  const size_t count = scalar::FindChanges(base + at, target + at, bytes, unit, positions, steps);
+  for (size_t i = 0; i < count; ++i) positions[i] += static_cast<uint32_t>(at / unit);
+  return count;
 }
 
-}  // namespace
+#if HWY_TARGET == HWY_SCALAR
 
-size_t FindChanges(const void* base, const void* target, size_t bytes, uint32_t unit, uint32_t* positions,
-                   uint64_t* steps) {
-  const auto* a = static_cast<const char*>(base);
-  const auto* b = static_cast<const char*>(target);
+Diff FindChangesAndHash(const uint8_t* base, const uint8_t* target, size_t bytes, uint32_t unit, uint32_t* positions,
+                        uint64_t* steps) {
+  constexpr size_t kLine = 64;
   size_t found = 0;
-  const auto scan = [&](size_t at, size_t length) {
-    const size_t before = found;
-    found += scalar::FindChanges(a + at, b + at, length, unit, positions + found, steps + found);
-    for (size_t i = before; i < found; ++i) positions[i] += static_cast<uint32_t>(at / unit);
-  };
-  size_t at = 0;
-  for (; at + kStride <= bytes; at += kStride) {
-    if (LineDiffers(a + at, b + at)) scan(at, kStride);
+  for (size_t at = 0; at < bytes; at += kLine) {
+    const size_t length = HWY_MIN(kLine, bytes - at);
+    if (std::memcmp(base + at, target + at, length) == 0) continue;
+    found += FindInPiece(base, target, at, length, unit, positions + found, steps + found);
   }
-  if (at < bytes) scan(at, bytes - at);
-  return found;
+  return {found, Hash64(target, bytes)};
+}
+
+#else
+
+template <typename Unit>
+Diff FindUnits(const uint8_t* base, const uint8_t* target, size_t bytes, uint32_t* positions, uint64_t* steps) {
+#if HWY_TARGET == HWY_AVX3_DL
+  using Changes = LaneChanges<Unit>;
+#else
+  using Changes = BitChanges<Unit>;
+#endif
+  static_assert(Changes::kSliceStripes % Xxh3State::kStripesPerPiece == 0);
+  Changes changes;
+  Xxh3State state;
+  const size_t stripes = Xxh3State::Stripes(bytes);
+  size_t found = 0;
+  for (size_t stripe = 0; stripe < stripes; stripe += Changes::kSliceStripes) {
+    const size_t at = stripe * Xxh3State::kStripeBytes;
+    found += changes.Work(base + at, target + at, HWY_MIN(Changes::kSliceStripes, stripes - stripe), at / sizeof(Unit),
+                          state, positions + found, steps + found);
+  }
+  const size_t tail = stripes * Xxh3State::kStripeBytes;
+  found += FindInPiece(base, target, tail, bytes - tail, sizeof(Unit), positions + found, steps + found);
+  return {found, stripes == 0 ? Hash64(target, bytes) : state.Finish(target, bytes)};
+}
+
+Diff FindChangesAndHash(const uint8_t* base, const uint8_t* target, size_t bytes, uint32_t unit, uint32_t* positions,
+                        uint64_t* steps) {
+  switch (unit) {
+    case 1:
+      return FindUnits<uint8_t>(base, target, bytes, positions, steps);
+    case 2:
+      return FindUnits<uint16_t>(base, target, bytes, positions, steps);
+    case 4:
+      return FindUnits<uint32_t>(base, target, bytes, positions, steps);
+    default:
+      return FindUnits<uint64_t>(base, target, bytes, positions, steps);
+  }
+}
+
+#endif  // HWY_TARGET == HWY_SCALAR
+
+}  // namespace lockstep::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace lockstep::kernels {
+
+HWY_EXPORT(FindChangesAndHash);
+
+Diff FindChangesAndHash(const void* base, const void* target, size_t bytes, uint32_t unit, uint32_t* positions,
+                        uint64_t* steps) {
+  return HWY_DYNAMIC_DISPATCH(FindChangesAndHash)(static_cast<const uint8_t*>(base),
+                                                  static_cast<const uint8_t*>(target), bytes, unit, positions, steps);
 }
 
 void AddSteps(void* block, uint32_t unit, const uint32_t* positions, const uint64_t* steps, size_t count) {
@@ -45,3 +100,4 @@ void AddSteps(void* block, uint32_t unit, const uint32_t* positions, const uint6
 }
 
 }  // namespace lockstep::kernels
+#endif  // HWY_ONCE

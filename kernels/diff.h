@@ -1,8 +1,8 @@
 // Compare and scatter: the two loops over a block's elements that everything else waits for.
 //
-// Plain pointers, no SIMD types: one implementation per target behind one dispatch point, each bit-exact with the
-// scalar one. `unit` is 1, 2, 4 or 8 bytes; `bytes` is a multiple of it; pointers need no alignment. Steps are new −
-// old mod 2^(8·unit).
+// Plain pointers, no SIMD types: one implementation per instruction set behind one dispatch point, each bit-exact with
+// the scalar one. `unit` is 1, 2, 4 or 8 bytes; `bytes` is a multiple of it; pointers need no alignment. Steps are new
+// − old mod 2^(8·unit).
 #pragma once
 
 #include <cstddef>
@@ -10,10 +10,21 @@
 
 namespace lockstep::kernels {
 
-// Writes the positions (in units, rising) and steps of the units that differ, and returns how many. REQUIRES room for
-// bytes / unit of each.
-size_t FindChanges(const void* base, const void* target, size_t bytes, uint32_t unit, uint32_t* positions,
-                   uint64_t* steps);
+struct Diff {
+  size_t changes = 0;
+  uint64_t hash = 0;  // Hash64 of the target's bytes
+};
+
+// Writes the positions (in units, rising) and steps of the units that differ, and returns how many, with the target's
+// hash: one pass, since both wait for the same bytes. REQUIRES room for bytes / unit of each; bytes <= 2^32.
+Diff FindChangesAndHash(const void* base, const void* target, size_t bytes, uint32_t unit, uint32_t* positions,
+                        uint64_t* steps);
+
+// The same for callers that have no use for the hash.
+inline size_t FindChanges(const void* base, const void* target, size_t bytes, uint32_t unit, uint32_t* positions,
+                          uint64_t* steps) {
+  return FindChangesAndHash(base, target, bytes, unit, positions, steps).changes;
+}
 
 // Adds steps[i] to the unit at positions[i], for i in [0, count). REQUIRES positions within the block.
 void AddSteps(void* block, uint32_t unit, const uint32_t* positions, const uint64_t* steps, size_t count);
