@@ -25,23 +25,29 @@ BlockScratch& ThreadScratch() {
   return scratch;
 }
 
-ChangeView FindBlockChanges(const std::byte* base, ByteView target, uint32_t unit, BlockScratch& scratch) {
+struct BlockDiff {
+  ChangeView changes;
+  uint64_t target_hash;
+};
+
+BlockDiff Compare(const std::byte* base, ByteView target, uint32_t unit, BlockScratch& scratch) {
   const size_t elements = target.size() / unit;
   if (scratch.positions.size() < elements) {
     scratch.positions.resize(elements);
     scratch.steps.resize(elements);
   }
-  const size_t count =
-      kernels::FindChanges(base, target.data(), target.size(), unit, scratch.positions.data(), scratch.steps.data());
-  return {std::span(scratch.positions).first(count), std::span(scratch.steps).first(count)};
+  const kernels::Diff diff = kernels::FindChangesAndHash(base, target.data(), target.size(), unit,
+                                                         scratch.positions.data(), scratch.steps.data());
+  return {{std::span(scratch.positions).first(diff.changes), std::span(scratch.steps).first(diff.changes)}, diff.hash};
 }
 
 // The smaller of the sparse and the raw form.
-DeltaBlock Encode(BlockIndex block, ByteView target, uint32_t unit, uint64_t target_hash, const ChangeView& changes,
-                  CodecLevel level, Bytes& coded) {
-  DeltaBlock delta{.block = block, .changes = static_cast<uint32_t>(changes.size()), .target_hash = target_hash};
+DeltaBlock Encode(BlockIndex block, ByteView target, uint32_t unit, const BlockDiff& diff, CodecLevel level,
+                  Bytes& coded) {
+  DeltaBlock delta{
+      .block = block, .changes = static_cast<uint32_t>(diff.changes.size()), .target_hash = diff.target_hash};
   coded.clear();
-  EncodeSparse(changes, unit, level, coded);
+  EncodeSparse(diff.changes, unit, level, coded);
   if (coded.size() < target.size()) {
     delta.codec = Codec::kSparse;
     delta.data = coded;
@@ -49,7 +55,7 @@ DeltaBlock Encode(BlockIndex block, ByteView target, uint32_t unit, uint64_t tar
   } else {
     delta.codec = Codec::kRaw;
     delta.data.assign(target.begin(), target.end());
-    delta.data_hash = target_hash;
+    delta.data_hash = diff.target_hash;
   }
   return delta;
 }
@@ -114,30 +120,20 @@ void DeltaJob::WorkBlock(BlockIndex block) {
   }
   BlockScratch& scratch = ThreadScratch();
   const uint32_t unit = input_.layout->block_unit(block);
-  const ChangeView changes = FindBlockChanges(input_.base + range.offset, target, unit, scratch);
-  if (changes.size() == 0) {
-    hashes_[block] = input_.base_manifest->block_hashes[block];
-    return;
-  }
-  hashes_[block] = BlockHash(target);
-  if (!StillEncoding(0)) return;
-  deltas_[block] = std::make_shared<const DeltaBlock>(
-      Encode(block, target, unit, hashes_[block], changes, input_.level, scratch.coded));
-  if (StillEncoding(deltas_[block]->data.size()) && input_.on_block) input_.on_block(deltas_[block]);
-}
-
-bool DeltaJob::StillEncoding(uint64_t coded_bytes) {
-  std::lock_guard lock(mutex_);
-  coded_bytes_ += coded_bytes;
-  too_dense_ = coded_bytes_ > input_.max_coded_bytes;
-  return !too_dense_;
+  const BlockDiff diff = Compare(input_.base + range.offset, target, unit, scratch);
+  hashes_[block] = diff.target_hash;
+  if (diff.changes.size() == 0 || too_dense()) return;
+  auto delta = std::make_shared<const DeltaBlock>(Encode(block, target, unit, diff, input_.level, scratch.coded));
+  coded_bytes_ += delta->data.size();
+  deltas_[block] = delta;
+  if (input_.on_block && !too_dense()) input_.on_block(std::move(delta));
 }
 
 void DeltaJob::CompleteIfDone(std::unique_lock<std::mutex> lock) {
   if (!done_ || blocks_done_ < hashes_.size()) return;
   const auto done = std::exchange(done_, nullptr);
   lock.unlock();
-  DeltaOutput output{.block_hashes = std::move(hashes_), .blocks_unread = blocks_unread_, .too_dense = too_dense_};
+  DeltaOutput output{.block_hashes = std::move(hashes_), .blocks_unread = blocks_unread_, .too_dense = too_dense()};
   for (std::shared_ptr<const DeltaBlock>& delta : deltas_) {
     if (delta != nullptr && !output.too_dense) output.blocks.push_back(std::move(delta));
   }

@@ -1,12 +1,14 @@
 // DeltaJob: compares, hashes and encodes one version, block by block, as its blocks become ready.
 //
-// Per block, in one pass while it is in cache: find the changes against the base, hash the new bytes, encode. Blocks
-// may be given while later ones are still being written, so that a commit has only the tail left to do.
+// Per block: one pass that finds the changes against the base and hashes the new bytes, then the changes are encoded,
+// out of the caches. Blocks may be given while later ones are still being written, so that a commit has only the tail
+// left to do.
 //
 // A block that the trainer says is unchanged is not read, on trust: were that wrong, the version's manifest would not
 // match its bytes, which a full pull and the next recovery find by hashing them, and never a delta.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <memory>
@@ -32,7 +34,7 @@ struct DeltaInput {
   std::shared_ptr<const ModelLayout> layout;
   const std::byte* target = nullptr;
   const std::byte* base = nullptr;                // null: hash only
-  std::shared_ptr<const Manifest> base_manifest;  // with `base`: an unchanged block's hash is taken from here
+  std::shared_ptr<const Manifest> base_manifest;  // with `base`: hashes of blocks said to be unchanged
   uint64_t max_coded_bytes = ~uint64_t{0};        // a delta larger than this is dropped: its memory is not worth it
   CodecLevel level = CodecLevel::kFast;
   // Called with each differing block as it is encoded, by the pool's threads. Null: nobody wants them early.
@@ -61,7 +63,7 @@ class DeltaJob {
  private:
   void Work(const std::vector<BlockIndex>& blocks);
   void WorkBlock(BlockIndex block);
-  bool StillEncoding(uint64_t coded_bytes);
+  bool too_dense() const { return coded_bytes_ > input_.max_coded_bytes; }
   void CompleteIfDone(std::unique_lock<std::mutex> lock);
 
   WorkerPool* const pool_;
@@ -72,11 +74,10 @@ class DeltaJob {
   size_t tasks_ = 0;  // posted and not finished
   size_t blocks_done_ = 0;
   size_t blocks_unread_ = 0;
-  uint64_t coded_bytes_ = 0;
-  bool too_dense_ = false;
   bool cancelled_ = false;
   std::function<void(DeltaOutput)> done_;
 
+  std::atomic<uint64_t> coded_bytes_ = 0;
   // Slots per block, each written by the one task that works it, or by the caller that says it is unchanged.
   std::vector<uint64_t> hashes_;
   std::vector<std::shared_ptr<const DeltaBlock>> deltas_;

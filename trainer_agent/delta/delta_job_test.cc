@@ -2,8 +2,10 @@
 
 #include <catch2/catch.hpp>
 #include <cstring>
+#include <mutex>
 #include <numeric>
 #include <random>
+#include <set>
 
 namespace lockstep {
 namespace {
@@ -66,6 +68,41 @@ TEST_CASE("The output's blocks bring the base to the target, and its hashes are 
     }
     CHECK(versions.base == versions.target);
   }
+}
+
+TEST_CASE("Each differing block is told while later ones are worked, and is the output's own") {
+  WorkerPool pool(2);
+  Versions versions(0.0002);
+  std::mutex mutex;
+  std::set<std::shared_ptr<const DeltaBlock>> told;
+  DeltaInput input{.layout = versions.layout,
+                   .target = versions.target.data(),
+                   .base = versions.base.data(),
+                   .base_manifest = versions.ManifestOf(versions.base)};
+  input.on_block = [&](std::shared_ptr<const DeltaBlock> block) {
+    std::lock_guard lock(mutex);
+    told.insert(std::move(block));
+  };
+  DeltaJob job(&pool, input);
+  job.BlocksReady(versions.AllBlocks());
+  const DeltaOutput output = job.FinishAndWait();
+  CHECK(output.blocks.size() > 0);
+  CHECK(output.blocks.size() < versions.layout->block_count());
+  CHECK(told == std::set(output.blocks.begin(), output.blocks.end()));
+}
+
+TEST_CASE("A block that was read has the hash of its own bytes, also when the base's manifest has another") {
+  WorkerPool pool(2);
+  Versions versions(0);
+  const auto manifest = versions.ManifestOf(versions.base);
+  auto damaged = std::make_shared<Manifest>(*manifest);
+  damaged->block_hashes[3] ^= 1;
+  DeltaJob job(&pool, {.layout = versions.layout,
+                       .target = versions.target.data(),
+                       .base = versions.base.data(),
+                       .base_manifest = damaged});
+  job.BlocksReady(versions.AllBlocks());
+  CHECK(job.FinishAndWait().block_hashes == manifest->block_hashes);
 }
 
 TEST_CASE("A delta that would take too much memory is dropped, and its hashes are not") {
