@@ -6,7 +6,6 @@ uniformly random, and by how many ulps. The weights are normal with a standard d
 """
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 
@@ -18,10 +17,16 @@ STEP_TABLE = 4096
 PATTERN_ELEMENTS = 1 << 24  # random weights repeat after this many elements
 
 
+class Bfloat16:
+    """A dtype that is only a name."""
+
+    name = "bfloat16"
+
+
 class Bf16:
     """An array of raw 16 bits that is published as bfloat16, which NumPy does not have."""
 
-    dtype = SimpleNamespace(name="bfloat16")
+    dtype = Bfloat16()
 
     def __init__(self, bits: np.ndarray) -> None:
         self.bits = bits
