@@ -94,7 +94,7 @@ Status Sync::RunStates() {
   State state = State::kNegotiate;
   while (state != State::kDone) {
     const Moment begun;
-    const uint64_t bytes_before = record_.payload_bytes();
+    const uint64_t bytes_before = PulledBytes();
     Result<State> next = Enter(state);
     AddSpanOf(state, begun, bytes_before);
     LS_ASSIGN_OR_RETURN(state, std::move(next));
@@ -105,7 +105,7 @@ Status Sync::RunStates() {
 void Sync::AddSpanOf(State state, const Moment& begun, uint64_t bytes_before) {
   if (record_.mode() == "up_to_date") return;  // a question that found nothing new is on no version's way
   Span span = SpanOf(SpanName(state));
-  if (span.name == "pull") span.bytes = record_.payload_bytes() - bytes_before;
+  if (span.name == "pull") span.bytes = PulledBytes() - bytes_before;
   if (span.name == "apply") span.bytes = record_.payload_bytes();
   AddSpan(context_.timeline, std::move(span), begun);
 }

@@ -99,6 +99,7 @@ class Sync {
   Span SpanOf(std::string_view name) const;
   static std::string_view SpanName(State state);
   void AddSpanOf(State state, const Moment& begun, uint64_t bytes_before);
+  uint64_t PulledBytes() const { return record_.payload_bytes() - record_.live_bytes(); }
 
   SyncContext& context_;
   SyncOrder order_;
