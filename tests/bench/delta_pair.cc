@@ -23,17 +23,13 @@ constexpr uint64_t kRoom = uint64_t{1} << 30;  // for deltas and for others on t
 // Read by nobody, written so that no read is optimised away.
 std::atomic<uint64_t> sink;
 
-void RequireMemory(uint64_t bytes) {
+uint64_t AvailableMemory() {
   std::ifstream file("/proc/meminfo");
-  uint64_t available = std::numeric_limits<uint64_t>::max();
+  uint64_t kibibytes = 0;
   for (std::string name; file >> name; file.ignore(std::numeric_limits<std::streamsize>::max(), '\n')) {
-    if (name == "MemAvailable:") file >> available, available <<= 10;
+    if (name == "MemAvailable:" && file >> kibibytes) break;
   }
-  if (available >= bytes + kRoom) return;
-  std::fprintf(stderr, "benchmark: %llu MiB of memory are needed, %llu MiB are free\n",
-               static_cast<unsigned long long>((bytes + kRoom) >> 20),
-               static_cast<unsigned long long>(available >> 20));
-  std::exit(71);
+  return kibibytes << 10;
 }
 
 // Calls body(i) for each i on the pool's threads alone, as a DeltaJob's tasks run.
@@ -67,12 +63,19 @@ uint64_t UnitAt(const std::byte* memory, uint32_t unit) {
 
 }  // namespace
 
+bool DeltaPair::Fits(const ModelLayout& layout) {
+  return AvailableMemory() >= 2 * layout.data_bytes() + kRoom;
+}
+
 DeltaPair::DeltaPair(std::shared_ptr<const ModelLayout> layout, size_t threads)
     : layout_(std::move(layout)),
       all_blocks_(layout_->block_count()),
       agent_pool_(threads),
       receiver_pool_(std::max<size_t>(1, threads - 1)) {
-  RequireMemory(2 * layout_->data_bytes());
+  if (!Fits(*layout_)) {
+    std::fprintf(stderr, "benchmark: too little memory is free for two halves of %.2f GB\n", gigabytes());
+    std::exit(71);
+  }
   for (MappedSegment& half : halves_) half = OrDie(CreateMemfdSegment("half", layout_->data_bytes()));
   std::iota(all_blocks_.begin(), all_blocks_.end(), 0);
 }

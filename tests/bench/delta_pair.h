@@ -17,7 +17,9 @@ namespace lockstep::bench {
 // `threads` threads: the agent's workers, or the receiver's (whose session thread works too).
 class DeltaPair {
  public:
-  // Ends the process with status 71 when memory is short of it.
+  // Whether there is memory for two halves of `layout`, and some room.
+  static bool Fits(const ModelLayout& layout);
+  // Ends the process with status 71 when it does not fit.
   DeltaPair(std::shared_ptr<const ModelLayout> layout, size_t threads);
 
   const ModelLayout& layout() const { return *layout_; }

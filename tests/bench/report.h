@@ -1,9 +1,12 @@
 // What a benchmark program prints: one JSON line per figure, with every sample of it and of its baseline.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
 namespace lockstep::bench {
@@ -25,6 +28,13 @@ std::vector<double> TimeRepeated(int repeats, Body body) {
   return seconds;
 }
 
+// REQUIRES at least one sample.
+inline double Median(std::vector<double> samples) {
+  const auto middle = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2);
+  std::nth_element(samples.begin(), middle, samples.end());
+  return *middle;
+}
+
 inline void PrintSamples(const std::vector<double>& samples) {
   const char* separator = "[";
   for (const double sample : samples) {
@@ -43,6 +53,32 @@ inline void PrintResult(std::string_view name, std::string_view unit, const std:
   std::printf(R"(, "baselines": )");
   PrintSamples(baselines);
   std::printf("}\n");
+  std::fflush(stdout);
+}
+
+// A row of a series: what plots and documents show beside the figures. Rows of one name, in the order in which they are
+// printed, make the series in run.py's report.
+struct Column {
+  std::string_view name;
+  std::variant<double, std::string_view> value;
+};
+
+inline void PrintRow(std::string_view series, std::string_view unit, const std::vector<Column>& row) {
+  std::string text =
+      "{\"series\": \"" + std::string(series) + "\", \"unit\": \"" + std::string(unit) + "\", \"rows\": [";
+  const char* separator = "{";
+  for (const Column& column : row) {
+    text += separator + ("\"" + std::string(column.name)) + "\": ";
+    if (const auto* word = std::get_if<std::string_view>(&column.value)) {
+      text += "\"" + std::string(*word) + "\"";
+    } else {
+      char number[32];
+      std::snprintf(number, sizeof number, "%.9g", std::get<double>(column.value));
+      text += number;
+    }
+    separator = ", ";
+  }
+  std::printf("%s}]}\n", text.c_str());
   std::fflush(stdout);
 }
 

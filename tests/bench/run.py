@@ -1,4 +1,11 @@
-"""Runs the benchmark programs and prints their medians, ratios and spreads (tests/bench/run.sh is the command)."""
+"""Runs the benchmark programs, prints their medians, ratios and spreads, and draws plots (tests/bench/run.sh is the
+command).
+
+A program prints JSON, a line for each figure and for each part of a series:
+
+    {"name": FIGURE, "unit": UNIT, "values": [samples], "baselines": [samples, or one bound]}
+    {"series": NAME, "unit": UNIT, "rows": [{...}, ...]}
+"""
 
 import argparse
 import json
@@ -7,13 +14,19 @@ import platform
 import statistics
 import subprocess
 import sys
-from dataclasses import dataclass
+import tempfile
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import plots
 
 ROOT = Path(__file__).resolve().parents[2]
 BINARIES = ROOT / "bazel-bin/tests/bench"
 BENCHES = ROOT / "tests/bench"
 PYTHON = ROOT / ".cache/venv/bin/python"
+FIGURES_DIRECTORY = ROOT / "docs/figures"
+SWEEP = "delta_sweep"  # has series only
 CANNOT_MEASURE = 77  # of a program: this machine or user lacks what it needs, and it said what
 
 
@@ -37,6 +50,10 @@ FIGURES = [
     Figure("colocated_full_pull", "local_pull_bench.py", "value/baseline", "<= 0.5", "out of memory, against lanes"),
     Figure("ring_pipelining", "ring_bench.py", "value/baseline", "<= 0.75", "a ring of two buckets, against one"),
     Figure("placement_compile_qwen3_30b_a3b", "placement_bench", "value/baseline", "<= 1", "TP8, against 1 s"),
+    Figure("diff_encode_fast", "delta_bench", "value/baseline", ">= 0.85", "compare, hash, encode, against reading"),
+    Figure("diff_encode_compact", "delta_bench", "value/baseline", ">= 0.6", "likewise, with the entropy stage"),
+    Figure("payload_bytes_per_change", "delta_bench", "value/baseline", "<= 1.1", "compact at 0.9 %, against entropy"),
+    Figure("decode_apply_verify", "delta_bench", "value/baseline", ">= 0.6", "of the receiver, against reading"),
     Figure("delta_sync", "sync_bench.py", "baseline/value", ">= 10", "publish to committed, against a NumPy pipeline"),
     Figure("publish_blocked", "publish_bench.py", "value/baseline", "<= 1.1", "of a trainer, against memcpy"),
     Figure("fanout_cpu", "fanout_bench.py", "value/baseline", "<= 0.05", "agent, the 8th receiver against the first"),
@@ -50,48 +67,78 @@ FIGURES = [
 ]
 
 
+@dataclass
+class Measured:
+    """What programs printed, and which could not."""
+
+    figures: "dict[str, dict]" = field(default_factory=dict)
+    series: "dict[str, dict]" = field(default_factory=dict)  # name -> {"unit", "rows"}
+    absent: "set[str]" = field(default_factory=set)  # programs that cannot measure here
+
+    def take(self, line: dict) -> None:
+        """One line that a program printed."""
+        if "series" in line:
+            known = self.series.setdefault(line["series"], {"unit": line["unit"], "rows": []})
+            known["rows"] += line["rows"]
+        else:
+            self.figures[line["name"]] = line
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tests/bench/run.sh", add_help=False, allow_abbrev=False)
     parser.add_argument("--only", action="append", choices=[figure.name for figure in FIGURES])
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--plots", type=Path)
     try:
         options = parser.parse_args()
     except SystemExit:
         return 64
     wanted = [figure for figure in FIGURES if options.only is None or figure.name in options.only]
-    results, absent, failed = [], [], False
-    for program in dict.fromkeys(figure.program for figure in wanted):
-        measured = run_program(program, options.quick)
-        for figure in (figure for figure in wanted if figure.program == program):
-            if measured is None:
-                absent.append(figure.name)
-            elif figure.name in measured:
-                results.append(summary(figure, measured[figure.name]))
-            else:
-                failed = True
-                print(f"run.sh: {program} did not measure {figure.name}", file=sys.stderr)
+    programs = list(dict.fromkeys(figure.program for figure in wanted)) + ([SWEEP] if options.only is None else [])
+    measured, ran = Measured(), True
+    for program in programs:
+        ran = run_program(program, options.quick, measured) and ran
+    absent = [figure.name for figure in wanted if figure.program in measured.absent]
+    results = [summary(figure, measured.figures[figure.name]) for figure in wanted if figure.name in measured.figures]
+    for lost in {figure.name for figure in wanted} - set(measured.figures) - set(absent):
+        ran = False
+        print(f"run.sh: nothing measured {lost}", file=sys.stderr)
     machine = describe_machine()
     print_table(machine, results, options.quick)
     if options.json:
-        report = {"machine": machine, "results": results, "not_measured": absent}
+        report = {"machine": machine, "results": results, "not_measured": absent, "series": measured.series}
         options.json.write_text(json.dumps(report, indent=2) + "\n")
-    return 1 if failed else 0
+    with plot_directory(options) as directory:
+        if directory:
+            plots.draw_all(measured.series, machine, Path(directory))
+    return 0 if ran else 1
 
 
-def run_program(program: str, quick: bool) -> "dict[str, dict] | None":
-    """Name -> what the program printed about it; nothing for one that failed, None for one that cannot measure here."""
+def plot_directory(options: argparse.Namespace) -> "tempfile.TemporaryDirectory | nullcontext":
+    """Where plots go: by themselves, those of a whole run to the documents; of a quick one, to nowhere, drawn as a
+    trial."""
+    if options.plots is not None or options.only is not None:
+        return nullcontext(options.plots)
+    return tempfile.TemporaryDirectory() if options.quick else nullcontext(FIGURES_DIRECTORY)
+
+
+def run_program(program: str, quick: bool, measured: Measured) -> bool:
+    """Takes what the program prints; False when it failed."""
     run = [PYTHON, BENCHES / program] if program.endswith(".py") else [BINARIES / program]
     command = [*run, *(["--quick"] if quick else [])]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=1800)
     if done.returncode == CANNOT_MEASURE:
+        measured.absent.add(program)
         print(f"run.sh: {program} is left out: it said why", file=sys.stderr)
-        return None
+        return True
     if done.returncode != 0:
         print(f"run.sh: {program} ended with status {done.returncode}", file=sys.stderr)
-        return {}
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    return {line["name"]: line for line in lines if "name" in line}
+        return False
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            measured.take(json.loads(line))
+    return True
 
 
 def summary(figure: Figure, measured: dict) -> dict:

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Builds and runs the benchmarks; each measures its baseline in the same run. Prints a table.
+# Builds and runs the benchmarks; each measures its baseline in the same run. Prints a table and draws plots.
 #
 #   tests/bench/run.sh                 everything, a few minutes on two cores
 #   tests/bench/run.sh --only NAME     one figure (several times: several)
 #   tests/bench/run.sh --quick         small and few: whether the benchmarks still work, no figures to quote
 #   tests/bench/run.sh --json FILE     {"machine", "results": [{"name", "value", "unit", "baseline", "ratio", "spread"}],
-#                                       "not_measured": [names that this machine or user cannot measure]}
+#                                       "not_measured": [names that this machine or user cannot measure],
+#                                       "series": {name: {"unit", "rows": [{...}]}}: what the plots show}
+#   tests/bench/run.sh --plots DIR     where SVGs go: of a whole run to docs/figures, of a quick one nowhere
 #
 # Exit status: 0 everything ran; 1 a benchmark failed; 64 bad usage; 69 something could not be installed or built.
 set -euo pipefail
