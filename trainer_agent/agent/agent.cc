@@ -49,8 +49,11 @@ Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
   agent->registry_ =
       std::make_unique<ModelRegistry>(agent->home_.get(), registry_options, &agent->pool_, &agent->catalog_);
   agent->registry_->Recover();
-  LS_ASSIGN_OR_RETURN(
-      agent->lanes_, LaneServer::Start({.address = options.lane_address, .threads = Threads(options)}, &agent->pulls_));
+  const LaneServerOptions lane_options{.address = options.lane_address,
+                                       .threads = Threads(options),
+                                       .bytes_per_s = options.lane_rate_limit,
+                                       .receiver_bytes_per_s = options.receiver_rate_limit};
+  LS_ASSIGN_OR_RETURN(agent->lanes_, LaneServer::Start(lane_options, &agent->pulls_));
   if (!options.local_socket.empty()) {
     LS_ASSIGN_OR_RETURN(agent->local_, LocalServer::Start({.path = options.local_socket}, &agent->pulls_));
   }

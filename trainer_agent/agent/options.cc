@@ -17,6 +17,15 @@ Status CheckRange(const char* name, uint64_t value, uint64_t low, uint64_t high)
   return {ErrorCode::kConfig, Cat("--", name, "=", value, ": give a number from ", low, " to ", high)};
 }
 
+// Slower, a lane would take longer for a block than its receiver waits.
+constexpr uint64_t kLeastRate = 1 << 20;
+
+Status CheckRate(const char* name, uint64_t bytes_per_s) {
+  if (bytes_per_s == 0 || bytes_per_s >= kLeastRate) return OkStatus();
+  return {ErrorCode::kConfig,
+          Cat("--", name, "=", bytes_per_s, ": give bytes a second, at least ", kLeastRate, ", or 0 for no limit")};
+}
+
 Status CheckLocalSocket(AgentOptions& options) {
   std::string& path = options.local_socket;
   if (path == "none") path.clear();
@@ -46,7 +55,9 @@ Status Check(AgentOptions& options) {
   }
   LS_RETURN_IF_ERROR(CheckRange("threads", options.threads, 0, 1024));
   LS_RETURN_IF_ERROR(CheckRange("max-pulls", options.max_pulls, 1, 65536));
-  return CheckRange("max-lanes", options.max_lanes, 1, 64);
+  LS_RETURN_IF_ERROR(CheckRange("max-lanes", options.max_lanes, 1, 64));
+  LS_RETURN_IF_ERROR(CheckRate("lane-rate-limit", options.lane_rate_limit));
+  return CheckRate("receiver-rate-limit", options.receiver_rate_limit);
 }
 
 }  // namespace
@@ -71,6 +82,9 @@ Result<ParseOutcome> ParseAgentOptions(int argc, const char* const* argv, AgentO
   parser.Add("threads", &options->threads, "worker threads; 0: one per core");
   parser.Add("max-pulls", &options->max_pulls, "pulls open at a time");
   parser.Add("max-lanes", &options->max_lanes, "lanes of one pull");
+  parser.Add("lane-rate-limit", &options->lane_rate_limit, "bytes a second of all lanes together; 0: no limit");
+  parser.Add("receiver-rate-limit", &options->receiver_rate_limit,
+             "bytes a second of the lanes of one receiver together; 0: no limit");
   parser.Add("allow-insecure-network", &options->allow_insecure_network,
              "listen beyond loopback although nothing is authenticated");
   parser.Add("log-level", &options->log_level, "debug, info, warn or error");

@@ -23,6 +23,8 @@ struct AgentOptions {
   uint64_t threads = 0;
   uint64_t max_pulls = 256;
   uint64_t max_lanes = 16;
+  uint64_t lane_rate_limit = 0;
+  uint64_t receiver_rate_limit = 0;
   bool allow_insecure_network = false;
   std::string log_level = "info";
   std::string log_format = "auto";

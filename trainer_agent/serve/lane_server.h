@@ -1,7 +1,8 @@
 // LaneServer: answers block requests on TCP lanes (common/wire/FORMAT.md), one coroutine per lane.
 //
-// A full block is copied out of its half before it is sent, so that a receiver that does not read holds nothing up but
-// its own lane. A lane that is silent or stalled for too long is closed; its receiver comes back with a new ticket.
+// Full blocks are sent out of the half that holds them, which is held for the length of one system call at a time; the
+// rest of a block that the socket does not take is copied. So a receiver that does not read holds nothing up but its
+// own lane. A lane that is silent or stalled for too long is closed; its receiver comes back with a new ticket.
 #pragma once
 
 #include <chrono>
@@ -10,16 +11,17 @@
 #include "common/net/host_port.h"
 #include "common/net/io_threads.h"
 #include "common/net/lane_io.h"
-#include "trainer_agent/serve/pull_table.h"
+#include "trainer_agent/serve/served_lane.h"
 
 namespace lockstep {
 
 struct LaneServerOptions {
   HostPort address;
   size_t threads = 2;
+  uint64_t bytes_per_s = 0;           // of all lanes together; 0: no limit
+  uint64_t receiver_bytes_per_s = 0;  // of the lanes of one receiver together; 0: no limit
   std::chrono::milliseconds hello_timeout{10'000};
-  std::chrono::milliseconds idle_timeout{120'000};  // between requests
-  std::chrono::milliseconds send_timeout{60'000};   // for one buffer of frames
+  LaneTimeouts timeouts;
 };
 
 class LaneServer {
@@ -28,7 +30,7 @@ class LaneServer {
   // this.
   static Result<std::unique_ptr<LaneServer>> Start(const LaneServerOptions& options, PullTable* pulls);
   // Closes every lane.
-  ~LaneServer() = default;
+  ~LaneServer();
 
   uint16_t port() const { return port_; }
 
@@ -41,6 +43,8 @@ class LaneServer {
 
   const LaneServerOptions options_;
   PullTable* const pulls_;
+  LaneLimits limits_;
+  const std::shared_ptr<BellGate> gate_ = std::make_shared<BellGate>();
   uint16_t port_ = 0;
   IoThreads io_;  // last: its threads use the rest
 };

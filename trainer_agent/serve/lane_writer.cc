@@ -3,59 +3,95 @@
 #include <algorithm>
 
 #include "common/base/hash.h"
-#include "common/model/layout.h"
+#include "common/net/burst.h"
 
 namespace lockstep {
-namespace {
 
-// The largest frame fits, and a default block's frames go out a few at a time.
-constexpr size_t kBufferBytes = kMaxBlockBytes + sizeof(FrameHeader);
-
-}  // namespace
-
-LaneWriter::LaneWriter(asio::ip::tcp::socket& socket, std::chrono::milliseconds timeout)
-    : socket_(socket), timeout_(timeout) {}
-
-asio::awaitable<LaneWriter::Room> LaneWriter::Reserve(uint32_t payload_bytes) {
-  Room room;
-  if (buffer_.empty()) buffer_.resize(kBufferBytes);
-  if (used_ + sizeof(FrameHeader) + payload_bytes > buffer_.size()) room.status = co_await Flush();
-  room.payload = std::span(buffer_).subspan(used_ + sizeof(FrameHeader), payload_bytes);
-  co_return room;
-}
-
-void LaneWriter::Commit(FrameHeader header) {
+void LaneWriter::Add(FrameHeader header, ByteView payload) {
+  headers_.reserve(kMaxFrames + 1);  // an end or error fits too
   Seal(header);
-  std::memcpy(buffer_.data() + used_, &header, sizeof header);
-  used_ += sizeof header + header.payload_bytes;
+  headers_.push_back(header);
+  pieces_.push_back(Piece(AsBytes(headers_.back())));
+  if (!payload.empty()) pieces_.push_back(Piece(payload));
+  bytes_ += sizeof header + payload.size();
 }
 
-asio::awaitable<Status> LaneWriter::AddEnd(uint32_t request_id, uint32_t frames) {
-  const Room room = co_await Reserve(0);
-  if (room.status.ok()) {
-    Commit({.type = static_cast<uint8_t>(FrameType::kRequestEnd), .request_id = request_id, .block = frames});
-  }
-  co_return room.status;
+void LaneWriter::AddEnd(uint32_t request_id, uint32_t frames, Version version) {
+  Add({.type = static_cast<uint8_t>(FrameType::kRequestEnd),
+       .request_id = request_id,
+       .block = frames,
+       .version = version},
+      {});
 }
 
-asio::awaitable<Status> LaneWriter::AddError(uint32_t request_id, const Status& error) {
-  const auto text = AsBytes(std::string_view(error.message()).substr(0, kMaxErrorText));
-  const Room room = co_await Reserve(static_cast<uint32_t>(text.size()));
-  if (room.status.ok()) {
-    std::copy(text.begin(), text.end(), room.payload.begin());
-    Commit({.type = static_cast<uint8_t>(FrameType::kError),
-            .request_id = request_id,
-            .block = static_cast<uint32_t>(error.code()),
-            .payload_hash = Hash64(text),
-            .payload_bytes = static_cast<uint32_t>(text.size())});
-  }
-  co_return room.status;
+void LaneWriter::AddError(uint32_t request_id, const Status& error) {
+  const ByteView text = AsBytes(std::string_view(error.message()).substr(0, kMaxErrorText));
+  kept_.assign(text.begin(), text.end());
+  Add({.type = static_cast<uint8_t>(FrameType::kError),
+       .request_id = request_id,
+       .block = static_cast<uint32_t>(error.code()),
+       .payload_hash = Hash64(text),
+       .payload_bytes = static_cast<uint32_t>(text.size())},
+      kept_);
 }
 
 asio::awaitable<Status> LaneWriter::Flush() {
-  const size_t bytes = std::exchange(used_, 0);
-  if (bytes == 0) co_return OkStatus();
-  co_return co_await WriteAll(socket_, ByteView(buffer_).first(bytes), timeout_);
+  const auto deadline = std::chrono::steady_clock::now() + timeout_;
+  while (bytes_ > 0) {
+    const Result<size_t> sent = SendNow(socket_, std::span(pieces_).subspan(next_));
+    if (!sent.ok()) co_return sent.status();
+    Skip(*sent);
+    if (bytes_ == 0) break;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    const auto wait = std::max(left, std::chrono::milliseconds(0));
+    if (Status status = co_await UntilReady(socket_, asio::socket_base::wait_write, wait); !status.ok()) {
+      co_return status;
+    }
+  }
+  Clear();
+  co_return OkStatus();
+}
+
+Result<uint32_t> LaneWriter::SendLent() {
+  LS_ASSIGN_OR_RETURN(const size_t sent, SendNow(socket_, pieces_));
+  return KeepCutFrame(sent);
+}
+
+// Drops what was added but the rest of the frame that `sent` bytes end in. Answers how many frames have begun.
+uint32_t LaneWriter::KeepCutFrame(size_t sent) {
+  uint32_t frames = 0;
+  size_t end = 0;  // of the frames counted
+  while (end < sent) end += sizeof(FrameHeader) + headers_[frames++].payload_bytes;
+  Skip(sent);
+  kept_.clear();
+  for (size_t rest = end - sent; kept_.size() < rest; ++next_) {
+    const auto* piece = static_cast<const std::byte*>(pieces_[next_].iov_base);
+    AppendBytes(kept_, {piece, pieces_[next_].iov_len});
+  }
+  Clear();
+  if (kept_.empty()) return frames;
+  pieces_.push_back(Piece(kept_));
+  bytes_ = kept_.size();
+  return frames;
+}
+
+void LaneWriter::Skip(size_t bytes) {
+  bytes_ -= bytes;
+  while (bytes > 0) {
+    iovec& piece = pieces_[next_];
+    const size_t taken = std::min(bytes, piece.iov_len);
+    piece.iov_base = static_cast<std::byte*>(piece.iov_base) + taken;
+    piece.iov_len -= taken;
+    bytes -= taken;
+    if (piece.iov_len == 0) ++next_;
+  }
+}
+
+void LaneWriter::Clear() {
+  headers_.clear();
+  pieces_.clear();
+  next_ = 0;
+  bytes_ = 0;
 }
 
 }  // namespace lockstep

@@ -1,0 +1,46 @@
+// The rates that lanes keep: all of them together, and those of one receiver together.
+#pragma once
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "common/net/rate_limit.h"
+
+namespace lockstep {
+
+// What one lane books with. Used by one coroutine.
+class LanePace {
+ public:
+  LanePace(std::shared_ptr<RateLimit> all, std::shared_ptr<RateLimit> receiver)
+      : all_(std::move(all)), receiver_(std::move(receiver)) {}
+
+  // How long to wait before `bytes` may be sent. What was booked and not sent counts for the next time.
+  RateLimit::Clock::duration Book(uint64_t bytes);
+  void Sent(uint64_t bytes);
+
+ private:
+  const std::shared_ptr<RateLimit> all_;
+  const std::shared_ptr<RateLimit> receiver_;
+  uint64_t booked_ = 0;
+};
+
+// Thread-safe.
+class LaneLimits {
+ public:
+  // Bytes a second, 0: no limit.
+  LaneLimits(uint64_t all, uint64_t per_receiver)
+      : all_(std::make_shared<RateLimit>(all)), per_receiver_(per_receiver) {}
+
+  LanePace PaceOf(const std::string& receiver);
+
+ private:
+  const std::shared_ptr<RateLimit> all_;
+  const uint64_t per_receiver_;
+  std::mutex mutex_;
+  std::map<std::string, std::weak_ptr<RateLimit>> receivers_;  // those that have lanes, and some that had
+};
+
+}  // namespace lockstep

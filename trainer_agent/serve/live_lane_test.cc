@@ -1,0 +1,128 @@
+// Lanes of live subscriptions, over real TCP.
+#include <set>
+#include <thread>
+
+#include "trainer_agent/serve/test_lane.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+
+std::shared_ptr<const DeltaBlock> BlockTo(Version version, BlockIndex index) {
+  auto block = std::make_shared<DeltaBlock>(DeltaBlock{.block = index, .codec = Codec::kSparse, .changes = 1});
+  block->data = Bytes(3 + index, static_cast<std::byte>(version));
+  block->data_hash = Hash64(block->data);
+  block->target_hash = BlockHash(BlockOf(version, index));
+  return block;
+}
+
+BlockRequest LiveRequest(uint32_t share, uint32_t shares, Version base) {
+  return {.kind = static_cast<uint8_t>(RequestKind::kLive),
+          .request_id = 5,
+          .first_block = share,
+          .block_count = shares,
+          .exact_version = base};
+}
+
+// A subscription with two lanes.
+struct Following {
+  Served served;
+  std::unique_ptr<LaneServer> server = StartLanes(served, {.timeouts = {.idle = milliseconds(30)}});
+  LivePlan plan =
+      *served.pulls.OpenLive({.model = "actor", .receiver = "r", .layout = served.layout->digest(), .lanes = 2});
+  std::array<TestLane, 2> lanes{TestLane(server->port()), TestLane(server->port())};
+  LiveFeed& feed = served.run->live();
+
+  Following() {
+    feed.SetNewest(1);
+    for (size_t i = 0; i < 2; ++i) REQUIRE(lanes[i].Enter(plan, i) == ErrorCode::kOk);
+  }
+  void Ask(Version base) {
+    for (uint32_t share = 0; share < 2; ++share) lanes[share].Send(LiveRequest(share, 2, base));
+  }
+};
+
+TEST_CASE("Each lane brings its share of a delta while it is made, and the end tells the version") {
+  Following following;
+  for (Version base = 1; base <= 2; ++base) {
+    following.Ask(base);
+    std::this_thread::sleep_for(milliseconds(60));  // longer than a pull's lanes may be idle
+    const auto delta = following.feed.Begin(base, base + 1);
+    for (BlockIndex index = 0; index < kBlocks; ++index) delta->Add(BlockTo(base + 1, index));
+    // More than a wake's worth was added: blocks come before the delta is sealed.
+    for (BlockIndex index = 0; index < 20; ++index) {
+      const auto [frame, payload] = following.lanes[index % 2].ReceiveBlock();
+      CHECK(frame.block == index);
+      CHECK(frame.version == base + 1);
+      CHECK(frame.base_version == base);
+      CHECK(frame.payload_id == 0);
+      CHECK(payload == BlockTo(base + 1, index)->data);
+    }
+    delta->Seal();
+    following.feed.SetNewest(base + 1);
+    for (uint32_t share = 0; share < 2; ++share) {
+      for (BlockIndex index = 20 + share; index < kBlocks; index += 2) {
+        CHECK(following.lanes[share].ReceiveBlock().first.block == index);
+      }
+      const auto end = following.lanes[share].Receive<FrameHeader>();
+      CHECK(end.type == static_cast<uint8_t>(FrameType::kRequestEnd));
+      CHECK(end.block == kBlocks / 2);
+      CHECK(end.version == base + 1);
+      CHECK(end.request_id == 5);
+    }
+  }
+}
+
+TEST_CASE("A version that is given up, and a base that is not the newest, end with an error, and the lane lives on") {
+  Following following;
+  following.Ask(1);
+  const auto delta = following.feed.Begin(1, 2);
+  for (BlockIndex index = 0; index < kBlocks; ++index) delta->Add(BlockTo(2, index));
+  for (TestLane& lane : following.lanes) lane.ReceiveBlock();
+  delta->GiveUp({ErrorCode::kAborted, "the trainer died"});
+  following.feed.SetNewest(1);
+  for (TestLane& lane : following.lanes) CHECK(lane.ReceiveError() == ErrorCode::kAborted);
+  following.Ask(7);
+  for (TestLane& lane : following.lanes) CHECK(lane.ReceiveError() == ErrorCode::kState);
+  following.Ask(1);
+  following.feed.Begin(1, 3)->Seal();
+  for (TestLane& lane : following.lanes) CHECK(lane.Receive<FrameHeader>().version == 3);
+}
+
+TEST_CASE("A follower that leaves while it waits makes room, and wakes that come later hurt nobody") {
+  Following following;
+  following.Ask(1);
+  std::this_thread::sleep_for(milliseconds(20));
+  following.lanes[0].socket().close();
+  std::vector<Pull::LaneLease> places;
+  const auto free_places = [&] {
+    places.clear();
+    while (true) {
+      auto tickets = following.served.pulls.RenewTickets(following.plan.pull_id, 1);
+      auto place = following.served.pulls.Admit(following.plan.pull_id, tickets->at(0));
+      if (!place.ok()) return places.size();
+      places.push_back(*std::move(place));
+    }
+  };
+  for (int i = 0; i < 100 && free_places() < 5; ++i) std::this_thread::sleep_for(milliseconds(10));
+  CHECK(places.size() == 5);
+  const auto delta = following.feed.Begin(1, 2);
+  delta->Add(BlockTo(2, 1));
+  delta->Seal();
+  CHECK(following.lanes[1].ReceiveBlock().first.block == 1);
+}
+
+TEST_CASE("A server that ends while its lanes wait is not called when the delta comes") {
+  Following following;
+  following.Ask(1);
+  std::this_thread::sleep_for(milliseconds(20));
+  following.server.reset();
+  const auto delta = following.feed.Begin(1, 2);
+  delta->Add(BlockTo(2, 1));
+  delta->Seal();
+  CHECK(following.lanes[0].Closed());
+}
+
+}  // namespace
+}  // namespace lockstep
