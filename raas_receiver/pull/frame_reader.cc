@@ -5,6 +5,7 @@
 #include <asio/experimental/as_tuple.hpp>
 #include <cstring>
 
+#include "common/net/burst.h"
 #include "common/net/lane_io.h"
 #include "common/wire/frame.h"
 
@@ -34,16 +35,20 @@ asio::awaitable<Status> FrameReader::Read(std::span<std::byte> out) {
     out = out.subspan(TakeBuffered(out));
     if (out.empty()) co_return OkStatus();
     const bool direct = out.size() >= kDirectBytes;
-    const std::array<asio::mutable_buffer, 2> into{
-        asio::buffer(out.data(), direct ? out.size() : 0),
-        asio::buffer(buffer_.data(), direct ? sizeof(FrameHeader) : buffer_.size())};
-    const auto [error, got] = co_await socket_.async_read_some(into, kAwait);
-    if (error) co_return NetStatus(error, "read from peer");
+    const std::array into{Piece(out.first(direct ? out.size() : 0)),
+                          Piece(ByteView(buffer_).first(direct ? sizeof(FrameHeader) : buffer_.size()))};
+    const Result<size_t> got = ReceiveNow(socket_, into);
+    if (!got.ok()) co_return got.status();
+    if (*got == 0) {
+      const auto [error] = co_await socket_.async_wait(asio::socket_base::wait_read, kAwait);
+      if (error) co_return NetStatus(error, "read from peer");
+      continue;
+    }
     Touch();
-    const size_t placed = direct ? std::min(got, out.size()) : 0;
+    const size_t placed = direct ? std::min(*got, out.size()) : 0;
     out = out.subspan(placed);
     begin_ = 0;
-    end_ = got - placed;
+    end_ = *got - placed;
   }
 }
 

@@ -4,7 +4,9 @@
 #include <asio/experimental/as_tuple.hpp>
 
 #include "common/base/text.h"
+#include "common/net/burst.h"
 #include "common/net/lane_io.h"
+#include "raas_receiver/pull/lane_entry.h"
 
 namespace lockstep {
 namespace {
@@ -22,7 +24,7 @@ Lane::Lane(IoThreads& io, std::shared_ptr<const LaneOptions> options, std::share
       wake_(strand_),
       watch_(strand_),
       ticket_(options_->tickets[number]),
-      scratch_(options_->layout->block_bytes()),
+      pace_(options_->outstanding),
       random_(number + 1) {}
 
 void Lane::Start() {
@@ -51,6 +53,7 @@ void Lane::GiveTicket(Result<Ticket> ticket) {
 
 asio::awaitable<void> Lane::Run() {
   const auto self = shared_from_this();
+  while (IsSpare() && !board_->spares_wanted() && !board_->stopping()) co_await UntilWoken();
   Status status;
   while (!board_->stopping()) {
     status = co_await Serve();
@@ -90,35 +93,25 @@ asio::awaitable<Status> Lane::Open() {
     co_return status;
   if (board_->stopping()) co_return Status(ErrorCode::kCancelled, "told to stop");
 
-  LaneHello hello;
-  hello.pull_id = options_->pull_id;
-  hello.ticket = **ticket_;
-  hello.lane = number_;
-  Seal(hello);
-  LaneWelcome welcome;
-  const std::span<std::byte> answer(reinterpret_cast<std::byte*>(&welcome), sizeof welcome);
-  Status status = co_await WriteAll(socket_, AsBytes(hello), options_->connect_timeout);
-  if (status.ok()) status = co_await ReadExact(socket_, answer, options_->connect_timeout);
-  if (status.ok()) status = CheckWelcome(welcome);
-  if (status.ok() && welcome.code != 0) {
-    const auto code = std::min(welcome.code, static_cast<uint32_t>(ErrorCode::kInternal));
-    status = {static_cast<ErrorCode>(code), "the agent refused the lane's ticket"};
-  }
+  if (RoundTrip(socket_) >= kFarRoundTrip) board_->WantSpares();
   reader_.emplace(socket_);
+  // The first requests go along with the hello.
+  Status status = co_await SendRequests(HelloOf({options_->pull_id, **ticket_, number_}));
+  if (status.ok()) status = co_await ReadWelcome(socket_, options_->connect_timeout);
   co_return status;
 }
 
-asio::awaitable<Status> Lane::SendRequests() {
-  while (runs_.size() < options_->outstanding) {
+// Asks for as many runs as the link swallows, after `first`, in one packet.
+asio::awaitable<Status> Lane::SendRequests(Bytes first) {
+  while (runs_.size() < pace_.outstanding()) {
     const std::optional<BlockRun> run = board_->Take();
     if (!run) break;
     if (runs_.empty()) reader_->Touch();
     runs_.emplace_back(*run, next_request_++);
-    const BlockRequest request = runs_.back().Request();
-    if (Status status = co_await WriteAll(socket_, AsBytes(request), options_->silence_timeout); !status.ok())
-      co_return status;
+    Append(first, runs_.back().Request());
   }
-  co_return OkStatus();
+  if (first.empty()) co_return OkStatus();
+  co_return co_await WriteAll(socket_, first, options_->silence_timeout);
 }
 
 asio::awaitable<Status> Lane::ReceiveFrame() {
@@ -142,6 +135,7 @@ asio::awaitable<Status> Lane::ReceiveFrame() {
   }
   if (Status status = run.Finish(frame); !status.ok()) co_return status;
   runs_.pop_front();
+  pace_.Answered(std::exchange(run_bytes_, 0), RequestPace::Clock::now(), RoundTrip(socket_));
   board_->Done();
   co_return OkStatus();
 }
@@ -150,18 +144,19 @@ asio::awaitable<Status> Lane::ReceiveBlock(const FrameHeader& frame) {
   RunProgress& run = runs_.front();
   if (Status status = run.Admit(frame, *options_->layout); !status.ok()) co_return status;
   std::span<std::byte> memory = board_->sink().Destination(frame);
-  if (memory.empty()) memory = std::span(scratch_).first(frame.payload_bytes);
+  if (memory.empty()) memory = Scratch(frame.payload_bytes);
   if (Status status = co_await reader_->Read(memory); !status.ok()) co_return status;
   if (Status status = CheckFramePayload(frame, memory); !status.ok()) co_return status;
   if (Status status = board_->sink().Put(frame, memory); !status.ok()) co_return status;
   run.Received(frame);
   board_->Count(frame.payload_bytes);
+  run_bytes_ += frame.payload_bytes;
   failures_ = 0;
   co_return OkStatus();
 }
 
 asio::awaitable<Status> Lane::ReceiveError(const FrameHeader& frame) {
-  const std::span<std::byte> text = std::span(scratch_).first(frame.payload_bytes);
+  const std::span<std::byte> text = Scratch(frame.payload_bytes);
   if (Status status = co_await reader_->Read(text); !status.ok()) co_return status;
   if (Status status = CheckFramePayload(frame, text); !status.ok()) co_return status;
   const BlockRun run = runs_.front().run();
@@ -214,9 +209,15 @@ asio::awaitable<void> Lane::WatchSilence() {
   }
 }
 
+std::span<std::byte> Lane::Scratch(size_t bytes) {
+  if (scratch_.size() < bytes) scratch_.resize(bytes);
+  return std::span(scratch_).first(bytes);
+}
+
 void Lane::GiveBackRuns() {
   for (const RunProgress& run : runs_) board_->GiveBack(run.Rest());
   runs_.clear();
+  run_bytes_ = 0;
 }
 
 Status Lane::Explain(const Status& status) const {

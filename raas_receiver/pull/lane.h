@@ -10,6 +10,7 @@
 
 #include "raas_receiver/pull/frame_reader.h"
 #include "raas_receiver/pull/lane_set.h"
+#include "raas_receiver/pull/request_pace.h"
 
 namespace lockstep {
 
@@ -28,7 +29,8 @@ class Lane : public BoardMember, public std::enable_shared_from_this<Lane> {
   // One connection, until it fails (never OK) or the board stops (OK).
   asio::awaitable<Status> Serve();
   asio::awaitable<Status> Open();
-  asio::awaitable<Status> SendRequests();
+  asio::awaitable<Status> SendRequests(Bytes first = {});
+  bool IsSpare() const { return number_ >= kNearLanes; }
   asio::awaitable<Status> ReceiveFrame();
   asio::awaitable<Status> ReceiveBlock(const FrameHeader& frame);
   asio::awaitable<Status> ReceiveError(const FrameHeader& frame);
@@ -37,6 +39,7 @@ class Lane : public BoardMember, public std::enable_shared_from_this<Lane> {
   asio::awaitable<void> UntilWoken();
   asio::awaitable<void> WatchSilence();
 
+  std::span<std::byte> Scratch(size_t bytes);
   void GiveBackRuns();
   Status Explain(const Status& status) const;
 
@@ -53,6 +56,8 @@ class Lane : public BoardMember, public std::enable_shared_from_this<Lane> {
   std::optional<Result<Ticket>> ticket_;
   std::optional<FrameReader> reader_;
   std::deque<RunProgress> runs_;  // asked for, oldest first
+  RequestPace pace_;
+  uint64_t run_bytes_ = 0;  // received for the oldest
   uint32_t next_request_ = 1;
   int failures_ = 0;  // in a row, without a block in between
   Bytes scratch_;     // for payloads that the sink has no place for

@@ -2,7 +2,8 @@
 //
 // Fetch() hands runs to the lanes and returns when every block has arrived, checked, at the sink. It may be called
 // several times (the payload, what a full pull has to catch up, a repair); lanes stay connected in between. Each lane
-// keeps several requests outstanding, so load spreads by itself. A lane that breaks, stalls or breaks the rules gives
+// keeps as many requests outstanding as the link swallows, so load spreads by itself; on a near link only the first few
+// lanes are opened. A lane that breaks, stalls or breaks the rules gives
 // back what it has not received, and is opened again with a new ticket; when it has failed too often without receiving
 // anything it is given up, and the pull fails only when no lane is left.
 //
@@ -34,7 +35,7 @@ struct LaneOptions {
   uint64_t pull_id = 0;
   std::shared_ptr<const ModelLayout> layout;
   std::vector<Ticket> tickets;  // one per lane
-  size_t outstanding = 2;       // requests per lane
+  size_t outstanding = 2;       // requests per lane at least; more on links that hold more (request_pace.h)
   std::chrono::milliseconds connect_timeout{5'000};
   std::chrono::milliseconds silence_timeout{30'000};  // no byte for so long: the lane is broken
   std::chrono::milliseconds first_backoff{100};       // doubled with every failure in a row

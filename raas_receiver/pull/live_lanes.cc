@@ -6,6 +6,7 @@
 #include "common/net/burst.h"
 #include "common/net/lane_io.h"
 #include "common/wire/frame.h"
+#include "raas_receiver/pull/lane_entry.h"
 #include "raas_receiver/pull/live_lane.h"
 
 namespace lockstep {
@@ -64,17 +65,9 @@ asio::awaitable<Status> LiveLanes::Lane::Open() {
   if (Status status = co_await Connect(socket_, options_->agent, options_->connect_timeout); !status.ok())
     co_return status;
   KeepAlive(socket_);
-  LaneHello hello;
-  hello.pull_id = options_->pull_id;
-  hello.ticket = options_->tickets[share_];
-  hello.lane = share_;
-  Seal(hello);
-  LaneWelcome welcome;
-  const std::span<std::byte> answer(reinterpret_cast<std::byte*>(&welcome), sizeof welcome);
-  Status status = co_await WriteAll(socket_, AsBytes(hello), options_->connect_timeout);
-  if (status.ok()) status = co_await ReadExact(socket_, answer, options_->connect_timeout);
-  if (status.ok()) status = CheckWelcome(welcome);
-  if (status.ok() && welcome.code != 0) status = {ErrorCode::kPermission, "the agent refused its ticket"};
+  const Bytes hello = HelloOf({options_->pull_id, options_->tickets[share_], share_});
+  Status status = co_await WriteAll(socket_, hello, options_->connect_timeout);
+  if (status.ok()) status = co_await ReadWelcome(socket_, options_->connect_timeout);
   reader_.emplace(socket_);
   co_return status;
 }

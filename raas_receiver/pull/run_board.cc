@@ -3,6 +3,12 @@
 #include <utility>
 
 namespace lockstep {
+namespace {
+
+// Fewer tell of latency, not of the link's rate.
+constexpr uint64_t kTellingBytes = 1 << 20;
+
+}  // namespace
 
 void RunBoard::Join(std::shared_ptr<BoardMember> lane) {
   std::lock_guard lock(mutex_);
@@ -15,6 +21,8 @@ void RunBoard::Post(const std::vector<BlockRun>& runs, BlockSink& sink) {
   queue_.assign(runs.begin(), runs.end());
   sink_ = &sink;
   failure_ = OkStatus();
+  first_block_ = last_block_ = {};
+  bytes_after_first_ = 0;
   WakeAll();
 }
 
@@ -86,9 +94,31 @@ std::optional<BlockRun> RunBoard::Take() {
   return run;
 }
 
+void RunBoard::WantSpares() {
+  std::lock_guard lock(mutex_);
+  if (std::exchange(spares_wanted_, true)) return;
+  WakeAll();
+}
+
+bool RunBoard::spares_wanted() const {
+  std::lock_guard lock(mutex_);
+  return spares_wanted_;
+}
+
 void RunBoard::Count(uint64_t payload_bytes) {
+  const Clock::time_point now = Clock::now();
   std::lock_guard lock(mutex_);
   counters_.payload_bytes += payload_bytes;
+  last_block_ = now;
+  if (first_block_ == Clock::time_point{}) {
+    first_block_ = now;
+    return;
+  }
+  bytes_after_first_ += payload_bytes;
+  const double seconds = std::chrono::duration<double>(last_block_ - first_block_).count();
+  if (bytes_after_first_ >= kTellingBytes && seconds > 0) {
+    counters_.bytes_per_s = static_cast<uint64_t>(static_cast<double>(bytes_after_first_) / seconds);
+  }
 }
 
 void RunBoard::Done() {
@@ -121,7 +151,11 @@ void RunBoard::WantTicket(std::shared_ptr<BoardMember> lane) {
 
 void RunBoard::Leave(Status status) {
   std::lock_guard lock(mutex_);
-  if (!status.ok()) last_loss_ = std::move(status);
+  if (!status.ok()) {
+    last_loss_ = std::move(status);
+    spares_wanted_ = true;
+    WakeAll();
+  }
   --present_;
   changed_.notify_all();
 }

@@ -1,6 +1,7 @@
 // Where the lanes of one pull and the thread that waits for them meet: the queue of runs, and what has become of them.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -33,6 +34,7 @@ class BlockSink {
 struct LaneCounters {
   uint64_t payload_bytes = 0;  // of blocks received
   uint64_t retries = 0;        // times a lane was opened again
+  uint64_t bytes_per_s = 0;    // of all lanes together while blocks came; 0: too few came to tell
 };
 
 // What the board needs of a lane. Called by any thread; returns at once.
@@ -59,6 +61,9 @@ class RunBoard {
 
   // --- lanes ---
   bool stopping() const;
+  // Lanes that stand by come in once the link proved long, or a lane was given up.
+  void WantSpares();
+  bool spares_wanted() const;
   // A run to ask for; the lane owes a Done, GiveBack or Refuse for it.
   std::optional<BlockRun> Take();
   BlockSink& sink() const { return *sink_; }  // REQUIRES a run taken
@@ -74,6 +79,8 @@ class RunBoard {
   LaneCounters counters() const;
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   bool Settled() const;
   void Fail(Status status);
   void WakeAll();
@@ -89,9 +96,15 @@ class RunBoard {
   size_t taken_ = 0;    // runs that lanes hold
   size_t present_ = 0;  // lanes that have not left
   bool stopping_ = false;
+  bool spares_wanted_ = false;
   Status failure_;    // of the current Post
   Status last_loss_;  // why the last lane left
   LaneCounters counters_;
+
+  // Of the current Post: its blocks come from the first one's end to the last one's.
+  Clock::time_point first_block_;
+  Clock::time_point last_block_;
+  uint64_t bytes_after_first_ = 0;
 };
 
 }  // namespace lockstep
