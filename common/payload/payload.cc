@@ -131,7 +131,7 @@ Result<std::shared_ptr<const Payload>> Payload::Assemble(const ModelLayout& layo
   PayloadHeader header = MakeHeader(layout, identity);
   header.entries = static_cast<uint32_t>(order.size());
   for (const DeltaBlock* block : order) {
-    header.data_bytes += block->data.size();
+    header.data_bytes += block->bytes().size();
     header.changed_elements += block->changes;
   }
   const size_t table_bytes = order.size() * sizeof(PayloadEntry);
@@ -146,14 +146,14 @@ Result<std::shared_ptr<const Payload>> Payload::Assemble(const ModelLayout& layo
                              .codec = static_cast<uint8_t>(block.codec),
                              .unit = static_cast<uint8_t>(layout.block_unit(block.block)),
                              .reserved = 0,
-                             .bytes = static_cast<uint32_t>(block.data.size()),
+                             .bytes = static_cast<uint32_t>(block.bytes().size()),
                              .changes = block.changes,
                              .offset = offset,
                              .target_hash = block.target_hash,
                              .data_hash = block.data_hash};
     std::memcpy(table + i * sizeof entry, &entry, sizeof entry);
-    std::memcpy(data + offset, block.data.data(), block.data.size());
-    offset += block.data.size();
+    std::memcpy(data + offset, block.bytes().data(), block.bytes().size());
+    offset += block.bytes().size();
   }
   header.entries_hash = Hash64(table, table_bytes);
   header.header_hash = HeaderHash(header);

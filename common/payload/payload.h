@@ -76,8 +76,11 @@ struct DeltaBlock {
   Codec codec = Codec::kRaw;
   uint32_t changes = 0;
   uint64_t target_hash = 0;
-  uint64_t data_hash = 0;  // xxh3-64 of `data`
+  uint64_t data_hash = 0;  // xxh3-64 of bytes()
   Bytes data;
+  ByteView lent;  // instead of `data`: memory that whoever made the block says how long to use
+
+  ByteView bytes() const { return lent.empty() ? ByteView(data) : lent; }
 };
 
 class Payload {

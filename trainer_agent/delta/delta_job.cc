@@ -41,7 +41,7 @@ BlockDiff Compare(const std::byte* base, ByteView target, uint32_t unit, BlockSc
   return {{std::span(scratch.positions).first(diff.changes), std::span(scratch.steps).first(diff.changes)}, diff.hash};
 }
 
-// The smaller of the sparse and the raw form.
+// The smaller of the sparse and the raw form; raw bytes are lent.
 DeltaBlock Encode(BlockIndex block, ByteView target, uint32_t unit, const BlockDiff& diff, CodecLevel level,
                   Bytes& coded) {
   DeltaBlock delta{
@@ -54,7 +54,7 @@ DeltaBlock Encode(BlockIndex block, ByteView target, uint32_t unit, const BlockD
     delta.data_hash = Hash64(delta.data);
   } else {
     delta.codec = Codec::kRaw;
-    delta.data.assign(target.begin(), target.end());
+    delta.lent = target;
     delta.data_hash = diff.target_hash;
   }
   return delta;
@@ -123,10 +123,21 @@ void DeltaJob::WorkBlock(BlockIndex block) {
   const BlockDiff diff = Compare(input_.base + range.offset, target, unit, scratch);
   hashes_[block] = diff.target_hash;
   if (diff.changes.size() == 0 || too_dense()) return;
-  auto delta = std::make_shared<const DeltaBlock>(Encode(block, target, unit, diff, input_.level, scratch.coded));
-  coded_bytes_ += delta->data.size();
+  const auto delta = std::make_shared<DeltaBlock>(Encode(block, target, unit, diff, input_.level, scratch.coded));
+  coded_bytes_ += delta->bytes().size();
+  if (input_.on_block && !too_dense()) Tell(delta);
   deltas_[block] = delta;
-  if (input_.on_block && !too_dense()) input_.on_block(std::move(delta));
+}
+
+void DeltaJob::Tell(const std::shared_ptr<DeltaBlock>& delta) {
+  const uint64_t bytes = delta->bytes().size();
+  const uint64_t before = told_bytes_.fetch_add(bytes);
+  if (before > input_.max_told_bytes) return;
+  if (bytes > input_.max_told_bytes - before) return input_.on_block(nullptr);
+  // Who is told keeps the block for as long as he likes, and the job's input is soon written over.
+  if (!delta->lent.empty()) delta->data.assign(delta->lent.begin(), delta->lent.end());
+  delta->lent = {};
+  input_.on_block(delta);
 }
 
 void DeltaJob::CompleteIfDone(std::unique_lock<std::mutex> lock) {

@@ -22,10 +22,11 @@
 namespace lockstep {
 
 struct DeltaOutput {
-  std::vector<uint64_t> block_hashes;                     // of the target, every block
-  std::vector<std::shared_ptr<const DeltaBlock>> blocks;  // that differ from the base; none without one, or too dense
-  size_t blocks_unread = 0;                               // hashes taken from the base on the trainer's word
-  bool too_dense = false;  // coded, the blocks would take more than DeltaInput::max_coded_bytes
+  std::vector<uint64_t> block_hashes;  // of the target, every block
+  // That differ from the base; none without one, or too dense. Bytes of raw blocks may be lent by DeltaInput::target.
+  std::vector<std::shared_ptr<const DeltaBlock>> blocks;
+  size_t blocks_unread = 0;  // hashes taken from the base on the trainer's word
+  bool too_dense = false;    // coded, the blocks would take more than DeltaInput::max_coded_bytes
 };
 
 // Where the job reads. The memory must stay valid and, block by block from the moment it is given, unchanged until the
@@ -37,8 +38,12 @@ struct DeltaInput {
   std::shared_ptr<const Manifest> base_manifest;  // with `base`: hashes of blocks said to be unchanged
   uint64_t max_coded_bytes = ~uint64_t{0};        // a delta larger than this is dropped: its memory is not worth it
   CodecLevel level = CodecLevel::kFast;
-  // Called with each differing block as it is encoded, by the pool's threads. Null: nobody wants them early.
+  // Called with each differing block as it is encoded, by the pool's threads, and the block is whole: it lends nothing.
+  // Null: nobody wants them early.
   std::function<void(std::shared_ptr<const DeltaBlock>)> on_block;
+  // When the blocks told would hold more than this, on_block is called with null: not all will be told. Some that are
+  // at work may still come.
+  uint64_t max_told_bytes = ~uint64_t{0};
 };
 
 // Thread-safe.
@@ -64,6 +69,7 @@ class DeltaJob {
   void Work(const std::vector<BlockIndex>& blocks);
   void WorkBlock(BlockIndex block);
   bool too_dense() const { return coded_bytes_ > input_.max_coded_bytes; }
+  void Tell(const std::shared_ptr<DeltaBlock>& delta);
   void CompleteIfDone(std::unique_lock<std::mutex> lock);
 
   WorkerPool* const pool_;
@@ -78,6 +84,7 @@ class DeltaJob {
   std::function<void(DeltaOutput)> done_;
 
   std::atomic<uint64_t> coded_bytes_ = 0;
+  std::atomic<uint64_t> told_bytes_ = 0;
   // Slots per block, each written by the one task that works it, or by the caller that says it is unchanged.
   std::vector<uint64_t> hashes_;
   std::vector<std::shared_ptr<const DeltaBlock>> deltas_;

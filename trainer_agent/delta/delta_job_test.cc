@@ -91,6 +91,52 @@ TEST_CASE("Each differing block is told while later ones are worked, and is the 
   CHECK(told == std::set(output.blocks.begin(), output.blocks.end()));
 }
 
+TEST_CASE("Raw blocks are not copied, except for who is told of them") {
+  WorkerPool pool(2);
+  Versions versions(1.0);
+  const auto in_target = [&](const std::byte* byte) {
+    return byte >= versions.target.data() && byte < versions.target.data() + versions.target.size();
+  };
+  DeltaInput input{.layout = versions.layout,
+                   .target = versions.target.data(),
+                   .base = versions.base.data(),
+                   .base_manifest = versions.ManifestOf(versions.base)};
+  std::mutex mutex;
+  std::vector<std::shared_ptr<const DeltaBlock>> told;
+  int refusals = 0;
+  const auto run = [&] {
+    DeltaJob job(&pool, input);
+    job.BlocksReady(versions.AllBlocks());
+    return job.FinishAndWait();
+  };
+  const size_t blocks = versions.layout->block_count();
+  for (const auto& delta : run().blocks) {
+    REQUIRE(delta->codec == Codec::kRaw);
+    CHECK(in_target(delta->bytes().data()));
+  }
+
+  input.on_block = [&](std::shared_ptr<const DeltaBlock> block) {
+    std::lock_guard lock(mutex);
+    block == nullptr ? static_cast<void>(++refusals) : told.push_back(std::move(block));
+  };
+  CHECK(run().blocks.size() == blocks);
+  CHECK(told.size() == blocks);
+  CHECK(refusals == 0);
+  for (const auto& delta : told) {
+    CHECK_FALSE(in_target(delta->bytes().data()));
+    CHECK(BlockHash(delta->bytes()) == delta->data_hash);
+  }
+
+  told.clear();
+  input.max_told_bytes = 20'000;
+  const DeltaOutput output = run();
+  CHECK(told.size() == 4);  // of 4096 bytes
+  CHECK(refusals == 1);
+  CHECK(output.blocks.size() == blocks);
+  const auto lent = [](const auto& delta) { return !delta->lent.empty(); };
+  CHECK(std::ranges::count_if(output.blocks, lent) == static_cast<std::ptrdiff_t>(blocks - told.size()));
+}
+
 TEST_CASE("A block that was read has the hash of its own bytes, also when the base's manifest has another") {
   WorkerPool pool(2);
   Versions versions(0);
