@@ -23,6 +23,7 @@ class Axis:
 
     label: str  # with the unit
     logarithmic: bool = False
+    whole: bool = False  # ticks at whole numbers only
 
 
 @dataclass(frozen=True)
@@ -105,11 +106,16 @@ def ticks_for(axis: Axis, values: "list[float]") -> "list[float]":
     rough = high / 5
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(digit * power for digit in (1, 2, 5, 10) if digit * power >= rough * 0.9999)
+    step = max(1.0, step) if axis.whole else step
     return [step * i for i in range(math.ceil(high / step - 0.0001) + 1)]
 
 
 def number(value: float) -> str:
     return f"{value:.6g}"
+
+
+def rounded(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def draw_frame(drawing: Drawing, x: Scale, y: Scale) -> None:
@@ -204,7 +210,7 @@ def draw_bars(
         for name, value in bar.parts:
             drawing.rectangle(x(begin), y, x(begin + value) - x(begin), BAR_HEIGHT, colours[name])
             begin += value
-        drawing.text(x(end) + 8, y + BAR_HEIGHT / 2 + 4, f"{bar.total:.3g} {unit}", size=13)
+        drawing.text(x(end) + 8, y + BAR_HEIGHT / 2 + 4, f"{rounded(bar.total)} {unit}", size=13)
     drawing.line(x.first, bottom, x.last, bottom, INK)
     drawing.text((x.first + x.last) / 2, bottom + 36, axis.label, "middle", 13)
     return bottom + 56

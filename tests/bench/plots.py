@@ -68,7 +68,7 @@ def scaling_over_threads(rows: Rows, machine: str) -> str:
         found = points(rows, "threads", "diff_encode", level)
         lines.append(Line(f"compare, hash and encode, {level}", found, colour))
     subtitle = f"{sizes(rows)}, 1 % changed; {machine}"
-    return line_chart("Throughput of the agent by threads", subtitle, Axis("threads"), MODEL_SPEED, lines)
+    return line_chart("Throughput of the agent by threads", subtitle, Axis("threads", whole=True), MODEL_SPEED, lines)
 
 
 def scaling_over_size(rows: Rows, machine: str) -> str:
