@@ -1,9 +1,12 @@
 #include "raas_receiver/replica/apply.h"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <mutex>
 
 #include "common/model/manifest.h"
+#include "kernels/apply.h"
 
 namespace lockstep {
 namespace {
@@ -23,25 +26,70 @@ std::vector<BlockIndex> TouchedBlocks(const ModelLayout& layout, ChainView chain
   return blocks;
 }
 
-// A kRaw entry replaces whatever was before it, so the steps before the last one need not be decoded.
-size_t FirstUsefulStep(ChainView chain, BlockIndex block) {
-  for (size_t i = chain.size(); i-- > 0;) {
-    const PayloadEntry* entry = chain[i]->Find(block);
-    if (entry != nullptr && entry->codec == static_cast<uint8_t>(Codec::kRaw)) return i;
+// So many steps of a block are added in one pass over it. More would keep more decoded than it is worth.
+constexpr size_t kStepsAtOnce = 4;
+
+struct EntryData {
+  const PayloadEntry* entry;
+  ByteView data;
+};
+
+// What one thread decodes a block's steps into, kept at full size.
+struct Scratch {
+  std::vector<EntryData> entries;
+  std::array<Changes, kStepsAtOnce> changes;
+};
+
+bool IsRaw(const PayloadEntry& entry) {
+  return entry.codec == static_cast<uint8_t>(Codec::kRaw);
+}
+
+// The entries that `block` at `version` still needs. A kRaw one replaces whatever was before it, so it is the first.
+void FindEntries(ChainView chain, BlockIndex block, Version version, std::vector<EntryData>& entries) {
+  entries.clear();
+  for (const auto& step : chain) {
+    const PayloadEntry* entry = step->base().version >= version ? step->Find(block) : nullptr;
+    if (entry == nullptr) continue;
+    if (IsRaw(*entry)) entries.clear();
+    entries.push_back({entry, step->data(*entry)});
   }
-  return 0;
+}
+
+// Decodes and adds `entries`, at most kStepsAtOnce; the hash of what comes out. All are decoded before the first is
+// added: then the block comes from memory once.
+Result<uint64_t> AddEntries(std::span<const EntryData> entries, uint32_t unit, std::span<std::byte> bytes,
+                            std::span<Changes> changes) {
+  std::array<kernels::BlockChanges, kStepsAtOnce> deltas;
+  kernels::FetchFront(bytes.data(), bytes.size());
+  for (size_t i = 0; i < entries.size(); ++i) {
+    LS_RETURN_IF_ERROR(DecodeSparse(entries[i].data, unit, bytes.size(), changes[i]));
+    deltas[i] = {changes[i].positions.data(), changes[i].steps.data(), changes[i].size()};
+  }
+  return kernels::AddStepsAndHash(bytes.data(), bytes.size(), unit, std::span(deltas).first(entries.size()));
 }
 
 // False when the block's bytes are not what its last entry promises.
-bool ApplyToBlock(ChainView chain, BlockIndex block, Version version, std::span<std::byte> bytes, Changes& scratch) {
-  const PayloadEntry* last = nullptr;
-  for (const auto& step : chain.subspan(FirstUsefulStep(chain, block))) {
-    const PayloadEntry* entry = step->base().version >= version ? step->Find(block) : nullptr;
-    if (entry == nullptr) continue;
-    if (!ApplyEntry(*entry, step->data(*entry), bytes, scratch).ok()) return false;
-    last = entry;
+bool ApplyToBlock(ChainView chain, BlockIndex block, uint32_t unit, Version version, std::span<std::byte> bytes,
+                  Scratch& scratch) {
+  FindEntries(chain, block, version, scratch.entries);
+  std::span<const EntryData> rest = scratch.entries;
+  if (rest.empty()) return true;
+  const uint64_t promised = rest.back().entry->target_hash;
+  if (IsRaw(*rest.front().entry)) {
+    if (rest.front().data.size() != bytes.size()) return false;
+    std::memcpy(bytes.data(), rest.front().data.data(), bytes.size());
+    rest = rest.subspan(1);
   }
-  return last == nullptr || BlockHash(bytes) == last->target_hash;
+  if (rest.empty()) return BlockHash(bytes) == promised;
+  uint64_t hash = 0;
+  while (!rest.empty()) {
+    const size_t some = std::min(rest.size(), kStepsAtOnce);
+    const Result<uint64_t> added = AddEntries(rest.first(some), unit, bytes, scratch.changes);
+    if (!added.ok()) return false;
+    hash = *added;
+    rest = rest.subspan(some);
+  }
+  return hash == promised;
 }
 
 }  // namespace
@@ -61,10 +109,11 @@ std::vector<BlockIndex> ApplyChain(const ModelLayout& layout, ChainView chain, c
   std::mutex mutex;
   std::vector<BlockIndex> bad;
   pool.ParallelFor(touched.size(), [&](size_t i) {
-    thread_local Changes scratch;
+    thread_local Scratch scratch;
     const BlockIndex block = touched[i];
     const ByteRange range = layout.block_range(block);
-    if (ApplyToBlock(chain, block, versions.of(block), data.subspan(range.offset, range.bytes), scratch)) return;
+    const auto bytes = data.subspan(range.offset, range.bytes);
+    if (ApplyToBlock(chain, block, layout.block_unit(block), versions.of(block), bytes, scratch)) return;
     std::lock_guard lock(mutex);
     bad.push_back(block);
   });

@@ -67,6 +67,23 @@ TEST_CASE("A block that was damaged before, and that a delta touches, is named; 
   CHECK(data == fixture.model.data(2));
 }
 
+TEST_CASE("A delta whose coded bytes are damaged names its block, and what is after it is not taken for whole") {
+  Fixture fixture(3);
+  const std::vector<DeltaBlock> good = fixture.model.DeltaBlocks(1, 2);
+  for (size_t at = 0; at < good.size(); ++at) {
+    std::vector<DeltaBlock> blocks = good;
+    blocks[at].data.resize(blocks[at].data.size() / 2);
+    const PayloadIdentity identity{fixture.model.run(), 1, 2, {}, {}, 1, 0};
+    const DeltaChain chain{*Payload::Assemble(*fixture.model.layout(), identity, blocks), fixture.model.Delta(2, 3)};
+    Bytes data = fixture.model.data(1);
+    std::vector<BlockIndex> expected{good[at].block};
+    // A whole block in the second step replaces the damage.
+    const PayloadEntry* later = chain[1]->Find(good[at].block);
+    if (later != nullptr && later->codec == static_cast<uint8_t>(Codec::kRaw)) expected.clear();
+    CHECK(fixture.Apply(chain, BlockVersions{1}, data) == expected);
+  }
+}
+
 TEST_CASE("An empty chain changes nothing") {
   Fixture fixture(1);
   Bytes data = fixture.model.data(1);
