@@ -260,29 +260,38 @@ Status DecodeSparse(ByteView coded, uint32_t unit, size_t block_bytes, Changes& 
   return reader.empty() ? OkStatus() : Corrupt("bytes after the last escape");
 }
 
+// Which of two deltas has the next change is as good as random: so nothing here branches on it.
 void FoldChanges(const Changes& first, const Changes& second, uint32_t unit, Changes& folded) {
-  folded.Clear();
-  const uint64_t mask = unit == 8 ? ~uint64_t{0} : (uint64_t{1} << (8 * unit)) - 1;
-  const auto add = [&](uint32_t position, uint64_t step) {
-    if (step == 0) return;
-    folded.positions.push_back(position);
-    folded.steps.push_back(step);
-  };
+  const uint64_t mask = ~uint64_t{0} >> (64 - 8 * unit);
+  folded.positions.resize(first.size() + second.size());
+  folded.steps.resize(first.size() + second.size());
   size_t i = 0;
   size_t j = 0;
-  while (i < first.size() || j < second.size()) {
-    if (j == second.size() || (i < first.size() && first.positions[i] < second.positions[j])) {
-      add(first.positions[i], first.steps[i]);
-      ++i;
-    } else if (i == first.size() || second.positions[j] < first.positions[i]) {
-      add(second.positions[j], second.steps[j]);
-      ++j;
-    } else {
-      add(first.positions[i], (first.steps[i] + second.steps[j]) & mask);
-      ++i;
-      ++j;
-    }
+  size_t count = 0;
+  while (i < first.size() && j < second.size()) {
+    const uint32_t a = first.positions[i];
+    const uint32_t b = second.positions[j];
+    const bool take_first = a <= b;
+    const bool take_second = b <= a;
+    const uint64_t step =
+        (first.steps[i] & (0 - uint64_t{take_first})) + (second.steps[j] & (0 - uint64_t{take_second}));
+    folded.positions[count] = std::min(a, b);
+    folded.steps[count] = step & mask;
+    count += (step & mask) != 0;
+    i += take_first;
+    j += take_second;
   }
+  const auto take_rest = [&](const Changes& changes, size_t from) {
+    std::copy(changes.positions.begin() + static_cast<ptrdiff_t>(from), changes.positions.end(),
+              folded.positions.begin() + static_cast<ptrdiff_t>(count));
+    std::copy(changes.steps.begin() + static_cast<ptrdiff_t>(from), changes.steps.end(),
+              folded.steps.begin() + static_cast<ptrdiff_t>(count));
+    count += changes.size() - from;
+  };
+  take_rest(first, i);
+  take_rest(second, j);
+  folded.positions.resize(count);
+  folded.steps.resize(count);
 }
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 #include "common/payload/block_codec.h"
 
 #include <catch2/catch.hpp>
+#include <map>
 #include <random>
 
 namespace lockstep {
@@ -239,6 +240,33 @@ TEST_CASE("Folding adds steps, merges positions and drops what returns to its ol
   FoldChanges(first, second, 2, folded);
   CHECK(folded.positions == std::vector<uint32_t>{0, 1, 9});
   CHECK(folded.steps == std::vector<uint64_t>{3, 1, 8});
+}
+
+TEST_CASE("A fold is what both deltas do to the elements, at every unit and density") {
+  std::mt19937_64 random(7);
+  for (const uint32_t unit : {1u, 2u, 4u, 8u}) {
+    for (const double density : {0.0, 0.02, 0.5, 1.0}) {
+      const Changes first = RandomChanges(random, unit, 4096, density);
+      const Changes second = RandomChanges(random, unit, 4096, density / 2);
+      std::map<uint32_t, uint64_t> sums;
+      for (const Changes* changes : {&first, &second}) {
+        for (size_t i = 0; i < changes->size(); ++i) {
+          uint64_t& sum = sums[changes->positions[i]];
+          sum = (sum + changes->steps[i]) & Mask(unit);
+        }
+      }
+      Changes expected;
+      for (const auto& [position, sum] : sums) {
+        if (sum == 0) continue;
+        expected.positions.push_back(position);
+        expected.steps.push_back(sum);
+      }
+      Changes folded = first;  // whatever it held before
+      FoldChanges(first, second, unit, folded);
+      CHECK(folded.positions == expected.positions);
+      CHECK(folded.steps == expected.steps);
+    }
+  }
 }
 
 }  // namespace

@@ -52,8 +52,9 @@ Status PutInOrder(const ModelLayout& layout, std::vector<const DeltaBlock*>& ord
 
 Payload::Allocator HeapAllocator() {
   return [](size_t bytes) -> Result<std::pair<std::span<std::byte>, std::shared_ptr<const void>>> {
-    auto memory = std::make_shared<Bytes>(bytes);
-    return std::pair(std::span<std::byte>(*memory), std::shared_ptr<const void>(memory));
+    // All of it is written: not cleared first.
+    const auto memory = std::make_shared_for_overwrite<std::byte[]>(bytes);
+    return std::pair(std::span(memory.get(), bytes), std::shared_ptr<const void>(memory));
   };
 }
 
