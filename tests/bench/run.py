@@ -60,6 +60,7 @@ FIGURES = [
     Figure("agent_rss", "idle_bench.py", "value/baseline", "<= 1", "beside halves and deltas, against 256 MiB"),
     Figure("receiver_rss", "idle_bench.py", "value/baseline", "<= 1", "beside replicas, against 256 MiB"),
     Figure("idle_cpu", "idle_bench.py", "value/baseline", "<= 1", "both daemons, against 0.2 % of a core"),
+    Figure("layout_100k", "layout_bench", "value/baseline", "<= 1", "control plane of 100,000 tensors, against 1 s"),
     Figure("wan_full_pull", "wan_bench.py", "value/baseline", ">= 0.85", "the worst emulated WAN, against iperf3"),
     Figure("wan_delta_latency", "wan_bench.py", "value/baseline", "<= 1", "likewise, against 2 round trips + bytes/rate"),
     Figure("pause_ratio", "pause_bench.py", "value/baseline", "<= 0.05", "of TP4 in place, against reloading the file"),
