@@ -42,6 +42,11 @@ bool Continue(StridedRange& last, const StridedRange& next) {
   return same_rows;
 }
 
+// Shards are mostly told in order.
+void AddRange(std::vector<StridedRange>& ranges, const StridedRange& range) {
+  if (ranges.empty() || !Continue(ranges.back(), range)) ranges.push_back(range);
+}
+
 }  // namespace
 
 Result<std::unique_ptr<RankClient>> RankClient::Open(RankOptions options) {
@@ -137,8 +142,10 @@ Status RankClient::Replay() {
   if (body.half != told_.half) {
     return {ErrorCode::kAborted, Cat("version ", told_.version, " was lost with the agent; publish it again")};
   }
-  LS_RETURN_IF_ERROR(SendRanges(RankMessage::kRanges, told_.version, told_.ranges));
-  LS_RETURN_IF_ERROR(SendRanges(RankMessage::kUnchanged, told_.version, told_.unchanged));
+  told_.changed.kept.clear();
+  told_.unchanged.kept.clear();
+  LS_RETURN_IF_ERROR(SendRanges(RankMessage::kRanges, told_.version, told_.changed.all));
+  LS_RETURN_IF_ERROR(SendRanges(RankMessage::kUnchanged, told_.version, told_.unchanged.all));
   if (!told_.committed) return OkStatus();
   LS_ASSIGN_OR_RETURN(const Message done, CallOnce(RankMessage::kCommit, AsBytes(VersionBody{told_.version})));
   return Done(done);
@@ -190,20 +197,29 @@ Status RankClient::SendRanges(RankMessage type, Version version, std::span<const
 }
 
 Status RankClient::RangesDone(std::span<const StridedRange> ranges) {
-  return Tell(RankMessage::kRanges, ranges, told_.ranges);
+  return Tell(RankMessage::kRanges, ranges, told_.changed);
 }
 
 Status RankClient::Unchanged(std::span<const StridedRange> ranges) {
   return Tell(RankMessage::kUnchanged, ranges, told_.unchanged);
 }
 
-Status RankClient::Tell(RankMessage type, std::span<const StridedRange> ranges, std::vector<StridedRange>& told) {
-  // Shards are mostly told in order.
+Status RankClient::Tell(RankMessage type, std::span<const StridedRange> ranges, Ranges& told) {
   for (const StridedRange& range : ranges) {
-    if (told.empty() || !Continue(told.back(), range)) told.push_back(range);
+    AddRange(told.all, range);
+    AddRange(told.kept, range);
+    told.kept_bytes += range.bytes();
   }
-  Status status =
-      connection_.valid() ? SendRanges(type, told_.version, ranges) : Status(ErrorCode::kUnavailable, "not connected");
+  // A message for each of 100,000 small tensors costs both ends more than their bytes do.
+  const bool enough = told.kept_bytes >= options_.layout->block_bytes() || told.kept.size() >= kRangesPerMessage;
+  return enough ? SendKept(type, told) : OkStatus();
+}
+
+Status RankClient::SendKept(RankMessage type, Ranges& told) {
+  Status status = connection_.valid() ? SendRanges(type, told_.version, told.kept)
+                                      : Status(ErrorCode::kUnavailable, "not connected");
+  told.kept.clear();
+  told.kept_bytes = 0;
   if (status.ok()) return status;
   connection_ = UnixConnection();
   // The replay after a reconnection tells all ranges, these among them.
@@ -226,6 +242,8 @@ Status RankClient::Done(const Message& reply) {
 }
 
 Status RankClient::TryCommit() {
+  LS_RETURN_IF_ERROR(SendKept(RankMessage::kRanges, told_.changed));
+  LS_RETURN_IF_ERROR(SendKept(RankMessage::kUnchanged, told_.unchanged));
   const VersionBody body{told_.version};
   Result<Message> reply = CallOnce(RankMessage::kCommit, AsBytes(body));
   if (!reply.ok() && ConnectionLost(reply.status())) {

@@ -41,7 +41,8 @@ class RankClient {
 
   // The data section of the half to fill. Errors as lockstep_begin (export_plugin/lockstep.h).
   Result<std::byte*> Begin(Version version);
-  // These bytes are final. REQUIRES writing().
+  // These bytes are final. Ranges that do not make a block yet are sent with later ones, at the latest by Commit().
+  // REQUIRES writing().
   Status RangesDone(std::span<const StridedRange> ranges);
   // These bytes are final and equal those of the other half, the version before; the agent need not compare them. It
   // takes that on trust when it has that version, and else looks at them like any others. REQUIRES writing().
@@ -63,11 +64,17 @@ class RankClient {
   size_t half() const { return told_.half; }  // that is being filled, 0 or 1. REQUIRES writing()
 
  private:
+  // Ranges of one kind, merged where one goes on where the last ended.
+  struct Ranges {
+    std::vector<StridedRange> all;   // of the version: what is told again after a reconnection
+    std::vector<StridedRange> kept;  // of them, those that still wait to be sent with others
+    uint64_t kept_bytes = 0;
+  };
   // What the agent was told of the last version begun.
   struct Told {
     Version version = 0;
-    std::vector<StridedRange> ranges;
-    std::vector<StridedRange> unchanged;
+    Ranges changed;
+    Ranges unchanged;
     bool committed = false;
     bool given_up = false;
     size_t half = 0;
@@ -88,7 +95,8 @@ class RankClient {
   Result<Message> Exchange(RankMessage type, ByteView body);
   Status Done(const Message& reply);
   Status TryCommit();
-  Status Tell(RankMessage type, std::span<const StridedRange> ranges, std::vector<StridedRange>& told);
+  Status Tell(RankMessage type, std::span<const StridedRange> ranges, Ranges& told);
+  Status SendKept(RankMessage type, Ranges& told);
   Status SendRanges(RankMessage type, Version version, std::span<const StridedRange> ranges);
 
   RankOptions options_;
