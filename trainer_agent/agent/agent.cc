@@ -52,7 +52,8 @@ Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
   const LaneServerOptions lane_options{.address = options.lane_address,
                                        .threads = Threads(options),
                                        .bytes_per_s = options.lane_rate_limit,
-                                       .receiver_bytes_per_s = options.receiver_rate_limit};
+                                       .receiver_bytes_per_s = options.receiver_rate_limit,
+                                       .timeline = &agent->timeline_};
   LS_ASSIGN_OR_RETURN(agent->lanes_, LaneServer::Start(lane_options, &agent->pulls_));
   if (!options.local_socket.empty()) {
     LS_ASSIGN_OR_RETURN(agent->local_, LocalServer::Start({.path = options.local_socket}, &agent->pulls_));

@@ -88,7 +88,8 @@ asio::awaitable<void> LaneServer::ServeLane(tcp::socket socket) {
     LogWarn("lane_refused", pull.status(), {{"peer", peer_name}});
     co_return;
   }
-  ServedLane lane(socket, options_.timeouts, **pull, limits_.PaceOf((*pull)->receiver), gate_);
+  ServeSpan span(options_.timeline, **pull, pull->lane());
+  ServedLane lane(socket, options_.timeouts, **pull, limits_.PaceOf((*pull)->receiver), gate_, span);
   const Status status = co_await lane.Run();
   if (status.ok()) co_return;
   LogWarn("lane_ended", status,

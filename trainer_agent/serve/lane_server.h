@@ -11,6 +11,7 @@
 #include "common/net/host_port.h"
 #include "common/net/io_threads.h"
 #include "common/net/lane_io.h"
+#include "common/telemetry/timeline.h"
 #include "trainer_agent/serve/served_lane.h"
 
 namespace lockstep {
@@ -22,6 +23,7 @@ struct LaneServerOptions {
   uint64_t receiver_bytes_per_s = 0;  // of the lanes of one receiver together; 0: no limit
   std::chrono::milliseconds hello_timeout{10'000};
   LaneTimeouts timeouts;
+  Timeline* timeline = nullptr;  // where spans go, when not null; outlives the server
 };
 
 class LaneServer {

@@ -223,8 +223,7 @@ Result<Pull::LaneLease> PullTable::Admit(uint64_t pull_id, const Ticket& ticket)
   if ((*pull)->lanes_ >= 2 * limits_.max_lanes) {
     return Status(ErrorCode::kResourceExhausted, Cat("the pull has ", (*pull)->lanes_, " lanes, twice --max-lanes"));
   }
-  ++(*pull)->lanes_;
-  return Pull::LaneLease(*pull);
+  return Pull::LaneLease(*pull, (*pull)->lanes_++);
 }
 
 size_t PullTable::open_pulls(const std::string& model) const {

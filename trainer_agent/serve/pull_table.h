@@ -98,16 +98,18 @@ class Pull {
   // One lane that was let in; its end makes room for another.
   class LaneLease {
    public:
-    explicit LaneLease(std::shared_ptr<Pull> pull) : pull_(std::move(pull)) {}
+    LaneLease(std::shared_ptr<Pull> pull, uint32_t lane) : pull_(std::move(pull)), lane_(lane) {}
     LaneLease(LaneLease&&) = default;
     ~LaneLease() {
       if (pull_ != nullptr) --pull_->lanes_;
     }
     Pull& operator*() const { return *pull_; }
     Pull* operator->() const { return pull_.get(); }
+    uint32_t lane() const { return lane_; }  // how many the pull had before it
 
    private:
     std::shared_ptr<Pull> pull_;
+    uint32_t lane_ = 0;
   };
 
  private:

@@ -13,11 +13,12 @@ constexpr std::chrono::hours kLiveIdle{24 * 365};
 }  // namespace
 
 ServedLane::ServedLane(asio::ip::tcp::socket& socket, const LaneTimeouts& timeouts, Pull& pull, LanePace pace,
-                       std::shared_ptr<BellGate> gate)
+                       std::shared_ptr<BellGate> gate, ServeSpan& span)
     : socket_(socket),
       timeouts_(timeouts),
       pull_(pull),
       pace_(std::move(pace)),
+      span_(span),
       writer_(socket, timeouts.send),
       bell_(std::make_shared<Bell>(socket.get_executor(), std::move(gate))) {}
 
@@ -28,6 +29,7 @@ asio::awaitable<Status> ServedLane::Run() {
     Status status = co_await ReadExact(socket_, std::as_writable_bytes(std::span(&request, 1)), idle);
     if (status.code() == ErrorCode::kUnavailable) co_return OkStatus();
     if (status.ok()) status = CheckRequest(request, pull_.run->layout().block_count());
+    if (status.ok() && !pull_.live()) span_.Begin();
     if (status.ok()) status = co_await Answer(request);
     // Who follows leaves when it likes, and its connection may break any hour.
     if (pull_.live() && status.code() == ErrorCode::kUnavailable) co_return OkStatus();
@@ -57,7 +59,9 @@ asio::awaitable<Status> ServedLane::Answer(const BlockRequest& request) {
   } else {
     writer_.AddError(request.request_id, refusal_);
   }
-  co_return co_await FlushPaced();
+  status = co_await FlushPaced();
+  if (live_target_ != 0) span_.End(live_target_);
+  co_return status;
 }
 
 asio::awaitable<Status> ServedLane::SendFull(const BlockRequest& request) {
@@ -105,7 +109,7 @@ Result<uint32_t> ServedLane::SendBlocks(const BlockRequest& request, BlockIndex 
       bytes = bytes.subspan(block_bytes);
     }
     begun = writer_.SendLent();
-    if (begun.ok()) pace_.Sent(total * *begun / count);
+    if (begun.ok()) Sent(total * *begun / count);
   };
   refusal_ = pull_.run->UseBlocks(exact ? request.exact_version : pull_.target, exact, first, count, send);
   return begun;
@@ -145,9 +149,14 @@ asio::awaitable<Status> ServedLane::FlushPaced() {
   const size_t bytes = writer_.bytes();
   if (bytes == 0) co_return OkStatus();
   co_await WaitForPace(bytes);
-  pace_.Sent(bytes);
+  Sent(bytes);
   pull_.Touch();
   co_return co_await writer_.Flush();
+}
+
+void ServedLane::Sent(uint64_t bytes) {
+  pace_.Sent(bytes);
+  span_.Sent(bytes);
 }
 
 asio::awaitable<void> ServedLane::WaitForPace(uint64_t bytes) {

@@ -11,6 +11,7 @@
 #include "trainer_agent/serve/lane_limits.h"
 #include "trainer_agent/serve/lane_writer.h"
 #include "trainer_agent/serve/pull_table.h"
+#include "trainer_agent/serve/serve_span.h"
 
 namespace lockstep {
 
@@ -23,7 +24,7 @@ struct LaneTimeouts {
 class ServedLane {
  public:
   ServedLane(asio::ip::tcp::socket& socket, const LaneTimeouts& timeouts, Pull& pull, LanePace pace,
-             std::shared_ptr<BellGate> gate);
+             std::shared_ptr<BellGate> gate, ServeSpan& span);
 
   // Until the peer closes (OK) or the lane fails.
   asio::awaitable<Status> Run();
@@ -41,12 +42,14 @@ class ServedLane {
   asio::awaitable<Status> UntilRung();
   asio::awaitable<Status> FlushPaced();
   asio::awaitable<void> WaitForPace(uint64_t bytes);
+  void Sent(uint64_t bytes);
   void WatchPeer();
 
   asio::ip::tcp::socket& socket_;
   const LaneTimeouts& timeouts_;
   Pull& pull_;
   LanePace pace_;
+  ServeSpan& span_;
   LaneWriter writer_;
   const std::shared_ptr<Bell> bell_;
   std::shared_ptr<bool> peer_spoke_;  // null: nobody watches for it

@@ -14,6 +14,7 @@ asio::awaitable<Status> ServedLane::SendLive(const BlockRequest& request) {
   if (!found.ok()) co_return found.status();
   if (!refusal_.ok()) co_return OkStatus();
   LiveDelta& delta = **found;
+  span_.BeginAnew();
   for (size_t seen = 0;;) {
     const LiveDelta::News news = delta.Since(seen);
     refusal_ = news.given_up;

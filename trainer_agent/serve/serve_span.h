@@ -1,0 +1,62 @@
+// ServeSpan: when a lane served, and how much (common/telemetry/timeline.h, "serve").
+//
+// A pull's lane has one span, from its first request to the last byte it was sent; a live subscription's lane has one
+// for every delta.
+#pragma once
+
+#include <optional>
+
+#include "common/telemetry/timeline.h"
+#include "trainer_agent/serve/pull_table.h"
+
+namespace lockstep {
+
+// Used by the one coroutine that owns the lane.
+class ServeSpan {
+ public:
+  // `timeline` (null: nothing is recorded) and `pull` outlive this; `lane` tells it from the pull's others.
+  ServeSpan(Timeline* timeline, const Pull& pull, uint32_t lane) : timeline_(timeline), pull_(pull), lane_(lane) {}
+  ~ServeSpan() {
+    if (!pull_.live()) End(pull_.target);
+  }
+  ServeSpan(const ServeSpan&) = delete;
+  ServeSpan& operator=(const ServeSpan&) = delete;
+
+  // Something was asked for. Without effect while a span is open.
+  void Begin() {
+    if (!begun_) BeginAnew();
+  }
+  // The same, and a span that is open was of something that came to nothing.
+  void BeginAnew() {
+    begun_.emplace();
+    ended_ = std::chrono::steady_clock::now();
+    bytes_ = 0;
+  }
+  void Sent(uint64_t bytes) {
+    bytes_ += bytes;
+    ended_ = std::chrono::steady_clock::now();
+  }
+  // Closes the span that is open, which served version `towards`.
+  void End(Version towards) {
+    if (!begun_) return;
+    Span span{.name = "serve",
+              .model = pull_.run->model(),
+              .run = pull_.run->run(),
+              .version = towards,
+              .transfer = pull_.id,
+              .bytes = bytes_,
+              .lane = lane_};
+    AddSpan(timeline_, std::move(span), *begun_, ended_);
+    begun_.reset();
+  }
+
+ private:
+  Timeline* const timeline_;
+  const Pull& pull_;
+  const uint32_t lane_;
+  std::optional<Moment> begun_;
+  std::chrono::steady_clock::time_point ended_;
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace lockstep

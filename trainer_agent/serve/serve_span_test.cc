@@ -1,0 +1,103 @@
+// What lanes leave in the timeline.
+#include <thread>
+
+#include "trainer_agent/serve/test_lane.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+
+// The spans, once there are `count`.
+std::vector<Span> AwaitSpans(const Timeline& timeline, size_t count) {
+  for (int i = 0; i < 500 && timeline.Select("", 0).size() < count; ++i) std::this_thread::sleep_for(milliseconds(10));
+  auto spans = timeline.Select("actor", 0);
+  REQUIRE(spans.size() == count);
+  return spans;
+}
+
+std::shared_ptr<const DeltaBlock> SomeBlock() {
+  auto block = std::make_shared<DeltaBlock>(DeltaBlock{.block = 0, .codec = Codec::kSparse, .changes = 1});
+  block->data = Bytes(100, std::byte{1});
+  block->data_hash = Hash64(block->data);
+  return block;
+}
+
+TEST_CASE("Each lane of a pull leaves one span, from its first request to its last byte, and an idle one none") {
+  Timeline timeline;
+  Served served;
+  const auto server = StartLanes(served, {.timeline = &timeline});
+  PullWish wish = served.Wish();
+  wish.lanes = 3;
+  const auto plan = served.pulls.Open(wish);
+  {
+    TestLane first(server->port()), second(server->port()), idle(server->port());
+    REQUIRE(first.Enter(*plan, 0) == ErrorCode::kOk);
+    REQUIRE(second.Enter(*plan, 1) == ErrorCode::kOk);
+    REQUIRE(idle.Enter(*plan, 2) == ErrorCode::kOk);
+    for (int request = 0; request < 2; ++request) {
+      std::this_thread::sleep_for(milliseconds(20));
+      first.Send(FullRequest(0, 4));
+      for (int block = 0; block < 4; ++block) first.ReceiveBlock();
+      first.Receive<FrameHeader>();
+    }
+    second.Send(FullRequest(0, 1));
+    second.ReceiveBlock();
+    std::this_thread::sleep_for(milliseconds(300));  // not served then
+  }
+  const auto spans = AwaitSpans(timeline, 2);
+  for (const Span& span : spans) {
+    CHECK(span.name == "serve");
+    CHECK(span.run == served.run->run());
+    CHECK(span.version == 1);
+    CHECK(span.transfer == plan->pull_id);
+    const int64_t took_ms = (span.end_unix_ns - span.begin_unix_ns) / 1'000'000;
+    CHECK(span.bytes >= (span.lane == 0 ? 8 : 1) * kBlock);
+    CHECK(span.bytes < (span.lane == 0 ? 9 : 2) * kBlock);
+    CHECK(took_ms >= (span.lane == 0 ? 20 : 0));
+    CHECK(took_ms < 300);
+  }
+  CHECK(spans[0].lane + spans[1].lane == 1);
+}
+
+TEST_CASE("A live lane leaves a span for every delta it served, and none for one that was given up") {
+  Timeline timeline;
+  Served served;
+  const auto server = StartLanes(served, {.timeline = &timeline});
+  LiveFeed& feed = served.run->live();
+  feed.SetNewest(1);
+  const auto plan =
+      served.pulls.OpenLive({.model = "actor", .receiver = "r", .layout = served.layout->digest(), .lanes = 1});
+  TestLane lane(server->port());
+  REQUIRE(lane.Enter(*plan, 0) == ErrorCode::kOk);
+  const BlockRequest ask{.kind = static_cast<uint8_t>(RequestKind::kLive),
+                         .request_id = 5,
+                         .first_block = 0,
+                         .block_count = 1,
+                         .exact_version = 1};
+  lane.Send(ask);
+  const auto given_up = feed.Begin(1, 2);
+  for (BlockIndex i = 0; i < kBlocks; ++i) given_up->Add(SomeBlock());
+  lane.Receive<FrameHeader>();  // it is being served
+  lane.Receive(100);
+  given_up->GiveUp({ErrorCode::kAborted, "on purpose"});
+  feed.SetNewest(1);
+  CHECK(lane.ReceiveError() == ErrorCode::kAborted);
+  std::this_thread::sleep_for(milliseconds(300));
+  lane.Send(ask);
+  const auto delta = feed.Begin(1, 3);
+  delta->Add(SomeBlock());
+  delta->Seal();
+  CHECK(lane.Receive<FrameHeader>().payload_bytes == 100);
+  lane.Receive(100);
+  lane.Receive<FrameHeader>();
+  const Span span = AwaitSpans(timeline, 1).at(0);
+  CHECK(span.version == 3);
+  CHECK(span.transfer == plan->pull_id);
+  CHECK(span.bytes >= 100);
+  CHECK(span.bytes < 400);
+  CHECK(span.end_unix_ns - span.begin_unix_ns < 300'000'000);
+}
+
+}  // namespace
+}  // namespace lockstep
