@@ -43,13 +43,13 @@ TEST_CASE("An agent that is restarted between versions goes on in the same run, 
     host.Start();
     if (!memfd) {
       host.Await(3);
-      CHECK(host.run().deltas().RouteFrom(1, 1 << 20).folded);
+      CHECK(host.run().deltas().RouteFrom(1, 1 << 20, CodecLevel::kFast).folded);
     }
     Publish(*rank, 4, 4);
     host.Await(4);
     CHECK(host.run().run() == rank->run());
-    CHECK(host.run().deltas().RouteFrom(3, 120000).steps.size() == 1);
-    CHECK(host.run().deltas().RouteFrom(2, 120000).steps.size() == 1);
+    CHECK(host.run().deltas().RouteFrom(3, 120000, CodecLevel::kFast).steps.size() == 1);
+    CHECK(host.run().deltas().RouteFrom(2, 120000, CodecLevel::kFast).steps.size() == 1);
   }
 }
 
@@ -70,7 +70,7 @@ TEST_CASE("An agent that is restarted in the middle of a version is told it agai
     REQUIRE(rank->Commit().ok());
     host.Await(2);
     CHECK(FirstByte(host.run(), 2) == std::byte{2});
-    CHECK(host.run().deltas().RouteFrom(1, 120000).steps.size() == 1);
+    CHECK(host.run().deltas().RouteFrom(1, 120000, CodecLevel::kFast).steps.size() == 1);
   }
 }
 
