@@ -62,7 +62,7 @@ uint64_t AddAndHash(uint8_t* block, size_t bytes, std::span<BlockChanges> deltas
   Xxh3State state;
   const size_t hashed = Xxh3State::Stripes(bytes) * Xxh3State::kStripeBytes;
   for (size_t at = 0; at < hashed; at += kSliceBytes) {
-    const size_t end = std::min(at + kSliceBytes, hashed);
+    const size_t end = HWY_MIN(at + kSliceBytes, hashed);
     for (BlockChanges& delta : deltas) AddBefore<Unit>(end / sizeof(Unit), block, delta);
     const uint8_t* const slice = block + at;
     WorkStripes(slice, slice, (end - at) / Xxh3State::kStripeBytes, state, FetchAhead{slice + kAhead});

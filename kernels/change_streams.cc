@@ -8,6 +8,9 @@
 // Everything between HWY_BEFORE_NAMESPACE and HWY_AFTER_NAMESPACE is compiled once for each instruction set. The loops
 // are plain and without branches, so that the compiler turns them into the vectors of each: all of a block's changes
 // fit the first cache, where some twenty instructions for sixteen changes are all that there is to gain.
+//
+// All files that dispatch ask for the same targets: what Highway chooses from is inline code, one for the program.
+#define HWY_WANT_AVX3_DL 1
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/change_streams.cc"
 #include <hwy/foreach_target.h>
@@ -24,7 +27,7 @@ size_t SplitGaps(const uint32_t* HWY_RESTRICT positions, size_t count, uint32_t 
   for (size_t i = 1; i < count; ++i) gaps[i] = positions[i] - positions[i - 1] - 1;
   uint32_t escaped = 0;
   for (size_t i = 0; i < count; ++i) {
-    const uint32_t rest = std::min(gaps[i] >> gap_bits, kEscape);
+    const uint32_t rest = HWY_MIN(gaps[i] >> gap_bits, kEscape);
     escaped += rest == kEscape;
     heads[i] = static_cast<uint8_t>(rest);
   }
@@ -41,7 +44,7 @@ size_t SplitStepsOf(const uint64_t* HWY_RESTRICT steps, size_t count, uint32_t s
     const T step = static_cast<T>(steps[i]);
     const T sign = static_cast<T>(static_cast<Signed>(step) >> kTop);
     const T code = static_cast<T>(static_cast<T>(static_cast<T>(step << 1) ^ sign) - 1);
-    const T rest = std::min(static_cast<T>(code >> step_bits), static_cast<T>(kEscape));
+    const T rest = HWY_MIN(static_cast<T>(code >> step_bits), static_cast<T>(kEscape));
     escaped += rest == kEscape;
     codes[i] = code;
     heads[i] = static_cast<uint8_t>((heads[i] & 0x0f) | rest << 4);

@@ -1,10 +1,10 @@
 #include "kernels/change_streams.h"
 
-#include <hwy/targets.h>
-
 #include <catch2/catch.hpp>
 #include <random>
 #include <vector>
+
+#include "kernels/each_target.h"
 
 namespace lockstep::kernels {
 namespace {
@@ -38,21 +38,8 @@ struct Input {
   }
 };
 
-// Runs `check` on every instruction set that this machine and the compiler have.
-template <typename Check>
-void OnEveryTarget(Check check) {
-  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
-    INFO("on " << hwy::TargetName(target));
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    check();
-  }
-  hwy::SetSupportedTargetsForTest(0);
-  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-}
-
 TEST_CASE("Gaps are split into low bits and heads, and joined again, on every target") {
-  OnEveryTarget([] {
+  ForEachTarget([] {
     for (const size_t count : {0, 1, 2, 15, 16, 17, 63, 64, 65, 1003}) {
       for (const uint32_t bits : {0u, 1u, 5u, 12u, 20u}) {
         INFO(count << " gaps, " << bits << " low bits");
@@ -85,7 +72,7 @@ TEST_CASE("Gaps are split into low bits and heads, and joined again, on every ta
 }
 
 TEST_CASE("Steps of every unit are split into low bits and heads, and joined again, on every target") {
-  OnEveryTarget([] {
+  ForEachTarget([] {
     for (const uint32_t unit : {1u, 2u, 4u, 8u}) {
       for (const size_t count : {0, 1, 15, 16, 17, 64, 65, 1003}) {
         for (const uint32_t bits : {0u, 1u, 3u, 8 * unit - 5}) {
