@@ -15,6 +15,7 @@
 
 #include <hwy/highway.h>
 
+#include <bit>
 #include <cstring>
 #include <type_traits>
 
@@ -77,7 +78,7 @@ class BitChanges {
   static size_t AppendPositions(uint64_t bits, size_t first, uint32_t* positions) {
     const size_t count = hwy::PopCount(bits);
     const auto append = [&](size_t i) {
-      positions[i] = static_cast<uint32_t>(first + static_cast<size_t>(__builtin_ctzll(bits)) / kLanesPerUnit);
+      positions[i] = static_cast<uint32_t>(first + static_cast<size_t>(std::countr_zero(bits)) / kLanesPerUnit);
       bits &= bits - 1;
     };
     for (size_t i = 0; i < kWithoutAsking; ++i) append(i);
