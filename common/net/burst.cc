@@ -56,6 +56,7 @@ void KeepAlive(tcp::socket& socket) {
   SetOption(socket, IPPROTO_TCP, TCP_KEEPIDLE, 60);
   SetOption(socket, IPPROTO_TCP, TCP_KEEPINTVL, 15);
   SetOption(socket, IPPROTO_TCP, TCP_KEEPCNT, 4);
+  SetOption(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 120'000);  // with bytes on their way nothing is probed
 }
 
 }  // namespace lockstep

@@ -22,7 +22,7 @@ enum class Codec : uint8_t {
 // one decoder for all.
 enum class CodecLevel : uint8_t {
   kFast = 1,     // packed, no entropy stage: for links that carry more than an encoder compresses
-  kCompact = 2,  // with an entropy stage over each stream that it makes smaller
+  kCompact = 2,  // with an entropy stage over the heads, where that makes them smaller
 };
 
 // Changed elements of one block: positions strictly rising, steps non-zero and below 2^(8·unit), as many of one as of
@@ -58,8 +58,8 @@ void EncodeSparse(const ChangeView& changes, uint32_t unit, CodecLevel level, By
 // only the entropy stage is added. kCorrupt when the streams of `coded` cannot be told apart.
 Status CompactSparse(ByteView coded, uint32_t unit, Bytes& out);
 
-// Replaces `changes` by what `coded` says. kCorrupt, saying why, for anything that EncodeSparse would not have written
-// for a block of `block_bytes`: truncated or trailing bytes, a position past the end, a zero step, impossible counts.
+// Replaces `changes` by what `coded` says. kCorrupt, saying why, for anything that is no coding of changes of a
+// block of `block_bytes`: truncated or trailing bytes, a position past the end, a zero step, impossible counts.
 // Allocates no more than a block's worth whatever the input says.
 Status DecodeSparse(ByteView coded, uint32_t unit, size_t block_bytes, Changes& changes);
 

@@ -78,7 +78,6 @@ class LiveLanes::Lane : public std::enable_shared_from_this<LiveLanes::Lane> {
   asio::awaitable<Status> Answer(uint64_t question, Version base);
   asio::awaitable<Status> ReceiveBlock(uint64_t question, const FrameHeader& frame);
   asio::awaitable<Status> ReceiveError(uint64_t question, const FrameHeader& frame);
-  asio::awaitable<void> WatchSilence();
 
   const std::shared_ptr<const LiveOptions> options_;
   const std::shared_ptr<LiveBasket> basket_;
@@ -86,11 +85,9 @@ class LiveLanes::Lane : public std::enable_shared_from_this<LiveLanes::Lane> {
   asio::strand<asio::io_context::executor_type> strand_;
   asio::ip::tcp::socket socket_;
   asio::steady_timer wake_;
-  asio::steady_timer watch_;
   std::optional<FrameReader> reader_;
   bool woken_ = false;
   bool stopped_ = false;
-  bool answering_ = false;  // between the first frame of an answer and its end
   uint32_t next_request_ = 1;
 };
 

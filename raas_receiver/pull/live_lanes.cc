@@ -23,12 +23,10 @@ LiveLanes::Lane::Lane(IoThreads& io, std::shared_ptr<const LiveOptions> options,
       share_(share),
       strand_(asio::make_strand(io.context())),
       socket_(strand_),
-      wake_(strand_),
-      watch_(strand_) {}
+      wake_(strand_) {}
 
 void LiveLanes::Lane::Start() {
   Spawn(strand_, Run());
-  Spawn(strand_, WatchSilence());
 }
 
 void LiveLanes::Lane::Wake() {
@@ -42,7 +40,6 @@ void LiveLanes::Lane::Stop() {
   asio::post(strand_, [self = shared_from_this()] {
     self->stopped_ = true;
     self->wake_.cancel();
-    self->watch_.cancel();
     asio::error_code ignored;
     self->socket_.close(ignored);
   });
@@ -54,7 +51,6 @@ asio::awaitable<void> LiveLanes::Lane::Run() {
   if (status.ok()) status = co_await Serve();
   asio::error_code ignored;
   socket_.close(ignored);
-  watch_.cancel();
   const std::string where =
       Cat("live lane ", share_, " of pull ", options_->pull_id, " to ", options_->agent.ToString());
   stopped_ = true;
@@ -86,7 +82,6 @@ asio::awaitable<Status> LiveLanes::Lane::Serve() {
     }
     answered = question;
     Status status = co_await Answer(question, base);
-    answering_ = false;
     if (!status.ok()) co_return status;
   }
   co_return OkStatus();
@@ -104,7 +99,6 @@ asio::awaitable<Status> LiveLanes::Lane::Answer(uint64_t question, Version base)
   for (uint32_t blocks = 0;; ++blocks) {
     FrameHeader frame;
     Status status = co_await reader_->Read({reinterpret_cast<std::byte*>(&frame), sizeof frame});
-    answering_ = true;
     const ModelLayout& layout = *options_->layout;
     if (status.ok()) status = CheckFrame(frame, layout.block_bytes(), layout.block_count());
     if (!status.ok()) co_return status;
@@ -149,20 +143,6 @@ asio::awaitable<Status> LiveLanes::Lane::ReceiveError(uint64_t question, const F
   if (Status status = CheckFramePayload(frame, text); !status.ok()) co_return status;
   basket_->Refuse(question, {static_cast<ErrorCode>(frame.block), Cat("the agent says: ", CleanText(AsText(text)))});
   co_return OkStatus();
-}
-
-asio::awaitable<void> LiveLanes::Lane::WatchSilence() {
-  const auto self = shared_from_this();
-  while (!stopped_) {
-    watch_.expires_after(options_->silence_timeout / 4);
-    co_await watch_.async_wait(kAwait);
-    const auto now = std::chrono::steady_clock::now();
-    if (!answering_ || !reader_ || now - reader_->last_byte() < options_->silence_timeout) continue;
-    basket_->Fail({ErrorCode::kDeadline, Cat("live lane ", share_, " to ", options_->agent.ToString(),
-                                             ": no byte came for ", options_->silence_timeout.count(), " ms")});
-    asio::error_code ignored;
-    socket_.cancel(ignored);
-  }
 }
 
 LiveLanes::LiveLanes(IoThreads& io, LiveOptions options)

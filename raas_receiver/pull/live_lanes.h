@@ -26,7 +26,6 @@ struct LiveOptions {
   std::shared_ptr<const ModelLayout> layout;
   std::vector<Ticket> tickets;  // one per lane
   std::chrono::milliseconds connect_timeout{5'000};
-  std::chrono::milliseconds silence_timeout{30'000};  // between the first byte of an answer and its end
 };
 
 // The session's thread calls; Cancel may be called from any.

@@ -18,8 +18,7 @@ struct Fixture {
   LiveOptions options{.agent = {"127.0.0.1", server.port()},
                       .pull_id = 42,
                       .layout = model.layout(),
-                      .tickets = {RandomId<Ticket>(), RandomId<Ticket>(), RandomId<Ticket>()},
-                      .silence_timeout = milliseconds(300)};
+                      .tickets = {RandomId<Ticket>(), RandomId<Ticket>(), RandomId<Ticket>()}};
 
   Fixture() {
     for (Version version = 1; version < 5; ++version) {
@@ -65,8 +64,7 @@ TEST_CASE(
   LiveLanes lanes(fixture.io, fixture.options);
   lanes.Ask(1);
   CHECK(lanes.Take(milliseconds(20)).status().code() == ErrorCode::kDeadline);
-  // Longer than a silence: idle lanes are not broken ones.
-  std::this_thread::sleep_for(milliseconds(500));
+  std::this_thread::sleep_for(milliseconds(100));
   begun = true;
   fixture.Check(lanes.Take(kPatience), 1);
 }
@@ -88,10 +86,10 @@ TEST_CASE("A version that is given up is told, and the lanes can be asked again"
 }
 
 TEST_CASE("Whatever a lane does wrong ends the subscription, and nothing of it is believed") {
-  const Mischief mischief = GENERATE(
-      Mischief::kRefuseTicket, Mischief::kForeignWelcome, Mischief::kCloseBeforeFrame, Mischief::kCloseInPayload,
-      Mischief::kCorruptHeader, Mischief::kCorruptPayload, Mischief::kForeignBlock, Mischief::kBlockTwice,
-      Mischief::kOldVersion, Mischief::kOtherPayload, Mischief::kWrongEnd, Mischief::kTooLarge, Mischief::kStall);
+  const Mischief mischief = GENERATE(Mischief::kRefuseTicket, Mischief::kForeignWelcome, Mischief::kCloseBeforeFrame,
+                                     Mischief::kCloseInPayload, Mischief::kCorruptHeader, Mischief::kCorruptPayload,
+                                     Mischief::kForeignBlock, Mischief::kBlockTwice, Mischief::kOldVersion,
+                                     Mischief::kOtherPayload, Mischief::kWrongEnd, Mischief::kTooLarge);
   Fixture fixture;
   fixture.server.at_frame = 1;
   fixture.server.mischief = [&](int connection) { return connection == 1 ? mischief : Mischief::kNone; };
@@ -101,6 +99,15 @@ TEST_CASE("Whatever a lane does wrong ends the subscription, and nothing of it i
   CAPTURE(static_cast<int>(mischief), delta.status().ToString());
   CHECK_FALSE(delta.ok());
   CHECK_FALSE(lanes.status().ok());
+}
+
+TEST_CASE("A lane that stalls in the middle is waited for only as long as the caller likes") {
+  Fixture fixture;
+  fixture.server.at_frame = 1;
+  fixture.server.mischief = [](int connection) { return connection == 1 ? Mischief::kStall : Mischief::kNone; };
+  LiveLanes lanes(fixture.io, fixture.options);
+  lanes.Ask(1);
+  CHECK(lanes.Take(milliseconds(200)).status().code() == ErrorCode::kDeadline);
 }
 
 TEST_CASE("Nobody listens: that is told, not waited for") {

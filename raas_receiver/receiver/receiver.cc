@@ -54,6 +54,7 @@ Status Receiver::OpenModels() {
                                                           .model = model,
                                                           .assets = config_.assets,
                                                           .keep_delta_bytes = config_.keep_delta_bytes,
+                                                          .keep_older_deltas = config_.engine_in_place,
                                                           .reader_grace = config_.reader_grace,
                                                           .at_edge = {}},
                                                          workers_));

@@ -231,7 +231,8 @@ DeltaChain ReplicaPair::KeptBetween(const Held& from, const Held& to) const {
 }
 
 void ReplicaPair::Keep(const DeltaChain& steps, const Held& base) {
-  if (steps.empty() || kept_.empty() || kept_.back()->target() != base) kept_.clear();
+  const bool follows = !steps.empty() && !kept_.empty() && kept_.back()->target() == base;
+  if (!follows || !options_.keep_older_deltas) kept_.clear();  // what was kept, both replicas have now
   kept_.insert(kept_.end(), steps.begin(), steps.end());
   uint64_t bytes = 0;
   auto oldest = kept_.end();

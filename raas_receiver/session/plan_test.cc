@@ -50,8 +50,8 @@ TEST_CASE("A plan that keeps the rules is read as it stands") {
   REQUIRE(plan.ok());
   CHECK(plan->target == fixture.model.held(5));
   CHECK(plan->steps.size() == 2);
-  CHECK(plan->tickets.size() == 1);
-  CHECK(plan->lanes == HostPort{"127.0.0.1", 7701});
+  CHECK(plan->lanes.tickets.size() == 1);
+  CHECK(plan->lanes.agent == HostPort{"127.0.0.1", 7701});
   CHECK(plan->local_socket == "/run/pull.sock");
   CHECK(ModeName(plan->mode) == "chain");
 }
@@ -60,7 +60,7 @@ TEST_CASE("A lane address without a host is on the control channel's") {
   const Fixture fixture;
   v1::PullPlan proto = fixture.Chain();
   proto.set_lane_address(":7701");
-  CHECK(ReadPlan(proto, *fixture.model.layout(), fixture.held, kControl)->lanes == HostPort{"10.1.2.3", 7701});
+  CHECK(ReadPlan(proto, *fixture.model.layout(), fixture.held, kControl)->lanes.agent == HostPort{"10.1.2.3", 7701});
 }
 
 TEST_CASE("A plan that breaks a rule is refused") {

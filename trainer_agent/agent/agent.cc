@@ -1,6 +1,10 @@
 #include "trainer_agent/agent/agent.h"
 
+#include <sys/resource.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <latch>
 #include <thread>
 
 #include "common/base/text.h"
@@ -21,6 +25,21 @@ size_t Threads(const AgentOptions& options) {
   return options.threads > 0 ? options.threads : std::max(1u, std::thread::hardware_concurrency());
 }
 
+// The trainer shares the machine and waits for its own copy: threads that compare and compress behind it give way.
+constexpr int kBackgroundNice = 10;
+
+void GiveWay(WorkerPool& pool) {
+  // No thread goes on before each has taken one task.
+  const auto all = std::make_shared<std::latch>(static_cast<std::ptrdiff_t>(pool.size()) + 1);
+  for (size_t i = 0; i < pool.size(); ++i) {
+    pool.Post([all] {
+      (void)::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kBackgroundNice);
+      all->arrive_and_wait();
+    });
+  }
+  all->arrive_and_wait();
+}
+
 v1::BuildInfo Build() {
   v1::BuildInfo build;
   build.set_version(std::string(kProjectVersion));
@@ -37,7 +56,10 @@ Agent::Agent(const AgentOptions& options)
     : options_(options),
       pool_(Threads(options)),
       fold_pool_(Threads(options)),
-      pulls_(&catalog_, {.max_pulls = options.max_pulls, .max_lanes = static_cast<uint32_t>(options.max_lanes)}) {}
+      pulls_(&catalog_, {.max_pulls = options.max_pulls, .max_lanes = static_cast<uint32_t>(options.max_lanes)}) {
+  GiveWay(pool_);
+  GiveWay(fold_pool_);
+}
 
 Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
   std::unique_ptr<Agent> agent(new Agent(options));

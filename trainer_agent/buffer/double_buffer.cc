@@ -133,8 +133,13 @@ Status DoubleBuffer::Gone(Version version) const {
 Status DoubleBuffer::UseBytes(Version version, const ByteRange& range, const std::function<void(ByteView)>& use) {
   const std::optional<size_t> half = AcquireRead(version);
   if (!half) return Gone(version);
+  // Whatever `use` throws: a trainer would wait for ever.
+  struct Lease {
+    DoubleBuffer& buffer;
+    const size_t half;
+    ~Lease() { buffer.ReleaseRead(half); }
+  } const lease{*this, *half};
   use({data(*half) + range.offset, range.bytes});
-  ReleaseRead(*half);
   return OkStatus();
 }
 

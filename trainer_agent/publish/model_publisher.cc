@@ -10,6 +10,9 @@
 namespace lockstep {
 namespace {
 
+// A delta that is larger while it is made is not worth its memory: it is sent when it is whole.
+constexpr uint64_t kMaxLiveBytes = 192 << 20;
+
 class BufferReader : public BlockReader {
  public:
   explicit BufferReader(std::shared_ptr<DoubleBuffer> buffer) : buffer_(std::move(buffer)) {}
@@ -122,6 +125,7 @@ void ModelPublisher::Recover() {
     served_->deltas().Load(*older);
     catalog_->Publish(served_, {older, buffer_->committed_unix_ns(older_half)});
     newest_ = older->held.version;
+    served_->live().SetNewest(newest_);
   } else if (newest != nullptr) {
     served_->deltas().Load(*newest);
   }
@@ -202,13 +206,24 @@ void ModelPublisher::StartDraft(Version version) {
   DeltaInput input = InputOf(half, base, base_half.value_or(0));
   if (base != nullptr) {
     draft_->level = input.level = served_->live().level();
-    draft_->live = served_->live().Begin(base->held.version, version);
-    input.on_block = [spans = draft_->spans, live = draft_->live](std::shared_ptr<const DeltaBlock> block) {
-      spans->Coded(block->data.size());
-      live->Add(std::move(block));
-    };
+    if (served_->live().followed()) BeginLive(input);
   }
   draft_->job = std::make_unique<DeltaJob>(pool_, std::move(input));
+}
+
+void ModelPublisher::BeginLive(DeltaInput& input) {
+  draft_->live = served_->live().Begin(draft_->base->held.version, draft_->version);
+  input.max_told_bytes = kMaxLiveBytes;
+  // The job outlives the version's being made; what it told must not.
+  input.on_block = [spans = draft_->spans,
+                    weak = std::weak_ptr(draft_->live)](std::shared_ptr<const DeltaBlock> block) {
+    const auto live = weak.lock();
+    if (live == nullptr) return;
+    if (block == nullptr)
+      return live->GiveUp({ErrorCode::kAborted, "so much changed that it is sent when it is whole"});
+    spans->Coded(block->data.size());
+    live->Add(std::move(block));
+  };
 }
 
 void ModelPublisher::AbortDraft(const Status& reason) {
@@ -220,7 +235,7 @@ void ModelPublisher::AbortDraft(const Status& reason) {
   status_.last_error = reason.ToString();
   const size_t half = draft_->half;
   if (draft_->live != nullptr) {
-    draft_->live->GiveUp(reason);
+    draft_->live->GiveUp({ErrorCode::kAborted, reason.ToString()});
     served_->live().SetNewest(draft_->base->held.version);
   }
   draft_.reset();  // waits for the blocks at work, which read the half
@@ -287,8 +302,8 @@ void ModelPublisher::FinishVersion(DeltaOutput output) {
     AddDelta(*draft.base, *manifest, draft.committed_unix_ns, draft.level, output);
     if (!output.too_dense) draft.spans->Stored(storing);
   }
+  served_->live().SetNewest(draft.version);  // who hears of it may ask for the next at once
   catalog_->Publish(served_, {manifest, draft.committed_unix_ns});
-  served_->live().SetNewest(draft.version);
   Log(LogLevel::kInfo, "version_committed",
       {{"model", buffer_->model()},
        {"run", ToHex(buffer_->run())},
@@ -297,6 +312,7 @@ void ModelPublisher::FinishVersion(DeltaOutput output) {
        {"unread_blocks", output.blocks_unread},
        {"diff_tail_s", static_cast<double>(UnixNanos() - draft.committed_unix_ns) * 1e-9}});
   std::lock_guard lock(mutex_);
+  finishing_->live.reset();
   finished_ = true;
   changed_.notify_all();
 }

@@ -77,7 +77,7 @@ class ModelPublisher {
     Coverage coverage;
     std::shared_ptr<PublishSpans> spans;
     CodecLevel level = CodecLevel::kFast;
-    std::shared_ptr<LiveDelta> live;  // with `base`: who follows gets the delta's blocks as they are made
+    std::shared_ptr<LiveDelta> live;  // null: nobody follows, or there is no base
     std::unique_ptr<DeltaJob> job;
     std::set<uint32_t> joined;
     std::set<uint32_t> done;
@@ -91,6 +91,7 @@ class ModelPublisher {
   void StartDraft(Version version);
   void AbortDraft(const Status& reason);
   Status SealDraft();
+  void BeginLive(DeltaInput& input);
   void FinishVersion(DeltaOutput output);
   void EndLive(const Draft& draft, const DeltaOutput& output);
 

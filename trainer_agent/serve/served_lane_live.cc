@@ -9,6 +9,10 @@
 namespace lockstep {
 
 asio::awaitable<Status> ServedLane::SendLive(const BlockRequest& request) {
+  if (!pull_.live()) {
+    refusal_ = {ErrorCode::kState, "this pull is no subscription; live deltas are for lanes of OpenLive"};
+    co_return OkStatus();
+  }
   WatchPeer();
   const auto found = co_await UntilBegun(request.exact_version);
   if (!found.ok()) co_return found.status();
@@ -22,7 +26,7 @@ asio::awaitable<Status> ServedLane::SendLive(const BlockRequest& request) {
     if (Status status = co_await SendShare(request, delta, news.blocks); !status.ok()) co_return status;
     seen += news.blocks.size();
     if (news.sealed) break;
-    delta.WakeWhenNews(seen, bell_->Ringer());
+    delta.WakeWhenNews(seen, bell_, bell_->Ringer());
     if (Status status = co_await UntilRung(); !status.ok()) co_return status;
   }
   live_target_ = delta.target();
@@ -37,7 +41,7 @@ asio::awaitable<Result<std::shared_ptr<LiveDelta>>> ServedLane::UntilBegun(Versi
     refusal_ = found.status();
     if (!found.ok()) co_return std::shared_ptr<LiveDelta>();
     if (*found != nullptr) co_return *found;
-    feed.WakeWhenBegun(base, bell_->Ringer());
+    feed.WakeWhenBegun(base, bell_, bell_->Ringer());
     if (Status status = co_await UntilRung(); !status.ok()) co_return status;
   }
 }
@@ -72,11 +76,12 @@ asio::awaitable<Status> ServedLane::UntilRung() {
   const ssize_t there = ::recv(socket_.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
   const bool nothing = there < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
   if (nothing) WatchPeer();  // what rang was the request in hand
-  if (there > 0 || nothing) co_return OkStatus();
+  if (nothing) co_return OkStatus();
+  if (there > 0) co_return Status(ErrorCode::kProtocol, "asked again before its live request was answered");
   co_return Status(ErrorCode::kUnavailable, "the peer left while it waited for a version");
 }
 
-// Rings when the peer closes. One that asks for more before it was answered is looked at only when it is answered.
+// Rings when the peer closes, or asks for more before it was answered.
 void ServedLane::WatchPeer() {
   if (peer_spoke_ != nullptr && !*peer_spoke_) return;
   peer_spoke_ = std::make_shared<bool>(false);

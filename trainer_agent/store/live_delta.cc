@@ -1,5 +1,8 @@
 #include "trainer_agent/store/live_delta.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "common/base/text.h"
 
 namespace lockstep {
@@ -7,6 +10,8 @@ namespace {
 
 // Waking a reader costs more than a block: they are told of several at a time.
 constexpr size_t kWakeEvery = 32;
+// A reader copies what it is told under the lock that the maker needs.
+constexpr size_t kToldAtOnce = 256;
 
 void CallAll(const std::vector<std::function<void()>>& wakes) {
   for (const auto& wake : wakes) wake();
@@ -14,17 +19,36 @@ void CallAll(const std::vector<std::function<void()>>& wakes) {
 
 }  // namespace
 
+void WakeList::Add(std::weak_ptr<void> reader, std::function<void()> wake) {
+  if (sleepers_.size() >= sweep_at_) {
+    std::erase_if(sleepers_, [](const Sleeper& sleeper) { return sleeper.reader.expired(); });
+    sweep_at_ = std::max<size_t>(64, 2 * sleepers_.size());
+  }
+  sleepers_.push_back({std::move(reader), std::move(wake)});
+}
+
+std::vector<std::function<void()>> WakeList::Take() {
+  std::vector<std::function<void()>> wakes;
+  for (Sleeper& sleeper : std::exchange(sleepers_, {})) wakes.push_back(std::move(sleeper.wake));
+  return wakes;
+}
+
 void LiveDelta::Add(std::shared_ptr<const DeltaBlock> block) {
   std::unique_lock lock(mutex_);
   if (ended_) return;
   blocks_.push_back(std::move(block));
-  if (blocks_.size() % kWakeEvery == 0) WakeAll(std::move(lock));
+  if (blocks_.size() % kWakeEvery != 0) return;
+  const auto wakes = waiting_.Take();
+  lock.unlock();
+  CallAll(wakes);
 }
 
 void LiveDelta::Seal() {
   std::unique_lock lock(mutex_);
   ended_ = true;
-  WakeAll(std::move(lock));
+  const auto wakes = waiting_.Take();
+  lock.unlock();
+  CallAll(wakes);
 }
 
 void LiveDelta::GiveUp(Status why) {
@@ -33,31 +57,27 @@ void LiveDelta::GiveUp(Status why) {
   ended_ = true;
   given_up_ = std::move(why);
   blocks_.clear();
-  WakeAll(std::move(lock));
+  const auto wakes = waiting_.Take();
+  lock.unlock();
+  CallAll(wakes);
 }
 
 LiveDelta::News LiveDelta::Since(size_t seen) const {
   std::lock_guard lock(mutex_);
-  News news{.sealed = ended_ && given_up_.ok(), .given_up = given_up_};
-  if (seen < blocks_.size()) news.blocks.assign(blocks_.begin() + static_cast<std::ptrdiff_t>(seen), blocks_.end());
-  return news;
+  const size_t first = std::min(seen, blocks_.size());
+  const size_t end = std::min(blocks_.size(), first + kToldAtOnce);
+  return {.blocks = {blocks_.begin() + static_cast<std::ptrdiff_t>(first),
+                     blocks_.begin() + static_cast<std::ptrdiff_t>(end)},
+          .sealed = ended_ && given_up_.ok() && end == blocks_.size(),
+          .given_up = given_up_};
 }
 
-void LiveDelta::WakeWhenNews(size_t seen, std::function<void()> wake) {
+void LiveDelta::WakeWhenNews(size_t seen, std::weak_ptr<void> reader, std::function<void()> wake) {
   {
     std::lock_guard lock(mutex_);
-    if (!HasNews(seen)) {
-      waiting_.push_back(std::move(wake));
-      return;
-    }
+    if (!HasNews(seen)) return waiting_.Add(std::move(reader), std::move(wake));
   }
   wake();
-}
-
-void LiveDelta::WakeAll(std::unique_lock<std::mutex> lock) {
-  const auto wakes = std::exchange(waiting_, {});
-  lock.unlock();
-  CallAll(wakes);
 }
 
 std::shared_ptr<LiveDelta> LiveFeed::Begin(Version base, Version target) {
@@ -68,7 +88,7 @@ std::shared_ptr<LiveDelta> LiveFeed::Begin(Version base, Version target) {
     std::lock_guard lock(mutex_);
     newest_ = base;
     before = std::exchange(delta_, delta);
-    wakes.swap(waiting_);
+    wakes = waiting_.Take();
   }
   if (before != nullptr) before->GiveUp({ErrorCode::kAborted, "another version was begun"});
   CallAll(wakes);
@@ -81,7 +101,7 @@ void LiveFeed::SetNewest(Version newest) {
     std::lock_guard lock(mutex_);
     newest_ = newest;
     delta_.reset();  // its readers keep it; whoever comes later finds the whole one in the store
-    wakes.swap(waiting_);
+    wakes = waiting_.Take();
   }
   CallAll(wakes);
 }
@@ -94,6 +114,11 @@ void LiveFeed::End() {
   }
   if (last != nullptr) last->GiveUp({ErrorCode::kAborted, "the run has ended"});
   SetNewest(0);
+}
+
+bool LiveFeed::followed() const {
+  std::lock_guard lock(mutex_);
+  return !followers_.empty();
 }
 
 CodecLevel LiveFeed::level() const {
@@ -123,13 +148,10 @@ Result<std::shared_ptr<LiveDelta>> LiveFeed::Find(Version base) const {
   return Status(ErrorCode::kState, Cat("no delta from version ", base, " will be made; the newest is ", newest_));
 }
 
-void LiveFeed::WakeWhenBegun(Version base, std::function<void()> wake) {
+void LiveFeed::WakeWhenBegun(Version base, std::weak_ptr<void> reader, std::function<void()> wake) {
   {
     std::lock_guard lock(mutex_);
-    if (Waits(base)) {
-      waiting_.push_back(std::move(wake));
-      return;
-    }
+    if (Waits(base)) return waiting_.Add(std::move(reader), std::move(wake));
   }
   wake();
 }

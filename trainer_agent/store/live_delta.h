@@ -17,6 +17,23 @@
 
 namespace lockstep {
 
+// Who is to be woken, each once. Those whose reader is gone are forgotten, so that it stays as short as there are
+// readers. Guarded by its owner.
+class WakeList {
+ public:
+  void Add(std::weak_ptr<void> reader, std::function<void()> wake);
+  // Empties the list; they are to be called without the owner's lock.
+  std::vector<std::function<void()>> Take();
+
+ private:
+  struct Sleeper {
+    std::weak_ptr<void> reader;
+    std::function<void()> wake;
+  };
+  std::vector<Sleeper> sleepers_;
+  size_t sweep_at_ = 64;
+};
+
 // One delta in the making. Thread-safe.
 class LiveDelta {
  public:
@@ -33,18 +50,17 @@ class LiveDelta {
   // --- readers ---
   struct News {
     std::vector<std::shared_ptr<const DeltaBlock>>
-        blocks;           // those after the first `seen`, in the order of their making
+        blocks;           // the next ones in the order of making, some hundred at most
     bool sealed = false;  // with these, all blocks were told
     Status given_up;      // not OK: nothing that was told counts
   };
   News Since(size_t seen) const;
   // Calls `wake` once, as soon as Since(seen) has something to tell: now, or later on a thread of the maker, which must
-  // not be held up. It may be called when its reader is long gone.
-  void WakeWhenNews(size_t seen, std::function<void()> wake);
+  // not be held up. It may be called when its reader is gone; `reader` tells that it is.
+  void WakeWhenNews(size_t seen, std::weak_ptr<void> reader, std::function<void()> wake);
 
  private:
   bool HasNews(size_t seen) const { return ended_ || blocks_.size() > seen; }
-  void WakeAll(std::unique_lock<std::mutex> lock);
 
   const Version base_;
   const Version target_;
@@ -52,7 +68,7 @@ class LiveDelta {
   std::vector<std::shared_ptr<const DeltaBlock>> blocks_;
   bool ended_ = false;
   Status given_up_;
-  std::vector<std::function<void()>> waiting_;
+  WakeList waiting_;
 };
 
 // What is live in one run. Thread-safe.
@@ -65,6 +81,8 @@ class LiveFeed {
   void SetNewest(Version newest);
   // The run is over: nothing more will be made.
   void End();
+  // Whether anybody is here.
+  bool followed() const;
   // The level that suits those who are here.
   CodecLevel level() const;
 
@@ -86,7 +104,7 @@ class LiveFeed {
   // `base` is not the newest version.
   Result<std::shared_ptr<LiveDelta>> Find(Version base) const;
   // Calls `wake` once, as soon as Find(base) answers another than null; as LiveDelta::WakeWhenNews.
-  void WakeWhenBegun(Version base, std::function<void()> wake);
+  void WakeWhenBegun(Version base, std::weak_ptr<void> reader, std::function<void()> wake);
 
  private:
   bool Waits(Version base) const;  // REQUIRES mutex_
@@ -95,7 +113,7 @@ class LiveFeed {
   Version newest_ = 0;
   std::shared_ptr<LiveDelta> delta_;
   std::multiset<CodecLevel> followers_;
-  std::vector<std::function<void()>> waiting_;
+  WakeList waiting_;
 };
 
 }  // namespace lockstep

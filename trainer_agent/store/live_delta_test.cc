@@ -39,18 +39,40 @@ TEST_CASE("a delta that is given up tells why, and none of its blocks") {
 
 TEST_CASE("who waits is woken once: at once when there is news, else by many blocks or by the end") {
   LiveDelta delta(1, 2);
+  const auto reader = std::make_shared<int>();
   int woken = 0;
-  delta.WakeWhenNews(0, [&] { ++woken; });
+  delta.WakeWhenNews(0, reader, [&] { ++woken; });
   delta.Add(Block(0));
   CHECK(woken == 0);  // one block is not worth it
-  delta.WakeWhenNews(0, [&] { ++woken; });
+  delta.WakeWhenNews(0, reader, [&] { ++woken; });
   CHECK(woken == 1);
   for (BlockIndex block = 1; block < 40; ++block) delta.Add(Block(block));
   CHECK(woken == 2);
-  delta.WakeWhenNews(40, [&] { ++woken; });
+  delta.WakeWhenNews(40, reader, [&] { ++woken; });
   CHECK(woken == 2);
   delta.Seal();
   CHECK(woken == 3);
+}
+
+TEST_CASE("a reader is told of some hundred blocks at a time, and of the end with the last of them") {
+  LiveDelta delta(1, 2);
+  for (BlockIndex block = 0; block < 600; ++block) delta.Add(Block(block));
+  delta.Seal();
+  size_t seen = 0;
+  for (int round = 0; round < 3; ++round) {
+    const auto news = delta.Since(seen);
+    CHECK(news.blocks.size() == (round < 2 ? 256 : 88));
+    CHECK(news.sealed == (round == 2));
+    seen += news.blocks.size();
+  }
+}
+
+TEST_CASE("who waits and goes away is forgotten, however many there are") {
+  WakeList list;
+  for (int i = 0; i < 10'000; ++i) list.Add(std::make_shared<int>(), [] {});
+  const auto stays = std::make_shared<int>();
+  list.Add(stays, [] {});
+  CHECK(list.Take().size() <= 65);
 }
 
 TEST_CASE("a follower waits for the delta from the newest version, and is refused any other") {
@@ -60,8 +82,9 @@ TEST_CASE("a follower waits for the delta from the newest version, and is refuse
   REQUIRE(feed.Find(5).ok());
   CHECK(*feed.Find(5) == nullptr);
   CHECK(feed.Find(4).status().code() == ErrorCode::kState);
+  const auto reader = std::make_shared<int>();
   int woken = 0;
-  feed.WakeWhenBegun(5, [&] { ++woken; });
+  feed.WakeWhenBegun(5, reader, [&] { ++woken; });
   CHECK(woken == 0);
   const auto delta = feed.Begin(5, 6);
   CHECK(woken == 1);
@@ -102,6 +125,7 @@ TEST_CASE("the end of a run gives up what was being made, and wakes who waits") 
 TEST_CASE("the level is compact as long as somebody follows over a slow link") {
   LiveFeed feed;
   CHECK(feed.level() == CodecLevel::kFast);
+  CHECK_FALSE(feed.followed());
   const LiveFeed::Follower near(&feed, CodecLevel::kFast);
   {
     const LiveFeed::Follower far(&feed, CodecLevel::kCompact);

@@ -30,8 +30,8 @@ struct VersionFile {
 class BlockReader {
  public:
   virtual ~BlockReader() = default;
-  // Calls `use` with those bytes of the data section, which stay while it runs: it must be done within the copy of a few
-  // blocks, for a trainer may wait for it. kState when `version` is no longer in memory.
+  // Calls `use` with those bytes of the data section, which stay while it runs: it must be done within the copy of a
+  // few blocks, for a trainer may wait for it. kState when `version` is no longer in memory.
   virtual Status UseBytes(Version version, const ByteRange& range, const std::function<void(ByteView)>& use) = 0;
   // The memory that holds `version` now. Holds nothing up: it may be written into as soon as this returns. kState as
   // above.
