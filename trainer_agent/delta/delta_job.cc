@@ -125,6 +125,7 @@ void DeltaJob::WorkBlock(BlockIndex block) {
   if (diff.changes.size() == 0 || too_dense()) return;
   const auto delta = std::make_shared<DeltaBlock>(Encode(block, target, unit, diff, input_.level, scratch.coded));
   coded_bytes_ += delta->bytes().size();
+  if (input_.on_coded) input_.on_coded(delta->bytes().size());
   if (input_.on_block && !too_dense()) Tell(delta);
   deltas_[block] = delta;
 }

@@ -38,6 +38,8 @@ struct DeltaInput {
   std::shared_ptr<const Manifest> base_manifest;  // with `base`: hashes of blocks said to be unchanged
   uint64_t max_coded_bytes = ~uint64_t{0};        // a delta larger than this is dropped: its memory is not worth it
   CodecLevel level = CodecLevel::kFast;
+  // Called with the coded bytes of each differing block, by the pool's threads. Null: nobody counts.
+  std::function<void(uint64_t bytes)> on_coded;
   // Called with each differing block as it is encoded, by the pool's threads, and the block is whole: it lends nothing.
   // Null: nobody wants them early.
   std::function<void(std::shared_ptr<const DeltaBlock>)> on_block;

@@ -206,6 +206,7 @@ void ModelPublisher::StartDraft(Version version) {
   DeltaInput input = InputOf(half, base, base_half.value_or(0));
   if (base != nullptr) {
     draft_->level = input.level = served_->live().level();
+    input.on_coded = [spans = draft_->spans](uint64_t bytes) { spans->Coded(bytes); };
     if (served_->live().followed()) BeginLive(input);
   }
   draft_->job = std::make_unique<DeltaJob>(pool_, std::move(input));
@@ -215,14 +216,14 @@ void ModelPublisher::BeginLive(DeltaInput& input) {
   draft_->live = served_->live().Begin(draft_->base->held.version, draft_->version);
   input.max_told_bytes = kMaxLiveBytes;
   // The job outlives the version's being made; what it told must not.
-  input.on_block = [spans = draft_->spans,
-                    weak = std::weak_ptr(draft_->live)](std::shared_ptr<const DeltaBlock> block) {
+  input.on_block = [weak = std::weak_ptr(draft_->live)](std::shared_ptr<const DeltaBlock> block) {
     const auto live = weak.lock();
     if (live == nullptr) return;
-    if (block == nullptr)
-      return live->GiveUp({ErrorCode::kAborted, "so much changed that it is sent when it is whole"});
-    spans->Coded(block->data.size());
-    live->Add(std::move(block));
+    if (block == nullptr) {
+      live->GiveUp({ErrorCode::kAborted, "so much changed that it is sent when it is whole"});
+    } else {
+      live->Add(std::move(block));
+    }
   };
 }
 

@@ -53,6 +53,67 @@ TEST_CASE("A served version leaves its spans, each inside the one it is part of,
   CHECK(third.at("diff").end_unix_ns <= third.at("store").begin_unix_ns + 1'000'000);
 }
 
+TEST_CASE("Who follows finds a version's blocks while it is written, and its end once it is served") {
+  Host host;
+  const auto rank = host.Connect();
+  Publish(*rank, 1, 1);
+  host.Await(1);
+  LiveFeed& feed = host.run().live();
+  const LiveFeed::Follower follower(&feed, CodecLevel::kCompact);
+  const auto data = rank->Begin(2);
+  REQUIRE(data.ok());
+  const auto delta = *feed.Find(1);
+  REQUIRE(delta != nullptr);
+  Write(*rank, *data, {0, 40960}, 2);
+  for (int i = 0; i < 500 && delta->Since(0).blocks.size() < 10; ++i) std::this_thread::sleep_for(milliseconds(10));
+  CHECK(delta->Since(0).blocks.size() == 10);
+  CHECK_FALSE(delta->Since(0).sealed);
+  Write(*rank, *data, {40960, 79040}, 2);
+  REQUIRE(rank->Commit().ok());
+  host.Await(2);
+  CHECK(delta->Since(0).sealed);
+  CHECK(delta->Since(0).blocks.size() == 30);
+  CHECK(*feed.Find(2) == nullptr);
+  CHECK(host.run().deltas().RouteFrom(1, 120000, CodecLevel::kFast).level == CodecLevel::kCompact);
+}
+
+TEST_CASE(
+    "A version that is given up, for whatever reason, is told so to those who follow, and the next can be found") {
+  Host host;
+  const auto rank = host.Connect();
+  Publish(*rank, 1, 1);
+  host.Await(1);
+  LiveFeed& feed = host.run().live();
+  const LiveFeed::Follower follower(&feed, CodecLevel::kFast);
+  const auto data = rank->Begin(2);
+  REQUIRE(data.ok());
+  const auto delta = *feed.Find(1);
+  REQUIRE(delta != nullptr);
+  Write(*rank, *data, {0, 4096}, 2);
+  CHECK(rank->Commit().code() == ErrorCode::kBadData);  // bytes are missing
+  CHECK(delta->Since(0).given_up.code() == ErrorCode::kAborted);
+  CHECK(*feed.Find(1) == nullptr);
+  REQUIRE(rank->Begin(3).ok());
+  CHECK((*feed.Find(1))->target() == 3);
+}
+
+TEST_CASE("Nothing is kept for followers when there are none, and nothing after they were served") {
+  Host host;
+  const auto rank = host.Connect();
+  Publish(*rank, 1, 1);
+  host.Await(1);
+  LiveFeed& feed = host.run().live();
+  REQUIRE(rank->Begin(2).ok());
+  CHECK(*feed.Find(1) == nullptr);
+  REQUIRE(rank->Abort("on purpose").ok());
+  const LiveFeed::Follower follower(&feed, CodecLevel::kFast);
+  REQUIRE(rank->Begin(3).ok());
+  const std::weak_ptr<LiveDelta> delta = *feed.Find(1);
+  CHECK_FALSE(delta.expired());
+  REQUIRE(rank->Abort("on purpose").ok());
+  CHECK(delta.expired());
+}
+
 TEST_CASE("A version commits when all of its ranks have, and ranks may run one version ahead") {
   Host host;
   const auto zero = host.Connect(0, 2);
