@@ -12,7 +12,6 @@
 
 #include "raas_receiver/replica/apply.h"
 #include "tests/bench/or_die.h"
-#include "tests/bench/read_loop.h"
 #include "tests/bench/report.h"
 
 namespace lockstep::bench {
@@ -87,13 +86,28 @@ void DeltaPair::Written() {
     manifest->block_hashes = HashBlocks(*layout_, half(which), receiver_pool_);
     manifests_[which] = std::move(manifest);
   }
+  ChooseLoads();
+}
+
+// Whose median is better of a few turns that alternate.
+void DeltaPair::ChooseLoads() {
+  constexpr int kTurns = 5;
+  std::vector<double> wide32, wide64;
+  for (int turn = 0; turn < kTurns; ++turn) {
+    loads_ = Loads::kWide32;
+    wide32.push_back(TimeReadBoth());
+    loads_ = Loads::kWide64;
+    wide64.push_back(TimeReadBoth());
+  }
+  loads_ = Median(wide32) < Median(wide64) ? Loads::kWide32 : Loads::kWide64;
 }
 
 double DeltaPair::TimeReadBoth() {
   return TimeOnce([&] {
     OnPool(agent_pool_, layout_->block_count(), [&](size_t block) {
       const ByteRange range = layout_->block_range(static_cast<BlockIndex>(block));
-      sink |= ReadBoth(halves_[0].data() + range.offset, halves_[1].data() + range.offset, range.bytes & ~uint64_t{7});
+      sink |= ReadBoth(halves_[0].data() + range.offset, halves_[1].data() + range.offset, range.bytes & ~uint64_t{7},
+                       loads_);
     });
   });
 }
@@ -102,7 +116,7 @@ double DeltaPair::TimeReadOne() {
   return TimeOnce([&] {
     receiver_pool_.ParallelFor(layout_->block_count(), [&](size_t block) {
       const ByteRange range = layout_->block_range(static_cast<BlockIndex>(block));
-      sink |= ReadOne(halves_[0].data() + range.offset, range.bytes & ~uint64_t{7});
+      sink |= ReadOne(halves_[0].data() + range.offset, range.bytes & ~uint64_t{7}, loads_);
     });
   });
 }

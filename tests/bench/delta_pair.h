@@ -9,6 +9,7 @@
 #include "common/model/manifest.h"
 #include "common/os/segment.h"
 #include "common/payload/payload.h"
+#include "tests/bench/read_loop.h"
 #include "trainer_agent/delta/delta_job.h"
 
 namespace lockstep::bench {
@@ -27,7 +28,7 @@ class DeltaPair {
   std::span<std::byte> half(size_t which) const { return halves_[which].span(); }
   WorkerPool& pool() { return receiver_pool_; }
 
-  // After the halves were written: hashes half 0.
+  // After the halves were written: hashes them, and finds out which loop reads them fastest.
   void Written();
 
   // Seconds of the loops that only read, by the agent's threads (both halves) and by the receiver's (half 0).
@@ -43,7 +44,10 @@ class DeltaPair {
   double TimeApply(std::span<const std::shared_ptr<const Payload>> chain);
 
  private:
+  void ChooseLoads();
+
   const std::shared_ptr<const ModelLayout> layout_;
+  Loads loads_ = Loads::kWide32;
   MappedSegment halves_[2];
   std::shared_ptr<const Manifest> manifests_[2];
   std::vector<BlockIndex> all_blocks_;

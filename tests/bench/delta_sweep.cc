@@ -21,7 +21,7 @@ struct Options {
   std::vector<double> densities = {0.0005, 0.003, 0.006, 0.01, 0.025, 0.05, 0.1, 0.5};
   std::vector<double> sizes = {0.3, 0.6, 1, 1.5, 3, 6};
   uint32_t steps = 16;
-  int repeats = 7;
+  int repeats = 5;
 };
 
 constexpr double kChanged = 0.01;

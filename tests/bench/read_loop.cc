@@ -41,19 +41,21 @@ using Vector64 [[gnu::vector_size(64)]] = uint64_t;
 }
 #endif
 
-size_t ReadWide(const std::byte* a, const std::byte* b, size_t bytes, uint64_t& any) {
+size_t ReadWide(const std::byte* a, const std::byte* b, size_t bytes, Loads loads, uint64_t& any) {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f")) return Read512(a, b, bytes, any);
+  if (loads == Loads::kWide64 && __builtin_cpu_supports("avx512f")) return Read512(a, b, bytes, any);
   if (__builtin_cpu_supports("avx2")) return Read256(a, b, bytes, any);
+#else
+  (void)loads;
 #endif
   return ReadStreams<Vector16>(a, b, bytes, any);
 }
 
 }  // namespace
 
-uint64_t ReadBoth(const std::byte* a, const std::byte* b, size_t bytes) {
+uint64_t ReadBoth(const std::byte* a, const std::byte* b, size_t bytes, Loads loads) {
   uint64_t any = 0;
-  for (size_t i = ReadWide(a, b, bytes, any); i < bytes; i += 8) {
+  for (size_t i = ReadWide(a, b, bytes, loads, any); i < bytes; i += 8) {
     uint64_t x = 0, y = 0;
     std::memcpy(&x, a + i, 8);
     std::memcpy(&y, b + i, 8);
@@ -63,9 +65,9 @@ uint64_t ReadBoth(const std::byte* a, const std::byte* b, size_t bytes) {
 }
 
 // The two halves of the range as the two streams.
-uint64_t ReadOne(const std::byte* memory, size_t bytes) {
+uint64_t ReadOne(const std::byte* memory, size_t bytes, Loads loads) {
   const size_t half = bytes / 16 * 8;
-  uint64_t any = ReadBoth(memory, memory + half, half);
+  uint64_t any = ReadBoth(memory, memory + half, half, loads);
   for (size_t i = 2 * half; i < bytes; i += 8) {
     uint64_t x = 0;
     std::memcpy(&x, memory + i, 8);
