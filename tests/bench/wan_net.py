@@ -5,9 +5,11 @@ is killed when this process ends, however it ends.
 """
 
 import json
+import math
 import os
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from harness import Agent, Cluster, Receiver
 WAN_LINK = Path(os.environ.get("LOCKSTEP_TEST_BIN", processes.ROOT / "bazel-bin")) / "tests/bench/wan_link"
 NOT_ALLOWED = 77  # what wan_link ends with, and a benchmark that cannot have it
 AGENT_PORT, LANE_PORT = 7700, 7701
+IPERF_INTERVAL_S, IPERF_ATTEMPTS, IPERF_RETRY_S = 0.1, 50, 0.1
 TOOLS = ("nsenter", "setpriv", "iperf3")
 
 
@@ -35,6 +38,11 @@ class Shape:
     def __str__(self) -> str:
         rate = f"{self.bits_per_s / 1e9:g} Gbit/s" if self.bits_per_s else "no limit"
         return f"{rate}, {1000 * self.round_trip_s:g} ms, {100 * self.loss:g} % lost"
+
+
+def share_before(moment: float, start: float, end: float) -> float:
+    """How much of an interval is before that moment: 0 to 1."""
+    return min(1.0, max(0.0, (moment - start) / (end - start)))
 
 
 class Link:
@@ -74,27 +82,32 @@ class Link:
         self._process.stdin.flush()
         return json.loads(self._process.stdout.readline())
 
-    def iperf_bytes_per_s(self, streams: int, transfer_bytes: int) -> float:
-        """What iperf3 gets across with so many streams, in one transfer of so many bytes, its slow start included."""
+    def iperf_bytes_per_s(self, streams: int, seconds: float) -> float:
+        """What iperf3 gets across with so many streams in so long a time, its slow start included: what its server
+        counted until then."""
+        server_command = ["iperf3", "--server", "--one-off", "--bind", self.addresses[1], "--interval", IPERF_INTERVAL_S]
         server = subprocess.Popen(
-            [*self.prefix(1), "iperf3", "--server", "--one-off", "--forceflush", "--bind", self.addresses[1]],
-            stdout=subprocess.PIPE,
-            text=True,
+            [*self.prefix(1), *map(str, server_command), "--json"], stdout=subprocess.PIPE, text=True
         )
         try:
-            for line in server.stdout:
-                if "listening" in line:
-                    break
-            client = ["iperf3", "--client", self.addresses[1], "--json"]
-            client += ["--parallel", streams, "--bytes", transfer_bytes]
-            done = subprocess.run(
-                [*self.prefix(0), *map(str, client)], capture_output=True, text=True, timeout=300, check=True
-            )
-            return json.loads(done.stdout)["end"]["sum_received"]["bits_per_second"] / 8
+            self._run_iperf_client(streams, math.ceil(seconds))
+            told = json.loads(server.communicate(timeout=30)[0])
         finally:
             server.kill()
             server.wait()
             server.stdout.close()
+        sums = [interval["sum"] for interval in told["intervals"]]
+        return sum(entry["bytes"] * share_before(seconds, entry["start"], entry["end"]) for entry in sums) / seconds
+
+    def _run_iperf_client(self, streams: int, seconds: int) -> None:
+        command = ["iperf3", "--client", self.addresses[1], "--parallel", streams, "--time", seconds]
+        for _ in range(IPERF_ATTEMPTS):
+            done = subprocess.run([*self.prefix(0), *map(str, command)], capture_output=True, text=True, timeout=300)
+            if "refused" not in done.stderr:
+                break
+            time.sleep(IPERF_RETRY_S)  # the server does not listen yet
+        if done.returncode != 0:
+            raise SystemExit(f"iperf3: {done.stderr}")
 
     def close(self) -> None:
         self._process.stdin.close()
