@@ -210,8 +210,9 @@ Status RankClient::Tell(RankMessage type, std::span<const StridedRange> ranges, 
     AddRange(told.kept, range);
     told.kept_bytes += range.bytes();
   }
-  // A message for each of 100,000 small tensors costs both ends more than their bytes do.
-  const bool enough = told.kept_bytes >= options_.layout->block_bytes() || told.kept.size() >= kRangesPerMessage;
+  // A message for each of 100,000 small tensors costs both ends more than their bytes do. No block is smaller than
+  // this.
+  const bool enough = told.kept_bytes >= kMinBlockBytes || told.kept.size() >= kRangesPerMessage;
   return enough ? SendKept(type, told) : OkStatus();
 }
 

@@ -41,7 +41,8 @@ class RankClient {
 
   // The data section of the half to fill. Errors as lockstep_begin (export_plugin/lockstep.h).
   Result<std::byte*> Begin(Version version);
-  // These bytes are final. Ranges that do not make a block yet are sent with later ones, at the latest by Commit().
+  // These bytes are final. Ranges that together are smaller than any block wait for later ones, at the latest for
+  // Commit().
   // REQUIRES writing().
   Status RangesDone(std::span<const StridedRange> ranges);
   // These bytes are final and equal those of the other half, the version before; the agent need not compare them. It
