@@ -51,6 +51,13 @@ std::chrono::microseconds RoundTrip(tcp::socket& socket) {
   return std::chrono::microseconds(info.tcpi_rtt);
 }
 
+void OpenWindow(tcp::socket& socket, size_t bytes) {
+  // Who wants to be woken for so many bytes is given room for them; SO_RCVBUF would end the kernel's own sizing, and
+  // net.core.rmem_max bounds it.
+  SetOption(socket, SOL_SOCKET, SO_RCVLOWAT, static_cast<int>(bytes));
+  SetOption(socket, SOL_SOCKET, SO_RCVLOWAT, 1);
+}
+
 void KeepAlive(tcp::socket& socket) {
   SetOption(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
   SetOption(socket, IPPROTO_TCP, TCP_KEEPIDLE, 60);

@@ -29,6 +29,11 @@ Result<size_t> ReceiveNow(asio::ip::tcp::socket& socket, std::span<const iovec> 
 // The smoothed round trip as the kernel sees it; 0 when the socket is not connected.
 std::chrono::microseconds RoundTrip(asio::ip::tcp::socket& socket);
 
+// Lets the peer send so much ahead at once. The kernel widens a window only for a reader that outruns it; one that is
+// busy between its reads would leave the peer waiting for every acknowledgement. It goes on widening it where links are
+// long.
+void OpenWindow(asio::ip::tcp::socket& socket, size_t bytes);
+
 // A peer that vanished is noticed within two minutes, however long nobody says anything.
 void KeepAlive(asio::ip::tcp::socket& socket);
 

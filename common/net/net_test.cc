@@ -193,6 +193,19 @@ TEST_CASE("bursts send what the socket takes and receive what is there, in piece
   CHECK(status.code() == ErrorCode::kUnavailable);
 }
 
+TEST_CASE("an opened window takes much before anything is read") {
+  Wire wire;
+  OpenWindow(wire.right, 4 << 20);
+  const std::string body(8 << 20, 'b');
+  size_t sent = wire.Run(wire.left, SendUntilFull(wire.left, "", body));
+  while (wire.Run(wire.left, UntilReady(wire.left, tcp::socket::wait_write, kBriefly)).ok()) {
+    sent += wire.Run(wire.left, SendUntilFull(wire.left, "", body));
+  }
+  CHECK(sent > 4 << 20);
+  std::string first(1, '-');  // one byte is enough to be read
+  CHECK(*ReceiveNow(wire.right, std::array{Piece(Writable(first))}) == 1);
+}
+
 TEST_CASE("a rate limit gives each its turn, and a silence earns little") {
   RateLimit::Clock::time_point now{1h};
   RateLimit limit(1'000'000, [&] { return now; });

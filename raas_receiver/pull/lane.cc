@@ -11,6 +11,8 @@
 namespace lockstep {
 namespace {
 
+// What a lane takes ahead while it is busy with a block: enough that the agent never waits for a single one.
+constexpr size_t kWindowBytes = 2 << 20;
 constexpr auto kAwait = asio::experimental::as_tuple(asio::use_awaitable);
 
 }  // namespace
@@ -94,6 +96,7 @@ asio::awaitable<Status> Lane::Open() {
   if (board_->stopping()) co_return Status(ErrorCode::kCancelled, "told to stop");
 
   if (RoundTrip(socket_) >= kFarRoundTrip) board_->WantSpares();
+  OpenWindow(socket_, kWindowBytes);
   reader_.emplace(socket_);
   // The first requests go along with the hello.
   Status status = co_await SendRequests(HelloOf({options_->pull_id, **ticket_, number_}));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 
+#include "raas_receiver/pull/request_pace.h"
 #include "raas_receiver/pull/test_lane_server.h"
 
 namespace lockstep {
@@ -205,6 +206,41 @@ TEST_CASE("A refused request fails the fetch with the agent's words, and the lan
   CHECK(status.message().find("version 1 is gone") != std::string::npos);
   REQUIRE(lanes.Fetch(fixture.FullRuns(), sink).ok());
   CHECK(sink.data == fixture.model.data(1));
+}
+
+TEST_CASE("On a near link lanes beyond the first few stand by, and come in when one is given up") {
+  Fixture fixture;
+  for (int i = 0; i < 5; ++i) fixture.options.tickets.push_back(RandomId<Ticket>());
+  SECTION("all is well") {
+    LaneSet lanes(fixture.io, fixture.options, fixture.renew);
+    MemorySink sink(*fixture.model.layout());
+    REQUIRE(lanes.Fetch(fixture.FullRuns(), sink).ok());
+    CHECK(sink.data == fixture.model.data(1));
+    CHECK(fixture.server.connections() == static_cast<int>(kNearLanes));
+  }
+  SECTION("the first ones are refused for good") {
+    fixture.server.mischief = [](int connection) {
+      return connection < static_cast<int>(kNearLanes) ? Mischief::kRefuseTicket : Mischief::kNone;
+    };
+    fixture.options.attempts = 1;
+    LaneSet lanes(fixture.io, fixture.options, fixture.renew);
+    MemorySink sink(*fixture.model.layout());
+    REQUIRE(lanes.Fetch(fixture.FullRuns(), sink).ok());
+    CHECK(sink.data == fixture.model.data(1));
+    CHECK(fixture.server.connections() > static_cast<int>(kNearLanes));
+  }
+}
+
+TEST_CASE("The rate at which blocks came is told once there were enough of them") {
+  RunBoard board;
+  for (int i = 0; i < 20; ++i) {
+    board.Count(100'000);
+    std::this_thread::sleep_for(milliseconds(1));
+    if (i == 5) CHECK(board.counters().bytes_per_s == 0);
+  }
+  CHECK(board.counters().payload_bytes == 2'000'000);
+  CHECK(board.counters().bytes_per_s > 1'000'000);
+  CHECK(board.counters().bytes_per_s < 101'000'000);
 }
 
 TEST_CASE("Cancelling ends a stalled fetch at once") {

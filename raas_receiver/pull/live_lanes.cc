@@ -60,6 +60,7 @@ asio::awaitable<void> LiveLanes::Lane::Run() {
 asio::awaitable<Status> LiveLanes::Lane::Open() {
   if (Status status = co_await Connect(socket_, options_->agent, options_->connect_timeout); !status.ok())
     co_return status;
+  if (stopped_) co_return Status(ErrorCode::kCancelled, "told to stop");
   KeepAlive(socket_);
   const Bytes hello = HelloOf({options_->pull_id, options_->tickets[share_], share_});
   Status status = co_await WriteAll(socket_, hello, options_->connect_timeout);

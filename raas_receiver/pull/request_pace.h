@@ -20,8 +20,10 @@ class RequestPace {
  public:
   using Clock = std::chrono::steady_clock;
   static constexpr size_t kMost = 64;
+  // Before the link is known: on a long one, what is asked for later comes a round trip later.
+  static constexpr size_t kFirst = 8;
 
-  explicit RequestPace(size_t least) : least_(least), outstanding_(least) {}
+  explicit RequestPace(size_t least) : least_(least), outstanding_(std::max(least, kFirst)) {}
 
   // The answer to a request, of so many bytes, has ended.
   void Answered(uint64_t bytes, Clock::time_point now, std::chrono::microseconds round_trip) {

@@ -132,7 +132,7 @@ void RunBoard::GiveBack(std::optional<BlockRun> rest) {
     queue_.push_front(*rest);
     WakeAll();
   }
-  changed_.notify_all();
+  if (Settled()) changed_.notify_all();
 }
 
 void RunBoard::Refuse(Status why) {

@@ -72,7 +72,8 @@ Result<v1::PullPlan> AgentClient::OpenPull(const v1::OpenPullRequest& request) {
 }
 
 Result<v1::LivePlan> AgentClient::OpenLive(const v1::OpenLiveRequest& request) {
-  return Call("OpenLive", &v1::TrainerAgent::Stub::OpenLive, request, kCallTimeout);
+  // Briefly: who calls has a version to make known, and can do without.
+  return Call("OpenLive", &v1::TrainerAgent::Stub::OpenLive, request, kCloseTimeout);
 }
 
 Result<v1::PullPlan> AgentClient::CatchUp(uint64_t pull_id, Version oldest) {

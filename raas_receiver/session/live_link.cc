@@ -1,5 +1,6 @@
 #include "raas_receiver/session/live_link.h"
 
+#include "common/base/text.h"
 #include "common/telemetry/log.h"
 
 namespace lockstep {
@@ -65,8 +66,10 @@ std::optional<std::vector<DeltaBlock>> LiveLink::Take(const Held& base, const Pl
   }
   const ErrorCode code = delta.status().code();
   const bool usable = delta.ok() || code == ErrorCode::kAborted || code == ErrorCode::kState;
-  Log(LogLevel::kDebug, "live_delta_unused",
-      {{"model", options_.model}, {"version", step.target}, {"message", delta.status().ToString()}});
+  const std::string why = delta.ok() ? Cat("it leads to version ", delta->target, " with ", delta->blocks.size(),
+                                           " blocks; planned are ", step.target, " and ", step.entries)
+                                     : delta.status().ToString();
+  Log(LogLevel::kDebug, "live_delta_unused", {{"model", options_.model}, {"version", step.target}, {"message", why}});
   if (!usable) Close();
   return std::nullopt;
 }

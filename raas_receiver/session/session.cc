@@ -297,7 +297,9 @@ v1::SessionState Session::Synchronize() {
 // What comes next is asked for at once: an engine may take its time with what came now.
 void Session::FollowLive(const Sync& sync) {
   if (sync.record().link_bytes_per_s() > 0) context_.link_bytes_per_s = sync.record().link_bytes_per_s();
-  if (sync.beside_agent()) {
+  // Known once something was pulled; without that nobody is to send anything early.
+  if (sync.record().payload_bytes() > 0) beside_agent_ = sync.beside_agent();
+  if (beside_agent_.value_or(true)) {
     live_.Close();
   } else {
     live_.Follow(replicas_->current().held, sync.layout(), context_.link_bytes_per_s);
@@ -359,11 +361,9 @@ ServeOutcome Session::Serve(const std::string& mode, uint64_t transfer) {
   ServeOutcome outcome;
   {
     const Held held = replicas_->current().held;
-    SpanScope span(engine_.told() ? options_.timeline : nullptr, {.name = "engine",
-                                                                  .model = options_.model,
-                                                                  .run = held.run,
-                                                                  .version = held.version,
-                                                                  .transfer = transfer});
+    SpanScope span(
+        engine_.told() ? options_.timeline : nullptr,
+        {.name = "engine", .model = options_.model, .run = held.run, .version = held.version, .transfer = transfer});
     outcome = engine_.Serve(mode, served_);
     span.span().bytes = outcome.written_bytes;
   }

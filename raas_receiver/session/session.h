@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -112,6 +113,7 @@ class Session {
   SyncFeed& feed_;
   AgentClient agent_;
   LiveLink live_;
+  std::optional<bool> beside_agent_;  // the session's thread's; as Sync::beside_agent
   SyncContext context_;
   Backoff backoff_;
   Backoff engine_backoff_;

@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-constexpr uint64_t kRequestBytes = 8 << 20;
+constexpr uint64_t kRequestBytes = 1 << 20;  // what one lane holds while others could do it
 
 // Adds the time of its life to a duration of the record.
 class Stopwatch {
@@ -394,6 +394,7 @@ void Sync::TakeLive(const Held& base) {
     live_bytes_ = step.data_bytes;
   } else {
     Log(LogLevel::kDebug, "delta_by_lanes", {{"model", context_.model}, {"message", given.ToString()}});
+    context_.live.Close();  // coded at another level than this link is worth by now: the next subscription tells
   }
 }
 
@@ -404,7 +405,8 @@ Status Sync::FetchFull(const std::vector<BlockIndex>& blocks, Version version, b
   const BlockRun like{.kind = RequestKind::kFull, .version = version, .exact = exact};
   const auto count = static_cast<uint32_t>(rest.size());
   const uint64_t bytes = uint64_t{count} * order_.layout->block_bytes();
-  return FetchByLanes(RunsOf(rest, like, BlocksPerRequest(bytes, count, kRequestBytes, plan_.lanes.tickets.size())), *full_);
+  return FetchByLanes(RunsOf(rest, like, BlocksPerRequest(bytes, count, kRequestBytes, plan_.lanes.tickets.size())),
+                      *full_);
 }
 
 Status Sync::FetchByLanes(const std::vector<BlockRun>& runs, BlockSink& sink) {
@@ -420,6 +422,7 @@ void Sync::CountBytes() {
   record_.set_live_bytes(live_bytes_);
   record_.set_payload_bytes(record_.local_bytes() + live_bytes_ + (lanes_ ? lanes_->counters().payload_bytes : 0));
   lane_retries_ = lanes_ ? lanes_->counters().retries : 0;
+  record_.set_link_bytes_per_s(lanes_ ? lanes_->counters().bytes_per_s : 0);
 }
 
 void Sync::Close(const Status& status) {

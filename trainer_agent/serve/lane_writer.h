@@ -19,8 +19,8 @@ namespace lockstep {
 // Used by the one coroutine that owns the lane. After an error the lane is to be closed.
 class LaneWriter {
  public:
-  // As much is worth a system call; more in one would hold up a trainer for longer.
-  static constexpr size_t kBurstBytes = 256 << 10;
+  // In a system call; more would hold up a trainer for longer, and gain nothing.
+  static constexpr size_t kBurstBytes = 1 << 20;
 
   // `timeout` is for what one Flush sends.
   LaneWriter(asio::ip::tcp::socket& socket, std::chrono::milliseconds timeout) : socket_(socket), timeout_(timeout) {}

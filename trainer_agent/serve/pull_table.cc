@@ -54,6 +54,7 @@ void PullTable::Expire() {
       ++at;
       continue;
     }
+    at->second->closed_ = true;
     expired.push_back(at->second);
     at = pulls_.erase(at);
   }
@@ -207,6 +208,7 @@ void PullTable::Close(uint64_t pull_id, const Held& held, const std::string& out
     const auto at = pulls_.find(pull_id);
     if (at == pulls_.end()) return;
     pull = at->second;
+    pull->closed_ = true;
     pulls_.erase(at);
   }
   if (pull->live()) return;

@@ -94,6 +94,8 @@ class Pull {
   void Touch();
   // Of OpenLive: it lasts as long as its lanes, whatever they do.
   bool live() const { return follower_ != nullptr; }
+  // It is in the table no more: its lanes end.
+  bool closed() const { return closed_; }
 
   // One lane that was let in; its end makes room for another.
   class LaneLease {
@@ -123,6 +125,7 @@ class Pull {
   std::set<Ticket> tickets_;
   Clock::time_point touched_;
   std::atomic<uint32_t> lanes_{0};
+  std::atomic<bool> closed_{false};
 };
 
 // Thread-safe.

@@ -27,7 +27,7 @@ asio::awaitable<Status> ServedLane::Run() {
   while (true) {
     BlockRequest request;
     Status status = co_await ReadExact(socket_, std::as_writable_bytes(std::span(&request, 1)), idle);
-    if (status.code() == ErrorCode::kUnavailable) co_return OkStatus();
+    if (status.code() == ErrorCode::kUnavailable || pull_.closed()) co_return OkStatus();
     if (status.ok()) status = CheckRequest(request, pull_.run->layout().block_count());
     if (status.ok() && !pull_.live()) span_.Begin();
     if (status.ok()) status = co_await Answer(request);
@@ -42,6 +42,13 @@ asio::awaitable<Status> ServedLane::Answer(const BlockRequest& request) {
   live_target_ = 0;
   refusal_ = OkStatus();
   Status status;
+  const bool live = static_cast<RequestKind>(request.kind) == RequestKind::kLive;
+  if (live != pull_.live()) {
+    refusal_ = {ErrorCode::kState,
+                "lanes of OpenLive answer live requests and nothing else; those of a pull no live ones"};
+    writer_.AddError(request.request_id, refusal_);
+    co_return co_await FlushPaced();
+  }
   switch (static_cast<RequestKind>(request.kind)) {
     case RequestKind::kFull:
       status = co_await SendFull(request);

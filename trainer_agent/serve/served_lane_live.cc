@@ -9,10 +9,6 @@
 namespace lockstep {
 
 asio::awaitable<Status> ServedLane::SendLive(const BlockRequest& request) {
-  if (!pull_.live()) {
-    refusal_ = {ErrorCode::kState, "this pull is no subscription; live deltas are for lanes of OpenLive"};
-    co_return OkStatus();
-  }
   WatchPeer();
   const auto found = co_await UntilBegun(request.exact_version);
   if (!found.ok()) co_return found.status();
@@ -71,6 +67,7 @@ asio::awaitable<Status> ServedLane::SendShare(const BlockRequest& request, const
 // Until there may be news. kUnavailable: the peer went away meanwhile.
 asio::awaitable<Status> ServedLane::UntilRung() {
   co_await bell_->Wait();
+  if (pull_.closed()) co_return Status(ErrorCode::kUnavailable, "the subscription was closed");
   if (!*peer_spoke_) co_return OkStatus();
   std::byte byte;
   const ssize_t there = ::recv(socket_.native_handle(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
