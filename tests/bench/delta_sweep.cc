@@ -17,7 +17,7 @@ namespace lockstep::bench {
 namespace {
 
 struct Options {
-  double gigabytes = 1.0;
+  double gigabytes = 0.6;
   std::vector<double> densities = {0.0005, 0.003, 0.006, 0.01, 0.025, 0.05, 0.1, 0.5};
   std::vector<double> sizes = {0.3, 0.6, 1, 1.5, 3, 6};
   uint32_t steps = 16;
