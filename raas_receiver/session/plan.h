@@ -39,7 +39,7 @@ struct Plan {
   std::vector<PlanStep> steps;
   LaneGrant lanes;
   v1::CodecLevel level = v1::CODEC_LEVEL_UNSPECIFIED;  // of the steps
-  std::string local_socket;  // of the agent, on its host; empty: it has none
+  std::string local_socket;                            // of the agent, on its host; empty: it has none
   Ticket local_ticket;
   int64_t committed_unix_ns = 0;
   uint64_t changed_elements = 0;

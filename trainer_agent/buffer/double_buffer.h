@@ -62,8 +62,8 @@ class DoubleBuffer {
   void RecordManifest(size_t half, const Manifest& manifest);
   std::optional<Manifest> RecordedManifest(size_t half) const;
 
-  // Calls `use` with those bytes of the data section at exactly `version`, which stay while it runs: it must be done soon
-  // and wait for nothing, for a trainer may wait for it. kState when no half holds that version any more.
+  // Calls `use` with those bytes of the data section at exactly `version`, which stay while it runs: it must be done
+  // soon and wait for nothing, for a trainer may wait for it. kState when no half holds that version any more.
   Status UseBytes(Version version, const ByteRange& range, const std::function<void(ByteView)>& use);
   // A descriptor that reads the half which holds exactly `version`, with its image from the start. It holds nothing up:
   // the half may be written into as soon as this returns. kState as above.
