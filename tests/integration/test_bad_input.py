@@ -180,7 +180,7 @@ def send_and_read(address: "tuple[str, int] | str", *pieces: bytes) -> bytes:
 
 def lane_hello(pull_id: int, ticket: bytes) -> bytes:
     """common/wire/FORMAT.md, "Hello"."""
-    hello = struct.pack("<4sHHQ16sII", b"LSLO", 1, 48, pull_id, ticket, 0, 0)
+    hello = struct.pack("<4sHHQ16sII", b"LSLO", 2, 48, pull_id, ticket, 0, 0)
     return hello + struct.pack("<Q", xxhash.xxh3_64_intdigest(hello))
 
 
