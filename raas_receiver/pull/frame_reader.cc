@@ -14,8 +14,10 @@ namespace {
 
 constexpr auto kAwait = asio::experimental::as_tuple(asio::use_awaitable);
 constexpr size_t kBufferBytes = 64 << 10;
-// From this size on bytes go straight to their place; only the header that follows is read along into the buffer.
+// From this size on bytes go straight to their place; only headers that follow are read along into the buffer: an end,
+// and the next frame's.
 constexpr size_t kDirectBytes = 16 << 10;
+constexpr size_t kAheadBytes = 2 * sizeof(FrameHeader);
 
 }  // namespace
 
@@ -35,8 +37,9 @@ asio::awaitable<Status> FrameReader::Read(std::span<std::byte> out) {
     out = out.subspan(TakeBuffered(out));
     if (out.empty()) co_return OkStatus();
     const bool direct = out.size() >= kDirectBytes;
+    if (out.size() > kAheadBytes) large_ = direct;
     const std::array into{Piece(out.first(direct ? out.size() : 0)),
-                          Piece(ByteView(buffer_).first(direct ? sizeof(FrameHeader) : buffer_.size()))};
+                          Piece(ByteView(buffer_).first(large_ ? kAheadBytes : buffer_.size()))};
     const Result<size_t> got = ReceiveNow(socket_, into);
     if (!got.ok()) co_return got.status();
     if (*got == 0) {

@@ -30,7 +30,8 @@ class FrameReader {
 
   asio::ip::tcp::socket& socket_;
   Bytes buffer_;
-  size_t begin_ = 0;  // of what is buffered
+  bool large_ = false;  // payloads are: what follows a header is not to be copied through the buffer
+  size_t begin_ = 0;    // of what is buffered
   size_t end_ = 0;
   std::chrono::steady_clock::time_point last_byte_;
 };

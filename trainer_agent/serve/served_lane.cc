@@ -39,6 +39,7 @@ asio::awaitable<Status> ServedLane::Run() {
 
 asio::awaitable<Status> ServedLane::Answer(const BlockRequest& request) {
   sent_ = 0;
+  end_sent_ = false;
   live_target_ = 0;
   refusal_ = OkStatus();
   Status status;
@@ -61,10 +62,10 @@ asio::awaitable<Status> ServedLane::Answer(const BlockRequest& request) {
       break;
   }
   if (!status.ok()) co_return status;
-  if (refusal_.ok()) {
-    writer_.AddEnd(request.request_id, sent_, live_target_);
-  } else {
+  if (!refusal_.ok()) {
     writer_.AddError(request.request_id, refusal_);
+  } else if (!end_sent_) {
+    writer_.AddEnd(request.request_id, sent_, live_target_);
   }
   status = co_await FlushPaced();
   if (live_target_ != 0) span_.End(live_target_);
@@ -115,8 +116,13 @@ Result<uint32_t> ServedLane::SendBlocks(const BlockRequest& request, BlockIndex 
                   bytes.first(block_bytes));
       bytes = bytes.subspan(block_bytes);
     }
+    const bool last = first + count == request.first_block + request.block_count;
+    if (last) writer_.AddEnd(request.request_id, request.block_count);
     begun = writer_.SendLent();
-    if (begun.ok()) Sent(total * *begun / count);
+    if (!begun.ok()) return;
+    end_sent_ = *begun > count;
+    begun = std::min(*begun, count);
+    Sent(total * *begun / count);
   };
   refusal_ = pull_.run->UseBlocks(exact ? request.exact_version : pull_.target, exact, first, count, send);
   return begun;

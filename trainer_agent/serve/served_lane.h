@@ -54,6 +54,7 @@ class ServedLane {
   const std::shared_ptr<Bell> bell_;
   std::shared_ptr<bool> peer_spoke_;  // null: nobody watches for it
   uint32_t sent_ = 0;                 // frames of the request in hand
+  bool end_sent_ = false;             // and its end went along with the last of them
   Version live_target_ = 0;           // that a live answer has led to
   Status refusal_;                    // why the request in hand cannot be answered in full
 };
