@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass
 
 import processes
+from harness import wait_until
 from sync_bench import check_equal
 from wan_net import NOT_ALLOWED, CannotMeasure, LinkedCluster, Shape
 from weights import Weights
@@ -25,11 +26,16 @@ LANES = 4
 FULL_BYTES, DELTA_BYTES, QUICK_BYTES = 750_000_000, 64_000_000, 8_000_000
 FAST_LINKS = 2  # times as many bytes are pulled over them: a second of it is slow start
 COPIES = 5.0 * FAST_LINKS
-WARMING = 2
-PAUSE_S = 1.0  # between versions: a trainer's step, in which congestion windows grow old
+WARMING, DELTAS_PER_PULL = 2, 3
+PAUSE_S = 0.5  # between versions: longer than any retransmission timeout, so that congestion windows grow old
 
-# Of both hosts, as docs/operations.md tells for long links: room for twice rate x round trip / lanes.
-HOSTS = {"net.ipv4.tcp_rmem": "4096 131072 67108864", "net.ipv4.tcp_wmem": "4096 65536 67108864"}
+# Of both hosts, as docs/operations.md tells for long links: room for twice rate x round trip / lanes, and windows that
+# a pause between versions does not close.
+HOSTS = {
+    "net.ipv4.tcp_rmem": "4096 131072 67108864",
+    "net.ipv4.tcp_wmem": "4096 65536 67108864",
+    "net.ipv4.tcp_slow_start_after_idle": 0,
+}
 
 GBIT = 1_000_000_000
 LINKS = [Shape(rate * GBIT, trip, loss) for rate in (1, 10) for trip in (0.01, 0.1) for loss in (0.0, 0.001)]
@@ -60,6 +66,7 @@ def full_pull(shape: Shape, options: processes.Options) -> Measured:
     with contextlib.closing(LinkedCluster(shape, HOSTS, follow=False, lanes=LANES)) as cluster:
         with cluster.the_agent.publisher(weights.tensors) as publisher:
             publisher.publish(1, weights.tensors)
+            wait_until(lambda: cluster.the_agent.model_status()["newest_version"], "version 1 is served", timeout_s=120)
             for _ in range(1 + options.repeats):
                 pulled = cluster.the_receiver.ctl("--json", "pull", "--full", timeout_ms=55_000)
                 if pulled.returncode != 0:
@@ -99,17 +106,17 @@ class Followed:
 def delta_latency(shape: Shape, options: processes.Options) -> Measured:
     """Seconds, and the seconds allowed."""
     model_bytes = min(options.model_bytes, DELTA_BYTES)
-    times = []
+    times, repeats = [], DELTAS_PER_PULL * options.repeats
     with contextlib.ExitStack() as opened:
         near, far = (opened.enter_context(contextlib.closing(Followed(one, model_bytes))) for one in (Shape(), shape))
         with far.cluster.the_receiver.recorded_syncs() as records:
-            for _ in range(WARMING + options.repeats):
+            for _ in range(WARMING + repeats):
                 time.sleep(PAUSE_S)
                 times.append((far.publish(), near.publish()))
         check_equal(f"the replica over {shape}", far.cluster.the_receiver.file(), far.weights.flat)
         totals = far.cluster.link.totals()[0]
-    measured = records[-options.repeats :]
-    if [record["mode"] for record in measured] != ["delta"] * options.repeats:
+    measured = records[-repeats:]
+    if [record["mode"] for record in measured] != ["delta"] * repeats:
         raise SystemExit(f"{shape}: not the syncs that were wanted: {measured}")
     allowed = [
         2 * shape.round_trip_s + 8 * record["payload_bytes"] / shape.bits_per_s + undelayed
@@ -137,7 +144,7 @@ def report(name: str, unit: str, measured: "list[Measured]", worst: Measured) ->
 
 def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    options = processes.options(COPIES, FULL_BYTES, QUICK_BYTES, repeats=5)
+    options = processes.options(COPIES, FULL_BYTES, QUICK_BYTES, repeats=3)
     links = QUICK_LINKS if options.quick else LINKS
     try:
         pulls = [full_pull(shape, options) for shape in links]
