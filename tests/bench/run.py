@@ -54,6 +54,7 @@ FIGURES = [
     Figure("diff_encode_compact", "delta_bench", "value/baseline", ">= 0.6", "likewise, with the entropy stage"),
     Figure("payload_bytes_per_change", "delta_bench", "value/baseline", "<= 1.1", "compact at 0.9 %, against entropy"),
     Figure("decode_apply_verify", "delta_bench", "value/baseline", ">= 0.6", "of the receiver, against reading"),
+    Figure("full_pull", "full_pull_bench.py", "value/baseline", ">= 0.9", "over lanes, against plain sendfile and recv"),
     Figure("delta_sync", "sync_bench.py", "baseline/value", ">= 10", "publish to committed, against a NumPy pipeline"),
     Figure("publish_blocked", "publish_bench.py", "value/baseline", "<= 1.1", "of a trainer, against memcpy"),
     Figure("fanout_cpu", "fanout_bench.py", "value/baseline", "<= 0.05", "agent, the 8th receiver against the first"),

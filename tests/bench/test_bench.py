@@ -26,6 +26,7 @@ FIGURES = {
     "agent_rss",
     "receiver_rss",
     "idle_cpu",
+    "full_pull",
     "layout_100k",
     "wan_full_pull",
     "wan_delta_latency",

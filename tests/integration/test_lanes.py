@@ -1,0 +1,54 @@
+"""What lanes promise a trainer that is fast and a link that is shared."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from replicas import BLOCK, ToyModel
+
+BLOCKS = 200  # 50 MiB: more than sockets hold
+RATE = 25 << 20
+
+
+def test_no_block_is_ever_torn_by_a_trainer_that_overwrites_what_a_slow_receiver_pulls(cluster):
+    model = ToyModel(blocks=BLOCKS)
+    agent = cluster.agent(receiver_rate_limit=RATE)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.step())
+        receiver = cluster.receiver(agent, lanes=3)
+        with receiver.recorded_syncs() as syncs:
+            version, slowest = 1, 0.0
+            while not receiver.file().exists():
+                version += 1
+                tensors = model.step()
+                began = time.monotonic()
+                publisher.publish(version, tensors)
+                slowest = max(slowest, time.monotonic() - began)
+                time.sleep(0.02)
+            receiver.wait_for(model.tensors, timeout_s=60)
+        assert version > 5 and slowest < 2
+        # A torn block would have failed its hash, and broken its lane.
+        assert receiver.ask("status")["models"][0]["lane_retries"] == 0
+    assert syncs[0]["mode"] == "full" and syncs[0]["to"]["version"] > 1
+
+
+def test_each_receiver_has_its_rate_and_no_more_whoever_else_pulls(cluster):
+    model = ToyModel(blocks=BLOCKS)
+    agent = cluster.agent(receiver_rate_limit=RATE)
+    receivers = [cluster.receiver(agent, follow=False, name=name) for name in ("one", "two")]
+    with agent.publisher(model.tensors) as publisher, ThreadPoolExecutor() as pool:
+        publisher.publish(1, model.step())
+        records = pool.map(lambda receiver: receiver.ask("pull", "--full"), receivers)
+        for record in records:
+            assert 0.9 < record["pull_us"] / 1e6 / (BLOCKS * BLOCK / RATE) < 1.8
+
+
+def test_the_limit_of_all_lanes_is_shared_by_receivers_that_pull_at_once(cluster):
+    model = ToyModel(blocks=BLOCKS)
+    agent = cluster.agent(lane_rate_limit=RATE)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.step())
+        began = time.monotonic()
+        receivers = [cluster.receiver(agent) for _ in range(2)]
+        for receiver in receivers:
+            receiver.wait_for(model.tensors, timeout_s=60)
+        assert time.monotonic() - began > 2 * BLOCKS * BLOCK / RATE * 0.9
