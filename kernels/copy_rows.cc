@@ -38,29 +38,49 @@ uint64_t Head(const std::byte* address, uint64_t alignment, uint64_t bytes) {
   return std::min(bytes, (0 - reinterpret_cast<uintptr_t>(address)) & (alignment - 1));
 }
 
-__attribute__((target("avx512f"))) void StreamRow512(std::byte* dst, const std::byte* src, uint64_t bytes) {
-  const uint64_t head = Head(dst, 64, bytes);
-  std::memcpy(dst, src, head);
-  uint64_t at = head;
-  for (; at + 64 <= bytes; at += 64) {
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(dst + at), _mm512_loadu_si512(src + at));
+// Asks for the four lines that long rows come to after these, past the caches too: the hardware's own prefetch stops at
+// the end of each page.
+constexpr uint64_t kAheadBytes = 2048;
+constexpr uint64_t kLines = 4 * 64;
+
+void FetchAhead(const std::byte* src) {
+  for (uint64_t line = 0; line < kLines; line += 64) {
+    _mm_prefetch(reinterpret_cast<const char*>(src + kAheadBytes + line), _MM_HINT_NTA);
   }
+}
+
+__attribute__((target("avx512f"))) void StreamLine512(std::byte* dst, const std::byte* src) {
+  _mm512_stream_si512(reinterpret_cast<__m512i*>(dst), _mm512_loadu_si512(src));
+}
+
+__attribute__((target("avx2"))) void StreamLine256(std::byte* dst, const std::byte* src) {
+  const auto* from = reinterpret_cast<const __m256i*>(src);
+  auto* to = reinterpret_cast<__m256i*>(dst);
+  const __m256i low = _mm256_loadu_si256(from);
+  const __m256i high = _mm256_loadu_si256(from + 1);
+  _mm256_stream_si256(to, low);
+  _mm256_stream_si256(to + 1, high);
+}
+
+// Inlined into a function for each target.
+template <void (*StreamLine)(std::byte* dst, const std::byte* src)>
+inline __attribute__((always_inline)) void StreamRow(std::byte* dst, const std::byte* src, uint64_t bytes) {
+  uint64_t at = Head(dst, 64, bytes);
+  std::memcpy(dst, src, at);
+  for (; at + kLines + kAheadBytes <= bytes; at += kLines) {
+    FetchAhead(src + at);
+    for (uint64_t line = at; line < at + kLines; line += 64) StreamLine(dst + line, src + line);
+  }
+  for (; at + 64 <= bytes; at += 64) StreamLine(dst + at, src + at);
   std::memcpy(dst + at, src + at, bytes - at);
 }
 
+__attribute__((target("avx512f"))) void StreamRow512(std::byte* dst, const std::byte* src, uint64_t bytes) {
+  StreamRow<StreamLine512>(dst, src, bytes);
+}
+
 __attribute__((target("avx2"))) void StreamRow256(std::byte* dst, const std::byte* src, uint64_t bytes) {
-  const uint64_t head = Head(dst, 64, bytes);
-  std::memcpy(dst, src, head);
-  uint64_t at = head;
-  for (; at + 64 <= bytes; at += 64) {
-    const auto* from = reinterpret_cast<const __m256i*>(src + at);
-    auto* to = reinterpret_cast<__m256i*>(dst + at);
-    const __m256i low = _mm256_loadu_si256(from);
-    const __m256i high = _mm256_loadu_si256(from + 1);
-    _mm256_stream_si256(to, low);
-    _mm256_stream_si256(to + 1, high);
-  }
-  std::memcpy(dst + at, src + at, bytes - at);
+  StreamRow<StreamLine256>(dst, src, bytes);
 }
 
 // The scalar rule without its branch, in a form that the compiler makes vectors of.

@@ -144,15 +144,18 @@ def run_program(program: str, quick: bool, measured: Measured) -> bool:
 
 
 def summary(figure: Figure, measured: dict) -> dict:
-    values = measured["values"]
-    value, baseline = statistics.median(values), statistics.median(measured["baselines"])
-    upper, lower = (value, baseline) if figure.ratio == "value/baseline" else (baseline, value)
+    """Medians, and the ratio of each value to its baseline where there are as many: those were measured in turns, and
+    how fast a machine is changes while it measures."""
+    values, baselines = measured["values"], measured["baselines"]
+    value, baseline = statistics.median(values), statistics.median(baselines)
+    pairs = zip(values, baselines) if len(values) == len(baselines) else [(value, baseline)]
+    upward = figure.ratio == "value/baseline"
     return {
         "name": figure.name,
         "value": value,
         "unit": measured["unit"],
         "baseline": baseline,
-        "ratio": upper / lower,
+        "ratio": statistics.median(ours / theirs if upward else theirs / ours for ours, theirs in pairs),
         "spread": (max(values) - min(values)) / value if value else 0.0,
     }
 

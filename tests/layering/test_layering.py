@@ -55,6 +55,7 @@ ALLOWED = {
         "common/os",
         "common/model",
         "common/layout",
+        "kernels",
         "trainer_agent/buffer",
         "trainer_agent/export_plugin/exporter",
         "trainer_agent/export_plugin/plan",

@@ -68,8 +68,8 @@ Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
                                          .retain_bytes = options.retain_bytes,
                                          .fold_pool = &agent->fold_pool_,
                                          .timeline = &agent->timeline_};
-  agent->registry_ =
-      std::make_unique<ModelRegistry>(agent->home_.get(), registry_options, &agent->pool_, &agent->catalog_);
+  const DiffThreads diff{.pool = &agent->pool_, .while_written = agent->pool_.size() * options.overlap_percent / 100};
+  agent->registry_ = std::make_unique<ModelRegistry>(agent->home_.get(), registry_options, diff, &agent->catalog_);
   agent->registry_->Recover();
   const LaneServerOptions lane_options{.address = options.lane_address,
                                        .threads = Threads(options),

@@ -54,6 +54,7 @@ Status Check(AgentOptions& options) {
             Cat("--block-bytes=", block, ": give a power of two from ", kMinBlockBytes, " to ", kMaxBlockBytes)};
   }
   LS_RETURN_IF_ERROR(CheckRange("threads", options.threads, 0, 1024));
+  LS_RETURN_IF_ERROR(CheckRange("overlap-percent", options.overlap_percent, 0, 100));
   LS_RETURN_IF_ERROR(CheckRange("max-pulls", options.max_pulls, 1, 65536));
   LS_RETURN_IF_ERROR(CheckRange("max-lanes", options.max_lanes, 1, 64));
   LS_RETURN_IF_ERROR(CheckRate("lane-rate-limit", options.lane_rate_limit));
@@ -80,6 +81,8 @@ Result<ParseOutcome> ParseAgentOptions(int argc, const char* const* argv, AgentO
   parser.Add("block-bytes", &options->block_bytes, "unit of diffing and hashing, a power of two");
   parser.Add("retain-bytes", &options->retain_bytes, "memory for retained deltas, per model");
   parser.Add("threads", &options->threads, "worker threads; 0: one per core");
+  parser.Add("overlap-percent", &options->overlap_percent,
+             "of the worker threads, those that may compare a version while the trainer still writes it");
   parser.Add("max-pulls", &options->max_pulls, "pulls open at a time");
   parser.Add("max-lanes", &options->max_lanes, "lanes of one pull");
   parser.Add("lane-rate-limit", &options->lane_rate_limit, "bytes a second of all lanes together; 0: no limit");

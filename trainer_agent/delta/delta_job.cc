@@ -65,25 +65,32 @@ DeltaBlock Encode(BlockIndex block, ByteView target, uint32_t unit, const BlockD
 DeltaJob::DeltaJob(WorkerPool* pool, DeltaInput input)
     : pool_(pool),
       input_(std::move(input)),
+      allowed_(input_.early_tasks),
       hashes_(input_.layout->block_count()),
       deltas_(input_.base == nullptr ? 0 : input_.layout->block_count()) {}
 
 DeltaJob::~DeltaJob() {
   std::unique_lock lock(mutex_);
   cancelled_ = true;
+  waiting_.clear();
   idle_.wait(lock, [this] { return tasks_ == 0; });
 }
 
 void DeltaJob::BlocksReady(std::vector<BlockIndex> blocks) {
+  std::lock_guard lock(mutex_);
   for (size_t at = 0; at < blocks.size(); at += kBlocksPerTask) {
     const size_t end = std::min(blocks.size(), at + kBlocksPerTask);
-    std::vector<BlockIndex> some(blocks.begin() + static_cast<std::ptrdiff_t>(at),
-                                 blocks.begin() + static_cast<std::ptrdiff_t>(end));
-    {
-      std::lock_guard lock(mutex_);
-      ++tasks_;
-    }
-    pool_->Post([this, some = std::move(some)] { Work(some); });
+    waiting_.emplace_back(blocks.begin() + static_cast<std::ptrdiff_t>(at),
+                          blocks.begin() + static_cast<std::ptrdiff_t>(end));
+  }
+  PostWaiting();
+}
+
+// REQUIRES the lock.
+void DeltaJob::PostWaiting() {
+  for (; !waiting_.empty() && tasks_ < allowed_; waiting_.pop_front()) {
+    ++tasks_;
+    pool_->Post([this, blocks = std::move(waiting_.front())] { Work(blocks); });
   }
 }
 
@@ -108,7 +115,9 @@ void DeltaJob::Work(const std::vector<BlockIndex>& blocks) {
   blocks_done_ += blocks.size();
   CompleteIfDone(std::move(lock));
   std::lock_guard relock(mutex_);
-  if (--tasks_ == 0) idle_.notify_all();
+  --tasks_;
+  PostWaiting();
+  if (tasks_ == 0) idle_.notify_all();
 }
 
 void DeltaJob::WorkBlock(BlockIndex block) {
@@ -155,12 +164,11 @@ void DeltaJob::CompleteIfDone(std::unique_lock<std::mutex> lock) {
 
 void DeltaJob::Finish(std::function<void(DeltaOutput)> done) {
   // A task of its own, so that `done` always runs on the pool, also when the last block is long worked.
-  {
-    std::lock_guard lock(mutex_);
-    done_ = std::move(done);
-    ++tasks_;
-  }
-  pool_->Post([this] { Work({}); });
+  std::lock_guard lock(mutex_);
+  done_ = std::move(done);
+  allowed_ = ~size_t{0};
+  waiting_.emplace_back();
+  PostWaiting();
 }
 
 DeltaOutput DeltaJob::FinishAndWait() {

@@ -2,7 +2,7 @@
 //
 // Per block: one pass that finds the changes against the base and hashes the new bytes, then the changes are encoded,
 // out of the caches. Blocks may be given while later ones are still being written, so that a commit has only the tail
-// left to do.
+// left to do; as many threads as the trainer can spare work them until then.
 //
 // A block that the trainer says is unchanged is not read, on trust: were that wrong, the version's manifest would not
 // match its bytes, which a full pull and the next recovery find by hashing them, and never a delta.
@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -38,6 +39,7 @@ struct DeltaInput {
   std::shared_ptr<const Manifest> base_manifest;  // with `base`: hashes of blocks said to be unchanged
   uint64_t max_coded_bytes = ~uint64_t{0};        // a delta larger than this is dropped: its memory is not worth it
   CodecLevel level = CodecLevel::kFast;
+  size_t early_tasks = ~size_t{0};  // at work at a time before Finish(); 0: none
   // Called with the coded bytes of each differing block, by the pool's threads. Null: nobody counts.
   std::function<void(uint64_t bytes)> on_coded;
   // Called with each differing block as it is encoded, by the pool's threads, and the block is whole: it lends nothing.
@@ -68,6 +70,7 @@ class DeltaJob {
   DeltaOutput FinishAndWait();
 
  private:
+  void PostWaiting();
   void Work(const std::vector<BlockIndex>& blocks);
   void WorkBlock(BlockIndex block);
   bool too_dense() const { return coded_bytes_ > input_.max_coded_bytes; }
@@ -79,7 +82,9 @@ class DeltaJob {
 
   std::mutex mutex_;
   std::condition_variable idle_;
-  size_t tasks_ = 0;  // posted and not finished
+  std::deque<std::vector<BlockIndex>> waiting_;  // given and not posted
+  size_t allowed_;                               // tasks that may be posted at a time
+  size_t tasks_ = 0;                             // posted and not finished
   size_t blocks_done_ = 0;
   size_t blocks_unread_ = 0;
   bool cancelled_ = false;

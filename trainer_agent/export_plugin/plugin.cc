@@ -1,11 +1,11 @@
 // The C ABI over RankClient, the upper half of lockstep.h: checks arguments, converts types, keeps the last error.
 // Nothing is thrown past it.
-#include <cstring>
 #include <memory>
 #include <string>
 #include <unordered_map>
 
 #include "common/base/text.h"
+#include "kernels/copy_rows.h"
 #include "trainer_agent/buffer/rank_client.h"
 #include "trainer_agent/export_plugin/abi.h"
 #include "trainer_agent/export_plugin/lockstep.h"
@@ -144,7 +144,7 @@ int lockstep_write(lockstep_model* model, size_t tensor, const void* source, siz
               Cat("tensor \"", model->names[tensor], "\" has ", range.bytes, " bytes; ", bytes, " were given")};
     }
     if (bytes == 0) return OkStatus();
-    std::memcpy(model->client->write_data() + range.offset, source, bytes);
+    kernels::CopyRows(model->client->write_data() + range.offset, 0, source, 0, 1, bytes);
     const StridedRange told = StridedRange::Plain(range);
     return model->client->RangesDone({&told, 1});
   });

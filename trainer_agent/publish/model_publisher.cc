@@ -50,12 +50,12 @@ uint64_t BytesRead(const ModelLayout& layout, const DeltaOutput& output) {
 
 }  // namespace
 
-ModelPublisher::ModelPublisher(std::shared_ptr<DoubleBuffer> buffer, StoreOptions store, WorkerPool* pool,
+ModelPublisher::ModelPublisher(std::shared_ptr<DoubleBuffer> buffer, StoreOptions store, DiffThreads diff,
                                VersionCatalog* catalog, Timeline* timeline)
     : buffer_(std::move(buffer)),
       served_(std::make_shared<ServedRun>(buffer_->model(), buffer_->run(), buffer_->layout(),
                                           std::make_shared<BufferReader>(buffer_), std::move(store))),
-      pool_(pool),
+      diff_(diff),
       catalog_(catalog),
       timeline_(timeline) {}
 
@@ -69,7 +69,8 @@ DeltaInput ModelPublisher::InputOf(size_t half, const std::shared_ptr<const Mani
           .target = buffer_->data(half),
           .base = base == nullptr ? nullptr : buffer_->data(base_half),
           .base_manifest = base,
-          .max_coded_bytes = served_->deltas().MaxDeltaBytes()};
+          .max_coded_bytes = served_->deltas().MaxDeltaBytes(),
+          .early_tasks = diff_.while_written};
 }
 
 void ModelPublisher::AddDelta(const Manifest& base, const Manifest& target, int64_t committed_unix_ns, CodecLevel level,
@@ -94,7 +95,7 @@ void ModelPublisher::AddDelta(const Manifest& base, const Manifest& target, int6
 
 std::shared_ptr<const Manifest> ModelPublisher::RecoverHalf(size_t half, const std::shared_ptr<const Manifest>& base,
                                                             size_t base_half, DeltaOutput& output) {
-  DeltaJob job(pool_, InputOf(half, base, base_half));
+  DeltaJob job(diff_.pool, InputOf(half, base, base_half));
   job.BlocksReady(AllBlocks(*buffer_->layout()));
   output = job.FinishAndWait();
   const Version version = buffer_->version(half);
@@ -209,7 +210,7 @@ void ModelPublisher::StartDraft(Version version) {
     input.on_coded = [spans = draft_->spans](uint64_t bytes) { spans->Coded(bytes); };
     if (served_->live().followed()) BeginLive(input);
   }
-  draft_->job = std::make_unique<DeltaJob>(pool_, std::move(input));
+  draft_->job = std::make_unique<DeltaJob>(diff_.pool, std::move(input));
 }
 
 void ModelPublisher::BeginLive(DeltaInput& input) {

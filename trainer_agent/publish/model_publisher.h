@@ -4,7 +4,8 @@
 //                      │  a rank vanishes, aborts, tells a byte twice, or bytes are missing
 //                      └──────────────────────────> idle; v is gone, the next Begin works
 //
-// The diff runs while ranks still write: every block goes to it as soon as its bytes are told. Begin waits for a
+// The diff runs while ranks still write, by as many threads as they can spare: every block goes to it as soon as its
+// bytes are told. Begin waits for a
 // finishing version only, whose diff still reads the half it wants; receivers are never waited for.
 #pragma once
 
@@ -33,11 +34,17 @@ struct PublisherStatus {
   std::string last_error;  // why the last version was aborted; empty once one is committed
 };
 
+// The threads that diff. They compete with the ranks' own copies for cores and memory bandwidth.
+struct DiffThreads {
+  WorkerPool* pool = nullptr;
+  size_t while_written = ~size_t{0};  // of them, those that may work on a version that ranks still write
+};
+
 // Thread-safe. Calls of one rank do not overlap.
 class ModelPublisher {
  public:
-  // REQUIRES pool, catalog and timeline (null: nothing is recorded) to outlive this.
-  ModelPublisher(std::shared_ptr<DoubleBuffer> buffer, StoreOptions store, WorkerPool* pool, VersionCatalog* catalog,
+  // REQUIRES the pool, catalog and timeline (null: nothing is recorded) to outlive this.
+  ModelPublisher(std::shared_ptr<DoubleBuffer> buffer, StoreOptions store, DiffThreads diff, VersionCatalog* catalog,
                  Timeline* timeline = nullptr);
   // Gives up a draft, and waits for a finishing version.
   ~ModelPublisher();
@@ -97,7 +104,7 @@ class ModelPublisher {
 
   const std::shared_ptr<DoubleBuffer> buffer_;
   const std::shared_ptr<ServedRun> served_;
-  WorkerPool* const pool_;
+  const DiffThreads diff_;
   VersionCatalog* const catalog_;
   Timeline* const timeline_;
 

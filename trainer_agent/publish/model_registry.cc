@@ -13,16 +13,16 @@ bool SameTrainer(const DoubleBuffer& buffer, const OpenRequest& request) {
 
 }  // namespace
 
-ModelRegistry::ModelRegistry(const SegmentHome* home, RegistryOptions options, WorkerPool* pool,
+ModelRegistry::ModelRegistry(const SegmentHome* home, RegistryOptions options, DiffThreads diff,
                              VersionCatalog* catalog)
-    : home_(home), options_(options), pool_(pool), catalog_(catalog) {}
+    : home_(home), options_(options), diff_(diff), catalog_(catalog) {}
 
 std::shared_ptr<ModelPublisher> ModelRegistry::Install(SegmentHome::Stored stored, bool joinable) {
   auto publisher = std::make_shared<ModelPublisher>(
       std::move(stored.buffer),
       StoreOptions{
           .directory = stored.directory, .retain_bytes = options_.retain_bytes, .fold_pool = options_.fold_pool},
-      pool_, catalog_, options_.timeline);
+      diff_, catalog_, options_.timeline);
   publisher->Recover();
   publisher->Open();
   std::lock_guard lock(mutex_);

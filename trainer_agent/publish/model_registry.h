@@ -40,7 +40,7 @@ struct ModelSnapshot {
 // Thread-safe.
 class ModelRegistry {
  public:
-  ModelRegistry(const SegmentHome* home, RegistryOptions options, WorkerPool* pool, VersionCatalog* catalog);
+  ModelRegistry(const SegmentHome* home, RegistryOptions options, DiffThreads diff, VersionCatalog* catalog);
 
   // Opens what an earlier agent left. Call once, before ranks are let in.
   void Recover();
@@ -72,7 +72,7 @@ class ModelRegistry {
 
   const SegmentHome* const home_;
   const RegistryOptions options_;
-  WorkerPool* const pool_;
+  const DiffThreads diff_;
   VersionCatalog* const catalog_;
 
   std::mutex open_mutex_;  // one opening at a time: it may allocate for seconds; taken before mutex_

@@ -40,7 +40,7 @@ class Host {
     home_ = *std::move(home);
     registry_ = std::make_unique<ModelRegistry>(
         home_.get(), RegistryOptions{.block_bytes = 4096, .fold_pool = fold_pool_.get(), .timeline = &timeline_},
-        pool_.get(), catalog_.get());
+        DiffThreads{.pool = pool_.get()}, catalog_.get());
     registry_->Recover();
     auto server = RankServer::Start(socket(), registry_.get());
     REQUIRE(server.ok());
