@@ -51,6 +51,10 @@ std::chrono::microseconds RoundTrip(tcp::socket& socket) {
   return std::chrono::microseconds(info.tcpi_rtt);
 }
 
+void SetLowWater(tcp::socket& socket, size_t bytes) {
+  SetOption(socket, SOL_SOCKET, SO_RCVLOWAT, static_cast<int>(bytes));
+}
+
 void OpenWindow(tcp::socket& socket, size_t bytes) {
   // Who wants to be woken for so many bytes is given room for them; SO_RCVBUF would end the kernel's own sizing, and
   // net.core.rmem_max bounds it.

@@ -34,6 +34,9 @@ std::chrono::microseconds RoundTrip(asio::ip::tcp::socket& socket);
 // long.
 void OpenWindow(asio::ip::tcp::socket& socket, size_t bytes);
 
+// Waiting to read ends when so many bytes have come, or none more will.
+void SetLowWater(asio::ip::tcp::socket& socket, size_t bytes);
+
 // A peer that vanished is noticed within two minutes, however long nobody says anything.
 void KeepAlive(asio::ip::tcp::socket& socket);
 

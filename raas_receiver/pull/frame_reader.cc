@@ -18,6 +18,8 @@ constexpr size_t kBufferBytes = 64 << 10;
 // and the next frame's.
 constexpr size_t kDirectBytes = 16 << 10;
 constexpr size_t kAheadBytes = 2 * sizeof(FrameHeader);
+// To be woken for less costs more than it brings, when more is due.
+constexpr size_t kWakeBytes = 64 << 10;
 
 }  // namespace
 
@@ -43,6 +45,7 @@ asio::awaitable<Status> FrameReader::Read(std::span<std::byte> out) {
     const Result<size_t> got = ReceiveNow(socket_, into);
     if (!got.ok()) co_return got.status();
     if (*got == 0) {
+      SetLowWater(socket_, std::min(out.size(), kWakeBytes));
       const auto [error] = co_await socket_.async_wait(asio::socket_base::wait_read, kAwait);
       if (error) co_return NetStatus(error, "read from peer");
       continue;

@@ -27,14 +27,14 @@ std::shared_ptr<const Manifest> ServedRun::FindManifest(Version version) const {
 Status ServedRun::UseBlocks(Version wanted, bool exact, BlockIndex first, uint32_t count, const UseOfBlocks& use) {
   const uint64_t begin = layout_->block_range(first).offset;
   const ByteRange range{begin, layout_->block_range(first + count - 1).end() - begin};
-  Status status{ErrorCode::kState, Cat("model ", model_, ": nothing is committed yet")};
+  Status status;
   // The newest version may itself be overtaken between the look and the read; its successor is then already served.
   for (int attempt = 0; attempt < 3; ++attempt) {
     std::shared_ptr<const Manifest> manifest = FindManifest(wanted);
     if (manifest == nullptr || attempt > 0) {
       if (exact) break;
       const auto newest = Newest();
-      if (!newest) break;
+      if (!newest) return {ErrorCode::kState, Cat("model ", model_, ": nothing is committed yet")};
       manifest = newest->manifest;
     }
     const std::shared_ptr<BlockReader> blocks = Blocks();
