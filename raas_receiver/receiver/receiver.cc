@@ -17,7 +17,7 @@ using std::chrono::milliseconds;
 
 constexpr char kLiveness[] = "raas-receiver-liveness";
 constexpr char kReadiness[] = "raas-receiver-readiness";
-constexpr milliseconds kTendInterval{200};
+constexpr milliseconds kTendInterval{500};
 // An I/O thread that has not come round for so long is stuck.
 constexpr std::chrono::seconds kTurnLimit{30};
 

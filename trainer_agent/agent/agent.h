@@ -24,7 +24,7 @@ class Agent {
   // the next agent.
   void Drain();
 
-  // To be called a few times a second: health and the service manager's watchdog follow from what it sees.
+  // To be called twice a second: health and the service manager's watchdog follow from what it sees.
   void Tick();
 
  private:

@@ -11,7 +11,7 @@ namespace lockstep {
 namespace {
 
 // Health follows the state of the models within this time.
-constexpr std::chrono::milliseconds kTick{200};
+constexpr std::chrono::milliseconds kTick{500};
 
 // A second TERM or INT while draining ends the process at once: a human is pressing again.
 void ExitOnNextSignal(SignalWaiter& signals) {
