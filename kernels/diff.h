@@ -20,12 +20,6 @@ struct Diff {
 Diff FindChangesAndHash(const void* base, const void* target, size_t bytes, uint32_t unit, uint32_t* positions,
                         uint64_t* steps);
 
-// The same for callers that have no use for the hash.
-inline size_t FindChanges(const void* base, const void* target, size_t bytes, uint32_t unit, uint32_t* positions,
-                          uint64_t* steps) {
-  return FindChangesAndHash(base, target, bytes, unit, positions, steps).changes;
-}
-
 // Adds steps[i] to the unit at positions[i], for i in [0, count). REQUIRES positions within the block.
 void AddSteps(void* block, uint32_t unit, const uint32_t* positions, const uint64_t* steps, size_t count);
 

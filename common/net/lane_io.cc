@@ -1,6 +1,5 @@
 #include "common/net/lane_io.h"
 
-#include <array>
 #include <asio/experimental/as_tuple.hpp>
 
 #include "common/base/text.h"
@@ -19,13 +18,6 @@ Status Outcome(const Timebomb<IoObject>& guard, const asio::error_code& error, s
   return NetStatus(error, what);
 }
 
-template <typename Buffers>
-asio::awaitable<Status> WriteBuffers(tcp::socket& socket, Buffers buffers, std::chrono::milliseconds timeout) {
-  const Timebomb guard(socket, timeout);
-  const auto [error, bytes] = co_await asio::async_write(socket, buffers, kAwait);
-  co_return Outcome(guard, error, "write to peer");
-}
-
 }  // namespace
 
 asio::awaitable<Status> ReadExact(tcp::socket& socket, std::span<std::byte> bytes, std::chrono::milliseconds timeout) {
@@ -36,13 +28,9 @@ asio::awaitable<Status> ReadExact(tcp::socket& socket, std::span<std::byte> byte
 
 asio::awaitable<Status> WriteAll(tcp::socket& socket, std::span<const std::byte> bytes,
                                  std::chrono::milliseconds timeout) {
-  return WriteBuffers(socket, asio::buffer(bytes.data(), bytes.size()), timeout);
-}
-
-asio::awaitable<Status> WriteAll(tcp::socket& socket, std::span<const std::byte> head, std::span<const std::byte> body,
-                                 std::chrono::milliseconds timeout) {
-  return WriteBuffers(
-      socket, std::array{asio::buffer(head.data(), head.size()), asio::buffer(body.data(), body.size())}, timeout);
+  const Timebomb guard(socket, timeout);
+  const auto [error, sent] = co_await asio::async_write(socket, asio::buffer(bytes.data(), bytes.size()), kAwait);
+  co_return Outcome(guard, error, "write to peer");
 }
 
 asio::awaitable<Status> UntilReady(tcp::socket& socket, tcp::socket::wait_type what,

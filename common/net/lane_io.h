@@ -27,10 +27,6 @@ asio::awaitable<Status> ReadExact(asio::ip::tcp::socket& socket, std::span<std::
 asio::awaitable<Status> WriteAll(asio::ip::tcp::socket& socket, std::span<const std::byte> bytes,
                                  std::chrono::milliseconds timeout);
 
-// Writes `head`, then `body`, gathered so that neither is copied nor sent in a packet of its own.
-asio::awaitable<Status> WriteAll(asio::ip::tcp::socket& socket, std::span<const std::byte> head,
-                                 std::span<const std::byte> body, std::chrono::milliseconds timeout);
-
 // Until the socket can be read from (its end, too) or written to; what then comes of SendNow or ReceiveNow (burst.h) is
 // theirs to say.
 asio::awaitable<Status> UntilReady(asio::ip::tcp::socket& socket, asio::ip::tcp::socket::wait_type what,

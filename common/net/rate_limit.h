@@ -22,8 +22,12 @@ class RateLimit {
 
   // Books `bytes`, and answers how long to wait before sending them; 0: at once.
   Clock::duration Book(uint64_t bytes);
+  // What was booked is not sent: others come sooner by as much.
+  void GiveBack(uint64_t bytes);
 
  private:
+  Clock::duration Takes(uint64_t bytes) const;
+
   const uint64_t bytes_per_s_;
   const Now now_;
   std::mutex mutex_;

@@ -27,6 +27,12 @@ bool SetPolicy(int mode, const uint64_t* nodes) {
   return ::syscall(SYS_set_mempolicy, mode, nodes, nodes == nullptr ? 0 : kMaskBits + 1) == 0;
 }
 
+// Another one is what an operator told (numactl).
+bool HasDefaultPolicy() {
+  int mode = -1;
+  return ::syscall(SYS_get_mempolicy, &mode, nullptr, 0, nullptr, 0) == 0 && mode == MPOL_DEFAULT;
+}
+
 }  // namespace
 
 std::optional<uint64_t> ParseNodeList(std::string_view list) {
@@ -53,7 +59,7 @@ SpreadOverNodes::SpreadOverNodes() {
   if (!std::getline(file, line)) return;
   const std::optional<uint64_t> nodes = ParseNodeList(line);
   const bool several = nodes.has_value() && (*nodes & (*nodes - 1)) != 0;
-  if (several) active_ = SetPolicy(MPOL_INTERLEAVE, &*nodes);
+  if (several && HasDefaultPolicy()) active_ = SetPolicy(MPOL_INTERLEAVE, &*nodes);
 }
 
 SpreadOverNodes::~SpreadOverNodes() {

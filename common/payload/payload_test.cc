@@ -51,8 +51,10 @@ struct History {
       Changes changes;
       changes.positions.resize(range.bytes);
       changes.steps.resize(range.bytes);
-      const size_t count = kernels::FindChanges(last.data() + range.offset, target.data(), range.bytes,
-                                                layout->block_unit(i), changes.positions.data(), changes.steps.data());
+      const size_t count =
+          kernels::FindChangesAndHash(last.data() + range.offset, target.data(), range.bytes, layout->block_unit(i),
+                                      changes.positions.data(), changes.steps.data())
+              .changes;
       changes.positions.resize(count);
       changes.steps.resize(count);
       if (count == 0) continue;

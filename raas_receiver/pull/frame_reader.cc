@@ -35,11 +35,11 @@ size_t FrameReader::TakeBuffered(std::span<std::byte> out) {
 }
 
 asio::awaitable<Status> FrameReader::Read(std::span<std::byte> out) {
+  if (out.size() > kAheadBytes) large_ = out.size() >= kDirectBytes;
   while (true) {
     out = out.subspan(TakeBuffered(out));
     if (out.empty()) co_return OkStatus();
     const bool direct = out.size() >= kDirectBytes;
-    if (out.size() > kAheadBytes) large_ = direct;
     const std::array into{Piece(out.first(direct ? out.size() : 0)),
                           Piece(ByteView(buffer_).first(large_ ? kAheadBytes : buffer_.size()))};
     const Result<size_t> got = ReceiveNow(socket_, into);

@@ -1,6 +1,5 @@
 #include "raas_receiver/pull/lane.h"
 
-#include <algorithm>
 #include <asio/experimental/as_tuple.hpp>
 
 #include "common/base/text.h"

@@ -37,7 +37,7 @@ struct LaneOptions {
   std::vector<Ticket> tickets;  // one per lane
   size_t outstanding = 2;       // requests per lane at least; more on links that hold more (request_pace.h)
   std::chrono::milliseconds connect_timeout{5'000};
-  std::chrono::milliseconds silence_timeout{30'000};  // no byte for so long: the lane is broken
+  std::chrono::milliseconds silence_timeout{30'000};  // no 64 KiB, where more is due, for so long: the lane is broken
   std::chrono::milliseconds first_backoff{100};       // doubled with every failure in a row
   int attempts = 5;                                   // failures in a row before a lane is given up
 };

@@ -41,8 +41,8 @@ class LiveLanes {
   // REQUIRES the answer to what was asked before to have ended (Take), or the lanes to have failed.
   void Ask(Version base);
 
-  // All blocks of the delta that was asked for, once every lane's share has ended: waits up to `patience` for the first
-  // end of a share and then as long as bytes come. Blocks are checked as those of any delta: each in its share, once,
+  // All blocks of the delta that was asked for, once every lane's share has ended: gives up when no block and
+  // no share has ended for `patience`. Blocks are checked as those of any delta: each in its share, once,
   // with its hashes, of one target, their bytes together at most the model's. kDeadline: nothing is being made.
   // kAborted: the version was given up; the lanes live on and may be asked again. kState: the agent has another newest
   // version; they live on too. Any other: the lanes are of no more use.

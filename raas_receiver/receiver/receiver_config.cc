@@ -90,7 +90,7 @@ void AddOptions(ConfigParser& parser, Written& to) {
   parser.Add("assets", &to.assets, "directory whose files (config, tokenizer) are linked into every published version");
   AddEngineOptions(parser, to);
   parser.Add("keep-delta-bytes", &to.keep_delta_bytes,
-             "memory for applied deltas, kept to bring the other replica forward");
+             "memory for applied deltas, kept to bring the other replica and engines forward");
   parser.Add("reader-grace-ms", &to.reader_grace_ms,
              "how long to wait for a reader of an old version before its file is replaced");
   parser.Add("allow-insecure-network", &to.allow_insecure_network, "listen beyond loopback without authentication");

@@ -44,7 +44,7 @@ struct ReplicaOptions {
   std::string root;                           // absolute
   std::string model;                          // one directory name, see CheckModelName
   std::string assets;                         // absolute, or empty
-  uint64_t keep_delta_bytes = 0;              // of applied deltas, kept to bring the other replica forward
+  uint64_t keep_delta_bytes = 0;              // of applied deltas, kept to bring the other replica and engines forward
   bool keep_older_deltas = false;             // also those that both replicas have: engines' memory may be behind them
   std::chrono::milliseconds reader_grace{0};  // how long to wait for a reader before its file is given up
   // Called with a name at every edge of FORMAT.md's tables; tests die there.

@@ -109,8 +109,9 @@ class TestModel {
     Changes changes;
     changes.positions.resize(after.size());
     changes.steps.resize(after.size());
-    const size_t count = kernels::FindChanges(before.data(), after.data(), after.size(), unit, changes.positions.data(),
-                                              changes.steps.data());
+    const size_t count = kernels::FindChangesAndHash(before.data(), after.data(), after.size(), unit,
+                                                     changes.positions.data(), changes.steps.data())
+                             .changes;
     changes.positions.resize(count);
     changes.steps.resize(count);
     return changes;

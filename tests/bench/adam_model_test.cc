@@ -36,8 +36,9 @@ Delta Compare(const Data& before, const Data& after) {
   Delta delta{.elements = before.size() / 2};
   delta.positions.resize(delta.elements);
   delta.steps.resize(delta.elements);
-  const size_t found =
-      kernels::FindChanges(before.data(), after.data(), before.size(), 2, delta.positions.data(), delta.steps.data());
+  const size_t found = kernels::FindChangesAndHash(before.data(), after.data(), before.size(), 2,
+                                                   delta.positions.data(), delta.steps.data())
+                           .changes;
   delta.positions.resize(found);
   delta.steps.resize(found);
   return delta;

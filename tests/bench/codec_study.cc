@@ -95,8 +95,9 @@ class Pair {
     sample.block_bytes = layout_.block_bytes();
     for (const BlockIndex index : blocks_) {
       const ByteView before = block(0, index);
-      const size_t count = kernels::FindChanges(before.data(), block(1, index).data(), before.size(), kUnit,
-                                                positions.data(), steps.data());
+      const size_t count = kernels::FindChangesAndHash(before.data(), block(1, index).data(), before.size(), kUnit,
+                                                       positions.data(), steps.data())
+                               .changes;
       if (count == 0) continue;
       sample.changes += count;
       sample.blocks.push_back({{positions.begin(), positions.begin() + static_cast<ptrdiff_t>(count)},

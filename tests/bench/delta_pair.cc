@@ -6,7 +6,6 @@
 #include <fstream>
 #include <latch>
 #include <limits>
-#include <map>
 #include <numeric>
 #include <unordered_map>
 

@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import processes
 from harness import wait_until
@@ -137,9 +138,11 @@ def delta_latency(shape: Shape, options: processes.Options) -> Measured:
 
 
 def report(name: str, unit: str, measured: "list[Measured]", worst: Measured) -> None:
-    """The figure of the worst link, and rows of all."""
+    """The figure of the worst link, and rows of all, with what ours and the baseline's connections are slowed by."""
+    control = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    rows = [{**one.row(), "congestion_control": control} for one in measured]
     print(json.dumps({"name": name, "unit": unit, "values": worst.values, "baselines": worst.baselines}))
-    print(json.dumps({"series": f"{name}_by_link", "unit": unit, "rows": [one.row() for one in measured]}), flush=True)
+    print(json.dumps({"series": f"{name}_by_link", "unit": unit, "rows": rows}), flush=True)
 
 
 def main() -> int:

@@ -3,6 +3,8 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from replicas import BLOCK, ToyModel
 
 BLOCKS = 200  # 50 MiB: more than sockets hold
@@ -52,3 +54,19 @@ def test_the_limit_of_all_lanes_is_shared_by_receivers_that_pull_at_once(cluster
         for receiver in receivers:
             receiver.wait_for(model.tensors, timeout_s=60)
         assert time.monotonic() - began > 2 * BLOCKS * BLOCK / RATE * 0.9
+
+
+@pytest.mark.parametrize(("rate", "level"), [(0, "CODEC_LEVEL_FAST"), (RATE, "CODEC_LEVEL_COMPACT")])
+def test_what_the_first_pull_says_of_the_link_chooses_how_deltas_are_coded(cluster, rate, level):
+    model = ToyModel(blocks=BLOCKS)
+    agent = cluster.agent(receiver_rate_limit=rate)
+    receiver = cluster.receiver(agent, follow=False)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.step())
+        full = receiver.ask("pull")
+        publisher.publish(2, model.step())
+        delta = receiver.ask("pull")
+        receiver.wait_for(model.tensors)
+    assert full["mode"] == "full" and delta["mode"] == "delta" and delta["level"] == level
+    if rate:
+        assert 0.5 < full["link_bytes_per_s"] / rate < 1.5

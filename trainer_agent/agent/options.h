@@ -21,7 +21,7 @@ struct AgentOptions {
   uint64_t block_bytes = 256 * 1024;
   uint64_t retain_bytes = 2ull << 30;
   uint64_t threads = 0;
-  uint64_t overlap_percent = 50;
+  uint64_t overlap_percent = 100;
   uint64_t max_pulls = 256;
   uint64_t max_lanes = 16;
   uint64_t lane_rate_limit = 0;

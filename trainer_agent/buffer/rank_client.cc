@@ -142,8 +142,8 @@ Status RankClient::Replay() {
   if (body.half != told_.half) {
     return {ErrorCode::kAborted, Cat("version ", told_.version, " was lost with the agent; publish it again")};
   }
-  told_.changed.kept.clear();
-  told_.unchanged.kept.clear();
+  told_.changed.ForgetKept();
+  told_.unchanged.ForgetKept();
   LS_RETURN_IF_ERROR(SendRanges(RankMessage::kRanges, told_.version, told_.changed.all));
   LS_RETURN_IF_ERROR(SendRanges(RankMessage::kUnchanged, told_.version, told_.unchanged.all));
   if (!told_.committed) return OkStatus();
@@ -219,8 +219,7 @@ Status RankClient::Tell(RankMessage type, std::span<const StridedRange> ranges, 
 Status RankClient::SendKept(RankMessage type, Ranges& told) {
   Status status = connection_.valid() ? SendRanges(type, told_.version, told.kept)
                                       : Status(ErrorCode::kUnavailable, "not connected");
-  told.kept.clear();
-  told.kept_bytes = 0;
+  told.ForgetKept();
   if (status.ok()) return status;
   connection_ = UnixConnection();
   // The replay after a reconnection tells all ranges, these among them.

@@ -70,6 +70,10 @@ class RankClient {
     std::vector<StridedRange> all;   // of the version: what is told again after a reconnection
     std::vector<StridedRange> kept;  // of them, those that still wait to be sent with others
     uint64_t kept_bytes = 0;
+    void ForgetKept() {
+      kept.clear();
+      kept_bytes = 0;
+    }
   };
   // What the agent was told of the last version begun.
   struct Told {

@@ -4,6 +4,12 @@
 
 namespace lockstep {
 
+LanePace::~LanePace() {
+  if (all_ == nullptr) return;
+  all_->GiveBack(booked_);
+  receiver_->GiveBack(booked_);
+}
+
 RateLimit::Clock::duration LanePace::Book(uint64_t bytes) {
   if (bytes <= booked_) return {};
   const uint64_t more = bytes - booked_;

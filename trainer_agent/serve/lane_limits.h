@@ -16,14 +16,16 @@ class LanePace {
  public:
   LanePace(std::shared_ptr<RateLimit> all, std::shared_ptr<RateLimit> receiver)
       : all_(std::move(all)), receiver_(std::move(receiver)) {}
+  LanePace(LanePace&& other) noexcept = default;
+  ~LanePace();  // what was booked and not sent is given back
 
   // How long to wait before `bytes` may be sent. What was booked and not sent counts for the next time.
   RateLimit::Clock::duration Book(uint64_t bytes);
   void Sent(uint64_t bytes);
 
  private:
-  const std::shared_ptr<RateLimit> all_;
-  const std::shared_ptr<RateLimit> receiver_;
+  std::shared_ptr<RateLimit> all_;  // null: moved from
+  std::shared_ptr<RateLimit> receiver_;
   uint64_t booked_ = 0;
 };
 

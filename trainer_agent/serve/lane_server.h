@@ -2,7 +2,8 @@
 //
 // Full blocks are sent out of the half that holds them, which is held for the length of one system call at a time; the
 // rest of a block that the socket does not take is copied. So a receiver that does not read holds nothing up but its
-// own lane. A lane that is silent or stalled for too long is closed; its receiver comes back with a new ticket.
+// own lane. A lane that is silent (but one that waits for a version) or
+// stalled for too long is closed; its receiver comes back with a new ticket.
 #pragma once
 
 #include <chrono>

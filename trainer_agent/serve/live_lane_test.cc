@@ -113,6 +113,24 @@ TEST_CASE("A follower that leaves while it waits makes room, and wakes that come
   CHECK(following.lanes[1].ReceiveBlock().first.block == 1);
 }
 
+TEST_CASE("A closed subscription lets nobody in, and counts until its lanes have ended") {
+  Following following;
+  PullTable& pulls = following.served.pulls;
+  const auto open = [&] {
+    return pulls.OpenLive({.model = "actor", .receiver = "r", .layout = following.served.layout->digest(), .lanes = 1});
+  };
+  following.Ask(1);
+  pulls.Close(following.plan.pull_id, {}, "ok");
+  CHECK(pulls.RenewTickets(following.plan.pull_id, 1).status().code() == ErrorCode::kNotFound);
+  CHECK(open().ok());
+  CHECK(open().ok());
+  CHECK(open().status().code() == ErrorCode::kResourceExhausted);
+  following.feed.Begin(1, 2);  // rings, and they end
+  for (TestLane& lane : following.lanes) CHECK(lane.Closed());
+  for (int i = 0; i < 100 && !open().ok(); ++i) std::this_thread::sleep_for(milliseconds(10));
+  CHECK(open().status().code() == ErrorCode::kResourceExhausted);  // the place was taken again
+}
+
 TEST_CASE("A server that ends while its lanes wait is not called when the delta comes") {
   Following following;
   following.Ask(1);

@@ -50,7 +50,7 @@ void PullTable::Expire() {
   for (auto at = pulls_.begin(); at != pulls_.end();) {
     std::lock_guard pull_lock(at->second->mutex_);
     const bool followed = at->second->live() && at->second->lanes_ > 0;
-    if (followed || now - at->second->touched_ <= limits_.idle_timeout) {
+    if (followed || (!at->second->closed() && now - at->second->touched_ <= limits_.idle_timeout)) {
       ++at;
       continue;
     }
@@ -91,8 +91,8 @@ Status PullTable::Insert(const std::shared_ptr<Pull>& pull) {
   const auto alike = static_cast<size_t>(std::count_if(
       pulls_.begin(), pulls_.end(), [&](const auto& item) { return item.second->live() == pull->live(); }));
   if (alike >= limits_.max_pulls) {
-    return {ErrorCode::kResourceExhausted,
-            Cat(alike, " pulls are open, the limit; try again later or raise --max-pulls")};
+    return {ErrorCode::kResourceExhausted, Cat(alike, pull->live() ? " subscriptions" : " pulls",
+                                               " are open, the limit; try again later or raise --max-pulls")};
   }
   pulls_[pull->id] = pull;
   return OkStatus();
@@ -167,7 +167,7 @@ Result<LivePlan> PullTable::OpenLive(const LiveWish& wish) {
 Result<std::shared_ptr<Pull>> PullTable::Find(uint64_t pull_id) {
   std::lock_guard lock(mutex_);
   const auto at = pulls_.find(pull_id);
-  if (at == pulls_.end())
+  if (at == pulls_.end() || at->second->closed())
     return Status(ErrorCode::kNotFound, Cat("pull ", pull_id, " is not open; it may have expired"));
   at->second->Touch();
   return at->second;
@@ -209,7 +209,8 @@ void PullTable::Close(uint64_t pull_id, const Held& held, const std::string& out
     if (at == pulls_.end()) return;
     pull = at->second;
     pull->closed_ = true;
-    pulls_.erase(at);
+    // The lanes of a subscription may be slow to end, and count until they have.
+    if (!pull->live() || pull->lanes_ == 0) pulls_.erase(at);
   }
   if (pull->live()) return;
   Report(pull->run->model(),

@@ -94,7 +94,7 @@ class Pull {
   void Touch();
   // Of OpenLive: it lasts as long as its lanes, whatever they do.
   bool live() const { return follower_ != nullptr; }
-  // It is in the table no more: its lanes end.
+  // Its lanes end, at the latest with the next version, and no other is let in.
   bool closed() const { return closed_; }
 
   // One lane that was let in; its end makes room for another.

@@ -232,9 +232,15 @@ std::shared_ptr<const Payload> DeltaStore::Derived(const DerivedKey& key, uint64
   // Another version may have come meanwhile, or memory be short: then this serves the one caller only.
   const uint64_t room = options_.retain_bytes - std::min(options_.retain_bytes, RetainedBytesLocked());
   const bool fits = derived == nullptr || StoredBytes(*derived) <= room;
-  const bool newest = !chain_.empty() && key.target <= chain_.back()->header().target;
-  if (newest && fits && !ChainLocked(key.base).empty()) derived_[key] = derived;
+  const bool wanted = !chain_.empty() && (key.target == chain_.back()->header().target || IsStepLocked(key));
+  if (wanted && fits && !ChainLocked(key.base).empty()) derived_[key] = derived;
   return derived;
+}
+
+bool DeltaStore::IsStepLocked(const DerivedKey& key) const {
+  return std::any_of(chain_.begin(), chain_.end(), [&](const auto& step) {
+    return step->header().base == key.base && step->header().target == key.target;
+  });
 }
 
 DeltaStore::Hold::Hold(DeltaStore* store, Version version)

@@ -1,8 +1,8 @@
 // DeltaStore: the deltas of one run that receivers may still need, within a byte budget.
 //
 // The deltas form one chain that ends at the newest version. Each is one immutable Payload, served to any number of
-// receivers; folded ones, and compact forms of those that were made fast, are made on the first request and kept as
-// long as what they were made from. With a directory the chain's are files on the agent's tmpfs, so that an agent that
+// receivers; folded ones, and compact forms of those that were made fast, are made on the first request and kept
+// until the next version. With a directory the chain's are files on the agent's tmpfs, so that an agent that
 // is killed finds them again.
 #pragma once
 
@@ -106,6 +106,7 @@ class DeltaStore {
 
   void FoldRoute(Version base, CodecLevel level, DeltaRoute& route);
   void CompactRoute(DeltaRoute& route);
+  bool IsStepLocked(const DerivedKey& key) const;
   std::shared_ptr<const Payload> Derived(const DerivedKey& key, uint64_t smaller_than, const Derive& derive);
   bool CompactLocked(const Payload& step) const { return compact_.count(step.header().target) > 0; }
   void EvictLocked();

@@ -13,6 +13,8 @@ constexpr size_t kWakeEvery = 32;
 // A reader copies what it is told under the lock that the maker needs.
 constexpr size_t kToldAtOnce = 256;
 
+constexpr size_t kSealedKept = 2;
+
 void CallAll(const std::vector<std::function<void()>>& wakes) {
   for (const auto& wake : wakes) wake();
 }
@@ -52,8 +54,15 @@ void LiveDelta::Seal() {
 }
 
 void LiveDelta::GiveUp(Status why) {
+  {
+    std::lock_guard lock(mutex_);
+    if (ended_) return;
+  }
+  Forget(std::move(why));
+}
+
+void LiveDelta::Forget(Status why) {
   std::unique_lock lock(mutex_);
-  if (ended_) return;
   ended_ = true;
   given_up_ = std::move(why);
   blocks_.clear();
@@ -97,12 +106,19 @@ std::shared_ptr<LiveDelta> LiveFeed::Begin(Version base, Version target) {
 
 void LiveFeed::SetNewest(Version newest) {
   std::vector<std::function<void()>> wakes;
+  std::shared_ptr<LiveDelta> old;
   {
     std::lock_guard lock(mutex_);
     newest_ = newest;
-    delta_.reset();  // its readers keep it; whoever comes later finds the whole one in the store
+    // Its readers keep it; whoever comes later finds the whole one in the store.
+    if (delta_ != nullptr) sealed_.push_back(std::exchange(delta_, nullptr));
+    if (sealed_.size() > kSealedKept) {
+      old = sealed_.front().lock();
+      sealed_.pop_front();
+    }
     wakes = waiting_.Take();
   }
+  if (old != nullptr) old->Forget({ErrorCode::kAborted, "two newer versions are served: pull"});
   CallAll(wakes);
 }
 

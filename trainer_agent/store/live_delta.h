@@ -5,6 +5,7 @@
 // nobody is ever waited for. Blocks are shared, so that any number of readers costs no memory.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -46,6 +47,8 @@ class LiveDelta {
   void Add(std::shared_ptr<const DeltaBlock> block);
   void Seal();
   void GiveUp(Status why);  // REQUIRES !why.ok()
+  // The same, also of a sealed one: who still reads it is too slow for the memory that it takes.
+  void Forget(Status why);
 
   // --- readers ---
   struct News {
@@ -77,7 +80,8 @@ class LiveFeed {
   // --- the maker ---
   // `base` is the newest version; a delta that did not end is given up.
   std::shared_ptr<LiveDelta> Begin(Version base, Version target);
-  // `newest` is committed and served, or what remained when a draft was given up: nothing is being made.
+  // `newest` is committed and served, or what remained when a draft was given up: nothing is being made. What led to
+  // the version before the last one is forgotten, so that slow readers hold two deltas at most, however many they are.
   void SetNewest(Version newest);
   // The run is over: nothing more will be made.
   void End();
@@ -112,6 +116,7 @@ class LiveFeed {
   mutable std::mutex mutex_;
   Version newest_ = 0;
   std::shared_ptr<LiveDelta> delta_;
+  std::deque<std::weak_ptr<LiveDelta>> sealed_;  // that may have readers yet, oldest first
   std::multiset<CodecLevel> followers_;
   WakeList waiting_;
 };

@@ -102,6 +102,25 @@ TEST_CASE("a sealed delta stays with its readers and is found by no others") {
   CHECK(first->Since(0).blocks.size() == 1);
 }
 
+TEST_CASE("readers of a sealed delta keep it until two newer versions are served, and hear of it then") {
+  LiveFeed feed;
+  std::vector<std::shared_ptr<LiveDelta>> deltas;
+  int woken = 0;
+  const auto reader = std::make_shared<int>();
+  for (Version base = 1; base <= 3; ++base) {
+    deltas.push_back(feed.Begin(base, base + 1));
+    deltas.back()->Add(Block(9));
+    if (base == 1) deltas[0]->WakeWhenNews(1, reader, [&] { ++woken; });
+    deltas.back()->Seal();
+    feed.SetNewest(base + 1);
+    CHECK(deltas[0]->Since(0).given_up.ok() == (base < 3));
+  }
+  CHECK(woken == 1);
+  CHECK(deltas[0]->Since(0).given_up.code() == ErrorCode::kAborted);
+  CHECK(deltas[0]->Since(0).blocks.empty());
+  CHECK(deltas[1]->Since(0).blocks.size() == 1);
+}
+
 TEST_CASE("a draft that was given up is no longer found, and its readers hear of it") {
   LiveFeed feed;
   const auto given_up = feed.Begin(1, 2);

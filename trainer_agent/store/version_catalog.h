@@ -52,7 +52,6 @@ class ServedRun {
   const std::string& model() const { return model_; }
   const RunId& run() const { return run_; }
   const ModelLayout& layout() const { return *layout_; }
-  const std::shared_ptr<const ModelLayout>& shared_layout() const { return layout_; }
   DeltaStore& deltas() { return deltas_; }
   LiveFeed& live() { return live_; }
 
