@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from harness import Cluster
+from harness import Cluster, wait_until
 from ranks import Ranks
 from topologies import Topology
 from trainer import refusal
@@ -61,18 +61,24 @@ def publish_another_shape(rank, version):
         rank.tensors = kept
 
 
-def publish_interrupted(rank, version):
-    """Rank 1 gets Ctrl-C while rank 0 keeps it waiting."""
+def publish_interrupted(rank, version, interrupted):
+    """Rank 1 gets Ctrl-C while rank 0 keeps it waiting, for more than half a second after; `interrupted`: a path."""
     if rank.number == 0:
-        time.sleep(1)
+        wait_until(interrupted.exists, "rank 1 is interrupted")
+        time.sleep(0.6)
         publish(rank, version)
         return "published"
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-    start = time.monotonic()
+
+    def interrupt():
+        interrupted.touch()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Timer(0.3, interrupt).start()
     try:
         publish(rank, version)
     except KeyboardInterrupt:
-        return "interrupted after the exchange" if time.monotonic() - start > 0.6 else "interrupted in the middle"
+        waited = time.time() - interrupted.stat().st_mtime
+        return "interrupted after the exchange" if waited > 0.5 else "interrupted in the middle"
     return "not interrupted"
 
 
@@ -129,7 +135,7 @@ def test_ctrl_c_waits_until_the_other_rank_has_its_bytes(cluster):
     receiver = cluster.receiver(agent)
     with Ranks(TWO) as ranks:
         ranks.call(open_halves, [agent.socket] * 2, remote=[1])
-        assert ranks.call(publish_interrupted, 1) == ["published", "interrupted after the exchange"]
+        assert ranks.call(publish_interrupted, 1, cluster.directory / "interrupted") == ["published", "interrupted after the exchange"]
         receiver.wait_for(expected(1))
         ranks.call(publish, 2)
         receiver.wait_for(expected(2))
