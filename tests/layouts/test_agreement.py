@@ -69,6 +69,8 @@ def publish_interrupted(rank, version, interrupted):
         publish(rank, version)
         return "published"
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs in the background with it ignored
+
     def interrupt():
         interrupted.touch()
         os.kill(os.getpid(), signal.SIGINT)
@@ -135,7 +137,8 @@ def test_ctrl_c_waits_until_the_other_rank_has_its_bytes(cluster):
     receiver = cluster.receiver(agent)
     with Ranks(TWO) as ranks:
         ranks.call(open_halves, [agent.socket] * 2, remote=[1])
-        assert ranks.call(publish_interrupted, 1, cluster.directory / "interrupted") == ["published", "interrupted after the exchange"]
+        answers = ranks.call(publish_interrupted, 1, cluster.directory / "interrupted")
+        assert answers == ["published", "interrupted after the exchange"]
         receiver.wait_for(expected(1))
         ranks.call(publish, 2)
         receiver.wait_for(expected(2))
