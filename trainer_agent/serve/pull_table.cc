@@ -23,7 +23,7 @@ uint64_t RandomPullId() {
 
 DeltaRoute RouteFor(const PullWish& wish, ServedRun& run) {
   if (wish.force_full || wish.held.nothing() || wish.held.run != run.run()) return {};
-  const CodecLevel level = ChooseLevel(wish.link_bytes_per_s);
+  const CodecLevel level = ChooseLevel(wish.link_bytes_per_s, run.deltas().NewestDensity());
   DeltaRoute route = run.deltas().RouteFrom(wish.held.version, run.layout().data_bytes(), level);
   // A receiver whose bytes are not what that version was must not get steps made for it.
   if (!route.steps.empty() && route.steps.front()->header().base_digest != wish.held_digest) return {};
@@ -159,7 +159,8 @@ Result<Plan> PullTable::Open(const PullWish& wish) {
 Result<LivePlan> PullTable::OpenLive(const LiveWish& wish) {
   LS_ASSIGN_OR_RETURN(const auto run, FindRun(wish.model, wish.receiver, wish.layout));
   const auto pull = std::make_shared<Pull>(RandomPullId(), wish.receiver, run, 0);
-  pull->follower_ = std::make_unique<LiveFeed::Follower>(&run->live(), ChooseLevel(wish.link_bytes_per_s));
+  pull->follower_ = std::make_unique<LiveFeed::Follower>(
+      &run->live(), ChooseLevel(wish.link_bytes_per_s, run->deltas().NewestDensity()));
   LS_RETURN_IF_ERROR(Insert(pull));
   return LivePlan{pull->id, IssueTickets(*pull, wish.lanes)};
 }

@@ -237,6 +237,13 @@ std::shared_ptr<const Payload> DeltaStore::Derived(const DerivedKey& key, uint64
   return derived;
 }
 
+double DeltaStore::NewestDensity() const {
+  std::lock_guard lock(mutex_);
+  if (chain_.empty() || layout_->block_count() == 0) return 0;
+  const double elements = static_cast<double>(layout_->data_bytes()) / layout_->block_unit(0);
+  return static_cast<double>(chain_.back()->header().changed_elements) / elements;
+}
+
 bool DeltaStore::IsStepLocked(const DerivedKey& key) const {
   return std::any_of(chain_.begin(), chain_.end(), [&](const auto& step) {
     return step->header().base == key.base && step->header().target == key.target;

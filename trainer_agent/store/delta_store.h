@@ -87,6 +87,8 @@ class DeltaStore {
 
   // The chain first, then what was derived from it.
   std::vector<std::shared_ptr<const Payload>> Retained() const;
+  // The share of elements that the newest delta changed; 0: there is none.
+  double NewestDensity() const;
 
   // The files are somebody's past now: removes them all.
   void Discard();

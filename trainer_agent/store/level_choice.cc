@@ -1,20 +1,24 @@
 #include "trainer_agent/store/level_choice.h"
 
+#include <algorithm>
+
 namespace lockstep {
 namespace {
 
-// Measured by tests/bench/codec_study on the Adam model at 1 %, two cores (docs/performance.md): what the entropy stage
-// saves of each change, and what it costs to add and to take away. Densities from 0.05 to 10 % move the border by less
-// than half.
-constexpr double kSavedBytes = 0.38;
-constexpr double kEntropyNs = 3.2;  // encode and decode together, of two cores
+// Where compact begins to pay, in bytes a second, measured by tests/bench/codec_study on the Adam model, two cores
+// (docs/performance.md). What the entropy stage saves of a change, 0.3 to 0.4 bytes, hardly depends on how much
+// changed; what it costs a change falls from 18 to 1.5 ns as blocks have more changes to share its tables. So the
+// border rises with the density, 28 MB/s at 0.26 %, 56 at 0.53, 118 at 1.16, and levels off.
+constexpr double kBorderAtAll = 1e10;
+constexpr double kMostBorder = 220e6;
+constexpr double kUsualDensity = 0.01;
 
 }  // namespace
 
-CodecLevel ChooseLevel(uint64_t link_bytes_per_s) {
+CodecLevel ChooseLevel(uint64_t link_bytes_per_s, double density) {
   if (link_bytes_per_s == 0) return CodecLevel::kFast;
-  const double saved_ns = kSavedBytes / static_cast<double>(link_bytes_per_s) * 1e9;
-  return saved_ns > kEntropyNs ? CodecLevel::kCompact : CodecLevel::kFast;
+  const double border = std::min(kMostBorder, kBorderAtAll * (density > 0 ? density : kUsualDensity));
+  return static_cast<double>(link_bytes_per_s) < border ? CodecLevel::kCompact : CodecLevel::kFast;
 }
 
 }  // namespace lockstep

@@ -8,7 +8,8 @@
 namespace lockstep {
 
 // `link_bytes_per_s` is what the receiver's lanes last carried together; 0 is not known, and taken for a fast link:
-// what a first delta loses there is little, and the next one knows.
-CodecLevel ChooseLevel(uint64_t link_bytes_per_s);
+// what a first delta loses there is little, and the next one knows. `density`: the share of elements that the last
+// delta changed; 0 is not known.
+CodecLevel ChooseLevel(uint64_t link_bytes_per_s, double density);
 
 }  // namespace lockstep

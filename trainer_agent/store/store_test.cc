@@ -5,6 +5,7 @@
 #include "common/base/hash.h"
 #include "common/os/file.h"
 #include "trainer_agent/store/delta_store.h"
+#include "trainer_agent/store/level_choice.h"
 #include "trainer_agent/store/version_catalog.h"
 
 namespace lockstep {
@@ -245,6 +246,16 @@ TEST_CASE("A watch is called for its model and at the end, and never once it is 
   catalog.Close();
   CHECK(catalog.closed());
   CHECK(others == 1);
+}
+
+TEST_CASE("The level is compact on links that are slow for how much changes, and fast when nothing is known") {
+  CHECK(ChooseLevel(0, 0.01) == CodecLevel::kFast);
+  CHECK(ChooseLevel(50'000'000, 0.01) == CodecLevel::kCompact);
+  CHECK(ChooseLevel(50'000'000, 0) == CodecLevel::kCompact);
+  CHECK(ChooseLevel(150'000'000, 0.01) == CodecLevel::kFast);
+  CHECK(ChooseLevel(50'000'000, 0.002) == CodecLevel::kFast);
+  CHECK(ChooseLevel(150'000'000, 0.02) == CodecLevel::kCompact);
+  CHECK(ChooseLevel(1'000'000'000, 0.5) == CodecLevel::kFast);
 }
 
 }  // namespace
