@@ -5,7 +5,7 @@
 #include <string>
 
 #include "common/base/status.h"
-#include "trainer_agent/export_plugin/plan/sheet.h"
+#include "export_plugin/plan/sheet.h"
 
 namespace CLI {
 class App;

@@ -8,7 +8,7 @@
 #include "common/layout/copy_plan.h"
 #include "common/layout/strided_copy.h"
 #include "ctl/json.h"
-#include "trainer_agent/export_plugin/plan/sheet.h"
+#include "export_plugin/plan/sheet.h"
 
 namespace lockstep {
 

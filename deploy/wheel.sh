@@ -22,10 +22,10 @@ target=$(realpath -m "${1:-dist}")
 source=$(mktemp -d)
 trap 'rm -rf "$source"' EXIT
 
-bazel build --noshow_progress --ui_event_filters=-info "${config[@]}" //trainer_agent/export_plugin:liblockstep.so
-cp -r trainer_agent/export_plugin/python/. "$source"
+bazel build --noshow_progress --ui_event_filters=-info "${config[@]}" //export_plugin:liblockstep.so
+cp -r export_plugin/python/. "$source"
 cp -r raas_receiver/engine_plugin/python/lockstep/. "$source/lockstep"
-install -m 755 bazel-bin/trainer_agent/export_plugin/liblockstep.so "$source/lockstep/liblockstep.so"
+install -m 755 bazel-bin/export_plugin/liblockstep.so "$source/lockstep/liblockstep.so"
 mkdir -p "$target"
 "${PYTHON:-python3}" -m pip wheel --quiet --no-deps --no-index --no-build-isolation --wheel-dir "$target" "$source"
 ls "$target"/lockstep-*.whl

@@ -8,7 +8,7 @@
 #include "common/base/ids.h"
 #include "common/base/status.h"
 #include "common/model/layout.h"
-#include "trainer_agent/export_plugin/lockstep.h"
+#include "export_plugin/lockstep.h"
 
 namespace lockstep::demo {
 

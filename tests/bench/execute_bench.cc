@@ -9,9 +9,9 @@
 #include <thread>
 
 #include "common/base/worker_pool.h"
+#include "export_plugin/exporter/lowering.h"
 #include "tests/bench/report.h"
 #include "tests/bench/sharded_model.h"
-#include "trainer_agent/export_plugin/exporter/lowering.h"
 
 namespace lockstep::bench {
 namespace {

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[2]
 for folder in (
-    "trainer_agent/export_plugin/python",
+    "export_plugin/python",
     "raas_receiver/engine_plugin/python",
     "tests",
     "tests/integration",

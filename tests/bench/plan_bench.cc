@@ -6,9 +6,9 @@
 
 #include "common/layout/copy_plan.h"
 #include "common/layout/strided_copy.h"
+#include "export_plugin/plan/sheet.h"
 #include "tests/bench/or_die.h"
 #include "tests/bench/report.h"
-#include "trainer_agent/export_plugin/plan/sheet.h"
 
 namespace lockstep::bench {
 namespace {

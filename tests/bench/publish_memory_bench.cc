@@ -14,9 +14,9 @@
 #include <string_view>
 #include <thread>
 
+#include "export_plugin/exporter/exporter.h"
 #include "tests/bench/report.h"
 #include "tests/bench/sharded_model.h"
-#include "trainer_agent/export_plugin/exporter/exporter.h"
 
 namespace lockstep::bench {
 namespace {

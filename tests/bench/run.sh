@@ -19,5 +19,5 @@ if [[ ${1:-} == -h || ${1:-} == --help ]]; then
 fi
 deploy/install.sh --build
 bazel build --noshow_progress --ui_event_filters=-info //tests/bench:all //trainer_agent/agent:trainer_agent \
-  //trainer_agent/export_plugin:liblockstep.so //raas_receiver/receiver:raas_receiver //ctl:lockstepctl || exit 69
+  //export_plugin:liblockstep.so //raas_receiver/receiver:raas_receiver //ctl:lockstepctl || exit 69
 exec python3 tests/bench/run.py "$@"

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "common/layout/copy_plan.h"
+#include "export_plugin/exporter/local_tensor.h"
+#include "export_plugin/plan/sheet.h"
 #include "tests/bench/or_die.h"
-#include "trainer_agent/export_plugin/exporter/local_tensor.h"
-#include "trainer_agent/export_plugin/plan/sheet.h"
 
 namespace lockstep::bench {
 

@@ -22,7 +22,7 @@ def path(tmp_path):
 
 
 def test_the_example_of_the_format_is_what_is_sent():
-    text = (ROOT / "trainer_agent/export_plugin/python/FORMAT.md").read_text()
+    text = (ROOT / "export_plugin/python/FORMAT.md").read_text()
     dump = re.search(r"```hex full\n(.*?)```", text, re.S)[1]
     example = bytes.fromhex("".join(line[4:] for line in dump.splitlines()))
     assert Message(MessageType.FULL, 7, 1, 8192, 4096).encode() == example and len(example) == HEADER.size

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = _ROOT / ".cache" / "vllm"
-_TRAINER_SIDE = _ROOT / "trainer_agent/export_plugin/python"
+_TRAINER_SIDE = _ROOT / "export_plugin/python"
 _ENGINE_SIDE = _ROOT / "raas_receiver/engine_plugin/python"
 
 _ANSWER_S = 300  # the first one is after all imports, on a machine that may be busy

@@ -7,10 +7,10 @@
 #include "common/model/manifest.h"
 #include "common/payload/payload.h"
 #include "common/wire/local.h"
+#include "export_plugin/exporter/bucket_header.h"
 #include "raas_receiver/replica/state_file.h"
 #include "trainer_agent/buffer/control_segment.h"
 #include "trainer_agent/buffer/rank_messages.h"
-#include "trainer_agent/export_plugin/exporter/bucket_header.h"
 
 namespace lockstep {
 namespace {
@@ -48,7 +48,7 @@ constexpr char kPayload[] = "common/payload/FORMAT.md";
 constexpr char kWire[] = "common/wire/FORMAT.md";
 constexpr char kReplica[] = "raas_receiver/replica/FORMAT.md";
 constexpr char kBuffer[] = "trainer_agent/buffer/FORMAT.md";
-constexpr char kExporter[] = "trainer_agent/export_plugin/exporter/FORMAT.md";
+constexpr char kExporter[] = "export_plugin/exporter/FORMAT.md";
 
 // The model that all examples share: all zero at version 1, one element changed by one ulp at version 2.
 struct Story {

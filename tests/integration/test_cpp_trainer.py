@@ -9,7 +9,7 @@ import torch
 
 from harness import BIN
 
-TRAINER = BIN / "trainer_agent/export_plugin/example/tensor_parallel_trainer"
+TRAINER = BIN / "export_plugin/example/tensor_parallel_trainer"
 
 LAYERS, HIDDEN, HEADS, GROUPS, HEAD_DIM, FFN, WORDS, PADDED = 2, 64, 8, 4, 8, 96, 200, 256
 STEPS = 5

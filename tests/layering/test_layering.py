@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PLUGIN = ROOT / "bazel-bin/trainer_agent/export_plugin/liblockstep.so"
+PLUGIN = ROOT / "bazel-bin/export_plugin/liblockstep.so"
 
 # Module -> what it may use directly. `@name` is a library of the distribution.
 ALLOWED = {
@@ -31,34 +31,34 @@ ALLOWED = {
     "proto": {"@grpc", "@protobuf"},
     # The trainer's side.
     "trainer_agent/buffer": {"common/base", "common/os", "common/model"},
-    "trainer_agent/export_plugin/rules": {"common/base", "common/model", "common/layout", "@nlohmann_json"},
-    "trainer_agent/export_plugin/plan": {
+    "export_plugin/rules": {"common/base", "common/model", "common/layout", "@nlohmann_json"},
+    "export_plugin/plan": {
         "common/base",
         "common/model",
         "common/layout",
-        "trainer_agent/export_plugin/rules",
+        "export_plugin/rules",
         "@nlohmann_json",
     },
-    "trainer_agent/export_plugin/exporter": {
+    "export_plugin/exporter": {
         "common/base",
         "common/os",
         "common/model",
         "common/layout",
         "kernels",
         "trainer_agent/buffer",
-        "trainer_agent/export_plugin/plan",
+        "export_plugin/plan",
         "@cuda",  # only with --config=cuda
         "@nlohmann_json",
     },
-    "trainer_agent/export_plugin": {
+    "export_plugin": {
         "common/base",
         "common/os",
         "common/model",
         "common/layout",
         "kernels",
         "trainer_agent/buffer",
-        "trainer_agent/export_plugin/exporter",
-        "trainer_agent/export_plugin/plan",
+        "export_plugin/exporter",
+        "export_plugin/plan",
         "@nlohmann_json",
     },
     "trainer_agent/delta": {
@@ -139,7 +139,7 @@ ALLOWED = {
         "common/config",
         "common/telemetry",
         "proto",
-        "trainer_agent/export_plugin/plan",
+        "export_plugin/plan",
         "@cli11",
         "@grpc",
         "@nlohmann_json",
@@ -224,14 +224,14 @@ def test_the_table_allows_no_cycle_and_no_way_between_the_daemons():
 
 
 def test_the_plugin_is_built_of_nothing_that_pytorch_brings_too():
-    labels = bazel_query("deps(//trainer_agent/export_plugin:liblockstep.so)").split()
+    labels = bazel_query("deps(//export_plugin:liblockstep.so)").split()
     assert not {module_of(label) for label in labels} & KEPT_OUT_OF_THE_PLUGIN
 
 
 def test_the_plugin_exports_only_its_c_abi():
     symbols = output_of("nm", "-D", "--defined-only", PLUGIN)
     names = {line.split()[2].partition("@")[0] for line in symbols.splitlines()}
-    header = (ROOT / "trainer_agent/export_plugin/lockstep.h").read_text()
+    header = (ROOT / "export_plugin/lockstep.h").read_text()
     assert names == set(re.findall(r"\b(lockstep_\w+)\(", re.sub(r"/\*.*?\*/", "", header, flags=re.S)))
 
 

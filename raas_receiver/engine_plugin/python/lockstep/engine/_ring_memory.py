@@ -1,4 +1,4 @@
-"""A trainer's ring as OPEN describes it (trainer_agent/export_plugin/python/FORMAT.md): its model and its buckets."""
+"""A trainer's ring as OPEN describes it (export_plugin/python/FORMAT.md): its model and its buckets."""
 
 import fcntl
 import json

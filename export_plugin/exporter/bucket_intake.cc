@@ -1,0 +1,186 @@
+#include "export_plugin/exporter/bucket_intake.h"
+
+#include <algorithm>
+
+#include "common/base/text.h"
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kSlots = 2;
+
+uint64_t LargestPayload(const std::vector<RemoteShare>& shares) {
+  uint64_t largest = 0;
+  for (const RemoteShare& share : shares) {
+    for (const IncomingBucket& bucket : share.buckets.all) largest = std::max(largest, bucket.payload_bytes);
+  }
+  return largest;
+}
+
+Status WentOn(uint32_t rank, Version to, Version without) {
+  return {ErrorCode::kAborted, Cat("rank ", rank, " went on to version ", to, " without version ", without,
+                                   "; its own error says why. The version after ", to, " has all ranks again")};
+}
+
+}  // namespace
+
+BucketIntake::BucketIntake(const PlanDigest& plan, std::vector<RemoteShare> shares, Link* link, CopyEngine* engine)
+    : plan_(plan), link_(link), engine_(engine), memory_(LargestPayload(shares)) {
+  for (RemoteShare& share : shares) sources_.push_back({.share = std::move(share)});
+}
+
+std::vector<StridedRange> BucketIntake::FrozenRanges() const {
+  std::vector<StridedRange> ranges;
+  for (const Source& source : sources_) {
+    const auto& [all, changing] = source.share.buckets;
+    for (size_t i = changing; i < all.size(); ++i) {
+      ranges.insert(ranges.end(), all[i].completed.begin(), all[i].completed.end());
+    }
+  }
+  return ranges;
+}
+
+void BucketIntake::StartSet(size_t source) {
+  sources_[source].started = 0;
+  sources_[source].taken = 0;
+  sources_[source].count = sources_[source].share.buckets.changing;
+  sources_[source].version.reset();
+  sources_[source].error = OkStatus();
+  turns_.push_back(source);
+}
+
+void BucketIntake::StartReceive(size_t slot) {
+  if (turns_.empty()) return;
+  const size_t next = turns_.front();
+  turns_.pop_front();
+  Source& source = sources_[next];
+  const uint64_t bytes = sizeof(BucketHeader) + source.share.buckets.all[source.started].payload_bytes;
+  under_way_.push_back({next, source.started, slot, link_->Receive(source.share.rank, memory_.message(slot), bytes)});
+  if (++source.started < source.count) turns_.push_back(next);
+}
+
+void BucketIntake::Start(Version version) {
+  for (size_t source = 0; source < sources_.size(); ++source) {
+    if (sources_[source].spent < version) StartSet(source);
+  }
+  for (size_t slot = 0; slot < kSlots; ++slot) StartReceive(slot);
+}
+
+Status BucketIntake::TakeAll(const IntakeTarget& target, PublishStats& stats) {
+  stats.exchange_memory_bytes = memory_.bytes();
+  Status status;
+  for (Source& source : sources_) {
+    if (source.spent < target.version) continue;
+    if (status.ok()) status = WentOn(source.share.rank, source.spent, target.version);
+    if (source.spent == target.version) source.spent = 0;
+  }
+  while (!under_way_.empty()) {
+    Receive receive = under_way_.front();
+    under_way_.pop_front();
+    Source& source = sources_[receive.source];
+    link_->Wait(receive.pending);
+    const bool wanted = status.ok() && source.error.ok() && target.data != nullptr;
+    if (link_->Alive(source.share.rank)) {
+      ++stats.buckets_received;
+      stats.bytes_received += source.share.buckets.all[receive.bucket].payload_bytes;
+      if (receive.bucket == 0) LearnCount(receive);
+      const Status taken = TakeBucket(receive, target, wanted);
+      if (source.error.ok()) source.error = taken;
+    }
+    if (++source.taken == source.count) {
+      const Status ended = EndSet(receive.source, target, wanted);
+      if (status.ok()) status = ended;
+    }
+    StartReceive(receive.slot);
+  }
+  return status;
+}
+
+// A header that is damaged says nothing: then the set is taken for what was asked for.
+void BucketIntake::LearnCount(const Receive& receive) {
+  Source& source = sources_[receive.source];
+  const auto all = static_cast<uint32_t>(source.share.buckets.all.size());
+  const BucketHeader header = memory_.header(receive.slot);
+  const bool readable = CheckHeader(header, source.share.rank).ok();
+  const bool with_frozen = readable ? header.count == all : source.wanted_frozen;
+  if (!with_frozen || source.count == all) return;
+  if (source.started == source.count) turns_.push_back(receive.source);
+  source.count = all;
+}
+
+Status BucketIntake::TakeBucket(const Receive& receive, const IntakeTarget& target, bool wanted) {
+  Source& source = sources_[receive.source];
+  const IncomingBucket& bucket = source.share.buckets.all[receive.bucket];
+  const BucketHeader header = memory_.header(receive.slot);
+  LS_RETURN_IF_ERROR(CheckHeader(header, source.share.rank));
+  if (!source.version && header.plan == plan_) source.version = header.version;
+  if (source.version && *source.version != target.version) return OkStatus();  // EndSet() says what that means
+  const BucketPlace expected{.version = target.version,
+                             .plan = plan_,
+                             .index = receive.bucket,
+                             .count = source.count,
+                             .payload_bytes = bucket.payload_bytes};
+  LS_RETURN_IF_ERROR(
+      CheckBucket(header, expected, {memory_.payload(receive.slot), bucket.payload_bytes}, source.share.rank));
+  const bool frozen = receive.bucket >= source.share.buckets.changing;
+  if (!wanted || (frozen && target.holds_frozen)) return OkStatus();
+  placed_.clear();
+  for (const StridedCopy& copy : bucket.copies) placed_.push_back({memory_.payload(receive.slot), target.data, copy});
+  LS_RETURN_IF_ERROR(engine_->Start(placed_));
+  LS_RETURN_IF_ERROR(engine_->Finish());
+  return target.done(bucket.completed);
+}
+
+Status BucketIntake::TellFrozen(const Source& source, const IntakeTarget& target) {
+  const auto& [all, changing] = source.share.buckets;
+  if (!target.holds_frozen && source.count < all.size()) {
+    return {ErrorCode::kAborted, Cat("rank ", source.share.rank, " sent version ", target.version,
+                                     " without its frozen tensors, which are not here yet; it is told to")};
+  }
+  for (size_t i = changing; target.holds_frozen && i < all.size(); ++i) {
+    LS_RETURN_IF_ERROR(target.unchanged(all[i].completed));
+  }
+  return OkStatus();
+}
+
+Status BucketIntake::EndSet(size_t index, const IntakeTarget& target, bool wanted) {
+  Source& source = sources_[index];
+  if (!link_->Alive(source.share.rank)) return link_->status();
+  if (source.version && *source.version < target.version) {
+    answer_ = MakeAnswer(target.version, ErrorCode::kAborted, !target.holds_frozen);
+    Link::Pending pending = SendAnswer(source);
+    link_->Wait(pending);
+    if (!link_->status().ok()) return link_->status();  // the answer was the last one
+    StartSet(index);
+    return OkStatus();
+  }
+  source.awaits_answer = true;
+  if (!source.version || *source.version == target.version) {
+    LS_RETURN_IF_ERROR(source.error);
+    return wanted ? TellFrozen(source, target) : OkStatus();
+  }
+  source.spent = *source.version;
+  return WentOn(source.share.rank, source.spent, target.version);
+}
+
+BucketHeader BucketIntake::MakeAnswer(Version version, ErrorCode code, bool wants_frozen) const {
+  const BucketKind kind = link_->status().ok() ? BucketKind::kAnswer : BucketKind::kLastAnswer;
+  return MakeHeader({.kind = kind, .version = version, .plan = plan_, .index = wants_frozen ? 1u : 0u}, code, {});
+}
+
+Link::Pending BucketIntake::SendAnswer(Source& source) {
+  source.awaits_answer = false;
+  source.wanted_frozen = answer_.index != 0;
+  return link_->Send(source.share.rank, &answer_, sizeof(answer_));
+}
+
+void BucketIntake::Answer(Version version, ErrorCode code, bool wants_frozen) {
+  answer_ = MakeAnswer(version, code, wants_frozen);
+  std::vector<Link::Pending> pending;
+  for (Source& source : sources_) {
+    if (source.awaits_answer) pending.push_back(SendAnswer(source));
+  }
+  for (Link::Pending& one : pending) link_->Wait(one);
+}
+
+}  // namespace lockstep

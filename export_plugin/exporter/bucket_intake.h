@@ -1,0 +1,104 @@
+// BucketIntake: a rank beside the agent takes the shares of ranks on other hosts into the half that is being written.
+//
+// Buckets are taken in turn from all of them, the first of each, then the second: nobody's last bucket waits for
+// another's all. Two receives are under way at any time.
+//
+// A rank's buckets of one version are a set, answered once. Sets come in the order of their versions, but a rank that
+// failed between two publishes may leave one out on its side, or meet one that was left out here. What version a set
+// belongs to is in its headers, so both ends are soon in step again:
+//
+//   the set is of an older version     taken in and thrown away, answered with kAborted; the next set is waited for
+//   the set is of a newer version w    the same, and this version is given up; when its turn comes, so is w, and all
+//                                      before it, at once: the rank has spent its set, and nothing more comes of it
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "export_plugin/exporter/bucket_memory.h"
+#include "export_plugin/exporter/bucket_plan.h"
+#include "export_plugin/exporter/exporter.h"
+#include "export_plugin/exporter/link.h"
+
+namespace lockstep {
+
+struct RemoteShare {
+  uint32_t rank = 0;
+  RankBuckets<IncomingBucket> buckets;
+};
+
+// Where a version's buckets go.
+struct IntakeTarget {
+  using Tell = std::function<Status(std::span<const StridedRange>)>;
+
+  Version version = 0;
+  std::byte* data = nullptr;  // null: nowhere
+  bool holds_frozen = false;  // both halves hold the frozen bytes: those that come all the same are left aside
+  Tell done;
+  Tell unchanged;
+};
+
+// Not thread-safe. `link` and `engine` outlive it. Per version: Start(), TakeAll(), Answer().
+class BucketIntake {
+ public:
+  BucketIntake(const PlanDigest& plan, std::vector<RemoteShare> shares, Link* link, CopyEngine* engine);
+
+  // What is written into the half when frozen buckets are.
+  std::vector<StridedRange> FrozenRanges() const;
+
+  // Lets the first buckets come while this rank is busy with its own share.
+  void Start(Version version);
+  // Takes every bucket of every rank that lives. They are copied, and what they complete is told, until something is
+  // wrong, or not at all where there is no data: the first error is answered, after all were taken.
+  Status TakeAll(const IntakeTarget& target, PublishStats& stats);
+  // Says to every rank that lives, and whose set was taken, what became of `version`, and whether it must send its
+  // frozen buckets with the next one.
+  void Answer(Version version, ErrorCode code, bool wants_frozen);
+
+ private:
+  // How far the set is that a rank sends.
+  struct Source {
+    RemoteShare share;
+    uint32_t started = 0;  // receives
+    uint32_t taken = 0;
+    uint32_t count = 0;              // of the set; until the first bucket is taken, those that it has at least
+    bool wanted_frozen = true;       // as last answered
+    std::optional<Version> version;  // once a header said it
+    Status error;                    // the first
+    bool awaits_answer = false;
+    Version spent = 0;  // the newer version whose set came before its turn; 0: none
+  };
+  struct Receive {
+    size_t source = 0;
+    uint32_t bucket = 0;
+    size_t slot = 0;
+    Link::Pending pending;
+  };
+
+  void StartSet(size_t source);
+  void StartReceive(size_t slot);
+  // The first bucket of a set came: how many there are.
+  void LearnCount(const Receive& receive);
+  // Looks at a bucket that came; copies it if it is `wanted`.
+  Status TakeBucket(const Receive& receive, const IntakeTarget& target, bool wanted);
+  // All buckets of a set are here: what that means for the version.
+  Status EndSet(size_t source, const IntakeTarget& target, bool wanted);
+  Status TellFrozen(const Source& source, const IntakeTarget& target);
+  BucketHeader MakeAnswer(Version version, ErrorCode code, bool wants_frozen) const;
+  Link::Pending SendAnswer(Source& source);  // answer_
+
+  const PlanDigest plan_;
+  Link* const link_;
+  CopyEngine* const engine_;
+  std::vector<Source> sources_;
+  BucketMemory memory_;
+  BucketHeader answer_;
+  std::deque<size_t> turns_;  // sources with buckets to start
+  std::deque<Receive> under_way_;
+  std::vector<PlacedCopy> placed_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,61 @@
+// Bucket plans: what of a rank on another host travels in which bucket, and to whom. Both ends make the same from the
+// plan alone.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "export_plugin/exporter/bucket_header.h"
+#include "export_plugin/exporter/lowering.h"
+
+namespace lockstep {
+
+// Of each rank, the rank beside the agent that takes its buckets; nothing for ranks that send none. The one with the
+// fewest bytes to take so far, then the lowest. REQUIRES some rank beside the agent, as CompileExport() does.
+std::vector<std::optional<uint32_t>> ProxiesOf(const CopyPlan& plan, const std::vector<bool>& beside_agent);
+
+// A part of a chunk: a box of elements, row by row in the HuggingFace tensor's order.
+struct PackedItem {
+  uint32_t source = 0;
+  uint32_t tensor = 0;
+  Piece piece;  // local -> HuggingFace tensor
+  uint64_t bytes = 0;
+  uint64_t packed_offset = 0;  // in the payload
+};
+
+struct PackedBucket {
+  std::vector<PackedItem> items;
+  std::vector<StridedRange> completed;  // of the data section: chunks whose last item is in this bucket
+  uint64_t payload_bytes = 0;
+};
+
+// The buckets of a rank: first those of what changes, at least one, then those of what is frozen. A set is all of them,
+// or just the first `changing`.
+template <typename Bucket>
+struct RankBuckets {
+  std::vector<Bucket> all;
+  uint32_t changing = 0;
+};
+
+// With `plan`, each with at most `payload_bytes` of payload. REQUIRES payload_bytes to hold an element.
+RankBuckets<PackedBucket> PackBuckets(const TrainingModel& model, const RankPlan& plan, uint64_t payload_bytes);
+
+// A bucket as its sender makes it: copies into the payload.
+struct OutgoingBucket {
+  std::vector<LocalCopy> copies;
+  uint64_t payload_bytes = 0;
+};
+// kBadData as ConversionOf().
+Result<RankBuckets<OutgoingBucket>> LowerOutgoing(const TrainingModel& model, const RankBuckets<PackedBucket>& buckets,
+                                                  std::span<const LocalTensor> locals, const LocalsBySource& by_source);
+
+// A bucket as its proxy takes it in: copies from the payload into the data section, and what may be told after them.
+struct IncomingBucket {
+  std::vector<StridedCopy> copies;
+  std::vector<StridedRange> completed;
+  uint64_t payload_bytes = 0;
+};
+RankBuckets<IncomingBucket> LowerIncoming(const TrainingModel& model, RankBuckets<PackedBucket> buckets);
+
+}  // namespace lockstep

@@ -1,0 +1,41 @@
+// BucketSender: a rank on another host sends its share, a bucket travelling while the next is packed.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "export_plugin/exporter/bucket_memory.h"
+#include "export_plugin/exporter/bucket_plan.h"
+#include "export_plugin/exporter/exporter.h"
+#include "export_plugin/exporter/link.h"
+
+namespace lockstep {
+
+// Not thread-safe. `link` and `engine` outlive it.
+class BucketSender {
+ public:
+  BucketSender(uint32_t proxy, const PlanDigest& plan, RankBuckets<OutgoingBucket> buckets, Link* link,
+               CopyEngine* engine);
+
+  // Sends a set of buckets, frozen ones if the proxy wants them, and waits for the proxy's answer. `ready`: why this
+  // rank cannot give its bytes, if so; then the buckets are sent as failed, for the proxy to go on. Answers the cause:
+  // that, what failed while packing, a lost link, or what the proxy said.
+  Status Send(Version version, Status ready, std::span<const LocalTensor> locals, PublishStats& stats);
+
+  bool pinned() const { return memory_.pinned(); }
+
+ private:
+  Status Pack(const OutgoingBucket& bucket, size_t slot, std::span<const LocalTensor> locals);
+  Status TakeAnswer(Version version);
+
+  const uint32_t proxy_;
+  const PlanDigest plan_;
+  const RankBuckets<OutgoingBucket> buckets_;
+  Link* const link_;
+  CopyEngine* const engine_;
+  BucketMemory memory_;
+  std::vector<PlacedCopy> placed_;
+  bool with_frozen_ = true;  // the proxy lacks the frozen bytes, or may lack them
+};
+
+}  // namespace lockstep

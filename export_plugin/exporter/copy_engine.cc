@@ -1,0 +1,101 @@
+#include "export_plugin/exporter/copy_engine.h"
+
+#include <vector>
+
+#include "kernels/copy_rows.h"
+
+namespace lockstep {
+namespace {
+
+// What one thread does at a time: large enough to be worth a hand-over, small enough to spread.
+constexpr uint64_t kTaskBytes = uint64_t{1} << 20;
+
+void Run(const PlacedCopy& placed) {
+  const StridedCopy& copy = placed.copy;
+  std::byte* target = placed.target + copy.target_offset;
+  const std::byte* source = placed.source + copy.source_offset;
+  switch (placed.conversion) {
+    case ElementConversion::kNone:
+      kernels::CopyRows(target, copy.target_pitch, source, copy.source_pitch, copy.rows, copy.row_bytes);
+      break;
+    case ElementConversion::kF32ToBF16:
+      kernels::CopyRowsF32ToBF16(target, copy.target_pitch, source, copy.source_pitch, copy.rows, copy.row_bytes / 2);
+      break;
+    case ElementConversion::kBF16ToF32:
+      kernels::CopyRowsBF16ToF32(target, copy.target_pitch, source, copy.source_pitch, copy.rows, copy.row_bytes / 4);
+      break;
+  }
+}
+
+class HostCopyEngine : public CopyEngine {
+ public:
+  explicit HostCopyEngine(WorkerPool* pool) : pool_(pool) {}
+
+  Status Start(std::span<const PlacedCopy> copies) override {
+    if (pool_ == nullptr) {
+      for (const PlacedCopy& copy : copies) Run(copy);
+      return OkStatus();
+    }
+    CutIntoTasks(copies);
+    pool_->ParallelFor(ends_.size(), [this](size_t task) {
+      for (size_t i = task == 0 ? 0 : ends_[task - 1]; i < ends_[task]; ++i) Run(parts_[i]);
+    });
+    return OkStatus();
+  }
+
+  Status Finish() override { return OkStatus(); }
+
+ private:
+  // Small copies together, large ones in parts.
+  void CutIntoTasks(std::span<const PlacedCopy> copies) {
+    parts_.clear();
+    ends_.clear();
+    uint64_t task_bytes = 0;
+    for (const PlacedCopy& placed : copies) {
+      cut_.clear();
+      AppendSplit(placed.copy, kTaskBytes, ElementsOf(placed.conversion), cut_);
+      for (const StridedCopy& part : cut_) {
+        if (task_bytes + part.bytes() > kTaskBytes && task_bytes > 0) {
+          ends_.push_back(parts_.size());
+          task_bytes = 0;
+        }
+        parts_.push_back({placed.source, placed.target, part, placed.conversion});
+        task_bytes += part.bytes();
+      }
+    }
+    if (task_bytes > 0) ends_.push_back(parts_.size());
+  }
+
+  WorkerPool* const pool_;
+  std::vector<PlacedCopy> parts_;
+  std::vector<size_t> ends_;  // of each task in parts_
+  std::vector<StridedCopy> cut_;
+};
+
+}  // namespace
+
+ElementBytes ElementsOf(ElementConversion conversion) {
+  switch (conversion) {
+    case ElementConversion::kNone:
+      return {1, 1};
+    case ElementConversion::kF32ToBF16:
+      return {4, 2};
+    case ElementConversion::kBF16ToF32:
+      return {2, 4};
+  }
+  return {1, 1};
+}
+
+std::unique_ptr<PinnedMemory> CopyEngine::Pin(std::span<std::byte>) {
+  return nullptr;
+}
+
+bool CopyEngine::OnDevice(const void*) {
+  return false;
+}
+
+std::unique_ptr<CopyEngine> NewHostCopyEngine(WorkerPool* pool) {
+  return std::make_unique<HostCopyEngine>(pool);
+}
+
+}  // namespace lockstep

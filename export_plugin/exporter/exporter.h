@@ -1,0 +1,110 @@
+// Exporter: one rank's share of publishing a model, by the plan of all ranks.
+//
+//   beside the agent:  Begin ─ copy own shards into the half ─ take remote ranks' buckets in ─ Commit ─ answer them
+//   on another host:   pack bucket 1 ─ send ‖ pack bucket 2 ─ send ‖ ... ─ wait for the answer
+//   nothing to write (its shards are written by other replicas): returns at once
+//
+// Remote ranks' copies go, in the plan's order, into buckets; two of them, half of `bucket_bytes` each, are all the
+// memory that either end has for it. Each bucket starts with a BucketHeader (FORMAT.md) that names version, plan and
+// place, so a rank that is a step behind is an error and never another version's bytes.
+//
+// An error on one rank never leaves another waiting: who cannot go on still sends its buckets, marked as failed, who
+// cannot commit still takes all buckets in and answers with the reason, and who writes still begins the version, to
+// abort it: the other writers learn of it at once, also when it is the exchange that is broken. A rank that fails
+// before it comes to Publish() calls GiveUp() instead. One that does neither keeps the ranks it exchanges buckets with
+// waiting until its next version, and costs that one, too; after it they are in step again (bucket_intake.h).
+//
+// Tensors that the sheets call frozen are copied into each of the two halves once, and from then on told as unchanged
+// without being looked at; ranks on other hosts send them only while a half lacks them. Before the first time, what
+// both halves got is compared, once: a tensor that changed between its two copies is an error. Later changes are
+// neither seen nor published. After a failed version they are copied, and compared, again.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/layout/copy_plan.h"
+#include "common/model/layout.h"
+#include "export_plugin/exporter/exchange.h"
+#include "export_plugin/exporter/local_tensor.h"
+
+namespace lockstep {
+
+inline constexpr uint64_t kDefaultBucketBytes = uint64_t{512} << 20;
+inline constexpr uint64_t kUnifiedMemoryBucketBytes = uint64_t{64} << 20;  // at most, where CPU and GPU share memory
+inline constexpr uint64_t kMinBucketBytes = uint64_t{1} << 20;
+
+struct ExporterOptions {
+  std::string socket_path;
+  std::string model;
+  std::vector<std::string> sheets;  // of all ranks
+  Attachments attachments;          // that belong to the model
+  uint32_t rank = 0;
+  std::vector<LocalTensor> locals;
+  uint64_t bucket_bytes = kDefaultBucketBytes;  // the same on every rank
+  uint32_t threads = 1;                         // that may copy, the caller's among them
+  Exchange* exchange = nullptr;  // needed when some rank is not beside the agent; REQUIRES to outlive the exporter
+  RunId run;                     // zero: a new run
+  std::chrono::milliseconds connect_timeout{10'000};
+  std::chrono::milliseconds reconnect_timeout{60'000};
+  std::chrono::milliseconds call_timeout{600'000};
+};
+
+// Of the last publish, of this rank.
+struct PublishStats {
+  uint64_t bytes_copied = 0;  // from own tensors into the half
+  uint64_t bytes_frozen = 0;  // of own frozen tensors that were neither copied nor sent, being there already
+  uint64_t bytes_sent = 0;    // to another rank, without headers
+  uint64_t bytes_received = 0;
+  uint64_t buckets_sent = 0;
+  uint64_t buckets_received = 0;
+  uint64_t exchange_memory_bytes = 0;  // buckets alive at most
+  double begin_seconds = 0;            // waited for the half
+  double total_seconds = 0;
+};
+
+// Not thread-safe. Destruction aborts a version being written.
+class Exporter {
+ public:
+  // Compiles and checks everything, connects. kBadData names the tensor, ranks and rule.
+  static Result<std::unique_ptr<Exporter>> Open(ExporterOptions options);
+  ~Exporter();
+
+  // Publishes this rank's share of `version`. `addresses`, when not empty, replaces those of the local tensors, in
+  // order; shapes, strides and dtypes are as opened. After an error the version is gone on every rank and the next
+  // publish works, unless the exchange itself is broken (kUnavailable): then every later publish says so.
+  Status Publish(Version version, std::span<const void* const> addresses = {});
+
+  // This rank's part in `version`, when it cannot give its bytes because of `reason`: what Publish() does after an
+  // error, and no longer. The version is gone on every rank that this one writes or exchanges buckets with; the next
+  // publish works. kUnavailable as Publish(). REQUIRES !reason.ok().
+  Status GiveUp(Version version, const Status& reason);
+
+  // Writes `range` of the data section, made of the tensors as they are now, to `target`: see SectionFiller. The agent
+  // hears nothing of it. `addresses` as for Publish(). kBadData also when this rank does not hold the whole model.
+  Status Fill(ByteRange range, std::byte* target, std::span<const void* const> addresses = {});
+
+  const ModelLayout& layout() const;
+  const CopyPlan& plan() const;
+  uint64_t bucket_bytes() const;  // as used: both ends of an exchange must have the same
+  const PublishStats& stats() const;
+  // Whether the memory that tensors are copied to from a GPU is pinned: from the second publish on, if there are such
+  // tensors and the limit on locked memory permits it. Copies are slower without.
+  bool pinned() const;
+  bool writes() const;  // whether this rank talks to the agent
+  RunId run() const;    // zero on a rank that does not talk to the agent
+  // The newest that this rank knows to be committed by all, as of its last publish; 0 on one that does not talk to the
+  // agent. With several writers, the last one to be done knows a version at once, the others with the next.
+  Version committed_version() const;
+
+ private:
+  struct Impl;
+  explicit Exporter(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lockstep

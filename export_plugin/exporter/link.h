@@ -1,0 +1,41 @@
+// Link: an Exchange that remembers whom it lost. A peer that failed once is not spoken to again, since nobody knows
+// which of its messages would come next; the others go on.
+#pragma once
+
+#include <cstdint>
+#include <set>
+
+#include "export_plugin/exporter/exchange.h"
+
+namespace lockstep {
+
+// Not thread-safe.
+class Link {
+ public:
+  // A message on its way, or none.
+  struct Pending {
+    Exchange::Transfer transfer = 0;
+    uint32_t peer = 0;
+  };
+
+  explicit Link(Exchange* exchange) : exchange_(exchange) {}
+
+  // Nothing is started with a lost peer, and failing to start loses it: Alive() tells.
+  Pending Send(uint32_t peer, const void* data, uint64_t bytes);
+  Pending Receive(uint32_t peer, void* data, uint64_t bytes);
+  // Waits for `pending`, if it is one, and clears it. Failing loses the peer.
+  void Wait(Pending& pending);
+
+  bool Alive(uint32_t peer) const { return lost_.count(peer) == 0; }
+  // kUnavailable from the first loss on: which peer, and how.
+  const Status& status() const { return first_loss_; }
+  // The peer says that it takes no more.
+  void Lose(uint32_t peer, const Status& reason);
+
+ private:
+  Exchange* const exchange_;
+  std::set<uint32_t> lost_;
+  Status first_loss_;
+};
+
+}  // namespace lockstep

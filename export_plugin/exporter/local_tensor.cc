@@ -1,0 +1,113 @@
+#include "export_plugin/exporter/local_tensor.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "common/base/text.h"
+
+namespace lockstep {
+namespace {
+
+// No process has more; sums below it cannot overflow.
+constexpr uint64_t kMaxSpanBytes = uint64_t{1} << 47;
+
+std::string_view Name(DType dtype) {
+  return FindDType(dtype)->name;
+}
+
+// Whether no two elements share bytes and the whole fits an address space.
+Status CheckStrides(const LocalTensor& local) {
+  if (local.strides.size() != local.shape.size()) {
+    return {ErrorCode::kBadData, Cat("local tensor \"", local.name, "\" has ", local.shape.size(), " dimensions and ",
+                                     local.strides.size(), " strides")};
+  }
+  if (std::find(local.shape.begin(), local.shape.end(), 0) != local.shape.end()) return OkStatus();
+  std::vector<size_t> dims;
+  for (size_t dim = 0; dim < local.shape.size(); ++dim) {
+    if (local.shape[dim] > 1) dims.push_back(dim);
+  }
+  std::sort(dims.begin(), dims.end(), [&](size_t a, size_t b) { return local.strides[a] < local.strides[b]; });
+  uint64_t span = 1;  // elements from the first to the last one of the dimensions so far
+  for (const size_t dim : dims) {
+    if (local.strides[dim] < span) {
+      return {ErrorCode::kBadData, Cat("local tensor \"", local.name, "\": shape ", ShapeText(local.shape),
+                                       " with strides ", ShapeText(local.strides), " overlaps itself")};
+    }
+    if (local.strides[dim] > kMaxSpanBytes || local.shape[dim] > kMaxSpanBytes / local.strides[dim]) {
+      return {ErrorCode::kBadData, Cat("local tensor \"", local.name, "\": shape ", ShapeText(local.shape),
+                                       " with strides ", ShapeText(local.strides), " is larger than memory")};
+    }
+    span += (local.shape[dim] - 1) * local.strides[dim];
+  }
+  return OkStatus();
+}
+
+Status CheckLocal(const LocalTensor& local, const SheetLocal& described) {
+  if (local.name != described.name) {
+    return {ErrorCode::kBadData, Cat("local tensor \"", local.name, "\" was given where the sheet has \"",
+                                     described.name, "\"; give them in the sheet's order")};
+  }
+  if (local.shape != described.shape) {
+    return {ErrorCode::kBadData, Cat("local tensor \"", local.name, "\" has shape ", ShapeText(local.shape),
+                                     "; the sheet says ", ShapeText(described.shape))};
+  }
+  if (described.dtype && local.dtype != *described.dtype) {
+    return {ErrorCode::kBadData, Cat("local tensor \"", local.name, "\" is ", Name(local.dtype), "; the sheet says ",
+                                     Name(*described.dtype))};
+  }
+  const DTypeInfo& dtype = *FindDType(local.dtype);
+  if (dtype.bits % 8 != 0) {
+    return {ErrorCode::kBadData, Cat("local tensor \"", local.name, "\" is ", dtype.name,
+                                     ": elements smaller than a byte cannot be cut into shards")};
+  }
+  return CheckStrides(local);
+}
+
+}  // namespace
+
+Result<std::vector<RankSheet>> ParseSheets(std::span<const std::string> texts) {
+  std::vector<RankSheet> sheets;
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    Result<RankSheet> sheet = ParseSheet(texts[rank]);
+    if (!sheet.ok()) return sheet.status().WithContext(Cat("the sheet of rank ", rank));
+    sheets.push_back(*std::move(sheet));
+  }
+  return sheets;
+}
+
+Status CheckLocals(std::span<const LocalTensor> locals, const RankSheet& sheet) {
+  const std::vector<SheetLocal> described = LocalsOf(sheet);
+  if (locals.size() != described.size()) {
+    return {ErrorCode::kBadData,
+            Cat(locals.size(), " local tensors were given; the rank's sheet describes ", described.size())};
+  }
+  for (size_t i = 0; i < locals.size(); ++i) LS_RETURN_IF_ERROR(CheckLocal(locals[i], described[i]));
+  return OkStatus();
+}
+
+LocalsBySource::LocalsBySource(const std::vector<uint32_t>& sources, size_t source_count)
+    : locals_(sources.size()), first_(source_count + 1) {
+  for (const uint32_t source : sources) ++first_[source + 1];
+  std::partial_sum(first_.begin(), first_.end(), first_.begin());
+  std::vector<size_t> next = first_;
+  for (uint32_t local = 0; local < sources.size(); ++local) locals_[next[sources[local]]++] = local;
+}
+
+std::span<const uint32_t> LocalsBySource::of(uint32_t source) const {
+  return std::span(locals_).subspan(first_[source], first_[source + 1] - first_[source]);
+}
+
+bool AnyOnDevice(CopyEngine& engine, std::span<const LocalTensor> locals) {
+  return std::any_of(locals.begin(), locals.end(),
+                     [&](const LocalTensor& local) { return engine.OnDevice(local.address); });
+}
+
+TensorView ViewOf(const LocalTensor& local) {
+  return {local.shape, local.strides, FindDType(local.dtype)->bits / 8, 0};
+}
+
+TensorView ViewOf(const TensorMeta& tensor, size_t rank) {
+  return TensorView::Contiguous(Promoted(tensor.shape, rank), FindDType(tensor.dtype)->bits / 8, tensor.offset);
+}
+
+}  // namespace lockstep

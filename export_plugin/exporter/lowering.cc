@@ -1,0 +1,68 @@
+#include "export_plugin/exporter/lowering.h"
+
+#include "common/base/text.h"
+
+namespace lockstep {
+namespace {
+
+constexpr uint64_t kBatchBytes = uint64_t{64} << 20;
+
+// Appends the copies of `chunk`, and what they write.
+Status AppendChunk(const TrainingModel& model, const Chunk& chunk, std::span<const LocalTensor> locals, uint32_t local,
+                   Share& share) {
+  const TensorMeta& tensor = model.tensors[chunk.tensor];
+  LS_ASSIGN_OR_RETURN(const ElementConversion conversion, ConversionOf(locals[local], tensor));
+  const TensorView source = ViewOf(locals[local]);
+  const TensorView target = ViewOf(tensor, chunk.pieces[0].target.size());
+  LS_RETURN_IF_ERROR(CheckBounds(chunk.pieces, source.shape, target.shape));
+  std::vector<StridedCopy> copies;
+  AppendCopies(chunk.pieces, source, target, copies);
+  Coalesce(copies, {source.element_bytes, target.element_bytes});
+  for (const StridedCopy& copy : copies) share.copies.push_back({local, copy, conversion});
+  AppendRanges(model, chunk, share.ranges);
+  if (share.batches.empty() || share.batches.back().bytes >= kBatchBytes) share.batches.emplace_back();
+  share.batches.back().copies_end = share.copies.size();
+  share.batches.back().ranges_end = share.ranges.size();
+  share.batches.back().bytes += chunk.bytes;
+  share.bytes += chunk.bytes;
+  return OkStatus();
+}
+
+}  // namespace
+
+Result<ElementConversion> ConversionOf(const LocalTensor& local, const TensorMeta& tensor) {
+  if (local.dtype == tensor.dtype) return ElementConversion::kNone;
+  const bool can_convert = local.dtype == DType::kF32 && tensor.dtype == DType::kBF16;
+  if (can_convert && local.convert) return ElementConversion::kF32ToBF16;
+  return Status(ErrorCode::kBadData,
+                Cat("local tensor \"", local.name, "\" is ", FindDType(local.dtype)->name, "; tensor \"", tensor.name,
+                    "\" made of it is ", FindDType(tensor.dtype)->name,
+                    can_convert ? ": allow conversion to have it rounded, or give tensors of the latter"
+                                : ": only F32 can be converted, to BF16; give tensors of the latter"));
+}
+
+Result<LocalShare> LowerShare(const TrainingModel& model, std::span<const Chunk> chunks,
+                              std::span<const LocalTensor> locals, const LocalsBySource& by_source) {
+  LocalShare share;
+  for (const Chunk& chunk : chunks) {
+    LS_RETURN_IF_ERROR(
+        AppendChunk(model, chunk, locals, by_source.of(chunk.source)[0], chunk.frozen ? share.frozen : share.changing));
+  }
+  return share;
+}
+
+Status Place(std::span<const LocalCopy> copies, std::span<const LocalTensor> locals, std::byte* target,
+             std::vector<PlacedCopy>& placed) {
+  placed.clear();
+  placed.reserve(copies.size());
+  for (const LocalCopy& copy : copies) {
+    const LocalTensor& local = locals[copy.local];
+    if (local.address == nullptr) {
+      return {ErrorCode::kBadData, Cat("local tensor \"", local.name, "\" has no address")};
+    }
+    placed.push_back({static_cast<const std::byte*>(local.address), target, copy.copy, copy.conversion});
+  }
+  return OkStatus();
+}
+
+}  // namespace lockstep

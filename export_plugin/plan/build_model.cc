@@ -1,0 +1,99 @@
+// The parts of all ranks' sheets, put together.
+#include <limits>
+
+#include "common/base/text.h"
+#include "common/model/layout.h"
+#include "export_plugin/plan/part_model.h"
+
+namespace lockstep {
+namespace {
+
+template <typename Kind>
+std::vector<const Kind*> PartOfAll(const std::vector<RankSheet>& sheets, size_t part) {
+  std::vector<const Kind*> ranks;
+  ranks.reserve(sheets.size());
+  for (const RankSheet& sheet : sheets) ranks.push_back(&std::get<Kind>(sheet.parts[part]));
+  return ranks;
+}
+
+Status CheckSameParts(const std::vector<RankSheet>& sheets) {
+  if (sheets.empty() || sheets.size() > kMaxSheets) {
+    return {ErrorCode::kBadData,
+            Cat("there are ", sheets.size(), " sheets; a trainer has 1 to ", kMaxSheets, " ranks")};
+  }
+  for (size_t rank = 0; rank < sheets.size(); ++rank) {
+    const std::vector<PartSheet>& parts = sheets[rank].parts;
+    if (parts.size() != sheets[0].parts.size()) {
+      return {ErrorCode::kBadData,
+              Cat("rank ", rank, " has ", parts.size(), " parts, rank 0 has ", sheets[0].parts.size())};
+    }
+    for (size_t part = 0; part < parts.size(); ++part) {
+      if (parts[part].index() == sheets[0].parts[part].index()) continue;
+      return {ErrorCode::kBadData, Cat("parts[", part, "] of rank ", rank, " and of rank 0 are of different kinds")};
+    }
+  }
+  return OkStatus();
+}
+
+// Moves tensors, sources and conversions of `part` behind those of `whole`, and counts its holdings' sources from
+// there.
+Status Append(PartModel& part, TrainingModel& whole) {
+  const auto first_source = static_cast<uint32_t>(whole.sources.size());
+  const auto first_tensor = static_cast<uint32_t>(whole.tensors.size());
+  const uint32_t first_group = whole.groups.empty() ? 0 : whole.groups.back() + 1;
+  if (whole.tensors.size() + part.model.tensors.size() > kMaxTensors ||
+      whole.sources.size() + part.model.sources.size() > kMaxTensors) {
+    return {ErrorCode::kBadData, Cat("the model has more than ", kMaxTensors, " tensors")};
+  }
+  for (TensorMeta& tensor : part.model.tensors) whole.tensors.push_back(std::move(tensor));
+  for (const uint32_t group : part.model.groups) whole.groups.push_back(first_group + group);
+  for (SourceTensor& source : part.model.sources) whole.sources.push_back(std::move(source));
+  for (Conversion& conversion : part.model.conversions) {
+    conversion.source += first_source;
+    conversion.tensor += first_tensor;
+    whole.conversions.push_back(std::move(conversion));
+  }
+  for (std::vector<Holding>& of_rank : part.holdings) {
+    for (Holding& holding : of_rank) holding.source += first_source;
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+Result<TrainingModel> BuildTrainingModel(const std::vector<RankSheet>& sheets) {
+  LS_RETURN_IF_ERROR(CheckSameParts(sheets));
+  TrainingModel model;
+  std::vector<PartModel> parts;
+  for (size_t i = 0; i < sheets[0].parts.size(); ++i) {
+    Result<PartModel> part = std::holds_alternative<MegatronSheet>(sheets[0].parts[i])
+                                 ? BuildMegatronPart(PartOfAll<MegatronSheet>(sheets, i))
+                                 : BuildTensorPart(PartOfAll<std::vector<TensorSheet>>(sheets, i));
+    if (!part.ok()) return part.status().WithContext(Cat("parts[", i, "]"));
+    LS_RETURN_IF_ERROR(Append(*part, model));
+    parts.push_back(*std::move(part));
+  }
+  LS_RETURN_IF_ERROR(PlaceTensors(model));
+  for (uint32_t rank = 0; rank < sheets.size(); ++rank) {
+    for (PartModel& part : parts) {
+      for (Holding& holding : part.holdings[rank]) model.holdings.push_back(std::move(holding));
+    }
+  }
+  return model;
+}
+
+std::vector<uint32_t> SourcesOfRank(const TrainingModel& model, uint32_t rank) {
+  std::vector<uint32_t> sources;
+  for (const Holding& holding : model.holdings) {
+    if (holding.rank == rank) sources.push_back(holding.source);
+  }
+  return sources;
+}
+
+std::vector<bool> BesideAgent(const std::vector<RankSheet>& sheets) {
+  std::vector<bool> beside;
+  for (const RankSheet& sheet : sheets) beside.push_back(sheet.beside_agent);
+  return beside;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,37 @@
+#include "common/base/text.h"
+#include "export_plugin/plan/sheet.h"
+#include "export_plugin/plan/sheet_reader.h"
+
+namespace lockstep {
+namespace {
+
+RankPlace PlaceOf(const Topology& topology, uint32_t rank) {
+  return {.at = CoordinatesOf(topology, rank),
+          .tensor = topology.tensor,
+          .expert = topology.expert,
+          .expert_tensor = topology.expert_tensor};
+}
+
+}  // namespace
+
+Result<std::vector<RankSheet>> ExpectedSheets(std::string_view config_json, const Topology& topology,
+                                              uint32_t ranks_per_host, bool fused_norms) {
+  LS_ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(config_json));
+  LS_RETURN_IF_ERROR(CheckTopology(topology, config.layers));
+  if (topology.world > kMaxSheets) {
+    return Status(ErrorCode::kBadData, Cat("a world of ", topology.world, " ranks is over the limit of ", kMaxSheets));
+  }
+  LS_ASSIGN_OR_RETURN(const MegatronRules rules, MegatronRules::Create(std::move(config)));
+  LS_ASSIGN_OR_RETURN(const SheetJson json, ParseJson(config_json, {.key = "config"}));
+  const std::string normalised = json.dump();  // as ParseSheet does
+  std::vector<RankSheet> sheets;
+  sheets.reserve(topology.world);
+  for (uint32_t rank = 0; rank < topology.world; ++rank) {
+    MegatronSheet part{.config = normalised, .place = PlaceOf(topology, rank)};
+    LS_ASSIGN_OR_RETURN(part.parameters, rules.ExpectedParameters(topology, rank, fused_norms));
+    sheets.push_back({.beside_agent = ranks_per_host == 0 || rank < ranks_per_host, .parts = {std::move(part)}});
+  }
+  return sheets;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,116 @@
+#include <algorithm>
+#include <limits>
+
+#include "common/base/text.h"
+#include "export_plugin/plan/part_model.h"
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kRanksNamed = 8;
+constexpr uint32_t kNobody = std::numeric_limits<uint32_t>::max();
+
+// "3, 5, 6 and 12 more"
+std::string RanksText(const std::vector<uint32_t>& ranks) {
+  std::string text;
+  for (size_t i = 0; i < ranks.size() && i < kRanksNamed; ++i) text += Cat(i == 0 ? "" : ", ", ranks[i]);
+  return ranks.size() > kRanksNamed ? Cat(text, " and ", ranks.size() - kRanksNamed, " more") : text;
+}
+
+Status CheckSameConfig(const std::vector<const MegatronSheet*>& ranks) {
+  std::vector<uint32_t> different;
+  for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
+    if (ranks[rank]->config != ranks[0]->config) different.push_back(rank);
+  }
+  if (different.empty()) return OkStatus();
+  return {ErrorCode::kBadData,
+          Cat("the model configuration of rank ", RanksText(different), " is not that of rank 0; give all the same")};
+}
+
+Status CheckSameSizes(const std::vector<const MegatronSheet*>& ranks) {
+  const auto text = [](const RankPlace& place) {
+    return Cat("tensor ", place.tensor, ", expert ", place.expert, ", expert_tensor ", place.expert_tensor);
+  };
+  const RankPlace& first = ranks[0]->place;
+  for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
+    const RankPlace& place = ranks[rank]->place;
+    if (place.tensor == first.tensor && place.expert == first.expert && place.expert_tensor == first.expert_tensor) {
+      continue;
+    }
+    return {ErrorCode::kBadData,
+            Cat("rank ", rank, " counts groups of ", text(place), "; rank 0 counts ", text(first))};
+  }
+  return OkStatus();
+}
+
+// The holdings of one rank at a time; refuses what would leave open which local tensor is meant.
+class RankHoldings {
+ public:
+  RankHoldings(const MegatronRules& rules, FrozenVotes& votes)
+      : rules_(rules), votes_(votes), held_by_(rules.model().sources.size(), Held{}) {}
+
+  Result<std::vector<Holding>> Of(uint32_t rank, const MegatronSheet& sheet) {
+    std::vector<Holding> holdings;
+    holdings.reserve(sheet.parameters.size());
+    for (uint32_t i = 0; i < sheet.parameters.size(); ++i) {
+      const LocalParameter& parameter = sheet.parameters[i];
+      Result<Holding> holding = rules_.HoldingOf(parameter, sheet.place);
+      if (!holding.ok()) return holding.status().WithContext(Cat("rank ", rank));
+      if (!holding->copy) {
+        Held& held = held_by_[holding->source];
+        if (held.rank == rank) {
+          return Status(ErrorCode::kBadData,
+                        Cat("rank ", rank, " holds ", rules_.model().sources[holding->source].name, " twice: as ",
+                            sheet.parameters[held.parameter].name, " and as ", parameter.name));
+        }
+        held = {.rank = rank, .parameter = i};
+      }
+      votes_.Vote(holding->source, parameter.frozen);
+      holding->rank = rank;
+      holdings.push_back(*std::move(holding));
+    }
+    return holdings;
+  }
+
+ private:
+  struct Held {
+    uint32_t rank = kNobody;  // who held the source last
+    uint32_t parameter = 0;
+  };
+
+  const MegatronRules& rules_;
+  FrozenVotes& votes_;
+  std::vector<Held> held_by_;
+};
+
+}  // namespace
+
+void FrozenVotes::Vote(uint32_t source, bool frozen) {
+  if (source >= counts_.size()) counts_.resize(source + 1);
+  ++counts_[source].all;
+  counts_[source].frozen += frozen ? 1 : 0;
+}
+
+void FrozenVotes::Decide(std::vector<SourceTensor>& sources) const {
+  for (size_t i = 0; i < counts_.size() && i < sources.size(); ++i) {
+    sources[i].frozen = counts_[i].all > 0 && counts_[i].all == counts_[i].frozen;
+  }
+}
+
+Result<PartModel> BuildMegatronPart(const std::vector<const MegatronSheet*>& ranks) {
+  LS_RETURN_IF_ERROR(CheckSameConfig(ranks));
+  LS_RETURN_IF_ERROR(CheckSameSizes(ranks));
+  LS_ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(ranks[0]->config));
+  LS_ASSIGN_OR_RETURN(const MegatronRules rules, MegatronRules::Create(std::move(config)));
+  PartModel part{.model = rules.model()};
+  FrozenVotes votes;
+  RankHoldings holdings(rules, votes);
+  for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
+    LS_ASSIGN_OR_RETURN(std::vector<Holding> held, holdings.Of(rank, *ranks[rank]));
+    part.holdings.push_back(std::move(held));
+  }
+  votes.Decide(part.model.sources);
+  return part;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,34 @@
+// Internal to plan: what one part of all ranks' sheets describes, before the parts are put together.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "export_plugin/plan/sheet.h"
+
+namespace lockstep {
+
+struct PartModel {
+  TrainingModel model;                         // indices count within the part; no holdings, no offsets
+  std::vector<std::vector<Holding>> holdings;  // by rank, in the order of its sheet
+};
+
+// REQUIRES all of the same kind, one a rank.
+Result<PartModel> BuildMegatronPart(const std::vector<const MegatronSheet*>& ranks);
+Result<PartModel> BuildTensorPart(const std::vector<const std::vector<TensorSheet>*>& ranks);
+
+// Counts who says of a source that it is frozen: all must.
+class FrozenVotes {
+ public:
+  void Vote(uint32_t source, bool frozen);
+  void Decide(std::vector<SourceTensor>& sources) const;
+
+ private:
+  struct Count {
+    uint32_t all = 0;
+    uint32_t frozen = 0;
+  };
+  std::vector<Count> counts_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,300 @@
+// Random families, topologies and sizes, executed on real bytes: what is imported from a HuggingFace image and exported
+// again is the image, to the bit.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "common/base/bytes.h"
+#include "common/base/text.h"
+#include "common/layout/copy_plan.h"
+#include "common/layout/strided_copy.h"
+#include "export_plugin/plan/sheet.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::json;
+
+class Dice {
+ public:
+  explicit Dice(uint32_t seed) : random_(seed) {}
+  uint64_t Upto(uint64_t last) { return random_() % (last + 1); }
+  bool Coin() { return Upto(1) == 1; }
+  template <typename T>
+  T Of(std::initializer_list<T> choices) {
+    return *(choices.begin() + Upto(choices.size() - 1));
+  }
+  template <typename T>
+  void Shuffle(std::vector<T>& items) {
+    std::shuffle(items.begin(), items.end(), random_);
+  }
+  Bytes RandomBytes(size_t count) {
+    Bytes bytes(count);
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random_());
+    return bytes;
+  }
+
+ private:
+  std::mt19937 random_;
+};
+
+struct Trainer {
+  std::string config;
+  Topology topology;
+  bool fused_norms = false;
+  uint32_t ranks_per_host = 0;
+
+  std::string Describe() const {
+    return Cat(config, " world ", topology.world, " tp ", topology.tensor, " pp ", topology.pipeline, " vpp ",
+               topology.virtual_pipeline, " ep ", topology.expert, " etp ", topology.expert_tensor, " fused ",
+               fused_norms, " host ", ranks_per_host);
+  }
+};
+
+Json RandomConfig(Dice& dice) {
+  const auto family = dice.Of(
+      {"llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v3", "glm4", "glm4_moe"});
+  const uint64_t groups = dice.Of({1, 2, 4});
+  const uint64_t layers = dice.Of({1, 2, 4, 5});
+  Json config = {{"model_type", family},
+                 {"torch_dtype", dice.Of({"bfloat16", "float32"})},
+                 {"num_hidden_layers", layers},
+                 {"hidden_size", 4 * (1 + dice.Upto(3))},
+                 {"num_attention_heads", groups * dice.Of({1, 2, 4})},
+                 {"num_key_value_heads", groups},
+                 {"head_dim", 1 + dice.Upto(3)},
+                 {"intermediate_size", 4 * (1 + dice.Upto(3))},
+                 {"vocab_size", 1 + dice.Upto(40)},
+                 {"tie_word_embeddings", dice.Coin()}};
+  const uint64_t experts = 4 * (1 + dice.Upto(1));
+  for (const char* key : {"num_experts", "n_routed_experts", "num_local_experts"}) {
+    const bool own = Cat(family) == "mixtral" ? Cat(key) == "num_local_experts"
+                                              : (Cat(key) == "num_experts") == Cat(family).starts_with("qwen");
+    if (own && !(Cat(family) != "mixtral" && Cat(key) == "num_local_experts")) config[key] = experts;
+  }
+  config["moe_intermediate_size"] = 4 * (1 + dice.Upto(1));
+  config["shared_expert_intermediate_size"] = 4 * dice.Upto(2);
+  config["n_shared_experts"] = dice.Upto(2);
+  config["first_k_dense_replace"] = dice.Upto(layers);
+  config["decoder_sparse_step"] = 1 + dice.Upto(1);
+  config["use_qk_norm"] = dice.Coin();
+  config["attention_bias"] = Cat(family).starts_with("glm4") && dice.Coin();
+  if (Cat(family) == "deepseek_v3") {
+    if (dice.Coin()) config["q_lora_rank"] = 4 * (1 + dice.Upto(1));
+    config["kv_lora_rank"] = 4;
+    config["qk_nope_head_dim"] = 1 + dice.Upto(2);
+    config["qk_rope_head_dim"] = 1 + dice.Upto(3);
+    config["v_head_dim"] = 1 + dice.Upto(2);
+  }
+  if (Cat(family) == "deepseek_v3" || Cat(family) == "glm4_moe") config["num_nextn_predict_layers"] = dice.Upto(1);
+  return config;
+}
+
+Trainer RandomTrainer(Dice& dice) {
+  Trainer trainer{.config = RandomConfig(dice).dump(), .fused_norms = dice.Coin()};
+  Topology& topology = trainer.topology;
+  topology.tensor = dice.Of({1, 2, 4});
+  topology.context = dice.Of({1, 1, 2});
+  topology.pipeline = dice.Of({1, 2, 4});
+  topology.virtual_pipeline = topology.pipeline > 1 ? dice.Of({1, 2}) : 1;
+  topology.expert = dice.Of({1, 2, 4});
+  topology.expert_tensor = dice.Of({1, 2, 4});
+  topology.vocabulary_divisible_by = dice.Of({1, 8, 128});
+  topology.world = topology.pipeline * dice.Of({1, 2, 4, 8, 16});
+  trainer.ranks_per_host = static_cast<uint32_t>(dice.Upto(topology.world));
+  return trainer;
+}
+
+// A part of DTensor-like tensors: cut into a grid, each block held by one or several ranks.
+void AddTensorPart(Dice& dice, std::vector<RankSheet>& sheets) {
+  std::vector<std::vector<TensorSheet>> parts(sheets.size());
+  const auto Cuts = [&](uint64_t size) {
+    std::vector<uint64_t> cuts = {0, dice.Upto(size), size};
+    std::sort(cuts.begin(), cuts.end());
+    return cuts;
+  };
+  for (int i = 0; i < 3; ++i) {
+    const Extents shape = {1 + dice.Upto(6), 1 + dice.Upto(6)};
+    const auto rows = Cuts(shape[0]);
+    const auto columns = Cuts(shape[1]);
+    const auto dtype = dice.Of({DType::kBF16, DType::kF32, DType::kU8});
+    const uint64_t step = 1 + dice.Upto(3);
+    for (size_t rank = 0; rank < sheets.size(); ++rank) {
+      TensorSheet tensor{.name = Cat("plain.", i), .dtype = dtype, .shape = shape};
+      const size_t block = rank / step % 4;
+      const Extents start = {rows[block / 2], columns[block % 2]};
+      tensor.local_shape = {rows[block / 2 + 1] - start[0], columns[block % 2 + 1] - start[1]};
+      if (ElementCount(tensor.local_shape) > 0) tensor.boxes = Box({0, 0}, start, tensor.local_shape);
+      parts[rank].push_back(std::move(tensor));
+    }
+    // Too few ranks for all blocks: rank 0 has the whole, too, instead of its block.
+    if (sheets.size() < 4 * step) {
+      for (auto& part : parts) part.back().boxes.clear();
+      parts[0].back().local_shape = shape;
+      parts[0].back().boxes = Whole(shape);
+    }
+  }
+  for (size_t rank = 0; rank < sheets.size(); ++rank) sheets[rank].parts.push_back(std::move(parts[rank]));
+}
+
+Result<std::vector<RankSheet>> ThroughJson(const std::vector<RankSheet>& sheets) {
+  std::vector<RankSheet> read;
+  for (const RankSheet& sheet : sheets) {
+    LS_ASSIGN_OR_RETURN(RankSheet parsed, ParseSheet(ToJson(sheet)));
+    read.push_back(std::move(parsed));
+  }
+  return read;
+}
+
+void Run(const std::vector<StridedCopy>& copies, const Bytes& source, Bytes& target) {
+  bool inside = true;
+  for (const StridedCopy& copy : copies) {
+    for (uint64_t row = 0; row < copy.rows && inside; ++row) {
+      const uint64_t from = copy.source_offset + row * copy.source_pitch;
+      const uint64_t to = copy.target_offset + row * copy.target_pitch;
+      inside = from + copy.row_bytes <= source.size() && to + copy.row_bytes <= target.size();
+      if (inside) std::memcpy(target.data() + to, source.data() + from, copy.row_bytes);
+    }
+  }
+  REQUIRE(inside);
+}
+
+// All ranks' memories, and the two ways between them and an image.
+class World {
+ public:
+  explicit World(const TrainingModel& model) : model_(model) {
+    for (const Conversion& conversion : model.conversions) {
+      if (conversion.source >= element_bytes_.size()) element_bytes_.resize(conversion.source + 1);
+      element_bytes_[conversion.source] = FindDType(model.tensors[conversion.tensor].dtype)->bits / 8;
+    }
+    for (const Holding& holding : model.holdings) {
+      memories_.emplace_back(ElementCount(holding.local_shape) * element_bytes_[holding.source]);
+    }
+  }
+
+  uint64_t image_bytes() const { return model_.tensors.back().offset + *TensorBytes(model_.tensors.back()); }
+  std::vector<Bytes>& memories() { return memories_; }
+
+  // Every local tensor of `rank`, copies too.
+  void Import(uint32_t rank, const RankPlan& plan, const Bytes& image) {
+    for (size_t i = 0; i < memories_.size(); ++i) {
+      if (model_.holdings[i].rank != rank) continue;
+      for (const PlanEntry& entry : plan.entries) {
+        if (entry.source != model_.holdings[i].source) continue;
+        std::vector<StridedCopy> copies;
+        AppendCopies(Inverse(entry.pieces), ImageView(entry), LocalView(i), copies);
+        Run(copies, image, memories_[i]);
+      }
+    }
+  }
+
+  void Export(uint32_t rank, const RankPlan& plan, Bytes& image) const {
+    uint64_t bytes = 0;
+    for (const PlanEntry& entry : plan.entries) {
+      const size_t local = LocalOf(rank, entry.source);
+      std::vector<StridedCopy> copies;
+      AppendCopies(entry.pieces, LocalView(local), ImageView(entry), copies);
+      for (const StridedCopy& copy : copies) bytes += copy.bytes();
+      Run(copies, memories_[local], image);
+    }
+    CHECK(bytes == plan.bytes);
+  }
+
+ private:
+  size_t LocalOf(uint32_t rank, uint32_t source) const {
+    for (size_t i = 0; i < model_.holdings.size(); ++i) {
+      const Holding& holding = model_.holdings[i];
+      if (holding.rank == rank && holding.source == source && !holding.copy) return i;
+    }
+    FAIL("a plan names what its rank does not hold");
+    return 0;
+  }
+  TensorView LocalView(size_t i) const {
+    const Holding& holding = model_.holdings[i];
+    return TensorView::Contiguous(holding.local_shape, element_bytes_[holding.source], 0);
+  }
+  TensorView ImageView(const PlanEntry& entry) const {
+    const TensorMeta& tensor = model_.tensors[entry.tensor];
+    return TensorView::Contiguous(Promoted(tensor.shape, model_.sources[entry.source].shape.size()),
+                                  element_bytes_[entry.source], tensor.offset);
+  }
+
+  const TrainingModel& model_;
+  std::vector<uint64_t> element_bytes_;  // by source
+  std::vector<Bytes> memories_;          // by holding
+};
+
+void CheckIdentity(Dice& dice, const std::vector<RankSheet>& sheets) {
+  const auto read = ThroughJson(sheets);
+  INFO(read.status().ToString());
+  REQUIRE(read.ok());
+  const auto model = BuildTrainingModel(*read);
+  INFO(model.status().ToString());
+  REQUIRE(model.ok());
+  const auto plan = CompileExport(*model, BesideAgent(sheets));
+  INFO(plan.status().ToString());
+  REQUIRE(plan.ok());
+
+  World world(*model);
+  const Bytes image = dice.RandomBytes(world.image_bytes());
+  CHECK(plan->bytes == image.size());
+  for (uint32_t rank = 0; rank < sheets.size(); ++rank) {
+    const auto import = CompileImport(*model, rank);
+    REQUIRE(import.ok());
+    world.Import(rank, *import, image);
+  }
+  const std::vector<Bytes> shards = world.memories();
+  Bytes exported = dice.RandomBytes(image.size());
+  for (uint32_t rank = 0; rank < sheets.size(); ++rank) world.Export(rank, plan->ranks[rank], exported);
+  REQUIRE(exported == image);
+
+  // And from the export back into every shard, replicas and copies included.
+  for (Bytes& memory : world.memories()) std::fill(memory.begin(), memory.end(), std::byte{0});
+  for (uint32_t rank = 0; rank < sheets.size(); ++rank) world.Import(rank, *CompileImport(*model, rank), exported);
+  CHECK(world.memories() == shards);
+}
+
+void CheckDigestIgnoresOrder(Dice& dice, std::vector<RankSheet> sheets) {
+  const auto DigestOf = [](const std::vector<RankSheet>& of) {
+    const auto model = BuildTrainingModel(of);
+    REQUIRE(model.ok());
+    const auto plan = CompileExport(*model, BesideAgent(of));
+    REQUIRE(plan.ok());
+    return plan->digest;
+  };
+  const PlanDigest before = DigestOf(sheets);
+  for (RankSheet& sheet : sheets) dice.Shuffle(std::get<MegatronSheet>(sheet.parts[0]).parameters);
+  // The first mention of a tensor is what orders them.
+  for (size_t rank = 1; rank < sheets.size() && sheets[rank].parts.size() > 1; ++rank) {
+    dice.Shuffle(std::get<std::vector<TensorSheet>>(sheets[rank].parts[1]));
+  }
+  CHECK(DigestOf(sheets) == before);
+  if (sheets.size() > 1) {
+    sheets.back().beside_agent = !sheets.back().beside_agent;
+    CHECK(DigestOf(sheets) != before);
+  }
+}
+
+TEST_CASE("export after import is the identity for random families, topologies and sizes") {
+  Dice dice(20240607);
+  int planned = 0;
+  for (int i = 0; i < 8000 && planned < 400; ++i) {
+    const Trainer trainer = RandomTrainer(dice);
+    INFO(trainer.Describe());
+    auto sheets = ExpectedSheets(trainer.config, trainer.topology, trainer.ranks_per_host, trainer.fused_norms);
+    if (!sheets.ok()) {
+      REQUIRE(sheets.status().code() == ErrorCode::kBadData);  // does not divide
+      continue;
+    }
+    ++planned;
+    if (dice.Coin()) AddTensorPart(dice, *sheets);
+    CheckIdentity(dice, *sheets);
+    CheckDigestIgnoresOrder(dice, *sheets);
+  }
+  CHECK(planned == 400);
+}
+
+}  // namespace
+}  // namespace lockstep

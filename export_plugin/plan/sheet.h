@@ -1,0 +1,92 @@
+// RankSheet: what one rank says of itself before the first publish. Every rank gathers the sheets of all and compiles
+// the same plan from them. JSON (FORMAT.md), so that anybody can print, keep and replay it.
+//
+// Pure functions, thread-safe.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "common/layout/training_model.h"
+#include "export_plugin/rules/megatron.h"
+
+namespace lockstep {
+
+inline constexpr uint64_t kMaxSheetBytes = uint64_t{1} << 30;
+inline constexpr size_t kMaxSheetParts = 64;
+inline constexpr size_t kMaxBoxes = 4096;      // of one tensor on one rank
+inline constexpr size_t kMaxSheets = 65'536;   // ranks of a trainer
+inline constexpr uint32_t kMaxGroup = 65'536;  // ranks of a parallel group
+
+// Parameters of a Megatron-core model, to be exported by the family's rules.
+struct MegatronSheet {
+  std::string config;  // the HuggingFace config.json, normalised: the same text on every rank
+  RankPlace place;
+  std::vector<LocalParameter> parameters;  // in the order in which the rank gives their memory
+};
+
+// A tensor that is described by itself: a DTensor, a plain tensor, an adapter.
+struct TensorSheet {
+  // A HuggingFace tensor made of this one: the box of `shape` at `from`, whole.
+  struct Into {
+    std::string name;
+    Extents shape;  // may have fewer dimensions than the source: see Promoted()
+    Extents from;
+
+    bool operator==(const Into&) const = default;
+  };
+
+  std::string name;            // unique in the model
+  DType dtype = DType::kBF16;  // of the HuggingFace tensors
+  Extents shape;               // whole
+  Extents local_shape;
+  Pieces boxes;  // local -> whole, none of them empty; no box: this rank holds nothing of it
+  bool frozen = false;
+  std::vector<Into> into;  // empty: one tensor of the same name and shape
+};
+
+using PartSheet = std::variant<MegatronSheet, std::vector<TensorSheet>>;
+
+struct RankSheet {
+  bool beside_agent = true;
+  std::vector<PartSheet> parts;
+};
+
+// What a sheet says of one local tensor.
+struct SheetLocal {
+  std::string name;
+  std::optional<DType> dtype;  // nothing: the sheet does not say
+  Extents shape;
+};
+
+// kBadData says what is wrong and where ("parts[0].parameters[3].shape"). Never trusts its input.
+Result<RankSheet> ParseSheet(std::string_view json);
+
+// The text that ParseSheet gives `sheet` back for.
+std::string ToJson(const RankSheet& sheet);
+
+// The rank's local tensors: part by part, in the order of the sheet. Wherever a rank's tensors are counted, it is so.
+std::vector<SheetLocal> LocalsOf(const RankSheet& sheet);
+
+// The TrainingModel that the sheets of all ranks, in rank order, describe. Tensors come in the order of parts, then of
+// the family's rules or of first mention; sources likewise. Holdings: rank by rank, one for each of LocalsOf(sheet), in
+// that order. A source is frozen when every rank that names it says so. kBadData names the part, parameter and ranks:
+// parts of different kinds or configurations, a tensor described differently, one source held twice by a rank, two
+// tensors of one name.
+Result<TrainingModel> BuildTrainingModel(const std::vector<RankSheet>& sheets);
+
+// The source of each of a rank's local tensors. REQUIRES a model of BuildTrainingModel.
+std::vector<uint32_t> SourcesOfRank(const TrainingModel& model, uint32_t rank);
+
+// For CompileExport.
+std::vector<bool> BesideAgent(const std::vector<RankSheet>& sheets);
+
+// The sheets that the ranks of a Megatron trainer of this shape would give: plans without a trainer. The first
+// `ranks_per_host` ranks are beside the agent (0: all).
+Result<std::vector<RankSheet>> ExpectedSheets(std::string_view config_json, const Topology& topology,
+                                              uint32_t ranks_per_host, bool fused_norms);
+
+}  // namespace lockstep

@@ -1,0 +1,45 @@
+// Rows at work: whether one applies to a model, the shapes it means, and the pieces of its shards and conversions.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/layout/piece.h"
+#include "export_plugin/rules/family.h"
+#include "export_plugin/rules/model_config.h"
+
+namespace lockstep {
+
+bool Applies(When when, const ModelConfig& config);
+// The setting that `when` asks for, for messages: "use_qk_norm".
+std::string_view NameOf(When when);
+
+// Of the whole parameter; vocabularies without padding.
+Extents FullShape(const Row& row, const ModelConfig& config);
+
+// Number of HuggingFace tensors a row makes.
+size_t TargetCount(const Row& row);
+
+// The HuggingFace tensors of a row and how its source becomes them.
+struct Target {
+  std::string_view name;  // within the layer
+  Extents shape;
+  Pieces pieces;
+};
+std::vector<Target> TargetsOf(const Row& row, const ModelConfig& config);
+
+// Shard `index` of `count`.
+struct ShardPlace {
+  uint64_t index = 0;
+  uint64_t count = 1;
+};
+
+// How a parameter of `local_shape` lies in its source of `full` shape. kBadData says which shape it should have.
+Result<Pieces> PiecesOf(Split split, const Extents& full, const Extents& local_shape, ShardPlace place);
+
+// The local shape Megatron gives a parameter; `replicated` decides kColumnOrReplicated. For kVocabulary `full` is the
+// padded shape. kBadData when it does not divide.
+Result<Extents> LocalShape(Split split, Extents full, bool replicated, ShardPlace place);
+
+}  // namespace lockstep

@@ -1,0 +1,102 @@
+#include "export_plugin/rules/slots.h"
+
+#include "common/base/text.h"
+#include "export_plugin/rules/rows.h"
+
+namespace lockstep {
+namespace {
+
+bool IsWhole(Where where) {
+  return where == Where::kModel || where == Where::kEnd;
+}
+
+std::string WithExpert(std::string_view name, uint64_t expert) {
+  const size_t place = name.find("{}");
+  if (place == std::string_view::npos) return std::string(name);
+  return Cat(name.substr(0, place), expert, name.substr(place + 2));
+}
+
+// The rows that `wanted` accepts and the configuration asks for.
+template <typename Wanted>
+std::vector<Slot> SlotsOf(const Family& family, const ModelConfig& config, uint64_t layer, Wanted wanted) {
+  std::vector<Slot> slots;
+  for (const std::span<const Row> rows : family.rows) {
+    bool before = false;  // whether the model has the row before
+    for (const Row& row : rows) {
+      const bool here = wanted(row.where) && Applies(row.when, config);
+      if (here) slots.push_back({.row = &row, .layer = layer, .joins = before && row.with_previous});
+      before = here;
+    }
+  }
+  return slots;
+}
+
+}  // namespace
+
+bool IsMoe(const ModelConfig& config, uint64_t layer) {
+  return layer < config.layers ? config.moe_layers[layer] : config.moe_layers.back();
+}
+
+bool InLayer(Where where, const ModelConfig& config, uint64_t layer) {
+  switch (where) {
+    case Where::kLayer:
+      return true;
+    case Where::kDense:
+      return !IsMoe(config, layer);
+    case Where::kMoe:
+    case Where::kExpert:
+      return IsMoe(config, layer);
+    case Where::kMtpLayer:
+      return layer >= config.layers;
+    case Where::kModel:
+    case Where::kEnd:
+      return false;
+  }
+  return false;
+}
+
+std::vector<Slot> WholeSlots(const Family& family, const ModelConfig& config, Where where) {
+  return SlotsOf(family, config, 0, [&](Where candidate) { return candidate == where; });
+}
+
+std::vector<Slot> LayerSlots(const Family& family, const ModelConfig& config, uint64_t layer, uint64_t experts) {
+  const auto once = SlotsOf(family, config, layer, [&](Where where) { return InLayer(where, config, layer); });
+  std::vector<Slot> slots;
+  for (size_t begin = 0; begin < once.size();) {
+    size_t end = begin;  // of a run of experts' rows
+    while (end < once.size() && once[end].row->where == Where::kExpert) ++end;
+    for (uint64_t expert = 0; end > begin && expert < experts; ++expert) {
+      for (size_t i = begin; i < end; ++i) slots.push_back(once[i]), slots.back().expert = expert;
+    }
+    if (end == begin) slots.push_back(once[end++]);
+    begin = end;
+  }
+  return slots;
+}
+
+std::string McoreName(const Slot& slot, const ModelConfig& config, std::string_view alternative) {
+  const std::string name = WithExpert(alternative, slot.expert);
+  if (IsWhole(slot.row->where)) return name;
+  if (slot.layer < config.layers) return Cat("decoder.layers.", slot.layer, ".", name);
+  const bool inner = slot.row->where != Where::kMtpLayer;
+  return Cat("mtp.layers.", slot.layer - config.layers, inner ? ".transformer_layer." : ".", name);
+}
+
+std::string SourceName(const Slot& slot, const ModelConfig& config) {
+  return McoreName(slot, config, FirstAlternative(slot.row->mcore));
+}
+
+std::string HuggingFaceName(const Slot& slot, std::string_view name) {
+  if (IsWhole(slot.row->where)) return std::string(name);
+  return Cat("model.layers.", slot.layer, ".", WithExpert(name, slot.expert));
+}
+
+std::string_view FirstAlternative(std::string_view alternatives) {
+  return NextPart(alternatives);
+}
+
+std::string_view LastAlternative(std::string_view alternatives) {
+  return alternatives.substr(alternatives.rfind('|') + 1);
+}
+
+}  // namespace lockstep

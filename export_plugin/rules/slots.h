@@ -1,0 +1,44 @@
+// Slots: the rows of a family laid out over one model: every parameter, in export order.
+//
+// Layers are numbered through: [0, layers) are the decoder's, [layers, layers + mtp_layers) the MTP layers', as
+// HuggingFace does it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "export_plugin/rules/family.h"
+#include "export_plugin/rules/model_config.h"
+
+namespace lockstep {
+
+struct Slot {
+  const Row* row = nullptr;
+  uint64_t layer = 0;   // of rows that belong to one
+  uint64_t expert = 0;  // of kExpert rows
+  bool joins = false;   // the bucket of the slot before it
+};
+
+// Whether the layer has experts. An MTP layer is built like the decoder's last one.
+bool IsMoe(const ModelConfig& config, uint64_t layer);
+// Whether a row belongs to the layer, by its kind alone (Row::when is not asked).
+bool InLayer(Where where, const ModelConfig& config, uint64_t layer);
+
+// The rows of `where` (kModel or kEnd) that the model has.
+std::vector<Slot> WholeSlots(const Family& family, const ModelConfig& config, Where where);
+// Those of a layer, with experts [0, experts).
+std::vector<Slot> LayerSlots(const Family& family, const ModelConfig& config, uint64_t layer, uint64_t experts);
+
+// The slot's name in Megatron-core under one of its row's alternatives.
+std::string McoreName(const Slot& slot, const ModelConfig& config, std::string_view alternative);
+// That of its source: the first alternative, with the expert's global number.
+std::string SourceName(const Slot& slot, const ModelConfig& config);
+// `name` of Row::hf as it is in the checkpoint.
+std::string HuggingFaceName(const Slot& slot, std::string_view name);
+
+std::string_view FirstAlternative(std::string_view alternatives);
+std::string_view LastAlternative(std::string_view alternatives);
+
+}  // namespace lockstep
