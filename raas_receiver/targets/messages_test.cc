@@ -144,7 +144,7 @@ TEST_CASE("A message that trickles in does not hold its receiver beyond the time
   stop = true;
   trickle.join();
   CHECK(got.status().code() == ErrorCode::kDeadline);
-  CHECK(took < std::chrono::seconds(5));
+  CHECK(took < std::chrono::seconds(60));
 }
 
 TEST_CASE("A control page says what is served, in the words of the format") {

@@ -235,6 +235,7 @@ TEST_CASE("Two agents cannot share a segment directory") {
 TEST_CASE("A run that nobody holds, or another model's layout, is refused with what to do") {
   Host host;
   auto options = host.Options();
+  options.connect_timeout = milliseconds(1000);  // it is tried again until then
   options.run = RandomId<RunId>();
   CHECK(RankClient::Open(options).status().message().find("start a new one") != std::string::npos);
   const auto zero = host.Connect(0, 2);
