@@ -46,10 +46,10 @@ struct Host : Served {
   TempDir dir;
   std::unique_ptr<LocalServer> server = *LocalServer::Start({.path = dir.File("pull.sock")}, &pulls);
 
-  LocalOptions Options(const Plan& plan) const {
+  LocalOptions Options(const PullPlan& plan) const {
     return {.path = dir.File("pull.sock"), .pull_id = plan.pull_id, .ticket = plan.local_ticket, .layout = layout};
   }
-  std::unique_ptr<LocalSource> Connect(const Plan& plan) {
+  std::unique_ptr<LocalSource> Connect(const PullPlan& plan) {
     auto source = LocalSource::Connect(Options(plan), pool);
     INFO(source.status().ToString());
     REQUIRE(source.ok());
@@ -62,7 +62,7 @@ struct Host : Served {
 
 TEST_CASE("Every block is copied out of the agent's memory, and counted") {
   Host host;
-  const auto source = host.Connect(*host.pulls.Open(host.Wish()));
+  const auto source = host.Connect(*host.pulls.Open(host.Request()));
   Kept kept;
   CHECK(source->CopyBlocks(AllBlocks(), 1, false, kept).empty());
   for (BlockIndex block = 0; block < kBlocks; ++block) {
@@ -74,7 +74,7 @@ TEST_CASE("Every block is copied out of the agent's memory, and counted") {
 
 TEST_CASE("Blocks that the trainer has overwritten are not taken for what they were") {
   Host host;
-  const auto source = host.Connect(*host.pulls.Open(host.Wish()));
+  const auto source = host.Connect(*host.pulls.Open(host.Request()));
   for (const BlockIndex block : {3, 17}) host.Overwrite(1, block);
   Kept kept;
   CHECK(source->CopyBlocks(AllBlocks(), 1, false, kept) == std::vector<BlockIndex>{3, 17});
@@ -85,8 +85,8 @@ TEST_CASE("Blocks that the trainer has overwritten are not taken for what they w
 
 TEST_CASE("What the trainer overtakes is copied from the newer version, but not when the version is exact") {
   Host host;
-  const auto source = host.Connect(*host.pulls.Open(host.Wish()));
-  const auto other = host.Connect(*host.pulls.Open(host.Wish()));
+  const auto source = host.Connect(*host.pulls.Open(host.Request()));
+  const auto other = host.Connect(*host.pulls.Open(host.Request()));
   Kept kept;
   std::once_flag overtaken;  // the other threads wait until it has happened
   kept.before_copy = [&](BlockIndex) {
@@ -110,7 +110,7 @@ TEST_CASE("What the trainer overtakes is copied from the newer version, but not 
 
 TEST_CASE("A version that is gone, or older than wanted, gives no block and leaves the source in use") {
   Host host;
-  const auto source = host.Connect(*host.pulls.Open(host.Wish()));
+  const auto source = host.Connect(*host.pulls.Open(host.Request()));
   Kept kept;
   CHECK(source->CopyBlocks(AllBlocks(), 5, false, kept).size() == kBlocks);
   CHECK(source->CopyBlocks(AllBlocks(), 5, true, kept).size() == kBlocks);
@@ -121,7 +121,7 @@ TEST_CASE("A version that is gone, or older than wanted, gives no block and leav
 TEST_CASE("A delta is read whole with its hashes checked; a damaged file and another size are refused") {
   Host host;
   host.Publish(2);
-  const auto plan = *host.pulls.Open(host.Wish(1));
+  const auto plan = *host.pulls.Open(host.Request(1));
   const auto source = host.Connect(plan);
   const Payload& payload = *plan.steps.at(0).payload;
   const uint64_t id = plan.steps[0].payload_id;
@@ -141,7 +141,7 @@ TEST_CASE("A delta is read whole with its hashes checked; a damaged file and ano
 
 TEST_CASE("Nobody at the path, a wrong ticket and a cancelled source are errors at once") {
   Host host;
-  const auto plan = *host.pulls.Open(host.Wish());
+  const auto plan = *host.pulls.Open(host.Request());
   LocalOptions nowhere = host.Options(plan);
   nowhere.path = host.dir.File("nobody.sock");
   CHECK(LocalSource::Connect(nowhere, host.pool).status().code() == ErrorCode::kUnavailable);

@@ -1,7 +1,4 @@
 // Pulls: what is planned, who is let in, and what expires.
-#include <catch2/catch.hpp>
-#include <thread>
-
 #include "trainer_agent/serve/serve_fixture.h"
 
 namespace lockstep {
@@ -9,48 +6,48 @@ namespace {
 
 TEST_CASE("What a receiver holds decides what it gets") {
   Served served;
-  CHECK((*served.pulls.Open(served.Wish(1))).mode == PlanMode::kUpToDate);
+  CHECK((*served.pulls.Open(served.Request(1))).mode == PlanMode::kUpToDate);
   served.Publish(2);
-  CHECK((*served.pulls.Open(served.Wish(1))).mode == PlanMode::kDelta);
+  CHECK((*served.pulls.Open(served.Request(1))).mode == PlanMode::kDelta);
   served.Publish(3);
-  const auto folded = served.pulls.Open(served.Wish(1));
+  const auto folded = served.pulls.Open(served.Request(1));
   CHECK(folded->mode == PlanMode::kFolded);
   CHECK(folded->target.version == 3);
-  const auto full = served.pulls.Open(served.Wish());
+  const auto full = served.pulls.Open(served.Request());
   CHECK(full->mode == PlanMode::kFull);
   CHECK(full->payload_bytes == kBlocks * kBlock);
   CHECK(full->tickets.size() == 2);
-  CHECK(served.pulls.Open(served.Wish()).status().code() == ErrorCode::kResourceExhausted);
+  CHECK(served.pulls.Open(served.Request()).status().code() == ErrorCode::kResourceExhausted);
 }
 
-TEST_CASE("Another run, other bytes under the same number, or a wish for full blocks get full") {
+TEST_CASE("Another run, other bytes under the same number, or a request for full blocks get full") {
   Served served;
   served.Publish(2);
-  PullWish other_run = served.Wish(1);
+  PullRequest other_run = served.Request(1);
   other_run.held.run = RandomId<RunId>();
   CHECK((*served.pulls.Open(other_run)).mode == PlanMode::kFull);
-  PullWish other_bytes = served.Wish(1);
+  PullRequest other_bytes = served.Request(1);
   other_bytes.held_digest = RandomId<ManifestDigest>();
   CHECK((*served.pulls.Open(other_bytes)).mode == PlanMode::kFull);
-  PullWish forced = served.Wish(2);
+  PullRequest forced = served.Request(2);
   forced.force_full = true;
   CHECK((*served.pulls.Open(forced)).mode == PlanMode::kFull);
 }
 
 TEST_CASE("Unknown models and foreign layouts are refused") {
   Served served;
-  PullWish wish = served.Wish();
-  wish.model = "nobody";
-  CHECK(served.pulls.Open(wish).status().code() == ErrorCode::kNotFound);
-  wish = served.Wish();
-  wish.layout = {};
-  CHECK(served.pulls.Open(wish).status().code() == ErrorCode::kState);
+  PullRequest request = served.Request();
+  request.model = "nobody";
+  CHECK(served.pulls.Open(request).status().code() == ErrorCode::kNotFound);
+  request = served.Request();
+  request.layout = {};
+  CHECK(served.pulls.Open(request).status().code() == ErrorCode::kState);
 }
 
 TEST_CASE("A ticket admits one lane once, and only to its pull") {
   Served served;
-  const auto plan = served.pulls.Open(served.Wish());
-  const auto other = served.pulls.Open(served.Wish());
+  const auto plan = served.pulls.Open(served.Request());
+  const auto other = served.pulls.Open(served.Request());
   CHECK(served.pulls.Admit(other->pull_id, plan->tickets[0]).status().code() == ErrorCode::kPermission);
   CHECK(served.pulls.Admit(plan->pull_id, plan->tickets[0]).ok());
   CHECK(served.pulls.Admit(plan->pull_id, plan->tickets[0]).status().code() == ErrorCode::kPermission);
@@ -65,7 +62,7 @@ TEST_CASE("A ticket admits one lane once, and only to its pull") {
 
 TEST_CASE("A full pull that was overtaken gets the steps from its oldest block on") {
   Served served;
-  const auto plan = served.pulls.Open(served.Wish());
+  const auto plan = served.pulls.Open(served.Request());
   served.Publish(2);
   served.Publish(3);
   const auto steps = served.pulls.CatchUp(plan->pull_id, 1);
@@ -78,7 +75,7 @@ TEST_CASE("A full pull that was overtaken gets the steps from its oldest block o
 
 TEST_CASE("Live lanes of a pull are limited, and the end of one makes room") {
   Served served;
-  const auto plan = served.pulls.Open(served.Wish());
+  const auto plan = served.pulls.Open(served.Request());
   std::vector<Pull::LaneLease> lanes;
   for (int i = 0; i < 6; ++i) {
     const auto ticket = served.pulls.RenewTickets(plan->pull_id, 1)->at(0);
@@ -93,11 +90,11 @@ TEST_CASE("Live lanes of a pull are limited, and the end of one makes room") {
 
 TEST_CASE("A pull that nobody touches expires") {
   Served served;
-  PullTable pulls(&served.catalog, {.max_pulls = 1, .idle_timeout = std::chrono::milliseconds(20)});
-  const auto plan = pulls.Open(served.Wish());
-  CHECK_FALSE(pulls.Open(served.Wish()).ok());
-  std::this_thread::sleep_for(std::chrono::milliseconds(40));
-  CHECK(pulls.Open(served.Wish()).ok());
+  PullTable pulls(&served.catalog, {.max_pulls = 1, .idle_timeout = std::chrono::hours(1)});
+  const auto plan = pulls.Open(served.Request());
+  CHECK_FALSE(pulls.Open(served.Request()).ok());
+  pulls.Expire(Pull::Clock::now() + std::chrono::minutes(61));
+  CHECK(pulls.Open(served.Request()).ok());
   CHECK_FALSE(pulls.Admit(plan->pull_id, plan->tickets[0]).ok());
 }
 
