@@ -55,7 +55,8 @@ Result<EngineMessageHeader> DecodeEngineHeader(std::span<const std::byte, sizeof
   }
   if (header.half > 1) return wrong(Name(type), " names half ", header.half, "; there are two at most");
   if (header.version > kMaxVersion) return wrong(Name(type), " names version ", header.version, ", which cannot be");
-  if ((header.version == 0) != header.run.IsZero()) return wrong(Name(type), " has a run without a version, or so");
+  if ((header.version == 0) != header.run.IsZero())
+    return wrong(Name(type), " has a run without a version, or a version without a run");
   return header;
 }
 

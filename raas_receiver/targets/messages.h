@@ -1,4 +1,4 @@
-// What a rank of an inference engine and the receiver say to each other (FORMAT.md, "Messages").
+// What a rank of an inference engine and the receiver send each other (FORMAT.md, "Messages").
 #pragma once
 
 #include <chrono>
