@@ -11,8 +11,8 @@ namespace lockstep {
 // killed, or whose command died of a signal (which a shell also reports as 128 and its number), nobody knows.
 //
 // Errors are kAborted for an exit status or a signal and kDeadline for a timeout, with the end of the command's output.
-// Pause does nothing, because a command is run once a version is there. Nobody can distinguish a command's engine from one
-// that was restarted: StillServes is always true. Cancel kills a running command.
+// Pause does nothing, because a command is run once a version is there. Nobody can distinguish a command's engine from
+// one that was restarted: StillServes is always true. Cancel kills a running command.
 Result<std::unique_ptr<EngineDriver>> NewHookDriver(const DriverKind& kind, EngineOptions options);
 
 }  // namespace lockstep
