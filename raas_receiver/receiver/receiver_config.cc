@@ -62,11 +62,15 @@ std::string VersionText() {
 }
 
 void AddEngineOptions(ConfigParser& parser, Written& to) {
-  parser.Add("engine", &to.engine, "who is told of every version: none, hook, sglang or vllm");
-  parser.Add("hook", &to.hook, "engine hook: command run by /bin/sh after every commit, told by LOCKSTEP_* variables");
-  parser.Add("engine-url", &to.engine_url, "engine sglang or vllm: the server, http://HOST:PORT");
-  parser.Add("engine-key-file", &to.engine_key_file, "engine sglang or vllm: file with the server's (admin) API key");
-  parser.Add("engine-pause-mode", &to.engine_pause_mode, "engine sglang or vllm: how requests in progress are paused");
+  const auto add = [&](const char* name, std::string* target, EngineOption option, const char* help) {
+    parser.Add(name, target, Cat("engine ", DriverKindNames(option), ": ", help));
+  };
+  parser.Add("engine", &to.engine, Cat("who is notified of every version: ", DriverKindNames()));
+  add("hook", &to.hook, &EngineOptions::command,
+      "command run by /bin/sh after every commit, with LOCKSTEP_* variables");
+  add("engine-url", &to.engine_url, &EngineOptions::url, "the server, http://HOST:PORT");
+  add("engine-key-file", &to.engine_key_file, &EngineOptions::key_file, "file with the server's (admin) API key");
+  add("engine-pause-mode", &to.engine_pause_mode, &EngineOptions::pause_mode, "how requests in progress are paused");
   parser.Add("engine-timeout-ms", &to.engine_timeout_ms, "time after which a call to the engine has failed");
   parser.Add("engine-load-timeout-ms", &to.engine_load_timeout_ms, "the same, of the call that reads a whole model");
   parser.Add("engine-attempts", &to.engine_attempts, "how often an engine is made to take one version");
@@ -127,13 +131,8 @@ Status CheckRanges(const Written& written) {
   return CheckRange("drain-timeout-ms", written.drain_timeout_ms, 0, kDayMs);
 }
 
-// A hook needs no `engine = hook` beside it.
-std::string EngineKind(const Written& written) {
-  return written.engine == "none" && !written.hook.empty() ? "hook" : written.engine;
-}
-
 Status CheckEngine(const Written& written, ReceiverConfig& config) {
-  config.engine = {.kind = EngineKind(written),
+  config.engine = {.kind = written.engine,
                    .command = written.hook,
                    .url = written.engine_url,
                    .key_file = written.engine_key_file,
@@ -141,10 +140,11 @@ Status CheckEngine(const Written& written, ReceiverConfig& config) {
                    .timeout = std::chrono::milliseconds(written.engine_timeout_ms),
                    .load_timeout = std::chrono::milliseconds(written.engine_load_timeout_ms),
                    .attempts = static_cast<int>(written.engine_attempts)};
-  LS_RETURN_IF_ERROR(NewEngineDriver(config.engine));
-  const bool one_server = config.engine.kind == "sglang" || config.engine.kind == "vllm";
-  if (one_server && written.models.size() > 1) {
-    return {ErrorCode::kConfig, "a server holds one model: run a receiver for each model with an engine over HTTP"};
+  config.engine.kind = MeantDriverKind(config.engine);
+  LS_ASSIGN_OR_RETURN(const auto driver, NewEngineDriver(config.engine));
+  if (driver->controls_server() && written.models.size() > 1) {
+    return {ErrorCode::kConfig,
+            Cat("a ", driver->kind(), " server holds one model: run a receiver for each model that has one")};
   }
   if (written.engine_load != "directory" && written.engine_load != "in-place") {
     return {ErrorCode::kConfig, Cat("engine-load is \"", written.engine_load, "\"; it must be directory or in-place")};

@@ -46,7 +46,7 @@ class EngineSide {
   std::string_view kind() const { return driver_->kind(); }
   bool in_place() const { return options_.in_place; }
   // Whether somebody is told of versions at all.
-  bool told() const { return in_place() || kind() != "none"; }
+  bool told() const { return in_place() || driver_->notifies(); }
   EngineTargets& targets() { return targets_; }
   // Whether Serve has something to do, as long as the server serves `served` by the directory.
   bool Behind(const Held& served) const;
@@ -77,7 +77,7 @@ class EngineSide {
   Status WritePaused(const EngineVersion& version, const EngineVersion& before);
   Status PausedAndResumed(const EngineVersion& version);
   Status Resume(const EngineVersion& serving);
-  bool OverHttp() const { return kind() != "none" && kind() != "hook"; }
+  bool OverHttp() const { return driver_->controls_server(); }
   EngineVersion Describe(const PublishedVersion& version, const std::string& mode) const;
 
   const EngineSideOptions options_;

@@ -5,12 +5,21 @@
 #include <map>
 #include <mutex>
 
+#include "raas_receiver/placement/rules.h"
+
 namespace lockstep {
 namespace {
 
 constexpr size_t kComparedCopies = 16;  // that one thread takes at a time
 
 }  // namespace
+
+Result<std::shared_ptr<const PlacementPlan>> CompilePlan(const ModelLayout& layout, EngineRanks ranks) {
+  std::vector<RankDescription> completed;
+  for (const auto& link : ranks) completed.push_back(link->description());
+  LS_ASSIGN_OR_RETURN(const std::vector<std::string> unused, CompleteDescriptions(layout, completed));
+  return PlacementPlan::Compile(layout, completed, unused);
+}
 
 Result<HalfWrites> HalfWrites::Stage(std::shared_ptr<const PlacementPlan> plan, const TargetVersion& version,
                                      const DeltasBetween& deltas, const HeldByRank& from, uint64_t stage_bytes,

@@ -6,15 +6,10 @@ import threading
 import urllib.request
 
 import pytest
-from conformance_server import ConformanceServer
+from conformance_server import KINDS, ConformanceServer
 from harness import MODEL, free_port, wait_until
 from safetensors.numpy import save_file
 from toy_weights import digest_of_tensors, weights
-
-KINDS = ["sglang", "vllm"]
-UPDATES = {"sglang": "/update_weights_from_disk", "vllm": "/collective_rpc"}
-PAUSES = {"sglang": "/pause_generation", "vllm": "/pause"}
-GENERATES = {"sglang": "/generate", "vllm": "/v1/generate"}
 
 
 class Setting:
@@ -23,6 +18,7 @@ class Setting:
     def __init__(self, cluster, kind: str, **options) -> None:
         self.cluster = cluster
         self.kind = kind
+        self.rules = KINDS[kind]
         self.options = options
         self.start_directory = cluster.directory / "start"
         self.start_directory.mkdir()
@@ -100,7 +96,7 @@ class Client:
 
 
 def test_an_engine_follows_every_version_while_it_makes_tokens(setting):
-    with setting.engine() as engine, Client(engine, GENERATES[setting.kind]) as client:
+    with setting.engine() as engine, Client(engine, setting.rules.generate_path) as client:
         receiver = setting.receiver(engine.url)
         for version in range(1, 11):
             setting.publish(version)
@@ -115,12 +111,12 @@ def test_an_engine_follows_every_version_while_it_makes_tokens(setting):
 
 
 def test_a_version_that_is_read_half_leaves_no_mix_behind(setting):
-    with setting.engine() as engine, Client(engine, GENERATES[setting.kind]):
+    with setting.engine() as engine, Client(engine, setting.rules.generate_path):
         receiver = setting.receiver(engine.url)
         for version in (1, 2):
             setting.publish(version)
             wait_until(lambda: setting.serves(engine, version), f"version {version} is served")
-        engine.fault(UPDATES[setting.kind], "partial")
+        engine.fault(setting.rules.update_path, "partial")
         setting.publish(3)
         wait_until(lambda: "version 2 was loaded again" in json.dumps(receiver.model_status()), "the status says so")
         assert int(receiver.model_status()["engine_failures"]) >= 1
@@ -132,7 +128,7 @@ def test_a_version_that_is_read_half_leaves_no_mix_behind(setting):
 
 @pytest.mark.parametrize("fault", [{"kind": "hang"}, {"kind": "reset", "effect": True}, {"kind": "garbage"}])
 def test_whatever_an_engine_answers_it_ends_with_the_newest_version(setting, fault):
-    with setting.engine() as engine, Client(engine, GENERATES[setting.kind]):
+    with setting.engine() as engine, Client(engine, setting.rules.generate_path):
         setting.receiver(engine.url, engine_timeout_ms=500, engine_attempts=12)
         setting.publish(1)
         wait_until(lambda: setting.serves(engine, 1), "version 1 is served")
@@ -170,26 +166,26 @@ def test_an_engine_that_is_started_again_gets_its_version_again_and_then_the_nex
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_receiver_that_is_killed_amid_a_load_comes_back_and_ends_it(settings, kind, fails):
+def test_a_receiver_that_is_killed_amid_a_load_comes_back_and_finishes_it(settings, kind, fails):
     setting = settings(kind, load_s=0.5)
-    with setting.engine() as engine, Client(engine, GENERATES[kind]):
+    with setting.engine() as engine, Client(engine, setting.rules.generate_path):
         receiver = setting.receiver(engine.url)
         if fails:
-            engine.fault(UPDATES[kind], "partial")
+            engine.fault(setting.rules.update_path, "partial")
         setting.publish(1)
-        wait_until(lambda: UPDATES[kind] in engine.paths(), "the load has begun")
+        wait_until(lambda: setting.rules.update_path in engine.paths(), "the load has begun")
         receiver.kill()
         receiver.start()
         wait_until(lambda: setting.serves(engine, 1), "version 1 is served")
     assert engine.violations == []
 
 
-def test_a_receiver_that_ends_lets_an_engine_go_on_that_it_had_paused(setting):
+def test_a_receiver_that_ends_resumes_an_engine_that_it_had_paused(setting):
     with setting.engine() as engine:
         receiver = setting.receiver(engine.url, engine_timeout_ms=60_000, drain_timeout_ms=500)
         setting.publish(1)
         wait_until(lambda: setting.serves(engine, 1), "version 1 is served")
-        engine.fault(PAUSES[setting.kind], "hang", effect=True)
+        engine.fault(setting.rules.pause_path, "hang", effect=True)
         setting.publish(2)
         wait_until(lambda: engine.state()["paused"], "the engine is paused")
         assert receiver.stop(timeout_s=10) == 0
@@ -221,4 +217,4 @@ def test_what_keeps_an_engine_from_a_version_is_in_the_status(settings):
     with setting.engine() as engine:
         receiver = setting.receiver(engine.url)
         setting.publish(1)
-        wait_until(lambda: "VLLM_SERVER_DEV_MODE=1" in json.dumps(receiver.model_status()), "the reason is told")
+        wait_until(lambda: "VLLM_SERVER_DEV_MODE=1" in json.dumps(receiver.model_status()), "the status says why")
