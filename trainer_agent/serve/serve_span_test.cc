@@ -80,7 +80,7 @@ TEST_CASE("A live lane leaves a span for every delta it served, and none for one
   for (BlockIndex i = 0; i < kBlocks; ++i) given_up->Add(SomeBlock());
   lane.Receive<FrameHeader>();  // it is being served
   lane.Receive(100);
-  given_up->GiveUp({ErrorCode::kAborted, "on purpose"});
+  given_up->Abort({ErrorCode::kAborted, "on purpose"});
   feed.SetNewest(1);
   CHECK(lane.ReceiveError() == ErrorCode::kAborted);
   std::this_thread::sleep_for(milliseconds(300));

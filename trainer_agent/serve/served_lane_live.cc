@@ -16,13 +16,13 @@ asio::awaitable<Status> ServedLane::SendLive(const BlockRequest& request) {
   LiveDelta& delta = **found;
   span_.BeginAnew();
   for (size_t seen = 0;;) {
-    const LiveDelta::News news = delta.Since(seen);
-    refusal_ = news.given_up;
+    const LiveDelta::Update news = delta.Since(seen);
+    refusal_ = news.aborted;
     if (!refusal_.ok()) co_return OkStatus();
     if (Status status = co_await SendShare(request, delta, news.blocks); !status.ok()) co_return status;
     seen += news.blocks.size();
     if (news.sealed) break;
-    delta.WakeWhenNews(seen, bell_, bell_->Ringer());
+    delta.WakeOnUpdate(seen, bell_, bell_->Ringer());
     if (Status status = co_await UntilRung(); !status.ok()) co_return status;
   }
   live_target_ = delta.target();

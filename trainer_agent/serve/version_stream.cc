@@ -13,7 +13,7 @@ void VersionStream::Tell() {
   std::lock_guard lock(mutex_);
   if (writing_ || ended_) return;
   if (catalog_->closed()) return End(ToGrpc({ErrorCode::kUnavailable, "the agent is draining"}));
-  const auto news = catalog_->NewsSince(model_, told_);
+  const auto news = catalog_->UpdateSince(model_, told_);
   if (!news) return;
   told_ = news->newest;
   event_.Clear();
