@@ -49,9 +49,6 @@ class Process:
         self._child.stdin.write(b"\n")
         self._child.stdin.flush()
 
-    def close_stdin(self):
-        self._child.stdin.close()
-
     @property
     def exit_status(self):
         return self._child.poll()

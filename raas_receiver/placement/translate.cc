@@ -104,7 +104,7 @@ Status Translator::FindPositions(BlockIndex block, Scratch& scratch) const {
       continue;
     }
     if (entries++ == 1) scratch.set.Add(scratch.changes.positions);
-    const Status status = DecodeSparse(step->data(*entry), unit, bytes, scratch.changes);
+    const Status status = DecodePositions(step->data(*entry), unit, bytes, scratch.changes.positions);
     if (!status.ok()) {
       scratch.set.Clear();
       return status.WithContext(Cat("version ", step->target().version, ", block ", block));

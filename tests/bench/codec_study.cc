@@ -164,7 +164,7 @@ void PrintCodecRow(const Sample& sample, size_t looked_at, int repeats) {
   Bytes out;
   const double compact_ns = NanosecondsPerChange(sample, repeats, [&](size_t i) {
     out.clear();
-    OrDie(CompactSparse(fast.coded[i], kUnit, out));
+    OrDie(RecodeSparse(fast.coded[i], kUnit, sample.block_bytes, CodecLevel::kCompact, out));
   });
   const double elements = static_cast<double>(looked_at) * static_cast<double>(sample.block_bytes / kUnit);
   const double bound = BoundBytes(sample);

@@ -11,7 +11,7 @@
 #include "common/model/manifest.h"
 #include "common/model/safetensors.h"
 #include "common/os/segment.h"
-#include "kernels/diff.h"
+#include "kernels/apply.h"
 #include "raas_receiver/placement/rules.h"
 #include "raas_receiver/placement/staged_writes.h"
 #include "raas_receiver/placement/test_layouts.h"
@@ -76,8 +76,8 @@ DeltaBlock ChangeOf(const Replica& replica, BlockIndex index, uint64_t seed) {
   if (changes.size() == 0) return block;
   Bytes bytes(replica.data().begin() + static_cast<ptrdiff_t>(range.offset),
               replica.data().begin() + static_cast<ptrdiff_t>(range.offset + range.bytes));
-  kernels::AddSteps(bytes.data(), unit, changes.positions.data(), changes.steps.data(), changes.size());
-  block.target_hash = BlockHash(bytes);
+  kernels::BlockChanges delta{changes.positions.data(), changes.steps.data(), changes.size()};
+  block.target_hash = kernels::AddStepsAndHash(bytes.data(), bytes.size(), unit, {&delta, 1});
   EncodeSparse(changes, unit, CodecLevel::kCompact, block.data);
   block.data_hash = Hash64(block.data);
   return block;

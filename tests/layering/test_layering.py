@@ -94,7 +94,7 @@ ALLOWED = {
     },
     # The inference side.
     "raas_receiver/pull": {"common/base", "common/os", "common/model", "common/payload", "common/wire", "common/net"},
-    "raas_receiver/replica": {"common/base", "common/os", "common/model", "common/payload", "kernels"},
+    "raas_receiver/replica": {"common/base", "common/os", "common/model", "common/payload"},
     "raas_receiver/placement": {
         "common/base",
         "common/os",

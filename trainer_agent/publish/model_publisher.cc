@@ -105,13 +105,13 @@ void ModelPublisher::StartDraft(Version version) {
 
 void ModelPublisher::BeginLive(DeltaInput& input) {
   draft_->live = run_.served()->live().Begin(draft_->base->held.version, draft_->version);
-  input.max_told_bytes = kMaxLiveBytes;
+  input.max_early_bytes = kMaxLiveBytes;
   // The job outlives the version's making; the blocks it passed on must not.
   input.on_block = [weak = std::weak_ptr(draft_->live)](std::shared_ptr<const DeltaBlock> block) {
     const auto live = weak.lock();
     if (live == nullptr) return;
     if (block == nullptr) {
-      live->GiveUp({ErrorCode::kAborted, "so much changed that it is sent when it is whole"});
+      live->Abort({ErrorCode::kAborted, "so much changed that it is sent when it is whole"});
     } else {
       live->Add(std::move(block));
     }
@@ -125,7 +125,7 @@ void ModelPublisher::AbortDraft(const Status& reason) {
   status_.last_error = reason.ToString();
   const size_t half = draft_->half;
   if (draft_->live != nullptr) {
-    draft_->live->GiveUp({ErrorCode::kAborted, reason.ToString()});
+    draft_->live->Abort({ErrorCode::kAborted, reason.ToString()});
     run_.served()->live().SetNewest(draft_->base->held.version);
   }
   draft_.reset();  // waits for the blocks at work, which read the half
@@ -209,7 +209,7 @@ void ModelPublisher::FinishVersion(DeltaOutput output) {
 void ModelPublisher::EndLive(const Draft& draft, const DeltaOutput& output) {
   if (draft.live == nullptr) return;
   if (output.too_dense) {
-    draft.live->GiveUp(
+    draft.live->Abort(
         {ErrorCode::kAborted, Cat("so much changed in version ", draft.version, " that it has no delta")});
   } else {
     draft.live->Seal();

@@ -91,7 +91,7 @@ TEST_CASE("Followers are notified of a version that is aborted, for whatever rea
   REQUIRE(delta != nullptr);
   Write(*rank, *data, {0, 4096}, 2);
   CHECK(rank->Commit().code() == ErrorCode::kBadData);  // bytes are missing
-  CHECK(delta->Since(0).given_up.code() == ErrorCode::kAborted);
+  CHECK(delta->Since(0).aborted.code() == ErrorCode::kAborted);
   CHECK(*feed.Find(1) == nullptr);
   REQUIRE(rank->Begin(3).ok());
   CHECK((*feed.Find(1))->target() == 3);

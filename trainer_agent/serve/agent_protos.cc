@@ -16,8 +16,6 @@ Result<Id> IdOf(const std::string& bytes) {
   return Id{*raw};
 }
 
-static_assert(static_cast<int>(v1::CODEC_LEVEL_FAST) == static_cast<int>(CodecLevel::kFast));
-static_assert(static_cast<int>(v1::CODEC_LEVEL_COMPACT) == static_cast<int>(CodecLevel::kCompact));
 
 v1::PullMode ToProto(PlanMode mode) {
   switch (mode) {
@@ -77,7 +75,7 @@ void ToProto(const PullPlan& plan, const std::string& lane_address, v1::PullPlan
   out->set_committed_unix_ns(plan.committed_unix_ns);
   out->set_payload_bytes(plan.payload_bytes);
   out->set_lane_address(lane_address);
-  if (!plan.steps.empty()) out->set_level(static_cast<v1::CodecLevel>(plan.level));
+  if (!plan.steps.empty()) out->set_level(static_cast<v1::CodecLevel>(plan.level->number));
   for (const Ticket& ticket : plan.tickets) out->add_tickets(ToBytes(ticket));
   uint64_t changed_elements = 0;
   for (const PlannedStep& planned : plan.steps) {

@@ -15,13 +15,13 @@ asio::awaitable<Result<LaneAnswer>> LiveAnswers::SendLive(const BlockRequest& re
   LiveDelta& delta = **found;
   span_.Restart();
   for (size_t seen = 0;;) {
-    const LiveDelta::News news = delta.Since(seen);
-    answer.refusal = news.given_up;
+    const LiveDelta::Update update = delta.Since(seen);
+    answer.refusal = update.aborted;
     if (!answer.refusal.ok()) co_return answer;
-    if (Status status = co_await SendShare(request, delta, news.blocks, answer); !status.ok()) co_return status;
-    seen += news.blocks.size();
-    if (news.sealed) break;
-    delta.WakeWhenNews(seen, wakeup_, wakeup_->Waker());
+    if (Status status = co_await SendShare(request, delta, update.blocks, answer); !status.ok()) co_return status;
+    seen += update.blocks.size();
+    if (update.sealed) break;
+    delta.WakeOnUpdate(seen, wakeup_, wakeup_->Waker());
     if (Status status = co_await UntilWoken(); !status.ok()) co_return status;
   }
   answer.target = delta.target();

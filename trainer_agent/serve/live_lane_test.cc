@@ -80,7 +80,7 @@ TEST_CASE("A version that is aborted, and a base that is not the newest, end wit
   const auto delta = following.feed.Begin(1, 2);
   for (BlockIndex index = 0; index < kBlocks; ++index) delta->Add(BlockTo(2, index));
   for (TestLane& lane : following.lanes) lane.ReceiveBlock();
-  delta->GiveUp({ErrorCode::kAborted, "the trainer died"});
+  delta->Abort({ErrorCode::kAborted, "the trainer died"});
   following.feed.SetNewest(1);
   for (TestLane& lane : following.lanes) CHECK(lane.ReceiveError() == ErrorCode::kAborted);
   following.Ask(7);

@@ -1,4 +1,9 @@
 // Pulls: what is planned, who is let in, and what expires.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cctype>
+
+#include "proto/lockstep/v1/model.pb.h"
 #include "trainer_agent/serve/serve_fixture.h"
 
 namespace lockstep {
@@ -96,6 +101,18 @@ TEST_CASE("A pull that nobody touches expires") {
   pulls.Expire(Pull::Clock::now() + std::chrono::minutes(61));
   CHECK(pulls.Open(served.Request()).ok());
   CHECK_FALSE(pulls.Admit(plan->pull_id, plan->tickets[0]).ok());
+}
+
+TEST_CASE("The control plane has every codec level, by number and name, and no others") {
+  const auto* levels = v1::CodecLevel_descriptor();
+  for (const CodecLevel level : CodecLevel::All()) {
+    const auto* value = levels->FindValueByNumber(level->number);
+    REQUIRE(value != nullptr);
+    std::string name = "CODEC_LEVEL_" + std::string(level->name);
+    std::ranges::transform(name, name.begin(), [](unsigned char letter) { return std::toupper(letter); });
+    CHECK(value->name() == name);
+  }
+  CHECK(static_cast<size_t>(levels->value_count()) == CodecLevel::All().size() + 1);  // and unspecified
 }
 
 }  // namespace

@@ -81,7 +81,7 @@ TEST_CASE("A live lane leaves a span for every delta it served, and none for one
   for (BlockIndex i = 0; i < kBlocks; ++i) aborted->Add(SomeBlock());
   lane.Receive<FrameHeader>();  // it is being served
   lane.Receive(100);
-  aborted->GiveUp({ErrorCode::kAborted, "on purpose"});
+  aborted->Abort({ErrorCode::kAborted, "on purpose"});
   feed.SetNewest(1);
   CHECK(lane.ReceiveError() == ErrorCode::kAborted);
   const int64_t asked_again_unix_ns = UnixNanos();

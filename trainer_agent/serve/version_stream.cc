@@ -13,7 +13,7 @@ void VersionStream::Send() {
   std::lock_guard lock(mutex_);
   if (writing_ || ended_) return;
   if (catalog_->closed()) return End(ToGrpc({ErrorCode::kUnavailable, "the agent is draining"}));
-  const auto update = catalog_->NewsSince(model_, sent_);
+  const auto update = catalog_->UpdateSince(model_, sent_);
   if (!update) return;
   sent_ = update->newest;
   event_.Clear();

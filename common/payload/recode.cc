@@ -5,7 +5,7 @@
 namespace lockstep {
 namespace {
 
-Status CompactEntry(const PayloadEntry& entry, ByteView data, DeltaBlock& block) {
+Status RecodeEntry(const PayloadEntry& entry, ByteView data, size_t block_bytes, CodecLevel level, DeltaBlock& block) {
   block = {.block = entry.block,
            .codec = static_cast<Codec>(entry.codec),
            .changes = entry.changes,
@@ -16,20 +16,23 @@ Status CompactEntry(const PayloadEntry& entry, ByteView data, DeltaBlock& block)
     return OkStatus();
   }
   block.data.reserve(data.size());
-  LS_RETURN_IF_ERROR(CompactSparse(data, entry.unit, block.data).WithContext(Cat("block ", entry.block)));
+  LS_RETURN_IF_ERROR(
+      RecodeSparse(data, entry.unit, block_bytes, level, block.data).WithContext(Cat("block ", entry.block)));
   block.data_hash = Hash64(block.data);
   return OkStatus();
 }
 
 }  // namespace
 
-Result<std::shared_ptr<const Payload>> CompactPayload(const ModelLayout& layout, const Payload& payload,
-                                                      WorkerPool& pool) {
+Result<std::shared_ptr<const Payload>> RecodePayload(const ModelLayout& layout, const Payload& payload,
+                                                     CodecLevel level, WorkerPool& pool) {
   const std::span<const PayloadEntry> entries = payload.entries();
   std::vector<DeltaBlock> blocks(entries.size());
   std::vector<Status> outcomes(entries.size());
-  pool.ParallelFor(entries.size(),
-                   [&](size_t i) { outcomes[i] = CompactEntry(entries[i], payload.data(entries[i]), blocks[i]); });
+  pool.ParallelFor(entries.size(), [&](size_t i) {
+    const size_t block_bytes = layout.block_range(entries[i].block).bytes;
+    outcomes[i] = RecodeEntry(entries[i], payload.data(entries[i]), block_bytes, level, blocks[i]);
+  });
   for (const Status& outcome : outcomes) LS_RETURN_IF_ERROR(outcome);
   const PayloadHeader& header = payload.header();
   return Payload::Assemble(layout,
