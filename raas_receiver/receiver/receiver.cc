@@ -81,6 +81,7 @@ Status Receiver::OpenModels() {
 }
 
 Status Receiver::Listen() {
+  LS_ASSIGN_OR_RETURN(address_file_, AddressFile::Create(config_.address_file));
   if (config_.engine_in_place) {
     std::map<std::string, EngineTargets*> targets;
     for (const auto& [model, session] : sessions_) targets[model] = &session->targets();
@@ -89,11 +90,10 @@ Status Receiver::Listen() {
   LS_ASSIGN_OR_RETURN(server_, RpcServer::Create({.address = config_.listen.ToString(),
                                                   .services = {&service_},
                                                   .health_services = {kLiveness, kReadiness}}));
+  const HostPort address{config_.listen.host, static_cast<uint16_t>(server_->bound_port())};
   Log(LogLevel::kInfo, "listening",
-      {{"address", HostPort{config_.listen.host, static_cast<uint16_t>(server_->bound_port())}.ToString()},
-       {"root", config_.root},
-       {"agent", config_.agent.ToString()}});
-  return OkStatus();
+      {{"grpc", address.ToString()}, {"root", config_.root}, {"agent", config_.agent.ToString()}});
+  return address_file_->Announce({{"grpc", address.ToString()}});
 }
 
 Status Receiver::Run(SignalWaiter& signals) {

@@ -26,6 +26,7 @@ struct Written {
   std::vector<std::string> models;
   std::string root = "/dev/shm/lockstep-receiver";
   std::string listen = "127.0.0.1:7710";
+  std::string address_file;
   uint64_t lanes = 4;
   uint64_t threads = 0;
   bool follow = true;
@@ -82,7 +83,8 @@ void AddOptions(ConfigParser& parser, Written& to) {
   parser.Add("agent", &to.agent, "the trainer agent's gRPC address, HOST:PORT");
   parser.Add("model", &to.models, "a model to follow; repeat for several");
   parser.Add("root", &to.root, "directory, best on a tmpfs, where versions are published as <root>/<model>/current");
-  parser.Add("listen", &to.listen, "own gRPC address, HOST:PORT");
+  parser.Add("listen", &to.listen, "own gRPC address, HOST:PORT; port 0: the system chooses");
+  parser.Add("address-file", &to.address_file, "file that holds, as JSON, where the receiver listens, while it does");
   parser.Add("lanes", &to.lanes, "TCP connections per pull");
   parser.Add("threads", &to.threads, "threads that apply and hash; 0: one per core");
   parser.Add("follow", &to.follow, "take every new version by itself; false: only when told to pull");
@@ -167,6 +169,7 @@ Result<ReceiverConfig> Check(const Written& written) {
   if (!agent.ok()) return Status(ErrorCode::kConfig, Cat("agent: ", agent.status().message()));
   config.agent = *agent;
   LS_ASSIGN_OR_RETURN(config.listen, CheckListenAddress("listen", written.listen, written.allow_insecure_network));
+  config.address_file = written.address_file;
   if (!written.assets.empty() && !fs::is_directory(written.assets)) {
     return Status(ErrorCode::kConfig, Cat("assets: ", written.assets, " is not a directory"));
   }

@@ -44,6 +44,8 @@ class Fleet:
         """Version 1 on every receiver."""
         for receiver in self.receivers:
             Daemon.start(receiver)
+        for receiver in self.receivers:
+            receiver.wait_until_listening()
         self.publish()
         self.wait_for_all()
 

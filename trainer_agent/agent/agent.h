@@ -5,6 +5,7 @@
 
 #include "common/base/worker_pool.h"
 #include "common/rpc/rpc_server.h"
+#include "common/telemetry/address_file.h"
 #include "common/telemetry/timeline.h"
 #include "trainer_agent/agent/options.h"
 #include "trainer_agent/publish/rank_server.h"
@@ -29,6 +30,8 @@ class Agent {
 
  private:
   explicit Agent(const AgentOptions& options);
+  Status Listen();
+  Status Announce();
   std::vector<PublishFacts> Facts() const;
 
   const AgentOptions options_;
@@ -44,6 +47,7 @@ class Agent {
   std::unique_ptr<LocalServer> local_;  // null: --local-socket none
   std::unique_ptr<RpcServer> rpc_;
   std::unique_ptr<RankServer> ranks_;
+  std::unique_ptr<AddressFile> address_file_;
 };
 
 }  // namespace lockstep
