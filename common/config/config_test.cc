@@ -168,7 +168,7 @@ TEST_CASE("A wrong variable is a configuration error that names it, an unknown o
   CHECK(Has(status.message(), "TEST_DAEMON_BLOCK_BYTES"));
 }
 
-TEST_CASE("Help and version are answered without a look at the rest") {
+TEST_CASE("Help and version are answered whatever else is given") {
   const Environment bytes("TEST_DAEMON_BLOCK_BYTES", "nonsense");
   Daemon help;
   REQUIRE(*help.Parse({"--help"}) == ParseOutcome::kExit);

@@ -81,7 +81,7 @@ TEST_CASE("Only loopback may be listened on, unless allowed in as many words") {
   }
 }
 
-TEST_CASE("An exception in a coroutine or handler is reported and the threads go on") {
+TEST_CASE("An exception in a coroutine or handler is reported and the threads continue") {
   std::promise<std::string> seen;
   IoThreads threads(1, [&](std::string_view what) { seen.set_value(std::string(what)); });
   Spawn(threads.context().get_executor(), []() -> asio::awaitable<void> {

@@ -72,7 +72,7 @@ TEST_CASE("MakeDirs makes parents, accepts what exists, and refuses a file in it
   CHECK_FALSE(MakeDirs(dir.File("file/below")).ok());
 }
 
-TEST_CASE("CheckWritableDir tells a usable directory from a missing one and from a file") {
+TEST_CASE("CheckWritableDir distinguishes a usable directory from a missing one and from a file") {
   const TempDir dir;
   CHECK(CheckWritableDir(dir.path()).ok());
   CHECK(EntriesIn(dir.path()) == 0);

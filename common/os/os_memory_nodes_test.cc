@@ -30,7 +30,7 @@ TEST_CASE("What is no list of nodes is refused") {
   }
 }
 
-TEST_CASE("Pages are spread only while the wish lives, and only where there are nodes to spread over") {
+TEST_CASE("Pages are spread only while the request lives, and only where there are nodes to spread over") {
   const int before = PolicyOfThisThread();
   {
     const SpreadOverNodes spread;

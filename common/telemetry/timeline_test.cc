@@ -11,8 +11,8 @@ Span SpanOf(std::string_view name, const std::string& model, Version version) {
   return {.name = name, .model = model, .version = version};
 }
 
-// The messages of GetTimeline, as far as TellTimeline knows them.
-struct Told : Span {
+// The messages of GetTimeline, as far as ReportTimeline knows them.
+struct Reported : Span {
   std::string span;
   std::string run_bytes;
   void set_run(std::string value) { run_bytes = std::move(value); }
@@ -26,10 +26,10 @@ struct Told : Span {
   void set_lane(uint32_t value) { lane = value; }
 };
 struct Answer {
-  std::deque<Told> spans;
+  std::deque<Reported> spans;
   uint64_t dropped = 0;
   int64_t now_unix_ns = 0;
-  Told* add_spans() { return &spans.emplace_back(); }
+  Reported* add_spans() { return &spans.emplace_back(); }
   void set_dropped(uint64_t value) { dropped = value; }
   void set_now_unix_ns(int64_t value) { now_unix_ns = value; }
 };
@@ -92,12 +92,12 @@ TEST_CASE("Without a timeline nothing is recorded and nothing breaks") {
   { const SpanScope scope(nullptr, SpanOf("pull", "actor", 1)); }
   AddSpan(nullptr, SpanOf("pull", "actor", 1), Moment());
   Answer answer;
-  TellTimeline(nullptr, Request(), answer);
+  ReportTimeline(nullptr, Request(), answer);
   CHECK(answer.spans.empty());
   CHECK(answer.now_unix_ns > 0);
 }
 
-TEST_CASE("A daemon tells every field of the spans it is asked for, and its clock") {
+TEST_CASE("A daemon reports every field of the spans it is asked for, and its clock") {
   Timeline timeline(2);
   timeline.Add(SpanOf("diff", "actor", 1));
   timeline.Add({.name = "serve",
@@ -111,18 +111,18 @@ TEST_CASE("A daemon tells every field of the spans it is asked for, and its cloc
                 .lane = 2});
   timeline.Add(SpanOf("diff", "actor", 4));
   Answer answer;
-  TellTimeline(&timeline, Request(), answer);
+  ReportTimeline(&timeline, Request(), answer);
   REQUIRE(answer.spans.size() == 1);
-  const Told& told = answer.spans[0];
-  CHECK(told.span == "serve");
-  CHECK(told.model == "actor");
-  CHECK(told.run_bytes == std::string("\x07\x08") + std::string(14, '\0'));
-  CHECK(told.version == 3);
-  CHECK(told.transfer == 0xf00000000000000d);
-  CHECK(told.begin_unix_ns == 10);
-  CHECK(told.end_unix_ns == 20);
-  CHECK(told.bytes == 5);
-  CHECK(told.lane == 2);
+  const Reported& reported = answer.spans[0];
+  CHECK(reported.span == "serve");
+  CHECK(reported.model == "actor");
+  CHECK(reported.run_bytes == std::string("\x07\x08") + std::string(14, '\0'));
+  CHECK(reported.version == 3);
+  CHECK(reported.transfer == 0xf00000000000000d);
+  CHECK(reported.begin_unix_ns == 10);
+  CHECK(reported.end_unix_ns == 20);
+  CHECK(reported.bytes == 5);
+  CHECK(reported.lane == 2);
   CHECK(answer.dropped == 1);
 }
 

@@ -17,8 +17,8 @@ using std::chrono::milliseconds;
 
 constexpr char kLiveness[] = "raas-receiver-liveness";
 constexpr char kReadiness[] = "raas-receiver-readiness";
-constexpr milliseconds kTendInterval{500};
-// An I/O thread that has not come round for so long is stuck.
+constexpr milliseconds kTick{500};
+// An I/O thread that has not run a handler for so long is stuck.
 constexpr std::chrono::seconds kTurnLimit{30};
 
 void LogException(std::string_view what) {
@@ -98,13 +98,13 @@ Status Receiver::Listen() {
 
 Status Receiver::Run(SignalWaiter& signals) {
   for (const auto& [model, session] : sessions_) session->Start();
-  Tend();
+  Tick();
   NotifyReady();
   while (true) {
-    const std::optional<int> signal = signals.Wait(kTendInterval);
+    const std::optional<int> signal = signals.Wait(kTick);
     if (signal == SIGTERM || signal == SIGINT) break;
-    if (signal == SIGHUP) Log(LogLevel::kInfo, "nothing_to_reload");
-    Tend();
+    if (signal == SIGHUP) Log(LogLevel::kInfo, "reload_ignored");
+    Tick();
   }
   NotifyStopping();
   Log(LogLevel::kInfo, "draining", {{"timeout_ms", config_.drain_timeout.count()}});
@@ -122,7 +122,7 @@ Status Receiver::Run(SignalWaiter& signals) {
   return OkStatus();
 }
 
-void Receiver::Tend() {
+void Receiver::Tick() {
   const bool turning = LoopsTurn();
   const bool ready =
       std::all_of(sessions_.begin(), sessions_.end(), [](const auto& entry) { return entry.second->HoldsVersion(); });

@@ -34,8 +34,8 @@ class Receiver {
 
   Status OpenModels();
   Status Listen();
-  // One look around: health, systemd.
-  void Tend();
+  // Health and the service manager's watchdog follow from what it finds.
+  void Tick();
   bool LoopsTurn();
   void Drain();
 

@@ -63,8 +63,8 @@ std::string VersionText() {
 }
 
 void AddEngineOptions(ConfigParser& parser, Written& to) {
-  parser.Add("engine", &to.engine, "who is told of every version: none, hook, sglang or vllm");
-  parser.Add("hook", &to.hook, "engine hook: command run by /bin/sh after every commit, told by LOCKSTEP_* variables");
+  parser.Add("engine", &to.engine, "who is notified of every version: none, hook, sglang or vllm");
+  parser.Add("hook", &to.hook, "engine hook: command run by /bin/sh after every commit, with LOCKSTEP_* variables");
   parser.Add("engine-url", &to.engine_url, "engine sglang or vllm: the server, http://HOST:PORT");
   parser.Add("engine-key-file", &to.engine_key_file, "engine sglang or vllm: file with the server's (admin) API key");
   parser.Add("engine-pause-mode", &to.engine_pause_mode, "engine sglang or vllm: how requests in progress are paused");
@@ -74,7 +74,7 @@ void AddEngineOptions(ConfigParser& parser, Written& to) {
   parser.Add("engine-load", &to.engine_load,
              "directory: the engine loads what is published; in-place: its ranks lend the memory of their parameters");
   parser.Add("engine-socket", &to.engine_socket, "unix socket where ranks lend their memory");
-  parser.Add("engine-hold-timeout-ms", &to.engine_hold_timeout_ms, "time for a rank to stop at, or to go on");
+  parser.Add("engine-hold-timeout-ms", &to.engine_hold_timeout_ms, "time for a rank to stop, or to resume");
   parser.Add("engine-stage-bytes", &to.engine_stage_bytes, "memory for writes worked out before the engine is paused");
 }
 
@@ -87,7 +87,7 @@ void AddOptions(ConfigParser& parser, Written& to) {
   parser.Add("address-file", &to.address_file, "file that holds, as JSON, where the receiver listens, while it does");
   parser.Add("lanes", &to.lanes, "TCP connections per pull");
   parser.Add("threads", &to.threads, "threads that apply and hash; 0: one per core");
-  parser.Add("follow", &to.follow, "take every new version by itself; false: only when told to pull");
+  parser.Add("follow", &to.follow, "take every new version by itself; false: only when asked to pull");
   parser.Add("live", &to.live, "take its changes while the trainer still writes it");
   parser.Add("assets", &to.assets, "directory whose files (config, tokenizer) are linked into every published version");
   AddEngineOptions(parser, to);
@@ -129,7 +129,7 @@ Status CheckRanges(const Written& written) {
   return CheckRange("drain-timeout-ms", written.drain_timeout_ms, 0, kDayMs);
 }
 
-// A hook needs no `engine = hook` beside it.
+// A hook needs no `engine = hook` in addition.
 std::string EngineKind(const Written& written) {
   return written.engine == "none" && !written.hook.empty() ? "hook" : written.engine;
 }

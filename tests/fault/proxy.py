@@ -176,7 +176,7 @@ class _Connection:
         _shut(self.upstream, socket.SHUT_RDWR)
 
     def _pass_request(self, piece: bytes) -> bool:
-        """What the client said goes on undamaged; so does its end."""
+        """What the client sends is passed on undamaged; so is its end."""
         if piece:
             self.upstream.sendall(piece)
         else:

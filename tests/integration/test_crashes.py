@@ -1,4 +1,4 @@
-"""Processes that are killed or told to stop, at any moment."""
+"""Processes that are killed or asked to stop, at any moment."""
 
 import random
 import signal

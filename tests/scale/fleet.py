@@ -25,7 +25,7 @@ def published_version(receiver) -> int:
 class Fleet:
     """`cluster`'s agent, `count` receivers of the smallest size, and a model of a few MiB.
 
-    Receivers are looked at through the names of what they publish, which costs them nothing.
+    Receivers are observed through the names of what they publish, which costs them nothing.
     """
 
     def __init__(self, cluster, count: int) -> None:

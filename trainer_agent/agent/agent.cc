@@ -29,7 +29,7 @@ size_t Threads(const AgentOptions& options) {
 constexpr int kBackgroundNice = 10;
 
 void GiveWay(WorkerPool& pool) {
-  // No thread goes on before each has taken one task.
+  // No thread continues before each has taken one task.
   const auto all = std::make_shared<std::latch>(static_cast<std::ptrdiff_t>(pool.size()) + 1);
   for (size_t i = 0; i < pool.size(); ++i) {
     pool.Post([all] {

@@ -21,8 +21,8 @@ class Agent {
   static Result<std::unique_ptr<Agent>> Start(const AgentOptions& options);
   ~Agent();
 
-  // Tells health watchers, ends streams and waits for calls in progress up to the drain timeout. The buffers stay for
-  // the next agent.
+  // Reports to health watchers, ends streams and waits for calls in progress up to the drain timeout. The buffers stay
+  // for the next agent.
   void Drain();
 
   // To be called twice a second: health and the service manager's watchdog follow from what it sees.

@@ -1,4 +1,4 @@
-// What a trainer_agent is told at start.
+// How a trainer_agent is configured.
 #pragma once
 
 #include <cstdint>
