@@ -26,6 +26,7 @@ struct Written {
   std::vector<std::string> models;
   std::string root = "/dev/shm/lockstep-receiver";
   std::string listen = "127.0.0.1:7710";
+  std::string address_file;
   uint64_t lanes = 4;
   uint64_t threads = 0;
   bool follow = true;
@@ -77,7 +78,7 @@ void AddEngineOptions(ConfigParser& parser, Written& to) {
   parser.Add("engine-load", &to.engine_load,
              "directory: the engine loads what is published; in-place: its ranks lend the memory of their parameters");
   parser.Add("engine-socket", &to.engine_socket, "unix socket where ranks lend their memory");
-  parser.Add("engine-hold-timeout-ms", &to.engine_hold_timeout_ms, "time for a rank to stop at, or to go on");
+  parser.Add("engine-hold-timeout-ms", &to.engine_hold_timeout_ms, "time for a rank to stop, or to resume");
   parser.Add("engine-stage-bytes", &to.engine_stage_bytes, "memory for writes worked out before the engine is paused");
 }
 
@@ -86,10 +87,11 @@ void AddOptions(ConfigParser& parser, Written& to) {
   parser.Add("agent", &to.agent, "the trainer agent's gRPC address, HOST:PORT");
   parser.Add("model", &to.models, "a model to follow; repeat for several");
   parser.Add("root", &to.root, "directory, best on a tmpfs, where versions are published as <root>/<model>/current");
-  parser.Add("listen", &to.listen, "own gRPC address, HOST:PORT");
+  parser.Add("listen", &to.listen, "own gRPC address, HOST:PORT; port 0: the system chooses");
+  parser.Add("address-file", &to.address_file, "file that holds, as JSON, where the receiver listens, while it does");
   parser.Add("lanes", &to.lanes, "TCP connections per pull");
   parser.Add("threads", &to.threads, "threads that apply and hash; 0: one per core");
-  parser.Add("follow", &to.follow, "take every new version by itself; false: only when told to pull");
+  parser.Add("follow", &to.follow, "take every new version by itself; false: only when asked to pull");
   parser.Add("live", &to.live, "take its changes while the trainer still writes it");
   parser.Add("assets", &to.assets, "directory whose files (config, tokenizer) are linked into every published version");
   AddEngineOptions(parser, to);
@@ -167,6 +169,7 @@ Result<ReceiverConfig> Check(const Written& written) {
   if (!agent.ok()) return Status(ErrorCode::kConfig, Cat("agent: ", agent.status().message()));
   config.agent = *agent;
   LS_ASSIGN_OR_RETURN(config.listen, CheckListenAddress("listen", written.listen, written.allow_insecure_network));
+  config.address_file = written.address_file;
   if (!written.assets.empty() && !fs::is_directory(written.assets)) {
     return Status(ErrorCode::kConfig, Cat("assets: ", written.assets, " is not a directory"));
   }

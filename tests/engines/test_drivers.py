@@ -7,7 +7,8 @@ import urllib.request
 
 import pytest
 from conformance_server import KINDS, ConformanceServer
-from harness import MODEL, free_port, wait_until
+from harness import MODEL, wait_until
+from ports import ReservedPort
 from safetensors.numpy import save_file
 from toy_weights import digest_of_tensors, weights
 
@@ -140,24 +141,24 @@ def test_whatever_an_engine_answers_it_ends_with_the_newest_version(setting, fau
 
 
 def test_an_engine_that_comes_later_gets_the_next_version(setting):
-    port = free_port()
-    receiver = setting.receiver(f"http://127.0.0.1:{port}")
+    port = ReservedPort()
+    receiver = setting.receiver(f"http://{port.address}")
     setting.publish(1)
     wait_until(lambda: int(receiver.model_status()["engine_failures"]) >= 1, "the engine is missed")
     assert int(receiver.model_status()["served_version"]) == 0
-    with setting.engine(port) as engine:
+    with setting.engine(port.number) as engine:
         setting.publish(2)
         wait_until(lambda: setting.serves(engine, 2), "version 2 is served")
     assert engine.violations == []
 
 
 def test_an_engine_that_is_started_again_gets_its_version_again_and_then_the_next(setting):
-    port = free_port()
-    with setting.engine(port) as engine:
+    port = ReservedPort()
+    with setting.engine(port.number) as engine:
         setting.receiver(engine.url)
         setting.publish(1)
         wait_until(lambda: setting.serves(engine, 1), "version 1 is served")
-    with setting.engine(port) as again:
+    with setting.engine(port.number) as again:
         wait_until(lambda: setting.serves(again, 1), "version 1 is served again")
         setting.publish(2)
         wait_until(lambda: setting.serves(again, 2), "version 2 is served")

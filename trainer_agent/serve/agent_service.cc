@@ -173,7 +173,7 @@ grpc::Status AgentService::Verify(grpc::ServerContext*, const v1::AgentVerifyReq
 grpc::Status AgentService::GetTimeline(grpc::ServerContext*, const v1::TimelineRequest* request,
                                        v1::TimelineSpans* spans) {
   spans->set_daemon("trainer_agent");
-  TellTimeline(timeline_, *request, *spans);
+  ReportTimeline(timeline_, *request, *spans);
   return grpc::Status::OK;
 }
 

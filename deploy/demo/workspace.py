@@ -1,4 +1,4 @@
-"""The stage: a directory, the processes on it, and the wait for what they do. Leaving it ends and removes all of it."""
+"""A directory, the processes in it, and the wait for what they do. Leaving it ends and removes all of it."""
 
 import ctypes
 import os
@@ -24,7 +24,7 @@ def _die_with_parent():
 
 
 class Process:
-    """A child with a log file. The lines of its stdout, if anybody wants them, come from a thread of its own."""
+    """A child with a log file. With `on_line`, the lines of its stdout come from a thread of their own."""
 
     def __init__(self, name, argv, log_path, on_line=None, has_stdin=False):
         self.name = name
@@ -54,15 +54,15 @@ class Process:
         return self._child.poll()
 
     def kill(self):
-        """SIGKILL: no goodbye."""
+        """SIGKILL."""
         self._child.kill()
         self._child.wait()
 
-    def stop(self, patience_s=10):
-        """SIGTERM, and SIGKILL for whoever does not listen."""
+    def stop(self, timeout_s=10):
+        """SIGTERM, and SIGKILL when that does not end it in time."""
         self._child.terminate()
         try:
-            self._child.wait(patience_s)
+            self._child.wait(timeout_s)
         except subprocess.TimeoutExpired:
             self.kill()
 
@@ -73,12 +73,12 @@ class Process:
         )
 
 
-class Stage:
+class Workspace:
     def __init__(self, keep):
         self.path = BASE / f"{KEPT_PREFIX if keep else PREFIX}{os.getpid()}"
         self._keep = keep
         self._processes = []
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
 
     def __enter__(self):
         _remove_leftovers()
@@ -87,7 +87,7 @@ class Stage:
 
     def __exit__(self, *_):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # nothing comes between us and the cleaning up
+            signal.signal(number, signal.SIG_IGN)  # nothing interrupts the cleaning up
         for process in reversed(self._processes):
             if process.exit_status is None:
                 process.stop()
@@ -104,26 +104,26 @@ class Stage:
         self._processes.append(process)
         return process
 
-    def retire(self, process):
+    def expect_end(self, process):
         """From here on it is no surprise that `process` is gone."""
         self._processes.remove(process)
 
-    def tell(self, change):
-        """Runs `change` and wakes whoever waits for it. For the threads that read the processes' lines."""
-        with self._news:
+    def update(self, change):
+        """Runs `change` and wakes wait_until(). For the threads that read the processes' lines."""
+        with self._changed:
             change()
-            self._news.notify_all()
+            self._changed.notify_all()
 
-    def wait_until(self, done, timeout_s, whom, missing):
-        """Until done(). A timeout says what is missing(), with the logs of `whom`."""
+    def wait_until(self, done, timeout_s, concerned, missing):
+        """Until done(). A timeout says what is missing(), with the logs of the processes `concerned`."""
         deadline = time.monotonic() + timeout_s
-        with self._news:
+        with self._changed:
             while not done():
                 self._check_alive()
                 if time.monotonic() > deadline:
-                    tails = "\n".join(process.log_tail() for process in whom)
+                    tails = "\n".join(process.log_tail() for process in concerned)
                     raise DemoFailed(EX_UNAVAILABLE, f"after {timeout_s:.0f} s {missing()}\n{tails}")
-                self._news.wait(0.05)
+                self._changed.wait(0.05)
 
     def _check_alive(self):
         for process in self._processes:

@@ -1,4 +1,4 @@
-"""What the model weighs, and whether the machine can carry it eight times and more."""
+"""How large the model is, and whether the machine has memory for all of its copies."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def describe_model(binaries, flags):
     return Model(title, source, **json.loads(answer.stdout))
 
 
-def check_room(model):
+def check_memory(model):
     shared = COPIES * model.model_bytes + (16 << 20)
     space = os.statvfs("/dev/shm")
     free = space.f_bavail * space.f_frsize

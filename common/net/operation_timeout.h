@@ -10,12 +10,12 @@
 
 namespace lockstep {
 
-// The timer's handler may be queued already when the operation ends, and outlive this object: it looks at shared state,
+// The timer's handler may be queued already when the operation ends, and outlive this object: it reads shared state,
 // which the destructor disarms. REQUIRES the executor of `object` to be a strand.
 template <typename IoObject>
-class Timebomb {
+class OperationTimeout {
  public:
-  Timebomb(IoObject& object, std::chrono::milliseconds timeout)
+  OperationTimeout(IoObject& object, std::chrono::milliseconds timeout)
       : timer_(object.get_executor(), timeout), state_(std::make_shared<State>(State{&object})) {
     timer_.async_wait([state = state_](const asio::error_code& error) {
       if (error || state->object == nullptr) return;
@@ -23,9 +23,9 @@ class Timebomb {
       state->object->cancel();
     });
   }
-  ~Timebomb() { state_->object = nullptr; }
-  Timebomb(const Timebomb&) = delete;
-  Timebomb& operator=(const Timebomb&) = delete;
+  ~OperationTimeout() { state_->object = nullptr; }
+  OperationTimeout(const OperationTimeout&) = delete;
+  OperationTimeout& operator=(const OperationTimeout&) = delete;
 
   // Time was up before the operation that this guarded had ended.
   bool fired() const { return state_->fired; }
