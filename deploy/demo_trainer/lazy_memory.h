@@ -1,11 +1,15 @@
-// The trainer's private memory, and the question whether it will fit.
+// The trainer's private memory.
 #pragma once
 
+#include <sys/mman.h>
+
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 
 #include "common/base/status.h"
+#include "common/base/text.h"
 
 namespace lockstep::demo {
 
@@ -21,10 +25,22 @@ class LazyMemory {
     std::swap(bytes_, other.bytes_);
     return *this;
   }
-  ~LazyMemory();
+  ~LazyMemory() {
+    if (data_ != nullptr) ::munmap(data_, bytes_);
+  }
 
-  // kResourceExhausted when the address space is not to be had.
-  static Result<LazyMemory> Create(uint64_t bytes);
+  // Fails with errno's code when the address space is not available.
+  static Result<LazyMemory> Create(uint64_t bytes) {
+    LazyMemory memory;
+    if (bytes == 0) return memory;
+    void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data == MAP_FAILED)
+      return ErrnoStatus(errno, Cat("reserving ", HumanBytes(bytes), " for the optimizer's state"));
+    (void)::madvise(data, bytes, MADV_HUGEPAGE);  // best effort: some kernels have no huge pages
+    memory.data_ = static_cast<std::byte*>(data);
+    memory.bytes_ = bytes;
+    return memory;
+  }
 
   std::byte* data() const { return data_; }
 
@@ -32,8 +48,5 @@ class LazyMemory {
   std::byte* data_ = nullptr;
   uint64_t bytes_ = 0;
 };
-
-// OK when the machine can still give `bytes`; else kResourceExhausted with both figures. `what` names who wants it.
-Status CheckMemoryAvailable(uint64_t bytes, const char* what);
 
 }  // namespace lockstep::demo
