@@ -5,7 +5,7 @@
 namespace lockstep {
 namespace {
 
-// Where compact begins to pay, in bytes a second, measured by tests/bench/codec_study on the Adam model, two cores
+// Where compact begins to pay, in bytes a second, measured on the Adam model of tests/bench, two cores
 // (docs/performance.md). What the entropy stage saves of a change, 0.3 to 0.4 bytes, hardly depends on how much
 // changed; what it costs a change falls from 18 to 1.5 ns as blocks have more changes to share its tables. So the
 // border rises with the density, 28 MB/s at 0.26 %, 56 at 0.53, 118 at 1.16, and levels off.
