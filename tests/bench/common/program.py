@@ -45,8 +45,9 @@ def fitting_bytes(wanted: int, copies: float) -> int:
     shared = shutil.disk_usage(roomy_directory()).free / max(1, copies - 1)
     fitting = int(min(wanted, memory, shared))
     if fitting < wanted:
-        small = f"{wanted / 1e9:.3g} GB are wanted, and {copies:g} copies of {max(0, fitting) / 1e9:.3g} GB fit into memory"
-        print(f"{Path(sys.argv[0]).name}: {small}", file=sys.stderr)
+        name = Path(sys.argv[0]).name
+        fits = f"{copies:g} copies of {max(0, fitting) / 1e9:.3g} GB fit into memory"
+        print(f"{name}: {wanted / 1e9:.3g} GB are wanted, and {fits}", file=sys.stderr)
     if fitting < min(wanted, LEAST_BYTES):
         raise SystemExit(EX_OSERR)
     return fitting

@@ -15,7 +15,8 @@ ROW = f"{{:<{NAME_WIDTH}}}  {{:>16}}  {{:>16}}  {{:>7}}  {{:>8}}  {{:>6}}  {{:>8
 
 @dataclass
 class Report:
-    """Results and series in the order in which they were measured. Every change is written to `file`, if there is one."""
+    """Results and series in the order in which they were measured; every change is written to `file`, where there is
+    one."""
 
     machine: dict
     quick: bool

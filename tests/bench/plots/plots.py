@@ -1,4 +1,5 @@
-"""The plots of docs/figures, drawn from the series that the benchmark programs print. The same rows make the same file."""
+"""The plots of docs/figures, drawn from the series that the benchmark programs print. The same rows make the same
+file."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -92,7 +93,9 @@ def gigabytes(rows: Rows) -> str:
     return f"{rows[0]['gigabytes']:.2g} GB in bf16"
 
 
-def by_density(rows: Rows, title: str, subtitle: str, y: str, bound: "tuple[str, str]", lines: "tuple[str, str]") -> Figure:
+def by_density(
+    rows: Rows, title: str, subtitle: str, y: str, bound: "tuple[str, str]", lines: "tuple[str, str]"
+) -> Figure:
     """`bound` and `lines`: a label and the column of what is drawn, the latter for each level."""
     figure, axes = line_chart(title, subtitle, DENSITY, y)
     add_bound(axes, bound[0], points(rows, "density", bound[1], "fast", 100))

@@ -22,7 +22,8 @@ class Stream:
 
     def __init__(self, cluster: Cluster, model_bytes: int) -> None:
         [half] = [path for path in cluster.directory.rglob("half-0") if path.is_file()]
-        command = [BIN / "tests/bench/sync/full_pull_stream", half, half.stat().st_size - model_bytes, model_bytes, LANES]
+        offset = half.stat().st_size - model_bytes
+        command = [BIN / "tests/bench/sync/full_pull_stream", half, offset, model_bytes, LANES]
         self.process = subprocess.Popen(
             [str(word) for word in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
