@@ -19,7 +19,7 @@ template <typename Encoding>
   uint32_t changed = 0;
   for (size_t i = 0; i < run.count; ++i) {
     const uint32_t index = run.index + static_cast<uint32_t>(i);
-    const float gradient = kMeanGradient * QuickNormal(s.mean_seed, index) + QuickNormal(s.noise_seed, index);
+    const float gradient = s.mean_gradient * QuickNormal(s.mean_seed, index) + QuickNormal(s.noise_seed, index);
     const float m = kBeta1 * first[i] + (1.0f - kBeta1) * gradient;
     const float v = kBeta2 * second[i] + (1.0f - kBeta2) * (gradient * gradient);
     const float before = master[i];
@@ -55,9 +55,9 @@ void RestoreLowBits(uint32_t seed, uint32_t index, size_t count, float* masters)
     const auto bits = std::bit_cast<uint32_t>(masters[i]);
     const uint32_t magnitude = bits & kF32Magnitude;
     if (magnitude == 0 || magnitude >= kF32Infinity) continue;
-    const uint32_t lot =
+    const uint32_t drawn =
         HashAt(seed, index + static_cast<uint32_t>(i)) % 0xffffu;  // 0 .. 65534, the middle being 32767
-    masters[i] = std::bit_cast<float>(bits + lot - 0x7fffu);
+    masters[i] = std::bit_cast<float>(bits + drawn - 0x7fffu);
   }
 }
 

@@ -82,26 +82,26 @@ std::vector<float> AwkwardFloats() {
   return floats;
 }
 
-TEST_CASE("the density of flips falls from step to step as in real runs") {
+TEST_CASE("The density of flips falls from step to step as in real runs") {
   const std::array<double, 3> densities = Weights(1 << 19, 0.044f).DensitiesAtSteps1And8And40();
   CHECK(densities[0] == Approx(0.0215).epsilon(0.1));
   CHECK(densities[1] == Approx(0.0110).epsilon(0.1));
   CHECK(densities[2] == Approx(0.0088).epsilon(0.1));
 }
 
-TEST_CASE("weights half as large flip twice as often") {
+TEST_CASE("Weights half as large flip twice as often") {
   const std::array<double, 3> densities = Weights(1 << 19, 0.02f).DensitiesAtSteps1And8And40();
   CHECK(densities[0] == Approx(0.041).epsilon(0.05));
   CHECK(densities[1] == Approx(0.0195).epsilon(0.05));
   CHECK(densities[2] == Approx(0.0172).epsilon(0.05));
 }
 
-TEST_CASE("a learning rate of zero changes nothing") {
+TEST_CASE("A learning rate of zero changes nothing") {
   Weights weights(10'000, 0.02f);
   CHECK(weights.Step(1, 0.0) == 0.0);
 }
 
-TEST_CASE("gradient noise has mean 0 and variance 1") {
+TEST_CASE("Gradient noise has mean 0 and variance 1") {
   for (const auto& normal : {QuickNormal, FineNormal}) {
     double sum = 0, squares = 0;
     constexpr uint32_t kCount = 1 << 20;
@@ -114,7 +114,7 @@ TEST_CASE("gradient noise has mean 0 and variance 1") {
   }
 }
 
-TEST_CASE("the kernel of this machine equals the scalar formula bit for bit, whatever the length") {
+TEST_CASE("The kernel of this machine equals the scalar formula bit for bit, whatever the length") {
   for (const size_t count : {1, 7, 15, 16, 17, 31, 100, 1001}) {
     Weights weights(count, 0.02f);
     std::vector<float> master = weights.master_, first(count), second(count);
@@ -130,7 +130,7 @@ TEST_CASE("the kernel of this machine equals the scalar formula bit for bit, wha
   }
 }
 
-TEST_CASE("bf16 rounds to the nearest, ties to even") {
+TEST_CASE("Bf16 rounds to the nearest, ties to even") {
   for (const float value : AwkwardFloats()) {
     const auto towards_zero = static_cast<uint16_t>(std::bit_cast<uint32_t>(value) >> 16);
     REQUIRE(BF16::Encode(value) == NearestByDistance<BF16>(value, towards_zero));
@@ -139,7 +139,7 @@ TEST_CASE("bf16 rounds to the nearest, ties to even") {
   CHECK(BF16::Encode(std::bit_cast<float>(0x3f818000u)) == 0x3f82);  // and above
 }
 
-TEST_CASE("f16 rounds to the nearest, ties to even, through subnormals and into infinity") {
+TEST_CASE("F16 rounds to the nearest, ties to even, through subnormals and into infinity") {
   for (uint16_t half = 0; half < 0x7c00; ++half) {
     const float low = F16::Decode(half);
     const float high = half == 0x7bff ? 65536.0f : F16::Decode(static_cast<uint16_t>(half + 1));
@@ -155,12 +155,12 @@ TEST_CASE("f16 rounds to the nearest, ties to even, through subnormals and into 
   CHECK(std::isnan(F16::Decode(F16::Encode(std::numeric_limits<float>::quiet_NaN()))));
 }
 
-TEST_CASE("a NaN stays a NaN") {
+TEST_CASE("A NaN stays a NaN") {
   CHECK(BF16::Encode(std::bit_cast<float>(0x7fffffffu)) == 0x7fff);
   CHECK(BF16::Encode(std::bit_cast<float>(0xff800001u)) == 0xffc0);
 }
 
-TEST_CASE("published weights that become masters are published as they were") {
+TEST_CASE("Published weights that become masters are published as they were") {
   std::vector<uint16_t> all(1 << 16);
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
   for (const DType dtype : {DType::kBF16, DType::kF16}) {
@@ -175,7 +175,7 @@ TEST_CASE("published weights that become masters are published as they were") {
 }
 
 TEST_CASE(
-    "masters of a bf16 checkpoint lie anywhere in their rounding interval, so that they flip from the first step") {
+    "Masters of a bf16 checkpoint lie anywhere in their rounding interval, so that they flip from the first step") {
   Weights drawn(1 << 19, 0.02f);
   Encode(DType::kBF16, drawn.master_.data(), drawn.master_.size(), drawn.published_.data());
   Weights loaded(1 << 19, 0.0f);

@@ -2,26 +2,27 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "common/base/bytes.h"
+#include "common/base/status.h"
 #include "common/model/layout.h"
-#include "common/os/segment.h"
+#include "export_plugin/exporter/checkpoint.h"
 
 namespace lockstep::demo {
 
 struct InitialModel {
   std::shared_ptr<const ModelLayout> layout;
-  std::vector<ByteView> values;      // of each tensor of the layout, inside `files`; none at all: drawn at random
-  std::vector<MappedSegment> files;  // keeps `values` alive
+  std::vector<ByteView> values;          // of each tensor of the layout; none at all: drawn at random
+  std::optional<Checkpoint> checkpoint;  // keeps `values` alive
 };
 
-inline uint64_t ElementCount(const ModelLayout& layout) {
-  uint64_t elements = 0;
-  for (size_t i = 0; i < layout.tensors().size(); ++i) {
-    elements += layout.tensor_bytes(i) * 8 / FindDType(layout.tensors()[i].dtype)->bits;
-  }
-  return elements;
-}
+// Maps the HuggingFace checkpoint in `directory` (nothing is read yet but headers) and lays its tensors out by name.
+// Errors are those of Checkpoint::Open().
+Result<InitialModel> OpenCheckpoint(const std::string& directory);
+
+uint64_t ElementCount(const ModelLayout& layout);
 
 }  // namespace lockstep::demo

@@ -1,8 +1,8 @@
 // Random numbers that are a function of where they are used: hash(seed, index). Nothing is stored, threads share
 // nothing, the compiler turns the loops into SIMD, and the same seed gives the same training run on every machine.
 //
-// "Normal" here is a sum of four uniforms, scaled to mean 0 and variance 1: it has no tail beyond 3.46, which nothing
-// in a demo trainer can tell from the real thing.
+// "Normal" here is a sum of four uniforms, scaled to mean 0 and variance 1: it has no tail beyond 3.46, which makes
+// no difference to a demo trainer.
 #pragma once
 
 #include <cstdint>

@@ -50,8 +50,8 @@ Result<std::byte*> Publisher::Begin(Version version) {
 }
 
 Status Publisher::RangeDone(ByteRange range) {
-  const lockstep_range told = {.offset = range.offset, .bytes = range.bytes};
-  return Timed("telling a finished range", [&] { return lockstep_ranges_done(model_, &told, 1); });
+  const lockstep_range done = {.offset = range.offset, .bytes = range.bytes};
+  return Timed("reporting a finished range", [&] { return lockstep_ranges_done(model_, &done, 1); });
 }
 
 Status Publisher::Commit() {

@@ -12,7 +12,7 @@
 
 namespace lockstep::demo {
 
-// Move-only. Destruction closes the model; a version being written is given up.
+// Move-only. Destruction closes the model; a version being written is aborted.
 class Publisher {
  public:
   Publisher(Publisher&& other) noexcept : model_(std::exchange(other.model_, nullptr)), blocked_(other.blocked_) {}

@@ -1,13 +1,16 @@
 #include "deploy/demo_trainer/trainer.h"
 
+#include <openssl/evp.h>
+
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstring>
 
+#include "common/base/ids.h"
 #include "deploy/demo_trainer/adam.h"
 #include "deploy/demo_trainer/noise.h"
-#include "deploy/demo_trainer/sha256.h"
 
 namespace lockstep::demo {
 namespace {
@@ -29,7 +32,7 @@ uint32_t SeedOf(uint64_t seed, Draw draw, uint32_t tensor, uint64_t step = 0) {
   return hash;
 }
 
-// One tensor of every twenty, by lot.
+// One tensor of every twenty, at random.
 bool IsFrozen(uint64_t seed, uint32_t tensor) {
   return tensor % kFrozenOneIn == SeedOf(seed, Draw::kFrozen, tensor / kFrozenOneIn) % kFrozenOneIn;
 }
@@ -222,16 +225,20 @@ uint64_t Trainer::StepSlice(const Slice& slice, std::byte* out) const {
   return changed;
 }
 
+// OpenSSL's calls fail here only for want of memory or of the algorithm; EVP_sha256() is always there.
 std::string Trainer::Digest() const {
-  Sha256 sha256;
+  const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> sha256(EVP_MD_CTX_new(), &EVP_MD_CTX_free);
+  EVP_DigestInit_ex(sha256.get(), EVP_sha256(), nullptr);
   Bytes scratch(kSliceElements * sizeof(float));
   for (const Slice& slice : slices_) {
     const uint64_t bytes = slice.count * slice.tensor->element_bytes;
     if (scratch.size() < bytes) scratch.resize(bytes);
     EncodeSlice(slice, scratch.data());
-    sha256.Update(ByteView(scratch).first(bytes));
+    EVP_DigestUpdate(sha256.get(), scratch.data(), bytes);
   }
-  return sha256.FinishHex();
+  std::array<uint8_t, 32> digest{};
+  EVP_DigestFinal_ex(sha256.get(), digest.data(), nullptr);
+  return HexEncode(digest);
 }
 
 }  // namespace lockstep::demo

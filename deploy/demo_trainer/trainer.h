@@ -18,7 +18,7 @@
 #include "common/base/status.h"
 #include "common/base/worker_pool.h"
 #include "deploy/demo_trainer/initial_model.h"
-#include "deploy/demo_trainer/memory.h"
+#include "deploy/demo_trainer/lazy_memory.h"
 
 namespace lockstep::demo {
 
@@ -30,20 +30,20 @@ struct TrainerOptions {
 
 class Trainer {
  public:
-  // Told as ranges of the data section become final, in ascending order, on the caller's thread. An error ends the
-  // pass.
+  // Called with ranges of the data section as they become final, in ascending order, on the caller's thread. An error
+  // ends the pass.
   using RangeDone = std::function<Status(ByteRange)>;
 
   // Memory that Create() reserves and the first passes fault in: 12 bytes per trained parameter, 4 per frozen one.
   static uint64_t StateBytes(const InitialModel& model, uint64_t seed);
 
-  // kResourceExhausted when the state is not to be had.
+  // kResourceExhausted when there is no memory for the state.
   static Result<std::unique_ptr<Trainer>> Create(InitialModel model, const TrainerOptions& options);
 
   // Makes the initial masters and writes them, as published, to `data`: the data section of the layout, all of it.
   Status PublishInitial(std::byte* data, const RangeDone& done);
 
-  // One optimizer step; writes all of `data` again. Answers how many elements changed against the previous publication.
+  // One optimizer step; writes all of `data` again. Returns how many elements changed against the previous publication.
   // REQUIRES that PublishInitial has been called.
   Result<uint64_t> StepAndPublish(std::byte* data, const RangeDone& done);
 
@@ -59,7 +59,7 @@ class Trainer {
   struct Tensor {
     DType dtype = DType::kU8;
     std::string name;
-    uint32_t ordinal = 0;   // in the layout; what its random numbers hang on
+    uint32_t ordinal = 0;   // in the layout; what its random numbers depend on
     uint64_t offset = 0;    // in the data section
     uint64_t elements = 0;  // of the encoding; bytes when carried
     uint64_t element_bytes = 1;
@@ -75,7 +75,7 @@ class Trainer {
     uint64_t first = 0;
     uint64_t count = 0;
   };
-  struct Bucket {  // consecutive slices that are told together
+  struct Bucket {  // consecutive slices that are reported together
     size_t first_slice = 0;
     size_t slices = 0;
     ByteRange range;

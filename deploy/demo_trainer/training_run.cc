@@ -9,8 +9,7 @@
 
 #include "common/base/text.h"
 #include "common/os/file.h"
-#include "deploy/demo_trainer/checkpoint.h"
-#include "deploy/demo_trainer/memory.h"
+#include "deploy/demo_trainer/initial_model.h"
 #include "deploy/demo_trainer/publisher.h"
 #include "deploy/demo_trainer/shapes.h"
 #include "deploy/demo_trainer/trainer.h"
@@ -77,7 +76,7 @@ class TrainingRun {
   }
 
  private:
-  // False when whoever sets the pace has gone.
+  // False when stdin has ended, from which a paced run takes its pace.
   bool MayStep() const {
     std::this_thread::sleep_for(std::chrono::milliseconds(options_.step_delay_ms));
     std::string line;
@@ -126,13 +125,10 @@ class TrainingRun {
 Status Run(const Options& options) {
   if (!options.write_assets.empty()) return WriteAssets(options);
   LS_ASSIGN_OR_RETURN(InitialModel model, LoadModel(options));
-  const uint64_t state_bytes = Trainer::StateBytes(model, options.seed);
   if (options.describe) {
-    PrintSizes(model, state_bytes);
+    PrintSizes(model, Trainer::StateBytes(model, options.seed));
     return OkStatus();
   }
-  LS_RETURN_IF_ERROR(
-      CheckMemoryAvailable(state_bytes + 2 * model.layout->data_bytes(), "training and the agent's two halves"));
   LS_ASSIGN_OR_RETURN(Journal journal, Journal::Create(options.digests));
   LS_ASSIGN_OR_RETURN(Publisher publisher, Publisher::Open(options.socket, options.model, *model.layout));
   const size_t cores = std::max(1u, std::thread::hardware_concurrency());

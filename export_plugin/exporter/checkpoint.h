@@ -25,6 +25,8 @@ class Checkpoint {
 
   // Null when there is none of this name.
   const Tensor* Find(const std::string& name) const;
+  // By name.
+  const std::unordered_map<std::string, Tensor>& tensors() const { return tensors_; }
 
  private:
   // Maps one file and takes its tensors. kBadData for a tensor that another file has too.

@@ -1,0 +1,116 @@
+"""The figures: which program measures them, how long it takes, and what they are to reach."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Figure:
+    name: str
+    reach: str  # what the ratio of value and baseline is to be
+    about: str
+    inverse: bool = False  # the ratio is baseline / value
+
+
+@dataclass(frozen=True)
+class Program:
+    path: str  # below tests/bench: a Python program, or a binary of Bazel's
+    seconds: int  # that a whole run takes, roughly, on two cores
+    figures: "tuple[Figure, ...]"  # none: it has series only
+
+
+PROGRAMS = (
+    Program(
+        "plan/plan_bench",
+        10,
+        (
+            Figure("plan_compile_qwen3_30b_a3b", "<= 1", "against 1 s on one core"),
+            Figure("plan_compile_deepseek_v3", "<= 1", "against 10 s on one core"),
+        ),
+    ),
+    Program("plan/execute_bench", 15, (Figure("plan_execute", ">= 0.7", "TP4 shards into HF bytes, against memcpy"),)),
+    Program(
+        "plan/publish_memory_bench", 15, (Figure("publish_extra_memory", "<= 1", "of a local rank, against 16 MiB"),)
+    ),
+    Program(
+        "placement/scatter_bench",
+        60,
+        (Figure("scatter_tp4", "<= 1.5", "a delta into TP4 buffers, against a replica"),),
+    ),
+    Program(
+        "sync/local_pull_bench.py", 30, (Figure("colocated_full_pull", "<= 0.5", "out of memory, against lanes"),)
+    ),
+    Program(
+        "placement/ring_bench.py", 40, (Figure("ring_pipelining", "<= 0.75", "a ring of two buckets, against one"),)
+    ),
+    Program(
+        "placement/placement_bench", 5, (Figure("placement_compile_qwen3_30b_a3b", "<= 1", "TP8, against 1 s"),)
+    ),
+    Program(
+        "delta/delta_bench",
+        60,
+        (
+            Figure("diff_encode_fast", ">= 0.85", "compare, hash, encode, against reading"),
+            Figure("diff_encode_compact", ">= 0.6", "likewise, with the entropy stage"),
+            Figure("payload_bytes_per_change", "<= 1.1", "compact at 0.9 %, against entropy"),
+            Figure("decode_apply_verify", ">= 0.6", "of the receiver, against reading"),
+        ),
+    ),
+    Program(
+        "sync/full_pull_bench.py", 60, (Figure("full_pull", ">= 0.9", "over lanes, against plain sendfile and recv"),)
+    ),
+    Program(
+        "sync/sync_bench.py",
+        120,
+        (Figure("delta_sync", ">= 10", "publish to committed, against a NumPy pipeline", inverse=True),),
+    ),
+    Program("sync/publish_bench.py", 90, (Figure("publish_blocked", "<= 1.1", "of a trainer, against memcpy"),)),
+    Program(
+        "sync/fanout_bench.py",
+        60,
+        (Figure("fanout_cpu", "<= 0.05", "agent, the 8th receiver against the whole first sync"),),
+    ),
+    Program(
+        "sync/idle_bench.py",
+        90,
+        (
+            Figure("agent_rss", "<= 1", "without halves and deltas, against 256 MiB"),
+            Figure("receiver_rss", "<= 1", "without replicas, against 256 MiB"),
+            Figure("idle_cpu", "<= 1", "both daemons, against 0.2 % of a core"),
+        ),
+    ),
+    Program(
+        "plan/layout_bench", 15, (Figure("layout_100k", "<= 1", "control plane of 100,000 tensors, against 1 s"),)
+    ),
+    Program(
+        "wan/wan_bench.py",
+        450,
+        (
+            Figure("wan_full_pull", ">= 0.85", "the worst emulated WAN, against iperf3"),
+            Figure("wan_delta_latency", "<= 1", "likewise, against 2 round trips + bytes/rate + no link"),
+        ),
+    ),
+    Program(
+        "placement/pause_bench.py",
+        90,
+        (
+            Figure("pause_ratio", "<= 0.05", "of TP4 in place, against reloading the file"),
+            Figure("pause_flip_ratio", "<= 0.05", "the same with two halves"),
+        ),
+    ),
+    Program("delta/delta_sweep", 270, ()),
+)
+NAMES = tuple(figure.name for program in PROGRAMS for figure in program.figures)
+
+
+def overview() -> str:
+    """A line for each program: how long it takes, and its figures."""
+    lines = [
+        f"{program.seconds / 60:5.1f} min  {', '.join(figure.name for figure in program.figures) or 'series for plots'}"
+        for program in PROGRAMS
+    ]
+    total = sum(program.seconds for program in PROGRAMS)
+    return "\n".join([*lines, f"{total / 60:5.1f} min  all of them"])
+
+
+if __name__ == "__main__":
+    print(overview())

@@ -1,0 +1,6 @@
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent / "common"))
+
+import paths  # noqa: E402, F401

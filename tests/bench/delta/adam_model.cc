@@ -1,0 +1,178 @@
+#include "tests/bench/delta/adam_model.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "deploy/demo_trainer/adam.h"
+#include "deploy/demo_trainer/encoding.h"
+#include "deploy/demo_trainer/noise.h"
+
+namespace lockstep::bench {
+namespace {
+
+using demo::BF16;
+using demo::FineNormal;
+using demo::HashAt;
+using demo::Uniform;
+
+constexpr size_t kTile = size_t{1} << 17;  // floats: two tiles stay in a core's cache
+constexpr size_t kPart = 4096;             // elements of a row that take from one place of the tiles
+constexpr uint64_t kRowsBytes = 1 << 20;   // what is written together
+
+constexpr float kMeanGradient = 0.12f;  // smaller than the demo's: see above where its training starts
+constexpr double kTouchedRows = 0.3;
+constexpr float kSpreadOfRows = 0.3f;
+constexpr uint32_t kFrozenEvery = 20;
+
+// What a random number is for; noise has a seed of its own for each step.
+enum Seed : uint32_t { kWeights = 1, kRows, kScales, kTouched, kMeans, kNoise, kSample };
+
+// The sample that a density is measured on: this many groups of rows, all over the model, of as many elements each.
+constexpr size_t kSampled = 256;
+constexpr uint64_t kSampledElements = 16'384;
+
+// The sums of all updates after `first_step` steps, after one more, and so on: what weights become that start at 0 and
+// train at a learning rate of 1.
+std::vector<std::vector<float>> TrainTile(uint32_t first_step, uint32_t versions) {
+  std::vector<float> sum(kTile + kPart), first_moment(kTile), second_moment(kTile), published(kTile);
+  const demo::WeightRun tile = {sum.data(), first_moment.data(), second_moment.data(), 0, kTile};
+  std::vector<std::vector<float>> sums;
+  for (uint32_t step = 0; step <= first_step + versions; ++step) {
+    if (step > 0) {
+      demo::AdamStep adam = demo::MakeAdamStep(1.0, step, HashAt(kMeans, 0), HashAt(kNoise, step));
+      adam.mean_gradient = kMeanGradient;
+      demo::StepAndEncode(DType::kF32, adam, tile, published.data());
+    }
+    std::copy_n(sum.begin(), kPart, sum.begin() + kTile);
+    if (step >= first_step) sums.push_back(sum);
+  }
+  return sums;
+}
+
+// Of a weight times 64, as a tensor's own scale would have it; what is below the smallest normal number becomes 0.
+uint8_t ToE4m3(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value * 64);
+  const uint32_t rounded = ((bits & 0x7fffffff) + 0x7ffff + ((bits >> 20) & 1)) >> 20;
+  constexpr uint32_t kBias = (127 - 7) << 3;
+  const uint32_t code = rounded < kBias + 8 ? 0 : std::min<uint32_t>(rounded - kBias, 0x7e);
+  return static_cast<uint8_t>((bits >> 24 & 0x80) | code);
+}
+
+template <typename T, typename Convert>
+void Fill(const float* normals, const float* sums, float base, float scale, float rate, size_t count, std::byte* to,
+          Convert convert) {
+  for (size_t i = 0; i < count; ++i) {
+    const T value = convert(BF16::Decode(BF16::Encode(base + scale * normals[i])) + rate * sums[i]);
+    std::memcpy(to + i * sizeof(T), &value, sizeof(T));
+  }
+}
+
+uint64_t RowElements(const TensorMeta& tensor) {
+  return tensor.shape.empty() ? 1 : tensor.shape.back();
+}
+
+}  // namespace
+
+AdamModel::AdamModel(std::shared_ptr<const ModelLayout> layout, uint32_t versions, uint32_t first_step)
+    : layout_(std::move(layout)), normals_(kTile + kPart), sums_(TrainTile(first_step, versions)) {
+  for (uint32_t i = 0; i < kTile; ++i) normals_[i] = FineNormal(kWeights, i);
+  std::copy_n(normals_.begin(), kPart, normals_.begin() + kTile);
+  for (uint32_t tensor = 0; tensor < layout_->tensors().size(); ++tensor) {
+    const uint64_t bytes = layout_->tensor_bytes(tensor);
+    if (bytes == 0) continue;
+    const TensorMeta& meta = layout_->tensors()[tensor];
+    const uint64_t row_bytes = RowElements(meta) * FindDType(meta.dtype)->bits / 8;
+    const uint64_t rows = bytes / row_bytes;
+    const uint64_t together = std::max<uint64_t>(1, kRowsBytes / row_bytes);
+    for (uint64_t row = 0; row < rows; row += together) {
+      work_.push_back({tensor, row, std::min(together, rows - row)});
+    }
+  }
+}
+
+void AdamModel::Write(uint32_t version, double learning_rate, std::span<std::byte> data, WorkerPool& pool) const {
+  pool.ParallelFor(work_.size(), [&](size_t i) {
+    const Rows& rows = work_[i];
+    const TensorMeta& tensor = layout_->tensors()[rows.tensor];
+    const uint64_t row_bytes = RowElements(tensor) * FindDType(tensor.dtype)->bits / 8;
+    WriteRows(rows, version, learning_rate, data.data() + tensor.offset + rows.first * row_bytes);
+  });
+}
+
+double AdamModel::LearningRateFor(double density) const {
+  std::vector<Rows> sample;
+  for (uint32_t i = 0; i < kSampled; ++i) {
+    Rows rows = work_[i * work_.size() / kSampled];
+    const uint64_t wanted = kSampledElements / RowElements(layout_->tensors()[rows.tensor]);
+    const uint64_t count = std::clamp<uint64_t>(wanted, 1, rows.count);
+    rows.first += HashAt(kSample, i) % (rows.count - count + 1);
+    rows.count = count;
+    sample.push_back(rows);
+  }
+  double low = 1e-10;
+  double high = 1;
+  for (int i = 0; i < 24; ++i) {
+    const double middle = std::sqrt(low * high);
+    (DensityOf(sample, middle) < density ? low : high) = middle;
+  }
+  return std::sqrt(low * high);
+}
+
+double AdamModel::DensityOf(std::span<const Rows> sample, double learning_rate) const {
+  std::vector<std::byte> before;
+  std::vector<std::byte> after;
+  double changed = 0;
+  double elements = 0;
+  for (const Rows& rows : sample) {
+    const TensorMeta& tensor = layout_->tensors()[rows.tensor];
+    const uint64_t unit = FindDType(tensor.dtype)->bits / 8;
+    const uint64_t bytes = rows.count * RowElements(tensor) * unit;
+    before.resize(bytes);
+    after.resize(bytes);
+    WriteRows(rows, 0, learning_rate, before.data());
+    WriteRows(rows, 1, learning_rate, after.data());
+    for (uint64_t at = 0; at < bytes; at += unit) changed += std::memcmp(&before[at], &after[at], unit) != 0;
+    elements += static_cast<double>(bytes / unit);
+  }
+  return changed / elements;
+}
+
+void AdamModel::WriteRows(const Rows& rows, uint32_t version, double learning_rate, std::byte* to) const {
+  const TensorMeta& tensor = layout_->tensors()[rows.tensor];
+  const uint64_t row_bytes = RowElements(tensor) * FindDType(tensor.dtype)->bits / 8;
+  for (uint64_t row = 0; row < rows.count; ++row) {
+    WriteRow(rows.tensor, rows.first + row, version, learning_rate, to + row * row_bytes);
+  }
+}
+
+void AdamModel::WriteRow(uint32_t tensor, uint64_t row, uint32_t version, double learning_rate, std::byte* to) const {
+  const TensorMeta& meta = layout_->tensors()[tensor];
+  const bool norm = meta.name.find("norm") != std::string::npos;
+  const bool embedding = meta.name.find("embed_tokens") != std::string::npos;
+  const uint32_t key = HashAt(HashAt(kRows, tensor), static_cast<uint32_t>(row));
+  const bool still = embedding ? Uniform(kTouched, key) > kTouchedRows : tensor % kFrozenEvery == kFrozenEvery / 2;
+  const float of_tensor = 0.01f * std::pow(5.0f, Uniform(kScales, tensor));
+  const float scale = of_tensor * std::exp(kSpreadOfRows * FineNormal(key, 0));
+  const float rate = still ? 0.0f : static_cast<float>(learning_rate);
+  const float base = norm ? 1.0f : 0.0f;
+  const uint32_t unit = FindDType(meta.dtype)->bits / 8;
+  const uint64_t elements = RowElements(meta);
+  for (uint64_t at = 0; at < elements; at += kPart) {
+    const size_t count = std::min<uint64_t>(kPart, elements - at);
+    const auto place = static_cast<uint32_t>(2 * at);
+    const float* normals = normals_.data() + HashAt(key, place) % kTile;
+    const float* sums = sums_[version].data() + HashAt(key, place + 1) % kTile;
+    std::byte* here = to + at * unit;
+    if (meta.dtype == DType::kBF16) {
+      Fill<uint16_t>(normals, sums, base, scale, rate, count, here, BF16::Encode);
+    } else if (meta.dtype == DType::kF32) {
+      Fill<float>(normals, sums, base, scale, rate, count, here, [](float value) { return value; });
+    } else {
+      Fill<uint8_t>(normals, sums, base, scale, rate, count, here, ToE4m3);
+    }
+  }
+}
+
+}  // namespace lockstep::bench

@@ -1,0 +1,257 @@
+// What the passes of delta_bench give over densities, threads, model sizes, folded steps and deltas that no training
+// makes: series for plots and documents, no figures to reach.
+//
+//   delta_sweep [--quick]
+#include <cstring>
+#include <random>
+#include <string_view>
+#include <thread>
+
+#include "raas_receiver/replica/apply.h"
+#include "tests/bench/common/memory.h"
+#include "tests/bench/common/or_die.h"
+#include "tests/bench/common/qwen_layout.h"
+#include "tests/bench/common/report.h"
+#include "tests/bench/delta/adam_model.h"
+#include "tests/bench/delta/delta_pair.h"
+
+namespace lockstep::bench {
+namespace {
+
+struct Options {
+  uint64_t bytes = 600'000'000;
+  std::vector<double> densities = {0.0005, 0.003, 0.006, 0.01, 0.025, 0.05, 0.1, 0.5};
+  std::vector<uint64_t> sizes = {300'000'000, 600'000'000, 1'000'000'000, 1'500'000'000, 3'000'000'000, 6'000'000'000};
+  uint32_t steps = 16;
+  int repeats = 5;
+};
+
+constexpr double kChanged = 0.01;
+constexpr double kUsualRate = 1e-6;
+
+size_t Cores() {
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+void WritePair(const AdamModel& model, double rate, DeltaPair& pair) {
+  for (uint32_t version : {0, 1}) model.Write(version, rate, pair.half(version), pair.pool());
+  pair.Written();
+}
+
+// What the agent's pass from half 0 to half 1 gives, and a loop that only reads both. Speeds are of the model's
+// bytes.
+std::vector<Column> MeasureDiff(DeltaPair& pair, CodecLevel level, int repeats) {
+  std::vector<double> read, diff;
+  pair.TimeDiff(level);  // warms memory
+  for (int turn = 0; turn < repeats; ++turn) {
+    read.push_back(pair.TimeReadBoth());
+    diff.push_back(pair.TimeDiff(level));
+  }
+  return {{"level", level->name},
+          {"gigabytes", pair.gigabytes()},
+          {"read_both", pair.gigabytes() / Median(read)},
+          {"diff_encode", pair.gigabytes() / Median(diff)}};
+}
+
+// What the receiver's pass gives: half 0 is brought forward to half 1's version and back again.
+std::vector<Column> MeasureApply(DeltaPair& pair, CodecLevel level, int repeats) {
+  pair.TimeDiff(level, 1);
+  const auto back = pair.FoundPayload(1);
+  pair.TimeDiff(level, 0);
+  const auto forward = pair.FoundPayload(1);
+  std::vector<double> read, apply;
+  for (int turn = 0; turn < 2 * repeats; ++turn) {
+    read.push_back(pair.TimeReadOne());
+    apply.push_back(pair.TimeApply({turn % 2 == 0 ? &forward : &back, 1}));
+  }
+  const auto changes = static_cast<double>(pair.changes());
+  const auto bytes = static_cast<double>(forward->total_bytes());
+  return {{"changes", changes},
+          {"payload_bytes", bytes},
+          {"bytes_per_change", changes > 0 ? bytes / changes : 0},
+          {"read_one", pair.gigabytes() / Median(read)},
+          {"decode_apply_verify", pair.gigabytes() / Median(apply)}};
+}
+
+void MeasureLevels(DeltaPair& pair, std::string_view series, const Column& first, int repeats) {
+  const double entropy = EntropyPerChange(pair);
+  for (const CodecLevel level : CodecLevel::All()) {
+    std::vector<Column> row = {first};
+    for (const Column& column : MeasureDiff(pair, level, repeats)) row.push_back(column);
+    for (const Column& column : MeasureApply(pair, level, repeats)) row.push_back(column);
+    row.push_back({"entropy_bytes_per_change", entropy});
+    PrintRow(series, "GB/s", row);
+  }
+}
+
+void ByDensity(const Options& options) {
+  const AdamModel model(QwenLayout(options.bytes));
+  DeltaPair pair(model.layout(), Cores());
+  for (const double density : options.densities) {
+    WritePair(model, model.LearningRateFor(density), pair);
+    MeasureLevels(pair, "by_density", {"density", density}, options.repeats);
+  }
+}
+
+// Of the agent's pass alone: the receiver's session works in addition to its threads.
+void ByThreads(const Options& options) {
+  const AdamModel model(QwenLayout(options.bytes));
+  const double rate = model.LearningRateFor(kChanged);
+  for (size_t threads = 1; threads <= Cores();
+       threads = threads < Cores() ? std::min(2 * threads, Cores()) : SIZE_MAX) {
+    DeltaPair pair(model.layout(), threads);
+    WritePair(model, rate, pair);
+    for (const CodecLevel level : CodecLevel::All()) {
+      std::vector<Column> row = MeasureDiff(pair, level, options.repeats);
+      row.insert(row.begin(), {"threads", static_cast<double>(threads)});
+      PrintRow("by_threads", "GB/s", row);
+    }
+  }
+}
+
+// Of the sizes that memory is too short for, the largest that it is not, instead of the first.
+void BySize(const Options& options) {
+  for (const uint64_t size : options.sizes) {
+    const uint64_t fitting = FittingBytes(size, DeltaPair::kCopies);
+    {
+      const AdamModel model(QwenLayout(fitting));
+      DeltaPair pair(model.layout(), Cores());
+      WritePair(model, model.LearningRateFor(kChanged), pair);
+      MeasureLevels(pair, "by_size", {"size", static_cast<double>(fitting) / 1e9}, options.repeats);
+    }
+    if (fitting < size) return;
+  }
+}
+
+// Changes of half 1 against an equal half 0, element by element of two bytes.
+struct Case {
+  std::string_view name;
+  void (*change)(std::span<uint16_t> before, std::span<uint16_t> after);
+};
+
+constexpr size_t kRow = 4096;
+
+constexpr Case kCases[] = {
+    {"nothing", [](std::span<uint16_t>, std::span<uint16_t>) {}},
+    {"everything",
+     [](std::span<uint16_t>, std::span<uint16_t> after) {
+       for (uint16_t& element : after) element ^= 1;
+     }},
+    {"one row of 100, whole",
+     [](std::span<uint16_t>, std::span<uint16_t> after) {
+       for (size_t row = 0; row + kRow <= after.size(); row += 100 * kRow) {
+         for (uint16_t& element : after.subspan(row, kRow)) element ^= 1;
+       }
+     }},
+    {"signs of zeros, payloads of NaNs",
+     [](std::span<uint16_t> before, std::span<uint16_t> after) {
+       std::minstd_rand random(1);
+       for (size_t i = 0; i < after.size(); i += 1 + random() % 200) {
+         before[i] = random() % 2 == 0 ? 0x0000 : 0x7fc0;
+         after[i] = before[i] == 0 ? 0x8000 : static_cast<uint16_t>(0x7f81 + random() % 0x3f);
+       }
+     }},
+    {"random bytes, 1 %",
+     [](std::span<uint16_t>, std::span<uint16_t> after) {
+       std::minstd_rand random(1);
+       for (size_t i = 0; i < after.size(); i += 1 + random() % 200) after[i] ^= static_cast<uint16_t>(1 + random());
+     }},
+};
+
+std::span<uint16_t> Elements(std::span<std::byte> half) {
+  return {reinterpret_cast<uint16_t*>(half.data()), half.size() / 2};
+}
+
+// bf16, fp32 and fp8 together, as a mixture of experts with a router in fp32 and experts in fp8 has them.
+std::shared_ptr<const ModelLayout> MixedLayout(uint64_t bytes) {
+  const uint64_t rows = bytes / 2048 / 100;
+  std::vector<TensorMeta> tensors;
+  for (int layer = 0; layer < 10; ++layer) {
+    const std::string name = "layers." + std::to_string(layer) + ".";
+    tensors.push_back({.name = name + "gate", .dtype = DType::kF32, .shape = {rows / 20, 2048}});
+    tensors.push_back({.name = name + "attention", .dtype = DType::kBF16, .shape = {rows, 2048}});
+    tensors.push_back({.name = name + "experts", .dtype = DType::kF8E4M3, .shape = {7 * rows, 2048}});
+  }
+  OrDie(AssignOffsets(tensors));
+  return OrDie(ModelLayout::Create(std::move(tensors)));
+}
+
+void ByCase(const Options& options) {
+  {
+    const AdamModel model(QwenLayout(options.bytes));
+    DeltaPair pair(model.layout(), Cores());
+    for (const Case& one : kCases) {
+      for (uint32_t half : {0, 1}) model.Write(0, 0, pair.half(half), pair.pool());
+      one.change(Elements(pair.half(0)), Elements(pair.half(1)));
+      pair.Written();
+      MeasureLevels(pair, "by_case", {"case", one.name}, options.repeats);
+    }
+  }
+  const AdamModel model(MixedLayout(options.bytes));
+  DeltaPair pair(model.layout(), Cores());
+  WritePair(model, kUsualRate, pair);
+  MeasureLevels(pair, "by_case", {"case", "bf16, fp32 and fp8"}, options.repeats);
+}
+
+// Deltas of consecutive versions; half 0 follows them, and half 1 is at the last version in the end.
+DeltaChain Train(const AdamModel& model, double rate, uint32_t steps, DeltaPair& pair) {
+  DeltaChain chain;
+  model.Write(0, rate, pair.half(0), pair.pool());
+  for (uint32_t step = 1; step <= steps; ++step) {
+    model.Write(step, rate, pair.half(1), pair.pool());
+    pair.Written();
+    pair.TimeDiff(CodecLevel::kCompact);
+    chain.push_back(pair.FoundPayload(step));
+    pair.TimeApply({&chain.back(), 1});
+  }
+  return chain;
+}
+
+void BySteps(const Options& options) {
+  const AdamModel model(QwenLayout(options.bytes / 2), options.steps);
+  DeltaPair pair(model.layout(), Cores());
+  const double rate = model.LearningRateFor(kChanged);
+  const DeltaChain whole = Train(model, rate, options.steps, pair);
+  for (uint32_t steps = 1; steps <= options.steps; steps *= 2) {
+    const DeltaChain chain(whole.begin(), whole.begin() + steps);
+    uint64_t chain_bytes = 0;
+    for (const auto& payload : chain) chain_bytes += payload->total_bytes();
+    DeltaChain folded = chain;
+    std::vector<double> fold, apply_chain, apply_folded;
+    for (int turn = 0; turn < options.repeats; ++turn) {
+      if (steps > 1) {
+        fold.push_back(
+            TimeOnce([&] { folded = {OrDie(FoldPayloads(pair.layout(), chain, CodecLevel::kCompact, pair.pool()))}; }));
+      }
+      model.Write(0, rate, pair.half(0), pair.pool());
+      apply_chain.push_back(pair.TimeApply(chain));
+      model.Write(0, rate, pair.half(0), pair.pool());
+      apply_folded.push_back(pair.TimeApply(folded));
+    }
+    PrintRow("by_steps", "s",
+             {{"steps", static_cast<double>(steps)},
+              {"gigabytes", pair.gigabytes()},
+              {"chain_bytes", static_cast<double>(chain_bytes)},
+              {"folded_bytes", static_cast<double>(folded.front()->total_bytes())},
+              {"fold", fold.empty() ? 0 : Median(fold)},
+              {"apply_chain", Median(apply_chain)},
+              {"apply_folded", Median(apply_folded)}});
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::bench
+
+int main(int argc, char** argv) {
+  lockstep::bench::Options options;
+  if (argc > 1 && std::string_view(argv[1]) == "--quick") {
+    options = {
+        .bytes = 20'000'000, .densities = {0.003, 0.03}, .sizes = {10'000'000, 20'000'000}, .steps = 2, .repeats = 1};
+  }
+  options.bytes = lockstep::bench::FittingBytes(options.bytes, lockstep::bench::DeltaPair::kCopies);
+  ByDensity(options);
+  ByThreads(options);
+  BySize(options);
+  ByCase(options);
+  BySteps(options);
+}

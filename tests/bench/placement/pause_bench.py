@@ -1,0 +1,164 @@
+"""How long an engine stands still for a version that is written into its ranks' memory, against loading a directory:
+each rank opens the published file and copies its slices of every tensor into the same memory, as engines' loaders do.
+
+Real daemons; four tensor-parallel ranks of a Llama as processes with host memory; 3 GB in bfloat16, less where memory is
+short, 1 % of the elements changed in each version. One JSON line per figure.
+"""
+
+import math
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import program
+import torch
+from engine_ranks import Job, lend, parameters_of
+from harness import MODEL, Cluster, wait_until
+from ranks import Rank, Ranks
+from safetensors import safe_open
+from slicing import engine_tensors, places
+
+RANKS = 4
+CHANGED = 0.01
+HIDDEN, INTERMEDIATE, HEADS, KEY_VALUE_HEADS, VOCABULARY = 2048, 8192, 16, 8, 32_000
+LAYERS, FLIP_LAYERS, QUICK_LAYERS = 22, 12, 1  # two halves take the engine's memory twice: a smaller model
+REPEATS, QUICK_REPEATS = 7, 3
+COPIES = 6.0  # the trainer's, two halves, two replicas, the ranks'; one more where the ranks have two
+
+
+def shapes(layers: int) -> "dict[str, tuple[int, ...]]":
+    """A Llama's tensors by their HuggingFace names."""
+    key_value = HIDDEN * KEY_VALUE_HEADS // HEADS
+    found: "dict[str, tuple[int, ...]]" = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN)}
+    for layer in range(layers):
+        rows = {
+            "input_layernorm": (HIDDEN,),
+            "self_attn.q_proj": (HIDDEN, HIDDEN),
+            "self_attn.k_proj": (key_value, HIDDEN),
+            "self_attn.v_proj": (key_value, HIDDEN),
+            "self_attn.o_proj": (HIDDEN, HIDDEN),
+            "post_attention_layernorm": (HIDDEN,),
+            "mlp.gate_proj": (INTERMEDIATE, HIDDEN),
+            "mlp.up_proj": (INTERMEDIATE, HIDDEN),
+            "mlp.down_proj": (HIDDEN, INTERMEDIATE),
+        }
+        found.update({f"model.layers.{layer}.{name}.weight": shape for name, shape in rows.items()})
+    return {**found, "model.norm.weight": (HIDDEN,), "lm_head.weight": (VOCABULARY, HIDDEN)}
+
+
+def model_bytes(layers: int) -> int:
+    """In bfloat16."""
+    return 2 * sum(math.prod(shape) for shape in shapes(layers).values())
+
+
+def fitting_layers(wanted: int, copies: float) -> int:
+    """As many as memory allows, up to `wanted`."""
+    fitting = program.fitting_bytes(model_bytes(wanted), copies)
+    layers = max((layers for layers in range(1, wanted + 1) if model_bytes(layers) <= fitting), default=0)
+    if layers == 0:
+        raise SystemExit(program.EX_OSERR)
+    return layers
+
+
+def configuration(layers: int) -> SimpleNamespace:
+    """What slicing.py and the placement rules read of a configuration."""
+    return SimpleNamespace(
+        model_type="llama",
+        num_hidden_layers=layers,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KEY_VALUE_HEADS,
+    )
+
+
+def build(rank: Rank, jobs: "list[Job]", layers: int) -> None:
+    """Parameters of this rank, and the memory behind them."""
+    rank.job = jobs[rank.number]
+    meta = {name: torch.empty(shape, dtype=torch.bfloat16, device="meta") for name, shape in shapes(layers).items()}
+    rank.module = parameters_of(engine_tensors(rank.job.engine, rank.job.config, meta, rank.job.place))
+
+
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+COLUMNS = ("o_proj", "down_proj")
+
+
+@torch.no_grad()
+def reload(rank: Rank, path: Path) -> None:
+    """What a rank does when it is notified of a new file: one copy of its slice of each tensor, out of the
+    mapped file, into its parameters."""
+    with safe_open(path, framework="pt") as file:
+        for name, parameter in rank.module.named_parameters():
+            kind = name.split(".")[-2]
+            row = 0
+            for part in FUSED.get(kind, (kind,)):
+                whole = file.get_tensor(name.replace(kind, part))  # a view of the mapping
+                if kind in COLUMNS:
+                    whole = whole.chunk(RANKS, dim=1)[rank.number]
+                elif "norm" not in kind:
+                    whole = whole.chunk(RANKS)[rank.number]
+                parameter[row : row + len(whole)].copy_(whole)
+                row += len(whole)
+
+
+def change(tensors: "dict[str, torch.Tensor]", generator: torch.Generator) -> None:
+    """One ulp up or down, at uniformly random places."""
+    for tensor in tensors.values():
+        bits = tensor.view(torch.int16).view(-1)
+        count = max(1, int(bits.numel() * CHANGED))
+        places_changed = torch.randint(0, bits.numel(), (count,), generator=generator)
+        bits[places_changed] += torch.randint(0, 2, (count,), generator=generator, dtype=torch.int16) * 2 - 1
+
+
+def measure(
+    cluster: Cluster, ranks: Ranks, layers: int, repeats: int, two_halves: bool
+) -> "tuple[list[float], list[float]]":
+    """Seconds of each pause, and of each reload of the same version."""
+    agent = cluster.agent()
+    socket = cluster.directory / "engine.sock"
+    receiver = cluster.receiver(agent, engine_load="in-place", engine_socket=socket)
+    jobs = [
+        Job("vllm", "bench", rank, RANKS, place, configuration(layers), socket, MODEL, two_halves)
+        for rank, place in enumerate(places(RANKS))
+    ]
+    ranks.call(build, jobs, layers)
+    tensors = {name: torch.full(shape, 0.02, dtype=torch.bfloat16) for name, shape in shapes(layers).items()}
+    generator = torch.Generator().manual_seed(1)
+    pauses, reloads = [], []
+    with agent.publisher(tensors) as publisher:
+        publisher.publish(1, tensors)
+        ranks.call(lend)
+        for version in range(2, repeats + 4):
+            change(tensors, generator)
+            publisher.publish(version, tensors)
+            engine = wait_until(lambda: serving(receiver, version), f"version {version} is served", timeout_s=120)
+            begin = time.perf_counter()
+            ranks.call(reload, receiver.file())
+            if version > 3:  # memory is warm
+                pauses.append(engine["last_pause_us"] / 1e6)
+                reloads.append(time.perf_counter() - begin)
+    return pauses, reloads
+
+
+def serving(receiver: object, version: int) -> "dict | None":
+    """What the receiver says of the engine, once it serves a version."""
+    engines = receiver.model_status()["engines"]
+    found = [engine for engine in engines if engine["serving"]["version"] == version]
+    return found[0] if found else None
+
+
+def main() -> None:
+    """Prints the figures."""
+    quick = program.is_quick()
+    torch.set_num_threads(1)
+    for name, wanted, two_halves in (("pause_ratio", LAYERS, False), ("pause_flip_ratio", FLIP_LAYERS, True)):
+        layers = fitting_layers(QUICK_LAYERS if quick else wanted, COPIES + two_halves)
+        cluster = Cluster()
+        try:
+            with Ranks(RANKS, timeout_s=300) as ranks:
+                pauses, reloads = measure(cluster, ranks, layers, QUICK_REPEATS if quick else REPEATS, two_halves)
+        finally:
+            cluster.close()
+        program.print_figure(name, "s", model_bytes(layers), pauses, reloads)
+
+
+if __name__ == "__main__":
+    main()

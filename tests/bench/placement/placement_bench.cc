@@ -1,0 +1,62 @@
+// How long the first version waits for an engine's plan: from what eight ranks say of themselves to the copies and
+// bands of all of them, on one core.
+//
+//   placement_bench [--quick]
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "raas_receiver/placement/placement_plan.h"
+#include "raas_receiver/placement/rules.h"
+#include "raas_receiver/placement/test_layouts.h"
+#include "tests/bench/common/or_die.h"
+#include "tests/bench/common/report.h"
+
+namespace lockstep::bench {
+namespace {
+
+constexpr uint32_t kRanks = 8;
+
+// What rank `rank` of a tensor-parallel vLLM says when it attaches: names, shapes and places, no slices.
+std::string DescriptionText(const ModelLayout& layout, uint32_t rank) {
+  RankDescription description{.rank = rank, .world = kRanks};
+  description.place = {.engine = "vllm",
+                       .family = "qwen3_moe",
+                       .tensor = {kRanks, rank},
+                       .expert_tensor = {kRanks, rank},
+                       .key_value_heads = 4};
+  description.parameters = OrDie(ExpandRules(layout, description.place)).parameters;
+  uint64_t bytes = 0;
+  for (EngineParameter& parameter : description.parameters) {
+    bytes = parameter.offset + ElementCount(parameter.shape) * FindDType(parameter.dtype)->bits / 8;
+    parameter.slices.clear();
+    parameter.padding.clear();
+  }
+  description.halves = {{MemoryDescription{.kind = MemoryKind::kHost, .bytes = bytes}}};
+  return ToJson(description);
+}
+
+void Compile(const ModelLayout& layout, const std::vector<std::string>& texts) {
+  std::vector<RankDescription> ranks;
+  for (const std::string& text : texts) ranks.push_back(OrDie(ParseDescription(text)));
+  const std::vector<std::string> unused = OrDie(CompleteDescriptions(layout, ranks));
+  const auto plan = OrDie(PlacementPlan::Compile(layout, ranks, unused));
+  if (plan->windows().size() != kRanks || plan->bands().empty()) Fail({ErrorCode::kInternal, "the plan is empty"});
+}
+
+int Main(int argc, char** argv) {
+  const bool quick = argc > 1 && std::string_view(argv[1]) == "--quick";
+  const auto layout = OrDie(LayoutOf(Qwen3_30B_A3B()));
+  std::vector<std::string> texts;
+  for (uint32_t rank = 0; rank < kRanks; ++rank) texts.push_back(DescriptionText(*layout, rank));
+  PrintResult("placement_compile_qwen3_30b_a3b", "s", layout->data_bytes(),
+              TimeRepeated(quick ? 2 : 7, [&] { Compile(*layout, texts); }), {1.0});
+  return 0;
+}
+
+}  // namespace
+}  // namespace lockstep::bench
+
+int main(int argc, char** argv) {
+  return lockstep::bench::Main(argc, argv);
+}

@@ -1,0 +1,156 @@
+// How long a delta takes into the buffers of four tensor-parallel engine ranks (fused QKV, gate and up), against the
+// plain replica: translated and written, against applied. 3 GB in bfloat16, less where memory is short; 1 % of the
+// elements changed.
+//
+//   scatter_bench [--quick]
+#include <cstring>
+#include <optional>
+#include <random>
+#include <string_view>
+
+#include "common/base/hash.h"
+#include "common/model/manifest.h"
+#include "common/model/safetensors.h"
+#include "common/os/segment.h"
+#include "kernels/apply.h"
+#include "raas_receiver/placement/rules.h"
+#include "raas_receiver/placement/staged_writes.h"
+#include "tests/bench/common/memory.h"
+#include "tests/bench/common/or_die.h"
+#include "tests/bench/common/qwen_layout.h"
+#include "tests/bench/common/report.h"
+
+namespace lockstep::bench {
+namespace {
+
+constexpr uint32_t kRanks = 4;
+constexpr size_t kThreads = 2;
+constexpr double kChanged = 0.01;
+constexpr uint64_t kBytes = 3'040'000'000, kQuickBytes = 60'000'000;
+constexpr uint64_t kCopies = 2;  // the replica, and what the ranks hold of it together
+
+// A replica's file, as an engine may load it; nothing is left of it when the process dies.
+struct Replica {
+  std::shared_ptr<const ModelLayout> layout;
+  MappedSegment file;
+  uint64_t data_offset = 0;
+
+  explicit Replica(std::shared_ptr<const ModelLayout> of) : layout(std::move(of)) {
+    const Bytes header = SafetensorsHeader(*layout);
+    data_offset = header.size();
+    file = OrDie(CreateMemfdSegment("replica", header.size() + layout->data_bytes()));
+    std::memcpy(file.data(), header.data(), header.size());
+    std::mt19937_64 random(1);
+    for (uint64_t i = 0; i + 8 <= layout->data_bytes(); i += 8) {
+      const uint64_t word = random();
+      std::memcpy(data().data() + i, &word, sizeof word);
+    }
+  }
+  std::span<std::byte> data() const { return file.span().subspan(data_offset); }
+};
+
+// Changes of a block by a few units in the last place, at random places.
+DeltaBlock ChangeOf(const Replica& replica, BlockIndex index, uint64_t seed) {
+  const ByteRange range = replica.layout->block_range(index);
+  const uint32_t unit = replica.layout->block_unit(index);
+  std::mt19937_64 random(seed);
+  std::geometric_distribution<uint32_t> gap(kChanged);
+  Changes changes;
+  for (uint64_t position = gap(random); position < range.bytes / unit; position += 1 + gap(random)) {
+    const uint64_t size = 1 + random() % 3;
+    changes.positions.push_back(static_cast<uint32_t>(position));
+    changes.steps.push_back(random() % 2 == 0 ? size : (uint64_t{1} << (8 * unit)) - size);
+  }
+  DeltaBlock block{.block = index, .codec = Codec::kSparse, .changes = static_cast<uint32_t>(changes.size())};
+  if (changes.size() == 0) return block;
+  Bytes bytes(replica.data().begin() + static_cast<ptrdiff_t>(range.offset),
+              replica.data().begin() + static_cast<ptrdiff_t>(range.offset + range.bytes));
+  kernels::BlockChanges delta{changes.positions.data(), changes.steps.data(), changes.size()};
+  block.target_hash = kernels::AddStepsAndHash(bytes.data(), bytes.size(), unit, {&delta, 1});
+  EncodeSparse(changes, unit, CodecLevel::kCompact, block.data);
+  block.data_hash = Hash64(block.data);
+  return block;
+}
+
+// From the replica as it is, version `base`, to the next one.
+DeltaChain NextDelta(const Replica& replica, Version base, WorkerPool& pool) {
+  std::vector<DeltaBlock> blocks(replica.layout->block_count());
+  pool.ParallelFor(blocks.size(), [&](size_t i) {
+    blocks[i] = ChangeOf(replica, static_cast<BlockIndex>(i), base * blocks.size() + i);
+  });
+  std::erase_if(blocks, [](const DeltaBlock& block) { return block.data.empty(); });
+  return {OrDie(Payload::Assemble(*replica.layout, {.base = base, .target = base + 1}, blocks))};
+}
+
+struct Engine {
+  std::shared_ptr<const PlacementPlan> plan;
+  std::vector<std::unique_ptr<TargetMemory>> memories;
+
+  explicit Engine(const ModelLayout& layout) {
+    std::vector<RankDescription> ranks(kRanks);
+    std::vector<std::string> unused;
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      RankDescription& description = ranks[rank];
+      description.rank = rank;
+      description.world = kRanks;
+      description.place = {.engine = "sglang", .family = "qwen3", .tensor = {kRanks, rank}};
+      ExpandedRules rules = OrDie(ExpandRules(layout, description.place));
+      description.parameters = std::move(rules.parameters);
+      unused = std::move(rules.unused);
+      const EngineParameter& last = description.parameters.back();
+      description.halves = {{MemoryDescription{.bytes = last.offset + ExtentBytes(last)}}};
+    }
+    plan = OrDie(PlacementPlan::Compile(layout, ranks, unused));
+    for (const Window& window : plan->windows()) {
+      memories.push_back(NewHostMemory(OrDie(CreateMemfdSegment("window", window.bytes))));
+    }
+  }
+  StagedWrites::Memories all() const {
+    StagedWrites::Memories pointers;
+    for (const auto& memory : memories) pointers.push_back(memory.get());
+    return pointers;
+  }
+  std::vector<bool> wanted() const { return std::vector<bool>(memories.size(), true); }
+
+  void CheckHolds(const Replica& replica) const {
+    for (uint32_t window = 0; window < memories.size(); ++window) {
+      if (OrDie(memories[window]->Equal(plan->copies(window), replica.data().data()))) continue;
+      Fail({ErrorCode::kInternal, "an engine rank has other bytes than the replica"});
+    }
+  }
+};
+
+void Run(bool quick) {
+  WorkerPool pool(kThreads - 1);
+  const Replica replica(QwenLayout(FittingBytes(quick ? kQuickBytes : kBytes, kCopies)));
+  const Engine engine(*replica.layout);
+  OrDie(StagedWrites::Whole(*engine.plan, replica.data(), engine.wanted()).Run(engine.all(), pool));
+  std::vector<double> applied, staged_and_written;
+  const int repeats = quick ? 1 : 7;
+  for (int turn = 0; turn <= repeats; ++turn) {
+    const Version base = static_cast<Version>(turn) + 1;
+    const DeltaChain chain = NextDelta(replica, base, pool);
+    const double apply = TimeOnce([&] {
+      if (ApplyChain(*replica.layout, chain, {.all = base}, replica.data(), pool).empty()) return;
+      Fail({ErrorCode::kInternal, "a block has not the promised hash"});
+    });
+    std::optional<StagedWrites> writes;
+    const double stage = TimeOnce([&] {
+      writes = OrDie(StagedWrites::FromChain(*engine.plan, *replica.layout, chain, replica.data(), engine.wanted(),
+                                             UINT64_MAX, pool));
+    });
+    const double write = TimeOnce([&] { OrDie(writes->Run(engine.all(), pool)); });
+    if (turn == 0) continue;  // warms memory
+    applied.push_back(apply);
+    staged_and_written.push_back(stage + write);
+  }
+  engine.CheckHolds(replica);
+  PrintResult("scatter_tp4", "s", replica.layout->data_bytes(), staged_and_written, applied);
+}
+
+}  // namespace
+}  // namespace lockstep::bench
+
+int main(int argc, char** argv) {
+  lockstep::bench::Run(argc > 1 && std::string_view(argv[1]) == "--quick");
+}

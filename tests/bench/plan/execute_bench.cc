@@ -1,0 +1,92 @@
+// How fast a plan runs: the shards of four tensor-parallel ranks (fused QKV, gate and up, columns and rows) into the
+// data section of a half, against memcpy of as many bytes by as many threads.
+//
+//   execute_bench [--quick]
+#include <sys/mman.h>
+
+#include <cstring>
+#include <string_view>
+#include <thread>
+
+#include "common/base/worker_pool.h"
+#include "export_plugin/exporter/lowering.h"
+#include "tests/bench/common/report.h"
+#include "tests/bench/plan/sharded_model.h"
+
+namespace lockstep::bench {
+namespace {
+
+constexpr uint32_t kRanks = 4;
+constexpr size_t kThreads = 2;
+
+// Shared memory, as a half is.
+std::byte* SharedMemory(uint64_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) Fail(ErrnoStatus(errno, "mmap"));
+  std::memset(memory, 1, bytes);
+  return static_cast<std::byte*>(memory);
+}
+
+void CopyPlainly(const std::vector<RankMemory>& ranks, std::byte* half) {
+  std::vector<std::thread> threads;
+  for (size_t thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      uint64_t offset = 0;
+      for (const RankMemory& rank : ranks) {
+        const uint64_t part = rank.bytes / kThreads;
+        std::memcpy(half + offset + thread * part, rank.memory + thread * part, part);
+        offset += rank.bytes;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+std::vector<double> Throughput(const std::vector<double>& seconds, uint64_t bytes) {
+  std::vector<double> rates;
+  for (const double each : seconds) rates.push_back(static_cast<double>(bytes) / each / 1e9);
+  return rates;
+}
+
+void Run(bool quick) {
+  const auto sheets = OrDie(ExpectedSheets(LlamaConfig(quick, /*copies=*/2),
+                                           {.world = kRanks, .tensor = kRanks, .expert_tensor = kRanks}, 0, true));
+  const TrainingModel model = OrDie(BuildTrainingModel(sheets));
+  const CopyPlan plan = OrDie(CompileExport(model, BesideAgent(sheets)));
+  std::vector<RankMemory> ranks;
+  std::vector<Share> shares;
+  uint64_t held = 0;
+  for (uint32_t rank = 0; rank < kRanks; ++rank) {
+    ranks.push_back(MemoryOf(sheets[rank], static_cast<uint8_t>(rank)));
+    held += ranks.back().bytes;
+    const LocalsBySource by_source(SourcesOfRank(model, rank), model.sources.size());
+    shares.push_back(
+        OrDie(LowerShare(model, ChunksOf(model, plan.ranks[rank]), ranks[rank].locals, by_source)).changing);
+  }
+  std::byte* const half = SharedMemory(std::max(held, plan.bytes));
+  WorkerPool pool(kThreads - 1);
+  const auto engine = NewHostCopyEngine(&pool);
+  std::vector<PlacedCopy> placed;
+  const auto execute = [&] {
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      OrDie(Place(shares[rank].copies, ranks[rank].locals, half, placed));
+      OrDie(engine->Start(placed));
+      OrDie(engine->Finish());
+    }
+  };
+  // In turn, so that both meet the same neighbours on the machine.
+  std::vector<double> ours;
+  std::vector<double> plain;
+  for (int turn = 0; turn < (quick ? 1 : 7); ++turn) {
+    ours.push_back(TimeRepeated(1, execute).front());
+    plain.push_back(TimeRepeated(1, [&] { CopyPlainly(ranks, half); }).front());
+  }
+  PrintResult("plan_execute", "GB/s", plan.bytes, Throughput(ours, plan.bytes), Throughput(plain, held));
+}
+
+}  // namespace
+}  // namespace lockstep::bench
+
+int main(int argc, char** argv) {
+  lockstep::bench::Run(argc > 1 && std::string_view(argv[1]) == "--quick");
+}

@@ -1,0 +1,88 @@
+// How long a trainer's start-up waits for its plan: from the text of all ranks' sheets to copies, on one core.
+//
+//   plan_bench [--quick]
+#include <cstdio>
+#include <string_view>
+
+#include "common/layout/copy_plan.h"
+#include "common/layout/strided_copy.h"
+#include "export_plugin/plan/sheet.h"
+#include "tests/bench/common/or_die.h"
+#include "tests/bench/common/report.h"
+
+namespace lockstep::bench {
+namespace {
+
+constexpr char kQwen3[] = R"({"model_type": "qwen3_moe", "torch_dtype": "bfloat16", "num_hidden_layers": 48,
+  "hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+  "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
+  "decoder_sparse_step": 1, "mlp_only_layers": [], "vocab_size": 151936, "tie_word_embeddings": false})";
+
+constexpr char kDeepSeekV3[] = R"({"model_type": "deepseek_v3", "torch_dtype": "bfloat16", "num_hidden_layers": 61,
+  "num_nextn_predict_layers": 1, "hidden_size": 7168, "num_attention_heads": 128, "num_key_value_heads": 128,
+  "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+  "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1,
+  "num_experts_per_tok": 8, "first_k_dense_replace": 3, "moe_layer_freq": 1, "vocab_size": 129280,
+  "tie_word_embeddings": false})";
+
+std::vector<std::string> SheetTexts(const char* config, const Topology& topology) {
+  std::vector<std::string> texts;
+  for (const RankSheet& sheet : OrDie(ExpectedSheets(config, topology, /*ranks_per_host=*/8, /*fused_norms=*/true))) {
+    texts.push_back(ToJson(sheet));
+  }
+  return texts;
+}
+
+// What `rank` does at every publish.
+std::vector<StridedCopy> CopiesOf(const TrainingModel& model, const CopyPlan& plan, uint32_t rank) {
+  std::vector<const Holding*> held(model.sources.size());
+  for (const Holding& holding : model.holdings) {
+    if (holding.rank == rank && !holding.copy) held[holding.source] = &holding;
+  }
+  std::vector<StridedCopy> copies;
+  for (const PlanEntry& entry : plan.ranks[rank].entries) {
+    const TensorMeta& tensor = model.tensors[entry.tensor];
+    const uint64_t element_bytes = FindDType(tensor.dtype)->bits / 8;
+    const Extents& local = held[entry.source]->local_shape;
+    AppendCopies(entry.pieces, TensorView::Contiguous(local, element_bytes, 0),
+                 TensorView::Contiguous(Promoted(tensor.shape, local.size()), element_bytes, tensor.offset), copies);
+  }
+  return copies;
+}
+
+// All that one rank does; the plan and its proof are of all ranks. Returns the model's bytes.
+uint64_t CompileAll(const std::vector<std::string>& texts, size_t tensors) {
+  std::vector<RankSheet> sheets;
+  for (const std::string& text : texts) sheets.push_back(OrDie(ParseSheet(text)));
+  const TrainingModel model = OrDie(BuildTrainingModel(sheets));
+  const CopyPlan plan = OrDie(CompileExport(model, BesideAgent(sheets)));
+  if (model.tensors.size() != tensors || CopiesOf(model, plan, 0).empty()) {
+    std::fprintf(stderr, "plan_bench: %zu tensors, not %zu, or nothing to copy\n", model.tensors.size(), tensors);
+    std::exit(1);
+  }
+  return plan.bytes;
+}
+
+void Measure(std::string_view name, const std::vector<std::string>& texts, size_t tensors, int repeats, double bound) {
+  uint64_t bytes = 0;
+  const std::vector<double> seconds = TimeRepeated(repeats, [&] { bytes = CompileAll(texts, tensors); });
+  PrintResult(name, "s", bytes, seconds, {bound});
+}
+
+}  // namespace
+}  // namespace lockstep::bench
+
+int main(int argc, char** argv) {
+  using namespace lockstep;         // NOLINT
+  using namespace lockstep::bench;  // NOLINT
+  const bool quick = argc > 1 && std::string_view(argv[1]) == "--quick";
+  const int repeats = quick ? 1 : 5;
+  Measure("plan_compile_qwen3_30b_a3b", SheetTexts(kQwen3, {.world = 64, .tensor = 4, .pipeline = 2, .expert = 8}),
+          18'867, repeats, 1);
+  Measure(
+      "plan_compile_deepseek_v3",
+      SheetTexts(
+          kDeepSeekV3,
+          {.world = 512, .tensor = 8, .pipeline = 16, .expert = 32, .first_stage_layers = 3, .last_stage_layers = 2}),
+      46'181, repeats, 10);
+}

@@ -1,0 +1,118 @@
+"""How long a trainer is blocked by publishing, against a plain copy of the same bytes by as many threads (one) into
+memory of the same kind, which is warm; versions and copies take turns.
+
+The figure is with both daemons, a receiver that follows, and a pause in which the trainer would compute the next step,
+until the receiver has the version. The receiver stands for one on another host: it has the lowest priority, so that its
+work is not done on the trainer's cores while the trainer wants them. One JSON line more has ratios of medians without a
+receiver, and of versions published back to back, which wait for the previous diff.
+"""
+
+import ctypes
+import statistics
+import time
+
+import numpy as np
+import processes
+import program
+from harness import Cluster, wait_until
+from weights import Weights
+
+WARMING = 3
+COPIES = 6.0
+
+
+class PlainCopy:
+    """Copies of the weights into one warm mapping of a file in memory, in the two ways that Python has."""
+
+    def __init__(self, path: object, source: np.ndarray) -> None:
+        self._source = source
+        source.tofile(path)
+        self._target = np.memmap(path, np.uint16, "r+")
+        self.seconds()
+
+    def seconds(self) -> float:
+        """Of the quicker way, now."""
+        begin = time.perf_counter()
+        np.copyto(self._target, self._source)
+        copied = time.perf_counter()
+        ctypes.memmove(self._target.ctypes.data, self._source.ctypes.data, self._source.nbytes)
+        return min(copied - begin, time.perf_counter() - copied)
+
+
+class Trainer:
+    """Publishes version after version."""
+
+    def __init__(self, publisher: object, weights: Weights) -> None:
+        self._publisher = publisher
+        self._weights = weights
+        self.version = 0
+
+    def publish(self) -> float:
+        """Seconds in publish(), of the next version."""
+        self.version += 1
+        begin = time.perf_counter()
+        self._publisher.publish(self.version, self._weights.tensors)
+        return time.perf_counter() - begin
+
+
+def back_to_back(trainer: Trainer, weights: Weights, versions: int) -> "list[float]":
+    """The trainer does nothing but publish: every version waits for the diff of the one before."""
+    seconds = []
+    for _ in range(versions):
+        weights.flat[::997] ^= 1
+        seconds.append(trainer.publish())
+    return seconds[1:]
+
+
+def measure(cluster: Cluster, options: program.Options) -> "tuple[list[float], list[float], dict[str, float]]":
+    """Seconds of each publish, of each plain copy, and the medians of the other circumstances."""
+    weights = Weights(options.model_bytes)
+    agent = cluster.agent()
+    with agent.publisher(weights.tensors) as publisher:
+        trainer = Trainer(publisher, weights)
+        copy = PlainCopy(cluster.directory / "copy", weights.flat)
+
+        def served() -> bool:
+            return agent.model_status()["newest_version"] == trainer.version
+
+        def alternate(settled: "object") -> "tuple[list[float], list[float]]":
+            published, copied = [], []
+            for _ in range(WARMING + options.repeats):
+                weights.step()
+                published.append(trainer.publish())
+                settled()
+                copied.append(copy.seconds())
+            return published[WARMING:], copied[WARMING:]
+
+        alone, alone_copied = alternate(lambda: wait_until(served, "the version is served", timeout_s=120))
+        alone_at_once = back_to_back(trainer, weights, options.repeats)
+        receiver = cluster.receiver(agent, start=False)
+        receiver.command[:0] = ["nice", "-n", "19"]
+        receiver.start()
+        processes.wait_published(receiver, trainer.version)
+        values, baselines = alternate(lambda: processes.wait_published(receiver, trainer.version))
+        at_once = back_to_back(trainer, weights, options.repeats)
+        processes.wait_published(receiver, trainer.version)
+    others = {
+        "followed": statistics.median(values) / statistics.median(baselines),
+        "alone": statistics.median(alone) / statistics.median(alone_copied),
+        "alone, back to back": statistics.median(alone_at_once) / statistics.median(alone_copied),
+        "followed, back to back": statistics.median(at_once) / statistics.median(baselines),
+    }
+    return values, baselines, others
+
+
+def main() -> None:
+    options = program.options(COPIES)
+    cluster = Cluster()
+    try:
+        values, baselines, others = measure(cluster, options)
+    finally:
+        cluster.close()
+    program.print_figure("publish_blocked", "s", options.model_bytes, values, baselines)
+    rows = [{"kind": kind, "ratio": ratio} for kind, ratio in others.items()]
+    program.print_series("publish_blocked_circumstances", "copies", options.model_bytes, rows)
+
+
+if __name__ == "__main__":
+    main()

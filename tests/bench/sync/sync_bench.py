@@ -1,0 +1,119 @@
+"""How long after the trainer's commit a receiver shows the version: with both daemons, over lanes, 1 % of the elements
+changed; against the same by NumPy (numpy_pipeline.py), and by stages.
+
+One JSON line for the figure, and one with rows of stages: {"kind", "stages": {name: median seconds}}. Daemons and the
+pipeline take turns in memory, not in time: the model, two halves and two replicas are all that the machine must hold.
+"""
+
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import processes
+import program
+from harness import Cluster, roomy_directory
+from numpy_pipeline import NumpyPipeline
+from weights import Weights, change, step_table
+
+WARMING = 3  # versions: both halves and both replicas were written, and written into
+COPIES = 5.0
+STAGES = ("negotiate", "pull", "apply", "commit")
+
+
+def stages_of(record: dict) -> "dict[str, float]":
+    return {stage: record[f"{stage}_us"] / 1e6 for stage in STAGES}
+
+
+def medians(rows: "list[dict[str, float]]") -> "dict[str, float]":
+    return {stage: statistics.median(row[stage] for row in rows) for stage in rows[0]}
+
+
+def diff_tails(log: str) -> "dict[int, float]":
+    """Version -> seconds from its commit to its being served, as the agent's log says."""
+    entries = [json.loads(line) for line in log.splitlines() if '"version_committed"' in line]
+    return {entry["version"]: entry["diff_tail_s"] for entry in entries}
+
+
+def check_equal(what: str, path: Path, bits: np.ndarray) -> None:
+    """Ends the program unless the file ends with exactly these elements."""
+    offset = path.stat().st_size - bits.nbytes
+    if not np.array_equal(np.memmap(path, np.uint16, "r", offset), bits):
+        raise SystemExit(f"{what} holds other bytes than were published")
+
+
+def by_daemons(options: program.Options) -> "tuple[list[float], list[dict]]":
+    """Seconds from publish()'s return to the switch of `current`, and rows of stages of what happened in them."""
+    weights = Weights(options.model_bytes)
+    cluster = Cluster()
+    try:
+        agent = cluster.agent()
+        receiver = cluster.receiver(agent)
+        seconds, publishing = {}, {}
+        with agent.publisher(weights.tensors) as publisher:
+            publisher.publish(1, weights.tensors)
+            processes.wait_published(receiver, 1)
+            with receiver.recorded_syncs() as records:
+                for version in range(2, 2 + WARMING + options.repeats):
+                    weights.step()
+                    begin = time.perf_counter()
+                    publisher.publish(version, weights.tensors)
+                    end = time.perf_counter()
+                    seconds[version] = processes.wait_published(receiver, version) - end
+                    publishing[version] = end - begin
+            full = [receiver.ask("pull", "--full") for _ in range(3)][1:]
+        check_equal("the replica", receiver.file(), weights.flat)
+        tails = diff_tails(agent.log())
+    finally:
+        cluster.close()
+    measured = [record for record in records if record["to"]["version"] >= 2 + WARMING]
+    if [record["mode"] for record in measured] != ["delta"] * options.repeats:
+        raise SystemExit(f"not the syncs that were wanted: {measured}")
+    versions = [record["to"]["version"] for record in measured]
+    delta = [
+        {"publish": publishing[version], "diff": tails[version], **stages_of(record), "total": seconds[version]}
+        for version, record in zip(versions, measured)
+    ]
+    last = {key: measured[-1].get(key, 0) for key in ("payload_bytes", "live_bytes", "changed_elements")}
+    rows = [
+        {"kind": "delta", "stages": medians(delta), **last},
+        {"kind": "full", "stages": medians([stages_of(record) for record in full])},
+    ]
+    return [seconds[version] for version in versions], rows
+
+
+def by_numpy(options: program.Options) -> "tuple[list[float], list[dict]]":
+    """Seconds from two halves in shared memory to the renamed file, and rows of stages."""
+    random, steps = np.random.default_rng(2), step_table()
+    with tempfile.TemporaryDirectory(prefix="lockstep-bench-", dir=roomy_directory()) as directory:
+        paths = [Path(directory) / name for name in ("half-a", "half-b")]
+        first = Weights(options.model_bytes).flat
+        for path in paths:
+            first.tofile(path)
+        elements = first.size
+        del first
+        halves = [np.memmap(path, np.uint16, "r+") for path in paths]
+        with NumpyPipeline(Path(directory), paths[0], elements) as pipeline:
+            rows = []
+            for version in range(1, 1 + WARMING + options.repeats):
+                old, new = halves[1 - version % 2], halves[version % 2]
+                np.copyto(new, old)
+                change(new, 0.01, random, steps)
+                rows.append(pipeline.sync(old, new))
+        check_equal("the NumPy pipeline's file", pipeline.file, new)
+    measured = rows[WARMING:]
+    return [row["total"] for row in measured], [{"kind": "numpy", "stages": medians(measured)}]
+
+
+def main() -> None:
+    options = program.options(COPIES)
+    values, rows = by_daemons(options)
+    baselines, reference = by_numpy(options)
+    program.print_figure("delta_sync", "s", options.model_bytes, values, baselines)
+    program.print_series("delta_sync_stages", "s", options.model_bytes, rows + reference)
+
+
+if __name__ == "__main__":
+    main()
