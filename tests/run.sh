@@ -75,8 +75,7 @@ main() {
     install_vllm
     status=0
     pytest_options+=(-c tests/pytest.ini --rootdir=. --junitxml="$RESULTS/pytest.xml")
-    "$VENV/bin/python" -m pytest "${pytest_options[@]}" tests export_plugin/python/tests \
-      raas_receiver/engine_plugin/python/tests || status=$?
+    "$VENV/bin/python" -m pytest "${pytest_options[@]}" tests python/tests || status=$?
     summary+=(--pytest "$RESULTS/pytest.xml" --pytest-status "$status")
   fi
 

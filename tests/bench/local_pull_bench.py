@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-for folder in ("export_plugin/python", "tests", "tests/integration"):
+for folder in ("python", "tests", "tests/integration"):
     sys.path.insert(0, str(ROOT / folder))
 
 from harness import Cluster  # noqa: E402

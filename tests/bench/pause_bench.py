@@ -15,14 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[2]
-for folder in (
-    "export_plugin/python",
-    "raas_receiver/engine_plugin/python",
-    "tests",
-    "tests/integration",
-    "tests/layouts",
-    "tests/engines",
-):
+for folder in ("python", "tests", "tests/integration", "tests/layouts", "tests/engines"):
     sys.path.insert(0, str(ROOT / folder))
 
 import torch  # noqa: E402

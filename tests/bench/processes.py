@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-for folder in ("export_plugin/python", "tests", "tests/integration"):
+for folder in ("python", "tests", "tests/integration"):
     sys.path.insert(0, str(ROOT / folder))
 
 from weights import M_BYTES  # noqa: E402

@@ -11,13 +11,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-for folder in (
-    "export_plugin/python",
-    "raas_receiver/engine_plugin/python",
-    "tests",
-    "tests/integration",
-    "tests/layouts",
-):
+for folder in ("python", "tests", "tests/integration", "tests/layouts"):
     sys.path.insert(0, str(ROOT / folder))
 
 import torch  # noqa: E402

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import lockstep
-from lockstep._ring_messages import Message, MessageType, Peer
-from lockstep._tensors import TensorMeta
+from lockstep.core.ring_messages import Message, MessageType, Peer
+from lockstep.core.tensors import TensorMeta
 
 RUN = "00112233445566778899aabbccddeeff"
 TENSORS = [

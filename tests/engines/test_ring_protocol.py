@@ -1,4 +1,4 @@
-"""A bucket ring's messages, its two ends together, and its trainer's end against readers that lie, hang or leave."""
+"""A bucket ring's messages, its two ends together, and its trainer's end against readers that break the protocol, hang or leave."""
 
 import os
 import re
@@ -8,9 +8,9 @@ from harness import ROOT
 from ring_peers import DATA, RUN, SECONDS, Collected, FakeReader, PlainExporter, in_background, outcome
 
 import lockstep
-from lockstep._ring_buckets import parts_of
-from lockstep._ring_messages import HEADER, Message, MessageType
+from lockstep.core.ring_messages import RING_FORMAT, Message, MessageType
 from lockstep.engine import Served
+from lockstep.export._ring_buckets import parts_of
 
 
 @pytest.fixture
@@ -22,10 +22,10 @@ def path(tmp_path):
 
 
 def test_the_example_of_the_format_is_what_is_sent():
-    text = (ROOT / "export_plugin/python/FORMAT.md").read_text()
+    text = (ROOT / "python/FORMAT.md").read_text()
     dump = re.search(r"```hex full\n(.*?)```", text, re.S)[1]
     example = bytes.fromhex("".join(line[4:] for line in dump.splitlines()))
-    assert Message(MessageType.FULL, 7, 1, 8192, 4096).encode() == example and len(example) == HEADER.size
+    assert Message(MessageType.FULL, 7, 1, 8192, 4096).encode() == example and len(example) == RING_FORMAT.header_bytes
 
 
 def test_parts_keep_tensors_that_fit_whole_and_cut_others_between_elements():
@@ -57,7 +57,7 @@ def test_a_reader_that_looks_finds_nothing_keeps_its_version_and_takes_the_next_
     with pytest.raises(lockstep.DeadlineError, match="no trainer's ring was at"):
         reader.take(timeout=0)
     with lockstep.BucketRing(PlainExporter(), socket=path) as ring:
-        with pytest.raises(lockstep.DeadlineError, match="said nothing in time"):
+        with pytest.raises(lockstep.DeadlineError, match="sent nothing in time"):
             reader.take(timeout=0)
         sending = in_background(ring.send, 5)
         reader.take(timeout=SECONDS)
@@ -121,11 +121,11 @@ def test_buckets_are_sealed_so_that_a_reader_cannot_take_memory_from_the_trainer
 @pytest.mark.parametrize(
     "answer, kind, text",
     [
-        ({"kind": MessageType.TAKEN, "version": 1, "bucket": 1}, lockstep.ProtocolError, "bucket 1 of version 1; it"),
-        ({"kind": MessageType.TAKEN, "version": 2, "bucket": 0}, lockstep.ProtocolError, "bucket 0 of version 2; it"),
-        ({"kind": MessageType.WHOLE, "version": 1}, lockstep.ProtocolError, "said WHOLE, not TAKEN"),
+        ({"kind": MessageType.TAKEN, "version": 1, "bucket": 1}, lockstep.ProtocolError, "bucket 1 of version 1; due"),
+        ({"kind": MessageType.TAKEN, "version": 2, "bucket": 0}, lockstep.ProtocolError, "bucket 0 of version 2; due"),
+        ({"kind": MessageType.WHOLE, "version": 1}, lockstep.ProtocolError, "sent WHOLE, not TAKEN"),
         ({"kind": MessageType.TAKEN, "version": 1, "body": b"x"}, lockstep.ProtocolError, "TAKEN with 1 bytes"),
-        ({"kind": MessageType.FAILED, "body": b"no \xff room"}, lockstep.AbortedError, "gave up: no \ufffd room"),
+        ({"kind": MessageType.FAILED, "body": b"no \xff room"}, lockstep.AbortedError, "failed: no \ufffd room"),
         (None, lockstep.DeadlineError, "did not answer in time"),
     ],
 )
@@ -137,14 +137,14 @@ def test_a_reader_that_answers_wrongly_or_not_at_all_costs_the_version_and_no_mo
         if answer is not None:
             reader.say(**answer)
         error = outcome(sending)
-        assert type(error) is kind and str(error).startswith("version 1 was not handed over: ") and text in str(error)
+        assert type(error) is kind and str(error).startswith("version 1 was not sent: ") and text in str(error)
         with lockstep.RingReader(path, Collected()) as honest:
             sending = in_background(ring.send, 1)
             assert honest.take(timeout=SECONDS).version == 1
             assert outcome(sending) is None
 
 
-def test_noise_is_refused_and_a_fill_that_fails_is_told_to_the_reader(path):
+def test_noise_is_refused_and_a_fill_that_fails_is_reported_to_the_reader(path):
     exporter = PlainExporter()
     with lockstep.BucketRing(exporter, socket=path, bucket_bytes=4096, timeout=SECONDS) as ring:
         reader = FakeReader(path)

@@ -1,4 +1,4 @@
-"""A bucket ring's reader against trainers that lie, hang, leave, or are somebody else's."""
+"""A bucket ring's reader against trainers that break the protocol, hang, leave, or are another user's."""
 
 import json
 import os
@@ -12,10 +12,10 @@ import torch
 from ring_peers import RUN, SECONDS, Collected, FakeRing, PlainExporter, in_background, outcome
 
 import lockstep
-from lockstep._ring_buckets import CudaBucket
-from lockstep._ring_messages import MessageType
+from lockstep.core.ring_messages import MessageType
 from lockstep.engine import Served
 from lockstep.engine._ring_memory import mapped
+from lockstep.export._ring_buckets import CudaBucket
 
 
 @pytest.fixture
@@ -93,13 +93,13 @@ PARTS = [(0, 4096), (4096, 4096), (8192, 3813)]
         ([{"bucket": 1}], "due are those from 0 on of version 1 in bucket 0"),
         ([{"offset": 2}], "due are those from 0 on"),
         ([{"version": 2}], "due are those from 0 on of version 1"),
-        ([{"bytes": 4097}], "says that a bucket has 4097 bytes"),
-        ([{"bytes": 0}], "says that a bucket has 0 bytes"),
+        ([{"bytes": 4097}], "cannot have 4097 bytes"),
+        ([{"bytes": 0}], "cannot have 0 bytes"),
         ([{"bytes": 4095}], 'cuts an element of tensor "a" at byte 4095'),
         ([{}, {"offset": 0}], "due are those from 4096 on of version 1 in bucket 1"),
-        ([{}, {}, {"bytes": 3814}], "says that a bucket has 3814 bytes"),
-        ([{}, {"kind": MessageType.END}], "said END, not FULL"),
-        ([{}, {}, {}, {"kind": MessageType.FULL}], "said FULL, not END"),
+        ([{}, {}, {"bytes": 3814}], "cannot have 3814 bytes"),
+        ([{}, {"kind": MessageType.END}], "sent END, not FULL"),
+        ([{}, {}, {}, {"kind": MessageType.FULL}], "sent FULL, not END"),
         ([{}, {}, {}, {"kind": MessageType.END, "version": 2}], "the end of another version"),
         ([{}, None], "closed the connection"),
         ([{}, {}, {}, None], "closed the connection"),

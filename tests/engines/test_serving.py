@@ -14,7 +14,7 @@ from harness import MODEL, ROOT, wait_until
 from tiny_trainer import Trainer
 from transformers import AutoModelForCausalLM
 
-EXAMPLE = ROOT / "raas_receiver/engine_plugin/example"
+EXAMPLE = ROOT / "python/examples"
 sys.path.insert(0, str(EXAMPLE))
 import serve  # noqa: E402
 

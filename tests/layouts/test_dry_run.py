@@ -6,7 +6,7 @@ from hf_models import MODELS, has_mtp, published_tensors, tiny_config
 from transformers import AutoConfig
 
 import lockstep
-from lockstep._tensors import describe
+from lockstep.core.tensors import describe
 
 BYTES = {"BF16": 2, "F32": 4}
 
