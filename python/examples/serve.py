@@ -77,7 +77,7 @@ class Server:
         self._http.server_close()
 
     def generate(self, request: "dict[str, Any]") -> "dict[str, Any]":
-        """One answer, all of it by one version. ValueError says what is wrong with the request."""
+        """One answer, all of it by one version. ValueError has what is wrong with the request."""
         prompt, count = request.get("prompt_ids"), request.get("max_new_tokens", 16)
         vocabulary = self._model.config.vocab_size
         tokens = isinstance(prompt, list) and all(type(token) is int and 0 <= token < vocabulary for token in prompt)
@@ -119,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_: Server
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    timeout = _CLIENT_TIMEOUT_S  # for a client that says nothing more
+    timeout = _CLIENT_TIMEOUT_S  # for a client that sends nothing more
 
     def do_GET(self) -> None:
         if self.path == "/stats":

@@ -1,4 +1,4 @@
-"""A receiver that tests move by hand, and followers of it."""
+"""A receiver that tests drive by hand, and followers of it."""
 
 import pytest
 from fake_receiver import FakeReceiver

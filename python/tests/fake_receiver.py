@@ -1,4 +1,4 @@
-"""The receiver's side of the rank protocol (raas_receiver/targets/FORMAT.md), moved by hand, step by step."""
+"""The receiver's side of the rank protocol (raas_receiver/targets/FORMAT.md), driven by hand, step by step."""
 
 import fcntl
 import json
@@ -14,7 +14,7 @@ RUN = "0123456789abcdef" * 2
 _HEADER = struct.Struct("<4sHHII16sQ")
 ATTACH, ATTACHED, REFUSED, HOLD, HELD, SERVE, SERVING = range(1, 8)
 EMPTY, SERVING_STATE, WRITING = range(3)
-_TIMEOUT_S = 10
+_TIMEOUT_S = 60
 
 
 class Page:
@@ -42,14 +42,14 @@ class Page:
 
 
 class Attachment:
-    """One connection of a rank that has said ATTACH."""
+    """One connection of a rank that has sent ATTACH."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         kind, self.half, self.run, self.version, body = self._receive(keep_fds=True)
         assert kind == ATTACH
-        self.said = json.loads(body)
-        self.description = self.said["description"]
+        self.attach = json.loads(body)
+        self.description = self.attach["description"]
         self.maps = [mmap.mmap(fd, os.fstat(fd).st_size) for fd in self.fds]
 
     def attached(self, page: Page) -> None:
@@ -59,18 +59,18 @@ class Attachment:
         self._send(REFUSED, body=why.encode())
         self.close()
 
-    def say_hold(self, version: int) -> None:
+    def send_hold(self, version: int) -> None:
         self._send(HOLD, version=version)
 
     def hold(self, version: int) -> None:
-        self.say_hold(version)
+        self.send_hold(version)
         self.expect(HELD)
 
-    def say_serve(self, version: int, half: int = 0) -> None:
+    def send_serve(self, version: int, half: int = 0) -> None:
         self._send(SERVE, version=version, half=half)
 
     def serve(self, version: int, half: int = 0) -> None:
-        self.say_serve(version, half)
+        self.send_serve(version, half)
         self.expect(SERVING)
 
     def commit(self, page: Page, version: int, value: float, half: int = 0) -> None:
@@ -98,7 +98,7 @@ class Attachment:
         assert self._receive()[0] == kind
 
     def is_silent(self, seconds: float = 0.2) -> bool:
-        """Whether the rank says nothing for so long."""
+        """Whether the rank sends nothing for so long."""
         self.connection.settimeout(seconds)
         try:
             return self.connection.recv(1, socket.MSG_PEEK) is None
@@ -108,7 +108,7 @@ class Attachment:
             self.connection.settimeout(_TIMEOUT_S)
 
     def is_closed(self) -> bool:
-        """Waits for the rank to end the connection; False when it says something."""
+        """Waits for the rank to end the connection; False when it sends something."""
         try:
             return self.connection.recv(1, socket.MSG_PEEK) == b""
         except ConnectionResetError:  # it had not read all
@@ -136,7 +136,7 @@ class Attachment:
 
 
 class FakeReceiver:
-    """Listens at ``path``; a test takes its ranks and moves them."""
+    """Listens at ``path``; a test takes its ranks and drives them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -7,7 +7,7 @@ from typing import Any, Callable
 import torch
 
 
-def wait_until(condition: "Callable[[], Any]", what: str, seconds: float = 10) -> None:
+def wait_until(condition: "Callable[[], Any]", what: str, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"timed out: {what}"

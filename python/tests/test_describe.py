@@ -41,7 +41,7 @@ def test_parameters_lie_apart_and_in_the_memory():
     assert end <= described["halves"][0][0]["bytes"]
 
 
-def test_experts_that_transformers_stacks_say_which_checkpoint_tensors_they_are():
+def test_experts_that_transformers_stacks_name_their_checkpoint_tensors():
     options = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "head_dim": 4}
     described = lockstep.describe(tiny("qwen3_moe", **options))
     assert described["place"]["engine"] == "described"
@@ -66,7 +66,7 @@ def test_buffers_that_checkpoints_have_are_described_and_others_are_not():
     assert set(by_name(lockstep.describe(module, engine="vllm"))) == {"weight", "bias"}
 
 
-def test_strides_are_told_where_elements_do_not_lie_in_order():
+def test_strides_are_described_where_elements_do_not_lie_in_order():
     module = torch.nn.Module()
     module.turned = torch.nn.Parameter(torch.zeros(4, 3).t())
     assert by_name(lockstep.describe(module))["turned"]["strides"] == [1, 3]
@@ -82,7 +82,7 @@ def test_aliases_and_parts_that_an_engine_computes_are_listed_as_asked():
     assert set(both) == {"a.weight", "b.weight"} and both["a.weight"]["offset"] == both["b.weight"]["offset"]
 
 
-def test_an_engine_described_says_its_slices_and_padding_itself():
+def test_an_engine_described_gives_its_slices_and_padding_itself():
     module = torch.nn.Linear(2, 4, bias=False)
     slices = {"weight": [{"tensor": "w", "from": [1, 0], "shape": [3, 2], "at": [0, 0]}]}
     padding = {"weight": [{"at": [3, 0], "shape": [1, 2]}]}
@@ -107,21 +107,21 @@ def test_a_tensor_that_cannot_be_written_is_refused_by_name(tensor, problem):
         lockstep.describe(module, engine="vllm")
 
 
-# ---- GPU memory, as PyTorch tells of it ----
+# ---- GPU memory, as PyTorch shares it ----
 
 
 class FakeStorage:
     """As PyTorch's storage on a GPU: one piece of an allocation."""
 
     def __init__(self, handle: bytes, offset: int, address: int, device: int = 0) -> None:
-        self._told = (device, handle, 1 << 20, offset, b"", 0, b"", True)
+        self._shared = (device, handle, 1 << 20, offset, b"", 0, b"", True)
         self._address = address
 
     def data_ptr(self) -> int:
         return self._address
 
     def _share_cuda_(self) -> tuple:
-        return self._told
+        return self._shared
 
 
 def on_gpu(storage: FakeStorage, offset: int, shape: "tuple[int, ...]") -> SimpleNamespace:

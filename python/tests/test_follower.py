@@ -1,4 +1,4 @@
-"""What a Follower lends, and when it lets its module be read."""
+"""What a Follower lends, and when its module may be read."""
 
 import fcntl
 import os
@@ -55,7 +55,7 @@ def test_what_the_receiver_writes_is_what_the_module_reads_in_place(receiver, fo
     rank.attached(page)
     addresses = {name: tensor.data_ptr() for name, tensor in model.named_parameters()}
     rank.commit(page, 3, 5.0)
-    with follower.serving(timeout=5) as served:
+    with follower.serving(timeout=60) as served:
         assert served == Served(RUN, 3)
         assert values(model) == {5.0}
         assert {name: tensor.data_ptr() for name, tensor in model.named_parameters()} == addresses
@@ -86,8 +86,8 @@ def test_attach_names_the_engine_and_its_place_and_holds_nothing(receiver, follo
     )
     rank = receiver.accept()
     assert (rank.version, rank.half, rank.run) == (0, 0, "00" * 16)
-    assert set(rank.said) == {"model", "engine", "description"}
-    assert (rank.said["model"], rank.said["engine"]) == ("actor", "tp2")
+    assert set(rank.attach) == {"model", "engine", "description"}
+    assert (rank.attach["model"], rank.attach["engine"]) == ("actor", "tp2")
     assert (rank.description["rank"], rank.description["world"]) == (1, 2)
     assert rank.description["place"] == {
         "engine": "vllm",
@@ -123,7 +123,7 @@ def test_a_hold_waits_for_the_readers_inside_and_keeps_new_ones_out(receiver, fo
             return served
 
     with follower.serving():
-        rank.say_hold(2)
+        rank.send_hold(2)
         wait_until(lambda: follower.served is None, "the gate is shut")
         late = in_background(read)
         with follower.serving() as again:  # this thread is inside: it must not wait for itself
@@ -135,7 +135,7 @@ def test_a_hold_waits_for_the_readers_inside_and_keeps_new_ones_out(receiver, fo
     rank.fill(2.0)
     page.serve(2)
     rank.serve(2)
-    late.join(5)
+    late.join(60)
     assert late.result == Served(RUN, 2)
 
 
@@ -144,7 +144,7 @@ def test_without_a_gate_a_hold_is_answered_at_once_and_serving_is_refused(receiv
     rank, page = receiver.accept(), Page()
     rank.attached(page)
     rank.commit(page, 1, 1.0)
-    assert follower.wait_for(1, timeout=5).version == 1
+    assert follower.wait_for(1, timeout=60).version == 1
     with pytest.raises(lockstep.StateError, match="no gate"):
         with follower.serving():
             pass
@@ -171,7 +171,7 @@ def test_readers_never_see_a_mix_while_versions_come(receiver, follow):
         rank.commit(page, version, float(version))
     stop.set()
     for reader in readers:
-        reader.join(10)
+        reader.join(60)
         assert reader.result > 0
     assert len(follower.pauses) == 29
 
@@ -184,7 +184,7 @@ def test_after_write_runs_once_for_each_new_version_and_before_it_is_served(rece
     rank.attached(page)
     rank.commit(page, 1, 1.0)
     rank.commit(page, 2, 2.0)
-    rank.hold(3)  # and it is given up: 2 again
+    rank.hold(3)  # and it is aborted: 2 again
     rank.serve(2)
     assert seen == [(1, {1.0}, None), (2, {2.0}, None)]
 
@@ -202,7 +202,7 @@ def test_a_version_whose_after_write_fails_is_not_served_and_comes_again_whole(r
     rank.hold(1)
     page.begin_writing()
     page.serve(1)
-    rank.say_serve(1)
+    rank.send_serve(1)
     assert rank.is_closed()
     again = receiver.accept()
     assert again.version == 0 and follower.served is None
@@ -212,7 +212,7 @@ def test_a_version_whose_after_write_fails_is_not_served_and_comes_again_whole(r
     failing[0] = False
     again.attached(page)
     again.commit(page, 1, 1.0)
-    assert follower.wait_for(1, timeout=5) == Served(RUN, 1) and follower.error is None
+    assert follower.wait_for(1, timeout=60) == Served(RUN, 1) and follower.error is None
 
 
 # ---- two halves ----
@@ -229,14 +229,14 @@ def test_two_halves_are_two_memories_and_serving_the_other_flips_the_module_to_i
     rank.hold(1)
     page.serve(1, half=1)
     rank.serve(1, half=1)
-    with follower.serving(timeout=5):
+    with follower.serving(timeout=60):
         assert values(model) == {1.0} and model.head.weight is model.embed.weight
         rank.fill(2.0, half=0)  # while 1 is read
         assert values(model) == {1.0}
     rank.hold(2)
     page.serve(2, half=0)
     rank.serve(2, half=0)
-    with follower.serving(timeout=5) as served:
+    with follower.serving(timeout=60) as served:
         assert values(model) == {2.0} and served.version == 2
 
 
@@ -259,7 +259,7 @@ def test_a_half_that_is_not_there_is_a_broken_protocol_and_nothing_is_served(rec
     rank = receiver.accept()
     rank.attached(Page())
     rank.hold(1)
-    rank.say_serve(1, half=1)
+    rank.send_serve(1, half=1)
     assert rank.is_closed()
     again = receiver.accept()
     assert again.version == 0 and follower.served is None and "half 1" in follower.error
@@ -280,7 +280,7 @@ def test_a_follower_waits_for_a_receiver_that_is_not_there_yet(tmp_path):
         late.close()
 
 
-def test_closing_tells_waiting_readers_and_ends_the_connection(receiver, follow):
+def test_closing_ends_the_wait_of_readers_and_the_connection(receiver, follow):
     follower = follow(torch.nn.Linear(2, 2))
     rank = receiver.accept()
     rank.attached(Page())
@@ -295,17 +295,17 @@ def test_closing_tells_waiting_readers_and_ends_the_connection(receiver, follow)
     waiting = in_background(read)
     time.sleep(0.05)
     follower.close()
-    waiting.join(5)
+    waiting.join(60)
     assert waiting.result == "the follower is closed" and rank.is_closed()
 
 
-def test_a_rank_that_closes_with_readers_inside_never_says_held(receiver, follow):
+def test_a_rank_that_closes_with_readers_inside_never_sends_held(receiver, follow):
     follower = follow(torch.nn.Linear(2, 2))
     rank, page = receiver.accept(), Page()
     rank.attached(page)
     rank.commit(page, 1, 1.0)
     with follower.serving():
-        rank.say_hold(2)
+        rank.send_hold(2)
         wait_until(lambda: follower.served is None, "the gate is shut")
         follower.close()
         assert rank.is_closed()

@@ -15,12 +15,12 @@ import lockstep
 
 def fork():
     if os.fork():
-        time.sleep(60)
+        time.sleep(600)
         os._exit(0)
-    signal.alarm(30)  # a lock that nobody gives back must not hang the test
+    signal.alarm(120)  # a lock that is never released must not hang the test
 
 follower = lockstep.Follower(torch.nn.Linear(2, 2), model="actor", socket=sys.argv[1])
-follower.wait_for(1, timeout=30)
+follower.wait_for(1, timeout=120)
 
 if sys.argv[2] == "inside":
     with follower.serving():
@@ -48,12 +48,12 @@ def test_a_forked_process_reads_nothing_and_does_not_keep_its_dead_parents_conne
     command = [sys.executable, "-c", _RANK, str(receiver.path), where]
     parent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     try:
-        receiver._listener.settimeout(60)  # until PyTorch is there
+        receiver._listener.settimeout(120)  # until PyTorch is there
         rank, page = receiver.accept(), Page()
         rank.attached(page)
         rank.commit(page, 1, 1.0)
-        told = parent.stdout.readline()
-        assert "StateError" in told and "forked" in told
+        refusal = parent.stdout.readline()
+        assert "StateError" in refusal and "forked" in refusal
         assert parent.stdout.readline() == "closed\n" and rank.is_silent()
         parent.send_signal(signal.SIGKILL)
         assert rank.is_closed()

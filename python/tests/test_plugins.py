@@ -28,7 +28,7 @@ def module_of(monkeypatch, name: str, **members: Any) -> ModuleType:
 
 
 class Method:
-    """A quant_method; its class' name tells what it does."""
+    """A quant_method; its class' name is what it does."""
 
     def __init__(self, backend: Any = None, **members: Any) -> None:
         self.unquantized_backend = SimpleNamespace(name=backend)
@@ -132,9 +132,9 @@ def init_info(receiver: FakeReceiver) -> dict:
 def test_vllm_a_worker_lends_its_parameters_with_its_place_in_all_groups(vllm, receiver):
     engine = vllm(vllm_model())
     engine.init_transfer_engine(engine.parse_init_info(init_info(receiver)))
-    said = receiver.accept().said
-    described = said["description"]
-    assert (said["model"], said["engine"]) == ("actor", "rollout")
+    attach = receiver.accept().attach
+    described = attach["description"]
+    assert (attach["model"], attach["engine"]) == ("actor", "rollout")
     assert (described["rank"], described["world"]) == (3, 4)
     assert described["place"] == {
         "engine": "vllm",

@@ -184,14 +184,15 @@ def test_a_version_that_is_withdrawn_between_link_and_file_is_left_for_the_newes
 def test_a_file_under_the_receivers_lease_is_not_waited_for(published, monkeypatch):
     file = published.publish("v1", some_tensors(1.0), 0)
     monkeypatch.setattr(_replica, "_OPEN_SECONDS", 0.1)
-    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # as a receiver has it: the kernel tells of whoever opens
+    # As a receiver has it: the kernel signals that a file is opened.
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
     fd = os.open(file, os.O_RDWR)
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         begin = time.monotonic()
         with pytest.raises(lockstep.UnavailableError, match="can be opened"):
             lockstep.Replica(published.path)
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 30  # the kernel would wait 45
     finally:
         os.close(fd)
         signal.signal(signal.SIGIO, before)
@@ -207,5 +208,5 @@ def test_wait_for_answers_the_version_and_its_timeout_says_what_is_there(publish
         lockstep.wait_for(published.path, 5, timeout=0.02)
     later = threading.Timer(0.1, lambda: published.publish("v5", {"a": torch.ones(2)}, 1))
     later.start()
-    assert lockstep.wait_for(published.path, 4, timeout=10) == 5
+    assert lockstep.wait_for(published.path, 4, timeout=60) == 5
     later.join()

@@ -15,7 +15,7 @@ DTYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
 
 
 def numbered(name, *shape, dtype="BF16"):
-    """A tensor whose elements tell where they are, and its description."""
+    """A tensor whose elements are their positions, from 1, and its description."""
     count = torch.Size(shape).numel()
     return TensorMeta(name, dtype, shape), torch.arange(1, count + 1, dtype=DTYPES[dtype]).view(shape)
 

@@ -2,7 +2,7 @@
 
 
 class Error(Exception):
-    """What Lockstep raises. ``code`` is one of lockstep.h's numbers; the text says what failed and what to do."""
+    """What Lockstep raises. ``code`` is one of lockstep.h's numbers; the text has what failed and what to do."""
 
     code = 0
 

@@ -50,7 +50,7 @@ class MessageFormat:
 
 
 class Received(NamedTuple):
-    """A message as it came. ``fds`` belong to whoever has it."""
+    """A message as it came. ``fds`` belong to its holder."""
 
     type: Any
     fields: "Tuple[Any, ...]"
@@ -123,8 +123,8 @@ class MessageStream:
             kind, body_bytes, fields = self._format.decode(header)
         except ValueError:
             raise ProtocolError(
-                f"{self._peer} sent {header.hex()}, which is no message of format {self._format.number}; both ends must "
-                "be of one release"
+                f"{self._peer} sent {header.hex()}, which is no message of format {self._format.number}; "
+                "both ends must be of one release"
             ) from None
         if kind not in wanted:
             raise ProtocolError(f"{self._peer} sent {kind.name}, not {wanted[0].name}")

@@ -40,7 +40,7 @@ RING_FORMAT = MessageFormat(
 
 @dataclass
 class Message:
-    """One message. ``fds`` belong to whoever has it."""
+    """One message. ``fds`` belong to its holder."""
 
     type: MessageType
     version: int = 0

@@ -9,7 +9,7 @@ from lockstep.engine._parameters import Parameter, located
 
 
 def aliases_of(module: Any, parameters: "Sequence[Parameter]") -> "list[Parameter]":
-    """What must move where ``parameters`` do, or would keep their old values: views that a module has beside its
+    """What must move where ``parameters`` do, or would keep their old values: views that a module has next to its
     parameters, in attributes or in lists and dicts of them; buffers; parameters that are tied by their memory alone.
 
     Raises:

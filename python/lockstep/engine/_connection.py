@@ -34,7 +34,7 @@ _FORMAT = MessageFormat(
 
 @dataclass
 class Message:
-    """One message. ``fds`` belong to whoever has it."""
+    """One message. ``fds`` belong to its holder."""
 
     type: MessageType
     version: "Served | None" = None
@@ -54,8 +54,8 @@ class Connection:
     by any.
 
     Raises:
-        UnavailableError: nobody listens, or the receiver is gone.
-        PermissionDeniedError: whoever listens is neither this user nor root, and would get this process' memory.
+        UnavailableError: no process listens, or the receiver is gone.
+        PermissionDeniedError: the listener is neither this user nor root, and would get this process' memory.
         ProtocolError: what came is no message of this format.
     """
 

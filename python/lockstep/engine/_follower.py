@@ -150,7 +150,7 @@ class Follower:
             raise type(error)(f"{error}: {self.error}") from None
 
     def close(self) -> None:
-        """Follows no more. Weights stay as they are: whole, unless the follower was held. Waiting readers get StateError."""
+        """Follows no more; waiting readers get StateError. Weights stay: whole, unless the follower was held."""
         self._stopping.set()
         # The connection first: once the gate is closed its writer no longer waits for readers, and must not send HELD.
         with self._connection_lock:

@@ -26,10 +26,10 @@ _came_in: "contextvars.ContextVar[Tuple[_Entry, ...]]" = contextvars.ContextVar(
 class Gate:
     """Shut until a version is served. Once the writer asks, no new reader comes in, and it waits for those inside.
 
-    Every entry counts by itself, whoever leaves it and in whatever order: threads, tasks and generators may mix.
+    Every entry counts by itself, wherever it is left and in whatever order: threads, tasks and generators may mix.
 
-    An entry passes while the writer waits when its context (``contextvars``) has another entry inside: whoever waited
-    for itself would wait for ever, and weights cannot change before the other one has left. A nested entry, and another
+    An entry passes while the writer waits when its context (``contextvars``) has another entry inside: waiting for
+    itself it would wait for ever, and weights cannot change before the other one has left. A nested entry, and another
     generator's that runs in the same context, look alike; both pass, and the writer waits for both. So generators of
     one context that always overlap keep the writer out, until the receiver's hold times out; tasks and threads of
     their own do not. A thread that a reader starts has another context: the reader must not wait for it to come in.
@@ -79,14 +79,14 @@ class Gate:
             self._changed.notify_all()
 
     def close(self, why: str = "the follower is closed") -> None:
-        """For good: whoever waits gets StateError."""
+        """For good: those who wait get StateError."""
         with self._changed:
             self._served = None
             self._closed = why
             self._changed.notify_all()
 
     def close_after_fork(self, why: str) -> None:
-        """Closes it in a process that was just forked: whoever had the lock is not there."""
+        """Closes it in a process that was just forked: the thread that had the lock is not there."""
         self._changed = threading.Condition()
         self.close(why)
 

@@ -1,4 +1,4 @@
-"""What a caller says about a module that is described."""
+"""How a module is described."""
 
 from dataclasses import dataclass
 from typing import Any, Iterable, Mapping, Sequence, Tuple

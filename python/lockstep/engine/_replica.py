@@ -22,9 +22,9 @@ _POLL_SECONDS = 0.01
 
 
 class Replica:
-    """One version, held stable: a receiver writes no file that somebody has open or mapped.
+    """One version, held stable: a receiver writes no file that is open or mapped.
 
-    The lease lasts as long as this object is open or any tensor from it lives. The receiver goes on meanwhile, in other
+    The lease lasts as long as this object is open or any tensor from it lives. The receiver follows meanwhile, in other
     files. One thread at a time.
 
     Args:
@@ -46,7 +46,7 @@ class Replica:
 
     @property
     def run(self) -> str:
-        """The run's first eight hex digits where the directory tells them, else ""."""
+        """The run's first eight hex digits where the directory's name has them, else ""."""
         return self._run
 
     @property
@@ -68,7 +68,7 @@ class Replica:
         return (self._version, self._run, self._inode) != before
 
     def close(self) -> None:
-        """Gives the lease up, once no tensor of it lives."""
+        """Ends the lease, once no tensor of it lives."""
         self._map = None
 
     def __enter__(self) -> "Replica":
@@ -93,7 +93,7 @@ class Replica:
 
 
 def wait_for(path: Path, version: "int | None" = None, timeout: "float | None" = None) -> int:
-    """Waits until ``path`` publishes a version, or one that is ``version`` or later; answers its number.
+    """Waits until ``path`` publishes a version, or one that is ``version`` or later; returns its number.
 
     Args:
         path: the receiver's directory of the model; it need not exist yet.
@@ -101,7 +101,7 @@ def wait_for(path: Path, version: "int | None" = None, timeout: "float | None" =
         timeout: seconds; None waits for ever.
 
     Raises:
-        DeadlineError: the time is up; the text says what is published.
+        DeadlineError: the time is up; the text has what is published.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
@@ -125,7 +125,7 @@ def _published(path: str) -> "int | None":
 def _parse_name(name: str, path: str) -> "Tuple[int, str]":
     match = _VERSION_NAME.fullmatch(name)
     if match is None:
-        raise BadDataError(f"{path}/current leads to {name!r}, which is no version; give a receiver's <root>/<model>")
+        raise BadDataError(f"{path}/current points to {name!r}, which is no version; give a receiver's <root>/<model>")
     return int(match[1]), match[2] or ""
 
 
@@ -134,7 +134,7 @@ def _open_current(path: str) -> "Tuple[str, int]":
 
     Between reading the link and opening the file the version may be withdrawn and its file taken for another one. Then
     the name is gone, or the receiver's lease makes opening fail: both are tried again. A file that still has its name
-    after it was opened is the version, and from then on nobody writes it.
+    after it was opened is the version, and from then on it is not written.
     """
     deadline = time.monotonic() + _OPEN_SECONDS
     while True:
@@ -156,7 +156,7 @@ def _open_weights(directory: str) -> "int | None":
     for file in _WEIGHTS:
         path = os.path.join(directory, file)
         try:
-            # Without waiting: for whoever comes too late the receiver would have to end its lease, which it does not.
+            # Without waiting: a reader that is too late would wait for the receiver's lease to end.
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except (FileNotFoundError, BlockingIOError):
             continue

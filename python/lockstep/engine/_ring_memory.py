@@ -122,7 +122,7 @@ def _host_bucket(fd: int, size: int) -> torch.Tensor:
         raise ValueError(f"a bucket has {os.fstat(fd).st_size} bytes, not {size}")
     if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
         raise ValueError("a bucket's memory may be taken away")
-    # Shared and writable: PyTorch has no read-only tensors, and whoever writes here spoils his own version only.
+    # Shared and writable: PyTorch has no read-only tensors, and a write here damages only this process' version.
     return torch.frombuffer(mmap.mmap(fd, size), dtype=torch.uint8)
 
 

@@ -66,8 +66,8 @@ class RingReader:
         """Waits for the next version and takes all of it.
 
         Args:
-            timeout: seconds to wait for it to begin; None waits for ever, 0 does not wait. The trainer need not be there
-                yet, and may have been started again since the last time.
+            timeout: seconds to wait for it to begin; None waits for ever, 0 does not wait. The trainer need not be
+                there yet, and may have been started again since the last time.
 
         Raises:
             DeadlineError: no version began in time; ``served`` stays as it is.
@@ -156,8 +156,8 @@ class RingReader:
             index = number % len(ring.buckets)
             if (full.version, full.bucket, full.offset) != (version, index, at):
                 raise ProtocolError(
-                    f"{self._path}: FULL is of bytes from {full.offset} on of version {full.version} in bucket {full.bucket}; "
-                    f"due are those from {at} on of version {version} in bucket {index}"
+                    f"{self._path}: FULL is of bytes from {full.offset} on of version {full.version} in bucket "
+                    f"{full.bucket}; due are those from {at} on of version {version} in bucket {index}"
                 )
             pieces = ring.pieces(index, at, full.bytes)
             self._served = None  # from here on the weights are a mix

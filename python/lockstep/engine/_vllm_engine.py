@@ -53,7 +53,7 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
         self._follower: "Follower | None" = None
 
     def init_transfer_engine(self, init_info: LockstepInitInfo) -> None:
-        """Starts to follow; again: with the new names. ValueError says why these parameters cannot be written."""
+        """Starts to follow; again: with the new names. ValueError: these parameters cannot be written, and why."""
         self.shutdown()
         config, parallel, tensor = self.model_config.hf_text_config, self.parallel_config, get_tp_group()
         try:
@@ -84,7 +84,7 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
         """Nothing: parameters are written in place."""
 
     def receive_weights(self, update_info: LockstepUpdateInfo, *_: Any, **__: Any) -> None:
-        """Waits until the version is there. RuntimeError says what is there instead."""
+        """Waits until the version is there. RuntimeError has what is there instead."""
         if self._follower is None:
             raise RuntimeError("lockstep follows nothing yet; call /init_weight_transfer_engine")
         try:

@@ -30,7 +30,7 @@ def register() -> None:
 
 def load(model: Any, named_tensors: "list[tuple[str, Any]]") -> None:
     """A custom weight loader for /update_weights_from_tensor that takes no tensors: it starts to follow, if nothing
-    does yet. What goes wrong is logged: an exception would end the server."""
+    does yet. Errors are logged: an exception would end the server."""
     try:
         if named_tensors:
             raise BadDataError(f"{len(named_tensors)} tensors were sent to lockstep's loader, which takes none")
@@ -40,8 +40,8 @@ def load(model: Any, named_tensors: "list[tuple[str, Any]]") -> None:
 
 
 def follow(model: Any) -> Follower:
-    """The follower of this process' model, made at the first call. BadDataError says why its parameters cannot be
-    written."""
+    """The follower of this process' model, made at the first call. BadDataError: its parameters cannot be
+    written, and why."""
     global _follower
     if _follower is None:
         _follower = _new_follower(model)
@@ -65,7 +65,7 @@ def _new_follower(model: Any) -> Follower:
     if parallel.attn_tp_size != parallel.tp_size or parallel.moe_dp_size != 1:
         raise BadDataError("attention or experts that are shared over other ranks than the tensor group's")
     if parallel.dp_size != 1:
-        raise BadDataError("data-parallel ranks of one server cannot be told apart; start a server for each")
+        raise BadDataError("data-parallel ranks of one server cannot be distinguished; start a server for each")
     if get_model().weight_cache_mode != "off":
         raise BadDataError("weights in SGLang's weight cache belong to its daemon; start with --weight-cache-mode off")
     if get_exec().moe.enable_eplb or get_exec().moe.ep_num_redundant_experts:
@@ -92,7 +92,7 @@ def _new_follower(model: Any) -> Follower:
 
 def _check_experts(model: Any) -> bool:
     """Whether shared experts are in the stacks. BadDataError: the stacks are not as they were loaded, which their
-    shapes do not tell."""
+    shapes do not show."""
     fused = False
     for name, module in model.named_modules():
         fused = fused or getattr(module, "num_fused_shared_experts", 0) > 0
@@ -110,7 +110,7 @@ def _check_experts(model: Any) -> bool:
 
 
 def _compute_of(model: Any) -> Any:
-    """What the model computes from its weights (MLA's w_kc and w_vc), anew and in place."""
+    """What the model computes from its weights (MLA's w_kc and w_vc), again and in place."""
     if not hasattr(model, "post_load_weights"):
         return None
 

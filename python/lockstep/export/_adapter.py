@@ -50,7 +50,7 @@ class AdapterPart(ShardsPart):
         return {CONFIG_FILE: json.dumps(config, indent=2, sort_keys=True)}
 
     def _saved_names(self) -> "dict[str, str]":
-        """Parameter's name -> the name it is saved under. Asked once: PEFT may look on the Hub to answer."""
+        """Parameter's name -> the name it is saved under. Called once: PEFT may ask the Hub."""
         from peft import get_peft_model_state_dict
 
         state = dict(self._parameters())

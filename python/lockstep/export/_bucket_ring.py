@@ -151,7 +151,7 @@ class BucketRing:
                 connection, _ = self._listener.accept()
             except socket.timeout:
                 raise UnavailableError(f"no reader connected to {self._path} within {self._timeout:g} s") from None
-            with contextlib.suppress(UnavailableError, PermissionDeniedError):  # gone again, or a stranger
+            with contextlib.suppress(UnavailableError, PermissionDeniedError):  # gone again, or another user
                 self._reader = self._opened(connection)
         return self._reader
 
@@ -207,7 +207,7 @@ def _listen(path: str) -> socket.socket:
 
 
 def _is_left_over(path: str) -> bool:
-    """A socket on which nobody listens."""
+    """Whether it is a socket on which no process listens."""
     if not stat.S_ISSOCK(os.stat(path).st_mode):
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

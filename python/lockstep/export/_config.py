@@ -1,4 +1,4 @@
-"""ExportConfig: what a trainer's configuration says about exporting its weights."""
+"""ExportConfig: how a trainer's weights are exported, by its configuration."""
 
 import argparse
 from dataclasses import dataclass, fields
@@ -52,9 +52,9 @@ class ExportConfig:
         """From a trainer's (YAML-like) configuration.
 
         Reads ``trainer.engine.{backend, tensor_parallel_size, pipeline_parallel_size, expert_parallel_size}``,
-        ``actor.megatron.weight_export_bucket_bytes`` (``actor`` beside ``trainer`` or inside it) and
+        ``actor.megatron.weight_export_bucket_bytes`` (``actor`` next to ``trainer`` or inside it) and
         ``lockstep.{socket, model, weight_export_threads}``; a flat dict of these fields works too. Other keys of
-        ``trainer`` and ``actor`` are the trainer's own. BadDataError names a value that is wrong, or said twice and
+        ``trainer`` and ``actor`` are the trainer's own. BadDataError names a value that is wrong, or given twice and
         differently.
         """
         trainer = _section(config, "trainer")

@@ -1,7 +1,7 @@
 """DTensors: which boxes of the whole tensor this rank's local shard holds, for any layout.
 
 Nothing here communicates, and no split rule is written down here: index tensors are run through the split functions of
-PyTorch's own placements, in the order in which PyTorch says that the mesh dimensions were applied.
+PyTorch's own placements, in the order in which PyTorch applied the mesh dimensions.
 """
 
 import itertools
@@ -71,7 +71,7 @@ def _order_of_splits(name: str, tensor: DTensor) -> "list[Tuple[int, Placement]]
     if strided and getattr(spec, "use_strided_shard_as_shard_order", True):
         try:
             plain, shard_order = spec._normalize_placements_into_shard_order(placements, tensor.device_mesh)
-        except ValueError:  # no order of plain shards says the same: DTensor itself goes from left to right then
+        except ValueError:  # no order of plain shards is the same: DTensor itself goes from left to right then
             return splits
         return [(dim, plain[dim]) for entry in shard_order for dim in entry.mesh_dims]
     return [(dim, placements[dim]) for entry in spec.shard_order for dim in entry.mesh_dims]

@@ -53,7 +53,7 @@ class Exporter(Handle):
         connect_timeout_ms, reconnect_timeout_ms, call_timeout_ms: as for ``Publisher``.
 
     Raises:
-        BadDataError: a parameter without a rule, of a wrong shape or dtype, held by nobody or by two; it is named.
+        BadDataError: a parameter without a rule, of a wrong shape or dtype, held by no rank or by two; it is named.
         AbortedError: another rank could not be made ready; the text has its number and its reason.
         Error: any other class of it, with the library's sentence.
     """
@@ -264,7 +264,7 @@ def _exchange_for(ranks: Ranks, group: Any, timeout_ms: int) -> Any:
     if all(json.loads(sheet)["beside_agent"] for sheet in ranks.sheets):
         return None
     if len(ranks.sheets) == 1:
-        return None  # no rank on the agent's host: the library says so
+        return None  # no rank on the agent's host: the library refuses that
     from lockstep.export._exchange import TorchExchange
 
     return TorchExchange(group, timeout_ms)

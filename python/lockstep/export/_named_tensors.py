@@ -15,7 +15,7 @@ def named_tensors(
     """Tensors under their HuggingFace names: DTensors of any placement, plain tensors (replicas), NumPy arrays.
 
     Args:
-        tensors: a mapping, (name, tensor) pairs, or a function that gives such anew, asked at every publish.
+        tensors: a mapping, (name, tensor) pairs, or a function that returns such, called at every publish.
         dtype: the HuggingFace dtype of float32 tensors, when it is not float32: ``torch.bfloat16`` rounds them.
         frozen: which tensors never change.
     """

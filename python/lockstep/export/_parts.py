@@ -1,4 +1,4 @@
-"""Parts: what a rank says of itself (its sheet, export_plugin/plan/FORMAT.md) and where the memory is.
+"""Parts: what a rank holds (its sheet, export_plugin/plan/FORMAT.md), and where the memory is.
 
 A model is one part or several: parameters of Megatron-core, DTensors of FSDP2, plain tensors, an adapter. Every rank
 gives the same parts in the same order.
@@ -33,7 +33,7 @@ class Part(abc.ABC):
 
     @abc.abstractmethod
     def locals(self) -> "list[LocalTensor]":
-        """This rank's tensors in the sheet's order. Asked at every publish: memory may move, shapes may not."""
+        """This rank's tensors in the sheet's order. Called at every publish: memory may move, shapes may not."""
 
     def attachments(self) -> "dict[str, str]":
         """Small files that belong to the model, name to text."""
@@ -89,9 +89,9 @@ class ShardsPart(Part):
     """Tensors that describe themselves.
 
     Args:
-        pairs: gives (name, tensor) anew at every call, always the same names in one order.
-        describe: what this rank holds of one of them; asked once.
-        is_frozen: whether one of them never changes; asked at every publish, to notice when the answer changes.
+        pairs: returns (name, tensor), always the same names in one order; called at every publish.
+        describe: what this rank holds of one of them; called once.
+        is_frozen: whether one of them never changes; called at every publish, to notice when the answer changes.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ def local_tensor(tensor: Any) -> Any:
 
 
 def frozen_predicate(frozen: Frozen) -> "Callable[[str, Any], bool]":
-    """(name, tensor) -> whether the caller says that it never changes."""
+    """(name, tensor) -> whether it never changes, by the caller's ``frozen``."""
     if frozen is None:
         return lambda name, tensor: False
     if callable(frozen):

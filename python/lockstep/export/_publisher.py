@@ -19,9 +19,8 @@ assert _C_TENSOR.size == ctypes.sizeof(abi.CTensor)
 class Publisher(Handle):
     """Publishes versions of one model to the trainer_agent on this host.
 
-    One Publisher per (process, model). A publisher serialises its own calls; a version belongs to whoever began it, so
-    let one thread publish. Closing it, leaving its ``with`` block, or ending the process aborts a version that is being
-    written.
+    One Publisher per (process, model). A publisher serialises its own calls, not the steps of a version: let one thread
+    publish. Closing it, leaving its ``with`` block, or ending the process aborts a version that is being written.
 
     Args:
         socket: the agent's unix socket.
