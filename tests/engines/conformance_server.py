@@ -1,10 +1,10 @@
-"""A stand-in for the control port of an SGLang or vLLM server, which is as strict and as treacherous as the real one.
+"""A stand-in for the control port of an SGLang or vLLM server, which is as strict and as faulty as the real one.
 
     python3 conformance_server.py --kind sglang --directory CHECKPOINT [--port 0] [--fault JSON]...
 
 It takes what the servers' sources take (server_schemas.json), answers as they do, really reads the checkpoints that it
-is told to, makes tokens from them, and writes down what a server must never come to: `violations`. Faults are put in by
-`ConformanceServer.fault`, `--fault`, or POST /conformance/faults; GET /conformance tells the state. Python's standard
+is given, makes tokens from them, and writes down what a server must never come to: `violations`. Faults are put in by
+`ConformanceServer.fault`, `--fault`, or POST /conformance/faults; GET /conformance shows the state. Python's standard
 library is all it needs.
 """
 

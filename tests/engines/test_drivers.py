@@ -37,7 +37,7 @@ class Setting:
         return self.stack.enter_context(ConformanceServer(self.kind, self.start_directory, port, **self.options))
 
     def receiver(self, url: str, **options):
-        options = {"engine_timeout_ms": 3000, "engine_attempts": 1, **options}
+        options = {"engine_timeout_ms": 20_000, "engine_attempts": 1, **options}
         options.setdefault("engine_load_timeout_ms", options["engine_timeout_ms"])
         return self.cluster.receiver(self.agent, engine=self.kind, engine_url=url, **options)
 
@@ -105,7 +105,7 @@ def test_an_engine_follows_every_version_while_it_makes_tokens(setting):
         for version in range(1, 11):
             setting.publish(version)
             wait_until(lambda: setting.serves(engine, version), f"version {version} is served")
-            wait_until(lambda: int(receiver.model_status()["served_version"]) == version, "the status says so")
+            wait_until(lambda: int(receiver.model_status()["served_version"]) == version, "the status has it")
             answers = client.answers
             wait_until(lambda: client.answers > answers + 1, "tokens are made")
         assert int(receiver.model_status()["engine_failures"]) == 0
@@ -122,7 +122,7 @@ def test_a_version_that_is_read_half_leaves_no_mix_behind(setting):
             wait_until(lambda: setting.serves(engine, version), f"version {version} is served")
         engine.fault(UPDATES[setting.kind], "partial")
         setting.publish(3)
-        wait_until(lambda: "version 2 was loaded again" in json.dumps(receiver.model_status()), "the status says so")
+        wait_until(lambda: "version 2 was loaded again" in json.dumps(receiver.model_status()), "the status has it")
         assert int(receiver.model_status()["engine_failures"]) >= 1
         assert setting.serves(engine, 2) or setting.serves(engine, 3)
         setting.publish(4)
@@ -133,13 +133,13 @@ def test_a_version_that_is_read_half_leaves_no_mix_behind(setting):
 @pytest.mark.parametrize("fault", [{"kind": "hang"}, {"kind": "reset", "effect": True}, {"kind": "garbage"}])
 def test_whatever_an_engine_answers_it_ends_with_the_newest_version(setting, fault):
     with setting.engine() as engine, Client(engine, GENERATES[setting.kind]):
-        setting.receiver(engine.url, engine_timeout_ms=500, engine_attempts=12)
+        setting.receiver(engine.url, engine_timeout_ms=1000, engine_attempts=12)
         setting.publish(1)
         wait_until(lambda: setting.serves(engine, 1), "version 1 is served")
         for endpoint in sorted(set(engine.paths())):
             engine.fault(endpoint, **fault)
         setting.publish(2)
-        wait_until(lambda: setting.serves(engine, 2), "version 2 is served", timeout_s=60)
+        wait_until(lambda: setting.serves(engine, 2), "version 2 is served", timeout_s=120)
     assert engine.violations == []
 
 
@@ -184,7 +184,7 @@ def test_a_receiver_that_is_killed_amid_a_load_comes_back_and_ends_it(settings, 
     assert engine.violations == []
 
 
-def test_a_receiver_that_ends_lets_an_engine_go_on_that_it_had_paused(setting):
+def test_a_receiver_that_ends_resumes_an_engine_that_it_had_paused(setting):
     with setting.engine() as engine:
         receiver = setting.receiver(engine.url, engine_timeout_ms=60_000, drain_timeout_ms=500)
         setting.publish(1)
@@ -192,7 +192,7 @@ def test_a_receiver_that_ends_lets_an_engine_go_on_that_it_had_paused(setting):
         engine.fault(PAUSES[setting.kind], "hang", effect=True)
         setting.publish(2)
         wait_until(lambda: engine.state()["paused"], "the engine is paused")
-        assert receiver.stop(timeout_s=10) == 0
+        assert receiver.stop(timeout_s=30) == 0
         assert setting.serves(engine, 1)
 
 
@@ -221,4 +221,4 @@ def test_what_keeps_an_engine_from_a_version_is_in_the_status(settings):
     with setting.engine() as engine:
         receiver = setting.receiver(engine.url)
         setting.publish(1)
-        wait_until(lambda: "VLLM_SERVER_DEV_MODE=1" in json.dumps(receiver.model_status()), "the reason is told")
+        wait_until(lambda: "VLLM_SERVER_DEV_MODE=1" in json.dumps(receiver.model_status()), "the reason is reported")

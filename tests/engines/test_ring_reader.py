@@ -32,7 +32,7 @@ def fake(path):
 
 @pytest.fixture
 def reader(path):
-    with lockstep.RingReader(path, Collected(), timeout=0.5) as reader:
+    with lockstep.RingReader(path, Collected(), timeout=SECONDS) as reader:
         yield reader
 
 
@@ -40,7 +40,7 @@ A, B = ["a", "BF16", [3000], 0], ["b", "U8", [6005], 6000]
 
 
 @pytest.mark.parametrize(
-    "lie",
+    "fault",
     [
         {"sizes": (4112, 4111)},
         {"sizes": (4112,)},
@@ -73,10 +73,10 @@ A, B = ["a", "BF16", [3000], 0], ["b", "U8", [6005], 6000]
         {"tensors": 5},
     ],
 )
-def test_a_ring_that_cannot_be_is_refused_before_anything_is_taken(fake, reader, lie):
+def test_a_ring_that_is_impossible_is_refused_before_anything_is_taken(fake, reader, fault):
     taking = in_background(reader.take, SECONDS)
     fake.accept()
-    fake.open(**lie)
+    fake.open(**fault)
     error = outcome(taking)
     assert type(error) is lockstep.ProtocolError and "description of its ring cannot be used" in str(error)
     with pytest.raises(lockstep.AbortedError, match="cannot be used"):
@@ -88,7 +88,7 @@ PARTS = [(0, 4096), (4096, 4096), (8192, 3813)]
 
 
 @pytest.mark.parametrize(
-    "lies, text",
+    "faults, text",
     [
         ([{"bucket": 1}], "due are those from 0 on of version 1 in bucket 0"),
         ([{"offset": 2}], "due are those from 0 on"),
@@ -106,28 +106,37 @@ PARTS = [(0, 4096), (4096, 4096), (8192, 3813)]
         ([{}, {"silent": True}], "did not answer in time"),
     ],
 )
-def test_a_ring_that_lies_or_leaves_within_a_version_leaves_no_version(fake, reader, lies, text):
+def test_a_ring_that_breaks_the_protocol_or_leaves_within_a_version_leaves_no_version(fake, path, faults, text):
+    reader = lockstep.RingReader(path, Collected(), timeout=1 if {"silent": True} in faults else SECONDS)
     taking = in_background(reader.take, SECONDS)
     fake.accept()
     fake.open()
     fake.peer.receive([MessageType.READY], time.monotonic() + SECONDS)
-    fake.say(MessageType.BEGIN, version=1)
-    for number, lie in enumerate(lies):
-        if lie is None:
+    fake.send(MessageType.BEGIN, version=1)
+    for number, fault in enumerate(faults):
+        if fault is None:
             fake.peer.close()
             break
-        if "silent" in lie:
+        if "silent" in fault:
             break
         offset, size = PARTS[number] if number < len(PARTS) else (0, 0)
-        said = {"kind": MessageType.FULL, "version": 1, "bucket": number % 2, "offset": offset, "bytes": size, **lie}
-        fake.say(**said)
-        if not lie:
+        message = {
+            "kind": MessageType.FULL,
+            "version": 1,
+            "bucket": number % 2,
+            "offset": offset,
+            "bytes": size,
+            **fault,
+        }
+        fake.send(**message)
+        if not fault:
             fake.peer.receive([MessageType.TAKEN], time.monotonic() + SECONDS)
     error = outcome(taking)
     assert isinstance(error, lockstep.Error) and text in str(error)
     assert reader.served is None
-    taken = any(lie == {} for lie in lies)
+    taken = any(fault == {} for fault in faults)
     assert reader.error == f"version 1 broke off, the weights are a mix: {error}" or not taken
+    reader.close()
 
 
 def test_a_version_that_ends_before_its_first_part_leaves_the_one_before_served(path):
@@ -141,7 +150,7 @@ def test_a_version_that_ends_before_its_first_part_leaves_the_one_before_served(
         fake.accept()
         fake.open()
         fake.peer.receive([MessageType.READY], time.monotonic() + SECONDS)
-        fake.say(MessageType.BEGIN, version=2)
+        fake.send(MessageType.BEGIN, version=2)
         fake.peer.close()
         assert isinstance(outcome(taking), lockstep.UnavailableError)
         assert reader.served == Served(RUN, 1) and reader.error is None
@@ -184,8 +193,8 @@ def test_a_ring_of_another_user_gets_nothing():
         os.chmod(folder, 0o777)
         path = f"{folder}/theirs.sock"
         command = ["/usr/bin/python3", "-c", LISTENS, path]
-        with subprocess.Popen(command, user=65534, stdout=subprocess.PIPE, cwd="/") as stranger:
-            stranger.stdout.readline()
+        with subprocess.Popen(command, user=65534, stdout=subprocess.PIPE, cwd="/") as other_user:
+            other_user.stdout.readline()
             with pytest.raises(lockstep.PermissionDeniedError, match="is user 65534's"):
                 lockstep.RingReader(path, Collected()).take(timeout=SECONDS)
-            stranger.kill()
+            other_user.kill()

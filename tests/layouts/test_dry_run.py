@@ -1,4 +1,4 @@
-"""lockstep.tensors_meta(config) says what a checkpoint of that configuration holds, without model or process group."""
+"""lockstep.tensors_meta(config) is what a checkpoint of that configuration holds, without model or process group."""
 
 import pytest
 import torch

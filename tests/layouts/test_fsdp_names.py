@@ -45,7 +45,7 @@ FAMILIES = {
 
 
 def exported(model) -> "dict[str, torch.Tensor]":
-    """The checkpoint tensors that the part's sheet says are made of the model's parameters."""
+    """The checkpoint tensors that are made of the model's parameters, by the part's sheet."""
     local = dict([*model.named_parameters(), *model.named_buffers()])
     found: "dict[str, torch.Tensor]" = {}
     for tensor in lockstep.fsdp(model).sheet()["tensors"]:

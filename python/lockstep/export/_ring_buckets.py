@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import weakref
 from bisect import bisect_right
 from typing import Any, Sequence, Tuple
 
@@ -38,14 +39,12 @@ class HostBucket:
 
     def __init__(self, size: int) -> None:
         self._fd, self._map = sealed_memory("lockstep-ring", size, "a bucket")
+        weakref.finalize(self, os.close, self._fd)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
 
     def shared(self) -> "Tuple[dict[str, Any], int | None]":
         """How a message describes it, and the descriptor that goes with that."""
         return {"kind": "host"}, self._fd
-
-    def __del__(self) -> None:
-        os.close(self._fd)
 
 
 class CudaBucket:
