@@ -1,6 +1,6 @@
 """What the ranks of an inference engine hold of a HuggingFace checkpoint, by slicing and concatenating with PyTorch.
 
-Written from the engines' own loaders (vLLM 0.33.0, SGLang 0.5.23), without a look at the placement rules: tests hold
+Written from the engines' own loaders (vLLM 0.33.0, SGLang 0.5.23), independently of the placement rules: tests hold
 those against this.
 """
 

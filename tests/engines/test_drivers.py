@@ -34,7 +34,7 @@ class Setting:
         return self.stack.enter_context(ConformanceServer(self.kind, self.start_directory, port, **self.options))
 
     def receiver(self, url: str, **options):
-        options = {"engine_timeout_ms": 3000, "engine_attempts": 1, **options}
+        options = {"engine_timeout_ms": 20_000, "engine_attempts": 1, **options}
         options.setdefault("engine_load_timeout_ms", options["engine_timeout_ms"])
         return self.cluster.receiver(self.agent, engine=self.kind, engine_url=url, **options)
 
@@ -102,7 +102,7 @@ def test_an_engine_follows_every_version_while_it_makes_tokens(setting):
         for version in range(1, 11):
             setting.publish(version)
             wait_until(lambda: setting.serves(engine, version), f"version {version} is served")
-            wait_until(lambda: int(receiver.model_status()["served_version"]) == version, "the status says so")
+            wait_until(lambda: int(receiver.model_status()["served_version"]) == version, "the status has it")
             answers = client.answers
             wait_until(lambda: client.answers > answers + 1, "tokens are made")
         assert int(receiver.model_status()["engine_failures"]) == 0
@@ -119,7 +119,7 @@ def test_a_version_that_is_read_half_leaves_no_mix_behind(setting):
             wait_until(lambda: setting.serves(engine, version), f"version {version} is served")
         engine.fault(setting.rules.update_path, "partial")
         setting.publish(3)
-        wait_until(lambda: "version 2 was loaded again" in json.dumps(receiver.model_status()), "the status says so")
+        wait_until(lambda: "version 2 was loaded again" in json.dumps(receiver.model_status()), "the status has it")
         assert int(receiver.model_status()["engine_failures"]) >= 1
         assert setting.serves(engine, 2) or setting.serves(engine, 3)
         setting.publish(4)
@@ -130,13 +130,13 @@ def test_a_version_that_is_read_half_leaves_no_mix_behind(setting):
 @pytest.mark.parametrize("fault", [{"kind": "hang"}, {"kind": "reset", "effect": True}, {"kind": "garbage"}])
 def test_whatever_an_engine_answers_it_ends_with_the_newest_version(setting, fault):
     with setting.engine() as engine, Client(engine, setting.rules.generate_path):
-        setting.receiver(engine.url, engine_timeout_ms=500, engine_attempts=12)
+        setting.receiver(engine.url, engine_timeout_ms=1000, engine_attempts=12)
         setting.publish(1)
         wait_until(lambda: setting.serves(engine, 1), "version 1 is served")
         for endpoint in sorted(set(engine.paths())):
             engine.fault(endpoint, **fault)
         setting.publish(2)
-        wait_until(lambda: setting.serves(engine, 2), "version 2 is served", timeout_s=60)
+        wait_until(lambda: setting.serves(engine, 2), "version 2 is served", timeout_s=120)
     assert engine.violations == []
 
 
@@ -189,7 +189,7 @@ def test_a_receiver_that_ends_resumes_an_engine_that_it_had_paused(setting):
         engine.fault(setting.rules.pause_path, "hang", effect=True)
         setting.publish(2)
         wait_until(lambda: engine.state()["paused"], "the engine is paused")
-        assert receiver.stop(timeout_s=10) == 0
+        assert receiver.stop(timeout_s=30) == 0
         assert setting.serves(engine, 1)
 
 

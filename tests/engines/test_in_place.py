@@ -22,7 +22,7 @@ FAMILIES = {
 
 
 def jobs_of(engine: str, config, socket) -> "list[Job]":
-    """Five engines beside one receiver: TP 1, 2, 4 and 8, and experts spread over two ranks. One has two halves."""
+    """Five engines of one receiver: TP 1, 2, 4 and 8, and experts spread over two ranks. One has two halves."""
     layouts = {"tp1": places(1), "tp2": places(2), "tp4": places(4), "tp8": places(8)}
     if getattr(config, "num_experts_per_tok", None):
         layouts["ep2"] = places(2, expert_parallel=2)

@@ -14,7 +14,7 @@ GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 
 
 class WorkerError(Exception):
-    """What the engine core or a worker raised: a 500 for whoever called."""
+    """What the engine core or a worker raised: a 500 for the caller."""
 
 
 def layer_of(name: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from lockstep._tensors import describe
+from lockstep.core.tensors import describe
 
 BLOCK = 256 * 1024
 
