@@ -14,6 +14,7 @@ import signal
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +60,7 @@ class Measured:
 
     def row(self) -> "dict[str, object]":
         medians = {"value": statistics.median(self.values), "baseline": statistics.median(self.baselines)}
-        return {"link": str(self.shape), "model_bytes": self.model_bytes, **medians, "ratio": self.ratio(), **self.about}
+        return {"link": str(self.shape), **medians, "ratio": self.ratio(), **self.about}
 
 
 def full_pull(shape: Shape, options: program.Options) -> Measured:
@@ -140,12 +141,18 @@ def delta_latency(shape: Shape, options: program.Options) -> Measured:
     return Measured(shape, model_bytes, [ours for ours, _ in times[WARMING:]], allowed, about)
 
 
-def report(name: str, unit: str, measured: "list[Measured]", worst: Measured) -> None:
-    """The figure of the worst link, and rows of all, with what ours and the baseline's connections are slowed by."""
+def measure(
+    name: str, unit: str, links: "list[Shape]", on_link: "Callable[[Shape], Measured]", worst: "Callable"
+) -> None:
+    """Prints a row for each link when it is measured, and the figure of the worst one."""
     control = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
-    rows = [{**one.row(), "congestion_control": control} for one in measured]
-    program.print_series(f"{name}_by_link", unit, worst.model_bytes, rows)
-    program.print_figure(name, unit, worst.model_bytes, worst.values, worst.baselines)
+    measured = []
+    for shape in links:
+        one = on_link(shape)
+        measured.append(one)
+        program.print_series(f"{name}_by_link", unit, one.model_bytes, [{**one.row(), "congestion_control": control}])
+    found = worst(measured, key=Measured.ratio)
+    program.print_figure(name, unit, found.model_bytes, found.values, found.baselines)
 
 
 def main() -> int:
@@ -153,10 +160,8 @@ def main() -> int:
     options = program.options(COPIES, FULL_BYTES, QUICK_BYTES, repeats=3)
     links = QUICK_LINKS if options.quick else LINKS
     try:
-        pulls = [full_pull(shape, options) for shape in links]
-        report("wan_full_pull", "B/s", pulls, min(pulls, key=Measured.ratio))
-        deltas = [delta_latency(shape, options) for shape in links]
-        report("wan_delta_latency", "s", deltas, max(deltas, key=Measured.ratio))
+        measure("wan_full_pull", "B/s", links, lambda shape: full_pull(shape, options), min)
+        measure("wan_delta_latency", "s", links, lambda shape: delta_latency(shape, options), max)
     except CannotMeasure as why:
         print(f"wan_bench: cannot measure here: {why}", file=sys.stderr)
         return NOT_ALLOWED
