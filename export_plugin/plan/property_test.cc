@@ -277,7 +277,7 @@ void CheckDigestIgnoresOrder(Dice& dice, std::vector<RankSheet> sheets) {
   }
 }
 
-TEST_CASE("export after import is the identity for random families, topologies and sizes") {
+TEST_CASE("Export after import is the identity for random families, topologies and sizes") {
   Dice dice(20240607);
   int planned = 0;
   for (int i = 0; i < 8000 && planned < 400; ++i) {

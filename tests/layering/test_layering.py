@@ -21,6 +21,7 @@ ALLOWED = {
     "common/os": {"common/base"},
     "common/model": {"common/base", "@nlohmann_json"},
     "common/layout": {"common/base", "common/model"},
+    "common/json": {"common/base", "common/model", "common/layout", "@nlohmann_json"},
     "common/payload": {"common/base", "common/model", "kernels", "@zstd"},
     "common/wire": {"common/base", "common/payload"},
     "common/net": {"common/base", "common/os", "@asio"},
@@ -34,6 +35,7 @@ ALLOWED = {
     "export_plugin/rules": {"common/base", "common/model", "common/layout", "@nlohmann_json"},
     "export_plugin/plan": {
         "common/base",
+        "common/json",
         "common/model",
         "common/layout",
         "export_plugin/rules",
