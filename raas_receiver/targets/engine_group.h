@@ -20,7 +20,7 @@
 #include "common/base/status.h"
 #include "common/base/worker_pool.h"
 #include "common/model/layout.h"
-#include "raas_receiver/placement/placement_plan.h"
+#include "raas_receiver/placement/plan/placement_plan.h"
 #include "raas_receiver/targets/control_page.h"
 #include "raas_receiver/targets/half_writes.h"
 #include "raas_receiver/targets/rank_link.h"

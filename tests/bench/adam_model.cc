@@ -6,7 +6,7 @@
 #include <cstring>
 #include <numbers>
 
-#include "raas_receiver/placement/test_layouts.h"
+#include "raas_receiver/placement/rules/test_layouts.h"
 #include "tests/bench/or_die.h"
 
 namespace lockstep::bench {

@@ -12,9 +12,9 @@
 #include "common/model/safetensors.h"
 #include "common/os/segment.h"
 #include "kernels/diff.h"
-#include "raas_receiver/placement/rules.h"
-#include "raas_receiver/placement/staged_writes.h"
-#include "raas_receiver/placement/test_layouts.h"
+#include "raas_receiver/placement/rules/rules.h"
+#include "raas_receiver/placement/rules/test_layouts.h"
+#include "raas_receiver/placement/writes/staged_writes.h"
 #include "tests/bench/or_die.h"
 #include "tests/bench/report.h"
 
@@ -112,7 +112,7 @@ struct Engine {
       description.halves = {{MemoryDescription{.bytes = last.offset + ExtentBytes(last)}}};
     }
     plan = OrDie(PlacementPlan::Compile(layout, ranks, unused));
-    for (const Window& window : plan->windows()) {
+    for (const TargetBuffer& window : plan->buffers()) {
       memories.push_back(NewHostMemory(OrDie(CreateMemfdSegment("window", window.bytes))));
     }
   }

@@ -97,23 +97,53 @@ ALLOWED = {
     # The inference side.
     "raas_receiver/pull": {"common/base", "common/os", "common/model", "common/payload", "common/wire", "common/net"},
     "raas_receiver/replica": {"common/base", "common/os", "common/model", "common/payload", "kernels"},
-    "raas_receiver/placement": {
+    "raas_receiver/placement/description": {
+        "common/base",
+        "common/json",
+        "common/model",
+        "common/layout",
+        "@nlohmann_json",
+    },
+    "raas_receiver/placement/rules": {
+        "common/base",
+        "common/model",
+        "common/layout",
+        "raas_receiver/placement/description",
+    },
+    "raas_receiver/placement/plan": {
+        "common/base",
+        "common/model",
+        "common/layout",
+        "raas_receiver/placement/description",
+    },
+    "raas_receiver/placement/memory": {
         "common/base",
         "common/os",
+        "common/layout",
+        "kernels",
+        "raas_receiver/placement/description",
+        "@cuda",  # only with --config=cuda
+    },
+    "raas_receiver/placement/writes": {
+        "common/base",
         "common/model",
         "common/layout",
         "common/payload",
         "kernels",
+        "raas_receiver/placement/memory",
+        "raas_receiver/placement/plan",
         "raas_receiver/replica",
-        "@cuda",  # only with --config=cuda
-        "@nlohmann_json",
     },
     "raas_receiver/targets": {
         "common/base",
         "common/os",
         "common/model",
         "common/telemetry",
-        "raas_receiver/placement",
+        "raas_receiver/placement/description",
+        "raas_receiver/placement/memory",
+        "raas_receiver/placement/plan",
+        "raas_receiver/placement/rules",
+        "raas_receiver/placement/writes",
         "raas_receiver/replica",
         "@nlohmann_json",
     },

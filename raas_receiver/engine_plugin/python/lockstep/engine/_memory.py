@@ -43,7 +43,7 @@ class OwnMemory:
 
     Attributes:
         places: (memory, byte offset) of each parameter, the same in both halves.
-        descriptions: of each half, as in raas_receiver/placement/FORMAT.md.
+        descriptions: of each half, as in raas_receiver/placement/description/FORMAT.md.
         fds: one for each half of host memory.
     """
 

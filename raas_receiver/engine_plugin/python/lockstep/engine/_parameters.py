@@ -6,7 +6,7 @@ from typing import Any, Iterable, Mapping, Sequence, Tuple
 from lockstep._errors import BadDataError
 from lockstep._tensors import contiguous_strides, local_of
 
-# Slices of a parameter: {"tensor", "from", "shape", "at"}, as in raas_receiver/placement/FORMAT.md.
+# Slices of a parameter: {"tensor", "from", "shape", "at"}, as in raas_receiver/placement/description/FORMAT.md.
 Slices = Mapping[str, "Sequence[Mapping[str, Any]]"]
 
 
