@@ -203,7 +203,7 @@ TEST_CASE("A HuggingFace tensor that is made twice is refused") {
   CheckRefused(sheets, "HuggingFace tensor \"lm_head.weight\" is made twice");
 }
 
-TEST_CASE("Expected sheets say which ranks are beside the agent, and survive being written") {
+TEST_CASE("Expected sheets say which ranks are on the agent's host, and survive being written") {
   const auto sheets = ExpectedSheets(kLlama, {.world = 4, .tensor = 2, .pipeline = 2, .expert_tensor = 2}, 2, true);
   REQUIRE(sheets.ok());
   CHECK(BesideAgent(*sheets) == std::vector<bool>{true, true, false, false});

@@ -80,7 +80,7 @@ TEST_CASE("The sheets of the format's example are read as they are written") {
   CHECK(tensors[0].boxes == Pieces{{.source = {0, 0}, .target = {2, 0}, .size = {1, 8}}});
 }
 
-TEST_CASE("The example's plan is the one that the format tells of") {
+TEST_CASE("The example's plan is the one that the format describes") {
   const std::vector<RankSheet> sheets = {Parse(Example("rank 0")), Parse(Example("rank 1"))};
   const auto model = BuildTrainingModel(sheets);
   INFO(model.status().ToString());

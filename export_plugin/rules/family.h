@@ -1,5 +1,5 @@
 // Family: one model family as data: which Megatron-core parameters it has, their shapes, how they are sharded, which
-// HuggingFace tensors they become, and how its config.json is read. docs/families.md tells how to add one.
+// HuggingFace tensors they become, and how its config.json is read. docs/families.md shows how to add one.
 //
 // Tables are constant and live for the whole process.
 #pragma once
@@ -50,7 +50,7 @@ enum class Dim : uint8_t {
 enum class Split : uint8_t {
   kReplicated,
   kColumn,              // dimension 0
-  kColumnOrReplicated,  // which of the two differs among layer specs; the local shape tells
+  kColumnOrReplicated,  // which of the two differs among layer specs; the local shape decides
   kRow,                 // dimension 1
   kVocabulary,          // dimension 0, after padding it
   kQkv,                 // dimension 0; query groups [q... k v] become three HuggingFace tensors

@@ -84,7 +84,7 @@ Status NoRow(const Family& family, const ParameterName& name, const Row* elsewhe
                                                      : "a dense MLP, and this belongs to experts"));
   }
   return Bad(Cat("no rule of family ", family.model_type, " covers it; the nearest is '",
-                 NearestPattern(family, name.pattern), "' (docs/families.md tells how to add a row or a family)"));
+                 NearestPattern(family, name.pattern), "' (docs/families.md shows how to add a row or a family)"));
 }
 
 // The number of the layer, MTP layers after the decoder's.

@@ -20,7 +20,7 @@ Status UnknownFamily(std::string_view model_type) {
   std::string known;
   for (const Family& family : Families()) known += Cat(known.empty() ? "" : ", ", family.model_type);
   return Bad(Cat("config.json: no family table for model_type '", CleanText(model_type, 64), "'; there are ", known,
-                 " (docs/families.md tells how to add one)"));
+                 " (docs/families.md shows how to add one)"));
 }
 
 // What makes a model something other than a decoder of plain tensors.

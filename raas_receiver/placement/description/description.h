@@ -68,7 +68,7 @@ struct EnginePlace {
   GroupPlace tensor;         // attention, dense MLPs, vocabulary
   GroupPlace expert;         // of whole experts
   GroupPlace expert_tensor;  // within an expert
-  uint64_t key_value_heads = 0;  // config.json's num_key_value_heads; 0: not told, only needed above one rank per head
+  uint64_t key_value_heads = 0;  // config.json's num_key_value_heads; 0: not given, only needed above one rank per head
   bool fused_shared_experts = false;  // shared experts lie behind the routed ones in the same stack (SGLang)
 };
 

@@ -98,7 +98,7 @@ class Matcher {
     ExpandedParameter& expanded = expansion_.parameters[found->second];
     const bool heads = expanded.cut == Cut::kQkv && place.key_value_heads == 0;
     LS_RETURN_IF_ERROR(CheckForm(parameter, expanded.parameter.dtype, expanded.parameter.shape,
-                                 heads ? " (key_value_heads is not told)" : ""));
+                                 heads ? " (key_value_heads is not given)" : ""));
     parameter.slices = std::move(expanded.parameter.slices);
     parameter.padding = std::move(expanded.parameter.padding);
     return OkStatus();

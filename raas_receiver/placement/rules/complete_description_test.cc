@@ -127,10 +127,10 @@ TEST_CASE("Tensors in bf16 may be kept in fp32, as routers are") {
 TEST_CASE("More ranks than key/value heads need the number of heads, and the refusal says so") {
   const auto layout = Layout(TinyModel("qwen3"));
   RankDescription rank = Rank(*layout, Place("vllm", "qwen3", 4, 3));
-  RankDescription told = rank;
-  CHECK(Completed(*layout, told).empty());
+  RankDescription given = rank;
+  CHECK(Completed(*layout, given).empty());
   rank.place.key_value_heads = 0;
-  CHECK_THAT(Refusal(*layout, rank), Contains("qkv_proj.weight") && Contains("key_value_heads is not told"));
+  CHECK_THAT(Refusal(*layout, rank), Contains("qkv_proj.weight") && Contains("key_value_heads is not given"));
 }
 
 TEST_CASE("A tied head is made of the embedding where the rank has one, and missed by nobody where it has none") {

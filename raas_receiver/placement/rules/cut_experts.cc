@@ -34,7 +34,7 @@ Status CheckAlike(const ExpertTensors& experts, const TensorMeta& first) {
   return OkStatus();
 }
 
-// Shared experts beside a tensor of all routed ones: as large as one of these.
+// Shared experts next to a tensor of all routed ones: as large as one of these.
 Status CheckSharedAlike(const ExpertTensors& experts, const ExpertShape& shape) {
   for (const TensorMeta* tensor : experts.shared) {
     if (tensor->shape != Extents{shape.rows, shape.columns}) {

@@ -17,7 +17,7 @@ constexpr std::array<std::string_view, 4> kMtpParts = {"eh_proj.", "enorm.", "hn
 constexpr std::string_view kExperts = ".experts.";
 constexpr size_t kNeighbours = 3;  // an expert's tensors
 
-// The number, as engines write it, that `text` starts with, followed by a dot; `text` goes on behind that.
+// The number, as engines write it, that `text` starts with, followed by a dot; `text` then begins behind that.
 std::optional<uint64_t> TakeNumber(std::string_view& text) {
   uint64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);

@@ -30,7 +30,7 @@ Result<ExpandedRules> ExpandRules(const ModelLayout& layout, const EnginePlace& 
 // its place's rules say. A rank may have some of the layers (pipelines), and a head of its own or none where the model
 // ties it. Answers the tensors that this rank does not need to be taken; another may take them.
 // kBadData names a parameter that no rule knows, or whose dtype (but for IsWidened) or shape is not what the rule says:
-// the engine has repacked or quantised it, and must take versions from the directory; or one that is missing beside its
+// the engine has repacked or quantised it, and must take versions from the directory; or one that is missing among its
 // neighbours.
 Result<std::vector<std::string>> CompleteDescription(const ModelLayout& layout, RankDescription& description);
 

@@ -194,7 +194,7 @@ TEST_CASE("Entries that cannot be decoded are corrupt, whether there is memory f
     if (i % 4 == 0) victim.data.resize(at);
     if (i % 4 != 0) victim.data[at] ^= static_cast<std::byte>(1 + random() % 255);
     const auto writes = fixture.Stage({Unchecked(fixture.model, blocks)}, 2, i % 2 == 0 ? 0 : kNoLimit);
-    if (writes.ok()) continue;  // other positions, or other steps, which are not looked at
+    if (writes.ok()) continue;  // other positions, or other steps, which are not read
     CHECK(writes.status().code() == ErrorCode::kCorrupt);
     CHECK(writes.status().message().find("block " + std::to_string(victim.block)) != std::string::npos);
     ++refused;
@@ -203,7 +203,7 @@ TEST_CASE("Entries that cannot be decoded are corrupt, whether there is memory f
   CHECK(fixture.Holds(1));
 }
 
-// Memory of any size of which only what is written exists; fails when told to.
+// Memory of any size of which only what is written exists; fails on demand.
 class SparseMemory : public TargetMemory {
  public:
   uint64_t bytes() const override { return uint64_t{1} << 40; }
