@@ -16,12 +16,12 @@
 namespace lockstep {
 namespace {
 
-using placement_rules::Cut;
 using placement_rules::Expand;
 using placement_rules::ExpandedParameter;
 using placement_rules::Expansion;
 using placement_rules::kNoLayer;
 using placement_rules::LayoutIndex;
+using placement_rules::ParameterCut;
 
 using Names = std::vector<std::string>;
 
@@ -96,7 +96,7 @@ class Matcher {
     }
     listed_[found->second] = true;
     ExpandedParameter& expanded = expansion_.parameters[found->second];
-    const bool heads = expanded.cut == Cut::kQkv && place.key_value_heads == 0;
+    const bool heads = expanded.cut == ParameterCut::kQkv && place.key_value_heads == 0;
     LS_RETURN_IF_ERROR(CheckForm(parameter, expanded.parameter.dtype, expanded.parameter.shape,
                                  heads ? " (key_value_heads is not given)" : ""));
     parameter.slices = std::move(expanded.parameter.slices);

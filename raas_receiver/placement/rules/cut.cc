@@ -23,7 +23,7 @@ Status WantRank(const TensorMeta& tensor, size_t least, size_t most) {
 }
 
 // Of `size` rows (columns, heads) of `tensor`, those of one rank of `group`.
-Result<uint64_t> Share(const TensorMeta& tensor, uint64_t size, std::string_view what, GroupPlace group) {
+Result<uint64_t> PerRank(const TensorMeta& tensor, uint64_t size, std::string_view what, GroupPlace group) {
   if (size % group.size == 0) return size / group.size;
   return WrongTensor(tensor, Cat("has ", size, " ", what, ", which ", group.size, " ranks cannot share evenly"));
 }
@@ -58,7 +58,7 @@ Status PutBelow(const Blocks& blocks, uint64_t padding, EngineParameter& paramet
   return OkStatus();
 }
 
-Status CutWhole(const Tensors& tensors, EngineParameter& parameter) {
+Status CutWhole(const TensorList& tensors, EngineParameter& parameter) {
   const TensorMeta& only = *tensors.front();
   if (tensors.size() == 1) {
     parameter.dtype = only.dtype;
@@ -77,32 +77,32 @@ Status CutWhole(const Tensors& tensors, EngineParameter& parameter) {
 
 Status CutColumn(const TensorMeta& tensor, GroupPlace group, EngineParameter& parameter) {
   LS_RETURN_IF_ERROR(WantRank(tensor, 1, 2));
-  LS_ASSIGN_OR_RETURN(const uint64_t rows, Share(tensor, tensor.shape[0], "rows", group));
+  LS_ASSIGN_OR_RETURN(const uint64_t rows, PerRank(tensor, tensor.shape[0], "rows", group));
   return PutBelow({{&tensor, group.rank * rows, rows}}, 0, parameter);
 }
 
 Status CutRow(const TensorMeta& tensor, GroupPlace group, EngineParameter& parameter) {
   LS_RETURN_IF_ERROR(WantRank(tensor, 2, 2));
-  LS_ASSIGN_OR_RETURN(const uint64_t columns, Share(tensor, tensor.shape[1], "columns", group));
+  LS_ASSIGN_OR_RETURN(const uint64_t columns, PerRank(tensor, tensor.shape[1], "columns", group));
   parameter.dtype = tensor.dtype;
   parameter.shape = {tensor.shape[0], columns};
   parameter.slices.push_back({tensor.name, {0, group.rank * columns}, parameter.shape, {0, 0}});
   return OkStatus();
 }
 
-// Rows of the k or v heads that a rank has: its share of them, or, with more ranks than heads, one that it has in
+// Rows of the k or v heads that a rank has: its part of them, or, with more ranks than heads, one that it has in
 // common with its neighbours.
 Result<RowBlock> KeyValueBlock(const TensorMeta& tensor, const EnginePlace& place) {
   const GroupPlace group = place.tensor;
   const uint64_t heads = place.key_value_heads;
   if (heads == 0) {
-    LS_ASSIGN_OR_RETURN(const uint64_t rows, Share(tensor, tensor.shape[0], "rows", group));
+    LS_ASSIGN_OR_RETURN(const uint64_t rows, PerRank(tensor, tensor.shape[0], "rows", group));
     return RowBlock{&tensor, group.rank * rows, rows};
   }
   if (tensor.shape[0] % heads != 0) return WrongTensor(tensor, Cat("does not have ", heads, " key/value heads"));
   const uint64_t head = tensor.shape[0] / heads;
   if (group.size <= heads) {
-    LS_ASSIGN_OR_RETURN(const uint64_t own, Share(tensor, heads, "key/value heads", group));
+    LS_ASSIGN_OR_RETURN(const uint64_t own, PerRank(tensor, heads, "key/value heads", group));
     return RowBlock{&tensor, group.rank * own * head, own * head};
   }
   if (group.size % heads != 0) {
@@ -112,13 +112,13 @@ Result<RowBlock> KeyValueBlock(const TensorMeta& tensor, const EnginePlace& plac
   return RowBlock{&tensor, group.rank / (group.size / heads) * head, head};
 }
 
-Status CutQkv(const Tensors& tensors, const EnginePlace& place, EngineParameter& parameter) {
+Status CutQkv(const TensorList& tensors, const EnginePlace& place, EngineParameter& parameter) {
   for (const TensorMeta* tensor : tensors) LS_RETURN_IF_ERROR(WantRank(*tensor, 1, 2));
   const TensorMeta& q = *tensors[0];
   const TensorMeta& k = *tensors[1];
   LS_ASSIGN_OR_RETURN(const RowBlock k_block, KeyValueBlock(k, place));
   LS_ASSIGN_OR_RETURN(const RowBlock v_block, KeyValueBlock(*tensors[2], place));
-  LS_ASSIGN_OR_RETURN(const uint64_t rows, Share(q, q.shape[0], "rows", place.tensor));
+  LS_ASSIGN_OR_RETURN(const uint64_t rows, PerRank(q, q.shape[0], "rows", place.tensor));
   const uint64_t head = place.key_value_heads == 0 ? 0 : k.shape[0] / place.key_value_heads;
   if (head != 0 && rows % head != 0) {
     return WrongTensor(q, Cat("has heads of ", head, " rows, which ", place.tensor.size, " ranks cannot share evenly"));
@@ -127,7 +127,7 @@ Status CutQkv(const Tensors& tensors, const EnginePlace& place, EngineParameter&
 }
 
 // The halves of a tensor that is [gate; up], or two tensors, each whole.
-Result<Blocks> GateAndUp(const Tensors& tensors) {
+Result<Blocks> GateAndUp(const TensorList& tensors) {
   for (const TensorMeta* tensor : tensors) LS_RETURN_IF_ERROR(WantRank(*tensor, 1, 2));
   const TensorMeta& gate = *tensors.front();
   const TensorMeta& up = *tensors.back();
@@ -140,10 +140,10 @@ Result<Blocks> GateAndUp(const Tensors& tensors) {
   return Blocks{{&gate, 0, half}, {&gate, half, half}};
 }
 
-Status CutGateUp(const Tensors& tensors, GroupPlace group, EngineParameter& parameter) {
+Status CutGateUp(const TensorList& tensors, GroupPlace group, EngineParameter& parameter) {
   LS_ASSIGN_OR_RETURN(Blocks blocks, GateAndUp(tensors));
   for (RowBlock& block : blocks) {
-    LS_ASSIGN_OR_RETURN(const uint64_t rows, Share(*block.tensor, block.rows, "rows of gate or up", group));
+    LS_ASSIGN_OR_RETURN(const uint64_t rows, PerRank(*block.tensor, block.rows, "rows of gate or up", group));
     block.first += group.rank * rows;
     block.rows = rows;
   }
@@ -154,36 +154,37 @@ uint64_t RoundUp(uint64_t value, uint64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-Status CutVocabulary(const TensorMeta& tensor, const Engine& engine, GroupPlace group, EngineParameter& parameter) {
+Status CutVocabulary(const TensorMeta& tensor, const EngineRules& engine, GroupPlace group,
+                     EngineParameter& parameter) {
   LS_RETURN_IF_ERROR(WantRank(tensor, 2, 2));
   const uint64_t words = tensor.shape[0];
   uint64_t padded = RoundUp(words, engine.vocabulary_padding);
   if (padded % group.size != 0 && engine.pads_for_group) {
     padded = RoundUp(words, engine.vocabulary_padding * group.size);
   }
-  LS_ASSIGN_OR_RETURN(const uint64_t rows, Share(tensor, padded, "padded rows", group));
+  LS_ASSIGN_OR_RETURN(const uint64_t rows, PerRank(tensor, padded, "padded rows", group));
   const uint64_t first = std::min(group.rank * rows, words);
   const uint64_t filled = std::min((group.rank + 1) * rows, words) - first;
   return PutBelow({{&tensor, first, filled}}, rows - filled, parameter);
 }
 
-Status CutByRow(const Row& row, const Tensors& tensors, const Engine& engine, const EnginePlace& place,
-                EngineParameter& parameter) {
+Status CutByRow(const ParameterRule& row, const TensorList& tensors, const EngineRules& engine,
+                const EnginePlace& place, EngineParameter& parameter) {
   switch (row.cut) {
-    case Cut::kWhole:
+    case ParameterCut::kWhole:
       return CutWhole(tensors, parameter);
-    case Cut::kColumn:
+    case ParameterCut::kColumn:
       return CutColumn(*tensors.front(), place.tensor, parameter);
-    case Cut::kRow:
+    case ParameterCut::kRow:
       return CutRow(*tensors.front(), place.tensor, parameter);
-    case Cut::kQkv:
+    case ParameterCut::kQkv:
       return CutQkv(tensors, place, parameter);
-    case Cut::kGateUp:
+    case ParameterCut::kGateUp:
       return CutGateUp(tensors, place.tensor, parameter);
-    case Cut::kVocabulary:
+    case ParameterCut::kVocabulary:
       return CutVocabulary(*tensors.front(), engine, place.tensor, parameter);
-    case Cut::kExpertGateUp:
-    case Cut::kExpertDown:
+    case ParameterCut::kExpertGateUp:
+    case ParameterCut::kExpertDown:
       break;
   }
   return {ErrorCode::kInternal, Cat("the rule of ", row.parameter, " is one of experts")};
@@ -195,8 +196,8 @@ Status WrongTensor(const TensorMeta& tensor, std::string_view what) {
   return {ErrorCode::kBadData, Cat("tensor ", tensor.name, " of shape ", ShapeText(tensor.shape), " ", what)};
 }
 
-Status CutTensors(const Row& row, const Tensors& tensors, const Engine& engine, const EnginePlace& place,
-                  EngineParameter& parameter) {
+Status CutTensors(const ParameterRule& row, const TensorList& tensors, const EngineRules& engine,
+                  const EnginePlace& place, EngineParameter& parameter) {
   LS_RETURN_IF_ERROR(CutByRow(row, tensors, engine, place, parameter));
   parameter.strides = ContiguousStrides(parameter.shape);
   return OkStatus();

@@ -1,4 +1,4 @@
-// A rank's share of one parameter, cut out of the HuggingFace tensors as its row says.
+// A rank's part of one parameter, cut out of the HuggingFace tensors as its row says.
 #pragma once
 
 #include <cstdint>
@@ -12,23 +12,23 @@
 
 namespace lockstep::placement_rules {
 
-using Tensors = std::vector<const TensorMeta*>;
+using TensorList = std::vector<const TensorMeta*>;
 
 // What an expert stack is made of. Either `stacked`, or a list for every expert.
 struct ExpertTensors {
-  std::vector<Tensors> routed;  // by expert, those of Row::tensors
+  std::vector<TensorList> routed;  // by expert, those of ParameterRule::tensors
   const TensorMeta* stacked = nullptr;
-  Tensors shared;  // those of Row::shared; none: not fused
+  TensorList shared;  // those of ParameterRule::shared; none: not fused
 
   uint64_t experts() const { return stacked != nullptr ? stacked->shape[0] : routed.size(); }
 };
 
 // Give `parameter`, named already, its dtype, shape, contiguous strides, slices and padding. kBadData names the tensor
 // whose rank, dtype or shape does not fit, or that the groups of `place` cannot share. REQUIRES at least one tensor.
-Status CutTensors(const Row& row, const Tensors& tensors, const Engine& engine, const EnginePlace& place,
-                  EngineParameter& parameter);
-Status CutExperts(const Row& row, const ExpertTensors& tensors, const Engine& engine, const EnginePlace& place,
-                  EngineParameter& parameter);
+Status CutTensors(const ParameterRule& row, const TensorList& tensors, const EngineRules& engine,
+                  const EnginePlace& place, EngineParameter& parameter);
+Status CutExperts(const ParameterRule& row, const ExpertTensors& tensors, const EngineRules& engine,
+                  const EnginePlace& place, EngineParameter& parameter);
 
 // Which of `experts` a rank has: [first, first + count).
 struct ExpertRange {

@@ -13,10 +13,10 @@ struct ExpertShape {
   uint64_t columns = 0;
   size_t dim = 0;  // the one that the expert-tensor group shares
   uint64_t from = 0;
-  uint64_t share = 0;
+  uint64_t size = 0;
 
-  uint64_t rank_rows() const { return dim == 0 ? share : rows; }
-  uint64_t rank_columns() const { return dim == 0 ? columns : share; }
+  uint64_t rank_rows() const { return dim == 0 ? size : rows; }
+  uint64_t rank_columns() const { return dim == 0 ? columns : size; }
 };
 
 // Every matrix of every expert has the shape and type of the first.
@@ -26,7 +26,7 @@ Status CheckAlike(const ExpertTensors& experts, const TensorMeta& first) {
     if (tensor.dtype != first.dtype) return WrongTensor(tensor, Cat("has another type than ", first.name));
     return OkStatus();
   };
-  for (const Tensors& tensors : experts.routed) {
+  for (const TensorList& tensors : experts.routed) {
     for (const TensorMeta* tensor : tensors) LS_RETURN_IF_ERROR(check(*tensor));
   }
   if (experts.stacked != nullptr) return OkStatus();
@@ -46,15 +46,15 @@ Status CheckSharedAlike(const ExpertTensors& experts, const ExpertShape& shape) 
   return OkStatus();
 }
 
-Result<ExpertShape> ShapeOf(const Row& row, const ExpertTensors& experts, GroupPlace group) {
+Result<ExpertShape> ShapeOf(const ParameterRule& row, const ExpertTensors& experts, GroupPlace group) {
   const TensorMeta& first = experts.stacked != nullptr ? *experts.stacked : *experts.routed[0][0];
   const size_t lead = experts.stacked != nullptr ? 1 : 0;
   if (first.shape.size() != 2 + lead) return WrongTensor(first, Cat("should have ", 2 + lead, " dimensions"));
   LS_RETURN_IF_ERROR(CheckAlike(experts, first));
-  ExpertShape shape{.parts = row.cut == Cut::kExpertGateUp ? size_t{2} : size_t{1},
+  ExpertShape shape{.parts = row.cut == ParameterCut::kExpertGateUp ? size_t{2} : size_t{1},
                     .rows = first.shape[lead],
                     .columns = first.shape[lead + 1],
-                    .dim = row.cut == Cut::kExpertGateUp ? size_t{0} : size_t{1}};
+                    .dim = row.cut == ParameterCut::kExpertGateUp ? size_t{0} : size_t{1}};
   if (experts.stacked != nullptr) {
     if (shape.rows % shape.parts != 0) return WrongTensor(first, "should have as many rows of gate as of up");
     shape.rows /= shape.parts;
@@ -65,13 +65,13 @@ Result<ExpertShape> ShapeOf(const Row& row, const ExpertTensors& experts, GroupP
     return WrongTensor(first, Cat("has experts of ", size, shape.dim == 0 ? " rows" : " columns", ", which ",
                                   group.size, " ranks cannot share evenly"));
   }
-  shape.share = size / group.size;
-  shape.from = group.rank * shape.share;
+  shape.size = size / group.size;
+  shape.from = group.rank * shape.size;
   return shape;
 }
 
 // One expert's tensors in slot `slot`.
-void PutExpert(const Tensors& tensors, const ExpertShape& shape, uint64_t slot, EngineParameter& parameter) {
+void PutExpert(const TensorList& tensors, const ExpertShape& shape, uint64_t slot, EngineParameter& parameter) {
   for (size_t part = 0; part < tensors.size(); ++part) {
     Extents from{0, 0};
     from[shape.dim] = shape.from;
@@ -106,8 +106,8 @@ Result<ExpertRange> LocalExperts(uint64_t experts, GroupPlace group, bool uneven
   return ExpertRange{group.rank * least + std::min<uint64_t>(group.rank, more), least + (group.rank < more ? 1 : 0)};
 }
 
-Status CutExperts(const Row& row, const ExpertTensors& tensors, const Engine& engine, const EnginePlace& place,
-                  EngineParameter& parameter) {
+Status CutExperts(const ParameterRule& row, const ExpertTensors& tensors, const EngineRules& engine,
+                  const EnginePlace& place, EngineParameter& parameter) {
   LS_ASSIGN_OR_RETURN(const ExpertShape shape, ShapeOf(row, tensors, place.expert_tensor));
   LS_ASSIGN_OR_RETURN(const ExpertRange local, LocalExperts(tensors.experts(), place.expert, engine.uneven_experts));
   parameter.dtype = tensors.stacked != nullptr ? tensors.stacked->dtype : tensors.routed[0][0]->dtype;

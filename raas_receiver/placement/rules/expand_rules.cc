@@ -14,23 +14,23 @@ namespace lockstep {
 namespace placement_rules {
 namespace {
 
-constexpr std::array<const Engine*, 2> kEngines = {&kSglang, &kVllm};
+constexpr std::array<const EngineRules*, 2> kEngines = {&kSglang, &kVllm};
 
 Status CheckGroup(std::string_view name, GroupPlace group) {
   if (group.size > 0 && group.size <= kMaxEngineRanks && group.rank < group.size) return OkStatus();
   return {ErrorCode::kBadData, Cat("rank ", group.rank, " of a group ", name, " of ", group.size, " ranks")};
 }
 
-struct Table {
-  const Engine* engine;
-  const Family* family;
+struct RuleTable {
+  const EngineRules* engine;
+  const FamilyRules* family;
 };
 
-Result<Table> FindTable(const EnginePlace& place) {
-  for (const Engine* engine : Engines()) {
+Result<RuleTable> FindTable(const EnginePlace& place) {
+  for (const EngineRules* engine : Engines()) {
     if (engine->name != place.engine) continue;
-    for (const Family& family : engine->families) {
-      if (family.model_type == place.family) return Table{engine, &family};
+    for (const FamilyRules& family : engine->families) {
+      if (family.model_type == place.family) return RuleTable{engine, &family};
     }
   }
   return Status(ErrorCode::kNotFound, Cat("no rules for engine \"", place.engine, "\" and family \"", place.family,
@@ -40,7 +40,7 @@ Result<Table> FindTable(const EnginePlace& place) {
 // Fills in the rows of one table for one rank.
 class Expander {
  public:
-  Expander(const LayoutIndex& index, Table table, const EnginePlace& place)
+  Expander(const LayoutIndex& index, RuleTable table, const EnginePlace& place)
       : index_(index), table_(table), place_(place), taken_(index.tensors().size()) {}
 
   Result<Expansion> Run();
@@ -54,18 +54,18 @@ class Expander {
   };
 
   Status CheckFusing() const;
-  Status ExpandPart(const Part& part, Where where);
-  Status ExpandRow(const Part& part, const Row& row);
-  bool Applies(const Part& part, const Row& row, Where where);
-  Status CutRow(const Part& part, const Row& row, ExpandedParameter& expanded);
-  Result<Tensors> TakeAll(std::string_view prefix, std::string_view names);
-  Result<ExpertTensors> TakeExperts(const Part& part, const Row& row);
+  Status ExpandPart(const Part& part, RuleScope where);
+  Status ExpandRow(const Part& part, const ParameterRule& row);
+  bool Applies(const Part& part, const ParameterRule& row, RuleScope where);
+  Status CutRow(const Part& part, const ParameterRule& row, ExpandedParameter& expanded);
+  Result<TensorList> TakeAll(std::string_view prefix, std::string_view names);
+  Result<ExpertTensors> TakeExperts(const Part& part, const ParameterRule& row);
   const TensorMeta* Take(std::string_view prefix, std::string_view name, uint64_t expert = 0);
   const std::string& FullName(std::string_view prefix, std::string_view name, uint64_t expert = 0);
   Status TakeTheRest();
 
   const LayoutIndex& index_;
-  const Table table_;
+  const RuleTable table_;
   const EnginePlace& place_;
   std::vector<bool> taken_;  // by tensor
   size_t last_taken_ = 0;
@@ -76,29 +76,29 @@ class Expander {
 Result<Expansion> Expander::Run() {
   LS_RETURN_IF_ERROR(CheckFusing());
   const Part model;
-  LS_RETURN_IF_ERROR(ExpandPart(model, Where::kModel));
+  LS_RETURN_IF_ERROR(ExpandPart(model, RuleScope::kModel));
   for (const LayerFacts& facts : index_.layers()) {
     if (facts.mtp && table_.family->mtp) break;
     const uint32_t layer = expansion_.layers++;
     const Part part{Cat(kLayerPrefix, layer, "."), layer, &facts};
-    LS_RETURN_IF_ERROR(ExpandPart(part, Where::kLayer));
+    LS_RETURN_IF_ERROR(ExpandPart(part, RuleScope::kLayer));
   }
-  LS_RETURN_IF_ERROR(ExpandPart(model, Where::kEnd));
+  LS_RETURN_IF_ERROR(ExpandPart(model, RuleScope::kEnd));
   LS_RETURN_IF_ERROR(TakeTheRest());
   return std::move(expansion_);
 }
 
 Status Expander::CheckFusing() const {
   if (!place_.fused_shared_experts) return OkStatus();
-  for (const Rows& rows : table_.family->rows) {
-    if (std::ranges::any_of(rows, [](const Row& row) { return !row.shared.empty(); })) return OkStatus();
+  for (const ParameterRules& rows : table_.family->rows) {
+    if (std::ranges::any_of(rows, [](const ParameterRule& row) { return !row.shared.empty(); })) return OkStatus();
   }
   return {ErrorCode::kBadData, Cat(table_.engine->name, " never fuses shared experts of ", table_.family->model_type)};
 }
 
-Status Expander::ExpandPart(const Part& part, Where where) {
-  for (const Rows& rows : table_.family->rows) {
-    for (const Row& row : rows) {
+Status Expander::ExpandPart(const Part& part, RuleScope where) {
+  for (const ParameterRules& rows : table_.family->rows) {
+    for (const ParameterRule& row : rows) {
       if (!Applies(part, row, where)) continue;
       if (Status status = ExpandRow(part, row); !status.ok()) {
         std::string_view names = row.parameter;
@@ -109,11 +109,11 @@ Status Expander::ExpandPart(const Part& part, Where where) {
   return OkStatus();
 }
 
-bool Expander::Applies(const Part& part, const Row& row, Where where) {
+bool Expander::Applies(const Part& part, const ParameterRule& row, RuleScope where) {
   if (part.facts == nullptr && row.where != where) return false;
   if (part.facts != nullptr) {
-    const Where kind = part.facts->sparse ? Where::kSparse : Where::kDense;
-    if (row.where != Where::kLayer && row.where != kind) return false;
+    const RuleScope kind = part.facts->sparse ? RuleScope::kSparse : RuleScope::kDense;
+    if (row.where != RuleScope::kLayer && row.where != kind) return false;
   }
   if (row.shared_expert && place_.fused_shared_experts) return false;
   if (row.when.empty()) return true;
@@ -121,7 +121,7 @@ bool Expander::Applies(const Part& part, const Row& row, Where where) {
   return index_.Has(FullName(part.prefix, row.when.substr(absent ? 1 : 0))) != absent;
 }
 
-Status Expander::ExpandRow(const Part& part, const Row& row) {
+Status Expander::ExpandRow(const Part& part, const ParameterRule& row) {
   ExpandedParameter expanded{.cut = row.cut, .layer = part.layer};
   std::string_view names = row.parameter;
   expanded.parameter.name = part.prefix;
@@ -136,18 +136,18 @@ Status Expander::ExpandRow(const Part& part, const Row& row) {
   return OkStatus();
 }
 
-Status Expander::CutRow(const Part& part, const Row& row, ExpandedParameter& expanded) {
-  if (row.cut == Cut::kExpertGateUp || row.cut == Cut::kExpertDown) {
+Status Expander::CutRow(const Part& part, const ParameterRule& row, ExpandedParameter& expanded) {
+  if (row.cut == ParameterCut::kExpertGateUp || row.cut == ParameterCut::kExpertDown) {
     LS_ASSIGN_OR_RETURN(const ExpertTensors experts, TakeExperts(part, row));
     return CutExperts(row, experts, *table_.engine, place_, expanded.parameter);
   }
   expanded.tied = !row.tied.empty() && !index_.Has(FullName(part.prefix, row.tensors));
-  LS_ASSIGN_OR_RETURN(const Tensors tensors, TakeAll(part.prefix, expanded.tied ? row.tied : row.tensors));
+  LS_ASSIGN_OR_RETURN(const TensorList tensors, TakeAll(part.prefix, expanded.tied ? row.tied : row.tensors));
   return CutTensors(row, tensors, *table_.engine, place_, expanded.parameter);
 }
 
-Result<Tensors> Expander::TakeAll(std::string_view prefix, std::string_view names) {
-  Tensors tensors;
+Result<TensorList> Expander::TakeAll(std::string_view prefix, std::string_view names) {
+  TensorList tensors;
   while (!names.empty()) {
     const TensorMeta* tensor = Take(prefix, NextPart(names));
     if (tensor == nullptr) return Status(ErrorCode::kBadData, Cat("the model has no tensor ", name_));
@@ -156,7 +156,7 @@ Result<Tensors> Expander::TakeAll(std::string_view prefix, std::string_view name
   return tensors;
 }
 
-Result<ExpertTensors> Expander::TakeExperts(const Part& part, const Row& row) {
+Result<ExpertTensors> Expander::TakeExperts(const Part& part, const ParameterRule& row) {
   ExpertTensors experts;
   if (place_.fused_shared_experts) {
     LS_ASSIGN_OR_RETURN(experts.shared, TakeAll(part.prefix, row.shared));
@@ -164,7 +164,7 @@ Result<ExpertTensors> Expander::TakeExperts(const Part& part, const Row& row) {
   experts.stacked = Take(part.prefix, row.stacked);
   if (experts.stacked != nullptr) return experts;
   for (uint64_t expert = 0; expert < std::max<uint64_t>(part.facts->experts, 1); ++expert) {
-    Tensors& tensors = experts.routed.emplace_back();
+    TensorList& tensors = experts.routed.emplace_back();
     for (std::string_view names = row.tensors; !names.empty();) {
       tensors.push_back(Take(part.prefix, NextPart(names), expert));
       if (tensors.back() == nullptr) return Status(ErrorCode::kBadData, Cat("the model has no tensor ", name_));
@@ -212,7 +212,7 @@ Status Expander::TakeTheRest() {
 
 }  // namespace
 
-std::span<const Engine* const> Engines() {
+std::span<const EngineRules* const> Engines() {
   return kEngines;
 }
 
@@ -224,7 +224,7 @@ std::string_view NextPart(std::string_view& text) {
 }
 
 Result<Expansion> Expand(const LayoutIndex& index, const EnginePlace& place) {
-  LS_ASSIGN_OR_RETURN(const Table table, FindTable(place));
+  LS_ASSIGN_OR_RETURN(const RuleTable table, FindTable(place));
   LS_RETURN_IF_ERROR(CheckGroup("tensor", place.tensor));
   LS_RETURN_IF_ERROR(CheckGroup("expert", place.expert));
   LS_RETURN_IF_ERROR(CheckGroup("expert_tensor", place.expert_tensor));

@@ -17,7 +17,7 @@ inline constexpr uint32_t kNoLayer = ~uint32_t{0};
 struct ExpandedParameter {
   EngineParameter parameter;             // of the newest release's name, without offset
   std::vector<std::string> other_names;  // of older releases
-  Cut cut = Cut::kWhole;
+  ParameterCut cut = ParameterCut::kWhole;
   uint32_t layer = kNoLayer;
   bool tied = false;  // its tensor is another parameter's: the engine may have none of its own
 };

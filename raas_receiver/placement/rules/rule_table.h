@@ -11,7 +11,7 @@
 namespace lockstep::placement_rules {
 
 // In which part of a model a row applies; it decides the prefix of its names.
-enum class Where : uint8_t {
+enum class RuleScope : uint8_t {
   kModel,   // once, before the layers; names are whole
   kLayer,   // every layer of the decoder: model.layers.N.
   kDense,   // layers without experts
@@ -19,8 +19,8 @@ enum class Where : uint8_t {
   kEnd,     // once, after the layers; names are whole
 };
 
-// How a rank's share is cut out of the tensors and put together: pieces lie below one another (dimension 0).
-enum class Cut : uint8_t {
+// How a rank's part is cut out of the tensors and put together: pieces lie below one another (dimension 0).
+enum class ParameterCut : uint8_t {
   kWhole,         // all of every tensor, on every rank
   kColumn,        // rows, over the tensor group (the output of a linear layer)
   kRow,           // columns, over the tensor group (its input)
@@ -32,11 +32,11 @@ enum class Cut : uint8_t {
   kExpertDown,    // [experts, out, in]: experts likewise, columns over the expert-tensor group
 };
 
-struct Row {
-  Where where;
+struct ParameterRule {
+  RuleScope where;
   // Names within `where`, of the engine's releases, newest first, apart by '|'.
   std::string_view parameter;
-  Cut cut;
+  ParameterCut cut;
   // Names within `where`, in the order in which they lie in the parameter, apart by '|'; `{}` is an expert's number.
   std::string_view tensors;
   // The row is there where this tensor is, or, after a '!', where it is not. Empty: always.
@@ -52,17 +52,17 @@ struct Row {
   bool shared_expert = false;
 };
 
-using Rows = std::span<const Row>;
+using ParameterRules = std::span<const ParameterRule>;
 
-struct Family {
-  std::string_view model_type;  // config.json's
-  std::span<const Rows> rows;   // in the engine's order
+struct FamilyRules {
+  std::string_view model_type;           // config.json's
+  std::span<const ParameterRules> rows;  // in the engine's order
   bool mtp = false;  // layers for multi-token prediction may follow the decoder's: the engine leaves them out
 };
 
-struct Engine {
+struct EngineRules {
   std::string_view name;
-  std::span<const Family> families;  // by name
+  std::span<const FamilyRules> families;  // by name
   // Rows of a vocabulary are padded to a multiple of this, ...
   uint64_t vocabulary_padding = 64;
   // ... and of this times the tensor group's size when that group cannot share them.
@@ -73,11 +73,11 @@ struct Engine {
 
 inline constexpr std::string_view kLayerPrefix = "model.layers.";
 
-extern const Engine kSglang;
-extern const Engine kVllm;
+extern const EngineRules kSglang;
+extern const EngineRules kVllm;
 
 // By name.
-std::span<const Engine* const> Engines();
+std::span<const EngineRules* const> Engines();
 
 // The first of `text`'s '|'-separated parts; `text` loses it and its separator.
 std::string_view NextPart(std::string_view& text);

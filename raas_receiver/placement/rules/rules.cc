@@ -34,10 +34,10 @@ Result<ExpandedRules> ExpandRules(const ModelLayout& layout, const EnginePlace& 
 
 std::string KnownEngines() {
   std::string text = "described, huggingface";
-  for (const placement_rules::Engine* engine : placement_rules::Engines()) {
+  for (const placement_rules::EngineRules* engine : placement_rules::Engines()) {
     text += "; ";
     text += engine->name;
-    for (const placement_rules::Family& family : engine->families) {
+    for (const placement_rules::FamilyRules& family : engine->families) {
       text += &family == engine->families.data() ? ": " : ", ";
       text += family.model_type;
     }

@@ -4,63 +4,37 @@
 namespace lockstep::placement_rules {
 namespace {
 
-constexpr Row kLatentDown[] = {
-    {Where::kLayer, "self_attn.fused_qkv_a_proj_with_mqa.weight", Cut::kWhole,
+constexpr ParameterRule kLatentDown[] = {
+    {kLayer, "self_attn.fused_qkv_a_proj_with_mqa.weight", kWhole,
      "self_attn.q_a_proj.weight|self_attn.kv_a_proj_with_mqa.weight", "self_attn.q_a_proj.weight"},
 };
 
-constexpr Row kExperts[] = {
-    {.where = Where::kSparse,
-     .parameter = "mlp.experts.w13_weight",
-     .cut = Cut::kExpertGateUp,
-     .tensors = "mlp.experts.{}.gate_proj.weight|mlp.experts.{}.up_proj.weight",
-     .stacked = "mlp.experts.gate_up_proj"},
-    {.where = Where::kSparse,
-     .parameter = "mlp.experts.w2_weight",
-     .cut = Cut::kExpertDown,
-     .tensors = "mlp.experts.{}.down_proj.weight",
-     .stacked = "mlp.experts.down_proj"},
-};
+constexpr auto kExperts = Experts("mlp.experts.w13_weight", "mlp.experts.w2_weight");
 
 // With a shared expert, which SGLang can keep as one more expert of the stack.
-constexpr Row kExpertsAndShared[] = {
-    {.where = Where::kSparse,
-     .parameter = "mlp.experts.w13_weight",
-     .cut = Cut::kExpertGateUp,
-     .tensors = "mlp.experts.{}.gate_proj.weight|mlp.experts.{}.up_proj.weight",
-     .stacked = "mlp.experts.gate_up_proj",
-     .shared = "mlp.shared_experts.gate_proj.weight|mlp.shared_experts.up_proj.weight"},
-    {.where = Where::kSparse,
-     .parameter = "mlp.experts.w2_weight",
-     .cut = Cut::kExpertDown,
-     .tensors = "mlp.experts.{}.down_proj.weight",
-     .stacked = "mlp.experts.down_proj",
-     .shared = "mlp.shared_experts.down_proj.weight"},
-};
+constexpr std::array<ParameterRule, 2> WithShared(std::array<ParameterRule, 2> experts) {
+  experts[0].shared = "mlp.shared_experts.gate_proj.weight|mlp.shared_experts.up_proj.weight";
+  experts[1].shared = "mlp.shared_experts.down_proj.weight";
+  return experts;
+}
 
-constexpr Row kMixtralExperts[] = {
-    {.where = Where::kSparse,
-     .parameter = "block_sparse_moe.experts.w13_weight",
-     .cut = Cut::kExpertGateUp,
-     .tensors = "block_sparse_moe.experts.{}.w1.weight|block_sparse_moe.experts.{}.w3.weight",
-     .stacked = "mlp.experts.gate_up_proj"},
-    {.where = Where::kSparse,
-     .parameter = "block_sparse_moe.experts.w2_weight",
-     .cut = Cut::kExpertDown,
-     .tensors = "block_sparse_moe.experts.{}.w2.weight",
-     .stacked = "mlp.experts.down_proj"},
-};
+constexpr auto kExpertsAndShared = WithShared(kExperts);
+
+constexpr auto kMixtralExperts =
+    MixtralExperts("block_sparse_moe.experts.w13_weight", "block_sparse_moe.experts.w2_weight");
 
 // SGLang builds every layer of the Qwen families with experts, so they have no rows of dense layers.
-constexpr Rows kMixtralRows[] = {kEmbedding, kAttention, kMixtralRouter, kMixtralExperts, kHead};
-constexpr Rows kQwen2MoeRows[] = {kEmbedding, kAttention, kQkvBias, kRouter, kExperts, kGatedSharedExpert, kHead};
-constexpr Rows kQwen3MoeRows[] = {kEmbedding, kAttention, kQkvBias, kOutputBias, kHeadNorms, kRouter, kExperts, kHead};
-constexpr Rows kGlm4MoeRows[] = {kEmbedding, kAttention,  kQkvBias,          kHeadNorms,     kDenseMlp,
-                                 kRouter,    kRouterBias, kExpertsAndShared, kSharedExperts, kHead};
-constexpr Rows kDeepSeekRows[] = {kEmbedding,  kLatentDown,       kLatentAttention, kDenseMlp, kRouter,
-                                  kRouterBias, kExpertsAndShared, kSharedExperts,   kHead};
+constexpr ParameterRules kMixtralRows[] = {kEmbedding, kAttention, kMixtralRouter, kMixtralExperts, kHead};
+constexpr ParameterRules kQwen2MoeRows[] = {kEmbedding, kAttention,         kQkvBias, kRouter,
+                                            kExperts,   kGatedSharedExpert, kHead};
+constexpr ParameterRules kQwen3MoeRows[] = {kEmbedding, kAttention, kQkvBias, kOutputBias,
+                                            kHeadNorms, kRouter,    kExperts, kHead};
+constexpr ParameterRules kGlm4MoeRows[] = {kEmbedding, kAttention,  kQkvBias,          kHeadNorms,     kDenseMlp,
+                                           kRouter,    kRouterBias, kExpertsAndShared, kSharedExperts, kHead};
+constexpr ParameterRules kDeepSeekRows[] = {kEmbedding,  kLatentDown,       kLatentAttention, kDenseMlp, kRouter,
+                                            kRouterBias, kExpertsAndShared, kSharedExperts,   kHead};
 
-constexpr Family kFamilies[] = {
+constexpr FamilyRules kFamilies[] = {
     {"deepseek_v3", kDeepSeekRows, /*mtp=*/true},
     {"glm4", kGlm4Rows},
     {"glm4_moe", kGlm4MoeRows, /*mtp=*/true},
@@ -75,6 +49,6 @@ constexpr Family kFamilies[] = {
 
 }  // namespace
 
-constexpr Engine kSglang{.name = "sglang", .families = kFamilies, .pads_for_group = true};
+constexpr EngineRules kSglang{.name = "sglang", .families = kFamilies, .pads_for_group = true};
 
 }  // namespace lockstep::placement_rules
