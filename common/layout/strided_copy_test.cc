@@ -213,7 +213,7 @@ TEST_CASE("A copy is clipped to part of a row, whole rows and part of a row") {
   CHECK(parts == std::vector<StridedCopy>{{.source_offset = 168, .target_offset = 22, .row_bytes = 4}});
 }
 
-TEST_CASE("Random copies: what is clipped is what writes into the window") {
+TEST_CASE("Random copies: what is clipped is what writes into the clipped range") {
   for (uint64_t seed = 0; seed < kCases; ++seed) {
     CAPTURE(seed);
     Random random(seed);

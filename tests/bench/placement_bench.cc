@@ -1,5 +1,5 @@
 // How long the first version waits for an engine's plan: from what eight ranks say of themselves to the copies and
-// bands of all of them, on one core.
+// row ranges of all of them, on one core.
 //
 //   placement_bench [--quick]
 #include <string>
