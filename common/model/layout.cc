@@ -274,11 +274,6 @@ size_t ModelLayout::TensorAt(uint64_t offset) const {
   return static_cast<size_t>(after - tensors_.begin()) - 1;
 }
 
-std::pair<size_t, size_t> ModelLayout::TensorsIn(ByteRange range) const {
-  if (range.bytes == 0) return {0, 0};
-  return {TensorAt(range.offset), TensorAt(range.end() - 1) + 1};
-}
-
 Status AssignOffsets(std::vector<TensorMeta>& tensors) {
   const auto lay_out = [&](bool& aligned) -> Status {
     uint64_t end = 0;
