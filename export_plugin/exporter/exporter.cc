@@ -207,7 +207,7 @@ void Exporter::Impl::PinHalf(size_t half, std::byte* data) {
 Status Exporter::Impl::RunCopies(const CopyList& list, std::byte* data) {
   size_t copies = 0;
   size_t ranges = 0;
-  for (const Batch& batch : list.batches) {
+  for (const CopyBatch& batch : list.batches) {
     LS_RETURN_IF_ERROR(Place(std::span(list.copies).subspan(copies, batch.copies_end - copies), locals, data, placed));
     LS_RETURN_IF_ERROR(engine->Start(placed));
     LS_RETURN_IF_ERROR(engine->Finish());

@@ -23,7 +23,7 @@ Result<ElementConversion> ConversionOf(const LocalTensor& local, const TensorMet
 
 // Copies whose ranges are reported together: large enough for a report to cost nothing, small enough for the agent's
 // diff to run while others are copied.
-struct Batch {
+struct CopyBatch {
   size_t copies_end = 0;  // in CopyList::copies; begins where the one before ends
   size_t ranges_end = 0;  // in CopyList::ranges
   uint64_t bytes = 0;
@@ -33,7 +33,7 @@ struct Batch {
 struct CopyList {
   std::vector<LocalCopy> copies;  // into the data section
   std::vector<StridedRange> ranges;
-  std::vector<Batch> batches;
+  std::vector<CopyBatch> batches;
   uint64_t bytes = 0;
 };
 

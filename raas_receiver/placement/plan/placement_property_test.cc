@@ -13,7 +13,7 @@ constexpr uint64_t kCases = 2000;
 
 using Memory = std::vector<uint8_t>;
 
-std::shared_ptr<const PlacementPlan> Compile(const Engine& engine) {
+std::shared_ptr<const PlacementPlan> Compile(const TestEngine& engine) {
   const auto plan = PlacementPlan::Compile(*engine.layout, engine.ranks, engine.unused);
   INFO(plan.status().ToString());
   REQUIRE(plan.ok());
@@ -38,7 +38,7 @@ uint64_t ByteOf(const EngineParameter& parameter, const Extents& at, const Exten
 // Calls visit(buffer, target byte, source byte) for every byte that the descriptions give, one element after the other,
 // and zero(buffer, target byte) for those of elements, or of their lower halves, that nothing gives.
 template <typename Visit, typename Zero>
-void ForEachByte(const Engine& engine, Visit visit, Zero zero) {
+void ForEachByte(const TestEngine& engine, Visit visit, Zero zero) {
   uint32_t first_buffer = 0;
   for (const RankDescription& rank : engine.ranks) {
     for (const EngineParameter& parameter : rank.parameters) {
@@ -88,7 +88,7 @@ TEST_CASE("Random engines: copies and zeros fill every memory as the description
   for (uint64_t seed = 0; seed < kCases; ++seed) {
     CAPTURE(seed);
     Random random(seed);
-    const Engine engine = EngineMaker(random).Make();
+    const TestEngine engine = RandomEngineMaker(random).Make();
     const auto plan = Compile(engine);
     Memory data(engine.layout->data_bytes());
     for (uint8_t& byte : data) byte = static_cast<uint8_t>(random.Between(0, 255));
@@ -133,7 +133,7 @@ TEST_CASE(
   for (uint64_t seed = 0; seed < kCases; ++seed) {
     CAPTURE(seed);
     Random random(seed);
-    const Engine engine = EngineMaker(random).Make();
+    const TestEngine engine = RandomEngineMaker(random).Make();
     const auto plan = Compile(engine);
     std::vector<Targets> expected(engine.layout->data_bytes());
     ForEachByte(
@@ -147,7 +147,7 @@ TEST_CASE("Random engines: row ranges rise without overlap, and their copies by 
   for (uint64_t seed = 0; seed < kCases; ++seed) {
     CAPTURE(seed);
     Random random(seed);
-    const Engine engine = EngineMaker(random).Make();
+    const TestEngine engine = RandomEngineMaker(random).Make();
     const auto plan = Compile(engine);
     uint64_t end = 0;
     for (const RowRange& range : plan->row_ranges()) {
@@ -170,8 +170,8 @@ TEST_CASE("Random engines: row ranges rise without overlap, and their copies by 
 }
 
 // The same engine, described in other words: slices cut and in another order.
-Engine Redescribed(Random& random, const Engine& engine) {
-  Engine other = engine;
+TestEngine Redescribed(Random& random, const TestEngine& engine) {
+  TestEngine other = engine;
   for (RankDescription& rank : other.ranks) {
     for (EngineParameter& parameter : rank.parameters) {
       std::vector<Slice> slices;
@@ -201,7 +201,7 @@ TEST_CASE("Random engines: the digest is of what a plan does, not of how it was 
   for (uint64_t seed = 0; seed < kCases; ++seed) {
     CAPTURE(seed);
     Random random(seed);
-    const Engine engine = EngineMaker(random).Make();
+    const TestEngine engine = RandomEngineMaker(random).Make();
     const auto plan = Compile(engine);
     const auto other = Compile(Redescribed(random, engine));
     REQUIRE(other->digest() == plan->digest());

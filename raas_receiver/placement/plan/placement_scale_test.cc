@@ -26,7 +26,7 @@ class Maker {
  public:
   explicit Maker(const Mixture& mixture) : mix_(mixture), engine_{.ranks = std::vector<RankDescription>(mix_.ranks)} {}
 
-  Engine Make() {
+  TestEngine Make() {
     for (uint32_t rank = 0; rank < mix_.ranks; ++rank) {
       engine_.ranks[rank] = {.rank = rank, .world = mix_.ranks, .place = {.engine = "described"}, .halves = {{{}}}};
     }
@@ -120,14 +120,14 @@ class Maker {
   }
 
   Mixture mix_;
-  Engine engine_;
+  TestEngine engine_;
   std::vector<TensorMeta> tensors_;
 };
 
 // The bound on time is far above what it takes (well under a second): it is there to catch work that grows with the
 // square of the model.
 std::shared_ptr<const PlacementPlan> CheckPlan(const Mixture& mixture) {
-  const Engine engine = Maker(mixture).Make();
+  const TestEngine engine = Maker(mixture).Make();
   const auto start = std::chrono::steady_clock::now();
   const auto plan = PlacementPlan::Compile(*engine.layout, engine.ranks, {});
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

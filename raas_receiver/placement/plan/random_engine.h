@@ -16,17 +16,17 @@
 
 namespace lockstep {
 
-struct Engine {
+struct TestEngine {
   std::shared_ptr<const ModelLayout> layout;
   std::vector<RankDescription> ranks;
   std::vector<std::string> unused;
 };
 
-class EngineMaker {
+class RandomEngineMaker {
  public:
-  explicit EngineMaker(Random& random) : random_(random) {}
+  explicit RandomEngineMaker(Random& random) : random_(random) {}
 
-  Engine Make() {
+  TestEngine Make() {
     std::vector<TensorMeta> tensors;
     for (uint64_t i = random_.Between(1, 6); i > 0; --i) tensors.push_back(Tensor(tensors.size()));
     if (random_.OneIn(4)) tensors.push_back({.name = "empty", .dtype = DType::kBF16, .shape = {0, 3}});
@@ -198,7 +198,7 @@ class EngineMaker {
   }
 
   Random& random_;
-  Engine engine_;
+  TestEngine engine_;
   std::vector<std::vector<Part>> boxes_;  // by rank
 };
 

@@ -6,7 +6,7 @@ namespace {
 
 struct Followed {
   Random random;
-  Engine engine;
+  TestEngine engine;
   std::shared_ptr<const ModelLayout> layout;
   std::shared_ptr<const PlacementPlan> plan;
   TestModel model;
@@ -15,7 +15,7 @@ struct Followed {
 
   explicit Followed(uint64_t seed)
       : random(seed),
-        engine(EngineMaker(random).Make()),
+        engine(RandomEngineMaker(random).Make()),
         layout(*ModelLayout::Create(engine.layout->tensors(), kMinBlockBytes)),
         plan(CompilePlan(*layout, engine.ranks, engine.unused)),
         model(layout, static_cast<uint32_t>(seed)) {
