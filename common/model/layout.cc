@@ -50,7 +50,7 @@ Status CheckName(const TensorMeta& tensor) {
   return OkStatus();
 }
 
-// Which of the tensors' names were met: their numbers, beside a bit of each name's hash, in one piece of memory. A set
+// Which of the tensors' names were met: their numbers, next to a bit of each name's hash, in one piece of memory. A set
 // of the library's, with a node for each of 100,000 names, makes most of what a layout costs.
 class NameSet {
  public:

@@ -5,7 +5,7 @@
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
-#include "raas_receiver/placement/rules.h"
+#include "raas_receiver/placement/rules/rules.h"
 
 namespace lockstep {
 namespace {

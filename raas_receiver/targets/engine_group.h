@@ -15,7 +15,7 @@
 #include "common/base/status.h"
 #include "common/base/worker_pool.h"
 #include "common/model/layout.h"
-#include "raas_receiver/placement/placement_plan.h"
+#include "raas_receiver/placement/plan/placement_plan.h"
 #include "raas_receiver/targets/group_commit.h"
 #include "raas_receiver/targets/group_members.h"
 #include "raas_receiver/targets/target_version.h"

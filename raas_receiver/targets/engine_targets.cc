@@ -8,7 +8,7 @@
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
-#include "raas_receiver/placement/description.h"
+#include "raas_receiver/placement/description/description.h"
 #include "raas_receiver/targets/engine_group.h"
 
 namespace lockstep {

@@ -5,7 +5,7 @@
 #include <map>
 #include <mutex>
 
-#include "raas_receiver/placement/rules.h"
+#include "raas_receiver/placement/rules/rules.h"
 
 namespace lockstep {
 namespace {
@@ -27,7 +27,7 @@ Result<HalfWrites> HalfWrites::Stage(std::shared_ptr<const PlacementPlan> plan, 
   HalfWrites all;
   all.plan_ = std::move(plan);
   all.layout_ = version.layout;
-  const std::vector<Window>& windows = all.plan_->windows();
+  const std::vector<TargetBuffer>& windows = all.plan_->buffers();
   std::map<Held, std::vector<bool>> wanted;
   for (size_t window = 0; window < windows.size(); ++window) {
     const std::optional<Held>& held = from[windows[window].rank];
@@ -59,7 +59,7 @@ Status HalfWrites::Run(EngineRanks ranks, uint32_t half, WorkerPool& pool) const
   for (const Part& part : parts_) {
     StagedWrites::Memories memories(part.windows.size(), nullptr);
     for (size_t window = 0; window < memories.size(); ++window) {
-      const Window& at = plan_->windows()[window];
+      const TargetBuffer& at = plan_->buffers()[window];
       if (part.windows[window]) memories[window] = &ranks[at.rank]->memory(half, at.memory);
     }
     LS_RETURN_IF_ERROR(part.writes.Run(memories, pool));
@@ -75,8 +75,8 @@ Result<bool> HalfEquals(const PlacementPlan& plan, RankLink& link, uint32_t rank
     std::span<const StridedRange> zeros;
   };
   std::vector<Part> parts;
-  for (uint32_t window = 0; window < plan.windows().size(); ++window) {
-    const Window& at = plan.windows()[window];
+  for (uint32_t window = 0; window < plan.buffers().size(); ++window) {
+    const TargetBuffer& at = plan.buffers()[window];
     if (at.rank != rank) continue;
     std::span<const StridedCopy> copies = plan.copies(window);
     for (; !copies.empty(); copies = copies.subspan(std::min(copies.size(), kComparedCopies))) {

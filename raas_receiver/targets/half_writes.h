@@ -10,8 +10,8 @@
 #include "common/base/status.h"
 #include "common/base/worker_pool.h"
 #include "common/model/layout.h"
-#include "raas_receiver/placement/placement_plan.h"
-#include "raas_receiver/placement/staged_writes.h"
+#include "raas_receiver/placement/plan/placement_plan.h"
+#include "raas_receiver/placement/writes/staged_writes.h"
 #include "raas_receiver/targets/rank_link.h"
 #include "raas_receiver/targets/target_version.h"
 

@@ -20,8 +20,8 @@
 #include "common/base/status.h"
 #include "common/os/deadline.h"
 #include "common/os/unix_socket.h"
-#include "raas_receiver/placement/description.h"
-#include "raas_receiver/placement/target_memory.h"
+#include "raas_receiver/placement/description/description.h"
+#include "raas_receiver/placement/memory/target_memory.h"
 #include "raas_receiver/targets/messages.h"
 
 namespace lockstep {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "common/os/unix_socket.h"
-#include "raas_receiver/placement/description.h"
+#include "raas_receiver/placement/description/description.h"
 #include "raas_receiver/replica/test_model.h"
 #include "raas_receiver/targets/messages.h"
 

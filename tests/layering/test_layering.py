@@ -21,6 +21,7 @@ ALLOWED = {
     "common/os": {"common/base"},
     "common/model": {"common/base", "@nlohmann_json"},
     "common/layout": {"common/base", "common/model"},
+    "common/json": {"common/base", "common/model", "common/layout", "@nlohmann_json"},
     "common/payload": {"common/base", "common/model", "kernels", "@zstd"},
     "common/wire": {"common/base", "common/payload"},
     "common/net": {"common/base", "common/os", "@asio"},
@@ -34,6 +35,7 @@ ALLOWED = {
     "export_plugin/rules": {"common/base", "common/model", "common/layout", "@nlohmann_json"},
     "export_plugin/plan": {
         "common/base",
+        "common/json",
         "common/model",
         "common/layout",
         "export_plugin/rules",
@@ -95,23 +97,53 @@ ALLOWED = {
     # The inference side.
     "raas_receiver/pull": {"common/base", "common/os", "common/model", "common/payload", "common/wire", "common/net"},
     "raas_receiver/replica": {"common/base", "common/os", "common/model", "common/payload"},
-    "raas_receiver/placement": {
+    "raas_receiver/placement/description": {
+        "common/base",
+        "common/json",
+        "common/model",
+        "common/layout",
+        "@nlohmann_json",
+    },
+    "raas_receiver/placement/rules": {
+        "common/base",
+        "common/model",
+        "common/layout",
+        "raas_receiver/placement/description",
+    },
+    "raas_receiver/placement/plan": {
+        "common/base",
+        "common/model",
+        "common/layout",
+        "raas_receiver/placement/description",
+    },
+    "raas_receiver/placement/memory": {
         "common/base",
         "common/os",
+        "common/layout",
+        "kernels",
+        "raas_receiver/placement/description",
+        "@cuda",  # only with --config=cuda
+    },
+    "raas_receiver/placement/writes": {
+        "common/base",
         "common/model",
         "common/layout",
         "common/payload",
         "kernels",
+        "raas_receiver/placement/memory",
+        "raas_receiver/placement/plan",
         "raas_receiver/replica",
-        "@cuda",  # only with --config=cuda
-        "@nlohmann_json",
     },
     "raas_receiver/targets": {
         "common/base",
         "common/os",
         "common/model",
         "common/telemetry",
-        "raas_receiver/placement",
+        "raas_receiver/placement/description",
+        "raas_receiver/placement/memory",
+        "raas_receiver/placement/plan",
+        "raas_receiver/placement/rules",
+        "raas_receiver/placement/writes",
         "raas_receiver/replica",
         "@nlohmann_json",
     },

@@ -85,7 +85,7 @@ class OwnMemory:
 
     Attributes:
         locations: of each parameter, the same in both halves.
-        descriptions: of each half, as in raas_receiver/placement/FORMAT.md.
+        descriptions: of each half, as in raas_receiver/placement/description/FORMAT.md.
         fds: one for each half of host memory.
     """
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Iterable, Mapping, Sequence, Tuple
 
-# For each parameter its slices, or its padding, as in raas_receiver/placement/FORMAT.md.
+# For each parameter its slices, or its padding, as in raas_receiver/placement/description/FORMAT.md.
 Slices = Mapping[str, "Sequence[Mapping[str, Any]]"]
 
 

@@ -13,8 +13,8 @@
 #include "common/model/safetensors.h"
 #include "common/os/segment.h"
 #include "kernels/apply.h"
-#include "raas_receiver/placement/rules.h"
-#include "raas_receiver/placement/staged_writes.h"
+#include "raas_receiver/placement/rules/rules.h"
+#include "raas_receiver/placement/writes/staged_writes.h"
 #include "tests/bench/common/memory.h"
 #include "tests/bench/common/or_die.h"
 #include "tests/bench/common/qwen_layout.h"
@@ -101,7 +101,7 @@ struct Engine {
       description.halves = {{MemoryDescription{.bytes = last.offset + ExtentBytes(last)}}};
     }
     plan = OrDie(PlacementPlan::Compile(layout, ranks, unused));
-    for (const Window& window : plan->windows()) {
+    for (const TargetBuffer& window : plan->buffers()) {
       memories.push_back(NewHostMemory(OrDie(CreateMemfdSegment("window", window.bytes))));
     }
   }
