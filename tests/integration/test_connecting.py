@@ -15,7 +15,7 @@ UNAVAILABLE, TRY_AGAIN = 69, 75
 
 def status_of(address: str, timeout_ms: int) -> subprocess.CompletedProcess:
     command = [LOCKSTEPCTL, "--agent", address, "--timeout", str(timeout_ms), "status"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 def test_receivers_and_lockstepctl_reach_an_agent_over_a_long_link(cluster):
@@ -26,7 +26,7 @@ def test_receivers_and_lockstepctl_reach_an_agent_over_a_long_link(cluster):
         for version in (1, 2):
             publisher.publish(version, model.step())
             receiver.wait_for(model.tensors)
-        result = status_of(link.address, timeout_ms=20_000)
+        result = status_of(link.address, timeout_ms=60_000)
         assert result.returncode == 0, result.stderr
 
 
@@ -35,7 +35,7 @@ def test_a_call_waits_for_a_daemon_that_stands_still_for_a_second(cluster):
     agent.signal(signal.SIGSTOP)
     resuming = threading.Timer(1.0, agent.signal, [signal.SIGCONT])
     resuming.start()
-    result = status_of(agent.address, timeout_ms=20_000)
+    result = status_of(agent.address, timeout_ms=60_000)
     resuming.join()
     assert result.returncode == 0, result.stderr
 
@@ -51,5 +51,5 @@ def test_a_call_to_a_silent_daemon_ends_at_its_own_deadline(cluster):
 def test_a_call_where_nobody_listens_does_not_wait_for_its_deadline():
     with ReservedPort() as nobody:
         began = time.monotonic()
-        result = status_of(nobody.address, timeout_ms=20_000)
-    assert result.returncode == UNAVAILABLE and time.monotonic() - began < 10
+        result = status_of(nobody.address, timeout_ms=60_000)
+    assert result.returncode == UNAVAILABLE and time.monotonic() - began < 30
