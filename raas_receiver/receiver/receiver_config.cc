@@ -9,6 +9,7 @@
 
 #include "common/base/text.h"
 #include "common/config/config.h"
+#include "common/model/model_name.h"
 #include "common/payload/payload.h"
 #include "common/telemetry/build_info.h"
 #include "common/wire/frame.h"
