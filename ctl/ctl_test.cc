@@ -8,7 +8,7 @@
 #include "common/rpc/rpc_server.h"
 #include "common/rpc/status_mapping.h"
 #include "ctl/commands.h"
-#include "ctl/json.h"
+#include "ctl/output/json.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
 #include "proto/lockstep/v1/receiver.grpc.pb.h"
 
@@ -186,7 +186,7 @@ bool Has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-TEST_CASE("status is a table for people and the whole message as JSON") {
+TEST_CASE("Status is a table for people and the whole message as JSON") {
   Fleet fleet;
   const Answer table = fleet.Agent({"status"});
   REQUIRE(table.status.ok());
@@ -203,7 +203,7 @@ TEST_CASE("status is a table for people and the whole message as JSON") {
   CHECK(receiver["models"][0]["held"]["run"] == Hex(kRun));
 }
 
-TEST_CASE("versions lists the deltas of an agent and the replicas of a receiver") {
+TEST_CASE("Versions lists the deltas of an agent and the replicas of a receiver") {
   Fleet fleet;
   CHECK(Has(fleet.Agent({"versions"}).text, "2.0 KiB"));
   CHECK(Json::parse(fleet.Agent({"versions", "--json"}).text)[0]["deltas"][0]["base"] == 6);
@@ -211,7 +211,7 @@ TEST_CASE("versions lists the deltas of an agent and the replicas of a receiver"
   CHECK(Json::parse(fleet.Receiver({"versions", "--json"}).text)[0]["current"]["version"] == 7);
 }
 
-TEST_CASE("layout names every tensor and attachment") {
+TEST_CASE("Layout names every tensor and attachment") {
   Fleet fleet;
   CHECK(Has(fleet.Agent({"layout"}).text, "BF16"));
   const Json json = Json::parse(fleet.Agent({"layout", "--model", "actor", "--json"}).text);
@@ -221,7 +221,7 @@ TEST_CASE("layout names every tensor and attachment") {
   CHECK(Has(fleet.Agent({"layout"}).text, "with adapter_config.json, 2 B"));
 }
 
-TEST_CASE("verify of a damaged agent fails and names the tensors") {
+TEST_CASE("Verify of a damaged agent fails and names the tensors") {
   Fleet fleet;
   const Answer answer = fleet.Agent({"verify"});
   CHECK(ExitCode(answer.status.code()) == 65);
@@ -230,7 +230,7 @@ TEST_CASE("verify of a damaged agent fails and names the tensors") {
   CHECK(Has(answer.text, "NOT equal"));
 }
 
-TEST_CASE("verify of a receiver compares its bytes with the agent's manifest") {
+TEST_CASE("Verify of a receiver compares its bytes with the agent's manifest") {
   Fleet fleet;
   const Answer equal = fleet.Receiver({"verify", "--json"});
   REQUIRE(equal.status.ok());
@@ -246,7 +246,7 @@ TEST_CASE("verify of a receiver compares its bytes with the agent's manifest") {
   CHECK(Has(other.text, Hex(kOtherDigest)));
 }
 
-TEST_CASE("damage of a receiver is told also when its agent cannot be asked") {
+TEST_CASE("Damage of a receiver is told also when its agent cannot be asked") {
   Fleet fleet;
   fleet.agent_server().Drain(std::chrono::milliseconds(100));
   CHECK(fleet.Receiver({"verify"}).status.code() == ErrorCode::kUnavailable);
@@ -254,7 +254,7 @@ TEST_CASE("damage of a receiver is told also when its agent cannot be asked") {
   CHECK(fleet.Receiver({"verify"}).status.code() == ErrorCode::kCorrupt);
 }
 
-TEST_CASE("pull prints its record, and a hook that failed is an error") {
+TEST_CASE("Pull prints its record, and a hook that failed is an error") {
   Fleet fleet;
   const Answer pull = fleet.Receiver({"pull", "actor", "--full", "--json"});
   REQUIRE(pull.status.ok());
@@ -265,7 +265,7 @@ TEST_CASE("pull prints its record, and a hook that failed is an error") {
   CHECK(Has(hook.status.message(), "exit status 3"));
 }
 
-TEST_CASE("a sync's line says how its bytes came") {
+TEST_CASE("A sync's line says how its bytes came") {
   Fleet fleet;
   const std::string line = fleet.Receiver({"pull"}).text;
   INFO(line);
@@ -276,12 +276,12 @@ TEST_CASE("a sync's line says how its bytes came") {
   CHECK(json["live_bytes"] == 2048);
 }
 
-TEST_CASE("rollback says where the receiver is now") {
+TEST_CASE("Rollback says where the receiver is now") {
   Fleet fleet;
   CHECK(fleet.Receiver({"rollback"}).text == "actor is back at version 6 and stays there until `pull`\n");
 }
 
-TEST_CASE("watch prints a line for each event, and its end is an error unless it was counted") {
+TEST_CASE("Watch prints a line for each event, and its end is an error unless it was counted") {
   Fleet fleet;
   const Answer counted = fleet.Agent({"watch", "--count", "1", "--json"});
   REQUIRE(counted.status.ok());
@@ -291,7 +291,7 @@ TEST_CASE("watch prints a line for each event, and its end is an error unless it
   CHECK(Has(open.text, "actor version 8"));
 }
 
-TEST_CASE("health is 0 when serving and 69 when not or when nobody listens") {
+TEST_CASE("Health is 0 when serving and 69 when not or when nobody listens") {
   Fleet fleet;
   CHECK(ExitCode(fleet.Agent({"health", "readiness"}).status.code()) == 69);
   fleet.agent_server().SetServing("trainer-agent-readiness", true);
@@ -305,12 +305,12 @@ TEST_CASE("health is 0 when serving and 69 when not or when nobody listens") {
   CHECK(Has(answer.status.message(), gone));
 }
 
-TEST_CASE("quiet prints nothing") {
+TEST_CASE("Quiet prints nothing") {
   Fleet fleet;
   CHECK(fleet.Agent({"status", "--quiet"}).text.empty());
 }
 
-TEST_CASE("without a name the only model is meant, and of several one must be named") {
+TEST_CASE("Without a name the only model is meant, and of several one must be named") {
   Fleet fleet;
   fleet.agent.models = {"actor", "critic"};
   const Answer several = fleet.Agent({"layout"});
@@ -322,7 +322,7 @@ TEST_CASE("without a name the only model is meant, and of several one must be na
   CHECK(fleet.Agent({"verify"}).status.code() == ErrorCode::kNotFound);
 }
 
-TEST_CASE("the wrong kind of daemon is said to be so") {
+TEST_CASE("The wrong kind of daemon is said to be so") {
   Fleet fleet;
   CHECK(fleet.Agent({"pull"}).status.code() == ErrorCode::kUsage);
   CHECK(fleet.Agent({"rollback", "--receiver", "127.0.0.1:1"}).status.code() == ErrorCode::kUsage);
@@ -338,22 +338,22 @@ Result<std::optional<Invocation>> Parse(std::vector<const char*> words) {
   return ParseInvocation(static_cast<int>(words.size()), words.data(), out);
 }
 
-TEST_CASE("flags, then environment, then defaults say where a command goes") {
-  CHECK((*Parse({"status"}))->address == "127.0.0.1:7700");
-  CHECK((*Parse({"pull"}))->address == "127.0.0.1:7710");
+TEST_CASE("Flags, then environment, then defaults say where a command goes") {
+  CHECK((*Parse({"status"}))->daemon.address == "127.0.0.1:7700");
+  CHECK((*Parse({"pull"}))->daemon.address == "127.0.0.1:7710");
   ::setenv("LOCKSTEP_RECEIVER", "r:1", 1);
-  CHECK((*Parse({"status"}))->daemon == Daemon::kReceiver);
-  CHECK((*Parse({"status"}))->address == "r:1");
+  CHECK((*Parse({"status"}))->daemon.daemon == Daemon::kReceiver);
+  CHECK((*Parse({"status"}))->daemon.address == "r:1");
   ::setenv("LOCKSTEP_AGENT", "a:1", 1);
-  CHECK((*Parse({"status"}))->address == "a:1");
-  CHECK((*Parse({"pull"}))->address == "r:1");
-  CHECK((*Parse({"status", "--receiver", "x:2"}))->address == "x:2");
-  CHECK((*Parse({"health", "liveness", "--receiver", "x:2"}))->health_service == "raas-receiver-liveness");
+  CHECK((*Parse({"status"}))->daemon.address == "a:1");
+  CHECK((*Parse({"pull"}))->daemon.address == "r:1");
+  CHECK((*Parse({"status", "--receiver", "x:2"}))->daemon.address == "x:2");
+  CHECK((*Parse({"health", "liveness", "--receiver", "x:2"}))->daemon.health_service == "raas-receiver-liveness");
   ::unsetenv("LOCKSTEP_AGENT");
   ::unsetenv("LOCKSTEP_RECEIVER");
 }
 
-TEST_CASE("a wrong command line is a usage error") {
+TEST_CASE("A wrong command line is a usage error") {
   for (const std::vector<const char*>& words :
        std::vector<std::vector<const char*>>{{},
                                              {"stats"},

@@ -6,7 +6,7 @@
 #include "common/base/text.h"
 #include "common/net/host_port.h"
 #include "common/telemetry/build_info.h"
-#include "ctl/environment.h"
+#include "ctl/daemon/environment.h"
 
 namespace lockstep {
 namespace {
@@ -25,35 +25,39 @@ bool OnlyReceiversDo(Command command) {
   return command == Command::kPull || command == Command::kRollback;
 }
 
-void AddModel(CLI::App& command, Invocation& invocation) {
-  command.add_option("model,--model", invocation.model, "The model; may be left out when there is only one");
+void AddModel(CLI::App& command, DaemonOptions& options) {
+  command.add_option("model,--model", options.model, "The model; may be left out when there is only one");
 }
 
-CLI::App* AddCommand(CLI::App& app, Invocation& invocation, Command command, const char* name, const char* about) {
+CLI::App* AddCommand(CLI::App& app, DaemonOptions& options, Command command, const char* name, const char* about) {
   CLI::App* added = app.add_subcommand(name, about);
-  added->callback([&invocation, command] { invocation.command = command; });
+  added->callback([&options, command] { options.command = command; });
   added->fallthrough();  // global options may also stand behind the command
   return added;
 }
 
-void AddCommands(CLI::App& app, Invocation& invocation, Words& words) {
-  AddCommand(app, invocation, Command::kStatus, "status", "Everything the daemon knows about its models");
-  AddCommand(app, invocation, Command::kVersions, "versions", "Versions and deltas that the daemon holds");
-  CLI::App* pull = AddCommand(app, invocation, Command::kPull, "pull", "Have a receiver pull the newest version now");
-  AddModel(*pull, invocation);
-  pull->add_flag("--full", invocation.force_full, "Pull every block, whatever the receiver holds");
-  AddModel(*AddCommand(app, invocation, Command::kVerify, "verify",
+void AddDaemonCommands(CLI::App& app, DaemonOptions& options, Words& words) {
+  AddCommand(app, options, Command::kStatus, "status", "Everything the daemon knows about its models");
+  AddCommand(app, options, Command::kVersions, "versions", "Versions and deltas that the daemon holds");
+  CLI::App* pull = AddCommand(app, options, Command::kPull, "pull", "Have a receiver pull the newest version now");
+  AddModel(*pull, options);
+  pull->add_flag("--full", options.force_full, "Pull every block, whatever the receiver holds");
+  AddModel(*AddCommand(app, options, Command::kVerify, "verify",
                        "Recompute digests from memory; of a receiver, also compare with the agent's manifest"),
-           invocation);
-  CLI::App* watch = AddCommand(app, invocation, Command::kWatch, "watch", "Print each new version or sync as it comes");
-  AddModel(*watch, invocation);
-  watch->add_option("--count", invocation.count, "End after so many")->type_name("N");
-  AddModel(*AddCommand(app, invocation, Command::kLayout, "layout", "The model's tensors"), invocation);
-  AddModel(*AddCommand(app, invocation, Command::kRollback, "rollback",
+           options);
+  CLI::App* watch = AddCommand(app, options, Command::kWatch, "watch", "Print each new version or sync as it comes");
+  AddModel(*watch, options);
+  watch->add_option("--count", options.count, "End after so many")->type_name("N");
+  AddModel(*AddCommand(app, options, Command::kLayout, "layout", "The model's tensors"), options);
+  AddModel(*AddCommand(app, options, Command::kRollback, "rollback",
                        "Make a receiver's previous version current, until the next pull"),
-           invocation);
-  AddCommand(app, invocation, Command::kHealth, "health", "Exit 0 when the daemon is serving, 69 when not")
+           options);
+  AddCommand(app, options, Command::kHealth, "health", "Exit 0 when the daemon is serving, 69 when not")
       ->add_option("service,--service", words.health_service, "liveness, readiness, or a service's full name");
+}
+
+void AddCommands(CLI::App& app, Invocation& invocation, Words& words) {
+  AddDaemonCommands(app, invocation.daemon, words);
   CLI::App* plan = app.add_subcommand("plan", "Who copies what, from a trainer's shape or its sheets; asks no daemon");
   plan->fallthrough();
   AddPlanOptions(*plan, words.plan);
@@ -70,24 +74,24 @@ Status FinishPlan(const Words& words, PlanOptions& plan) {
 }
 
 // Decides which daemon the command goes to, and where that is.
-Status ChooseDaemon(const Words& words, Invocation& invocation) {
-  const bool verify = invocation.command == Command::kVerify;
+Status ChooseDaemon(const Words& words, DaemonOptions& options) {
+  const bool verify = options.command == Command::kVerify;
   if (!words.agent.empty() && !words.receivers.empty() && !verify) {
     return {ErrorCode::kUsage, "--agent and --receiver exclude each other, except for verify and timeline"};
   }
   if (words.receivers.size() > 1) return {ErrorCode::kUsage, "only timeline takes several --receiver"};
-  if (OnlyReceiversDo(invocation.command) && !words.agent.empty()) {
+  if (OnlyReceiversDo(options.command) && !words.agent.empty()) {
     return {ErrorCode::kUsage, "only receivers can do that: use --receiver HOST:PORT"};
   }
   const std::string agent = words.agent.empty() ? Environment(kAgentVariable) : words.agent;
   const std::string receiver = words.receivers.empty() ? Environment(kReceiverVariable) : words.receivers[0];
-  const bool to_receiver = OnlyReceiversDo(invocation.command) || !words.receivers.empty() ||
+  const bool to_receiver = OnlyReceiversDo(options.command) || !words.receivers.empty() ||
                            (words.agent.empty() && agent.empty() && !receiver.empty());
-  invocation.daemon = to_receiver ? Daemon::kReceiver : Daemon::kAgent;
-  invocation.address =
+  options.daemon = to_receiver ? Daemon::kReceiver : Daemon::kAgent;
+  options.address =
       to_receiver ? (receiver.empty() ? kDefaultReceiver : receiver) : (agent.empty() ? kDefaultAgent : agent);
-  if (verify && to_receiver && !words.agent.empty()) invocation.verify_agent = words.agent;
-  for (const std::string& address : {invocation.address, invocation.verify_agent.value_or(invocation.address)}) {
+  if (verify && to_receiver && !words.agent.empty()) options.verify_agent = words.agent;
+  for (const std::string& address : {options.address, options.verify_agent.value_or(options.address)}) {
     const Result<HostPort> parsed = ParseHostPort(address);
     if (!parsed.ok()) return {ErrorCode::kUsage, parsed.status().message()};
   }
@@ -126,7 +130,9 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
     return Status(ErrorCode::kUsage, Cat(error.what(), " (see --help)"));
   }
   if (app.get_subcommands().size() != 1) return Status(ErrorCode::kUsage, "one command is needed (see --help)");
-  if (timeout->count() > 0) invocation.timeout = std::chrono::milliseconds(words.timeout_ms);
+  if (timeout->count() > 0) {
+    invocation.daemon.timeout = words.timeline.timeout = std::chrono::milliseconds(words.timeout_ms);
+  }
   if (invocation.plan) {
     LS_RETURN_IF_ERROR(FinishPlan(words, *invocation.plan));
     return std::optional<Invocation>(std::move(invocation));
@@ -135,8 +141,8 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
     LS_RETURN_IF_ERROR(FinishTimelineOptions(words.agent, words.receivers, invocation.json, *invocation.timeline));
     return std::optional<Invocation>(std::move(invocation));
   }
-  LS_RETURN_IF_ERROR(ChooseDaemon(words, invocation));
-  invocation.health_service = HealthService(words.health_service, invocation.daemon);
+  LS_RETURN_IF_ERROR(ChooseDaemon(words, invocation.daemon));
+  invocation.daemon.health_service = HealthService(words.health_service, invocation.daemon.daemon);
   return std::optional<Invocation>(std::move(invocation));
 }
 

@@ -23,8 +23,7 @@ source=$(mktemp -d)
 trap 'rm -rf "$source"' EXIT
 
 bazel build --noshow_progress --ui_event_filters=-info "${config[@]}" //export_plugin:liblockstep.so
-cp -r export_plugin/python/. "$source"
-cp -r raas_receiver/engine_plugin/python/lockstep/. "$source/lockstep"
+cp -r python/. "$source"
 install -m 755 bazel-bin/export_plugin/liblockstep.so "$source/lockstep/liblockstep.so"
 mkdir -p "$target"
 "${PYTHON:-python3}" -m pip wheel --quiet --no-deps --no-index --no-build-isolation --wheel-dir "$target" "$source"

@@ -166,7 +166,7 @@ int lockstep_exporter_publish(lockstep_exporter* exporter, uint64_t version, con
 int lockstep_exporter_give_up(lockstep_exporter* exporter, uint64_t version, const char* reason) {
   return OnExporter(exporter, [&] {
     const std::string sentence = CleanText(abi::TextOrEmpty(reason));
-    return exporter->exporter->GiveUp(version, {ErrorCode::kAborted, sentence.empty() ? "no reason given" : sentence});
+    return exporter->exporter->Abort(version, {ErrorCode::kAborted, sentence.empty() ? "no reason given" : sentence});
   });
 }
 

@@ -18,7 +18,7 @@
  * thrown, nothing calls exit, SIGPIPE is never raised.
  *
  * An agent that is restarted is reconnected to within `reconnect_timeout_ms`, inside the call that noticed, and what
- * this rank had told it is told again. Its buffers are handed back to it, so the run goes on.
+ * this rank had reported is reported again. It gets its buffers back, so the run continues.
  */
 #ifndef LOCKSTEP_EXPORT_PLUGIN_LOCKSTEP_H_
 #define LOCKSTEP_EXPORT_PLUGIN_LOCKSTEP_H_
@@ -68,7 +68,7 @@ typedef struct lockstep_open_options {
   uint32_t connect_timeout_ms;   /* 0: 10,000 */
   uint32_t reconnect_timeout_ms; /* 0: 60,000 */
   uint32_t call_timeout_ms;      /* how long a call may wait for the agent's answer; 0: 600,000 */
-  const char* run; /* null: a new run. 32 hex digits: go on in this run, which the agent still holds; so does a rank
+  const char* run; /* null: a new run. 32 hex digits: continue this run, which the agent still holds; so does a rank
                       that takes the place of one that died while the others live */
   const char* attachments; /* null, or a JSON object of small text files that belong to the model, name to text: an
                               adapter's adapter_config.json. The same on every rank */
@@ -89,11 +89,12 @@ int lockstep_open(const lockstep_open_options* options, lockstep_model** model);
  * is the start of the data section to fill. LOCKSTEP_STATE: not greater, or this rank is already writing. */
 int lockstep_begin(lockstep_model* model, uint64_t version, void** data);
 
-/* Copies a whole tensor (by its position in `tensors`) into place and tells its range. `bytes` must be the tensor's
+/* Copies a whole tensor (by its position in `tensors`) into place and reports its range. `bytes` must be the tensor's
  * size. */
 int lockstep_write(lockstep_model* model, size_t tensor, const void* source, size_t bytes);
 
-/* Tells that these bytes of the version being written are final. A byte told twice is an error at once or at commit. */
+/* Reports that these bytes of the version being written are final. A byte reported twice is an error at once or at
+ * commit. */
 int lockstep_ranges_done(lockstep_model* model, const lockstep_range* ranges, size_t count);
 
 /* This rank is done with the version. Answers when the agent has recorded it; with the last rank's commit the version
@@ -140,12 +141,12 @@ typedef struct lockstep_local_tensor {
   uint32_t rank;
   void* address;    /* may be null when the tensor has no elements here; written to by lockstep_import only */
   uint32_t convert; /* 1: exported as BF16 though it is F32, rounded to nearest even, where the HuggingFace tensor is
-                       BF16; 0: its dtype must be the HuggingFace tensor's. Not looked at by lockstep_import */
+                       BF16; 0: its dtype must be the HuggingFace tensor's. Ignored by lockstep_import */
 } lockstep_local_tensor;
 
-/* How bytes get from a rank on another host to one beside the agent. Messages between two ranks arrive in the order in
- * which they were sent. Every function answers LOCKSTEP_OK or a code above; after a failure `error` has the sentence,
- * valid until the next call. The calls come from the thread that publishes. */
+/* How bytes get from a rank on another host to one on the agent's host. Messages between two ranks arrive in the order
+ * in which they were sent. Every function answers LOCKSTEP_OK or a code above; after a failure `error` has the
+ * sentence, valid until the next call. The calls come from the thread that publishes. */
 typedef struct lockstep_exchange {
   void* context;
   /* Start and return; the memory stays as it is until wait(). *transfer is what wait() takes, not 0. */
@@ -157,7 +158,7 @@ typedef struct lockstep_exchange {
 
 typedef struct lockstep_exporter_options {
   uint32_t abi_version;      /* LOCKSTEP_ABI_VERSION */
-  const char* socket_path;   /* the agent's unix socket; used by ranks beside the agent */
+  const char* socket_path;   /* the agent's unix socket; used by ranks on its host */
   const char* model;         /* [A-Za-z0-9._-]{1,128} */
   const char* const* sheets; /* of all ranks, in rank order */
   uint32_t ranks;            /* how many sheets */
@@ -166,7 +167,7 @@ typedef struct lockstep_exporter_options {
   size_t local_count;
   uint32_t threads;                  /* that copy, the caller's among them; 0: 1. The only threads the library starts */
   uint64_t bucket_bytes;             /* memory for the exchange, the same on each rank; 0: 512 MiB */
-  const lockstep_exchange* exchange; /* null when all ranks are beside the agent */
+  const lockstep_exchange* exchange; /* null when all ranks are on the agent's host */
   const char* attachments;           /* as in lockstep_open_options */
   const char* run;                   /* as in lockstep_open_options */
   uint32_t connect_timeout_ms;       /* 0: 10,000 */
@@ -193,18 +194,19 @@ typedef struct lockstep_publish_stats {
  * the sentence (per thread). */
 int lockstep_exporter_open(const lockstep_exporter_options* options, lockstep_exporter** exporter);
 
-/* This rank's share of `version`. `addresses`, when not null, has local_count addresses that take the place of those at
+/* This rank's part of `version`. `addresses`, when not null, has local_count addresses that take the place of those at
  * open. After an error the version is gone for all ranks, and the next publish works; LOCKSTEP_UNAVAILABLE from the
  * exchange is final. */
 int lockstep_exporter_publish(lockstep_exporter* exporter, uint64_t version, const void* const* addresses);
 
 /* In place of lockstep_exporter_publish, on a rank that failed before it came to it: this rank takes its part in
- * `version` as one that cannot give its bytes, so that no other rank waits for them, and all of them are told. Waits
- * for no more than publish would. `reason` is a sentence. LOCKSTEP_OK: the version is gone, the next publish works. */
+ * `version` as one that cannot give its bytes, so that no other rank waits for them, and all of them get an error.
+ * Waits for no more than publish would. `reason` is a sentence. LOCKSTEP_OK: the version is gone, the next publish
+ * works. */
 int lockstep_exporter_give_up(lockstep_exporter* exporter, uint64_t version, const char* reason);
 
 /* Writes the `bytes` bytes of the data section that begin at `offset`, made of the tensors as they are now, to
- * `target`, in host or GPU memory, and answers when they are there; no agent hears of it. `addresses` as for publish;
+ * `target`, in host or GPU memory, and answers when they are there; no agent learns of it. `addresses` as for publish;
  * work that was queued on the tensors must be done. LOCKSTEP_BAD_DATA: this rank does not hold the whole model, or the
  * range leaves the data section or cuts an element. */
 int lockstep_exporter_fill(lockstep_exporter* exporter, const void* const* addresses, uint64_t offset, uint64_t bytes,

@@ -172,7 +172,7 @@ class Sheet {
   std::vector<Tensor> locals_;
 };
 
-// How bytes get from a rank on another host to one beside the agent: what lockstep_exchange says, as a class.
+// How bytes get from a rank on another host to one on the agent's host: what lockstep_exchange says, as a class.
 class Exchange {
  public:
   virtual ~Exchange() = default;
@@ -189,7 +189,7 @@ struct Options {
   std::vector<Tensor> locals;  // Sheet::locals()
   uint32_t threads = 1;
   uint64_t bucket_bytes = 0;     // 0: 512 MiB
-  Exchange* exchange = nullptr;  // outlives the exporter; null when all ranks are beside the agent
+  Exchange* exchange = nullptr;  // outlives the exporter; null when all ranks are on the agent's host
   std::string attachments;       // a JSON object, file name to text; none: empty
   std::string run;               // none: a new run
   uint32_t connect_timeout_ms = 0;
@@ -282,7 +282,7 @@ class Exporter {
     return {};
   }
 
-  // This rank's share of `version`. `addresses`, where given, are one for each local tensor.
+  // This rank's part of `version`. `addresses`, where given, are one for each local tensor.
   Error Publish(uint64_t version, const std::vector<const void*>& addresses = {}) {
     if (!addresses.empty() && addresses.size() != locals_) {
       return {LOCKSTEP_BAD_DATA, std::to_string(addresses.size()) + " addresses were given for " +
@@ -292,7 +292,7 @@ class Exporter {
     return {code, code == LOCKSTEP_OK ? "" : lockstep_exporter_error(handle_.get())};
   }
 
-  // In place of Publish(), on a rank that failed before it came to it: the others are told, and the next one works.
+  // In place of Publish(), on a rank that failed before it came to it: the others get an error, and the next one works.
   Error GiveUp(uint64_t version, const std::string& reason) {
     const int code = lockstep_exporter_give_up(handle_.get(), version, reason.c_str());
     return {code, code == LOCKSTEP_OK ? "" : lockstep_exporter_error(handle_.get())};

@@ -145,8 +145,8 @@ int lockstep_write(lockstep_model* model, size_t tensor, const void* source, siz
     }
     if (bytes == 0) return OkStatus();
     kernels::CopyRows(model->client->write_data() + range.offset, 0, source, 0, 1, bytes);
-    const StridedRange told = StridedRange::Plain(range);
-    return model->client->RangesDone({&told, 1});
+    const StridedRange written = StridedRange::Plain(range);
+    return model->client->RangesDone({&written, 1});
   });
 }
 

@@ -3,7 +3,7 @@
 // A change is two numbers: its gap, the unchanged units since the change before (or the start), and its code, zigzag of
 // the signed step minus one (+1 is 1, −1 is 0, +2 is 3, −2 is 2). The low bits of a number go to a stream of their own;
 // what is left of the gap and of the code, at most kEscape each, share one byte, the head: gap below, code above. For a
-// number whose rest does not fit, the head says kEscape, and the caller writes the rest beside.
+// number whose rest does not fit, the head says kEscape, and the caller writes the rest elsewhere.
 //
 // Plain pointers, no SIMD types: one implementation per target behind one dispatch point, all bit-exact. `unit` is 1,
 // 2, 4 or 8 bytes. Pointers need no alignment beyond their type's.

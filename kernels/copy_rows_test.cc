@@ -38,7 +38,7 @@ void CheckCase(const Case& c) {
   CHECK(copied == expected);
 }
 
-TEST_CASE("Rows of every odd size and misaligned start are copied, and nothing beside them") {
+TEST_CASE("Rows of every odd size and misaligned start are copied, and nothing next to them") {
   for (const uint64_t row_bytes : {1, 2, 63, 64, 65, 255, 256, 257, 511, 1000, 4098}) {
     for (const uint64_t at : {0, 1, 2, 8, 33, 63}) {
       CheckCase({3, row_bytes, at, 0, 5, 0});

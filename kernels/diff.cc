@@ -95,9 +95,5 @@ Diff FindChangesAndHash(const void* base, const void* target, size_t bytes, uint
                                                   static_cast<const uint8_t*>(target), bytes, unit, positions, steps);
 }
 
-void AddSteps(void* block, uint32_t unit, const uint32_t* positions, const uint64_t* steps, size_t count) {
-  scalar::AddSteps(block, unit, positions, steps, count);
-}
-
 }  // namespace lockstep::kernels
 #endif  // HWY_ONCE

@@ -1,4 +1,4 @@
-// Compare and scatter: the two loops over a block's elements that everything else waits for.
+// Compare and hash: the pass over a block's elements that everything else on the agent waits for.
 //
 // Plain pointers, no SIMD types: one implementation per instruction set behind one dispatch point, each bit-exact with
 // the scalar one. `unit` is 1, 2, 4 or 8 bytes; `bytes` is a multiple of it; pointers need no alignment. Steps are new
@@ -19,8 +19,5 @@ struct Diff {
 // hash: one pass, since both wait for the same bytes. REQUIRES room for bytes / unit of each; bytes <= 2^32.
 Diff FindChangesAndHash(const void* base, const void* target, size_t bytes, uint32_t unit, uint32_t* positions,
                         uint64_t* steps);
-
-// Adds steps[i] to the unit at positions[i], for i in [0, count). REQUIRES positions within the block.
-void AddSteps(void* block, uint32_t unit, const uint32_t* positions, const uint64_t* steps, size_t count);
 
 }  // namespace lockstep::kernels

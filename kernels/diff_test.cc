@@ -64,7 +64,7 @@ void CheckAgainstOracle(const Images& images, uint32_t unit) {
   CHECK(found == expected);
   CHECK(hash == Hash64(images.b(), images.bytes()));
   std::vector<char> block(images.a(), images.a() + images.bytes());
-  AddSteps(block.data(), unit, found.positions.data(), found.steps.data(), found.steps.size());
+  scalar::AddSteps(block.data(), unit, found.positions.data(), found.steps.data(), found.steps.size());
   CHECK(std::equal(block.begin(), block.end(), images.b()));
 }
 

@@ -1,4 +1,4 @@
-// The oracle: the plainest loops of diff.h and scatter.h. Tests hold every other implementation against it.
+// The oracle: the plainest loops of diff.h, apply.h and scatter.h. Tests hold every other implementation against it.
 #pragma once
 
 #include <cstddef>

@@ -45,7 +45,7 @@ void ForEveryCase(Check check) {
   }
 }
 
-TEST_CASE("Scattered units are where the scalar oracle puts them, and nothing beside them is touched") {
+TEST_CASE("Scattered units are where the scalar oracle puts them, and nothing next to them is touched") {
   ForEveryCase([](uint32_t unit, const std::vector<uint32_t>& offsets, std::mt19937_64& random) {
     std::vector<char> target = Noise(Room(offsets, unit) + 1, random);
     std::vector<char> expected = target;

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Installs what is missing, builds everything and runs every test. The last line is "N passed, N failed".
+# Installs what is missing, builds everything and runs every test. It ends with the minutes of each stage and the line
+# "N passed, N failed".
 #
 #   tests/run.sh                     everything
 #   tests/run.sh --cpp | --python    only the C++ unit tests, or only pytest (everything is built for it, too)
 #   tests/run.sh -k EXPRESSION       only the Python tests that match (implies --python)
 #   tests/run.sh --config=asan ...   options for Bazel
 #   tests/run.sh --check NAME=STATUS counts a check that the caller made as one more test
+#   tests/run.sh --stage NAME=SECONDS lists a stage that the caller ran, before those of this script
 #
 # Exit status: 0 when everything passed; 1 when something failed; 64 bad usage; 69 something could not be installed.
 set -euo pipefail
@@ -25,7 +27,7 @@ install_python() {
   cp tests/requirements.txt "$VENV/requirements.txt"
 }
 
-# vLLM's Python code, beside the others' packages: only processes that ask for it see it. Its kernels, most of a
+# vLLM's Python code, apart from the others' packages: only processes that ask for it see it. Its kernels, most of a
 # gigabyte, are for GPUs.
 install_vllm() {
   cmp -s tests/requirements-vllm.txt "$VLLM/requirements.txt" && return
@@ -35,6 +37,9 @@ install_vllm() {
   find "$VLLM/vllm" -name '*.so' -delete
   cp tests/requirements-vllm.txt "$VLLM/requirements.txt"
 }
+
+# Adds the stage that ends here, which began where the last one ended, to those that the summary lists.
+end_of_stage() { summary+=(--stage "$1=$SECONDS") SECONDS=0; }
 
 not_installed() {
   echo "run.sh: the Python packages of $1 could not be installed; check the network" >&2
@@ -50,19 +55,23 @@ main() {
       -k) cpp=false pytest_options+=(-k "${2:?-k needs an expression}") && shift ;;
       --config=*) bazel_options+=("$1") ;;
       --check) summary+=(--check "${2:?--check needs NAME=STATUS}") && shift ;;
+      --stage) summary+=(--stage "${2:?--stage needs NAME=SECONDS}") && shift ;;
       -h | --help) usage && return ;;
       *) echo "run.sh: unknown argument '$1'; see --help" >&2 && exit 64 ;;
     esac
     shift
   done
 
+  SECONDS=0
   deploy/install.sh --dev
+  end_of_stage "install"
   rm -rf "$RESULTS" && mkdir -p "$RESULTS"
 
   local bazel_command=build status=0
   $cpp && bazel_command=test
   bazel_options+=(--keep_going --build_event_json_file="$RESULTS/bazel.json")
   bazel "$bazel_command" "${bazel_options[@]}" //... || status=$?
+  end_of_stage "$($cpp && echo "build and C++ tests" || echo "build")"
   if $cpp; then
     summary+=(--bazel "$RESULTS/bazel.json" --bazel-status "$status")
   elif [[ $status != 0 ]]; then
@@ -73,10 +82,11 @@ main() {
   if $python && [[ $status == [034] ]]; then
     install_python
     install_vllm
+    end_of_stage "Python install"
     status=0
     pytest_options+=(-c tests/pytest.ini --rootdir=. --junitxml="$RESULTS/pytest.xml")
-    "$VENV/bin/python" -m pytest "${pytest_options[@]}" tests export_plugin/python/tests \
-      raas_receiver/engine_plugin/python/tests || status=$?
+    "$VENV/bin/python" -m pytest "${pytest_options[@]}" tests python/tests || status=$?
+    end_of_stage "Python tests"
     summary+=(--pytest "$RESULTS/pytest.xml" --pytest-status "$status")
   fi
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Counts what a test run really ran, and ends with the line "N passed, N failed".
+"""Counts what a test run really ran, and ends with the minutes of its stages and the line "N passed, N failed".
 
-    summarize.py [--bazel EVENTS.json --bazel-status N] [--pytest JUNIT.xml --pytest-status N] [--check NAME=STATUS]...
+    summarize.py [--bazel EVENTS.json --bazel-status N] [--pytest JUNIT.xml --pytest-status N]
+                 [--check NAME=STATUS]... [--stage NAME=SECONDS]...
 
 EVENTS.json is what `bazel test --build_event_json_file` wrote: it names exactly the tests of that run, cached ones with
 their reports, so a report left over from an earlier run is never counted. A test case is one <testcase> of a JUnit
@@ -107,9 +108,9 @@ def tally_check(name: str, status: int) -> Tally:
     return Tally(passed=1) if status == 0 else Tally(failures=[f"{name}: ended with status {status}"])
 
 
-def parse_check(text: str) -> "tuple[str, int]":
-    name, _, status = text.partition("=")
-    return name, int(status)
+def parse_named_number(text: str) -> "tuple[str, int]":
+    name, _, number = text.partition("=")
+    return name, int(number)
 
 
 def main(arguments: "list[str]") -> int:
@@ -118,7 +119,8 @@ def main(arguments: "list[str]") -> int:
     parser.add_argument("--bazel-status", type=int, default=0)
     parser.add_argument("--pytest", type=Path)
     parser.add_argument("--pytest-status", type=int, default=0)
-    parser.add_argument("--check", type=parse_check, action="append", default=[])
+    parser.add_argument("--check", type=parse_named_number, action="append", default=[])
+    parser.add_argument("--stage", type=parse_named_number, action="append", default=[])
     options = parser.parse_args(arguments)
 
     total = Tally()
@@ -129,6 +131,8 @@ def main(arguments: "list[str]") -> int:
     for name, status in options.check:
         total.add(tally_check(name, status))
 
+    for name, seconds in options.stage:
+        print(f"{seconds / 60:7.1f} min  {name}")
     for failure in total.failures:
         print(f"FAILED {failure}")
     if total.skipped:

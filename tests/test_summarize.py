@@ -92,3 +92,9 @@ def test_bazel_pytest_and_checks_add_up(run, capsys, tmp_path):
     junit.write_text(MIXED)
     arguments = ["--bazel", events, "--pytest", junit, "--pytest-status", 1, "--check", "format=1", "--check", "x=0"]
     assert last_line(capsys, *arguments) == (1, "4 passed, 3 failed")
+
+
+def test_stages_are_listed_in_minutes_in_their_order_before_the_last_line(capsys):
+    assert summarize.main(["--stage", "CUDA build=90", "--stage", "Python tests=6", "--check", "x=0"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["    1.5 min  CUDA build", "    0.1 min  Python tests", "1 passed, 0 failed"]

@@ -88,7 +88,7 @@ TEST_CASE("ParallelFor runs every item exactly once, from several callers at a t
   for (auto& caller : callers) caller.join();
 }
 
-TEST_CASE("xxh3 gives its published values") {
+TEST_CASE("XXH3 gives its published values") {
   CHECK(Hash64(nullptr, 0) == 0x2d06800538d394c2ULL);
   CHECK(HexEncode(Hash128({})) == "99aa06d3014798d86001c324468d497f");
 }

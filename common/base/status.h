@@ -26,8 +26,8 @@ enum class ErrorCode : uint8_t {
   kState,              // right request, wrong moment: the state it needs is not there
   kUnavailable,        // a peer or port cannot be reached or used
   kDeadline,           // no answer in time; a timeout is a failure
-  kAborted,            // given up half-way because of somebody else; try again
-  kCancelled,          // given up because we were told to stop
+  kAborted,            // aborted half-way because of somebody else; try again
+  kCancelled,          // stopped half-way because it was asked to
   kPermission,         // not allowed
   kResourceExhausted,  // memory, disk, descriptors or a limit of ours
   kIo,                 // the operating system failed a read, write or other call

@@ -23,7 +23,7 @@
 namespace lockstep {
 
 enum class ParseOutcome {
-  kRun,   // go on with the values
+  kRun,   // start with the values
   kExit,  // --help, --version or --print-config: answered, exit with 0
 };
 

@@ -53,14 +53,14 @@ bool Has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-TEST_CASE("without any source the defaults stand") {
+TEST_CASE("Without any source the defaults stand") {
   Daemon daemon;
   REQUIRE(*daemon.Parse({}) == ParseOutcome::kRun);
   CHECK(daemon.listen == "127.0.0.1:7700");
   CHECK(daemon.follow);
 }
 
-TEST_CASE("flags win over environment, environment over file, file over defaults") {
+TEST_CASE("Flags win over environment, environment over file, file over defaults") {
   const TempDir dir;
   const std::string file = ConfigFile(dir, "listen = 'file:1'\nblock_bytes = 1\noffset = -4\nfollow = false\n");
   const Environment block_bytes("TEST_DAEMON_BLOCK_BYTES", "2KiB");
@@ -73,7 +73,7 @@ TEST_CASE("flags win over environment, environment over file, file over defaults
   CHECK_FALSE(daemon.follow);
 }
 
-TEST_CASE("print-config shows every value with its origin, as a file that can be read back") {
+TEST_CASE("Print-config shows every value with its origin, as a file that can be read back") {
   const TempDir dir;
   const std::string file = ConfigFile(dir, "# ours\nblock_bytes = \"1MiB\"\n");
   const Environment config("TEST_DAEMON_CONFIG", file.c_str());
@@ -96,7 +96,7 @@ TEST_CASE("print-config shows every value with its origin, as a file that can be
   CHECK(again.insecure);
 }
 
-TEST_CASE("a boolean is a bare flag or has a value") {
+TEST_CASE("A boolean is a bare flag or has a value") {
   Daemon daemon;
   REQUIRE(daemon.Parse({"--follow", "false", "--insecure", "--offset", "-3"}).ok());
   CHECK_FALSE(daemon.follow);
@@ -108,7 +108,7 @@ TEST_CASE("a boolean is a bare flag or has a value") {
   CHECK(equals.insecure);
 }
 
-TEST_CASE("lists come from repeated flags, commas or an array") {
+TEST_CASE("Lists come from repeated flags, commas or an array") {
   const TempDir dir;
   Daemon daemon;
   REQUIRE(daemon.Parse({"--config", ConfigFile(dir, "model = ['x', 'y']").c_str()}).ok());
@@ -120,7 +120,7 @@ TEST_CASE("lists come from repeated flags, commas or an array") {
   CHECK(daemon.models == std::vector<std::string>{"p", "q"});
 }
 
-TEST_CASE("a wrong command line is a usage error that names the flag") {
+TEST_CASE("A wrong command line is a usage error that names the flag") {
   for (const std::vector<const char*>& words : std::vector<std::vector<const char*>>{
            {"--lisen", "x"},
            {"--listen"},
@@ -137,7 +137,7 @@ TEST_CASE("a wrong command line is a usage error that names the flag") {
   }
 }
 
-TEST_CASE("a wrong file is a configuration error that names file, line and key") {
+TEST_CASE("A wrong file is a configuration error that names file, line and key") {
   const TempDir dir;
   const auto error_of = [&](std::string_view text) {
     Daemon daemon;
@@ -158,7 +158,7 @@ TEST_CASE("a wrong file is a configuration error that names file, line and key")
   CHECK(Has(missing.message(), "/none.toml"));
 }
 
-TEST_CASE("a wrong variable is a configuration error that names it, an unknown one is not ours") {
+TEST_CASE("A wrong variable is a configuration error that names it, an unknown one is not ours") {
   const Environment service("TEST_DAEMON_SERVICE_HOST", "10.0.0.1");
   Daemon daemon;
   CHECK(daemon.Parse({}).ok());
@@ -168,7 +168,7 @@ TEST_CASE("a wrong variable is a configuration error that names it, an unknown o
   CHECK(Has(status.message(), "TEST_DAEMON_BLOCK_BYTES"));
 }
 
-TEST_CASE("help and version are answered without a look at the rest") {
+TEST_CASE("Help and version are answered whatever else is given") {
   const Environment bytes("TEST_DAEMON_BLOCK_BYTES", "nonsense");
   Daemon help;
   REQUIRE(*help.Parse({"--help"}) == ParseOutcome::kExit);
@@ -179,7 +179,7 @@ TEST_CASE("help and version are answered without a look at the rest") {
   CHECK(version.out.str() == "test_daemon 1.2.3\n");
 }
 
-TEST_CASE("numbers stop at their limits") {
+TEST_CASE("Numbers stop at their limits") {
   CHECK(*ParseUnsigned("18446744073709551615") == UINT64_MAX);
   CHECK_FALSE(ParseUnsigned("18446744073709551616").ok());
   CHECK_FALSE(ParseUnsigned("17179869184GiB").ok());

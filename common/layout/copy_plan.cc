@@ -190,7 +190,7 @@ class Chooser {
 Status CheckRanks(const TrainingModel& model, const std::vector<bool>& beside_agent) {
   if (std::find(beside_agent.begin(), beside_agent.end(), true) == beside_agent.end()) {
     return {ErrorCode::kBadData, Cat("none of ", beside_agent.size(),
-                                     " ranks is beside the agent: at least one must reach its shared memory")};
+                                     " ranks is on the agent's host: at least one must reach its shared memory")};
   }
   for (const Holding& holding : model.holdings) {
     if (holding.rank < beside_agent.size()) continue;

@@ -1,7 +1,7 @@
 // CopyPlan: who copies what, compiled once from a TrainingModel and proved before the first byte moves.
 //
 // Export: every element of every HuggingFace tensor is written by exactly one rank. Among the ranks that hold the same
-// shard one is chosen: first those beside the agent, then the one with the fewest bytes so far, then the lowest.
+// shard one is chosen: first those on the agent's host, then the one with the fewest bytes so far, then the lowest.
 // Import is the inverse and needs no choice: every rank reads all that it holds.
 //
 // The outcome does not depend on the order of holdings, sources or conversions in the TrainingModel, only on the order
@@ -19,7 +19,7 @@ namespace lockstep {
 // xxh3-128 of a plan's canonical form: ranks that will exchange bytes must have equal ones.
 using PlanDigest = Id128<struct PlanDigestTag>;
 
-// One rank's share of one HuggingFace tensor.
+// What one rank writes of one HuggingFace tensor, from one local tensor.
 struct PlanEntry {
   uint32_t source = 0;  // of TrainingModel::sources
   uint32_t tensor = 0;  // of TrainingModel::tensors

@@ -129,7 +129,7 @@ TEST_CASE("Random trainers: running all ranks' copies writes every element of ev
   }
 }
 
-TEST_CASE("Random trainers: who is not beside the agent writes only what nobody beside it has") {
+TEST_CASE("Random trainers: who is not on the agent's host writes only what nobody there has") {
   uint64_t remote = 0;
   for (uint64_t seed = 0; seed < kCases; ++seed) {
     CAPTURE(seed);

@@ -18,7 +18,7 @@ struct Mixture {
   uint64_t vocabulary = 0;
   uint64_t query_groups = 0;
   uint64_t group_rows = 0;  // of q; k and v have 128
-  bool scales = false;      // each expert matrix has a tensor of block scales beside it
+  bool scales = false;      // each expert matrix has a tensor of block scales with it
   uint32_t ranks = 0;
   uint32_t stages = 0;
   uint32_t tensor_parallel = 0;

@@ -9,7 +9,7 @@ namespace {
 
 using Catch::Contains;
 
-// A model told in a few words: tensors and sources of the same name, unless said otherwise.
+// A model in a few words: tensors and sources of the same name, unless said otherwise.
 struct Model : TrainingModel {
   uint32_t Tensor(const std::string& name, Extents shape, DType dtype = DType::kBF16) {
     tensors.push_back({.name = name, .dtype = dtype, .shape = std::move(shape)});
@@ -100,7 +100,7 @@ TEST_CASE("Experts stacked in one training tensor become tensors of one dimensio
   CHECK(Promoted({4, 8}, 1) == Extents{4, 8});
 }
 
-TEST_CASE("A replica beside the agent is preferred to one that is not, whatever it has already") {
+TEST_CASE("A replica on the agent's host is preferred to one that is not, whatever it has already") {
   Model model;
   for (const char* name : {"a", "b", "c"}) {
     const uint32_t source = model.Same(name, {16});
@@ -183,7 +183,7 @@ TEST_CASE("Two training tensors that make the same elements are refused, naming 
   CHECK_THAT(ExportError(model, {true}), Contains("rank 0 writes [1:3] twice: from \"x\" and \"y\""));
 }
 
-TEST_CASE("What nobody holds is told with its size and place") {
+TEST_CASE("What nobody holds is named with its size and place") {
   Model model;
   const uint32_t source = model.Same("x", {8, 16});
   model.HoldShard(0, source, 0, 0, 2);
@@ -199,12 +199,12 @@ TEST_CASE("A tensor without elements needs nobody") {
   CHECK(Export(model, {true}).bytes == 8);
 }
 
-TEST_CASE("A plan needs a tensor, a rank beside the agent, and ranks that exist") {
+TEST_CASE("A plan needs a tensor, a rank on the agent's host, and ranks that exist") {
   CHECK_THAT(ExportError(TrainingModel(), {true}), Contains("no HuggingFace tensor"));
   Model model;
   model.HoldWhole(1, model.Same("x", {4}));
-  CHECK_THAT(ExportError(model, {false, false}), Contains("none of 2 ranks is beside the agent"));
-  CHECK_THAT(ExportError(model, {}), Contains("none of 0 ranks is beside the agent"));
+  CHECK_THAT(ExportError(model, {false, false}), Contains("none of 2 ranks is on the agent's host"));
+  CHECK_THAT(ExportError(model, {}), Contains("none of 0 ranks is on the agent's host"));
   CHECK_THAT(ExportError(model, {true}), Contains("training tensor \"x\" is held by rank 1 of 1"));
 }
 

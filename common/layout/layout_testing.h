@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <random>
 #include <utility>
 #include <vector>
@@ -18,6 +19,10 @@ class Random {
   // From low to high, both included.
   uint64_t Between(uint64_t low, uint64_t high) { return low + engine_() % (high - low + 1); }
   bool OneIn(uint64_t count) { return engine_() % count == 0; }
+  template <typename T>
+  T OneOf(std::initializer_list<T> choices) {
+    return *(choices.begin() + Between(0, choices.size() - 1));
+  }
   template <typename T>
   void Shuffle(std::vector<T>& items) {
     std::shuffle(items.begin(), items.end(), engine_);

@@ -48,7 +48,7 @@ TEST_CASE("Normalize drops what is empty and joins neighbours that move alike") 
   CHECK(Normalize(apart) == apart);
 }
 
-TEST_CASE("Normalize keeps boxes whole beside others that end before them") {
+TEST_CASE("Normalize keeps boxes whole next to others that end before them") {
   const Piece longer{{0, 0, 0}, {0, 0, 0}, {2, 10, 2}};
   const Piece shorter{{0, 0, 4}, {0, 0, 4}, {1, 5, 2}};
   CHECK(Normalize({shorter, longer}) == Pieces{longer, shorter});
@@ -71,7 +71,7 @@ TEST_CASE("Numbers near the end of 64 bits do not wrap into bounds") {
   CHECK_FALSE(CheckBounds(Box({0}, {most - 1}, {4}), {4}, {4}).ok());
 }
 
-TEST_CASE("An overlap is told with both pieces, a hole with its size and first element") {
+TEST_CASE("An overlap is named with both pieces, a hole with its size and first element") {
   const Pieces overlapping{{{}, {0, 0}, {4, 4}}, {{}, {4, 0}, {4, 8}}, {{}, {2, 3}, {2, 5}}};
   CHECK(CheckTiling(overlapping, {8, 8}).message() == "pieces 0 and 2 overlap in [2:4, 3:4]");
   const Pieces incomplete{{{}, {0, 0}, {4, 8}}, {{}, {4, 0}, {4, 3}}};

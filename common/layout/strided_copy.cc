@@ -85,7 +85,7 @@ uint64_t SourceBytes(uint64_t target_bytes, ElementBytes element) {
   return target_bytes / element.target * element.source;
 }
 
-// Each row of `b` goes on where the same row of `a` ends: `a` becomes both.
+// Each row of `b` continues where the same row of `a` ends: `a` becomes both.
 bool Widen(StridedCopy& a, const StridedCopy& b, ElementBytes element) {
   if (a.rows != b.rows || a.source_pitch != b.source_pitch || a.target_pitch != b.target_pitch) return false;
   if (b.source_offset != a.source_offset + SourceBytes(a.row_bytes, element)) return false;

@@ -143,7 +143,7 @@ TEST_CASE("Random pieces of random views: the copies move every element of every
   }
 }
 
-TEST_CASE("Rows told one by one coalesce to one copy, and contiguous ones to one row") {
+TEST_CASE("Rows given one by one coalesce to one copy, and contiguous ones to one row") {
   std::vector<StridedCopy> rows;
   for (uint64_t i = 0; i < 5; ++i) rows.push_back({.source_offset = i * 10, .target_offset = i * 7, .row_bytes = 6});
   Coalesce(rows, {});
@@ -154,7 +154,7 @@ TEST_CASE("Rows told one by one coalesce to one copy, and contiguous ones to one
   CHECK(wide == std::vector<StridedCopy>{{.row_bytes = 14}});
 }
 
-TEST_CASE("Columns beside one another coalesce to whole rows") {
+TEST_CASE("Neighbouring columns coalesce to whole rows") {
   std::vector<StridedCopy> columns{
       {.rows = 3, .row_bytes = 4, .source_pitch = 10, .target_pitch = 10},
       {.source_offset = 4, .target_offset = 4, .rows = 3, .row_bytes = 6, .source_pitch = 10, .target_pitch = 10}};
@@ -213,7 +213,7 @@ TEST_CASE("A copy is clipped to part of a row, whole rows and part of a row") {
   CHECK(parts == std::vector<StridedCopy>{{.source_offset = 168, .target_offset = 22, .row_bytes = 4}});
 }
 
-TEST_CASE("Random copies: what is clipped is what writes into the window") {
+TEST_CASE("Random copies: what is clipped is what writes into the clipped range") {
   for (uint64_t seed = 0; seed < kCases; ++seed) {
     CAPTURE(seed);
     Random random(seed);

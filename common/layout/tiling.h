@@ -33,7 +33,7 @@ BoxView TargetView(const Piece& piece, size_t rank);
 // What two overlapping boxes share.
 Piece Shared(const BoxView& a, const BoxView& b, size_t rank);
 
-// Near-linear where straight cuts tell the boxes apart (grids, and any shards of shards); boxes that no cut divides are
+// Near-linear where straight cuts separate the boxes (grids, and any shards of shards); boxes that no cut divides are
 // compared in pairs. REQUIRES start + size to fit.
 std::optional<Overlap> FindOverlap(std::span<const BoxView> boxes, size_t rank);
 // REQUIRES boxes within `shape` that do not overlap.

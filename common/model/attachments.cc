@@ -65,7 +65,7 @@ Result<Attachments> ParseAttachments(std::string_view json) {
   if (json.empty()) return attachments;
   std::set<std::string> names;
   std::string twice;
-  // An object that was parsed no longer tells that a name was given twice.
+  // An object that was parsed no longer shows that a name was given twice.
   const auto note_names = [&](int depth, Json::parse_event_t event, Json& parsed) {
     if (event == Json::parse_event_t::key && depth == 1 && !names.insert(parsed.get<std::string>()).second) {
       twice = parsed.get<std::string>();

@@ -1,5 +1,5 @@
 // Attachments: small text files that belong to a model and travel with its layout, such as a LoRA adapter's
-// adapter_config.json. A receiver puts them beside the tensors of every version that it publishes.
+// adapter_config.json. A receiver puts them next to the tensors of every version that it publishes.
 #pragma once
 
 #include <cstdint>

@@ -50,7 +50,7 @@ Status CheckName(const TensorMeta& tensor) {
   return OkStatus();
 }
 
-// Which of the tensors' names were met: their numbers, beside a bit of each name's hash, in one piece of memory. A set
+// Which of the tensors' names were met: their numbers, next to a bit of each name's hash, in one piece of memory. A set
 // of the library's, with a node for each of 100,000 names, makes most of what a layout costs.
 class NameSet {
  public:
@@ -272,11 +272,6 @@ size_t ModelLayout::TensorAt(uint64_t offset) const {
   const auto after = std::upper_bound(tensors_.begin(), tensors_.end(), offset,
                                       [](uint64_t at, const TensorMeta& tensor) { return at < tensor.offset; });
   return static_cast<size_t>(after - tensors_.begin()) - 1;
-}
-
-std::pair<size_t, size_t> ModelLayout::TensorsIn(ByteRange range) const {
-  if (range.bytes == 0) return {0, 0};
-  return {TensorAt(range.offset), TensorAt(range.end() - 1) + 1};
 }
 
 Status AssignOffsets(std::vector<TensorMeta>& tensors) {

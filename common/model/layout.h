@@ -70,8 +70,6 @@ class ModelLayout {
 
   // Position of the tensor that holds byte `offset`. REQUIRES offset < data_bytes(). Empty tensors are never named.
   size_t TensorAt(uint64_t offset) const;
-  // Positions [first, last) of the tensors that share bytes with `range`; may include empty ones between them.
-  std::pair<size_t, size_t> TensorsIn(ByteRange range) const;
 
  private:
   ModelLayout() = default;

@@ -30,7 +30,7 @@ Result<size_t> ReceiveNow(asio::ip::tcp::socket& socket, std::span<const iovec> 
 std::chrono::microseconds RoundTrip(asio::ip::tcp::socket& socket);
 
 // Lets the peer send so much ahead at once. The kernel widens a window only for a reader that outruns it; one that is
-// busy between its reads would leave the peer waiting for every acknowledgement. It goes on widening it where links are
+// busy between its reads would leave the peer waiting for every acknowledgement. It still widens it where links are
 // long.
 void OpenWindow(asio::ip::tcp::socket& socket, size_t bytes);
 

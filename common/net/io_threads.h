@@ -14,8 +14,8 @@ namespace lockstep {
 // outlive the threads, not only the object: members are declared before the IoThreads that serve them, or Stop() is
 // called first.
 //
-// Handlers and coroutines must not throw. Should one do so all the same, that is a bug: it is told to `on_exception`
-// (on the thread where it happened), and the thread goes on with the next handler.
+// Handlers and coroutines must not throw. Should one do so all the same, that is a bug: it is passed to `on_exception`
+// (on the thread where it happened), and the thread continues with the next handler.
 class IoThreads {
  public:
   using OnException = std::function<void(std::string_view what)>;

@@ -3,7 +3,7 @@
 #include <asio/experimental/as_tuple.hpp>
 
 #include "common/base/text.h"
-#include "common/net/timebomb.h"
+#include "common/net/operation_timeout.h"
 
 namespace lockstep {
 namespace {
@@ -13,7 +13,7 @@ constexpr auto kAwait = asio::experimental::as_tuple(asio::use_awaitable);
 
 // The outcome of an operation that `guard` watched over.
 template <typename IoObject>
-Status Outcome(const Timebomb<IoObject>& guard, const asio::error_code& error, std::string_view what) {
+Status Outcome(const OperationTimeout<IoObject>& guard, const asio::error_code& error, std::string_view what) {
   if (error && guard.fired()) return {ErrorCode::kDeadline, Cat(what, ": not done in time")};
   return NetStatus(error, what);
 }
@@ -21,21 +21,21 @@ Status Outcome(const Timebomb<IoObject>& guard, const asio::error_code& error, s
 }  // namespace
 
 asio::awaitable<Status> ReadExact(tcp::socket& socket, std::span<std::byte> bytes, std::chrono::milliseconds timeout) {
-  const Timebomb guard(socket, timeout);
+  const OperationTimeout guard(socket, timeout);
   const auto [error, got] = co_await asio::async_read(socket, asio::buffer(bytes.data(), bytes.size()), kAwait);
   co_return Outcome(guard, error, "read from peer");
 }
 
 asio::awaitable<Status> WriteAll(tcp::socket& socket, std::span<const std::byte> bytes,
                                  std::chrono::milliseconds timeout) {
-  const Timebomb guard(socket, timeout);
+  const OperationTimeout guard(socket, timeout);
   const auto [error, sent] = co_await asio::async_write(socket, asio::buffer(bytes.data(), bytes.size()), kAwait);
   co_return Outcome(guard, error, "write to peer");
 }
 
 asio::awaitable<Status> UntilReady(tcp::socket& socket, tcp::socket::wait_type what,
                                    std::chrono::milliseconds timeout) {
-  const Timebomb guard(socket, timeout);
+  const OperationTimeout guard(socket, timeout);
   const auto [error] = co_await socket.async_wait(what, kAwait);
   co_return Outcome(guard, error, "wait for peer");
 }
@@ -46,13 +46,13 @@ asio::awaitable<Status> Connect(tcp::socket& socket, const HostPort& address, st
   tcp::resolver resolver(socket.get_executor());
   tcp::resolver::results_type endpoints;
   {
-    const Timebomb guard(resolver, timeout);
+    const OperationTimeout guard(resolver, timeout);
     auto [error, found] = co_await resolver.async_resolve(address.host, std::to_string(address.port), kAwait);
     if (error) co_return Outcome(guard, error, what);
     endpoints = std::move(found);
   }
   const auto left = deadline - std::chrono::steady_clock::now();
-  const Timebomb guard(socket, std::chrono::ceil<std::chrono::milliseconds>(left));
+  const OperationTimeout guard(socket, std::chrono::ceil<std::chrono::milliseconds>(left));
   const auto [error, endpoint] = co_await asio::async_connect(socket, endpoints, kAwait);
   if (error) co_return Outcome(guard, error, what);
   asio::error_code ignored;  // only latency depends on it

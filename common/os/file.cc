@@ -61,7 +61,7 @@ Result<std::string> ReadFile(const std::string& path, uint64_t max_bytes) {
 Status WriteFileAtomic(const std::string& path, std::span<const std::byte> bytes, mode_t mode) {
   std::string temporary = path + ".tmp-XXXXXX";
   const UniqueFd fd(::mkostemp(temporary.data(), O_CLOEXEC));
-  if (!fd.valid()) return ErrnoStatus(errno, Cat("create a temporary file beside ", path));
+  if (!fd.valid()) return ErrnoStatus(errno, Cat("create a temporary file next to ", path));
   Status status = FillAndSync(fd.get(), bytes, mode, temporary);
   if (status.ok() && ::rename(temporary.c_str(), path.c_str()) != 0) {
     status = ErrnoStatus(errno, Cat("rename ", temporary, " to ", path));

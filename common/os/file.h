@@ -20,8 +20,8 @@ namespace lockstep {
 // The file's content. kResourceExhausted when it is longer than `max_bytes`.
 Result<std::string> ReadFile(const std::string& path, uint64_t max_bytes = uint64_t{1} << 30);
 
-// `path` holds either what it held before or all of `bytes`, also after a crash: a temporary file beside it is written,
-// synced and renamed over it. A failure leaves no temporary file.
+// `path` holds either what it held before or all of `bytes`, also after a crash: a temporary file next to it is
+// written, synced and renamed over it. A failure leaves no temporary file.
 Status WriteFileAtomic(const std::string& path, std::span<const std::byte> bytes, mode_t mode = 0644);
 inline Status WriteFileAtomic(const std::string& path, std::string_view text, mode_t mode = 0644) {
   return WriteFileAtomic(path, std::as_bytes(std::span(text)), mode);

@@ -27,7 +27,7 @@ bool SetPolicy(int mode, const uint64_t* nodes) {
   return ::syscall(SYS_set_mempolicy, mode, nodes, nodes == nullptr ? 0 : kMaskBits + 1) == 0;
 }
 
-// Another one is what an operator told (numactl).
+// Another one was set by an operator (numactl).
 bool HasDefaultPolicy() {
   int mode = -1;
   return ::syscall(SYS_get_mempolicy, &mode, nullptr, 0, nullptr, 0) == 0 && mode == MPOL_DEFAULT;

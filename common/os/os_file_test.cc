@@ -16,7 +16,7 @@ size_t EntriesIn(const std::string& path) {
   return static_cast<size_t>(std::distance(std::filesystem::directory_iterator(path), {}));
 }
 
-TEST_CASE("a file written atomically reads back as it was, with its mode") {
+TEST_CASE("A file written atomically reads back as it was, with its mode") {
   const TempDir dir;
   REQUIRE(WriteFileAtomic(dir.File("a"), "first", 0600).ok());
   REQUIRE(WriteFileAtomic(dir.File("a"), "second", 0640).ok());
@@ -29,7 +29,7 @@ TEST_CASE("a file written atomically reads back as it was, with its mode") {
   CHECK(EntriesIn(dir.path()) == 1);
 }
 
-TEST_CASE("a failed atomic write names the path and leaves no temporary file") {
+TEST_CASE("A failed atomic write names the path and leaves no temporary file") {
   const TempDir dir;
   REQUIRE(MakeDirs(dir.File("taken/full")).ok());
   const Status status = WriteFileAtomic(dir.File("taken"), "text");
@@ -72,7 +72,7 @@ TEST_CASE("MakeDirs makes parents, accepts what exists, and refuses a file in it
   CHECK_FALSE(MakeDirs(dir.File("file/below")).ok());
 }
 
-TEST_CASE("CheckWritableDir tells a usable directory from a missing one and from a file") {
+TEST_CASE("CheckWritableDir distinguishes a usable directory from a missing one and from a file") {
   const TempDir dir;
   CHECK(CheckWritableDir(dir.path()).ok());
   CHECK(EntriesIn(dir.path()) == 0);

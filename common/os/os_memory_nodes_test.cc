@@ -15,7 +15,7 @@ int PolicyOfThisThread() {
   return mode;
 }
 
-TEST_CASE("lists of nodes are read as the kernel writes them") {
+TEST_CASE("Lists of nodes are read as the kernel writes them") {
   CHECK(ParseNodeList("0") == 0b1u);
   CHECK(ParseNodeList("0-1") == 0b11u);
   CHECK(ParseNodeList("0-1,4,6-7") == 0b1101'0011u);
@@ -23,14 +23,14 @@ TEST_CASE("lists of nodes are read as the kernel writes them") {
   CHECK(ParseNodeList("").value() == 0);
 }
 
-TEST_CASE("what is no list of nodes is refused") {
+TEST_CASE("What is no list of nodes is refused") {
   for (const char* list : {"x", "0-", "1-0", "0,", ",0", "0;1", "-1", "0 1"}) {
     CAPTURE(list);
     CHECK_FALSE(ParseNodeList(list).has_value());
   }
 }
 
-TEST_CASE("pages are spread only while the wish lives, and only where there are nodes to spread over") {
+TEST_CASE("Pages are spread only while the request lives, and only where there are nodes to spread over") {
   const int before = PolicyOfThisThread();
   {
     const SpreadOverNodes spread;

@@ -40,7 +40,7 @@ class Manager {
   UniqueFd fd_;
 };
 
-TEST_CASE("notifications are one datagram each, to a path or to an abstract name") {
+TEST_CASE("Notifications are one datagram each, to a path or to an abstract name") {
   const TempDir dir;
   const std::string abstract = "@lockstep-test-" + std::to_string(::getpid());
   for (const std::string& path : {dir.File("notify"), abstract}) {
@@ -57,14 +57,14 @@ TEST_CASE("notifications are one datagram each, to a path or to an abstract name
   }
 }
 
-TEST_CASE("without a manager, or with a dead one, notifying does nothing") {
+TEST_CASE("Without a manager, or with a dead one, notifying does nothing") {
   NotifyReady();
   ::setenv("NOTIFY_SOCKET", "/tmp/no-such-manager", 1);
   NotifyReady();
   ::unsetenv("NOTIFY_SOCKET");
 }
 
-TEST_CASE("the watchdog interval is half of what systemd set, for this process only") {
+TEST_CASE("The watchdog interval is half of what systemd set, for this process only") {
   ::unsetenv("WATCHDOG_USEC");
   CHECK_FALSE(WatchdogInterval().has_value());
   ::setenv("WATCHDOG_USEC", "30000000", 1);
@@ -79,7 +79,7 @@ TEST_CASE("the watchdog interval is half of what systemd set, for this process o
   ::unsetenv("WATCHDOG_USEC");
 }
 
-TEST_CASE("signals are values that the waiter returns, and SIGPIPE kills nobody") {
+TEST_CASE("Signals are values that the waiter returns, and SIGPIPE kills nobody") {
   Result<SignalWaiter> waiter = SignalWaiter::Create();
   REQUIRE(waiter.ok());
   CHECK_FALSE(waiter->Wait(std::chrono::milliseconds(10)).has_value());

@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kBytes = 12'345;
 
-TEST_CASE("a tmpfs segment is zero, private to its owner, and seen by everyone who opens it") {
+TEST_CASE("A tmpfs segment is zero, private to its owner, and seen by everyone who opens it") {
   const TempDir dir("/dev/shm");
   const std::string path = dir.File("seg");
   Result<MappedSegment> made = CreateTmpfsSegment(path, kBytes);
@@ -30,7 +30,7 @@ TEST_CASE("a tmpfs segment is zero, private to its owner, and seen by everyone w
   CHECK(std::filesystem::exists(path));
 }
 
-TEST_CASE("a segment that does not fit its tmpfs is an error with numbers and leaves no file") {
+TEST_CASE("A segment that does not fit its tmpfs is an error with numbers and leaves no file") {
   const TempDir dir("/dev/shm");
   struct statvfs room;
   REQUIRE(::statvfs("/dev/shm", &room) == 0);
@@ -43,7 +43,7 @@ TEST_CASE("a segment that does not fit its tmpfs is an error with numbers and le
   CHECK_FALSE(std::filesystem::exists(dir.File("seg")));
 }
 
-TEST_CASE("a segment of another size, or something that is no file, is refused") {
+TEST_CASE("A segment of another size, or something that is no file, is refused") {
   const TempDir dir;
   REQUIRE(CreateTmpfsSegment(dir.File("seg"), kBytes).ok());
   CHECK(OpenSegment(dir.File("seg"), kBytes + 1, Access::kReadWrite).status().code() == ErrorCode::kBadData);
@@ -54,7 +54,7 @@ TEST_CASE("a segment of another size, or something that is no file, is refused")
   CHECK(AdoptSegment(std::move(null), kBytes, Access::kReadWrite, "null").status().code() == ErrorCode::kBadData);
 }
 
-TEST_CASE("a memfd segment cannot be resized by whoever holds its descriptor, and can be adopted") {
+TEST_CASE("A memfd segment cannot be resized by whoever holds its descriptor, and can be adopted") {
   Result<MappedSegment> made = CreateMemfdSegment("half-a", kBytes);
   REQUIRE(made.ok());
   CHECK(::ftruncate(made->fd(), 0) == -1);
@@ -65,7 +65,7 @@ TEST_CASE("a memfd segment cannot be resized by whoever holds its descriptor, an
   CHECK(adopted->data()[0] == std::byte{9});
 }
 
-TEST_CASE("moving a segment keeps its address and empties the source") {
+TEST_CASE("Moving a segment keeps its address and empties the source") {
   Result<MappedSegment> made = CreateMemfdSegment("moved", kBytes);
   REQUIRE(made.ok());
   std::byte* const data = made->data();

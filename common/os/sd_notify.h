@@ -1,4 +1,5 @@
-// What a Type=notify service tells systemd: one datagram each to $NOTIFY_SOCKET, nothing at all when that is unset.
+// What a Type=notify service reports to systemd: one datagram each to $NOTIFY_SOCKET, nothing at all when that is
+// unset.
 //
 // Thread-safe. Never blocks and never fails: a manager that does not listen is no reason to stop serving.
 #pragma once

@@ -18,7 +18,7 @@ namespace {
 constexpr int kBacklog = 64;
 constexpr std::chrono::milliseconds kProbeTimeout{1000};
 
-// A socket file survives a killed process. Only an answered connect() tells a live owner from a dead one.
+// A socket file survives a killed process. Only an answered connect() distinguishes a live owner from a dead one.
 Status RemoveStale(const std::string& path) {
   struct stat info;
   if (::lstat(path.c_str(), &info) != 0) {

@@ -21,7 +21,7 @@ class UnixServer {
   };
   // Has the connection as long as it runs; what it blocks in ends with kUnavailable when the server goes.
   using Handler = std::function<void(UnixConnection& connection)>;
-  using AcceptFailed = std::function<void(const Status& status)>;  // accepting goes on after a pause
+  using AcceptFailed = std::function<void(const Status& status)>;  // accepting continues after a pause
 
   // Listens at once; errors as UnixListener::Create.
   static Result<std::unique_ptr<UnixServer>> Start(Options options, Handler handler, AcceptFailed accept_failed);

@@ -12,11 +12,11 @@
 namespace lockstep {
 namespace {
 
-constexpr uint8_t kHeadsCompressed = 0x80;  // beside gap_bits, in the first byte
+constexpr uint8_t kHeadsCompressed = 0x80;  // in the first byte, with gap_bits
 constexpr uint32_t kMaxGapBits = 20;        // more than a block of 1 MiB has gaps for
 constexpr uint64_t kMeanHead = 4;  // gap_bits are so many that the mean of what is left of a gap is at most this
 
-// A head has four bits of a code. With so many bits beside them no code of a head means a step of zero.
+// A head has four bits of a code. With so many bits below them no code of a head means a step of zero.
 constexpr uint32_t MaxStepBits(uint32_t unit) {
   return 8 * unit - 5;
 }
@@ -93,7 +93,7 @@ Status TakePreamble(ByteReader& reader, uint32_t unit, uint64_t max_count, Pream
 }
 
 // The least bits with which what is left of the mean gap is at most kMeanHead. The mean decides alone: gaps are near
-// geometric, a bit more or less costs a twentieth of a byte, and a fixed rule keeps both levels of a block alike.
+// geometric, a bit more or less costs a twentieth of a byte, and a fixed rule keeps all levels of a block alike.
 uint32_t GapBits(const ChangeView& changes) {
   const uint64_t unchanged = uint64_t{changes.positions.back()} + 1 - changes.size();
   uint32_t bits = 0;
@@ -145,18 +145,48 @@ bool TakeRest(ByteReader& reader, uint64_t low, uint32_t bits, uint64_t max, uin
   return number <= max;
 }
 
-Status TakeGaps(ByteReader& reader, ByteView low_bits, const uint8_t* heads, const Preamble& preamble,
-                uint64_t elements, Streams& streams, std::vector<uint32_t>& positions) {
-  const size_t count = preamble.count;
+// The heads as bytes: where they lie, or decompressed into `streams`. Null when they do not decompress.
+const uint8_t* HeadsOf(const Preamble& preamble, Streams& streams) {
+  if (!preamble.compressed) return reinterpret_cast<const uint8_t*>(preamble.heads.data());
+  const std::span<uint8_t> heads(streams.heads.data(), preamble.count);
+  return DecompressHeads(preamble.heads, heads) ? heads.data() : nullptr;
+}
+
+// A coded block, taken apart as far as its heads.
+struct OpenedBlock {
+  ByteReader reader;  // at the low bits, then past what was taken
+  Preamble preamble;
+  const uint8_t* heads = nullptr;  // in the block, or in its Streams
+  ByteView step_low_bits;          // once the positions are taken
+};
+
+Result<OpenedBlock> OpenBlock(ByteView coded, uint32_t unit, size_t block_bytes, Streams& streams) {
+  LS_RETURN_IF_ERROR(CheckUnit(unit));
+  OpenedBlock block{.reader = ByteReader(coded)};
+  LS_RETURN_IF_ERROR(TakePreamble(block.reader, unit, block_bytes / unit, block.preamble));
+  streams.Fit(block.preamble.count);
+  block.heads = HeadsOf(block.preamble, streams);
+  if (block.heads == nullptr) return Corrupt("the heads do not decompress");
+  return block;
+}
+
+Status TakePositions(OpenedBlock& block, uint64_t elements, Streams& streams, std::vector<uint32_t>& positions) {
+  const size_t count = block.preamble.count;
+  const uint32_t bits = block.preamble.gap_bits;
+  ByteView low_bits;
+  if (!block.reader.TakeBytes(kernels::PackedBytes(count, bits), low_bits) ||
+      !block.reader.TakeBytes(kernels::PackedBytes(count, block.preamble.step_bits), block.step_low_bits)) {
+    return Corrupt("the low bits are truncated");
+  }
   positions.resize(count);
-  kernels::UnpackBits(reinterpret_cast<const uint8_t*>(low_bits.data()), count, preamble.gap_bits, positions.data());
-  kernels::JoinGaps(heads, count, preamble.gap_bits, positions.data());
-  const size_t escapes = kernels::FindEscapes(heads, count, 0, streams.escapes.data());
+  kernels::UnpackBits(reinterpret_cast<const uint8_t*>(low_bits.data()), count, bits, positions.data());
+  kernels::JoinGaps(block.heads, count, bits, positions.data());
+  const size_t escapes = kernels::FindEscapes(block.heads, count, 0, streams.escapes.data());
   for (size_t i = 0; i < escapes; ++i) {
     uint32_t& gap = positions[streams.escapes[i]];
     uint64_t whole = 0;
-    const uint64_t low = gap & ((uint64_t{1} << preamble.gap_bits) - 1);
-    if (!TakeRest(reader, low, preamble.gap_bits, elements, whole)) {
+    const uint64_t low = gap & ((uint64_t{1} << bits) - 1);
+    if (!TakeRest(block.reader, low, bits, elements, whole)) {
       return Corrupt("an escaped gap is truncated or leads past the end of the block");
     }
     gap = static_cast<uint32_t>(whole);
@@ -165,20 +195,21 @@ Status TakeGaps(ByteReader& reader, ByteView low_bits, const uint8_t* heads, con
   return OkStatus();
 }
 
-Status TakeSteps(ByteReader& reader, ByteView low_bits, const uint8_t* heads, const Preamble& preamble, uint32_t unit,
-                 Streams& streams, std::vector<uint64_t>& steps) {
-  const size_t count = preamble.count;
+// REQUIRES the positions to have been taken.
+Status TakeSteps(OpenedBlock& block, uint32_t unit, Streams& streams, std::vector<uint64_t>& steps) {
+  const size_t count = block.preamble.count;
+  const uint32_t bits = block.preamble.step_bits;
   steps.resize(count);
-  if (preamble.step_bits > 0) {
-    kernels::UnpackBits(reinterpret_cast<const uint8_t*>(low_bits.data()), count, preamble.step_bits, steps.data());
+  if (bits > 0) {
+    kernels::UnpackBits(reinterpret_cast<const uint8_t*>(block.step_low_bits.data()), count, bits, steps.data());
   }
-  kernels::JoinSteps(heads, count, unit, preamble.step_bits, steps.data());
-  const size_t escapes = kernels::FindEscapes(heads, count, 4, streams.escapes.data());
+  kernels::JoinSteps(block.heads, count, unit, bits, steps.data());
+  const size_t escapes = kernels::FindEscapes(block.heads, count, 4, streams.escapes.data());
   for (size_t i = 0; i < escapes; ++i) {
     uint64_t& step = steps[streams.escapes[i]];
     uint64_t code = 0;
-    const uint64_t low = kernels::CodeOfStep(step, unit) & ((uint64_t{1} << preamble.step_bits) - 1);
-    if (!TakeRest(reader, low, preamble.step_bits, MaxCode(unit), code)) {
+    const uint64_t low = kernels::CodeOfStep(step, unit) & ((uint64_t{1} << bits) - 1);
+    if (!TakeRest(block.reader, low, bits, MaxCode(unit), code)) {
       return Corrupt("an escaped step is truncated, zero or too large for its unit");
     }
     step = kernels::StepOfCode(code, unit);
@@ -186,20 +217,10 @@ Status TakeSteps(ByteReader& reader, ByteView low_bits, const uint8_t* heads, co
   return OkStatus();
 }
 
-// The heads as bytes: where they lie, or decompressed into `streams`. Null when they do not decompress.
-const uint8_t* HeadsOf(const Preamble& preamble, Streams& streams) {
-  if (!preamble.compressed) return reinterpret_cast<const uint8_t*>(preamble.heads.data());
-  const std::span<uint8_t> heads(streams.heads.data(), preamble.count);
-  return DecompressHeads(preamble.heads, heads) ? heads.data() : nullptr;
-}
-
-// With the entropy stage, if `level` asks for it and it gains.
+// As `level` has them, if it gains.
 void AppendHeads(Preamble& preamble, std::span<const uint8_t> heads, CodecLevel level, Streams& streams, Bytes& out) {
-  preamble.heads = std::as_bytes(heads);
-  if (level == CodecLevel::kCompact && CompressHeads(heads, streams.frame)) {
-    preamble.compressed = true;
-    preamble.heads = streams.frame;
-  }
+  preamble.compressed = level->compress_heads != nullptr && level->compress_heads(heads, streams.frame);
+  preamble.heads = preamble.compressed ? ByteView(streams.frame) : std::as_bytes(heads);
   AppendPreamble(preamble, out);
 }
 
@@ -224,40 +245,26 @@ void EncodeSparse(const ChangeView& changes, uint32_t unit, CodecLevel level, By
   AppendEscapes(streams, streams.codes, count, 4, preamble.step_bits, out);
 }
 
-Status CompactSparse(ByteView coded, uint32_t unit, Bytes& out) {
-  LS_RETURN_IF_ERROR(CheckUnit(unit));
-  ByteReader reader(coded);
-  Preamble preamble;
-  LS_RETURN_IF_ERROR(TakePreamble(reader, unit, ~uint64_t{0}, preamble));
-  if (preamble.compressed) {
-    AppendBytes(out, coded);
-    return OkStatus();
-  }
-  const auto* heads = reinterpret_cast<const uint8_t*>(preamble.heads.data());
-  AppendHeads(preamble, {heads, preamble.heads.size()}, CodecLevel::kCompact, ThreadStreams(), out);
-  AppendBytes(out, reader.rest());
+Status RecodeSparse(ByteView coded, uint32_t unit, size_t block_bytes, CodecLevel level, Bytes& out) {
+  Streams& streams = ThreadStreams();
+  LS_ASSIGN_OR_RETURN(OpenedBlock block, OpenBlock(coded, unit, block_bytes, streams));
+  AppendHeads(block.preamble, {block.heads, block.preamble.count}, level, streams, out);
+  AppendBytes(out, block.reader.rest());
   return OkStatus();
 }
 
-Status DecodeSparse(ByteView coded, uint32_t unit, size_t block_bytes, Changes& changes) {
-  LS_RETURN_IF_ERROR(CheckUnit(unit));
-  const uint64_t elements = block_bytes / unit;
-  ByteReader reader(coded);
-  Preamble preamble;
-  LS_RETURN_IF_ERROR(TakePreamble(reader, unit, elements, preamble));
+Status DecodePositions(ByteView coded, uint32_t unit, size_t block_bytes, std::vector<uint32_t>& positions) {
   Streams& streams = ThreadStreams();
-  streams.Fit(preamble.count);
-  const uint8_t* heads = HeadsOf(preamble, streams);
-  if (heads == nullptr) return Corrupt("the heads do not decompress");
-  ByteView gap_bits;
-  ByteView step_bits;
-  if (!reader.TakeBytes(kernels::PackedBytes(preamble.count, preamble.gap_bits), gap_bits) ||
-      !reader.TakeBytes(kernels::PackedBytes(preamble.count, preamble.step_bits), step_bits)) {
-    return Corrupt("the low bits are truncated");
-  }
-  LS_RETURN_IF_ERROR(TakeGaps(reader, gap_bits, heads, preamble, elements, streams, changes.positions));
-  LS_RETURN_IF_ERROR(TakeSteps(reader, step_bits, heads, preamble, unit, streams, changes.steps));
-  return reader.empty() ? OkStatus() : Corrupt("bytes after the last escape");
+  LS_ASSIGN_OR_RETURN(OpenedBlock block, OpenBlock(coded, unit, block_bytes, streams));
+  return TakePositions(block, block_bytes / unit, streams, positions);
+}
+
+Status DecodeSparse(ByteView coded, uint32_t unit, size_t block_bytes, Changes& changes) {
+  Streams& streams = ThreadStreams();
+  LS_ASSIGN_OR_RETURN(OpenedBlock block, OpenBlock(coded, unit, block_bytes, streams));
+  LS_RETURN_IF_ERROR(TakePositions(block, block_bytes / unit, streams, changes.positions));
+  LS_RETURN_IF_ERROR(TakeSteps(block, unit, streams, changes.steps));
+  return block.reader.empty() ? OkStatus() : Corrupt("bytes after the last escape");
 }
 
 // Which of two deltas has the next change is as good as random: so nothing here branches on it.

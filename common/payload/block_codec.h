@@ -10,19 +10,13 @@
 
 #include "common/base/bytes.h"
 #include "common/base/status.h"
+#include "common/payload/codec_level.h"
 
 namespace lockstep {
 
 enum class Codec : uint8_t {
   kRaw = 1,     // the block's new bytes
   kSparse = 2,  // gaps and steps of the changed elements
-};
-
-// How hard the streams of a kSparse block are compressed (FORMAT.md, "Levels"). A block says itself how it was coded:
-// one decoder for all.
-enum class CodecLevel : uint8_t {
-  kFast = 1,     // packed, no entropy stage: for links that carry more than an encoder compresses
-  kCompact = 2,  // with an entropy stage over the heads, where that makes them smaller
 };
 
 // Changed elements of one block: positions strictly rising, steps non-zero and below 2^(8·unit), as many of one as of
@@ -38,7 +32,7 @@ struct Changes {
   }
 };
 
-// The same, in somebody else's memory.
+// The same, in memory that somebody else owns.
 struct ChangeView {
   std::span<const uint32_t> positions;
   std::span<const uint64_t> steps;
@@ -54,14 +48,18 @@ struct ChangeView {
 // {1,2,4,8}.
 void EncodeSparse(const ChangeView& changes, uint32_t unit, CodecLevel level, Bytes& out);
 
-// Appends to `out` what EncodeSparse would have written for the changes of `coded` at kCompact, without decoding them:
-// only the entropy stage is added. kCorrupt when the streams of `coded` cannot be told apart.
-Status CompactSparse(ByteView coded, uint32_t unit, Bytes& out);
+// Appends to `out` what EncodeSparse would have written for the changes of `coded` at `level`, without decoding them:
+// only the heads are coded again. kCorrupt when the streams of `coded` cannot be told apart.
+Status RecodeSparse(ByteView coded, uint32_t unit, size_t block_bytes, CodecLevel level, Bytes& out);
 
 // Replaces `changes` by what `coded` says. kCorrupt, saying why, for anything that is no coding of changes of a
 // block of `block_bytes`: truncated or trailing bytes, a position past the end, a zero step, impossible counts.
 // Allocates no more than a block's worth whatever the input says.
 Status DecodeSparse(ByteView coded, uint32_t unit, size_t block_bytes, Changes& changes);
+
+// The first half of it, for those who take the values from elsewhere: which elements change. The steps are not read, so
+// what is wrong with them is not found.
+Status DecodePositions(ByteView coded, uint32_t unit, size_t block_bytes, std::vector<uint32_t>& positions);
 
 // `second` after `first`: merged positions, added steps; elements that return to their old value are dropped.
 void FoldChanges(const Changes& first, const Changes& second, uint32_t unit, Changes& folded);

@@ -4,6 +4,8 @@
 #include <map>
 #include <random>
 
+#include "common/payload/test_level.h"
+
 namespace lockstep {
 namespace {
 
@@ -57,11 +59,11 @@ Changes TrainingChanges(double density) {
   return changes;
 }
 
-TEST_CASE("Sparse coding round-trips at both levels, every unit and density") {
+TEST_CASE("Sparse coding round-trips at every level, unit and density") {
   std::mt19937_64 random(1);
   for (const uint32_t unit : {1u, 2u, 4u, 8u}) {
     for (const double density : {0.0, 0.0003, 0.01, 0.3, 1.0}) {
-      for (const CodecLevel level : {CodecLevel::kFast, CodecLevel::kCompact}) {
+      for (const CodecLevel level : CodecLevel::All()) {
         const Changes changes = RandomChanges(random, unit, kBlock, density);
         CheckDecodesTo(changes, Encoded(changes, unit, level), unit, kBlock);
       }
@@ -118,33 +120,78 @@ TEST_CASE("Large steps, as of fp32, take the bits that they need and not a unit 
   CheckDecodesTo(changes, coded, 4, kBlock);
 }
 
-TEST_CASE("A block compacted afterwards is the block encoded compactly") {
+Bytes Recoded(ByteView coded, uint32_t unit, CodecLevel level) {
+  Bytes out{std::byte{7}};  // it appends
+  REQUIRE(RecodeSparse(coded, unit, kBlock, level, out).ok());
+  return {out.begin() + 1, out.end()};
+}
+
+TEST_CASE("A block recoded to a level is the block encoded at it, from whatever level it was at") {
   std::mt19937_64 random(6);
   for (const uint32_t unit : {1u, 2u, 4u, 8u}) {
     for (const double density : {0.0, 0.01, 0.3, 1.0}) {
       const Changes changes = RandomChanges(random, unit, kBlock, density);
-      Bytes compacted{std::byte{7}};  // it appends
-      REQUIRE(CompactSparse(Encoded(changes, unit, CodecLevel::kFast), unit, compacted).ok());
-      compacted.erase(compacted.begin());
-      CHECK(compacted == Encoded(changes, unit, CodecLevel::kCompact));
-      Bytes again;
-      REQUIRE(CompactSparse(compacted, unit, again).ok());
-      CHECK(again == compacted);
+      for (const CodecLevel from : CodecLevel::All()) {
+        const Bytes coded = Encoded(changes, unit, from);
+        for (const CodecLevel to : CodecLevel::All()) CHECK(Recoded(coded, unit, to) == Encoded(changes, unit, to));
+      }
     }
   }
 }
 
-TEST_CASE("What cannot be told apart is not compacted") {
+TEST_CASE("A level is one row: blocks are encoded at it, recoded to it and decoded like all others") {
+  const Changes changes = RepetitiveChanges(4000);
+  const Bytes hard = Encoded(changes, 2, kHard);
+  for (const CodecLevel lower : CodecLevel::All()) {
+    const Bytes coded = Encoded(changes, 2, lower);
+    CHECK(hard.size() < coded.size());
+    CHECK(Recoded(coded, 2, kHard) == hard);
+  }
+  CheckDecodesTo(changes, hard, 2, kBlock);
+}
+
+TEST_CASE("Levels rise, in number and in compression, and each has a name of its own") {
+  std::map<std::string_view, CodecLevel> names;
+  const auto levels = CodecLevel::All();
+  CHECK(levels.front() == CodecLevel::kFast);
+  for (size_t i = 0; i < levels.size(); ++i) {
+    CHECK(names.emplace(levels[i]->name, levels[i]).second);
+    if (i == 0) continue;
+    CHECK(levels[i - 1] < levels[i]);
+    CHECK(levels[i]->cost.bytes < levels[i - 1]->cost.bytes);
+    CHECK(levels[i]->cost.Nanoseconds(0.01) > levels[i - 1]->cost.Nanoseconds(0.01));
+  }
+}
+
+TEST_CASE("What is no coded block is not recoded") {
   const Bytes coded = Encoded(TrainingChanges(0.01), 2, CodecLevel::kFast);
   Bytes out;
-  CHECK(CompactSparse(ByteView(coded).first(100), 2, out).code() == ErrorCode::kCorrupt);
-  CHECK(CompactSparse({}, 2, out).code() == ErrorCode::kCorrupt);
-  CHECK(CompactSparse(coded, 3, out).code() == ErrorCode::kCorrupt);
+  CHECK(RecodeSparse(ByteView(coded).first(100), 2, 256 * 1024, CodecLevel::kCompact, out).code() ==
+        ErrorCode::kCorrupt);
+  CHECK(RecodeSparse({}, 2, kBlock, CodecLevel::kCompact, out).code() == ErrorCode::kCorrupt);
+  CHECK(RecodeSparse(coded, 3, kBlock, CodecLevel::kCompact, out).code() == ErrorCode::kCorrupt);
+  CHECK(RecodeSparse(coded, 2, 16, CodecLevel::kCompact, out).code() == ErrorCode::kCorrupt);
+}
+
+TEST_CASE("The positions alone are those of the whole decoder, and refused where it refuses them") {
+  std::mt19937_64 random(8);
+  for (const CodecLevel level : CodecLevel::All()) {
+    for (const uint32_t unit : {1u, 2u, 4u, 8u}) {
+      const Changes changes = RandomChanges(random, unit, kBlock, 0.02);
+      const Bytes coded = Encoded(changes, unit, level);
+      std::vector<uint32_t> positions;
+      REQUIRE(DecodePositions(coded, unit, kBlock, positions).ok());
+      CHECK(positions == changes.positions);
+      const size_t too_small = changes.positions.back() * unit;
+      CHECK(DecodePositions(coded, unit, too_small, positions).code() == ErrorCode::kCorrupt);
+      CHECK(DecodePositions(ByteView(coded).first(4), unit, kBlock, positions).code() == ErrorCode::kCorrupt);
+    }
+  }
 }
 
 TEST_CASE("Every truncation of a coded block is refused") {
   std::mt19937_64 random(3);
-  for (const CodecLevel level : {CodecLevel::kFast, CodecLevel::kCompact}) {
+  for (const CodecLevel level : CodecLevel::All()) {
     for (const uint32_t unit : {1u, 2u, 4u, 8u}) {
       for (const double density : {0.001, 0.05}) {
         const Bytes coded = Encoded(RandomChanges(random, unit, 16 * 1024, density), unit, level);

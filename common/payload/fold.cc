@@ -1,65 +1,42 @@
-#include <optional>
-
 #include "common/base/hash.h"
 #include "common/base/text.h"
-#include "common/payload/payload.h"
+#include "common/payload/block_apply.h"
 
 namespace lockstep {
 namespace {
 
-// Folds the entries of one block, oldest first; no value when the block returns to its old bytes.
-class BlockFolder {
- public:
-  BlockFolder(const ModelLayout& layout, CodecLevel level, BlockIndex block)
-      : level_(level), block_(block), unit_(layout.block_unit(block)), block_bytes_(layout.block_range(block).bytes) {}
+// After a raw entry the block's bytes are known, and the fold is raw too.
+Status ApplyToRaw(std::span<const EntryData> entries, size_t block_bytes, DeltaBlock& folded) {
+  folded.codec = Codec::kRaw;
+  folded.data.resize(block_bytes);
+  LS_ASSIGN_OR_RETURN(folded.data_hash, ApplyEntries(entries, folded.data));
+  return OkStatus();
+}
 
-  Status Add(const PayloadEntry& entry, ByteView data) {
-    target_hash_ = entry.target_hash;
-    if (entry.codec == static_cast<uint8_t>(Codec::kRaw)) {
-      raw_.emplace(data.begin(), data.end());
-      return raw_->size() == block_bytes_ ? OkStatus()
-                                          : Status(ErrorCode::kCorrupt, Cat("block ", block_, ": short raw block"));
-    }
-    if (raw_) return ApplyEntry(entry, data, *raw_, next_);
-    LS_RETURN_IF_ERROR(DecodeSparse(data, unit_, block_bytes_, next_).WithContext(Cat("block ", block_)));
-    FoldChanges(changes_, next_, unit_, folded_);
-    std::swap(changes_, folded_);
-    return OkStatus();
+// Without one it is the sum of all steps; none are left of a block that returns to its old bytes.
+Status AddUp(std::span<const EntryData> entries, size_t block_bytes, CodecLevel level, DeltaBlock& folded) {
+  const uint32_t unit = entries.front().entry->unit;
+  Changes sum;
+  Changes next;
+  Changes both;
+  for (const EntryData& entry : entries) {
+    LS_RETURN_IF_ERROR(DecodeSparse(entry.data, unit, block_bytes, next).WithContext(Cat("block ", folded.block)));
+    FoldChanges(sum, next, unit, both);
+    std::swap(sum, both);
   }
-
-  Result<std::optional<DeltaBlock>> Finish() {
-    DeltaBlock block{.block = block_, .target_hash = target_hash_};
-    if (raw_) {
-      block.codec = Codec::kRaw;
-      block.data = std::move(*raw_);
-      block.data_hash = target_hash_;
-      return std::optional(std::move(block));
-    }
-    if (changes_.size() == 0) return std::optional<DeltaBlock>();
-    block.codec = Codec::kSparse;
-    block.changes = static_cast<uint32_t>(changes_.size());
-    EncodeSparse(changes_, unit_, level_, block.data);
-    // The old bytes are not at hand here, so there is no raw form to fall back to.
-    if (block.data.size() > block_bytes_) {
-      return Status(ErrorCode::kState, Cat("block ", block_, ": folding makes it larger than the block"));
-    }
-    block.data_hash = Hash64(block.data);
-    return std::optional(std::move(block));
+  folded.codec = Codec::kSparse;
+  folded.changes = static_cast<uint32_t>(sum.size());
+  if (sum.size() == 0) return OkStatus();
+  EncodeSparse(sum, unit, level, folded.data);
+  // The old bytes are not at hand here, so there is no raw form to fall back to.
+  if (folded.data.size() > block_bytes) {
+    return {ErrorCode::kState, Cat("block ", folded.block, ": folding makes it larger than the block")};
   }
+  folded.data_hash = Hash64(folded.data);
+  return OkStatus();
+}
 
- private:
-  const CodecLevel level_;
-  const BlockIndex block_;
-  const uint32_t unit_;
-  const size_t block_bytes_;
-  uint64_t target_hash_ = 0;
-  Changes changes_;
-  Changes next_;
-  Changes folded_;
-  std::optional<Bytes> raw_;
-};
-
-Status CheckChain(std::span<const std::shared_ptr<const Payload>> chain) {
+Status CheckChain(ChainView chain) {
   if (chain.empty()) return {ErrorCode::kBadData, "fold: the chain is empty"};
   for (size_t i = 1; i < chain.size(); ++i) {
     const PayloadHeader& before = chain[i - 1]->header();
@@ -72,36 +49,29 @@ Status CheckChain(std::span<const std::shared_ptr<const Payload>> chain) {
   return OkStatus();
 }
 
-Result<std::optional<DeltaBlock>> FoldBlock(const ModelLayout& layout,
-                                            std::span<const std::shared_ptr<const Payload>> chain, CodecLevel level,
-                                            BlockIndex index) {
-  BlockFolder folder(layout, level, index);
-  bool touched = false;
-  for (const auto& payload : chain) {
-    const PayloadEntry* entry = payload->Find(index);
-    if (entry == nullptr) continue;
-    touched = true;
-    LS_RETURN_IF_ERROR(folder.Add(*entry, payload->data(*entry)));
-  }
-  if (!touched) return std::optional<DeltaBlock>();
-  return folder.Finish();
+// `folded` has no data when no entry remains of the block.
+Status FoldBlock(const ModelLayout& layout, ChainView chain, CodecLevel level, BlockIndex index, DeltaBlock& folded) {
+  std::vector<EntryData> entries;
+  FindEntries(chain, index, 0, entries);
+  if (entries.empty()) return OkStatus();
+  folded = {.block = index, .target_hash = entries.back().entry->target_hash};
+  const size_t block_bytes = layout.block_range(index).bytes;
+  return IsRaw(*entries.front().entry) ? ApplyToRaw(entries, block_bytes, folded)
+                                       : AddUp(entries, block_bytes, level, folded);
 }
 
 }  // namespace
 
-Result<std::shared_ptr<const Payload>> FoldPayloads(const ModelLayout& layout,
-                                                    std::span<const std::shared_ptr<const Payload>> chain,
-                                                    CodecLevel level, WorkerPool& pool) {
+Result<std::shared_ptr<const Payload>> FoldPayloads(const ModelLayout& layout, ChainView chain, CodecLevel level,
+                                                    WorkerPool& pool) {
   LS_RETURN_IF_ERROR(CheckChain(chain));
-  std::vector<Result<std::optional<DeltaBlock>>> folded(layout.block_count(), std::optional<DeltaBlock>());
-  pool.ParallelFor(layout.block_count(), [&](size_t index) {
-    folded[index] = FoldBlock(layout, chain, level, static_cast<BlockIndex>(index));
+  std::vector<DeltaBlock> blocks(layout.block_count());
+  std::vector<Status> outcomes(layout.block_count());
+  pool.ParallelFor(blocks.size(), [&](size_t i) {
+    outcomes[i] = FoldBlock(layout, chain, level, static_cast<BlockIndex>(i), blocks[i]);
   });
-  std::vector<DeltaBlock> blocks;
-  for (auto& block : folded) {
-    LS_RETURN_IF_ERROR(block);
-    if (*block) blocks.push_back(**std::move(block));
-  }
+  for (const Status& outcome : outcomes) LS_RETURN_IF_ERROR(outcome);
+  std::erase_if(blocks, [](const DeltaBlock& block) { return block.data.empty(); });
   const PayloadHeader& first = chain.front()->header();
   const PayloadHeader& last = chain.back()->header();
   uint32_t steps = 0;

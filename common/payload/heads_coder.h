@@ -1,6 +1,6 @@
-// The entropy stage of kCompact: the heads of a block (FORMAT.md, "Levels") as a zstd frame.
+// The entropy stage: the heads of a block (FORMAT.md, "Levels") as a zstd frame.
 //
-// zstd is used for its Huffman coder; heads have hardly any matches to find, so it is told not to look hard. Contexts
+// zstd is used for its Huffman coder; heads have hardly any matches to find, so it is set to search little. Contexts
 // are kept one per thread: their set-up would cost more than a block.
 #pragma once
 

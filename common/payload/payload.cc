@@ -5,7 +5,6 @@
 
 #include "common/base/hash.h"
 #include "common/base/text.h"
-#include "kernels/diff.h"
 
 namespace lockstep {
 namespace {
@@ -184,23 +183,6 @@ const PayloadEntry* Payload::Find(BlockIndex block) const {
   const auto at = std::lower_bound(all.begin(), all.end(), block,
                                    [](const PayloadEntry& entry, BlockIndex wanted) { return entry.block < wanted; });
   return at != all.end() && at->block == block ? &*at : nullptr;
-}
-
-Status ApplyEntry(const PayloadEntry& entry, ByteView data, std::span<std::byte> block, Changes& scratch) {
-  if (entry.codec == static_cast<uint8_t>(Codec::kRaw)) {
-    if (data.size() != block.size()) {
-      return {ErrorCode::kCorrupt,
-              Cat("block ", entry.block, ": ", data.size(), " raw bytes for a block of ", block.size())};
-    }
-    std::memcpy(block.data(), data.data(), data.size());
-    return OkStatus();
-  }
-  if (entry.codec != static_cast<uint8_t>(Codec::kSparse)) {
-    return {ErrorCode::kProtocol, Cat("block ", entry.block, ": unknown codec ", static_cast<int>(entry.codec))};
-  }
-  LS_RETURN_IF_ERROR(DecodeSparse(data, entry.unit, block.size(), scratch).WithContext(Cat("block ", entry.block)));
-  kernels::AddSteps(block.data(), entry.unit, scratch.positions.data(), scratch.steps.data(), scratch.size());
-  return OkStatus();
 }
 
 }  // namespace lockstep

@@ -59,6 +59,10 @@ struct PayloadEntry {  // 40 bytes, in rising block order
 };
 static_assert(sizeof(PayloadEntry) == 40);
 
+inline bool IsRaw(const PayloadEntry& entry) {
+  return entry.codec == static_cast<uint8_t>(Codec::kRaw);
+}
+
 // What names a delta, before its entries are known.
 struct PayloadIdentity {
   RunId run;
@@ -78,7 +82,7 @@ struct DeltaBlock {
   uint64_t target_hash = 0;
   uint64_t data_hash = 0;  // xxh3-64 of bytes()
   Bytes data;
-  ByteView lent;  // instead of `data`: memory that whoever made the block says how long to use
+  ByteView lent;  // instead of `data`: memory of the maker, who says for how long
 
   ByteView bytes() const { return lent.empty() ? ByteView(data) : lent; }
 };
@@ -120,20 +124,18 @@ class Payload {
   Storage storage_;
 };
 
-// One delta that does the work of `chain` (consecutive, same run and layout). kState: folding does not pay, serve the
-// chain. kBadData: not consecutive.
+// Consecutive steps of one run and layout, oldest first.
+using DeltaChain = std::vector<std::shared_ptr<const Payload>>;
+using ChainView = std::span<const std::shared_ptr<const Payload>>;
+
+// One delta that does the work of `chain`, coded at `level`. kState: folding does not pay, serve the chain. kBadData:
+// not consecutive. Spread over `pool`.
+Result<std::shared_ptr<const Payload>> FoldPayloads(const ModelLayout& layout, ChainView chain, CodecLevel level,
+                                                    WorkerPool& pool);
+
+// The same delta with its blocks coded at `level`, block by block and without decoding them. kCorrupt as RecodeSparse.
 // Spread over `pool`.
-Result<std::shared_ptr<const Payload>> FoldPayloads(const ModelLayout& layout,
-                                                    std::span<const std::shared_ptr<const Payload>> chain,
-                                                    CodecLevel level, WorkerPool& pool);
-
-// The same delta with the entropy stage added to its blocks, block by block and without decoding them. kCorrupt as
-// CompactSparse. Spread over `pool`.
-Result<std::shared_ptr<const Payload>> CompactPayload(const ModelLayout& layout, const Payload& payload,
-                                                      WorkerPool& pool);
-
-// Brings `block` (its bytes at `entry`'s base version) forward in place. kCorrupt leaves `block` in an unspecified
-// state; the caller checks the resulting hash against entry.target_hash. `scratch` is reused between calls.
-Status ApplyEntry(const PayloadEntry& entry, ByteView data, std::span<std::byte> block, Changes& scratch);
+Result<std::shared_ptr<const Payload>> RecodePayload(const ModelLayout& layout, const Payload& payload,
+                                                     CodecLevel level, WorkerPool& pool);
 
 }  // namespace lockstep

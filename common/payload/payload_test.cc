@@ -4,7 +4,9 @@
 #include <random>
 
 #include "common/base/hash.h"
+#include "common/base/text.h"
 #include "common/model/manifest.h"
+#include "common/payload/block_apply.h"
 #include "kernels/diff.h"
 
 namespace lockstep {
@@ -86,12 +88,12 @@ struct History {
 };
 
 Bytes Applied(const ModelLayout& layout, Bytes bytes, const Payload& payload) {
-  Changes scratch;
   for (const PayloadEntry& entry : payload.entries()) {
     const ByteRange range = layout.block_range(entry.block);
-    const auto block = std::span(bytes).subspan(range.offset, range.bytes);
-    REQUIRE(ApplyEntry(entry, payload.data(entry), block, scratch).ok());
-    CHECK(BlockHash(block) == entry.target_hash);
+    const EntryData data{&entry, payload.data(entry)};
+    const auto hash = ApplyEntries({&data, 1}, std::span(bytes).subspan(range.offset, range.bytes));
+    REQUIRE(hash.ok());
+    CHECK(*hash == entry.target_hash);
   }
   return bytes;
 }
@@ -109,6 +111,40 @@ TEST_CASE("A payload brings its base to its target, and survives being stored") 
   CHECK((*stored)->Find(99) == nullptr);
 }
 
+TEST_CASE("A block takes the entries from its version on, and none from before a raw one") {
+  History history;
+  for (const bool raw : {false, true, false, false}) history.Step(raw);
+  std::vector<EntryData> entries;
+  const auto versions = [&](BlockIndex block, Version from) {
+    FindEntries(history.deltas, block, from, entries);
+    std::vector<Version> found;
+    for (const EntryData& entry : entries) {
+      const auto step =
+          std::ranges::find_if(history.deltas, [&](const auto& delta) { return delta->Find(block) == entry.entry; });
+      found.push_back((*step)->base().version);
+    }
+    return found;
+  };
+  for (const auto& delta : history.deltas) REQUIRE(delta->Find(0) != nullptr);
+  CHECK(versions(0, 1) == std::vector<Version>{2, 3, 4});
+  CHECK(versions(0, 3) == std::vector<Version>{3, 4});
+  CHECK(versions(0, 5).empty());
+}
+
+TEST_CASE("An entry that is damaged or of another size is refused, naming its block") {
+  History history;
+  history.Step(true);
+  history.Step(false);
+  for (const auto& delta : history.deltas) {
+    const PayloadEntry& entry = delta->entries()[1];
+    const EntryData data{&entry, delta->data(entry).first(1)};
+    Bytes block(history.layout->block_range(entry.block).bytes);
+    const Status refused = ApplyEntries({&data, 1}, block).status();
+    CHECK(refused.code() == ErrorCode::kCorrupt);
+    CHECK(refused.message().find(Cat("block ", entry.block)) != std::string::npos);
+  }
+}
+
 TEST_CASE("A folded payload equals its chain, with raw and sparse steps in any order") {
   for (unsigned pattern = 0; pattern < 8; ++pattern) {
     History history;
@@ -122,19 +158,19 @@ TEST_CASE("A folded payload equals its chain, with raw and sparse steps in any o
   }
 }
 
-TEST_CASE("A compacted payload does the same, and each of its blocks is what the compact level writes") {
+TEST_CASE("A recoded payload does the same, and each of its blocks is what its level writes") {
   for (const bool raw : {false, true}) {
     History history;
     history.Step(raw);
     const Payload& payload = *history.deltas[0];
-    const auto compacted = CompactPayload(*history.layout, payload, pool);
-    REQUIRE(compacted.ok());
-    REQUIRE(Payload::Open(*history.layout, {(*compacted)->bytes(), nullptr}).ok());
-    CHECK((*compacted)->header().base == payload.header().base);
-    CHECK((*compacted)->header().target_digest == payload.header().target_digest);
-    CHECK((*compacted)->header().changed_elements == payload.header().changed_elements);
-    CHECK(Applied(*history.layout, history.versions[0], **compacted) == history.versions[1]);
-    for (const PayloadEntry& entry : (*compacted)->entries()) {
+    const auto recoded = RecodePayload(*history.layout, payload, CodecLevel::kCompact, pool);
+    REQUIRE(recoded.ok());
+    REQUIRE(Payload::Open(*history.layout, {(*recoded)->bytes(), nullptr}).ok());
+    CHECK((*recoded)->header().base == payload.header().base);
+    CHECK((*recoded)->header().target_digest == payload.header().target_digest);
+    CHECK((*recoded)->header().changed_elements == payload.header().changed_elements);
+    CHECK(Applied(*history.layout, history.versions[0], **recoded) == history.versions[1]);
+    for (const PayloadEntry& entry : (*recoded)->entries()) {
       Bytes expected;
       const ByteView fast = payload.data(*payload.Find(entry.block));
       if (raw) {
@@ -145,20 +181,20 @@ TEST_CASE("A compacted payload does the same, and each of its blocks is what the
         REQUIRE(DecodeSparse(fast, entry.unit, bytes, changes).ok());
         EncodeSparse(changes, entry.unit, CodecLevel::kCompact, expected);
       }
-      const ByteView got = (*compacted)->data(entry);
+      const ByteView got = (*recoded)->data(entry);
       CHECK(Bytes(got.begin(), got.end()) == expected);
     }
   }
 }
 
-TEST_CASE("A payload with a block that cannot be told apart is not compacted") {
+TEST_CASE("A payload with a block that is no coded block is not recoded") {
   History history;
   history.Step();
   const Payload& payload = *history.deltas[0];
   DeltaBlock block{.block = 1, .codec = Codec::kSparse, .changes = 4, .data = Bytes(3)};
   const auto broken = Payload::Assemble(*history.layout, {.base = 1, .target = 2}, std::span(&block, 1));
-  CHECK(CompactPayload(*history.layout, **broken, pool).status().code() == ErrorCode::kCorrupt);
-  CHECK(CompactPayload(*history.layout, payload, pool).ok());
+  CHECK(RecodePayload(*history.layout, **broken, CodecLevel::kCompact, pool).status().code() == ErrorCode::kCorrupt);
+  CHECK(RecodePayload(*history.layout, payload, CodecLevel::kCompact, pool).ok());
 }
 
 TEST_CASE("A payload of format 1 is refused by name, and noise as noise") {

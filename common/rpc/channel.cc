@@ -7,20 +7,29 @@
 #include "common/rpc/rpc_server.h"
 
 namespace lockstep {
+namespace {
+
+// A peer that is silent for so long is gone, before its first word as after it.
+constexpr int kSilenceMs = 20'000;
+constexpr int kPingAfterMs = 10'000;
+
+}  // namespace
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxRpcMessageBytes);
   arguments.SetMaxSendMessageSize(kMaxRpcMessageBytes);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 10'000);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  // Despite its name the time that a connection may take to come up. A refused one is over at once, and tried again
+  // after the backoff above.
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kSilenceMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kPingAfterMs);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kSilenceMs - kPingAfterMs);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  // Backoff is per subchannel: a channel of its own does not inherit another's bad luck.
+  // Backoff is per subchannel: a channel of its own does not wait for another's.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }

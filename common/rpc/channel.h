@@ -8,8 +8,11 @@
 
 namespace lockstep {
 
-// Connects when first used and again, at most 2 s apart, whenever the connection is lost; a peer that stops answering
-// is noticed within 20 s. Never goes through an HTTP proxy.
+// Connects when first used and again, at most 2 s apart, whenever the connection is lost. Never goes through an HTTP
+// proxy.
+//
+// A call fails at once (kUnavailable) where nobody listens. Where somebody does and is silent, while connecting or
+// later, it waits for its own deadline (kDeadline), but no longer than 20 s: by then the peer counts as gone.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address);
 
 }  // namespace lockstep

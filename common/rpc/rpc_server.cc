@@ -58,9 +58,9 @@ RpcServer::~RpcServer() {
 
 void RpcServer::SetServing(const std::string& health_service, bool serving) {
   std::lock_guard lock(mutex_);
-  // gRPC writes to every watcher at each call; they are told when something changes.
-  const auto told = serving_.find(health_service);
-  if (told != serving_.end() && told->second == serving) return;
+  // gRPC writes to every watcher at each call, also when nothing has changed.
+  const auto known = serving_.find(health_service);
+  if (known != serving_.end() && known->second == serving) return;
   serving_[health_service] = serving;
   server_->GetHealthCheckService()->SetServingStatus(health_service, serving);
 }

@@ -35,7 +35,7 @@ class RpcServer {
   // REQUIRES `health_service` to be one of Options::health_services. Without effect once draining.
   void SetServing(const std::string& health_service, bool serving);
 
-  // Tells health watchers that nothing is served any more, for good. Calls go on.
+  // Reports to health watchers that nothing is served any more, for good. Calls continue.
   void StopServing();
 
   // StopServing(), then refuses new calls and waits for those in progress. What is
@@ -48,7 +48,7 @@ class RpcServer {
   std::unique_ptr<grpc::Server> server_;
   int bound_port_;
   std::mutex mutex_;
-  std::map<std::string, bool> serving_;  // as watchers were told last
+  std::map<std::string, bool> serving_;  // as last reported to watchers
 };
 
 }  // namespace lockstep

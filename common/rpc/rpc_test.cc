@@ -1,6 +1,10 @@
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 #include <catch2/catch.hpp>
 
 #include "common/base/text.h"
+#include "common/os/unique_fd.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/rpc_server.h"
 #include "common/rpc/status_mapping.h"
@@ -10,7 +14,30 @@
 namespace lockstep {
 namespace {
 
-constexpr std::chrono::milliseconds kSoon{5000};
+constexpr std::chrono::milliseconds kSoon{30'000};
+
+// A port that nobody else gets while this exists: bound, and listened on only when asked to.
+class ReservedPort {
+ public:
+  ReservedPort() {
+    const int yes = 1;
+    ::setsockopt(socket_.get(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes);
+    sockaddr_in own{.sin_family = AF_INET, .sin_port = 0, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t size = sizeof own;
+    REQUIRE(::bind(socket_.get(), reinterpret_cast<const sockaddr*>(&own), size) == 0);
+    REQUIRE(::getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&own), &size) == 0);
+    address_ = Cat("127.0.0.1:", ntohs(own.sin_port));
+  }
+
+  const std::string& address() const { return address_; }
+
+  // Connections come up from here on, and nobody ever says a word on them.
+  void ListenInSilence() { REQUIRE(::listen(socket_.get(), 16) == 0); }
+
+ private:
+  const UniqueFd socket_{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  std::string address_;
+};
 
 // A server of a service that implements nothing, which is enough to be healthy or not.
 class TestServer {
@@ -30,10 +57,11 @@ class TestServer {
 };
 
 // "SERVING", "NOT_SERVING", or the label of the error.
-std::string Health(const std::shared_ptr<grpc::Channel>& channel, const std::string& service) {
+std::string Health(const std::shared_ptr<grpc::Channel>& channel, const std::string& service,
+                   std::chrono::milliseconds timeout = kSoon) {
   namespace health = grpc::health::v1;
   grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + kSoon);
+  context.set_deadline(std::chrono::system_clock::now() + timeout);
   health::HealthCheckRequest request;
   request.set_service(service);
   health::HealthCheckResponse response;
@@ -42,7 +70,7 @@ std::string Health(const std::shared_ptr<grpc::Channel>& channel, const std::str
   return health::HealthCheckResponse::ServingStatus_Name(response.status());
 }
 
-TEST_CASE("every error keeps its message over gRPC, and its code where gRPC has one for it") {
+TEST_CASE("Every error keeps its message over gRPC, and its code where gRPC has one for it") {
   for (int i = 0; i <= static_cast<int>(ErrorCode::kInternal); ++i) {
     const auto code = static_cast<ErrorCode>(i);
     const Status back = FromGrpc(ToGrpc(Status(code, "block 7 of model actor")));
@@ -52,13 +80,13 @@ TEST_CASE("every error keeps its message over gRPC, and its code where gRPC has 
   }
 }
 
-TEST_CASE("codes that only gRPC has are mapped to the nearest of ours") {
+TEST_CASE("Codes that only gRPC has are mapped to the nearest of ours") {
   CHECK(FromGrpc({grpc::StatusCode::UNAUTHENTICATED, ""}).code() == ErrorCode::kPermission);
   CHECK(FromGrpc({grpc::StatusCode::ALREADY_EXISTS, ""}).code() == ErrorCode::kState);
   CHECK(FromGrpc({grpc::StatusCode::OUT_OF_RANGE, ""}).code() == ErrorCode::kBadData);
 }
 
-TEST_CASE("health is told per service, and an unknown name is not found") {
+TEST_CASE("Health is answered per service, and an unknown name is not found") {
   TestServer server;
   REQUIRE(server.server.ok());
   const auto channel = MakeChannel(server.address());
@@ -69,7 +97,7 @@ TEST_CASE("health is told per service, and an unknown name is not found") {
   CHECK(Health(channel, "someone-else") == "not_found");
 }
 
-TEST_CASE("what a service does not implement is a protocol error") {
+TEST_CASE("What a service does not implement is a protocol error") {
   TestServer server;
   REQUIRE(server.server.ok());
   grpc::ClientContext context;
@@ -78,8 +106,9 @@ TEST_CASE("what a service does not implement is a protocol error") {
   CHECK(FromGrpc(stub->GetStatus(&context, {}, &response)).code() == ErrorCode::kProtocol);
 }
 
-TEST_CASE("a drained server is gone, and its channel finds the next one") {
-  TestServer server;
+TEST_CASE("A drained server is gone, and its channel finds the next one") {
+  const ReservedPort port;
+  TestServer server(port.address());
   REQUIRE(server.server.ok());
   const auto channel = MakeChannel(server.address());
   server->SetServing("", true);
@@ -87,13 +116,26 @@ TEST_CASE("a drained server is gone, and its channel finds the next one") {
   server->Drain(kSoon);
   server->Drain(kSoon);
   CHECK(Health(channel, "") == "unavailable");
-  TestServer next(server.address());
+  TestServer next(port.address());
   REQUIRE(next.server.ok());
   REQUIRE(channel->WaitForConnected(std::chrono::system_clock::now() + kSoon));
   CHECK(Health(channel, "") == "NOT_SERVING");
 }
 
-TEST_CASE("a port in use is unavailable and named") {
+TEST_CASE("A call where nobody listens fails long before its deadline") {
+  const ReservedPort nobody;
+  CHECK(Health(MakeChannel(nobody.address()), "", std::chrono::seconds(60)) == "unavailable");
+}
+
+TEST_CASE("A call to a silent peer waits until its own deadline") {
+  ReservedPort silent;
+  silent.ListenInSilence();
+  const auto began = std::chrono::steady_clock::now();
+  CHECK(Health(MakeChannel(silent.address()), "", std::chrono::milliseconds(1500)) == "deadline");
+  CHECK(std::chrono::steady_clock::now() - began >= std::chrono::milliseconds(1500));
+}
+
+TEST_CASE("A port in use is unavailable and named") {
   TestServer server;
   REQUIRE(server.server.ok());
   const TestServer second(server.address());

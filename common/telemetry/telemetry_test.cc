@@ -14,7 +14,7 @@ LogRecord Record(std::span<const Field> fields) {
   return {time, LogLevel::kInfo, "trainer_agent", "version_committed", fields};
 }
 
-TEST_CASE("a JSON line has ts, level, daemon and event first, then the fields with their types") {
+TEST_CASE("A JSON line has ts, level, daemon and event first, then the fields with their types") {
   const std::vector<Field> fields = {{"model", "actor"},  {"version", uint64_t{18'000'000'000'000'000'000u}},
                                      {"delta_bytes", -3}, {"duration_s", 0.25},
                                      {"verified", true},  {"path", std::string("a \"b\"\n")}};
@@ -24,19 +24,19 @@ TEST_CASE("a JSON line has ts, level, daemon and event first, then the fields wi
         R"("path":"a \"b\"\n"})");
 }
 
-TEST_CASE("a text line is one line whatever the fields hold") {
+TEST_CASE("A text line is one line whatever the fields hold") {
   const std::vector<Field> fields = {{"model", "actor"}, {"version", 7}, {"message", "two\nwords"}, {"empty", ""}};
   CHECK(FormatText(Record(fields)) ==
         R"(2025-03-01T12:00:00.007Z INFO  version_committed model=actor version=7 message="two\nwords" empty="")");
 }
 
-TEST_CASE("bytes that are not UTF-8 do not break a line") {
+TEST_CASE("Bytes that are not UTF-8 do not break a line") {
   const std::vector<Field> fields = {{"name", std::string("\xff\xfe")}};
   CHECK(nlohmann::json::accept(FormatJson(Record(fields))));
   CHECK_FALSE(FormatText(Record(fields)).empty());
 }
 
-TEST_CASE("unknown levels and formats are configuration errors that name the value") {
+TEST_CASE("Unknown levels and formats are configuration errors that name the value") {
   for (const Status& status :
        {InitLogging("x", "loud", "auto"), InitLogging("x", "info", "yaml"), SetLogLevel("all")}) {
     CHECK(status.code() == ErrorCode::kConfig);
@@ -46,13 +46,13 @@ TEST_CASE("unknown levels and formats are configuration errors that name the val
   CHECK(SetLogLevel("debug").ok());
 }
 
-TEST_CASE("logging works before and after it is set up") {
+TEST_CASE("Logging works before and after it is set up") {
   Log(LogLevel::kDebug, "test_event", {{"n", 1}});
   LogError("test_failed", Status(ErrorCode::kIo, "disk on fire"), {{"model", "actor"}});
   LogWarn("test_degraded", Status(ErrorCode::kDeadline, "late"));
 }
 
-TEST_CASE("the build says where it comes from") {
+TEST_CASE("The build says where it comes from") {
   CHECK_FALSE(kProjectVersion.empty());
   CHECK_FALSE(BuildRevision().empty());
 }

@@ -54,7 +54,7 @@ struct Span {
   uint32_t lane = 0;        // which of those of its name that ran at once
 };
 
-// A moment by two clocks: where a span lies is told by the one that daemons share, how long it is by the one that
+// A moment by two clocks: where a span lies is measured by the one that daemons share, how long it is by the one that
 // nobody sets.
 class Moment {
  public:
@@ -113,19 +113,19 @@ class SpanScope {
 // What a daemon answers to GetTimeline: the spans that `request` selects, and its clock. A template over the messages
 // (proto/lockstep/v1/model.proto), so that this package needs none of them. `timeline` may be null.
 template <typename Request, typename Answer>
-void TellTimeline(const Timeline* timeline, const Request& request, Answer& answer) {
+void ReportTimeline(const Timeline* timeline, const Request& request, Answer& answer) {
   if (timeline != nullptr) {
     for (const Span& span : timeline->Select(request.model(), request.version())) {
-      auto& told = *answer.add_spans();
-      told.set_span(std::string(span.name));
-      told.set_model(span.model);
-      if (!span.run.IsZero()) told.set_run(ToBytes(span.run));
-      told.set_version(span.version);
-      told.set_transfer(span.transfer);
-      told.set_begin_unix_ns(span.begin_unix_ns);
-      told.set_end_unix_ns(span.end_unix_ns);
-      told.set_bytes(span.bytes);
-      told.set_lane(span.lane);
+      auto& reported = *answer.add_spans();
+      reported.set_span(std::string(span.name));
+      reported.set_model(span.model);
+      if (!span.run.IsZero()) reported.set_run(ToBytes(span.run));
+      reported.set_version(span.version);
+      reported.set_transfer(span.transfer);
+      reported.set_begin_unix_ns(span.begin_unix_ns);
+      reported.set_end_unix_ns(span.end_unix_ns);
+      reported.set_bytes(span.bytes);
+      reported.set_lane(span.lane);
     }
     answer.set_dropped(timeline->dropped());
   }

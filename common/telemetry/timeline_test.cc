@@ -11,8 +11,8 @@ Span SpanOf(std::string_view name, const std::string& model, Version version) {
   return {.name = name, .model = model, .version = version};
 }
 
-// The messages of GetTimeline, as far as TellTimeline knows them.
-struct Told : Span {
+// The messages of GetTimeline, as far as ReportTimeline knows them.
+struct Reported : Span {
   std::string span;
   std::string run_bytes;
   void set_run(std::string value) { run_bytes = std::move(value); }
@@ -26,10 +26,10 @@ struct Told : Span {
   void set_lane(uint32_t value) { lane = value; }
 };
 struct Answer {
-  std::deque<Told> spans;
+  std::deque<Reported> spans;
   uint64_t dropped = 0;
   int64_t now_unix_ns = 0;
-  Told* add_spans() { return &spans.emplace_back(); }
+  Reported* add_spans() { return &spans.emplace_back(); }
   void set_dropped(uint64_t value) { dropped = value; }
   void set_now_unix_ns(int64_t value) { now_unix_ns = value; }
 };
@@ -38,7 +38,7 @@ struct Request {
   uint64_t version() const { return 3; }
 };
 
-TEST_CASE("spans are selected by model and version, oldest first") {
+TEST_CASE("Spans are selected by model and version, oldest first") {
   Timeline timeline;
   for (const Version version : {1, 2, 1}) timeline.Add(SpanOf("diff", "actor", version));
   timeline.Add(SpanOf("store", "critic", 1));
@@ -50,7 +50,7 @@ TEST_CASE("spans are selected by model and version, oldest first") {
   CHECK(timeline.Select("other", 0).empty());
 }
 
-TEST_CASE("the oldest spans give way, and it is known how many did") {
+TEST_CASE("The oldest spans give way, and it is known how many did") {
   Timeline timeline(3);
   for (Version version = 1; version <= 5; ++version) timeline.Add(SpanOf("diff", "actor", version));
   const auto left = timeline.Select("", 0);
@@ -60,7 +60,7 @@ TEST_CASE("the oldest spans give way, and it is known how many did") {
   CHECK(timeline.dropped() == 2);
 }
 
-TEST_CASE("a scope's span is as long as its life and holds what was learned in it") {
+TEST_CASE("A scope's span is as long as its life and holds what was learned in it") {
   Timeline timeline;
   const int64_t before = UnixNanos();
   {
@@ -74,29 +74,30 @@ TEST_CASE("a scope's span is as long as its life and holds what was learned in i
   CHECK(spans[0].bytes == 77);
   CHECK(spans[0].begin_unix_ns >= before);
   CHECK(spans[0].end_unix_ns - spans[0].begin_unix_ns >= 3'000'000);
-  CHECK(spans[0].end_unix_ns <= UnixNanos() + 1'000'000);
+  CHECK(spans[0].end_unix_ns <= UnixNanos() + 1'000'000'000);
 }
 
-TEST_CASE("a span that is past lies where it was") {
+TEST_CASE("A span that is past lies where it was") {
   Timeline timeline;
   const auto now = std::chrono::steady_clock::now();
   const int64_t unix_now = UnixNanos();
-  AddSpan(&timeline, SpanOf("live", "actor", 1), Moment(now - std::chrono::seconds(5)), now - std::chrono::seconds(2));
+  AddSpan(&timeline, SpanOf("live", "actor", 1), Moment(now - std::chrono::hours(5)), now - std::chrono::hours(2));
   const Span span = timeline.Select("", 0).at(0);
-  CHECK(span.end_unix_ns - span.begin_unix_ns == 3'000'000'000);
-  CHECK(std::abs(span.begin_unix_ns - (unix_now - 5'000'000'000)) < 1'000'000'000);
+  CHECK(span.end_unix_ns - span.begin_unix_ns == std::chrono::nanoseconds(std::chrono::hours(3)).count());
+  const int64_t begun = unix_now - std::chrono::nanoseconds(std::chrono::hours(5)).count();
+  CHECK(std::abs(span.begin_unix_ns - begun) < std::chrono::nanoseconds(std::chrono::minutes(1)).count());
 }
 
-TEST_CASE("without a timeline nothing is recorded and nothing breaks") {
+TEST_CASE("Without a timeline nothing is recorded and nothing breaks") {
   { const SpanScope scope(nullptr, SpanOf("pull", "actor", 1)); }
   AddSpan(nullptr, SpanOf("pull", "actor", 1), Moment());
   Answer answer;
-  TellTimeline(nullptr, Request(), answer);
+  ReportTimeline(nullptr, Request(), answer);
   CHECK(answer.spans.empty());
   CHECK(answer.now_unix_ns > 0);
 }
 
-TEST_CASE("a daemon tells every field of the spans it is asked for, and its clock") {
+TEST_CASE("A daemon reports every field of the spans it is asked for, and its clock") {
   Timeline timeline(2);
   timeline.Add(SpanOf("diff", "actor", 1));
   timeline.Add({.name = "serve",
@@ -110,22 +111,22 @@ TEST_CASE("a daemon tells every field of the spans it is asked for, and its cloc
                 .lane = 2});
   timeline.Add(SpanOf("diff", "actor", 4));
   Answer answer;
-  TellTimeline(&timeline, Request(), answer);
+  ReportTimeline(&timeline, Request(), answer);
   REQUIRE(answer.spans.size() == 1);
-  const Told& told = answer.spans[0];
-  CHECK(told.span == "serve");
-  CHECK(told.model == "actor");
-  CHECK(told.run_bytes == std::string("\x07\x08") + std::string(14, '\0'));
-  CHECK(told.version == 3);
-  CHECK(told.transfer == 0xf00000000000000d);
-  CHECK(told.begin_unix_ns == 10);
-  CHECK(told.end_unix_ns == 20);
-  CHECK(told.bytes == 5);
-  CHECK(told.lane == 2);
+  const Reported& reported = answer.spans[0];
+  CHECK(reported.span == "serve");
+  CHECK(reported.model == "actor");
+  CHECK(reported.run_bytes == std::string("\x07\x08") + std::string(14, '\0'));
+  CHECK(reported.version == 3);
+  CHECK(reported.transfer == 0xf00000000000000d);
+  CHECK(reported.begin_unix_ns == 10);
+  CHECK(reported.end_unix_ns == 20);
+  CHECK(reported.bytes == 5);
+  CHECK(reported.lane == 2);
   CHECK(answer.dropped == 1);
 }
 
-TEST_CASE("threads may add and select at once") {
+TEST_CASE("Threads may add and select at once") {
   Timeline timeline(64);
   std::vector<std::thread> threads;
   std::atomic<size_t> most = 0;

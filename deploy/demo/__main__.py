@@ -1,4 +1,4 @@
-"""Runs the demo: flags, build, room check, scenario, report."""
+"""Runs the demo: flags, build, memory check, scenario, report."""
 
 import argparse
 import signal
@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cast import Binaries
 from failure import EX_OK, EX_OSERR, EX_UNAVAILABLE, EX_USAGE, DemoFailed
+from memory import check_memory, describe_model
+from processes import Binaries
 from report import print_report, summarize, write_json
-from room import check_room, describe_model
 from scenario import MIN_STEPS, MIN_STEPS_WITH_AGENT_KILL, Scenario
-from stage import Stage
+from workspace import Workspace
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -20,7 +20,7 @@ exit status:
   {EX_OK}   every replica equals the trainer's bytes, and every sync was verified
   1   it does not, or a sync went another way than it should have
   {EX_USAGE}  a flag is wrong
-  {EX_UNAVAILABLE}  something is missing, or somebody did not arrive in time: the message says who, with its log
+  {EX_UNAVAILABLE}  something is missing, or was late: the message says what, with its log
   {EX_OSERR}  the machine has too little memory for this model
 """
 
@@ -74,9 +74,9 @@ def run(flags):
     binaries = Binaries(ROOT)
     binaries.check()
     model = describe_model(binaries, flags)
-    check_room(model)
-    with Stage(keep=flags.keep) as stage:
-        outcome = Scenario(stage, binaries, model, flags).play()
+    check_memory(model)
+    with Workspace(keep=flags.keep) as workspace:
+        outcome = Scenario(workspace, binaries, model, flags).run()
         result = summarize(model, outcome)
         print_report(model, outcome, result)
         if flags.json:
@@ -85,7 +85,7 @@ def run(flags):
 
 
 def end_on_signal(number, _frame):
-    raise DemoFailed(128 + number, f"told to stop by {signal.Signals(number).name}")
+    raise DemoFailed(128 + number, f"ended by {signal.Signals(number).name}")
 
 
 def main():

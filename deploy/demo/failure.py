@@ -1,4 +1,4 @@
-"""How the demo ends when it cannot go on."""
+"""How the demo ends when it cannot continue."""
 
 EX_OK = 0
 EX_USAGE = 64

@@ -3,7 +3,7 @@
 import json
 from statistics import median
 
-ABSOLUTE_BYTES_PER_CHANGE = 6  # u32 index and bf16 value: what a delta costs when nobody thinks about it
+ABSOLUTE_BYTES_PER_CHANGE = 6  # u32 index and bf16 value: what a delta costs without a codec
 
 
 def summarize(model, outcome):

@@ -3,8 +3,8 @@
 //
 //     tensor_parallel_trainer --socket /run/trainer-agent/export.sock --ranks 2 --steps 5
 //
-// --remote N plays the last N ranks on another host: they never touch the agent, and send their shards to a rank beside
-// it. --dump DIR writes what each rank holds at each step, for a test that puts it together by itself.
+// --remote N plays the last N ranks on another host: they never touch the agent, and send their shards to a rank
+// on its host. --dump DIR writes what each rank holds at each step, for a test that puts it together by itself.
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>

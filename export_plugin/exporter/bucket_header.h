@@ -18,7 +18,7 @@ struct BucketHeader {
   uint32_t magic = 0;
   uint16_t format = 0;
   uint8_t kind = 0;      // BucketKind
-  uint8_t code = 0;      // ErrorCode: 0, or why the sender of this header gave the version up
+  uint8_t code = 0;      // ErrorCode: 0, or why the sender of this header aborted the version
   uint64_t version = 0;  // that the sender of this header publishes
   PlanDigest plan;
   uint32_t index = 0;  // of this bucket in its set; in an answer 1: the next set must have the frozen buckets, too
@@ -60,7 +60,7 @@ BucketHeader MakeHeader(const BucketPlace& place, ErrorCode code, ByteView paylo
 // Whether `header` came whole. kProtocol for another format, kCorrupt for flipped bits.
 Status CheckHeader(const BucketHeader& header, uint32_t peer);
 
-// Whether a checked header is that of the bucket at `expected`, of an end that did not give up, with this payload.
+// Whether a checked header is that of the bucket at `expected`, of an end that did not abort, with this payload.
 // kProtocol names the field and both values, kAborted the peer's own failure, kCorrupt a payload that differs.
 Status CheckBucket(const BucketHeader& header, const BucketPlace& expected, ByteView payload, uint32_t peer);
 

@@ -54,7 +54,7 @@ TEST_CASE("Every flipped bit of a header is found") {
   }
 }
 
-TEST_CASE("A payload that differs is corrupt, and that of a failed end is not looked at") {
+TEST_CASE("A payload that differs is corrupt, and that of a failed end is not checked") {
   const BucketHeader header = MakeHeader(Place(), ErrorCode::kOk, AsBytes(std::string_view("sixteen bytes..!")));
   CHECK(Check(header, Place()).code() == ErrorCode::kCorrupt);
   const BucketHeader failed = MakeHeader(Place(), ErrorCode::kIo, {});

@@ -9,30 +9,30 @@ namespace {
 
 constexpr size_t kSlots = 2;
 
-uint64_t LargestPayload(const std::vector<RemoteShare>& shares) {
+uint64_t LargestPayload(const std::vector<RemoteRank>& remote) {
   uint64_t largest = 0;
-  for (const RemoteShare& share : shares) {
-    for (const IncomingBucket& bucket : share.buckets.all) largest = std::max(largest, bucket.payload_bytes);
+  for (const RemoteRank& rank : remote) {
+    for (const IncomingBucket& bucket : rank.buckets.all) largest = std::max(largest, bucket.payload_bytes);
   }
   return largest;
 }
 
-Status WentOn(uint32_t rank, Version to, Version without) {
-  return {ErrorCode::kAborted, Cat("rank ", rank, " went on to version ", to, " without version ", without,
+Status Skipped(uint32_t rank, Version to, Version version) {
+  return {ErrorCode::kAborted, Cat("rank ", rank, " skipped version ", version, " and sent version ", to,
                                    "; its own error says why. The version after ", to, " has all ranks again")};
 }
 
 }  // namespace
 
-BucketIntake::BucketIntake(const PlanDigest& plan, std::vector<RemoteShare> shares, Link* link, CopyEngine* engine)
-    : plan_(plan), link_(link), engine_(engine), memory_(LargestPayload(shares)) {
-  for (RemoteShare& share : shares) sources_.push_back({.share = std::move(share)});
+BucketIntake::BucketIntake(const PlanDigest& plan, std::vector<RemoteRank> remote, Link* link, CopyEngine* engine)
+    : plan_(plan), link_(link), engine_(engine), memory_(LargestPayload(remote)) {
+  for (RemoteRank& rank : remote) sources_.push_back({.remote = std::move(rank)});
 }
 
 std::vector<StridedRange> BucketIntake::FrozenRanges() const {
   std::vector<StridedRange> ranges;
   for (const Source& source : sources_) {
-    const auto& [all, changing] = source.share.buckets;
+    const auto& [all, changing] = source.remote.buckets;
     for (size_t i = changing; i < all.size(); ++i) {
       ranges.insert(ranges.end(), all[i].completed.begin(), all[i].completed.end());
     }
@@ -43,7 +43,7 @@ std::vector<StridedRange> BucketIntake::FrozenRanges() const {
 void BucketIntake::StartSet(size_t source) {
   sources_[source].started = 0;
   sources_[source].taken = 0;
-  sources_[source].count = sources_[source].share.buckets.changing;
+  sources_[source].count = sources_[source].remote.buckets.changing;
   sources_[source].version.reset();
   sources_[source].error = OkStatus();
   turns_.push_back(source);
@@ -54,8 +54,8 @@ void BucketIntake::StartReceive(size_t slot) {
   const size_t next = turns_.front();
   turns_.pop_front();
   Source& source = sources_[next];
-  const uint64_t bytes = sizeof(BucketHeader) + source.share.buckets.all[source.started].payload_bytes;
-  under_way_.push_back({next, source.started, slot, link_->Receive(source.share.rank, memory_.message(slot), bytes)});
+  const uint64_t bytes = sizeof(BucketHeader) + source.remote.buckets.all[source.started].payload_bytes;
+  under_way_.push_back({next, source.started, slot, link_->Receive(source.remote.rank, memory_.message(slot), bytes)});
   if (++source.started < source.count) turns_.push_back(next);
 }
 
@@ -71,7 +71,7 @@ Status BucketIntake::TakeAll(const IntakeTarget& target, PublishStats& stats) {
   Status status;
   for (Source& source : sources_) {
     if (source.spent < target.version) continue;
-    if (status.ok()) status = WentOn(source.share.rank, source.spent, target.version);
+    if (status.ok()) status = Skipped(source.remote.rank, source.spent, target.version);
     if (source.spent == target.version) source.spent = 0;
   }
   while (!under_way_.empty()) {
@@ -80,9 +80,9 @@ Status BucketIntake::TakeAll(const IntakeTarget& target, PublishStats& stats) {
     Source& source = sources_[receive.source];
     link_->Wait(receive.pending);
     const bool wanted = status.ok() && source.error.ok() && target.data != nullptr;
-    if (link_->Alive(source.share.rank)) {
+    if (link_->Alive(source.remote.rank)) {
       ++stats.buckets_received;
-      stats.bytes_received += source.share.buckets.all[receive.bucket].payload_bytes;
+      stats.bytes_received += source.remote.buckets.all[receive.bucket].payload_bytes;
       if (receive.bucket == 0) LearnCount(receive);
       const Status taken = TakeBucket(receive, target, wanted);
       if (source.error.ok()) source.error = taken;
@@ -99,9 +99,9 @@ Status BucketIntake::TakeAll(const IntakeTarget& target, PublishStats& stats) {
 // A header that is damaged says nothing: then the set is taken for what was asked for.
 void BucketIntake::LearnCount(const Receive& receive) {
   Source& source = sources_[receive.source];
-  const auto all = static_cast<uint32_t>(source.share.buckets.all.size());
+  const auto all = static_cast<uint32_t>(source.remote.buckets.all.size());
   const BucketHeader header = memory_.header(receive.slot);
-  const bool readable = CheckHeader(header, source.share.rank).ok();
+  const bool readable = CheckHeader(header, source.remote.rank).ok();
   const bool with_frozen = readable ? header.count == all : source.wanted_frozen;
   if (!with_frozen || source.count == all) return;
   if (source.started == source.count) turns_.push_back(receive.source);
@@ -110,9 +110,9 @@ void BucketIntake::LearnCount(const Receive& receive) {
 
 Status BucketIntake::TakeBucket(const Receive& receive, const IntakeTarget& target, bool wanted) {
   Source& source = sources_[receive.source];
-  const IncomingBucket& bucket = source.share.buckets.all[receive.bucket];
+  const IncomingBucket& bucket = source.remote.buckets.all[receive.bucket];
   const BucketHeader header = memory_.header(receive.slot);
-  LS_RETURN_IF_ERROR(CheckHeader(header, source.share.rank));
+  LS_RETURN_IF_ERROR(CheckHeader(header, source.remote.rank));
   if (!source.version && header.plan == plan_) source.version = header.version;
   if (source.version && *source.version != target.version) return OkStatus();  // EndSet() says what that means
   const BucketPlace expected{.version = target.version,
@@ -121,8 +121,8 @@ Status BucketIntake::TakeBucket(const Receive& receive, const IntakeTarget& targ
                              .count = source.count,
                              .payload_bytes = bucket.payload_bytes};
   LS_RETURN_IF_ERROR(
-      CheckBucket(header, expected, {memory_.payload(receive.slot), bucket.payload_bytes}, source.share.rank));
-  const bool frozen = receive.bucket >= source.share.buckets.changing;
+      CheckBucket(header, expected, {memory_.payload(receive.slot), bucket.payload_bytes}, source.remote.rank));
+  const bool frozen = receive.bucket >= source.remote.buckets.changing;
   if (!wanted || (frozen && target.holds_frozen)) return OkStatus();
   placed_.clear();
   for (const StridedCopy& copy : bucket.copies) placed_.push_back({memory_.payload(receive.slot), target.data, copy});
@@ -131,11 +131,11 @@ Status BucketIntake::TakeBucket(const Receive& receive, const IntakeTarget& targ
   return target.done(bucket.completed);
 }
 
-Status BucketIntake::TellFrozen(const Source& source, const IntakeTarget& target) {
-  const auto& [all, changing] = source.share.buckets;
+Status BucketIntake::ReportFrozen(const Source& source, const IntakeTarget& target) {
+  const auto& [all, changing] = source.remote.buckets;
   if (!target.holds_frozen && source.count < all.size()) {
-    return {ErrorCode::kAborted, Cat("rank ", source.share.rank, " sent version ", target.version,
-                                     " without its frozen tensors, which are not here yet; it is told to")};
+    return {ErrorCode::kAborted, Cat("rank ", source.remote.rank, " sent version ", target.version,
+                                     " without its frozen tensors, which are not here yet; it is asked for them")};
   }
   for (size_t i = changing; target.holds_frozen && i < all.size(); ++i) {
     LS_RETURN_IF_ERROR(target.unchanged(all[i].completed));
@@ -145,7 +145,7 @@ Status BucketIntake::TellFrozen(const Source& source, const IntakeTarget& target
 
 Status BucketIntake::EndSet(size_t index, const IntakeTarget& target, bool wanted) {
   Source& source = sources_[index];
-  if (!link_->Alive(source.share.rank)) return link_->status();
+  if (!link_->Alive(source.remote.rank)) return link_->status();
   if (source.version && *source.version < target.version) {
     answer_ = MakeAnswer(target.version, ErrorCode::kAborted, !target.holds_frozen);
     Link::Pending pending = SendAnswer(source);
@@ -157,10 +157,10 @@ Status BucketIntake::EndSet(size_t index, const IntakeTarget& target, bool wante
   source.awaits_answer = true;
   if (!source.version || *source.version == target.version) {
     LS_RETURN_IF_ERROR(source.error);
-    return wanted ? TellFrozen(source, target) : OkStatus();
+    return wanted ? ReportFrozen(source, target) : OkStatus();
   }
   source.spent = *source.version;
-  return WentOn(source.share.rank, source.spent, target.version);
+  return Skipped(source.remote.rank, source.spent, target.version);
 }
 
 BucketHeader BucketIntake::MakeAnswer(Version version, ErrorCode code, bool wants_frozen) const {
@@ -171,7 +171,7 @@ BucketHeader BucketIntake::MakeAnswer(Version version, ErrorCode code, bool want
 Link::Pending BucketIntake::SendAnswer(Source& source) {
   source.awaits_answer = false;
   source.wanted_frozen = answer_.index != 0;
-  return link_->Send(source.share.rank, &answer_, sizeof(answer_));
+  return link_->Send(source.remote.rank, &answer_, sizeof(answer_));
 }
 
 void BucketIntake::Answer(Version version, ErrorCode code, bool wants_frozen) {

@@ -1,4 +1,4 @@
-// BucketIntake: a rank beside the agent takes the shares of ranks on other hosts into the half that is being written.
+// BucketIntake: a rank on the agent's host takes the bytes of ranks on other hosts into the half that is being written.
 //
 // Buckets are taken in turn from all of them, the first of each, then the second: nobody's last bucket waits for
 // another's all. Two receives are under way at any time.
@@ -8,7 +8,7 @@
 // belongs to is in its headers, so both ends are soon in step again:
 //
 //   the set is of an older version     taken in and thrown away, answered with kAborted; the next set is waited for
-//   the set is of a newer version w    the same, and this version is given up; when its turn comes, so is w, and all
+//   the set is of a newer version w    the same, and this version is aborted; when its turn comes, so is w, and all
 //                                      before it, at once: the rank has spent its set, and nothing more comes of it
 #pragma once
 
@@ -25,34 +25,35 @@
 
 namespace lockstep {
 
-struct RemoteShare {
+// A rank on another host that sends its buckets here.
+struct RemoteRank {
   uint32_t rank = 0;
   RankBuckets<IncomingBucket> buckets;
 };
 
 // Where a version's buckets go.
 struct IntakeTarget {
-  using Tell = std::function<Status(std::span<const StridedRange>)>;
+  using Report = std::function<Status(std::span<const StridedRange>)>;
 
   Version version = 0;
   std::byte* data = nullptr;  // null: nowhere
-  bool holds_frozen = false;  // both halves hold the frozen bytes: those that come all the same are left aside
-  Tell done;
-  Tell unchanged;
+  bool holds_frozen = false;  // both halves hold the frozen bytes: those that come nevertheless are ignored
+  Report done;
+  Report unchanged;
 };
 
 // Not thread-safe. `link` and `engine` outlive it. Per version: Start(), TakeAll(), Answer().
 class BucketIntake {
  public:
-  BucketIntake(const PlanDigest& plan, std::vector<RemoteShare> shares, Link* link, CopyEngine* engine);
+  BucketIntake(const PlanDigest& plan, std::vector<RemoteRank> remote, Link* link, CopyEngine* engine);
 
   // What is written into the half when frozen buckets are.
   std::vector<StridedRange> FrozenRanges() const;
 
-  // Lets the first buckets come while this rank is busy with its own share.
+  // Lets the first buckets come while this rank is busy with its own copies.
   void Start(Version version);
-  // Takes every bucket of every rank that lives. They are copied, and what they complete is told, until something is
-  // wrong, or not at all where there is no data: the first error is answered, after all were taken.
+  // Takes every bucket of every rank that lives. They are copied, and what they complete is reported, until something
+  // is wrong, or not at all where there is no data: the first error is answered, after all were taken.
   Status TakeAll(const IntakeTarget& target, PublishStats& stats);
   // Says to every rank that lives, and whose set was taken, what became of `version`, and whether it must send its
   // frozen buckets with the next one.
@@ -61,7 +62,7 @@ class BucketIntake {
  private:
   // How far the set is that a rank sends.
   struct Source {
-    RemoteShare share;
+    RemoteRank remote;
     uint32_t started = 0;  // receives
     uint32_t taken = 0;
     uint32_t count = 0;              // of the set; until the first bucket is taken, those that it has at least
@@ -82,11 +83,11 @@ class BucketIntake {
   void StartReceive(size_t slot);
   // The first bucket of a set came: how many there are.
   void LearnCount(const Receive& receive);
-  // Looks at a bucket that came; copies it if it is `wanted`.
+  // Checks a bucket that came; copies it if it is `wanted`.
   Status TakeBucket(const Receive& receive, const IntakeTarget& target, bool wanted);
   // All buckets of a set are here: what that means for the version.
   Status EndSet(size_t source, const IntakeTarget& target, bool wanted);
-  Status TellFrozen(const Source& source, const IntakeTarget& target);
+  Status ReportFrozen(const Source& source, const IntakeTarget& target);
   BucketHeader MakeAnswer(Version version, ErrorCode code, bool wants_frozen) const;
   Link::Pending SendAnswer(Source& source);  // answer_
 

@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-// Of each rank, the rank beside the agent that takes its buckets; nothing for ranks that send none. The one with the
-// fewest bytes to take so far, then the lowest. REQUIRES some rank beside the agent, as CompileExport() does.
+// Of each rank, the rank on the agent's host that takes its buckets; nothing for ranks that send none. The one with the
+// fewest bytes to take so far, then the lowest. REQUIRES some rank on the agent's host, as CompileExport() does.
 std::vector<std::optional<uint32_t>> ProxiesOf(const CopyPlan& plan, const std::vector<bool>& beside_agent);
 
 // A part of a chunk: a box of elements, row by row in the HuggingFace tensor's order.
@@ -50,7 +50,8 @@ struct OutgoingBucket {
 Result<RankBuckets<OutgoingBucket>> LowerOutgoing(const TrainingModel& model, const RankBuckets<PackedBucket>& buckets,
                                                   std::span<const LocalTensor> locals, const LocalsBySource& by_source);
 
-// A bucket as its proxy takes it in: copies from the payload into the data section, and what may be told after them.
+// A bucket as its proxy takes it in: copies from the payload into the data section, and what may be reported after
+// them.
 struct IncomingBucket {
   std::vector<StridedCopy> copies;
   std::vector<StridedRange> completed;

@@ -1,4 +1,4 @@
-// BucketSender: a rank on another host sends its share, a bucket travelling while the next is packed.
+// BucketSender: a rank on another host sends its bytes, a bucket travelling while the next is packed.
 #pragma once
 
 #include <span>
@@ -18,8 +18,8 @@ class BucketSender {
                CopyEngine* engine);
 
   // Sends a set of buckets, frozen ones if the proxy wants them, and waits for the proxy's answer. `ready`: why this
-  // rank cannot give its bytes, if so; then the buckets are sent as failed, for the proxy to go on. Answers the cause:
-  // that, what failed while packing, a lost link, or what the proxy said.
+  // rank cannot give its bytes, if so; then the buckets are sent as failed, for the proxy to continue. Answers the
+  // cause: that, what failed while packing, a lost link, or what the proxy said.
   Status Send(Version version, Status ready, std::span<const LocalTensor> locals, PublishStats& stats);
 
   bool pinned() const { return memory_.pinned(); }

@@ -7,21 +7,21 @@
 namespace lockstep {
 namespace {
 
-// A tensor of `shape` in bands of whole rows, as relations of the tensor to itself.
-std::vector<Pieces> Bands(const Extents& shape, uint64_t element_bytes) {
+// A tensor of `shape` in ranges of whole rows, as relations of the tensor to itself.
+std::vector<Pieces> RowRanges(const Extents& shape, uint64_t element_bytes) {
   const uint64_t tensor_bytes = ElementCount(shape) * element_bytes;
   const auto rows = std::find_if(shape.begin(), shape.end(), [](uint64_t extent) { return extent > 1; });
-  if (tensor_bytes <= kBandBytes || rows == shape.end()) return {Whole(shape)};
-  const uint64_t band = std::max<uint64_t>(1, kBandBytes / (tensor_bytes / *rows));
-  std::vector<Pieces> bands;
-  for (uint64_t row = 0; row < *rows; row += band) {
+  if (tensor_bytes <= kRowRangeBytes || rows == shape.end()) return {Whole(shape)};
+  const uint64_t rows_at_once = std::max<uint64_t>(1, kRowRangeBytes / (tensor_bytes / *rows));
+  std::vector<Pieces> ranges;
+  for (uint64_t row = 0; row < *rows; row += rows_at_once) {
     Extents at(shape.size(), 0);
     Extents size = shape;
     at[rows - shape.begin()] = row;
-    size[rows - shape.begin()] = std::min(band, *rows - row);
-    bands.push_back(Box(at, at, size));
+    size[rows - shape.begin()] = std::min(rows_at_once, *rows - row);
+    ranges.push_back(Box(at, at, size));
   }
-  return bands;
+  return ranges;
 }
 
 }  // namespace
@@ -31,8 +31,8 @@ std::vector<Chunk> ChunksOf(const TrainingModel& model, const RankPlan& plan) {
   for (const PlanEntry& entry : plan.entries) {
     if (entry.pieces.empty()) continue;
     const TensorView target = ViewOf(model.tensors[entry.tensor], entry.pieces[0].target.size());
-    for (const Pieces& band : Bands(target.shape, target.element_bytes)) {
-      Pieces pieces = Compose(entry.pieces, band);
+    for (const Pieces& range : RowRanges(target.shape, target.element_bytes)) {
+      Pieces pieces = Compose(entry.pieces, range);
       const uint64_t bytes = ElementCount(pieces) * target.element_bytes;
       if (bytes == 0) continue;
       chunks.push_back({.source = entry.source,

@@ -1,7 +1,8 @@
-// Chunks: a rank's share of the plan in portions of bounded size, the same on every rank that knows the plan.
+// Chunks: a rank's part of the plan in portions of bounded size, the same on every rank that knows the plan.
 //
-// A chunk is a rank's share of one HuggingFace tensor, or of a band of its rows where the tensor is large. Bands follow
-// from the tensor's shape alone, so that what different ranks tell of one tensor has equal rows and joins up again.
+// A chunk is what a rank writes of one HuggingFace tensor, or of a range of its rows where the tensor is large. These
+// ranges follow from the tensor's shape alone, so that what different ranks report of one tensor has equal rows and
+// joins up again.
 #pragma once
 
 #include <vector>
@@ -11,7 +12,7 @@
 
 namespace lockstep {
 
-inline constexpr uint64_t kBandBytes = uint64_t{32} << 20;
+inline constexpr uint64_t kRowRangeBytes = uint64_t{32} << 20;
 
 struct Chunk {
   uint32_t source = 0;  // of TrainingModel::sources
@@ -21,7 +22,7 @@ struct Chunk {
   uint64_t bytes = 0;  // of the HuggingFace tensor
 };
 
-// In the order of the plan; bands by rising rows.
+// In the order of the plan; ranges of rows by rising rows.
 std::vector<Chunk> ChunksOf(const TrainingModel& model, const RankPlan& plan);
 
 // Appends the bytes of the data section that `chunk` writes.

@@ -1,5 +1,5 @@
-// Exchange: how ranks on other hosts get their bytes to a rank beside the agent. Messages between two ranks arrive in
-// the order in which they were sent, and both ends know every size from the plan.
+// Exchange: how ranks on other hosts get their bytes to a rank on the agent's host. Messages between two ranks arrive
+// in the order in which they were sent, and both ends know every size from the plan.
 //
 // Implementations: InProcessExchange (tests), the callbacks of the C ABI (torch.distributed from Python), NCCL.
 #pragma once

@@ -49,7 +49,7 @@ struct Exporter::Impl {
   std::vector<LocalTensor> locals;
   std::shared_ptr<const ModelLayout> layout;
   CopyPlan plan;
-  LocalShare share;
+  OwnCopies own;
   std::unique_ptr<WorkerPool> pool;
   std::unique_ptr<CopyEngine> engine;
   std::unique_ptr<Link> link;  // where this rank exchanges buckets
@@ -72,9 +72,9 @@ struct Exporter::Impl {
   Status Write(Version version, Status ready);
   Status WriteOwn(std::byte* data);
   void PinHalf(size_t half, std::byte* data);
-  Status CopyShare(const Share& from, std::byte* data);
-  Status TellFrozen(std::byte* data);
-  Status TellUnchanged(std::span<const StridedRange> ranges);
+  Status RunCopies(const CopyList& list, std::byte* data);
+  Status ReportFrozen(std::byte* data);
+  Status ReportUnchanged(std::span<const StridedRange> ranges);
   Status End(Version version, Status status);
 };
 
@@ -95,7 +95,7 @@ Status Exporter::Impl::SetUpRoles(const ExporterOptions& options, const Training
   const auto proxies = ProxiesOf(plan, beside);
   const uint64_t payload_bytes = SlotPayloadBytes(options.bucket_bytes);
   std::vector<bool> writes(plan.ranks.size());
-  std::vector<RemoteShare> remote;
+  std::vector<RemoteRank> remote;
   for (uint32_t other = 0; other < plan.ranks.size(); ++other) {
     if (beside[other] && plan.ranks[other].bytes > 0) writes[other] = true;
     if (!proxies[other]) continue;
@@ -117,8 +117,8 @@ Status Exporter::Impl::SetUpRoles(const ExporterOptions& options, const Training
   }
   if (!writes[rank]) return OkStatus();
   const std::vector<Chunk> chunks = ChunksOf(model, plan.ranks[rank]);
-  LS_ASSIGN_OR_RETURN(share, LowerShare(model, chunks, locals, by_source));
-  frozen.Add(share.frozen.ranges);
+  LS_ASSIGN_OR_RETURN(own, LowerCopies(model, chunks, locals, by_source));
+  frozen.Add(own.frozen.ranges);
   if (intake != nullptr) frozen.Add(intake->FrozenRanges());
   uint32_t writer = 0;
   uint32_t writers = 0;
@@ -167,7 +167,7 @@ Status Exporter::Impl::TakePart(Version version, Status ready) {
 
 // Everything that must happen on a rank that writes, whatever fails: others wait for it.
 Status Exporter::Impl::Write(Version version, Status ready) {
-  // Once the link is broken the remote ranks send nothing more; the other writers are still to be told.
+  // Once the link is broken the remote ranks send nothing more; the other writers are still to be notified.
   const bool takes_buckets = intake != nullptr && link->status().ok();
   if (takes_buckets) intake->Start(version);
   const auto start = Clock::now();
@@ -181,7 +181,7 @@ Status Exporter::Impl::Write(Version version, Status ready) {
                          .data = status.ok() ? *begun : nullptr,
                          .holds_frozen = frozen.in_both(),
                          .done = [this](std::span<const StridedRange> ranges) { return client->RangesDone(ranges); },
-                         .unchanged = [this](std::span<const StridedRange> ranges) { return TellUnchanged(ranges); }},
+                         .unchanged = [this](std::span<const StridedRange> ranges) { return ReportUnchanged(ranges); }},
                         stats);
     if (status.ok()) status = taken;
   }
@@ -193,8 +193,8 @@ Status Exporter::Impl::Write(Version version, Status ready) {
 
 Status Exporter::Impl::WriteOwn(std::byte* data) {
   PinHalf(client->half(), data);
-  LS_RETURN_IF_ERROR(CopyShare(share.changing, data));
-  return TellFrozen(data);
+  LS_RETURN_IF_ERROR(RunCopies(own.changing, data));
+  return ReportFrozen(data);
 }
 
 // Once for each half, when it is first written from a GPU.
@@ -204,14 +204,14 @@ void Exporter::Impl::PinHalf(size_t half, std::byte* data) {
   pin_tried[half] = true;
 }
 
-Status Exporter::Impl::CopyShare(const Share& from, std::byte* data) {
+Status Exporter::Impl::RunCopies(const CopyList& list, std::byte* data) {
   size_t copies = 0;
   size_t ranges = 0;
-  for (const Batch& batch : from.batches) {
-    LS_RETURN_IF_ERROR(Place(std::span(from.copies).subspan(copies, batch.copies_end - copies), locals, data, placed));
+  for (const CopyBatch& batch : list.batches) {
+    LS_RETURN_IF_ERROR(Place(std::span(list.copies).subspan(copies, batch.copies_end - copies), locals, data, placed));
     LS_RETURN_IF_ERROR(engine->Start(placed));
     LS_RETURN_IF_ERROR(engine->Finish());
-    LS_RETURN_IF_ERROR(client->RangesDone(std::span(from.ranges).subspan(ranges, batch.ranges_end - ranges)));
+    LS_RETURN_IF_ERROR(client->RangesDone(std::span(list.ranges).subspan(ranges, batch.ranges_end - ranges)));
     copies = batch.copies_end;
     ranges = batch.ranges_end;
     stats.bytes_copied += batch.bytes;
@@ -220,18 +220,18 @@ Status Exporter::Impl::CopyShare(const Share& from, std::byte* data) {
 }
 
 // Copied into each half once; from then on they are there, and equal in both.
-Status Exporter::Impl::TellFrozen(std::byte* data) {
-  if (!frozen.in_both()) return CopyShare(share.frozen, data);
+Status Exporter::Impl::ReportFrozen(std::byte* data) {
+  if (!frozen.in_both()) return RunCopies(own.frozen, data);
   LS_RETURN_IF_ERROR(frozen.CheckEqual(data, client->other_data(), *layout, pool.get()));
-  stats.bytes_frozen = share.frozen.bytes;
-  return TellUnchanged(share.frozen.ranges);
+  stats.bytes_frozen = own.frozen.bytes;
+  return ReportUnchanged(own.frozen.ranges);
 }
 
-Status Exporter::Impl::TellUnchanged(std::span<const StridedRange> ranges) {
+Status Exporter::Impl::ReportUnchanged(std::span<const StridedRange> ranges) {
   return ranges.empty() ? OkStatus() : client->Unchanged(ranges);
 }
 
-// Commits, or gives the version up for all.
+// Commits, or aborts the version for all.
 Status Exporter::Impl::End(Version version, Status status) {
   const bool begun = client->writing();
   const size_t half = begun ? client->half() : 0;
@@ -268,7 +268,7 @@ Status Exporter::Publish(Version version, std::span<const void* const> addresses
   return impl_->TakePart(version, std::move(ready));
 }
 
-Status Exporter::GiveUp(Version version, const Status& reason) {
+Status Exporter::Abort(Version version, const Status& reason) {
   (void)impl_->TakePart(version, reason);
   return impl_->link->status();
 }

@@ -1,6 +1,6 @@
-// Exporter: one rank's share of publishing a model, by the plan of all ranks.
+// Exporter: one rank's part in publishing a model, by the plan of all ranks.
 //
-//   beside the agent:  Begin ─ copy own shards into the half ─ take remote ranks' buckets in ─ Commit ─ answer them
+//   on its host:       Begin ─ copy own shards into the half ─ take remote ranks' buckets in ─ Commit ─ answer them
 //   on another host:   pack bucket 1 ─ send ‖ pack bucket 2 ─ send ‖ ... ─ wait for the answer
 //   nothing to write (its shards are written by other replicas): returns at once
 //
@@ -8,15 +8,15 @@
 // memory that either end has for it. Each bucket starts with a BucketHeader (FORMAT.md) that names version, plan and
 // place, so a rank that is a step behind is an error and never another version's bytes.
 //
-// An error on one rank never leaves another waiting: who cannot go on still sends its buckets, marked as failed, who
+// An error on one rank never leaves another waiting: who cannot continue still sends its buckets, marked as failed, who
 // cannot commit still takes all buckets in and answers with the reason, and who writes still begins the version, to
 // abort it: the other writers learn of it at once, also when it is the exchange that is broken. A rank that fails
-// before it comes to Publish() calls GiveUp() instead. One that does neither keeps the ranks it exchanges buckets with
+// before it comes to Publish() calls Abort() instead. One that does neither keeps the ranks it exchanges buckets with
 // waiting until its next version, and costs that one, too; after it they are in step again (bucket_intake.h).
 //
-// Tensors that the sheets call frozen are copied into each of the two halves once, and from then on told as unchanged
-// without being looked at; ranks on other hosts send them only while a half lacks them. Before the first time, what
-// both halves got is compared, once: a tensor that changed between its two copies is an error. Later changes are
+// Tensors that the sheets call frozen are copied into each of the two halves once, and from then on reported as
+// unchanged without being read; ranks on other hosts send them only while a half lacks them. Before the first time,
+// what both halves got is compared, once: a tensor that changed between its two copies is an error. Later changes are
 // neither seen nor published. After a failed version they are copied, and compared, again.
 #pragma once
 
@@ -47,7 +47,7 @@ struct ExporterOptions {
   std::vector<LocalTensor> locals;
   uint64_t bucket_bytes = kDefaultBucketBytes;  // the same on every rank
   uint32_t threads = 1;                         // that may copy, the caller's among them
-  Exchange* exchange = nullptr;  // needed when some rank is not beside the agent; REQUIRES to outlive the exporter
+  Exchange* exchange = nullptr;  // needed when some rank is not on the agent's host; REQUIRES to outlive the exporter
   RunId run;                     // zero: a new run
   std::chrono::milliseconds connect_timeout{10'000};
   std::chrono::milliseconds reconnect_timeout{60'000};
@@ -74,7 +74,7 @@ class Exporter {
   static Result<std::unique_ptr<Exporter>> Open(ExporterOptions options);
   ~Exporter();
 
-  // Publishes this rank's share of `version`. `addresses`, when not empty, replaces those of the local tensors, in
+  // Publishes this rank's part of `version`. `addresses`, when not empty, replaces those of the local tensors, in
   // order; shapes, strides and dtypes are as opened. After an error the version is gone on every rank and the next
   // publish works, unless the exchange itself is broken (kUnavailable): then every later publish says so.
   Status Publish(Version version, std::span<const void* const> addresses = {});
@@ -82,10 +82,10 @@ class Exporter {
   // This rank's part in `version`, when it cannot give its bytes because of `reason`: what Publish() does after an
   // error, and no longer. The version is gone on every rank that this one writes or exchanges buckets with; the next
   // publish works. kUnavailable as Publish(). REQUIRES !reason.ok().
-  Status GiveUp(Version version, const Status& reason);
+  Status Abort(Version version, const Status& reason);
 
   // Writes `range` of the data section, made of the tensors as they are now, to `target`: see SectionFiller. The agent
-  // hears nothing of it. `addresses` as for Publish(). kBadData also when this rank does not hold the whole model.
+  // learns nothing of it. `addresses` as for Publish(). kBadData also when this rank does not hold the whole model.
   Status Fill(ByteRange range, std::byte* target, std::span<const void* const> addresses = {});
 
   const ModelLayout& layout() const;

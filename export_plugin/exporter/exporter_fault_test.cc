@@ -11,7 +11,7 @@ namespace {
 
 using Catch::Contains;
 
-// Rank 0 is beside the agent and takes in all others.
+// Rank 0 is on the agent's host and takes in all others.
 FleetOptions OneProxy() {
   return {.shards = 4, .beside = {true, false, false, false}};
 }
@@ -37,7 +37,7 @@ TEST_CASE("A remote rank that cannot give its bytes ends the version for all, an
   fleet.CheckServed(3);
 }
 
-TEST_CASE("A rank beside the agent that cannot give its bytes ends the version for all, and the next one works") {
+TEST_CASE("A rank on the agent's host that cannot give its bytes ends the version for all, and the next one works") {
   for (const uint32_t rank : {0, 3}) {
     Fleet fleet(SmallModel(), {.shards = 4, .beside = {true, false, false, true}});
     fleet.Open();
@@ -77,20 +77,20 @@ TEST_CASE("A remote rank that left a version out costs that one and the next, an
   // The others are at 2, rank 2 comes with 4; 3 has no set of it either.
   auto outcomes = fleet.TryPublish(2, {{2, 4}});
   CHECK(outcomes[0].code() == ErrorCode::kAborted);
-  CHECK_THAT(outcomes[0].message(), Contains("rank 2 went on to version 4 without version 2"));
+  CHECK_THAT(outcomes[0].message(), Contains("rank 2 skipped version 2 and sent version 4"));
   CHECK(outcomes[2].code() == ErrorCode::kAborted);
   CHECK_THAT(outcomes[2].message(), Contains("version 4 was not committed: rank 0") && Contains("was at version 2"));
   CHECK_THAT(outcomes[1].message(), Contains("version 2 was not committed by rank 0"));
   for (const Version version : {3, 4}) {
     outcomes = fleet.TryPublish(version, {{2, kLeftOut}});
-    CHECK_THAT(outcomes[0].message(), Contains(Cat("rank 2 went on to version 4 without version ", version)));
+    CHECK_THAT(outcomes[0].message(), Contains(Cat("rank 2 skipped version ", version, " and sent version 4")));
     CHECK(outcomes[1].code() == ErrorCode::kAborted);
   }
   fleet.Publish(5);
   fleet.CheckServed(5);
 }
 
-TEST_CASE("A proxy that left a version out tells those that sent it theirs, and takes the next one") {
+TEST_CASE("A proxy that left a version out answers those that sent it theirs, and takes the next one") {
   Fleet fleet(SmallModel(), OneProxy());
   fleet.Open();
   fleet.Publish(1);
@@ -119,11 +119,11 @@ TEST_CASE("A rank that failed before it came to publishing gives the version up,
     Fleet fleet(SmallModel(), {.shards = 4, .beside = {true, false, true, false}});
     fleet.Open();
     fleet.Publish(1);
-    Status given_up(ErrorCode::kInternal, "");
-    std::thread failing([&] { given_up = fleet.exporter(rank).GiveUp(2, {ErrorCode::kBadData, "a shape changed"}); });
+    Status aborted(ErrorCode::kInternal, "");
+    std::thread failing([&] { aborted = fleet.exporter(rank).Abort(2, {ErrorCode::kBadData, "a shape changed"}); });
     const auto outcomes = fleet.TryPublish(2, {{rank, kLeftOut}});
     failing.join();
-    CHECK(given_up.ok());
+    CHECK(aborted.ok());
     for (const Status& outcome : outcomes) {
       // A writer that was done before knows nothing of it yet.
       if (!outcome.ok()) CHECK(outcome.code() == ErrorCode::kAborted);
@@ -134,11 +134,11 @@ TEST_CASE("A rank that failed before it came to publishing gives the version up,
   }
 }
 
-TEST_CASE("Writers that come to a version that another gave up are told why") {
+TEST_CASE("Writers that come to a version that another aborted get the reason") {
   Fleet fleet(SmallModel(), {.shards = 4, .beside = {true, true, true, false}});
   fleet.Open();
   fleet.Publish(1);
-  CHECK(fleet.exporter(1).GiveUp(2, {ErrorCode::kBadData, "a shape changed"}).ok());
+  CHECK(fleet.exporter(1).Abort(2, {ErrorCode::kBadData, "a shape changed"}).ok());
   const auto outcomes = fleet.TryPublish(2, {{1, kLeftOut}});
   CHECK(outcomes[0].code() == ErrorCode::kAborted);
   CHECK_THAT(outcomes[0].message(), Contains("a shape changed"));
@@ -148,7 +148,7 @@ TEST_CASE("Writers that come to a version that another gave up are told why") {
   fleet.CheckServed(3);
 }
 
-TEST_CASE("Ranks that leave out and give up versions at random come to the same ones again, and nobody hangs") {
+TEST_CASE("Ranks that leave out and abort versions at random come to the same ones again, and nobody hangs") {
   std::mt19937 random(7);
   const std::vector<Whole2D> model{{"w", DType::kBF16, 63, 64, Cut::kRows},
                                    {"base", DType::kBF16, 3 * 64, 16 * 1024, Cut::kRows, true}};
@@ -165,7 +165,7 @@ TEST_CASE("Ranks that leave out and give up versions at random come to the same 
       for (Version version = 1; version <= 60; ++version) {
         const int fate = fates[rank][version - 1];
         fleet.rank(rank).Fill(model, version);
-        if (fate == 1) CHECK(fleet.exporter(rank).GiveUp(version, {ErrorCode::kBadData, "by chance"}).ok());
+        if (fate == 1) CHECK(fleet.exporter(rank).Abort(version, {ErrorCode::kBadData, "by chance"}).ok());
         if (fate != 1 && fate != 2) last[rank] = fleet.exporter(rank).Publish(version);
       }
     });
@@ -200,7 +200,7 @@ TEST_CASE("A damaged answer costs its version: the frozen tensors that nobody as
   CHECK(fleet.exporter(1).stats().bytes_frozen > 0);
 }
 
-TEST_CASE("A remote rank that is killed breaks the exchange for good, and the others are told instead of waiting") {
+TEST_CASE("A remote rank that is killed breaks the exchange for good, and the others get an error instead of waiting") {
   Fleet fleet(SmallModel(), OneProxy());
   fleet.Open();
   fleet.Publish(1);

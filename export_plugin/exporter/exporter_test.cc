@@ -1,4 +1,4 @@
-// Publishing from ranks beside the agent, and through proxies from ranks that are not.
+// Publishing from ranks on the agent's host, and through proxies from ranks that are not.
 #include "export_plugin/exporter/exporter.h"
 
 #include <bit>
@@ -14,7 +14,7 @@ uint64_t ModelBytes(const std::vector<Whole2D>& model) {
   return bytes;
 }
 
-TEST_CASE("Ranks beside the agent publish their shards, and every byte is written once") {
+TEST_CASE("Ranks on the agent's host publish their shards, and every byte is written once") {
   for (const uint32_t threads : {1, 3}) {
     Fleet fleet(SmallModel(), {.threads = threads});
     fleet.Open();
@@ -32,7 +32,7 @@ TEST_CASE("Ranks beside the agent publish their shards, and every byte is writte
   }
 }
 
-TEST_CASE("Frozen tensors are copied into each half once and then only told") {
+TEST_CASE("Frozen tensors are copied into each half once and then only reported") {
   Fleet fleet(SmallModel(), {});
   fleet.Open();
   const uint64_t frozen = 16 * 128 * 2;
@@ -58,7 +58,7 @@ TEST_CASE("A frozen tensor that changed between its two copies is an error that 
     CHECK_THAT(outcomes[0].message(), Catch::Contains("tensor \"late\" was said to be frozen, but changed"));
     CHECK_FALSE(outcomes[1].ok());
     CHECK(fleet.host().run().Newest()->manifest->held.version == 2);
-    // Both halves get it again. A writer that came to 3 when it was given up already finds its own share at 4.
+    // Both halves get it again. A writer that came to 3 when it was aborted already gets its own error at 4.
     fleet.TryPublish(4);
     fleet.Publish(5);
     fleet.CheckServed(5);
@@ -66,7 +66,7 @@ TEST_CASE("A frozen tensor that changed between its two copies is an error that 
 }
 
 TEST_CASE("Frozen tensors of a rank on another host travel until both halves have them, and again after a failure") {
-  // With and without something that changes beside them.
+  // With and without something that changes next to them.
   const Whole2D frozen{"base", DType::kBF16, 64, 32 * 1024, Cut::kRows, true};
   const uint64_t bytes = 32 * 32 * 1024 * 2;
   for (const bool alone : {true, false}) {
@@ -87,7 +87,7 @@ TEST_CASE("Frozen tensors of a rank on another host travel until both halves hav
     publish(2, true);
     publish(3, false);
     publish(4, false);
-    std::thread failing([&] { CHECK(fleet.exporter(1).GiveUp(5, {ErrorCode::kBadData, "not this one"}).ok()); });
+    std::thread failing([&] { CHECK(fleet.exporter(1).Abort(5, {ErrorCode::kBadData, "not this one"}).ok()); });
     CHECK_FALSE(fleet.TryPublish(5, {{1, kLeftOut}})[0].ok());
     failing.join();
     publish(6, true);
@@ -124,7 +124,7 @@ TEST_CASE("Replicas that write nothing neither connect nor send") {
 }
 
 TEST_CASE("Ranks on another host send each shard once, within the memory for buckets") {
-  // Shards 0 and 1 are beside the agent, 2 and 3 elsewhere; two replicas of everything.
+  // Shards 0 and 1 are on the agent's host, 2 and 3 elsewhere; two replicas of everything.
   Fleet fleet(SmallModel(), {.shards = 4, .beside = {true, true, false, false, true, true, false, false}});
   fleet.Open();
   for (Version version = 1; version <= 3; ++version) {
@@ -144,7 +144,7 @@ TEST_CASE("Ranks on another host send each shard once, within the memory for buc
   }
 }
 
-TEST_CASE("One rank beside the agent takes in all others, and what it serves is what they would have written") {
+TEST_CASE("One rank on the agent's host takes in all others, and what it serves is what they would have written") {
   Fleet fleet(SmallModel(), {.shards = 4, .beside = {true, false, false, false}, .threads = 2});
   fleet.Open();
   for (Version version = 1; version <= 3; ++version) {
@@ -158,7 +158,7 @@ TEST_CASE("One rank beside the agent takes in all others, and what it serves is 
   }
 }
 
-TEST_CASE("A tensor of many buckets arrives in bands with equal rows") {
+TEST_CASE("A tensor of many buckets arrives in ranges of equal rows") {
   Fleet fleet({{"big", DType::kBF16, 700, 16 * 1024, Cut::kColumns}, {"tall", DType::kF32, 9001, 130, Cut::kColumns}},
               {.shards = 2, .beside = {true, false}});
   fleet.Open();
@@ -253,10 +253,10 @@ TEST_CASE("What is not as the sheet says is refused, naming both") {
   CHECK_THAT(open([](Options& o) { o.threads = 0; }), Contains("threads is 0"));
 }
 
-TEST_CASE("A remote rank without anybody beside the agent, or without an exchange, is told so") {
-  Fleet lonely(SmallModel(), {.shards = 2, .beside = {false, false}});
-  CHECK_THAT(Exporter::Open(lonely.OptionsOf(0)).status().message(),
-             Catch::Contains("none of 2 ranks is beside the agent"));
+TEST_CASE("A remote rank without anybody on the agent's host, or without an exchange, is refused") {
+  Fleet remote(SmallModel(), {.shards = 2, .beside = {false, false}});
+  CHECK_THAT(Exporter::Open(remote.OptionsOf(0)).status().message(),
+             Catch::Contains("none of 2 ranks is on the agent's host"));
   Fleet fleet(SmallModel(), {.shards = 2, .beside = {true, false}});
   for (const uint32_t rank : {0, 1}) {
     auto options = fleet.OptionsOf(rank);

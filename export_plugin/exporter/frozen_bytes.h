@@ -1,7 +1,8 @@
 // FrozenBytes: which halves hold the frozen tensors that a rank writes, its own and those that it takes in for others.
 //
-// They are copied into each half once. Before they are first told as unchanged, both halves are compared: a tensor that
-// was said to be frozen but changed between its two copies would make receivers hold a mixture that nobody can prove.
+// They are copied into each half once. Before they are first reported as unchanged, both halves are compared: a tensor
+// that was said to be frozen but changed between its two copies would make receivers hold a mixture that nobody can
+// prove.
 #pragma once
 
 #include <array>

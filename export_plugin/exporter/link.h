@@ -1,5 +1,5 @@
-// Link: an Exchange that remembers whom it lost. A peer that failed once is not spoken to again, since nobody knows
-// which of its messages would come next; the others go on.
+// Link: an Exchange that remembers whom it lost. A peer that failed once gets no further message, since nobody knows
+// which of its messages would come next; the others are served as before.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ class Link {
 
   explicit Link(Exchange* exchange) : exchange_(exchange) {}
 
-  // Nothing is started with a lost peer, and failing to start loses it: Alive() tells.
+  // Nothing is started with a lost peer, and failing to start loses it: Alive() says so.
   Pending Send(uint32_t peer, const void* data, uint64_t bytes);
   Pending Receive(uint32_t peer, void* data, uint64_t bytes);
   // Waits for `pending`, if it is one, and clears it. Failing loses the peer.

@@ -26,7 +26,7 @@ struct LocalTensor {
 Result<std::vector<RankSheet>> ParseSheets(std::span<const std::string> texts);
 
 // Whether `locals` are what the rank's own sheet says, and lie in memory as tensors can. kBadData names the first that
-// is not, and both sides. Addresses are not looked at.
+// is not, and both sides. Addresses are not checked.
 Status CheckLocals(std::span<const LocalTensor> locals, const RankSheet& sheet);
 
 // A rank's local tensors by the source that they hold.

@@ -9,7 +9,7 @@ constexpr uint64_t kBatchBytes = uint64_t{64} << 20;
 
 // Appends the copies of `chunk`, and what they write.
 Status AppendChunk(const TrainingModel& model, const Chunk& chunk, std::span<const LocalTensor> locals, uint32_t local,
-                   Share& share) {
+                   CopyList& list) {
   const TensorMeta& tensor = model.tensors[chunk.tensor];
   LS_ASSIGN_OR_RETURN(const ElementConversion conversion, ConversionOf(locals[local], tensor));
   const TensorView source = ViewOf(locals[local]);
@@ -18,13 +18,13 @@ Status AppendChunk(const TrainingModel& model, const Chunk& chunk, std::span<con
   std::vector<StridedCopy> copies;
   AppendCopies(chunk.pieces, source, target, copies);
   Coalesce(copies, {source.element_bytes, target.element_bytes});
-  for (const StridedCopy& copy : copies) share.copies.push_back({local, copy, conversion});
-  AppendRanges(model, chunk, share.ranges);
-  if (share.batches.empty() || share.batches.back().bytes >= kBatchBytes) share.batches.emplace_back();
-  share.batches.back().copies_end = share.copies.size();
-  share.batches.back().ranges_end = share.ranges.size();
-  share.batches.back().bytes += chunk.bytes;
-  share.bytes += chunk.bytes;
+  for (const StridedCopy& copy : copies) list.copies.push_back({local, copy, conversion});
+  AppendRanges(model, chunk, list.ranges);
+  if (list.batches.empty() || list.batches.back().bytes >= kBatchBytes) list.batches.emplace_back();
+  list.batches.back().copies_end = list.copies.size();
+  list.batches.back().ranges_end = list.ranges.size();
+  list.batches.back().bytes += chunk.bytes;
+  list.bytes += chunk.bytes;
   return OkStatus();
 }
 
@@ -41,14 +41,14 @@ Result<ElementConversion> ConversionOf(const LocalTensor& local, const TensorMet
                                 : ": only F32 can be converted, to BF16; give tensors of the latter"));
 }
 
-Result<LocalShare> LowerShare(const TrainingModel& model, std::span<const Chunk> chunks,
+Result<OwnCopies> LowerCopies(const TrainingModel& model, std::span<const Chunk> chunks,
                               std::span<const LocalTensor> locals, const LocalsBySource& by_source) {
-  LocalShare share;
+  OwnCopies own;
   for (const Chunk& chunk : chunks) {
     LS_RETURN_IF_ERROR(
-        AppendChunk(model, chunk, locals, by_source.of(chunk.source)[0], chunk.frozen ? share.frozen : share.changing));
+        AppendChunk(model, chunk, locals, by_source.of(chunk.source)[0], chunk.frozen ? own.frozen : own.changing));
   }
-  return share;
+  return own;
 }
 
 Status Place(std::span<const LocalCopy> copies, std::span<const LocalTensor> locals, std::byte* target,

@@ -21,29 +21,30 @@ struct LocalCopy {
 // this is not F32 to BF16 with leave to convert.
 Result<ElementConversion> ConversionOf(const LocalTensor& local, const TensorMeta& tensor);
 
-// Copies that are told together: large enough for the telling to cost nothing, small enough for the agent's diff to run
-// beside the copying.
-struct Batch {
-  size_t copies_end = 0;  // in Share::copies; begins where the one before ends
-  size_t ranges_end = 0;  // in Share::ranges
+// Copies whose ranges are reported together: large enough for a report to cost nothing, small enough for the agent's
+// diff to run while others are copied.
+struct CopyBatch {
+  size_t copies_end = 0;  // in CopyList::copies; begins where the one before ends
+  size_t ranges_end = 0;  // in CopyList::ranges
   uint64_t bytes = 0;
 };
 
-struct Share {
+// In the order in which they run.
+struct CopyList {
   std::vector<LocalCopy> copies;  // into the data section
   std::vector<StridedRange> ranges;
-  std::vector<Batch> batches;
+  std::vector<CopyBatch> batches;
   uint64_t bytes = 0;
 };
 
-// What a rank beside the agent writes of its own.
-struct LocalShare {
-  Share changing;
-  Share frozen;
+// What a rank on the agent's host writes of its own tensors.
+struct OwnCopies {
+  CopyList changing;
+  CopyList frozen;
 };
 
 // kBadData as ConversionOf().
-Result<LocalShare> LowerShare(const TrainingModel& model, std::span<const Chunk> chunks,
+Result<OwnCopies> LowerCopies(const TrainingModel& model, std::span<const Chunk> chunks,
                               std::span<const LocalTensor> locals, const LocalsBySource& by_source);
 
 // `copies` with the tensors' present addresses, relative to `target`. kBadData names a tensor without an address.

@@ -9,8 +9,7 @@ namespace lockstep {
 namespace {
 
 // All copies of the rank's model, which must be `layout`'s.
-Result<LocalShare> WholeShare(const std::string& sheet, std::span<const LocalTensor> locals,
-                              const ModelLayout& layout) {
+Result<OwnCopies> AllCopies(const std::string& sheet, std::span<const LocalTensor> locals, const ModelLayout& layout) {
   LS_ASSIGN_OR_RETURN(const RankSheet parsed, ParseSheet(sheet));
   LS_ASSIGN_OR_RETURN(const TrainingModel model, BuildTrainingModel({parsed}));
   LS_ASSIGN_OR_RETURN(const CopyPlan plan, CompileExport(model, {true}));
@@ -19,7 +18,7 @@ Result<LocalShare> WholeShare(const std::string& sheet, std::span<const LocalTen
                                            " tensors) than all ranks together (", layout.tensors().size(), ")"));
   }
   const LocalsBySource by_source(SourcesOfRank(model, 0), model.sources.size());
-  return LowerShare(model, ChunksOf(model, plan.ranks[0]), locals, by_source);
+  return LowerCopies(model, ChunksOf(model, plan.ranks[0]), locals, by_source);
 }
 
 uint64_t EndOf(const StridedCopy& copy) {
@@ -31,12 +30,12 @@ uint64_t EndOf(const StridedCopy& copy) {
 Result<std::unique_ptr<SectionFiller>> SectionFiller::Create(const std::string& sheet,
                                                              std::span<const LocalTensor> locals,
                                                              std::shared_ptr<const ModelLayout> layout) {
-  Result<LocalShare> share = WholeShare(sheet, locals, *layout);
-  LS_RETURN_IF_ERROR(share.status().WithContext("only a rank that holds the whole model can fill ranges of it"));
+  Result<OwnCopies> own = AllCopies(sheet, locals, *layout);
+  LS_RETURN_IF_ERROR(own.status().WithContext("only a rank that holds the whole model can fill ranges of it"));
   std::unique_ptr<SectionFiller> filler(new SectionFiller(std::move(layout)));
   std::vector<LocalCopy>& copies = filler->copies_;
-  copies = std::move(share->changing.copies);
-  copies.insert(copies.end(), share->frozen.copies.begin(), share->frozen.copies.end());
+  copies = std::move(own->changing.copies);
+  copies.insert(copies.end(), own->frozen.copies.begin(), own->frozen.copies.end());
   std::sort(copies.begin(), copies.end(),
             [](const LocalCopy& a, const LocalCopy& b) { return a.copy.target_offset < b.copy.target_offset; });
   uint64_t end = 0;

@@ -27,7 +27,7 @@ std::vector<std::byte> DataSection(const ModelLayout& layout, const Image& image
   return data;
 }
 
-TEST_CASE("Every range of the data section is what publishing would write there, and no byte beside it is touched") {
+TEST_CASE("Every range of the data section is what publishing would write there, and no byte around it is touched") {
   const std::vector<Whole2D> model = SmallModel();
   TestRank rank(model, true, 0, 1);
   const auto layout = LayoutOf({rank.sheet});

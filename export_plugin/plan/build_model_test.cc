@@ -41,7 +41,7 @@ void CheckRefused(const std::vector<RankSheet>& sheets, const std::string& what)
   CHECK(model.status().message().find(what) != std::string::npos);
 }
 
-TEST_CASE("every local tensor has one holding, rank by rank in the order of the sheets") {
+TEST_CASE("Every local tensor has one holding, rank by rank in the order of the sheets") {
   const std::vector<RankSheet> sheets = LlamaSheets({.world = 4, .tensor = 2, .pipeline = 2});
   const auto model = BuildTrainingModel(sheets);
   REQUIRE(model.ok());
@@ -59,7 +59,7 @@ TEST_CASE("every local tensor has one holding, rank by rank in the order of the 
   CHECK(next == model->holdings.size());
 }
 
-TEST_CASE("tensors come part by part, and in a part as they are first mentioned") {
+TEST_CASE("Tensors come part by part, and in a part as they are first mentioned") {
   const std::vector<RankSheet> sheets = {
       {.parts = {std::vector<TensorSheet>{Rows("b", 0, 2, 2)}, std::vector<TensorSheet>{Rows("d", 0, 1, 1)}}},
       {.parts = {std::vector<TensorSheet>{Rows("c", 0, 1, 1), Rows("b", 0, 2, 2)}, std::vector<TensorSheet>{}}}};
@@ -73,7 +73,7 @@ TEST_CASE("tensors come part by part, and in a part as they are first mentioned"
   CHECK(SourcesOfRank(*model, 1) == std::vector<uint32_t>{1, 0});
 }
 
-TEST_CASE("tensors that must move to be aligned take their conversions and groups along") {
+TEST_CASE("Tensors that must move to be aligned take their conversions and groups along") {
   TensorSheet odd{.name = "odd", .dtype = DType::kBF16, .shape = {3}, .local_shape = {3}, .boxes = Whole({3})};
   TensorSheet wide{.name = "wide", .dtype = DType::kF32, .shape = {2}, .local_shape = {2}, .boxes = Whole({2})};
   const auto model = BuildTrainingModel({Tensors({odd, wide})});
@@ -87,7 +87,7 @@ TEST_CASE("tensors that must move to be aligned take their conversions and group
   CHECK(model->conversions[1].tensor == 0);
 }
 
-TEST_CASE("a source is frozen only when every rank that mentions it says so") {
+TEST_CASE("A source is frozen only when every rank that mentions it says so") {
   const auto Frozen = [](TensorSheet tensor, bool frozen) {
     tensor.frozen = frozen;
     return tensor;
@@ -108,7 +108,7 @@ TEST_CASE("a source is frozen only when every rank that mentions it says so") {
   CHECK_FALSE(llama->sources[SourcesOfRank(*llama, 0)[1]].frozen);
 }
 
-TEST_CASE("a stacked tensor becomes the tensors of its experts") {
+TEST_CASE("A stacked tensor becomes the tensors of its experts") {
   TensorSheet stacked{.name = "experts.gate_up",
                       .shape = {2, 6, 4},
                       .local_shape = {1, 6, 4},
@@ -132,7 +132,7 @@ TEST_CASE("a stacked tensor becomes the tensors of its experts") {
   CHECK(plan->ranks[1].entries[1].pieces == Box({0, 3, 0}, {0, 0, 0}, {1, 3, 4}));
 }
 
-TEST_CASE("what engines keep fused is one group") {
+TEST_CASE("What engines keep fused is one group") {
   std::vector<TensorSheet> tensors;
   for (const char* name :
        {"m.layers.0.self_attn.q_proj.weight", "m.layers.0.self_attn.q_proj.bias", "m.layers.0.self_attn.k_proj.weight",
@@ -145,7 +145,7 @@ TEST_CASE("what engines keep fused is one group") {
   CHECK(model->groups == std::vector<uint32_t>{0, 0, 0, 0, 1, 2, 2, 3, 4});
 }
 
-TEST_CASE("ranks that describe different parts are refused") {
+TEST_CASE("Ranks that describe different parts are refused") {
   const std::vector<RankSheet> llama = LlamaSheets({});
   CheckRefused({}, "0 sheets");
   CheckRefused({Tensors({}), RankSheet{.parts = {std::vector<TensorSheet>{}, std::vector<TensorSheet>{}}}},
@@ -153,26 +153,26 @@ TEST_CASE("ranks that describe different parts are refused") {
   CheckRefused({Tensors({}), llama[0]}, "parts[0] of rank 1 and of rank 0 are of different kinds");
 }
 
-TEST_CASE("ranks with another configuration are named") {
+TEST_CASE("Ranks with another configuration are named") {
   std::vector<RankSheet> sheets = LlamaSheets({.world = 16, .tensor = 2, .expert_tensor = 2});
   for (size_t rank = 3; rank < 14; ++rank) Megatron(sheets[rank]).config += " ";
   CheckRefused(sheets, "parts[0]: the model configuration of rank 3, 4, 5, 6, 7, 8, 9, 10 and 3 more is not that of");
 }
 
-TEST_CASE("ranks that count groups differently are named") {
+TEST_CASE("Ranks that count groups differently are named") {
   std::vector<RankSheet> sheets = LlamaSheets({.world = 2, .tensor = 2, .expert_tensor = 2});
   Megatron(sheets[1]).place.tensor = 4;
   CheckRefused(sheets, "rank 1 counts groups of tensor 4");
 }
 
-TEST_CASE("a parameter that no rule covers is named with its rank") {
+TEST_CASE("A parameter that no rule covers is named with its rank") {
   std::vector<RankSheet> sheets = LlamaSheets({.world = 2, .tensor = 2, .expert_tensor = 2});
   Megatron(sheets[1]).parameters[3].name = "decoder.layers.0.self_attention.linear_surprise.weight";
   CheckRefused(sheets, "rank 1");
   CheckRefused(sheets, "linear_surprise");
 }
 
-TEST_CASE("a parameter that a rank holds under two names is refused, naming both") {
+TEST_CASE("A parameter that a rank holds under two names is refused, naming both") {
   std::vector<RankSheet> sheets = LlamaSheets({});
   LocalParameter norm = Megatron(sheets[0]).parameters[1];
   REQUIRE(norm.name == "decoder.layers.0.input_layernorm.weight");
@@ -181,7 +181,7 @@ TEST_CASE("a parameter that a rank holds under two names is refused, naming both
   CheckRefused(sheets, "as decoder.layers.0.input_layernorm.weight and as " + norm.name);
 }
 
-TEST_CASE("a tensor that two ranks describe differently is refused, naming both") {
+TEST_CASE("A tensor that two ranks describe differently is refused, naming both") {
   TensorSheet other = Rows("w", 1, 1, 2);
   other.shape = {3, 4};
   CheckRefused({Tensors({Rows("w", 0, 1, 2)}), Tensors({}), Tensors({other})},
@@ -194,7 +194,7 @@ TEST_CASE("a tensor that two ranks describe differently is refused, naming both"
   CheckRefused({Tensors({Rows("w", 0, 1, 2)}), Tensors({other})}, "\"into\"");
 }
 
-TEST_CASE("a HuggingFace tensor that is made twice is refused") {
+TEST_CASE("A HuggingFace tensor that is made twice is refused") {
   TensorSheet into = Rows("w", 0, 2, 2);
   into.into = {{"v", {4}, {0, 0}}, {"v", {4}, {1, 0}}};
   CheckRefused({Tensors({into})}, "HuggingFace tensor \"v\" is made twice");
@@ -203,7 +203,7 @@ TEST_CASE("a HuggingFace tensor that is made twice is refused") {
   CheckRefused(sheets, "HuggingFace tensor \"lm_head.weight\" is made twice");
 }
 
-TEST_CASE("expected sheets say which ranks are beside the agent, and survive being written") {
+TEST_CASE("Expected sheets say which ranks are on the agent's host, and survive being written") {
   const auto sheets = ExpectedSheets(kLlama, {.world = 4, .tensor = 2, .pipeline = 2, .expert_tensor = 2}, 2, true);
   REQUIRE(sheets.ok());
   CHECK(BesideAgent(*sheets) == std::vector<bool>{true, true, false, false});
@@ -219,7 +219,7 @@ TEST_CASE("expected sheets say which ranks are beside the agent, and survive bei
   }
 }
 
-TEST_CASE("a topology that cannot be is refused before anything is made") {
+TEST_CASE("A topology that cannot be is refused before anything is made") {
   CHECK(ExpectedSheets(kLlama, {.world = 3, .tensor = 2}, 0, false).status().code() == ErrorCode::kBadData);
   CHECK(ExpectedSheets("{}", {}, 0, false).status().code() == ErrorCode::kBadData);
   CHECK(ExpectedSheets(kLlama, {.world = 1 << 20}, 0, false).status().message().find("limit") != std::string::npos);

@@ -1,6 +1,6 @@
 #include "common/base/text.h"
+#include "common/json/json_reader.h"
 #include "export_plugin/plan/sheet.h"
-#include "export_plugin/plan/sheet_reader.h"
 
 namespace lockstep {
 namespace {
@@ -22,7 +22,7 @@ Result<std::vector<RankSheet>> ExpectedSheets(std::string_view config_json, cons
     return Status(ErrorCode::kBadData, Cat("a world of ", topology.world, " ranks is over the limit of ", kMaxSheets));
   }
   LS_ASSIGN_OR_RETURN(const MegatronRules rules, MegatronRules::Create(std::move(config)));
-  LS_ASSIGN_OR_RETURN(const SheetJson json, ParseJson(config_json, {.key = "config"}));
+  LS_ASSIGN_OR_RETURN(const Json json, ParseJson(config_json, {.key = "config.json"}, kMaxSheetBytes));
   const std::string normalised = json.dump();  // as ParseSheet does
   std::vector<RankSheet> sheets;
   sheets.reserve(topology.world);

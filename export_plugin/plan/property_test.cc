@@ -4,11 +4,11 @@
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <nlohmann/json.hpp>
-#include <random>
 
 #include "common/base/bytes.h"
 #include "common/base/text.h"
 #include "common/layout/copy_plan.h"
+#include "common/layout/layout_testing.h"
 #include "common/layout/strided_copy.h"
 #include "export_plugin/plan/sheet.h"
 
@@ -16,29 +16,6 @@ namespace lockstep {
 namespace {
 
 using Json = nlohmann::json;
-
-class Dice {
- public:
-  explicit Dice(uint32_t seed) : random_(seed) {}
-  uint64_t Upto(uint64_t last) { return random_() % (last + 1); }
-  bool Coin() { return Upto(1) == 1; }
-  template <typename T>
-  T Of(std::initializer_list<T> choices) {
-    return *(choices.begin() + Upto(choices.size() - 1));
-  }
-  template <typename T>
-  void Shuffle(std::vector<T>& items) {
-    std::shuffle(items.begin(), items.end(), random_);
-  }
-  Bytes RandomBytes(size_t count) {
-    Bytes bytes(count);
-    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random_());
-    return bytes;
-  }
-
- private:
-  std::mt19937 random_;
-};
 
 struct Trainer {
   std::string config;
@@ -53,74 +30,72 @@ struct Trainer {
   }
 };
 
-Json RandomConfig(Dice& dice) {
-  const auto family = dice.Of(
+Json RandomConfig(Random& random) {
+  const std::string family = random.OneOf(
       {"llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v3", "glm4", "glm4_moe"});
-  const uint64_t groups = dice.Of({1, 2, 4});
-  const uint64_t layers = dice.Of({1, 2, 4, 5});
+  const uint64_t groups = random.OneOf({1, 2, 4});
+  const uint64_t layers = random.OneOf({1, 2, 4, 5});
   Json config = {{"model_type", family},
-                 {"torch_dtype", dice.Of({"bfloat16", "float32"})},
+                 {"torch_dtype", random.OneOf({"bfloat16", "float32"})},
                  {"num_hidden_layers", layers},
-                 {"hidden_size", 4 * (1 + dice.Upto(3))},
-                 {"num_attention_heads", groups * dice.Of({1, 2, 4})},
+                 {"hidden_size", 4 * random.Between(1, 4)},
+                 {"num_attention_heads", groups * random.OneOf({1, 2, 4})},
                  {"num_key_value_heads", groups},
-                 {"head_dim", 1 + dice.Upto(3)},
-                 {"intermediate_size", 4 * (1 + dice.Upto(3))},
-                 {"vocab_size", 1 + dice.Upto(40)},
-                 {"tie_word_embeddings", dice.Coin()}};
-  const uint64_t experts = 4 * (1 + dice.Upto(1));
-  for (const char* key : {"num_experts", "n_routed_experts", "num_local_experts"}) {
-    const bool own = Cat(family) == "mixtral" ? Cat(key) == "num_local_experts"
-                                              : (Cat(key) == "num_experts") == Cat(family).starts_with("qwen");
-    if (own && !(Cat(family) != "mixtral" && Cat(key) == "num_local_experts")) config[key] = experts;
-  }
-  config["moe_intermediate_size"] = 4 * (1 + dice.Upto(1));
-  config["shared_expert_intermediate_size"] = 4 * dice.Upto(2);
-  config["n_shared_experts"] = dice.Upto(2);
-  config["first_k_dense_replace"] = dice.Upto(layers);
-  config["decoder_sparse_step"] = 1 + dice.Upto(1);
-  config["use_qk_norm"] = dice.Coin();
-  config["attention_bias"] = Cat(family).starts_with("glm4") && dice.Coin();
-  if (Cat(family) == "deepseek_v3") {
-    if (dice.Coin()) config["q_lora_rank"] = 4 * (1 + dice.Upto(1));
+                 {"head_dim", random.Between(1, 4)},
+                 {"intermediate_size", 4 * random.Between(1, 4)},
+                 {"vocab_size", random.Between(1, 41)},
+                 {"tie_word_embeddings", random.OneIn(2)}};
+  const char* const experts = family == "mixtral"          ? "num_local_experts"
+                              : family.starts_with("qwen") ? "num_experts"
+                                                           : "n_routed_experts";
+  config[experts] = 4 * random.Between(1, 2);
+  config["moe_intermediate_size"] = 4 * random.Between(1, 2);
+  config["shared_expert_intermediate_size"] = 4 * random.Between(0, 2);
+  config["n_shared_experts"] = random.Between(0, 2);
+  config["first_k_dense_replace"] = random.Between(0, layers);
+  config["decoder_sparse_step"] = random.Between(1, 2);
+  config["use_qk_norm"] = random.OneIn(2);
+  config["attention_bias"] = family.starts_with("glm4") && random.OneIn(2);
+  if (family == "deepseek_v3") {
+    if (random.OneIn(2)) config["q_lora_rank"] = 4 * random.Between(1, 2);
     config["kv_lora_rank"] = 4;
-    config["qk_nope_head_dim"] = 1 + dice.Upto(2);
-    config["qk_rope_head_dim"] = 1 + dice.Upto(3);
-    config["v_head_dim"] = 1 + dice.Upto(2);
+    config["qk_nope_head_dim"] = random.Between(1, 3);
+    config["qk_rope_head_dim"] = random.Between(1, 4);
+    config["v_head_dim"] = random.Between(1, 3);
   }
-  if (Cat(family) == "deepseek_v3" || Cat(family) == "glm4_moe") config["num_nextn_predict_layers"] = dice.Upto(1);
+  if (family == "deepseek_v3" || family == "glm4_moe") config["num_nextn_predict_layers"] = random.Between(0, 1);
   return config;
 }
 
-Trainer RandomTrainer(Dice& dice) {
-  Trainer trainer{.config = RandomConfig(dice).dump(), .fused_norms = dice.Coin()};
+Trainer RandomTrainer(Random& random) {
+  Trainer trainer{.config = RandomConfig(random).dump(), .fused_norms = random.OneIn(2)};
   Topology& topology = trainer.topology;
-  topology.tensor = dice.Of({1, 2, 4});
-  topology.context = dice.Of({1, 1, 2});
-  topology.pipeline = dice.Of({1, 2, 4});
-  topology.virtual_pipeline = topology.pipeline > 1 ? dice.Of({1, 2}) : 1;
-  topology.expert = dice.Of({1, 2, 4});
-  topology.expert_tensor = dice.Of({1, 2, 4});
-  topology.vocabulary_divisible_by = dice.Of({1, 8, 128});
-  topology.world = topology.pipeline * dice.Of({1, 2, 4, 8, 16});
-  trainer.ranks_per_host = static_cast<uint32_t>(dice.Upto(topology.world));
+  topology.tensor = random.OneOf({1, 2, 4});
+  topology.context = random.OneOf({1, 1, 2});
+  topology.pipeline = random.OneOf({1, 2, 4});
+  topology.virtual_pipeline = topology.pipeline > 1 ? random.OneOf({1, 2}) : 1;
+  topology.expert = random.OneOf({1, 2, 4});
+  topology.expert_tensor = random.OneOf({1, 2, 4});
+  topology.vocabulary_divisible_by = random.OneOf({1, 8, 128});
+  topology.world = topology.pipeline * random.OneOf({1, 2, 4, 8, 16});
+  trainer.ranks_per_host = static_cast<uint32_t>(random.Between(0, topology.world));
   return trainer;
 }
 
 // A part of DTensor-like tensors: cut into a grid, each block held by one or several ranks.
-void AddTensorPart(Dice& dice, std::vector<RankSheet>& sheets) {
+void AddTensorPart(Random& random, std::vector<RankSheet>& sheets) {
   std::vector<std::vector<TensorSheet>> parts(sheets.size());
   const auto Cuts = [&](uint64_t size) {
-    std::vector<uint64_t> cuts = {0, dice.Upto(size), size};
+    std::vector<uint64_t> cuts = {0, random.Between(0, size), size};
     std::sort(cuts.begin(), cuts.end());
     return cuts;
   };
   for (int i = 0; i < 3; ++i) {
-    const Extents shape = {1 + dice.Upto(6), 1 + dice.Upto(6)};
+    const Extents shape = {random.Between(1, 7), random.Between(1, 7)};
     const auto rows = Cuts(shape[0]);
     const auto columns = Cuts(shape[1]);
-    const auto dtype = dice.Of({DType::kBF16, DType::kF32, DType::kU8});
-    const uint64_t step = 1 + dice.Upto(3);
+    const auto dtype = random.OneOf({DType::kBF16, DType::kF32, DType::kU8});
+    const uint64_t step = random.Between(1, 4);
     for (size_t rank = 0; rank < sheets.size(); ++rank) {
       TensorSheet tensor{.name = Cat("plain.", i), .dtype = dtype, .shape = shape};
       const size_t block = rank / step % 4;
@@ -148,6 +123,12 @@ Result<std::vector<RankSheet>> ThroughJson(const std::vector<RankSheet>& sheets)
   return read;
 }
 
+Bytes RandomBytes(Random& random, size_t count) {
+  Bytes bytes(count);
+  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random.Between(0, 255));
+  return bytes;
+}
+
 void Run(const std::vector<StridedCopy>& copies, const Bytes& source, Bytes& target) {
   bool inside = true;
   for (const StridedCopy& copy : copies) {
@@ -161,7 +142,7 @@ void Run(const std::vector<StridedCopy>& copies, const Bytes& source, Bytes& tar
   REQUIRE(inside);
 }
 
-// All ranks' memories, and the two ways between them and an image.
+// All ranks' memories, and the copies between them and an image.
 class World {
  public:
   explicit World(const TrainingModel& model) : model_(model) {
@@ -226,7 +207,7 @@ class World {
   std::vector<Bytes> memories_;          // by holding
 };
 
-void CheckIdentity(Dice& dice, const std::vector<RankSheet>& sheets) {
+void CheckIdentity(Random& random, const std::vector<RankSheet>& sheets) {
   const auto read = ThroughJson(sheets);
   INFO(read.status().ToString());
   REQUIRE(read.ok());
@@ -238,7 +219,7 @@ void CheckIdentity(Dice& dice, const std::vector<RankSheet>& sheets) {
   REQUIRE(plan.ok());
 
   World world(*model);
-  const Bytes image = dice.RandomBytes(world.image_bytes());
+  const Bytes image = RandomBytes(random, world.image_bytes());
   CHECK(plan->bytes == image.size());
   for (uint32_t rank = 0; rank < sheets.size(); ++rank) {
     const auto import = CompileImport(*model, rank);
@@ -246,7 +227,7 @@ void CheckIdentity(Dice& dice, const std::vector<RankSheet>& sheets) {
     world.Import(rank, *import, image);
   }
   const std::vector<Bytes> shards = world.memories();
-  Bytes exported = dice.RandomBytes(image.size());
+  Bytes exported = RandomBytes(random, image.size());
   for (uint32_t rank = 0; rank < sheets.size(); ++rank) world.Export(rank, plan->ranks[rank], exported);
   REQUIRE(exported == image);
 
@@ -256,7 +237,7 @@ void CheckIdentity(Dice& dice, const std::vector<RankSheet>& sheets) {
   CHECK(world.memories() == shards);
 }
 
-void CheckDigestIgnoresOrder(Dice& dice, std::vector<RankSheet> sheets) {
+void CheckDigestIgnoresOrder(Random& random, std::vector<RankSheet> sheets) {
   const auto DigestOf = [](const std::vector<RankSheet>& of) {
     const auto model = BuildTrainingModel(of);
     REQUIRE(model.ok());
@@ -265,10 +246,10 @@ void CheckDigestIgnoresOrder(Dice& dice, std::vector<RankSheet> sheets) {
     return plan->digest;
   };
   const PlanDigest before = DigestOf(sheets);
-  for (RankSheet& sheet : sheets) dice.Shuffle(std::get<MegatronSheet>(sheet.parts[0]).parameters);
+  for (RankSheet& sheet : sheets) random.Shuffle(std::get<MegatronSheet>(sheet.parts[0]).parameters);
   // The first mention of a tensor is what orders them.
   for (size_t rank = 1; rank < sheets.size() && sheets[rank].parts.size() > 1; ++rank) {
-    dice.Shuffle(std::get<std::vector<TensorSheet>>(sheets[rank].parts[1]));
+    random.Shuffle(std::get<std::vector<TensorSheet>>(sheets[rank].parts[1]));
   }
   CHECK(DigestOf(sheets) == before);
   if (sheets.size() > 1) {
@@ -277,11 +258,11 @@ void CheckDigestIgnoresOrder(Dice& dice, std::vector<RankSheet> sheets) {
   }
 }
 
-TEST_CASE("export after import is the identity for random families, topologies and sizes") {
-  Dice dice(20240607);
+TEST_CASE("Export after import is the identity for random families, topologies and sizes") {
+  Random random(20240607);
   int planned = 0;
   for (int i = 0; i < 8000 && planned < 400; ++i) {
-    const Trainer trainer = RandomTrainer(dice);
+    const Trainer trainer = RandomTrainer(random);
     INFO(trainer.Describe());
     auto sheets = ExpectedSheets(trainer.config, trainer.topology, trainer.ranks_per_host, trainer.fused_norms);
     if (!sheets.ok()) {
@@ -289,9 +270,9 @@ TEST_CASE("export after import is the identity for random families, topologies a
       continue;
     }
     ++planned;
-    if (dice.Coin()) AddTensorPart(dice, *sheets);
-    CheckIdentity(dice, *sheets);
-    CheckDigestIgnoresOrder(dice, *sheets);
+    if (random.OneIn(2)) AddTensorPart(random, *sheets);
+    CheckIdentity(random, *sheets);
+    CheckDigestIgnoresOrder(random, *sheets);
   }
   CHECK(planned == 400);
 }

@@ -85,7 +85,7 @@ std::vector<uint32_t> SourcesOfRank(const TrainingModel& model, uint32_t rank);
 std::vector<bool> BesideAgent(const std::vector<RankSheet>& sheets);
 
 // The sheets that the ranks of a Megatron trainer of this shape would give: plans without a trainer. The first
-// `ranks_per_host` ranks are beside the agent (0: all).
+// `ranks_per_host` ranks are on the agent's host (0: all).
 Result<std::vector<RankSheet>> ExpectedSheets(std::string_view config_json, const Topology& topology,
                                               uint32_t ranks_per_host, bool fused_norms);
 

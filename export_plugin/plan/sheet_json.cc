@@ -3,9 +3,9 @@
 #include <unordered_set>
 
 #include "common/base/text.h"
+#include "common/json/json_reader.h"
 #include "common/model/layout.h"
 #include "export_plugin/plan/sheet.h"
-#include "export_plugin/plan/sheet_reader.h"
 
 namespace lockstep {
 namespace {
@@ -14,15 +14,25 @@ constexpr uint32_t kSheetFormat = 1;
 
 using OrderedJson = nlohmann::ordered_json;
 
+Status ReadShape(const Json& json, const JsonPath& path, Extents& shape) {
+  LS_RETURN_IF_ERROR(ReadValue(json, path, shape));
+  uint64_t elements = 1;  // of the dimensions that are not 0
+  for (const uint64_t size : shape) {
+    if (size > kMaxDataBytes / elements) return path.Bad("is larger than any tensor can be");
+    elements *= std::max<uint64_t>(size, 1);
+  }
+  return OkStatus();
+}
+
 // ---- Megatron ----------------------------------------------------------------------------------------------------
 
-Status CheckSeat(const SheetPath& path, std::string_view group, uint32_t rank, uint32_t size) {
+Status CheckSeat(const JsonPath& path, std::string_view group, uint32_t rank, uint32_t size) {
   if (size >= 1 && size <= kMaxGroup && rank < size) return OkStatus();
   return path.Bad(
       Cat(group, "_rank ", rank, " of ", group, "_size ", size, ": sizes are 1 to ", kMaxGroup, ", ranks below them"));
 }
 
-Status ReadPlace(const SheetJson& json, const SheetPath& path, RankPlace& place) {
+Status ReadPlace(const Json& json, const JsonPath& path, RankPlace& place) {
   LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, path));
   LS_RETURN_IF_ERROR(object.Read("tensor_rank", place.at.tensor));
   LS_RETURN_IF_ERROR(object.Read("tensor_size", place.tensor));
@@ -37,58 +47,50 @@ Status ReadPlace(const SheetJson& json, const SheetPath& path, RankPlace& place)
   return CheckSeat(path, "expert_tensor", place.at.expert_tensor, place.expert_tensor);
 }
 
-Status ReadParameter(const SheetJson& json, const SheetPath& path, LocalParameter& parameter) {
+Status ReadParameter(const Json& json, const JsonPath& path, LocalParameter& parameter) {
   LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, path));
   LS_RETURN_IF_ERROR(object.Read("name", parameter.name));
   LS_RETURN_IF_ERROR(object.Read("dtype", parameter.dtype));
-  LS_RETURN_IF_ERROR(object.Read("shape", parameter.shape));
+  LS_RETURN_IF_ERROR(object.Read("shape", parameter.shape, ReadShape));
   LS_RETURN_IF_ERROR(object.ReadOptional("frozen", parameter.frozen));
   return object.Finish();
 }
 
 Result<MegatronSheet> ReadMegatron(ObjectReader& part) {
   MegatronSheet sheet;
-  LS_ASSIGN_OR_RETURN(const SheetJson* config, part.Need("config"));
+  LS_ASSIGN_OR_RETURN(const Json* config, part.Need("config"));
   if (!config->is_object()) return part.path().Bad("\"config\" must be an object");
   sheet.config = config->dump();
-  LS_ASSIGN_OR_RETURN(const SheetJson* place, part.Need("place"));
-  LS_RETURN_IF_ERROR(ReadPlace(*place, {.parent = &part.path(), .key = "place"}, sheet.place));
-  LS_ASSIGN_OR_RETURN(const SheetJson* parameters, part.Need("parameters"));
-  const SheetPath path{.parent = &part.path(), .key = "parameters"};
-  LS_RETURN_IF_ERROR(CheckArray(*parameters, path, kMaxTensors));
-  sheet.parameters.resize(parameters->size());
-  for (size_t i = 0; i < parameters->size(); ++i) {
-    LS_RETURN_IF_ERROR(ReadParameter((*parameters)[i], {.parent = &path, .index = i}, sheet.parameters[i]));
-  }
+  LS_RETURN_IF_ERROR(part.Read("place", sheet.place, ReadPlace));
+  LS_RETURN_IF_ERROR(part.ReadList("parameters", kMaxTensors, sheet.parameters, ReadParameter));
   return sheet;
 }
 
-// ---- Tensors that describe themselves
-// --------------------------------------------------------------------------------
+// ---- Tensors that describe themselves ----------------------------------------------------------------------------
 
-Status ReadBoxes(const SheetJson& json, const SheetPath& path, TensorSheet& tensor) {
-  LS_RETURN_IF_ERROR(CheckArray(json, path, kMaxBoxes));
-  for (size_t i = 0; i < json.size(); ++i) {
-    const SheetPath at{.parent = &path, .index = i};
-    Piece box;
-    LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json[i], at));
-    LS_RETURN_IF_ERROR(object.Read("local", box.source));
-    LS_RETURN_IF_ERROR(object.Read("global", box.target));
-    LS_RETURN_IF_ERROR(object.Read("size", box.size));
-    LS_RETURN_IF_ERROR(object.Finish());
-    const size_t rank = tensor.shape.size();
-    if (box.source.size() != rank || box.target.size() != rank || box.size.size() != rank) {
-      return at.Bad(Cat("must have ", rank, " dimensions, like \"shape\""));
-    }
-    // A shard that came out empty: nothing is held.
-    if (std::find(box.size.begin(), box.size.end(), 0) == box.size.end()) tensor.boxes.push_back(std::move(box));
-  }
-  if (tensor.boxes.empty()) return OkStatus();
-  const Status inside = CheckBounds(tensor.boxes, tensor.local_shape, tensor.shape);
-  return inside.ok() ? OkStatus() : path.Bad(inside.message());
+Status ReadBox(const Json& json, const JsonPath& path, size_t rank, Piece& box) {
+  LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, path));
+  LS_RETURN_IF_ERROR(object.Read("local", box.source));
+  LS_RETURN_IF_ERROR(object.Read("global", box.target));
+  LS_RETURN_IF_ERROR(object.Read("size", box.size));
+  LS_RETURN_IF_ERROR(object.Finish());
+  if (box.source.size() == rank && box.target.size() == rank && box.size.size() == rank) return OkStatus();
+  return path.Bad(Cat("must have ", rank, " dimensions, like \"shape\""));
 }
 
-Status ReadInto(const SheetJson& json, const SheetPath& path, const Extents& source, TensorSheet::Into& into) {
+Status ReadBoxes(ObjectReader& object, TensorSheet& tensor) {
+  const auto read = [&](const Json& json, const JsonPath& path, Piece& box) {
+    return ReadBox(json, path, tensor.shape.size(), box);
+  };
+  LS_RETURN_IF_ERROR(object.ReadList("boxes", kMaxBoxes, tensor.boxes, read));
+  // A shard that came out empty: nothing is held.
+  std::erase_if(tensor.boxes, [](const Piece& box) { return std::ranges::find(box.size, 0) != box.size.end(); });
+  if (tensor.boxes.empty()) return OkStatus();
+  const Status inside = CheckBounds(tensor.boxes, tensor.local_shape, tensor.shape);
+  return inside.ok() ? OkStatus() : object.PathOf("boxes").Bad(inside.message());
+}
+
+Status ReadInto(const Json& json, const JsonPath& path, const Extents& source, TensorSheet::Into& into) {
   LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, path));
   LS_RETURN_IF_ERROR(object.Read("name", into.name));
   LS_RETURN_IF_ERROR(object.Read("shape", into.shape));
@@ -107,44 +109,36 @@ Status ReadInto(const SheetJson& json, const SheetPath& path, const Extents& sou
   return OkStatus();
 }
 
-Status ReadTensor(const SheetJson& json, const SheetPath& path, TensorSheet& tensor) {
+Status ReadTensor(const Json& json, const JsonPath& path, TensorSheet& tensor) {
   LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, path));
   LS_RETURN_IF_ERROR(object.Read("name", tensor.name));
   LS_RETURN_IF_ERROR(object.Read("dtype", tensor.dtype));
-  LS_RETURN_IF_ERROR(object.Read("shape", tensor.shape));
-  LS_RETURN_IF_ERROR(object.Read("local_shape", tensor.local_shape));
+  LS_RETURN_IF_ERROR(object.Read("shape", tensor.shape, ReadShape));
+  LS_RETURN_IF_ERROR(object.Read("local_shape", tensor.local_shape, ReadShape));
   LS_RETURN_IF_ERROR(object.ReadOptional("frozen", tensor.frozen));
-  LS_ASSIGN_OR_RETURN(const SheetJson* boxes, object.Need("boxes"));
-  LS_RETURN_IF_ERROR(ReadBoxes(*boxes, {.parent = &path, .key = "boxes"}, tensor));
-  if (const SheetJson* into = object.Find("into"); into != nullptr) {
-    const SheetPath into_path{.parent = &path, .key = "into"};
-    LS_RETURN_IF_ERROR(CheckArray(*into, into_path, kMaxTensors));
-    tensor.into.resize(into->size());
-    for (size_t i = 0; i < into->size(); ++i) {
-      LS_RETURN_IF_ERROR(ReadInto((*into)[i], {.parent = &into_path, .index = i}, tensor.shape, tensor.into[i]));
-    }
-  }
+  LS_RETURN_IF_ERROR(ReadBoxes(object, tensor));
+  const auto read_into = [&](const Json& into, const JsonPath& at, TensorSheet::Into& value) {
+    return ReadInto(into, at, tensor.shape, value);
+  };
+  LS_RETURN_IF_ERROR(object.ReadOptionalList("into", kMaxTensors, tensor.into, read_into));
   return object.Finish();
 }
 
 Result<std::vector<TensorSheet>> ReadTensors(ObjectReader& part) {
-  LS_ASSIGN_OR_RETURN(const SheetJson* json, part.Need("tensors"));
-  const SheetPath path{.parent = &part.path(), .key = "tensors"};
-  LS_RETURN_IF_ERROR(CheckArray(*json, path, kMaxTensors));
-  std::vector<TensorSheet> tensors(json->size());
+  std::vector<TensorSheet> tensors;
   std::unordered_set<std::string_view> names;
-  for (size_t i = 0; i < json->size(); ++i) {
-    const SheetPath at{.parent = &path, .index = i};
-    LS_RETURN_IF_ERROR(ReadTensor((*json)[i], at, tensors[i]));
-    if (!names.insert(tensors[i].name).second) return at.Bad(Cat("\"", tensors[i].name, "\" is given twice"));
-  }
+  const auto read = [&](const Json& json, const JsonPath& path, TensorSheet& tensor) -> Status {
+    LS_RETURN_IF_ERROR(ReadTensor(json, path, tensor));
+    if (names.insert(tensor.name).second) return OkStatus();
+    return path.Bad(Cat("\"", tensor.name, "\" is given twice"));
+  };
+  LS_RETURN_IF_ERROR(part.ReadList("tensors", kMaxTensors, tensors, read));
   return tensors;
 }
 
-// ---- The sheet
-// -------------------------------------------------------------------------------------------------------
+// ---- The sheet ---------------------------------------------------------------------------------------------------
 
-Status ReadPart(const SheetJson& json, const SheetPath& path, PartSheet& part) {
+Status ReadPart(const Json& json, const JsonPath& path, PartSheet& part) {
   LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, path));
   std::string kind;
   LS_RETURN_IF_ERROR(object.Read("kind", kind));
@@ -205,9 +199,8 @@ OrderedJson ToJson(const std::vector<TensorSheet>& tensors) {
 }  // namespace
 
 Result<RankSheet> ParseSheet(std::string_view json) {
-  const SheetPath top;
-  if (json.size() > kMaxSheetBytes) return top.Bad(Cat("is larger than ", HumanBytes(kMaxSheetBytes)));
-  LS_ASSIGN_OR_RETURN(const SheetJson document, ParseJson(json, top));
+  const JsonPath top{.key = "sheet"};
+  LS_ASSIGN_OR_RETURN(const Json document, ParseJson(json, top, kMaxSheetBytes));
   LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(document, top));
   uint32_t format = 0;
   LS_RETURN_IF_ERROR(object.Read("format", format));
@@ -216,14 +209,8 @@ Result<RankSheet> ParseSheet(std::string_view json) {
   }
   RankSheet sheet;
   LS_RETURN_IF_ERROR(object.Read("beside_agent", sheet.beside_agent));
-  LS_ASSIGN_OR_RETURN(const SheetJson* parts, object.Need("parts"));
-  const SheetPath path{.parent = &top, .key = "parts"};
-  LS_RETURN_IF_ERROR(CheckArray(*parts, path, kMaxSheetParts));
-  if (parts->empty()) return path.Bad("is empty: give at least one part");
-  sheet.parts.resize(parts->size());
-  for (size_t i = 0; i < parts->size(); ++i) {
-    LS_RETURN_IF_ERROR(ReadPart((*parts)[i], {.parent = &path, .index = i}, sheet.parts[i]));
-  }
+  LS_RETURN_IF_ERROR(object.ReadList("parts", kMaxSheetParts, sheet.parts, ReadPart));
+  if (sheet.parts.empty()) return object.PathOf("parts").Bad("is empty: give at least one part");
   LS_RETURN_IF_ERROR(object.Finish());
   return sheet;
 }

@@ -60,7 +60,7 @@ void CheckRefused(const std::string& text, const std::string& where, const std::
 const std::string kParameter = "/parts/0/parameters/2";
 const std::string kTensor = "/parts/1/tensors/0";
 
-TEST_CASE("the sheets of the format's example are read as they are written") {
+TEST_CASE("The sheets of the format's example are read as they are written") {
   const RankSheet sheet = Parse(Example("rank 1"));
   CHECK_FALSE(sheet.beside_agent);
   REQUIRE(sheet.parts.size() == 2);
@@ -80,7 +80,7 @@ TEST_CASE("the sheets of the format's example are read as they are written") {
   CHECK(tensors[0].boxes == Pieces{{.source = {0, 0}, .target = {2, 0}, .size = {1, 8}}});
 }
 
-TEST_CASE("the example's plan is the one that the format tells of") {
+TEST_CASE("The example's plan is the one that the format describes") {
   const std::vector<RankSheet> sheets = {Parse(Example("rank 0")), Parse(Example("rank 1"))};
   const auto model = BuildTrainingModel(sheets);
   INFO(model.status().ToString());
@@ -108,7 +108,7 @@ TEST_CASE("the example's plan is the one that the format tells of") {
   CHECK_FALSE(model->sources[model->holdings[1].source].frozen);
 }
 
-TEST_CASE("a sheet that is written and read again is the same, whatever the order of its keys") {
+TEST_CASE("A sheet that is written and read again is the same, whatever the order of its keys") {
   for (const char* name : {"rank 0", "rank 1"}) {
     const std::string text = Example(name);
     const std::string written = ToJson(Parse(text));
@@ -122,7 +122,7 @@ TEST_CASE("a sheet that is written and read again is the same, whatever the orde
   CHECK(std::get<std::vector<TensorSheet>>(Parse(ToJson(Parse(stacked))).parts[1])[0].into[0].from == Extents{2, 0});
 }
 
-TEST_CASE("the local tensors of a sheet are those of its parts, in order") {
+TEST_CASE("The local tensors of a sheet are those of its parts, in order") {
   const std::vector<SheetLocal> locals = LocalsOf(Parse(Example("rank 1")));
   REQUIRE(locals.size() == 10);
   CHECK(locals[2].name == "decoder.layers.0.self_attention.linear_qkv.weight");
@@ -132,7 +132,7 @@ TEST_CASE("the local tensors of a sheet are those of its parts, in order") {
   CHECK(locals[9].shape == Extents{1, 8});
 }
 
-TEST_CASE("unknown keys are refused by name, in every object") {
+TEST_CASE("Unknown keys are refused by name, in every object") {
   for (const std::string& object : {std::string("/"), std::string("/parts/0/"), std::string("/parts/0/place/"),
                                     kParameter + "/", kTensor + "/", kTensor + "/boxes/0/"}) {
     CheckRefused(With(object + "frozn", true), "", "unknown key \"frozn\"");
@@ -140,7 +140,7 @@ TEST_CASE("unknown keys are refused by name, in every object") {
   CheckRefused(With(kParameter + "/frozn", true), "parts[0].parameters[2]: ", "frozn");
 }
 
-TEST_CASE("missing keys are refused by name") {
+TEST_CASE("Missing keys are refused by name") {
   CheckRefused(Without("", "format"), "", "\"format\" is missing");
   CheckRefused(Without("", "beside_agent"), "", "\"beside_agent\" is missing");
   CheckRefused(Without("/parts/0", "config"), "parts[0]: ", "\"config\" is missing");
@@ -150,7 +150,7 @@ TEST_CASE("missing keys are refused by name") {
   CheckRefused(Without(kTensor + "/boxes/0", "size"), "parts[1].tensors[0].boxes[0]: ", "\"size\" is missing");
 }
 
-TEST_CASE("values that cannot be are refused with their place") {
+TEST_CASE("Values that cannot be are refused with their place") {
   CheckRefused(With("/format", 2), "", "is of format 2; this build reads format 1");
   CheckRefused(With("/beside_agent", 1), "beside_agent: ", "true or false");
   CheckRefused(With("/parts", Json::array()), "parts: ", "is empty");
@@ -173,7 +173,7 @@ TEST_CASE("values that cannot be are refused with their place") {
   CheckRefused(With(kParameter + "/frozen", "yes"), "parts[0].parameters[2].frozen: ", "true or false");
 }
 
-TEST_CASE("boxes must lie inside their tensors, and empty ones are nothing") {
+TEST_CASE("Boxes must lie inside their tensors, and empty ones are nothing") {
   const std::string boxes = "parts[1].tensors[0].boxes";
   CheckRefused(With(kTensor + "/boxes/0/size", {2, 8}), boxes + ": ", "");
   CheckRefused(With(kTensor + "/boxes/0/global", {3, 0}), boxes + ": ", "");
@@ -185,7 +185,7 @@ TEST_CASE("boxes must lie inside their tensors, and empty ones are nothing") {
   CHECK(Parse(With(kTensor + "/boxes", Json::array())).parts.size() == 2);
 }
 
-TEST_CASE("what tensors are made into must lie inside them") {
+TEST_CASE("What tensors are made into must lie inside them") {
   const std::string into = "parts[1].tensors[0].into[0]: ";
   const auto With1 = [](const Json& shape, const Json& from) {
     return With(kTensor + "/into", Json::array({{{"name", "a"}, {"shape", shape}, {"from", from}}}));
@@ -198,13 +198,13 @@ TEST_CASE("what tensors are made into must lie inside them") {
   CheckRefused(With1({1, 1, 8}, {0, 0}), into, "at most so many");
 }
 
-TEST_CASE("a tensor that is given twice is refused") {
+TEST_CASE("A tensor that is given twice is refused") {
   Json sheet = Json::parse(Example("rank 1"));
   sheet["parts"][1]["tensors"].push_back(sheet["parts"][1]["tensors"][0]);
   CheckRefused(sheet.dump(), "parts[1].tensors[1]: ", "\"adapter.lora_A.weight\" is given twice");
 }
 
-TEST_CASE("what is no JSON, or too deep, is refused without harm") {
+TEST_CASE("What is no JSON, or too deep, is refused without harm") {
   const std::string text = Example("rank 0");
   for (size_t length = 0; length + 2 < text.size(); length += 7) {
     CHECK(ParseSheet(std::string_view(text).substr(0, length)).status().code() == ErrorCode::kBadData);
@@ -215,7 +215,7 @@ TEST_CASE("what is no JSON, or too deep, is refused without harm") {
   CheckRefused("{\"format\": \"\xff\"}", "", "not JSON");
 }
 
-TEST_CASE("a damaged sheet is refused, or is another sheet that can be written and read") {
+TEST_CASE("A damaged sheet is refused, or is another sheet that can be written and read") {
   const std::string text = Json::parse(Example("rank 1")).dump();
   const std::string bytes = "\"{}[]:,0129-ex. \\truefals\x01\xff";
   std::mt19937 random(7);

@@ -310,19 +310,19 @@ lm_head.weight 11 8
 )");
 }
 
-void CheckRow(const Row& row, bool first) {
+void CheckRow(const FamilyRow& row, bool first) {
   INFO(row.mcore << " -> " << row.hf);
   const auto targets = std::count(row.hf.begin(), row.hf.end(), '|') + 1;
-  if (row.split == Split::kQkv) {
+  if (row.split == TensorSplit::kQkv) {
     CHECK(targets == 3);
   } else {
-    CHECK(targets <= (row.split == Split::kGlu ? 2 : 1));
+    CHECK(targets <= (row.split == TensorSplit::kGlu ? 2 : 1));
   }
-  if (row.split == Split::kRow) CHECK(row.columns != Dim::kNone);
+  if (row.split == TensorSplit::kRow) CHECK(row.columns != ModelDim::kNone);
   CHECK_FALSE((first && row.with_previous));
   for (const std::string_view names : {row.mcore, row.hf}) {
     for (std::string_view rest = names; !rest.empty();) {
-      CHECK((NextPart(rest).find("{}") != std::string_view::npos) == (row.where == Where::kExpert));
+      CHECK((NextPart(rest).find("{}") != std::string_view::npos) == (row.where == RowScope::kExpert));
     }
   }
 }
@@ -331,9 +331,9 @@ TEST_CASE("Tables are well formed") {
   for (const Family& family : Families()) {
     INFO(family.model_type);
     CHECK(FindFamily(family.model_type) == &family);
-    CHECK((family.sparse == Sparse::kNone) == family.expert_ffn_key.empty());
-    for (const std::span<const Row> rows : family.rows) {
-      for (const Row& row : rows) CheckRow(row, &row == rows.data());
+    CHECK((family.sparse == SparseLayers::kNone) == family.expert_ffn_key.empty());
+    for (const std::span<const FamilyRow> rows : family.rows) {
+      for (const FamilyRow& row : rows) CheckRow(row, &row == rows.data());
     }
   }
   CHECK(FindFamily("llam") == nullptr);

@@ -1,5 +1,5 @@
 // Family: one model family as data: which Megatron-core parameters it has, their shapes, how they are sharded, which
-// HuggingFace tensors they become, and how its config.json is read. docs/families.md tells how to add one.
+// HuggingFace tensors they become, and how its config.json is read. docs/families.md shows how to add one.
 //
 // Tables are constant and live for the whole process.
 #pragma once
@@ -11,7 +11,7 @@
 namespace lockstep {
 
 // Where in a model a row applies; it decides the prefixes of its names.
-enum class Where : uint8_t {
+enum class RowScope : uint8_t {
   kModel,     // once, before the layers; names are whole
   kLayer,     // every layer, those inside MTP layers too
   kDense,     // layers with a dense MLP
@@ -22,7 +22,7 @@ enum class Where : uint8_t {
 };
 
 // Extents as the configuration gives them.
-enum class Dim : uint8_t {
+enum class ModelDim : uint8_t {
   kNone,  // no such dimension
   kOne,
   kHidden,
@@ -47,17 +47,17 @@ enum class Dim : uint8_t {
 };
 
 // How tensor parallelism (expert tensor parallelism for kExpert) divides a parameter.
-enum class Split : uint8_t {
+enum class TensorSplit : uint8_t {
   kReplicated,
   kColumn,              // dimension 0
-  kColumnOrReplicated,  // which of the two differs among layer specs; the local shape tells
+  kColumnOrReplicated,  // which of the two differs among layer specs; the local shape decides
   kRow,                 // dimension 1
   kVocabulary,          // dimension 0, after padding it
   kQkv,                 // dimension 0; query groups [q... k v] become three HuggingFace tensors
   kGlu,                 // dimension 0; each shard is [gate; up]. Two HuggingFace tensors, or one that is [gate; up]
 };
 
-enum class When : uint8_t {
+enum class RowCondition : uint8_t {
   kAlways,
   kUntied,
   kQkvBias,
@@ -68,35 +68,35 @@ enum class When : uint8_t {
   kNoQueryRank
 };
 
-struct Row {
-  Where where;
+struct FamilyRow {
+  RowScope where;
   // Names within `where`, alternatives apart by '|'. The first is the name with Transformer Engine's layer spec and the
   // source's; the last the one with the local spec.
   std::string_view mcore;
-  Dim rows;
-  Dim columns;
-  Split split;
+  ModelDim rows;
+  ModelDim columns;
+  TensorSplit split;
   std::string_view hf;  // names within the HuggingFace layer (whole for kModel and kEnd), one per tensor, apart by '|'
-  When when = When::kAlways;
+  RowCondition when = RowCondition::kAlways;
   bool with_previous = false;  // engines fuse it with the row before: one bucket
   bool fp32 = false;           // in HuggingFace too, whatever the model's type
 };
 
 // A flag of config.json, false or true where the key is absent; without a key, `otherwise` is the answer.
-struct Flag {
+struct ConfigFlag {
   std::string_view key;
   bool otherwise = false;
 };
 
 // Which decoder layers have experts.
-enum class Sparse : uint8_t {
+enum class SparseLayers : uint8_t {
   kNone,
   kEvery,
   kStep,        // decoder_sparse_step, mlp_only_layers
   kFirstDense,  // first_k_dense_replace, moe_layer_freq
 };
 
-enum class Shared : uint8_t {
+enum class SharedExperts : uint8_t {
   kNone,
   kOwnSize,  // shared_expert_intermediate_size
   kCount,    // n_shared_experts times moe_intermediate_size
@@ -104,15 +104,15 @@ enum class Shared : uint8_t {
 
 struct Family {
   std::string_view model_type;
-  std::span<const std::span<const Row>>
+  std::span<const std::span<const FamilyRow>>
       rows;  // in export order; kExpert rows that follow one another go expert by expert
-  Flag qkv_bias;
-  Flag qk_norm;
+  ConfigFlag qkv_bias;
+  ConfigFlag qk_norm;
   std::string_view refused_flags;  // apart by '|': none may be set, as no row covers what they add
   uint64_t default_head_dim = 0;   // 0: hidden / heads
   bool default_groups = false;     // num_key_value_heads may be absent: one per head
-  Sparse sparse = Sparse::kNone;
-  Shared shared = Shared::kNone;
+  SparseLayers sparse = SparseLayers::kNone;
+  SharedExperts shared = SharedExperts::kNone;
   std::string_view expert_ffn_key;
   bool router_bias = false;
   bool mla = false;

@@ -18,8 +18,8 @@ Status Bad(std::string message) {
 // The tensors a layer's rows make; counted before any of them is built.
 uint64_t TensorsOfLayer(const Family& family, const ModelConfig& config, uint64_t layer) {
   uint64_t count = 0;
-  for (const Slot& slot : LayerSlots(family, config, layer, 1)) {
-    count += TargetCount(*slot.row) * (slot.row->where == Where::kExpert ? config.experts : 1);
+  for (const ParameterSlot& slot : LayerSlots(family, config, layer, 1)) {
+    count += TargetCount(*slot.row) * (slot.row->where == RowScope::kExpert ? config.experts : 1);
   }
   return count;
 }
@@ -34,11 +34,11 @@ Status CheckTensorCount(const Family& family, const ModelConfig& config) {
 }
 
 // Appends the slot's source, its HuggingFace tensors and the conversions between them.
-void Append(const Slot& slot, const ModelConfig& config, TrainingModel& model) {
+void Append(const ParameterSlot& slot, const ModelConfig& config, TrainingModel& model) {
   const auto source = static_cast<uint32_t>(model.sources.size());
   model.sources.push_back({.name = SourceName(slot, config), .shape = FullShape(*slot.row, config)});
   const uint32_t group = model.groups.empty() ? 0 : model.groups.back() + (slot.joins ? 0 : 1);
-  for (Target& target : TargetsOf(*slot.row, config)) {
+  for (RowTarget& target : TargetsOf(*slot.row, config)) {
     const auto tensor = static_cast<uint32_t>(model.tensors.size());
     model.tensors.push_back({.name = HuggingFaceName(slot, target.name),
                              .dtype = slot.row->fp32 ? DType::kF32 : config.dtype,
@@ -48,8 +48,8 @@ void Append(const Slot& slot, const ModelConfig& config, TrainingModel& model) {
   }
 }
 
-void Append(const std::vector<Slot>& slots, const ModelConfig& config, TrainingModel& model) {
-  for (const Slot& slot : slots) Append(slot, config, model);
+void Append(const std::vector<ParameterSlot>& slots, const ModelConfig& config, TrainingModel& model) {
+  for (const ParameterSlot& slot : slots) Append(slot, config, model);
 }
 
 Status CheckPlace(const RankPlace& place) {
@@ -61,30 +61,31 @@ Status CheckPlace(const RankPlace& place) {
                  " of ", place.expert, ", expert tensor ", place.at.expert_tensor, " of ", place.expert_tensor));
 }
 
-bool InScope(ParameterName::Scope scope, Where where) {
+bool InScope(ParameterName::Scope scope, RowScope where) {
   switch (scope) {
     case ParameterName::Scope::kWhole:
-      return where == Where::kModel || where == Where::kEnd;
+      return where == RowScope::kModel || where == RowScope::kEnd;
     case ParameterName::Scope::kMtpLayer:
-      return where == Where::kMtpLayer;
+      return where == RowScope::kMtpLayer;
     case ParameterName::Scope::kDecoder:
     case ParameterName::Scope::kMtpInner:
-      return where == Where::kLayer || where == Where::kDense || where == Where::kMoe || where == Where::kExpert;
+      return where == RowScope::kLayer || where == RowScope::kDense || where == RowScope::kMoe ||
+             where == RowScope::kExpert;
   }
   return false;
 }
 
-Status NoRow(const Family& family, const ParameterName& name, const Row* elsewhere) {
-  if (elsewhere != nullptr && elsewhere->when != When::kAlways) {
+Status NoRow(const Family& family, const ParameterName& name, const FamilyRow* elsewhere) {
+  if (elsewhere != nullptr && elsewhere->when != RowCondition::kAlways) {
     return Bad(Cat("only a model with ", NameOf(elsewhere->when), " has it, and by config.json this one is not"));
   }
   if (elsewhere != nullptr) {
     return Bad(Cat("by config.json layer ", name.layer, " has ",
-                   elsewhere->where == Where::kDense ? "experts, and this belongs to a dense one"
-                                                     : "a dense MLP, and this belongs to experts"));
+                   elsewhere->where == RowScope::kDense ? "experts, and this belongs to a dense one"
+                                                        : "a dense MLP, and this belongs to experts"));
   }
   return Bad(Cat("no rule of family ", family.model_type, " covers it; the nearest is '",
-                 NearestPattern(family, name.pattern), "' (docs/families.md tells how to add a row or a family)"));
+                 NearestPattern(family, name.pattern), "' (docs/families.md shows how to add a row or a family)"));
 }
 
 // The number of the layer, MTP layers after the decoder's.
@@ -98,10 +99,11 @@ Result<uint64_t> LayerOf(const ModelConfig& config, const ParameterName& name) {
 }
 
 // The row that has the parameter in this model.
-Result<const Row*> FindRow(const Family& family, const ModelConfig& config, const ParameterName& name, uint64_t layer) {
-  const Row* elsewhere = nullptr;  // one of that name that this model or layer does not have
-  for (const std::span<const Row> rows : family.rows) {
-    for (const Row& row : rows) {
+Result<const FamilyRow*> FindRow(const Family& family, const ModelConfig& config, const ParameterName& name,
+                                 uint64_t layer) {
+  const FamilyRow* elsewhere = nullptr;  // one of that name that this model or layer does not have
+  for (const std::span<const FamilyRow> rows : family.rows) {
+    for (const FamilyRow& row : rows) {
       if (!InScope(name.scope, row.where) || !Matches(row, name.pattern)) continue;
       const bool whole = name.scope == ParameterName::Scope::kWhole;
       if (Applies(row.when, config) && (whole || InLayer(row.where, config, layer))) return &row;
@@ -121,8 +123,8 @@ Result<uint64_t> ExpertOf(const ModelConfig& config, const RankPlace& place, uin
   return Bad(Cat("each of ", place.expert, " expert-parallel ranks has ", each, " of ", config.experts, " experts"));
 }
 
-ShardPlace ShardOfRow(const Row& row, const RankPlace& place) {
-  if (row.where == Where::kExpert) return {place.at.expert_tensor, place.expert_tensor};
+ShardPlace ShardOfRow(const FamilyRow& row, const RankPlace& place) {
+  if (row.where == RowScope::kExpert) return {place.at.expert_tensor, place.expert_tensor};
   return {place.at.tensor, place.tensor};
 }
 
@@ -139,11 +141,11 @@ Result<MegatronRules> MegatronRules::Create(ModelConfig config) {
   MegatronRules rules(std::move(config));
   TrainingModel& model = rules.model_;
   const ModelConfig& known = rules.config_;
-  Append(WholeSlots(family, known, Where::kModel), known, model);
+  Append(WholeSlots(family, known, RowScope::kModel), known, model);
   for (uint64_t layer = 0; layer < known.layers; ++layer) {
     Append(LayerSlots(family, known, layer, known.experts), known, model);
   }
-  Append(WholeSlots(family, known, Where::kEnd), known, model);
+  Append(WholeSlots(family, known, RowScope::kEnd), known, model);
   for (uint64_t layer = known.layers; layer < known.layers + known.mtp_layers; ++layer) {
     Append(LayerSlots(family, known, layer, known.experts), known, model);
   }
@@ -160,15 +162,15 @@ Result<Holding> MegatronRules::HoldingOf(const LocalParameter& parameter, const 
     const bool tied_head = IsTiedHead(name, config_);
     if (tied_head) name.pattern = "embedding.word_embeddings.weight";
     LS_ASSIGN_OR_RETURN(const uint64_t layer, LayerOf(config_, name));
-    LS_ASSIGN_OR_RETURN(const Row* row, FindRow(family, config_, name, layer));
-    Slot slot{.row = row, .layer = layer};
-    if (row->where == Where::kExpert) {
+    LS_ASSIGN_OR_RETURN(const FamilyRow* row, FindRow(family, config_, name, layer));
+    ParameterSlot slot{.row = row, .layer = layer};
+    if (row->where == RowScope::kExpert) {
       LS_ASSIGN_OR_RETURN(slot.expert, ExpertOf(config_, place, name.expert.value_or(0)));
     }
     const uint32_t source = sources_.at(SourceName(slot, config_));
     LS_ASSIGN_OR_RETURN(Pieces pieces,
                         PiecesOf(row->split, model_.sources[source].shape, parameter.shape, ShardOfRow(*row, place)));
-    const bool copy = tied_head || (row->where == Where::kModel && place.at.pipeline != 0);
+    const bool copy = tied_head || (row->where == RowScope::kModel && place.at.pipeline != 0);
     return Holding{.source = source, .local_shape = parameter.shape, .pieces = std::move(pieces), .copy = copy};
   }();
   if (holding.ok()) return holding;
@@ -186,18 +188,18 @@ struct Collector {
   const bool fused_norms;
   std::vector<LocalParameter> parameters;
 
-  Status Add(const Slot& slot, std::string_view name) {
-    const Row& row = *slot.row;
+  Status Add(const ParameterSlot& slot, std::string_view name) {
+    const FamilyRow& row = *slot.row;
     Extents full = FullShape(row, config);
-    if (row.split == Split::kVocabulary) full[0] = padded_vocabulary;
+    if (row.split == TensorSplit::kVocabulary) full[0] = padded_vocabulary;
     auto local = LocalShape(row.split, full, /*replicated=*/fused_norms, ShardOfRow(row, place));
     if (!local.ok()) return local.status().WithContext(Cat("parameter '", name, "'"));
     parameters.push_back({.name = std::string(name), .dtype = row.fp32 ? DType::kF32 : config.dtype, .shape = *local});
     return OkStatus();
   }
 
-  Status AddAll(const std::vector<Slot>& slots) {
-    for (const Slot& slot : slots) {
+  Status AddAll(const std::vector<ParameterSlot>& slots) {
+    for (const ParameterSlot& slot : slots) {
       const std::string_view names = slot.row->mcore;
       const std::string_view name = fused_norms ? FirstAlternative(names) : LastAlternative(names);
       LS_RETURN_IF_ERROR(Add(slot, McoreName(slot, config, name)));
@@ -209,16 +211,16 @@ struct Collector {
 
   // Norm and head: the rows that the stage has, and the head that a tied model keeps apart from its embedding.
   Status AddEnd(const ModelChunk& chunk) {
-    for (const Slot& slot : WholeSlots(family, config, Where::kEnd)) {
-      const bool head = slot.row->split == Split::kVocabulary;
+    for (const ParameterSlot& slot : WholeSlots(family, config, RowScope::kEnd)) {
+      const bool head = slot.row->split == TensorSplit::kVocabulary;
       if (head ? chunk.output : chunk.final_norm) LS_RETURN_IF_ERROR(AddAll({slot}));
     }
     if (!config.tied_embeddings || !chunk.output || chunk.embedding) return OkStatus();
-    return Add(WholeSlots(family, config, Where::kModel).front(), "output_layer.weight");
+    return Add(WholeSlots(family, config, RowScope::kModel).front(), "output_layer.weight");
   }
 
   Status AddChunk(const ModelChunk& chunk) {
-    if (chunk.embedding || chunk.mtp) LS_RETURN_IF_ERROR(AddAll(WholeSlots(family, config, Where::kModel)));
+    if (chunk.embedding || chunk.mtp) LS_RETURN_IF_ERROR(AddAll(WholeSlots(family, config, RowScope::kModel)));
     for (const uint32_t layer : chunk.layers) LS_RETURN_IF_ERROR(AddLayer(layer));
     for (uint64_t layer = 0; chunk.mtp && layer < config.mtp_layers; ++layer) {
       LS_RETURN_IF_ERROR(AddLayer(config.layers + layer));

@@ -20,7 +20,7 @@ Status UnknownFamily(std::string_view model_type) {
   std::string known;
   for (const Family& family : Families()) known += Cat(known.empty() ? "" : ", ", family.model_type);
   return Bad(Cat("config.json: no family table for model_type '", CleanText(model_type, 64), "'; there are ", known,
-                 " (docs/families.md tells how to add one)"));
+                 " (docs/families.md shows how to add one)"));
 }
 
 // What makes a model something other than a decoder of plain tensors.
@@ -53,7 +53,7 @@ DType ReadDType(JsonKeys& keys) {
   return DType::kBF16;
 }
 
-bool ReadFlag(JsonKeys& keys, Flag flag) {
+bool ReadFlag(JsonKeys& keys, ConfigFlag flag) {
   return flag.key.empty() ? flag.otherwise : keys.BoolOr(flag.key, flag.otherwise);
 }
 
@@ -94,10 +94,10 @@ std::vector<bool> SteppedLayers(JsonKeys& keys, uint64_t layers) {
   return moe;
 }
 
-std::vector<bool> MoeLayers(JsonKeys& keys, Sparse sparse, uint64_t layers) {
-  if (sparse == Sparse::kStep) return SteppedLayers(keys, layers);
+std::vector<bool> MoeLayers(JsonKeys& keys, SparseLayers sparse, uint64_t layers) {
+  if (sparse == SparseLayers::kStep) return SteppedLayers(keys, layers);
   std::vector<bool> moe(layers, true);
-  if (sparse == Sparse::kEvery) return moe;
+  if (sparse == SparseLayers::kEvery) return moe;
   const uint64_t first = keys.Number("first_k_dense_replace", 0, kMaxLayers);
   const uint64_t step = keys.NumberOr("moe_layer_freq", 1, 1, kMaxLayers);
   for (uint64_t layer = 0; layer < layers; ++layer) moe[layer] = layer >= first && layer % step == 0;
@@ -106,14 +106,14 @@ std::vector<bool> MoeLayers(JsonKeys& keys, Sparse sparse, uint64_t layers) {
 
 void ReadExperts(JsonKeys& keys, const Family& family, ModelConfig& config) {
   config.moe_layers.assign(config.layers, false);
-  if (family.sparse == Sparse::kNone) return;
+  if (family.sparse == SparseLayers::kNone) return;
   config.experts = keys.Number("n_routed_experts|num_experts|num_local_experts", 1, kMaxExperts);
   config.expert_ffn = keys.Number(family.expert_ffn_key, 1, kMaxExtent);
   config.moe_layers = MoeLayers(keys, family.sparse, config.layers);
   config.router_bias = family.router_bias;
-  if (family.shared == Shared::kOwnSize) {
+  if (family.shared == SharedExperts::kOwnSize) {
     config.shared_ffn = keys.NumberOr("shared_expert_intermediate_size", 0, 0, kMaxExtent);
-  } else if (family.shared == Shared::kCount) {
+  } else if (family.shared == SharedExperts::kCount) {
     config.shared_ffn = keys.NumberOr("n_shared_experts", 0, 0, kMaxExperts) * config.expert_ffn;
   }
 }

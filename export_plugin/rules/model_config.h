@@ -46,7 +46,7 @@ struct ModelConfig {
 };
 
 // From the text of a config.json. kBadData names the key: missing, of another type, out of range, contradicting
-// another, or describing what no rule covers (a family without a table, quantised weights, an encoder beside the
+// another, or describing what no rule covers (a family without a table, quantised weights, an encoder next to the
 // decoder).
 Result<ModelConfig> ParseModelConfig(std::string_view config_json);
 

@@ -26,7 +26,7 @@ TEST_CASE("Tensors have the model's type, router biases stay fp32") {
   }
 }
 
-TEST_CASE("A router bias that would lie askew comes first, and conversions follow it") {
+TEST_CASE("A router bias that would be misaligned comes first, and conversions follow it") {
   nlohmann::json config = TinyConfig("deepseek_v3");
   config["kv_lora_rank"] = 6;  // three layers of norms of 5 and 6 lie before the second bias
   const MegatronRules rules = RulesOf(config);

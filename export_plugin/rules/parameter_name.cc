@@ -115,7 +115,7 @@ Result<ParameterName> ParseParameterName(std::string_view name) {
   return parsed;
 }
 
-bool Matches(const Row& row, std::string_view pattern) {
+bool Matches(const FamilyRow& row, std::string_view pattern) {
   for (std::string_view names = row.mcore; !names.empty();) {
     if (NextPart(names) == pattern) return true;
   }
@@ -125,8 +125,8 @@ bool Matches(const Row& row, std::string_view pattern) {
 std::string_view NearestPattern(const Family& family, std::string_view pattern) {
   std::string_view nearest;
   size_t least = kMaxComparedName * 2;
-  for (const std::span<const Row> rows : family.rows) {
-    for (const Row& row : rows) {
+  for (const std::span<const FamilyRow> rows : family.rows) {
+    for (const FamilyRow& row : rows) {
       for (std::string_view names = row.mcore; !names.empty();) {
         const std::string_view candidate = NextPart(names);
         const size_t distance = EditDistance(pattern.substr(0, kMaxComparedName), candidate);

@@ -25,7 +25,7 @@ struct ParameterName {
 Result<ParameterName> ParseParameterName(std::string_view name);
 
 // Whether the row has the pattern among its names.
-bool Matches(const Row& row, std::string_view pattern);
+bool Matches(const FamilyRow& row, std::string_view pattern);
 
 // The name of the family's table that is most like `pattern`.
 std::string_view NearestPattern(const Family& family, std::string_view pattern);

@@ -7,49 +7,49 @@
 namespace lockstep {
 namespace {
 
-uint64_t ExtentOf(Dim dim, const ModelConfig& config) {
+uint64_t ExtentOf(ModelDim dim, const ModelConfig& config) {
   switch (dim) {
-    case Dim::kNone:
+    case ModelDim::kNone:
       return 0;
-    case Dim::kOne:
+    case ModelDim::kOne:
       return 1;
-    case Dim::kHidden:
+    case ModelDim::kHidden:
       return config.hidden;
-    case Dim::kTwoHidden:
+    case ModelDim::kTwoHidden:
       return 2 * config.hidden;
-    case Dim::kVocabularyRows:
+    case ModelDim::kVocabularyRows:
       return config.vocabulary;
-    case Dim::kQkvRows:
+    case ModelDim::kQkvRows:
       return (config.heads + 2 * config.groups) * config.head_dim;
-    case Dim::kHeads:
+    case ModelDim::kHeads:
       return config.heads * config.head_dim;
-    case Dim::kHeadDim:
+    case ModelDim::kHeadDim:
       return config.head_dim;
-    case Dim::kTwoFfn:
+    case ModelDim::kTwoFfn:
       return 2 * config.ffn;
-    case Dim::kFfn:
+    case ModelDim::kFfn:
       return config.ffn;
-    case Dim::kTwoExpertFfn:
+    case ModelDim::kTwoExpertFfn:
       return 2 * config.expert_ffn;
-    case Dim::kExpertFfn:
+    case ModelDim::kExpertFfn:
       return config.expert_ffn;
-    case Dim::kTwoSharedFfn:
+    case ModelDim::kTwoSharedFfn:
       return 2 * config.shared_ffn;
-    case Dim::kSharedFfn:
+    case ModelDim::kSharedFfn:
       return config.shared_ffn;
-    case Dim::kExperts:
+    case ModelDim::kExperts:
       return config.experts;
-    case Dim::kQueryRank:
+    case ModelDim::kQueryRank:
       return config.q_rank;
-    case Dim::kKvRank:
+    case ModelDim::kKvRank:
       return config.kv_rank;
-    case Dim::kKvDown:
+    case ModelDim::kKvDown:
       return config.kv_rank + config.qk_rope_dim;
-    case Dim::kMlaQuery:
+    case ModelDim::kMlaQuery:
       return config.heads * (config.qk_nope_dim + config.qk_rope_dim);
-    case Dim::kMlaKv:
+    case ModelDim::kMlaKv:
       return config.heads * (config.qk_nope_dim + config.v_dim);
-    case Dim::kMlaValue:
+    case ModelDim::kMlaValue:
       return config.heads * config.v_dim;
   }
   return 0;
@@ -70,12 +70,12 @@ Extents WithRows(Extents shape, uint64_t rows) {
 }
 
 // A source is, group after group, the group's queries, its key and its value (`head_dim` rows each).
-std::vector<Target> QkvTargets(std::string_view names, const Extents& full, const ModelConfig& config) {
+std::vector<RowTarget> QkvTargets(std::string_view names, const Extents& full, const ModelConfig& config) {
   const uint64_t d = config.head_dim;
   const uint64_t queries = config.heads / config.groups * d;
-  Target q{NextPart(names), WithRows(full, config.groups * queries), {}};
-  Target k{NextPart(names), WithRows(full, config.groups * d), {}};
-  Target v{NextPart(names), WithRows(full, config.groups * d), {}};
+  RowTarget q{NextPart(names), WithRows(full, config.groups * queries), {}};
+  RowTarget k{NextPart(names), WithRows(full, config.groups * d), {}};
+  RowTarget v{NextPart(names), WithRows(full, config.groups * d), {}};
   for (uint64_t group = 0; group < config.groups; ++group) {
     const uint64_t base = group * (queries + 2 * d);
     q.pieces.push_back(RowsPiece(full, base, group * queries, queries));
@@ -113,94 +113,94 @@ Pieces GluPieces(const Extents& full, ShardPlace place) {
 
 }  // namespace
 
-bool Applies(When when, const ModelConfig& config) {
+bool Applies(RowCondition when, const ModelConfig& config) {
   switch (when) {
-    case When::kAlways:
+    case RowCondition::kAlways:
       return true;
-    case When::kUntied:
+    case RowCondition::kUntied:
       return !config.tied_embeddings;
-    case When::kQkvBias:
+    case RowCondition::kQkvBias:
       return config.qkv_bias;
-    case When::kQkNorm:
+    case RowCondition::kQkNorm:
       return config.qk_norm;
-    case When::kRouterBias:
+    case RowCondition::kRouterBias:
       return config.router_bias;
-    case When::kSharedExperts:
+    case RowCondition::kSharedExperts:
       return config.shared_ffn > 0;
-    case When::kQueryRank:
+    case RowCondition::kQueryRank:
       return config.q_rank > 0;
-    case When::kNoQueryRank:
+    case RowCondition::kNoQueryRank:
       return config.q_rank == 0;
   }
   return false;
 }
 
-std::string_view NameOf(When when) {
+std::string_view NameOf(RowCondition when) {
   switch (when) {
-    case When::kAlways:
+    case RowCondition::kAlways:
       return "nothing";
-    case When::kUntied:
+    case RowCondition::kUntied:
       return "untied embeddings";
-    case When::kQkvBias:
+    case RowCondition::kQkvBias:
       return "a bias on q, k and v";
-    case When::kQkNorm:
+    case RowCondition::kQkNorm:
       return "norms of q and k";
-    case When::kRouterBias:
+    case RowCondition::kRouterBias:
       return "a router bias";
-    case When::kSharedExperts:
+    case RowCondition::kSharedExperts:
       return "shared experts";
-    case When::kQueryRank:
+    case RowCondition::kQueryRank:
       return "a q_lora_rank";
-    case When::kNoQueryRank:
+    case RowCondition::kNoQueryRank:
       return "no q_lora_rank";
   }
   return "";
 }
 
-Extents FullShape(const Row& row, const ModelConfig& config) {
+Extents FullShape(const FamilyRow& row, const ModelConfig& config) {
   Extents shape{ExtentOf(row.rows, config)};
-  if (row.columns != Dim::kNone) shape.push_back(ExtentOf(row.columns, config));
+  if (row.columns != ModelDim::kNone) shape.push_back(ExtentOf(row.columns, config));
   return shape;
 }
 
-size_t TargetCount(const Row& row) {
+size_t TargetCount(const FamilyRow& row) {
   return 1 + static_cast<size_t>(std::count(row.hf.begin(), row.hf.end(), '|'));
 }
 
-std::vector<Target> TargetsOf(const Row& row, const ModelConfig& config) {
+std::vector<RowTarget> TargetsOf(const FamilyRow& row, const ModelConfig& config) {
   const Extents full = FullShape(row, config);
   std::string_view names = row.hf;
-  if (row.split == Split::kQkv) return QkvTargets(names, full, config);
+  if (row.split == TensorSplit::kQkv) return QkvTargets(names, full, config);
   // Gate and up of a GLU; every other row makes one tensor.
   const uint64_t count = TargetCount(row);
   const uint64_t rows = full[0] / count;
-  std::vector<Target> targets;
+  std::vector<RowTarget> targets;
   for (uint64_t i = 0; i < count; ++i) {
     targets.push_back({NextPart(names), WithRows(full, rows), {RowsPiece(full, i * rows, 0, rows)}});
   }
   return targets;
 }
 
-Result<Pieces> PiecesOf(Split split, const Extents& full, const Extents& local_shape, ShardPlace place) {
-  if (split == Split::kVocabulary) return VocabularyPieces(full, local_shape, place);
-  if (split == Split::kColumnOrReplicated) {
-    split = local_shape == full ? Split::kReplicated : Split::kColumn;
+Result<Pieces> PiecesOf(TensorSplit split, const Extents& full, const Extents& local_shape, ShardPlace place) {
+  if (split == TensorSplit::kVocabulary) return VocabularyPieces(full, local_shape, place);
+  if (split == TensorSplit::kColumnOrReplicated) {
+    split = local_shape == full ? TensorSplit::kReplicated : TensorSplit::kColumn;
   }
   LS_ASSIGN_OR_RETURN(const Extents expected, LocalShape(split, full, /*replicated=*/false, place));
   if (local_shape != expected) return WrongShape(local_shape, expected, full, place);
-  if (split == Split::kReplicated) return Whole(full);
-  if (split == Split::kGlu) return GluPieces(full, place);
-  return ShardOf(full, split == Split::kRow ? 1 : 0, place.index, place.count);
+  if (split == TensorSplit::kReplicated) return Whole(full);
+  if (split == TensorSplit::kGlu) return GluPieces(full, place);
+  return ShardOf(full, split == TensorSplit::kRow ? 1 : 0, place.index, place.count);
 }
 
-Result<Extents> LocalShape(Split split, Extents full, bool replicated, ShardPlace place) {
-  if (split == Split::kReplicated || (split == Split::kColumnOrReplicated && replicated)) return full;
-  uint64_t& extent = full[split == Split::kRow ? 1 : 0];
-  const uint64_t unit = split == Split::kGlu ? 2 * place.count : place.count;
+Result<Extents> LocalShape(TensorSplit split, Extents full, bool replicated, ShardPlace place) {
+  if (split == TensorSplit::kReplicated || (split == TensorSplit::kColumnOrReplicated && replicated)) return full;
+  uint64_t& extent = full[split == TensorSplit::kRow ? 1 : 0];
+  const uint64_t unit = split == TensorSplit::kGlu ? 2 * place.count : place.count;
   if (extent % unit != 0) {
-    return Status(ErrorCode::kBadData,
-                  Cat(split == Split::kRow ? "columns" : "rows", " of the whole ", ShapeText(full),
-                      " do not divide into ", place.count, split == Split::kGlu ? " parts of gate and up" : " parts"));
+    return Status(ErrorCode::kBadData, Cat(split == TensorSplit::kRow ? "columns" : "rows", " of the whole ",
+                                           ShapeText(full), " do not divide into ", place.count,
+                                           split == TensorSplit::kGlu ? " parts of gate and up" : " parts"));
   }
   extent /= place.count;
   return full;

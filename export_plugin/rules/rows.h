@@ -11,23 +11,23 @@
 
 namespace lockstep {
 
-bool Applies(When when, const ModelConfig& config);
+bool Applies(RowCondition when, const ModelConfig& config);
 // The setting that `when` asks for, for messages: "use_qk_norm".
-std::string_view NameOf(When when);
+std::string_view NameOf(RowCondition when);
 
 // Of the whole parameter; vocabularies without padding.
-Extents FullShape(const Row& row, const ModelConfig& config);
+Extents FullShape(const FamilyRow& row, const ModelConfig& config);
 
 // Number of HuggingFace tensors a row makes.
-size_t TargetCount(const Row& row);
+size_t TargetCount(const FamilyRow& row);
 
 // The HuggingFace tensors of a row and how its source becomes them.
-struct Target {
+struct RowTarget {
   std::string_view name;  // within the layer
   Extents shape;
   Pieces pieces;
 };
-std::vector<Target> TargetsOf(const Row& row, const ModelConfig& config);
+std::vector<RowTarget> TargetsOf(const FamilyRow& row, const ModelConfig& config);
 
 // Shard `index` of `count`.
 struct ShardPlace {
@@ -36,10 +36,10 @@ struct ShardPlace {
 };
 
 // How a parameter of `local_shape` lies in its source of `full` shape. kBadData says which shape it should have.
-Result<Pieces> PiecesOf(Split split, const Extents& full, const Extents& local_shape, ShardPlace place);
+Result<Pieces> PiecesOf(TensorSplit split, const Extents& full, const Extents& local_shape, ShardPlace place);
 
 // The local shape Megatron gives a parameter; `replicated` decides kColumnOrReplicated. For kVocabulary `full` is the
 // padded shape. kBadData when it does not divide.
-Result<Extents> LocalShape(Split split, Extents full, bool replicated, ShardPlace place);
+Result<Extents> LocalShape(TensorSplit split, Extents full, bool replicated, ShardPlace place);
 
 }  // namespace lockstep

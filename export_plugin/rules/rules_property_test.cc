@@ -116,7 +116,7 @@ Case RandomCase(uint64_t seed) {
   }
   if (config.contains("shared_expert_intermediate_size")) config["shared_expert_intermediate_size"] = tp * 3;
   if (config.contains("n_shared_experts")) config["n_shared_experts"] = random.From(0, 2);
-  if (family.sparse == Sparse::kStep) config["mlp_only_layers"] = {random.From(0, 3)};
+  if (family.sparse == SparseLayers::kStep) config["mlp_only_layers"] = {random.From(0, 3)};
   if (family.mla) {
     config["q_lora_rank"] = random.Maybe() ? nlohmann::json(tp * random.From(1, 2)) : nlohmann::json();
     config.update({{"kv_lora_rank", tp * 2}, {"qk_rope_head_dim", tp}, {"qk_nope_head_dim", 3}, {"v_head_dim", 2}});

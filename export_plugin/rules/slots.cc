@@ -6,8 +6,8 @@
 namespace lockstep {
 namespace {
 
-bool IsWhole(Where where) {
-  return where == Where::kModel || where == Where::kEnd;
+bool IsWhole(RowScope where) {
+  return where == RowScope::kModel || where == RowScope::kEnd;
 }
 
 std::string WithExpert(std::string_view name, uint64_t expert) {
@@ -18,11 +18,11 @@ std::string WithExpert(std::string_view name, uint64_t expert) {
 
 // The rows that `wanted` accepts and the configuration asks for.
 template <typename Wanted>
-std::vector<Slot> SlotsOf(const Family& family, const ModelConfig& config, uint64_t layer, Wanted wanted) {
-  std::vector<Slot> slots;
-  for (const std::span<const Row> rows : family.rows) {
+std::vector<ParameterSlot> SlotsOf(const Family& family, const ModelConfig& config, uint64_t layer, Wanted wanted) {
+  std::vector<ParameterSlot> slots;
+  for (const std::span<const FamilyRow> rows : family.rows) {
     bool before = false;  // whether the model has the row before
-    for (const Row& row : rows) {
+    for (const FamilyRow& row : rows) {
       const bool here = wanted(row.where) && Applies(row.when, config);
       if (here) slots.push_back({.row = &row, .layer = layer, .joins = before && row.with_previous});
       before = here;
@@ -37,34 +37,35 @@ bool IsMoe(const ModelConfig& config, uint64_t layer) {
   return layer < config.layers ? config.moe_layers[layer] : config.moe_layers.back();
 }
 
-bool InLayer(Where where, const ModelConfig& config, uint64_t layer) {
+bool InLayer(RowScope where, const ModelConfig& config, uint64_t layer) {
   switch (where) {
-    case Where::kLayer:
+    case RowScope::kLayer:
       return true;
-    case Where::kDense:
+    case RowScope::kDense:
       return !IsMoe(config, layer);
-    case Where::kMoe:
-    case Where::kExpert:
+    case RowScope::kMoe:
+    case RowScope::kExpert:
       return IsMoe(config, layer);
-    case Where::kMtpLayer:
+    case RowScope::kMtpLayer:
       return layer >= config.layers;
-    case Where::kModel:
-    case Where::kEnd:
+    case RowScope::kModel:
+    case RowScope::kEnd:
       return false;
   }
   return false;
 }
 
-std::vector<Slot> WholeSlots(const Family& family, const ModelConfig& config, Where where) {
-  return SlotsOf(family, config, 0, [&](Where candidate) { return candidate == where; });
+std::vector<ParameterSlot> WholeSlots(const Family& family, const ModelConfig& config, RowScope where) {
+  return SlotsOf(family, config, 0, [&](RowScope candidate) { return candidate == where; });
 }
 
-std::vector<Slot> LayerSlots(const Family& family, const ModelConfig& config, uint64_t layer, uint64_t experts) {
-  const auto once = SlotsOf(family, config, layer, [&](Where where) { return InLayer(where, config, layer); });
-  std::vector<Slot> slots;
+std::vector<ParameterSlot> LayerSlots(const Family& family, const ModelConfig& config, uint64_t layer,
+                                      uint64_t experts) {
+  const auto once = SlotsOf(family, config, layer, [&](RowScope where) { return InLayer(where, config, layer); });
+  std::vector<ParameterSlot> slots;
   for (size_t begin = 0; begin < once.size();) {
     size_t end = begin;  // of a run of experts' rows
-    while (end < once.size() && once[end].row->where == Where::kExpert) ++end;
+    while (end < once.size() && once[end].row->where == RowScope::kExpert) ++end;
     for (uint64_t expert = 0; end > begin && expert < experts; ++expert) {
       for (size_t i = begin; i < end; ++i) slots.push_back(once[i]), slots.back().expert = expert;
     }
@@ -74,19 +75,19 @@ std::vector<Slot> LayerSlots(const Family& family, const ModelConfig& config, ui
   return slots;
 }
 
-std::string McoreName(const Slot& slot, const ModelConfig& config, std::string_view alternative) {
+std::string McoreName(const ParameterSlot& slot, const ModelConfig& config, std::string_view alternative) {
   const std::string name = WithExpert(alternative, slot.expert);
   if (IsWhole(slot.row->where)) return name;
   if (slot.layer < config.layers) return Cat("decoder.layers.", slot.layer, ".", name);
-  const bool inner = slot.row->where != Where::kMtpLayer;
+  const bool inner = slot.row->where != RowScope::kMtpLayer;
   return Cat("mtp.layers.", slot.layer - config.layers, inner ? ".transformer_layer." : ".", name);
 }
 
-std::string SourceName(const Slot& slot, const ModelConfig& config) {
+std::string SourceName(const ParameterSlot& slot, const ModelConfig& config) {
   return McoreName(slot, config, FirstAlternative(slot.row->mcore));
 }
 
-std::string HuggingFaceName(const Slot& slot, std::string_view name) {
+std::string HuggingFaceName(const ParameterSlot& slot, std::string_view name) {
   if (IsWhole(slot.row->where)) return std::string(name);
   return Cat("model.layers.", slot.layer, ".", WithExpert(name, slot.expert));
 }

@@ -14,8 +14,8 @@
 
 namespace lockstep {
 
-struct Slot {
-  const Row* row = nullptr;
+struct ParameterSlot {
+  const FamilyRow* row = nullptr;
   uint64_t layer = 0;   // of rows that belong to one
   uint64_t expert = 0;  // of kExpert rows
   bool joins = false;   // the bucket of the slot before it
@@ -23,20 +23,21 @@ struct Slot {
 
 // Whether the layer has experts. An MTP layer is built like the decoder's last one.
 bool IsMoe(const ModelConfig& config, uint64_t layer);
-// Whether a row belongs to the layer, by its kind alone (Row::when is not asked).
-bool InLayer(Where where, const ModelConfig& config, uint64_t layer);
+// Whether a row belongs to the layer, by its kind alone (FamilyRow::when is not asked).
+bool InLayer(RowScope where, const ModelConfig& config, uint64_t layer);
 
 // The rows of `where` (kModel or kEnd) that the model has.
-std::vector<Slot> WholeSlots(const Family& family, const ModelConfig& config, Where where);
+std::vector<ParameterSlot> WholeSlots(const Family& family, const ModelConfig& config, RowScope where);
 // Those of a layer, with experts [0, experts).
-std::vector<Slot> LayerSlots(const Family& family, const ModelConfig& config, uint64_t layer, uint64_t experts);
+std::vector<ParameterSlot> LayerSlots(const Family& family, const ModelConfig& config, uint64_t layer,
+                                      uint64_t experts);
 
 // The slot's name in Megatron-core under one of its row's alternatives.
-std::string McoreName(const Slot& slot, const ModelConfig& config, std::string_view alternative);
+std::string McoreName(const ParameterSlot& slot, const ModelConfig& config, std::string_view alternative);
 // That of its source: the first alternative, with the expert's global number.
-std::string SourceName(const Slot& slot, const ModelConfig& config);
-// `name` of Row::hf as it is in the checkpoint.
-std::string HuggingFaceName(const Slot& slot, std::string_view name);
+std::string SourceName(const ParameterSlot& slot, const ModelConfig& config);
+// `name` of FamilyRow::hf as it is in the checkpoint.
+std::string HuggingFaceName(const ParameterSlot& slot, std::string_view name);
 
 std::string_view FirstAlternative(std::string_view alternatives);
 std::string_view LastAlternative(std::string_view alternatives);

@@ -112,7 +112,7 @@ TEST_CASE("Chunks know what else they build") {
   CHECK_FALSE((*ChunksOfStage({.world = 1}, 4, 0, 0))[0].mtp);
 }
 
-TEST_CASE("With MTP layers the final norm is beside the last decoder layer") {
+TEST_CASE("With MTP layers the final norm is next to the last decoder layer") {
   const Topology apart = Layout(4, "Ett|tt|m|L");
   const auto chunk = [&](uint32_t stage, uint64_t mtp_layers) {
     return (*ChunksOfStage(apart, 4, mtp_layers, stage))[0];

@@ -1,4 +1,5 @@
-// EngineDriver: how an inference server is told of versions. One for each kind of server, and two routes:
+// EngineDriver: how an inference server is notified of versions. One for each kind of server (driver_kind.h), and two
+// routes:
 //
 //   directory   Load(): the server reads the published directory by itself
 //   in place    Pause(), then somebody writes its memory (raas_receiver/targets), then Resume()
@@ -9,7 +10,6 @@
 // Load, Pause, Resume and StillServes are called by one thread at a time; everything else by any.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -18,10 +18,11 @@
 
 #include "common/base/ids.h"
 #include "common/base/status.h"
+#include "raas_receiver/engines/driver_kind.h"
 
 namespace lockstep {
 
-// A whole version as an engine is told of it.
+// A whole version as an engine is notified of it.
 struct EngineVersion {
   std::string model;
   Held held;
@@ -30,7 +31,7 @@ struct EngineVersion {
 };
 
 enum class Serving : uint8_t {
-  kNew,       // the version it was told of
+  kNew,       // the version it was notified of
   kOld,       // what it served before: nothing was changed
   kLastGood,  // the version before, loaded again after a failure
   kUnknown,   // perhaps a mix: do not route requests to it
@@ -43,55 +44,46 @@ struct LoadOutcome {
 
 class EngineDriver {
  public:
+  // `kind` outlives this.
+  explicit EngineDriver(const DriverKind& kind) : kind_(kind) {}
   virtual ~EngineDriver() = default;
 
-  // "none", "hook", "sglang", "vllm".
-  virtual std::string_view kind() const = 0;
+  std::string_view kind() const { return kind_.name; }
+  // As DriverKind has them.
+  bool notifies() const { return kind_.notifies; }
+  bool controls_server() const { return kind_.controls_server; }
 
   // Makes the server load `version` from its directory; blocks until it serves it or all attempts failed. After a
   // failure that may have left parts of it, `last_good` (nothing: there is none) is loaded again; without that, or when
-  // that fails too, the server stays stopped (kUnknown). kCancelled after Cancel(), unless the version was read by
+  // that fails too, the server stays paused (kUnknown). kCancelled after Cancel(), unless the version was read by
   // then.
   virtual LoadOutcome Load(const EngineVersion& version, const std::optional<EngineVersion>& last_good) = 0;
 
-  // Stops the server at a boundary, for its memory to be written: nothing runs on its devices any more. After an error
-  // it runs on, or is made to, unless its memory may be a mix already.
+  // Pauses the server at a boundary, for its memory to be written: nothing runs on its devices any more. After an error
+  // it runs, or is made to, unless its memory may be a mix already.
   virtual Status Pause(const EngineVersion& version) = 0;
   // Says that its memory holds `serving`, whole: the server drops what it computed with older weights, takes the
-  // version's name where it can keep one, and goes on. Tried again until the attempts are used up; then it stays
-  // stopped, and Resume may be called again. Without it, only a Load makes a server go on that was paused. With
-  // `serving.held` nothing, nothing was written: the server goes on with what it had, under the name that it had.
-  // After Cancel() it is still tried, for a few seconds.
+  // version's name where it can keep one, and resumes. Tried again until the attempts are used up; then it stays
+  // paused, and Resume may be called again. Without it, only a Load makes a paused server run. With `serving.held`
+  // nothing, nothing was written: the server resumes with what it had, under the name that it had. After Cancel() it is
+  // still tried, for a few seconds.
   virtual Status Resume(const EngineVersion& serving) = 0;
 
-  // Whether the server says that it serves `version`, by the name that Load or Resume gave it. False: it was started
-  // again, or somebody else changed its weights; what it is in is looked at anew by the next Load or Pause. True also
-  // where a server cannot tell, or may not be asked; an error when it does not answer. Nothing is stopped for it: it is
-  // asked once, takes 5 s at most, and is no failure.
+  // Whether the server says that it serves `version`, by the name that Load or Resume gave it. False: it was restarted,
+  // or somebody else changed its weights; the next Load or Pause finds out what state it is in. True also where a
+  // server cannot say, or may not be asked; an error when it does not answer. It is not paused for this: it is asked
+  // once, which takes 5 s at most, and is no failure.
   virtual Result<bool> StillServes(const EngineVersion& version) = 0;
 
-  // Gives up what is under way; everything later is kCancelled, but for Resume. A server that was paused is made to go
-  // on all the same, for a few seconds, when it holds one whole version: nothing was changed yet, or all was read.
+  // Cancels the call under way; everything later is kCancelled, but for Resume. A server that was paused is resumed all
+  // the same, for a few seconds, when it holds one whole version: nothing was changed yet, or all was read.
   virtual void Cancel() = 0;
 
   // Attempts that failed.
   virtual uint64_t failures() const = 0;
-};
 
-struct EngineOptions {
-  std::string kind = "none";
-  std::string command;                        // of "hook"
-  std::string url;                            // of "sglang" and "vllm": http:// or https://, HOST:PORT
-  std::string key_file;                       // of "sglang" and "vllm": a file with the bearer token; empty: none
-  std::string pause_mode;                     // of "sglang" and "vllm"; empty: the driver's default
-  std::chrono::milliseconds timeout{60'000};  // of one call
-  // Of the call with which "sglang" and "vllm" read a whole model.
-  std::chrono::milliseconds load_timeout{600'000};
-  int attempts = 3;
-  std::chrono::milliseconds first_backoff{200};  // doubled after every failed attempt, up to 10 s
+ private:
+  const DriverKind& kind_;
 };
-
-// kConfig names the option that is missing, not of this kind, or wrong.
-Result<std::unique_ptr<EngineDriver>> NewEngineDriver(EngineOptions options);
 
 }  // namespace lockstep

@@ -27,25 +27,26 @@ TEST_CASE("Without an engine every version is served at once") {
   const auto driver = NewEngineDriver({});
   REQUIRE(driver.ok());
   CHECK((*driver)->kind() == "none");
+  CHECK_FALSE((*driver)->notifies());
   CHECK((*driver)->Load(kVersion, std::nullopt).serving == Serving::kNew);
   CHECK((*driver)->Pause(kVersion).ok());
   CHECK((*driver)->Resume(kVersion).ok());
 }
 
-TEST_CASE("A hook hears of loaded and of resumed versions, and of no pause") {
+TEST_CASE("A hook is notified of loaded and of resumed versions, and of no pause") {
   const TempDir directory;
   const auto driver = NewEngineDriver(
-      {.kind = "hook", .command = "echo $LOCKSTEP_VERSION $LOCKSTEP_MODE >> " + directory.File("told")});
+      {.kind = "hook", .command = "echo $LOCKSTEP_VERSION $LOCKSTEP_MODE >> " + directory.File("notified")});
   REQUIRE(driver.ok());
   CHECK((*driver)->Load(kVersion, std::nullopt).serving == Serving::kNew);
   CHECK((*driver)->Pause(kVersion).ok());
   EngineVersion in_place = kVersion;
   in_place.mode = "in-place";
   CHECK((*driver)->Resume(in_place).ok());
-  CHECK(*ReadFile(directory.File("told")) == "7 delta\n7 in-place\n");
+  CHECK(*ReadFile(directory.File("notified")) == "7 delta\n7 in-place\n");
 }
 
-TEST_CASE("A hook that says no leaves what is served") {
+TEST_CASE("A hook that fails leaves what is served") {
   const auto driver = NewEngineDriver({.kind = "hook", .command = "exit 3", .attempts = 1});
   REQUIRE(driver.ok());
   const LoadOutcome outcome = (*driver)->Load(kVersion, std::nullopt);
@@ -61,6 +62,20 @@ TEST_CASE("After a hook that had to be killed nobody knows what is served") {
   const LoadOutcome outcome = (*driver)->Load(kVersion, std::nullopt);
   CHECK(outcome.status.code() == ErrorCode::kDeadline);
   CHECK(outcome.serving == Serving::kUnknown);
+}
+
+TEST_CASE("Whoever gives a command and names no engine means the hook") {
+  CHECK(MeantDriverKind({}) == "none");
+  CHECK(MeantDriverKind({.command = "reload"}) == "hook");
+  CHECK(MeantDriverKind({.kind = "vllm", .command = "reload"}) == "vllm");
+}
+
+TEST_CASE("Kinds are listed as people write them, all or those that use an option") {
+  CHECK(DriverKindNames() == "none, hook, sglang or vllm");
+  CHECK(DriverKindNames(&EngineOptions::command) == "hook");
+  CHECK(DriverKindNames(&EngineOptions::url) == "sglang or vllm");
+  for (const DriverKind& kind : DriverKinds()) CHECK(FindDriverKind(kind.name) == &kind);
+  CHECK(FindDriverKind("triton") == nullptr);
 }
 
 TEST_CASE("Options that are missing, wrong, or of another kind are refused by name") {

@@ -99,7 +99,7 @@ Result<ServerAnswer> EngineServer::Ask(const std::string& target, const std::opt
 }
 
 Result<ServerAnswer> EngineServer::Call(HttpRequest request) {
-  request.after_cancel = farewell_;
+  request.after_cancel = after_cancel_;
   LS_ASSIGN_OR_RETURN(const HttpAnswer answer, http_->Send(request));
   json parsed = json::parse(answer.body, nullptr, false);
   if (!parsed.is_object()) parsed = nullptr;
@@ -126,8 +126,8 @@ Status EngineServer::Unexpected(const ServerAnswer& answer, std::string_view exp
   }
 }
 
-void EngineServer::AllowFarewell(std::chrono::milliseconds timeout) {
-  farewell_ = true;
+void EngineServer::AllowAfterCancel(std::chrono::milliseconds timeout) {
+  after_cancel_ = true;
   timeout_ = std::min(timeout_, timeout);
 }
 

@@ -24,7 +24,7 @@ struct ServerAnswer {
   std::string said;     // what a person should read of it: the message inside, or the start of the body
 
   bool ok() const { return status == 200; }
-  // Turned away at the door: the server did nothing of what was asked.
+  // The server did nothing of what was asked.
   bool refused() const;
   // The text or boolean under `name`; nothing when it is missing or something else.
   std::optional<std::string> Text(const char* name) const;
@@ -48,8 +48,8 @@ class EngineServer {
   // says in another way than it should (`expected` names that), else kAborted.
   Status Unexpected(const ServerAnswer& answer, std::string_view expected = "") const;
 
-  // From now on calls are made although the server was given up, each with this much time: to leave it as it was.
-  void AllowFarewell(std::chrono::milliseconds timeout);
+  // From now on calls are made although Cancel was called, each with this much time: to leave the server as it was.
+  void AllowAfterCancel(std::chrono::milliseconds timeout);
 
   void Cancel() { http_->Cancel(); }
   bool cancelled() const { return http_->cancelled(); }
@@ -64,7 +64,7 @@ class EngineServer {
   std::chrono::milliseconds timeout_;
   const std::chrono::milliseconds load_timeout_;
   const std::string advice_404_;
-  bool farewell_ = false;
+  bool after_cancel_ = false;
 };
 
 }  // namespace lockstep

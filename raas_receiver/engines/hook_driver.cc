@@ -1,20 +1,111 @@
 #include "raas_receiver/engines/hook_driver.h"
 
+#include <sys/wait.h>
+
+#include <atomic>
+#include <chrono>
+#include <vector>
+
+#include "common/base/text.h"
+#include "common/telemetry/log.h"
+#include "raas_receiver/engines/process.h"
+
 namespace lockstep {
+namespace {
 
+std::vector<std::string> EnvironmentOf(const EngineVersion& version) {
+  return {Cat("LOCKSTEP_MODEL=", version.model), Cat("LOCKSTEP_RUN=", ToHex(version.held.run)),
+          Cat("LOCKSTEP_VERSION=", version.held.version), Cat("LOCKSTEP_PATH=", version.path),
+          Cat("LOCKSTEP_MODE=", version.mode)};
+}
+
+constexpr int kShellSignals = 128;  // what a shell adds to the signal that its command died of
+constexpr int kLastSignal = 64;
+
+// Whether the command ended by itself.
+bool Exited(const ShellOutcome& outcome) {
+  if (outcome.stopped || outcome.timed_out || !WIFEXITED(outcome.wait_status)) return false;
+  const int status = WEXITSTATUS(outcome.wait_status);
+  return status <= kShellSignals || status > kShellSignals + kLastSignal;
+}
+
+Status StatusOf(const ShellOutcome& outcome, std::chrono::milliseconds timeout) {
+  if (outcome.stopped) return {ErrorCode::kCancelled, "the hook was killed because the receiver stops"};
+  if (outcome.timed_out)
+    return {ErrorCode::kDeadline, Cat("the hook took longer than ", timeout.count(), " ms and was killed")};
+  if (outcome.wait_status == 0) return OkStatus();
+  const std::string how = WIFSIGNALED(outcome.wait_status)
+                              ? Cat("died of signal ", WTERMSIG(outcome.wait_status))
+                              : Cat("ended with status ", WEXITSTATUS(outcome.wait_status));
+  const std::string said = outcome.output_tail.empty() ? "" : Cat("; it said: ", outcome.output_tail);
+  return {ErrorCode::kAborted, Cat("the hook ", how, said)};
+}
+
+class HookDriver final : public EngineDriver {
+ public:
+  HookDriver(const DriverKind& kind, EngineOptions options) : EngineDriver(kind), options_(std::move(options)) {}
+
+  LoadOutcome Load(const EngineVersion& version, const std::optional<EngineVersion>&) override;
+  Status Pause(const EngineVersion&) override { return OkStatus(); }
+  Status Resume(const EngineVersion& serving) override {
+    return serving.held.nothing() ? OkStatus() : Load(serving, std::nullopt).status;
+  }
+  Result<bool> StillServes(const EngineVersion&) override { return true; }
+  void Cancel() override { stop_.Set(); }
+  uint64_t failures() const override { return failures_; }
+
+ private:
+  LoadOutcome Attempt(const EngineVersion& version, int attempt);
+
+  const EngineOptions options_;
+  StopSignal stop_;
+  std::atomic<uint64_t> failures_ = 0;
+};
+
+// When every attempt ended with an error status of its own, the engine serves what it served.
 LoadOutcome HookDriver::Load(const EngineVersion& version, const std::optional<EngineVersion>&) {
-  const HookOutcome told = hook_.Notify({version.model, version.held, version.path, version.mode});
-  if (told.status.ok()) return {told.status, Serving::kNew};
-  return {told.status, told.unchanged ? Serving::kOld : Serving::kUnknown};
+  LoadOutcome outcome;
+  bool unchanged = true;
+  auto backoff = options_.first_backoff;
+  for (int attempt = 1; attempt <= options_.attempts; ++attempt, backoff = NextBackoff(backoff)) {
+    outcome = Attempt(version, attempt);
+    if (outcome.status.ok() || outcome.status.code() == ErrorCode::kCancelled) return outcome;
+    unchanged = unchanged && outcome.serving == Serving::kOld;
+    ++failures_;
+    const bool last = attempt == options_.attempts;
+    LogError(last ? "hook_failed" : "hook_attempt_failed", outcome.status,
+             {{"model", version.model},
+              {"run", ToHex(version.held.run)},
+              {"version", version.held.version},
+              {"attempt", attempt}});
+    if (!last && stop_.Wait(backoff)) return {{ErrorCode::kCancelled, "the receiver stops"}, Serving::kUnknown};
+  }
+  const std::string what =
+      Cat("version ", version.held.version, " of model ", version.model, ", after ", options_.attempts, " attempts");
+  return {outcome.status.WithContext(what), unchanged ? Serving::kOld : Serving::kUnknown};
 }
 
-Status HookDriver::Pause(const EngineVersion&) {
-  return OkStatus();
+LoadOutcome HookDriver::Attempt(const EngineVersion& version, int attempt) {
+  const auto begin = std::chrono::steady_clock::now();
+  const Result<ShellOutcome> run = RunShell(options_.command, EnvironmentOf(version), options_.timeout, stop_);
+  if (!run.ok()) return {run.status(), Serving::kUnknown};
+  const std::chrono::duration<double> duration = std::chrono::steady_clock::now() - begin;
+  Status status = StatusOf(*run, options_.timeout);
+  if (!status.ok()) return {std::move(status), Exited(*run) ? Serving::kOld : Serving::kUnknown};
+  Log(LogLevel::kInfo, "hook_accepted",
+      {{"model", version.model},
+       {"run", ToHex(version.held.run)},
+       {"version", version.held.version},
+       {"attempt", attempt},
+       {"duration_s", duration.count()},
+       {"output", run->output_tail}});
+  return {std::move(status), Serving::kNew};
 }
 
-Status HookDriver::Resume(const EngineVersion& serving) {
-  if (serving.held.nothing()) return OkStatus();
-  return Load(serving, std::nullopt).status;
+}  // namespace
+
+Result<std::unique_ptr<EngineDriver>> NewHookDriver(const DriverKind& kind, EngineOptions options) {
+  return std::unique_ptr<EngineDriver>(std::make_unique<HookDriver>(kind, std::move(options)));
 }
 
 }  // namespace lockstep

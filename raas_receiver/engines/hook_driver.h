@@ -1,28 +1,18 @@
-// The driver of an engine that a command steers, whatever it is.
+// The driver of an engine that a command controls, whatever it is.
 #pragma once
 
 #include "raas_receiver/engines/driver.h"
-#include "raas_receiver/engines/hook.h"
 
 namespace lockstep {
 
-// Load and Resume run the command (hook.h); Pause is nothing, because a command says nothing before a version is there.
-// When every attempt ended with an error status of its own, the engine serves what it served; after one that was killed
-// nobody knows. Nobody tells a command's engine apart from one that was started again: StillServes is always true.
-class HookDriver final : public EngineDriver {
- public:
-  explicit HookDriver(HookOptions options) : hook_(std::move(options)) {}
-
-  std::string_view kind() const override { return "hook"; }
-  LoadOutcome Load(const EngineVersion& version, const std::optional<EngineVersion>& last_good) override;
-  Status Pause(const EngineVersion& version) override;
-  Status Resume(const EngineVersion& serving) override;
-  Result<bool> StillServes(const EngineVersion&) override { return true; }
-  void Cancel() override { hook_.Cancel(); }
-  uint64_t failures() const override { return hook_.failures(); }
-
- private:
-  Hook hook_;
-};
+// Load and Resume run the command by /bin/sh, with LOCKSTEP_MODEL, LOCKSTEP_RUN (hex), LOCKSTEP_VERSION, LOCKSTEP_PATH
+// (the published directory) and LOCKSTEP_MODE in its environment. Exit status 0 means that the engine serves the
+// version, any other that it serves what it served before: tried again, then reported. After an attempt that was
+// killed, or whose command died of a signal (which a shell also reports as 128 and its number), nobody knows.
+//
+// Errors are kAborted for an exit status or a signal and kDeadline for a timeout, with the end of the command's output.
+// Pause does nothing, because a command is run once a version is there. Nobody can distinguish a command's engine from
+// one that was restarted: StillServes is always true. Cancel kills a running command.
+Result<std::unique_ptr<EngineDriver>> NewHookDriver(const DriverKind& kind, EngineOptions options);
 
 }  // namespace lockstep

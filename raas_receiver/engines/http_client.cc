@@ -166,7 +166,7 @@ Result<std::string> CheckHttpUrl(const std::string& url) {
   const std::unique_ptr<CURLU, FreeUrl> parsed(curl_url());
   if (curl_url_set(parsed.get(), CURLUPART_URL, url.c_str(), 0) != CURLUE_OK) return WrongUrl(url, "is not a URL");
   if (HasPart(parsed.get(), CURLUPART_USER) || HasPart(parsed.get(), CURLUPART_PASSWORD)) {
-    return WrongUrl(url, "names a user; a key belongs into a key file");
+    return WrongUrl(url, "names a user; a key belongs in a key file");
   }
   if (url.find_first_of("?#") != std::string::npos) return WrongUrl(url, "must have no query and no fragment");
   return url.substr(0, url.find_last_not_of('/') + 1);
@@ -191,7 +191,7 @@ HttpClient::~HttpClient() = default;
 
 Result<HttpAnswer> HttpClient::Send(const HttpRequest& request) {
   const std::string what = Cat(request.json.has_value() ? "POST " : "GET ", options_.url, request.target);
-  const auto given_up = [&] { return cancelled_ && !request.after_cancel; };
+  const auto is_cancelled = [&] { return cancelled_ && !request.after_cancel; };
   Call call;
   if (call.easy == nullptr) return Status(ErrorCode::kResourceExhausted, Cat(what, ": no memory for a call"));
   Prepare(call, options_, request);
@@ -199,10 +199,10 @@ Result<HttpAnswer> HttpClient::Send(const HttpRequest& request) {
   if (curl_multi_add_handle(multi, call.easy.get()) != CURLM_OK) {
     return Status(ErrorCode::kInternal, Cat(what, ": libcurl refuses the call"));
   }
-  // libcurl has the same time limit; ours also holds when it does not come to look at its own.
+  // libcurl has the same time limit; ours also holds when it does not come to check its own.
   const Deadline deadline(request.timeout + milliseconds(100));
   int running = 1;
-  while (running > 0 && !given_up() && !deadline.Passed()) {
+  while (running > 0 && !is_cancelled() && !deadline.Passed()) {
     if (curl_multi_perform(multi, &running) != CURLM_OK) break;
     if (running > 0) curl_multi_poll(multi, nullptr, 0, deadline.PollTimeoutMs(), nullptr);
   }
@@ -211,7 +211,7 @@ Result<HttpAnswer> HttpClient::Send(const HttpRequest& request) {
     if (message->msg == CURLMSG_DONE) call.outcome = message->data.result;
   }
   curl_multi_remove_handle(multi, call.easy.get());
-  if (running > 0 && given_up()) return Status(ErrorCode::kCancelled, Cat(what, ": given up, the receiver stops"));
+  if (running > 0 && is_cancelled()) return Status(ErrorCode::kCancelled, Cat(what, ": cancelled, the receiver stops"));
   return AnswerOf(call, what);
 }
 

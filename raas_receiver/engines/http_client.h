@@ -1,5 +1,5 @@
-// A client for the few HTTP calls that steer an inference server: JSON there, a bounded answer back, all within a
-// deadline, and given up from another thread.
+// A client for the few HTTP calls that control an inference server: JSON there, a bounded answer back, all within a
+// deadline, and cancelled from another thread.
 //
 // Every call has a connection of its own: on a reused one that has died, libcurl would send a request again by itself,
 // and a load that is sent twice is loaded twice. Proxies, redirects, cookies and .netrc are not for an engine's control
@@ -29,7 +29,7 @@ struct HttpRequest {
   std::string target;               // from the first '/', with the query
   std::optional<std::string> json;  // POST with this body; nothing: GET
   std::chrono::milliseconds timeout{60'000};
-  bool after_cancel = false;  // is sent although Cancel() was called, and is not given up by it
+  bool after_cancel = false;  // is sent although Cancel() was called, and is not cancelled by it
 };
 
 struct HttpAnswer {
@@ -53,7 +53,7 @@ class HttpClient {
   // After all but the first, the server may be doing what it was asked.
   Result<HttpAnswer> Send(const HttpRequest& request);
 
-  // Gives up the call under way and refuses later ones.
+  // Cancels the call under way and refuses later ones.
   void Cancel();
   bool cancelled() const { return cancelled_; }
 

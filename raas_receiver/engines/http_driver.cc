@@ -11,9 +11,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// For the calls that let a server go on when the receiver stops in between: for each, and to begin them again.
-constexpr milliseconds kFarewell{2'000};
-constexpr milliseconds kFarewellAgain{100};
+// For the calls that resume a server although the receiver stops: the time of each, and of all, and between two.
+constexpr milliseconds kAfterCancel{2'000};
+constexpr milliseconds kAfterCancelPause{100};
 constexpr size_t kRunDigits = 8;
 
 Status Cancelled() {
@@ -30,8 +30,9 @@ std::string VersionName(const Held& held) {
   return Cat(ToHex(held.run).substr(0, kRunDigits), "-", held.version);
 }
 
-HttpDriver::HttpDriver(EngineOptions options, std::unique_ptr<EngineServer> server, std::unique_ptr<EngineSteps> steps)
-    : options_(std::move(options)), server_(std::move(server)), steps_(std::move(steps)) {}
+HttpDriver::HttpDriver(const DriverKind& kind, EngineOptions options, std::unique_ptr<EngineServer> server,
+                       std::unique_ptr<EngineSteps> steps)
+    : EngineDriver(kind), options_(std::move(options)), server_(std::move(server)), steps_(std::move(steps)) {}
 
 void HttpDriver::Cancel() {
   server_->Cancel();
@@ -40,11 +41,11 @@ void HttpDriver::Cancel() {
 
 Status HttpDriver::WithNames(const Status& status, const EngineVersion& version) const {
   const std::string what = version.held.nothing() ? "" : Cat("version ", version.held.version, " of ");
-  return status.WithContext(Cat(what, "model ", version.model, " at the ", options_.kind, " server"));
+  return status.WithContext(Cat(what, "model ", version.model, " at the ", kind(), " server"));
 }
 
 // Takes `step` until it is OK, the driver is cancelled, or it has failed `attempts` times.
-Status HttpDriver::Tried(const EngineVersion& version, std::string_view what, const Step& step) {
+Status HttpDriver::Retry(const EngineVersion& version, std::string_view what, const Step& step) {
   Status status;
   auto backoff = options_.first_backoff;
   for (int attempt = 1; attempt <= options_.attempts; ++attempt, backoff = NextBackoff(backoff)) {
@@ -52,7 +53,7 @@ Status HttpDriver::Tried(const EngineVersion& version, std::string_view what, co
     if (status.ok() || status.code() == ErrorCode::kCancelled) return status;
     ++failures_;
     LogWarn("engine_step_failed", status,
-            {{"engine", options_.kind},
+            {{"engine", kind()},
              {"step", what},
              {"model", version.model},
              {"version", version.held.version},
@@ -62,36 +63,37 @@ Status HttpDriver::Tried(const EngineVersion& version, std::string_view what, co
   return status;
 }
 
-// The same for a step that lets a whole version be served: a driver that is cancelled takes it, too, as its last.
-Status HttpDriver::TriedToTheEnd(const EngineVersion& version, std::string_view what, const Step& step) {
-  Status status = Tried(version, what, step);
+// The same for a step that resumes a server with a whole version: a driver that is cancelled takes it, too, as its
+// last.
+Status HttpDriver::RetryAfterCancel(const EngineVersion& version, std::string_view what, const Step& step) {
+  Status status = Retry(version, what, step);
   if (status.ok() || !server_->cancelled()) return status;
-  server_->AllowFarewell(kFarewell);
-  const Deadline deadline(kFarewell);
+  server_->AllowAfterCancel(kAfterCancel);
+  const Deadline deadline(kAfterCancel);
   while (true) {
     status = step();
     if (status.ok() || deadline.Passed()) return status;
-    std::this_thread::sleep_for(kFarewellAgain);
+    std::this_thread::sleep_for(kAfterCancelPause);
   }
 }
 
 LoadOutcome HttpDriver::Load(const EngineVersion& version, const std::optional<EngineVersion>& last_good) {
   const auto begin = std::chrono::steady_clock::now();
   LoadOutcome outcome{Cancelled(), fit_ == Fit::kNo ? Serving::kUnknown : Serving::kOld};
-  bool went_back = false;
-  outcome.status = Tried(version, "load", [&] {
+  bool reverted = false;
+  outcome.status = Retry(version, "load", [&] {
     outcome = LoadOnce(version, last_good);
-    went_back = went_back || outcome.serving == Serving::kLastGood;
+    reverted = reverted || outcome.serving == Serving::kLastGood;
     return outcome.status;
   });
   if (!outcome.status.ok()) {
-    if (went_back && outcome.serving == Serving::kOld) outcome.serving = Serving::kLastGood;
+    if (reverted && outcome.serving == Serving::kOld) outcome.serving = Serving::kLastGood;
     outcome.status = WithNames(outcome.status, version);
     return outcome;
   }
   const std::chrono::duration<double> duration = std::chrono::steady_clock::now() - begin;
   Log(LogLevel::kInfo, "engine_loaded",
-      {{"engine", options_.kind},
+      {{"engine", kind()},
        {"model", version.model},
        {"run", ToHex(version.held.run)},
        {"version", version.held.version},
@@ -100,52 +102,52 @@ LoadOutcome HttpDriver::Load(const EngineVersion& version, const std::optional<E
 }
 
 LoadOutcome HttpDriver::LoadOnce(const EngineVersion& version, const std::optional<EngineVersion>& last_good) {
-  if (const Status known = LearnFit(); !known.ok()) return {known, Serving::kUnknown};
-  if (const Status stopped = steps_->Stop(); !stopped.ok()) return Release(version, stopped);
+  if (const Status known = FindFit(); !known.ok()) return {known, Serving::kUnknown};
+  if (const Status paused = steps_->Pause(); !paused.ok()) return Release(version, paused);
   const ReadOutcome read = Read(version);
-  if (!read.status.ok()) return read.touched ? GoBack(read.status, last_good) : Release(version, read.status);
-  const Status status = TriedToTheEnd(version, "finish", [&] { return Finish(version); });
+  if (!read.status.ok()) return read.touched ? Revert(read.status, last_good) : Release(version, read.status);
+  const Status status = RetryAfterCancel(version, "finish", [&] { return Finish(version); });
   if (status.ok()) return {status, Serving::kNew};
-  return {WithEnd(status, "it holds the version and stays stopped"), Serving::kUnknown};
+  return {WithEnd(status, "it holds the version and stays paused"), Serving::kUnknown};
 }
 
 // After a read that may have left parts of a version.
-LoadOutcome HttpDriver::GoBack(const Status& cause, const std::optional<EngineVersion>& last_good) {
-  const std::string_view stays = "it may hold parts of two versions and stays stopped; restart it, or load a version";
+LoadOutcome HttpDriver::Revert(const Status& cause, const std::optional<EngineVersion>& last_good) {
+  const std::string_view stays = "it may hold parts of two versions and stays paused; restart it, or load a version";
   if (!last_good.has_value() || cause.code() == ErrorCode::kCancelled) {
     return {WithEnd(cause, stays), Serving::kUnknown};
   }
-  const Status back = Tried(*last_good, "go_back", [&]() -> Status {
-    LS_RETURN_IF_ERROR(steps_->Stop());
+  const Status back = Retry(*last_good, "revert", [&]() -> Status {
+    LS_RETURN_IF_ERROR(steps_->Pause());
     LS_RETURN_IF_ERROR(Read(*last_good).status);
-    return TriedToTheEnd(*last_good, "finish", [&] { return Finish(*last_good); });
+    return RetryAfterCancel(*last_good, "finish", [&] { return Finish(*last_good); });
   });
   if (!back.ok()) {
     const std::string why =
         Cat("version ", last_good->held.version, " could not be loaded again (", back.message(), "); ", stays);
     return {WithEnd(cause, why), Serving::kUnknown};
   }
-  LogWarn("engine_went_back", cause,
-          {{"engine", options_.kind},
+  LogWarn("engine_load_reverted", cause,
+          {{"engine", kind()},
            {"model", last_good->model},
            {"run", ToHex(last_good->held.run)},
            {"version", last_good->held.version}});
   return {WithEnd(cause, Cat("version ", last_good->held.version, " was loaded again")), Serving::kLastGood};
 }
 
-// Lets the server go on with the weights it has, unless these may be a mix.
+// Resumes the server with the weights it has, unless these may be a mix.
 LoadOutcome HttpDriver::Release(const EngineVersion& version, const Status& cause) {
   if (fit_ != Fit::kYes) {
-    return {WithEnd(cause, "what it holds is not known to be one version, so it stays stopped"), Serving::kUnknown};
+    return {WithEnd(cause, "what it holds is not known to be one version, so it stays paused"), Serving::kUnknown};
   }
-  const Status status = TriedToTheEnd(version, "release", [&] { return steps_->GoOn(); });
+  const Status status = RetryAfterCancel(version, "release", [&] { return steps_->Resume(); });
   if (status.ok()) return {cause, Serving::kOld};
-  return {WithEnd(cause, Cat("nor could it be made to go on: ", status.message())), Serving::kUnknown};
+  return {WithEnd(cause, Cat("nor could it be resumed: ", status.message())), Serving::kUnknown};
 }
 
-Status HttpDriver::LearnFit() {
+Status HttpDriver::FindFit() {
   if (fit_ != Fit::kUnknown) return OkStatus();
-  // A server that somebody left stopped may have been left amid a load.
+  // A server that somebody left paused may have been left amid a load.
   LS_ASSIGN_OR_RETURN(const bool runs, steps_->Runs());
   fit_ = runs ? Fit::kYes : Fit::kNo;
   return OkStatus();
@@ -163,31 +165,31 @@ Status HttpDriver::Finish(const EngineVersion& version) {
   if (!version.held.nothing()) {
     LS_ASSIGN_OR_RETURN(keeps_names_, steps_->Name(VersionName(version.held)));
   }
-  LS_RETURN_IF_ERROR(steps_->GoOn());
+  LS_RETURN_IF_ERROR(steps_->Resume());
   fit_ = Fit::kYes;
   return OkStatus();
 }
 
 Status HttpDriver::Pause(const EngineVersion& version) {
-  const Status status = Tried(version, "pause", [&] {
-    LS_RETURN_IF_ERROR(LearnFit());
-    const Status stopped = steps_->Stop();
-    return stopped.ok() ? stopped : Release(version, stopped).status;
+  const Status status = Retry(version, "pause", [&] {
+    LS_RETURN_IF_ERROR(FindFit());
+    const Status paused = steps_->Pause();
+    return paused.ok() ? paused : Release(version, paused).status;
   });
   if (!status.ok()) return WithNames(status, version);
-  fit_ = Fit::kNo;  // until he who writes its memory says that he is done
+  fit_ = Fit::kNo;  // until whoever writes its memory calls Resume
   return status;
 }
 
 Status HttpDriver::Resume(const EngineVersion& serving) {
-  const Status status = TriedToTheEnd(serving, "resume", [&] { return Finish(serving); });
-  return status.ok() ? status : WithNames(WithEnd(status, "it stays stopped"), serving);
+  const Status status = RetryAfterCancel(serving, "resume", [&] { return Finish(serving); });
+  return status.ok() ? status : WithNames(WithEnd(status, "it stays paused"), serving);
 }
 
 Result<bool> HttpDriver::StillServes(const EngineVersion& version) {
   if (server_->cancelled()) return Cancelled();
   if (!keeps_names_) return true;
-  LS_ASSIGN_OR_RETURN(const std::optional<std::string> name, steps_->TellName());
+  LS_ASSIGN_OR_RETURN(const std::optional<std::string> name, steps_->ServedName());
   if (!name.has_value() || *name == VersionName(version.held)) return true;
   fit_ = Fit::kUnknown;
   return false;

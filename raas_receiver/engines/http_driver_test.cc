@@ -14,19 +14,6 @@ using std::chrono::milliseconds;
 
 const Json kPartial = "partial";
 
-std::string UpdateOf(const std::string& kind) {
-  return kind == "sglang" ? "/update_weights_from_disk" : "/collective_rpc";
-}
-std::string PauseOf(const std::string& kind) {
-  return kind == "sglang" ? "/pause_generation" : "/pause";
-}
-std::string DropOf(const std::string& kind) {
-  return kind == "sglang" ? "/flush_cache" : "/reset_prefix_cache";
-}
-std::string GoOnOf(const std::string& kind) {
-  return kind == "sglang" ? "/continue_generation" : "/resume";
-}
-
 Json Fault(const std::string& endpoint, const Json& more) {
   Json fault = {{"endpoint", endpoint}};
   fault.update(more);
@@ -48,7 +35,17 @@ void CheckServes(TestEngine& engine, uint8_t fill) {
 
 }  // namespace
 
-TEST_CASE("An SGLang server is paused, fenced, made to read the directory, flushed once, named and made to go on") {
+TEST_CASE("Every kind of server has a row here") {
+  std::vector<std::string_view> kinds, rows;
+  for (const DriverKind& kind : DriverKinds()) {
+    if (kind.controls_server) kinds.push_back(kind.name);
+  }
+  const std::vector<ServerKind> servers = ServerKinds();
+  for (const ServerKind& server : servers) rows.push_back(server.name);
+  CHECK(rows == kinds);
+}
+
+TEST_CASE("An SGLang server is paused, fenced, made to read the directory, flushed once, named and resumed") {
   TestEngine engine("sglang");
   const std::string before = engine.State()["digest"];
   const auto driver = engine.Driver();
@@ -81,16 +78,16 @@ TEST_CASE("A vLLM server is paused, made to reload the directory, its cache rese
   CheckServes(engine, 2);
 }
 
-TEST_CASE("A read that fails half-way is undone by reading the last good version, and said so") {
-  const std::string kind = GENERATE("sglang", "vllm");
-  INFO(kind);
-  TestEngine engine(kind);
-  engine.SetFaults({Fault(UpdateOf(kind), {{"kind", kPartial}})});
+TEST_CASE("A read that fails half-way is undone by reading the last good version, and the error says so") {
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  INFO(kind.name);
+  TestEngine engine(kind.name);
+  engine.SetFaults({Fault(kind.update, {{"kind", kPartial}})});
   const LoadOutcome outcome = engine.Driver()->Load(engine.VersionOf(2), engine.VersionOf(3));
   CHECK(outcome.serving == Serving::kLastGood);
   const std::string message = outcome.status.message();
   CHECK(message.find("version 2 of model actor") != std::string::npos);
-  CHECK(message.find(engine.url() + UpdateOf(kind)) != std::string::npos);
+  CHECK(message.find(engine.url() + kind.update) != std::string::npos);
   CHECK(message.find("cannot be read") != std::string::npos);
   CHECK(message.find("version 3 was loaded again") != std::string::npos);
   CHECK(engine.State()["weight_version"] == "0a1b2c3d-3");
@@ -98,39 +95,39 @@ TEST_CASE("A read that fails half-way is undone by reading the last good version
 }
 
 TEST_CASE("With another attempt the version itself is served after a read that failed half-way") {
-  const std::string kind = GENERATE("sglang", "vllm");
-  TestEngine engine(kind);
-  engine.SetFaults({Fault(UpdateOf(kind), {{"kind", kPartial}})});
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  TestEngine engine(kind.name);
+  engine.SetFaults({Fault(kind.update, {{"kind", kPartial}})});
   const auto driver = engine.Driver(2);
   CHECK(driver->Load(engine.VersionOf(2), std::nullopt).serving == Serving::kNew);
   CHECK(driver->failures() == 1);
   CheckServes(engine, 2);
 }
 
-TEST_CASE("A server that may hold a mix stays stopped, for whatever comes then, until a whole version was read") {
-  const std::string kind = GENERATE("sglang", "vllm");
-  TestEngine engine(kind);
-  engine.SetFaults({Fault(UpdateOf(kind), {{"kind", kPartial}, {"times", 2}})});
+TEST_CASE("A server that may hold a mix stays paused, whatever comes then, until a whole version was read") {
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  TestEngine engine(kind.name);
+  engine.SetFaults({Fault(kind.update, {{"kind", kPartial}, {"times", 2}})});
   const auto driver = engine.Driver();
   const LoadOutcome failed = driver->Load(engine.VersionOf(2), engine.VersionOf(3));
   CHECK(failed.serving == Serving::kUnknown);
-  CHECK(failed.status.message().find("stays stopped") != std::string::npos);
+  CHECK(failed.status.message().find("stays paused") != std::string::npos);
   CHECK(engine.State()["mixed"].get<bool>());
 
-  engine.SetFaults({Fault(PauseOf(kind), {{"kind", "status"}})});
+  engine.SetFaults({Fault(kind.pause, {{"kind", "status"}})});
   CHECK(driver->Load(engine.VersionOf(4), std::nullopt).serving == Serving::kUnknown);
   CHECK(engine.State()["paused"].get<bool>());
   CHECK(driver->Load(engine.VersionOf(4), std::nullopt).serving == Serving::kNew);
   CheckServes(engine, 4);
 }
 
-TEST_CASE("A new driver does not let a server go on that was left stopped amid a load") {
-  const std::string kind = GENERATE("sglang", "vllm");
-  TestEngine engine(kind);
-  engine.SetFaults({Fault(UpdateOf(kind), {{"kind", kPartial}})});
+TEST_CASE("A new driver does not resume a server that was left paused amid a load") {
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  TestEngine engine(kind.name);
+  engine.SetFaults({Fault(kind.update, {{"kind", kPartial}})});
   CHECK(engine.Driver()->Load(engine.VersionOf(2), std::nullopt).serving == Serving::kUnknown);
   const auto driver = engine.Driver();
-  engine.SetFaults({Fault(DropOf(kind), {{"kind", "status"}}), Fault(PauseOf(kind), {{"kind", "status"}})});
+  engine.SetFaults({Fault(kind.drop, {{"kind", "status"}}), Fault(kind.pause, {{"kind", "status"}})});
   CHECK(driver->Load(engine.VersionOf(2), std::nullopt).serving == Serving::kUnknown);
   CHECK(engine.State()["paused"].get<bool>());
   engine.SetFaults({});
@@ -138,45 +135,45 @@ TEST_CASE("A new driver does not let a server go on that was left stopped amid a
   CheckServes(engine, 2);
 }
 
-TEST_CASE("When nothing was changed yet the server goes on with what it had") {
-  const std::string kind = GENERATE("sglang", "vllm");
-  TestEngine engine(kind);
+TEST_CASE("When nothing was changed yet the server resumes with what it had") {
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  TestEngine engine(kind.name);
   (void)engine.State();
   const bool read = GENERATE(true, false);
   // A request that the server turns away is not begun.
-  engine.SetFaults({Fault(read ? UpdateOf(kind) : PauseOf(kind),
+  engine.SetFaults({Fault(read ? kind.update : kind.pause,
                           {{"kind", "status"}, {"status", read ? 404 : 500}, {"body", {{"detail", "Not Found"}}}})});
   const LoadOutcome outcome = engine.Driver()->Load(engine.VersionOf(2), engine.VersionOf(3));
   CHECK(outcome.serving == Serving::kOld);
   CHECK(outcome.status.message().find("Not Found") != std::string::npos);
-  CHECK(engine.Paths().back() == (kind == "sglang" ? "/continue_generation" : "/is_paused"));
+  CHECK(engine.Paths().back() == kind.resume_calls.back());
   CheckServes(engine, 1);
 }
 
 TEST_CASE("An answer to a read that is lost, late or nonsense is a failure, and the last good version is read") {
-  const std::string kind = GENERATE("sglang", "vllm");
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
   const Json fault = GENERATE(
       Json{{"kind", "reset"}, {"effect", true}}, Json{{"kind", "hang"}, {"effect", true}}, Json{{"kind", "garbage"}},
       Json{{"kind", "truncated"}, {"status", 200}}, Json{{"kind", "status"}, {"status", 503}, {"body", "overloaded"}},
       Json{{"kind", "status"}, {"status", 200}, {"body", {{"success", false}, {"message", "no"}}}},
       Json{{"kind", "status"}, {"status", 200}, {"body", {{"results", Json::array()}}}},
       Json{{"kind", "status"}, {"status", 200}, {"body", {{"success", "true"}, {"results", {nullptr, 1}}}}});
-  INFO(kind << " " << fault.dump());
-  TestEngine engine(kind);
-  engine.SetFaults({Fault(UpdateOf(kind), fault)});
-  const LoadOutcome outcome = engine.Driver(1, 700)->Load(engine.VersionOf(2), engine.VersionOf(3));
+  INFO(kind.name << " " << fault.dump());
+  TestEngine engine(kind.name);
+  engine.SetFaults({Fault(kind.update, fault)});
+  const LoadOutcome outcome = engine.Driver(1, kPatient, 2'000)->Load(engine.VersionOf(2), engine.VersionOf(3));
   CHECK_FALSE(outcome.status.ok());
   CHECK(outcome.serving == Serving::kLastGood);
   CheckServes(engine, 3);
 }
 
 TEST_CASE("A read that outlasts its time is waited for before the last good version is read") {
-  const std::string kind = GENERATE("sglang", "vllm");
-  TestEngine engine(kind, {{"load_s", 0.6}});
-  const auto driver = engine.Driver(1, 400);
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  TestEngine engine(kind.name, {{"load_s", 0.6}});
+  const auto driver = engine.Driver(1, kPatient, 400);
   // The read of the last good version takes as long, and is not waited for either: nothing is known.
   CHECK(driver->Load(engine.VersionOf(2), engine.VersionOf(3)).serving == Serving::kUnknown);
-  const auto patient = engine.Driver(1, 5'000);
+  const auto patient = engine.Driver();
   CHECK(patient->Load(engine.VersionOf(2), engine.VersionOf(3)).serving == Serving::kNew);
   CheckServes(engine, 2);
 }
@@ -190,15 +187,15 @@ TEST_CASE("A server that dies of a read is unknown, and the error says where it 
   CHECK(outcome.status.message().find(engine.url()) != std::string::npos);
 }
 
-TEST_CASE("Steps after the read are tried again; when they keep failing the server stays stopped") {
-  const std::string kind = GENERATE("sglang", "vllm");
+TEST_CASE("Steps after the read are tried again; when they keep failing the server stays paused") {
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
   const bool drops = GENERATE(true, false);
-  TestEngine engine(kind);
-  const std::string step = drops ? DropOf(kind) : GoOnOf(kind);
-  const int skip = drops && kind == "sglang" ? 1 : 0;
+  TestEngine engine(kind.name);
+  const std::string step = drops ? kind.drop : kind.resume;
+  const int skip = drops ? kind.drops_in_pause : 0;
   engine.SetFaults({Fault(step, {{"kind", "status"}, {"skip", skip}, {"times", 2}})});
   CHECK(engine.Driver(3)->Load(engine.VersionOf(2), std::nullopt).status.ok());
-  CHECK(CountOf(engine.Paths(), UpdateOf(kind)) == 1);
+  CHECK(CountOf(engine.Paths(), kind.update) == 1);
   CheckServes(engine, 2);
 
   engine.SetFaults({Fault(step, {{"kind", "status"}, {"skip", skip}, {"times", 100}})});
@@ -208,9 +205,9 @@ TEST_CASE("Steps after the read are tried again; when they keep failing the serv
   CHECK(engine.State()["paused"].get<bool>());
 }
 
-TEST_CASE("In place, a server is paused and fenced, and goes on named and without its cache") {
-  const std::string kind = GENERATE("sglang", "vllm");
-  TestEngine engine(kind);
+TEST_CASE("In place, a server is paused and fenced, and resumes named and without its cache") {
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  TestEngine engine(kind.name);
   const auto driver = engine.Driver();
   REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
   CHECK(engine.State()["paused"].get<bool>());
@@ -218,40 +215,39 @@ TEST_CASE("In place, a server is paused and fenced, and goes on named and withou
   REQUIRE(driver->Resume(engine.VersionOf(2)).ok());
   Paths paths = engine.Paths();
   paths.erase(paths.begin(), paths.begin() + static_cast<long>(calls));
-  CHECK(paths == (kind == "sglang" ? Paths{"/flush_cache", "/update_weight_version", "/continue_generation"}
-                                   : Paths{"/reset_prefix_cache", "/update_weight_version", "/resume", "/is_paused"}));
+  CHECK(paths == kind.resume_calls);
   CHECK(engine.State()["weight_version"] == "0a1b2c3d-2");
   CheckServes(engine, 1);
 }
 
-TEST_CASE("In place, a pause that fails lets the server go on; while its memory is written nothing but Resume does") {
-  const std::string kind = GENERATE("sglang", "vllm");
-  TestEngine engine(kind);
+TEST_CASE("In place, a pause that fails resumes the server; while its memory is written only Resume does") {
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  TestEngine engine(kind.name);
   const auto driver = engine.Driver();
-  engine.SetFaults({Fault(PauseOf(kind), {{"kind", "garbage"}, {"effect", true}})});
+  engine.SetFaults({Fault(kind.pause, {{"kind", "garbage"}, {"effect", true}})});
   CHECK_FALSE(driver->Pause(engine.VersionOf(2)).ok());
   CHECK_FALSE(engine.State()["paused"].get<bool>());
 
   REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
-  engine.SetFaults({Fault(PauseOf(kind), {{"kind", "status"}})});
+  engine.SetFaults({Fault(kind.pause, {{"kind", "status"}})});
   CHECK_FALSE(driver->Pause(engine.VersionOf(3)).ok());
   CHECK(engine.State()["paused"].get<bool>());
   CHECK(driver->Resume(engine.VersionOf(2)).ok());
   CheckServes(engine, 1);
 }
 
-TEST_CASE("Cancelling gives a load up at once and makes a server go on that nothing was changed of") {
-  const std::string kind = GENERATE("sglang", "vllm");
-  TestEngine engine(kind);
-  engine.SetFaults({Fault(PauseOf(kind), {{"kind", "hang"}, {"effect", true}})});
-  const auto driver = engine.Driver(5, 30'000);
+TEST_CASE("Cancelling ends a load at once, and resumes a server of which nothing was changed") {
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  TestEngine engine(kind.name);
+  engine.SetFaults({Fault(kind.pause, {{"kind", "hang"}, {"effect", true}})});
+  const auto driver = engine.Driver(5);
   std::thread canceller([&] {
-    std::this_thread::sleep_for(milliseconds(300));
+    while (CountOf(engine.Paths(), kind.pause) == 0) std::this_thread::sleep_for(milliseconds(20));
     driver->Cancel();
   });
   const auto begin = std::chrono::steady_clock::now();
   const LoadOutcome outcome = driver->Load(engine.VersionOf(2), engine.VersionOf(3));
-  CHECK(std::chrono::steady_clock::now() - begin < milliseconds(5'000));
+  CHECK(std::chrono::steady_clock::now() - begin < milliseconds(kPatient));
   canceller.join();
   CHECK(outcome.status.code() == ErrorCode::kCancelled);
   CHECK(outcome.serving == Serving::kOld);
@@ -260,21 +256,21 @@ TEST_CASE("Cancelling gives a load up at once and makes a server go on that noth
   CHECK(driver->Pause(engine.VersionOf(2)).code() == ErrorCode::kCancelled);
 }
 
-TEST_CASE("A server goes on that the receiver leaves while it releases it, finishes it or resumes it") {
-  const std::string kind = GENERATE("sglang", "vllm");
+TEST_CASE("A server resumes that the receiver leaves while it releases it, finishes it or resumes it") {
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
   const std::string during = GENERATE("release", "finish", "resume");
-  INFO(kind << " " << during);
-  TestEngine engine(kind);
+  INFO(kind.name << " " << during);
+  TestEngine engine(kind.name);
   (void)engine.State();
-  const auto driver = engine.Driver(5, 30'000);
-  std::vector<Json> faults = {Fault(GoOnOf(kind), {{"kind", "hang"}})};
+  const auto driver = engine.Driver(5);
+  std::vector<Json> faults = {Fault(kind.resume, {{"kind", "hang"}})};
   if (during == "release") {
-    faults.push_back(Fault(UpdateOf(kind), {{"kind", "status"}, {"status", 404}, {"body", {{"detail", "No"}}}}));
+    faults.push_back(Fault(kind.update, {{"kind", "status"}, {"status", 404}, {"body", {{"detail", "No"}}}}));
   }
   if (during == "resume") REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
   engine.SetFaults(faults);
   std::thread canceller([&] {
-    while (CountOf(engine.Paths(), GoOnOf(kind)) == 0) std::this_thread::sleep_for(milliseconds(20));
+    while (CountOf(engine.Paths(), kind.resume) == 0) std::this_thread::sleep_for(milliseconds(20));
     driver->Cancel();
   });
   if (during == "resume") {
@@ -289,40 +285,41 @@ TEST_CASE("A server goes on that the receiver leaves while it releases it, finis
 }
 
 TEST_CASE("A version that was written before the receiver stops is resumed after it was cancelled") {
-  const std::string kind = GENERATE("sglang", "vllm");
-  TestEngine engine(kind);
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  TestEngine engine(kind.name);
   const auto driver = engine.Driver();
   REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
   driver->Cancel();
   // The first time it fails, too.
-  engine.SetFaults({Fault(GoOnOf(kind), {{"kind", "status"}})});
+  engine.SetFaults({Fault(kind.resume, {{"kind", "status"}})});
   CHECK(driver->Resume(engine.VersionOf(2)).ok());
   CHECK(engine.State()["weight_version"] == "0a1b2c3d-2");
   CheckServes(engine, 1);
 }
 
-TEST_CASE("A server that nothing was written of goes on under the name that it had") {
-  const std::string kind = GENERATE("sglang", "vllm");
-  TestEngine engine(kind);
+TEST_CASE("A server of which nothing was written resumes under the name that it had") {
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  TestEngine engine(kind.name);
   const auto driver = engine.Driver();
   REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
   REQUIRE(driver->Resume({.model = "actor"}).ok());
   CHECK(engine.State()["weight_version"] == "default");
   CHECK(CountOf(engine.Paths(), "/update_weight_version") == 0);
-  CHECK(CountOf(engine.Paths(), DropOf(kind)) == (kind == "sglang" ? 2 : 1));
+  CHECK(CountOf(engine.Paths(), kind.drop) == static_cast<size_t>(kind.drops_in_pause) + 1);
   CheckServes(engine, 1);
 }
 
 TEST_CASE("Reading a model has a time of its own") {
-  const std::string kind = GENERATE("sglang", "vllm");
-  TestEngine engine(kind, {{"load_s", 0.6}});
-  CHECK(engine.Driver(1, 300, 5'000)->Load(engine.VersionOf(2), std::nullopt).serving == Serving::kNew);
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  TestEngine engine(kind.name, {{"load_s", 2.5}});
+  CHECK(engine.Driver(1, 2'000, kPatient)->Load(engine.VersionOf(2), std::nullopt).serving == Serving::kNew);
   CheckServes(engine, 2);
 }
 
-TEST_CASE("A server that was started again does not serve what it was told of, and is looked at anew") {
-  const std::string kind = GENERATE("sglang", "vllm");
-  TestEngine engine(kind);
+TEST_CASE(
+    "A server that was restarted does not serve what it was notified of, and is asked again what state it is in") {
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  TestEngine engine(kind.name);
   const auto driver = engine.Driver();
   const auto still = [&](uint8_t fill) { return driver->StillServes(engine.VersionOf(fill)); };
   REQUIRE(driver->Load(engine.VersionOf(2), std::nullopt).status.ok());
@@ -334,7 +331,7 @@ TEST_CASE("A server that was started again does not serve what it was told of, a
   CHECK_FALSE(*still(2));
   const LoadOutcome outcome = driver->Load(engine.VersionOf(2), std::nullopt);
   CHECK(outcome.serving == Serving::kNew);
-  CHECK(CountOf(engine.Paths(), kind == "sglang" ? "/ready" : "/is_paused") >= 1);
+  CHECK(CountOf(engine.Paths(), kind.runs) >= 1);
   CHECK(*still(2));
   CHECK(driver->failures() == 0);
 
@@ -345,13 +342,12 @@ TEST_CASE("A server that was started again does not serve what it was told of, a
   CHECK(driver->failures() == 0);
 }
 
-TEST_CASE("A server that cannot tell what it serves, or may not be asked, is believed") {
-  const std::string kind = GENERATE("sglang", "vllm");
-  const std::string tells = kind == "sglang" ? "/model_info" : "/weight_info";
-  TestEngine engine(kind);
+TEST_CASE("A server that cannot say what it serves, or may not be asked, is believed") {
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  TestEngine engine(kind.name);
   const auto driver = engine.Driver();
   const auto answer = [&](const Json& more) {
-    engine.SetFaults({Fault(tells, more)});
+    engine.SetFaults({Fault(kind.served_name, more)});
     return driver->StillServes(engine.VersionOf(2));
   };
   CHECK(*answer({{"kind", "status"}, {"status", 404}, {"body", {{"detail", "Not Found"}}}}));
@@ -361,13 +357,13 @@ TEST_CASE("A server that cannot tell what it serves, or may not be asked, is bel
   CHECK(answer({{"kind", "garbage"}}).status().code() == ErrorCode::kProtocol);
   CHECK_FALSE(*driver->StillServes(engine.VersionOf(2)));
 
-  TestEngine nameless(kind, {{"absent", {"/update_weight_version"}}});
+  TestEngine nameless(kind.name, {{"absent", {"/update_weight_version"}}});
   const auto other = nameless.Driver();
   REQUIRE(other->Load(nameless.VersionOf(2), std::nullopt).status.ok());
   CHECK(*other->StillServes(nameless.VersionOf(2)));
 }
 
-TEST_CASE("An SGLang server that is starting is not stopped, and one too old for /ready goes on with what it had") {
+TEST_CASE("An SGLang server that is starting is not paused, and one too old for /ready resumes with what it had") {
   TestEngine starting("sglang", {{"start_s", 30}});
   const LoadOutcome early = starting.Driver()->Load(starting.VersionOf(2), std::nullopt);
   CHECK(early.status.code() == ErrorCode::kUnavailable);
@@ -396,7 +392,7 @@ TEST_CASE("A key is sent from its file; without the right one the error says whi
   CHECK((*NewEngineDriver(options))->Load(other.VersionOf(2), std::nullopt).status.ok());
 }
 
-TEST_CASE("vLLM without its development mode is told apart, and goes untouched") {
+TEST_CASE("vLLM without its development mode is recognised, and left untouched") {
   TestEngine engine("vllm", {{"dev_mode", false}});
   const LoadOutcome outcome = engine.Driver()->Load(engine.VersionOf(2), std::nullopt);
   CHECK(outcome.serving == Serving::kUnknown);
@@ -404,8 +400,8 @@ TEST_CASE("vLLM without its development mode is told apart, and goes untouched")
 }
 
 TEST_CASE("A server that cannot keep a version's name is served all the same") {
-  const std::string kind = GENERATE("sglang", "vllm");
-  TestEngine engine(kind, {{"absent", {"/update_weight_version", "/ready"}}});
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  TestEngine engine(kind.name, {{"absent", {"/update_weight_version", "/ready"}}});
   CHECK(engine.Driver()->Load(engine.VersionOf(2), std::nullopt).status.ok());
   CheckServes(engine, 2);
 }

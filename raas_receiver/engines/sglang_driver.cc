@@ -27,7 +27,7 @@ class SglangSteps final : public EngineSteps {
     return false;
   }
 
-  Status Stop() override {
+  Status Pause() override {
     LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Post("/pause_generation", {{"mode", pause_mode_}}));
     LS_RETURN_IF_ERROR(CheckOk(answer));
     // The answer comes before the scheduler has acted. Its answer to a flush comes after it, and says that nothing
@@ -67,14 +67,14 @@ class SglangSteps final : public EngineSteps {
     return server_.Unexpected(answer, "\"success\": true");
   }
 
-  Result<std::optional<std::string>> TellName() override {
+  Result<std::optional<std::string>> ServedName() override {
     LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Ask("/model_info"));
     if (answer.status != 200 && answer.refused()) return std::optional<std::string>();
     if (!answer.ok() || answer.json.is_null()) return server_.Unexpected(answer, "a JSON object");
     return answer.Text("weight_version");
   }
 
-  Status GoOn() override {
+  Status Resume() override {
     LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Post("/continue_generation"));
     return CheckOk(answer);
   }
@@ -109,16 +109,11 @@ class SglangSteps final : public EngineSteps {
 
 }  // namespace
 
-Result<std::unique_ptr<EngineDriver>> NewSglangDriver(EngineOptions options) {
-  if (options.pause_mode.empty()) options.pause_mode = "retract";
-  if (options.pause_mode != "retract" && options.pause_mode != "abort") {
-    return Status(ErrorCode::kConfig, Cat("engine-pause-mode is ", CleanText(options.pause_mode, 40),
-                                          "; sglang has retract and abort (in_place would keep the old cache)"));
-  }
+Result<std::unique_ptr<EngineDriver>> NewSglangDriver(const DriverKind& kind, EngineOptions options) {
   LS_ASSIGN_OR_RETURN(auto server, EngineServer::Create(options, "recent SGLang servers have it"));
   auto steps = std::make_unique<SglangSteps>(*server, options.pause_mode);
   return std::unique_ptr<EngineDriver>(
-      std::make_unique<HttpDriver>(std::move(options), std::move(server), std::move(steps)));
+      std::make_unique<HttpDriver>(kind, std::move(options), std::move(server), std::move(steps)));
 }
 
 }  // namespace lockstep

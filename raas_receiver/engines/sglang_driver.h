@@ -11,11 +11,11 @@ namespace lockstep {
 // /update_weight_version, /continue_generation. In place: the same without the update.
 //
 // Its answers are those of rank 0 of the first data-parallel replica: that a read failed on another rank, or that
-// another replica still runs something, it does not tell. It must have one HTTP worker (--tokenizer-worker-num 1, the
-// default): of several, one would be told of pauses and names, and any would answer.
+// another replica still runs something, it does not say. It must have one HTTP worker (--tokenizer-worker-num 1, the
+// default): of several, one would receive pauses and names, and any would answer.
 //
-// Pause modes: "retract" (the default: running requests wait, and are computed anew with the new weights) and "abort"
+// Pause modes: "retract" (the default: running requests wait, and are computed again with the new weights) and "abort"
 // (they end with what they have). "in_place" keeps the old cache under them, which no flush can drop: refused.
-Result<std::unique_ptr<EngineDriver>> NewSglangDriver(EngineOptions options);
+Result<std::unique_ptr<EngineDriver>> NewSglangDriver(const DriverKind& kind, EngineOptions options);
 
 }  // namespace lockstep

@@ -20,6 +20,42 @@
 
 namespace lockstep {
 
+// What a driver calls at the control port of one kind of server: paths.
+struct ServerKind {
+  std::string name;
+  std::string runs;  // asked whether it makes tokens
+  std::string pause;
+  std::string update;  // reads a directory
+  std::string drop;    // its caches
+  std::string resume;
+  std::string served_name;                // asked what it serves
+  std::vector<std::string> resume_calls;  // all of EngineDriver::Resume, in order
+  int drops_in_pause = 0;                 // calls of `drop` that a pause takes
+};
+
+inline std::vector<ServerKind> ServerKinds() {
+  return {{.name = "sglang",
+           .runs = "/ready",
+           .pause = "/pause_generation",
+           .update = "/update_weights_from_disk",
+           .drop = "/flush_cache",
+           .resume = "/continue_generation",
+           .served_name = "/model_info",
+           .resume_calls = {"/flush_cache", "/update_weight_version", "/continue_generation"},
+           .drops_in_pause = 1},
+          {.name = "vllm",
+           .runs = "/is_paused",
+           .pause = "/pause",
+           .update = "/collective_rpc",
+           .drop = "/reset_prefix_cache",
+           .resume = "/resume",
+           .served_name = "/weight_info",
+           .resume_calls = {"/reset_prefix_cache", "/update_weight_version", "/resume", "/is_paused"}}};
+}
+
+// For calls that are not to fail by their time, on however busy a machine.
+inline constexpr int kPatient = 60'000;
+
 class TestEngine {
  public:
   using Json = nlohmann::json;
@@ -40,7 +76,7 @@ class TestEngine {
     ::waitpid(process_, nullptr, 0);
     process_ = -1;
   }
-  // Ends it and starts it anew at the same port, with Checkpoint(1).
+  // Ends it and starts it again at the same port, with Checkpoint(1).
   void Restart() {
     End();
     const std::string port = url_.substr(url_.rfind(':') + 1);
@@ -73,7 +109,7 @@ class TestEngine {
     return {"actor", {RunId{{0x0a, 0x1b, 0x2c, 0x3d}}, fill}, Checkpoint(fill), "delta"};
   }
 
-  std::unique_ptr<EngineDriver> Driver(int attempts = 1, int timeout_ms = 3'000,
+  std::unique_ptr<EngineDriver> Driver(int attempts = 1, int timeout_ms = kPatient,
                                        std::optional<int> load_timeout_ms = std::nullopt) {
     auto driver = NewEngineDriver({.kind = kind_,
                                    .url = url_,

@@ -20,7 +20,7 @@ class VllmSteps final : public EngineSteps {
     return !paused;
   }
 
-  Status Stop() override {
+  Status Pause() override {
     LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Post(Cat("/pause?mode=", pause_mode_, "&clear_cache=true")));
     if (!answer.ok() || answer.Text("status") != "paused") return server_.Unexpected(answer, "\"status\": \"paused\"");
     LS_ASSIGN_OR_RETURN(const bool paused, IsPaused());
@@ -56,14 +56,14 @@ class VllmSteps final : public EngineSteps {
     return server_.Unexpected(answer, "\"success\": true and the version");
   }
 
-  Result<std::optional<std::string>> TellName() override {
+  Result<std::optional<std::string>> ServedName() override {
     LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Ask("/weight_info"));
     if (answer.status != 200 && answer.refused()) return std::optional<std::string>();
     if (!answer.ok() || answer.json.is_null()) return server_.Unexpected(answer, "a JSON object");
     return answer.Text("weight_version");
   }
 
-  Status GoOn() override {
+  Status Resume() override {
     LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Post("/resume"));
     if (!answer.ok() || answer.Text("status") != "resumed") {
       return server_.Unexpected(answer, "\"status\": \"resumed\"");
@@ -103,18 +103,13 @@ class VllmSteps final : public EngineSteps {
 
 }  // namespace
 
-Result<std::unique_ptr<EngineDriver>> NewVllmDriver(EngineOptions options) {
-  if (options.pause_mode.empty()) options.pause_mode = "keep";
-  if (options.pause_mode != "keep" && options.pause_mode != "wait" && options.pause_mode != "abort") {
-    return Status(ErrorCode::kConfig,
-                  Cat("engine-pause-mode is ", CleanText(options.pause_mode, 40), "; vllm has keep, wait and abort"));
-  }
+Result<std::unique_ptr<EngineDriver>> NewVllmDriver(const DriverKind& kind, EngineOptions options) {
   LS_ASSIGN_OR_RETURN(
       auto server,
       EngineServer::Create(options, "recent vLLM servers have it, with VLLM_SERVER_DEV_MODE=1 in their environment"));
   auto steps = std::make_unique<VllmSteps>(*server, options.pause_mode);
   return std::unique_ptr<EngineDriver>(
-      std::make_unique<HttpDriver>(std::move(options), std::move(server), std::move(steps)));
+      std::make_unique<HttpDriver>(kind, std::move(options), std::move(server), std::move(steps)));
 }
 
 }  // namespace lockstep

@@ -17,8 +17,8 @@ using std::chrono::milliseconds;
 
 constexpr char kLiveness[] = "raas-receiver-liveness";
 constexpr char kReadiness[] = "raas-receiver-readiness";
-constexpr milliseconds kTendInterval{500};
-// An I/O thread that has not come round for so long is stuck.
+constexpr milliseconds kTick{500};
+// An I/O thread that has not run a handler for so long is stuck.
 constexpr std::chrono::seconds kTurnLimit{30};
 
 void LogException(std::string_view what) {
@@ -81,6 +81,7 @@ Status Receiver::OpenModels() {
 }
 
 Status Receiver::Listen() {
+  LS_ASSIGN_OR_RETURN(address_file_, AddressFile::Create(config_.address_file));
   if (config_.engine_in_place) {
     std::map<std::string, EngineTargets*> targets;
     for (const auto& [model, session] : sessions_) targets[model] = &session->targets();
@@ -89,22 +90,21 @@ Status Receiver::Listen() {
   LS_ASSIGN_OR_RETURN(server_, RpcServer::Create({.address = config_.listen.ToString(),
                                                   .services = {&service_},
                                                   .health_services = {kLiveness, kReadiness}}));
+  const HostPort address{config_.listen.host, static_cast<uint16_t>(server_->bound_port())};
   Log(LogLevel::kInfo, "listening",
-      {{"address", HostPort{config_.listen.host, static_cast<uint16_t>(server_->bound_port())}.ToString()},
-       {"root", config_.root},
-       {"agent", config_.agent.ToString()}});
-  return OkStatus();
+      {{"grpc", address.ToString()}, {"root", config_.root}, {"agent", config_.agent.ToString()}});
+  return address_file_->Announce({{"grpc", address.ToString()}});
 }
 
 Status Receiver::Run(SignalWaiter& signals) {
   for (const auto& [model, session] : sessions_) session->Start();
-  Tend();
+  Tick();
   NotifyReady();
   while (true) {
-    const std::optional<int> signal = signals.Wait(kTendInterval);
+    const std::optional<int> signal = signals.Wait(kTick);
     if (signal == SIGTERM || signal == SIGINT) break;
-    if (signal == SIGHUP) Log(LogLevel::kInfo, "nothing_to_reload");
-    Tend();
+    if (signal == SIGHUP) Log(LogLevel::kInfo, "reload_ignored");
+    Tick();
   }
   NotifyStopping();
   Log(LogLevel::kInfo, "draining", {{"timeout_ms", config_.drain_timeout.count()}});
@@ -122,7 +122,7 @@ Status Receiver::Run(SignalWaiter& signals) {
   return OkStatus();
 }
 
-void Receiver::Tend() {
+void Receiver::Tick() {
   const bool turning = LoopsTurn();
   const bool ready =
       std::all_of(sessions_.begin(), sessions_.end(), [](const auto& entry) { return entry.second->HoldsVersion(); });

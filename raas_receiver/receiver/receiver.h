@@ -10,6 +10,7 @@
 #include "common/net/io_threads.h"
 #include "common/os/signals.h"
 #include "common/rpc/rpc_server.h"
+#include "common/telemetry/address_file.h"
 #include "common/telemetry/timeline.h"
 #include "raas_receiver/receiver/receiver_config.h"
 #include "raas_receiver/receiver/receiver_service.h"
@@ -33,8 +34,8 @@ class Receiver {
 
   Status OpenModels();
   Status Listen();
-  // One look around: health, systemd.
-  void Tend();
+  // Health and the service manager's watchdog follow from what it finds.
+  void Tick();
   bool LoopsTurn();
   void Drain();
 
@@ -47,6 +48,7 @@ class Receiver {
   ReceiverService service_;
   std::unique_ptr<TargetServer> engine_ranks_;
   std::unique_ptr<RpcServer> server_;
+  std::unique_ptr<AddressFile> address_file_;
   std::shared_ptr<std::atomic<bool>> io_turned_;  // false while a heartbeat is on its way through the I/O threads
   std::chrono::steady_clock::time_point last_turn_;
 };

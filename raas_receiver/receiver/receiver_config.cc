@@ -9,6 +9,7 @@
 
 #include "common/base/text.h"
 #include "common/config/config.h"
+#include "common/model/model_name.h"
 #include "common/payload/payload.h"
 #include "common/telemetry/build_info.h"
 #include "common/wire/frame.h"
@@ -26,6 +27,7 @@ struct Written {
   std::vector<std::string> models;
   std::string root = "/dev/shm/lockstep-receiver";
   std::string listen = "127.0.0.1:7710";
+  std::string address_file;
   uint64_t lanes = 4;
   uint64_t threads = 0;
   bool follow = true;
@@ -62,18 +64,22 @@ std::string VersionText() {
 }
 
 void AddEngineOptions(ConfigParser& parser, Written& to) {
-  parser.Add("engine", &to.engine, "who is told of every version: none, hook, sglang or vllm");
-  parser.Add("hook", &to.hook, "engine hook: command run by /bin/sh after every commit, told by LOCKSTEP_* variables");
-  parser.Add("engine-url", &to.engine_url, "engine sglang or vllm: the server, http://HOST:PORT");
-  parser.Add("engine-key-file", &to.engine_key_file, "engine sglang or vllm: file with the server's (admin) API key");
-  parser.Add("engine-pause-mode", &to.engine_pause_mode, "engine sglang or vllm: how requests in progress are paused");
+  const auto add = [&](const char* name, std::string* target, EngineOption option, const char* help) {
+    parser.Add(name, target, Cat("engine ", DriverKindNames(option), ": ", help));
+  };
+  parser.Add("engine", &to.engine, Cat("who is notified of every version: ", DriverKindNames()));
+  add("hook", &to.hook, &EngineOptions::command,
+      "command run by /bin/sh after every commit, with LOCKSTEP_* variables");
+  add("engine-url", &to.engine_url, &EngineOptions::url, "the server, http://HOST:PORT");
+  add("engine-key-file", &to.engine_key_file, &EngineOptions::key_file, "file with the server's (admin) API key");
+  add("engine-pause-mode", &to.engine_pause_mode, &EngineOptions::pause_mode, "how requests in progress are paused");
   parser.Add("engine-timeout-ms", &to.engine_timeout_ms, "time after which a call to the engine has failed");
   parser.Add("engine-load-timeout-ms", &to.engine_load_timeout_ms, "the same, of the call that reads a whole model");
   parser.Add("engine-attempts", &to.engine_attempts, "how often an engine is made to take one version");
   parser.Add("engine-load", &to.engine_load,
              "directory: the engine loads what is published; in-place: its ranks lend the memory of their parameters");
   parser.Add("engine-socket", &to.engine_socket, "unix socket where ranks lend their memory");
-  parser.Add("engine-hold-timeout-ms", &to.engine_hold_timeout_ms, "time for a rank to stop at, or to go on");
+  parser.Add("engine-hold-timeout-ms", &to.engine_hold_timeout_ms, "time for a rank to stop, or to resume");
   parser.Add("engine-stage-bytes", &to.engine_stage_bytes, "memory for writes worked out before the engine is paused");
 }
 
@@ -82,10 +88,11 @@ void AddOptions(ConfigParser& parser, Written& to) {
   parser.Add("agent", &to.agent, "the trainer agent's gRPC address, HOST:PORT");
   parser.Add("model", &to.models, "a model to follow; repeat for several");
   parser.Add("root", &to.root, "directory, best on a tmpfs, where versions are published as <root>/<model>/current");
-  parser.Add("listen", &to.listen, "own gRPC address, HOST:PORT");
+  parser.Add("listen", &to.listen, "own gRPC address, HOST:PORT; port 0: the system chooses");
+  parser.Add("address-file", &to.address_file, "file that holds, as JSON, where the receiver listens, while it does");
   parser.Add("lanes", &to.lanes, "TCP connections per pull");
   parser.Add("threads", &to.threads, "threads that apply and hash; 0: one per core");
-  parser.Add("follow", &to.follow, "take every new version by itself; false: only when told to pull");
+  parser.Add("follow", &to.follow, "take every new version by itself; false: only when asked to pull");
   parser.Add("live", &to.live, "take its changes while the trainer still writes it");
   parser.Add("assets", &to.assets, "directory whose files (config, tokenizer) are linked into every published version");
   AddEngineOptions(parser, to);
@@ -127,13 +134,8 @@ Status CheckRanges(const Written& written) {
   return CheckRange("drain-timeout-ms", written.drain_timeout_ms, 0, kDayMs);
 }
 
-// A hook needs no `engine = hook` beside it.
-std::string EngineKind(const Written& written) {
-  return written.engine == "none" && !written.hook.empty() ? "hook" : written.engine;
-}
-
 Status CheckEngine(const Written& written, ReceiverConfig& config) {
-  config.engine = {.kind = EngineKind(written),
+  config.engine = {.kind = written.engine,
                    .command = written.hook,
                    .url = written.engine_url,
                    .key_file = written.engine_key_file,
@@ -141,10 +143,11 @@ Status CheckEngine(const Written& written, ReceiverConfig& config) {
                    .timeout = std::chrono::milliseconds(written.engine_timeout_ms),
                    .load_timeout = std::chrono::milliseconds(written.engine_load_timeout_ms),
                    .attempts = static_cast<int>(written.engine_attempts)};
-  LS_RETURN_IF_ERROR(NewEngineDriver(config.engine));
-  const bool one_server = config.engine.kind == "sglang" || config.engine.kind == "vllm";
-  if (one_server && written.models.size() > 1) {
-    return {ErrorCode::kConfig, "a server holds one model: run a receiver for each model with an engine over HTTP"};
+  config.engine.kind = MeantDriverKind(config.engine);
+  LS_ASSIGN_OR_RETURN(const auto driver, NewEngineDriver(config.engine));
+  if (driver->controls_server() && written.models.size() > 1) {
+    return {ErrorCode::kConfig,
+            Cat("a ", driver->kind(), " server holds one model: run a receiver for each model that has one")};
   }
   if (written.engine_load != "directory" && written.engine_load != "in-place") {
     return {ErrorCode::kConfig, Cat("engine-load is \"", written.engine_load, "\"; it must be directory or in-place")};
@@ -167,6 +170,7 @@ Result<ReceiverConfig> Check(const Written& written) {
   if (!agent.ok()) return Status(ErrorCode::kConfig, Cat("agent: ", agent.status().message()));
   config.agent = *agent;
   LS_ASSIGN_OR_RETURN(config.listen, CheckListenAddress("listen", written.listen, written.allow_insecure_network));
+  config.address_file = written.address_file;
   if (!written.assets.empty() && !fs::is_directory(written.assets)) {
     return Status(ErrorCode::kConfig, Cat("assets: ", written.assets, " is not a directory"));
   }

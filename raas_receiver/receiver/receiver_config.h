@@ -1,4 +1,4 @@
-// What raas_receiver is told: flags, environment, file.
+// How raas_receiver is configured: flags, environment, file.
 #pragma once
 
 #include <chrono>
@@ -21,6 +21,7 @@ struct ReceiverConfig {
   std::string root;    // absolute
   std::string assets;  // absolute, or empty
   HostPort listen;
+  std::string address_file;  // empty: none
   size_t lanes = 0;
   size_t threads = 0;
   bool follow = true;

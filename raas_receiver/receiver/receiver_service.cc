@@ -110,7 +110,7 @@ grpc::Status ReceiverService::GetTimeline(grpc::ServerContext*, const v1::Timeli
                                           v1::TimelineSpans* response) {
   response->set_daemon("raas_receiver");
   response->set_name(name_);
-  TellTimeline(&timeline_, *request, *response);
+  ReportTimeline(&timeline_, *request, *response);
   return grpc::Status::OK;
 }
 

@@ -44,8 +44,8 @@ int RunAndDie(const ReplicaFixture& fixture, Sync kind, int dies_at) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-// A process that holds the model file of the current version open, or only mapped, and tells at the end whether it
-// still sees the bytes it saw first.
+// A process that holds the model file of the current version open, or only mapped, and exits with whether it still
+// sees the bytes that it saw first.
 class Reader {
  public:
   Reader(const std::string& path, bool keep_open) {
@@ -130,7 +130,7 @@ TEST_CASE("A receiver killed at any edge of any sync comes back with a whole ver
   CHECK(edges >= 5);
 }
 
-TEST_CASE("A file that a reader has open or mapped is never written; it is given up") {
+TEST_CASE("A file that a reader has open or mapped is never written; it is replaced") {
   const bool keep_open = GENERATE(true, false);
   ReplicaFixture fixture;
   fixture.Open();
@@ -147,7 +147,7 @@ TEST_CASE("A file that a reader has open or mapped is never written; it is given
 
 TEST_CASE("A reader that leaves within the grace keeps its file from being replaced") {
   ReplicaFixture fixture;
-  fixture.options.reader_grace = std::chrono::seconds(20);
+  fixture.options.reader_grace = std::chrono::hours(1);
   fixture.Open();
   fixture.PullFull(fixture.model.Advance());
   fixture.model.Advance();
@@ -164,7 +164,7 @@ TEST_CASE("A reader that leaves within the grace keeps its file from being repla
   CHECK(fixture.pair().replaced() == 0);
 }
 
-TEST_CASE("A file that somebody linked away is given up") {
+TEST_CASE("A file that has another link is replaced") {
   ReplicaFixture fixture;
   fixture.Open();
   fixture.PullFull(fixture.model.Advance());

@@ -26,7 +26,7 @@ Result<ReplicaFile> ReplicaFile::Create(const std::string& path, std::shared_ptr
   const Bytes header = SafetensorsHeader(*layout);
   ReplicaFile file;
   LS_ASSIGN_OR_RETURN(file.segment_, CreateTmpfsSegment(path, ImageBytes(*layout)));
-  // Engines often run as somebody else; they reach the file by its published name only.
+  // Engines often run as another user; they reach the file by its published name only.
   if (::fchmod(file.segment_.fd(), 0644) != 0) return ErrnoStatus(errno, Cat("chmod ", path));
   std::copy(header.begin(), header.end(), file.segment_.data());
   file.layout_ = std::move(layout);
@@ -51,7 +51,7 @@ bool ReplicaFile::Warm(uint64_t bytes, WorkerPool& pool) {
   const uint64_t begin = cold_from_;
   cold_from_ = std::min(segment_.bytes(), begin + bytes);
 #ifdef MADV_POPULATE_WRITE
-  // Changes no byte, so it does not matter who reads them. Only a wish: kernels before 5.14 do not know it.
+  // Changes no byte, so readers do not matter. Only advice: kernels before 5.14 do not know it.
   pool.ParallelFor((cold_from_ - begin + kWarmPiece - 1) / kWarmPiece, [&](size_t i) {
     const uint64_t offset = begin + i * kWarmPiece;
     (void)::madvise(segment_.data() + offset, std::min(kWarmPiece, cold_from_ - offset), MADV_POPULATE_WRITE);
@@ -78,11 +78,11 @@ bool ReplicaFile::Claim(std::chrono::milliseconds grace) {
 
 bool ReplicaFile::TryClaim() {
   struct stat info {};
-  // Another name for the file is a reader to come: somebody linked it away from us. No name at all: somebody removed
-  // it, and it could not be published.
+  // Another name for the file is a reader to come: it was linked to elsewhere. No name at all: it was removed, and could
+  // not be published.
   if (::fstat(segment_.fd(), &info) != 0 || info.st_nlink != 1) return false;
-  // Somebody who opens the file while we hold the lease has the kernel tell us; by a signal that is ignored unless
-  // asked for.
+  // When the file is opened while we hold the lease the kernel signals us; by a signal that is ignored unless asked
+  // for.
   if (::fcntl(segment_.fd(), F_SETSIG, SIGURG) != 0) return false;
   return ::fcntl(segment_.fd(), F_SETLEASE, F_WRLCK) == 0;
 }

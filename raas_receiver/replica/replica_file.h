@@ -2,8 +2,8 @@
 //
 // A file that a reader may have open or mapped is never written. The kernel knows who has: a write lease (F_SETLEASE)
 // is refused while any other open file description of the file exists, and a mapping holds one. So this process keeps
-// exactly one description per replica file, and Claim() asks for the lease. It is kept until Release(): whoever manages
-// to open the file in between (through /proc, say) waits in open() until then, and sees whole content.
+// exactly one description per replica file, and Claim() asks for the lease. It is kept until Release(): a process that
+// manages to open the file in between (through /proc, say) waits in open() until then, and sees whole content.
 #pragma once
 
 #include <chrono>
@@ -39,9 +39,9 @@ class ReplicaFile {
   // are. A page costs more to get from the system than to write: do this while there is nothing better to do.
   bool Warm(uint64_t bytes, WorkerPool& pool);
 
-  // True: nobody else has the file and nobody can get it; it may be written until Release(). False: somebody still had
-  // it when `grace` was over, or this filesystem cannot tell; the file must be given up. REQUIRES its published names
-  // to be gone.
+  // True: no other process has the file and none can get it; it may be written until Release(). False: a reader still
+  // had it when `grace` was over, or this filesystem has no leases; the file must be replaced. REQUIRES its published
+  // names to be gone.
   bool Claim(std::chrono::milliseconds grace);
   void Release();
 

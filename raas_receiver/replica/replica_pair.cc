@@ -4,11 +4,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
-#include <sstream>
 
 #include "common/base/text.h"
-#include "common/os/file.h"
+#include "common/model/model_name.h"
 
 namespace lockstep {
 namespace {
@@ -17,18 +15,24 @@ constexpr uint64_t kWarmStep = 64 << 20;
 
 }  // namespace
 
-ReplicaPair::ReplicaPair(ReplicaOptions options, WorkerPool& pool)
-    : options_(std::move(options)),
-      pool_(pool),
-      scratch_(Cat(options_.root, "/", options_.model, "/.lockstep")),
-      tree_(Cat(options_.root, "/", options_.model), scratch_, options_.assets) {
-  for (size_t i = 0; i < replicas_.size(); ++i) {
-    replicas_[i].path = Cat(scratch_, "/replica-", i, ".safetensors");
-    replicas_[i].state_path = Cat(scratch_, "/replica-", i, ".state");
-  }
+Result<std::unique_ptr<ReplicaPair>> ReplicaPair::Open(ReplicaOptions options, WorkerPool& pool) {
+  LS_RETURN_IF_ERROR(CheckModelName(options.model));
+  LS_ASSIGN_OR_RETURN(ReplicaDirectory directory, ReplicaDirectory::Open(options.root, options.model));
+  VersionTree tree(directory.path(), directory.scratch(), options.assets);
+  LS_ASSIGN_OR_RETURN(ReplicasAtStart start, RecoverReplicas(directory, tree, pool));
+  return std::unique_ptr<ReplicaPair>(
+      new ReplicaPair(std::move(options), pool, std::move(directory), std::move(tree), std::move(start)));
 }
 
-ReplicaPair::~ReplicaPair() = default;
+ReplicaPair::ReplicaPair(ReplicaOptions options, WorkerPool& pool, ReplicaDirectory directory, VersionTree tree,
+                         ReplicasAtStart start)
+    : options_(std::move(options)),
+      pool_(pool),
+      directory_(std::move(directory)),
+      tree_(std::move(tree)),
+      kept_(options_.keep_delta_bytes, options_.keep_older_deltas),
+      replicas_(std::move(start.replicas)),
+      current_(start.current) {}
 
 PublishedVersion ReplicaPair::current() const {
   std::lock_guard lock(mutex_);
@@ -50,7 +54,7 @@ Result<VerifyReport> ReplicaPair::Verify() const {
   std::unique_lock lock(mutex_);
   if (current_ < 0) return Status(ErrorCode::kState, Cat("model ", options_.model, " holds no version to verify yet"));
   const Replica& replica = replicas_[current_];
-  const std::shared_lock reading(replica.bytes);
+  const std::shared_lock reading(bytes_mutexes_[current_]);
   const ReplicaState state = *replica.whole;
   // Under the lock: what is current is not withdrawn.
   LS_RETURN_IF_ERROR(tree_.CheckAttachments(replica.name, *state.layout));
@@ -101,7 +105,7 @@ Status ReplicaPair::MakeWritable(const std::shared_ptr<const ModelLayout>& layou
     replica.whole.reset();
     replica.name.clear();
   }
-  writing_ = std::unique_lock(replica.bytes);
+  writing_ = std::unique_lock(bytes_mutexes_[target_index()]);
   const bool fits = replica.file.valid() && replica.file.layout()->digest() == layout->digest();
   const bool claimed = fits && replica.file.Claim(options_.reader_grace);
   content_kept = claimed && whole;
@@ -120,7 +124,7 @@ Status ReplicaPair::MakeWritable(const std::shared_ptr<const ModelLayout>& layou
 Result<std::vector<BlockIndex>> ReplicaPair::BringForward(DeltaChain steps) {
   const ReplicaState& base = *replicas_[current_].whole;
   DeltaChain chain;
-  if (target().whole) chain = KeptBetween(target().whole->manifest.held, base.manifest.held);
+  if (target().whole) chain = kept_.Between(target().whole->manifest.held, base.manifest.held);
   const bool reaches = !chain.empty();
   Version from = reaches ? chain.front()->base().version : base.manifest.held.version;
 
@@ -128,7 +132,8 @@ Result<std::vector<BlockIndex>> ReplicaPair::BringForward(DeltaChain steps) {
   LS_RETURN_IF_ERROR(MakeWritable(base.layout, content_kept));
   std::vector<BlockIndex> bad;
   if (!reaches || !content_kept) {
-    bad = CopyFromCurrent();
+    bad = CopyBlocks(*base.layout, base.manifest.block_hashes, replicas_[current_].file.data(), target().file.data(),
+                     pool_);
     chain.clear();
     from = base.manifest.held.version;
   }
@@ -164,7 +169,7 @@ Status ReplicaPair::Commit(Manifest manifest, int64_t committed_unix_ns, const D
     replica.whole = std::move(state);
   }
   LS_RETURN_IF_ERROR(SwitchToOther());
-  Keep(steps, base);
+  kept_.Add(steps, base);
   return OkStatus();
 }
 
@@ -185,7 +190,7 @@ Status ReplicaPair::SwitchToOther() {
     const std::string name = VersionTree::NameFor(replica.whole->manifest.held, taken);
     if (const Status published = tree_.Publish(name, replica.path, *replica.whole->layout); !published.ok()) {
       std::lock_guard lock(mutex_);
-      if (::access(replica.path.c_str(), F_OK) != 0) replica.whole.reset();  // somebody removed the file
+      if (::access(replica.path.c_str(), F_OK) != 0) replica.whole.reset();  // the file was removed
       return published;
     }
     std::lock_guard lock(mutex_);
@@ -198,19 +203,6 @@ Status ReplicaPair::SwitchToOther() {
   return OkStatus();
 }
 
-Held ReplicaPair::served() const {
-  const Result<std::string> text = ReadFile(ServedPath());
-  std::string run;
-  Version version = 0;
-  if (!text.ok() || !(std::istringstream(*text) >> run >> version)) return {};
-  const auto id = HexDecode16(run);
-  return id.ok() ? Held{{*id}, version} : Held{};
-}
-
-Status ReplicaPair::MarkServed(const Held& held) {
-  return WriteFileAtomic(ServedPath(), Cat(ToHex(held.run), " ", held.version, "\n"), 0600);
-}
-
 std::span<const std::byte> ReplicaPair::current_data() const {
   return current_ < 0 ? std::span<std::byte>() : replicas_[current_].file.data();
 }
@@ -220,44 +212,8 @@ std::span<const std::byte> ReplicaPair::previous_data() const {
 }
 
 DeltaChain ReplicaPair::DeltasBetween(const Held& one, const Held& other) const {
-  DeltaChain chain = KeptBetween(one, other);
-  return chain.empty() ? KeptBetween(other, one) : chain;
-}
-
-DeltaChain ReplicaPair::KeptBetween(const Held& from, const Held& to) const {
-  const auto first = std::find_if(kept_.begin(), kept_.end(), [&](const auto& step) { return step->base() == from; });
-  const auto last = std::find_if(first, kept_.end(), [&](const auto& step) { return step->target() == to; });
-  return last == kept_.end() ? DeltaChain() : DeltaChain(first, last + 1);
-}
-
-void ReplicaPair::Keep(const DeltaChain& steps, const Held& base) {
-  const bool follows = !steps.empty() && !kept_.empty() && kept_.back()->target() == base;
-  if (!follows || !options_.keep_older_deltas) kept_.clear();  // what was kept, both replicas have now
-  kept_.insert(kept_.end(), steps.begin(), steps.end());
-  uint64_t bytes = 0;
-  auto oldest = kept_.end();
-  while (oldest != kept_.begin() && bytes + (*(oldest - 1))->total_bytes() <= options_.keep_delta_bytes) {
-    bytes += (*--oldest)->total_bytes();
-  }
-  kept_.erase(kept_.begin(), oldest);
-}
-
-std::vector<BlockIndex> ReplicaPair::CopyFromCurrent() {
-  const ReplicaState& state = *replicas_[current_].whole;
-  const std::span<const std::byte> from = replicas_[current_].file.data();
-  const std::span<std::byte> to = target().file.data();
-  std::mutex mutex;
-  std::vector<BlockIndex> bad;
-  pool_.ParallelFor(state.layout->block_count(), [&](size_t i) {
-    const auto block = static_cast<BlockIndex>(i);
-    const ByteRange range = state.layout->block_range(block);
-    const std::span<std::byte> copy = to.subspan(range.offset, range.bytes);
-    std::memcpy(copy.data(), from.data() + range.offset, range.bytes);
-    if (BlockHash(copy) == state.manifest.block_hashes[block]) return;
-    std::lock_guard lock(mutex);
-    bad.push_back(block);
-  });
-  return bad;
+  DeltaChain chain = kept_.Between(one, other);
+  return chain.empty() ? kept_.Between(other, one) : chain;
 }
 
 void ReplicaPair::SetCurrent(int current) {

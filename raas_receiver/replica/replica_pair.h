@@ -1,7 +1,8 @@
 // The two replicas of one model, and what engines see of them.
 //
 // One replica is current: whole, verified, published under <root>/<model>/current. The other is the target: it stays
-// what it was, an older whole version to roll back to, until the next sync brings it forward or refills it. A sync is
+// what it was, an older whole version to roll back to, until the next sync brings it forward or fills it again. A sync
+// is
 //
 //   BringForward(steps)   or   BeginFull(layout), bytes into target_block(), CatchUp(steps)
 //   [damaged blocks written again, whole, into target_block()]
@@ -19,7 +20,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <shared_mutex>
 #include <span>
 #include <string>
@@ -31,11 +31,10 @@
 #include "common/base/worker_pool.h"
 #include "common/model/layout.h"
 #include "common/model/manifest.h"
-#include "common/model/model_name.h"
-#include "common/os/unique_fd.h"
 #include "raas_receiver/replica/apply.h"
-#include "raas_receiver/replica/replica_file.h"
-#include "raas_receiver/replica/state_file.h"
+#include "raas_receiver/replica/kept_deltas.h"
+#include "raas_receiver/replica/recovery.h"
+#include "raas_receiver/replica/replica_directory.h"
 #include "raas_receiver/replica/tree.h"
 
 namespace lockstep {
@@ -46,7 +45,7 @@ struct ReplicaOptions {
   std::string assets;                         // absolute, or empty
   uint64_t keep_delta_bytes = 0;              // of applied deltas, kept to bring the other replica and engines forward
   bool keep_older_deltas = false;             // also those that both replicas have: engines' memory may be behind them
-  std::chrono::milliseconds reader_grace{0};  // how long to wait for a reader before its file is given up
+  std::chrono::milliseconds reader_grace{0};  // how long to wait for a reader before its file is replaced
   // Called with a name at every edge of FORMAT.md's tables; tests die there.
   std::function<void(std::string_view edge)> at_edge;
 };
@@ -68,15 +67,13 @@ struct VerifyReport {
 
 class ReplicaPair {
  public:
-  // Takes over <root>/<model>/, proving by hash what the replicas there hold. kPermission when the root cannot be
-  // written, kState when another receiver owns the directory.
+  // Takes over <root>/<model>/ (ReplicaDirectory::Open, RecoverReplicas). REQUIRES `pool` to outlive it.
   static Result<std::unique_ptr<ReplicaPair>> Open(ReplicaOptions options, WorkerPool& pool);
-  ~ReplicaPair();
 
   // --- any thread ---
   PublishedVersion current() const;
   PublishedVersion previous() const;               // what SwitchToOther would make current
-  uint64_t replaced() const { return replaced_; }  // files given up because a reader still had them
+  uint64_t replaced() const { return replaced_; }  // files replaced because a reader still had them
   // Recomputes the current replica's hashes from its bytes. kState when nothing is held; kCorrupt when one of its
   // attachments is not as it travelled.
   Result<VerifyReport> Verify() const;
@@ -84,18 +81,18 @@ class ReplicaPair {
   // --- the session's thread ---
   // Reserves the memory of replicas that have none yet, so that a model that does not fit is known before bytes move.
   Status Allocate(const std::shared_ptr<const ModelLayout>& layout);
-  // Warms some more of the target's memory (ReplicaFile::Warm), for less than a second or so. False when there is
-  // nothing left.
+  // Warms some more of the target's memory (ReplicaFile::Warm), for less than a second. False when there is nothing
+  // left.
   bool WarmTarget();
 
   // Makes the target equal to the current version with `steps` applied. Answers the damaged blocks (as ApplyChain).
   // REQUIRES steps to be consecutive and start at the current version, verified against their digests.
   Result<std::vector<BlockIndex>> BringForward(DeltaChain steps);
 
-  // Makes the target writable memory of `layout`, content unspecified, and nobody's version.
+  // Makes the target writable memory of `layout`, content unspecified, and no version.
   Status BeginFull(const std::shared_ptr<const ModelLayout>& layout);
   std::span<std::byte> target_block(BlockIndex block) const { return target().file.block(block); }
-  WorkerPool& pool() const { return pool_; }  // for whoever fills the target
+  WorkerPool& pool() const { return pool_; }  // for filling the target
   // Applies to each block of a full target the steps from its version on. Answers the damaged blocks.
   std::vector<BlockIndex> CatchUp(const DeltaChain& steps, const std::vector<Version>& versions);
 
@@ -107,10 +104,10 @@ class ReplicaPair {
 
   // Makes the other replica's version current. kState when it holds no whole one.
   Status SwitchToOther();
-  // What the engine was last known to serve; remembered across restarts, so that a receiver killed before it told the
-  // engine does so when it comes back.
-  Held served() const;
-  Status MarkServed(const Held& held);
+  // What the engine was last known to serve; remembered across restarts, so that a receiver killed before it notified
+  // the engine does so when it comes back.
+  Held served() const { return directory_.served(); }
+  Status MarkServed(const Held& held) { return directory_.MarkServed(held); }
 
   // Hashes of the current version. REQUIRES one.
   const std::vector<uint64_t>& current_hashes() const { return replicas_[current_].whole->manifest.block_hashes; }
@@ -122,31 +119,12 @@ class ReplicaPair {
   DeltaChain DeltasBetween(const Held& one, const Held& other) const;
 
  private:
-  struct Replica {
-    std::string path;
-    std::string state_path;
-    ReplicaFile file;
-    std::optional<ReplicaState> whole;  // nothing: the bytes are nobody's version
-    std::string name;                   // its published directory; empty when not published
-    mutable std::shared_mutex bytes;    // exclusive while the session writes, shared while somebody verifies
-  };
-
-  ReplicaPair(ReplicaOptions options, WorkerPool& pool);
-
-  Status Recover();
-  Status LockDirectory();
-  Status SweepScratch() const;
-  void Load(Replica& replica);
-  Status Republish(Replica& replica, const std::vector<std::string>& names);
-  Status ChooseCurrent();
+  ReplicaPair(ReplicaOptions options, WorkerPool& pool, ReplicaDirectory directory, VersionTree tree,
+              ReplicasAtStart start);
 
   Status MakeWritable(const std::shared_ptr<const ModelLayout>& layout, bool& content_kept);
   void EndWriting();
-  DeltaChain KeptBetween(const Held& from, const Held& to) const;
-  void Keep(const DeltaChain& steps, const Held& base);
-  std::vector<BlockIndex> CopyFromCurrent();  // answers the blocks that were not what the manifest says
   void SetCurrent(int current);
-  std::string ServedPath() const { return scratch_ + "/served"; }
   void Edge(std::string_view edge) const;
   PublishedVersion Describe(const Replica& replica) const;
 
@@ -154,20 +132,21 @@ class ReplicaPair {
   Replica& target() { return replicas_[target_index()]; }
   const Replica& target() const { return replicas_[target_index()]; }
 
-  ReplicaOptions options_;
+  const ReplicaOptions options_;
   WorkerPool& pool_;
-  std::string scratch_;
+  ReplicaDirectory directory_;
   VersionTree tree_;
-  UniqueFd lock_;
+  KeptDeltas kept_;
   std::array<Replica, 2> replicas_;
-  DeltaChain kept_;  // consecutive; the last one led to the version committed last
+  // Each replica's bytes: exclusive while the session writes, shared while they are verified.
+  mutable std::array<std::shared_mutex, 2> bytes_mutexes_;
   std::unique_lock<std::shared_mutex> writing_;
   std::atomic<uint64_t> replaced_ = 0;
 
   // Guards current_, and each replica's `whole` and `name`, which other threads read and only the session's changes.
-  // Taken before a replica's `bytes`.
+  // Taken before bytes_mutexes_.
   mutable std::mutex mutex_;
-  int current_ = -1;  // -1: nothing is held
+  int current_;  // -1: nothing is held
 };
 
 }  // namespace lockstep

@@ -45,7 +45,7 @@ TEST_CASE("Deltas alternate between the replicas and always come out whole") {
   CHECK(fixture.pair().replaced() == 0);
 }
 
-TEST_CASE("Rolling back makes the version before current again, and the next sync goes on from it") {
+TEST_CASE("Rolling back makes the version before current again, and the next sync continues from it") {
   ReplicaFixture fixture;
   fixture.Open();
   CHECK(fixture.pair().SwitchToOther().code() == ErrorCode::kState);
@@ -61,7 +61,7 @@ TEST_CASE("Rolling back makes the version before current again, and the next syn
   CHECK(fixture.pair().previous().held == fixture.model.held(1));
 }
 
-TEST_CASE("A sync that is abandoned leaves the current version, and the next one starts anew") {
+TEST_CASE("A sync that is abandoned leaves the current version, and the next one starts again") {
   ReplicaFixture fixture;
   fixture.Open();
   fixture.PullFull(fixture.model.Advance());
@@ -155,7 +155,7 @@ TEST_CASE("Damage to the current replica is not copied into the other one unnoti
   CHECK(*damaged == std::vector<BlockIndex>{fixture.model.layout()->block_count() - 1});
 }
 
-TEST_CASE("Replica files that somebody removed are replaced by the next sync") {
+TEST_CASE("Replica files that were removed are replaced by the next sync") {
   ReplicaFixture fixture;
   fixture.Open();
   fixture.PullFull(fixture.model.Advance());
@@ -208,7 +208,7 @@ TEST_CASE("Another layout gets new memory, and the old version stays until the n
   CHECK(fixture.pair().previous().layout->digest() == larger.layout()->digest());
 }
 
-TEST_CASE("Assets are linked into every version, weights beside them are not") {
+TEST_CASE("Assets are linked into every version, weights next to them are not") {
   ReplicaFixture fixture;
   const TempDir assets;
   for (const char* name : {"config.json", "tokenizer.json", "model-00001-of-00002.safetensors",
@@ -260,7 +260,7 @@ TEST_CASE("A layout with an adapter's configuration is published as an adapter d
   CHECK(fixture.FileNames("current") == std::set<std::string>{"model.safetensors"});
 }
 
-TEST_CASE("Damaged attachments are found by a verification and written anew at start") {
+TEST_CASE("Damaged attachments are found by a verification and written again at start") {
   ReplicaFixture fixture;
   fixture.model = TestModel(1, 20'000, {{"adapter_config.json", R"({"r": 8})"}});
   fixture.Open();
@@ -323,7 +323,7 @@ TEST_CASE("A tmpfs without room is an error that says so, and what is held stays
   }
   fixture.options.root = small;
   fixture.Open();
-  // One replica of about 60 KiB fits beside its state, two do not.
+  // One replica of about 60 KiB fits with its state, two do not.
   const Status both = fixture.pair().Allocate(fixture.model.layout());
   CHECK(both.code() == ErrorCode::kResourceExhausted);
   CHECK(both.message().find(small) != std::string::npos);

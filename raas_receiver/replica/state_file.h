@@ -1,4 +1,4 @@
-// What one replica file holds, written down beside it (FORMAT.md, "replica-K.state").
+// What one replica file holds, written down next to it (FORMAT.md, "replica-K.state").
 //
 // The file exists only while its replica is whole: it is removed before the replica's first byte changes and written
 // after the last one was verified. So a decoded state is a claim about the replica's bytes, to be proved by hashing
@@ -44,7 +44,7 @@ Bytes EncodeReplicaState(const ReplicaState& state);
 // kProtocol for another format, kCorrupt for anything else that EncodeReplicaState would not have written.
 Result<ReplicaState> DecodeReplicaState(ByteView encoded);
 
-// Replaces the file at `path` in one step: written beside it, synced, renamed.
+// Replaces the file at `path` in one step: written under another name, synced, renamed.
 Status WriteReplicaState(const std::string& path, const ReplicaState& state);
 
 // kNotFound when there is no such file; otherwise as DecodeReplicaState, naming the path.

@@ -36,7 +36,7 @@ class VersionTree {
   Status Publish(std::string_view name, const std::string& weights, const ModelLayout& layout);
   // Makes `name` vanish. Nothing there is OK.
   Status Withdraw(std::string_view name);
-  // True when `name` holds the very file at `weights`, and CheckAttachments is content.
+  // True when `name` holds the very file at `weights`, and CheckAttachments is OK.
   bool Publishes(std::string_view name, const std::string& weights, const ModelLayout& layout) const;
   // kCorrupt, naming the first file in `name` that is missing or not as the attachment of `layout` says.
   Status CheckAttachments(std::string_view name, const ModelLayout& layout) const;

@@ -52,7 +52,7 @@ struct ControlWord {
   uint64_t Encode() const { return static_cast<uint64_t>(state) | uint64_t{slot} << 8 | changes << 16; }
 };
 
-// The receiver's side of one page. One thread writes. What it answers is its own memory of what it wrote: ranks cannot
+// The receiver's side of one page. One thread writes. What it returns is its own memory of what it wrote: ranks cannot
 // change it.
 class ControlPage {
  public:

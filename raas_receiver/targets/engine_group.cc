@@ -1,213 +1,175 @@
 #include "raas_receiver/targets/engine_group.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
-#include "raas_receiver/placement/rules.h"
+#include "raas_receiver/placement/rules/rules.h"
 
 namespace lockstep {
+namespace {
 
-EngineGroup::EngineGroup(const EngineTargetsOptions& options, const RankLink& first, WorkerPool& pool)
-    : options_(options),
-      pool_(pool),
-      engine_(first.engine()),
-      halves_(first.halves()),
-      ranks_(first.description().world),
-      planned_(ranks_.size()),
-      paged_(ranks_.size()) {}
+using Clock = std::chrono::steady_clock;
 
-size_t EngineGroup::attached() const {
-  return static_cast<size_t>(std::count_if(ranks_.begin(), ranks_.end(), [](const auto& link) { return link; }));
+std::chrono::microseconds Since(Clock::time_point begin) {
+  return std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - begin);
 }
 
-std::vector<std::shared_ptr<RankLink>> EngineGroup::links() const {
-  std::vector<std::shared_ptr<RankLink>> links;
-  std::copy_if(ranks_.begin(), ranks_.end(), std::back_inserter(links), [](const auto& link) { return link; });
-  return links;
+}  // namespace
+
+EngineGroup::EngineGroup(const EngineTargetsOptions& options, const RankLink& first, WorkerPool& pool)
+    : options_(options), pool_(pool), members_(options.model, first) {}
+
+Status EngineGroup::Join(std::shared_ptr<RankLink> link, const ModelLayout& layout) {
+  LS_RETURN_IF_ERROR(members_.MakeRoom(*link));
+  RankDescription completed = link->description();
+  LS_RETURN_IF_ERROR(CompleteDescription(layout, completed).status().WithContext(link->Label()));
+  members_.Join(std::move(link));
+  return OkStatus();
 }
 
 bool EngineGroup::At(const Held& held) const {
-  if (!complete() || !page_ || page_->serving() != held) return false;
-  return std::all_of(ranks_.begin(), ranks_.end(), [&](const auto& link) {
-    return link->serving() == held && link->half() == page_->half() && link->holds(link->half()) == held;
+  const ControlPage* const page = members_.page();
+  if (!members_.complete() || page == nullptr || page->serving() != held) return false;
+  const EngineRanks ranks = members_.ranks();
+  return std::all_of(ranks.begin(), ranks.end(), [&](const auto& link) {
+    return link->serving() == held && link->half() == page->half() && link->holds(link->half()) == held;
   });
 }
 
 EngineReport EngineGroup::Describe() const {
   EngineReport report = report_;
-  report.engine = engine_;
-  report.world = static_cast<uint32_t>(ranks_.size());
-  report.attached = static_cast<uint32_t>(attached());
-  if (page_) report.serving = page_->serving();
-  report.mixed = page_ && page_->state() == EngineState::kWriting;
-  for (const auto& link : links()) {
+  const std::vector<std::shared_ptr<RankLink>> links = members_.present();
+  report.engine = members_.engine();
+  report.world = static_cast<uint32_t>(members_.world());
+  report.attached = static_cast<uint32_t>(links.size());
+  if (const ControlPage* const page = members_.page()) {
+    report.serving = page->serving();
+    report.mixed = page->state() == EngineState::kWriting;
+  }
+  for (const auto& link : links) {
     report.parameters += link->description().parameters.size();
     for (const MemoryDescription& memory : link->description().halves.front()) report.target_bytes += memory.bytes;
   }
   return report;
 }
 
-// --- membership ---
+// --- commits ---
 
-Status EngineGroup::CheckPlace(const RankLink& link) {
-  const RankDescription& said = link.description();
-  if (said.world != ranks_.size() || link.halves() != halves_) {
-    return {ErrorCode::kBadData, Cat(link.Label(), " says ", said.world, " ranks of ", link.halves(),
-                                     " halves, the others of its engine ", ranks_.size(), " of ", halves_)};
-  }
-  const std::shared_ptr<RankLink>& taken = ranks_[said.rank];
-  if (!taken) return OkStatus();
-  if (!taken->gone()) {
-    return {ErrorCode::kState, Cat(link.Label(), ": process ", taken->pid(), " has that place; end it first")};
-  }
-  Drop(said.rank, {ErrorCode::kUnavailable, "its connection ended"});
+Status EngineGroup::Failed(Status status) {
+  status = status.WithContext(Cat("engine ", members_.engine()));
+  ++report_.failures;
+  report_.last_error = status.message();
+  LogError("engine_commit_failed", status, {{"model", options_.model}, {"engine", members_.engine()}});
+  return status;
+}
+
+Status EngineGroup::Prepare(const CommitRequest& request) {
+  commit_.reset();
+  if (!members_.complete()) return OkStatus();
+  const auto begin = Clock::now();
+  const Status status = TryPrepare(request);
+  report_.last_prepare = Since(begin);
+  return status.ok() ? status : Failed(status);
+}
+
+Status EngineGroup::TryPrepare(const CommitRequest& request) {
+  LS_RETURN_IF_ERROR(PlanFor(*request.version.layout));
+  LS_RETURN_IF_ERROR(members_.SendPage());
+  LS_RETURN_IF_ERROR(CheckClaims(request.version, request.before));
+  Readopt();
+  if (At(request.version.held)) return OkStatus();
+  LS_ASSIGN_OR_RETURN(commit_, GroupCommit::Prepare(members_, request, plan_, options_, pool_));
   return OkStatus();
 }
 
-Status EngineGroup::Join(std::shared_ptr<RankLink> link, const ModelLayout& layout) {
-  LS_RETURN_IF_ERROR(CheckPlace(*link));
-  RankDescription completed = link->description();
-  LS_RETURN_IF_ERROR(CompleteDescription(layout, completed).status().WithContext(link->Label()));
-  const uint32_t rank = link->rank();
-  ranks_[rank] = std::move(link);
-  planned_[rank] = false;
-  paged_[rank] = false;
-  plan_ = nullptr;
-  Log(LogLevel::kInfo, "engine_attached",
+Status EngineGroup::Commit() {
+  const std::unique_ptr<GroupCommit> commit = std::move(commit_);
+  const auto begin = Clock::now();
+  if (const Status status = commit->Run(); !status.ok()) return Failed(status);
+  report_.last_pause = Since(begin);
+  report_.last_written_bytes = commit->written_bytes();
+  report_.last_error.clear();
+  ++report_.commits;
+  Log(LogLevel::kInfo, "engine_committed",
       {{"model", options_.model},
-       {"engine", engine_},
-       {"rank", rank},
-       {"world", ranks_.size()},
-       {"pid", ranks_[rank]->pid()},
-       {"version", ranks_[rank]->serving().version}});
+       {"engine", members_.engine()},
+       {"run", ToHex(commit->version().run)},
+       {"version", commit->version().version},
+       {"ranks", members_.attached()},
+       {"written_bytes", report_.last_written_bytes},
+       {"pause_s", std::chrono::duration<double>(report_.last_pause).count()}});
   return OkStatus();
 }
 
-// Answers ATTACHED to the ranks that have not had it. Where a rank that has the page was lost, all get another that
-// says the same: the lost one may still look at its own.
-Status EngineGroup::SendPage() {
-  if (!page_ || page_stale_) {
-    LS_ASSIGN_OR_RETURN(ControlPage page, ControlPage::Create(static_cast<uint32_t>(ranks_.size())));
-    if (page_ && page_->state() == EngineState::kServing) page.Serve(page_->serving(), page_->half());
-    if (page_ && page_->state() == EngineState::kWriting) page.BeginWriting();
-    page_.emplace(std::move(page));
-    page_stale_ = false;
-    paged_.assign(ranks_.size(), false);
-  }
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (paged_[rank]) continue;
-    paged_[rank] = true;
-    const Status sent = ranks_[rank]->SendAttached(page_->fd());
-    if (sent.ok()) continue;
-    Drop(rank, sent);
-    return sent;
-  }
-  return OkStatus();
-}
+// --- the plan, and what ranks hold ---
 
-void EngineGroup::Drop(size_t rank, const Status& why) {
-  LogWarn("engine_lost", why,
-          {{"model", options_.model}, {"engine", engine_}, {"rank", rank}, {"pid", ranks_[rank]->pid()}});
-  ranks_[rank]->HangUp();
-  Forget(rank);
-}
-
-void EngineGroup::Refuse(size_t rank, const Status& why) {
-  LogWarn("engine_refused", why, {{"model", options_.model}, {"engine", engine_}, {"rank", rank}});
-  ranks_[rank]->SendRefused(why);
-  Forget(rank);
-}
-
-void EngineGroup::Forget(size_t rank) {
-  ranks_[rank] = nullptr;
-  page_stale_ = page_stale_ || paged_[rank];
-  plan_ = nullptr;
-}
-
-bool EngineGroup::DropGone() {
-  bool any = false;
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (!ranks_[rank] || !ranks_[rank]->gone()) continue;
-    Drop(rank, {ErrorCode::kUnavailable, "its connection ended"});
-    any = true;
-  }
-  return any;
-}
-
-// --- plans and what ranks hold ---
-
-Result<EngineGroup::Plan> EngineGroup::CompilePlan(const ModelLayout& layout, EngineRanks ranks) const {
-  std::vector<RankDescription> completed;
-  for (const auto& link : ranks) completed.push_back(link->description());
-  LS_ASSIGN_OR_RETURN(const std::vector<std::string> unused, CompleteDescriptions(layout, completed));
-  return PlacementPlan::Compile(layout, completed, unused);
-}
-
-// Where the ranks do not fit the model or one another, those that came last are refused; without such, the model has
-// changed, and all are.
-Status EngineGroup::CompileFor(const ModelLayout& layout) {
-  if (plan_ && layout_ == layout.digest()) return OkStatus();
-  Result<Plan> plan = CompilePlan(layout, ranks_);
+// Where the ranks do not fit the model or one another, newcomers are refused; without such, the model has changed, and
+// all are.
+Status EngineGroup::PlanFor(const ModelLayout& layout) {
+  if (plan_ && plan_members_ == members_.changes() && plan_layout_ == layout.digest()) return OkStatus();
+  Result<std::shared_ptr<const PlacementPlan>> plan = CompilePlan(layout, members_.ranks());
   if (plan.ok()) {
     plan_ = *std::move(plan);
-    layout_ = layout.digest();
-    planned_.assign(ranks_.size(), true);
+    plan_layout_ = layout.digest();
+    plan_members_ = members_.changes();
+    members_.Settle();
     return OkStatus();
   }
-  const std::vector<bool> planned = planned_;
-  const bool newcomers = std::find(planned.begin(), planned.end(), false) != planned.end();
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (!newcomers || !planned[rank]) Refuse(rank, plan.status());
+  bool newcomers = false;
+  for (size_t rank = 0; rank < members_.world(); ++rank) newcomers = newcomers || members_.newcomer(rank);
+  for (size_t rank = 0; rank < members_.world(); ++rank) {
+    if (!newcomers || members_.newcomer(rank)) members_.Refuse(rank, plan.status());
   }
   return plan.status();
 }
 
+// Believes what ranks said that they hold, where it is one of the two versions and every byte is that.
 Status EngineGroup::CheckClaims(const TargetVersion& version, const std::optional<TargetVersion>& before) {
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    RankLink& link = *ranks_[rank];
-    if (!link.claims()) continue;
-    const TargetVersion* said = nullptr;
-    if (link.serving() == version.held) said = &version;
-    if (before && link.serving() == before->held && before->layout->digest() == layout_) said = &*before;
-    if (said != nullptr) {
-      LS_ASSIGN_OR_RETURN(const bool equal,
-                          HalfEquals(*plan_, link, static_cast<uint32_t>(rank), link.half(), *said, pool_));
-      if (equal) link.SetHolds(link.half(), said->held);
+  for (const auto& link : members_.ranks()) {
+    if (!link->claims()) continue;
+    const TargetVersion* claimed = nullptr;
+    if (link->serving() == version.held) claimed = &version;
+    if (before && link->serving() == before->held && before->layout->digest() == plan_layout_) claimed = &*before;
+    if (claimed != nullptr) {
+      LS_ASSIGN_OR_RETURN(const bool equal, HalfEquals(*plan_, *link, link->rank(), link->half(), *claimed, pool_));
+      if (equal) link->SetHolds(link->half(), claimed->held);
     }
-    link.ForgetClaim();
+    link->ForgetClaim();
   }
   return OkStatus();
 }
 
 // Ranks that have outlived their receiver, all at one version: it is what they serve.
-void EngineGroup::Adopt() {
-  const RankLink& first = *ranks_.front();
-  if (page_->state() != EngineState::kEmpty || first.serving().nothing()) return;
-  for (const auto& link : ranks_) {
+void EngineGroup::Readopt() {
+  ControlPage& page = *members_.page();
+  const EngineRanks ranks = members_.ranks();
+  const RankLink& first = *ranks.front();
+  if (page.state() != EngineState::kEmpty || first.serving().nothing()) return;
+  for (const auto& link : ranks) {
     if (link->serving() != first.serving() || link->half() != first.half()) return;
     if (link->holds(link->half()) != link->serving()) return;
   }
-  page_->Serve(first.serving(), first.half());
-  Log(LogLevel::kInfo, "engine_adopted",
+  page.Serve(first.serving(), first.half());
+  Log(LogLevel::kInfo, "engine_rank_readopted",
       {{"model", options_.model},
-       {"engine", engine_},
+       {"engine", members_.engine()},
        {"run", ToHex(first.serving().run)},
        {"version", first.serving().version}});
 }
 
 Status EngineGroup::Verify(const TargetVersion& version) {
-  if (!complete()) return OkStatus();
+  if (!members_.complete()) return OkStatus();
   if (!At(version.held)) {
-    return {ErrorCode::kState, Cat("engine ", engine_, " does not serve version ", version.held.version)};
+    return {ErrorCode::kState, Cat("engine ", members_.engine(), " does not serve version ", version.held.version)};
   }
-  LS_RETURN_IF_ERROR(CompileFor(*version.layout));
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+  LS_RETURN_IF_ERROR(PlanFor(*version.layout));
+  for (const auto& link : members_.ranks()) {
     LS_ASSIGN_OR_RETURN(const bool equal,
-                        HalfEquals(*plan_, *ranks_[rank], static_cast<uint32_t>(rank), page_->half(), version, pool_));
+                        HalfEquals(*plan_, *link, link->rank(), members_.page()->half(), version, pool_));
     if (equal) continue;
-    return {ErrorCode::kCorrupt,
-            Cat(ranks_[rank]->Label(), " has other parameters than version ", version.held.version)};
+    return {ErrorCode::kCorrupt, Cat(link->Label(), " has other parameters than version ", version.held.version)};
   }
   return OkStatus();
 }

@@ -8,7 +8,7 @@
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
-#include "raas_receiver/placement/description.h"
+#include "raas_receiver/placement/description/description.h"
 #include "raas_receiver/targets/engine_group.h"
 
 namespace lockstep {
@@ -72,26 +72,26 @@ void EngineTargets::SetChanged(std::function<void()> changed) {
 std::vector<EngineReport> EngineTargets::Describe() const {
   std::lock_guard lock(mutex_);
   std::vector<EngineReport> reports;
-  for (const Shown& shown : shown_) reports.push_back(shown.report);
+  for (const GroupView& view : views_) reports.push_back(view.report);
   return reports;
 }
 
 bool EngineTargets::empty() const {
   std::lock_guard lock(mutex_);
-  return shown_.empty() && waiting_.empty();
+  return views_.empty() && waiting_.empty();
 }
 
 bool EngineTargets::Behind(const Held& held) const {
   std::lock_guard lock(mutex_);
-  return !waiting_.empty() || std::any_of(shown_.begin(), shown_.end(), [&](const Shown& shown) {
-    return shown.report.attached == shown.report.world && shown.at != held;
+  return !waiting_.empty() || std::any_of(views_.begin(), views_.end(), [&](const GroupView& view) {
+    return view.report.attached == view.report.world && view.at != held;
   });
 }
 
 bool EngineTargets::AllAt(const Held& held) const {
   std::lock_guard lock(mutex_);
-  return waiting_.empty() && !shown_.empty() &&
-         std::all_of(shown_.begin(), shown_.end(), [&](const Shown& shown) { return shown.at == held; });
+  return waiting_.empty() && !views_.empty() &&
+         std::all_of(views_.begin(), views_.end(), [&](const GroupView& view) { return view.at == held; });
 }
 
 bool EngineTargets::prepared() const {
@@ -111,7 +111,7 @@ void EngineTargets::Watch() {
     AwaitHangup(links, wake_.get());
     lock.lock();
     const bool dropped = !busy_ && !stopping_ && DropGone();
-    if (dropped) Show();
+    if (dropped) UpdateViews();
     const std::function<void()> changed = dropped ? changed_ : std::function<void()>();
     lock.unlock();
     links.clear();
@@ -136,12 +136,12 @@ bool EngineTargets::DropGone() {
   return any;
 }
 
-void EngineTargets::Show() {
-  shown_.clear();
+void EngineTargets::UpdateViews() {
+  views_.clear();
   for (const auto& [engine, group] : groups_) {
     EngineReport report = group->Describe();
     const Held at = group->At(report.serving) ? report.serving : Held();
-    shown_.push_back({std::move(report), at});
+    views_.push_back({std::move(report), at});
   }
 }
 
@@ -157,7 +157,7 @@ void EngineTargets::EndBusy() {
   {
     std::lock_guard lock(mutex_);
     busy_ = std::any_of(groups_.begin(), groups_.end(), [](const auto& entry) { return entry.second->prepared(); });
-    Show();
+    UpdateViews();
   }
   idle_.notify_all();
   Wake();
@@ -166,7 +166,7 @@ void EngineTargets::EndBusy() {
 Status EngineTargets::CheckGate(const RankLink& link) const {
   if (link.gated() || options_.pauses_servers) return OkStatus();
   return {ErrorCode::kState, Cat(link.Label(), " can be written only while its server is paused, which this receiver ",
-                                 "does not do; run it with --engine sglang or --engine vllm")};
+                                 "does not do; name the kind of the server with --engine")};
 }
 
 void EngineTargets::Admit(const ModelLayout& layout) {
@@ -184,35 +184,38 @@ void EngineTargets::Admit(const ModelLayout& layout) {
       joined = group->Join(link, layout);
     }
     if (joined.ok()) continue;
-    LogWarn("engine_refused", joined,
+    LogWarn("engine_rank_refused", joined,
             {{"model", options_.model}, {"engine", link->engine()}, {"rank", link->rank()}, {"pid", link->pid()}});
     link->SendRefused(joined);
   }
+}
+
+// Calls every group, also after an error, and returns the first.
+template <typename Call>
+Status EngineTargets::CallGroups(const Call& call) {
+  Status first;
+  for (const auto& [engine, group] : groups_) {
+    const Status status = call(*group);
+    if (first.ok()) first = status;
+  }
+  return first;
 }
 
 Status EngineTargets::Prepare(const TargetVersion& version, const std::optional<TargetVersion>& before,
                               DeltasBetween deltas) {
   BeginBusy();
   Admit(*version.layout);
-  Status first;
-  for (const auto& [engine, group] : groups_) {
-    const Status status = group->Prepare(version, before, deltas);
-    if (first.ok()) first = status;
-  }
+  const CommitRequest request{version, before, std::move(deltas)};
+  const Status status = CallGroups([&](EngineGroup& group) { return group.Prepare(request); });
   EndBusy();
-  return first;
+  return status;
 }
 
 Status EngineTargets::Commit() {
   BeginBusy();
-  Status first;
-  for (const auto& [engine, group] : groups_) {
-    if (!group->prepared()) continue;
-    const Status status = group->Commit();
-    if (first.ok()) first = status;
-  }
+  const Status status = CallGroups([](EngineGroup& group) { return group.prepared() ? group.Commit() : OkStatus(); });
   EndBusy();
-  return first;
+  return status;
 }
 
 void EngineTargets::Abandon() {
@@ -223,13 +226,9 @@ void EngineTargets::Abandon() {
 
 Status EngineTargets::Verify(const TargetVersion& version) {
   BeginBusy();
-  Status first;
-  for (const auto& [engine, group] : groups_) {
-    const Status status = group->Verify(version);
-    if (first.ok()) first = status;
-  }
+  const Status status = CallGroups([&](EngineGroup& group) { return group.Verify(version); });
   EndBusy();
-  return first;
+  return status;
 }
 
 }  // namespace lockstep

@@ -5,8 +5,8 @@
 // a group that cannot be brought to either stays held, and says so. Other groups are not concerned.
 //
 // Threads: ranks attach from the server's threads; Prepare, Commit, Abandon and Verify are the session's. Attached
-// ranks join their group in Prepare. A thread of its own notices ranks that go between commits, and gives their memory
-// back.
+// ranks join their group in Prepare. A thread of its own notices ranks that go between commits, and frees their
+// memory.
 #pragma once
 
 #include <condition_variable>
@@ -35,7 +35,7 @@ class EngineTargets {
   // Ranks that are attached see their connection end.
   ~EngineTargets();
 
-  // Takes over a rank that has said ATTACH. The next Prepare answers REFUSED, or ATTACHED once its group is complete.
+  // Takes over a rank that has sent ATTACH. The next Prepare answers REFUSED, or ATTACHED once its group is complete.
   void Attach(std::shared_ptr<RankLink> link);
   // `changed` is called, from a thread of this' or the server's, after a rank came or went.
   void SetChanged(std::function<void()> changed);
@@ -51,7 +51,7 @@ class EngineTargets {
 
   // --- the session's thread ---
   // Answers waiting ranks, compiles plans, and works out the writes that bring every complete group to `version`, which
-  // it then holds for Commit. `before` (nothing: it is not at hand) is what is gone back to when Commit fails. An error
+  // it then holds for Commit. `before` (nothing: it is not at hand) is what Commit restores when it fails. An error
   // is of the first group that failed; the others are prepared all the same. What is prepared must be followed by
   // Commit or Abandon; the versions' data and what `deltas` uses stay as they are until then.
   Status Prepare(const TargetVersion& version, const std::optional<TargetVersion>& before, DeltasBetween deltas);
@@ -60,14 +60,14 @@ class EngineTargets {
   // Brings the prepared groups to the version. Groups that fail keep or regain the version before, or stay held
   // (EngineReport::mixed, or serving nothing); the first one's error is answered.
   Status Commit();
-  // What Prepare worked out is dropped.
+  // Drops what Prepare worked out.
   void Abandon();
   // Compares every complete group's memory with `version`. kCorrupt names the engine and rank that differs; kState the
   // engine that serves another version.
   Status Verify(const TargetVersion& version);
 
  private:
-  struct Shown {  // a group, as other threads see it
+  struct GroupView {  // a group, as other threads see it
     EngineReport report;
     Held at;  // what all of its ranks are wholly at; nothing: not all are
   };
@@ -76,9 +76,11 @@ class EngineTargets {
   void Wake() const;
   std::vector<std::shared_ptr<RankLink>> Links() const;  // REQUIRES mutex_
   bool DropGone();                                       // REQUIRES mutex_
-  void Show();                                           // REQUIRES mutex_
+  void UpdateViews();                                    // REQUIRES mutex_
   void BeginBusy();
   void EndBusy();
+  template <typename Call>
+  Status CallGroups(const Call& call);
   void Admit(const ModelLayout& layout);
   Status CheckGate(const RankLink& link) const;
 
@@ -92,7 +94,7 @@ class EngineTargets {
   std::function<void()> changed_;
   std::vector<std::shared_ptr<RankLink>> waiting_;
   std::map<std::string, std::unique_ptr<EngineGroup>> groups_;  // by engine name
-  std::vector<Shown> shown_;
+  std::vector<GroupView> views_;
 
   const UniqueFd wake_;
   std::thread watcher_;

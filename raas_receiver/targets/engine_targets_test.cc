@@ -1,10 +1,13 @@
-// Ranks that answer, are silent, lie, come and go: what they serve is always one whole version.
+// Ranks that answer, do not, answer falsely, come and go: what they serve is always one whole version.
 #include "raas_receiver/targets/engine_targets.h"
 
 #include "raas_receiver/targets/targets_fixture.h"
 
 namespace lockstep {
 namespace {
+
+// How long silent ranks are waited for. Those that answer must do so in it.
+constexpr std::chrono::seconds kSilence{3};
 
 struct TwoRanks : TargetsFixture {
   explicit TwoRanks(size_t halves, int versions = 3) : TargetsFixture(versions), halves(halves) {
@@ -99,7 +102,7 @@ TEST_CASE("An engine that waits for ranks is left alone, and prepared once they 
   CHECK(engine.AllServe(1));
 }
 
-TEST_CASE("What was prepared and given up is no loss: the next version is right") {
+TEST_CASE("What was prepared and abandoned is no loss: the next version is right") {
   TwoRanks engine(2);
   engine.ServeFirst();
   REQUIRE(engine.Prepare(2, 1).ok());
@@ -138,19 +141,19 @@ TEST_CASE("When the last rank goes nothing is left of the engine") {
 }
 
 TEST_CASE("A rank that does not hold, or answers something else, costs the commit and nothing more") {
-  const auto [halves, manner] =
-      GENERATE(std::pair<size_t, Manner>{1, Manner::kSilent}, std::pair<size_t, Manner>{1, Manner::kWrong},
-               std::pair<size_t, Manner>{1, Manner::kHangsUp}, std::pair<size_t, Manner>{2, Manner::kSilent},
-               std::pair<size_t, Manner>{2, Manner::kHangsUp});
+  const auto [halves, fault] = GENERATE(
+      std::pair<size_t, RankFault>{1, RankFault::kSilent}, std::pair<size_t, RankFault>{1, RankFault::kWrong},
+      std::pair<size_t, RankFault>{1, RankFault::kHangsUp}, std::pair<size_t, RankFault>{2, RankFault::kSilent},
+      std::pair<size_t, RankFault>{2, RankFault::kHangsUp});
   TwoRanks engine(halves);
   engine.Stop();
-  engine.options.hold_timeout = std::chrono::milliseconds(300);
+  engine.options.hold_timeout = kSilence;
   REQUIRE(engine.Start().ok());
   engine.ServeFirst();
   engine.ranks.back()->End();
   REQUIRE(engine.Changed(1));
-  // The same memory of a rank that knows what it holds, but has manners now.
-  engine.ranks.back()->options().at_hold = manner;
+  // The same memory of a rank that knows what it holds, but fails now.
+  engine.ranks.back()->options().at_hold = fault;
   engine.ranks.back()->StartThread();
   REQUIRE(engine.Changed(1));
   REQUIRE(engine.Bring(1).ok());
@@ -176,13 +179,13 @@ TEST_CASE("A rank that does not hold, or answers something else, costs the commi
   CHECK(engine.ranks[1]->status().wrong_reads == 0);
 }
 
-TEST_CASE("A rank that does not say that it serves is dropped, and the commit stands") {
-  const Manner manner = GENERATE(Manner::kSilent, Manner::kWrong, Manner::kHangsUp);
+TEST_CASE("A rank that does not answer SERVE is dropped, and the commit stands") {
+  const RankFault fault = GENERATE(RankFault::kSilent, RankFault::kWrong, RankFault::kHangsUp);
   TargetsFixture engine;
-  engine.options.serve_timeout = std::chrono::milliseconds(300);
+  engine.options.serve_timeout = kSilence;
   REQUIRE(engine.Start().ok());
   RankHandle& good = engine.RunRank(0, 1);
-  RankHandle& bad = engine.RunRank(1, 1, [&](TestRankOptions& options) { options.at_serve = manner; });
+  RankHandle& bad = engine.RunRank(1, 1, [&](TestRankOptions& options) { options.at_serve = fault; });
   REQUIRE(engine.Changed(2));
   REQUIRE(engine.Bring(1).ok());
   CHECK(engine.report().serving == engine.model.held(1));
@@ -215,7 +218,7 @@ TEST_CASE("A rank that says what it holds is believed when every byte is that") 
   }
   SECTION("and else gets everything") {
     const RankStatus& status = engine.ranks[1]->status();
-    const uint64_t at = GENERATE(true, false) ? engine.ranks[1]->engine().padding() : 100;
+    const uint64_t at = GENERATE(true, false) ? engine.ranks[1]->parts().padding() : 100;
     engine.ranks[1]->memory(status.half)[at] ^= std::byte{1};
     engine.ranks[1]->StartThread();
     REQUIRE(engine.Changed(1));
@@ -289,7 +292,7 @@ TEST_CASE("Each rank may have tensors that others lack, as long as somebody has 
   CHECK(fixture.targets->Verify(fixture.Target(2)).ok());
 }
 
-TEST_CASE("A model with another layout is placed anew") {
+TEST_CASE("A model with another layout is placed again") {
   TwoRanks engine(1);
   engine.ServeFirst();
   TestModel next(2, 20'000, {{"config.json", "{}"}});
@@ -300,10 +303,10 @@ TEST_CASE("A model with another layout is placed anew") {
   REQUIRE(engine.targets->Prepare(target, engine.Target(1), none).ok());
   REQUIRE(engine.targets->Commit().ok());
   CHECK(engine.targets->Verify(target).ok());
-  for (uint32_t rank : {0, 1}) CHECK(TestEngine(next, rank).Is(1, engine.ranks[rank]->memory()));
+  for (uint32_t rank : {0, 1}) CHECK(TestRankMemory(next, rank).Is(1, engine.ranks[rank]->memory()));
 }
 
-TEST_CASE("An engine that the model no longer fits is told so, and may come back") {
+TEST_CASE("An engine that the model no longer fits is refused, and may come back") {
   TwoRanks engine(1);
   engine.ServeFirst();
   TestModel larger(2, 40'000);
@@ -325,7 +328,7 @@ TEST_CASE("Verify names the rank whose memory was changed, and an engine that se
   CHECK(engine.targets->Verify(engine.Target(2)).code() == ErrorCode::kState);
   CHECK(engine.targets->Verify(engine.Target(1)).ok());
   const int fd = engine.ranks[1]->memories()[0].fd();
-  const uint64_t at = GENERATE(true, false) ? engine.ranks[1]->engine().padding() : 100;
+  const uint64_t at = GENERATE(true, false) ? engine.ranks[1]->parts().padding() : 100;
   const std::byte wrong = engine.ranks[1]->memory()[at] ^ std::byte{1};
   REQUIRE(::pwrite(fd, &wrong, 1, static_cast<off_t>(at)) == 1);
   const Status corrupt = engine.targets->Verify(engine.Target(1));

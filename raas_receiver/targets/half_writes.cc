@@ -5,6 +5,8 @@
 #include <map>
 #include <mutex>
 
+#include "raas_receiver/placement/rules/rules.h"
+
 namespace lockstep {
 namespace {
 
@@ -12,13 +14,20 @@ constexpr size_t kComparedCopies = 16;  // that one thread takes at a time
 
 }  // namespace
 
+Result<std::shared_ptr<const PlacementPlan>> CompilePlan(const ModelLayout& layout, EngineRanks ranks) {
+  std::vector<RankDescription> completed;
+  for (const auto& link : ranks) completed.push_back(link->description());
+  LS_ASSIGN_OR_RETURN(const std::vector<std::string> unused, CompleteDescriptions(layout, completed));
+  return PlacementPlan::Compile(layout, completed, unused);
+}
+
 Result<HalfWrites> HalfWrites::Stage(std::shared_ptr<const PlacementPlan> plan, const TargetVersion& version,
                                      const DeltasBetween& deltas, const HeldByRank& from, uint64_t stage_bytes,
                                      WorkerPool& pool) {
   HalfWrites all;
   all.plan_ = std::move(plan);
   all.layout_ = version.layout;
-  const std::vector<Window>& windows = all.plan_->windows();
+  const std::vector<TargetBuffer>& windows = all.plan_->buffers();
   std::map<Held, std::vector<bool>> wanted;
   for (size_t window = 0; window < windows.size(); ++window) {
     const std::optional<Held>& held = from[windows[window].rank];
@@ -50,7 +59,7 @@ Status HalfWrites::Run(EngineRanks ranks, uint32_t half, WorkerPool& pool) const
   for (const Part& part : parts_) {
     StagedWrites::Memories memories(part.windows.size(), nullptr);
     for (size_t window = 0; window < memories.size(); ++window) {
-      const Window& at = plan_->windows()[window];
+      const TargetBuffer& at = plan_->buffers()[window];
       if (part.windows[window]) memories[window] = &ranks[at.rank]->memory(half, at.memory);
     }
     LS_RETURN_IF_ERROR(part.writes.Run(memories, pool));
@@ -66,8 +75,8 @@ Result<bool> HalfEquals(const PlacementPlan& plan, RankLink& link, uint32_t rank
     std::span<const StridedRange> zeros;
   };
   std::vector<Part> parts;
-  for (uint32_t window = 0; window < plan.windows().size(); ++window) {
-    const Window& at = plan.windows()[window];
+  for (uint32_t window = 0; window < plan.buffers().size(); ++window) {
+    const TargetBuffer& at = plan.buffers()[window];
     if (at.rank != rank) continue;
     std::span<const StridedCopy> copies = plan.copies(window);
     for (; !copies.empty(); copies = copies.subspan(std::min(copies.size(), kComparedCopies))) {

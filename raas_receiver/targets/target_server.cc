@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kMaxHellos = 256;
+constexpr size_t kMaxPending = 256;
 
 Status CheckPeer(const UnixConnection& connection) {
   LS_ASSIGN_OR_RETURN(const PeerCredentials peer, connection.Peer());
@@ -28,16 +28,16 @@ int64_t PeerPid(const UnixConnection& connection) {
 
 Result<std::unique_ptr<TargetServer>> TargetServer::Start(const std::string& path,
                                                           std::map<std::string, EngineTargets*> models,
-                                                          std::chrono::milliseconds hello_timeout) {
+                                                          std::chrono::milliseconds attach_timeout) {
   LS_ASSIGN_OR_RETURN(UnixListener listener, UnixListener::Create(path));
-  return std::unique_ptr<TargetServer>(new TargetServer(std::move(listener), std::move(models), hello_timeout));
+  return std::unique_ptr<TargetServer>(new TargetServer(std::move(listener), std::move(models), attach_timeout));
 }
 
 TargetServer::TargetServer(UnixListener listener, std::map<std::string, EngineTargets*> models,
-                           std::chrono::milliseconds hello_timeout)
+                           std::chrono::milliseconds attach_timeout)
     : listener_(std::move(listener)),
       models_(std::move(models)),
-      hello_timeout_(hello_timeout),
+      attach_timeout_(attach_timeout),
       acceptor_([this] { AcceptLoop(); }) {}
 
 TargetServer::~TargetServer() {
@@ -45,9 +45,9 @@ TargetServer::~TargetServer() {
   acceptor_.join();
   {
     std::lock_guard lock(mutex_);
-    for (Hello& hello : hellos_) hello.connection.Shutdown();
+    for (PendingPeer& peer : pending_) peer.connection.Shutdown();
   }
-  for (Hello& hello : hellos_) hello.thread.join();
+  for (PendingPeer& peer : pending_) peer.thread.join();
 }
 
 void TargetServer::AcceptLoop() {
@@ -62,49 +62,49 @@ void TargetServer::AcceptLoop() {
       continue;
     }
     std::lock_guard lock(mutex_);
-    if (hellos_.size() >= kMaxHellos) continue;  // closes it
-    Hello& hello = hellos_.emplace_back(Hello{.connection = *std::move(connection)});
-    hello.thread = std::thread([this, &hello] { Greet(hello); });
+    if (pending_.size() >= kMaxPending) continue;  // closes it
+    PendingPeer& peer = pending_.emplace_back(PendingPeer{.connection = *std::move(connection)});
+    peer.thread = std::thread([this, &peer] { AttachPeer(peer); });
   }
 }
 
 void TargetServer::ReapFinished() {
   std::lock_guard lock(mutex_);
-  for (auto at = hellos_.begin(); at != hellos_.end();) {
+  for (auto at = pending_.begin(); at != pending_.end();) {
     if (at->finished) {
       at->thread.join();
-      at = hellos_.erase(at);
+      at = pending_.erase(at);
     } else {
       ++at;
     }
   }
 }
 
-void TargetServer::Greet(Hello& hello) {
-  Result<EngineMessage> attach = ReceiveAttach(hello.connection);
+void TargetServer::AttachPeer(PendingPeer& peer) {
+  Result<EngineMessage> attach = ReceiveAttach(peer.connection);
   UnixConnection connection;
   {
     std::lock_guard lock(mutex_);
-    connection = std::move(hello.connection);
+    connection = std::move(peer.connection);
   }
-  const Status status = attach.ok() ? TakeRank(connection, *std::move(attach)) : attach.status();
+  const Status status = attach.ok() ? AttachRank(connection, *std::move(attach)) : attach.status();
   if (!status.ok()) {
-    LogWarn("engine_refused", status, {{"pid", PeerPid(connection)}});
+    LogWarn("engine_rank_refused", status, {{"pid", PeerPid(connection)}});
     SendRefusal(connection, status);
   }
   std::lock_guard lock(mutex_);
-  hello.finished = true;
+  peer.finished = true;
 }
 
 Result<EngineMessage> TargetServer::ReceiveAttach(UnixConnection& connection) const {
   LS_RETURN_IF_ERROR(CheckPeer(connection));
-  LS_ASSIGN_OR_RETURN(EngineMessage attach, ReceiveEngineMessage(connection, hello_timeout_));
+  LS_ASSIGN_OR_RETURN(EngineMessage attach, ReceiveEngineMessage(connection, attach_timeout_));
   if (attach.type == EngineMessageType::kAttach) return attach;
   return Status(ErrorCode::kProtocol, Cat("engine rank: the first message is ", Name(attach.type), " and not ATTACH"));
 }
 
 // Takes the connection where it answers OK.
-Status TargetServer::TakeRank(UnixConnection& connection, EngineMessage attach) const {
+Status TargetServer::AttachRank(UnixConnection& connection, EngineMessage attach) const {
   LS_ASSIGN_OR_RETURN(std::shared_ptr<RankLink> link, RankLink::Open(connection, std::move(attach)));
   const auto targets = models_.find(link->model());
   if (targets != models_.end()) {

@@ -12,9 +12,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A peer that says one thing and listens.
+// A peer that sends one message and listens.
 struct Peer : TargetsFixture {
-  TestEngine engine{model, 0};
+  TestRankMemory engine{model, 0};
   std::vector<MappedSegment> memories;
 
   Peer() {
@@ -29,26 +29,26 @@ struct Peer : TargetsFixture {
   }
   std::string Body() const { return Body("actor", "tp2", engine.Describe(1)); }
 
-  UnixConnection Connect() const { return *UnixConnect(socket(), milliseconds(1000)); }
-  static Status Say(UnixConnection& connection, const std::string& body, const std::vector<int>& fds,
-                    uint32_t half = 0) {
+  UnixConnection Connect() const { return *UnixConnect(socket(), kPatience); }
+  static Status Send(UnixConnection& connection, const std::string& body, const std::vector<int>& fds,
+                     uint32_t half = 0) {
     const ByteView bytes = AsBytes(std::string_view(body));
     return SendEngineMessage(connection,
                              {.type = EngineMessageType::kAttach, .half = half, .body = {bytes.begin(), bytes.end()}},
-                             fds, milliseconds(1000));
+                             fds, kPatience);
   }
   // What the server refuses with.
   static std::string Refusal(UnixConnection& connection) {
-    const auto answer = ReceiveEngineMessage(connection, milliseconds(5000));
+    const auto answer = ReceiveEngineMessage(connection, kPatience);
     if (!answer.ok()) return answer.status().ToString();
     if (answer->type != EngineMessageType::kRefused) return std::string(Name(answer->type));
     std::byte more;
-    if (connection.Receive({&more, 1}, nullptr, milliseconds(1000)).code() != ErrorCode::kUnavailable) return "stays";
+    if (connection.Receive({&more, 1}, nullptr, kPatience).code() != ErrorCode::kUnavailable) return "stays";
     return std::string(AsText(answer->body));
   }
   std::string Refused(const std::string& body, const std::vector<int>& fds, uint32_t half = 0) const {
     UnixConnection connection = Connect();
-    (void)Say(connection, body, fds, half);
+    (void)Send(connection, body, fds, half);
     return Refusal(connection);
   }
 };
@@ -82,18 +82,18 @@ TEST_CASE("An ATTACH that is none is refused, naming what is wrong") {
 TEST_CASE("A first message that is not ATTACH, and one that is no message, are refused") {
   Peer peer;
   UnixConnection early = peer.Connect();
-  REQUIRE(SendEngineMessage(early, {.type = EngineMessageType::kHeld}, {}, milliseconds(1000)).ok());
+  REQUIRE(SendEngineMessage(early, {.type = EngineMessageType::kHeld}, {}, kPatience).ok());
   CHECK(Has(Peer::Refusal(early), "HELD and not ATTACH"));
   UnixConnection noise = peer.Connect();
-  REQUIRE(noise.Send(Bytes(40, std::byte{7}), {}, milliseconds(1000)).ok());
+  REQUIRE(noise.Send(Bytes(40, std::byte{7}), {}, kPatience).ok());
   CHECK(Has(Peer::Refusal(noise), "magic"));
 }
 
-TEST_CASE("A peer that says nothing in time is dropped") {
+TEST_CASE("A peer that sends nothing in time is dropped") {
   TargetsFixture fixture;
-  fixture.hello_timeout = milliseconds(100);
+  fixture.attach_timeout = milliseconds(100);
   REQUIRE(fixture.Start().ok());
-  UnixConnection silent = *UnixConnect(fixture.socket(), milliseconds(1000));
+  UnixConnection silent = *UnixConnect(fixture.socket(), kPatience);
   CHECK(Has(Peer::Refusal(silent), "deadline"));
 }
 
@@ -116,7 +116,7 @@ TEST_CASE("Memory that its owner could cut off, or that is not as long as said, 
   CHECK(peer.targets->empty());
 }
 
-TEST_CASE("A rank that does not fit its engine is refused, and the engine goes on") {
+TEST_CASE("A rank that does not fit its engine is refused, and the engine follows as before") {
   Peer peer;
   peer.RunRank(0, 1);
   peer.RunRank(1, 1);
@@ -130,7 +130,7 @@ TEST_CASE("A rank that does not fit its engine is refused, and the engine goes o
   SECTION("because its place is taken") {
     expected = "has that place";
   }
-  SECTION("because it knows of more ranks") {
+  SECTION("because it has more ranks") {
     description.world = 3;
     description.rank = 2;
     expected = "says 3 ranks";
@@ -140,7 +140,7 @@ TEST_CASE("A rank that does not fit its engine is refused, and the engine goes o
     fds.push_back(fds[0]);
     expected = "of 2 halves";
   }
-  REQUIRE(Peer::Say(connection, Peer::Body("actor", "tp2", description), fds).ok());
+  REQUIRE(Peer::Send(connection, Peer::Body("actor", "tp2", description), fds).ok());
   REQUIRE(peer.Changed(1));
   REQUIRE(peer.Bring(2, 1).ok());
   CHECK(Has(Peer::Refusal(connection), expected));
@@ -159,7 +159,7 @@ TEST_CASE("A rank whose rules are not known is refused with the sentence, and it
     parameter.slices.clear();
     parameter.padding.clear();
   }
-  REQUIRE(Peer::Say(connection, Peer::Body("actor", "tp2", description), {peer.memories[0].fd()}).ok());
+  REQUIRE(Peer::Send(connection, Peer::Body("actor", "tp2", description), {peer.memories[0].fd()}).ok());
   REQUIRE(peer.Changed(2));
   CHECK(peer.Prepare(1).ok());
   CHECK(Has(Peer::Refusal(connection), "no_such_family"));
@@ -170,10 +170,10 @@ TEST_CASE("Ranks that leave an element of the model to nobody are refused, all, 
   Peer peer;
   std::vector<UnixConnection> connections;
   for (uint32_t rank : {0, 1}) {
-    RankDescription description = TestEngine(peer.model, 0).Describe(1);  // both the first one's slices
+    RankDescription description = TestRankMemory(peer.model, 0).Describe(1);  // both the first one's slices
     description.rank = rank;
     connections.push_back(peer.Connect());
-    REQUIRE(Peer::Say(connections.back(), Peer::Body("actor", "tp2", description), {peer.memories[0].fd()}).ok());
+    REQUIRE(Peer::Send(connections.back(), Peer::Body("actor", "tp2", description), {peer.memories[0].fd()}).ok());
   }
   REQUIRE(peer.Changed(2));
   const Status status = peer.Prepare(1);
@@ -200,7 +200,7 @@ TEST_CASE("One that does not fit the ranks that are there already goes alone") {
   UnixConnection connection = peer.Connect();
   RankDescription description = peer.engine.Describe(1);
   description.rank = 1;  // with rank 0's slices
-  REQUIRE(Peer::Say(connection, Peer::Body("actor", "tp2", description), {peer.memories[0].fd()}).ok());
+  REQUIRE(Peer::Send(connection, Peer::Body("actor", "tp2", description), {peer.memories[0].fd()}).ok());
   REQUIRE(peer.Changed(1));
   CHECK(peer.Prepare(2, 1).code() == ErrorCode::kBadData);
   CHECK(peer.report().attached == 1);
@@ -211,7 +211,7 @@ TEST_CASE("One that does not fit the ranks that are there already goes alone") {
   CHECK(Eventually([&] { return good.Serves(2) && gone.Serves(2); }));
 }
 
-TEST_CASE("Two engines of one model are brought along side by side") {
+TEST_CASE("Two engines of one model follow side by side") {
   Peer peer;
   const auto named = [](TestRankOptions& options) { options.engine = "second"; };
   peer.RunRank(0, 1);

@@ -1,4 +1,4 @@
-// What is said between a session and the engines that lend it their memory.
+// What a session gives to and gets from the engines that lend it their memory.
 #pragma once
 
 #include <chrono>

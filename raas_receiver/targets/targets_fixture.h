@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/os/deadline.h"
 #include "common/os/temp_dir.h"
 #include "raas_receiver/replica/test_model.h"
 #include "raas_receiver/targets/engine_targets.h"
@@ -37,21 +38,21 @@ class SharedObject {
 
 template <typename Condition>
 bool Eventually(const Condition& condition) {
-  for (int i = 0; i < 2000; ++i) {
+  for (const Deadline deadline(kPatience); !deadline.Passed();) {
     if (condition()) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  return false;
+  return condition();
 }
 
 // A rank with its memory, which outlives the thread or process that runs it.
 class RankHandle {
  public:
   RankHandle(const TestModel& model, TestRankOptions options)
-      : model_(model), options_(std::move(options)), engine_(model, options_.rank, options_.without) {
+      : model_(model), options_(std::move(options)), parts_(model, options_.rank, options_.without) {
     for (size_t half = 0; half < options_.halves; ++half) {
-      memories_.push_back(*CreateMemfdSegment("parameters", engine_.bytes()));
-      engine_.Fill(memories_.back().data());
+      memories_.push_back(*CreateMemfdSegment("parameters", parts_.bytes()));
+      parts_.Fill(memories_.back().data());
     }
   }
   ~RankHandle() { End(); }
@@ -79,19 +80,19 @@ class RankHandle {
 
   RankStatus& status() { return *status_; }
   std::byte* memory(size_t half = 0) { return memories_[half].data(); }
-  bool Is(Version version, size_t half = 0) { return engine_.Is(version, memory(half)); }
+  bool Is(Version version, size_t half = 0) { return parts_.Is(version, memory(half)); }
   // Whether it reads `version`, its memory is that, and nothing else was ever read.
   bool Serves(Version version) {
     return !status_->held && status_->serving == version && Is(version, status_->half) && status_->wrong_reads == 0;
   }
   TestRankOptions& options() { return options_; }
-  const TestEngine& engine() const { return engine_; }
+  const TestRankMemory& parts() const { return parts_; }
   std::vector<MappedSegment>& memories() { return memories_; }
 
  private:
   const TestModel& model_;
   TestRankOptions options_;
-  const TestEngine engine_;
+  const TestRankMemory parts_;
   SharedObject<RankStatus> status_;
   std::vector<MappedSegment> memories_;
   std::thread thread_;
@@ -102,7 +103,7 @@ struct TargetsFixture {
   TempDir directory;
   TestModel model;
   EngineTargetsOptions options{.model = "actor"};
-  std::chrono::milliseconds hello_timeout{10'000};
+  std::chrono::milliseconds attach_timeout = kPatience;
   std::set<std::pair<Version, Version>> asked;  // of the deltas
   bool deltas_at_hand = true;
   std::atomic<int> changes{0};
@@ -114,7 +115,7 @@ struct TargetsFixture {
   std::vector<std::unique_ptr<RankHandle>> ranks;
 
   explicit TargetsFixture(int versions = 3) {
-    options.hold_timeout = options.serve_timeout = std::chrono::milliseconds(10'000);
+    options.hold_timeout = options.serve_timeout = kPatience;
     for (int i = 0; i < versions; ++i) model.Advance();
   }
 
@@ -124,7 +125,7 @@ struct TargetsFixture {
     pool = std::make_unique<WorkerPool>(2);
     targets = std::make_unique<EngineTargets>(options, *pool);
     targets->SetChanged([this] { ++changes; });
-    LS_ASSIGN_OR_RETURN(server, TargetServer::Start(socket(), {{"actor", targets.get()}}, hello_timeout));
+    LS_ASSIGN_OR_RETURN(server, TargetServer::Start(socket(), {{"actor", targets.get()}}, attach_timeout));
     return OkStatus();
   }
   void Stop() {

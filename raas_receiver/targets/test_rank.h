@@ -1,5 +1,5 @@
 // An engine's rank as FORMAT.md wants it, with real memfds and a real socket, in a thread or in a process of its own.
-// While it is not held it reads its memory all the time, and tells when that is not the version it serves. For tests.
+// While it is not held it reads its memory all the time, and counts when that is not the version it serves. For tests.
 #pragma once
 
 #include <poll.h>
@@ -15,18 +15,21 @@
 #include <vector>
 
 #include "common/os/unix_socket.h"
-#include "raas_receiver/placement/description.h"
+#include "raas_receiver/placement/description/description.h"
 #include "raas_receiver/replica/test_model.h"
 #include "raas_receiver/targets/messages.h"
 
 namespace lockstep {
 
-// Two ranks that share a TestModel: "embed" by columns, "codes" in two parts, each padded, the rest on both. One
-// memory.
-class TestEngine {
+// For whatever must not fail by its time, on however busy a machine.
+inline constexpr std::chrono::seconds kPatience{60};
+
+// What one of two ranks that share a TestModel holds in its one memory: "embed" by columns, "codes" in two parts, each
+// padded; the rest both have.
+class TestRankMemory {
  public:
   // `without`: a tensor that the rank does not have.
-  TestEngine(const TestModel& model, uint32_t rank, const std::string& without = "") : model_(model), rank_(rank) {
+  TestRankMemory(const TestModel& model, uint32_t rank, const std::string& without = "") : model_(model), rank_(rank) {
     for (const TensorMeta& tensor : model.layout()->tensors()) {
       if (tensor.name != without) Add(tensor);
     }
@@ -126,8 +129,8 @@ class TestEngine {
   uint64_t bytes_ = 0;
 };
 
-// What a rank does when it has to answer HELD or SERVING.
-enum class Manner { kAnswers, kSilent, kWrong, kHangsUp };
+// What a rank does wrong when it has to answer HELD or SERVING.
+enum class RankFault { kNone, kSilent, kWrong, kHangsUp };
 
 struct TestRankOptions {
   std::string socket;
@@ -135,10 +138,10 @@ struct TestRankOptions {
   std::string engine = "tp2";
   uint32_t rank = 0;
   size_t halves = 1;
-  Manner at_hold = Manner::kAnswers;
-  Manner at_serve = Manner::kAnswers;
+  RankFault at_hold = RankFault::kNone;
+  RankFault at_serve = RankFault::kNone;
   std::string without;      // a tensor that it does not have
-  bool reattach = false;    // when the connection has ended, until it is told to end
+  bool reattach = false;    // when the connection has ended, until status.stop
   std::string description;  // instead of the engine's own, when not empty
 };
 
@@ -159,12 +162,12 @@ struct RankStatus {
 
 class TestRank {
  public:
-  // `status` and `memories` (one for each half, of TestEngine::bytes) outlive it. Where status says that a version is
-  // served, the rank attaches with that.
+  // `status` and `memories` (one for each half, of TestRankMemory::bytes) outlive it. Where status says that a version
+  // is served, the rank attaches with that.
   TestRank(const TestModel& model, TestRankOptions options, RankStatus& status, std::vector<MappedSegment>& memories)
       : model_(model),
         options_(std::move(options)),
-        engine_(model, options_.rank, options_.without),
+        parts_(model, options_.rank, options_.without),
         status_(status),
         memories_(memories) {}
 
@@ -174,7 +177,7 @@ class TestRank {
       if (Connect()) {
         Attach();
         Follow();
-        GoOnByPage();
+        ResumeByPage();
         connection_ = UnixConnection();
         page_ = MappedSegment();
         ++status_.ended;
@@ -188,16 +191,15 @@ class TestRank {
 
  private:
   bool Connect() {
-    Result<UnixConnection> connection = UnixConnect(options_.socket, std::chrono::seconds(1));
+    Result<UnixConnection> connection = UnixConnect(options_.socket, kPatience);
     if (connection.ok()) connection_ = *std::move(connection);
     return connection.ok();
   }
 
-  // Whether it is taken will be answered.
   void Attach() {
     had_serve_ = false;
     const std::string description =
-        options_.description.empty() ? ToJson(engine_.Describe(options_.halves)) : options_.description;
+        options_.description.empty() ? ToJson(parts_.Describe(options_.halves)) : options_.description;
     const nlohmann::json body{
         {"model", options_.model}, {"engine", options_.engine}, {"description", nlohmann::json::parse(description)}};
     const std::string text = body.dump();
@@ -210,7 +212,7 @@ class TestRank {
                              .held = attached_with_,
                              .half = status_.half,
                              .body = {bytes.begin(), bytes.end()}},
-                            fds, std::chrono::seconds(5));
+                            fds, kPatience);
   }
 
   void Follow() {
@@ -220,7 +222,7 @@ class TestRank {
         Read();
         continue;
       }
-      Result<EngineMessage> message = ReceiveEngineMessage(connection_, std::chrono::seconds(5));
+      Result<EngineMessage> message = ReceiveEngineMessage(connection_, kPatience);
       if (!message.ok() || !Answer(*message)) return;
     }
   }
@@ -235,24 +237,24 @@ class TestRank {
         status_.refused = true;
         return false;
       case EngineMessageType::kHold:
-        if (options_.at_hold == Manner::kSilent) return true;  // and goes on reading
+        if (options_.at_hold == RankFault::kSilent) return true;  // and still reads
         status_.held = true;
-        return Say(EngineMessageType::kHeld, options_.at_hold);
+        return Reply(EngineMessageType::kHeld, options_.at_hold);
       case EngineMessageType::kServe:
-        if (options_.at_serve == Manner::kSilent) return true;
+        if (options_.at_serve == RankFault::kSilent) return true;
         had_serve_ = true;
         Serve(message.held, message.half);
         ++status_.served;
-        return Say(EngineMessageType::kServing, options_.at_serve);
+        return Reply(EngineMessageType::kServing, options_.at_serve);
       default:
         return false;
     }
   }
 
-  bool Say(EngineMessageType type, Manner manner) {
-    if (manner == Manner::kHangsUp) return false;
-    if (manner == Manner::kWrong) type = EngineMessageType::kAttached;
-    return SendEngineMessage(connection_, {.type = type}, {}, std::chrono::seconds(5)).ok();
+  bool Reply(EngineMessageType type, RankFault fault) {
+    if (fault == RankFault::kHangsUp) return false;
+    if (fault == RankFault::kWrong) type = EngineMessageType::kAttached;
+    return SendEngineMessage(connection_, {.type = type}, {}, kPatience).ok();
   }
 
   bool TakePage(EngineMessage& message) {
@@ -269,7 +271,7 @@ class TestRank {
 
   const ControlPageLayout& Layout() const { return *reinterpret_cast<const ControlPageLayout*>(page_.data()); }
 
-  void GoOnByPage() {
+  void ResumeByPage() {
     if (!status_.held || !page_.valid()) return;
     const uint64_t raw = Layout().word;
     const ControlWord word = ControlWord::Decode(raw);
@@ -288,12 +290,12 @@ class TestRank {
 
   void Read() {
     if (status_.held) return std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    if (!engine_.Is(status_.serving, memories_[status_.half].data())) ++status_.wrong_reads;
+    if (!parts_.Is(status_.serving, memories_[status_.half].data())) ++status_.wrong_reads;
   }
 
   const TestModel& model_;
   const TestRankOptions options_;
-  const TestEngine engine_;
+  const TestRankMemory parts_;
   RankStatus& status_;
   std::vector<MappedSegment>& memories_;
   UnixConnection connection_;

@@ -1,10 +1,10 @@
-"""A stand-in for the control port of an SGLang or vLLM server, which is as strict and as treacherous as the real one.
+"""A stand-in for the control port of an SGLang or vLLM server, as strict as the real one, and with its faults.
 
     python3 conformance_server.py --kind sglang --directory CHECKPOINT [--port 0] [--fault JSON]...
 
 It takes what the servers' sources take (server_schemas.json), answers as they do, really reads the checkpoints that it
-is told to, makes tokens from them, and writes down what a server must never come to: `violations`. Faults are put in by
-`ConformanceServer.fault`, `--fault`, or POST /conformance/faults; GET /conformance tells the state. Python's standard
+is given, makes tokens from them, and records what a server must never come to: `violations`. Faults are injected by
+`ConformanceServer.fault`, `--fault`, or POST /conformance/faults; GET /conformance shows the state. Python's standard
 library is all it needs.
 """
 
@@ -21,7 +21,7 @@ from served_model import ServedModel
 from sglang_rules import SglangRules
 from vllm_rules import VllmRules
 
-KINDS = {"sglang": SglangRules, "vllm": VllmRules}
+KINDS = {"sglang": SglangRules, "vllm": VllmRules}  # by the kind of engine, as raas_receiver --engine names it
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The part of an inference server that makes tokens: one thread that takes orders in turn and steps its requests.
+"""The part of an inference server that makes tokens: one thread that takes tasks in turn and steps its requests.
 
 A token is the digest of the weights that made it. What a server must never do is written down in `violations`: tokens
 from weights that are a mix, and tokens whose cache was computed with other weights.
@@ -14,7 +14,7 @@ from served_model import ServedModel
 
 
 class Died(Exception):
-    """The engine is no more: whoever waits for it gets no answer."""
+    """The engine is no more: its callers get no answer."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class EngineCore:
     def __init__(self, model: ServedModel, token_s: float) -> None:
         self.model = model
         self.token_s = token_s
-        self.orders: "queue.Queue" = queue.Queue()
+        self.tasks: "queue.Queue" = queue.Queue()
         self.running: "list[Generation]" = []
         self.waiting: "list[Generation]" = []
         self.prefixes: "set[str]" = set()  # what weights the prefix cache was computed with
@@ -48,15 +48,15 @@ class EngineCore:
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 
-    def post(self, order) -> Future:
-        """`order()` is called in the core's thread, after those before it. Its exception is the Future's."""
+    def post(self, task) -> Future:
+        """`task()` is called in the core's thread, after those before it. Its exception is the Future's."""
         future: Future = Future()
-        self.orders.put((order, future))
+        self.tasks.put((task, future))
         return future
 
-    def call(self, order):
-        """What `order()` returned. Died when the core ends before."""
-        future = self.post(order)
+    def call(self, task):
+        """What `task()` returned. Died when the core ends before."""
+        future = self.post(task)
         while not self.ended:
             try:
                 return future.result(timeout=0.1)
@@ -66,14 +66,14 @@ class EngineCore:
         raise Died
 
     def die(self, why: str) -> None:
-        """As an exception does that nobody catches: nothing is answered any more."""
+        """As an exception does that is not caught: nothing is answered any more."""
         self.violations.append(f"died: {why}")
         self.ended = True
         self.on_death()
 
     def end(self) -> None:
         self.ended = True
-        self.orders.put(None)
+        self.tasks.put(None)
 
     def busy(self) -> bool:
         return bool(self.running or self.waiting)
@@ -82,13 +82,13 @@ class EngineCore:
         while not self.ended:
             active = self.stepping and self.busy()
             try:
-                taken = self.orders.get(timeout=self.token_s if active else 0.05)
+                taken = self.tasks.get(timeout=self.token_s if active else 0.05)
             except queue.Empty:
                 taken = None
             if taken is not None:
-                order, future = taken
+                task, future = taken
                 try:
-                    outcome = order()
+                    outcome = task()
                     if not self.ended:
                         future.set_result(outcome)
                 except Exception as error:  # noqa: BLE001: it is the caller's

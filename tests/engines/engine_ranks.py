@@ -1,4 +1,4 @@
-"""What tests tell the ranks of engines to do (see ranks.py): hold an engine's parameters in memory of their own, lend it
+"""What the ranks of engines do in tests (see ranks.py): hold an engine's parameters in memory of their own, lend it
 to a receiver, and compare it with what PyTorch makes of a checkpoint.
 
 A rank keeps `job`, `module` and `follower`.
@@ -24,7 +24,7 @@ class Job:
     """One rank of one engine.
 
     Args:
-        engine: "vllm" or "sglang"; ``name`` tells this one from others of its kind.
+        engine: "vllm" or "sglang"; ``name`` distinguishes this one from others of its kind.
         rank, world: of the engine's group.
         config: the model's HuggingFace configuration.
         double_buffered: lends two halves.
@@ -61,7 +61,7 @@ def parameters_of(shapes: "dict[str, torch.Tensor]") -> torch.nn.Module:
 
 
 def lend(rank: Rank) -> None:
-    """Attaches to the receiver; answers when all ranks of the engine may go on."""
+    """Attaches to the receiver; returns when all ranks of the engine may continue."""
     job = rank.job
     rank.follower = lockstep.Follower(
         rank.module,
@@ -83,7 +83,7 @@ def lend(rank: Rank) -> None:
 
 
 def _note_pause(rank: Rank) -> None:
-    """After each write: whether the server was paused, so that nobody had read meanwhile."""
+    """After each write: whether the server was paused, so that nothing had read meanwhile."""
     if getattr(rank, "spoiled", False):
         raise RuntimeError("what is derived from the parameters could not be derived")
     with urllib.request.urlopen(rank.job.server + "/conformance", timeout=10) as answer:
@@ -116,7 +116,7 @@ def version_served(rank: Rank, checkpoints: "dict[int, Path]") -> int:
     try:
         with rank.follower.serving(timeout=0) as served:
             wrong = _unlike(rank, checkpoints[served.version])
-            assert not wrong, f"said to be version {served.version}: {wrong}"
+            assert not wrong, f"not the bytes of version {served.version}: {wrong}"
             return served.version
     except lockstep.DeadlineError:
         return 0
@@ -154,7 +154,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _add(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
-    """Puts a parameter where its dotted name says, making the modules on the way."""
+    """Puts a parameter at its dotted name, making the modules on the way."""
     first, _, rest = name.partition(".")
     if not rest:
         module.register_parameter(first, parameter)

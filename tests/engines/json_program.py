@@ -1,4 +1,4 @@
-"""A program that another process asks things, by lines of JSON on its standard input and output.
+"""A program that answers another process, by lines of JSON on its standard input and output.
 
 A request names a function in "do"; what else it has are the function's arguments. Its answer is {"value": RESULT}, or
 {"error": TEXT} for an exception.

@@ -63,7 +63,7 @@ def type_text(root: Path, node: ast.expr) -> str:
             target = statement.targets[0] if isinstance(statement, ast.Assign) else getattr(statement, "target", None)
             if isinstance(target, ast.Name) and target.id == text:
                 return ast.unparse(statement.value)
-        raise SystemExit(f"{ALIASES[text]} does not say what {text} is")
+        raise SystemExit(f"{ALIASES[text]} does not define {text}")
     if text.startswith("Optional[") and text.endswith("]"):
         return f"{text[len('Optional['):-1]} | None"
     return text
@@ -170,7 +170,7 @@ def vllm(root: Path) -> dict:
                     body[name] = field(root, inner, default)
                 elif ast.unparse(inner) != "Request":
                     entry["query"][name] = field(root, inner, default)
-            entry["raw"] = bool(raw_body_fields(function))  # the types of a raw body are hopes: nobody checks them
+            entry["raw"] = bool(raw_body_fields(function))  # the types of a raw body are hopes: they are not checked
             if body:
                 entry["body"] = body
             endpoints[path] = entry

@@ -1,4 +1,4 @@
-"""Both ends of a bucket ring as tests move them by hand, over bytes at hand."""
+"""Both ends of a bucket ring as tests drive them by hand, over bytes at hand."""
 
 import contextlib
 import ctypes
@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import lockstep
-from lockstep._ring_messages import Message, MessageType, Peer
-from lockstep._tensors import TensorMeta
+from lockstep.core.ring_messages import Message, MessageType, Peer
+from lockstep.core.tensors import TensorMeta
 
 RUN = "00112233445566778899aabbccddeeff"
 TENSORS = [
@@ -24,7 +24,7 @@ TENSORS = [
     ("c", "U8", [5], 12000),
 ]
 DATA = bytes(torch.randint(0, 256, (12005,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1)).tolist())
-SECONDS = 5
+SECONDS = 60  # that an end may take on a busy machine
 
 
 class PlainExporter:
@@ -79,13 +79,13 @@ def in_background(function, *arguments):
 
 
 def outcome(thread):
-    thread.join(20)
+    thread.join(SECONDS)
     assert not thread.is_alive()
     return thread.outcome
 
 
 class FakeReader:
-    """A reader that tests move by hand."""
+    """A reader that tests drive by hand."""
 
     def __init__(self, path):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -93,24 +93,24 @@ class FakeReader:
         self.peer = Peer(connection, "the ring")
         self.connection = connection
 
-    def say(self, kind, **fields):
+    def send(self, kind, **fields):
         self.peer.send(Message(kind, **fields), time.monotonic() + SECONDS)
 
-    def hear(self, kind):
+    def receive(self, kind):
         return self.peer.receive([kind], time.monotonic() + SECONDS)
 
     def nothing_comes(self):
         with pytest.raises(lockstep.DeadlineError):
             self.peer.wait(time.monotonic() + 0.2)
 
-    def welcome(self):
-        self.opened = self.hear(MessageType.OPEN)
-        self.say(MessageType.READY)
-        self.hear(MessageType.BEGIN)
+    def answer_open(self):
+        self.opened = self.receive(MessageType.OPEN)
+        self.send(MessageType.READY)
+        self.receive(MessageType.BEGIN)
 
 
 class FakeRing:
-    """A trainer that tests move by hand."""
+    """A trainer that tests drive by hand."""
 
     def __init__(self, path):
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -120,7 +120,7 @@ class FakeRing:
     def accept(self):
         self.peer = Peer(self._listener.accept()[0], "the reader")
 
-    def say(self, kind, **fields):
+    def send(self, kind, **fields):
         self.peer.send(Message(kind, **fields), time.monotonic() + SECONDS)
 
     def open(self, sizes=(4112, 4112), seals=fcntl.F_SEAL_SHRINK, **changes):
@@ -136,7 +136,7 @@ class FakeRing:
             fds.append(os.memfd_create("bucket", os.MFD_ALLOW_SEALING))
             os.ftruncate(fds[-1], size)
             fcntl.fcntl(fds[-1], fcntl.F_ADD_SEALS, seals)
-        self.say(MessageType.OPEN, body=json.dumps({**body, **changes}).encode(), fds=fds)
+        self.send(MessageType.OPEN, body=json.dumps({**body, **changes}).encode(), fds=fds)
         for fd in fds:
             os.close(fd)
 

@@ -17,7 +17,7 @@ import lockstep
 def train(rank: Rank, family: str, directory: Path, agent: Path, ring: Path, bucket_bytes: int) -> int:
     """A trainer with a ring; its process."""
     rank.trainer = Trainer(family, directory, agent, "actor")
-    rank.ring = lockstep.BucketRing(rank.trainer.exporter, socket=ring, bucket_bytes=bucket_bytes, timeout=30)
+    rank.ring = lockstep.BucketRing(rank.trainer.exporter, socket=ring, bucket_bytes=bucket_bytes, timeout=60)
     return os.getpid()
 
 
@@ -70,7 +70,7 @@ def engine(rank: Rank, config: Any, ring: Path, into: type = lockstep.IntoModule
     for parameter in rank.module.parameters():  # buffers stay in float32, as the trainer has them
         parameter.data = parameter.data.to(torch.bfloat16)
     rank.into = into(rank.module)
-    rank.reader = lockstep.RingReader(ring, rank.into, timeout=30)
+    rank.reader = lockstep.RingReader(ring, rank.into, timeout=60)
 
 
 def loading_engine(rank: Rank, ring: Path) -> None:
@@ -82,7 +82,7 @@ def loading_engine(rank: Rank, ring: Path) -> None:
             assert name not in rank.loaded, name
             rank.loaded[name] = tensor.clone()
 
-    rank.reader = lockstep.RingReader(ring, lockstep.IntoLoader(load), timeout=30)
+    rank.reader = lockstep.RingReader(ring, lockstep.IntoLoader(load), timeout=60)
 
 
 def arm(rank: Rank, victim: int, after: int) -> None:
@@ -90,14 +90,14 @@ def arm(rank: Rank, victim: int, after: int) -> None:
 
 
 def take(rank: Rank) -> "tuple[int, str | None]":
-    """The next version: its number, and what the reader says of errors."""
+    """The next version: its number, and what the reader reports of errors."""
     served = rank.reader.take(timeout=60)
     assert rank.reader.served == served
     return served.version, rank.reader.error
 
 
 def failing_take(rank: Rank) -> "tuple[str, str, Any, str | None]":
-    """Class and text of the error that taking raises; what the reader says that is served, and of errors."""
+    """Class and text of the error that taking raises; what the reader reports as served, and of errors."""
     try:
         rank.reader.take(timeout=60)
     except Exception as error:

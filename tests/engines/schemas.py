@@ -12,7 +12,7 @@ FALSE = {"0", "false", "f", "no", "n", "off"}
 
 
 class Invalid(Exception):
-    """What a validation error says; `where` is the path to the field."""
+    """A validation error's text; `where` is the path to the field."""
 
     def __init__(self, where: str, why: str) -> None:
         super().__init__(f"{where}: {why}")
@@ -75,7 +75,7 @@ def convert_one(value, name: str):
 
 
 def fill(fields: dict, given: dict, where: str) -> dict:
-    """All of `fields` from `given` or their defaults. What nobody asked for is ignored, as the servers do."""
+    """All of `fields` from `given` or their defaults. Others are ignored, as the servers do."""
     values = {}
     for name, field in fields.items():
         if name not in given:
@@ -91,7 +91,7 @@ def fill(fields: dict, given: dict, where: str) -> dict:
 
 
 def unknown_fields(endpoint: dict, query: str, body: bytes) -> "list[str]":
-    """Names in a request that its endpoint does not know: the servers ignore them, whoever sends them is mistaken."""
+    """Names in a request that its endpoint does not know: the servers ignore them, their sender is mistaken."""
     given = dict(parse_qsl(query))
     names = [f"query.{name}" for name in given if name not in endpoint["query"]]
     with_body = json.loads(body) if body else {}

@@ -19,6 +19,9 @@ class SglangRules:
     """The HTTP process (paused, abort, versions) before the scheduler (an EngineCore)."""
 
     endpoints = ENDPOINTS
+    generate_path = "/generate"
+    pause_path = "/pause_generation"
+    update_path = "/update_weights_from_disk"
 
     def __init__(self, model: ServedModel, options) -> None:
         self.core = EngineCore(model, options.token_s)
@@ -47,7 +50,7 @@ class SglangRules:
         refusal = self.unauthorized(request)
         if refusal:
             return refusal
-        if request.path == "/generate":
+        if request.path == self.generate_path:
             return self.generate(request)
         endpoint = ENDPOINTS.get(request.path)
         if endpoint is None or request.path in self.options.absent:

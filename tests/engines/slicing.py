@@ -1,6 +1,6 @@
 """What the ranks of an inference engine hold of a HuggingFace checkpoint, by slicing and concatenating with PyTorch.
 
-Written from the engines' own loaders (vLLM 0.33.0, SGLang 0.5.23), without a look at the placement rules: tests hold
+Written from the engines' own loaders (vLLM 0.33.0, SGLang 0.5.23), independently of the placement rules: tests hold
 those against this.
 """
 
@@ -73,7 +73,7 @@ class _Engine:
         for norm in ("q_norm", "k_norm"):
             if f"{attention}{norm}.weight" in self.hf:
                 out[f"{attention}{norm}.weight"] = self.hf[f"{attention}{norm}.weight"]
-        out[f"{attention}o_proj.weight"] = _columns(self.hf[f"{attention}o_proj.weight"], self.place.tensor)
+        out.update(self.row_linear(f"{attention}o_proj", self.place.tensor))
         return out
 
     def heads(self, tensor: torch.Tensor, kind: str) -> torch.Tensor:
@@ -107,14 +107,23 @@ class _Engine:
     # --- MLP
 
     def mlp(self, prefix: str, share: "tuple[int, int]") -> Tensors:
-        if f"{prefix}gate_up_proj.weight" in self.hf:
-            gate, up = self.hf[f"{prefix}gate_up_proj.weight"].chunk(2)
-        else:
-            gate, up = (self.hf[f"{prefix}{name}_proj.weight"] for name in ("gate", "up"))
-        return {
-            f"{prefix}gate_up_proj.weight": torch.cat([_rows(gate, share), _rows(up, share)]),
-            f"{prefix}down_proj.weight": _columns(self.hf[f"{prefix}down_proj.weight"], share),
-        }
+        out = self.row_linear(f"{prefix}down_proj", share)
+        for kind in ("weight", "bias"):
+            if f"{prefix}gate_up_proj.{kind}" in self.hf:
+                gate, up = self.hf[f"{prefix}gate_up_proj.{kind}"].chunk(2)
+            elif f"{prefix}gate_proj.{kind}" in self.hf:
+                gate, up = (self.hf[f"{prefix}{name}_proj.{kind}"] for name in ("gate", "up"))
+            else:
+                continue
+            out[f"{prefix}gate_up_proj.{kind}"] = torch.cat([_rows(gate, share), _rows(up, share)])
+        return out
+
+    def row_linear(self, name: str, share: "tuple[int, int]") -> Tensors:
+        """A linear layer that is cut along its input; its bias, added once, is whole."""
+        out = {f"{name}.weight": _columns(self.hf[f"{name}.weight"], share)}
+        if f"{name}.bias" in self.hf:
+            out[f"{name}.bias"] = self.hf[f"{name}.bias"]
+        return out
 
     def mixture(self, prefix: str) -> Tensors:
         out = {f"{prefix}gate.weight": self.router(self.hf[f"{prefix}gate.weight"])}

@@ -22,7 +22,7 @@ def checkpoints(tmp_path):
     return tmp_path
 
 
-def call(server, target: str, body=None, timeout_s: float = 5):
+def call(server, target: str, body=None, timeout_s: float = 30):
     """(status, text) of a POST of `body`, or of a GET."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(server.url + target, data, {"Content-Type": "application/json"})
@@ -51,7 +51,7 @@ def reload(checkpoints, version: int = 1, **more) -> dict:
     return {"method": "reload_weights", "kwargs": {"weights_path": str(checkpoints / str(version))}, **more}
 
 
-def test_sglang_flushes_only_what_nobody_uses(checkpoints):
+def test_sglang_flushes_only_what_is_not_used(checkpoints):
     with ConformanceServer("sglang", checkpoints / "0") as server:
         generating(server, "/generate")
         assert call(server, "/flush_cache", {})[0] == 400
@@ -161,15 +161,17 @@ def test_vllm_refuses_new_requests_while_paused_but_for_keep(checkpoints, mode, 
 
 
 def test_control_calls_of_vllm_wait_behind_a_reload_and_its_health_does_not(checkpoints):
-    with ConformanceServer("vllm", checkpoints / "0", load_s=0.5) as server:
+    with ConformanceServer("vllm", checkpoints / "0", load_s=2) as server:
+        before = server.model.digest()
         loading = threading.Thread(target=call, args=(server, "/collective_rpc", reload(checkpoints)))
         loading.start()
-        time.sleep(0.1)
-        begin = time.monotonic()
+        while "/collective_rpc" not in server.paths():
+            time.sleep(0.01)
+        time.sleep(0.1)  # it is the core's from here on
         assert call(server, "/health")[0] == 200
-        assert time.monotonic() - begin < 0.2
+        assert server.model.digest() == before
         assert call(server, "/is_paused")[0] == 200
-        assert time.monotonic() - begin > 0.3
+        assert server.model.digest() != before
         loading.join()
 
 

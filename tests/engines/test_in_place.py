@@ -7,22 +7,35 @@ from ranks import Ranks
 from slicing import places
 from tiny_trainer import Trainer
 
-STEPS = 30
-
 # So that eight ranks divide everything; two key/value heads are shared by four and eight ranks.
 WIDE = {"num_attention_heads": 8, "num_hidden_layers": 2}
-FAMILIES = {
-    "llama": WIDE,
-    "qwen2": WIDE,
-    "qwen3_moe": {**WIDE, "num_experts": 8},  # vLLM wants no more ranks than experts
-    "mixtral": WIDE,
-    "deepseek_v3": {**WIDE, "num_key_value_heads": 8},
-    "glm4_moe": {**WIDE, "n_routed_experts": 8},  # its router is kept in float32
-}
+LATENT = {**WIDE, "num_key_value_heads": 8}
+BIASED = {**WIDE, "attention_bias": True}
+
+# Engine, model, what differs in its configuration, and how many steps are trained.
+CASES = [
+    (engine, *case)
+    for engine in ("vllm", "sglang")
+    for case in (
+        ("llama", WIDE, 30),
+        ("qwen2", WIDE, 30),
+        ("qwen3_moe", {**WIDE, "num_experts": 8}, 30),  # vLLM wants no more ranks than experts
+        ("mixtral", WIDE, 30),
+        ("deepseek_v3", LATENT, 30),
+        ("glm4_moe", {**WIDE, "n_routed_experts": 8}, 30),  # its router is kept in float32
+        ("llama", {**BIASED, "mlp_bias": engine == "vllm"}, 2),
+        ("qwen3", WIDE, 2),
+        ("qwen2_moe", {**WIDE, "num_experts": 8}, 2),
+        ("moonlight", LATENT, 2),
+        ("glm4", WIDE, 2),
+        ("glm4_moe", {**WIDE, "n_routed_experts": 8, "use_qk_norm": False, "attention_bias": False}, 2),
+    )
+]
+CASES.append(("vllm", "qwen3_moe", {**WIDE, "num_experts": 8, "mlp_only_layers": [0]}, 2))
 
 
 def jobs_of(engine: str, config, socket) -> "list[Job]":
-    """Five engines beside one receiver: TP 1, 2, 4 and 8, and experts spread over two ranks. One has two halves."""
+    """Five engines of one receiver: TP 1, 2, 4 and 8, and experts spread over two ranks. One has two halves."""
     layouts = {"tp1": places(1), "tp2": places(2), "tp4": places(4), "tp8": places(8)}
     if getattr(config, "num_experts_per_tok", None):
         layouts["ep2"] = places(2, expert_parallel=2)
@@ -35,27 +48,28 @@ def jobs_of(engine: str, config, socket) -> "list[Job]":
     ]
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_version_of_a_training_is_in_every_ranks_buffers(cluster, family, engine):
+@pytest.mark.parametrize(
+    ("engine", "model", "overrides", "steps"), CASES, ids=[f"{case[0]}-{case[1]}-{case[3]}-steps" for case in CASES]
+)
+def test_every_version_of_a_training_is_in_every_ranks_buffers(cluster, engine, model, overrides, steps):
     agent = cluster.agent()
     socket = cluster.directory / "engine.sock"
     receiver = cluster.receiver(agent, engine_load="in-place", engine_socket=socket)
-    trainer = Trainer(family, cluster.directory / "checkpoints", agent.socket, MODEL, **FAMILIES[family])
+    trainer = Trainer(model, cluster.directory / "checkpoints", agent.socket, MODEL, **overrides)
     jobs = jobs_of(engine, trainer.config, socket)
     with Ranks(len(jobs)) as ranks:
         checkpoint = trainer.publish(1)
         ranks.call(build, jobs, checkpoint)
         ranks.call(lend)
         assert ranks.call(differences, 1, checkpoint) == [[]] * len(jobs)
-        for version in range(2, STEPS + 2):
+        for version in range(2, steps + 2):
             trainer.step()
             checkpoint = trainer.publish(version)
             wrong = ranks.call(differences, version, checkpoint)
             assert wrong == [[]] * len(jobs), f"version {version}"
         status = receiver.model_status()
         assert {engine["name"]: engine["commits"] for engine in status["engines"]} == {
-            job.name: STEPS + 1 for job in jobs
+            job.name: steps + 1 for job in jobs
         }
         ranks.call(leave)
     trainer.close()

@@ -81,7 +81,7 @@ class Fleet:
         return wait_until(one, "ranks agree")[0]
 
     def expect_newest(self) -> None:
-        """Every rank comes to the newest version."""
+        """Every rank reaches the newest version."""
         wrong = self.ranks.call(differences, self.newest, self.checkpoints[self.newest], only=sorted(self.process_of))
         assert wrong == [[]] * WORLD
 

@@ -1,4 +1,4 @@
-"""Engines in place beside everything else that happens to a receiver: rollback, engines that come late, new runs,
+"""Engines in place with everything else that happens to a receiver: rollback, engines that come late, new runs,
 engines that cannot be written, servers around the ranks."""
 
 import time
@@ -18,7 +18,7 @@ import lockstep
 WORLD = 2
 
 
-class Stage:
+class System:
     """A trainer, its agent, a receiver that writes engines in place, and processes for ranks."""
 
     def __init__(self, cluster, ranks: Ranks) -> None:
@@ -53,27 +53,27 @@ class Stage:
 
 
 @pytest.fixture
-def stage(cluster):
+def system(cluster):
     with Ranks(2 * WORLD) as ranks:
-        stage = Stage(cluster, ranks)
-        yield stage
-        stage.trainer.close()
+        system = System(cluster, ranks)
+        yield system
+        system.trainer.close()
 
 
 @pytest.mark.parametrize("double_buffered", [False, True], ids=["one-half", "two-halves"])
-def test_a_rollback_writes_the_version_before_from_the_delta_and_a_pull_goes_on(stage, double_buffered):
-    stage.publish(1)
-    stage.start("engine", [0, 1], double_buffered=double_buffered)
-    stage.publish(2)
-    stage.expect(2, [0, 1])
-    whole = stage.engines()["engine"]["target_bytes"]
-    stage.receiver.ask("rollback")
-    wait_until(lambda: stage.engines()["engine"]["serving"]["version"] == 1, "the engine is rolled back")
-    assert stage.ranks.call(differences_at, 1, stage.checkpoints[1], only=[0, 1]) == [[], []]
+def test_a_rollback_writes_the_version_before_from_the_delta_and_a_pull_leads_on(system, double_buffered):
+    system.publish(1)
+    system.start("engine", [0, 1], double_buffered=double_buffered)
+    system.publish(2)
+    system.expect(2, [0, 1])
+    whole = system.engines()["engine"]["target_bytes"]
+    system.receiver.ask("rollback")
+    wait_until(lambda: system.engines()["engine"]["serving"]["version"] == 1, "the engine is rolled back")
+    assert system.ranks.call(differences_at, 1, system.checkpoints[1], only=[0, 1]) == [[], []]
     if not double_buffered:
-        assert stage.engines()["engine"]["last_written_bytes"] < whole
-    stage.receiver.ask("pull")
-    stage.expect(2, [0, 1])
+        assert system.engines()["engine"]["last_written_bytes"] < whole
+    system.receiver.ask("pull")
+    system.expect(2, [0, 1])
 
 
 def differences_at(rank, version: int, checkpoint: Path) -> "list[str]":
@@ -82,47 +82,47 @@ def differences_at(rank, version: int, checkpoint: Path) -> "list[str]":
     return differences(rank, version, checkpoint)
 
 
-def test_an_engine_that_comes_late_gets_everything_and_then_what_changes(stage):
-    stage.publish(1)
-    stage.start("first", [0, 1])
-    stage.expect(1, [0, 1])
-    stage.publish(2)
-    stage.expect(2, [0, 1])
-    stage.start("second", [2, 3])
-    stage.expect(2, [2, 3])
-    assert stage.engines()["second"]["last_written_bytes"] > 0.9 * stage.engines()["second"]["target_bytes"]
+def test_an_engine_that_comes_late_gets_everything_and_then_what_changes(system):
+    system.publish(1)
+    system.start("first", [0, 1])
+    system.expect(1, [0, 1])
+    system.publish(2)
+    system.expect(2, [0, 1])
+    system.start("second", [2, 3])
+    system.expect(2, [2, 3])
+    assert system.engines()["second"]["last_written_bytes"] > 0.9 * system.engines()["second"]["target_bytes"]
     with torch.no_grad():
-        stage.trainer.model.lm_head.weight[3, 5] += 1
-    stage.checkpoints[3] = stage.trainer.publish(3)
-    stage.expect(3, [0, 1, 2, 3])
-    engines = stage.engines()
+        system.trainer.model.lm_head.weight[3, 5] += 1
+    system.checkpoints[3] = system.trainer.publish(3)
+    system.expect(3, [0, 1, 2, 3])
+    engines = system.engines()
     assert engines["first"]["serving"] == engines["second"]["serving"]
     assert engines["first"]["last_written_bytes"] == engines["second"]["last_written_bytes"] == 2
     assert engines["first"]["commits"] == 3 and engines["second"]["commits"] == 2
 
 
-def test_a_restarted_trainers_run_reaches_the_engines(stage):
-    stage.publish(1)
-    stage.start("engine", [0, 1])
-    stage.expect(1, [0, 1])
-    before = stage.engines()["engine"]["serving"]["run"]
-    stage.trainer.close()
-    stage.trainer = stage.new_trainer("again")
-    stage.trainer.step()
-    stage.publish(1)
-    wait_until(lambda: stage.engines()["engine"]["serving"]["run"] not in (before, ""), "the new run is served")
-    stage.expect(1, [0, 1])
+def test_a_restarted_trainers_run_reaches_the_engines(system):
+    system.publish(1)
+    system.start("engine", [0, 1])
+    system.expect(1, [0, 1])
+    before = system.engines()["engine"]["serving"]["run"]
+    system.trainer.close()
+    system.trainer = system.new_trainer("again")
+    system.trainer.step()
+    system.publish(1)
+    wait_until(lambda: system.engines()["engine"]["serving"]["run"] not in (before, ""), "the new run is served")
+    system.expect(1, [0, 1])
 
 
-def test_an_engine_that_repacked_a_parameter_is_refused_by_name(stage):
-    checkpoint = stage.publish(1)
-    job = Job("vllm", "engine", 0, 1, places(1)[0], stage.trainer.config, stage.socket, MODEL)
-    stage.ranks.call(build, job, checkpoint, only=[0])
-    stage.ranks.call(repack, "model.layers.1.mlp.down_proj.weight", only=[0])
-    stage.ranks.call(lend, only=[0])
-    [said] = stage.ranks.call(refusal, only=[0])
-    assert "model.layers.1.mlp.down_proj.weight" in said and "director" in said
-    assert stage.receiver.answers()
+def test_an_engine_that_repacked_a_parameter_is_refused_by_name(system):
+    checkpoint = system.publish(1)
+    job = Job("vllm", "engine", 0, 1, places(1)[0], system.trainer.config, system.socket, MODEL)
+    system.ranks.call(build, job, checkpoint, only=[0])
+    system.ranks.call(repack, "model.layers.1.mlp.down_proj.weight", only=[0])
+    system.ranks.call(lend, only=[0])
+    [reason] = system.ranks.call(refusal, only=[0])
+    assert "model.layers.1.mlp.down_proj.weight" in reason and "director" in reason
+    assert system.receiver.answers()
 
 
 def repack(rank, name: str) -> None:
@@ -132,16 +132,16 @@ def repack(rank, name: str) -> None:
     setattr(parent, leaf, torch.nn.Parameter(getattr(parent, leaf).detach().t().contiguous(), requires_grad=False))
 
 
-def test_verify_finds_a_bit_that_somebody_changed_in_an_engines_memory(stage):
-    stage.publish(1)
-    stage.start("engine", [0, 1])
-    stage.expect(1, [0, 1])
-    assert stage.receiver.ctl("verify").returncode == 0
-    stage.ranks.call(spoil, "model.layers.0.mlp.gate_up_proj.weight", only=[1])
-    found = stage.receiver.ctl("verify")
+def test_verify_finds_a_bit_that_was_changed_in_an_engines_memory(system):
+    system.publish(1)
+    system.start("engine", [0, 1])
+    system.expect(1, [0, 1])
+    assert system.receiver.ctl("verify").returncode == 0
+    system.ranks.call(spoil, "model.layers.0.mlp.gate_up_proj.weight", only=[1])
+    found = system.receiver.ctl("verify")
     assert found.returncode == 65 and "engine" in found.stderr and "rank 1" in found.stderr
-    stage.publish(2)
-    stage.expect(2, [0])
+    system.publish(2)
+    system.expect(2, [0])
 
 
 @torch.no_grad()
@@ -150,14 +150,14 @@ def spoil(rank, name: str) -> None:
     rank.module.get_parameter(name).view(torch.int16)[3, 3] ^= 1
 
 
-def test_a_replica_in_python_is_the_published_version_and_stays_while_it_is_held(stage):
-    first = stage.publish(1)
-    path = stage.receiver.root / MODEL
+def test_a_replica_in_python_is_the_published_version_and_stays_while_it_is_held(system):
+    first = system.publish(1)
+    path = system.receiver.root / MODEL
     assert lockstep.wait_for(path, 1, timeout=30) == 1
     with lockstep.Replica(path) as replica:
         state = replica.state_dict()
         for version in (2, 3, 4):
-            newest = stage.publish(version)
+            newest = system.publish(version)
             lockstep.wait_for(path, version, timeout=30)
         assert replica.version == 1
         assert_equal(state, checkpoint_tensors(first))
@@ -175,31 +175,39 @@ def assert_equal(one: "dict[str, torch.Tensor]", other: "dict[str, torch.Tensor]
 class Server:
     """An SGLang around two ranks, which only it can stop, and a receiver that pauses it."""
 
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-        stage.receiver.kill()
-        checkpoint = stage.publish(1)
+    def __init__(self, system: System) -> None:
+        self.system = system
+        system.receiver.kill()
+        checkpoint = system.publish(1)
         self.http = ConformanceServer("sglang", checkpoint)
-        self.receiver = stage.cluster.receiver(
-            stage.agent,
+        self.receiver = system.cluster.receiver(
+            system.agent,
             engine="sglang",
             engine_url=self.http.url,
             engine_attempts=1,
             engine_load="in-place",
-            engine_socket=stage.socket,
+            engine_socket=system.socket,
             engine_hold_timeout_ms=2000,
         )
         for rank, place in enumerate(places(WORLD)):
             job = Job(
-                "sglang", "engine", rank, WORLD, place, stage.trainer.config, stage.socket, MODEL, server=self.http.url
+                "sglang",
+                "engine",
+                rank,
+                WORLD,
+                place,
+                system.trainer.config,
+                system.socket,
+                MODEL,
+                server=self.http.url,
             )
-            stage.ranks.call(build, job, checkpoint, only=[rank])
-            stage.ranks.call(lend, only=[rank])
-        self.goes_on_with(1)
+            system.ranks.call(build, job, checkpoint, only=[rank])
+            system.ranks.call(lend, only=[rank])
+        self.resumes_with(1)
 
-    def goes_on_with(self, version: int) -> None:
-        self.stage.expect(version, [0, 1])
-        wait_until(lambda: not self.paused, "the server goes on")
+    def resumes_with(self, version: int) -> None:
+        self.system.expect(version, [0, 1])
+        wait_until(lambda: not self.paused, "the server resumes")
         assert self.http.state()["weight_version"].endswith(f"-{version}")
 
     @property
@@ -208,56 +216,56 @@ class Server:
 
 
 @pytest.fixture
-def server(stage):
-    server = Server(stage)
+def server(system):
+    server = Server(system)
     yield server
     server.http.close()
 
 
-def test_a_server_is_paused_while_its_ranks_are_written_and_never_told_to_load(server):
+def test_a_server_is_paused_while_its_ranks_are_written_and_never_made_to_load(server):
     for version in (2, 3):
-        server.stage.publish(version)
-        server.goes_on_with(version)
-    assert server.stage.ranks.call(paused_at_writes, only=[0, 1]) == [[True] * 3] * 2
+        server.system.publish(version)
+        server.resumes_with(version)
+    assert server.system.ranks.call(paused_at_writes, only=[0, 1]) == [[True] * 3] * 2
     assert "/update_weights_from_disk" not in server.http.paths()
     assert server.http.violations == []
 
 
-def test_a_server_that_does_not_go_on_is_made_to_again(server):
+def test_a_server_that_does_not_resume_is_made_to_again(server):
     server.http.fault("/continue_generation", "status", times=3)
-    server.stage.publish(2)
-    server.goes_on_with(2)
+    server.system.publish(2)
+    server.resumes_with(2)
     assert server.http.paths().count("/continue_generation") >= 5
 
 
-def test_a_server_that_a_killed_receiver_left_paused_goes_on_by_the_next_one(server):
+def test_a_server_that_a_killed_receiver_left_paused_is_resumed_by_the_next_one(server):
     server.http.fault("/continue_generation", "hang", times=1)
-    server.stage.publish(2)
-    server.stage.expect(2, [0, 1])
+    server.system.publish(2)
+    server.system.expect(2, [0, 1])
     wait_until(lambda: not any(fault.times for fault in server.http.faults), "the receiver waits for an answer")
     server.receiver.kill()
     assert server.paused
     server.receiver.start()
-    server.goes_on_with(2)
+    server.resumes_with(2)
 
 
-def test_a_server_stays_paused_while_a_rank_cannot_go_on_with_what_was_written(server):
-    server.stage.ranks.call(spoil_deriving, True, only=[1])
-    server.stage.publish(2)
-    wait_until(lambda: server.receiver.model_status()["last_error"], "the failure is told")
+def test_a_server_stays_paused_while_a_rank_cannot_use_what_was_written(server):
+    server.system.ranks.call(spoil_deriving, True, only=[1])
+    server.system.publish(2)
+    wait_until(lambda: server.receiver.model_status()["last_error"], "the failure is reported")
     for _ in range(20):
         assert server.paused
         time.sleep(0.05)
-    server.stage.ranks.call(spoil_deriving, False, only=[1])
-    server.goes_on_with(2)
+    server.system.ranks.call(spoil_deriving, False, only=[1])
+    server.resumes_with(2)
 
 
-def test_ranks_that_only_their_server_can_stop_are_refused_where_nobody_pauses_it(stage):
-    checkpoint = stage.publish(1)
+def test_ranks_that_only_their_server_can_stop_are_refused_where_it_is_not_paused(system):
+    checkpoint = system.publish(1)
     job = Job(
-        "sglang", "engine", 0, 1, places(1)[0], stage.trainer.config, stage.socket, MODEL, server="http://127.0.0.1:1"
+        "sglang", "engine", 0, 1, places(1)[0], system.trainer.config, system.socket, MODEL, server="http://127.0.0.1:1"
     )
-    stage.ranks.call(build, job, checkpoint, only=[0])
-    stage.ranks.call(lend, only=[0])
-    [said] = stage.ranks.call(refusal, only=[0])
-    assert "--engine sglang" in said
+    system.ranks.call(build, job, checkpoint, only=[0])
+    system.ranks.call(lend, only=[0])
+    [reason] = system.ranks.call(refusal, only=[0])
+    assert "--engine sglang" in reason

@@ -1,4 +1,4 @@
-"""A bucket ring's messages, its two ends together, and its trainer's end against readers that lie, hang or leave."""
+"""A bucket ring's messages, its two ends together, and its trainer's end against readers that are wrong, hang or leave."""
 
 import os
 import re
@@ -8,9 +8,9 @@ from harness import ROOT
 from ring_peers import DATA, RUN, SECONDS, Collected, FakeReader, PlainExporter, in_background, outcome
 
 import lockstep
-from lockstep._ring_buckets import parts_of
-from lockstep._ring_messages import HEADER, Message, MessageType
+from lockstep.core.ring_messages import RING_FORMAT, Message, MessageType
 from lockstep.engine import Served
+from lockstep.export._ring_buckets import parts_of
 
 
 @pytest.fixture
@@ -22,10 +22,10 @@ def path(tmp_path):
 
 
 def test_the_example_of_the_format_is_what_is_sent():
-    text = (ROOT / "export_plugin/python/FORMAT.md").read_text()
+    text = (ROOT / "python/FORMAT.md").read_text()
     dump = re.search(r"```hex full\n(.*?)```", text, re.S)[1]
     example = bytes.fromhex("".join(line[4:] for line in dump.splitlines()))
-    assert Message(MessageType.FULL, 7, 1, 8192, 4096).encode() == example and len(example) == HEADER.size
+    assert Message(MessageType.FULL, 7, 1, 8192, 4096).encode() == example and len(example) == RING_FORMAT.header_bytes
 
 
 def test_parts_keep_tensors_that_fit_whole_and_cut_others_between_elements():
@@ -57,7 +57,7 @@ def test_a_reader_that_looks_finds_nothing_keeps_its_version_and_takes_the_next_
     with pytest.raises(lockstep.DeadlineError, match="no trainer's ring was at"):
         reader.take(timeout=0)
     with lockstep.BucketRing(PlainExporter(), socket=path) as ring:
-        with pytest.raises(lockstep.DeadlineError, match="said nothing in time"):
+        with pytest.raises(lockstep.DeadlineError, match="sent nothing in time"):
             reader.take(timeout=0)
         sending = in_background(ring.send, 5)
         reader.take(timeout=SECONDS)
@@ -92,13 +92,13 @@ def test_as_many_parts_are_filled_ahead_as_there_are_buckets_and_no_more(path, b
     with lockstep.BucketRing(exporter, socket=path, bucket_bytes=4096, buckets=buckets) as ring:
         reader = FakeReader(path)
         sending = in_background(ring.send, 1)
-        reader.welcome()
+        reader.answer_open()
         for number in range(buckets):
-            assert reader.hear(MessageType.FULL).bucket == number
+            assert reader.receive(MessageType.FULL).bucket == number
         reader.nothing_comes()
         assert len(exporter.filled) == buckets
-        reader.say(MessageType.TAKEN, version=1, bucket=0)
-        assert reader.hear(MessageType.FULL).bucket == 0
+        reader.send(MessageType.TAKEN, version=1, bucket=0)
+        assert reader.receive(MessageType.FULL).bucket == 0
         assert len(exporter.filled) == buckets + 1
         reader.peer.close()
         assert isinstance(outcome(sending), lockstep.UnavailableError)
@@ -108,7 +108,7 @@ def test_buckets_are_sealed_so_that_a_reader_cannot_take_memory_from_the_trainer
     with lockstep.BucketRing(PlainExporter(), socket=path, bucket_bytes=4096) as ring:
         reader = FakeReader(path)
         sending = in_background(ring.send, 1)
-        reader.welcome()
+        reader.answer_open()
         assert len(reader.opened.fds) == 2
         for fd in reader.opened.fds:
             with pytest.raises(PermissionError):
@@ -121,35 +121,36 @@ def test_buckets_are_sealed_so_that_a_reader_cannot_take_memory_from_the_trainer
 @pytest.mark.parametrize(
     "answer, kind, text",
     [
-        ({"kind": MessageType.TAKEN, "version": 1, "bucket": 1}, lockstep.ProtocolError, "bucket 1 of version 1; it"),
-        ({"kind": MessageType.TAKEN, "version": 2, "bucket": 0}, lockstep.ProtocolError, "bucket 0 of version 2; it"),
-        ({"kind": MessageType.WHOLE, "version": 1}, lockstep.ProtocolError, "said WHOLE, not TAKEN"),
+        ({"kind": MessageType.TAKEN, "version": 1, "bucket": 1}, lockstep.ProtocolError, "bucket 1 of version 1; due"),
+        ({"kind": MessageType.TAKEN, "version": 2, "bucket": 0}, lockstep.ProtocolError, "bucket 0 of version 2; due"),
+        ({"kind": MessageType.WHOLE, "version": 1}, lockstep.ProtocolError, "sent WHOLE, not TAKEN"),
         ({"kind": MessageType.TAKEN, "version": 1, "body": b"x"}, lockstep.ProtocolError, "TAKEN with 1 bytes"),
-        ({"kind": MessageType.FAILED, "body": b"no \xff room"}, lockstep.AbortedError, "gave up: no \ufffd room"),
+        ({"kind": MessageType.FAILED, "body": b"no \xff room"}, lockstep.AbortedError, "failed: no \ufffd room"),
         (None, lockstep.DeadlineError, "did not answer in time"),
     ],
 )
 def test_a_reader_that_answers_wrongly_or_not_at_all_costs_the_version_and_no_more(path, answer, kind, text):
-    with lockstep.BucketRing(PlainExporter(), socket=path, bucket_bytes=4096, timeout=0.5) as ring:
+    timeout = SECONDS if answer is not None else 2
+    with lockstep.BucketRing(PlainExporter(), socket=path, bucket_bytes=4096, timeout=timeout) as ring:
         reader = FakeReader(path)
         sending = in_background(ring.send, 1)
-        reader.welcome()
+        reader.answer_open()
         if answer is not None:
-            reader.say(**answer)
+            reader.send(**answer)
         error = outcome(sending)
-        assert type(error) is kind and str(error).startswith("version 1 was not handed over: ") and text in str(error)
-        with lockstep.RingReader(path, Collected()) as honest:
+        assert type(error) is kind and str(error).startswith("version 1 was not sent: ") and text in str(error)
+        with lockstep.RingReader(path, Collected()) as another:
             sending = in_background(ring.send, 1)
-            assert honest.take(timeout=SECONDS).version == 1
+            assert another.take(timeout=SECONDS).version == 1
             assert outcome(sending) is None
 
 
-def test_noise_is_refused_and_a_fill_that_fails_is_told_to_the_reader(path):
+def test_noise_is_refused_and_a_fill_that_fails_is_reported_to_the_reader(path):
     exporter = PlainExporter()
     with lockstep.BucketRing(exporter, socket=path, bucket_bytes=4096, timeout=SECONDS) as ring:
         reader = FakeReader(path)
         sending = in_background(ring.send, 1)
-        reader.hear(MessageType.OPEN)
+        reader.receive(MessageType.OPEN)
         reader.connection.sendall(b"GET / HTTP/1.1\r\nHost: somewhere.example\r\n\r\n")
         assert isinstance(outcome(sending), lockstep.ProtocolError)
 
@@ -159,7 +160,7 @@ def test_noise_is_refused_and_a_fill_that_fails_is_told_to_the_reader(path):
         exporter._fill = refuse
         reader = FakeReader(path)
         sending = in_background(ring.send, 2)
-        reader.welcome()
+        reader.answer_open()
         with pytest.raises(lockstep.AbortedError, match="version 2: a tensor moved"):
-            reader.hear(MessageType.FULL)
+            reader.receive(MessageType.FULL)
         assert isinstance(outcome(sending), lockstep.BadDataError)

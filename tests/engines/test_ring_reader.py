@@ -1,4 +1,4 @@
-"""A bucket ring's reader against trainers that lie, hang, leave, or are somebody else's."""
+"""A bucket ring's reader against trainers that break the protocol, hang, leave, or are another user's."""
 
 import json
 import os
@@ -12,10 +12,10 @@ import torch
 from ring_peers import RUN, SECONDS, Collected, FakeRing, PlainExporter, in_background, outcome
 
 import lockstep
-from lockstep._ring_buckets import CudaBucket
-from lockstep._ring_messages import MessageType
+from lockstep.core.ring_messages import MessageType
 from lockstep.engine import Served
 from lockstep.engine._ring_memory import mapped
+from lockstep.export._ring_buckets import CudaBucket
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def fake(path):
 
 @pytest.fixture
 def reader(path):
-    with lockstep.RingReader(path, Collected(), timeout=0.5) as reader:
+    with lockstep.RingReader(path, Collected(), timeout=SECONDS) as reader:
         yield reader
 
 
@@ -40,7 +40,7 @@ A, B = ["a", "BF16", [3000], 0], ["b", "U8", [6005], 6000]
 
 
 @pytest.mark.parametrize(
-    "lie",
+    "fault",
     [
         {"sizes": (4112, 4111)},
         {"sizes": (4112,)},
@@ -73,10 +73,10 @@ A, B = ["a", "BF16", [3000], 0], ["b", "U8", [6005], 6000]
         {"tensors": 5},
     ],
 )
-def test_a_ring_that_cannot_be_is_refused_before_anything_is_taken(fake, reader, lie):
+def test_a_ring_that_is_impossible_is_refused_before_anything_is_taken(fake, reader, fault):
     taking = in_background(reader.take, SECONDS)
     fake.accept()
-    fake.open(**lie)
+    fake.open(**fault)
     error = outcome(taking)
     assert type(error) is lockstep.ProtocolError and "description of its ring cannot be used" in str(error)
     with pytest.raises(lockstep.AbortedError, match="cannot be used"):
@@ -88,46 +88,55 @@ PARTS = [(0, 4096), (4096, 4096), (8192, 3813)]
 
 
 @pytest.mark.parametrize(
-    "lies, text",
+    "faults, text",
     [
         ([{"bucket": 1}], "due are those from 0 on of version 1 in bucket 0"),
         ([{"offset": 2}], "due are those from 0 on"),
         ([{"version": 2}], "due are those from 0 on of version 1"),
-        ([{"bytes": 4097}], "says that a bucket has 4097 bytes"),
-        ([{"bytes": 0}], "says that a bucket has 0 bytes"),
+        ([{"bytes": 4097}], "cannot have 4097 bytes"),
+        ([{"bytes": 0}], "cannot have 0 bytes"),
         ([{"bytes": 4095}], 'cuts an element of tensor "a" at byte 4095'),
         ([{}, {"offset": 0}], "due are those from 4096 on of version 1 in bucket 1"),
-        ([{}, {}, {"bytes": 3814}], "says that a bucket has 3814 bytes"),
-        ([{}, {"kind": MessageType.END}], "said END, not FULL"),
-        ([{}, {}, {}, {"kind": MessageType.FULL}], "said FULL, not END"),
+        ([{}, {}, {"bytes": 3814}], "cannot have 3814 bytes"),
+        ([{}, {"kind": MessageType.END}], "sent END, not FULL"),
+        ([{}, {}, {}, {"kind": MessageType.FULL}], "sent FULL, not END"),
         ([{}, {}, {}, {"kind": MessageType.END, "version": 2}], "the end of another version"),
         ([{}, None], "closed the connection"),
         ([{}, {}, {}, None], "closed the connection"),
         ([{}, {"silent": True}], "did not answer in time"),
     ],
 )
-def test_a_ring_that_lies_or_leaves_within_a_version_leaves_no_version(fake, reader, lies, text):
+def test_a_ring_that_breaks_the_protocol_or_leaves_within_a_version_leaves_no_version(fake, path, faults, text):
+    reader = lockstep.RingReader(path, Collected(), timeout=1 if {"silent": True} in faults else SECONDS)
     taking = in_background(reader.take, SECONDS)
     fake.accept()
     fake.open()
     fake.peer.receive([MessageType.READY], time.monotonic() + SECONDS)
-    fake.say(MessageType.BEGIN, version=1)
-    for number, lie in enumerate(lies):
-        if lie is None:
+    fake.send(MessageType.BEGIN, version=1)
+    for number, fault in enumerate(faults):
+        if fault is None:
             fake.peer.close()
             break
-        if "silent" in lie:
+        if "silent" in fault:
             break
         offset, size = PARTS[number] if number < len(PARTS) else (0, 0)
-        said = {"kind": MessageType.FULL, "version": 1, "bucket": number % 2, "offset": offset, "bytes": size, **lie}
-        fake.say(**said)
-        if not lie:
+        message = {
+            "kind": MessageType.FULL,
+            "version": 1,
+            "bucket": number % 2,
+            "offset": offset,
+            "bytes": size,
+            **fault,
+        }
+        fake.send(**message)
+        if not fault:
             fake.peer.receive([MessageType.TAKEN], time.monotonic() + SECONDS)
     error = outcome(taking)
     assert isinstance(error, lockstep.Error) and text in str(error)
     assert reader.served is None
-    taken = any(lie == {} for lie in lies)
+    taken = any(fault == {} for fault in faults)
     assert reader.error == f"version 1 broke off, the weights are a mix: {error}" or not taken
+    reader.close()
 
 
 def test_a_version_that_ends_before_its_first_part_leaves_the_one_before_served(path):
@@ -141,7 +150,7 @@ def test_a_version_that_ends_before_its_first_part_leaves_the_one_before_served(
         fake.accept()
         fake.open()
         fake.peer.receive([MessageType.READY], time.monotonic() + SECONDS)
-        fake.say(MessageType.BEGIN, version=2)
+        fake.send(MessageType.BEGIN, version=2)
         fake.peer.close()
         assert isinstance(outcome(taking), lockstep.UnavailableError)
         assert reader.served == Served(RUN, 1) and reader.error is None
@@ -184,8 +193,8 @@ def test_a_ring_of_another_user_gets_nothing():
         os.chmod(folder, 0o777)
         path = f"{folder}/theirs.sock"
         command = ["/usr/bin/python3", "-c", LISTENS, path]
-        with subprocess.Popen(command, user=65534, stdout=subprocess.PIPE, cwd="/") as stranger:
-            stranger.stdout.readline()
+        with subprocess.Popen(command, user=65534, stdout=subprocess.PIPE, cwd="/") as other_user:
+            other_user.stdout.readline()
             with pytest.raises(lockstep.PermissionDeniedError, match="is user 65534's"):
                 lockstep.RingReader(path, Collected()).take(timeout=SECONDS)
-            stranger.kill()
+            other_user.kill()

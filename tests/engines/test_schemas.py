@@ -1,4 +1,4 @@
-"""The conformance servers take what the real servers' sources say, field by field."""
+"""The conformance servers take what the real servers' sources define, field by field."""
 
 import importlib.util
 import json
@@ -63,12 +63,12 @@ def required(endpoint: dict, part: str) -> dict:
 def sources(package: str) -> "Path | None":
     """Where the package's sources are: LOCKSTEP_SGLANG_SOURCE, LOCKSTEP_VLLM_SOURCE, where tests/run.sh puts vLLM, or
     installed."""
-    told = os.environ.get(f"LOCKSTEP_{package.upper()}_SOURCE")
-    if told:
-        return Path(told)
-    beside = ROOT / ".cache" / package
-    if (beside / package).is_dir():
-        return beside
+    given = os.environ.get(f"LOCKSTEP_{package.upper()}_SOURCE")
+    if given:
+        return Path(given)
+    installed = ROOT / ".cache" / package
+    if (installed / package).is_dir():
+        return installed
     found = importlib.util.find_spec(package)
     return Path(found.origin).parents[1] if found and found.origin else None
 

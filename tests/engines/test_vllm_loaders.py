@@ -1,4 +1,4 @@
-"""What slicing.py says of vLLM's parameters is what vLLM's classes and loaders give: names, dtypes, shapes, bits."""
+"""What slicing.py gives for vLLM's parameters is what vLLM's classes and loaders give: names, dtypes, shapes, bits."""
 
 from pathlib import Path
 

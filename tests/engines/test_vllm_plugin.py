@@ -66,15 +66,15 @@ def test_it_tells_the_rank_that_vllm_is_and_the_parameters_that_it_has(
 ):
     directory, config = create(model, **groups)
     vllm.ask("init", init_info={"socket": str(receiver.path), "model": "actor", "engine_name": "one"})
-    said = receiver.accept().said
-    description = said["description"]
-    assert (said["model"], said["engine"]) == ("actor", "one" + suffix)
+    attach = receiver.accept().attach
+    description = attach["description"]
+    assert (attach["model"], attach["engine"]) == ("actor", "one" + suffix)
     assert (description["rank"], description["world"]) == rank
-    told = description["place"]
-    assert (told["engine"], told["family"]) == ("vllm", config.model_type)
-    assert told["key_value_heads"] == config.num_key_value_heads
+    place_described = description["place"]
+    assert (place_described["engine"], place_described["family"]) == ("vllm", config.model_type)
+    assert place_described["key_value_heads"] == config.num_key_value_heads
     for name in ("tensor", "expert", "expert_tensor"):
-        assert (told[name]["size"], told[name]["rank"]) == getattr(place, name), name
+        assert (place_described[name]["size"], place_described[name]["rank"]) == getattr(place, name), name
     want = engine_tensors("vllm", config, load_file(directory / "model.safetensors"), place)
     dtypes = {torch.bfloat16: "BF16", torch.float32: "F32"}
     parameters = {own["name"]: (own["dtype"], own["shape"]) for own in description["parameters"]}

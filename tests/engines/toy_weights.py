@@ -1,4 +1,4 @@
-"""Small weights for the conformance servers, and what serving them comes to."""
+"""Small weights for the conformance servers, and what serving them gives."""
 
 import hashlib
 

@@ -14,7 +14,7 @@ _LATENT: "dict[str, Any]" = {
     "num_attention_heads": 8,
     "num_key_value_heads": 8,
     "n_routed_experts": 8,
-    "topk_method": "noaux_tc",  # as published configurations say; else vLLM's routers have no bias
+    "topk_method": "noaux_tc",  # as published configurations have it; else vLLM's routers have no bias
 }
 OVERRIDES: "dict[str, dict[str, Any]]" = {
     "llama": _HEADS,

@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PACKAGES = _ROOT / ".cache" / "vllm"
-_TRAINER_SIDE = _ROOT / "export_plugin/python"
-_ENGINE_SIDE = _ROOT / "raas_receiver/engine_plugin/python"
+_PYTHON = _ROOT / "python"
 
 _ANSWER_S = 300  # the first one is after all imports, on a machine that may be busy
 
@@ -54,11 +53,11 @@ class VllmProgram:
             self._process.stdin.flush()
 
     def answer(self) -> Any:
-        """To the oldest request without one. AssertionError has the program's traceback, or its last words."""
+        """To the oldest request without one. AssertionError has the program's traceback, or its last lines."""
         ready, _, _ = select.select([self._process.stdout], [], [], _ANSWER_S)
-        assert ready, f"no answer within {_ANSWER_S} s: {self._said()}"
+        assert ready, f"no answer within {_ANSWER_S} s: {self._errors_so_far()}"
         line = self._process.stdout.readline()
-        assert line, f"ended with {self._process.wait()}: {self._said()}"
+        assert line, f"ended with {self._process.wait()}: {self._errors_so_far()}"
         answer = json.loads(line)
         assert "error" not in answer, answer["error"]
         return answer["value"]
@@ -106,8 +105,8 @@ class VllmLoader:
 
 
 def vllm_rank(directory: Path) -> VllmProgram:
-    """A rank of vLLM beside which our package is installed: ``directory`` has what pip leaves of its pyproject.toml."""
-    project = tomllib.loads((_TRAINER_SIDE / "pyproject.toml").read_text())["project"]
+    """A rank of vLLM with our package installed: ``directory`` has what pip leaves of its pyproject.toml."""
+    project = tomllib.loads((_PYTHON / "pyproject.toml").read_text())["project"]
     lines = []
     for group, entries in project["entry-points"].items():
         lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
@@ -115,4 +114,4 @@ def vllm_rank(directory: Path) -> VllmProgram:
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
     (metadata / "entry_points.txt").write_text("\n".join(lines))
-    return VllmProgram("vllm_rank.py", _TRAINER_SIDE, _ENGINE_SIDE, directory)
+    return VllmProgram("vllm_rank.py", _PYTHON, directory)

@@ -88,7 +88,7 @@ class Worker:
         if version is None:
             save_file(self.model.parameters(), output)
             return
-        self.follower.wait_for(version, timeout=30)
+        self.follower.wait_for(version, timeout=120)
         with self.follower.serving() as served:
             if served.version != version:
                 raise AssertionError(f"serves {served}, not version {version}")

@@ -14,7 +14,7 @@ GUARDED = ("/v1", "/v2", "/inference", "/cohere")
 
 
 class WorkerError(Exception):
-    """What the engine core or a worker raised: a 500 for whoever called."""
+    """What the engine core or a worker raised: a 500 for the caller."""
 
 
 def layer_of(name: str) -> str:
@@ -27,6 +27,9 @@ class VllmRules:
     """The API server before the engine core. Control calls wait in turn for the core, health does not."""
 
     endpoints = ENDPOINTS
+    generate_path = "/v1/generate"
+    pause_path = "/pause"
+    update_path = "/collective_rpc"
 
     def __init__(self, model: ServedModel, options) -> None:
         self.core = EngineCore(model, options.token_s)
@@ -47,7 +50,7 @@ class VllmRules:
             return Answer(401, {"error": "Unauthorized"})
         if request.path == "/health":
             return Answer(200, "")
-        if request.path == "/v1/generate":
+        if request.path == self.generate_path:
             return self.generate(request)
         endpoint = ENDPOINTS.get(request.path)
         if endpoint is None or not self.options.dev_mode or request.path in self.options.absent:

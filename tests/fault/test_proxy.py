@@ -1,12 +1,13 @@
-"""The fault proxy itself: each fault does what its name says."""
+"""The proxies themselves: each fault does what its name says."""
 
 import os
 import socket
 import threading
+import time
 
 import pytest
 
-from proxy import FAULTS, FaultProxy
+from proxy import FAULTS, DelayProxy, FaultProxy, Proxy
 
 CONTENT = os.urandom(3 << 20)
 
@@ -36,10 +37,11 @@ def source():
     listener.close()
 
 
-def read_all(proxy: FaultProxy):
+def read_all(proxy: Proxy):
     """What a client gets, and whether it ended with an error."""
     received = bytearray()
-    with socket.create_connection(("127.0.0.1", proxy.port), timeout=20) as client:
+    host, _, port = proxy.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as client:
         try:
             while piece := client.recv(1 << 16):
                 received += piece
@@ -76,3 +78,10 @@ def test_the_same_seed_draws_the_same_faults(source):
 
     first, second = draw(), draw()
     assert first[1] == second[1]
+
+
+def test_a_long_link_passes_every_byte_on_and_none_before_its_time(source):
+    with DelayProxy(source, 0.3) as proxy:
+        began = time.monotonic()
+        assert read_all(proxy) == (CONTENT, False)
+        assert time.monotonic() - began >= 0.3

@@ -1,6 +1,8 @@
-"""Real daemons as processes, for tests: started on free loopback ports below one temporary directory, and always ended.
+"""Real daemons as processes, for tests: below one temporary directory, on ports of their own, and always ended.
 
-cluster.agent() and cluster.receiver(agent) start a daemon and wait until it answers; keyword arguments are its flags.
+cluster.agent() and cluster.receiver(agent) start a daemon and wait until it listens; keyword arguments are its flags.
+The system chooses the ports. An agent that is started again keeps its gRPC port, for receivers know it.
+
 A test compares what a replica's file holds with the trainer's own arrays; that is the judge of every claim, not what
 the daemons say of themselves.
 """
@@ -8,10 +10,8 @@ the daemons say of themselves.
 import contextlib
 import json
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 import lockstep
+from ports import ReservedPort
 from replicas import differing_tensor
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,19 +31,9 @@ LOCKSTEPCTL = BIN / "ctl/lockstepctl"
 
 MODEL = "actor"
 LOG_TAIL_LINES = 40
-WATCHER_STARTS_S = 0.3
 
 
-def free_port() -> int:
-    """Below the ports that the system gives to outgoing connections: nobody takes it while a daemon is down."""
-    while True:
-        port = random.randrange(15_000, 32_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-
-
-def wait_until(condition, what: str, timeout_s: float = 30, interval_s: float = 0.02):
+def wait_until(condition, what: str, timeout_s: float = 60, interval_s: float = 0.02):
     """The first true value of `condition()`; fails the test, naming `what`, when none comes in time."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -88,7 +79,7 @@ class Daemon:
         if self.process.poll() is None:
             self.process.send_signal(number)
 
-    def stop(self, timeout_s: float = 30) -> int:
+    def stop(self, timeout_s: float = 60) -> int:
         """SIGTERM, and the exit status."""
         self.signal(signal.SIGTERM)
         return self.process.wait(timeout_s)
@@ -108,14 +99,18 @@ class Daemon:
 
 
 class Served(Daemon):
-    """A daemon that lockstepctl can talk to."""
+    """A daemon that lockstepctl can talk to. Where it listens is known once it does."""
 
     role = ""  # "--agent" or "--receiver"
     address = ""
 
-    def ctl(self, *arguments: object, timeout_ms: int = 20_000) -> subprocess.CompletedProcess:
+    def __init__(self, name: str, command: "list[object]", directory: Path) -> None:
+        self.address_file = directory / "addresses.json"
+        super().__init__(name, [*command, "--address-file", self.address_file], directory / "daemon.log")
+
+    def ctl(self, *arguments: object, timeout_ms: int = 60_000) -> subprocess.CompletedProcess:
         command = [*self.prefix, LOCKSTEPCTL, self.role, self.address, "--timeout", timeout_ms, *arguments]
-        return subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=60)
+        return subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=120)
 
     def ask(self, *arguments: object) -> dict:
         """What lockstepctl --json prints. Fails the test when it does not succeed."""
@@ -124,12 +119,21 @@ class Served(Daemon):
         return json.loads(result.stdout)
 
     def answers(self) -> bool:
-        assert self.running(), f"{self.name} ended with {self.process.returncode}: {self.log_tail()}"
-        return self.ctl("--json", "status", timeout_ms=2000).returncode == 0
+        return self.ctl("--json", "status").returncode == 0
 
     def start(self) -> None:
+        self.address_file.unlink(missing_ok=True)  # a killed daemon leaves it
         super().start()
-        wait_until(self.answers, f"{self.name} answers")
+        self.wait_until_listening()
+
+    def wait_until_listening(self) -> None:
+        def listens() -> bool:
+            assert self.running(), f"{self.name} ended with {self.process.returncode}: {self.log_tail()}"
+            return self.address_file.exists()
+
+        wait_until(listens, f"{self.name} listens")
+        self.addresses = json.loads(self.address_file.read_text())
+        self.address = self.addresses["grpc"]
 
     def model_status(self, model: str = MODEL) -> dict:
         return next(entry for entry in self.ask("status")["models"] if entry["name"] == model)
@@ -140,21 +144,20 @@ class Agent(Served):
 
     def __init__(self, directory: Path, options: "dict[str, object]") -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self.port = free_port()
-        self.lane_port = free_port()
-        self.address = f"127.0.0.1:{self.port}"
+        self._port = ReservedPort()
+        self.address = self._port.address
         self.socket = directory / "export.sock"
         self.segment_dir = Path(str(options.pop("segment_dir", directory / "segments")))
         options = {
             "socket": self.socket,
             "listen": self.address,
-            "lane_listen": f"127.0.0.1:{self.lane_port}",
+            "lane_listen": "127.0.0.1:0",
             "local_socket": "none",  # lanes have the faults and the figures; test_local_pull.py is about the other path
             "segment_dir": self.segment_dir,
             "threads": 2,
             **options,
         }
-        super().__init__("trainer_agent", [TRAINER_AGENT, *flags_of(options)], directory / "agent.log")
+        super().__init__("trainer_agent", [TRAINER_AGENT, *flags_of(options)], directory)
 
     def publisher(self, tensors, model: str = MODEL, **options) -> lockstep.Publisher:
         options.setdefault("reconnect_timeout_ms", 20_000)
@@ -167,11 +170,10 @@ class Receiver(Served):
 
     def __init__(self, directory: Path, name: str, agent: str, models, options: "dict[str, object]") -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self.address = f"127.0.0.1:{free_port()}"
         self.root = Path(str(options.pop("root", directory / "root")))
         models = [part for model in models for part in ("--model", model)]
-        options = {"agent": agent, "name": name, "root": self.root, "listen": self.address, "threads": 2, **options}
-        super().__init__(name, [RAAS_RECEIVER, *models, *flags_of(options)], directory / "receiver.log")
+        options = {"agent": agent, "name": name, "root": self.root, "listen": "127.0.0.1:0", "threads": 2, **options}
+        super().__init__(name, [RAAS_RECEIVER, *models, *flags_of(options)], directory)
 
     def published(self, model: str = MODEL) -> Path:
         return self.root / model / "current"
@@ -180,7 +182,7 @@ class Receiver(Served):
         adapter = self.published(model) / "adapter_model.safetensors"
         return adapter if adapter.exists() else self.published(model) / "model.safetensors"
 
-    def wait_for(self, tensors, model: str = MODEL, timeout_s: float = 30) -> None:
+    def wait_for(self, tensors, model: str = MODEL, timeout_s: float = 60) -> None:
         """Until the published file holds exactly `tensors`, bit for bit."""
         last = "nothing is published"
 
@@ -201,26 +203,27 @@ class Receiver(Served):
         """A list that holds, after the block, one dict per sync of MODEL that happened inside it."""
         command = [*self.prefix, LOCKSTEPCTL, "--receiver", self.address, "--json", "watch", MODEL]
         records: "list[dict]" = []
-        already = 1 if self.model_status()["syncs"] else 0  # the newest sync before is told again to every new watcher
+        already = 1 if self.model_status()["syncs"] else 0  # every new watcher is sent the newest sync before
         with tempfile.TemporaryFile("w+") as output:
 
-            def told() -> "list[dict]":
+            def printed() -> "list[dict]":
                 output.seek(0)
                 return [json.loads(line) for line in output if line.endswith("\n")]
 
             watcher = subprocess.Popen([str(part) for part in command], stdout=output, stderr=subprocess.DEVNULL)
             try:
                 if already:
-                    wait_until(told, "the newest sync is told")
+                    wait_until(printed, "the newest sync is printed")
                 else:
-                    time.sleep(WATCHER_STARTS_S)
+                    for _ in range(3):  # each takes as long as the watcher takes to connect, however busy the machine is
+                        self.model_status()
                 yield records
                 held = self.model_status()["held"]
-                wait_until(lambda: told()[already:] and told()[-1]["to"] == held, "the last sync is told")
+                wait_until(lambda: printed()[already:] and printed()[-1]["to"] == held, "the last sync is printed")
             finally:
                 watcher.kill()
                 watcher.wait()
-            records += told()[already:]
+            records += printed()[already:]
 
 
 class Cluster:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from lockstep._tensors import describe
+from lockstep.core.tensors import describe
 
 BLOCK = 256 * 1024
 
@@ -59,7 +59,7 @@ def differing_tensor(path: Path, tensors) -> "str | None":
     """None when the file holds exactly `tensors`; else what differs."""
     try:
         found = read_file(path)
-    except Exception as error:  # being replaced right now, or broken: the caller's patience decides which
+    except Exception as error:  # being replaced right now, or broken: the caller's timeout decides which
         return f"{path} cannot be read: {error!r}"
     if found.keys() != tensors.keys():
         return f"other tensors: {sorted(found.keys() ^ tensors.keys())}"

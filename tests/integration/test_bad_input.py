@@ -12,7 +12,7 @@ import pytest
 import xxhash
 
 import lockstep
-from harness import LOCKSTEPCTL, MODEL, RAAS_RECEIVER, TRAINER_AGENT, flags_of, free_port, wait_until
+from harness import LOCKSTEPCTL, MODEL, RAAS_RECEIVER, TRAINER_AGENT, flags_of, wait_until
 from replicas import ToyModel, differing_tensor
 
 USAGE, UNAVAILABLE, NOT_ALLOWED, CONFIG = 64, 69, 77, 78
@@ -21,17 +21,16 @@ DAEMONS = pytest.mark.parametrize("daemon", ["trainer_agent", "raas_receiver"])
 
 def command(daemon: str, directory, **options: object) -> "list[str]":
     """A daemon that would start, were it not for `options`."""
-    listen = f"127.0.0.1:{free_port()}"
+    usual: "dict[str, object]" = {"listen": "127.0.0.1:0"}
     if daemon == "trainer_agent":
-        usual = {"socket": directory / "a.sock", "listen": listen, "segment_dir": directory / "segments"}
-        usual["lane_listen"] = f"127.0.0.1:{free_port()}"
+        usual |= {"lane_listen": "127.0.0.1:0", "socket": directory / "a.sock", "segment_dir": directory / "segments"}
         return [str(TRAINER_AGENT), *flags_of(usual | options)]
-    usual = {"model": MODEL, "root": directory / "root", "listen": listen, "agent": f"127.0.0.1:{free_port()}"}
+    usual |= {"model": MODEL, "root": directory / "root", "agent": "127.0.0.1:1"}
     return [str(RAAS_RECEIVER), *flags_of(usual | options)]
 
 
 def run(arguments) -> subprocess.CompletedProcess:
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=20)
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=60)
 
 
 @DAEMONS
@@ -65,7 +64,7 @@ def test_flags_win_over_environment_over_file_over_defaults(cluster, daemon):
     config.write_text("threads = 3\ndrain_timeout_ms = 111\nlog_level = 'warn'\n")
     environment = {f"{daemon.upper()}_THREADS": "4", f"{daemon.upper()}_DRAIN_TIMEOUT_MS": "222"}
     arguments = command(daemon, cluster.directory, config=config, threads=5, print_config=None)
-    result = subprocess.run(arguments, capture_output=True, text=True, timeout=20, env=environment)
+    result = subprocess.run(arguments, capture_output=True, text=True, timeout=60, env=environment)
     assert result.returncode == 0, result.stderr
     lines = {line.split("=")[0].strip(): line for line in result.stdout.splitlines() if "=" in line}
     assert "5" in lines["threads"] and "222" in lines["drain_timeout_ms"] and "warn" in lines["log_level"]
@@ -88,7 +87,7 @@ def test_a_lane_port_in_use_is_named(cluster):
 
 @DAEMONS
 def test_listening_beyond_loopback_is_refused_unless_told_so_in_as_many_words(cluster, daemon):
-    result = run(command(daemon, cluster.directory, listen=f"0.0.0.0:{free_port()}"))
+    result = run(command(daemon, cluster.directory, listen="0.0.0.0:0"))
     assert result.returncode == CONFIG and "--allow-insecure-network" in result.stderr
 
 
@@ -158,12 +157,12 @@ def test_a_full_receiver_root_is_reported_and_the_models_held_live_on(cluster):
         receiver.wait_for(small.tensors)
 
 
-def send_and_read(address: "tuple[str, int] | str", *pieces: bytes) -> bytes:
-    """What a server answers before it closes; it must close within the timeout."""
-    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as client:
-        client.settimeout(20)
-        client.connect(address)
+def send_and_read(address: str, *pieces: bytes) -> bytes:
+    """What a server at HOST:PORT, or at a path, answers before it closes; it must close within the timeout."""
+    host, _, port = address.rpartition(":")
+    with socket.socket(socket.AF_INET if host else socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(60)
+        client.connect((host, int(port)) if host else address)
         answer = b""
         try:
             for piece in pieces:
@@ -186,7 +185,7 @@ def lane_hello(pull_id: int, ticket: bytes) -> bytes:
 
 def test_a_wrong_ticket_is_refused_with_a_code(cluster):
     agent = cluster.agent()
-    answer = send_and_read(("127.0.0.1", agent.lane_port), lane_hello(1, bytes(range(16))))
+    answer = send_and_read(agent.addresses["lanes"], lane_hello(1, bytes(range(16))))
     magic, _, _, code, _, _ = struct.unpack("<4sHHIIQ", answer)
     assert magic == b"LSWA" and code != 0
     assert "ticket" in agent.log()
@@ -201,7 +200,7 @@ def test_garbage_on_the_lane_port_is_turned_away_and_pulls_go_on(cluster):
         publisher.publish(1, model.step())
         flipped = good[:20] + bytes([good[20] ^ 1]) + good[21:]
         for pieces in ([noise], [b"GET / HTTP/1.1\r\n\r\n"], [good[:30]], [b""], [flipped], [good, noise]):
-            send_and_read(("127.0.0.1", agent.lane_port), *pieces)
+            send_and_read(agent.addresses["lanes"], *pieces)
         cluster.receiver(agent).wait_for(model.tensors)
 
 
@@ -218,7 +217,7 @@ def test_garbage_on_the_trainers_socket_is_turned_away_and_publishing_goes_on(cl
 
 def test_garbage_on_the_grpc_port_is_turned_away(cluster):
     agent = cluster.agent()
-    send_and_read(("127.0.0.1", agent.port), np.random.default_rng(3).bytes(10_000))
+    send_and_read(agent.address, np.random.default_rng(3).bytes(10_000))
     assert agent.answers()
 
 
@@ -258,6 +257,6 @@ def test_a_hook_that_hangs_is_ended_at_its_timeout_and_reported(cluster):
     with agent.publisher(model.tensors) as publisher:
         publisher.publish(1, model.step())
         receiver.wait_for(model.tensors)
-        wait_until(lambda: receiver.model_status()["engine_failures"] >= 1, "the timeout is reported", timeout_s=10)
+        wait_until(lambda: receiver.model_status()["engine_failures"] >= 1, "the timeout is reported")
     assert differing_tensor(receiver.file(), model.tensors) is None
     assert receiver.stop() == 0

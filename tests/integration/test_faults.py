@@ -4,19 +4,21 @@ import time
 
 import pytest
 
-from harness import free_port, wait_until
+from harness import wait_until
+from ports import ReservedPort
 from proxy import FAULTS, FaultProxy
 from replicas import ToyModel
 
+LANE_SILENCE_S = 30  # then a lane is abandoned: who waits for one waits so long
 HARMFUL_TO_GRPC = ("clean", "split", "stall", "reset", "half_close", "truncate")
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_damaged_lanes_never_keep_a_replica_from_the_trainers_bytes(cluster, seed):
     model = ToyModel(seed, blocks=40)
-    lane_port = free_port()
-    with FaultProxy(f"127.0.0.1:{lane_port}", seed) as proxy:
-        agent = cluster.agent(lane_listen=f"127.0.0.1:{lane_port}", lane_advertise=proxy.address)
+    lanes = ReservedPort()
+    with FaultProxy(lanes.address, seed) as proxy:
+        agent = cluster.agent(lane_listen=lanes.address, lane_advertise=proxy.address)
         receivers = [cluster.receiver(agent, lanes=lanes) for lanes in (1, 4)]
         with agent.publisher(model.tensors) as publisher:
             for version in range(1, 5):
@@ -29,9 +31,9 @@ def test_damaged_lanes_never_keep_a_replica_from_the_trainers_bytes(cluster, see
 @pytest.mark.parametrize("fault", sorted(set(FAULTS) - {"clean"}))
 def test_a_single_kind_of_fault_in_a_full_pull_is_survived(cluster, fault):
     model = ToyModel(blocks=40)
-    lane_port = free_port()
-    with FaultProxy(f"127.0.0.1:{lane_port}", 1, [fault, "clean"], reach_bytes=4 << 20) as proxy:
-        agent = cluster.agent(lane_listen=f"127.0.0.1:{lane_port}", lane_advertise=proxy.address)
+    lanes = ReservedPort()
+    with FaultProxy(lanes.address, 1, [fault, "clean"], reach_bytes=4 << 20) as proxy:
+        agent = cluster.agent(lane_listen=lanes.address, lane_advertise=proxy.address)
         with agent.publisher(model.tensors) as publisher:
             publisher.publish(1, model.step())
             cluster.receiver(agent).wait_for(model.tensors, timeout_s=60)
@@ -51,9 +53,9 @@ def test_a_bad_control_channel_never_keeps_a_replica_from_the_trainers_bytes(clu
 
 def test_receivers_that_hang_make_no_trainer_wait_and_no_agent_fail_to_drain(cluster):
     model = ToyModel(blocks=40)
-    lane_port = free_port()
-    with FaultProxy(f"127.0.0.1:{lane_port}", 1, ["hang"], reach_bytes=100_000) as proxy:
-        agent = cluster.agent(lane_listen=f"127.0.0.1:{lane_port}", lane_advertise=proxy.address, drain_timeout_ms=1000)
+    lanes = ReservedPort()
+    with FaultProxy(lanes.address, 1, ["hang"], reach_bytes=100_000) as proxy:
+        agent = cluster.agent(lane_listen=lanes.address, lane_advertise=proxy.address, drain_timeout_ms=1000)
         for _ in range(3):
             cluster.receiver(agent)
         with agent.publisher(model.tensors, reconnect_timeout_ms=300) as publisher:
@@ -62,25 +64,23 @@ def test_receivers_that_hang_make_no_trainer_wait_and_no_agent_fail_to_drain(clu
             started = time.monotonic()
             for version in range(2, 30):
                 publisher.publish(version, model.step())
-            assert time.monotonic() - started < 10
-            assert agent.stop(timeout_s=5) == 0
+            assert time.monotonic() - started < LANE_SILENCE_S
+            assert agent.stop() == 0
 
 
-def test_a_slow_full_pull_overtaken_by_many_versions_ends_with_a_whole_one(cluster):
+def test_a_full_pull_overtaken_by_many_versions_ends_with_a_whole_one(cluster):
     model = ToyModel(blocks=200)  # more than the sockets on the way can hold
-    lane_port = free_port()
-    with FaultProxy(f"127.0.0.1:{lane_port}", 1, ["slow"]) as proxy:
-        agent = cluster.agent(lane_listen=f"127.0.0.1:{lane_port}", lane_advertise=proxy.address)
+    lanes = ReservedPort()
+    with FaultProxy(lanes.address, 1, ["gate"]) as proxy:
+        agent = cluster.agent(lane_listen=lanes.address, lane_advertise=proxy.address)
         with agent.publisher(model.tensors) as publisher:
             publisher.publish(1, model.step())
             receiver = cluster.receiver(agent, lanes=2)
-            version = 1
             with receiver.recorded_syncs() as syncs:
-                while not receiver.file().exists():
-                    version += 1
+                wait_until(lambda: proxy.seen, "the pull has begun")
+                for version in range(2, 8):
                     publisher.publish(version, model.step())
-                    time.sleep(0.05)
-                receiver.wait_for(model.tensors, timeout_s=60)
-            assert version > 5
+                proxy.gate.set()
+                receiver.wait_for(model.tensors)
     assert syncs[0]["mode"] == "full" and syncs[0]["to"]["version"] > 1
     assert all(sync["verified"] for sync in syncs)

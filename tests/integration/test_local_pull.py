@@ -171,7 +171,7 @@ def test_other_users_are_turned_away(cluster):
     assert "65534" in agent.log()
 
 
-def test_a_receiver_gives_a_false_agent_up_and_takes_lanes(cluster):
+def test_a_receiver_abandons_a_false_agent_and_takes_lanes(cluster):
     """Somebody else listens at the path that the plan names, and answers nonsense."""
     model = ToyModel(blocks=8)
     path = cluster.directory / "pull.sock"
@@ -184,18 +184,18 @@ def test_a_receiver_gives_a_false_agent_up_and_takes_lanes(cluster):
         welcome = struct.pack("<4sHHII", b"LSWA", 1, 24, 0, 0)
         welcome += struct.pack("<Q", xxhash.xxh3_64_intdigest(welcome))
 
-        def lie() -> None:
-            for rubbish in (b"", welcome, welcome + random.Random(1).randbytes(4096)):
+        def answer_nonsense() -> None:
+            for nonsense in (b"", welcome, welcome + random.Random(1).randbytes(4096)):
                 connection, _ = listener.accept()
                 with connection:
                     connection.recv(48)
-                    connection.sendall(rubbish)
+                    connection.sendall(nonsense)
 
-        liar = pool.submit(lie)
+        impostor = pool.submit(answer_nonsense)
         with agent.publisher(model.tensors) as publisher:
             for version in range(1, 4):
                 publisher.publish(version, model.step())
                 record = receiver.ask("pull")
                 assert record["verified"] and record["local_bytes"] == 0 < record["payload_bytes"]
-        liar.result(timeout=10)
+        impostor.result(timeout=60)
     assert differing_tensor(receiver.file(), model.tensors) is None

@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from harness import LOCKSTEPCTL, MODEL, Receiver, wait_until
+from ports import ReservedPort
 from replicas import ToyModel, read_file
 
 BAD_DATA, UNAVAILABLE = 65, 69
@@ -158,7 +159,9 @@ def test_health_tells_readiness_only_once_it_is_true(cluster, agent, model):
 
 def test_an_unreachable_daemon_is_named_with_its_address(tmp_path):
     receiver = Receiver(tmp_path, "nobody", "127.0.0.1:1", [MODEL], {})
-    result = receiver.ctl("status", timeout_ms=500)
+    with ReservedPort() as port:
+        receiver.address = port.address
+        result = receiver.ctl("status")
     assert result.returncode == UNAVAILABLE and receiver.address in result.stderr
 
 

@@ -11,7 +11,7 @@ from replicas import ToyModel
 NOT_THERE = 69
 AGENT_STAGES = {"export", "diff", "encode", "store"}
 RECEIVER_STAGES = {"negotiate", "pull", "verify", "apply", "commit"}
-CLOCK_STEP_US = 2_000  # spans of one machine are told by one clock, read at different moments
+CLOCK_STEP_US = 2_000  # spans of one machine are measured by one clock, read at different moments
 
 
 def timeline(agent, receivers, *arguments: object) -> subprocess.CompletedProcess:

@@ -108,7 +108,7 @@ def test_a_rank_killed_half_way_aborts_the_version_and_the_next_one_works(cluste
     survivor.write(2, HALVES[0], seed=2)
     victim.write(2, HALVES[1][:1], seed=2)
     victim.kill()
-    # A rank that is done before the agent has seen the death is answered OK, and hears of it with its next commit.
+    # A rank that is done before the agent has seen the death is answered OK, and is notified with its next commit.
     wait_until(lambda: agent.model_status()["versions_aborted"] == 1, "the agent sees that the rank is gone")
     with pytest.raises(lockstep.AbortedError, match="rank"):
         survivor.call("commit")
@@ -137,7 +137,7 @@ def test_a_trainer_killed_while_writing_leaves_the_last_whole_version_served(clu
         trainer.write(1, SHAPES, seed=1)
         trainer.call("commit")
         trainer.write(2, ["a"], seed=2)
-    wait_until(lambda: agent.model_status()["writing_version"] == 0, "the half-written version is given up")
+    wait_until(lambda: agent.model_status()["writing_version"] == 0, "the half-written version is aborted")
     late = cluster.receiver(agent)
     late.wait_for(all_content(1))
 

@@ -1,4 +1,4 @@
-"""DTensors of every placement, on ranks: what lockstep says that a rank holds, held against the memory itself."""
+"""DTensors of every placement, on ranks: what lockstep describes of a rank, held against the memory itself."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -11,8 +11,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from lockstep._dtensors import shard_of
-from lockstep._parts import Box
+from lockstep.export._dtensors import shard_of
+from lockstep.export._parts import Box
 
 SHAPES = [(4, 4, 4), (5, 3, 7), (1, 2, 3), (2, 1, 1), (0, 3, 2)]
 CHOICES = (Replicate(), Shard(0), Shard(1), Shard(2))
@@ -23,7 +23,7 @@ Tensors = dict[str, tuple[DTensor, torch.Tensor]]  # name -> a DTensor, and the 
 
 
 class Held(NamedTuple):
-    """What a rank says that it holds of a tensor: which boxes, of how many shards, and whether it is in the mesh."""
+    """What a rank's description of a tensor has: boxes, the number of shards, and whether the rank is in the mesh."""
 
     name: str
     shape: "tuple[int, ...]"
@@ -138,7 +138,7 @@ def net(dim: int, hidden: int) -> Net:
 
 
 def check_modules(rank: Rank, sizes: "tuple[int, ...]", names: "tuple[str, ...]") -> "list[Held]":
-    """Modules of sizes that nothing divides, sharded as `names` say; held against the same ones unsharded."""
+    """Modules of sizes that nothing divides, sharded by `names`; held against the same ones unsharded."""
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
     held = []
     for dim, hidden in [(8, 12), (7, 5), (1, 2), (9, 3), (6, 7)]:
@@ -164,7 +164,7 @@ def check_last_dimension(rank: Rank, size: int) -> "list[Held]":
 
 
 def check_part_of_the_world(rank: Rank, world: int) -> "list[Held]":
-    """A mesh that lacks rank 0: that rank holds nothing, and says so without asking anyone."""
+    """A mesh that lacks rank 0: that rank holds nothing, and describes that without communication."""
     mesh = DeviceMesh("cpu", list(range(1, world)))
     whole = torch.arange(10.0).view(5, 2)
     if rank.number == 0:

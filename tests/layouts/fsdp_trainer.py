@@ -1,4 +1,4 @@
-"""A tiny transformers model under FSDP2 on every rank, and what tests tell its ranks to do (see ranks.py).
+"""A tiny transformers model under FSDP2 on every rank, and what its ranks do in tests (see ranks.py).
 
 A rank keeps `model`, `plain` (the same model unsharded, for transformers to save), `sharded` (its parameters by name),
 `optimizer` and `exporter`.
@@ -33,7 +33,7 @@ _TENSOR_PLAN: "dict[str, Any]" = {
 
 @dataclass(frozen=True)
 class Layout:
-    """How a model is spread, and what fully_shard is told.
+    """How a model is spread, and fully_shard's arguments.
 
     Args:
         mesh: extents of ``names``, which are of "replicate", "shard" and "tensor", in this order.
@@ -142,7 +142,7 @@ def saved(rank: Rank) -> "dict[str, torch.Tensor] | None":
 def open_exporter(
     rank: Rank, socket: Path, model: str, remote: "tuple[int, ...]" = (), **options: Any
 ) -> "dict[str, Any]":
-    """Opens the exporter, beside the agent unless this rank is one of `remote`; what it says of itself."""
+    """Opens the exporter, on the agent's host unless this rank is one of `remote`; its plan, run and tensors."""
     if rank.layout.rounds:
         options.setdefault("dtype", torch.bfloat16)
     options.setdefault("call_timeout_ms", 30_000)

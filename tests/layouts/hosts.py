@@ -72,5 +72,5 @@ def network_of(hosts: str, remote: "tuple[int, ...]", hidden: Path) -> "Iterator
         yield prepare
 
 
-# Two where the machine lets tests make namespaces; else the ranks are only told that they are elsewhere.
+# Two where the machine lets tests make namespaces; else the ranks are only set up as if they were elsewhere.
 HOSTS = ["two hosts"] if _namespaces_work() else ["one host"]

@@ -55,7 +55,7 @@ def build_chunks(hf: PretrainedConfig, topology: Topology, te_names: bool = Fals
     for chunk in chunks:
         if hf.model_type == "glm4":
             _add_glm4_norms(chunk, config)
-        chunk.bfloat16()  # norms of the local spec ask nobody; trainers' precision wrappers do this, too
+        chunk.bfloat16()  # norms of the local spec do not do it; trainers' precision wrappers do this, too
         if te_names:
             expert_ranks = (topology.etp or topology.tp) * topology.ep
             use_te_layout(transformer_layers(chunk), config, explicit_comm=expert_ranks > 1)

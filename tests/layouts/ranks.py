@@ -1,4 +1,4 @@
-"""Ranks as forked processes that run what a test tells them to.
+"""Ranks as forked processes that run a test's functions.
 
     with Ranks(topology) as ranks:         # of a trainer; Ranks(8): eight processes that do not know of one another
         ranks.call(build, "llama")         # build(rank, "llama") on every rank; a list of what it returned

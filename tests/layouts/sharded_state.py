@@ -1,4 +1,4 @@
-"""A second witness of whole tensors: Megatron's own distributed checkpointing says where each shard belongs.
+"""A second witness of whole tensors: Megatron's own distributed checkpointing knows where each shard belongs.
 
 `sharded_state_dict()` gives, for every shard of every rank, the whole tensor's name and shape and the shard's offset in
 it. Whole tensors are put together from that; what is left to HuggingFace's names is plain slicing by head and half.
@@ -24,7 +24,7 @@ class Shard(NamedTuple):
 
 
 def shards(rank: Rank) -> "list[Shard]":
-    """What Megatron says this rank holds."""
+    """What this rank holds, by Megatron."""
     found = []
     for chunk in rank.chunks:
         with megatron_on_cpu():

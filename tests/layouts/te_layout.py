@@ -29,7 +29,7 @@ class _GroupedExperts(torch.nn.Module):
 
 
 def use_te_layout(layers: "list[torch.nn.Module]", config: TransformerConfig, *, explicit_comm: bool) -> None:
-    """Renames and marks transformer layers. `explicit_comm`: experts are split, and TE's grouped linear is not told."""
+    """Renames and marks transformer layers. `explicit_comm`: experts are split, unknown to TE's grouped linear."""
     for layer in layers:
         if config.multi_latent_attention:
             _change_latent_attention(layer.self_attention, config)

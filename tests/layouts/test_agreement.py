@@ -1,4 +1,4 @@
-"""Ranks that do not agree, or of which one fails: all hear of it, nobody waits, and no bytes are guessed."""
+"""Ranks that do not agree, or of which one fails: all get the reason, none waits, and no bytes are guessed."""
 
 import os
 import signal
@@ -62,7 +62,8 @@ def publish_another_shape(rank, version):
 
 
 def publish_interrupted(rank, version, interrupted):
-    """Rank 1 gets Ctrl-C while rank 0 keeps it waiting, for more than half a second after; `interrupted`: a path."""
+    """Rank 1 gets Ctrl-C in the exchange, where rank 0 keeps it waiting for more than half a second after;
+    `interrupted`: a path."""
     if rank.number == 0:
         wait_until(interrupted.exists, "rank 1 is interrupted")
         time.sleep(0.6)
@@ -72,10 +73,14 @@ def publish_interrupted(rank, version, interrupted):
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs in the background with it ignored
 
     def interrupt():
+        deadline = time.monotonic() + 10
+        while signal.getsignal(signal.SIGINT) is signal.default_int_handler and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.2)
         interrupted.touch()
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Timer(0.3, interrupt).start()
+    threading.Thread(target=interrupt, daemon=True).start()
     try:
         publish(rank, version)
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""lockstep.tensors_meta(config) says what a checkpoint of that configuration holds, without model or process group."""
+"""lockstep.tensors_meta(config) is what a checkpoint of that configuration holds, without model or process group."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from hf_models import MODELS, has_mtp, published_tensors, tiny_config
 from transformers import AutoConfig
 
 import lockstep
-from lockstep._tensors import describe
+from lockstep.core.tensors import describe
 
 BYTES = {"BF16": 2, "F32": 4}
 

@@ -107,9 +107,9 @@ def checkpoint_of(checkpoints, model: str, seed: int = 1) -> Path:
 def start(ranks: Ranks, checkpoint: Path, layout: Layout, socket: Path, model: str, **options: Any) -> "list[dict]":
     """A trainer with the checkpoint's weights and an open exporter."""
     ranks.call(trainer.build, checkpoint, layout)
-    said = ranks.call(trainer.open_exporter, socket, model, **options)
-    assert len({rank["plan"] for rank in said}) == 1
-    return said
+    opened = ranks.call(trainer.open_exporter, socket, model, **options)
+    assert len({rank["plan"] for rank in opened}) == 1
+    return opened
 
 
 def total_bytes(tensors) -> int:

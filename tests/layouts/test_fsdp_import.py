@@ -68,7 +68,7 @@ def test_a_checkpoint_of_several_files_is_read_by_its_index(checkpoints, tmp_pat
 
 
 def import_broken(rank: Rank, checkpoint: Path, broken: Path) -> "tuple[str, bool]":
-    """What the importer says, and whether it left every weight alone."""
+    """The importer's error, and whether it left every weight alone."""
     trainer.build(rank, checkpoint, Layout((2,)))
     before = [tensor.to_local().clone() for tensor in rank.sharded.values()]
     with pytest.raises(lockstep.BadDataError) as raised:

@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import lockstep
-from lockstep import _checkpoint_names
+from lockstep.core import checkpoint
 
 _BASE = {
     "vocab_size": 32,
@@ -45,7 +45,7 @@ FAMILIES = {
 
 
 def exported(model) -> "dict[str, torch.Tensor]":
-    """The checkpoint tensors that the part's sheet says are made of the model's parameters."""
+    """The checkpoint tensors that are made of the model's parameters, by the part's sheet."""
     local = dict([*model.named_parameters(), *model.named_buffers()])
     found: "dict[str, torch.Tensor]" = {}
     for tensor in lockstep.fsdp(model).sheet()["tensors"]:
@@ -99,7 +99,7 @@ SAVERS = {
 
 @pytest.mark.parametrize("how", SAVERS)
 def test_a_checkpoint_tensor_that_is_no_block_of_a_parameter_is_refused_by_name(monkeypatch, how):
-    monkeypatch.setattr(_checkpoint_names, "_as_saved", lambda model, tensors: SAVERS[how](tensors))
+    monkeypatch.setattr(checkpoint, "_as_saved", lambda model, tensors: SAVERS[how](tensors))
     with pytest.raises(lockstep.BadDataError, match='checkpoint tensor "w"'):
         lockstep.fsdp(torch.nn.Linear(6, 12, bias=False)).sheet()
 

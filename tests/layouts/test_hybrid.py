@@ -121,7 +121,7 @@ def build(rank: Rank) -> None:
 
 
 def place(rank: Rank) -> "dict[str, int]":
-    """What Megatron's process groups would say; it is not asked."""
+    """What Megatron's process groups would give; they are not asked."""
     return {
         "tensor_rank": rank.number,
         "tensor_size": 2,
@@ -158,8 +158,10 @@ def whole_model(rank: Rank) -> Tensors:
 
 
 def open_exporter(rank: Rank, socket: Path, remote: "tuple[int, ...]" = (), **options: Any) -> "list[str]":
-    beside = rank.number not in remote
-    rank.exporter = lockstep.Exporter(parts_of(rank), socket=socket, model=MODEL, beside_agent=beside, **options)
+    on_agents_host = rank.number not in remote
+    rank.exporter = lockstep.Exporter(
+        parts_of(rank), socket=socket, model=MODEL, beside_agent=on_agents_host, **options
+    )
     return [meta.name for meta, _ in rank.exporter.tensors]
 
 
@@ -175,7 +177,7 @@ def double(rank: Rank) -> None:
             tensor.mul_(2)
 
 
-@pytest.mark.parametrize("remote", [(), (1,)], ids=["beside", "remote"])
+@pytest.mark.parametrize("remote", [(), (1,)], ids=["local", "remote"])
 def test_parts_of_every_kind_are_one_model(cluster, remote):
     agent = cluster.agent(block_bytes=4096)
     receiver = cluster.receiver(agent)
@@ -200,7 +202,7 @@ def test_parts_of_every_kind_are_one_model(cluster, remote):
 
 
 def forget_and_load(rank: Rank, directory: Path) -> "list[int]":
-    """Loads everything anew; which of the rank's tensors are not what they were."""
+    """Loads everything again; which of the rank's tensors are not what they were."""
     before = [tensor.clone() for tensor in tensors_of(rank)]
     for tensor in tensors_of(rank):
         tensor.fill_(77)

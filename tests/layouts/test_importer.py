@@ -53,7 +53,7 @@ def test_rows_of_the_padded_vocabulary_become_zero(checkpoints):
 
 
 def import_broken(rank: Rank, checkpoint, broken) -> "tuple[str, bool]":
-    """What the importer says of a broken checkpoint, and whether it left every weight alone."""
+    """The importer's error for a broken checkpoint, and whether it left every weight alone."""
     trainer.build(rank, checkpoint)
     with pytest.raises(lockstep.BadDataError) as raised:
         trainer.load_by_lockstep(rank, broken)

@@ -1,6 +1,6 @@
 """Real Megatron models, loaded by mbridge, published by lockstep.Exporter: a receiver holds the original checkpoints.
 
-All ranks are beside the agent. Versions 1 and 2 are two checkpoints of transformers; version 3 is an update that every
+All ranks are on one host. Versions 1 and 2 are two checkpoints of transformers; version 3 is an update that every
 rank computes on its own shards and the test on whole tensors.
 """
 
@@ -51,8 +51,8 @@ def test_a_receiver_holds_what_the_checkpoints_hold(daemons, checkpoints, case):
     with Ranks(case.topology) as ranks:
         ranks.call(trainer.build, first, case.te_names)
         ranks.call(trainer.load_by_mbridge, first)
-        said = ranks.call(trainer.open_exporter, agent.socket, str(case))
-        assert len({rank["plan"] for rank in said}) == 1
+        opened = ranks.call(trainer.open_exporter, agent.socket, str(case))
+        assert len({rank["plan"] for rank in opened}) == 1
         publish_and_compare(ranks, receiver, case, 1, whole[0])
         ranks.call(trainer.load_by_mbridge, second)
         publish_and_compare(ranks, receiver, case, 2, whole[1])
@@ -79,8 +79,8 @@ def test_replicas_share_the_work(cluster, checkpoints):
     agent = cluster.agent()
     tensors = published_tensors(checkpoints.get("llama"))
     with Ranks(topology_of("dp2")) as ranks:
-        said = start(ranks, checkpoints.get("llama"), agent.socket)
-        assert [rank["writes"] for rank in said] == [True, True]
+        opened = start(ranks, checkpoints.get("llama"), agent.socket)
+        assert [rank["writes"] for rank in opened] == [True, True]
         copied = [stats.bytes_copied for stats in ranks.call(trainer.publish, 1)]
     total = sum(tensor.nbytes for tensor in tensors.values())
     assert sum(copied) == total and max(copied) < 0.75 * total
@@ -89,8 +89,8 @@ def test_replicas_share_the_work(cluster, checkpoints):
 def test_the_plan_is_the_dry_runs(cluster, checkpoints):
     checkpoint = checkpoints.get("deepseek_v3")
     with Ranks(topology_of("tp2ep2")) as ranks:
-        said = start(ranks, checkpoint, cluster.agent().socket)
-    assert [rank["tensors"] for rank in said] == [lockstep.tensors_meta(checkpoint / "config.json")] * 2
+        opened = start(ranks, checkpoint, cluster.agent().socket)
+    assert [rank["tensors"] for rank in opened] == [lockstep.tensors_meta(checkpoint / "config.json")] * 2
 
 
 def is_expert(name: str) -> bool:

@@ -70,10 +70,10 @@ def test_an_option_that_makes_other_weights_is_refused_by_name(cluster, checkpoi
     assert kind == "BadDataError" and option in text
 
 
-@pytest.mark.parametrize("model, says", [("llama", True), ("qwen2", False)])
-def test_a_head_that_is_tied_on_one_side_only_is_refused(cluster, checkpoints, model, says):
+@pytest.mark.parametrize("model, tied", [("llama", True), ("qwen2", False)])
+def test_a_head_that_is_tied_on_one_side_only_is_refused(cluster, checkpoints, model, tied):
     with Ranks(Topology()) as ranks:
         ranks.call(trainer.build, checkpoints.get(model))
-        ranks.call(set_tie, says)
+        ranks.call(set_tie, tied)
         [(kind, text)] = ranks.call(trainer.refusal, trainer.open_exporter, cluster.directory / "none", "actor")
     assert kind == "BadDataError" and "tie_word_embeddings" in text and "share_embeddings_and_output_weights" in text

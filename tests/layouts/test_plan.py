@@ -1,4 +1,4 @@
-"""What lockstepctl plan makes of a trainer's sizes, and what real Megatron models of those sizes say of themselves."""
+"""What lockstepctl plan makes of a trainer's sizes, and what real Megatron models of those sizes describe."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ PLANNED = [case for case in CASES if case.te_names or case.model in ("llama", "q
 
 
 def write_sheet(rank: Rank, checkpoint: Path, te_names: bool, directory: Path) -> None:
-    """What this rank would say of itself, as a file."""
+    """This rank's sheet, as a file."""
     trainer.build(rank, checkpoint, te_names)
     part = lockstep.megatron(rank.chunks, rank.hf).sheet()
     sheet = {"format": 1, "beside_agent": True, "parts": [part]}

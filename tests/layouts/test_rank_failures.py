@@ -1,4 +1,4 @@
-"""Ranks that die while a version is published, and models that are not what their configuration says."""
+"""Ranks that die while a version is published, and models that differ from their configuration."""
 
 import random
 import time
@@ -15,15 +15,15 @@ from replicas import data_hash, differing_tensor, tensors_hash
 from topologies import topology_of
 
 TP2PP2 = topology_of("tp2pp2")
-PLACES = pytest.mark.parametrize("remote", [(), (2, 3)], ids=["beside", "remote"])
+PLACES = pytest.mark.parametrize("remote", [(), (2, 3)], ids=["local", "remote"])
 PUBLISH_S = {(): 0.03, (2, 3): 0.15}  # about what publishing the wide model takes
 WIDE = {"hidden_size": 512, "intermediate_size": 1536, "vocab_size": 8190, "head_dim": 128}
 
 
 def open_on_host(rank: Rank, socket: Path, remote: "tuple[int, ...]", run: "str | None" = None) -> str:
     """Opens the exporter, in small buckets; the run."""
-    beside = rank.number not in remote
-    options = {"beside_agent": beside, "bucket_bytes": 1 << 20, "run": run, "call_timeout_ms": 10_000}
+    on_agents_host = rank.number not in remote
+    options = {"beside_agent": on_agents_host, "bucket_bytes": 1 << 20, "run": run, "call_timeout_ms": 10_000}
     return trainer.open_exporter(rank, socket, MODEL, **options)["run"]
 
 
@@ -39,7 +39,7 @@ def publish(rank: Rank, version: int) -> "tuple[str, str]":
 
 
 @PLACES
-def test_a_rank_killed_before_it_gave_its_share_takes_the_version_with_it(cluster, checkpoints, remote):
+def test_a_rank_killed_before_it_wrote_its_part_aborts_the_version(cluster, checkpoints, remote):
     first, second = checkpoints.get("llama", seed=1), checkpoints.get("llama", seed=2)
     agent = cluster.agent()
     receiver = cluster.receiver(agent)
@@ -49,12 +49,12 @@ def test_a_rank_killed_before_it_gave_its_share_takes_the_version_with_it(cluste
         receiver.wait_for(published_tensors(first))
         ranks.call(trainer.load_by_mbridge, second)
         ranks.start(publish, 2, only=[0, 1, 2])
-        time.sleep(0.2)
+        wait_until(lambda: agent.model_status()["writing_version"] == 2, "version 2 is being written")
         ranks.kill(3)
         outcomes = ranks.answers(only=[0, 1, 2])
         if remote:
             assert any("rank 3" in message for _, message in outcomes), outcomes
-        wait_until(lambda: agent.model_status()["versions_aborted"] == 1, "the agent gives version 2 up")
+        wait_until(lambda: agent.model_status()["versions_aborted"] == 1, "the agent aborts version 2")
         assert agent.model_status()["newest_version"] == 1
     assert differing_tensor(receiver.file(), published_tensors(first)) is None
     assert receiver.model_status()["held"] == {"run": run, "version": 1}
@@ -87,7 +87,7 @@ def test_a_rank_killed_at_any_moment_of_a_publish_leaves_whole_versions(cluster,
             ranks.kill(victim)
             survivors = [number for number in range(4) if number != victim]
             ranks.answers(only=survivors)
-            assert data_hash(receiver.file()) in hashes, f"rank {victim} killed: a version nobody published"
+            assert data_hash(receiver.file()) in hashes, f"rank {victim} killed: a version that was not published"
     with Ranks(TP2PP2) as ranks:
         started(ranks, directories[1], agent, remote, run)
         version += 1
@@ -101,7 +101,7 @@ def holds(receiver, version: int) -> bool:
     return bool(held) and held["version"] == version and receiver.file().exists()
 
 
-# ---- models that are not what their configuration says ----------------------------------------------------------------
+# ---- models that differ from their configuration ----
 
 
 def linear_of_last_layer(rank: Rank) -> "torch.nn.Module":
@@ -172,9 +172,9 @@ def test_a_dtype_of_one_rank_fails_all_of_them_before_anything_is_published(clus
     agent = cluster.agent()
     with Ranks(topology_of("tp2")) as ranks:
         checkpoint = checkpoints.get("llama")
-        said = ranks.call(break_and_open, checkpoint, agent.socket, change_dtype, [1])
-    assert [kind for kind, _ in said] == ["AbortedError", "BadDataError"]
-    for _, message in said:
+        outcomes = ranks.call(break_and_open, checkpoint, agent.socket, change_dtype, [1])
+    assert [kind for kind, _ in outcomes] == ["AbortedError", "BadDataError"]
+    for _, message in outcomes:
         assert f"{LINEAR}.weight" in message and "F16" in message and "rank 1" in message
     assert [model["newest_version"] for model in agent.ask("status")["models"]] in ([], [0])
 

@@ -1,4 +1,4 @@
-"""Ranks on another host than the agent send their shards to a rank beside it, bucket by bucket, over Gloo."""
+"""Ranks on another host than the agent send their shards to a rank on its host, bucket by bucket, over Gloo."""
 
 import threading
 from pathlib import Path
@@ -18,8 +18,8 @@ WIDE = {"hidden_size": 512, "intermediate_size": 1536, "vocab_size": 32_000, "he
 
 def open_on_host(rank: Rank, socket: Path, remote: "tuple[int, ...]", decide: bool) -> "dict[str, object]":
     """Opens the exporter; `decide`: forced to be on another host, or left to find out that the socket is not there."""
-    beside = rank.number not in remote if decide else None
-    return trainer.open_exporter(rank, socket, MODEL, beside_agent=beside, bucket_bytes=BUCKET_BYTES)
+    on_agents_host = rank.number not in remote if decide else None
+    return trainer.open_exporter(rank, socket, MODEL, beside_agent=on_agents_host, bucket_bytes=BUCKET_BYTES)
 
 
 def total_bytes(tensors) -> int:
@@ -43,10 +43,10 @@ def test_each_shard_reaches_the_agent_once_and_the_bytes_are_the_same(cluster, c
     with Ranks(topology) as ranks:
         ranks.call(trainer.build, first)
         ranks.call(trainer.load_by_mbridge, first)
-        said = ranks.call(open_on_host, agent.socket, remote, True)
-        assert len({rank["plan"] for rank in said}) == 1
-        assert not any(said[number]["writes"] for number in remote)
-        assert len({each["run"] for each in said}) == 1
+        opened = ranks.call(open_on_host, agent.socket, remote, True)
+        assert len({rank["plan"] for rank in opened}) == 1
+        assert not any(opened[number]["writes"] for number in remote)
+        assert len({each["run"] for each in opened}) == 1
         for version, checkpoint in ((1, first), (2, second), (3, first)):
             ranks.call(trainer.load_by_mbridge, checkpoint)
             stats = ranks.call(trainer.publish, version)
@@ -76,8 +76,8 @@ def test_replicas_on_another_host_send_nothing_and_wait_for_nobody(cluster, chec
     with Ranks(Topology(tp=2, dp=2)) as ranks:
         ranks.call(trainer.build, checkpoint)
         ranks.call(trainer.load_by_mbridge, checkpoint)
-        said = ranks.call(open_on_host, agent.socket, (2, 3), True)
-        assert [rank["writes"] for rank in said] == [True, True, False, False]
+        opened = ranks.call(open_on_host, agent.socket, (2, 3), True)
+        assert [rank["writes"] for rank in opened] == [True, True, False, False]
         stats = ranks.call(trainer.publish, 1, only=[2, 3])
         assert {tuple(rank)[:-2] for rank in stats} == {(0,) * 7}
         stats = ranks.call(trainer.publish, 1, only=[0, 1])
@@ -156,8 +156,8 @@ def test_a_rank_finds_out_that_the_agent_is_on_another_host(cluster, checkpoints
         with Ranks(topology_of("tp2pp2"), prepare=prepare) as ranks:
             ranks.call(trainer.build, checkpoint)
             ranks.call(trainer.load_by_mbridge, checkpoint)
-            said = ranks.call(open_on_host, agent.socket, remote, hosts == "one host")
-            assert [rank["writes"] for rank in said] == [True, True, False, False]
+            opened = ranks.call(open_on_host, agent.socket, remote, hosts == "one host")
+            assert [rank["writes"] for rank in opened] == [True, True, False, False]
             for version in (1, 2):
                 stats = ranks.call(trainer.publish, version)
                 receiver.wait_for(published_tensors(checkpoint))

@@ -1,4 +1,4 @@
-"""What tests tell the ranks of a trainer to do (see ranks.py). A rank keeps `hf`, `chunks` and `exporter`."""
+"""What the ranks of a trainer do in tests (see ranks.py). A rank keeps `hf`, `chunks` and `exporter`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +45,7 @@ def snapshot(rank: Rank) -> "list[tuple[str, torch.Tensor]]":
 
 
 def open_exporter(rank: Rank, socket: Path, model: str, **options: Any) -> "dict[str, Any]":
-    """Opens the exporter, beside the agent; what it says of itself."""
+    """Opens the exporter, on the agent's host; its plan, run and tensors."""
     options.setdefault("call_timeout_ms", 30_000)
     rank.exporter = lockstep.Exporter.from_megatron(rank.chunks, rank.hf, socket=socket, model=model, **options)
     return {

@@ -5,19 +5,19 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from footprint import resident_bytes, threads
-from harness import Daemon, wait_until
+from harness import MODEL, Daemon, wait_until
 from replicas import ToyModel
 
 # Enough for what the other replica lags behind. More would be filled for a while, which looks like a leak.
 KEPT_BYTES = 1 << 20
 PACED_BY = 10  # versions
-PATIENCE_S = 60
+TIMEOUT_S = 120
 
 
-def published_version(receiver) -> int:
+def published_version(receiver, model: str = MODEL) -> int:
     """What it shows to its engine; 0 for none."""
     try:
-        return int(receiver.published().readlink().name.removeprefix("v").split("-")[0])
+        return int(receiver.published(model).readlink().name.removeprefix("v").split("-")[0])
     except FileNotFoundError:
         return 0
 
@@ -25,7 +25,7 @@ def published_version(receiver) -> int:
 class Fleet:
     """`cluster`'s agent, `count` receivers of the smallest size, and a model of a few MiB.
 
-    Receivers are looked at through the names of what they publish, which costs them nothing.
+    Receivers are observed through the names of what they publish, which costs them nothing.
     """
 
     def __init__(self, cluster, count: int) -> None:
@@ -44,6 +44,8 @@ class Fleet:
         """Version 1 on every receiver."""
         for receiver in self.receivers:
             Daemon.start(receiver)
+        for receiver in self.receivers:
+            receiver.wait_until_listening()
         self.publish()
         self.wait_for_all()
 
@@ -61,7 +63,7 @@ class Fleet:
 
     def wait_for_all(self, behind: int = 0) -> None:
         what = f"every receiver is at most {behind} behind version {self.version}"
-        wait_until(lambda: self.behind() <= behind, what, PATIENCE_S, interval_s=0.005)
+        wait_until(lambda: self.behind() <= behind, what, TIMEOUT_S, interval_s=0.005)
 
     def pace(self) -> float:
         """Seconds that the whole fleet takes for a version, from publish to the last commit: a median."""

@@ -29,7 +29,7 @@ size_t Threads(const AgentOptions& options) {
 constexpr int kBackgroundNice = 10;
 
 void GiveWay(WorkerPool& pool) {
-  // No thread goes on before each has taken one task.
+  // No thread continues before each has taken one task.
   const auto all = std::make_shared<std::latch>(static_cast<std::ptrdiff_t>(pool.size()) + 1);
   for (size_t i = 0; i < pool.size(); ++i) {
     pool.Post([all] {
@@ -38,6 +38,14 @@ void GiveWay(WorkerPool& pool) {
     });
   }
   all->arrive_and_wait();
+}
+
+// What receivers are given as the address of lanes: ":port" stands for the host that they called.
+std::string AdvertisedLanes(const std::string& advertise, uint16_t lane_port) {
+  if (advertise.empty()) return Cat(":", lane_port);
+  HostPort address = *ParseHostPort(advertise);  // checked with the options
+  if (address.port == 0) address.port = lane_port;
+  return address.ToString();
 }
 
 v1::BuildInfo Build() {
@@ -71,29 +79,39 @@ Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
   const DiffThreads diff{.pool = &agent->pool_, .while_written = agent->pool_.size() * options.overlap_percent / 100};
   agent->registry_ = std::make_unique<ModelRegistry>(agent->home_.get(), registry_options, diff, &agent->catalog_);
   agent->registry_->Recover();
-  const LaneServerOptions lane_options{.address = options.lane_address,
-                                       .threads = Threads(options),
-                                       .bytes_per_s = options.lane_rate_limit,
-                                       .receiver_bytes_per_s = options.receiver_rate_limit,
-                                       .timeline = &agent->timeline_};
-  LS_ASSIGN_OR_RETURN(agent->lanes_, LaneServer::Start(lane_options, &agent->pulls_));
-  if (!options.local_socket.empty()) {
-    LS_ASSIGN_OR_RETURN(agent->local_, LocalServer::Start({.path = options.local_socket}, &agent->pulls_));
-  }
-  const std::string lane_address =
-      options.lane_advertise.empty() ? Cat(":", agent->lanes_->port()) : options.lane_advertise;
-  agent->service_ = std::make_unique<AgentService>(
-      &agent->catalog_, &agent->pulls_, [agent = agent.get()] { return agent->Facts(); }, Build(), lane_address,
-      options.local_socket, &agent->timeline_);
-  LS_ASSIGN_OR_RETURN(agent->rpc_, RpcServer::Create({.address = options.listen_address.ToString(),
-                                                      .services = {agent->service_.get()},
-                                                      .health_services = {kLiveness, kReadiness}}));
-  LS_ASSIGN_OR_RETURN(agent->ranks_, RankServer::Start(options.socket, agent->registry_.get()));
-  Log(LogLevel::kInfo, "listening",
-      {{"socket", options.socket}, {"grpc_port", agent->rpc_->bound_port()}, {"lane_port", agent->lanes_->port()}});
+  LS_RETURN_IF_ERROR(agent->Listen());
   agent->Tick();
   NotifyReady();
   return agent;
+}
+
+Status Agent::Listen() {
+  LS_ASSIGN_OR_RETURN(address_file_, AddressFile::Create(options_.address_file));
+  const LaneServerOptions lane_options{.address = options_.lane_address,
+                                       .threads = Threads(options_),
+                                       .bytes_per_s = options_.lane_rate_limit,
+                                       .receiver_bytes_per_s = options_.receiver_rate_limit,
+                                       .timeline = &timeline_};
+  LS_ASSIGN_OR_RETURN(lanes_, LaneServer::Start(lane_options, &pulls_));
+  if (!options_.local_socket.empty()) {
+    LS_ASSIGN_OR_RETURN(local_, LocalServer::Start({.path = options_.local_socket}, &pulls_));
+  }
+  service_ = std::make_unique<AgentService>(
+      &catalog_, &pulls_, [this] { return Facts(); }, Build(), AdvertisedLanes(options_.lane_advertise, lanes_->port()),
+      options_.local_socket, &timeline_);
+  LS_ASSIGN_OR_RETURN(rpc_, RpcServer::Create({.address = options_.listen_address.ToString(),
+                                               .services = {service_.get()},
+                                               .health_services = {kLiveness, kReadiness}}));
+  LS_ASSIGN_OR_RETURN(ranks_, RankServer::Start(options_.socket, registry_.get()));
+  return Announce();
+}
+
+Status Agent::Announce() {
+  const HostPort rpc{options_.listen_address.host, static_cast<uint16_t>(rpc_->bound_port())};
+  const HostPort lanes{options_.lane_address.host, lanes_->port()};
+  Log(LogLevel::kInfo, "listening",
+      {{"socket", options_.socket}, {"grpc", rpc.ToString()}, {"lanes", lanes.ToString()}});
+  return address_file_->Announce({{"grpc", rpc.ToString()}, {"lanes", lanes.ToString()}});
 }
 
 Agent::~Agent() {

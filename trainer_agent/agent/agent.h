@@ -5,6 +5,7 @@
 
 #include "common/base/worker_pool.h"
 #include "common/rpc/rpc_server.h"
+#include "common/telemetry/address_file.h"
 #include "common/telemetry/timeline.h"
 #include "trainer_agent/agent/options.h"
 #include "trainer_agent/publish/rank_server.h"
@@ -20,8 +21,8 @@ class Agent {
   static Result<std::unique_ptr<Agent>> Start(const AgentOptions& options);
   ~Agent();
 
-  // Tells health watchers, ends streams and waits for calls in progress up to the drain timeout. The buffers stay for
-  // the next agent.
+  // Reports to health watchers, ends streams and waits for calls in progress up to the drain timeout. The buffers stay
+  // for the next agent.
   void Drain();
 
   // To be called twice a second: health and the service manager's watchdog follow from what it sees.
@@ -29,6 +30,8 @@ class Agent {
 
  private:
   explicit Agent(const AgentOptions& options);
+  Status Listen();
+  Status Announce();
   std::vector<PublishFacts> Facts() const;
 
   const AgentOptions options_;
@@ -44,6 +47,7 @@ class Agent {
   std::unique_ptr<LocalServer> local_;  // null: --local-socket none
   std::unique_ptr<RpcServer> rpc_;
   std::unique_ptr<RankServer> ranks_;
+  std::unique_ptr<AddressFile> address_file_;
 };
 
 }  // namespace lockstep

@@ -26,7 +26,7 @@ Status Serve(const AgentOptions& options, SignalWaiter& signals) {
   while (true) {
     const auto signal = signals.Wait(kTick);
     if (signal && *signal != SIGHUP) break;
-    if (signal) Log(LogLevel::kInfo, "nothing_to_reload");
+    if (signal) Log(LogLevel::kInfo, "reload_ignored");
     agent->Tick();
   }
   std::thread([&signals] { ExitOnNextSignal(signals); }).detach();

@@ -71,11 +71,13 @@ Result<ParseOutcome> ParseAgentOptions(int argc, const char* const* argv, AgentO
                       kPayloadFormat, " segment ", kSegmentFormat, " proto v1")});
   parser.Add("socket", &options->socket, "unix socket for the trainer's ranks");
   parser.Add("local-socket", &options->local_socket,
-             "unix socket where receivers on this host take bytes from memory; auto: pull.sock beside --socket; none");
-  parser.Add("listen", &options->listen, "gRPC address, HOST:PORT");
-  parser.Add("lane-listen", &options->lane_listen, "address of the data lanes, HOST:PORT");
+             "unix socket where receivers on this host take bytes from memory; auto: pull.sock next to --socket; none");
+  parser.Add("listen", &options->listen, "gRPC address, HOST:PORT; port 0: the system chooses");
+  parser.Add("lane-listen", &options->lane_listen, "address of the data lanes, HOST:PORT; port 0: the system chooses");
   parser.Add("lane-advertise", &options->lane_advertise,
-             "HOST:PORT that receivers are told for lanes; empty: the host they called, and the lane port");
+             "HOST:PORT named to receivers for lanes; empty: the host they called; port 0 or empty: the lane port");
+  parser.Add("address-file", &options->address_file,
+             "file that holds, as JSON, where the agent listens, while it does");
   parser.Add("segment-dir", &options->segment_dir, "tmpfs directory for the double buffers and retained deltas");
   parser.Add("segments", &options->segments, "tmpfs (survives the agent by name) or memfd (ranks hand it back)");
   parser.Add("block-bytes", &options->block_bytes, "unit of diffing and hashing, a power of two");
@@ -92,7 +94,7 @@ Result<ParseOutcome> ParseAgentOptions(int argc, const char* const* argv, AgentO
              "listen beyond loopback although nothing is authenticated");
   parser.Add("log-level", &options->log_level, "debug, info, warn or error");
   parser.Add("log-format", &options->log_format, "auto, text or json");
-  parser.Add("drain-timeout-ms", &options->drain_timeout_ms, "how long calls may go on after SIGTERM");
+  parser.Add("drain-timeout-ms", &options->drain_timeout_ms, "how long calls may take to end after SIGTERM");
   LS_ASSIGN_OR_RETURN(const ParseOutcome outcome, parser.Parse(argc, argv));
   if (outcome == ParseOutcome::kRun) LS_RETURN_IF_ERROR(Check(*options));
   return outcome;

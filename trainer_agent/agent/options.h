@@ -1,4 +1,4 @@
-// What a trainer_agent is told at start.
+// How a trainer_agent is configured.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,7 @@ struct AgentOptions {
   std::string listen = "127.0.0.1:7700";
   std::string lane_listen = "127.0.0.1:7701";
   std::string lane_advertise;
+  std::string address_file;
   std::string segment_dir = "/dev/shm/lockstep";
   std::string segments = "tmpfs";
   uint64_t block_bytes = 256 * 1024;

@@ -39,10 +39,10 @@ Status CheckHeader(const ControlHeader& header, uint64_t segment_bytes) {
   }
   if (HeaderCheck(header) != header.check) return {ErrorCode::kCorrupt, "control segment: its header fails its check"};
   if (header.ranks == 0 || header.ranks > kMaxRanks) {
-    return {ErrorCode::kCorrupt, Cat("control segment: it says ", header.ranks, " ranks")};
+    return {ErrorCode::kCorrupt, Cat("control segment: it names ", header.ranks, " ranks")};
   }
   if (header.layout_bytes > segment_bytes || TotalBytes(header.layout_bytes, header.block_count) != segment_bytes) {
-    return {ErrorCode::kCorrupt, Cat("control segment: ", segment_bytes, " bytes do not hold what its header says")};
+    return {ErrorCode::kCorrupt, Cat("control segment: ", segment_bytes, " bytes do not hold what its header names")};
   }
   return CheckModelName(std::string_view(header.model, strnlen(header.model, sizeof header.model)));
 }

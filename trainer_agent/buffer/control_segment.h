@@ -1,8 +1,8 @@
 // The control segment: what the agent must still know after it was killed (FORMAT.md).
 //
-// A small shared segment beside the two halves. It names the run and the layout and records the state of each half. The
-// agent alone writes it; a state changes by one atomic 8-byte store, so a kill between two instructions leaves a state
-// that was true.
+// A small shared segment next to the two halves. It names the run and the layout and records the state of each half.
+// The agent alone writes it; a state changes by one atomic 8-byte store, so a kill between two instructions leaves a
+// state that was true.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ inline constexpr size_t kHalves = 2;
 enum class HalfState : uint8_t {
   kEmpty = 0,      // holds nothing; may be written
   kWriting = 1,    // ranks are writing its version; never served
-  kCommitted = 2,  // every rank said done: the bytes are its version, whole
+  kCommitted = 2,  // every rank has committed: the bytes are its version, whole
 };
 
 struct ControlHeader {  // 256 bytes
@@ -62,7 +62,7 @@ class ControlSegment {
   // Writes a fresh segment's content. REQUIRES segment.bytes() == BytesFor(layout).
   static ControlSegment Format(MappedSegment segment, const std::string& model, const RunId& run,
                                const ModelLayout& layout, uint32_t ranks);
-  // Adopts what an earlier agent left, or what a rank handed back. kProtocol, kCorrupt: it is none of ours, or damaged.
+  // Opens what an earlier agent left, or a rank returned. kProtocol, kCorrupt: it is none of ours, or damaged.
   static Result<ControlSegment> Open(MappedSegment segment);
 
   const ControlHeader& header() const { return *reinterpret_cast<const ControlHeader*>(segment_.data()); }

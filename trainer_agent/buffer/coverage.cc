@@ -7,7 +7,7 @@
 namespace lockstep {
 namespace {
 
-// One plain range where that says the same.
+// One plain range where that means the same.
 StridedRange Simplest(StridedRange range) {
   if (range.rows > 1 && range.row_bytes < range.pitch) return range;
   return StridedRange::Plain({range.offset, range.bytes()});
@@ -44,10 +44,10 @@ Coverage::Coverage(const ModelLayout& layout)
   }
 }
 
-Status Coverage::Add(const StridedRange& told, Content content, CompletedBlocks& completed) {
-  LS_RETURN_IF_ERROR(CheckRange(told));
-  if (told.row_bytes == 0) return OkStatus();
-  const StridedRange range = Simplest(told);
+Status Coverage::Add(const StridedRange& reported, Content content, CompletedBlocks& completed) {
+  LS_RETURN_IF_ERROR(CheckRange(reported));
+  if (reported.row_bytes == 0) return OkStatus();
+  const StridedRange range = Simplest(reported);
   parts_.clear();
   LS_RETURN_IF_ERROR(TakeApart(range));
   LS_RETURN_IF_ERROR(CheckNew(range));
@@ -110,7 +110,7 @@ ByteRange Coverage::TensorRange(uint64_t offset) const {
 Status Coverage::MakeGrid(const StridedRange& rows) {
   const ByteRange region = TensorRange(rows.offset);
   if (grids_.count(region.offset) > 0) return OkStatus();
-  if (plain_.Contains(region.offset, region.end())) return ToldTwice(rows, rows.offset);
+  if (plain_.Contains(region.offset, region.end())) return ReportedTwice(rows, rows.offset);
   RowGrid& grid = grids_.emplace(region.offset, RowGrid(region, rows.pitch)).first->second;
   for (const auto& [begin, end] : plain_.Cut(region.offset, region.end())) {
     grid.Insert(StridedRange::Plain({begin, end - begin}));
@@ -140,9 +140,10 @@ Status Coverage::TakeApartRows(const StridedRange& rows) {
     return OkStatus();
   }
   if (parts_.size() + rows.rows > kMaxRowsApart) {
-    return {ErrorCode::kResourceExhausted,
-            Cat(Describe(rows), " (tensor \"", TensorName(rows.offset), "\") follow ranges whose rows are ",
-                grid.pitch(), " apart, and are too many to be kept one by one; tell a tensor's ranges with one pitch")};
+    return {
+        ErrorCode::kResourceExhausted,
+        Cat(Describe(rows), " (tensor \"", TensorName(rows.offset), "\") follow ranges whose rows are ", grid.pitch(),
+            " apart, and are too many to be kept one by one; report a tensor's ranges with one pitch")};
   }
   for (uint64_t row = 0; row < rows.rows; ++row) {
     parts_.push_back({&grid, StridedRange::Plain({rows.offset + row * rows.pitch, rows.row_bytes})});
@@ -154,16 +155,16 @@ const std::string& Coverage::TensorName(uint64_t offset) const {
   return layout_.tensors()[layout_.TensorAt(offset)].name;
 }
 
-Status Coverage::ToldTwice(const StridedRange& range, uint64_t offset) const {
+Status Coverage::ReportedTwice(const StridedRange& range, uint64_t offset) const {
   return {ErrorCode::kBadData,
-          Cat(Describe(range), " (tensor \"", TensorName(offset), "\") were told twice: each byte has one writer")};
+          Cat(Describe(range), " (tensor \"", TensorName(offset), "\") were reported twice: each byte has one writer")};
 }
 
 Status Coverage::CheckNew(const StridedRange& range) const {
   for (const Part& part : parts_) {
     const bool overlaps =
         part.grid != nullptr ? part.grid->Overlaps(part.range) : plain_.Overlaps(part.range.offset, End(part.range));
-    if (overlaps) return ToldTwice(range, part.range.offset);
+    if (overlaps) return ReportedTwice(range, part.range.offset);
   }
   return OkStatus();
 }
@@ -172,7 +173,7 @@ Status Coverage::InsertParts() {
   for (const Part& part : parts_) {
     if (pieces() >= kMaxCoveragePieces) {
       return {ErrorCode::kResourceExhausted,
-              Cat("the ranges told are in more than ", kMaxCoveragePieces, " pieces; tell larger ones")};
+              Cat("the ranges reported are in more than ", kMaxCoveragePieces, " pieces; report larger ones")};
     }
     if (part.grid != nullptr) {
       InsertInGrid(*part.grid, part.range);
@@ -217,7 +218,7 @@ void Coverage::CountBlocks(const StridedRange& range, Content content, Completed
 
 std::optional<uint64_t> Coverage::FirstMissing() const {
   if (complete()) return std::nullopt;
-  // What is not plain may lie in a grid, which then starts there and has an untold byte, or it would be plain.
+  // What is not plain may lie in a grid, which then starts there and has a missing byte, or it would be plain.
   const uint64_t offset = plain_.FirstMissing();
   const auto grid = grids_.find(offset);
   return grid == grids_.end() ? offset : grid->second.FirstMissing();

@@ -1,9 +1,9 @@
-// Coverage: which bytes of a version its ranks have told to be final, and which blocks that completes.
+// Coverage: which bytes of a version its ranks have reported as final, and which blocks that completes.
 //
-// Exact to the byte, at a cost that follows the ranges told and the blocks they touch, not their rows. Invariant: a
-// byte told is kept in one place, in the grid of its tensor (row_grid.h) when that has one, else among the plain
+// Exact to the byte, at a cost that follows the ranges reported and the blocks they touch, not their rows. Invariant: a
+// byte reported is kept in one place, in the grid of its tensor (row_grid.h) when that has one, else among the plain
 // ranges. A tensor gets a grid with the first range of several rows that lies in it, and loses it when its last byte is
-// told. What fits no grid (rows across the end of a tensor, a second pitch in one tensor) is taken apart into plain
+// reported. What fits no grid (rows across the end of a tensor, a second pitch in one tensor) is taken apart into plain
 // ranges.
 #pragma once
 
@@ -23,15 +23,15 @@ inline constexpr size_t kMaxCoveragePieces = size_t{1} << 24;
 // Parts of one range, when rows of it must be taken apart.
 inline constexpr uint64_t kMaxRowsApart = uint64_t{1} << 20;
 
-// What a rank says of bytes that are final.
+// What a rank reports of bytes that are final.
 enum class Content : uint8_t {
   kNew,        // they may be anything
   kUnchanged,  // they equal those of the other half, which holds the version before
 };
 
 struct CompletedBlocks {
-  std::vector<BlockIndex> changed;    // with a byte told as new
-  std::vector<BlockIndex> unchanged;  // every byte was told as unchanged
+  std::vector<BlockIndex> changed;    // with a byte reported as new
+  std::vector<BlockIndex> unchanged;  // every byte was reported as unchanged
 };
 
 // Not thread-safe.
@@ -41,19 +41,20 @@ class Coverage {
   explicit Coverage(const ModelLayout& layout);
 
   // Adds `range` and appends the blocks that it completed to `completed`. A range without bytes is nothing.
-  //   kBadData: no rows, rows that overlap each other, bytes outside the data section, or a byte that was told before
+  //   kBadData: no rows, rows that overlap each other, bytes outside the data section, or a byte that was reported
+  //   before
   //     (naming the tensor); nothing is added then.
-  //   kResourceExhausted: over one of the limits above; part of it may be added, so give the version up.
+  //   kResourceExhausted: over one of the limits above; part of it may be added, so abort the version.
   Status Add(const StridedRange& range, Content content, CompletedBlocks& completed);
 
   bool complete() const { return missing_bytes_ == 0; }
   uint64_t missing_bytes() const { return missing_bytes_; }
-  // Offset of the first byte that nobody told; no value when complete.
+  // Offset of the first byte that nobody reported; no value when complete.
   std::optional<uint64_t> FirstMissing() const;
   size_t pieces() const { return plain_.size() + grid_pieces_; }  // ranges kept: what this costs in memory
 
  private:
-  // Of a range told: what lies in one grid, or a plain range that lies in none.
+  // Of a range reported: what lies in one grid, or a plain range that lies in none.
   struct Part {
     RowGrid* grid = nullptr;
     StridedRange range;
@@ -70,7 +71,7 @@ class Coverage {
   const std::string& TensorName(uint64_t offset) const;
   Status MakeGrid(const StridedRange& rows);
   Status CheckNew(const StridedRange& range) const;
-  Status ToldTwice(const StridedRange& range, uint64_t offset) const;
+  Status ReportedTwice(const StridedRange& range, uint64_t offset) const;
   Status InsertParts();
   void InsertInGrid(RowGrid& grid, const StridedRange& range);
   void CountBlocks(const StridedRange& range, Content content, CompletedBlocks& completed);
@@ -81,7 +82,7 @@ class Coverage {
   size_t grid_pieces_ = 0;
   std::vector<Part> parts_;              // of the range being added
   std::vector<uint32_t> block_missing_;  // bytes of each block
-  std::vector<bool> block_changed_;      // some byte was told as new
+  std::vector<bool> block_changed_;      // some byte was reported as new
   uint64_t missing_bytes_;
 };
 

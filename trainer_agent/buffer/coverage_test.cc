@@ -21,8 +21,8 @@ std::shared_ptr<const ModelLayout> Layout(const std::vector<uint64_t>& tensor_by
   return *ModelLayout::Create(std::move(tensors), 4096);
 }
 
-// A layout and what is told of it; the calls answer what Add() appended.
-struct Told {
+// A layout and what is reported of it; the calls return what Add() appended.
+struct Reported {
   std::shared_ptr<const ModelLayout> layout;
   Coverage coverage{*layout};
 
@@ -41,100 +41,100 @@ struct Told {
   }
 };
 
-TEST_CASE("Blocks complete when their last byte is told, in whatever order") {
-  Told told{Layout({5000, 5000})};
-  CHECK(told.Plain(4000, 200).empty());
-  CHECK(told.Plain(0, 4000) == Blocks{0});
-  CHECK(told.coverage.FirstMissing() == 4200);
-  CHECK(told.Plain(9000, 1000).empty());
-  CHECK(told.coverage.missing_bytes() == 4800);
-  CHECK(told.Plain(4200, 4800) == Blocks{1, 2});
-  CHECK(told.coverage.complete());
-  CHECK_FALSE(told.coverage.FirstMissing());
+TEST_CASE("Blocks complete when their last byte is reported, in whatever order") {
+  Reported reported{Layout({5000, 5000})};
+  CHECK(reported.Plain(4000, 200).empty());
+  CHECK(reported.Plain(0, 4000) == Blocks{0});
+  CHECK(reported.coverage.FirstMissing() == 4200);
+  CHECK(reported.Plain(9000, 1000).empty());
+  CHECK(reported.coverage.missing_bytes() == 4800);
+  CHECK(reported.Plain(4200, 4800) == Blocks{1, 2});
+  CHECK(reported.coverage.complete());
+  CHECK_FALSE(reported.coverage.FirstMissing());
 }
 
-TEST_CASE("A byte told twice, or outside, is refused and changes nothing") {
-  Told told{Layout({5000, 5000})};
-  told.Plain(100, 100);
+TEST_CASE("A byte reported twice, or outside, is refused and changes nothing") {
+  Reported reported{Layout({5000, 5000})};
+  reported.Plain(100, 100);
   for (const ByteRange range : {ByteRange{100, 100}, {50, 51}, {199, 1}, {150, 10}, {0, 10000}}) {
-    CHECK(told.Refuse(StridedRange::Plain(range)).message().find("told twice") != std::string::npos);
+    CHECK(reported.Refuse(StridedRange::Plain(range)).message().find("reported twice") != std::string::npos);
   }
-  CHECK(told.Refuse({20, 10, 10, 30}).message().find("(tensor \"a\") were told twice") != std::string::npos);
-  CHECK(told.Refuse(StridedRange::Plain({9999, 2})).code() == ErrorCode::kBadData);
-  CHECK(told.Refuse(StridedRange::Plain({~uint64_t{0}, 2})).code() == ErrorCode::kBadData);
-  told.Plain(10, 0);
-  told.Plain(0, 100);
-  told.Plain(200, 9800);
-  CHECK(told.Refuse({0, 10, 10, 30}).message().find("told twice") != std::string::npos);
-  CHECK(told.coverage.complete());
-  CHECK_FALSE(told.coverage.FirstMissing());
+  CHECK(reported.Refuse({20, 10, 10, 30}).message().find("(tensor \"a\") were reported twice") != std::string::npos);
+  CHECK(reported.Refuse(StridedRange::Plain({9999, 2})).code() == ErrorCode::kBadData);
+  CHECK(reported.Refuse(StridedRange::Plain({~uint64_t{0}, 2})).code() == ErrorCode::kBadData);
+  reported.Plain(10, 0);
+  reported.Plain(0, 100);
+  reported.Plain(200, 9800);
+  CHECK(reported.Refuse({0, 10, 10, 30}).message().find("reported twice") != std::string::npos);
+  CHECK(reported.coverage.complete());
+  CHECK_FALSE(reported.coverage.FirstMissing());
 }
 
 TEST_CASE("Malformed rows are refused, saying what is wrong") {
-  Told told{Layout({5000, 5000})};
+  Reported reported{Layout({5000, 5000})};
   constexpr uint64_t kHuge = ~uint64_t{0};
-  CHECK(told.Refuse({0, 10, 0, 10}).message().find("no rows") != std::string::npos);
-  CHECK(told.Refuse({0, 10, 2, 9}).message().find("overlap each other") != std::string::npos);
+  CHECK(reported.Refuse({0, 10, 0, 10}).message().find("no rows") != std::string::npos);
+  CHECK(reported.Refuse({0, 10, 2, 9}).message().find("overlap each other") != std::string::npos);
   for (const StridedRange& range : {StridedRange{0, 10, 2, 9991},
                                     {0, 10, kHuge, 10},
                                     {0, 1, kHuge / 2 + 2, 2},
                                     {0, 1, 2, kHuge},
                                     {kHuge, 1, 2, 2},
                                     {0, kHuge, kHuge, kHuge}}) {
-    CHECK(told.Refuse(range).message().find("outside the data section") != std::string::npos);
+    CHECK(reported.Refuse(range).message().find("outside the data section") != std::string::npos);
   }
-  CHECK(told.coverage.missing_bytes() == 10000);
-  told.Add({0, 10, 2, 9990});
+  CHECK(reported.coverage.missing_bytes() == 10000);
+  reported.Add({0, 10, 2, 9990});
 }
 
-TEST_CASE("Columns told by several ranks complete every block, and the first missing byte is found among them") {
-  Told told{Layout({100, 64 * 128, 100})};
-  told.Plain(0, 100);
-  for (const uint64_t column : {96, 0, 32}) CHECK(told.Add({100 + column, 32, 64, 128}).changed.empty());
-  CHECK(told.coverage.FirstMissing() == 164);
-  CHECK(told.coverage.missing_bytes() == 64 * 32 + 100);
-  CHECK(told.Refuse({163, 2, 2, 128}).code() == ErrorCode::kBadData);
-  CHECK(told.Add({164, 32, 63, 128}).changed == Blocks{0, 1});
-  CHECK(told.coverage.FirstMissing() == 164 + 63 * 128);
-  CHECK(told.Plain(164 + 63 * 128, 32).empty());
-  CHECK(told.coverage.FirstMissing() == 100 + 64 * 128);
-  CHECK(told.coverage.pieces() == 1);
-  CHECK(told.Plain(100 + 64 * 128, 100) == Blocks{2});
+TEST_CASE("Columns reported by several ranks complete every block, and the first missing byte is found among them") {
+  Reported reported{Layout({100, 64 * 128, 100})};
+  reported.Plain(0, 100);
+  for (const uint64_t column : {96, 0, 32}) CHECK(reported.Add({100 + column, 32, 64, 128}).changed.empty());
+  CHECK(reported.coverage.FirstMissing() == 164);
+  CHECK(reported.coverage.missing_bytes() == 64 * 32 + 100);
+  CHECK(reported.Refuse({163, 2, 2, 128}).code() == ErrorCode::kBadData);
+  CHECK(reported.Add({164, 32, 63, 128}).changed == Blocks{0, 1});
+  CHECK(reported.coverage.FirstMissing() == 164 + 63 * 128);
+  CHECK(reported.Plain(164 + 63 * 128, 32).empty());
+  CHECK(reported.coverage.FirstMissing() == 100 + 64 * 128);
+  CHECK(reported.coverage.pieces() == 1);
+  CHECK(reported.Plain(100 + 64 * 128, 100) == Blocks{2});
 }
 
-TEST_CASE("A block is unchanged when every byte of it was told so") {
-  Told told{Layout({3 * 4096})};
-  const CompletedBlocks first = told.Add({0, 16, 3 * 4096 / 32, 32}, Content::kUnchanged);
+TEST_CASE("A block is unchanged when every byte of it was reported so") {
+  Reported reported{Layout({3 * 4096})};
+  const CompletedBlocks first = reported.Add({0, 16, 3 * 4096 / 32, 32}, Content::kUnchanged);
   CHECK((first.changed.empty() && first.unchanged.empty()));
-  CHECK(told.Refuse({0, 1, 2, 4096}).message().find("told twice") != std::string::npos);
-  told.Add({4096 + 16, 16, 1, 0}, Content::kNew);
-  CompletedBlocks rest = told.Add({16, 16, 128, 32}, Content::kUnchanged);
+  CHECK(reported.Refuse({0, 1, 2, 4096}).message().find("reported twice") != std::string::npos);
+  reported.Add({4096 + 16, 16, 1, 0}, Content::kNew);
+  CompletedBlocks rest = reported.Add({16, 16, 128, 32}, Content::kUnchanged);
   CHECK(rest.unchanged == Blocks{0});
-  rest = told.Add({4096 + 48, 16, 255, 32}, Content::kUnchanged);
+  rest = reported.Add({4096 + 48, 16, 255, 32}, Content::kUnchanged);
   CHECK(rest.changed == Blocks{1});
   CHECK(rest.unchanged == Blocks{2});
 }
 
 TEST_CASE("A block that lies between two rows has nothing of them") {
-  Told told{Layout({3 * 4096})};
-  told.Add({0, 16, 2, 8192}, Content::kNew);
-  const CompletedBlocks rest = told.Add({16, 8176, 1, 0}, Content::kUnchanged);
+  Reported reported{Layout({3 * 4096})};
+  reported.Add({0, 16, 2, 8192}, Content::kNew);
+  const CompletedBlocks rest = reported.Add({16, 8176, 1, 0}, Content::kUnchanged);
   CHECK(rest.changed == Blocks{0});
   CHECK(rest.unchanged == Blocks{1});
 }
 
 TEST_CASE("Rows of another pitch in one tensor are kept one by one, up to a limit") {
-  Told told{Layout({5000, uint64_t{1} << 23})};
-  told.Add({5000, 1, 2, 1 << 22});
-  told.Add({5001, 1, 1000, 3000});
-  CHECK(told.Refuse({5001, 1, 2, 3000}).code() == ErrorCode::kBadData);
-  CHECK(told.Refuse({5002, 1, kMaxRowsApart + 1, 4}).code() == ErrorCode::kResourceExhausted);
+  Reported reported{Layout({5000, uint64_t{1} << 23})};
+  reported.Add({5000, 1, 2, 1 << 22});
+  reported.Add({5001, 1, 1000, 3000});
+  CHECK(reported.Refuse({5001, 1, 2, 3000}).code() == ErrorCode::kBadData);
+  CHECK(reported.Refuse({5002, 1, kMaxRowsApart + 1, 4}).code() == ErrorCode::kResourceExhausted);
 }
 
 TEST_CASE("Any partition in any order completes every block exactly once") {
   std::mt19937 random(3);
   for (int round = 0; round < 200; ++round) {
-    Told told{Layout({5000, 5000})};
+    Reported reported{Layout({5000, 5000})};
     std::vector<ByteRange> parts;
     for (uint64_t at = 0; at < 10000;) {
       const uint64_t bytes = std::min<uint64_t>(10000 - at, random() % 3000 + 1);
@@ -144,26 +144,26 @@ TEST_CASE("Any partition in any order completes every block exactly once") {
     std::shuffle(parts.begin(), parts.end(), random);
     Blocks completed;
     for (const ByteRange& part : parts) {
-      const Blocks blocks = told.Plain(part.offset, part.bytes);
+      const Blocks blocks = reported.Plain(part.offset, part.bytes);
       completed.insert(completed.end(), blocks.begin(), blocks.end());
     }
     std::sort(completed.begin(), completed.end());
     REQUIRE(completed == Blocks{0, 1, 2});
-    REQUIRE(told.coverage.complete());
+    REQUIRE(reported.coverage.complete());
   }
 }
 
 // The same bookkeeping, a byte at a time.
 struct Oracle {
-  static constexpr char kUntold = 0, kNew = 1, kUnchanged = 2;
+  static constexpr char kMissing = 0, kNew = 1, kUnchanged = 2;
   const ModelLayout& layout;
-  std::string bytes = std::string(layout.data_bytes(), kUntold);
+  std::string bytes = std::string(layout.data_bytes(), kMissing);
 
   bool Accepts(const StridedRange& range) const {
     for (uint64_t row = 0; row < range.rows; ++row) {
       const uint64_t start = range.offset + row * range.pitch;
       if (start + range.row_bytes > bytes.size()) return false;
-      if (bytes.substr(start, range.row_bytes).find_first_not_of(kUntold) != std::string::npos) return false;
+      if (bytes.substr(start, range.row_bytes).find_first_not_of(kMissing) != std::string::npos) return false;
     }
     return true;
   }
@@ -177,13 +177,13 @@ struct Oracle {
     for (BlockIndex i = 0; i < layout.block_count(); ++i) {
       const ByteRange block = layout.block_range(i);
       const std::string now = bytes.substr(block.offset, block.bytes);
-      if (now.find(kUntold) != std::string::npos || before.compare(block.offset, block.bytes, now) == 0) continue;
+      if (now.find(kMissing) != std::string::npos || before.compare(block.offset, block.bytes, now) == 0) continue;
       (now.find(kNew) != std::string::npos ? completed.changed : completed.unchanged).push_back(i);
     }
     return completed;
   }
   std::optional<uint64_t> FirstMissing() const {
-    const size_t at = bytes.find(kUntold);
+    const size_t at = bytes.find(kMissing);
     return at == std::string::npos ? std::nullopt : std::optional<uint64_t>(at);
   }
 };
@@ -204,21 +204,21 @@ TEST_CASE("Random rows, plain ranges and refusals are accounted for as a model o
   size_t accepted = 0;
   size_t refused = 0;
   for (int round = 0; round < 150; ++round) {
-    Told told{Layout({random() % 60 + 1, 24 * 200, random() % 50 + 1, random() % 9000 + 1, 24 * 30 + 5})};
-    Oracle oracle{*told.layout};
+    Reported reported{Layout({random() % 60 + 1, 24 * 200, random() % 50 + 1, random() % 9000 + 1, 24 * 30 + 5})};
+    Oracle oracle{*reported.layout};
     const auto compare_add = [&](const StridedRange& range) {
       const Content content = random() % 2 == 0 ? Content::kNew : Content::kUnchanged;
       if (!oracle.Accepts(range)) {
         ++refused;
-        REQUIRE(told.Refuse(range).code() == ErrorCode::kBadData);
+        REQUIRE(reported.Refuse(range).code() == ErrorCode::kBadData);
       } else {
         ++accepted;
         const CompletedBlocks expected = oracle.Add(range, content);
-        const CompletedBlocks completed = told.Add(range, content);
+        const CompletedBlocks completed = reported.Add(range, content);
         REQUIRE(completed.changed == expected.changed);
         REQUIRE(completed.unchanged == expected.unchanged);
       }
-      REQUIRE(told.coverage.FirstMissing() == oracle.FirstMissing());
+      REQUIRE(reported.coverage.FirstMissing() == oracle.FirstMissing());
     };
     for (int i = 0; i < 60; ++i) compare_add(RandomRange(random, oracle.bytes.size()));
     while (const auto missing = oracle.FirstMissing()) {
@@ -229,8 +229,8 @@ TEST_CASE("Random rows, plain ranges and refusals are accounted for as a model o
       }
       compare_add(range);
     }
-    REQUIRE(told.coverage.complete());
-    REQUIRE(told.coverage.pieces() == 1);
+    REQUIRE(reported.coverage.complete());
+    REQUIRE(reported.coverage.pieces() == 1);
   }
   CHECK(accepted > 5000);
   CHECK(refused > 1000);
@@ -242,19 +242,19 @@ TEST_CASE("Eight ranks' columns of a large model, a rank after the other, are ke
   for (uint64_t i = 0; i < kTensors; ++i) {
     tensors.push_back({Cat("t", i), DType::kU8, {kRows, kPitch}, i * kRows * kPitch});
   }
-  Told told{*ModelLayout::Create(std::move(tensors))};
+  Reported reported{*ModelLayout::Create(std::move(tensors))};
   CompletedBlocks completed;
   for (uint64_t rank = 0; rank < kRanks; ++rank) {
     const uint64_t bytes = kPitch / kRanks;
     for (uint64_t i = 0; i < kTensors * kRows / kChunkRows; ++i) {
       const uint64_t chunk = rank % 2 == 0 ? i : kTensors * kRows / kChunkRows - 1 - i;
       const StridedRange range{chunk * kChunkRows * kPitch + rank * bytes, bytes, kChunkRows, kPitch};
-      REQUIRE(told.coverage.Add(range, Content::kNew, completed).ok());
+      REQUIRE(reported.coverage.Add(range, Content::kNew, completed).ok());
     }
-    CHECK(told.coverage.pieces() <= 2 * kTensors);
+    CHECK(reported.coverage.pieces() <= 2 * kTensors);
   }
-  CHECK(told.coverage.complete());
-  CHECK(completed.changed.size() == told.layout->block_count());
+  CHECK(reported.coverage.complete());
+  CHECK(completed.changed.size() == reported.layout->block_count());
 }
 
 }  // namespace

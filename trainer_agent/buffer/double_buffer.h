@@ -44,7 +44,7 @@ class DoubleBuffer {
   // Control, half 0, half 1: what a rank maps. They stay ours.
   std::array<int, 3> fds() const { return {control_.fd(), halves_[0].fd(), halves_[1].fd()}; }
 
-  // The data section of a half; who may look at it when is the state machine's matter.
+  // The data section of a half; the state machine decides who may read or write it when.
   std::byte* data(size_t half) const { return halves_[half].data() + data_offset(); }
 
   std::optional<size_t> NewestCommitted() const;  // the half; no value when neither holds a version

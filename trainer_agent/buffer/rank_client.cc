@@ -29,7 +29,7 @@ Result<T> BodyAs(const Message& message, RankMessage expected) {
   return body;
 }
 
-// Whether `next` goes on where `last` ends, with more bytes of its one row or with further rows; `last` is grown then.
+// Whether `next` begins where `last` ends, with more bytes of its one row or with further rows; `last` is grown then.
 bool Continue(StridedRange& last, const StridedRange& next) {
   if (last.rows == 1 && next.rows == 1 && next.offset == last.offset + last.row_bytes) {
     last.row_bytes += next.row_bytes;
@@ -42,7 +42,7 @@ bool Continue(StridedRange& last, const StridedRange& next) {
   return same_rows;
 }
 
-// Shards are mostly told in order.
+// Shards are mostly reported in order.
 void AddRange(std::vector<StridedRange>& ranges, const StridedRange& range) {
   if (ranges.empty() || !Continue(ranges.back(), range)) ranges.push_back(range);
 }
@@ -79,7 +79,7 @@ Status RankClient::Connect(std::chrono::milliseconds timeout) {
     for (const MappedSegment& segment : segments_) fds.push_back(segment.fd());
   }
   const Status sent = SendMessage(connection_, RankMessage::kOpen, body, fds, timeout);
-  // An agent that refuses this peer does not read on: what it said is more telling than that the pipe broke.
+  // An agent that refuses this peer does not read on: its answer explains more than a broken pipe.
   Result<Message> reply = ReceiveMessage(connection_, options_.call_timeout);
   Status status = sent.ok() || (reply.ok() && reply->type == RankMessage::kError) ? reply.status() : sent;
   if (status.ok()) status = Opened(*std::move(reply));
@@ -93,7 +93,7 @@ Status RankClient::Opened(Message reply) {
   if (segments_[0].valid()) {
     if (opened.run == options_.run) return OkStatus();
     return {ErrorCode::kAborted, Cat("the agent has moved from run ", ToHex(options_.run), " to ", ToHex(opened.run),
-                                     "; open the model anew")};
+                                     "; open the model again")};
   }
   options_.run = opened.run;
   return MapSegments(opened, std::move(reply.fds));
@@ -136,18 +136,18 @@ Status RankClient::Reconnect() {
 }
 
 Status RankClient::Replay() {
-  if (told_.version == 0 || told_.given_up || told_.version <= newest_version_) return OkStatus();
-  LS_ASSIGN_OR_RETURN(const Message begun, CallOnce(RankMessage::kBegin, AsBytes(VersionBody{told_.version})));
+  if (reported_.version == 0 || reported_.aborted || reported_.version <= newest_version_) return OkStatus();
+  LS_ASSIGN_OR_RETURN(const Message begun, CallOnce(RankMessage::kBegin, AsBytes(VersionBody{reported_.version})));
   LS_ASSIGN_OR_RETURN(const auto body, BodyAs<BegunBody>(begun, RankMessage::kBegun));
-  if (body.half != told_.half) {
-    return {ErrorCode::kAborted, Cat("version ", told_.version, " was lost with the agent; publish it again")};
+  if (body.half != reported_.half) {
+    return {ErrorCode::kAborted, Cat("version ", reported_.version, " was lost with the agent; publish it again")};
   }
-  told_.changed.ForgetKept();
-  told_.unchanged.ForgetKept();
-  LS_RETURN_IF_ERROR(SendRanges(RankMessage::kRanges, told_.version, told_.changed.all));
-  LS_RETURN_IF_ERROR(SendRanges(RankMessage::kUnchanged, told_.version, told_.unchanged.all));
-  if (!told_.committed) return OkStatus();
-  LS_ASSIGN_OR_RETURN(const Message done, CallOnce(RankMessage::kCommit, AsBytes(VersionBody{told_.version})));
+  reported_.changed.ClearPending();
+  reported_.unchanged.ClearPending();
+  LS_RETURN_IF_ERROR(SendRanges(RankMessage::kRanges, reported_.version, reported_.changed.all));
+  LS_RETURN_IF_ERROR(SendRanges(RankMessage::kUnchanged, reported_.version, reported_.unchanged.all));
+  if (!reported_.committed) return OkStatus();
+  LS_ASSIGN_OR_RETURN(const Message done, CallOnce(RankMessage::kCommit, AsBytes(VersionBody{reported_.version})));
   return Done(done);
 }
 
@@ -175,12 +175,12 @@ Result<Message> RankClient::Call(RankMessage type, ByteView body) {
 Result<std::byte*> RankClient::Begin(Version version) {
   if (writing()) {
     return Status(ErrorCode::kState,
-                  Cat("version ", told_.version, " is still being written; commit or abort it first"));
+                  Cat("version ", reported_.version, " is still being written; commit or abort it first"));
   }
   LS_ASSIGN_OR_RETURN(const Message reply, Call(RankMessage::kBegin, AsBytes(VersionBody{version})));
   LS_ASSIGN_OR_RETURN(const auto begun, BodyAs<BegunBody>(reply, RankMessage::kBegun));
   if (begun.half > 1) return Status(ErrorCode::kProtocol, Cat("rank protocol: there is no half ", begun.half));
-  told_ = Told{.version = version, .half = begun.half};
+  reported_ = Reported{.version = version, .half = begun.half};
   return data(begun.half);
 }
 
@@ -197,41 +197,41 @@ Status RankClient::SendRanges(RankMessage type, Version version, std::span<const
 }
 
 Status RankClient::RangesDone(std::span<const StridedRange> ranges) {
-  return Tell(RankMessage::kRanges, ranges, told_.changed);
+  return Report(RankMessage::kRanges, ranges, reported_.changed);
 }
 
 Status RankClient::Unchanged(std::span<const StridedRange> ranges) {
-  return Tell(RankMessage::kUnchanged, ranges, told_.unchanged);
+  return Report(RankMessage::kUnchanged, ranges, reported_.unchanged);
 }
 
-Status RankClient::Tell(RankMessage type, std::span<const StridedRange> ranges, Ranges& told) {
+Status RankClient::Report(RankMessage type, std::span<const StridedRange> ranges, Ranges& reported) {
   for (const StridedRange& range : ranges) {
-    AddRange(told.all, range);
-    AddRange(told.kept, range);
-    told.kept_bytes += range.bytes();
+    AddRange(reported.all, range);
+    AddRange(reported.pending, range);
+    reported.pending_bytes += range.bytes();
   }
   // A message for each of 100,000 small tensors costs both ends more than their bytes do. No block is smaller than
   // this.
-  const bool enough = told.kept_bytes >= kMinBlockBytes || told.kept.size() >= kRangesPerMessage;
-  return enough ? SendKept(type, told) : OkStatus();
+  const bool enough = reported.pending_bytes >= kMinBlockBytes || reported.pending.size() >= kRangesPerMessage;
+  return enough ? SendPending(type, reported) : OkStatus();
 }
 
-Status RankClient::SendKept(RankMessage type, Ranges& told) {
-  Status status = connection_.valid() ? SendRanges(type, told_.version, told.kept)
+Status RankClient::SendPending(RankMessage type, Ranges& reported) {
+  Status status = connection_.valid() ? SendRanges(type, reported_.version, reported.pending)
                                       : Status(ErrorCode::kUnavailable, "not connected");
-  told.ForgetKept();
+  reported.ClearPending();
   if (status.ok()) return status;
   connection_ = UnixConnection();
-  // The replay after a reconnection tells all ranges, these among them.
+  // The replay after a reconnection reports all ranges, these among them.
   if (ConnectionLost(status)) status = Reconnect();
-  told_.given_up = !status.ok();
+  reported_.aborted = !status.ok();
   return status;
 }
 
 Status RankClient::Commit() {
   const Status status = TryCommit();
-  told_.committed = status.ok();
-  told_.given_up = !status.ok();
+  reported_.committed = status.ok();
+  reported_.aborted = !status.ok();
   return status;
 }
 
@@ -242,14 +242,14 @@ Status RankClient::Done(const Message& reply) {
 }
 
 Status RankClient::TryCommit() {
-  LS_RETURN_IF_ERROR(SendKept(RankMessage::kRanges, told_.changed));
-  LS_RETURN_IF_ERROR(SendKept(RankMessage::kUnchanged, told_.unchanged));
-  const VersionBody body{told_.version};
+  LS_RETURN_IF_ERROR(SendPending(RankMessage::kRanges, reported_.changed));
+  LS_RETURN_IF_ERROR(SendPending(RankMessage::kUnchanged, reported_.unchanged));
+  const VersionBody body{reported_.version};
   Result<Message> reply = CallOnce(RankMessage::kCommit, AsBytes(body));
   if (!reply.ok() && ConnectionLost(reply.status())) {
     LS_RETURN_IF_ERROR(Reconnect());
     // The old agent may have committed it just before it died.
-    if (newest_version_ >= told_.version) return OkStatus();
+    if (newest_version_ >= reported_.version) return OkStatus();
     reply = CallOnce(RankMessage::kCommit, AsBytes(body));
   }
   LS_RETURN_IF_ERROR(reply);
@@ -258,9 +258,9 @@ Status RankClient::TryCommit() {
 
 Status RankClient::Abort(std::string_view reason) {
   Bytes body;
-  Append(body, VersionBody{told_.version});
+  Append(body, VersionBody{reported_.version});
   AppendBytes(body, AsBytes(reason));
-  told_.given_up = true;
+  reported_.aborted = true;
   LS_ASSIGN_OR_RETURN(const Message reply, Call(RankMessage::kAbort, body));
   return Done(reply);
 }

@@ -1,7 +1,7 @@
 // RankClient: one rank's side of the rank protocol. It runs inside the trainer's process: no threads, no exceptions.
 //
-// It remembers what it told of the last version, so that an agent killed at any moment can be told again: it reconnects
-// within the call that noticed, hands the segments back, and repeats BEGIN, RANGES, UNCHANGED and COMMIT where the new
+// It remembers what it reported of the last version, so that an agent killed at any moment gets it again: it reconnects
+// within the call that noticed, returns the segments, and repeats BEGIN, RANGES, UNCHANGED and COMMIT where the new
 // agent lacks them. The bytes themselves are in the shared halves, which outlive the agent and are the same memory for
 // this object's whole life: what a rank has written into a half is there until a rank writes over it, whatever became
 // of the version.
@@ -46,42 +46,42 @@ class RankClient {
   // REQUIRES writing().
   Status RangesDone(std::span<const StridedRange> ranges);
   // These bytes are final and equal those of the other half, the version before; the agent need not compare them. It
-  // takes that on trust when it has that version, and else looks at them like any others. REQUIRES writing().
+  // takes that on trust when it has that version, and else reads them like any others. REQUIRES writing().
   Status Unchanged(std::span<const StridedRange> ranges);
   Status Commit();  // REQUIRES writing()
-  // Gives the version up for all ranks; `reason` is what the others are told. REQUIRES writing().
+  // Aborts the version for all ranks; the others get `reason`. REQUIRES writing().
   Status Abort(std::string_view reason = {});
 
-  bool writing() const { return told_.version != 0 && !told_.committed && !told_.given_up; }
+  bool writing() const { return reported_.version != 0 && !reported_.committed && !reported_.aborted; }
   const RunId& run() const { return options_.run; }
   // The newest that the agent had committed when it last answered: a version's last rank knows it at its own Commit(),
   // the others with their next one.
   Version committed_version() const { return newest_version_; }
   const ModelLayout& layout() const { return *options_.layout; }
   // The data section being filled. REQUIRES writing().
-  std::byte* write_data() { return data(told_.half); }
+  std::byte* write_data() { return data(reported_.half); }
   // That of the other half, which holds what ranks wrote into it last. REQUIRES writing().
-  const std::byte* other_data() { return data(1 - told_.half); }
-  size_t half() const { return told_.half; }  // that is being filled, 0 or 1. REQUIRES writing()
+  const std::byte* other_data() { return data(1 - reported_.half); }
+  size_t half() const { return reported_.half; }  // that is being filled, 0 or 1. REQUIRES writing()
 
  private:
-  // Ranges of one kind, merged where one goes on where the last ended.
+  // Ranges of one kind, merged where one begins where the last ended.
   struct Ranges {
-    std::vector<StridedRange> all;   // of the version: what is told again after a reconnection
-    std::vector<StridedRange> kept;  // of them, those that still wait to be sent with others
-    uint64_t kept_bytes = 0;
-    void ForgetKept() {
-      kept.clear();
-      kept_bytes = 0;
+    std::vector<StridedRange> all;      // of the version: what is reported again after a reconnection
+    std::vector<StridedRange> pending;  // of them, those that still wait to be sent with others
+    uint64_t pending_bytes = 0;
+    void ClearPending() {
+      pending.clear();
+      pending_bytes = 0;
     }
   };
-  // What the agent was told of the last version begun.
-  struct Told {
+  // Of the last version begun.
+  struct Reported {
     Version version = 0;
     Ranges changed;
     Ranges unchanged;
     bool committed = false;
-    bool given_up = false;
+    bool aborted = false;
     size_t half = 0;
   };
 
@@ -100,8 +100,8 @@ class RankClient {
   Result<Message> Exchange(RankMessage type, ByteView body);
   Status Done(const Message& reply);
   Status TryCommit();
-  Status Tell(RankMessage type, std::span<const StridedRange> ranges, Ranges& told);
-  Status SendKept(RankMessage type, Ranges& told);
+  Status Report(RankMessage type, std::span<const StridedRange> ranges, Ranges& reported);
+  Status SendPending(RankMessage type, Ranges& reported);
   Status SendRanges(RankMessage type, Version version, std::span<const StridedRange> ranges);
 
   RankOptions options_;
@@ -109,7 +109,7 @@ class RankClient {
   std::array<MappedSegment, 3> segments_;  // control, half 0, half 1
   uint64_t data_offset_ = 0;
   Version newest_version_ = 0;
-  Told told_;
+  Reported reported_;
 };
 
 }  // namespace lockstep

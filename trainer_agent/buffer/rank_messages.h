@@ -1,8 +1,8 @@
-// What ranks and the agent say to each other on the unix socket (FORMAT.md, "The rank protocol").
+// The messages between ranks and the agent on the unix socket (FORMAT.md, "The rank protocol").
 //
 // Every message is a MessageHeader and `body_bytes` bytes. A rank sends OPEN first; BEGIN, COMMIT and ABORT are each
-// answered by one reply or an ERROR; RANGES and UNCHANGED are not answered, and what is wrong with them is told at the
-// next COMMIT.
+// answered by one reply or an ERROR; RANGES and UNCHANGED are not answered, and what is wrong with them is the next
+// COMMIT's answer.
 #pragma once
 
 #include <chrono>
@@ -37,7 +37,7 @@ enum class RankMessage : uint16_t {
 };
 static_assert(sizeof(StridedRange) == 32);
 
-struct MessageHeader {  // 16 bytes
+struct MessageHeader {  // 16 bytes; begins as every MessageStart (common/os/framing.h)
   uint32_t magic = kRankMagic;
   uint16_t format = kRankFormat;
   uint16_t type = 0;  // RankMessage
@@ -85,8 +85,8 @@ struct Message {
 
 Status SendMessage(UnixConnection& connection, RankMessage type, ByteView body, std::span<const int> fds,
                    std::chrono::milliseconds timeout);
-// Waits up to `timeout` for a message to begin. kProtocol for anything that is no well-formed header or too large a
-// body.
+// Waits up to `timeout` for a message to begin, and half a minute for its body. kProtocol for anything that is no
+// well-formed header or too large a body.
 Result<Message> ReceiveMessage(UnixConnection& connection, std::chrono::milliseconds timeout);
 
 Bytes EncodeError(const Status& status);

@@ -40,7 +40,7 @@ void RowGrid::Insert(const StridedRange& range) {
   for (const Rectangle& rectangle : Rectangles(range)) {
     if (rectangle.first_row < rectangle.end_row) Insert(rectangle);
   }
-  told_bytes_ += range.bytes();
+  reported_bytes_ += range.bytes();
 }
 
 void RowGrid::Insert(const Rectangle& rectangle) {

@@ -1,10 +1,10 @@
-// RowGrid: which bytes of one region are told, when they are told as columns of rows.
+// RowGrid: which bytes of one region are reported, when they are reported as columns of rows.
 //
 // The region is seen as rows of `pitch` bytes (the last may be short). Then a strided range of the same pitch is one
 // rectangle of rows and columns, or two where it wraps around a row's end, and a plain range is at most three; however
-// many rows they have. Invariant: bands of consecutive rows tile the rows, each with the columns that are told in every
-// row of it and in no row else; neighbouring bands differ. So ranks that tell their columns cut at equal rows, or in
-// ascending pieces, leave one band or two.
+// many rows they have. Invariant: bands of consecutive rows tile the rows, each with the columns that are reported in
+// every row of it and in no row else; neighbouring bands differ. So ranks that report their columns cut at equal rows,
+// or in ascending pieces, leave one band or two.
 #pragma once
 
 #include <array>
@@ -28,8 +28,8 @@ class RowGrid {
   bool Overlaps(const StridedRange& range) const;
   void Insert(const StridedRange& range);  // REQUIRES !Overlaps(range)
 
-  bool complete() const { return told_bytes_ == region_.bytes; }
-  uint64_t FirstMissing() const;             // offset of the first byte that is not told. REQUIRES !complete()
+  bool complete() const { return reported_bytes_ == region_.bytes; }
+  uint64_t FirstMissing() const;             // offset of the first byte that is not reported. REQUIRES !complete()
   size_t pieces() const { return pieces_; }  // bands and their columns: what is kept
 
  private:
@@ -51,7 +51,7 @@ class RowGrid {
   uint64_t pitch_;
   uint64_t rows_;
   Bands bands_;
-  uint64_t told_bytes_ = 0;
+  uint64_t reported_bytes_ = 0;
   size_t pieces_ = 1;
 };
 

@@ -135,16 +135,16 @@ void DeltaJob::WorkBlock(BlockIndex block) {
   const auto delta = std::make_shared<DeltaBlock>(Encode(block, target, unit, diff, input_.level, scratch.coded));
   coded_bytes_ += delta->bytes().size();
   if (input_.on_coded) input_.on_coded(delta->bytes().size());
-  if (input_.on_block && !too_dense()) Tell(delta);
+  if (input_.on_block && !too_dense()) GiveEarly(delta);
   deltas_[block] = delta;
 }
 
-void DeltaJob::Tell(const std::shared_ptr<DeltaBlock>& delta) {
+void DeltaJob::GiveEarly(const std::shared_ptr<DeltaBlock>& delta) {
   const uint64_t bytes = delta->bytes().size();
-  const uint64_t before = told_bytes_.fetch_add(bytes);
-  if (before > input_.max_told_bytes) return;
-  if (bytes > input_.max_told_bytes - before) return input_.on_block(nullptr);
-  // Who is told keeps the block for as long as he likes, and the job's input is soon written over.
+  const uint64_t before = early_bytes_.fetch_add(bytes);
+  if (before > input_.max_early_bytes) return;
+  if (bytes > input_.max_early_bytes - before) return input_.on_block(nullptr);
+  // The receiver of the call may keep the block, and the job's input is soon written over.
   if (!delta->lent.empty()) delta->data.assign(delta->lent.begin(), delta->lent.end());
   delta->lent = {};
   input_.on_block(delta);

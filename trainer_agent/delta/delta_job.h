@@ -4,8 +4,8 @@
 // out of the caches. Blocks may be given while later ones are still being written, so that a commit has only the tail
 // left to do; as many threads as the trainer can spare work them until then.
 //
-// A block that the trainer says is unchanged is not read, on trust: were that wrong, the version's manifest would not
-// match its bytes, which a full pull and the next recovery find by hashing them, and never a delta.
+// A block that the trainer reports as unchanged is not read, on trust: were that wrong, the version's manifest would
+// not match its bytes, which a full pull and the next recovery find by hashing them, and never a delta.
 #pragma once
 
 #include <atomic>
@@ -26,7 +26,7 @@ struct DeltaOutput {
   std::vector<uint64_t> block_hashes;  // of the target, every block
   // That differ from the base; none without one, or too dense. Bytes of raw blocks may be lent by DeltaInput::target.
   std::vector<std::shared_ptr<const DeltaBlock>> blocks;
-  size_t blocks_unread = 0;  // hashes taken from the base on the trainer's word
+  size_t blocks_unread = 0;  // hashes taken from the base, as reported unchanged
   bool too_dense = false;    // coded, the blocks would take more than DeltaInput::max_coded_bytes
 };
 
@@ -36,18 +36,18 @@ struct DeltaInput {
   std::shared_ptr<const ModelLayout> layout;
   const std::byte* target = nullptr;
   const std::byte* base = nullptr;                // null: hash only
-  std::shared_ptr<const Manifest> base_manifest;  // with `base`: hashes of blocks said to be unchanged
+  std::shared_ptr<const Manifest> base_manifest;  // with `base`: hashes of unchanged blocks
   uint64_t max_coded_bytes = ~uint64_t{0};        // a delta larger than this is dropped: its memory is not worth it
   CodecLevel level = CodecLevel::kFast;
   size_t early_tasks = ~size_t{0};  // at work at a time before Finish(); 0: none
-  // Called with the coded bytes of each differing block, by the pool's threads. Null: nobody counts.
+  // Called with the coded bytes of each differing block, by the pool's threads. May be null.
   std::function<void(uint64_t bytes)> on_coded;
   // Called with each differing block as it is encoded, by the pool's threads, and the block is whole: it lends nothing.
-  // Null: nobody wants them early.
+  // May be null.
   std::function<void(std::shared_ptr<const DeltaBlock>)> on_block;
-  // When the blocks told would hold more than this, on_block is called with null: not all will be told. Some that are
-  // at work may still come.
-  uint64_t max_told_bytes = ~uint64_t{0};
+  // When the blocks given to on_block would hold more than this, it is called with null: the rest will not be given.
+  // Some that are at work may still come.
+  uint64_t max_early_bytes = ~uint64_t{0};
 };
 
 // Thread-safe.
@@ -60,7 +60,7 @@ class DeltaJob {
 
   // Each block once, by either call.
   void BlocksReady(std::vector<BlockIndex> blocks);
-  // These are said to be equal to the base's; without a base that means nothing.
+  // These are reported equal to the base's; without a base that means nothing.
   void BlocksUnchanged(std::vector<BlockIndex> blocks);
 
   // Calls `done` with the output, from a pool thread, when every block of the layout has been worked. REQUIRES all
@@ -74,7 +74,7 @@ class DeltaJob {
   void Work(const std::vector<BlockIndex>& blocks);
   void WorkBlock(BlockIndex block);
   bool too_dense() const { return coded_bytes_ > input_.max_coded_bytes; }
-  void Tell(const std::shared_ptr<DeltaBlock>& delta);
+  void GiveEarly(const std::shared_ptr<DeltaBlock>& delta);
   void CompleteIfDone(std::unique_lock<std::mutex> lock);
 
   WorkerPool* const pool_;
@@ -91,8 +91,8 @@ class DeltaJob {
   std::function<void(DeltaOutput)> done_;
 
   std::atomic<uint64_t> coded_bytes_ = 0;
-  std::atomic<uint64_t> told_bytes_ = 0;
-  // Slots per block, each written by the one task that works it, or by the caller that says it is unchanged.
+  std::atomic<uint64_t> early_bytes_ = 0;
+  // Slots per block, each written by the one task that works it, or by the caller that reports it unchanged.
   std::vector<uint64_t> hashes_;
   std::vector<std::shared_ptr<const DeltaBlock>> deltas_;
 };

@@ -11,6 +11,8 @@
 #include <set>
 #include <thread>
 
+#include "common/payload/block_apply.h"
+
 namespace lockstep {
 namespace {
 
@@ -62,40 +64,40 @@ TEST_CASE("The output's blocks bring the base to the target, and its hashes are 
     const DeltaOutput output = job.FinishAndWait();
     CHECK(output.block_hashes == versions.ManifestOf(versions.target)->block_hashes);
     const auto payload = *Payload::Assemble(*versions.layout, {.base = 1, .target = 2}, Pointers(output.blocks));
-    Changes scratch;
     for (const PayloadEntry& entry : payload->entries()) {
       const ByteRange range = versions.layout->block_range(entry.block);
       REQUIRE(entry.bytes <= range.bytes);
-      REQUIRE(
-          ApplyEntry(entry, payload->data(entry), std::span(versions.base).subspan(range.offset, range.bytes), scratch)
-              .ok());
+      const EntryData data{&entry, payload->data(entry)};
+      const auto hash = ApplyEntries({&data, 1}, std::span(versions.base).subspan(range.offset, range.bytes));
+      REQUIRE(hash.ok());
+      CHECK(*hash == entry.target_hash);
     }
     CHECK(versions.base == versions.target);
   }
 }
 
-TEST_CASE("Each differing block is told while later ones are worked, and is the output's own") {
+TEST_CASE("Each differing block is given away while later ones are worked on, and is the output's own") {
   WorkerPool pool(2);
   Versions versions(0.0002);
   std::mutex mutex;
-  std::set<std::shared_ptr<const DeltaBlock>> told;
+  std::set<std::shared_ptr<const DeltaBlock>> early;
   DeltaInput input{.layout = versions.layout,
                    .target = versions.target.data(),
                    .base = versions.base.data(),
                    .base_manifest = versions.ManifestOf(versions.base)};
   input.on_block = [&](std::shared_ptr<const DeltaBlock> block) {
     std::lock_guard lock(mutex);
-    told.insert(std::move(block));
+    early.insert(std::move(block));
   };
   DeltaJob job(&pool, input);
   job.BlocksReady(versions.AllBlocks());
   const DeltaOutput output = job.FinishAndWait();
   CHECK(output.blocks.size() > 0);
   CHECK(output.blocks.size() < versions.layout->block_count());
-  CHECK(told == std::set(output.blocks.begin(), output.blocks.end()));
+  CHECK(early == std::set(output.blocks.begin(), output.blocks.end()));
 }
 
-TEST_CASE("Raw blocks are not copied, except for who is told of them") {
+TEST_CASE("Raw blocks are not copied, except those given away early") {
   WorkerPool pool(2);
   Versions versions(1.0);
   const auto in_target = [&](const std::byte* byte) {
@@ -106,7 +108,7 @@ TEST_CASE("Raw blocks are not copied, except for who is told of them") {
                    .base = versions.base.data(),
                    .base_manifest = versions.ManifestOf(versions.base)};
   std::mutex mutex;
-  std::vector<std::shared_ptr<const DeltaBlock>> told;
+  std::vector<std::shared_ptr<const DeltaBlock>> early;
   int refusals = 0;
   const auto run = [&] {
     DeltaJob job(&pool, input);
@@ -121,24 +123,24 @@ TEST_CASE("Raw blocks are not copied, except for who is told of them") {
 
   input.on_block = [&](std::shared_ptr<const DeltaBlock> block) {
     std::lock_guard lock(mutex);
-    block == nullptr ? static_cast<void>(++refusals) : told.push_back(std::move(block));
+    block == nullptr ? static_cast<void>(++refusals) : early.push_back(std::move(block));
   };
   CHECK(run().blocks.size() == blocks);
-  CHECK(told.size() == blocks);
+  CHECK(early.size() == blocks);
   CHECK(refusals == 0);
-  for (const auto& delta : told) {
+  for (const auto& delta : early) {
     CHECK_FALSE(in_target(delta->bytes().data()));
     CHECK(BlockHash(delta->bytes()) == delta->data_hash);
   }
 
-  told.clear();
-  input.max_told_bytes = 20'000;
+  early.clear();
+  input.max_early_bytes = 20'000;
   const DeltaOutput output = run();
-  CHECK(told.size() == 4);  // of 4096 bytes
+  CHECK(early.size() == 4);  // of 4096 bytes
   CHECK(refusals == 1);
   CHECK(output.blocks.size() == blocks);
   const auto lent = [](const auto& delta) { return !delta->lent.empty(); };
-  CHECK(std::ranges::count_if(output.blocks, lent) == static_cast<std::ptrdiff_t>(blocks - told.size()));
+  CHECK(std::ranges::count_if(output.blocks, lent) == static_cast<std::ptrdiff_t>(blocks - early.size()));
 }
 
 TEST_CASE("A block that was read has the hash of its own bytes, also when the base's manifest has another") {
@@ -170,7 +172,7 @@ TEST_CASE("A delta that would take too much memory is dropped, and its hashes ar
   CHECK(output.block_hashes == versions.ManifestOf(versions.target)->block_hashes);
 }
 
-TEST_CASE("Blocks said to be unchanged are not read: the base's hash, and nothing in the delta") {
+TEST_CASE("Blocks reported as unchanged are not read: the base's hash, and nothing in the delta") {
   WorkerPool pool(2);
   Versions versions(1.0);
   const auto base_manifest = versions.ManifestOf(versions.base);
@@ -192,7 +194,7 @@ TEST_CASE("Blocks said to be unchanged are not read: the base's hash, and nothin
   for (const auto& delta : output.blocks) CHECK(delta->block % 3 != 0);
 }
 
-TEST_CASE("Without a base, blocks said to be unchanged are hashed like any others") {
+TEST_CASE("Without a base, blocks reported as unchanged are hashed like any others") {
   WorkerPool pool(2);
   Versions versions(0.5);
   DeltaJob job(&pool, {.layout = versions.layout, .target = versions.target.data()});
@@ -234,11 +236,11 @@ TEST_CASE("Until Finish() no more tasks are at work than allowed, and then all")
     };
     const auto wait_for = [&](size_t tasks) {
       std::unique_lock lock(mutex);
-      return changed.wait_for(lock, std::chrono::seconds(30), [&] { return at_work >= tasks; });
+      changed.wait(lock, [&] { return at_work >= tasks; });
     };
     DeltaJob job(&pool, input);
     job.BlocksReady(versions.AllBlocks());
-    CHECK(wait_for(allowed));
+    wait_for(allowed);
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     {
       std::lock_guard lock(mutex);
@@ -246,7 +248,7 @@ TEST_CASE("Until Finish() no more tasks are at work than allowed, and then all")
     }
     std::promise<DeltaOutput> promise;
     job.Finish([&](DeltaOutput output) { promise.set_value(std::move(output)); });
-    CHECK(wait_for(pool.size()));
+    wait_for(pool.size());
     {
       std::lock_guard lock(mutex);
       held = false;
@@ -256,7 +258,7 @@ TEST_CASE("Until Finish() no more tasks are at work than allowed, and then all")
   }
 }
 
-TEST_CASE("A job given up half-way leaves no task behind") {
+TEST_CASE("A job destroyed half-way leaves no task behind") {
   WorkerPool pool(2);
   Versions versions(0.5);
   for (int round = 0; round < 50; ++round) {

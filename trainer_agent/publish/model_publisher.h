@@ -1,12 +1,12 @@
 // ModelPublisher: turns what the ranks of one run write into served versions.
 //
 //   idle ──Begin──> draft(v) ──last rank's Commit──> finishing(v) ──diff done──> served(v), idle
-//                      │  a rank vanishes, aborts, tells a byte twice, or bytes are missing
-//                      └──────────────────────────> idle; v is gone, the next Begin works
+//                      │  a rank vanishes, aborts, reports a byte twice, or bytes are missing
+//                      └──────────────────────────> idle; v is aborted, the next Begin works
 //
 // The diff runs while ranks still write, by as many threads as they can spare: every block goes to it as soon as its
-// bytes are told. Begin waits for a
-// finishing version only, whose diff still reads the half it wants; receivers are never waited for.
+// bytes are reported. Begin waits for a finishing version only, whose diff still reads the half it wants; receivers are
+// never waited for.
 #pragma once
 
 #include <condition_variable>
@@ -17,13 +17,11 @@
 #include <span>
 #include <string>
 
-#include "common/base/worker_pool.h"
 #include "common/telemetry/timeline.h"
 #include "trainer_agent/buffer/coverage.h"
-#include "trainer_agent/buffer/double_buffer.h"
 #include "trainer_agent/delta/delta_job.h"
 #include "trainer_agent/publish/publish_spans.h"
-#include "trainer_agent/store/version_catalog.h"
+#include "trainer_agent/publish/published_run.h"
 
 namespace lockstep {
 
@@ -34,41 +32,34 @@ struct PublisherStatus {
   std::string last_error;  // why the last version was aborted; empty once one is committed
 };
 
-// The threads that diff. They compete with the ranks' own copies for cores and memory bandwidth.
-struct DiffThreads {
-  WorkerPool* pool = nullptr;
-  size_t while_written = ~size_t{0};  // of them, those that may work on a version that ranks still write
-};
-
 // Thread-safe. Calls of one rank do not overlap.
 class ModelPublisher {
  public:
   // REQUIRES the pool, catalog and timeline (null: nothing is recorded) to outlive this.
   ModelPublisher(std::shared_ptr<DoubleBuffer> buffer, StoreOptions store, DiffThreads diff, VersionCatalog* catalog,
                  Timeline* timeline = nullptr);
-  // Gives up a draft, and waits for a finishing version.
+  // Aborts a draft, and waits for a finishing version.
   ~ModelPublisher();
 
-  const DoubleBuffer& buffer() const { return *buffer_; }
-  const std::shared_ptr<ServedRun>& served() const { return served_; }
+  const DoubleBuffer& buffer() const { return run_.buffer(); }
+  const std::shared_ptr<ServedRun>& served() const { return run_.served(); }
 
-  // Serves what an earlier agent left in the buffer: hashes each committed half again, drops one that differs from its
-  // recorded manifest, and makes the delta between the two anew. Call before any other.
+  // Serves what an earlier agent left in the buffer (recovery.h). Call before any other.
   void Recover();
   // Makes the run visible to receivers.
-  void Open() { catalog_->Open(served_); }
+  void Open() { run_.Open(); }
 
   // The half that `rank` writes `version` into. Waits for the version before it to be finished, and, when this rank is
   // done with an earlier one, for the other ranks. kState: not greater than every version of the run, or joined
-  // already. kAborted, once: the version was given up before this rank came to it. kCancelled after Stop().
+  // already. kAborted, once: the version was aborted before this rank came to it. kCancelled after Stop().
   Result<size_t> Begin(uint32_t rank, Version version);
-  // What is wrong with the ranges ends the draft; the next Commit tells. A block of which every byte is told as
-  // unchanged is not looked at, when the half before is there to be equal to.
+  // What is wrong with the ranges aborts the draft; the next Commit returns it. A block of which every byte is reported
+  // as unchanged is not read, when the half before is there to be equal to.
   void RangesDone(uint32_t rank, Version version, std::span<const StridedRange> ranges, Content content);
-  // kBadData: bytes are missing or were told twice. kAborted: another rank ended the version. kState: not begun.
+  // kBadData: bytes are missing or were reported twice. kAborted: another rank aborted the version. kState: not begun.
   Status Commit(uint32_t rank, Version version);
   Status Abort(uint32_t rank, Version version, const std::string& reason);
-  // The rank's connection ended. A draft that it has not committed is given up.
+  // The rank's connection ended. A draft that it has not committed is aborted.
   void RankGone(uint32_t rank);
 
   void Stop();  // wakes and refuses waiting Begins
@@ -90,11 +81,12 @@ class ModelPublisher {
     std::set<uint32_t> done;
   };
 
-  std::shared_ptr<const Manifest> RecoverHalf(size_t half, const std::shared_ptr<const Manifest>& base,
-                                              size_t base_half, DeltaOutput& output);
-  DeltaInput InputOf(size_t half, const std::shared_ptr<const Manifest>& base, size_t base_half) const;
-  void AddDelta(const Manifest& base, const Manifest& target, int64_t committed_unix_ns, CodecLevel level,
-                const DeltaOutput& output);
+  struct Aborted {
+    Version version = 0;
+    Status reason;
+    std::set<uint32_t> known_by;  // ranks that had joined it, or were refused when they wanted to
+  };
+
   void StartDraft(Version version);
   void AbortDraft(const Status& reason);
   Status SealDraft();
@@ -102,10 +94,7 @@ class ModelPublisher {
   void FinishVersion(DeltaOutput output);
   void EndLive(const Draft& draft, const DeltaOutput& output);
 
-  const std::shared_ptr<DoubleBuffer> buffer_;
-  const std::shared_ptr<ServedRun> served_;
-  const DiffThreads diff_;
-  VersionCatalog* const catalog_;
+  PublishedRun run_;
   Timeline* const timeline_;
 
   mutable std::mutex mutex_;
@@ -114,9 +103,7 @@ class ModelPublisher {
   std::unique_ptr<Draft> finishing_;  // committed; its job is or was at work
   bool finished_ = false;             // the job of finishing_ has called back
   Version newest_ = 0;                // committed, served or about to be
-  Version aborted_version_ = 0;
-  Status aborted_reason_;
-  std::set<uint32_t> aborted_known_by_;  // ranks that had joined it, or were told when they wanted to
+  Aborted aborted_;                   // the last one
   PublisherStatus status_;
   bool stopped_ = false;
 };

@@ -45,8 +45,8 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Open(OpenRequest request)
   switch (opening) {
     case Opening::kJoin:
       return Connect(request);
-    case Opening::kAdopt:
-      return Adopt(request);
+    case Opening::kResume:
+      return Resume(request);
     case Opening::kStart:
       return Start(request);
   }
@@ -77,7 +77,7 @@ Result<ModelRegistry::Opening> ModelRegistry::Decide(const OpenRequest& request)
                                          " ranks connected; end it first, or name its run to take a rank's place"));
   }
   if (!named) return Opening::kStart;
-  if (!request.fds.empty()) return Opening::kAdopt;
+  if (!request.fds.empty()) return Opening::kResume;
   return Status(ErrorCode::kNotFound, Cat("run ", ToHex(request.run), " of model ", request.model,
                                           " is not held here; open without a run to start a new one"));
 }
@@ -90,16 +90,16 @@ std::shared_ptr<ModelPublisher> ModelRegistry::Connect(const OpenRequest& reques
   return entry.publisher;
 }
 
-Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Adopt(OpenRequest& request) {
+Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Resume(OpenRequest& request) {
   LS_ASSIGN_OR_RETURN(SegmentHome::Stored stored, home_->Adopt(std::move(request.fds)));
   const DoubleBuffer& buffer = *stored.buffer;
   if (buffer.model() != request.model || buffer.run() != request.run || !SameTrainer(buffer, request)) {
-    return Status(ErrorCode::kBadData, Cat("the buffers handed back are not those of model ", request.model, ", run ",
+    return Status(ErrorCode::kBadData, Cat("the buffers returned are not those of model ", request.model, ", run ",
                                            ToHex(request.run), ", with these tensors, attachments and ranks"));
   }
   EndRun(request.model);
   Install(std::move(stored), false);
-  Log(LogLevel::kInfo, "run_handed_back", {{"model", request.model}, {"run", ToHex(request.run)}});
+  Log(LogLevel::kInfo, "run_resumed", {{"model", request.model}, {"run", ToHex(request.run)}});
   return Connect(request);
 }
 
@@ -111,7 +111,8 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Start(const OpenRequest& 
     std::lock_guard lock(mutex_);
     if (const auto at = entries_.find(request.model); at != entries_.end()) old = at->second.publisher;
   }
-  // The old run goes before the new one comes, so that there need only be room for one; but not for one that cannot be.
+  // The old run ends before the new one is made, so that there need only be room for one; but not for one that has no
+  // room.
   LS_RETURN_IF_ERROR(home_->CheckRoom(request.model, *layout, old == nullptr ? nullptr : &old->buffer()));
   old.reset();
   EndRun(request.model);

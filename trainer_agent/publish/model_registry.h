@@ -1,6 +1,6 @@
 // ModelRegistry: which models are open, by which ranks, and in which run.
 //
-// A rank that names a run goes on in it: the agent holds it, or the rank hands its buffers back. A rank that names none
+// A rank that names a run resumes it: the agent holds it, or the rank returns its buffers. A rank that names none
 // starts a new run, unless another rank of the same trainer has just done so. Old runs of the model end then.
 #pragma once
 
@@ -29,7 +29,7 @@ struct OpenRequest {
   uint32_t rank = 0;
   uint32_t ranks = 1;
   RunId run;                  // zero: none
-  std::vector<UniqueFd> fds;  // handed back: none or three
+  std::vector<UniqueFd> fds;  // returned by the rank: none or three
 };
 
 struct ModelSnapshot {
@@ -61,10 +61,10 @@ class ModelRegistry {
     std::set<uint32_t> connected;
     std::set<uint32_t> seen;  // ranks that have been connected to this run
   };
-  enum class Opening { kJoin, kAdopt, kStart };
+  enum class Opening { kJoin, kResume, kStart };
 
   Result<Opening> Decide(const OpenRequest& request) const;
-  Result<std::shared_ptr<ModelPublisher>> Adopt(OpenRequest& request);
+  Result<std::shared_ptr<ModelPublisher>> Resume(OpenRequest& request);
   Result<std::shared_ptr<ModelPublisher>> Start(const OpenRequest& request);
   std::shared_ptr<ModelPublisher> Install(SegmentHome::Stored stored, bool joinable);
   std::shared_ptr<ModelPublisher> Connect(const OpenRequest& request);

@@ -22,6 +22,17 @@ inline std::shared_ptr<const ModelLayout> Layout() {
   return *ModelLayout::Create({{"first", DType::kBF16, {40000}, 0}, {"second", DType::kBF16, {20000}, 80000}});
 }
 
+// Whether `condition` comes true within a minute, which no loaded machine exceeds.
+template <typename Condition>
+bool Eventually(const Condition& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(milliseconds(2));
+  }
+  return true;
+}
+
 // An agent's publish side in a directory that outlives it.
 class Host {
  public:
@@ -65,8 +76,8 @@ class Host {
             .layout = Layout(),
             .rank = rank,
             .ranks = ranks,
-            .connect_timeout = milliseconds(2000),
-            .reconnect_timeout = milliseconds(5000)};
+            .connect_timeout = milliseconds(30'000),
+            .reconnect_timeout = milliseconds(30'000)};
   }
   std::unique_ptr<RankClient> Connect(uint32_t rank = 0, uint32_t ranks = 1) const {
     auto client = RankClient::Open(Options(rank, ranks));
@@ -80,8 +91,7 @@ class Host {
       const auto run = catalog_->Find("actor");
       return run != nullptr && run->Newest() && run->Newest()->manifest->held.version == version;
     };
-    for (int i = 0; i < 500 && !newest_is(); ++i) std::this_thread::sleep_for(milliseconds(10));
-    REQUIRE(newest_is());
+    REQUIRE(Eventually(newest_is));
     return *catalog_->Find("actor")->Newest();
   }
   ServedRun& run() const { return *catalog_->Find("actor"); }
@@ -105,16 +115,16 @@ class Host {
   std::unique_ptr<RankServer> server_;
 };
 
-// Fills [offset, offset + bytes) with `value` and tells it.
+// Fills [offset, offset + bytes) with `value` and reports it.
 inline void Write(RankClient& rank, std::byte* data, ByteRange range, int value) {
   std::memset(data + range.offset, value, range.bytes);
-  const StridedRange told = StridedRange::Plain(range);
-  REQUIRE(rank.RangesDone({&told, 1}).ok());
+  const StridedRange reported = StridedRange::Plain(range);
+  REQUIRE(rank.RangesDone({&reported, 1}).ok());
 }
 
-inline void TellUnchanged(RankClient& rank, ByteRange range) {
-  const StridedRange told = StridedRange::Plain(range);
-  REQUIRE(rank.Unchanged({&told, 1}).ok());
+inline void ReportUnchanged(RankClient& rank, ByteRange range) {
+  const StridedRange reported = StridedRange::Plain(range);
+  REQUIRE(rank.Unchanged({&reported, 1}).ok());
 }
 
 inline void Publish(RankClient& rank, Version version, int value) {
@@ -124,7 +134,7 @@ inline void Publish(RankClient& rank, Version version, int value) {
   REQUIRE(rank.Commit().ok());
 }
 
-// Fills the columns of `range` with `value` and tells them.
+// Fills the columns of `range` with `value` and reports them.
 inline void WriteRows(RankClient& rank, std::byte* data, const StridedRange& range, int value) {
   for (uint64_t row = 0; row < range.rows; ++row) {
     std::memset(data + range.offset + row * range.pitch, value, range.row_bytes);

@@ -1,6 +1,6 @@
 // PublishSpans: the publish side's spans of one version (common/telemetry/timeline.h), from a draft's begin on.
 //
-// A version that is given up has no spans: nothing is recorded before Committed().
+// A version that is aborted has no spans: nothing is recorded before Committed().
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ class PublishSpans {
   PublishSpans(Timeline* timeline, const std::string& model, const Held& version)
       : timeline_(timeline), model_(model), version_(version) {}
 
-  // Blocks are given to the delta engine. Calls do not overlap.
+  // The delta engine gets blocks. Calls do not overlap.
   void BlocksGiven() {
     if (!diff_) diff_.emplace();
   }

@@ -6,6 +6,8 @@
 namespace lockstep {
 namespace {
 
+constexpr milliseconds kSoon{60'000};
+
 TEST_CASE("Published versions are served with their bytes, hashes and deltas") {
   Host host;
   const auto rank = host.Connect();
@@ -21,7 +23,7 @@ TEST_CASE("Published versions are served with their bytes, hashes and deltas") {
   CHECK(route.changed_elements() == 60000);
 }
 
-TEST_CASE("A served version leaves its spans, each inside the one it is part of, and one that was given up none") {
+TEST_CASE("A served version leaves its spans, each inside the one it is part of, and one that was aborted none") {
   Host host;
   const auto rank = host.Connect();
   Publish(*rank, 1, 0x11);
@@ -31,7 +33,7 @@ TEST_CASE("A served version leaves its spans, each inside the one it is part of,
   const auto data = rank->Begin(3);
   REQUIRE(data.ok());
   Write(*rank, *data, {0, 4096}, 0x33);
-  TellUnchanged(*rank, {4096, 115904});
+  ReportUnchanged(*rank, {4096, 115904});
   REQUIRE(rank->Commit().ok());
   host.Await(3);
 
@@ -43,7 +45,7 @@ TEST_CASE("A served version leaves its spans, each inside the one it is part of,
   CHECK(first.at("export").bytes == 120000);
   CHECK(first.at("diff").bytes == 120000);
   REQUIRE(third.size() == 4);
-  CHECK(third.at("diff").bytes == 4096);  // the only block that was looked at
+  CHECK(third.at("diff").bytes == 4096);  // the only block that was read
   CHECK(third.at("encode").bytes == host.run().deltas().Retained().back()->header().data_bytes);
   CHECK(third.at("store").bytes == third.at("encode").bytes);
   CHECK(third.at("export").begin_unix_ns <= third.at("diff").begin_unix_ns);
@@ -53,7 +55,7 @@ TEST_CASE("A served version leaves its spans, each inside the one it is part of,
   CHECK(third.at("diff").end_unix_ns <= third.at("store").begin_unix_ns + 1'000'000);
 }
 
-TEST_CASE("Who follows finds a version's blocks while it is written, and its end once it is served") {
+TEST_CASE("A follower finds a version's blocks while it is written, and its end once it is served") {
   Host host;
   const auto rank = host.Connect();
   Publish(*rank, 1, 1);
@@ -65,8 +67,7 @@ TEST_CASE("Who follows finds a version's blocks while it is written, and its end
   const auto delta = *feed.Find(1);
   REQUIRE(delta != nullptr);
   Write(*rank, *data, {0, 40960}, 2);
-  for (int i = 0; i < 500 && delta->Since(0).blocks.size() < 10; ++i) std::this_thread::sleep_for(milliseconds(10));
-  CHECK(delta->Since(0).blocks.size() == 10);
+  CHECK(Eventually([&] { return delta->Since(0).blocks.size() == 10; }));
   CHECK_FALSE(delta->Since(0).sealed);
   Write(*rank, *data, {40960, 79040}, 2);
   REQUIRE(rank->Commit().ok());
@@ -77,8 +78,7 @@ TEST_CASE("Who follows finds a version's blocks while it is written, and its end
   CHECK(host.run().deltas().RouteFrom(1, 120000, CodecLevel::kFast).level == CodecLevel::kCompact);
 }
 
-TEST_CASE(
-    "A version that is given up, for whatever reason, is told so to those who follow, and the next can be found") {
+TEST_CASE("Followers are notified of a version that is aborted, for whatever reason, and find the next one") {
   Host host;
   const auto rank = host.Connect();
   Publish(*rank, 1, 1);
@@ -91,7 +91,7 @@ TEST_CASE(
   REQUIRE(delta != nullptr);
   Write(*rank, *data, {0, 4096}, 2);
   CHECK(rank->Commit().code() == ErrorCode::kBadData);  // bytes are missing
-  CHECK(delta->Since(0).given_up.code() == ErrorCode::kAborted);
+  CHECK(delta->Since(0).aborted.code() == ErrorCode::kAborted);
   CHECK(*feed.Find(1) == nullptr);
   REQUIRE(rank->Begin(3).ok());
   CHECK((*feed.Find(1))->target() == 3);
@@ -157,19 +157,19 @@ TEST_CASE("Bytes that nobody wrote are an error that names their tensor, and the
   CHECK(FirstByte(host.run(), 1) == std::byte{7});
 }
 
-TEST_CASE("A byte told twice ends the version, told at commit") {
+TEST_CASE("A byte reported twice aborts the version, and the commit says so") {
   Host host;
   const auto rank = host.Connect();
   const auto data = rank->Begin(1);
   REQUIRE(data.ok());
   Write(*rank, *data, {0, 120000}, 1);
   Write(*rank, *data, {100, 2}, 1);
-  CHECK(rank->Commit().message().find("told twice") != std::string::npos);
+  CHECK(rank->Commit().message().find("reported twice") != std::string::npos);
   Publish(*rank, 2, 7);
   host.Await(2);
 }
 
-TEST_CASE("Ranks that write columns of the same tensors tell them as rows, and the version has every byte") {
+TEST_CASE("Ranks that write columns of the same tensors report them as rows, and the version has every byte") {
   Host host;
   const auto zero = host.Connect(0, 2);
   const auto one = host.Connect(1, 2);
@@ -191,7 +191,7 @@ TEST_CASE("Ranks that write columns of the same tensors tell them as rows, and t
   CHECK(host.run().deltas().RouteFrom(2, 120000, CodecLevel::kFast).changed_elements() == 30000);
 }
 
-TEST_CASE("Blocks told as unchanged are not looked at, and mixed ones are") {
+TEST_CASE("Blocks reported as unchanged are not read, and mixed ones are") {
   Host host;
   const auto rank = host.Connect();
   Publish(*rank, 1, 1);
@@ -199,10 +199,10 @@ TEST_CASE("Blocks told as unchanged are not looked at, and mixed ones are") {
   const auto data = rank->Begin(2);
   REQUIRE(data.ok());
   std::memset(*data, 1, 120000);
-  // Wrong on purpose, in blocks 0 and 12: only the one that shares its block with new bytes is looked at.
+  // Wrong on purpose, in blocks 0 and 12: only the one that shares its block with new bytes is read.
   (*data)[100] = std::byte{9};
   (*data)[49999] = std::byte{9};
-  TellUnchanged(*rank, {0, 50000});
+  ReportUnchanged(*rank, {0, 50000});
   Write(*rank, *data, {50000, 70000}, 2);
   REQUIRE(rank->Commit().ok());
   const ServedVersion second = host.Await(2);
@@ -223,23 +223,23 @@ TEST_CASE("The first version has nothing to be unchanged from: the hint is ignor
   const auto data = rank->Begin(1);
   REQUIRE(data.ok());
   std::memset(*data, 5, 120000);
-  TellUnchanged(*rank, {0, 120000});
+  ReportUnchanged(*rank, {0, 120000});
   REQUIRE(rank->Commit().ok());
   CHECK(HasBytes(host.Await(1), Bytes(120000, std::byte{5})));
 }
 
-TEST_CASE("A byte told both as new and as unchanged ends the version") {
+TEST_CASE("A byte reported both as new and as unchanged aborts the version") {
   Host host;
   const auto rank = host.Connect();
   Publish(*rank, 1, 1);
   const auto data = rank->Begin(2);
   REQUIRE(data.ok());
   Write(*rank, *data, {0, 120000}, 1);
-  TellUnchanged(*rank, {100, 2});
-  CHECK(rank->Commit().message().find("told twice") != std::string::npos);
+  ReportUnchanged(*rank, {100, 2});
+  CHECK(rank->Commit().message().find("reported twice") != std::string::npos);
 }
 
-TEST_CASE("A rank that vanishes ends the version for all, and what was served stays served") {
+TEST_CASE("A rank that vanishes aborts the version for all, and what was served stays served") {
   Host host;
   auto zero = host.Connect(0, 2);
   auto one = host.Connect(1, 2);
@@ -255,7 +255,7 @@ TEST_CASE("A rank that vanishes ends the version for all, and what was served st
   Write(*zero, *data, {0, 80000}, 2);
   REQUIRE(one->Begin(2).ok());
   one.reset();
-  for (int i = 0; i < 500 && host.aborted() == 0; ++i) std::this_thread::sleep_for(milliseconds(10));
+  REQUIRE(Eventually([&] { return host.aborted() > 0; }));
   const Status status = zero->Commit();
   CHECK(status.code() == ErrorCode::kAborted);
   CHECK(status.message().find("rank 1 vanished") != std::string::npos);
@@ -287,7 +287,7 @@ TEST_CASE("A version is known as committed when all ranks are done with it, and 
   CHECK(zero->committed_version() == 3);
 }
 
-TEST_CASE("A rank that goes on without a version ends it instead of waiting for itself") {
+TEST_CASE("A rank that goes on without a version aborts it instead of waiting for itself") {
   Host host;
   const auto zero = host.Connect(0, 2);
   const auto one = host.Connect(1, 2);
@@ -296,15 +296,15 @@ TEST_CASE("A rank that goes on without a version ends it instead of waiting for 
   CHECK(zero->Commit().code() == ErrorCode::kAborted);
 }
 
-TEST_CASE("A rank that comes to a version that another gave up is told why, once") {
+TEST_CASE("A rank that comes to a version that another aborted is refused once, with the reason") {
   Host host;
   const auto zero = host.Connect(0, 2);
   const auto one = host.Connect(1, 2);
   REQUIRE(zero->Begin(1).ok());
   REQUIRE(zero->Abort("out of paper").ok());
-  const Status told = one->Begin(1).status();
-  CHECK(told.code() == ErrorCode::kAborted);
-  CHECK(told.message().find("rank 0 gave version 1 up: out of paper") != std::string::npos);
+  const Status refused = one->Begin(1).status();
+  CHECK(refused.code() == ErrorCode::kAborted);
+  CHECK(refused.message().find("rank 0 aborted version 1: out of paper") != std::string::npos);
   // Both may try again.
   for (RankClient* rank : {one.get(), zero.get()}) {
     const auto data = rank->Begin(1);
@@ -315,7 +315,7 @@ TEST_CASE("A rank that comes to a version that another gave up is told why, once
   host.Await(1);
 }
 
-TEST_CASE("Abort gives the version up and the next begin works") {
+TEST_CASE("After an abort the next begin works") {
   Host host;
   const auto rank = host.Connect();
   REQUIRE(rank->Begin(1).ok());
@@ -327,7 +327,7 @@ TEST_CASE("Abort gives the version up and the next begin works") {
 TEST_CASE("A call that timed out costs its version, and the connection is in step again afterwards") {
   Host host;
   auto options = host.Options(0, 2);
-  options.call_timeout = milliseconds(200);
+  options.call_timeout = milliseconds(2000);  // and no other call takes as long, on a loaded machine either
   auto zero = *RankClient::Open(options);
   const auto one = host.Connect(1, 2);
   const auto write = [](RankClient& rank, Version version, ByteRange range) {
@@ -353,7 +353,7 @@ TEST_CASE("Versions above the limit are refused") {
   host.Await(kMaxVersion);
 }
 
-TEST_CASE("Rows outside the model end the version, and half a range ends the connection") {
+TEST_CASE("Rows outside the model abort the version, and half a range ends the connection") {
   Host host;
   const auto rank = host.Connect();
   REQUIRE(rank->Begin(1).ok());
@@ -365,12 +365,12 @@ TEST_CASE("Rows outside the model end the version, and half a range ends the con
   Append(open, OpenBody{.ranks = 1, .model_bytes = 5, .layout_bytes = static_cast<uint32_t>(layout->encoded().size())});
   AppendBytes(open, AsBytes(std::string_view("other")));
   AppendBytes(open, layout->encoded());
-  auto raw = UnixConnect(host.socket(), milliseconds(1000));
+  auto raw = UnixConnect(host.socket(), kSoon);
   REQUIRE(raw.ok());
-  REQUIRE(SendMessage(*raw, RankMessage::kOpen, open, {}, milliseconds(1000)).ok());
-  REQUIRE(ReceiveMessage(*raw, milliseconds(5000))->type == RankMessage::kOpened);
-  REQUIRE(SendMessage(*raw, RankMessage::kUnchanged, Bytes(8 + 31), {}, milliseconds(1000)).ok());
-  const auto answer = ReceiveMessage(*raw, milliseconds(5000));
+  REQUIRE(SendMessage(*raw, RankMessage::kOpen, open, {}, kSoon).ok());
+  REQUIRE(ReceiveMessage(*raw, kSoon)->type == RankMessage::kOpened);
+  REQUIRE(SendMessage(*raw, RankMessage::kUnchanged, Bytes(8 + 31), {}, kSoon).ok());
+  const auto answer = ReceiveMessage(*raw, kSoon);
   REQUIRE(answer.ok());
   CHECK(DecodeError(answer->body).message().find("malformed ranges") != std::string::npos);
 }
@@ -379,10 +379,10 @@ TEST_CASE("Foreign bytes on the socket are refused and disturb nobody") {
   Host host;
   const auto rank = host.Connect();
   for (const std::string& garbage : {std::string(64, 'x'), std::string(16, '\0')}) {
-    auto stranger = UnixConnect(host.socket(), milliseconds(1000));
+    auto stranger = UnixConnect(host.socket(), kSoon);
     REQUIRE(stranger.ok());
-    REQUIRE(stranger->Send(std::as_bytes(std::span(garbage)), {}, milliseconds(1000)).ok());
-    const auto answer = ReceiveMessage(*stranger, milliseconds(5000));
+    REQUIRE(stranger->Send(std::as_bytes(std::span(garbage)), {}, kSoon).ok());
+    const auto answer = ReceiveMessage(*stranger, kSoon);
     REQUIRE(answer.ok());
     CHECK(DecodeError(answer->body).code() == ErrorCode::kProtocol);
   }

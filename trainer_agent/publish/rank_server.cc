@@ -67,7 +67,7 @@ Status HandleMessage(UnixConnection& connection, ModelPublisher& publisher, uint
   switch (message.type) {
     case RankMessage::kBegin: {
       const Result<size_t> half = publisher.Begin(rank, body.version);
-      // A draining agent hangs up: to the rank it is an agent that will be back.
+      // A draining agent closes: to the rank it is an agent that will be back.
       if (half.status().code() == ErrorCode::kCancelled) return {ErrorCode::kUnavailable, half.status().message()};
       if (!half.ok()) return SendError(connection, half.status());
       return SendMessage(connection, RankMessage::kBegun, AsBytes(BegunBody{.half = static_cast<uint32_t>(*half)}), {},
@@ -114,8 +114,8 @@ Status ServeRank(UnixConnection& connection, ModelRegistry& registry) {
 
 void Serve(UnixConnection& connection, ModelRegistry& registry) {
   const Status status = ServeRank(connection, registry);
-  if (status.code() == ErrorCode::kUnavailable) return;  // the peer simply went
-  LogWarn("rank_connection_ended", status, {{"pid", PeerPid(connection)}});
+  if (status.code() == ErrorCode::kUnavailable) return;  // the peer simply closed
+  LogWarn("rank_connection_failed", status, {{"pid", PeerPid(connection)}});
   (void)SendError(connection, status);
 }
 

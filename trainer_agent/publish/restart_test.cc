@@ -19,19 +19,18 @@ TEST_CASE("A restarted trainer starts a new run; a second one at the same time i
   const RunId run = first->run();
   first.reset();
   std::unique_ptr<RankClient> second;
-  for (int i = 0; i < 100 && second == nullptr; ++i) {
+  REQUIRE(Eventually([&] {
     auto opened = RankClient::Open(host.Options());
     if (opened.ok()) second = *std::move(opened);
-    std::this_thread::sleep_for(milliseconds(10));
-  }
-  REQUIRE(second != nullptr);
+    return second != nullptr;
+  }));
   CHECK(second->run() != run);
   CHECK_FALSE(host.run().Newest());
   Publish(*second, 1, 2);
   host.Await(1);
 }
 
-TEST_CASE("An agent that is restarted between versions goes on in the same run, deltas and all") {
+TEST_CASE("An agent that is restarted between versions resumes the same run, deltas and all") {
   for (const bool memfd : {false, true}) {
     Host host(memfd);
     const auto rank = host.Connect();
@@ -53,7 +52,7 @@ TEST_CASE("An agent that is restarted between versions goes on in the same run, 
   }
 }
 
-TEST_CASE("An agent that is restarted in the middle of a version is told it again") {
+TEST_CASE("An agent that is restarted in the middle of a version gets its ranges again") {
   for (const bool memfd : {false, true}) {
     Host host(memfd);
     const auto rank = host.Connect();
@@ -74,7 +73,7 @@ TEST_CASE("An agent that is restarted in the middle of a version is told it agai
   }
 }
 
-TEST_CASE("Rows and unchanged bytes are told again to a restarted agent") {
+TEST_CASE("Rows and unchanged bytes are reported again to a restarted agent") {
   for (const bool memfd : {false, true}) {
     Host host(memfd);
     const auto rank = host.Connect();
@@ -84,8 +83,8 @@ TEST_CASE("Rows and unchanged bytes are told again to a restarted agent") {
     REQUIRE(data.ok());
     const size_t half = rank->half();
     std::memset(*data, 1, 120000);
-    TellUnchanged(*rank, {0, 40960});
-    (*data)[4] = std::byte{9};  // wrong on purpose: it shows whether the block is looked at
+    ReportUnchanged(*rank, {0, 40960});
+    (*data)[4] = std::byte{9};  // wrong on purpose: it shows whether the block is read
     for (uint64_t row = 0; row < 400; row += 100) WriteRows(*rank, *data, {40960 + row * 100, 50, 100, 100}, 2);
     host.Stop();
     host.Start();
@@ -99,7 +98,7 @@ TEST_CASE("Rows and unchanged bytes are told again to a restarted agent") {
   }
 }
 
-TEST_CASE("A restarted agent that dropped the version before looks at what is told as unchanged") {
+TEST_CASE("A restarted agent that dropped the version before reads what is reported as unchanged") {
   Host host;
   const auto rank = host.Connect();
   Publish(*rank, 1, 1);
@@ -112,8 +111,8 @@ TEST_CASE("A restarted agent that dropped the version before looks at what is to
   const auto data = rank->Begin(3);
   REQUIRE(data.ok());
   std::memset(*data, 1, 120000);
-  TellUnchanged(*rank, {0, 60000});
-  (*data)[4] = std::byte{9};  // wrong on purpose: it shows whether the block is looked at
+  ReportUnchanged(*rank, {0, 60000});
+  (*data)[4] = std::byte{9};  // wrong on purpose: it shows whether the block is read
   host.Stop();
   (*base)[77] ^= std::byte{1};
   host.Start();
@@ -141,7 +140,7 @@ TEST_CASE("A commit that cannot reach the agent fails, and the next version work
   host.Await(3);
 }
 
-TEST_CASE("A rank that waits while its agent is restarted goes on waiting at the new one") {
+TEST_CASE("A rank that waits while its agent is restarted waits on at the new one") {
   Host host;
   const auto zero = host.Connect(0, 2);
   const auto one = host.Connect(1, 2);
@@ -163,14 +162,14 @@ TEST_CASE("A rank that waits while its agent is restarted goes on waiting at the
   host.Await(1);
 }
 
-TEST_CASE("A run that ended gives its memory back although a pull still holds on to it") {
+TEST_CASE("A run that ended frees its memory although a pull still refers to it") {
   Host host;
   auto first = host.Connect();
   Publish(*first, 1, 1);
   host.Await(1);
   const auto held = host.shared_run();
   first.reset();
-  while (!host.disconnected()) std::this_thread::sleep_for(milliseconds(1));
+  REQUIRE(Eventually([&] { return host.disconnected(); }));
   const auto second = host.Connect();
   std::byte block[4096];
   CHECK(held->ReadBlock(1, true, 0, block).status().code() == ErrorCode::kState);
@@ -185,7 +184,7 @@ TEST_CASE("A new run that has no room leaves the old one served") {
   Publish(*first, 1, 1);
   host.Await(1);
   first.reset();
-  while (!host.disconnected()) std::this_thread::sleep_for(milliseconds(1));
+  REQUIRE(Eventually([&] { return host.disconnected(); }));
   auto options = host.Options();
   options.layout = *ModelLayout::Create({{"huge", DType::kU8, {uint64_t{1} << 36}, 0}});
   CHECK(RankClient::Open(options).status().code() == ErrorCode::kResourceExhausted);
@@ -236,6 +235,7 @@ TEST_CASE("Two agents cannot share a segment directory") {
 TEST_CASE("A run that nobody holds, or another model's layout, is refused with what to do") {
   Host host;
   auto options = host.Options();
+  options.connect_timeout = milliseconds(1000);  // it is tried again until then
   options.run = RandomId<RunId>();
   CHECK(RankClient::Open(options).status().message().find("start a new one") != std::string::npos);
   const auto zero = host.Connect(0, 2);

@@ -38,7 +38,7 @@ std::vector<std::string> RunDirectories(const std::string& directory) {
   return paths;
 }
 
-// The run itself is no good, as opposed to: it could not be looked at.
+// The run itself is damaged, as opposed to: it could not be opened.
 bool IsDamage(const Status& status) {
   return status.code() == ErrorCode::kCorrupt || status.code() == ErrorCode::kProtocol ||
          status.code() == ErrorCode::kBadData || status.code() == ErrorCode::kNotFound;
@@ -105,11 +105,11 @@ Result<SegmentHome::Stored> SegmentHome::Make(const std::string& model, const Ru
 }
 
 Result<SegmentHome::Stored> SegmentHome::Adopt(std::vector<UniqueFd> fds) const {
-  if (fds.size() != 3) return Status(ErrorCode::kProtocol, Cat(fds.size(), " descriptors were handed back, not 3"));
+  if (fds.size() != 3) return Status(ErrorCode::kProtocol, Cat(fds.size(), " descriptors were returned, not 3"));
   struct stat info {};
-  if (fstat(fds[0].get(), &info) != 0) return ErrnoStatus(errno, "the control segment handed back");
+  if (fstat(fds[0].get(), &info) != 0) return ErrnoStatus(errno, "the control segment returned");
   LS_ASSIGN_OR_RETURN(MappedSegment control, AdoptSegment(std::move(fds[0]), static_cast<uint64_t>(info.st_size),
-                                                          Access::kReadWrite, "the control segment handed back"));
+                                                          Access::kReadWrite, "the control segment returned"));
   LS_ASSIGN_OR_RETURN(auto buffer,
                       DoubleBuffer::Reopen(std::move(control), [&](const std::string& name, uint64_t bytes) {
                         return AdoptSegment(std::move(fds[name == "half-0" ? 1 : 2]), bytes, Access::kReadWrite, name);
@@ -144,7 +144,7 @@ std::vector<SegmentHome::Stored> SegmentHome::FindAll() const {
       if (IsDamage(stored.status())) {
         remove(path, stored.status().ToString());
       } else {
-        LogError("segments_not_opened", stored.status(), {{"path", path}});
+        LogError("segment_open_failed", stored.status(), {{"path", path}});
       }
       continue;
     }
@@ -162,8 +162,8 @@ Status SegmentHome::CheckRoom(const std::string& model, const ModelLayout& layou
   struct statvfs room {};
   if (statvfs(directory_.c_str(), &room) != 0) return ErrnoStatus(errno, directory_);
   const uint64_t needed = kHalves * ImageBytes(layout) + ControlSegment::BytesFor(layout);
-  const uint64_t given_back = replaced == nullptr ? 0 : kHalves * replaced->image_bytes();
-  const uint64_t available = uint64_t{room.f_bavail} * room.f_frsize + given_back;
+  const uint64_t freed = replaced == nullptr ? 0 : kHalves * replaced->image_bytes();
+  const uint64_t available = uint64_t{room.f_bavail} * room.f_frsize + freed;
   if (needed <= available) return OkStatus();
   return {ErrorCode::kResourceExhausted,
           Cat("model ", model, ": its two halves need ", HumanBytes(needed), " in ", directory_,

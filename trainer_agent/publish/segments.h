@@ -16,7 +16,7 @@ namespace lockstep {
 // Immutable after Create(); thread-safe.
 class SegmentHome {
  public:
-  // With `memfd`, nothing has a name and nothing is found again: ranks hand buffers back. kPermission or kUnavailable
+  // With `memfd`, nothing has a name and nothing is found again: ranks return the buffers. kPermission or kUnavailable
   // when the directory cannot be used or another agent has it.
   static Result<std::unique_ptr<SegmentHome>> Create(const std::string& directory, bool memfd);
 
@@ -26,13 +26,13 @@ class SegmentHome {
   };
 
   Result<Stored> Make(const std::string& model, const RunId& run, const ModelLayout& layout, uint32_t ranks) const;
-  // From the descriptors that a rank handed back: control, half 0, half 1.
+  // From the descriptors that a rank returned: control, half 0, half 1.
   Result<Stored> Adopt(std::vector<UniqueFd> fds) const;
   // kResourceExhausted, with what is needed and what there is, when halves for `layout` would not fit even after
   // `replaced` (may be null) is gone.
   Status CheckRoom(const std::string& model, const ModelLayout& layout, const DoubleBuffer* replaced) const;
-  // What an earlier agent left: per model the run with the newest commit. Damaged runs and older ones are removed, and
-  // said in the log; what is not ours, or cannot be opened just now, is left alone.
+  // What an earlier agent left: per model the run with the newest commit. Damaged runs and older ones are removed, with
+  // a line in the log; what is not ours, or cannot be opened just now, is left alone.
   std::vector<Stored> FindAll() const;
   void Remove(const DoubleBuffer& buffer) const;
 

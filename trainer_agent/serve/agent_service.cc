@@ -2,108 +2,10 @@
 
 #include "common/base/text.h"
 #include "common/rpc/status_mapping.h"
+#include "trainer_agent/serve/agent_protos.h"
 #include "trainer_agent/serve/version_stream.h"
 
 namespace lockstep {
-namespace {
-
-void ToProto(const Held& held, v1::Held* out) {
-  out->set_run(ToBytes(held.run));
-  out->set_version(held.version);
-}
-
-// An empty id, as protos leave it when nobody set it, is the zero one.
-template <typename Id>
-Result<Id> FromProtoId(const std::string& bytes) {
-  if (bytes.empty()) return Id{};
-  const auto raw = Bytes16(bytes);
-  if (!raw.ok()) return Status(ErrorCode::kBadData, raw.status().message());
-  return Id{*raw};
-}
-
-Result<Held> FromProto(const v1::Held& held) {
-  LS_ASSIGN_OR_RETURN(const auto run, FromProtoId<RunId>(held.run()));
-  return Held{run, held.version()};
-}
-
-Result<PullWish> FromProto(const v1::OpenPullRequest& request) {
-  PullWish wish{.model = request.model(),
-                .receiver = request.receiver(),
-                .lanes = request.lanes_wanted(),
-                .force_full = request.force_full(),
-                .link_bytes_per_s = request.link_bytes_per_s()};
-  LS_ASSIGN_OR_RETURN(wish.held, FromProto(request.held()));
-  LS_ASSIGN_OR_RETURN(wish.held_digest, FromProtoId<ManifestDigest>(request.held_digest()));
-  LS_ASSIGN_OR_RETURN(wish.layout, FromProtoId<LayoutDigest>(request.layout_digest()));
-  return wish;
-}
-
-static_assert(static_cast<int>(v1::CODEC_LEVEL_FAST) == static_cast<int>(CodecLevel::kFast));
-static_assert(static_cast<int>(v1::CODEC_LEVEL_COMPACT) == static_cast<int>(CodecLevel::kCompact));
-
-v1::PullMode ToProto(PlanMode mode) {
-  switch (mode) {
-    case PlanMode::kUpToDate:
-      return v1::PULL_MODE_UP_TO_DATE;
-    case PlanMode::kFull:
-      return v1::PULL_MODE_FULL;
-    case PlanMode::kDelta:
-      return v1::PULL_MODE_DELTA;
-    case PlanMode::kChain:
-      return v1::PULL_MODE_CHAIN;
-    case PlanMode::kFolded:
-      return v1::PULL_MODE_FOLDED;
-  }
-  return v1::PULL_MODE_UNSPECIFIED;
-}
-
-void ToProto(const Plan& plan, const std::string& lane_address, v1::PullPlan* out) {
-  out->set_pull_id(plan.pull_id);
-  out->set_mode(ToProto(plan.mode));
-  ToProto(plan.base, out->mutable_base());
-  ToProto(plan.target, out->mutable_target());
-  out->set_target_digest(ToBytes(plan.target_digest));
-  out->set_committed_unix_ns(plan.committed_unix_ns);
-  out->set_payload_bytes(plan.payload_bytes);
-  out->set_lane_address(lane_address);
-  if (!plan.steps.empty()) out->set_level(static_cast<v1::CodecLevel>(plan.level));
-  for (const Ticket& ticket : plan.tickets) out->add_tickets(ToBytes(ticket));
-  uint64_t changed_elements = 0;
-  for (const PlannedStep& planned : plan.steps) {
-    const PayloadHeader& header = planned.payload->header();
-    v1::DeltaStep* step = out->add_steps();
-    step->set_payload_id(planned.payload_id);
-    step->set_base(header.base);
-    step->set_target(header.target);
-    step->set_target_digest(ToBytes(header.target_digest));
-    step->set_entries(header.entries);
-    step->set_data_bytes(header.data_bytes);
-    step->set_changed_elements(header.changed_elements);
-    changed_elements += header.changed_elements;
-  }
-  out->set_changed_elements(changed_elements);
-}
-
-void ToProto(const Payload& payload, v1::RetainedDelta* out) {
-  const PayloadHeader& header = payload.header();
-  out->set_base(header.base);
-  out->set_target(header.target);
-  out->set_payload_bytes(header.data_bytes);
-  out->set_changed_elements(header.changed_elements);
-  out->set_changed_blocks(header.entries);
-  out->set_folded(header.steps_folded > 1);
-}
-
-void ToProto(const ReceiverReport& report, v1::ReceiverState* out) {
-  out->set_receiver(report.receiver);
-  ToProto(report.held, out->mutable_held());
-  out->set_last_outcome(report.outcome);
-  const auto ago = std::chrono::steady_clock::now() - report.at;
-  out->set_seconds_ago(static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(ago).count()));
-}
-
-}  // namespace
-
 AgentService::AgentService(VersionCatalog* catalog, PullTable* pulls,
                            std::function<std::vector<PublishFacts>()> publish_facts, v1::BuildInfo build,
                            std::string lane_address, std::string local_socket, const Timeline* timeline)
@@ -173,9 +75,9 @@ grpc::ServerWriteReactor<v1::VersionEvent>* AgentService::WatchVersions(grpc::Ca
 
 grpc::Status AgentService::OpenPull(grpc::ServerContext*, const v1::OpenPullRequest* request, v1::PullPlan* plan) {
   if (draining_) return ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
-  const auto wish = FromProto(*request);
-  if (!wish.ok()) return ToGrpc(wish.status());
-  const auto planned = pulls_->Open(*wish);
+  const auto wanted = FromProto(*request);
+  if (!wanted.ok()) return ToGrpc(wanted.status());
+  const auto planned = pulls_->Open(*wanted);
   if (!planned.ok()) return ToGrpc(planned.status());
   ToProto(*planned, lane_address_, plan);
   if (!local_socket_.empty()) {
@@ -187,13 +89,9 @@ grpc::Status AgentService::OpenPull(grpc::ServerContext*, const v1::OpenPullRequ
 
 grpc::Status AgentService::OpenLive(grpc::ServerContext*, const v1::OpenLiveRequest* request, v1::LivePlan* plan) {
   if (draining_) return ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
-  const auto layout = FromProtoId<LayoutDigest>(request->layout_digest());
-  if (!layout.ok()) return ToGrpc(layout.status());
-  const auto opened = pulls_->OpenLive({.model = request->model(),
-                                        .receiver = request->receiver(),
-                                        .layout = *layout,
-                                        .lanes = request->lanes_wanted(),
-                                        .link_bytes_per_s = request->link_bytes_per_s()});
+  const auto wanted = FromProto(*request);
+  if (!wanted.ok()) return ToGrpc(wanted.status());
+  const auto opened = pulls_->OpenLive(*wanted);
   if (!opened.ok()) return ToGrpc(opened.status());
   plan->set_pull_id(opened->pull_id);
   plan->set_lane_address(lane_address_);
@@ -259,7 +157,8 @@ grpc::Status AgentService::Verify(grpc::ServerContext*, const v1::AgentVerifyReq
   for (BlockIndex block = 0; block < layout.block_count(); ++block) {
     const auto bytes = std::span(buffer).first(layout.block_range(block).bytes);
     const auto read = (*run)->ReadBlock(manifest.held.version, /*exact=*/true, block, bytes);
-    if (!read.ok()) return ToGrpc(read.status().WithContext("the trainer has moved on while verifying; try again"));
+    if (!read.ok())
+      return ToGrpc(read.status().WithContext("the trainer has written a newer version meanwhile; try again"));
     hashes.push_back(BlockHash(bytes));
     if (hashes.back() != manifest.block_hashes[block]) bad.push_back(block);
   }
@@ -274,7 +173,7 @@ grpc::Status AgentService::Verify(grpc::ServerContext*, const v1::AgentVerifyReq
 grpc::Status AgentService::GetTimeline(grpc::ServerContext*, const v1::TimelineRequest* request,
                                        v1::TimelineSpans* spans) {
   spans->set_daemon("trainer_agent");
-  TellTimeline(timeline_, *request, *spans);
+  ReportTimeline(timeline_, *request, *spans);
   return grpc::Status::OK;
 }
 

@@ -1,4 +1,4 @@
-// The TrainerAgent gRPC service: converts between protos and the types of the store and the pull table.
+// The TrainerAgent gRPC service over the store and the pull table.
 #pragma once
 
 #include <atomic>

@@ -17,7 +17,7 @@ class LanePace {
   LanePace(std::shared_ptr<RateLimit> all, std::shared_ptr<RateLimit> receiver)
       : all_(std::move(all)), receiver_(std::move(receiver)) {}
   LanePace(LanePace&& other) noexcept = default;
-  ~LanePace();  // what was booked and not sent is given back
+  ~LanePace();  // returns what was booked and not sent
 
   // How long to wait before `bytes` may be sent. What was booked and not sent counts for the next time.
   RateLimit::Clock::duration Book(uint64_t bytes);

@@ -10,17 +10,17 @@ namespace {
 
 using asio::ip::tcp;
 
-// How much more a refused peer may have sent, and how long it is heard out, before its connection is reset: a reset
-// would take the refusal with it.
-constexpr size_t kHeardOutBytes = 64 << 10;
-constexpr std::chrono::milliseconds kHeardOut{1'000};
+// How much more a refused peer may have sent, and how long that is read, before its connection is reset: a reset would
+// take the refusal with it.
+constexpr size_t kRefusedReadBytes = 64 << 10;
+constexpr std::chrono::milliseconds kRefusedReadTimeout{1'000};
 
 // Lets the peer read why it is refused.
 asio::awaitable<void> Dismiss(tcp::socket& socket) {
   asio::error_code ignored;
   socket.shutdown(tcp::socket::shutdown_send, ignored);
-  Bytes rest(kHeardOutBytes);
-  (void)co_await ReadExact(socket, rest, kHeardOut);
+  Bytes rest(kRefusedReadBytes);
+  (void)co_await ReadExact(socket, rest, kRefusedReadTimeout);
 }
 
 }  // namespace
@@ -92,7 +92,7 @@ asio::awaitable<void> LaneServer::ServeLane(tcp::socket socket) {
   ServedLane lane(socket, options_.timeouts, **pull, limits_.PaceOf((*pull)->receiver), gate_, span);
   const Status status = co_await lane.Run();
   if (status.ok()) co_return;
-  LogWarn("lane_ended", status,
+  LogWarn("lane_failed", status,
           {{"peer", peer_name}, {"model", (*pull)->run->model()}, {"receiver", (*pull)->receiver}});
 }
 

@@ -2,8 +2,8 @@
 //
 // Full blocks are sent out of the half that holds them, which is held for the length of one system call at a time; the
 // rest of a block that the socket does not take is copied. So a receiver that does not read holds nothing up but its
-// own lane. A lane that is silent (but one that waits for a version) or
-// stalled for too long is closed; its receiver comes back with a new ticket.
+// own lane. A lane that is stalled for too long, or silent without waiting for a version, is closed; its receiver
+// comes back with a new ticket.
 #pragma once
 
 #include <chrono>
@@ -13,6 +13,7 @@
 #include "common/net/io_threads.h"
 #include "common/net/lane_io.h"
 #include "common/telemetry/timeline.h"
+#include "trainer_agent/serve/pull_table.h"
 #include "trainer_agent/serve/served_lane.h"
 
 namespace lockstep {
@@ -47,7 +48,7 @@ class LaneServer {
   const LaneServerOptions options_;
   PullTable* const pulls_;
   LaneLimits limits_;
-  const std::shared_ptr<BellGate> gate_ = std::make_shared<BellGate>();
+  const std::shared_ptr<WakeupGate> gate_ = std::make_shared<WakeupGate>();
   uint16_t port_ = 0;
   IoThreads io_;  // last: its threads use the rest
 };

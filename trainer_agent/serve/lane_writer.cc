@@ -57,7 +57,7 @@ Result<uint32_t> LaneWriter::SendLent() {
   return KeepCutFrame(sent);
 }
 
-// Drops what was added but the rest of the frame that `sent` bytes end in. Answers how many frames have begun.
+// Drops what was added but the rest of the frame that `sent` bytes end in. Returns how many frames have begun.
 uint32_t LaneWriter::KeepCutFrame(size_t sent) {
   uint32_t frames = 0;
   size_t end = 0;  // of the frames counted

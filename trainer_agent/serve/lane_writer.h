@@ -36,8 +36,8 @@ class LaneWriter {
   // Sends everything that was added.
   asio::awaitable<Status> Flush();
 
-  // Of what was added, sends what the socket takes at once, and answers how many frames that is. The rest of a frame
-  // that was cut is copied and counts as sent: the next Flush sends it. Frames not begun are forgotten. No payload is
+  // Of what was added, sends what the socket takes at once, and returns how many frames that is. The rest of a frame
+  // that was cut is copied and counts as sent: the next Flush sends it. Frames not begun are dropped. No payload is
   // used after this has returned. REQUIRES that nothing was left to be sent before.
   Result<uint32_t> SendLent();
 

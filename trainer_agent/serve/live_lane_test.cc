@@ -17,7 +17,7 @@ std::shared_ptr<const DeltaBlock> BlockTo(Version version, BlockIndex index) {
   return block;
 }
 
-BlockRequest LiveRequest(uint32_t share, uint32_t shares, Version base) {
+BlockRequest ShareRequest(uint32_t share, uint32_t shares, Version base) {
   return {.kind = static_cast<uint8_t>(RequestKind::kLive),
           .request_id = 5,
           .first_block = share,
@@ -39,18 +39,18 @@ struct Following {
     for (size_t i = 0; i < 2; ++i) REQUIRE(lanes[i].Enter(plan, i) == ErrorCode::kOk);
   }
   void Ask(Version base) {
-    for (uint32_t share = 0; share < 2; ++share) lanes[share].Send(LiveRequest(share, 2, base));
+    for (uint32_t share = 0; share < 2; ++share) lanes[share].Send(ShareRequest(share, 2, base));
   }
 };
 
-TEST_CASE("Each lane brings its share of a delta while it is made, and the end tells the version") {
+TEST_CASE("Each lane brings its share of a delta while it is made, and the end names the version") {
   Following following;
   for (Version base = 1; base <= 2; ++base) {
     following.Ask(base);
     std::this_thread::sleep_for(milliseconds(60));  // longer than a pull's lanes may be idle
     const auto delta = following.feed.Begin(base, base + 1);
     for (BlockIndex index = 0; index < kBlocks; ++index) delta->Add(BlockTo(base + 1, index));
-    // More than a wake's worth was added: blocks come before the delta is sealed.
+    // Enough was added to wake them: blocks come before the delta is sealed.
     for (BlockIndex index = 0; index < 20; ++index) {
       const auto [frame, payload] = following.lanes[index % 2].ReceiveBlock();
       CHECK(frame.block == index);
@@ -74,13 +74,13 @@ TEST_CASE("Each lane brings its share of a delta while it is made, and the end t
   }
 }
 
-TEST_CASE("A version that is given up, and a base that is not the newest, end with an error, and the lane lives on") {
+TEST_CASE("A version that is aborted, and a base that is not the newest, end with an error, and the lane stays open") {
   Following following;
   following.Ask(1);
   const auto delta = following.feed.Begin(1, 2);
   for (BlockIndex index = 0; index < kBlocks; ++index) delta->Add(BlockTo(2, index));
   for (TestLane& lane : following.lanes) lane.ReceiveBlock();
-  delta->GiveUp({ErrorCode::kAborted, "the trainer died"});
+  delta->Abort({ErrorCode::kAborted, "the trainer died"});
   following.feed.SetNewest(1);
   for (TestLane& lane : following.lanes) CHECK(lane.ReceiveError() == ErrorCode::kAborted);
   following.Ask(7);
@@ -105,8 +105,7 @@ TEST_CASE("A follower that leaves while it waits makes room, and wakes that come
       places.push_back(*std::move(place));
     }
   };
-  for (int i = 0; i < 100 && free_places() < 5; ++i) std::this_thread::sleep_for(milliseconds(10));
-  CHECK(places.size() == 5);
+  CHECK(Eventually([&] { return free_places() == 5; }));
   const auto delta = following.feed.Begin(1, 2);
   delta->Add(BlockTo(2, 1));
   delta->Seal();
@@ -125,9 +124,9 @@ TEST_CASE("A closed subscription lets nobody in, and counts until its lanes have
   CHECK(open().ok());
   CHECK(open().ok());
   CHECK(open().status().code() == ErrorCode::kResourceExhausted);
-  following.feed.Begin(1, 2);  // rings, and they end
+  following.feed.Begin(1, 2);  // wakes them, and they end
   for (TestLane& lane : following.lanes) CHECK(lane.Closed());
-  for (int i = 0; i < 100 && !open().ok(); ++i) std::this_thread::sleep_for(milliseconds(10));
+  CHECK(Eventually([&] { return open().ok(); }));
   CHECK(open().status().code() == ErrorCode::kResourceExhausted);  // the place was taken again
 }
 

@@ -103,7 +103,7 @@ class LocalConnection {
 Result<std::unique_ptr<LocalServer>> LocalServer::Start(const LocalServerOptions& options, PullTable* pulls) {
   const auto serve = [options, pulls](UnixConnection& connection) {
     const Status status = LocalConnection(connection, options).Run(*pulls);
-    if (status.code() != ErrorCode::kUnavailable) LogWarn("local_pull_ended", status, {{"path", options.path}});
+    if (status.code() != ErrorCode::kUnavailable) LogWarn("local_pull_failed", status, {{"path", options.path}});
   };
   std::unique_ptr<LocalServer> server(new LocalServer);
   LS_ASSIGN_OR_RETURN(server->server_, UnixServer::Start({.path = options.path}, serve, [](const Status& status) {

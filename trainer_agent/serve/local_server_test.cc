@@ -11,19 +11,20 @@ namespace lockstep {
 namespace {
 
 using std::chrono::milliseconds;
-constexpr milliseconds kSoon{5'000};
+constexpr milliseconds kSoon{60'000};
 
 // A served run with a local socket.
 struct Host : Served {
   TempDir dir;
-  LocalServerOptions options{.path = dir.File("pull.sock"), .hello_timeout = milliseconds(200)};
+  LocalServerOptions options{.path = dir.File("pull.sock")};
   std::unique_ptr<LocalServer> server = *LocalServer::Start(options, &pulls);
 };
 
 // The receiver's end, in blocking calls.
 class Client {
  public:
-  explicit Client(const Host& host) : connection_(*UnixConnect(host.options.path, kSoon)) {}
+  explicit Client(const Host& host) : Client(host.options.path) {}
+  explicit Client(const std::string& path) : connection_(*UnixConnect(path, kSoon)) {}
 
   template <typename T>
   void Send(T message) {
@@ -65,7 +66,7 @@ class Client {
 
 TEST_CASE("The memory of the newest version is handed out read-only, with the hash of every block") {
   Host host;
-  const auto plan = host.pulls.Open(host.Wish());
+  const auto plan = host.pulls.Open(host.Request());
   Client client(host);
   REQUIRE(client.Enter(plan->pull_id, plan->local_ticket) == ErrorCode::kOk);
   host.Publish(2);
@@ -84,9 +85,9 @@ TEST_CASE("The memory of the newest version is handed out read-only, with the ha
   CHECK(std::equal(client.tail.begin(), client.tail.end(), hashes.begin(), hashes.end()));
 }
 
-TEST_CASE("A version that is gone is refused with a sentence, and the connection lives on") {
+TEST_CASE("A version that is gone is refused with a sentence, and the connection stays open") {
   Host host;
-  const auto plan = host.pulls.Open(host.Wish());
+  const auto plan = host.pulls.Open(host.Request());
   Client client(host);
   REQUIRE(client.Enter(plan->pull_id, plan->local_ticket) == ErrorCode::kOk);
   host.Publish(2);
@@ -103,7 +104,7 @@ TEST_CASE("A version that is gone is refused with a sentence, and the connection
 TEST_CASE("A delta's file holds its payload; folded ones and those of other pulls are refused") {
   Host host;
   host.Publish(2);
-  const auto plan = host.pulls.Open(host.Wish(1));
+  const auto plan = host.pulls.Open(host.Request(1));
   Client client(host);
   REQUIRE(client.Enter(plan->pull_id, plan->local_ticket) == ErrorCode::kOk);
   const auto& step = plan->steps.at(0);
@@ -115,7 +116,7 @@ TEST_CASE("A delta's file holds its payload; folded ones and those of other pull
   CHECK(std::equal(bytes.begin(), bytes.end(), step.payload->bytes().begin()));
 
   host.Publish(3);
-  const auto folded = host.pulls.Open(host.Wish(1));
+  const auto folded = host.pulls.Open(host.Request(1));
   REQUIRE(folded->mode == PlanMode::kFolded);
   const uint64_t foreign = folded->steps.at(0).payload_id;
   CHECK(static_cast<ErrorCode>(client.Ask(LocalKind::kPayload, 0, foreign).code) == ErrorCode::kNotFound);
@@ -126,26 +127,26 @@ TEST_CASE("A delta's file holds its payload; folded ones and those of other pull
 
 TEST_CASE("Asking keeps a pull from expiring") {
   Host host;
-  PullTable pulls(&host.catalog, {.idle_timeout = milliseconds(300)});
-  const auto server = *LocalServer::Start({.path = host.dir.File("other.sock")}, &pulls);
-  host.options.path = host.dir.File("other.sock");
-  const auto plan = pulls.Open(host.Wish());
-  Client client(host);
+  constexpr std::chrono::hours kIdle{1};
+  PullTable pulls(&host.catalog, {.idle_timeout = kIdle});
+  const std::string path = host.dir.File("other.sock");
+  const auto server = *LocalServer::Start({.path = path}, &pulls);
+  const auto plan = pulls.Open(host.Request());
+  Client client(path);
   REQUIRE(client.Enter(plan->pull_id, plan->local_ticket) == ErrorCode::kOk);
-  for (int i = 0; i < 8; ++i) {
-    std::this_thread::sleep_for(milliseconds(75));
+  for (int i = 0; i < 3; ++i) {
+    const auto before = Pull::Clock::now();
     client.Ask(LocalKind::kAlive);
-    pulls.Expire();
+    pulls.Expire(before + kIdle);
+    CHECK(pulls.open_pulls("actor") == 1);
   }
-  CHECK(pulls.open_pulls("actor") == 1);
-  std::this_thread::sleep_for(milliseconds(400));
-  pulls.Expire();
+  pulls.Expire(Pull::Clock::now() + kIdle + milliseconds(1));
   CHECK(pulls.open_pulls("actor") == 0);
 }
 
-TEST_CASE("A ticket admits one local connection once; strangers, garbage and silence are shown out") {
+TEST_CASE("A ticket admits one local connection once; strangers, garbage and silence end theirs") {
   Host host;
-  const auto plan = host.pulls.Open(host.Wish());
+  const auto plan = host.pulls.Open(host.Request());
   Client good(host);
   REQUIRE(good.Enter(plan->pull_id, plan->local_ticket) == ErrorCode::kOk);
 
@@ -155,7 +156,9 @@ TEST_CASE("A ticket admits one local connection once; strangers, garbage and sil
   Client garbage(host);
   REQUIRE(garbage.connection().Send(Bytes(200, std::byte{'G'}), {}, kSoon).ok());
   CHECK(garbage.Closed());
-  Client silent(host);
+  const std::string impatient = host.dir.File("impatient.sock");
+  const auto server = *LocalServer::Start({.path = impatient, .hello_timeout = milliseconds(50)}, &host.pulls);
+  Client silent(impatient);
   CHECK(silent.Closed());
   Client malformed(host);
   REQUIRE(malformed.Enter(plan->pull_id, plan->tickets[0]) == ErrorCode::kOk);

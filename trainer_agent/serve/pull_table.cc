@@ -9,8 +9,6 @@
 namespace lockstep {
 namespace {
 
-// Status is a table people read, not a database: a fleet's worth of receivers, then the stalest give way.
-constexpr size_t kMaxReports = 4096;
 constexpr size_t kMaxReceiverName = 256;
 
 // Not guessable, so that nobody closes or renews a pull that is not theirs by counting.
@@ -21,40 +19,26 @@ uint64_t RandomPullId() {
   return std::max<uint64_t>(id, 1);
 }
 
-DeltaRoute RouteFor(const PullWish& wish, ServedRun& run) {
-  if (wish.force_full || wish.held.nothing() || wish.held.run != run.run()) return {};
-  const CodecLevel level = ChooseLevel(wish.link_bytes_per_s, run.deltas().NewestDensity());
-  DeltaRoute route = run.deltas().RouteFrom(wish.held.version, run.layout().data_bytes(), level);
+DeltaRoute RouteFor(const PullRequest& request, ServedRun& run) {
+  if (request.force_full || request.held.nothing() || request.held.run != run.run()) return {};
+  const CodecLevel level = ChooseLevel(request.link_bytes_per_s, run.deltas().NewestDensity());
+  DeltaRoute route = run.deltas().RouteFrom(request.held.version, run.layout().data_bytes(), level);
   // A receiver whose bytes are not what that version was must not get steps made for it.
-  if (!route.steps.empty() && route.steps.front()->header().base_digest != wish.held_digest) return {};
+  if (!route.steps.empty() && route.steps.front()->header().base_digest != request.held_digest) return {};
   return route;
 }
 
 }  // namespace
 
-std::shared_ptr<const Payload> Pull::FindPayload(uint64_t payload_id) const {
-  std::lock_guard lock(mutex_);
-  const auto at = payloads_.find(payload_id);
-  return at == payloads_.end() ? nullptr : at->second;
-}
-
-void Pull::Touch() {
-  std::lock_guard lock(mutex_);
-  touched_ = Clock::now();
-}
-
-void PullTable::Expire() {
+void PullTable::Expire(Pull::Clock::time_point now) {
   std::vector<std::shared_ptr<Pull>> expired;  // released outside the lock: their holds take the store's
   std::lock_guard lock(mutex_);
-  const auto now = Pull::Clock::now();
   for (auto at = pulls_.begin(); at != pulls_.end();) {
-    std::lock_guard pull_lock(at->second->mutex_);
-    const bool followed = at->second->live() && at->second->lanes_ > 0;
-    if (followed || (!at->second->closed() && now - at->second->touched_ <= limits_.idle_timeout)) {
+    if (!at->second->Expired(now - limits_.idle_timeout)) {
       ++at;
       continue;
     }
-    at->second->closed_ = true;
+    at->second->Close();
     expired.push_back(at->second);
     at = pulls_.erase(at);
   }
@@ -62,11 +46,9 @@ void PullTable::Expire() {
 
 size_t PullTable::ActivePulls(std::chrono::milliseconds recent) const {
   std::lock_guard lock(mutex_);
-  const auto now = Pull::Clock::now();
-  return static_cast<size_t>(std::count_if(pulls_.begin(), pulls_.end(), [&](const auto& item) {
-    std::lock_guard pull_lock(item.second->mutex_);
-    return now - item.second->touched_ <= recent;
-  }));
+  const auto since = Pull::Clock::now() - recent;
+  return static_cast<size_t>(
+      std::count_if(pulls_.begin(), pulls_.end(), [&](const auto& item) { return item.second->TouchedSince(since); }));
 }
 
 Result<std::shared_ptr<ServedRun>> PullTable::FindRun(const std::string& model, const std::string& receiver,
@@ -82,7 +64,7 @@ Result<std::shared_ptr<ServedRun>> PullTable::FindRun(const std::string& model, 
   }
   if (layout == run->layout().digest()) return run;
   return Status(ErrorCode::kState, Cat("model ", model, ": the receiver's layout ", ToHex(layout), " is not ",
-                                       ToHex(run->layout().digest()), "; fetch the layout anew"));
+                                       ToHex(run->layout().digest()), "; fetch the layout again"));
 }
 
 Status PullTable::Insert(const std::shared_ptr<Pull>& pull) {
@@ -98,23 +80,15 @@ Status PullTable::Insert(const std::shared_ptr<Pull>& pull) {
   return OkStatus();
 }
 
-std::vector<Ticket> PullTable::IssueTickets(Pull& pull, uint32_t lanes) {
-  std::vector<Ticket> tickets(std::clamp<uint32_t>(lanes, 1, limits_.max_lanes));
-  std::lock_guard lock(pull.mutex_);
-  for (Ticket& ticket : tickets) {
-    ticket = RandomId<Ticket>();
-    if (pull.tickets_.size() >= 2 * limits_.max_lanes) pull.tickets_.erase(pull.tickets_.begin());
-    pull.tickets_.insert(ticket);
-  }
-  return tickets;
+std::vector<Ticket> PullTable::IssueTickets(Pull& pull, uint32_t lanes) const {
+  return pull.IssueTickets(std::clamp<uint32_t>(lanes, 1, limits_.max_lanes), 2 * limits_.max_lanes);
 }
 
-void PullTable::AddSteps(Pull& pull, const std::vector<std::shared_ptr<const Payload>>& payloads, Plan& plan) {
+void PullTable::AddSteps(Pull& pull, const std::vector<std::shared_ptr<const Payload>>& payloads, PullPlan& plan) {
   std::lock_guard lock(mutex_);
-  std::lock_guard pull_lock(pull.mutex_);
   for (const auto& payload : payloads) {
     const uint64_t id = next_payload_id_++;
-    pull.payloads_[id] = payload;
+    pull.AddPayload(id, payload);
     plan.steps.push_back({id, payload});
     plan.payload_bytes += payload->header().data_bytes;
   }
@@ -125,29 +99,29 @@ void PullTable::AddSteps(Pull& pull, const std::vector<std::shared_ptr<const Pay
   plan.committed_unix_ns = last.committed_unix_ns;
 }
 
-Result<Plan> PullTable::Open(const PullWish& wish) {
-  LS_ASSIGN_OR_RETURN(const auto run, FindRun(wish.model, wish.receiver, wish.layout));
+Result<PullPlan> PullTable::Open(const PullRequest& request) {
+  LS_ASSIGN_OR_RETURN(const auto run, FindRun(request.model, request.receiver, request.layout));
   const auto newest = run->Newest();
-  if (!newest) return Status(ErrorCode::kState, Cat("model ", wish.model, ": no version is committed yet"));
-  Report(wish.model, {.receiver = wish.receiver, .held = wish.held, .outcome = "", .at = Pull::Clock::now()});
-  Plan plan{.base = wish.held,
-            .target = newest->manifest->held,
-            .target_digest = newest->manifest->digest,
-            .committed_unix_ns = newest->committed_unix_ns};
-  if (wish.held == plan.target && wish.held_digest == plan.target_digest && !wish.force_full) return plan;
+  if (!newest) return Status(ErrorCode::kState, Cat("model ", request.model, ": no version is committed yet"));
+  reports_.Add(request.model,
+               {.receiver = request.receiver, .held = request.held, .outcome = "", .at = Pull::Clock::now()});
+  PullPlan plan{.base = request.held,
+                .target = newest->manifest->held,
+                .target_digest = newest->manifest->digest,
+                .committed_unix_ns = newest->committed_unix_ns};
+  if (request.held == plan.target && request.held_digest == plan.target_digest && !request.force_full) return plan;
 
-  const DeltaRoute route = RouteFor(wish, *run);
-  const auto pull = std::make_shared<Pull>(RandomPullId(), wish.receiver, run, plan.target.version);
+  const DeltaRoute route = RouteFor(request, *run);
+  const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, run, plan.target.version);
   LS_RETURN_IF_ERROR(Insert(pull));
   plan.pull_id = pull->id;
-  plan.tickets = IssueTickets(*pull, wish.lanes);
+  plan.tickets = IssueTickets(*pull, request.lanes);
   plan.local_ticket = IssueTickets(*pull, 1)[0];
   if (route.steps.empty()) {
     plan.mode = PlanMode::kFull;
     plan.base = {};
     plan.payload_bytes = run->layout().data_bytes();
-    std::lock_guard lock(pull->mutex_);
-    pull->hold_ = run->deltas().HoldFrom(plan.target.version);
+    pull->HoldDeltas();
     return plan;
   }
   plan.mode = route.folded ? PlanMode::kFolded : route.steps.size() > 1 ? PlanMode::kChain : PlanMode::kDelta;
@@ -156,13 +130,13 @@ Result<Plan> PullTable::Open(const PullWish& wish) {
   return plan;
 }
 
-Result<LivePlan> PullTable::OpenLive(const LiveWish& wish) {
-  LS_ASSIGN_OR_RETURN(const auto run, FindRun(wish.model, wish.receiver, wish.layout));
-  const auto pull = std::make_shared<Pull>(RandomPullId(), wish.receiver, run, 0);
-  pull->follower_ = std::make_unique<LiveFeed::Follower>(
-      &run->live(), ChooseLevel(wish.link_bytes_per_s, run->deltas().NewestDensity()));
+Result<LivePlan> PullTable::OpenLive(const LiveRequest& request) {
+  LS_ASSIGN_OR_RETURN(const auto run, FindRun(request.model, request.receiver, request.layout));
+  auto follower = std::make_unique<LiveFeed::Follower>(
+      &run->live(), ChooseLevel(request.link_bytes_per_s, run->deltas().NewestDensity()));
+  const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, run, 0, std::move(follower));
   LS_RETURN_IF_ERROR(Insert(pull));
-  return LivePlan{pull->id, IssueTickets(*pull, wish.lanes)};
+  return LivePlan{pull->id, IssueTickets(*pull, request.lanes)};
 }
 
 Result<std::shared_ptr<Pull>> PullTable::Find(uint64_t pull_id) {
@@ -174,25 +148,21 @@ Result<std::shared_ptr<Pull>> PullTable::Find(uint64_t pull_id) {
   return at->second;
 }
 
-Result<Plan> PullTable::CatchUp(uint64_t pull_id, Version oldest) {
+Result<PullPlan> PullTable::CatchUp(uint64_t pull_id, Version oldest) {
   LS_ASSIGN_OR_RETURN(const auto pull, Find(pull_id));
-  {
-    // What an earlier catch-up promised is not wanted any more.
-    std::lock_guard lock(pull->mutex_);
-    pull->payloads_.clear();
-  }
+  pull->DropPayloads();  // what an earlier catch-up promised
   const auto newest = pull->run->Newest();
-  if (!newest) return Status(ErrorCode::kState, Cat("model ", pull->run->model(), ": the run has ended; pull anew"));
+  if (!newest) return Status(ErrorCode::kState, Cat("model ", pull->run->model(), ": the run has ended; pull again"));
   std::vector<std::shared_ptr<const Payload>> chain;
   if (oldest != newest->manifest->held.version) {
     LS_ASSIGN_OR_RETURN(chain, pull->run->deltas().ChainFrom(oldest));
   }
-  Plan plan{.pull_id = pull_id,
-            .mode = PlanMode::kChain,
-            .base = {pull->run->run(), oldest},
-            .target = newest->manifest->held,
-            .target_digest = newest->manifest->digest,
-            .committed_unix_ns = newest->committed_unix_ns};
+  PullPlan plan{.pull_id = pull_id,
+                .mode = PlanMode::kChain,
+                .base = {pull->run->run(), oldest},
+                .target = newest->manifest->held,
+                .target_digest = newest->manifest->digest,
+                .committed_unix_ns = newest->committed_unix_ns};
   AddSteps(*pull, chain, plan);
   return plan;
 }
@@ -209,25 +179,22 @@ void PullTable::Close(uint64_t pull_id, const Held& held, const std::string& out
     const auto at = pulls_.find(pull_id);
     if (at == pulls_.end()) return;
     pull = at->second;
-    pull->closed_ = true;
+    pull->Close();
     // The lanes of a subscription may be slow to end, and count until they have.
-    if (!pull->live() || pull->lanes_ == 0) pulls_.erase(at);
+    if (!pull->live() || !pull->has_lanes()) pulls_.erase(at);
   }
   if (pull->live()) return;
-  Report(pull->run->model(),
-         {.receiver = pull->receiver, .held = held, .outcome = CleanText(outcome, 1024), .at = Pull::Clock::now()});
+  reports_.Add(
+      pull->run->model(),
+      {.receiver = pull->receiver, .held = held, .outcome = CleanText(outcome, 1024), .at = Pull::Clock::now()});
 }
 
 Result<Pull::LaneLease> PullTable::Admit(uint64_t pull_id, const Ticket& ticket) {
-  auto pull = Find(pull_id);
-  const Status refused{ErrorCode::kPermission, "the lane's ticket is unknown, used up or expired; ask for a new one"};
-  if (!pull.ok()) return refused;
-  std::lock_guard lock((*pull)->mutex_);
-  if ((*pull)->tickets_.erase(ticket) == 0) return refused;
-  if ((*pull)->lanes_ >= 2 * limits_.max_lanes) {
-    return Status(ErrorCode::kResourceExhausted, Cat("the pull has ", (*pull)->lanes_, " lanes, twice --max-lanes"));
+  const auto pull = Find(pull_id);
+  if (!pull.ok() || !(*pull)->UseTicket(ticket)) {
+    return Status(ErrorCode::kPermission, "the lane's ticket is unknown, used up or expired; ask for a new one");
   }
-  return Pull::LaneLease(*pull, (*pull)->lanes_++);
+  return Pull::AddLane(*pull, 2 * limits_.max_lanes);
 }
 
 size_t PullTable::open_pulls(const std::string& model) const {
@@ -235,27 +202,6 @@ size_t PullTable::open_pulls(const std::string& model) const {
   return static_cast<size_t>(std::count_if(pulls_.begin(), pulls_.end(), [&](const auto& item) {
     return item.second->run->model() == model && !item.second->live();
   }));
-}
-
-void PullTable::Report(const std::string& model, ReceiverReport report) {
-  std::lock_guard lock(mutex_);
-  auto& receivers = reports_[model];
-  if (receivers.size() >= kMaxReports && receivers.count(report.receiver) == 0) {
-    receivers.erase(std::min_element(receivers.begin(), receivers.end(),
-                                     [](const auto& a, const auto& b) { return a.second.at < b.second.at; }));
-  }
-  // Opening a pull tells what is held; how the last one went stays as it was told.
-  if (report.outcome.empty()) report.outcome = receivers[report.receiver].outcome;
-  receivers[report.receiver] = std::move(report);
-}
-
-std::vector<ReceiverReport> PullTable::Reports(const std::string& model) const {
-  std::lock_guard lock(mutex_);
-  std::vector<ReceiverReport> reports;
-  if (const auto at = reports_.find(model); at != reports_.end()) {
-    for (const auto& [receiver, report] : at->second) reports.push_back(report);
-  }
-  return reports;
 }
 
 }  // namespace lockstep

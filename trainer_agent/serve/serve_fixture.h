@@ -3,9 +3,11 @@
 
 #include <atomic>
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "common/base/hash.h"
@@ -22,6 +24,17 @@ inline constexpr uint32_t kBlock = 4096;
 
 inline std::shared_ptr<const ModelLayout> Layout() {
   return *ModelLayout::Create({{"w", DType::kBF16, {kBlocks * kBlock / 2}, 0}}, kBlock);
+}
+
+// Whether `condition` comes true within a minute, which no loaded machine exceeds.
+template <typename Condition>
+bool Eventually(const Condition& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return true;
 }
 
 inline Bytes BlockOf(Version version, BlockIndex block) {
@@ -45,7 +58,7 @@ struct MadeUpBlocks : BlockReader {
       AppendBytes(bytes, BlockOf(version, static_cast<BlockIndex>(block)));
     }
     use(bytes);
-    std::fill(bytes.begin(), bytes.end(), std::byte{0xee});  // who still reads there sees what it was not lent
+    std::fill(bytes.begin(), bytes.end(), std::byte{0xee});  // a late reader finds what it was not lent
     --lent;
     return OkStatus();
   }
@@ -117,13 +130,13 @@ struct Served {
     }
     catalog.Publish(run, {ManifestOf(version), static_cast<int64_t>(version)});
   }
-  PullWish Wish(Version held = 0) const {
-    PullWish wish{.model = "actor", .receiver = "r", .layout = layout->digest(), .lanes = 2};
+  PullRequest Request(Version held = 0) const {
+    PullRequest request{.model = "actor", .receiver = "r", .layout = layout->digest(), .lanes = 2};
     if (held != 0) {
-      wish.held = {run->run(), held};
-      wish.held_digest = Digest(held);
+      request.held = {run->run(), held};
+      request.held_digest = Digest(held);
     }
-    return wish;
+    return request;
   }
 };
 

@@ -7,14 +7,14 @@
 #include <optional>
 
 #include "common/telemetry/timeline.h"
-#include "trainer_agent/serve/pull_table.h"
+#include "trainer_agent/serve/pull.h"
 
 namespace lockstep {
 
 // Used by the one coroutine that owns the lane.
 class ServeSpan {
  public:
-  // `timeline` (null: nothing is recorded) and `pull` outlive this; `lane` tells it from the pull's others.
+  // `timeline` (null: nothing is recorded) and `pull` outlive this; `lane` distinguishes it from the pull's others.
   ServeSpan(Timeline* timeline, const Pull& pull, uint32_t lane) : timeline_(timeline), pull_(pull), lane_(lane) {}
   ~ServeSpan() {
     if (!pull_.live()) End(pull_.target);
@@ -24,10 +24,10 @@ class ServeSpan {
 
   // Something was asked for. Without effect while a span is open.
   void Begin() {
-    if (!begun_) BeginAnew();
+    if (!begun_) Restart();
   }
-  // The same, and a span that is open was of something that came to nothing.
-  void BeginAnew() {
+  // The same, and a span that is open is dropped: what it served was aborted.
+  void Restart() {
     begun_.emplace();
     ended_ = std::chrono::steady_clock::now();
     bytes_ = 0;

@@ -1,4 +1,6 @@
 // ServedLane: one admitted lane, from its first request to its end.
+//
+// It reads requests and ends each of them; PullAnswers or LiveAnswers sends what is asked for.
 #pragma once
 
 #include <asio.hpp>
@@ -7,11 +9,9 @@
 
 #include "common/base/status.h"
 #include "common/wire/frame.h"
-#include "trainer_agent/serve/bell.h"
-#include "trainer_agent/serve/lane_limits.h"
-#include "trainer_agent/serve/lane_writer.h"
-#include "trainer_agent/serve/pull_table.h"
-#include "trainer_agent/serve/serve_span.h"
+#include "trainer_agent/serve/lane_output.h"
+#include "trainer_agent/serve/live_answers.h"
+#include "trainer_agent/serve/pull_answers.h"
 
 namespace lockstep {
 
@@ -24,39 +24,22 @@ struct LaneTimeouts {
 class ServedLane {
  public:
   ServedLane(asio::ip::tcp::socket& socket, const LaneTimeouts& timeouts, Pull& pull, LanePace pace,
-             std::shared_ptr<BellGate> gate, ServeSpan& span);
+             std::shared_ptr<WakeupGate> gate, ServeSpan& span);
 
   // Until the peer closes (OK) or the lane fails.
   asio::awaitable<Status> Run();
 
  private:
   asio::awaitable<Status> Answer(const BlockRequest& request);
-  asio::awaitable<Status> SendFull(const BlockRequest& request);
-  asio::awaitable<Status> SendDelta(const BlockRequest& request);
-  asio::awaitable<Status> SendLive(const BlockRequest& request);
-
-  Result<uint32_t> SendBlocks(const BlockRequest& request, BlockIndex first, uint32_t count);
-  asio::awaitable<Result<std::shared_ptr<LiveDelta>>> UntilBegun(Version base);
-  asio::awaitable<Status> SendShare(const BlockRequest& request, const LiveDelta& delta,
-                                    const std::vector<std::shared_ptr<const DeltaBlock>>& blocks);
-  asio::awaitable<Status> UntilRung();
-  asio::awaitable<Status> FlushPaced();
-  asio::awaitable<void> WaitForPace(uint64_t bytes);
-  void Sent(uint64_t bytes);
-  void WatchPeer();
+  asio::awaitable<Result<LaneAnswer>> Send(const BlockRequest& request);
 
   asio::ip::tcp::socket& socket_;
-  const LaneTimeouts& timeouts_;
+  const std::chrono::milliseconds idle_timeout_;
   Pull& pull_;
-  LanePace pace_;
   ServeSpan& span_;
-  LaneWriter writer_;
-  const std::shared_ptr<Bell> bell_;
-  std::shared_ptr<bool> peer_spoke_;  // null: nobody watches for it
-  uint32_t sent_ = 0;                 // frames of the request in hand
-  bool end_sent_ = false;             // and its end went along with the last of them
-  Version live_target_ = 0;           // that a live answer has led to
-  Status refusal_;                    // why the request in hand cannot be answered in full
+  LaneOutput output_;
+  PullAnswers pull_answers_;
+  LiveAnswers live_answers_;
 };
 
 }  // namespace lockstep

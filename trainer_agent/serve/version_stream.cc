@@ -5,25 +5,25 @@
 namespace lockstep {
 
 VersionStream::VersionStream(const VersionCatalog* catalog, std::string model)
-    : catalog_(catalog), model_(std::move(model)), watch_(catalog, model_, [this] { Tell(); }) {
-  Tell();
+    : catalog_(catalog), model_(std::move(model)), watch_(catalog, model_, [this] { Send(); }) {
+  Send();
 }
 
-void VersionStream::Tell() {
+void VersionStream::Send() {
   std::lock_guard lock(mutex_);
   if (writing_ || ended_) return;
   if (catalog_->closed()) return End(ToGrpc({ErrorCode::kUnavailable, "the agent is draining"}));
-  const auto news = catalog_->NewsSince(model_, told_);
-  if (!news) return;
-  told_ = news->newest;
+  const auto update = catalog_->UpdateSince(model_, sent_);
+  if (!update) return;
+  sent_ = update->newest;
   event_.Clear();
   event_.set_model(model_);
-  event_.mutable_newest()->set_run(ToBytes(told_.run));
-  event_.mutable_newest()->set_version(told_.version);
-  event_.set_layout_digest(ToBytes(news->run->layout().digest()));
-  if (news->version) {
-    event_.set_manifest_digest(ToBytes(news->version->manifest->digest));
-    event_.set_committed_unix_ns(news->version->committed_unix_ns);
+  event_.mutable_newest()->set_run(ToBytes(sent_.run));
+  event_.mutable_newest()->set_version(sent_.version);
+  event_.set_layout_digest(ToBytes(update->run->layout().digest()));
+  if (update->version) {
+    event_.set_manifest_digest(ToBytes(update->version->manifest->digest));
+    event_.set_committed_unix_ns(update->version->committed_unix_ns);
   }
   writing_ = true;
   StartWrite(&event_);
@@ -35,7 +35,7 @@ void VersionStream::OnWriteDone(bool ok) {
     writing_ = false;
     if (!ok) return End(grpc::Status::CANCELLED);
   }
-  Tell();
+  Send();
 }
 
 void VersionStream::OnCancel() {

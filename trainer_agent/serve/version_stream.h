@@ -1,7 +1,7 @@
 // One receiver's stream of versions: the newest one at once, then each that follows, until the call is cancelled or the
 // catalog closes. A reader that is slow misses versions in between, never the newest.
 //
-// It costs no thread: gRPC and the catalog's watch call it. It owns itself, from the call's begin to its end.
+// It costs no thread: gRPC and the catalog's watch call it. It owns itself, from the begin of the call to its end.
 #pragma once
 
 #include <mutex>
@@ -22,7 +22,7 @@ class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
   void OnDone() override { delete this; }
 
  private:
-  void Tell();                        // begins the next write when none is going on and there is something to tell
+  void Send();                        // begins the next write when none is in progress and there is something new
   void End(const grpc::Status& why);  // REQUIRES mutex_
 
   const VersionCatalog* const catalog_;
@@ -30,7 +30,7 @@ class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
   std::mutex mutex_;
   bool writing_ = false;
   bool ended_ = false;
-  Held told_;
+  Held sent_;
   v1::VersionEvent event_;       // being written
   VersionCatalog::Watch watch_;  // last: it calls as soon as it is made
 };

@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-constexpr std::chrono::seconds kSoon{10};
+constexpr std::chrono::seconds kSoon{60};
 
 // The catalog of a Served over gRPC, and nothing else of an agent.
 class StreamServer : public v1::TrainerAgent::WithCallbackMethod_WatchVersions<v1::TrainerAgent::Service> {
@@ -50,11 +50,11 @@ class Watcher : public grpc::ClientReadReactor<v1::VersionEvent> {
     (void)Ended();  // gRPC calls this object until then
   }
 
-  // The next versions told, up to `last`.
+  // The next versions reported, up to `last`.
   std::vector<Version> Until(Version last) {
     std::unique_lock lock(mutex_);
-    REQUIRE(changed_.wait_for(lock, kSoon, [&] { return !told_.empty() && told_.back() == last; }));
-    return std::exchange(told_, {});
+    REQUIRE(changed_.wait_for(lock, kSoon, [&] { return !seen_.empty() && seen_.back() == last; }));
+    return std::exchange(seen_, {});
   }
   Status Ended() {
     std::unique_lock lock(mutex_);
@@ -67,7 +67,7 @@ class Watcher : public grpc::ClientReadReactor<v1::VersionEvent> {
     if (!ok) return;
     {
       std::lock_guard lock(mutex_);
-      told_.push_back(event_.newest().version());
+      seen_.push_back(event_.newest().version());
       digest_ = event_.manifest_digest();
       changed_.notify_all();
     }
@@ -89,7 +89,7 @@ class Watcher : public grpc::ClientReadReactor<v1::VersionEvent> {
   v1::VersionEvent event_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<Version> told_;
+  std::vector<Version> seen_;
   std::string digest_;
   std::optional<Status> ended_;
 };
@@ -99,7 +99,7 @@ size_t ThreadsOfThisProcess() {
   return static_cast<size_t>(std::distance(begin(tasks), end(tasks)));
 }
 
-TEST_CASE("a stream tells the newest version at once, and each that follows") {
+TEST_CASE("A stream reports the newest version at once, and each that follows") {
   Served served;
   served.Publish(2);
   StreamServer server(&served.catalog);
@@ -114,7 +114,7 @@ TEST_CASE("a stream tells the newest version at once, and each that follows") {
   CHECK((rest == std::vector<Version>{5} || rest == std::vector<Version>{4, 5}));
 }
 
-TEST_CASE("a stream of a model that nobody opened begins when somebody does, before its first version") {
+TEST_CASE("A stream of a model that nobody opened begins when somebody does, before its first version") {
   VersionCatalog catalog;
   StreamServer server(&catalog);
   Watcher watcher(server, "actor");
@@ -125,7 +125,7 @@ TEST_CASE("a stream of a model that nobody opened begins when somebody does, bef
   CHECK(watcher.digest().empty());
 }
 
-TEST_CASE("streams end when the catalog closes, those that begin later at once") {
+TEST_CASE("Streams end when the catalog closes, those that begin later at once") {
   Served served;
   StreamServer server(&served.catalog);
   Watcher before(server, "actor");

@@ -17,11 +17,11 @@ namespace {
 constexpr char kSuffix[] = ".delta";
 // Each delta is a mapping, and a kernel allows a process some 65,000 of them.
 constexpr size_t kMaxChain = 1024;
-// To fold or compact more changes than these takes seconds, in which the receiver could have pulled the chain.
+// To fold or recode more changes than these takes seconds, in which the receiver could have pulled the chain.
 constexpr uint64_t kMaxDerivedElements = 128 << 20;
 constexpr uint64_t kPageBytes = 4096;
 
-// What it takes of the tmpfs.
+// Of the tmpfs.
 uint64_t StoredBytes(const Payload& payload) {
   return (payload.total_bytes() + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
@@ -36,6 +36,13 @@ std::vector<std::string> DeltaFiles(const std::string& directory) {
   }
   closedir(dir);
   return paths;
+}
+
+template <typename Steps>
+DeltaChain PayloadsOf(const Steps& steps) {
+  DeltaChain payloads;
+  for (const auto& step : steps) payloads.push_back(step.payload);
+  return payloads;
 }
 
 }  // namespace
@@ -89,7 +96,7 @@ void DeltaStore::Load(const Manifest& newest) {
   for (auto at = by_target.find(wanted); at != by_target.end(); at = by_target.find(wanted)) {
     const PayloadHeader& header = at->second->header();
     if (header.target_digest != digest) break;
-    chain_.push_front(at->second);
+    chain_.push_front({at->second});  // at the lowest level, for all that its file says
     kept.insert(PathOf(header.base, header.target));
     wanted = header.base;
     digest = header.base_digest;
@@ -109,47 +116,43 @@ Payload::Allocator DeltaStore::FileAllocator(const std::string& path) {
   };
 }
 
+Result<std::shared_ptr<const Payload>> DeltaStore::AssembleLocked(const PayloadIdentity& identity,
+                                                                  const std::vector<const DeltaBlock*>& blocks) {
+  if (options_.directory.empty()) return Payload::Assemble(*layout_, identity, blocks);
+  // Written under another name first: a killed agent must not find half a delta under a delta's name.
+  const std::string path = options_.directory + "/new";
+  auto payload = Payload::Assemble(*layout_, identity, blocks, FileAllocator(path));
+  while (!payload.ok() && payload.status().code() == ErrorCode::kResourceExhausted && !chain_.empty()) {
+    RemoveOldestLocked();
+    payload = Payload::Assemble(*layout_, identity, blocks, FileAllocator(path));
+  }
+  const std::string final_path = PathOf(identity.base, identity.target);
+  if (payload.ok() && rename(path.c_str(), final_path.c_str()) == 0) return payload;
+  return Payload::Assemble(*layout_, identity, blocks);
+}
+
 Result<std::shared_ptr<const Payload>> DeltaStore::Add(const PayloadIdentity& identity, CodecLevel level,
                                                        const std::vector<const DeltaBlock*>& blocks) {
   std::lock_guard lock(mutex_);
   derived_.clear();  // who is behind now needs others
-  Result<std::shared_ptr<const Payload>> payload = Status(ErrorCode::kInternal, "not made");
-  if (options_.directory.empty()) {
-    payload = Payload::Assemble(*layout_, identity, blocks);
-  } else {
-    // Written under another name first: a killed agent must not find half a delta under a delta's name.
-    const std::string path = options_.directory + "/new";
-    payload = Payload::Assemble(*layout_, identity, blocks, FileAllocator(path));
-    while (!payload.ok() && payload.status().code() == ErrorCode::kResourceExhausted && !chain_.empty()) {
-      RemoveLocked(chain_.front());
-      chain_.pop_front();
-      payload = Payload::Assemble(*layout_, identity, blocks, FileAllocator(path));
-    }
-    const std::string final_path = PathOf(identity.base, identity.target);
-    if (!payload.ok() || rename(path.c_str(), final_path.c_str()) != 0)
-      payload = Payload::Assemble(*layout_, identity, blocks);
-  }
-  LS_RETURN_IF_ERROR(payload);
-  const bool follows = !chain_.empty() && chain_.back()->header().target == identity.base &&
-                       chain_.back()->header().target_digest == identity.base_digest;
-  if (!follows) {
-    for (const auto& old : chain_) RemoveLocked(old);
-    chain_.clear();
-  }
-  chain_.push_back(*payload);
-  if (level == CodecLevel::kCompact) compact_.insert(identity.target);
+  LS_ASSIGN_OR_RETURN(auto payload, AssembleLocked(identity, blocks));
+  const bool follows = !chain_.empty() && chain_.back().header().target == identity.base &&
+                       chain_.back().header().target_digest == identity.base_digest;
+  while (!follows && !chain_.empty()) RemoveOldestLocked();
+  chain_.push_back({payload, level});
   EvictLocked();
   return payload;
 }
 
-void DeltaStore::RemoveLocked(const std::shared_ptr<const Payload>& payload) {
-  compact_.erase(payload->header().target);
-  if (!options_.directory.empty()) unlink(PathOf(payload->header().base, payload->header().target).c_str());
+void DeltaStore::RemoveOldestLocked() {
+  const PayloadHeader& header = chain_.front().header();
+  if (!options_.directory.empty()) unlink(PathOf(header.base, header.target).c_str());
+  chain_.pop_front();
 }
 
 uint64_t DeltaStore::RetainedBytesLocked() const {
   uint64_t bytes = 0;
-  for (const auto& payload : chain_) bytes += StoredBytes(*payload);
+  for (const Step& step : chain_) bytes += StoredBytes(*step.payload);
   for (const auto& [key, payload] : derived_) bytes += payload == nullptr ? 0 : StoredBytes(*payload);
   return bytes;
 }
@@ -163,61 +166,60 @@ void DeltaStore::EvictLocked() {
   const uint64_t budget = options_.retain_bytes;
   uint64_t bytes = RetainedBytesLocked();
   while (!chain_.empty() && (bytes > budget || chain_.size() > kMaxChain)) {
-    const Version base = chain_.front()->header().base;
+    const Version base = chain_.front().header().base;
     const bool held = !holds_.empty() && *holds_.begin() <= base;
     if (held && bytes <= 2 * budget + layout_->data_bytes()) return;
-    bytes -= StoredBytes(*chain_.front());
-    RemoveLocked(chain_.front());
-    chain_.pop_front();
+    bytes -= StoredBytes(*chain_.front().payload);
+    RemoveOldestLocked();
     const auto of_base = [base](const auto& derived) { return derived.first.base == base; };
     if (std::erase_if(derived_, of_base) > 0) bytes = RetainedBytesLocked();
   }
 }
 
-std::vector<std::shared_ptr<const Payload>> DeltaStore::ChainLocked(Version base) const {
-  const auto first = std::find_if(chain_.begin(), chain_.end(),
-                                  [base](const auto& payload) { return payload->header().base == base; });
+std::vector<DeltaStore::Step> DeltaStore::StepsLocked(Version base) const {
+  const auto first = std::ranges::find(chain_, base, [](const Step& step) { return step.header().base; });
   return {first, chain_.end()};
 }
 
-Result<std::vector<std::shared_ptr<const Payload>>> DeltaStore::ChainFrom(Version base) const {
+Result<DeltaChain> DeltaStore::ChainFrom(Version base) const {
   std::lock_guard lock(mutex_);
-  auto chain = ChainLocked(base);
-  if (chain.empty())
+  const std::vector<Step> steps = StepsLocked(base);
+  if (steps.empty())
     return Status(ErrorCode::kState, Cat("the deltas from version ", base, " on are no longer retained"));
-  return chain;
+  return PayloadsOf(steps);
 }
 
 DeltaRoute DeltaStore::RouteFrom(Version base, uint64_t full_bytes, CodecLevel level) {
-  DeltaRoute route;
+  std::vector<Step> steps;
   {
     std::lock_guard lock(mutex_);
-    route.steps = ChainLocked(base);
-    const auto compact = [this](const auto& step) { return CompactLocked(*step); };
-    if (std::all_of(route.steps.begin(), route.steps.end(), compact)) route.level = CodecLevel::kCompact;
+    steps = StepsLocked(base);
   }
+  if (steps.empty()) return {};
+  DeltaRoute route{.steps = PayloadsOf(steps), .level = std::ranges::min_element(steps, {}, &Step::level)->level};
   const bool quick = route.changed_elements() <= kMaxDerivedElements && options_.fold_pool != nullptr;
-  if (quick && route.steps.size() > 1) FoldRoute(base, level, route);
-  if (quick && level == CodecLevel::kCompact && route.level != level) CompactRoute(route);
+  if (quick && steps.size() > 1) Fold(base, level, route);
+  if (quick && route.level < level) Raise(steps, level, route);
   if (route.data_bytes() >= full_bytes) route.steps.clear();
   return route;
 }
 
-void DeltaStore::FoldRoute(Version base, CodecLevel level, DeltaRoute& route) {
+void DeltaStore::Fold(Version base, CodecLevel level, DeltaRoute& route) {
   const DerivedKey key{base, route.steps.back()->header().target, level};
   const auto folded =
       Derived(key, route.data_bytes(), [&] { return FoldPayloads(*layout_, route.steps, level, *options_.fold_pool); });
   if (folded != nullptr) route = {.steps = {folded}, .folded = true, .level = level};
 }
 
-void DeltaStore::CompactRoute(DeltaRoute& route) {
-  for (auto& step : route.steps) {
-    const PayloadHeader& header = step->header();
-    const auto compact = Derived({header.base, header.target, CodecLevel::kCompact}, header.data_bytes,
-                                 [&] { return CompactPayload(*layout_, *step, *options_.fold_pool); });
-    if (compact != nullptr) step = compact;
+void DeltaStore::Raise(const std::vector<Step>& steps, CodecLevel level, DeltaRoute& route) {
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (steps[i].level >= level) continue;
+    const PayloadHeader& header = steps[i].header();
+    const auto raised = Derived({header.base, header.target, level}, header.data_bytes,
+                                [&] { return RecodePayload(*layout_, *steps[i].payload, level, *options_.fold_pool); });
+    if (raised != nullptr) route.steps[i] = raised;
   }
-  route.level = CodecLevel::kCompact;
+  route.level = level;
 }
 
 std::shared_ptr<const Payload> DeltaStore::Derived(const DerivedKey& key, uint64_t smaller_than, const Derive& derive) {
@@ -232,8 +234,8 @@ std::shared_ptr<const Payload> DeltaStore::Derived(const DerivedKey& key, uint64
   // Another version may have come meanwhile, or memory be short: then this serves the one caller only.
   const uint64_t room = options_.retain_bytes - std::min(options_.retain_bytes, RetainedBytesLocked());
   const bool fits = derived == nullptr || StoredBytes(*derived) <= room;
-  const bool wanted = !chain_.empty() && (key.target == chain_.back()->header().target || IsStepLocked(key));
-  if (wanted && fits && !ChainLocked(key.base).empty()) derived_[key] = derived;
+  const bool wanted = !chain_.empty() && (key.target == chain_.back().header().target || IsStepLocked(key));
+  if (wanted && fits && !StepsLocked(key.base).empty()) derived_[key] = derived;
   return derived;
 }
 
@@ -241,13 +243,12 @@ double DeltaStore::NewestDensity() const {
   std::lock_guard lock(mutex_);
   if (chain_.empty() || layout_->block_count() == 0) return 0;
   const double elements = static_cast<double>(layout_->data_bytes()) / layout_->block_unit(0);
-  return static_cast<double>(chain_.back()->header().changed_elements) / elements;
+  return static_cast<double>(chain_.back().header().changed_elements) / elements;
 }
 
 bool DeltaStore::IsStepLocked(const DerivedKey& key) const {
-  return std::any_of(chain_.begin(), chain_.end(), [&](const auto& step) {
-    return step->header().base == key.base && step->header().target == key.target;
-  });
+  return std::ranges::any_of(
+      chain_, [&](const Step& step) { return step.header().base == key.base && step.header().target == key.target; });
 }
 
 DeltaStore::Hold::Hold(DeltaStore* store, Version version)
@@ -274,9 +275,9 @@ Result<UniqueFd> DeltaStore::OpenFile(const Payload& payload) const {
   return Status(ErrorCode::kState, Cat("the delta from version ", header.base, " to ", header.target, " has no file"));
 }
 
-std::vector<std::shared_ptr<const Payload>> DeltaStore::Retained() const {
+DeltaChain DeltaStore::Retained() const {
   std::lock_guard lock(mutex_);
-  std::vector<std::shared_ptr<const Payload>> all(chain_.begin(), chain_.end());
+  DeltaChain all = PayloadsOf(chain_);
   for (const auto& [key, payload] : derived_) {
     if (payload != nullptr) all.push_back(payload);
   }
@@ -285,9 +286,7 @@ std::vector<std::shared_ptr<const Payload>> DeltaStore::Retained() const {
 
 void DeltaStore::Discard() {
   std::lock_guard lock(mutex_);
-  for (const auto& payload : chain_) RemoveLocked(payload);
-  chain_.clear();
-  compact_.clear();
+  while (!chain_.empty()) RemoveOldestLocked();
   derived_.clear();
 }
 

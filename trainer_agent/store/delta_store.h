@@ -1,9 +1,9 @@
 // DeltaStore: the deltas of one run that receivers may still need, within a byte budget.
 //
 // The deltas form one chain that ends at the newest version. Each is one immutable Payload, served to any number of
-// receivers; folded ones, and compact forms of those that were made fast, are made on the first request and kept
-// until the next version. With a directory the chain's are files on the agent's tmpfs, so that an agent that
-// is killed finds them again.
+// receivers; folded ones, and forms at a higher codec level than one was made at, are derived on the first request and
+// kept until the next version. With a directory the chain's are files on the agent's tmpfs, so that an agent that is
+// killed finds them again.
 #pragma once
 
 #include <compare>
@@ -26,15 +26,15 @@ namespace lockstep {
 struct StoreOptions {
   std::string directory;  // empty: in memory only
   uint64_t retain_bytes = 2ull << 30;
-  // Folds and compacts; not the diff's pool, which a receiver must not hold up. Null: the chain as it was made.
+  // Folds and recodes; not the diff's pool, which a receiver must not hold up. Null: the chain as it was made.
   WorkerPool* fold_pool = nullptr;
 };
 
 // How to bring a receiver from one version to the newest.
 struct DeltaRoute {
-  std::vector<std::shared_ptr<const Payload>> steps;  // in order; empty: no deltas lead there, send full blocks
+  DeltaChain steps;  // empty: no deltas lead there, send full blocks
   bool folded = false;
-  CodecLevel level = CodecLevel::kFast;  // compact only when all of it is
+  CodecLevel level = CodecLevel::kFast;  // all of it is coded at this one or higher
 
   uint64_t data_bytes() const;
   uint64_t changed_elements() const;
@@ -50,18 +50,18 @@ class DeltaStore {
   // others are removed.
   void Load(const Manifest& newest);
 
-  // Makes the delta that follows the last one and retains it. A full tmpfs costs old deltas first; when even that does
-  // not help the delta is kept on the heap.
+  // Makes the delta that follows the last one and retains it, coded at `level`. A full tmpfs costs old deltas first;
+  // when even that does not help the delta is kept on the heap.
   Result<std::shared_ptr<const Payload>> Add(const PayloadIdentity& identity, CodecLevel level,
                                              const std::vector<const DeltaBlock*>& blocks);
 
   // The route of fewest bytes from `base`: one delta, the chain, or its fold; none when that would not be below
-  // `full_bytes`. A fold, and at kCompact the entropy stage, is computed here the first time, unless it would take
-  // long: then the chain is served as it is.
+  // `full_bytes`. A fold, and what was made at a lower level than `level`, is computed here the first time, unless it
+  // would take long: then the chain is served as it is.
   DeltaRoute RouteFrom(Version base, uint64_t full_bytes, CodecLevel level);
 
   // Every step from `base` on, unfolded. kState when some are gone.
-  Result<std::vector<std::shared_ptr<const Payload>>> ChainFrom(Version base) const;
+  Result<DeltaChain> ChainFrom(Version base) const;
 
   // How large a delta is worth making: while a full pull needs it to catch up, as large as the model; else the budget.
   uint64_t MaxDeltaBytes() const;
@@ -82,22 +82,24 @@ class DeltaStore {
   std::unique_ptr<Hold> HoldFrom(Version version) { return std::make_unique<Hold>(this, version); }
 
   // The file of a delta, for reading; it never changes, and outlives its name. kState when there is none (any more):
-  // folded ones, and what is kept on the heap, have no file.
+  // derived ones, and what is kept on the heap, have no file.
   Result<UniqueFd> OpenFile(const Payload& payload) const;
 
   // The chain first, then what was derived from it.
-  std::vector<std::shared_ptr<const Payload>> Retained() const;
+  DeltaChain Retained() const;
   // The share of elements that the newest delta changed; 0: there is none.
   double NewestDensity() const;
 
-  // The files are somebody's past now: removes them all.
+  // The run is over: removes everything, files too.
   void Discard();
 
  private:
-  std::string PathOf(Version base, Version target) const;
-  Payload::Allocator FileAllocator(const std::string& path);
-  std::shared_ptr<const Payload> LoadFile(const std::string& path) const;
-  std::vector<std::shared_ptr<const Payload>> ChainLocked(Version base) const;
+  struct Step {
+    std::shared_ptr<const Payload> payload;
+    CodecLevel level = CodecLevel::kFast;  // that it was made at
+
+    const PayloadHeader& header() const { return payload->header(); }
+  };
   struct DerivedKey {
     Version base = 0;
     Version target = 0;
@@ -106,21 +108,25 @@ class DeltaStore {
   };
   using Derive = std::function<Result<std::shared_ptr<const Payload>>()>;
 
-  void FoldRoute(Version base, CodecLevel level, DeltaRoute& route);
-  void CompactRoute(DeltaRoute& route);
+  std::string PathOf(Version base, Version target) const;
+  Payload::Allocator FileAllocator(const std::string& path);
+  std::shared_ptr<const Payload> LoadFile(const std::string& path) const;
+  Result<std::shared_ptr<const Payload>> AssembleLocked(const PayloadIdentity& identity,
+                                                        const std::vector<const DeltaBlock*>& blocks);
+  std::vector<Step> StepsLocked(Version base) const;
+  void Fold(Version base, CodecLevel level, DeltaRoute& route);
+  void Raise(const std::vector<Step>& steps, CodecLevel level, DeltaRoute& route);
   bool IsStepLocked(const DerivedKey& key) const;
   std::shared_ptr<const Payload> Derived(const DerivedKey& key, uint64_t smaller_than, const Derive& derive);
-  bool CompactLocked(const Payload& step) const { return compact_.count(step.header().target) > 0; }
   void EvictLocked();
-  void RemoveLocked(const std::shared_ptr<const Payload>& payload);
+  void RemoveOldestLocked();
   uint64_t RetainedBytesLocked() const;
 
   const std::shared_ptr<const ModelLayout> layout_;
   const StoreOptions options_;
   mutable std::mutex mutex_;
   std::mutex derive_mutex_;  // one at a time; taken before mutex_
-  std::deque<std::shared_ptr<const Payload>> chain_;
-  std::set<Version> compact_;                                     // targets of those in chain_ that were made so
+  std::deque<Step> chain_;
   std::map<DerivedKey, std::shared_ptr<const Payload>> derived_;  // since the newest was added; null: does not pay
   std::multiset<Version> holds_;
 };

@@ -8,10 +8,10 @@
 namespace lockstep {
 namespace {
 
-// Waking a reader costs more than a block: they are told of several at a time.
+// Waking a reader costs more than a block: it is done for several at a time.
 constexpr size_t kWakeEvery = 32;
-// A reader copies what it is told under the lock that the maker needs.
-constexpr size_t kToldAtOnce = 256;
+// A reader copies an update under the lock that the maker needs.
+constexpr size_t kBlocksPerUpdate = 256;
 
 constexpr size_t kSealedKept = 2;
 
@@ -53,38 +53,38 @@ void LiveDelta::Seal() {
   CallAll(wakes);
 }
 
-void LiveDelta::GiveUp(Status why) {
+void LiveDelta::Abort(Status why) {
   {
     std::lock_guard lock(mutex_);
     if (ended_) return;
   }
-  Forget(std::move(why));
+  Drop(std::move(why));
 }
 
-void LiveDelta::Forget(Status why) {
+void LiveDelta::Drop(Status why) {
   std::unique_lock lock(mutex_);
   ended_ = true;
-  given_up_ = std::move(why);
+  aborted_ = std::move(why);
   blocks_.clear();
   const auto wakes = waiting_.Take();
   lock.unlock();
   CallAll(wakes);
 }
 
-LiveDelta::News LiveDelta::Since(size_t seen) const {
+LiveDelta::Update LiveDelta::Since(size_t seen) const {
   std::lock_guard lock(mutex_);
   const size_t first = std::min(seen, blocks_.size());
-  const size_t end = std::min(blocks_.size(), first + kToldAtOnce);
+  const size_t end = std::min(blocks_.size(), first + kBlocksPerUpdate);
   return {.blocks = {blocks_.begin() + static_cast<std::ptrdiff_t>(first),
                      blocks_.begin() + static_cast<std::ptrdiff_t>(end)},
-          .sealed = ended_ && given_up_.ok() && end == blocks_.size(),
-          .given_up = given_up_};
+          .sealed = ended_ && aborted_.ok() && end == blocks_.size(),
+          .aborted = aborted_};
 }
 
-void LiveDelta::WakeWhenNews(size_t seen, std::weak_ptr<void> reader, std::function<void()> wake) {
+void LiveDelta::WakeOnUpdate(size_t seen, std::weak_ptr<void> reader, std::function<void()> wake) {
   {
     std::lock_guard lock(mutex_);
-    if (!HasNews(seen)) return waiting_.Add(std::move(reader), std::move(wake));
+    if (!HasUpdate(seen)) return waiting_.Add(std::move(reader), std::move(wake));
   }
   wake();
 }
@@ -99,7 +99,7 @@ std::shared_ptr<LiveDelta> LiveFeed::Begin(Version base, Version target) {
     before = std::exchange(delta_, delta);
     wakes = waiting_.Take();
   }
-  if (before != nullptr) before->GiveUp({ErrorCode::kAborted, "another version was begun"});
+  if (before != nullptr) before->Abort({ErrorCode::kAborted, "another version was begun"});
   CallAll(wakes);
   return delta;
 }
@@ -118,7 +118,7 @@ void LiveFeed::SetNewest(Version newest) {
     }
     wakes = waiting_.Take();
   }
-  if (old != nullptr) old->Forget({ErrorCode::kAborted, "two newer versions are served: pull"});
+  if (old != nullptr) old->Drop({ErrorCode::kAborted, "two newer versions are served: pull"});
   CallAll(wakes);
 }
 
@@ -128,7 +128,7 @@ void LiveFeed::End() {
     std::lock_guard lock(mutex_);
     last = delta_;
   }
-  if (last != nullptr) last->GiveUp({ErrorCode::kAborted, "the run has ended"});
+  if (last != nullptr) last->Abort({ErrorCode::kAborted, "the run has ended"});
   SetNewest(0);
 }
 
@@ -139,7 +139,7 @@ bool LiveFeed::followed() const {
 
 CodecLevel LiveFeed::level() const {
   std::lock_guard lock(mutex_);
-  return followers_.count(CodecLevel::kCompact) > 0 ? CodecLevel::kCompact : CodecLevel::kFast;
+  return followers_.empty() ? CodecLevel::kFast : *followers_.rbegin();
 }
 
 LiveFeed::Follower::Follower(LiveFeed* feed, CodecLevel level)

@@ -1,8 +1,8 @@
 // The delta that is being made right now, for receivers that want its blocks before it is whole.
 //
 // The maker (the publish side) begins a delta with each draft, adds blocks as the delta engine finishes them, and ends
-// it: sealed once the version is committed and compared, or given up. Readers (lanes) take what is new and are woken;
-// nobody is ever waited for. Blocks are shared, so that any number of readers costs no memory.
+// it: sealed once the version is committed and compared, or aborted. Readers (lanes) get what is new and are woken;
+// the maker waits for none of them. Blocks are shared, so that any number of readers costs no memory.
 #pragma once
 
 #include <deque>
@@ -18,7 +18,7 @@
 
 namespace lockstep {
 
-// Who is to be woken, each once. Those whose reader is gone are forgotten, so that it stays as short as there are
+// Who is to be woken, each once. Those whose reader is gone are dropped, so that it stays as short as there are
 // readers. Guarded by its owner.
 class WakeList {
  public:
@@ -46,31 +46,31 @@ class LiveDelta {
   // --- the maker; without effect after an end ---
   void Add(std::shared_ptr<const DeltaBlock> block);
   void Seal();
-  void GiveUp(Status why);  // REQUIRES !why.ok()
+  void Abort(Status why);  // REQUIRES !why.ok()
   // The same, also of a sealed one: who still reads it is too slow for the memory that it takes.
-  void Forget(Status why);
+  void Drop(Status why);
 
   // --- readers ---
-  struct News {
+  struct Update {
     std::vector<std::shared_ptr<const DeltaBlock>>
-        blocks;           // the next ones in the order of making, some hundred at most
-    bool sealed = false;  // with these, all blocks were told
-    Status given_up;      // not OK: nothing that was told counts
+        blocks;           // the next ones, in the order of making; some hundred at most
+    bool sealed = false;  // these are the last
+    Status aborted;       // not OK: no block counts, nor those before
   };
-  News Since(size_t seen) const;
-  // Calls `wake` once, as soon as Since(seen) has something to tell: now, or later on a thread of the maker, which must
-  // not be held up. It may be called when its reader is gone; `reader` tells that it is.
-  void WakeWhenNews(size_t seen, std::weak_ptr<void> reader, std::function<void()> wake);
+  Update Since(size_t seen) const;
+  // Calls `wake` once, as soon as Since(seen) is not empty: now, or later on a thread of the maker, which must not be
+  // held up. It may be called when its reader is gone, which `reader` shows.
+  void WakeOnUpdate(size_t seen, std::weak_ptr<void> reader, std::function<void()> wake);
 
  private:
-  bool HasNews(size_t seen) const { return ended_ || blocks_.size() > seen; }
+  bool HasUpdate(size_t seen) const { return ended_ || blocks_.size() > seen; }
 
   const Version base_;
   const Version target_;
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<const DeltaBlock>> blocks_;
   bool ended_ = false;
-  Status given_up_;
+  Status aborted_;
   WakeList waiting_;
 };
 
@@ -78,16 +78,16 @@ class LiveDelta {
 class LiveFeed {
  public:
   // --- the maker ---
-  // `base` is the newest version; a delta that did not end is given up.
+  // `base` is the newest version; a delta that did not end is aborted.
   std::shared_ptr<LiveDelta> Begin(Version base, Version target);
-  // `newest` is committed and served, or what remained when a draft was given up: nothing is being made. What led to
-  // the version before the last one is forgotten, so that slow readers hold two deltas at most, however many they are.
+  // `newest` is committed and served, or what remained when a draft was aborted: nothing is being made. What led to
+  // the version before the last one is dropped, so that slow readers hold two deltas at most, however many they are.
   void SetNewest(Version newest);
   // The run is over: nothing more will be made.
   void End();
-  // Whether anybody is here.
+  // Whether there are followers.
   bool followed() const;
-  // The level that suits those who are here.
+  // The highest that any follower's link is worth: to undo it costs the others less than it spares that one.
   CodecLevel level() const;
 
   // --- readers ---
@@ -107,7 +107,7 @@ class LiveFeed {
   // The delta that starts at `base` and is being made; null while nobody has begun it. kState when it will not be made:
   // `base` is not the newest version.
   Result<std::shared_ptr<LiveDelta>> Find(Version base) const;
-  // Calls `wake` once, as soon as Find(base) answers another than null; as LiveDelta::WakeWhenNews.
+  // Calls `wake` once, as soon as Find(base) answers another than null; as LiveDelta::WakeOnUpdate.
   void WakeWhenBegun(Version base, std::weak_ptr<void> reader, std::function<void()> wake);
 
  private:

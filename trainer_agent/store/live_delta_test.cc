@@ -2,6 +2,8 @@
 
 #include <catch2/catch.hpp>
 
+#include "common/payload/test_level.h"
+
 namespace lockstep {
 namespace {
 
@@ -9,7 +11,7 @@ std::shared_ptr<const DeltaBlock> Block(BlockIndex block) {
   return std::make_shared<const DeltaBlock>(DeltaBlock{.block = block});
 }
 
-TEST_CASE("a reader gets every block once, in the order of their making, and then the end") {
+TEST_CASE("A reader gets every block once, in the order of their making, and then the end") {
   LiveDelta delta(3, 4);
   delta.Add(Block(7));
   delta.Add(Block(2));
@@ -27,47 +29,47 @@ TEST_CASE("a reader gets every block once, in the order of their making, and the
   CHECK(delta.Since(3).blocks.empty());
 }
 
-TEST_CASE("a delta that is given up tells why, and none of its blocks") {
+TEST_CASE("A delta that is aborted says why, and gives none of its blocks") {
   LiveDelta delta(3, 4);
   delta.Add(Block(1));
-  delta.GiveUp({ErrorCode::kAborted, "rank 2 vanished"});
-  const auto news = delta.Since(0);
-  CHECK(news.blocks.empty());
-  CHECK_FALSE(news.sealed);
-  CHECK(news.given_up.code() == ErrorCode::kAborted);
+  delta.Abort({ErrorCode::kAborted, "rank 2 vanished"});
+  const auto update = delta.Since(0);
+  CHECK(update.blocks.empty());
+  CHECK_FALSE(update.sealed);
+  CHECK(update.aborted.code() == ErrorCode::kAborted);
 }
 
-TEST_CASE("who waits is woken once: at once when there is news, else by many blocks or by the end") {
+TEST_CASE("Who waits is woken once: at once when there is an update, else by many blocks or by the end") {
   LiveDelta delta(1, 2);
   const auto reader = std::make_shared<int>();
   int woken = 0;
-  delta.WakeWhenNews(0, reader, [&] { ++woken; });
+  delta.WakeOnUpdate(0, reader, [&] { ++woken; });
   delta.Add(Block(0));
   CHECK(woken == 0);  // one block is not worth it
-  delta.WakeWhenNews(0, reader, [&] { ++woken; });
+  delta.WakeOnUpdate(0, reader, [&] { ++woken; });
   CHECK(woken == 1);
   for (BlockIndex block = 1; block < 40; ++block) delta.Add(Block(block));
   CHECK(woken == 2);
-  delta.WakeWhenNews(40, reader, [&] { ++woken; });
+  delta.WakeOnUpdate(40, reader, [&] { ++woken; });
   CHECK(woken == 2);
   delta.Seal();
   CHECK(woken == 3);
 }
 
-TEST_CASE("a reader is told of some hundred blocks at a time, and of the end with the last of them") {
+TEST_CASE("A reader gets some hundred blocks at a time, and the end with the last of them") {
   LiveDelta delta(1, 2);
   for (BlockIndex block = 0; block < 600; ++block) delta.Add(Block(block));
   delta.Seal();
   size_t seen = 0;
   for (int round = 0; round < 3; ++round) {
-    const auto news = delta.Since(seen);
-    CHECK(news.blocks.size() == (round < 2 ? 256 : 88));
-    CHECK(news.sealed == (round == 2));
-    seen += news.blocks.size();
+    const auto update = delta.Since(seen);
+    CHECK(update.blocks.size() == (round < 2 ? 256 : 88));
+    CHECK(update.sealed == (round == 2));
+    seen += update.blocks.size();
   }
 }
 
-TEST_CASE("who waits and goes away is forgotten, however many there are") {
+TEST_CASE("Who waits and goes away is dropped, however many there are") {
   WakeList list;
   for (int i = 0; i < 10'000; ++i) list.Add(std::make_shared<int>(), [] {});
   const auto stays = std::make_shared<int>();
@@ -75,7 +77,7 @@ TEST_CASE("who waits and goes away is forgotten, however many there are") {
   CHECK(list.Take().size() <= 65);
 }
 
-TEST_CASE("a follower waits for the delta from the newest version, and is refused any other") {
+TEST_CASE("A follower waits for the delta from the newest version, and is refused any other") {
   LiveFeed feed;
   CHECK(feed.Find(1).status().code() == ErrorCode::kState);
   feed.SetNewest(5);
@@ -91,7 +93,7 @@ TEST_CASE("a follower waits for the delta from the newest version, and is refuse
   CHECK(*feed.Find(5) == delta);
 }
 
-TEST_CASE("a sealed delta stays with its readers and is found by no others") {
+TEST_CASE("A sealed delta stays with its readers and is found by no others") {
   LiveFeed feed;
   const auto first = feed.Begin(1, 2);
   first->Add(Block(9));
@@ -102,7 +104,7 @@ TEST_CASE("a sealed delta stays with its readers and is found by no others") {
   CHECK(first->Since(0).blocks.size() == 1);
 }
 
-TEST_CASE("readers of a sealed delta keep it until two newer versions are served, and hear of it then") {
+TEST_CASE("Readers of a sealed delta keep it until two newer versions are served, and are woken then") {
   LiveFeed feed;
   std::vector<std::shared_ptr<LiveDelta>> deltas;
   int woken = 0;
@@ -110,38 +112,38 @@ TEST_CASE("readers of a sealed delta keep it until two newer versions are served
   for (Version base = 1; base <= 3; ++base) {
     deltas.push_back(feed.Begin(base, base + 1));
     deltas.back()->Add(Block(9));
-    if (base == 1) deltas[0]->WakeWhenNews(1, reader, [&] { ++woken; });
+    if (base == 1) deltas[0]->WakeOnUpdate(1, reader, [&] { ++woken; });
     deltas.back()->Seal();
     feed.SetNewest(base + 1);
-    CHECK(deltas[0]->Since(0).given_up.ok() == (base < 3));
+    CHECK(deltas[0]->Since(0).aborted.ok() == (base < 3));
   }
   CHECK(woken == 1);
-  CHECK(deltas[0]->Since(0).given_up.code() == ErrorCode::kAborted);
+  CHECK(deltas[0]->Since(0).aborted.code() == ErrorCode::kAborted);
   CHECK(deltas[0]->Since(0).blocks.empty());
   CHECK(deltas[1]->Since(0).blocks.size() == 1);
 }
 
-TEST_CASE("a draft that was given up is no longer found, and its readers hear of it") {
+TEST_CASE("A draft that was aborted is no longer found, and its readers get the reason") {
   LiveFeed feed;
-  const auto given_up = feed.Begin(1, 2);
-  given_up->GiveUp({ErrorCode::kAborted, "gone"});
+  const auto aborted = feed.Begin(1, 2);
+  aborted->Abort({ErrorCode::kAborted, "gone"});
   feed.SetNewest(1);
   CHECK(*feed.Find(1) == nullptr);
   const auto next = feed.Begin(1, 3);
   CHECK(*feed.Find(1) == next);
   feed.Begin(1, 4);
-  CHECK(next->Since(0).given_up.code() == ErrorCode::kAborted);
+  CHECK(next->Since(0).aborted.code() == ErrorCode::kAborted);
 }
 
-TEST_CASE("the end of a run gives up what was being made, and wakes who waits") {
+TEST_CASE("The end of a run aborts what was being made, and wakes who waits") {
   LiveFeed feed;
   const auto delta = feed.Begin(1, 2);
   feed.End();
-  CHECK(delta->Since(0).given_up.code() == ErrorCode::kAborted);
+  CHECK(delta->Since(0).aborted.code() == ErrorCode::kAborted);
   CHECK(feed.Find(1).status().code() == ErrorCode::kState);
 }
 
-TEST_CASE("the level is compact as long as somebody follows over a slow link") {
+TEST_CASE("The level is the highest that any follower's link is worth") {
   LiveFeed feed;
   CHECK(feed.level() == CodecLevel::kFast);
   CHECK_FALSE(feed.followed());
@@ -149,6 +151,8 @@ TEST_CASE("the level is compact as long as somebody follows over a slow link") {
   {
     const LiveFeed::Follower far(&feed, CodecLevel::kCompact);
     CHECK(feed.level() == CodecLevel::kCompact);
+    const LiveFeed::Follower farther(&feed, kHard);
+    CHECK(feed.level() == kHard);
   }
   CHECK(feed.level() == CodecLevel::kFast);
 }

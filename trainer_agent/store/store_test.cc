@@ -1,9 +1,11 @@
 #include <catch2/catch.hpp>
-#include <cstdlib>
+#include <random>
 #include <thread>
 
 #include "common/base/hash.h"
 #include "common/os/file.h"
+#include "common/os/temp_dir.h"
+#include "common/payload/test_level.h"
 #include "trainer_agent/store/delta_store.h"
 #include "trainer_agent/store/level_choice.h"
 #include "trainer_agent/store/version_catalog.h"
@@ -25,16 +27,14 @@ struct Chain {
   std::shared_ptr<const ModelLayout> layout = Layout();
   RunId run = RandomId<RunId>();
 
-  // Version `base` to the next: `count` elements of the first block change by 1.
-  Status Add(DeltaStore& store, Version base, uint32_t count = 3) const {
-    Changes changes;
-    for (uint32_t i = 0; i < count; ++i) {
-      changes.positions.push_back(i * 2);
-      changes.steps.push_back(1);
-    }
+  // Version `base` to the next: three elements of the first block change by 1.
+  Status Add(DeltaStore& store, Version base) const {
+    return Add(store, base, {.positions = {0, 2, 4}, .steps = {1, 1, 1}}, CodecLevel::kFast);
+  }
+  Status Add(DeltaStore& store, Version base, const Changes& changes, CodecLevel level) const {
     std::vector<DeltaBlock> blocks(1);
-    blocks[0] = {.codec = Codec::kSparse, .changes = count, .target_hash = base + 1};
-    EncodeSparse(changes, 2, CodecLevel::kFast, blocks[0].data);
+    blocks[0] = {.codec = Codec::kSparse, .changes = static_cast<uint32_t>(changes.size()), .target_hash = base + 1};
+    EncodeSparse(changes, 2, level, blocks[0].data);
     blocks[0].data_hash = Hash64(blocks[0].data);
     return store
         .Add({.run = run,
@@ -42,20 +42,12 @@ struct Chain {
               .target = base + 1,
               .base_digest = DigestOf(base),
               .target_digest = DigestOf(base + 1)},
-             CodecLevel::kFast, {&blocks[0]})
+             level, {&blocks[0]})
         .status();
   }
   Manifest Newest(Version version) const {
     return {.held = {run, version}, .block_hashes = {}, .digest = DigestOf(version)};
   }
-};
-
-struct TempDir {
-  std::string path = [] {
-    char name[] = "/tmp/lockstep-store-XXXXXX";
-    return std::string(mkdtemp(name));
-  }();
-  ~TempDir() { CHECK(RemoveTree(path).ok()); }
 };
 
 constexpr uint64_t kFull = 1 << 20;
@@ -80,6 +72,58 @@ TEST_CASE("One step behind is a delta, several are folded, unknown ones and dear
   CHECK(store.ChainFrom(0).status().code() == ErrorCode::kState);
 }
 
+TEST_CASE("A delta is served at any level above its own, each form made once and in fewer bytes") {
+  const Chain chain;
+  DeltaStore store(chain.layout, {.fold_pool = &pool});
+  REQUIRE(chain.Add(store, 1, RepetitiveChanges(500), CodecLevel::kFast).ok());
+  uint64_t bytes = kFull;
+  for (const CodecLevel level : {CodecLevel::kFast, CodecLevel::kCompact, kHard}) {
+    const DeltaRoute route = store.RouteFrom(1, kFull, level);
+    REQUIRE(route.steps.size() == 1);
+    CHECK(route.level == level);
+    CHECK(route.data_bytes() < bytes);
+    CHECK(store.RouteFrom(1, kFull, level).steps[0] == route.steps[0]);
+    bytes = route.data_bytes();
+  }
+  CHECK(store.Retained().size() == 3);
+}
+
+TEST_CASE("A delta made at a level is served at it to whoever would do with less, and raised to more") {
+  const Chain chain;
+  DeltaStore store(chain.layout, {.fold_pool = &pool});
+  REQUIRE(chain.Add(store, 1, RepetitiveChanges(500), CodecLevel::kCompact).ok());
+  CHECK(store.RouteFrom(1, kFull, CodecLevel::kFast).level == CodecLevel::kCompact);
+  CHECK(store.RouteFrom(1, kFull, CodecLevel::kFast).steps == store.RouteFrom(1, kFull, CodecLevel::kCompact).steps);
+  CHECK(store.RouteFrom(1, kFull, kHard).level == kHard);
+  CHECK(store.RouteFrom(1, kFull, kHard).data_bytes() < store.RouteFrom(1, kFull, CodecLevel::kFast).data_bytes());
+}
+
+TEST_CASE("A chain whose fold does not pay is raised step by step, those below the level only") {
+  const Chain chain;
+  DeltaStore store(chain.layout, {.fold_pool = &pool});
+  std::mt19937 random(3);
+  // Together they change every element of the block to noise: no fold is smaller than the block.
+  for (const auto& [base, level] : {std::pair(1u, CodecLevel::kCompact), std::pair(2u, CodecLevel::kFast)}) {
+    Changes noise;
+    for (uint32_t i = 0; i < 1024; ++i) {
+      noise.positions.push_back(2 * i + base % 2);
+      noise.steps.push_back(1 + random() % 0xffff);
+    }
+    REQUIRE(chain.Add(store, base, noise, level).ok());
+  }
+  const DeltaChain made = *store.ChainFrom(1);
+  const DeltaRoute fast = store.RouteFrom(1, kFull, CodecLevel::kFast);
+  CHECK_FALSE(fast.folded);
+  CHECK(fast.level == CodecLevel::kFast);
+  CHECK(fast.steps == made);
+  const DeltaRoute raised = store.RouteFrom(1, kFull, CodecLevel::kCompact);
+  CHECK(raised.level == CodecLevel::kCompact);
+  REQUIRE(raised.steps.size() == 2);
+  CHECK(raised.steps[0] == made[0]);
+  CHECK(raised.steps[1] != made[1]);
+  CHECK(raised.data_bytes() < fast.data_bytes());
+}
+
 TEST_CASE("The budget evicts from the old end, unless a pull holds it, and then too in the end") {
   const Chain chain;
   constexpr uint64_t kPage = 4096;  // each of these deltas takes one
@@ -102,21 +146,21 @@ TEST_CASE("A restarted agent finds the chain that ends at its newest version, an
   const Chain chain;
   const TempDir dir;
   {
-    DeltaStore store(chain.layout, {.directory = dir.path, .fold_pool = &pool});
+    DeltaStore store(chain.layout, {.directory = dir.path(), .fold_pool = &pool});
     for (Version version = 1; version <= 4; ++version) REQUIRE(chain.Add(store, version).ok());
   }
-  REQUIRE(WriteFileAtomic(dir.path + "/new", "half a delta").ok());
-  REQUIRE(WriteFileAtomic(dir.path + "/7-8.delta", "rubbish").ok());
+  REQUIRE(WriteFileAtomic(dir.File("new"), "half a delta").ok());
+  REQUIRE(WriteFileAtomic(dir.File("7-8.delta"), "rubbish").ok());
   {
-    DeltaStore store(chain.layout, {.directory = dir.path, .fold_pool = &pool});
+    DeltaStore store(chain.layout, {.directory = dir.path(), .fold_pool = &pool});
     store.Load(chain.Newest(5));
     CHECK(store.Retained().size() == 4);
-    CHECK_FALSE(ReadFile(dir.path + "/new").ok());
-    CHECK_FALSE(ReadFile(dir.path + "/7-8.delta").ok());
+    CHECK_FALSE(ReadFile(dir.File("new")).ok());
+    CHECK_FALSE(ReadFile(dir.File("7-8.delta")).ok());
     REQUIRE(chain.Add(store, 5).ok());
     CHECK(store.RouteFrom(1, kFull, CodecLevel::kFast).folded);
   }
-  DeltaStore other(chain.layout, {.directory = dir.path, .fold_pool = &pool});
+  DeltaStore other(chain.layout, {.directory = dir.path(), .fold_pool = &pool});
   other.Load({.held = {RandomId<RunId>(), 6}, .block_hashes = {}, .digest = DigestOf(6)});
   CHECK(other.Retained().empty());
 }
@@ -124,7 +168,7 @@ TEST_CASE("A restarted agent finds the chain that ends at its newest version, an
 TEST_CASE("A delta's file is opened for reading and outlives its name; folds and deltas on the heap have none") {
   const Chain chain;
   const TempDir dir;
-  DeltaStore store(chain.layout, {.directory = dir.path, .fold_pool = &pool});
+  DeltaStore store(chain.layout, {.directory = dir.path(), .fold_pool = &pool});
   for (Version version = 1; version <= 2; ++version) REQUIRE(chain.Add(store, version).ok());
   const auto payload = store.RouteFrom(2, kFull, CodecLevel::kFast).steps.at(0);
   const auto file = store.OpenFile(*payload);
@@ -206,24 +250,24 @@ TEST_CASE("The memory of a version comes with the manifest that says what is in 
   CHECK(run->OpenHalf(2).status().code() == ErrorCode::kState);
 }
 
-TEST_CASE("News are another run or version than was seen") {
+TEST_CASE("An update is another run or version than was seen") {
   const Chain chain;
   VersionCatalog catalog;
-  CHECK_FALSE(catalog.NewsSince("m", {}));
+  CHECK_FALSE(catalog.UpdateSince("m", {}));
   auto run = std::make_shared<ServedRun>("m", chain.run, chain.layout, std::make_shared<FakeBlocks>(), StoreOptions{});
   catalog.Open(run);
-  const auto opened = catalog.NewsSince("m", {});
+  const auto opened = catalog.UpdateSince("m", {});
   REQUIRE(opened);
   CHECK(opened->newest == Held{chain.run, 0});
   CHECK_FALSE(opened->version);
-  CHECK_FALSE(catalog.NewsSince("m", opened->newest));
+  CHECK_FALSE(catalog.UpdateSince("m", opened->newest));
   catalog.Publish(run, {std::make_shared<Manifest>(Manifest{{chain.run, 1}, {}, {}}), 5});
-  const auto published = catalog.NewsSince("m", opened->newest);
+  const auto published = catalog.UpdateSince("m", opened->newest);
   REQUIRE(published);
   CHECK(published->newest == Held{chain.run, 1});
   CHECK(published->version->committed_unix_ns == 5);
-  CHECK_FALSE(catalog.NewsSince("m", published->newest));
-  CHECK_FALSE(catalog.NewsSince("other", {}));
+  CHECK_FALSE(catalog.UpdateSince("m", published->newest));
+  CHECK_FALSE(catalog.UpdateSince("other", {}));
 }
 
 TEST_CASE("A watch is called for its model and at the end, and never once it is gone") {
@@ -248,14 +292,30 @@ TEST_CASE("A watch is called for its model and at the end, and never once it is 
   CHECK(others == 1);
 }
 
-TEST_CASE("The level is compact on links that are slow for how much changes, and fast when nothing is known") {
-  CHECK(ChooseLevel(0, 0.01) == CodecLevel::kFast);
-  CHECK(ChooseLevel(50'000'000, 0.01) == CodecLevel::kCompact);
-  CHECK(ChooseLevel(50'000'000, 0) == CodecLevel::kCompact);
-  CHECK(ChooseLevel(150'000'000, 0.01) == CodecLevel::kFast);
-  CHECK(ChooseLevel(50'000'000, 0.002) == CodecLevel::kFast);
-  CHECK(ChooseLevel(150'000'000, 0.02) == CodecLevel::kCompact);
-  CHECK(ChooseLevel(1'000'000'000, 0.5) == CodecLevel::kFast);
+TEST_CASE("The level is compact below a link's rate that rises with the density and levels off") {
+  for (const auto& [density, border] : std::vector<std::pair<double, uint64_t>>{{0.0001, 1'000'000},
+                                                                                {0.002, 20'000'000},
+                                                                                {0.01, 100'000'000},
+                                                                                {0.02, 200'000'000},
+                                                                                {0.022, 220'000'000},
+                                                                                {0.5, 220'000'000},
+                                                                                {1, 220'000'000},
+                                                                                {0, 100'000'000}}) {
+    INFO(density);
+    CHECK(ChooseLevel(border - 1, density) == CodecLevel::kCompact);
+    CHECK(ChooseLevel(border, density) == CodecLevel::kFast);
+    CHECK(ChooseLevel(1, density) == CodecLevel::kCompact);
+    CHECK(ChooseLevel(10'000'000'000, density) == CodecLevel::kFast);
+  }
+  CHECK(ChooseLevel(0, 0.01) == CodecLevel::kFast);  // nothing is known of the link
+}
+
+TEST_CASE("Of any number of levels the one is chosen that brings a delta soonest") {
+  const CodecLevel levels[] = {CodecLevel::kFast, CodecLevel::kCompact, kHard};
+  CHECK(ChooseLevel(0, 0.01, levels) == CodecLevel::kFast);
+  CHECK(ChooseLevel(1'000'000, 0.01, levels) == kHard);
+  CHECK(ChooseLevel(50'000'000, 0.01, levels) == CodecLevel::kCompact);
+  CHECK(ChooseLevel(1'000'000'000, 0.01, levels) == CodecLevel::kFast);
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ Status ServedRun::UseBlocks(Version wanted, bool exact, BlockIndex first, uint32
   const uint64_t begin = layout_->block_range(first).offset;
   const ByteRange range{begin, layout_->block_range(first + count - 1).end() - begin};
   Status status;
-  // The newest version may itself be overtaken between the look and the read; its successor is then already served.
+  // The newest version may itself be overtaken between the two calls; its successor is then already served.
   for (int attempt = 0; attempt < 3; ++attempt) {
     std::shared_ptr<const Manifest> manifest = FindManifest(wanted);
     if (manifest == nullptr || attempt > 0) {
@@ -93,7 +93,7 @@ void VersionCatalog::Open(std::shared_ptr<ServedRun> run) {
     std::lock_guard lock(mutex_);
     runs_[model] = std::move(run);
   }
-  TellWatches(model);
+  NotifyWatches(model);
 }
 
 void VersionCatalog::Publish(const std::shared_ptr<ServedRun>& run, ServedVersion version) {
@@ -102,7 +102,7 @@ void VersionCatalog::Publish(const std::shared_ptr<ServedRun>& run, ServedVersio
     if (run->newest_) run->previous_ = run->newest_->manifest;
     run->newest_ = std::move(version);
   }
-  TellWatches(run->model());
+  NotifyWatches(run->model());
 }
 
 void VersionCatalog::Withdraw(const std::string& model) {
@@ -123,13 +123,13 @@ std::shared_ptr<ServedRun> VersionCatalog::Find(const std::string& model) const 
   return at == runs_.end() ? nullptr : at->second;
 }
 
-std::optional<VersionCatalog::News> VersionCatalog::NewsSince(const std::string& model, const Held& seen) const {
+std::optional<VersionCatalog::Update> VersionCatalog::UpdateSince(const std::string& model, const Held& seen) const {
   const std::shared_ptr<ServedRun> run = Find(model);
   if (run == nullptr) return std::nullopt;
-  News news{.newest = {run->run(), 0}, .run = run, .version = run->Newest()};
-  if (news.version) news.newest = news.version->manifest->held;
-  if (news.newest == seen) return std::nullopt;
-  return news;
+  Update update{.newest = {run->run(), 0}, .run = run, .version = run->Newest()};
+  if (update.version) update.newest = update.version->manifest->held;
+  if (update.newest == seen) return std::nullopt;
+  return update;
 }
 
 VersionCatalog::Watch::Watch(const VersionCatalog* catalog, std::string model, std::function<void()> changed)
@@ -143,7 +143,7 @@ VersionCatalog::Watch::~Watch() {
   catalog_->watches_.erase(this);
 }
 
-void VersionCatalog::TellWatches(const std::string& model) const {
+void VersionCatalog::NotifyWatches(const std::string& model) const {
   std::lock_guard lock(watches_mutex_);
   for (const Watch* watch : watches_) {
     if (model.empty() || watch->model_ == model) watch->changed_();
@@ -155,7 +155,7 @@ void VersionCatalog::Close() {
     std::lock_guard lock(mutex_);
     closed_ = true;
   }
-  TellWatches("");
+  NotifyWatches("");
 }
 
 bool VersionCatalog::closed() const {

@@ -1,4 +1,5 @@
-// What can be served: per model the run, the newest version with its manifest and deltas, and a way to read its blocks.
+// What can be served: for each model the run, the newest version with its manifest and deltas, and a way to read its
+// blocks.
 //
 // The publish side puts versions in; the serve side takes them out and waits for more. Nothing here knows of sockets or
 // protos.
@@ -20,7 +21,7 @@
 
 namespace lockstep {
 
-// A version's blocks as a file: readable through `file`, and nobody's promise that they stay.
+// A version's blocks as a file: readable through `file`, without a promise that they stay.
 struct VersionFile {
   UniqueFd file;
   uint64_t data_offset = 0;  // of the first block
@@ -80,7 +81,7 @@ class ServedRun {
   };
   Result<Half> OpenHalf(Version wanted) const;
 
-  // The run is over: lets go of its memory, whoever still holds this object. Reads fail with kState from now on.
+  // The run is over: releases its memory, whoever still holds this object. Reads fail with kState from now on.
   void End();
 
  private:
@@ -109,18 +110,18 @@ class VersionCatalog {
 
   std::shared_ptr<ServedRun> Find(const std::string& model) const;  // null: nobody opened it
 
-  // What can be told of a model: which run is open, and its newest version.
-  struct News {
+  // What is new of a model: which run is open, and its newest version.
+  struct Update {
     Held newest;  // version 0 before the first
     std::shared_ptr<ServedRun> run;
     std::optional<ServedVersion> version;  // none before the first
   };
   // No value while that is `seen`, or nobody opened the model.
-  std::optional<News> NewsSince(const std::string& model, const Held& seen) const;
+  std::optional<Update> UpdateSince(const std::string& model, const Held& seen) const;
 
-  // Has `changed` called whenever there may be news of `model`, and at Close(), by whoever makes them: it must not
-  // block, nor make or end a watch. Once the destructor has returned nothing is called any more. REQUIRES the catalog
-  // to outlive it.
+  // Has `changed` called whenever there may be an update of `model`, and at Close(), on the thread that makes it: it
+  // must not block, nor make or end a watch. Once the destructor has returned nothing is called any more. REQUIRES the
+  // catalog to outlive it.
   class Watch {
    public:
     Watch(const VersionCatalog* catalog, std::string model, std::function<void()> changed);
@@ -135,13 +136,13 @@ class VersionCatalog {
     const std::function<void()> changed_;
   };
 
-  // Tells everybody who watches that nothing will be published any more.
+  // Nothing will be published any more: notifies every watch.
   void Close();
   bool closed() const;
 
  private:
-  // Calls those who watch `model`; everybody when it is empty.
-  void TellWatches(const std::string& model) const;
+  // Calls the watches of `model`; all of them when it is empty.
+  void NotifyWatches(const std::string& model) const;
 
   mutable std::mutex mutex_;
   std::map<std::string, std::shared_ptr<ServedRun>> runs_;

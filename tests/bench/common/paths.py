@@ -8,8 +8,7 @@ ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = [
     str(ROOT / folder)
     for folder in (
-        "export_plugin/python",
-        "raas_receiver/engine_plugin/python",
+        "python",
         "tests",
         "tests/integration",
         "tests/layouts",

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "raas_receiver/placement/test_layouts.h"
+#include "raas_receiver/placement/rules/test_layouts.h"
 #include "tests/bench/common/or_die.h"
 
 namespace lockstep::bench {

@@ -38,10 +38,6 @@ void WritePair(const AdamModel& model, double rate, DeltaPair& pair) {
   pair.Written();
 }
 
-std::string_view Name(CodecLevel level) {
-  return level == CodecLevel::kFast ? "fast" : "compact";
-}
-
 // What the agent's pass from half 0 to half 1 gives, and a loop that only reads both. Speeds are of the model's
 // bytes.
 std::vector<Column> MeasureDiff(DeltaPair& pair, CodecLevel level, int repeats) {
@@ -51,7 +47,7 @@ std::vector<Column> MeasureDiff(DeltaPair& pair, CodecLevel level, int repeats) 
     read.push_back(pair.TimeReadBoth());
     diff.push_back(pair.TimeDiff(level));
   }
-  return {{"level", Name(level)},
+  return {{"level", level->name},
           {"gigabytes", pair.gigabytes()},
           {"read_both", pair.gigabytes() / Median(read)},
           {"diff_encode", pair.gigabytes() / Median(diff)}};
@@ -79,7 +75,7 @@ std::vector<Column> MeasureApply(DeltaPair& pair, CodecLevel level, int repeats)
 
 void MeasureLevels(DeltaPair& pair, std::string_view series, const Column& first, int repeats) {
   const double entropy = EntropyPerChange(pair);
-  for (const CodecLevel level : {CodecLevel::kFast, CodecLevel::kCompact}) {
+  for (const CodecLevel level : CodecLevel::All()) {
     std::vector<Column> row = {first};
     for (const Column& column : MeasureDiff(pair, level, repeats)) row.push_back(column);
     for (const Column& column : MeasureApply(pair, level, repeats)) row.push_back(column);
@@ -105,7 +101,7 @@ void ByThreads(const Options& options) {
        threads = threads < Cores() ? std::min(2 * threads, Cores()) : SIZE_MAX) {
     DeltaPair pair(model.layout(), threads);
     WritePair(model, rate, pair);
-    for (const CodecLevel level : {CodecLevel::kFast, CodecLevel::kCompact}) {
+    for (const CodecLevel level : CodecLevel::All()) {
       std::vector<Column> row = MeasureDiff(pair, level, options.repeats);
       row.insert(row.begin(), {"threads", static_cast<double>(threads)});
       PrintRow("by_threads", "GB/s", row);

@@ -1,14 +1,14 @@
 // How long the first version waits for an engine's plan: from what eight ranks say of themselves to the copies and
-// bands of all of them, on one core.
+// row ranges of all of them, on one core.
 //
 //   placement_bench [--quick]
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "raas_receiver/placement/placement_plan.h"
-#include "raas_receiver/placement/rules.h"
-#include "raas_receiver/placement/test_layouts.h"
+#include "raas_receiver/placement/plan/placement_plan.h"
+#include "raas_receiver/placement/rules/rules.h"
+#include "raas_receiver/placement/rules/test_layouts.h"
 #include "tests/bench/common/or_die.h"
 #include "tests/bench/common/report.h"
 
@@ -41,7 +41,7 @@ void Compile(const ModelLayout& layout, const std::vector<std::string>& texts) {
   for (const std::string& text : texts) ranks.push_back(OrDie(ParseDescription(text)));
   const std::vector<std::string> unused = OrDie(CompleteDescriptions(layout, ranks));
   const auto plan = OrDie(PlacementPlan::Compile(layout, ranks, unused));
-  if (plan->windows().size() != kRanks || plan->bands().empty()) Fail({ErrorCode::kInternal, "the plan is empty"});
+  if (plan->buffers().size() != kRanks || plan->row_ranges().empty()) Fail({ErrorCode::kInternal, "the plan is empty"});
 }
 
 int Main(int argc, char** argv) {

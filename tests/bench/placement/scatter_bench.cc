@@ -12,9 +12,9 @@
 #include "common/model/manifest.h"
 #include "common/model/safetensors.h"
 #include "common/os/segment.h"
-#include "kernels/diff.h"
-#include "raas_receiver/placement/rules.h"
-#include "raas_receiver/placement/staged_writes.h"
+#include "kernels/apply.h"
+#include "raas_receiver/placement/rules/rules.h"
+#include "raas_receiver/placement/writes/staged_writes.h"
 #include "tests/bench/common/memory.h"
 #include "tests/bench/common/or_die.h"
 #include "tests/bench/common/qwen_layout.h"
@@ -65,8 +65,8 @@ DeltaBlock ChangeOf(const Replica& replica, BlockIndex index, uint64_t seed) {
   if (changes.size() == 0) return block;
   Bytes bytes(replica.data().begin() + static_cast<ptrdiff_t>(range.offset),
               replica.data().begin() + static_cast<ptrdiff_t>(range.offset + range.bytes));
-  kernels::AddSteps(bytes.data(), unit, changes.positions.data(), changes.steps.data(), changes.size());
-  block.target_hash = BlockHash(bytes);
+  kernels::BlockChanges delta{changes.positions.data(), changes.steps.data(), changes.size()};
+  block.target_hash = kernels::AddStepsAndHash(bytes.data(), bytes.size(), unit, {&delta, 1});
   EncodeSparse(changes, unit, CodecLevel::kCompact, block.data);
   block.data_hash = Hash64(block.data);
   return block;
@@ -101,7 +101,7 @@ struct Engine {
       description.halves = {{MemoryDescription{.bytes = last.offset + ExtentBytes(last)}}};
     }
     plan = OrDie(PlacementPlan::Compile(layout, ranks, unused));
-    for (const Window& window : plan->windows()) {
+    for (const TargetBuffer& window : plan->buffers()) {
       memories.push_back(NewHostMemory(OrDie(CreateMemfdSegment("window", window.bytes))));
     }
   }

@@ -54,14 +54,14 @@ void Run(bool quick) {
   const TrainingModel model = OrDie(BuildTrainingModel(sheets));
   const CopyPlan plan = OrDie(CompileExport(model, BesideAgent(sheets)));
   std::vector<RankMemory> ranks;
-  std::vector<Share> shares;
+  std::vector<CopyList> shares;
   uint64_t held = 0;
   for (uint32_t rank = 0; rank < kRanks; ++rank) {
     ranks.push_back(MemoryOf(sheets[rank], static_cast<uint8_t>(rank)));
     held += ranks.back().bytes;
     const LocalsBySource by_source(SourcesOfRank(model, rank), model.sources.size());
     shares.push_back(
-        OrDie(LowerShare(model, ChunksOf(model, plan.ranks[rank]), ranks[rank].locals, by_source)).changing);
+        OrDie(LowerCopies(model, ChunksOf(model, plan.ranks[rank]), ranks[rank].locals, by_source)).changing);
   }
   std::byte* const half = SharedMemory(std::max(held, plan.bytes));
   WorkerPool pool(kThreads - 1);

@@ -18,7 +18,7 @@
 #include "common/rpc/rpc_server.h"
 #include "common/rpc/status_mapping.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
-#include "raas_receiver/placement/test_layouts.h"
+#include "raas_receiver/placement/rules/test_layouts.h"
 #include "raas_receiver/replica/state_file.h"
 #include "tests/bench/common/or_die.h"
 #include "tests/bench/common/report.h"

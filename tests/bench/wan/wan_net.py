@@ -127,9 +127,9 @@ class LinkedCluster(Cluster):
                 lane_listen=f"0.0.0.0:{LANE_PORT}",
                 allow_insecure_network=True,
             )
-            self.the_agent.address = f"{self.link.addresses[0]}:{AGENT_PORT}"
             self.the_agent.prefix = self.link.prefix(0)
             self.the_agent.start()
+            self.the_agent.address = f"{self.link.addresses[0]}:{AGENT_PORT}"
             self.the_receiver: Receiver = self.receiver(self.the_agent, start=False, **receiver_options)
             self.the_receiver.prefix = self.link.prefix(1)
             self.the_receiver.start()

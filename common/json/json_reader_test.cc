@@ -1,0 +1,102 @@
+#include "common/json/json_reader.h"
+
+#include <catch2/catch.hpp>
+
+namespace lockstep {
+namespace {
+
+using Catch::Matchers::Contains;
+
+const JsonPath kDocument{.key = "letter"};
+
+struct Stamp {
+  std::string motif;
+  uint32_t value = 0;
+};
+
+struct Letter {
+  uint64_t weight = 0;
+  bool registered = false;
+  std::vector<Stamp> stamps;
+};
+
+Status ReadStamp(const Json& json, const JsonPath& path, Stamp& stamp) {
+  LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, path));
+  LS_RETURN_IF_ERROR(object.Read("motif", stamp.motif));
+  LS_RETURN_IF_ERROR(object.Read("value", stamp.value));
+  return object.Finish();
+}
+
+Result<Letter> Parse(std::string_view text) {
+  LS_ASSIGN_OR_RETURN(const Json json, ParseJson(text, kDocument, 1 << 20));
+  LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, kDocument));
+  Letter letter;
+  LS_RETURN_IF_ERROR(object.Read("weight", letter.weight));
+  LS_RETURN_IF_ERROR(object.ReadOptional("registered", letter.registered));
+  LS_RETURN_IF_ERROR(object.ReadList("stamps", 2, letter.stamps, ReadStamp));
+  LS_RETURN_IF_ERROR(object.Finish());
+  return letter;
+}
+
+std::string Refusal(std::string_view text) {
+  const Result<Letter> letter = Parse(text);
+  REQUIRE(letter.status().code() == ErrorCode::kBadData);
+  return letter.status().message();
+}
+
+template <typename T>
+std::string ValueRefusal(const Json& json) {
+  T value{};
+  const Status status = ReadValue(json, kDocument, value);
+  REQUIRE(status.code() == ErrorCode::kBadData);
+  return status.message();
+}
+
+TEST_CASE("Members are read in any order, optional ones where they are there") {
+  const auto letter = Parse(R"({"stamps": [{"value": 5, "motif": "fern"}], "weight": 20})");
+  REQUIRE(letter.ok());
+  CHECK(letter->weight == 20);
+  CHECK_FALSE(letter->registered);
+  REQUIRE(letter->stamps.size() == 1);
+  CHECK(letter->stamps[0].motif == "fern");
+  CHECK(letter->stamps[0].value == 5);
+}
+
+TEST_CASE("An error names the document and the place in it") {
+  CHECK(Refusal("[]") == "letter: must be an object");
+  CHECK(Refusal(R"({"weight": -1})") == "letter: weight: must be a whole number of 64 bits, not negative");
+  CHECK(Refusal(R"({"weight": 1, "stamps": [{}, 7]})") == "letter: stamps[0]: \"motif\" is missing");
+  CHECK(Refusal(R"({"weight": 1, "stamps": [{"motif": "fern", "value": "5"}]})") ==
+        "letter: stamps[0].value: must be a whole number of 32 bits, not negative");
+  CHECK(Refusal(R"({"weight": 1, "stamps": [0, 0, 0]})") == "letter: stamps: has 3 elements; the limit is 2");
+}
+
+TEST_CASE("A key that nobody asked for is refused, and one that is there twice counts once") {
+  CHECK(Refusal(R"({"weight": 1, "stamps": [], "registred": true})") == "letter: unknown key \"registred\"");
+  CHECK(Parse(R"({"weight": 1, "weight": 2, "stamps": []})")->weight == 2);
+}
+
+TEST_CASE("Text that is too large, too deep or no JSON is refused") {
+  CHECK(Refusal(std::string((1 << 20) + 1, ' ')) == "letter: is larger than 1.0 MiB");
+  CHECK(Refusal(std::string(65, '[') + std::string(65, ']')) == "letter: is nested deeper than 64 levels");
+  CHECK(Refusal(std::string(64, '[') + std::string(64, ']')) == "letter: must be an object");
+  CHECK(Refusal("{\"" + std::string(100, '[') + "\\\"\": 1}") == "letter: \"weight\" is missing");  // in a string
+  CHECK(Refusal("{") == "letter: is not JSON");
+  CHECK(Refusal("{\"weight\": \"\xff\"}") == "letter: is not JSON");
+}
+
+TEST_CASE("Names, dtypes and shapes are held to their limits") {
+  CHECK_THAT(ValueRefusal<bool>(0), Contains("true or false"));
+  CHECK_THAT(ValueRefusal<std::string>(1), Contains("must be a string"));
+  CHECK_THAT(ValueRefusal<std::string>(""), Contains("1 to 1024 bytes"));
+  CHECK_THAT(ValueRefusal<std::string>("a\nb"), Contains("without control characters"));
+  CHECK_THAT(ValueRefusal<DType>("bfloat16"), Contains("unknown dtype \"bfloat16\""));
+  CHECK_THAT(ValueRefusal<DType>("F4"), Contains("packs several elements"));
+  CHECK_THAT(ValueRefusal<Extents>(7), Contains("must be an array"));
+  CHECK_THAT(ValueRefusal<Extents>({1.5}), Contains("whole numbers"));
+  CHECK_THAT(ValueRefusal<Extents>(std::vector<int>(17, 1)), Contains("17 dimensions; the limit is 16"));
+  CHECK_THAT(ValueRefusal<Extents>(Json::array({(uint64_t{1} << 44) + 1})), Contains("more than any tensor has"));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,30 @@
+#include "common/telemetry/address_file.h"
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "common/base/text.h"
+#include "common/os/file.h"
+
+namespace lockstep {
+
+Result<std::unique_ptr<AddressFile>> AddressFile::Create(std::string path) {
+  if (!path.empty() && ::unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, Cat("remove ", path));
+  return std::unique_ptr<AddressFile>(new AddressFile(std::move(path)));
+}
+
+AddressFile::~AddressFile() {
+  if (!path_.empty()) ::unlink(path_.c_str());
+}
+
+Status AddressFile::Announce(const std::map<std::string, std::string>& addresses) {
+  const std::string line = nlohmann::json(addresses).dump() + "\n";
+  std::fputs(line.c_str(), stdout);
+  std::fflush(stdout);
+  return path_.empty() ? OkStatus() : WriteFileAtomic(path_, line);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,126 @@
+#include "ctl/daemon/daemon_commands.h"
+#include "ctl/daemon/verify.h"
+#include "ctl/daemon/views.h"
+
+namespace lockstep {
+namespace {
+
+// What a receiver needs to say by itself that its time is up.
+constexpr std::chrono::milliseconds kGrace{2'000};
+
+// A sync that ended, but not with the engine on the new version.
+Status Judge(const v1::SyncRecord& record, const std::string& receiver) {
+  const std::string where = Cat(receiver, ": model ", record.model());
+  if (!record.error().empty()) return {ErrorCode::kAborted, Cat(where, ": ", record.error())};
+  if (record.engine_error().empty()) return OkStatus();
+  return {ErrorCode::kAborted, Cat(where, ": version ", record.to().version(),
+                                   " is committed, but the engine did not take it: ", record.engine_error())};
+}
+
+class ReceiverCommands : DaemonCommands<ReceiverClient, v1::ReceiverStatusRequest, v1::ReceiverStatus> {
+ public:
+  ReceiverCommands(const DaemonOptions& options, const Output& output)
+      : DaemonCommands("raas_receiver", options, output) {}
+
+  Status Run() const {
+    switch (options_.command) {
+      case Command::kStatus:
+        return ShowStatus();
+      case Command::kVersions:
+        return Versions();
+      case Command::kPull:
+        return Pull();
+      case Command::kVerify:
+        return Verify();
+      case Command::kWatch:
+        return Watch();
+      case Command::kLayout:
+        return ShowLayout<v1::GetReceiverLayoutRequest>(&Stub::GetReceiverLayout);
+      case Command::kRollback:
+        return Rollback();
+      case Command::kHealth:
+        return CheckHealth();
+    }
+    return {ErrorCode::kInternal, "unknown command"};
+  }
+
+ private:
+  Status Pull() const {
+    LS_ASSIGN_OR_RETURN(const std::string model, Model());
+    const std::chrono::milliseconds timeout = Timeout(kWorkTimeout);
+    v1::PullRequest request;
+    request.set_model(model);
+    request.set_force_full(options_.force_full);
+    request.set_timeout_ms(static_cast<uint32_t>(timeout.count()));
+    LS_ASSIGN_OR_RETURN(const v1::SyncRecord record, client_.Call(&Stub::Pull, request, timeout + kGrace));
+    output_.Print(ToJson(record), LineOf(record));
+    return Judge(record, client_.name());
+  }
+
+  Status Verify() const {
+    LS_ASSIGN_OR_RETURN(const v1::ReceiverStatus status, GetStatus());
+    LS_ASSIGN_OR_RETURN(const std::string model, ChooseModel(options_, client_.name(), status.models()));
+    v1::ReceiverVerifyRequest request;
+    request.set_model(model);
+    LS_ASSIGN_OR_RETURN(v1::VerifyResult result, client_.Call(&Stub::Verify, request, Timeout(kWorkTimeout)));
+    Verification verification{.daemon = client_.name(), .model = model, .result = std::move(result), .agent = {}};
+    LS_ASSIGN_OR_RETURN(const std::string agent, AgentOf(status, model));
+    Result<AgentProof> proof = AskAgent(agent, verification);
+    // Damage found here is the answer, whether or not the agent can be asked.
+    if (proof.ok()) verification.agent = *std::move(proof);
+    output_.Print(ToJson(verification), VerificationText(verification));
+    LS_RETURN_IF_ERROR(lockstep::Judge(verification));
+    return proof.status().WithContext("the replica is what its own manifest says, but the agent cannot confirm it");
+  }
+
+  // The agent to compare with: --agent, or the one that the receiver follows.
+  Result<std::string> AgentOf(const v1::ReceiverStatus& status, const std::string& model) const {
+    if (options_.verify_agent.has_value()) return *options_.verify_agent;
+    for (const v1::ReceiverModel& known : status.models()) {
+      if (known.name() == model) return known.agent();
+    }
+    return Status(ErrorCode::kNotFound, Cat(client_.name(), ": has no model ", model));
+  }
+
+  Result<AgentProof> AskAgent(const std::string& address, const Verification& verification) const {
+    const AgentClient agent("trainer_agent", address);
+    v1::GetManifestRequest request;
+    request.set_model(verification.model);
+    request.set_version(verification.result.held().version());
+    LS_ASSIGN_OR_RETURN(const v1::Manifest manifest,
+                        agent.Call(&AgentClient::Stub::GetManifest, request, Timeout(kQuickTimeout)));
+    return AgentProof{.address = address, .held = manifest.held(), .digest = manifest.digest()};
+  }
+
+  Status Watch() const {
+    v1::WatchSyncsRequest request;
+    request.set_model(options_.model);
+    WatchCount count(options_.count);
+    return client_.Stream(&Stub::WatchSyncs, request, options_.timeout, [&](const v1::SyncRecord& record) {
+      output_.Print(ToJson(record), LineOf(record));
+      return count.Another();
+    });
+  }
+
+  Status Rollback() const {
+    LS_ASSIGN_OR_RETURN(const std::string model, Model());
+    v1::RollbackRequest request;
+    request.set_model(model);
+    LS_ASSIGN_OR_RETURN(const v1::ReceiverModel now, client_.Call(&Stub::Rollback, request, Timeout(kWorkTimeout)));
+    output_.Print(ToJson(now),
+                  Cat(now.name(), " is back at version ", now.held().version(), " and stays there until `pull`\n"));
+    return OkStatus();
+  }
+};
+
+}  // namespace
+
+Status RunReceiverCommand(const DaemonOptions& options, const Output& output) {
+  return ReceiverCommands(options, output).Run();
+}
+
+Status RunDaemonCommand(const DaemonOptions& options, const Output& output) {
+  return options.daemon == Daemon::kAgent ? RunAgentCommand(options, output) : RunReceiverCommand(options, output);
+}
+
+}  // namespace lockstep

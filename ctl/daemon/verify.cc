@@ -1,0 +1,68 @@
+#include "ctl/daemon/verify.h"
+
+#include "common/base/text.h"
+#include "ctl/output/table.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int kTensorsNamed = 10;
+
+bool OwnDigestsAgree(const v1::VerifyResult& result) {
+  return result.bad_blocks().empty() && result.computed_digest() == result.recorded_digest();
+}
+
+std::string TensorNames(const v1::VerifyResult& result) {
+  std::string names;
+  for (int i = 0; i < result.bad_tensors_size() && i < kTensorsNamed; ++i) names += " " + result.bad_tensors(i);
+  const int more = result.bad_tensors_size() - kTensorsNamed;
+  return more > 0 ? Cat(names, " and ", more, " more") : names;
+}
+
+}  // namespace
+
+Status Judge(const Verification& verification) {
+  const v1::VerifyResult& result = verification.result;
+  const std::string what =
+      Cat(verification.daemon, ": model ", verification.model, " version ", result.held().version());
+  if (!OwnDigestsAgree(result)) {
+    return {ErrorCode::kCorrupt,
+            Cat(what, ": ", result.bad_blocks_size(), " blocks differ from the manifest, in tensors",
+                TensorNames(result), "; pull it again in full")};
+  }
+  if (!result.engine_error().empty()) return {ErrorCode::kCorrupt, Cat(what, ": ", result.engine_error())};
+  if (!verification.agent.has_value()) return OkStatus();
+  const AgentProof& agent = *verification.agent;
+  if (agent.held.run() != result.held().run()) {
+    return {ErrorCode::kCorrupt, Cat(what, ": is of run ", Hex(result.held().run()), ", the agent ", agent.address,
+                                     " is in run ", Hex(agent.held.run()))};
+  }
+  if (agent.digest == result.computed_digest()) return OkStatus();
+  return {ErrorCode::kCorrupt, Cat(what, ": digest ", Hex(result.computed_digest()), " is not the ", Hex(agent.digest),
+                                   " of agent ", agent.address, "; pull it again in full")};
+}
+
+Json ToJson(const Verification& verification) {
+  Json json = {{"daemon", verification.daemon}, {"model", verification.model}, {"equal", Judge(verification).ok()}};
+  json.update(ToJson(verification.result));
+  json["agent"] = nullptr;
+  if (const auto& agent = verification.agent; agent.has_value()) {
+    json["agent"] = {{"address", agent->address}, {"held", ToJson(agent->held)}, {"digest", Hex(agent->digest)}};
+  }
+  return json;
+}
+
+std::string VerificationText(const Verification& verification) {
+  const v1::VerifyResult& result = verification.result;
+  Table table({"DIGEST", "OF"});
+  table.AddRow({Hex(result.computed_digest()), Cat("the bytes of ", verification.daemon, " now")});
+  table.AddRow({Hex(result.recorded_digest()), "its manifest"});
+  if (const auto& agent = verification.agent; agent.has_value()) {
+    table.AddRow({Hex(agent->digest), Cat("the manifest of agent ", agent->address)});
+  }
+  const bool equal = Judge(verification).ok();
+  return Cat(verification.model, " version ", result.held().version(), equal ? ": equal\n" : ": NOT equal\n",
+             table.ToString());
+}
+
+}  // namespace lockstep

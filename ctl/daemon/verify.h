@@ -1,0 +1,33 @@
+// What `verify` found: a daemon's bytes against its own manifest and, for a receiver, against the agent's.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "common/base/status.h"
+#include "ctl/output/json.h"
+#include "proto/lockstep/v1/model.pb.h"
+
+namespace lockstep {
+
+// What the agent's manifest says about the version.
+struct AgentProof {
+  std::string address;
+  v1::Held held;
+  std::string digest;  // 16 raw bytes
+};
+
+struct Verification {
+  std::string daemon;  // name and address
+  std::string model;
+  v1::VerifyResult result;
+  std::optional<AgentProof> agent;
+};
+
+// OK when all digests and the run agree; else kCorrupt, naming model, version, daemon and the tensors that differ.
+Status Judge(const Verification& verification);
+
+Json ToJson(const Verification& verification);
+std::string VerificationText(const Verification& verification);
+
+}  // namespace lockstep

@@ -1,0 +1,217 @@
+#include "ctl/daemon/views.h"
+
+#include <array>
+#include <cstdio>
+
+#include "common/base/text.h"
+#include "ctl/output/table.h"
+
+namespace lockstep {
+namespace {
+
+// Enough of an id to tell it from its neighbours.
+std::string ShortHex(const std::string& bytes) {
+  return bytes.empty() ? "-" : Hex(bytes).substr(0, 12);
+}
+
+std::string VersionOrDash(uint64_t version) {
+  return version == 0 ? "-" : std::to_string(version);
+}
+
+std::string RunOrDash(const v1::Held& held) {
+  return held.version() == 0 ? "-" : ShortHex(held.run());
+}
+
+std::string TextOrDash(const std::string& text) {
+  return text.empty() ? "-" : text;
+}
+
+std::string Milliseconds(uint64_t microseconds) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.1f ms", static_cast<double>(microseconds) / 1000);
+  return text.data();
+}
+
+// How the bytes of a sync came, as far as that says something: by what level, how many live, at what rate.
+std::string WayOf(const v1::SyncRecord& record) {
+  std::string way;
+  if (record.level() != v1::CODEC_LEVEL_UNSPECIFIED) {
+    const auto* level = v1::CodecLevel_descriptor()->FindValueByNumber(record.level());
+    way += Cat(" ", level == nullptr ? Cat("level ", static_cast<int>(record.level())) : EnumText(*level));
+  }
+  if (record.live_bytes() > 0) way += Cat(", ", HumanBytes(record.live_bytes()), " live");
+  if (record.local_bytes() > 0) way += Cat(", ", HumanBytes(record.local_bytes()), " from memory");
+  if (record.link_bytes_per_s() > 0) way += Cat(", at ", HumanBytes(record.link_bytes_per_s()), "/s");
+  return way;
+}
+
+std::string Headline(std::string_view daemon, const v1::BuildInfo& build, bool draining) {
+  return Cat(daemon, " ", build.version(), " (", TextOrDash(build.revision()), ")", draining ? ", draining" : "", "\n");
+}
+
+std::string StateText(v1::SessionState state) {
+  const auto* value = v1::SessionState_descriptor()->FindValueByNumber(state);
+  return value == nullptr ? Cat("state ", static_cast<int>(state)) : EnumText(*value);
+}
+
+std::string ReceiversText(const v1::AgentStatus& status) {
+  Table table({"RECEIVER", "MODEL", ">VERSION", ">SEEN", "OUTCOME"});
+  bool any = false;
+  for (const v1::AgentModel& model : status.models()) {
+    for (const v1::ReceiverState& receiver : model.receivers()) {
+      table.AddRow({receiver.receiver(), model.name(), VersionOrDash(receiver.held().version()),
+                    Cat(receiver.seconds_ago(), " s ago"), TextOrDash(receiver.last_outcome())});
+      any = true;
+    }
+  }
+  return any ? "\n" + table.ToString() : "";
+}
+
+// Engines whose parameters are written in place; nothing when there are none.
+std::string EnginesText(const v1::ReceiverStatus& status) {
+  Table table({"MODEL", "ENGINE", ">RANKS", ">SERVING", ">SIZE", ">COMMITS", ">FAILURES", ">PREPARE", ">PAUSE",
+               ">WRITTEN", "LAST ERROR"});
+  bool any = false;
+  for (const v1::ReceiverModel& model : status.models()) {
+    for (const v1::EngineTargets& engine : model.engines()) {
+      any = true;
+      table.AddRow({model.name(), engine.name(), Cat(engine.attached(), "/", engine.world()),
+                    engine.mixed() ? "a mix" : VersionOrDash(engine.serving().version()),
+                    HumanBytes(engine.target_bytes()), Cat(engine.commits()), Cat(engine.failures()),
+                    Milliseconds(engine.last_prepare_us()), Milliseconds(engine.last_pause_us()),
+                    HumanBytes(engine.last_written_bytes()), TextOrDash(engine.last_error())});
+    }
+  }
+  return any ? "engines, written in place:\n" + table.ToString() : "";
+}
+
+}  // namespace
+
+std::string StatusText(const v1::AgentStatus& status) {
+  std::string text = Headline("trainer_agent", status.build(), status.draining());
+  if (status.models().empty()) return text + "no model: no trainer has opened one yet\n";
+  Table table({"MODEL", ">VERSION", ">SIZE", ">TENSORS", ">RANKS", ">WRITING", ">COMMITTED", ">ABORTED", ">RETAINED",
+               ">PULLS", "RUN", "LAST ERROR"});
+  for (const v1::AgentModel& model : status.models()) {
+    table.AddRow({model.name(), VersionOrDash(model.newest_version()), HumanBytes(model.model_bytes()),
+                  Cat(model.tensors()), Cat(model.ranks_connected(), "/", model.ranks_expected()),
+                  VersionOrDash(model.writing_version()), Cat(model.versions_committed()),
+                  Cat(model.versions_aborted()), HumanBytes(model.retained_bytes()), Cat(model.open_pulls()),
+                  ShortHex(model.run()), TextOrDash(model.last_error())});
+  }
+  return text + table.ToString() + ReceiversText(status);
+}
+
+std::string StatusText(const v1::ReceiverStatus& status) {
+  std::string text = Headline(Cat("raas_receiver ", status.name(), ","), status.build(), status.draining());
+  Table table({"MODEL", "STATE", ">VERSION", ">NEWEST", ">SERVED", ">SIZE", ">SYNCS", ">FAILURES", ">REPAIRED",
+               ">ENGINE FAILURES", "AGENT", "LAST ERROR"});
+  for (const v1::ReceiverModel& model : status.models()) {
+    table.AddRow({model.name(), StateText(model.state()), VersionOrDash(model.held().version()),
+                  VersionOrDash(model.newest_version()), VersionOrDash(model.served_version()),
+                  HumanBytes(model.model_bytes()), Cat(model.syncs()), Cat(model.failures()),
+                  Cat(model.repaired_blocks()), Cat(model.engine_failures()), model.agent(),
+                  TextOrDash(model.last_error())});
+  }
+  return text + table.ToString() + EnginesText(status);
+}
+
+std::string VersionsText(const v1::AgentStatus& status) {
+  Table table({"MODEL", ">VERSION", ">FROM", "KIND", ">PAYLOAD", ">CHANGED", ">BLOCKS", "DIGEST"});
+  for (const v1::AgentModel& model : status.models()) {
+    table.AddRow({model.name(), VersionOrDash(model.newest_version()), "-", "full", HumanBytes(model.model_bytes()),
+                  "-", "-", ShortHex(model.newest_digest())});
+    for (const v1::RetainedDelta& delta : model.deltas()) {
+      table.AddRow({model.name(), Cat(delta.target()), Cat(delta.base()), delta.folded() ? "folded" : "delta",
+                    HumanBytes(delta.payload_bytes()), Cat(delta.changed_elements()), Cat(delta.changed_blocks()),
+                    delta.target() == model.newest_version() ? ShortHex(model.newest_digest()) : "-"});
+    }
+  }
+  return table.ToString();
+}
+
+std::string VersionsText(const v1::ReceiverStatus& status) {
+  Table table({"MODEL", ">VERSION", "IS", "RUN", "DIGEST", "PATH"});
+  for (const v1::ReceiverModel& model : status.models()) {
+    table.AddRow({model.name(), VersionOrDash(model.newest_version()), "newest", "-", "-", "-"});
+    table.AddRow({model.name(), VersionOrDash(model.held().version()), "current", RunOrDash(model.held()),
+                  TextOrDash(ShortHex(model.held_digest())), TextOrDash(model.current_path())});
+    table.AddRow(
+        {model.name(), VersionOrDash(model.previous().version()), "previous", RunOrDash(model.previous()), "-", "-"});
+  }
+  return table.ToString();
+}
+
+Json VersionsJson(const v1::AgentStatus& status) {
+  Json models = Json::array();
+  for (const v1::AgentModel& model : status.models()) {
+    Json deltas = Json::array();
+    for (const v1::RetainedDelta& delta : model.deltas()) deltas.push_back(ToJson(delta));
+    models.push_back({{"model", model.name()},
+                      {"run", Hex(model.run())},
+                      {"version", model.newest_version()},
+                      {"digest", Hex(model.newest_digest())},
+                      {"deltas", std::move(deltas)}});
+  }
+  return models;
+}
+
+Json VersionsJson(const v1::ReceiverStatus& status) {
+  Json models = Json::array();
+  for (const v1::ReceiverModel& model : status.models()) {
+    models.push_back({{"model", model.name()},
+                      {"newest_version", model.newest_version()},
+                      {"current", ToJson(model.held())},
+                      {"digest", Hex(model.held_digest())},
+                      {"previous", ToJson(model.previous())}});
+  }
+  return models;
+}
+
+std::string LayoutText(const ModelLayout& layout) {
+  Table table({"TENSOR", "DTYPE", "SHAPE", ">OFFSET", ">BYTES"});
+  for (size_t i = 0; i < layout.tensors().size(); ++i) {
+    const TensorMeta& tensor = layout.tensors()[i];
+    std::string shape;
+    for (const uint64_t extent : tensor.shape) shape += Cat(shape.empty() ? "" : ", ", extent);
+    table.AddRow({tensor.name, std::string(FindDType(tensor.dtype)->name), "[" + shape + "]", Cat(tensor.offset),
+                  Cat(layout.tensor_bytes(i))});
+  }
+  std::string attachments;
+  for (const auto& [name, text] : layout.attachments()) {
+    attachments += Cat("with ", name, ", ", HumanBytes(text.size()), "\n");
+  }
+  return Cat(table.ToString(), layout.tensors().size(), " tensors, ", HumanBytes(layout.data_bytes()), " in ",
+             layout.block_count(), " blocks of ", HumanBytes(layout.block_bytes()), ", digest ", ToHex(layout.digest()),
+             "\n", attachments);
+}
+
+std::string LineOf(const v1::VersionEvent& event) {
+  if (event.newest().version() == 0) {
+    return Cat(event.model(), " open, no version yet, run ", ShortHex(event.newest().run()), "\n");
+  }
+  return Cat(event.model(), " version ", event.newest().version(), " digest ", ShortHex(event.manifest_digest()),
+             " run ", ShortHex(event.newest().run()), "\n");
+}
+
+std::string LineOf(const v1::SyncRecord& record) {
+  if (!record.error().empty()) return Cat(record.model(), " failed: ", record.error(), "\n");
+  if (record.mode() == "up_to_date") {
+    return Cat(record.model(), " is at version ", record.to().version(), " already, the agent's newest\n");
+  }
+  std::string line = Cat(record.model(), " version ", record.to().version(), " from ",
+                         VersionOrDash(record.from().version()), " ", record.mode(), ", ");
+  if (record.changed_elements() > 0) line += Cat(record.changed_elements(), " changed, ");
+  line += Cat(HumanBytes(record.payload_bytes()), " of ", HumanBytes(record.model_bytes()), WayOf(record),
+              ", publish to commit ", Milliseconds(record.publish_to_commit_us()), " (pull ",
+              Milliseconds(record.pull_us()), ", apply ", Milliseconds(record.apply_us()), ")");
+  if (record.repaired_blocks() > 0) line += Cat(", ", record.repaired_blocks(), " blocks repaired");
+  line += record.verified() ? ", verified" : ", NOT verified";
+  if (record.pause_us() > 0) {
+    line += Cat(", engine paused ", Milliseconds(record.pause_us()), " for ", HumanBytes(record.written_bytes()));
+  }
+  if (!record.engine_error().empty()) line += Cat(", engine failed: ", record.engine_error());
+  return line + "\n";
+}
+
+}  // namespace lockstep

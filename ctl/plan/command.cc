@@ -1,0 +1,87 @@
+#include "ctl/plan/command.h"
+
+#include <array>
+#include <cstdio>
+#include <filesystem>
+
+#include "common/base/text.h"
+#include "common/os/file.h"
+#include "ctl/plan/report.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+fs::path SheetFile(const std::string& directory, size_t rank) {
+  std::array<char, 32> name{};
+  std::snprintf(name.data(), name.size(), "rank-%05zu.json", rank);
+  return fs::path(directory) / name.data();
+}
+
+// How many sheets there are, so that one that is missing among them is told from the end.
+Result<size_t> CountSheets(const std::string& directory) {
+  std::error_code error;
+  size_t count = 0;
+  fs::directory_iterator entries(directory, error);
+  if (error) return ErrnoStatus(error.value(), Cat("reading ", directory));
+  for (const fs::directory_iterator end; entries != end; entries.increment(error)) {
+    const std::string name = entries->path().filename().string();
+    if (name.starts_with("rank-") && name.ends_with(".json")) ++count;
+  }
+  if (error) return ErrnoStatus(error.value(), Cat("reading ", directory));
+  if (count == 0) return Status(ErrorCode::kNotFound, Cat(directory, ": no rank-00000.json"));
+  return count;
+}
+
+Result<std::vector<RankSheet>> ReadSheets(const std::string& directory) {
+  LS_ASSIGN_OR_RETURN(const size_t count, CountSheets(directory));
+  std::vector<RankSheet> sheets;
+  for (size_t rank = 0; rank < count; ++rank) {
+    const fs::path path = SheetFile(directory, rank);
+    LS_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
+    Result<RankSheet> sheet = ParseSheet(text);
+    if (!sheet.ok()) return sheet.status().WithContext(path.string());
+    sheets.push_back(*std::move(sheet));
+  }
+  return sheets;
+}
+
+Result<std::vector<RankSheet>> MakeSheets(const PlanOptions& options) {
+  std::error_code error;
+  fs::path path = options.config;
+  if (fs::is_directory(path, error)) path /= "config.json";
+  LS_ASSIGN_OR_RETURN(const std::string config, ReadFile(path));
+  auto sheets = ExpectedSheets(config, options.topology, options.ranks_per_host, options.fused_norms);
+  return sheets.ok() ? std::move(sheets) : sheets.status().WithContext(path.string());
+}
+
+Status WriteSheets(const std::string& directory, const std::vector<RankSheet>& sheets) {
+  std::error_code error;
+  fs::create_directories(directory, error);
+  if (error) return ErrnoStatus(error.value(), Cat("making ", directory));
+  for (size_t rank = 0; rank < sheets.size(); ++rank) {
+    LS_RETURN_IF_ERROR(WriteTextFile(SheetFile(directory, rank), ToJson(sheets[rank])));
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+Status RunPlanCommand(const PlanOptions& options, const Output& output) {
+  LS_ASSIGN_OR_RETURN(std::vector<RankSheet> sheets,
+                      options.config.empty() ? ReadSheets(options.sheets) : MakeSheets(options));
+  if (options.rank && *options.rank >= sheets.size()) {
+    return {ErrorCode::kUsage, Cat("there is no rank ", *options.rank, ": the ranks are 0 to ", sheets.size() - 1)};
+  }
+  if (!options.write_sheets.empty()) LS_RETURN_IF_ERROR(WriteSheets(options.write_sheets, sheets));
+  LS_ASSIGN_OR_RETURN(const PlanReport report, PlanReport::Create(std::move(sheets), options.bucket_bytes));
+  if (options.rank) {
+    output.Print(report.OfRank(*options.rank), report.TextOfRank(*options.rank));
+  } else {
+    output.Print(report.Summary(), report.SummaryText());
+  }
+  return OkStatus();
+}
+
+}  // namespace lockstep

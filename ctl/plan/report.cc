@@ -1,0 +1,204 @@
+#include "ctl/plan/report.h"
+
+#include <algorithm>
+
+#include "common/base/text.h"
+#include "common/layout/buckets.h"
+#include "ctl/output/table.h"
+
+namespace lockstep {
+namespace {
+
+uint64_t BytesOfElement(DType dtype) {
+  return FindDType(dtype)->bits / 8;
+}
+
+uint64_t BytesOf(const TensorMeta& tensor) {
+  return ElementCount(tensor.shape) * BytesOfElement(tensor.dtype);
+}
+
+std::string PitchText(const StridedCopy& copy) {
+  return copy.rows == 1 ? "-" : Cat(copy.source_pitch, " -> ", copy.target_pitch);
+}
+
+Json CopyJson(const StridedCopy& copy) {
+  return {{"source_offset", copy.source_offset},
+          {"target_offset", copy.target_offset},
+          {"rows", copy.rows},
+          {"row_bytes", copy.row_bytes},
+          {"source_pitch", copy.source_pitch},
+          {"target_pitch", copy.target_pitch}};
+}
+
+}  // namespace
+
+Result<PlanReport> PlanReport::Create(std::vector<RankSheet> sheets, uint64_t bucket_bytes) {
+  PlanReport report;
+  report.sheets_ = std::move(sheets);
+  report.message_bytes_ = bucket_bytes / 2;  // one is filled while the other is under way
+  LS_ASSIGN_OR_RETURN(report.model_, BuildTrainingModel(report.sheets_));
+  LS_ASSIGN_OR_RETURN(report.plan_, CompileExport(report.model_, BesideAgent(report.sheets_)));
+  report.first_holding_.resize(report.sheets_.size() + 1);
+  for (const Holding& holding : report.model_.holdings) ++report.first_holding_[holding.rank + 1];
+  for (size_t rank = 0; rank < report.sheets_.size(); ++rank) {
+    report.first_holding_[rank + 1] += report.first_holding_[rank];
+  }
+  for (uint32_t rank = 0; rank < report.sheets_.size(); ++rank) {
+    report.figures_.push_back(report.FiguresOf(rank));
+    report.copies_ += report.figures_.back().copies;
+    report.buckets_ += report.figures_.back().buckets;
+  }
+  return report;
+}
+
+std::vector<PlanReport::Move> PlanReport::MovesOf(uint32_t rank) const {
+  const std::vector<SheetLocal> locals = LocalsOf(sheets_[rank]);
+  std::vector<const SheetLocal*> by_source(model_.sources.size());
+  for (size_t i = 0; i < locals.size(); ++i) {
+    const Holding& holding = model_.holdings[first_holding_[rank] + i];
+    if (!holding.copy && by_source[holding.source] == nullptr) by_source[holding.source] = &locals[i];
+  }
+  std::vector<Move> moves;
+  for (const PlanEntry& entry : plan_.ranks[rank].entries) {
+    const SheetLocal& local = *by_source[entry.source];
+    const TensorMeta& tensor = model_.tensors[entry.tensor];
+    const TensorView source =
+        TensorView::Contiguous(local.shape, BytesOfElement(local.dtype.value_or(tensor.dtype)), 0);
+    const TensorView target =
+        TensorView::Contiguous(Promoted(tensor.shape, local.shape.size()), BytesOfElement(tensor.dtype), tensor.offset);
+    for (const Piece& piece : entry.pieces) {
+      Move& move = moves.emplace_back(Move{.entry = &entry, .piece = &piece, .local_name = local.name});
+      AppendCopies({piece}, source, target, move.copies);
+    }
+  }
+  return moves;
+}
+
+size_t PlanReport::BucketsOf(uint32_t rank) const {
+  if (sheets_[rank].beside_agent) return 0;
+  std::vector<BucketItem> items;
+  for (const PlanEntry& entry : plan_.ranks[rank].entries) {
+    uint64_t bytes = ElementCount(entry.pieces) * BytesOfElement(model_.tensors[entry.tensor].dtype);
+    for (; bytes > message_bytes_; bytes -= message_bytes_) {
+      items.push_back({message_bytes_, model_.groups[entry.tensor]});
+    }
+    items.push_back({bytes, model_.groups[entry.tensor]});
+  }
+  return SplitIntoBuckets(items, message_bytes_).size();
+}
+
+PlanReport::Figures PlanReport::FiguresOf(uint32_t rank) const {
+  Figures figures{.bytes = plan_.ranks[rank].bytes, .buckets = BucketsOf(rank)};
+  const std::vector<PlanEntry>& entries = plan_.ranks[rank].entries;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (i == 0 || entries[i].tensor != entries[i - 1].tensor) ++figures.tensors;
+  }
+  for (const Move& move : MovesOf(rank)) figures.copies += move.copies.size();
+  return figures;
+}
+
+std::optional<PlanReport::Group> PlanReport::LargestGroup() const {
+  std::optional<Group> largest;
+  Group group;
+  for (uint32_t i = 0; i < model_.tensors.size(); ++i) {
+    if (i == 0 || model_.groups[i] != model_.groups[i - 1]) group = {.first = i};
+    ++group.tensors;
+    group.bytes += BytesOf(model_.tensors[i]);
+    if (group.tensors > 1 && (!largest || group.bytes > largest->bytes)) largest = group;
+  }
+  return largest;
+}
+
+uint64_t PlanReport::FrozenBytes() const {
+  uint64_t bytes = 0;
+  for (const Conversion& conversion : model_.conversions) {
+    if (!model_.sources[conversion.source].frozen) continue;
+    bytes += ElementCount(conversion.pieces) * BytesOfElement(model_.tensors[conversion.tensor].dtype);
+  }
+  return bytes;
+}
+
+Json PlanReport::Summary() const {
+  Json ranks = Json::array();
+  for (uint32_t rank = 0; rank < sheets_.size(); ++rank) {
+    const Figures& figures = figures_[rank];
+    const bool beside_agent = sheets_[rank].beside_agent;
+    ranks.push_back({{"rank", rank},
+                     {"beside_agent", beside_agent},
+                     {"tensors", figures.tensors},
+                     {"bytes_written", beside_agent ? figures.bytes : 0},
+                     {"bytes_sent", beside_agent ? 0 : figures.bytes},
+                     {"copies", figures.copies},
+                     {"buckets", figures.buckets}});
+  }
+  Json group;
+  if (const auto largest = LargestGroup()) {
+    group = {{"first", model_.tensors[largest->first].name}, {"tensors", largest->tensors}, {"bytes", largest->bytes}};
+  }
+  return {{"digest", ToHex(plan_.digest)},     {"bytes", plan_.bytes},     {"frozen_bytes", FrozenBytes()},
+          {"tensors", model_.tensors.size()},  {"copies", copies_},        {"buckets", buckets_},
+          {"largest_group", std::move(group)}, {"ranks", std::move(ranks)}};
+}
+
+std::string PlanReport::SummaryText() const {
+  Table table({">RANK", "AGENT", ">TENSORS", ">WRITES", ">SENDS", ">COPIES", ">BUCKETS"});
+  for (uint32_t rank = 0; rank < sheets_.size(); ++rank) {
+    const Figures& figures = figures_[rank];
+    const bool beside_agent = sheets_[rank].beside_agent;
+    table.AddRow({Cat(rank), beside_agent ? "beside" : "remote", Cat(figures.tensors),
+                  beside_agent ? HumanBytes(figures.bytes) : "-", beside_agent ? "-" : HumanBytes(figures.bytes),
+                  Cat(figures.copies), beside_agent ? "-" : Cat(figures.buckets)});
+  }
+  std::string group;
+  if (const auto largest = LargestGroup()) {
+    group = Cat("largest group: ", largest->tensors, " tensors from ", model_.tensors[largest->first].name, ", ",
+                HumanBytes(largest->bytes), "\n");
+  }
+  return Cat("plan ", ToHex(plan_.digest), "\n", model_.tensors.size(), " tensors, ", HumanBytes(plan_.bytes), " (",
+             HumanBytes(FrozenBytes()), " frozen), from ", sheets_.size(), " ranks by ", copies_, " copies and ",
+             buckets_, " buckets\n", group, "\n", table.ToString());
+}
+
+Json PlanReport::OfRank(uint32_t rank) const {
+  Json entries = Json::array();
+  const PlanEntry* last = nullptr;
+  for (const Move& move : MovesOf(rank)) {
+    if (move.entry != last) {
+      entries.push_back({{"tensor", model_.tensors[move.entry->tensor].name},
+                         {"local_tensor", move.local_name},
+                         {"pieces", Json::array()}});
+    }
+    last = move.entry;
+    Json copies = Json::array();
+    for (const StridedCopy& copy : move.copies) copies.push_back(CopyJson(copy));
+    entries.back()["pieces"].push_back({{"local", move.piece->source},
+                                        {"global", move.piece->target},
+                                        {"size", move.piece->size},
+                                        {"copies", std::move(copies)}});
+  }
+  return {{"digest", ToHex(plan_.digest)},
+          {"rank", rank},
+          {"beside_agent", sheets_[rank].beside_agent},
+          {"bytes", plan_.ranks[rank].bytes},
+          {"entries", std::move(entries)}};
+}
+
+std::string PlanReport::TextOfRank(uint32_t rank) const {
+  Table table({"TENSOR", "FROM", "BOX", "TO BOX", ">FROM BYTE", ">TO BYTE", ">ROWS", ">ROW BYTES", "PITCHES"});
+  for (const Move& move : MovesOf(rank)) {
+    const Piece& piece = *move.piece;
+    for (size_t i = 0; i < move.copies.size(); ++i) {
+      const StridedCopy& copy = move.copies[i];
+      const bool first = i == 0;  // the others of a box stand below it
+      table.AddRow({first ? model_.tensors[move.entry->tensor].name : "", first ? move.local_name : "",
+                    first ? BoxText(piece.source, piece.size) : "", first ? BoxText(piece.target, piece.size) : "",
+                    Cat(copy.source_offset), Cat(copy.target_offset), Cat(copy.rows), Cat(copy.row_bytes),
+                    PitchText(copy)});
+    }
+  }
+  return Cat("plan ", ToHex(plan_.digest), "\nrank ", rank,
+             sheets_[rank].beside_agent ? " writes " : " sends to a rank beside the agent ",
+             HumanBytes(plan_.ranks[rank].bytes), " in ", figures_[rank].copies, " copies\n\n", table.ToString());
+}
+
+}  // namespace lockstep

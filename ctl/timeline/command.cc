@@ -1,0 +1,103 @@
+#include "ctl/timeline/command.h"
+
+#include <chrono>
+
+#include "common/telemetry/timeline.h"
+#include "ctl/daemon/client.h"
+#include "ctl/daemon/commands.h"
+#include "ctl/timeline/joined_timeline.h"
+#include "ctl/timeline/trace.h"
+#include "ctl/timeline/view.h"
+
+namespace lockstep {
+namespace {
+
+// A clock is read by the quickest of so many calls; the first one also connects.
+constexpr int kClockCalls = 6;
+constexpr Version kNoVersion = ~Version{0};  // no daemon has spans of it: the answer is its clock alone
+
+// One daemon as the command asks it. `DaemonClient` is AgentClient or ReceiverClient.
+template <typename DaemonClient>
+class TimelineClient {
+ public:
+  using Stub = typename DaemonClient::Stub;
+
+  TimelineClient(std::string_view daemon, std::string address, std::chrono::milliseconds timeout)
+      : address_(std::move(address)), timeout_(timeout), client_(daemon, address_) {}
+
+  Result<DaemonTimeline> Ask(const TimelineOptions& options) const {
+    DaemonTimeline timeline{.address = address_, .clock = {}, .spans = {}};
+    LS_ASSIGN_OR_RETURN(timeline.clock, ReadItsClock());
+    v1::TimelineRequest request;
+    request.set_model(options.model);
+    request.set_version(options.version);
+    LS_ASSIGN_OR_RETURN(timeline.spans, client_.Call(&Stub::GetTimeline, request, timeout_));
+    return timeline;
+  }
+
+  const DaemonClient& client() const { return client_; }
+
+ private:
+  Result<ClockReading> ReadItsClock() const {
+    v1::TimelineRequest request;
+    request.set_version(kNoVersion);
+    std::optional<ClockReading> best;
+    for (int call = 0; call < kClockCalls; ++call) {
+      const Moment called;
+      LS_ASSIGN_OR_RETURN(const v1::TimelineSpans answer, client_.Call(&Stub::GetTimeline, request, timeout_));
+      const auto reading = ReadClock(called.unix_ns(), called.NanosSince(), answer.now_unix_ns());
+      if (!reading.ok()) return reading.status().WithContext(client_.name());
+      if (!best || reading->doubt_ns < best->doubt_ns) best = *reading;
+    }
+    return *best;
+  }
+
+  const std::string address_;
+  const std::chrono::milliseconds timeout_;
+  const DaemonClient client_;
+};
+
+// The agent that the receiver at `address` follows.
+Result<std::string> AgentFollowedBy(const std::string& address, std::chrono::milliseconds timeout) {
+  const ReceiverClient receiver("raas_receiver", address);
+  LS_ASSIGN_OR_RETURN(const v1::ReceiverStatus status,
+                      receiver.Call(&ReceiverClient::Stub::GetStatus, v1::ReceiverStatusRequest(), timeout));
+  for (const v1::ReceiverModel& model : status.models()) return model.agent();
+  return Status(ErrorCode::kNotFound, Cat(receiver.name(), ": follows no agent; name one with --agent"));
+}
+
+Result<std::vector<DaemonTimeline>> AskAll(const TimelineOptions& options, std::chrono::milliseconds timeout) {
+  std::string agent = options.agent;
+  if (agent.empty()) {
+    LS_ASSIGN_OR_RETURN(agent, AgentFollowedBy(options.receivers.at(0), timeout));
+  }
+  std::vector<DaemonTimeline> timelines;
+  LS_ASSIGN_OR_RETURN(timelines.emplace_back(),
+                      TimelineClient<AgentClient>("trainer_agent", agent, timeout).Ask(options));
+  for (const std::string& address : options.receivers) {
+    LS_ASSIGN_OR_RETURN(timelines.emplace_back(),
+                        TimelineClient<ReceiverClient>("raas_receiver", address, timeout).Ask(options));
+  }
+  return timelines;
+}
+
+}  // namespace
+
+Status RunTimelineCommand(const TimelineOptions& options, const Output& output) {
+  LS_ASSIGN_OR_RETURN(std::vector<DaemonTimeline> timelines, AskAll(options, options.timeout.value_or(kQuickTimeout)));
+  LS_ASSIGN_OR_RETURN(const JoinedTimeline timeline, Join(std::move(timelines), options));
+  if (timeline.entries.empty()) {
+    return {ErrorCode::kNotFound,
+            Cat("no daemon remembers a span of ", options.model.empty() ? "any model" : options.model,
+                options.version == 0 ? "" : Cat(" version ", options.version))};
+  }
+  if (options.out == "-") {
+    if (!output.quiet) output.out << Dump(TraceOf(timeline)) << std::endl;
+    return OkStatus();
+  }
+  if (!options.out.empty()) LS_RETURN_IF_ERROR(WriteTextFile(options.out, Dump(TraceOf(timeline))));
+  output.Print(TimelineJson(timeline), TimelineText(timeline));
+  return OkStatus();
+}
+
+}  // namespace lockstep

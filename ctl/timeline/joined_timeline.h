@@ -1,0 +1,73 @@
+// The spans of several daemons on one clock, grouped by the version that they work towards.
+//
+// The clock is the first daemon's, the agent's. Another's is corrected only where the calls prove it to be another:
+// what they leave open would put spans of one machine out of order.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+#include "ctl/timeline/options.h"
+#include "proto/lockstep/v1/model.pb.h"
+
+namespace lockstep {
+
+// A daemon's clock against the caller's.
+struct ClockReading {
+  int64_t ahead_ns = 0;
+  int64_t doubt_ns = 0;  // as much as it may be off either way
+};
+
+// From one call: the caller's clock when it was made, how long it took, and what the daemon's clock said meanwhile.
+// kProtocol for a clock that cannot be one.
+Result<ClockReading> ReadClock(int64_t called_unix_ns, int64_t took_ns, int64_t reported_unix_ns);
+
+// What one daemon answered.
+struct DaemonTimeline {
+  std::string address;
+  ClockReading clock;
+  v1::TimelineSpans spans;
+};
+
+struct JoinedTimeline {
+  struct Daemon {
+    std::string title;  // "trainer_agent", "raas_receiver host-3"
+    std::string address;
+    int64_t ahead_ns = 0;  // of the first one's clock
+    int64_t doubt_ns = 0;
+    bool corrected = false;
+    uint64_t dropped = 0;
+  };
+  struct Entry {
+    size_t daemon = 0;
+    v1::TimelineSpan span;  // on the first daemon's clock
+    size_t version = 0;     // of `versions`; npos: it failed before that was known
+  };
+  struct OneVersion {
+    std::string model;
+    std::string run;  // 16 bytes
+    uint64_t version = 0;
+    std::vector<size_t> entries;  // as in `entries`
+    int64_t begin_unix_ns = 0;
+    int64_t end_unix_ns = 0;
+  };
+  static constexpr size_t npos = ~size_t{0};
+
+  std::vector<Daemon> daemons;
+  std::vector<Entry> entries;        // by their begin, a span before those inside it
+  std::vector<OneVersion> versions;  // by their begin
+};
+
+// As far as `options` wants them. REQUIRES a daemon. kProtocol, naming the daemon, for spans that end before they begin
+// or lie where no clock is.
+Result<JoinedTimeline> Join(std::vector<DaemonTimeline> timelines, const TimelineOptions& options);
+
+// The place of a span's name in a version's way; unknown ones come last.
+size_t StageOf(const std::string& span);
+
+// From the trainer's commit to the last commit of a receiver; negative when either is not there.
+int64_t PublishToCommitNanos(const JoinedTimeline& timeline, const JoinedTimeline::OneVersion& version);
+
+}  // namespace lockstep

@@ -1,0 +1,36 @@
+// What `lockstepctl timeline` is asked.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+
+namespace CLI {
+class App;
+}
+
+namespace lockstep {
+
+struct TimelineOptions {
+  std::string agent;                                 // empty: the one that the first receiver follows
+  std::vector<std::string> receivers;                // none: the agent's side alone
+  std::string model;                                 // empty: every one
+  uint64_t version = 0;                              // 0: the newest `last`
+  uint64_t last = 3;                                 // versions of each model; 0: all that daemons remember
+  std::optional<std::chrono::milliseconds> timeout;  // of each call; nothing: the default
+  std::string out;  // file for the trace; empty: none is written; "-": the answer is the trace
+};
+
+// REQUIRES options to outlive `command`.
+void AddTimelineOptions(CLI::App& command, TimelineOptions& options);
+
+// Fills in whom to ask, from the command line's --agent (empty: not given) and --receivers and then the environment.
+// kUsage for an address that is none, and for --json beside a trace on standard output.
+Status FinishTimelineOptions(const std::string& agent, const std::vector<std::string>& receivers, bool json,
+                             TimelineOptions& options);
+
+}  // namespace lockstep

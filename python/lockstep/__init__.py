@@ -1,0 +1,98 @@
+"""Publish a trainer's weights to Lockstep's trainer_agent, and follow them in an inference engine.
+
+A trainer that has its weights whole, in one process or several:
+
+    with lockstep.Publisher("/run/trainer-agent/export.sock", "actor", model.state_dict()) as publisher:
+        for step in range(1, steps + 1):
+            train_one_step(model)
+            publisher.publish(step, model.state_dict())
+
+A trainer that is sharded, on every rank (Megatron-core, FSDP2, tensors of both kinds, an adapter):
+
+    exporter = lockstep.Exporter.from_megatron(model_chunks, hf_config, socket=socket, model="actor")
+    exporter.publish(step)
+
+An inference engine has ``lockstep.Replica``, ``Follower``, ``describe`` and ``wait_for`` (``lockstep.engine``).
+
+A trainer and an engine on one GPU, or one host, without anything between them: ``lockstep.BucketRing`` in the trainer,
+``lockstep.RingReader`` in the engine.
+
+``lockstep.export`` is the trainer's side, ``lockstep.engine`` the engine's, ``lockstep.core`` what both are built on.
+
+Everything raised because of Lockstep is a ``lockstep.Error``; its ``code`` is the library's number and its text the
+library's sentence.
+"""
+
+import importlib
+from typing import Any
+
+from lockstep.core.abi import library_version
+from lockstep.core.errors import (
+    AbortedError,
+    BadDataError,
+    DeadlineError,
+    Error,
+    InternalError,
+    IoError,
+    NotFoundError,
+    PermissionDeniedError,
+    ProtocolError,
+    ResourceExhaustedError,
+    StateError,
+    UnavailableError,
+)
+from lockstep.core.tensors import TensorMeta
+from lockstep.export import (
+    BucketRing,
+    ExportConfig,
+    Exporter,
+    Importer,
+    Part,
+    Publisher,
+    PublishStats,
+    adapter,
+    fsdp,
+    megatron,
+    named_tensors,
+    tensors_meta,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AbortedError",
+    "BadDataError",
+    "BucketRing",
+    "DeadlineError",
+    "Error",
+    "ExportConfig",
+    "Exporter",
+    "Importer",
+    "InternalError",
+    "IoError",
+    "NotFoundError",
+    "Part",
+    "PermissionDeniedError",
+    "ProtocolError",
+    "PublishStats",
+    "Publisher",
+    "ResourceExhaustedError",
+    "StateError",
+    "TensorMeta",
+    "UnavailableError",
+    "adapter",
+    "fsdp",
+    "library_version",
+    "megatron",
+    "named_tensors",
+    "tensors_meta",
+]
+
+# Of lockstep.engine, which imports PyTorch. ``import lockstep`` does not: a trainer may have none.
+_ENGINE = frozenset({"Follower", "IntoLoader", "IntoModule", "Replica", "RingReader", "describe", "wait_for"})
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ENGINE:
+        return getattr(importlib.import_module("lockstep.engine"), name)
+    raise AttributeError(f"module 'lockstep' has no attribute {name!r}")

@@ -1,0 +1,91 @@
+"""One exception class per error code of the C ABI (export_plugin/lockstep.h)."""
+
+
+class Error(Exception):
+    """What Lockstep raises. ``code`` is one of lockstep.h's numbers; the text has what failed and what to do."""
+
+    code = 0
+
+    def __init__(self, message: str, code: "int | None" = None) -> None:
+        super().__init__(message)
+        if code is not None:
+            self.code = code
+
+
+class BadDataError(Error):
+    """A tensor, version or description breaks a rule; the text names it."""
+
+    code = 3
+
+
+class ProtocolError(Error):
+    """The agent speaks another version of the protocol, or breaks it."""
+
+    code = 5
+
+
+class NotFoundError(Error):
+    """The run, or the shared library, is not there."""
+
+    code = 6
+
+
+class StateError(Error):
+    """The call does not fit the moment: a version that does not increase, a commit without a begin."""
+
+    code = 7
+
+
+class UnavailableError(Error):
+    """No agent answers on the socket."""
+
+    code = 8
+
+
+class DeadlineError(Error):
+    """The agent did not answer in time."""
+
+    code = 9
+
+
+class AbortedError(Error):
+    """The version was aborted because of another rank; the next version works."""
+
+    code = 10
+
+
+class PermissionDeniedError(Error):
+    """The agent does not accept this user."""
+
+    code = 12
+
+
+class ResourceExhaustedError(Error):
+    """The agent's memory, disk or a limit is exhausted."""
+
+    code = 13
+
+
+class IoError(Error):
+    """The operating system failed a call."""
+
+    code = 14
+
+
+class InternalError(Error):
+    """A bug in Lockstep."""
+
+    code = 15
+
+
+_BY_CODE = {kind.code: kind for kind in Error.__subclasses__()}
+
+
+def from_code(code: int, message: str) -> Error:
+    """The exception for a failed call; an unknown code keeps its number on the base class."""
+    return _BY_CODE.get(code, Error)(message, code)
+
+
+def bad_tensor(name: str, problem: str) -> BadDataError:
+    """That a tensor breaks a rule."""
+    return BadDataError(f'tensor "{name}": {problem}')

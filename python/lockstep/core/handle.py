@@ -1,0 +1,72 @@
+"""Handle: what Publisher and Exporter are over the C ABI, something opened once and closed once."""
+
+import ctypes
+import threading
+import weakref
+from typing import Any, Callable
+
+from lockstep.core import abi
+from lockstep.core.errors import StateError, from_code
+
+
+class Handle:
+    """Calls of one handle happen one at a time; leaving its ``with`` block, or the end of the process, closes it.
+
+    Subclasses give the names of their functions in the library.
+    """
+
+    _prefix = ""  # "lockstep_exporter_"
+    _error_function = ""
+
+    def __init__(self) -> None:
+        self._library = abi.load()
+        self._lock = threading.RLock()
+        self._handle: "ctypes.c_void_p | None" = None
+        self._finalizer: "Callable[[], Any]" = lambda: None
+
+    @property
+    def committed_version(self) -> int:
+        """The newest version this rank knows to be committed by all ranks; 0 for none.
+
+        A rank that is done before others gets it with its next commit.
+        """
+        with self._lock:
+            return self._function("committed_version")(self._open_handle())
+
+    def close(self) -> None:
+        """Leaves the agent; a version being written is aborted. Closing twice is fine."""
+        with self._lock:
+            self._handle = None
+            self._finalizer()
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _open(self, options: ctypes.Structure) -> None:
+        handle = ctypes.c_void_p()
+        code = self._function("open")(ctypes.byref(options), ctypes.byref(handle))
+        if code != 0:
+            raise from_code(code, self._last_error(None))
+        self._handle = handle
+        self._finalizer = weakref.finalize(self, self._function("close"), handle)
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        with self._lock:
+            handle = self._open_handle()
+            code = self._function(function)(handle, *arguments)
+            if code != 0:
+                raise from_code(code, self._last_error(handle))
+
+    def _function(self, name: str) -> Any:
+        return getattr(self._library, self._prefix + name)
+
+    def _open_handle(self) -> ctypes.c_void_p:
+        if self._handle is None:
+            raise StateError(f"the {type(self).__name__.lower()} is closed")
+        return self._handle
+
+    def _last_error(self, handle: "ctypes.c_void_p | None") -> str:
+        return getattr(self._library, self._error_function)(handle).decode(errors="replace")

@@ -1,0 +1,314 @@
+"""Follower: keeps a live module's parameters in step with a receiver, which writes them in place."""
+
+import collections
+import contextlib
+import json
+import os
+import re
+import threading
+import time
+import weakref
+from typing import Any, Callable, Iterator, Union
+
+from lockstep.core.errors import BadDataError, Error, InternalError, ProtocolError, StateError, UnavailableError
+from lockstep.engine._connection import Connection, Message, MessageType
+from lockstep.engine._control_page import ControlPage, EngineState
+from lockstep.engine._describe import description_of
+from lockstep.engine._gate import Gate
+from lockstep.engine._memory import Location, lend, on_device, synchronize
+from lockstep.engine._options import DescribeOptions
+from lockstep.engine._parameters import parameters_of
+from lockstep.engine._served import Served
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_FIRST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 1.0
+_KEPT_PAUSES = 1024
+
+_followers: "weakref.WeakSet[Follower]" = weakref.WeakSet()
+
+
+def _close_all_after_fork() -> None:
+    for follower in list(_followers):
+        follower._close_after_fork()
+
+
+os.register_at_fork(after_in_child=_close_all_after_fork)
+
+
+class Follower:
+    """Lends a module's parameters to the receiver on this host, and decides when they may be read.
+
+    A thread of its own attaches to the receiver and comes back whenever that went away. CPU parameters are moved into
+    shared memory, once, when the follower is made, and with them all that modules keep in their memory; GPU parameters
+    stay where they are and are shared by CUDA IPC. The modules, their Parameter objects, dtypes, strides, views and ties
+    stay. Readers may be any threads:
+
+        with follower.serving() as served:
+            answer = model(prompt)  # weights do not change inside; all of it is by served.run and served.version
+
+    A process that is forked off has a closed follower: it is not held, and what it has of the module is written on.
+
+    Args:
+        module: what this rank has of the model.
+        model: the receiver's name for the model.
+        socket: the receiver's ``--engine-socket``.
+        engine_name: the ranks of one engine have one name; several engines of one model have different ones.
+        double_buffered: two halves of memory, one written while the other is read; an update is a flip. It takes the
+            memory of the parameters once more, and moves them: not for CUDA graphs.
+        gate: False for servers that are paused by the receiver's driver: a HOLD is answered at once, and ``serving`` is
+            not to be used.
+        after_write: called in the follower's thread with the version after each new one was written, before anybody
+            reads it: where an engine computes tensors from parameters. While it fails, nothing is served.
+        options: those of ``DescribeOptions``, as ``describe`` takes them.
+
+    Raises:
+        BadDataError: the module cannot be described or its memory cannot be lent; the text names the parameter.
+        ResourceExhaustedError: there is no room for the parameters in shared memory.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        *,
+        model: str,
+        socket: "Union[str, os.PathLike[str]]",
+        engine_name: str = "default",
+        double_buffered: bool = False,
+        gate: bool = True,
+        after_write: "Callable[[Served], Any] | None" = None,
+        **options: Any,
+    ) -> None:
+        for what, name in (("model", model), ("engine_name", engine_name)):
+            if not _NAME.fullmatch(name):
+                raise BadDataError(f"{what} {name!r}: names are 1 to 128 letters, digits, '.', '_' and '-'")
+        self._socket = os.fspath(socket)
+        self._gated = gate
+        self._after_write = after_write
+        description = self._lend(module, DescribeOptions(**options), double_buffered)
+        attach = {"model": model, "engine": engine_name, "description": description}
+        self._attach = json.dumps(attach if gate else {**attach, "gated": False}).encode()
+        self._world = description["world"]
+
+        self._gate = Gate()
+        self._error: "str | None" = None  # of the connection
+        self._broken: "str | None" = None  # of after_write
+        self._pauses: "collections.deque[float]" = collections.deque(maxlen=_KEPT_PAUSES)
+        # The follower thread's. What the module reads or read last, and what after_write was last done for.
+        self._current: "Served | None" = None
+        self._half = 0
+        self._derived: "Served | None" = None
+        self._held_since: "float | None" = None  # held: nothing reads
+        self._page: "ControlPage | None" = None
+        self._changes_at_attach = 0
+        self._had_serve = False
+
+        self._stopping = threading.Event()
+        self._connection_lock = threading.Lock()
+        self._connection: "Connection | None" = None
+        _followers.add(self)
+        self._thread = threading.Thread(target=self._run, name="lockstep-follower", daemon=True)
+        self._thread.start()
+
+    @property
+    def served(self) -> "Served | None":
+        """The version that may be read now; None while there is none, or one is being written."""
+        return self._gate.served
+
+    @property
+    def error(self) -> "str | None":
+        """Why versions do not come: no receiver, refused, ``after_write`` failed. None when all is well."""
+        return self._broken or self._error
+
+    @property
+    def pauses(self) -> "list[float]":
+        """Seconds from each HOLD, readers gone, to the version being served again; the last 1024."""
+        return list(self._pauses)
+
+    @contextlib.contextmanager
+    def serving(self, timeout: "float | None" = None) -> "Iterator[Served]":
+        """While inside, weights stay those of the version it gives. Waits while there is none or it is being written;
+        inside, a thread may come in again.
+
+        Raises:
+            DeadlineError: that took longer than ``timeout`` seconds.
+            StateError: the follower is closed, or has no gate.
+        """
+        if not self._gated:
+            raise StateError("this follower has no gate: the receiver's driver pauses the server")
+        with self._gate.reading(timeout) as served:
+            yield served
+
+    def wait_for(self, version: "int | None" = None, timeout: "float | None" = None) -> Served:
+        """Waits until a version is served, or one that is ``version`` or later. Raises as ``serving``; the text has
+        the follower's error."""
+        try:
+            return self._gate.wait_for(version, timeout)
+        except Error as error:
+            if self.error is None:
+                raise
+            raise type(error)(f"{error}: {self.error}") from None
+
+    def close(self) -> None:
+        """Follows no more; waiting readers get StateError. Weights stay: whole, unless the follower was held."""
+        self._stopping.set()
+        # The connection first: once the gate is closed its writer no longer waits for readers, and must not send HELD.
+        with self._connection_lock:
+            if self._connection is not None:
+                self._connection.shutdown()
+        self._gate.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def __enter__(self) -> "Follower":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def _close_after_fork(self) -> None:
+        """In a process that was just forked, which has this thread alone; another may have held a lock. The connection
+        must end with the process whose memory it lends."""
+        self._error = "this process was forked off the one that follows"
+        self._gate.close_after_fork(self._error)
+        self._stopping = threading.Event()
+        self._stopping.set()
+        self._connection_lock = threading.Lock()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _lend(self, module: Any, options: DescribeOptions, double_buffered: bool) -> "dict[str, Any]":
+        """The description of the module's parameters, which are lent from here on."""
+        engine, self._parameters = parameters_of(module, options)
+        # Checked before anything moves.
+        description_of(engine, options, self._parameters, [Location(0, 0)] * len(self._parameters), [])
+        self._memory = lend(module, self._parameters, double_buffered)
+        return description_of(engine, options, self._parameters, self._memory.locations, self._memory.descriptions)
+
+    # --- the follower's thread ---
+
+    def _run(self) -> None:
+        pause = _FIRST_PAUSE_SECONDS
+        with on_device(self._parameters):
+            while not self._stopping.is_set():
+                self._page = None
+                self._had_serve = False
+                try:
+                    self._follow()
+                except Exception as error:  # whatever it is, the module must not be left half-followed in silence
+                    self._error = str(error) or repr(error)
+                if self._had_serve:  # to attach is not enough: each time the receiver pauses and writes the engine
+                    pause = _FIRST_PAUSE_SECONDS
+                self._stopping.wait(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        self._memory.close()
+
+    def _follow(self) -> None:
+        """One connection, until it ends: always by an exception."""
+        with self._connected() as connection:
+            attached_with = self._current if self._held_since is None else None
+            body = Message(MessageType.ATTACH, attached_with, self._half, self._attach, self._memory.fds)
+            connection.send(body)
+            while True:
+                try:
+                    message = connection.receive()
+                    self._answer(connection, message)
+                except (UnavailableError, _Refused):
+                    # Not when it is close() that has ended the connection: the receiver may be writing what is held.
+                    if not self._stopping.is_set():
+                        self._resume_by_page(attached_with)
+                    raise
+
+    @contextlib.contextmanager
+    def _connected(self) -> "Iterator[Connection]":
+        with Connection(self._socket) as connection:
+            with self._connection_lock:
+                self._connection = connection
+            try:
+                connection.connect()
+                if self._stopping.is_set():  # close() saw no connection, or one that was not connected
+                    raise StateError("the follower is closed")
+                yield connection
+            finally:
+                with self._connection_lock:
+                    self._connection = None
+
+    def _answer(self, connection: Connection, message: Message) -> None:
+        if message.type == MessageType.ATTACHED:
+            self._take_page(message)
+        elif message.fds:
+            raise ProtocolError(f"{self._socket}: {message.type.name} came with descriptors")
+        elif message.type == MessageType.REFUSED:
+            raise _Refused(f"{self._socket} does not take this rank: {message.body.decode(errors='replace')}")
+        elif self._page is None or message.version is None:
+            raise ProtocolError(f"{self._socket}: {message.type.name} came before its time, or without a version")
+        elif message.type == MessageType.HOLD:
+            self._hold()
+            connection.send(Message(MessageType.HELD))
+        elif message.type == MessageType.SERVE:
+            self._hold()
+            self._resume(message.version, message.half)
+            self._had_serve = True
+            connection.send(Message(MessageType.SERVING))
+        else:
+            raise ProtocolError(f"{self._socket}: a receiver does not send {message.type.name}")
+
+    def _take_page(self, message: Message) -> None:
+        if len(message.fds) != 1:
+            for fd in message.fds:
+                os.close(fd)
+            raise ProtocolError(f"{self._socket}: ATTACHED came with {len(message.fds)} descriptors, not one")
+        self._page = ControlPage(message.fds[0], self._world)
+        self._changes_at_attach = self._page.read().changes
+        self._error = None
+
+    def _hold(self) -> None:
+        """Nothing reads the parameters from here on."""
+        if self._held_since is not None:
+            return
+        self._gate.shut(wait=self._gated)
+        synchronize(self._parameters)
+        self._held_since = time.monotonic()
+
+    def _resume(self, served: Served, half: int) -> None:
+        """The module reads ``served`` in ``half`` from here on. After an exception it stays held."""
+        if half >= len(self._memory.descriptions):
+            raise ProtocolError(f"{self._socket}: {served} cannot be in half {half}: there is none")
+        if half != self._half:
+            self._memory.switch(half)
+            self._half = half
+        if served != self._derived:
+            self._derive(served)
+        self._current = served
+        if self._held_since is not None:
+            self._pauses.append(time.monotonic() - self._held_since)
+            self._held_since = None
+        self._gate.open(served)
+
+    def _derive(self, served: Served) -> None:
+        self._derived = None
+        if self._after_write is not None:
+            try:
+                self._after_write(served)
+                synchronize(self._parameters)
+            except Exception as error:
+                self._broken = f"after_write failed for version {served.version}: {error!r}"
+                raise InternalError(self._broken) from error
+        self._broken = None
+        self._derived = served
+
+    def _resume_by_page(self, attached_with: "Served | None") -> None:
+        """The receiver has ended the connection. A rank that is not held was not written. One that is held
+        resumes where the page names its version, and else stays held: its memory may be a mix (FORMAT.md, "When the
+        connection ends")."""
+        if self._held_since is None or self._page is None:
+            return
+        page = self._page.read()
+        ours = page.changes != self._changes_at_attach or self._had_serve or page.version == attached_with
+        if page.state == EngineState.SERVING and page.version is not None and ours:
+            self._resume(page.version, page.half)
+
+
+class _Refused(StateError):
+    """The receiver does not take this rank, or no longer."""

@@ -1,0 +1,114 @@
+"""Which tensors of a module an engine rank describes, and under which names."""
+
+from dataclasses import dataclass, field
+from typing import Any, Sequence, Tuple
+
+from lockstep.core.errors import BadDataError
+from lockstep.core.tensors import contiguous_strides, local_of
+from lockstep.engine._options import DescribeOptions
+
+
+@dataclass
+class Parameter:
+    """One tensor of a module, as it lies in this process. ``address`` is 0 on PyTorch's "meta" device."""
+
+    name: str
+    tensor: Any
+    dtype: str  # as safetensors names it
+    shape: "Tuple[int, ...]"
+    strides: "Tuple[int, ...]"  # in elements
+    address: int
+    slices: "list[dict[str, Any]]" = field(default_factory=list)
+    padding: "list[dict[str, Any]]" = field(default_factory=list)
+
+    @property
+    def span_bytes(self) -> int:
+        """From the first element's begin to the last one's end."""
+        if 0 in self.shape:
+            return 0
+        last = sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides))
+        return (last + 1) * self.tensor.element_size()
+
+
+def parameters_of(module: Any, options: DescribeOptions) -> "Tuple[str, list[Parameter]]":
+    """The engine whose rules say what the parameters are made of, and the parameters.
+
+    "huggingface" becomes "described" for a module that does not have its checkpoint's tensors as they are: transformers
+    stacks experts. BadDataError names a tensor that cannot be described.
+    """
+    if options.engine == "huggingface":
+        return _huggingface(module)
+    left_out = frozenset(options.leave_out)
+    found = [
+        located(name, tensor)
+        for name, tensor in module.named_parameters(remove_duplicate=not options.aliases)
+        if name.rpartition(".")[2] not in left_out
+    ]
+    if not options.aliases:
+        found = _each_once(found)
+    if options.engine == "described":
+        _describe_by_slices(found, options)
+    elif options.slices or options.padding:
+        raise BadDataError(f'slices are given for an engine "described" only, and this one is "{options.engine}"')
+    return options.engine, found
+
+
+def _describe_by_slices(parameters: "Sequence[Parameter]", options: DescribeOptions) -> None:
+    for parameter in parameters:
+        parameter.slices = [dict(entry) for entry in (options.slices or {}).get(parameter.name, ())]
+        parameter.padding = [dict(entry) for entry in (options.padding or {}).get(parameter.name, ())]
+        if not parameter.slices and not parameter.padding:
+            raise BadDataError(f'parameter "{parameter.name}": an engine "described" must give its slices')
+
+
+def _huggingface(module: Any) -> "Tuple[str, list[Parameter]]":
+    from lockstep.core.checkpoint import checkpoint_tensors, sharded_parameters
+
+    found = _each_once([located(name, tensor) for name, tensor in sharded_parameters(module)])
+    made = checkpoint_tensors(getattr(module, "_orig_mod", module), {own.name: own.tensor for own in found})
+    if all(
+        len(made[own.name]) == 1 and (made[own.name][0].name, tuple(made[own.name][0].shape)) == (own.name, own.shape)
+        for own in found
+    ):
+        return "huggingface", found
+    for parameter in found:
+        parameter.slices = [
+            {"tensor": own.name, "from": [0] * len(own.shape), "shape": list(own.shape), "at": list(own.start)}
+            for own in made[parameter.name]
+        ]
+    return "described", found
+
+
+def _each_once(parameters: "Sequence[Parameter]") -> "list[Parameter]":
+    """Without those that are tied to one before by their memory alone."""
+    seen = set()
+    kept = []
+    for own in parameters:
+        place = own.tensor.device, own.address, own.dtype, own.shape, own.strides
+        if own.address == 0 or place not in seen:
+            seen.add(place)
+            kept.append(own)
+    return kept
+
+
+def located(name: str, tensor: Any) -> Parameter:
+    """A tensor where it lies. BadDataError names it where it cannot be described."""
+    local = local_of(name, tensor)
+    if any(stride == 0 and extent > 1 for extent, stride in zip(local.shape, local.strides)):
+        raise BadDataError(f'parameter "{name}": its elements share memory (it is expanded); give it memory of its own')
+    return Parameter(name, tensor, local.dtype, local.shape, local.strides, local.address)
+
+
+def json_of(parameter: Parameter, memory: int, offset: int) -> "dict[str, Any]":
+    """The description's entry for a parameter at ``offset`` of ``memory``."""
+    entry: "dict[str, Any]" = {"name": parameter.name, "dtype": parameter.dtype, "shape": list(parameter.shape)}
+    if parameter.strides != contiguous_strides(parameter.shape):
+        entry["strides"] = list(parameter.strides)
+    if memory != 0:
+        entry["memory"] = memory
+    entry["offset"] = offset
+    if parameter.slices:
+        entry["slices"] = parameter.slices
+    if parameter.padding:
+        entry["padding"] = parameter.padding
+    return entry

@@ -1,0 +1,198 @@
+"""Replica: the version that a receiver publishes (raas_receiver/replica/FORMAT.md), as tensors over its file."""
+
+import json
+import mmap
+import os
+import re
+import time
+from typing import Any, Tuple, Union
+
+import torch
+
+from lockstep.core.errors import BadDataError, DeadlineError, NotFoundError, UnavailableError
+from lockstep.engine._dtypes import torch_dtype
+
+Path = Union[str, "os.PathLike[str]"]
+
+_VERSION_NAME = re.compile(r"v([1-9][0-9]{0,16})(?:-([0-9a-f]{8}))?")
+_WEIGHTS = ("model.safetensors", "adapter_model.safetensors")
+_MAX_HEADER_BYTES = 1 << 30
+_OPEN_SECONDS = 10.0
+_POLL_SECONDS = 0.01
+
+
+class Replica:
+    """One version, held stable: a receiver writes no file that is open or mapped.
+
+    The lease lasts as long as this object is open or any tensor from it lives. The receiver follows meanwhile, in other
+    files. One thread at a time.
+
+    Args:
+        path: the receiver's directory of the model, ``<root>/<model>``.
+
+    Raises:
+        NotFoundError: nothing is published there (yet); see ``wait_for``.
+        BadDataError: it is not a receiver's directory, or the file is not safetensors.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = os.fspath(path)
+        self._open()
+
+    @property
+    def version(self) -> int:
+        """The version's number."""
+        return self._version
+
+    @property
+    def run(self) -> str:
+        """The run's first eight hex digits where the directory's name has them, else ""."""
+        return self._run
+
+    @property
+    def directory(self) -> str:
+        """The directory that an engine loads. It may go when the receiver has published two more versions."""
+        return self._directory
+
+    def state_dict(self) -> "dict[str, torch.Tensor]":
+        """Every tensor by its HuggingFace name, in the file's order, on the CPU, over the file's pages: nothing is
+        copied. Writing to one changes pages of this process alone."""
+        if self._map is None:
+            raise NotFoundError(f"the replica of {self._path} is closed")
+        return _tensors(self._map, self._directory)
+
+    def refresh(self) -> bool:
+        """Goes to the version that is published now; False when that is this one. Tensors given out do not change."""
+        before = self._version, self._run, self._inode
+        self._open()
+        return (self._version, self._run, self._inode) != before
+
+    def close(self) -> None:
+        """Ends the lease, once no tensor of it lives."""
+        self._map = None
+
+    def __enter__(self) -> "Replica":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        directory, fd = _open_current(self._path)
+        try:
+            size = os.fstat(fd).st_size
+            if size < 8:
+                raise BadDataError(f"{directory}: {size} bytes are no safetensors file")
+            # Private and writable: PyTorch has no read-only tensors, and the file must not change by one.
+            self._map: "mmap.mmap | None" = mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
+            self._inode = os.fstat(fd).st_ino
+        finally:
+            os.close(fd)  # the mapping has a descriptor of its own
+        self._directory = directory
+        self._version, self._run = _parse_name(os.path.basename(directory), self._path)
+
+
+def wait_for(path: Path, version: "int | None" = None, timeout: "float | None" = None) -> int:
+    """Waits until ``path`` publishes a version, or one that is ``version`` or later; returns its number.
+
+    Args:
+        path: the receiver's directory of the model; it need not exist yet.
+        version: None for any. Versions of a new run begin again: the number is all that is compared.
+        timeout: seconds; None waits for ever.
+
+    Raises:
+        DeadlineError: the time is up; the text has what is published.
+    """
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while True:
+        found = _published(os.fspath(path))
+        if found is not None and (version is None or found >= version):
+            return found
+        if deadline is not None and time.monotonic() >= deadline:
+            wanted = "a version" if version is None else f"version {version}"
+            there = "nothing" if found is None else f"version {found}"
+            raise DeadlineError(f"{path}: {wanted} was not published within {timeout:g} s; {there} is there")
+        time.sleep(_POLL_SECONDS)
+
+
+def _published(path: str) -> "int | None":
+    try:
+        return _parse_name(os.readlink(os.path.join(path, "current")), path)[0]
+    except FileNotFoundError:
+        return None
+
+
+def _parse_name(name: str, path: str) -> "Tuple[int, str]":
+    match = _VERSION_NAME.fullmatch(name)
+    if match is None:
+        raise BadDataError(f"{path}/current points to {name!r}, which is no version; give a receiver's <root>/<model>")
+    return int(match[1]), match[2] or ""
+
+
+def _open_current(path: str) -> "Tuple[str, int]":
+    """The published directory and a descriptor of its weights.
+
+    Between reading the link and opening the file the version may be withdrawn and its file taken for another one. Then
+    the name is gone, or the receiver's lease makes opening fail: both are tried again. A file that still has its name
+    after it was opened is the version, and from then on it is not written.
+    """
+    deadline = time.monotonic() + _OPEN_SECONDS
+    while True:
+        try:
+            name = os.readlink(os.path.join(path, "current"))
+        except FileNotFoundError:
+            raise NotFoundError(f"{path} publishes no version yet; lockstep.wait_for() waits for one") from None
+        _parse_name(name, path)
+        directory = os.path.join(path, name)
+        fd = _open_weights(directory)
+        if fd is not None:
+            return directory, fd
+        if time.monotonic() >= deadline:
+            raise UnavailableError(f"{directory} has no weights that can be opened; is {path} a receiver's directory?")
+        time.sleep(_POLL_SECONDS)
+
+
+def _open_weights(directory: str) -> "int | None":
+    for file in _WEIGHTS:
+        path = os.path.join(directory, file)
+        try:
+            # Without waiting: a reader that is too late would wait for the receiver's lease to end.
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except (FileNotFoundError, BlockingIOError):
+            continue
+        try:
+            if os.path.samestat(os.fstat(fd), os.stat(path)):
+                return fd
+        except FileNotFoundError:
+            pass
+        os.close(fd)
+    return None
+
+
+def _tensors(data: mmap.mmap, directory: str) -> "dict[str, torch.Tensor]":
+    header_bytes = int.from_bytes(data[:8], "little")
+    begin = 8 + header_bytes
+    if header_bytes > _MAX_HEADER_BYTES or begin > len(data):
+        raise BadDataError(f"{directory}: a header of {header_bytes} bytes in a file of {len(data)}")
+    try:
+        header = json.loads(data[8:begin])
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        return {name: _tensor(data, begin, name, entry) for name, entry in entries.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise BadDataError(f"{directory}: its safetensors header is not understood: {error}") from error
+
+
+def _tensor(data: mmap.mmap, begin: int, name: str, entry: "dict[str, Any]") -> torch.Tensor:
+    dtype, packed = torch_dtype(name, entry["dtype"])
+    shape = list(entry["shape"])
+    if packed != 1:
+        shape[-1] //= packed
+    first, end = entry["data_offsets"]
+    count = 1
+    for extent in shape:
+        count *= extent
+    if not (0 <= first <= end <= len(data) - begin and count * dtype.itemsize == end - first and min(shape + [0]) >= 0):
+        raise BadDataError(f'tensor "{name}" of {entry["dtype"]} {entry["shape"]} does not lie at {first} to {end}')
+    if count == 0:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(data, dtype=dtype, count=count, offset=begin + first).reshape(shape)

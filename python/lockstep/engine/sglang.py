@@ -1,0 +1,123 @@
+"""The SGLang plugin: entry point ``lockstep`` of ``sglang.srt.plugins``, and a custom weight loader.
+
+    LOCKSTEP_ENGINE_SOCKET=/run/raas-receiver/engine.sock LOCKSTEP_MODEL=actor python -m sglang.launch_server ...
+
+Written against the sources of SGLang 0.5.23; where that differs from what is met, it refuses. A release without plugins
+starts following at the first call of the loader: ``--custom-weight-loader lockstep.engine.sglang.load``.
+"""
+
+import logging
+import os
+from typing import Any
+
+from lockstep.core.errors import BadDataError
+from lockstep.engine._follower import Follower
+from lockstep.engine._served import Served
+
+_LOAD_MODEL = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
+_log = logging.getLogger(__name__)
+_follower: "Follower | None" = None
+
+
+def register() -> None:
+    """Follows from the moment the model is loaded, where $LOCKSTEP_ENGINE_SOCKET is set. Called in every process."""
+    if "LOCKSTEP_ENGINE_SOCKET" not in os.environ:
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(_LOAD_MODEL, _loaded, HookType.AFTER)
+
+
+def load(model: Any, named_tensors: "list[tuple[str, Any]]") -> None:
+    """A custom weight loader for /update_weights_from_tensor that takes no tensors: it starts to follow, if nothing
+    does yet. Errors are logged: an exception would end the server."""
+    try:
+        if named_tensors:
+            raise BadDataError(f"{len(named_tensors)} tensors were sent to lockstep's loader, which takes none")
+        follow(model)
+    except Exception as error:
+        _log.exception("lockstep does not follow: %s", error)
+
+
+def follow(model: Any) -> Follower:
+    """The follower of this process' model, made at the first call. BadDataError: its parameters cannot be
+    written, and why."""
+    global _follower
+    if _follower is None:
+        _follower = _new_follower(model)
+        _log.info("lockstep follows %s", os.environ["LOCKSTEP_MODEL"])
+    return _follower
+
+
+def _loaded(result: Any, runner: Any, *_: Any, **__: Any) -> Any:
+    if not runner.is_draft_worker:
+        follow(runner.model)
+    return result
+
+
+def _new_follower(model: Any) -> Follower:
+    from sglang.srt.runtime_context import get_exec, get_model, get_parallel
+
+    for variable in ("LOCKSTEP_ENGINE_SOCKET", "LOCKSTEP_MODEL"):
+        if not os.environ.get(variable):
+            raise BadDataError(f"${variable} must be set for lockstep to follow")
+    parallel, config = get_parallel(), model.config
+    if parallel.attn_tp_size != parallel.tp_size or parallel.moe_dp_size != 1:
+        raise BadDataError("attention or experts that are shared over other ranks than the tensor group's")
+    if parallel.dp_size != 1:
+        raise BadDataError("data-parallel ranks of one server cannot be distinguished; start a server for each")
+    if get_model().weight_cache_mode != "off":
+        raise BadDataError("weights in SGLang's weight cache belong to its daemon; start with --weight-cache-mode off")
+    if get_exec().moe.enable_eplb or get_exec().moe.ep_num_redundant_experts:
+        raise BadDataError("experts that are balanced over ranks (EPLB) do not stay where they were loaded")
+    fused = _check_experts(model)
+    return Follower(
+        model,
+        model=os.environ["LOCKSTEP_MODEL"],
+        socket=os.environ["LOCKSTEP_ENGINE_SOCKET"],
+        engine_name=os.environ.get("LOCKSTEP_ENGINE_NAME", "default"),
+        engine="sglang",
+        family=config.model_type,
+        rank=parallel.pp_rank * parallel.tp_size + parallel.tp_rank,
+        world=parallel.pp_size * parallel.tp_size,
+        tensor_parallel=(parallel.tp_rank, parallel.tp_size),
+        expert_parallel=(parallel.moe_ep_rank, parallel.moe_ep_size),
+        expert_tensor_parallel=(parallel.moe_tp_rank, parallel.moe_tp_size),
+        key_value_heads=getattr(config, "num_key_value_heads", 0),
+        fused_shared_experts=fused,
+        gate=False,
+        after_write=_compute_of(model),
+    )
+
+
+def _check_experts(model: Any) -> bool:
+    """Whether shared experts are in the stacks. BadDataError: the stacks are not as they were loaded, which their
+    shapes do not show."""
+    fused = False
+    for name, module in model.named_modules():
+        fused = fused or getattr(module, "num_fused_shared_experts", 0) > 0
+        if not hasattr(module, "w13_weight"):
+            continue
+        method = module.quant_method
+        backend = method.get_moe_runner_backend(module)
+        plain = backend is not None and (backend.is_triton() or backend.is_deep_gemm())
+        if not plain or method.load_up_proj_weight_first or method.w13_swiglu_interleaved:
+            raise BadDataError(
+                f"{name}: {backend} has a layout of its own for experts; start with --moe-runner-backend triton and "
+                "without SGLANG_OPT_FUSE_SWIGLU_INTERLEAVED, or take versions from the directory"
+            )
+    return fused
+
+
+def _compute_of(model: Any) -> Any:
+    """What the model computes from its weights (MLA's w_kc and w_vc), again and in place."""
+    if not hasattr(model, "post_load_weights"):
+        return None
+
+    def compute(_: Served) -> None:
+        import torch
+
+        with torch.inference_mode():
+            model.post_load_weights()
+
+    return compute

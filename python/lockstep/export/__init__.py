@@ -1,0 +1,27 @@
+"""The trainer's side: publishes weights, loads checkpoints. PyTorch and trainers are imported by what needs them."""
+
+from lockstep.export._adapter import adapter
+from lockstep.export._bucket_ring import BucketRing
+from lockstep.export._config import ExportConfig
+from lockstep.export._exporter import Exporter, PublishStats
+from lockstep.export._fsdp import fsdp
+from lockstep.export._importer import Importer
+from lockstep.export._megatron import megatron, tensors_meta
+from lockstep.export._named_tensors import named_tensors
+from lockstep.export._parts import Part
+from lockstep.export._publisher import Publisher
+
+__all__ = [
+    "BucketRing",
+    "ExportConfig",
+    "Exporter",
+    "Importer",
+    "Part",
+    "PublishStats",
+    "Publisher",
+    "adapter",
+    "fsdp",
+    "megatron",
+    "named_tensors",
+    "tensors_meta",
+]

@@ -1,0 +1,65 @@
+"""What the ranks of a trainer send each other when an exporter is made, so that they succeed or fail together."""
+
+from typing import Any, Callable, NamedTuple, Sequence
+
+from lockstep.core.errors import AbortedError
+
+
+class Ranks(NamedTuple):
+    """The sheets of all ranks of a group, as JSON, in rank order, and this one's place among them."""
+
+    sheets: "list[bytes]"
+    rank: int
+
+
+def gather_sheets(describe: "Callable[[], str]", group: Any) -> Ranks:
+    """Every rank's sheet; just this one without torch.distributed. AbortedError: another rank could not make one."""
+    sheet, failure = "", None
+    try:
+        sheet = describe()
+    except Exception as error:  # sent to the other ranks, which wait for this one, and raised below
+        failure = error
+    answers = all_gather((reason_of(failure), sheet), group)
+    require_agreement([(reason, ()) for reason, _ in answers], failure)
+    distributed = _initialised_distributed()
+    return Ranks([sheet.encode() for _, sheet in answers], distributed.get_rank(group) if distributed else 0)
+
+
+def all_gather(what: Any, group: Any) -> "list[Any]":
+    """``what`` of each rank of the group, in rank order."""
+    distributed = _initialised_distributed()
+    if distributed is None:
+        return [what]
+    gathered: "list[Any]" = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(gathered, what, group=group)
+    return gathered
+
+
+def reason_of(failure: "BaseException | None") -> str:
+    """What the other ranks are sent; "" for none."""
+    return f"{type(failure).__name__}: {failure}" if failure is not None else ""
+
+
+def require_agreement(answers: "Sequence[tuple[str, Any]]", failure: "Exception | None") -> None:
+    """Raises on every rank, with the reason, when one has failed or differs from rank 0.
+
+    ``answers``: of each rank, why it failed ("" when it did not), and what must be equal on all.
+    """
+    if failure is not None:
+        raise failure
+    for rank, (reason, what) in enumerate(answers):
+        if reason:
+            raise AbortedError(f"rank {rank} could not open the exporter: {reason}")
+        if what != answers[0][1]:
+            raise AbortedError(
+                f"rank {rank} has plan and bucket_bytes {what}, rank 0 {answers[0][1]}: use one version of lockstep, "
+                "and one bucket_bytes, on every rank"
+            )
+
+
+def _initialised_distributed() -> Any:
+    try:
+        import torch.distributed as distributed
+    except ImportError:
+        return None
+    return distributed if distributed.is_available() and distributed.is_initialized() else None

@@ -1,0 +1,41 @@
+"""A rank's tensors as the library takes them."""
+
+import ctypes
+from typing import Any, Sequence
+
+from lockstep.core import abi
+from lockstep.core.errors import BadDataError
+from lockstep.core.tensors import LocalTensor
+
+
+def refuse_gpu_tensors(tensors: "Sequence[LocalTensor]") -> None:
+    """BadDataError for the first tensor that a library without CUDA cannot reach."""
+    for tensor in tensors:
+        if getattr(tensor.owner, "is_cuda", False):
+            raise BadDataError(
+                f'tensor "{tensor.name}" is on {tensor.owner.device}, and this liblockstep.so was built without CUDA: '
+                "build it with --config=cuda (deploy/wheel.sh --cuda)"
+            )
+
+
+def wait_for_gpu(tensors: "Sequence[LocalTensor]") -> None:
+    """The library copies on a stream of its own: what was queued on the tensors must be done."""
+    devices = {tensor.owner.device for tensor in tensors if getattr(tensor.owner, "is_cuda", False)}
+    for device in devices:
+        import torch
+
+        torch.cuda.current_stream(device).synchronize()
+
+
+def c_locals(tensors: "Sequence[LocalTensor]") -> Any:
+    """A C array of lockstep_local_tensor."""
+    array = (abi.CLocalTensor * len(tensors))()
+    for entry, tensor in zip(array, tensors):
+        entry.name = tensor.name.encode()
+        entry.dtype = tensor.dtype.encode()
+        entry.shape = (ctypes.c_uint64 * len(tensor.shape))(*tensor.shape)
+        entry.strides = (ctypes.c_uint64 * len(tensor.strides))(*tensor.strides)
+        entry.rank = len(tensor.shape)
+        entry.address = tensor.address
+        entry.convert = tensor.converts
+    return array

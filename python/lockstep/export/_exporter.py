@@ -1,0 +1,275 @@
+"""Exporter: publishes a sharded model, one call a step on every rank."""
+
+import contextlib
+import ctypes
+import json
+import os
+from pathlib import Path
+from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
+
+from lockstep.core import abi
+from lockstep.core.errors import AbortedError, BadDataError, Error
+from lockstep.core.handle import Handle
+from lockstep.core.tensors import LocalTensor, TensorMeta, described
+from lockstep.export._agreement import Ranks, all_gather, gather_sheets, reason_of, require_agreement
+from lockstep.export._c_tensors import c_locals, refuse_gpu_tensors, wait_for_gpu
+from lockstep.export._delayed_interrupt import delayed_interrupt
+from lockstep.export._named_tensors import named_tensors
+from lockstep.export._parts import SHEET_FORMAT, Frozen, Part
+
+
+class PublishStats(NamedTuple):
+    """What the last publish did on this rank; bytes, and seconds."""
+
+    bytes_copied: int
+    bytes_frozen: int
+    bytes_sent: int
+    bytes_received: int
+    buckets_sent: int
+    buckets_received: int
+    exchange_memory_bytes: int
+    begin_seconds: float
+    total_seconds: float
+
+
+class Exporter(Handle):
+    """Publishes a model that is spread over ranks, by a plan that is compiled and proved when it is made.
+
+    Made on every rank of the group, together: the ranks exchange what they hold and whether they are ready (two
+    ``all_gather_object``, the only collectives of the exporter). After that each rank copies its own shards, and no
+    rank waits for another, except for the ranks that are on another host than the agent: they send theirs to one
+    on its host.
+
+    Args:
+        parts: what the model is made of; see ``megatron``, ``fsdp``, ``named_tensors`` and ``adapter``.
+        socket: the agent's unix socket, the same path on every host.
+        model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
+        beside_agent: whether this rank is on the agent's host; None: whether ``socket`` exists here.
+        group: the process group of all ranks that hold the model; None: the default one, or just this process when
+            torch.distributed is not initialised.
+        bucket_bytes: memory for buckets between hosts, on each rank; 0: 512 MiB, 64 MiB where GPU and CPU share memory.
+        threads: that copy, the caller's among them.
+        run: None for a new run; 32 hex digits to continue a run whose versions the agent still holds.
+        connect_timeout_ms, reconnect_timeout_ms, call_timeout_ms: as for ``Publisher``.
+
+    Raises:
+        BadDataError: a parameter without a rule, of a wrong shape or dtype, held by no rank or by two; it is named.
+        AbortedError: another rank could not be made ready; the text has its number and its reason.
+        Error: any other class of it, with the library's sentence.
+    """
+
+    _prefix = "lockstep_exporter_"
+    _error_function = "lockstep_exporter_error"
+
+    def __init__(
+        self,
+        parts: "Sequence[Part]",
+        *,
+        socket: "str | os.PathLike[str]",
+        model: str,
+        beside_agent: "bool | None" = None,
+        group: Any = None,
+        bucket_bytes: int = 0,
+        threads: int = 1,
+        run: "str | None" = None,
+        connect_timeout_ms: int = 0,
+        reconnect_timeout_ms: int = 0,
+        call_timeout_ms: int = 0,
+    ) -> None:
+        super().__init__()
+        self._parts = list(parts)
+        beside = Path(socket).is_socket() if beside_agent is None else beside_agent
+        ranks = gather_sheets(lambda: self._describe(beside), group)
+        self._sheets = ranks.sheets
+        self._exchange = _exchange_for(ranks, group, call_timeout_ms)
+        options = abi.CExporterOptions(
+            abi_version=abi.ABI_VERSION,
+            socket_path=os.fsencode(socket),
+            model=model.encode(),
+            sheets=(ctypes.c_char_p * len(ranks.sheets))(*ranks.sheets),
+            ranks=len(ranks.sheets),
+            rank=ranks.rank,
+            locals=c_locals(self._locals),
+            local_count=len(self._locals),
+            threads=threads,
+            bucket_bytes=bucket_bytes,
+            exchange=ctypes.pointer(self._exchange.callbacks) if self._exchange else None,
+            attachments=self._attachments,
+            run=run.encode() if run else None,
+            connect_timeout_ms=connect_timeout_ms,
+            reconnect_timeout_ms=reconnect_timeout_ms,
+            call_timeout_ms=call_timeout_ms,
+        )
+        self._open_together(options, group)
+
+    @classmethod
+    def from_megatron(
+        cls,
+        model_chunks: Any,
+        hf_config: Any,
+        *,
+        place: "Mapping[str, int] | None" = None,
+        convert: bool = False,
+        frozen: Frozen = None,
+        **options: Any,
+    ) -> "Exporter":
+        """A Megatron-core model. Arguments as ``lockstep.megatron`` and the constructor take them."""
+        from lockstep.export._megatron import megatron
+
+        return cls([megatron(model_chunks, hf_config, place=place, convert=convert, frozen=frozen)], **options)
+
+    @classmethod
+    def from_fsdp(cls, module: Any, /, *, dtype: Any = None, frozen: Frozen = None, **options: Any) -> "Exporter":
+        """A transformers model under FSDP2. Arguments as ``lockstep.fsdp`` and the constructor take them."""
+        from lockstep.export._fsdp import fsdp
+
+        return cls([fsdp(module, dtype=dtype, frozen=frozen)], **options)
+
+    @classmethod
+    def from_named_tensors(
+        cls, tensors: Any, *, dtype: Any = None, frozen: Frozen = None, **options: Any
+    ) -> "Exporter":
+        """Tensors under HuggingFace names. Arguments as ``lockstep.named_tensors`` and the constructor take them."""
+        return cls([named_tensors(tensors, dtype=dtype, frozen=frozen)], **options)
+
+    @classmethod
+    def from_adapter(cls, module: Any, /, *, adapter: str = "default", dtype: Any = None, **options: Any) -> "Exporter":
+        """The adapter of a PEFT model. Arguments as ``lockstep.adapter`` and the constructor take them."""
+        from lockstep.export._adapter import adapter as adapter_part
+
+        return cls([adapter_part(module, adapter=adapter, dtype=dtype)], **options)
+
+    @property
+    def run(self) -> str:
+        """The run that versions are published in, 32 hex digits; the same on every rank."""
+        return self._run
+
+    @property
+    def tensors(self) -> "list[tuple[TensorMeta, int]]":
+        """tensors_meta: every HuggingFace tensor and its byte offset, in export order; the same on every rank."""
+        return described(self._description["tensors"])
+
+    @property
+    def plan_digest(self) -> str:
+        """Names the plan; equal on all ranks."""
+        return self._description["plan"]
+
+    @property
+    def writes(self) -> bool:
+        """Whether this rank writes into the agent's memory (its own shards, or those of ranks on other hosts)."""
+        return self._description["writes"]
+
+    @property
+    def stats(self) -> PublishStats:
+        """What the last publish did on this rank."""
+        raw = abi.CPublishStats()
+        self._call("stats", ctypes.byref(raw))
+        counts = [getattr(raw, name) for name, _ in raw._fields_[:-2]]
+        return PublishStats(*counts, raw.begin_us / 1e6, raw.total_us / 1e6)
+
+    def publish(self, version: int) -> None:
+        """Publishes this rank's part of ``version``; called on every rank, with the weights not written to meanwhile.
+
+        Raises:
+            BadDataError: the model is not what it was when the exporter was made, or bytes are missing.
+            StateError: the version does not increase.
+            AbortedError: another rank failed; the version is gone for all, and the next publish works.
+            UnavailableError: the agent, or another rank, cannot be reached. A lost rank is final.
+        """
+        if not 0 < version < 1 << 56:
+            raise BadDataError(f"version {version}: versions go from 1 to 2**56 - 1")
+        with self._lock, delayed_interrupt():
+            self._open_handle()
+            try:
+                addresses = self._current_addresses()
+            except BaseException as error:  # other ranks wait for this one's part: they must get the reason
+                with contextlib.suppress(Error):
+                    self._call("give_up", version, reason_of(error).encode(errors="replace"))
+                raise
+            self._call("publish", version, addresses)
+
+    def write_sheets(self, directory: "str | os.PathLike[str]") -> None:
+        """Writes the sheets of all ranks to ``directory``, for ``lockstepctl plan --sheets``."""
+        target = Path(directory)
+        target.mkdir(parents=True, exist_ok=True)
+        for rank, sheet in enumerate(self._sheets):
+            (target / f"rank-{rank:05}.json").write_bytes(sheet)
+
+    @contextlib.contextmanager
+    def _filling(self) -> "Iterator[Callable[[int, int, int], None]]":
+        """Inside, a function that writes a range of the HuggingFace data section, made of the tensors as they are now:
+        (offset, bytes, address to write to). BadDataError: this rank does not hold the whole model."""
+        with self._lock:
+            self._open_handle()
+            addresses = self._current_addresses()
+            yield lambda offset, size, address: self._call("fill", addresses, offset, size, address)
+
+    def _open_together(self, options: Any, group: Any) -> None:
+        failure, self._description = None, {}
+        try:
+            self._open(options)
+            self._description = json.loads(self._library.lockstep_exporter_describe(self._open_handle()))
+        except Error as error:  # sent to the other ranks, and raised by all
+            failure = error
+        try:
+            self._run = self._agree(failure, group)
+        except BaseException:
+            self.close()
+            raise
+
+    def _agree(self, failure: "Exception | None", group: Any) -> str:
+        """The run that all ranks publish in. Raises when they are not ready to publish one model together."""
+        what = (self._description.get("plan", ""), self._description.get("bucket_bytes", 0))
+        run = "" if failure else self._library.lockstep_exporter_run(self._open_handle()).decode()
+        answers = all_gather((reason_of(failure), what, run), group)
+        require_agreement([answer[:2] for answer in answers], failure)
+        runs = {run: rank for rank, (_, _, run) in enumerate(answers) if run}
+        if len(runs) > 1:
+            raise AbortedError(
+                f"ranks publish in runs {', '.join(f'{run} (rank {rank})' for run, rank in runs.items())}: they reach "
+                "different agents; give beside_agent=False on the hosts whose agent is not the model's"
+            )
+        return next(iter(runs))
+
+    def _describe(self, beside_agent: bool) -> str:
+        """This rank's sheet. Everything that may fail on one rank alone is done here, before the others have it."""
+        self._locals = self._current_locals()
+        if not self._library.lockstep_has_cuda():
+            refuse_gpu_tensors(self._locals)
+        files = {name: text for part in self._parts for name, text in part.attachments().items()}
+        self._attachments = json.dumps(files).encode() if files else None
+        parts = [part.sheet() for part in self._parts]
+        return json.dumps({"format": SHEET_FORMAT, "beside_agent": beside_agent, "parts": parts}, separators=(",", ":"))
+
+    def _current_locals(self) -> "list[LocalTensor]":
+        return [local for part in self._parts for local in part.locals()]
+
+    def _current_addresses(self) -> Any:
+        for part in self._parts:
+            part.prepare()
+        current = self._current_locals()
+        self._check_unchanged(current)
+        wait_for_gpu(current)
+        return (ctypes.c_void_p * len(current))(*(local.address for local in current))
+
+    def _check_unchanged(self, current: "list[LocalTensor]") -> None:
+        if len(current) != len(self._locals):
+            raise BadDataError(f"this rank has {len(current)} tensors; it was opened with {len(self._locals)}")
+        for present, opened in zip(current, self._locals):
+            if present.description() != opened.description():
+                raise BadDataError(f"the model has {_in_words(present)}; it was opened with {_in_words(opened)}")
+
+
+def _exchange_for(ranks: Ranks, group: Any, timeout_ms: int) -> Any:
+    if all(json.loads(sheet)["beside_agent"] for sheet in ranks.sheets):
+        return None
+    if len(ranks.sheets) == 1:
+        return None  # no rank on the agent's host: the library refuses that
+    from lockstep.export._exchange import TorchExchange
+
+    return TorchExchange(group, timeout_ms)
+
+
+def _in_words(tensor: LocalTensor) -> str:
+    frozen = ", frozen" if tensor.frozen else ""
+    return f'tensor "{tensor.name}", {tensor.dtype} {list(tensor.shape)} with strides {list(tensor.strides)}{frozen}'

@@ -1,0 +1,69 @@
+"""The part of a model that is a transformers model under FSDP2, tensor parallelism by DTensor, or neither."""
+
+import dataclasses
+import re
+from typing import Any, Iterable, Tuple
+
+from lockstep.core.tensors import CheckpointTensor
+from lockstep.export._parts import Frozen, Shard, ShardsPart, exported_dtype, frozen_predicate
+
+
+def fsdp(model: Any, *, dtype: Any = None, frozen: Frozen = None) -> "FsdpPart":
+    """The weights of a transformers model whose parameters are DTensors (FSDP2, HSDP, with or without tensor
+    parallelism) or plain tensors, under the names of its checkpoints.
+
+    Args:
+        model: the model, on every rank; wrappers of torch.compile and of activation checkpointing are fine.
+        dtype: the checkpoint's dtype of float32 parameters (``torch.bfloat16``); buffers, and what transformers keeps
+            in float32, stay as they are. None: every tensor in its own dtype.
+        frozen: which parameters never change.
+
+    Parameters that a forward pass left all-gathered are sharded again (``FSDPModule.reshard``) before they are read, so
+    publish after the optimizer's step, not between a forward and its backward pass.
+    """
+    return FsdpPart(model, dtype, frozen)
+
+
+class FsdpPart(ShardsPart):
+    """A model with its checkpoint's names; made by ``fsdp``."""
+
+    def __init__(self, model: Any, dtype: Any, frozen: Frozen) -> None:
+        super().__init__(
+            self._parameters,
+            self._describe_parameter,
+            frozen_predicate(frozen),
+            converts=dtype is not None,
+        )
+        self._model = getattr(model, "_orig_mod", model)
+        self._dtype = dtype
+        self._kept_in_float32 = _kept_in_float32(self._model)
+        self._into: "dict[str, list[CheckpointTensor]]" = {}
+
+    def sheet(self) -> "dict[str, Any]":
+        from lockstep.core.checkpoint import checkpoint_tensors
+
+        self._into = checkpoint_tensors(self._model, dict(self._parameters()))
+        return super().sheet()
+
+    def _parameters(self) -> "Iterable[Tuple[str, Any]]":
+        from lockstep.core.checkpoint import sharded_parameters
+
+        return sharded_parameters(self._model)
+
+    def _describe_parameter(self, name: str, tensor: Any) -> Shard:
+        from lockstep.export._dtensors import shard_of
+
+        dtype = self._dtype if self._may_be_rounded(name, tensor) else None
+        shard = shard_of(name, tensor, exported_dtype(name, tensor, dtype), self._is_frozen(name, tensor))
+        return dataclasses.replace(shard, into=self._into[name])
+
+    def _may_be_rounded(self, name: str, tensor: Any) -> bool:
+        import torch
+
+        return isinstance(tensor, torch.nn.Parameter) and not self._kept_in_float32.search(name)
+
+
+def _kept_in_float32(model: Any) -> "re.Pattern[str]":
+    """Of parameters that transformers loads in float32 whatever dtype it is asked for; its patterns are globs."""
+    patterns = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+    return re.compile("|".join(pattern.replace("*", ".*") for pattern in sorted(patterns)) or r"\Z.")

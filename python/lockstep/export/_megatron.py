@@ -1,0 +1,246 @@
+"""The part of a model that Megatron-core holds."""
+
+import ctypes
+import json
+import re
+from typing import Any, Iterable, Mapping, Sequence, Tuple
+
+from lockstep.core import abi
+from lockstep.core.errors import BadDataError
+from lockstep.core.tensors import LocalTensor, TensorMeta, described, local_of
+from lockstep.export._parts import SHEET_FORMAT, Frozen, Part, frozen_predicate
+
+_LAYER = re.compile(r"(?P<before>(?:^|\.)decoder\.layers\.)(?P<local>\d+)(?=\.|$)")
+
+_PLACE_KEYS = (
+    "tensor_rank",
+    "tensor_size",
+    "pipeline_rank",
+    "expert_rank",
+    "expert_size",
+    "expert_tensor_rank",
+    "expert_tensor_size",
+)
+
+# What a TransformerConfig may ask for that makes parameters no copy of HuggingFace's: option -> why.
+_REFUSED_OPTIONS = {
+    "layernorm_zero_centered_gamma": "HuggingFace's norm weights are these plus one, which is arithmetic and no copy",
+    "moe_mlp_glu_interleave_size": "gate and up rows are interleaved",
+    "moe_single_grouped_weight": "all experts share one weight",
+    "attention_output_gate": "queries carry an output gate",
+    "fp8_param": "primary weights are kept in fp8",
+    "fp4_param": "primary weights are kept in fp4",
+}
+
+# Whose attention rotates neighbours in HuggingFace, too.
+_INTERLEAVED_FAMILIES = frozenset({"deepseek_v3", "glm4", "glm4_moe"})
+
+
+def config_json(hf_config: Any) -> str:
+    """A transformers configuration, a dict, or a path to a config.json, as one text that is the same on every rank."""
+    if hasattr(hf_config, "to_dict"):
+        config = hf_config.to_dict()
+    elif isinstance(hf_config, Mapping):
+        config = dict(hf_config)
+    else:
+        with open(hf_config, encoding="utf-8") as file:
+            config = json.load(file)
+    return json.dumps(config, sort_keys=True, default=str)
+
+
+def megatron(
+    model_chunks: Any,
+    hf_config: Any,
+    *,
+    place: "Mapping[str, int] | None" = None,
+    convert: bool = False,
+    frozen: Frozen = None,
+) -> Part:
+    """The parameters of Megatron-core model chunks, to be exported by their family's rules.
+
+    Args:
+        model_chunks: this rank's model, or its list of virtual-pipeline chunks; DDP and precision wrappers are fine.
+        hf_config: the HuggingFace configuration of the model: a transformers object, a dict or a path. MTP layers that
+            it has and the trainer was built without are no part of what is exported.
+        place: this rank's place in its groups, when ``megatron.core.parallel_state`` does not know it: tensor_rank,
+            tensor_size, pipeline_rank, expert_rank, expert_size, expert_tensor_rank, expert_tensor_size.
+        convert: round float32 parameters to the configuration's bfloat16; else a parameter's dtype must be that one.
+        frozen: which parameters never change, by their names in the sheet.
+    """
+    chunks = list(model_chunks) if isinstance(model_chunks, (list, tuple)) else [model_chunks]
+    config = _as_built(config_json(hf_config), chunks)
+    for chunk in chunks:
+        _refuse_options(chunk, json.loads(config))
+        _keep_router_biases_exact(chunk)
+    return MegatronPart(chunks, config, dict(place or _place_of_this_rank()), convert, frozen)
+
+
+def tensors_meta(hf_config: Any) -> "list[Tuple[TensorMeta, int]]":
+    """The metadata-only dry run: every HuggingFace tensor that ``hf_config`` gives, with byte offsets, in export order.
+
+    Needs no model, no process group and no communication. BadDataError names the configuration's key that is wrong.
+    """
+    library = abi.load()
+    place = {key: int(key.endswith("_size")) for key in _PLACE_KEYS}
+    part = {"kind": "megatron", "config": json.loads(config_json(hf_config)), "place": place, "parameters": []}
+    sheet = json.dumps({"format": SHEET_FORMAT, "beside_agent": True, "parts": [part]}).encode()
+    text = ctypes.c_void_p()
+    abi.raise_failure(library.lockstep_tensors_meta((ctypes.c_char_p * 1)(sheet), 1, ctypes.byref(text)))
+    try:
+        return described(json.loads(ctypes.string_at(text.value)))
+    finally:
+        library.lockstep_free(text)
+
+
+class MegatronPart(Part):
+    """Model chunks with their place; made by ``megatron``."""
+
+    def __init__(
+        self, chunks: "Sequence[Any]", config: str, place: "dict[str, int]", convert: bool, frozen: Frozen
+    ) -> None:
+        self.converts = convert
+        self._chunks = chunks
+        self._config = config
+        self._place = place
+        self._is_frozen = frozen_predicate(frozen)
+
+    def sheet(self) -> "dict[str, Any]":
+        parameters = []
+        for name, tensor in self._parameters():
+            local = local_of(name, tensor)
+            entry = {"name": name, "dtype": local.dtype, "shape": list(local.shape)}
+            if self._is_frozen(name, tensor):
+                entry["frozen"] = True
+            parameters.append(entry)
+        return {
+            "kind": "megatron",
+            "config": json.loads(self._config),
+            "place": self._place,
+            "parameters": parameters,
+        }
+
+    def prepare(self) -> None:
+        """With overlap_param_gather an optimizer's step leaves every rank with its own slice of the new parameters."""
+        for chunk in self._chunks:
+            if getattr(getattr(chunk, "ddp_config", None), "overlap_param_gather", False):
+                chunk.start_param_sync(force_sync=True)
+
+    def locals(self) -> "list[LocalTensor]":
+        return [
+            local_of(name, tensor, frozen=self._is_frozen(name, tensor), converts=self.converts)
+            for name, tensor in self._parameters()
+        ]
+
+    def _parameters(self) -> "Iterable[Tuple[str, Any]]":
+        """(name with global layer numbers, tensor) of parameters and of the buffers that belong to the weights."""
+        seen: "set[str]" = set()
+        for chunk in self._chunks:
+            layers = _global_layers(chunk)
+            named = list(chunk.named_parameters())
+            named += [(name, buffer) for name, buffer in chunk.named_buffers() if name.endswith(".expert_bias")]
+            for name, tensor in named:
+                whole_name = _with_global_layer(name, layers)
+                if whole_name in seen:
+                    raise BadDataError(f'parameter "{whole_name}" is in two model chunks of this rank')
+                seen.add(whole_name)
+                yield whole_name, tensor
+
+
+def _stripped(name: str) -> str:
+    """Without the prefixes of wrappers."""
+    while name.startswith("module."):
+        name = name[len("module.") :]
+    return name
+
+
+def _global_layers(chunk: Any) -> "dict[int, int]":
+    """Local number -> global number (from 0) of a chunk's decoder layers, from the layers themselves."""
+    layers = {}
+    for name, module in chunk.named_modules():
+        match = _LAYER.search(_stripped(name))
+        if match and match.end() == len(_stripped(name)) and not _in_mtp(name):
+            number = getattr(module, "layer_number", None)
+            if number is None:
+                raise BadDataError(f'module "{name}": a decoder layer without layer_number; give Megatron-core models')
+            layers[int(match["local"])] = int(number) - 1
+    return layers
+
+
+def _in_mtp(name: str) -> bool:
+    return "mtp.layers." in name
+
+
+def _with_global_layer(name: str, layers: "Mapping[int, int]") -> str:
+    name = _stripped(name)
+    match = None if _in_mtp(name) else _LAYER.search(name)
+    if match is None:
+        return name
+    local = int(match["local"])
+    if local not in layers:
+        raise BadDataError(f'parameter "{name}": layer {local} of its chunk is not a module')
+    return f"{name[:match.start('local')]}{layers[local]}{name[match.end('local'):]}"
+
+
+def _config_of(chunk: Any) -> Any:
+    return _attribute_of(chunk, "config")
+
+
+def _attribute_of(chunk: Any, name: str) -> Any:
+    """Of the chunk, or of what its wrappers wrap; None when nothing has it."""
+    module: Any = chunk
+    while not hasattr(module, name) and hasattr(module, "module"):
+        module = module.module
+    return getattr(module, name, None)
+
+
+def _as_built(config: str, chunks: "Sequence[Any]") -> str:
+    """With as many MTP layers as the trainer has: many leave out those that the checkpoint came with."""
+    values = json.loads(config)
+    built = getattr(_config_of(chunks[0]) if chunks else None, "mtp_num_layers", 0)
+    if values.get("num_nextn_predict_layers") and built is None:
+        values["num_nextn_predict_layers"] = 0
+    return json.dumps(values, sort_keys=True)
+
+
+def _refuse_options(chunk: Any, hf_config: "Mapping[str, Any]") -> None:
+    config = _config_of(chunk)
+    for option, reason in _REFUSED_OPTIONS.items():
+        if getattr(config, option, None):
+            raise BadDataError(f"the Megatron option {option} is not supported: {reason}")
+    family = hf_config.get("model_type")
+    if getattr(config, "rotary_interleaved", False) and family not in _INTERLEAVED_FAMILIES:
+        raise BadDataError(f"the Megatron option rotary_interleaved is not supported for {family}: it rotates halves")
+    shared = _attribute_of(chunk, "share_embeddings_and_output_weights")
+    tied = hf_config.get("tie_word_embeddings")
+    if shared is not None and tied is not None and bool(shared) != bool(tied):
+        raise BadDataError(
+            f"tie_word_embeddings is {tied} in hf_config, but the Megatron model was built with "
+            f"share_embeddings_and_output_weights={shared}: its head would be {'lost' if tied else 'missing'}"
+        )
+
+
+def _keep_router_biases_exact(chunk: Any) -> None:
+    """As Megatron does before it runs, loads or saves them: in float32, even if the whole model was made bfloat16."""
+    for module in chunk.modules():
+        keep = getattr(module, "_maintain_float32_expert_bias", None)
+        if keep is not None:
+            keep()
+
+
+def _place_of_this_rank() -> "dict[str, int]":
+    from megatron.core import parallel_state as groups
+
+    return dict(
+        zip(
+            _PLACE_KEYS,
+            (
+                groups.get_tensor_model_parallel_rank(),
+                groups.get_tensor_model_parallel_world_size(),
+                groups.get_pipeline_model_parallel_rank(),
+                groups.get_expert_model_parallel_rank(),
+                groups.get_expert_model_parallel_world_size(),
+                groups.get_expert_tensor_parallel_rank(),
+                groups.get_expert_tensor_parallel_world_size(),
+            ),
+        )
+    )

@@ -1,0 +1,33 @@
+"""The part of a model that is tensors under their HuggingFace names."""
+
+from typing import Any, Callable, Iterable, Mapping, Tuple
+
+from lockstep.core.tensors import named
+from lockstep.export._parts import Frozen, Part, Shard, ShardsPart, exported_dtype, frozen_predicate
+
+
+def named_tensors(
+    tensors: "Mapping[str, Any] | Iterable[Tuple[str, Any]] | Callable[[], Any]",
+    *,
+    dtype: Any = None,
+    frozen: Frozen = None,
+) -> Part:
+    """Tensors under their HuggingFace names: DTensors of any placement, plain tensors (replicas), NumPy arrays.
+
+    Args:
+        tensors: a mapping, (name, tensor) pairs, or a function that returns such, called at every publish.
+        dtype: the HuggingFace dtype of float32 tensors, when it is not float32: ``torch.bfloat16`` rounds them.
+        frozen: which tensors never change.
+    """
+    from lockstep.export._dtensors import shard_of
+
+    is_frozen = frozen_predicate(frozen)
+    held = None if callable(tensors) else list(named(tensors))
+
+    def pairs() -> "Iterable[Tuple[str, Any]]":
+        return named(tensors()) if held is None else held
+
+    def describe(name: str, tensor: Any) -> Shard:
+        return shard_of(name, tensor, exported_dtype(name, tensor, dtype), is_frozen(name, tensor))
+
+    return ShardsPart(pairs, describe, is_frozen, converts=dtype is not None)

@@ -1,0 +1,149 @@
+"""Parts: what a rank holds (its sheet, export_plugin/plan/FORMAT.md), and where the memory is.
+
+A model is one part or several: parameters of Megatron-core, DTensors of FSDP2, plain tensors, an adapter. Every rank
+gives the same parts in the same order.
+"""
+
+import abc
+from dataclasses import dataclass
+from typing import Any, Callable, Iterable, Sequence, Tuple, Union
+
+from lockstep.core.dtypes import safetensors_dtype
+from lockstep.core.errors import BadDataError
+from lockstep.core.tensors import CheckpointTensor, LocalTensor, local_of
+
+SHEET_FORMAT = 1
+
+# Which parameters never change: their names, a predicate on names, or "requires_grad": those that have it off.
+Frozen = Union[None, str, Iterable[str], Callable[[str], bool]]
+
+
+class Part(abc.ABC):
+    """One part of a model, as this rank has it. ``converts``: float32 tensors may be rounded to bfloat16 on the way."""
+
+    converts: bool = False
+
+    @abc.abstractmethod
+    def sheet(self) -> "dict[str, Any]":
+        """The part's JSON."""
+
+    def prepare(self) -> None:
+        """Makes the tensors whole before they are read. Called at the start of every publish on every rank, so it may
+        communicate as the trainer does."""
+
+    @abc.abstractmethod
+    def locals(self) -> "list[LocalTensor]":
+        """This rank's tensors in the sheet's order. Called at every publish: memory may move, shapes may not."""
+
+    def attachments(self) -> "dict[str, str]":
+        """Small files that belong to the model, name to text."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Box:
+    """A block of a whole tensor: where it starts in the local shard and in the whole tensor, and its size."""
+
+    local: Tuple[int, ...]
+    whole: Tuple[int, ...]
+    size: Tuple[int, ...]
+
+    def json(self) -> "dict[str, list[int]]":
+        return {"local": list(self.local), "global": list(self.whole), "size": list(self.size)}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What this rank holds of one tensor.
+
+    ``name``, ``dtype`` and ``shape`` are those of the whole tensor as HuggingFace has it; ``boxes`` say which blocks of
+    it the local tensor of ``local_shape`` holds (none: this rank holds nothing of it). ``into``: the HuggingFace
+    tensors that are made of it, unless it is the one of its name.
+    """
+
+    name: str
+    dtype: str
+    shape: Tuple[int, ...]
+    local_shape: Tuple[int, ...]
+    boxes: "Sequence[Box]"
+    frozen: bool = False
+    into: "Sequence[CheckpointTensor]" = ()
+
+    def json(self) -> "dict[str, Any]":
+        entry: "dict[str, Any]" = {
+            "name": self.name,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "local_shape": list(self.local_shape),
+            "boxes": [box.json() for box in self.boxes],
+            "frozen": self.frozen,
+        }
+        if self.into:
+            entry["into"] = [
+                {"name": made.name, "shape": list(made.shape), "from": list(made.start)} for made in self.into
+            ]
+        return entry
+
+
+class ShardsPart(Part):
+    """Tensors that describe themselves.
+
+    Args:
+        pairs: returns (name, tensor), always the same names in one order; called at every publish.
+        describe: what this rank holds of one of them; called once.
+        is_frozen: whether one of them never changes; called at every publish, to notice when the answer changes.
+    """
+
+    def __init__(
+        self,
+        pairs: "Callable[[], Iterable[Tuple[str, Any]]]",
+        describe: "Callable[[str, Any], Shard]",
+        is_frozen: "Callable[[str, Any], bool]",
+        *,
+        converts: bool,
+    ) -> None:
+        self.converts = converts
+        self._pairs = pairs
+        self._describe = describe
+        self._is_frozen = is_frozen
+
+    def sheet(self) -> "dict[str, Any]":
+        return {"kind": "tensors", "tensors": [self._describe(name, tensor).json() for name, tensor in self._pairs()]}
+
+    def locals(self) -> "list[LocalTensor]":
+        return [
+            local_of(name, local_tensor(tensor), frozen=self._is_frozen(name, tensor), converts=self.converts)
+            for name, tensor in self._pairs()
+        ]
+
+
+def local_tensor(tensor: Any) -> Any:
+    """This rank's shard of a DTensor; any other tensor as it is."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def frozen_predicate(frozen: Frozen) -> "Callable[[str, Any], bool]":
+    """(name, tensor) -> whether it never changes, by the caller's ``frozen``."""
+    if frozen is None:
+        return lambda name, tensor: False
+    if callable(frozen):
+        return lambda name, tensor: bool(frozen(name))
+    if frozen == "requires_grad":
+        return lambda name, tensor: not getattr(tensor, "requires_grad", True)
+    if isinstance(frozen, str):
+        raise BadDataError(f'frozen="{frozen}": give names, a function of a name, or "requires_grad"')
+    names = frozenset(frozen)
+    return lambda name, tensor: name in names
+
+
+def whole_shard(name: str, tensor: Any, dtype: str, frozen: bool) -> Shard:
+    """A tensor that this rank holds whole: a replica, if others do too."""
+    shape = tuple(tensor.shape)
+    zeros = (0,) * len(shape)
+    return Shard(name, dtype, shape, shape, [Box(zeros, zeros, shape)], frozen)
+
+
+def exported_dtype(name: str, tensor: Any, dtype: Any) -> str:
+    """The HuggingFace dtype of ``tensor``: its own, or ``dtype`` for a float32 tensor when one is asked for."""
+    own = safetensors_dtype(name, tensor.dtype)
+    return safetensors_dtype(name, dtype) if dtype is not None and own == "F32" else own

@@ -1,0 +1,190 @@
+"""Publisher: one rank's handle on one model, over the C ABI."""
+
+import contextlib
+import ctypes
+import json
+import os
+import struct
+from typing import Any, Iterable, Mapping, Sequence, Tuple, Union
+
+from lockstep.core import abi
+from lockstep.core.errors import BadDataError, Error
+from lockstep.core.handle import Handle
+from lockstep.core.tensors import NamedTensors, TensorBytes, TensorMeta, assign_offsets, bytes_of, describe, named
+
+_C_TENSOR = struct.Struct("@PPPIQ")  # abi.CTensor: name, dtype, shape, rank, offset
+assert _C_TENSOR.size == ctypes.sizeof(abi.CTensor)
+
+
+class Publisher(Handle):
+    """Publishes versions of one model to the trainer_agent on this host.
+
+    One Publisher per (process, model). A publisher serialises its own calls, not the steps of a version: let one thread
+    publish. Closing it, leaving its ``with`` block, or ending the process aborts a version that is being written.
+
+    Args:
+        socket: the agent's unix socket.
+        model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
+        tensors: the whole model in export order, the same on every rank: a mapping or (name, tensor) pairs of tensors
+            on any device, or ``TensorMeta``. Only names, dtypes and shapes are used.
+        rank: this writer's number, below ``ranks``.
+        ranks: how many writers on this host must commit a version.
+        run: None for a new run; 32 hex digits to continue a run whose versions the agent still holds.
+        attachments: small text files that belong to the model, file name to text, the same on every rank; receivers
+            write them next to the tensors. With "adapter_config.json" among them that is a PEFT adapter's directory.
+        connect_timeout_ms: how long to wait for the agent; 0 means 10 seconds.
+        reconnect_timeout_ms: how long a call waits for an agent that went away; 0 means 60 seconds.
+        call_timeout_ms: how long a call waits for the agent's answer; 0 means 10 minutes.
+
+    Raises:
+        BadDataError: the description breaks a rule; the text names the tensor or attachment.
+        UnavailableError: no agent on ``socket``.
+        Error: any other class of it, with the library's sentence.
+    """
+
+    _prefix = "lockstep_"
+    _error_function = "lockstep_last_error"
+
+    def __init__(
+        self,
+        socket: "str | os.PathLike[str]",
+        model: str,
+        tensors: Union[NamedTensors, Iterable[TensorMeta]],
+        *,
+        rank: int = 0,
+        ranks: int = 1,
+        run: "str | None" = None,
+        attachments: "Mapping[str, str] | None" = None,
+        connect_timeout_ms: int = 0,
+        reconnect_timeout_ms: int = 0,
+        call_timeout_ms: int = 0,
+    ) -> None:
+        super().__init__()
+        self._tensors, self._offsets = assign_offsets(describe(tensors))
+        self._positions = {meta.name: position for position, meta in enumerate(self._tensors)}
+        c_tensors, described = self._c_tensors()
+        options = abi.COpenOptions(
+            abi_version=abi.ABI_VERSION,
+            socket_path=os.fsencode(socket),
+            model=model.encode(),
+            tensors=c_tensors,
+            tensor_count=len(self._tensors),
+            rank=rank,
+            ranks=ranks,
+            connect_timeout_ms=connect_timeout_ms,
+            reconnect_timeout_ms=reconnect_timeout_ms,
+            call_timeout_ms=call_timeout_ms,
+            run=None if run is None else run.encode(),
+            attachments=None if attachments is None else json.dumps(dict(attachments)).encode(),
+        )
+        self._open(options)
+        del described  # the library has read it
+        self._run = self._library.lockstep_run(self._open_handle()).decode()
+
+    @property
+    def run(self) -> str:
+        """The run that versions are published in, 32 hex digits."""
+        return self._run
+
+    @property
+    def data_bytes(self) -> int:
+        """Size of the model's data section in bytes."""
+        return sum(meta.nbytes for meta in self._tensors)
+
+    @property
+    def layout(self) -> "list[Tuple[TensorMeta, int]]":
+        """Every tensor and its byte offset in the data section, in offset order."""
+        return list(zip(self._tensors, self._offsets))
+
+    def publish(self, version: int, tensors: NamedTensors) -> None:
+        """Writes this rank's tensors as ``version`` and commits it.
+
+        Every tensor is checked before anything is written. An error leaves no version half-written and the next publish
+        works.
+
+        Args:
+            version: greater than every version of the run.
+            tensors: those this rank owns, by the names the publisher was opened with; all of them when it is the only
+                rank. CPU memory, contiguous, and not written to during the call.
+
+        Raises:
+            BadDataError: a tensor is unknown, of another dtype or shape, not readable in place, or missing.
+            StateError: the version does not increase.
+            AbortedError: another rank vanished or aborted; this version is gone for all.
+        """
+        sources = [self._source(name, tensor) for name, tensor in named(tensors)]
+        with self._lock:
+            self.begin(version)
+            try:
+                for position, source in sources:
+                    self._write(position, source)
+                self.commit()
+            except BaseException:
+                with contextlib.suppress(Error):  # what went wrong first is what the caller must see
+                    self.abort()
+                raise
+
+    def begin(self, version: int) -> memoryview:
+        """Starts writing ``version``; waits, if at all, for the end of the previous diff.
+
+        Returns the data section in shared memory, to be filled in place at the offsets of ``layout``. It is valid until
+        commit, abort or close: writing to it later damages a version that is served, and receivers refuse it.
+        """
+        if not 0 < version < 1 << 56:
+            raise BadDataError(f"version {version}: versions go from 1 to 2**56 - 1")
+        data = ctypes.c_void_p()
+        self._call("begin", version, ctypes.byref(data))
+        return memoryview((ctypes.c_ubyte * self.data_bytes).from_address(data.value or 0)).cast("B")
+
+    def write(self, name: str, tensor: Any) -> None:
+        """Copies one whole tensor into the version being written and reports it as done. BadDataError as publish."""
+        self._write(*self._source(name, tensor))
+
+    def ranges_done(self, ranges: Sequence[Tuple[int, int]]) -> None:
+        """Reports that these (offset, bytes) ranges, filled in place, are final. Each byte may be reported once."""
+        array = (abi.CRange * len(ranges))(*ranges)
+        self._call("ranges_done", array, len(ranges))
+
+    def commit(self) -> None:
+        """This rank is done with the version. BadDataError names the first tensor with missing bytes."""
+        self._call("commit")
+
+    def abort(self) -> None:
+        """Aborts the version being written, for all ranks."""
+        self._call("abort")
+
+    def _c_tensors(self) -> "tuple[ctypes.Array[abi.CTensor], Any]":
+        """The descriptions for the library, and what must live as long as they do. Packed, since assigning the fields of
+        100,000 structures takes a second."""
+        dtypes = {dtype: ctypes.create_string_buffer(dtype.encode()) for dtype in {m.dtype for m in self._tensors}}
+        dtype_at = {dtype: ctypes.addressof(buffer) for dtype, buffer in dtypes.items()}
+        encoded = [meta.name.encode() for meta in self._tensors]
+        names = ctypes.create_string_buffer(b"\0".join(encoded))
+        extents = [extent for meta in self._tensors for extent in meta.shape]
+        shapes = (ctypes.c_uint64 * max(1, len(extents)))(*extents)
+        name_at, shape_at = ctypes.addressof(names), ctypes.addressof(shapes)
+        packed = bytearray(_C_TENSOR.size * len(self._tensors))
+        for position, (meta, offset) in enumerate(zip(self._tensors, self._offsets)):
+            rank = len(meta.shape)
+            _C_TENSOR.pack_into(
+                packed, position * _C_TENSOR.size, name_at, dtype_at[meta.dtype], shape_at, rank, offset
+            )
+            name_at += len(encoded[position]) + 1
+            shape_at += 8 * rank
+        return (abi.CTensor * len(self._tensors)).from_buffer(packed), (dtypes, names, shapes)
+
+    def _source(self, name: str, tensor: Any) -> "tuple[int, TensorBytes]":
+        position = self._positions.get(name)
+        if position is None:
+            raise BadDataError(f'tensor "{name}": the model was opened without it; reopen it with every tensor')
+        source = bytes_of(name, tensor)
+        opened = self._tensors[position]
+        if source.meta != opened:
+            raise BadDataError(
+                f'tensor "{name}": it is {source.meta.dtype} {list(source.meta.shape)}, '
+                f"the model was opened with {opened.dtype} {list(opened.shape)}"
+            )
+        return position, source
+
+    def _write(self, position: int, source: TensorBytes) -> None:
+        self._call("write", position, source.address, source.nbytes)

@@ -1,0 +1,159 @@
+"""The receiver's side of the rank protocol (raas_receiver/targets/FORMAT.md), driven by hand, step by step."""
+
+import fcntl
+import json
+import mmap
+import os
+import socket
+import struct
+from pathlib import Path
+
+import torch
+
+RUN = "0123456789abcdef" * 2
+_HEADER = struct.Struct("<4sHHII16sQ")
+ATTACH, ATTACHED, REFUSED, HOLD, HELD, SERVE, SERVING = range(1, 8)
+EMPTY, SERVING_STATE, WRITING = range(3)
+_TIMEOUT_S = 60
+
+
+class Page:
+    """A control page as its one writer has it."""
+
+    def __init__(self, world: int = 1) -> None:
+        self.fd = os.memfd_create("page", os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.fd, 4096)
+        self._map = mmap.mmap(self.fd, 4096)
+        self._map[:16] = struct.pack("<8sHHI", b"LSENGPG1", 1, 128, world)
+        self._slot = self._changes = 0
+
+    def serve(self, version: int, half: int = 0, run: str = RUN) -> None:
+        self._slot = 1 - self._slot
+        at = 32 + 32 * self._slot
+        self._map[at : at + 32] = struct.pack("<16sQII", bytes.fromhex(run), version, half, 0)
+        self._store(SERVING_STATE)
+
+    def begin_writing(self) -> None:
+        self._store(WRITING)
+
+    def _store(self, state: int) -> None:
+        self._changes += 1
+        self._map[16:24] = struct.pack("<Q", self._changes << 16 | self._slot << 8 | state)
+
+
+class Attachment:
+    """One connection of a rank that has sent ATTACH."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        kind, self.half, self.run, self.version, body = self._receive(keep_fds=True)
+        assert kind == ATTACH
+        self.attach = json.loads(body)
+        self.description = self.attach["description"]
+        self.maps = [mmap.mmap(fd, os.fstat(fd).st_size) for fd in self.fds]
+
+    def attached(self, page: Page) -> None:
+        self._send(ATTACHED, fds=[page.fd])
+
+    def refuse(self, why: str) -> None:
+        self._send(REFUSED, body=why.encode())
+        self.close()
+
+    def send_hold(self, version: int) -> None:
+        self._send(HOLD, version=version)
+
+    def hold(self, version: int) -> None:
+        self.send_hold(version)
+        self.expect(HELD)
+
+    def send_serve(self, version: int, half: int = 0) -> None:
+        self._send(SERVE, version=version, half=half)
+
+    def serve(self, version: int, half: int = 0) -> None:
+        self.send_serve(version, half)
+        self.expect(SERVING)
+
+    def commit(self, page: Page, version: int, value: float, half: int = 0) -> None:
+        """All of a commit: every parameter becomes ``value``."""
+        self.hold(version)
+        page.begin_writing()
+        self.fill(value, half)
+        page.serve(version, half)
+        self.serve(version, half)
+
+    def fill(self, value: float, half: int = 0) -> None:
+        for parameter in self.description["parameters"]:
+            self.view(parameter["name"], half).fill_(value)
+
+    def view(self, name: str, half: int = 0) -> torch.Tensor:
+        """A parameter in the rank's memory, by its description alone."""
+        own = next(own for own in self.description["parameters"] if own["name"] == name)
+        dtype = {"BF16": torch.bfloat16, "F32": torch.float32, "I64": torch.int64}[own["dtype"]]
+        strides = own.get("strides") or torch.empty(own["shape"], device="meta").stride()
+        flat = torch.frombuffer(self.maps[half], dtype=torch.uint8)[own["offset"] :]
+        flat = flat[: flat.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+        return flat.as_strided(own["shape"], strides)
+
+    def expect(self, kind: int) -> None:
+        assert self._receive()[0] == kind
+
+    def is_silent(self, seconds: float = 0.2) -> bool:
+        """Whether the rank sends nothing for so long."""
+        self.connection.settimeout(seconds)
+        try:
+            return self.connection.recv(1, socket.MSG_PEEK) is None
+        except TimeoutError:
+            return True
+        finally:
+            self.connection.settimeout(_TIMEOUT_S)
+
+    def is_closed(self) -> bool:
+        """Waits for the rank to end the connection; False when it sends something."""
+        try:
+            return self.connection.recv(1, socket.MSG_PEEK) == b""
+        except ConnectionResetError:  # it had not read all
+            return True
+
+    def close(self) -> None:
+        self.connection.close()
+
+    def _send(self, kind: int, version: int = 0, half: int = 0, body: bytes = b"", fds: "tuple | list" = ()) -> None:
+        run = bytes.fromhex(RUN) if version else bytes(16)
+        socket.send_fds(
+            self.connection, [_HEADER.pack(b"LSER", 1, kind, len(body), half, run, version) + body], list(fds)
+        )
+
+    def _receive(self, keep_fds: bool = False) -> "tuple[int, int, str, int, bytes]":
+        header, fds, _, _ = socket.recv_fds(self.connection, _HEADER.size, 8)
+        if keep_fds:
+            self.fds = fds
+        magic, version, kind, size, half, run, number = _HEADER.unpack(header)
+        assert (magic, version) == (b"LSER", 1) and (keep_fds or not fds)
+        body = bytearray()
+        while len(body) < size:
+            body += self.connection.recv(size - len(body))
+        return kind, half, run.hex(), number, bytes(body)
+
+
+class FakeReceiver:
+    """Listens at ``path``; a test takes its ranks and drives them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.settimeout(_TIMEOUT_S)
+        path.unlink(missing_ok=True)
+        self._listener.bind(str(path))
+        self._listener.listen()
+
+    def accept(self) -> Attachment:
+        connection, _ = self._listener.accept()
+        connection.settimeout(_TIMEOUT_S)
+        return Attachment(connection)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def seals(fd: int) -> int:
+    return fcntl.fcntl(fd, fcntl.F_GET_SEALS)

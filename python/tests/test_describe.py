@@ -1,0 +1,196 @@
+"""Descriptions of modules: names, forms, places, and what transformers' modules are made of."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import lockstep
+from lockstep.engine import DescribeOptions, _memory
+from lockstep.engine._parameters import parameters_of
+
+
+def tiny(family: str, **options) -> torch.nn.Module:
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = AutoConfig.for_model(family, **{**shape, "num_key_value_heads": 2, "vocab_size": 32, **options})
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+
+
+def by_name(description: dict) -> dict:
+    return {own["name"]: own for own in description["parameters"]}
+
+
+def test_a_transformers_model_is_its_checkpoints_tensors_and_tied_ones_are_there_once():
+    described = lockstep.describe(tiny("llama", tie_word_embeddings=True))
+    assert described["place"]["engine"] == "huggingface"
+    names = by_name(described)
+    assert "model.embed_tokens.weight" in names and "lm_head.weight" not in names
+    assert names["model.layers.0.self_attn.k_proj.weight"]["shape"] == [8, 16]
+    assert {own["dtype"] for own in names.values()} == {"BF16"}
+    assert not any("slices" in own or "strides" in own for own in names.values())
+
+
+def test_parameters_lie_apart_and_in_the_memory():
+    described = lockstep.describe(tiny("llama"))
+    end = 0
+    for own in sorted(described["parameters"], key=lambda own: own["offset"]):
+        assert own["offset"] >= end and own["offset"] % 256 == 0
+        end = own["offset"] + 2 * torch.Size(own["shape"]).numel()
+    assert end <= described["halves"][0][0]["bytes"]
+
+
+def test_experts_that_transformers_stacks_name_their_checkpoint_tensors():
+    options = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "head_dim": 4}
+    described = lockstep.describe(tiny("qwen3_moe", **options))
+    assert described["place"]["engine"] == "described"
+    names = by_name(described)
+    stack = names["model.layers.1.mlp.experts.gate_up_proj"]
+    assert stack["shape"] == [4, 16, 16] and len(stack["slices"]) == 8
+    assert {
+        "tensor": "model.layers.1.mlp.experts.3.up_proj.weight",
+        "from": [0, 0],
+        "shape": [8, 16],
+        "at": [3, 8, 0],
+    } in stack["slices"]
+    norm = names["model.norm.weight"]
+    assert norm["slices"] == [{"tensor": "model.norm.weight", "from": [0], "shape": [16], "at": [0]}]
+
+
+def test_buffers_that_checkpoints_have_are_described_and_others_are_not():
+    module = torch.nn.Linear(2, 2)
+    module.register_buffer("e_score_correction_bias", torch.zeros(4))
+    module.register_buffer("inv_freq", torch.zeros(4), persistent=False)
+    assert set(by_name(lockstep.describe(module))) == {"weight", "bias", "e_score_correction_bias"}
+    assert set(by_name(lockstep.describe(module, engine="vllm"))) == {"weight", "bias"}
+
+
+def test_strides_are_described_where_elements_do_not_lie_in_order():
+    module = torch.nn.Module()
+    module.turned = torch.nn.Parameter(torch.zeros(4, 3).t())
+    assert by_name(lockstep.describe(module))["turned"]["strides"] == [1, 3]
+
+
+def test_aliases_and_parts_that_an_engine_computes_are_listed_as_asked():
+    module = torch.nn.ModuleDict({"a": torch.nn.Linear(2, 2, bias=False), "b": torch.nn.Linear(2, 2, bias=False)})
+    module["b"].weight = module["a"].weight
+    module["a"].W_UV = torch.nn.Parameter(torch.zeros(2))
+    options = {"engine": "vllm", "leave_out": ("W_UV",)}
+    assert list(by_name(lockstep.describe(module, **options))) == ["a.weight"]
+    both = by_name(lockstep.describe(module, aliases=True, **options))
+    assert set(both) == {"a.weight", "b.weight"} and both["a.weight"]["offset"] == both["b.weight"]["offset"]
+
+
+def test_an_engine_described_gives_its_slices_and_padding_itself():
+    module = torch.nn.Linear(2, 4, bias=False)
+    slices = {"weight": [{"tensor": "w", "from": [1, 0], "shape": [3, 2], "at": [0, 0]}]}
+    padding = {"weight": [{"at": [3, 0], "shape": [1, 2]}]}
+    own = by_name(lockstep.describe(module, engine="described", slices=slices, padding=padding))["weight"]
+    assert (own["slices"], own["padding"]) == (slices["weight"], padding["weight"])
+    with pytest.raises(lockstep.BadDataError, match='an engine "described" only'):
+        lockstep.describe(module, engine="vllm", slices=slices)
+
+
+@pytest.mark.parametrize(
+    "tensor, problem",
+    [
+        (torch.zeros(1).expand(4), "share memory"),
+        (torch.zeros(4, 4).to_sparse(), "sparse"),
+        (torch.zeros(4, dtype=torch.complex128), "no dtype"),
+    ],
+)
+def test_a_tensor_that_cannot_be_written_is_refused_by_name(tensor, problem):
+    module = torch.nn.Module()
+    module.odd = torch.nn.Parameter(tensor, requires_grad=False)
+    with pytest.raises(lockstep.BadDataError, match=f'"odd".*{problem}'):
+        lockstep.describe(module, engine="vllm")
+
+
+# ---- GPU memory, as PyTorch shares it ----
+
+
+class FakeStorage:
+    """As PyTorch's storage on a GPU: one piece of an allocation."""
+
+    def __init__(self, handle: bytes, offset: int, address: int, device: int = 0) -> None:
+        self._shared = (device, handle, 1 << 20, offset, b"", 0, b"", True)
+        self._address = address
+
+    def data_ptr(self) -> int:
+        return self._address
+
+    def _share_cuda_(self) -> tuple:
+        return self._shared
+
+
+def on_gpu(storage: FakeStorage, offset: int, shape: "tuple[int, ...]") -> SimpleNamespace:
+    """A BF16 parameter ``offset`` bytes into its storage."""
+    tensor = SimpleNamespace(untyped_storage=lambda: storage)
+    elements = torch.Size(shape).numel()
+    address = storage.data_ptr() + offset
+    return SimpleNamespace(name="w", tensor=tensor, shape=shape, address=address, span_bytes=2 * elements)
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    uuid = lambda device: SimpleNamespace(uuid=f"0000000{device}-1111-2222-3333-444444444444")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", uuid)
+
+
+HANDLE = bytes(range(64))
+
+
+def test_gpu_parameters_of_one_allocation_are_one_memory_that_starts_at_the_first(gpus):
+    first = FakeStorage(b"\x02c" + HANDLE, 512, 0x7000)
+    second = FakeStorage(b"\x02c" + HANDLE, 4096, 0x9000)
+    other = FakeStorage(b"\x02c" + HANDLE[::-1], 0, 0xF000, device=1)
+    parameters = [on_gpu(second, 0, (4, 4)), on_gpu(first, 64, (8,)), on_gpu(first, 128, (8,)), on_gpu(other, 0, (2,))]
+    export = _memory.CudaExport(parameters)
+    assert [(at.memory, at.offset) for at in export.locations] == [(0, 4096 - 576), (0, 0), (0, 64), (1, 0)]
+    assert export.descriptions == [
+        [
+            {
+                "kind": "cuda",
+                "bytes": 4096 + 32 - 576,
+                "device": "GPU-00000000-1111-2222-3333-444444444444",
+                "handle": HANDLE.hex(),
+                "offset": 576,
+            },
+            {
+                "kind": "cuda",
+                "bytes": 4,
+                "device": "GPU-00000001-1111-2222-3333-444444444444",
+                "handle": HANDLE[::-1].hex(),
+                "offset": 0,
+            },
+        ]
+    ]
+    assert export.fds == []
+
+
+def test_an_ipc_handle_alone_is_taken_too():
+    assert _memory.ipc_handle(HANDLE, "w") == HANDLE
+
+
+def test_expandable_segments_and_unknown_handles_are_refused_by_name(gpus):
+    with pytest.raises(lockstep.BadDataError, match='"w".*expandable'):
+        _memory.CudaExport([on_gpu(FakeStorage(b"\x02e" + bytes(40), 0, 0x7000), 0, (2,))])
+    with pytest.raises(lockstep.BadDataError, match='"w".*unknown form'):
+        _memory.ipc_handle(bytes(65), "w")
+
+
+def test_memory_that_cuda_cannot_share_is_refused_with_what_to_do(gpus):
+    class Unshared(FakeStorage):
+        def _share_cuda_(self) -> tuple:
+            raise RuntimeError("CUDA error: invalid argument")
+
+    with pytest.raises(lockstep.BadDataError, match="sleep mode"):
+        _memory.CudaExport([on_gpu(Unshared(b"", 0, 0x7000), 0, (2,))])
+
+
+def test_parameters_that_nobody_else_can_write_are_refused():
+    model = tiny("llama")
+    _, parameters = parameters_of(model, DescribeOptions())
+    with pytest.raises(lockstep.BadDataError, match="meta"):
+        _memory.lend(model, parameters, double_buffered=False)

@@ -1,0 +1,328 @@
+"""What a Follower lends, and when its module may be read."""
+
+import fcntl
+import os
+import threading
+import time
+
+import pytest
+import torch
+from fake_receiver import RUN, FakeReceiver, Page, seals
+from helpers import in_background, values, wait_until
+
+import lockstep
+from lockstep.engine import Served
+
+
+class TiedModel(torch.nn.Module):
+    """Tied, strided, of two dtypes, and with a buffer that checkpoints have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(8, 4, dtype=torch.bfloat16)
+        self.norm = torch.nn.Parameter(torch.arange(4.0))
+        self.down = torch.nn.Parameter(torch.arange(12, dtype=torch.bfloat16).reshape(3, 4).t())
+        self.head = torch.nn.Linear(4, 8, bias=False, dtype=torch.bfloat16)
+        self.head.weight = self.embed.weight
+        self.register_buffer("bias", torch.ones(3))
+        self.register_buffer("cache", torch.ones(3), persistent=False)
+
+
+# ---- what is lent ----
+
+
+def test_parameters_move_into_a_sealed_memfd_and_keep_values_strides_dtypes_and_ties(receiver, follow):
+    model = TiedModel()
+    before = {name: (tensor.clone(), tensor.stride(), tensor.dtype) for name, tensor in model.state_dict().items()}
+    follow(model)
+    rank = receiver.accept()
+    for name, (value, strides, dtype) in before.items():
+        now = model.state_dict()[name]
+        assert torch.equal(now, value) and (now.stride(), now.dtype) == (strides, dtype), name
+    assert model.head.weight is model.embed.weight
+    assert {own["name"] for own in rank.description["parameters"]} == {"embed.weight", "norm", "down", "bias"}
+    for own in rank.description["parameters"]:
+        assert torch.equal(rank.view(own["name"]), before[own["name"]][0]), own
+    wanted = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+    assert [seals(fd) for fd in rank.fds] == [wanted]
+    assert rank.description["halves"] == [[{"kind": "host", "bytes": os.fstat(rank.fds[0]).st_size}]]
+
+
+def test_what_the_receiver_writes_is_what_the_module_reads_in_place(receiver, follow):
+    model = TiedModel()
+    follower = follow(model)
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    addresses = {name: tensor.data_ptr() for name, tensor in model.named_parameters()}
+    rank.commit(page, 3, 5.0)
+    with follower.serving(timeout=60) as served:
+        assert served == Served(RUN, 3)
+        assert values(model) == {5.0}
+        assert {name: tensor.data_ptr() for name, tensor in model.named_parameters()} == addresses
+    assert follower.served == Served(RUN, 3) and follower.error is None and len(follower.pauses) == 1
+
+
+def test_views_of_one_memory_stay_views_of_one_memory(receiver, follow):
+    whole = torch.arange(16.0)
+    model = torch.nn.Module()
+    model.whole, model.part = torch.nn.Parameter(whole), torch.nn.Parameter(whole[4:8])
+    assert model.part.data_ptr() == model.whole.data_ptr() + 16
+    follow(model)
+    receiver.accept().view("whole").fill_(7)
+    assert model.part.tolist() == [7.0] * 4
+
+
+def test_attach_names_the_engine_and_its_place_and_holds_nothing(receiver, follow):
+    model = torch.nn.Linear(4, 4)
+    follow(
+        model,
+        engine="vllm",
+        engine_name="tp2",
+        family="llama",
+        rank=1,
+        world=2,
+        tensor_parallel=(1, 2),
+        key_value_heads=8,
+    )
+    rank = receiver.accept()
+    assert (rank.version, rank.half, rank.run) == (0, 0, "00" * 16)
+    assert set(rank.attach) == {"model", "engine", "description"}
+    assert (rank.attach["model"], rank.attach["engine"]) == ("actor", "tp2")
+    assert (rank.description["rank"], rank.description["world"]) == (1, 2)
+    assert rank.description["place"] == {
+        "engine": "vllm",
+        "family": "llama",
+        "tensor": {"size": 2, "rank": 1},
+        "expert": {"size": 1, "rank": 0},
+        "expert_tensor": {"size": 1, "rank": 0},
+        "key_value_heads": 8,
+        "fused_shared_experts": False,
+    }
+
+
+# ---- when the module may be read ----
+
+
+def test_nobody_comes_in_before_a_version_is_served(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    rank = receiver.accept()
+    rank.attached(Page())
+    with pytest.raises(lockstep.DeadlineError, match="nothing is"):
+        with follower.serving(timeout=0.1):
+            pass
+
+
+def test_a_hold_waits_for_the_readers_inside_and_keeps_new_ones_out(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+
+    def read() -> Served:
+        with follower.serving() as served:
+            return served
+
+    with follower.serving():
+        rank.send_hold(2)
+        wait_until(lambda: follower.served is None, "the gate is shut")
+        late = in_background(read)
+        with follower.serving() as again:  # this thread is inside: it must not wait for itself
+            assert again.version == 1
+        assert rank.is_silent() and late.is_alive()
+    rank.expect(5)
+    assert late.is_alive()
+    page.begin_writing()
+    rank.fill(2.0)
+    page.serve(2)
+    rank.serve(2)
+    late.join(60)
+    assert late.result == Served(RUN, 2)
+
+
+def test_without_a_gate_a_hold_is_answered_at_once_and_serving_is_refused(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2), gate=False)
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+    assert follower.wait_for(1, timeout=60).version == 1
+    with pytest.raises(lockstep.StateError, match="no gate"):
+        with follower.serving():
+            pass
+
+
+def test_readers_never_see_a_mix_while_versions_come(receiver, follow):
+    model = torch.nn.Linear(64, 64)
+    follower = follow(model)
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+    stop = threading.Event()
+
+    def read() -> int:
+        count = 0
+        while not stop.is_set():
+            with follower.serving() as served:
+                assert values(model) == {float(served.version)}
+            count += 1
+        return count
+
+    readers = [in_background(read) for _ in range(3)]
+    for version in range(2, 30):
+        rank.commit(page, version, float(version))
+    stop.set()
+    for reader in readers:
+        reader.join(60)
+        assert reader.result > 0
+    assert len(follower.pauses) == 29
+
+
+def test_after_write_runs_once_for_each_new_version_and_before_it_is_served(receiver, follow):
+    model = torch.nn.Linear(2, 2)
+    seen = []
+    follower = follow(model, after_write=lambda served: seen.append((served.version, values(model), follower.served)))
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+    rank.commit(page, 2, 2.0)
+    rank.hold(3)  # and it is aborted: 2 again
+    rank.serve(2)
+    assert seen == [(1, {1.0}, None), (2, {2.0}, None)]
+
+
+def test_a_version_whose_after_write_fails_is_not_served_and_comes_again_whole(receiver, follow):
+    failing = [True]
+
+    def after_write(served: Served) -> None:
+        if failing[0]:
+            raise ValueError("no kernel")
+
+    follower = follow(torch.nn.Linear(2, 2), after_write=after_write)
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.hold(1)
+    page.begin_writing()
+    page.serve(1)
+    rank.send_serve(1)
+    assert rank.is_closed()
+    again = receiver.accept()
+    assert again.version == 0 and follower.served is None
+    assert "after_write failed for version 1" in follower.error and "no kernel" in follower.error
+    with pytest.raises(lockstep.DeadlineError, match="no kernel"):
+        follower.wait_for(1, timeout=0.05)
+    failing[0] = False
+    again.attached(page)
+    again.commit(page, 1, 1.0)
+    assert follower.wait_for(1, timeout=60) == Served(RUN, 1) and follower.error is None
+
+
+# ---- two halves ----
+
+
+def test_two_halves_are_two_memories_and_serving_the_other_flips_the_module_to_it(receiver, follow):
+    model = TiedModel()
+    follower = follow(model, double_buffered=True)
+    rank, page = receiver.accept(), Page()
+    assert len(rank.fds) == 2 and rank.description["halves"][0] == rank.description["halves"][1]
+    rank.attached(page)
+    rank.fill(1.0, half=1)
+    assert values(model) != {1.0}
+    rank.hold(1)
+    page.serve(1, half=1)
+    rank.serve(1, half=1)
+    with follower.serving(timeout=60):
+        assert values(model) == {1.0} and model.head.weight is model.embed.weight
+        rank.fill(2.0, half=0)  # while 1 is read
+        assert values(model) == {1.0}
+    rank.hold(2)
+    page.serve(2, half=0)
+    rank.serve(2, half=0)
+    with follower.serving(timeout=60) as served:
+        assert values(model) == {2.0} and served.version == 2
+
+
+def test_a_rank_attaches_again_with_its_version_and_the_half_it_lies_in(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2), double_buffered=True)
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.fill(1.0, half=1)
+    rank.hold(1)
+    page.serve(1, half=1)
+    rank.serve(1, half=1)
+    rank.close()
+    again = receiver.accept()
+    assert (again.version, again.run, again.half) == (1, RUN, 1)
+    assert follower.served == Served(RUN, 1)
+
+
+def test_a_half_that_is_not_there_is_a_broken_protocol_and_nothing_is_served(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    rank = receiver.accept()
+    rank.attached(Page())
+    rank.hold(1)
+    rank.send_serve(1, half=1)
+    assert rank.is_closed()
+    again = receiver.accept()
+    assert again.version == 0 and follower.served is None and "half 1" in follower.error
+
+
+# ---- around it ----
+
+
+def test_a_follower_waits_for_a_receiver_that_is_not_there_yet(tmp_path):
+    path = tmp_path / "engine.sock"
+    with lockstep.Follower(torch.nn.Linear(2, 2), model="actor", socket=path) as follower:
+        wait_until(lambda: follower.error is not None, "no receiver")
+        assert str(path) in follower.error
+        late = FakeReceiver(path)
+        rank = late.accept()
+        rank.attached(Page())
+        wait_until(lambda: follower.error is None, "attached")
+        late.close()
+
+
+def test_closing_ends_the_wait_of_readers_and_the_connection(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    rank = receiver.accept()
+    rank.attached(Page())
+
+    def read() -> str:
+        try:
+            with follower.serving():
+                return "served"
+        except lockstep.StateError as error:
+            return str(error)
+
+    waiting = in_background(read)
+    time.sleep(0.05)
+    follower.close()
+    waiting.join(60)
+    assert waiting.result == "the follower is closed" and rank.is_closed()
+
+
+def test_a_rank_that_closes_with_readers_inside_never_sends_held(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+    with follower.serving():
+        rank.send_hold(2)
+        wait_until(lambda: follower.served is None, "the gate is shut")
+        follower.close()
+        assert rank.is_closed()
+
+
+@pytest.mark.parametrize(
+    "options, problem",
+    [
+        ({"engine_name": "no/slash"}, "engine_name"),
+        ({"rank": 2, "world": 2}, "rank 2 of 2"),
+        ({"tensor_parallel": (1, 1)}, "tensor: rank 1 of 1"),
+        ({"engine": "described"}, "must give its slices"),
+    ],
+)
+def test_what_cannot_be_lent_is_refused_before_anything_moves(tmp_path, options, problem):
+    model = torch.nn.Linear(2, 2)
+    address = model.weight.data_ptr()
+    with pytest.raises(lockstep.BadDataError, match=problem):
+        lockstep.Follower(model, model="actor", socket=tmp_path / "engine.sock", **options)
+    assert model.weight.data_ptr() == address

@@ -1,0 +1,50 @@
+"""The package as users install it, and how it finds the shared library."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lockstep
+from lockstep.core import abi
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def fresh_lookup():
+    abi.load.cache_clear()
+    yield
+    abi.load.cache_clear()
+
+
+def test_the_library_of_the_checkout_is_found_and_has_the_packages_version(monkeypatch, fresh_lookup):
+    monkeypatch.delenv("LOCKSTEP_LIBRARY", raising=False)
+    assert lockstep.library_version() == lockstep.__version__
+
+
+def test_a_missing_library_is_an_error_that_says_where_it_was_sought(monkeypatch, fresh_lookup):
+    monkeypatch.setenv("LOCKSTEP_LIBRARY", "/nowhere/liblockstep.so")
+    with pytest.raises(lockstep.NotFoundError, match="/nowhere/liblockstep.so.*bazel build"):
+        lockstep.library_version()
+
+
+def test_the_wheel_carries_its_library_and_needs_nothing_else(tmp_path):
+    script = PACKAGE.parent / "deploy/wheel.sh"
+    environment = {**os.environ, "PYTHON": sys.executable}
+    built = subprocess.run([script, tmp_path], check=True, capture_output=True, text=True, env=environment)
+    wheel = Path(built.stdout.strip().splitlines()[-1])
+    assert wheel.name.startswith(f"lockstep-{lockstep.__version__}-py3-none-linux_")
+    target = tmp_path / "installed"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target)]
+    subprocess.run([*pip, str(wheel)], check=True)
+    # -I -S: neither this environment's packages nor its variables.
+    program = f"import sys; sys.path.append({str(target)!r}); import lockstep; print(lockstep.library_version())"
+    result = subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True, capture_output=True, text=True)
+    assert result.stdout.strip() == lockstep.__version__
+    assert (target / "lockstep/engine/_follower.py").exists()
+    entry_points = next(target.glob("lockstep-*.dist-info/entry_points.txt")).read_text()
+    for group in ("vllm.general_plugins", "sglang.srt.plugins"):
+        assert f"[{group}]\nlockstep = lockstep.engine." in entry_points

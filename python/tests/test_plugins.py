@@ -1,0 +1,331 @@
+"""The vLLM and SGLang plugins against stand-ins that have their servers' interfaces, as far as the plugins use them."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any, Generic, TypeVar
+
+import pytest
+import torch
+from fake_receiver import RUN, FakeReceiver, Page
+
+import lockstep
+from lockstep.engine import sglang as sglang_plugin
+from lockstep.engine import vllm as vllm_plugin
+
+
+def module_of(monkeypatch, name: str, **members: Any) -> ModuleType:
+    """Makes ``name`` importable, and the packages that it lies in."""
+    parts = name.split(".")
+    for depth in range(1, len(parts) + 1):
+        path = ".".join(parts[:depth])
+        if path not in sys.modules:
+            package = ModuleType(path)
+            package.__path__ = []
+            monkeypatch.setitem(sys.modules, path, package)
+    for key, value in members.items():
+        setattr(sys.modules[name], key, value)
+    return sys.modules[name]
+
+
+class Method:
+    """A quant_method; its class' name is what it does."""
+
+    def __init__(self, backend: Any = None, **members: Any) -> None:
+        self.unquantized_backend = SimpleNamespace(name=backend)
+        self.__dict__.update(members)
+
+
+def method(name: str, *args: Any, **members: Any) -> Method:
+    return type(name, (Method,), {})(*args, **members)
+
+
+# ---- vLLM 0.33.0 ----
+
+
+class Factory:
+    """WeightTransferEngineFactory."""
+
+    registry: "dict[str, tuple[str, str]]" = {}
+
+    @classmethod
+    def register_engine(cls, name: str, module: str, class_name: str) -> None:
+        if name in cls.registry:
+            raise ValueError(f"Weight transfer engine '{name}' is already registered.")
+        cls.registry[name] = module, class_name
+
+
+def vllm_base() -> ModuleType:
+    """vllm.distributed.weight_transfer.base, in the plugin's part of it."""
+    init, update = TypeVar("init"), TypeVar("update")
+
+    class WeightTransferEngine(Generic[init, update]):
+        def __init__(self, config: Any, vllm_config: Any, device: Any, model: Any) -> None:
+            self.parallel_config, self.model_config = vllm_config.parallel_config, vllm_config.model_config
+            self.model = model
+
+        def parse_init_info(self, values: dict) -> Any:
+            return self.init_info_cls(**values)
+
+        def update_weights(self, values: dict) -> None:
+            self.receive_weights(self.update_info_cls(**values))
+
+    class Info:
+        pass
+
+    return SimpleNamespace(
+        WeightTransferEngine=WeightTransferEngine, WeightTransferInitInfo=Info, WeightTransferUpdateInfo=Info
+    )
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    """The engine class as vLLM finds it, and a maker of it for rank 3 of TP2 in the second of two DP replicas."""
+    monkeypatch.setattr(Factory, "registry", {})
+    monkeypatch.delitem(sys.modules, "lockstep.engine._vllm_engine", raising=False)
+    module_of(monkeypatch, "vllm.distributed.weight_transfer.factory", WeightTransferEngineFactory=Factory)
+    module_of(monkeypatch, "vllm.distributed.weight_transfer.base", **vars(vllm_base()))
+    tensor = SimpleNamespace(rank_in_group=1, world_size=2)
+    module_of(monkeypatch, "vllm.distributed.parallel_state", get_tp_group=lambda: tensor)
+    vllm_plugin.register()
+    vllm_plugin.register()  # once for every plugin load of the process
+    module, name = Factory.registry["lockstep"]
+    engine_class = getattr(__import__(module, fromlist=[name]), name)
+    made = []
+
+    def make(model: torch.nn.Module, **parallel: Any) -> Any:
+        places = {"data_parallel_index": 1, "data_parallel_size": 2, "world_size": 2, "rank": 1}
+        parallel_config = SimpleNamespace(**{**places, "expert_placement_strategy": "linear", **parallel})
+        text = SimpleNamespace(model_type="qwen3_moe", num_key_value_heads=4)
+        model_config = SimpleNamespace(hf_text_config=text, dtype=torch.bfloat16)
+        config = SimpleNamespace(parallel_config=parallel_config, model_config=model_config)
+        made.append(engine_class(None, config, "cpu", model))
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.shutdown()
+    sys.modules.pop("lockstep.engine._vllm_engine", None)
+
+
+def vllm_model(backend: str = "TRITON") -> torch.nn.Module:
+    """A linear layer, experts of a rank of EP4, and an MLA layer with its views."""
+    empty = torch.nn.Module
+    model = torch.nn.ModuleDict({"qkv_proj": torch.nn.Linear(4, 4), "experts": empty(), "mla": empty()})
+    model["qkv_proj"].quant_method = method("UnquantizedLinearMethod")
+    experts = model["experts"]
+    experts.w13_weight = torch.nn.Parameter(torch.zeros(2, 8, 4))
+    experts.quant_method = method("UnquantizedFusedMoEMethod", backend)
+    groups = SimpleNamespace(ep_rank=3, ep_size=4, tp_rank=0, tp_size=1, enable_eplb=False)
+    experts.moe_config = SimpleNamespace(moe_parallel_config=groups)
+    mla = model["mla"]
+    mla.kv_b_proj = torch.nn.Linear(4, 4, bias=False)
+    mla.W_UV = torch.nn.Parameter(mla.kv_b_proj.weight.data[2:])
+    mla.W_UK_T = torch.nn.Parameter(mla.kv_b_proj.weight.data[:2].t())
+    mla.W_UK_T_dcp_qrep = None
+    return model
+
+
+def init_info(receiver: FakeReceiver) -> dict:
+    return {"socket": str(receiver.path), "model": "actor", "engine_name": "rollout"}
+
+
+def test_vllm_a_worker_lends_its_parameters_with_its_place_in_all_groups(vllm, receiver):
+    engine = vllm(vllm_model())
+    engine.init_transfer_engine(engine.parse_init_info(init_info(receiver)))
+    attach = receiver.accept().attach
+    described = attach["description"]
+    assert (attach["model"], attach["engine"]) == ("actor", "rollout")
+    assert (described["rank"], described["world"]) == (3, 4)
+    assert described["place"] == {
+        "engine": "vllm",
+        "family": "qwen3_moe",
+        "tensor": {"size": 2, "rank": 1},
+        "expert": {"size": 4, "rank": 3},
+        "expert_tensor": {"size": 1, "rank": 0},
+        "key_value_heads": 4,
+        "fused_shared_experts": False,
+    }
+    names = [own["name"] for own in described["parameters"]]
+    assert names == ["qkv_proj.weight", "qkv_proj.bias", "experts.w13_weight", "mla.kv_b_proj.weight"]
+
+
+def test_vllm_an_update_waits_for_the_version_and_fails_for_another(vllm, receiver):
+    model = torch.nn.Linear(2, 2)
+    engine = vllm(model)
+    with pytest.raises(RuntimeError, match="init_weight_transfer_engine"):
+        engine.update_weights({"version": 1})
+    engine.init_transfer_engine(engine.parse_init_info(init_info(receiver)))
+    rank, page = receiver.accept(), Page(world=4)
+    rank.attached(page)
+    engine.start_weight_update()
+    rank.commit(page, 2, 2.0)
+    engine.update_weights({"version": 2, "run": RUN})
+    engine.finish_weight_update()
+    assert model.weight.unique().tolist() == [2.0]
+    for wrong in ({"version": 1}, {"version": 2, "run": "f" * 32}, {"version": 3, "timeout_s": 0.05}):
+        with pytest.raises(RuntimeError, match="version"):
+            engine.update_weights(wrong)
+
+
+def copied(model: torch.nn.Module) -> None:
+    model["mla"].W_UV = torch.nn.Parameter(model["mla"].W_UV.detach().clone())
+
+
+def quantised(model: torch.nn.Module) -> None:
+    model["qkv_proj"].quant_method = method("Fp8LinearMethod")
+
+
+def balanced(model: torch.nn.Module) -> None:
+    model["experts"].moe_config.moe_parallel_config.enable_eplb = True
+
+
+def repacked(model: torch.nn.Module) -> None:
+    model["experts"].quant_method = method("UnquantizedFusedMoEMethod", "FLASHINFER_TRTLLM")
+
+
+@pytest.mark.parametrize(
+    "change, problem",
+    [
+        (copied, "mla keeps copies of kv_b_proj"),
+        (quantised, "qkv_proj has a Fp8LinearMethod"),
+        (balanced, "balanced"),
+        (repacked, "FLASHINFER_TRTLLM has a layout of its own"),
+    ],
+)
+def test_vllm_what_would_not_follow_its_parameters_is_refused_by_name(vllm, receiver, change, problem):
+    model = vllm_model()
+    change(model)
+    engine = vllm(model)
+    with pytest.raises(ValueError, match=problem):
+        engine.init_transfer_engine(engine.parse_init_info(init_info(receiver)))
+
+
+def test_vllm_experts_placed_round_robin_are_refused(vllm, receiver):
+    engine = vllm(vllm_model(), expert_placement_strategy="round_robin")
+    with pytest.raises(ValueError, match="round-robin"):
+        engine.init_transfer_engine(engine.parse_init_info(init_info(receiver)))
+
+
+def test_a_vllm_without_weight_transfer_engines_starts_all_the_same(monkeypatch, caplog):
+    module_of(monkeypatch, "vllm.distributed")
+    vllm_plugin.register()
+    assert "no weight transfer engines" in caplog.text
+
+
+# ---- SGLang 0.5.23 ----
+
+
+class Registry:
+    """HookRegistry."""
+
+    hooks: "list[tuple]" = []
+
+    @classmethod
+    def register(cls, target: str, hook: Any, kind: str) -> None:
+        cls.hooks.append((target, hook, kind))
+
+
+@pytest.fixture
+def sglang(monkeypatch, receiver):
+    """SGLang's own state, to be changed: rank 1 of TP4 with EP2."""
+    monkeypatch.setattr(Registry, "hooks", [])
+    monkeypatch.setattr(sglang_plugin, "_follower", None)
+    monkeypatch.setenv("LOCKSTEP_ENGINE_SOCKET", str(receiver.path))
+    monkeypatch.setenv("LOCKSTEP_MODEL", "actor")
+    parallel = SimpleNamespace(
+        tp_rank=1, tp_size=4, pp_rank=0, pp_size=1, dp_size=1, attn_tp_size=4, moe_dp_size=1,
+        moe_ep_rank=0, moe_ep_size=2, moe_tp_rank=1, moe_tp_size=2,
+    )  # fmt: skip
+    state = SimpleNamespace(
+        parallel=parallel,
+        model=SimpleNamespace(weight_cache_mode="off"),
+        exec=SimpleNamespace(moe=SimpleNamespace(enable_eplb=False, ep_num_redundant_experts=0)),
+    )
+    getters = {f"get_{name}": (lambda own=name: getattr(state, own)) for name in vars(state)}
+    module_of(monkeypatch, "sglang.srt.runtime_context", **getters)
+    hook_types = SimpleNamespace(AFTER="after")
+    module_of(monkeypatch, "sglang.srt.plugins.hook_registry", HookRegistry=Registry, HookType=hook_types)
+    yield state
+    if sglang_plugin._follower is not None:
+        sglang_plugin._follower.close()
+
+
+class SglangModel(torch.nn.Module):
+    """Experts, and a tensor that is computed from a parameter."""
+
+    def __init__(self, backend: str = "triton") -> None:
+        super().__init__()
+        self.config = SimpleNamespace(model_type="deepseek_v3", num_key_value_heads=8)
+        self.kv_b_proj = torch.nn.Linear(2, 2, bias=False)
+        self.experts = torch.nn.Module()
+        self.experts.w13_weight = torch.nn.Parameter(torch.zeros(2, 8, 4))
+        self.experts.num_fused_shared_experts = 1
+        kernels = SimpleNamespace(is_triton=lambda: backend == "triton", is_deep_gemm=lambda: False)
+        self.experts.quant_method = method(
+            "UnquantizedFusedMoEMethod",
+            get_moe_runner_backend=lambda layer: kernels,
+            load_up_proj_weight_first=False,
+            w13_swiglu_interleaved=False,
+        )
+        self.computed = None
+
+    def post_load_weights(self) -> None:
+        self.computed = self.kv_b_proj.weight * 2
+
+
+def test_sglang_follows_once_the_model_is_loaded_and_computes_anew_after_each_version(sglang, receiver):
+    sglang_plugin.register()
+    [(target, hook, kind)] = Registry.hooks
+    assert target == "sglang.srt.model_executor.model_runner.ModelRunner.load_model" and kind == "after"
+    model = SglangModel()
+    assert hook(None, SimpleNamespace(is_draft_worker=True, model=None)) is None
+    assert hook("loaded", SimpleNamespace(is_draft_worker=False, model=model)) == "loaded"
+    rank, page = receiver.accept(), Page(world=4)
+    place = rank.description["place"]
+    assert (rank.description["rank"], rank.description["world"]) == (1, 4)
+    assert (place["engine"], place["family"], place["fused_shared_experts"]) == ("sglang", "deepseek_v3", True)
+    assert place["tensor"] == {"size": 4, "rank": 1}
+    assert (place["expert"], place["expert_tensor"]) == ({"size": 2, "rank": 0}, {"size": 2, "rank": 1})
+    rank.attached(page)
+    rank.commit(page, 1, 3.0)
+    assert model.computed.unique().tolist() == [6.0]
+
+
+def test_sglangs_loader_starts_to_follow_once_and_logs_what_is_wrong(sglang, receiver, caplog):
+    model = SglangModel()
+    sglang_plugin.load(model, [("weight", torch.zeros(1))])
+    assert "takes none" in caplog.text and sglang_plugin._follower is None
+    sglang_plugin.load(model, [])
+    first = sglang_plugin._follower
+    sglang_plugin.load(model, [])
+    assert first is not None and sglang_plugin._follower is first
+
+
+def test_sglang_without_its_socket_is_left_alone(sglang, monkeypatch):
+    monkeypatch.delenv("LOCKSTEP_ENGINE_SOCKET")
+    sglang_plugin.register()
+    assert Registry.hooks == []
+
+
+@pytest.mark.parametrize(
+    "change, problem",
+    [
+        (lambda state: setattr(state.parallel, "attn_tp_size", 2), "attention"),
+        (lambda state: setattr(state.parallel, "dp_size", 2), "data-parallel"),
+        (lambda state: setattr(state.model, "weight_cache_mode", "client"), "weight cache"),
+        (lambda state: setattr(state.exec.moe, "enable_eplb", True), "EPLB"),
+    ],
+)
+def test_sglang_settings_that_are_not_known_are_refused(sglang, change, problem):
+    change(sglang)
+    with pytest.raises(lockstep.BadDataError, match=problem):
+        sglang_plugin.follow(SglangModel())
+
+
+def test_sglang_experts_in_another_layout_are_refused_by_name(sglang):
+    with pytest.raises(lockstep.BadDataError, match="experts: .*layout of its own"):
+        sglang_plugin.follow(SglangModel("flashinfer_cutlass"))
+    interleaved = SglangModel()
+    interleaved.experts.quant_method.w13_swiglu_interleaved = True
+    with pytest.raises(lockstep.BadDataError, match="experts: "):
+        sglang_plugin.follow(interleaved)

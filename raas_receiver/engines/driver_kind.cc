@@ -1,0 +1,134 @@
+#include "raas_receiver/engines/driver_kind.h"
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "common/base/text.h"
+#include "raas_receiver/engines/hook_driver.h"
+#include "raas_receiver/engines/no_driver.h"
+#include "raas_receiver/engines/sglang_driver.h"
+#include "raas_receiver/engines/vllm_driver.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::array<DriverOption, 1> kHookOptions{{{&EngineOptions::command, "a command, --hook CMD"}}};
+constexpr std::array<DriverOption, 3> kServerOptions{{
+    {&EngineOptions::url, "--engine-url, as http://HOST:PORT"},
+    {&EngineOptions::key_file, ""},
+    {&EngineOptions::pause_mode, ""},
+}};
+constexpr std::array<std::string_view, 2> kSglangPauseModes{"retract", "abort"};
+constexpr std::array<std::string_view, 3> kVllmPauseModes{"keep", "wait", "abort"};
+
+constexpr std::array kKinds{
+    DriverKind{.name = "none", .notifies = false, .create = &NewNoDriver},
+    DriverKind{
+        .name = "hook", .options = kHookOptions, .implied_by = &EngineOptions::command, .create = &NewHookDriver},
+    DriverKind{.name = "sglang",
+               .controls_server = true,
+               .options = kServerOptions,
+               .pause_modes = kSglangPauseModes,
+               .pause_modes_note = " (in_place would keep the old cache)",
+               .create = &NewSglangDriver},
+    DriverKind{.name = "vllm",
+               .controls_server = true,
+               .options = kServerOptions,
+               .pause_modes = kVllmPauseModes,
+               .create = &NewVllmDriver},
+};
+
+struct OptionName {
+  EngineOption option;
+  std::string_view name;
+};
+constexpr std::array<OptionName, 4> kOptionNames{{
+    {&EngineOptions::command, "hook"},
+    {&EngineOptions::url, "engine-url"},
+    {&EngineOptions::key_file, "engine-key-file"},
+    {&EngineOptions::pause_mode, "engine-pause-mode"},
+}};
+
+// "a", "a or b", "a, b or c".
+std::string Enumerate(std::span<const std::string_view> names, std::string_view conjunction) {
+  std::string text;
+  for (size_t i = 0; i < names.size(); ++i) {
+    if (i > 0) text += i + 1 < names.size() ? ", " : Cat(" ", conjunction, " ");
+    text += names[i];
+  }
+  return text;
+}
+
+const DriverOption* Find(const DriverKind& kind, EngineOption option) {
+  const auto found = std::find_if(kind.options.begin(), kind.options.end(),
+                                  [&](const DriverOption& used) { return used.option == option; });
+  return found == kind.options.end() ? nullptr : &*found;
+}
+
+// An option that the kind does not use is a mistake that would be noticed too late.
+Status CheckOptions(const DriverKind& kind, const EngineOptions& options) {
+  for (const OptionName& known : kOptionNames) {
+    const bool given = !(options.*known.option).empty();
+    const DriverOption* const used = Find(kind, known.option);
+    if (used == nullptr && given) {
+      return {ErrorCode::kConfig, Cat(known.name, " is given, and engine ", kind.name, " has no use for it")};
+    }
+    if (used != nullptr && !given && !used->needed.empty()) {
+      return {ErrorCode::kConfig, Cat("engine ", kind.name, " needs ", used->needed)};
+    }
+  }
+  if (options.timeout.count() < 1) return {ErrorCode::kConfig, "engine-timeout-ms must be at least 1"};
+  if (options.load_timeout.count() < 1) return {ErrorCode::kConfig, "engine-load-timeout-ms must be at least 1"};
+  if (options.attempts < 1) return {ErrorCode::kConfig, "engine-attempts must be at least 1"};
+  return OkStatus();
+}
+
+Result<std::string> PauseMode(const DriverKind& kind, const std::string& given) {
+  const auto& modes = kind.pause_modes;
+  if (modes.empty()) return std::string();
+  if (given.empty()) return std::string(modes.front());
+  if (std::find(modes.begin(), modes.end(), given) != modes.end()) return given;
+  return Status(ErrorCode::kConfig, Cat("engine-pause-mode is ", CleanText(given, 40), "; ", kind.name, " has ",
+                                        Enumerate(modes, "and"), kind.pause_modes_note));
+}
+
+}  // namespace
+
+std::span<const DriverKind> DriverKinds() {
+  return kKinds;
+}
+
+const DriverKind* FindDriverKind(std::string_view name) {
+  const auto found = std::find_if(kKinds.begin(), kKinds.end(), [&](const auto& kind) { return kind.name == name; });
+  return found == kKinds.end() ? nullptr : &*found;
+}
+
+std::string DriverKindNames(EngineOption option) {
+  std::vector<std::string_view> names;
+  for (const DriverKind& kind : kKinds) {
+    if (option == nullptr || Find(kind, option) != nullptr) names.push_back(kind.name);
+  }
+  return Enumerate(names, "or");
+}
+
+std::string MeantDriverKind(const EngineOptions& options) {
+  if (options.kind != kKinds.front().name) return options.kind;
+  for (const DriverKind& kind : kKinds) {
+    if (kind.implied_by != nullptr && !(options.*kind.implied_by).empty()) return std::string(kind.name);
+  }
+  return options.kind;
+}
+
+Result<std::unique_ptr<EngineDriver>> NewEngineDriver(EngineOptions options) {
+  const DriverKind* const kind = FindDriverKind(options.kind);
+  if (kind == nullptr) {
+    return Status(ErrorCode::kConfig,
+                  Cat("engine is ", CleanText(options.kind, 40), "; it must be ", DriverKindNames()));
+  }
+  LS_RETURN_IF_ERROR(CheckOptions(*kind, options));
+  LS_ASSIGN_OR_RETURN(options.pause_mode, PauseMode(*kind, options.pause_mode));
+  return kind->create(*kind, std::move(options));
+}
+
+}  // namespace lockstep

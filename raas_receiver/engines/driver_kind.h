@@ -1,0 +1,76 @@
+// DriverKind: what everybody but its driver knows of one kind of engine. All kinds are the rows of one table
+// (driver_kind.cc); what the receiver's options say and refuse, and how a session treats the engine, follows from it.
+//
+// A new kind is a file with its driver and a row of the table. Where the engine is a server over HTTP the driver is an
+// HttpDriver with the server's EngineSteps (http_driver.h), and tests want a stand-in for the server: a row of KINDS in
+// tests/engines/conformance_server.py and one of ServerKinds() in test_engine.h. Every test of either is then run with
+// it.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "common/base/status.h"
+
+namespace lockstep {
+
+class EngineDriver;
+
+struct EngineOptions {
+  std::string kind = "none";  // a DriverKind's name
+  // Each of these is for the kinds that list it in DriverKind::options.
+  std::string command;
+  std::string url;         // http:// or https://, HOST:PORT
+  std::string key_file;    // a file with the bearer token; empty: none
+  std::string pause_mode;  // of DriverKind::pause_modes; empty: the first
+  // Of one call, and of the call with which a server reads a whole model.
+  std::chrono::milliseconds timeout{60'000};
+  std::chrono::milliseconds load_timeout{600'000};
+  int attempts = 3;
+  std::chrono::milliseconds first_backoff{200};  // doubled after every failed attempt, up to 10 s
+};
+
+using EngineOption = std::string EngineOptions::*;
+
+// An option that a kind uses.
+struct DriverOption {
+  EngineOption option;
+  std::string_view needed;  // what the kind needs, for the error where it is left out; empty: it may be
+};
+
+struct DriverKind {
+  std::string_view name;
+  // Somebody is notified of versions. False: engines open the published directory whenever they like, or their memory
+  // is all there is.
+  bool notifies = true;
+  // The driver pauses and resumes one server, which holds one model, and can ask it what it serves. When a server did
+  // not take a version the session makes it load that again; a driver without a server has its own attempts, and is
+  // notified of the next version.
+  bool controls_server = false;
+  std::span<const DriverOption> options;          // in addition to those that every kind uses
+  EngineOption implied_by = nullptr;              // whoever gives this option and names no kind means this kind
+  std::span<const std::string_view> pause_modes;  // how requests in progress are paused; the first is the default
+  std::string_view pause_modes_note;              // for the error where another one is given
+  // `options` are checked, and have a pause mode where there is one.
+  Result<std::unique_ptr<EngineDriver>> (*create)(const DriverKind& kind, EngineOptions options);
+};
+
+// All kinds, "none" first.
+std::span<const DriverKind> DriverKinds();
+
+// Null: there is none of this name.
+const DriverKind* FindDriverKind(std::string_view name);
+
+// "none, hook, sglang or vllm": all kinds, or those that use `option`.
+std::string DriverKindNames(EngineOption option = nullptr);
+
+// The kind that `options` mean: theirs, or where that is "none" the one that another of them implies.
+std::string MeantDriverKind(const EngineOptions& options);
+
+// kConfig names the option that is missing, not of this kind, or wrong.
+Result<std::unique_ptr<EngineDriver>> NewEngineDriver(EngineOptions options);
+
+}  // namespace lockstep

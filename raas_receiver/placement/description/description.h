@@ -1,0 +1,116 @@
+// What one rank of an inference engine says of its parameters: where each lies in its memory and which slices of which
+// HuggingFace tensors it is made of. JSON (FORMAT.md), so that any engine can hand it over, and anybody print it.
+//
+// Pure functions, thread-safe.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/layout/piece.h"
+#include "common/layout/strided_copy.h"
+#include "common/model/dtype.h"
+
+namespace lockstep {
+
+inline constexpr uint64_t kMaxDescriptionBytes = uint64_t{1} << 28;
+inline constexpr size_t kMaxParameters = 1'000'000;
+inline constexpr size_t kMaxSlices = 65'536;  // of one parameter
+inline constexpr size_t kMaxMemories = 16'384;
+inline constexpr size_t kMaxHalves = 2;
+inline constexpr uint32_t kMaxEngineRanks = 4096;
+
+// Elements of a parameter that are those of the box of `shape` at `from` in HuggingFace tensor `tensor`. Where the
+// parameter has more dimensions (stacked experts), the tensor is seen with leading dimensions of 1 (Promoted()).
+struct Slice {
+  std::string tensor;
+  Extents from;   // in the tensor
+  Extents shape;  // of the box, with the tensor's rank
+  Extents at;     // in the parameter
+
+  bool operator==(const Slice&) const = default;
+};
+
+// Elements of a parameter that no tensor gives: rows that pad a vocabulary. Whole versions write zeros there.
+struct Padding {
+  Extents at;
+  Extents shape;
+
+  bool operator==(const Padding&) const = default;
+};
+
+struct EngineParameter {
+  std::string name;
+  DType dtype = DType::kBF16;  // its tensors', but for IsWidened
+  Extents shape;
+  Extents strides;            // in elements
+  uint32_t memory = 0;        // of RankDescription::memories
+  uint64_t offset = 0;        // bytes from that memory's begin to the first element
+  std::vector<Slice> slices;  // with `padding`, every element exactly once
+  std::vector<Padding> padding;
+};
+
+// A rank's place in a group of ranks that share a dimension.
+struct GroupPlace {
+  uint32_t size = 1;
+  uint32_t rank = 0;
+};
+
+// Which rules say what the parameters are made of, and what of the model this rank has.
+struct EnginePlace {
+  std::string engine;        // "sglang", "vllm": by the family's rules; "huggingface": whole tensors of the same names;
+                             // "described": every parameter says its slices
+  std::string family;        // config.json's model_type; empty where the rules need none
+  GroupPlace tensor;         // attention, dense MLPs, vocabulary
+  GroupPlace expert;         // of whole experts
+  GroupPlace expert_tensor;  // within an expert
+  uint64_t key_value_heads = 0;  // config.json's num_key_value_heads; 0: not given, only needed above one rank per head
+  bool fused_shared_experts = false;  // shared experts lie behind the routed ones in the same stack (SGLang)
+};
+
+enum class MemoryKind : uint8_t { kHost, kCuda };
+
+// One piece of a rank's memory that another process can reach.
+struct MemoryDescription {
+  MemoryKind kind = MemoryKind::kHost;
+  uint64_t bytes = 0;
+  // Of kCuda: the GPU's UUID and the IPC handle of the allocation, from whose base `offset` leads to the memory.
+  std::string device;
+  std::array<uint8_t, 64> handle{};
+  uint64_t offset = 0;
+};
+
+struct RankDescription {
+  uint32_t rank = 0;   // of the engine's group
+  uint32_t world = 1;  // ranks of the group
+  EnginePlace place;
+  // One half: written in place while the engine is paused. Two of equal memories: one is written while the other is
+  // served. Halves of host memory have one memory each.
+  std::vector<std::vector<MemoryDescription>> halves;
+  std::vector<EngineParameter> parameters;
+};
+
+// Whether an engine may hold a tensor of `tensor` in a parameter of `parameter`, though they differ: BF16 in F32. Such
+// an element is the tensor's in its upper half, and zeros in the lower.
+bool IsWidened(DType tensor, DType parameter);
+
+// How `parameter` lies in its memory. Without strides for what has no element or one.
+TensorView ViewOf(const EngineParameter& parameter);
+// Bytes from its first element's begin to its last element's end; 0 without elements. REQUIRES CheckPlace.
+uint64_t ExtentBytes(const EngineParameter& parameter);
+// kBadData unless the elements lie within the parameter's memory, each at a place of its own: by rising stride, every
+// dimension steps over all that is within it.
+Status CheckPlace(const EngineParameter& parameter, const std::vector<MemoryDescription>& memories);
+
+// kBadData says what is wrong and where ("parameters[3].shape"): unknown or missing keys, wrong types, ranks or sizes
+// beyond the limits, elements outside their memory, strides that make elements overlap. Never trusts its input.
+Result<RankDescription> ParseDescription(std::string_view json);
+
+// The text that ParseDescription gives `description` back for.
+std::string ToJson(const RankDescription& description);
+
+}  // namespace lockstep

@@ -1,0 +1,279 @@
+// Descriptions from and to JSON.
+#include <algorithm>
+#include <tuple>
+#include <unordered_set>
+
+#include "common/json/json_reader.h"
+#include "common/model/layout.h"
+#include "raas_receiver/placement/description/description.h"
+
+namespace lockstep {
+namespace {
+
+constexpr uint32_t kFormat = 1;
+
+using OrderedJson = nlohmann::ordered_json;
+
+// ---- Reading -----------------------------------------------------------------------------------------------------
+
+Status ReadGroup(const Json& json, const JsonPath& path, GroupPlace& group) {
+  LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, path));
+  LS_RETURN_IF_ERROR(object.Read("size", group.size));
+  LS_RETURN_IF_ERROR(object.Read("rank", group.rank));
+  LS_RETURN_IF_ERROR(object.Finish());
+  if (group.size >= 1 && group.size <= kMaxEngineRanks && group.rank < group.size) return OkStatus();
+  return path.Bad(
+      Cat("rank ", group.rank, " of size ", group.size, ": sizes are 1 to ", kMaxEngineRanks, ", ranks below them"));
+}
+
+Status ReadPlace(const Json& json, const JsonPath& path, EnginePlace& place) {
+  LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, path));
+  LS_RETURN_IF_ERROR(object.Read("engine", place.engine));
+  LS_RETURN_IF_ERROR(object.ReadOptional("family", place.family));
+  LS_RETURN_IF_ERROR(object.ReadOptional("tensor", place.tensor, ReadGroup));
+  LS_RETURN_IF_ERROR(object.ReadOptional("expert", place.expert, ReadGroup));
+  LS_RETURN_IF_ERROR(object.ReadOptional("expert_tensor", place.expert_tensor, ReadGroup));
+  LS_RETURN_IF_ERROR(object.ReadOptional("key_value_heads", place.key_value_heads));
+  LS_RETURN_IF_ERROR(object.ReadOptional("fused_shared_experts", place.fused_shared_experts));
+  return object.Finish();
+}
+
+Status ReadHandle(const Json& json, const JsonPath& path, std::array<uint8_t, 64>& handle) {
+  const auto digit = [](char c) {
+    if (c >= '0' && c <= '9') return c - '0';
+    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+    return -1;
+  };
+  const auto bad = [&] { return path.Bad(Cat("must be ", 2 * handle.size(), " hexadecimal digits")); };
+  if (!json.is_string()) return bad();
+  const auto& text = json.get_ref<const std::string&>();
+  if (text.size() != 2 * handle.size()) return bad();
+  for (size_t i = 0; i < handle.size(); ++i) {
+    const int high = digit(text[2 * i]);
+    const int low = digit(text[2 * i + 1]);
+    if (high < 0 || low < 0) return bad();
+    handle[i] = static_cast<uint8_t>(high * 16 + low);
+  }
+  return OkStatus();
+}
+
+Status ReadMemory(const Json& json, const JsonPath& path, MemoryDescription& memory) {
+  LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, path));
+  std::string kind;
+  LS_RETURN_IF_ERROR(object.Read("kind", kind));
+  LS_RETURN_IF_ERROR(object.Read("bytes", memory.bytes));
+  if (memory.bytes == 0 || memory.bytes > kMaxDataBytes) return path.Bad(Cat("has ", memory.bytes, " bytes"));
+  if (kind == "cuda") {
+    memory.kind = MemoryKind::kCuda;
+    LS_RETURN_IF_ERROR(object.Read("device", memory.device));
+    LS_RETURN_IF_ERROR(object.Read("handle", memory.handle, ReadHandle));
+    LS_RETURN_IF_ERROR(object.Read("offset", memory.offset));
+    if (memory.offset > kMaxDataBytes) return path.Bad(Cat("starts at byte ", memory.offset, " of its allocation"));
+  } else if (kind != "host") {
+    return path.Bad(Cat("the kind \"", CleanText(kind, 100), "\" is neither \"host\" nor \"cuda\""));
+  }
+  return object.Finish();
+}
+
+// Two descriptions of one piece of a GPU's memory would have it written while it is served.
+Status CheckApart(const RankDescription& description, const JsonPath& path) {
+  std::vector<const MemoryDescription*> memories;
+  for (const auto& half : description.halves) {
+    for (const MemoryDescription& memory : half) {
+      if (memory.kind == MemoryKind::kCuda) memories.push_back(&memory);
+    }
+  }
+  const auto before = [](const MemoryDescription* a, const MemoryDescription* b) {
+    return std::tie(a->device, a->handle, a->offset) < std::tie(b->device, b->handle, b->offset);
+  };
+  std::sort(memories.begin(), memories.end(), before);
+  for (size_t i = 1; i < memories.size(); ++i) {
+    const MemoryDescription& a = *memories[i - 1];
+    const MemoryDescription& b = *memories[i];
+    if (a.device == b.device && a.handle == b.handle && b.offset < a.offset + a.bytes) {
+      return path.Bad(Cat("two memories have byte ", b.offset, " of one allocation on ", a.device));
+    }
+  }
+  return OkStatus();
+}
+
+Status CheckHalves(const RankDescription& description, const JsonPath& path) {
+  const auto& halves = description.halves;
+  if (halves.empty()) return path.Bad("must be one or two");
+  for (size_t half = 0; half < halves.size(); ++half) {
+    if (halves[half].size() != halves[0].size()) return path.Bad("have different numbers of memories");
+    for (size_t i = 0; i < halves[half].size(); ++i) {
+      const MemoryDescription& memory = halves[half][i];
+      if (memory.kind == MemoryKind::kHost && halves[half].size() > 1) {
+        return path.Bad("of host memory have one memory each");
+      }
+      if (memory.kind != halves[0][i].kind || memory.bytes != halves[0][i].bytes) {
+        return path.Bad(Cat("have different memories ", i));
+      }
+    }
+  }
+  return CheckApart(description, path);
+}
+
+Status ReadHalves(ObjectReader& object, RankDescription& description) {
+  const auto read_half = [](const Json& json, const JsonPath& path, std::vector<MemoryDescription>& half) {
+    return ReadArray(json, path, kMaxMemories, half, ReadMemory);
+  };
+  LS_RETURN_IF_ERROR(object.ReadList("halves", kMaxHalves, description.halves, read_half));
+  return CheckHalves(description, object.PathOf("halves"));
+}
+
+// Whether the box lies in a parameter of `whole`; leading dimensions of 1 are added to `shape`.
+Status CheckBox(const JsonPath& path, const Extents& at, const Extents& shape, const Extents& whole) {
+  if (at.size() != whole.size() || shape.size() > whole.size()) {
+    return path.Bad(Cat("does not have the ", whole.size(), " dimensions of the parameter"));
+  }
+  const size_t leading = whole.size() - shape.size();
+  for (size_t k = 0; k < whole.size(); ++k) {
+    const uint64_t size = k < leading ? 1 : shape[k - leading];
+    if (size > whole[k] || at[k] > whole[k] - size) {
+      return path.Bad(Cat("leaves the parameter of shape ", ShapeText(whole), " in dimension ", k));
+    }
+  }
+  return OkStatus();
+}
+
+Status ReadSlice(const Json& json, const JsonPath& path, const Extents& whole, Slice& slice) {
+  LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, path));
+  LS_RETURN_IF_ERROR(object.Read("tensor", slice.tensor));
+  LS_RETURN_IF_ERROR(object.Read("from", slice.from));
+  LS_RETURN_IF_ERROR(object.Read("shape", slice.shape));
+  LS_RETURN_IF_ERROR(object.Read("at", slice.at));
+  LS_RETURN_IF_ERROR(object.Finish());
+  if (slice.from.size() != slice.shape.size()) return path.Bad("\"from\" and \"shape\" differ in dimensions");
+  return CheckBox(path, slice.at, slice.shape, whole);
+}
+
+Status ReadPadding(const Json& json, const JsonPath& path, const Extents& whole, Padding& padding) {
+  LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, path));
+  LS_RETURN_IF_ERROR(object.Read("at", padding.at));
+  LS_RETURN_IF_ERROR(object.Read("shape", padding.shape));
+  LS_RETURN_IF_ERROR(object.Finish());
+  if (padding.shape.size() != whole.size()) return path.Bad("\"shape\" must have the dimensions of the parameter");
+  return CheckBox(path, padding.at, padding.shape, whole);
+}
+
+Status ReadContent(ObjectReader& object, EngineParameter& parameter) {
+  const Extents& whole = parameter.shape;
+  const auto read_slice = [&](const Json& json, const JsonPath& path, Slice& slice) {
+    return ReadSlice(json, path, whole, slice);
+  };
+  LS_RETURN_IF_ERROR(object.ReadOptionalList("slices", kMaxSlices, parameter.slices, read_slice));
+  const auto read_padding = [&](const Json& json, const JsonPath& path, Padding& padding) {
+    return ReadPadding(json, path, whole, padding);
+  };
+  return object.ReadOptionalList("padding", kMaxSlices, parameter.padding, read_padding);
+}
+
+Status ReadParameter(const Json& json, const JsonPath& path, const RankDescription& description,
+                     EngineParameter& parameter) {
+  LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, path));
+  LS_RETURN_IF_ERROR(object.Read("name", parameter.name));
+  LS_RETURN_IF_ERROR(object.Read("dtype", parameter.dtype));
+  LS_RETURN_IF_ERROR(object.Read("shape", parameter.shape));
+  parameter.strides = TensorView::Contiguous(parameter.shape, 1, 0).strides;
+  LS_RETURN_IF_ERROR(object.ReadOptional("strides", parameter.strides));
+  LS_RETURN_IF_ERROR(object.ReadOptional("memory", parameter.memory));
+  LS_RETURN_IF_ERROR(object.Read("offset", parameter.offset));
+  const Status place = CheckPlace(parameter, description.halves[0]);
+  if (!place.ok()) return path.Bad(place.message());
+  LS_RETURN_IF_ERROR(ReadContent(object, parameter));
+  return object.Finish();
+}
+
+Status ReadParameters(ObjectReader& object, RankDescription& description) {
+  std::unordered_set<std::string_view> names;
+  const auto read = [&](const Json& json, const JsonPath& path, EngineParameter& parameter) -> Status {
+    LS_RETURN_IF_ERROR(ReadParameter(json, path, description, parameter));
+    if (names.insert(parameter.name).second) return OkStatus();
+    return path.Bad(Cat("\"", parameter.name, "\" is given twice"));
+  };
+  return object.ReadList("parameters", kMaxParameters, description.parameters, read);
+}
+
+// ---- Writing -----------------------------------------------------------------------------------------------------
+
+OrderedJson ToJson(const GroupPlace& group) {
+  return {{"size", group.size}, {"rank", group.rank}};
+}
+
+OrderedJson ToJson(const EnginePlace& place) {
+  OrderedJson json = {{"engine", place.engine}};
+  if (!place.family.empty()) json["family"] = place.family;
+  json["tensor"] = ToJson(place.tensor);
+  json["expert"] = ToJson(place.expert);
+  json["expert_tensor"] = ToJson(place.expert_tensor);
+  if (place.key_value_heads != 0) json["key_value_heads"] = place.key_value_heads;
+  if (place.fused_shared_experts) json["fused_shared_experts"] = true;
+  return json;
+}
+
+OrderedJson ToJson(const MemoryDescription& memory) {
+  if (memory.kind == MemoryKind::kHost) return {{"kind", "host"}, {"bytes", memory.bytes}};
+  return {{"kind", "cuda"},
+          {"bytes", memory.bytes},
+          {"device", memory.device},
+          {"handle", HexEncode(memory.handle)},
+          {"offset", memory.offset}};
+}
+
+OrderedJson ToJson(const EngineParameter& parameter) {
+  OrderedJson json = {
+      {"name", parameter.name}, {"dtype", FindDType(parameter.dtype)->name}, {"shape", parameter.shape}};
+  if (parameter.strides != TensorView::Contiguous(parameter.shape, 1, 0).strides) json["strides"] = parameter.strides;
+  if (parameter.memory != 0) json["memory"] = parameter.memory;
+  json["offset"] = parameter.offset;
+  for (const Slice& slice : parameter.slices) {
+    json["slices"].push_back(
+        {{"tensor", slice.tensor}, {"from", slice.from}, {"shape", slice.shape}, {"at", slice.at}});
+  }
+  for (const Padding& padding : parameter.padding) {
+    json["padding"].push_back({{"at", padding.at}, {"shape", padding.shape}});
+  }
+  return json;
+}
+
+}  // namespace
+
+Result<RankDescription> ParseDescription(std::string_view json) {
+  const JsonPath top{.key = "description"};
+  LS_ASSIGN_OR_RETURN(const Json document, ParseJson(json, top, kMaxDescriptionBytes));
+  LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(document, top));
+  uint32_t format = 0;
+  LS_RETURN_IF_ERROR(object.Read("format", format));
+  if (format != kFormat) return top.Bad(Cat("is of format ", format, "; this build reads format ", kFormat));
+  RankDescription description;
+  LS_RETURN_IF_ERROR(object.Read("rank", description.rank));
+  LS_RETURN_IF_ERROR(object.Read("world", description.world));
+  if (description.world > kMaxEngineRanks || description.rank >= description.world) {
+    return top.Bad(Cat("is of rank ", description.rank, " of ", description.world, "; the limit is ", kMaxEngineRanks));
+  }
+  LS_RETURN_IF_ERROR(object.Read("place", description.place, ReadPlace));
+  LS_RETURN_IF_ERROR(ReadHalves(object, description));
+  LS_RETURN_IF_ERROR(ReadParameters(object, description));
+  LS_RETURN_IF_ERROR(object.Finish());
+  return description;
+}
+
+std::string ToJson(const RankDescription& description) {
+  OrderedJson halves = OrderedJson::array();
+  for (const auto& half : description.halves) {
+    OrderedJson memories = OrderedJson::array();
+    for (const MemoryDescription& memory : half) memories.push_back(ToJson(memory));
+    halves.push_back(std::move(memories));
+  }
+  OrderedJson parameters = OrderedJson::array();
+  for (const EngineParameter& parameter : description.parameters) parameters.push_back(ToJson(parameter));
+  const OrderedJson document = {{"format", kFormat},           {"rank", description.rank},
+                                {"world", description.world},  {"place", ToJson(description.place)},
+                                {"halves", std::move(halves)}, {"parameters", std::move(parameters)}};
+  return document.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,225 @@
+// Descriptions as text: what is read, what is written, what is refused and where.
+#include "raas_receiver/placement/description/description.h"
+
+#include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "raas_receiver/placement/description/format_example.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::json;
+
+RankDescription Parse(const std::string& text) {
+  Result<RankDescription> description = ParseDescription(text);
+  INFO(description.status().ToString());
+  REQUIRE(description.ok());
+  return *std::move(description);
+}
+
+// Rank 1 of the example with the member at `pointer` replaced.
+std::string With(const std::string& pointer, const Json& value, const std::string& example = "rank 1") {
+  Json description = Json::parse(FormatExample(example));
+  description[Json::json_pointer(pointer)] = value;
+  return description.dump();
+}
+
+std::string Without(const std::string& object, const std::string& key) {
+  Json description = Json::parse(FormatExample("rank 1"));
+  REQUIRE(description[Json::json_pointer(object)].erase(key) == 1);
+  return description.dump();
+}
+
+void CheckRefused(const std::string& text, const std::string& where, const std::string& what) {
+  const Result<RankDescription> description = ParseDescription(text);
+  REQUIRE(description.status().code() == ErrorCode::kBadData);
+  const std::string& message = description.status().message();
+  CAPTURE(message);
+  CHECK(message.find("description: " + where) == 0);
+  CHECK(message.find(what) != std::string::npos);
+}
+
+TEST_CASE("The format's example is read as it is written") {
+  const RankDescription rank = Parse(FormatExample("rank 1"));
+  CHECK(rank.rank == 1);
+  CHECK(rank.world == 2);
+  CHECK(rank.place.engine == "described");
+  CHECK(rank.place.family.empty());
+  CHECK(rank.place.tensor.size == 2);
+  CHECK(rank.place.tensor.rank == 1);
+  CHECK(rank.place.expert.size == 1);
+  REQUIRE(rank.halves.size() == 1);
+  REQUIRE(rank.halves[0].size() == 1);
+  CHECK(rank.halves[0][0].kind == MemoryKind::kHost);
+  CHECK(rank.halves[0][0].bytes == 128);
+  REQUIRE(rank.parameters.size() == 5);
+  CHECK(rank.parameters[0].padding == std::vector<Padding>{{.at = {4, 0}, .shape = {2, 4}}});
+  CHECK(rank.parameters[0].strides == Extents{4, 1});
+  CHECK(rank.parameters[2].offset == 56);
+  CHECK(rank.parameters[2].slices[1] ==
+        Slice{.tensor = "model.k_proj.weight", .from = {1, 0}, .shape = {1, 4}, .at = {2, 0}});
+  CHECK(rank.parameters[3].dtype == DType::kBF16);
+  CHECK(rank.parameters[3].strides == Extents{1, 4});
+  CHECK(rank.parameters[4].shape == Extents{2, 4, 1});
+}
+
+TEST_CASE("GPU memory is read with its device, handle and offset") {
+  const RankDescription rank = Parse(FormatExample("cuda"));
+  CHECK(rank.place.engine == "sglang");
+  CHECK(rank.place.family == "llama");
+  CHECK(rank.place.key_value_heads == 2);
+  REQUIRE(rank.halves.size() == 2);
+  const MemoryDescription& memory = rank.halves[1][0];
+  CHECK(memory.kind == MemoryKind::kCuda);
+  CHECK(memory.bytes == 4096);
+  CHECK(memory.offset == 8192);
+  CHECK(memory.device == "GPU-6a2f0c1e-93b1-5d7e-8a44-0f1e2d3c4b5a");
+  CHECK(memory.handle[0] == 0x01);
+  CHECK(memory.handle[7] == 0xef);
+  CHECK(memory.handle[63] == 0xef);
+}
+
+TEST_CASE("A description that is written and read again is the same, whatever the order of its keys") {
+  for (const char* name : {"rank 0", "rank 1", "cuda"}) {
+    const std::string text = FormatExample(name);
+    const std::string written = ToJson(Parse(text));
+    CHECK(ToJson(Parse(written)) == written);
+    CHECK(ToJson(Parse(Json::parse(text).dump())) == written);
+  }
+  const RankDescription rank = Parse(ToJson(Parse(FormatExample("rank 1"))));
+  CHECK(rank.place.tensor.rank == 1);
+  CHECK(rank.parameters[0].slices[0].from == Extents{6, 0});
+  CHECK(rank.parameters[0].padding.size() == 1);
+  CHECK(rank.parameters[3].strides == Extents{1, 4});
+  CHECK(Parse(ToJson(Parse(FormatExample("cuda")))).halves[0][0].handle[1] == 0x23);
+  RankDescription fused = Parse(FormatExample("cuda"));
+  fused.place.fused_shared_experts = true;
+  fused.parameters[0].memory = 0;
+  CHECK(Parse(ToJson(fused)).place.fused_shared_experts);
+}
+
+TEST_CASE("Unknown keys are refused by name, in every object") {
+  for (const char* object : {"/", "/place/", "/place/tensor/", "/halves/0/0/", "/parameters/0/",
+                             "/parameters/0/slices/0/", "/parameters/0/padding/0/"}) {
+    CheckRefused(With(std::string(object) + "strids", 1), "", "unknown key \"strids\"");
+  }
+  CheckRefused(With("/halves/0/0/device", "GPU-1"), "halves[0][0]: ", "unknown key \"device\"");
+}
+
+TEST_CASE("Missing keys are refused by name") {
+  for (const char* key : {"format", "rank", "world", "place", "halves", "parameters"}) {
+    CheckRefused(Without("", key), "", std::string("\"") + key + "\" is missing");
+  }
+  CheckRefused(Without("/place", "engine"), "place: ", "\"engine\" is missing");
+  CheckRefused(Without("/place/tensor", "size"), "place.tensor: ", "\"size\" is missing");
+  CheckRefused(Without("/halves/0/0", "bytes"), "halves[0][0]: ", "\"bytes\" is missing");
+  CheckRefused(Without("/parameters/2", "offset"), "parameters[2]: ", "\"offset\" is missing");
+  CheckRefused(Without("/parameters/2/slices/1", "at"), "parameters[2].slices[1]: ", "\"at\" is missing");
+  CheckRefused(Without("/parameters/0/padding/0", "shape"), "parameters[0].padding[0]: ", "\"shape\" is missing");
+}
+
+TEST_CASE("Values of a wrong type are refused with their place") {
+  CheckRefused("[]", "", "must be an object");
+  CheckRefused(With("/format", 2), "", "is of format 2; this build reads format 1");
+  CheckRefused(With("/rank", -1), "rank: ", "must be a whole number");
+  CheckRefused(With("/rank", 1.0), "rank: ", "must be a whole number");
+  CheckRefused(With("/world", uint64_t{1} << 32), "world: ", "32 bits");
+  CheckRefused(With("/place", "described"), "place: ", "must be an object");
+  CheckRefused(With("/place/engine", 7), "place.engine: ", "must be a string");
+  CheckRefused(With("/place/fused_shared_experts", 1), "place.fused_shared_experts: ", "true or false");
+  CheckRefused(With("/halves", 1), "halves: ", "must be an array");
+  CheckRefused(With("/halves/0", 1), "halves[0]: ", "must be an array");
+  CheckRefused(With("/halves/0/0/kind", "disk"), "halves[0][0]: ", "neither \"host\" nor \"cuda\"");
+  CheckRefused(With("/parameters/1", 1), "parameters[1]: ", "must be an object");
+  CheckRefused(With("/parameters/1/name", ""), "parameters[1].name: ", "must be 1 to 1024 bytes");
+  CheckRefused(With("/parameters/1/name", "a\nb"), "parameters[1].name: ", "control characters");
+  CheckRefused(With("/parameters/1/dtype", "bfloat16"), "parameters[1].dtype: ", "unknown dtype \"bfloat16\"");
+  CheckRefused(With("/parameters/1/dtype", "F4"), "parameters[1].dtype: ", "packs several elements");
+  CheckRefused(With("/parameters/1/shape", {4, -1}), "parameters[1].shape: ", "not negative");
+  CheckRefused(With("/parameters/1/shape", Json(std::vector<int>(17, 1))), "parameters[1].shape: ", "17 dimensions");
+  CheckRefused(With("/parameters/1/slices", 3), "parameters[1].slices: ", "must be an array");
+}
+
+TEST_CASE("Ranks and groups beyond their limits are refused") {
+  CheckRefused(With("/rank", 2), "", "rank 2 of 2");
+  CheckRefused(With("/world", 0), "", "rank 1 of 0");
+  CheckRefused(With("/world", 4097), "", "the limit is 4096");
+  CheckRefused(With("/place/tensor/rank", 2), "place.tensor: ", "rank 2 of size 2");
+  CheckRefused(With("/place/tensor", {{"size", 0}, {"rank", 0}}), "place.tensor: ", "rank 0 of size 0");
+  CheckRefused(With("/place/expert", {{"size", 5000}, {"rank", 0}}), "place.expert: ", "sizes are 1 to 4096");
+}
+
+TEST_CASE("Halves that are not alike, or not apart, are refused") {
+  const Json host = {{"kind", "host"}, {"bytes", 128}};
+  CheckRefused(With("/halves", Json::array()), "halves: ", "must be one or two");
+  CheckRefused(With("/halves", {{host}, {host}, {host}}), "halves: ", "the limit is 2");
+  CheckRefused(With("/halves", {{host, host}}), "halves: ", "one memory each");
+  CheckRefused(With("/halves", {{host}, Json::array()}), "halves: ", "different numbers");
+  CheckRefused(With("/halves", {{host}, {{{"kind", "host"}, {"bytes", 130}}}}), "halves: ", "different memories 0");
+  CheckRefused(With("/halves/0/0/bytes", 0), "halves[0][0]: ", "has 0 bytes");
+  CheckRefused(With("/halves/0/0/bytes", ~uint64_t{0}), "halves[0][0]: ", "has 18446744073709551615 bytes");
+  CheckRefused(With("/halves/0/0/handle", "0123", "cuda"), "halves[0][0].handle: ", "128 hexadecimal digits");
+  CheckRefused(With("/halves/0/0/handle", std::string(128, 'g'), "cuda"), "halves[0][0].handle: ", "hexadecimal");
+  CheckRefused(With("/halves/0/0/offset", ~uint64_t{0}, "cuda"), "halves[0][0]: ", "of its allocation");
+  CheckRefused(With("/halves/1/0/offset", 4607, "cuda"), "halves: ", "two memories have byte 4607");
+  Parse(With("/halves/1/0/offset", 4608, "cuda"));
+  Parse(With("/halves", {{host}, {host}}));
+}
+
+TEST_CASE("Parameters that leave their memory, or whose elements overlap, are refused") {
+  CheckRefused(With("/parameters/4/offset", 113), "parameters[4]: ", "leaves memory 0 of 128 bytes");
+  Parse(With("/parameters/4/offset", 112));
+  CheckRefused(With("/parameters/4/offset", ~uint64_t{0}), "parameters[4]: ", "leaves memory 0");
+  CheckRefused(With("/parameters/4/memory", 1), "parameters[4]: ", "memory 1 of 1");
+  CheckRefused(With("/parameters/1/shape", {uint64_t{1} << 23, uint64_t{1} << 22}), "parameters[1]: ", "larger than");
+  CheckRefused(With("/parameters/1/shape", {uint64_t{1} << 45}), "parameters[1].shape: ", "more than any tensor has");
+  CheckRefused(With("/parameters/3/strides", {uint64_t{1} << 44, uint64_t{1} << 44}), "parameters[3]: ", "leaves");
+  CheckRefused(With("/parameters/3/strides", {1}), "parameters[3]: ", "1 strides for 2 dimensions");
+  CheckRefused(With("/parameters/3/strides", {1, 3}), "parameters[3]: ", "overlap or interleave");
+  CheckRefused(With("/parameters/3/strides", {0, 1}), "parameters[3]: ", "overlap or interleave");
+  CheckRefused(With("/parameters/4/name", "o_proj.weight"), "parameters[4]: ", "\"o_proj.weight\" is given twice");
+}
+
+TEST_CASE("Slices and padding that leave their parameter are refused") {
+  const std::string slice = "/parameters/2/slices/1";
+  CheckRefused(With(slice + "/at", {4, 0}), "parameters[2].slices[1]: ", "leaves the parameter of shape [4, 4]");
+  CheckRefused(With(slice + "/at", {uint64_t{1} << 44, 0}), "parameters[2].slices[1]: ", "in dimension 0");
+  CheckRefused(With(slice + "/shape", {1, 5}), "parameters[2].slices[1]: ", "in dimension 1");
+  CheckRefused(With(slice + "/at", {2}), "parameters[2].slices[1]: ", "2 dimensions of the parameter");
+  CheckRefused(With(slice + "/from", {1}), "parameters[2].slices[1]: ", "differ in dimensions");
+  CheckRefused(With(slice + "/tensor", ""), "parameters[2].slices[1].tensor: ", "must be 1 to 1024 bytes");
+  CheckRefused(With("/parameters/0/padding/0/at", {5, 0}), "parameters[0].padding[0]: ", "leaves the parameter");
+  CheckRefused(With("/parameters/0/padding/0/shape", {2}), "parameters[0].padding[0]: ", "the dimensions");
+}
+
+TEST_CASE("A description that ends early is refused, wherever it ends") {
+  const std::string text = ToJson(Parse(FormatExample("rank 1")));
+  for (size_t bytes = 0; bytes < text.size(); ++bytes) {
+    CAPTURE(bytes);
+    REQUIRE(ParseDescription(text.substr(0, bytes)).status().code() == ErrorCode::kBadData);
+  }
+}
+
+TEST_CASE("A description with random bytes in it is read or refused, and never hurts") {
+  const std::string text = ToJson(Parse(FormatExample("cuda")));
+  std::mt19937_64 random(7);
+  for (int i = 0; i < 20'000; ++i) {
+    std::string broken = text;
+    for (uint64_t count = random() % 4 + 1; count > 0; --count) {
+      broken[random() % broken.size()] = "0123456789{}[],:\"-e.\\x"[random() % 22];
+    }
+    const Result<RankDescription> description = ParseDescription(broken);
+    if (description.ok()) REQUIRE(ToJson(Parse(ToJson(*description))) == ToJson(*description));
+  }
+}
+
+TEST_CASE("Arrays nested a million deep are refused") {
+  CheckRefused(std::string(1'000'000, '['), "", "nested deeper than 64");
+  CheckRefused("{\"format\": " + std::string(1'000'000, '[') + std::string(1'000'000, ']') + "}", "",
+               "nested deeper than 64");
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,100 @@
+#include "raas_receiver/placement/plan/placement_plan.h"
+
+#include <algorithm>
+
+#include "common/base/bytes.h"
+#include "common/base/hash.h"
+#include "raas_receiver/placement/plan/copies.h"
+#include "raas_receiver/placement/plan/parameter_parts.h"
+#include "raas_receiver/placement/plan/row_ranges.h"
+
+namespace lockstep {
+namespace {
+
+std::vector<TargetBuffer> BuffersOf(const std::vector<RankDescription>& ranks) {
+  std::vector<TargetBuffer> buffers;
+  for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
+    if (ranks[rank].halves.empty()) continue;
+    for (uint32_t memory = 0; memory < ranks[rank].halves[0].size(); ++memory) {
+      buffers.push_back({rank, memory, ranks[rank].halves[0][memory].bytes});
+    }
+  }
+  return buffers;
+}
+
+Status AppendRowRanges(const TensorTable& tensors, const ModelLayout& layout, const std::vector<ParameterPart>& parts,
+                       RowRangeBuilder& ranges) {
+  std::vector<const ParameterPart*> by_tensor;
+  by_tensor.reserve(parts.size());
+  for (const ParameterPart& part : parts) by_tensor.push_back(&part);
+  std::stable_sort(by_tensor.begin(), by_tensor.end(),
+                   [](const ParameterPart* a, const ParameterPart* b) { return a->tensor < b->tensor; });
+  auto begin = by_tensor.begin();
+  for (uint32_t tensor = 0; tensor < layout.tensors().size(); ++tensor) {
+    const auto end =
+        std::find_if(begin, by_tensor.end(), [&](const ParameterPart* one) { return one->tensor != tensor; });
+    if (tensors.wanted(tensor)) LS_RETURN_IF_ERROR(ranges.Append(layout.tensors()[tensor], {begin, end}));
+    begin = end;
+  }
+  return OkStatus();
+}
+
+// Over what the plan does, however it was described: the layout, the buffers, and the copies and zeros of each, field
+// by field.
+PlacementDigest DigestOf(const ModelLayout& layout, const std::vector<TargetBuffer>& buffers,
+                         const std::vector<std::vector<StridedCopy>>& copies,
+                         const std::vector<std::vector<StridedRange>>& zeros) {
+  Bytes whole;
+  Append(whole, layout.digest().bytes);
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    Append(whole, buffers[i].rank);
+    Append(whole, buffers[i].memory);
+    Append(whole, buffers[i].bytes);
+    Append(whole, Hash128(std::as_bytes(std::span(copies[i]))));
+    Append(whole, Hash128(std::as_bytes(std::span(zeros[i]))));
+  }
+  return PlacementDigest{Hash128(whole)};
+}
+
+}  // namespace
+
+static_assert(sizeof(StridedCopy) == 6 * sizeof(uint64_t), "copies are hashed as they lie in memory");
+static_assert(sizeof(StridedRange) == 4 * sizeof(uint64_t), "so are zeros");
+
+Result<std::shared_ptr<const PlacementPlan>> PlacementPlan::Compile(const ModelLayout& layout,
+                                                                    const std::vector<RankDescription>& ranks,
+                                                                    const std::vector<std::string>& unused) {
+  LS_ASSIGN_OR_RETURN(const TensorTable tensors, TensorTable::Create(layout, unused));
+  const std::shared_ptr<PlacementPlan> plan(new PlacementPlan());
+  plan->buffers_ = BuffersOf(ranks);
+  std::vector<ParameterPart> parts;
+  uint32_t first_buffer = 0;
+  for (const RankDescription& rank : ranks) {
+    LS_RETURN_IF_ERROR(AppendParts(tensors, rank, first_buffer, parts));
+    first_buffer += rank.halves.empty() ? 0 : static_cast<uint32_t>(rank.halves[0].size());
+  }
+  CopyBuilder copies(layout, plan->buffers_.size());
+  for (const ParameterPart& part : parts) LS_RETURN_IF_ERROR(copies.Append(part));
+  plan->copies_ = copies.TakeCopies();
+  plan->zeros_ = copies.TakeZeros();
+  RowRangeBuilder ranges;
+  LS_RETURN_IF_ERROR(AppendRowRanges(tensors, layout, parts, ranges));
+  plan->row_ranges_ = ranges.TakeRanges();
+  plan->column_copies_ = ranges.TakeCopies();
+  plan->digest_ = DigestOf(layout, plan->buffers_, plan->copies_, plan->zeros_);
+  return std::shared_ptr<const PlacementPlan>(plan);
+}
+
+uint64_t PlacementPlan::copied_bytes(uint32_t buffer) const {
+  uint64_t bytes = 0;
+  for (const StridedCopy& copy : copies_[buffer]) bytes += copy.bytes();
+  return bytes;
+}
+
+std::span<const RowRange>::iterator PlacementPlan::RowRangeAt(uint64_t offset) const {
+  const std::span<const RowRange> all = row_ranges();
+  return std::upper_bound(all.begin(), all.end(), offset,
+                          [](uint64_t position, const RowRange& range) { return position < range.end(); });
+}
+
+}  // namespace lockstep

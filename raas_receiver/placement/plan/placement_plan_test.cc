@@ -1,0 +1,493 @@
+#include "raas_receiver/placement/plan/placement_plan.h"
+
+#include <catch2/catch.hpp>
+
+#include "raas_receiver/placement/description/format_example.h"
+
+namespace lockstep {
+namespace {
+
+using Where = std::vector<std::pair<uint32_t, uint64_t>>;  // buffer and byte
+
+std::shared_ptr<const ModelLayout> Layout(std::vector<TensorMeta> tensors) {
+  REQUIRE(AssignOffsets(tensors).ok());
+  auto layout = ModelLayout::Create(std::move(tensors));
+  INFO(layout.status().ToString());
+  REQUIRE(layout.ok());
+  return *layout;
+}
+
+TensorMeta Tensor(const std::string& name, Extents shape, DType dtype = DType::kBF16) {
+  return {.name = name, .dtype = dtype, .shape = std::move(shape)};
+}
+
+// A contiguous parameter in bf16.
+EngineParameter Parameter(const std::string& name, const Extents& shape, uint64_t offset, std::vector<Slice> slices) {
+  return {.name = name,
+          .shape = shape,
+          .strides = TensorView::Contiguous(shape, 1, 0).strides,
+          .offset = offset,
+          .slices = std::move(slices)};
+}
+
+// All of the tensor of the same name.
+EngineParameter Same(const std::string& name, const Extents& shape, uint64_t offset) {
+  return Parameter(name, shape, offset, {{name, Extents(shape.size()), shape, Extents(shape.size())}});
+}
+
+RankDescription Rank(uint32_t number, std::vector<EngineParameter> parameters) {
+  return {.rank = number,
+          .world = 4,
+          .place = {.engine = "described"},
+          .halves = {{{.bytes = uint64_t{1} << 34}}},
+          .parameters = std::move(parameters)};
+}
+
+std::shared_ptr<const PlacementPlan> Compile(const ModelLayout& layout, const std::vector<RankDescription>& ranks,
+                                             const std::vector<std::string>& unused = {}) {
+  const auto plan = PlacementPlan::Compile(layout, ranks, unused);
+  INFO(plan.status().ToString());
+  REQUIRE(plan.ok());
+  return *plan;
+}
+
+std::string Refusal(const ModelLayout& layout, const std::vector<RankDescription>& ranks,
+                    const std::vector<std::string>& unused = {}) {
+  const auto plan = PlacementPlan::Compile(layout, ranks, unused);
+  REQUIRE(plan.status().code() == ErrorCode::kBadData);
+  return plan.status().message();
+}
+
+Where WhereTo(const PlacementPlan& plan, uint64_t position) {
+  Where where;
+  const auto range = plan.RowRangeAt(position);
+  if (range == plan.row_ranges().end() || position < range->offset) return where;
+  const uint64_t row = (position - range->offset) / range->pitch;
+  const uint64_t column = (position - range->offset) % range->pitch;
+  for (const ColumnCopy& copy : plan.column_copies(*range)) {
+    if (column < copy.column || column >= copy.column + copy.bytes) continue;
+    where.emplace_back(copy.buffer, copy.target_offset + row * copy.target_pitch + (column - copy.column));
+  }
+  return where;
+}
+
+std::vector<StridedRange> Zeros(const PlacementPlan& plan, uint32_t buffer) {
+  return {plan.zeros(buffer).begin(), plan.zeros(buffer).end()};
+}
+
+// ---- The format's example ----------------------------------------------------------------------------------------
+
+std::shared_ptr<const ModelLayout> ExampleLayout() {
+  return Layout({Tensor("model.embed_tokens.weight", {10, 4}), Tensor("model.norm.weight", {4}),
+                 Tensor("model.q_proj.weight", {4, 4}), Tensor("model.k_proj.weight", {2, 4}),
+                 Tensor("model.v_proj.weight", {2, 4}), Tensor("model.o_proj.weight", {4, 4}),
+                 Tensor("model.experts.0.down_proj.weight", {4, 2}),
+                 Tensor("model.experts.1.down_proj.weight", {4, 2})});
+}
+
+std::vector<RankDescription> ExampleRanks() {
+  std::vector<RankDescription> ranks;
+  for (const char* name : {"rank 0", "rank 1"}) {
+    const auto rank = ParseDescription(FormatExample(name));
+    INFO(rank.status().ToString());
+    REQUIRE(rank.ok());
+    ranks.push_back(*rank);
+  }
+  return ranks;
+}
+
+TEST_CASE("The example's plan is the one that the format describes") {
+  const auto plan = Compile(*ExampleLayout(), ExampleRanks());
+  REQUIRE(plan->buffers().size() == 2);
+  CHECK(plan->buffers()[1].rank == 1);
+  CHECK(plan->buffers()[1].bytes == 128);
+  CHECK(WhereTo(*plan, 58) == Where{{1, 10}});
+  CHECK(WhereTo(*plan, 86) == Where{{0, 54}, {1, 54}});
+  CHECK(WhereTo(*plan, 144) == Where{{1, 80}});
+  CHECK(WhereTo(*plan, 180) == Where{{1, 94}});
+  CHECK(WhereTo(*plan, 210) == Where{{1, 116}});
+  CHECK(plan->copied_bytes(0) == 120);
+  CHECK(plan->copied_bytes(1) == 104);
+  CHECK(plan->zeros(0).empty());
+  CHECK(Zeros(*plan, 1) == std::vector<StridedRange>{{.offset = 32, .row_bytes = 16}});
+}
+
+TEST_CASE("Any other place, memory or model gives another digest") {
+  const auto layout = ExampleLayout();
+  const PlacementDigest digest = Compile(*layout, ExampleRanks())->digest();
+  CHECK(Compile(*layout, ExampleRanks())->digest() == digest);
+  std::vector<RankDescription> ranks = ExampleRanks();
+  ranks[0].parameters[4].offset = 106;
+  CHECK(Compile(*layout, ranks)->digest() != digest);
+  ranks = ExampleRanks();
+  ranks[0].halves[0][0].bytes = 130;
+  CHECK(Compile(*layout, ranks)->digest() != digest);
+  ranks = ExampleRanks();
+  std::swap(ranks[0], ranks[1]);
+  CHECK(Compile(*layout, ranks)->digest() != digest);
+  std::vector<TensorMeta> tensors = layout->tensors();
+  tensors.push_back(Tensor("mtp.weight", {2}));
+  CHECK(Compile(*Layout(tensors), ExampleRanks(), {"mtp.weight"})->digest() != digest);
+}
+
+// ---- Row ranges and column copies --------------------------------------------------------------------------------
+
+TEST_CASE("Tensors that one rank takes whole and in order are one range and one copy") {
+  const auto layout = Layout({Tensor("a", {4, 3}), Tensor("b", {5}), Tensor("c", {2, 2, 2})});
+  const auto plan =
+      Compile(*layout, {Rank(0, {Same("c", {2, 2, 2}, 134), Same("a", {4, 3}, 100), Same("b", {5}, 124)})});
+  REQUIRE(plan->row_ranges().size() == 1);
+  CHECK(plan->row_ranges()[0].rows == 1);
+  CHECK(plan->row_ranges()[0].pitch == 50);
+  REQUIRE(plan->column_copies(plan->row_ranges()[0]).size() == 1);
+  CHECK(plan->column_copies(plan->row_ranges()[0])[0].target_offset == 100);
+  REQUIRE(plan->copies(0).size() == 1);
+  CHECK(plan->copies(0)[0] == StridedCopy{.source_offset = 0, .target_offset = 100, .row_bytes = 50});
+}
+
+TEST_CASE("Rows that go to different ranks are row ranges of one row and one copy each") {
+  const auto layout = Layout({Tensor("w", {6, 4})});
+  const auto plan = Compile(*layout, {Rank(0, {Parameter("w", {4, 4}, 0, {{"w", {0, 0}, {4, 4}, {0, 0}}})}),
+                                      Rank(1, {Parameter("w", {2, 4}, 8, {{"w", {4, 0}, {2, 4}, {0, 0}}})})});
+  REQUIRE(plan->row_ranges().size() == 2);
+  CHECK(plan->row_ranges()[1].offset == 32);
+  CHECK(plan->row_ranges()[1].rows == 1);
+  CHECK(plan->row_ranges()[1].pitch == 16);
+  REQUIRE(plan->column_copies(plan->row_ranges()[1]).size() == 1);
+  CHECK(plan->column_copies(plan->row_ranges()[1])[0].buffer == 1);
+  CHECK(plan->column_copies(plan->row_ranges()[1])[0].target_offset == 8);
+}
+
+TEST_CASE("Columns that go to different ranks are one range with the tensor's rows and a copy a rank") {
+  const auto layout = Layout({Tensor("w", {6, 4})});
+  const auto plan = Compile(*layout, {Rank(0, {Parameter("w", {6, 3}, 0, {{"w", {0, 0}, {6, 3}, {0, 0}}})}),
+                                      Rank(1, {Parameter("w", {6, 1}, 8, {{"w", {0, 3}, {6, 1}, {0, 0}}})})});
+  REQUIRE(plan->row_ranges().size() == 1);
+  CHECK(plan->row_ranges()[0].rows == 6);
+  CHECK(plan->row_ranges()[0].pitch == 8);
+  const auto column_copies = plan->column_copies(plan->row_ranges()[0]);
+  REQUIRE(column_copies.size() == 2);
+  CHECK(column_copies[0].bytes == 6);
+  CHECK(column_copies[0].target_pitch == 6);
+  CHECK(column_copies[1].column == 6);
+  CHECK(column_copies[1].bytes == 2);
+  CHECK(column_copies[1].buffer == 1);
+  CHECK(column_copies[1].target_offset == 8);
+  CHECK(column_copies[1].target_pitch == 2);
+}
+
+TEST_CASE("A tensor that all ranks have is one range with a copy to each") {
+  const auto layout = Layout({Tensor("norm", {8})});
+  const auto plan = Compile(*layout, {Rank(0, {Same("norm", {8}, 4)}), Rank(1, {Same("norm", {8}, 6)})});
+  REQUIRE(plan->row_ranges().size() == 1);
+  CHECK(WhereTo(*plan, 3) == Where{{0, 7}, {1, 9}});
+}
+
+TEST_CASE("A tensor that a rank has at two places goes to both") {
+  const auto layout = Layout({Tensor("embed", {4, 2})});
+  const auto plan = Compile(
+      *layout,
+      {Rank(0, {Same("embed", {4, 2}, 0), Parameter("head", {4, 2}, 64, {{"embed", {0, 0}, {4, 2}, {0, 0}}})})});
+  REQUIRE(plan->row_ranges().size() == 1);
+  CHECK(WhereTo(*plan, 5) == Where{{0, 5}, {0, 69}});
+}
+
+TEST_CASE("Experts fused in one tensor, gate and up cut by rows, are a range of a row an expert") {
+  const auto layout = Layout({Tensor("experts", {3, 8, 2})});  // gate's 4 rows, then up's
+  std::vector<RankDescription> ranks;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.push_back(Rank(rank, {Parameter("w13", {3, 4, 2}, 0,
+                                          {{"experts", {0, rank * 2, 0}, {3, 2, 2}, {0, 0, 0}},
+                                           {"experts", {0, 4 + rank * 2, 0}, {3, 2, 2}, {0, 2, 0}}})}));
+  }
+  const auto plan = Compile(*layout, ranks);
+  REQUIRE(plan->row_ranges().size() == 1);
+  CHECK(plan->row_ranges()[0].rows == 3);
+  CHECK(plan->row_ranges()[0].pitch == 32);
+  CHECK(plan->column_copies(plan->row_ranges()[0]).size() == 4);
+  CHECK(WhereTo(*plan, 2 * 32 + 27) == Where{{1, 2 * 16 + 11}});
+}
+
+TEST_CASE("Experts fused in one tensor, cut by columns, are one range of all their rows") {
+  const auto layout = Layout({Tensor("experts", {3, 2, 4})});
+  std::vector<RankDescription> ranks;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    ranks.push_back(Rank(rank, {Parameter("w2", {3, 2, 2}, 0, {{"experts", {0, 0, rank * 2}, {3, 2, 2}, {0, 0, 0}}})}));
+  }
+  const auto plan = Compile(*layout, ranks);
+  REQUIRE(plan->row_ranges().size() == 1);
+  CHECK(plan->row_ranges()[0].rows == 6);
+  CHECK(plan->row_ranges()[0].pitch == 8);
+  CHECK(plan->column_copies(plan->row_ranges()[0]).size() == 2);
+}
+
+TEST_CASE("Rows taken alternately from two tensors are a range a tensor") {
+  const auto layout = Layout({Tensor("gate", {16, 2}), Tensor("up", {16, 2})});
+  std::vector<Slice> slices;
+  for (uint64_t row = 0; row < 16; ++row) {
+    slices.push_back({"gate", {row, 0}, {1, 2}, {2 * row, 0}});
+    slices.push_back({"up", {row, 0}, {1, 2}, {2 * row + 1, 0}});
+  }
+  const auto plan = Compile(*layout, {Rank(0, {Parameter("w13", {32, 2}, 0, slices)})});
+  REQUIRE(plan->row_ranges().size() == 2);
+  CHECK(plan->row_ranges()[1].rows == 16);
+  CHECK(plan->row_ranges()[1].pitch == 4);
+  CHECK(plan->column_copies(plan->row_ranges()[1])[0].target_offset == 4);
+  CHECK(plan->column_copies(plan->row_ranges()[1])[0].target_pitch == 8);
+}
+
+TEST_CASE("A parameter that lies transposed has a copy for each index of its shorter side") {
+  const auto layout = Layout({Tensor("wide", {3, 100}), Tensor("tall", {100, 3})});
+  EngineParameter wide = Same("wide", {3, 100}, 0);
+  wide.strides = {1, 3};
+  EngineParameter tall = Same("tall", {100, 3}, 600);
+  tall.strides = {1, 100};
+  const auto plan = Compile(*layout, {Rank(0, {wide, tall})});
+  REQUIRE(plan->row_ranges().size() == 4);
+  CHECK(plan->row_ranges()[2].rows == 100);
+  CHECK(plan->row_ranges()[2].pitch == 2);
+  CHECK(plan->column_copies(plan->row_ranges()[2])[0].target_pitch == 6);
+  CHECK(plan->row_ranges()[3].rows == 100);
+  CHECK(plan->row_ranges()[3].pitch == 6);
+  CHECK(plan->column_copies(plan->row_ranges()[3]).size() == 3);
+  CHECK(WhereTo(*plan, 2 * (1 * 100 + 50)) == Where{{0, 2 * (1 + 50 * 3)}});
+  CHECK(WhereTo(*plan, 600 + 2 * (50 * 3 + 1)) == Where{{0, 600 + 2 * (50 + 100)}});
+}
+
+TEST_CASE("Bytes of tensors that the engine does not take are in no range") {
+  const auto layout = Layout({Tensor("a", {4}), Tensor("mtp", {4}), Tensor("b", {4})});
+  const auto plan = Compile(*layout, {Rank(0, {Same("a", {4}, 0), Same("b", {4}, 8)})}, {"mtp"});
+  REQUIRE(plan->row_ranges().size() == 2);
+  CHECK(plan->RowRangeAt(0) == plan->row_ranges().begin());
+  CHECK(plan->RowRangeAt(7) == plan->row_ranges().begin());
+  CHECK(plan->RowRangeAt(8)->offset == 16);
+  CHECK(plan->RowRangeAt(16)->offset == 16);
+  CHECK(plan->RowRangeAt(23)->offset == 16);
+  CHECK(plan->RowRangeAt(24) == plan->row_ranges().end());
+  CHECK(WhereTo(*plan, 10).empty());
+}
+
+TEST_CASE("A scalar and an empty tensor are placed, and a rank may hold nothing") {
+  const auto layout = Layout({Tensor("scalar", {}), Tensor("empty", {0, 4})});
+  RankDescription nothing = Rank(1, {});
+  nothing.halves = {{}};
+  const auto plan = Compile(*layout, {Rank(0, {Same("scalar", {}, 6), Same("empty", {0, 4}, 0)}), nothing});
+  CHECK(plan->buffers().size() == 1);
+  CHECK(plan->copied_bytes(0) == 2);
+  CHECK(WhereTo(*plan, 1) == Where{{0, 7}});
+  CHECK(Compile(*layout, {Rank(0, {Same("scalar", {}, 6)})})->row_ranges().size() == 1);
+}
+
+// ---- Padding, and BF16 in F32 ------------------------------------------------------------------------------------
+
+TEST_CASE("Padding is zeros: rows behind one another, or in every row") {
+  const auto layout = Layout({Tensor("a", {3, 2})});
+  EngineParameter p = Parameter("p", {5, 4}, 10, {{"a", {0, 0}, {3, 2}, {0, 0}}});
+  p.padding = {{{0, 2}, {3, 1}}, {{0, 3}, {3, 1}}, {{4, 0}, {1, 4}}, {{3, 0}, {1, 4}}};
+  const auto plan = Compile(*layout, {Rank(0, {p})});
+  CHECK(Zeros(*plan, 0) == std::vector<StridedRange>{{14, 4, 3, 8}, {.offset = 34, .row_bytes = 16}});
+  EngineParameter other = p;
+  other.padding = {{{0, 2}, {3, 2}}, {{3, 0}, {2, 4}}};
+  CHECK(Compile(*layout, {Rank(0, {other})})->digest() == plan->digest());
+}
+
+TEST_CASE("A tensor in bf16 goes into the upper halves of a parameter in fp32, whose lower ones are zeros") {
+  const auto layout = Layout({Tensor("gate", {4, 3}), Tensor("norm", {4})});
+  EngineParameter gate = Same("gate", {4, 3}, 8);
+  gate.dtype = DType::kF32;
+  const auto plan = Compile(*layout, {Rank(0, {gate, Same("norm", {4}, 56)}), Rank(1, {gate})});
+  REQUIRE(plan->copies(1).size() == 1);
+  CHECK(plan->copies(1)[0] == StridedCopy{0, 10, 12, 2, 2, 4});
+  CHECK(plan->copied_bytes(0) == 32);
+  CHECK(Zeros(*plan, 0) == std::vector<StridedRange>{{8, 2, 12, 4}});
+  CHECK(plan->row_ranges()[0].copies == 2);
+  CHECK(WhereTo(*plan, 0) == Where{{0, 10}, {1, 10}});
+  CHECK(WhereTo(*plan, 15) == Where{{0, 39}, {1, 39}});
+  CHECK(WhereTo(*plan, 25) == Where{{0, 57}});
+}
+
+TEST_CASE("A parameter in fp32 may be of tensors of both kinds, turned around and padded") {
+  const auto layout = Layout({Tensor("wide", {1, 3}, DType::kF32), Tensor("narrow", {2, 3})});
+  EngineParameter p = Parameter("p", {3, 4}, 0, {{"narrow", {0, 0}, {2, 3}, {0, 0}}, {"wide", {0, 0}, {1, 3}, {2, 0}}});
+  p.dtype = DType::kF32;
+  p.strides = {1, 3};
+  p.padding = {{{0, 3}, {3, 1}}};
+  const auto plan = Compile(*layout, {Rank(0, {p})});
+  CHECK(WhereTo(*plan, 4) == Where{{0, 20}});       // wide [0, 1] at [2, 1]
+  CHECK(WhereTo(*plan, 12 + 8) == Where{{0, 18}});  // narrow [1, 1] at [1, 1]: element 4's upper half
+  CHECK(Zeros(*plan, 0) ==
+        std::vector<StridedRange>{{0, 2, 2, 4}, {12, 2, 2, 4}, {24, 2, 2, 4}, {.offset = 36, .row_bytes = 12}});
+}
+
+TEST_CASE("Only bf16 in fp32 is widened") {
+  for (const auto& [model, engine] : {std::pair{DType::kF16, DType::kF32},
+                                      {DType::kF32, DType::kBF16},
+                                      {DType::kBF16, DType::kF64},
+                                      {DType::kBF16, DType::kI32},
+                                      {DType::kF32, DType::kF64}}) {
+    EngineParameter parameter = Same("a", {4, 2}, 0);
+    parameter.dtype = engine;
+    CHECK(Refusal(*Layout({Tensor("a", {4, 2}, model)}), {Rank(0, {parameter})}).find("converted or quantised") !=
+          std::string::npos);
+  }
+}
+
+// ---- Rules broken ------------------------------------------------------------------------------------------------
+
+TEST_CASE("Overlapping slices are refused, naming both") {
+  const auto layout = Layout({Tensor("a", {4, 2}), Tensor("b", {4, 2})});
+  const std::string refusal = Refusal(
+      *layout, {Rank(3, {Parameter("p", {7, 2}, 0, {{"a", {0, 0}, {4, 2}, {0, 0}}, {"b", {0, 0}, {4, 2}, {3, 0}}})})});
+  CHECK(refusal ==
+        "rank 3's parameter \"p\": slice 0 (of tensor \"a\") and slice 1 (of tensor \"b\") both give its "
+        "elements [3:4, 0:2]");
+}
+
+TEST_CASE("Padding over a slice is refused") {
+  const auto layout = Layout({Tensor("a", {4, 2})});
+  EngineParameter parameter = Same("a", {4, 2}, 0);
+  parameter.padding.push_back({{3, 1}, {1, 1}});
+  CHECK(Refusal(*layout, {Rank(0, {parameter})}).find("slice 0 (of tensor \"a\") and padding 0 both give") !=
+        std::string::npos);
+}
+
+TEST_CASE("Elements that nothing gives are refused with their number and the first") {
+  const auto layout = Layout({Tensor("a", {4, 2})});
+  const std::string refusal = Refusal(*layout, {Rank(0, {Parameter("p", {6, 2}, 0, {{"a", {0, 0}, {4, 2}, {1, 0}}})})});
+  CHECK(refusal == "rank 0's parameter \"p\": no slice or padding gives 4 of its 12 elements, the first at [0, 0]");
+}
+
+TEST_CASE("Another dtype than the model's is refused with the copy out") {
+  const auto layout = Layout({Tensor("a", {4, 2})});
+  EngineParameter parameter = Same("a", {4, 2}, 0);
+  parameter.dtype = DType::kF16;
+  CHECK(Refusal(*layout, {Rank(0, {parameter})}) ==
+        "rank 0's parameter \"a\": the engine holds tensor \"a\" as F16 where the model has BF16: converted or "
+        "quantised; let this engine take versions from the directory");
+}
+
+TEST_CASE("Slices of what is not in the model, or beyond it, are refused") {
+  const auto layout = Layout({Tensor("a", {4, 2}), Tensor("mtp", {2})});
+  const auto refuse = [&](const Slice& slice) {
+    return Refusal(*layout, {Rank(0, {Same("a", {4, 2}, 0), Parameter("p", {2, 2}, 64, {slice})})}, {"mtp"});
+  };
+  CHECK(refuse({"b", {0, 0}, {2, 2}, {0, 0}}) == "rank 0's parameter \"p\": the model has no tensor \"b\"");
+  CHECK(refuse({"mtp", {0}, {2}, {0, 0}}) ==
+        "rank 0's parameter \"p\": tensor \"mtp\" is one that the engine does not take");
+  CHECK(refuse({"a", {3, 0}, {2, 2}, {0, 0}}).find("leaves the tensor of shape [4, 2]") != std::string::npos);
+  CHECK(refuse({"a", {~uint64_t{0}, 0}, {2, 2}, {0, 0}}).find("leaves the tensor") != std::string::npos);
+  CHECK(refuse({"a", {0, 0}, {2, 2}, {1, 0}}).find("leaves the parameter of shape [2, 2]") != std::string::npos);
+  CHECK(refuse({"a", {0}, {2}, {0, 0}}).find("does not have the dimensions") != std::string::npos);
+  CHECK(refuse({"a", {0, 0}, {2, 2}, {0}}).find("does not have the dimensions") != std::string::npos);
+  CHECK(Refusal(*layout, {}, {"mpt"}) == "unused tensor \"mpt\" is not in the model");
+  const auto stacked = Layout({Tensor("a", {2, 2, 2})});
+  CHECK(Refusal(*stacked, {Rank(0, {Parameter("p", {4, 2}, 0, {{"a", {0, 0, 0}, {2, 2, 2}, {0, 0}}})})})
+            .find("\"a\" has 3 dimensions, the parameter 2") != std::string::npos);
+}
+
+TEST_CASE("A wanted tensor, or an element of it, that no rank takes is refused by name") {
+  const auto layout = Layout({Tensor("a", {4, 6}), Tensor("b", {2})});
+  CHECK(Refusal(*layout, {Rank(0, {Same("a", {4, 6}, 0)})}) == "no rank takes tensor \"b\"");
+  const auto take = [&](std::vector<Slice> slices) {
+    std::vector<RankDescription> ranks{Rank(0, {Same("b", {2}, 0)})};
+    for (uint32_t i = 0; i < slices.size(); ++i) {
+      slices[i].at = {0, 0};
+      ranks.push_back(Rank(i + 1, {Parameter("p", slices[i].shape, 0, {slices[i]})}));
+    }
+    return Refusal(*layout, ranks);
+  };
+  CHECK(take({{"a", {0, 0}, {3, 6}, {}}}) == "no rank takes element [3, 0] of tensor \"a\"");
+  CHECK(take({{"a", {1, 0}, {3, 6}, {}}}) == "no rank takes element [0, 0] of tensor \"a\"");
+  CHECK(take({{"a", {0, 0}, {4, 2}, {}}, {"a", {0, 3}, {4, 3}, {}}}) == "no rank takes element [0, 2] of tensor \"a\"");
+  // Many replicas of one half do not make up for the other.
+  CHECK(take({{"a", {0, 0}, {2, 6}, {}}, {"a", {0, 0}, {2, 6}, {}}, {"a", {2, 0}, {1, 6}, {}}}) ==
+        "no rank takes element [3, 0] of tensor \"a\"");
+  CHECK(take({{"a", {0, 0}, {4, 5}, {}}, {"a", {0, 1}, {3, 5}, {}}}) == "no rank takes element [3, 5] of tensor \"a\"");
+}
+
+TEST_CASE("Overlapping parts of different ranks, as of replicated heads, are taken") {
+  const auto layout = Layout({Tensor("k", {4, 2})});
+  const auto plan = Compile(*layout, {Rank(0, {Parameter("k", {3, 2}, 0, {{"k", {0, 0}, {3, 2}, {0, 0}}})}),
+                                      Rank(1, {Parameter("k", {3, 2}, 0, {{"k", {1, 0}, {3, 2}, {0, 0}}})})});
+  CHECK(WhereTo(*plan, 2) == Where{{0, 2}});
+  CHECK(WhereTo(*plan, 6) == Where{{0, 6}, {1, 2}});
+  CHECK(WhereTo(*plan, 13) == Where{{1, 9}});
+}
+
+TEST_CASE("Parameters that share memory are refused, naming both and the byte") {
+  const auto layout = Layout({Tensor("a", {4, 2}), Tensor("b", {4, 2})});
+  CHECK(Refusal(*layout, {Rank(2, {Same("a", {4, 2}, 0), Same("b", {4, 2}, 14)})}) ==
+        "rank 2's parameters \"a\" and \"b\" share byte 14 of memory 0 without being the same");
+  CHECK(Refusal(*layout, {Rank(2, {Same("a", {4, 2}, 0), Same("b", {4, 2}, 0)})}).find("share byte 0") !=
+        std::string::npos);
+  EngineParameter elsewhere = Same("b", {4, 2}, 14);
+  elsewhere.memory = 1;
+  RankDescription rank = Rank(2, {Same("a", {4, 2}, 0), elsewhere});
+  rank.halves[0].push_back({.bytes = 100});
+  CHECK(Compile(*layout, {rank})->buffers().size() == 2);
+}
+
+TEST_CASE("A tied head counts once") {
+  const auto layout = Layout({Tensor("embed", {4, 2})});
+  const EngineParameter head = Parameter("head", {4, 2}, 8, {{"embed", {0, 0}, {4, 2}, {0, 0}}});
+  const auto plan = Compile(*layout, {Rank(0, {Same("embed", {4, 2}, 8), head})});
+  CHECK(plan->copied_bytes(0) == 16);
+  CHECK(WhereTo(*plan, 0) == Where{{0, 8}});
+  // At one place, but made of other rows.
+  EngineParameter other =
+      Parameter("head", {4, 2}, 8, {{"embed", {2, 0}, {2, 2}, {0, 0}}, {"embed", {0, 0}, {2, 2}, {2, 0}}});
+  CHECK(Refusal(*layout, {Rank(0, {Same("embed", {4, 2}, 8), other})}).find("share byte 8") != std::string::npos);
+}
+
+TEST_CASE("Columns of one buffer may be parameters of their own, as long as they are apart") {
+  const auto layout = Layout({Tensor("a", {3, 2}), Tensor("b", {3, 2})});
+  EngineParameter a = Same("a", {3, 2}, 0);
+  EngineParameter b = Same("b", {3, 2}, 4);
+  a.strides = b.strides = {4, 1};
+  const auto plan = Compile(*layout, {Rank(0, {a, b})});
+  CHECK(WhereTo(*plan, 10) == Where{{0, 18}});
+  CHECK(WhereTo(*plan, 12 + 10) == Where{{0, 22}});
+  b.offset = 2;
+  CHECK(Refusal(*layout, {Rank(0, {a, b})}).find("share byte 2") != std::string::npos);
+}
+
+TEST_CASE("Parameters that leave their memory or overlap themselves are refused") {
+  const auto layout = Layout({Tensor("a", {4, 2})});
+  RankDescription rank = Rank(1, {Same("a", {4, 2}, 8)});
+  rank.halves[0][0].bytes = 23;
+  CHECK(Refusal(*layout, {rank}).find("rank 1's parameter \"a\": shape [4, 2] of BF16") == 0);
+  rank = Rank(1, {Same("a", {4, 2}, 8)});
+  rank.parameters[0].memory = 1;
+  CHECK(Refusal(*layout, {rank}).find("it lies in memory 1 of 1") != std::string::npos);
+  rank = Rank(1, {Same("a", {4, 2}, 8)});
+  rank.parameters[0].strides = {1, 1};
+  CHECK(Refusal(*layout, {rank}).find("overlap or interleave") != std::string::npos);
+  rank = Rank(1, {Same("a", {4, 2}, 8)});
+  rank.halves.clear();
+  CHECK(Refusal(*layout, {rank}).find("memory 0 of 0") != std::string::npos);
+}
+
+TEST_CASE("A parameter that lies too scattered is for the directory") {
+  const uint64_t side = 1025;
+  const auto cube = Layout({Tensor("cube", {side, side, side})});
+  EngineParameter reversed = Same("cube", {side, side, side}, 0);
+  reversed.strides = {1, side, side * side};
+  CHECK(Refusal(*cube, {Rank(0, {reversed})}).find("rank 0's parameter \"cube\" takes more than 1048576 copies") == 0);
+  const auto row = Layout({Tensor("row", {side})});
+  EngineParameter padded = Parameter("padded", {side, side, side}, 0, {{"row", {0}, {side}, {0, 0, 0}}});
+  padded.strides = {2, 2 * side, 2 * side * (side + 1)};
+  padded.padding = {{{0, 1, 0}, {1, side - 1, side}}, {{1, 0, 0}, {side - 1, side, side}}};
+  CHECK(Refusal(*row, {Rank(0, {padded})}).find("rank 0's parameter \"padded\" takes more than 1048576 copies") == 0);
+  // One rank has every column elsewhere, another one every row: together they cut the tensor to pieces.
+  const auto layout = Layout({Tensor("w", {2048, 1024})});
+  EngineParameter columns = Parameter("columns", {2048, 1024}, 0, {});
+  for (uint64_t i = 0; i < 1024; ++i) columns.slices.push_back({"w", {0, i}, {2048, 1}, {0, 1023 - i}});
+  EngineParameter rows = Parameter("rows", {2048, 1024}, 0, {});
+  for (uint64_t i = 0; i < 2048; ++i) rows.slices.push_back({"w", {i, 0}, {1, 1024}, {2047 - i, 0}});
+  CHECK(Refusal(*layout, {Rank(0, {columns}), Rank(1, {rows})})
+            .find("rank 0's parameter \"columns\" lies in more than 1048576 places of tensor \"w\"") == 0);
+  CHECK(Compile(*layout, {Rank(0, {columns})})->row_ranges().size() == 1);
+}
+
+}  // namespace
+}  // namespace lockstep

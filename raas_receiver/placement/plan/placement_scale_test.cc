@@ -1,0 +1,164 @@
+// Plans of the size that real engines have: compiled whole, proved, and in no more time than an attach may take.
+#include <catch2/catch.hpp>
+#include <chrono>
+
+#include "raas_receiver/placement/plan/placement_plan.h"
+#include "raas_receiver/placement/plan/random_engine.h"
+
+namespace lockstep {
+namespace {
+
+// A mixture of experts under `ranks` of tensor parallelism, with experts cut by it or, with `whole_experts`, dealt.
+struct Mixture {
+  uint64_t layers = 0;
+  uint64_t experts = 0;
+  uint64_t hidden = 0;
+  uint64_t expert_width = 0;
+  uint64_t vocabulary = 0;
+  uint64_t query_rows = 0;
+  uint64_t key_rows = 0;  // of one head
+  uint64_t key_heads = 0;
+  uint32_t ranks = 0;
+  bool whole_experts = false;
+};
+
+class Maker {
+ public:
+  explicit Maker(const Mixture& mixture) : mix_(mixture), engine_{.ranks = std::vector<RankDescription>(mix_.ranks)} {}
+
+  TestEngine Make() {
+    for (uint32_t rank = 0; rank < mix_.ranks; ++rank) {
+      engine_.ranks[rank] = {.rank = rank, .world = mix_.ranks, .place = {.engine = "described"}, .halves = {{{}}}};
+    }
+    Rows("embed_tokens", mix_.vocabulary, mix_.hidden);
+    for (uint64_t layer = 0; layer < mix_.layers; ++layer) Layer("layers." + std::to_string(layer) + ".");
+    Whole("norm", {mix_.hidden});
+    Rows("lm_head", mix_.vocabulary, mix_.hidden);
+    REQUIRE(AssignOffsets(tensors_).ok());
+    engine_.layout = *ModelLayout::Create(tensors_);
+    return std::move(engine_);
+  }
+
+ private:
+  void Tensor(const std::string& name, Extents shape) {
+    tensors_.push_back({.name = name, .dtype = DType::kBF16, .shape = std::move(shape)});
+  }
+
+  void Add(uint32_t rank, const std::string& name, const Extents& shape, std::vector<Slice> slices) {
+    MemoryDescription& memory = engine_.ranks[rank].halves[0][0];
+    engine_.ranks[rank].parameters.push_back({.name = name,
+                                              .shape = shape,
+                                              .strides = TensorView::Contiguous(shape, 1, 0).strides,
+                                              .offset = memory.bytes,
+                                              .slices = std::move(slices)});
+    memory.bytes += ElementCount(shape) * 2;
+  }
+
+  void Whole(const std::string& name, const Extents& shape) {
+    Tensor(name, shape);
+    for (uint32_t rank = 0; rank < mix_.ranks; ++rank) {
+      Add(rank, name, shape, {{name, Extents(shape.size()), shape, Extents(shape.size())}});
+    }
+  }
+
+  void Rows(const std::string& name, uint64_t rows, uint64_t columns) {
+    Tensor(name, {rows, columns});
+    const uint64_t own = rows / mix_.ranks;
+    for (uint32_t rank = 0; rank < mix_.ranks; ++rank) {
+      Add(rank, name, {own, columns}, {{name, {rank * own, 0}, {own, columns}, {0, 0}}});
+    }
+  }
+
+  void Layer(const std::string& layer) {
+    Whole(layer + "input_norm", {mix_.hidden});
+    Attention(layer);
+    Whole(layer + "post_norm", {mix_.hidden});
+    Whole(layer + "gate", {mix_.experts, mix_.hidden});
+    for (uint64_t expert = 0; expert < mix_.experts; ++expert) {
+      const std::string name = layer + "experts." + std::to_string(expert);
+      Tensor(name + ".gate_proj", {mix_.expert_width, mix_.hidden});
+      Tensor(name + ".up_proj", {mix_.expert_width, mix_.hidden});
+      Tensor(name + ".down_proj", {mix_.hidden, mix_.expert_width});
+    }
+    for (uint32_t rank = 0; rank < mix_.ranks; ++rank) Experts(layer, rank);
+  }
+
+  void Attention(const std::string& layer) {
+    Tensor(layer + "q_proj", {mix_.query_rows, mix_.hidden});
+    for (const char* name : {"k_proj", "v_proj"}) Tensor(layer + name, {mix_.key_heads * mix_.key_rows, mix_.hidden});
+    Tensor(layer + "o_proj", {mix_.hidden, mix_.query_rows});
+    Whole(layer + "q_norm", {mix_.key_rows});
+    Whole(layer + "k_norm", {mix_.key_rows});
+    const uint64_t q = mix_.query_rows / mix_.ranks;
+    const uint64_t heads = std::max<uint64_t>(mix_.key_heads / mix_.ranks, 1);
+    const uint64_t k = heads * mix_.key_rows;
+    for (uint32_t rank = 0; rank < mix_.ranks; ++rank) {
+      const uint64_t first = rank * mix_.key_heads / mix_.ranks * mix_.key_rows;
+      Add(rank, layer + "qkv_proj", {q + 2 * k, mix_.hidden},
+          {{layer + "q_proj", {rank * q, 0}, {q, mix_.hidden}, {0, 0}},
+           {layer + "k_proj", {first, 0}, {k, mix_.hidden}, {q, 0}},
+           {layer + "v_proj", {first, 0}, {k, mix_.hidden}, {q + k, 0}}});
+      Add(rank, layer + "o_proj", {mix_.hidden, q}, {{layer + "o_proj", {0, rank * q}, {mix_.hidden, q}, {0, 0}}});
+    }
+  }
+
+  void Experts(const std::string& layer, uint32_t rank) {
+    const uint64_t parts = mix_.whole_experts ? 1 : mix_.ranks;
+    const uint64_t width = mix_.expert_width / parts;
+    const uint64_t from = mix_.whole_experts ? 0 : rank * width;
+    const uint64_t count = mix_.whole_experts ? mix_.experts / mix_.ranks : mix_.experts;
+    const uint64_t first = mix_.whole_experts ? rank * count : 0;
+    std::vector<Slice> w13, w2;
+    for (uint64_t i = 0; i < count; ++i) {
+      const std::string name = layer + "experts." + std::to_string(first + i);
+      w13.push_back({name + ".gate_proj", {from, 0}, {width, mix_.hidden}, {i, 0, 0}});
+      w13.push_back({name + ".up_proj", {from, 0}, {width, mix_.hidden}, {i, width, 0}});
+      w2.push_back({name + ".down_proj", {0, from}, {mix_.hidden, width}, {i, 0, 0}});
+    }
+    Add(rank, layer + "w13", {count, 2 * width, mix_.hidden}, std::move(w13));
+    Add(rank, layer + "w2", {count, mix_.hidden, width}, std::move(w2));
+  }
+
+  Mixture mix_;
+  TestEngine engine_;
+  std::vector<TensorMeta> tensors_;
+};
+
+// The bound on time is far above what it takes (well under a second): it is there to catch work that grows with the
+// square of the model.
+std::shared_ptr<const PlacementPlan> CheckPlan(const Mixture& mixture) {
+  const TestEngine engine = Maker(mixture).Make();
+  const auto start = std::chrono::steady_clock::now();
+  const auto plan = PlacementPlan::Compile(*engine.layout, engine.ranks, {});
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  INFO(plan.status().ToString());
+  REQUIRE(plan.ok());
+  WARN(engine.layout->tensors().size() << " tensors, " << mixture.ranks << " ranks, " << (*plan)->row_ranges().size()
+                                       << " row ranges: " << seconds << " s");
+  CHECK(seconds < 20);
+  uint64_t covered = 0;
+  for (const RowRange& range : (*plan)->row_ranges()) covered += range.rows * range.pitch;
+  CHECK(covered == engine.layout->data_bytes());
+  for (uint32_t buffer = 0; buffer < mixture.ranks; ++buffer) {
+    CHECK((*plan)->copied_bytes(buffer) == engine.ranks[buffer].halves[0][0].bytes);
+  }
+  return *plan;
+}
+
+TEST_CASE("A plan for 128 experts in 48 layers on 8 ranks that cut each expert") {
+  const auto plan = CheckPlan({48, 128, 2048, 768, 151936, 4096, 128, 4, 8, false});
+  // Gate and up give a range to each rank, down one to all, and the rest of a layer is small next to these.
+  CHECK(plan->row_ranges().size() < 48 * (128 * 17 + 40));
+}
+
+TEST_CASE("A plan for 128 experts in 48 layers on 8 ranks that share the experts out") {
+  const auto plan = CheckPlan({48, 128, 2048, 768, 151936, 4096, 128, 4, 8, true});
+  CHECK(plan->row_ranges().size() < 48 * (2 * 128 + 40));
+}
+
+TEST_CASE("A plan for 256 experts in 58 layers on 16 ranks that cut each expert") {
+  CheckPlan({58, 256, 7168, 2048, 129280, 16384, 128, 128, 16, false});
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,191 @@
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "common/base/text.h"
+#include "common/layout/piece.h"
+#include "raas_receiver/placement/rules/expansion.h"
+#include "raas_receiver/placement/rules/layout_index.h"
+#include "raas_receiver/placement/rules/rules.h"
+
+namespace lockstep {
+namespace {
+
+using placement_rules::Expand;
+using placement_rules::ExpandedParameter;
+using placement_rules::Expansion;
+using placement_rules::kNoLayer;
+using placement_rules::LayoutIndex;
+using placement_rules::ParameterCut;
+
+using Names = std::vector<std::string>;
+
+std::string FormOf(DType dtype, const Extents& shape) {
+  return Cat(FindDType(dtype)->name, " ", ShapeText(shape));
+}
+
+// Whether `parameter` has the form that the model gives it, or is widened.
+Status CheckForm(const EngineParameter& parameter, DType dtype, const Extents& shape, std::string_view hint) {
+  const bool holds = parameter.dtype == dtype || IsWidened(dtype, parameter.dtype);
+  if (holds && parameter.shape == shape) return OkStatus();
+  return {ErrorCode::kBadData,
+          Cat("parameter ", parameter.name, " is ", FormOf(parameter.dtype, parameter.shape), " and should be ",
+              FormOf(dtype, shape), hint,
+              ": the engine has repacked, converted or quantised it, or its place is described wrongly; it must take "
+              "versions from the directory")};
+}
+
+Names TensorsBut(const ModelLayout& layout, const std::unordered_set<std::string_view>& taken) {
+  Names rest;
+  for (const TensorMeta& tensor : layout.tensors()) {
+    if (!taken.contains(tensor.name)) rest.push_back(tensor.name);
+  }
+  return rest;
+}
+
+Names TensorsWithoutSlice(const ModelLayout& layout, const RankDescription& description) {
+  std::unordered_set<std::string_view> taken;
+  for (const EngineParameter& parameter : description.parameters) {
+    for (const Slice& slice : parameter.slices) taken.insert(slice.tensor);
+  }
+  return TensorsBut(layout, taken);
+}
+
+Result<Names> CompleteWhole(const ModelLayout& layout, RankDescription& description) {
+  std::unordered_map<std::string_view, const TensorMeta*> tensors;
+  for (const TensorMeta& tensor : layout.tensors()) tensors.emplace(tensor.name, &tensor);
+  std::unordered_set<std::string_view> taken;
+  for (EngineParameter& parameter : description.parameters) {
+    const auto found = tensors.find(parameter.name);
+    if (found == tensors.end()) {
+      return Status(ErrorCode::kBadData, Cat("parameter ", parameter.name, " is no tensor of the model"));
+    }
+    const TensorMeta& tensor = *found->second;
+    LS_RETURN_IF_ERROR(CheckForm(parameter, tensor.dtype, tensor.shape, ""));
+    const Extents origin(tensor.shape.size());
+    parameter.slices = {{tensor.name, origin, tensor.shape, origin}};
+    taken.insert(tensor.name);
+  }
+  return TensorsBut(layout, taken);
+}
+
+// What a rank lists against what its place has.
+class Matcher {
+ public:
+  explicit Matcher(Expansion expansion) : expansion_(std::move(expansion)), listed_(expansion_.parameters.size()) {
+    for (size_t k = 0; k < expansion_.parameters.size(); ++k) {
+      by_name_.emplace(expansion_.parameters[k].parameter.name, k);
+      for (const std::string& name : expansion_.parameters[k].other_names) by_name_.emplace(name, k);
+    }
+  }
+
+  Status Complete(const EnginePlace& place, EngineParameter& parameter) {
+    const auto found = by_name_.find(parameter.name);
+    if (found == by_name_.end()) {
+      return {ErrorCode::kBadData,
+              Cat("no rule of ", place.engine, "'s ", place.family, " knows parameter ", parameter.name, " ",
+                  FormOf(parameter.dtype, parameter.shape), ": the engine must take versions from the directory")};
+    }
+    if (listed_[found->second]) {
+      return {ErrorCode::kBadData, Cat("parameter ", parameter.name, " is there twice, perhaps under its older name")};
+    }
+    listed_[found->second] = true;
+    ExpandedParameter& expanded = expansion_.parameters[found->second];
+    const bool heads = expanded.cut == ParameterCut::kQkv && place.key_value_heads == 0;
+    LS_RETURN_IF_ERROR(CheckForm(parameter, expanded.parameter.dtype, expanded.parameter.shape,
+                                 heads ? " (key_value_heads is not given)" : ""));
+    parameter.slices = std::move(expanded.parameter.slices);
+    parameter.padding = std::move(expanded.parameter.padding);
+    return OkStatus();
+  }
+
+  // A parameter that a rank forgets would keep its old values while all others follow. So a rank has layers whole or
+  // not at all (pipelines), and the rest too when it has all layers.
+  Status CheckNoneForgotten() const {
+    std::vector<bool> has_layer(expansion_.layers);
+    for (size_t k = 0; k < listed_.size(); ++k) {
+      const uint32_t layer = expansion_.parameters[k].layer;
+      if (listed_[k] && layer != kNoLayer) has_layer[layer] = true;
+    }
+    const bool has_all = std::ranges::find(has_layer, false) == has_layer.end();
+    for (size_t k = 0; k < listed_.size(); ++k) {
+      const ExpandedParameter& expanded = expansion_.parameters[k];
+      const bool wanted = expanded.layer == kNoLayer ? has_all : has_layer[expanded.layer];
+      if (!wanted || listed_[k] || expanded.tied) continue;
+      return {ErrorCode::kBadData, Cat("parameter ", expanded.parameter.name, " ",
+                                       FormOf(expanded.parameter.dtype, expanded.parameter.shape),
+                                       " is not described, though the rank has its neighbours")};
+    }
+    return OkStatus();
+  }
+
+  Names TakeUnused() { return std::move(expansion_.unused); }
+
+ private:
+  Expansion expansion_;
+  std::vector<bool> listed_;  // by parameter of the expansion
+  std::unordered_map<std::string_view, size_t> by_name_;
+};
+
+// Completes ranks of one engine, which share what is known of the layout.
+class Completer {
+ public:
+  explicit Completer(const ModelLayout& layout) : layout_(layout) {}
+
+  Result<Names> Complete(RankDescription& description) {
+    if (description.place.engine == "described") return TensorsWithoutSlice(layout_, description);
+    for (const EngineParameter& parameter : description.parameters) {
+      if (parameter.slices.empty() && parameter.padding.empty()) continue;
+      return Status(ErrorCode::kBadData, Cat("parameter ", parameter.name,
+                                             " says what it is made of, which only an engine \"described\" does"));
+    }
+    if (description.place.engine == "huggingface") return CompleteWhole(layout_, description);
+    return CompleteByRules(description);
+  }
+
+ private:
+  Result<Names> CompleteByRules(RankDescription& description) {
+    if (!index_) {
+      LS_ASSIGN_OR_RETURN(index_, LayoutIndex::Create(layout_));
+    }
+    LS_ASSIGN_OR_RETURN(Expansion expansion, Expand(*index_, description.place));
+    Matcher matcher(std::move(expansion));
+    for (EngineParameter& parameter : description.parameters) {
+      LS_RETURN_IF_ERROR(matcher.Complete(description.place, parameter));
+    }
+    LS_RETURN_IF_ERROR(matcher.CheckNoneForgotten());
+    return matcher.TakeUnused();
+  }
+
+  const ModelLayout& layout_;
+  std::optional<LayoutIndex> index_;
+};
+
+}  // namespace
+
+Result<std::vector<std::string>> CompleteDescription(const ModelLayout& layout, RankDescription& description) {
+  return Completer(layout).Complete(description);
+}
+
+Result<std::vector<std::string>> CompleteDescriptions(const ModelLayout& layout, std::vector<RankDescription>& ranks) {
+  Completer completer(layout);
+  std::unordered_map<std::string, size_t> leaving;  // ranks, by tensor
+  for (RankDescription& rank : ranks) {
+    Result<Names> unused = completer.Complete(rank);
+    if (!unused.ok()) return unused.status().WithContext(Cat("rank ", rank.rank));
+    for (std::string& name : *unused) ++leaving[std::move(name)];
+  }
+  Names unused;
+  for (const TensorMeta& tensor : layout.tensors()) {
+    const auto found = leaving.find(tensor.name);
+    if (found != leaving.end() && found->second == ranks.size()) unused.push_back(tensor.name);
+  }
+  return unused;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,48 @@
+#include "raas_receiver/placement/rules/rules.h"
+
+#include <utility>
+
+#include "common/layout/piece.h"
+#include "raas_receiver/placement/rules/expansion.h"
+
+namespace lockstep {
+namespace {
+
+constexpr uint64_t kAlignment = 256;
+
+uint64_t BytesOf(const EngineParameter& parameter) {
+  return ElementCount(parameter.shape) * FindDType(parameter.dtype)->bits / 8;
+}
+
+}  // namespace
+
+Result<ExpandedRules> ExpandRules(const ModelLayout& layout, const EnginePlace& place) {
+  LS_ASSIGN_OR_RETURN(const auto index, placement_rules::LayoutIndex::Create(layout));
+  LS_ASSIGN_OR_RETURN(placement_rules::Expansion expansion, placement_rules::Expand(index, place));
+  ExpandedRules rules;
+  rules.unused = std::move(expansion.unused);
+  rules.parameters.reserve(expansion.parameters.size());
+  uint64_t offset = 0;
+  for (placement_rules::ExpandedParameter& expanded : expansion.parameters) {
+    if (expanded.tied) continue;
+    expanded.parameter.offset = offset;
+    offset += (BytesOf(expanded.parameter) + kAlignment - 1) / kAlignment * kAlignment;
+    rules.parameters.push_back(std::move(expanded.parameter));
+  }
+  return rules;
+}
+
+std::string KnownEngines() {
+  std::string text = "described, huggingface";
+  for (const placement_rules::EngineRules* engine : placement_rules::Engines()) {
+    text += "; ";
+    text += engine->name;
+    for (const placement_rules::FamilyRules& family : engine->families) {
+      text += &family == engine->families.data() ? ": " : ", ";
+      text += family.model_type;
+    }
+  }
+  return text;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,44 @@
+// What an engine's parameters are made of, by engine and model family: tables, expanded against a HuggingFace layout.
+//
+// Shapes come from the layout, so no configuration is needed but a rank's place (and the number of key/value heads,
+// where there are more ranks than those). docs/placement.md shows the tables.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/model/layout.h"
+#include "raas_receiver/placement/description/description.h"
+
+namespace lockstep {
+
+struct ExpandedRules {
+  // With shapes, contiguous strides, slices and padding; memory 0, offsets back to back, each a multiple of 256. A head
+  // that is tied to the embedding is not among them.
+  std::vector<EngineParameter> parameters;
+  std::vector<std::string> unused;  // HuggingFace tensors that the engine does not take (MTP layers)
+};
+
+// Every parameter that `place` has of a model of `layout`. kBadData names the tensor that no rule takes, or the one
+// that a rule misses or cannot cut; kNotFound for an engine or family without a table, saying which there are.
+Result<ExpandedRules> ExpandRules(const ModelLayout& layout, const EnginePlace& place);
+
+// Gives the parameters of `description` (which have none, unless its engine is "described") the slices and padding that
+// its place's rules say. A rank may have some of the layers (pipelines), and a head of its own or none where the model
+// ties it. Answers the tensors that this rank does not need to be taken; another may take them.
+// kBadData names a parameter that no rule knows, or whose dtype (but for IsWidened) or shape is not what the rule says:
+// the engine has repacked or quantised it, and must take versions from the directory; or one that is missing among its
+// neighbours.
+Result<std::vector<std::string>> CompleteDescription(const ModelLayout& layout, RankDescription& description);
+
+// The same for all ranks of an engine. Answers the tensors that none of them needs to be taken; an error names the
+// rank.
+Result<std::vector<std::string>> CompleteDescriptions(const ModelLayout& layout, std::vector<RankDescription>& ranks);
+
+// "sglang: deepseek_v3, glm4, ...": for messages and --help.
+std::string KnownEngines();
+
+}  // namespace lockstep

@@ -1,0 +1,214 @@
+// HuggingFace layouts for tests and benchmarks: tiny models of several families, and the tensors of large real ones.
+// Nothing is allocated but names and shapes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/model/layout.h"
+
+namespace lockstep {
+
+// The sizes that config.json gives. 0 in `kv_rank`: no latent attention; in `experts`: no experts.
+struct ModelShape {
+  std::string family;
+  uint64_t vocabulary = 200;
+  uint64_t hidden = 32;
+  uint64_t layers = 2;
+  uint64_t ffn = 48;
+  uint64_t heads = 8;
+  uint64_t key_value_heads = 2;
+  uint64_t head_dim = 4;
+  bool qkv_bias = false;
+  bool head_norms = false;
+  bool tied = false;
+
+  uint64_t experts = 0;
+  uint64_t expert_ffn = 16;
+  uint64_t shared_ffn = 0;    // all shared experts together
+  uint64_t dense_layers = 0;  // first ones, without experts
+  bool router_bias = false;
+
+  uint64_t q_rank = 0;
+  uint64_t kv_rank = 0;
+  uint64_t nope_dim = 0;
+  uint64_t rope_dim = 0;
+  uint64_t v_dim = 0;
+  uint64_t mtp_layers = 0;
+
+  bool mixtral() const { return family == "mixtral"; }
+  std::string moe() const { return mixtral() ? "block_sparse_moe." : "mlp."; }
+  // Of Mixtral's experts w1, w3, w2; of the others gate_proj, up_proj, down_proj.
+  std::string ExpertPart(int part) const {
+    static const char* const kMixtral[] = {"w1", "w3", "w2"};
+    static const char* const kOthers[] = {"gate_proj", "up_proj", "down_proj"};
+    return mixtral() ? kMixtral[part] : kOthers[part];
+  }
+};
+
+inline ModelShape TinyModel(const std::string& family) {
+  ModelShape model{.family = family};
+  model.qkv_bias = family == "qwen2" || family == "qwen2_moe" || family == "glm4_moe";
+  model.head_norms = family == "qwen3" || family == "qwen3_moe" || family == "glm4_moe";
+  model.tied = family == "qwen2";
+  if (family == "mixtral" || family.ends_with("_moe") || family == "deepseek_v3") model.experts = 4;
+  if (family == "qwen2_moe") model.shared_ffn = 24;
+  if (family != "glm4_moe" && family != "deepseek_v3") return model;
+  model.layers = 3;
+  model.dense_layers = 1;
+  model.shared_ffn = model.expert_ffn;
+  model.router_bias = true;
+  model.mtp_layers = 1;
+  if (family == "glm4_moe") return model;
+  model.q_rank = 12;
+  model.kv_rank = 10;
+  model.nope_dim = 4;
+  model.rope_dim = 2;
+  model.v_dim = 3;
+  return model;
+}
+
+inline ModelShape Qwen3_30B_A3B() {
+  ModelShape model{.family = "qwen3_moe", .vocabulary = 151'936, .hidden = 2048, .layers = 48};
+  model.heads = 32;
+  model.key_value_heads = 4;
+  model.head_dim = 128;
+  model.head_norms = true;
+  model.experts = 128;
+  model.expert_ffn = 768;
+  return model;
+}
+
+inline ModelShape DeepSeekV3() {
+  ModelShape model{.family = "deepseek_v3", .vocabulary = 129'280, .hidden = 7168, .layers = 61, .ffn = 18'432};
+  model.heads = 128;
+  model.key_value_heads = 128;
+  model.experts = 256;
+  model.expert_ffn = 2048;
+  model.shared_ffn = 2048;
+  model.dense_layers = 3;
+  model.router_bias = true;
+  model.q_rank = 1536;
+  model.kv_rank = 512;
+  model.nope_dim = 128;
+  model.rope_dim = 64;
+  model.v_dim = 128;
+  model.mtp_layers = 1;
+  return model;
+}
+
+// The tensors that transformers saves of such a model.
+class TestTensors {
+ public:
+  explicit TestTensors(const ModelShape& model) : model_(model) {}
+
+  std::vector<TensorMeta> Make() {
+    Add("model.embed_tokens.weight", {model_.vocabulary, model_.hidden});
+    for (uint64_t layer = 0; layer < model_.layers; ++layer) Layer(layer);
+    prefix_.clear();
+    Add("model.norm.weight", {model_.hidden});
+    if (!model_.tied) Add("lm_head.weight", {model_.vocabulary, model_.hidden});
+    for (uint64_t layer = model_.layers; layer < model_.layers + model_.mtp_layers; ++layer) MtpLayer(layer);
+    return std::move(tensors_);
+  }
+
+ private:
+  void Add(const std::string& name, std::vector<uint64_t> shape, DType dtype = DType::kBF16) {
+    tensors_.push_back({.name = prefix_ + name, .dtype = dtype, .shape = std::move(shape)});
+  }
+
+  void Layer(uint64_t layer) {
+    prefix_ = "model.layers." + std::to_string(layer) + ".";
+    Add("input_layernorm.weight", {model_.hidden});
+    if (model_.kv_rank > 0) {
+      LatentAttention();
+    } else {
+      Attention();
+    }
+    Add("post_attention_layernorm.weight", {model_.hidden});
+    if (model_.experts == 0 || layer < model_.dense_layers) {
+      Mlp("mlp.", model_.ffn);
+    } else {
+      Experts();
+    }
+  }
+
+  void Attention() {
+    const uint64_t queries = model_.heads * model_.head_dim;
+    const uint64_t keys = model_.key_value_heads * model_.head_dim;
+    for (const auto& [name, rows] : {std::pair{"q", queries}, {"k", keys}, {"v", keys}}) {
+      const std::string part = std::string("self_attn.") + name + "_proj.";
+      Add(part + "weight", {rows, model_.hidden});
+      if (model_.qkv_bias) Add(part + "bias", {rows});
+    }
+    Add("self_attn.o_proj.weight", {model_.hidden, queries});
+    if (!model_.head_norms) return;
+    Add("self_attn.q_norm.weight", {model_.head_dim});
+    Add("self_attn.k_norm.weight", {model_.head_dim});
+  }
+
+  void LatentAttention() {
+    const uint64_t queries = model_.heads * (model_.nope_dim + model_.rope_dim);
+    if (model_.q_rank > 0) {
+      Add("self_attn.q_a_proj.weight", {model_.q_rank, model_.hidden});
+      Add("self_attn.q_a_layernorm.weight", {model_.q_rank});
+      Add("self_attn.q_b_proj.weight", {queries, model_.q_rank});
+    } else {
+      Add("self_attn.q_proj.weight", {queries, model_.hidden});
+    }
+    Add("self_attn.kv_a_proj_with_mqa.weight", {model_.kv_rank + model_.rope_dim, model_.hidden});
+    Add("self_attn.kv_a_layernorm.weight", {model_.kv_rank});
+    Add("self_attn.kv_b_proj.weight", {model_.heads * (model_.nope_dim + model_.v_dim), model_.kv_rank});
+    Add("self_attn.o_proj.weight", {model_.hidden, model_.heads * model_.v_dim});
+  }
+
+  void Mlp(const std::string& name, uint64_t ffn) {
+    Add(name + "gate_proj.weight", {ffn, model_.hidden});
+    Add(name + "up_proj.weight", {ffn, model_.hidden});
+    Add(name + "down_proj.weight", {model_.hidden, ffn});
+  }
+
+  void Experts() {
+    Add(model_.moe() + "gate.weight", {model_.experts, model_.hidden});
+    if (model_.router_bias) Add("mlp.gate.e_score_correction_bias", {model_.experts}, DType::kF32);
+    for (uint64_t expert = 0; expert < model_.experts; ++expert) {
+      const std::string name = model_.moe() + "experts." + std::to_string(expert) + ".";
+      Add(name + model_.ExpertPart(0) + ".weight", {model_.expert_ffn, model_.hidden});
+      Add(name + model_.ExpertPart(1) + ".weight", {model_.expert_ffn, model_.hidden});
+      Add(name + model_.ExpertPart(2) + ".weight", {model_.hidden, model_.expert_ffn});
+    }
+    if (model_.family == "qwen2_moe") {
+      Mlp("mlp.shared_expert.", model_.shared_ffn);
+      Add("mlp.shared_expert_gate.weight", {1, model_.hidden});
+    } else if (model_.shared_ffn > 0) {
+      Mlp("mlp.shared_experts.", model_.shared_ffn);
+    }
+  }
+
+  void MtpLayer(uint64_t layer) {
+    Layer(layer);
+    Add("enorm.weight", {model_.hidden});
+    Add("hnorm.weight", {model_.hidden});
+    Add("eh_proj.weight", {model_.hidden, 2 * model_.hidden});
+    Add("shared_head.norm.weight", {model_.hidden});
+  }
+
+  const ModelShape& model_;
+  std::string prefix_;
+  std::vector<TensorMeta> tensors_;
+};
+
+inline Result<std::shared_ptr<const ModelLayout>> LayoutOf(std::vector<TensorMeta> tensors) {
+  LS_RETURN_IF_ERROR(AssignOffsets(tensors));
+  return ModelLayout::Create(std::move(tensors));
+}
+
+inline Result<std::shared_ptr<const ModelLayout>> LayoutOf(const ModelShape& model) {
+  return LayoutOf(TestTensors(model).Make());
+}
+
+}  // namespace lockstep

@@ -1,0 +1,194 @@
+#include "raas_receiver/placement/writes/staged_writes.h"
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+
+#include "raas_receiver/placement/writes/scatter_index.h"
+#include "raas_receiver/placement/writes/translate.h"
+#include "raas_receiver/placement/writes/write_list.h"
+
+namespace lockstep {
+namespace {
+
+// What one thread takes at a time, in bytes of the data section: some tens of microseconds of changes, or a copy that
+// goes past the caches.
+constexpr uint64_t kChunkBytes = uint64_t{4} << 20;
+
+using Memories = StagedWrites::Memories;
+
+class FirstError {
+ public:
+  void Set(const Status& status) {
+    if (status.ok()) return;
+    std::lock_guard lock(mutex_);
+    if (status_.ok()) status_ = status;
+  }
+  Status Get() {
+    std::lock_guard lock(mutex_);
+    return status_;
+  }
+
+ private:
+  std::mutex mutex_;
+  Status status_;
+};
+
+Status Write(const WriteList& list, const Memories& memories, const std::byte* data) {
+  for (const BufferWrites& writes : list.buffers) {
+    TargetMemory* memory = memories[writes.buffer];
+    if (memory == nullptr) continue;
+    LS_RETURN_IF_ERROR(memory->Scatter(writes.runs));
+    LS_RETURN_IF_ERROR(memory->Copy(writes.copies, data));
+    LS_RETURN_IF_ERROR(memory->Zero(writes.zeros));
+  }
+  return OkStatus();
+}
+
+void FinishAll(const Memories& memories, FirstError& error) {
+  for (TargetMemory* memory : memories) {
+    if (memory != nullptr) error.Set(memory->Finish());
+  }
+}
+
+}  // namespace
+
+// Reached through a pointer, so that what refers to its members stays right when the owner is moved.
+struct StagedWrites::Impl {
+  // Of a chain.
+  Impl(const PlacementPlan& plan, const ModelLayout& layout, DeltaChain deltas, std::span<const std::byte> data,
+       const std::vector<bool>& wanted)
+      : data(data),
+        chain(std::move(deltas)),
+        index(std::make_unique<ScatterIndex>(plan, wanted)),
+        translator(std::make_unique<Translator>(*index, layout, chain, data, plan.buffers().size())) {}
+  // Of the whole data section.
+  explicit Impl(std::span<const std::byte> data) : data(data) {}
+
+  Status Stage(const ModelLayout& layout, uint64_t memory_limit, WorkerPool& pool);
+  void StageCopies(uint32_t buffer, std::span<const StridedCopy> copies);
+  void StageZeros(uint32_t buffer, std::span<const StridedRange> zeros);
+  Status RunLate(const Memories& memories, WorkerPool& pool) const;
+
+  const std::span<const std::byte> data;
+  const DeltaChain chain;
+  const std::unique_ptr<const ScatterIndex> index;
+  const std::unique_ptr<const Translator> translator;
+  std::vector<BlockIndex> blocks;
+  std::vector<WriteList> lists;
+  std::vector<std::span<const BlockIndex>> late;  // for which there was no memory: translated while writing
+  StagedStats stats;
+};
+
+Status StagedWrites::Impl::Stage(const ModelLayout& layout, uint64_t memory_limit, WorkerPool& pool) {
+  LS_ASSIGN_OR_RETURN(blocks, BlocksOf(layout, chain));
+  const size_t at_once = std::max<size_t>(1, kChunkBytes / layout.block_bytes());
+  const size_t chunks = (blocks.size() + at_once - 1) / at_once;
+  const auto chunk = [&](size_t i) {
+    return std::span(blocks).subspan(i * at_once, std::min(at_once, blocks.size() - i * at_once));
+  };
+  std::vector<WriteList> staged(chunks);
+  std::vector<char> kept(chunks);
+  std::atomic<uint64_t> taken{0};
+  FirstError error;
+  pool.ParallelFor(chunks, [&](size_t i) {
+    Result<WriteList> list = translator->Translate(chunk(i));
+    if (!list.ok()) return error.Set(list.status());
+    staged[i] = *std::move(list);
+    kept[i] = taken.fetch_add(staged[i].staged_bytes) + staged[i].staged_bytes <= memory_limit;
+    if (kept[i]) return;
+    taken.fetch_sub(staged[i].staged_bytes);
+    staged[i].buffers.clear();
+    staged[i].memory.reset();
+  });
+  LS_RETURN_IF_ERROR(error.Get());
+  for (size_t i = 0; i < chunks; ++i) {
+    stats.positions += staged[i].positions;
+    stats.written_bytes += staged[i].written_bytes;
+    if (!kept[i]) {
+      late.push_back(chunk(i));
+      continue;
+    }
+    stats.staged_bytes += staged[i].staged_bytes;
+    lists.push_back(std::move(staged[i]));
+  }
+  return OkStatus();
+}
+
+void StagedWrites::Impl::StageCopies(uint32_t buffer, std::span<const StridedCopy> copies) {
+  std::vector<StridedCopy> parts;
+  for (const StridedCopy& copy : copies) AppendSplit(copy, kChunkBytes, ElementBytes{}, parts);
+  for (size_t from = 0; from < parts.size();) {
+    uint64_t bytes = 0;
+    size_t to = from;
+    while (to < parts.size() && (to == from || bytes + parts[to].bytes() <= kChunkBytes)) bytes += parts[to++].bytes();
+    WriteList& list = lists.emplace_back();
+    list.buffers.push_back(
+        {buffer, {}, {parts.begin() + static_cast<ptrdiff_t>(from), parts.begin() + static_cast<ptrdiff_t>(to)}, {}});
+    stats.written_bytes += bytes;
+    stats.staged_bytes += sizeof list + (to - from) * sizeof(StridedCopy);
+    from = to;
+  }
+}
+
+void StagedWrites::Impl::StageZeros(uint32_t buffer, std::span<const StridedRange> zeros) {
+  if (zeros.empty()) return;
+  lists.emplace_back().buffers.push_back({buffer, {}, {}, zeros});
+  for (const StridedRange& range : zeros) stats.written_bytes += range.bytes();
+}
+
+// A few chunks at a time: their lists must live until the memories have finished.
+Status StagedWrites::Impl::RunLate(const Memories& memories, WorkerPool& pool) const {
+  FirstError error;
+  const size_t at_once = 4 * (pool.size() + 1);
+  for (size_t from = 0; from < late.size() && error.Get().ok(); from += at_once) {
+    std::vector<WriteList> wave(std::min(at_once, late.size() - from));
+    pool.ParallelFor(wave.size(), [&](size_t i) {
+      Result<WriteList> list = translator->Translate(late[from + i]);
+      if (!list.ok()) return error.Set(list.status());
+      wave[i] = *std::move(list);
+      error.Set(Write(wave[i], memories, data.data()));
+    });
+    FinishAll(memories, error);
+  }
+  return error.Get();
+}
+
+Result<StagedWrites> StagedWrites::FromChain(const PlacementPlan& plan, const ModelLayout& layout, DeltaChain chain,
+                                             std::span<const std::byte> data, const std::vector<bool>& wanted,
+                                             uint64_t memory_limit, WorkerPool& pool) {
+  StagedWrites writes(std::make_unique<Impl>(plan, layout, std::move(chain), data, wanted));
+  LS_RETURN_IF_ERROR(writes.impl_->Stage(layout, memory_limit, pool));
+  return writes;
+}
+
+StagedWrites StagedWrites::Whole(const PlacementPlan& plan, std::span<const std::byte> data,
+                                 const std::vector<bool>& wanted) {
+  StagedWrites writes(std::make_unique<Impl>(data));
+  for (uint32_t buffer = 0; buffer < wanted.size(); ++buffer) {
+    if (!wanted[buffer]) continue;
+    writes.impl_->StageCopies(buffer, plan.copies(buffer));
+    writes.impl_->StageZeros(buffer, plan.zeros(buffer));
+  }
+  return writes;
+}
+
+Status StagedWrites::Run(const Memories& memories, WorkerPool& pool) const {
+  FirstError error;
+  pool.ParallelFor(impl_->lists.size(),
+                   [&](size_t i) { error.Set(Write(impl_->lists[i], memories, impl_->data.data())); });
+  FinishAll(memories, error);
+  LS_RETURN_IF_ERROR(error.Get());
+  return impl_->RunLate(memories, pool);
+}
+
+const StagedStats& StagedWrites::stats() const {
+  return impl_->stats;
+}
+
+StagedWrites::StagedWrites(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+StagedWrites::StagedWrites(StagedWrites&&) noexcept = default;
+StagedWrites& StagedWrites::operator=(StagedWrites&&) noexcept = default;
+StagedWrites::~StagedWrites() = default;
+
+}  // namespace lockstep

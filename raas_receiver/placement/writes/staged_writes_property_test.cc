@@ -1,0 +1,77 @@
+// Random engines follow random models: after every commit their memory is what the plan's copies make of the version.
+#include "raas_receiver/placement/writes/staged_writes_fixture.h"
+
+namespace lockstep {
+namespace {
+
+struct Followed {
+  Random random;
+  TestEngine engine;
+  std::shared_ptr<const ModelLayout> layout;
+  std::shared_ptr<const PlacementPlan> plan;
+  TestModel model;
+  WorkerPool pool{2};
+  uint64_t memory_limit;
+
+  explicit Followed(uint64_t seed)
+      : random(seed),
+        engine(RandomEngineMaker(random).Make()),
+        layout(*ModelLayout::Create(engine.layout->tensors(), kMinBlockBytes)),
+        plan(CompilePlan(*layout, engine.ranks, engine.unused)),
+        model(layout, static_cast<uint32_t>(seed)) {
+    const uint64_t limits[] = {0, 500, UINT64_MAX};
+    memory_limit = limits[random.Between(0, 2)];
+    model.Advance();
+    for (uint64_t i = random.Between(1, 4); i > 0; --i) model.Advance(random.OneIn(3) ? 10 : 200);
+  }
+
+  Version last() const {
+    Version version = 1;
+    while (model.has(version + 1)) ++version;
+    return version;
+  }
+  // From memory that holds `before` to `after` by the deltas between them, whichever is older.
+  void Follow(HostEngine& host, const std::vector<bool>& wanted, Version before, Version after) {
+    const DeltaChain chain = model.Chain(std::min(before, after), std::max(before, after));
+    auto writes = StagedWrites::FromChain(*plan, *layout, chain, model.data(after), wanted, memory_limit, pool);
+    INFO(writes.status().ToString());
+    REQUIRE(writes.ok());
+    CHECK(writes->stats().staged_bytes <= memory_limit);
+    REQUIRE(writes->Run(host.memories(), pool).ok());
+    REQUIRE(host.contents() == host.Expected(model.data(after), wanted));
+    REQUIRE(writes->Run(host.memories(), pool).ok());
+    REQUIRE(host.contents() == host.Expected(model.data(after), wanted));
+  }
+  void WriteWhole(HostEngine& host, const std::vector<bool>& wanted, Version version) {
+    const StagedWrites writes = StagedWrites::Whole(*plan, model.data(version), wanted);
+    REQUIRE(writes.Run(host.memories(), pool).ok());
+    REQUIRE(host.contents() == host.Expected(model.data(version), wanted));
+  }
+};
+
+TEST_CASE("Random engines: chains of deltas lead to any version's bytes, and back again") {
+  for (uint64_t seed = 0; seed < 400; ++seed) {
+    CAPTURE(seed);
+    Followed followed(seed);
+    HostEngine host(*followed.plan);
+    followed.WriteWhole(host, host.all(), 1);
+    followed.Follow(host, host.all(), 1, followed.last());
+    followed.Follow(host, host.all(), followed.last(), 1);
+    followed.Follow(host, host.all(), 1, 2);
+  }
+}
+
+TEST_CASE("Random engines: buffers that nobody wants are left alone") {
+  for (uint64_t seed = 1000; seed < 1200; ++seed) {
+    CAPTURE(seed);
+    Followed followed(seed);
+    HostEngine host(*followed.plan);
+    std::vector<bool> wanted = host.all();
+    for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = !followed.random.OneIn(2);
+    followed.WriteWhole(host, wanted, 1);
+    followed.Follow(host, wanted, 1, followed.last());
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,362 @@
+#include "raas_receiver/placement/writes/staged_writes.h"
+
+#include <map>
+#include <mutex>
+
+#include "raas_receiver/placement/writes/staged_writes_fixture.h"
+
+namespace lockstep {
+namespace {
+
+constexpr uint64_t kNoLimit = UINT64_MAX;
+
+RankDescription Rank(uint32_t rank, uint32_t world, std::vector<EngineParameter> parameters, uint64_t bytes) {
+  RankDescription description{.rank = rank, .world = world};
+  description.place.engine = "described";
+  description.halves = {{MemoryDescription{.bytes = bytes}}};
+  description.parameters = std::move(parameters);
+  return description;
+}
+
+EngineParameter Parameter(const std::string& name, DType dtype, Extents shape, Extents strides, uint64_t offset,
+                          std::vector<Slice> slices) {
+  return {.name = name,
+          .dtype = dtype,
+          .shape = std::move(shape),
+          .strides = std::move(strides),
+          .offset = offset,
+          .slices = std::move(slices)};
+}
+
+// Two ranks of TestModel: one has embed's left columns turned around, the other its right ones twice; norm, in every
+// second place, scale and codes are with both.
+std::vector<RankDescription> TwoRanks(const ModelLayout& layout) {
+  std::map<std::string, Extents> shapes;
+  for (const TensorMeta& tensor : layout.tensors()) shapes[tensor.name] = tensor.shape;
+  const uint64_t rows = shapes["embed"][0];
+  const uint64_t codes = shapes["codes"][0];
+  std::vector<RankDescription> ranks;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    const Slice columns{"embed", {0, rank * 50}, {rows, 50}, {0, 0}};
+    uint64_t at = 6;
+    std::vector<EngineParameter> parameters;
+    const auto add = [&](const std::string& name, DType dtype, Extents shape, Extents strides, Slice slice,
+                         uint64_t bytes) {
+      parameters.push_back(Parameter(name, dtype, std::move(shape), std::move(strides), at, {std::move(slice)}));
+      at += bytes;
+    };
+    if (rank == 0) add("embed", DType::kBF16, {rows, 50}, {1, rows}, columns, rows * 100);
+    if (rank == 1) add("embed", DType::kBF16, {rows, 50}, {50, 1}, columns, rows * 100);
+    if (rank == 1) add("head", DType::kBF16, {rows, 50}, {64, 1}, columns, rows * 128);
+    add("norm", DType::kF32, {999}, {2}, {"norm", {0}, {999}, {0}}, 8 * 999);
+    add("scale", DType::kF32, {}, {}, {"scale", {}, {}, {}}, 4);
+    add("codes", DType::kI8, {codes}, {1}, {"codes", {0}, {codes}, {0}}, codes);
+    ranks.push_back(Rank(rank, 2, std::move(parameters), at + 10));
+  }
+  return ranks;
+}
+
+struct Fixture {
+  TestModel model{11};
+  std::shared_ptr<const PlacementPlan> plan = CompilePlan(*model.layout(), TwoRanks(*model.layout()));
+  HostEngine host{*plan};
+  WorkerPool pool{2};
+
+  // `versions` of the model, and the first one in the engine.
+  explicit Fixture(int versions, uint32_t sparsity = 200) {
+    for (int i = 0; i < versions; ++i) model.Advance(sparsity);
+    REQUIRE(StagedWrites::Whole(*plan, model.data(1), host.all()).Run(host.memories(), pool).ok());
+    REQUIRE(Holds(1));
+  }
+  bool Holds(Version version) const { return host.contents() == host.Expected(model.data(version), host.all()); }
+  Result<StagedWrites> Stage(const DeltaChain& chain, Version version, uint64_t limit = kNoLimit) {
+    return StagedWrites::FromChain(*plan, *model.layout(), chain, model.data(version), host.all(), limit, pool);
+  }
+};
+
+// A payload of `blocks` that nobody has checked.
+std::shared_ptr<const Payload> Unchecked(const TestModel& model, const std::vector<DeltaBlock>& blocks) {
+  return *Payload::Assemble(*model.layout(), {.run = model.run(), .base = 1, .target = 2}, blocks);
+}
+
+TEST_CASE(
+    "A chain leads every rank to the version, with units of 1, 2 and 4 bytes, turned around, twice, and strided") {
+  Fixture fixture(6);
+  const auto writes = fixture.Stage(fixture.model.Chain(1, 6), 6);
+  REQUIRE(writes.ok());
+  REQUIRE(writes->Run(fixture.host.memories(), fixture.pool).ok());
+  CHECK(fixture.Holds(6));
+}
+
+TEST_CASE("The same chain with the version before makes that version again, after a whole run or half of one") {
+  Fixture fixture(5);
+  const DeltaChain chain = fixture.model.Chain(1, 5);
+  const auto there = fixture.Stage(chain, 5);
+  const auto back = fixture.Stage(chain, 1);
+  REQUIRE((there.ok() && back.ok()));
+  REQUIRE(there->Run(fixture.host.memories(), fixture.pool).ok());
+  REQUIRE(back->Run(fixture.host.memories(), fixture.pool).ok());
+  CHECK(fixture.Holds(1));
+  StagedWrites::Memories one = fixture.host.memories();
+  one[0] = nullptr;
+  REQUIRE(there->Run(one, fixture.pool).ok());
+  CHECK_FALSE(fixture.Holds(1));
+  REQUIRE(back->Run(fixture.host.memories(), fixture.pool).ok());
+  CHECK(fixture.Holds(1));
+}
+
+TEST_CASE("Without memory for lists the blocks are translated while writing, with the same outcome") {
+  Fixture fixture(5);
+  for (const uint64_t limit : {0, 3000, 100'000}) {
+    const auto there = fixture.Stage(fixture.model.Chain(1, 5), 5, limit);
+    const auto back = fixture.Stage(fixture.model.Chain(1, 5), 1, limit);
+    REQUIRE((there.ok() && back.ok()));
+    CHECK(there->stats().staged_bytes <= limit);
+    CHECK(there->stats().written_bytes == fixture.Stage(fixture.model.Chain(1, 5), 5)->stats().written_bytes);
+    REQUIRE(there->Run(fixture.host.memories(), fixture.pool).ok());
+    CHECK(fixture.Holds(5));
+    REQUIRE(back->Run(fixture.host.memories(), fixture.pool).ok());
+    CHECK(fixture.Holds(1));
+  }
+}
+
+TEST_CASE("Blocks that are raw, or change all over, are copied whole") {
+  Fixture fixture(4, 3);
+  const DeltaChain chain = fixture.model.Chain(1, 4);
+  CHECK(chain[0]->entries().size() == fixture.model.layout()->block_count());
+  const auto writes = fixture.Stage(chain, 4);
+  REQUIRE(writes.ok());
+  uint64_t everything = 0;
+  for (uint32_t buffer = 0; buffer < 2; ++buffer) everything += fixture.plan->copied_bytes(buffer);
+  CHECK(writes->stats().written_bytes == everything);
+  REQUIRE(writes->Run(fixture.host.memories(), fixture.pool).ok());
+  CHECK(fixture.Holds(4));
+}
+
+TEST_CASE("Only what changed is written, and counted once however many ranks take it") {
+  Fixture fixture(1);
+  TestModel& model = fixture.model;
+  const auto& tensors = model.layout()->tensors();
+  const auto embed = std::find_if(tensors.begin(), tensors.end(), [](auto& one) { return one.name == "embed"; });
+  const BlockIndex block = static_cast<BlockIndex>(embed->offset / kMinBlockBytes) + 2;
+  REQUIRE(model.layout()->block_unit(block) == 2);
+  Changes changes;
+  for (uint32_t i = 0; i < 7; ++i) {  // 100 columns a row: by turns of the left rank and of the right one
+    changes.positions.push_back(50 * i);
+    changes.steps.push_back(1);
+  }
+  DeltaBlock delta{.block = block, .codec = Codec::kSparse, .changes = 7};
+  EncodeSparse(changes, 2, CodecLevel::kCompact, delta.data);
+  const auto writes = fixture.Stage({Unchecked(model, {delta})}, 1);
+  REQUIRE(writes.ok());
+  CHECK(writes->stats().positions == 7);
+  // The right rank has each of its columns twice.
+  const uint64_t row_offset = (block * uint64_t{kMinBlockBytes} - embed->offset) / 2 % 100;
+  uint64_t right = 0;
+  for (uint32_t position : changes.positions) right += (row_offset + position) % 100 >= 50;
+  CHECK((right == 3 || right == 4));
+  CHECK(writes->stats().written_bytes == 2 * (7 + right));
+  CHECK(writes->stats().staged_bytes < 1000);
+  REQUIRE(writes->Run(fixture.host.memories(), fixture.pool).ok());
+  CHECK(fixture.Holds(1));
+}
+
+TEST_CASE("A chain that was refused leaves nothing behind for the next one") {
+  Fixture fixture(4);
+  const uint64_t written = fixture.Stage(fixture.model.Chain(1, 3), 3)->stats().written_bytes;
+  std::vector<DeltaBlock> damaged = fixture.model.DeltaBlocks(3, 4);
+  damaged.back().codec = Codec::kSparse;
+  damaged.back().data.resize(1);
+  DeltaChain chain = fixture.model.Chain(1, 3);
+  chain.push_back(Unchecked(fixture.model, damaged));
+  for (int i = 0; i < 20; ++i) CHECK(fixture.Stage(chain, 3).status().code() == ErrorCode::kCorrupt);
+  CHECK(fixture.Stage(fixture.model.Chain(1, 3), 3)->stats().written_bytes == written);
+}
+
+TEST_CASE("An empty chain writes nothing") {
+  Fixture fixture(1);
+  const auto writes = fixture.Stage({}, 1);
+  REQUIRE(writes.ok());
+  CHECK(writes->stats().written_bytes == 0);
+  CHECK(writes->Run(fixture.host.memories(), fixture.pool).ok());
+  CHECK(fixture.Holds(1));
+}
+
+TEST_CASE("Entries that cannot be decoded are corrupt, whether there is memory for them or not, and write nothing") {
+  Fixture fixture(2);
+  const std::vector<DeltaBlock> good = fixture.model.DeltaBlocks(1, 2);
+  std::mt19937 random(3);
+  size_t refused = 0;
+  for (int i = 0; i < 2000; ++i) {
+    std::vector<DeltaBlock> blocks = good;
+    DeltaBlock& victim = blocks[random() % blocks.size()];
+    const size_t at = random() % victim.data.size();
+    if (i % 4 == 0) victim.data.resize(at);
+    if (i % 4 != 0) victim.data[at] ^= static_cast<std::byte>(1 + random() % 255);
+    const auto writes = fixture.Stage({Unchecked(fixture.model, blocks)}, 2, i % 2 == 0 ? 0 : kNoLimit);
+    if (writes.ok()) continue;  // other positions, or other steps, which are not read
+    CHECK(writes.status().code() == ErrorCode::kCorrupt);
+    CHECK(writes.status().message().find("block " + std::to_string(victim.block)) != std::string::npos);
+    ++refused;
+  }
+  CHECK(refused > 500);
+  CHECK(fixture.Holds(1));
+}
+
+// Memory of any size of which only what is written exists; fails on demand.
+class SparseMemory : public TargetMemory {
+ public:
+  uint64_t bytes() const override { return uint64_t{1} << 40; }
+  Status Scatter(std::span<const ScatterRun> runs) override {
+    std::lock_guard lock(mutex_);
+    finished = false;
+    for (const ScatterRun& run : runs) {
+      for (size_t i = 0; i < run.offsets.size(); ++i) {
+        for (uint32_t byte = 0; byte < run.unit; ++byte) {
+          written[run.base + run.offsets[i] + byte] = run.values[i * run.unit + byte];
+        }
+      }
+    }
+    return scatter;
+  }
+  Status Copy(std::span<const StridedCopy>, const std::byte*) override { return OkStatus(); }
+  Status Zero(std::span<const StridedRange>) override { return OkStatus(); }
+  Status Finish() override {
+    finished = true;
+    return finish;
+  }
+  Result<bool> Equal(std::span<const StridedCopy>, const std::byte*) override { return false; }
+  Result<bool> IsZero(std::span<const StridedRange>) override { return false; }
+
+  Status scatter;
+  Status finish;
+  bool finished = false;
+  std::map<uint64_t, std::byte> written;
+
+ private:
+  std::mutex mutex_;
+};
+
+TEST_CASE("Parameters of one block may lie any number of gigabytes apart, in any order") {
+  const uint64_t kGigabyte = uint64_t{1} << 30;
+  const std::vector<uint64_t> places{5 * kGigabyte - 20, 4 * kGigabyte - 100, 90 * kGigabyte + 2, 2 * kGigabyte - 200,
+                                     0};
+  std::vector<TensorMeta> tensors;
+  std::vector<EngineParameter> parameters;
+  for (size_t i = 0; i < places.size(); ++i) {
+    const std::string name = "t" + std::to_string(i);
+    tensors.push_back({name, DType::kBF16, {300}, 600 * i});
+    parameters.push_back(Parameter(name, DType::kBF16, {300}, {1}, places[i], {{name, {0}, {300}, {0}}}));
+  }
+  const auto layout = *ModelLayout::Create(tensors, kMinBlockBytes);
+  const auto plan = CompilePlan(*layout, {Rank(0, 1, parameters, 100 * kGigabyte)});
+  TestModel model(layout, 1);
+  model.Advance();
+  model.Advance();
+  WorkerPool pool(1);
+  const auto writes = StagedWrites::FromChain(*plan, *layout, model.Chain(1, 2), model.data(2), {true}, kNoLimit, pool);
+  REQUIRE(writes.ok());
+  SparseMemory memory;
+  REQUIRE(writes->Run({&memory}, pool).ok());
+  std::map<uint64_t, std::byte> expected;
+  for (uint64_t unit = 0; unit < layout->data_bytes(); unit += 2) {
+    if (std::equal(&model.data(1)[unit], &model.data(1)[unit] + 2, &model.data(2)[unit])) continue;
+    for (uint64_t byte = unit; byte < unit + 2; ++byte) {
+      expected[places[byte / 600] + byte % 600] = model.data(2)[byte];
+    }
+  }
+  REQUIRE(expected.size() > 10);
+  CHECK(memory.written == expected);
+}
+
+TEST_CASE("The first error of any memory is the answer, and no memory is left unfinished") {
+  Fixture fixture(2);
+  const auto writes = fixture.Stage(fixture.model.Chain(1, 2), 2);
+  const auto late = fixture.Stage(fixture.model.Chain(1, 2), 2, 0);
+  REQUIRE((writes.ok() && late.ok()));
+  for (const StagedWrites* each : {&*writes, &*late}) {
+    SparseMemory good, bad;
+    bad.scatter = Status(ErrorCode::kIo, "scatter");
+    const Status scattered = each->Run({&good, &bad}, fixture.pool);
+    CHECK(scattered.message() == "scatter");
+    CHECK((good.finished && bad.finished));
+    bad.scatter = OkStatus();
+    bad.finish = Status(ErrorCode::kIo, "finish");
+    CHECK(each->Run({&bad, &good}, fixture.pool).message() == "finish");
+    CHECK(each->Run({nullptr, &good}, fixture.pool).ok());
+    CHECK(good.finished);
+  }
+}
+
+TEST_CASE("Host memory is equal to the version that was written, and to no other") {
+  Fixture fixture(2);
+  for (uint32_t buffer = 0; buffer < 2; ++buffer) {
+    TargetMemory* const memory = fixture.host.memories()[buffer];
+    CHECK(*memory->Equal(fixture.plan->copies(buffer), fixture.model.data(1).data()));
+    CHECK_FALSE(*memory->Equal(fixture.plan->copies(buffer), fixture.model.data(2).data()));
+    CHECK(memory->bytes() == fixture.plan->buffers()[buffer].bytes);
+    Bytes data = fixture.model.data(1);
+    data[fixture.plan->copies(buffer).back().source_offset] ^= std::byte{1};
+    CHECK_FALSE(*memory->Equal(fixture.plan->copies(buffer), data.data()));
+  }
+}
+
+TEST_CASE("Whole versions write zeros over whatever is in padding and lower halves; changes leave them alone") {
+  std::vector<TensorMeta> tensors{{"gate", DType::kBF16, {40, 64}, 0}};
+  const auto layout = *ModelLayout::Create(tensors, kMinBlockBytes);
+  EngineParameter gate = Parameter("gate", DType::kF32, {41, 64}, {64, 1}, 12, {{"gate", {0, 0}, {40, 64}, {0, 0}}});
+  gate.padding = {{{40, 0}, {1, 64}}};
+  const auto plan = CompilePlan(*layout, {Rank(0, 1, {gate}, 12 + 41 * 64 * 4 + 3)});
+  TestModel model(layout, 5);
+  model.Advance();
+  model.Advance();
+  HostEngine host(*plan);
+  WorkerPool pool(1);
+  TargetMemory& memory = *host.memories()[0];
+  const auto widened = [&](Version version) {
+    Bytes bytes(12, std::byte{0xa5});
+    for (size_t i = 0; i < model.data(version).size(); i += 2) {
+      bytes.insert(bytes.end(), 2, std::byte{0});
+      bytes.insert(bytes.end(), &model.data(version)[i], &model.data(version)[i] + 2);
+    }
+    bytes.insert(bytes.end(), 64 * 4, std::byte{0});
+    bytes.insert(bytes.end(), 3, std::byte{0xa5});
+    return Contents{bytes};
+  };
+  CHECK_FALSE(*memory.IsZero(plan->zeros(0)));
+  const StagedWrites whole = StagedWrites::Whole(*plan, model.data(1), {true});
+  CHECK(whole.stats().written_bytes == 41 * 64 * 4);
+  REQUIRE(whole.Run(host.memories(), pool).ok());
+  CHECK(host.contents() == widened(1));
+  CHECK(*memory.IsZero(plan->zeros(0)));
+  const auto delta = StagedWrites::FromChain(*plan, *layout, model.Chain(1, 2), model.data(2), {true}, kNoLimit, pool);
+  REQUIRE(delta.ok());
+  CHECK(delta->stats().written_bytes == 2 * delta->stats().positions);
+  REQUIRE(delta->Run(host.memories(), pool).ok());
+  CHECK(host.contents() == widened(2));
+}
+
+TEST_CASE("One byte among the zeros is seen, wherever it is") {
+  Bytes content(100);
+  const std::vector<StridedRange> zeros{{3, 2, 5, 4}, {.offset = 40, .row_bytes = 30}};
+  for (size_t at = 0; at < content.size(); ++at) {
+    auto segment = *CreateMemfdSegment("zeros", content.size());
+    segment.data()[at] = std::byte{1};
+    const bool among = (at >= 3 && at < 21 && (at - 3) % 4 < 2) || (at >= 40 && at < 70);
+    const auto memory = NewHostMemory(
+        *AdoptSegment(UniqueFd(fcntl(segment.fd(), F_DUPFD_CLOEXEC, 0)), content.size(), Access::kReadWrite, ""));
+    CHECK(*memory->IsZero(zeros) == !among);
+    REQUIRE(memory->Zero(zeros).ok());
+    CHECK(segment.data()[at] == (among ? std::byte{0} : std::byte{1}));
+  }
+}
+
+TEST_CASE("A build without CUDA says that it has none") {
+  if (kOpensCudaMemory) return;
+  const auto opened = OpenCudaMemory({.kind = MemoryKind::kCuda, .bytes = 1, .device = "GPU-7"});
+  CHECK(opened.status().code() == ErrorCode::kState);
+  CHECK(opened.status().message().find("GPU-7") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace lockstep

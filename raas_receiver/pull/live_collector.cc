@@ -1,0 +1,128 @@
+#include "raas_receiver/pull/live_collector.h"
+
+#include "common/base/text.h"
+
+namespace lockstep {
+namespace {
+
+Status Broken(const FrameHeader& frame, std::string rule) {
+  return {ErrorCode::kProtocol, Cat("live block ", frame.block, ": ", rule)};
+}
+
+}  // namespace
+
+void LiveCollector::Begin(Version base) {
+  std::lock_guard lock(mutex_);
+  delta_ = {.base = base};
+  announced_.assign(layout_->block_count(), false);
+  bytes_ = 0;
+  answered_ = 0;
+  refusal_ = OkStatus();
+  ++number_;
+}
+
+Result<LiveLanes::Delta> LiveCollector::Take(std::chrono::milliseconds patience) {
+  std::unique_lock lock(mutex_);
+  const auto done = [this] { return cancelled_ || !failure_.ok() || answered_ == lanes_; };
+  for (uint64_t seen = progress_; !done(); seen = progress_) {
+    if (!changed_.wait_for(lock, patience, [&] { return done() || progress_ != seen; })) {
+      return Status(ErrorCode::kDeadline,
+                    Cat("nothing came of the delta from version ", delta_.base, " for ", patience.count(), " ms"));
+    }
+  }
+  if (cancelled_) return Status(ErrorCode::kCancelled, "the receiver stops");
+  LS_RETURN_IF_ERROR(failure_);
+  LS_RETURN_IF_ERROR(refusal_);
+  return std::move(delta_);
+}
+
+void LiveCollector::Cancel() {
+  std::lock_guard lock(mutex_);
+  cancelled_ = true;
+  changed_.notify_all();
+}
+
+Status LiveCollector::status() const {
+  std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+uint64_t LiveCollector::bytes() const {
+  std::lock_guard lock(mutex_);
+  return bytes_;
+}
+
+LiveCollector::Request LiveCollector::request() const {
+  std::lock_guard lock(mutex_);
+  return {number_, delta_.base};
+}
+
+Status LiveCollector::AgreeOnTarget(Version target) {
+  if (delta_.target == 0) delta_.target = target;
+  if (target == delta_.target) return OkStatus();
+  return {ErrorCode::kProtocol,
+          Cat("a live delta leads to version ", target, " on one lane and to ", delta_.target, " on another")};
+}
+
+Status LiveCollector::Admit(const FrameHeader& frame, uint32_t share) {
+  std::lock_guard lock(mutex_);
+  if (frame.block % lanes_ != share) return Broken(frame, Cat("is not of share ", share, " of ", lanes_));
+  if (frame.payload_id != 0) return Broken(frame, "names a payload");
+  if (frame.base_version != delta_.base) {
+    return Broken(frame, Cat("starts from version ", frame.base_version, ", asked for ", delta_.base));
+  }
+  if (frame.codec == static_cast<uint8_t>(Codec::kRaw)) {
+    const uint64_t bytes = layout_->block_range(frame.block).bytes;
+    if (frame.payload_bytes != bytes) return Broken(frame, Cat("has ", frame.payload_bytes, " raw bytes, not ", bytes));
+    if (frame.payload_hash != frame.block_hash) return Broken(frame, "is raw but its payload and block hashes differ");
+  }
+  if (announced_[frame.block]) return Broken(frame, "came twice");
+  if (frame.payload_bytes > layout_->data_bytes() - bytes_) return Broken(frame, "is more than the model");
+  LS_RETURN_IF_ERROR(AgreeOnTarget(frame.version));
+  announced_[frame.block] = true;
+  bytes_ += frame.payload_bytes;
+  return OkStatus();
+}
+
+void LiveCollector::Add(uint64_t number, DeltaBlock block) {
+  std::lock_guard lock(mutex_);
+  if (number != number_) return;
+  delta_.ended = std::chrono::steady_clock::now();
+  if (delta_.blocks.empty()) delta_.begun = delta_.ended;
+  delta_.blocks.push_back(std::move(block));
+  ++progress_;
+  changed_.notify_all();
+}
+
+Status LiveCollector::EndShare(uint64_t number, Version target) {
+  std::lock_guard lock(mutex_);
+  if (number != number_) return OkStatus();
+  LS_RETURN_IF_ERROR(AgreeOnTarget(target));
+  ++answered_;
+  ++progress_;
+  changed_.notify_all();
+  return OkStatus();
+}
+
+void LiveCollector::Refuse(uint64_t number, Status why) {
+  std::lock_guard lock(mutex_);
+  if (number != number_) return;
+  if (refusal_.ok()) refusal_ = std::move(why);
+  ++answered_;
+  ++progress_;
+  changed_.notify_all();
+}
+
+void LiveCollector::Leave(Status why) {
+  std::lock_guard lock(mutex_);
+  if (failure_.ok()) failure_ = std::move(why);
+  ++left_;
+  changed_.notify_all();
+}
+
+void LiveCollector::WaitForLanes() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return left_ == lanes_; });
+}
+
+}  // namespace lockstep

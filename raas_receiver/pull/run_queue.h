@@ -1,0 +1,93 @@
+// RunQueue: where the lanes of one pull and the thread that waits for them meet: the runs to be asked for, and what has
+// become of them.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/base/status.h"
+#include "raas_receiver/pull/block_run.h"
+#include "raas_receiver/pull/block_source.h"
+
+namespace lockstep {
+
+// What the queue needs of a lane. Called by any thread; returns at once.
+class RunConsumer {
+ public:
+  virtual ~RunConsumer() = default;
+  virtual void Wake() = 0;  // there may be work, or an end to it
+  virtual void GiveTicket(Result<Ticket> ticket) = 0;
+};
+
+// Thread-safe.
+class RunQueue {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // --- the thread in LaneSet::Fetch ---
+  void Join(std::shared_ptr<RunConsumer> lane);
+  void Post(const std::vector<BlockRun>& runs, BlockSink& sink);
+  // Waits until the posted runs are done, or one failed and no lane holds another. Calls `renew` for lanes that want
+  // tickets.
+  Status Wait(const std::function<Result<std::vector<Ticket>>(size_t lanes)>& renew);
+  // Makes every lane stop; waits for none.
+  void Stop();
+  // Waits until every lane has left, and forgets them.
+  void WaitForLanes();
+
+  // --- lanes ---
+  bool stopping() const;
+  // Lanes that stand by come in once the link proved long, or a lane was abandoned.
+  void WantSpares();
+  bool spares_wanted() const;
+  // A run to ask for; the lane owes a Done, Return or Refuse for it.
+  std::optional<BlockRun> Take();
+  BlockSink& sink() const { return *sink_; }  // REQUIRES a run taken
+  void Count(uint64_t payload_bytes, Clock::time_point now);
+  void Done();
+  // What has still to be asked for of a run; nothing: it is done.
+  void Return(std::optional<BlockRun> rest);
+  // The agent will not answer the run.
+  void Refuse(Status why);
+  void WantTicket(std::shared_ptr<RunConsumer> lane);
+  // The lane ends: by Stop when OK, else abandoned because of `status`.
+  void Leave(Status status);
+
+  SourceCounters counters() const;
+
+ private:
+  bool Settled() const;
+  void Fail(Status status);
+  void WakeAll();
+  void ServeTickets(std::unique_lock<std::mutex>& lock,
+                    const std::function<Result<std::vector<Ticket>>(size_t lanes)>& renew);
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::shared_ptr<RunConsumer>> lanes_;
+  std::vector<std::shared_ptr<RunConsumer>> wanting_tickets_;
+  std::deque<BlockRun> queue_;
+  BlockSink* sink_ = nullptr;
+  size_t taken_ = 0;    // runs that lanes hold
+  size_t present_ = 0;  // lanes that have not left
+  bool stopping_ = false;
+  bool spares_wanted_ = false;
+  Status failure_;    // of the current Post
+  Status last_loss_;  // why the last lane left
+  SourceCounters counters_;
+
+  // Of the current Post: its blocks come from the first one's end to the last one's.
+  Clock::time_point first_block_;
+  Clock::time_point last_block_;
+  uint64_t bytes_after_first_ = 0;
+};
+
+}  // namespace lockstep

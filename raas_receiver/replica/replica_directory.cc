@@ -1,0 +1,70 @@
+#include "raas_receiver/replica/replica_directory.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <set>
+#include <sstream>
+
+#include "common/base/text.h"
+#include "common/os/file.h"
+
+namespace lockstep {
+
+Result<ReplicaDirectory> ReplicaDirectory::Open(const std::string& root, const std::string& model) {
+  LS_RETURN_IF_ERROR(MakeDirs(root));
+  LS_RETURN_IF_ERROR(CheckWritableDir(root));
+  ReplicaDirectory directory(Cat(root, "/", model));
+  LS_RETURN_IF_ERROR(MakeDirs(directory.scratch_, 0755));
+  LS_RETURN_IF_ERROR(directory.Lock());
+  LS_RETURN_IF_ERROR(directory.Sweep());
+  return directory;
+}
+
+std::string ReplicaDirectory::ReplicaPath(size_t index) const {
+  return Cat(scratch_, "/replica-", index, ".safetensors");
+}
+
+std::string ReplicaDirectory::StatePath(size_t index) const {
+  return Cat(scratch_, "/replica-", index, ".state");
+}
+
+Status ReplicaDirectory::Lock() {
+  if (::chmod(scratch_.c_str(), 0700) != 0) return ErrnoStatus(errno, Cat("chmod ", scratch_));
+  const std::string path = Cat(scratch_, "/lock");
+  lock_ = UniqueFd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!lock_.valid()) return ErrnoStatus(errno, Cat("open ", path));
+  if (::flock(lock_.get(), LOCK_EX | LOCK_NB) == 0) return OkStatus();
+  if (errno != EWOULDBLOCK) return ErrnoStatus(errno, Cat("lock ", path));
+  return {ErrorCode::kState, Cat(path_, " belongs to another receiver that is running; choose another --root")};
+}
+
+Status ReplicaDirectory::Sweep() const {
+  namespace fs = std::filesystem;
+  const std::set<std::string> ours{scratch_ + "/lock", ServedPath(),   ReplicaPath(0),
+                                   StatePath(0),       ReplicaPath(1), StatePath(1)};
+  std::error_code error;
+  for (fs::directory_iterator it(scratch_, error), end; !error && it != end; it.increment(error)) {
+    if (!ours.contains(it->path().string())) LS_RETURN_IF_ERROR(RemoveTree(it->path().string()));
+  }
+  if (error) return ErrnoStatus(error.value(), Cat("read ", scratch_));
+  return OkStatus();
+}
+
+Held ReplicaDirectory::served() const {
+  const Result<std::string> text = ReadFile(ServedPath());
+  std::string run;
+  Version version = 0;
+  if (!text.ok() || !(std::istringstream(*text) >> run >> version)) return {};
+  const auto id = HexDecode16(run);
+  return id.ok() ? Held{{*id}, version} : Held{};
+}
+
+Status ReplicaDirectory::MarkServed(const Held& held) const {
+  return WriteFileAtomic(ServedPath(), Cat(ToHex(held.run), " ", held.version, "\n"), 0600);
+}
+
+}  // namespace lockstep

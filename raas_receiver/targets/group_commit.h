@@ -1,0 +1,90 @@
+// GroupCommit: one commit of a version into the memory of all ranks of an engine, in two phases (FORMAT.md, "A
+// commit").
+//
+//   Prepare() --> Prepared --(Hold)--> Held --(Write)--> Written --(the page's word)--> Committed --(Serve)--> Served
+//                    |                  |                   |
+//                    +------------------+-------------------+--(a rank is lost, or a write fails)--> Undone
+//
+// A half of a rank is written in Prepare when the rank does not read it, and else between Held and Written. So
+// double-buffered ranks are held for a moment only, and a group whose ranks read different halves is put right like any
+// other.
+//
+// Threads: one at a time.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/base/worker_pool.h"
+#include "raas_receiver/targets/group_members.h"
+#include "raas_receiver/targets/half_writes.h"
+#include "raas_receiver/targets/target_version.h"
+
+namespace lockstep {
+
+// What a commit brings about: `version`, from `before` (nothing: it is not at hand), by `deltas` between what ranks
+// hold. All of it stays as it is until the commit has ended.
+struct CommitRequest {
+  TargetVersion version;
+  std::optional<TargetVersion> before;
+  DeltasBetween deltas;
+};
+
+class GroupCommit {
+ public:
+  // Works out the writes that bring `members` to the version, by a plan for its layout, and does those into halves that
+  // nobody reads. `members`, `options` and `pool` outlive this. REQUIRES a complete group with a page.
+  static Result<std::unique_ptr<GroupCommit>> Prepare(GroupMembers& members, CommitRequest request,
+                                                      std::shared_ptr<const PlacementPlan> plan,
+                                                      const EngineTargetsOptions& options, WorkerPool& pool);
+
+  // The pause. OK: the ranks serve the version; those that did not resume in time are dropped. After an error ranks
+  // that failed are dropped, and the others serve what they did before; where their memory could not be made that again
+  // they stay held, with the page EMPTY when they served nothing before, and else WRITING. Once only.
+  Status Run();
+
+  const Held& version() const { return request_.version.held; }
+  uint64_t written_bytes() const { return idle_bytes_ + writes_.written_bytes(); }
+
+ private:
+  struct PageContent {
+    EngineState state;
+    Held serving;
+  };
+
+  GroupCommit(GroupMembers& members, CommitRequest request, std::shared_ptr<const PlacementPlan> plan,
+              const EngineTargetsOptions& options, WorkerPool& pool);
+
+  uint32_t IdleHalf() const;
+  Result<HalfWrites> Stage(const HeldByRank& from) const;
+  Status WriteIdleHalves();
+  void ForgetOutdated(const HeldByRank& written);
+
+  Status Hold();
+  Status Write();
+  void Serve(const Held& held, uint32_t half);
+  void AwaitServing();
+
+  void Undo();
+  Status WriteBack(const Held& served);
+  HeldByRank HeldAfterWrites(const Held& served) const;
+
+  void Step(std::string_view step) const;
+
+  GroupMembers& members_;
+  const CommitRequest request_;
+  const std::shared_ptr<const PlacementPlan> plan_;
+  const EngineTargetsOptions& options_;
+  WorkerPool& pool_;
+  const std::vector<std::shared_ptr<RankLink>> ranks_;  // of the plan: those that are lost meanwhile too
+  const uint32_t half_;                                 // that is written
+  HeldByRank paused_;                                   // what the ranks that are written in the pause held in it
+  HalfWrites writes_;                                   // those of the pause
+  uint64_t idle_bytes_ = 0;
+  std::optional<PageContent> page_before_;  // once the page says WRITING
+};
+
+}  // namespace lockstep

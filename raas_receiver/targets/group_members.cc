@@ -1,0 +1,102 @@
+#include "raas_receiver/targets/group_members.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "common/base/text.h"
+#include "common/telemetry/log.h"
+
+namespace lockstep {
+
+GroupMembers::GroupMembers(std::string model, const RankLink& first)
+    : model_(std::move(model)),
+      engine_(first.engine()),
+      halves_(first.halves()),
+      ranks_(first.description().world),
+      newcomers_(ranks_.size()),
+      have_page_(ranks_.size()) {}
+
+std::vector<std::shared_ptr<RankLink>> GroupMembers::present() const {
+  std::vector<std::shared_ptr<RankLink>> links;
+  std::copy_if(ranks_.begin(), ranks_.end(), std::back_inserter(links), [](const auto& link) { return link; });
+  return links;
+}
+
+Status GroupMembers::MakeRoom(const RankLink& link) {
+  const RankDescription& described = link.description();
+  if (described.world != world() || link.halves() != halves_) {
+    return {ErrorCode::kBadData, Cat(link.Label(), " says ", described.world, " ranks of ", link.halves(),
+                                     " halves, the others of its engine ", world(), " of ", halves_)};
+  }
+  const std::shared_ptr<RankLink>& taken = ranks_[described.rank];
+  if (!taken) return OkStatus();
+  if (!taken->gone()) {
+    return {ErrorCode::kState, Cat(link.Label(), ": process ", taken->pid(), " has that place; end it first")};
+  }
+  Drop(described.rank, {ErrorCode::kUnavailable, "its connection ended"});
+  return OkStatus();
+}
+
+void GroupMembers::Join(std::shared_ptr<RankLink> link) {
+  const uint32_t rank = link->rank();
+  Log(LogLevel::kInfo, "engine_rank_attached",
+      {{"model", model_},
+       {"engine", engine_},
+       {"rank", rank},
+       {"world", world()},
+       {"pid", link->pid()},
+       {"version", link->serving().version}});
+  ranks_[rank] = std::move(link);
+  newcomers_[rank] = true;
+  have_page_[rank] = false;
+  ++changes_;
+}
+
+void GroupMembers::Drop(size_t rank, const Status& why) {
+  LogWarn("engine_rank_lost", why,
+          {{"model", model_}, {"engine", engine_}, {"rank", rank}, {"pid", ranks_[rank]->pid()}});
+  ranks_[rank]->HangUp();
+  Forget(rank);
+}
+
+void GroupMembers::Refuse(size_t rank, const Status& why) {
+  LogWarn("engine_rank_refused", why, {{"model", model_}, {"engine", engine_}, {"rank", rank}});
+  ranks_[rank]->SendRefused(why);
+  Forget(rank);
+}
+
+void GroupMembers::Forget(size_t rank) {
+  ranks_[rank] = nullptr;
+  page_stale_ = page_stale_ || have_page_[rank];
+  ++changes_;
+}
+
+bool GroupMembers::DropGone() {
+  const Status gone(ErrorCode::kUnavailable, "its connection ended");
+  return !ForEach([&](RankLink& link) { return link.gone() ? gone : OkStatus(); }).ok();
+}
+
+Status GroupMembers::SendPage() {
+  if (!page_ || page_stale_) LS_RETURN_IF_ERROR(RenewPage());
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (have_page_[rank]) continue;
+    have_page_[rank] = true;
+    const Status sent = ranks_[rank]->SendAttached(page_->fd());
+    if (sent.ok()) continue;
+    Drop(rank, sent);
+    return sent;
+  }
+  return OkStatus();
+}
+
+Status GroupMembers::RenewPage() {
+  LS_ASSIGN_OR_RETURN(ControlPage page, ControlPage::Create(static_cast<uint32_t>(world())));
+  if (page_ && page_->state() == EngineState::kServing) page.Serve(page_->serving(), page_->half());
+  if (page_ && page_->state() == EngineState::kWriting) page.BeginWriting();
+  page_.emplace(std::move(page));
+  page_stale_ = false;
+  have_page_.assign(world(), false);
+  return OkStatus();
+}
+
+}  // namespace lockstep

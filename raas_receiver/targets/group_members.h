@@ -1,0 +1,94 @@
+// GroupMembers: the ranks of one engine: who is there, and the control page that they map.
+//
+//   absent --(Join)--> joined --(SendPage)--> attached
+//      ^                  |                      |
+//      +------------------+-(it is lost, refused)+
+//
+// A page belongs to one set of ranks (FORMAT.md): once a rank that has it is lost, the next SendPage gives all ranks
+// another one that says the same. The lost one may still read its own.
+//
+// Threads: one at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+#include "raas_receiver/targets/control_page.h"
+#include "raas_receiver/targets/half_writes.h"
+#include "raas_receiver/targets/rank_link.h"
+
+namespace lockstep {
+
+class GroupMembers {
+ public:
+  // For ranks of `model` with the engine, world and halves of `first`, which has yet to Join.
+  GroupMembers(std::string model, const RankLink& first);
+
+  const std::string& engine() const { return engine_; }
+  size_t world() const { return ranks_.size(); }
+  uint32_t halves() const { return halves_; }
+  size_t attached() const { return present().size(); }
+  bool complete() const { return attached() == world(); }
+  EngineRanks ranks() const { return ranks_; }  // by rank; null: not there
+  std::vector<std::shared_ptr<RankLink>> present() const;
+  uint64_t changes() const { return changes_; }  // ranks that came or went so far
+
+  // Why `link` must be refused: kBadData for another world or other halves than the group's, kState when its place is
+  // taken. A rank in its place whose connection has ended is dropped.
+  Status MakeRoom(const RankLink& link);
+  // REQUIRES MakeRoom.
+  void Join(std::shared_ptr<RankLink> link);
+  // Ends the connection of a rank, and forgets it.
+  void Drop(size_t rank, const Status& why);
+  // The same, with REFUSED.
+  void Refuse(size_t rank, const Status& why);
+  // Drops the ranks whose connection has ended. Whether there were any.
+  bool DropGone();
+  // Calls every rank that is there, drops those where that fails, and returns the first error.
+  template <typename Call>
+  Status ForEach(const Call& call);
+
+  // Newcomers are the ranks that joined since the last Settle.
+  bool newcomer(size_t rank) const { return newcomers_[rank]; }
+  void Settle() { newcomers_.assign(world(), false); }
+
+  // Answers ATTACHED, with the page, to the ranks that have not got it. An error is of a rank that was dropped.
+  // REQUIRES complete().
+  Status SendPage();
+  // Null before the first SendPage.
+  ControlPage* page() { return page_ ? &*page_ : nullptr; }
+  const ControlPage* page() const { return page_ ? &*page_ : nullptr; }
+
+ private:
+  void Forget(size_t rank);
+  Status RenewPage();
+
+  const std::string model_;
+  const std::string engine_;
+  const uint32_t halves_;
+  std::vector<std::shared_ptr<RankLink>> ranks_;
+  std::vector<bool> newcomers_;
+  std::optional<ControlPage> page_;
+  std::vector<bool> have_page_;
+  bool page_stale_ = false;  // a rank that had the page was lost
+  uint64_t changes_ = 0;
+};
+
+template <typename Call>
+Status GroupMembers::ForEach(const Call& call) {
+  Status first;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!ranks_[rank]) continue;
+    const Status status = call(*ranks_[rank]);
+    if (status.ok()) continue;
+    Drop(rank, status);
+    if (first.ok()) first = status;
+  }
+  return first;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,47 @@
+"""Where daemons listen, when the system chooses the ports: what they print, and the file that can be waited for."""
+
+import json
+import socket
+
+from harness import Daemon, wait_until
+from replicas import ToyModel
+from test_bad_input import DAEMONS, UNAVAILABLE, command, run
+
+
+def test_both_daemons_name_the_ports_that_they_got_and_remove_the_file_when_they_end(cluster):
+    agent = cluster.agent(listen="127.0.0.1:0")
+    receiver = cluster.receiver(agent)
+    assert agent.addresses.keys() == {"grpc", "lanes"} and receiver.addresses.keys() == {"grpc"}
+    for daemon in (receiver, agent):
+        for address in daemon.addresses.values():
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=60).close()
+        line = json.dumps(daemon.addresses, separators=(",", ":"))
+        assert daemon.address_file.read_text() == line + "\n" and line in daemon.log().splitlines()
+        assert daemon.stop() == 0 and not daemon.address_file.exists()
+
+
+def test_the_file_of_a_killed_daemon_is_replaced_by_the_next_one(cluster):
+    agent = cluster.agent()
+    agent.kill()
+    assert agent.address_file.exists()
+    agent.address_file.write_text("of the past")
+    Daemon.start(agent)  # and not Agent.start(), which removes the file
+    wait_until(lambda: agent.address_file.exists() and "past" not in agent.address_file.read_text(), "the file is new")
+    agent.wait_until_listening()
+    assert agent.answers()
+
+
+def test_receivers_get_the_lane_port_that_the_system_chose_also_under_another_host_name(cluster):
+    model = ToyModel(blocks=4)
+    agent = cluster.agent(lane_advertise="localhost:0")
+    receiver = cluster.receiver(agent)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.step())
+        receiver.wait_for(model.tensors)
+
+
+@DAEMONS
+def test_an_address_file_that_cannot_be_written_is_named(cluster, daemon):
+    result = run(command(daemon, cluster.directory, address_file=cluster.directory / "nowhere" / "addresses.json"))
+    assert result.returncode == UNAVAILABLE and "nowhere/addresses.json" in result.stderr

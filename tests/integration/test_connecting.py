@@ -1,0 +1,55 @@
+"""Calls to a daemon that answers late, or not at all."""
+
+import signal
+import subprocess
+import threading
+import time
+
+from harness import LOCKSTEPCTL
+from ports import ReservedPort
+from proxy import DelayProxy
+from replicas import ToyModel
+
+UNAVAILABLE, TRY_AGAIN = 69, 75
+
+
+def status_of(address: str, timeout_ms: int) -> subprocess.CompletedProcess:
+    command = [LOCKSTEPCTL, "--agent", address, "--timeout", str(timeout_ms), "status"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_receivers_and_lockstepctl_reach_an_agent_over_a_long_link(cluster):
+    model = ToyModel(blocks=4)
+    agent = cluster.agent()
+    with DelayProxy(agent.address, 0.3) as link, agent.publisher(model.tensors) as publisher:
+        receiver = cluster.receiver(link.address)
+        for version in (1, 2):
+            publisher.publish(version, model.step())
+            receiver.wait_for(model.tensors)
+        result = status_of(link.address, timeout_ms=20_000)
+        assert result.returncode == 0, result.stderr
+
+
+def test_a_call_waits_for_a_daemon_that_stands_still_for_a_second(cluster):
+    agent = cluster.agent()
+    agent.signal(signal.SIGSTOP)
+    resuming = threading.Timer(1.0, agent.signal, [signal.SIGCONT])
+    resuming.start()
+    result = status_of(agent.address, timeout_ms=20_000)
+    resuming.join()
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_call_to_a_silent_daemon_ends_at_its_own_deadline(cluster):
+    agent = cluster.agent()
+    agent.signal(signal.SIGSTOP)
+    began = time.monotonic()
+    result = status_of(agent.address, timeout_ms=1500)
+    assert result.returncode == TRY_AGAIN and time.monotonic() - began >= 1.5, result.stderr
+
+
+def test_a_call_where_nobody_listens_does_not_wait_for_its_deadline():
+    with ReservedPort() as nobody:
+        began = time.monotonic()
+        result = status_of(nobody.address, timeout_ms=20_000)
+    assert result.returncode == UNAVAILABLE and time.monotonic() - began < 10

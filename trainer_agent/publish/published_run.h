@@ -1,0 +1,51 @@
+// PublishedRun: the double buffer of one run, and what receivers are served of it.
+//
+// A version whose bytes are in a half is served once it was compared with the one before (InputOf), its manifest is
+// recorded, its delta retained, and the catalog has it.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "common/base/worker_pool.h"
+#include "trainer_agent/buffer/double_buffer.h"
+#include "trainer_agent/delta/delta_job.h"
+#include "trainer_agent/store/version_catalog.h"
+
+namespace lockstep {
+
+// The threads that diff. They compete with the ranks' own copies for cores and memory bandwidth.
+struct DiffThreads {
+  WorkerPool* pool = nullptr;
+  size_t while_written = ~size_t{0};  // of them, those that may work on a version that ranks still write
+};
+
+// Thread-safe.
+class PublishedRun {
+ public:
+  // REQUIRES the pool and catalog to outlive this.
+  PublishedRun(std::shared_ptr<DoubleBuffer> buffer, StoreOptions store, DiffThreads diff, VersionCatalog* catalog);
+
+  DoubleBuffer& buffer() const { return *buffer_; }
+  const std::shared_ptr<ServedRun>& served() const { return served_; }
+  WorkerPool* diff_pool() const { return diff_.pool; }
+
+  // Makes the run visible to receivers.
+  void Open() { catalog_->Open(served_); }
+
+  // For the diff of `half` against the other one, which holds `base` (null: nothing to compare with).
+  DeltaInput InputOf(size_t half, const std::shared_ptr<const Manifest>& base) const;
+  std::shared_ptr<const Manifest> MakeManifest(Version version, std::vector<uint64_t> block_hashes) const;
+  // Keeps the delta between two versions; where that cannot be, the log says so, and receivers get the version in full.
+  void RetainDelta(const Manifest& base, const Manifest& target, int64_t committed_unix_ns, CodecLevel level,
+                   const DeltaOutput& output);
+  void Serve(std::shared_ptr<const Manifest> manifest, int64_t committed_unix_ns);
+
+ private:
+  const std::shared_ptr<DoubleBuffer> buffer_;
+  const std::shared_ptr<ServedRun> served_;
+  const DiffThreads diff_;
+  VersionCatalog* const catalog_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,114 @@
+#include "trainer_agent/serve/agent_protos.h"
+
+#include <chrono>
+
+#include "common/rpc/status_mapping.h"
+
+namespace lockstep {
+namespace {
+
+// An empty id, as protos leave it when nobody set it, is the zero one.
+template <typename Id>
+Result<Id> IdOf(const std::string& bytes) {
+  if (bytes.empty()) return Id{};
+  const auto raw = Bytes16(bytes);
+  if (!raw.ok()) return Status(ErrorCode::kBadData, raw.status().message());
+  return Id{*raw};
+}
+
+
+v1::PullMode ToProto(PlanMode mode) {
+  switch (mode) {
+    case PlanMode::kUpToDate:
+      return v1::PULL_MODE_UP_TO_DATE;
+    case PlanMode::kFull:
+      return v1::PULL_MODE_FULL;
+    case PlanMode::kDelta:
+      return v1::PULL_MODE_DELTA;
+    case PlanMode::kChain:
+      return v1::PULL_MODE_CHAIN;
+    case PlanMode::kFolded:
+      return v1::PULL_MODE_FOLDED;
+  }
+  return v1::PULL_MODE_UNSPECIFIED;
+}
+
+}  // namespace
+
+Result<Held> FromProto(const v1::Held& held) {
+  LS_ASSIGN_OR_RETURN(const auto run, IdOf<RunId>(held.run()));
+  return Held{run, held.version()};
+}
+
+Result<PullRequest> FromProto(const v1::OpenPullRequest& request) {
+  PullRequest wanted{.model = request.model(),
+                     .receiver = request.receiver(),
+                     .lanes = request.lanes_wanted(),
+                     .force_full = request.force_full(),
+                     .link_bytes_per_s = request.link_bytes_per_s()};
+  LS_ASSIGN_OR_RETURN(wanted.held, FromProto(request.held()));
+  LS_ASSIGN_OR_RETURN(wanted.held_digest, IdOf<ManifestDigest>(request.held_digest()));
+  LS_ASSIGN_OR_RETURN(wanted.layout, IdOf<LayoutDigest>(request.layout_digest()));
+  return wanted;
+}
+
+Result<LiveRequest> FromProto(const v1::OpenLiveRequest& request) {
+  LiveRequest wanted{.model = request.model(),
+                     .receiver = request.receiver(),
+                     .lanes = request.lanes_wanted(),
+                     .link_bytes_per_s = request.link_bytes_per_s()};
+  LS_ASSIGN_OR_RETURN(wanted.layout, IdOf<LayoutDigest>(request.layout_digest()));
+  return wanted;
+}
+
+void ToProto(const Held& held, v1::Held* out) {
+  out->set_run(ToBytes(held.run));
+  out->set_version(held.version);
+}
+
+void ToProto(const PullPlan& plan, const std::string& lane_address, v1::PullPlan* out) {
+  out->set_pull_id(plan.pull_id);
+  out->set_mode(ToProto(plan.mode));
+  ToProto(plan.base, out->mutable_base());
+  ToProto(plan.target, out->mutable_target());
+  out->set_target_digest(ToBytes(plan.target_digest));
+  out->set_committed_unix_ns(plan.committed_unix_ns);
+  out->set_payload_bytes(plan.payload_bytes);
+  out->set_lane_address(lane_address);
+  if (!plan.steps.empty()) out->set_level(static_cast<v1::CodecLevel>(plan.level->number));
+  for (const Ticket& ticket : plan.tickets) out->add_tickets(ToBytes(ticket));
+  uint64_t changed_elements = 0;
+  for (const PlannedStep& planned : plan.steps) {
+    const PayloadHeader& header = planned.payload->header();
+    v1::DeltaStep* step = out->add_steps();
+    step->set_payload_id(planned.payload_id);
+    step->set_base(header.base);
+    step->set_target(header.target);
+    step->set_target_digest(ToBytes(header.target_digest));
+    step->set_entries(header.entries);
+    step->set_data_bytes(header.data_bytes);
+    step->set_changed_elements(header.changed_elements);
+    changed_elements += header.changed_elements;
+  }
+  out->set_changed_elements(changed_elements);
+}
+
+void ToProto(const Payload& payload, v1::RetainedDelta* out) {
+  const PayloadHeader& header = payload.header();
+  out->set_base(header.base);
+  out->set_target(header.target);
+  out->set_payload_bytes(header.data_bytes);
+  out->set_changed_elements(header.changed_elements);
+  out->set_changed_blocks(header.entries);
+  out->set_folded(header.steps_folded > 1);
+}
+
+void ToProto(const ReceiverReport& report, v1::ReceiverState* out) {
+  out->set_receiver(report.receiver);
+  ToProto(report.held, out->mutable_held());
+  out->set_last_outcome(report.outcome);
+  const auto ago = std::chrono::steady_clock::now() - report.at;
+  out->set_seconds_ago(static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(ago).count()));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,46 @@
+// LiveAnswers: what a subscription's lane answers: its share of a delta while that is being made
+// (common/wire/FORMAT.md, "Live").
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "trainer_agent/serve/lane_output.h"
+#include "trainer_agent/serve/wakeup.h"
+
+namespace lockstep {
+
+// Used by the one coroutine that owns the lane, on the strand of `socket`. An error ends the lane; kUnavailable: the
+// peer or its subscription is gone.
+class LiveAnswers {
+ public:
+  // All but the gate outlive this.
+  LiveAnswers(asio::ip::tcp::socket& socket, Pull& pull, std::shared_ptr<WakeupGate> gate, LaneOutput& output,
+              ServeSpan& span)
+      : socket_(socket),
+        pull_(pull),
+        output_(output),
+        span_(span),
+        wakeup_(std::make_shared<Wakeup>(socket.get_executor(), std::move(gate))) {}
+
+  // Waits for the delta, then sends its blocks as they are made.
+  asio::awaitable<Result<LaneAnswer>> SendLive(const BlockRequest& request);
+
+ private:
+  using Blocks = std::vector<std::shared_ptr<const DeltaBlock>>;
+
+  asio::awaitable<Result<std::shared_ptr<LiveDelta>>> UntilBegun(Version base, Status& refusal);
+  asio::awaitable<Status> SendShare(const BlockRequest& request, const LiveDelta& delta, const Blocks& blocks,
+                                    LaneAnswer& answer);
+  asio::awaitable<Status> UntilWoken();
+  void WatchPeer();
+
+  asio::ip::tcp::socket& socket_;
+  Pull& pull_;
+  LaneOutput& output_;
+  ServeSpan& span_;
+  const std::shared_ptr<Wakeup> wakeup_;
+  std::shared_ptr<bool> peer_spoke_;  // null: nobody watches for it
+};
+
+}  // namespace lockstep

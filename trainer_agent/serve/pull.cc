@@ -1,0 +1,67 @@
+#include "trainer_agent/serve/pull.h"
+
+#include "common/base/text.h"
+
+namespace lockstep {
+
+void Pull::AddPayload(uint64_t payload_id, std::shared_ptr<const Payload> payload) {
+  std::lock_guard lock(mutex_);
+  payloads_[payload_id] = std::move(payload);
+}
+
+void Pull::DropPayloads() {
+  std::lock_guard lock(mutex_);
+  payloads_.clear();
+}
+
+std::shared_ptr<const Payload> Pull::FindPayload(uint64_t payload_id) const {
+  std::lock_guard lock(mutex_);
+  const auto at = payloads_.find(payload_id);
+  return at == payloads_.end() ? nullptr : at->second;
+}
+
+void Pull::HoldDeltas() {
+  std::lock_guard lock(mutex_);
+  hold_ = run->deltas().HoldFrom(target);
+}
+
+void Pull::Touch() {
+  std::lock_guard lock(mutex_);
+  touched_ = Clock::now();
+}
+
+bool Pull::TouchedSince(Clock::time_point time) const {
+  std::lock_guard lock(mutex_);
+  return touched_ >= time;
+}
+
+bool Pull::Expired(Clock::time_point time) const {
+  if (live() && has_lanes()) return false;
+  return closed() || !TouchedSince(time);
+}
+
+std::vector<Ticket> Pull::IssueTickets(uint32_t count, size_t max_unused) {
+  std::vector<Ticket> tickets(count);
+  std::lock_guard lock(mutex_);
+  for (Ticket& ticket : tickets) {
+    ticket = RandomId<Ticket>();
+    if (tickets_.size() >= max_unused) tickets_.erase(tickets_.begin());
+    tickets_.insert(ticket);
+  }
+  return tickets;
+}
+
+bool Pull::UseTicket(const Ticket& ticket) {
+  std::lock_guard lock(mutex_);
+  return tickets_.erase(ticket) > 0;
+}
+
+Result<Pull::LaneLease> Pull::AddLane(const std::shared_ptr<Pull>& pull, uint32_t max_lanes) {
+  std::lock_guard lock(pull->mutex_);
+  if (pull->lanes_ >= max_lanes) {
+    return Status(ErrorCode::kResourceExhausted, Cat("the pull has ", pull->lanes_, " lanes, twice --max-lanes"));
+  }
+  return LaneLease(pull, pull->lanes_++);
+}
+
+}  // namespace lockstep

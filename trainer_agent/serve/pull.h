@@ -1,0 +1,91 @@
+// Pull: one pull in progress as its lanes see it, and the tickets that let them in.
+//
+// It keeps alive what was promised: its payloads, and for a full pull the deltas from its target on. A pull of
+// PullTable::OpenLive is a subscription: it has no target, and lasts as long as its lanes.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "trainer_agent/store/version_catalog.h"
+
+namespace lockstep {
+
+// Thread-safe.
+class Pull {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // `follower`: of a subscription, else null.
+  Pull(uint64_t id, std::string receiver, std::shared_ptr<ServedRun> run, Version target,
+       std::unique_ptr<LiveFeed::Follower> follower = nullptr)
+      : id(id),
+        receiver(std::move(receiver)),
+        run(std::move(run)),
+        target(target),
+        follower_(std::move(follower)),
+        touched_(Clock::now()) {}
+
+  const uint64_t id;
+  const std::string receiver;
+  const std::shared_ptr<ServedRun> run;
+  const Version target;  // as planned first; CatchUp moves on from it
+
+  void AddPayload(uint64_t payload_id, std::shared_ptr<const Payload> payload);
+  void DropPayloads();
+  std::shared_ptr<const Payload> FindPayload(uint64_t payload_id) const;  // null: not of this pull
+  // Keeps the deltas from the target on.
+  void HoldDeltas();
+
+  void Touch();
+  bool TouchedSince(Clock::time_point time) const;
+  bool live() const { return follower_ != nullptr; }
+  // From now on no lane is let in; those that are there end, at the latest with the next version.
+  void Close() { closed_ = true; }
+  bool closed() const { return closed_; }
+  // Whether it is to be forgotten: closed, or not touched since `time`, and in both cases no subscription with lanes.
+  bool Expired(Clock::time_point time) const;
+  bool has_lanes() const { return lanes_ > 0; }
+
+  // At most `max_unused` tickets stay valid until they are used.
+  std::vector<Ticket> IssueTickets(uint32_t count, size_t max_unused);
+  bool UseTicket(const Ticket& ticket);  // false: there is no such ticket
+
+  // One lane that was let in; its end makes room for another.
+  class LaneLease {
+   public:
+    LaneLease(std::shared_ptr<Pull> pull, uint32_t lane) : pull_(std::move(pull)), lane_(lane) {}
+    LaneLease(LaneLease&&) = default;
+    ~LaneLease() {
+      if (pull_ != nullptr) --pull_->lanes_;
+    }
+    Pull& operator*() const { return *pull_; }
+    Pull* operator->() const { return pull_.get(); }
+    uint32_t lane() const { return lane_; }  // how many the pull had before it
+
+   private:
+    std::shared_ptr<Pull> pull_;
+    uint32_t lane_ = 0;
+  };
+
+  // kResourceExhausted: `max_lanes` are there already.
+  static Result<LaneLease> AddLane(const std::shared_ptr<Pull>& pull, uint32_t max_lanes);
+
+ private:
+  const std::unique_ptr<LiveFeed::Follower> follower_;
+  mutable std::mutex mutex_;
+  std::map<uint64_t, std::shared_ptr<const Payload>> payloads_;
+  std::unique_ptr<DeltaStore::Hold> hold_;
+  std::set<Ticket> tickets_;
+  Clock::time_point touched_;
+  std::atomic<uint32_t> lanes_{0};
+  std::atomic<bool> closed_{false};
+};
+
+}  // namespace lockstep

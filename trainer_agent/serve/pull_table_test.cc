@@ -1,0 +1,119 @@
+// Pulls: what is planned, who is let in, and what expires.
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cctype>
+
+#include "proto/lockstep/v1/model.pb.h"
+#include "trainer_agent/serve/serve_fixture.h"
+
+namespace lockstep {
+namespace {
+
+TEST_CASE("What a receiver holds decides what it gets") {
+  Served served;
+  CHECK((*served.pulls.Open(served.Request(1))).mode == PlanMode::kUpToDate);
+  served.Publish(2);
+  CHECK((*served.pulls.Open(served.Request(1))).mode == PlanMode::kDelta);
+  served.Publish(3);
+  const auto folded = served.pulls.Open(served.Request(1));
+  CHECK(folded->mode == PlanMode::kFolded);
+  CHECK(folded->target.version == 3);
+  const auto full = served.pulls.Open(served.Request());
+  CHECK(full->mode == PlanMode::kFull);
+  CHECK(full->payload_bytes == kBlocks * kBlock);
+  CHECK(full->tickets.size() == 2);
+  CHECK(served.pulls.Open(served.Request()).status().code() == ErrorCode::kResourceExhausted);
+}
+
+TEST_CASE("Another run, other bytes under the same number, or a request for full blocks get full") {
+  Served served;
+  served.Publish(2);
+  PullRequest other_run = served.Request(1);
+  other_run.held.run = RandomId<RunId>();
+  CHECK((*served.pulls.Open(other_run)).mode == PlanMode::kFull);
+  PullRequest other_bytes = served.Request(1);
+  other_bytes.held_digest = RandomId<ManifestDigest>();
+  CHECK((*served.pulls.Open(other_bytes)).mode == PlanMode::kFull);
+  PullRequest forced = served.Request(2);
+  forced.force_full = true;
+  CHECK((*served.pulls.Open(forced)).mode == PlanMode::kFull);
+}
+
+TEST_CASE("Unknown models and foreign layouts are refused") {
+  Served served;
+  PullRequest request = served.Request();
+  request.model = "nobody";
+  CHECK(served.pulls.Open(request).status().code() == ErrorCode::kNotFound);
+  request = served.Request();
+  request.layout = {};
+  CHECK(served.pulls.Open(request).status().code() == ErrorCode::kState);
+}
+
+TEST_CASE("A ticket admits one lane once, and only to its pull") {
+  Served served;
+  const auto plan = served.pulls.Open(served.Request());
+  const auto other = served.pulls.Open(served.Request());
+  CHECK(served.pulls.Admit(other->pull_id, plan->tickets[0]).status().code() == ErrorCode::kPermission);
+  CHECK(served.pulls.Admit(plan->pull_id, plan->tickets[0]).ok());
+  CHECK(served.pulls.Admit(plan->pull_id, plan->tickets[0]).status().code() == ErrorCode::kPermission);
+  const auto renewed = served.pulls.RenewTickets(plan->pull_id, 100);
+  CHECK(renewed->size() == 3);
+  CHECK(served.pulls.Admit(plan->pull_id, (*renewed)[2]).ok());
+  served.pulls.Close(plan->pull_id, {served.run->run(), 1}, "ok");
+  CHECK_FALSE(served.pulls.Admit(plan->pull_id, plan->tickets[1]).ok());
+  CHECK(served.pulls.Reports("actor").at(0).outcome == "ok");
+  CHECK(served.pulls.open_pulls("actor") == 1);
+}
+
+TEST_CASE("A full pull that was overtaken gets the steps from its oldest block on") {
+  Served served;
+  const auto plan = served.pulls.Open(served.Request());
+  served.Publish(2);
+  served.Publish(3);
+  const auto steps = served.pulls.CatchUp(plan->pull_id, 1);
+  REQUIRE(steps.ok());
+  CHECK(steps->steps.size() == 2);
+  CHECK(steps->target.version == 3);
+  CHECK((*served.pulls.CatchUp(plan->pull_id, 3)).steps.empty());
+  CHECK(served.pulls.CatchUp(plan->pull_id + 1, 1).status().code() == ErrorCode::kNotFound);
+}
+
+TEST_CASE("Live lanes of a pull are limited, and the end of one makes room") {
+  Served served;
+  const auto plan = served.pulls.Open(served.Request());
+  std::vector<Pull::LaneLease> lanes;
+  for (int i = 0; i < 6; ++i) {
+    const auto ticket = served.pulls.RenewTickets(plan->pull_id, 1)->at(0);
+    lanes.push_back(*served.pulls.Admit(plan->pull_id, ticket));
+  }
+  auto ticket = served.pulls.RenewTickets(plan->pull_id, 1)->at(0);
+  CHECK(served.pulls.Admit(plan->pull_id, ticket).status().code() == ErrorCode::kResourceExhausted);
+  lanes.pop_back();
+  ticket = served.pulls.RenewTickets(plan->pull_id, 1)->at(0);
+  CHECK(served.pulls.Admit(plan->pull_id, ticket).ok());
+}
+
+TEST_CASE("A pull that nobody touches expires") {
+  Served served;
+  PullTable pulls(&served.catalog, {.max_pulls = 1, .idle_timeout = std::chrono::hours(1)});
+  const auto plan = pulls.Open(served.Request());
+  CHECK_FALSE(pulls.Open(served.Request()).ok());
+  pulls.Expire(Pull::Clock::now() + std::chrono::minutes(61));
+  CHECK(pulls.Open(served.Request()).ok());
+  CHECK_FALSE(pulls.Admit(plan->pull_id, plan->tickets[0]).ok());
+}
+
+TEST_CASE("The control plane has every codec level, by number and name, and no others") {
+  const auto* levels = v1::CodecLevel_descriptor();
+  for (const CodecLevel level : CodecLevel::All()) {
+    const auto* value = levels->FindValueByNumber(level->number);
+    REQUIRE(value != nullptr);
+    std::string name = "CODEC_LEVEL_" + std::string(level->name);
+    std::ranges::transform(name, name.begin(), [](unsigned char letter) { return std::toupper(letter); });
+    CHECK(value->name() == name);
+  }
+  CHECK(static_cast<size_t>(levels->value_count()) == CodecLevel::All().size() + 1);  // and unspecified
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,65 @@
+// Wakeup: wakes the coroutine of a lane from any thread, also when that lane, or the whole server, is long gone.
+#pragma once
+
+#include <asio.hpp>
+#include <functional>
+#include <memory>
+#include <mutex>
+
+namespace lockstep {
+
+// Open while the threads that run lanes live; their owner closes it.
+class WakeupGate {
+ public:
+  void Close() {
+    std::lock_guard lock(mutex_);
+    open_ = false;
+  }
+  // Calls `wake`, unless the gate is closed.
+  template <typename Wake>
+  void Pass(Wake wake) {
+    std::lock_guard lock(mutex_);
+    if (open_) wake();
+  }
+
+ private:
+  std::mutex mutex_;
+  bool open_ = true;
+};
+
+class Wakeup : public std::enable_shared_from_this<Wakeup> {
+ public:
+  // `strand`: of the lane. REQUIRES its context to outlive the gate's being open.
+  Wakeup(asio::any_io_executor strand, std::shared_ptr<WakeupGate> gate) : timer_(strand), gate_(std::move(gate)) {}
+
+  // What wakes the coroutine; may be called by any thread, at any time, and returns at once.
+  std::function<void()> Waker() {
+    return [gate = gate_, weak = weak_from_this()] {
+      gate->Pass([&] {
+        const auto self = weak.lock();
+        if (self != nullptr) asio::post(self->timer_.get_executor(), [self] { self->Wake(); });
+      });
+    };
+  }
+  // On the strand.
+  void Wake() {
+    woken_ = true;
+    timer_.cancel();
+  }
+  // Until it was woken since the last call.
+  asio::awaitable<void> Wait() {
+    if (!woken_) {
+      asio::error_code cancelled;
+      timer_.expires_at(asio::steady_timer::time_point::max());
+      co_await timer_.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
+    }
+    woken_ = false;
+  }
+
+ private:
+  asio::steady_timer timer_;
+  const std::shared_ptr<WakeupGate> gate_;
+  bool woken_ = false;
+};
+
+}  // namespace lockstep
