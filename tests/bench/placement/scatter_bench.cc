@@ -101,8 +101,8 @@ struct Engine {
       description.halves = {{MemoryDescription{.bytes = last.offset + ExtentBytes(last)}}};
     }
     plan = OrDie(PlacementPlan::Compile(layout, ranks, unused));
-    for (const TargetBuffer& window : plan->buffers()) {
-      memories.push_back(NewHostMemory(OrDie(CreateMemfdSegment("window", window.bytes))));
+    for (const TargetBuffer& buffer : plan->buffers()) {
+      memories.push_back(NewHostMemory(OrDie(CreateMemfdSegment("buffer", buffer.bytes))));
     }
   }
   StagedWrites::Memories all() const {
@@ -113,8 +113,8 @@ struct Engine {
   std::vector<bool> wanted() const { return std::vector<bool>(memories.size(), true); }
 
   void CheckHolds(const Replica& replica) const {
-    for (uint32_t window = 0; window < memories.size(); ++window) {
-      if (OrDie(memories[window]->Equal(plan->copies(window), replica.data().data()))) continue;
+    for (uint32_t buffer = 0; buffer < memories.size(); ++buffer) {
+      if (OrDie(memories[buffer]->Equal(plan->copies(buffer), replica.data().data()))) continue;
       Fail({ErrorCode::kInternal, "an engine rank has other bytes than the replica"});
     }
   }

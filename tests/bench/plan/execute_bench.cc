@@ -54,13 +54,13 @@ void Run(bool quick) {
   const TrainingModel model = OrDie(BuildTrainingModel(sheets));
   const CopyPlan plan = OrDie(CompileExport(model, BesideAgent(sheets)));
   std::vector<RankMemory> ranks;
-  std::vector<CopyList> shares;
+  std::vector<CopyList> lists;
   uint64_t held = 0;
   for (uint32_t rank = 0; rank < kRanks; ++rank) {
     ranks.push_back(MemoryOf(sheets[rank], static_cast<uint8_t>(rank)));
     held += ranks.back().bytes;
     const LocalsBySource by_source(SourcesOfRank(model, rank), model.sources.size());
-    shares.push_back(
+    lists.push_back(
         OrDie(LowerCopies(model, ChunksOf(model, plan.ranks[rank]), ranks[rank].locals, by_source)).changing);
   }
   std::byte* const half = SharedMemory(std::max(held, plan.bytes));
@@ -69,7 +69,7 @@ void Run(bool quick) {
   std::vector<PlacedCopy> placed;
   const auto execute = [&] {
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      OrDie(Place(shares[rank].copies, ranks[rank].locals, half, placed));
+      OrDie(Place(lists[rank].copies, ranks[rank].locals, half, placed));
       OrDie(engine->Start(placed));
       OrDie(engine->Finish());
     }

@@ -191,14 +191,15 @@ Steps Measure(const ModelShape& model, int repeats) {
   return steps;
 }
 
+void Run(bool quick) {
+  const int repeats = quick ? 1 : 7;
+  Measure(DeepSeekLike(28, 704), repeats);
+  Measure(DeepSeekLike(130, 704), repeats).PrintFigure("layout_100k");
+}
+
 }  // namespace
 }  // namespace lockstep::bench
 
 int main(int argc, char** argv) {
-  using namespace lockstep;         // NOLINT
-  using namespace lockstep::bench;  // NOLINT
-  const bool quick = argc > 1 && std::string_view(argv[1]) == "--quick";
-  const int repeats = quick ? 1 : 7;
-  Measure(DeepSeekLike(28, 704), repeats);
-  Measure(DeepSeekLike(130, 704), repeats).PrintFigure("layout_100k");
+  lockstep::bench::Run(argc > 1 && std::string_view(argv[1]) == "--quick");
 }

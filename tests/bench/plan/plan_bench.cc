@@ -69,13 +69,7 @@ void Measure(std::string_view name, const std::vector<std::string>& texts, size_
   PrintResult(name, "s", bytes, seconds, {bound});
 }
 
-}  // namespace
-}  // namespace lockstep::bench
-
-int main(int argc, char** argv) {
-  using namespace lockstep;         // NOLINT
-  using namespace lockstep::bench;  // NOLINT
-  const bool quick = argc > 1 && std::string_view(argv[1]) == "--quick";
+void Run(bool quick) {
   const int repeats = quick ? 1 : 5;
   Measure("plan_compile_qwen3_30b_a3b", SheetTexts(kQwen3, {.world = 64, .tensor = 4, .pipeline = 2, .expert = 8}),
           18'867, repeats, 1);
@@ -85,4 +79,11 @@ int main(int argc, char** argv) {
           kDeepSeekV3,
           {.world = 512, .tensor = 8, .pipeline = 16, .expert = 32, .first_stage_layers = 3, .last_stage_layers = 2}),
       46'181, repeats, 10);
+}
+
+}  // namespace
+}  // namespace lockstep::bench
+
+int main(int argc, char** argv) {
+  lockstep::bench::Run(argc > 1 && std::string_view(argv[1]) == "--quick");
 }
