@@ -1,4 +1,4 @@
-"""liblockstep.so over ctypes: where it is, and its functions with their types (the contract: export_plugin/lockstep.h)."""
+"""liblockstep.so over ctypes: where it is, and its functions with their types (contract: export_plugin/lockstep.h)."""
 
 import ctypes
 import functools

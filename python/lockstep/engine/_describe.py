@@ -1,4 +1,4 @@
-"""describe: what a module's parameters are, for a receiver to write them (raas_receiver/placement/description/FORMAT.md)."""
+"""describe: what a module's parameters are, for the receiver (raas_receiver/placement/description/FORMAT.md)."""
 
 from typing import Any, Sequence
 

@@ -41,8 +41,8 @@ class Follower:
 
     A thread of its own attaches to the receiver and comes back whenever that went away. CPU parameters are moved into
     shared memory, once, when the follower is made, and with them all that modules keep in their memory; GPU parameters
-    stay where they are and are shared by CUDA IPC. The modules, their Parameter objects, dtypes, strides, views and ties
-    stay. Readers may be any threads:
+    stay where they are and are shared by CUDA IPC. The modules, their Parameter objects, dtypes, strides, views and
+    ties stay. Readers may be any threads:
 
         with follower.serving() as served:
             answer = model(prompt)  # weights do not change inside; all of it is by served.run and served.version

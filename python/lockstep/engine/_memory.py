@@ -218,8 +218,8 @@ def ipc_handle(raw: bytes, name: str) -> bytes:
 
 
 def lend(module: Any, parameters: "Sequence[Parameter]", double_buffered: bool) -> Any:
-    """The memory that the parameters lie in afterwards. BadDataError: they lie where no other process can write, or what
-    shares their memory cannot move with them."""
+    """The memory that the parameters lie in afterwards. BadDataError: they lie where no other process can write, or
+    what shares their memory cannot move with them."""
     kinds = {parameter.tensor.device.type for parameter in parameters}
     if kinds == {"cpu"}:
         return HostMemory(parameters, aliases_of(module, parameters), 2 if double_buffered else 1)

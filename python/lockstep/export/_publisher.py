@@ -154,8 +154,8 @@ class Publisher(Handle):
         self._call("abort")
 
     def _c_tensors(self) -> "tuple[ctypes.Array[abi.CTensor], Any]":
-        """The descriptions for the library, and what must live as long as they do. Packed, since assigning the fields of
-        100,000 structures takes a second."""
+        """The descriptions for the library, and what must live as long as they do. Packed, since assigning the fields
+        of 100,000 structures takes a second."""
         dtypes = {dtype: ctypes.create_string_buffer(dtype.encode()) for dtype in {m.dtype for m in self._tensors}}
         dtype_at = {dtype: ctypes.addressof(buffer) for dtype, buffer in dtypes.items()}
         encoded = [meta.name.encode() for meta in self._tensors]
