@@ -63,7 +63,7 @@ Status CheckBucket(const BucketHeader& header, const BucketPlace& expected, Byte
     return Differs(peer, "bucket's size", Cat(header.payload_bytes), Cat(expected.payload_bytes));
   }
   if (header.code != 0) {
-    return {ErrorCode::kAborted, Cat("rank ", peer, " gave version ", expected.version, " up (", CodeLabel(header.code),
+    return {ErrorCode::kAborted, Cat("rank ", peer, " aborted version ", expected.version, " (", CodeLabel(header.code),
                                      "); its own error says why")};
   }
   if (header.payload_hash != Hash64(payload)) {

@@ -60,7 +60,7 @@ TEST_CASE("A payload that differs is corrupt, and that of a failed end is not ch
   const BucketHeader failed = MakeHeader(Place(), ErrorCode::kIo, {});
   CHECK(failed.payload_hash == 0);
   CHECK(Check(failed, Place()).code() == ErrorCode::kAborted);
-  CHECK_THAT(Check(failed, Place()).message(), Contains("gave version 7 up (io)"));
+  CHECK_THAT(Check(failed, Place()).message(), Contains("aborted version 7 (io)"));
 }
 
 TEST_CASE("An answer says whether the version was committed") {

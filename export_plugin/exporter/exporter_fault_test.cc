@@ -29,7 +29,7 @@ TEST_CASE("A remote rank that cannot give its bytes ends the version for all, an
   CHECK(outcomes[1].code() == ErrorCode::kBadData);
   CHECK_THAT(outcomes[1].message(), Contains("\"o\" has no address"));
   CHECK(outcomes[0].code() == ErrorCode::kAborted);
-  CHECK_THAT(outcomes[0].message(), Contains("rank 1 gave version 2 up (bad_data)"));
+  CHECK_THAT(outcomes[0].message(), Contains("rank 1 aborted version 2 (bad_data)"));
   CHECK(outcomes[2].code() == ErrorCode::kAborted);
   CHECK_THAT(outcomes[2].message(), Contains("version 2 was not committed by rank 0"));
   fleet.SetAddresses(1, addresses);
@@ -114,7 +114,7 @@ TEST_CASE("A proxy that left a version out answers those that sent it theirs, an
   CHECK(fleet.exporter(0).stats().exchange_memory_bytes <= kMinBucketBytes);
 }
 
-TEST_CASE("A rank that failed before it came to publishing gives the version up, and nobody waits or is out of step") {
+TEST_CASE("A rank that failed before it came to publishing aborts the version, and nobody waits or is out of step") {
   for (const uint32_t rank : {0, 1, 2}) {
     Fleet fleet(SmallModel(), {.shards = 4, .beside = {true, false, true, false}});
     fleet.Open();

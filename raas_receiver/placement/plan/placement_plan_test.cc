@@ -3,77 +3,10 @@
 #include <catch2/catch.hpp>
 
 #include "raas_receiver/placement/description/format_example.h"
+#include "raas_receiver/placement/plan/plan_testing.h"
 
 namespace lockstep {
 namespace {
-
-using Where = std::vector<std::pair<uint32_t, uint64_t>>;  // buffer and byte
-
-std::shared_ptr<const ModelLayout> Layout(std::vector<TensorMeta> tensors) {
-  REQUIRE(AssignOffsets(tensors).ok());
-  auto layout = ModelLayout::Create(std::move(tensors));
-  INFO(layout.status().ToString());
-  REQUIRE(layout.ok());
-  return *layout;
-}
-
-TensorMeta Tensor(const std::string& name, Extents shape, DType dtype = DType::kBF16) {
-  return {.name = name, .dtype = dtype, .shape = std::move(shape)};
-}
-
-// A contiguous parameter in bf16.
-EngineParameter Parameter(const std::string& name, const Extents& shape, uint64_t offset, std::vector<Slice> slices) {
-  return {.name = name,
-          .shape = shape,
-          .strides = TensorView::Contiguous(shape, 1, 0).strides,
-          .offset = offset,
-          .slices = std::move(slices)};
-}
-
-// All of the tensor of the same name.
-EngineParameter Same(const std::string& name, const Extents& shape, uint64_t offset) {
-  return Parameter(name, shape, offset, {{name, Extents(shape.size()), shape, Extents(shape.size())}});
-}
-
-RankDescription Rank(uint32_t number, std::vector<EngineParameter> parameters) {
-  return {.rank = number,
-          .world = 4,
-          .place = {.engine = "described"},
-          .halves = {{{.bytes = uint64_t{1} << 34}}},
-          .parameters = std::move(parameters)};
-}
-
-std::shared_ptr<const PlacementPlan> Compile(const ModelLayout& layout, const std::vector<RankDescription>& ranks,
-                                             const std::vector<std::string>& unused = {}) {
-  const auto plan = PlacementPlan::Compile(layout, ranks, unused);
-  INFO(plan.status().ToString());
-  REQUIRE(plan.ok());
-  return *plan;
-}
-
-std::string Refusal(const ModelLayout& layout, const std::vector<RankDescription>& ranks,
-                    const std::vector<std::string>& unused = {}) {
-  const auto plan = PlacementPlan::Compile(layout, ranks, unused);
-  REQUIRE(plan.status().code() == ErrorCode::kBadData);
-  return plan.status().message();
-}
-
-Where WhereTo(const PlacementPlan& plan, uint64_t position) {
-  Where where;
-  const auto range = plan.RowRangeAt(position);
-  if (range == plan.row_ranges().end() || position < range->offset) return where;
-  const uint64_t row = (position - range->offset) / range->pitch;
-  const uint64_t column = (position - range->offset) % range->pitch;
-  for (const ColumnCopy& copy : plan.column_copies(*range)) {
-    if (column < copy.column || column >= copy.column + copy.bytes) continue;
-    where.emplace_back(copy.buffer, copy.target_offset + row * copy.target_pitch + (column - copy.column));
-  }
-  return where;
-}
-
-std::vector<StridedRange> Zeros(const PlacementPlan& plan, uint32_t buffer) {
-  return {plan.zeros(buffer).begin(), plan.zeros(buffer).end()};
-}
 
 // ---- The format's example ----------------------------------------------------------------------------------------
 
@@ -101,11 +34,11 @@ TEST_CASE("The example's plan is the one that the format describes") {
   REQUIRE(plan->buffers().size() == 2);
   CHECK(plan->buffers()[1].rank == 1);
   CHECK(plan->buffers()[1].bytes == 128);
-  CHECK(WhereTo(*plan, 58) == Where{{1, 10}});
-  CHECK(WhereTo(*plan, 86) == Where{{0, 54}, {1, 54}});
-  CHECK(WhereTo(*plan, 144) == Where{{1, 80}});
-  CHECK(WhereTo(*plan, 180) == Where{{1, 94}});
-  CHECK(WhereTo(*plan, 210) == Where{{1, 116}});
+  CHECK(WhereTo(*plan, 58) == Places{{1, 10}});
+  CHECK(WhereTo(*plan, 86) == Places{{0, 54}, {1, 54}});
+  CHECK(WhereTo(*plan, 144) == Places{{1, 80}});
+  CHECK(WhereTo(*plan, 180) == Places{{1, 94}});
+  CHECK(WhereTo(*plan, 210) == Places{{1, 116}});
   CHECK(plan->copied_bytes(0) == 120);
   CHECK(plan->copied_bytes(1) == 104);
   CHECK(plan->zeros(0).empty());
@@ -128,154 +61,6 @@ TEST_CASE("Any other place, memory or model gives another digest") {
   std::vector<TensorMeta> tensors = layout->tensors();
   tensors.push_back(Tensor("mtp.weight", {2}));
   CHECK(Compile(*Layout(tensors), ExampleRanks(), {"mtp.weight"})->digest() != digest);
-}
-
-// ---- Row ranges and column copies --------------------------------------------------------------------------------
-
-TEST_CASE("Tensors that one rank takes whole and in order are one range and one copy") {
-  const auto layout = Layout({Tensor("a", {4, 3}), Tensor("b", {5}), Tensor("c", {2, 2, 2})});
-  const auto plan =
-      Compile(*layout, {Rank(0, {Same("c", {2, 2, 2}, 134), Same("a", {4, 3}, 100), Same("b", {5}, 124)})});
-  REQUIRE(plan->row_ranges().size() == 1);
-  CHECK(plan->row_ranges()[0].rows == 1);
-  CHECK(plan->row_ranges()[0].pitch == 50);
-  REQUIRE(plan->column_copies(plan->row_ranges()[0]).size() == 1);
-  CHECK(plan->column_copies(plan->row_ranges()[0])[0].target_offset == 100);
-  REQUIRE(plan->copies(0).size() == 1);
-  CHECK(plan->copies(0)[0] == StridedCopy{.source_offset = 0, .target_offset = 100, .row_bytes = 50});
-}
-
-TEST_CASE("Rows that go to different ranks are row ranges of one row and one copy each") {
-  const auto layout = Layout({Tensor("w", {6, 4})});
-  const auto plan = Compile(*layout, {Rank(0, {Parameter("w", {4, 4}, 0, {{"w", {0, 0}, {4, 4}, {0, 0}}})}),
-                                      Rank(1, {Parameter("w", {2, 4}, 8, {{"w", {4, 0}, {2, 4}, {0, 0}}})})});
-  REQUIRE(plan->row_ranges().size() == 2);
-  CHECK(plan->row_ranges()[1].offset == 32);
-  CHECK(plan->row_ranges()[1].rows == 1);
-  CHECK(plan->row_ranges()[1].pitch == 16);
-  REQUIRE(plan->column_copies(plan->row_ranges()[1]).size() == 1);
-  CHECK(plan->column_copies(plan->row_ranges()[1])[0].buffer == 1);
-  CHECK(plan->column_copies(plan->row_ranges()[1])[0].target_offset == 8);
-}
-
-TEST_CASE("Columns that go to different ranks are one range with the tensor's rows and a copy a rank") {
-  const auto layout = Layout({Tensor("w", {6, 4})});
-  const auto plan = Compile(*layout, {Rank(0, {Parameter("w", {6, 3}, 0, {{"w", {0, 0}, {6, 3}, {0, 0}}})}),
-                                      Rank(1, {Parameter("w", {6, 1}, 8, {{"w", {0, 3}, {6, 1}, {0, 0}}})})});
-  REQUIRE(plan->row_ranges().size() == 1);
-  CHECK(plan->row_ranges()[0].rows == 6);
-  CHECK(plan->row_ranges()[0].pitch == 8);
-  const auto column_copies = plan->column_copies(plan->row_ranges()[0]);
-  REQUIRE(column_copies.size() == 2);
-  CHECK(column_copies[0].bytes == 6);
-  CHECK(column_copies[0].target_pitch == 6);
-  CHECK(column_copies[1].column == 6);
-  CHECK(column_copies[1].bytes == 2);
-  CHECK(column_copies[1].buffer == 1);
-  CHECK(column_copies[1].target_offset == 8);
-  CHECK(column_copies[1].target_pitch == 2);
-}
-
-TEST_CASE("A tensor that all ranks have is one range with a copy to each") {
-  const auto layout = Layout({Tensor("norm", {8})});
-  const auto plan = Compile(*layout, {Rank(0, {Same("norm", {8}, 4)}), Rank(1, {Same("norm", {8}, 6)})});
-  REQUIRE(plan->row_ranges().size() == 1);
-  CHECK(WhereTo(*plan, 3) == Where{{0, 7}, {1, 9}});
-}
-
-TEST_CASE("A tensor that a rank has at two places goes to both") {
-  const auto layout = Layout({Tensor("embed", {4, 2})});
-  const auto plan = Compile(
-      *layout,
-      {Rank(0, {Same("embed", {4, 2}, 0), Parameter("head", {4, 2}, 64, {{"embed", {0, 0}, {4, 2}, {0, 0}}})})});
-  REQUIRE(plan->row_ranges().size() == 1);
-  CHECK(WhereTo(*plan, 5) == Where{{0, 5}, {0, 69}});
-}
-
-TEST_CASE("Experts fused in one tensor, gate and up cut by rows, are a range of a row an expert") {
-  const auto layout = Layout({Tensor("experts", {3, 8, 2})});  // gate's 4 rows, then up's
-  std::vector<RankDescription> ranks;
-  for (uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.push_back(Rank(rank, {Parameter("w13", {3, 4, 2}, 0,
-                                          {{"experts", {0, rank * 2, 0}, {3, 2, 2}, {0, 0, 0}},
-                                           {"experts", {0, 4 + rank * 2, 0}, {3, 2, 2}, {0, 2, 0}}})}));
-  }
-  const auto plan = Compile(*layout, ranks);
-  REQUIRE(plan->row_ranges().size() == 1);
-  CHECK(plan->row_ranges()[0].rows == 3);
-  CHECK(plan->row_ranges()[0].pitch == 32);
-  CHECK(plan->column_copies(plan->row_ranges()[0]).size() == 4);
-  CHECK(WhereTo(*plan, 2 * 32 + 27) == Where{{1, 2 * 16 + 11}});
-}
-
-TEST_CASE("Experts fused in one tensor, cut by columns, are one range of all their rows") {
-  const auto layout = Layout({Tensor("experts", {3, 2, 4})});
-  std::vector<RankDescription> ranks;
-  for (uint32_t rank = 0; rank < 2; ++rank) {
-    ranks.push_back(Rank(rank, {Parameter("w2", {3, 2, 2}, 0, {{"experts", {0, 0, rank * 2}, {3, 2, 2}, {0, 0, 0}}})}));
-  }
-  const auto plan = Compile(*layout, ranks);
-  REQUIRE(plan->row_ranges().size() == 1);
-  CHECK(plan->row_ranges()[0].rows == 6);
-  CHECK(plan->row_ranges()[0].pitch == 8);
-  CHECK(plan->column_copies(plan->row_ranges()[0]).size() == 2);
-}
-
-TEST_CASE("Rows taken alternately from two tensors are a range a tensor") {
-  const auto layout = Layout({Tensor("gate", {16, 2}), Tensor("up", {16, 2})});
-  std::vector<Slice> slices;
-  for (uint64_t row = 0; row < 16; ++row) {
-    slices.push_back({"gate", {row, 0}, {1, 2}, {2 * row, 0}});
-    slices.push_back({"up", {row, 0}, {1, 2}, {2 * row + 1, 0}});
-  }
-  const auto plan = Compile(*layout, {Rank(0, {Parameter("w13", {32, 2}, 0, slices)})});
-  REQUIRE(plan->row_ranges().size() == 2);
-  CHECK(plan->row_ranges()[1].rows == 16);
-  CHECK(plan->row_ranges()[1].pitch == 4);
-  CHECK(plan->column_copies(plan->row_ranges()[1])[0].target_offset == 4);
-  CHECK(plan->column_copies(plan->row_ranges()[1])[0].target_pitch == 8);
-}
-
-TEST_CASE("A parameter that lies transposed has a copy for each index of its shorter side") {
-  const auto layout = Layout({Tensor("wide", {3, 100}), Tensor("tall", {100, 3})});
-  EngineParameter wide = Same("wide", {3, 100}, 0);
-  wide.strides = {1, 3};
-  EngineParameter tall = Same("tall", {100, 3}, 600);
-  tall.strides = {1, 100};
-  const auto plan = Compile(*layout, {Rank(0, {wide, tall})});
-  REQUIRE(plan->row_ranges().size() == 4);
-  CHECK(plan->row_ranges()[2].rows == 100);
-  CHECK(plan->row_ranges()[2].pitch == 2);
-  CHECK(plan->column_copies(plan->row_ranges()[2])[0].target_pitch == 6);
-  CHECK(plan->row_ranges()[3].rows == 100);
-  CHECK(plan->row_ranges()[3].pitch == 6);
-  CHECK(plan->column_copies(plan->row_ranges()[3]).size() == 3);
-  CHECK(WhereTo(*plan, 2 * (1 * 100 + 50)) == Where{{0, 2 * (1 + 50 * 3)}});
-  CHECK(WhereTo(*plan, 600 + 2 * (50 * 3 + 1)) == Where{{0, 600 + 2 * (50 + 100)}});
-}
-
-TEST_CASE("Bytes of tensors that the engine does not take are in no range") {
-  const auto layout = Layout({Tensor("a", {4}), Tensor("mtp", {4}), Tensor("b", {4})});
-  const auto plan = Compile(*layout, {Rank(0, {Same("a", {4}, 0), Same("b", {4}, 8)})}, {"mtp"});
-  REQUIRE(plan->row_ranges().size() == 2);
-  CHECK(plan->RowRangeAt(0) == plan->row_ranges().begin());
-  CHECK(plan->RowRangeAt(7) == plan->row_ranges().begin());
-  CHECK(plan->RowRangeAt(8)->offset == 16);
-  CHECK(plan->RowRangeAt(16)->offset == 16);
-  CHECK(plan->RowRangeAt(23)->offset == 16);
-  CHECK(plan->RowRangeAt(24) == plan->row_ranges().end());
-  CHECK(WhereTo(*plan, 10).empty());
-}
-
-TEST_CASE("A scalar and an empty tensor are placed, and a rank may hold nothing") {
-  const auto layout = Layout({Tensor("scalar", {}), Tensor("empty", {0, 4})});
-  RankDescription nothing = Rank(1, {});
-  nothing.halves = {{}};
-  const auto plan = Compile(*layout, {Rank(0, {Same("scalar", {}, 6), Same("empty", {0, 4}, 0)}), nothing});
-  CHECK(plan->buffers().size() == 1);
-  CHECK(plan->copied_bytes(0) == 2);
-  CHECK(WhereTo(*plan, 1) == Where{{0, 7}});
-  CHECK(Compile(*layout, {Rank(0, {Same("scalar", {}, 6)})})->row_ranges().size() == 1);
 }
 
 // ---- Padding, and BF16 in F32 ------------------------------------------------------------------------------------
@@ -301,9 +86,9 @@ TEST_CASE("A tensor in bf16 goes into the upper halves of a parameter in fp32, w
   CHECK(plan->copied_bytes(0) == 32);
   CHECK(Zeros(*plan, 0) == std::vector<StridedRange>{{8, 2, 12, 4}});
   CHECK(plan->row_ranges()[0].copies == 2);
-  CHECK(WhereTo(*plan, 0) == Where{{0, 10}, {1, 10}});
-  CHECK(WhereTo(*plan, 15) == Where{{0, 39}, {1, 39}});
-  CHECK(WhereTo(*plan, 25) == Where{{0, 57}});
+  CHECK(WhereTo(*plan, 0) == Places{{0, 10}, {1, 10}});
+  CHECK(WhereTo(*plan, 15) == Places{{0, 39}, {1, 39}});
+  CHECK(WhereTo(*plan, 25) == Places{{0, 57}});
 }
 
 TEST_CASE("A parameter in fp32 may be of tensors of both kinds, turned around and padded") {
@@ -313,8 +98,8 @@ TEST_CASE("A parameter in fp32 may be of tensors of both kinds, turned around an
   p.strides = {1, 3};
   p.padding = {{{0, 3}, {3, 1}}};
   const auto plan = Compile(*layout, {Rank(0, {p})});
-  CHECK(WhereTo(*plan, 4) == Where{{0, 20}});       // wide [0, 1] at [2, 1]
-  CHECK(WhereTo(*plan, 12 + 8) == Where{{0, 18}});  // narrow [1, 1] at [1, 1]: element 4's upper half
+  CHECK(WhereTo(*plan, 4) == Places{{0, 20}});       // wide [0, 1] at [2, 1]
+  CHECK(WhereTo(*plan, 12 + 8) == Places{{0, 18}});  // narrow [1, 1] at [1, 1]: element 4's upper half
   CHECK(Zeros(*plan, 0) ==
         std::vector<StridedRange>{{0, 2, 2, 4}, {12, 2, 2, 4}, {24, 2, 2, 4}, {.offset = 36, .row_bytes = 12}});
 }
@@ -357,7 +142,7 @@ TEST_CASE("Elements that nothing gives are refused with their number and the fir
   CHECK(refusal == "rank 0's parameter \"p\": no slice or padding gives 4 of its 12 elements, the first at [0, 0]");
 }
 
-TEST_CASE("Another dtype than the model's is refused with the copy out") {
+TEST_CASE("Another dtype than the model's is refused with what to do instead") {
   const auto layout = Layout({Tensor("a", {4, 2})});
   EngineParameter parameter = Same("a", {4, 2}, 0);
   parameter.dtype = DType::kF16;
@@ -409,9 +194,9 @@ TEST_CASE("Overlapping parts of different ranks, as of replicated heads, are tak
   const auto layout = Layout({Tensor("k", {4, 2})});
   const auto plan = Compile(*layout, {Rank(0, {Parameter("k", {3, 2}, 0, {{"k", {0, 0}, {3, 2}, {0, 0}}})}),
                                       Rank(1, {Parameter("k", {3, 2}, 0, {{"k", {1, 0}, {3, 2}, {0, 0}}})})});
-  CHECK(WhereTo(*plan, 2) == Where{{0, 2}});
-  CHECK(WhereTo(*plan, 6) == Where{{0, 6}, {1, 2}});
-  CHECK(WhereTo(*plan, 13) == Where{{1, 9}});
+  CHECK(WhereTo(*plan, 2) == Places{{0, 2}});
+  CHECK(WhereTo(*plan, 6) == Places{{0, 6}, {1, 2}});
+  CHECK(WhereTo(*plan, 13) == Places{{1, 9}});
 }
 
 TEST_CASE("Parameters that share memory are refused, naming both and the byte") {
@@ -432,7 +217,7 @@ TEST_CASE("A tied head counts once") {
   const EngineParameter head = Parameter("head", {4, 2}, 8, {{"embed", {0, 0}, {4, 2}, {0, 0}}});
   const auto plan = Compile(*layout, {Rank(0, {Same("embed", {4, 2}, 8), head})});
   CHECK(plan->copied_bytes(0) == 16);
-  CHECK(WhereTo(*plan, 0) == Where{{0, 8}});
+  CHECK(WhereTo(*plan, 0) == Places{{0, 8}});
   // At one place, but made of other rows.
   EngineParameter other =
       Parameter("head", {4, 2}, 8, {{"embed", {2, 0}, {2, 2}, {0, 0}}, {"embed", {0, 0}, {2, 2}, {2, 0}}});
@@ -445,8 +230,8 @@ TEST_CASE("Columns of one buffer may be parameters of their own, as long as they
   EngineParameter b = Same("b", {3, 2}, 4);
   a.strides = b.strides = {4, 1};
   const auto plan = Compile(*layout, {Rank(0, {a, b})});
-  CHECK(WhereTo(*plan, 10) == Where{{0, 18}});
-  CHECK(WhereTo(*plan, 12 + 10) == Where{{0, 22}});
+  CHECK(WhereTo(*plan, 10) == Places{{0, 18}});
+  CHECK(WhereTo(*plan, 12 + 10) == Places{{0, 22}});
   b.offset = 2;
   CHECK(Refusal(*layout, {Rank(0, {a, b})}).find("share byte 2") != std::string::npos);
 }

@@ -1,0 +1,84 @@
+// For tests of plans: models, ranks and parameters in a few words, and where a plan puts a byte.
+#pragma once
+
+#include <catch2/catch.hpp>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "raas_receiver/placement/plan/placement_plan.h"
+
+namespace lockstep {
+
+using Places = std::vector<std::pair<uint32_t, uint64_t>>;  // buffer and byte
+
+inline std::shared_ptr<const ModelLayout> Layout(std::vector<TensorMeta> tensors) {
+  REQUIRE(AssignOffsets(tensors).ok());
+  auto layout = ModelLayout::Create(std::move(tensors));
+  INFO(layout.status().ToString());
+  REQUIRE(layout.ok());
+  return *layout;
+}
+
+inline TensorMeta Tensor(const std::string& name, Extents shape, DType dtype = DType::kBF16) {
+  return {.name = name, .dtype = dtype, .shape = std::move(shape)};
+}
+
+// A contiguous parameter in bf16.
+inline EngineParameter Parameter(const std::string& name, const Extents& shape, uint64_t offset,
+                                 std::vector<Slice> slices) {
+  return {.name = name,
+          .shape = shape,
+          .strides = TensorView::Contiguous(shape, 1, 0).strides,
+          .offset = offset,
+          .slices = std::move(slices)};
+}
+
+// All of the tensor of the same name.
+inline EngineParameter Same(const std::string& name, const Extents& shape, uint64_t offset) {
+  return Parameter(name, shape, offset, {{name, Extents(shape.size()), shape, Extents(shape.size())}});
+}
+
+inline RankDescription Rank(uint32_t number, std::vector<EngineParameter> parameters) {
+  return {.rank = number,
+          .world = 4,
+          .place = {.engine = "described"},
+          .halves = {{{.bytes = uint64_t{1} << 34}}},
+          .parameters = std::move(parameters)};
+}
+
+inline std::shared_ptr<const PlacementPlan> Compile(const ModelLayout& layout,
+                                                    const std::vector<RankDescription>& ranks,
+                                                    const std::vector<std::string>& unused = {}) {
+  const auto plan = PlacementPlan::Compile(layout, ranks, unused);
+  INFO(plan.status().ToString());
+  REQUIRE(plan.ok());
+  return *plan;
+}
+
+inline std::string Refusal(const ModelLayout& layout, const std::vector<RankDescription>& ranks,
+                           const std::vector<std::string>& unused = {}) {
+  const auto plan = PlacementPlan::Compile(layout, ranks, unused);
+  REQUIRE(plan.status().code() == ErrorCode::kBadData);
+  return plan.status().message();
+}
+
+inline Places WhereTo(const PlacementPlan& plan, uint64_t position) {
+  Places where;
+  const auto range = plan.RowRangeAt(position);
+  if (range == plan.row_ranges().end() || position < range->offset) return where;
+  const uint64_t row = (position - range->offset) / range->pitch;
+  const uint64_t column = (position - range->offset) % range->pitch;
+  for (const ColumnCopy& copy : plan.column_copies(*range)) {
+    if (column < copy.column || column >= copy.column + copy.bytes) continue;
+    where.emplace_back(copy.buffer, copy.target_offset + row * copy.target_pitch + (column - copy.column));
+  }
+  return where;
+}
+
+inline std::vector<StridedRange> Zeros(const PlacementPlan& plan, uint32_t buffer) {
+  return {plan.zeros(buffer).begin(), plan.zeros(buffer).end()};
+}
+
+}  // namespace lockstep
