@@ -7,6 +7,8 @@
 namespace lockstep {
 namespace {
 
+constexpr uint64_t kRequestBytes = 1 << 20;  // what one lane holds while others could do it
+
 Status Broken(const FrameHeader& frame, std::string rule) {
   return {ErrorCode::kProtocol, Cat("block ", frame.block, ": ", rule)};
 }
@@ -26,6 +28,34 @@ std::vector<BlockRun> SplitRun(const BlockRun& whole, uint32_t count) {
     BlockRun& run = runs.emplace_back(whole);
     run.first = static_cast<BlockIndex>(first);
     run.count = static_cast<uint32_t>(std::min<uint64_t>(count, whole.end() - first));
+  }
+  return runs;
+}
+
+std::vector<BlockRun> RunsOf(const FullRequest& request, const ModelLayout& layout, size_t lanes) {
+  const auto blocks = static_cast<uint32_t>(request.blocks.size());
+  const uint32_t most = BlocksPerRequest(uint64_t{blocks} * layout.block_bytes(), blocks, kRequestBytes, lanes);
+  std::vector<BlockRun> runs;
+  for (const BlockIndex block : request.blocks) {
+    if (runs.empty() || runs.back().end() != block || runs.back().count == most) {
+      runs.push_back({.kind = RequestKind::kFull, .version = request.version, .exact = request.exact, .first = block});
+    }
+    ++runs.back().count;
+  }
+  return runs;
+}
+
+std::vector<BlockRun> RunsOf(const DeltaRequest& request, const ModelLayout& layout, size_t lanes) {
+  std::vector<BlockRun> runs;
+  for (const DeltaStep& step : request.steps) {
+    const BlockRun whole{.kind = RequestKind::kDelta,
+                         .payload_id = step.payload_id,
+                         .base = step.base,
+                         .version = step.target,
+                         .count = layout.block_count()};
+    const std::vector<BlockRun> split =
+        SplitRun(whole, BlocksPerRequest(step.data_bytes, layout.block_count(), kRequestBytes, lanes));
+    runs.insert(runs.end(), split.begin(), split.end());
   }
   return runs;
 }

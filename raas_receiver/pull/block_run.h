@@ -12,6 +12,7 @@
 #include "common/base/status.h"
 #include "common/model/layout.h"
 #include "common/wire/frame.h"
+#include "raas_receiver/pull/block_source.h"
 
 namespace lockstep {
 
@@ -34,6 +35,10 @@ uint32_t BlocksPerRequest(uint64_t bytes, uint32_t blocks, uint64_t request_byte
 
 // `whole` in pieces of at most `count` blocks.
 std::vector<BlockRun> SplitRun(const BlockRun& whole, uint32_t count);
+
+// The runs that ask `lanes` lanes for all of `request`.
+std::vector<BlockRun> RunsOf(const FullRequest& request, const ModelLayout& layout, size_t lanes);
+std::vector<BlockRun> RunsOf(const DeltaRequest& request, const ModelLayout& layout, size_t lanes);
 
 // The answer to one run as it comes in. Blocks come in rising order; of a full run every one.
 class RunProgress {

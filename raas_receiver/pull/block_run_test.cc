@@ -57,7 +57,7 @@ TEST_CASE("A run's pieces cover it once, in order") {
   CHECK(pieces[2].end() == whole.end());
 }
 
-TEST_CASE("Requests are about as large as wished, at least one block, and every lane gets one") {
+TEST_CASE("Requests are about as large as they are meant to be, at least one block, and every lane gets one") {
   CHECK(BlocksPerRequest(1'000 << 18, 1'000, 8 << 20, 4) == 32);
   CHECK(BlocksPerRequest(1'000 << 18, 1'000, 1, 4) == 1);
   CHECK(BlocksPerRequest(1'000, 1'000, 8 << 20, 4) == 250);

@@ -5,26 +5,24 @@
 #include "common/base/text.h"
 #include "common/net/burst.h"
 #include "common/net/lane_io.h"
-#include "raas_receiver/pull/lane_entry.h"
 
 namespace lockstep {
 namespace {
 
 // What a lane takes ahead while it is busy with a block: enough that the agent never waits for a single one.
 constexpr size_t kWindowBytes = 2 << 20;
-constexpr auto kAwait = asio::experimental::as_tuple(asio::use_awaitable);
 
 }  // namespace
 
-Lane::Lane(IoThreads& io, std::shared_ptr<const LaneOptions> options, std::shared_ptr<RunBoard> board, uint32_t number)
+Lane::Lane(IoThreads& io, std::shared_ptr<const LaneOptions> options, std::shared_ptr<RunQueue> queue, uint32_t number)
     : options_(std::move(options)),
-      board_(std::move(board)),
+      queue_(std::move(queue)),
       number_(number),
       strand_(asio::make_strand(io.context())),
-      socket_(strand_),
-      wake_(strand_),
+      connection_(strand_, options_->peer, "lane", number),
+      wakeup_(strand_),
       watch_(strand_),
-      ticket_(options_->tickets[number]),
+      ticket_(options_->peer.tickets[number]),
       pace_(options_->outstanding),
       random_(number + 1) {}
 
@@ -35,11 +33,9 @@ void Lane::Start() {
 
 void Lane::Wake() {
   asio::post(strand_, [self = shared_from_this()] {
-    self->woken_ = true;
-    self->wake_.cancel();
-    if (!self->board_->stopping()) return;
-    asio::error_code ignored;
-    self->socket_.close(ignored);
+    self->wakeup_.Wake();
+    if (!self->queue_->stopping()) return;
+    self->connection_.Close();
     self->watch_.cancel();
   });
 }
@@ -47,21 +43,19 @@ void Lane::Wake() {
 void Lane::GiveTicket(Result<Ticket> ticket) {
   asio::post(strand_, [self = shared_from_this(), ticket = std::move(ticket)] {
     self->ticket_ = ticket;
-    self->woken_ = true;
-    self->wake_.cancel();
+    self->wakeup_.Wake();
   });
 }
 
 asio::awaitable<void> Lane::Run() {
   const auto self = shared_from_this();
-  while (IsSpare() && !board_->spares_wanted() && !board_->stopping()) co_await UntilWoken();
+  while (IsSpare() && !queue_->spares_wanted() && !queue_->stopping()) co_await wakeup_.Wait();
   Status status;
-  while (!board_->stopping()) {
+  while (!queue_->stopping()) {
     status = co_await Serve();
-    asio::error_code ignored;
-    socket_.close(ignored);
-    GiveBackRuns();
-    if (board_->stopping()) break;
+    connection_.Close();
+    ReturnRuns();
+    if (queue_->stopping()) break;
     status = Explain(status);
     if (++failures_ >= options_->attempts) break;
     if (const Status recovered = co_await Recover(); !recovered.ok()) {
@@ -71,15 +65,18 @@ asio::awaitable<void> Lane::Run() {
   }
   ended_ = true;
   watch_.cancel();
-  board_->Leave(board_->stopping() ? OkStatus() : status);
+  queue_->Leave(queue_->stopping() ? OkStatus() : status);
 }
 
 asio::awaitable<Status> Lane::Serve() {
   if (Status status = co_await Open(); !status.ok()) co_return status;
-  while (!board_->stopping()) {
-    if (Status status = co_await SendRequests(); !status.ok()) co_return status;
+  while (!queue_->stopping()) {
+    if (const Bytes requests = NextRequests(); !requests.empty()) {
+      Status status = co_await connection_.Send(requests, options_->silence_timeout);
+      if (!status.ok()) co_return status;
+    }
     if (runs_.empty()) {
-      co_await UntilWoken();
+      co_await wakeup_.Wait();
     } else if (Status status = co_await ReceiveFrame(); !status.ok()) {
       co_return status;
     }
@@ -90,81 +87,69 @@ asio::awaitable<Status> Lane::Serve() {
 asio::awaitable<Status> Lane::Open() {
   silent_ = false;
   if (!ticket_->ok()) co_return ticket_->status();
-  if (Status status = co_await Connect(socket_, options_->agent, options_->connect_timeout); !status.ok())
-    co_return status;
-  if (board_->stopping()) co_return Status(ErrorCode::kCancelled, "told to stop");
+  if (Status status = co_await connection_.Open(); !status.ok()) co_return status;
+  if (queue_->stopping()) co_return Status(ErrorCode::kCancelled, "the pull ends");
 
-  if (RoundTrip(socket_) >= kFarRoundTrip) board_->WantSpares();
-  OpenWindow(socket_, kWindowBytes);
-  reader_.emplace(socket_);
-  // The first requests go along with the hello.
-  Status status = co_await SendRequests(HelloOf({options_->pull_id, **ticket_, number_}));
-  if (status.ok()) status = co_await ReadWelcome(socket_, options_->connect_timeout);
-  co_return status;
+  if (RoundTrip(connection_.socket()) >= kFarRoundTrip) queue_->WantSpares();
+  OpenWindow(connection_.socket(), kWindowBytes);
+  co_return co_await connection_.Enter(**ticket_, NextRequests());
 }
 
-// Asks for as many runs as the link swallows, after `first`, in one packet.
-asio::awaitable<Status> Lane::SendRequests(Bytes first) {
+// Asks for as many more runs as the link swallows, in one packet; nothing when none is due.
+Bytes Lane::NextRequests() {
+  Bytes requests;
   while (runs_.size() < pace_.outstanding()) {
-    const std::optional<BlockRun> run = board_->Take();
+    const std::optional<BlockRun> run = queue_->Take();
     if (!run) break;
-    if (runs_.empty()) reader_->Touch();
+    if (runs_.empty()) connection_.Touch();
     runs_.emplace_back(*run, next_request_++);
-    Append(first, runs_.back().Request());
+    Append(requests, runs_.back().Request());
   }
-  if (first.empty()) co_return OkStatus();
-  co_return co_await WriteAll(socket_, first, options_->silence_timeout);
+  return requests;
 }
 
 asio::awaitable<Status> Lane::ReceiveFrame() {
   FrameHeader frame;
   const std::span<std::byte> memory(reinterpret_cast<std::byte*>(&frame), sizeof frame);
-  if (Status status = co_await reader_->Read(memory); !status.ok()) co_return status;
-  const ModelLayout& layout = *options_->layout;
-  if (Status status = CheckFrame(frame, layout.block_bytes(), layout.block_count()); !status.ok()) co_return status;
+  if (Status status = co_await connection_.Read(memory); !status.ok()) co_return status;
   RunProgress& run = runs_.front();
-  if (frame.request_id != run.request_id()) {
-    co_return Status(ErrorCode::kProtocol,
-                     Cat("a frame answers request ", frame.request_id, " where ", run.request_id(), " is due"));
-  }
+  if (Status status = connection_.Check(frame, run.request_id()); !status.ok()) co_return status;
   switch (static_cast<FrameType>(frame.type)) {
     case FrameType::kBlock:
       co_return co_await ReceiveBlock(frame);
     case FrameType::kError:
-      co_return co_await ReceiveError(frame);
+      co_return co_await ReceiveRefusal(frame);
     case FrameType::kRequestEnd:
       break;
   }
   if (Status status = run.Finish(frame); !status.ok()) co_return status;
   runs_.pop_front();
-  pace_.Answered(std::exchange(run_bytes_, 0), RequestPace::Clock::now(), RoundTrip(socket_));
-  board_->Done();
+  pace_.Answered(std::exchange(run_bytes_, 0), RequestPace::Clock::now(), RoundTrip(connection_.socket()));
+  queue_->Done();
   co_return OkStatus();
 }
 
 asio::awaitable<Status> Lane::ReceiveBlock(const FrameHeader& frame) {
   RunProgress& run = runs_.front();
-  if (Status status = run.Admit(frame, *options_->layout); !status.ok()) co_return status;
-  std::span<std::byte> memory = board_->sink().Destination(frame);
+  if (Status status = run.Admit(frame, *options_->peer.layout); !status.ok()) co_return status;
+  std::span<std::byte> memory = queue_->sink().Destination(frame);
   if (memory.empty()) memory = Scratch(frame.payload_bytes);
-  if (Status status = co_await reader_->Read(memory); !status.ok()) co_return status;
+  if (Status status = co_await connection_.Read(memory); !status.ok()) co_return status;
   if (Status status = CheckFramePayload(frame, memory); !status.ok()) co_return status;
-  if (Status status = board_->sink().Put(frame, memory); !status.ok()) co_return status;
+  if (Status status = queue_->sink().Put(frame, memory); !status.ok()) co_return status;
   run.Received(frame);
-  board_->Count(frame.payload_bytes);
+  queue_->Count(frame.payload_bytes, RunQueue::Clock::now());
   run_bytes_ += frame.payload_bytes;
   failures_ = 0;
   co_return OkStatus();
 }
 
-asio::awaitable<Status> Lane::ReceiveError(const FrameHeader& frame) {
-  const std::span<std::byte> text = Scratch(frame.payload_bytes);
-  if (Status status = co_await reader_->Read(text); !status.ok()) co_return status;
-  if (Status status = CheckFramePayload(frame, text); !status.ok()) co_return status;
+asio::awaitable<Status> Lane::ReceiveRefusal(const FrameHeader& frame) {
+  Status refusal;
+  if (Status status = co_await connection_.ReadRefusal(frame, refusal); !status.ok()) co_return status;
   const BlockRun run = runs_.front().run();
   runs_.pop_front();
-  board_->Refuse(Explain({static_cast<ErrorCode>(frame.block), Cat("the agent refused blocks [", run.first, ", ",
-                                                                   run.end(), "): ", CleanText(AsText(text)))}));
+  queue_->Refuse(Explain(refusal.WithContext(Cat("the agent refused blocks [", run.first, ", ", run.end(), ")"))));
   co_return OkStatus();
 }
 
@@ -173,9 +158,9 @@ asio::awaitable<Status> Lane::Recover() {
   const auto jitter = std::uniform_int_distribution<int64_t>(longest.count() / 2, longest.count())(random_);
   co_await Sleep(std::chrono::milliseconds(jitter));
   ticket_.reset();
-  board_->WantTicket(shared_from_this());
-  while (!ticket_ && !board_->stopping()) co_await UntilWoken();
-  if (!ticket_) co_return OkStatus();  // the board stopped
+  queue_->WantTicket(shared_from_this());
+  while (!ticket_ && !queue_->stopping()) co_await wakeup_.Wait();
+  if (!ticket_) co_return OkStatus();  // the queue stopped
   const Status& status = ticket_->status();
   // What may pass (the agent is being restarted) counts as one more failure in Open; what cannot pass ends the lane.
   const bool final = status.code() == ErrorCode::kNotFound || status.code() == ErrorCode::kResourceExhausted;
@@ -184,30 +169,19 @@ asio::awaitable<Status> Lane::Recover() {
 
 asio::awaitable<void> Lane::Sleep(std::chrono::milliseconds time) {
   const auto until = std::chrono::steady_clock::now() + time;
-  while (!board_->stopping() && std::chrono::steady_clock::now() < until) {
-    wake_.expires_at(until);
-    co_await wake_.async_wait(kAwait);
-  }
-}
-
-asio::awaitable<void> Lane::UntilWoken() {
-  if (!woken_) {
-    wake_.expires_at(asio::steady_timer::time_point::max());
-    co_await wake_.async_wait(kAwait);
-  }
-  woken_ = false;
+  while (!queue_->stopping() && std::chrono::steady_clock::now() < until) co_await wakeup_.WaitUntil(until);
 }
 
 asio::awaitable<void> Lane::WatchSilence() {
   const auto self = shared_from_this();
-  while (!ended_ && !board_->stopping()) {
+  while (!ended_ && !queue_->stopping()) {
     watch_.expires_after(options_->silence_timeout / 4);
-    co_await watch_.async_wait(kAwait);
+    (void)co_await watch_.async_wait(asio::experimental::as_tuple(asio::use_awaitable));
     const auto now = std::chrono::steady_clock::now();
-    if (runs_.empty() || !reader_ || now - reader_->last_byte() < options_->silence_timeout) continue;
+    if (runs_.empty() || now - connection_.last_byte() < options_->silence_timeout) continue;
     silent_ = true;
     asio::error_code ignored;
-    socket_.cancel(ignored);
+    connection_.socket().cancel(ignored);
   }
 }
 
@@ -216,16 +190,16 @@ std::span<std::byte> Lane::Scratch(size_t bytes) {
   return std::span(scratch_).first(bytes);
 }
 
-void Lane::GiveBackRuns() {
-  for (const RunProgress& run : runs_) board_->GiveBack(run.Rest());
+void Lane::ReturnRuns() {
+  for (const RunProgress& run : runs_) queue_->Return(run.Rest());
   runs_.clear();
   run_bytes_ = 0;
 }
 
 Status Lane::Explain(const Status& status) const {
-  const std::string where = Cat("lane ", number_, " of pull ", options_->pull_id, " to ", options_->agent.ToString());
-  if (!silent_) return status.WithContext(where);
-  return {ErrorCode::kDeadline, Cat(where, ": no byte came for ", options_->silence_timeout.count(), " ms")};
+  if (!silent_) return connection_.Explain(status);
+  return connection_.Explain(
+      {ErrorCode::kDeadline, Cat("no byte came for ", options_->silence_timeout.count(), " ms")});
 }
 
 }  // namespace lockstep

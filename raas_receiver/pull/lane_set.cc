@@ -5,27 +5,34 @@
 namespace lockstep {
 
 LaneSet::LaneSet(IoThreads& io, LaneOptions options, RenewTickets renew)
-    : renew_(std::move(renew)), board_(std::make_shared<RunBoard>()) {
-  const auto shared_options = std::make_shared<const LaneOptions>(std::move(options));
-  for (uint32_t number = 0; number < shared_options->tickets.size(); ++number) {
-    auto lane = std::make_shared<Lane>(io, shared_options, board_, number);
-    board_->Join(lane);
+    : io_(io), options_(std::make_shared<const LaneOptions>(std::move(options))), renew_(std::move(renew)) {}
+
+LaneSet::~LaneSet() {
+  queue_->Stop();
+  queue_->WaitForLanes();
+}
+
+void LaneSet::Start() {
+  for (uint32_t number = 0; number < options_->peer.tickets.size(); ++number) {
+    auto lane = std::make_shared<Lane>(io_, options_, queue_, number);
+    queue_->Join(lane);
     lane->Start();
   }
 }
 
-LaneSet::~LaneSet() {
-  board_->Stop();
-  board_->WaitForLanes();
+Status LaneSet::FetchBlocks(const FullRequest& request, BlockSink& sink) {
+  return Fetch(RunsOf(request, *options_->peer.layout, options_->peer.tickets.size()), sink);
+}
+
+Status LaneSet::FetchDeltas(const DeltaRequest& request, DeltaSink& sink) {
+  return Fetch(RunsOf(request, *options_->peer.layout, options_->peer.tickets.size()), sink);
 }
 
 Status LaneSet::Fetch(const std::vector<BlockRun>& runs, BlockSink& sink) {
-  board_->Post(runs, sink);
-  return board_->Wait(renew_);
-}
-
-void LaneSet::Cancel() {
-  board_->Stop();
+  if (runs.empty()) return OkStatus();
+  if (!std::exchange(started_, true)) Start();
+  queue_->Post(runs, sink);
+  return queue_->Wait(renew_);
 }
 
 }  // namespace lockstep

@@ -1,72 +1,71 @@
 // The data plane of one pull: N lanes that share a queue of block runs.
 //
-// Fetch() hands runs to the lanes and returns when every block has arrived, checked, at the sink. It may be called
-// several times (the payload, what a full pull has to catch up, a repair); lanes stay connected in between. Each lane
-// keeps as many requests outstanding as the link swallows, so load spreads by itself; on a near link only the first few
-// lanes are opened. A lane that breaks, stalls or breaks the rules gives
-// back what it has not received, and is opened again with a new ticket; when it has failed too often without receiving
-// anything it is given up, and the pull fails only when no lane is left.
+// A fetch hands runs to the lanes and returns when every block has arrived, checked, at the sink. There may be several
+// (the deltas, what a full pull has to catch up, a repair); lanes connect for the first one and stay connected in
+// between. Each lane keeps as many requests outstanding as the link swallows, so load spreads by itself; on a near link
+// only the first few lanes are opened. A lane that breaks, stalls or breaks the rules returns what it has not received
+// to the queue, and is opened again with a new ticket; when it has failed too often without receiving anything it is
+// abandoned, and the fetch fails only when no lane is left.
 //
-// Threads: Fetch is called by one thread at a time, Cancel by any. The sink is called by I/O threads, by several at
-// once but for one block at a time. Nothing calls the sink after Fetch has returned.
+// The sink is called by I/O threads.
 #pragma once
 
 #include <chrono>
-#include <cstdint>
 #include <functional>
 #include <memory>
-#include <span>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/base/ids.h"
 #include "common/base/status.h"
-#include "common/model/layout.h"
-#include "common/net/host_port.h"
 #include "common/net/io_threads.h"
-#include "common/wire/frame.h"
 #include "raas_receiver/pull/block_run.h"
-#include "raas_receiver/pull/run_board.h"
+#include "raas_receiver/pull/block_source.h"
+#include "raas_receiver/pull/lane_peer.h"
+#include "raas_receiver/pull/run_queue.h"
 
 namespace lockstep {
 
 struct LaneOptions {
-  HostPort agent;
-  uint64_t pull_id = 0;
-  std::shared_ptr<const ModelLayout> layout;
-  std::vector<Ticket> tickets;  // one per lane
-  size_t outstanding = 2;       // requests per lane at least; more on links that hold more (request_pace.h)
-  std::chrono::milliseconds connect_timeout{5'000};
+  LanePeer peer;
+  size_t outstanding = 2;                             // requests per lane at least; more on links that hold more
   std::chrono::milliseconds silence_timeout{30'000};  // no 64 KiB, where more is due, for so long: the lane is broken
   std::chrono::milliseconds first_backoff{100};       // doubled with every failure in a row
-  int attempts = 5;                                   // failures in a row before a lane is given up
+  int attempts = 5;                                   // failures in a row before a lane is abandoned
 };
 
-// New tickets for `lanes` broken lanes; fewer are allowed. Called on the thread that is in Fetch. kNotFound: the pull
+// New tickets for `lanes` broken lanes; fewer are allowed. Called on the thread that fetches. kNotFound: the pull
 // is over.
 using RenewTickets = std::function<Result<std::vector<Ticket>>(size_t lanes)>;
 
-class LaneSet {
+class LaneSet final : public BlockSource {
  public:
-  // Starts connecting. REQUIRES at least one ticket; `io` outlives the set.
+  // REQUIRES at least one ticket; `io` outlives the set.
   LaneSet(IoThreads& io, LaneOptions options, RenewTickets renew);
-  ~LaneSet();  // closes the lanes
+  ~LaneSet() override;  // closes the lanes
   LaneSet(const LaneSet&) = delete;
   LaneSet& operator=(const LaneSet&) = delete;
 
-  // OK: every block of `runs` is in the sink. kCancelled after Cancel(). The agent's own error when it refused a
+  std::string_view name() const override { return "lanes"; }
+  Status FetchBlocks(const FullRequest& request, BlockSink& sink) override;
+  Status FetchDeltas(const DeltaRequest& request, DeltaSink& sink) override;
+
+  // What both of them come to. OK: every block of `runs` is in the sink. The agent's own error when it refused a
   // request; the lanes live on then. Otherwise what the last lane died of, naming peer, lane and block, and the set is
   // of no more use.
   Status Fetch(const std::vector<BlockRun>& runs, BlockSink& sink);
 
-  // Makes the running and every later Fetch fail soon.
-  void Cancel();
-
-  LaneCounters counters() const { return board_->counters(); }
+  void Cancel() override { queue_->Stop(); }
+  SourceCounters counters() const override { return queue_->counters(); }
 
  private:
-  RenewTickets renew_;
-  std::shared_ptr<RunBoard> board_;
+  void Start();
+
+  IoThreads& io_;
+  const std::shared_ptr<const LaneOptions> options_;
+  const RenewTickets renew_;
+  const std::shared_ptr<RunQueue> queue_ = std::make_shared<RunQueue>();
+  bool started_ = false;
 };
 
 }  // namespace lockstep

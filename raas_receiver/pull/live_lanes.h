@@ -1,7 +1,7 @@
 // The data plane of a live subscription: lanes on which the blocks of the next delta come while the trainer still
 // writes it (common/wire/FORMAT.md, "Live").
 //
-// Nothing depends on them: what breaks here is given up, all lanes at once, and the delta is pulled as any other.
+// Nothing depends on them: when one breaks, all of them are closed, and the delta is pulled as any other.
 // Connections are idle between versions, for hours; the system's keepalive finds peers that are gone.
 #pragma once
 
@@ -11,28 +11,20 @@
 
 #include "common/base/ids.h"
 #include "common/base/status.h"
-#include "common/model/layout.h"
-#include "common/net/host_port.h"
 #include "common/net/io_threads.h"
 #include "common/payload/payload.h"
+#include "raas_receiver/pull/lane_peer.h"
 
 namespace lockstep {
 
-class LiveBasket;
-
-struct LiveOptions {
-  HostPort agent;
-  uint64_t pull_id = 0;
-  std::shared_ptr<const ModelLayout> layout;
-  std::vector<Ticket> tickets;  // one per lane
-  std::chrono::milliseconds connect_timeout{5'000};
-};
+class LiveCollector;
+class LiveLane;
 
 // The session's thread calls; Cancel may be called from any.
 class LiveLanes {
  public:
   // Starts connecting. REQUIRES at least one ticket; `io` outlives this.
-  LiveLanes(IoThreads& io, LiveOptions options);
+  LiveLanes(IoThreads& io, LanePeer peer);
   ~LiveLanes();  // closes the lanes
   LiveLanes(const LiveLanes&) = delete;
   LiveLanes& operator=(const LiveLanes&) = delete;
@@ -41,11 +33,11 @@ class LiveLanes {
   // REQUIRES the answer to what was asked before to have ended (Take), or the lanes to have failed.
   void Ask(Version base);
 
-  // All blocks of the delta that was asked for, once every lane's share has ended: gives up when no block and
-  // no share has ended for `patience`. Blocks are checked as those of any delta: each in its share, once,
-  // with its hashes, of one target, their bytes together at most the model's. kDeadline: nothing is being made.
-  // kAborted: the version was given up; the lanes live on and may be asked again. kState: the agent has another newest
-  // version; they live on too. Any other: the lanes are of no more use.
+  // All blocks of the delta that was asked for, once every lane's share has ended; kDeadline when no block came and no
+  // share ended for `patience`: nothing is being made. Blocks are checked as those of any delta: each in its share,
+  // once, with its hashes, of one target, their bytes together at most the model's. kAborted: the version was aborted;
+  // the lanes live on and may be asked again. kState: the agent has another newest version; they live on too. Any
+  // other: the lanes are of no more use.
   struct Delta {
     Version base = 0;
     Version target = 0;
@@ -63,10 +55,8 @@ class LiveLanes {
   void Cancel();
 
  private:
-  class Lane;
-
-  std::vector<std::shared_ptr<Lane>> lanes_;
-  std::shared_ptr<LiveBasket> basket_;
+  const std::shared_ptr<LiveCollector> collector_;
+  std::vector<std::shared_ptr<LiveLane>> lanes_;
 };
 
 }  // namespace lockstep

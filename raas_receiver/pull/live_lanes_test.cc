@@ -9,16 +9,17 @@ namespace lockstep {
 namespace {
 
 using std::chrono::milliseconds;
-constexpr milliseconds kPatience{2'000};
+constexpr milliseconds kPatience = std::chrono::minutes(1);  // more than a busy machine needs
 
 struct Fixture {
   TestModel model{3};
   IoThreads io{2, [](std::string_view what) { WARN(std::string(what)); }};
   TestLaneServer server{model};
-  LiveOptions options{.agent = {"127.0.0.1", server.port()},
-                      .pull_id = 42,
-                      .layout = model.layout(),
-                      .tickets = {RandomId<Ticket>(), RandomId<Ticket>(), RandomId<Ticket>()}};
+  LanePeer peer{.agent = {"127.0.0.1", server.port()},
+                .pull_id = 42,
+                .layout = model.layout(),
+                .tickets = {RandomId<Ticket>(), RandomId<Ticket>(), RandomId<Ticket>()},
+                .connect_timeout = std::chrono::minutes(1)};
 
   Fixture() {
     for (Version version = 1; version < 5; ++version) {
@@ -46,7 +47,7 @@ struct Fixture {
 
 TEST_CASE("Lanes bring one delta after the other, each whole and bit for bit") {
   Fixture fixture;
-  LiveLanes lanes(fixture.io, fixture.options);
+  LiveLanes lanes(fixture.io, fixture.peer);
   for (Version base = 1; base <= 3; ++base) {
     lanes.Ask(base);
     fixture.Check(lanes.Take(kPatience), base);
@@ -61,7 +62,7 @@ TEST_CASE(
   Fixture fixture;
   std::atomic<bool> begun = false;
   fixture.server.begun = [&](Version) { return begun.load(); };
-  LiveLanes lanes(fixture.io, fixture.options);
+  LiveLanes lanes(fixture.io, fixture.peer);
   lanes.Ask(1);
   CHECK(lanes.Take(milliseconds(20)).status().code() == ErrorCode::kDeadline);
   std::this_thread::sleep_for(milliseconds(100));
@@ -69,34 +70,34 @@ TEST_CASE(
   fixture.Check(lanes.Take(kPatience), 1);
 }
 
-TEST_CASE("A version that is given up is told, and the lanes can be asked again") {
+TEST_CASE("That a version was aborted is an answer, and the lanes can be asked again") {
   Fixture fixture;
-  std::atomic<bool> give_up = true;
+  std::atomic<bool> aborted = true;
   fixture.server.refuse = [&](const BlockRequest&) {
-    return give_up ? Status(ErrorCode::kAborted, "rank 2 vanished") : OkStatus();
+    return aborted ? Status(ErrorCode::kAborted, "rank 2 vanished") : OkStatus();
   };
-  LiveLanes lanes(fixture.io, fixture.options);
+  LiveLanes lanes(fixture.io, fixture.peer);
   lanes.Ask(1);
   const Status refused = lanes.Take(kPatience).status();
   CHECK(refused.code() == ErrorCode::kAborted);
   CHECK(refused.message().find("rank 2 vanished") != std::string::npos);
-  give_up = false;
+  aborted = false;
   lanes.Ask(1);
   fixture.Check(lanes.Take(kPatience), 1);
 }
 
 TEST_CASE("Whatever a lane does wrong ends the subscription, and nothing of it is believed") {
-  const Mischief mischief = GENERATE(Mischief::kRefuseTicket, Mischief::kForeignWelcome, Mischief::kCloseBeforeFrame,
-                                     Mischief::kCloseInPayload, Mischief::kCorruptHeader, Mischief::kCorruptPayload,
-                                     Mischief::kForeignBlock, Mischief::kBlockTwice, Mischief::kOldVersion,
-                                     Mischief::kOtherPayload, Mischief::kWrongEnd, Mischief::kTooLarge);
+  const Fault fault =
+      GENERATE(Fault::kRefuseTicket, Fault::kForeignWelcome, Fault::kCloseBeforeFrame, Fault::kCloseInPayload,
+               Fault::kCorruptHeader, Fault::kCorruptPayload, Fault::kForeignBlock, Fault::kBlockTwice,
+               Fault::kOldVersion, Fault::kOtherPayload, Fault::kWrongEnd, Fault::kTooLarge);
   Fixture fixture;
   fixture.server.at_frame = 1;
-  fixture.server.mischief = [&](int connection) { return connection == 1 ? mischief : Mischief::kNone; };
-  LiveLanes lanes(fixture.io, fixture.options);
+  fixture.server.fault_of = [&](int connection) { return connection == 1 ? fault : Fault::kNone; };
+  LiveLanes lanes(fixture.io, fixture.peer);
   lanes.Ask(1);
   const auto delta = lanes.Take(kPatience);
-  CAPTURE(static_cast<int>(mischief), delta.status().ToString());
+  CAPTURE(static_cast<int>(fault), delta.status().ToString());
   CHECK_FALSE(delta.ok());
   CHECK_FALSE(lanes.status().ok());
 }
@@ -104,16 +105,16 @@ TEST_CASE("Whatever a lane does wrong ends the subscription, and nothing of it i
 TEST_CASE("A lane that stalls in the middle is waited for only as long as the caller likes") {
   Fixture fixture;
   fixture.server.at_frame = 1;
-  fixture.server.mischief = [](int connection) { return connection == 1 ? Mischief::kStall : Mischief::kNone; };
-  LiveLanes lanes(fixture.io, fixture.options);
+  fixture.server.fault_of = [](int connection) { return connection == 1 ? Fault::kStall : Fault::kNone; };
+  LiveLanes lanes(fixture.io, fixture.peer);
   lanes.Ask(1);
   CHECK(lanes.Take(milliseconds(200)).status().code() == ErrorCode::kDeadline);
 }
 
-TEST_CASE("Nobody listens: that is told, not waited for") {
+TEST_CASE("Where nobody listens, that is the answer, and it is not waited for") {
   Fixture fixture;
-  fixture.options.agent.port = 1;
-  LiveLanes lanes(fixture.io, fixture.options);
+  fixture.peer.agent.port = 1;
+  LiveLanes lanes(fixture.io, fixture.peer);
   lanes.Ask(1);
   CHECK(lanes.Take(kPatience).status().code() == ErrorCode::kUnavailable);
 }
@@ -121,7 +122,7 @@ TEST_CASE("Nobody listens: that is told, not waited for") {
 TEST_CASE("A cancelled Take comes back at once") {
   Fixture fixture;
   fixture.server.begun = [](Version) { return false; };
-  LiveLanes lanes(fixture.io, fixture.options);
+  LiveLanes lanes(fixture.io, fixture.peer);
   lanes.Ask(1);
   std::thread canceller([&] {
     std::this_thread::sleep_for(milliseconds(30));

@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-constexpr size_t kSliceBlocks = 1024;  // between two looks at whether to go on
+constexpr size_t kSliceBlocks = 1024;  // copied between two checks of whether to continue
 constexpr uint64_t kPieceBytes = 4 << 20;
 
 bool IsFile(int fd) {
@@ -51,15 +51,25 @@ void LocalSource::Cancel() {
   connection_.Shutdown();
 }
 
+SourceCounters LocalSource::counters() const {
+  const uint64_t bytes = copied_bytes_;
+  return {.payload_bytes = bytes, .local_bytes = bytes};
+}
+
+// The connection is of no more use.
+Status LocalSource::Fail(Status why) {
+  status_ = cancelled_ ? Status(ErrorCode::kCancelled, "the pull was cancelled") : std::move(why);
+  if (status_.code() != ErrorCode::kCancelled) options_.on_failed(status_);
+  return status_;
+}
+
 Result<LocalSource::Answer> LocalSource::Ask(LocalRequest request) {
   LS_RETURN_IF_ERROR(status_);
   Seal(request);
   last_word_ = std::chrono::steady_clock::now();
-  status_ = connection_.Send(AsBytes(request), {}, options_.answer_timeout);
-  LS_RETURN_IF_ERROR(status_);
+  if (Status sent = connection_.Send(AsBytes(request), {}, options_.answer_timeout); !sent.ok()) return Fail(sent);
   Result<Answer> answer = ReceiveAnswer(static_cast<LocalKind>(request.kind));
-  status_ = answer.status();
-  LS_RETURN_IF_ERROR(answer);
+  if (!answer.ok()) return Fail(answer.status());
   if (answer->head.code == 0) return answer;
   return Status(static_cast<ErrorCode>(answer->head.code), Cat("the agent says: ", CleanText(AsText(answer->tail))));
 }
@@ -88,25 +98,28 @@ Result<LocalSource::Half> LocalSource::OpenHalf(Version version) {
   const bool fits = answer.tail.size() == half.hashes.size() * sizeof(uint64_t) &&
                     answer.head.data_bytes == options_.layout->data_bytes() && half.version != 0;
   if (!fits) {
-    status_ = {ErrorCode::kProtocol, Cat("local answer: version ", half.version, " with ", answer.head.data_bytes,
-                                         " bytes is not of this model")};
-    return status_;
+    return Fail({ErrorCode::kProtocol, Cat("local answer: version ", half.version, " with ", answer.head.data_bytes,
+                                           " bytes is not of this model")});
   }
   std::memcpy(half.hashes.data(), answer.tail.data(), answer.tail.size());
   return half;
 }
 
-std::vector<BlockIndex> LocalSource::CopyBlocks(std::vector<BlockIndex> blocks, Version version, bool exact,
-                                                BlockSink& sink) {
+Status LocalSource::FetchBlocks(const FullRequest& request, BlockSink& sink) {
+  std::vector<BlockIndex> missing = request.blocks;
   // When the trainer overtakes us, what is missing is there again in a newer version.
-  for (Version copied = 0; !blocks.empty() && !cancelled_;) {
-    const Result<Half> half = OpenHalf(exact ? version : 0);
-    if (!half.ok() || half->version == copied || half->version < version) break;
-    if (exact && half->version != version) break;
-    copied = half->version;
-    blocks = CopyFrom(*half, blocks, sink);
+  for (Version copied = 0; !missing.empty();) {
+    LS_ASSIGN_OR_RETURN(const Half half, OpenHalf(request.exact ? request.version : 0));
+    const bool allowed = request.exact ? half.version == request.version : half.version >= request.version;
+    if (!allowed || half.version == copied) {
+      return {ErrorCode::kState, Cat(missing.size(), " of ", request.blocks.size(), " blocks of version ",
+                                     request.version, " are not in the agent's memory")};
+    }
+    copied = half.version;
+    missing = CopyFrom(half, missing, sink);
+    if (cancelled_) return {ErrorCode::kCancelled, "the pull was cancelled"};
   }
-  return blocks;
+  return OkStatus();
 }
 
 std::vector<BlockIndex> LocalSource::CopyFrom(const Half& half, const std::vector<BlockIndex>& blocks,
@@ -144,29 +157,46 @@ bool LocalSource::CopyBlock(const Half& half, BlockIndex block, BlockSink& sink)
 
 void LocalSource::StayAlive() {
   if (std::chrono::steady_clock::now() - last_word_ < options_.alive_interval) return;
-  // Descriptors stay good without a connection: a copy under way goes on.
+  // Descriptors stay good without a connection: a copy under way continues.
   (void)Ask({.kind = static_cast<uint8_t>(LocalKind::kAlive)});
 }
 
-Result<std::shared_ptr<const Payload>> LocalSource::ReadPayload(uint64_t payload_id, uint64_t bytes) {
+Status LocalSource::FetchDeltas(const DeltaRequest& request, DeltaSink& sink) {
+  Status missing;  // why the first of those that did not come
+  for (const DeltaStep& step : request.steps) {
+    const Result<std::shared_ptr<const Payload>> payload = ReadPayload(step);
+    Status fetched = payload.ok() ? sink.PutPayload(step.payload_id, *payload) : payload.status();
+    if (missing.ok()) missing = std::move(fetched);
+  }
+  return missing;
+}
+
+Result<std::shared_ptr<const Payload>> LocalSource::ReadPayload(const DeltaStep& step) {
   LS_ASSIGN_OR_RETURN(const Answer answer,
-                      Ask({.kind = static_cast<uint8_t>(LocalKind::kPayload), .payload_id = payload_id}));
+                      Ask({.kind = static_cast<uint8_t>(LocalKind::kPayload), .payload_id = step.payload_id}));
+  const uint64_t bytes = sizeof(PayloadHeader) + step.entries * sizeof(PayloadEntry) + step.data_bytes;
   if (answer.head.data_bytes != bytes) {
     return Status(ErrorCode::kProtocol,
-                  Cat("payload ", payload_id, " has ", answer.head.data_bytes, " bytes; the plan says ", bytes));
+                  Cat("payload ", step.payload_id, " has ", answer.head.data_bytes, " bytes; the plan says ", bytes));
   }
+  LS_ASSIGN_OR_RETURN(const std::shared_ptr<std::byte[]> memory, ReadFile(answer));
+  LS_ASSIGN_OR_RETURN(auto payload, Payload::Open(*options_.layout, {{memory.get(), bytes}, memory}));
+  copied_bytes_ += payload->header().data_bytes;
+  return payload;
+}
+
+// The whole of what `answer` names.
+Result<std::shared_ptr<std::byte[]>> LocalSource::ReadFile(const Answer& answer) {
+  const uint64_t bytes = answer.head.data_bytes;
   const std::shared_ptr<std::byte[]> memory(new std::byte[bytes]);  // not cleared: every byte is read
-  const std::span<std::byte> all(memory.get(), bytes);
   std::vector<Status> read((bytes + kPieceBytes - 1) / kPieceBytes);
   pool_.ParallelFor(read.size(), [&](size_t i) {
     const uint64_t first = i * kPieceBytes;
     read[i] = ReadAt(answer.file.get(), answer.head.offset + first,
-                     all.subspan(first, std::min(kPieceBytes, bytes - first)), options_.path);
+                     {memory.get() + first, std::min(kPieceBytes, bytes - first)}, options_.path);
   });
   for (const Status& status : read) LS_RETURN_IF_ERROR(status);
-  LS_ASSIGN_OR_RETURN(auto payload, Payload::Open(*options_.layout, {all, memory}));
-  copied_bytes_ += payload->header().data_bytes;
-  return payload;
+  return memory;
 }
 
 }  // namespace lockstep

@@ -1,16 +1,18 @@
 // The local path of one pull: on the agent's host, blocks and deltas are copied out of its memory instead of travelling
 // on lanes (common/wire/FORMAT.md, "The local path").
 //
-// Whatever fails here is no error of the pull: the caller asks lanes for what it did not get. Nothing is believed
-// before its hash was checked in our own memory: the trainer may write into what we read at any moment, and files are
-// read, never mapped, so that nobody's truncation can hurt us.
+// Whatever fails here is no error of the pull: what does not come from here is asked of the next source. Nothing is
+// believed before its hash was checked in our own memory: the trainer may write into what we read at any moment, and
+// files are read, never mapped, so that nobody's truncation can hurt us.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/base/ids.h"
@@ -20,7 +22,7 @@
 #include "common/os/unix_socket.h"
 #include "common/payload/payload.h"
 #include "common/wire/local.h"
-#include "raas_receiver/pull/run_board.h"
+#include "raas_receiver/pull/block_source.h"
 
 namespace lockstep {
 
@@ -31,28 +33,26 @@ struct LocalOptions {
   std::shared_ptr<const ModelLayout> layout;
   std::chrono::milliseconds connect_timeout{1'000};
   std::chrono::milliseconds answer_timeout{5'000};
-  std::chrono::milliseconds alive_interval{10'000};  // the agent hears of us so often
+  std::chrono::milliseconds alive_interval{10'000};  // how often the agent is shown that a copy runs
+  // Called once, when the connection breaks, but not after Cancel; by the thread that fetches.
+  std::function<void(const Status& why)> on_failed = [](const Status&) {};
 };
 
-// One thread uses it; Cancel may be called from any.
-class LocalSource {
+class LocalSource final : public BlockSource {
  public:
-  // kUnavailable when nobody is there: the agent is on another host, or its socket not in our sight. Any error: use
-  // lanes. `pool` copies, and outlives the source.
+  // kUnavailable when nobody is there: the agent is on another host, or its socket not in our sight. `pool` copies, and
+  // outlives the source.
   static Result<std::unique_ptr<LocalSource>> Connect(LocalOptions options, WorkerPool& pool);
 
-  // Copies `blocks` in full into `sink`, of `version` when `exact`, else of that one or any newer: the newest that is
-  // there. Answers those that it could not. REQUIRES a sink with a destination for every block.
-  std::vector<BlockIndex> CopyBlocks(std::vector<BlockIndex> blocks, Version version, bool exact, BlockSink& sink);
+  std::string_view name() const override { return "memory"; }
+  // Copies the newest version that is good enough, and what the trainer overwrites meanwhile from the one after it.
+  Status FetchBlocks(const FullRequest& request, BlockSink& sink) override;
+  // Reads each payload whole.
+  Status FetchDeltas(const DeltaRequest& request, DeltaSink& sink) override;
+  void Cancel() override;
+  SourceCounters counters() const override;
 
-  // The delta payload of `bytes` bytes, whole and with every hash checked. Any error: use lanes.
-  Result<std::shared_ptr<const Payload>> ReadPayload(uint64_t payload_id, uint64_t bytes);
-
-  // Makes the running and every later call give up soon.
-  void Cancel();
-
-  uint64_t copied_bytes() const { return copied_bytes_; }  // of blocks and of deltas' data
-  // What broke the connection, and why it is of no more use; OK as long as it is.
+  // What broke the connection: every later fetch answers it. OK while it is of use.
   const Status& status() const { return status_; }
 
  private:
@@ -72,12 +72,15 @@ class LocalSource {
   LocalSource(LocalOptions options, WorkerPool& pool, UnixConnection connection);
 
   Status Open();
+  Status Fail(Status why);
   Result<Half> OpenHalf(Version version);
   Result<Answer> Ask(LocalRequest request);
   Result<Answer> ReceiveAnswer(LocalKind kind);
   std::vector<BlockIndex> CopyFrom(const Half& half, const std::vector<BlockIndex>& blocks, BlockSink& sink);
   bool CopyBlock(const Half& half, BlockIndex block, BlockSink& sink);
   void StayAlive();
+  Result<std::shared_ptr<const Payload>> ReadPayload(const DeltaStep& step);
+  Result<std::shared_ptr<std::byte[]>> ReadFile(const Answer& answer);
 
   const LocalOptions options_;
   WorkerPool& pool_;

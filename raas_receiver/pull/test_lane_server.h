@@ -1,4 +1,4 @@
-// An agent's lane port for tests: plain sockets, one thread per lane, and as badly behaved as it is told to be.
+// An agent's lane port for tests: plain sockets, one thread per lane, and faults where a test wants them.
 #pragma once
 
 #include <arpa/inet.h>
@@ -20,7 +20,7 @@
 
 namespace lockstep {
 
-enum class Mischief {
+enum class Fault {
   kNone,
   kRefuseTicket,
   kForeignWelcome,
@@ -70,8 +70,8 @@ class TestLaneServer {
   int connections() const { return connections_; }
 
   // Set before the first lane connects.
-  std::function<Mischief(int connection)> mischief = [](int) { return Mischief::kNone; };
-  int at_frame = 5;  // of a connection: when the mischief happens
+  std::function<Fault(int connection)> fault_of = [](int) { return Fault::kNone; };
+  int at_frame = 5;  // of a connection: when the fault happens
   std::function<Version(BlockIndex)> version_of = [](BlockIndex) { return Version{1}; };
   std::map<uint64_t, std::vector<DeltaBlock>> payloads;  // by id: from version id to id + 1
   std::function<Status(const BlockRequest&)> refuse = [](const BlockRequest&) { return OkStatus(); };
@@ -81,7 +81,7 @@ class TestLaneServer {
  private:
   struct LaneState {
     int socket = -1;
-    Mischief mischief = Mischief::kNone;
+    Fault fault = Fault::kNone;
     int frames = 0;
   };
 
@@ -89,11 +89,11 @@ class TestLaneServer {
     while (!stopping_) {
       const int lane = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
       if (lane < 0) return;
-      const Mischief mischief_here = mischief(connections_++);
+      const Fault fault = fault_of(connections_++);
       std::lock_guard lock(mutex_);
       lanes_.push_back(lane);
-      threads_.emplace_back([this, lane, mischief_here] {
-        Serve({lane, mischief_here, 0});
+      threads_.emplace_back([this, lane, fault] {
+        Serve({lane, fault, 0});
         ::shutdown(lane, SHUT_RDWR);
       });
     }
@@ -103,8 +103,8 @@ class TestLaneServer {
     LaneHello hello;
     if (!Read(lane, hello) || !CheckHello(hello).ok()) return;
     LaneWelcome welcome;
-    if (lane.mischief == Mischief::kRefuseTicket) welcome.code = static_cast<uint32_t>(ErrorCode::kPermission);
-    if (lane.mischief == Mischief::kForeignWelcome) welcome.magic ^= 1;
+    if (lane.fault == Fault::kRefuseTicket) welcome.code = static_cast<uint32_t>(ErrorCode::kPermission);
+    if (lane.fault == Fault::kForeignWelcome) welcome.magic ^= 1;
     Seal(welcome);
     if (!Write(lane, AsBytes(welcome)) || welcome.code != 0) return;
     BlockRequest request;
@@ -128,14 +128,14 @@ class TestLaneServer {
     if (live) end.version = request.exact_version + 1;
     end.type = static_cast<uint8_t>(FrameType::kRequestEnd);
     end.request_id = request.request_id;
-    end.block = Due(lane, Mischief::kWrongEnd) ? sent + 1 : sent;
+    end.block = Due(lane, Fault::kWrongEnd) ? sent + 1 : sent;
     Seal(end);
     return Write(lane, AsBytes(end));
   }
 
   bool SendFull(LaneState& lane, const BlockRequest& request, uint32_t& sent) {
     for (BlockIndex block = request.first_block; block < request.first_block + request.block_count; ++block) {
-      if (Due(lane, Mischief::kSkippedBlock)) continue;
+      if (Due(lane, Fault::kSkippedBlock)) continue;
       const Version version = request.exact_version != 0 ? request.exact_version : version_of(block);
       const ByteView bytes = model_.block_of(version, block);
       FrameHeader frame;
@@ -182,26 +182,26 @@ class TestLaneServer {
     return true;
   }
 
-  // Sends one block's frame, after what mischief is due did to it.
+  // Sends one block's frame, with the fault that is due.
   bool SendBlock(LaneState& lane, const BlockRequest& request, BlockIndex block, FrameHeader frame, ByteView payload) {
     ++lane.frames;
     frame.type = static_cast<uint8_t>(FrameType::kBlock);
     frame.request_id = request.request_id;
     frame.block = block;
     frame.payload_bytes = static_cast<uint32_t>(payload.size());
-    if (Due(lane, Mischief::kCloseBeforeFrame)) return false;
-    if (Due(lane, Mischief::kForeignBlock)) frame.block = request.first_block + request.block_count;
-    if (Due(lane, Mischief::kOldVersion)) frame.version = frame.base_version + (frame.base_version > 0 ? 7 : 0);
-    if (Due(lane, Mischief::kOtherPayload)) frame.payload_id += 100;
-    if (Due(lane, Mischief::kTooLarge)) frame.payload_bytes = 1 << 30;
+    if (Due(lane, Fault::kCloseBeforeFrame)) return false;
+    if (Due(lane, Fault::kForeignBlock)) frame.block = request.first_block + request.block_count;
+    if (Due(lane, Fault::kOldVersion)) frame.version = frame.base_version + (frame.base_version > 0 ? 7 : 0);
+    if (Due(lane, Fault::kOtherPayload)) frame.payload_id += 100;
+    if (Due(lane, Fault::kTooLarge)) frame.payload_bytes = 1 << 30;
     Seal(frame);
-    if (Due(lane, Mischief::kCorruptHeader)) frame.block_hash ^= 1;
-    if (Due(lane, Mischief::kBlockTwice) && !(Write(lane, AsBytes(frame)) && Write(lane, payload))) return false;
+    if (Due(lane, Fault::kCorruptHeader)) frame.block_hash ^= 1;
+    if (Due(lane, Fault::kBlockTwice) && !(Write(lane, AsBytes(frame)) && Write(lane, payload))) return false;
     if (!Write(lane, AsBytes(frame))) return false;
-    if (Due(lane, Mischief::kStall)) Stall();
-    if (Due(lane, Mischief::kCloseInPayload)) return Write(lane, payload.first(payload.size() / 2)) && false;
+    if (Due(lane, Fault::kStall)) Stall();
+    if (Due(lane, Fault::kCloseInPayload)) return Write(lane, payload.first(payload.size() / 2)) && false;
     Bytes bytes(payload.begin(), payload.end());
-    if (Due(lane, Mischief::kCorruptPayload)) bytes[bytes.size() / 2] ^= std::byte{4};
+    if (Due(lane, Fault::kCorruptPayload)) bytes[bytes.size() / 2] ^= std::byte{4};
     return Write(lane, bytes);
   }
 
@@ -216,9 +216,7 @@ class TestLaneServer {
     return Write(lane, AsBytes(frame)) && Write(lane, AsBytes(std::string_view(why.message())));
   }
 
-  bool Due(const LaneState& lane, Mischief mischief_asked) const {
-    return lane.mischief == mischief_asked && lane.frames >= at_frame;
-  }
+  bool Due(const LaneState& lane, Fault fault) const { return lane.fault == fault && lane.frames >= at_frame; }
   void Stall() {
     while (!stopping_) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }

@@ -2,6 +2,7 @@
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
+#include "raas_receiver/session/plan.h"
 
 namespace lockstep {
 namespace {
@@ -24,16 +25,26 @@ Status LiveLink::Open(const std::shared_ptr<const ModelLayout>& layout, uint64_t
   LS_ASSIGN_OR_RETURN(LaneGrant grant, ReadLivePlan(answer, agent_.address()));
   pull_id_ = answer.pull_id();
   layout_ = layout->digest();
-  LiveOptions lane_options{
-      .agent = grant.agent, .pull_id = pull_id_, .layout = layout, .tickets = std::move(grant.tickets)};
-  auto lanes = std::make_unique<LiveLanes>(io_, std::move(lane_options));
+  LanePeer peer{.agent = grant.agent, .pull_id = pull_id_, .layout = layout, .tickets = std::move(grant.tickets)};
+  auto lanes = std::make_unique<LiveLanes>(io_, std::move(peer));
   std::lock_guard lock(mutex_);
   if (cancelled_) return {ErrorCode::kCancelled, "the receiver stops"};
   lanes_ = std::move(lanes);
   return OkStatus();
 }
 
-void LiveLink::Follow(const Held& held, const std::shared_ptr<const ModelLayout>& layout, uint64_t link_bytes_per_s) {
+void LiveLink::Follow(const v1::SyncRecord& record, const Held& held, const std::shared_ptr<const ModelLayout>& layout,
+                      uint64_t link_bytes_per_s) {
+  // Before something was pulled it is not known by which way, and nobody is to send anything early.
+  if (record.payload_bytes() > 0) by_memory_ = record.local_bytes() > 0;
+  if (by_memory_.value_or(true)) {
+    Close();
+  } else {
+    Ask(held, layout, link_bytes_per_s);
+  }
+}
+
+void LiveLink::Ask(const Held& held, const std::shared_ptr<const ModelLayout>& layout, uint64_t link_bytes_per_s) {
   if (!options_.enabled || held == asked_) return;
   // Lanes that still owe the answer to another question are of no use for this one.
   const bool usable = lanes_ != nullptr && asked_.nothing() && lanes_->status().ok() && layout->digest() == layout_;
@@ -42,7 +53,7 @@ void LiveLink::Follow(const Held& held, const std::shared_ptr<const ModelLayout>
     if (std::chrono::steady_clock::now() < open_again_) return;
     if (const Status opened = Open(layout, link_bytes_per_s); !opened.ok()) {
       open_again_ = std::chrono::steady_clock::now() + kOpenAgain;
-      Log(LogLevel::kDebug, "no_live_deltas", {{"model", options_.model}, {"message", opened.ToString()}});
+      Log(LogLevel::kDebug, "live_subscribe_failed", {{"model", options_.model}, {"message", opened.ToString()}});
       return;
     }
   }
@@ -50,28 +61,30 @@ void LiveLink::Follow(const Held& held, const std::shared_ptr<const ModelLayout>
   asked_ = held;
 }
 
-std::optional<std::vector<DeltaBlock>> LiveLink::Take(const Held& base, const PlanStep& step) {
-  if (lanes_ == nullptr || asked_.nothing()) return std::nullopt;
+Result<std::vector<DeltaBlock>> LiveLink::Take(const Held& base, const DeltaStep& step) {
+  if (!following()) return Status(ErrorCode::kNotFound, "no live delta was asked for");
   const Held asked = std::exchange(asked_, Held());
-  // Another base than ours leads nowhere: the lanes are still busy with it, so they are given up.
+  // Another base than ours leads nowhere, and the lanes are still busy with it.
   if (asked != base || step.base != base.version) {
     Close();
-    return std::nullopt;
+    return Status(ErrorCode::kState, Cat("the live delta starts from version ", asked.version, ", not ", step.base));
   }
   Result<LiveLanes::Delta> delta = lanes_->Take(kPatience);
-  const bool planned = delta.ok() && delta->target == step.target && delta->blocks.size() == step.entries;
-  if (planned) {
+  if (!delta.ok()) {
+    const ErrorCode code = delta.status().code();
+    if (code != ErrorCode::kAborted && code != ErrorCode::kState) Close();
+    return delta.status();
+  }
+  const uint64_t bytes = lanes_->received_bytes();
+  const bool same = delta->target == step.target && delta->blocks.size() == step.entries;
+  if (same && bytes == step.data_bytes) {
     AddSpanOf(*delta, base);
     return std::move(delta->blocks);
   }
-  const ErrorCode code = delta.status().code();
-  const bool usable = delta.ok() || code == ErrorCode::kAborted || code == ErrorCode::kState;
-  const std::string why = delta.ok() ? Cat("it leads to version ", delta->target, " with ", delta->blocks.size(),
-                                           " blocks; planned are ", step.target, " and ", step.entries)
-                                     : delta.status().ToString();
-  Log(LogLevel::kDebug, "live_delta_unused", {{"model", options_.model}, {"version", step.target}, {"message", why}});
-  if (!usable) Close();
-  return std::nullopt;
+  if (same) Close();  // coded at another level than this link is worth by now: the next subscription says so
+  return Status(ErrorCode::kState,
+                Cat("the live delta leads to version ", delta->target, " with ", delta->blocks.size(), " blocks and ",
+                    bytes, " bytes; planned are ", step.target, ", ", step.entries, " and ", step.data_bytes));
 }
 
 void LiveLink::AddSpanOf(const LiveLanes::Delta& delta, const Held& base) const {
@@ -101,6 +114,26 @@ void LiveLink::Cancel() {
   std::lock_guard lock(mutex_);
   cancelled_ = true;
   if (lanes_ != nullptr) lanes_->Cancel();
+}
+
+SourceCounters LiveSource::counters() const {
+  const uint64_t bytes = bytes_;
+  return {.payload_bytes = bytes, .live_bytes = bytes};
+}
+
+Status LiveSource::FetchBlocks(const FullRequest& request, BlockSink&) {
+  if (request.blocks.empty()) return OkStatus();
+  return {ErrorCode::kNotFound, "a live delta has no blocks in full"};
+}
+
+Status LiveSource::FetchDeltas(const DeltaRequest& request, DeltaSink& sink) {
+  if (request.steps.empty()) return OkStatus();
+  if (request.steps.size() > 1) return {ErrorCode::kNotFound, "a live delta is one step"};
+  const DeltaStep& step = request.steps[0];
+  LS_ASSIGN_OR_RETURN(std::vector<DeltaBlock> entries, link_.Take({request.run, step.base}, step));
+  for (DeltaBlock& entry : entries) LS_RETURN_IF_ERROR(sink.PutEntry(step.payload_id, std::move(entry)));
+  bytes_ += step.data_bytes;
+  return OkStatus();
 }
 
 }  // namespace lockstep

@@ -4,16 +4,20 @@
 // blocks are here already, or on their way. It only ever spares a wait: what does not come live is pulled.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "common/telemetry/timeline.h"
+#include "proto/lockstep/v1/receiver.pb.h"
+#include "raas_receiver/pull/block_source.h"
 #include "raas_receiver/pull/live_lanes.h"
 #include "raas_receiver/session/agent_client.h"
-#include "raas_receiver/session/plan.h"
 
 namespace lockstep {
 
@@ -32,19 +36,24 @@ class LiveLink {
   LiveLink(LiveLinkOptions options, AgentClient& agent, IoThreads& io)
       : options_(std::move(options)), agent_(agent), io_(io) {}
 
-  // Asks for the delta from `held` on, over lanes that are opened when there are none. `link_bytes_per_s` as in
-  // OpenPullRequest. Waits for no more than a call to the agent.
-  void Follow(const Held& held, const std::shared_ptr<const ModelLayout>& layout, uint64_t link_bytes_per_s);
-  // The blocks of `step`, which starts at `base`, when that is the delta asked for and all of it came live: waits for
-  // the rest of it as long as it keeps coming. No value: pull it.
-  std::optional<std::vector<DeltaBlock>> Take(const Held& base, const PlanStep& step);
+  // After a sync that left `record`, with `held` current: asks for the delta from there on, over lanes that are opened
+  // when there are none; or ends the subscription where deltas come out of the agent's memory, so that there is nothing
+  // to gain. `link_bytes_per_s` as in OpenPullRequest. Waits for no more than a call to the agent.
+  void Follow(const v1::SyncRecord& record, const Held& held, const std::shared_ptr<const ModelLayout>& layout,
+              uint64_t link_bytes_per_s);
+  // Whether a delta was asked for, and not yet taken.
+  bool following() const { return lanes_ != nullptr && !asked_.nothing(); }
+  // The entries of `step`, which starts at `base`, when that is the delta asked for and all of it came live: waits for
+  // the rest of it as long as it keeps coming. An error: fetch it by other ways.
+  Result<std::vector<DeltaBlock>> Take(const Held& base, const DeltaStep& step);
   // Ends the subscription: the session follows by other ways, or not at all.
   void Close();
 
-  // Makes Take give up soon, now and later.
+  // Makes Take fail soon, now and later.
   void Cancel();
 
  private:
+  void Ask(const Held& held, const std::shared_ptr<const ModelLayout>& layout, uint64_t link_bytes_per_s);
   Status Open(const std::shared_ptr<const ModelLayout>& layout, uint64_t link_bytes_per_s);
   void AddSpanOf(const LiveLanes::Delta& delta, const Held& base) const;
 
@@ -54,11 +63,29 @@ class LiveLink {
   uint64_t pull_id_ = 0;
   Held asked_;  // the base; nothing: nothing was asked
   LayoutDigest layout_;
+  std::optional<bool> by_memory_;                     // deltas come out of the agent's memory; nothing: not known yet
   std::chrono::steady_clock::time_point open_again_;  // not before, after a failure
 
   std::mutex mutex_;  // guards lanes_ and cancelled_ against Cancel
   std::unique_ptr<LiveLanes> lanes_;
   bool cancelled_ = false;
+};
+
+// What the link collected, as a source of one sync.
+class LiveSource final : public BlockSource {
+ public:
+  // `link` outlives the source.
+  explicit LiveSource(LiveLink& link) : link_(link) {}
+
+  std::string_view name() const override { return "live"; }
+  Status FetchBlocks(const FullRequest& request, BlockSink& sink) override;
+  Status FetchDeltas(const DeltaRequest& request, DeltaSink& sink) override;
+  void Cancel() override { link_.Cancel(); }
+  SourceCounters counters() const override;
+
+ private:
+  LiveLink& link_;
+  std::atomic<uint64_t> bytes_ = 0;
 };
 
 }  // namespace lockstep

@@ -20,9 +20,9 @@ Result<Id> ReadId(const std::string& raw) {
   return Id{bytes};
 }
 
-Result<PlanStep> ReadStep(const v1::PullPlan& proto, const v1::DeltaStep& step, const ModelLayout& layout) {
-  PlanStep read{step.payload_id(), step.base(),       step.target(),          {},
-                step.entries(),    step.data_bytes(), step.changed_elements()};
+Result<DeltaStep> ReadStep(const v1::PullPlan& proto, const v1::DeltaStep& step, const ModelLayout& layout) {
+  DeltaStep read{step.payload_id(), step.base(),       step.target(),          {},
+                 step.entries(),    step.data_bytes(), step.changed_elements()};
   LS_ASSIGN_OR_RETURN(read.target_digest, ReadId<ManifestDigest>(step.target_digest()));
   if (read.payload_id == 0) return Broken(proto, "has a step without a payload id");
   if (read.base >= read.target) return Broken(proto, Cat("has a step from version ", read.base, " to ", read.target));
@@ -38,7 +38,7 @@ Status ReadSteps(const v1::PullPlan& proto, const ModelLayout& layout, Plan& pla
   if (proto.steps_size() > static_cast<int>(kMaxSteps)) return Broken(proto, Cat("has ", proto.steps_size(), " steps"));
   Version reached = plan.base.version;
   for (const v1::DeltaStep& step : proto.steps()) {
-    LS_ASSIGN_OR_RETURN(const PlanStep read, ReadStep(proto, step, layout));
+    LS_ASSIGN_OR_RETURN(const DeltaStep read, ReadStep(proto, step, layout));
     if (read.base != reached)
       return Broken(proto, Cat("has a step from version ", read.base, " where ", reached, " is due"));
     reached = read.target;

@@ -11,18 +11,9 @@
 #include "common/model/layout.h"
 #include "common/net/host_port.h"
 #include "proto/lockstep/v1/agent.pb.h"
+#include "raas_receiver/pull/block_source.h"
 
 namespace lockstep {
-
-struct PlanStep {
-  uint64_t payload_id = 0;
-  Version base = 0;
-  Version target = 0;
-  ManifestDigest target_digest;
-  uint32_t entries = 0;
-  uint64_t data_bytes = 0;
-  uint64_t changed_elements = 0;
-};
 
 // Where a pull's lanes connect to, and what lets each of them in.
 struct LaneGrant {
@@ -36,7 +27,7 @@ struct Plan {
   Held base;
   Held target;
   ManifestDigest target_digest;
-  std::vector<PlanStep> steps;
+  std::vector<DeltaStep> steps;
   LaneGrant lanes;
   v1::CodecLevel level = v1::CODEC_LEVEL_UNSPECIFIED;  // of the steps
   std::string local_socket;                            // of the agent, on its host; empty: it has none
@@ -48,7 +39,7 @@ struct Plan {
 // "full", "delta", "chain", "folded", "up_to_date".
 std::string_view ModeName(v1::PullMode mode);
 
-// The plan for a receiver that told it holds `held`. kProtocol names the rule that it breaks.
+// The plan for a receiver that reported that it holds `held`. kProtocol names the rule that it breaks.
 // `control` is the agent's control address, for lane addresses without a host.
 Result<Plan> ReadPlan(const v1::PullPlan& proto, const ModelLayout& layout, const Held& held, const HostPort& control);
 

@@ -1,7 +1,5 @@
 #include "raas_receiver/session/session.h"
 
-#include <algorithm>
-
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
 
@@ -12,18 +10,10 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kFirstBackoff{100};
 constexpr milliseconds kLongestBackoff{10'000};
-constexpr milliseconds kIdle{3'600'000};
-// How often a server that can be asked is asked whether it still serves what it was told.
-constexpr milliseconds kLook{5'000};
-// The same, after it did not: a server of several minds is not to load without end.
-constexpr milliseconds kLookAfterLoss{60'000};
+// How long a call waits for engines.
+constexpr milliseconds kEngineCall = std::chrono::minutes(10);
 
-EngineSideOptions ForModel(EngineSideOptions options, const std::string& model) {
-  options.targets.model = model;
-  return options;
-}
-
-void Record(const ServeOutcome& outcome, v1::SyncRecord& record) {
+void Record(const EngineOutcome& outcome, v1::SyncRecord& record) {
   if (!outcome.status.ok()) record.set_engine_error(outcome.status.ToString());
   record.set_engine_us(static_cast<uint64_t>(outcome.total.count()));
   record.set_prepare_us(static_cast<uint64_t>(outcome.prepare.count()));
@@ -31,7 +21,7 @@ void Record(const ServeOutcome& outcome, v1::SyncRecord& record) {
   record.set_written_bytes(outcome.written_bytes);
 }
 
-void LogSync(const v1::SyncRecord& record, const Held& to, milliseconds total) {
+void LogSync(const v1::SyncRecord& record, const Held& to, const Moment& begun) {
   Log(LogLevel::kInfo, "version_committed",
       {{"model", record.model()},
        {"run", ToHex(to.run)},
@@ -40,7 +30,7 @@ void LogSync(const v1::SyncRecord& record, const Held& to, milliseconds total) {
        {"bytes", record.payload_bytes()},
        {"repaired_blocks", record.repaired_blocks()},
        {"publish_to_commit_s", static_cast<double>(record.publish_to_commit_us()) / 1e6},
-       {"duration_s", static_cast<double>(total.count()) / 1e3}});
+       {"duration_s", static_cast<double>(begun.NanosSince() / 1'000'000) / 1e3}});
 }
 
 }  // namespace
@@ -50,6 +40,7 @@ Session::Session(SessionOptions options, std::unique_ptr<ReplicaPair> replicas, 
     : options_(std::move(options)),
       replicas_(std::move(replicas)),
       feed_(feed),
+      requests_(options_.model, changed_),
       agent_(options_.agent),
       live_({.model = options_.model,
              .receiver = options_.receiver,
@@ -66,61 +57,84 @@ Session::Session(SessionOptions options, std::unique_ptr<ReplicaPair> replicas, 
                .live = live_,
                .timeline = options_.timeline},
       backoff_(kFirstBackoff, kLongestBackoff),
-      engine_backoff_(kFirstBackoff, kLongestBackoff),
-      layout_(replicas_->current().layout),
-      served_(replicas_->served()),
-      engine_(ForModel(options_.engine, options_.model), std::move(driver), *replicas_, pool) {
-  engine_.targets().SetChanged([this] {
-    std::lock_guard lock(mutex_);
-    changed_.notify_all();
-  });
-}
-
-void Session::Start() {
-  watch_ = std::make_unique<VersionWatch>(
-      agent_, options_.model,
-      VersionWatch::Callbacks{[this](const v1::VersionEvent& event) { OnVersion(event); },
-                              [this](const Status& status) { OnBroken(status); }});
-  thread_ = std::thread([this] { Loop(); });
-}
+      follower_(options_.model, options_.follow, agent_, *replicas_, changed_),
+      engine_(options_.model, options_.engine, std::move(driver), *replicas_, pool, options_.timeline, changed_) {}
 
 Session::~Session() {
   RequestStop();
   Join(milliseconds(0));
 }
 
+void Session::Start() {
+  follower_.Start();
+  thread_ = std::thread([this] { Loop(); });
+}
+
 void Session::RequestStop() {
+  requests_.Stop();
+  follower_.RequestStop();
   {
     std::lock_guard lock(mutex_);
-    stopping_ = true;
     if (running_ != nullptr) running_->Cancel();
   }
-  live_.Cancel();
-  changed_.notify_all();
   agent_.Cancel();
 }
 
 void Session::Join(milliseconds timeout) {
   if (!thread_.joinable()) return;  // never started, or joined before
-  {
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, timeout, [this] { return ended_; });
-  }
+  (void)changed_.WaitFor(timeout, [this] { return ended_.load(); });
   engine_.Cancel();
   thread_.join();
-  watch_.reset();
+  follower_.Join();
+}
+
+v1::ReceiverModel Session::Describe() const {
+  const PublishedVersion current = replicas_->current();
+  const std::shared_ptr<const ModelLayout> layout = follower_.layout();
+  v1::ReceiverModel model;
+  model.set_name(options_.model);
+  model.set_agent(options_.agent.ToString());
+  *model.mutable_held() = ToProto(current.held);
+  *model.mutable_previous() = ToProto(replicas_->previous().held);
+  if (!current.held.nothing()) {
+    model.set_held_digest(ToBytes(current.digest));
+    model.set_current_path(current.path);
+  }
+  model.set_replicas_replaced(replicas_->replaced());
+  model.set_state(state_);
+  model.set_newest_version(follower_.newest().version);
+  model.set_model_bytes(layout ? layout->data_bytes() : 0);
+  engine_.Describe(model);
+  history_.Describe(model);
+  if (model.last_error().empty()) model.set_last_error(follower_.error());
+  return model;
+}
+
+Result<v1::SyncRecord> Session::Pull(bool force_full, milliseconds timeout, const Requests::Cancelled& cancelled) {
+  return requests_.Pull(force_full, timeout, cancelled);
+}
+
+Result<v1::ReceiverModel> Session::Rollback(const Requests::Cancelled& cancelled) {
+  LS_RETURN_IF_ERROR(requests_.Rollback(kEngineCall, cancelled));
+  return Describe();
+}
+
+Status Session::VerifyEngines(const Requests::Cancelled& cancelled) {
+  return engine_.in_place() ? requests_.Verify(kEngineCall, cancelled) : OkStatus();
+}
+
+Result<std::shared_ptr<const ModelLayout>> Session::layout() const {
+  if (auto layout = follower_.layout()) return layout;
+  return Status(ErrorCode::kNotFound, Cat("the agent has not sent the layout of model ", options_.model, " yet"));
 }
 
 void Session::Loop() {
-  // A receiver killed between commit and engine tells the engine when it comes back.
-  if (engine_.told() && engine_.Behind(served_)) ServeAgain("recovered");
+  // A receiver killed between commit and engine notifies the engine when it comes back.
+  if (engine_.OwesVersion()) ServeAgain("recovered");
   v1::SessionState state = v1::SESSION_STATE_WAITING;
   while (true) {
-    EnterState(state);
-    {
-      std::lock_guard lock(mutex_);
-      if (stopping_) break;
-    }
+    state_ = state;
+    if (requests_.stopping()) break;
     switch (state) {
       case v1::SESSION_STATE_WAITING:
       case v1::SESSION_STATE_HELD:
@@ -133,279 +147,130 @@ void Session::Loop() {
         state = Synchronize();
     }
   }
-  std::lock_guard lock(mutex_);
   ended_ = true;
-  changed_.notify_all();
+  changed_.Notify();
 }
 
-bool Session::Wanted() const {
-  if (wanted_.pulls != done_.pulls) return true;
-  const bool follows = options_.follow && state_ != v1::SESSION_STATE_HELD;
-  return follows && !newest_.nothing() && newest_ != replicas_->current().held;
+bool Session::SyncDue() const {
+  if (requests_.pull_due()) return true;
+  return state_ != v1::SESSION_STATE_HELD && follower_.Behind(replicas_->current().held);
 }
 
-bool Session::Unprepared() const {
-  return options_.follow && !agent_layout_.IsZero() && agent_layout_ != prepared_;
-}
-
-// Takes the memory of a model that the agent has described, before its first version comes. True when it did something;
-// what goes wrong here goes wrong again, and is told, in the sync.
-bool Session::Prepare() {
-  {
-    std::lock_guard lock(mutex_);
-    if (!Unprepared()) return false;
-    prepared_ = agent_layout_;
-    if (layout_ != nullptr && layout_->digest() == prepared_) return false;
-  }
-  const auto layout = agent_.GetLayout(options_.model);
-  const Status status = layout.ok() ? replicas_->Allocate(*layout) : layout.status();
-  if (!status.ok()) {
-    LogWarn("replicas_not_prepared", status, {{"model", options_.model}});
-    return true;
-  }
-  std::lock_guard lock(mutex_);
-  layout_ = *layout;
-  return true;
-}
-
-// An engine lacks the current version, and it is time to try; or somebody wants to know what engines have.
-bool Session::EngineWaits() const {
-  if (wanted_.verifies != done_.verifies) return true;
-  return engine_.TriesAgain() && std::chrono::steady_clock::now() >= serve_again_ && engine_.Behind(served_);
-}
-
-// Until EngineWaits may change without anybody telling.
-milliseconds Session::UntilEngineRetry() const {
-  const auto left = std::chrono::duration_cast<milliseconds>(serve_again_ - std::chrono::steady_clock::now());
-  const milliseconds idle = engine_.CanBeAsked() ? kLook : kIdle;
-  return left.count() < 0 ? idle : std::min(idle, left + milliseconds(1));
-}
-
-// A server that was started again serves its own weights, and says so when asked.
-void Session::LookAtEngine() {
-  const auto now = std::chrono::steady_clock::now();
-  if (!engine_.CanBeAsked() || now < look_again_) return;
-  look_again_ = now + kLook;
-  const Result<bool> still = engine_.StillServes(served_);
-  if (!still.ok() || *still) return;
-  look_again_ = now + kLookAfterLoss;
-  Log(LogLevel::kWarn, "engine_started_again", {{"model", options_.model}, {"version", served_.version}});
-  std::lock_guard lock(mutex_);
-  served_ = {};
-}
-
-// States Waiting and Held. After: Negotiating when a sync is wanted, Held after a rollback, else the same again.
+// States Waiting and Held. After: Negotiating when a sync is due, Held after a rollback, else the same again.
 v1::SessionState Session::Wait() {
-  const auto called = [this] { return stopping_ || wanted_.rollbacks != done_.rollbacks || Wanted() || EngineWaits(); };
-  std::unique_lock lock(mutex_);
   const v1::SessionState resting = state_;
+  const auto called = [this] { return requests_.stopping() || requests_.rollback_due() || SyncDue() || EngineDue(); };
   while (!called()) {
-    lock.unlock();
-    const bool busy = Prepare() || replicas_->WarmTarget();
-    LookAtEngine();
-    lock.lock();
-    if (!busy) changed_.wait_for(lock, UntilEngineRetry(), [&] { return called() || Unprepared(); });
+    const bool busy = follower_.Prepare() || replicas_->WarmTarget();
+    engine_.Check();
+    if (!busy) changed_.WaitFor(engine_.UntilDue(), [&] { return called() || follower_.Unprepared(); });
   }
-  if (stopping_) return resting;
-  const bool roll_back = wanted_.rollbacks != done_.rollbacks;
-  if (!roll_back && Wanted()) return v1::SESSION_STATE_NEGOTIATING;
-  lock.unlock();
-  if (roll_back) return RollBack();
-  TendEngines();
+  if (requests_.stopping()) return resting;
+  if (requests_.rollback_due()) return RollBack();
+  if (SyncDue()) return v1::SESSION_STATE_NEGOTIATING;
+  TendEngine();
   return resting;
 }
 
 // State BackingOff, after an error. After: Negotiating once the time is over or a Pull asks for it, Waiting when
-// nothing is wanted any more, Held after a rollback.
+// nothing is due any more, Held after a rollback.
 v1::SessionState Session::BackOff() {
-  std::unique_lock lock(mutex_);
-  changed_.wait_for(lock, backoff_.Next(), [this] {
-    return stopping_ || wanted_.rollbacks != done_.rollbacks || wanted_.pulls != done_.pulls || EngineWaits();
+  changed_.WaitFor(backoff_.Next(), [this] {
+    return requests_.stopping() || requests_.rollback_due() || requests_.pull_due() || EngineDue();
   });
-  if (wanted_.rollbacks != done_.rollbacks) {
-    lock.unlock();
-    return RollBack();
-  }
-  if (EngineWaits()) {
-    lock.unlock();
-    TendEngines();
-    lock.lock();
-  }
-  return stopping_ || Wanted() ? v1::SESSION_STATE_NEGOTIATING : v1::SESSION_STATE_WAITING;
+  if (requests_.rollback_due()) return RollBack();
+  if (EngineDue()) TendEngine();
+  return SyncDue() ? v1::SESSION_STATE_NEGOTIATING : v1::SESSION_STATE_WAITING;
 }
 
-// kState when the other replica holds nothing, or nothing that would be going back.
-Status Session::CheckOlderVersion() const {
+// After: Held; the state before, as far as it lasts, when there was nothing to roll back to.
+v1::SessionState Session::RollBack() {
+  const bool held_before = state_ == v1::SESSION_STATE_HELD;
+  Status status = SwitchToOlder();
+  const bool switched = status.ok();
+  if (switched) status = Serve("rollback").status;
+  requests_.EndRollbacks(status);
+  return switched || held_before ? v1::SESSION_STATE_HELD : v1::SESSION_STATE_WAITING;
+}
+
+// kState when the other replica holds nothing, or nothing that is older.
+Status Session::SwitchToOlder() {
   const Held current = replicas_->current().held;
   const Held other = replicas_->previous().held;
   const bool newer = other.run == current.run && other.version >= current.version;
-  if (!other.nothing() && !newer) return OkStatus();
-  return {ErrorCode::kState, Cat("model ", options_.model, ": the other replica holds no version before ",
-                                 current.version, "; nothing to go back to")};
-}
-
-// After: Held; the state before, as far as it lasts, when there was nothing to go back to.
-v1::SessionState Session::RollBack() {
-  const bool held_before = Describe().state() == v1::SESSION_STATE_HELD;
-  Status status = CheckOlderVersion();
-  if (status.ok()) status = replicas_->SwitchToOther();
-  const bool switched = status.ok();
-  if (switched) live_.Close();
-  if (switched) {
-    const Held held = replicas_->current().held;
-    Log(LogLevel::kWarn, "rolled_back",
-        {{"model", options_.model}, {"run", ToHex(held.run)}, {"version", held.version}});
-    status = Serve("rollback").status;
+  if (other.nothing() || newer) {
+    return {ErrorCode::kState, Cat("model ", options_.model, ": the other replica holds no version before ",
+                                   current.version, "; nothing to roll back to")};
   }
-  std::lock_guard lock(mutex_);
-  done_.rollbacks = wanted_.rollbacks;
-  rollback_outcome_ = status;
-  changed_.notify_all();
-  return switched || held_before ? v1::SESSION_STATE_HELD : v1::SESSION_STATE_WAITING;
+  LS_RETURN_IF_ERROR(replicas_->SwitchToOther());
+  live_.Close();
+  Log(LogLevel::kWarn, "version_rolled_back",
+      {{"model", options_.model}, {"run", ToHex(other.run)}, {"version", other.version}});
+  return OkStatus();
 }
 
 // The states of Sync, then Notifying. After: Waiting, or BackingOff after an error.
 v1::SessionState Session::Synchronize() {
-  const auto begin = std::chrono::steady_clock::now();
-  Orders taken;
-  Held newest;
-  Sync sync(context_, TakeOrder(taken, newest), [this](v1::SessionState state) { EnterState(state); });
+  const Moment begun;
+  const Requests::Pulls pulls = requests_.BeginPulls();
+  Sync sync(context_, {pulls.force_full, follower_.layout(), follower_.announced_layout()},
+            [this](v1::SessionState state) { state_ = state; });
+  const Status status = RunSync(sync);
+  v1::SyncRecord record = sync.record();
+  if (status.ok()) {
+    backoff_.Reset();
+    FollowLive(sync);
+    if (record.mode() != "up_to_date") LogSync(record, replicas_->current().held, begun);
+    if (engine_.Behind()) Record(Serve(record.mode(), record.transfer()), record);
+  } else if (status.code() != ErrorCode::kCancelled) {
+    LogError("sync_failed", status, {{"model", options_.model}, {"mode", record.mode()}});
+  }
+  follower_.SetLayout(sync.layout());
+  history_.Add(status, record, sync.lane_retries());
+  feed_.Publish(record);
+  requests_.EndPulls(pulls, status, record);
+  return status.ok() ? v1::SESSION_STATE_WAITING : v1::SESSION_STATE_BACKING_OFF;
+}
+
+// Where RequestStop can reach it.
+Status Session::RunSync(Sync& sync) {
+  const Held announced = follower_.newest();
   {
     std::lock_guard lock(mutex_);
     running_ = &sync;
-    if (stopping_) sync.Cancel();
   }
-  const Status status = sync.Run();
-  const Held held = replicas_->current().held;
+  if (requests_.stopping()) sync.Cancel();
+  Status status = sync.Run();
   {
     std::lock_guard lock(mutex_);
     running_ = nullptr;
-    // What was pulled may be newer than the last announcement, which is then no reason to sync again.
-    const bool stale = newest_ == newest || (newest_.run == held.run && newest_.version < held.version);
-    if (status.ok() && stale) newest_ = held;
   }
-  v1::SyncRecord record = sync.record();
-  if (status.ok()) FollowLive(sync);
-  if (status.ok() && record.mode() != "up_to_date") {
-    LogSync(record, held, std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begin));
-  }
-  if (status.ok() && engine_.Behind(served_)) Record(Serve(record.mode(), record.transfer()), record);
-  FinishSync(status, sync, record, taken);
-  return status.ok() ? v1::SESSION_STATE_WAITING : v1::SESSION_STATE_BACKING_OFF;
+  if (status.ok()) follower_.Synced(announced, replicas_->current().held);
+  return status;
 }
 
 // What comes next is asked for at once: an engine may take its time with what came now.
 void Session::FollowLive(const Sync& sync) {
-  if (sync.record().link_bytes_per_s() > 0) context_.link_bytes_per_s = sync.record().link_bytes_per_s();
-  // Known once something was pulled; without that nobody is to send anything early.
-  if (sync.record().payload_bytes() > 0) beside_agent_ = sync.beside_agent();
-  if (beside_agent_.value_or(true)) {
-    live_.Close();
-  } else {
-    live_.Follow(replicas_->current().held, sync.layout(), context_.link_bytes_per_s);
-  }
+  const v1::SyncRecord& record = sync.record();
+  if (record.link_bytes_per_s() > 0) context_.link_bytes_per_s = record.link_bytes_per_s();
+  live_.Follow(record, replicas_->current().held, sync.layout(), context_.link_bytes_per_s);
 }
 
-SyncOrder Session::TakeOrder(Orders& taken, Held& newest) {
-  std::lock_guard lock(mutex_);
-  taken = wanted_;
-  newest = newest_;
-  wanted_.force_full = false;
-  return {taken.force_full, layout_, agent_layout_};
-}
-
-void Session::FinishSync(const Status& status, const Sync& sync, const v1::SyncRecord& record, const Orders& taken) {
-  if (status.ok()) {
-    backoff_.Reset();
-  } else if (status.code() != ErrorCode::kCancelled) {
-    LogError("sync_failed", status, {{"model", options_.model}, {"mode", record.mode()}});
-  }
-  std::lock_guard lock(mutex_);
-  (status.ok() ? syncs_ : failures_) += 1;
-  repaired_blocks_ += record.repaired_blocks();
-  lane_retries_ += sync.lane_retries();
-  layout_ = sync.layout();
-  last_error_ = status.ok() ? record.engine_error() : status.ToString();
-  pull_outcome_ = status;
-  last_record_ = record;
-  done_.pulls = taken.pulls;
-  changed_.notify_all();
-  feed_.Publish(record);
-}
-
-// What EngineWaits is for.
-void Session::TendEngines() {
-  uint64_t verifies = 0;
-  {
-    std::lock_guard lock(mutex_);
-    verifies = wanted_.verifies == done_.verifies ? 0 : wanted_.verifies;
-  }
-  if (verifies == 0) return ServeAgain("again");
-  const Status status = engine_.Verify();
-  std::lock_guard lock(mutex_);
-  done_.verifies = verifies;
-  verify_outcome_ = status;
-  changed_.notify_all();
+// What EngineDue is for.
+void Session::TendEngine() {
+  if (!requests_.verify_due()) return ServeAgain("again");
+  const uint64_t verifies = requests_.BeginVerifies();
+  requests_.EndVerifies(verifies, engine_.Verify());
 }
 
 // Outside of a sync: for engines that came, or came to, after it.
 void Session::ServeAgain(const std::string& mode) {
-  const ServeOutcome outcome = Serve(mode);
-  std::lock_guard lock(mutex_);
-  last_error_ = outcome.status.ok() ? "" : outcome.status.ToString();
+  history_.AddServe(Serve(mode).status);
 }
 
-// Makes the engine serve the current version, which pull `transfer` brought; 0: none did.
-ServeOutcome Session::Serve(const std::string& mode, uint64_t transfer) {
-  EnterState(v1::SESSION_STATE_NOTIFYING);
-  ServeOutcome outcome;
-  {
-    const Held held = replicas_->current().held;
-    SpanScope span(
-        engine_.told() ? options_.timeline : nullptr,
-        {.name = "engine", .model = options_.model, .run = held.run, .version = held.version, .transfer = transfer});
-    outcome = engine_.Serve(mode, served_);
-    span.span().bytes = outcome.written_bytes;
-  }
-  const bool by_directory = engine_.told() && !engine_.in_place();
-  if (by_directory && outcome.served != served_) {
-    const Status marked = replicas_->MarkServed(outcome.served);
-    if (!marked.ok()) LogWarn("served_version_not_recorded", marked, {{"model", options_.model}});
-  }
-  std::lock_guard lock(mutex_);
-  served_ = outcome.served;
-  if (outcome.status.ok()) {
-    engine_backoff_.Reset();
-  } else {
-    serve_again_ = std::chrono::steady_clock::now() + engine_backoff_.Next();
-  }
-  return outcome;
-}
-
-void Session::OnVersion(const v1::VersionEvent& event) {
-  const Result<Held> newest = FromProto(event.newest());
-  const auto layout = Bytes16(event.layout_digest());
-  std::lock_guard lock(mutex_);
-  watch_error_.clear();
-  if (!newest.ok() || !layout.ok()) {
-    watch_error_ = (newest.ok() ? layout.status() : newest.status()).ToString();
-    return;
-  }
-  newest_ = *newest;
-  agent_layout_ = {*layout};
-  changed_.notify_all();
-}
-
-void Session::OnBroken(const Status& status) {
-  std::lock_guard lock(mutex_);
-  if (stopping_) return;
-  if (watch_error_.empty()) LogWarn("version_stream_down", status, {{"model", options_.model}});
-  watch_error_ = status.ToString();
-}
-
-void Session::EnterState(v1::SessionState state) {
-  std::lock_guard lock(mutex_);
-  state_ = state;
+EngineOutcome Session::Serve(const std::string& mode, uint64_t transfer) {
+  state_ = v1::SESSION_STATE_NOTIFYING;
+  return engine_.Serve(mode, transfer);
 }
 
 }  // namespace lockstep

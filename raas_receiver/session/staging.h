@@ -11,9 +11,8 @@
 #include "common/base/status.h"
 #include "common/model/layout.h"
 #include "common/payload/payload.h"
-#include "raas_receiver/pull/run_board.h"
+#include "raas_receiver/pull/block_source.h"
 #include "raas_receiver/replica/replica_pair.h"
-#include "raas_receiver/session/plan.h"
 
 namespace lockstep {
 
@@ -24,6 +23,11 @@ class FullStaging : public BlockSink {
   // REQUIRES the target of `replicas` to be writable memory of `layout` as long as blocks come.
   FullStaging(const ModelLayout& layout, ReplicaPair& replicas);
 
+  // `blocks` are fetched next: they are missing until they come, whatever came before.
+  void Expect(const std::vector<BlockIndex>& blocks);
+  // Those of the expected that have not come. REQUIRES no fetch to run.
+  std::vector<BlockIndex> Missing() const;
+
   std::span<std::byte> Destination(const FrameHeader& frame) override { return replicas_.target_block(frame.block); }
   Status Put(const FrameHeader& frame, ByteView payload) override;
 
@@ -32,43 +36,38 @@ class FullStaging : public BlockSink {
 
  private:
   ReplicaPair& replicas_;
+  std::vector<BlockIndex> expected_;
   std::vector<Version> versions_;
   std::vector<uint64_t> hashes_;
 };
 
-// Delta blocks, kept aside: nothing is applied before all of a pull has arrived and was checked.
-class DeltaStaging : public BlockSink {
+// Deltas, kept aside: nothing is applied before all of a pull has arrived and was checked.
+class DeltaStaging : public DeltaSink {
  public:
   // REQUIRES `layout` to outlive the staging.
-  DeltaStaging(const ModelLayout& layout, const std::vector<PlanStep>& steps);
+  DeltaStaging(const ModelLayout& layout, const RunId& run, const std::vector<DeltaStep>& steps);
 
-  std::span<std::byte> Destination(const FrameHeader&) override { return {}; }
-  // kProtocol for more blocks or bytes than the plan announced.
-  Status Put(const FrameHeader& frame, ByteView payload) override;
+  Status PutEntry(uint64_t payload_id, DeltaBlock entry) override;
+  Status PutPayload(uint64_t payload_id, std::shared_ptr<const Payload> payload) override;
 
-  // A step's payload that came whole, every hash checked. kProtocol when it is not the one planned for `run`.
-  Status Give(uint64_t payload_id, const RunId& run, std::shared_ptr<const Payload> payload);
+  // The steps that have not come whole; what came of them in part is dropped. REQUIRES no fetch to run.
+  DeltaRequest TakeMissing();
 
-  // All blocks of a step, which came live; each has its frame's hash. kProtocol when they are not what was planned.
-  Status GiveBlocks(uint64_t payload_id, std::vector<DeltaBlock> blocks);
-
-  // The runs that ask for every block of every step that did not come whole.
-  std::vector<BlockRun> Runs(uint64_t request_bytes, size_t lanes) const;
-
-  // The payloads of the steps, once all of their blocks are here; the staging is empty then. `base` and `base_digest`
-  // name what the first one applies to. kProtocol, naming the step, when blocks or bytes are missing.
-  Result<DeltaChain> Assemble(const Held& base, const ManifestDigest& base_digest, int64_t committed_unix_ns);
+  // The payloads of the steps, once all of them are here; the staging is empty then. `base_digest` names what the first
+  // one applies to. kProtocol, naming the step, when entries or bytes are missing.
+  Result<DeltaChain> Assemble(const ManifestDigest& base_digest, int64_t committed_unix_ns);
 
  private:
   struct Step {
-    PlanStep plan;
+    DeltaStep plan;
     std::shared_ptr<const Payload> whole;  // came so; else null
-    std::vector<DeltaBlock> blocks;
-    uint64_t bytes = 0;
-    bool complete() const { return whole != nullptr || blocks.size() == plan.entries; }
+    std::vector<DeltaBlock> entries;
+    uint64_t bytes = 0;  // of the entries
+    bool complete() const { return whole != nullptr || (entries.size() == plan.entries && bytes == plan.data_bytes); }
   };
 
   const ModelLayout& layout_;
+  const RunId run_;
   std::mutex mutex_;
   std::vector<Step> steps_;
   std::map<uint64_t, size_t> by_payload_;

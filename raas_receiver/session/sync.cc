@@ -5,6 +5,7 @@
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
+#include "raas_receiver/session/sources.h"
 
 namespace lockstep {
 namespace {
@@ -41,7 +42,7 @@ std::vector<BlockIndex> Stranded(const std::vector<Version>& versions, const Pla
   for (BlockIndex block = 0; block < versions.size(); ++block) {
     const bool reachable = versions[block] == plan.target.version ||
                            std::any_of(plan.steps.begin(), plan.steps.end(),
-                                       [&](const PlanStep& step) { return step.base == versions[block]; });
+                                       [&](const DeltaStep& step) { return step.base == versions[block]; });
     if (!reachable) stranded.push_back(block);
   }
   return stranded;
@@ -49,8 +50,12 @@ std::vector<BlockIndex> Stranded(const std::vector<Version>& versions, const Pla
 
 }  // namespace
 
-Sync::Sync(SyncContext& context, SyncOrder order, EnterState enter)
-    : context_(context), order_(std::move(order)), enter_(std::move(enter)), base_(context.replicas.current()) {
+Sync::Sync(SyncContext& context, SyncRequest request, EnterState enter)
+    : context_(context),
+      request_(std::move(request)),
+      enter_(std::move(enter)),
+      base_(context.replicas.current()),
+      fetcher_(context.model) {
   record_.set_model(context_.model);
   *record_.mutable_from() = ToProto(base_.held);
   *record_.mutable_to() = ToProto(base_.held);
@@ -67,19 +72,13 @@ Status Sync::Run() {
   return status;
 }
 
-void Sync::Cancel() {
-  std::lock_guard lock(mutex_);
-  cancelled_ = true;
-  if (local_) local_->Cancel();
-  if (lanes_) lanes_->Cancel();
-}
-
 Status Sync::RunStates() {
   State state = State::kNegotiate;
   while (state != State::kDone) {
     const Moment begun;
     const uint64_t bytes_before = PulledBytes();
     Result<State> next = Enter(state);
+    CountBytes();
     AddSpanOf(state, begun, bytes_before);
     LS_ASSIGN_OR_RETURN(state, std::move(next));
   }
@@ -165,17 +164,17 @@ Result<Sync::State> Sync::Negotiate() {
   request.set_model(context_.model);
   request.set_receiver(context_.receiver);
   *request.mutable_held() = ToProto(base_.held);
-  request.set_layout_digest(ToBytes(order_.layout->digest()));
+  request.set_layout_digest(ToBytes(request_.layout->digest()));
   if (!base_.held.nothing()) request.set_held_digest(ToBytes(base_.digest));
   request.set_lanes_wanted(static_cast<uint32_t>(context_.lanes));
-  request.set_force_full(order_.force_full);
+  request.set_force_full(request_.force_full);
   request.set_link_bytes_per_s(context_.link_bytes_per_s);
   const Result<v1::PullPlan> answer = context_.agent.OpenPull(request);
   // The trainer may have come back with another layout: ask for it again next time.
-  if (answer.status().code() == ErrorCode::kState) order_.layout.reset();
+  if (answer.status().code() == ErrorCode::kState) request_.layout.reset();
   if (!answer.ok()) return answer.status();
   plan_.pull_id = answer->pull_id();
-  LS_ASSIGN_OR_RETURN(plan_, ReadPlan(*answer, *order_.layout, base_.held, context_.agent.address()));
+  LS_ASSIGN_OR_RETURN(plan_, ReadPlan(*answer, *request_.layout, base_.held, context_.agent.address()));
 
   record_.set_mode(std::string(ModeName(plan_.mode)));
   record_.set_transfer(plan_.pull_id);
@@ -190,18 +189,18 @@ Result<Sync::State> Sync::Negotiate() {
   }
   const PublishedVersion other = context_.replicas.previous();
   const bool held_already = other.held == plan_.target && other.digest == plan_.target_digest;
-  if (held_already && !order_.force_full) return State::kSwitch;
+  if (held_already && !request_.force_full) return State::kSwitch;
   return plan_.mode == v1::PULL_MODE_FULL ? State::kPullFull : State::kPullDelta;
 }
 
 Status Sync::LearnLayout() {
-  const bool known =
-      order_.layout != nullptr && (order_.agent_layout.IsZero() || order_.agent_layout == order_.layout->digest());
+  const bool known = request_.layout != nullptr &&
+                     (request_.agent_layout.IsZero() || request_.agent_layout == request_.layout->digest());
   if (!known) {
-    LS_ASSIGN_OR_RETURN(order_.layout, context_.agent.GetLayout(context_.model));
+    LS_ASSIGN_OR_RETURN(request_.layout, context_.agent.GetLayout(context_.model));
   }
-  record_.set_model_bytes(order_.layout->data_bytes());
-  return context_.replicas.Allocate(order_.layout);
+  record_.set_model_bytes(request_.layout->data_bytes());
+  return context_.replicas.Allocate(request_.layout);
 }
 
 void Sync::RecordTarget() {
@@ -215,20 +214,20 @@ void Sync::RecordTarget() {
 // Before: Negotiate. After: Verify.
 Result<Sync::State> Sync::PullDelta() {
   const Stopwatch stopwatch(record_, record_.pull_us(), &v1::SyncRecord::set_pull_us);
-  OpenLocal();
-  LS_RETURN_IF_ERROR(FetchDeltas(plan_.base, base_.digest));
+  fetcher_.Use(OpenSources(context_, plan_, request_.layout));
+  LS_RETURN_IF_ERROR(FetchDeltas(base_.digest));
   return State::kVerify;
 }
 
 // Before: Negotiate. After: CatchUp when the trainer moved on meanwhile, else Verify.
 Result<Sync::State> Sync::PullFull() {
   const Stopwatch stopwatch(record_, record_.pull_us(), &v1::SyncRecord::set_pull_us);
-  OpenLocal();
-  LS_RETURN_IF_ERROR(context_.replicas.BeginFull(order_.layout));
-  full_ = std::make_unique<FullStaging>(*order_.layout, context_.replicas);
-  std::vector<BlockIndex> blocks(order_.layout->block_count());
+  fetcher_.Use(OpenSources(context_, plan_, request_.layout));
+  LS_RETURN_IF_ERROR(context_.replicas.BeginFull(request_.layout));
+  full_ = std::make_unique<FullStaging>(*request_.layout, context_.replicas);
+  std::vector<BlockIndex> blocks(request_.layout->block_count());
   std::iota(blocks.begin(), blocks.end(), 0);
-  LS_RETURN_IF_ERROR(FetchFull(blocks, plan_.target.version, /*exact=*/false));
+  LS_RETURN_IF_ERROR(fetcher_.FetchBlocks({std::move(blocks), plan_.target.version, /*exact=*/false}, *full_));
   const auto moved_on = [&](Version version) { return version != plan_.target.version; };
   return std::any_of(full_->versions().begin(), full_->versions().end(), moved_on) ? State::kCatchUp : State::kVerify;
 }
@@ -238,21 +237,22 @@ Result<Sync::State> Sync::CatchUp() {
   const Stopwatch stopwatch(record_, record_.pull_us(), &v1::SyncRecord::set_pull_us);
   const Version oldest = *std::min_element(full_->versions().begin(), full_->versions().end());
   LS_ASSIGN_OR_RETURN(const v1::PullPlan answer, context_.agent.CatchUp(plan_.pull_id, oldest));
-  LS_ASSIGN_OR_RETURN(const Plan caught_up, ReadCatchUp(answer, *order_.layout, plan_, oldest));
+  LS_ASSIGN_OR_RETURN(const Plan caught_up, ReadCatchUp(answer, *request_.layout, plan_, oldest));
   plan_.target = caught_up.target;
   plan_.target_digest = caught_up.target_digest;
   plan_.committed_unix_ns = caught_up.committed_unix_ns;
   plan_.steps = caught_up.steps;
   RecordTarget();
-  LS_RETURN_IF_ERROR(FetchFull(Stranded(full_->versions(), plan_), plan_.target.version, /*exact=*/true));
-  LS_RETURN_IF_ERROR(FetchDeltas({plan_.target.run, oldest}, {}));
+  const FullRequest stranded{Stranded(full_->versions(), plan_), plan_.target.version, /*exact=*/true};
+  LS_RETURN_IF_ERROR(fetcher_.FetchBlocks(stranded, *full_));
+  LS_RETURN_IF_ERROR(FetchDeltas({}));
   return State::kVerify;
 }
 
 // Before: PullDelta, PullFull, CatchUp. After: Apply. Nothing that was held has been touched when this fails.
 Result<Sync::State> Sync::Verify() {
   const Stopwatch stopwatch(record_, record_.apply_us(), &v1::SyncRecord::set_apply_us);
-  const ModelLayout& layout = *order_.layout;
+  const ModelLayout& layout = *request_.layout;
   if (full_) {
     expected_ = HashesAfter(chain_, BlockVersions{0, &full_->versions()}, full_->hashes());
   } else {
@@ -285,8 +285,8 @@ Result<Sync::State> Sync::Repair() {
        {"version", plan_.target.version},
        {"blocks", damaged_.size()},
        {"first", damaged_[0]}});
-  if (!full_) full_ = std::make_unique<FullStaging>(*order_.layout, context_.replicas);
-  LS_RETURN_IF_ERROR(FetchFull(damaged_, plan_.target.version, /*exact=*/true));
+  if (!full_) full_ = std::make_unique<FullStaging>(*request_.layout, context_.replicas);
+  LS_RETURN_IF_ERROR(fetcher_.FetchBlocks({damaged_, plan_.target.version, /*exact=*/true}, *full_));
   for (const BlockIndex block : damaged_) {
     if (full_->hashes()[block] == expected_[block]) continue;
     return Status(ErrorCode::kCorrupt,
@@ -318,19 +318,30 @@ Result<Sync::State> Sync::Switch() {
   return State::kDone;
 }
 
+// The plan's steps into chain_; `base_digest` names what the first one applies to.
+Status Sync::FetchDeltas(const ManifestDigest& base_digest) {
+  DeltaStaging deltas(*request_.layout, plan_.target.run, plan_.steps);
+  LS_RETURN_IF_ERROR(fetcher_.FetchDeltas(deltas));
+  const SpanScope span(context_.timeline, SpanOf("stage"));
+  LS_ASSIGN_OR_RETURN(chain_, deltas.Assemble(base_digest, plan_.committed_unix_ns));
+  return OkStatus();
+}
+
+void Sync::CountBytes() {
+  const SourceCounters counters = fetcher_.counters();
+  record_.set_payload_bytes(counters.payload_bytes);
+  record_.set_local_bytes(counters.local_bytes);
+  record_.set_live_bytes(counters.live_bytes);
+  record_.set_link_bytes_per_s(counters.bytes_per_s);
+  lane_retries_ = counters.retries;
+}
+
 void Sync::Close(const Status& status) {
-  {
-    std::lock_guard lock(mutex_);
-    if (local_ && !local_->status().ok() && !cancelled_) {
-      LogWarn("local_path_broken", local_->status(), {{"model", context_.model}});
-    }
-    local_.reset();
-    lanes_.reset();
-  }
+  fetcher_.Close();
   if (plan_.pull_id == 0) return;
   const Status closed =
       context_.agent.ClosePull(plan_.pull_id, context_.replicas.current().held, status.ok() ? "ok" : status.ToString());
-  if (!closed.ok()) LogWarn("close_pull_failed", closed, {{"model", context_.model}, {"pull", plan_.pull_id}});
+  if (!closed.ok()) LogWarn("pull_close_failed", closed, {{"model", context_.model}, {"pull", plan_.pull_id}});
 }
 
 }  // namespace lockstep

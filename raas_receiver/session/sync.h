@@ -6,47 +6,30 @@
 //       +-----> Switch          (the other replica holds the target already)
 //       +-----> done            (up to date)
 //
-// Any state may fail: then the target replica holds nothing, the current one is untouched, and the agent is told why.
+// Any state may fail: then the target replica holds nothing, the current one is untouched, and the agent is sent the
+// reason.
 #pragma once
 
-#include <chrono>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/base/ids.h"
 #include "common/base/status.h"
 #include "common/model/layout.h"
-#include "common/net/io_threads.h"
 #include "common/telemetry/timeline.h"
 #include "proto/lockstep/v1/receiver.pb.h"
-#include "raas_receiver/pull/lane_set.h"
-#include "raas_receiver/pull/local_source.h"
 #include "raas_receiver/replica/replica_pair.h"
-#include "raas_receiver/session/agent_client.h"
-#include "raas_receiver/session/live_link.h"
+#include "raas_receiver/session/fetcher.h"
 #include "raas_receiver/session/plan.h"
 #include "raas_receiver/session/staging.h"
+#include "raas_receiver/session/sync_context.h"
 
 namespace lockstep {
 
-// What all syncs of a session share.
-struct SyncContext {
-  std::string model;
-  std::string receiver;
-  size_t lanes = 4;
-  AgentClient& agent;
-  ReplicaPair& replicas;
-  IoThreads& io;
-  LiveLink& live;
-  uint64_t link_bytes_per_s = 0;  // what lanes last carried together; 0: not known
-  Timeline* timeline = nullptr;
-};
-
 // What is wanted of one sync.
-struct SyncOrder {
+struct SyncRequest {
   bool force_full = false;
   std::shared_ptr<const ModelLayout> layout;  // the last one known; null: none
   LayoutDigest agent_layout;                  // the one the agent announced; zero: not known
@@ -57,21 +40,18 @@ class Sync {
  public:
   using EnterState = std::function<void(v1::SessionState)>;
 
-  Sync(SyncContext& context, SyncOrder order, EnterState enter);
+  Sync(SyncContext& context, SyncRequest request, EnterState enter);
 
   // OK: the newest version is current (or was already). kCancelled after Cancel.
   Status Run();
-  void Cancel();
+  void Cancel() { fetcher_.Cancel(); }
 
   const v1::SyncRecord& record() const { return record_; }  // once Run has returned
-  const std::shared_ptr<const ModelLayout>& layout() const { return order_.layout; }
+  const std::shared_ptr<const ModelLayout>& layout() const { return request_.layout; }
   uint64_t lane_retries() const { return lane_retries_; }
-  // Deltas come out of the agent's memory here, so that there is nothing to gain from those in the making.
-  bool beside_agent() const { return beside_agent_; }
 
  private:
   enum class State { kNegotiate, kPullDelta, kPullFull, kCatchUp, kVerify, kApply, kRepair, kCommit, kSwitch, kDone };
-  using Clock = std::chrono::steady_clock;
 
   Status RunStates();
   Result<State> Enter(State state);
@@ -86,14 +66,8 @@ class Sync {
   Result<State> Switch();
 
   Status LearnLayout();
-  void OpenLocal();
-  void TakeLocal(const RunId& run);
-  void TakeLive(const Held& base);
+  Status FetchDeltas(const ManifestDigest& base_digest);
   void CountBytes();
-  Status OpenLanes();
-  Status FetchDeltas(const Held& base, const ManifestDigest& base_digest);
-  Status FetchFull(const std::vector<BlockIndex>& blocks, Version version, bool exact);
-  Status FetchByLanes(const std::vector<BlockRun>& runs, BlockSink& sink);
   void Close(const Status& status);
   void RecordTarget();
   Span SpanOf(std::string_view name) const;
@@ -102,24 +76,17 @@ class Sync {
   uint64_t PulledBytes() const { return record_.payload_bytes() - record_.live_bytes(); }
 
   SyncContext& context_;
-  SyncOrder order_;
+  SyncRequest request_;
   EnterState enter_;
   v1::SyncRecord record_;
   PublishedVersion base_;
   Plan plan_;
-  std::unique_ptr<DeltaStaging> deltas_;
   std::unique_ptr<FullStaging> full_;
   DeltaChain chain_;                 // verified, to be applied
   std::vector<uint64_t> expected_;   // block hashes of the target
   std::vector<BlockIndex> damaged_;  // blocks that did not get their hash
   uint64_t lane_retries_ = 0;
-  uint64_t live_bytes_ = 0;
-  bool beside_agent_ = false;
-
-  std::mutex mutex_;                    // guards local_, lanes_ and cancelled_ against Cancel
-  std::unique_ptr<LocalSource> local_;  // null: the agent is not on this host, or not in our sight
-  std::unique_ptr<LaneSet> lanes_;      // opened when something is wanted of them
-  bool cancelled_ = false;
+  Fetcher fetcher_;
 };
 
 }  // namespace lockstep

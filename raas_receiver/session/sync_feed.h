@@ -1,5 +1,5 @@
-// Who wants to hear of syncs: every record goes to every subscriber, and the newest of each model to a new one at once,
-// so that whoever asks after a sync still learns how it went.
+// SyncFeed: those who watch syncs. Every record goes to every subscriber, and the newest of each model to a new one at
+// once, so that whoever asks after a sync still learns how it went.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// A trainer agent for tests: a real gRPC server and a real lane port over a TestModel, which can be told to lie.
+// A trainer agent for tests: a real gRPC server and a real lane port over a TestModel, whose answers can be made false.
 #pragma once
 
 #include <atomic>
@@ -66,14 +66,14 @@ class TestAgent final : public v1::TrainerAgent::Service {
 
   grpc::Status WatchVersions(grpc::ServerContext* context, const v1::WatchVersionsRequest*,
                              grpc::ServerWriter<v1::VersionEvent>* writer) override {
-    Version told = 0;
+    Version announced = 0;
     std::unique_lock lock(mutex_);
     while (!stopping_ && !context->IsCancelled()) {
       changed_.wait_for(lock, std::chrono::milliseconds(20));
-      if (told == newest_) continue;
-      told = newest_;
+      if (announced == newest_) continue;
+      announced = newest_;
       v1::VersionEvent event;
-      *event.mutable_newest() = ToProto(model_.held(told));
+      *event.mutable_newest() = ToProto(model_.held(announced));
       event.set_layout_digest(ToBytes(model_.layout()->digest()));
       writer->Write(event);
     }

@@ -25,7 +25,7 @@ void VersionWatch::Loop() {
       backoff.Reset();
       callbacks_.on_version(event);
     });
-    callbacks_.on_broken(ended);
+    callbacks_.on_lost(ended);
     lock.lock();
     wake_.wait_for(lock, backoff.Next(), [this] { return stopping_; });
   }

@@ -1,4 +1,5 @@
-// Follows the agent's version stream on a thread of its own, across broken streams and restarted agents.
+// Follows the agent's version stream on a thread of its own, across streams that are lost and agents that are
+// restarted.
 #pragma once
 
 #include <condition_variable>
@@ -16,7 +17,7 @@ class VersionWatch {
  public:
   struct Callbacks {
     std::function<void(const v1::VersionEvent&)> on_version;
-    std::function<void(const Status&)> on_broken;  // the stream ended; it will be opened again
+    std::function<void(const Status&)> on_lost;  // the stream ended; it will be opened again
   };
 
   // `agent` outlives the watch; its Cancel() ends a stream in progress.

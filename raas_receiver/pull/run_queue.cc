@@ -1,22 +1,22 @@
-#include "raas_receiver/pull/run_board.h"
+#include "raas_receiver/pull/run_queue.h"
 
 #include <utility>
 
 namespace lockstep {
 namespace {
 
-// Fewer tell of latency, not of the link's rate.
-constexpr uint64_t kTellingBytes = 1 << 20;
+// Fewer measure latency, not the link's rate.
+constexpr uint64_t kRateBytes = 1 << 20;
 
 }  // namespace
 
-void RunBoard::Join(std::shared_ptr<BoardMember> lane) {
+void RunQueue::Join(std::shared_ptr<RunConsumer> lane) {
   std::lock_guard lock(mutex_);
   lanes_.push_back(std::move(lane));
   ++present_;
 }
 
-void RunBoard::Post(const std::vector<BlockRun>& runs, BlockSink& sink) {
+void RunQueue::Post(const std::vector<BlockRun>& runs, BlockSink& sink) {
   std::lock_guard lock(mutex_);
   queue_.assign(runs.begin(), runs.end());
   sink_ = &sink;
@@ -26,10 +26,10 @@ void RunBoard::Post(const std::vector<BlockRun>& runs, BlockSink& sink) {
   WakeAll();
 }
 
-Status RunBoard::Wait(const std::function<Result<std::vector<Ticket>>(size_t lanes)>& renew) {
+Status RunQueue::Wait(const std::function<Result<std::vector<Ticket>>(size_t lanes)>& renew) {
   std::unique_lock lock(mutex_);
   while (true) {
-    if (stopping_) Fail({ErrorCode::kCancelled, "the pull was told to stop"});
+    if (stopping_) Fail({ErrorCode::kCancelled, "the pull was cancelled"});
     if (present_ == 0 && !queue_.empty()) Fail(last_loss_);
     if (Settled()) return failure_;
     if (!wanting_tickets_.empty() && failure_.ok()) {
@@ -40,18 +40,18 @@ Status RunBoard::Wait(const std::function<Result<std::vector<Ticket>>(size_t lan
   }
 }
 
-bool RunBoard::Settled() const {
+bool RunQueue::Settled() const {
   return queue_.empty() && taken_ == 0;
 }
 
-void RunBoard::Fail(Status status) {
+void RunQueue::Fail(Status status) {
   if (failure_.ok()) failure_ = std::move(status);
   queue_.clear();
 }
 
-void RunBoard::ServeTickets(std::unique_lock<std::mutex>& lock,
+void RunQueue::ServeTickets(std::unique_lock<std::mutex>& lock,
                             const std::function<Result<std::vector<Ticket>>(size_t lanes)>& renew) {
-  const std::vector<std::shared_ptr<BoardMember>> lanes = std::exchange(wanting_tickets_, {});
+  const std::vector<std::shared_ptr<RunConsumer>> lanes = std::exchange(wanting_tickets_, {});
   lock.unlock();
   Result<std::vector<Ticket>> tickets = renew(lanes.size());
   for (size_t i = 0; i < lanes.size(); ++i) {
@@ -66,26 +66,26 @@ void RunBoard::ServeTickets(std::unique_lock<std::mutex>& lock,
   lock.lock();
 }
 
-void RunBoard::Stop() {
+void RunQueue::Stop() {
   std::lock_guard lock(mutex_);
   stopping_ = true;
   WakeAll();
   changed_.notify_all();
 }
 
-void RunBoard::WaitForLanes() {
+void RunQueue::WaitForLanes() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return present_ == 0; });
-  lanes_.clear();  // they hold the board as the board holds them
+  lanes_.clear();  // they hold the queue as the queue holds them
   wanting_tickets_.clear();
 }
 
-bool RunBoard::stopping() const {
+bool RunQueue::stopping() const {
   std::lock_guard lock(mutex_);
   return stopping_;
 }
 
-std::optional<BlockRun> RunBoard::Take() {
+std::optional<BlockRun> RunQueue::Take() {
   std::lock_guard lock(mutex_);
   if (stopping_ || queue_.empty()) return std::nullopt;
   BlockRun run = queue_.front();
@@ -94,19 +94,18 @@ std::optional<BlockRun> RunBoard::Take() {
   return run;
 }
 
-void RunBoard::WantSpares() {
+void RunQueue::WantSpares() {
   std::lock_guard lock(mutex_);
   if (std::exchange(spares_wanted_, true)) return;
   WakeAll();
 }
 
-bool RunBoard::spares_wanted() const {
+bool RunQueue::spares_wanted() const {
   std::lock_guard lock(mutex_);
   return spares_wanted_;
 }
 
-void RunBoard::Count(uint64_t payload_bytes) {
-  const Clock::time_point now = Clock::now();
+void RunQueue::Count(uint64_t payload_bytes, Clock::time_point now) {
   std::lock_guard lock(mutex_);
   counters_.payload_bytes += payload_bytes;
   last_block_ = now;
@@ -116,16 +115,16 @@ void RunBoard::Count(uint64_t payload_bytes) {
   }
   bytes_after_first_ += payload_bytes;
   const double seconds = std::chrono::duration<double>(last_block_ - first_block_).count();
-  if (bytes_after_first_ >= kTellingBytes && seconds > 0) {
+  if (bytes_after_first_ >= kRateBytes && seconds > 0) {
     counters_.bytes_per_s = static_cast<uint64_t>(static_cast<double>(bytes_after_first_) / seconds);
   }
 }
 
-void RunBoard::Done() {
-  GiveBack(std::nullopt);
+void RunQueue::Done() {
+  Return(std::nullopt);
 }
 
-void RunBoard::GiveBack(std::optional<BlockRun> rest) {
+void RunQueue::Return(std::optional<BlockRun> rest) {
   std::lock_guard lock(mutex_);
   --taken_;
   if (rest && failure_.ok()) {
@@ -135,21 +134,21 @@ void RunBoard::GiveBack(std::optional<BlockRun> rest) {
   if (Settled()) changed_.notify_all();
 }
 
-void RunBoard::Refuse(Status why) {
+void RunQueue::Refuse(Status why) {
   std::lock_guard lock(mutex_);
   --taken_;
   Fail(std::move(why));
   changed_.notify_all();
 }
 
-void RunBoard::WantTicket(std::shared_ptr<BoardMember> lane) {
+void RunQueue::WantTicket(std::shared_ptr<RunConsumer> lane) {
   std::lock_guard lock(mutex_);
   ++counters_.retries;
   wanting_tickets_.push_back(std::move(lane));
   changed_.notify_all();
 }
 
-void RunBoard::Leave(Status status) {
+void RunQueue::Leave(Status status) {
   std::lock_guard lock(mutex_);
   if (!status.ok()) {
     last_loss_ = std::move(status);
@@ -160,11 +159,11 @@ void RunBoard::Leave(Status status) {
   changed_.notify_all();
 }
 
-void RunBoard::WakeAll() {
+void RunQueue::WakeAll() {
   for (const auto& lane : lanes_) lane->Wake();
 }
 
-LaneCounters RunBoard::counters() const {
+SourceCounters RunQueue::counters() const {
   std::lock_guard lock(mutex_);
   return counters_;
 }

@@ -1,4 +1,4 @@
-#include "raas_receiver/session/engine_side.h"
+#include "raas_receiver/session/engine_updater.h"
 
 #include <algorithm>
 
@@ -37,27 +37,27 @@ EngineTargetsOptions WithPauses(EngineTargetsOptions options, bool pauses_server
 
 }  // namespace
 
-EngineSide::EngineSide(EngineSideOptions options, std::unique_ptr<EngineDriver> driver, ReplicaPair& replicas,
-                       WorkerPool& pool)
+EngineUpdater::EngineUpdater(EngineUpdaterOptions options, std::unique_ptr<EngineDriver> driver, ReplicaPair& replicas,
+                             WorkerPool& pool)
     : options_(std::move(options)),
       driver_(std::move(driver)),
       replicas_(replicas),
       targets_(WithPauses(options_.targets, OverHttp()), pool),
       owes_resume_(in_place() && OverHttp()) {}
 
-bool EngineSide::Behind(const Held& served) const {
+bool EngineUpdater::Behind(const Held& served) const {
   const Held current = replicas_.current().held;
   if (current.nothing()) return false;
   if (!in_place()) return served != current;
   return targets_.Behind(current) || (owes_resume_ && targets_.AllAt(current));
 }
 
-bool EngineSide::TriesAgain() const {
+bool EngineUpdater::TriesAgain() const {
   if (in_place()) return true;
-  return OverHttp() && went_back_from_ != replicas_.current().held;
+  return OverHttp() && reverted_from_ != replicas_.current().held;
 }
 
-Held EngineSide::ServedInPlace() const {
+Held EngineUpdater::ServedInPlace() const {
   const std::vector<EngineReport> engines = targets_.Describe();
   if (engines.empty()) return {};
   const Held first = engines.front().serving;
@@ -66,29 +66,29 @@ Held EngineSide::ServedInPlace() const {
   return same ? first : Held();
 }
 
-EngineVersion EngineSide::Describe(const PublishedVersion& version, const std::string& mode) const {
+EngineVersion EngineUpdater::Describe(const PublishedVersion& version, const std::string& mode) const {
   return {options_.targets.model, version.held, version.path, mode};
 }
 
-ServeOutcome EngineSide::Serve(const std::string& mode, const Held& served) {
+EngineOutcome EngineUpdater::Serve(const std::string& mode, const Held& served) {
   const auto begin = Clock::now();
   const EngineVersion version = Describe(replicas_.current(), mode);
-  ServeOutcome outcome = in_place() ? Write(version) : Load(version, served);
+  EngineOutcome outcome = in_place() ? Write(version) : Load(version, served);
   outcome.total = Since(begin);
   return outcome;
 }
 
-ServeOutcome EngineSide::Load(const EngineVersion& version, const Held& served) {
+EngineOutcome EngineUpdater::Load(const EngineVersion& version, const Held& served) {
   const PublishedVersion previous = replicas_.previous();
   std::optional<EngineVersion> last_good;
   if (!previous.held.nothing()) last_good = Describe(previous, "last_good");
   LoadOutcome loaded = driver_->Load(version, last_good);
-  if (loaded.serving == Serving::kLastGood) went_back_from_ = version.held;
+  if (loaded.serving == Serving::kLastGood) reverted_from_ = version.held;
   return {std::move(loaded.status), ServedAfter(loaded.serving, version, last_good, served)};
 }
 
-ServeOutcome EngineSide::Write(const EngineVersion& version) {
-  ServeOutcome outcome;
+EngineOutcome EngineUpdater::Write(const EngineVersion& version) {
+  EngineOutcome outcome;
   const auto begin = Clock::now();
   const PublishedVersion current = replicas_.current();
   const PublishedVersion previous = replicas_.previous();
@@ -110,28 +110,28 @@ ServeOutcome EngineSide::Write(const EngineVersion& version) {
   return outcome;
 }
 
-Result<bool> EngineSide::StillServes(const Held& served) {
+Result<bool> EngineUpdater::StillServes(const Held& served) {
   for (const PublishedVersion& version : {replicas_.current(), replicas_.previous()}) {
-    if (!served.nothing() && version.held == served) return driver_->StillServes(Describe(version, "look"));
+    if (!served.nothing() && version.held == served) return driver_->StillServes(Describe(version, "check"));
   }
   return true;
 }
 
-Status EngineSide::Verify() {
+Status EngineUpdater::Verify() {
   const PublishedVersion current = replicas_.current();
   if (current.held.nothing()) return OkStatus();
   return targets_.Verify({current.held, current.layout, replicas_.current_data()});
 }
 
 // Memory is whole, and the server may stand still all the same: a receiver ended, or failed, between the two.
-Status EngineSide::PausedAndResumed(const EngineVersion& version) {
+Status EngineUpdater::PausedAndResumed(const EngineVersion& version) {
   LS_RETURN_IF_ERROR(driver_->Pause(version));
   return Resume(version);
 }
 
-// The pause. A server goes on only when all ranks of all engines are there, and at one version; it stays paused else,
+// The pause. A server resumes only when all ranks of all engines are there, and at one version; it stays paused else,
 // until Serve is tried again.
-Status EngineSide::WritePaused(const EngineVersion& version, const EngineVersion& before) {
+Status EngineUpdater::WritePaused(const EngineVersion& version, const EngineVersion& before) {
   owes_resume_ = OverHttp();
   if (const Status paused = driver_->Pause(version); !paused.ok()) {
     targets_.Abandon();
@@ -147,7 +147,7 @@ Status EngineSide::WritePaused(const EngineVersion& version, const EngineVersion
   return {ErrorCode::kState, Cat("not every engine is at version ", version.held.version, " yet")};
 }
 
-Status EngineSide::Resume(const EngineVersion& serving) {
+Status EngineUpdater::Resume(const EngineVersion& serving) {
   LS_RETURN_IF_ERROR(driver_->Resume(serving));
   owes_resume_ = false;
   return OkStatus();

@@ -1,7 +1,6 @@
-#include <algorithm>
+#include "raas_receiver/pull/live_collector.h"
 
 #include "common/base/text.h"
-#include "raas_receiver/pull/live_lane.h"
 
 namespace lockstep {
 namespace {
@@ -12,17 +11,17 @@ Status Broken(const FrameHeader& frame, std::string rule) {
 
 }  // namespace
 
-void LiveBasket::Begin(Version base) {
+void LiveCollector::Begin(Version base) {
   std::lock_guard lock(mutex_);
   delta_ = {.base = base};
   announced_.assign(layout_->block_count(), false);
   bytes_ = 0;
   answered_ = 0;
   refusal_ = OkStatus();
-  ++question_;
+  ++number_;
 }
 
-Result<LiveLanes::Delta> LiveBasket::Take(std::chrono::milliseconds patience) {
+Result<LiveLanes::Delta> LiveCollector::Take(std::chrono::milliseconds patience) {
   std::unique_lock lock(mutex_);
   const auto done = [this] { return cancelled_ || !failure_.ok() || answered_ == lanes_; };
   for (uint64_t seen = progress_; !done(); seen = progress_) {
@@ -37,35 +36,35 @@ Result<LiveLanes::Delta> LiveBasket::Take(std::chrono::milliseconds patience) {
   return std::move(delta_);
 }
 
-void LiveBasket::Cancel() {
+void LiveCollector::Cancel() {
   std::lock_guard lock(mutex_);
   cancelled_ = true;
   changed_.notify_all();
 }
 
-Status LiveBasket::status() const {
+Status LiveCollector::status() const {
   std::lock_guard lock(mutex_);
   return failure_;
 }
 
-uint64_t LiveBasket::bytes() const {
+uint64_t LiveCollector::bytes() const {
   std::lock_guard lock(mutex_);
   return bytes_;
 }
 
-std::pair<uint64_t, Version> LiveBasket::question() const {
+LiveCollector::Request LiveCollector::request() const {
   std::lock_guard lock(mutex_);
-  return {question_, delta_.base};
+  return {number_, delta_.base};
 }
 
-Status LiveBasket::AgreeOnTarget(Version target) {
+Status LiveCollector::AgreeOnTarget(Version target) {
   if (delta_.target == 0) delta_.target = target;
   if (target == delta_.target) return OkStatus();
   return {ErrorCode::kProtocol,
           Cat("a live delta leads to version ", target, " on one lane and to ", delta_.target, " on another")};
 }
 
-Status LiveBasket::Admit(const FrameHeader& frame, uint32_t share) {
+Status LiveCollector::Admit(const FrameHeader& frame, uint32_t share) {
   std::lock_guard lock(mutex_);
   if (frame.block % lanes_ != share) return Broken(frame, Cat("is not of share ", share, " of ", lanes_));
   if (frame.payload_id != 0) return Broken(frame, "names a payload");
@@ -85,9 +84,9 @@ Status LiveBasket::Admit(const FrameHeader& frame, uint32_t share) {
   return OkStatus();
 }
 
-void LiveBasket::Add(uint64_t question, DeltaBlock block) {
+void LiveCollector::Add(uint64_t number, DeltaBlock block) {
   std::lock_guard lock(mutex_);
-  if (question != question_) return;
+  if (number != number_) return;
   delta_.ended = std::chrono::steady_clock::now();
   if (delta_.blocks.empty()) delta_.begun = delta_.ended;
   delta_.blocks.push_back(std::move(block));
@@ -95,9 +94,9 @@ void LiveBasket::Add(uint64_t question, DeltaBlock block) {
   changed_.notify_all();
 }
 
-Status LiveBasket::EndShare(uint64_t question, Version target) {
+Status LiveCollector::EndShare(uint64_t number, Version target) {
   std::lock_guard lock(mutex_);
-  if (question != question_) return OkStatus();
+  if (number != number_) return OkStatus();
   LS_RETURN_IF_ERROR(AgreeOnTarget(target));
   ++answered_;
   ++progress_;
@@ -105,29 +104,23 @@ Status LiveBasket::EndShare(uint64_t question, Version target) {
   return OkStatus();
 }
 
-void LiveBasket::Refuse(uint64_t question, Status why) {
+void LiveCollector::Refuse(uint64_t number, Status why) {
   std::lock_guard lock(mutex_);
-  if (question != question_) return;
+  if (number != number_) return;
   if (refusal_.ok()) refusal_ = std::move(why);
   ++answered_;
   ++progress_;
   changed_.notify_all();
 }
 
-void LiveBasket::Fail(Status why) {
+void LiveCollector::Leave(Status why) {
   std::lock_guard lock(mutex_);
   if (failure_.ok()) failure_ = std::move(why);
-  changed_.notify_all();
-}
-
-void LiveBasket::Leave(Status why) {
-  Fail(std::move(why));
-  std::lock_guard lock(mutex_);
   ++left_;
   changed_.notify_all();
 }
 
-void LiveBasket::WaitForLanes() {
+void LiveCollector::WaitForLanes() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return left_ == lanes_; });
 }

@@ -1,0 +1,48 @@
+// Where a source of blocks puts what it fetched (block_source.h).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "common/base/bytes.h"
+#include "common/base/status.h"
+#include "common/payload/payload.h"
+#include "common/wire/frame.h"
+
+namespace lockstep {
+
+// Takes the blocks of one fetch, each checked against what was asked for. Called by several threads at once, but by one
+// at a time for one block.
+class BlockSink {
+ public:
+  virtual ~BlockSink() = default;
+  // Memory of frame.payload_bytes that the payload is to be read into, or an empty span: then Put gets it from the
+  // source's own.
+  virtual std::span<std::byte> Destination(const FrameHeader& frame) = 0;
+  // The whole payload; it has the frame's hash. A source may fail between Destination and Put: the block then comes
+  // again. An error ends the connection that the block came on.
+  virtual Status Put(const FrameHeader& frame, ByteView payload) = 0;
+};
+
+// Takes the deltas of one fetch, entry by entry or whole.
+class DeltaSink : public BlockSink {
+ public:
+  std::span<std::byte> Destination(const FrameHeader&) final { return {}; }
+  Status Put(const FrameHeader& frame, ByteView payload) final {
+    return PutEntry(frame.payload_id, {.block = frame.block,
+                                       .codec = static_cast<Codec>(frame.codec),
+                                       .changes = frame.changes,
+                                       .target_hash = frame.block_hash,
+                                       .data_hash = frame.payload_hash,
+                                       .data = Bytes(payload.begin(), payload.end())});
+  }
+
+  // An entry of the delta `payload_id`, one of those asked for; it has its hashes. kProtocol when it is more than was
+  // planned.
+  virtual Status PutEntry(uint64_t payload_id, DeltaBlock entry) = 0;
+  // The whole of it, every hash checked. kProtocol when it is not the delta that was planned.
+  virtual Status PutPayload(uint64_t payload_id, std::shared_ptr<const Payload> payload) = 0;
+};
+
+}  // namespace lockstep

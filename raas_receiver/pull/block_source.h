@@ -1,0 +1,74 @@
+// BlockSource: what a sync gets blocks and deltas from. The lanes of an agent, the agent's memory on the same host and
+// the live delta already collected are sources; a store, or one agent of several, would be one more.
+//
+// A sync asks its sources in order, each for what those before it did not bring, and does not know which is which. What
+// came is in the sink, checked; it stays good when the source fails afterwards. That a source does not have something
+// is therefore no error of the sync: only what the last one could not bring is.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/base/status.h"
+#include "common/model/layout.h"
+#include "raas_receiver/pull/block_sink.h"
+
+namespace lockstep {
+
+// Blocks as they are in one version.
+struct FullRequest {
+  std::vector<BlockIndex> blocks;  // rising
+  Version version = 0;             // the oldest that is good enough
+  bool exact = false;              // no other version than `version`
+};
+
+// One delta, as the agent's plan names it.
+struct DeltaStep {
+  uint64_t payload_id = 0;
+  Version base = 0;
+  Version target = 0;
+  ManifestDigest target_digest;
+  uint32_t entries = 0;
+  uint64_t data_bytes = 0;
+  uint64_t changed_elements = 0;
+};
+
+struct DeltaRequest {
+  RunId run;  // whose versions they are
+  std::vector<DeltaStep> steps;
+};
+
+struct SourceCounters {
+  uint64_t payload_bytes = 0;  // of blocks and of entries, however they came
+  uint64_t local_bytes = 0;    // of these: from memory of this host
+  uint64_t live_bytes = 0;     // of these: came while the version was being made
+  uint64_t retries = 0;        // connections opened again
+  uint64_t bytes_per_s = 0;    // of the link, while blocks came; 0: not known
+};
+
+// One thread fetches; Cancel and counters may be called from any.
+class BlockSource {
+ public:
+  virtual ~BlockSource() = default;
+
+  // For logs.
+  virtual std::string_view name() const = 0;
+
+  // Puts every block of `request` into `sink`. OK: all of them are there. kCancelled after Cancel. Any other: why some
+  // are not there, which may be asked of another source. Nothing calls the sink after the return. REQUIRES a sink with
+  // a destination for every block.
+  virtual Status FetchBlocks(const FullRequest& request, BlockSink& sink) = 0;
+
+  // Puts every step of `request` into `sink`, entry by entry or whole. Outcomes as those of FetchBlocks; a step that
+  // came in part has to be fetched again from its first entry.
+  virtual Status FetchDeltas(const DeltaRequest& request, DeltaSink& sink) = 0;
+
+  // Makes the running and every later fetch end soon.
+  virtual void Cancel() = 0;
+
+  virtual SourceCounters counters() const = 0;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,23 @@
+// LanePeer: whom the lanes of one pull, or of one live subscription, connect to, and what lets each of them in.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "common/base/ids.h"
+#include "common/model/layout.h"
+#include "common/net/host_port.h"
+
+namespace lockstep {
+
+struct LanePeer {
+  HostPort agent;
+  uint64_t pull_id = 0;
+  std::shared_ptr<const ModelLayout> layout;
+  std::vector<Ticket> tickets;  // one per lane
+  std::chrono::milliseconds connect_timeout{5'000};
+};
+
+}  // namespace lockstep

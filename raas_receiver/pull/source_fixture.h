@@ -1,0 +1,131 @@
+// An agent's real serving side, on this host and over TCP, and sinks that keep what comes. For tests.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "raas_receiver/pull/block_source.h"
+#include "raas_receiver/pull/lane_set.h"
+#include "raas_receiver/pull/local_source.h"
+#include "trainer_agent/serve/lane_server.h"
+#include "trainer_agent/serve/local_server.h"
+#include "trainer_agent/serve/serve_fixture.h"
+
+namespace lockstep {
+
+inline std::vector<BlockIndex> AllBlocks() {
+  std::vector<BlockIndex> blocks(kBlocks);
+  for (BlockIndex block = 0; block < kBlocks; ++block) blocks[block] = block;
+  return blocks;
+}
+
+// Keeps blocks, and of which version each was said to be; 0: it did not come.
+struct KeptBlocks : BlockSink {
+  Bytes memory = Bytes(kBlocks * kBlock);
+  std::vector<Version> versions = std::vector<Version>(kBlocks);
+  std::function<void(BlockIndex)> before_copy = [](BlockIndex) {};
+
+  std::span<std::byte> Destination(const FrameHeader& frame) override {
+    before_copy(frame.block);
+    return std::span(memory).subspan(frame.block * kBlock, kBlock);
+  }
+  Status Put(const FrameHeader& frame, ByteView payload) override {
+    if (BlockHash(payload) != frame.block_hash) return {ErrorCode::kInternal, "not what its hash says"};
+    versions[frame.block] = frame.version;
+    return OkStatus();
+  }
+  Bytes block(BlockIndex block) const {
+    return {memory.begin() + block * kBlock, memory.begin() + (block + 1) * kBlock};
+  }
+  std::vector<BlockIndex> missing() const {
+    std::vector<BlockIndex> missing;
+    for (BlockIndex block = 0; block < kBlocks; ++block) {
+      if (versions[block] == 0) missing.push_back(block);
+    }
+    return missing;
+  }
+};
+
+// Keeps the entries of deltas, however they came.
+struct KeptDeltas : DeltaSink {
+  std::mutex mutex;
+  std::map<uint64_t, std::map<BlockIndex, Bytes>> entries;  // by payload
+  Status payload_answer;                                    // what PutPayload returns
+
+  Status PutEntry(uint64_t payload_id, DeltaBlock entry) override {
+    std::lock_guard lock(mutex);
+    const bool first = entries[payload_id].emplace(entry.block, std::move(entry.data)).second;
+    return first ? OkStatus() : Status(ErrorCode::kInternal, "an entry came twice");
+  }
+  Status PutPayload(uint64_t payload_id, std::shared_ptr<const Payload> payload) override {
+    if (payload_answer.ok()) entries[payload_id] = EntriesOf(*payload);
+    return payload_answer;
+  }
+  static std::map<BlockIndex, Bytes> EntriesOf(const Payload& payload) {
+    std::map<BlockIndex, Bytes> entries;
+    for (const PayloadEntry& entry : payload.entries()) {
+      const ByteView data = payload.data(entry);
+      entries[entry.block] = Bytes(data.begin(), data.end());
+    }
+    return entries;
+  }
+};
+
+// An agent that serves one run by both ways, and sources that are connected to it.
+struct SourceHost : Served {
+  TempDir dir;
+  std::unique_ptr<LocalServer> local_server = *LocalServer::Start({.path = dir.File("pull.sock")}, &pulls);
+  std::unique_ptr<LaneServer> lane_server = *LaneServer::Start({.address = {"127.0.0.1", 0}}, &pulls);
+  IoThreads io{2, [](std::string_view what) { WARN(std::string(what)); }};
+
+  // The plan of a receiver that holds version `held`; 0: nothing.
+  Plan Open(Version held = 0) { return *pulls.Open(Wish(held)); }
+
+  LocalOptions Options(const Plan& plan) const {
+    return {.path = dir.File("pull.sock"),
+            .pull_id = plan.pull_id,
+            .ticket = plan.local_ticket,
+            .layout = layout,
+            .connect_timeout = std::chrono::minutes(1),
+            .answer_timeout = std::chrono::minutes(1)};
+  }
+  std::unique_ptr<LocalSource> Connect(const Plan& plan) {
+    auto source = LocalSource::Connect(Options(plan), pool);
+    INFO(source.status().ToString());
+    REQUIRE(source.ok());
+    return *std::move(source);
+  }
+  std::unique_ptr<LaneSet> OpenLanes(const Plan& plan) {
+    LaneOptions options{.peer = {.agent = {"127.0.0.1", lane_server->port()},
+                                 .pull_id = plan.pull_id,
+                                 .layout = layout,
+                                 .tickets = plan.tickets,
+                                 .connect_timeout = std::chrono::minutes(1)}};
+    const uint64_t pull_id = plan.pull_id;
+    return std::make_unique<LaneSet>(io, std::move(options), [this, pull_id](size_t lanes) {
+      return pulls.RenewTickets(pull_id, static_cast<uint32_t>(lanes));
+    });
+  }
+
+  static std::vector<DeltaStep> StepsOf(const Plan& plan) {
+    std::vector<DeltaStep> steps;
+    for (const PlannedStep& step : plan.steps) {
+      const PayloadHeader& header = step.payload->header();
+      steps.push_back({.payload_id = step.payload_id,
+                       .base = header.base,
+                       .target = header.target,
+                       .target_digest = header.target_digest,
+                       .entries = header.entries,
+                       .data_bytes = header.data_bytes});
+    }
+    return steps;
+  }
+  void Overwrite(Version version, BlockIndex block) {
+    std::memset(MadeUpBlocks::DataOf(blocks->MemoryOf(version), block), 0xee, kBlock);
+  }
+};
+
+}  // namespace lockstep

@@ -1,0 +1,48 @@
+// ChangeSignal: how whoever waits for something of a session learns that it may have happened.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+
+namespace lockstep {
+
+// Thread-safe. Guards nothing: what is waited for has locks of its own, none of which is held while waiting, and none
+// of which may be needed to notify.
+class ChangeSignal {
+ public:
+  // To be called after the change, by whoever made it.
+  void Notify() {
+    {
+      std::lock_guard lock(mutex_);
+      ++changes_;
+    }
+    changed_.notify_all();
+  }
+
+  // Waits until `done()`, which is called once at first and then after every change. False when it was still not after
+  // `timeout`.
+  template <typename Done>
+  bool WaitFor(std::chrono::milliseconds timeout, Done done) {
+    const auto until = std::chrono::steady_clock::now() + timeout;
+    while (true) {
+      const uint64_t seen = changes();
+      if (done()) return true;
+      std::unique_lock lock(mutex_);
+      if (!changed_.wait_until(lock, until, [&] { return changes_ != seen; })) return false;
+    }
+  }
+
+ private:
+  uint64_t changes() const {
+    std::lock_guard lock(mutex_);
+    return changes_;
+  }
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  uint64_t changes_ = 0;
+};
+
+}  // namespace lockstep

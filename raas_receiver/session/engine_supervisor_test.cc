@@ -1,0 +1,134 @@
+#include "raas_receiver/session/engine_supervisor.h"
+
+#include <catch2/catch.hpp>
+#include <thread>
+
+#include "raas_receiver/replica/replica_fixture.h"
+
+namespace lockstep {
+namespace {
+
+// A server that does what a test says, and counts what it is asked.
+struct TestServer {
+  Status load_status;
+  Serving after_failure = Serving::kOld;
+  bool still_serves = true;
+  int loads = 0;
+  int checks = 0;
+  std::string last_mode;
+};
+
+class TestDriver : public EngineDriver {
+ public:
+  explicit TestDriver(TestServer& server) : server_(server) {}
+
+  std::string_view kind() const override { return "vllm"; }
+  LoadOutcome Load(const EngineVersion& version, const std::optional<EngineVersion>&) override {
+    ++server_.loads;
+    server_.last_mode = version.mode;
+    return {server_.load_status, server_.load_status.ok() ? Serving::kNew : server_.after_failure};
+  }
+  Status Pause(const EngineVersion&) override { return OkStatus(); }
+  Status Resume(const EngineVersion&) override { return OkStatus(); }
+  Result<bool> StillServes(const EngineVersion&) override {
+    ++server_.checks;
+    return server_.still_serves;
+  }
+  void Cancel() override {}
+  uint64_t failures() const override { return 0; }
+
+ private:
+  TestServer& server_;
+};
+
+struct Fixture {
+  ReplicaFixture replicas;
+  ChangeSignal changed;
+  TestServer server;
+  std::unique_ptr<EngineSupervisor> supervisor;
+
+  Fixture() {
+    for (int version = 0; version < 3; ++version) replicas.model.Advance();
+    replicas.Open();
+    replicas.PullFull(1);
+    Start();
+  }
+  void Start() {
+    supervisor =
+        std::make_unique<EngineSupervisor>("actor", EngineUpdaterOptions{}, std::make_unique<TestDriver>(server),
+                                           replicas.pair(), replicas.pool, nullptr, changed);
+  }
+  Version ServedVersion() const {
+    v1::ReceiverModel model;
+    supervisor->Describe(model);
+    return model.served_version();
+  }
+};
+
+TEST_CASE("An engine is behind until it was made to serve the current version, and is again with the next") {
+  Fixture fixture;
+  CHECK(fixture.supervisor->Behind());
+  CHECK(fixture.supervisor->Serve("full").status.ok());
+  CHECK(fixture.server.last_mode == "full");
+  CHECK(fixture.ServedVersion() == 1);
+  CHECK_FALSE(fixture.supervisor->Behind());
+  CHECK_FALSE(fixture.supervisor->Due());
+  fixture.replicas.PullDelta(2);
+  CHECK(fixture.supervisor->Behind());
+  CHECK(fixture.ServedVersion() == 1);
+}
+
+TEST_CASE("What an engine serves is remembered across restarts of the receiver") {
+  Fixture fixture;
+  fixture.Start();
+  CHECK(fixture.supervisor->OwesVersion());
+  REQUIRE(fixture.supervisor->Serve("recovered").status.ok());
+  fixture.Start();
+  CHECK_FALSE(fixture.supervisor->OwesVersion());
+  CHECK(fixture.ServedVersion() == 1);
+}
+
+TEST_CASE("After a failure the engine is due again only when some time is over") {
+  Fixture fixture;
+  fixture.server.load_status = {ErrorCode::kUnavailable, "the server starts"};
+  CHECK(fixture.supervisor->Serve("full").status.code() == ErrorCode::kUnavailable);
+  CHECK(fixture.ServedVersion() == 0);
+  CHECK(fixture.supervisor->UntilDue() <= std::chrono::milliseconds(101));
+  while (!fixture.supervisor->Due()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  fixture.server.load_status = OkStatus();
+  CHECK(fixture.supervisor->Serve("again").status.ok());
+  CHECK_FALSE(fixture.supervisor->Due());
+}
+
+TEST_CASE("A server that reverted to the version before is not given the same one again") {
+  Fixture fixture;
+  REQUIRE(fixture.supervisor->Serve("full").status.ok());
+  fixture.replicas.PullDelta(2);
+  fixture.server.load_status = {ErrorCode::kInternal, "it does not fit"};
+  fixture.server.after_failure = Serving::kLastGood;
+  CHECK_FALSE(fixture.supervisor->Serve("delta").status.ok());
+  CHECK(fixture.ServedVersion() == 1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(150));  // the first wait after a failure is 100 ms at most
+  CHECK(fixture.supervisor->Behind());
+  CHECK_FALSE(fixture.supervisor->Due());
+}
+
+TEST_CASE("A server that was restarted is noticed when it is asked, which is not often, and is behind then") {
+  Fixture fixture;
+  REQUIRE(fixture.supervisor->Serve("full").status.ok());
+  fixture.supervisor->Check();
+  CHECK(fixture.server.checks == 1);
+  fixture.supervisor->Check();
+  CHECK(fixture.server.checks == 1);
+  CHECK_FALSE(fixture.supervisor->Behind());
+
+  fixture.Start();  // which has not asked yet
+  fixture.server.still_serves = false;
+  fixture.supervisor->Check();
+  CHECK(fixture.server.checks == 2);
+  CHECK(fixture.supervisor->Due());
+  CHECK(fixture.ServedVersion() == 0);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,46 @@
+// Fetcher: gets the bytes of one sync from its sources, each asked for what those before it did not bring.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+#include "raas_receiver/pull/block_source.h"
+#include "raas_receiver/session/staging.h"
+
+namespace lockstep {
+
+// Belongs to one sync; Cancel may be called from any thread.
+class Fetcher {
+ public:
+  // `model` is for logs.
+  explicit Fetcher(std::string model) : model_(std::move(model)) {}
+
+  // What is fetched comes from `sources`, in this order; those before end. REQUIRES no fetch to run.
+  void Use(std::vector<std::unique_ptr<BlockSource>> sources);
+  // Ends the sources' connections.
+  void Close() { Use({}); }
+
+  // OK: every block of `request`, or every step that `staging` misses, is there. kCancelled after Cancel. Otherwise why
+  // the last source could not bring the rest: what the others could not is logged for debugging. REQUIRES sources.
+  Status FetchBlocks(FullRequest request, FullStaging& staging);
+  Status FetchDeltas(DeltaStaging& staging);
+
+  // Of the sources in use together.
+  SourceCounters counters() const;
+
+  // Makes the running and every later fetch end soon.
+  void Cancel();
+
+ private:
+  void LogFailure(const BlockSource& source, const Status& status) const;
+
+  const std::string model_;
+  std::mutex mutex_;                                   // guards sources_ and cancelled_ against Cancel
+  std::vector<std::unique_ptr<BlockSource>> sources_;  // changed by the sync's thread only
+  bool cancelled_ = false;
+};
+
+}  // namespace lockstep

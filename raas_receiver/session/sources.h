@@ -1,0 +1,19 @@
+// Where the sources of a sync are made: all that knows which kinds of them there are.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "common/model/layout.h"
+#include "raas_receiver/pull/block_source.h"
+#include "raas_receiver/session/plan.h"
+#include "raas_receiver/session/sync_context.h"
+
+namespace lockstep {
+
+// The sources that `plan` grants and that can be reached, in the order in which they are to be asked. A source of
+// another kind is one more line in here. What `context` refers to outlives them.
+std::vector<std::unique_ptr<BlockSource>> OpenSources(const SyncContext& context, const Plan& plan,
+                                                      const std::shared_ptr<const ModelLayout>& layout);
+
+}  // namespace lockstep

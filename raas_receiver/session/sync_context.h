@@ -1,0 +1,27 @@
+// SyncContext: what all syncs of a session share.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "common/net/io_threads.h"
+#include "common/telemetry/timeline.h"
+#include "raas_receiver/replica/replica_pair.h"
+#include "raas_receiver/session/agent_client.h"
+#include "raas_receiver/session/live_link.h"
+
+namespace lockstep {
+
+struct SyncContext {
+  std::string model;
+  std::string receiver;
+  size_t lanes = 4;
+  AgentClient& agent;
+  ReplicaPair& replicas;
+  IoThreads& io;
+  LiveLink& live;
+  uint64_t link_bytes_per_s = 0;  // what lanes last carried together; 0: not known
+  Timeline* timeline = nullptr;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,103 @@
+#include "raas_receiver/session/version_follower.h"
+
+#include "common/telemetry/log.h"
+
+namespace lockstep {
+
+VersionFollower::VersionFollower(std::string model, bool follow, AgentClient& agent, ReplicaPair& replicas,
+                                 ChangeSignal& changed)
+    : model_(std::move(model)),
+      follow_(follow),
+      agent_(agent),
+      replicas_(replicas),
+      changed_(changed),
+      layout_(replicas_.current().layout) {}
+
+void VersionFollower::Start() {
+  watch_ = std::make_unique<VersionWatch>(
+      agent_, model_,
+      VersionWatch::Callbacks{[this](const v1::VersionEvent& event) { OnVersion(event); },
+                              [this](const Status& status) { OnLost(status); }});
+}
+
+void VersionFollower::OnVersion(const v1::VersionEvent& event) {
+  const Result<Held> newest = FromProto(event.newest());
+  const auto layout = Bytes16(event.layout_digest());
+  {
+    std::lock_guard lock(mutex_);
+    error_.clear();
+    if (!newest.ok() || !layout.ok()) {
+      error_ = (newest.ok() ? layout.status() : newest.status()).ToString();
+      return;
+    }
+    newest_ = *newest;
+    announced_layout_ = {*layout};
+  }
+  changed_.Notify();
+}
+
+void VersionFollower::OnLost(const Status& status) {
+  if (stopping_) return;
+  std::lock_guard lock(mutex_);
+  if (error_.empty()) LogWarn("version_stream_lost", status, {{"model", model_}});
+  error_ = status.ToString();
+}
+
+Held VersionFollower::newest() const {
+  std::lock_guard lock(mutex_);
+  return newest_;
+}
+
+std::shared_ptr<const ModelLayout> VersionFollower::layout() const {
+  std::lock_guard lock(mutex_);
+  return layout_;
+}
+
+std::string VersionFollower::error() const {
+  std::lock_guard lock(mutex_);
+  return error_;
+}
+
+bool VersionFollower::Behind(const Held& held) const {
+  std::lock_guard lock(mutex_);
+  return follow_ && !newest_.nothing() && newest_ != held;
+}
+
+LayoutDigest VersionFollower::announced_layout() const {
+  std::lock_guard lock(mutex_);
+  return announced_layout_;
+}
+
+void VersionFollower::Synced(const Held& announced, const Held& held) {
+  std::lock_guard lock(mutex_);
+  if (newest_ == announced || (newest_.run == held.run && newest_.version < held.version)) newest_ = held;
+}
+
+void VersionFollower::SetLayout(std::shared_ptr<const ModelLayout> layout) {
+  std::lock_guard lock(mutex_);
+  layout_ = std::move(layout);
+}
+
+bool VersionFollower::Unprepared() const {
+  std::lock_guard lock(mutex_);
+  return follow_ && !announced_layout_.IsZero() && announced_layout_ != prepared_;
+}
+
+bool VersionFollower::Prepare() {
+  if (!Unprepared()) return false;
+  {
+    std::lock_guard lock(mutex_);
+    prepared_ = announced_layout_;
+    if (layout_ != nullptr && layout_->digest() == prepared_) return false;
+  }
+  const auto layout = agent_.GetLayout(model_);
+  const Status status = layout.ok() ? replicas_.Allocate(*layout) : layout.status();
+  if (status.ok()) {
+    SetLayout(*layout);
+  } else {
+    LogWarn("replica_allocate_failed", status, {{"model", model_}});
+  }
+  return true;
+}
+
+}  // namespace lockstep

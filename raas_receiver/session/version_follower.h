@@ -1,0 +1,78 @@
+// VersionFollower: what the agent announced of a model, its newest version and its layout, and the memory taken for a
+// layout before the first version comes.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "common/base/ids.h"
+#include "common/base/status.h"
+#include "common/model/layout.h"
+#include "raas_receiver/replica/replica_pair.h"
+#include "raas_receiver/session/agent_client.h"
+#include "raas_receiver/session/change_signal.h"
+#include "raas_receiver/session/version_watch.h"
+
+namespace lockstep {
+
+class VersionFollower {
+ public:
+  // `agent`, `replicas` and `changed`, which is notified of every announcement, outlive this. Without `follow` it only
+  // knows what was announced: nothing is prepared, and no version is reason to sync.
+  VersionFollower(std::string model, bool follow, AgentClient& agent, ReplicaPair& replicas, ChangeSignal& changed);
+
+  void Start();
+  // The stream's end is no news from here on; AgentClient::Cancel ends it.
+  void RequestStop() { stopping_ = true; }
+  // Waits until the watch has ended.
+  void Join() { watch_.reset(); }
+
+  // --- any thread ---
+  // What the agent announced last; nothing: no version yet.
+  Held newest() const;
+  // The layout known last, be it announced, held or synced; null: none.
+  std::shared_ptr<const ModelLayout> layout() const;
+  // Why the version stream is down, or what was announced makes no sense; empty while all is well.
+  std::string error() const;
+
+  // --- the session's thread ---
+  // Whether another version than `held` was announced.
+  bool Behind(const Held& held) const;
+  // Of the model as announced; zero: not known.
+  LayoutDigest announced_layout() const;
+  // A sync that began when `announced` was the newest version has succeeded, and `held` is current now. What it brought
+  // may be newer than the last announcement, which is then no reason to sync again.
+  void Synced(const Held& announced, const Held& held);
+  // Null: it has to be asked for again.
+  void SetLayout(std::shared_ptr<const ModelLayout> layout);
+
+  // Whether a layout was announced that no memory was taken for.
+  bool Unprepared() const;
+  // Takes that memory, when Unprepared. True when it did something; what goes wrong here goes wrong again, and is
+  // reported, in the sync.
+  bool Prepare();
+
+ private:
+  void OnVersion(const v1::VersionEvent& event);
+  void OnLost(const Status& status);
+
+  const std::string model_;
+  const bool follow_;
+  AgentClient& agent_;
+  ReplicaPair& replicas_;
+  ChangeSignal& changed_;
+  std::atomic<bool> stopping_ = false;
+
+  mutable std::mutex mutex_;
+  Held newest_;
+  LayoutDigest announced_layout_;
+  LayoutDigest prepared_;  // the last layout that memory was taken for, or tried to be
+  std::shared_ptr<const ModelLayout> layout_;
+  std::string error_;
+
+  std::unique_ptr<VersionWatch> watch_;  // last: its thread calls back
+};
+
+}  // namespace lockstep

@@ -1,0 +1,86 @@
+#include "raas_receiver/session/version_follower.h"
+
+#include <catch2/catch.hpp>
+
+#include "raas_receiver/replica/replica_fixture.h"
+#include "raas_receiver/session/test_agent.h"
+
+namespace lockstep {
+namespace {
+
+struct Fixture {
+  ReplicaFixture replicas;
+  std::unique_ptr<TestAgent> agent = std::make_unique<TestAgent>(replicas.model);
+  ChangeSignal changed;
+  AgentClient client{agent->address()};
+  std::unique_ptr<VersionFollower> follower;
+
+  explicit Fixture(bool follow = true) {
+    replicas.Open();
+    follower = std::make_unique<VersionFollower>("actor", follow, client, replicas.pair(), changed);
+    follower->Start();
+  }
+  ~Fixture() {
+    follower->RequestStop();
+    client.Cancel();
+    follower->Join();
+  }
+  Held held(Version version) const { return replicas.model.held(version); }
+  void WaitForNewest(Version version) {
+    REQUIRE(changed.WaitFor(std::chrono::minutes(1), [&] { return follower->newest() == held(version); }));
+  }
+};
+
+TEST_CASE("Every version that the agent announces is known, and is reason to sync until it is held") {
+  Fixture fixture;
+  fixture.WaitForNewest(1);
+  CHECK(fixture.follower->Behind({}));
+  CHECK_FALSE(fixture.follower->Behind(fixture.held(1)));
+  fixture.agent->Publish();
+  fixture.WaitForNewest(2);
+  CHECK(fixture.follower->Behind(fixture.held(1)));
+  CHECK(fixture.follower->announced_layout() == fixture.replicas.model.layout()->digest());
+}
+
+TEST_CASE("A sync that brought more than was announced leaves nothing to sync, one that brought less does") {
+  Fixture fixture;
+  fixture.WaitForNewest(1);
+  fixture.follower->Synced(fixture.held(1), fixture.held(3));
+  CHECK_FALSE(fixture.follower->Behind(fixture.held(3)));
+  fixture.agent->Publish();
+  fixture.WaitForNewest(2);
+  fixture.follower->Synced(fixture.held(1), fixture.held(1));  // 2 was announced meanwhile
+  CHECK(fixture.follower->Behind(fixture.held(1)));
+}
+
+TEST_CASE("The memory of an announced layout is taken once, before a version comes") {
+  Fixture fixture;
+  CHECK(fixture.follower->layout() == nullptr);
+  fixture.WaitForNewest(1);
+  CHECK(fixture.follower->Unprepared());
+  CHECK(fixture.follower->Prepare());
+  REQUIRE(fixture.follower->layout() != nullptr);
+  CHECK(fixture.follower->layout()->digest() == fixture.replicas.model.layout()->digest());
+  CHECK_FALSE(fixture.follower->Unprepared());
+  CHECK_FALSE(fixture.follower->Prepare());
+}
+
+TEST_CASE("Without following, versions are known but no reason to do anything") {
+  Fixture fixture(false);
+  fixture.WaitForNewest(1);
+  CHECK_FALSE(fixture.follower->Behind({}));
+  CHECK_FALSE(fixture.follower->Unprepared());
+  CHECK_FALSE(fixture.follower->Prepare());
+}
+
+TEST_CASE("A stream that is lost is an error until the agent announces something again") {
+  Fixture fixture;
+  fixture.WaitForNewest(1);
+  CHECK(fixture.follower->error().empty());
+  fixture.agent.reset();
+  while (fixture.follower->error().empty()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK(fixture.follower->newest() == fixture.held(1));
+}
+
+}  // namespace
+}  // namespace lockstep
