@@ -116,6 +116,11 @@ void LiveLink::Cancel() {
   if (lanes_ != nullptr) lanes_->Cancel();
 }
 
+SourceCounters LiveSource::counters() const {
+  const uint64_t bytes = bytes_;
+  return {.payload_bytes = bytes, .live_bytes = bytes};
+}
+
 Status LiveSource::FetchBlocks(const FullRequest& request, BlockSink&) {
   if (request.blocks.empty()) return OkStatus();
   return {ErrorCode::kNotFound, "a live delta has no blocks in full"};

@@ -81,7 +81,7 @@ class LiveSource final : public BlockSource {
   Status FetchBlocks(const FullRequest& request, BlockSink& sink) override;
   Status FetchDeltas(const DeltaRequest& request, DeltaSink& sink) override;
   void Cancel() override { link_.Cancel(); }
-  SourceCounters counters() const override { return {.payload_bytes = bytes_, .live_bytes = bytes_}; }
+  SourceCounters counters() const override;
 
  private:
   LiveLink& link_;
