@@ -78,8 +78,8 @@ bool ReplicaFile::Claim(std::chrono::milliseconds grace) {
 
 bool ReplicaFile::TryClaim() {
   struct stat info {};
-  // Another name for the file is a reader to come: it was linked to elsewhere. No name at all: it was removed, and could
-  // not be published.
+  // Another name for the file is a reader to come: it was linked to elsewhere. No name at all: it was removed, and
+  // could not be published.
   if (::fstat(segment_.fd(), &info) != 0 || info.st_nlink != 1) return false;
   // When the file is opened while we hold the lease the kernel signals us; by a signal that is ignored unless asked
   // for.
