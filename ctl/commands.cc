@@ -5,7 +5,7 @@
 #include "ctl/plan/command.h"
 #include "ctl/timeline/command.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 
 Status RunCommand(const Invocation& invocation, std::ostream& out) {
   const Output output{out, invocation.json, invocation.quiet};
@@ -14,4 +14,4 @@ Status RunCommand(const Invocation& invocation, std::ostream& out) {
   return RunDaemonCommand(invocation.daemon, output);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

@@ -12,7 +12,7 @@
 #include "proto/lockstep/v1/agent.grpc.pb.h"
 #include "proto/lockstep/v1/receiver.grpc.pb.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 namespace {
 
 const std::string kRun(16, '\x11');
@@ -27,8 +27,9 @@ v1::Held HeldVersion(uint64_t version) {
 }
 
 Bytes EncodedLayout() {
-  const auto layout = ModelLayout::Create({{.name = "w", .dtype = DType::kBF16, .shape = {4, 8}, .offset = 0}},
-                                          kDefaultBlockBytes, {{"adapter_config.json", "{}"}});
+  const auto layout =
+      model::ModelLayout::Create({{.name = "w", .dtype = model::DType::kBF16, .shape = {4, 8}, .offset = 0}},
+                                 model::kDefaultBlockBytes, {{"adapter_config.json", "{}"}});
   REQUIRE(layout.ok());
   return (*layout)->encoded();
 }
@@ -54,7 +55,7 @@ class FakeAgent final : public v1::TrainerAgent::Service {
     return grpc::Status::OK;
   }
   grpc::Status GetLayout(grpc::ServerContext*, const v1::GetLayoutRequest* request, v1::Layout* layout) override {
-    if (request->model() != "actor") return ToGrpc({ErrorCode::kNotFound, "no model " + request->model()});
+    if (request->model() != "actor") return rpc::ToGrpc({ErrorCode::kNotFound, "no model " + request->model()});
     layout->set_encoded(std::string(AsText(EncodedLayout())));
     return grpc::Status::OK;
   }
@@ -151,7 +152,7 @@ class Fleet {
 
   std::string AgentAddress() const { return Cat("127.0.0.1:", agent_server_->bound_port()); }
   std::string ReceiverAddress() const { return Cat("127.0.0.1:", receiver_server_->bound_port()); }
-  RpcServer& agent_server() { return *agent_server_; }
+  rpc::RpcServer& agent_server() { return *agent_server_; }
 
   Answer Agent(std::vector<std::string> words) { return Run("--agent", AgentAddress(), std::move(words)); }
   Answer Receiver(std::vector<std::string> words) { return Run("--receiver", ReceiverAddress(), std::move(words)); }
@@ -160,9 +161,9 @@ class Fleet {
   FakeReceiver receiver;
 
  private:
-  static std::unique_ptr<RpcServer> Serve(grpc::Service& service, const std::string& health) {
+  static std::unique_ptr<rpc::RpcServer> Serve(grpc::Service& service, const std::string& health) {
     auto server =
-        RpcServer::Create({.address = "127.0.0.1:0", .services = {&service}, .health_services = {"", health}});
+        rpc::RpcServer::Create({.address = "127.0.0.1:0", .services = {&service}, .health_services = {"", health}});
     REQUIRE(server.ok());
     return *std::move(server);
   }
@@ -178,8 +179,8 @@ class Fleet {
     return {status, out.str()};
   }
 
-  std::unique_ptr<RpcServer> agent_server_;
-  std::unique_ptr<RpcServer> receiver_server_;
+  std::unique_ptr<rpc::RpcServer> agent_server_;
+  std::unique_ptr<rpc::RpcServer> receiver_server_;
 };
 
 bool Has(const std::string& text, const std::string& part) {
@@ -246,7 +247,7 @@ TEST_CASE("Verify of a receiver compares its bytes with the agent's manifest") {
   CHECK(Has(other.text, Hex(kOtherDigest)));
 }
 
-TEST_CASE("Damage of a receiver is told also when its agent cannot be asked") {
+TEST_CASE("Damage of a receiver is reported also when its agent cannot be asked") {
   Fleet fleet;
   fleet.agent_server().Drain(std::chrono::milliseconds(100));
   CHECK(fleet.Receiver({"verify"}).status.code() == ErrorCode::kUnavailable);
@@ -370,4 +371,4 @@ TEST_CASE("A wrong command line is a usage error") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::ctl

@@ -8,7 +8,7 @@
 #include "common/telemetry/build_info.h"
 #include "ctl/daemon/environment.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 namespace {
 
 // Values as CLI11 leaves them, before they are given their meaning.
@@ -92,7 +92,7 @@ Status ChooseDaemon(const Words& words, DaemonOptions& options) {
       to_receiver ? (receiver.empty() ? kDefaultReceiver : receiver) : (agent.empty() ? kDefaultAgent : agent);
   if (verify && to_receiver && !words.agent.empty()) options.verify_agent = words.agent;
   for (const std::string& address : {options.address, options.verify_agent.value_or(options.address)}) {
-    const Result<HostPort> parsed = ParseHostPort(address);
+    const Result<net::HostPort> parsed = net::ParseHostPort(address);
     if (!parsed.ok()) return {ErrorCode::kUsage, parsed.status().message()};
   }
   return OkStatus();
@@ -109,7 +109,8 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
   Invocation invocation;
   Words words;
   CLI::App app("Shows and steers Lockstep's daemons", "lockstepctl");
-  app.set_version_flag("--version", Cat("lockstepctl ", kProjectVersion, " (", BuildRevision(), ")"));
+  app.set_version_flag("--version",
+                       Cat("lockstepctl ", telemetry::kProjectVersion, " (", telemetry::BuildRevision(), ")"));
   app.add_option("--agent", words.agent, "Talk to this trainer_agent [$LOCKSTEP_AGENT, 127.0.0.1:7700]")
       ->type_name("HOST:PORT");
   app.add_option("--receiver", words.receivers, "Talk to this raas_receiver [$LOCKSTEP_RECEIVER, 127.0.0.1:7710]")
@@ -146,4 +147,4 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
   return std::optional<Invocation>(std::move(invocation));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

@@ -9,7 +9,7 @@
 #include "ctl/plan/options.h"
 #include "ctl/timeline/options.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 
 struct Invocation {
   std::optional<PlanOptions> plan;          // set: this is what is wanted, which asks no daemon
@@ -24,4 +24,4 @@ struct Invocation {
 // LOCKSTEP_RECEIVER say where to go.
 Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* argv, std::ostream& out);
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

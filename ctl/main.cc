@@ -14,9 +14,9 @@ int Fail(const lockstep::Status& status) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const auto invocation = lockstep::ParseInvocation(argc, argv, std::cout);
+  const auto invocation = lockstep::ctl::ParseInvocation(argc, argv, std::cout);
   if (!invocation.ok()) return Fail(invocation.status());
   if (!invocation->has_value()) return 0;
-  const lockstep::Status status = lockstep::RunCommand(**invocation, std::cout);
+  const lockstep::Status status = lockstep::ctl::RunCommand(**invocation, std::cout);
   return status.ok() ? 0 : Fail(status);
 }

@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-class CallbackExchange : public Exchange {
+class CallbackExchange : public exporter::Exchange {
  public:
   explicit CallbackExchange(const lockstep_exchange& callbacks) : callbacks_(callbacks) {}
 

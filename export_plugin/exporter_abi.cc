@@ -17,7 +17,7 @@ using namespace lockstep;  // NOLINT: this file is the library's outer face
 
 struct lockstep_exporter {
   std::unique_ptr<CallbackExchange> exchange;
-  std::unique_ptr<Exporter> exporter;  // uses the exchange
+  std::unique_ptr<exporter::Exporter> exporter;  // uses the exchange
   size_t locals = 0;
   std::string run;
   std::string description;
@@ -45,40 +45,40 @@ Result<std::vector<std::string>> ConvertSheets(const char* const* sheets, uint32
   return converted;
 }
 
-Result<LocalTensor> ConvertLocal(const lockstep_local_tensor& local, size_t position) {
+Result<exporter::LocalTensor> ConvertLocal(const lockstep_local_tensor& local, size_t position) {
   if (local.name == nullptr || local.dtype == nullptr || (local.rank > 0 && local.shape == nullptr)) {
     return Status(ErrorCode::kBadData, Cat("local tensor ", position, ": its name, dtype or shape is null"));
   }
-  const DTypeInfo* dtype = FindDType(local.dtype);
+  const model::DTypeInfo* dtype = model::FindDType(local.dtype);
   if (dtype == nullptr) {
     return Status(ErrorCode::kBadData, Cat("local tensor \"", local.name, "\": unknown dtype \"", local.dtype,
                                            "\"; use the names of safetensors, such as BF16"));
   }
-  if (local.rank > kMaxTensorRank) {
+  if (local.rank > model::kMaxTensorRank) {
     return Status(ErrorCode::kBadData, Cat("local tensor \"", local.name, "\": rank ", local.rank,
-                                           " is over the limit of ", kMaxTensorRank));
+                                           " is over the limit of ", model::kMaxTensorRank));
   }
-  LocalTensor converted{.name = local.name,
-                        .dtype = dtype->dtype,
-                        .shape = {local.shape, local.shape + local.rank},
-                        .address = local.address,
-                        .convert = local.convert != 0};
-  converted.strides = local.strides == nullptr ? TensorView::Contiguous(converted.shape, 1, 0).strides
-                                               : Extents(local.strides, local.strides + local.rank);
+  exporter::LocalTensor converted{.name = local.name,
+                                  .dtype = dtype->dtype,
+                                  .shape = {local.shape, local.shape + local.rank},
+                                  .address = local.address,
+                                  .convert = local.convert != 0};
+  converted.strides = local.strides == nullptr ? layout::TensorView::Contiguous(converted.shape, 1, 0).strides
+                                               : layout::Extents(local.strides, local.strides + local.rank);
   return converted;
 }
 
-Result<std::vector<LocalTensor>> ConvertLocals(const lockstep_local_tensor* locals, size_t count) {
+Result<std::vector<exporter::LocalTensor>> ConvertLocals(const lockstep_local_tensor* locals, size_t count) {
   if (locals == nullptr && count > 0) return Status(ErrorCode::kBadData, "the local tensors must be given");
-  std::vector<LocalTensor> converted;
+  std::vector<exporter::LocalTensor> converted;
   for (size_t i = 0; i < count; ++i) {
-    LS_ASSIGN_OR_RETURN(LocalTensor local, ConvertLocal(locals[i], i));
+    LS_ASSIGN_OR_RETURN(exporter::LocalTensor local, ConvertLocal(locals[i], i));
     converted.push_back(std::move(local));
   }
   return converted;
 }
 
-Result<ExporterOptions> ConvertOptions(const lockstep_exporter_options& options) {
+Result<exporter::ExporterOptions> ConvertOptions(const lockstep_exporter_options& options) {
   if (options.abi_version != LOCKSTEP_ABI_VERSION) {
     return Status(ErrorCode::kProtocol,
                   Cat("built against ABI version ", options.abi_version, "; this library has ", LOCKSTEP_ABI_VERSION));
@@ -86,16 +86,17 @@ Result<ExporterOptions> ConvertOptions(const lockstep_exporter_options& options)
   if (options.socket_path == nullptr || options.model == nullptr) {
     return Status(ErrorCode::kBadData, "socket_path and model must be given");
   }
-  ExporterOptions converted{.socket_path = options.socket_path,
-                            .model = options.model,
-                            .rank = options.rank,
-                            .bucket_bytes = options.bucket_bytes == 0 ? kDefaultBucketBytes : options.bucket_bytes,
-                            .threads = options.threads == 0 ? 1 : options.threads,
-                            .connect_timeout = abi::Timeout(options.connect_timeout_ms, 10'000),
-                            .reconnect_timeout = abi::Timeout(options.reconnect_timeout_ms, 60'000),
-                            .call_timeout = abi::Timeout(options.call_timeout_ms, 600'000)};
+  exporter::ExporterOptions converted{
+      .socket_path = options.socket_path,
+      .model = options.model,
+      .rank = options.rank,
+      .bucket_bytes = options.bucket_bytes == 0 ? exporter::kDefaultBucketBytes : options.bucket_bytes,
+      .threads = options.threads == 0 ? 1 : options.threads,
+      .connect_timeout = abi::Timeout(options.connect_timeout_ms, 10'000),
+      .reconnect_timeout = abi::Timeout(options.reconnect_timeout_ms, 60'000),
+      .call_timeout = abi::Timeout(options.call_timeout_ms, 600'000)};
   LS_ASSIGN_OR_RETURN(converted.sheets, ConvertSheets(options.sheets, options.ranks));
-  LS_ASSIGN_OR_RETURN(converted.attachments, ParseAttachments(abi::TextOrEmpty(options.attachments)));
+  LS_ASSIGN_OR_RETURN(converted.attachments, model::ParseAttachments(abi::TextOrEmpty(options.attachments)));
   LS_ASSIGN_OR_RETURN(converted.locals, ConvertLocals(options.locals, options.local_count));
   LS_ASSIGN_OR_RETURN(converted.run, abi::ParseRun(options.run));
   return converted;
@@ -103,7 +104,7 @@ Result<ExporterOptions> ConvertOptions(const lockstep_exporter_options& options)
 
 Status Open(const lockstep_exporter_options* options, lockstep_exporter** out) {
   if (options == nullptr || out == nullptr) return {ErrorCode::kBadData, "options and exporter must be given"};
-  LS_ASSIGN_OR_RETURN(ExporterOptions converted, ConvertOptions(*options));
+  LS_ASSIGN_OR_RETURN(exporter::ExporterOptions converted, ConvertOptions(*options));
   auto exporter = std::make_unique<lockstep_exporter>();
   exporter->locals = options->local_count;
   if (options->exchange != nullptr) {
@@ -111,24 +112,24 @@ Status Open(const lockstep_exporter_options* options, lockstep_exporter** out) {
     exporter->exchange = std::make_unique<CallbackExchange>(*options->exchange);
     converted.exchange = exporter->exchange.get();
   }
-  LS_ASSIGN_OR_RETURN(exporter->exporter, Exporter::Open(std::move(converted)));
+  LS_ASSIGN_OR_RETURN(exporter->exporter, exporter::Exporter::Open(std::move(converted)));
   if (exporter->exporter->writes()) exporter->run = ToHex(exporter->exporter->run());
   *out = exporter.release();
   return OkStatus();
 }
 
-nlohmann::ordered_json DescribeTensors(const std::vector<TensorMeta>& tensors) {
+nlohmann::ordered_json DescribeTensors(const std::vector<model::TensorMeta>& tensors) {
   nlohmann::ordered_json described = nlohmann::ordered_json::array();
-  for (const TensorMeta& tensor : tensors) {
+  for (const model::TensorMeta& tensor : tensors) {
     described.push_back({{"name", tensor.name},
-                         {"dtype", FindDType(tensor.dtype)->name},
+                         {"dtype", model::FindDType(tensor.dtype)->name},
                          {"shape", tensor.shape},
                          {"offset", tensor.offset}});
   }
   return described;
 }
 
-std::string Describe(const Exporter& exporter) {
+std::string Describe(const exporter::Exporter& exporter) {
   return nlohmann::ordered_json{{"plan", ToHex(exporter.plan().digest)},
                                 {"bytes", exporter.plan().bytes},
                                 {"bucket_bytes", exporter.bucket_bytes()},
@@ -141,8 +142,8 @@ std::string Describe(const Exporter& exporter) {
 Status TensorsMeta(const char* const* sheets, uint32_t ranks, char** json) {
   if (json == nullptr) return {ErrorCode::kBadData, "json must be given"};
   LS_ASSIGN_OR_RETURN(const std::vector<std::string> texts, ConvertSheets(sheets, ranks));
-  LS_ASSIGN_OR_RETURN(const std::vector<RankSheet> parsed, ParseSheets(texts));
-  LS_ASSIGN_OR_RETURN(const TrainingModel model, BuildTrainingModel(parsed));
+  LS_ASSIGN_OR_RETURN(const std::vector<plan::RankSheet> parsed, exporter::ParseSheets(texts));
+  LS_ASSIGN_OR_RETURN(const layout::TrainingModel model, plan::BuildTrainingModel(parsed));
   *json = ::strdup(DescribeTensors(model.tensors).dump().c_str());
   return *json != nullptr ? OkStatus() : Status(ErrorCode::kResourceExhausted, "out of memory");
 }
@@ -189,7 +190,7 @@ uint64_t lockstep_exporter_committed_version(const lockstep_exporter* exporter) 
 
 int lockstep_exporter_stats(const lockstep_exporter* exporter, lockstep_publish_stats* stats) {
   if (exporter == nullptr || stats == nullptr) return LOCKSTEP_BAD_DATA;
-  const PublishStats& last = exporter->exporter->stats();
+  const exporter::PublishStats& last = exporter->exporter->stats();
   *stats = {.bytes_copied = last.bytes_copied,
             .bytes_frozen = last.bytes_frozen,
             .bytes_sent = last.bytes_sent,
@@ -222,8 +223,8 @@ int lockstep_import(const char* directory, const char* sheet, const lockstep_loc
                     uint32_t threads) {
   return abi::Guarded(abi::ThreadError(), [&]() -> Status {
     if (directory == nullptr || sheet == nullptr) return {ErrorCode::kBadData, "directory and sheet must be given"};
-    LS_ASSIGN_OR_RETURN(const std::vector<LocalTensor> converted, ConvertLocals(locals, local_count));
-    LS_RETURN_IF_ERROR(ImportCheckpoint(directory, sheet, converted, threads == 0 ? 1 : threads));
+    LS_ASSIGN_OR_RETURN(const std::vector<exporter::LocalTensor> converted, ConvertLocals(locals, local_count));
+    LS_RETURN_IF_ERROR(exporter::ImportCheckpoint(directory, sheet, converted, threads == 0 ? 1 : threads));
     return OkStatus();
   });
 }
@@ -238,7 +239,7 @@ void lockstep_free(void* memory) {
 }
 
 int lockstep_has_cuda(void) {
-  return kCopiesFromGpu ? 1 : 0;
+  return exporter::kCopiesFromGpu ? 1 : 0;
 }
 
 }  // extern "C"

@@ -13,7 +13,7 @@
 using namespace lockstep;  // NOLINT: this file is the library's outer face
 
 struct lockstep_model {
-  std::unique_ptr<RankClient> client;
+  std::unique_ptr<buffer::RankClient> client;
   std::vector<ByteRange> tensors;  // in the caller's order
   std::vector<std::string> names;
   std::string run;
@@ -36,26 +36,26 @@ Status CheckWriting(const lockstep_model& model) {
                                  : Status(ErrorCode::kState, "no version is being written; call lockstep_begin");
 }
 
-Result<TensorMeta> ConvertTensor(const lockstep_tensor& tensor, size_t position) {
+Result<model::TensorMeta> ConvertTensor(const lockstep_tensor& tensor, size_t position) {
   if (tensor.name == nullptr || tensor.dtype == nullptr || (tensor.rank > 0 && tensor.shape == nullptr)) {
     return Status(ErrorCode::kBadData, Cat("tensor ", position, ": its name, dtype or shape is null"));
   }
-  const DTypeInfo* dtype = FindDType(tensor.dtype);
+  const model::DTypeInfo* dtype = model::FindDType(tensor.dtype);
   if (dtype == nullptr) {
     return Status(ErrorCode::kBadData, Cat("tensor \"", tensor.name, "\": unknown dtype \"", tensor.dtype,
                                            "\"; use the names of safetensors, such as BF16"));
   }
-  if (tensor.rank > kMaxTensorRank) {
-    return Status(ErrorCode::kBadData,
-                  Cat("tensor \"", tensor.name, "\": rank ", tensor.rank, " is over the limit of ", kMaxTensorRank));
+  if (tensor.rank > model::kMaxTensorRank) {
+    return Status(ErrorCode::kBadData, Cat("tensor \"", tensor.name, "\": rank ", tensor.rank, " is over the limit of ",
+                                           model::kMaxTensorRank));
   }
-  return TensorMeta{.name = tensor.name,
-                    .dtype = dtype->dtype,
-                    .shape = {tensor.shape, tensor.shape + tensor.rank},
-                    .offset = tensor.offset};
+  return model::TensorMeta{.name = tensor.name,
+                           .dtype = dtype->dtype,
+                           .shape = {tensor.shape, tensor.shape + tensor.rank},
+                           .offset = tensor.offset};
 }
 
-Result<RankOptions> ConvertOptions(const lockstep_open_options& options) {
+Result<buffer::RankOptions> ConvertOptions(const lockstep_open_options& options) {
   if (options.abi_version != LOCKSTEP_ABI_VERSION) {
     return Status(ErrorCode::kProtocol,
                   Cat("built against ABI version ", options.abi_version, "; this library has ", LOCKSTEP_ABI_VERSION));
@@ -64,31 +64,31 @@ Result<RankOptions> ConvertOptions(const lockstep_open_options& options) {
       (options.tensors == nullptr && options.tensor_count > 0)) {
     return Status(ErrorCode::kBadData, "socket_path, model and tensors must be given");
   }
-  if (options.ranks == 0 || options.ranks > kMaxRanks || options.rank >= options.ranks) {
+  if (options.ranks == 0 || options.ranks > buffer::kMaxRanks || options.rank >= options.ranks) {
     return Status(ErrorCode::kBadData, Cat("rank ", options.rank, " of ", options.ranks,
-                                           ": ranks count from 0 and are at most ", kMaxRanks));
+                                           ": ranks count from 0 and are at most ", buffer::kMaxRanks));
   }
-  std::vector<TensorMeta> tensors;
+  std::vector<model::TensorMeta> tensors;
   for (size_t i = 0; i < options.tensor_count; ++i) {
-    LS_ASSIGN_OR_RETURN(TensorMeta tensor, ConvertTensor(options.tensors[i], i));
+    LS_ASSIGN_OR_RETURN(model::TensorMeta tensor, ConvertTensor(options.tensors[i], i));
     tensors.push_back(std::move(tensor));
   }
-  RankOptions converted{.socket_path = options.socket_path,
-                        .model = options.model,
-                        .rank = options.rank,
-                        .ranks = options.ranks,
-                        .connect_timeout = abi::Timeout(options.connect_timeout_ms, 10'000),
-                        .reconnect_timeout = abi::Timeout(options.reconnect_timeout_ms, 60'000),
-                        .call_timeout = abi::Timeout(options.call_timeout_ms, 600'000)};
-  LS_ASSIGN_OR_RETURN(Attachments attachments, ParseAttachments(abi::TextOrEmpty(options.attachments)));
-  LS_ASSIGN_OR_RETURN(converted.layout,
-                      ModelLayout::Create(std::move(tensors), kDefaultBlockBytes, std::move(attachments)));
+  buffer::RankOptions converted{.socket_path = options.socket_path,
+                                .model = options.model,
+                                .rank = options.rank,
+                                .ranks = options.ranks,
+                                .connect_timeout = abi::Timeout(options.connect_timeout_ms, 10'000),
+                                .reconnect_timeout = abi::Timeout(options.reconnect_timeout_ms, 60'000),
+                                .call_timeout = abi::Timeout(options.call_timeout_ms, 600'000)};
+  LS_ASSIGN_OR_RETURN(model::Attachments attachments, model::ParseAttachments(abi::TextOrEmpty(options.attachments)));
+  LS_ASSIGN_OR_RETURN(converted.layout, model::ModelLayout::Create(std::move(tensors), model::kDefaultBlockBytes,
+                                                                   std::move(attachments)));
   LS_ASSIGN_OR_RETURN(converted.run, abi::ParseRun(options.run));
   return converted;
 }
 
 // Byte ranges in the caller's order: the layout sorts by offset, and empty tensors share theirs.
-std::vector<ByteRange> TensorRanges(const lockstep_open_options& options, const ModelLayout& layout) {
+std::vector<ByteRange> TensorRanges(const lockstep_open_options& options, const model::ModelLayout& layout) {
   std::unordered_map<std::string_view, ByteRange> ranges;
   for (size_t i = 0; i < layout.tensors().size(); ++i) {
     ranges[layout.tensors()[i].name] = {layout.tensors()[i].offset, layout.tensor_bytes(i)};
@@ -100,11 +100,11 @@ std::vector<ByteRange> TensorRanges(const lockstep_open_options& options, const 
 
 Status Open(const lockstep_open_options* options, lockstep_model** out) {
   if (options == nullptr || out == nullptr) return {ErrorCode::kBadData, "options and model must be given"};
-  LS_ASSIGN_OR_RETURN(RankOptions converted, ConvertOptions(*options));
+  LS_ASSIGN_OR_RETURN(buffer::RankOptions converted, ConvertOptions(*options));
   auto model = std::make_unique<lockstep_model>();
   model->tensors = TensorRanges(*options, *converted.layout);
   for (size_t i = 0; i < options->tensor_count; ++i) model->names.emplace_back(options->tensors[i].name);
-  LS_ASSIGN_OR_RETURN(model->client, RankClient::Open(std::move(converted)));
+  LS_ASSIGN_OR_RETURN(model->client, buffer::RankClient::Open(std::move(converted)));
   model->run = ToHex(model->client->run());
   *out = model.release();
   return OkStatus();

@@ -11,7 +11,7 @@
 #include "common/config/config_file.h"
 #include "common/config/config_values.h"
 
-namespace lockstep {
+namespace lockstep::config {
 
 // CLI11's view of the options: it reads words and makes the help, what they mean is decided here.
 class ConfigParser::CommandLine {
@@ -195,4 +195,4 @@ void ConfigParser::PrintConfig(std::ostream& out) const {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::config

@@ -20,7 +20,7 @@
 
 #include "common/base/status.h"
 
-namespace lockstep {
+namespace lockstep::config {
 
 enum class ParseOutcome {
   kRun,   // start with the values
@@ -74,4 +74,4 @@ class ConfigParser {
   std::vector<Option> options_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::config

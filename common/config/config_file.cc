@@ -8,7 +8,7 @@
 #include "common/base/text.h"
 #include "common/os/file.h"
 
-namespace lockstep {
+namespace lockstep::config {
 namespace {
 
 std::optional<std::string> ScalarText(const toml::node& node) {
@@ -45,7 +45,7 @@ Result<toml::table> ParseToml(const std::string& path, const std::string& text) 
 }  // namespace
 
 Result<std::vector<FileEntry>> ReadConfigFile(const std::string& path) {
-  const Result<std::string> text = ReadFile(path, 1 << 20);
+  const Result<std::string> text = os::ReadFile(path, 1 << 20);
   if (!text.ok()) return Status(ErrorCode::kConfig, Cat("configuration file: ", text.status().message()));
   LS_ASSIGN_OR_RETURN(const toml::table table, ParseToml(path, *text));
   std::vector<FileEntry> entries;
@@ -61,4 +61,4 @@ Result<std::vector<FileEntry>> ReadConfigFile(const std::string& path) {
   return entries;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::config

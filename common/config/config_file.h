@@ -7,7 +7,7 @@
 
 #include "common/base/status.h"
 
-namespace lockstep {
+namespace lockstep::config {
 
 struct FileEntry {
   std::string key;
@@ -20,4 +20,4 @@ struct FileEntry {
 // has anything but texts, whole numbers, booleans and arrays of texts at its top level.
 Result<std::vector<FileEntry>> ReadConfigFile(const std::string& path);
 
-}  // namespace lockstep
+}  // namespace lockstep::config

@@ -8,7 +8,7 @@
 #include "common/config/config_values.h"
 #include "common/os/temp_dir.h"
 
-namespace lockstep {
+namespace lockstep::config {
 namespace {
 
 // A daemon's options, parsed from words as its main() would.
@@ -44,8 +44,8 @@ class Environment {
   const char* name_;
 };
 
-std::string ConfigFile(const TempDir& dir, std::string_view text) {
-  REQUIRE(WriteFileAtomic(dir.File("d.toml"), text).ok());
+std::string ConfigFile(const os::TempDir& dir, std::string_view text) {
+  REQUIRE(os::WriteFileAtomic(dir.File("d.toml"), text).ok());
   return dir.File("d.toml");
 }
 
@@ -61,7 +61,7 @@ TEST_CASE("Without any source the defaults stand") {
 }
 
 TEST_CASE("Flags win over environment, environment over file, file over defaults") {
-  const TempDir dir;
+  const os::TempDir dir;
   const std::string file = ConfigFile(dir, "listen = 'file:1'\nblock_bytes = 1\noffset = -4\nfollow = false\n");
   const Environment block_bytes("TEST_DAEMON_BLOCK_BYTES", "2KiB");
   const Environment listen("TEST_DAEMON_LISTEN", "env:1");
@@ -74,7 +74,7 @@ TEST_CASE("Flags win over environment, environment over file, file over defaults
 }
 
 TEST_CASE("Print-config shows every value with its origin, as a file that can be read back") {
-  const TempDir dir;
+  const os::TempDir dir;
   const std::string file = ConfigFile(dir, "# ours\nblock_bytes = \"1MiB\"\n");
   const Environment config("TEST_DAEMON_CONFIG", file.c_str());
   const Environment follow("TEST_DAEMON_FOLLOW", "off");
@@ -109,7 +109,7 @@ TEST_CASE("A boolean is a bare flag or has a value") {
 }
 
 TEST_CASE("Lists come from repeated flags, commas or an array") {
-  const TempDir dir;
+  const os::TempDir dir;
   Daemon daemon;
   REQUIRE(daemon.Parse({"--config", ConfigFile(dir, "model = ['x', 'y']").c_str()}).ok());
   CHECK(daemon.models == std::vector<std::string>{"x", "y"});
@@ -138,7 +138,7 @@ TEST_CASE("A wrong command line is a usage error that names the flag") {
 }
 
 TEST_CASE("A wrong file is a configuration error that names file, line and key") {
-  const TempDir dir;
+  const os::TempDir dir;
   const auto error_of = [&](std::string_view text) {
     Daemon daemon;
     const Status status = daemon.Parse({"--config", ConfigFile(dir, text).c_str()}).status();
@@ -191,4 +191,4 @@ TEST_CASE("Numbers stop at their limits") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::config

@@ -8,7 +8,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::config {
 namespace {
 
 Status Bad(std::string_view text, std::string_view wanted) {
@@ -97,4 +97,4 @@ std::vector<std::string> SplitCommas(std::string_view text) {
   return parts;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::config

@@ -8,7 +8,7 @@
 
 #include "common/base/status.h"
 
-namespace lockstep {
+namespace lockstep::config {
 
 // All answer kBadData, quoting the text, when it does not fit.
 Result<uint64_t> ParseUnsigned(std::string_view text);  // "262144", "256KiB", "2G"
@@ -21,4 +21,4 @@ std::string QuoteToml(const std::vector<std::string>& list);
 // "a,b" -> {"a", "b"}; the empty text is the empty list.
 std::vector<std::string> SplitCommas(std::string_view text);
 
-}  // namespace lockstep
+}  // namespace lockstep::config

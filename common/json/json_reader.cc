@@ -5,7 +5,7 @@
 
 #include "common/model/layout.h"
 
-namespace lockstep {
+namespace lockstep::json {
 namespace {
 
 size_t DepthOf(std::string_view json) {
@@ -70,34 +70,34 @@ Status ReadValue(const Json& json, const JsonPath& path, std::string& name) {
   if (!json.is_string()) return path.Bad("must be a string");
   const auto& text = json.get_ref<const std::string&>();  // the parser has refused what is not UTF-8
   const auto is_control = [](char c) { return static_cast<uint8_t>(c) < 0x20 || c == 0x7f; };
-  if (text.empty() || text.size() > kMaxTensorName || std::any_of(text.begin(), text.end(), is_control)) {
-    return path.Bad(Cat("must be 1 to ", kMaxTensorName, " bytes without control characters"));
+  if (text.empty() || text.size() > model::kMaxTensorName || std::any_of(text.begin(), text.end(), is_control)) {
+    return path.Bad(Cat("must be 1 to ", model::kMaxTensorName, " bytes without control characters"));
   }
   name = text;
   return OkStatus();
 }
 
-Status ReadValue(const Json& json, const JsonPath& path, DType& value) {
+Status ReadValue(const Json& json, const JsonPath& path, model::DType& value) {
   if (!json.is_string()) return path.Bad("must be a string, a dtype as safetensors names it");
   const auto& text = json.get_ref<const std::string&>();
-  const DTypeInfo* info = FindDType(text);
+  const model::DTypeInfo* info = model::FindDType(text);
   if (info == nullptr) return path.Bad(Cat("unknown dtype \"", CleanText(text, 100), "\""));
   if (info->bits % 8 != 0) return path.Bad(Cat(text, " packs several elements into a byte, which no plan can cut"));
   value = info->dtype;
   return OkStatus();
 }
 
-Status ReadValue(const Json& json, const JsonPath& path, Extents& value) {
+Status ReadValue(const Json& json, const JsonPath& path, layout::Extents& value) {
   if (!json.is_array()) return path.Bad("must be an array");
-  if (json.size() > kMaxTensorRank) {
-    return path.Bad(Cat("has ", json.size(), " dimensions; the limit is ", kMaxTensorRank));
+  if (json.size() > model::kMaxTensorRank) {
+    return path.Bad(Cat("has ", json.size(), " dimensions; the limit is ", model::kMaxTensorRank));
   }
   value.clear();
   value.reserve(json.size());
   for (const Json& number : json) {
     if (!number.is_number_unsigned()) return path.Bad("must be whole numbers, not negative");
     value.push_back(number.get<uint64_t>());
-    if (value.back() > kMaxDataBytes) return path.Bad(Cat(value.back(), " is more than any tensor has"));
+    if (value.back() > model::kMaxDataBytes) return path.Bad(Cat(value.back(), " is more than any tensor has"));
   }
   return OkStatus();
 }
@@ -132,4 +132,4 @@ Status ObjectReader::Finish() const {
   return OkStatus();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::json

@@ -18,7 +18,7 @@
 #include "common/layout/piece.h"
 #include "common/model/dtype.h"
 
-namespace lockstep {
+namespace lockstep::json {
 
 using Json = nlohmann::json;
 
@@ -44,8 +44,8 @@ Status ReadValue(const Json& json, const JsonPath& path, bool& value);
 Status ReadValue(const Json& json, const JsonPath& path, uint32_t& value);
 Status ReadValue(const Json& json, const JsonPath& path, uint64_t& value);
 Status ReadValue(const Json& json, const JsonPath& path, std::string& name);
-Status ReadValue(const Json& json, const JsonPath& path, DType& value);
-Status ReadValue(const Json& json, const JsonPath& path, Extents& value);
+Status ReadValue(const Json& json, const JsonPath& path, model::DType& value);
+Status ReadValue(const Json& json, const JsonPath& path, layout::Extents& value);
 
 // An array of at most `limit` elements, each read by read(json, path, value).
 template <typename T, typename ReadElement>
@@ -119,4 +119,4 @@ class ObjectReader {
   size_t found_ = 0;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::json

@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace lockstep {
+namespace lockstep::json {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -90,13 +90,14 @@ TEST_CASE("Names, dtypes and shapes are held to their limits") {
   CHECK_THAT(ValueRefusal<std::string>(1), Contains("must be a string"));
   CHECK_THAT(ValueRefusal<std::string>(""), Contains("1 to 1024 bytes"));
   CHECK_THAT(ValueRefusal<std::string>("a\nb"), Contains("without control characters"));
-  CHECK_THAT(ValueRefusal<DType>("bfloat16"), Contains("unknown dtype \"bfloat16\""));
-  CHECK_THAT(ValueRefusal<DType>("F4"), Contains("packs several elements"));
-  CHECK_THAT(ValueRefusal<Extents>(7), Contains("must be an array"));
-  CHECK_THAT(ValueRefusal<Extents>({1.5}), Contains("whole numbers"));
-  CHECK_THAT(ValueRefusal<Extents>(std::vector<int>(17, 1)), Contains("17 dimensions; the limit is 16"));
-  CHECK_THAT(ValueRefusal<Extents>(Json::array({(uint64_t{1} << 44) + 1})), Contains("more than any tensor has"));
+  CHECK_THAT(ValueRefusal<model::DType>("bfloat16"), Contains("unknown dtype \"bfloat16\""));
+  CHECK_THAT(ValueRefusal<model::DType>("F4"), Contains("packs several elements"));
+  CHECK_THAT(ValueRefusal<layout::Extents>(7), Contains("must be an array"));
+  CHECK_THAT(ValueRefusal<layout::Extents>({1.5}), Contains("whole numbers"));
+  CHECK_THAT(ValueRefusal<layout::Extents>(std::vector<int>(17, 1)), Contains("17 dimensions; the limit is 16"));
+  CHECK_THAT(ValueRefusal<layout::Extents>(Json::array({(uint64_t{1} << 44) + 1})),
+             Contains("more than any tensor has"));
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::json

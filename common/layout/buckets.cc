@@ -1,6 +1,6 @@
 #include "common/layout/buckets.h"
 
-namespace lockstep {
+namespace lockstep::layout {
 
 std::vector<Bucket> SplitIntoBuckets(std::span<const BucketItem> items, uint64_t bucket_bytes) {
   std::vector<Bucket> buckets;
@@ -22,4 +22,4 @@ std::vector<Bucket> SplitIntoBuckets(std::span<const BucketItem> items, uint64_t
   return buckets;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::layout

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::layout {
 
 struct BucketItem {
   uint64_t bytes = 0;
@@ -23,4 +23,4 @@ struct Bucket {
 // items. REQUIRES every item to be at most bucket_bytes (AppendSplit cuts larger ones). No item, no bucket.
 std::vector<Bucket> SplitIntoBuckets(std::span<const BucketItem> items, uint64_t bucket_bytes);
 
-}  // namespace lockstep
+}  // namespace lockstep::layout

@@ -4,7 +4,7 @@
 
 #include "common/layout/layout_testing.h"
 
-namespace lockstep {
+namespace lockstep::layout {
 namespace {
 
 std::vector<std::pair<size_t, size_t>> Ranges(const std::vector<Bucket>& buckets) {
@@ -65,4 +65,4 @@ TEST_CASE("Random items: buckets hold all of them in order, never overflow, and 
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::layout

@@ -11,7 +11,7 @@
 #include "common/layout/plan_digest.h"
 #include "common/layout/plan_proof.h"
 
-namespace lockstep {
+namespace lockstep::layout {
 namespace {
 
 // Positions 0 .. count - 1 in the order that `less` gives them.
@@ -118,7 +118,7 @@ void AddEntries(const TrainingModel& model, const BySource& index, const Holding
     const Conversion& conversion = model.conversions[i];
     Pieces pieces = Normalize(Compose(holding.pieces, conversion.pieces));
     if (pieces.empty()) continue;
-    plan.bytes += ElementCount(pieces) * FindDType(model.tensors[conversion.tensor].dtype)->bits / 8;
+    plan.bytes += ElementCount(pieces) * model::FindDType(model.tensors[conversion.tensor].dtype)->bits / 8;
     plan.entries.push_back({holding.source, conversion.tensor, std::move(pieces)});
   }
 }
@@ -231,4 +231,4 @@ Result<RankPlan> CompileImport(const TrainingModel& model, uint32_t rank) {
   return plan;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::layout

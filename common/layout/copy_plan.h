@@ -14,7 +14,7 @@
 #include "common/base/ids.h"
 #include "common/layout/training_model.h"
 
-namespace lockstep {
+namespace lockstep::layout {
 
 // xxh3-128 of a plan's canonical form: ranks that will exchange bytes must have equal ones.
 using PlanDigest = Id128<struct PlanDigestTag>;
@@ -45,4 +45,4 @@ Result<CopyPlan> CompileExport(const TrainingModel& model, const std::vector<boo
 // What `rank` reads of every HuggingFace tensor, pieces still local -> HuggingFace; run it through Inverse().
 Result<RankPlan> CompileImport(const TrainingModel& model, uint32_t rank);
 
-}  // namespace lockstep
+}  // namespace lockstep::layout

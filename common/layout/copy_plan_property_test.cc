@@ -8,7 +8,7 @@
 #include "common/layout/random_trainer.h"
 #include "common/layout/strided_copy.h"
 
-namespace lockstep {
+namespace lockstep::layout {
 namespace {
 
 constexpr uint64_t kCases = 1500;
@@ -26,7 +26,7 @@ const Holding& HoldingOf(const TrainingModel& model, uint32_t rank, uint32_t sou
 // The HuggingFace tensors that the description means: element e of source s is s * 1000 + e.
 std::vector<Memory> ExpectedTensors(const TrainingModel& model) {
   std::vector<Memory> tensors;
-  for (const TensorMeta& tensor : model.tensors) tensors.emplace_back(ElementCount(tensor.shape), kNothing);
+  for (const model::TensorMeta& tensor : model.tensors) tensors.emplace_back(ElementCount(tensor.shape), kNothing);
   for (const Conversion& conversion : model.conversions) {
     const Extents& shape = model.sources[conversion.source].shape;
     const Extents target = Promoted(model.tensors[conversion.tensor].shape, shape.size());
@@ -70,7 +70,7 @@ Extents SeenBy(const TrainingModel& model, const PlanEntry& entry) {
 template <typename Local>
 std::vector<Memory> Exported(const TrainingModel& model, const CopyPlan& plan, Local local) {
   std::vector<Memory> tensors;
-  for (const TensorMeta& tensor : model.tensors) tensors.emplace_back(ElementCount(tensor.shape), kNothing);
+  for (const model::TensorMeta& tensor : model.tensors) tensors.emplace_back(ElementCount(tensor.shape), kNothing);
   for (uint32_t rank = 0; rank < plan.ranks.size(); ++rank) {
     for (const PlanEntry& entry : plan.ranks[rank].entries) {
       const Holding& holding = HoldingOf(model, rank, entry.source);
@@ -124,7 +124,7 @@ TEST_CASE("Random trainers: running all ranks' copies writes every element of ev
         Exported(trainer.model, *plan, [&](const Holding& holding) { return LocalMemory(trainer.model, holding); });
     REQUIRE(exported == ExpectedTensors(trainer.model));
     uint64_t bytes = 0;
-    for (const TensorMeta& tensor : trainer.model.tensors) bytes += *TensorBytes(tensor);
+    for (const model::TensorMeta& tensor : trainer.model.tensors) bytes += *model::TensorBytes(tensor);
     REQUIRE(plan->bytes == bytes);
   }
 }
@@ -257,4 +257,4 @@ TEST_CASE("Random trainers: without all replicas of a shard, or with one replica
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::layout

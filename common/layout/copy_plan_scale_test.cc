@@ -5,7 +5,7 @@
 #include "common/layout/copy_plan.h"
 #include "common/layout/layout_testing.h"
 
-namespace lockstep {
+namespace lockstep::layout {
 namespace {
 
 // A mixture of experts, by Megatron's way of placing it: ranks are pipeline stages of `stage_ranks`, within which
@@ -34,13 +34,13 @@ class Builder {
     for (uint64_t layer = 0; layer < mix_.layers; ++layer) Layer(layer);
     HoldWhole(mix_.stages - 1, Same("model.norm", {mix_.hidden}));
     Vocabulary("head", mix_.stages - 1);
-    REQUIRE(AssignOffsets(model_.tensors).ok());
+    REQUIRE(model::AssignOffsets(model_.tensors).ok());
     return std::move(model_);
   }
 
  private:
   uint32_t Tensor(const std::string& name, Extents shape) {
-    model_.tensors.push_back({.name = name, .dtype = DType::kBF16, .shape = std::move(shape)});
+    model_.tensors.push_back({.name = name, .dtype = model::DType::kBF16, .shape = std::move(shape)});
     model_.groups.push_back(0);
     return static_cast<uint32_t>(model_.tensors.size() - 1);
   }
@@ -143,7 +143,7 @@ double Seconds(std::chrono::steady_clock::time_point since) {
 // square of the model.
 void CheckPlan(const TrainingModel& model, uint32_t ranks) {
   uint64_t bytes = 0;
-  for (const TensorMeta& tensor : model.tensors) bytes += *TensorBytes(tensor);
+  for (const model::TensorMeta& tensor : model.tensors) bytes += *model::TensorBytes(tensor);
   const auto start = std::chrono::steady_clock::now();
   const auto plan = CompileExport(model, std::vector<bool>(ranks, true));
   const double seconds = Seconds(start);
@@ -170,7 +170,7 @@ TEST_CASE("A plan for fully sharded tensors on 1024 ranks") {
   TrainingModel model;
   for (uint32_t i = 0; i < 200; ++i) {
     const Extents shape{4096, 64};
-    model.tensors.push_back({.name = "t" + std::to_string(i), .dtype = DType::kBF16, .shape = shape});
+    model.tensors.push_back({.name = "t" + std::to_string(i), .dtype = model::DType::kBF16, .shape = shape});
     model.groups.push_back(i);
     model.sources.push_back({.name = "t" + std::to_string(i), .shape = shape});
     model.conversions.push_back({i, i, Whole(shape)});
@@ -185,4 +185,4 @@ TEST_CASE("A plan for fully sharded tensors on 1024 ranks") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::layout

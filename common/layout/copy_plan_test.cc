@@ -4,14 +4,14 @@
 
 #include "common/layout/layout_testing.h"
 
-namespace lockstep {
+namespace lockstep::layout {
 namespace {
 
 using Catch::Contains;
 
 // A model in a few words: tensors and sources of the same name, unless said otherwise.
 struct Model : TrainingModel {
-  uint32_t Tensor(const std::string& name, Extents shape, DType dtype = DType::kBF16) {
+  uint32_t Tensor(const std::string& name, Extents shape, model::DType dtype = model::DType::kBF16) {
     tensors.push_back({.name = name, .dtype = dtype, .shape = std::move(shape)});
     groups.push_back(0);
     return static_cast<uint32_t>(tensors.size() - 1);
@@ -269,7 +269,7 @@ TEST_CASE("A training model that contradicts itself is refused, naming the tenso
                m.tensors[0].shape = {kHuge, kHuge};
              },
              "tensor \"x\": its shape"},
-      Damage{"packed elements", [](Model& m) { m.tensors[0].dtype = DType::kF4; }, "elements of F4 share bytes"},
+      Damage{"packed elements", [](Model& m) { m.tensors[0].dtype = model::DType::kF4; }, "elements of F4 share bytes"},
       Damage{"no group", [](Model& m) { m.groups.clear(); }, "1 HuggingFace tensors have 0 groups"});
   Model model;
   model.HoldWhole(0, model.Same("x", {8, 4}));
@@ -298,7 +298,7 @@ TEST_CASE("Whatever changes what ranks exchange changes the plan's digest") {
   CHECK(plain != digest([](Model& m) { m.sources[0].frozen = true; }, {true, true}));
   CHECK(plain != digest([](Model& m) { m.sources[0].name = "z"; }, {true, true}));
   CHECK(plain != digest([](Model& m) { m.tensors[1].name = "z"; }, {true, true}));
-  CHECK(plain != digest([](Model& m) { m.tensors[1].dtype = DType::kF32; }, {true, true}));
+  CHECK(plain != digest([](Model& m) { m.tensors[1].dtype = model::DType::kF32; }, {true, true}));
   CHECK(plain != digest([](Model& m) { std::swap(m.holdings[0].rank, m.holdings[1].rank); }, {true, true}));
   CHECK(plain != digest(
                      [](Model& m) {
@@ -309,4 +309,4 @@ TEST_CASE("Whatever changes what ranks exchange changes the plan's digest") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::layout

@@ -10,7 +10,7 @@
 
 #include "common/layout/piece.h"
 
-namespace lockstep {
+namespace lockstep::layout {
 
 class Random {
  public:
@@ -132,4 +132,4 @@ inline Pieces Shattered(Random& random, const Pieces& pieces) {
   return shards;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::layout

@@ -7,7 +7,7 @@
 
 #include "common/layout/piece.h"
 
-namespace lockstep {
+namespace lockstep::layout {
 namespace {
 
 struct Interval {
@@ -129,4 +129,4 @@ Pieces Normalize(Pieces pieces) {
   return normal;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::layout

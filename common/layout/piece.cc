@@ -8,7 +8,7 @@
 #include "common/base/text.h"
 #include "common/layout/tiling.h"
 
-namespace lockstep {
+namespace lockstep::layout {
 namespace {
 
 // Whether the target box of `a` and the source box of `b` share elements.
@@ -132,4 +132,4 @@ std::string BoxText(const Extents& start, const Extents& size) {
   return text + "]";
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::layout

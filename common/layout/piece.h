@@ -16,7 +16,7 @@
 
 #include "common/base/status.h"
 
-namespace lockstep {
+namespace lockstep::layout {
 
 using Extents = std::vector<uint64_t>;  // one number per dimension
 
@@ -62,4 +62,4 @@ Status CheckTiling(const Pieces& pieces, const Extents& shape);
 std::string ShapeText(const Extents& shape);
 std::string BoxText(const Extents& start, const Extents& size);
 
-}  // namespace lockstep
+}  // namespace lockstep::layout

@@ -4,7 +4,7 @@
 
 #include "common/layout/layout_testing.h"
 
-namespace lockstep {
+namespace lockstep::layout {
 namespace {
 
 using Catch::Contains;
@@ -214,4 +214,4 @@ TEST_CASE("Random boxes: CheckTiling accepts exactly what covers every element o
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::layout

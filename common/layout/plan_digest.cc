@@ -5,7 +5,7 @@
 #include "common/base/bytes.h"
 #include "common/base/hash.h"
 
-namespace lockstep {
+namespace lockstep::layout {
 namespace {
 
 void AppendText(Bytes& out, std::string_view text) {
@@ -38,7 +38,7 @@ PlanDigest DigestOf(const TrainingModel& model, const std::vector<bool>& beside_
   Bytes whole;
   AppendVarint(whole, model.tensors.size());
   for (size_t i = 0; i < model.tensors.size(); ++i) {
-    const TensorMeta& tensor = model.tensors[i];
+    const model::TensorMeta& tensor = model.tensors[i];
     AppendText(whole, tensor.name);
     whole.push_back(static_cast<std::byte>(tensor.dtype));
     AppendExtents(whole, tensor.shape);
@@ -55,4 +55,4 @@ PlanDigest DigestOf(const TrainingModel& model, const std::vector<bool>& beside_
   return PlanDigest{Hash128(whole)};
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::layout

@@ -6,10 +6,10 @@
 
 #include "common/layout/copy_plan.h"
 
-namespace lockstep {
+namespace lockstep::layout {
 
 // REQUIRES entries sorted as CompileExport leaves them.
 PlanDigest DigestOf(const TrainingModel& model, const std::vector<bool>& beside_agent,
                     const std::vector<RankPlan>& ranks);
 
-}  // namespace lockstep
+}  // namespace lockstep::layout

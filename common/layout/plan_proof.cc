@@ -7,7 +7,7 @@
 #include "common/base/text.h"
 #include "common/layout/tiling.h"
 
-namespace lockstep {
+namespace lockstep::layout {
 namespace {
 
 // All pieces of a plan by the tensor that they write.
@@ -48,7 +48,7 @@ class Proof {
   }
 
   Status CheckTensor(size_t tensor) const {
-    const TensorMeta& meta = model_.tensors[tensor];
+    const model::TensorMeta& meta = model_.tensors[tensor];
     const auto boxes = std::span(boxes_).subspan(first_[tensor], first_[tensor + 1] - first_[tensor]);
     if (const auto overlap = FindOverlap(boxes, meta.shape.size())) {
       const Piece shared = Shared(boxes[overlap->first], boxes[overlap->second], meta.shape.size());
@@ -70,8 +70,8 @@ class Proof {
     return Cat(who, ": from \"", name, "\" and \"", model_.sources[b.source].name, "\"");
   }
 
-  static Status Broken(const TensorMeta& meta, const std::string& problem) {
-    return {ErrorCode::kBadData, Cat("tensor \"", meta.name, "\" (", FindDType(meta.dtype)->name, " ",
+  static Status Broken(const model::TensorMeta& meta, const std::string& problem) {
+    return {ErrorCode::kBadData, Cat("tensor \"", meta.name, "\" (", model::FindDType(meta.dtype)->name, " ",
                                      ShapeText(meta.shape), "): ", problem)};
   }
 
@@ -87,4 +87,4 @@ Status ProveTiling(const TrainingModel& model, const std::vector<RankPlan>& rank
   return Proof(model, ranks).Check();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::layout

@@ -5,10 +5,10 @@
 
 #include "common/layout/copy_plan.h"
 
-namespace lockstep {
+namespace lockstep::layout {
 
 // kBadData names the first tensor for which it is not so, and the ranks that write the same elements or the elements
 // that nobody has.
 Status ProveTiling(const TrainingModel& model, const std::vector<RankPlan>& ranks);
 
-}  // namespace lockstep
+}  // namespace lockstep::layout

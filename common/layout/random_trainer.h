@@ -9,7 +9,7 @@
 #include "common/layout/layout_testing.h"
 #include "common/layout/training_model.h"
 
-namespace lockstep {
+namespace lockstep::layout {
 
 struct Trainer {
   TrainingModel model;
@@ -53,7 +53,7 @@ class TrainerMaker {
   TrainingModel& model() { return trainer_.model; }
 
   uint32_t Tensor(const Extents& shape) {
-    const DType dtype = random_.OneIn(2) ? DType::kBF16 : DType::kF32;
+    const model::DType dtype = random_.OneIn(2) ? model::DType::kBF16 : model::DType::kF32;
     model().tensors.push_back({.name = "t" + std::to_string(model().tensors.size()), .dtype = dtype, .shape = shape});
     model().groups.push_back(0);
     return static_cast<uint32_t>(model().tensors.size() - 1);
@@ -171,4 +171,4 @@ class TrainerMaker {
   Trainer trainer_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::layout

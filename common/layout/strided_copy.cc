@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace lockstep {
+namespace lockstep::layout {
 namespace {
 
 // A loop of a copy; steps are in bytes.
@@ -212,4 +212,4 @@ StridedRange TargetRange(const StridedCopy& copy) {
   return {.offset = copy.target_offset, .row_bytes = copy.row_bytes, .rows = copy.rows, .pitch = copy.target_pitch};
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::layout

@@ -7,7 +7,7 @@
 #include "common/base/ids.h"
 #include "common/layout/piece.h"
 
-namespace lockstep {
+namespace lockstep::layout {
 
 // Row r goes from source_offset + r * source_pitch to target_offset + r * target_pitch. Pitches are 0 when rows is 1.
 // `row_bytes` is what a row has in the target; where elements are converted on the way, a row of the source has
@@ -63,4 +63,4 @@ void AppendClipped(const StridedCopy& copy, uint64_t begin, uint64_t end, Elemen
 // The bytes of the target that `copy` writes.
 StridedRange TargetRange(const StridedCopy& copy);
 
-}  // namespace lockstep
+}  // namespace lockstep::layout

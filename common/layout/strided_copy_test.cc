@@ -5,7 +5,7 @@
 
 #include "common/layout/layout_testing.h"
 
-namespace lockstep {
+namespace lockstep::layout {
 namespace {
 
 constexpr uint64_t kCases = 3000;
@@ -256,4 +256,4 @@ TEST_CASE("The target range of a copy is where it writes") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::layout

@@ -7,7 +7,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::layout {
 namespace {
 
 uint64_t Product(const uint64_t* begin, const uint64_t* end) {
@@ -166,4 +166,4 @@ Status CheckDisjoint(const Pieces& pieces) {
   return OkStatus();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::layout

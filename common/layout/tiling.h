@@ -7,7 +7,7 @@
 
 #include "common/layout/piece.h"
 
-namespace lockstep {
+namespace lockstep::layout {
 
 // A box as two lists of as many numbers as the tensor has dimensions.
 struct BoxView {
@@ -42,4 +42,4 @@ std::optional<Hole> FindHole(std::span<const BoxView> boxes, const Extents& shap
 // kBadData when two pieces share elements on either side. REQUIRES CheckBounds.
 Status CheckDisjoint(const Pieces& pieces);
 
-}  // namespace lockstep
+}  // namespace lockstep::layout

@@ -8,7 +8,7 @@
 #include "common/base/text.h"
 #include "common/layout/tiling.h"
 
-namespace lockstep {
+namespace lockstep::layout {
 namespace {
 
 Status Bad(const std::string& problem) {
@@ -16,14 +16,14 @@ Status Bad(const std::string& problem) {
 }
 
 Status CheckShape(const Extents& shape) {
-  if (shape.size() > kMaxTensorRank) {
-    return Bad(Cat("it has ", shape.size(), " dimensions; the limit is ", kMaxTensorRank));
+  if (shape.size() > model::kMaxTensorRank) {
+    return Bad(Cat("it has ", shape.size(), " dimensions; the limit is ", model::kMaxTensorRank));
   }
   if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return OkStatus();
   uint64_t elements = 1;
   for (const uint64_t size : shape) {
-    if (size > kMaxDataBytes / elements) {
-      return Bad(Cat("its shape ", ShapeText(shape), " has more than ", kMaxDataBytes, " elements"));
+    if (size > model::kMaxDataBytes / elements) {
+      return Bad(Cat("its shape ", ShapeText(shape), " has more than ", model::kMaxDataBytes, " elements"));
     }
     elements *= size;
   }
@@ -37,15 +37,15 @@ Status CheckPieces(const Pieces& pieces, const Extents& source_shape, const Exte
 
 Status CheckTensors(const TrainingModel& model) {
   if (model.tensors.empty()) return Bad("there is no HuggingFace tensor to make");
-  if (model.tensors.size() > kMaxTensors) {
-    return Bad(Cat("there are ", model.tensors.size(), " HuggingFace tensors; the limit is ", kMaxTensors));
+  if (model.tensors.size() > model::kMaxTensors) {
+    return Bad(Cat("there are ", model.tensors.size(), " HuggingFace tensors; the limit is ", model::kMaxTensors));
   }
   if (model.groups.size() != model.tensors.size()) {
     return Bad(Cat(model.tensors.size(), " HuggingFace tensors have ", model.groups.size(), " groups"));
   }
-  for (const TensorMeta& tensor : model.tensors) {
-    LS_RETURN_IF_ERROR(TensorBytes(tensor));
-    const DTypeInfo* type = FindDType(tensor.dtype);
+  for (const model::TensorMeta& tensor : model.tensors) {
+    LS_RETURN_IF_ERROR(model::TensorBytes(tensor));
+    const model::DTypeInfo* type = model::FindDType(tensor.dtype);
     if (type->bits % 8 != 0) {
       return Bad(Cat("tensor \"", tensor.name, "\": elements of ", type->name,
                      " share bytes and cannot be moved one by one; export the packed bytes as U8"));
@@ -71,7 +71,7 @@ Status CheckConversion(const TrainingModel& model, const Conversion& conversion)
                    " and HuggingFace tensor ", conversion.tensor, " of ", model.tensors.size()));
   }
   const SourceTensor& source = model.sources[conversion.source];
-  const TensorMeta& tensor = model.tensors[conversion.tensor];
+  const model::TensorMeta& tensor = model.tensors[conversion.tensor];
   const Status status = CheckPieces(conversion.pieces, source.shape, Promoted(tensor.shape, source.shape.size()));
   if (status.ok()) return status;
   return status.WithContext(Cat("tensor \"", tensor.name, "\" from training tensor \"", source.name, "\""));
@@ -98,7 +98,7 @@ Status PlaceTensors(TrainingModel& model) {
     if (before.emplace(model.tensors[i].name, i).second) continue;
     return {ErrorCode::kBadData, Cat("HuggingFace tensor \"", model.tensors[i].name, "\" is made twice")};
   }
-  LS_RETURN_IF_ERROR(AssignOffsets(model.tensors));
+  LS_RETURN_IF_ERROR(model::AssignOffsets(model.tensors));
   std::vector<uint32_t> now(model.tensors.size());
   std::vector<uint32_t> groups(model.tensors.size());
   for (uint32_t i = 0; i < model.tensors.size(); ++i) {
@@ -124,4 +124,4 @@ Status CheckTrainingModel(const TrainingModel& model) {
   return OkStatus();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::layout

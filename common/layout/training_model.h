@@ -12,7 +12,7 @@
 #include "common/layout/piece.h"
 #include "common/model/layout.h"
 
-namespace lockstep {
+namespace lockstep::layout {
 
 // One whole (unsharded) training tensor, under a name that is the same on every rank.
 struct SourceTensor {
@@ -40,8 +40,8 @@ struct Holding {
 };
 
 struct TrainingModel {
-  std::vector<TensorMeta> tensors;  // HuggingFace, in export order; offsets as AssignOffsets gives them
-  std::vector<uint32_t> groups;     // of each tensor: neighbours of one group stay in one bucket
+  std::vector<model::TensorMeta> tensors;  // HuggingFace, in export order; offsets as AssignOffsets gives them
+  std::vector<uint32_t> groups;            // of each tensor: neighbours of one group stay in one bucket
   std::vector<SourceTensor> sources;
   std::vector<Conversion> conversions;
   std::vector<Holding> holdings;
@@ -58,4 +58,4 @@ Extents Promoted(Extents shape, size_t rank);
 // tensors or overlap, names given twice, sizes beyond the limits of common/model/layout.h. kBadData names the tensor.
 Status CheckTrainingModel(const TrainingModel& model);
 
-}  // namespace lockstep
+}  // namespace lockstep::layout

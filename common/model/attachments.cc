@@ -6,7 +6,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::model {
 namespace {
 
 using Json = nlohmann::json;
@@ -113,4 +113,4 @@ Result<Attachments> TakeAttachments(ByteReader& reader, uint32_t count) {
   return attachments;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::model

@@ -10,7 +10,7 @@
 #include "common/base/bytes.h"
 #include "common/base/status.h"
 
-namespace lockstep {
+namespace lockstep::model {
 
 inline constexpr size_t kMaxAttachments = 16;
 inline constexpr size_t kMaxAttachmentName = 128;
@@ -38,4 +38,4 @@ void AppendAttachments(Bytes& out, const Attachments& attachments);
 // of CheckAttachments are not checked.
 Result<Attachments> TakeAttachments(ByteReader& reader, uint32_t count);
 
-}  // namespace lockstep
+}  // namespace lockstep::model

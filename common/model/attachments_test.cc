@@ -5,7 +5,7 @@
 
 #include "common/model/layout.h"
 
-namespace lockstep {
+namespace lockstep::model {
 namespace {
 
 constexpr size_t kAttachmentCountAt = 28;  // in an encoded layout
@@ -148,4 +148,4 @@ TEST_CASE("Attachments in JSON that is no object of texts, or that names one twi
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::model

@@ -2,7 +2,7 @@
 
 #include <iterator>
 
-namespace lockstep {
+namespace lockstep::model {
 namespace {
 
 constexpr DTypeInfo kDTypes[] = {
@@ -53,4 +53,4 @@ const DTypeInfo* FindDType(DType dtype) {
   return at < std::size(kDTypes) ? &kDTypes[at] : nullptr;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::model

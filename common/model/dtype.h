@@ -6,7 +6,7 @@
 
 #include "common/base/status.h"
 
-namespace lockstep {
+namespace lockstep::model {
 
 // The numbers are part of the layout's canonical encoding: never reuse one.
 enum class DType : uint8_t {
@@ -45,4 +45,4 @@ struct DTypeInfo {
 const DTypeInfo* FindDType(std::string_view name);
 const DTypeInfo* FindDType(DType dtype);
 
-}  // namespace lockstep
+}  // namespace lockstep::model

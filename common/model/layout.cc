@@ -7,7 +7,7 @@
 #include "common/base/hash.h"
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::model {
 namespace {
 
 constexpr char kMagic[8] = {'L', 'S', 'L', 'A', 'Y', 'O', 'U', 'T'};
@@ -296,4 +296,4 @@ Status AssignOffsets(std::vector<TensorMeta>& tensors) {
   return lay_out(aligned);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::model

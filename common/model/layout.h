@@ -21,7 +21,7 @@
 #include "common/model/attachments.h"
 #include "common/model/dtype.h"
 
-namespace lockstep {
+namespace lockstep::model {
 
 inline constexpr uint32_t kDefaultBlockBytes = 256 * 1024;
 inline constexpr uint32_t kMinBlockBytes = 4 * 1024;
@@ -87,4 +87,4 @@ class ModelLayout {
 // stably, by falling unit size. kBadData as TensorBytes.
 Status AssignOffsets(std::vector<TensorMeta>& tensors);
 
-}  // namespace lockstep
+}  // namespace lockstep::model

@@ -2,7 +2,7 @@
 
 #include "common/base/hash.h"
 
-namespace lockstep {
+namespace lockstep::model {
 
 uint64_t BlockHash(ByteView block) {
   return Hash64(block);
@@ -34,4 +34,4 @@ std::vector<std::string> TensorsInBlocks(const ModelLayout& layout, const std::v
   return names;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::model

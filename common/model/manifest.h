@@ -7,7 +7,7 @@
 #include "common/base/ids.h"
 #include "common/model/layout.h"
 
-namespace lockstep {
+namespace lockstep::model {
 
 // xxh3-64 of a block's bytes.
 uint64_t BlockHash(ByteView block);
@@ -25,4 +25,4 @@ struct Manifest {
 // Names of the tensors that share bytes with any of `blocks`, each once, in layout order.
 std::vector<std::string> TensorsInBlocks(const ModelLayout& layout, const std::vector<BlockIndex>& blocks);
 
-}  // namespace lockstep
+}  // namespace lockstep::model

@@ -4,7 +4,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::model {
 
 Status CheckModelName(std::string_view model) {
   const auto allowed = [](char c) {
@@ -19,4 +19,4 @@ Status CheckModelName(std::string_view model) {
                                    "\": use 1 to 128 letters, digits, '.', '_' and '-', and neither \".\" nor \"..\"")};
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::model

@@ -5,11 +5,11 @@
 
 #include "common/base/status.h"
 
-namespace lockstep {
+namespace lockstep::model {
 
 inline constexpr size_t kMaxModelName = 128;
 
 // "[A-Za-z0-9._-]{1,128}", and neither "." nor "..". kBadData otherwise.
 Status CheckModelName(std::string_view model);
 
-}  // namespace lockstep
+}  // namespace lockstep::model

@@ -7,7 +7,7 @@
 #include "common/model/model_name.h"
 #include "common/model/safetensors.h"
 
-namespace lockstep {
+namespace lockstep::model {
 namespace {
 
 std::vector<TensorMeta> Mixed() {
@@ -199,4 +199,4 @@ TEST_CASE("Model names are directory names") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::model

@@ -6,7 +6,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::model {
 namespace {
 
 using Json = nlohmann::json;
@@ -158,4 +158,4 @@ Result<SafetensorsFile> ParseSafetensors(ByteView head, uint64_t file_bytes) {
   return file;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::model

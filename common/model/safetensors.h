@@ -8,7 +8,7 @@
 #include "common/base/status.h"
 #include "common/model/layout.h"
 
-namespace lockstep {
+namespace lockstep::model {
 
 inline constexpr uint64_t kDataAlignment = 4096;
 inline constexpr uint64_t kMaxSafetensorsHeader = 100'000'000;  // what the safetensors library takes
@@ -30,4 +30,4 @@ struct SafetensorsFile {
 // says what is wrong: truncated, too long, no JSON, unknown dtype, offsets that do not match shapes or the file's size.
 Result<SafetensorsFile> ParseSafetensors(ByteView head, uint64_t file_bytes);
 
-}  // namespace lockstep
+}  // namespace lockstep::model

@@ -8,7 +8,7 @@
 
 #include "common/net/lane_io.h"
 
-namespace lockstep {
+namespace lockstep::net {
 namespace {
 
 using asio::ip::tcp;
@@ -70,4 +70,4 @@ void KeepAlive(tcp::socket& socket) {
   SetOption(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, 120'000);  // with bytes on their way nothing is probed
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::net

@@ -14,7 +14,7 @@
 #include "common/base/bytes.h"
 #include "common/base/status.h"
 
-namespace lockstep {
+namespace lockstep::net {
 
 inline iovec Piece(ByteView bytes) {
   return {const_cast<std::byte*>(bytes.data()), bytes.size()};
@@ -40,4 +40,4 @@ void SetLowWater(asio::ip::tcp::socket& socket, size_t bytes);
 // A peer that vanished is noticed within two minutes, however long nobody says anything.
 void KeepAlive(asio::ip::tcp::socket& socket);
 
-}  // namespace lockstep
+}  // namespace lockstep::net

@@ -6,7 +6,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::net {
 namespace {
 
 Status Malformed(std::string_view text, std::string_view why) {
@@ -53,4 +53,4 @@ Result<HostPort> CheckListenAddress(std::string_view name, std::string_view text
                     "use 127.0.0.1 or say --allow-insecure-network"));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::net

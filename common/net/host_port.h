@@ -7,7 +7,7 @@
 
 #include "common/base/status.h"
 
-namespace lockstep {
+namespace lockstep::net {
 
 struct HostPort {
   std::string host;  // a name or an address, IPv6 without brackets
@@ -28,4 +28,4 @@ Result<HostPort> ParseHostPort(std::string_view text);
 // Parses a listen address of the setting `name`, which must be loopback unless `allow_insecure_network`. kConfig.
 Result<HostPort> CheckListenAddress(std::string_view name, std::string_view text, bool allow_insecure_network);
 
-}  // namespace lockstep
+}  // namespace lockstep::net

@@ -2,7 +2,7 @@
 
 #include <exception>
 
-namespace lockstep {
+namespace lockstep::net {
 
 IoThreads::IoThreads(size_t threads, OnException on_exception)
     : context_(static_cast<int>(threads)),
@@ -41,4 +41,4 @@ void Spawn(const asio::any_io_executor& executor, asio::awaitable<void> coroutin
   });
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::net

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::net {
 
 // An asio::io_context run by `threads` threads until Stop() or destruction. What an object on the context needs must
 // outlive the threads, not only the object: members are declared before the IoThreads that serve them, or Stop() is
@@ -44,4 +44,4 @@ class IoThreads {
 // Starts a coroutine that nobody waits for. Unlike with asio::detached, its exception reaches IoThreads' on_exception.
 void Spawn(const asio::any_io_executor& executor, asio::awaitable<void> coroutine);
 
-}  // namespace lockstep
+}  // namespace lockstep::net

@@ -5,7 +5,7 @@
 #include "common/base/text.h"
 #include "common/net/operation_timeout.h"
 
-namespace lockstep {
+namespace lockstep::net {
 namespace {
 
 using asio::ip::tcp;
@@ -84,4 +84,4 @@ Status NetStatus(const asio::error_code& error, std::string_view what) {
   return {ErrorCode::kUnavailable, Cat(what, ": ", error.message())};
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::net

@@ -17,7 +17,7 @@
 #include "common/base/status.h"
 #include "common/net/host_port.h"
 
-namespace lockstep {
+namespace lockstep::net {
 
 // Fills `bytes`. The memory must stay until the coroutine is done.
 asio::awaitable<Status> ReadExact(asio::ip::tcp::socket& socket, std::span<std::byte> bytes,
@@ -43,4 +43,4 @@ Result<asio::ip::tcp::acceptor> Listen(asio::io_context& context, const HostPort
 // An asio error as a Status; `what` says what was being done and with whom.
 Status NetStatus(const asio::error_code& error, std::string_view what);
 
-}  // namespace lockstep
+}  // namespace lockstep::net

@@ -9,7 +9,7 @@
 #include "common/net/lane_io.h"
 #include "common/net/rate_limit.h"
 
-namespace lockstep {
+namespace lockstep::net {
 namespace {
 
 using asio::ip::tcp;
@@ -240,4 +240,4 @@ TEST_CASE("Connecting to nobody and listening on a taken port name the address")
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::net

@@ -8,7 +8,7 @@
 
 #include "common/base/status.h"
 
-namespace lockstep {
+namespace lockstep::net {
 
 // The timer's handler may be queued already when the operation ends, and outlive this object: it reads shared state,
 // which the destructor disarms. REQUIRES the executor of `object` to be a strand.
@@ -39,4 +39,4 @@ class OperationTimeout {
   std::shared_ptr<State> state_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::net

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace lockstep {
+namespace lockstep::net {
 namespace {
 
 constexpr std::chrono::milliseconds kEarned{50};
@@ -32,4 +32,4 @@ RateLimit::Clock::duration RateLimit::Takes(uint64_t bytes) const {
       std::chrono::duration<double>(static_cast<double>(bytes) / static_cast<double>(bytes_per_s_)));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::net

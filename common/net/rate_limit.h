@@ -9,7 +9,7 @@
 #include <functional>
 #include <mutex>
 
-namespace lockstep {
+namespace lockstep::net {
 
 // Thread-safe.
 class RateLimit {
@@ -34,4 +34,4 @@ class RateLimit {
   Clock::time_point free_at_{};  // when all that is booked has been sent
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::net

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <limits>
 
-namespace lockstep {
+namespace lockstep::os {
 
 // A timeout that never comes. Only for waits that something else is sure to end (a shutdown, a wake).
 inline constexpr std::chrono::milliseconds kForever{-1};
@@ -33,4 +33,4 @@ class Deadline {
   Clock::time_point at_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::os

@@ -13,7 +13,7 @@
 #include "common/base/text.h"
 #include "common/os/unique_fd.h"
 
-namespace lockstep {
+namespace lockstep::os {
 namespace {
 
 namespace fs = std::filesystem;
@@ -137,4 +137,4 @@ Status RemoveTree(const std::string& path) {
   return OkStatus();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::os

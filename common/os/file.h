@@ -15,7 +15,7 @@
 #include "common/base/status.h"
 #include "common/os/unique_fd.h"
 
-namespace lockstep {
+namespace lockstep::os {
 
 // The file's content. kResourceExhausted when it is longer than `max_bytes`.
 Result<std::string> ReadFile(const std::string& path, uint64_t max_bytes = uint64_t{1} << 30);
@@ -46,4 +46,4 @@ Status CheckWritableDir(const std::string& path);
 // Removes the file or directory and all below it, never following links. Nothing there is OK.
 Status RemoveTree(const std::string& path);
 
-}  // namespace lockstep
+}  // namespace lockstep::os

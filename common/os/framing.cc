@@ -5,7 +5,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::os {
 namespace {
 
 constexpr size_t kBodyStep = 1 << 20;
@@ -48,4 +48,4 @@ Result<Bytes> ReceiveBody(UnixConnection& connection, uint32_t body_bytes, const
   return body;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::os

@@ -17,7 +17,7 @@
 #include "common/os/unique_fd.h"
 #include "common/os/unix_socket.h"
 
-namespace lockstep {
+namespace lockstep::os {
 
 struct MessageStart {  // 12 bytes, little-endian
   uint32_t magic = 0;
@@ -55,4 +55,4 @@ Status CheckStart(const Protocol& protocol, ByteView header);
 // Descriptors are kProtocol here. Errors as UnixConnection::Receive.
 Result<Bytes> ReceiveBody(UnixConnection& connection, uint32_t body_bytes, const Deadline& deadline);
 
-}  // namespace lockstep
+}  // namespace lockstep::os

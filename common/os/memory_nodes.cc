@@ -8,7 +8,7 @@
 #include <fstream>
 #include <string>
 
-namespace lockstep {
+namespace lockstep::os {
 namespace {
 
 constexpr char kOnline[] = "/sys/devices/system/node/online";
@@ -66,4 +66,4 @@ SpreadOverNodes::~SpreadOverNodes() {
   if (active_) SetPolicy(MPOL_DEFAULT, nullptr);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::os

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string_view>
 
-namespace lockstep {
+namespace lockstep::os {
 
 // "0-3,8" as a mask of nodes, as the kernel lists them; only the first 64 count. No value for anything else.
 std::optional<uint64_t> ParseNodeList(std::string_view list);
@@ -26,4 +26,4 @@ class SpreadOverNodes {
   bool active_ = false;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::os

@@ -9,7 +9,7 @@
 #include "common/os/temp_dir.h"
 #include "common/os/unique_fd.h"
 
-namespace lockstep {
+namespace lockstep::os {
 namespace {
 
 size_t EntriesIn(const std::string& path) {
@@ -94,4 +94,4 @@ TEST_CASE("RemoveTree removes everything below and does not follow links") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::os

@@ -6,7 +6,7 @@
 
 #include "common/os/framing.h"
 
-namespace lockstep {
+namespace lockstep::os {
 namespace {
 
 constexpr std::chrono::milliseconds kSoon{60'000};
@@ -78,4 +78,4 @@ TEST_CASE("A body that ends early is unavailable, one that does not come is a de
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::os

@@ -6,7 +6,7 @@
 
 #include "common/os/memory_nodes.h"
 
-namespace lockstep {
+namespace lockstep::os {
 namespace {
 
 int PolicyOfThisThread() {
@@ -40,4 +40,4 @@ TEST_CASE("Pages are spread only while the request lives, and only where there a
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::os

@@ -13,7 +13,7 @@
 #include "common/os/temp_dir.h"
 #include "common/os/unique_fd.h"
 
-namespace lockstep {
+namespace lockstep::os {
 namespace {
 
 // The manager's side of $NOTIFY_SOCKET; `path` may start with '@' for the abstract namespace.
@@ -91,4 +91,4 @@ TEST_CASE("Signals are values that the waiter returns, and SIGPIPE kills nobody"
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::os

@@ -9,7 +9,7 @@
 #include "common/os/segment.h"
 #include "common/os/temp_dir.h"
 
-namespace lockstep {
+namespace lockstep::os {
 namespace {
 
 constexpr uint64_t kBytes = 12'345;
@@ -79,4 +79,4 @@ TEST_CASE("Moving a segment keeps its address and empties the source") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::os

@@ -5,7 +5,7 @@
 #include "common/os/temp_dir.h"
 #include "common/os/unix_server.h"
 
-namespace lockstep {
+namespace lockstep::os {
 namespace {
 
 using std::chrono::milliseconds;
@@ -63,4 +63,4 @@ TEST_CASE("Connections above the limit are closed, and one that ends makes room"
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::os

@@ -12,7 +12,7 @@
 #include "common/os/unix_listener.h"
 #include "common/os/unix_socket.h"
 
-namespace lockstep {
+namespace lockstep::os {
 namespace {
 
 using std::chrono::milliseconds;
@@ -195,4 +195,4 @@ TEST_CASE("Shutdown ends a wait in another thread") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::os

@@ -12,7 +12,7 @@
 #include "common/os/unique_fd.h"
 #include "common/os/unix_address.h"
 
-namespace lockstep {
+namespace lockstep::os {
 namespace {
 
 void Notify(std::string_view message) {
@@ -68,4 +68,4 @@ std::optional<std::chrono::milliseconds> WatchdogInterval() {
   return std::max(std::chrono::milliseconds(1), std::chrono::milliseconds(*usec / 2000));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::os

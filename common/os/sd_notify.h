@@ -8,7 +8,7 @@
 #include <optional>
 #include <string_view>
 
-namespace lockstep {
+namespace lockstep::os {
 
 // The memory is mapped and the ports listen.
 void NotifyReady();
@@ -22,4 +22,4 @@ void NotifyWatchdog();
 // How often NotifyWatchdog() is due: half of what systemd allows. Nothing when no watchdog is set for this process.
 std::optional<std::chrono::milliseconds> WatchdogInterval();
 
-}  // namespace lockstep
+}  // namespace lockstep::os

@@ -12,7 +12,7 @@
 #include "common/base/text.h"
 #include "common/os/memory_nodes.h"
 
-namespace lockstep {
+namespace lockstep::os {
 namespace {
 
 // Gives the file its size and its pages.
@@ -101,4 +101,4 @@ Result<MappedSegment> AdoptSegment(UniqueFd fd, uint64_t bytes, Access access, c
   return MappedSegment(std::move(fd), static_cast<std::byte*>(data), bytes);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::os

@@ -13,7 +13,7 @@
 #include "common/base/status.h"
 #include "common/os/unique_fd.h"
 
-namespace lockstep {
+namespace lockstep::os {
 
 enum class Access { kReadOnly, kReadWrite };
 
@@ -58,4 +58,4 @@ Result<MappedSegment> OpenSegment(const std::string& path, uint64_t bytes, Acces
 // Maps a descriptor, as received from another process. kBadData as above; `name` is for messages only.
 Result<MappedSegment> AdoptSegment(UniqueFd fd, uint64_t bytes, Access access, const std::string& name);
 
-}  // namespace lockstep
+}  // namespace lockstep::os

@@ -7,7 +7,7 @@
 
 #include <cerrno>
 
-namespace lockstep {
+namespace lockstep::os {
 
 Result<SignalWaiter> SignalWaiter::Create() {
   sigset_t set;
@@ -32,4 +32,4 @@ std::optional<int> SignalWaiter::Wait(std::chrono::milliseconds timeout) {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::os

@@ -8,7 +8,7 @@
 #include "common/os/deadline.h"
 #include "common/os/unique_fd.h"
 
-namespace lockstep {
+namespace lockstep::os {
 
 // Move-only; used by one thread.
 class SignalWaiter {
@@ -27,4 +27,4 @@ class SignalWaiter {
   UniqueFd fd_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::os

@@ -7,7 +7,7 @@
 
 #include "common/os/file.h"
 
-namespace lockstep {
+namespace lockstep::os {
 
 // Neither copied nor moved. path() is empty where `base` cannot be written. The default is /tmp and not Bazel's own
 // directory because a socket's path must fit 107 characters.
@@ -29,4 +29,4 @@ class TempDir {
   std::string path_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::os

@@ -5,7 +5,7 @@
 
 #include <utility>
 
-namespace lockstep {
+namespace lockstep::os {
 
 // Move-only. Closes on destruction; a close that fails is not reported (write paths that care call fsync first).
 class UniqueFd {
@@ -35,4 +35,4 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::os

@@ -10,7 +10,7 @@
 #include "common/base/status.h"
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::os {
 
 inline Result<sockaddr_un> UnixAddress(const std::string& path) {
   sockaddr_un address{};
@@ -23,4 +23,4 @@ inline Result<sockaddr_un> UnixAddress(const std::string& path) {
   return address;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::os

@@ -12,7 +12,7 @@
 #include "common/os/file.h"
 #include "common/os/unix_address.h"
 
-namespace lockstep {
+namespace lockstep::os {
 namespace {
 
 constexpr int kBacklog = 64;
@@ -85,4 +85,4 @@ void UnixListener::Wake() {
   ::eventfd_write(wake_.get(), 1);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::os

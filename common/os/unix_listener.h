@@ -8,7 +8,7 @@
 #include "common/os/unique_fd.h"
 #include "common/os/unix_socket.h"
 
-namespace lockstep {
+namespace lockstep::os {
 
 // Move-only. One thread accepts; Wake() may be called from any other. The destructor removes the socket file.
 class UnixListener {
@@ -37,4 +37,4 @@ class UnixListener {
   UniqueFd wake_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::os

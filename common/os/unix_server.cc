@@ -4,7 +4,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::os {
 namespace {
 
 constexpr std::chrono::milliseconds kReapInterval{1000};
@@ -79,4 +79,4 @@ Status CheckPeerUser(const UnixConnection& connection, std::string_view what) {
                                       ::geteuid(), "; run both as one user")};
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::os

@@ -11,7 +11,7 @@
 #include "common/base/status.h"
 #include "common/os/unix_listener.h"
 
-namespace lockstep {
+namespace lockstep::os {
 
 class UnixServer {
  public:
@@ -53,4 +53,4 @@ class UnixServer {
 // "export to an agent".
 Status CheckPeerUser(const UnixConnection& connection, std::string_view what);
 
-}  // namespace lockstep
+}  // namespace lockstep::os

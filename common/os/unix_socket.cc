@@ -10,7 +10,7 @@
 #include "common/base/text.h"
 #include "common/os/unix_address.h"
 
-namespace lockstep {
+namespace lockstep::os {
 namespace {
 
 // The control part of one message: room for the descriptors it may carry, aligned as the kernel wants it.
@@ -155,4 +155,4 @@ Result<UnixConnection> UnixConnect(const std::string& path, std::chrono::millise
   return UnixConnection(std::move(fd));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::os

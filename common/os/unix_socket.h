@@ -16,7 +16,7 @@
 #include "common/os/deadline.h"
 #include "common/os/unique_fd.h"
 
-namespace lockstep {
+namespace lockstep::os {
 
 // The most descriptors that one message carries.
 inline constexpr size_t kMaxPassedFds = 8;
@@ -57,4 +57,4 @@ class UnixConnection {
 // Connects to a listener. kUnavailable when there is none at `path`.
 Result<UnixConnection> UnixConnect(const std::string& path, std::chrono::milliseconds timeout);
 
-}  // namespace lockstep
+}  // namespace lockstep::os

@@ -8,7 +8,7 @@
 #include "common/model/manifest.h"
 #include "kernels/apply.h"
 
-namespace lockstep {
+namespace lockstep::payload {
 namespace {
 
 // So many steps of a block are added in one pass over it. More would keep more decoded than it is worth.
@@ -53,7 +53,7 @@ Result<uint64_t> ApplyEntries(std::span<const EntryData> entries, std::span<std:
   if (IsRaw(*entries.front().entry)) {
     LS_RETURN_IF_ERROR(CopyRaw(entries.front(), bytes));
     entries = entries.subspan(1);
-    if (entries.empty()) return BlockHash(bytes);
+    if (entries.empty()) return model::BlockHash(bytes);
   }
   uint64_t hash = 0;
   for (; !entries.empty(); entries = entries.subspan(std::min(entries.size(), kStepsAtOnce))) {
@@ -62,4 +62,4 @@ Result<uint64_t> ApplyEntries(std::span<const EntryData> entries, std::span<std:
   return hash;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::payload

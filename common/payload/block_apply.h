@@ -8,7 +8,7 @@
 
 #include "common/payload/payload.h"
 
-namespace lockstep {
+namespace lockstep::payload {
 
 struct EntryData {
   const PayloadEntry* entry;
@@ -24,4 +24,4 @@ void FindEntries(ChainView chain, BlockIndex block, Version from, std::vector<En
 // cannot be decoded or is of another size; `bytes` are unspecified then.
 Result<uint64_t> ApplyEntries(std::span<const EntryData> entries, std::span<std::byte> bytes);
 
-}  // namespace lockstep
+}  // namespace lockstep::payload

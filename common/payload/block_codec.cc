@@ -9,7 +9,7 @@
 #include "kernels/change_streams.h"
 #include "kernels/pack_bits.h"
 
-namespace lockstep {
+namespace lockstep::payload {
 namespace {
 
 constexpr uint8_t kHeadsCompressed = 0x80;  // in the first byte, with gap_bits
@@ -301,4 +301,4 @@ void FoldChanges(const Changes& first, const Changes& second, uint32_t unit, Cha
   folded.steps.resize(count);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::payload

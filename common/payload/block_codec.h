@@ -12,7 +12,7 @@
 #include "common/base/status.h"
 #include "common/payload/codec_level.h"
 
-namespace lockstep {
+namespace lockstep::payload {
 
 enum class Codec : uint8_t {
   kRaw = 1,     // the block's new bytes
@@ -64,4 +64,4 @@ Status DecodePositions(ByteView coded, uint32_t unit, size_t block_bytes, std::v
 // `second` after `first`: merged positions, added steps; elements that return to their old value are dropped.
 void FoldChanges(const Changes& first, const Changes& second, uint32_t unit, Changes& folded);
 
-}  // namespace lockstep
+}  // namespace lockstep::payload

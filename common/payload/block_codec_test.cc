@@ -6,7 +6,7 @@
 
 #include "common/payload/test_level.h"
 
-namespace lockstep {
+namespace lockstep::payload {
 namespace {
 
 uint64_t Mask(uint32_t unit) {
@@ -317,4 +317,4 @@ TEST_CASE("A fold is what both deltas do to the elements, at every unit and dens
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::payload

@@ -4,7 +4,7 @@
 
 #include "common/payload/heads_coder.h"
 
-namespace lockstep {
+namespace lockstep::payload {
 namespace {
 
 // Measured by tests/bench/codec_study on the Adam model, two cores. Of `bytes` only the difference counts: an entropy
@@ -31,4 +31,4 @@ double LevelCost::Nanoseconds(double density) const {
   return std::max(least_ns, shared_ns / density);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::payload

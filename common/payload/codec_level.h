@@ -12,7 +12,7 @@
 
 #include "common/base/bytes.h"
 
-namespace lockstep {
+namespace lockstep::payload {
 
 // What a changed element costs at a level, as measured (docs/performance.md, "The codec").
 struct LevelCost {
@@ -55,4 +55,4 @@ class CodecLevel {
   const Row* row_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::payload

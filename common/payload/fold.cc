@@ -2,7 +2,7 @@
 #include "common/base/text.h"
 #include "common/payload/block_apply.h"
 
-namespace lockstep {
+namespace lockstep::payload {
 namespace {
 
 // After a raw entry the block's bytes are known, and the fold is raw too.
@@ -50,7 +50,8 @@ Status CheckChain(ChainView chain) {
 }
 
 // `folded` has no data when no entry remains of the block.
-Status FoldBlock(const ModelLayout& layout, ChainView chain, CodecLevel level, BlockIndex index, DeltaBlock& folded) {
+Status FoldBlock(const model::ModelLayout& layout, ChainView chain, CodecLevel level, BlockIndex index,
+                 DeltaBlock& folded) {
   std::vector<EntryData> entries;
   FindEntries(chain, index, 0, entries);
   if (entries.empty()) return OkStatus();
@@ -62,7 +63,7 @@ Status FoldBlock(const ModelLayout& layout, ChainView chain, CodecLevel level, B
 
 }  // namespace
 
-Result<std::shared_ptr<const Payload>> FoldPayloads(const ModelLayout& layout, ChainView chain, CodecLevel level,
+Result<std::shared_ptr<const Payload>> FoldPayloads(const model::ModelLayout& layout, ChainView chain, CodecLevel level,
                                                     WorkerPool& pool) {
   LS_RETURN_IF_ERROR(CheckChain(chain));
   std::vector<DeltaBlock> blocks(layout.block_count());
@@ -87,4 +88,4 @@ Result<std::shared_ptr<const Payload>> FoldPayloads(const ModelLayout& layout, C
                            blocks);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::payload

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-namespace lockstep {
+namespace lockstep::payload {
 namespace {
 
 using Compressor = std::unique_ptr<ZSTD_CCtx, size_t (*)(ZSTD_CCtx*)>;
@@ -40,4 +40,4 @@ bool DecompressHeads(ByteView frame, std::span<uint8_t> heads) {
          heads.size();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::payload

@@ -8,7 +8,7 @@
 
 #include "common/base/bytes.h"
 
-namespace lockstep {
+namespace lockstep::payload {
 
 // Replaces `frame` by the coded heads. False: they do not get smaller, and `frame` is of no use.
 bool CompressHeads(std::span<const uint8_t> heads, Bytes& frame);
@@ -16,4 +16,4 @@ bool CompressHeads(std::span<const uint8_t> heads, Bytes& frame);
 // Fills `heads` with what `frame` holds. False unless that is exactly so many heads.
 bool DecompressHeads(ByteView frame, std::span<uint8_t> heads);
 
-}  // namespace lockstep
+}  // namespace lockstep::payload

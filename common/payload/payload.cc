@@ -6,7 +6,7 @@
 #include "common/base/hash.h"
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::payload {
 namespace {
 
 constexpr char kMagic[8] = {'L', 'S', 'D', 'E', 'L', 'T', 'A', '2'};
@@ -15,7 +15,7 @@ uint64_t HeaderHash(const PayloadHeader& header) {
   return Hash64(&header, offsetof(PayloadHeader, header_hash));
 }
 
-PayloadHeader MakeHeader(const ModelLayout& layout, const PayloadIdentity& identity) {
+PayloadHeader MakeHeader(const model::ModelLayout& layout, const PayloadIdentity& identity) {
   PayloadHeader header{};
   std::memcpy(header.magic, kMagic, sizeof kMagic);
   header.format = kPayloadFormat;
@@ -35,7 +35,7 @@ PayloadHeader MakeHeader(const ModelLayout& layout, const PayloadIdentity& ident
 }
 
 // Puts the blocks in rising order. kBadData unless each is inside the layout and given once.
-Status PutInOrder(const ModelLayout& layout, std::vector<const DeltaBlock*>& order) {
+Status PutInOrder(const model::ModelLayout& layout, std::vector<const DeltaBlock*>& order) {
   std::sort(order.begin(), order.end(), [](const DeltaBlock* a, const DeltaBlock* b) { return a->block < b->block; });
   for (size_t i = 0; i < order.size(); ++i) {
     const BlockIndex block = order[i]->block;
@@ -57,7 +57,7 @@ Payload::Allocator HeapAllocator() {
   };
 }
 
-Status CheckHeader(const PayloadHeader& header, const ModelLayout& layout, size_t total_bytes) {
+Status CheckHeader(const PayloadHeader& header, const model::ModelLayout& layout, size_t total_bytes) {
   // The last character is the format's: what differs there alone is a payload of another one.
   if (std::memcmp(header.magic, kMagic, sizeof kMagic - 1) != 0) {
     return {ErrorCode::kProtocol, "payload: no payload magic"};
@@ -84,7 +84,7 @@ Status CheckHeader(const PayloadHeader& header, const ModelLayout& layout, size_
   return OkStatus();
 }
 
-Status CheckEntries(const Payload& payload, const ModelLayout& layout) {
+Status CheckEntries(const Payload& payload, const model::ModelLayout& layout) {
   const auto corrupt = [](const PayloadEntry& entry, const char* problem) {
     return Status(ErrorCode::kCorrupt, Cat("payload: block ", entry.block, ": ", problem));
   };
@@ -115,7 +115,8 @@ Status CheckEntries(const Payload& payload, const ModelLayout& layout) {
 
 }  // namespace
 
-Result<std::shared_ptr<const Payload>> Payload::Assemble(const ModelLayout& layout, const PayloadIdentity& identity,
+Result<std::shared_ptr<const Payload>> Payload::Assemble(const model::ModelLayout& layout,
+                                                         const PayloadIdentity& identity,
                                                          std::span<const DeltaBlock> blocks,
                                                          const Allocator& allocate) {
   std::vector<const DeltaBlock*> order;
@@ -124,7 +125,8 @@ Result<std::shared_ptr<const Payload>> Payload::Assemble(const ModelLayout& layo
   return Assemble(layout, identity, std::move(order), allocate);
 }
 
-Result<std::shared_ptr<const Payload>> Payload::Assemble(const ModelLayout& layout, const PayloadIdentity& identity,
+Result<std::shared_ptr<const Payload>> Payload::Assemble(const model::ModelLayout& layout,
+                                                         const PayloadIdentity& identity,
                                                          std::vector<const DeltaBlock*> order,
                                                          const Allocator& allocate) {
   LS_RETURN_IF_ERROR(PutInOrder(layout, order));
@@ -161,7 +163,7 @@ Result<std::shared_ptr<const Payload>> Payload::Assemble(const ModelLayout& layo
   return std::shared_ptr<const Payload>(new Payload({memory.first, std::move(memory.second)}));
 }
 
-Result<std::shared_ptr<const Payload>> Payload::Open(const ModelLayout& layout, Storage storage) {
+Result<std::shared_ptr<const Payload>> Payload::Open(const model::ModelLayout& layout, Storage storage) {
   if (storage.bytes.size() < sizeof(PayloadHeader)) return Status(ErrorCode::kCorrupt, "payload: truncated header");
   std::shared_ptr<const Payload> payload(new Payload(std::move(storage)));
   LS_RETURN_IF_ERROR(CheckHeader(payload->header(), layout, payload->total_bytes()));
@@ -185,4 +187,4 @@ const PayloadEntry* Payload::Find(BlockIndex block) const {
   return at != all.end() && at->block == block ? &*at : nullptr;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::payload

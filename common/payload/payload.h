@@ -18,7 +18,7 @@
 #include "common/model/layout.h"
 #include "common/payload/block_codec.h"
 
-namespace lockstep {
+namespace lockstep::payload {
 
 inline constexpr uint16_t kPayloadFormat = 2;
 
@@ -98,16 +98,18 @@ class Payload {
   // Assembles `blocks` (any order, each block once, made for `layout`). Memory is taken from `allocate(bytes)`, plain
   // heap when it is null. kBadData for a block outside the layout or given twice.
   using Allocator = std::function<Result<std::pair<std::span<std::byte>, std::shared_ptr<const void>>>(size_t bytes)>;
-  static Result<std::shared_ptr<const Payload>> Assemble(const ModelLayout& layout, const PayloadIdentity& identity,
+  static Result<std::shared_ptr<const Payload>> Assemble(const model::ModelLayout& layout,
+                                                         const PayloadIdentity& identity,
                                                          std::vector<const DeltaBlock*> blocks,
                                                          const Allocator& allocate = {});
-  static Result<std::shared_ptr<const Payload>> Assemble(const ModelLayout& layout, const PayloadIdentity& identity,
+  static Result<std::shared_ptr<const Payload>> Assemble(const model::ModelLayout& layout,
+                                                         const PayloadIdentity& identity,
                                                          std::span<const DeltaBlock> blocks,
                                                          const Allocator& allocate = {});
 
   // Checks and adopts stored bytes: magic, format, layout, order and bounds of the entries, every hash. kCorrupt or
   // kProtocol.
-  static Result<std::shared_ptr<const Payload>> Open(const ModelLayout& layout, Storage storage);
+  static Result<std::shared_ptr<const Payload>> Open(const model::ModelLayout& layout, Storage storage);
 
   const PayloadHeader& header() const { return *reinterpret_cast<const PayloadHeader*>(storage_.bytes.data()); }
   Held base() const { return {header().run, header().base}; }
@@ -130,12 +132,12 @@ using ChainView = std::span<const std::shared_ptr<const Payload>>;
 
 // One delta that does the work of `chain`, coded at `level`. kState: folding does not pay, serve the chain. kBadData:
 // not consecutive. Spread over `pool`.
-Result<std::shared_ptr<const Payload>> FoldPayloads(const ModelLayout& layout, ChainView chain, CodecLevel level,
+Result<std::shared_ptr<const Payload>> FoldPayloads(const model::ModelLayout& layout, ChainView chain, CodecLevel level,
                                                     WorkerPool& pool);
 
 // The same delta with its blocks coded at `level`, block by block and without decoding them. kCorrupt as RecodeSparse.
 // Spread over `pool`.
-Result<std::shared_ptr<const Payload>> RecodePayload(const ModelLayout& layout, const Payload& payload,
+Result<std::shared_ptr<const Payload>> RecodePayload(const model::ModelLayout& layout, const Payload& payload,
                                                      CodecLevel level, WorkerPool& pool);
 
-}  // namespace lockstep
+}  // namespace lockstep::payload

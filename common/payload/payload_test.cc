@@ -9,18 +9,19 @@
 #include "common/payload/block_apply.h"
 #include "kernels/diff.h"
 
-namespace lockstep {
+namespace lockstep::payload {
 namespace {
 
 constexpr uint32_t kBlock = 4096;
 
-std::shared_ptr<const ModelLayout> Layout() {
-  return *ModelLayout::Create({{"a", DType::kBF16, {7000}, 0}, {"b", DType::kU8, {1001}, 14000}}, kBlock);
+std::shared_ptr<const model::ModelLayout> Layout() {
+  return *model::ModelLayout::Create({{"a", model::DType::kBF16, {7000}, 0}, {"b", model::DType::kU8, {1001}, 14000}},
+                                     kBlock);
 }
 
 // A model's history: its bytes at each version, and the payloads between them.
 struct History {
-  std::shared_ptr<const ModelLayout> layout = Layout();
+  std::shared_ptr<const model::ModelLayout> layout = Layout();
   RunId run = RandomId<RunId>();
   std::vector<Bytes> versions;
   std::vector<std::shared_ptr<const Payload>> deltas;
@@ -36,12 +37,12 @@ struct History {
     std::vector<uint64_t> hashes;
     for (BlockIndex i = 0; i < layout->block_count(); ++i) {
       const ByteRange range = layout->block_range(i);
-      hashes.push_back(BlockHash(ByteView(bytes).subspan(range.offset, range.bytes)));
+      hashes.push_back(model::BlockHash(ByteView(bytes).subspan(range.offset, range.bytes)));
     }
     return hashes;
   }
   ManifestDigest Digest(size_t version) const {
-    return ComputeManifestDigest(layout->digest(), Hashes(versions[version]));
+    return model::ComputeManifestDigest(layout->digest(), Hashes(versions[version]));
   }
 
   void Publish(Bytes next, bool raw) {
@@ -60,7 +61,7 @@ struct History {
       changes.positions.resize(count);
       changes.steps.resize(count);
       if (count == 0) continue;
-      DeltaBlock block{.block = i, .changes = static_cast<uint32_t>(count), .target_hash = BlockHash(target)};
+      DeltaBlock block{.block = i, .changes = static_cast<uint32_t>(count), .target_hash = model::BlockHash(target)};
       if (raw) {
         block.data.assign(target.begin(), target.end());
       } else {
@@ -87,7 +88,7 @@ struct History {
   }
 };
 
-Bytes Applied(const ModelLayout& layout, Bytes bytes, const Payload& payload) {
+Bytes Applied(const model::ModelLayout& layout, Bytes bytes, const Payload& payload) {
   for (const PayloadEntry& entry : payload.entries()) {
     const ByteRange range = layout.block_range(entry.block);
     const EntryData data{&entry, payload.data(entry)};
@@ -246,7 +247,7 @@ TEST_CASE("Every flipped byte and every truncation of a stored payload is refuse
 TEST_CASE("A payload of another layout is refused") {
   History history;
   history.Step();
-  const auto other = *ModelLayout::Create({{"a", DType::kU8, {15001}, 0}}, kBlock);
+  const auto other = *model::ModelLayout::Create({{"a", model::DType::kU8, {15001}, 0}}, kBlock);
   CHECK(Payload::Open(*other, {history.deltas[0]->bytes(), nullptr}).status().code() == ErrorCode::kBadData);
 }
 
@@ -261,4 +262,4 @@ TEST_CASE("Blocks outside the layout or given twice do not assemble") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::payload

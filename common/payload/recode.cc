@@ -2,7 +2,7 @@
 #include "common/base/text.h"
 #include "common/payload/payload.h"
 
-namespace lockstep {
+namespace lockstep::payload {
 namespace {
 
 Status RecodeEntry(const PayloadEntry& entry, ByteView data, size_t block_bytes, CodecLevel level, DeltaBlock& block) {
@@ -24,7 +24,7 @@ Status RecodeEntry(const PayloadEntry& entry, ByteView data, size_t block_bytes,
 
 }  // namespace
 
-Result<std::shared_ptr<const Payload>> RecodePayload(const ModelLayout& layout, const Payload& payload,
+Result<std::shared_ptr<const Payload>> RecodePayload(const model::ModelLayout& layout, const Payload& payload,
                                                      CodecLevel level, WorkerPool& pool) {
   const std::span<const PayloadEntry> entries = payload.entries();
   std::vector<DeltaBlock> blocks(entries.size());
@@ -46,4 +46,4 @@ Result<std::shared_ptr<const Payload>> RecodePayload(const ModelLayout& layout, 
                            blocks);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::payload

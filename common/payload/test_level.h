@@ -5,7 +5,7 @@
 
 #include "common/payload/block_codec.h"
 
-namespace lockstep {
+namespace lockstep::payload {
 
 // zstd's slowest search, which finds short repeats; the entropy stage of kCompact leaves them.
 inline bool CompressHard(std::span<const uint8_t> heads, Bytes& frame) {
@@ -37,4 +37,4 @@ inline Changes RepetitiveChanges(size_t count) {
   return changes;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::payload

@@ -6,7 +6,7 @@
 
 #include "common/rpc/rpc_server.h"
 
-namespace lockstep {
+namespace lockstep::rpc {
 namespace {
 
 // A peer that is silent for so long is gone, before its first word as after it.
@@ -34,4 +34,4 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::rpc

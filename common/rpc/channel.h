@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-namespace lockstep {
+namespace lockstep::rpc {
 
 // Connects when first used and again, at most 2 s apart, whenever the connection is lost. Never goes through an HTTP
 // proxy.
@@ -15,4 +15,4 @@ namespace lockstep {
 // later, it waits for its own deadline (kDeadline), but no longer than 20 s: by then the peer counts as gone.
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address);
 
-}  // namespace lockstep
+}  // namespace lockstep::rpc

@@ -6,7 +6,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::rpc {
 namespace {
 
 // What gRPC prints has a form of its own, in the middle of logs that are read by machines. Whatever went wrong comes
@@ -74,4 +74,4 @@ void RpcServer::Drain(std::chrono::milliseconds timeout) {
   server_->Shutdown(std::chrono::system_clock::now() + timeout);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::rpc

@@ -12,7 +12,7 @@
 
 #include "common/base/status.h"
 
-namespace lockstep {
+namespace lockstep::rpc {
 
 // Messages up to this size pass: layouts and manifests of very large models are single messages.
 inline constexpr int kMaxRpcMessageBytes = 256 << 20;
@@ -51,4 +51,4 @@ class RpcServer {
   std::map<std::string, bool> serving_;  // as last reported to watchers
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::rpc

@@ -11,7 +11,7 @@
 #include "proto/grpc/health/v1/health.grpc.pb.h"
 #include "proto/lockstep/v1/receiver.grpc.pb.h"
 
-namespace lockstep {
+namespace lockstep::rpc {
 namespace {
 
 constexpr std::chrono::milliseconds kSoon{30'000};
@@ -35,7 +35,7 @@ class ReservedPort {
   void ListenInSilence() { REQUIRE(::listen(socket_.get(), 16) == 0); }
 
  private:
-  const UniqueFd socket_{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
+  const os::UniqueFd socket_{::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)};
   std::string address_;
 };
 
@@ -144,4 +144,4 @@ TEST_CASE("A port in use is unavailable and named") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::rpc

@@ -2,7 +2,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::rpc {
 namespace {
 
 grpc::StatusCode ToGrpcCode(ErrorCode code) {
@@ -87,4 +87,4 @@ Status FromGrpc(const grpc::Status& status) {
   return status.ok() ? OkStatus() : Status(FromGrpcCode(status.error_code()), CleanText(status.error_message()));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::rpc

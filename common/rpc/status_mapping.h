@@ -5,11 +5,11 @@
 
 #include "common/base/status.h"
 
-namespace lockstep {
+namespace lockstep::rpc {
 
 grpc::Status ToGrpc(const Status& status);
 
 // Codes that several of ours share come back as the most general of these.
 Status FromGrpc(const grpc::Status& status);
 
-}  // namespace lockstep
+}  // namespace lockstep::rpc

@@ -9,7 +9,7 @@
 #include "common/base/text.h"
 #include "common/os/file.h"
 
-namespace lockstep {
+namespace lockstep::telemetry {
 
 Result<std::unique_ptr<AddressFile>> AddressFile::Create(std::string path) {
   if (!path.empty() && ::unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, Cat("remove ", path));
@@ -24,7 +24,7 @@ Status AddressFile::Announce(const std::map<std::string, std::string>& addresses
   const std::string line = nlohmann::json(addresses).dump() + "\n";
   std::fputs(line.c_str(), stdout);
   std::fflush(stdout);
-  return path_.empty() ? OkStatus() : WriteFileAtomic(path_, line);
+  return path_.empty() ? OkStatus() : os::WriteFileAtomic(path_, line);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::telemetry

@@ -11,7 +11,7 @@
 
 #include "common/base/status.h"
 
-namespace lockstep {
+namespace lockstep::telemetry {
 
 // Used by one thread.
 class AddressFile {
@@ -34,4 +34,4 @@ class AddressFile {
   const std::string path_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::telemetry

@@ -6,31 +6,31 @@
 #include "common/os/file.h"
 #include "common/os/temp_dir.h"
 
-namespace lockstep {
+namespace lockstep::telemetry {
 namespace {
 
 TEST_CASE("The address file holds the announced addresses until its owner ends") {
-  const TempDir dir;
+  const os::TempDir dir;
   const std::string path = dir.path() + "/addresses";
   {
     const auto file = *AddressFile::Create(path);
     CHECK_FALSE(std::filesystem::exists(path));
     REQUIRE(file->Announce({{"lanes", "[::1]:7701"}, {"grpc", "127.0.0.1:7700"}}).ok());
-    CHECK(*ReadFile(path) == "{\"grpc\":\"127.0.0.1:7700\",\"lanes\":\"[::1]:7701\"}\n");
+    CHECK(*os::ReadFile(path) == "{\"grpc\":\"127.0.0.1:7700\",\"lanes\":\"[::1]:7701\"}\n");
   }
   CHECK_FALSE(std::filesystem::exists(path));
 }
 
 TEST_CASE("What a killed daemon left is gone before anything is announced") {
-  const TempDir dir;
+  const os::TempDir dir;
   const std::string path = dir.path() + "/addresses";
-  REQUIRE(WriteFileAtomic(path, "of the past").ok());
+  REQUIRE(os::WriteFileAtomic(path, "of the past").ok());
   REQUIRE(AddressFile::Create(path).ok());
   CHECK_FALSE(std::filesystem::exists(path));
 }
 
 TEST_CASE("An address file that cannot be is an error that names it") {
-  const TempDir dir;
+  const os::TempDir dir;
   const Status directory = AddressFile::Create(dir.path()).status();
   CHECK_FALSE(directory.ok());
   CHECK(directory.message().find(dir.path()) != std::string::npos);
@@ -40,4 +40,4 @@ TEST_CASE("An address file that cannot be is an error that names it") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::telemetry

@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-namespace lockstep {
+namespace lockstep::telemetry {
 
 // Semantic version of the project.
 inline constexpr std::string_view kProjectVersion = "0.1.0";
@@ -12,4 +12,4 @@ inline constexpr std::string_view kProjectVersion = "0.1.0";
 // and in tests.
 std::string_view BuildRevision();
 
-}  // namespace lockstep
+}  // namespace lockstep::telemetry

@@ -10,7 +10,7 @@
 #include "common/base/text.h"
 #include "common/telemetry/log_format.h"
 
-namespace lockstep {
+namespace lockstep::telemetry {
 namespace {
 
 // The process' one logger. `daemon` and `json` are set before threads start; the level is atomic inside spdlog.
@@ -89,4 +89,4 @@ void LogError(std::string_view event, const Status& status, std::initializer_lis
   LogStatus(LogLevel::kError, event, status, fields);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::telemetry

@@ -15,7 +15,7 @@
 
 #include "common/base/status.h"
 
-namespace lockstep {
+namespace lockstep::telemetry {
 
 enum class LogLevel { kDebug, kInfo, kWarn, kError };
 
@@ -48,4 +48,4 @@ void Log(LogLevel level, std::string_view event, std::initializer_list<Field> fi
 void LogWarn(std::string_view event, const Status& status, std::initializer_list<Field> fields = {});
 void LogError(std::string_view event, const Status& status, std::initializer_list<Field> fields = {});
 
-}  // namespace lockstep
+}  // namespace lockstep::telemetry

@@ -7,7 +7,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::telemetry {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -74,4 +74,4 @@ std::string FormatText(const LogRecord& record) {
   return line;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::telemetry

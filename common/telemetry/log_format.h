@@ -8,7 +8,7 @@
 
 #include "common/telemetry/log.h"
 
-namespace lockstep {
+namespace lockstep::telemetry {
 
 struct LogRecord {
   std::chrono::system_clock::time_point time;
@@ -27,4 +27,4 @@ std::string FormatJson(const LogRecord& record);
 // word.
 std::string FormatText(const LogRecord& record);
 
-}  // namespace lockstep
+}  // namespace lockstep::telemetry

@@ -5,7 +5,7 @@
 #include "common/telemetry/log.h"
 #include "common/telemetry/log_format.h"
 
-namespace lockstep {
+namespace lockstep::telemetry {
 namespace {
 
 LogRecord Record(std::span<const Field> fields) {
@@ -58,4 +58,4 @@ TEST_CASE("The build says where it comes from") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::telemetry

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace lockstep {
+namespace lockstep::telemetry {
 
 void Timeline::Add(Span span) {
   std::lock_guard lock(mutex_);
@@ -39,4 +39,4 @@ int64_t UnixNanos() {
       .count();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::telemetry

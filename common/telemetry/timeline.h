@@ -33,7 +33,7 @@
 
 #include "common/base/ids.h"
 
-namespace lockstep {
+namespace lockstep::telemetry {
 
 inline constexpr auto kSpanNames =
     std::to_array<std::string_view>({"export", "diff", "encode", "store", "serve", "live", "negotiate", "pull", "stage",
@@ -132,4 +132,4 @@ void ReportTimeline(const Timeline* timeline, const Request& request, Answer& an
   answer.set_now_unix_ns(UnixNanos());
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::telemetry

@@ -4,7 +4,7 @@
 #include <catch2/catch.hpp>
 #include <thread>
 
-namespace lockstep {
+namespace lockstep::telemetry {
 namespace {
 
 Span SpanOf(std::string_view name, const std::string& model, Version version) {
@@ -146,4 +146,4 @@ TEST_CASE("Threads may add and select at once") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::telemetry

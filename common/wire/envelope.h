@@ -8,7 +8,7 @@
 #include "common/base/text.h"
 #include "common/wire/frame.h"
 
-namespace lockstep {
+namespace lockstep::wire {
 
 template <typename T>
 uint64_t CheckOf(const T& message) {
@@ -34,4 +34,4 @@ Status CheckEnvelope(const char* what, const T& message, uint32_t magic) {
   return OkStatus();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::wire

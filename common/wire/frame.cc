@@ -2,7 +2,7 @@
 
 #include "common/wire/envelope.h"
 
-namespace lockstep {
+namespace lockstep::wire {
 namespace {
 
 Status CheckFormat(const char* what, uint16_t format) {
@@ -22,7 +22,8 @@ Status CheckLiveRequest(const BlockRequest& request) {
 }
 
 Status CheckBlockFrame(const FrameHeader& frame, uint32_t block_bytes, uint32_t layout_blocks) {
-  if (frame.codec != static_cast<uint8_t>(Codec::kRaw) && frame.codec != static_cast<uint8_t>(Codec::kSparse)) {
+  if (frame.codec != static_cast<uint8_t>(payload::Codec::kRaw) &&
+      frame.codec != static_cast<uint8_t>(payload::Codec::kSparse)) {
     return Foreign("frame", Cat("unknown codec ", static_cast<int>(frame.codec)));
   }
   if (frame.block >= layout_blocks) return Foreign("frame", Cat("block ", frame.block, " of ", layout_blocks));
@@ -92,4 +93,4 @@ Status CheckFramePayload(const FrameHeader& frame, ByteView payload) {
   return {ErrorCode::kCorrupt, Cat("frame: the payload of block ", frame.block, " fails its hash")};
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::wire

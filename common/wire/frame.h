@@ -12,7 +12,7 @@
 #include "common/base/status.h"
 #include "common/payload/block_codec.h"
 
-namespace lockstep {
+namespace lockstep::wire {
 
 inline constexpr uint16_t kWireFormat = 2;
 inline constexpr uint32_t kHelloMagic = 0x4f4c534c;    // "LSLO" as bytes
@@ -104,4 +104,4 @@ Status CheckFrame(const FrameHeader& frame, uint32_t block_bytes, uint32_t layou
 // kCorrupt when the payload does not have the header's payload_hash.
 Status CheckFramePayload(const FrameHeader& frame, ByteView payload);
 
-}  // namespace lockstep
+}  // namespace lockstep::wire

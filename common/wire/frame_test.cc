@@ -5,7 +5,7 @@
 #include "common/base/hash.h"
 #include "common/wire/local.h"
 
-namespace lockstep {
+namespace lockstep::wire {
 namespace {
 
 constexpr uint32_t kBlockBytes = 4096;
@@ -19,7 +19,7 @@ T Sealed(T message) {
 
 FrameHeader GoodFrame() {
   return {.type = static_cast<uint8_t>(FrameType::kBlock),
-          .codec = static_cast<uint8_t>(Codec::kRaw),
+          .codec = static_cast<uint8_t>(payload::Codec::kRaw),
           .block = 3,
           .version = 2,
           .payload_bytes = kBlockBytes};
@@ -103,4 +103,4 @@ TEST_CASE("A payload that fails its hash is refused") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::wire

@@ -2,7 +2,7 @@
 
 #include "common/wire/envelope.h"
 
-namespace lockstep {
+namespace lockstep::wire {
 
 template void Seal(LocalRequest&);
 template void Seal(LocalAnswer&);
@@ -28,4 +28,4 @@ Status CheckLocalAnswer(const LocalAnswer& answer, uint32_t layout_blocks) {
   return OkStatus();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::wire

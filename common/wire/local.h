@@ -8,7 +8,7 @@
 
 #include "common/wire/frame.h"
 
-namespace lockstep {
+namespace lockstep::wire {
 
 inline constexpr uint32_t kLocalRequestMagic = 0x514c534c;  // "LSLQ" as bytes
 inline constexpr uint32_t kLocalAnswerMagic = 0x414c534c;   // "LSLA"
@@ -49,4 +49,4 @@ Status CheckLocalRequest(const LocalRequest& request);
 // Also when the tail is longer than what it may be for a model of `layout_blocks` blocks.
 Status CheckLocalAnswer(const LocalAnswer& answer, uint32_t layout_blocks);
 
-}  // namespace lockstep
+}  // namespace lockstep::wire

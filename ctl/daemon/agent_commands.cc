@@ -2,7 +2,7 @@
 #include "ctl/daemon/verify.h"
 #include "ctl/daemon/views.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 namespace {
 
 class AgentCommands : DaemonCommands<AgentClient, v1::AgentStatusRequest, v1::AgentStatus> {
@@ -60,4 +60,4 @@ Status RunAgentCommand(const DaemonOptions& options, const Output& output) {
   return AgentCommands(options, output).Run();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

@@ -16,7 +16,7 @@
 #include "proto/lockstep/v1/agent.grpc.pb.h"
 #include "proto/lockstep/v1/receiver.grpc.pb.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 
 // `Service` is v1::TrainerAgent or v1::RaasReceiver.
 template <typename Service>
@@ -25,7 +25,7 @@ class Client {
   using Stub = typename Service::StubInterface;
 
   Client(std::string_view daemon, const std::string& address)
-      : name_(Cat(daemon, " ", address)), channel_(MakeChannel(address)), stub_(Service::NewStub(channel_)) {}
+      : name_(Cat(daemon, " ", address)), channel_(rpc::MakeChannel(address)), stub_(Service::NewStub(channel_)) {}
 
   const std::string& name() const { return name_; }
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
@@ -61,7 +61,7 @@ class Client {
 
  private:
   Status Explain(const grpc::Status& answer) const {
-    const Status status = FromGrpc(answer).WithContext(name_);
+    const Status status = rpc::FromGrpc(answer).WithContext(name_);
     if (status.code() == ErrorCode::kUnavailable) {
       return {status.code(), Cat(status.message(), " (is it running, and is that its address?)")};
     }
@@ -77,4 +77,4 @@ class Client {
 using AgentClient = Client<v1::TrainerAgent>;
 using ReceiverClient = Client<v1::RaasReceiver>;
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

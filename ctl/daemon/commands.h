@@ -7,7 +7,7 @@
 #include "ctl/daemon/options.h"
 #include "ctl/output/output.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 
 inline constexpr std::chrono::milliseconds kQuickTimeout{10'000};  // for what a daemon knows
 inline constexpr std::chrono::milliseconds kWorkTimeout{600'000};  // for what it has to do first
@@ -15,4 +15,4 @@ inline constexpr std::chrono::milliseconds kWorkTimeout{600'000};  // for what i
 // Calls the daemon that `options` names and prints its answer. Errors are RunCommand's (ctl/commands.h).
 Status RunDaemonCommand(const DaemonOptions& options, const Output& output);
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

@@ -8,7 +8,7 @@
 #include "ctl/daemon/health_client.h"
 #include "ctl/daemon/views.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 
 Status RunAgentCommand(const DaemonOptions& options, const Output& output);
 Status RunReceiverCommand(const DaemonOptions& options, const Output& output);
@@ -75,7 +75,7 @@ class DaemonCommands {
     Request request;
     request.set_model(model);
     LS_ASSIGN_OR_RETURN(const v1::Layout layout, client_.Call(method, request, Timeout(kQuickTimeout)));
-    LS_ASSIGN_OR_RETURN(const auto decoded, ModelLayout::Decode(std::as_bytes(std::span(layout.encoded()))));
+    LS_ASSIGN_OR_RETURN(const auto decoded, model::ModelLayout::Decode(std::as_bytes(std::span(layout.encoded()))));
     output_.Print(ToJson(*decoded), LayoutText(*decoded));
     return OkStatus();
   }
@@ -95,4 +95,4 @@ class WatchCount {
   uint64_t left_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

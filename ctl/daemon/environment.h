@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string>
 
-namespace lockstep {
+namespace lockstep::ctl {
 
 inline constexpr const char* kAgentVariable = "LOCKSTEP_AGENT";
 inline constexpr const char* kReceiverVariable = "LOCKSTEP_RECEIVER";
@@ -16,4 +16,4 @@ inline std::string Environment(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

@@ -3,7 +3,7 @@
 #include "common/rpc/status_mapping.h"
 #include "proto/grpc/health/v1/health.grpc.pb.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 
 Result<bool> IsServing(const std::shared_ptr<grpc::Channel>& channel, const std::string& service,
                        std::chrono::milliseconds timeout) {
@@ -13,8 +13,8 @@ Result<bool> IsServing(const std::shared_ptr<grpc::Channel>& channel, const std:
   health::HealthCheckRequest request;
   request.set_service(service);
   health::HealthCheckResponse response;
-  LS_RETURN_IF_ERROR(FromGrpc(health::Health::NewStub(channel)->Check(&context, request, &response)));
+  LS_RETURN_IF_ERROR(rpc::FromGrpc(health::Health::NewStub(channel)->Check(&context, request, &response)));
   return response.status() == health::HealthCheckResponse::SERVING;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

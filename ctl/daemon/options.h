@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-namespace lockstep {
+namespace lockstep::ctl {
 
 enum class Command { kStatus, kVersions, kPull, kVerify, kWatch, kLayout, kRollback, kHealth };
 enum class Daemon { kAgent, kReceiver };
@@ -23,4 +23,4 @@ struct DaemonOptions {
   std::optional<std::chrono::milliseconds> timeout;  // nothing: the command's default; watch has none
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

@@ -2,7 +2,7 @@
 #include "ctl/daemon/verify.h"
 #include "ctl/daemon/views.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 namespace {
 
 // What a receiver needs to say by itself that its time is up.
@@ -69,7 +69,7 @@ class ReceiverCommands : DaemonCommands<ReceiverClient, v1::ReceiverStatusReques
     // Damage found here is the answer, whether or not the agent can be asked.
     if (proof.ok()) verification.agent = *std::move(proof);
     output_.Print(ToJson(verification), VerificationText(verification));
-    LS_RETURN_IF_ERROR(lockstep::Judge(verification));
+    LS_RETURN_IF_ERROR(ctl::Judge(verification));
     return proof.status().WithContext("the replica is what its own manifest says, but the agent cannot confirm it");
   }
 
@@ -123,4 +123,4 @@ Status RunDaemonCommand(const DaemonOptions& options, const Output& output) {
   return options.daemon == Daemon::kAgent ? RunAgentCommand(options, output) : RunReceiverCommand(options, output);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

@@ -3,7 +3,7 @@
 #include "common/base/text.h"
 #include "ctl/output/table.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 namespace {
 
 constexpr int kTensorsNamed = 10;
@@ -65,4 +65,4 @@ std::string VerificationText(const Verification& verification) {
              table.ToString());
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

@@ -8,7 +8,7 @@
 #include "ctl/output/json.h"
 #include "proto/lockstep/v1/model.pb.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 
 // What the agent's manifest says about the version.
 struct AgentProof {
@@ -30,4 +30,4 @@ Status Judge(const Verification& verification);
 Json ToJson(const Verification& verification);
 std::string VerificationText(const Verification& verification);
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

@@ -6,7 +6,7 @@
 #include "common/base/text.h"
 #include "ctl/output/table.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 namespace {
 
 // Enough of an id to tell it from its neighbours.
@@ -168,13 +168,13 @@ Json VersionsJson(const v1::ReceiverStatus& status) {
   return models;
 }
 
-std::string LayoutText(const ModelLayout& layout) {
+std::string LayoutText(const model::ModelLayout& layout) {
   Table table({"TENSOR", "DTYPE", "SHAPE", ">OFFSET", ">BYTES"});
   for (size_t i = 0; i < layout.tensors().size(); ++i) {
-    const TensorMeta& tensor = layout.tensors()[i];
+    const model::TensorMeta& tensor = layout.tensors()[i];
     std::string shape;
     for (const uint64_t extent : tensor.shape) shape += Cat(shape.empty() ? "" : ", ", extent);
-    table.AddRow({tensor.name, std::string(FindDType(tensor.dtype)->name), "[" + shape + "]", Cat(tensor.offset),
+    table.AddRow({tensor.name, std::string(model::FindDType(tensor.dtype)->name), "[" + shape + "]", Cat(tensor.offset),
                   Cat(layout.tensor_bytes(i))});
   }
   std::string attachments;
@@ -214,4 +214,4 @@ std::string LineOf(const v1::SyncRecord& record) {
   return line + "\n";
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

@@ -8,7 +8,7 @@
 #include "proto/lockstep/v1/agent.pb.h"
 #include "proto/lockstep/v1/receiver.pb.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 
 std::string StatusText(const v1::AgentStatus& status);
 std::string StatusText(const v1::ReceiverStatus& status);
@@ -22,10 +22,10 @@ std::string VersionsText(const v1::ReceiverStatus& status);
 Json VersionsJson(const v1::AgentStatus& status);
 Json VersionsJson(const v1::ReceiverStatus& status);
 
-std::string LayoutText(const ModelLayout& layout);
+std::string LayoutText(const model::ModelLayout& layout);
 
 // One line each, for streams.
 std::string LineOf(const v1::VersionEvent& event);
 std::string LineOf(const v1::SyncRecord& record);
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

@@ -6,7 +6,7 @@
 
 #include "common/base/ids.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 namespace {
 
 using google::protobuf::FieldDescriptor;
@@ -88,12 +88,12 @@ Json ToJson(const Message& message) {
   return json;
 }
 
-Json ToJson(const ModelLayout& layout) {
+Json ToJson(const model::ModelLayout& layout) {
   Json tensors = Json::array();
   for (size_t i = 0; i < layout.tensors().size(); ++i) {
-    const TensorMeta& tensor = layout.tensors()[i];
+    const model::TensorMeta& tensor = layout.tensors()[i];
     tensors.push_back({{"name", tensor.name},
-                       {"dtype", FindDType(tensor.dtype)->name},
+                       {"dtype", model::FindDType(tensor.dtype)->name},
                        {"shape", tensor.shape},
                        {"offset", tensor.offset},
                        {"bytes", layout.tensor_bytes(i)}});
@@ -120,4 +120,4 @@ std::string EnumText(const google::protobuf::EnumValueDescriptor& value) {
   return text;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

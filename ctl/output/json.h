@@ -9,7 +9,7 @@
 
 #include "common/model/layout.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 
 using Json = nlohmann::ordered_json;
 
@@ -18,7 +18,7 @@ using Json = nlohmann::ordered_json;
 // stable as the protos are.
 Json ToJson(const google::protobuf::Message& message);
 
-Json ToJson(const ModelLayout& layout);
+Json ToJson(const model::ModelLayout& layout);
 
 // One document on one line. Text that is not UTF-8 is repaired.
 std::string Dump(const Json& json);
@@ -28,4 +28,4 @@ std::string Hex(std::string_view bytes);
 // SESSION_STATE_PULLING of SessionState -> "pulling".
 std::string EnumText(const google::protobuf::EnumValueDescriptor& value);
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

@@ -5,7 +5,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 
 Status WriteTextFile(const std::string& path, const std::string& text) {
   errno = 0;
@@ -14,4 +14,4 @@ Status WriteTextFile(const std::string& path, const std::string& text) {
   return file.good() ? OkStatus() : ErrnoStatus(errno == 0 ? EIO : errno, Cat("writing ", path));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

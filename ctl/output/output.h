@@ -7,7 +7,7 @@
 #include "common/base/status.h"
 #include "ctl/output/json.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 
 struct Output {
   std::ostream& out;
@@ -24,4 +24,4 @@ struct Output {
 // `text` and a line break become the file's content. kIo, kNotFound, kPermission or kResourceExhausted names the path.
 Status WriteTextFile(const std::string& path, const std::string& text);
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

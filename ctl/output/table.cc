@@ -4,7 +4,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 
 Table::Table(std::vector<std::string> titles) {
   for (std::string& title : titles) {
@@ -40,4 +40,4 @@ std::string Table::ToString() const {
   return text;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::ctl {
 
 // A header line and rows, each column as wide as its widest cell, two spaces apart.
 class Table {
@@ -22,4 +22,4 @@ class Table {
   std::vector<std::vector<std::string>> rows_;  // the titles first
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

@@ -8,7 +8,7 @@
 #include "common/os/file.h"
 #include "ctl/plan/report.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 namespace {
 
 namespace fs = std::filesystem;
@@ -19,7 +19,7 @@ fs::path SheetFile(const std::string& directory, size_t rank) {
   return fs::path(directory) / name.data();
 }
 
-// How many sheets there are, so that one that is missing among them is told from the end.
+// How many sheets there are, to tell a missing one from the end.
 Result<size_t> CountSheets(const std::string& directory) {
   std::error_code error;
   size_t count = 0;
@@ -34,34 +34,34 @@ Result<size_t> CountSheets(const std::string& directory) {
   return count;
 }
 
-Result<std::vector<RankSheet>> ReadSheets(const std::string& directory) {
+Result<std::vector<plan::RankSheet>> ReadSheets(const std::string& directory) {
   LS_ASSIGN_OR_RETURN(const size_t count, CountSheets(directory));
-  std::vector<RankSheet> sheets;
+  std::vector<plan::RankSheet> sheets;
   for (size_t rank = 0; rank < count; ++rank) {
     const fs::path path = SheetFile(directory, rank);
-    LS_ASSIGN_OR_RETURN(const std::string text, ReadFile(path));
-    Result<RankSheet> sheet = ParseSheet(text);
+    LS_ASSIGN_OR_RETURN(const std::string text, os::ReadFile(path));
+    Result<plan::RankSheet> sheet = plan::ParseSheet(text);
     if (!sheet.ok()) return sheet.status().WithContext(path.string());
     sheets.push_back(*std::move(sheet));
   }
   return sheets;
 }
 
-Result<std::vector<RankSheet>> MakeSheets(const PlanOptions& options) {
+Result<std::vector<plan::RankSheet>> MakeSheets(const PlanOptions& options) {
   std::error_code error;
   fs::path path = options.config;
   if (fs::is_directory(path, error)) path /= "config.json";
-  LS_ASSIGN_OR_RETURN(const std::string config, ReadFile(path));
-  auto sheets = ExpectedSheets(config, options.topology, options.ranks_per_host, options.fused_norms);
+  LS_ASSIGN_OR_RETURN(const std::string config, os::ReadFile(path));
+  auto sheets = plan::ExpectedSheets(config, options.topology, options.ranks_per_host, options.fused_norms);
   return sheets.ok() ? std::move(sheets) : sheets.status().WithContext(path.string());
 }
 
-Status WriteSheets(const std::string& directory, const std::vector<RankSheet>& sheets) {
+Status WriteSheets(const std::string& directory, const std::vector<plan::RankSheet>& sheets) {
   std::error_code error;
   fs::create_directories(directory, error);
   if (error) return ErrnoStatus(error.value(), Cat("making ", directory));
   for (size_t rank = 0; rank < sheets.size(); ++rank) {
-    LS_RETURN_IF_ERROR(WriteTextFile(SheetFile(directory, rank), ToJson(sheets[rank])));
+    LS_RETURN_IF_ERROR(WriteTextFile(SheetFile(directory, rank), plan::ToJson(sheets[rank])));
   }
   return OkStatus();
 }
@@ -69,7 +69,7 @@ Status WriteSheets(const std::string& directory, const std::vector<RankSheet>& s
 }  // namespace
 
 Status RunPlanCommand(const PlanOptions& options, const Output& output) {
-  LS_ASSIGN_OR_RETURN(std::vector<RankSheet> sheets,
+  LS_ASSIGN_OR_RETURN(std::vector<plan::RankSheet> sheets,
                       options.config.empty() ? ReadSheets(options.sheets) : MakeSheets(options));
   if (options.rank && *options.rank >= sheets.size()) {
     return {ErrorCode::kUsage, Cat("there is no rank ", *options.rank, ": the ranks are 0 to ", sheets.size() - 1)};
@@ -84,4 +84,4 @@ Status RunPlanCommand(const PlanOptions& options, const Output& output) {
   return OkStatus();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

@@ -5,7 +5,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 namespace {
 
 constexpr uint64_t kMinBucketBytes = uint64_t{1} << 20;  // as the exporter's
@@ -18,7 +18,9 @@ class ShapeOptions {
   ShapeOptions(CLI::App& command, bool& given) : command_(command), given_(given) {}
 
   void Number(const char* names, uint32_t& value, const char* about) {
-    Note(*command_.add_option(names, value, about)->type_name("N")->check(CLI::Range(1U, kMaxWorld).description("")));
+    Note(*command_.add_option(names, value, about)
+              ->type_name("N")
+              ->check(CLI::Range(1U, rules::kMaxWorld).description("")));
   }
   void Text(const char* name, std::string& value, const char* about) { Note(*command_.add_option(name, value, about)); }
   void Flag(const char* name, bool& value, const char* about) { Note(*command_.add_flag(name, value, about)); }
@@ -34,7 +36,7 @@ class ShapeOptions {
 
 void AddShapeOptions(CLI::App& command, PlanOptions& options) {
   ShapeOptions shape(command, options.shape_given);
-  Topology& topology = options.topology;
+  rules::Topology& topology = options.topology;
   topology.world = 0;
   topology.expert_tensor = 0;
   shape.Number("--tensor-parallel-size,--tp", topology.tensor, "[1]");
@@ -75,18 +77,19 @@ Status FinishPlanOptions(PlanOptions& options) {
   if (!options.sheets.empty() && options.shape_given) {
     return {ErrorCode::kUsage, "--sheets say where their ranks stand: leave the trainer's shape out"};
   }
-  Topology& topology = options.topology;
+  rules::Topology& topology = options.topology;
   if (topology.expert_tensor == 0) topology.expert_tensor = topology.tensor;
   if (topology.world != 0) return OkStatus();
   const uint64_t dense = uint64_t{topology.tensor} * topology.context;
   const uint64_t sparse = uint64_t{topology.expert_tensor} * topology.expert;
-  const bool countable = dense <= kMaxWorld && sparse <= kMaxWorld;  // else their common multiple may overflow
-  const uint64_t ranks_of_stage = countable ? std::lcm(dense, sparse) : kMaxWorld + uint64_t{1};
-  if (ranks_of_stage > kMaxWorld / topology.pipeline) {
-    return {ErrorCode::kUsage, Cat("the parallel sizes make more than ", kMaxWorld, " ranks")};
+  const bool countable =
+      dense <= rules::kMaxWorld && sparse <= rules::kMaxWorld;  // else their common multiple may overflow
+  const uint64_t ranks_of_stage = countable ? std::lcm(dense, sparse) : rules::kMaxWorld + uint64_t{1};
+  if (ranks_of_stage > rules::kMaxWorld / topology.pipeline) {
+    return {ErrorCode::kUsage, Cat("the parallel sizes make more than ", rules::kMaxWorld, " ranks")};
   }
   topology.world = static_cast<uint32_t>(ranks_of_stage * topology.pipeline);
   return OkStatus();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

@@ -11,13 +11,13 @@ namespace CLI {
 class App;
 }
 
-namespace lockstep {
+namespace lockstep::ctl {
 
 struct PlanOptions {
   std::string config;        // a config.json or the directory that has one; empty: `sheets` says all
   std::string sheets;        // directory of rank-00000.json, rank-00001.json, ...
   bool shape_given = false;  // one of those below up to fused_norms
-  Topology topology;
+  rules::Topology topology;
   uint32_t ranks_per_host = 0;  // 0: all ranks are beside the agent
   bool fused_norms = false;
   uint64_t bucket_bytes = uint64_t{512} << 20;
@@ -32,4 +32,4 @@ void AddPlanOptions(CLI::App& command, PlanOptions& options);
 // --sheets, or a shape comes with sheets.
 Status FinishPlanOptions(PlanOptions& options);
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

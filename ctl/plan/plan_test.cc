@@ -8,7 +8,7 @@
 #include "ctl/commands.h"
 #include "ctl/output/json.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 namespace {
 
 // HuggingFace bytes: embed_tokens 0, input_layernorm 160, q 176, k 304, v 368, o 432, post_attention_layernorm 560,
@@ -50,7 +50,7 @@ class Model {
   }
 
  private:
-  TempDir directory_;
+  os::TempDir directory_;
 };
 
 Json PlanJson(const Answer& answer) {
@@ -172,7 +172,7 @@ TEST_CASE("A wrong question is a usage error") {
   }
 }
 
-TEST_CASE("What is wrong in a file or a shape is told with the file") {
+TEST_CASE("What is wrong in a file or a shape is reported with the file") {
   Model model;
   const Answer shape = model.PlanOfTwo({"--pipeline-parallel-size", "2"});
   CHECK(ExitCode(shape.status.code()) == 65);
@@ -203,4 +203,4 @@ TEST_CASE("What is wrong in a file or a shape is told with the file") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::ctl

@@ -6,22 +6,22 @@
 #include "common/layout/buckets.h"
 #include "ctl/output/table.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 namespace {
 
-uint64_t BytesOfElement(DType dtype) {
-  return FindDType(dtype)->bits / 8;
+uint64_t BytesOfElement(model::DType dtype) {
+  return model::FindDType(dtype)->bits / 8;
 }
 
-uint64_t BytesOf(const TensorMeta& tensor) {
-  return ElementCount(tensor.shape) * BytesOfElement(tensor.dtype);
+uint64_t BytesOf(const model::TensorMeta& tensor) {
+  return layout::ElementCount(tensor.shape) * BytesOfElement(tensor.dtype);
 }
 
-std::string PitchText(const StridedCopy& copy) {
+std::string PitchText(const layout::StridedCopy& copy) {
   return copy.rows == 1 ? "-" : Cat(copy.source_pitch, " -> ", copy.target_pitch);
 }
 
-Json CopyJson(const StridedCopy& copy) {
+Json CopyJson(const layout::StridedCopy& copy) {
   return {{"source_offset", copy.source_offset},
           {"target_offset", copy.target_offset},
           {"rows", copy.rows},
@@ -32,14 +32,14 @@ Json CopyJson(const StridedCopy& copy) {
 
 }  // namespace
 
-Result<PlanReport> PlanReport::Create(std::vector<RankSheet> sheets, uint64_t bucket_bytes) {
+Result<PlanReport> PlanReport::Create(std::vector<plan::RankSheet> sheets, uint64_t bucket_bytes) {
   PlanReport report;
   report.sheets_ = std::move(sheets);
   report.message_bytes_ = bucket_bytes / 2;  // one is filled while the other is under way
-  LS_ASSIGN_OR_RETURN(report.model_, BuildTrainingModel(report.sheets_));
-  LS_ASSIGN_OR_RETURN(report.plan_, CompileExport(report.model_, BesideAgent(report.sheets_)));
+  LS_ASSIGN_OR_RETURN(report.model_, plan::BuildTrainingModel(report.sheets_));
+  LS_ASSIGN_OR_RETURN(report.plan_, layout::CompileExport(report.model_, plan::BesideAgent(report.sheets_)));
   report.first_holding_.resize(report.sheets_.size() + 1);
-  for (const Holding& holding : report.model_.holdings) ++report.first_holding_[holding.rank + 1];
+  for (const layout::Holding& holding : report.model_.holdings) ++report.first_holding_[holding.rank + 1];
   for (size_t rank = 0; rank < report.sheets_.size(); ++rank) {
     report.first_holding_[rank + 1] += report.first_holding_[rank];
   }
@@ -52,23 +52,23 @@ Result<PlanReport> PlanReport::Create(std::vector<RankSheet> sheets, uint64_t bu
 }
 
 std::vector<PlanReport::Move> PlanReport::MovesOf(uint32_t rank) const {
-  const std::vector<SheetLocal> locals = LocalsOf(sheets_[rank]);
-  std::vector<const SheetLocal*> by_source(model_.sources.size());
+  const std::vector<plan::SheetLocal> locals = plan::LocalsOf(sheets_[rank]);
+  std::vector<const plan::SheetLocal*> by_source(model_.sources.size());
   for (size_t i = 0; i < locals.size(); ++i) {
-    const Holding& holding = model_.holdings[first_holding_[rank] + i];
+    const layout::Holding& holding = model_.holdings[first_holding_[rank] + i];
     if (!holding.copy && by_source[holding.source] == nullptr) by_source[holding.source] = &locals[i];
   }
   std::vector<Move> moves;
-  for (const PlanEntry& entry : plan_.ranks[rank].entries) {
-    const SheetLocal& local = *by_source[entry.source];
-    const TensorMeta& tensor = model_.tensors[entry.tensor];
-    const TensorView source =
-        TensorView::Contiguous(local.shape, BytesOfElement(local.dtype.value_or(tensor.dtype)), 0);
-    const TensorView target =
-        TensorView::Contiguous(Promoted(tensor.shape, local.shape.size()), BytesOfElement(tensor.dtype), tensor.offset);
-    for (const Piece& piece : entry.pieces) {
+  for (const layout::PlanEntry& entry : plan_.ranks[rank].entries) {
+    const plan::SheetLocal& local = *by_source[entry.source];
+    const model::TensorMeta& tensor = model_.tensors[entry.tensor];
+    const layout::TensorView source =
+        layout::TensorView::Contiguous(local.shape, BytesOfElement(local.dtype.value_or(tensor.dtype)), 0);
+    const layout::TensorView target = layout::TensorView::Contiguous(layout::Promoted(tensor.shape, local.shape.size()),
+                                                                     BytesOfElement(tensor.dtype), tensor.offset);
+    for (const layout::Piece& piece : entry.pieces) {
       Move& move = moves.emplace_back(Move{.entry = &entry, .piece = &piece, .local_name = local.name});
-      AppendCopies({piece}, source, target, move.copies);
+      layout::AppendCopies({piece}, source, target, move.copies);
     }
   }
   return moves;
@@ -76,20 +76,20 @@ std::vector<PlanReport::Move> PlanReport::MovesOf(uint32_t rank) const {
 
 size_t PlanReport::BucketsOf(uint32_t rank) const {
   if (sheets_[rank].beside_agent) return 0;
-  std::vector<BucketItem> items;
-  for (const PlanEntry& entry : plan_.ranks[rank].entries) {
-    uint64_t bytes = ElementCount(entry.pieces) * BytesOfElement(model_.tensors[entry.tensor].dtype);
+  std::vector<layout::BucketItem> items;
+  for (const layout::PlanEntry& entry : plan_.ranks[rank].entries) {
+    uint64_t bytes = layout::ElementCount(entry.pieces) * BytesOfElement(model_.tensors[entry.tensor].dtype);
     for (; bytes > message_bytes_; bytes -= message_bytes_) {
       items.push_back({message_bytes_, model_.groups[entry.tensor]});
     }
     items.push_back({bytes, model_.groups[entry.tensor]});
   }
-  return SplitIntoBuckets(items, message_bytes_).size();
+  return layout::SplitIntoBuckets(items, message_bytes_).size();
 }
 
 PlanReport::Figures PlanReport::FiguresOf(uint32_t rank) const {
   Figures figures{.bytes = plan_.ranks[rank].bytes, .buckets = BucketsOf(rank)};
-  const std::vector<PlanEntry>& entries = plan_.ranks[rank].entries;
+  const std::vector<layout::PlanEntry>& entries = plan_.ranks[rank].entries;
   for (size_t i = 0; i < entries.size(); ++i) {
     if (i == 0 || entries[i].tensor != entries[i - 1].tensor) ++figures.tensors;
   }
@@ -111,9 +111,9 @@ std::optional<PlanReport::Group> PlanReport::LargestGroup() const {
 
 uint64_t PlanReport::FrozenBytes() const {
   uint64_t bytes = 0;
-  for (const Conversion& conversion : model_.conversions) {
+  for (const layout::Conversion& conversion : model_.conversions) {
     if (!model_.sources[conversion.source].frozen) continue;
-    bytes += ElementCount(conversion.pieces) * BytesOfElement(model_.tensors[conversion.tensor].dtype);
+    bytes += layout::ElementCount(conversion.pieces) * BytesOfElement(model_.tensors[conversion.tensor].dtype);
   }
   return bytes;
 }
@@ -161,7 +161,7 @@ std::string PlanReport::SummaryText() const {
 
 Json PlanReport::OfRank(uint32_t rank) const {
   Json entries = Json::array();
-  const PlanEntry* last = nullptr;
+  const layout::PlanEntry* last = nullptr;
   for (const Move& move : MovesOf(rank)) {
     if (move.entry != last) {
       entries.push_back({{"tensor", model_.tensors[move.entry->tensor].name},
@@ -170,7 +170,7 @@ Json PlanReport::OfRank(uint32_t rank) const {
     }
     last = move.entry;
     Json copies = Json::array();
-    for (const StridedCopy& copy : move.copies) copies.push_back(CopyJson(copy));
+    for (const layout::StridedCopy& copy : move.copies) copies.push_back(CopyJson(copy));
     entries.back()["pieces"].push_back({{"local", move.piece->source},
                                         {"global", move.piece->target},
                                         {"size", move.piece->size},
@@ -186,14 +186,14 @@ Json PlanReport::OfRank(uint32_t rank) const {
 std::string PlanReport::TextOfRank(uint32_t rank) const {
   Table table({"TENSOR", "FROM", "BOX", "TO BOX", ">FROM BYTE", ">TO BYTE", ">ROWS", ">ROW BYTES", "PITCHES"});
   for (const Move& move : MovesOf(rank)) {
-    const Piece& piece = *move.piece;
+    const layout::Piece& piece = *move.piece;
     for (size_t i = 0; i < move.copies.size(); ++i) {
-      const StridedCopy& copy = move.copies[i];
+      const layout::StridedCopy& copy = move.copies[i];
       const bool first = i == 0;  // the others of a box stand below it
       table.AddRow({first ? model_.tensors[move.entry->tensor].name : "", first ? move.local_name : "",
-                    first ? BoxText(piece.source, piece.size) : "", first ? BoxText(piece.target, piece.size) : "",
-                    Cat(copy.source_offset), Cat(copy.target_offset), Cat(copy.rows), Cat(copy.row_bytes),
-                    PitchText(copy)});
+                    first ? layout::BoxText(piece.source, piece.size) : "",
+                    first ? layout::BoxText(piece.target, piece.size) : "", Cat(copy.source_offset),
+                    Cat(copy.target_offset), Cat(copy.rows), Cat(copy.row_bytes), PitchText(copy)});
     }
   }
   return Cat("plan ", ToHex(plan_.digest), "\nrank ", rank,
@@ -201,4 +201,4 @@ std::string PlanReport::TextOfRank(uint32_t rank) const {
              HumanBytes(plan_.ranks[rank].bytes), " in ", figures_[rank].copies, " copies\n\n", table.ToString());
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

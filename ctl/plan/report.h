@@ -10,12 +10,12 @@
 #include "ctl/output/json.h"
 #include "export_plugin/plan/sheet.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 
 class PlanReport {
  public:
   // Compiles the plan of `sheets`. kBadData as BuildTrainingModel and CompileExport.
-  static Result<PlanReport> Create(std::vector<RankSheet> sheets, uint64_t bucket_bytes);
+  static Result<PlanReport> Create(std::vector<plan::RankSheet> sheets, uint64_t bucket_bytes);
 
   size_t ranks() const { return sheets_.size(); }
 
@@ -34,10 +34,10 @@ class PlanReport {
  private:
   // A box of a local tensor and the copies that bring it to its place.
   struct Move {
-    const PlanEntry* entry = nullptr;
-    const Piece* piece = nullptr;
+    const layout::PlanEntry* entry = nullptr;
+    const layout::Piece* piece = nullptr;
     std::string local_name;
-    std::vector<StridedCopy> copies;
+    std::vector<layout::StridedCopy> copies;
   };
   struct Figures {
     size_t tensors = 0;
@@ -60,9 +60,9 @@ class PlanReport {
   std::optional<Group> LargestGroup() const;
   uint64_t FrozenBytes() const;
 
-  std::vector<RankSheet> sheets_;
-  TrainingModel model_;
-  CopyPlan plan_;
+  std::vector<plan::RankSheet> sheets_;
+  layout::TrainingModel model_;
+  layout::CopyPlan plan_;
   std::vector<size_t> first_holding_;  // of each rank
   uint64_t message_bytes_ = 0;
   std::vector<Figures> figures_;  // by rank
@@ -70,4 +70,4 @@ class PlanReport {
   size_t buckets_ = 0;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

@@ -9,7 +9,7 @@
 #include "ctl/timeline/trace.h"
 #include "ctl/timeline/view.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 namespace {
 
 // A clock is read by the quickest of so many calls; the first one also connects.
@@ -43,7 +43,7 @@ class TimelineClient {
     request.set_version(kNoVersion);
     std::optional<ClockReading> best;
     for (int call = 0; call < kClockCalls; ++call) {
-      const Moment called;
+      const telemetry::Moment called;
       LS_ASSIGN_OR_RETURN(const v1::TimelineSpans answer, client_.Call(&Stub::GetTimeline, request, timeout_));
       const auto reading = ReadClock(called.unix_ns(), called.NanosSince(), answer.now_unix_ns());
       if (!reading.ok()) return reading.status().WithContext(client_.name());
@@ -100,4 +100,4 @@ Status RunTimelineCommand(const TimelineOptions& options, const Output& output) 
   return OkStatus();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

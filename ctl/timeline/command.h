@@ -5,10 +5,10 @@
 #include "ctl/output/output.h"
 #include "ctl/timeline/options.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 
 // Every daemon must answer: kUnavailable, kDeadline or kProtocol names the one that does
 // not. kNotFound when none remembers a span of what is wanted; errors of WriteTextFile for the trace.
 Status RunTimelineCommand(const TimelineOptions& options, const Output& output);
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

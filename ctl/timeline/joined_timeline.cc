@@ -8,7 +8,7 @@
 #include "common/base/text.h"
 #include "common/telemetry/timeline.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 namespace {
 
 // Beyond the year 2100, and no clock is wrong by 36 years: sums of such times do not overflow.
@@ -122,8 +122,8 @@ Result<JoinedTimeline> Join(std::vector<DaemonTimeline> timelines, const Timelin
 }
 
 size_t StageOf(const std::string& span) {
-  const auto at = std::find(kSpanNames.begin(), kSpanNames.end(), span);
-  return static_cast<size_t>(at - kSpanNames.begin());
+  const auto at = std::find(telemetry::kSpanNames.begin(), telemetry::kSpanNames.end(), span);
+  return static_cast<size_t>(at - telemetry::kSpanNames.begin());
 }
 
 int64_t PublishToCommitNanos(const JoinedTimeline& timeline, const JoinedTimeline::OneVersion& version) {
@@ -137,4 +137,4 @@ int64_t PublishToCommitNanos(const JoinedTimeline& timeline, const JoinedTimelin
   return published < 0 || committed < 0 ? -1 : committed - published;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

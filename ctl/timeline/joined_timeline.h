@@ -12,7 +12,7 @@
 #include "ctl/timeline/options.h"
 #include "proto/lockstep/v1/model.pb.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 
 // A daemon's clock against the caller's.
 struct ClockReading {
@@ -70,4 +70,4 @@ size_t StageOf(const std::string& span);
 // From the trainer's commit to the last commit of a receiver; negative when either is not there.
 int64_t PublishToCommitNanos(const JoinedTimeline& timeline, const JoinedTimeline::OneVersion& version);
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

@@ -6,7 +6,7 @@
 #include "common/net/host_port.h"
 #include "ctl/daemon/environment.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 
 void AddTimelineOptions(CLI::App& command, TimelineOptions& options) {
   command.add_option("model,--model", options.model, "Only this model");
@@ -30,11 +30,11 @@ Status FinishTimelineOptions(const std::string& agent, const std::vector<std::st
   std::vector<std::string> addresses = options.receivers;
   if (!options.agent.empty()) addresses.push_back(options.agent);
   for (const std::string& address : addresses) {
-    const Result<HostPort> parsed = ParseHostPort(address);
+    const Result<net::HostPort> parsed = net::ParseHostPort(address);
     if (!parsed.ok()) return {ErrorCode::kUsage, parsed.status().message()};
   }
   if (!json || options.out != "-") return OkStatus();
   return {ErrorCode::kUsage, "--out - prints the trace, which is JSON already: leave --json out"};
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

@@ -13,7 +13,7 @@ namespace CLI {
 class App;
 }
 
-namespace lockstep {
+namespace lockstep::ctl {
 
 struct TimelineOptions {
   std::string agent;                                 // empty: the one that the first receiver follows
@@ -33,4 +33,4 @@ void AddTimelineOptions(CLI::App& command, TimelineOptions& options);
 Status FinishTimelineOptions(const std::string& agent, const std::vector<std::string>& receivers, bool json,
                              TimelineOptions& options);
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

@@ -15,7 +15,7 @@
 #include "proto/lockstep/v1/agent.grpc.pb.h"
 #include "proto/lockstep/v1/receiver.grpc.pb.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 namespace {
 
 constexpr int64_t kMillisecond = 1'000'000;
@@ -226,7 +226,7 @@ template <typename Service>
 class FakeDaemon final : public Service {
  public:
   explicit FakeDaemon(v1::TimelineSpans timelines) : told_(std::move(timelines)) {
-    server_ = *RpcServer::Create({.address = "127.0.0.1:0", .services = {this}, .health_services = {}});
+    server_ = *rpc::RpcServer::Create({.address = "127.0.0.1:0", .services = {this}, .health_services = {}});
   }
   grpc::Status GetTimeline(grpc::ServerContext*, const v1::TimelineRequest* request,
                            v1::TimelineSpans* answer) override {
@@ -244,7 +244,7 @@ class FakeDaemon final : public Service {
 
  private:
   const v1::TimelineSpans told_;
-  std::unique_ptr<RpcServer> server_;
+  std::unique_ptr<rpc::RpcServer> server_;
 };
 
 struct Answer {
@@ -290,7 +290,7 @@ TEST_CASE("The command asks every daemon that is named, and finds a clock that i
 
 TEST_CASE("The trace goes to a file, or alone to standard output") {
   Fleet fleet;
-  const TempDir directory;
+  const os::TempDir directory;
   const std::string path = directory.path() + "/trace.json";
   const Answer to_file = fleet.Ask({"--out", path});
   REQUIRE(to_file.status.ok());
@@ -325,4 +325,4 @@ TEST_CASE("Wrong command lines for timeline are usage errors") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::ctl

@@ -7,7 +7,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 namespace {
 
 using Entry = JoinedTimeline::Entry;
@@ -137,4 +137,4 @@ Json TraceOf(const JoinedTimeline& timeline) {
   return TraceWriter(timeline).Write();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

@@ -4,7 +4,7 @@
 #include "ctl/output/json.h"
 #include "ctl/timeline/joined_timeline.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 
 // A process per daemon, in it a thread per span name, and more of them where spans of one name overlap. Each span is a
 // complete event (ph X, times in microseconds since the first one) with model, run, version, transfer and bytes as its
@@ -12,4 +12,4 @@ namespace lockstep {
 // comparison that made what was pulled.
 Json TraceOf(const JoinedTimeline& timeline);
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

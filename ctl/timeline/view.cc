@@ -9,7 +9,7 @@
 #include "common/base/text.h"
 #include "ctl/output/table.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 namespace {
 
 constexpr int64_t kBarWidth = 40;
@@ -115,4 +115,4 @@ Json TimelineJson(const JoinedTimeline& timeline) {
   return {{"daemons", std::move(daemons)}, {"versions", std::move(versions)}};
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

@@ -6,7 +6,7 @@
 #include "ctl/output/json.h"
 #include "ctl/timeline/joined_timeline.h"
 
-namespace lockstep {
+namespace lockstep::ctl {
 
 // A line per daemon; then, per version, a table with a line per stage of each daemon and pull, and its bar.
 std::string TimelineText(const JoinedTimeline& timeline);
@@ -17,4 +17,4 @@ std::string TimelineText(const JoinedTimeline& timeline);
 // publish_to_commit_us is null when the trainer's commit or every receiver's is not among the spans.
 Json TimelineJson(const JoinedTimeline& timeline);
 
-}  // namespace lockstep
+}  // namespace lockstep::ctl

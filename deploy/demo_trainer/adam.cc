@@ -62,23 +62,23 @@ void RestoreLowBits(uint32_t seed, uint32_t index, size_t count, float* masters)
 }
 
 // The loops once more for each instruction set worth having; the compiler does the rest.
-using StepFn = uint64_t (*)(DType, const AdamStep&, const WeightRun&, void*);
-using EncodeFn = void (*)(DType, const float*, size_t, void*);
+using StepFn = uint64_t (*)(model::DType, const AdamStep&, const WeightRun&, void*);
+using EncodeFn = void (*)(model::DType, const float*, size_t, void*);
 struct Kernels {
   StepFn step;
   EncodeFn encode;
 };
 
-#define LS_DEMO_KERNELS(Name, ...)                                                                            \
-  __VA_ARGS__ uint64_t Step##Name(DType dtype, const AdamStep& step, const WeightRun& run, void* published) { \
-    if (dtype == DType::kBF16) return StepLoop<BF16>(step, run, static_cast<uint16_t*>(published));           \
-    if (dtype == DType::kF16) return StepLoop<F16>(step, run, static_cast<uint16_t*>(published));             \
-    return StepLoop<F32>(step, run, static_cast<uint32_t*>(published));                                       \
-  }                                                                                                           \
-  __VA_ARGS__ void Encode##Name(DType dtype, const float* masters, size_t count, void* published) {           \
-    if (dtype == DType::kBF16) return EncodeLoop<BF16>(masters, count, static_cast<uint16_t*>(published));    \
-    if (dtype == DType::kF16) return EncodeLoop<F16>(masters, count, static_cast<uint16_t*>(published));      \
-    return EncodeLoop<F32>(masters, count, static_cast<uint32_t*>(published));                                \
+#define LS_DEMO_KERNELS(Name, ...)                                                                                   \
+  __VA_ARGS__ uint64_t Step##Name(model::DType dtype, const AdamStep& step, const WeightRun& run, void* published) { \
+    if (dtype == model::DType::kBF16) return StepLoop<BF16>(step, run, static_cast<uint16_t*>(published));           \
+    if (dtype == model::DType::kF16) return StepLoop<F16>(step, run, static_cast<uint16_t*>(published));             \
+    return StepLoop<F32>(step, run, static_cast<uint32_t*>(published));                                              \
+  }                                                                                                                  \
+  __VA_ARGS__ void Encode##Name(model::DType dtype, const float* masters, size_t count, void* published) {           \
+    if (dtype == model::DType::kBF16) return EncodeLoop<BF16>(masters, count, static_cast<uint16_t*>(published));    \
+    if (dtype == model::DType::kF16) return EncodeLoop<F16>(masters, count, static_cast<uint16_t*>(published));      \
+    return EncodeLoop<F32>(masters, count, static_cast<uint32_t*>(published));                                       \
   }
 
 LS_DEMO_KERNELS(Portable)
@@ -115,21 +115,21 @@ AdamStep MakeAdamStep(double learning_rate, uint64_t step, uint32_t mean_seed, u
           .noise_seed = noise_seed};
 }
 
-bool IsTrainable(DType dtype) {
-  return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
+bool IsTrainable(model::DType dtype) {
+  return dtype == model::DType::kBF16 || dtype == model::DType::kF16 || dtype == model::DType::kF32;
 }
 
-uint64_t StepAndEncode(DType dtype, const AdamStep& step, const WeightRun& run, void* published) {
+uint64_t StepAndEncode(model::DType dtype, const AdamStep& step, const WeightRun& run, void* published) {
   return ThisMachine().step(dtype, step, run, published);
 }
 
-void Encode(DType dtype, const float* masters, size_t count, void* published) {
+void Encode(model::DType dtype, const float* masters, size_t count, void* published) {
   ThisMachine().encode(dtype, masters, count, published);
 }
 
-void Decode(DType dtype, const void* published, size_t count, uint32_t seed, uint32_t index, float* masters) {
-  if (dtype == DType::kF32) return DecodeLoop<F32>(published, count, masters);
-  if (dtype == DType::kF16) return DecodeLoop<F16>(published, count, masters);
+void Decode(model::DType dtype, const void* published, size_t count, uint32_t seed, uint32_t index, float* masters) {
+  if (dtype == model::DType::kF32) return DecodeLoop<F32>(published, count, masters);
+  if (dtype == model::DType::kF16) return DecodeLoop<F16>(published, count, masters);
   DecodeLoop<BF16>(published, count, masters);
   RestoreLowBits(seed, index, count, masters);
 }

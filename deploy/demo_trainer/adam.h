@@ -45,18 +45,18 @@ struct WeightRun {
 };
 
 // bf16, f16 and f32: what the trainer can train.
-bool IsTrainable(DType dtype);
+bool IsTrainable(model::DType dtype);
 
 // Steps `run` and writes its `count` encoded weights to `published`, which is aligned to the encoding. Returns how many
 // of them changed as published. REQUIRES IsTrainable(dtype).
-uint64_t StepAndEncode(DType dtype, const AdamStep& step, const WeightRun& run, void* published);
+uint64_t StepAndEncode(model::DType dtype, const AdamStep& step, const WeightRun& run, void* published);
 
 // Writes masters as they are.
-void Encode(DType dtype, const float* masters, size_t count, void* published);
+void Encode(model::DType dtype, const float* masters, size_t count, void* published);
 
 // Reads published weights back as masters. bf16 weights get back, at random, the 16 bits that rounding took from them:
 // a checkpoint in bf16 is what is left of fp32 masters, and masters that all sat in the middle of their rounding
 // interval would not flip for many steps. Encode(Decode(x)) is x; only signalling NaNs become quiet.
-void Decode(DType dtype, const void* published, size_t count, uint32_t seed, uint32_t index, float* masters);
+void Decode(model::DType dtype, const void* published, size_t count, uint32_t seed, uint32_t index, float* masters);
 
 }  // namespace lockstep::demo

@@ -25,7 +25,7 @@ class Weights {
   double Step(uint64_t step, double learning_rate = 1e-6) {
     const AdamStep adam = MakeAdamStep(learning_rate, step, kMeanSeed, 1000 + static_cast<uint32_t>(step));
     const WeightRun run = {master_.data(), first_.data(), second_.data(), 0, master_.size()};
-    const uint64_t changed = StepAndEncode(DType::kBF16, adam, run, published_.data());
+    const uint64_t changed = StepAndEncode(model::DType::kBF16, adam, run, published_.data());
     return static_cast<double>(changed) / static_cast<double>(master_.size());
   }
   std::array<double, 3> DensitiesAtSteps1And8And40() {
@@ -163,7 +163,7 @@ TEST_CASE("A NaN stays a NaN") {
 TEST_CASE("Published weights that become masters are published as they were") {
   std::vector<uint16_t> all(1 << 16);
   for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
-  for (const DType dtype : {DType::kBF16, DType::kF16}) {
+  for (const model::DType dtype : {model::DType::kBF16, model::DType::kF16}) {
     std::vector<float> masters(all.size());
     std::vector<uint16_t> again(all.size());
     Decode(dtype, all.data(), all.size(), 9, 0, masters.data());
@@ -177,9 +177,9 @@ TEST_CASE("Published weights that become masters are published as they were") {
 TEST_CASE(
     "Masters of a bf16 checkpoint lie anywhere in their rounding interval, so that they flip from the first step") {
   Weights drawn(1 << 19, 0.02f);
-  Encode(DType::kBF16, drawn.master_.data(), drawn.master_.size(), drawn.published_.data());
+  Encode(model::DType::kBF16, drawn.master_.data(), drawn.master_.size(), drawn.published_.data());
   Weights loaded(1 << 19, 0.0f);
-  Decode(DType::kBF16, drawn.published_.data(), drawn.published_.size(), 21, 0, loaded.master_.data());
+  Decode(model::DType::kBF16, drawn.published_.data(), drawn.published_.size(), 21, 0, loaded.master_.data());
   CHECK(loaded.Step(1) == Approx(drawn.Step(1)).epsilon(0.05));
 }
 

@@ -14,15 +14,15 @@
 namespace lockstep::demo {
 
 struct InitialModel {
-  std::shared_ptr<const ModelLayout> layout;
-  std::vector<ByteView> values;          // of each tensor of the layout; none at all: drawn at random
-  std::optional<Checkpoint> checkpoint;  // keeps `values` alive
+  std::shared_ptr<const model::ModelLayout> layout;
+  std::vector<ByteView> values;                    // of each tensor of the layout; none at all: drawn at random
+  std::optional<exporter::Checkpoint> checkpoint;  // keeps `values` alive
 };
 
 // Maps the HuggingFace checkpoint in `directory` (nothing is read yet but headers) and lays its tensors out by name.
 // Errors are those of Checkpoint::Open().
 Result<InitialModel> OpenCheckpoint(const std::string& directory);
 
-uint64_t ElementCount(const ModelLayout& layout);
+uint64_t ElementCount(const model::ModelLayout& layout);
 
 }  // namespace lockstep::demo

@@ -14,22 +14,22 @@ constexpr uint64_t kLength = 5;
 
 // A safetensors file with bf16 vectors, each filled with one byte.
 void WriteShard(const std::string& path, const std::vector<std::pair<std::string, int>>& named_fills) {
-  std::vector<TensorMeta> tensors;
+  std::vector<model::TensorMeta> tensors;
   for (const auto& [name, fill] : named_fills)
-    tensors.push_back({.name = name, .dtype = DType::kBF16, .shape = {kLength}});
-  REQUIRE(AssignOffsets(tensors).ok());
-  Bytes image = SafetensorsHeader(**ModelLayout::Create(tensors));
+    tensors.push_back({.name = name, .dtype = model::DType::kBF16, .shape = {kLength}});
+  REQUIRE(model::AssignOffsets(tensors).ok());
+  Bytes image = model::SafetensorsHeader(**model::ModelLayout::Create(tensors));
   for (const auto& [name, fill] : named_fills) image.resize(image.size() + 2 * kLength, static_cast<std::byte>(fill));
-  REQUIRE(WriteFileAtomic(path, AsText(image)).ok());
+  REQUIRE(os::WriteFileAtomic(path, AsText(image)).ok());
 }
 
 TEST_CASE("A checkpoint in shards is one model, laid out by name") {
-  const TempDir dir;
+  const os::TempDir dir;
   WriteShard(dir.File("model-00001-of-00002.safetensors"), {{"z", 1}, {"embed", 2}});
   WriteShard(dir.File("model-00002-of-00002.safetensors"), {{"head", 3}});
   const std::string index = R"({"weight_map": {"embed": "model-00001-of-00002.safetensors",
       "z": "model-00001-of-00002.safetensors", "head": "model-00002-of-00002.safetensors"}})";
-  REQUIRE(WriteFileAtomic(dir.File("model.safetensors.index.json"), index).ok());
+  REQUIRE(os::WriteFileAtomic(dir.File("model.safetensors.index.json"), index).ok());
   const Result<InitialModel> model = OpenCheckpoint(dir.path());
   REQUIRE(model.ok());
   const std::vector<std::pair<std::string, int>> expected = {{"embed", 2}, {"head", 3}, {"z", 1}};
@@ -43,9 +43,9 @@ TEST_CASE("A checkpoint in shards is one model, laid out by name") {
 }
 
 TEST_CASE("A directory that is no checkpoint is refused with the reason") {
-  const TempDir dir;
+  const os::TempDir dir;
   CHECK(OpenCheckpoint(dir.path()).status().code() == ErrorCode::kNotFound);
-  REQUIRE(WriteFileAtomic(dir.File("model.safetensors"), "version https://git-lfs.github.com/spec/v1 ...").ok());
+  REQUIRE(os::WriteFileAtomic(dir.File("model.safetensors"), "version https://git-lfs.github.com/spec/v1 ...").ok());
   const Status status = OpenCheckpoint(dir.path()).status();
   CHECK(status.code() == ErrorCode::kBadData);
   CHECK_THAT(status.message(), Catch::Contains(dir.File("model.safetensors")));

@@ -14,11 +14,12 @@ Status FromAbi(int code, std::string_view what, const lockstep_model* model) {
 
 }  // namespace
 
-Result<Publisher> Publisher::Open(const std::string& socket, const std::string& model, const ModelLayout& layout) {
+Result<Publisher> Publisher::Open(const std::string& socket, const std::string& model,
+                                  const model::ModelLayout& layout) {
   std::vector<lockstep_tensor> tensors;
-  for (const TensorMeta& tensor : layout.tensors()) {
+  for (const model::TensorMeta& tensor : layout.tensors()) {
     tensors.push_back({.name = tensor.name.c_str(),
-                       .dtype = FindDType(tensor.dtype)->name.data(),  // literals, so terminated
+                       .dtype = model::FindDType(tensor.dtype)->name.data(),  // literals, so terminated
                        .shape = tensor.shape.data(),
                        .rank = static_cast<uint32_t>(tensor.shape.size()),
                        .offset = tensor.offset});

@@ -20,7 +20,7 @@ class Publisher {
   ~Publisher() { lockstep_close(model_); }
 
   // The agent's own errors, with its sentence.
-  static Result<Publisher> Open(const std::string& socket, const std::string& model, const ModelLayout& layout);
+  static Result<Publisher> Open(const std::string& socket, const std::string& model, const model::ModelLayout& layout);
 
   // Where to write the data section of `version`, valid until Commit().
   Result<std::byte*> Begin(Version version);

@@ -16,10 +16,10 @@ constexpr std::array kShapes = {
     Qwen3Shape{"qwen3-1.7b", 2048, 28, 16, 8, 128, 6144, 151936},
 };
 
-std::vector<TensorMeta> TensorsOf(const Qwen3Shape& s) {
-  std::vector<TensorMeta> tensors;
+std::vector<model::TensorMeta> TensorsOf(const Qwen3Shape& s) {
+  std::vector<model::TensorMeta> tensors;
   const auto add = [&](std::string name, std::vector<uint64_t> shape) {
-    tensors.push_back({.name = std::move(name) + ".weight", .dtype = DType::kBF16, .shape = std::move(shape)});
+    tensors.push_back({.name = std::move(name) + ".weight", .dtype = model::DType::kBF16, .shape = std::move(shape)});
   };
   add("model.embed_tokens", {s.vocabulary, s.hidden});
   for (uint64_t i = 0; i < s.layers; ++i) {
@@ -59,9 +59,9 @@ Result<Qwen3Shape> FindShape(std::string_view name) {
 
 Result<InitialModel> ModelOfShape(const Qwen3Shape& shape) {
   InitialModel model;
-  std::vector<TensorMeta> tensors = TensorsOf(shape);
-  LS_RETURN_IF_ERROR(AssignOffsets(tensors));
-  LS_ASSIGN_OR_RETURN(model.layout, ModelLayout::Create(std::move(tensors)));
+  std::vector<model::TensorMeta> tensors = TensorsOf(shape);
+  LS_RETURN_IF_ERROR(model::AssignOffsets(tensors));
+  LS_ASSIGN_OR_RETURN(model.layout, model::ModelLayout::Create(std::move(tensors)));
   return model;
 }
 

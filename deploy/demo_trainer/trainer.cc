@@ -39,7 +39,7 @@ bool IsFrozen(uint64_t seed, uint32_t tensor) {
 bool IsNorm(std::string_view name) {
   return name.find("norm") != std::string_view::npos;
 }
-bool IsEmbedding(const TensorMeta& tensor) {
+bool IsEmbedding(const model::TensorMeta& tensor) {
   return tensor.shape.size() == 2 && tensor.name.find("embed") != std::string::npos;
 }
 
@@ -82,7 +82,7 @@ std::vector<Trainer::Tensor> Trainer::Describe(const InitialModel& model, uint64
     if (!model.values.empty()) tensor.values = model.values[i];
     const bool frozen = IsFrozen(seed, tensor.ordinal) && !IsEmbedding(metas[i]);
     if (IsTrainable(tensor.dtype) && !(frozen && !model.values.empty())) {
-      tensor.element_bytes = FindDType(tensor.dtype)->unit_bytes;
+      tensor.element_bytes = model::FindDType(tensor.dtype)->unit_bytes;
       tensor.elements /= tensor.element_bytes;
       tensor.row = metas[i].shape.empty() ? 1 : std::max<uint64_t>(metas[i].shape.back(), 1);
       tensor.sparse = IsEmbedding(metas[i]);

@@ -52,12 +52,12 @@ class Trainer {
   std::string Digest() const;
 
   uint64_t elements() const { return elements_; }
-  const ModelLayout& layout() const { return *model_.layout; }
+  const model::ModelLayout& layout() const { return *model_.layout; }
 
  private:
   // A tensor as the passes see it. Without masters it is carried: its values are copied.
   struct Tensor {
-    DType dtype = DType::kU8;
+    model::DType dtype = model::DType::kU8;
     std::string name;
     uint32_t ordinal = 0;   // in the layout; what its random numbers depend on
     uint64_t offset = 0;    // in the data section

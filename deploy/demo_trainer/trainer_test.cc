@@ -50,7 +50,7 @@ class TrainerRun {
   uint64_t reported_ = 0;
 };
 
-ByteView TensorOf(const Bytes& data, const ModelLayout& layout, size_t tensor) {
+ByteView TensorOf(const Bytes& data, const model::ModelLayout& layout, size_t tensor) {
   return ByteView(data).subspan(layout.tensors()[tensor].offset, layout.tensor_bytes(tensor));
 }
 
@@ -91,7 +91,7 @@ TEST_CASE("Some tensors stay frozen, and of an embedding most rows are left alon
   TrainerRun run(SmallModel(), {.learning_rate = 1e-4});
   const Bytes before = run.data();
   run.Step();
-  const ModelLayout& layout = run.trainer().layout();
+  const model::ModelLayout& layout = run.trainer().layout();
   size_t frozen_matrices = 0;
   for (size_t i = 1; i < layout.tensors().size(); ++i) {
     if (layout.tensors()[i].shape.size() < 2) continue;
@@ -126,13 +126,13 @@ TEST_CASE("The shapes' density is that of real runs") {
 }
 
 TEST_CASE("A checkpoint is published as it is, then trained; what is no float is carried") {
-  std::vector<TensorMeta> tensors = {{.name = "w", .dtype = DType::kBF16, .shape = {300, 100}},
-                                     {.name = "half", .dtype = DType::kF16, .shape = {500}},
-                                     {.name = "table", .dtype = DType::kI8, .shape = {3, 33}},
-                                     {.name = "none", .dtype = DType::kBF16, .shape = {0, 7}},
-                                     {.name = "scalar", .dtype = DType::kF32, .shape = {}}};
-  REQUIRE(AssignOffsets(tensors).ok());
-  InitialModel model{.layout = *ModelLayout::Create(tensors)};
+  std::vector<model::TensorMeta> tensors = {{.name = "w", .dtype = model::DType::kBF16, .shape = {300, 100}},
+                                            {.name = "half", .dtype = model::DType::kF16, .shape = {500}},
+                                            {.name = "table", .dtype = model::DType::kI8, .shape = {3, 33}},
+                                            {.name = "none", .dtype = model::DType::kBF16, .shape = {0, 7}},
+                                            {.name = "scalar", .dtype = model::DType::kF32, .shape = {}}};
+  REQUIRE(model::AssignOffsets(tensors).ok());
+  InitialModel model{.layout = *model::ModelLayout::Create(tensors)};
   Bytes checkpoint(model.layout->data_bytes());
   for (size_t i = 0; i < checkpoint.size(); ++i) checkpoint[i] = static_cast<std::byte>(i % 2 == 0 ? i * 37 : 0x3c);
   for (size_t i = 0; i < tensors.size(); ++i) model.values.push_back(TensorOf(checkpoint, *model.layout, i));
@@ -140,7 +140,7 @@ TEST_CASE("A checkpoint is published as it is, then trained; what is no float is
   TrainerRun run(std::move(model), {.learning_rate = 1e-3, .seed = 3});  // which freezes none of the five
   CHECK(run.data() == checkpoint);
   CHECK(run.Step() > 0);
-  const ModelLayout& layout = run.trainer().layout();
+  const model::ModelLayout& layout = run.trainer().layout();
   for (size_t i = 0; i < layout.tensors().size(); ++i) {
     const bool same = std::ranges::equal(TensorOf(checkpoint, layout, i), TensorOf(run.data(), layout, i));
     const std::string& name = layout.tensors()[i].name;

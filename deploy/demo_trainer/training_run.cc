@@ -47,8 +47,8 @@ Result<InitialModel> LoadModel(const Options& options) {
 
 Status WriteAssets(const Options& options) {
   LS_ASSIGN_OR_RETURN(const Qwen3Shape shape, FindShape(options.shape));
-  LS_RETURN_IF_ERROR(MakeDirs(options.write_assets));
-  return WriteFileAtomic(options.write_assets + "/config.json", ConfigJson(shape));
+  LS_RETURN_IF_ERROR(os::MakeDirs(options.write_assets));
+  return os::WriteFileAtomic(options.write_assets + "/config.json", ConfigJson(shape));
 }
 
 void PrintSizes(const InitialModel& model, uint64_t state_bytes) {

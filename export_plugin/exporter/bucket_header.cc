@@ -3,7 +3,7 @@
 #include "common/base/hash.h"
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 namespace {
 
 uint64_t HeaderHash(const BucketHeader& header) {
@@ -93,4 +93,4 @@ Status CheckAnswer(const BucketHeader& header, const BucketPlace& expected, uint
   return OkStatus();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

@@ -12,7 +12,7 @@
 #include "common/base/ids.h"
 #include "common/layout/copy_plan.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 
 struct BucketHeader {
   uint32_t magic = 0;
@@ -20,7 +20,7 @@ struct BucketHeader {
   uint8_t kind = 0;      // BucketKind
   uint8_t code = 0;      // ErrorCode: 0, or why the sender of this header aborted the version
   uint64_t version = 0;  // that the sender of this header publishes
-  PlanDigest plan;
+  layout::PlanDigest plan;
   uint32_t index = 0;  // of this bucket in its set; in an answer 1: the next set must have the frozen buckets, too
   uint32_t count = 0;  // of buckets in the set: all of the rank's, or those of what changes
   uint64_t payload_bytes = 0;
@@ -48,7 +48,7 @@ enum class BucketKind : uint8_t {
 struct BucketPlace {
   BucketKind kind = BucketKind::kBucket;
   Version version = 0;
-  PlanDigest plan;
+  layout::PlanDigest plan;
   uint32_t index = 0;
   uint32_t count = 0;
   uint64_t payload_bytes = 0;
@@ -68,4 +68,4 @@ Status CheckBucket(const BucketHeader& header, const BucketPlace& expected, Byte
 // peer was at another version.
 Status CheckAnswer(const BucketHeader& header, const BucketPlace& expected, uint32_t peer);
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

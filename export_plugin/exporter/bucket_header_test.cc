@@ -5,7 +5,7 @@
 
 #include "common/base/hash.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 namespace {
 
 using Catch::Contains;
@@ -80,4 +80,4 @@ TEST_CASE("An answer says whether the version was committed") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::exporter

@@ -4,7 +4,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 namespace {
 
 constexpr size_t kSlots = 2;
@@ -24,7 +24,8 @@ Status Skipped(uint32_t rank, Version to, Version version) {
 
 }  // namespace
 
-BucketIntake::BucketIntake(const PlanDigest& plan, std::vector<RemoteRank> remote, Link* link, CopyEngine* engine)
+BucketIntake::BucketIntake(const layout::PlanDigest& plan, std::vector<RemoteRank> remote, Link* link,
+                           CopyEngine* engine)
     : plan_(plan), link_(link), engine_(engine), memory_(LargestPayload(remote)) {
   for (RemoteRank& rank : remote) sources_.push_back({.remote = std::move(rank)});
 }
@@ -125,7 +126,8 @@ Status BucketIntake::TakeBucket(const Receive& receive, const IntakeTarget& targ
   const bool frozen = receive.bucket >= source.remote.buckets.changing;
   if (!wanted || (frozen && target.holds_frozen)) return OkStatus();
   placed_.clear();
-  for (const StridedCopy& copy : bucket.copies) placed_.push_back({memory_.payload(receive.slot), target.data, copy});
+  for (const layout::StridedCopy& copy : bucket.copies)
+    placed_.push_back({memory_.payload(receive.slot), target.data, copy});
   LS_RETURN_IF_ERROR(engine_->Start(placed_));
   LS_RETURN_IF_ERROR(engine_->Finish());
   return target.done(bucket.completed);
@@ -183,4 +185,4 @@ void BucketIntake::Answer(Version version, ErrorCode code, bool wants_frozen) {
   for (Link::Pending& one : pending) link_->Wait(one);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

@@ -23,7 +23,7 @@
 #include "export_plugin/exporter/exporter.h"
 #include "export_plugin/exporter/link.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 
 // A rank on another host that sends its buckets here.
 struct RemoteRank {
@@ -45,7 +45,7 @@ struct IntakeTarget {
 // Not thread-safe. `link` and `engine` outlive it. Per version: Start(), TakeAll(), Answer().
 class BucketIntake {
  public:
-  BucketIntake(const PlanDigest& plan, std::vector<RemoteRank> remote, Link* link, CopyEngine* engine);
+  BucketIntake(const layout::PlanDigest& plan, std::vector<RemoteRank> remote, Link* link, CopyEngine* engine);
 
   // What is written into the half when frozen buckets are.
   std::vector<StridedRange> FrozenRanges() const;
@@ -91,7 +91,7 @@ class BucketIntake {
   BucketHeader MakeAnswer(Version version, ErrorCode code, bool wants_frozen) const;
   Link::Pending SendAnswer(Source& source);  // answer_
 
-  const PlanDigest plan_;
+  const layout::PlanDigest plan_;
   Link* const link_;
   CopyEngine* const engine_;
   std::vector<Source> sources_;
@@ -102,4 +102,4 @@ class BucketIntake {
   std::vector<PlacedCopy> placed_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

@@ -8,7 +8,7 @@
 #include "export_plugin/exporter/bucket_header.h"
 #include "export_plugin/exporter/copy_engine.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 
 // What one of two slots may hold, beside its header, when both together have `bucket_bytes`.
 inline uint64_t SlotPayloadBytes(uint64_t bucket_bytes) {
@@ -45,4 +45,4 @@ class BucketMemory {
   bool pin_tried_ = false;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

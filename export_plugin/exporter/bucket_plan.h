@@ -9,17 +9,17 @@
 #include "export_plugin/exporter/bucket_header.h"
 #include "export_plugin/exporter/lowering.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 
 // Of each rank, the rank on the agent's host that takes its buckets; nothing for ranks that send none. The one with the
 // fewest bytes to take so far, then the lowest. REQUIRES some rank on the agent's host, as CompileExport() does.
-std::vector<std::optional<uint32_t>> ProxiesOf(const CopyPlan& plan, const std::vector<bool>& beside_agent);
+std::vector<std::optional<uint32_t>> ProxiesOf(const layout::CopyPlan& plan, const std::vector<bool>& beside_agent);
 
 // A part of a chunk: a box of elements, row by row in the HuggingFace tensor's order.
 struct PackedItem {
   uint32_t source = 0;
   uint32_t tensor = 0;
-  Piece piece;  // local -> HuggingFace tensor
+  layout::Piece piece;  // local -> HuggingFace tensor
   uint64_t bytes = 0;
   uint64_t packed_offset = 0;  // in the payload
 };
@@ -39,7 +39,8 @@ struct RankBuckets {
 };
 
 // With `plan`, each with at most `payload_bytes` of payload. REQUIRES payload_bytes to hold an element.
-RankBuckets<PackedBucket> PackBuckets(const TrainingModel& model, const RankPlan& plan, uint64_t payload_bytes);
+RankBuckets<PackedBucket> PackBuckets(const layout::TrainingModel& model, const layout::RankPlan& plan,
+                                      uint64_t payload_bytes);
 
 // A bucket as its sender makes it: copies into the payload.
 struct OutgoingBucket {
@@ -47,16 +48,17 @@ struct OutgoingBucket {
   uint64_t payload_bytes = 0;
 };
 // kBadData as ConversionOf().
-Result<RankBuckets<OutgoingBucket>> LowerOutgoing(const TrainingModel& model, const RankBuckets<PackedBucket>& buckets,
+Result<RankBuckets<OutgoingBucket>> LowerOutgoing(const layout::TrainingModel& model,
+                                                  const RankBuckets<PackedBucket>& buckets,
                                                   std::span<const LocalTensor> locals, const LocalsBySource& by_source);
 
 // A bucket as its proxy takes it in: copies from the payload into the data section, and what may be reported after
 // them.
 struct IncomingBucket {
-  std::vector<StridedCopy> copies;
+  std::vector<layout::StridedCopy> copies;
   std::vector<StridedRange> completed;
   uint64_t payload_bytes = 0;
 };
-RankBuckets<IncomingBucket> LowerIncoming(const TrainingModel& model, RankBuckets<PackedBucket> buckets);
+RankBuckets<IncomingBucket> LowerIncoming(const layout::TrainingModel& model, RankBuckets<PackedBucket> buckets);
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

@@ -4,7 +4,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 namespace {
 
 uint64_t LargestPayload(const std::vector<OutgoingBucket>& buckets) {
@@ -15,8 +15,8 @@ uint64_t LargestPayload(const std::vector<OutgoingBucket>& buckets) {
 
 }  // namespace
 
-BucketSender::BucketSender(uint32_t proxy, const PlanDigest& plan, RankBuckets<OutgoingBucket> buckets, Link* link,
-                           CopyEngine* engine)
+BucketSender::BucketSender(uint32_t proxy, const layout::PlanDigest& plan, RankBuckets<OutgoingBucket> buckets,
+                           Link* link, CopyEngine* engine)
     : proxy_(proxy),
       plan_(plan),
       buckets_(std::move(buckets)),
@@ -69,4 +69,4 @@ Status BucketSender::TakeAnswer(Version version) {
   return answer;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

@@ -9,12 +9,12 @@
 #include "export_plugin/exporter/exporter.h"
 #include "export_plugin/exporter/link.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 
 // Not thread-safe. `link` and `engine` outlive it.
 class BucketSender {
  public:
-  BucketSender(uint32_t proxy, const PlanDigest& plan, RankBuckets<OutgoingBucket> buckets, Link* link,
+  BucketSender(uint32_t proxy, const layout::PlanDigest& plan, RankBuckets<OutgoingBucket> buckets, Link* link,
                CopyEngine* engine);
 
   // Sends a set of buckets, frozen ones if the proxy wants them, and waits for the proxy's answer. `ready`: why this
@@ -29,7 +29,7 @@ class BucketSender {
   Status TakeAnswer(Version version);
 
   const uint32_t proxy_;
-  const PlanDigest plan_;
+  const layout::PlanDigest plan_;
   const RankBuckets<OutgoingBucket> buckets_;
   Link* const link_;
   CopyEngine* const engine_;
@@ -38,4 +38,4 @@ class BucketSender {
   bool with_frozen_ = true;  // the proxy lacks the frozen bytes, or may lack them
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

@@ -9,7 +9,7 @@
 #include "common/model/safetensors.h"
 #include "common/os/file.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 namespace {
 
 namespace fs = std::filesystem;
@@ -20,7 +20,7 @@ constexpr uint64_t kMaxIndexBytes = uint64_t{256} << 20;
 using WeightMap = std::map<std::string, std::string>;
 
 Result<WeightMap> ReadIndex(const std::string& path) {
-  LS_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxIndexBytes));
+  LS_ASSIGN_OR_RETURN(const std::string text, os::ReadFile(path, kMaxIndexBytes));
   const auto json = nlohmann::json::parse(text, nullptr, false);
   const auto wrong = [&](std::string_view what) { return Status(ErrorCode::kBadData, Cat(path, ": ", what)); };
   if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
@@ -94,11 +94,11 @@ Status Checkpoint::AddFile(const std::string& path) {
   std::error_code error;
   const uint64_t bytes = fs::file_size(path, error);
   if (error) return ErrnoStatus(error.value(), Cat("cannot read ", path));
-  LS_ASSIGN_OR_RETURN(MappedSegment file, OpenSegment(path, bytes, Access::kReadOnly));
+  LS_ASSIGN_OR_RETURN(os::MappedSegment file, os::OpenSegment(path, bytes, os::Access::kReadOnly));
   file.CloseFd();
-  const Result<SafetensorsFile> parsed = ParseSafetensors(file.span(), bytes);
+  const Result<model::SafetensorsFile> parsed = model::ParseSafetensors(file.span(), bytes);
   if (!parsed.ok()) return parsed.status().WithContext(path);
-  for (const TensorMeta& tensor : parsed->tensors) {
+  for (const model::TensorMeta& tensor : parsed->tensors) {
     const std::byte* data = file.data() + parsed->data_offset + tensor.offset;
     if (!tensors_.emplace(tensor.name, Tensor{tensor, data}).second) {
       return {ErrorCode::kBadData, Cat(path, " has tensor \"", tensor.name, "\", as another file has")};
@@ -108,4 +108,4 @@ Status Checkpoint::AddFile(const std::string& path) {
   return OkStatus();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

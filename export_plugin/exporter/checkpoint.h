@@ -9,13 +9,13 @@
 #include "common/model/layout.h"
 #include "common/os/segment.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 
 // Immutable once opened; it must outlive what points into it. The files must not be cut short meanwhile.
 class Checkpoint {
  public:
   struct Tensor {
-    TensorMeta meta;
+    model::TensorMeta meta;
     const std::byte* data = nullptr;
   };
 
@@ -32,8 +32,8 @@ class Checkpoint {
   // Maps one file and takes its tensors. kBadData for a tensor that another file has too.
   Status AddFile(const std::string& path);
 
-  std::vector<MappedSegment> files_;
+  std::vector<os::MappedSegment> files_;
   std::unordered_map<std::string, Tensor> tensors_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

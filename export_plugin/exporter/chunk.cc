@@ -4,36 +4,36 @@
 
 #include "export_plugin/exporter/local_tensor.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 namespace {
 
 // A tensor of `shape` in ranges of whole rows, as relations of the tensor to itself.
-std::vector<Pieces> RowRanges(const Extents& shape, uint64_t element_bytes) {
-  const uint64_t tensor_bytes = ElementCount(shape) * element_bytes;
+std::vector<layout::Pieces> RowRanges(const layout::Extents& shape, uint64_t element_bytes) {
+  const uint64_t tensor_bytes = layout::ElementCount(shape) * element_bytes;
   const auto rows = std::find_if(shape.begin(), shape.end(), [](uint64_t extent) { return extent > 1; });
-  if (tensor_bytes <= kRowRangeBytes || rows == shape.end()) return {Whole(shape)};
+  if (tensor_bytes <= kRowRangeBytes || rows == shape.end()) return {layout::Whole(shape)};
   const uint64_t rows_at_once = std::max<uint64_t>(1, kRowRangeBytes / (tensor_bytes / *rows));
-  std::vector<Pieces> ranges;
+  std::vector<layout::Pieces> ranges;
   for (uint64_t row = 0; row < *rows; row += rows_at_once) {
-    Extents at(shape.size(), 0);
-    Extents size = shape;
+    layout::Extents at(shape.size(), 0);
+    layout::Extents size = shape;
     at[rows - shape.begin()] = row;
     size[rows - shape.begin()] = std::min(rows_at_once, *rows - row);
-    ranges.push_back(Box(at, at, size));
+    ranges.push_back(layout::Box(at, at, size));
   }
   return ranges;
 }
 
 }  // namespace
 
-std::vector<Chunk> ChunksOf(const TrainingModel& model, const RankPlan& plan) {
+std::vector<Chunk> ChunksOf(const layout::TrainingModel& model, const layout::RankPlan& plan) {
   std::vector<Chunk> chunks;
-  for (const PlanEntry& entry : plan.entries) {
+  for (const layout::PlanEntry& entry : plan.entries) {
     if (entry.pieces.empty()) continue;
-    const TensorView target = ViewOf(model.tensors[entry.tensor], entry.pieces[0].target.size());
-    for (const Pieces& range : RowRanges(target.shape, target.element_bytes)) {
-      Pieces pieces = Compose(entry.pieces, range);
-      const uint64_t bytes = ElementCount(pieces) * target.element_bytes;
+    const layout::TensorView target = ViewOf(model.tensors[entry.tensor], entry.pieces[0].target.size());
+    for (const layout::Pieces& range : RowRanges(target.shape, target.element_bytes)) {
+      layout::Pieces pieces = layout::Compose(entry.pieces, range);
+      const uint64_t bytes = layout::ElementCount(pieces) * target.element_bytes;
       if (bytes == 0) continue;
       chunks.push_back({.source = entry.source,
                         .tensor = entry.tensor,
@@ -45,14 +45,14 @@ std::vector<Chunk> ChunksOf(const TrainingModel& model, const RankPlan& plan) {
   return chunks;
 }
 
-void AppendRanges(const TrainingModel& model, const Chunk& chunk, std::vector<StridedRange>& ranges) {
-  const TensorView target = ViewOf(model.tensors[chunk.tensor], chunk.pieces[0].target.size());
-  Pieces written = chunk.pieces;
-  for (Piece& piece : written) piece.source = piece.target;
-  std::vector<StridedCopy> copies;
-  AppendCopies(Normalize(std::move(written)), target, target, copies);
-  Coalesce(copies, {target.element_bytes, target.element_bytes});
-  for (const StridedCopy& copy : copies) ranges.push_back(TargetRange(copy));
+void AppendRanges(const layout::TrainingModel& model, const Chunk& chunk, std::vector<StridedRange>& ranges) {
+  const layout::TensorView target = ViewOf(model.tensors[chunk.tensor], chunk.pieces[0].target.size());
+  layout::Pieces written = chunk.pieces;
+  for (layout::Piece& piece : written) piece.source = piece.target;
+  std::vector<layout::StridedCopy> copies;
+  layout::AppendCopies(layout::Normalize(std::move(written)), target, target, copies);
+  layout::Coalesce(copies, {target.element_bytes, target.element_bytes});
+  for (const layout::StridedCopy& copy : copies) ranges.push_back(layout::TargetRange(copy));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

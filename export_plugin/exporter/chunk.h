@@ -10,7 +10,7 @@
 #include "common/layout/copy_plan.h"
 #include "common/layout/strided_copy.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 
 inline constexpr uint64_t kRowRangeBytes = uint64_t{32} << 20;
 
@@ -18,14 +18,14 @@ struct Chunk {
   uint32_t source = 0;  // of TrainingModel::sources
   uint32_t tensor = 0;  // of TrainingModel::tensors
   bool frozen = false;
-  Pieces pieces;       // local -> HuggingFace tensor, as in PlanEntry; never none
-  uint64_t bytes = 0;  // of the HuggingFace tensor
+  layout::Pieces pieces;  // local -> HuggingFace tensor, as in PlanEntry; never none
+  uint64_t bytes = 0;     // of the HuggingFace tensor
 };
 
 // In the order of the plan; ranges of rows by rising rows.
-std::vector<Chunk> ChunksOf(const TrainingModel& model, const RankPlan& plan);
+std::vector<Chunk> ChunksOf(const layout::TrainingModel& model, const layout::RankPlan& plan);
 
 // Appends the bytes of the data section that `chunk` writes.
-void AppendRanges(const TrainingModel& model, const Chunk& chunk, std::vector<StridedRange>& ranges);
+void AppendRanges(const layout::TrainingModel& model, const Chunk& chunk, std::vector<StridedRange>& ranges);
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

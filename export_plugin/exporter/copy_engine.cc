@@ -4,14 +4,14 @@
 
 #include "kernels/copy_rows.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 namespace {
 
 // What one thread does at a time: large enough to be worth a hand-over, small enough to spread.
 constexpr uint64_t kTaskBytes = uint64_t{1} << 20;
 
 void Run(const PlacedCopy& placed) {
-  const StridedCopy& copy = placed.copy;
+  const layout::StridedCopy& copy = placed.copy;
   std::byte* target = placed.target + copy.target_offset;
   const std::byte* source = placed.source + copy.source_offset;
   switch (placed.conversion) {
@@ -53,8 +53,8 @@ class HostCopyEngine : public CopyEngine {
     uint64_t task_bytes = 0;
     for (const PlacedCopy& placed : copies) {
       cut_.clear();
-      AppendSplit(placed.copy, kTaskBytes, ElementsOf(placed.conversion), cut_);
-      for (const StridedCopy& part : cut_) {
+      layout::AppendSplit(placed.copy, kTaskBytes, ElementsOf(placed.conversion), cut_);
+      for (const layout::StridedCopy& part : cut_) {
         if (task_bytes + part.bytes() > kTaskBytes && task_bytes > 0) {
           ends_.push_back(parts_.size());
           task_bytes = 0;
@@ -69,12 +69,12 @@ class HostCopyEngine : public CopyEngine {
   WorkerPool* const pool_;
   std::vector<PlacedCopy> parts_;
   std::vector<size_t> ends_;  // of each task in parts_
-  std::vector<StridedCopy> cut_;
+  std::vector<layout::StridedCopy> cut_;
 };
 
 }  // namespace
 
-ElementBytes ElementsOf(ElementConversion conversion) {
+layout::ElementBytes ElementsOf(ElementConversion conversion) {
   switch (conversion) {
     case ElementConversion::kNone:
       return {1, 1};
@@ -98,4 +98,4 @@ std::unique_ptr<CopyEngine> NewHostCopyEngine(WorkerPool* pool) {
   return std::make_unique<HostCopyEngine>(pool);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

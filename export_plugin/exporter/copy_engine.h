@@ -9,18 +9,18 @@
 #include "common/base/worker_pool.h"
 #include "common/layout/strided_copy.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 
 // What happens to elements on the way.
 enum class ElementConversion : uint8_t { kNone, kF32ToBF16, kBF16ToF32 };
 
-ElementBytes ElementsOf(ElementConversion conversion);  // 1 and 1 where bytes stay as they are
+layout::ElementBytes ElementsOf(ElementConversion conversion);  // 1 and 1 where bytes stay as they are
 
 // One copy with the memories it is relative to.
 struct PlacedCopy {
   const std::byte* source = nullptr;  // what source_offset counts from
   std::byte* target = nullptr;
-  StridedCopy copy;
+  layout::StridedCopy copy;
   ElementConversion conversion = ElementConversion::kNone;
 };
 
@@ -58,4 +58,4 @@ Result<std::unique_ptr<CopyEngine>> NewCopyEngine(WorkerPool* pool);
 // Whether this is such a build.
 extern const bool kCopiesFromGpu;
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

@@ -7,7 +7,7 @@
 #include "common/base/text.h"
 #include "export_plugin/exporter/copy_engine.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 namespace {
 
 // Conversions run on the CPU, through pinned memory of this size.
@@ -134,10 +134,10 @@ class CudaCopyEngine : public CopyEngine {
     if (staging_ == nullptr) {
       LS_RETURN_IF_ERROR(CudaStatus(cudaMallocHost(&staging_, 2 * kStagingBytes), "allocating staging memory"));
     }
-    const ElementBytes element = ElementsOf(placed.conversion);
-    std::vector<StridedCopy> parts;
-    AppendSplit(placed.copy, kStagingBytes * element.target / 4, element, parts);
-    for (const StridedCopy& part : parts) {
+    const layout::ElementBytes element = ElementsOf(placed.conversion);
+    std::vector<layout::StridedCopy> parts;
+    layout::AppendSplit(placed.copy, kStagingBytes * element.target / 4, element, parts);
+    for (const layout::StridedCopy& part : parts) {
       auto* before = static_cast<std::byte*>(staging_);
       std::byte* after = before + kStagingBytes;
       const uint64_t source_row = part.row_bytes / element.target * element.source;
@@ -179,4 +179,4 @@ Result<std::unique_ptr<CopyEngine>> NewCopyEngine(WorkerPool* pool) {
   return std::unique_ptr<CopyEngine>(std::move(engine));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

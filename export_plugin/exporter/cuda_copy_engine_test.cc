@@ -7,7 +7,7 @@
 
 #include "export_plugin/exporter/copy_engine.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 namespace {
 
 using Memory = std::vector<std::byte>;
@@ -40,7 +40,7 @@ class DeviceMemory {
 };
 
 struct Case {
-  StridedCopy copy;
+  layout::StridedCopy copy;
   ElementConversion conversion;
 };
 
@@ -101,4 +101,4 @@ TEST_CASE("Pinned memory is copied to as any other, and is given back") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::exporter

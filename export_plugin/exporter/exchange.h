@@ -8,7 +8,7 @@
 
 #include "common/base/status.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 
 class Exchange {
  public:
@@ -24,4 +24,4 @@ class Exchange {
   virtual Status Wait(Transfer transfer) = 0;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

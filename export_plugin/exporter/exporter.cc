@@ -14,7 +14,7 @@
 #include "export_plugin/plan/sheet.h"
 #include "trainer_agent/buffer/rank_client.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -47,15 +47,15 @@ struct Exporter::Impl {
   uint32_t rank = 0;
   uint64_t bucket_bytes = 0;
   std::vector<LocalTensor> locals;
-  std::shared_ptr<const ModelLayout> layout;
-  CopyPlan plan;
+  std::shared_ptr<const model::ModelLayout> layout;
+  layout::CopyPlan plan;
   OwnCopies own;
   std::unique_ptr<WorkerPool> pool;
   std::unique_ptr<CopyEngine> engine;
   std::unique_ptr<Link> link;  // where this rank exchanges buckets
   std::unique_ptr<BucketSender> sender;
   std::unique_ptr<BucketIntake> intake;
-  std::unique_ptr<RankClient> client;  // where this rank writes
+  std::unique_ptr<buffer::RankClient> client;  // where this rank writes
   std::array<std::unique_ptr<PinnedMemory>, 2> pinned_halves;
   std::array<bool, 2> pin_tried{};
   std::string own_sheet;
@@ -65,7 +65,8 @@ struct Exporter::Impl {
   PublishStats stats;
 
   Status Compile(const ExporterOptions& options);
-  Status SetUpRoles(const ExporterOptions& options, const TrainingModel& model, const std::vector<bool>& beside);
+  Status SetUpRoles(const ExporterOptions& options, const layout::TrainingModel& model,
+                    const std::vector<bool>& beside);
   Status Connect(const ExporterOptions& options, uint32_t writer, uint32_t writers);
   Status SetAddresses(std::span<const void* const> addresses);
   Status TakePart(Version version, Status ready);
@@ -79,19 +80,20 @@ struct Exporter::Impl {
 };
 
 Status Exporter::Impl::Compile(const ExporterOptions& options) {
-  LS_ASSIGN_OR_RETURN(const std::vector<RankSheet> sheets, ParseSheets(options.sheets));
+  LS_ASSIGN_OR_RETURN(const std::vector<plan::RankSheet> sheets, ParseSheets(options.sheets));
   LS_RETURN_IF_ERROR(CheckLocals(options.locals, sheets[rank]));
-  LS_ASSIGN_OR_RETURN(const TrainingModel model, BuildTrainingModel(sheets));
-  const std::vector<bool> beside = BesideAgent(sheets);
-  LS_ASSIGN_OR_RETURN(plan, CompileExport(model, beside));
-  LS_ASSIGN_OR_RETURN(layout, ModelLayout::Create(model.tensors, kDefaultBlockBytes, options.attachments));
+  LS_ASSIGN_OR_RETURN(const layout::TrainingModel model, plan::BuildTrainingModel(sheets));
+  const std::vector<bool> beside = plan::BesideAgent(sheets);
+  LS_ASSIGN_OR_RETURN(plan, layout::CompileExport(model, beside));
+  LS_ASSIGN_OR_RETURN(layout,
+                      model::ModelLayout::Create(model.tensors, model::kDefaultBlockBytes, options.attachments));
   return SetUpRoles(options, model, beside);
 }
 
 // Who writes, who sends to whom: the same on every rank.
-Status Exporter::Impl::SetUpRoles(const ExporterOptions& options, const TrainingModel& model,
+Status Exporter::Impl::SetUpRoles(const ExporterOptions& options, const layout::TrainingModel& model,
                                   const std::vector<bool>& beside) {
-  const LocalsBySource by_source(SourcesOfRank(model, rank), model.sources.size());
+  const LocalsBySource by_source(plan::SourcesOfRank(model, rank), model.sources.size());
   const auto proxies = ProxiesOf(plan, beside);
   const uint64_t payload_bytes = SlotPayloadBytes(options.bucket_bytes);
   std::vector<bool> writes(plan.ranks.size());
@@ -130,15 +132,15 @@ Status Exporter::Impl::SetUpRoles(const ExporterOptions& options, const Training
 }
 
 Status Exporter::Impl::Connect(const ExporterOptions& options, uint32_t writer, uint32_t writers) {
-  LS_ASSIGN_OR_RETURN(client, RankClient::Open({.socket_path = options.socket_path,
-                                                .model = options.model,
-                                                .layout = layout,
-                                                .rank = writer,
-                                                .ranks = writers,
-                                                .run = options.run,
-                                                .connect_timeout = options.connect_timeout,
-                                                .reconnect_timeout = options.reconnect_timeout,
-                                                .call_timeout = options.call_timeout}));
+  LS_ASSIGN_OR_RETURN(client, buffer::RankClient::Open({.socket_path = options.socket_path,
+                                                        .model = options.model,
+                                                        .layout = layout,
+                                                        .rank = writer,
+                                                        .ranks = writers,
+                                                        .run = options.run,
+                                                        .connect_timeout = options.connect_timeout,
+                                                        .reconnect_timeout = options.reconnect_timeout,
+                                                        .call_timeout = options.call_timeout}));
   return OkStatus();
 }
 
@@ -281,11 +283,11 @@ Status Exporter::Fill(ByteRange range, std::byte* target, std::span<const void* 
   return impl_->filler->Fill(range, target, impl_->locals, *impl_->engine);
 }
 
-const ModelLayout& Exporter::layout() const {
+const model::ModelLayout& Exporter::layout() const {
   return *impl_->layout;
 }
 
-const CopyPlan& Exporter::plan() const {
+const layout::CopyPlan& Exporter::plan() const {
   return impl_->plan;
 }
 
@@ -314,4 +316,4 @@ Version Exporter::committed_version() const {
   return impl_->client == nullptr ? 0 : impl_->client->committed_version();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

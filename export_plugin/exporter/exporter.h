@@ -32,7 +32,7 @@
 #include "export_plugin/exporter/exchange.h"
 #include "export_plugin/exporter/local_tensor.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 
 inline constexpr uint64_t kDefaultBucketBytes = uint64_t{512} << 20;
 inline constexpr uint64_t kUnifiedMemoryBucketBytes = uint64_t{64} << 20;  // at most, where CPU and GPU share memory
@@ -42,7 +42,7 @@ struct ExporterOptions {
   std::string socket_path;
   std::string model;
   std::vector<std::string> sheets;  // of all ranks
-  Attachments attachments;          // that belong to the model
+  model::Attachments attachments;   // that belong to the model
   uint32_t rank = 0;
   std::vector<LocalTensor> locals;
   uint64_t bucket_bytes = kDefaultBucketBytes;  // the same on every rank
@@ -88,8 +88,8 @@ class Exporter {
   // learns nothing of it. `addresses` as for Publish(). kBadData also when this rank does not hold the whole model.
   Status Fill(ByteRange range, std::byte* target, std::span<const void* const> addresses = {});
 
-  const ModelLayout& layout() const;
-  const CopyPlan& plan() const;
+  const model::ModelLayout& layout() const;
+  const layout::CopyPlan& plan() const;
   uint64_t bucket_bytes() const;  // as used: both ends of an exchange must have the same
   const PublishStats& stats() const;
   // Whether the memory that tensors are copied to from a GPU is pinned: from the second publish on, if there are such
@@ -107,4 +107,4 @@ class Exporter {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

@@ -6,7 +6,7 @@
 #include "export_plugin/exporter/bucket_header.h"
 #include "export_plugin/exporter/exporter_fixture.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 namespace {
 
 using Catch::Contains;
@@ -150,8 +150,8 @@ TEST_CASE("Writers that come to a version that another aborted get the reason") 
 
 TEST_CASE("Ranks that leave out and abort versions at random come to the same ones again, and nobody hangs") {
   std::mt19937 random(7);
-  const std::vector<Whole2D> model{{"w", DType::kBF16, 63, 64, Cut::kRows},
-                                   {"base", DType::kBF16, 3 * 64, 16 * 1024, Cut::kRows, true}};
+  const std::vector<Whole2D> model{{"w", model::DType::kBF16, 63, 64, Cut::kRows},
+                                   {"base", model::DType::kBF16, 3 * 64, 16 * 1024, Cut::kRows, true}};
   Fleet fleet(model, {.shards = 3, .beside = {true, false, false}});
   fleet.Open();
   std::vector<std::vector<int>> fates(3);
@@ -180,8 +180,8 @@ TEST_CASE("Ranks that leave out and abort versions at random come to the same on
 
 TEST_CASE("A damaged answer costs its version: the frozen tensors that nobody asked for are left aside") {
   auto hub = std::make_shared<ExchangeHub>();
-  const std::vector<Whole2D> model{{"w", DType::kBF16, 64, 64, Cut::kRows},
-                                   {"base", DType::kBF16, 64, 32 * 1024, Cut::kRows, true}};
+  const std::vector<Whole2D> model{{"w", model::DType::kBF16, 64, 64, Cut::kRows},
+                                   {"base", model::DType::kBF16, 64, 32 * 1024, Cut::kRows, true}};
   Fleet fleet(model, {.beside = {true, false}}, hub);
   fleet.Open();
   for (Version version = 1; version <= 3; ++version) fleet.Publish(version);
@@ -249,7 +249,7 @@ TEST_CASE("A proxy that is killed is an error on the ranks that it served") {
 
 TEST_CASE("A peer that dies in the middle of its buckets is an error, not a wait") {
   auto hub = std::make_shared<ExchangeHub>();
-  Fleet fleet({{"big", DType::kBF16, 1024, 8192, Cut::kColumns}}, {.beside = {true, false}}, hub);
+  Fleet fleet({{"big", model::DType::kBF16, 1024, 8192, Cut::kColumns}}, {.beside = {true, false}}, hub);
   fleet.Open();
   fleet.Publish(1);
   std::thread killer;
@@ -271,7 +271,7 @@ TEST_CASE("An agent that went away costs the version, not the exchange") {
   fleet.Publish(1);
   fleet.host().Stop();
   std::thread restart([&] {
-    std::this_thread::sleep_for(milliseconds(300));
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
     fleet.host().Start();
   });
   const auto outcomes = fleet.TryPublish(2);
@@ -284,7 +284,7 @@ TEST_CASE("An agent that went away costs the version, not the exchange") {
 
 TEST_CASE("A changed bit of any header field, or of the payload, is refused") {
   auto hub = std::make_shared<ExchangeHub>();
-  Fleet fleet({{"w", DType::kBF16, 64, 64, Cut::kRows}}, {.beside = {true, false}}, hub);
+  Fleet fleet({{"w", model::DType::kBF16, 64, 64, Cut::kRows}}, {.beside = {true, false}}, hub);
   fleet.Open();
   std::atomic<size_t> flip = 0;
   hub->SetTamper([&](uint32_t from, uint32_t, size_t, std::span<std::byte> message) {
@@ -308,4 +308,4 @@ TEST_CASE("A changed bit of any header field, or of the payload, is refused") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::exporter

@@ -17,14 +17,14 @@
 #include "export_plugin/plan/sheet.h"
 #include "trainer_agent/publish/publish_fixture.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 
 enum class Cut { kNone, kRows, kColumns };
 
 // A whole training tensor of two dimensions. Values follow from name, place and version.
 struct Whole2D {
   std::string name;
-  DType dtype = DType::kBF16;  // of the HuggingFace tensors
+  model::DType dtype = model::DType::kBF16;  // of the HuggingFace tensors
   uint64_t rows = 0;
   uint64_t columns = 0;
   Cut cut = Cut::kNone;
@@ -32,8 +32,8 @@ struct Whole2D {
   std::vector<std::pair<std::string, uint64_t>> into;  // names and rows of what it is split into; none: itself
 };
 
-inline uint64_t BytesOf(DType dtype) {
-  return FindDType(dtype)->bits / 8;
+inline uint64_t BytesOf(model::DType dtype) {
+  return model::FindDType(dtype)->bits / 8;
 }
 
 // The element of `tensor` at (row, column) in `version`: its first `bytes` bytes. Odd bytes, so that no element is 0.
@@ -67,29 +67,29 @@ inline Image ExpectedImage(const std::vector<Whole2D>& model, Version version) {
 
 // One rank's sheet and memory: shard `shard` of `shards`.
 struct TestRank {
-  RankSheet sheet;
+  plan::RankSheet sheet;
   std::vector<LocalTensor> locals;
   std::vector<std::vector<std::byte>> memory;
-  std::vector<Piece> boxes;  // of each local in its whole
+  std::vector<layout::Piece> boxes;  // of each local in its whole
 
   TestRank(const std::vector<Whole2D>& model, bool beside_agent, uint64_t shard, uint64_t shards) {
     sheet.beside_agent = beside_agent;
-    std::vector<TensorSheet> tensors;
+    std::vector<plan::TensorSheet> tensors;
     for (const Whole2D& tensor : model) {
-      Extents size{tensor.rows, tensor.columns};
-      Extents at{0, 0};
+      layout::Extents size{tensor.rows, tensor.columns};
+      layout::Extents at{0, 0};
       if (tensor.cut != Cut::kNone) {
         const size_t dim = tensor.cut == Cut::kRows ? 0 : 1;
         size[dim] /= shards;
         at[dim] = shard * size[dim];
       }
       boxes.push_back({{0, 0}, at, size});
-      TensorSheet described{.name = tensor.name,
-                            .dtype = tensor.dtype,
-                            .shape = {tensor.rows, tensor.columns},
-                            .local_shape = size,
-                            .boxes = {boxes.back()},
-                            .frozen = tensor.frozen};
+      plan::TensorSheet described{.name = tensor.name,
+                                  .dtype = tensor.dtype,
+                                  .shape = {tensor.rows, tensor.columns},
+                                  .local_shape = size,
+                                  .boxes = {boxes.back()},
+                                  .frozen = tensor.frozen};
       uint64_t row = 0;
       for (const auto& [name, rows] : tensor.into) {
         described.into.push_back({name, {rows, tensor.columns}, {row, 0}});
@@ -104,7 +104,7 @@ struct TestRank {
 
   void Fill(const std::vector<Whole2D>& model, Version version) {
     for (size_t i = 0; i < model.size(); ++i) {
-      const Piece& box = boxes[i];
+      const layout::Piece& box = boxes[i];
       const uint64_t bytes = BytesOf(model[i].dtype);
       for (uint64_t row = 0; row < box.size[0]; ++row) {
         for (uint64_t column = 0; column < box.size[1]; ++column) {
@@ -133,7 +133,7 @@ class Fleet {
       : model_(std::move(model)), options_(options), hub_(hub ? hub : std::make_shared<ExchangeHub>()) {
     for (uint32_t rank = 0; rank < options_.beside.size(); ++rank) {
       ranks_.emplace_back(model_, options_.beside[rank], rank % options_.shards, options_.shards);
-      sheets_.push_back(ToJson(ranks_.back().sheet));
+      sheets_.push_back(plan::ToJson(ranks_.back().sheet));
     }
   }
 
@@ -147,16 +147,16 @@ class Fleet {
             .bucket_bytes = options_.bucket_bytes,
             .threads = options_.threads,
             .exchange = exchanges_.back().get(),
-            .connect_timeout = milliseconds(2000),
-            .reconnect_timeout = milliseconds(5000),
-            .call_timeout = milliseconds(20'000)};
+            .connect_timeout = std::chrono::milliseconds(2000),
+            .reconnect_timeout = std::chrono::milliseconds(5000),
+            .call_timeout = std::chrono::milliseconds(20'000)};
   }
 
   // Makes all sheets say that tensor `tensor` is frozen, whatever its values do.
   void Freeze(size_t tensor) {
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-      std::get<std::vector<TensorSheet>>(ranks_[rank].sheet.parts[0])[tensor].frozen = true;
-      sheets_[rank] = ToJson(ranks_[rank].sheet);
+      std::get<std::vector<plan::TensorSheet>>(ranks_[rank].sheet.parts[0])[tensor].frozen = true;
+      sheets_[rank] = plan::ToJson(ranks_[rank].sheet);
     }
   }
 
@@ -196,7 +196,7 @@ class Fleet {
   // The bytes that are served as `version`.
   Image Served(Version version) {
     host_.Await(version);
-    ServedRun& run = host_.run();
+    store::ServedRun& run = host_.run();
     std::vector<std::byte> data(run.layout().data_bytes());
     for (BlockIndex block = 0; block < run.layout().block_count(); ++block) {
       const ByteRange range = run.layout().block_range(block);
@@ -222,7 +222,7 @@ class Fleet {
   Exporter& exporter(uint32_t rank) { return *exporters_[rank]; }
   TestRank& rank(uint32_t rank) { return ranks_[rank]; }
   ExchangeHub& hub() { return *hub_; }
-  Host& host() { return host_; }
+  publish::Host& host() { return host_; }
   void Kill(uint32_t rank) {
     hub_->Break(rank);
     exporters_[rank].reset();
@@ -241,7 +241,7 @@ class Fleet {
   const std::vector<Whole2D> model_;
   const FleetOptions options_;
   const std::shared_ptr<ExchangeHub> hub_;
-  Host host_;
+  publish::Host host_;
   std::vector<TestRank> ranks_;
   std::vector<std::string> sheets_;
   std::vector<std::unique_ptr<Exchange>> exchanges_;
@@ -251,12 +251,12 @@ class Fleet {
 
 // A bit of everything; several buckets of the smallest size.
 inline std::vector<Whole2D> SmallModel() {
-  return {{"embed", DType::kBF16, 64, 32, Cut::kRows},
-          {"qkv", DType::kBF16, 512, 1024, Cut::kRows, false, {{"q", 256}, {"k", 128}, {"v", 128}}},
-          {"o", DType::kBF16, 512, 2048, Cut::kColumns},
-          {"norm", DType::kF32, 1, 64, Cut::kNone},
-          {"base", DType::kBF16, 16, 128, Cut::kNone, true},
-          {"head", DType::kBF16, 33, 32, Cut::kColumns}};
+  return {{"embed", model::DType::kBF16, 64, 32, Cut::kRows},
+          {"qkv", model::DType::kBF16, 512, 1024, Cut::kRows, false, {{"q", 256}, {"k", 128}, {"v", 128}}},
+          {"o", model::DType::kBF16, 512, 2048, Cut::kColumns},
+          {"norm", model::DType::kF32, 1, 64, Cut::kNone},
+          {"base", model::DType::kBF16, 16, 128, Cut::kNone, true},
+          {"head", model::DType::kBF16, 33, 32, Cut::kColumns}};
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

@@ -5,7 +5,7 @@
 
 #include "export_plugin/exporter/exporter_fixture.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 namespace {
 
 uint64_t ModelBytes(const std::vector<Whole2D>& model) {
@@ -45,7 +45,7 @@ TEST_CASE("Frozen tensors are copied into each half once and then only reported"
 
 TEST_CASE("A frozen tensor that changed between its two copies is an error that names it, before anybody trusts it") {
   std::vector<Whole2D> model = SmallModel();
-  model.push_back({"late", DType::kBF16, 16, 128, Cut::kRows});  // its sheet says frozen; its values move
+  model.push_back({"late", model::DType::kBF16, 16, 128, Cut::kRows});  // its sheet says frozen; its values move
   for (const bool beside : {true, false}) {
     Fleet fleet(model, {.beside = {true, beside}});
     fleet.Freeze(6);
@@ -67,11 +67,11 @@ TEST_CASE("A frozen tensor that changed between its two copies is an error that 
 
 TEST_CASE("Frozen tensors of a rank on another host travel until both halves have them, and again after a failure") {
   // With and without something that changes next to them.
-  const Whole2D frozen{"base", DType::kBF16, 64, 32 * 1024, Cut::kRows, true};
+  const Whole2D frozen{"base", model::DType::kBF16, 64, 32 * 1024, Cut::kRows, true};
   const uint64_t bytes = 32 * 32 * 1024 * 2;
   for (const bool alone : {true, false}) {
     std::vector<Whole2D> model{frozen};
-    if (!alone) model.push_back({"w", DType::kBF16, 64, 32, Cut::kRows});
+    if (!alone) model.push_back({"w", model::DType::kBF16, 64, 32, Cut::kRows});
     const uint64_t changing = alone ? 0 : 32 * 32 * 2;
     Fleet fleet(model, {.beside = {true, false}});
     fleet.Open();
@@ -96,7 +96,7 @@ TEST_CASE("Frozen tensors of a rank on another host travel until both halves hav
 }
 
 TEST_CASE("A frozen tensor of a rank on another host that changed is found where it is taken in") {
-  const std::vector<Whole2D> model{{"base", DType::kBF16, 64, 32, Cut::kRows, true}};
+  const std::vector<Whole2D> model{{"base", model::DType::kBF16, 64, 32, Cut::kRows, true}};
   Fleet fleet(model, {.beside = {true, false}});
   fleet.Open();
   fleet.Publish(1);
@@ -113,7 +113,7 @@ TEST_CASE("A frozen tensor of a rank on another host that changed is found where
 }
 
 TEST_CASE("Replicas that write nothing neither connect nor send") {
-  Fleet fleet({{"w", DType::kBF16, 64, 64, Cut::kRows}}, {.shards = 2, .beside = {true, true, true, false}});
+  Fleet fleet({{"w", model::DType::kBF16, 64, 64, Cut::kRows}}, {.shards = 2, .beside = {true, true, true, false}});
   fleet.Open();
   fleet.Publish(1);
   fleet.CheckServed(1);
@@ -159,7 +159,8 @@ TEST_CASE("One rank on the agent's host takes in all others, and what it serves 
 }
 
 TEST_CASE("A tensor of many buckets arrives in ranges of equal rows") {
-  Fleet fleet({{"big", DType::kBF16, 700, 16 * 1024, Cut::kColumns}, {"tall", DType::kF32, 9001, 130, Cut::kColumns}},
+  Fleet fleet({{"big", model::DType::kBF16, 700, 16 * 1024, Cut::kColumns},
+               {"tall", model::DType::kF32, 9001, 130, Cut::kColumns}},
               {.shards = 2, .beside = {true, false}});
   fleet.Open();
   fleet.Publish(1);
@@ -168,13 +169,13 @@ TEST_CASE("A tensor of many buckets arrives in ranges of equal rows") {
 }
 
 TEST_CASE("Tensors that do not lie contiguously are gathered by their strides") {
-  Fleet fleet({{"w", DType::kBF16, 40, 24, Cut::kRows}}, {});
+  Fleet fleet({{"w", model::DType::kBF16, 40, 24, Cut::kRows}}, {});
   // Rank 1's shard lies transposed, in a memory of its own.
   TestRank& rank = fleet.rank(1);
   std::vector<std::byte> transposed(rank.memory[0].size());
   rank.locals[0].strides = {1, 20};
   fleet.Open();
-  rank.Fill({{"w", DType::kBF16, 40, 24, Cut::kRows}}, 1);
+  rank.Fill({{"w", model::DType::kBF16, 40, 24, Cut::kRows}}, 1);
   for (size_t row = 0; row < 20; ++row) {
     for (size_t column = 0; column < 24; ++column) {
       std::memcpy(transposed.data() + 2 * (column * 20 + row), rank.memory[0].data() + 2 * (row * 24 + column), 2);
@@ -186,12 +187,12 @@ TEST_CASE("Tensors that do not lie contiguously are gathered by their strides") 
 }
 
 TEST_CASE("F32 tensors are rounded to BF16 when that is allowed, on either side of an exchange") {
-  const std::vector<Whole2D> model{{"w", DType::kBF16, 64, 32, Cut::kColumns}};
+  const std::vector<Whole2D> model{{"w", model::DType::kBF16, 64, 32, Cut::kColumns}};
   for (const uint32_t rank : {0, 1}) {
     Fleet fleet(model, {.beside = {true, false}});
     std::vector<float> values(64 * 16);
     for (size_t i = 0; i < values.size(); ++i) values[i] = 1.0f + static_cast<float>(i) / 1000;
-    fleet.rank(rank).locals[0].dtype = DType::kF32;
+    fleet.rank(rank).locals[0].dtype = model::DType::kF32;
     fleet.rank(rank).locals[0].convert = true;
     fleet.SetAddresses(rank, {values.data()});
     fleet.Open();
@@ -213,11 +214,11 @@ TEST_CASE("F32 tensors are rounded to BF16 when that is allowed, on either side 
 }
 
 TEST_CASE("F32 tensors are refused where the model is BF16 and nobody allowed rounding") {
-  Fleet fleet({{"w", DType::kBF16, 64, 32, Cut::kColumns}, {"x", DType::kBF16, 64, 32, Cut::kColumns}},
+  Fleet fleet({{"w", model::DType::kBF16, 64, 32, Cut::kColumns}, {"x", model::DType::kBF16, 64, 32, Cut::kColumns}},
               {.beside = {true, false}});
   for (const uint32_t rank : {0, 1}) {
     auto options = fleet.OptionsOf(rank);
-    options.locals[0].dtype = DType::kF32;
+    options.locals[0].dtype = model::DType::kF32;
     options.locals[1].convert = true;  // another one's leave
     const Status status = Exporter::Open(options).status();
     CHECK(status.code() == ErrorCode::kBadData);
@@ -245,8 +246,8 @@ TEST_CASE("What is not as the sheet says is refused, naming both") {
   CHECK_THAT(open([](Options& o) { o.locals[0].strides = {16, 1}; }), Contains("overlaps itself"));
   CHECK_THAT(open([](Options& o) { o.locals[0].strides = {1}; }), Contains("1 strides"));
   CHECK_THAT(open([](Options& o) { o.locals[0].strides = {uint64_t{1} << 60, 1}; }), Contains("larger than memory"));
-  CHECK_THAT(open([](Options& o) { o.locals[0].dtype = DType::kF4; }), Contains("smaller than a byte"));
-  CHECK_THAT(open([](Options& o) { o.locals[0].dtype = DType::kF16; }), Contains("\"embed\" is F16"));
+  CHECK_THAT(open([](Options& o) { o.locals[0].dtype = model::DType::kF4; }), Contains("smaller than a byte"));
+  CHECK_THAT(open([](Options& o) { o.locals[0].dtype = model::DType::kF16; }), Contains("\"embed\" is F16"));
   CHECK_THAT(open([](Options& o) { o.sheets[1] = "{"; }), Contains("the sheet of rank 1"));
   CHECK_THAT(open([](Options& o) { o.rank = 2; }), Contains("rank 2 of 2"));
   CHECK_THAT(open([](Options& o) { o.bucket_bytes = 1000; }), Contains("at least 1048576"));
@@ -266,4 +267,4 @@ TEST_CASE("A remote rank without anybody on the agent's host, or without an exch
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::exporter

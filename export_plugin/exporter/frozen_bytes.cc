@@ -5,7 +5,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 namespace {
 
 constexpr uint64_t kNone = UINT64_MAX;
@@ -21,7 +21,7 @@ uint64_t FirstDifference(const StridedRange& range, const std::byte* one, const 
 
 }  // namespace
 
-Status FrozenBytes::CheckEqual(const std::byte* one, const std::byte* other, const ModelLayout& layout,
+Status FrozenBytes::CheckEqual(const std::byte* one, const std::byte* other, const model::ModelLayout& layout,
                                WorkerPool* pool) {
   if (equal_) return OkStatus();
   std::atomic<uint64_t> first = kNone;
@@ -49,4 +49,4 @@ void FrozenBytes::Settle(size_t half, bool ok) {
   if (!in_both()) equal_ = false;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

@@ -14,7 +14,7 @@
 #include "common/base/worker_pool.h"
 #include "common/model/layout.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 
 // Not thread-safe.
 class FrozenBytes {
@@ -26,7 +26,7 @@ class FrozenBytes {
 
   // Compares the halves' data sections, once. kBadData names the first tensor that differs; then neither half counts as
   // holding them any more. `pool` may be null.
-  Status CheckEqual(const std::byte* one, const std::byte* other, const ModelLayout& layout, WorkerPool* pool);
+  Status CheckEqual(const std::byte* one, const std::byte* other, const model::ModelLayout& layout, WorkerPool* pool);
 
   // The end of a version in `half`: when it failed, nobody knows how far the half's bytes came.
   void Settle(size_t half, bool ok);
@@ -37,4 +37,4 @@ class FrozenBytes {
   bool equal_ = false;  // found to be, since they were last copied
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

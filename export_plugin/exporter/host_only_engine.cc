@@ -1,7 +1,7 @@
 // NewCopyEngine() of builds without CUDA.
 #include "export_plugin/exporter/copy_engine.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 
 const bool kCopiesFromGpu = false;
 
@@ -9,4 +9,4 @@ Result<std::unique_ptr<CopyEngine>> NewCopyEngine(WorkerPool* pool) {
   return NewHostCopyEngine(pool);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

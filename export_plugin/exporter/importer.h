@@ -7,7 +7,7 @@
 
 #include "export_plugin/exporter/local_tensor.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 
 struct ImportStats {
   uint64_t bytes_read = 0;
@@ -22,4 +22,4 @@ struct ImportStats {
 Result<ImportStats> ImportCheckpoint(const std::string& directory, const std::string& sheet,
                                      std::span<const LocalTensor> locals, uint32_t threads);
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

@@ -4,23 +4,23 @@
 #include "common/os/temp_dir.h"
 #include "export_plugin/exporter/exporter_fixture.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 namespace {
 
 using Catch::Contains;
 
 // Writes `tensors` with the bytes of `image` as a safetensors file.
-void WriteTensors(const std::string& path, std::vector<TensorMeta> tensors, const Image& image) {
-  REQUIRE(AssignOffsets(tensors).ok());
-  const auto layout = *ModelLayout::Create(tensors);
-  Bytes file = SafetensorsHeader(*layout);
-  for (const TensorMeta& tensor : layout->tensors()) AppendBytes(file, image.at(tensor.name));
-  REQUIRE(WriteFileAtomic(path, file).ok());
+void WriteTensors(const std::string& path, std::vector<model::TensorMeta> tensors, const Image& image) {
+  REQUIRE(model::AssignOffsets(tensors).ok());
+  const auto layout = *model::ModelLayout::Create(tensors);
+  Bytes file = model::SafetensorsHeader(*layout);
+  for (const model::TensorMeta& tensor : layout->tensors()) AppendBytes(file, image.at(tensor.name));
+  REQUIRE(os::WriteFileAtomic(path, file).ok());
 }
 
 // The HuggingFace tensors that `model` makes.
-std::vector<TensorMeta> TensorsOf(const std::vector<Whole2D>& model) {
-  std::vector<TensorMeta> tensors;
+std::vector<model::TensorMeta> TensorsOf(const std::vector<Whole2D>& model) {
+  std::vector<model::TensorMeta> tensors;
   for (const Whole2D& tensor : model) {
     if (tensor.into.empty()) tensors.push_back({tensor.name, tensor.dtype, {tensor.rows, tensor.columns}, 0});
     for (const auto& [name, rows] : tensor.into) tensors.push_back({name, tensor.dtype, {rows, tensor.columns}, 0});
@@ -33,7 +33,7 @@ void WriteModel(const std::string& path, const std::vector<Whole2D>& model, Vers
 }
 
 Result<ImportStats> Import(const std::string& directory, const TestRank& rank, uint32_t threads = 1) {
-  return ImportCheckpoint(directory, ToJson(rank.sheet), rank.locals, threads);
+  return ImportCheckpoint(directory, plan::ToJson(rank.sheet), rank.locals, threads);
 }
 
 void Clear(TestRank& rank) {
@@ -44,7 +44,7 @@ TEST_CASE("What was exported imports as what was there, on every rank") {
   Fleet fleet(SmallModel(), {.shards = 4, .beside = {true, false, true, false}});
   fleet.Open();
   fleet.Publish(3);
-  const TempDir directory;
+  const os::TempDir directory;
   WriteTensors(directory.File("model.safetensors"), fleet.exporter(0).layout().tensors(), fleet.Served(3));
   for (uint32_t r = 0; r < 4; ++r) {
     TestRank& rank = fleet.rank(r);
@@ -62,14 +62,15 @@ TEST_CASE("What was exported imports as what was there, on every rank") {
 }
 
 TEST_CASE("Checkpoints of several files are read by their index, others by their only file") {
-  const std::vector<Whole2D> model{{"a", DType::kBF16, 8, 4, Cut::kRows}, {"b", DType::kF32, 4, 8, Cut::kColumns}};
-  const TempDir directory;
+  const std::vector<Whole2D> model{{"a", model::DType::kBF16, 8, 4, Cut::kRows},
+                                   {"b", model::DType::kF32, 4, 8, Cut::kColumns}};
+  const os::TempDir directory;
   WriteModel(directory.File("part-1.safetensors"), {model[0]}, 1);
   WriteModel(directory.File("part-2.safetensors"), {model[1]}, 1);
   TestRank rank(model, true, 1, 2);
   CHECK_THAT(Import(directory.path(), rank).status().message(), Contains("several other *.safetensors"));
   const auto index = [&](const std::string& text) {
-    REQUIRE(WriteFileAtomic(directory.File("model.safetensors.index.json"), text).ok());
+    REQUIRE(os::WriteFileAtomic(directory.File("model.safetensors.index.json"), text).ok());
     Clear(rank);
     return Import(directory.path(), rank).status();
   };
@@ -83,7 +84,7 @@ TEST_CASE("Checkpoints of several files are read by their index, others by their
   CHECK_THAT(index(R"({"weight_map": {"a": 1}})").message(), Contains("is no string"));
   CHECK_THAT(index(R"([1, 2])").message(), Contains("weight_map"));
   CHECK(index(R"({"weight_map": {"a": "part-3.safetensors"}})").code() == ErrorCode::kNotFound);
-  const TempDir one;
+  const os::TempDir one;
   WriteModel(one.File("anything.safetensors"), model, 1);
   CHECK(Import(one.path(), rank).ok());
   CHECK(rank.memory == expected.memory);
@@ -91,14 +92,14 @@ TEST_CASE("Checkpoints of several files are read by their index, others by their
 }
 
 TEST_CASE("BF16 checkpoints fill F32 tensors exactly") {
-  const std::vector<Whole2D> model{{"w", DType::kBF16, 32, 64, Cut::kColumns}};
-  const TempDir directory;
+  const std::vector<Whole2D> model{{"w", model::DType::kBF16, 32, 64, Cut::kColumns}};
+  const os::TempDir directory;
   WriteModel(directory.File("model.safetensors"), model, 1);
   TestRank narrow(model, true, 1, 2);
   narrow.Fill(model, 1);
   TestRank wide(model, true, 1, 2);
   std::vector<uint32_t> values(32 * 32);
-  wide.locals[0].dtype = DType::kF32;
+  wide.locals[0].dtype = model::DType::kF32;
   wide.locals[0].address = values.data();
   REQUIRE(Import(directory.path(), wide).ok());
   for (size_t i = 0; i < values.size(); ++i) {
@@ -109,14 +110,14 @@ TEST_CASE("BF16 checkpoints fill F32 tensors exactly") {
 }
 
 TEST_CASE("Rows that the checkpoint does not have become zero, and gaps between rows stay as they are") {
-  const std::vector<Whole2D> model{{"w", DType::kBF16, 6, 4, Cut::kNone}};
-  const TempDir directory;
+  const std::vector<Whole2D> model{{"w", model::DType::kBF16, 6, 4, Cut::kNone}};
+  const os::TempDir directory;
   WriteModel(directory.File("model.safetensors"), model, 1);
   // Padded to 8 rows of 4, which lie 5 apart.
   TestRank rank(model, true, 0, 1);
-  std::get<std::vector<TensorSheet>>(rank.sheet.parts[0])[0].local_shape = {8, 4};
+  std::get<std::vector<plan::TensorSheet>>(rank.sheet.parts[0])[0].local_shape = {8, 4};
   std::vector<uint16_t> memory(8 * 5, 0xabcd);
-  rank.locals[0] = {"w", DType::kBF16, {8, 4}, {5, 1}, memory.data()};
+  rank.locals[0] = {"w", model::DType::kBF16, {8, 4}, {5, 1}, memory.data()};
   REQUIRE(Import(directory.path(), rank).ok());
   for (size_t row = 0; row < 8; ++row) {
     for (size_t column = 0; column < 5; ++column) {
@@ -127,12 +128,13 @@ TEST_CASE("Rows that the checkpoint does not have become zero, and gaps between 
 }
 
 TEST_CASE("Everything is checked before anything is written") {
-  const std::vector<Whole2D> model{{"a", DType::kBF16, 8, 4, Cut::kRows}, {"b", DType::kBF16, 4, 8, Cut::kRows}};
+  const std::vector<Whole2D> model{{"a", model::DType::kBF16, 8, 4, Cut::kRows},
+                                   {"b", model::DType::kBF16, 4, 8, Cut::kRows}};
   TestRank rank(model, true, 0, 2);
   Clear(rank);
   const auto untouched = rank.memory;
   const auto fails = [&](std::vector<Whole2D> stored) {
-    const TempDir directory;
+    const os::TempDir directory;
     WriteModel(directory.File("model.safetensors"), stored, 1);
     const Status status = Import(directory.path(), rank).status();
     CHECK(status.code() == ErrorCode::kBadData);
@@ -140,28 +142,29 @@ TEST_CASE("Everything is checked before anything is written") {
     return status.message();
   };
   CHECK_THAT(fails({model[0]}), Contains("no tensor \"b\""));
-  CHECK_THAT(fails({model[0], {"b", DType::kBF16, 8, 4}}), Contains("\"b\" has shape [8, 4]") && Contains("[4, 8]"));
-  CHECK_THAT(fails({model[0], {"b", DType::kF32, 4, 8}}), Contains("\"b\" is F32") && Contains("is BF16"));
+  CHECK_THAT(fails({model[0], {"b", model::DType::kBF16, 8, 4}}),
+             Contains("\"b\" has shape [8, 4]") && Contains("[4, 8]"));
+  CHECK_THAT(fails({model[0], {"b", model::DType::kF32, 4, 8}}), Contains("\"b\" is F32") && Contains("is BF16"));
   rank.locals[1].address = nullptr;
   CHECK_THAT(fails(model), Contains("\"b\" has no address"));
 }
 
 TEST_CASE("A file that is cut short, or is no safetensors file, is refused with its path") {
-  const std::vector<Whole2D> model{{"a", DType::kBF16, 8, 4, Cut::kRows}};
+  const std::vector<Whole2D> model{{"a", model::DType::kBF16, 8, 4, Cut::kRows}};
   TestRank rank(model, true, 0, 2);
-  const TempDir directory;
+  const os::TempDir directory;
   const std::string path = directory.File("model.safetensors");
   WriteModel(path, model, 1);
-  const std::string whole = *ReadFile(path);
+  const std::string whole = *os::ReadFile(path);
   for (const size_t bytes : {whole.size() - 1, size_t{4096}, size_t{100}, size_t{7}}) {
-    REQUIRE(WriteFileAtomic(path, whole.substr(0, bytes)).ok());
+    REQUIRE(os::WriteFileAtomic(path, whole.substr(0, bytes)).ok());
     const Status status = Import(directory.path(), rank).status();
     CHECK(status.code() == ErrorCode::kBadData);
     CHECK_THAT(status.message(), Contains(path));
   }
-  REQUIRE(WriteFileAtomic(path, std::string_view("")).ok());
+  REQUIRE(os::WriteFileAtomic(path, std::string_view("")).ok());
   CHECK_FALSE(Import(directory.path(), rank).ok());
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::exporter

@@ -16,7 +16,7 @@
 #include "common/base/text.h"
 #include "export_plugin/exporter/exchange.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 
 // Where all ranks of a test meet. Thread-safe.
 class ExchangeHub {
@@ -149,4 +149,4 @@ inline std::unique_ptr<Exchange> ExchangeHub::Of(uint32_t rank) {
   return std::make_unique<InProcessExchange>(this, rank);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

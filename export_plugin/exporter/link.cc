@@ -2,7 +2,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 
 void Link::Lose(uint32_t peer, const Status& reason) {
   lost_.insert(peer);
@@ -34,4 +34,4 @@ void Link::Wait(Pending& pending) {
   pending = {};
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

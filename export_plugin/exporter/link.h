@@ -7,7 +7,7 @@
 
 #include "export_plugin/exporter/exchange.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 
 // Not thread-safe.
 class Link {
@@ -38,4 +38,4 @@ class Link {
   Status first_loss_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

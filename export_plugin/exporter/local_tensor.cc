@@ -5,14 +5,14 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 namespace {
 
 // No process has more; sums below it cannot overflow.
 constexpr uint64_t kMaxSpanBytes = uint64_t{1} << 47;
 
-std::string_view Name(DType dtype) {
-  return FindDType(dtype)->name;
+std::string_view Name(model::DType dtype) {
+  return model::FindDType(dtype)->name;
 }
 
 // Whether no two elements share bytes and the whole fits an address space.
@@ -30,32 +30,32 @@ Status CheckStrides(const LocalTensor& local) {
   uint64_t span = 1;  // elements from the first to the last one of the dimensions so far
   for (const size_t dim : dims) {
     if (local.strides[dim] < span) {
-      return {ErrorCode::kBadData, Cat("local tensor \"", local.name, "\": shape ", ShapeText(local.shape),
-                                       " with strides ", ShapeText(local.strides), " overlaps itself")};
+      return {ErrorCode::kBadData, Cat("local tensor \"", local.name, "\": shape ", layout::ShapeText(local.shape),
+                                       " with strides ", layout::ShapeText(local.strides), " overlaps itself")};
     }
     if (local.strides[dim] > kMaxSpanBytes || local.shape[dim] > kMaxSpanBytes / local.strides[dim]) {
-      return {ErrorCode::kBadData, Cat("local tensor \"", local.name, "\": shape ", ShapeText(local.shape),
-                                       " with strides ", ShapeText(local.strides), " is larger than memory")};
+      return {ErrorCode::kBadData, Cat("local tensor \"", local.name, "\": shape ", layout::ShapeText(local.shape),
+                                       " with strides ", layout::ShapeText(local.strides), " is larger than memory")};
     }
     span += (local.shape[dim] - 1) * local.strides[dim];
   }
   return OkStatus();
 }
 
-Status CheckLocal(const LocalTensor& local, const SheetLocal& described) {
+Status CheckLocal(const LocalTensor& local, const plan::SheetLocal& described) {
   if (local.name != described.name) {
     return {ErrorCode::kBadData, Cat("local tensor \"", local.name, "\" was given where the sheet has \"",
                                      described.name, "\"; give them in the sheet's order")};
   }
   if (local.shape != described.shape) {
-    return {ErrorCode::kBadData, Cat("local tensor \"", local.name, "\" has shape ", ShapeText(local.shape),
-                                     "; the sheet says ", ShapeText(described.shape))};
+    return {ErrorCode::kBadData, Cat("local tensor \"", local.name, "\" has shape ", layout::ShapeText(local.shape),
+                                     "; the sheet says ", layout::ShapeText(described.shape))};
   }
   if (described.dtype && local.dtype != *described.dtype) {
     return {ErrorCode::kBadData, Cat("local tensor \"", local.name, "\" is ", Name(local.dtype), "; the sheet says ",
                                      Name(*described.dtype))};
   }
-  const DTypeInfo& dtype = *FindDType(local.dtype);
+  const model::DTypeInfo& dtype = *model::FindDType(local.dtype);
   if (dtype.bits % 8 != 0) {
     return {ErrorCode::kBadData, Cat("local tensor \"", local.name, "\" is ", dtype.name,
                                      ": elements smaller than a byte cannot be cut into shards")};
@@ -65,18 +65,18 @@ Status CheckLocal(const LocalTensor& local, const SheetLocal& described) {
 
 }  // namespace
 
-Result<std::vector<RankSheet>> ParseSheets(std::span<const std::string> texts) {
-  std::vector<RankSheet> sheets;
+Result<std::vector<plan::RankSheet>> ParseSheets(std::span<const std::string> texts) {
+  std::vector<plan::RankSheet> sheets;
   for (size_t rank = 0; rank < texts.size(); ++rank) {
-    Result<RankSheet> sheet = ParseSheet(texts[rank]);
+    Result<plan::RankSheet> sheet = plan::ParseSheet(texts[rank]);
     if (!sheet.ok()) return sheet.status().WithContext(Cat("the sheet of rank ", rank));
     sheets.push_back(*std::move(sheet));
   }
   return sheets;
 }
 
-Status CheckLocals(std::span<const LocalTensor> locals, const RankSheet& sheet) {
-  const std::vector<SheetLocal> described = LocalsOf(sheet);
+Status CheckLocals(std::span<const LocalTensor> locals, const plan::RankSheet& sheet) {
+  const std::vector<plan::SheetLocal> described = plan::LocalsOf(sheet);
   if (locals.size() != described.size()) {
     return {ErrorCode::kBadData,
             Cat(locals.size(), " local tensors were given; the rank's sheet describes ", described.size())};
@@ -102,12 +102,13 @@ bool AnyOnDevice(CopyEngine& engine, std::span<const LocalTensor> locals) {
                      [&](const LocalTensor& local) { return engine.OnDevice(local.address); });
 }
 
-TensorView ViewOf(const LocalTensor& local) {
-  return {local.shape, local.strides, FindDType(local.dtype)->bits / 8, 0};
+layout::TensorView ViewOf(const LocalTensor& local) {
+  return {local.shape, local.strides, model::FindDType(local.dtype)->bits / 8, 0};
 }
 
-TensorView ViewOf(const TensorMeta& tensor, size_t rank) {
-  return TensorView::Contiguous(Promoted(tensor.shape, rank), FindDType(tensor.dtype)->bits / 8, tensor.offset);
+layout::TensorView ViewOf(const model::TensorMeta& tensor, size_t rank) {
+  return layout::TensorView::Contiguous(layout::Promoted(tensor.shape, rank), model::FindDType(tensor.dtype)->bits / 8,
+                                        tensor.offset);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

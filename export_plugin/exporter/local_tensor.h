@@ -10,24 +10,24 @@
 #include "export_plugin/exporter/copy_engine.h"
 #include "export_plugin/plan/sheet.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 
 // In the order of the rank's sheet.
 struct LocalTensor {
   std::string name;  // as in the sheet
-  DType dtype = DType::kBF16;
-  Extents shape;
-  Extents strides;  // in elements; must not overlap
+  model::DType dtype = model::DType::kBF16;
+  layout::Extents shape;
+  layout::Extents strides;  // in elements; must not overlap
   const void* address = nullptr;
   bool convert = false;  // allow F32 to be exported as BF16, rounded to nearest even; else dtypes must match
 };
 
 // The sheets of all ranks. kBadData names the rank whose sheet is none.
-Result<std::vector<RankSheet>> ParseSheets(std::span<const std::string> texts);
+Result<std::vector<plan::RankSheet>> ParseSheets(std::span<const std::string> texts);
 
 // Whether `locals` are what the rank's own sheet says, and lie in memory as tensors can. kBadData names the first that
 // is not, and both sides. Addresses are not checked.
-Status CheckLocals(std::span<const LocalTensor> locals, const RankSheet& sheet);
+Status CheckLocals(std::span<const LocalTensor> locals, const plan::RankSheet& sheet);
 
 // A rank's local tensors by the source that they hold.
 class LocalsBySource {
@@ -47,8 +47,8 @@ class LocalsBySource {
 bool AnyOnDevice(CopyEngine& engine, std::span<const LocalTensor> locals);
 
 // How the local tensor lies in memory, offsets counted from its address.
-TensorView ViewOf(const LocalTensor& local);
+layout::TensorView ViewOf(const LocalTensor& local);
 // How a HuggingFace tensor lies in the data section, seen with `rank` dimensions.
-TensorView ViewOf(const TensorMeta& tensor, size_t rank);
+layout::TensorView ViewOf(const model::TensorMeta& tensor, size_t rank);
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

@@ -2,23 +2,23 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 namespace {
 
 constexpr uint64_t kBatchBytes = uint64_t{64} << 20;
 
 // Appends the copies of `chunk`, and what they write.
-Status AppendChunk(const TrainingModel& model, const Chunk& chunk, std::span<const LocalTensor> locals, uint32_t local,
-                   CopyList& list) {
-  const TensorMeta& tensor = model.tensors[chunk.tensor];
+Status AppendChunk(const layout::TrainingModel& model, const Chunk& chunk, std::span<const LocalTensor> locals,
+                   uint32_t local, CopyList& list) {
+  const model::TensorMeta& tensor = model.tensors[chunk.tensor];
   LS_ASSIGN_OR_RETURN(const ElementConversion conversion, ConversionOf(locals[local], tensor));
-  const TensorView source = ViewOf(locals[local]);
-  const TensorView target = ViewOf(tensor, chunk.pieces[0].target.size());
-  LS_RETURN_IF_ERROR(CheckBounds(chunk.pieces, source.shape, target.shape));
-  std::vector<StridedCopy> copies;
-  AppendCopies(chunk.pieces, source, target, copies);
-  Coalesce(copies, {source.element_bytes, target.element_bytes});
-  for (const StridedCopy& copy : copies) list.copies.push_back({local, copy, conversion});
+  const layout::TensorView source = ViewOf(locals[local]);
+  const layout::TensorView target = ViewOf(tensor, chunk.pieces[0].target.size());
+  LS_RETURN_IF_ERROR(layout::CheckBounds(chunk.pieces, source.shape, target.shape));
+  std::vector<layout::StridedCopy> copies;
+  layout::AppendCopies(chunk.pieces, source, target, copies);
+  layout::Coalesce(copies, {source.element_bytes, target.element_bytes});
+  for (const layout::StridedCopy& copy : copies) list.copies.push_back({local, copy, conversion});
   AppendRanges(model, chunk, list.ranges);
   if (list.batches.empty() || list.batches.back().bytes >= kBatchBytes) list.batches.emplace_back();
   list.batches.back().copies_end = list.copies.size();
@@ -30,18 +30,18 @@ Status AppendChunk(const TrainingModel& model, const Chunk& chunk, std::span<con
 
 }  // namespace
 
-Result<ElementConversion> ConversionOf(const LocalTensor& local, const TensorMeta& tensor) {
+Result<ElementConversion> ConversionOf(const LocalTensor& local, const model::TensorMeta& tensor) {
   if (local.dtype == tensor.dtype) return ElementConversion::kNone;
-  const bool can_convert = local.dtype == DType::kF32 && tensor.dtype == DType::kBF16;
+  const bool can_convert = local.dtype == model::DType::kF32 && tensor.dtype == model::DType::kBF16;
   if (can_convert && local.convert) return ElementConversion::kF32ToBF16;
   return Status(ErrorCode::kBadData,
-                Cat("local tensor \"", local.name, "\" is ", FindDType(local.dtype)->name, "; tensor \"", tensor.name,
-                    "\" made of it is ", FindDType(tensor.dtype)->name,
+                Cat("local tensor \"", local.name, "\" is ", model::FindDType(local.dtype)->name, "; tensor \"",
+                    tensor.name, "\" made of it is ", model::FindDType(tensor.dtype)->name,
                     can_convert ? ": allow conversion to have it rounded, or give tensors of the latter"
                                 : ": only F32 can be converted, to BF16; give tensors of the latter"));
 }
 
-Result<OwnCopies> LowerCopies(const TrainingModel& model, std::span<const Chunk> chunks,
+Result<OwnCopies> LowerCopies(const layout::TrainingModel& model, std::span<const Chunk> chunks,
                               std::span<const LocalTensor> locals, const LocalsBySource& by_source) {
   OwnCopies own;
   for (const Chunk& chunk : chunks) {
@@ -65,4 +65,4 @@ Status Place(std::span<const LocalCopy> copies, std::span<const LocalTensor> loc
   return OkStatus();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

@@ -8,18 +8,18 @@
 #include "export_plugin/exporter/copy_engine.h"
 #include "export_plugin/exporter/local_tensor.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 
 // A copy from local tensor `local`; source offsets count from its address.
 struct LocalCopy {
   uint32_t local = 0;
-  StridedCopy copy;
+  layout::StridedCopy copy;
   ElementConversion conversion = ElementConversion::kNone;
 };
 
 // What becomes of a local tensor's elements in a HuggingFace tensor. kBadData, naming both, where the dtypes differ and
 // this is not F32 to BF16 with leave to convert.
-Result<ElementConversion> ConversionOf(const LocalTensor& local, const TensorMeta& tensor);
+Result<ElementConversion> ConversionOf(const LocalTensor& local, const model::TensorMeta& tensor);
 
 // Copies whose ranges are reported together: large enough for a report to cost nothing, small enough for the agent's
 // diff to run while others are copied.
@@ -44,11 +44,11 @@ struct OwnCopies {
 };
 
 // kBadData as ConversionOf().
-Result<OwnCopies> LowerCopies(const TrainingModel& model, std::span<const Chunk> chunks,
+Result<OwnCopies> LowerCopies(const layout::TrainingModel& model, std::span<const Chunk> chunks,
                               std::span<const LocalTensor> locals, const LocalsBySource& by_source);
 
 // `copies` with the tensors' present addresses, relative to `target`. kBadData names a tensor without an address.
 Status Place(std::span<const LocalCopy> copies, std::span<const LocalTensor> locals, std::byte* target,
              std::vector<PlacedCopy>& placed);
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

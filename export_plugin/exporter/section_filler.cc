@@ -5,23 +5,24 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 namespace {
 
 // All copies of the rank's model, which must be `layout`'s.
-Result<OwnCopies> AllCopies(const std::string& sheet, std::span<const LocalTensor> locals, const ModelLayout& layout) {
-  LS_ASSIGN_OR_RETURN(const RankSheet parsed, ParseSheet(sheet));
-  LS_ASSIGN_OR_RETURN(const TrainingModel model, BuildTrainingModel({parsed}));
-  LS_ASSIGN_OR_RETURN(const CopyPlan plan, CompileExport(model, {true}));
+Result<OwnCopies> AllCopies(const std::string& sheet, std::span<const LocalTensor> locals,
+                            const model::ModelLayout& layout) {
+  LS_ASSIGN_OR_RETURN(const plan::RankSheet parsed, plan::ParseSheet(sheet));
+  LS_ASSIGN_OR_RETURN(const layout::TrainingModel model, plan::BuildTrainingModel({parsed}));
+  LS_ASSIGN_OR_RETURN(const layout::CopyPlan plan, layout::CompileExport(model, {true}));
   if (model.tensors != layout.tensors()) {
     return Status(ErrorCode::kBadData, Cat("this rank by itself describes another model (", model.tensors.size(),
                                            " tensors) than all ranks together (", layout.tensors().size(), ")"));
   }
-  const LocalsBySource by_source(SourcesOfRank(model, 0), model.sources.size());
+  const LocalsBySource by_source(plan::SourcesOfRank(model, 0), model.sources.size());
   return LowerCopies(model, ChunksOf(model, plan.ranks[0]), locals, by_source);
 }
 
-uint64_t EndOf(const StridedCopy& copy) {
+uint64_t EndOf(const layout::StridedCopy& copy) {
   return copy.target_offset + (copy.rows - 1) * copy.target_pitch + copy.row_bytes;
 }
 
@@ -29,7 +30,7 @@ uint64_t EndOf(const StridedCopy& copy) {
 
 Result<std::unique_ptr<SectionFiller>> SectionFiller::Create(const std::string& sheet,
                                                              std::span<const LocalTensor> locals,
-                                                             std::shared_ptr<const ModelLayout> layout) {
+                                                             std::shared_ptr<const model::ModelLayout> layout) {
   Result<OwnCopies> own = AllCopies(sheet, locals, *layout);
   LS_RETURN_IF_ERROR(own.status().WithContext("only a rank that holds the whole model can fill ranges of it"));
   std::unique_ptr<SectionFiller> filler(new SectionFiller(std::move(layout)));
@@ -48,12 +49,12 @@ Status SectionFiller::Fill(ByteRange range, std::byte* target, std::span<const L
   LS_RETURN_IF_ERROR(CheckRange(range));
   const uint64_t end = range.offset + range.bytes;
   clipped_.clear();
-  std::vector<StridedCopy> parts;
+  std::vector<layout::StridedCopy> parts;
   const auto first = std::upper_bound(ends_.begin(), ends_.end(), range.offset) - ends_.begin();
   for (size_t i = static_cast<size_t>(first); i < copies_.size() && copies_[i].copy.target_offset < end; ++i) {
     parts.clear();
-    AppendClipped(copies_[i].copy, range.offset, end, ElementsOf(copies_[i].conversion), parts);
-    for (StridedCopy& part : parts) {
+    layout::AppendClipped(copies_[i].copy, range.offset, end, ElementsOf(copies_[i].conversion), parts);
+    for (layout::StridedCopy& part : parts) {
       part.target_offset -= range.offset;
       clipped_.push_back({copies_[i].local, part, copies_[i].conversion});
     }
@@ -74,10 +75,10 @@ Status SectionFiller::CheckRange(ByteRange range) const {
 
 Status SectionFiller::CheckCut(uint64_t at) const {
   if (at == layout_->data_bytes()) return OkStatus();
-  const TensorMeta& tensor = layout_->tensors()[layout_->TensorAt(at)];
-  if ((at - tensor.offset) * 8 % FindDType(tensor.dtype)->bits == 0) return OkStatus();
+  const model::TensorMeta& tensor = layout_->tensors()[layout_->TensorAt(at)];
+  if ((at - tensor.offset) * 8 % model::FindDType(tensor.dtype)->bits == 0) return OkStatus();
   return {ErrorCode::kBadData, Cat("byte ", at, " is within an element of tensor \"", tensor.name, "\" (",
-                                   FindDType(tensor.dtype)->name, " from byte ", tensor.offset, " on)")};
+                                   model::FindDType(tensor.dtype)->name, " from byte ", tensor.offset, " on)")};
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

@@ -12,14 +12,14 @@
 #include "export_plugin/exporter/local_tensor.h"
 #include "export_plugin/exporter/lowering.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 
 // Not thread-safe. Keeps its copies of the plan; neither tensors nor their addresses.
 class SectionFiller {
  public:
   // `sheet`: the rank's own. kBadData when the rank by itself does not hold all of `layout`: the text names a tensor.
   static Result<std::unique_ptr<SectionFiller>> Create(const std::string& sheet, std::span<const LocalTensor> locals,
-                                                       std::shared_ptr<const ModelLayout> layout);
+                                                       std::shared_ptr<const model::ModelLayout> layout);
 
   // Writes `range` of the data section to `target`, in host memory or the memory of a GPU that `engine` reaches, and
   // waits until it is there. kBadData: the range leaves the data section or cuts an element, or a tensor has no
@@ -27,16 +27,16 @@ class SectionFiller {
   Status Fill(ByteRange range, std::byte* target, std::span<const LocalTensor> locals, CopyEngine& engine);
 
  private:
-  explicit SectionFiller(std::shared_ptr<const ModelLayout> layout) : layout_(std::move(layout)) {}
+  explicit SectionFiller(std::shared_ptr<const model::ModelLayout> layout) : layout_(std::move(layout)) {}
 
   Status CheckRange(ByteRange range) const;
   Status CheckCut(uint64_t at) const;
 
-  const std::shared_ptr<const ModelLayout> layout_;
+  const std::shared_ptr<const model::ModelLayout> layout_;
   std::vector<LocalCopy> copies_;  // into the data section, by rising target_offset
   std::vector<uint64_t> ends_;     // of the bytes that each copy and all before it write; rising, too
   std::vector<LocalCopy> clipped_;
   std::vector<PlacedCopy> placed_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::exporter

@@ -7,21 +7,21 @@
 #include "common/base/worker_pool.h"
 #include "export_plugin/exporter/exporter_fixture.h"
 
-namespace lockstep {
+namespace lockstep::exporter {
 namespace {
 
 constexpr std::byte kUntouched{0xEE};
 
 // What the exporter makes of these sheets.
-std::shared_ptr<const ModelLayout> LayoutOf(const std::vector<RankSheet>& sheets) {
-  const auto model = BuildTrainingModel(sheets);
+std::shared_ptr<const model::ModelLayout> LayoutOf(const std::vector<plan::RankSheet>& sheets) {
+  const auto model = plan::BuildTrainingModel(sheets);
   REQUIRE(model.ok());
-  return *ModelLayout::Create(model->tensors);
+  return *model::ModelLayout::Create(model->tensors);
 }
 
-std::vector<std::byte> DataSection(const ModelLayout& layout, const Image& image) {
+std::vector<std::byte> DataSection(const model::ModelLayout& layout, const Image& image) {
   std::vector<std::byte> data(layout.data_bytes());
-  for (const TensorMeta& tensor : layout.tensors()) {
+  for (const model::TensorMeta& tensor : layout.tensors()) {
     std::memcpy(data.data() + tensor.offset, image.at(tensor.name).data(), image.at(tensor.name).size());
   }
   return data;
@@ -33,7 +33,7 @@ TEST_CASE("Every range of the data section is what publishing would write there,
   const auto layout = LayoutOf({rank.sheet});
   WorkerPool pool(2);
   const std::unique_ptr<CopyEngine> engines[] = {NewHostCopyEngine(nullptr), NewHostCopyEngine(&pool)};
-  const auto filler = SectionFiller::Create(ToJson(rank.sheet), rank.locals, layout);
+  const auto filler = SectionFiller::Create(plan::ToJson(rank.sheet), rank.locals, layout);
   REQUIRE(filler.ok());
   std::mt19937_64 random(7);
   for (Version version = 1; version <= 40; ++version) {
@@ -58,11 +58,14 @@ TEST_CASE("Float32 tensors, strided ones too, are rounded to bfloat16 in whateve
   std::vector<float> values(15);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
   values[4] = std::bit_cast<float>(0x3F80'8001u);  // rounds up to 0x3F81
-  RankSheet sheet;
-  sheet.parts.push_back(std::vector<TensorSheet>{
-      {.name = "w", .dtype = DType::kBF16, .shape = {5, 3}, .local_shape = {5, 3}, .boxes = Whole({5, 3})}});
-  const std::vector<LocalTensor> locals{{"w", DType::kF32, {5, 3}, {1, 5}, values.data(), true}};
-  const auto filler = SectionFiller::Create(ToJson(sheet), locals, LayoutOf({sheet}));
+  plan::RankSheet sheet;
+  sheet.parts.push_back(std::vector<plan::TensorSheet>{{.name = "w",
+                                                        .dtype = model::DType::kBF16,
+                                                        .shape = {5, 3},
+                                                        .local_shape = {5, 3},
+                                                        .boxes = layout::Whole({5, 3})}});
+  const std::vector<LocalTensor> locals{{"w", model::DType::kF32, {5, 3}, {1, 5}, values.data(), true}};
+  const auto filler = SectionFiller::Create(plan::ToJson(sheet), locals, LayoutOf({sheet}));
   REQUIRE(filler.ok());
   std::vector<uint16_t> expected;
   for (size_t row = 0; row < 5; ++row) {
@@ -88,23 +91,23 @@ TEST_CASE("A rank that holds a shard of a tensor fills nothing, and the tensor i
   const TestRank first(model, true, 0, 2);
   const TestRank second(model, true, 1, 2);
   const auto refused =
-      SectionFiller::Create(ToJson(first.sheet), first.locals, LayoutOf({first.sheet, second.sheet})).status();
+      SectionFiller::Create(plan::ToJson(first.sheet), first.locals, LayoutOf({first.sheet, second.sheet})).status();
   CHECK(refused.code() == ErrorCode::kBadData);
   CHECK_THAT(refused.message(), Catch::Contains("holds the whole model") && Catch::Contains("\"embed\""));
 }
 
 TEST_CASE("A rank whose sheet alone is not the model of all ranks fills nothing") {
-  const TestRank small({{"w", DType::kBF16, 4, 4}}, true, 0, 1);
-  const TestRank other({{"w", DType::kBF16, 4, 4}, {"v", DType::kBF16, 4, 4}}, true, 0, 1);
-  const auto refused = SectionFiller::Create(ToJson(small.sheet), small.locals, LayoutOf({other.sheet})).status();
+  const TestRank small({{"w", model::DType::kBF16, 4, 4}}, true, 0, 1);
+  const TestRank other({{"w", model::DType::kBF16, 4, 4}, {"v", model::DType::kBF16, 4, 4}}, true, 0, 1);
+  const auto refused = SectionFiller::Create(plan::ToJson(small.sheet), small.locals, LayoutOf({other.sheet})).status();
   CHECK(refused.code() == ErrorCode::kBadData);
   CHECK_THAT(refused.message(), Catch::Contains("another model (1 tensors) than all ranks together (2)"));
 }
 
 TEST_CASE("Ranges that leave the data section or cut an element, and tensors without an address, are refused") {
-  TestRank rank({{"w", DType::kBF16, 4, 4}, {"norm", DType::kF32, 1, 4}}, true, 0, 1);
+  TestRank rank({{"w", model::DType::kBF16, 4, 4}, {"norm", model::DType::kF32, 1, 4}}, true, 0, 1);
   const auto layout = LayoutOf({rank.sheet});
-  const auto filler = SectionFiller::Create(ToJson(rank.sheet), rank.locals, layout);
+  const auto filler = SectionFiller::Create(plan::ToJson(rank.sheet), rank.locals, layout);
   REQUIRE(filler.ok());
   const auto engine = NewHostCopyEngine(nullptr);
   std::vector<std::byte> target(layout->data_bytes(), kUntouched);
@@ -142,4 +145,4 @@ TEST_CASE("An exporter fills ranges with what it publishes, from new addresses w
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::exporter

@@ -5,7 +5,7 @@
 #include "common/model/layout.h"
 #include "export_plugin/plan/part_model.h"
 
-namespace lockstep {
+namespace lockstep::plan {
 namespace {
 
 template <typename Kind>
@@ -37,33 +37,33 @@ Status CheckSameParts(const std::vector<RankSheet>& sheets) {
 
 // Moves tensors, sources and conversions of `part` behind those of `whole`, and counts its holdings' sources from
 // there.
-Status Append(PartModel& part, TrainingModel& whole) {
+Status Append(PartModel& part, layout::TrainingModel& whole) {
   const auto first_source = static_cast<uint32_t>(whole.sources.size());
   const auto first_tensor = static_cast<uint32_t>(whole.tensors.size());
   const uint32_t first_group = whole.groups.empty() ? 0 : whole.groups.back() + 1;
-  if (whole.tensors.size() + part.model.tensors.size() > kMaxTensors ||
-      whole.sources.size() + part.model.sources.size() > kMaxTensors) {
-    return {ErrorCode::kBadData, Cat("the model has more than ", kMaxTensors, " tensors")};
+  if (whole.tensors.size() + part.model.tensors.size() > model::kMaxTensors ||
+      whole.sources.size() + part.model.sources.size() > model::kMaxTensors) {
+    return {ErrorCode::kBadData, Cat("the model has more than ", model::kMaxTensors, " tensors")};
   }
-  for (TensorMeta& tensor : part.model.tensors) whole.tensors.push_back(std::move(tensor));
+  for (model::TensorMeta& tensor : part.model.tensors) whole.tensors.push_back(std::move(tensor));
   for (const uint32_t group : part.model.groups) whole.groups.push_back(first_group + group);
-  for (SourceTensor& source : part.model.sources) whole.sources.push_back(std::move(source));
-  for (Conversion& conversion : part.model.conversions) {
+  for (layout::SourceTensor& source : part.model.sources) whole.sources.push_back(std::move(source));
+  for (layout::Conversion& conversion : part.model.conversions) {
     conversion.source += first_source;
     conversion.tensor += first_tensor;
     whole.conversions.push_back(std::move(conversion));
   }
-  for (std::vector<Holding>& of_rank : part.holdings) {
-    for (Holding& holding : of_rank) holding.source += first_source;
+  for (std::vector<layout::Holding>& of_rank : part.holdings) {
+    for (layout::Holding& holding : of_rank) holding.source += first_source;
   }
   return OkStatus();
 }
 
 }  // namespace
 
-Result<TrainingModel> BuildTrainingModel(const std::vector<RankSheet>& sheets) {
+Result<layout::TrainingModel> BuildTrainingModel(const std::vector<RankSheet>& sheets) {
   LS_RETURN_IF_ERROR(CheckSameParts(sheets));
-  TrainingModel model;
+  layout::TrainingModel model;
   std::vector<PartModel> parts;
   for (size_t i = 0; i < sheets[0].parts.size(); ++i) {
     Result<PartModel> part = std::holds_alternative<MegatronSheet>(sheets[0].parts[i])
@@ -73,18 +73,18 @@ Result<TrainingModel> BuildTrainingModel(const std::vector<RankSheet>& sheets) {
     LS_RETURN_IF_ERROR(Append(*part, model));
     parts.push_back(*std::move(part));
   }
-  LS_RETURN_IF_ERROR(PlaceTensors(model));
+  LS_RETURN_IF_ERROR(layout::PlaceTensors(model));
   for (uint32_t rank = 0; rank < sheets.size(); ++rank) {
     for (PartModel& part : parts) {
-      for (Holding& holding : part.holdings[rank]) model.holdings.push_back(std::move(holding));
+      for (layout::Holding& holding : part.holdings[rank]) model.holdings.push_back(std::move(holding));
     }
   }
   return model;
 }
 
-std::vector<uint32_t> SourcesOfRank(const TrainingModel& model, uint32_t rank) {
+std::vector<uint32_t> SourcesOfRank(const layout::TrainingModel& model, uint32_t rank) {
   std::vector<uint32_t> sources;
-  for (const Holding& holding : model.holdings) {
+  for (const layout::Holding& holding : model.holdings) {
     if (holding.rank == rank) sources.push_back(holding.source);
   }
   return sources;
@@ -96,4 +96,4 @@ std::vector<bool> BesideAgent(const std::vector<RankSheet>& sheets) {
   return beside;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::plan

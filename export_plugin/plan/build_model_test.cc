@@ -5,14 +5,14 @@
 #include "common/layout/copy_plan.h"
 #include "export_plugin/plan/sheet.h"
 
-namespace lockstep {
+namespace lockstep::plan {
 namespace {
 
 constexpr char kLlama[] = R"({"model_type": "llama", "torch_dtype": "bfloat16", "num_hidden_layers": 2,
   "hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2, "intermediate_size": 6,
   "vocab_size": 10, "tie_word_embeddings": false})";
 
-std::vector<RankSheet> LlamaSheets(const Topology& topology) {
+std::vector<RankSheet> LlamaSheets(const rules::Topology& topology) {
   auto sheets = ExpectedSheets(kLlama, topology, 0, /*fused_norms=*/false);
   INFO(sheets.status().ToString());
   REQUIRE(sheets.ok());
@@ -26,7 +26,7 @@ MegatronSheet& Megatron(RankSheet& sheet) {
 // Rows [first, first + rows) of a tensor of `total` rows of 4.
 TensorSheet Rows(const std::string& name, uint64_t first, uint64_t rows, uint64_t total) {
   TensorSheet tensor{.name = name, .shape = {total, 4}, .local_shape = {rows, 4}};
-  if (rows > 0) tensor.boxes = Box({0, 0}, {first, 0}, {rows, 4});
+  if (rows > 0) tensor.boxes = layout::Box({0, 0}, {first, 0}, {rows, 4});
   return tensor;
 }
 
@@ -74,8 +74,10 @@ TEST_CASE("Tensors come part by part, and in a part as they are first mentioned"
 }
 
 TEST_CASE("Tensors that must move to be aligned take their conversions and groups along") {
-  TensorSheet odd{.name = "odd", .dtype = DType::kBF16, .shape = {3}, .local_shape = {3}, .boxes = Whole({3})};
-  TensorSheet wide{.name = "wide", .dtype = DType::kF32, .shape = {2}, .local_shape = {2}, .boxes = Whole({2})};
+  TensorSheet odd{
+      .name = "odd", .dtype = model::DType::kBF16, .shape = {3}, .local_shape = {3}, .boxes = layout::Whole({3})};
+  TensorSheet wide{
+      .name = "wide", .dtype = model::DType::kF32, .shape = {2}, .local_shape = {2}, .boxes = layout::Whole({2})};
   const auto model = BuildTrainingModel({Tensors({odd, wide})});
   REQUIRE(model.ok());
   CHECK(model->tensors[0].name == "wide");
@@ -112,7 +114,7 @@ TEST_CASE("A stacked tensor becomes the tensors of its experts") {
   TensorSheet stacked{.name = "experts.gate_up",
                       .shape = {2, 6, 4},
                       .local_shape = {1, 6, 4},
-                      .boxes = Box({0, 0, 0}, {0, 0, 0}, {1, 6, 4})};
+                      .boxes = layout::Box({0, 0, 0}, {0, 0, 0}, {1, 6, 4})};
   stacked.into = {{"experts.0.gate_proj.weight", {3, 4}, {0, 0, 0}},
                   {"experts.0.up_proj.weight", {3, 4}, {0, 3, 0}},
                   {"experts.1.gate_proj.weight", {3, 4}, {1, 0, 0}},
@@ -124,12 +126,12 @@ TEST_CASE("A stacked tensor becomes the tensors of its experts") {
   REQUIRE(model.ok());
   CHECK(model->tensors.size() == 4);
   CHECK(model->groups == std::vector<uint32_t>{0, 0, 1, 1});
-  const auto plan = CompileExport(*model, BesideAgent(sheets));
+  const auto plan = layout::CompileExport(*model, BesideAgent(sheets));
   INFO(plan.status().ToString());
   REQUIRE(plan.ok());
   REQUIRE(plan->ranks[1].entries.size() == 2);
   CHECK(plan->ranks[1].entries[1].tensor == 3);
-  CHECK(plan->ranks[1].entries[1].pieces == Box({0, 3, 0}, {0, 0, 0}, {1, 3, 4}));
+  CHECK(plan->ranks[1].entries[1].pieces == layout::Box({0, 3, 0}, {0, 0, 0}, {1, 3, 4}));
 }
 
 TEST_CASE("What engines keep fused is one group") {
@@ -174,7 +176,7 @@ TEST_CASE("A parameter that no rule covers is named with its rank") {
 
 TEST_CASE("A parameter that a rank holds under two names is refused, naming both") {
   std::vector<RankSheet> sheets = LlamaSheets({});
-  LocalParameter norm = Megatron(sheets[0]).parameters[1];
+  rules::LocalParameter norm = Megatron(sheets[0]).parameters[1];
   REQUIRE(norm.name == "decoder.layers.0.input_layernorm.weight");
   norm.name = "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight";
   Megatron(sheets[0]).parameters.push_back(norm);
@@ -187,7 +189,7 @@ TEST_CASE("A tensor that two ranks describe differently is refused, naming both"
   CheckRefused({Tensors({Rows("w", 0, 1, 2)}), Tensors({}), Tensors({other})},
                "tensor \"w\": its shape is [2, 4] on rank 0 and [3, 4] on rank 2");
   other = Rows("w", 1, 1, 2);
-  other.dtype = DType::kF32;
+  other.dtype = model::DType::kF32;
   CheckRefused({Tensors({Rows("w", 0, 1, 2)}), Tensors({other})}, "its dtype is BF16 on rank 0 and F32 on rank 1");
   other = Rows("w", 1, 1, 2);
   other.into = {{"v", {2, 4}, {0, 0}}};
@@ -226,4 +228,4 @@ TEST_CASE("A topology that cannot be is refused before anything is made") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::plan

@@ -2,11 +2,11 @@
 #include "common/json/json_reader.h"
 #include "export_plugin/plan/sheet.h"
 
-namespace lockstep {
+namespace lockstep::plan {
 namespace {
 
-RankPlace PlaceOf(const Topology& topology, uint32_t rank) {
-  return {.at = CoordinatesOf(topology, rank),
+rules::RankPlace PlaceOf(const rules::Topology& topology, uint32_t rank) {
+  return {.at = rules::CoordinatesOf(topology, rank),
           .tensor = topology.tensor,
           .expert = topology.expert,
           .expert_tensor = topology.expert_tensor};
@@ -14,15 +14,15 @@ RankPlace PlaceOf(const Topology& topology, uint32_t rank) {
 
 }  // namespace
 
-Result<std::vector<RankSheet>> ExpectedSheets(std::string_view config_json, const Topology& topology,
+Result<std::vector<RankSheet>> ExpectedSheets(std::string_view config_json, const rules::Topology& topology,
                                               uint32_t ranks_per_host, bool fused_norms) {
-  LS_ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(config_json));
-  LS_RETURN_IF_ERROR(CheckTopology(topology, config.layers));
+  LS_ASSIGN_OR_RETURN(rules::ModelConfig config, rules::ParseModelConfig(config_json));
+  LS_RETURN_IF_ERROR(rules::CheckTopology(topology, config.layers));
   if (topology.world > kMaxSheets) {
     return Status(ErrorCode::kBadData, Cat("a world of ", topology.world, " ranks is over the limit of ", kMaxSheets));
   }
-  LS_ASSIGN_OR_RETURN(const MegatronRules rules, MegatronRules::Create(std::move(config)));
-  LS_ASSIGN_OR_RETURN(const Json json, ParseJson(config_json, {.key = "config.json"}, kMaxSheetBytes));
+  LS_ASSIGN_OR_RETURN(const rules::MegatronRules rules, rules::MegatronRules::Create(std::move(config)));
+  LS_ASSIGN_OR_RETURN(const json::Json json, json::ParseJson(config_json, {.key = "config.json"}, kMaxSheetBytes));
   const std::string normalised = json.dump();  // as ParseSheet does
   std::vector<RankSheet> sheets;
   sheets.reserve(topology.world);
@@ -34,4 +34,4 @@ Result<std::vector<RankSheet>> ExpectedSheets(std::string_view config_json, cons
   return sheets;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::plan

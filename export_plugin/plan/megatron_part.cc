@@ -4,7 +4,7 @@
 #include "common/base/text.h"
 #include "export_plugin/plan/part_model.h"
 
-namespace lockstep {
+namespace lockstep::plan {
 namespace {
 
 constexpr size_t kRanksNamed = 8;
@@ -28,12 +28,12 @@ Status CheckSameConfig(const std::vector<const MegatronSheet*>& ranks) {
 }
 
 Status CheckSameSizes(const std::vector<const MegatronSheet*>& ranks) {
-  const auto text = [](const RankPlace& place) {
+  const auto text = [](const rules::RankPlace& place) {
     return Cat("tensor ", place.tensor, ", expert ", place.expert, ", expert_tensor ", place.expert_tensor);
   };
-  const RankPlace& first = ranks[0]->place;
+  const rules::RankPlace& first = ranks[0]->place;
   for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
-    const RankPlace& place = ranks[rank]->place;
+    const rules::RankPlace& place = ranks[rank]->place;
     if (place.tensor == first.tensor && place.expert == first.expert && place.expert_tensor == first.expert_tensor) {
       continue;
     }
@@ -46,15 +46,15 @@ Status CheckSameSizes(const std::vector<const MegatronSheet*>& ranks) {
 // The holdings of one rank at a time; refuses what would leave open which local tensor is meant.
 class RankHoldings {
  public:
-  RankHoldings(const MegatronRules& rules, FrozenVotes& votes)
+  RankHoldings(const rules::MegatronRules& rules, FrozenVotes& votes)
       : rules_(rules), votes_(votes), held_by_(rules.model().sources.size(), Held{}) {}
 
-  Result<std::vector<Holding>> Of(uint32_t rank, const MegatronSheet& sheet) {
-    std::vector<Holding> holdings;
+  Result<std::vector<layout::Holding>> Of(uint32_t rank, const MegatronSheet& sheet) {
+    std::vector<layout::Holding> holdings;
     holdings.reserve(sheet.parameters.size());
     for (uint32_t i = 0; i < sheet.parameters.size(); ++i) {
-      const LocalParameter& parameter = sheet.parameters[i];
-      Result<Holding> holding = rules_.HoldingOf(parameter, sheet.place);
+      const rules::LocalParameter& parameter = sheet.parameters[i];
+      Result<layout::Holding> holding = rules_.HoldingOf(parameter, sheet.place);
       if (!holding.ok()) return holding.status().WithContext(Cat("rank ", rank));
       if (!holding->copy) {
         Held& held = held_by_[holding->source];
@@ -78,7 +78,7 @@ class RankHoldings {
     uint32_t parameter = 0;
   };
 
-  const MegatronRules& rules_;
+  const rules::MegatronRules& rules_;
   FrozenVotes& votes_;
   std::vector<Held> held_by_;
 };
@@ -91,7 +91,7 @@ void FrozenVotes::Vote(uint32_t source, bool frozen) {
   counts_[source].frozen += frozen ? 1 : 0;
 }
 
-void FrozenVotes::Decide(std::vector<SourceTensor>& sources) const {
+void FrozenVotes::Decide(std::vector<layout::SourceTensor>& sources) const {
   for (size_t i = 0; i < counts_.size() && i < sources.size(); ++i) {
     sources[i].frozen = counts_[i].all > 0 && counts_[i].all == counts_[i].frozen;
   }
@@ -100,17 +100,17 @@ void FrozenVotes::Decide(std::vector<SourceTensor>& sources) const {
 Result<PartModel> BuildMegatronPart(const std::vector<const MegatronSheet*>& ranks) {
   LS_RETURN_IF_ERROR(CheckSameConfig(ranks));
   LS_RETURN_IF_ERROR(CheckSameSizes(ranks));
-  LS_ASSIGN_OR_RETURN(ModelConfig config, ParseModelConfig(ranks[0]->config));
-  LS_ASSIGN_OR_RETURN(const MegatronRules rules, MegatronRules::Create(std::move(config)));
+  LS_ASSIGN_OR_RETURN(rules::ModelConfig config, rules::ParseModelConfig(ranks[0]->config));
+  LS_ASSIGN_OR_RETURN(const rules::MegatronRules rules, rules::MegatronRules::Create(std::move(config)));
   PartModel part{.model = rules.model()};
   FrozenVotes votes;
   RankHoldings holdings(rules, votes);
   for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
-    LS_ASSIGN_OR_RETURN(std::vector<Holding> held, holdings.Of(rank, *ranks[rank]));
+    LS_ASSIGN_OR_RETURN(std::vector<layout::Holding> held, holdings.Of(rank, *ranks[rank]));
     part.holdings.push_back(std::move(held));
   }
   votes.Decide(part.model.sources);
   return part;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::plan

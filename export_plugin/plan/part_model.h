@@ -6,11 +6,11 @@
 
 #include "export_plugin/plan/sheet.h"
 
-namespace lockstep {
+namespace lockstep::plan {
 
 struct PartModel {
-  TrainingModel model;                         // indices count within the part; no holdings, no offsets
-  std::vector<std::vector<Holding>> holdings;  // by rank, in the order of its sheet
+  layout::TrainingModel model;                         // indices count within the part; no holdings, no offsets
+  std::vector<std::vector<layout::Holding>> holdings;  // by rank, in the order of its sheet
 };
 
 // REQUIRES all of the same kind, one a rank.
@@ -21,7 +21,7 @@ Result<PartModel> BuildTensorPart(const std::vector<const std::vector<TensorShee
 class FrozenVotes {
  public:
   void Vote(uint32_t source, bool frozen);
-  void Decide(std::vector<SourceTensor>& sources) const;
+  void Decide(std::vector<layout::SourceTensor>& sources) const;
 
  private:
   struct Count {
@@ -31,4 +31,4 @@ class FrozenVotes {
   std::vector<Count> counts_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::plan

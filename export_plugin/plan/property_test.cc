@@ -12,14 +12,14 @@
 #include "common/layout/strided_copy.h"
 #include "export_plugin/plan/sheet.h"
 
-namespace lockstep {
+namespace lockstep::plan {
 namespace {
 
 using Json = nlohmann::json;
 
 struct Trainer {
   std::string config;
-  Topology topology;
+  rules::Topology topology;
   bool fused_norms = false;
   uint32_t ranks_per_host = 0;
 
@@ -30,7 +30,7 @@ struct Trainer {
   }
 };
 
-Json RandomConfig(Random& random) {
+Json RandomConfig(layout::Random& random) {
   const std::string family = random.OneOf(
       {"llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v3", "glm4", "glm4_moe"});
   const uint64_t groups = random.OneOf({1, 2, 4});
@@ -67,9 +67,9 @@ Json RandomConfig(Random& random) {
   return config;
 }
 
-Trainer RandomTrainer(Random& random) {
+Trainer RandomTrainer(layout::Random& random) {
   Trainer trainer{.config = RandomConfig(random).dump(), .fused_norms = random.OneIn(2)};
-  Topology& topology = trainer.topology;
+  rules::Topology& topology = trainer.topology;
   topology.tensor = random.OneOf({1, 2, 4});
   topology.context = random.OneOf({1, 1, 2});
   topology.pipeline = random.OneOf({1, 2, 4});
@@ -83,7 +83,7 @@ Trainer RandomTrainer(Random& random) {
 }
 
 // A part of DTensor-like tensors: cut into a grid, each block held by one or several ranks.
-void AddTensorPart(Random& random, std::vector<RankSheet>& sheets) {
+void AddTensorPart(layout::Random& random, std::vector<RankSheet>& sheets) {
   std::vector<std::vector<TensorSheet>> parts(sheets.size());
   const auto Cuts = [&](uint64_t size) {
     std::vector<uint64_t> cuts = {0, random.Between(0, size), size};
@@ -91,24 +91,24 @@ void AddTensorPart(Random& random, std::vector<RankSheet>& sheets) {
     return cuts;
   };
   for (int i = 0; i < 3; ++i) {
-    const Extents shape = {random.Between(1, 7), random.Between(1, 7)};
+    const layout::Extents shape = {random.Between(1, 7), random.Between(1, 7)};
     const auto rows = Cuts(shape[0]);
     const auto columns = Cuts(shape[1]);
-    const auto dtype = random.OneOf({DType::kBF16, DType::kF32, DType::kU8});
+    const auto dtype = random.OneOf({model::DType::kBF16, model::DType::kF32, model::DType::kU8});
     const uint64_t step = random.Between(1, 4);
     for (size_t rank = 0; rank < sheets.size(); ++rank) {
       TensorSheet tensor{.name = Cat("plain.", i), .dtype = dtype, .shape = shape};
       const size_t block = rank / step % 4;
-      const Extents start = {rows[block / 2], columns[block % 2]};
+      const layout::Extents start = {rows[block / 2], columns[block % 2]};
       tensor.local_shape = {rows[block / 2 + 1] - start[0], columns[block % 2 + 1] - start[1]};
-      if (ElementCount(tensor.local_shape) > 0) tensor.boxes = Box({0, 0}, start, tensor.local_shape);
+      if (layout::ElementCount(tensor.local_shape) > 0) tensor.boxes = layout::Box({0, 0}, start, tensor.local_shape);
       parts[rank].push_back(std::move(tensor));
     }
     // Too few ranks for all blocks: rank 0 has the whole, too, instead of its block.
     if (sheets.size() < 4 * step) {
       for (auto& part : parts) part.back().boxes.clear();
       parts[0].back().local_shape = shape;
-      parts[0].back().boxes = Whole(shape);
+      parts[0].back().boxes = layout::Whole(shape);
     }
   }
   for (size_t rank = 0; rank < sheets.size(); ++rank) sheets[rank].parts.push_back(std::move(parts[rank]));
@@ -123,15 +123,15 @@ Result<std::vector<RankSheet>> ThroughJson(const std::vector<RankSheet>& sheets)
   return read;
 }
 
-Bytes RandomBytes(Random& random, size_t count) {
+Bytes RandomBytes(layout::Random& random, size_t count) {
   Bytes bytes(count);
   for (std::byte& byte : bytes) byte = static_cast<std::byte>(random.Between(0, 255));
   return bytes;
 }
 
-void Run(const std::vector<StridedCopy>& copies, const Bytes& source, Bytes& target) {
+void Run(const std::vector<layout::StridedCopy>& copies, const Bytes& source, Bytes& target) {
   bool inside = true;
-  for (const StridedCopy& copy : copies) {
+  for (const layout::StridedCopy& copy : copies) {
     for (uint64_t row = 0; row < copy.rows && inside; ++row) {
       const uint64_t from = copy.source_offset + row * copy.source_pitch;
       const uint64_t to = copy.target_offset + row * copy.target_pitch;
@@ -145,39 +145,39 @@ void Run(const std::vector<StridedCopy>& copies, const Bytes& source, Bytes& tar
 // All ranks' memories, and the copies between them and an image.
 class World {
  public:
-  explicit World(const TrainingModel& model) : model_(model) {
-    for (const Conversion& conversion : model.conversions) {
+  explicit World(const layout::TrainingModel& model) : model_(model) {
+    for (const layout::Conversion& conversion : model.conversions) {
       if (conversion.source >= element_bytes_.size()) element_bytes_.resize(conversion.source + 1);
-      element_bytes_[conversion.source] = FindDType(model.tensors[conversion.tensor].dtype)->bits / 8;
+      element_bytes_[conversion.source] = model::FindDType(model.tensors[conversion.tensor].dtype)->bits / 8;
     }
-    for (const Holding& holding : model.holdings) {
-      memories_.emplace_back(ElementCount(holding.local_shape) * element_bytes_[holding.source]);
+    for (const layout::Holding& holding : model.holdings) {
+      memories_.emplace_back(layout::ElementCount(holding.local_shape) * element_bytes_[holding.source]);
     }
   }
 
-  uint64_t image_bytes() const { return model_.tensors.back().offset + *TensorBytes(model_.tensors.back()); }
+  uint64_t image_bytes() const { return model_.tensors.back().offset + *model::TensorBytes(model_.tensors.back()); }
   std::vector<Bytes>& memories() { return memories_; }
 
   // Every local tensor of `rank`, copies too.
-  void Import(uint32_t rank, const RankPlan& plan, const Bytes& image) {
+  void Import(uint32_t rank, const layout::RankPlan& plan, const Bytes& image) {
     for (size_t i = 0; i < memories_.size(); ++i) {
       if (model_.holdings[i].rank != rank) continue;
-      for (const PlanEntry& entry : plan.entries) {
+      for (const layout::PlanEntry& entry : plan.entries) {
         if (entry.source != model_.holdings[i].source) continue;
-        std::vector<StridedCopy> copies;
-        AppendCopies(Inverse(entry.pieces), ImageView(entry), LocalView(i), copies);
+        std::vector<layout::StridedCopy> copies;
+        layout::AppendCopies(layout::Inverse(entry.pieces), ImageView(entry), LocalView(i), copies);
         Run(copies, image, memories_[i]);
       }
     }
   }
 
-  void Export(uint32_t rank, const RankPlan& plan, Bytes& image) const {
+  void Export(uint32_t rank, const layout::RankPlan& plan, Bytes& image) const {
     uint64_t bytes = 0;
-    for (const PlanEntry& entry : plan.entries) {
+    for (const layout::PlanEntry& entry : plan.entries) {
       const size_t local = LocalOf(rank, entry.source);
-      std::vector<StridedCopy> copies;
-      AppendCopies(entry.pieces, LocalView(local), ImageView(entry), copies);
-      for (const StridedCopy& copy : copies) bytes += copy.bytes();
+      std::vector<layout::StridedCopy> copies;
+      layout::AppendCopies(entry.pieces, LocalView(local), ImageView(entry), copies);
+      for (const layout::StridedCopy& copy : copies) bytes += copy.bytes();
       Run(copies, memories_[local], image);
     }
     CHECK(bytes == plan.bytes);
@@ -186,35 +186,35 @@ class World {
  private:
   size_t LocalOf(uint32_t rank, uint32_t source) const {
     for (size_t i = 0; i < model_.holdings.size(); ++i) {
-      const Holding& holding = model_.holdings[i];
+      const layout::Holding& holding = model_.holdings[i];
       if (holding.rank == rank && holding.source == source && !holding.copy) return i;
     }
     FAIL("a plan names what its rank does not hold");
     return 0;
   }
-  TensorView LocalView(size_t i) const {
-    const Holding& holding = model_.holdings[i];
-    return TensorView::Contiguous(holding.local_shape, element_bytes_[holding.source], 0);
+  layout::TensorView LocalView(size_t i) const {
+    const layout::Holding& holding = model_.holdings[i];
+    return layout::TensorView::Contiguous(holding.local_shape, element_bytes_[holding.source], 0);
   }
-  TensorView ImageView(const PlanEntry& entry) const {
-    const TensorMeta& tensor = model_.tensors[entry.tensor];
-    return TensorView::Contiguous(Promoted(tensor.shape, model_.sources[entry.source].shape.size()),
-                                  element_bytes_[entry.source], tensor.offset);
+  layout::TensorView ImageView(const layout::PlanEntry& entry) const {
+    const model::TensorMeta& tensor = model_.tensors[entry.tensor];
+    return layout::TensorView::Contiguous(layout::Promoted(tensor.shape, model_.sources[entry.source].shape.size()),
+                                          element_bytes_[entry.source], tensor.offset);
   }
 
-  const TrainingModel& model_;
+  const layout::TrainingModel& model_;
   std::vector<uint64_t> element_bytes_;  // by source
   std::vector<Bytes> memories_;          // by holding
 };
 
-void CheckIdentity(Random& random, const std::vector<RankSheet>& sheets) {
+void CheckIdentity(layout::Random& random, const std::vector<RankSheet>& sheets) {
   const auto read = ThroughJson(sheets);
   INFO(read.status().ToString());
   REQUIRE(read.ok());
   const auto model = BuildTrainingModel(*read);
   INFO(model.status().ToString());
   REQUIRE(model.ok());
-  const auto plan = CompileExport(*model, BesideAgent(sheets));
+  const auto plan = layout::CompileExport(*model, BesideAgent(sheets));
   INFO(plan.status().ToString());
   REQUIRE(plan.ok());
 
@@ -222,7 +222,7 @@ void CheckIdentity(Random& random, const std::vector<RankSheet>& sheets) {
   const Bytes image = RandomBytes(random, world.image_bytes());
   CHECK(plan->bytes == image.size());
   for (uint32_t rank = 0; rank < sheets.size(); ++rank) {
-    const auto import = CompileImport(*model, rank);
+    const auto import = layout::CompileImport(*model, rank);
     REQUIRE(import.ok());
     world.Import(rank, *import, image);
   }
@@ -233,19 +233,20 @@ void CheckIdentity(Random& random, const std::vector<RankSheet>& sheets) {
 
   // And from the export back into every shard, replicas and copies included.
   for (Bytes& memory : world.memories()) std::fill(memory.begin(), memory.end(), std::byte{0});
-  for (uint32_t rank = 0; rank < sheets.size(); ++rank) world.Import(rank, *CompileImport(*model, rank), exported);
+  for (uint32_t rank = 0; rank < sheets.size(); ++rank)
+    world.Import(rank, *layout::CompileImport(*model, rank), exported);
   CHECK(world.memories() == shards);
 }
 
-void CheckDigestIgnoresOrder(Random& random, std::vector<RankSheet> sheets) {
+void CheckDigestIgnoresOrder(layout::Random& random, std::vector<RankSheet> sheets) {
   const auto DigestOf = [](const std::vector<RankSheet>& of) {
     const auto model = BuildTrainingModel(of);
     REQUIRE(model.ok());
-    const auto plan = CompileExport(*model, BesideAgent(of));
+    const auto plan = layout::CompileExport(*model, BesideAgent(of));
     REQUIRE(plan.ok());
     return plan->digest;
   };
-  const PlanDigest before = DigestOf(sheets);
+  const layout::PlanDigest before = DigestOf(sheets);
   for (RankSheet& sheet : sheets) random.Shuffle(std::get<MegatronSheet>(sheet.parts[0]).parameters);
   // The first mention of a tensor is what orders them.
   for (size_t rank = 1; rank < sheets.size() && sheets[rank].parts.size() > 1; ++rank) {
@@ -259,7 +260,7 @@ void CheckDigestIgnoresOrder(Random& random, std::vector<RankSheet> sheets) {
 }
 
 TEST_CASE("Export after import is the identity for random families, topologies and sizes") {
-  Random random(20240607);
+  layout::Random random(20240607);
   int planned = 0;
   for (int i = 0; i < 8000 && planned < 400; ++i) {
     const Trainer trainer = RandomTrainer(random);
@@ -278,4 +279,4 @@ TEST_CASE("Export after import is the identity for random families, topologies a
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::plan

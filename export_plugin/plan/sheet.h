@@ -13,7 +13,7 @@
 #include "common/layout/training_model.h"
 #include "export_plugin/rules/megatron.h"
 
-namespace lockstep {
+namespace lockstep::plan {
 
 inline constexpr uint64_t kMaxSheetBytes = uint64_t{1} << 30;
 inline constexpr size_t kMaxSheetParts = 64;
@@ -24,8 +24,8 @@ inline constexpr uint32_t kMaxGroup = 65'536;  // ranks of a parallel group
 // Parameters of a Megatron-core model, to be exported by the family's rules.
 struct MegatronSheet {
   std::string config;  // the HuggingFace config.json, normalised: the same text on every rank
-  RankPlace place;
-  std::vector<LocalParameter> parameters;  // in the order in which the rank gives their memory
+  rules::RankPlace place;
+  std::vector<rules::LocalParameter> parameters;  // in the order in which the rank gives their memory
 };
 
 // A tensor that is described by itself: a DTensor, a plain tensor, an adapter.
@@ -33,17 +33,17 @@ struct TensorSheet {
   // A HuggingFace tensor made of this one: the box of `shape` at `from`, whole.
   struct Into {
     std::string name;
-    Extents shape;  // may have fewer dimensions than the source: see Promoted()
-    Extents from;
+    layout::Extents shape;  // may have fewer dimensions than the source: see Promoted()
+    layout::Extents from;
 
     bool operator==(const Into&) const = default;
   };
 
-  std::string name;            // unique in the model
-  DType dtype = DType::kBF16;  // of the HuggingFace tensors
-  Extents shape;               // whole
-  Extents local_shape;
-  Pieces boxes;  // local -> whole, none of them empty; no box: this rank holds nothing of it
+  std::string name;                          // unique in the model
+  model::DType dtype = model::DType::kBF16;  // of the HuggingFace tensors
+  layout::Extents shape;                     // whole
+  layout::Extents local_shape;
+  layout::Pieces boxes;  // local -> whole, none of them empty; no box: this rank holds nothing of it
   bool frozen = false;
   std::vector<Into> into;  // empty: one tensor of the same name and shape
 };
@@ -58,8 +58,8 @@ struct RankSheet {
 // What a sheet says of one local tensor.
 struct SheetLocal {
   std::string name;
-  std::optional<DType> dtype;  // nothing: the sheet does not say
-  Extents shape;
+  std::optional<model::DType> dtype;  // nothing: the sheet does not say
+  layout::Extents shape;
 };
 
 // kBadData says what is wrong and where ("parts[0].parameters[3].shape"). Never trusts its input.
@@ -76,17 +76,17 @@ std::vector<SheetLocal> LocalsOf(const RankSheet& sheet);
 // that order. A source is frozen when every rank that names it says so. kBadData names the part, parameter and ranks:
 // parts of different kinds or configurations, a tensor described differently, one source held twice by a rank, two
 // tensors of one name.
-Result<TrainingModel> BuildTrainingModel(const std::vector<RankSheet>& sheets);
+Result<layout::TrainingModel> BuildTrainingModel(const std::vector<RankSheet>& sheets);
 
 // The source of each of a rank's local tensors. REQUIRES a model of BuildTrainingModel.
-std::vector<uint32_t> SourcesOfRank(const TrainingModel& model, uint32_t rank);
+std::vector<uint32_t> SourcesOfRank(const layout::TrainingModel& model, uint32_t rank);
 
 // For CompileExport.
 std::vector<bool> BesideAgent(const std::vector<RankSheet>& sheets);
 
 // The sheets that the ranks of a Megatron trainer of this shape would give: plans without a trainer. The first
 // `ranks_per_host` ranks are on the agent's host (0: all).
-Result<std::vector<RankSheet>> ExpectedSheets(std::string_view config_json, const Topology& topology,
+Result<std::vector<RankSheet>> ExpectedSheets(std::string_view config_json, const rules::Topology& topology,
                                               uint32_t ranks_per_host, bool fused_norms);
 
-}  // namespace lockstep
+}  // namespace lockstep::plan

@@ -7,18 +7,18 @@
 #include "common/model/layout.h"
 #include "export_plugin/plan/sheet.h"
 
-namespace lockstep {
+namespace lockstep::plan {
 namespace {
 
 constexpr uint32_t kSheetFormat = 1;
 
 using OrderedJson = nlohmann::ordered_json;
 
-Status ReadShape(const Json& json, const JsonPath& path, Extents& shape) {
-  LS_RETURN_IF_ERROR(ReadValue(json, path, shape));
+Status ReadShape(const json::Json& json, const json::JsonPath& path, layout::Extents& shape) {
+  LS_RETURN_IF_ERROR(json::ReadValue(json, path, shape));
   uint64_t elements = 1;  // of the dimensions that are not 0
   for (const uint64_t size : shape) {
-    if (size > kMaxDataBytes / elements) return path.Bad("is larger than any tensor can be");
+    if (size > model::kMaxDataBytes / elements) return path.Bad("is larger than any tensor can be");
     elements *= std::max<uint64_t>(size, 1);
   }
   return OkStatus();
@@ -26,14 +26,14 @@ Status ReadShape(const Json& json, const JsonPath& path, Extents& shape) {
 
 // ---- Megatron ----------------------------------------------------------------------------------------------------
 
-Status CheckSeat(const JsonPath& path, std::string_view group, uint32_t rank, uint32_t size) {
+Status CheckSeat(const json::JsonPath& path, std::string_view group, uint32_t rank, uint32_t size) {
   if (size >= 1 && size <= kMaxGroup && rank < size) return OkStatus();
   return path.Bad(
       Cat(group, "_rank ", rank, " of ", group, "_size ", size, ": sizes are 1 to ", kMaxGroup, ", ranks below them"));
 }
 
-Status ReadPlace(const Json& json, const JsonPath& path, RankPlace& place) {
-  LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, path));
+Status ReadPlace(const json::Json& json, const json::JsonPath& path, rules::RankPlace& place) {
+  LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(json, path));
   LS_RETURN_IF_ERROR(object.Read("tensor_rank", place.at.tensor));
   LS_RETURN_IF_ERROR(object.Read("tensor_size", place.tensor));
   LS_RETURN_IF_ERROR(object.Read("pipeline_rank", place.at.pipeline));
@@ -47,8 +47,8 @@ Status ReadPlace(const Json& json, const JsonPath& path, RankPlace& place) {
   return CheckSeat(path, "expert_tensor", place.at.expert_tensor, place.expert_tensor);
 }
 
-Status ReadParameter(const Json& json, const JsonPath& path, LocalParameter& parameter) {
-  LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, path));
+Status ReadParameter(const json::Json& json, const json::JsonPath& path, rules::LocalParameter& parameter) {
+  LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(json, path));
   LS_RETURN_IF_ERROR(object.Read("name", parameter.name));
   LS_RETURN_IF_ERROR(object.Read("dtype", parameter.dtype));
   LS_RETURN_IF_ERROR(object.Read("shape", parameter.shape, ReadShape));
@@ -56,20 +56,20 @@ Status ReadParameter(const Json& json, const JsonPath& path, LocalParameter& par
   return object.Finish();
 }
 
-Result<MegatronSheet> ReadMegatron(ObjectReader& part) {
+Result<MegatronSheet> ReadMegatron(json::ObjectReader& part) {
   MegatronSheet sheet;
-  LS_ASSIGN_OR_RETURN(const Json* config, part.Need("config"));
+  LS_ASSIGN_OR_RETURN(const json::Json* config, part.Need("config"));
   if (!config->is_object()) return part.path().Bad("\"config\" must be an object");
   sheet.config = config->dump();
   LS_RETURN_IF_ERROR(part.Read("place", sheet.place, ReadPlace));
-  LS_RETURN_IF_ERROR(part.ReadList("parameters", kMaxTensors, sheet.parameters, ReadParameter));
+  LS_RETURN_IF_ERROR(part.ReadList("parameters", model::kMaxTensors, sheet.parameters, ReadParameter));
   return sheet;
 }
 
 // ---- Tensors that describe themselves ----------------------------------------------------------------------------
 
-Status ReadBox(const Json& json, const JsonPath& path, size_t rank, Piece& box) {
-  LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, path));
+Status ReadBox(const json::Json& json, const json::JsonPath& path, size_t rank, layout::Piece& box) {
+  LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(json, path));
   LS_RETURN_IF_ERROR(object.Read("local", box.source));
   LS_RETURN_IF_ERROR(object.Read("global", box.target));
   LS_RETURN_IF_ERROR(object.Read("size", box.size));
@@ -78,20 +78,22 @@ Status ReadBox(const Json& json, const JsonPath& path, size_t rank, Piece& box) 
   return path.Bad(Cat("must have ", rank, " dimensions, like \"shape\""));
 }
 
-Status ReadBoxes(ObjectReader& object, TensorSheet& tensor) {
-  const auto read = [&](const Json& json, const JsonPath& path, Piece& box) {
+Status ReadBoxes(json::ObjectReader& object, TensorSheet& tensor) {
+  const auto read = [&](const json::Json& json, const json::JsonPath& path, layout::Piece& box) {
     return ReadBox(json, path, tensor.shape.size(), box);
   };
   LS_RETURN_IF_ERROR(object.ReadList("boxes", kMaxBoxes, tensor.boxes, read));
   // A shard that came out empty: nothing is held.
-  std::erase_if(tensor.boxes, [](const Piece& box) { return std::ranges::find(box.size, 0) != box.size.end(); });
+  std::erase_if(tensor.boxes,
+                [](const layout::Piece& box) { return std::ranges::find(box.size, 0) != box.size.end(); });
   if (tensor.boxes.empty()) return OkStatus();
-  const Status inside = CheckBounds(tensor.boxes, tensor.local_shape, tensor.shape);
+  const Status inside = layout::CheckBounds(tensor.boxes, tensor.local_shape, tensor.shape);
   return inside.ok() ? OkStatus() : object.PathOf("boxes").Bad(inside.message());
 }
 
-Status ReadInto(const Json& json, const JsonPath& path, const Extents& source, TensorSheet::Into& into) {
-  LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, path));
+Status ReadInto(const json::Json& json, const json::JsonPath& path, const layout::Extents& source,
+                TensorSheet::Into& into) {
+  LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(json, path));
   LS_RETURN_IF_ERROR(object.Read("name", into.name));
   LS_RETURN_IF_ERROR(object.Read("shape", into.shape));
   LS_RETURN_IF_ERROR(object.Read("from", into.from));
@@ -100,7 +102,7 @@ Status ReadInto(const Json& json, const JsonPath& path, const Extents& source, T
     return path.Bad(
         Cat("\"from\" must have the ", source.size(), " dimensions of the tensor, \"shape\" at most so many"));
   }
-  const Extents size = Promoted(into.shape, source.size());
+  const layout::Extents size = layout::Promoted(into.shape, source.size());
   for (size_t dim = 0; dim < size.size(); ++dim) {
     if (size[dim] > source[dim] || into.from[dim] > source[dim] - size[dim]) {
       return path.Bad(Cat("ends beyond the tensor in dimension ", dim));
@@ -109,37 +111,37 @@ Status ReadInto(const Json& json, const JsonPath& path, const Extents& source, T
   return OkStatus();
 }
 
-Status ReadTensor(const Json& json, const JsonPath& path, TensorSheet& tensor) {
-  LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, path));
+Status ReadTensor(const json::Json& json, const json::JsonPath& path, TensorSheet& tensor) {
+  LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(json, path));
   LS_RETURN_IF_ERROR(object.Read("name", tensor.name));
   LS_RETURN_IF_ERROR(object.Read("dtype", tensor.dtype));
   LS_RETURN_IF_ERROR(object.Read("shape", tensor.shape, ReadShape));
   LS_RETURN_IF_ERROR(object.Read("local_shape", tensor.local_shape, ReadShape));
   LS_RETURN_IF_ERROR(object.ReadOptional("frozen", tensor.frozen));
   LS_RETURN_IF_ERROR(ReadBoxes(object, tensor));
-  const auto read_into = [&](const Json& into, const JsonPath& at, TensorSheet::Into& value) {
+  const auto read_into = [&](const json::Json& into, const json::JsonPath& at, TensorSheet::Into& value) {
     return ReadInto(into, at, tensor.shape, value);
   };
-  LS_RETURN_IF_ERROR(object.ReadOptionalList("into", kMaxTensors, tensor.into, read_into));
+  LS_RETURN_IF_ERROR(object.ReadOptionalList("into", model::kMaxTensors, tensor.into, read_into));
   return object.Finish();
 }
 
-Result<std::vector<TensorSheet>> ReadTensors(ObjectReader& part) {
+Result<std::vector<TensorSheet>> ReadTensors(json::ObjectReader& part) {
   std::vector<TensorSheet> tensors;
   std::unordered_set<std::string_view> names;
-  const auto read = [&](const Json& json, const JsonPath& path, TensorSheet& tensor) -> Status {
+  const auto read = [&](const json::Json& json, const json::JsonPath& path, TensorSheet& tensor) -> Status {
     LS_RETURN_IF_ERROR(ReadTensor(json, path, tensor));
     if (names.insert(tensor.name).second) return OkStatus();
     return path.Bad(Cat("\"", tensor.name, "\" is given twice"));
   };
-  LS_RETURN_IF_ERROR(part.ReadList("tensors", kMaxTensors, tensors, read));
+  LS_RETURN_IF_ERROR(part.ReadList("tensors", model::kMaxTensors, tensors, read));
   return tensors;
 }
 
 // ---- The sheet ---------------------------------------------------------------------------------------------------
 
-Status ReadPart(const Json& json, const JsonPath& path, PartSheet& part) {
-  LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, path));
+Status ReadPart(const json::Json& json, const json::JsonPath& path, PartSheet& part) {
+  LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(json, path));
   std::string kind;
   LS_RETURN_IF_ERROR(object.Read("kind", kind));
   if (kind == "megatron") {
@@ -153,11 +155,11 @@ Status ReadPart(const Json& json, const JsonPath& path, PartSheet& part) {
 }
 
 OrderedJson ToJson(const MegatronSheet& sheet) {
-  const RankPlace& place = sheet.place;
+  const rules::RankPlace& place = sheet.place;
   OrderedJson parameters = OrderedJson::array();
-  for (const LocalParameter& parameter : sheet.parameters) {
+  for (const rules::LocalParameter& parameter : sheet.parameters) {
     OrderedJson entry = {
-        {"name", parameter.name}, {"dtype", FindDType(parameter.dtype)->name}, {"shape", parameter.shape}};
+        {"name", parameter.name}, {"dtype", model::FindDType(parameter.dtype)->name}, {"shape", parameter.shape}};
     if (parameter.frozen) entry["frozen"] = true;
     parameters.push_back(std::move(entry));
   }
@@ -176,11 +178,11 @@ OrderedJson ToJson(const MegatronSheet& sheet) {
 
 OrderedJson ToJson(const TensorSheet& tensor) {
   OrderedJson entry = {{"name", tensor.name},
-                       {"dtype", FindDType(tensor.dtype)->name},
+                       {"dtype", model::FindDType(tensor.dtype)->name},
                        {"shape", tensor.shape},
                        {"local_shape", tensor.local_shape},
                        {"boxes", OrderedJson::array()}};
-  for (const Piece& box : tensor.boxes) {
+  for (const layout::Piece& box : tensor.boxes) {
     entry["boxes"].push_back({{"local", box.source}, {"global", box.target}, {"size", box.size}});
   }
   if (tensor.frozen) entry["frozen"] = true;
@@ -199,9 +201,9 @@ OrderedJson ToJson(const std::vector<TensorSheet>& tensors) {
 }  // namespace
 
 Result<RankSheet> ParseSheet(std::string_view json) {
-  const JsonPath top{.key = "sheet"};
-  LS_ASSIGN_OR_RETURN(const Json document, ParseJson(json, top, kMaxSheetBytes));
-  LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(document, top));
+  const json::JsonPath top{.key = "sheet"};
+  LS_ASSIGN_OR_RETURN(const json::Json document, json::ParseJson(json, top, kMaxSheetBytes));
+  LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(document, top));
   uint32_t format = 0;
   LS_RETURN_IF_ERROR(object.Read("format", format));
   if (format != kSheetFormat) {
@@ -229,7 +231,7 @@ std::vector<SheetLocal> LocalsOf(const RankSheet& sheet) {
   std::vector<SheetLocal> locals;
   for (const PartSheet& part : sheet.parts) {
     if (const auto* megatron = std::get_if<MegatronSheet>(&part); megatron != nullptr) {
-      for (const LocalParameter& parameter : megatron->parameters) {
+      for (const rules::LocalParameter& parameter : megatron->parameters) {
         locals.push_back({parameter.name, parameter.dtype, parameter.shape});
       }
     } else {
@@ -241,4 +243,4 @@ std::vector<SheetLocal> LocalsOf(const RankSheet& sheet) {
   return locals;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::plan

@@ -9,7 +9,7 @@
 #include "common/base/text.h"
 #include "common/layout/copy_plan.h"
 
-namespace lockstep {
+namespace lockstep::plan {
 namespace {
 
 using Json = nlohmann::json;
@@ -72,12 +72,12 @@ TEST_CASE("The sheets of the format's example are read as they are written") {
   CHECK(megatron.parameters[0].frozen);
   CHECK_FALSE(megatron.parameters[2].frozen);
   CHECK(megatron.parameters[5].name == "decoder.layers.0.mlp.linear_fc1.weight");
-  CHECK(megatron.parameters[5].shape == Extents{6, 8});
+  CHECK(megatron.parameters[5].shape == layout::Extents{6, 8});
   const auto& tensors = std::get<std::vector<TensorSheet>>(sheet.parts[1]);
   REQUIRE(tensors.size() == 1);
-  CHECK(tensors[0].dtype == DType::kF32);
-  CHECK(tensors[0].local_shape == Extents{1, 8});
-  CHECK(tensors[0].boxes == Pieces{{.source = {0, 0}, .target = {2, 0}, .size = {1, 8}}});
+  CHECK(tensors[0].dtype == model::DType::kF32);
+  CHECK(tensors[0].local_shape == layout::Extents{1, 8});
+  CHECK(tensors[0].boxes == layout::Pieces{{.source = {0, 0}, .target = {2, 0}, .size = {1, 8}}});
 }
 
 TEST_CASE("The example's plan is the one that the format describes") {
@@ -88,22 +88,22 @@ TEST_CASE("The example's plan is the one that the format describes") {
   REQUIRE(model->tensors.size() == 13);
   CHECK(model->tensors[2].name == "model.layers.0.self_attn.q_proj.weight");
   CHECK(model->tensors[12].name == "adapter.lora_A.weight");
-  const auto plan = CompileExport(*model, BesideAgent(sheets));
+  const auto plan = layout::CompileExport(*model, BesideAgent(sheets));
   INFO(plan.status().ToString());
   REQUIRE(plan.ok());
   CHECK(plan->bytes == 1136);
   const auto piece = [&](uint32_t tensor) {
-    for (const PlanEntry& entry : plan->ranks[1].entries) {
+    for (const layout::PlanEntry& entry : plan->ranks[1].entries) {
       if (entry.tensor == tensor) return entry.pieces;
     }
-    return Pieces{};
+    return layout::Pieces{};
   };
-  CHECK(piece(0) == Pieces{{.source = {0, 0}, .target = {6, 0}, .size = {4, 8}}});  // the padding stays behind
-  CHECK(piece(1).empty());                                                          // a norm
-  CHECK(piece(2) == Pieces{{.source = {0, 0}, .target = {4, 0}, .size = {4, 8}}});
-  CHECK(piece(3) == Pieces{{.source = {4, 0}, .target = {2, 0}, .size = {2, 8}}});
-  CHECK(piece(4) == Pieces{{.source = {6, 0}, .target = {2, 0}, .size = {2, 8}}});
-  CHECK(piece(12) == Pieces{{.source = {0, 0}, .target = {2, 0}, .size = {1, 8}}});
+  CHECK(piece(0) == layout::Pieces{{.source = {0, 0}, .target = {6, 0}, .size = {4, 8}}});  // the padding stays behind
+  CHECK(piece(1).empty());                                                                  // a norm
+  CHECK(piece(2) == layout::Pieces{{.source = {0, 0}, .target = {4, 0}, .size = {4, 8}}});
+  CHECK(piece(3) == layout::Pieces{{.source = {4, 0}, .target = {2, 0}, .size = {2, 8}}});
+  CHECK(piece(4) == layout::Pieces{{.source = {6, 0}, .target = {2, 0}, .size = {2, 8}}});
+  CHECK(piece(12) == layout::Pieces{{.source = {0, 0}, .target = {2, 0}, .size = {1, 8}}});
   CHECK(model->sources[model->holdings[0].source].frozen);
   CHECK_FALSE(model->sources[model->holdings[1].source].frozen);
 }
@@ -119,17 +119,18 @@ TEST_CASE("A sheet that is written and read again is the same, whatever the orde
   }
   const std::string stacked = With(kTensor + "/into", {{{"name", "a"}, {"shape", {8}}, {"from", {2, 0}}}});
   CHECK(ToJson(Parse(ToJson(Parse(stacked)))) == ToJson(Parse(stacked)));
-  CHECK(std::get<std::vector<TensorSheet>>(Parse(ToJson(Parse(stacked))).parts[1])[0].into[0].from == Extents{2, 0});
+  CHECK(std::get<std::vector<TensorSheet>>(Parse(ToJson(Parse(stacked))).parts[1])[0].into[0].from ==
+        layout::Extents{2, 0});
 }
 
 TEST_CASE("The local tensors of a sheet are those of its parts, in order") {
   const std::vector<SheetLocal> locals = LocalsOf(Parse(Example("rank 1")));
   REQUIRE(locals.size() == 10);
   CHECK(locals[2].name == "decoder.layers.0.self_attention.linear_qkv.weight");
-  CHECK(locals[2].dtype == DType::kBF16);
+  CHECK(locals[2].dtype == model::DType::kBF16);
   CHECK(locals[9].name == "adapter.lora_A.weight");
   CHECK_FALSE(locals[9].dtype.has_value());
-  CHECK(locals[9].shape == Extents{1, 8});
+  CHECK(locals[9].shape == layout::Extents{1, 8});
 }
 
 TEST_CASE("Unknown keys are refused by name, in every object") {
@@ -241,4 +242,4 @@ TEST_CASE("A damaged sheet is refused, or is another sheet that can be written a
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::plan

@@ -3,7 +3,7 @@
 #include "common/base/text.h"
 #include "export_plugin/plan/part_model.h"
 
-namespace lockstep {
+namespace lockstep::plan {
 namespace {
 
 // What engines keep fused comes in one message: leaf -> what it becomes part of.
@@ -27,7 +27,7 @@ std::string GroupKey(const std::string& tensor) {
 class TensorPart {
  public:
   Status AddRank(uint32_t rank, const std::vector<TensorSheet>& tensors) {
-    std::vector<Holding> holdings;
+    std::vector<layout::Holding> holdings;
     holdings.reserve(tensors.size());
     for (const TensorSheet& tensor : tensors) {
       LS_ASSIGN_OR_RETURN(const uint32_t source, SourceOf(rank, tensor));
@@ -69,24 +69,27 @@ class TensorPart {
     const TensorSheet& a = *first.tensor;
     const TensorSheet& b = *other.tensor;
     if (a.dtype != b.dtype) {
-      return differs("dtype", std::string(FindDType(a.dtype)->name), std::string(FindDType(b.dtype)->name));
+      return differs("dtype", std::string(model::FindDType(a.dtype)->name),
+                     std::string(model::FindDType(b.dtype)->name));
     }
-    if (a.shape != b.shape) return differs("shape", ShapeText(a.shape), ShapeText(b.shape));
+    if (a.shape != b.shape) return differs("shape", layout::ShapeText(a.shape), layout::ShapeText(b.shape));
     if (a.into != b.into) return differs("\"into\"", "one list", "another");
     return OkStatus();
   }
 
   void AddSource(uint32_t source, const TensorSheet& tensor) {
     part_.model.sources.push_back({.name = tensor.name, .shape = tensor.shape});
-    if (tensor.into.empty()) AddTensor(source, tensor.name, tensor.dtype, tensor.shape, Whole(tensor.shape));
+    if (tensor.into.empty()) AddTensor(source, tensor.name, tensor.dtype, tensor.shape, layout::Whole(tensor.shape));
     for (const TensorSheet::Into& into : tensor.into) {
-      const Extents size = Promoted(into.shape, tensor.shape.size());
-      AddTensor(source, into.name, tensor.dtype, into.shape, Box(into.from, Extents(size.size(), 0), size));
+      const layout::Extents size = layout::Promoted(into.shape, tensor.shape.size());
+      AddTensor(source, into.name, tensor.dtype, into.shape,
+                layout::Box(into.from, layout::Extents(size.size(), 0), size));
     }
   }
 
-  void AddTensor(uint32_t source, const std::string& name, DType dtype, const Extents& shape, Pieces pieces) {
-    TrainingModel& model = part_.model;
+  void AddTensor(uint32_t source, const std::string& name, model::DType dtype, const layout::Extents& shape,
+                 layout::Pieces pieces) {
+    layout::TrainingModel& model = part_.model;
     const auto tensor = static_cast<uint32_t>(model.tensors.size());
     std::string key = GroupKey(name);
     const bool goes_on = tensor > 0 && key == last_group_;
@@ -111,4 +114,4 @@ Result<PartModel> BuildTensorPart(const std::vector<const std::vector<TensorShee
   return part.Take();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::plan

@@ -2,7 +2,7 @@
 
 #include "export_plugin/rules/family.h"
 
-namespace lockstep {
+namespace lockstep::rules {
 namespace {
 
 using enum RowScope;
@@ -226,4 +226,4 @@ std::string_view NextPart(std::string_view& text) {
   return part;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::rules

@@ -4,12 +4,12 @@
 #include "export_plugin/rules/family.h"
 #include "export_plugin/rules/rules_testing.h"
 
-namespace lockstep {
+namespace lockstep::rules {
 namespace {
 
 std::vector<std::string> Tensors(const MegatronRules& rules) {
   std::vector<std::string> lines;
-  for (const TensorMeta& tensor : rules.model().tensors) lines.push_back(Line(tensor.name, tensor.shape));
+  for (const model::TensorMeta& tensor : rules.model().tensors) lines.push_back(Line(tensor.name, tensor.shape));
   return lines;
 }
 
@@ -340,4 +340,4 @@ TEST_CASE("Tables are well formed") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::rules

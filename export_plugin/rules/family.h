@@ -8,7 +8,7 @@
 #include <span>
 #include <string_view>
 
-namespace lockstep {
+namespace lockstep::rules {
 
 // Where in a model a row applies; it decides the prefixes of its names.
 enum class RowScope : uint8_t {
@@ -126,4 +126,4 @@ const Family* FindFamily(std::string_view model_type);
 // The first of `text`'s '|'-separated parts; `text` loses it and its separator.
 std::string_view NextPart(std::string_view& text);
 
-}  // namespace lockstep
+}  // namespace lockstep::rules

@@ -3,13 +3,13 @@
 
 #include "export_plugin/rules/rules_testing.h"
 
-namespace lockstep {
+namespace lockstep::rules {
 namespace {
 
 using Catch::Contains;
 
 struct Matrix {
-  Extents shape;
+  layout::Extents shape;
   std::vector<uint64_t> values;  // row-major
 
   uint64_t& At(uint64_t row, uint64_t column) { return values[row * shape[1] + column]; }
@@ -23,8 +23,8 @@ Matrix Filled(uint64_t rows, uint64_t columns, const std::function<uint64_t(uint
   return matrix;
 }
 
-void Apply(const Pieces& pieces, Matrix& from, Matrix& to) {
-  for (const Piece& piece : pieces) {
+void Apply(const layout::Pieces& pieces, Matrix& from, Matrix& to) {
+  for (const layout::Piece& piece : pieces) {
     for (uint64_t row = 0; row < piece.size[0]; ++row) {
       for (uint64_t column = 0; column < piece.size[1]; ++column) {
         to.At(piece.target[0] + row, piece.target[1] + column) =
@@ -41,11 +41,11 @@ uint64_t Code(uint64_t tensor, uint64_t row, uint64_t column) {
 // The HuggingFace tensors that shards of one parameter give: `shard(t)` is what tensor rank t holds.
 std::vector<Matrix> Exported(const MegatronRules& rules, const std::string& name, uint32_t tensor,
                              const std::function<Matrix(uint32_t)>& shard) {
-  const TrainingModel& model = rules.model();
+  const layout::TrainingModel& model = rules.model();
   std::vector<Matrix> out;
-  for (const Conversion& conversion : model.conversions) {
+  for (const layout::Conversion& conversion : model.conversions) {
     if (model.sources[conversion.source].name != name) continue;
-    const Extents& shape = model.tensors[conversion.tensor].shape;
+    const layout::Extents& shape = model.tensors[conversion.tensor].shape;
     out.push_back(Filled(shape[0], shape[1], [](uint64_t, uint64_t) { return 0; }));
     for (uint32_t t = 0; t < tensor; ++t) {
       Matrix local = shard(t);
@@ -54,7 +54,7 @@ std::vector<Matrix> Exported(const MegatronRules& rules, const std::string& name
       INFO(holding.status().ToString());
       REQUIRE(holding.ok());
       CHECK(model.sources[holding->source].name == name);
-      Apply(Compose(holding->pieces, conversion.pieces), local, out.back());
+      Apply(layout::Compose(holding->pieces, conversion.pieces), local, out.back());
     }
   }
   return out;
@@ -148,7 +148,7 @@ TEST_CASE("Padding is to a multiple of the divisor times tensor parallelism") {
   CHECK(PaddedVocabulary(11, 1, 4) == 12);
 }
 
-std::string SourceOf(const MegatronRules& rules, const std::string& name, const Extents& shape,
+std::string SourceOf(const MegatronRules& rules, const std::string& name, const layout::Extents& shape,
                      const RankPlace& place = {}) {
   const auto holding = rules.HoldingOf({.name = name, .shape = shape}, place);
   INFO(holding.status().ToString());
@@ -184,8 +184,8 @@ TEST_CASE("Latent down projections may be sharded or not, as their shape says") 
   const MegatronRules rules = RulesOf(TinyConfig("deepseek_v3"));  // 8 rows
   const std::string name = "decoder.layers.0.self_attention.linear_kv_down_proj.weight";
   const RankPlace place{.at = {.tensor = 1}, .tensor = 2};
-  CHECK(rules.HoldingOf({.name = name, .shape = {4, 8}}, place)->pieces == ShardOf({8, 8}, 0, 1, 2));
-  CHECK(rules.HoldingOf({.name = name, .shape = {8, 8}}, place)->pieces == Whole({8, 8}));
+  CHECK(rules.HoldingOf({.name = name, .shape = {4, 8}}, place)->pieces == layout::ShardOf({8, 8}, 0, 1, 2));
+  CHECK(rules.HoldingOf({.name = name, .shape = {8, 8}}, place)->pieces == layout::Whole({8, 8}));
 }
 
 TEST_CASE("A tied head and an embedding beyond the first stage are copies") {
@@ -204,7 +204,7 @@ TEST_CASE("A tied head and an embedding beyond the first stage are copies") {
   CHECK(tied.HoldingOf(head, last)->source == tied.HoldingOf(embedding, first)->source);
 }
 
-std::string Refusal(const std::string& family, const std::string& name, const Extents& shape = {8},
+std::string Refusal(const std::string& family, const std::string& name, const layout::Extents& shape = {8},
                     const RankPlace& place = {}) {
   const auto holding = RulesOf(TinyConfig(family)).HoldingOf({.name = name, .shape = shape}, place);
   REQUIRE_FALSE(holding.ok());
@@ -268,4 +268,4 @@ TEST_CASE("A shape that is not the shard's is refused with both") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::rules

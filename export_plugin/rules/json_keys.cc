@@ -3,7 +3,7 @@
 #include "common/base/text.h"
 #include "export_plugin/rules/family.h"
 
-namespace lockstep {
+namespace lockstep::rules {
 
 std::pair<std::string_view, const nlohmann::json*> JsonKeys::Find(std::string_view keys) const {
   while (!keys.empty()) {
@@ -68,4 +68,4 @@ std::vector<uint64_t> JsonKeys::Numbers(std::string_view key, uint64_t high) {
   return numbers;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::rules

@@ -12,7 +12,7 @@
 
 #include "common/base/status.h"
 
-namespace lockstep {
+namespace lockstep::rules {
 
 class JsonKeys {
  public:
@@ -42,4 +42,4 @@ class JsonKeys {
   Status status_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::rules

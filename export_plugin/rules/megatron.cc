@@ -8,7 +8,7 @@
 #include "export_plugin/rules/rows.h"
 #include "export_plugin/rules/slots.h"
 
-namespace lockstep {
+namespace lockstep::rules {
 namespace {
 
 Status Bad(std::string message) {
@@ -29,26 +29,26 @@ Status CheckTensorCount(const Family& family, const ModelConfig& config) {
   for (uint64_t layer = 0; layer < config.layers + config.mtp_layers; ++layer) {
     count += TensorsOfLayer(family, config, layer);
   }
-  if (count <= kMaxTensors - 3) return OkStatus();
-  return Bad(Cat("model configuration: ", count, " tensors are more than ", kMaxTensors));
+  if (count <= model::kMaxTensors - 3) return OkStatus();
+  return Bad(Cat("model configuration: ", count, " tensors are more than ", model::kMaxTensors));
 }
 
 // Appends the slot's source, its HuggingFace tensors and the conversions between them.
-void Append(const ParameterSlot& slot, const ModelConfig& config, TrainingModel& model) {
+void Append(const ParameterSlot& slot, const ModelConfig& config, layout::TrainingModel& model) {
   const auto source = static_cast<uint32_t>(model.sources.size());
   model.sources.push_back({.name = SourceName(slot, config), .shape = FullShape(*slot.row, config)});
   const uint32_t group = model.groups.empty() ? 0 : model.groups.back() + (slot.joins ? 0 : 1);
   for (RowTarget& target : TargetsOf(*slot.row, config)) {
     const auto tensor = static_cast<uint32_t>(model.tensors.size());
     model.tensors.push_back({.name = HuggingFaceName(slot, target.name),
-                             .dtype = slot.row->fp32 ? DType::kF32 : config.dtype,
+                             .dtype = slot.row->fp32 ? model::DType::kF32 : config.dtype,
                              .shape = std::move(target.shape)});
     model.groups.push_back(group);
     model.conversions.push_back({.source = source, .tensor = tensor, .pieces = std::move(target.pieces)});
   }
 }
 
-void Append(const std::vector<ParameterSlot>& slots, const ModelConfig& config, TrainingModel& model) {
+void Append(const std::vector<ParameterSlot>& slots, const ModelConfig& config, layout::TrainingModel& model) {
   for (const ParameterSlot& slot : slots) Append(slot, config, model);
 }
 
@@ -139,7 +139,7 @@ Result<MegatronRules> MegatronRules::Create(ModelConfig config) {
   const Family& family = *FindFamily(config.model_type);
   LS_RETURN_IF_ERROR(CheckTensorCount(family, config));
   MegatronRules rules(std::move(config));
-  TrainingModel& model = rules.model_;
+  layout::TrainingModel& model = rules.model_;
   const ModelConfig& known = rules.config_;
   Append(WholeSlots(family, known, RowScope::kModel), known, model);
   for (uint64_t layer = 0; layer < known.layers; ++layer) {
@@ -149,14 +149,14 @@ Result<MegatronRules> MegatronRules::Create(ModelConfig config) {
   for (uint64_t layer = known.layers; layer < known.layers + known.mtp_layers; ++layer) {
     Append(LayerSlots(family, known, layer, known.experts), known, model);
   }
-  LS_RETURN_IF_ERROR(PlaceTensors(model));
+  LS_RETURN_IF_ERROR(layout::PlaceTensors(model));
   for (uint32_t i = 0; i < model.sources.size(); ++i) rules.sources_.emplace(model.sources[i].name, i);
   return rules;
 }
 
-Result<Holding> MegatronRules::HoldingOf(const LocalParameter& parameter, const RankPlace& place) const {
+Result<layout::Holding> MegatronRules::HoldingOf(const LocalParameter& parameter, const RankPlace& place) const {
   const Family& family = *FindFamily(config_.model_type);
-  const auto holding = [&]() -> Result<Holding> {
+  const auto holding = [&]() -> Result<layout::Holding> {
     LS_RETURN_IF_ERROR(CheckPlace(place));
     LS_ASSIGN_OR_RETURN(ParameterName name, ParseParameterName(parameter.name));
     const bool tied_head = IsTiedHead(name, config_);
@@ -168,10 +168,10 @@ Result<Holding> MegatronRules::HoldingOf(const LocalParameter& parameter, const 
       LS_ASSIGN_OR_RETURN(slot.expert, ExpertOf(config_, place, name.expert.value_or(0)));
     }
     const uint32_t source = sources_.at(SourceName(slot, config_));
-    LS_ASSIGN_OR_RETURN(Pieces pieces,
+    LS_ASSIGN_OR_RETURN(layout::Pieces pieces,
                         PiecesOf(row->split, model_.sources[source].shape, parameter.shape, ShardOfRow(*row, place)));
     const bool copy = tied_head || (row->where == RowScope::kModel && place.at.pipeline != 0);
-    return Holding{.source = source, .local_shape = parameter.shape, .pieces = std::move(pieces), .copy = copy};
+    return layout::Holding{.source = source, .local_shape = parameter.shape, .pieces = std::move(pieces), .copy = copy};
   }();
   if (holding.ok()) return holding;
   return holding.status().WithContext(Cat("parameter '", CleanText(parameter.name, 256), "'"));
@@ -190,11 +190,12 @@ struct Collector {
 
   Status Add(const ParameterSlot& slot, std::string_view name) {
     const FamilyRow& row = *slot.row;
-    Extents full = FullShape(row, config);
+    layout::Extents full = FullShape(row, config);
     if (row.split == TensorSplit::kVocabulary) full[0] = padded_vocabulary;
     auto local = LocalShape(row.split, full, /*replicated=*/fused_norms, ShardOfRow(row, place));
     if (!local.ok()) return local.status().WithContext(Cat("parameter '", name, "'"));
-    parameters.push_back({.name = std::string(name), .dtype = row.fp32 ? DType::kF32 : config.dtype, .shape = *local});
+    parameters.push_back(
+        {.name = std::string(name), .dtype = row.fp32 ? model::DType::kF32 : config.dtype, .shape = *local});
     return OkStatus();
   }
 
@@ -259,4 +260,4 @@ uint64_t PaddedVocabulary(uint64_t vocabulary, uint64_t divisible_by, uint32_t t
   return (vocabulary + multiple - 1) / multiple * multiple;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::rules

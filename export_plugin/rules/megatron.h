@@ -16,13 +16,13 @@
 #include "export_plugin/rules/model_config.h"
 #include "export_plugin/rules/topology.h"
 
-namespace lockstep {
+namespace lockstep::rules {
 
 // A parameter of one rank, as its model chunk names it.
 struct LocalParameter {
   std::string name;  // "decoder.layers.17.self_attention.linear_qkv.weight"
-  DType dtype = DType::kBF16;
-  Extents shape;  // local
+  model::DType dtype = model::DType::kBF16;
+  layout::Extents shape;  // local
   bool frozen = false;
 };
 
@@ -42,13 +42,13 @@ class MegatronRules {
 
   const ModelConfig& config() const { return config_; }
   // tensors, groups, sources and conversions; no holdings.
-  const TrainingModel& model() const { return model_; }
+  const layout::TrainingModel& model() const { return model_; }
 
   // What a rank holds by `parameter`, with its source in model(); `rank` is left 0. Rows of a padded vocabulary beyond
   // the real one belong to no source: a shard of nothing but padding has no pieces. A tied head, and an embedding
   // beyond the first pipeline stage, are copies. kBadData names the parameter: no rule covers it, or its shape is not
   // what the rule says for this place (both shapes and the sizes are given).
-  Result<Holding> HoldingOf(const LocalParameter& parameter, const RankPlace& place) const;
+  Result<layout::Holding> HoldingOf(const LocalParameter& parameter, const RankPlace& place) const;
 
   // The parameters that a rank of `topology` has, as Megatron builds them with its local layer spec (`fused_norms`
   // false) or Transformer Engine's (true): what plans without a running trainer are made from.
@@ -59,11 +59,11 @@ class MegatronRules {
   explicit MegatronRules(ModelConfig config) : config_(std::move(config)) {}
 
   ModelConfig config_;
-  TrainingModel model_;
+  layout::TrainingModel model_;
   std::unordered_map<std::string, uint32_t> sources_;  // of model_, by name
 };
 
 // The rows of embedding and head with Megatron's padding.
 uint64_t PaddedVocabulary(uint64_t vocabulary, uint64_t divisible_by, uint32_t tensor);
 
-}  // namespace lockstep
+}  // namespace lockstep::rules

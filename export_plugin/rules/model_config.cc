@@ -7,7 +7,7 @@
 #include "export_plugin/rules/family.h"
 #include "export_plugin/rules/json_keys.h"
 
-namespace lockstep {
+namespace lockstep::rules {
 namespace {
 
 constexpr size_t kMaxConfigBytes = 1 << 20;
@@ -43,14 +43,14 @@ void RefuseFlags(JsonKeys& keys, const Family& family) {
   }
 }
 
-DType ReadDType(JsonKeys& keys) {
+model::DType ReadDType(JsonKeys& keys) {
   constexpr std::string_view kKeys = "dtype|torch_dtype";
   const std::string name = keys.Text(kKeys);
-  if (name == "bfloat16") return DType::kBF16;
-  if (name == "float16") return DType::kF16;
-  if (name == "float32") return DType::kF32;
+  if (name == "bfloat16") return model::DType::kBF16;
+  if (name == "float16") return model::DType::kF16;
+  if (name == "float32") return model::DType::kF32;
   keys.Refuse(kKeys, "must be bfloat16, float16 or float32");
-  return DType::kBF16;
+  return model::DType::kBF16;
 }
 
 bool ReadFlag(JsonKeys& keys, ConfigFlag flag) {
@@ -196,4 +196,4 @@ Result<ModelConfig> ParseModelConfig(std::string_view config_json) {
   return config;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::rules

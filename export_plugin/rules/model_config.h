@@ -9,7 +9,7 @@
 #include "common/base/status.h"
 #include "common/model/dtype.h"
 
-namespace lockstep {
+namespace lockstep::rules {
 
 // No size in a configuration, and no dimension of a training tensor, is larger.
 inline constexpr uint64_t kMaxExtent = uint64_t{1} << 32;
@@ -19,7 +19,7 @@ inline constexpr uint64_t kMaxHeads = uint64_t{1} << 20;  // also of the dimensi
 
 struct ModelConfig {
   std::string model_type;  // "qwen3_moe"
-  DType dtype = DType::kBF16;
+  model::DType dtype = model::DType::kBF16;
   uint64_t layers = 0;  // decoder layers, without MTP
   uint64_t mtp_layers = 0;
   uint64_t hidden = 0;
@@ -54,4 +54,4 @@ Result<ModelConfig> ParseModelConfig(std::string_view config_json);
 // field.
 Status CheckModelConfig(const ModelConfig& config);
 
-}  // namespace lockstep
+}  // namespace lockstep::rules

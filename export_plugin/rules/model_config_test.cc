@@ -2,7 +2,7 @@
 
 #include "export_plugin/rules/rules_testing.h"
 
-namespace lockstep {
+namespace lockstep::rules {
 namespace {
 
 using Catch::Contains;
@@ -47,11 +47,11 @@ TEST_CASE("A configuration's sizes are read") {
 }
 
 TEST_CASE("Both names of the element type are read, and one of them must be there") {
-  CHECK(Parsed(With("llama", "dtype", "float16")).dtype == DType::kF16);
+  CHECK(Parsed(With("llama", "dtype", "float16")).dtype == model::DType::kF16);
   nlohmann::json old = Without("llama", "dtype");
   CHECK_THAT(Refusal(old), Contains("dtype or torch_dtype is missing"));
   old["torch_dtype"] = "float32";
-  CHECK(Parsed(old).dtype == DType::kF32);
+  CHECK(Parsed(old).dtype == model::DType::kF32);
   CHECK_THAT(Refusal(With("llama", "dtype", "float8_e4m3fn")), Contains("must be bfloat16, float16 or float32"));
 }
 
@@ -143,4 +143,4 @@ TEST_CASE("What is no JSON object is refused") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::rules

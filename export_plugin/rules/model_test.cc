@@ -4,12 +4,12 @@
 
 #include "export_plugin/rules/rules_testing.h"
 
-namespace lockstep {
+namespace lockstep::rules {
 namespace {
 
 using Catch::Contains;
 
-std::map<std::string, uint32_t> GroupsByName(const TrainingModel& model) {
+std::map<std::string, uint32_t> GroupsByName(const layout::TrainingModel& model) {
   std::map<std::string, uint32_t> groups;
   for (size_t i = 0; i < model.tensors.size(); ++i) groups[model.tensors[i].name] = model.groups[i];
   return groups;
@@ -20,9 +20,9 @@ TEST_CASE("Tensors have the model's type, router biases stay fp32") {
   config["torch_dtype"] = config["dtype"];
   config.erase("dtype");
   const MegatronRules rules = RulesOf(config);
-  for (const TensorMeta& tensor : rules.model().tensors) {
+  for (const model::TensorMeta& tensor : rules.model().tensors) {
     const bool bias = tensor.name.find("e_score_correction_bias") != std::string::npos;
-    CHECK(tensor.dtype == (bias ? DType::kF32 : DType::kBF16));
+    CHECK(tensor.dtype == (bias ? model::DType::kF32 : model::DType::kBF16));
   }
 }
 
@@ -30,13 +30,13 @@ TEST_CASE("A router bias that would be misaligned comes first, and conversions f
   nlohmann::json config = TinyConfig("deepseek_v3");
   config["kv_lora_rank"] = 6;  // three layers of norms of 5 and 6 lie before the second bias
   const MegatronRules rules = RulesOf(config);
-  const TrainingModel& model = rules.model();
+  const layout::TrainingModel& model = rules.model();
   CHECK(model.tensors[0].name == "model.layers.1.mlp.gate.e_score_correction_bias");
   CHECK(model.tensors[0].offset == 0);
   CHECK(model.tensors[1].name == "model.layers.2.mlp.gate.e_score_correction_bias");
   CHECK(model.tensors[2].name == "model.embed_tokens.weight");
   CHECK(model.tensors[2].offset == 16);
-  for (const Conversion& conversion : model.conversions) {
+  for (const layout::Conversion& conversion : model.conversions) {
     const std::string& source = model.sources[conversion.source].name;
     if (source == "decoder.layers.1.mlp.router.expert_bias") CHECK(conversion.tensor == 0);
     if (source == "embedding.word_embeddings.weight") CHECK(conversion.tensor == 2);
@@ -70,15 +70,15 @@ TEST_CASE("What engines fuse shares a bucket, and nothing else does") {
 }
 
 TEST_CASE("Sources have names that are the same on every rank, and whole shapes") {
-  std::map<std::string, Extents> shapes;
+  std::map<std::string, layout::Extents> shapes;
   const MegatronRules rules = RulesOf(TinyConfig("glm4_moe"));
-  for (const SourceTensor& source : rules.model().sources) shapes[source.name] = source.shape;
+  for (const layout::SourceTensor& source : rules.model().sources) shapes[source.name] = source.shape;
   CHECK(shapes.size() == rules.model().sources.size());
-  CHECK(shapes["embedding.word_embeddings.weight"] == Extents{11, 8});
-  CHECK(shapes["decoder.layers.1.self_attention.linear_qkv.weight"] == Extents{24, 8});
-  CHECK(shapes["decoder.layers.1.mlp.experts.linear_fc1.weight1"] == Extents{12, 8});
-  CHECK(shapes["mtp.layers.0.eh_proj.weight"] == Extents{8, 16});
-  CHECK(shapes["mtp.layers.0.transformer_layer.mlp.router.expert_bias"] == Extents{2});
+  CHECK(shapes["embedding.word_embeddings.weight"] == layout::Extents{11, 8});
+  CHECK(shapes["decoder.layers.1.self_attention.linear_qkv.weight"] == layout::Extents{24, 8});
+  CHECK(shapes["decoder.layers.1.mlp.experts.linear_fc1.weight1"] == layout::Extents{12, 8});
+  CHECK(shapes["mtp.layers.0.eh_proj.weight"] == layout::Extents{8, 16});
+  CHECK(shapes["mtp.layers.0.transformer_layer.mlp.router.expert_bias"] == layout::Extents{2});
 }
 
 TEST_CASE("Real sizes: the parameters of known models") {
@@ -88,7 +88,7 @@ TEST_CASE("Real sizes: the parameters of known models") {
                           {"tie_word_embeddings", true}};
   const auto elements = [](const MegatronRules& rules) {
     uint64_t count = 0;
-    for (const TensorMeta& tensor : rules.model().tensors) count += ElementCount(tensor.shape);
+    for (const model::TensorMeta& tensor : rules.model().tensors) count += layout::ElementCount(tensor.shape);
     return count;
   };
   CHECK(elements(RulesOf(qwen3)) == 596'049'920);  // Qwen3-0.6B
@@ -150,4 +150,4 @@ TEST_CASE("A tensor larger than a model may be is refused by name") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::rules

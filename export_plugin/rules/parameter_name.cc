@@ -7,7 +7,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::rules {
 namespace {
 
 constexpr size_t kMaxNumberDigits = 9;
@@ -137,4 +137,4 @@ std::string_view NearestPattern(const Family& family, std::string_view pattern) 
   return nearest;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::rules

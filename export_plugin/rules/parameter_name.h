@@ -9,7 +9,7 @@
 #include "common/base/status.h"
 #include "export_plugin/rules/family.h"
 
-namespace lockstep {
+namespace lockstep::rules {
 
 struct ParameterName {
   enum class Scope : uint8_t { kWhole, kDecoder, kMtpLayer, kMtpInner };
@@ -30,4 +30,4 @@ bool Matches(const FamilyRow& row, std::string_view pattern);
 // The name of the family's table that is most like `pattern`.
 std::string_view NearestPattern(const Family& family, std::string_view pattern);
 
-}  // namespace lockstep
+}  // namespace lockstep::rules

@@ -5,7 +5,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::rules {
 namespace {
 
 constexpr size_t kMaxExpanded = 1 << 20;
@@ -117,4 +117,4 @@ Result<std::vector<LayoutStage>> ParsePipelineLayout(std::string_view layout, ui
   return parsed;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::rules

@@ -13,7 +13,7 @@
 
 #include "common/base/status.h"
 
-namespace lockstep {
+namespace lockstep::rules {
 
 // What one stage of the string builds.
 struct LayoutStage {
@@ -26,4 +26,4 @@ struct LayoutStage {
 // in several stages or before their rank's last, or on the first rank behind the embedding's stage.
 Result<std::vector<LayoutStage>> ParsePipelineLayout(std::string_view layout, uint32_t pipeline);
 
-}  // namespace lockstep
+}  // namespace lockstep::rules

@@ -4,7 +4,7 @@
 
 #include "export_plugin/rules/rules_testing.h"
 
-namespace lockstep {
+namespace lockstep::rules {
 namespace {
 
 constexpr const char* kRecorded = "export_plugin/rules/testdata/megatron_core_0.16.1.txt";
@@ -83,4 +83,4 @@ TEST_CASE("Ranks hold what real Megatron-core models hold") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::rules

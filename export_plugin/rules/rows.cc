@@ -4,7 +4,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::rules {
 namespace {
 
 uint64_t ExtentOf(ModelDim dim, const ModelConfig& config) {
@@ -56,21 +56,21 @@ uint64_t ExtentOf(ModelDim dim, const ModelConfig& config) {
 }
 
 // `rows` rows from `from` of A as rows from `to` of B, over the whole of `shape`'s other dimensions.
-Piece RowsPiece(const Extents& shape, uint64_t from, uint64_t to, uint64_t rows) {
-  Piece piece{.source = Extents(shape.size()), .target = Extents(shape.size()), .size = shape};
+layout::Piece RowsPiece(const layout::Extents& shape, uint64_t from, uint64_t to, uint64_t rows) {
+  layout::Piece piece{.source = layout::Extents(shape.size()), .target = layout::Extents(shape.size()), .size = shape};
   piece.source[0] = from;
   piece.target[0] = to;
   piece.size[0] = rows;
   return piece;
 }
 
-Extents WithRows(Extents shape, uint64_t rows) {
+layout::Extents WithRows(layout::Extents shape, uint64_t rows) {
   shape[0] = rows;
   return shape;
 }
 
 // A source is, group after group, the group's queries, its key and its value (`head_dim` rows each).
-std::vector<RowTarget> QkvTargets(std::string_view names, const Extents& full, const ModelConfig& config) {
+std::vector<RowTarget> QkvTargets(std::string_view names, const layout::Extents& full, const ModelConfig& config) {
   const uint64_t d = config.head_dim;
   const uint64_t queries = config.heads / config.groups * d;
   RowTarget q{NextPart(names), WithRows(full, config.groups * queries), {}};
@@ -85,27 +85,30 @@ std::vector<RowTarget> QkvTargets(std::string_view names, const Extents& full, c
   return {std::move(q), std::move(k), std::move(v)};
 }
 
-Status WrongShape(const Extents& local, const Extents& expected, const Extents& full, ShardPlace place) {
-  return Status(ErrorCode::kBadData, Cat("its shape is ", ShapeText(local), ", but shard ", place.index, " of ",
-                                         place.count, " of the whole ", ShapeText(full), " is ", ShapeText(expected)));
+Status WrongShape(const layout::Extents& local, const layout::Extents& expected, const layout::Extents& full,
+                  ShardPlace place) {
+  return Status(ErrorCode::kBadData,
+                Cat("its shape is ", layout::ShapeText(local), ", but shard ", place.index, " of ", place.count,
+                    " of the whole ", layout::ShapeText(full), " is ", layout::ShapeText(expected)));
 }
 
 // Shards are equal parts of a vocabulary padded to any size; their real rows come first.
-Result<Pieces> VocabularyPieces(const Extents& full, const Extents& local_shape, ShardPlace place) {
+Result<layout::Pieces> VocabularyPieces(const layout::Extents& full, const layout::Extents& local_shape,
+                                        ShardPlace place) {
   const uint64_t vocabulary = full[0];
   const uint64_t needed = (vocabulary + place.count - 1) / place.count;
   if (local_shape.size() != full.size() || local_shape[1] != full[1] || local_shape[0] < needed ||
       local_shape[0] > kMaxExtent) {
     return Status(ErrorCode::kBadData,
-                  Cat("its shape is ", ShapeText(local_shape), ", but shard ", place.index, " of ", place.count,
+                  Cat("its shape is ", layout::ShapeText(local_shape), ", but shard ", place.index, " of ", place.count,
                       " of a vocabulary of ", vocabulary, " has at least ", needed, " rows of ", full[1]));
   }
   const uint64_t begin = place.index * local_shape[0];
-  if (begin >= vocabulary) return Pieces{};
-  return Pieces{RowsPiece(local_shape, 0, begin, std::min(local_shape[0], vocabulary - begin))};
+  if (begin >= vocabulary) return layout::Pieces{};
+  return layout::Pieces{RowsPiece(local_shape, 0, begin, std::min(local_shape[0], vocabulary - begin))};
 }
 
-Pieces GluPieces(const Extents& full, ShardPlace place) {
+layout::Pieces GluPieces(const layout::Extents& full, ShardPlace place) {
   const uint64_t half = full[0] / 2;
   const uint64_t part = half / place.count;
   return {RowsPiece(full, 0, place.index * part, part), RowsPiece(full, part, half + place.index * part, part)};
@@ -157,8 +160,8 @@ std::string_view NameOf(RowCondition when) {
   return "";
 }
 
-Extents FullShape(const FamilyRow& row, const ModelConfig& config) {
-  Extents shape{ExtentOf(row.rows, config)};
+layout::Extents FullShape(const FamilyRow& row, const ModelConfig& config) {
+  layout::Extents shape{ExtentOf(row.rows, config)};
   if (row.columns != ModelDim::kNone) shape.push_back(ExtentOf(row.columns, config));
   return shape;
 }
@@ -168,7 +171,7 @@ size_t TargetCount(const FamilyRow& row) {
 }
 
 std::vector<RowTarget> TargetsOf(const FamilyRow& row, const ModelConfig& config) {
-  const Extents full = FullShape(row, config);
+  const layout::Extents full = FullShape(row, config);
   std::string_view names = row.hf;
   if (row.split == TensorSplit::kQkv) return QkvTargets(names, full, config);
   // Gate and up of a GLU; every other row makes one tensor.
@@ -181,29 +184,30 @@ std::vector<RowTarget> TargetsOf(const FamilyRow& row, const ModelConfig& config
   return targets;
 }
 
-Result<Pieces> PiecesOf(TensorSplit split, const Extents& full, const Extents& local_shape, ShardPlace place) {
+Result<layout::Pieces> PiecesOf(TensorSplit split, const layout::Extents& full, const layout::Extents& local_shape,
+                                ShardPlace place) {
   if (split == TensorSplit::kVocabulary) return VocabularyPieces(full, local_shape, place);
   if (split == TensorSplit::kColumnOrReplicated) {
     split = local_shape == full ? TensorSplit::kReplicated : TensorSplit::kColumn;
   }
-  LS_ASSIGN_OR_RETURN(const Extents expected, LocalShape(split, full, /*replicated=*/false, place));
+  LS_ASSIGN_OR_RETURN(const layout::Extents expected, LocalShape(split, full, /*replicated=*/false, place));
   if (local_shape != expected) return WrongShape(local_shape, expected, full, place);
-  if (split == TensorSplit::kReplicated) return Whole(full);
+  if (split == TensorSplit::kReplicated) return layout::Whole(full);
   if (split == TensorSplit::kGlu) return GluPieces(full, place);
-  return ShardOf(full, split == TensorSplit::kRow ? 1 : 0, place.index, place.count);
+  return layout::ShardOf(full, split == TensorSplit::kRow ? 1 : 0, place.index, place.count);
 }
 
-Result<Extents> LocalShape(TensorSplit split, Extents full, bool replicated, ShardPlace place) {
+Result<layout::Extents> LocalShape(TensorSplit split, layout::Extents full, bool replicated, ShardPlace place) {
   if (split == TensorSplit::kReplicated || (split == TensorSplit::kColumnOrReplicated && replicated)) return full;
   uint64_t& extent = full[split == TensorSplit::kRow ? 1 : 0];
   const uint64_t unit = split == TensorSplit::kGlu ? 2 * place.count : place.count;
   if (extent % unit != 0) {
     return Status(ErrorCode::kBadData, Cat(split == TensorSplit::kRow ? "columns" : "rows", " of the whole ",
-                                           ShapeText(full), " do not divide into ", place.count,
+                                           layout::ShapeText(full), " do not divide into ", place.count,
                                            split == TensorSplit::kGlu ? " parts of gate and up" : " parts"));
   }
   extent /= place.count;
   return full;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::rules

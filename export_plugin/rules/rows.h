@@ -9,14 +9,14 @@
 #include "export_plugin/rules/family.h"
 #include "export_plugin/rules/model_config.h"
 
-namespace lockstep {
+namespace lockstep::rules {
 
 bool Applies(RowCondition when, const ModelConfig& config);
 // The setting that `when` asks for, for messages: "use_qk_norm".
 std::string_view NameOf(RowCondition when);
 
 // Of the whole parameter; vocabularies without padding.
-Extents FullShape(const FamilyRow& row, const ModelConfig& config);
+layout::Extents FullShape(const FamilyRow& row, const ModelConfig& config);
 
 // Number of HuggingFace tensors a row makes.
 size_t TargetCount(const FamilyRow& row);
@@ -24,8 +24,8 @@ size_t TargetCount(const FamilyRow& row);
 // The HuggingFace tensors of a row and how its source becomes them.
 struct RowTarget {
   std::string_view name;  // within the layer
-  Extents shape;
-  Pieces pieces;
+  layout::Extents shape;
+  layout::Pieces pieces;
 };
 std::vector<RowTarget> TargetsOf(const FamilyRow& row, const ModelConfig& config);
 
@@ -36,10 +36,11 @@ struct ShardPlace {
 };
 
 // How a parameter of `local_shape` lies in its source of `full` shape. kBadData says which shape it should have.
-Result<Pieces> PiecesOf(TensorSplit split, const Extents& full, const Extents& local_shape, ShardPlace place);
+Result<layout::Pieces> PiecesOf(TensorSplit split, const layout::Extents& full, const layout::Extents& local_shape,
+                                ShardPlace place);
 
 // The local shape Megatron gives a parameter; `replicated` decides kColumnOrReplicated. For kVocabulary `full` is the
 // padded shape. kBadData when it does not divide.
-Result<Extents> LocalShape(TensorSplit split, Extents full, bool replicated, ShardPlace place);
+Result<layout::Extents> LocalShape(TensorSplit split, layout::Extents full, bool replicated, ShardPlace place);
 
-}  // namespace lockstep
+}  // namespace lockstep::rules

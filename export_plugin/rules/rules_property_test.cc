@@ -10,7 +10,7 @@
 #include "export_plugin/rules/family.h"
 #include "export_plugin/rules/rules_testing.h"
 
-namespace lockstep {
+namespace lockstep::rules {
 namespace {
 
 constexpr int kCases = 3000;
@@ -125,8 +125,8 @@ Case RandomCase(uint64_t seed) {
 }
 
 // Everything all ranks hold; each rank's names are its own.
-TrainingModel WithHoldings(const MegatronRules& rules, const Case& made) {
-  TrainingModel model = rules.model();
+layout::TrainingModel WithHoldings(const MegatronRules& rules, const Case& made) {
+  layout::TrainingModel model = rules.model();
   for (uint32_t rank = 0; rank < made.topology.world; ++rank) {
     const auto parameters = rules.ExpectedParameters(made.topology, rank, made.fused_norms);
     INFO(parameters.status().ToString());
@@ -143,37 +143,39 @@ TrainingModel WithHoldings(const MegatronRules& rules, const Case& made) {
   return model;
 }
 
-void CheckSources(const TrainingModel& model) {
-  std::vector<std::vector<Pieces>> shards(model.sources.size());
-  for (const Holding& holding : model.holdings) {
-    const Extents& shape = model.sources[holding.source].shape;
-    if (!CheckBounds(holding.pieces, holding.local_shape, shape).ok()) FAIL(model.sources[holding.source].name);
-    if (!holding.copy) shards[holding.source].push_back(Normalize(holding.pieces));
+void CheckSources(const layout::TrainingModel& model) {
+  std::vector<std::vector<layout::Pieces>> shards(model.sources.size());
+  for (const layout::Holding& holding : model.holdings) {
+    const layout::Extents& shape = model.sources[holding.source].shape;
+    if (!layout::CheckBounds(holding.pieces, holding.local_shape, shape).ok()) FAIL(model.sources[holding.source].name);
+    if (!holding.copy) shards[holding.source].push_back(layout::Normalize(holding.pieces));
   }
   for (size_t source = 0; source < shards.size(); ++source) {
-    std::sort(shards[source].begin(), shards[source].end(), [](const Pieces& a, const Pieces& b) {
-      return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end(), [](const Piece& x, const Piece& y) {
-        return std::tie(x.target, x.size) < std::tie(y.target, y.size);
-      });
+    std::sort(shards[source].begin(), shards[source].end(), [](const layout::Pieces& a, const layout::Pieces& b) {
+      return std::lexicographical_compare(a.begin(), a.end(), b.begin(), b.end(),
+                                          [](const layout::Piece& x, const layout::Piece& y) {
+                                            return std::tie(x.target, x.size) < std::tie(y.target, y.size);
+                                          });
     });
     shards[source].erase(std::unique(shards[source].begin(), shards[source].end()), shards[source].end());
-    Pieces all;
-    for (const Pieces& shard : shards[source]) all.insert(all.end(), shard.begin(), shard.end());
-    const Status tiles = CheckTiling(all, model.sources[source].shape);
+    layout::Pieces all;
+    for (const layout::Pieces& shard : shards[source]) all.insert(all.end(), shard.begin(), shard.end());
+    const Status tiles = layout::CheckTiling(all, model.sources[source].shape);
     if (!tiles.ok()) FAIL(model.sources[source].name << ": " << tiles.message());
   }
 }
 
-void CheckConversions(const TrainingModel& model) {
-  std::vector<Pieces> tensors(model.tensors.size());
-  for (const Conversion& conversion : model.conversions) {
-    const Extents& shape = model.tensors[conversion.tensor].shape;
-    if (!CheckBounds(conversion.pieces, model.sources[conversion.source].shape, shape).ok()) FAIL("out of bounds");
-    Pieces& all = tensors[conversion.tensor];
+void CheckConversions(const layout::TrainingModel& model) {
+  std::vector<layout::Pieces> tensors(model.tensors.size());
+  for (const layout::Conversion& conversion : model.conversions) {
+    const layout::Extents& shape = model.tensors[conversion.tensor].shape;
+    if (!layout::CheckBounds(conversion.pieces, model.sources[conversion.source].shape, shape).ok())
+      FAIL("out of bounds");
+    layout::Pieces& all = tensors[conversion.tensor];
     all.insert(all.end(), conversion.pieces.begin(), conversion.pieces.end());
   }
   for (size_t tensor = 0; tensor < tensors.size(); ++tensor) {
-    const Status tiles = CheckTiling(tensors[tensor], model.tensors[tensor].shape);
+    const Status tiles = layout::CheckTiling(tensors[tensor], model.tensors[tensor].shape);
     if (!tiles.ok()) FAIL(model.tensors[tensor].name << ": " << tiles.message());
   }
 }
@@ -184,14 +186,14 @@ TEST_CASE("Whatever the topology, the ranks' parameters cover every tensor exact
     const Case made = RandomCase(seed);
     INFO("seed " << seed << " " << made.config.dump() << " layout " << made.topology.pipeline_layout);
     const MegatronRules rules = RulesOf(made.config);
-    const TrainingModel model = WithHoldings(rules, made);
+    const layout::TrainingModel model = WithHoldings(rules, made);
     CheckSources(model);
     CheckConversions(model);
     if (seed % 10 == 0) {
-      const auto plan = CompileExport(model, std::vector<bool>(made.topology.world, true));
+      const auto plan = layout::CompileExport(model, std::vector<bool>(made.topology.world, true));
       INFO(plan.status().ToString());
       REQUIRE(plan.ok());
-      CHECK(plan->bytes == model.tensors.back().offset + *TensorBytes(model.tensors.back()));
+      CHECK(plan->bytes == model.tensors.back().offset + *model::TensorBytes(model.tensors.back()));
     }
     ++families[rules.config().model_type];
   }
@@ -199,4 +201,4 @@ TEST_CASE("Whatever the topology, the ranks' parameters cover every tensor exact
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::rules

@@ -9,7 +9,7 @@
 
 #include "export_plugin/rules/megatron.h"
 
-namespace lockstep {
+namespace lockstep::rules {
 
 // A tiny model of the family as transformers would save it: 2 layers, hidden 8, 4 heads in 2 groups of head_dim 3, ffn
 // 10, vocabulary 11; 2 experts of ffn 6; deepseek_v3 and glm4_moe have a dense first layer and 1 MTP layer.
@@ -60,7 +60,7 @@ inline RankPlace PlaceOf(const Topology& topology, uint32_t rank) {
           .expert_tensor = topology.expert_tensor};
 }
 
-inline std::string Line(const std::string& name, const Extents& shape) {
+inline std::string Line(const std::string& name, const layout::Extents& shape) {
   std::string line = name;
   for (const uint64_t extent : shape) line += " " + std::to_string(extent);
   return line;
@@ -76,4 +76,4 @@ inline std::vector<std::string> Lines(std::string_view text) {
   return lines;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::rules

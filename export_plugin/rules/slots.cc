@@ -3,7 +3,7 @@
 #include "common/base/text.h"
 #include "export_plugin/rules/rows.h"
 
-namespace lockstep {
+namespace lockstep::rules {
 namespace {
 
 bool IsWhole(RowScope where) {
@@ -100,4 +100,4 @@ std::string_view LastAlternative(std::string_view alternatives) {
   return alternatives.substr(alternatives.rfind('|') + 1);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::rules

@@ -12,7 +12,7 @@
 #include "export_plugin/rules/family.h"
 #include "export_plugin/rules/model_config.h"
 
-namespace lockstep {
+namespace lockstep::rules {
 
 struct ParameterSlot {
   const FamilyRow* row = nullptr;
@@ -42,4 +42,4 @@ std::string HuggingFaceName(const ParameterSlot& slot, std::string_view name);
 std::string_view FirstAlternative(std::string_view alternatives);
 std::string_view LastAlternative(std::string_view alternatives);
 
-}  // namespace lockstep
+}  // namespace lockstep::rules

@@ -6,7 +6,7 @@
 #include "common/base/text.h"
 #include "export_plugin/rules/pipeline_layout.h"
 
-namespace lockstep {
+namespace lockstep::rules {
 namespace {
 
 Status Bad(std::string message) {
@@ -165,4 +165,4 @@ Result<std::vector<ModelChunk>> ChunksOfStage(const Topology& topology, uint64_t
   return chunks;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::rules

@@ -8,7 +8,7 @@
 
 #include "common/base/status.h"
 
-namespace lockstep {
+namespace lockstep::rules {
 
 // Sizes are 1 unless set. `world` is a multiple of tensor * context * pipeline and of expert_tensor * expert *
 // pipeline.
@@ -58,4 +58,4 @@ Coordinates CoordinatesOf(const Topology& topology, uint32_t rank);
 Result<std::vector<ModelChunk>> ChunksOfStage(const Topology& topology, uint64_t layers, uint64_t mtp_layers,
                                               uint32_t stage);
 
-}  // namespace lockstep
+}  // namespace lockstep::rules

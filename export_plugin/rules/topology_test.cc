@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace lockstep {
+namespace lockstep::rules {
 namespace {
 
 using Catch::Contains;
@@ -196,4 +196,4 @@ TEST_CASE("Ranks stand where Megatron's default order puts them") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::rules

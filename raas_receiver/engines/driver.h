@@ -20,7 +20,7 @@
 #include "common/base/status.h"
 #include "raas_receiver/engines/driver_kind.h"
 
-namespace lockstep {
+namespace lockstep::engines {
 
 // A whole version as an engine is notified of it.
 struct EngineVersion {
@@ -86,4 +86,4 @@ class EngineDriver {
   const DriverKind& kind_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::engines

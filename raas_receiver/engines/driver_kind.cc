@@ -10,7 +10,7 @@
 #include "raas_receiver/engines/sglang_driver.h"
 #include "raas_receiver/engines/vllm_driver.h"
 
-namespace lockstep {
+namespace lockstep::engines {
 namespace {
 
 constexpr std::array<DriverOption, 1> kHookOptions{{{&EngineOptions::command, "a command, --hook CMD"}}};
@@ -131,4 +131,4 @@ Result<std::unique_ptr<EngineDriver>> NewEngineDriver(EngineOptions options) {
   return kind->create(*kind, std::move(options));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::engines

@@ -15,7 +15,7 @@
 
 #include "common/base/status.h"
 
-namespace lockstep {
+namespace lockstep::engines {
 
 class EngineDriver;
 
@@ -73,4 +73,4 @@ std::string MeantDriverKind(const EngineOptions& options);
 // kConfig names the option that is missing, not of this kind, or wrong.
 Result<std::unique_ptr<EngineDriver>> NewEngineDriver(EngineOptions options);
 
-}  // namespace lockstep
+}  // namespace lockstep::engines

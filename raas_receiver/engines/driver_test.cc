@@ -5,7 +5,7 @@
 #include "common/os/file.h"
 #include "common/os/temp_dir.h"
 
-namespace lockstep {
+namespace lockstep::engines {
 namespace {
 
 const EngineVersion kVersion{"actor", {RunId{{0x0a}}, 7}, "/replicas/actor/v7", "delta"};
@@ -34,7 +34,7 @@ TEST_CASE("Without an engine every version is served at once") {
 }
 
 TEST_CASE("A hook is notified of loaded and of resumed versions, and of no pause") {
-  const TempDir directory;
+  const os::TempDir directory;
   const auto driver = NewEngineDriver(
       {.kind = "hook", .command = "echo $LOCKSTEP_VERSION $LOCKSTEP_MODE >> " + directory.File("notified")});
   REQUIRE(driver.ok());
@@ -43,7 +43,7 @@ TEST_CASE("A hook is notified of loaded and of resumed versions, and of no pause
   EngineVersion in_place = kVersion;
   in_place.mode = "in-place";
   CHECK((*driver)->Resume(in_place).ok());
-  CHECK(*ReadFile(directory.File("notified")) == "7 delta\n7 in-place\n");
+  CHECK(*os::ReadFile(directory.File("notified")) == "7 delta\n7 in-place\n");
 }
 
 TEST_CASE("A hook that fails leaves what is served") {
@@ -91,4 +91,4 @@ TEST_CASE("Options that are missing, wrong, or of another kind are refused by na
   CHECK(Contains(Refusal({.kind = "vllm", .url = "http://host", .attempts = 0}), "engine-attempts"));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::engines

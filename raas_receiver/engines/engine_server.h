@@ -15,7 +15,7 @@
 #include "raas_receiver/engines/driver.h"
 #include "raas_receiver/engines/http_client.h"
 
-namespace lockstep {
+namespace lockstep::engines {
 
 struct ServerAnswer {
   std::string call;  // "POST http://127.0.0.1:30000/flush_cache", for messages
@@ -67,4 +67,4 @@ class EngineServer {
   bool after_cancel_ = false;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::engines

@@ -10,7 +10,7 @@
 #include "common/telemetry/log.h"
 #include "raas_receiver/engines/process.h"
 
-namespace lockstep {
+namespace lockstep::engines {
 namespace {
 
 std::vector<std::string> EnvironmentOf(const EngineVersion& version) {
@@ -73,11 +73,11 @@ LoadOutcome HookDriver::Load(const EngineVersion& version, const std::optional<E
     unchanged = unchanged && outcome.serving == Serving::kOld;
     ++failures_;
     const bool last = attempt == options_.attempts;
-    LogError(last ? "hook_failed" : "hook_attempt_failed", outcome.status,
-             {{"model", version.model},
-              {"run", ToHex(version.held.run)},
-              {"version", version.held.version},
-              {"attempt", attempt}});
+    telemetry::LogError(last ? "hook_failed" : "hook_attempt_failed", outcome.status,
+                        {{"model", version.model},
+                         {"run", ToHex(version.held.run)},
+                         {"version", version.held.version},
+                         {"attempt", attempt}});
     if (!last && stop_.Wait(backoff)) return {{ErrorCode::kCancelled, "the receiver stops"}, Serving::kUnknown};
   }
   const std::string what =
@@ -92,13 +92,13 @@ LoadOutcome HookDriver::Attempt(const EngineVersion& version, int attempt) {
   const std::chrono::duration<double> duration = std::chrono::steady_clock::now() - begin;
   Status status = StatusOf(*run, options_.timeout);
   if (!status.ok()) return {std::move(status), Exited(*run) ? Serving::kOld : Serving::kUnknown};
-  Log(LogLevel::kInfo, "hook_accepted",
-      {{"model", version.model},
-       {"run", ToHex(version.held.run)},
-       {"version", version.held.version},
-       {"attempt", attempt},
-       {"duration_s", duration.count()},
-       {"output", run->output_tail}});
+  telemetry::Log(telemetry::LogLevel::kInfo, "hook_accepted",
+                 {{"model", version.model},
+                  {"run", ToHex(version.held.run)},
+                  {"version", version.held.version},
+                  {"attempt", attempt},
+                  {"duration_s", duration.count()},
+                  {"output", run->output_tail}});
   return {std::move(status), Serving::kNew};
 }
 
@@ -108,4 +108,4 @@ Result<std::unique_ptr<EngineDriver>> NewHookDriver(const DriverKind& kind, Engi
   return std::unique_ptr<EngineDriver>(std::make_unique<HookDriver>(kind, std::move(options)));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::engines

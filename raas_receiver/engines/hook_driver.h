@@ -3,7 +3,7 @@
 
 #include "raas_receiver/engines/driver.h"
 
-namespace lockstep {
+namespace lockstep::engines {
 
 // Load and Resume run the command by /bin/sh, with LOCKSTEP_MODEL, LOCKSTEP_RUN (hex), LOCKSTEP_VERSION, LOCKSTEP_PATH
 // (the published directory) and LOCKSTEP_MODE in its environment. Exit status 0 means that the engine serves the
@@ -15,4 +15,4 @@ namespace lockstep {
 // one that was restarted: StillServes is always true. Cancel kills a running command.
 Result<std::unique_ptr<EngineDriver>> NewHookDriver(const DriverKind& kind, EngineOptions options);
 
-}  // namespace lockstep
+}  // namespace lockstep::engines

@@ -11,7 +11,7 @@
 #include "raas_receiver/engines/driver.h"
 #include "raas_receiver/engines/process.h"
 
-namespace lockstep {
+namespace lockstep::engines {
 namespace {
 
 using std::chrono::milliseconds;
@@ -35,17 +35,18 @@ LoadOutcome Notify(EngineDriver& hook) {
 }  // namespace
 
 TEST_CASE("A hook finds the version in its environment") {
-  const TempDir directory;
+  const os::TempDir directory;
   const auto hook =
       Hook(Options("echo $LOCKSTEP_MODEL $LOCKSTEP_RUN $LOCKSTEP_VERSION $LOCKSTEP_PATH $LOCKSTEP_MODE > " +
                    directory.File("notified")));
   REQUIRE(Notify(*hook).status.ok());
-  CHECK(*ReadFile(directory.File("notified")) == "actor 0a000000000000000000000000000000 7 /replicas/actor/v7 delta\n");
+  CHECK(*os::ReadFile(directory.File("notified")) ==
+        "actor 0a000000000000000000000000000000 7 /replicas/actor/v7 delta\n");
   CHECK(hook->failures() == 0);
 }
 
 TEST_CASE("A hook that fails is tried again, and the last failure is reported with what it said") {
-  const TempDir directory;
+  const os::TempDir directory;
   EngineOptions options = Options("echo x >> " + directory.File("tries") + "; echo engine says no >&2; exit 3");
   options.attempts = 3;
   const auto hook = Hook(options);
@@ -54,12 +55,12 @@ TEST_CASE("A hook that fails is tried again, and the last failure is reported wi
   CHECK(status.message().find("status 3") != std::string::npos);
   CHECK(status.message().find("engine says no") != std::string::npos);
   CHECK(status.message().find("version 7 of model actor") != std::string::npos);
-  CHECK(*ReadFile(directory.File("tries")) == "x\nx\nx\n");
+  CHECK(*os::ReadFile(directory.File("tries")) == "x\nx\nx\n");
   CHECK(hook->failures() == 3);
 }
 
 TEST_CASE("A hook that succeeds at a later attempt has succeeded") {
-  const TempDir directory;
+  const os::TempDir directory;
   EngineOptions options =
       Options("test -e " + directory.File("flag") + " || { touch " + directory.File("flag") + "; exit 1; }");
   options.attempts = 2;
@@ -69,11 +70,11 @@ TEST_CASE("A hook that succeeds at a later attempt has succeeded") {
 }
 
 TEST_CASE("A hook that takes too long is killed with all that it started") {
-  const TempDir directory;
+  const os::TempDir directory;
   // Whatever the hook starts holds the pipe open.
   const std::string pipe = directory.File("pipe");
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
-  const UniqueFd alive(::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  const os::UniqueFd alive(::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   EngineOptions options = Options("exec 3> " + pipe + "; sleep 600 & wait");
   options.timeout = milliseconds(500);
   CHECK(Notify(*Hook(options)).status.code() == ErrorCode::kDeadline);
@@ -106,7 +107,7 @@ TEST_CASE("A hook that dies of a signal says which") {
 }
 
 TEST_CASE("What is served is known to be unchanged only when every attempt ended by itself") {
-  const TempDir directory;
+  const os::TempDir directory;
   const std::string first = "test -e " + directory.File("second") + " || { touch " + directory.File("second") + "; ";
   const auto unchanged = [](const std::string& command, milliseconds timeout = milliseconds(60'000)) {
     EngineOptions options = Options(command);
@@ -150,4 +151,4 @@ TEST_CASE("Cancelling kills a running hook and starts no other") {
   CHECK(Notify(*hook).status.code() == ErrorCode::kCancelled);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::engines

@@ -9,7 +9,7 @@
 #include "common/base/text.h"
 #include "common/os/deadline.h"
 
-namespace lockstep {
+namespace lockstep::engines {
 namespace {
 
 using std::chrono::milliseconds;
@@ -200,7 +200,7 @@ Result<HttpAnswer> HttpClient::Send(const HttpRequest& request) {
     return Status(ErrorCode::kInternal, Cat(what, ": libcurl refuses the call"));
   }
   // libcurl has the same time limit; ours also holds when it does not come to check its own.
-  const Deadline deadline(request.timeout + milliseconds(100));
+  const os::Deadline deadline(request.timeout + milliseconds(100));
   int running = 1;
   while (running > 0 && !is_cancelled() && !deadline.Passed()) {
     if (curl_multi_perform(multi, &running) != CURLM_OK) break;
@@ -220,4 +220,4 @@ void HttpClient::Cancel() {
   curl_multi_wakeup(curl_->multi.get());
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::engines

@@ -16,7 +16,7 @@
 
 #include "common/base/status.h"
 
-namespace lockstep {
+namespace lockstep::engines {
 
 struct HttpOptions {
   std::string url;    // http:// or https://, host, perhaps a port and a path before all others; nothing else
@@ -72,4 +72,4 @@ class HttpClient {
 // The URL without a '/' at its end. kConfig, saying why, when it is none that HttpOptions::url allows.
 Result<std::string> CheckHttpUrl(const std::string& url);
 
-}  // namespace lockstep
+}  // namespace lockstep::engines

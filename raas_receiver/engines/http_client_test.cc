@@ -6,7 +6,7 @@
 
 #include "raas_receiver/engines/test_http_server.h"
 
-namespace lockstep {
+namespace lockstep::engines {
 namespace {
 
 using std::chrono::milliseconds;
@@ -206,4 +206,4 @@ TEST_CASE("A key with a line break is refused, and not shown") {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::engines

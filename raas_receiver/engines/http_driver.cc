@@ -6,7 +6,7 @@
 #include "common/os/deadline.h"
 #include "common/telemetry/log.h"
 
-namespace lockstep {
+namespace lockstep::engines {
 namespace {
 
 using std::chrono::milliseconds;
@@ -52,12 +52,12 @@ Status HttpDriver::Retry(const EngineVersion& version, std::string_view what, co
     status = server_->cancelled() ? Cancelled() : step();
     if (status.ok() || status.code() == ErrorCode::kCancelled) return status;
     ++failures_;
-    LogWarn("engine_step_failed", status,
-            {{"engine", kind()},
-             {"step", what},
-             {"model", version.model},
-             {"version", version.held.version},
-             {"attempt", attempt}});
+    telemetry::LogWarn("engine_step_failed", status,
+                       {{"engine", kind()},
+                        {"step", what},
+                        {"model", version.model},
+                        {"version", version.held.version},
+                        {"attempt", attempt}});
     if (attempt < options_.attempts && stop_.Wait(backoff)) return Cancelled();
   }
   return status;
@@ -69,7 +69,7 @@ Status HttpDriver::RetryAfterCancel(const EngineVersion& version, std::string_vi
   Status status = Retry(version, what, step);
   if (status.ok() || !server_->cancelled()) return status;
   server_->AllowAfterCancel(kAfterCancel);
-  const Deadline deadline(kAfterCancel);
+  const os::Deadline deadline(kAfterCancel);
   while (true) {
     status = step();
     if (status.ok() || deadline.Passed()) return status;
@@ -92,12 +92,12 @@ LoadOutcome HttpDriver::Load(const EngineVersion& version, const std::optional<E
     return outcome;
   }
   const std::chrono::duration<double> duration = std::chrono::steady_clock::now() - begin;
-  Log(LogLevel::kInfo, "engine_loaded",
-      {{"engine", kind()},
-       {"model", version.model},
-       {"run", ToHex(version.held.run)},
-       {"version", version.held.version},
-       {"duration_s", duration.count()}});
+  telemetry::Log(telemetry::LogLevel::kInfo, "engine_loaded",
+                 {{"engine", kind()},
+                  {"model", version.model},
+                  {"run", ToHex(version.held.run)},
+                  {"version", version.held.version},
+                  {"duration_s", duration.count()}});
   return outcome;
 }
 
@@ -127,11 +127,11 @@ LoadOutcome HttpDriver::Revert(const Status& cause, const std::optional<EngineVe
         Cat("version ", last_good->held.version, " could not be loaded again (", back.message(), "); ", stays);
     return {WithEnd(cause, why), Serving::kUnknown};
   }
-  LogWarn("engine_load_reverted", cause,
-          {{"engine", kind()},
-           {"model", last_good->model},
-           {"run", ToHex(last_good->held.run)},
-           {"version", last_good->held.version}});
+  telemetry::LogWarn("engine_load_reverted", cause,
+                     {{"engine", kind()},
+                      {"model", last_good->model},
+                      {"run", ToHex(last_good->held.run)},
+                      {"version", last_good->held.version}});
   return {WithEnd(cause, Cat("version ", last_good->held.version, " was loaded again")), Serving::kLastGood};
 }
 
@@ -195,4 +195,4 @@ Result<bool> HttpDriver::StillServes(const EngineVersion& version) {
   return false;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::engines

@@ -21,7 +21,7 @@
 #include "raas_receiver/engines/engine_server.h"
 #include "raas_receiver/engines/process.h"
 
-namespace lockstep {
+namespace lockstep::engines {
 
 // OK, or why not; and whether the server may have changed some of its weights.
 struct ReadOutcome {
@@ -88,4 +88,4 @@ class HttpDriver final : public EngineDriver {
 // "0a1b2c3d-7": the first digits of the run and the version, the name that a server is given for it.
 std::string VersionName(const Held& held);
 
-}  // namespace lockstep
+}  // namespace lockstep::engines

@@ -5,7 +5,7 @@
 #include "raas_receiver/engines/test_engine.h"
 #include "raas_receiver/engines/test_http_server.h"
 
-namespace lockstep {
+namespace lockstep::engines {
 namespace {
 
 using Json = nlohmann::json;
@@ -379,7 +379,7 @@ TEST_CASE("An SGLang server that is starting is not paused, and one too old for 
 
 TEST_CASE("A key is sent from its file; without the right one the error says which option gives it") {
   TestEngine engine("sglang", {{"admin_api_key", "open sesame"}});
-  const TempDir files;
+  const os::TempDir files;
   EngineOptions options{.kind = "sglang", .url = engine.url(), .attempts = 1};
   const LoadOutcome refused = (*NewEngineDriver(options))->Load(engine.VersionOf(2), std::nullopt);
   CHECK(refused.status.code() == ErrorCode::kPermission);
@@ -388,7 +388,7 @@ TEST_CASE("A key is sent from its file; without the right one the error says whi
   TestEngine other("sglang", {{"admin_api_key", "sesame"}, {"api_key", "less"}});
   options.url = other.url();
   options.key_file = files.File("key");
-  REQUIRE(WriteFileAtomic(options.key_file, "sesame\n").ok());
+  REQUIRE(os::WriteFileAtomic(options.key_file, "sesame\n").ok());
   CHECK((*NewEngineDriver(options))->Load(other.VersionOf(2), std::nullopt).status.ok());
 }
 
@@ -420,4 +420,4 @@ TEST_CASE("A server that is not there is an error in time, and nothing is known 
   CHECK((*driver)->failures() == 2);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::engines

@@ -1,6 +1,6 @@
 #include "raas_receiver/engines/no_driver.h"
 
-namespace lockstep {
+namespace lockstep::engines {
 namespace {
 
 class NoDriver final : public EngineDriver {
@@ -23,4 +23,4 @@ Result<std::unique_ptr<EngineDriver>> NewNoDriver(const DriverKind& kind, Engine
   return std::unique_ptr<EngineDriver>(std::make_unique<NoDriver>(kind));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::engines

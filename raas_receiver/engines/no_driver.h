@@ -4,9 +4,9 @@
 
 #include "raas_receiver/engines/driver.h"
 
-namespace lockstep {
+namespace lockstep::engines {
 
 // Every version is served at once.
 Result<std::unique_ptr<EngineDriver>> NewNoDriver(const DriverKind& kind, EngineOptions options);
 
-}  // namespace lockstep
+}  // namespace lockstep::engines

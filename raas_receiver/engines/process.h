@@ -8,7 +8,7 @@
 #include "common/base/status.h"
 #include "common/os/unique_fd.h"
 
-namespace lockstep {
+namespace lockstep::engines {
 
 // Set from any thread, seen by a RunShell in progress.
 class StopSignal {
@@ -20,7 +20,7 @@ class StopSignal {
   int fd() const { return event_.get(); }  // readable once set
 
  private:
-  UniqueFd event_;
+  os::UniqueFd event_;
 };
 
 struct ShellOutcome {
@@ -41,4 +41,4 @@ Result<ShellOutcome> RunShell(const std::string& command, const std::vector<std:
 // What to wait after a failed attempt when `last` was waited after the one before: twice that, at most 10 s.
 std::chrono::milliseconds NextBackoff(std::chrono::milliseconds last);
 
-}  // namespace lockstep
+}  // namespace lockstep::engines

@@ -6,7 +6,7 @@
 #include "common/os/deadline.h"
 #include "raas_receiver/engines/http_driver.h"
 
-namespace lockstep {
+namespace lockstep::engines {
 namespace {
 
 using nlohmann::json;
@@ -48,7 +48,7 @@ class SglangSteps final : public EngineSteps {
 
   // Refused while something runs: asked again until the time of a call is over.
   Status DropCaches() override {
-    const Deadline deadline(server_.timeout());
+    const os::Deadline deadline(server_.timeout());
     while (true) {
       LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Post("/flush_cache"));
       if (answer.ok()) return OkStatus();
@@ -116,4 +116,4 @@ Result<std::unique_ptr<EngineDriver>> NewSglangDriver(const DriverKind& kind, En
       std::make_unique<HttpDriver>(kind, std::move(options), std::move(server), std::move(steps)));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::engines

@@ -5,7 +5,7 @@
 
 #include "raas_receiver/engines/driver.h"
 
-namespace lockstep {
+namespace lockstep::engines {
 
 // Directory: /pause_generation, /flush_cache, /update_weights_from_disk with flush_cache false, /flush_cache once,
 // /update_weight_version, /continue_generation. In place: the same without the update.
@@ -18,4 +18,4 @@ namespace lockstep {
 // (they end with what they have). "in_place" keeps the old cache under them, which no flush can drop: refused.
 Result<std::unique_ptr<EngineDriver>> NewSglangDriver(const DriverKind& kind, EngineOptions options);
 
-}  // namespace lockstep
+}  // namespace lockstep::engines

@@ -18,7 +18,7 @@
 #include "raas_receiver/engines/driver.h"
 #include "raas_receiver/engines/http_client.h"
 
-namespace lockstep {
+namespace lockstep::engines {
 
 // What a driver calls at the control port of one kind of server: paths.
 struct ServerKind {
@@ -100,8 +100,8 @@ class TestEngine {
     file[0] = static_cast<char>(text.size() & 0xff);
     file[1] = static_cast<char>(text.size() >> 8);
     file += text + std::string(kTensors * kBytes, static_cast<char>(fill));
-    REQUIRE(MakeDirs(directory).ok());
-    REQUIRE(WriteFileAtomic(directory + "/model.safetensors", file).ok());
+    REQUIRE(os::MakeDirs(directory).ok());
+    REQUIRE(os::WriteFileAtomic(directory + "/model.safetensors", file).ok());
     return directory;
   }
 
@@ -143,7 +143,7 @@ class TestEngine {
   void Start(const std::string& checkpoint, const std::string& options, const std::string& port = "0") {
     int ends[2];
     REQUIRE(::pipe(ends) == 0);
-    UniqueFd output(ends[0]), input(ends[1]);
+    os::UniqueFd output(ends[0]), input(ends[1]);
     process_ = ::fork();
     REQUIRE(process_ >= 0);
     if (process_ == 0) {
@@ -167,7 +167,7 @@ class TestEngine {
     return state;
   }
 
-  const TempDir files_;
+  const os::TempDir files_;
   const std::string kind_;
   pid_t process_ = -1;
   std::string url_;
@@ -175,4 +175,4 @@ class TestEngine {
   std::unique_ptr<HttpClient> client_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::engines

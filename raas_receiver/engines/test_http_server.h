@@ -18,7 +18,7 @@
 #include "common/base/text.h"
 #include "common/os/unique_fd.h"
 
-namespace lockstep {
+namespace lockstep::engines {
 
 class TestHttpServer {
  public:
@@ -66,7 +66,7 @@ class TestHttpServer {
     while (!stopping_) {
       pollfd event{listener_.get(), POLLIN, 0};
       if (::poll(&event, 1, 20) <= 0) continue;
-      const UniqueFd connection(::accept(listener_.get(), nullptr, nullptr));
+      const os::UniqueFd connection(::accept(listener_.get(), nullptr, nullptr));
       const std::string request = ReadRequest(connection.get());
       if (request.empty()) continue;
       {
@@ -94,7 +94,7 @@ class TestHttpServer {
   }
 
   const Answer answer_;
-  const UniqueFd listener_;
+  const os::UniqueFd listener_;
   int port_ = 0;
   std::atomic<bool> stopping_ = false;
   mutable std::mutex mutex_;
@@ -102,4 +102,4 @@ class TestHttpServer {
   std::thread thread_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::engines

@@ -5,7 +5,7 @@
 #include "common/base/text.h"
 #include "raas_receiver/engines/http_driver.h"
 
-namespace lockstep {
+namespace lockstep::engines {
 namespace {
 
 using nlohmann::json;
@@ -112,4 +112,4 @@ Result<std::unique_ptr<EngineDriver>> NewVllmDriver(const DriverKind& kind, Engi
       std::make_unique<HttpDriver>(kind, std::move(options), std::move(server), std::move(steps)));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::engines

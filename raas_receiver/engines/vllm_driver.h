@@ -5,7 +5,7 @@
 
 #include "raas_receiver/engines/driver.h"
 
-namespace lockstep {
+namespace lockstep::engines {
 
 // Directory: /pause, /collective_rpc of reload_weights with the path, /reset_prefix_cache, /update_weight_version,
 // /resume. In place: the same without the reload.
@@ -14,4 +14,4 @@ namespace lockstep {
 // end first) and "abort" (they end with what they have). After "wait" and "abort" new requests are refused meanwhile.
 Result<std::unique_ptr<EngineDriver>> NewVllmDriver(const DriverKind& kind, EngineOptions options);
 
-}  // namespace lockstep
+}  // namespace lockstep::engines

@@ -4,12 +4,12 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 namespace {
 
 constexpr uint64_t kRequestBytes = 1 << 20;  // what one lane holds while others could do it
 
-Status Broken(const FrameHeader& frame, std::string rule) {
+Status Broken(const wire::FrameHeader& frame, std::string rule) {
   return {ErrorCode::kProtocol, Cat("block ", frame.block, ": ", rule)};
 }
 
@@ -32,23 +32,24 @@ std::vector<BlockRun> SplitRun(const BlockRun& whole, uint32_t count) {
   return runs;
 }
 
-std::vector<BlockRun> RunsOf(const FullRequest& request, const ModelLayout& layout, size_t lanes) {
+std::vector<BlockRun> RunsOf(const FullRequest& request, const model::ModelLayout& layout, size_t lanes) {
   const auto blocks = static_cast<uint32_t>(request.blocks.size());
   const uint32_t most = BlocksPerRequest(uint64_t{blocks} * layout.block_bytes(), blocks, kRequestBytes, lanes);
   std::vector<BlockRun> runs;
   for (const BlockIndex block : request.blocks) {
     if (runs.empty() || runs.back().end() != block || runs.back().count == most) {
-      runs.push_back({.kind = RequestKind::kFull, .version = request.version, .exact = request.exact, .first = block});
+      runs.push_back(
+          {.kind = wire::RequestKind::kFull, .version = request.version, .exact = request.exact, .first = block});
     }
     ++runs.back().count;
   }
   return runs;
 }
 
-std::vector<BlockRun> RunsOf(const DeltaRequest& request, const ModelLayout& layout, size_t lanes) {
+std::vector<BlockRun> RunsOf(const DeltaRequest& request, const model::ModelLayout& layout, size_t lanes) {
   std::vector<BlockRun> runs;
   for (const DeltaStep& step : request.steps) {
-    const BlockRun whole{.kind = RequestKind::kDelta,
+    const BlockRun whole{.kind = wire::RequestKind::kDelta,
                          .payload_id = step.payload_id,
                          .base = step.base,
                          .version = step.target,
@@ -60,19 +61,19 @@ std::vector<BlockRun> RunsOf(const DeltaRequest& request, const ModelLayout& lay
   return runs;
 }
 
-BlockRequest RunProgress::Request() const {
-  BlockRequest request;
+wire::BlockRequest RunProgress::Request() const {
+  wire::BlockRequest request;
   request.kind = static_cast<uint8_t>(run_.kind);
   request.request_id = request_id_;
   request.first_block = run_.first;
   request.block_count = run_.count;
   request.payload_id = run_.payload_id;
   request.exact_version = run_.exact ? run_.version : 0;
-  Seal(request);
+  wire::Seal(request);
   return request;
 }
 
-Status RunProgress::Admit(const FrameHeader& frame, const ModelLayout& layout) const {
+Status RunProgress::Admit(const wire::FrameHeader& frame, const model::ModelLayout& layout) const {
   if (frame.block < run_.first || frame.block >= run_.end()) {
     return Broken(frame, Cat("was not asked for; the request is for [", run_.first, ", ", run_.end(), ")"));
   }
@@ -80,17 +81,17 @@ Status RunProgress::Admit(const FrameHeader& frame, const ModelLayout& layout) c
   if (frame.payload_id != run_.payload_id) {
     return Broken(frame, Cat("is of payload ", frame.payload_id, ", asked for ", run_.payload_id));
   }
-  if (frame.codec == static_cast<uint8_t>(Codec::kRaw)) {
+  if (frame.codec == static_cast<uint8_t>(payload::Codec::kRaw)) {
     const uint64_t bytes = layout.block_range(frame.block).bytes;
     if (frame.payload_bytes != bytes) return Broken(frame, Cat("has ", frame.payload_bytes, " raw bytes, not ", bytes));
     if (frame.payload_hash != frame.block_hash) return Broken(frame, "is raw but its payload and block hashes differ");
   }
-  return run_.kind == RequestKind::kFull ? AdmitFull(frame) : AdmitDelta(frame);
+  return run_.kind == wire::RequestKind::kFull ? AdmitFull(frame) : AdmitDelta(frame);
 }
 
-Status RunProgress::AdmitFull(const FrameHeader& frame) const {
+Status RunProgress::AdmitFull(const wire::FrameHeader& frame) const {
   if (frame.block != next_) return Broken(frame, Cat("came where block ", next_, " was due"));
-  if (frame.codec != static_cast<uint8_t>(Codec::kRaw) || frame.base_version != 0) {
+  if (frame.codec != static_cast<uint8_t>(payload::Codec::kRaw) || frame.base_version != 0) {
     return Broken(frame, "is a delta where the full block was asked for");
   }
   if (frame.version < run_.version || (run_.exact && frame.version != run_.version)) {
@@ -99,7 +100,7 @@ Status RunProgress::AdmitFull(const FrameHeader& frame) const {
   return OkStatus();
 }
 
-Status RunProgress::AdmitDelta(const FrameHeader& frame) const {
+Status RunProgress::AdmitDelta(const wire::FrameHeader& frame) const {
   if (frame.base_version != run_.base || frame.version != run_.version) {
     return Broken(frame, Cat("goes from version ", frame.base_version, " to ", frame.version, ", asked for ", run_.base,
                              " to ", run_.version));
@@ -107,17 +108,17 @@ Status RunProgress::AdmitDelta(const FrameHeader& frame) const {
   return OkStatus();
 }
 
-void RunProgress::Received(const FrameHeader& frame) {
+void RunProgress::Received(const wire::FrameHeader& frame) {
   next_ = frame.block + 1;
   ++received_;
 }
 
-Status RunProgress::Finish(const FrameHeader& frame) const {
+Status RunProgress::Finish(const wire::FrameHeader& frame) const {
   if (frame.block != received_) {
     return {ErrorCode::kProtocol,
             Cat("request ", request_id_, " ended after ", received_, " blocks, its end says ", frame.block)};
   }
-  if (run_.kind == RequestKind::kFull && next_ != run_.end()) {
+  if (run_.kind == wire::RequestKind::kFull && next_ != run_.end()) {
     return {ErrorCode::kProtocol,
             Cat("request ", request_id_, " ended before block ", next_, " of [", run_.first, ", ", run_.end(), ")")};
   }
@@ -132,4 +133,4 @@ std::optional<BlockRun> RunProgress::Rest() const {
   return rest;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

@@ -14,11 +14,11 @@
 #include "common/wire/frame.h"
 #include "raas_receiver/pull/block_source.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 
 // Consecutive blocks of one kind: one BlockRequest.
 struct BlockRun {
-  RequestKind kind = RequestKind::kFull;
+  wire::RequestKind kind = wire::RequestKind::kFull;
   uint64_t payload_id = 0;  // kDelta: of the step
   Version base = 0;         // kDelta: that the step applies to
   Version version = 0;      // kDelta: that it leads to. kFull: the oldest that is good enough
@@ -37,8 +37,8 @@ uint32_t BlocksPerRequest(uint64_t bytes, uint32_t blocks, uint64_t request_byte
 std::vector<BlockRun> SplitRun(const BlockRun& whole, uint32_t count);
 
 // The runs that ask `lanes` lanes for all of `request`.
-std::vector<BlockRun> RunsOf(const FullRequest& request, const ModelLayout& layout, size_t lanes);
-std::vector<BlockRun> RunsOf(const DeltaRequest& request, const ModelLayout& layout, size_t lanes);
+std::vector<BlockRun> RunsOf(const FullRequest& request, const model::ModelLayout& layout, size_t lanes);
+std::vector<BlockRun> RunsOf(const DeltaRequest& request, const model::ModelLayout& layout, size_t lanes);
 
 // The answer to one run as it comes in. Blocks come in rising order; of a full run every one.
 class RunProgress {
@@ -47,21 +47,21 @@ class RunProgress {
 
   const BlockRun& run() const { return run_; }
   uint32_t request_id() const { return request_id_; }
-  BlockRequest Request() const;  // sealed
+  wire::BlockRequest Request() const;  // sealed
 
   // Admits a kBlock frame, before its payload is read. kProtocol names the block and the rule it breaks.
-  Status Admit(const FrameHeader& frame, const ModelLayout& layout) const;
+  Status Admit(const wire::FrameHeader& frame, const model::ModelLayout& layout) const;
   // The admitted frame's payload arrived whole.
-  void Received(const FrameHeader& frame);
+  void Received(const wire::FrameHeader& frame);
   // Takes the kRequestEnd frame. kProtocol when blocks are missing.
-  Status Finish(const FrameHeader& frame) const;
+  Status Finish(const wire::FrameHeader& frame) const;
 
   // What has still to be asked for when the lane broke.
   std::optional<BlockRun> Rest() const;
 
  private:
-  Status AdmitFull(const FrameHeader& frame) const;
-  Status AdmitDelta(const FrameHeader& frame) const;
+  Status AdmitFull(const wire::FrameHeader& frame) const;
+  Status AdmitDelta(const wire::FrameHeader& frame) const;
 
   BlockRun run_;
   uint32_t request_id_;
@@ -69,4 +69,4 @@ class RunProgress {
   uint32_t received_ = 0;  // blocks
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

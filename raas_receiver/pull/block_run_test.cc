@@ -5,42 +5,43 @@
 
 #include "raas_receiver/replica/test_model.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 namespace {
 
-const ModelLayout& Layout() {
-  static const TestModel* const model = new TestModel;
+const model::ModelLayout& Layout() {
+  static const replica::TestModel* const model = new replica::TestModel;
   return *model->layout();
 }
 
 BlockRun FullRun() {
-  return {.kind = RequestKind::kFull, .version = 5, .first = 2, .count = 4};
+  return {.kind = wire::RequestKind::kFull, .version = 5, .first = 2, .count = 4};
 }
 BlockRun DeltaRun() {
-  return {.kind = RequestKind::kDelta, .payload_id = 9, .base = 4, .version = 5, .first = 2, .count = 4};
+  return {.kind = wire::RequestKind::kDelta, .payload_id = 9, .base = 4, .version = 5, .first = 2, .count = 4};
 }
 
-FrameHeader FrameFor(const BlockRun& run, BlockIndex block) {
-  FrameHeader frame;
-  frame.type = static_cast<uint8_t>(FrameType::kBlock);
+wire::FrameHeader FrameFor(const BlockRun& run, BlockIndex block) {
+  wire::FrameHeader frame;
+  frame.type = static_cast<uint8_t>(wire::FrameType::kBlock);
   frame.block = block;
   frame.version = run.version;
   frame.base_version = run.base;
   frame.payload_id = run.payload_id;
-  frame.codec = static_cast<uint8_t>(run.kind == RequestKind::kFull ? Codec::kRaw : Codec::kSparse);
-  frame.payload_bytes = run.kind == RequestKind::kFull ? kMinBlockBytes : 17;
+  frame.codec =
+      static_cast<uint8_t>(run.kind == wire::RequestKind::kFull ? payload::Codec::kRaw : payload::Codec::kSparse);
+  frame.payload_bytes = run.kind == wire::RequestKind::kFull ? model::kMinBlockBytes : 17;
   return frame;
 }
 
 // What Admit says of the run's first frame after `change` was done to it.
-ErrorCode Admitted(const BlockRun& run, const std::function<void(FrameHeader&)>& change) {
-  FrameHeader frame = FrameFor(run, run.first);
+ErrorCode Admitted(const BlockRun& run, const std::function<void(wire::FrameHeader&)>& change) {
+  wire::FrameHeader frame = FrameFor(run, run.first);
   change(frame);
   return RunProgress(run, 1).Admit(frame, Layout()).code();
 }
 
-FrameHeader End(uint32_t blocks) {
-  FrameHeader end;
+wire::FrameHeader End(uint32_t blocks) {
+  wire::FrameHeader end;
   end.block = blocks;
   return end;
 }
@@ -48,7 +49,7 @@ FrameHeader End(uint32_t blocks) {
 }  // namespace
 
 TEST_CASE("A run's pieces cover it once, in order") {
-  const BlockRun whole{.kind = RequestKind::kFull, .version = 1, .first = 3, .count = 10};
+  const BlockRun whole{.kind = wire::RequestKind::kFull, .version = 1, .first = 3, .count = 10};
   const std::vector<BlockRun> pieces = SplitRun(whole, 4);
   REQUIRE(pieces.size() == 3);
   CHECK(pieces[0].first == 3);
@@ -65,18 +66,18 @@ TEST_CASE("Requests are about as large as they are meant to be, at least one blo
 }
 
 TEST_CASE("Only the very blocks that a full run asks for are admitted") {
-  CHECK(Admitted(FullRun(), [](FrameHeader&) {}) == ErrorCode::kOk);
-  CHECK(Admitted(FullRun(), [](FrameHeader& frame) { frame.version = 6; }) == ErrorCode::kOk);
-  const std::function<void(FrameHeader&)> foul[] = {
-      [](FrameHeader& frame) { frame.block = 1; },
-      [](FrameHeader& frame) { frame.block = 6; },
-      [](FrameHeader& frame) { frame.block = 3; },
-      [](FrameHeader& frame) { frame.version = 4; },
-      [](FrameHeader& frame) { frame.base_version = 4; },
-      [](FrameHeader& frame) { frame.payload_id = 1; },
-      [](FrameHeader& frame) { frame.payload_bytes -= 1; },
-      [](FrameHeader& frame) { frame.block_hash ^= 1; },
-      [](FrameHeader& frame) { frame.codec = static_cast<uint8_t>(Codec::kSparse); },
+  CHECK(Admitted(FullRun(), [](wire::FrameHeader&) {}) == ErrorCode::kOk);
+  CHECK(Admitted(FullRun(), [](wire::FrameHeader& frame) { frame.version = 6; }) == ErrorCode::kOk);
+  const std::function<void(wire::FrameHeader&)> foul[] = {
+      [](wire::FrameHeader& frame) { frame.block = 1; },
+      [](wire::FrameHeader& frame) { frame.block = 6; },
+      [](wire::FrameHeader& frame) { frame.block = 3; },
+      [](wire::FrameHeader& frame) { frame.version = 4; },
+      [](wire::FrameHeader& frame) { frame.base_version = 4; },
+      [](wire::FrameHeader& frame) { frame.payload_id = 1; },
+      [](wire::FrameHeader& frame) { frame.payload_bytes -= 1; },
+      [](wire::FrameHeader& frame) { frame.block_hash ^= 1; },
+      [](wire::FrameHeader& frame) { frame.codec = static_cast<uint8_t>(payload::Codec::kSparse); },
   };
   for (const auto& change : foul) CHECK(Admitted(FullRun(), change) == ErrorCode::kProtocol);
 }
@@ -84,28 +85,28 @@ TEST_CASE("Only the very blocks that a full run asks for are admitted") {
 TEST_CASE("A run for one exact version admits no other") {
   BlockRun run = FullRun();
   run.exact = true;
-  CHECK(Admitted(run, [](FrameHeader&) {}) == ErrorCode::kOk);
-  CHECK(Admitted(run, [](FrameHeader& frame) { frame.version = 6; }) == ErrorCode::kProtocol);
+  CHECK(Admitted(run, [](wire::FrameHeader&) {}) == ErrorCode::kOk);
+  CHECK(Admitted(run, [](wire::FrameHeader& frame) { frame.version = 6; }) == ErrorCode::kProtocol);
   CHECK(RunProgress(run, 1).Request().exact_version == 5);
   CHECK(RunProgress(FullRun(), 1).Request().exact_version == 0);
 }
 
 TEST_CASE("Only entries of the payload and the step that a delta run asks for are admitted") {
-  CHECK(Admitted(DeltaRun(), [](FrameHeader&) {}) == ErrorCode::kOk);
-  CHECK(Admitted(DeltaRun(), [](FrameHeader& frame) { frame.block = 5; }) == ErrorCode::kOk);
-  const std::function<void(FrameHeader&)> foul[] = {
-      [](FrameHeader& frame) { frame.block = 6; },
-      [](FrameHeader& frame) { frame.base_version = 3; },
-      [](FrameHeader& frame) { frame.version = 6; },
-      [](FrameHeader& frame) { frame.payload_id = 8; },
-      [](FrameHeader& frame) { frame.codec = static_cast<uint8_t>(Codec::kRaw); },
+  CHECK(Admitted(DeltaRun(), [](wire::FrameHeader&) {}) == ErrorCode::kOk);
+  CHECK(Admitted(DeltaRun(), [](wire::FrameHeader& frame) { frame.block = 5; }) == ErrorCode::kOk);
+  const std::function<void(wire::FrameHeader&)> foul[] = {
+      [](wire::FrameHeader& frame) { frame.block = 6; },
+      [](wire::FrameHeader& frame) { frame.base_version = 3; },
+      [](wire::FrameHeader& frame) { frame.version = 6; },
+      [](wire::FrameHeader& frame) { frame.payload_id = 8; },
+      [](wire::FrameHeader& frame) { frame.codec = static_cast<uint8_t>(payload::Codec::kRaw); },
   };
   for (const auto& change : foul) CHECK(Admitted(DeltaRun(), change) == ErrorCode::kProtocol);
 }
 
 TEST_CASE("A block that came is not admitted again, and the rest is what comes after it") {
   RunProgress progress(DeltaRun(), 1);
-  const FrameHeader frame = FrameFor(DeltaRun(), 3);
+  const wire::FrameHeader frame = FrameFor(DeltaRun(), 3);
   REQUIRE(progress.Admit(frame, Layout()).ok());
   progress.Received(frame);
   CHECK(progress.Admit(frame, Layout()).code() == ErrorCode::kProtocol);
@@ -129,4 +130,4 @@ TEST_CASE("An end must count the blocks that came, and a full run's must have co
   CHECK(full.Finish(End(4)).ok());
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

@@ -10,7 +10,7 @@
 #include "common/payload/payload.h"
 #include "common/wire/frame.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 
 // Takes the blocks of one fetch, each checked against what was asked for. Called by several threads at once, but by one
 // at a time for one block.
@@ -19,19 +19,19 @@ class BlockSink {
   virtual ~BlockSink() = default;
   // Memory of frame.payload_bytes that the payload is to be read into, or an empty span: then Put gets it from the
   // source's own.
-  virtual std::span<std::byte> Destination(const FrameHeader& frame) = 0;
+  virtual std::span<std::byte> Destination(const wire::FrameHeader& frame) = 0;
   // The whole payload; it has the frame's hash. A source may fail between Destination and Put: the block then comes
   // again. An error ends the connection that the block came on.
-  virtual Status Put(const FrameHeader& frame, ByteView payload) = 0;
+  virtual Status Put(const wire::FrameHeader& frame, ByteView payload) = 0;
 };
 
 // Takes the deltas of one fetch, entry by entry or whole.
 class DeltaSink : public BlockSink {
  public:
-  std::span<std::byte> Destination(const FrameHeader&) final { return {}; }
-  Status Put(const FrameHeader& frame, ByteView payload) final {
+  std::span<std::byte> Destination(const wire::FrameHeader&) final { return {}; }
+  Status Put(const wire::FrameHeader& frame, ByteView payload) final {
     return PutEntry(frame.payload_id, {.block = frame.block,
-                                       .codec = static_cast<Codec>(frame.codec),
+                                       .codec = static_cast<payload::Codec>(frame.codec),
                                        .changes = frame.changes,
                                        .target_hash = frame.block_hash,
                                        .data_hash = frame.payload_hash,
@@ -40,9 +40,9 @@ class DeltaSink : public BlockSink {
 
   // An entry of the delta `payload_id`, one of those asked for; it has its hashes. kProtocol when it is more than was
   // planned.
-  virtual Status PutEntry(uint64_t payload_id, DeltaBlock entry) = 0;
+  virtual Status PutEntry(uint64_t payload_id, payload::DeltaBlock entry) = 0;
   // The whole of it, every hash checked. kProtocol when it is not the delta that was planned.
-  virtual Status PutPayload(uint64_t payload_id, std::shared_ptr<const Payload> payload) = 0;
+  virtual Status PutPayload(uint64_t payload_id, std::shared_ptr<const payload::Payload> payload) = 0;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

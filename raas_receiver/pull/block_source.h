@@ -15,7 +15,7 @@
 #include "common/model/layout.h"
 #include "raas_receiver/pull/block_sink.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 
 // Blocks as they are in one version.
 struct FullRequest {
@@ -71,4 +71,4 @@ class BlockSource {
   virtual SourceCounters counters() const = 0;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

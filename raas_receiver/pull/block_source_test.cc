@@ -5,7 +5,7 @@
 
 #include "raas_receiver/pull/source_fixture.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 namespace {
 
 enum class Kind { kLanes, kMemory };
@@ -14,7 +14,7 @@ enum class Kind { kLanes, kMemory };
 struct Fixture {
   SourceHost host;
   Kind kind = GENERATE(Kind::kLanes, Kind::kMemory);
-  PullPlan plan;
+  serve::PullPlan plan;
   std::unique_ptr<BlockSource> source;
 
   void Open(Version held = 0) {
@@ -31,11 +31,11 @@ TEST_CASE("A source brings every block asked for, into its place, and counts its
   fixture.Open();
   KeptBlocks kept;
   REQUIRE(fixture.source->FetchBlocks({AllBlocks(), 1, false}, kept).ok());
-  for (BlockIndex block = 0; block < kBlocks; ++block) {
-    CHECK(kept.block(block) == BlockOf(1, block));
+  for (BlockIndex block = 0; block < serve::kBlocks; ++block) {
+    CHECK(kept.block(block) == serve::BlockOf(1, block));
     CHECK(kept.versions[block] == 1);
   }
-  CHECK(fixture.source->counters().payload_bytes == kBlocks * kBlock);
+  CHECK(fixture.source->counters().payload_bytes == serve::kBlocks * serve::kBlock);
   CHECK(fixture.source->counters().live_bytes == 0);
   CHECK(fixture.source->counters().retries == 0);
 }
@@ -43,12 +43,12 @@ TEST_CASE("A source brings every block asked for, into its place, and counts its
 TEST_CASE("A source brings no other blocks than those asked for, wherever they lie") {
   Fixture fixture;
   fixture.Open();
-  const std::vector<BlockIndex> some{0, 3, 4, 5, 17, kBlocks - 1};
+  const std::vector<BlockIndex> some{0, 3, 4, 5, 17, serve::kBlocks - 1};
   KeptBlocks kept;
   REQUIRE(fixture.source->FetchBlocks({some, 1, true}, kept).ok());
-  CHECK(kept.missing().size() == kBlocks - some.size());
-  for (const BlockIndex block : some) CHECK(kept.block(block) == BlockOf(1, block));
-  CHECK(fixture.source->counters().payload_bytes == some.size() * kBlock);
+  CHECK(kept.missing().size() == serve::kBlocks - some.size());
+  for (const BlockIndex block : some) CHECK(kept.block(block) == serve::BlockOf(1, block));
+  CHECK(fixture.source->counters().payload_bytes == some.size() * serve::kBlock);
 }
 
 TEST_CASE("A version that is gone is brought as a newer one, unless it is the exact one that is wanted") {
@@ -60,11 +60,11 @@ TEST_CASE("A version that is gone is brought as a newer one, unless it is the ex
   const Status gone = fixture.source->FetchBlocks({AllBlocks(), 1, true}, exact);
   INFO(gone.ToString());
   CHECK(gone.code() == ErrorCode::kState);
-  CHECK(exact.missing().size() == kBlocks);
+  CHECK(exact.missing().size() == serve::kBlocks);
   KeptBlocks kept;
   REQUIRE(fixture.source->FetchBlocks({AllBlocks(), 1, false}, kept).ok());
-  for (BlockIndex block = 0; block < kBlocks; ++block) CHECK(kept.block(block) == BlockOf(2, block));
-  CHECK(kept.versions == std::vector<Version>(kBlocks, 2));
+  for (BlockIndex block = 0; block < serve::kBlocks; ++block) CHECK(kept.block(block) == serve::BlockOf(2, block));
+  CHECK(kept.versions == std::vector<Version>(serve::kBlocks, 2));
 }
 
 TEST_CASE("A source brings the entries of every delta asked for, and counts their bytes") {
@@ -77,7 +77,7 @@ TEST_CASE("A source brings the entries of every delta asked for, and counts thei
   REQUIRE(fetched.ok());
   uint64_t bytes = 0;
   REQUIRE(kept.entries.size() == fixture.plan.steps.size());
-  for (const PlannedStep& step : fixture.plan.steps) {
+  for (const serve::PlannedStep& step : fixture.plan.steps) {
     CHECK(kept.entries[step.payload_id] == KeptDeltas::EntriesOf(*step.payload));
     bytes += step.payload->header().data_bytes;
   }
@@ -125,4 +125,4 @@ TEST_CASE("A cancelled source ends the fetch in progress and refuses later ones"
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::pull

@@ -9,7 +9,7 @@
 #include "common/net/lane_io.h"
 #include "common/wire/frame.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 namespace {
 
 constexpr auto kAwait = asio::experimental::as_tuple(asio::use_awaitable);
@@ -17,7 +17,7 @@ constexpr size_t kBufferBytes = 64 << 10;
 // From this size on bytes go straight to their place; only headers that follow are read along into the buffer: an end,
 // and the next frame's.
 constexpr size_t kDirectBytes = 16 << 10;
-constexpr size_t kAheadBytes = 2 * sizeof(FrameHeader);
+constexpr size_t kAheadBytes = 2 * sizeof(wire::FrameHeader);
 // To be woken for less costs more than it brings, when more is due.
 constexpr size_t kWakeBytes = 64 << 10;
 
@@ -40,14 +40,14 @@ asio::awaitable<Status> FrameReader::Read(std::span<std::byte> out) {
     out = out.subspan(TakeBuffered(out));
     if (out.empty()) co_return OkStatus();
     const bool direct = out.size() >= kDirectBytes;
-    const std::array into{Piece(out.first(direct ? out.size() : 0)),
-                          Piece(ByteView(buffer_).first(large_ ? kAheadBytes : buffer_.size()))};
-    const Result<size_t> got = ReceiveNow(socket_, into);
+    const std::array into{net::Piece(out.first(direct ? out.size() : 0)),
+                          net::Piece(ByteView(buffer_).first(large_ ? kAheadBytes : buffer_.size()))};
+    const Result<size_t> got = net::ReceiveNow(socket_, into);
     if (!got.ok()) co_return got.status();
     if (*got == 0) {
-      SetLowWater(socket_, std::min(out.size(), kWakeBytes));
+      net::SetLowWater(socket_, std::min(out.size(), kWakeBytes));
       const auto [error] = co_await socket_.async_wait(asio::socket_base::wait_read, kAwait);
-      if (error) co_return NetStatus(error, "read from peer");
+      if (error) co_return net::NetStatus(error, "read from peer");
       continue;
     }
     Touch();
@@ -58,4 +58,4 @@ asio::awaitable<Status> FrameReader::Read(std::span<std::byte> out) {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

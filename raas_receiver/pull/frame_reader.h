@@ -9,7 +9,7 @@
 #include "common/base/bytes.h"
 #include "common/base/status.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 
 // Belongs to one lane and runs on its strand. After an error the stream is out of step: open a new one.
 class FrameReader {
@@ -36,4 +36,4 @@ class FrameReader {
   std::chrono::steady_clock::time_point last_byte_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

@@ -6,7 +6,7 @@
 #include "common/net/burst.h"
 #include "common/net/lane_io.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 namespace {
 
 // What a lane takes ahead while it is busy with a block: enough that the agent never waits for a single one.
@@ -14,7 +14,8 @@ constexpr size_t kWindowBytes = 2 << 20;
 
 }  // namespace
 
-Lane::Lane(IoThreads& io, std::shared_ptr<const LaneOptions> options, std::shared_ptr<RunQueue> queue, uint32_t number)
+Lane::Lane(net::IoThreads& io, std::shared_ptr<const LaneOptions> options, std::shared_ptr<RunQueue> queue,
+           uint32_t number)
     : options_(std::move(options)),
       queue_(std::move(queue)),
       number_(number),
@@ -27,8 +28,8 @@ Lane::Lane(IoThreads& io, std::shared_ptr<const LaneOptions> options, std::share
       random_(number + 1) {}
 
 void Lane::Start() {
-  Spawn(strand_, Run());
-  Spawn(strand_, WatchSilence());
+  net::Spawn(strand_, Run());
+  net::Spawn(strand_, WatchSilence());
 }
 
 void Lane::Wake() {
@@ -90,8 +91,8 @@ asio::awaitable<Status> Lane::Open() {
   if (Status status = co_await connection_.Open(); !status.ok()) co_return status;
   if (queue_->stopping()) co_return Status(ErrorCode::kCancelled, "the pull ends");
 
-  if (RoundTrip(connection_.socket()) >= kFarRoundTrip) queue_->WantSpares();
-  OpenWindow(connection_.socket(), kWindowBytes);
+  if (net::RoundTrip(connection_.socket()) >= kFarRoundTrip) queue_->WantSpares();
+  net::OpenWindow(connection_.socket(), kWindowBytes);
   co_return co_await connection_.Enter(**ticket_, NextRequests());
 }
 
@@ -109,33 +110,33 @@ Bytes Lane::NextRequests() {
 }
 
 asio::awaitable<Status> Lane::ReceiveFrame() {
-  FrameHeader frame;
+  wire::FrameHeader frame;
   const std::span<std::byte> memory(reinterpret_cast<std::byte*>(&frame), sizeof frame);
   if (Status status = co_await connection_.Read(memory); !status.ok()) co_return status;
   RunProgress& run = runs_.front();
   if (Status status = connection_.Check(frame, run.request_id()); !status.ok()) co_return status;
-  switch (static_cast<FrameType>(frame.type)) {
-    case FrameType::kBlock:
+  switch (static_cast<wire::FrameType>(frame.type)) {
+    case wire::FrameType::kBlock:
       co_return co_await ReceiveBlock(frame);
-    case FrameType::kError:
+    case wire::FrameType::kError:
       co_return co_await ReceiveRefusal(frame);
-    case FrameType::kRequestEnd:
+    case wire::FrameType::kRequestEnd:
       break;
   }
   if (Status status = run.Finish(frame); !status.ok()) co_return status;
   runs_.pop_front();
-  pace_.Answered(std::exchange(run_bytes_, 0), RequestPace::Clock::now(), RoundTrip(connection_.socket()));
+  pace_.Answered(std::exchange(run_bytes_, 0), RequestPace::Clock::now(), net::RoundTrip(connection_.socket()));
   queue_->Done();
   co_return OkStatus();
 }
 
-asio::awaitable<Status> Lane::ReceiveBlock(const FrameHeader& frame) {
+asio::awaitable<Status> Lane::ReceiveBlock(const wire::FrameHeader& frame) {
   RunProgress& run = runs_.front();
   if (Status status = run.Admit(frame, *options_->peer.layout); !status.ok()) co_return status;
   std::span<std::byte> memory = queue_->sink().Destination(frame);
   if (memory.empty()) memory = Scratch(frame.payload_bytes);
   if (Status status = co_await connection_.Read(memory); !status.ok()) co_return status;
-  if (Status status = CheckFramePayload(frame, memory); !status.ok()) co_return status;
+  if (Status status = wire::CheckFramePayload(frame, memory); !status.ok()) co_return status;
   if (Status status = queue_->sink().Put(frame, memory); !status.ok()) co_return status;
   run.Received(frame);
   queue_->Count(frame.payload_bytes, RunQueue::Clock::now());
@@ -144,7 +145,7 @@ asio::awaitable<Status> Lane::ReceiveBlock(const FrameHeader& frame) {
   co_return OkStatus();
 }
 
-asio::awaitable<Status> Lane::ReceiveRefusal(const FrameHeader& frame) {
+asio::awaitable<Status> Lane::ReceiveRefusal(const wire::FrameHeader& frame) {
   Status refusal;
   if (Status status = co_await connection_.ReadRefusal(frame, refusal); !status.ok()) co_return status;
   const BlockRun run = runs_.front().run();
@@ -202,4 +203,4 @@ Status Lane::Explain(const Status& status) const {
       {ErrorCode::kDeadline, Cat("no byte came for ", options_->silence_timeout.count(), " ms")});
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

@@ -12,12 +12,13 @@
 #include "raas_receiver/pull/request_pace.h"
 #include "raas_receiver/pull/strand_wakeup.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 
 // Everything but Wake and GiveTicket runs on the lane's strand. Alive until its coroutines are done.
 class Lane : public RunConsumer, public std::enable_shared_from_this<Lane> {
  public:
-  Lane(IoThreads& io, std::shared_ptr<const LaneOptions> options, std::shared_ptr<RunQueue> queue, uint32_t number);
+  Lane(net::IoThreads& io, std::shared_ptr<const LaneOptions> options, std::shared_ptr<RunQueue> queue,
+       uint32_t number);
 
   void Start();
   void Wake() override;
@@ -32,8 +33,8 @@ class Lane : public RunConsumer, public std::enable_shared_from_this<Lane> {
   Bytes NextRequests();
   bool IsSpare() const { return number_ >= kNearLanes; }
   asio::awaitable<Status> ReceiveFrame();
-  asio::awaitable<Status> ReceiveBlock(const FrameHeader& frame);
-  asio::awaitable<Status> ReceiveRefusal(const FrameHeader& frame);
+  asio::awaitable<Status> ReceiveBlock(const wire::FrameHeader& frame);
+  asio::awaitable<Status> ReceiveRefusal(const wire::FrameHeader& frame);
   asio::awaitable<Status> Recover();
   asio::awaitable<void> Sleep(std::chrono::milliseconds time);
   asio::awaitable<void> WatchSilence();
@@ -61,4 +62,4 @@ class Lane : public RunConsumer, public std::enable_shared_from_this<Lane> {
   std::minstd_rand random_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

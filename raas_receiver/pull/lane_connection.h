@@ -18,7 +18,7 @@
 #include "raas_receiver/pull/frame_reader.h"
 #include "raas_receiver/pull/lane_peer.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 
 // Everything runs on the strand of the executor. After an error of any read or write the stream is out of step: Close
 // it, and Open it again.
@@ -39,9 +39,9 @@ class LaneConnection {
   // Fills `out` with what comes next.
   asio::awaitable<Status> Read(std::span<std::byte> out) { return reader_->Read(out); }
   // What a header just read must be: one of this model that answers `request_id`. kProtocol, kCorrupt.
-  Status Check(const FrameHeader& frame, uint32_t request_id) const;
+  Status Check(const wire::FrameHeader& frame, uint32_t request_id) const;
   // Reads what follows the header of a kError frame: the agent's code and words, in `refusal`.
-  asio::awaitable<Status> ReadRefusal(const FrameHeader& frame, Status& refusal);
+  asio::awaitable<Status> ReadRefusal(const wire::FrameHeader& frame, Status& refusal);
 
   // When bytes last came in, or Touch was called: something was asked for just then. REQUIRES to have been open.
   std::chrono::steady_clock::time_point last_byte() const { return reader_->last_byte(); }
@@ -62,4 +62,4 @@ class LaneConnection {
   std::optional<FrameReader> reader_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

@@ -10,14 +10,14 @@
 #include "common/model/layout.h"
 #include "common/net/host_port.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 
 struct LanePeer {
-  HostPort agent;
+  net::HostPort agent;
   uint64_t pull_id = 0;
-  std::shared_ptr<const ModelLayout> layout;
+  std::shared_ptr<const model::ModelLayout> layout;
   std::vector<Ticket> tickets;  // one per lane
   std::chrono::milliseconds connect_timeout{5'000};
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

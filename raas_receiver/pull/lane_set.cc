@@ -2,9 +2,9 @@
 
 #include "raas_receiver/pull/lane.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 
-LaneSet::LaneSet(IoThreads& io, LaneOptions options, RenewTickets renew)
+LaneSet::LaneSet(net::IoThreads& io, LaneOptions options, RenewTickets renew)
     : io_(io), options_(std::make_shared<const LaneOptions>(std::move(options))), renew_(std::move(renew)) {}
 
 LaneSet::~LaneSet() {
@@ -35,4 +35,4 @@ Status LaneSet::Fetch(const std::vector<BlockRun>& runs, BlockSink& sink) {
   return queue_->Wait(renew_);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

@@ -24,7 +24,7 @@
 #include "raas_receiver/pull/lane_peer.h"
 #include "raas_receiver/pull/run_queue.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 
 struct LaneOptions {
   LanePeer peer;
@@ -41,7 +41,7 @@ using RenewTickets = std::function<Result<std::vector<Ticket>>(size_t lanes)>;
 class LaneSet final : public BlockSource {
  public:
   // REQUIRES at least one ticket; `io` outlives the set.
-  LaneSet(IoThreads& io, LaneOptions options, RenewTickets renew);
+  LaneSet(net::IoThreads& io, LaneOptions options, RenewTickets renew);
   ~LaneSet() override;  // closes the lanes
   LaneSet(const LaneSet&) = delete;
   LaneSet& operator=(const LaneSet&) = delete;
@@ -61,11 +61,11 @@ class LaneSet final : public BlockSource {
  private:
   void Start();
 
-  IoThreads& io_;
+  net::IoThreads& io_;
   const std::shared_ptr<const LaneOptions> options_;
   const RenewTickets renew_;
   const std::shared_ptr<RunQueue> queue_ = std::make_shared<RunQueue>();
   bool started_ = false;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

@@ -7,7 +7,7 @@
 #include "raas_receiver/pull/request_pace.h"
 #include "raas_receiver/pull/test_lane_server.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 namespace {
 
 using std::chrono::milliseconds;
@@ -15,19 +15,19 @@ using std::chrono::milliseconds;
 // Full blocks, straight into memory like a replica's.
 class MemorySink : public BlockSink {
  public:
-  explicit MemorySink(const ModelLayout& layout)
+  explicit MemorySink(const model::ModelLayout& layout)
       : layout_(layout), data(layout.data_bytes()), versions(layout.block_count()) {}
-  std::span<std::byte> Destination(const FrameHeader& frame) override {
+  std::span<std::byte> Destination(const wire::FrameHeader& frame) override {
     const ByteRange range = layout_.block_range(frame.block);
     return std::span(data).subspan(range.offset, range.bytes);
   }
-  Status Put(const FrameHeader& frame, ByteView) override {
+  Status Put(const wire::FrameHeader& frame, ByteView) override {
     if (std::exchange(versions[frame.block], frame.version) != 0) ++repeated;
     return OkStatus();
   }
 
  private:
-  const ModelLayout& layout_;
+  const model::ModelLayout& layout_;
 
  public:
   Bytes data;
@@ -37,22 +37,22 @@ class MemorySink : public BlockSink {
 
 class EntrySink : public DeltaSink {
  public:
-  Status PutEntry(uint64_t, DeltaBlock entry) override {
+  Status PutEntry(uint64_t, payload::DeltaBlock entry) override {
     std::lock_guard lock(mutex_);
     blocks.push_back(std::move(entry));
     return OkStatus();
   }
-  Status PutPayload(uint64_t, std::shared_ptr<const Payload>) override { return OkStatus(); }
+  Status PutPayload(uint64_t, std::shared_ptr<const payload::Payload>) override { return OkStatus(); }
 
-  std::vector<DeltaBlock> blocks;
+  std::vector<payload::DeltaBlock> blocks;
 
  private:
   std::mutex mutex_;
 };
 
 struct Fixture {
-  TestModel model{3};
-  IoThreads io{2, [](std::string_view what) { WARN(std::string(what)); }};
+  replica::TestModel model{3};
+  net::IoThreads io{2, [](std::string_view what) { WARN(std::string(what)); }};
   TestLaneServer server{model};
   // A machine that is busy keeps lanes waiting too: silence is a fault only where a test is about it.
   LaneOptions options{.peer = {.agent = {"127.0.0.1", server.port()},
@@ -85,16 +85,20 @@ struct Fixture {
   }
 
   std::vector<BlockRun> FullRuns(Version version = 1) const {
-    return SplitRun({.kind = RequestKind::kFull, .version = version, .count = model.layout()->block_count()}, 3);
+    return SplitRun({.kind = wire::RequestKind::kFull, .version = version, .count = model.layout()->block_count()}, 3);
   }
   std::vector<BlockRun> DeltaRuns() const {
-    return SplitRun(
-        {.kind = RequestKind::kDelta, .payload_id = 1, .base = 1, .version = 2, .count = model.layout()->block_count()},
-        4);
+    return SplitRun({.kind = wire::RequestKind::kDelta,
+                     .payload_id = 1,
+                     .base = 1,
+                     .version = 2,
+                     .count = model.layout()->block_count()},
+                    4);
   }
-  void CheckDelta(const std::vector<DeltaBlock>& blocks) {
-    const PayloadIdentity identity{model.run(), 1, 2, model.manifest(1).digest, model.manifest(2).digest, 1, 0};
-    const auto payload = Payload::Assemble(*model.layout(), identity, blocks);
+  void CheckDelta(const std::vector<payload::DeltaBlock>& blocks) {
+    const payload::PayloadIdentity identity{model.run(), 1, 2, model.manifest(1).digest, model.manifest(2).digest,
+                                            1,           0};
+    const auto payload = payload::Payload::Assemble(*model.layout(), identity, blocks);
     REQUIRE(payload.ok());
     const auto expected = model.Delta(1, 2);
     const ByteView got = (*payload)->bytes();
@@ -208,7 +212,7 @@ TEST_CASE("A peer that never behaves fails the pull with what it did, naming pee
 
 TEST_CASE("A refused request fails the fetch with the agent's words, and the lanes live on") {
   Fixture fixture;
-  fixture.server.refuse = [](const BlockRequest& request) {
+  fixture.server.refuse = [](const wire::BlockRequest& request) {
     return request.exact_version == 0 ? OkStatus() : Status(ErrorCode::kNotFound, "version 1 is gone");
   };
   LaneSet lanes(fixture.io, fixture.options, fixture.renew);
@@ -295,4 +299,4 @@ TEST_CASE("A pull that the agent has forgotten ends without more attempts") {
   CHECK(fixture.server.connections() == 3);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

@@ -2,10 +2,10 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 namespace {
 
-Status Broken(const FrameHeader& frame, std::string rule) {
+Status Broken(const wire::FrameHeader& frame, std::string rule) {
   return {ErrorCode::kProtocol, Cat("live block ", frame.block, ": ", rule)};
 }
 
@@ -64,14 +64,14 @@ Status LiveCollector::AgreeOnTarget(Version target) {
           Cat("a live delta leads to version ", target, " on one lane and to ", delta_.target, " on another")};
 }
 
-Status LiveCollector::Admit(const FrameHeader& frame, uint32_t share) {
+Status LiveCollector::Admit(const wire::FrameHeader& frame, uint32_t share) {
   std::lock_guard lock(mutex_);
   if (frame.block % lanes_ != share) return Broken(frame, Cat("is not of share ", share, " of ", lanes_));
   if (frame.payload_id != 0) return Broken(frame, "names a payload");
   if (frame.base_version != delta_.base) {
     return Broken(frame, Cat("starts from version ", frame.base_version, ", asked for ", delta_.base));
   }
-  if (frame.codec == static_cast<uint8_t>(Codec::kRaw)) {
+  if (frame.codec == static_cast<uint8_t>(payload::Codec::kRaw)) {
     const uint64_t bytes = layout_->block_range(frame.block).bytes;
     if (frame.payload_bytes != bytes) return Broken(frame, Cat("has ", frame.payload_bytes, " raw bytes, not ", bytes));
     if (frame.payload_hash != frame.block_hash) return Broken(frame, "is raw but its payload and block hashes differ");
@@ -84,7 +84,7 @@ Status LiveCollector::Admit(const FrameHeader& frame, uint32_t share) {
   return OkStatus();
 }
 
-void LiveCollector::Add(uint64_t number, DeltaBlock block) {
+void LiveCollector::Add(uint64_t number, payload::DeltaBlock block) {
   std::lock_guard lock(mutex_);
   if (number != number_) return;
   delta_.ended = std::chrono::steady_clock::now();
@@ -125,4 +125,4 @@ void LiveCollector::WaitForLanes() {
   changed_.wait(lock, [this] { return left_ == lanes_; });
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

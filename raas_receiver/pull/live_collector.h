@@ -10,7 +10,7 @@
 #include "common/wire/frame.h"
 #include "raas_receiver/pull/live_lanes.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 
 // Thread-safe.
 class LiveCollector {
@@ -22,7 +22,8 @@ class LiveCollector {
     Version base = 0;
   };
 
-  LiveCollector(std::shared_ptr<const ModelLayout> layout, size_t lanes) : layout_(std::move(layout)), lanes_(lanes) {}
+  LiveCollector(std::shared_ptr<const model::ModelLayout> layout, size_t lanes)
+      : layout_(std::move(layout)), lanes_(lanes) {}
 
   // --- the session's thread ---
   // Begins the next request, for the delta from `base` on, with nothing collected.
@@ -36,8 +37,8 @@ class LiveCollector {
   // --- lanes ---
   Request request() const;
   // Whether a block frame of this lane's share may come, before its payload is read. kProtocol names the rule broken.
-  Status Admit(const FrameHeader& frame, uint32_t share);
-  void Add(uint64_t number, DeltaBlock block);
+  Status Admit(const wire::FrameHeader& frame, uint32_t share);
+  void Add(uint64_t number, payload::DeltaBlock block);
   // The lane's share of the delta to `target` is whole.
   Status EndShare(uint64_t number, Version target);
   // The agent will not answer; the lane lives on.
@@ -48,7 +49,7 @@ class LiveCollector {
  private:
   Status AgreeOnTarget(Version target);
 
-  const std::shared_ptr<const ModelLayout> layout_;
+  const std::shared_ptr<const model::ModelLayout> layout_;
   const size_t lanes_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
@@ -64,4 +65,4 @@ class LiveCollector {
   bool cancelled_ = false;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

@@ -3,9 +3,9 @@
 #include "common/base/text.h"
 #include "common/net/burst.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 
-LiveLane::LiveLane(IoThreads& io, std::shared_ptr<const LanePeer> peer, std::shared_ptr<LiveCollector> collector,
+LiveLane::LiveLane(net::IoThreads& io, std::shared_ptr<const LanePeer> peer, std::shared_ptr<LiveCollector> collector,
                    uint32_t share)
     : peer_(std::move(peer)),
       collector_(std::move(collector)),
@@ -15,7 +15,7 @@ LiveLane::LiveLane(IoThreads& io, std::shared_ptr<const LanePeer> peer, std::sha
       wakeup_(strand_) {}
 
 void LiveLane::Start() {
-  Spawn(strand_, Run());
+  net::Spawn(strand_, Run());
 }
 
 void LiveLane::Wake() {
@@ -42,7 +42,7 @@ asio::awaitable<void> LiveLane::Run() {
 asio::awaitable<Status> LiveLane::Open() {
   if (Status status = co_await connection_.Open(); !status.ok()) co_return status;
   if (stopped_) co_return Status(ErrorCode::kCancelled, "the subscription ends");
-  KeepAlive(connection_.socket());
+  net::KeepAlive(connection_.socket());
   co_return co_await connection_.Enter(peer_->tickets[share_], {});
 }
 
@@ -62,12 +62,12 @@ asio::awaitable<Status> LiveLane::Serve() {
 
 // The lane's share of the delta, or the agent's refusal.
 asio::awaitable<Status> LiveLane::Fetch(const LiveCollector::Request& request) {
-  BlockRequest message{.kind = static_cast<uint8_t>(RequestKind::kLive),
-                       .request_id = next_request_++,
-                       .first_block = share_,
-                       .block_count = static_cast<uint32_t>(peer_->tickets.size()),
-                       .exact_version = request.base};
-  Seal(message);
+  wire::BlockRequest message{.kind = static_cast<uint8_t>(wire::RequestKind::kLive),
+                             .request_id = next_request_++,
+                             .first_block = share_,
+                             .block_count = static_cast<uint32_t>(peer_->tickets.size()),
+                             .exact_version = request.base};
+  wire::Seal(message);
   Status status = co_await connection_.Send(AsBytes(message), peer_->connect_timeout);
   if (status.ok()) status = co_await ReceiveShare(request, message.request_id);
   co_return status;
@@ -75,18 +75,18 @@ asio::awaitable<Status> LiveLane::Fetch(const LiveCollector::Request& request) {
 
 asio::awaitable<Status> LiveLane::ReceiveShare(const LiveCollector::Request& request, uint32_t request_id) {
   for (uint32_t blocks = 0;; ++blocks) {
-    FrameHeader frame;
+    wire::FrameHeader frame;
     Status status = co_await connection_.Read({reinterpret_cast<std::byte*>(&frame), sizeof frame});
     if (status.ok()) status = connection_.Check(frame, request_id);
     if (!status.ok()) co_return status;
-    switch (static_cast<FrameType>(frame.type)) {
-      case FrameType::kBlock:
+    switch (static_cast<wire::FrameType>(frame.type)) {
+      case wire::FrameType::kBlock:
         status = co_await ReceiveBlock(request, frame);
         if (!status.ok()) co_return status;
         break;
-      case FrameType::kError:
+      case wire::FrameType::kError:
         co_return co_await ReceiveRefusal(request, frame);
-      case FrameType::kRequestEnd:
+      case wire::FrameType::kRequestEnd:
         if (frame.block != blocks || frame.version <= request.base) {
           co_return Status(ErrorCode::kProtocol, Cat("a live share of ", blocks, " blocks ends with ", frame.block,
                                                      " and version ", frame.version));
@@ -96,25 +96,26 @@ asio::awaitable<Status> LiveLane::ReceiveShare(const LiveCollector::Request& req
   }
 }
 
-asio::awaitable<Status> LiveLane::ReceiveBlock(const LiveCollector::Request& request, const FrameHeader& frame) {
+asio::awaitable<Status> LiveLane::ReceiveBlock(const LiveCollector::Request& request, const wire::FrameHeader& frame) {
   if (Status status = collector_->Admit(frame, share_); !status.ok()) co_return status;
-  DeltaBlock block{.block = frame.block,
-                   .codec = static_cast<Codec>(frame.codec),
-                   .changes = frame.changes,
-                   .target_hash = frame.block_hash,
-                   .data_hash = frame.payload_hash,
-                   .data = Bytes(frame.payload_bytes)};
+  payload::DeltaBlock block{.block = frame.block,
+                            .codec = static_cast<payload::Codec>(frame.codec),
+                            .changes = frame.changes,
+                            .target_hash = frame.block_hash,
+                            .data_hash = frame.payload_hash,
+                            .data = Bytes(frame.payload_bytes)};
   if (Status status = co_await connection_.Read(block.data); !status.ok()) co_return status;
-  if (Status status = CheckFramePayload(frame, block.data); !status.ok()) co_return status;
+  if (Status status = wire::CheckFramePayload(frame, block.data); !status.ok()) co_return status;
   collector_->Add(request.number, std::move(block));
   co_return OkStatus();
 }
 
-asio::awaitable<Status> LiveLane::ReceiveRefusal(const LiveCollector::Request& request, const FrameHeader& frame) {
+asio::awaitable<Status> LiveLane::ReceiveRefusal(const LiveCollector::Request& request,
+                                                 const wire::FrameHeader& frame) {
   Status refusal;
   if (Status status = co_await connection_.ReadRefusal(frame, refusal); !status.ok()) co_return status;
   collector_->Refuse(request.number, refusal.WithContext("the agent says"));
   co_return OkStatus();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

@@ -7,12 +7,12 @@
 #include "raas_receiver/pull/live_collector.h"
 #include "raas_receiver/pull/strand_wakeup.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 
 // Everything but Wake and Stop runs on the lane's strand. Alive until its coroutines are done.
 class LiveLane : public std::enable_shared_from_this<LiveLane> {
  public:
-  LiveLane(IoThreads& io, std::shared_ptr<const LanePeer> peer, std::shared_ptr<LiveCollector> collector,
+  LiveLane(net::IoThreads& io, std::shared_ptr<const LanePeer> peer, std::shared_ptr<LiveCollector> collector,
            uint32_t share);
 
   void Start();
@@ -25,8 +25,8 @@ class LiveLane : public std::enable_shared_from_this<LiveLane> {
   asio::awaitable<Status> Serve();
   asio::awaitable<Status> Fetch(const LiveCollector::Request& request);
   asio::awaitable<Status> ReceiveShare(const LiveCollector::Request& request, uint32_t request_id);
-  asio::awaitable<Status> ReceiveBlock(const LiveCollector::Request& request, const FrameHeader& frame);
-  asio::awaitable<Status> ReceiveRefusal(const LiveCollector::Request& request, const FrameHeader& frame);
+  asio::awaitable<Status> ReceiveBlock(const LiveCollector::Request& request, const wire::FrameHeader& frame);
+  asio::awaitable<Status> ReceiveRefusal(const LiveCollector::Request& request, const wire::FrameHeader& frame);
 
   const std::shared_ptr<const LanePeer> peer_;
   const std::shared_ptr<LiveCollector> collector_;
@@ -38,4 +38,4 @@ class LiveLane : public std::enable_shared_from_this<LiveLane> {
   uint32_t next_request_ = 1;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

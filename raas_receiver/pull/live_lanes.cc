@@ -3,9 +3,9 @@
 #include "raas_receiver/pull/live_collector.h"
 #include "raas_receiver/pull/live_lane.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 
-LiveLanes::LiveLanes(IoThreads& io, LanePeer peer)
+LiveLanes::LiveLanes(net::IoThreads& io, LanePeer peer)
     : collector_(std::make_shared<LiveCollector>(peer.layout, peer.tickets.size())) {
   const auto shared_peer = std::make_shared<const LanePeer>(std::move(peer));
   for (uint32_t share = 0; share < shared_peer->tickets.size(); ++share) {
@@ -40,4 +40,4 @@ void LiveLanes::Cancel() {
   collector_->Cancel();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

@@ -15,7 +15,7 @@
 #include "common/payload/payload.h"
 #include "raas_receiver/pull/lane_peer.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 
 class LiveCollector;
 class LiveLane;
@@ -24,7 +24,7 @@ class LiveLane;
 class LiveLanes {
  public:
   // Starts connecting. REQUIRES at least one ticket; `io` outlives this.
-  LiveLanes(IoThreads& io, LanePeer peer);
+  LiveLanes(net::IoThreads& io, LanePeer peer);
   ~LiveLanes();  // closes the lanes
   LiveLanes(const LiveLanes&) = delete;
   LiveLanes& operator=(const LiveLanes&) = delete;
@@ -41,7 +41,7 @@ class LiveLanes {
   struct Delta {
     Version base = 0;
     Version target = 0;
-    std::vector<DeltaBlock> blocks;
+    std::vector<payload::DeltaBlock> blocks;
     std::chrono::steady_clock::time_point begun;  // when the first block was here
     std::chrono::steady_clock::time_point ended;  // and the last one
   };
@@ -59,4 +59,4 @@ class LiveLanes {
   std::vector<std::shared_ptr<LiveLane>> lanes_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

@@ -5,15 +5,15 @@
 
 #include "raas_receiver/pull/test_lane_server.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 namespace {
 
 using std::chrono::milliseconds;
 constexpr milliseconds kPatience = std::chrono::minutes(1);  // more than a busy machine needs
 
 struct Fixture {
-  TestModel model{3};
-  IoThreads io{2, [](std::string_view what) { WARN(std::string(what)); }};
+  replica::TestModel model{3};
+  net::IoThreads io{2, [](std::string_view what) { WARN(std::string(what)); }};
   TestLaneServer server{model};
   LanePeer peer{.agent = {"127.0.0.1", server.port()},
                 .pull_id = 42,
@@ -33,9 +33,9 @@ struct Fixture {
     REQUIRE(delta.ok());
     CHECK(delta->base == base);
     CHECK(delta->target == base + 1);
-    const PayloadIdentity identity{
+    const payload::PayloadIdentity identity{
         model.run(), base, base + 1, model.manifest(base).digest, model.manifest(base + 1).digest, 1, 0};
-    const auto payload = Payload::Assemble(*model.layout(), identity, delta->blocks);
+    const auto payload = payload::Payload::Assemble(*model.layout(), identity, delta->blocks);
     REQUIRE(payload.ok());
     const ByteView got = (*payload)->bytes();
     const auto expected = model.Delta(base, base + 1);
@@ -73,7 +73,7 @@ TEST_CASE(
 TEST_CASE("That a version was aborted is an answer, and the lanes can be asked again") {
   Fixture fixture;
   std::atomic<bool> aborted = true;
-  fixture.server.refuse = [&](const BlockRequest&) {
+  fixture.server.refuse = [&](const wire::BlockRequest&) {
     return aborted ? Status(ErrorCode::kAborted, "rank 2 vanished") : OkStatus();
   };
   LiveLanes lanes(fixture.io, fixture.peer);
@@ -132,4 +132,4 @@ TEST_CASE("A cancelled Take comes back at once") {
   canceller.join();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

@@ -10,7 +10,7 @@
 #include "common/os/file.h"
 #include "common/os/unix_server.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 namespace {
 
 constexpr size_t kSliceBlocks = 1024;  // copied between two checks of whether to continue
@@ -24,24 +24,24 @@ bool IsFile(int fd) {
 }  // namespace
 
 Result<std::unique_ptr<LocalSource>> LocalSource::Connect(LocalOptions options, WorkerPool& pool) {
-  LS_ASSIGN_OR_RETURN(UnixConnection connection, UnixConnect(options.path, options.connect_timeout));
+  LS_ASSIGN_OR_RETURN(os::UnixConnection connection, os::UnixConnect(options.path, options.connect_timeout));
   std::unique_ptr<LocalSource> source(new LocalSource(std::move(options), pool, std::move(connection)));
   LS_RETURN_IF_ERROR(source->Open());
   return source;
 }
 
-LocalSource::LocalSource(LocalOptions options, WorkerPool& pool, UnixConnection connection)
+LocalSource::LocalSource(LocalOptions options, WorkerPool& pool, os::UnixConnection connection)
     : options_(std::move(options)), pool_(pool), connection_(std::move(connection)) {}
 
 Status LocalSource::Open() {
-  LS_RETURN_IF_ERROR(CheckPeerUser(connection_, "serve a receiver"));
-  LaneHello hello{.pull_id = options_.pull_id, .ticket = options_.ticket};
-  Seal(hello);
+  LS_RETURN_IF_ERROR(os::CheckPeerUser(connection_, "serve a receiver"));
+  wire::LaneHello hello{.pull_id = options_.pull_id, .ticket = options_.ticket};
+  wire::Seal(hello);
   LS_RETURN_IF_ERROR(connection_.Send(AsBytes(hello), {}, options_.answer_timeout));
-  LaneWelcome welcome;
+  wire::LaneWelcome welcome;
   LS_RETURN_IF_ERROR(
       connection_.Receive(std::as_writable_bytes(std::span(&welcome, 1)), nullptr, options_.answer_timeout));
-  LS_RETURN_IF_ERROR(CheckWelcome(welcome));
+  LS_RETURN_IF_ERROR(wire::CheckWelcome(welcome));
   if (welcome.code == 0) return OkStatus();
   return {ErrorCode::kPermission, Cat("the agent at ", options_.path, " does not know this pull")};
 }
@@ -63,27 +63,27 @@ Status LocalSource::Fail(Status why) {
   return status_;
 }
 
-Result<LocalSource::Answer> LocalSource::Ask(LocalRequest request) {
+Result<LocalSource::Answer> LocalSource::Ask(wire::LocalRequest request) {
   LS_RETURN_IF_ERROR(status_);
-  Seal(request);
+  wire::Seal(request);
   last_word_ = std::chrono::steady_clock::now();
   if (Status sent = connection_.Send(AsBytes(request), {}, options_.answer_timeout); !sent.ok()) return Fail(sent);
-  Result<Answer> answer = ReceiveAnswer(static_cast<LocalKind>(request.kind));
+  Result<Answer> answer = ReceiveAnswer(static_cast<wire::LocalKind>(request.kind));
   if (!answer.ok()) return Fail(answer.status());
   if (answer->head.code == 0) return answer;
   return Status(static_cast<ErrorCode>(answer->head.code), Cat("the agent says: ", CleanText(AsText(answer->tail))));
 }
 
 // An error is one of the connection.
-Result<LocalSource::Answer> LocalSource::ReceiveAnswer(LocalKind kind) {
+Result<LocalSource::Answer> LocalSource::ReceiveAnswer(wire::LocalKind kind) {
   Answer answer;
-  std::vector<UniqueFd> files;
+  std::vector<os::UniqueFd> files;
   LS_RETURN_IF_ERROR(
       connection_.Receive(std::as_writable_bytes(std::span(&answer.head, 1)), &files, options_.answer_timeout));
-  LS_RETURN_IF_ERROR(CheckLocalAnswer(answer.head, options_.layout->block_count()));
+  LS_RETURN_IF_ERROR(wire::CheckLocalAnswer(answer.head, options_.layout->block_count()));
   answer.tail.resize(answer.head.tail_bytes);
   LS_RETURN_IF_ERROR(connection_.Receive(answer.tail, nullptr, options_.answer_timeout));
-  const bool with_file = answer.head.code == 0 && kind != LocalKind::kAlive;
+  const bool with_file = answer.head.code == 0 && kind != wire::LocalKind::kAlive;
   if (files.size() != (with_file ? 1 : 0) || (with_file && !IsFile(files[0].get()))) {
     return Status(ErrorCode::kProtocol, Cat("local answer: ", files.size(), " descriptors, or not of a file"));
   }
@@ -92,7 +92,7 @@ Result<LocalSource::Answer> LocalSource::ReceiveAnswer(LocalKind kind) {
 }
 
 Result<LocalSource::Half> LocalSource::OpenHalf(Version version) {
-  LS_ASSIGN_OR_RETURN(Answer answer, Ask({.kind = static_cast<uint8_t>(LocalKind::kHalf), .version = version}));
+  LS_ASSIGN_OR_RETURN(Answer answer, Ask({.kind = static_cast<uint8_t>(wire::LocalKind::kHalf), .version = version}));
   Half half{std::move(answer.file), answer.head.offset, answer.head.version,
             std::vector<uint64_t>(options_.layout->block_count())};
   const bool fits = answer.tail.size() == half.hashes.size() * sizeof(uint64_t) &&
@@ -141,16 +141,16 @@ std::vector<BlockIndex> LocalSource::CopyFrom(const Half& half, const std::vecto
 
 bool LocalSource::CopyBlock(const Half& half, BlockIndex block, BlockSink& sink) {
   const ByteRange range = options_.layout->block_range(block);
-  const FrameHeader frame{.type = static_cast<uint8_t>(FrameType::kBlock),
-                          .codec = static_cast<uint8_t>(Codec::kRaw),
-                          .block = block,
-                          .version = half.version,
-                          .block_hash = half.hashes[block],
-                          .payload_hash = half.hashes[block],
-                          .payload_bytes = static_cast<uint32_t>(range.bytes)};
+  const wire::FrameHeader frame{.type = static_cast<uint8_t>(wire::FrameType::kBlock),
+                                .codec = static_cast<uint8_t>(payload::Codec::kRaw),
+                                .block = block,
+                                .version = half.version,
+                                .block_hash = half.hashes[block],
+                                .payload_hash = half.hashes[block],
+                                .payload_bytes = static_cast<uint32_t>(range.bytes)};
   const std::span<std::byte> to = sink.Destination(frame);
-  if (!ReadAt(half.file.get(), half.offset + range.offset, to, options_.path).ok()) return false;
-  if (BlockHash(to) != frame.block_hash || !sink.Put(frame, to).ok()) return false;
+  if (!os::ReadAt(half.file.get(), half.offset + range.offset, to, options_.path).ok()) return false;
+  if (model::BlockHash(to) != frame.block_hash || !sink.Put(frame, to).ok()) return false;
   copied_bytes_ += range.bytes;
   return true;
 }
@@ -158,29 +158,30 @@ bool LocalSource::CopyBlock(const Half& half, BlockIndex block, BlockSink& sink)
 void LocalSource::StayAlive() {
   if (std::chrono::steady_clock::now() - last_word_ < options_.alive_interval) return;
   // Descriptors stay good without a connection: a copy under way continues.
-  (void)Ask({.kind = static_cast<uint8_t>(LocalKind::kAlive)});
+  (void)Ask({.kind = static_cast<uint8_t>(wire::LocalKind::kAlive)});
 }
 
 Status LocalSource::FetchDeltas(const DeltaRequest& request, DeltaSink& sink) {
   Status missing;  // why the first of those that did not come
   for (const DeltaStep& step : request.steps) {
-    const Result<std::shared_ptr<const Payload>> payload = ReadPayload(step);
+    const Result<std::shared_ptr<const payload::Payload>> payload = ReadPayload(step);
     Status fetched = payload.ok() ? sink.PutPayload(step.payload_id, *payload) : payload.status();
     if (missing.ok()) missing = std::move(fetched);
   }
   return missing;
 }
 
-Result<std::shared_ptr<const Payload>> LocalSource::ReadPayload(const DeltaStep& step) {
+Result<std::shared_ptr<const payload::Payload>> LocalSource::ReadPayload(const DeltaStep& step) {
   LS_ASSIGN_OR_RETURN(const Answer answer,
-                      Ask({.kind = static_cast<uint8_t>(LocalKind::kPayload), .payload_id = step.payload_id}));
-  const uint64_t bytes = sizeof(PayloadHeader) + step.entries * sizeof(PayloadEntry) + step.data_bytes;
+                      Ask({.kind = static_cast<uint8_t>(wire::LocalKind::kPayload), .payload_id = step.payload_id}));
+  const uint64_t bytes =
+      sizeof(payload::PayloadHeader) + step.entries * sizeof(payload::PayloadEntry) + step.data_bytes;
   if (answer.head.data_bytes != bytes) {
     return Status(ErrorCode::kProtocol,
                   Cat("payload ", step.payload_id, " has ", answer.head.data_bytes, " bytes; the plan says ", bytes));
   }
   LS_ASSIGN_OR_RETURN(const std::shared_ptr<std::byte[]> memory, ReadFile(answer));
-  LS_ASSIGN_OR_RETURN(auto payload, Payload::Open(*options_.layout, {{memory.get(), bytes}, memory}));
+  LS_ASSIGN_OR_RETURN(auto payload, payload::Payload::Open(*options_.layout, {{memory.get(), bytes}, memory}));
   copied_bytes_ += payload->header().data_bytes;
   return payload;
 }
@@ -192,11 +193,11 @@ Result<std::shared_ptr<std::byte[]>> LocalSource::ReadFile(const Answer& answer)
   std::vector<Status> read((bytes + kPieceBytes - 1) / kPieceBytes);
   pool_.ParallelFor(read.size(), [&](size_t i) {
     const uint64_t first = i * kPieceBytes;
-    read[i] = ReadAt(answer.file.get(), answer.head.offset + first,
-                     {memory.get() + first, std::min(kPieceBytes, bytes - first)}, options_.path);
+    read[i] = os::ReadAt(answer.file.get(), answer.head.offset + first,
+                         {memory.get() + first, std::min(kPieceBytes, bytes - first)}, options_.path);
   });
   for (const Status& status : read) LS_RETURN_IF_ERROR(status);
   return memory;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

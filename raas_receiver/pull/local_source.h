@@ -24,13 +24,13 @@
 #include "common/wire/local.h"
 #include "raas_receiver/pull/block_source.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 
 struct LocalOptions {
   std::string path;  // the agent's socket, as its plan names it
   uint64_t pull_id = 0;
   Ticket ticket;
-  std::shared_ptr<const ModelLayout> layout;
+  std::shared_ptr<const model::ModelLayout> layout;
   std::chrono::milliseconds connect_timeout{1'000};
   std::chrono::milliseconds answer_timeout{5'000};
   std::chrono::milliseconds alive_interval{10'000};  // how often the agent is shown that a copy runs
@@ -58,37 +58,37 @@ class LocalSource final : public BlockSource {
  private:
   // The memory of a version, and what each of its blocks hashes to.
   struct Half {
-    UniqueFd file;
+    os::UniqueFd file;
     uint64_t offset = 0;
     Version version = 0;
     std::vector<uint64_t> hashes;
   };
   struct Answer {
-    LocalAnswer head;
-    UniqueFd file;
+    wire::LocalAnswer head;
+    os::UniqueFd file;
     Bytes tail;
   };
 
-  LocalSource(LocalOptions options, WorkerPool& pool, UnixConnection connection);
+  LocalSource(LocalOptions options, WorkerPool& pool, os::UnixConnection connection);
 
   Status Open();
   Status Fail(Status why);
   Result<Half> OpenHalf(Version version);
-  Result<Answer> Ask(LocalRequest request);
-  Result<Answer> ReceiveAnswer(LocalKind kind);
+  Result<Answer> Ask(wire::LocalRequest request);
+  Result<Answer> ReceiveAnswer(wire::LocalKind kind);
   std::vector<BlockIndex> CopyFrom(const Half& half, const std::vector<BlockIndex>& blocks, BlockSink& sink);
   bool CopyBlock(const Half& half, BlockIndex block, BlockSink& sink);
   void StayAlive();
-  Result<std::shared_ptr<const Payload>> ReadPayload(const DeltaStep& step);
+  Result<std::shared_ptr<const payload::Payload>> ReadPayload(const DeltaStep& step);
   Result<std::shared_ptr<std::byte[]>> ReadFile(const Answer& answer);
 
   const LocalOptions options_;
   WorkerPool& pool_;
-  UnixConnection connection_;
+  os::UnixConnection connection_;
   Status status_;
   std::chrono::steady_clock::time_point last_word_ = std::chrono::steady_clock::now();
   std::atomic<bool> cancelled_ = false;
   std::atomic<uint64_t> copied_bytes_ = 0;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

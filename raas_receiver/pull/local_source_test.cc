@@ -9,7 +9,7 @@
 #include "common/os/unix_server.h"
 #include "raas_receiver/pull/source_fixture.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 namespace {
 
 using std::chrono::milliseconds;
@@ -23,7 +23,7 @@ TEST_CASE("Blocks that the trainer has overwritten are not taken for what they w
   CHECK(source->FetchBlocks({AllBlocks(), 1, false}, kept).code() == ErrorCode::kState);
   CHECK(kept.missing() == std::vector<BlockIndex>{3, 17});
   CHECK(kept.versions[4] == 1);
-  CHECK(source->counters().local_bytes == (kBlocks - 2) * kBlock);
+  CHECK(source->counters().local_bytes == (serve::kBlocks - 2) * serve::kBlock);
 }
 
 TEST_CASE("What the trainer overtakes is copied from the newer version, but not when the version is exact") {
@@ -34,19 +34,19 @@ TEST_CASE("What the trainer overtakes is copied from the newer version, but not 
   std::once_flag overtaken;  // the other threads wait until it has happened
   kept.before_copy = [&](BlockIndex) {
     std::call_once(overtaken, [&] {
-      for (BlockIndex block = 20; block < kBlocks; ++block) host.Overwrite(1, block);
+      for (BlockIndex block = 20; block < serve::kBlocks; ++block) host.Overwrite(1, block);
       host.Publish(2);
     });
   };
   CHECK(source->FetchBlocks({AllBlocks(), 1, false}, kept).ok());
-  for (BlockIndex block = 0; block < kBlocks; ++block) {
-    CHECK(kept.block(block) == BlockOf(kept.versions[block], block));
+  for (BlockIndex block = 0; block < serve::kBlocks; ++block) {
+    CHECK(kept.block(block) == serve::BlockOf(kept.versions[block], block));
   }
   CHECK(kept.versions[0] == 1);
-  CHECK(kept.versions[kBlocks - 1] == 2);
+  CHECK(kept.versions[serve::kBlocks - 1] == 2);
   KeptBlocks exact;
   CHECK(other->FetchBlocks({AllBlocks(), 1, true}, exact).code() == ErrorCode::kState);
-  CHECK(exact.missing().size() == kBlocks - 20);
+  CHECK(exact.missing().size() == serve::kBlocks - 20);
   CHECK(exact.missing().front() == 20);
   CHECK(exact.versions[0] == 1);
 }
@@ -57,7 +57,7 @@ TEST_CASE("A version newer than any, or gone, gives no block and leaves the sour
   KeptBlocks kept;
   CHECK(source->FetchBlocks({AllBlocks(), 5, false}, kept).code() == ErrorCode::kState);
   CHECK(source->FetchBlocks({AllBlocks(), 5, true}, kept).code() == ErrorCode::kState);
-  CHECK(kept.missing().size() == kBlocks);
+  CHECK(kept.missing().size() == serve::kBlocks);
   CHECK(source->status().ok());
   CHECK(source->FetchBlocks({{7}, 1, true}, kept).ok());
 }
@@ -65,9 +65,9 @@ TEST_CASE("A version newer than any, or gone, gives no block and leaves the sour
 TEST_CASE("A payload of another size, a damaged file and one that nobody planned are refused") {
   SourceHost host;
   host.Publish(2);
-  const PullPlan plan = host.Open(1);
+  const serve::PullPlan plan = host.Open(1);
   const auto source = host.Connect(plan);
-  const Payload& payload = *plan.steps.at(0).payload;
+  const payload::Payload& payload = *plan.steps.at(0).payload;
   const DeltaRequest request{.run = host.run->run(), .steps = SourceHost::StepsOf(plan)};
   KeptDeltas kept;
   DeltaRequest other = request;
@@ -87,7 +87,7 @@ TEST_CASE("A payload of another size, a damaged file and one that nobody planned
 
 TEST_CASE("Nobody at the path and a wrong ticket are errors at once") {
   SourceHost host;
-  const PullPlan plan = host.Open();
+  const serve::PullPlan plan = host.Open();
   LocalOptions nowhere = host.Options(plan);
   nowhere.path = host.dir.File("nobody.sock");
   CHECK(LocalSource::Connect(nowhere, host.pool).status().code() == ErrorCode::kUnavailable);
@@ -98,10 +98,10 @@ TEST_CASE("Nobody at the path and a wrong ticket are errors at once") {
 
 // An agent that lets everybody in and answers the first request as the test says.
 struct FalseAgent {
-  using Answer = std::function<void(UnixConnection& connection)>;
+  using Answer = std::function<void(os::UnixConnection& connection)>;
 
-  TempDir dir;
-  std::shared_ptr<const ModelLayout> layout = Layout();
+  os::TempDir dir;
+  std::shared_ptr<const model::ModelLayout> layout = serve::Layout();
   WorkerPool pool{1};
   LocalOptions options{.path = dir.File("pull.sock"),
                        .pull_id = 1,
@@ -110,19 +110,19 @@ struct FalseAgent {
                        .answer_timeout = kForEver,
                        .on_failed = [this](const Status& why) { failures.push_back(why.code()); }};
   std::vector<ErrorCode> failures;  // as reported by on_failed
-  std::unique_ptr<UnixServer> server;
+  std::unique_ptr<os::UnixServer> server;
 
   std::unique_ptr<LocalSource> Connect(Answer answer) {
     server.reset();
-    server = *UnixServer::Start(
+    server = *os::UnixServer::Start(
         {.path = options.path},
-        [answer = std::move(answer)](UnixConnection& connection) {
-          LaneHello hello;
+        [answer = std::move(answer)](os::UnixConnection& connection) {
+          wire::LaneHello hello;
           (void)connection.Receive(std::as_writable_bytes(std::span(&hello, 1)), nullptr, kForEver);
-          LaneWelcome welcome;
-          Seal(welcome);
+          wire::LaneWelcome welcome;
+          wire::Seal(welcome);
           (void)connection.Send(AsBytes(welcome), {}, kForEver);
-          LocalRequest request;
+          wire::LocalRequest request;
           (void)connection.Receive(std::as_writable_bytes(std::span(&request, 1)), nullptr, kForEver);
           answer(connection);
         },
@@ -139,7 +139,7 @@ struct FalseAgent {
     KeptBlocks kept;
     CHECK_FALSE(source->FetchBlocks({AllBlocks(), 1, false}, kept).ok());
     CHECK_FALSE(source->FetchBlocks({{0}, 1, true}, kept).ok());
-    CHECK(kept.missing().size() == kBlocks);
+    CHECK(kept.missing().size() == serve::kBlocks);
     const ErrorCode code = source->status().code();
     CHECK(failures == (code == ErrorCode::kOk ? std::vector<ErrorCode>{} : std::vector<ErrorCode>{code}));
     source.reset();
@@ -148,47 +148,48 @@ struct FalseAgent {
   }
 };
 
-void SendAnswer(UnixConnection& connection, LocalAnswer head, ByteView tail, std::span<const int> files) {
-  Seal(head);
+void SendAnswer(os::UnixConnection& connection, wire::LocalAnswer head, ByteView tail, std::span<const int> files) {
+  wire::Seal(head);
   (void)connection.Send(AsBytes(head), files, kForEver);
   (void)connection.Send(tail, {}, kForEver);
 }
 
 TEST_CASE("During a long copy the agent is shown from time to time that it runs") {
-  const Bytes hashes(kBlocks * 8);
-  const MappedSegment half = *CreateMemfdSegment("half", kBlocks * kBlock);
+  const Bytes hashes(serve::kBlocks * 8);
+  const os::MappedSegment half = *os::CreateMemfdSegment("half", serve::kBlocks * serve::kBlock);
   const int file = half.fd();
   std::atomic<int> shown = -1;
   FalseAgent agent;
   agent.options.alive_interval = milliseconds(0);
-  const auto source = agent.Connect([&](UnixConnection& to) {
-    SendAnswer(to, {.version = 1, .data_bytes = kBlocks * kBlock, .tail_bytes = hashes.size()}, hashes, {&file, 1});
-    LocalRequest next;
+  const auto source = agent.Connect([&](os::UnixConnection& to) {
+    SendAnswer(to, {.version = 1, .data_bytes = serve::kBlocks * serve::kBlock, .tail_bytes = hashes.size()}, hashes,
+               {&file, 1});
+    wire::LocalRequest next;
     if (!to.Receive(std::as_writable_bytes(std::span(&next, 1)), nullptr, kForEver).ok()) return;
-    shown = CheckLocalRequest(next).ok() ? next.kind : -2;
+    shown = wire::CheckLocalRequest(next).ok() ? next.kind : -2;
     SendAnswer(to, {}, {}, {});
   });
   KeptBlocks kept;
   CHECK_FALSE(source->FetchBlocks({AllBlocks(), 1, true}, kept).ok());  // no block has the hash 0
-  CHECK(shown == static_cast<int>(LocalKind::kAlive));
+  CHECK(shown == static_cast<int>(wire::LocalKind::kAlive));
 }
 
 TEST_CASE("A false agent, one that hangs and one that passes what is no file cost the local path and nothing else") {
   FalseAgent agent;
-  const Bytes hashes(kBlocks * 8);
-  const LocalAnswer good{.version = 1, .data_bytes = kBlocks * kBlock, .tail_bytes = hashes.size()};
+  const Bytes hashes(serve::kBlocks * 8);
+  const wire::LocalAnswer good{.version = 1, .data_bytes = serve::kBlocks * serve::kBlock, .tail_bytes = hashes.size()};
   int pipe_ends[2];
   REQUIRE(::pipe(pipe_ends) == 0);
-  const UniqueFd reading(pipe_ends[0]), writing(pipe_ends[1]);
-  const MappedSegment small = *CreateMemfdSegment("small", 100);
+  const os::UniqueFd reading(pipe_ends[0]), writing(pipe_ends[1]);
+  const os::MappedSegment small = *os::CreateMemfdSegment("small", 100);
   const int file = small.fd(), pipe = reading.get();
 
-  const auto sends = [&](const LocalAnswer& answer, std::span<const int> files) {
-    return agent.CodeAfterCopy([&](UnixConnection& to) { SendAnswer(to, answer, hashes, files); });
+  const auto sends = [&](const wire::LocalAnswer& answer, std::span<const int> files) {
+    return agent.CodeAfterCopy([&](os::UnixConnection& to) { SendAnswer(to, answer, hashes, files); });
   };
   CHECK(sends(good, {&pipe, 1}) == ErrorCode::kProtocol);
   CHECK(sends(good, {}) == ErrorCode::kProtocol);
-  LocalAnswer other = good;
+  wire::LocalAnswer other = good;
   other.data_bytes -= 1;
   CHECK(sends(other, {&file, 1}) == ErrorCode::kProtocol);
   other = good;
@@ -198,14 +199,14 @@ TEST_CASE("A false agent, one that hangs and one that passes what is no file cos
   other.offset = ~uint64_t{0} - 1;
   CHECK(sends(other, {&file, 1}) != ErrorCode::kProtocol);  // nothing can be read there
   CHECK(sends(good, {&file, 1}) != ErrorCode::kProtocol);   // the file ends too early
-  CHECK(agent.CodeAfterCopy([](UnixConnection& to) { (void)to.Send(Bytes(500, std::byte{7}), {}, kForEver); }) ==
+  CHECK(agent.CodeAfterCopy([](os::UnixConnection& to) { (void)to.Send(Bytes(500, std::byte{7}), {}, kForEver); }) ==
         ErrorCode::kProtocol);
   agent.options.answer_timeout = milliseconds(1'000);  // of the welcome too, which comes
-  CHECK(agent.CodeAfterCopy([](UnixConnection& to) {
+  CHECK(agent.CodeAfterCopy([](os::UnixConnection& to) {
     std::byte byte;
     (void)to.Receive({&byte, 1}, nullptr, kForEver);
   }) == ErrorCode::kDeadline);
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::pull

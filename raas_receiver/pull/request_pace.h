@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace lockstep {
+namespace lockstep::pull {
 
 // A long link pays for more connections: each has a window and a slow start of its own, and a loss slows down only one.
 inline constexpr std::chrono::microseconds kFarRoundTrip{5'000};
@@ -48,4 +48,4 @@ class RequestPace {
   Clock::time_point last_{};
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace lockstep {
+namespace lockstep::pull {
 namespace {
 
 using namespace std::literals;
@@ -47,4 +47,4 @@ TEST_CASE("A link that slows down is asked for less, by and by") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::pull

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace lockstep {
+namespace lockstep::pull {
 namespace {
 
 // Fewer measure latency, not the link's rate.
@@ -168,4 +168,4 @@ SourceCounters RunQueue::counters() const {
   return counters_;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

@@ -17,7 +17,7 @@
 #include "raas_receiver/pull/block_run.h"
 #include "raas_receiver/pull/block_source.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 
 // What the queue needs of a lane. Called by any thread; returns at once.
 class RunConsumer {
@@ -90,4 +90,4 @@ class RunQueue {
   uint64_t bytes_after_first_ = 0;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

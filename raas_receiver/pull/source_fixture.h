@@ -14,35 +14,35 @@
 #include "trainer_agent/serve/local_server.h"
 #include "trainer_agent/serve/serve_fixture.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 
 inline std::vector<BlockIndex> AllBlocks() {
-  std::vector<BlockIndex> blocks(kBlocks);
-  for (BlockIndex block = 0; block < kBlocks; ++block) blocks[block] = block;
+  std::vector<BlockIndex> blocks(serve::kBlocks);
+  for (BlockIndex block = 0; block < serve::kBlocks; ++block) blocks[block] = block;
   return blocks;
 }
 
 // Keeps blocks, and of which version each was said to be; 0: it did not come.
 struct KeptBlocks : BlockSink {
-  Bytes memory = Bytes(kBlocks * kBlock);
-  std::vector<Version> versions = std::vector<Version>(kBlocks);
+  Bytes memory = Bytes(serve::kBlocks * serve::kBlock);
+  std::vector<Version> versions = std::vector<Version>(serve::kBlocks);
   std::function<void(BlockIndex)> before_copy = [](BlockIndex) {};
 
-  std::span<std::byte> Destination(const FrameHeader& frame) override {
+  std::span<std::byte> Destination(const wire::FrameHeader& frame) override {
     before_copy(frame.block);
-    return std::span(memory).subspan(frame.block * kBlock, kBlock);
+    return std::span(memory).subspan(frame.block * serve::kBlock, serve::kBlock);
   }
-  Status Put(const FrameHeader& frame, ByteView payload) override {
-    if (BlockHash(payload) != frame.block_hash) return {ErrorCode::kInternal, "not what its hash says"};
+  Status Put(const wire::FrameHeader& frame, ByteView payload) override {
+    if (model::BlockHash(payload) != frame.block_hash) return {ErrorCode::kInternal, "not what its hash says"};
     versions[frame.block] = frame.version;
     return OkStatus();
   }
   Bytes block(BlockIndex block) const {
-    return {memory.begin() + block * kBlock, memory.begin() + (block + 1) * kBlock};
+    return {memory.begin() + block * serve::kBlock, memory.begin() + (block + 1) * serve::kBlock};
   }
   std::vector<BlockIndex> missing() const {
     std::vector<BlockIndex> missing;
-    for (BlockIndex block = 0; block < kBlocks; ++block) {
+    for (BlockIndex block = 0; block < serve::kBlocks; ++block) {
       if (versions[block] == 0) missing.push_back(block);
     }
     return missing;
@@ -55,18 +55,18 @@ struct KeptDeltas : DeltaSink {
   std::map<uint64_t, std::map<BlockIndex, Bytes>> entries;  // by payload
   Status payload_answer;                                    // what PutPayload returns
 
-  Status PutEntry(uint64_t payload_id, DeltaBlock entry) override {
+  Status PutEntry(uint64_t payload_id, payload::DeltaBlock entry) override {
     std::lock_guard lock(mutex);
     const bool first = entries[payload_id].emplace(entry.block, std::move(entry.data)).second;
     return first ? OkStatus() : Status(ErrorCode::kInternal, "an entry came twice");
   }
-  Status PutPayload(uint64_t payload_id, std::shared_ptr<const Payload> payload) override {
+  Status PutPayload(uint64_t payload_id, std::shared_ptr<const payload::Payload> payload) override {
     if (payload_answer.ok()) entries[payload_id] = EntriesOf(*payload);
     return payload_answer;
   }
-  static std::map<BlockIndex, Bytes> EntriesOf(const Payload& payload) {
+  static std::map<BlockIndex, Bytes> EntriesOf(const payload::Payload& payload) {
     std::map<BlockIndex, Bytes> entries;
-    for (const PayloadEntry& entry : payload.entries()) {
+    for (const payload::PayloadEntry& entry : payload.entries()) {
       const ByteView data = payload.data(entry);
       entries[entry.block] = Bytes(data.begin(), data.end());
     }
@@ -75,16 +75,17 @@ struct KeptDeltas : DeltaSink {
 };
 
 // An agent that serves one run by both ways, and sources that are connected to it.
-struct SourceHost : Served {
-  TempDir dir;
-  std::unique_ptr<LocalServer> local_server = *LocalServer::Start({.path = dir.File("pull.sock")}, &pulls);
-  std::unique_ptr<LaneServer> lane_server = *LaneServer::Start({.address = {"127.0.0.1", 0}}, &pulls);
-  IoThreads io{2, [](std::string_view what) { WARN(std::string(what)); }};
+struct SourceHost : serve::Served {
+  os::TempDir dir;
+  std::unique_ptr<serve::LocalServer> local_server =
+      *serve::LocalServer::Start({.path = dir.File("pull.sock")}, &pulls);
+  std::unique_ptr<serve::LaneServer> lane_server = *serve::LaneServer::Start({.address = {"127.0.0.1", 0}}, &pulls);
+  net::IoThreads io{2, [](std::string_view what) { WARN(std::string(what)); }};
 
   // The plan of a receiver that holds version `held`; 0: nothing.
-  PullPlan Open(Version held = 0) { return *pulls.Open(Request(held)); }
+  serve::PullPlan Open(Version held = 0) { return *pulls.Open(Request(held)); }
 
-  LocalOptions Options(const PullPlan& plan) const {
+  LocalOptions Options(const serve::PullPlan& plan) const {
     return {.path = dir.File("pull.sock"),
             .pull_id = plan.pull_id,
             .ticket = plan.local_ticket,
@@ -92,13 +93,13 @@ struct SourceHost : Served {
             .connect_timeout = std::chrono::minutes(1),
             .answer_timeout = std::chrono::minutes(1)};
   }
-  std::unique_ptr<LocalSource> Connect(const PullPlan& plan) {
+  std::unique_ptr<LocalSource> Connect(const serve::PullPlan& plan) {
     auto source = LocalSource::Connect(Options(plan), pool);
     INFO(source.status().ToString());
     REQUIRE(source.ok());
     return *std::move(source);
   }
-  std::unique_ptr<LaneSet> OpenLanes(const PullPlan& plan) {
+  std::unique_ptr<LaneSet> OpenLanes(const serve::PullPlan& plan) {
     LaneOptions options{.peer = {.agent = {"127.0.0.1", lane_server->port()},
                                  .pull_id = plan.pull_id,
                                  .layout = layout,
@@ -110,10 +111,10 @@ struct SourceHost : Served {
     });
   }
 
-  static std::vector<DeltaStep> StepsOf(const PullPlan& plan) {
+  static std::vector<DeltaStep> StepsOf(const serve::PullPlan& plan) {
     std::vector<DeltaStep> steps;
-    for (const PlannedStep& step : plan.steps) {
-      const PayloadHeader& header = step.payload->header();
+    for (const serve::PlannedStep& step : plan.steps) {
+      const payload::PayloadHeader& header = step.payload->header();
       steps.push_back({.payload_id = step.payload_id,
                        .base = header.base,
                        .target = header.target,
@@ -124,8 +125,8 @@ struct SourceHost : Served {
     return steps;
   }
   void Overwrite(Version version, BlockIndex block) {
-    std::memset(MadeUpBlocks::DataOf(blocks->MemoryOf(version), block), 0xee, kBlock);
+    std::memset(serve::MadeUpBlocks::DataOf(blocks->MemoryOf(version), block), 0xee, serve::kBlock);
   }
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

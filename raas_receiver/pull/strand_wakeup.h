@@ -5,7 +5,7 @@
 #include <asio/experimental/as_tuple.hpp>
 #include <utility>
 
-namespace lockstep {
+namespace lockstep::pull {
 
 // Everything runs on the strand that it was made for; one coroutine waits.
 class StrandWakeup {
@@ -34,4 +34,4 @@ class StrandWakeup {
   bool woken_ = false;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

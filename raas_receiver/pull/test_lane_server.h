@@ -18,7 +18,7 @@
 #include "common/wire/frame.h"
 #include "raas_receiver/replica/test_model.h"
 
-namespace lockstep {
+namespace lockstep::pull {
 
 enum class Fault {
   kNone,
@@ -41,7 +41,7 @@ enum class Fault {
 // Serves `model`: full blocks at `full_version` (or what version_of says), and delta payloads by id.
 class TestLaneServer {
  public:
-  explicit TestLaneServer(const TestModel& model) : model_(model) {
+  explicit TestLaneServer(const replica::TestModel& model) : model_(model) {
     listener_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_in address{};
     address.sin_family = AF_INET;
@@ -73,8 +73,8 @@ class TestLaneServer {
   std::function<Fault(int connection)> fault_of = [](int) { return Fault::kNone; };
   int at_frame = 5;  // of a connection: when the fault happens
   std::function<Version(BlockIndex)> version_of = [](BlockIndex) { return Version{1}; };
-  std::map<uint64_t, std::vector<DeltaBlock>> payloads;  // by id: from version id to id + 1
-  std::function<Status(const BlockRequest&)> refuse = [](const BlockRequest&) { return OkStatus(); };
+  std::map<uint64_t, std::vector<payload::DeltaBlock>> payloads;  // by id: from version id to id + 1
+  std::function<Status(const wire::BlockRequest&)> refuse = [](const wire::BlockRequest&) { return OkStatus(); };
   // Live requests wait until the version after their base is being made.
   std::function<bool(Version base)> begun = [](Version) { return true; };
 
@@ -100,58 +100,58 @@ class TestLaneServer {
   }
 
   void Serve(LaneState lane) {
-    LaneHello hello;
-    if (!Read(lane, hello) || !CheckHello(hello).ok()) return;
-    LaneWelcome welcome;
+    wire::LaneHello hello;
+    if (!Read(lane, hello) || !wire::CheckHello(hello).ok()) return;
+    wire::LaneWelcome welcome;
     if (lane.fault == Fault::kRefuseTicket) welcome.code = static_cast<uint32_t>(ErrorCode::kPermission);
     if (lane.fault == Fault::kForeignWelcome) welcome.magic ^= 1;
-    Seal(welcome);
+    wire::Seal(welcome);
     if (!Write(lane, AsBytes(welcome)) || welcome.code != 0) return;
-    BlockRequest request;
+    wire::BlockRequest request;
     while (Read(lane, request)) {
-      if (!CheckRequest(request, model_.layout()->block_count()).ok() || !Answer(lane, request)) return;
+      if (!wire::CheckRequest(request, model_.layout()->block_count()).ok() || !Answer(lane, request)) return;
     }
   }
 
-  bool Answer(LaneState& lane, const BlockRequest& request) {
-    const bool live = request.kind == static_cast<uint8_t>(RequestKind::kLive);
+  bool Answer(LaneState& lane, const wire::BlockRequest& request) {
+    const bool live = request.kind == static_cast<uint8_t>(wire::RequestKind::kLive);
     while (live && !begun(request.exact_version) && !stopping_)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (const Status refused = refuse(request); !refused.ok()) return SendError(lane, request, refused);
     uint32_t sent = 0;
-    const bool full = request.kind == static_cast<uint8_t>(RequestKind::kFull);
+    const bool full = request.kind == static_cast<uint8_t>(wire::RequestKind::kFull);
     const bool whole = live   ? SendLive(lane, request, sent)
                        : full ? SendFull(lane, request, sent)
                               : SendDelta(lane, request, sent);
     if (!whole) return false;
-    FrameHeader end;
+    wire::FrameHeader end;
     if (live) end.version = request.exact_version + 1;
-    end.type = static_cast<uint8_t>(FrameType::kRequestEnd);
+    end.type = static_cast<uint8_t>(wire::FrameType::kRequestEnd);
     end.request_id = request.request_id;
     end.block = Due(lane, Fault::kWrongEnd) ? sent + 1 : sent;
-    Seal(end);
+    wire::Seal(end);
     return Write(lane, AsBytes(end));
   }
 
-  bool SendFull(LaneState& lane, const BlockRequest& request, uint32_t& sent) {
+  bool SendFull(LaneState& lane, const wire::BlockRequest& request, uint32_t& sent) {
     for (BlockIndex block = request.first_block; block < request.first_block + request.block_count; ++block) {
       if (Due(lane, Fault::kSkippedBlock)) continue;
       const Version version = request.exact_version != 0 ? request.exact_version : version_of(block);
       const ByteView bytes = model_.block_of(version, block);
-      FrameHeader frame;
-      frame.codec = static_cast<uint8_t>(Codec::kRaw);
+      wire::FrameHeader frame;
+      frame.codec = static_cast<uint8_t>(payload::Codec::kRaw);
       frame.version = version;
-      frame.block_hash = frame.payload_hash = BlockHash(bytes);
+      frame.block_hash = frame.payload_hash = model::BlockHash(bytes);
       if (!SendBlock(lane, request, block, frame, bytes)) return false;
       ++sent;
     }
     return true;
   }
 
-  bool SendDelta(LaneState& lane, const BlockRequest& request, uint32_t& sent) {
-    for (const DeltaBlock& delta : payloads.at(request.payload_id)) {
+  bool SendDelta(LaneState& lane, const wire::BlockRequest& request, uint32_t& sent) {
+    for (const payload::DeltaBlock& delta : payloads.at(request.payload_id)) {
       if (delta.block < request.first_block || delta.block >= request.first_block + request.block_count) continue;
-      FrameHeader frame;
+      wire::FrameHeader frame;
       frame.codec = static_cast<uint8_t>(delta.codec);
       frame.version = request.payload_id + 1;
       frame.base_version = request.payload_id;
@@ -165,11 +165,11 @@ class TestLaneServer {
     return true;
   }
 
-  bool SendLive(LaneState& lane, const BlockRequest& request, uint32_t& sent) {
+  bool SendLive(LaneState& lane, const wire::BlockRequest& request, uint32_t& sent) {
     const Version base = request.exact_version;
-    for (const DeltaBlock& delta : payloads.at(base)) {
+    for (const payload::DeltaBlock& delta : payloads.at(base)) {
       if (delta.block % request.block_count != request.first_block) continue;
-      FrameHeader frame;
+      wire::FrameHeader frame;
       frame.codec = static_cast<uint8_t>(delta.codec);
       frame.version = base + 1;
       frame.base_version = base;
@@ -183,9 +183,10 @@ class TestLaneServer {
   }
 
   // Sends one block's frame, with the fault that is due.
-  bool SendBlock(LaneState& lane, const BlockRequest& request, BlockIndex block, FrameHeader frame, ByteView payload) {
+  bool SendBlock(LaneState& lane, const wire::BlockRequest& request, BlockIndex block, wire::FrameHeader frame,
+                 ByteView payload) {
     ++lane.frames;
-    frame.type = static_cast<uint8_t>(FrameType::kBlock);
+    frame.type = static_cast<uint8_t>(wire::FrameType::kBlock);
     frame.request_id = request.request_id;
     frame.block = block;
     frame.payload_bytes = static_cast<uint32_t>(payload.size());
@@ -194,7 +195,7 @@ class TestLaneServer {
     if (Due(lane, Fault::kOldVersion)) frame.version = frame.base_version + (frame.base_version > 0 ? 7 : 0);
     if (Due(lane, Fault::kOtherPayload)) frame.payload_id += 100;
     if (Due(lane, Fault::kTooLarge)) frame.payload_bytes = 1 << 30;
-    Seal(frame);
+    wire::Seal(frame);
     if (Due(lane, Fault::kCorruptHeader)) frame.block_hash ^= 1;
     if (Due(lane, Fault::kBlockTwice) && !(Write(lane, AsBytes(frame)) && Write(lane, payload))) return false;
     if (!Write(lane, AsBytes(frame))) return false;
@@ -205,14 +206,14 @@ class TestLaneServer {
     return Write(lane, bytes);
   }
 
-  bool SendError(LaneState& lane, const BlockRequest& request, const Status& why) {
-    FrameHeader frame;
-    frame.type = static_cast<uint8_t>(FrameType::kError);
+  bool SendError(LaneState& lane, const wire::BlockRequest& request, const Status& why) {
+    wire::FrameHeader frame;
+    frame.type = static_cast<uint8_t>(wire::FrameType::kError);
     frame.request_id = request.request_id;
     frame.block = static_cast<uint32_t>(why.code());
     frame.payload_bytes = static_cast<uint32_t>(why.message().size());
     frame.payload_hash = Hash64(AsBytes(std::string_view(why.message())));
-    Seal(frame);
+    wire::Seal(frame);
     return Write(lane, AsBytes(frame)) && Write(lane, AsBytes(std::string_view(why.message())));
   }
 
@@ -233,7 +234,7 @@ class TestLaneServer {
     return true;
   }
 
-  const TestModel& model_;
+  const replica::TestModel& model_;
   int listener_ = -1;
   uint16_t port_ = 0;
   std::atomic<bool> stopping_ = false;
@@ -244,4 +245,4 @@ class TestLaneServer {
   std::thread acceptor_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::pull

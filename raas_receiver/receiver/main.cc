@@ -6,10 +6,10 @@
 #include "common/telemetry/log.h"
 #include "raas_receiver/receiver/receiver.h"
 
-namespace lockstep {
+namespace lockstep::receiver {
 namespace {
 
-Status Serve(ReceiverConfig config, SignalWaiter& signals) {
+Status Serve(ReceiverConfig config, os::SignalWaiter& signals) {
   LS_ASSIGN_OR_RETURN(const std::unique_ptr<Receiver> receiver, Receiver::Create(std::move(config)));
   return receiver->Run(signals);
 }
@@ -17,21 +17,21 @@ Status Serve(ReceiverConfig config, SignalWaiter& signals) {
 int Main(int argc, char** argv) {
   Result<std::optional<ReceiverConfig>> config = ParseReceiverConfig(argc, argv);
   if (config.ok() && !config->has_value()) return 0;
-  Result<SignalWaiter> signals = SignalWaiter::Create();
+  Result<os::SignalWaiter> signals = os::SignalWaiter::Create();
   Status status = config.ok() ? signals.status() : config.status();
-  if (status.ok()) status = InitLogging("raas_receiver", (*config)->log_level, (*config)->log_format);
+  if (status.ok()) status = telemetry::InitLogging("raas_receiver", (*config)->log_level, (*config)->log_format);
   if (!status.ok()) {
     std::cerr << "raas_receiver: " << status.message() << "\n";
     return ExitCode(status.code());
   }
   status = Serve(**std::move(config), *signals);
-  if (!status.ok()) LogError("receiver_failed", status);
+  if (!status.ok()) telemetry::LogError("receiver_failed", status);
   return ExitCode(status.code());
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::receiver
 
 int main(int argc, char** argv) {
-  return lockstep::Main(argc, argv);
+  return lockstep::receiver::Main(argc, argv);
 }

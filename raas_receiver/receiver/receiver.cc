@@ -10,7 +10,7 @@
 #include "common/os/sd_notify.h"
 #include "common/telemetry/log.h"
 
-namespace lockstep {
+namespace lockstep::receiver {
 namespace {
 
 using std::chrono::milliseconds;
@@ -22,7 +22,7 @@ constexpr milliseconds kTick{500};
 constexpr std::chrono::seconds kTurnLimit{30};
 
 void LogException(std::string_view what) {
-  Log(LogLevel::kError, "io_exception", {{"message", what}});
+  telemetry::Log(telemetry::LogLevel::kError, "io_exception", {{"message", what}});
 }
 
 }  // namespace
@@ -50,64 +50,65 @@ Result<std::unique_ptr<Receiver>> Receiver::Create(ReceiverConfig config) {
 
 Status Receiver::OpenModels() {
   for (const std::string& model : config_.models) {
-    LS_ASSIGN_OR_RETURN(auto replicas, ReplicaPair::Open({.root = config_.root,
-                                                          .model = model,
-                                                          .assets = config_.assets,
-                                                          .keep_delta_bytes = config_.keep_delta_bytes,
-                                                          .keep_older_deltas = config_.engine_in_place,
-                                                          .reader_grace = config_.reader_grace,
-                                                          .at_edge = {}},
-                                                         workers_));
+    LS_ASSIGN_OR_RETURN(auto replicas, replica::ReplicaPair::Open({.root = config_.root,
+                                                                   .model = model,
+                                                                   .assets = config_.assets,
+                                                                   .keep_delta_bytes = config_.keep_delta_bytes,
+                                                                   .keep_older_deltas = config_.engine_in_place,
+                                                                   .reader_grace = config_.reader_grace,
+                                                                   .at_edge = {}},
+                                                                  workers_));
     const Held held = replicas->current().held;
-    Log(LogLevel::kInfo, "model_opened", {{"model", model}, {"run", ToHex(held.run)}, {"version", held.version}});
-    SessionOptions options{.model = model,
-                           .receiver = config_.name,
-                           .agent = config_.agent,
-                           .lanes = config_.lanes,
-                           .follow = config_.follow,
-                           .live = config_.live,
-                           .engine = {.in_place = config_.engine_in_place,
-                                      .targets = {.model = model,
-                                                  .hold_timeout = config_.engine_hold_timeout,
-                                                  .serve_timeout = config_.engine_hold_timeout,
-                                                  .stage_bytes = config_.engine_stage_bytes,
-                                                  .at_step = {}}},
-                           .timeline = &timeline_};
-    LS_ASSIGN_OR_RETURN(auto driver, NewEngineDriver(config_.engine));
-    sessions_[model] =
-        std::make_unique<Session>(std::move(options), std::move(replicas), std::move(driver), io_, workers_, feed_);
+    telemetry::Log(telemetry::LogLevel::kInfo, "model_opened",
+                   {{"model", model}, {"run", ToHex(held.run)}, {"version", held.version}});
+    session::SessionOptions options{.model = model,
+                                    .receiver = config_.name,
+                                    .agent = config_.agent,
+                                    .lanes = config_.lanes,
+                                    .follow = config_.follow,
+                                    .live = config_.live,
+                                    .engine = {.in_place = config_.engine_in_place,
+                                               .targets = {.model = model,
+                                                           .hold_timeout = config_.engine_hold_timeout,
+                                                           .serve_timeout = config_.engine_hold_timeout,
+                                                           .stage_bytes = config_.engine_stage_bytes,
+                                                           .at_step = {}}},
+                                    .timeline = &timeline_};
+    LS_ASSIGN_OR_RETURN(auto driver, engines::NewEngineDriver(config_.engine));
+    sessions_[model] = std::make_unique<session::Session>(std::move(options), std::move(replicas), std::move(driver),
+                                                          io_, workers_, feed_);
   }
   return OkStatus();
 }
 
 Status Receiver::Listen() {
-  LS_ASSIGN_OR_RETURN(address_file_, AddressFile::Create(config_.address_file));
+  LS_ASSIGN_OR_RETURN(address_file_, telemetry::AddressFile::Create(config_.address_file));
   if (config_.engine_in_place) {
-    std::map<std::string, EngineTargets*> targets;
+    std::map<std::string, targets::EngineTargets*> targets;
     for (const auto& [model, session] : sessions_) targets[model] = &session->targets();
-    LS_ASSIGN_OR_RETURN(engine_ranks_, TargetServer::Start(config_.engine_socket, std::move(targets)));
+    LS_ASSIGN_OR_RETURN(engine_ranks_, targets::TargetServer::Start(config_.engine_socket, std::move(targets)));
   }
-  LS_ASSIGN_OR_RETURN(server_, RpcServer::Create({.address = config_.listen.ToString(),
-                                                  .services = {&service_},
-                                                  .health_services = {kLiveness, kReadiness}}));
-  const HostPort address{config_.listen.host, static_cast<uint16_t>(server_->bound_port())};
-  Log(LogLevel::kInfo, "listening",
-      {{"grpc", address.ToString()}, {"root", config_.root}, {"agent", config_.agent.ToString()}});
+  LS_ASSIGN_OR_RETURN(server_, rpc::RpcServer::Create({.address = config_.listen.ToString(),
+                                                       .services = {&service_},
+                                                       .health_services = {kLiveness, kReadiness}}));
+  const net::HostPort address{config_.listen.host, static_cast<uint16_t>(server_->bound_port())};
+  telemetry::Log(telemetry::LogLevel::kInfo, "listening",
+                 {{"grpc", address.ToString()}, {"root", config_.root}, {"agent", config_.agent.ToString()}});
   return address_file_->Announce({{"grpc", address.ToString()}});
 }
 
-Status Receiver::Run(SignalWaiter& signals) {
+Status Receiver::Run(os::SignalWaiter& signals) {
   for (const auto& [model, session] : sessions_) session->Start();
   Tick();
-  NotifyReady();
+  os::NotifyReady();
   while (true) {
     const std::optional<int> signal = signals.Wait(kTick);
     if (signal == SIGTERM || signal == SIGINT) break;
-    if (signal == SIGHUP) Log(LogLevel::kInfo, "reload_ignored");
+    if (signal == SIGHUP) telemetry::Log(telemetry::LogLevel::kInfo, "reload_ignored");
     Tick();
   }
-  NotifyStopping();
-  Log(LogLevel::kInfo, "draining", {{"timeout_ms", config_.drain_timeout.count()}});
+  os::NotifyStopping();
+  telemetry::Log(telemetry::LogLevel::kInfo, "draining", {{"timeout_ms", config_.drain_timeout.count()}});
   std::atomic<bool> drained = false;
   std::thread drain([&] {
     Drain();
@@ -118,7 +119,7 @@ Status Receiver::Run(SignalWaiter& signals) {
     if (signal == SIGTERM || signal == SIGINT) ::_exit(0);
   }
   drain.join();
-  Log(LogLevel::kInfo, "stopped");
+  telemetry::Log(telemetry::LogLevel::kInfo, "stopped");
   return OkStatus();
 }
 
@@ -128,7 +129,7 @@ void Receiver::Tick() {
       std::all_of(sessions_.begin(), sessions_.end(), [](const auto& entry) { return entry.second->HoldsVersion(); });
   server_->SetServing(kLiveness, turning);
   server_->SetServing(kReadiness, ready);
-  if (turning) NotifyWatchdog();
+  if (turning) os::NotifyWatchdog();
 }
 
 bool Receiver::LoopsTurn() {
@@ -154,4 +155,4 @@ void Receiver::Drain() {
   server_->Drain(left());
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::receiver

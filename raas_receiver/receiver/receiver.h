@@ -17,7 +17,7 @@
 #include "raas_receiver/session/sync_feed.h"
 #include "raas_receiver/targets/target_server.h"
 
-namespace lockstep {
+namespace lockstep::receiver {
 
 class Receiver {
  public:
@@ -27,7 +27,7 @@ class Receiver {
   ~Receiver();
 
   // Follows the agent until SIGTERM or SIGINT, then drains. A second signal ends the process at once.
-  Status Run(SignalWaiter& signals);
+  Status Run(os::SignalWaiter& signals);
 
  private:
   explicit Receiver(ReceiverConfig config);
@@ -40,17 +40,17 @@ class Receiver {
   void Drain();
 
   const ReceiverConfig config_;
-  Timeline timeline_;
-  SyncFeed feed_;
+  telemetry::Timeline timeline_;
+  session::SyncFeed feed_;
   WorkerPool workers_;
-  IoThreads io_;
+  net::IoThreads io_;
   ReceiverService::Sessions sessions_;
   ReceiverService service_;
-  std::unique_ptr<TargetServer> engine_ranks_;
-  std::unique_ptr<RpcServer> server_;
-  std::unique_ptr<AddressFile> address_file_;
+  std::unique_ptr<targets::TargetServer> engine_ranks_;
+  std::unique_ptr<rpc::RpcServer> server_;
+  std::unique_ptr<telemetry::AddressFile> address_file_;
   std::shared_ptr<std::atomic<bool>> io_turned_;  // false while a heartbeat is on its way through the I/O threads
   std::chrono::steady_clock::time_point last_turn_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::receiver

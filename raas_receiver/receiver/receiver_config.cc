@@ -15,7 +15,7 @@
 #include "common/wire/frame.h"
 #include "raas_receiver/replica/replica_pair.h"
 
-namespace lockstep {
+namespace lockstep::receiver {
 namespace {
 
 namespace fs = std::filesystem;
@@ -59,20 +59,23 @@ std::string HostName() {
 }
 
 std::string VersionText() {
-  return Cat("raas_receiver ", kProjectVersion, " (", BuildRevision(), ") proto lockstep.v1, wire format ", kWireFormat,
-             ", payload format ", kPayloadFormat, ", replica state format ", kReplicaStateFormat);
+  return Cat("raas_receiver ", telemetry::kProjectVersion, " (", telemetry::BuildRevision(),
+             ") proto lockstep.v1, wire format ", wire::kWireFormat, ", payload format ", payload::kPayloadFormat,
+             ", replica state format ", replica::kReplicaStateFormat);
 }
 
-void AddEngineOptions(ConfigParser& parser, Written& to) {
-  const auto add = [&](const char* name, std::string* target, EngineOption option, const char* help) {
-    parser.Add(name, target, Cat("engine ", DriverKindNames(option), ": ", help));
+void AddEngineOptions(config::ConfigParser& parser, Written& to) {
+  const auto add = [&](const char* name, std::string* target, engines::EngineOption option, const char* help) {
+    parser.Add(name, target, Cat("engine ", engines::DriverKindNames(option), ": ", help));
   };
-  parser.Add("engine", &to.engine, Cat("who is notified of every version: ", DriverKindNames()));
-  add("hook", &to.hook, &EngineOptions::command,
+  parser.Add("engine", &to.engine, Cat("who is notified of every version: ", engines::DriverKindNames()));
+  add("hook", &to.hook, &engines::EngineOptions::command,
       "command run by /bin/sh after every commit, with LOCKSTEP_* variables");
-  add("engine-url", &to.engine_url, &EngineOptions::url, "the server, http://HOST:PORT");
-  add("engine-key-file", &to.engine_key_file, &EngineOptions::key_file, "file with the server's (admin) API key");
-  add("engine-pause-mode", &to.engine_pause_mode, &EngineOptions::pause_mode, "how requests in progress are paused");
+  add("engine-url", &to.engine_url, &engines::EngineOptions::url, "the server, http://HOST:PORT");
+  add("engine-key-file", &to.engine_key_file, &engines::EngineOptions::key_file,
+      "file with the server's (admin) API key");
+  add("engine-pause-mode", &to.engine_pause_mode, &engines::EngineOptions::pause_mode,
+      "how requests in progress are paused");
   parser.Add("engine-timeout-ms", &to.engine_timeout_ms, "time after which a call to the engine has failed");
   parser.Add("engine-load-timeout-ms", &to.engine_load_timeout_ms, "the same, of the call that reads a whole model");
   parser.Add("engine-attempts", &to.engine_attempts, "how often an engine is made to take one version");
@@ -83,7 +86,7 @@ void AddEngineOptions(ConfigParser& parser, Written& to) {
   parser.Add("engine-stage-bytes", &to.engine_stage_bytes, "memory for writes worked out before the engine is paused");
 }
 
-void AddOptions(ConfigParser& parser, Written& to) {
+void AddOptions(config::ConfigParser& parser, Written& to) {
   parser.Add("name", &to.name, "this receiver's name, shown by the agent (default: the host's)");
   parser.Add("agent", &to.agent, "the trainer agent's gRPC address, HOST:PORT");
   parser.Add("model", &to.models, "a model to follow; repeat for several");
@@ -116,7 +119,7 @@ Status CheckModels(const std::vector<std::string>& models) {
   if (models.empty()) return {ErrorCode::kUsage, "no model to follow; name at least one with --model NAME"};
   std::set<std::string> seen;
   for (const std::string& model : models) {
-    if (const Status status = CheckModelName(model); !status.ok()) return {ErrorCode::kConfig, status.message()};
+    if (const Status status = model::CheckModelName(model); !status.ok()) return {ErrorCode::kConfig, status.message()};
     if (!seen.insert(model).second) return {ErrorCode::kConfig, Cat("model ", model, " is named twice")};
   }
   return OkStatus();
@@ -143,8 +146,8 @@ Status CheckEngine(const Written& written, ReceiverConfig& config) {
                    .timeout = std::chrono::milliseconds(written.engine_timeout_ms),
                    .load_timeout = std::chrono::milliseconds(written.engine_load_timeout_ms),
                    .attempts = static_cast<int>(written.engine_attempts)};
-  config.engine.kind = MeantDriverKind(config.engine);
-  LS_ASSIGN_OR_RETURN(const auto driver, NewEngineDriver(config.engine));
+  config.engine.kind = engines::MeantDriverKind(config.engine);
+  LS_ASSIGN_OR_RETURN(const auto driver, engines::NewEngineDriver(config.engine));
   if (driver->controls_server() && written.models.size() > 1) {
     return {ErrorCode::kConfig,
             Cat("a ", driver->kind(), " server holds one model: run a receiver for each model that has one")};
@@ -166,10 +169,10 @@ Result<ReceiverConfig> Check(const Written& written) {
   ReceiverConfig config;
   LS_RETURN_IF_ERROR(CheckModels(written.models));
   LS_RETURN_IF_ERROR(CheckRanges(written));
-  const Result<HostPort> agent = ParseHostPort(written.agent);
+  const Result<net::HostPort> agent = net::ParseHostPort(written.agent);
   if (!agent.ok()) return Status(ErrorCode::kConfig, Cat("agent: ", agent.status().message()));
   config.agent = *agent;
-  LS_ASSIGN_OR_RETURN(config.listen, CheckListenAddress("listen", written.listen, written.allow_insecure_network));
+  LS_ASSIGN_OR_RETURN(config.listen, net::CheckListenAddress("listen", written.listen, written.allow_insecure_network));
   config.address_file = written.address_file;
   if (!written.assets.empty() && !fs::is_directory(written.assets)) {
     return Status(ErrorCode::kConfig, Cat("assets: ", written.assets, " is not a directory"));
@@ -195,14 +198,14 @@ Result<ReceiverConfig> Check(const Written& written) {
 
 Result<std::optional<ReceiverConfig>> ParseReceiverConfig(int argc, const char* const* argv) {
   Written written;
-  ConfigParser parser({.program = "raas_receiver",
-                       .about = "Keeps the replicas of an inference server in lock step with a trainer agent.",
-                       .version = VersionText()});
+  config::ConfigParser parser({.program = "raas_receiver",
+                               .about = "Keeps the replicas of an inference server in lock step with a trainer agent.",
+                               .version = VersionText()});
   AddOptions(parser, written);
-  LS_ASSIGN_OR_RETURN(const ParseOutcome outcome, parser.Parse(argc, argv));
-  if (outcome == ParseOutcome::kExit) return std::optional<ReceiverConfig>();
+  LS_ASSIGN_OR_RETURN(const config::ParseOutcome outcome, parser.Parse(argc, argv));
+  if (outcome == config::ParseOutcome::kExit) return std::optional<ReceiverConfig>();
   LS_ASSIGN_OR_RETURN(ReceiverConfig config, Check(written));
   return std::optional(std::move(config));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::receiver

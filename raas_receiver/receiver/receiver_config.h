@@ -12,21 +12,21 @@
 #include "common/net/host_port.h"
 #include "raas_receiver/engines/driver.h"
 
-namespace lockstep {
+namespace lockstep::receiver {
 
 struct ReceiverConfig {
   std::string name;
-  HostPort agent;
+  net::HostPort agent;
   std::vector<std::string> models;
   std::string root;    // absolute
   std::string assets;  // absolute, or empty
-  HostPort listen;
+  net::HostPort listen;
   std::string address_file;  // empty: none
   size_t lanes = 0;
   size_t threads = 0;
   bool follow = true;
   bool live = true;
-  EngineOptions engine;
+  engines::EngineOptions engine;
   bool engine_in_place = false;
   std::string engine_socket;  // absolute; empty: no rank can attach
   std::chrono::milliseconds engine_hold_timeout{0};
@@ -41,4 +41,4 @@ struct ReceiverConfig {
 // Nothing when --help and the like were answered: exit with 0. kUsage or kConfig names the setting and what it wants.
 Result<std::optional<ReceiverConfig>> ParseReceiverConfig(int argc, const char* const* argv);
 
-}  // namespace lockstep
+}  // namespace lockstep::receiver

@@ -6,16 +6,16 @@
 #include "common/telemetry/build_info.h"
 #include "common/wire/frame.h"
 
-namespace lockstep {
+namespace lockstep::receiver {
 namespace {
 
 constexpr std::chrono::milliseconds kDefaultPullTimeout = std::chrono::minutes(10);
 // How often a stream looks whether its caller has gone.
 constexpr std::chrono::milliseconds kCallerPoll{200};
 
-v1::VerifyResult ToProto(const VerifyReport& report) {
+v1::VerifyResult ToProto(const replica::VerifyReport& report) {
   v1::VerifyResult result;
-  *result.mutable_held() = lockstep::ToProto(report.held);
+  *result.mutable_held() = lockstep::session::ToProto(report.held);
   result.set_recorded_digest(ToBytes(report.recorded));
   result.set_computed_digest(ToBytes(report.computed));
   result.mutable_bad_blocks()->Add(report.bad_blocks.begin(), report.bad_blocks.end());
@@ -25,10 +25,11 @@ v1::VerifyResult ToProto(const VerifyReport& report) {
 
 }  // namespace
 
-ReceiverService::ReceiverService(std::string name, const Sessions& sessions, SyncFeed& feed, const Timeline& timeline)
+ReceiverService::ReceiverService(std::string name, const Sessions& sessions, session::SyncFeed& feed,
+                                 const telemetry::Timeline& timeline)
     : name_(std::move(name)), sessions_(sessions), feed_(feed), timeline_(timeline) {}
 
-Result<Session*> ReceiverService::Find(const std::string& model) const {
+Result<session::Session*> ReceiverService::Find(const std::string& model) const {
   const auto found = sessions_.find(model);
   if (found != sessions_.end()) return found->second.get();
   return Status(ErrorCode::kNotFound, Cat("receiver ", name_, " does not follow a model named \"", model, "\""));
@@ -37,10 +38,10 @@ Result<Session*> ReceiverService::Find(const std::string& model) const {
 grpc::Status ReceiverService::GetStatus(grpc::ServerContext*, const v1::ReceiverStatusRequest*,
                                         v1::ReceiverStatus* response) {
   v1::BuildInfo& build = *response->mutable_build();
-  build.set_version(std::string(kProjectVersion));
-  build.set_revision(std::string(BuildRevision()));
-  build.set_wire_format(kWireFormat);
-  build.set_payload_format(kPayloadFormat);
+  build.set_version(std::string(telemetry::kProjectVersion));
+  build.set_revision(std::string(telemetry::BuildRevision()));
+  build.set_wire_format(wire::kWireFormat);
+  build.set_payload_format(payload::kPayloadFormat);
   response->set_name(name_);
   response->set_draining(draining_);
   for (const auto& [model, session] : sessions_) *response->add_models() = session->Describe();
@@ -49,13 +50,13 @@ grpc::Status ReceiverService::GetStatus(grpc::ServerContext*, const v1::Receiver
 
 grpc::Status ReceiverService::Pull(grpc::ServerContext* context, const v1::PullRequest* request,
                                    v1::SyncRecord* response) {
-  const Result<Session*> session = Find(request->model());
-  if (!session.ok()) return ToGrpc(session.status());
+  const Result<session::Session*> session = Find(request->model());
+  if (!session.ok()) return rpc::ToGrpc(session.status());
   const auto timeout =
       request->timeout_ms() > 0 ? std::chrono::milliseconds(request->timeout_ms()) : kDefaultPullTimeout;
   Result<v1::SyncRecord> record =
       (*session)->Pull(request->force_full(), timeout, [context] { return context->IsCancelled(); });
-  if (!record.ok()) return ToGrpc(record.status());
+  if (!record.ok()) return rpc::ToGrpc(record.status());
   *response = *std::move(record);
   return grpc::Status::OK;
 }
@@ -63,7 +64,8 @@ grpc::Status ReceiverService::Pull(grpc::ServerContext* context, const v1::PullR
 grpc::Status ReceiverService::WatchSyncs(grpc::ServerContext* context, const v1::WatchSyncsRequest* request,
                                          grpc::ServerWriter<v1::SyncRecord>* writer) {
   if (!request->model().empty()) {
-    if (const Result<Session*> session = Find(request->model()); !session.ok()) return ToGrpc(session.status());
+    if (const Result<session::Session*> session = Find(request->model()); !session.ok())
+      return rpc::ToGrpc(session.status());
   }
   const auto subscription = feed_.Subscribe(request->model());
   while (!context->IsCancelled() && !subscription->closed()) {
@@ -75,20 +77,20 @@ grpc::Status ReceiverService::WatchSyncs(grpc::ServerContext* context, const v1:
 
 grpc::Status ReceiverService::Rollback(grpc::ServerContext* context, const v1::RollbackRequest* request,
                                        v1::ReceiverModel* response) {
-  const Result<Session*> session = Find(request->model());
-  if (!session.ok()) return ToGrpc(session.status());
+  const Result<session::Session*> session = Find(request->model());
+  if (!session.ok()) return rpc::ToGrpc(session.status());
   Result<v1::ReceiverModel> model = (*session)->Rollback([context] { return context->IsCancelled(); });
-  if (!model.ok()) return ToGrpc(model.status());
+  if (!model.ok()) return rpc::ToGrpc(model.status());
   *response = *std::move(model);
   return grpc::Status::OK;
 }
 
 grpc::Status ReceiverService::Verify(grpc::ServerContext* context, const v1::ReceiverVerifyRequest* request,
                                      v1::VerifyResult* response) {
-  const Result<Session*> session = Find(request->model());
-  if (!session.ok()) return ToGrpc(session.status());
-  const Result<VerifyReport> report = (*session)->Verify();
-  if (!report.ok()) return ToGrpc(report.status());
+  const Result<session::Session*> session = Find(request->model());
+  if (!session.ok()) return rpc::ToGrpc(session.status());
+  const Result<replica::VerifyReport> report = (*session)->Verify();
+  if (!report.ok()) return rpc::ToGrpc(report.status());
   *response = ToProto(*report);
   const Status engines = (*session)->VerifyEngines([context] { return context->IsCancelled(); });
   if (!engines.ok()) response->set_engine_error(engines.ToString());
@@ -97,10 +99,10 @@ grpc::Status ReceiverService::Verify(grpc::ServerContext* context, const v1::Rec
 
 grpc::Status ReceiverService::GetReceiverLayout(grpc::ServerContext*, const v1::GetReceiverLayoutRequest* request,
                                                 v1::Layout* response) {
-  const Result<Session*> session = Find(request->model());
-  if (!session.ok()) return ToGrpc(session.status());
+  const Result<session::Session*> session = Find(request->model());
+  if (!session.ok()) return rpc::ToGrpc(session.status());
   const auto layout = (*session)->layout();
-  if (!layout.ok()) return ToGrpc(layout.status());
+  if (!layout.ok()) return rpc::ToGrpc(layout.status());
   response->set_digest(ToBytes((*layout)->digest()));
   response->set_encoded(std::string(AsText((*layout)->encoded())));
   return grpc::Status::OK;
@@ -110,8 +112,8 @@ grpc::Status ReceiverService::GetTimeline(grpc::ServerContext*, const v1::Timeli
                                           v1::TimelineSpans* response) {
   response->set_daemon("raas_receiver");
   response->set_name(name_);
-  ReportTimeline(&timeline_, *request, *response);
+  telemetry::ReportTimeline(&timeline_, *request, *response);
   return grpc::Status::OK;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::receiver

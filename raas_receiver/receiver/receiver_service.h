@@ -9,15 +9,16 @@
 #include "proto/lockstep/v1/receiver.grpc.pb.h"
 #include "raas_receiver/session/session.h"
 
-namespace lockstep {
+namespace lockstep::receiver {
 
 // Thread-safe, as gRPC calls it.
 class ReceiverService final : public v1::RaasReceiver::Service {
  public:
-  using Sessions = std::map<std::string, std::unique_ptr<Session>>;  // by model
+  using Sessions = std::map<std::string, std::unique_ptr<session::Session>>;  // by model
 
   // `sessions`, `feed` and `timeline` outlive the service; the map does not change.
-  ReceiverService(std::string name, const Sessions& sessions, SyncFeed& feed, const Timeline& timeline);
+  ReceiverService(std::string name, const Sessions& sessions, session::SyncFeed& feed,
+                  const telemetry::Timeline& timeline);
 
   // Status says so from now on.
   void SetDraining() { draining_ = true; }
@@ -37,13 +38,13 @@ class ReceiverService final : public v1::RaasReceiver::Service {
                            v1::TimelineSpans* response) override;
 
  private:
-  Result<Session*> Find(const std::string& model) const;
+  Result<session::Session*> Find(const std::string& model) const;
 
   const std::string name_;
   const Sessions& sessions_;
-  SyncFeed& feed_;
-  const Timeline& timeline_;
+  session::SyncFeed& feed_;
+  const telemetry::Timeline& timeline_;
   std::atomic<bool> draining_ = false;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::receiver

@@ -8,14 +8,14 @@
 #include "common/model/manifest.h"
 #include "common/payload/block_apply.h"
 
-namespace lockstep {
+namespace lockstep::replica {
 namespace {
 
 // Blocks that some step of the chain has an entry for, rising.
-std::vector<BlockIndex> TouchedBlocks(const ModelLayout& layout, ChainView chain) {
+std::vector<BlockIndex> TouchedBlocks(const model::ModelLayout& layout, payload::ChainView chain) {
   std::vector<bool> touched(layout.block_count());
   for (const auto& step : chain) {
-    for (const PayloadEntry& entry : step->entries()) touched[entry.block] = true;
+    for (const payload::PayloadEntry& entry : step->entries()) touched[entry.block] = true;
   }
   std::vector<BlockIndex> blocks;
   for (BlockIndex block = 0; block < layout.block_count(); ++block) {
@@ -25,11 +25,11 @@ std::vector<BlockIndex> TouchedBlocks(const ModelLayout& layout, ChainView chain
 }
 
 // False when the block's bytes are not what its last entry promises.
-bool ApplyToBlock(ChainView chain, BlockIndex block, Version version, std::span<std::byte> bytes) {
-  thread_local std::vector<EntryData> entries;
-  FindEntries(chain, block, version, entries);
+bool ApplyToBlock(payload::ChainView chain, BlockIndex block, Version version, std::span<std::byte> bytes) {
+  thread_local std::vector<payload::EntryData> entries;
+  payload::FindEntries(chain, block, version, entries);
   if (entries.empty()) return true;
-  const Result<uint64_t> hash = ApplyEntries(entries, bytes);
+  const Result<uint64_t> hash = payload::ApplyEntries(entries, bytes);
   return hash.ok() && *hash == entries.back().entry->target_hash;
 }
 
@@ -49,17 +49,18 @@ std::vector<BlockIndex> FailedBlocks(const std::vector<BlockIndex>& blocks, cons
 
 }  // namespace
 
-std::vector<uint64_t> HashesAfter(ChainView chain, const BlockVersions& versions, std::vector<uint64_t> hashes) {
+std::vector<uint64_t> HashesAfter(payload::ChainView chain, const BlockVersions& versions,
+                                  std::vector<uint64_t> hashes) {
   for (const auto& step : chain) {
-    for (const PayloadEntry& entry : step->entries()) {
+    for (const payload::PayloadEntry& entry : step->entries()) {
       if (step->base().version >= versions.of(entry.block)) hashes[entry.block] = entry.target_hash;
     }
   }
   return hashes;
 }
 
-std::vector<BlockIndex> ApplyChain(const ModelLayout& layout, ChainView chain, const BlockVersions& versions,
-                                   std::span<std::byte> data, WorkerPool& pool) {
+std::vector<BlockIndex> ApplyChain(const model::ModelLayout& layout, payload::ChainView chain,
+                                   const BlockVersions& versions, std::span<std::byte> data, WorkerPool& pool) {
   const std::vector<BlockIndex> touched = TouchedBlocks(layout, chain);
   const auto apply = [&](BlockIndex block) {
     const ByteRange range = layout.block_range(block);
@@ -68,7 +69,7 @@ std::vector<BlockIndex> ApplyChain(const ModelLayout& layout, ChainView chain, c
   return FailedBlocks(touched, apply, pool);
 }
 
-std::vector<BlockIndex> CopyBlocks(const ModelLayout& layout, std::span<const uint64_t> hashes,
+std::vector<BlockIndex> CopyBlocks(const model::ModelLayout& layout, std::span<const uint64_t> hashes,
                                    std::span<const std::byte> from, std::span<std::byte> to, WorkerPool& pool) {
   std::vector<BlockIndex> all(layout.block_count());
   std::iota(all.begin(), all.end(), 0);
@@ -76,18 +77,18 @@ std::vector<BlockIndex> CopyBlocks(const ModelLayout& layout, std::span<const ui
     const ByteRange range = layout.block_range(block);
     const std::span<std::byte> copied = to.subspan(range.offset, range.bytes);
     std::memcpy(copied.data(), from.data() + range.offset, range.bytes);
-    return BlockHash(copied) == hashes[block];
+    return model::BlockHash(copied) == hashes[block];
   };
   return FailedBlocks(all, copy, pool);
 }
 
-std::vector<uint64_t> HashBlocks(const ModelLayout& layout, std::span<const std::byte> data, WorkerPool& pool) {
+std::vector<uint64_t> HashBlocks(const model::ModelLayout& layout, std::span<const std::byte> data, WorkerPool& pool) {
   std::vector<uint64_t> hashes(layout.block_count());
   pool.ParallelFor(hashes.size(), [&](size_t i) {
     const ByteRange range = layout.block_range(static_cast<BlockIndex>(i));
-    hashes[i] = BlockHash(data.subspan(range.offset, range.bytes));
+    hashes[i] = model::BlockHash(data.subspan(range.offset, range.bytes));
   });
   return hashes;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::replica

@@ -13,7 +13,7 @@
 #include "common/model/layout.h"
 #include "common/payload/payload.h"
 
-namespace lockstep {
+namespace lockstep::replica {
 
 // Which steps of a chain a block takes: those whose base is at or after the version that the block is of.
 struct BlockVersions {
@@ -24,20 +24,21 @@ struct BlockVersions {
 };
 
 // The block hashes that `chain` promises for blocks that now have `hashes` and are of `versions`.
-std::vector<uint64_t> HashesAfter(ChainView chain, const BlockVersions& versions, std::vector<uint64_t> hashes);
+std::vector<uint64_t> HashesAfter(payload::ChainView chain, const BlockVersions& versions,
+                                  std::vector<uint64_t> hashes);
 
 // Applies `chain` in place to `data`, a whole data section of `layout`. Answers the blocks, rising, whose bytes
 // afterwards do not have the promised hash; they are damaged and must be replaced in full. REQUIRES data.size() ==
 // layout.data_bytes().
-std::vector<BlockIndex> ApplyChain(const ModelLayout& layout, ChainView chain, const BlockVersions& versions,
-                                   std::span<std::byte> data, WorkerPool& pool);
+std::vector<BlockIndex> ApplyChain(const model::ModelLayout& layout, payload::ChainView chain,
+                                   const BlockVersions& versions, std::span<std::byte> data, WorkerPool& pool);
 
 // Copies every block of `layout` from one data section to another. Answers the blocks, rising, whose copy does not have
 // its hash of `hashes`. REQUIRES both to be of layout.data_bytes(), and a hash for each block.
-std::vector<BlockIndex> CopyBlocks(const ModelLayout& layout, std::span<const uint64_t> hashes,
+std::vector<BlockIndex> CopyBlocks(const model::ModelLayout& layout, std::span<const uint64_t> hashes,
                                    std::span<const std::byte> from, std::span<std::byte> to, WorkerPool& pool);
 
 // The hash of every block of `data`, as it is now. REQUIRES data.size() == layout.data_bytes().
-std::vector<uint64_t> HashBlocks(const ModelLayout& layout, std::span<const std::byte> data, WorkerPool& pool);
+std::vector<uint64_t> HashBlocks(const model::ModelLayout& layout, std::span<const std::byte> data, WorkerPool& pool);
 
-}  // namespace lockstep
+}  // namespace lockstep::replica

@@ -4,7 +4,7 @@
 
 #include "raas_receiver/replica/test_model.h"
 
-namespace lockstep {
+namespace lockstep::replica {
 namespace {
 
 struct Fixture {
@@ -14,7 +14,7 @@ struct Fixture {
   explicit Fixture(int versions) {
     for (int i = 0; i < versions; ++i) model.Advance();
   }
-  std::vector<BlockIndex> Apply(const DeltaChain& chain, const BlockVersions& versions, Bytes& data) {
+  std::vector<BlockIndex> Apply(const payload::DeltaChain& chain, const BlockVersions& versions, Bytes& data) {
     return ApplyChain(*model.layout(), chain, versions, data, pool);
   }
 };
@@ -38,7 +38,7 @@ TEST_CASE("The hashes promised by a chain are those of its target") {
 
 TEST_CASE("Blocks of several versions are all brought to one, each by the steps from its own") {
   Fixture fixture(5);
-  const ModelLayout& layout = *fixture.model.layout();
+  const model::ModelLayout& layout = *fixture.model.layout();
   Bytes data(layout.data_bytes());
   std::vector<Version> versions;
   std::vector<uint64_t> hashes;
@@ -46,9 +46,9 @@ TEST_CASE("Blocks of several versions are all brought to one, each by the steps 
     versions.push_back(2 + block % 4);
     const ByteView bytes = fixture.model.block_of(versions.back(), block);
     std::copy(bytes.begin(), bytes.end(), data.begin() + static_cast<ptrdiff_t>(layout.block_range(block).offset));
-    hashes.push_back(BlockHash(bytes));
+    hashes.push_back(model::BlockHash(bytes));
   }
-  const DeltaChain chain = fixture.model.Chain(2, 5);
+  const payload::DeltaChain chain = fixture.model.Chain(2, 5);
   CHECK(HashesAfter(chain, BlockVersions{0, &versions}, hashes) == fixture.model.manifest(5).block_hashes);
   CHECK(fixture.Apply(chain, BlockVersions{0, &versions}, data).empty());
   CHECK(data == fixture.model.data(5));
@@ -56,7 +56,7 @@ TEST_CASE("Blocks of several versions are all brought to one, each by the steps 
 
 TEST_CASE("A block that was damaged before, and that a delta touches, is named; the others come out right") {
   Fixture fixture(2);
-  const DeltaChain chain = fixture.model.Chain(1, 2);
+  const payload::DeltaChain chain = fixture.model.Chain(1, 2);
   const BlockIndex victim = chain[0]->entries()[1].block;
   const ByteRange range = fixture.model.layout()->block_range(victim);
   Bytes data = fixture.model.data(1);
@@ -69,17 +69,18 @@ TEST_CASE("A block that was damaged before, and that a delta touches, is named; 
 
 TEST_CASE("A delta whose coded bytes are damaged names its block, and what is after it is not taken for whole") {
   Fixture fixture(3);
-  const std::vector<DeltaBlock> good = fixture.model.DeltaBlocks(1, 2);
+  const std::vector<payload::DeltaBlock> good = fixture.model.DeltaBlocks(1, 2);
   for (size_t at = 0; at < good.size(); ++at) {
-    std::vector<DeltaBlock> blocks = good;
+    std::vector<payload::DeltaBlock> blocks = good;
     blocks[at].data.resize(blocks[at].data.size() / 2);
-    const PayloadIdentity identity{fixture.model.run(), 1, 2, {}, {}, 1, 0};
-    const DeltaChain chain{*Payload::Assemble(*fixture.model.layout(), identity, blocks), fixture.model.Delta(2, 3)};
+    const payload::PayloadIdentity identity{fixture.model.run(), 1, 2, {}, {}, 1, 0};
+    const payload::DeltaChain chain{*payload::Payload::Assemble(*fixture.model.layout(), identity, blocks),
+                                    fixture.model.Delta(2, 3)};
     Bytes data = fixture.model.data(1);
     std::vector<BlockIndex> expected{good[at].block};
     // A whole block in the second step replaces the damage.
-    const PayloadEntry* later = chain[1]->Find(good[at].block);
-    if (later != nullptr && later->codec == static_cast<uint8_t>(Codec::kRaw)) expected.clear();
+    const payload::PayloadEntry* later = chain[1]->Find(good[at].block);
+    if (later != nullptr && later->codec == static_cast<uint8_t>(payload::Codec::kRaw)) expected.clear();
     CHECK(fixture.Apply(chain, BlockVersions{1}, data) == expected);
   }
 }
@@ -91,4 +92,4 @@ TEST_CASE("An empty chain changes nothing") {
   CHECK(data == fixture.model.data(1));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::replica

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-namespace lockstep {
+namespace lockstep::replica {
 
-void KeptDeltas::Add(const DeltaChain& steps, const Held& base) {
+void KeptDeltas::Add(const payload::DeltaChain& steps, const Held& base) {
   const bool follows = !steps.empty() && !chain_.empty() && chain_.back()->target() == base;
   if (!follows || !keep_older_) chain_.clear();  // both replicas have now what was kept
   chain_.insert(chain_.end(), steps.begin(), steps.end());
@@ -16,10 +16,10 @@ void KeptDeltas::Add(const DeltaChain& steps, const Held& base) {
   chain_.erase(chain_.begin(), oldest);
 }
 
-DeltaChain KeptDeltas::Between(const Held& from, const Held& to) const {
+payload::DeltaChain KeptDeltas::Between(const Held& from, const Held& to) const {
   const auto first = std::find_if(chain_.begin(), chain_.end(), [&](const auto& step) { return step->base() == from; });
   const auto last = std::find_if(first, chain_.end(), [&](const auto& step) { return step->target() == to; });
-  return last == chain_.end() ? DeltaChain() : DeltaChain(first, last + 1);
+  return last == chain_.end() ? payload::DeltaChain() : payload::DeltaChain(first, last + 1);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::replica

@@ -6,7 +6,7 @@
 #include "common/base/ids.h"
 #include "common/payload/payload.h"
 
-namespace lockstep {
+namespace lockstep::replica {
 
 // One consecutive chain, the newest of it within a byte budget. Not thread-safe.
 class KeptDeltas {
@@ -15,15 +15,15 @@ class KeptDeltas {
   KeptDeltas(uint64_t max_bytes, bool keep_older) : max_bytes_(max_bytes), keep_older_(keep_older) {}
 
   // `steps` led from `base` to the version committed last; none after a full pull.
-  void Add(const DeltaChain& steps, const Held& base);
+  void Add(const payload::DeltaChain& steps, const Held& base);
 
   // From the one version to the other, oldest first. Empty: not all of them are at hand.
-  DeltaChain Between(const Held& from, const Held& to) const;
+  payload::DeltaChain Between(const Held& from, const Held& to) const;
 
  private:
   const uint64_t max_bytes_;
   const bool keep_older_;
-  DeltaChain chain_;
+  payload::DeltaChain chain_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::replica

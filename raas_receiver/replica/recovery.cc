@@ -7,7 +7,7 @@
 #include "common/base/text.h"
 #include "raas_receiver/replica/apply.h"
 
-namespace lockstep {
+namespace lockstep::replica {
 namespace {
 
 // The replica that the state claims; an error says why the claim does not hold.
@@ -36,7 +36,7 @@ Replica Load(std::string path, std::string state_path, WorkerPool& pool) {
 // Finds `replica` among the published `names`, or publishes it. `taken` is the other replica's name.
 Status Publish(Replica& replica, const std::vector<std::string>& names, const std::string& taken, VersionTree& tree) {
   if (!replica.whole) return OkStatus();
-  const ModelLayout& layout = *replica.whole->layout;
+  const model::ModelLayout& layout = *replica.whole->layout;
   const auto found = std::find_if(names.begin(), names.end(),
                                   [&](const std::string& name) { return tree.Publishes(name, replica.path, layout); });
   if (found != names.end()) {
@@ -85,4 +85,4 @@ Result<ReplicasAtStart> RecoverReplicas(const ReplicaDirectory& directory, Versi
   return found;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::replica

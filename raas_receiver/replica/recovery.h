@@ -13,7 +13,7 @@
 #include "raas_receiver/replica/state_file.h"
 #include "raas_receiver/replica/tree.h"
 
-namespace lockstep {
+namespace lockstep::replica {
 
 struct Replica {
   std::string path;
@@ -32,4 +32,4 @@ struct ReplicasAtStart {
 // are published, everything else that `tree` shows is withdrawn, and `current` names a whole version, or is gone.
 Result<ReplicasAtStart> RecoverReplicas(const ReplicaDirectory& directory, VersionTree& tree, WorkerPool& pool);
 
-}  // namespace lockstep
+}  // namespace lockstep::replica

@@ -11,7 +11,7 @@
 
 #include "raas_receiver/replica/replica_fixture.h"
 
-namespace lockstep {
+namespace lockstep::replica {
 namespace {
 
 namespace fs = std::filesystem;
@@ -177,4 +177,4 @@ TEST_CASE("A file that has another link is replaced") {
   CHECK(ReplicaFixture::FileBytes(fixture.root.File("kept")) == ReplicaFixture::Image(fixture.model, 1));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::replica

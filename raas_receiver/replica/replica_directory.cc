@@ -12,13 +12,13 @@
 #include "common/base/text.h"
 #include "common/os/file.h"
 
-namespace lockstep {
+namespace lockstep::replica {
 
 Result<ReplicaDirectory> ReplicaDirectory::Open(const std::string& root, const std::string& model) {
-  LS_RETURN_IF_ERROR(MakeDirs(root));
-  LS_RETURN_IF_ERROR(CheckWritableDir(root));
+  LS_RETURN_IF_ERROR(os::MakeDirs(root));
+  LS_RETURN_IF_ERROR(os::CheckWritableDir(root));
   ReplicaDirectory directory(Cat(root, "/", model));
-  LS_RETURN_IF_ERROR(MakeDirs(directory.scratch_, 0755));
+  LS_RETURN_IF_ERROR(os::MakeDirs(directory.scratch_, 0755));
   LS_RETURN_IF_ERROR(directory.Lock());
   LS_RETURN_IF_ERROR(directory.Sweep());
   return directory;
@@ -35,7 +35,7 @@ std::string ReplicaDirectory::StatePath(size_t index) const {
 Status ReplicaDirectory::Lock() {
   if (::chmod(scratch_.c_str(), 0700) != 0) return ErrnoStatus(errno, Cat("chmod ", scratch_));
   const std::string path = Cat(scratch_, "/lock");
-  lock_ = UniqueFd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  lock_ = os::UniqueFd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!lock_.valid()) return ErrnoStatus(errno, Cat("open ", path));
   if (::flock(lock_.get(), LOCK_EX | LOCK_NB) == 0) return OkStatus();
   if (errno != EWOULDBLOCK) return ErrnoStatus(errno, Cat("lock ", path));
@@ -48,14 +48,14 @@ Status ReplicaDirectory::Sweep() const {
                                    StatePath(0),       ReplicaPath(1), StatePath(1)};
   std::error_code error;
   for (fs::directory_iterator it(scratch_, error), end; !error && it != end; it.increment(error)) {
-    if (!ours.contains(it->path().string())) LS_RETURN_IF_ERROR(RemoveTree(it->path().string()));
+    if (!ours.contains(it->path().string())) LS_RETURN_IF_ERROR(os::RemoveTree(it->path().string()));
   }
   if (error) return ErrnoStatus(error.value(), Cat("read ", scratch_));
   return OkStatus();
 }
 
 Held ReplicaDirectory::served() const {
-  const Result<std::string> text = ReadFile(ServedPath());
+  const Result<std::string> text = os::ReadFile(ServedPath());
   std::string run;
   Version version = 0;
   if (!text.ok() || !(std::istringstream(*text) >> run >> version)) return {};
@@ -64,7 +64,7 @@ Held ReplicaDirectory::served() const {
 }
 
 Status ReplicaDirectory::MarkServed(const Held& held) const {
-  return WriteFileAtomic(ServedPath(), Cat(ToHex(held.run), " ", held.version, "\n"), 0600);
+  return os::WriteFileAtomic(ServedPath(), Cat(ToHex(held.run), " ", held.version, "\n"), 0600);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::replica

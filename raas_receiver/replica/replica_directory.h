@@ -8,7 +8,7 @@
 #include "common/base/status.h"
 #include "common/os/unique_fd.h"
 
-namespace lockstep {
+namespace lockstep::replica {
 
 // Owns the directory for as long as it lives. Move-only. Not thread-safe.
 class ReplicaDirectory {
@@ -35,7 +35,7 @@ class ReplicaDirectory {
 
   std::string path_;
   std::string scratch_;
-  UniqueFd lock_;
+  os::UniqueFd lock_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::replica

@@ -13,7 +13,7 @@
 #include "common/base/text.h"
 #include "common/model/safetensors.h"
 
-namespace lockstep {
+namespace lockstep::replica {
 namespace {
 
 constexpr std::chrono::milliseconds kClaimPoll{5};
@@ -21,11 +21,11 @@ constexpr uint64_t kWarmPiece = 8 << 20;
 
 }  // namespace
 
-Result<ReplicaFile> ReplicaFile::Create(const std::string& path, std::shared_ptr<const ModelLayout> layout) {
+Result<ReplicaFile> ReplicaFile::Create(const std::string& path, std::shared_ptr<const model::ModelLayout> layout) {
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, Cat("remove ", path));
-  const Bytes header = SafetensorsHeader(*layout);
+  const Bytes header = model::SafetensorsHeader(*layout);
   ReplicaFile file;
-  LS_ASSIGN_OR_RETURN(file.segment_, CreateTmpfsSegment(path, ImageBytes(*layout)));
+  LS_ASSIGN_OR_RETURN(file.segment_, os::CreateTmpfsSegment(path, model::ImageBytes(*layout)));
   // Engines often run as another user; they reach the file by its published name only.
   if (::fchmod(file.segment_.fd(), 0644) != 0) return ErrnoStatus(errno, Cat("chmod ", path));
   std::copy(header.begin(), header.end(), file.segment_.data());
@@ -34,10 +34,10 @@ Result<ReplicaFile> ReplicaFile::Create(const std::string& path, std::shared_ptr
   return file;
 }
 
-Result<ReplicaFile> ReplicaFile::Open(const std::string& path, std::shared_ptr<const ModelLayout> layout) {
-  const Bytes header = SafetensorsHeader(*layout);
+Result<ReplicaFile> ReplicaFile::Open(const std::string& path, std::shared_ptr<const model::ModelLayout> layout) {
+  const Bytes header = model::SafetensorsHeader(*layout);
   ReplicaFile file;
-  LS_ASSIGN_OR_RETURN(file.segment_, OpenSegment(path, ImageBytes(*layout), Access::kReadWrite));
+  LS_ASSIGN_OR_RETURN(file.segment_, os::OpenSegment(path, model::ImageBytes(*layout), os::Access::kReadWrite));
   if (!std::equal(header.begin(), header.end(), file.segment_.data())) {
     return Status(ErrorCode::kCorrupt, Cat(path, " does not begin with the safetensors header of its layout"));
   }
@@ -91,4 +91,4 @@ void ReplicaFile::Release() {
   if (segment_.valid()) (void)::fcntl(segment_.fd(), F_SETLEASE, F_UNLCK);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::replica

@@ -17,7 +17,7 @@
 #include "common/model/layout.h"
 #include "common/os/segment.h"
 
-namespace lockstep {
+namespace lockstep::replica {
 
 // Move-only. Not thread-safe, but the bytes may be written by many threads while the file is claimed.
 class ReplicaFile {
@@ -26,12 +26,12 @@ class ReplicaFile {
 
   // A new file in place of whatever is at `path`, its space reserved and its safetensors header written.
   // kResourceExhausted, naming size and room, when it does not fit.
-  static Result<ReplicaFile> Create(const std::string& path, std::shared_ptr<const ModelLayout> layout);
+  static Result<ReplicaFile> Create(const std::string& path, std::shared_ptr<const model::ModelLayout> layout);
   // The file at `path`. kCorrupt when its size or safetensors header is not the layout's.
-  static Result<ReplicaFile> Open(const std::string& path, std::shared_ptr<const ModelLayout> layout);
+  static Result<ReplicaFile> Open(const std::string& path, std::shared_ptr<const model::ModelLayout> layout);
 
   bool valid() const { return segment_.valid(); }
-  const std::shared_ptr<const ModelLayout>& layout() const { return layout_; }
+  const std::shared_ptr<const model::ModelLayout>& layout() const { return layout_; }
   std::span<std::byte> data() const { return segment_.span().subspan(header_bytes_); }
   std::span<std::byte> block(BlockIndex block) const;
 
@@ -48,10 +48,10 @@ class ReplicaFile {
  private:
   bool TryClaim();
 
-  MappedSegment segment_;
-  std::shared_ptr<const ModelLayout> layout_;
+  os::MappedSegment segment_;
+  std::shared_ptr<const model::ModelLayout> layout_;
   uint64_t header_bytes_ = 0;
   uint64_t cold_from_ = 0;  // bytes before have been warmed, or come from an existing file
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::replica

@@ -15,10 +15,10 @@
 #include "raas_receiver/replica/replica_pair.h"
 #include "raas_receiver/replica/test_model.h"
 
-namespace lockstep {
+namespace lockstep::replica {
 
 struct ReplicaFixture {
-  TempDir root{"/dev/shm"};
+  os::TempDir root{"/dev/shm"};
   TestModel model;
   WorkerPool pool{2};
   ReplicaOptions options{.root = root.path(),
@@ -53,7 +53,7 @@ struct ReplicaFixture {
     return pair.Commit(of.manifest(version), static_cast<int64_t>(version), {});
   }
   static Status TryDelta(ReplicaPair& pair, const TestModel& of, Version version) {
-    const DeltaChain chain = of.Chain(pair.current().held.version, version);
+    const payload::DeltaChain chain = of.Chain(pair.current().held.version, version);
     LS_ASSIGN_OR_RETURN(const auto damaged, pair.BringForward(chain));
     if (!damaged.empty()) return {ErrorCode::kCorrupt, "damaged"};
     return pair.Commit(of.manifest(version), static_cast<int64_t>(version), chain);
@@ -84,7 +84,7 @@ struct ReplicaFixture {
   }
 
   static Bytes Image(const TestModel& of, Version version) {
-    Bytes image = SafetensorsHeader(*of.layout());
+    Bytes image = model::SafetensorsHeader(*of.layout());
     AppendBytes(image, of.data(version));
     return image;
   }
@@ -123,4 +123,4 @@ struct ReplicaFixture {
   }
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::replica

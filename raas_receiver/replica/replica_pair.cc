@@ -8,7 +8,7 @@
 #include "common/base/text.h"
 #include "common/model/model_name.h"
 
-namespace lockstep {
+namespace lockstep::replica {
 namespace {
 
 constexpr uint64_t kWarmStep = 64 << 20;
@@ -16,7 +16,7 @@ constexpr uint64_t kWarmStep = 64 << 20;
 }  // namespace
 
 Result<std::unique_ptr<ReplicaPair>> ReplicaPair::Open(ReplicaOptions options, WorkerPool& pool) {
-  LS_RETURN_IF_ERROR(CheckModelName(options.model));
+  LS_RETURN_IF_ERROR(model::CheckModelName(options.model));
   LS_ASSIGN_OR_RETURN(ReplicaDirectory directory, ReplicaDirectory::Open(options.root, options.model));
   VersionTree tree(directory.path(), directory.scratch(), options.assets);
   LS_ASSIGN_OR_RETURN(ReplicasAtStart start, RecoverReplicas(directory, tree, pool));
@@ -62,15 +62,15 @@ Result<VerifyReport> ReplicaPair::Verify() const {
 
   const std::vector<uint64_t> hashes = HashBlocks(*state.layout, replica.file.data(), pool_);
   VerifyReport report{
-      state.manifest.held, state.manifest.digest, ComputeManifestDigest(state.layout->digest(), hashes), {}, {}};
+      state.manifest.held, state.manifest.digest, model::ComputeManifestDigest(state.layout->digest(), hashes), {}, {}};
   for (BlockIndex block = 0; block < hashes.size(); ++block) {
     if (hashes[block] != state.manifest.block_hashes[block]) report.bad_blocks.push_back(block);
   }
-  report.bad_tensors = TensorsInBlocks(*state.layout, report.bad_blocks);
+  report.bad_tensors = model::TensorsInBlocks(*state.layout, report.bad_blocks);
   return report;
 }
 
-Status ReplicaPair::Allocate(const std::shared_ptr<const ModelLayout>& layout) {
+Status ReplicaPair::Allocate(const std::shared_ptr<const model::ModelLayout>& layout) {
   // Memory taken for a layout that never came to a version makes room.
   for (Replica& replica : replicas_) {
     const bool unused = replica.file.valid() && !replica.whole;
@@ -94,7 +94,7 @@ bool ReplicaPair::WarmTarget() {
   return current_ >= 0 && target().file.valid() && target().file.Warm(kWarmStep, pool_);
 }
 
-Status ReplicaPair::MakeWritable(const std::shared_ptr<const ModelLayout>& layout, bool& content_kept) {
+Status ReplicaPair::MakeWritable(const std::shared_ptr<const model::ModelLayout>& layout, bool& content_kept) {
   EndWriting();  // an attempt that failed before may have left its claim
   Replica& replica = target();
   if (!replica.name.empty()) LS_RETURN_IF_ERROR(tree_.Withdraw(replica.name));
@@ -121,9 +121,9 @@ Status ReplicaPair::MakeWritable(const std::shared_ptr<const ModelLayout>& layou
   return OkStatus();
 }
 
-Result<std::vector<BlockIndex>> ReplicaPair::BringForward(DeltaChain steps) {
+Result<std::vector<BlockIndex>> ReplicaPair::BringForward(payload::DeltaChain steps) {
   const ReplicaState& base = *replicas_[current_].whole;
-  DeltaChain chain;
+  payload::DeltaChain chain;
   if (target().whole) chain = kept_.Between(target().whole->manifest.held, base.manifest.held);
   const bool reaches = !chain.empty();
   Version from = reaches ? chain.front()->base().version : base.manifest.held.version;
@@ -147,17 +147,17 @@ Result<std::vector<BlockIndex>> ReplicaPair::BringForward(DeltaChain steps) {
   return bad;
 }
 
-Status ReplicaPair::BeginFull(const std::shared_ptr<const ModelLayout>& layout) {
+Status ReplicaPair::BeginFull(const std::shared_ptr<const model::ModelLayout>& layout) {
   bool content_kept = false;
   return MakeWritable(layout, content_kept);
 }
 
-std::vector<BlockIndex> ReplicaPair::CatchUp(const DeltaChain& steps, const std::vector<Version>& versions) {
+std::vector<BlockIndex> ReplicaPair::CatchUp(const payload::DeltaChain& steps, const std::vector<Version>& versions) {
   const ReplicaFile& file = target().file;
   return ApplyChain(*file.layout(), steps, BlockVersions{0, &versions}, file.data(), pool_);
 }
 
-Status ReplicaPair::Commit(Manifest manifest, int64_t committed_unix_ns, const DeltaChain& steps) {
+Status ReplicaPair::Commit(model::Manifest manifest, int64_t committed_unix_ns, const payload::DeltaChain& steps) {
   Replica& replica = target();
   const Held base = current_ < 0 ? Held() : replicas_[current_].whole->manifest.held;
   ReplicaState state{replica.file.layout(), std::move(manifest), committed_unix_ns};
@@ -211,8 +211,8 @@ std::span<const std::byte> ReplicaPair::previous_data() const {
   return current_ < 0 || !target().whole ? std::span<std::byte>() : target().file.data();
 }
 
-DeltaChain ReplicaPair::DeltasBetween(const Held& one, const Held& other) const {
-  DeltaChain chain = kept_.Between(one, other);
+payload::DeltaChain ReplicaPair::DeltasBetween(const Held& one, const Held& other) const {
+  payload::DeltaChain chain = kept_.Between(one, other);
   return chain.empty() ? kept_.Between(other, one) : chain;
 }
 
@@ -225,4 +225,4 @@ void ReplicaPair::Edge(std::string_view edge) const {
   if (options_.at_edge) options_.at_edge(edge);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::replica

@@ -37,7 +37,7 @@
 #include "raas_receiver/replica/replica_directory.h"
 #include "raas_receiver/replica/tree.h"
 
-namespace lockstep {
+namespace lockstep::replica {
 
 struct ReplicaOptions {
   std::string root;                           // absolute
@@ -53,7 +53,7 @@ struct ReplicaOptions {
 struct PublishedVersion {
   Held held;  // nothing: there is no such version
   ManifestDigest digest;
-  std::shared_ptr<const ModelLayout> layout;
+  std::shared_ptr<const model::ModelLayout> layout;
   std::string path;  // the published directory, absolute
 };
 
@@ -80,25 +80,25 @@ class ReplicaPair {
 
   // --- the session's thread ---
   // Reserves the memory of replicas that have none yet, so that a model that does not fit is known before bytes move.
-  Status Allocate(const std::shared_ptr<const ModelLayout>& layout);
+  Status Allocate(const std::shared_ptr<const model::ModelLayout>& layout);
   // Warms some more of the target's memory (ReplicaFile::Warm), for less than a second. False when there is nothing
   // left.
   bool WarmTarget();
 
   // Makes the target equal to the current version with `steps` applied. Answers the damaged blocks (as ApplyChain).
   // REQUIRES steps to be consecutive and start at the current version, verified against their digests.
-  Result<std::vector<BlockIndex>> BringForward(DeltaChain steps);
+  Result<std::vector<BlockIndex>> BringForward(payload::DeltaChain steps);
 
   // Makes the target writable memory of `layout`, content unspecified, and no version.
-  Status BeginFull(const std::shared_ptr<const ModelLayout>& layout);
+  Status BeginFull(const std::shared_ptr<const model::ModelLayout>& layout);
   std::span<std::byte> target_block(BlockIndex block) const { return target().file.block(block); }
   WorkerPool& pool() const { return pool_; }  // for filling the target
   // Applies to each block of a full target the steps from its version on. Answers the damaged blocks.
-  std::vector<BlockIndex> CatchUp(const DeltaChain& steps, const std::vector<Version>& versions);
+  std::vector<BlockIndex> CatchUp(const payload::DeltaChain& steps, const std::vector<Version>& versions);
 
   // Records the target as whole, publishes it and makes it current. The caller has checked every block hash of
   // `manifest` against the bytes. `steps` led here from the version before; empty after a full pull.
-  Status Commit(Manifest manifest, int64_t committed_unix_ns, const DeltaChain& steps);
+  Status Commit(model::Manifest manifest, int64_t committed_unix_ns, const payload::DeltaChain& steps);
   // The target holds nothing from here on; its memory is kept for the next attempt.
   void Abandon() { EndWriting(); }
 
@@ -116,13 +116,13 @@ class ReplicaPair {
   std::span<const std::byte> current_data() const;
   std::span<const std::byte> previous_data() const;
   // The kept deltas between two versions, whichever is the older, oldest first. None: not all of them are at hand.
-  DeltaChain DeltasBetween(const Held& one, const Held& other) const;
+  payload::DeltaChain DeltasBetween(const Held& one, const Held& other) const;
 
  private:
   ReplicaPair(ReplicaOptions options, WorkerPool& pool, ReplicaDirectory directory, VersionTree tree,
               ReplicasAtStart start);
 
-  Status MakeWritable(const std::shared_ptr<const ModelLayout>& layout, bool& content_kept);
+  Status MakeWritable(const std::shared_ptr<const model::ModelLayout>& layout, bool& content_kept);
   void EndWriting();
   void SetCurrent(int current);
   void Edge(std::string_view edge) const;
@@ -149,4 +149,4 @@ class ReplicaPair {
   int current_;  // -1: nothing is held
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::replica

@@ -10,7 +10,7 @@
 #include "common/os/temp_dir.h"
 #include "raas_receiver/replica/replica_fixture.h"
 
-namespace lockstep {
+namespace lockstep::replica {
 namespace {
 
 namespace fs = std::filesystem;
@@ -142,7 +142,7 @@ TEST_CASE("Verify names the blocks and tensors whose bytes differ") {
   REQUIRE(report.ok());
   CHECK(report->computed != report->recorded);
   CHECK(report->bad_blocks.size() == 1);
-  CHECK(report->bad_tensors == TensorsInBlocks(*fixture.model.layout(), report->bad_blocks));
+  CHECK(report->bad_tensors == model::TensorsInBlocks(*fixture.model.layout(), report->bad_blocks));
 }
 
 TEST_CASE("Damage to the current replica is not copied into the other one unnoticed") {
@@ -171,10 +171,11 @@ TEST_CASE("Replica files that were removed are replaced by the next sync") {
 TEST_CASE("Memory for a layout that never came to a version makes room for the next") {
   ReplicaFixture fixture;
   fixture.Open();
-  const auto other = *ModelLayout::Create({{"other", DType::kU8, {100'000}, 0}}, 4096);
+  const auto other = *model::ModelLayout::Create({{"other", model::DType::kU8, {100'000}, 0}}, 4096);
   REQUIRE(fixture.pair().Allocate(other).ok());
   REQUIRE(fixture.pair().Allocate(fixture.model.layout()).ok());
-  CHECK(fs::file_size(fixture.ModelPath(".lockstep/replica-0.safetensors")) == ImageBytes(*fixture.model.layout()));
+  CHECK(fs::file_size(fixture.ModelPath(".lockstep/replica-0.safetensors")) ==
+        model::ImageBytes(*fixture.model.layout()));
   fixture.PullFull(fixture.model.Advance());
   fixture.CheckCurrent(1);
 }
@@ -210,7 +211,7 @@ TEST_CASE("Another layout gets new memory, and the old version stays until the n
 
 TEST_CASE("Assets are linked into every version, weights next to them are not") {
   ReplicaFixture fixture;
-  const TempDir assets;
+  const os::TempDir assets;
   for (const char* name : {"config.json", "tokenizer.json", "model-00001-of-00002.safetensors",
                            "model.safetensors.index.json", "pytorch_model.bin", ".hidden"}) {
     std::ofstream(assets.File(name)) << name;
@@ -227,7 +228,7 @@ TEST_CASE("Assets are linked into every version, weights next to them are not") 
 TEST_CASE("Attachments are files of every version, in the place of assets of their name") {
   ReplicaFixture fixture;
   fixture.model = TestModel(1, 20'000, {{"notes.json", "{}"}, {"empty.txt", ""}});
-  const TempDir assets;
+  const os::TempDir assets;
   for (const char* name : {"config.json", "notes.json"}) std::ofstream(assets.File(name)) << "asset";
   fixture.options.assets = assets.path();
   fixture.Open();
@@ -270,7 +271,7 @@ TEST_CASE("Damaged attachments are found by a verification and written again at 
   const auto damage = GENERATE(0, 1, 2, 3);
   if (damage == 0) fs::remove(path);
   if (damage == 1) std::ofstream(path) << R"({"r": 9})";
-  if (damage == 2) std::ofstream(path) << std::string(kMaxAttachmentBytes + 1, 'x');
+  if (damage == 2) std::ofstream(path) << std::string(model::kMaxAttachmentBytes + 1, 'x');
   if (damage == 3) {
     fs::remove(path);
     std::ofstream(fixture.root.File("elsewhere")) << R"({"r": 8})";
@@ -335,4 +336,4 @@ TEST_CASE("A tmpfs without room is an error that says so, and what is held stays
   ::umount2(small.c_str(), MNT_DETACH);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::replica

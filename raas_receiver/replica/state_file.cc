@@ -6,7 +6,7 @@
 #include "common/base/text.h"
 #include "common/os/file.h"
 
-namespace lockstep {
+namespace lockstep::replica {
 namespace {
 
 constexpr char kMagic[8] = {'L', 'S', 'R', 'E', 'P', 'L', '0', '1'};
@@ -35,7 +35,7 @@ Status CheckContent(const ReplicaStateHeader& header, const ReplicaState& state)
     return Corrupt(
         Cat("replica state has ", header.block_count, " block hashes, its layout ", state.layout->block_count()));
   }
-  if (ComputeManifestDigest(header.layout_digest, state.manifest.block_hashes) != header.manifest_digest) {
+  if (model::ComputeManifestDigest(header.layout_digest, state.manifest.block_hashes) != header.manifest_digest) {
     return Corrupt("replica state's hashes do not give its manifest digest");
   }
   return OkStatus();
@@ -78,7 +78,7 @@ Result<ReplicaState> DecodeReplicaState(ByteView encoded) {
   }
 
   ReplicaState state;
-  LS_ASSIGN_OR_RETURN(state.layout, ModelLayout::Decode(layout));
+  LS_ASSIGN_OR_RETURN(state.layout, model::ModelLayout::Decode(layout));
   state.manifest.held = {header.run, header.version};
   state.manifest.block_hashes.resize(header.block_count);
   std::memcpy(state.manifest.block_hashes.data(), hashes.data(), hashes.size());
@@ -89,14 +89,14 @@ Result<ReplicaState> DecodeReplicaState(ByteView encoded) {
 }
 
 Status WriteReplicaState(const std::string& path, const ReplicaState& state) {
-  return WriteFileAtomic(path, EncodeReplicaState(state), 0600);
+  return os::WriteFileAtomic(path, EncodeReplicaState(state), 0600);
 }
 
 Result<ReplicaState> ReadReplicaState(const std::string& path) {
-  LS_ASSIGN_OR_RETURN(const std::string content, ReadFile(path));
+  LS_ASSIGN_OR_RETURN(const std::string content, os::ReadFile(path));
   Result<ReplicaState> state = DecodeReplicaState(AsBytes(std::string_view(content)));
   if (!state.ok()) return state.status().WithContext(path);
   return state;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::replica

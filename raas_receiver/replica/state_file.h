@@ -15,7 +15,7 @@
 #include "common/model/layout.h"
 #include "common/model/manifest.h"
 
-namespace lockstep {
+namespace lockstep::replica {
 
 inline constexpr uint16_t kReplicaStateFormat = 1;
 
@@ -34,8 +34,8 @@ struct ReplicaStateHeader {  // 88 bytes
 static_assert(sizeof(ReplicaStateHeader) == 88);
 
 struct ReplicaState {
-  std::shared_ptr<const ModelLayout> layout;
-  Manifest manifest;
+  std::shared_ptr<const model::ModelLayout> layout;
+  model::Manifest manifest;
   int64_t committed_unix_ns = 0;  // of the manifest's version, by the trainer's clock
 };
 
@@ -50,4 +50,4 @@ Status WriteReplicaState(const std::string& path, const ReplicaState& state);
 // kNotFound when there is no such file; otherwise as DecodeReplicaState, naming the path.
 Result<ReplicaState> ReadReplicaState(const std::string& path);
 
-}  // namespace lockstep
+}  // namespace lockstep::replica

@@ -7,7 +7,7 @@
 #include "common/os/temp_dir.h"
 #include "raas_receiver/replica/test_model.h"
 
-namespace lockstep {
+namespace lockstep::replica {
 namespace {
 
 ReplicaState MakeState() {
@@ -30,7 +30,7 @@ ErrorCode CodeOf(const Bytes& encoded) {
 }  // namespace
 
 TEST_CASE("A replica state survives the round trip through its file") {
-  const TempDir directory;
+  const os::TempDir directory;
   const ReplicaState state = MakeState();
   REQUIRE(WriteReplicaState(directory.File("state"), state).ok());
   const Result<ReplicaState> read = ReadReplicaState(directory.File("state"));
@@ -43,7 +43,7 @@ TEST_CASE("A replica state survives the round trip through its file") {
 }
 
 TEST_CASE("A replica state that is not there is not found") {
-  const TempDir directory;
+  const os::TempDir directory;
   CHECK(ReadReplicaState(directory.File("state")).status().code() == ErrorCode::kNotFound);
 }
 
@@ -89,4 +89,4 @@ TEST_CASE("A replica state whose hashes, layout or version do not belong togethe
   CHECK(CodeOf(FixChecksum(no_version)) == ErrorCode::kCorrupt);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::replica

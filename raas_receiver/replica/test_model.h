@@ -14,26 +14,26 @@
 #include "kernels/diff.h"
 #include "raas_receiver/replica/apply.h"
 
-namespace lockstep {
+namespace lockstep::replica {
 
 // Versions are made by Advance; each stays available. REQUIREs of Catch2 are not used, so that any thread may call it.
 class TestModel {
  public:
-  explicit TestModel(uint32_t seed = 1, uint64_t elements = 20'000, Attachments attachments = {})
+  explicit TestModel(uint32_t seed = 1, uint64_t elements = 20'000, model::Attachments attachments = {})
       : random_(seed), run_(RandomId<RunId>()) {
-    std::vector<TensorMeta> tensors{{"embed", DType::kBF16, {elements / 100, 100}, 0},
-                                    {"norm", DType::kF32, {999}, 0},
-                                    {"empty", DType::kF32, {0, 7}, 0},
-                                    {"scale", DType::kF32, {}, 0},
-                                    {"codes", DType::kI8, {elements / 2 + 13}, 0}};
-    (void)AssignOffsets(tensors);
-    layout_ = *ModelLayout::Create(std::move(tensors), kMinBlockBytes, std::move(attachments));
+    std::vector<model::TensorMeta> tensors{{"embed", model::DType::kBF16, {elements / 100, 100}, 0},
+                                           {"norm", model::DType::kF32, {999}, 0},
+                                           {"empty", model::DType::kF32, {0, 7}, 0},
+                                           {"scale", model::DType::kF32, {}, 0},
+                                           {"codes", model::DType::kI8, {elements / 2 + 13}, 0}};
+    (void)model::AssignOffsets(tensors);
+    layout_ = *model::ModelLayout::Create(std::move(tensors), model::kMinBlockBytes, std::move(attachments));
   }
 
-  TestModel(std::shared_ptr<const ModelLayout> layout, uint32_t seed)
+  TestModel(std::shared_ptr<const model::ModelLayout> layout, uint32_t seed)
       : random_(seed), run_(RandomId<RunId>()), layout_(std::move(layout)) {}
 
-  const std::shared_ptr<const ModelLayout>& layout() const { return layout_; }
+  const std::shared_ptr<const model::ModelLayout>& layout() const { return layout_; }
   const RunId& run() const { return run_; }
   Held held(Version version) const { return {run_, version}; }
   const Bytes& data(Version version) const { return versions_.at(version); }
@@ -57,12 +57,12 @@ class TestModel {
     return version;
   }
 
-  Manifest manifest(Version version) const {
-    Manifest manifest{held(version), {}, {}};
+  model::Manifest manifest(Version version) const {
+    model::Manifest manifest{held(version), {}, {}};
     for (BlockIndex block = 0; block < layout_->block_count(); ++block) {
-      manifest.block_hashes.push_back(BlockHash(block_of(version, block)));
+      manifest.block_hashes.push_back(model::BlockHash(block_of(version, block)));
     }
-    manifest.digest = ComputeManifestDigest(layout_->digest(), manifest.block_hashes);
+    manifest.digest = model::ComputeManifestDigest(layout_->digest(), manifest.block_hashes);
     return manifest;
   }
 
@@ -71,16 +71,17 @@ class TestModel {
     return ByteView(data(version)).subspan(range.offset, range.bytes);
   }
 
-  std::vector<DeltaBlock> DeltaBlocks(Version base, Version target) const {
-    std::vector<DeltaBlock> blocks;
+  std::vector<payload::DeltaBlock> DeltaBlocks(Version base, Version target) const {
+    std::vector<payload::DeltaBlock> blocks;
     for (BlockIndex block = 0; block < layout_->block_count(); ++block) {
-      Changes changes = Diff(base, target, block);
+      payload::Changes changes = Diff(base, target, block);
       if (changes.size() == 0) continue;
       const ByteView bytes = block_of(target, block);
-      DeltaBlock delta{block, Codec::kSparse, static_cast<uint32_t>(changes.size()), BlockHash(bytes), 0, {}};
-      EncodeSparse(changes, layout_->block_unit(block), CodecLevel::kCompact, delta.data);
+      payload::DeltaBlock delta{
+          block, payload::Codec::kSparse, static_cast<uint32_t>(changes.size()), model::BlockHash(bytes), 0, {}};
+      payload::EncodeSparse(changes, layout_->block_unit(block), payload::CodecLevel::kCompact, delta.data);
       if (delta.data.size() >= bytes.size()) {
-        delta.codec = Codec::kRaw;
+        delta.codec = payload::Codec::kRaw;
         delta.data.assign(bytes.begin(), bytes.end());
       }
       delta.data_hash = Hash64(delta.data);
@@ -89,24 +90,24 @@ class TestModel {
     return blocks;
   }
 
-  std::shared_ptr<const Payload> Delta(Version base, Version target) const {
-    const PayloadIdentity identity{run_, base, target, manifest(base).digest, manifest(target).digest, 1, 0};
-    return *Payload::Assemble(*layout_, identity, DeltaBlocks(base, target));
+  std::shared_ptr<const payload::Payload> Delta(Version base, Version target) const {
+    const payload::PayloadIdentity identity{run_, base, target, manifest(base).digest, manifest(target).digest, 1, 0};
+    return *payload::Payload::Assemble(*layout_, identity, DeltaBlocks(base, target));
   }
 
   // The deltas from `base` to `target`, one per version.
-  DeltaChain Chain(Version base, Version target) const {
-    DeltaChain chain;
+  payload::DeltaChain Chain(Version base, Version target) const {
+    payload::DeltaChain chain;
     for (Version version = base; version < target; ++version) chain.push_back(Delta(version, version + 1));
     return chain;
   }
 
  private:
-  Changes Diff(Version base, Version target, BlockIndex block) const {
+  payload::Changes Diff(Version base, Version target, BlockIndex block) const {
     const ByteView before = block_of(base, block);
     const ByteView after = block_of(target, block);
     const uint32_t unit = layout_->block_unit(block);
-    Changes changes;
+    payload::Changes changes;
     changes.positions.resize(after.size());
     changes.steps.resize(after.size());
     const size_t count = kernels::FindChangesAndHash(before.data(), after.data(), after.size(), unit,
@@ -119,8 +120,8 @@ class TestModel {
 
   std::mt19937 random_;
   RunId run_;
-  std::shared_ptr<const ModelLayout> layout_;
+  std::shared_ptr<const model::ModelLayout> layout_;
   std::map<Version, Bytes> versions_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::replica

@@ -12,7 +12,7 @@
 #include "common/base/text.h"
 #include "common/os/file.h"
 
-namespace lockstep {
+namespace lockstep::replica {
 namespace {
 
 namespace fs = std::filesystem;
@@ -23,12 +23,12 @@ constexpr const char* kAdapterConfig = "adapter_config.json";
 bool IsAsset(const fs::directory_entry& entry) {
   std::error_code error;
   const std::string name = entry.path().filename().string();
-  return entry.is_regular_file(error) && !name.starts_with('.') && !IsWeightsName(name);
+  return entry.is_regular_file(error) && !name.starts_with('.') && !model::IsWeightsName(name);
 }
 
-Status WriteAttachments(const ModelLayout& layout, const std::string& into) {
+Status WriteAttachments(const model::ModelLayout& layout, const std::string& into) {
   for (const auto& [name, text] : layout.attachments()) {
-    LS_RETURN_IF_ERROR(WriteFileAtomic(Cat(into, "/", name), text));
+    LS_RETURN_IF_ERROR(os::WriteFileAtomic(Cat(into, "/", name), text));
   }
   return OkStatus();
 }
@@ -44,7 +44,7 @@ Status Rename(const std::string& from, const std::string& to) {
 
 }  // namespace
 
-std::string_view WeightsFile(const ModelLayout& layout) {
+std::string_view WeightsFile(const model::ModelLayout& layout) {
   return layout.attachments().count(kAdapterConfig) > 0 ? "adapter_model.safetensors" : "model.safetensors";
 }
 
@@ -56,10 +56,10 @@ std::string VersionTree::NameFor(const Held& held, std::string_view taken) {
   return name == taken ? Cat(name, "-", ToHex(held.run).substr(0, 8)) : name;
 }
 
-Status VersionTree::Publish(std::string_view name, const std::string& weights, const ModelLayout& layout) {
+Status VersionTree::Publish(std::string_view name, const std::string& weights, const model::ModelLayout& layout) {
   const std::string building = Cat(scratch_, "/tmp-", name);
-  LS_RETURN_IF_ERROR(RemoveTree(building));
-  LS_RETURN_IF_ERROR(MakeDirs(building));
+  LS_RETURN_IF_ERROR(os::RemoveTree(building));
+  LS_RETURN_IF_ERROR(os::MakeDirs(building));
   const std::string link = Cat(building, "/", WeightsFile(layout));
   if (::link(weights.c_str(), link.c_str()) != 0) return ErrnoStatus(errno, Cat("link ", weights, " to ", link));
   LS_RETURN_IF_ERROR(WriteAttachments(layout, building));
@@ -70,14 +70,14 @@ Status VersionTree::Publish(std::string_view name, const std::string& weights, c
 
 Status VersionTree::Withdraw(std::string_view name) {
   const std::string leaving = Cat(scratch_, "/tmp-gone-", name);
-  LS_RETURN_IF_ERROR(RemoveTree(leaving));
+  LS_RETURN_IF_ERROR(os::RemoveTree(leaving));
   if (::rename(PathOf(name).c_str(), leaving.c_str()) != 0) {
     return errno == ENOENT ? OkStatus() : ErrnoStatus(errno, Cat("rename ", PathOf(name), " to ", leaving));
   }
-  return RemoveTree(leaving);
+  return os::RemoveTree(leaving);
 }
 
-bool VersionTree::Publishes(std::string_view name, const std::string& weights, const ModelLayout& layout) const {
+bool VersionTree::Publishes(std::string_view name, const std::string& weights, const model::ModelLayout& layout) const {
   struct stat published {};
   struct stat ours {};
   return ::lstat(Cat(PathOf(name), "/", WeightsFile(layout)).c_str(), &published) == 0 &&
@@ -85,12 +85,12 @@ bool VersionTree::Publishes(std::string_view name, const std::string& weights, c
          CheckAttachments(name, layout).ok();
 }
 
-Status VersionTree::CheckAttachments(std::string_view name, const ModelLayout& layout) const {
+Status VersionTree::CheckAttachments(std::string_view name, const model::ModelLayout& layout) const {
   for (const auto& [file, text] : layout.attachments()) {
     const std::string path = Cat(PathOf(name), "/", file);
     std::error_code error;
     const bool own_file = fs::is_regular_file(fs::symlink_status(path, error));
-    const Result<std::string> found = own_file ? ReadFile(path, kMaxAttachmentBytes) : std::string();
+    const Result<std::string> found = own_file ? os::ReadFile(path, model::kMaxAttachmentBytes) : std::string();
     if (!own_file || !found.ok() || *found != text) {
       return {ErrorCode::kCorrupt, Cat(path, " is not the attachment as it travelled; pull it again in full")};
     }
@@ -143,4 +143,4 @@ Result<std::vector<std::string>> VersionTree::Names() const {
   return names;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::replica

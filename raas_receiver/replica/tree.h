@@ -13,13 +13,13 @@
 #include "common/base/status.h"
 #include "common/model/layout.h"
 
-namespace lockstep {
+namespace lockstep::replica {
 
 inline constexpr std::string_view kCurrentLink = "current";
 
 // What the tensors' file is called in a version's directory: "model.safetensors", or "adapter_model.safetensors" when
 // the layout has the attachment "adapter_config.json", which makes it a PEFT adapter.
-std::string_view WeightsFile(const ModelLayout& layout);
+std::string_view WeightsFile(const model::ModelLayout& layout);
 
 class VersionTree {
  public:
@@ -33,13 +33,13 @@ class VersionTree {
 
   // Makes `name` appear, replacing what was there. In it are the file at `weights`, hard-linked, the attachments of its
   // `layout`, and links to those assets whose names are not taken.
-  Status Publish(std::string_view name, const std::string& weights, const ModelLayout& layout);
+  Status Publish(std::string_view name, const std::string& weights, const model::ModelLayout& layout);
   // Makes `name` vanish. Nothing there is OK.
   Status Withdraw(std::string_view name);
   // True when `name` holds the very file at `weights`, and CheckAttachments is OK.
-  bool Publishes(std::string_view name, const std::string& weights, const ModelLayout& layout) const;
+  bool Publishes(std::string_view name, const std::string& weights, const model::ModelLayout& layout) const;
   // kCorrupt, naming the first file in `name` that is missing or not as the attachment of `layout` says.
-  Status CheckAttachments(std::string_view name, const ModelLayout& layout) const;
+  Status CheckAttachments(std::string_view name, const model::ModelLayout& layout) const;
   // Adds assets that were added to the asset directory since `name` was published.
   Status RefreshAssets(std::string_view name);
 
@@ -60,4 +60,4 @@ class VersionTree {
   std::string assets_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::replica

@@ -4,7 +4,7 @@
 #include "common/rpc/channel.h"
 #include "common/rpc/status_mapping.h"
 
-namespace lockstep {
+namespace lockstep::session {
 namespace {
 
 constexpr std::chrono::milliseconds kCallTimeout{30'000};
@@ -33,8 +33,8 @@ class AgentClient::CallScope {
   grpc::ClientContext& context_;
 };
 
-AgentClient::AgentClient(HostPort address)
-    : address_(std::move(address)), stub_(v1::TrainerAgent::NewStub(MakeChannel(address_.ToString()))) {}
+AgentClient::AgentClient(net::HostPort address)
+    : address_(std::move(address)), stub_(v1::TrainerAgent::NewStub(rpc::MakeChannel(address_.ToString()))) {}
 
 template <typename Request, typename Response>
 Result<Response> AgentClient::Call(const char* name,
@@ -51,15 +51,15 @@ Result<Response> AgentClient::Call(const char* name,
 }
 
 Status AgentClient::Explain(const char* call, const grpc::Status& status) const {
-  return FromGrpc(status).WithContext(Cat(call, " at agent ", address_.ToString()));
+  return rpc::FromGrpc(status).WithContext(Cat(call, " at agent ", address_.ToString()));
 }
 
-Result<std::shared_ptr<const ModelLayout>> AgentClient::GetLayout(const std::string& model) {
+Result<std::shared_ptr<const model::ModelLayout>> AgentClient::GetLayout(const std::string& model) {
   v1::GetLayoutRequest request;
   request.set_model(model);
   LS_ASSIGN_OR_RETURN(const v1::Layout answer,
                       Call("GetLayout", &v1::TrainerAgent::Stub::GetLayout, request, kCallTimeout));
-  LS_ASSIGN_OR_RETURN(auto layout, ModelLayout::Decode(AsBytes(std::string_view(answer.encoded()))));
+  LS_ASSIGN_OR_RETURN(auto layout, model::ModelLayout::Decode(AsBytes(std::string_view(answer.encoded()))));
   if (ToBytes(layout->digest()) != answer.digest()) {
     return Status(ErrorCode::kCorrupt, Cat("the layout that agent ", address_.ToString(), " sent for model ", model,
                                            " does not have the digest it names"));
@@ -138,4 +138,4 @@ Result<Held> FromProto(const v1::Held& held) {
   return Held{{run}, held.version()};
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::session

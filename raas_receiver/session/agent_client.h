@@ -17,17 +17,17 @@
 #include "common/net/host_port.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
 
-namespace lockstep {
+namespace lockstep::session {
 
 // Thread-safe. Errors are the agent's own, with the call and the agent's address before the message.
 class AgentClient {
  public:
-  explicit AgentClient(HostPort address);
+  explicit AgentClient(net::HostPort address);
 
-  const HostPort& address() const { return address_; }
+  const net::HostPort& address() const { return address_; }
 
   // The layout, proved by its digest. kNotFound until a trainer has opened the model.
-  Result<std::shared_ptr<const ModelLayout>> GetLayout(const std::string& model);
+  Result<std::shared_ptr<const model::ModelLayout>> GetLayout(const std::string& model);
   Result<v1::PullPlan> OpenPull(const v1::OpenPullRequest& request);
   Result<v1::LivePlan> OpenLive(const v1::OpenLiveRequest& request);
   Result<v1::PullPlan> CatchUp(uint64_t pull_id, Version oldest);
@@ -50,7 +50,7 @@ class AgentClient {
                         const Request& request, std::chrono::milliseconds timeout, bool even_cancelled = false);
   Status Explain(const char* call, const grpc::Status& status) const;
 
-  const HostPort address_;
+  const net::HostPort address_;
   std::unique_ptr<v1::TrainerAgent::Stub> stub_;
   std::mutex mutex_;
   std::set<grpc::ClientContext*> running_;
@@ -61,4 +61,4 @@ v1::Held ToProto(const Held& held);
 // Nothing when version is 0, whatever the run; kProtocol for a run that is not 16 bytes.
 Result<Held> FromProto(const v1::Held& held);
 
-}  // namespace lockstep
+}  // namespace lockstep::session

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <random>
 
-namespace lockstep {
+namespace lockstep::session {
 
 // Used by one thread.
 class Backoff {
@@ -30,4 +30,4 @@ class Backoff {
   std::minstd_rand random_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::session

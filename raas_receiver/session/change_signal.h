@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <mutex>
 
-namespace lockstep {
+namespace lockstep::session {
 
 // Thread-safe. Guards nothing: what is waited for has locks of its own, none of which is held while waiting, and none
 // of which may be needed to notify.
@@ -45,4 +45,4 @@ class ChangeSignal {
   uint64_t changes_ = 0;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::session

@@ -5,7 +5,7 @@
 #include "common/telemetry/log.h"
 #include "raas_receiver/session/agent_client.h"
 
-namespace lockstep {
+namespace lockstep::session {
 namespace {
 
 using std::chrono::milliseconds;
@@ -23,7 +23,7 @@ EngineUpdaterOptions ForModel(EngineUpdaterOptions options, const std::string& m
   return options;
 }
 
-void Fill(const EngineReport& report, v1::EngineTargets& proto) {
+void Fill(const targets::EngineReport& report, v1::EngineTargets& proto) {
   proto.set_name(report.engine);
   proto.set_world(report.world);
   proto.set_attached(report.attached);
@@ -42,8 +42,8 @@ void Fill(const EngineReport& report, v1::EngineTargets& proto) {
 }  // namespace
 
 EngineSupervisor::EngineSupervisor(std::string model, EngineUpdaterOptions options,
-                                   std::unique_ptr<EngineDriver> driver, ReplicaPair& replicas, WorkerPool& pool,
-                                   Timeline* timeline, ChangeSignal& changed)
+                                   std::unique_ptr<engines::EngineDriver> driver, replica::ReplicaPair& replicas,
+                                   WorkerPool& pool, telemetry::Timeline* timeline, ChangeSignal& changed)
     : model_(std::move(model)),
       replicas_(replicas),
       timeline_(timeline),
@@ -66,7 +66,7 @@ void EngineSupervisor::SetServed(const Held& served) {
 void EngineSupervisor::Describe(v1::ReceiverModel& model) const {
   model.set_engine(std::string(updater_.kind()));
   model.set_engine_failures(updater_.failures());
-  for (const EngineReport& report : updater_.Describe()) Fill(report, *model.add_engines());
+  for (const targets::EngineReport& report : updater_.Describe()) Fill(report, *model.add_engines());
   const Held by_directory = updater_.notifies() ? served() : replicas_.current().held;
   model.set_served_version((in_place() ? updater_.ServedInPlace() : by_directory).version);
 }
@@ -89,7 +89,7 @@ void EngineSupervisor::Check() {
   const Result<bool> still = updater_.StillServes(served);
   if (!still.ok() || *still) return;
   check_again_ = now + kCheckAfterLoss;
-  Log(LogLevel::kWarn, "engine_restarted", {{"model", model_}, {"version", served.version}});
+  telemetry::Log(telemetry::LogLevel::kWarn, "engine_restarted", {{"model", model_}, {"version", served.version}});
   SetServed({});
 }
 
@@ -98,15 +98,16 @@ EngineOutcome EngineSupervisor::Serve(const std::string& mode, uint64_t transfer
   EngineOutcome outcome;
   {
     const Held held = replicas_.current().held;
-    SpanScope span(updater_.notifies() ? timeline_ : nullptr,
-                   {.name = "engine", .model = model_, .run = held.run, .version = held.version, .transfer = transfer});
+    telemetry::SpanScope span(
+        updater_.notifies() ? timeline_ : nullptr,
+        {.name = "engine", .model = model_, .run = held.run, .version = held.version, .transfer = transfer});
     outcome = updater_.Serve(mode, before);
     span.span().bytes = outcome.written_bytes;
   }
   const bool by_directory = updater_.notifies() && !in_place();
   if (by_directory && outcome.served != before) {
     const Status marked = replicas_.MarkServed(outcome.served);
-    if (!marked.ok()) LogWarn("served_version_record_failed", marked, {{"model", model_}});
+    if (!marked.ok()) telemetry::LogWarn("served_version_record_failed", marked, {{"model", model_}});
   }
   SetServed(outcome.served);
   if (outcome.status.ok()) {
@@ -117,4 +118,4 @@ EngineOutcome EngineSupervisor::Serve(const std::string& mode, uint64_t transfer
   return outcome;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::session

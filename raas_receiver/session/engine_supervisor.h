@@ -17,19 +17,20 @@
 #include "raas_receiver/session/change_signal.h"
 #include "raas_receiver/session/engine_updater.h"
 
-namespace lockstep {
+namespace lockstep::session {
 
 class EngineSupervisor {
  public:
   // `replicas`, `pool`, `timeline` (null: no spans) and `changed`, which is notified of ranks that come and go, outlive
   // this.
-  EngineSupervisor(std::string model, EngineUpdaterOptions options, std::unique_ptr<EngineDriver> driver,
-                   ReplicaPair& replicas, WorkerPool& pool, Timeline* timeline, ChangeSignal& changed);
+  EngineSupervisor(std::string model, EngineUpdaterOptions options, std::unique_ptr<engines::EngineDriver> driver,
+                   replica::ReplicaPair& replicas, WorkerPool& pool, telemetry::Timeline* timeline,
+                   ChangeSignal& changed);
 
   // --- any thread ---
   bool in_place() const { return updater_.in_place(); }
   // Where the ranks of engines attach.
-  EngineTargets& targets() { return updater_.targets(); }
+  targets::EngineTargets& targets() { return updater_.targets(); }
   // Fills in what a status says of engines.
   void Describe(v1::ReceiverModel& model) const;
   void Cancel() { updater_.Cancel(); }
@@ -59,8 +60,8 @@ class EngineSupervisor {
   void SetServed(const Held& served);
 
   const std::string model_;
-  ReplicaPair& replicas_;
-  Timeline* const timeline_;
+  replica::ReplicaPair& replicas_;
+  telemetry::Timeline* const timeline_;
   Backoff backoff_;
   Clock::time_point serve_again_;  // not before, after a failure
   Clock::time_point check_again_;  // not before
@@ -69,4 +70,4 @@ class EngineSupervisor {
   EngineUpdater updater_;  // its threads call back: it ends before what is above
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::session

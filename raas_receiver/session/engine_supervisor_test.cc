@@ -6,31 +6,32 @@
 #include "raas_receiver/engines/driver_kind.h"
 #include "raas_receiver/replica/replica_fixture.h"
 
-namespace lockstep {
+namespace lockstep::session {
 namespace {
 
 // A server that does what a test says, and counts what it is asked.
 struct TestServer {
   Status load_status;
-  Serving after_failure = Serving::kOld;
+  engines::Serving after_failure = engines::Serving::kOld;
   bool still_serves = true;
   int loads = 0;
   int checks = 0;
   std::string last_mode;
 };
 
-class TestDriver : public EngineDriver {
+class TestDriver : public engines::EngineDriver {
  public:
-  explicit TestDriver(TestServer& server) : EngineDriver(*FindDriverKind("vllm")), server_(server) {}
+  explicit TestDriver(TestServer& server) : engines::EngineDriver(*engines::FindDriverKind("vllm")), server_(server) {}
 
-  LoadOutcome Load(const EngineVersion& version, const std::optional<EngineVersion>&) override {
+  engines::LoadOutcome Load(const engines::EngineVersion& version,
+                            const std::optional<engines::EngineVersion>&) override {
     ++server_.loads;
     server_.last_mode = version.mode;
-    return {server_.load_status, server_.load_status.ok() ? Serving::kNew : server_.after_failure};
+    return {server_.load_status, server_.load_status.ok() ? engines::Serving::kNew : server_.after_failure};
   }
-  Status Pause(const EngineVersion&) override { return OkStatus(); }
-  Status Resume(const EngineVersion&) override { return OkStatus(); }
-  Result<bool> StillServes(const EngineVersion&) override {
+  Status Pause(const engines::EngineVersion&) override { return OkStatus(); }
+  Status Resume(const engines::EngineVersion&) override { return OkStatus(); }
+  Result<bool> StillServes(const engines::EngineVersion&) override {
     ++server_.checks;
     return server_.still_serves;
   }
@@ -42,7 +43,7 @@ class TestDriver : public EngineDriver {
 };
 
 struct Fixture {
-  ReplicaFixture replicas;
+  replica::ReplicaFixture replicas;
   ChangeSignal changed;
   TestServer server;
   std::unique_ptr<EngineSupervisor> supervisor;
@@ -105,7 +106,7 @@ TEST_CASE("A server that reverted to the version before is not given the same on
   REQUIRE(fixture.supervisor->Serve("full").status.ok());
   fixture.replicas.PullDelta(2);
   fixture.server.load_status = {ErrorCode::kInternal, "it does not fit"};
-  fixture.server.after_failure = Serving::kLastGood;
+  fixture.server.after_failure = engines::Serving::kLastGood;
   CHECK_FALSE(fixture.supervisor->Serve("delta").status.ok());
   CHECK(fixture.ServedVersion() == 1);
   std::this_thread::sleep_for(std::chrono::milliseconds(150));  // the first wait after a failure is 100 ms at most
@@ -131,4 +132,4 @@ TEST_CASE("A server that was restarted is noticed when it is asked, which is not
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::session

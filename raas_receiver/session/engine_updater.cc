@@ -4,7 +4,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::session {
 namespace {
 
 using std::chrono::microseconds;
@@ -15,30 +15,30 @@ microseconds Since(Clock::time_point begin) {
 }
 
 // What the server serves after `outcome`, as a version.
-Held ServedAfter(Serving outcome, const EngineVersion& version, const std::optional<EngineVersion>& last_good,
-                 const Held& served) {
+Held ServedAfter(engines::Serving outcome, const engines::EngineVersion& version,
+                 const std::optional<engines::EngineVersion>& last_good, const Held& served) {
   switch (outcome) {
-    case Serving::kNew:
+    case engines::Serving::kNew:
       return version.held;
-    case Serving::kOld:
+    case engines::Serving::kOld:
       return served;
-    case Serving::kLastGood:
+    case engines::Serving::kLastGood:
       return last_good ? last_good->held : Held();
-    case Serving::kUnknown:
+    case engines::Serving::kUnknown:
       break;
   }
   return {};
 }
 
-EngineTargetsOptions WithPauses(EngineTargetsOptions options, bool pauses_servers) {
+targets::EngineTargetsOptions WithPauses(targets::EngineTargetsOptions options, bool pauses_servers) {
   options.pauses_servers = pauses_servers;
   return options;
 }
 
 }  // namespace
 
-EngineUpdater::EngineUpdater(EngineUpdaterOptions options, std::unique_ptr<EngineDriver> driver, ReplicaPair& replicas,
-                             WorkerPool& pool)
+EngineUpdater::EngineUpdater(EngineUpdaterOptions options, std::unique_ptr<engines::EngineDriver> driver,
+                             replica::ReplicaPair& replicas, WorkerPool& pool)
     : options_(std::move(options)),
       driver_(std::move(driver)),
       replicas_(replicas),
@@ -58,42 +58,44 @@ bool EngineUpdater::TriesAgain() const {
 }
 
 Held EngineUpdater::ServedInPlace() const {
-  const std::vector<EngineReport> engines = targets_.Describe();
+  const std::vector<targets::EngineReport> engines = targets_.Describe();
   if (engines.empty()) return {};
   const Held first = engines.front().serving;
-  const bool same =
-      std::all_of(engines.begin(), engines.end(), [&](const EngineReport& engine) { return engine.serving == first; });
+  const bool same = std::all_of(engines.begin(), engines.end(),
+                                [&](const targets::EngineReport& engine) { return engine.serving == first; });
   return same ? first : Held();
 }
 
-EngineVersion EngineUpdater::Describe(const PublishedVersion& version, const std::string& mode) const {
+engines::EngineVersion EngineUpdater::Describe(const replica::PublishedVersion& version,
+                                               const std::string& mode) const {
   return {options_.targets.model, version.held, version.path, mode};
 }
 
 EngineOutcome EngineUpdater::Serve(const std::string& mode, const Held& served) {
   const auto begin = Clock::now();
-  const EngineVersion version = Describe(replicas_.current(), mode);
+  const engines::EngineVersion version = Describe(replicas_.current(), mode);
   EngineOutcome outcome = in_place() ? Write(version) : Load(version, served);
   outcome.total = Since(begin);
   return outcome;
 }
 
-EngineOutcome EngineUpdater::Load(const EngineVersion& version, const Held& served) {
-  const PublishedVersion previous = replicas_.previous();
-  std::optional<EngineVersion> last_good;
+EngineOutcome EngineUpdater::Load(const engines::EngineVersion& version, const Held& served) {
+  const replica::PublishedVersion previous = replicas_.previous();
+  std::optional<engines::EngineVersion> last_good;
   if (!previous.held.nothing()) last_good = Describe(previous, "last_good");
-  LoadOutcome loaded = driver_->Load(version, last_good);
-  if (loaded.serving == Serving::kLastGood) reverted_from_ = version.held;
+  engines::LoadOutcome loaded = driver_->Load(version, last_good);
+  if (loaded.serving == engines::Serving::kLastGood) reverted_from_ = version.held;
   return {std::move(loaded.status), ServedAfter(loaded.serving, version, last_good, served)};
 }
 
-EngineOutcome EngineUpdater::Write(const EngineVersion& version) {
+EngineOutcome EngineUpdater::Write(const engines::EngineVersion& version) {
   EngineOutcome outcome;
   const auto begin = Clock::now();
-  const PublishedVersion current = replicas_.current();
-  const PublishedVersion previous = replicas_.previous();
-  std::optional<TargetVersion> before;
-  if (!previous.held.nothing()) before = TargetVersion{previous.held, previous.layout, replicas_.previous_data()};
+  const replica::PublishedVersion current = replicas_.current();
+  const replica::PublishedVersion previous = replicas_.previous();
+  std::optional<targets::TargetVersion> before;
+  if (!previous.held.nothing())
+    before = targets::TargetVersion{previous.held, previous.layout, replicas_.previous_data()};
   outcome.status =
       targets_.Prepare({current.held, current.layout, replicas_.current_data()}, before,
                        [this](const Held& from, const Held& to) { return replicas_.DeltasBetween(from, to); });
@@ -106,32 +108,32 @@ EngineOutcome EngineUpdater::Write(const EngineVersion& version) {
   const Status written = WritePaused(version, Describe(before ? previous : current, "resumed"));
   outcome.pause = Since(pause);
   if (outcome.status.ok()) outcome.status = written;
-  for (const EngineReport& engine : targets_.Describe()) outcome.written_bytes += engine.last_written_bytes;
+  for (const targets::EngineReport& engine : targets_.Describe()) outcome.written_bytes += engine.last_written_bytes;
   return outcome;
 }
 
 Result<bool> EngineUpdater::StillServes(const Held& served) {
-  for (const PublishedVersion& version : {replicas_.current(), replicas_.previous()}) {
+  for (const replica::PublishedVersion& version : {replicas_.current(), replicas_.previous()}) {
     if (!served.nothing() && version.held == served) return driver_->StillServes(Describe(version, "check"));
   }
   return true;
 }
 
 Status EngineUpdater::Verify() {
-  const PublishedVersion current = replicas_.current();
+  const replica::PublishedVersion current = replicas_.current();
   if (current.held.nothing()) return OkStatus();
   return targets_.Verify({current.held, current.layout, replicas_.current_data()});
 }
 
 // Memory is whole, and the server may stand still all the same: a receiver ended, or failed, between the two.
-Status EngineUpdater::PausedAndResumed(const EngineVersion& version) {
+Status EngineUpdater::PausedAndResumed(const engines::EngineVersion& version) {
   LS_RETURN_IF_ERROR(driver_->Pause(version));
   return Resume(version);
 }
 
 // The pause. A server resumes only when all ranks of all engines are there, and at one version; it stays paused else,
 // until Serve is tried again.
-Status EngineUpdater::WritePaused(const EngineVersion& version, const EngineVersion& before) {
+Status EngineUpdater::WritePaused(const engines::EngineVersion& version, const engines::EngineVersion& before) {
   owes_resume_ = OverHttp();
   if (const Status paused = driver_->Pause(version); !paused.ok()) {
     targets_.Abandon();
@@ -147,10 +149,10 @@ Status EngineUpdater::WritePaused(const EngineVersion& version, const EngineVers
   return {ErrorCode::kState, Cat("not every engine is at version ", version.held.version, " yet")};
 }
 
-Status EngineUpdater::Resume(const EngineVersion& serving) {
+Status EngineUpdater::Resume(const engines::EngineVersion& serving) {
   LS_RETURN_IF_ERROR(driver_->Resume(serving));
   owes_resume_ = false;
   return OkStatus();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::session

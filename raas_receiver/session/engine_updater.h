@@ -20,11 +20,11 @@
 #include "raas_receiver/replica/replica_pair.h"
 #include "raas_receiver/targets/engine_targets.h"
 
-namespace lockstep {
+namespace lockstep::session {
 
 struct EngineUpdaterOptions {
   bool in_place = false;
-  EngineTargetsOptions targets;
+  targets::EngineTargetsOptions targets;
 };
 
 // How making the engines serve a version went.
@@ -40,21 +40,21 @@ struct EngineOutcome {
 class EngineUpdater {
  public:
   // `replicas` and `pool` outlive this.
-  EngineUpdater(EngineUpdaterOptions options, std::unique_ptr<EngineDriver> driver, ReplicaPair& replicas,
-                WorkerPool& pool);
+  EngineUpdater(EngineUpdaterOptions options, std::unique_ptr<engines::EngineDriver> driver,
+                replica::ReplicaPair& replicas, WorkerPool& pool);
 
   // --- any thread ---
   std::string_view kind() const { return driver_->kind(); }
   bool in_place() const { return options_.in_place; }
   // Whether somebody is notified of versions at all.
   bool notifies() const { return in_place() || driver_->notifies(); }
-  EngineTargets& targets() { return targets_; }
+  targets::EngineTargets& targets() { return targets_; }
   // Whether Serve has something to do, as long as the server serves `served` by the directory.
   bool Behind(const Held& served) const;
   // What all engines in place serve; nothing: they serve nothing, or not the same.
   Held ServedInPlace() const;
   uint64_t failures() const { return driver_->failures(); }
-  std::vector<EngineReport> Describe() const { return targets_.Describe(); }
+  std::vector<targets::EngineReport> Describe() const { return targets_.Describe(); }
   // Cancels the driver's call; it takes no other.
   void Cancel() { driver_->Cancel(); }
 
@@ -73,21 +73,21 @@ class EngineUpdater {
   Status Verify();
 
  private:
-  EngineOutcome Load(const EngineVersion& version, const Held& served);
-  EngineOutcome Write(const EngineVersion& version);
-  Status WritePaused(const EngineVersion& version, const EngineVersion& before);
-  Status PausedAndResumed(const EngineVersion& version);
-  Status Resume(const EngineVersion& serving);
+  EngineOutcome Load(const engines::EngineVersion& version, const Held& served);
+  EngineOutcome Write(const engines::EngineVersion& version);
+  Status WritePaused(const engines::EngineVersion& version, const engines::EngineVersion& before);
+  Status PausedAndResumed(const engines::EngineVersion& version);
+  Status Resume(const engines::EngineVersion& serving);
   bool OverHttp() const { return driver_->controls_server(); }
-  EngineVersion Describe(const PublishedVersion& version, const std::string& mode) const;
+  engines::EngineVersion Describe(const replica::PublishedVersion& version, const std::string& mode) const;
 
   const EngineUpdaterOptions options_;
-  const std::unique_ptr<EngineDriver> driver_;
-  ReplicaPair& replicas_;
-  EngineTargets targets_;
+  const std::unique_ptr<engines::EngineDriver> driver_;
+  replica::ReplicaPair& replicas_;
+  targets::EngineTargets targets_;
   Held reverted_from_;  // the last version that the server could not load, the session's thread's
   // In place: the server may be paused, by us or by a receiver before us, and is to resume once its memory is whole.
   std::atomic<bool> owes_resume_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::session

@@ -4,9 +4,9 @@
 
 #include "common/telemetry/log.h"
 
-namespace lockstep {
+namespace lockstep::session {
 
-void Fetcher::Use(std::vector<std::unique_ptr<BlockSource>> sources) {
+void Fetcher::Use(std::vector<std::unique_ptr<pull::BlockSource>> sources) {
   std::lock_guard lock(mutex_);
   sources_ = std::move(sources);
   if (!cancelled_) return;
@@ -19,7 +19,7 @@ void Fetcher::Cancel() {
   for (const auto& source : sources_) source->Cancel();
 }
 
-Status Fetcher::FetchBlocks(FullRequest request, FullStaging& staging) {
+Status Fetcher::FetchBlocks(pull::FullRequest request, FullStaging& staging) {
   staging.Expect(request.blocks);
   Status status;
   for (const auto& source : sources_) {
@@ -33,7 +33,7 @@ Status Fetcher::FetchBlocks(FullRequest request, FullStaging& staging) {
 }
 
 Status Fetcher::FetchDeltas(DeltaStaging& staging) {
-  DeltaRequest request = staging.TakeMissing();
+  pull::DeltaRequest request = staging.TakeMissing();
   Status status;
   for (const auto& source : sources_) {
     status = source->FetchDeltas(request, staging);
@@ -45,10 +45,10 @@ Status Fetcher::FetchDeltas(DeltaStaging& staging) {
   return status;
 }
 
-SourceCounters Fetcher::counters() const {
-  SourceCounters sum;
+pull::SourceCounters Fetcher::counters() const {
+  pull::SourceCounters sum;
   for (const auto& source : sources_) {
-    const SourceCounters one = source->counters();
+    const pull::SourceCounters one = source->counters();
     sum.payload_bytes += one.payload_bytes;
     sum.local_bytes += one.local_bytes;
     sum.live_bytes += one.live_bytes;
@@ -59,10 +59,10 @@ SourceCounters Fetcher::counters() const {
 }
 
 // The last source's failure is the caller's error, and is logged there.
-void Fetcher::LogFailure(const BlockSource& source, const Status& status) const {
+void Fetcher::LogFailure(const pull::BlockSource& source, const Status& status) const {
   if (&source == sources_.back().get()) return;
-  Log(LogLevel::kDebug, "source_fetch_failed",
-      {{"model", model_}, {"source", source.name()}, {"message", status.ToString()}});
+  telemetry::Log(telemetry::LogLevel::kDebug, "source_fetch_failed",
+                 {{"model", model_}, {"source", source.name()}, {"message", status.ToString()}});
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::session

@@ -10,7 +10,7 @@
 #include "raas_receiver/pull/block_source.h"
 #include "raas_receiver/session/staging.h"
 
-namespace lockstep {
+namespace lockstep::session {
 
 // Belongs to one sync; Cancel may be called from any thread.
 class Fetcher {
@@ -19,28 +19,28 @@ class Fetcher {
   explicit Fetcher(std::string model) : model_(std::move(model)) {}
 
   // What is fetched comes from `sources`, in this order; those before end. REQUIRES no fetch to run.
-  void Use(std::vector<std::unique_ptr<BlockSource>> sources);
+  void Use(std::vector<std::unique_ptr<pull::BlockSource>> sources);
   // Ends the sources' connections.
   void Close() { Use({}); }
 
   // OK: every block of `request`, or every step that `staging` misses, is there. kCancelled after Cancel. Otherwise why
   // the last source could not bring the rest: what the others could not is logged for debugging. REQUIRES sources.
-  Status FetchBlocks(FullRequest request, FullStaging& staging);
+  Status FetchBlocks(pull::FullRequest request, FullStaging& staging);
   Status FetchDeltas(DeltaStaging& staging);
 
   // Of the sources in use together.
-  SourceCounters counters() const;
+  pull::SourceCounters counters() const;
 
   // Makes the running and every later fetch end soon.
   void Cancel();
 
  private:
-  void LogFailure(const BlockSource& source, const Status& status) const;
+  void LogFailure(const pull::BlockSource& source, const Status& status) const;
 
   const std::string model_;
-  std::mutex mutex_;                                   // guards sources_ and cancelled_ against Cancel
-  std::vector<std::unique_ptr<BlockSource>> sources_;  // changed by the sync's thread only
+  std::mutex mutex_;                                         // guards sources_ and cancelled_ against Cancel
+  std::vector<std::unique_ptr<pull::BlockSource>> sources_;  // changed by the sync's thread only
   bool cancelled_ = false;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::session

@@ -5,16 +5,17 @@
 
 #include "raas_receiver/replica/replica_fixture.h"
 
-namespace lockstep {
+namespace lockstep::session {
 namespace {
 
 // A source that has some blocks of a model, and some deltas of it: entry by entry, and only half of one it has not.
-class PartSource : public BlockSource {
+class PartSource : public pull::BlockSource {
  public:
-  PartSource(const TestModel& model, std::function<bool(uint64_t)> has) : model_(model), has_(std::move(has)) {}
+  PartSource(const replica::TestModel& model, std::function<bool(uint64_t)> has)
+      : model_(model), has_(std::move(has)) {}
 
   std::string_view name() const override { return "part"; }
-  Status FetchBlocks(const FullRequest& request, BlockSink& sink) override {
+  Status FetchBlocks(const pull::FullRequest& request, pull::BlockSink& sink) override {
     asked.push_back(request.blocks.size());
     Status status = cancelled ? Status(ErrorCode::kCancelled, "cancelled") : OkStatus();
     for (const BlockIndex block : request.blocks) {
@@ -23,40 +24,40 @@ class PartSource : public BlockSource {
     }
     return status;
   }
-  Status FetchDeltas(const DeltaRequest& request, DeltaSink& sink) override {
+  Status FetchDeltas(const pull::DeltaRequest& request, pull::DeltaSink& sink) override {
     asked.push_back(request.steps.size());
     Status status;
-    for (const DeltaStep& step : request.steps) {
-      std::vector<DeltaBlock> entries = model_.DeltaBlocks(step.base, step.target);
+    for (const pull::DeltaStep& step : request.steps) {
+      std::vector<payload::DeltaBlock> entries = model_.DeltaBlocks(step.base, step.target);
       if (!has_(step.payload_id)) {
         status = {ErrorCode::kNotFound, "delta"};
         entries.resize(entries.size() / 2);
       }
-      for (DeltaBlock& entry : entries) LS_RETURN_IF_ERROR(sink.PutEntry(step.payload_id, std::move(entry)));
+      for (payload::DeltaBlock& entry : entries) LS_RETURN_IF_ERROR(sink.PutEntry(step.payload_id, std::move(entry)));
     }
     return status;
   }
   void Cancel() override { cancelled = true; }
-  SourceCounters counters() const override { return {.payload_bytes = 100, .local_bytes = 10, .bytes_per_s = 7}; }
+  pull::SourceCounters counters() const override { return {.payload_bytes = 100, .local_bytes = 10, .bytes_per_s = 7}; }
 
   std::vector<size_t> asked;  // by each fetch
   bool cancelled = false;
 
  private:
-  void Put(Version version, BlockIndex block, BlockSink& sink) {
+  void Put(Version version, BlockIndex block, pull::BlockSink& sink) {
     const ByteView bytes = model_.block_of(version, block);
-    const FrameHeader frame{.block = block, .version = version, .block_hash = BlockHash(bytes)};
+    const wire::FrameHeader frame{.block = block, .version = version, .block_hash = model::BlockHash(bytes)};
     std::copy(bytes.begin(), bytes.end(), sink.Destination(frame).begin());
     CHECK(sink.Put(frame, bytes).ok());
   }
 
-  const TestModel& model_;
+  const replica::TestModel& model_;
   const std::function<bool(uint64_t)> has_;
 };
 
 struct Fixture {
-  ReplicaFixture replicas;
-  TestModel& model = replicas.model;
+  replica::ReplicaFixture replicas;
+  replica::TestModel& model = replicas.model;
   Fetcher fetcher{"actor"};
   std::vector<PartSource*> sources;
 
@@ -66,7 +67,7 @@ struct Fixture {
     REQUIRE(replicas.pair().BeginFull(model.layout()).ok());
   }
   void Use(std::vector<std::function<bool(uint64_t)>> parts) {
-    std::vector<std::unique_ptr<BlockSource>> made;
+    std::vector<std::unique_ptr<pull::BlockSource>> made;
     for (auto& has : parts) {
       auto source = std::make_unique<PartSource>(model, std::move(has));
       sources.push_back(source.get());
@@ -74,15 +75,15 @@ struct Fixture {
     }
     fetcher.Use(std::move(made));
   }
-  FullRequest All(Version version) const {
-    FullRequest request{.blocks = std::vector<BlockIndex>(model.layout()->block_count()), .version = version};
+  pull::FullRequest All(Version version) const {
+    pull::FullRequest request{.blocks = std::vector<BlockIndex>(model.layout()->block_count()), .version = version};
     std::iota(request.blocks.begin(), request.blocks.end(), 0);
     return request;
   }
-  std::vector<DeltaStep> Steps(Version base, Version target) const {
-    std::vector<DeltaStep> steps;
+  std::vector<pull::DeltaStep> Steps(Version base, Version target) const {
+    std::vector<pull::DeltaStep> steps;
     for (Version version = base; version < target; ++version) {
-      const PayloadHeader& header = model.Delta(version, version + 1)->header();
+      const payload::PayloadHeader& header = model.Delta(version, version + 1)->header();
       steps.push_back({.payload_id = version,
                        .base = version,
                        .target = version + 1,
@@ -176,4 +177,4 @@ TEST_CASE("Counters are those of all sources in use together") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::session

@@ -4,7 +4,7 @@
 #include "common/telemetry/log.h"
 #include "raas_receiver/session/plan.h"
 
-namespace lockstep {
+namespace lockstep::session {
 namespace {
 
 // An announced version was begun long ago: its first blocks are at most a round trip away.
@@ -14,7 +14,7 @@ constexpr std::chrono::seconds kOpenAgain{10};
 
 }  // namespace
 
-Status LiveLink::Open(const std::shared_ptr<const ModelLayout>& layout, uint64_t link_bytes_per_s) {
+Status LiveLink::Open(const std::shared_ptr<const model::ModelLayout>& layout, uint64_t link_bytes_per_s) {
   v1::OpenLiveRequest request;
   request.set_model(options_.model);
   request.set_receiver(options_.receiver);
@@ -25,16 +25,16 @@ Status LiveLink::Open(const std::shared_ptr<const ModelLayout>& layout, uint64_t
   LS_ASSIGN_OR_RETURN(LaneGrant grant, ReadLivePlan(answer, agent_.address()));
   pull_id_ = answer.pull_id();
   layout_ = layout->digest();
-  LanePeer peer{.agent = grant.agent, .pull_id = pull_id_, .layout = layout, .tickets = std::move(grant.tickets)};
-  auto lanes = std::make_unique<LiveLanes>(io_, std::move(peer));
+  pull::LanePeer peer{.agent = grant.agent, .pull_id = pull_id_, .layout = layout, .tickets = std::move(grant.tickets)};
+  auto lanes = std::make_unique<pull::LiveLanes>(io_, std::move(peer));
   std::lock_guard lock(mutex_);
   if (cancelled_) return {ErrorCode::kCancelled, "the receiver stops"};
   lanes_ = std::move(lanes);
   return OkStatus();
 }
 
-void LiveLink::Follow(const v1::SyncRecord& record, const Held& held, const std::shared_ptr<const ModelLayout>& layout,
-                      uint64_t link_bytes_per_s) {
+void LiveLink::Follow(const v1::SyncRecord& record, const Held& held,
+                      const std::shared_ptr<const model::ModelLayout>& layout, uint64_t link_bytes_per_s) {
   // Before something was pulled it is not known by which way, and nobody is to send anything early.
   if (record.payload_bytes() > 0) by_memory_ = record.local_bytes() > 0;
   if (by_memory_.value_or(true)) {
@@ -44,7 +44,8 @@ void LiveLink::Follow(const v1::SyncRecord& record, const Held& held, const std:
   }
 }
 
-void LiveLink::Ask(const Held& held, const std::shared_ptr<const ModelLayout>& layout, uint64_t link_bytes_per_s) {
+void LiveLink::Ask(const Held& held, const std::shared_ptr<const model::ModelLayout>& layout,
+                   uint64_t link_bytes_per_s) {
   if (!options_.enabled || held == asked_) return;
   // Lanes that still owe the answer to another question are of no use for this one.
   const bool usable = lanes_ != nullptr && asked_.nothing() && lanes_->status().ok() && layout->digest() == layout_;
@@ -53,7 +54,8 @@ void LiveLink::Ask(const Held& held, const std::shared_ptr<const ModelLayout>& l
     if (std::chrono::steady_clock::now() < open_again_) return;
     if (const Status opened = Open(layout, link_bytes_per_s); !opened.ok()) {
       open_again_ = std::chrono::steady_clock::now() + kOpenAgain;
-      Log(LogLevel::kDebug, "live_subscribe_failed", {{"model", options_.model}, {"message", opened.ToString()}});
+      telemetry::Log(telemetry::LogLevel::kDebug, "live_subscribe_failed",
+                     {{"model", options_.model}, {"message", opened.ToString()}});
       return;
     }
   }
@@ -61,7 +63,7 @@ void LiveLink::Ask(const Held& held, const std::shared_ptr<const ModelLayout>& l
   asked_ = held;
 }
 
-Result<std::vector<DeltaBlock>> LiveLink::Take(const Held& base, const DeltaStep& step) {
+Result<std::vector<payload::DeltaBlock>> LiveLink::Take(const Held& base, const pull::DeltaStep& step) {
   if (!following()) return Status(ErrorCode::kNotFound, "no live delta was asked for");
   const Held asked = std::exchange(asked_, Held());
   // Another base than ours leads nowhere, and the lanes are still busy with it.
@@ -69,7 +71,7 @@ Result<std::vector<DeltaBlock>> LiveLink::Take(const Held& base, const DeltaStep
     Close();
     return Status(ErrorCode::kState, Cat("the live delta starts from version ", asked.version, ", not ", step.base));
   }
-  Result<LiveLanes::Delta> delta = lanes_->Take(kPatience);
+  Result<pull::LiveLanes::Delta> delta = lanes_->Take(kPatience);
   if (!delta.ok()) {
     const ErrorCode code = delta.status().code();
     if (code != ErrorCode::kAborted && code != ErrorCode::kState) Close();
@@ -87,20 +89,20 @@ Result<std::vector<DeltaBlock>> LiveLink::Take(const Held& base, const DeltaStep
                     bytes, " bytes; planned are ", step.target, ", ", step.entries, " and ", step.data_bytes));
 }
 
-void LiveLink::AddSpanOf(const LiveLanes::Delta& delta, const Held& base) const {
+void LiveLink::AddSpanOf(const pull::LiveLanes::Delta& delta, const Held& base) const {
   if (delta.blocks.empty()) return;
-  Span span{.name = "live",
-            .model = options_.model,
-            .run = base.run,
-            .version = delta.target,
-            .transfer = pull_id_,
-            .bytes = lanes_->received_bytes()};
-  AddSpan(options_.timeline, std::move(span), Moment(delta.begun), delta.ended);
+  telemetry::Span span{.name = "live",
+                       .model = options_.model,
+                       .run = base.run,
+                       .version = delta.target,
+                       .transfer = pull_id_,
+                       .bytes = lanes_->received_bytes()};
+  telemetry::AddSpan(options_.timeline, std::move(span), telemetry::Moment(delta.begun), delta.ended);
 }
 
 void LiveLink::Close() {
   asked_ = {};
-  std::unique_ptr<LiveLanes> lanes;
+  std::unique_ptr<pull::LiveLanes> lanes;
   {
     std::lock_guard lock(mutex_);
     lanes = std::move(lanes_);
@@ -116,24 +118,24 @@ void LiveLink::Cancel() {
   if (lanes_ != nullptr) lanes_->Cancel();
 }
 
-SourceCounters LiveSource::counters() const {
+pull::SourceCounters LiveSource::counters() const {
   const uint64_t bytes = bytes_;
   return {.payload_bytes = bytes, .live_bytes = bytes};
 }
 
-Status LiveSource::FetchBlocks(const FullRequest& request, BlockSink&) {
+Status LiveSource::FetchBlocks(const pull::FullRequest& request, pull::BlockSink&) {
   if (request.blocks.empty()) return OkStatus();
   return {ErrorCode::kNotFound, "a live delta has no blocks in full"};
 }
 
-Status LiveSource::FetchDeltas(const DeltaRequest& request, DeltaSink& sink) {
+Status LiveSource::FetchDeltas(const pull::DeltaRequest& request, pull::DeltaSink& sink) {
   if (request.steps.empty()) return OkStatus();
   if (request.steps.size() > 1) return {ErrorCode::kNotFound, "a live delta is one step"};
-  const DeltaStep& step = request.steps[0];
-  LS_ASSIGN_OR_RETURN(std::vector<DeltaBlock> entries, link_.Take({request.run, step.base}, step));
-  for (DeltaBlock& entry : entries) LS_RETURN_IF_ERROR(sink.PutEntry(step.payload_id, std::move(entry)));
+  const pull::DeltaStep& step = request.steps[0];
+  LS_ASSIGN_OR_RETURN(std::vector<payload::DeltaBlock> entries, link_.Take({request.run, step.base}, step));
+  for (payload::DeltaBlock& entry : entries) LS_RETURN_IF_ERROR(sink.PutEntry(step.payload_id, std::move(entry)));
   bytes_ += step.data_bytes;
   return OkStatus();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::session

@@ -19,33 +19,33 @@
 #include "raas_receiver/pull/live_lanes.h"
 #include "raas_receiver/session/agent_client.h"
 
-namespace lockstep {
+namespace lockstep::session {
 
 struct LiveLinkOptions {
   std::string model;
   std::string receiver;
   size_t lanes = 4;
   bool enabled = true;
-  Timeline* timeline = nullptr;  // as SessionOptions::timeline
+  telemetry::Timeline* timeline = nullptr;  // as SessionOptions::timeline
 };
 
 // The session's thread calls; Cancel may be called from any.
 class LiveLink {
  public:
   // `agent` and `io` outlive this.
-  LiveLink(LiveLinkOptions options, AgentClient& agent, IoThreads& io)
+  LiveLink(LiveLinkOptions options, AgentClient& agent, net::IoThreads& io)
       : options_(std::move(options)), agent_(agent), io_(io) {}
 
   // After a sync that left `record`, with `held` current: asks for the delta from there on, over lanes that are opened
   // when there are none; or ends the subscription where deltas come out of the agent's memory, so that there is nothing
   // to gain. `link_bytes_per_s` as in OpenPullRequest. Waits for no more than a call to the agent.
-  void Follow(const v1::SyncRecord& record, const Held& held, const std::shared_ptr<const ModelLayout>& layout,
+  void Follow(const v1::SyncRecord& record, const Held& held, const std::shared_ptr<const model::ModelLayout>& layout,
               uint64_t link_bytes_per_s);
   // Whether a delta was asked for, and not yet taken.
   bool following() const { return lanes_ != nullptr && !asked_.nothing(); }
   // The entries of `step`, which starts at `base`, when that is the delta asked for and all of it came live: waits for
   // the rest of it as long as it keeps coming. An error: fetch it by other ways.
-  Result<std::vector<DeltaBlock>> Take(const Held& base, const DeltaStep& step);
+  Result<std::vector<payload::DeltaBlock>> Take(const Held& base, const pull::DeltaStep& step);
   // Ends the subscription: the session follows by other ways, or not at all.
   void Close();
 
@@ -53,13 +53,13 @@ class LiveLink {
   void Cancel();
 
  private:
-  void Ask(const Held& held, const std::shared_ptr<const ModelLayout>& layout, uint64_t link_bytes_per_s);
-  Status Open(const std::shared_ptr<const ModelLayout>& layout, uint64_t link_bytes_per_s);
-  void AddSpanOf(const LiveLanes::Delta& delta, const Held& base) const;
+  void Ask(const Held& held, const std::shared_ptr<const model::ModelLayout>& layout, uint64_t link_bytes_per_s);
+  Status Open(const std::shared_ptr<const model::ModelLayout>& layout, uint64_t link_bytes_per_s);
+  void AddSpanOf(const pull::LiveLanes::Delta& delta, const Held& base) const;
 
   const LiveLinkOptions options_;
   AgentClient& agent_;
-  IoThreads& io_;
+  net::IoThreads& io_;
   uint64_t pull_id_ = 0;
   Held asked_;  // the base; nothing: nothing was asked
   LayoutDigest layout_;
@@ -67,25 +67,25 @@ class LiveLink {
   std::chrono::steady_clock::time_point open_again_;  // not before, after a failure
 
   std::mutex mutex_;  // guards lanes_ and cancelled_ against Cancel
-  std::unique_ptr<LiveLanes> lanes_;
+  std::unique_ptr<pull::LiveLanes> lanes_;
   bool cancelled_ = false;
 };
 
 // What the link collected, as a source of one sync.
-class LiveSource final : public BlockSource {
+class LiveSource final : public pull::BlockSource {
  public:
   // `link` outlives the source.
   explicit LiveSource(LiveLink& link) : link_(link) {}
 
   std::string_view name() const override { return "live"; }
-  Status FetchBlocks(const FullRequest& request, BlockSink& sink) override;
-  Status FetchDeltas(const DeltaRequest& request, DeltaSink& sink) override;
+  Status FetchBlocks(const pull::FullRequest& request, pull::BlockSink& sink) override;
+  Status FetchDeltas(const pull::DeltaRequest& request, pull::DeltaSink& sink) override;
   void Cancel() override { link_.Cancel(); }
-  SourceCounters counters() const override;
+  pull::SourceCounters counters() const override;
 
  private:
   LiveLink& link_;
   std::atomic<uint64_t> bytes_ = 0;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::session

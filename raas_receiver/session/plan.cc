@@ -3,7 +3,7 @@
 #include "common/base/text.h"
 #include "raas_receiver/session/agent_client.h"
 
-namespace lockstep {
+namespace lockstep::session {
 namespace {
 
 constexpr size_t kMaxSteps = 4096;
@@ -20,9 +20,10 @@ Result<Id> ReadId(const std::string& raw) {
   return Id{bytes};
 }
 
-Result<DeltaStep> ReadStep(const v1::PullPlan& proto, const v1::DeltaStep& step, const ModelLayout& layout) {
-  DeltaStep read{step.payload_id(), step.base(),       step.target(),          {},
-                 step.entries(),    step.data_bytes(), step.changed_elements()};
+Result<pull::DeltaStep> ReadStep(const v1::PullPlan& proto, const v1::DeltaStep& step,
+                                 const model::ModelLayout& layout) {
+  pull::DeltaStep read{step.payload_id(), step.base(),       step.target(),          {},
+                       step.entries(),    step.data_bytes(), step.changed_elements()};
   LS_ASSIGN_OR_RETURN(read.target_digest, ReadId<ManifestDigest>(step.target_digest()));
   if (read.payload_id == 0) return Broken(proto, "has a step without a payload id");
   if (read.base >= read.target) return Broken(proto, Cat("has a step from version ", read.base, " to ", read.target));
@@ -34,11 +35,11 @@ Result<DeltaStep> ReadStep(const v1::PullPlan& proto, const v1::DeltaStep& step,
   return read;
 }
 
-Status ReadSteps(const v1::PullPlan& proto, const ModelLayout& layout, Plan& plan) {
+Status ReadSteps(const v1::PullPlan& proto, const model::ModelLayout& layout, Plan& plan) {
   if (proto.steps_size() > static_cast<int>(kMaxSteps)) return Broken(proto, Cat("has ", proto.steps_size(), " steps"));
   Version reached = plan.base.version;
   for (const v1::DeltaStep& step : proto.steps()) {
-    LS_ASSIGN_OR_RETURN(const DeltaStep read, ReadStep(proto, step, layout));
+    LS_ASSIGN_OR_RETURN(const pull::DeltaStep read, ReadStep(proto, step, layout));
     if (read.base != reached)
       return Broken(proto, Cat("has a step from version ", read.base, " where ", reached, " is due"));
     reached = read.target;
@@ -69,7 +70,7 @@ Result<Plan> ReadCommon(const v1::PullPlan& proto) {
 
 // `Proto` is one that grants lanes: v1::PullPlan or v1::LivePlan.
 template <typename Proto>
-Result<LaneGrant> ReadLanes(const Proto& proto, const HostPort& control) {
+Result<LaneGrant> ReadLanes(const Proto& proto, const net::HostPort& control) {
   LaneGrant grant;
   if (proto.tickets().empty() || proto.tickets_size() > static_cast<int>(kMaxLanes)) {
     return Broken(proto, Cat("grants ", proto.tickets_size(), " lanes"));
@@ -80,7 +81,7 @@ Result<LaneGrant> ReadLanes(const Proto& proto, const HostPort& control) {
   }
   const bool no_host = proto.lane_address().starts_with(':');
   const std::string address = no_host ? Cat("0.0.0.0", proto.lane_address()) : proto.lane_address();
-  LS_ASSIGN_OR_RETURN(grant.agent, ParseHostPort(address));
+  LS_ASSIGN_OR_RETURN(grant.agent, net::ParseHostPort(address));
   if (no_host) grant.agent.host = control.host;
   return grant;
 }
@@ -113,7 +114,8 @@ std::string_view ModeName(v1::PullMode mode) {
   }
 }
 
-Result<Plan> ReadPlan(const v1::PullPlan& proto, const ModelLayout& layout, const Held& held, const HostPort& control) {
+Result<Plan> ReadPlan(const v1::PullPlan& proto, const model::ModelLayout& layout, const Held& held,
+                      const net::HostPort& control) {
   LS_ASSIGN_OR_RETURN(Plan plan, ReadCommon(proto));
   switch (plan.mode) {
     case v1::PULL_MODE_UP_TO_DATE:
@@ -142,12 +144,13 @@ Result<Plan> ReadPlan(const v1::PullPlan& proto, const ModelLayout& layout, cons
   return plan;
 }
 
-Result<LaneGrant> ReadLivePlan(const v1::LivePlan& proto, const HostPort& control) {
+Result<LaneGrant> ReadLivePlan(const v1::LivePlan& proto, const net::HostPort& control) {
   if (proto.pull_id() == 0) return Broken(proto, "has no id");
   return ReadLanes(proto, control);
 }
 
-Result<Plan> ReadCatchUp(const v1::PullPlan& proto, const ModelLayout& layout, const Plan& full, Version oldest) {
+Result<Plan> ReadCatchUp(const v1::PullPlan& proto, const model::ModelLayout& layout, const Plan& full,
+                         Version oldest) {
   LS_ASSIGN_OR_RETURN(Plan plan, ReadCommon(proto));
   if (plan.target.run != full.target.run) return Broken(proto, "catches up with another run");
   plan.base = {full.target.run, oldest};
@@ -155,4 +158,4 @@ Result<Plan> ReadCatchUp(const v1::PullPlan& proto, const ModelLayout& layout, c
   return plan;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::session

@@ -13,11 +13,11 @@
 #include "proto/lockstep/v1/agent.pb.h"
 #include "raas_receiver/pull/block_source.h"
 
-namespace lockstep {
+namespace lockstep::session {
 
 // Where a pull's lanes connect to, and what lets each of them in.
 struct LaneGrant {
-  HostPort agent;
+  net::HostPort agent;
   std::vector<Ticket> tickets;
 };
 
@@ -27,7 +27,7 @@ struct Plan {
   Held base;
   Held target;
   ManifestDigest target_digest;
-  std::vector<DeltaStep> steps;
+  std::vector<pull::DeltaStep> steps;
   LaneGrant lanes;
   v1::CodecLevel level = v1::CODEC_LEVEL_UNSPECIFIED;  // of the steps
   std::string local_socket;                            // of the agent, on its host; empty: it has none
@@ -41,12 +41,13 @@ std::string_view ModeName(v1::PullMode mode);
 
 // The plan for a receiver that reported that it holds `held`. kProtocol names the rule that it breaks.
 // `control` is the agent's control address, for lane addresses without a host.
-Result<Plan> ReadPlan(const v1::PullPlan& proto, const ModelLayout& layout, const Held& held, const HostPort& control);
+Result<Plan> ReadPlan(const v1::PullPlan& proto, const model::ModelLayout& layout, const Held& held,
+                      const net::HostPort& control);
 
 // The answer to OpenLive. kProtocol names the rule that it breaks.
-Result<LaneGrant> ReadLivePlan(const v1::LivePlan& proto, const HostPort& control);
+Result<LaneGrant> ReadLivePlan(const v1::LivePlan& proto, const net::HostPort& control);
 
 // The answer to CatchUp(oldest) within a full pull planned as `full`: steps only, on the lanes that are open.
-Result<Plan> ReadCatchUp(const v1::PullPlan& proto, const ModelLayout& layout, const Plan& full, Version oldest);
+Result<Plan> ReadCatchUp(const v1::PullPlan& proto, const model::ModelLayout& layout, const Plan& full, Version oldest);
 
-}  // namespace lockstep
+}  // namespace lockstep::session

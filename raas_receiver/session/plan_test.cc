@@ -6,13 +6,13 @@
 #include "raas_receiver/replica/test_model.h"
 #include "raas_receiver/session/agent_client.h"
 
-namespace lockstep {
+namespace lockstep::session {
 namespace {
 
-const HostPort kControl{"10.1.2.3", 7700};
+const net::HostPort kControl{"10.1.2.3", 7700};
 
 struct Fixture {
-  TestModel model;
+  replica::TestModel model;
   Held held = model.held(3);
 
   v1::PullPlan Chain() const {
@@ -51,7 +51,7 @@ TEST_CASE("A plan that keeps the rules is read as it stands") {
   CHECK(plan->target == fixture.model.held(5));
   CHECK(plan->steps.size() == 2);
   CHECK(plan->lanes.tickets.size() == 1);
-  CHECK(plan->lanes.agent == HostPort{"127.0.0.1", 7701});
+  CHECK(plan->lanes.agent == net::HostPort{"127.0.0.1", 7701});
   CHECK(plan->local_socket == "/run/pull.sock");
   CHECK(ModeName(plan->mode) == "chain");
 }
@@ -60,7 +60,8 @@ TEST_CASE("A lane address without a host is on the control channel's") {
   const Fixture fixture;
   v1::PullPlan proto = fixture.Chain();
   proto.set_lane_address(":7701");
-  CHECK(ReadPlan(proto, *fixture.model.layout(), fixture.held, kControl)->lanes.agent == HostPort{"10.1.2.3", 7701});
+  CHECK(ReadPlan(proto, *fixture.model.layout(), fixture.held, kControl)->lanes.agent ==
+        net::HostPort{"10.1.2.3", 7701});
 }
 
 TEST_CASE("A plan that breaks a rule is refused") {
@@ -118,4 +119,4 @@ TEST_CASE("Catching up stays in the run of the full pull and starts at the oldes
   CHECK_FALSE(ReadCatchUp(fixture.Chain(), *fixture.model.layout(), full, 3).ok());
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::session

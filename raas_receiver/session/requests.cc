@@ -4,7 +4,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::session {
 namespace {
 
 using std::chrono::milliseconds;
@@ -115,4 +115,4 @@ void Requests::End(Kind& kind, uint64_t number, const Status& outcome, const v1:
   changed_.Notify();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::session

@@ -15,7 +15,7 @@
 #include "proto/lockstep/v1/receiver.pb.h"
 #include "raas_receiver/session/change_signal.h"
 
-namespace lockstep {
+namespace lockstep::session {
 
 // Thread-safe.
 class Requests {
@@ -82,4 +82,4 @@ class Requests {
   Kind verify_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::session

@@ -4,7 +4,7 @@
 #include <catch2/catch.hpp>
 #include <thread>
 
-namespace lockstep {
+namespace lockstep::session {
 namespace {
 
 using std::chrono::milliseconds;
@@ -115,4 +115,4 @@ TEST_CASE("Stopping ends every call, those that wait and those that come") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::session

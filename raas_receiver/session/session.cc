@@ -3,7 +3,7 @@
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
 
-namespace lockstep {
+namespace lockstep::session {
 namespace {
 
 using std::chrono::milliseconds;
@@ -21,22 +21,22 @@ void Record(const EngineOutcome& outcome, v1::SyncRecord& record) {
   record.set_written_bytes(outcome.written_bytes);
 }
 
-void LogSync(const v1::SyncRecord& record, const Held& to, const Moment& begun) {
-  Log(LogLevel::kInfo, "version_committed",
-      {{"model", record.model()},
-       {"run", ToHex(to.run)},
-       {"version", to.version},
-       {"mode", record.mode()},
-       {"bytes", record.payload_bytes()},
-       {"repaired_blocks", record.repaired_blocks()},
-       {"publish_to_commit_s", static_cast<double>(record.publish_to_commit_us()) / 1e6},
-       {"duration_s", static_cast<double>(begun.NanosSince() / 1'000'000) / 1e3}});
+void LogSync(const v1::SyncRecord& record, const Held& to, const telemetry::Moment& begun) {
+  telemetry::Log(telemetry::LogLevel::kInfo, "version_committed",
+                 {{"model", record.model()},
+                  {"run", ToHex(to.run)},
+                  {"version", to.version},
+                  {"mode", record.mode()},
+                  {"bytes", record.payload_bytes()},
+                  {"repaired_blocks", record.repaired_blocks()},
+                  {"publish_to_commit_s", static_cast<double>(record.publish_to_commit_us()) / 1e6},
+                  {"duration_s", static_cast<double>(begun.NanosSince() / 1'000'000) / 1e3}});
 }
 
 }  // namespace
 
-Session::Session(SessionOptions options, std::unique_ptr<ReplicaPair> replicas, std::unique_ptr<EngineDriver> driver,
-                 IoThreads& io, WorkerPool& pool, SyncFeed& feed)
+Session::Session(SessionOptions options, std::unique_ptr<replica::ReplicaPair> replicas,
+                 std::unique_ptr<engines::EngineDriver> driver, net::IoThreads& io, WorkerPool& pool, SyncFeed& feed)
     : options_(std::move(options)),
       replicas_(std::move(replicas)),
       feed_(feed),
@@ -89,8 +89,8 @@ void Session::Join(milliseconds timeout) {
 }
 
 v1::ReceiverModel Session::Describe() const {
-  const PublishedVersion current = replicas_->current();
-  const std::shared_ptr<const ModelLayout> layout = follower_.layout();
+  const replica::PublishedVersion current = replicas_->current();
+  const std::shared_ptr<const model::ModelLayout> layout = follower_.layout();
   v1::ReceiverModel model;
   model.set_name(options_.model);
   model.set_agent(options_.agent.ToString());
@@ -123,7 +123,7 @@ Status Session::VerifyEngines(const Requests::Cancelled& cancelled) {
   return engine_.in_place() ? requests_.Verify(kEngineCall, cancelled) : OkStatus();
 }
 
-Result<std::shared_ptr<const ModelLayout>> Session::layout() const {
+Result<std::shared_ptr<const model::ModelLayout>> Session::layout() const {
   if (auto layout = follower_.layout()) return layout;
   return Status(ErrorCode::kNotFound, Cat("the agent has not sent the layout of model ", options_.model, " yet"));
 }
@@ -204,14 +204,14 @@ Status Session::SwitchToOlder() {
   }
   LS_RETURN_IF_ERROR(replicas_->SwitchToOther());
   live_.Close();
-  Log(LogLevel::kWarn, "version_rolled_back",
-      {{"model", options_.model}, {"run", ToHex(other.run)}, {"version", other.version}});
+  telemetry::Log(telemetry::LogLevel::kWarn, "version_rolled_back",
+                 {{"model", options_.model}, {"run", ToHex(other.run)}, {"version", other.version}});
   return OkStatus();
 }
 
 // The states of Sync, then Notifying. After: Waiting, or BackingOff after an error.
 v1::SessionState Session::Synchronize() {
-  const Moment begun;
+  const telemetry::Moment begun;
   const Requests::Pulls pulls = requests_.BeginPulls();
   Sync sync(context_, {pulls.force_full, follower_.layout(), follower_.announced_layout()},
             [this](v1::SessionState state) { state_ = state; });
@@ -223,7 +223,7 @@ v1::SessionState Session::Synchronize() {
     if (record.mode() != "up_to_date") LogSync(record, replicas_->current().held, begun);
     if (engine_.Behind()) Record(Serve(record.mode(), record.transfer()), record);
   } else if (status.code() != ErrorCode::kCancelled) {
-    LogError("sync_failed", status, {{"model", options_.model}, {"mode", record.mode()}});
+    telemetry::LogError("sync_failed", status, {{"model", options_.model}, {"mode", record.mode()}});
   }
   follower_.SetLayout(sync.layout());
   history_.Add(status, record, sync.lane_retries());
@@ -273,4 +273,4 @@ EngineOutcome Session::Serve(const std::string& mode, uint64_t transfer) {
   return engine_.Serve(mode, transfer);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::session

@@ -33,24 +33,24 @@
 #include "raas_receiver/session/sync_history.h"
 #include "raas_receiver/session/version_follower.h"
 
-namespace lockstep {
+namespace lockstep::session {
 
 struct SessionOptions {
   std::string model;
   std::string receiver;  // this receiver's name
-  HostPort agent;
+  net::HostPort agent;
   size_t lanes = 4;
   bool follow = true;  // sync whenever there is a newer version
   bool live = true;    // and take deltas while they are made
   EngineUpdaterOptions engine;
-  Timeline* timeline = nullptr;  // where spans go, when not null; outlives the session
+  telemetry::Timeline* timeline = nullptr;  // where spans go, when not null; outlives the session
 };
 
 class Session {
  public:
   // `replicas` were opened for the model, `driver` notifies its engine; `io`, `pool` and `feed` outlive the session.
-  Session(SessionOptions options, std::unique_ptr<ReplicaPair> replicas, std::unique_ptr<EngineDriver> driver,
-          IoThreads& io, WorkerPool& pool, SyncFeed& feed);
+  Session(SessionOptions options, std::unique_ptr<replica::ReplicaPair> replicas,
+          std::unique_ptr<engines::EngineDriver> driver, net::IoThreads& io, WorkerPool& pool, SyncFeed& feed);
   ~Session();
 
   void Start();
@@ -68,14 +68,14 @@ class Session {
   // Makes the version before current again, notifies the engine, and holds it until the next Pull or restart. kState
   // when there is none; the engine's error when it does not take it.
   Result<v1::ReceiverModel> Rollback(const Requests::Cancelled& cancelled);
-  Result<VerifyReport> Verify() const { return replicas_->Verify(); }
+  Result<replica::VerifyReport> Verify() const { return replicas_->Verify(); }
   // Compares the memory of engines that are written in place with the current version. kCorrupt names the engine and
   // rank that differs, kState the engine that is at another version.
   Status VerifyEngines(const Requests::Cancelled& cancelled);
   // Where the ranks of engines attach.
-  EngineTargets& targets() { return engine_.targets(); }
+  targets::EngineTargets& targets() { return engine_.targets(); }
   // kNotFound before the first layout is known.
-  Result<std::shared_ptr<const ModelLayout>> layout() const;
+  Result<std::shared_ptr<const model::ModelLayout>> layout() const;
 
  private:
   void Loop();
@@ -96,7 +96,7 @@ class Session {
   EngineOutcome Serve(const std::string& mode, uint64_t transfer = 0);
 
   const SessionOptions options_;
-  const std::unique_ptr<ReplicaPair> replicas_;
+  const std::unique_ptr<replica::ReplicaPair> replicas_;
   SyncFeed& feed_;
   ChangeSignal changed_;  // of whatever the session's thread waits for, and of its answers
   Requests requests_;
@@ -117,4 +117,4 @@ class Session {
   std::thread thread_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::session

@@ -6,7 +6,7 @@
 #include "raas_receiver/replica/replica_fixture.h"
 #include "raas_receiver/session/test_agent.h"
 
-namespace lockstep {
+namespace lockstep::session {
 namespace {
 
 using std::chrono::milliseconds;
@@ -14,20 +14,20 @@ constexpr milliseconds kForEver = std::chrono::minutes(1);  // more than a busy 
 
 // A session on a directory of its own, following a TestAgent.
 struct Fixture {
-  ReplicaFixture replicas;
+  replica::ReplicaFixture replicas;
   SyncFeed feed;
-  IoThreads io{2, [](std::string_view what) { WARN(std::string(what)); }};
+  net::IoThreads io{2, [](std::string_view what) { WARN(std::string(what)); }};
   TestAgent agent{replicas.model};
   SessionOptions options{
       .model = "actor", .receiver = "test", .agent = agent.address(), .lanes = 2, .follow = true, .engine = {}};
-  EngineOptions engine;
+  engines::EngineOptions engine;
   std::unique_ptr<Session> session;
-  ReplicaPair* pair = nullptr;
+  replica::ReplicaPair* pair = nullptr;
 
   void Start() {
     replicas.Open();
     pair = replicas.opened.get();
-    auto driver = NewEngineDriver(engine);
+    auto driver = engines::NewEngineDriver(engine);
     REQUIRE(driver.ok());
     session =
         std::make_unique<Session>(options, std::move(replicas.opened), *std::move(driver), io, replicas.pool, feed);
@@ -54,8 +54,8 @@ struct Fixture {
   // The published file and its hashes are those of `version`.
   void Check(Version version) {
     CHECK(pair->current().held == replicas.model.held(version));
-    CHECK(ReplicaFixture::FileBytes(replicas.ModelPath("current/model.safetensors")) ==
-          ReplicaFixture::Image(replicas.model, version));
+    CHECK(replica::ReplicaFixture::FileBytes(replicas.ModelPath("current/model.safetensors")) ==
+          replica::ReplicaFixture::Image(replicas.model, version));
     CHECK(session->Verify()->bad_blocks.empty());
   }
   v1::ReceiverModel Describe() const { return session->Describe(); }
@@ -102,7 +102,7 @@ TEST_CASE("A session follows its agent: the first version in full, then deltas, 
 
 TEST_CASE("Each sync leaves the spans of its states, under its pull's id, one after another") {
   Fixture fixture;
-  Timeline timeline;
+  telemetry::Timeline timeline;
   fixture.options.timeline = &timeline;
   fixture.Start();
   fixture.WaitHeld(1);
@@ -112,13 +112,13 @@ TEST_CASE("Each sync leaves the spans of its states, under its pull's id, one af
   fixture.Stop();
   const auto names = [&](Version version) {
     std::vector<std::string> names;
-    for (const Span& span : timeline.Select("actor", version)) names.emplace_back(span.name);
+    for (const telemetry::Span& span : timeline.Select("actor", version)) names.emplace_back(span.name);
     return names;
   };
   CHECK(names(1) == std::vector<std::string>{"negotiate", "pull", "verify", "apply", "commit"});
   CHECK(names(2) == std::vector<std::string>{"negotiate", "stage", "pull", "verify", "apply", "commit"});
   int64_t last_end = 0;
-  for (const Span& span : timeline.Select("actor", 2)) {
+  for (const telemetry::Span& span : timeline.Select("actor", 2)) {
     CHECK(span.transfer == 2);  // as the test's agent counts pulls
     CHECK(span.begin_unix_ns <= span.end_unix_ns);
     if (span.name == "stage") continue;  // inside pull
@@ -126,7 +126,7 @@ TEST_CASE("Each sync leaves the spans of its states, under its pull's id, one af
     last_end = span.end_unix_ns;
     if (span.name != "pull") continue;
     uint64_t sent = 0;
-    for (const DeltaBlock& block : fixture.replicas.model.DeltaBlocks(1, 2)) sent += block.data.size();
+    for (const payload::DeltaBlock& block : fixture.replicas.model.DeltaBlocks(1, 2)) sent += block.data.size();
     CHECK(span.bytes == sent);
   }
 }
@@ -157,7 +157,9 @@ TEST_CASE("What the live lanes spoil is pulled, and the replica is right all the
   fixture.agent.live = true;
   fixture.agent.lanes().at_frame = 1;
   // The third connection is a live one.
-  fixture.agent.lanes().fault_of = [](int lane) { return lane == 2 ? Fault::kCorruptPayload : Fault::kNone; };
+  fixture.agent.lanes().fault_of = [](int lane) {
+    return lane == 2 ? pull::Fault::kCorruptPayload : pull::Fault::kNone;
+  };
   const auto records = fixture.feed.Subscribe("actor");
   fixture.Start();
   fixture.WaitHeld(1);
@@ -222,7 +224,7 @@ TEST_CASE("A version whose damaged block cannot be had is refused, what is held 
   fixture.agent.Publish();
   REQUIRE(fixture.Pull().ok());
   fixture.DamageTarget(2);
-  fixture.agent.refuse_full = [](const BlockRequest& request) {
+  fixture.agent.refuse_full = [](const wire::BlockRequest& request) {
     return request.exact_version == 0 ? OkStatus() : Status(ErrorCode::kNotFound, "version 3 is gone");
   };
   fixture.agent.Publish();
@@ -343,7 +345,7 @@ TEST_CASE("A receiver that comes back without having notified its engine does so
 
 TEST_CASE("Stopping ends a stalled pull at once") {
   Fixture fixture;
-  fixture.agent.lanes().fault_of = [](int) { return Fault::kStall; };
+  fixture.agent.lanes().fault_of = [](int) { return pull::Fault::kStall; };
   fixture.Start();
   fixture.WaitFor([&] { return fixture.Describe().state() == v1::SESSION_STATE_PULLING; });
   const auto begin = std::chrono::steady_clock::now();
@@ -362,4 +364,4 @@ TEST_CASE("Without an agent a session waits, and a pull says what is wrong") {
   fixture.Stop();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::session

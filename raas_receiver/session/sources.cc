@@ -4,29 +4,30 @@
 #include "raas_receiver/pull/lane_set.h"
 #include "raas_receiver/pull/local_source.h"
 
-namespace lockstep {
+namespace lockstep::session {
 namespace {
 
-using Sources = std::vector<std::unique_ptr<BlockSource>>;
-using Layout = std::shared_ptr<const ModelLayout>;
+using Sources = std::vector<std::unique_ptr<pull::BlockSource>>;
+using Layout = std::shared_ptr<const model::ModelLayout>;
 
 // The agent's memory, when the plan names a way to it that leads somewhere from here.
 void AddMemory(const SyncContext& context, const Plan& plan, const Layout& layout, Sources& sources) {
   if (plan.local_socket.empty()) return;
   const std::string& model = context.model;
-  auto source = LocalSource::Connect({.path = plan.local_socket,
-                                      .pull_id = plan.pull_id,
-                                      .ticket = plan.local_ticket,
-                                      .layout = layout,
-                                      .on_failed =
-                                          [model](const Status& why) {
-                                            LogWarn("local_path_failed", why, {{"model", model}});
-                                          }},
-                                     context.replicas.pool());
+  auto source = pull::LocalSource::Connect({.path = plan.local_socket,
+                                            .pull_id = plan.pull_id,
+                                            .ticket = plan.local_ticket,
+                                            .layout = layout,
+                                            .on_failed =
+                                                [model](const Status& why) {
+                                                  telemetry::LogWarn("local_path_failed", why, {{"model", model}});
+                                                }},
+                                           context.replicas.pool());
   if (source.ok()) {
     sources.push_back(*std::move(source));
   } else {
-    Log(LogLevel::kDebug, "local_path_unavailable", {{"model", model}, {"message", source.status().ToString()}});
+    telemetry::Log(telemetry::LogLevel::kDebug, "local_path_unavailable",
+                   {{"model", model}, {"message", source.status().ToString()}});
   }
 }
 
@@ -35,12 +36,12 @@ void AddLive(const SyncContext& context, Sources& sources) {
 }
 
 void AddLanes(const SyncContext& context, const Plan& plan, const Layout& layout, Sources& sources) {
-  LaneOptions options{
+  pull::LaneOptions options{
       .peer = {.agent = plan.lanes.agent, .pull_id = plan.pull_id, .layout = layout, .tickets = plan.lanes.tickets}};
-  RenewTickets renew = [&agent = context.agent, pull_id = plan.pull_id](size_t lanes) {
+  pull::RenewTickets renew = [&agent = context.agent, pull_id = plan.pull_id](size_t lanes) {
     return agent.RenewTickets(pull_id, lanes);
   };
-  sources.push_back(std::make_unique<LaneSet>(context.io, std::move(options), std::move(renew)));
+  sources.push_back(std::make_unique<pull::LaneSet>(context.io, std::move(options), std::move(renew)));
 }
 
 }  // namespace
@@ -53,4 +54,4 @@ Sources OpenSources(const SyncContext& context, const Plan& plan, const Layout& 
   return sources;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::session

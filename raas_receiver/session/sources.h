@@ -9,11 +9,11 @@
 #include "raas_receiver/session/plan.h"
 #include "raas_receiver/session/sync_context.h"
 
-namespace lockstep {
+namespace lockstep::session {
 
 // The sources that `plan` grants and that can be reached, in the order in which they are to be asked. A source of
 // another kind is one more line in here. What `context` refers to outlives them.
-std::vector<std::unique_ptr<BlockSource>> OpenSources(const SyncContext& context, const Plan& plan,
-                                                      const std::shared_ptr<const ModelLayout>& layout);
+std::vector<std::unique_ptr<pull::BlockSource>> OpenSources(const SyncContext& context, const Plan& plan,
+                                                            const std::shared_ptr<const model::ModelLayout>& layout);
 
-}  // namespace lockstep
+}  // namespace lockstep::session

@@ -2,9 +2,9 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::session {
 
-FullStaging::FullStaging(const ModelLayout& layout, ReplicaPair& replicas)
+FullStaging::FullStaging(const model::ModelLayout& layout, replica::ReplicaPair& replicas)
     : replicas_(replicas), versions_(layout.block_count()), hashes_(layout.block_count()) {}
 
 void FullStaging::Expect(const std::vector<BlockIndex>& blocks) {
@@ -20,21 +20,22 @@ std::vector<BlockIndex> FullStaging::Missing() const {
   return missing;
 }
 
-Status FullStaging::Put(const FrameHeader& frame, ByteView) {
+Status FullStaging::Put(const wire::FrameHeader& frame, ByteView) {
   versions_[frame.block] = frame.version;
   hashes_[frame.block] = frame.block_hash;
   return OkStatus();
 }
 
-DeltaStaging::DeltaStaging(const ModelLayout& layout, const RunId& run, const std::vector<DeltaStep>& steps)
+DeltaStaging::DeltaStaging(const model::ModelLayout& layout, const RunId& run,
+                           const std::vector<pull::DeltaStep>& steps)
     : layout_(layout), run_(run) {
-  for (const DeltaStep& plan : steps) {
+  for (const pull::DeltaStep& plan : steps) {
     by_payload_[plan.payload_id] = steps_.size();
     steps_.push_back({plan, nullptr, {}, 0});
   }
 }
 
-Status DeltaStaging::PutEntry(uint64_t payload_id, DeltaBlock entry) {
+Status DeltaStaging::PutEntry(uint64_t payload_id, payload::DeltaBlock entry) {
   std::lock_guard lock(mutex_);
   Step& step = steps_[by_payload_.at(payload_id)];
   if (step.entries.size() == step.plan.entries || entry.data.size() > step.plan.data_bytes - step.bytes) {
@@ -46,10 +47,10 @@ Status DeltaStaging::PutEntry(uint64_t payload_id, DeltaBlock entry) {
   return OkStatus();
 }
 
-Status DeltaStaging::PutPayload(uint64_t payload_id, std::shared_ptr<const Payload> payload) {
+Status DeltaStaging::PutPayload(uint64_t payload_id, std::shared_ptr<const payload::Payload> payload) {
   std::lock_guard lock(mutex_);
   Step& step = steps_[by_payload_.at(payload_id)];
-  const PayloadHeader& header = payload->header();
+  const payload::PayloadHeader& header = payload->header();
   const bool planned = header.run == run_ && header.base == step.plan.base && header.target == step.plan.target &&
                        header.target_digest == step.plan.target_digest && header.entries == step.plan.entries &&
                        header.data_bytes == step.plan.data_bytes;
@@ -61,8 +62,8 @@ Status DeltaStaging::PutPayload(uint64_t payload_id, std::shared_ptr<const Paylo
   return OkStatus();
 }
 
-DeltaRequest DeltaStaging::TakeMissing() {
-  DeltaRequest missing{.run = run_, .steps = {}};
+pull::DeltaRequest DeltaStaging::TakeMissing() {
+  pull::DeltaRequest missing{.run = run_, .steps = {}};
   for (Step& step : steps_) {
     if (step.complete()) continue;
     step.entries.clear();
@@ -72,8 +73,8 @@ DeltaRequest DeltaStaging::TakeMissing() {
   return missing;
 }
 
-Result<DeltaChain> DeltaStaging::Assemble(const ManifestDigest& base_digest, int64_t committed_unix_ns) {
-  DeltaChain chain;
+Result<payload::DeltaChain> DeltaStaging::Assemble(const ManifestDigest& base_digest, int64_t committed_unix_ns) {
+  payload::DeltaChain chain;
   ManifestDigest digest = base_digest;
   for (Step& step : steps_) {
     if (!step.complete()) {
@@ -83,14 +84,14 @@ Result<DeltaChain> DeltaStaging::Assemble(const ManifestDigest& base_digest, int
               " blocks and ", step.bytes, " bytes, planned were ", step.plan.entries, " and ", step.plan.data_bytes));
     }
     if (step.whole == nullptr) {
-      const PayloadIdentity identity{.run = run_,
-                                     .base = step.plan.base,
-                                     .target = step.plan.target,
-                                     .base_digest = digest,
-                                     .target_digest = step.plan.target_digest,
-                                     .steps_folded = 1,
-                                     .committed_unix_ns = committed_unix_ns};
-      LS_ASSIGN_OR_RETURN(step.whole, Payload::Assemble(layout_, identity, step.entries));
+      const payload::PayloadIdentity identity{.run = run_,
+                                              .base = step.plan.base,
+                                              .target = step.plan.target,
+                                              .base_digest = digest,
+                                              .target_digest = step.plan.target_digest,
+                                              .steps_folded = 1,
+                                              .committed_unix_ns = committed_unix_ns};
+      LS_ASSIGN_OR_RETURN(step.whole, payload::Payload::Assemble(layout_, identity, step.entries));
       step.entries = {};
     }
     chain.push_back(std::move(step.whole));
@@ -99,10 +100,10 @@ Result<DeltaChain> DeltaStaging::Assemble(const ManifestDigest& base_digest, int
   return chain;
 }
 
-Status VerifyChain(const ModelLayout& layout, const DeltaChain& chain, std::vector<uint64_t> hashes) {
+Status VerifyChain(const model::ModelLayout& layout, const payload::DeltaChain& chain, std::vector<uint64_t> hashes) {
   for (const auto& step : chain) {
-    for (const PayloadEntry& entry : step->entries()) hashes[entry.block] = entry.target_hash;
-    if (ComputeManifestDigest(layout.digest(), hashes) != step->header().target_digest) {
+    for (const payload::PayloadEntry& entry : step->entries()) hashes[entry.block] = entry.target_hash;
+    if (model::ComputeManifestDigest(layout.digest(), hashes) != step->header().target_digest) {
       return {ErrorCode::kCorrupt, Cat("the delta from version ", step->base().version, " to ", step->target().version,
                                        " does not lead to the digest that its manifest names")};
     }
@@ -110,4 +111,4 @@ Status VerifyChain(const ModelLayout& layout, const DeltaChain& chain, std::vect
   return OkStatus();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::session

@@ -14,59 +14,61 @@
 #include "raas_receiver/pull/block_source.h"
 #include "raas_receiver/replica/replica_pair.h"
 
-namespace lockstep {
+namespace lockstep::session {
 
 // Full blocks, read straight into the target replica. Remembers of which version each is, and its hash: while a full
 // pull runs, the trainer may move on, and later blocks are of a later version.
-class FullStaging : public BlockSink {
+class FullStaging : public pull::BlockSink {
  public:
   // REQUIRES the target of `replicas` to be writable memory of `layout` as long as blocks come.
-  FullStaging(const ModelLayout& layout, ReplicaPair& replicas);
+  FullStaging(const model::ModelLayout& layout, replica::ReplicaPair& replicas);
 
   // `blocks` are fetched next: they are missing until they come, whatever came before.
   void Expect(const std::vector<BlockIndex>& blocks);
   // Those of the expected that have not come. REQUIRES no fetch to run.
   std::vector<BlockIndex> Missing() const;
 
-  std::span<std::byte> Destination(const FrameHeader& frame) override { return replicas_.target_block(frame.block); }
-  Status Put(const FrameHeader& frame, ByteView payload) override;
+  std::span<std::byte> Destination(const wire::FrameHeader& frame) override {
+    return replicas_.target_block(frame.block);
+  }
+  Status Put(const wire::FrameHeader& frame, ByteView payload) override;
 
   const std::vector<Version>& versions() const { return versions_; }  // per block; 0 where none came
   const std::vector<uint64_t>& hashes() const { return hashes_; }     // per block
 
  private:
-  ReplicaPair& replicas_;
+  replica::ReplicaPair& replicas_;
   std::vector<BlockIndex> expected_;
   std::vector<Version> versions_;
   std::vector<uint64_t> hashes_;
 };
 
 // Deltas, kept aside: nothing is applied before all of a pull has arrived and was checked.
-class DeltaStaging : public DeltaSink {
+class DeltaStaging : public pull::DeltaSink {
  public:
   // REQUIRES `layout` to outlive the staging.
-  DeltaStaging(const ModelLayout& layout, const RunId& run, const std::vector<DeltaStep>& steps);
+  DeltaStaging(const model::ModelLayout& layout, const RunId& run, const std::vector<pull::DeltaStep>& steps);
 
-  Status PutEntry(uint64_t payload_id, DeltaBlock entry) override;
-  Status PutPayload(uint64_t payload_id, std::shared_ptr<const Payload> payload) override;
+  Status PutEntry(uint64_t payload_id, payload::DeltaBlock entry) override;
+  Status PutPayload(uint64_t payload_id, std::shared_ptr<const payload::Payload> payload) override;
 
   // The steps that have not come whole; what came of them in part is dropped. REQUIRES no fetch to run.
-  DeltaRequest TakeMissing();
+  pull::DeltaRequest TakeMissing();
 
   // The payloads of the steps, once all of them are here; the staging is empty then. `base_digest` names what the first
   // one applies to. kProtocol, naming the step, when entries or bytes are missing.
-  Result<DeltaChain> Assemble(const ManifestDigest& base_digest, int64_t committed_unix_ns);
+  Result<payload::DeltaChain> Assemble(const ManifestDigest& base_digest, int64_t committed_unix_ns);
 
  private:
   struct Step {
-    DeltaStep plan;
-    std::shared_ptr<const Payload> whole;  // came so; else null
-    std::vector<DeltaBlock> entries;
+    pull::DeltaStep plan;
+    std::shared_ptr<const payload::Payload> whole;  // came so; else null
+    std::vector<payload::DeltaBlock> entries;
     uint64_t bytes = 0;  // of the entries
     bool complete() const { return whole != nullptr || (entries.size() == plan.entries && bytes == plan.data_bytes); }
   };
 
-  const ModelLayout& layout_;
+  const model::ModelLayout& layout_;
   const RunId run_;
   std::mutex mutex_;
   std::vector<Step> steps_;
@@ -74,6 +76,6 @@ class DeltaStaging : public DeltaSink {
 };
 
 // OK when each step of `chain` leads from `hashes` to the digest it names. kCorrupt names the version that does not.
-Status VerifyChain(const ModelLayout& layout, const DeltaChain& chain, std::vector<uint64_t> hashes);
+Status VerifyChain(const model::ModelLayout& layout, const payload::DeltaChain& chain, std::vector<uint64_t> hashes);
 
-}  // namespace lockstep
+}  // namespace lockstep::session

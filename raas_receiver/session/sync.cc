@@ -7,7 +7,7 @@
 #include "common/telemetry/log.h"
 #include "raas_receiver/session/sources.h"
 
-namespace lockstep {
+namespace lockstep::session {
 namespace {
 
 // Adds the time of its life to a duration of the record.
@@ -42,7 +42,7 @@ std::vector<BlockIndex> Stranded(const std::vector<Version>& versions, const Pla
   for (BlockIndex block = 0; block < versions.size(); ++block) {
     const bool reachable = versions[block] == plan.target.version ||
                            std::any_of(plan.steps.begin(), plan.steps.end(),
-                                       [&](const DeltaStep& step) { return step.base == versions[block]; });
+                                       [&](const pull::DeltaStep& step) { return step.base == versions[block]; });
     if (!reachable) stranded.push_back(block);
   }
   return stranded;
@@ -75,7 +75,7 @@ Status Sync::Run() {
 Status Sync::RunStates() {
   State state = State::kNegotiate;
   while (state != State::kDone) {
-    const Moment begun;
+    const telemetry::Moment begun;
     const uint64_t bytes_before = PulledBytes();
     Result<State> next = Enter(state);
     CountBytes();
@@ -85,12 +85,12 @@ Status Sync::RunStates() {
   return OkStatus();
 }
 
-void Sync::AddSpanOf(State state, const Moment& begun, uint64_t bytes_before) {
+void Sync::AddSpanOf(State state, const telemetry::Moment& begun, uint64_t bytes_before) {
   if (record_.mode() == "up_to_date") return;  // a question that found nothing new is on no version's way
-  Span span = SpanOf(SpanName(state));
+  telemetry::Span span = SpanOf(SpanName(state));
   if (span.name == "pull") span.bytes = PulledBytes() - bytes_before;
   if (span.name == "apply") span.bytes = record_.payload_bytes();
-  AddSpan(context_.timeline, std::move(span), begun);
+  telemetry::AddSpan(context_.timeline, std::move(span), begun);
 }
 
 std::string_view Sync::SpanName(State state) {
@@ -115,7 +115,7 @@ std::string_view Sync::SpanName(State state) {
   return "commit";
 }
 
-Span Sync::SpanOf(std::string_view name) const {
+telemetry::Span Sync::SpanOf(std::string_view name) const {
   return {.name = name,
           .model = context_.model,
           .run = plan_.target.run,
@@ -187,7 +187,7 @@ Result<Sync::State> Sync::Negotiate() {
     record_.set_verified(true);
     return State::kDone;
   }
-  const PublishedVersion other = context_.replicas.previous();
+  const replica::PublishedVersion other = context_.replicas.previous();
   const bool held_already = other.held == plan_.target && other.digest == plan_.target_digest;
   if (held_already && !request_.force_full) return State::kSwitch;
   return plan_.mode == v1::PULL_MODE_FULL ? State::kPullFull : State::kPullDelta;
@@ -243,7 +243,7 @@ Result<Sync::State> Sync::CatchUp() {
   plan_.committed_unix_ns = caught_up.committed_unix_ns;
   plan_.steps = caught_up.steps;
   RecordTarget();
-  const FullRequest stranded{Stranded(full_->versions(), plan_), plan_.target.version, /*exact=*/true};
+  const pull::FullRequest stranded{Stranded(full_->versions(), plan_), plan_.target.version, /*exact=*/true};
   LS_RETURN_IF_ERROR(fetcher_.FetchBlocks(stranded, *full_));
   LS_RETURN_IF_ERROR(FetchDeltas({}));
   return State::kVerify;
@@ -252,14 +252,15 @@ Result<Sync::State> Sync::CatchUp() {
 // Before: PullDelta, PullFull, CatchUp. After: Apply. Nothing that was held has been touched when this fails.
 Result<Sync::State> Sync::Verify() {
   const Stopwatch stopwatch(record_, record_.apply_us(), &v1::SyncRecord::set_apply_us);
-  const ModelLayout& layout = *request_.layout;
+  const model::ModelLayout& layout = *request_.layout;
   if (full_) {
-    expected_ = HashesAfter(chain_, BlockVersions{0, &full_->versions()}, full_->hashes());
+    expected_ = replica::HashesAfter(chain_, replica::BlockVersions{0, &full_->versions()}, full_->hashes());
   } else {
     LS_RETURN_IF_ERROR(VerifyChain(layout, chain_, context_.replicas.current_hashes()));
-    expected_ = HashesAfter(chain_, BlockVersions{plan_.base.version}, context_.replicas.current_hashes());
+    expected_ =
+        replica::HashesAfter(chain_, replica::BlockVersions{plan_.base.version}, context_.replicas.current_hashes());
   }
-  if (ComputeManifestDigest(layout.digest(), expected_) != plan_.target_digest) {
+  if (model::ComputeManifestDigest(layout.digest(), expected_) != plan_.target_digest) {
     return Status(ErrorCode::kCorrupt, Cat("the blocks received for version ", plan_.target.version,
                                            " do not give the digest of its manifest"));
   }
@@ -280,11 +281,11 @@ Result<Sync::State> Sync::Apply() {
 // Before: Apply. After: Commit; an error refuses the version.
 Result<Sync::State> Sync::Repair() {
   const Stopwatch stopwatch(record_, record_.apply_us(), &v1::SyncRecord::set_apply_us);
-  Log(LogLevel::kWarn, "blocks_damaged",
-      {{"model", context_.model},
-       {"version", plan_.target.version},
-       {"blocks", damaged_.size()},
-       {"first", damaged_[0]}});
+  telemetry::Log(telemetry::LogLevel::kWarn, "blocks_damaged",
+                 {{"model", context_.model},
+                  {"version", plan_.target.version},
+                  {"blocks", damaged_.size()},
+                  {"first", damaged_[0]}});
   if (!full_) full_ = std::make_unique<FullStaging>(*request_.layout, context_.replicas);
   LS_RETURN_IF_ERROR(fetcher_.FetchBlocks({damaged_, plan_.target.version, /*exact=*/true}, *full_));
   for (const BlockIndex block : damaged_) {
@@ -301,9 +302,9 @@ Result<Sync::State> Sync::Repair() {
 Result<Sync::State> Sync::Commit() {
   const Stopwatch stopwatch(record_, record_.commit_us(), &v1::SyncRecord::set_commit_us);
   const bool delta = plan_.mode != v1::PULL_MODE_FULL;
-  Manifest manifest{plan_.target, std::move(expected_), plan_.target_digest};
+  model::Manifest manifest{plan_.target, std::move(expected_), plan_.target_digest};
   LS_RETURN_IF_ERROR(
-      context_.replicas.Commit(std::move(manifest), plan_.committed_unix_ns, delta ? chain_ : DeltaChain()));
+      context_.replicas.Commit(std::move(manifest), plan_.committed_unix_ns, delta ? chain_ : payload::DeltaChain()));
   record_.set_publish_to_commit_us(MicrosSince(plan_.committed_unix_ns));
   record_.set_verified(true);
   return State::kDone;
@@ -322,13 +323,13 @@ Result<Sync::State> Sync::Switch() {
 Status Sync::FetchDeltas(const ManifestDigest& base_digest) {
   DeltaStaging deltas(*request_.layout, plan_.target.run, plan_.steps);
   LS_RETURN_IF_ERROR(fetcher_.FetchDeltas(deltas));
-  const SpanScope span(context_.timeline, SpanOf("stage"));
+  const telemetry::SpanScope span(context_.timeline, SpanOf("stage"));
   LS_ASSIGN_OR_RETURN(chain_, deltas.Assemble(base_digest, plan_.committed_unix_ns));
   return OkStatus();
 }
 
 void Sync::CountBytes() {
-  const SourceCounters counters = fetcher_.counters();
+  const pull::SourceCounters counters = fetcher_.counters();
   record_.set_payload_bytes(counters.payload_bytes);
   record_.set_local_bytes(counters.local_bytes);
   record_.set_live_bytes(counters.live_bytes);
@@ -341,7 +342,8 @@ void Sync::Close(const Status& status) {
   if (plan_.pull_id == 0) return;
   const Status closed =
       context_.agent.ClosePull(plan_.pull_id, context_.replicas.current().held, status.ok() ? "ok" : status.ToString());
-  if (!closed.ok()) LogWarn("pull_close_failed", closed, {{"model", context_.model}, {"pull", plan_.pull_id}});
+  if (!closed.ok())
+    telemetry::LogWarn("pull_close_failed", closed, {{"model", context_.model}, {"pull", plan_.pull_id}});
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::session

@@ -26,13 +26,13 @@
 #include "raas_receiver/session/staging.h"
 #include "raas_receiver/session/sync_context.h"
 
-namespace lockstep {
+namespace lockstep::session {
 
 // What is wanted of one sync.
 struct SyncRequest {
   bool force_full = false;
-  std::shared_ptr<const ModelLayout> layout;  // the last one known; null: none
-  LayoutDigest agent_layout;                  // the one the agent announced; zero: not known
+  std::shared_ptr<const model::ModelLayout> layout;  // the last one known; null: none
+  LayoutDigest agent_layout;                         // the one the agent announced; zero: not known
 };
 
 // Run once, on the session's thread. Cancel may be called from any.
@@ -47,7 +47,7 @@ class Sync {
   void Cancel() { fetcher_.Cancel(); }
 
   const v1::SyncRecord& record() const { return record_; }  // once Run has returned
-  const std::shared_ptr<const ModelLayout>& layout() const { return request_.layout; }
+  const std::shared_ptr<const model::ModelLayout>& layout() const { return request_.layout; }
   uint64_t lane_retries() const { return lane_retries_; }
 
  private:
@@ -69,23 +69,23 @@ class Sync {
   void CountBytes();
   void Close(const Status& status);
   void RecordTarget();
-  Span SpanOf(std::string_view name) const;
+  telemetry::Span SpanOf(std::string_view name) const;
   static std::string_view SpanName(State state);
-  void AddSpanOf(State state, const Moment& begun, uint64_t bytes_before);
+  void AddSpanOf(State state, const telemetry::Moment& begun, uint64_t bytes_before);
   uint64_t PulledBytes() const { return record_.payload_bytes() - record_.live_bytes(); }
 
   SyncContext& context_;
   SyncRequest request_;
   EnterState enter_;
   v1::SyncRecord record_;
-  PublishedVersion base_;
+  replica::PublishedVersion base_;
   Plan plan_;
   std::unique_ptr<FullStaging> full_;
-  DeltaChain chain_;                 // verified, to be applied
+  payload::DeltaChain chain_;        // verified, to be applied
   std::vector<uint64_t> expected_;   // block hashes of the target
   std::vector<BlockIndex> damaged_;  // blocks that did not get their hash
   uint64_t lane_retries_ = 0;
   Fetcher fetcher_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::session

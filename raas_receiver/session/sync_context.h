@@ -10,18 +10,18 @@
 #include "raas_receiver/session/agent_client.h"
 #include "raas_receiver/session/live_link.h"
 
-namespace lockstep {
+namespace lockstep::session {
 
 struct SyncContext {
   std::string model;
   std::string receiver;
   size_t lanes = 4;
   AgentClient& agent;
-  ReplicaPair& replicas;
-  IoThreads& io;
+  replica::ReplicaPair& replicas;
+  net::IoThreads& io;
   LiveLink& live;
   uint64_t link_bytes_per_s = 0;  // what lanes last carried together; 0: not known
-  Timeline* timeline = nullptr;
+  telemetry::Timeline* timeline = nullptr;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::session

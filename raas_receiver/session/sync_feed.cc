@@ -1,6 +1,6 @@
 #include "raas_receiver/session/sync_feed.h"
 
-namespace lockstep {
+namespace lockstep::session {
 namespace {
 
 // A subscriber that does not listen loses the oldest records.
@@ -54,4 +54,4 @@ void SyncFeed::Close() {
   changed_.notify_all();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::session

@@ -14,7 +14,7 @@
 
 #include "proto/lockstep/v1/receiver.pb.h"
 
-namespace lockstep {
+namespace lockstep::session {
 
 // Thread-safe; outlives its subscriptions.
 class SyncFeed {
@@ -49,4 +49,4 @@ class SyncFeed {
   bool closed_ = false;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::session

@@ -8,7 +8,7 @@
 #include "common/base/status.h"
 #include "proto/lockstep/v1/receiver.pb.h"
 
-namespace lockstep {
+namespace lockstep::session {
 
 // Thread-safe.
 class SyncHistory {
@@ -43,4 +43,4 @@ class SyncHistory {
   std::string last_error_;  // of the last sync, or of its engines
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::session

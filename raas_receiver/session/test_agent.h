@@ -15,22 +15,22 @@
 #include "raas_receiver/replica/test_model.h"
 #include "raas_receiver/session/agent_client.h"
 
-namespace lockstep {
+namespace lockstep::session {
 
 class TestAgent final : public v1::TrainerAgent::Service {
  public:
   // Publishes version 1 of `model` at once. The model must not be changed but by Publish.
-  explicit TestAgent(TestModel& model) : model_(model), lanes_(model) {
+  explicit TestAgent(replica::TestModel& model) : model_(model), lanes_(model) {
     model_.Advance();
     model_.Advance();
     lanes_.version_of = [this](BlockIndex) { return newest_.load(); };
     lanes_.begun = [this](Version base) { return newest_.load() > base; };
-    lanes_.refuse = [this](const BlockRequest& request) { return refuse_full(request); };
+    lanes_.refuse = [this](const wire::BlockRequest& request) { return refuse_full(request); };
     for (Version version = 1; version < 12; ++version) {
       if (version > 1) model_.Advance();
       lanes_.payloads[version] = model_.DeltaBlocks(version, version + 1);
     }
-    server_ = *RpcServer::Create({.address = "127.0.0.1:0", .services = {this}, .health_services = {}});
+    server_ = *rpc::RpcServer::Create({.address = "127.0.0.1:0", .services = {this}, .health_services = {}});
   }
   ~TestAgent() override {
     stopping_ = true;
@@ -38,8 +38,8 @@ class TestAgent final : public v1::TrainerAgent::Service {
     server_->Drain(std::chrono::milliseconds(500));
   }
 
-  HostPort address() const { return {"127.0.0.1", static_cast<uint16_t>(server_->bound_port())}; }
-  TestLaneServer& lanes() { return lanes_; }
+  net::HostPort address() const { return {"127.0.0.1", static_cast<uint16_t>(server_->bound_port())}; }
+  pull::TestLaneServer& lanes() { return lanes_; }
 
   // The next of the 12 versions.
   Version Publish() {
@@ -51,7 +51,7 @@ class TestAgent final : public v1::TrainerAgent::Service {
 
   // Changed by tests, before what they are to act on.
   std::function<void(v1::PullPlan&)> twist = [](v1::PullPlan&) {};
-  std::function<Status(const BlockRequest&)> refuse_full = [](const BlockRequest&) { return OkStatus(); };
+  std::function<Status(const wire::BlockRequest&)> refuse_full = [](const wire::BlockRequest&) { return OkStatus(); };
   std::function<Version()> catch_up_target = [this] { return newest_.load(); };
   std::atomic<bool> live = false;  // whether it has live deltas to give
   std::atomic<int> pulls_opened = 0;
@@ -144,7 +144,7 @@ class TestAgent final : public v1::TrainerAgent::Service {
       step.set_base(version);
       step.set_target(version + 1);
       step.set_target_digest(ToBytes(model_.manifest(version + 1).digest));
-      for (const DeltaBlock& block : lanes_.payloads.at(version)) {
+      for (const payload::DeltaBlock& block : lanes_.payloads.at(version)) {
         step.set_entries(step.entries() + 1);
         step.set_data_bytes(step.data_bytes() + block.data.size());
         step.set_changed_elements(step.changed_elements() + block.changes);
@@ -152,13 +152,13 @@ class TestAgent final : public v1::TrainerAgent::Service {
     }
   }
 
-  TestModel& model_;
-  TestLaneServer lanes_;
+  replica::TestModel& model_;
+  pull::TestLaneServer lanes_;
   std::atomic<Version> newest_ = 1;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::atomic<bool> stopping_ = false;
-  std::unique_ptr<RpcServer> server_;
+  std::unique_ptr<rpc::RpcServer> server_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::session

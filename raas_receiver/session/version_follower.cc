@@ -2,9 +2,9 @@
 
 #include "common/telemetry/log.h"
 
-namespace lockstep {
+namespace lockstep::session {
 
-VersionFollower::VersionFollower(std::string model, bool follow, AgentClient& agent, ReplicaPair& replicas,
+VersionFollower::VersionFollower(std::string model, bool follow, AgentClient& agent, replica::ReplicaPair& replicas,
                                  ChangeSignal& changed)
     : model_(std::move(model)),
       follow_(follow),
@@ -39,7 +39,7 @@ void VersionFollower::OnVersion(const v1::VersionEvent& event) {
 void VersionFollower::OnLost(const Status& status) {
   if (stopping_) return;
   std::lock_guard lock(mutex_);
-  if (error_.empty()) LogWarn("version_stream_lost", status, {{"model", model_}});
+  if (error_.empty()) telemetry::LogWarn("version_stream_lost", status, {{"model", model_}});
   error_ = status.ToString();
 }
 
@@ -48,7 +48,7 @@ Held VersionFollower::newest() const {
   return newest_;
 }
 
-std::shared_ptr<const ModelLayout> VersionFollower::layout() const {
+std::shared_ptr<const model::ModelLayout> VersionFollower::layout() const {
   std::lock_guard lock(mutex_);
   return layout_;
 }
@@ -73,7 +73,7 @@ void VersionFollower::Synced(const Held& announced, const Held& held) {
   if (newest_ == announced || (newest_.run == held.run && newest_.version < held.version)) newest_ = held;
 }
 
-void VersionFollower::SetLayout(std::shared_ptr<const ModelLayout> layout) {
+void VersionFollower::SetLayout(std::shared_ptr<const model::ModelLayout> layout) {
   std::lock_guard lock(mutex_);
   layout_ = std::move(layout);
 }
@@ -95,9 +95,9 @@ bool VersionFollower::Prepare() {
   if (status.ok()) {
     SetLayout(*layout);
   } else {
-    LogWarn("replica_allocate_failed", status, {{"model", model_}});
+    telemetry::LogWarn("replica_allocate_failed", status, {{"model", model_}});
   }
   return true;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::session

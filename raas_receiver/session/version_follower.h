@@ -15,13 +15,14 @@
 #include "raas_receiver/session/change_signal.h"
 #include "raas_receiver/session/version_watch.h"
 
-namespace lockstep {
+namespace lockstep::session {
 
 class VersionFollower {
  public:
   // `agent`, `replicas` and `changed`, which is notified of every announcement, outlive this. Without `follow` it only
   // knows what was announced: nothing is prepared, and no version is reason to sync.
-  VersionFollower(std::string model, bool follow, AgentClient& agent, ReplicaPair& replicas, ChangeSignal& changed);
+  VersionFollower(std::string model, bool follow, AgentClient& agent, replica::ReplicaPair& replicas,
+                  ChangeSignal& changed);
 
   void Start();
   // The stream's end is no news from here on; AgentClient::Cancel ends it.
@@ -33,7 +34,7 @@ class VersionFollower {
   // What the agent announced last; nothing: no version yet.
   Held newest() const;
   // The layout known last, be it announced, held or synced; null: none.
-  std::shared_ptr<const ModelLayout> layout() const;
+  std::shared_ptr<const model::ModelLayout> layout() const;
   // Why the version stream is down, or what was announced makes no sense; empty while all is well.
   std::string error() const;
 
@@ -46,7 +47,7 @@ class VersionFollower {
   // may be newer than the last announcement, which is then no reason to sync again.
   void Synced(const Held& announced, const Held& held);
   // Null: it has to be asked for again.
-  void SetLayout(std::shared_ptr<const ModelLayout> layout);
+  void SetLayout(std::shared_ptr<const model::ModelLayout> layout);
 
   // Whether a layout was announced that no memory was taken for.
   bool Unprepared() const;
@@ -61,7 +62,7 @@ class VersionFollower {
   const std::string model_;
   const bool follow_;
   AgentClient& agent_;
-  ReplicaPair& replicas_;
+  replica::ReplicaPair& replicas_;
   ChangeSignal& changed_;
   std::atomic<bool> stopping_ = false;
 
@@ -69,10 +70,10 @@ class VersionFollower {
   Held newest_;
   LayoutDigest announced_layout_;
   LayoutDigest prepared_;  // the last layout that memory was taken for, or tried to be
-  std::shared_ptr<const ModelLayout> layout_;
+  std::shared_ptr<const model::ModelLayout> layout_;
   std::string error_;
 
   std::unique_ptr<VersionWatch> watch_;  // last: its thread calls back
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::session

@@ -5,11 +5,11 @@
 #include "raas_receiver/replica/replica_fixture.h"
 #include "raas_receiver/session/test_agent.h"
 
-namespace lockstep {
+namespace lockstep::session {
 namespace {
 
 struct Fixture {
-  ReplicaFixture replicas;
+  replica::ReplicaFixture replicas;
   std::unique_ptr<TestAgent> agent = std::make_unique<TestAgent>(replicas.model);
   ChangeSignal changed;
   AgentClient client{agent->address()};
@@ -83,4 +83,4 @@ TEST_CASE("A stream that is lost is an error until the agent announces something
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::session

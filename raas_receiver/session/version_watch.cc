@@ -2,7 +2,7 @@
 
 #include "raas_receiver/session/backoff.h"
 
-namespace lockstep {
+namespace lockstep::session {
 
 VersionWatch::VersionWatch(AgentClient& agent, std::string model, Callbacks callbacks)
     : agent_(agent), model_(std::move(model)), callbacks_(std::move(callbacks)), thread_([this] { Loop(); }) {}
@@ -31,4 +31,4 @@ void VersionWatch::Loop() {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::session

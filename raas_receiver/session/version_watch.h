@@ -10,7 +10,7 @@
 
 #include "raas_receiver/session/agent_client.h"
 
-namespace lockstep {
+namespace lockstep::session {
 
 // Callbacks come on the watch's thread. The destructor stops and joins.
 class VersionWatch {
@@ -36,4 +36,4 @@ class VersionWatch {
   std::thread thread_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::session

@@ -8,7 +8,7 @@
 #include <cstring>
 #include <new>
 
-namespace lockstep {
+namespace lockstep::targets {
 namespace {
 
 // A memfd that is mapped here can still be sealed against every later mapping for writing.
@@ -17,11 +17,11 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEA
 }  // namespace
 
 Result<ControlPage> ControlPage::Create(uint32_t world) {
-  UniqueFd fd(::memfd_create("lockstep-engine-page", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  os::UniqueFd fd(::memfd_create("lockstep-engine-page", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) return ErrnoStatus(errno, "create the control page of an engine");
   if (::ftruncate(fd.get(), kControlPageBytes) != 0) return ErrnoStatus(errno, "size the control page of an engine");
-  LS_ASSIGN_OR_RETURN(MappedSegment segment,
-                      AdoptSegment(std::move(fd), kControlPageBytes, Access::kReadWrite, "engine control page"));
+  LS_ASSIGN_OR_RETURN(os::MappedSegment segment, os::AdoptSegment(std::move(fd), kControlPageBytes,
+                                                                  os::Access::kReadWrite, "engine control page"));
   if (::fcntl(segment.fd(), F_ADD_SEALS, kSeals) != 0) return ErrnoStatus(errno, "seal the control page of an engine");
   ControlPage page(std::move(segment));
   ControlPageLayout& layout = *new (page.segment_.data()) ControlPageLayout{};
@@ -56,4 +56,4 @@ void ControlPage::Clear() {
   Store(EngineState::kEmpty, word_.slot);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::targets

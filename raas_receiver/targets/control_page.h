@@ -9,7 +9,7 @@
 #include "common/base/status.h"
 #include "common/os/segment.h"
 
-namespace lockstep {
+namespace lockstep::targets {
 
 inline constexpr uint16_t kEngineRankFormat = 1;
 inline constexpr uint64_t kControlPageBytes = 4096;
@@ -72,14 +72,14 @@ class ControlPage {
   void Clear();
 
  private:
-  explicit ControlPage(MappedSegment segment) : segment_(std::move(segment)) {}
+  explicit ControlPage(os::MappedSegment segment) : segment_(std::move(segment)) {}
   ControlPageLayout& page() const { return *reinterpret_cast<ControlPageLayout*>(segment_.data()); }
   void Store(EngineState state, uint32_t slot);
 
-  MappedSegment segment_;
+  os::MappedSegment segment_;
   ControlWord word_;
   Held serving_;
   uint32_t half_ = 0;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::targets

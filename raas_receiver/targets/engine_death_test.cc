@@ -7,7 +7,7 @@
 
 #include "raas_receiver/targets/targets_fixture.h"
 
-namespace lockstep {
+namespace lockstep::targets {
 namespace {
 
 constexpr int kDied = 3;
@@ -202,7 +202,7 @@ TEST_CASE("A peer of another user is refused, even where it can reach the socket
   const pid_t other = ::fork();
   if (other == 0) {
     if (::setgid(65534) != 0 || ::setuid(65534) != 0) ::_exit(2);
-    auto connection = UnixConnect(fixture.socket(), kPatience);
+    auto connection = os::UnixConnect(fixture.socket(), kPatience);
     if (!connection.ok()) ::_exit(3);
     const auto answer = ReceiveEngineMessage(*connection, kPatience);
     const bool refused = answer.ok() && answer->type == EngineMessageType::kRefused &&
@@ -214,4 +214,4 @@ TEST_CASE("A peer of another user is refused, even where it can reach the socket
   CHECK(WEXITSTATUS(status) == 0);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::targets

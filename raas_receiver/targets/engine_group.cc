@@ -7,7 +7,7 @@
 #include "common/telemetry/log.h"
 #include "raas_receiver/placement/rules/rules.h"
 
-namespace lockstep {
+namespace lockstep::targets {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -21,10 +21,10 @@ std::chrono::microseconds Since(Clock::time_point begin) {
 EngineGroup::EngineGroup(const EngineTargetsOptions& options, const RankLink& first, WorkerPool& pool)
     : options_(options), pool_(pool), members_(options.model, first) {}
 
-Status EngineGroup::Join(std::shared_ptr<RankLink> link, const ModelLayout& layout) {
+Status EngineGroup::Join(std::shared_ptr<RankLink> link, const model::ModelLayout& layout) {
   LS_RETURN_IF_ERROR(members_.MakeRoom(*link));
-  RankDescription completed = link->description();
-  LS_RETURN_IF_ERROR(CompleteDescription(layout, completed).status().WithContext(link->Label()));
+  placement::RankDescription completed = link->description();
+  LS_RETURN_IF_ERROR(placement::CompleteDescription(layout, completed).status().WithContext(link->Label()));
   members_.Join(std::move(link));
   return OkStatus();
 }
@@ -50,7 +50,8 @@ EngineReport EngineGroup::Describe() const {
   }
   for (const auto& link : links) {
     report.parameters += link->description().parameters.size();
-    for (const MemoryDescription& memory : link->description().halves.front()) report.target_bytes += memory.bytes;
+    for (const placement::MemoryDescription& memory : link->description().halves.front())
+      report.target_bytes += memory.bytes;
   }
   return report;
 }
@@ -61,7 +62,7 @@ Status EngineGroup::Failed(Status status) {
   status = status.WithContext(Cat("engine ", members_.engine()));
   ++report_.failures;
   report_.last_error = status.message();
-  LogError("engine_commit_failed", status, {{"model", options_.model}, {"engine", members_.engine()}});
+  telemetry::LogError("engine_commit_failed", status, {{"model", options_.model}, {"engine", members_.engine()}});
   return status;
 }
 
@@ -92,14 +93,14 @@ Status EngineGroup::Commit() {
   report_.last_written_bytes = commit->written_bytes();
   report_.last_error.clear();
   ++report_.commits;
-  Log(LogLevel::kInfo, "engine_committed",
-      {{"model", options_.model},
-       {"engine", members_.engine()},
-       {"run", ToHex(commit->version().run)},
-       {"version", commit->version().version},
-       {"ranks", members_.attached()},
-       {"written_bytes", report_.last_written_bytes},
-       {"pause_s", std::chrono::duration<double>(report_.last_pause).count()}});
+  telemetry::Log(telemetry::LogLevel::kInfo, "engine_committed",
+                 {{"model", options_.model},
+                  {"engine", members_.engine()},
+                  {"run", ToHex(commit->version().run)},
+                  {"version", commit->version().version},
+                  {"ranks", members_.attached()},
+                  {"written_bytes", report_.last_written_bytes},
+                  {"pause_s", std::chrono::duration<double>(report_.last_pause).count()}});
   return OkStatus();
 }
 
@@ -107,9 +108,9 @@ Status EngineGroup::Commit() {
 
 // Where the ranks do not fit the model or one another, newcomers are refused; without such, the model has changed, and
 // all are.
-Status EngineGroup::PlanFor(const ModelLayout& layout) {
+Status EngineGroup::PlanFor(const model::ModelLayout& layout) {
   if (plan_ && plan_members_ == members_.changes() && plan_layout_ == layout.digest()) return OkStatus();
-  Result<std::shared_ptr<const PlacementPlan>> plan = CompilePlan(layout, members_.ranks());
+  Result<std::shared_ptr<const placement::PlacementPlan>> plan = CompilePlan(layout, members_.ranks());
   if (plan.ok()) {
     plan_ = *std::move(plan);
     plan_layout_ = layout.digest();
@@ -152,11 +153,11 @@ void EngineGroup::Readopt() {
     if (link->holds(link->half()) != link->serving()) return;
   }
   page.Serve(first.serving(), first.half());
-  Log(LogLevel::kInfo, "engine_rank_readopted",
-      {{"model", options_.model},
-       {"engine", members_.engine()},
-       {"run", ToHex(first.serving().run)},
-       {"version", first.serving().version}});
+  telemetry::Log(telemetry::LogLevel::kInfo, "engine_rank_readopted",
+                 {{"model", options_.model},
+                  {"engine", members_.engine()},
+                  {"run", ToHex(first.serving().run)},
+                  {"version", first.serving().version}});
 }
 
 Status EngineGroup::Verify(const TargetVersion& version) {
@@ -174,4 +175,4 @@ Status EngineGroup::Verify(const TargetVersion& version) {
   return OkStatus();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::targets

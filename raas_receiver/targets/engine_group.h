@@ -20,7 +20,7 @@
 #include "raas_receiver/targets/group_members.h"
 #include "raas_receiver/targets/target_version.h"
 
-namespace lockstep {
+namespace lockstep::targets {
 
 class EngineGroup {
  public:
@@ -30,7 +30,7 @@ class EngineGroup {
   // --- between commits ---
   // Takes a rank, which Prepare answers once all are there. An error is why it must be refused: as
   // GroupMembers::MakeRoom, and kBadData for a description that does not fit `layout`.
-  Status Join(std::shared_ptr<RankLink> link, const ModelLayout& layout);
+  Status Join(std::shared_ptr<RankLink> link, const model::ModelLayout& layout);
   // Drops the ranks whose connection has ended. Whether there were any.
   bool DropGone() { return members_.DropGone(); }
 
@@ -50,7 +50,7 @@ class EngineGroup {
 
  private:
   Status TryPrepare(const CommitRequest& request);
-  Status PlanFor(const ModelLayout& layout);
+  Status PlanFor(const model::ModelLayout& layout);
   Status CheckClaims(const TargetVersion& version, const std::optional<TargetVersion>& before);
   void Readopt();
   Status Failed(Status status);
@@ -58,11 +58,11 @@ class EngineGroup {
   const EngineTargetsOptions& options_;
   WorkerPool& pool_;
   GroupMembers members_;
-  std::shared_ptr<const PlacementPlan> plan_;  // null: none was compiled yet
-  LayoutDigest plan_layout_;                   // what plan_ is for,
-  uint64_t plan_members_ = 0;                  // and at which of the members' changes
+  std::shared_ptr<const placement::PlacementPlan> plan_;  // null: none was compiled yet
+  LayoutDigest plan_layout_;                              // what plan_ is for,
+  uint64_t plan_members_ = 0;                             // and at which of the members' changes
   std::unique_ptr<GroupCommit> commit_;
   EngineReport report_;  // without what Describe looks up
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::targets

@@ -11,7 +11,7 @@
 #include "raas_receiver/placement/description/description.h"
 #include "raas_receiver/targets/engine_group.h"
 
-namespace lockstep {
+namespace lockstep::targets {
 namespace {
 
 bool Gone(const std::shared_ptr<RankLink>& link) {
@@ -54,7 +54,7 @@ void EngineTargets::Attach(std::shared_ptr<RankLink> link) {
   std::function<void()> changed;
   {
     std::lock_guard lock(mutex_);
-    if (waiting_.size() >= kMaxEngineRanks) {
+    if (waiting_.size() >= placement::kMaxEngineRanks) {
       return link->SendRefused({ErrorCode::kResourceExhausted, "too many engine ranks wait already"});
     }
     waiting_.push_back(std::move(link));
@@ -169,7 +169,7 @@ Status EngineTargets::CheckGate(const RankLink& link) const {
                                  "does not do; name the kind of the server with --engine")};
 }
 
-void EngineTargets::Admit(const ModelLayout& layout) {
+void EngineTargets::Admit(const model::ModelLayout& layout) {
   std::vector<std::shared_ptr<RankLink>> waiting;
   {
     std::lock_guard lock(mutex_);
@@ -184,8 +184,9 @@ void EngineTargets::Admit(const ModelLayout& layout) {
       joined = group->Join(link, layout);
     }
     if (joined.ok()) continue;
-    LogWarn("engine_rank_refused", joined,
-            {{"model", options_.model}, {"engine", link->engine()}, {"rank", link->rank()}, {"pid", link->pid()}});
+    telemetry::LogWarn(
+        "engine_rank_refused", joined,
+        {{"model", options_.model}, {"engine", link->engine()}, {"rank", link->rank()}, {"pid", link->pid()}});
     link->SendRefused(joined);
   }
 }
@@ -231,4 +232,4 @@ Status EngineTargets::Verify(const TargetVersion& version) {
   return status;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::targets

@@ -24,7 +24,7 @@
 #include "common/os/unique_fd.h"
 #include "raas_receiver/targets/target_version.h"
 
-namespace lockstep {
+namespace lockstep::targets {
 
 class EngineGroup;
 class RankLink;
@@ -81,7 +81,7 @@ class EngineTargets {
   void EndBusy();
   template <typename Call>
   Status CallGroups(const Call& call);
-  void Admit(const ModelLayout& layout);
+  void Admit(const model::ModelLayout& layout);
   Status CheckGate(const RankLink& link) const;
 
   const EngineTargetsOptions options_;
@@ -96,8 +96,8 @@ class EngineTargets {
   std::map<std::string, std::unique_ptr<EngineGroup>> groups_;  // by engine name
   std::vector<GroupView> views_;
 
-  const UniqueFd wake_;
+  const os::UniqueFd wake_;
   std::thread watcher_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::targets

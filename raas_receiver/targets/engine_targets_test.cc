@@ -3,7 +3,7 @@
 
 #include "raas_receiver/targets/targets_fixture.h"
 
-namespace lockstep {
+namespace lockstep::targets {
 namespace {
 
 // How long silent ranks are waited for. Those that answer must do so in it.
@@ -295,11 +295,11 @@ TEST_CASE("Each rank may have tensors that others lack, as long as somebody has 
 TEST_CASE("A model with another layout is placed again") {
   TwoRanks engine(1);
   engine.ServeFirst();
-  TestModel next(2, 20'000, {{"config.json", "{}"}});
+  replica::TestModel next(2, 20'000, {{"config.json", "{}"}});
   next.Advance();
   REQUIRE(next.layout()->digest() != engine.model.layout()->digest());
   const TargetVersion target{next.held(1), next.layout(), next.data(1)};
-  const auto none = [](const Held&, const Held&) { return DeltaChain(); };
+  const auto none = [](const Held&, const Held&) { return payload::DeltaChain(); };
   REQUIRE(engine.targets->Prepare(target, engine.Target(1), none).ok());
   REQUIRE(engine.targets->Commit().ok());
   CHECK(engine.targets->Verify(target).ok());
@@ -309,9 +309,9 @@ TEST_CASE("A model with another layout is placed again") {
 TEST_CASE("An engine that the model no longer fits is refused, and may come back") {
   TwoRanks engine(1);
   engine.ServeFirst();
-  TestModel larger(2, 40'000);
+  replica::TestModel larger(2, 40'000);
   larger.Advance();
-  const auto none = [](const Held&, const Held&) { return DeltaChain(); };
+  const auto none = [](const Held&, const Held&) { return payload::DeltaChain(); };
   const Status status = engine.targets->Prepare({larger.held(1), larger.layout(), larger.data(1)}, {}, none);
   CHECK(status.code() == ErrorCode::kBadData);
   CHECK_FALSE(engine.targets->prepared());
@@ -336,4 +336,4 @@ TEST_CASE("Verify names the rank whose memory was changed, and an engine that se
   CHECK(corrupt.message().find("engine tp2, rank 1") != std::string::npos);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::targets

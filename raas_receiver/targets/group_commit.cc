@@ -5,10 +5,11 @@
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
 
-namespace lockstep {
+namespace lockstep::targets {
 
-GroupCommit::GroupCommit(GroupMembers& members, CommitRequest request, std::shared_ptr<const PlacementPlan> plan,
-                         const EngineTargetsOptions& options, WorkerPool& pool)
+GroupCommit::GroupCommit(GroupMembers& members, CommitRequest request,
+                         std::shared_ptr<const placement::PlacementPlan> plan, const EngineTargetsOptions& options,
+                         WorkerPool& pool)
     : members_(members),
       request_(std::move(request)),
       plan_(std::move(plan)),
@@ -32,7 +33,7 @@ void GroupCommit::Step(std::string_view step) const {
 // --- phase one ---
 
 Result<std::unique_ptr<GroupCommit>> GroupCommit::Prepare(GroupMembers& members, CommitRequest request,
-                                                          std::shared_ptr<const PlacementPlan> plan,
+                                                          std::shared_ptr<const placement::PlacementPlan> plan,
                                                           const EngineTargetsOptions& options, WorkerPool& pool) {
   std::unique_ptr<GroupCommit> commit(new GroupCommit(members, std::move(request), std::move(plan), options, pool));
   LS_RETURN_IF_ERROR(commit->WriteIdleHalves());
@@ -87,7 +88,7 @@ Status GroupCommit::Run() {
 
 Status GroupCommit::Hold() {
   const Status asked = members_.ForEach([&](RankLink& link) { return link.Hold(version()); });
-  const Deadline deadline(options_.hold_timeout);
+  const os::Deadline deadline(options_.hold_timeout);
   const Status held = members_.ForEach([&](RankLink& link) { return link.AwaitHeld(deadline); });
   LS_RETURN_IF_ERROR(asked);
   LS_RETURN_IF_ERROR(held);
@@ -117,7 +118,7 @@ void GroupCommit::Serve(const Held& held, uint32_t half) {
 }
 
 void GroupCommit::AwaitServing() {
-  const Deadline deadline(options_.serve_timeout);
+  const os::Deadline deadline(options_.serve_timeout);
   (void)members_.ForEach(
       [&](RankLink& link) { return link.serving().nothing() ? OkStatus() : link.AwaitServing(deadline); });
 }
@@ -139,7 +140,7 @@ void GroupCommit::Undo() {
   }
   for (const auto& link : members_.present()) link->ForgetServing();
   if (page_before_->state == EngineState::kEmpty) return page.Clear();
-  LogError("engine_inconsistent", back, {{"model", options_.model}, {"engine", members_.engine()}});
+  telemetry::LogError("engine_inconsistent", back, {{"model", options_.model}, {"engine", members_.engine()}});
 }
 
 // Makes `served` whole again, on every rank that is left: also on those that did not have it yet.
@@ -150,7 +151,7 @@ Status GroupCommit::WriteBack(const Held& served) {
   if (!source || served.nothing() || source->held != served) {
     return {ErrorCode::kState, "what was served before the commit is not at hand"};
   }
-  std::shared_ptr<const PlacementPlan> plan = plan_;
+  std::shared_ptr<const placement::PlacementPlan> plan = plan_;
   if (source->layout->digest() != version.layout->digest()) {
     LS_ASSIGN_OR_RETURN(plan, CompilePlan(*source->layout, ranks_));
   }
@@ -177,4 +178,4 @@ HeldByRank GroupCommit::HeldAfterWrites(const Held& served) const {
   return held;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::targets

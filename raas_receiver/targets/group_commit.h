@@ -23,7 +23,7 @@
 #include "raas_receiver/targets/half_writes.h"
 #include "raas_receiver/targets/target_version.h"
 
-namespace lockstep {
+namespace lockstep::targets {
 
 // What a commit brings about: `version`, from `before` (nothing: it is not at hand), by `deltas` between what ranks
 // hold. All of it stays as it is until the commit has ended.
@@ -38,7 +38,7 @@ class GroupCommit {
   // Works out the writes that bring `members` to the version, by a plan for its layout, and does those into halves that
   // nobody reads. `members`, `options` and `pool` outlive this. REQUIRES a complete group with a page.
   static Result<std::unique_ptr<GroupCommit>> Prepare(GroupMembers& members, CommitRequest request,
-                                                      std::shared_ptr<const PlacementPlan> plan,
+                                                      std::shared_ptr<const placement::PlacementPlan> plan,
                                                       const EngineTargetsOptions& options, WorkerPool& pool);
 
   // The pause. OK: the ranks serve the version; those that did not resume in time are dropped. After an error ranks
@@ -55,7 +55,7 @@ class GroupCommit {
     Held serving;
   };
 
-  GroupCommit(GroupMembers& members, CommitRequest request, std::shared_ptr<const PlacementPlan> plan,
+  GroupCommit(GroupMembers& members, CommitRequest request, std::shared_ptr<const placement::PlacementPlan> plan,
               const EngineTargetsOptions& options, WorkerPool& pool);
 
   uint32_t IdleHalf() const;
@@ -76,7 +76,7 @@ class GroupCommit {
 
   GroupMembers& members_;
   const CommitRequest request_;
-  const std::shared_ptr<const PlacementPlan> plan_;
+  const std::shared_ptr<const placement::PlacementPlan> plan_;
   const EngineTargetsOptions& options_;
   WorkerPool& pool_;
   const std::vector<std::shared_ptr<RankLink>> ranks_;  // of the plan: those that are lost meanwhile too
@@ -87,4 +87,4 @@ class GroupCommit {
   std::optional<PageContent> page_before_;  // once the page says WRITING
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::targets

@@ -6,7 +6,7 @@
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
 
-namespace lockstep {
+namespace lockstep::targets {
 
 GroupMembers::GroupMembers(std::string model, const RankLink& first)
     : model_(std::move(model)),
@@ -23,7 +23,7 @@ std::vector<std::shared_ptr<RankLink>> GroupMembers::present() const {
 }
 
 Status GroupMembers::MakeRoom(const RankLink& link) {
-  const RankDescription& described = link.description();
+  const placement::RankDescription& described = link.description();
   if (described.world != world() || link.halves() != halves_) {
     return {ErrorCode::kBadData, Cat(link.Label(), " says ", described.world, " ranks of ", link.halves(),
                                      " halves, the others of its engine ", world(), " of ", halves_)};
@@ -39,13 +39,13 @@ Status GroupMembers::MakeRoom(const RankLink& link) {
 
 void GroupMembers::Join(std::shared_ptr<RankLink> link) {
   const uint32_t rank = link->rank();
-  Log(LogLevel::kInfo, "engine_rank_attached",
-      {{"model", model_},
-       {"engine", engine_},
-       {"rank", rank},
-       {"world", world()},
-       {"pid", link->pid()},
-       {"version", link->serving().version}});
+  telemetry::Log(telemetry::LogLevel::kInfo, "engine_rank_attached",
+                 {{"model", model_},
+                  {"engine", engine_},
+                  {"rank", rank},
+                  {"world", world()},
+                  {"pid", link->pid()},
+                  {"version", link->serving().version}});
   ranks_[rank] = std::move(link);
   newcomers_[rank] = true;
   have_page_[rank] = false;
@@ -53,14 +53,14 @@ void GroupMembers::Join(std::shared_ptr<RankLink> link) {
 }
 
 void GroupMembers::Drop(size_t rank, const Status& why) {
-  LogWarn("engine_rank_lost", why,
-          {{"model", model_}, {"engine", engine_}, {"rank", rank}, {"pid", ranks_[rank]->pid()}});
+  telemetry::LogWarn("engine_rank_lost", why,
+                     {{"model", model_}, {"engine", engine_}, {"rank", rank}, {"pid", ranks_[rank]->pid()}});
   ranks_[rank]->HangUp();
   Forget(rank);
 }
 
 void GroupMembers::Refuse(size_t rank, const Status& why) {
-  LogWarn("engine_rank_refused", why, {{"model", model_}, {"engine", engine_}, {"rank", rank}});
+  telemetry::LogWarn("engine_rank_refused", why, {{"model", model_}, {"engine", engine_}, {"rank", rank}});
   ranks_[rank]->SendRefused(why);
   Forget(rank);
 }
@@ -99,4 +99,4 @@ Status GroupMembers::RenewPage() {
   return OkStatus();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::targets

@@ -21,7 +21,7 @@
 #include "raas_receiver/targets/half_writes.h"
 #include "raas_receiver/targets/rank_link.h"
 
-namespace lockstep {
+namespace lockstep::targets {
 
 class GroupMembers {
  public:
@@ -91,4 +91,4 @@ Status GroupMembers::ForEach(const Call& call) {
   return first;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::targets

@@ -7,27 +7,28 @@
 
 #include "raas_receiver/placement/rules/rules.h"
 
-namespace lockstep {
+namespace lockstep::targets {
 namespace {
 
 constexpr size_t kComparedCopies = 16;  // that one thread takes at a time
 
 }  // namespace
 
-Result<std::shared_ptr<const PlacementPlan>> CompilePlan(const ModelLayout& layout, EngineRanks ranks) {
-  std::vector<RankDescription> completed;
+Result<std::shared_ptr<const placement::PlacementPlan>> CompilePlan(const model::ModelLayout& layout,
+                                                                    EngineRanks ranks) {
+  std::vector<placement::RankDescription> completed;
   for (const auto& link : ranks) completed.push_back(link->description());
-  LS_ASSIGN_OR_RETURN(const std::vector<std::string> unused, CompleteDescriptions(layout, completed));
-  return PlacementPlan::Compile(layout, completed, unused);
+  LS_ASSIGN_OR_RETURN(const std::vector<std::string> unused, placement::CompleteDescriptions(layout, completed));
+  return placement::PlacementPlan::Compile(layout, completed, unused);
 }
 
-Result<HalfWrites> HalfWrites::Stage(std::shared_ptr<const PlacementPlan> plan, const TargetVersion& version,
+Result<HalfWrites> HalfWrites::Stage(std::shared_ptr<const placement::PlacementPlan> plan, const TargetVersion& version,
                                      const DeltasBetween& deltas, const HeldByRank& from, uint64_t stage_bytes,
                                      WorkerPool& pool) {
   HalfWrites all;
   all.plan_ = std::move(plan);
   all.layout_ = version.layout;
-  const std::vector<TargetBuffer>& windows = all.plan_->buffers();
+  const std::vector<placement::TargetBuffer>& windows = all.plan_->buffers();
   std::map<Held, std::vector<bool>> wanted;
   for (size_t window = 0; window < windows.size(); ++window) {
     const std::optional<Held>& held = from[windows[window].rank];
@@ -35,15 +36,16 @@ Result<HalfWrites> HalfWrites::Stage(std::shared_ptr<const PlacementPlan> plan, 
     wanted.try_emplace(*held, windows.size()).first->second[window] = true;
   }
   for (auto& [held, taken] : wanted) {
-    DeltaChain chain;
+    payload::DeltaChain chain;
     if (!held.nothing()) chain = deltas(held, version.held);
     if (chain.empty()) {
-      StagedWrites whole = StagedWrites::Whole(*all.plan_, version.data, taken);
+      placement::StagedWrites whole = placement::StagedWrites::Whole(*all.plan_, version.data, taken);
       all.parts_.push_back({std::move(taken), std::move(whole)});
       continue;
     }
-    LS_ASSIGN_OR_RETURN(StagedWrites changes, StagedWrites::FromChain(*all.plan_, *all.layout_, std::move(chain),
-                                                                      version.data, taken, stage_bytes, pool));
+    LS_ASSIGN_OR_RETURN(placement::StagedWrites changes,
+                        placement::StagedWrites::FromChain(*all.plan_, *all.layout_, std::move(chain), version.data,
+                                                           taken, stage_bytes, pool));
     all.parts_.push_back({std::move(taken), std::move(changes)});
   }
   return all;
@@ -57,9 +59,9 @@ uint64_t HalfWrites::written_bytes() const {
 
 Status HalfWrites::Run(EngineRanks ranks, uint32_t half, WorkerPool& pool) const {
   for (const Part& part : parts_) {
-    StagedWrites::Memories memories(part.windows.size(), nullptr);
+    placement::StagedWrites::Memories memories(part.windows.size(), nullptr);
     for (size_t window = 0; window < memories.size(); ++window) {
-      const TargetBuffer& at = plan_->buffers()[window];
+      const placement::TargetBuffer& at = plan_->buffers()[window];
       if (part.windows[window]) memories[window] = &ranks[at.rank]->memory(half, at.memory);
     }
     LS_RETURN_IF_ERROR(part.writes.Run(memories, pool));
@@ -67,18 +69,18 @@ Status HalfWrites::Run(EngineRanks ranks, uint32_t half, WorkerPool& pool) const
   return OkStatus();
 }
 
-Result<bool> HalfEquals(const PlacementPlan& plan, RankLink& link, uint32_t rank, uint32_t half,
+Result<bool> HalfEquals(const placement::PlacementPlan& plan, RankLink& link, uint32_t rank, uint32_t half,
                         const TargetVersion& version, WorkerPool& pool) {
   struct Part {
-    TargetMemory* memory;
-    std::span<const StridedCopy> copies;
+    placement::TargetMemory* memory;
+    std::span<const layout::StridedCopy> copies;
     std::span<const StridedRange> zeros;
   };
   std::vector<Part> parts;
   for (uint32_t window = 0; window < plan.buffers().size(); ++window) {
-    const TargetBuffer& at = plan.buffers()[window];
+    const placement::TargetBuffer& at = plan.buffers()[window];
     if (at.rank != rank) continue;
-    std::span<const StridedCopy> copies = plan.copies(window);
+    std::span<const layout::StridedCopy> copies = plan.copies(window);
     for (; !copies.empty(); copies = copies.subspan(std::min(copies.size(), kComparedCopies))) {
       parts.push_back({&link.memory(half, at.memory), copies.first(std::min(copies.size(), kComparedCopies)), {}});
     }
@@ -101,4 +103,4 @@ Result<bool> HalfEquals(const PlacementPlan& plan, RankLink& link, uint32_t rank
   return equal.load();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::targets

@@ -15,7 +15,7 @@
 #include "raas_receiver/targets/rank_link.h"
 #include "raas_receiver/targets/target_version.h"
 
-namespace lockstep {
+namespace lockstep::targets {
 
 // By rank, complete, in the order in which the plan was compiled.
 using EngineRanks = std::span<const std::shared_ptr<RankLink>>;
@@ -24,7 +24,8 @@ using EngineRanks = std::span<const std::shared_ptr<RankLink>>;
 using HeldByRank = std::vector<std::optional<Held>>;
 
 // Where the tensors of `layout` lie in the memory of `ranks`, all of them. An error says what does not fit.
-Result<std::shared_ptr<const PlacementPlan>> CompilePlan(const ModelLayout& layout, EngineRanks ranks);
+Result<std::shared_ptr<const placement::PlacementPlan>> CompilePlan(const model::ModelLayout& layout,
+                                                                    EngineRanks ranks);
 
 class HalfWrites {
  public:
@@ -32,7 +33,7 @@ class HalfWrites {
 
   // The writes for the ranks that have an entry in `from` and are not at `version` there. `plan` and the version's data
   // outlive this.
-  static Result<HalfWrites> Stage(std::shared_ptr<const PlacementPlan> plan, const TargetVersion& version,
+  static Result<HalfWrites> Stage(std::shared_ptr<const placement::PlacementPlan> plan, const TargetVersion& version,
                                   const DeltasBetween& deltas, const HeldByRank& from, uint64_t stage_bytes,
                                   WorkerPool& pool);
 
@@ -44,17 +45,17 @@ class HalfWrites {
  private:
   struct Part {  // ranks that hold the same
     std::vector<bool> windows;
-    StagedWrites writes;
+    placement::StagedWrites writes;
   };
 
-  std::shared_ptr<const PlacementPlan> plan_;
-  std::shared_ptr<const ModelLayout> layout_;
+  std::shared_ptr<const placement::PlacementPlan> plan_;
+  std::shared_ptr<const model::ModelLayout> layout_;
   std::vector<Part> parts_;
 };
 
 // Whether `half` of the rank at position `rank` of the plan is `version`: every byte that the plan has of it, and its
 // zeros.
-Result<bool> HalfEquals(const PlacementPlan& plan, RankLink& link, uint32_t rank, uint32_t half,
+Result<bool> HalfEquals(const placement::PlacementPlan& plan, RankLink& link, uint32_t rank, uint32_t half,
                         const TargetVersion& version, WorkerPool& pool);
 
-}  // namespace lockstep
+}  // namespace lockstep::targets

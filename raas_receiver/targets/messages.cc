@@ -7,20 +7,20 @@
 #include "common/os/deadline.h"
 #include "common/os/framing.h"
 
-namespace lockstep {
+namespace lockstep::targets {
 namespace {
 
-constexpr MessageKind kKinds[] = {
+constexpr os::MessageKind kKinds[] = {
     {"ATTACH", kMaxAttachBody}, {"ATTACHED", kMaxEngineBody}, {"REFUSED", kMaxEngineBody}, {"HOLD", kMaxEngineBody},
     {"HELD", kMaxEngineBody},   {"SERVE", kMaxEngineBody},    {"SERVING", kMaxEngineBody},
 };
 static_assert(std::size(kKinds) == static_cast<size_t>(EngineMessageType::kServing));
 
-constexpr Protocol kProtocol{.name = "engine rank",
-                             .ends = "plugin and receiver",
-                             .magic = kEngineRankMagic,
-                             .format = kEngineRankFormat,
-                             .kinds = kKinds};
+constexpr os::Protocol kProtocol{.name = "engine rank",
+                                 .ends = "plugin and receiver",
+                                 .magic = kEngineRankMagic,
+                                 .format = kEngineRankFormat,
+                                 .kinds = kKinds};
 
 }  // namespace
 
@@ -28,18 +28,18 @@ std::string_view Name(EngineMessageType type) {
   return kProtocol.kind(static_cast<uint16_t>(type)).name;
 }
 
-Status SendEngineMessage(UnixConnection& connection, const EngineMessage& message, std::span<const int> fds,
+Status SendEngineMessage(os::UnixConnection& connection, const EngineMessage& message, std::span<const int> fds,
                          std::chrono::milliseconds timeout) {
   const EngineMessageHeader header{.type = static_cast<uint16_t>(message.type),
                                    .body_bytes = static_cast<uint32_t>(message.body.size()),
                                    .half = message.half,
                                    .run = message.held.run,
                                    .version = message.held.version};
-  return SendFramed(connection, AsBytes(header), message.body, fds, timeout);
+  return os::SendFramed(connection, AsBytes(header), message.body, fds, timeout);
 }
 
 Result<EngineMessageHeader> DecodeEngineHeader(std::span<const std::byte, sizeof(EngineMessageHeader)> bytes) {
-  LS_RETURN_IF_ERROR(CheckStart(kProtocol, bytes));
+  LS_RETURN_IF_ERROR(os::CheckStart(kProtocol, bytes));
   EngineMessageHeader header;
   std::memcpy(&header, bytes.data(), sizeof header);
   const auto refused = [&](const auto&... what) {
@@ -53,8 +53,8 @@ Result<EngineMessageHeader> DecodeEngineHeader(std::span<const std::byte, sizeof
   return header;
 }
 
-Result<EngineMessage> ReceiveEngineMessage(UnixConnection& connection, std::chrono::milliseconds timeout) {
-  const Deadline deadline(timeout);
+Result<EngineMessage> ReceiveEngineMessage(os::UnixConnection& connection, std::chrono::milliseconds timeout) {
+  const os::Deadline deadline(timeout);
   EngineMessage message;
   std::array<std::byte, sizeof(EngineMessageHeader)> raw;
   LS_RETURN_IF_ERROR(connection.Receive(raw, &message.fds, timeout));
@@ -65,8 +65,8 @@ Result<EngineMessage> ReceiveEngineMessage(UnixConnection& connection, std::chro
   }
   message.held = {header.run, header.version};
   message.half = header.half;
-  LS_ASSIGN_OR_RETURN(message.body, ReceiveBody(connection, header.body_bytes, deadline));
+  LS_ASSIGN_OR_RETURN(message.body, os::ReceiveBody(connection, header.body_bytes, deadline));
   return message;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::targets

@@ -14,7 +14,7 @@
 #include "common/os/unix_socket.h"
 #include "raas_receiver/targets/control_page.h"
 
-namespace lockstep {
+namespace lockstep::targets {
 
 inline constexpr uint32_t kEngineRankMagic = 0x5245534c;  // "LSER" as bytes
 inline constexpr uint32_t kMaxAttachBody = 256u << 20;
@@ -49,18 +49,18 @@ struct EngineMessage {
   Held held;
   uint32_t half = 0;
   Bytes body;
-  std::vector<UniqueFd> fds;
+  std::vector<os::UniqueFd> fds;
 };
 
-Status SendEngineMessage(UnixConnection& connection, const EngineMessage& message, std::span<const int> fds,
+Status SendEngineMessage(os::UnixConnection& connection, const EngineMessage& message, std::span<const int> fds,
                          std::chrono::milliseconds timeout);
 
 // The header of a message: kProtocol for a magic, format, type, half, version or size that FORMAT.md does not know.
 Result<EngineMessageHeader> DecodeEngineHeader(std::span<const std::byte, sizeof(EngineMessageHeader)> bytes);
 
 // One whole message within `timeout`, however slowly it comes. Any but ATTACH may carry one descriptor at most.
-Result<EngineMessage> ReceiveEngineMessage(UnixConnection& connection, std::chrono::milliseconds timeout);
+Result<EngineMessage> ReceiveEngineMessage(os::UnixConnection& connection, std::chrono::milliseconds timeout);
 
 std::string_view Name(EngineMessageType type);  // "ATTACH"
 
-}  // namespace lockstep
+}  // namespace lockstep::targets

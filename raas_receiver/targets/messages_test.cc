@@ -12,20 +12,20 @@
 
 #include "raas_receiver/targets/control_page.h"
 
-namespace lockstep {
+namespace lockstep::targets {
 namespace {
 
 using std::chrono::milliseconds;
 
 struct Ends {
-  UnixConnection ours;
-  UnixConnection theirs;
+  os::UnixConnection ours;
+  os::UnixConnection theirs;
 
   Ends() {
     int fds[2];
     REQUIRE(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
-    ours = UnixConnection(UniqueFd(fds[0]));
-    theirs = UnixConnection(UniqueFd(fds[1]));
+    ours = os::UnixConnection(os::UniqueFd(fds[0]));
+    theirs = os::UnixConnection(os::UniqueFd(fds[1]));
   }
   void SendRaw(ByteView bytes) { REQUIRE(theirs.Send(bytes, {}, milliseconds(1000)).ok()); }
 };
@@ -149,7 +149,7 @@ TEST_CASE("A message that trickles in does not hold its receiver beyond the time
 
 TEST_CASE("A control page says what is served, in the words of the format") {
   ControlPage page = *ControlPage::Create(8);
-  const auto seen = *AdoptSegment(UniqueFd(::dup(page.fd())), kControlPageBytes, Access::kReadOnly, "page");
+  const auto seen = *os::AdoptSegment(os::UniqueFd(::dup(page.fd())), kControlPageBytes, os::Access::kReadOnly, "page");
   const auto& layout = *reinterpret_cast<const ControlPageLayout*>(seen.data());
   CHECK(std::string(layout.magic, 8) == "LSENGPG1");
   CHECK(layout.format == 1);
@@ -182,4 +182,4 @@ TEST_CASE("Whoever gets a control page can read it and not write it") {
   CHECK(::ftruncate(page.fd(), 0) == -1);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::targets

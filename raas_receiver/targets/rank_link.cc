@@ -10,7 +10,7 @@
 #include "common/base/text.h"
 #include "common/model/model_name.h"
 
-namespace lockstep {
+namespace lockstep::targets {
 namespace {
 
 using Json = nlohmann::json;
@@ -35,13 +35,13 @@ Result<std::string> TakeName(const Json& body, const char* key) {
     return Status(ErrorCode::kBadData, Cat("ATTACH lacks a string \"", key, "\""));
   }
   std::string name = at->get<std::string>();
-  LS_RETURN_IF_ERROR(CheckModelName(name).WithContext(Cat("ATTACH's \"", key, "\"")));
+  LS_RETURN_IF_ERROR(model::CheckModelName(name).WithContext(Cat("ATTACH's \"", key, "\"")));
   return name;
 }
 
 }  // namespace
 
-void SendRefusal(UnixConnection& connection, const Status& why) {
+void SendRefusal(os::UnixConnection& connection, const Status& why) {
   const std::string sentence = CleanText(why.ToString(), kMaxSentence);
   const ByteView body = AsBytes(std::string_view(sentence));
   EngineMessage refused{.type = EngineMessageType::kRefused, .body = {body.begin(), body.end()}};
@@ -49,9 +49,9 @@ void SendRefusal(UnixConnection& connection, const Status& why) {
   connection.Shutdown();
 }
 
-Result<std::shared_ptr<RankLink>> RankLink::Open(UnixConnection& connection, EngineMessage attach) {
+Result<std::shared_ptr<RankLink>> RankLink::Open(os::UnixConnection& connection, EngineMessage attach) {
   std::shared_ptr<RankLink> link(new RankLink());
-  LS_ASSIGN_OR_RETURN(const PeerCredentials peer, connection.Peer());
+  LS_ASSIGN_OR_RETURN(const os::PeerCredentials peer, connection.Peer());
   link->pid_ = peer.pid;
   LS_RETURN_IF_ERROR(link->ReadBody(attach.body));
   LS_RETURN_IF_ERROR(link->CheckDescription());
@@ -83,38 +83,38 @@ Status RankLink::ReadBody(ByteView text) {
   if (gated != body.end() && !gated->is_boolean()) return {ErrorCode::kBadData, "ATTACH: gated is true or false"};
   gated_ = gated == body.end() || gated->get<bool>();
   LS_ASSIGN_OR_RETURN(description_,
-                      ParseDescription(description->dump(-1, ' ', false, Json::error_handler_t::replace)));
+                      placement::ParseDescription(description->dump(-1, ' ', false, Json::error_handler_t::replace)));
   return OkStatus();
 }
 
 Status RankLink::CheckDescription() const {
-  const RankDescription& said = description_;
-  if (said.world == 0 || said.world > kMaxEngineRanks || said.rank >= said.world) {
+  const placement::RankDescription& said = description_;
+  if (said.world == 0 || said.world > placement::kMaxEngineRanks || said.rank >= said.world) {
     return {ErrorCode::kBadData, Cat("engine ", engine_, ": there is no rank ", said.rank, " of ", said.world)};
   }
-  if (said.halves.empty() || said.halves.size() > kMaxHalves) {
+  if (said.halves.empty() || said.halves.size() > placement::kMaxHalves) {
     return {ErrorCode::kBadData, Cat(Label(), " lends ", said.halves.size(), " halves; it must be one or two")};
   }
   return OkStatus();
 }
 
-Status RankLink::OpenMemories(std::vector<UniqueFd> fds) {
+Status RankLink::OpenMemories(std::vector<os::UniqueFd> fds) {
   size_t next = 0;
-  for (const std::vector<MemoryDescription>& half : description_.halves) {
+  for (const std::vector<placement::MemoryDescription>& half : description_.halves) {
     auto& opened = memories_.emplace_back();
-    for (const MemoryDescription& memory : half) {
-      if (memory.kind == MemoryKind::kCuda) {
-        LS_ASSIGN_OR_RETURN(auto cuda, OpenCudaMemory(memory));
+    for (const placement::MemoryDescription& memory : half) {
+      if (memory.kind == placement::MemoryKind::kCuda) {
+        LS_ASSIGN_OR_RETURN(auto cuda, placement::OpenCudaMemory(memory));
         opened.push_back(std::move(cuda));
         continue;
       }
       const std::string name = Cat("host memory of half ", memories_.size() - 1);
       if (next == fds.size()) return {ErrorCode::kBadData, Cat(name, " came without a descriptor")};
       LS_RETURN_IF_ERROR(CheckSeals(fds[next].get(), name));
-      LS_ASSIGN_OR_RETURN(MappedSegment mapped,
-                          AdoptSegment(std::move(fds[next++]), memory.bytes, Access::kReadWrite, name));
+      LS_ASSIGN_OR_RETURN(os::MappedSegment mapped,
+                          os::AdoptSegment(std::move(fds[next++]), memory.bytes, os::Access::kReadWrite, name));
       mapped.CloseFd();
-      opened.push_back(NewHostMemory(std::move(mapped)));
+      opened.push_back(placement::NewHostMemory(std::move(mapped)));
     }
   }
   if (next == fds.size()) return OkStatus();
@@ -144,7 +144,7 @@ Status RankLink::Hold(const Held& next) {
       .WithContext(Label());
 }
 
-Status RankLink::AwaitHeld(const Deadline& deadline) {
+Status RankLink::AwaitHeld(const os::Deadline& deadline) {
   return Await(EngineMessageType::kHeld, deadline);
 }
 
@@ -156,11 +156,11 @@ Status RankLink::Serve(const Held& held, uint32_t half) {
       .WithContext(Label());
 }
 
-Status RankLink::AwaitServing(const Deadline& deadline) {
+Status RankLink::AwaitServing(const os::Deadline& deadline) {
   return Await(EngineMessageType::kServing, deadline);
 }
 
-Status RankLink::Await(EngineMessageType type, const Deadline& deadline) {
+Status RankLink::Await(EngineMessageType type, const os::Deadline& deadline) {
   const auto left = std::chrono::milliseconds(deadline.PollTimeoutMs());
   const Result<EngineMessage> message = ReceiveEngineMessage(connection_, left);
   if (!message.ok()) return message.status().WithContext(Cat(Label(), ", waiting for ", Name(type)));
@@ -168,4 +168,4 @@ Status RankLink::Await(EngineMessageType type, const Deadline& deadline) {
   return {ErrorCode::kProtocol, Cat(Label(), " said ", Name(message->type), " where ", Name(type), " belongs")};
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::targets

@@ -24,14 +24,14 @@
 #include "raas_receiver/placement/memory/target_memory.h"
 #include "raas_receiver/targets/messages.h"
 
-namespace lockstep {
+namespace lockstep::targets {
 
 class RankLink {
  public:
   // From a connection on which `attach` came. Takes the connection when it answers a link, and leaves it otherwise.
   // kBadData or kProtocol say what is wrong with the message, the description, or the memory: as many descriptors as
   // halves of host memory, each a memfd of exactly the described size that cannot shrink. Else as OpenCudaMemory.
-  static Result<std::shared_ptr<RankLink>> Open(UnixConnection& connection, EngineMessage attach);
+  static Result<std::shared_ptr<RankLink>> Open(os::UnixConnection& connection, EngineMessage attach);
   // The peer sees the connection end.
   ~RankLink() { connection_.Shutdown(); }
   RankLink(const RankLink&) = delete;
@@ -39,14 +39,14 @@ class RankLink {
 
   const std::string& model() const { return model_; }
   const std::string& engine() const { return engine_; }
-  const RankDescription& description() const { return description_; }
+  const placement::RankDescription& description() const { return description_; }
   uint32_t rank() const { return description_.rank; }
   uint32_t halves() const { return static_cast<uint32_t>(memories_.size()); }
   pid_t pid() const { return pid_; }
   // False: HELD says nothing of readers; whoever runs the rank's server must have paused it.
   bool gated() const { return gated_; }
   std::string Label() const;  // "engine tp4, rank 2 (process 4711)"
-  TargetMemory& memory(uint32_t half, uint32_t memory) { return *memories_[half][memory]; }
+  placement::TargetMemory& memory(uint32_t half, uint32_t memory) { return *memories_[half][memory]; }
 
   // What the rank reads when it is not held, and in which half: what ATTACH said, then what the last SERVE did.
   const Held& serving() const { return serving_; }
@@ -66,38 +66,38 @@ class RankLink {
   // Ends the connection, for whoever else still knows this link.
   void HangUp() { connection_.Shutdown(); }
   // The connection, for somebody else to refuse the rank.
-  UnixConnection TakeConnection() && { return std::move(connection_); }
+  os::UnixConnection TakeConnection() && { return std::move(connection_); }
 
   // Messages; every error means that the rank must be dropped. `page` is a descriptor.
   Status SendAttached(int page);
   void SendRefused(const Status& why);
   Status Hold(const Held& next);
-  Status AwaitHeld(const Deadline& deadline);
+  Status AwaitHeld(const os::Deadline& deadline);
   Status Serve(const Held& held, uint32_t half);
   Status ServeAgain() { return Serve(serving_, half_); }
-  Status AwaitServing(const Deadline& deadline);
+  Status AwaitServing(const os::Deadline& deadline);
 
  private:
   RankLink() = default;
   Status ReadBody(ByteView body);
   Status CheckDescription() const;
-  Status OpenMemories(std::vector<UniqueFd> fds);
-  Status Await(EngineMessageType type, const Deadline& deadline);
+  Status OpenMemories(std::vector<os::UniqueFd> fds);
+  Status Await(EngineMessageType type, const os::Deadline& deadline);
 
-  UnixConnection connection_;
+  os::UnixConnection connection_;
   pid_t pid_ = 0;
   std::string model_;
   std::string engine_;
   bool gated_ = true;
-  RankDescription description_;
-  std::vector<std::vector<std::unique_ptr<TargetMemory>>> memories_;  // by half
+  placement::RankDescription description_;
+  std::vector<std::vector<std::unique_ptr<placement::TargetMemory>>> memories_;  // by half
   Held serving_;
   uint32_t half_ = 0;
-  std::array<Held, kMaxHalves> holds_;
+  std::array<Held, placement::kMaxHalves> holds_;
   bool claims_ = false;
 };
 
 // Sends the peer the reason why it is not taken, and ends the connection.
-void SendRefusal(UnixConnection& connection, const Status& why);
+void SendRefusal(os::UnixConnection& connection, const Status& why);
 
-}  // namespace lockstep
+}  // namespace lockstep::targets

@@ -6,20 +6,20 @@
 #include "common/telemetry/log.h"
 #include "raas_receiver/targets/rank_link.h"
 
-namespace lockstep {
+namespace lockstep::targets {
 namespace {
 
 constexpr size_t kMaxPending = 256;
 
-Status CheckPeer(const UnixConnection& connection) {
-  LS_ASSIGN_OR_RETURN(const PeerCredentials peer, connection.Peer());
+Status CheckPeer(const os::UnixConnection& connection) {
+  LS_ASSIGN_OR_RETURN(const os::PeerCredentials peer, connection.Peer());
   if (peer.uid == 0 || peer.uid == ::geteuid()) return OkStatus();
   return {ErrorCode::kPermission,
           Cat("process ", peer.pid, " of uid ", peer.uid, " may not lend memory to a receiver of uid ", ::geteuid(),
               "; run both as one user")};
 }
 
-int64_t PeerPid(const UnixConnection& connection) {
+int64_t PeerPid(const os::UnixConnection& connection) {
   const auto peer = connection.Peer();
   return peer.ok() ? peer->pid : 0;
 }
@@ -29,11 +29,11 @@ int64_t PeerPid(const UnixConnection& connection) {
 Result<std::unique_ptr<TargetServer>> TargetServer::Start(const std::string& path,
                                                           std::map<std::string, EngineTargets*> models,
                                                           std::chrono::milliseconds attach_timeout) {
-  LS_ASSIGN_OR_RETURN(UnixListener listener, UnixListener::Create(path));
+  LS_ASSIGN_OR_RETURN(os::UnixListener listener, os::UnixListener::Create(path));
   return std::unique_ptr<TargetServer>(new TargetServer(std::move(listener), std::move(models), attach_timeout));
 }
 
-TargetServer::TargetServer(UnixListener listener, std::map<std::string, EngineTargets*> models,
+TargetServer::TargetServer(os::UnixListener listener, std::map<std::string, EngineTargets*> models,
                            std::chrono::milliseconds attach_timeout)
     : listener_(std::move(listener)),
       models_(std::move(models)),
@@ -57,7 +57,7 @@ void TargetServer::AcceptLoop() {
     if (!connection.ok()) {
       if (connection.status().code() == ErrorCode::kCancelled) return;
       if (connection.status().code() == ErrorCode::kDeadline) continue;
-      LogError("engine_accept_failed", connection.status());
+      telemetry::LogError("engine_accept_failed", connection.status());
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
       continue;
     }
@@ -82,21 +82,21 @@ void TargetServer::ReapFinished() {
 
 void TargetServer::AttachPeer(PendingPeer& peer) {
   Result<EngineMessage> attach = ReceiveAttach(peer.connection);
-  UnixConnection connection;
+  os::UnixConnection connection;
   {
     std::lock_guard lock(mutex_);
     connection = std::move(peer.connection);
   }
   const Status status = attach.ok() ? AttachRank(connection, *std::move(attach)) : attach.status();
   if (!status.ok()) {
-    LogWarn("engine_rank_refused", status, {{"pid", PeerPid(connection)}});
+    telemetry::LogWarn("engine_rank_refused", status, {{"pid", PeerPid(connection)}});
     SendRefusal(connection, status);
   }
   std::lock_guard lock(mutex_);
   peer.finished = true;
 }
 
-Result<EngineMessage> TargetServer::ReceiveAttach(UnixConnection& connection) const {
+Result<EngineMessage> TargetServer::ReceiveAttach(os::UnixConnection& connection) const {
   LS_RETURN_IF_ERROR(CheckPeer(connection));
   LS_ASSIGN_OR_RETURN(EngineMessage attach, ReceiveEngineMessage(connection, attach_timeout_));
   if (attach.type == EngineMessageType::kAttach) return attach;
@@ -104,7 +104,7 @@ Result<EngineMessage> TargetServer::ReceiveAttach(UnixConnection& connection) co
 }
 
 // Takes the connection where it answers OK.
-Status TargetServer::AttachRank(UnixConnection& connection, EngineMessage attach) const {
+Status TargetServer::AttachRank(os::UnixConnection& connection, EngineMessage attach) const {
   LS_ASSIGN_OR_RETURN(std::shared_ptr<RankLink> link, RankLink::Open(connection, std::move(attach)));
   const auto targets = models_.find(link->model());
   if (targets != models_.end()) {
@@ -115,4 +115,4 @@ Status TargetServer::AttachRank(UnixConnection& connection, EngineMessage attach
   return {ErrorCode::kNotFound, Cat("engine ", link->engine(), ": no model ", link->model(), " is followed here")};
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::targets

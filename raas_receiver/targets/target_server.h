@@ -14,7 +14,7 @@
 #include "raas_receiver/targets/engine_targets.h"
 #include "raas_receiver/targets/messages.h"
 
-namespace lockstep {
+namespace lockstep::targets {
 
 class TargetServer {
  public:
@@ -29,20 +29,20 @@ class TargetServer {
 
  private:
   struct PendingPeer {  // a peer that has not sent ATTACH yet, and its thread
-    UnixConnection connection;
+    os::UnixConnection connection;
     std::thread thread;
     bool finished = false;
   };
 
-  TargetServer(UnixListener listener, std::map<std::string, EngineTargets*> models,
+  TargetServer(os::UnixListener listener, std::map<std::string, EngineTargets*> models,
                std::chrono::milliseconds attach_timeout);
   void AcceptLoop();
   void ReapFinished();
   void AttachPeer(PendingPeer& peer);
-  Result<EngineMessage> ReceiveAttach(UnixConnection& connection) const;
-  Status AttachRank(UnixConnection& connection, EngineMessage attach) const;
+  Result<EngineMessage> ReceiveAttach(os::UnixConnection& connection) const;
+  Status AttachRank(os::UnixConnection& connection, EngineMessage attach) const;
 
-  UnixListener listener_;
+  os::UnixListener listener_;
   const std::map<std::string, EngineTargets*> models_;
   const std::chrono::milliseconds attach_timeout_;
   std::mutex mutex_;
@@ -50,4 +50,4 @@ class TargetServer {
   std::thread acceptor_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::targets

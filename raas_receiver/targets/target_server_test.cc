@@ -7,7 +7,7 @@
 
 #include "raas_receiver/targets/targets_fixture.h"
 
-namespace lockstep {
+namespace lockstep::targets {
 namespace {
 
 using std::chrono::milliseconds;
@@ -15,22 +15,23 @@ using std::chrono::milliseconds;
 // A peer that sends one message and listens.
 struct Peer : TargetsFixture {
   TestRankMemory engine{model, 0};
-  std::vector<MappedSegment> memories;
+  std::vector<os::MappedSegment> memories;
 
   Peer() {
     REQUIRE(Start().ok());
-    memories.push_back(*CreateMemfdSegment("parameters", engine.bytes()));
+    memories.push_back(*os::CreateMemfdSegment("parameters", engine.bytes()));
   }
 
-  static std::string Body(const std::string& model, const std::string& engine, const RankDescription& description) {
+  static std::string Body(const std::string& model, const std::string& engine,
+                          const placement::RankDescription& description) {
     return nlohmann::json{
-        {"model", model}, {"engine", engine}, {"description", nlohmann::json::parse(ToJson(description))}}
+        {"model", model}, {"engine", engine}, {"description", nlohmann::json::parse(placement::ToJson(description))}}
         .dump();
   }
   std::string Body() const { return Body("actor", "tp2", engine.Describe(1)); }
 
-  UnixConnection Connect() const { return *UnixConnect(socket(), kPatience); }
-  static Status Send(UnixConnection& connection, const std::string& body, const std::vector<int>& fds,
+  os::UnixConnection Connect() const { return *os::UnixConnect(socket(), kPatience); }
+  static Status Send(os::UnixConnection& connection, const std::string& body, const std::vector<int>& fds,
                      uint32_t half = 0) {
     const ByteView bytes = AsBytes(std::string_view(body));
     return SendEngineMessage(connection,
@@ -38,7 +39,7 @@ struct Peer : TargetsFixture {
                              fds, kPatience);
   }
   // What the server refuses with.
-  static std::string Refusal(UnixConnection& connection) {
+  static std::string Refusal(os::UnixConnection& connection) {
     const auto answer = ReceiveEngineMessage(connection, kPatience);
     if (!answer.ok()) return answer.status().ToString();
     if (answer->type != EngineMessageType::kRefused) return std::string(Name(answer->type));
@@ -47,7 +48,7 @@ struct Peer : TargetsFixture {
     return std::string(AsText(answer->body));
   }
   std::string Refused(const std::string& body, const std::vector<int>& fds, uint32_t half = 0) const {
-    UnixConnection connection = Connect();
+    os::UnixConnection connection = Connect();
     (void)Send(connection, body, fds, half);
     return Refusal(connection);
   }
@@ -81,10 +82,10 @@ TEST_CASE("An ATTACH that is none is refused, naming what is wrong") {
 
 TEST_CASE("A first message that is not ATTACH, and one that is no message, are refused") {
   Peer peer;
-  UnixConnection early = peer.Connect();
+  os::UnixConnection early = peer.Connect();
   REQUIRE(SendEngineMessage(early, {.type = EngineMessageType::kHeld}, {}, kPatience).ok());
   CHECK(Has(Peer::Refusal(early), "HELD and not ATTACH"));
-  UnixConnection noise = peer.Connect();
+  os::UnixConnection noise = peer.Connect();
   REQUIRE(noise.Send(Bytes(40, std::byte{7}), {}, kPatience).ok());
   CHECK(Has(Peer::Refusal(noise), "magic"));
 }
@@ -93,25 +94,25 @@ TEST_CASE("A peer that sends nothing in time is dropped") {
   TargetsFixture fixture;
   fixture.attach_timeout = milliseconds(100);
   REQUIRE(fixture.Start().ok());
-  UnixConnection silent = *UnixConnect(fixture.socket(), kPatience);
+  os::UnixConnection silent = *os::UnixConnect(fixture.socket(), kPatience);
   CHECK(Has(Peer::Refusal(silent), "deadline"));
 }
 
 TEST_CASE("Memory that its owner could cut off, or that is not as long as said, is refused") {
   Peer peer;
   const uint64_t bytes = peer.engine.bytes();
-  const UniqueFd unsealed(::memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const os::UniqueFd unsealed(::memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   REQUIRE(::ftruncate(unsealed.get(), static_cast<off_t>(bytes)) == 0);
   CHECK(Has(peer.Refused(peer.Body(), {unsealed.get()}), "F_SEAL_SHRINK"));
   const std::string file = peer.directory.File("file");
-  const auto plain = *CreateTmpfsSegment(file, bytes);
+  const auto plain = *os::CreateTmpfsSegment(file, bytes);
   CHECK(Has(peer.Refused(peer.Body(), {plain.fd()}), "F_SEAL_SHRINK"));
-  const auto shorter = *CreateMemfdSegment("shorter", bytes - 4096);
+  const auto shorter = *os::CreateMemfdSegment("shorter", bytes - 4096);
   CHECK(Has(peer.Refused(peer.Body(), {shorter.fd()}), std::to_string(bytes)));
   const int fd = peer.memories[0].fd();
   CHECK(Has(peer.Refused(peer.Body(), {}), "without a descriptor"));
   CHECK(Has(peer.Refused(peer.Body(), {fd, fd}), "2 descriptors for 1"));
-  const UniqueFd read_only(::open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDONLY | O_CLOEXEC));
+  const os::UniqueFd read_only(::open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDONLY | O_CLOEXEC));
   CHECK(Has(peer.Refused(peer.Body(), {read_only.get()}), "map segment"));
   CHECK(peer.targets->empty());
 }
@@ -122,8 +123,8 @@ TEST_CASE("A rank that does not fit its engine is refused, and the engine follow
   peer.RunRank(1, 1);
   REQUIRE(peer.Changed(2));
   REQUIRE(peer.Bring(1).ok());
-  UnixConnection connection = peer.Connect();
-  RankDescription description = peer.engine.Describe(1);
+  os::UnixConnection connection = peer.Connect();
+  placement::RankDescription description = peer.engine.Describe(1);
   std::vector<int> fds{peer.memories[0].fd()};
   std::string expected;
 
@@ -151,11 +152,11 @@ TEST_CASE("A rank that does not fit its engine is refused, and the engine follow
 TEST_CASE("A rank whose rules are not known is refused with the sentence, and its engine waits for a better one") {
   Peer peer;
   peer.RunRank(1, 1);
-  UnixConnection connection = peer.Connect();
-  RankDescription description = peer.engine.Describe(1);
+  os::UnixConnection connection = peer.Connect();
+  placement::RankDescription description = peer.engine.Describe(1);
   description.place.engine = "sglang";
   description.place.family = "no_such_family";
-  for (EngineParameter& parameter : description.parameters) {
+  for (placement::EngineParameter& parameter : description.parameters) {
     parameter.slices.clear();
     parameter.padding.clear();
   }
@@ -168,9 +169,9 @@ TEST_CASE("A rank whose rules are not known is refused with the sentence, and it
 
 TEST_CASE("Ranks that leave an element of the model to nobody are refused, all, and better ones are taken") {
   Peer peer;
-  std::vector<UnixConnection> connections;
+  std::vector<os::UnixConnection> connections;
   for (uint32_t rank : {0, 1}) {
-    RankDescription description = TestRankMemory(peer.model, 0).Describe(1);  // both the first one's slices
+    placement::RankDescription description = TestRankMemory(peer.model, 0).Describe(1);  // both the first one's slices
     description.rank = rank;
     connections.push_back(peer.Connect());
     REQUIRE(Peer::Send(connections.back(), Peer::Body("actor", "tp2", description), {peer.memories[0].fd()}).ok());
@@ -180,7 +181,7 @@ TEST_CASE("Ranks that leave an element of the model to nobody are refused, all, 
   CHECK(status.code() == ErrorCode::kBadData);
   CHECK_FALSE(peer.targets->prepared());
   CHECK(peer.targets->empty());
-  for (UnixConnection& connection : connections)
+  for (os::UnixConnection& connection : connections)
     CHECK(Has(Peer::Refusal(connection), "no rank takes element [0, 50] of tensor"));
   peer.RunRank(0, 1);
   peer.RunRank(1, 1);
@@ -197,8 +198,8 @@ TEST_CASE("One that does not fit the ranks that are there already goes alone") {
   REQUIRE(peer.Bring(1).ok());
   gone.End();
   REQUIRE(peer.Changed(1));
-  UnixConnection connection = peer.Connect();
-  RankDescription description = peer.engine.Describe(1);
+  os::UnixConnection connection = peer.Connect();
+  placement::RankDescription description = peer.engine.Describe(1);
   description.rank = 1;  // with rank 0's slices
   REQUIRE(Peer::Send(connection, Peer::Body("actor", "tp2", description), {peer.memories[0].fd()}).ok());
   REQUIRE(peer.Changed(1));
@@ -226,4 +227,4 @@ TEST_CASE("Two engines of one model follow side by side") {
   CHECK(peer.targets->Describe().size() == 2);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::targets

@@ -11,7 +11,7 @@
 #include "common/model/layout.h"
 #include "raas_receiver/replica/apply.h"
 
-namespace lockstep {
+namespace lockstep::targets {
 
 struct EngineTargetsOptions {
   std::string model;
@@ -27,13 +27,13 @@ struct EngineTargetsOptions {
 // A whole version that the session holds.
 struct TargetVersion {
   Held held;
-  std::shared_ptr<const ModelLayout> layout;
+  std::shared_ptr<const model::ModelLayout> layout;
   std::span<const std::byte> data;  // its data section
 };
 
 // The deltas between two versions, whichever is older, in the order in which they were applied; none when they are not
 // at hand.
-using DeltasBetween = std::function<DeltaChain(const Held& from, const Held& to)>;
+using DeltasBetween = std::function<payload::DeltaChain(const Held& from, const Held& to)>;
 
 struct EngineReport {  // of one group, for status and records
   std::string engine;
@@ -51,4 +51,4 @@ struct EngineReport {  // of one group, for status and records
   std::string last_error;  // empty after a success
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::targets

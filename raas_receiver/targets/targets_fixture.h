@@ -21,24 +21,24 @@
 #include "raas_receiver/targets/target_server.h"
 #include "raas_receiver/targets/test_rank.h"
 
-namespace lockstep {
+namespace lockstep::targets {
 
 // Memory that forked processes share with their parent.
 template <typename T>
 class SharedObject {
  public:
-  SharedObject() : segment_(*CreateMemfdSegment("test", sizeof(T))), object_(new (segment_.data()) T()) {}
+  SharedObject() : segment_(*os::CreateMemfdSegment("test", sizeof(T))), object_(new (segment_.data()) T()) {}
   T* operator->() const { return object_; }
   T& operator*() const { return *object_; }
 
  private:
-  MappedSegment segment_;
+  os::MappedSegment segment_;
   T* object_;
 };
 
 template <typename Condition>
 bool Eventually(const Condition& condition) {
-  for (const Deadline deadline(kPatience); !deadline.Passed();) {
+  for (const os::Deadline deadline(kPatience); !deadline.Passed();) {
     if (condition()) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
@@ -48,10 +48,10 @@ bool Eventually(const Condition& condition) {
 // A rank with its memory, which outlives the thread or process that runs it.
 class RankHandle {
  public:
-  RankHandle(const TestModel& model, TestRankOptions options)
+  RankHandle(const replica::TestModel& model, TestRankOptions options)
       : model_(model), options_(std::move(options)), parts_(model, options_.rank, options_.without) {
     for (size_t half = 0; half < options_.halves; ++half) {
-      memories_.push_back(*CreateMemfdSegment("parameters", parts_.bytes()));
+      memories_.push_back(*os::CreateMemfdSegment("parameters", parts_.bytes()));
       parts_.Fill(memories_.back().data());
     }
   }
@@ -87,21 +87,21 @@ class RankHandle {
   }
   TestRankOptions& options() { return options_; }
   const TestRankMemory& parts() const { return parts_; }
-  std::vector<MappedSegment>& memories() { return memories_; }
+  std::vector<os::MappedSegment>& memories() { return memories_; }
 
  private:
-  const TestModel& model_;
+  const replica::TestModel& model_;
   TestRankOptions options_;
   const TestRankMemory parts_;
   SharedObject<RankStatus> status_;
-  std::vector<MappedSegment> memories_;
+  std::vector<os::MappedSegment> memories_;
   std::thread thread_;
   pid_t child_ = -1;
 };
 
 struct TargetsFixture {
-  TempDir directory;
-  TestModel model;
+  os::TempDir directory;
+  replica::TestModel model;
   EngineTargetsOptions options{.model = "actor"};
   std::chrono::milliseconds attach_timeout = kPatience;
   std::set<std::pair<Version, Version>> asked;  // of the deltas
@@ -159,7 +159,7 @@ struct TargetsFixture {
     if (before != 0) back = Target(before);
     return targets->Prepare(Target(version), back, [this](const Held& from, const Held& to) {
       asked.insert({from.version, to.version});
-      if (!deltas_at_hand || from.run != to.run) return DeltaChain();
+      if (!deltas_at_hand || from.run != to.run) return payload::DeltaChain();
       return model.Chain(std::min(from.version, to.version), std::max(from.version, to.version));
     });
   }
@@ -174,4 +174,4 @@ struct TargetsFixture {
   }
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::targets

@@ -19,7 +19,7 @@
 #include "raas_receiver/replica/test_model.h"
 #include "raas_receiver/targets/messages.h"
 
-namespace lockstep {
+namespace lockstep::targets {
 
 // For whatever must not fail by its time, on however busy a machine.
 inline constexpr std::chrono::seconds kPatience{60};
@@ -29,8 +29,9 @@ inline constexpr std::chrono::seconds kPatience{60};
 class TestRankMemory {
  public:
   // `without`: a tensor that the rank does not have.
-  TestRankMemory(const TestModel& model, uint32_t rank, const std::string& without = "") : model_(model), rank_(rank) {
-    for (const TensorMeta& tensor : model.layout()->tensors()) {
+  TestRankMemory(const replica::TestModel& model, uint32_t rank, const std::string& without = "")
+      : model_(model), rank_(rank) {
+    for (const model::TensorMeta& tensor : model.layout()->tensors()) {
       if (tensor.name != without) Add(tensor);
     }
     bytes_ = (bytes_ + 4095) / 4096 * 4096;
@@ -38,9 +39,9 @@ class TestRankMemory {
 
   uint64_t bytes() const { return bytes_; }
 
-  RankDescription Describe(size_t halves) const {
-    RankDescription description{.rank = rank_, .world = 2, .place = {.engine = "described"}};
-    description.halves.assign(halves, {MemoryDescription{.bytes = bytes_}});
+  placement::RankDescription Describe(size_t halves) const {
+    placement::RankDescription description{.rank = rank_, .world = 2, .place = {.engine = "described"}};
+    description.halves.assign(halves, {placement::MemoryDescription{.bytes = bytes_}});
     description.parameters = parameters_;
     return description;
   }
@@ -54,7 +55,7 @@ class TestRankMemory {
 
   // Of the memory: the first byte of padding.
   uint64_t padding() const {
-    for (const EngineParameter& parameter : parameters_) {
+    for (const placement::EngineParameter& parameter : parameters_) {
       if (!parameter.padding.empty()) return parameter.offset + parameter.padding[0].at[0];
     }
     return bytes_;
@@ -63,11 +64,11 @@ class TestRankMemory {
  private:
   static constexpr uint64_t kPadding = 5;
 
-  void Add(const TensorMeta& tensor) {
-    Slice slice{.tensor = tensor.name,
-                .from = Extents(tensor.shape.size()),
-                .shape = tensor.shape,
-                .at = Extents(tensor.shape.size())};
+  void Add(const model::TensorMeta& tensor) {
+    placement::Slice slice{.tensor = tensor.name,
+                           .from = layout::Extents(tensor.shape.size()),
+                           .shape = tensor.shape,
+                           .at = layout::Extents(tensor.shape.size())};
     if (tensor.name == "embed") {
       slice.shape[1] /= 2;
       slice.from[1] = rank_ * slice.shape[1];
@@ -77,12 +78,12 @@ class TestRankMemory {
       slice.from[0] = rank_ == 0 ? 0 : first;
       slice.shape[0] = rank_ == 0 ? first : tensor.shape[0] - first;
     }
-    EngineParameter parameter{.name = "p_" + tensor.name, .dtype = tensor.dtype, .shape = slice.shape};
+    placement::EngineParameter parameter{.name = "p_" + tensor.name, .dtype = tensor.dtype, .shape = slice.shape};
     if (tensor.name == "codes") {
       parameter.shape[0] += kPadding;
       parameter.padding = {{{slice.shape[0]}, {kPadding}}};
     }
-    parameter.strides = Extents(slice.shape.size(), 1);
+    parameter.strides = layout::Extents(slice.shape.size(), 1);
     for (size_t dim = slice.shape.size(); dim-- > 1;) {
       parameter.strides[dim - 1] = parameter.strides[dim] * std::max<uint64_t>(slice.shape[dim], 1);
     }
@@ -95,16 +96,16 @@ class TestRankMemory {
     tensors_.push_back(&tensor);
   }
 
-  static uint64_t UnitOf(const TensorMeta& tensor) {
-    return tensor.dtype == DType::kBF16 ? 2 : tensor.dtype == DType::kF32 ? 4 : 1;
+  static uint64_t UnitOf(const model::TensorMeta& tensor) {
+    return tensor.dtype == model::DType::kBF16 ? 2 : tensor.dtype == model::DType::kF32 ? 4 : 1;
   }
 
   Bytes Expected(Version version) const {
     Bytes expected(bytes_);
     Fill(expected.data());
     for (size_t i = 0; i < parameters_.size(); ++i) {
-      const TensorMeta& tensor = *tensors_[i];
-      const Slice& slice = parameters_[i].slices[0];
+      const model::TensorMeta& tensor = *tensors_[i];
+      const placement::Slice& slice = parameters_[i].slices[0];
       const uint64_t unit = UnitOf(tensor);
       const uint64_t columns = tensor.shape.size() == 2 ? tensor.shape[1] : 1;
       const uint64_t taken = slice.shape.size() == 2 ? slice.shape[1] : 1;
@@ -115,17 +116,17 @@ class TestRankMemory {
         std::copy_n(model_.data(version).data() + tensor.offset + ((first + row) * columns + column) * unit,
                     taken * unit, expected.data() + parameters_[i].offset + row * taken * unit);
       }
-      for (const Padding& padding : parameters_[i].padding) {
+      for (const placement::Padding& padding : parameters_[i].padding) {
         std::fill_n(expected.data() + parameters_[i].offset + padding.at[0], padding.shape[0], std::byte{0});
       }
     }
     return expected;
   }
 
-  const TestModel& model_;
+  const replica::TestModel& model_;
   const uint32_t rank_;
-  std::vector<EngineParameter> parameters_;
-  std::vector<const TensorMeta*> tensors_;  // by parameter
+  std::vector<placement::EngineParameter> parameters_;
+  std::vector<const model::TensorMeta*> tensors_;  // by parameter
   uint64_t bytes_ = 0;
 };
 
@@ -164,7 +165,8 @@ class TestRank {
  public:
   // `status` and `memories` (one for each half, of TestRankMemory::bytes) outlive it. Where status says that a version
   // is served, the rank attaches with that.
-  TestRank(const TestModel& model, TestRankOptions options, RankStatus& status, std::vector<MappedSegment>& memories)
+  TestRank(const replica::TestModel& model, TestRankOptions options, RankStatus& status,
+           std::vector<os::MappedSegment>& memories)
       : model_(model),
         options_(std::move(options)),
         parts_(model, options_.rank, options_.without),
@@ -178,8 +180,8 @@ class TestRank {
         Attach();
         Follow();
         ResumeByPage();
-        connection_ = UnixConnection();
-        page_ = MappedSegment();
+        connection_ = os::UnixConnection();
+        page_ = os::MappedSegment();
         ++status_.ended;
         status_.following = false;
       }
@@ -191,7 +193,7 @@ class TestRank {
 
  private:
   bool Connect() {
-    Result<UnixConnection> connection = UnixConnect(options_.socket, kPatience);
+    Result<os::UnixConnection> connection = os::UnixConnect(options_.socket, kPatience);
     if (connection.ok()) connection_ = *std::move(connection);
     return connection.ok();
   }
@@ -199,14 +201,14 @@ class TestRank {
   void Attach() {
     had_serve_ = false;
     const std::string description =
-        options_.description.empty() ? ToJson(parts_.Describe(options_.halves)) : options_.description;
+        options_.description.empty() ? placement::ToJson(parts_.Describe(options_.halves)) : options_.description;
     const nlohmann::json body{
         {"model", options_.model}, {"engine", options_.engine}, {"description", nlohmann::json::parse(description)}};
     const std::string text = body.dump();
     const ByteView bytes = AsBytes(std::string_view(text));
     attached_with_ = status_.held ? Held() : model_.held(status_.serving);
     std::vector<int> fds;
-    for (const MappedSegment& memory : memories_) fds.push_back(memory.fd());
+    for (const os::MappedSegment& memory : memories_) fds.push_back(memory.fd());
     (void)SendEngineMessage(connection_,
                             {.type = EngineMessageType::kAttach,
                              .held = attached_with_,
@@ -259,8 +261,8 @@ class TestRank {
 
   bool TakePage(EngineMessage& message) {
     if (message.fds.size() != 1) return false;
-    Result<MappedSegment> page =
-        AdoptSegment(std::move(message.fds[0]), kControlPageBytes, Access::kReadOnly, "control page");
+    Result<os::MappedSegment> page =
+        os::AdoptSegment(std::move(message.fds[0]), kControlPageBytes, os::Access::kReadOnly, "control page");
     if (!page.ok()) return false;
     page_ = *std::move(page);
     attached_word_ = Layout().word;
@@ -293,16 +295,16 @@ class TestRank {
     if (!parts_.Is(status_.serving, memories_[status_.half].data())) ++status_.wrong_reads;
   }
 
-  const TestModel& model_;
+  const replica::TestModel& model_;
   const TestRankOptions options_;
   const TestRankMemory parts_;
   RankStatus& status_;
-  std::vector<MappedSegment>& memories_;
-  UnixConnection connection_;
-  MappedSegment page_;
+  std::vector<os::MappedSegment>& memories_;
+  os::UnixConnection connection_;
+  os::MappedSegment page_;
   uint64_t attached_word_ = 0;
   bool had_serve_ = false;
   Held attached_with_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::targets

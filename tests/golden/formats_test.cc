@@ -39,7 +39,7 @@ Bytes Copy(ByteView bytes) {
 
 template <typename T>
 Bytes Sealed(T message) {
-  Seal(message);
+  wire::Seal(message);
   return Copy(AsBytes(message));
 }
 
@@ -52,23 +52,24 @@ constexpr char kExporter[] = "export_plugin/exporter/FORMAT.md";
 
 // The model that all examples share: all zero at version 1, one element changed by one ulp at version 2.
 struct Story {
-  std::shared_ptr<const ModelLayout> layout =
-      *ModelLayout::Create({{"norm", DType::kF32, {2}, 0}, {"w", DType::kBF16, {3, 2}, 8}}, 4096);
+  std::shared_ptr<const model::ModelLayout> layout =
+      *model::ModelLayout::Create({{"norm", model::DType::kF32, {2}, 0}, {"w", model::DType::kBF16, {3, 2}, 8}}, 4096);
   RunId run;
   Bytes before = Bytes(20);
   Bytes after = Bytes(20);
-  DeltaBlock delta{.codec = Codec::kSparse, .changes = 1};
+  payload::DeltaBlock delta{.codec = payload::Codec::kSparse, .changes = 1};
 
   Story() {
     for (uint8_t i = 0; i < 16; ++i) run.bytes[i] = i;
     after[8] = std::byte{1};
-    EncodeSparse(Changes{.positions = {4}, .steps = {1}}, 2, CodecLevel::kCompact, delta.data);
+    payload::EncodeSparse(payload::Changes{.positions = {4}, .steps = {1}}, 2, payload::CodecLevel::kCompact,
+                          delta.data);
     delta.data_hash = Hash64(delta.data);
-    delta.target_hash = BlockHash(after);
+    delta.target_hash = model::BlockHash(after);
   }
   // 64 changes that an entropy stage gains on: every third unit, one ulp up.
-  static Changes EveryThird() {
-    Changes changes;
+  static payload::Changes EveryThird() {
+    payload::Changes changes;
     for (uint32_t i = 0; i < 64; ++i) {
       changes.positions.push_back(3 * i + 2);
       changes.steps.push_back(1);
@@ -76,7 +77,7 @@ struct Story {
     return changes;
   }
   ManifestDigest Digest(const Bytes& bytes) const {
-    return ComputeManifestDigest(layout->digest(), {BlockHash(bytes)});
+    return model::ComputeManifestDigest(layout->digest(), {model::BlockHash(bytes)});
   }
 };
 
@@ -84,7 +85,8 @@ TEST_CASE("The layout example is what the code writes") {
   const Story story;
   CHECK(Example(kModel, "layout") == story.layout->encoded());
   CHECK(ToHex(story.layout->digest()) == "c63fe51ed35b12cf04c3c01edbedbaeb");
-  const auto adapter = *ModelLayout::Create(story.layout->tensors(), 4096, {{"adapter_config.json", R"({"r": 8})"}});
+  const auto adapter =
+      *model::ModelLayout::Create(story.layout->tensors(), 4096, {{"adapter_config.json", R"({"r": 8})"}});
   CHECK(Example(kModel, "layout-with-attachment") == adapter->encoded());
   CHECK(ToHex(adapter->digest()) == "f8424d29fad8d48c5dc62437b7988736");
 }
@@ -92,80 +94,85 @@ TEST_CASE("The layout example is what the code writes") {
 TEST_CASE("The payload examples are what the code writes") {
   const Story story;
   Bytes sparse;
-  EncodeSparse(Changes{.positions = {3, 300, 301}, .steps = {1, 0xffff, 0x8000}}, 2, CodecLevel::kFast, sparse);
+  payload::EncodeSparse(payload::Changes{.positions = {3, 300, 301}, .steps = {1, 0xffff, 0x8000}}, 2,
+                        payload::CodecLevel::kFast, sparse);
   CHECK(Example(kPayload, "sparse") == sparse);
   Bytes compact;
-  EncodeSparse(story.EveryThird(), 2, CodecLevel::kCompact, compact);
+  payload::EncodeSparse(story.EveryThird(), 2, payload::CodecLevel::kCompact, compact);
   CHECK(Example(kPayload, "compact") == compact);
-  const auto payload = Payload::Assemble(*story.layout,
-                                         {.run = story.run,
-                                          .base = 1,
-                                          .target = 2,
-                                          .base_digest = story.Digest(story.before),
-                                          .target_digest = story.Digest(story.after),
-                                          .committed_unix_ns = 1'000'000'000},
-                                         {&story.delta, 1});
+  const auto payload = payload::Payload::Assemble(*story.layout,
+                                                  {.run = story.run,
+                                                   .base = 1,
+                                                   .target = 2,
+                                                   .base_digest = story.Digest(story.before),
+                                                   .target_digest = story.Digest(story.after),
+                                                   .committed_unix_ns = 1'000'000'000},
+                                                  {&story.delta, 1});
   CHECK(Example(kPayload, "payload") == Copy((*payload)->bytes()));
 }
 
 TEST_CASE("The lane examples are what the code writes") {
   const Story story;
-  LaneHello hello{.pull_id = 7};
+  wire::LaneHello hello{.pull_id = 7};
   for (uint8_t i = 0; i < 16; ++i) hello.ticket.bytes[i] = static_cast<uint8_t>(0xa0 + i);
   CHECK(Example(kWire, "hello") == Sealed(hello));
-  CHECK(Example(kWire, "welcome") == Sealed(LaneWelcome{}));
-  CHECK(Example(kWire, "request") == Sealed(BlockRequest{.kind = static_cast<uint8_t>(RequestKind::kDelta),
-                                                         .request_id = 1,
-                                                         .first_block = 0,
-                                                         .block_count = 1,
-                                                         .payload_id = 5}));
-  CHECK(Example(kWire, "frame") == Sealed(FrameHeader{.type = static_cast<uint8_t>(FrameType::kBlock),
-                                                      .codec = static_cast<uint8_t>(Codec::kSparse),
-                                                      .request_id = 1,
-                                                      .version = 2,
-                                                      .base_version = 1,
-                                                      .block_hash = story.delta.target_hash,
-                                                      .payload_hash = story.delta.data_hash,
-                                                      .payload_bytes = static_cast<uint32_t>(story.delta.data.size()),
-                                                      .changes = 1,
-                                                      .payload_id = 5}));
+  CHECK(Example(kWire, "welcome") == Sealed(wire::LaneWelcome{}));
+  CHECK(Example(kWire, "request") == Sealed(wire::BlockRequest{.kind = static_cast<uint8_t>(wire::RequestKind::kDelta),
+                                                               .request_id = 1,
+                                                               .first_block = 0,
+                                                               .block_count = 1,
+                                                               .payload_id = 5}));
+  CHECK(Example(kWire, "frame") ==
+        Sealed(wire::FrameHeader{.type = static_cast<uint8_t>(wire::FrameType::kBlock),
+                                 .codec = static_cast<uint8_t>(payload::Codec::kSparse),
+                                 .request_id = 1,
+                                 .version = 2,
+                                 .base_version = 1,
+                                 .block_hash = story.delta.target_hash,
+                                 .payload_hash = story.delta.data_hash,
+                                 .payload_bytes = static_cast<uint32_t>(story.delta.data.size()),
+                                 .changes = 1,
+                                 .payload_id = 5}));
   CHECK(Example(kWire, "local-request") ==
-        Sealed(LocalRequest{.kind = static_cast<uint8_t>(LocalKind::kPayload), .payload_id = 5}));
+        Sealed(wire::LocalRequest{.kind = static_cast<uint8_t>(wire::LocalKind::kPayload), .payload_id = 5}));
   CHECK(Example(kWire, "local-answer") ==
-        Sealed(LocalAnswer{.version = 2, .offset = 128, .data_bytes = 20, .tail_bytes = 8}));
+        Sealed(wire::LocalAnswer{.version = 2, .offset = 128, .data_bytes = 20, .tail_bytes = 8}));
 }
 
 TEST_CASE("The replica state example is what the code writes") {
   const Story story;
-  const Manifest manifest{{story.run, 2}, {BlockHash(story.after)}, story.Digest(story.after)};
-  CHECK(Example(kReplica, "state") == EncodeReplicaState({story.layout, manifest, 1'000'000'000}));
+  const model::Manifest manifest{{story.run, 2}, {model::BlockHash(story.after)}, story.Digest(story.after)};
+  CHECK(Example(kReplica, "state") == replica::EncodeReplicaState({story.layout, manifest, 1'000'000'000}));
 }
 
 TEST_CASE("The control segment and rank protocol examples are what the code writes") {
   const Story story;
-  const uint64_t bytes = ControlSegment::BytesFor(*story.layout);
-  auto control = ControlSegment::Format(*CreateMemfdSegment("golden", bytes), "actor", story.run, *story.layout, 1);
+  const uint64_t bytes = buffer::ControlSegment::BytesFor(*story.layout);
+  auto control =
+      buffer::ControlSegment::Format(*os::CreateMemfdSegment("golden", bytes), "actor", story.run, *story.layout, 1);
   control.SetCommitted(0, 1, 1'000'000'000);
-  control.RecordManifest(0, {{story.run, 1}, {BlockHash(story.before)}, story.Digest(story.before)});
+  control.RecordManifest(0, {{story.run, 1}, {model::BlockHash(story.before)}, story.Digest(story.before)});
   control.SetWriting(1, 2);
   CHECK(Example(kBuffer, "control") == Copy({reinterpret_cast<const std::byte*>(&control.header()), bytes}));
   Bytes begin;
-  Append(begin, MessageHeader{.type = static_cast<uint16_t>(RankMessage::kBegin), .body_bytes = sizeof(VersionBody)});
-  Append(begin, VersionBody{2});
+  Append(begin, buffer::MessageHeader{.type = static_cast<uint16_t>(buffer::RankMessage::kBegin),
+                                      .body_bytes = sizeof(buffer::VersionBody)});
+  Append(begin, buffer::VersionBody{2});
   CHECK(Example(kBuffer, "begin") == begin);
   Bytes ranges;
-  Append(ranges, MessageHeader{.type = static_cast<uint16_t>(RankMessage::kRanges),
-                               .body_bytes = sizeof(VersionBody) + sizeof(StridedRange)});
-  Append(ranges, VersionBody{2});
+  Append(ranges, buffer::MessageHeader{.type = static_cast<uint16_t>(buffer::RankMessage::kRanges),
+                                       .body_bytes = sizeof(buffer::VersionBody) + sizeof(StridedRange)});
+  Append(ranges, buffer::VersionBody{2});
   Append(ranges, StridedRange{.offset = 10, .row_bytes = 2, .rows = 3, .pitch = 4});
   CHECK(Example(kBuffer, "ranges") == ranges);
 }
 
 TEST_CASE("The bucket example is what the code writes") {
   const std::string_view payload = "sixteen bytes...";
-  BucketPlace place{.kind = BucketKind::kBucket, .version = 7, .index = 1, .count = 3, .payload_bytes = 16};
+  exporter::BucketPlace place{
+      .kind = exporter::BucketKind::kBucket, .version = 7, .index = 1, .count = 3, .payload_bytes = 16};
   for (uint8_t i = 0; i < 16; ++i) place.plan.bytes[i] = i;
-  Bytes message = Copy(AsBytes(MakeHeader(place, ErrorCode::kOk, AsBytes(payload))));
+  Bytes message = Copy(AsBytes(exporter::MakeHeader(place, ErrorCode::kOk, AsBytes(payload))));
   AppendBytes(message, AsBytes(payload));
   CHECK(Example(kExporter, "bucket") == message);
 }

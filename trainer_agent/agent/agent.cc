@@ -13,7 +13,7 @@
 #include "common/telemetry/log.h"
 #include "common/wire/frame.h"
 
-namespace lockstep {
+namespace lockstep::agent {
 namespace {
 
 constexpr char kLiveness[] = "trainer-agent-liveness";
@@ -43,18 +43,18 @@ void GiveWay(WorkerPool& pool) {
 // What receivers are given as the address of lanes: ":port" stands for the host that they called.
 std::string AdvertisedLanes(const std::string& advertise, uint16_t lane_port) {
   if (advertise.empty()) return Cat(":", lane_port);
-  HostPort address = *ParseHostPort(advertise);  // checked with the options
+  net::HostPort address = *net::ParseHostPort(advertise);  // checked with the options
   if (address.port == 0) address.port = lane_port;
   return address.ToString();
 }
 
 v1::BuildInfo Build() {
   v1::BuildInfo build;
-  build.set_version(std::string(kProjectVersion));
-  build.set_revision(std::string(BuildRevision()));
-  build.set_wire_format(kWireFormat);
-  build.set_payload_format(kPayloadFormat);
-  build.set_segment_format(kSegmentFormat);
+  build.set_version(std::string(telemetry::kProjectVersion));
+  build.set_revision(std::string(telemetry::BuildRevision()));
+  build.set_wire_format(wire::kWireFormat);
+  build.set_payload_format(payload::kPayloadFormat);
+  build.set_segment_format(buffer::kSegmentFormat);
   return build;
 }
 
@@ -71,46 +71,48 @@ Agent::Agent(const AgentOptions& options)
 
 Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
   std::unique_ptr<Agent> agent(new Agent(options));
-  LS_ASSIGN_OR_RETURN(agent->home_, SegmentHome::Create(options.segment_dir, options.segments == "memfd"));
-  const RegistryOptions registry_options{.block_bytes = static_cast<uint32_t>(options.block_bytes),
-                                         .retain_bytes = options.retain_bytes,
-                                         .fold_pool = &agent->fold_pool_,
-                                         .timeline = &agent->timeline_};
-  const DiffThreads diff{.pool = &agent->pool_, .while_written = agent->pool_.size() * options.overlap_percent / 100};
-  agent->registry_ = std::make_unique<ModelRegistry>(agent->home_.get(), registry_options, diff, &agent->catalog_);
+  LS_ASSIGN_OR_RETURN(agent->home_, publish::SegmentHome::Create(options.segment_dir, options.segments == "memfd"));
+  const publish::RegistryOptions registry_options{.block_bytes = static_cast<uint32_t>(options.block_bytes),
+                                                  .retain_bytes = options.retain_bytes,
+                                                  .fold_pool = &agent->fold_pool_,
+                                                  .timeline = &agent->timeline_};
+  const publish::DiffThreads diff{.pool = &agent->pool_,
+                                  .while_written = agent->pool_.size() * options.overlap_percent / 100};
+  agent->registry_ =
+      std::make_unique<publish::ModelRegistry>(agent->home_.get(), registry_options, diff, &agent->catalog_);
   agent->registry_->Recover();
   LS_RETURN_IF_ERROR(agent->Listen());
   agent->Tick();
-  NotifyReady();
+  os::NotifyReady();
   return agent;
 }
 
 Status Agent::Listen() {
-  LS_ASSIGN_OR_RETURN(address_file_, AddressFile::Create(options_.address_file));
-  const LaneServerOptions lane_options{.address = options_.lane_address,
-                                       .threads = Threads(options_),
-                                       .bytes_per_s = options_.lane_rate_limit,
-                                       .receiver_bytes_per_s = options_.receiver_rate_limit,
-                                       .timeline = &timeline_};
-  LS_ASSIGN_OR_RETURN(lanes_, LaneServer::Start(lane_options, &pulls_));
+  LS_ASSIGN_OR_RETURN(address_file_, telemetry::AddressFile::Create(options_.address_file));
+  const serve::LaneServerOptions lane_options{.address = options_.lane_address,
+                                              .threads = Threads(options_),
+                                              .bytes_per_s = options_.lane_rate_limit,
+                                              .receiver_bytes_per_s = options_.receiver_rate_limit,
+                                              .timeline = &timeline_};
+  LS_ASSIGN_OR_RETURN(lanes_, serve::LaneServer::Start(lane_options, &pulls_));
   if (!options_.local_socket.empty()) {
-    LS_ASSIGN_OR_RETURN(local_, LocalServer::Start({.path = options_.local_socket}, &pulls_));
+    LS_ASSIGN_OR_RETURN(local_, serve::LocalServer::Start({.path = options_.local_socket}, &pulls_));
   }
-  service_ = std::make_unique<AgentService>(
+  service_ = std::make_unique<serve::AgentService>(
       &catalog_, &pulls_, [this] { return Facts(); }, Build(), AdvertisedLanes(options_.lane_advertise, lanes_->port()),
       options_.local_socket, &timeline_);
-  LS_ASSIGN_OR_RETURN(rpc_, RpcServer::Create({.address = options_.listen_address.ToString(),
-                                               .services = {service_.get()},
-                                               .health_services = {kLiveness, kReadiness}}));
-  LS_ASSIGN_OR_RETURN(ranks_, RankServer::Start(options_.socket, registry_.get()));
+  LS_ASSIGN_OR_RETURN(rpc_, rpc::RpcServer::Create({.address = options_.listen_address.ToString(),
+                                                    .services = {service_.get()},
+                                                    .health_services = {kLiveness, kReadiness}}));
+  LS_ASSIGN_OR_RETURN(ranks_, publish::RankServer::Start(options_.socket, registry_.get()));
   return Announce();
 }
 
 Status Agent::Announce() {
-  const HostPort rpc{options_.listen_address.host, static_cast<uint16_t>(rpc_->bound_port())};
-  const HostPort lanes{options_.lane_address.host, lanes_->port()};
-  Log(LogLevel::kInfo, "listening",
-      {{"socket", options_.socket}, {"grpc", rpc.ToString()}, {"lanes", lanes.ToString()}});
+  const net::HostPort rpc{options_.listen_address.host, static_cast<uint16_t>(rpc_->bound_port())};
+  const net::HostPort lanes{options_.lane_address.host, lanes_->port()};
+  telemetry::Log(telemetry::LogLevel::kInfo, "listening",
+                 {{"socket", options_.socket}, {"grpc", rpc.ToString()}, {"lanes", lanes.ToString()}});
   return address_file_->Announce({{"grpc", rpc.ToString()}, {"lanes", lanes.ToString()}});
 }
 
@@ -120,11 +122,11 @@ Agent::~Agent() {
   ranks_.reset();
 }
 
-std::vector<PublishFacts> Agent::Facts() const {
-  std::vector<PublishFacts> all;
-  for (const ModelSnapshot& model : registry_->Snapshot()) {
-    const DoubleBuffer& buffer = model.publisher->buffer();
-    const PublisherStatus status = model.publisher->status();
+std::vector<serve::PublishFacts> Agent::Facts() const {
+  std::vector<serve::PublishFacts> all;
+  for (const publish::ModelSnapshot& model : registry_->Snapshot()) {
+    const buffer::DoubleBuffer& buffer = model.publisher->buffer();
+    const publish::PublisherStatus status = model.publisher->status();
     all.push_back({.model = buffer.model(),
                    .run = buffer.run(),
                    .layout = buffer.layout(),
@@ -141,18 +143,18 @@ std::vector<PublishFacts> Agent::Facts() const {
 void Agent::Tick() {
   pulls_.Expire();
   const auto models = registry_->Snapshot();
-  const bool ready = std::any_of(models.begin(), models.end(), [](const ModelSnapshot& model) {
+  const bool ready = std::any_of(models.begin(), models.end(), [](const publish::ModelSnapshot& model) {
     return model.publisher->served()->Newest().has_value();
   });
   rpc_->SetServing(kLiveness, true);
   rpc_->SetServing(kReadiness, ready);
-  NotifyStatus(Cat(models.size(), " models, ", ready ? "serving" : "waiting for a first version"));
-  NotifyWatchdog();
+  os::NotifyStatus(Cat(models.size(), " models, ", ready ? "serving" : "waiting for a first version"));
+  os::NotifyWatchdog();
 }
 
 void Agent::Drain() {
-  Log(LogLevel::kInfo, "draining", {{"timeout_ms", options_.drain_timeout_ms}});
-  NotifyStopping();
+  telemetry::Log(telemetry::LogLevel::kInfo, "draining", {{"timeout_ms", options_.drain_timeout_ms}});
+  os::NotifyStopping();
   rpc_->StopServing();
   registry_->Stop();
   service_->StartDraining();
@@ -164,7 +166,7 @@ void Agent::Drain() {
   }
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
   rpc_->Drain(std::max(left, std::chrono::milliseconds(0)));
-  Log(LogLevel::kInfo, "stopped");
+  telemetry::Log(telemetry::LogLevel::kInfo, "stopped");
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::agent

@@ -13,7 +13,7 @@
 #include "trainer_agent/serve/lane_server.h"
 #include "trainer_agent/serve/local_server.h"
 
-namespace lockstep {
+namespace lockstep::agent {
 
 class Agent {
  public:
@@ -32,22 +32,22 @@ class Agent {
   explicit Agent(const AgentOptions& options);
   Status Listen();
   Status Announce();
-  std::vector<PublishFacts> Facts() const;
+  std::vector<serve::PublishFacts> Facts() const;
 
   const AgentOptions options_;
-  Timeline timeline_;
-  std::unique_ptr<SegmentHome> home_;
-  VersionCatalog catalog_;
+  telemetry::Timeline timeline_;
+  std::unique_ptr<publish::SegmentHome> home_;
+  store::VersionCatalog catalog_;
   WorkerPool pool_;       // diffs: a trainer may wait for these
   WorkerPool fold_pool_;  // folds: only receivers wait for these
-  std::unique_ptr<ModelRegistry> registry_;
-  PullTable pulls_;
-  std::unique_ptr<AgentService> service_;
-  std::unique_ptr<LaneServer> lanes_;
-  std::unique_ptr<LocalServer> local_;  // null: --local-socket none
-  std::unique_ptr<RpcServer> rpc_;
-  std::unique_ptr<RankServer> ranks_;
-  std::unique_ptr<AddressFile> address_file_;
+  std::unique_ptr<publish::ModelRegistry> registry_;
+  serve::PullTable pulls_;
+  std::unique_ptr<serve::AgentService> service_;
+  std::unique_ptr<serve::LaneServer> lanes_;
+  std::unique_ptr<serve::LocalServer> local_;  // null: --local-socket none
+  std::unique_ptr<rpc::RpcServer> rpc_;
+  std::unique_ptr<publish::RankServer> ranks_;
+  std::unique_ptr<telemetry::AddressFile> address_file_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::agent

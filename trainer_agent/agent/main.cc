@@ -7,26 +7,26 @@
 #include "common/telemetry/log.h"
 #include "trainer_agent/agent/agent.h"
 
-namespace lockstep {
+namespace lockstep::agent {
 namespace {
 
 // Health follows the state of the models within this time.
 constexpr std::chrono::milliseconds kTick{500};
 
 // A second TERM or INT while draining ends the process at once: a human is pressing again.
-void ExitOnNextSignal(SignalWaiter& signals) {
+void ExitOnNextSignal(os::SignalWaiter& signals) {
   while (true) {
     const auto signal = signals.Wait();
     if (signal && *signal != SIGHUP) std::_Exit(0);
   }
 }
 
-Status Serve(const AgentOptions& options, SignalWaiter& signals) {
+Status Serve(const AgentOptions& options, os::SignalWaiter& signals) {
   LS_ASSIGN_OR_RETURN(const auto agent, Agent::Start(options));
   while (true) {
     const auto signal = signals.Wait(kTick);
     if (signal && *signal != SIGHUP) break;
-    if (signal) Log(LogLevel::kInfo, "reload_ignored");
+    if (signal) telemetry::Log(telemetry::LogLevel::kInfo, "reload_ignored");
     agent->Tick();
   }
   std::thread([&signals] { ExitOnNextSignal(signals); }).detach();
@@ -35,24 +35,24 @@ Status Serve(const AgentOptions& options, SignalWaiter& signals) {
 }
 
 int Main(int argc, char** argv) {
-  auto signals = SignalWaiter::Create();
+  auto signals = os::SignalWaiter::Create();
   AgentOptions options;
   const auto outcome = ParseAgentOptions(argc, argv, &options);
   Status status = signals.ok() ? outcome.status() : signals.status();
-  if (status.ok() && *outcome == ParseOutcome::kExit) return 0;
-  if (status.ok()) status = InitLogging("trainer_agent", options.log_level, options.log_format);
+  if (status.ok() && *outcome == config::ParseOutcome::kExit) return 0;
+  if (status.ok()) status = telemetry::InitLogging("trainer_agent", options.log_level, options.log_format);
   if (!status.ok()) {
     std::fprintf(stderr, "trainer_agent: %s\n", status.message().c_str());
     return ExitCode(status.code());
   }
   status = Serve(options, *signals);
-  if (!status.ok()) LogError("agent_failed", status);
+  if (!status.ok()) telemetry::LogError("agent_failed", status);
   std::_Exit(ExitCode(status.code()));  // the detached signal thread still uses `signals`
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::agent
 
 int main(int argc, char** argv) {
-  return lockstep::Main(argc, argv);
+  return lockstep::agent::Main(argc, argv);
 }

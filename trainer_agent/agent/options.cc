@@ -9,7 +9,7 @@
 #include "common/wire/frame.h"
 #include "trainer_agent/buffer/control_segment.h"
 
-namespace lockstep {
+namespace lockstep::agent {
 namespace {
 
 Status CheckRange(const char* name, uint64_t value, uint64_t low, uint64_t high) {
@@ -38,20 +38,20 @@ Status CheckLocalSocket(AgentOptions& options) {
 Status Check(AgentOptions& options) {
   LS_RETURN_IF_ERROR(CheckLocalSocket(options));
   LS_ASSIGN_OR_RETURN(options.listen_address,
-                      CheckListenAddress("--listen", options.listen, options.allow_insecure_network));
+                      net::CheckListenAddress("--listen", options.listen, options.allow_insecure_network));
   LS_ASSIGN_OR_RETURN(options.lane_address,
-                      CheckListenAddress("--lane-listen", options.lane_listen, options.allow_insecure_network));
+                      net::CheckListenAddress("--lane-listen", options.lane_listen, options.allow_insecure_network));
   if (!options.lane_advertise.empty()) {
-    const auto advertised = ParseHostPort(options.lane_advertise);
+    const auto advertised = net::ParseHostPort(options.lane_advertise);
     if (!advertised.ok()) return {ErrorCode::kConfig, Cat("--lane-advertise: ", advertised.status().message())};
   }
   if (options.segments != "tmpfs" && options.segments != "memfd") {
     return {ErrorCode::kConfig, Cat("--segments=", options.segments, ": give tmpfs or memfd")};
   }
   const uint64_t block = options.block_bytes;
-  if (block < kMinBlockBytes || block > kMaxBlockBytes || (block & (block - 1)) != 0) {
-    return {ErrorCode::kConfig,
-            Cat("--block-bytes=", block, ": give a power of two from ", kMinBlockBytes, " to ", kMaxBlockBytes)};
+  if (block < model::kMinBlockBytes || block > model::kMaxBlockBytes || (block & (block - 1)) != 0) {
+    return {ErrorCode::kConfig, Cat("--block-bytes=", block, ": give a power of two from ", model::kMinBlockBytes,
+                                    " to ", model::kMaxBlockBytes)};
   }
   LS_RETURN_IF_ERROR(CheckRange("threads", options.threads, 0, 1024));
   LS_RETURN_IF_ERROR(CheckRange("overlap-percent", options.overlap_percent, 0, 100));
@@ -63,12 +63,13 @@ Status Check(AgentOptions& options) {
 
 }  // namespace
 
-Result<ParseOutcome> ParseAgentOptions(int argc, const char* const* argv, AgentOptions* options) {
-  ConfigParser parser(
+Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv, AgentOptions* options) {
+  config::ConfigParser parser(
       {.program = "trainer_agent",
        .about = "Holds a trainer's weights in shared memory and serves each version to inference receivers.",
-       .version = Cat("trainer_agent ", kProjectVersion, " (", BuildRevision(), ") wire ", kWireFormat, " payload ",
-                      kPayloadFormat, " segment ", kSegmentFormat, " proto v1")});
+       .version = Cat("trainer_agent ", telemetry::kProjectVersion, " (", telemetry::BuildRevision(), ") wire ",
+                      wire::kWireFormat, " payload ", payload::kPayloadFormat, " segment ", buffer::kSegmentFormat,
+                      " proto v1")});
   parser.Add("socket", &options->socket, "unix socket for the trainer's ranks");
   parser.Add("local-socket", &options->local_socket,
              "unix socket where receivers on this host take bytes from memory; auto: pull.sock next to --socket; none");
@@ -95,9 +96,9 @@ Result<ParseOutcome> ParseAgentOptions(int argc, const char* const* argv, AgentO
   parser.Add("log-level", &options->log_level, "debug, info, warn or error");
   parser.Add("log-format", &options->log_format, "auto, text or json");
   parser.Add("drain-timeout-ms", &options->drain_timeout_ms, "how long calls may take to end after SIGTERM");
-  LS_ASSIGN_OR_RETURN(const ParseOutcome outcome, parser.Parse(argc, argv));
-  if (outcome == ParseOutcome::kRun) LS_RETURN_IF_ERROR(Check(*options));
+  LS_ASSIGN_OR_RETURN(const config::ParseOutcome outcome, parser.Parse(argc, argv));
+  if (outcome == config::ParseOutcome::kRun) LS_RETURN_IF_ERROR(Check(*options));
   return outcome;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::agent

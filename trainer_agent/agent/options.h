@@ -8,7 +8,7 @@
 #include "common/config/config.h"
 #include "common/net/host_port.h"
 
-namespace lockstep {
+namespace lockstep::agent {
 
 struct AgentOptions {
   std::string socket = "/run/trainer-agent/export.sock";
@@ -33,11 +33,11 @@ struct AgentOptions {
   uint64_t drain_timeout_ms = 10'000;
 
   // Filled by ParseAgentOptions().
-  HostPort listen_address;
-  HostPort lane_address;
+  net::HostPort listen_address;
+  net::HostPort lane_address;
 };
 
 // kUsage, kConfig: what is wrong with the command line, the environment or the file.
-Result<ParseOutcome> ParseAgentOptions(int argc, const char* const* argv, AgentOptions* options);
+Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv, AgentOptions* options);
 
-}  // namespace lockstep
+}  // namespace lockstep::agent

@@ -10,7 +10,7 @@
 #include "common/model/safetensors.h"
 #include "trainer_agent/buffer/rank_messages.h"
 
-namespace lockstep {
+namespace lockstep::buffer {
 namespace {
 
 constexpr char kMagic[8] = {'L', 'S', 'C', 'T', 'R', 'L', '0', '1'};
@@ -44,17 +44,17 @@ Status CheckHeader(const ControlHeader& header, uint64_t segment_bytes) {
   if (header.layout_bytes > segment_bytes || TotalBytes(header.layout_bytes, header.block_count) != segment_bytes) {
     return {ErrorCode::kCorrupt, Cat("control segment: ", segment_bytes, " bytes do not hold what its header names")};
   }
-  return CheckModelName(std::string_view(header.model, strnlen(header.model, sizeof header.model)));
+  return model::CheckModelName(std::string_view(header.model, strnlen(header.model, sizeof header.model)));
 }
 
 }  // namespace
 
-uint64_t ControlSegment::BytesFor(const ModelLayout& layout) {
+uint64_t ControlSegment::BytesFor(const model::ModelLayout& layout) {
   return TotalBytes(layout.encoded().size(), layout.block_count());
 }
 
-ControlSegment ControlSegment::Format(MappedSegment segment, const std::string& model, const RunId& run,
-                                      const ModelLayout& layout, uint32_t ranks) {
+ControlSegment ControlSegment::Format(os::MappedSegment segment, const std::string& model, const RunId& run,
+                                      const model::ModelLayout& layout, uint32_t ranks) {
   ControlHeader header{};
   header.format = kSegmentFormat;
   header.header_bytes = sizeof header;
@@ -62,7 +62,7 @@ ControlSegment ControlSegment::Format(MappedSegment segment, const std::string& 
   header.run = run;
   header.layout = layout.digest();
   header.layout_bytes = layout.encoded().size();
-  header.image_bytes = ImageBytes(layout);
+  header.image_bytes = model::ImageBytes(layout);
   header.data_offset = header.image_bytes - layout.data_bytes();
   header.ranks = ranks;
   std::memcpy(header.model, model.data(), std::min(model.size(), sizeof header.model));
@@ -76,18 +76,19 @@ ControlSegment ControlSegment::Format(MappedSegment segment, const std::string& 
   std::memset(header.magic, 0, sizeof header.magic);
   std::memcpy(segment.data(), &header, sizeof header);
   std::atomic_ref(*reinterpret_cast<uint64_t*>(segment.data())).store(magic, std::memory_order_release);
-  auto shared = *ModelLayout::Decode(layout.encoded());
+  auto shared = *model::ModelLayout::Decode(layout.encoded());
   return ControlSegment(std::move(segment), std::move(shared));
 }
 
-Result<ControlSegment> ControlSegment::Open(MappedSegment segment) {
+Result<ControlSegment> ControlSegment::Open(os::MappedSegment segment) {
   if (segment.bytes() < kLayoutAt) return Status(ErrorCode::kCorrupt, "control segment: too short");
   ControlHeader header;
   std::memcpy(&header, segment.data(), sizeof header);
   LS_RETURN_IF_ERROR(CheckHeader(header, segment.bytes()));
-  LS_ASSIGN_OR_RETURN(auto layout, ModelLayout::Decode({segment.data() + kLayoutAt, header.layout_bytes}));
+  LS_ASSIGN_OR_RETURN(auto layout, model::ModelLayout::Decode({segment.data() + kLayoutAt, header.layout_bytes}));
   if (layout->digest() != header.layout || layout->block_count() != header.block_count ||
-      ImageBytes(*layout) != header.image_bytes || header.image_bytes - layout->data_bytes() != header.data_offset) {
+      model::ImageBytes(*layout) != header.image_bytes ||
+      header.image_bytes - layout->data_bytes() != header.data_offset) {
     return Status(ErrorCode::kCorrupt, "control segment: its header and its layout disagree");
   }
   return ControlSegment(std::move(segment), std::move(layout));
@@ -144,19 +145,19 @@ uint64_t ControlSegment::ManifestCheck(size_t half) const {
   return std::max<uint64_t>(Hash64(image), 1);  // 0 means none
 }
 
-void ControlSegment::RecordManifest(size_t half, const Manifest& manifest) {
+void ControlSegment::RecordManifest(size_t half, const model::Manifest& manifest) {
   std::atomic_ref(record(half).manifest_check).store(0, std::memory_order_release);
   std::memcpy(hashes(half), manifest.block_hashes.data(), manifest.block_hashes.size() * sizeof(uint64_t));
   record(half).digest = manifest.digest;
   std::atomic_ref(record(half).manifest_check).store(ManifestCheck(half), std::memory_order_release);
 }
 
-std::optional<Manifest> ControlSegment::RecordedManifest(size_t half) const {
+std::optional<model::Manifest> ControlSegment::RecordedManifest(size_t half) const {
   const uint64_t check = std::atomic_ref(record(half).manifest_check).load(std::memory_order_acquire);
   if (check == 0 || check != ManifestCheck(half)) return std::nullopt;
-  return Manifest{.held = {header().run, version(half)},
-                  .block_hashes = {hashes(half), hashes(half) + header().block_count},
-                  .digest = record(half).digest};
+  return model::Manifest{.held = {header().run, version(half)},
+                         .block_hashes = {hashes(half), hashes(half) + header().block_count},
+                         .digest = record(half).digest};
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::buffer

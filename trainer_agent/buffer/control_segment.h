@@ -17,7 +17,7 @@
 #include "common/model/model_name.h"
 #include "common/os/segment.h"
 
-namespace lockstep {
+namespace lockstep::buffer {
 
 inline constexpr uint16_t kSegmentFormat = 1;
 inline constexpr size_t kHalves = 2;
@@ -35,14 +35,14 @@ struct ControlHeader {  // 256 bytes
   uint32_t block_count;
   RunId run;
   LayoutDigest layout;
-  uint64_t layout_bytes;      // of the encoded layout, which starts at byte 512
-  uint64_t image_bytes;       // of each half: safetensors header and data section
-  uint64_t data_offset;       // of the data section in each half
-  uint32_t ranks;             // that must commit a version
-  uint32_t reserved;          // 0
-  char model[kMaxModelName];  // zero-padded
-  uint8_t unused[40];         // 0
-  uint64_t check;             // xxh3-64 of the bytes before
+  uint64_t layout_bytes;             // of the encoded layout, which starts at byte 512
+  uint64_t image_bytes;              // of each half: safetensors header and data section
+  uint64_t data_offset;              // of the data section in each half
+  uint32_t ranks;                    // that must commit a version
+  uint32_t reserved;                 // 0
+  char model[model::kMaxModelName];  // zero-padded
+  uint8_t unused[40];                // 0
+  uint64_t check;                    // xxh3-64 of the bytes before
 };
 static_assert(sizeof(ControlHeader) == 256);
 
@@ -57,17 +57,17 @@ static_assert(sizeof(HalfRecord) == 64);
 
 class ControlSegment {
  public:
-  static uint64_t BytesFor(const ModelLayout& layout);
+  static uint64_t BytesFor(const model::ModelLayout& layout);
 
   // Writes a fresh segment's content. REQUIRES segment.bytes() == BytesFor(layout).
-  static ControlSegment Format(MappedSegment segment, const std::string& model, const RunId& run,
-                               const ModelLayout& layout, uint32_t ranks);
+  static ControlSegment Format(os::MappedSegment segment, const std::string& model, const RunId& run,
+                               const model::ModelLayout& layout, uint32_t ranks);
   // Opens what an earlier agent left, or a rank returned. kProtocol, kCorrupt: it is none of ours, or damaged.
-  static Result<ControlSegment> Open(MappedSegment segment);
+  static Result<ControlSegment> Open(os::MappedSegment segment);
 
   const ControlHeader& header() const { return *reinterpret_cast<const ControlHeader*>(segment_.data()); }
   std::string model() const;
-  const std::shared_ptr<const ModelLayout>& layout() const { return layout_; }
+  const std::shared_ptr<const model::ModelLayout>& layout() const { return layout_; }
   int fd() const { return segment_.fd(); }
 
   HalfState state(size_t half) const;
@@ -80,13 +80,13 @@ class ControlSegment {
   void SetCommitted(size_t half, Version version, int64_t committed_unix_ns);
 
   // REQUIRES the half to be committed at manifest.held.version.
-  void RecordManifest(size_t half, const Manifest& manifest);
+  void RecordManifest(size_t half, const model::Manifest& manifest);
   // What was recorded for the half's present version; no value when nothing was, or when the agent died while
   // recording.
-  std::optional<Manifest> RecordedManifest(size_t half) const;
+  std::optional<model::Manifest> RecordedManifest(size_t half) const;
 
  private:
-  ControlSegment(MappedSegment segment, std::shared_ptr<const ModelLayout> layout)
+  ControlSegment(os::MappedSegment segment, std::shared_ptr<const model::ModelLayout> layout)
       : segment_(std::move(segment)), layout_(std::move(layout)) {}
 
   HalfRecord& record(size_t half) const;
@@ -94,8 +94,8 @@ class ControlSegment {
   uint64_t ManifestCheck(size_t half) const;
   void StoreState(size_t half, Version version, HalfState state);
 
-  MappedSegment segment_;
-  std::shared_ptr<const ModelLayout> layout_;
+  os::MappedSegment segment_;
+  std::shared_ptr<const model::ModelLayout> layout_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::buffer

@@ -4,7 +4,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::buffer {
 namespace {
 
 // One plain range where that means the same.
@@ -34,7 +34,7 @@ std::string Describe(const StridedRange& range) {
 
 }  // namespace
 
-Coverage::Coverage(const ModelLayout& layout)
+Coverage::Coverage(const model::ModelLayout& layout)
     : layout_(layout),
       block_missing_(layout.block_count()),
       block_changed_(layout.block_count()),
@@ -224,4 +224,4 @@ std::optional<uint64_t> Coverage::FirstMissing() const {
   return grid == grids_.end() ? offset : grid->second.FirstMissing();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::buffer

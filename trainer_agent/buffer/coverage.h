@@ -16,7 +16,7 @@
 #include "trainer_agent/buffer/interval_set.h"
 #include "trainer_agent/buffer/row_grid.h"
 
-namespace lockstep {
+namespace lockstep::buffer {
 
 // Ranges kept at the same time, of some 64 bytes of memory each.
 inline constexpr size_t kMaxCoveragePieces = size_t{1} << 24;
@@ -38,7 +38,7 @@ struct CompletedBlocks {
 class Coverage {
  public:
   // REQUIRES the layout to outlive this.
-  explicit Coverage(const ModelLayout& layout);
+  explicit Coverage(const model::ModelLayout& layout);
 
   // Adds `range` and appends the blocks that it completed to `completed`. A range without bytes is nothing.
   //   kBadData: no rows, rows that overlap each other, bytes outside the data section, or a byte that was reported
@@ -76,7 +76,7 @@ class Coverage {
   void InsertInGrid(RowGrid& grid, const StridedRange& range);
   void CountBlocks(const StridedRange& range, Content content, CompletedBlocks& completed);
 
-  const ModelLayout& layout_;
+  const model::ModelLayout& layout_;
   IntervalSet plain_;
   std::map<uint64_t, RowGrid> grids_;  // by the tensor's offset
   size_t grid_pieces_ = 0;
@@ -86,4 +86,4 @@ class Coverage {
   uint64_t missing_bytes_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::buffer

@@ -6,24 +6,24 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::buffer {
 namespace {
 
 using Blocks = std::vector<BlockIndex>;
 
-std::shared_ptr<const ModelLayout> Layout(const std::vector<uint64_t>& tensor_bytes) {
-  std::vector<TensorMeta> tensors;
+std::shared_ptr<const model::ModelLayout> Layout(const std::vector<uint64_t>& tensor_bytes) {
+  std::vector<model::TensorMeta> tensors;
   uint64_t offset = 0;
   for (const uint64_t bytes : tensor_bytes) {
-    tensors.push_back({std::string(1, static_cast<char>('a' + tensors.size())), DType::kU8, {bytes}, offset});
+    tensors.push_back({std::string(1, static_cast<char>('a' + tensors.size())), model::DType::kU8, {bytes}, offset});
     offset += bytes;
   }
-  return *ModelLayout::Create(std::move(tensors), 4096);
+  return *model::ModelLayout::Create(std::move(tensors), 4096);
 }
 
 // A layout and what is reported of it; the calls return what Add() appended.
 struct Reported {
-  std::shared_ptr<const ModelLayout> layout;
+  std::shared_ptr<const model::ModelLayout> layout;
   Coverage coverage{*layout};
 
   CompletedBlocks Add(const StridedRange& range, Content content = Content::kNew) {
@@ -156,7 +156,7 @@ TEST_CASE("Any partition in any order completes every block exactly once") {
 // The same bookkeeping, a byte at a time.
 struct Oracle {
   static constexpr char kMissing = 0, kNew = 1, kUnchanged = 2;
-  const ModelLayout& layout;
+  const model::ModelLayout& layout;
   std::string bytes = std::string(layout.data_bytes(), kMissing);
 
   bool Accepts(const StridedRange& range) const {
@@ -238,11 +238,11 @@ TEST_CASE("Random rows, plain ranges and refusals are accounted for as a model o
 
 TEST_CASE("Eight ranks' columns of a large model, a rank after the other, are kept in few pieces") {
   constexpr uint64_t kTensors = 160, kRows = 8192, kPitch = 16384, kRanks = 8, kChunkRows = 512;
-  std::vector<TensorMeta> tensors;
+  std::vector<model::TensorMeta> tensors;
   for (uint64_t i = 0; i < kTensors; ++i) {
-    tensors.push_back({Cat("t", i), DType::kU8, {kRows, kPitch}, i * kRows * kPitch});
+    tensors.push_back({Cat("t", i), model::DType::kU8, {kRows, kPitch}, i * kRows * kPitch});
   }
-  Reported reported{*ModelLayout::Create(std::move(tensors))};
+  Reported reported{*model::ModelLayout::Create(std::move(tensors))};
   CompletedBlocks completed;
   for (uint64_t rank = 0; rank < kRanks; ++rank) {
     const uint64_t bytes = kPitch / kRanks;
@@ -258,4 +258,4 @@ TEST_CASE("Eight ranks' columns of a large model, a rank after the other, are ke
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::buffer

@@ -6,40 +6,40 @@
 #include "common/model/safetensors.h"
 #include "common/os/file.h"
 
-namespace lockstep {
+namespace lockstep::buffer {
 namespace {
 
 const char* const kHalfNames[kHalves] = {"half-0", "half-1"};
 
 }  // namespace
 
-DoubleBuffer::DoubleBuffer(ControlSegment control, std::array<MappedSegment, kHalves> halves)
+DoubleBuffer::DoubleBuffer(ControlSegment control, std::array<os::MappedSegment, kHalves> halves)
     : model_(control.model()), control_(std::move(control)), halves_(std::move(halves)) {}
 
 Result<std::unique_ptr<DoubleBuffer>> DoubleBuffer::Create(const std::string& model, const RunId& run,
-                                                           const ModelLayout& layout, uint32_t ranks,
+                                                           const model::ModelLayout& layout, uint32_t ranks,
                                                            const SegmentFactory& make) {
-  LS_RETURN_IF_ERROR(CheckModelName(model));
-  const Bytes header = SafetensorsHeader(layout);
-  if (header.size() > kMaxSafetensorsHeader) {
+  LS_RETURN_IF_ERROR(model::CheckModelName(model));
+  const Bytes header = model::SafetensorsHeader(layout);
+  if (header.size() > model::kMaxSafetensorsHeader) {
     return Status(ErrorCode::kBadData,
                   Cat("model ", model, ": its safetensors header takes ", HumanBytes(header.size()),
-                      "; readers stop at ", HumanBytes(kMaxSafetensorsHeader)));
+                      "; readers stop at ", HumanBytes(model::kMaxSafetensorsHeader)));
   }
-  std::array<MappedSegment, kHalves> halves;
+  std::array<os::MappedSegment, kHalves> halves;
   for (size_t half = 0; half < kHalves; ++half) {
     LS_ASSIGN_OR_RETURN(halves[half], make(kHalfNames[half], header.size() + layout.data_bytes()));
     std::memcpy(halves[half].data(), header.data(), header.size());
   }
-  LS_ASSIGN_OR_RETURN(MappedSegment control, make("control", ControlSegment::BytesFor(layout)));
+  LS_ASSIGN_OR_RETURN(os::MappedSegment control, make("control", ControlSegment::BytesFor(layout)));
   return std::unique_ptr<DoubleBuffer>(
       new DoubleBuffer(ControlSegment::Format(std::move(control), model, run, layout, ranks), std::move(halves)));
 }
 
-Result<std::unique_ptr<DoubleBuffer>> DoubleBuffer::Reopen(MappedSegment segment, const SegmentOpener& open) {
+Result<std::unique_ptr<DoubleBuffer>> DoubleBuffer::Reopen(os::MappedSegment segment, const SegmentOpener& open) {
   LS_ASSIGN_OR_RETURN(ControlSegment control, ControlSegment::Open(std::move(segment)));
-  const Bytes header = SafetensorsHeader(*control.layout());
-  std::array<MappedSegment, kHalves> halves;
+  const Bytes header = model::SafetensorsHeader(*control.layout());
+  std::array<os::MappedSegment, kHalves> halves;
   for (size_t half = 0; half < kHalves; ++half) {
     LS_ASSIGN_OR_RETURN(halves[half], open(kHalfNames[half], control.header().image_bytes));
     if (std::memcmp(halves[half].data(), header.data(), header.size()) != 0) {
@@ -101,12 +101,12 @@ void DoubleBuffer::Drop(size_t half) {
   control_.SetEmpty(half);
 }
 
-void DoubleBuffer::RecordManifest(size_t half, const Manifest& manifest) {
+void DoubleBuffer::RecordManifest(size_t half, const model::Manifest& manifest) {
   std::lock_guard lock(mutex_);
   control_.RecordManifest(half, manifest);
 }
 
-std::optional<Manifest> DoubleBuffer::RecordedManifest(size_t half) const {
+std::optional<model::Manifest> DoubleBuffer::RecordedManifest(size_t half) const {
   std::lock_guard lock(mutex_);
   return control_.RecordedManifest(half);
 }
@@ -143,12 +143,12 @@ Status DoubleBuffer::UseBytes(Version version, const ByteRange& range, const std
   return OkStatus();
 }
 
-Result<UniqueFd> DoubleBuffer::OpenHalf(Version version) {
+Result<os::UniqueFd> DoubleBuffer::OpenHalf(Version version) {
   const std::optional<size_t> half = AcquireRead(version);
   if (!half) return Gone(version);
-  Result<UniqueFd> opened = ReopenReadOnly(halves_[*half].fd(), Cat("half ", *half, " of model ", model_));
+  Result<os::UniqueFd> opened = os::ReopenReadOnly(halves_[*half].fd(), Cat("half ", *half, " of model ", model_));
   ReleaseRead(*half);
   return opened;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::buffer

@@ -20,25 +20,25 @@
 #include "common/os/unique_fd.h"
 #include "trainer_agent/buffer/control_segment.h"
 
-namespace lockstep {
+namespace lockstep::buffer {
 
 class DoubleBuffer {
  public:
   // Where new segments come from: (name, bytes) -> segment.
-  using SegmentFactory = std::function<Result<MappedSegment>(const std::string& name, uint64_t bytes)>;
+  using SegmentFactory = std::function<Result<os::MappedSegment>(const std::string& name, uint64_t bytes)>;
 
   static Result<std::unique_ptr<DoubleBuffer>> Create(const std::string& model, const RunId& run,
-                                                      const ModelLayout& layout, uint32_t ranks,
+                                                      const model::ModelLayout& layout, uint32_t ranks,
                                                       const SegmentFactory& make);
   // From the three segments of an earlier agent, control first. Checks sizes and formats; the bytes of committed halves
   // are the caller's to verify. A half left WRITING stays so.
-  using SegmentOpener = std::function<Result<MappedSegment>(const std::string& name, uint64_t bytes)>;
-  static Result<std::unique_ptr<DoubleBuffer>> Reopen(MappedSegment control, const SegmentOpener& open);
+  using SegmentOpener = std::function<Result<os::MappedSegment>(const std::string& name, uint64_t bytes)>;
+  static Result<std::unique_ptr<DoubleBuffer>> Reopen(os::MappedSegment control, const SegmentOpener& open);
 
   const std::string& model() const { return model_; }
   const RunId& run() const { return control_.header().run; }
   uint32_t ranks() const { return control_.header().ranks; }
-  const std::shared_ptr<const ModelLayout>& layout() const { return control_.layout(); }
+  const std::shared_ptr<const model::ModelLayout>& layout() const { return control_.layout(); }
   uint64_t image_bytes() const { return control_.header().image_bytes; }
   uint64_t data_offset() const { return control_.header().data_offset; }
   // Control, half 0, half 1: what a rank maps. They stay ours.
@@ -59,18 +59,18 @@ class DoubleBuffer {
   void Abort(size_t half);                              // REQUIRES WRITING
   void Drop(size_t half);                               // a committed half proved wrong: EMPTY
 
-  void RecordManifest(size_t half, const Manifest& manifest);
-  std::optional<Manifest> RecordedManifest(size_t half) const;
+  void RecordManifest(size_t half, const model::Manifest& manifest);
+  std::optional<model::Manifest> RecordedManifest(size_t half) const;
 
   // Calls `use` with those bytes of the data section at exactly `version`, which stay while it runs: it must be done
   // soon and wait for nothing, for a trainer may wait for it. kState when no half holds that version any more.
   Status UseBytes(Version version, const ByteRange& range, const std::function<void(ByteView)>& use);
   // A descriptor that reads the half which holds exactly `version`, with its image from the start. It holds nothing up:
   // the half may be written into as soon as this returns. kState as above.
-  Result<UniqueFd> OpenHalf(Version version);
+  Result<os::UniqueFd> OpenHalf(Version version);
 
  private:
-  DoubleBuffer(ControlSegment control, std::array<MappedSegment, kHalves> halves);
+  DoubleBuffer(ControlSegment control, std::array<os::MappedSegment, kHalves> halves);
   std::optional<size_t> AcquireRead(Version version);
   void ReleaseRead(size_t half);
   Status Gone(Version version) const;
@@ -79,8 +79,8 @@ class DoubleBuffer {
   mutable std::mutex mutex_;
   std::condition_variable readers_gone_;
   ControlSegment control_;
-  std::array<MappedSegment, kHalves> halves_;
+  std::array<os::MappedSegment, kHalves> halves_;
   std::array<int, kHalves> readers_{};
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::buffer

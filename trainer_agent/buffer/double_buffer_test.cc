@@ -6,24 +6,24 @@
 
 #include "common/model/safetensors.h"
 
-namespace lockstep {
+namespace lockstep::buffer {
 namespace {
 
-std::shared_ptr<const ModelLayout> Layout() {
-  return *ModelLayout::Create({{"w", DType::kBF16, {5000}, 0}}, 4096);
+std::shared_ptr<const model::ModelLayout> Layout() {
+  return *model::ModelLayout::Create({{"w", model::DType::kBF16, {5000}, 0}}, 4096);
 }
 
 std::unique_ptr<DoubleBuffer> Fresh() {
-  auto buffer = DoubleBuffer::Create("actor", RandomId<RunId>(), *Layout(), 2, CreateMemfdSegment);
+  auto buffer = DoubleBuffer::Create("actor", RandomId<RunId>(), *Layout(), 2, os::CreateMemfdSegment);
   REQUIRE(buffer.ok());
   return *std::move(buffer);
 }
 
 Result<std::unique_ptr<DoubleBuffer>> ReopenOf(const DoubleBuffer& buffer) {
   const auto adopt = [&](size_t i, uint64_t bytes) {
-    return AdoptSegment(UniqueFd(dup(buffer.fds()[i])), bytes, Access::kReadWrite, "segment");
+    return os::AdoptSegment(os::UniqueFd(dup(buffer.fds()[i])), bytes, os::Access::kReadWrite, "segment");
   };
-  LS_ASSIGN_OR_RETURN(MappedSegment control, adopt(0, ControlSegment::BytesFor(*buffer.layout())));
+  LS_ASSIGN_OR_RETURN(os::MappedSegment control, adopt(0, ControlSegment::BytesFor(*buffer.layout())));
   return DoubleBuffer::Reopen(std::move(control), [&](const std::string& name, uint64_t bytes) {
     return adopt(name == "half-0" ? 1 : 2, bytes);
   });
@@ -31,7 +31,7 @@ Result<std::unique_ptr<DoubleBuffer>> ReopenOf(const DoubleBuffer& buffer) {
 
 TEST_CASE("A half is a safetensors image and versions alternate between the halves") {
   const auto buffer = Fresh();
-  const auto header = SafetensorsHeader(*Layout());
+  const auto header = model::SafetensorsHeader(*Layout());
   CHECK(std::memcmp(buffer->data(0) - buffer->data_offset(), header.data(), header.size()) == 0);
   CHECK(buffer->BeginWrite(1) == 0);
   CHECK_FALSE(buffer->NewestCommitted());
@@ -86,7 +86,8 @@ TEST_CASE("State and manifests survive the agent") {
   const auto buffer = Fresh();
   buffer->BeginWrite(5);
   buffer->Commit(0, 99);
-  const Manifest manifest{.held = {buffer->run(), 5}, .block_hashes = {1, 2, 3}, .digest = RandomId<ManifestDigest>()};
+  const model::Manifest manifest{
+      .held = {buffer->run(), 5}, .block_hashes = {1, 2, 3}, .digest = RandomId<ManifestDigest>()};
   buffer->RecordManifest(0, manifest);
   buffer->BeginWrite(6);
   const auto again = ReopenOf(*buffer);
@@ -107,8 +108,8 @@ TEST_CASE("State and manifests survive the agent") {
 
 TEST_CASE("A damaged control segment is refused") {
   const auto buffer = Fresh();
-  const auto control = AdoptSegment(UniqueFd(dup(buffer->fds()[0])), ControlSegment::BytesFor(*buffer->layout()),
-                                    Access::kReadWrite, "control");
+  const auto control = os::AdoptSegment(os::UniqueFd(dup(buffer->fds()[0])),
+                                        ControlSegment::BytesFor(*buffer->layout()), os::Access::kReadWrite, "control");
   for (const size_t at : {0, 9, 20, 40, 60, 100, 515}) {
     control->data()[at] ^= std::byte{1};
     CHECK_FALSE(ReopenOf(*buffer).ok());
@@ -118,4 +119,4 @@ TEST_CASE("A damaged control segment is refused") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::buffer

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <iterator>
 
-namespace lockstep {
+namespace lockstep::buffer {
 
 bool IntervalSet::Overlaps(uint64_t begin, uint64_t end) const {
   const auto after = ends_.lower_bound(end);
@@ -50,4 +50,4 @@ uint64_t IntervalSet::FirstMissing() const {
   return ends_.empty() || ends_.begin()->first > 0 ? 0 : ends_.begin()->second;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::buffer

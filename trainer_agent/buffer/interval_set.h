@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::buffer {
 
 // Not thread-safe. Each call costs the logarithm of size(), Cut() also what it takes out.
 class IntervalSet {
@@ -28,4 +28,4 @@ class IntervalSet {
   std::map<uint64_t, uint64_t> ends_;  // begin -> end
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::buffer

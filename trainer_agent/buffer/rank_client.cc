@@ -5,7 +5,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::buffer {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -65,7 +65,7 @@ Result<std::unique_ptr<RankClient>> RankClient::Open(RankOptions options) {
 }
 
 Status RankClient::Connect(std::chrono::milliseconds timeout) {
-  LS_ASSIGN_OR_RETURN(connection_, UnixConnect(options_.socket_path, timeout));
+  LS_ASSIGN_OR_RETURN(connection_, os::UnixConnect(options_.socket_path, timeout));
   Bytes body;
   Append(body, OpenBody{.rank = options_.rank,
                         .ranks = options_.ranks,
@@ -76,14 +76,14 @@ Status RankClient::Connect(std::chrono::milliseconds timeout) {
   AppendBytes(body, options_.layout->encoded());
   std::vector<int> fds;
   if (segments_[0].valid()) {
-    for (const MappedSegment& segment : segments_) fds.push_back(segment.fd());
+    for (const os::MappedSegment& segment : segments_) fds.push_back(segment.fd());
   }
   const Status sent = SendMessage(connection_, RankMessage::kOpen, body, fds, timeout);
   // An agent that refuses this peer does not read on: its answer explains more than a broken pipe.
   Result<Message> reply = ReceiveMessage(connection_, options_.call_timeout);
   Status status = sent.ok() || (reply.ok() && reply->type == RankMessage::kError) ? reply.status() : sent;
   if (status.ok()) status = Opened(*std::move(reply));
-  if (!status.ok()) connection_ = UnixConnection();
+  if (!status.ok()) connection_ = os::UnixConnection();
   return status;
 }
 
@@ -99,7 +99,7 @@ Status RankClient::Opened(Message reply) {
   return MapSegments(opened, std::move(reply.fds));
 }
 
-Status RankClient::MapSegments(const OpenedBody& opened, std::vector<UniqueFd> fds) {
+Status RankClient::MapSegments(const OpenedBody& opened, std::vector<os::UniqueFd> fds) {
   if (fds.size() != segments_.size()) {
     return {ErrorCode::kProtocol, Cat("rank protocol: the agent sent ", fds.size(), " descriptors, not 3")};
   }
@@ -109,9 +109,9 @@ Status RankClient::MapSegments(const OpenedBody& opened, std::vector<UniqueFd> f
   }
   const uint64_t sizes[] = {opened.control_bytes, opened.image_bytes, opened.image_bytes};
   for (size_t i = 0; i < segments_.size(); ++i) {
-    LS_ASSIGN_OR_RETURN(segments_[i],
-                        AdoptSegment(std::move(fds[i]), sizes[i], i == 0 ? Access::kReadOnly : Access::kReadWrite,
-                                     Cat("segment ", i, " of model ", options_.model)));
+    LS_ASSIGN_OR_RETURN(segments_[i], os::AdoptSegment(std::move(fds[i]), sizes[i],
+                                                       i == 0 ? os::Access::kReadOnly : os::Access::kReadWrite,
+                                                       Cat("segment ", i, " of model ", options_.model)));
   }
   data_offset_ = opened.data_offset;
   return OkStatus();
@@ -155,7 +155,7 @@ Result<Message> RankClient::CallOnce(RankMessage type, ByteView body) {
   Result<Message> reply = Exchange(type, body);
   if (reply.ok()) return reply;
   // After an error the stream is out of step: the next call starts on a connection of its own.
-  connection_ = UnixConnection();
+  connection_ = os::UnixConnection();
   return reply.status().WithContext(Cat("model ", options_.model, ": agent at ", options_.socket_path));
 }
 
@@ -212,7 +212,7 @@ Status RankClient::Report(RankMessage type, std::span<const StridedRange> ranges
   }
   // A message for each of 100,000 small tensors costs both ends more than their bytes do. No block is smaller than
   // this.
-  const bool enough = reported.pending_bytes >= kMinBlockBytes || reported.pending.size() >= kRangesPerMessage;
+  const bool enough = reported.pending_bytes >= model::kMinBlockBytes || reported.pending.size() >= kRangesPerMessage;
   return enough ? SendPending(type, reported) : OkStatus();
 }
 
@@ -221,7 +221,7 @@ Status RankClient::SendPending(RankMessage type, Ranges& reported) {
                                       : Status(ErrorCode::kUnavailable, "not connected");
   reported.ClearPending();
   if (status.ok()) return status;
-  connection_ = UnixConnection();
+  connection_ = os::UnixConnection();
   // The replay after a reconnection reports all ranges, these among them.
   if (ConnectionLost(status)) status = Reconnect();
   reported_.aborted = !status.ok();
@@ -265,4 +265,4 @@ Status RankClient::Abort(std::string_view reason) {
   return Done(reply);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::buffer

@@ -20,12 +20,12 @@
 #include "common/os/unix_socket.h"
 #include "trainer_agent/buffer/rank_messages.h"
 
-namespace lockstep {
+namespace lockstep::buffer {
 
 struct RankOptions {
   std::string socket_path;
   std::string model;
-  std::shared_ptr<const ModelLayout> layout;
+  std::shared_ptr<const model::ModelLayout> layout;
   uint32_t rank = 0;
   uint32_t ranks = 1;
   RunId run;  // zero: a new run
@@ -57,7 +57,7 @@ class RankClient {
   // The newest that the agent had committed when it last answered: a version's last rank knows it at its own Commit(),
   // the others with their next one.
   Version committed_version() const { return newest_version_; }
-  const ModelLayout& layout() const { return *options_.layout; }
+  const model::ModelLayout& layout() const { return *options_.layout; }
   // The data section being filled. REQUIRES writing().
   std::byte* write_data() { return data(reported_.half); }
   // That of the other half, which holds what ranks wrote into it last. REQUIRES writing().
@@ -91,7 +91,7 @@ class RankClient {
 
   Status Connect(std::chrono::milliseconds timeout);
   Status Opened(Message reply);
-  Status MapSegments(const OpenedBody& opened, std::vector<UniqueFd> fds);
+  Status MapSegments(const OpenedBody& opened, std::vector<os::UniqueFd> fds);
   Status Reconnect();
   Status Replay();
   // Sends and awaits the answer; on a lost connection reconnects, replays and sends again.
@@ -105,11 +105,11 @@ class RankClient {
   Status SendRanges(RankMessage type, Version version, std::span<const StridedRange> ranges);
 
   RankOptions options_;
-  UnixConnection connection_;
-  std::array<MappedSegment, 3> segments_;  // control, half 0, half 1
+  os::UnixConnection connection_;
+  std::array<os::MappedSegment, 3> segments_;  // control, half 0, half 1
   uint64_t data_offset_ = 0;
   Version newest_version_ = 0;
   Reported reported_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::buffer

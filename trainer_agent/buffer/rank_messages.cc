@@ -2,37 +2,37 @@
 
 #include "common/os/framing.h"
 
-namespace lockstep {
+namespace lockstep::buffer {
 namespace {
 
 constexpr std::chrono::milliseconds kBodyTimeout{30'000};
 
-constexpr MessageKind kKinds[] = {
+constexpr os::MessageKind kKinds[] = {
     {"OPEN", kMaxRankBody},   {"OPENED", kMaxRankBody},    {"BEGIN", kMaxRankBody}, {"BEGUN", kMaxRankBody},
     {"RANGES", kMaxRankBody}, {"COMMIT", kMaxRankBody},    {"ABORT", kMaxRankBody}, {"DONE", kMaxRankBody},
     {"ERROR", kMaxRankBody},  {"UNCHANGED", kMaxRankBody},
 };
 static_assert(std::size(kKinds) == static_cast<size_t>(RankMessage::kUnchanged));
 
-constexpr Protocol kProtocol{
+constexpr os::Protocol kProtocol{
     .name = "rank protocol", .ends = "plugin and agent", .magic = kRankMagic, .format = kRankFormat, .kinds = kKinds};
 
 }  // namespace
 
-Status SendMessage(UnixConnection& connection, RankMessage type, ByteView body, std::span<const int> fds,
+Status SendMessage(os::UnixConnection& connection, RankMessage type, ByteView body, std::span<const int> fds,
                    std::chrono::milliseconds timeout) {
   const MessageHeader header{.type = static_cast<uint16_t>(type), .body_bytes = static_cast<uint32_t>(body.size())};
-  return SendFramed(connection, AsBytes(header), body, fds, timeout);
+  return os::SendFramed(connection, AsBytes(header), body, fds, timeout);
 }
 
-Result<Message> ReceiveMessage(UnixConnection& connection, std::chrono::milliseconds timeout) {
+Result<Message> ReceiveMessage(os::UnixConnection& connection, std::chrono::milliseconds timeout) {
   Message message;
   MessageHeader header;
   LS_RETURN_IF_ERROR(connection.Receive(std::as_writable_bytes(std::span(&header, 1)), &message.fds, timeout));
-  LS_RETURN_IF_ERROR(CheckStart(kProtocol, AsBytes(header)));
+  LS_RETURN_IF_ERROR(os::CheckStart(kProtocol, AsBytes(header)));
   if (header.reserved != 0) return Status(ErrorCode::kProtocol, "rank protocol: a header's reserved bytes are not 0");
   message.type = static_cast<RankMessage>(header.type);
-  LS_ASSIGN_OR_RETURN(message.body, ReceiveBody(connection, header.body_bytes, Deadline(kBodyTimeout)));
+  LS_ASSIGN_OR_RETURN(message.body, os::ReceiveBody(connection, header.body_bytes, os::Deadline(kBodyTimeout)));
   return message;
 }
 
@@ -52,4 +52,4 @@ Status DecodeError(ByteView body) {
   return {static_cast<ErrorCode>(error.code), std::string(AsText(reader.rest()))};
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::buffer

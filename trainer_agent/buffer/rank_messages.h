@@ -16,7 +16,7 @@
 #include "common/os/unique_fd.h"
 #include "common/os/unix_socket.h"
 
-namespace lockstep {
+namespace lockstep::buffer {
 
 inline constexpr uint32_t kRankMagic = 0x4b52534c;  // "LSRK" as bytes
 inline constexpr uint16_t kRankFormat = 2;
@@ -80,17 +80,17 @@ struct ErrorBody {    // 4 bytes
 struct Message {
   RankMessage type{};
   Bytes body;
-  std::vector<UniqueFd> fds;
+  std::vector<os::UniqueFd> fds;
 };
 
-Status SendMessage(UnixConnection& connection, RankMessage type, ByteView body, std::span<const int> fds,
+Status SendMessage(os::UnixConnection& connection, RankMessage type, ByteView body, std::span<const int> fds,
                    std::chrono::milliseconds timeout);
 // Waits up to `timeout` for a message to begin, and half a minute for its body. kProtocol for anything that is no
 // well-formed header or too large a body.
-Result<Message> ReceiveMessage(UnixConnection& connection, std::chrono::milliseconds timeout);
+Result<Message> ReceiveMessage(os::UnixConnection& connection, std::chrono::milliseconds timeout);
 
 Bytes EncodeError(const Status& status);
 // The error that a kError message carries; kProtocol when it is malformed.
 Status DecodeError(ByteView body);
 
-}  // namespace lockstep
+}  // namespace lockstep::buffer

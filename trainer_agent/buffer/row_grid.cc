@@ -2,7 +2,7 @@
 
 #include <iterator>
 
-namespace lockstep {
+namespace lockstep::buffer {
 
 RowGrid::RowGrid(ByteRange region, uint64_t pitch)
     : region_(region), pitch_(pitch), rows_((region.bytes - 1) / pitch + 1), bands_{{0, IntervalSet()}} {}
@@ -86,4 +86,4 @@ uint64_t RowGrid::FirstMissing() const {
   return region_.end();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::buffer

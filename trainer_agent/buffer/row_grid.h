@@ -13,7 +13,7 @@
 #include "common/base/ids.h"
 #include "trainer_agent/buffer/interval_set.h"
 
-namespace lockstep {
+namespace lockstep::buffer {
 
 // Not thread-safe.
 class RowGrid {
@@ -55,4 +55,4 @@ class RowGrid {
   size_t pieces_ = 1;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::buffer

@@ -6,7 +6,7 @@
 #include "common/base/hash.h"
 #include "kernels/diff.h"
 
-namespace lockstep {
+namespace lockstep::delta {
 namespace {
 
 // Enough blocks per task to make the queue's cost vanish, few enough to spread a commit's tail over all threads.
@@ -26,7 +26,7 @@ BlockScratch& ThreadScratch() {
 }
 
 struct BlockDiff {
-  ChangeView changes;
+  payload::ChangeView changes;
   uint64_t target_hash;
 };
 
@@ -42,18 +42,18 @@ BlockDiff Compare(const std::byte* base, ByteView target, uint32_t unit, BlockSc
 }
 
 // The smaller of the sparse and the raw form; raw bytes are lent.
-DeltaBlock Encode(BlockIndex block, ByteView target, uint32_t unit, const BlockDiff& diff, CodecLevel level,
-                  Bytes& coded) {
-  DeltaBlock delta{
+payload::DeltaBlock Encode(BlockIndex block, ByteView target, uint32_t unit, const BlockDiff& diff,
+                           payload::CodecLevel level, Bytes& coded) {
+  payload::DeltaBlock delta{
       .block = block, .changes = static_cast<uint32_t>(diff.changes.size()), .target_hash = diff.target_hash};
   coded.clear();
-  EncodeSparse(diff.changes, unit, level, coded);
+  payload::EncodeSparse(diff.changes, unit, level, coded);
   if (coded.size() < target.size()) {
-    delta.codec = Codec::kSparse;
+    delta.codec = payload::Codec::kSparse;
     delta.data = coded;
     delta.data_hash = Hash64(delta.data);
   } else {
-    delta.codec = Codec::kRaw;
+    delta.codec = payload::Codec::kRaw;
     delta.lent = target;
     delta.data_hash = diff.target_hash;
   }
@@ -124,7 +124,7 @@ void DeltaJob::WorkBlock(BlockIndex block) {
   const ByteRange range = input_.layout->block_range(block);
   const ByteView target(input_.target + range.offset, range.bytes);
   if (input_.base == nullptr) {
-    hashes_[block] = BlockHash(target);
+    hashes_[block] = model::BlockHash(target);
     return;
   }
   BlockScratch& scratch = ThreadScratch();
@@ -132,14 +132,15 @@ void DeltaJob::WorkBlock(BlockIndex block) {
   const BlockDiff diff = Compare(input_.base + range.offset, target, unit, scratch);
   hashes_[block] = diff.target_hash;
   if (diff.changes.size() == 0 || too_dense()) return;
-  const auto delta = std::make_shared<DeltaBlock>(Encode(block, target, unit, diff, input_.level, scratch.coded));
+  const auto delta =
+      std::make_shared<payload::DeltaBlock>(Encode(block, target, unit, diff, input_.level, scratch.coded));
   coded_bytes_ += delta->bytes().size();
   if (input_.on_coded) input_.on_coded(delta->bytes().size());
   if (input_.on_block && !too_dense()) GiveEarly(delta);
   deltas_[block] = delta;
 }
 
-void DeltaJob::GiveEarly(const std::shared_ptr<DeltaBlock>& delta) {
+void DeltaJob::GiveEarly(const std::shared_ptr<payload::DeltaBlock>& delta) {
   const uint64_t bytes = delta->bytes().size();
   const uint64_t before = early_bytes_.fetch_add(bytes);
   if (before > input_.max_early_bytes) return;
@@ -155,7 +156,7 @@ void DeltaJob::CompleteIfDone(std::unique_lock<std::mutex> lock) {
   const auto done = std::exchange(done_, nullptr);
   lock.unlock();
   DeltaOutput output{.block_hashes = std::move(hashes_), .blocks_unread = blocks_unread_, .too_dense = too_dense()};
-  for (std::shared_ptr<const DeltaBlock>& delta : deltas_) {
+  for (std::shared_ptr<const payload::DeltaBlock>& delta : deltas_) {
     if (delta != nullptr && !output.too_dense) output.blocks.push_back(std::move(delta));
   }
   deltas_.clear();
@@ -177,4 +178,4 @@ DeltaOutput DeltaJob::FinishAndWait() {
   return promise.get_future().get();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::delta

@@ -20,12 +20,12 @@
 #include "common/model/manifest.h"
 #include "common/payload/payload.h"
 
-namespace lockstep {
+namespace lockstep::delta {
 
 struct DeltaOutput {
   std::vector<uint64_t> block_hashes;  // of the target, every block
   // That differ from the base; none without one, or too dense. Bytes of raw blocks may be lent by DeltaInput::target.
-  std::vector<std::shared_ptr<const DeltaBlock>> blocks;
+  std::vector<std::shared_ptr<const payload::DeltaBlock>> blocks;
   size_t blocks_unread = 0;  // hashes taken from the base, as reported unchanged
   bool too_dense = false;    // coded, the blocks would take more than DeltaInput::max_coded_bytes
 };
@@ -33,18 +33,18 @@ struct DeltaOutput {
 // Where the job reads. The memory must stay valid and, block by block from the moment it is given, unchanged until the
 // job is done or destroyed.
 struct DeltaInput {
-  std::shared_ptr<const ModelLayout> layout;
+  std::shared_ptr<const model::ModelLayout> layout;
   const std::byte* target = nullptr;
-  const std::byte* base = nullptr;                // null: hash only
-  std::shared_ptr<const Manifest> base_manifest;  // with `base`: hashes of unchanged blocks
-  uint64_t max_coded_bytes = ~uint64_t{0};        // a delta larger than this is dropped: its memory is not worth it
-  CodecLevel level = CodecLevel::kFast;
+  const std::byte* base = nullptr;                       // null: hash only
+  std::shared_ptr<const model::Manifest> base_manifest;  // with `base`: hashes of unchanged blocks
+  uint64_t max_coded_bytes = ~uint64_t{0};  // a delta larger than this is dropped: its memory is not worth it
+  payload::CodecLevel level = payload::CodecLevel::kFast;
   size_t early_tasks = ~size_t{0};  // at work at a time before Finish(); 0: none
   // Called with the coded bytes of each differing block, by the pool's threads. May be null.
   std::function<void(uint64_t bytes)> on_coded;
   // Called with each differing block as it is encoded, by the pool's threads, and the block is whole: it lends nothing.
   // May be null.
-  std::function<void(std::shared_ptr<const DeltaBlock>)> on_block;
+  std::function<void(std::shared_ptr<const payload::DeltaBlock>)> on_block;
   // When the blocks given to on_block would hold more than this, it is called with null: the rest will not be given.
   // Some that are at work may still come.
   uint64_t max_early_bytes = ~uint64_t{0};
@@ -74,7 +74,7 @@ class DeltaJob {
   void Work(const std::vector<BlockIndex>& blocks);
   void WorkBlock(BlockIndex block);
   bool too_dense() const { return coded_bytes_ > input_.max_coded_bytes; }
-  void GiveEarly(const std::shared_ptr<DeltaBlock>& delta);
+  void GiveEarly(const std::shared_ptr<payload::DeltaBlock>& delta);
   void CompleteIfDone(std::unique_lock<std::mutex> lock);
 
   WorkerPool* const pool_;
@@ -94,7 +94,7 @@ class DeltaJob {
   std::atomic<uint64_t> early_bytes_ = 0;
   // Slots per block, each written by the one task that works it, or by the caller that reports it unchanged.
   std::vector<uint64_t> hashes_;
-  std::vector<std::shared_ptr<const DeltaBlock>> deltas_;
+  std::vector<std::shared_ptr<const payload::DeltaBlock>> deltas_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::delta

@@ -13,12 +13,12 @@
 
 #include "common/payload/block_apply.h"
 
-namespace lockstep {
+namespace lockstep::delta {
 namespace {
 
 struct Versions {
-  std::shared_ptr<const ModelLayout> layout =
-      *ModelLayout::Create({{"a", DType::kF32, {9000}, 0}, {"b", DType::kBF16, {30001}, 36000}}, 4096);
+  std::shared_ptr<const model::ModelLayout> layout = *model::ModelLayout::Create(
+      {{"a", model::DType::kF32, {9000}, 0}, {"b", model::DType::kBF16, {30001}, 36000}}, 4096);
   Bytes base = Bytes(layout->data_bytes());
   Bytes target;
   std::mt19937_64 random{11};
@@ -36,18 +36,19 @@ struct Versions {
     std::shuffle(blocks.begin(), blocks.end(), random);
     return blocks;
   }
-  std::shared_ptr<Manifest> ManifestOf(const Bytes& bytes) const {
-    auto manifest = std::make_shared<Manifest>();
+  std::shared_ptr<model::Manifest> ManifestOf(const Bytes& bytes) const {
+    auto manifest = std::make_shared<model::Manifest>();
     for (BlockIndex i = 0; i < layout->block_count(); ++i) {
       const ByteRange range = layout->block_range(i);
-      manifest->block_hashes.push_back(BlockHash(ByteView(bytes).subspan(range.offset, range.bytes)));
+      manifest->block_hashes.push_back(model::BlockHash(ByteView(bytes).subspan(range.offset, range.bytes)));
     }
     return manifest;
   }
 };
 
-std::vector<const DeltaBlock*> Pointers(const std::vector<std::shared_ptr<const DeltaBlock>>& blocks) {
-  std::vector<const DeltaBlock*> pointers;
+std::vector<const payload::DeltaBlock*> Pointers(
+    const std::vector<std::shared_ptr<const payload::DeltaBlock>>& blocks) {
+  std::vector<const payload::DeltaBlock*> pointers;
   for (const auto& block : blocks) pointers.push_back(block.get());
   return pointers;
 }
@@ -63,12 +64,13 @@ TEST_CASE("The output's blocks bring the base to the target, and its hashes are 
     for (const BlockIndex block : versions.AllBlocks()) job.BlocksReady({block});
     const DeltaOutput output = job.FinishAndWait();
     CHECK(output.block_hashes == versions.ManifestOf(versions.target)->block_hashes);
-    const auto payload = *Payload::Assemble(*versions.layout, {.base = 1, .target = 2}, Pointers(output.blocks));
-    for (const PayloadEntry& entry : payload->entries()) {
+    const auto payload =
+        *payload::Payload::Assemble(*versions.layout, {.base = 1, .target = 2}, Pointers(output.blocks));
+    for (const payload::PayloadEntry& entry : payload->entries()) {
       const ByteRange range = versions.layout->block_range(entry.block);
       REQUIRE(entry.bytes <= range.bytes);
-      const EntryData data{&entry, payload->data(entry)};
-      const auto hash = ApplyEntries({&data, 1}, std::span(versions.base).subspan(range.offset, range.bytes));
+      const payload::EntryData data{&entry, payload->data(entry)};
+      const auto hash = payload::ApplyEntries({&data, 1}, std::span(versions.base).subspan(range.offset, range.bytes));
       REQUIRE(hash.ok());
       CHECK(*hash == entry.target_hash);
     }
@@ -80,12 +82,12 @@ TEST_CASE("Each differing block is given away while later ones are worked on, an
   WorkerPool pool(2);
   Versions versions(0.0002);
   std::mutex mutex;
-  std::set<std::shared_ptr<const DeltaBlock>> early;
+  std::set<std::shared_ptr<const payload::DeltaBlock>> early;
   DeltaInput input{.layout = versions.layout,
                    .target = versions.target.data(),
                    .base = versions.base.data(),
                    .base_manifest = versions.ManifestOf(versions.base)};
-  input.on_block = [&](std::shared_ptr<const DeltaBlock> block) {
+  input.on_block = [&](std::shared_ptr<const payload::DeltaBlock> block) {
     std::lock_guard lock(mutex);
     early.insert(std::move(block));
   };
@@ -108,7 +110,7 @@ TEST_CASE("Raw blocks are not copied, except those given away early") {
                    .base = versions.base.data(),
                    .base_manifest = versions.ManifestOf(versions.base)};
   std::mutex mutex;
-  std::vector<std::shared_ptr<const DeltaBlock>> early;
+  std::vector<std::shared_ptr<const payload::DeltaBlock>> early;
   int refusals = 0;
   const auto run = [&] {
     DeltaJob job(&pool, input);
@@ -117,11 +119,11 @@ TEST_CASE("Raw blocks are not copied, except those given away early") {
   };
   const size_t blocks = versions.layout->block_count();
   for (const auto& delta : run().blocks) {
-    REQUIRE(delta->codec == Codec::kRaw);
+    REQUIRE(delta->codec == payload::Codec::kRaw);
     CHECK(in_target(delta->bytes().data()));
   }
 
-  input.on_block = [&](std::shared_ptr<const DeltaBlock> block) {
+  input.on_block = [&](std::shared_ptr<const payload::DeltaBlock> block) {
     std::lock_guard lock(mutex);
     block == nullptr ? static_cast<void>(++refusals) : early.push_back(std::move(block));
   };
@@ -130,7 +132,7 @@ TEST_CASE("Raw blocks are not copied, except those given away early") {
   CHECK(refusals == 0);
   for (const auto& delta : early) {
     CHECK_FALSE(in_target(delta->bytes().data()));
-    CHECK(BlockHash(delta->bytes()) == delta->data_hash);
+    CHECK(model::BlockHash(delta->bytes()) == delta->data_hash);
   }
 
   early.clear();
@@ -147,7 +149,7 @@ TEST_CASE("A block that was read has the hash of its own bytes, also when the ba
   WorkerPool pool(2);
   Versions versions(0);
   const auto manifest = versions.ManifestOf(versions.base);
-  auto damaged = std::make_shared<Manifest>(*manifest);
+  auto damaged = std::make_shared<model::Manifest>(*manifest);
   damaged->block_hashes[3] ^= 1;
   DeltaJob job(&pool, {.layout = versions.layout,
                        .target = versions.target.data(),
@@ -228,7 +230,7 @@ TEST_CASE("Until Finish() no more tasks are at work than allowed, and then all")
                      .base_manifest = versions.ManifestOf(versions.base),
                      .early_tasks = allowed};
     // Every task stops at its first block, until it is let go.
-    input.on_block = [&](const std::shared_ptr<const DeltaBlock>&) {
+    input.on_block = [&](const std::shared_ptr<const payload::DeltaBlock>&) {
       std::unique_lock lock(mutex);
       ++at_work;
       changed.notify_all();
@@ -273,4 +275,4 @@ TEST_CASE("A job destroyed half-way leaves no task behind") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::delta

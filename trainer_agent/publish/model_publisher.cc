@@ -7,21 +7,21 @@
 #include "common/telemetry/timeline.h"
 #include "trainer_agent/publish/recovery.h"
 
-namespace lockstep {
+namespace lockstep::publish {
 namespace {
 
 // A delta that is larger while it is made is not worth its memory: it is sent when it is whole.
 constexpr uint64_t kMaxLiveBytes = 192 << 20;
 
-uint64_t BytesRead(const ModelLayout& layout, const DeltaOutput& output) {
+uint64_t BytesRead(const model::ModelLayout& layout, const delta::DeltaOutput& output) {
   const uint64_t blocks = layout.block_count() - output.blocks_unread;
   return std::min(blocks * layout.block_bytes(), layout.data_bytes());  // the last block may be a shorter one
 }
 
 }  // namespace
 
-ModelPublisher::ModelPublisher(std::shared_ptr<DoubleBuffer> buffer, StoreOptions store, DiffThreads diff,
-                               VersionCatalog* catalog, Timeline* timeline)
+ModelPublisher::ModelPublisher(std::shared_ptr<buffer::DoubleBuffer> buffer, store::StoreOptions store,
+                               DiffThreads diff, store::VersionCatalog* catalog, telemetry::Timeline* timeline)
     : run_(std::move(buffer), std::move(store), diff, catalog), timeline_(timeline) {}
 
 ModelPublisher::~ModelPublisher() {
@@ -92,22 +92,22 @@ void ModelPublisher::StartDraft(Version version) {
   const auto base = newest ? newest->manifest : nullptr;
   const size_t half = run_.buffer().BeginWrite(version);
   draft_ = std::make_unique<Draft>(
-      Draft{.version = version, .half = half, .base = base, .coverage = Coverage(*buffer().layout())});
+      Draft{.version = version, .half = half, .base = base, .coverage = buffer::Coverage(*buffer().layout())});
   draft_->spans = std::make_shared<PublishSpans>(timeline_, buffer().model(), Held{buffer().run(), version});
-  DeltaInput input = run_.InputOf(half, base);
+  delta::DeltaInput input = run_.InputOf(half, base);
   if (base != nullptr) {
     draft_->level = input.level = run_.served()->live().level();
     input.on_coded = [spans = draft_->spans](uint64_t bytes) { spans->Coded(bytes); };
     if (run_.served()->live().followed()) BeginLive(input);
   }
-  draft_->job = std::make_unique<DeltaJob>(run_.diff_pool(), std::move(input));
+  draft_->job = std::make_unique<delta::DeltaJob>(run_.diff_pool(), std::move(input));
 }
 
-void ModelPublisher::BeginLive(DeltaInput& input) {
+void ModelPublisher::BeginLive(delta::DeltaInput& input) {
   draft_->live = run_.served()->live().Begin(draft_->base->held.version, draft_->version);
   input.max_early_bytes = kMaxLiveBytes;
   // The job outlives the version's making; the blocks it passed on must not.
-  input.on_block = [weak = std::weak_ptr(draft_->live)](std::shared_ptr<const DeltaBlock> block) {
+  input.on_block = [weak = std::weak_ptr(draft_->live)](std::shared_ptr<const payload::DeltaBlock> block) {
     const auto live = weak.lock();
     if (live == nullptr) return;
     if (block == nullptr) {
@@ -119,7 +119,7 @@ void ModelPublisher::BeginLive(DeltaInput& input) {
 }
 
 void ModelPublisher::AbortDraft(const Status& reason) {
-  LogWarn("version_aborted", reason, {{"model", buffer().model()}, {"version", draft_->version}});
+  telemetry::LogWarn("version_aborted", reason, {{"model", buffer().model()}, {"version", draft_->version}});
   aborted_ = {.version = draft_->version, .reason = reason, .known_by = draft_->joined};
   ++status_.versions_aborted;
   status_.last_error = reason.ToString();
@@ -133,10 +133,11 @@ void ModelPublisher::AbortDraft(const Status& reason) {
   changed_.notify_all();
 }
 
-void ModelPublisher::RangesDone(uint32_t rank, Version version, std::span<const StridedRange> ranges, Content content) {
+void ModelPublisher::RangesDone(uint32_t rank, Version version, std::span<const StridedRange> ranges,
+                                buffer::Content content) {
   std::lock_guard lock(mutex_);
   if (!draft_ || draft_->version != version || draft_->joined.count(rank) == 0) return;
-  CompletedBlocks completed;
+  buffer::CompletedBlocks completed;
   for (const StridedRange& range : ranges) {
     const Status added = draft_->coverage.Add(range, content, completed);
     if (!added.ok()) return AbortDraft(added.WithContext(Cat("rank ", rank)));
@@ -159,7 +160,7 @@ Status ModelPublisher::Commit(uint32_t rank, Version version) {
 
 Status ModelPublisher::SealDraft() {
   if (const auto first = draft_->coverage.FirstMissing()) {
-    const ModelLayout& layout = *buffer().layout();
+    const model::ModelLayout& layout = *buffer().layout();
     const Status reason{ErrorCode::kBadData,
                         Cat("version ", draft_->version, " of model ", buffer().model(), ": ",
                             draft_->coverage.missing_bytes(), " bytes were never written, the first of them at ",
@@ -167,7 +168,7 @@ Status ModelPublisher::SealDraft() {
     AbortDraft(reason);
     return reason;
   }
-  draft_->committed_unix_ns = UnixNanos();
+  draft_->committed_unix_ns = telemetry::UnixNanos();
   run_.buffer().Commit(draft_->half, draft_->committed_unix_ns);
   newest_ = draft_->version;
   ++status_.versions_committed;
@@ -175,12 +176,12 @@ Status ModelPublisher::SealDraft() {
   finishing_ = std::move(draft_);
   finishing_->spans->Committed(buffer().layout()->data_bytes());
   finished_ = false;
-  finishing_->job->Finish([this](DeltaOutput output) { FinishVersion(std::move(output)); });
+  finishing_->job->Finish([this](delta::DeltaOutput output) { FinishVersion(std::move(output)); });
   changed_.notify_all();
   return OkStatus();
 }
 
-void ModelPublisher::FinishVersion(DeltaOutput output) {
+void ModelPublisher::FinishVersion(delta::DeltaOutput output) {
   // Nobody touches finishing_ until finished_ is set.
   const Draft& draft = *finishing_;
   const auto manifest = run_.MakeManifest(draft.version, std::move(output.block_hashes));
@@ -188,25 +189,25 @@ void ModelPublisher::FinishVersion(DeltaOutput output) {
   EndLive(draft, output);
   run_.buffer().RecordManifest(draft.half, *manifest);
   if (draft.base != nullptr) {
-    const Moment storing;
+    const telemetry::Moment storing;
     run_.RetainDelta(*draft.base, *manifest, draft.committed_unix_ns, draft.level, output);
     if (!output.too_dense) draft.spans->Stored(storing);
   }
   run_.Serve(manifest, draft.committed_unix_ns);
-  Log(LogLevel::kInfo, "version_committed",
-      {{"model", buffer().model()},
-       {"run", ToHex(buffer().run())},
-       {"version", draft.version},
-       {"changed_blocks", output.blocks.size()},
-       {"unread_blocks", output.blocks_unread},
-       {"diff_tail_s", static_cast<double>(UnixNanos() - draft.committed_unix_ns) * 1e-9}});
+  telemetry::Log(telemetry::LogLevel::kInfo, "version_committed",
+                 {{"model", buffer().model()},
+                  {"run", ToHex(buffer().run())},
+                  {"version", draft.version},
+                  {"changed_blocks", output.blocks.size()},
+                  {"unread_blocks", output.blocks_unread},
+                  {"diff_tail_s", static_cast<double>(telemetry::UnixNanos() - draft.committed_unix_ns) * 1e-9}});
   std::lock_guard lock(mutex_);
   finishing_->live.reset();
   finished_ = true;
   changed_.notify_all();
 }
 
-void ModelPublisher::EndLive(const Draft& draft, const DeltaOutput& output) {
+void ModelPublisher::EndLive(const Draft& draft, const delta::DeltaOutput& output) {
   if (draft.live == nullptr) return;
   if (output.too_dense) {
     draft.live->Abort(
@@ -235,4 +236,4 @@ void ModelPublisher::RankGone(uint32_t rank) {
   aborted_.known_by.insert(rank);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::publish

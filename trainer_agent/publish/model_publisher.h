@@ -23,7 +23,7 @@
 #include "trainer_agent/publish/publish_spans.h"
 #include "trainer_agent/publish/published_run.h"
 
-namespace lockstep {
+namespace lockstep::publish {
 
 struct PublisherStatus {
   Version writing_version = 0;  // 0: nobody writes
@@ -36,13 +36,13 @@ struct PublisherStatus {
 class ModelPublisher {
  public:
   // REQUIRES the pool, catalog and timeline (null: nothing is recorded) to outlive this.
-  ModelPublisher(std::shared_ptr<DoubleBuffer> buffer, StoreOptions store, DiffThreads diff, VersionCatalog* catalog,
-                 Timeline* timeline = nullptr);
+  ModelPublisher(std::shared_ptr<buffer::DoubleBuffer> buffer, store::StoreOptions store, DiffThreads diff,
+                 store::VersionCatalog* catalog, telemetry::Timeline* timeline = nullptr);
   // Aborts a draft, and waits for a finishing version.
   ~ModelPublisher();
 
-  const DoubleBuffer& buffer() const { return run_.buffer(); }
-  const std::shared_ptr<ServedRun>& served() const { return run_.served(); }
+  const buffer::DoubleBuffer& buffer() const { return run_.buffer(); }
+  const std::shared_ptr<store::ServedRun>& served() const { return run_.served(); }
 
   // Serves what an earlier agent left in the buffer (recovery.h). Call before any other.
   void Recover();
@@ -55,7 +55,7 @@ class ModelPublisher {
   Result<size_t> Begin(uint32_t rank, Version version);
   // What is wrong with the ranges aborts the draft; the next Commit returns it. A block of which every byte is reported
   // as unchanged is not read, when the half before is there to be equal to.
-  void RangesDone(uint32_t rank, Version version, std::span<const StridedRange> ranges, Content content);
+  void RangesDone(uint32_t rank, Version version, std::span<const StridedRange> ranges, buffer::Content content);
   // kBadData: bytes are missing or were reported twice. kAborted: another rank aborted the version. kState: not begun.
   Status Commit(uint32_t rank, Version version);
   Status Abort(uint32_t rank, Version version, const std::string& reason);
@@ -70,13 +70,13 @@ class ModelPublisher {
   struct Draft {
     Version version = 0;
     size_t half = 0;
-    std::shared_ptr<const Manifest> base;  // null: the first version
+    std::shared_ptr<const model::Manifest> base;  // null: the first version
     int64_t committed_unix_ns = 0;
-    Coverage coverage;
+    buffer::Coverage coverage;
     std::shared_ptr<PublishSpans> spans;
-    CodecLevel level = CodecLevel::kFast;
-    std::shared_ptr<LiveDelta> live;  // null: nobody follows, or there is no base
-    std::unique_ptr<DeltaJob> job;
+    payload::CodecLevel level = payload::CodecLevel::kFast;
+    std::shared_ptr<store::LiveDelta> live;  // null: nobody follows, or there is no base
+    std::unique_ptr<delta::DeltaJob> job;
     std::set<uint32_t> joined;
     std::set<uint32_t> done;
   };
@@ -90,12 +90,12 @@ class ModelPublisher {
   void StartDraft(Version version);
   void AbortDraft(const Status& reason);
   Status SealDraft();
-  void BeginLive(DeltaInput& input);
-  void FinishVersion(DeltaOutput output);
-  void EndLive(const Draft& draft, const DeltaOutput& output);
+  void BeginLive(delta::DeltaInput& input);
+  void FinishVersion(delta::DeltaOutput output);
+  void EndLive(const Draft& draft, const delta::DeltaOutput& output);
 
   PublishedRun run_;
-  Timeline* const timeline_;
+  telemetry::Timeline* const timeline_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
@@ -108,4 +108,4 @@ class ModelPublisher {
   bool stopped_ = false;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::publish

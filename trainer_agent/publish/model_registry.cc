@@ -3,10 +3,10 @@
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
 
-namespace lockstep {
+namespace lockstep::publish {
 namespace {
 
-bool SameTrainer(const DoubleBuffer& buffer, const OpenRequest& request) {
+bool SameTrainer(const buffer::DoubleBuffer& buffer, const OpenRequest& request) {
   return buffer.layout()->tensors() == request.layout->tensors() &&
          buffer.layout()->attachments() == request.layout->attachments() && buffer.ranks() == request.ranks;
 }
@@ -14,13 +14,13 @@ bool SameTrainer(const DoubleBuffer& buffer, const OpenRequest& request) {
 }  // namespace
 
 ModelRegistry::ModelRegistry(const SegmentHome* home, RegistryOptions options, DiffThreads diff,
-                             VersionCatalog* catalog)
+                             store::VersionCatalog* catalog)
     : home_(home), options_(options), diff_(diff), catalog_(catalog) {}
 
 std::shared_ptr<ModelPublisher> ModelRegistry::Install(SegmentHome::Stored stored, bool joinable) {
   auto publisher = std::make_shared<ModelPublisher>(
       std::move(stored.buffer),
-      StoreOptions{
+      store::StoreOptions{
           .directory = stored.directory, .retain_bytes = options_.retain_bytes, .fold_pool = options_.fold_pool},
       diff_, catalog_, options_.timeline);
   publisher->Recover();
@@ -36,7 +36,7 @@ void ModelRegistry::Recover() {
 }
 
 Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Open(OpenRequest request) {
-  LS_RETURN_IF_ERROR(CheckModelName(request.model));
+  LS_RETURN_IF_ERROR(model::CheckModelName(request.model));
   if (request.ranks == 0 || request.rank >= request.ranks) {
     return Status(ErrorCode::kBadData, Cat("rank ", request.rank, " of ", request.ranks));
   }
@@ -92,20 +92,20 @@ std::shared_ptr<ModelPublisher> ModelRegistry::Connect(const OpenRequest& reques
 
 Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Resume(OpenRequest& request) {
   LS_ASSIGN_OR_RETURN(SegmentHome::Stored stored, home_->Adopt(std::move(request.fds)));
-  const DoubleBuffer& buffer = *stored.buffer;
+  const buffer::DoubleBuffer& buffer = *stored.buffer;
   if (buffer.model() != request.model || buffer.run() != request.run || !SameTrainer(buffer, request)) {
     return Status(ErrorCode::kBadData, Cat("the buffers returned are not those of model ", request.model, ", run ",
                                            ToHex(request.run), ", with these tensors, attachments and ranks"));
   }
   EndRun(request.model);
   Install(std::move(stored), false);
-  Log(LogLevel::kInfo, "run_resumed", {{"model", request.model}, {"run", ToHex(request.run)}});
+  telemetry::Log(telemetry::LogLevel::kInfo, "run_resumed", {{"model", request.model}, {"run", ToHex(request.run)}});
   return Connect(request);
 }
 
 Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Start(const OpenRequest& request) {
-  LS_ASSIGN_OR_RETURN(const auto layout, ModelLayout::Create(request.layout->tensors(), options_.block_bytes,
-                                                             request.layout->attachments()));
+  LS_ASSIGN_OR_RETURN(const auto layout, model::ModelLayout::Create(request.layout->tensors(), options_.block_bytes,
+                                                                    request.layout->attachments()));
   std::shared_ptr<ModelPublisher> old;
   {
     std::lock_guard lock(mutex_);
@@ -119,11 +119,11 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Start(const OpenRequest& 
   LS_ASSIGN_OR_RETURN(SegmentHome::Stored stored,
                       home_->Make(request.model, RandomId<RunId>(), *layout, request.ranks));
   const auto publisher = Install(std::move(stored), true);
-  Log(LogLevel::kInfo, "run_started",
-      {{"model", request.model},
-       {"run", ToHex(publisher->buffer().run())},
-       {"tensors", layout->tensors().size()},
-       {"model_bytes", layout->data_bytes()}});
+  telemetry::Log(telemetry::LogLevel::kInfo, "run_started",
+                 {{"model", request.model},
+                  {"run", ToHex(publisher->buffer().run())},
+                  {"tensors", layout->tensors().size()},
+                  {"model_bytes", layout->data_bytes()}});
   return Connect(request);
 }
 
@@ -139,7 +139,7 @@ void ModelRegistry::EndRun(const std::string& model) {
   old->Stop();
   catalog_->Withdraw(model);
   home_->Remove(old->buffer());
-  Log(LogLevel::kInfo, "run_ended", {{"model", model}, {"run", ToHex(old->buffer().run())}});
+  telemetry::Log(telemetry::LogLevel::kInfo, "run_ended", {{"model", model}, {"run", ToHex(old->buffer().run())}});
 }
 
 void ModelRegistry::Close(const std::shared_ptr<ModelPublisher>& publisher, uint32_t rank) {
@@ -165,4 +165,4 @@ void ModelRegistry::Stop() {
   for (auto& [model, entry] : entries_) entry.publisher->Stop();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::publish

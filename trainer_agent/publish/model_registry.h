@@ -14,22 +14,22 @@
 #include "trainer_agent/publish/model_publisher.h"
 #include "trainer_agent/publish/segments.h"
 
-namespace lockstep {
+namespace lockstep::publish {
 
 struct RegistryOptions {
-  uint32_t block_bytes = kDefaultBlockBytes;
+  uint32_t block_bytes = model::kDefaultBlockBytes;
   uint64_t retain_bytes = 2ull << 30;
-  WorkerPool* fold_pool = nullptr;  // see StoreOptions
-  Timeline* timeline = nullptr;     // where spans go, when not null
+  WorkerPool* fold_pool = nullptr;          // see StoreOptions
+  telemetry::Timeline* timeline = nullptr;  // where spans go, when not null
 };
 
 struct OpenRequest {
   std::string model;
-  std::shared_ptr<const ModelLayout> layout;  // its block size is the rank's; the registry's own is used
+  std::shared_ptr<const model::ModelLayout> layout;  // its block size is the rank's; the registry's own is used
   uint32_t rank = 0;
   uint32_t ranks = 1;
-  RunId run;                  // zero: none
-  std::vector<UniqueFd> fds;  // returned by the rank: none or three
+  RunId run;                      // zero: none
+  std::vector<os::UniqueFd> fds;  // returned by the rank: none or three
 };
 
 struct ModelSnapshot {
@@ -40,7 +40,7 @@ struct ModelSnapshot {
 // Thread-safe.
 class ModelRegistry {
  public:
-  ModelRegistry(const SegmentHome* home, RegistryOptions options, DiffThreads diff, VersionCatalog* catalog);
+  ModelRegistry(const SegmentHome* home, RegistryOptions options, DiffThreads diff, store::VersionCatalog* catalog);
 
   // Opens what an earlier agent left. Call once, before ranks are let in.
   void Recover();
@@ -73,7 +73,7 @@ class ModelRegistry {
   const SegmentHome* const home_;
   const RegistryOptions options_;
   const DiffThreads diff_;
-  VersionCatalog* const catalog_;
+  store::VersionCatalog* const catalog_;
 
   std::mutex open_mutex_;  // one opening at a time: it may allocate for seconds; taken before mutex_
   mutable std::mutex mutex_;
@@ -81,4 +81,4 @@ class ModelRegistry {
   bool stopped_ = false;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::publish

@@ -14,12 +14,13 @@
 #include "trainer_agent/buffer/rank_client.h"
 #include "trainer_agent/publish/rank_server.h"
 
-namespace lockstep {
+namespace lockstep::publish {
 
 using std::chrono::milliseconds;
 
-inline std::shared_ptr<const ModelLayout> Layout() {
-  return *ModelLayout::Create({{"first", DType::kBF16, {40000}, 0}, {"second", DType::kBF16, {20000}, 80000}});
+inline std::shared_ptr<const model::ModelLayout> Layout() {
+  return *model::ModelLayout::Create(
+      {{"first", model::DType::kBF16, {40000}, 0}, {"second", model::DType::kBF16, {20000}, 80000}});
 }
 
 // Whether `condition` comes true within a minute, which no loaded machine exceeds.
@@ -39,13 +40,13 @@ class Host {
   explicit Host(bool memfd = false) : memfd_(memfd) { Start(); }
   ~Host() {
     Stop();
-    CHECK(RemoveTree(directory_).ok());
+    CHECK(os::RemoveTree(directory_).ok());
   }
 
   void Start() {
     pool_ = std::make_unique<WorkerPool>(2);
     fold_pool_ = std::make_unique<WorkerPool>(1);
-    catalog_ = std::make_unique<VersionCatalog>();
+    catalog_ = std::make_unique<store::VersionCatalog>();
     auto home = SegmentHome::Create(directory_ + "/segments", memfd_);
     REQUIRE(home.ok());
     home_ = *std::move(home);
@@ -70,7 +71,7 @@ class Host {
   std::string socket() const { return directory_ + "/export.sock"; }
   const std::string& directory() const { return directory_; }
 
-  RankOptions Options(uint32_t rank = 0, uint32_t ranks = 1) const {
+  buffer::RankOptions Options(uint32_t rank = 0, uint32_t ranks = 1) const {
     return {.socket_path = socket(),
             .model = "actor",
             .layout = Layout(),
@@ -79,14 +80,14 @@ class Host {
             .connect_timeout = milliseconds(30'000),
             .reconnect_timeout = milliseconds(30'000)};
   }
-  std::unique_ptr<RankClient> Connect(uint32_t rank = 0, uint32_t ranks = 1) const {
-    auto client = RankClient::Open(Options(rank, ranks));
+  std::unique_ptr<buffer::RankClient> Connect(uint32_t rank = 0, uint32_t ranks = 1) const {
+    auto client = buffer::RankClient::Open(Options(rank, ranks));
     REQUIRE(client.ok());
     return *std::move(client);
   }
 
   // The newest served version, once it is `version`.
-  ServedVersion Await(Version version) const {
+  store::ServedVersion Await(Version version) const {
     const auto newest_is = [&] {
       const auto run = catalog_->Find("actor");
       return run != nullptr && run->Newest() && run->Newest()->manifest->held.version == version;
@@ -94,9 +95,9 @@ class Host {
     REQUIRE(Eventually(newest_is));
     return *catalog_->Find("actor")->Newest();
   }
-  ServedRun& run() const { return *catalog_->Find("actor"); }
-  std::shared_ptr<ServedRun> shared_run() const { return catalog_->Find("actor"); }
-  const Timeline& timeline() const { return timeline_; }
+  store::ServedRun& run() const { return *catalog_->Find("actor"); }
+  std::shared_ptr<store::ServedRun> shared_run() const { return catalog_->Find("actor"); }
+  const telemetry::Timeline& timeline() const { return timeline_; }
   bool disconnected() const { return registry_->Snapshot().at(0).ranks_connected == 0; }
   uint64_t aborted() const { return registry_->Snapshot().at(0).publisher->status().versions_aborted; }
 
@@ -106,28 +107,28 @@ class Host {
     char name[] = "/dev/shm/lockstep-publish-XXXXXX";
     return std::string(mkdtemp(name));
   }();
-  Timeline timeline_;
+  telemetry::Timeline timeline_;
   std::unique_ptr<WorkerPool> pool_;
   std::unique_ptr<WorkerPool> fold_pool_;
-  std::unique_ptr<VersionCatalog> catalog_;
+  std::unique_ptr<store::VersionCatalog> catalog_;
   std::unique_ptr<SegmentHome> home_;
   std::unique_ptr<ModelRegistry> registry_;
   std::unique_ptr<RankServer> server_;
 };
 
 // Fills [offset, offset + bytes) with `value` and reports it.
-inline void Write(RankClient& rank, std::byte* data, ByteRange range, int value) {
+inline void Write(buffer::RankClient& rank, std::byte* data, ByteRange range, int value) {
   std::memset(data + range.offset, value, range.bytes);
   const StridedRange reported = StridedRange::Plain(range);
   REQUIRE(rank.RangesDone({&reported, 1}).ok());
 }
 
-inline void ReportUnchanged(RankClient& rank, ByteRange range) {
+inline void ReportUnchanged(buffer::RankClient& rank, ByteRange range) {
   const StridedRange reported = StridedRange::Plain(range);
   REQUIRE(rank.Unchanged({&reported, 1}).ok());
 }
 
-inline void Publish(RankClient& rank, Version version, int value) {
+inline void Publish(buffer::RankClient& rank, Version version, int value) {
   const auto data = rank.Begin(version);
   REQUIRE(data.ok());
   Write(rank, *data, {0, 120000}, value);
@@ -135,7 +136,7 @@ inline void Publish(RankClient& rank, Version version, int value) {
 }
 
 // Fills the columns of `range` with `value` and reports them.
-inline void WriteRows(RankClient& rank, std::byte* data, const StridedRange& range, int value) {
+inline void WriteRows(buffer::RankClient& rank, std::byte* data, const StridedRange& range, int value) {
   for (uint64_t row = 0; row < range.rows; ++row) {
     std::memset(data + range.offset + row * range.pitch, value, range.row_bytes);
   }
@@ -143,19 +144,19 @@ inline void WriteRows(RankClient& rank, std::byte* data, const StridedRange& ran
 }
 
 // Whether `version` is served with exactly the hashes of `bytes`.
-inline bool HasBytes(const ServedVersion& served, const std::vector<std::byte>& bytes) {
+inline bool HasBytes(const store::ServedVersion& served, const std::vector<std::byte>& bytes) {
   for (size_t block = 0; block < served.manifest->block_hashes.size(); ++block) {
     const size_t offset = block * 4096;
     const ByteView view = ByteView(bytes).subspan(offset, std::min<size_t>(4096, bytes.size() - offset));
-    if (served.manifest->block_hashes[block] != BlockHash(view)) return false;
+    if (served.manifest->block_hashes[block] != model::BlockHash(view)) return false;
   }
   return true;
 }
 
-inline std::byte FirstByte(ServedRun& run, Version version) {
+inline std::byte FirstByte(store::ServedRun& run, Version version) {
   std::byte block[4096];
   REQUIRE(run.ReadBlock(version, true, 0, block).ok());
   return block[0];
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::publish

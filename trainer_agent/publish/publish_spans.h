@@ -10,12 +10,12 @@
 
 #include "common/telemetry/timeline.h"
 
-namespace lockstep {
+namespace lockstep::publish {
 
 class PublishSpans {
  public:
   // Export begins. `timeline` may be null, and outlives this.
-  PublishSpans(Timeline* timeline, const std::string& model, const Held& version)
+  PublishSpans(telemetry::Timeline* timeline, const std::string& model, const Held& version)
       : timeline_(timeline), model_(model), version_(version) {}
 
   // The delta engine gets blocks. Calls do not overlap.
@@ -32,33 +32,33 @@ class PublishSpans {
     coded_bytes_ += bytes;
   }
   // Export ends, with a model of so many bytes.
-  void Committed(uint64_t model_bytes) const { AddSpan(timeline_, Of("export", model_bytes), export_); }
+  void Committed(uint64_t model_bytes) const { telemetry::AddSpan(timeline_, Of("export", model_bytes), export_); }
   // Every block is compared, so many bytes of them by reading; the manifest is known.
   void Compared(uint64_t bytes) const {
-    if (diff_) AddSpan(timeline_, Of("diff", bytes), *diff_);
+    if (diff_) telemetry::AddSpan(timeline_, Of("diff", bytes), *diff_);
     if (timeline_ == nullptr || first_coded_ns_ == 0) return;
-    Span encode = Of("encode", coded_bytes_);
+    telemetry::Span encode = Of("encode", coded_bytes_);
     encode.begin_unix_ns = export_.unix_ns() + first_coded_ns_;
     encode.end_unix_ns = export_.unix_ns() + last_coded_ns_;
     timeline_->Add(std::move(encode));
   }
   // What was coded is kept, as one delta; that was begun at `begun`.
-  void Stored(const Moment& begun) const { AddSpan(timeline_, Of("store", coded_bytes_), begun); }
+  void Stored(const telemetry::Moment& begun) const { telemetry::AddSpan(timeline_, Of("store", coded_bytes_), begun); }
 
  private:
-  Span Of(std::string_view name, uint64_t bytes) const {
+  telemetry::Span Of(std::string_view name, uint64_t bytes) const {
     return {.name = name, .model = model_, .run = version_.run, .version = version_.version, .bytes = bytes};
   }
 
-  Timeline* const timeline_;
+  telemetry::Timeline* const timeline_;
   const std::string model_;
   const Held version_;
-  const Moment export_;
-  std::optional<Moment> diff_;
+  const telemetry::Moment export_;
+  std::optional<telemetry::Moment> diff_;
   // Since export_; 0: none yet.
   std::atomic<int64_t> first_coded_ns_ = 0;
   std::atomic<int64_t> last_coded_ns_ = 0;
   std::atomic<uint64_t> coded_bytes_ = 0;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::publish

@@ -3,7 +3,7 @@
 
 #include "trainer_agent/publish/publish_fixture.h"
 
-namespace lockstep {
+namespace lockstep::publish {
 namespace {
 
 constexpr milliseconds kSoon{60'000};
@@ -14,10 +14,10 @@ TEST_CASE("Published versions are served with their bytes, hashes and deltas") {
   Publish(*rank, 1, 1);
   host.Await(1);
   Publish(*rank, 5, 2);
-  const ServedVersion served = host.Await(5);
+  const store::ServedVersion served = host.Await(5);
   CHECK(FirstByte(host.run(), 5) == std::byte{2});
   CHECK(served.manifest->block_hashes.size() == 30);
-  const DeltaRoute route = host.run().deltas().RouteFrom(1, 120000, CodecLevel::kFast);
+  const store::DeltaRoute route = host.run().deltas().RouteFrom(1, 120000, payload::CodecLevel::kFast);
   REQUIRE(route.steps.size() == 1);
   CHECK(route.steps[0]->header().target_digest == served.manifest->digest);
   CHECK(route.changed_elements() == 60000);
@@ -38,9 +38,9 @@ TEST_CASE("A served version leaves its spans, each inside the one it is part of,
   host.Await(3);
 
   CHECK(host.timeline().Select("actor", 2).empty());
-  std::map<std::string_view, Span> first, third;
-  for (const Span& span : host.timeline().Select("actor", 1)) first[span.name] = span;
-  for (const Span& span : host.timeline().Select("actor", 3)) third[span.name] = span;
+  std::map<std::string_view, telemetry::Span> first, third;
+  for (const telemetry::Span& span : host.timeline().Select("actor", 1)) first[span.name] = span;
+  for (const telemetry::Span& span : host.timeline().Select("actor", 3)) third[span.name] = span;
   REQUIRE(first.size() == 2);  // nothing to compare it with: no delta
   CHECK(first.at("export").bytes == 120000);
   CHECK(first.at("diff").bytes == 120000);
@@ -60,8 +60,8 @@ TEST_CASE("A follower finds a version's blocks while it is written, and its end 
   const auto rank = host.Connect();
   Publish(*rank, 1, 1);
   host.Await(1);
-  LiveFeed& feed = host.run().live();
-  const LiveFeed::Follower follower(&feed, CodecLevel::kCompact);
+  store::LiveFeed& feed = host.run().live();
+  const store::LiveFeed::Follower follower(&feed, payload::CodecLevel::kCompact);
   const auto data = rank->Begin(2);
   REQUIRE(data.ok());
   const auto delta = *feed.Find(1);
@@ -75,7 +75,7 @@ TEST_CASE("A follower finds a version's blocks while it is written, and its end 
   CHECK(delta->Since(0).sealed);
   CHECK(delta->Since(0).blocks.size() == 30);
   CHECK(*feed.Find(2) == nullptr);
-  CHECK(host.run().deltas().RouteFrom(1, 120000, CodecLevel::kFast).level == CodecLevel::kCompact);
+  CHECK(host.run().deltas().RouteFrom(1, 120000, payload::CodecLevel::kFast).level == payload::CodecLevel::kCompact);
 }
 
 TEST_CASE("Followers are notified of a version that is aborted, for whatever reason, and find the next one") {
@@ -83,8 +83,8 @@ TEST_CASE("Followers are notified of a version that is aborted, for whatever rea
   const auto rank = host.Connect();
   Publish(*rank, 1, 1);
   host.Await(1);
-  LiveFeed& feed = host.run().live();
-  const LiveFeed::Follower follower(&feed, CodecLevel::kFast);
+  store::LiveFeed& feed = host.run().live();
+  const store::LiveFeed::Follower follower(&feed, payload::CodecLevel::kFast);
   const auto data = rank->Begin(2);
   REQUIRE(data.ok());
   const auto delta = *feed.Find(1);
@@ -102,13 +102,13 @@ TEST_CASE("Nothing is kept for followers when there are none, and nothing after 
   const auto rank = host.Connect();
   Publish(*rank, 1, 1);
   host.Await(1);
-  LiveFeed& feed = host.run().live();
+  store::LiveFeed& feed = host.run().live();
   REQUIRE(rank->Begin(2).ok());
   CHECK(*feed.Find(1) == nullptr);
   REQUIRE(rank->Abort("on purpose").ok());
-  const LiveFeed::Follower follower(&feed, CodecLevel::kFast);
+  const store::LiveFeed::Follower follower(&feed, payload::CodecLevel::kFast);
   REQUIRE(rank->Begin(3).ok());
-  const std::weak_ptr<LiveDelta> delta = *feed.Find(1);
+  const std::weak_ptr<store::LiveDelta> delta = *feed.Find(1);
   CHECK_FALSE(delta.expired());
   REQUIRE(rank->Abort("on purpose").ok());
   CHECK(delta.expired());
@@ -188,14 +188,14 @@ TEST_CASE("Ranks that write columns of the same tensors report them as rows, and
     }
     CHECK(HasBytes(host.Await(version), expected));
   }
-  CHECK(host.run().deltas().RouteFrom(2, 120000, CodecLevel::kFast).changed_elements() == 30000);
+  CHECK(host.run().deltas().RouteFrom(2, 120000, payload::CodecLevel::kFast).changed_elements() == 30000);
 }
 
 TEST_CASE("Blocks reported as unchanged are not read, and mixed ones are") {
   Host host;
   const auto rank = host.Connect();
   Publish(*rank, 1, 1);
-  const ServedVersion first = host.Await(1);
+  const store::ServedVersion first = host.Await(1);
   const auto data = rank->Begin(2);
   REQUIRE(data.ok());
   std::memset(*data, 1, 120000);
@@ -205,13 +205,13 @@ TEST_CASE("Blocks reported as unchanged are not read, and mixed ones are") {
   ReportUnchanged(*rank, {0, 50000});
   Write(*rank, *data, {50000, 70000}, 2);
   REQUIRE(rank->Commit().ok());
-  const ServedVersion second = host.Await(2);
+  const store::ServedVersion second = host.Await(2);
   Bytes expected(*data, *data + 120000);
   CHECK_FALSE(HasBytes(second, expected));
   expected[100] = std::byte{1};
   CHECK(HasBytes(second, expected));
   CHECK(second.manifest->block_hashes[0] == first.manifest->block_hashes[0]);
-  const DeltaRoute route = host.run().deltas().RouteFrom(1, 120000, CodecLevel::kFast);
+  const store::DeltaRoute route = host.run().deltas().RouteFrom(1, 120000, payload::CodecLevel::kFast);
   REQUIRE(route.steps.size() == 1);
   REQUIRE(route.steps[0]->entries().size() == 18);
   CHECK(route.steps[0]->entries()[0].block == 12);
@@ -243,7 +243,7 @@ TEST_CASE("A rank that vanishes aborts the version for all, and what was served 
   Host host;
   auto zero = host.Connect(0, 2);
   auto one = host.Connect(1, 2);
-  for (RankClient* rank : {zero.get(), one.get()}) {
+  for (buffer::RankClient* rank : {zero.get(), one.get()}) {
     const auto data = rank->Begin(1);
     REQUIRE(data.ok());
     Write(*rank, *data, rank == zero.get() ? ByteRange{0, 80000} : ByteRange{80000, 40000}, 1);
@@ -266,7 +266,7 @@ TEST_CASE("A version is known as committed when all ranks are done with it, and 
   Host host;
   const auto zero = host.Connect(0, 2);
   auto one = host.Connect(1, 2);
-  const auto write = [](RankClient& rank, Version version, ByteRange range) {
+  const auto write = [](buffer::RankClient& rank, Version version, ByteRange range) {
     const auto data = rank.Begin(version);
     REQUIRE(data.ok());
     Write(rank, *data, range, static_cast<int>(version));
@@ -306,7 +306,7 @@ TEST_CASE("A rank that comes to a version that another aborted is refused once, 
   CHECK(refused.code() == ErrorCode::kAborted);
   CHECK(refused.message().find("rank 0 aborted version 1: out of paper") != std::string::npos);
   // Both may try again.
-  for (RankClient* rank : {one.get(), zero.get()}) {
+  for (buffer::RankClient* rank : {one.get(), zero.get()}) {
     const auto data = rank->Begin(1);
     REQUIRE(data.ok());
     Write(*rank, *data, rank == zero.get() ? ByteRange{0, 80000} : ByteRange{80000, 40000}, 1);
@@ -328,9 +328,9 @@ TEST_CASE("A call that timed out costs its version, and the connection is in ste
   Host host;
   auto options = host.Options(0, 2);
   options.call_timeout = milliseconds(2000);  // and no other call takes as long, on a loaded machine either
-  auto zero = *RankClient::Open(options);
+  auto zero = *buffer::RankClient::Open(options);
   const auto one = host.Connect(1, 2);
-  const auto write = [](RankClient& rank, Version version, ByteRange range) {
+  const auto write = [](buffer::RankClient& rank, Version version, ByteRange range) {
     const auto data = rank.Begin(version);
     REQUIRE(data.ok());
     Write(rank, *data, range, static_cast<int>(version));
@@ -362,33 +362,34 @@ TEST_CASE("Rows outside the model abort the version, and half a range ends the c
   CHECK(rank->Commit().message().find("outside the data section") != std::string::npos);
   const auto layout = Layout();
   Bytes open;
-  Append(open, OpenBody{.ranks = 1, .model_bytes = 5, .layout_bytes = static_cast<uint32_t>(layout->encoded().size())});
+  Append(open, buffer::OpenBody{
+                   .ranks = 1, .model_bytes = 5, .layout_bytes = static_cast<uint32_t>(layout->encoded().size())});
   AppendBytes(open, AsBytes(std::string_view("other")));
   AppendBytes(open, layout->encoded());
-  auto raw = UnixConnect(host.socket(), kSoon);
+  auto raw = os::UnixConnect(host.socket(), kSoon);
   REQUIRE(raw.ok());
-  REQUIRE(SendMessage(*raw, RankMessage::kOpen, open, {}, kSoon).ok());
-  REQUIRE(ReceiveMessage(*raw, kSoon)->type == RankMessage::kOpened);
-  REQUIRE(SendMessage(*raw, RankMessage::kUnchanged, Bytes(8 + 31), {}, kSoon).ok());
-  const auto answer = ReceiveMessage(*raw, kSoon);
+  REQUIRE(buffer::SendMessage(*raw, buffer::RankMessage::kOpen, open, {}, kSoon).ok());
+  REQUIRE(buffer::ReceiveMessage(*raw, kSoon)->type == buffer::RankMessage::kOpened);
+  REQUIRE(buffer::SendMessage(*raw, buffer::RankMessage::kUnchanged, Bytes(8 + 31), {}, kSoon).ok());
+  const auto answer = buffer::ReceiveMessage(*raw, kSoon);
   REQUIRE(answer.ok());
-  CHECK(DecodeError(answer->body).message().find("malformed ranges") != std::string::npos);
+  CHECK(buffer::DecodeError(answer->body).message().find("malformed ranges") != std::string::npos);
 }
 
 TEST_CASE("Foreign bytes on the socket are refused and disturb nobody") {
   Host host;
   const auto rank = host.Connect();
   for (const std::string& garbage : {std::string(64, 'x'), std::string(16, '\0')}) {
-    auto stranger = UnixConnect(host.socket(), kSoon);
+    auto stranger = os::UnixConnect(host.socket(), kSoon);
     REQUIRE(stranger.ok());
     REQUIRE(stranger->Send(std::as_bytes(std::span(garbage)), {}, kSoon).ok());
-    const auto answer = ReceiveMessage(*stranger, kSoon);
+    const auto answer = buffer::ReceiveMessage(*stranger, kSoon);
     REQUIRE(answer.ok());
-    CHECK(DecodeError(answer->body).code() == ErrorCode::kProtocol);
+    CHECK(buffer::DecodeError(answer->body).code() == ErrorCode::kProtocol);
   }
   Publish(*rank, 1, 1);
   host.Await(1);
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::publish

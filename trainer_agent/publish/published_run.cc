@@ -2,35 +2,35 @@
 
 #include "common/telemetry/log.h"
 
-namespace lockstep {
+namespace lockstep::publish {
 namespace {
 
-class BufferReader : public BlockReader {
+class BufferReader : public store::BlockReader {
  public:
-  explicit BufferReader(std::shared_ptr<DoubleBuffer> buffer) : buffer_(std::move(buffer)) {}
+  explicit BufferReader(std::shared_ptr<buffer::DoubleBuffer> buffer) : buffer_(std::move(buffer)) {}
   Status UseBytes(Version version, const ByteRange& range, const std::function<void(ByteView)>& use) override {
     return buffer_->UseBytes(version, range, use);
   }
-  Result<VersionFile> OpenFile(Version version) override {
-    LS_ASSIGN_OR_RETURN(UniqueFd file, buffer_->OpenHalf(version));
-    return VersionFile{std::move(file), buffer_->data_offset()};
+  Result<store::VersionFile> OpenFile(Version version) override {
+    LS_ASSIGN_OR_RETURN(os::UniqueFd file, buffer_->OpenHalf(version));
+    return store::VersionFile{std::move(file), buffer_->data_offset()};
   }
 
  private:
-  const std::shared_ptr<DoubleBuffer> buffer_;
+  const std::shared_ptr<buffer::DoubleBuffer> buffer_;
 };
 
 }  // namespace
 
-PublishedRun::PublishedRun(std::shared_ptr<DoubleBuffer> buffer, StoreOptions store, DiffThreads diff,
-                           VersionCatalog* catalog)
+PublishedRun::PublishedRun(std::shared_ptr<buffer::DoubleBuffer> buffer, store::StoreOptions store, DiffThreads diff,
+                           store::VersionCatalog* catalog)
     : buffer_(std::move(buffer)),
-      served_(std::make_shared<ServedRun>(buffer_->model(), buffer_->run(), buffer_->layout(),
-                                          std::make_shared<BufferReader>(buffer_), std::move(store))),
+      served_(std::make_shared<store::ServedRun>(buffer_->model(), buffer_->run(), buffer_->layout(),
+                                                 std::make_shared<BufferReader>(buffer_), std::move(store))),
       diff_(diff),
       catalog_(catalog) {}
 
-DeltaInput PublishedRun::InputOf(size_t half, const std::shared_ptr<const Manifest>& base) const {
+delta::DeltaInput PublishedRun::InputOf(size_t half, const std::shared_ptr<const model::Manifest>& base) const {
   return {.layout = buffer_->layout(),
           .target = buffer_->data(half),
           .base = base == nullptr ? nullptr : buffer_->data(1 - half),
@@ -39,19 +39,20 @@ DeltaInput PublishedRun::InputOf(size_t half, const std::shared_ptr<const Manife
           .early_tasks = diff_.while_written};
 }
 
-std::shared_ptr<const Manifest> PublishedRun::MakeManifest(Version version, std::vector<uint64_t> block_hashes) const {
-  auto manifest = std::make_shared<Manifest>();
+std::shared_ptr<const model::Manifest> PublishedRun::MakeManifest(Version version,
+                                                                  std::vector<uint64_t> block_hashes) const {
+  auto manifest = std::make_shared<model::Manifest>();
   manifest->held = {buffer_->run(), version};
-  manifest->digest = ComputeManifestDigest(buffer_->layout()->digest(), block_hashes);
+  manifest->digest = model::ComputeManifestDigest(buffer_->layout()->digest(), block_hashes);
   manifest->block_hashes = std::move(block_hashes);
   return manifest;
 }
 
-void PublishedRun::RetainDelta(const Manifest& base, const Manifest& target, int64_t committed_unix_ns,
-                               CodecLevel level, const DeltaOutput& output) {
+void PublishedRun::RetainDelta(const model::Manifest& base, const model::Manifest& target, int64_t committed_unix_ns,
+                               payload::CodecLevel level, const delta::DeltaOutput& output) {
   Status added{ErrorCode::kResourceExhausted, "so much changed that a delta is not worth its memory"};
   if (!output.too_dense) {
-    std::vector<const DeltaBlock*> blocks;
+    std::vector<const payload::DeltaBlock*> blocks;
     for (const auto& block : output.blocks) blocks.push_back(block.get());
     added = served_->deltas()
                 .Add({.run = buffer_->run(),
@@ -64,13 +65,13 @@ void PublishedRun::RetainDelta(const Manifest& base, const Manifest& target, int
                 .status();
   }
   if (added.ok()) return;
-  LogWarn("delta_retain_failed", added, {{"model", buffer_->model()}, {"version", target.held.version}});
+  telemetry::LogWarn("delta_retain_failed", added, {{"model", buffer_->model()}, {"version", target.held.version}});
 }
 
-void PublishedRun::Serve(std::shared_ptr<const Manifest> manifest, int64_t committed_unix_ns) {
+void PublishedRun::Serve(std::shared_ptr<const model::Manifest> manifest, int64_t committed_unix_ns) {
   // First: a receiver that is notified of the version may ask for the next at once.
   served_->live().SetNewest(manifest->held.version);
   catalog_->Publish(served_, {std::move(manifest), committed_unix_ns});
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::publish

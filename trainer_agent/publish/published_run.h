@@ -12,7 +12,7 @@
 #include "trainer_agent/delta/delta_job.h"
 #include "trainer_agent/store/version_catalog.h"
 
-namespace lockstep {
+namespace lockstep::publish {
 
 // The threads that diff. They compete with the ranks' own copies for cores and memory bandwidth.
 struct DiffThreads {
@@ -24,28 +24,29 @@ struct DiffThreads {
 class PublishedRun {
  public:
   // REQUIRES the pool and catalog to outlive this.
-  PublishedRun(std::shared_ptr<DoubleBuffer> buffer, StoreOptions store, DiffThreads diff, VersionCatalog* catalog);
+  PublishedRun(std::shared_ptr<buffer::DoubleBuffer> buffer, store::StoreOptions store, DiffThreads diff,
+               store::VersionCatalog* catalog);
 
-  DoubleBuffer& buffer() const { return *buffer_; }
-  const std::shared_ptr<ServedRun>& served() const { return served_; }
+  buffer::DoubleBuffer& buffer() const { return *buffer_; }
+  const std::shared_ptr<store::ServedRun>& served() const { return served_; }
   WorkerPool* diff_pool() const { return diff_.pool; }
 
   // Makes the run visible to receivers.
   void Open() { catalog_->Open(served_); }
 
   // For the diff of `half` against the other one, which holds `base` (null: nothing to compare with).
-  DeltaInput InputOf(size_t half, const std::shared_ptr<const Manifest>& base) const;
-  std::shared_ptr<const Manifest> MakeManifest(Version version, std::vector<uint64_t> block_hashes) const;
+  delta::DeltaInput InputOf(size_t half, const std::shared_ptr<const model::Manifest>& base) const;
+  std::shared_ptr<const model::Manifest> MakeManifest(Version version, std::vector<uint64_t> block_hashes) const;
   // Keeps the delta between two versions; where that cannot be, the log says so, and receivers get the version in full.
-  void RetainDelta(const Manifest& base, const Manifest& target, int64_t committed_unix_ns, CodecLevel level,
-                   const DeltaOutput& output);
-  void Serve(std::shared_ptr<const Manifest> manifest, int64_t committed_unix_ns);
+  void RetainDelta(const model::Manifest& base, const model::Manifest& target, int64_t committed_unix_ns,
+                   payload::CodecLevel level, const delta::DeltaOutput& output);
+  void Serve(std::shared_ptr<const model::Manifest> manifest, int64_t committed_unix_ns);
 
  private:
-  const std::shared_ptr<DoubleBuffer> buffer_;
-  const std::shared_ptr<ServedRun> served_;
+  const std::shared_ptr<buffer::DoubleBuffer> buffer_;
+  const std::shared_ptr<store::ServedRun> served_;
   const DiffThreads diff_;
-  VersionCatalog* const catalog_;
+  store::VersionCatalog* const catalog_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::publish

@@ -3,22 +3,22 @@
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
 
-namespace lockstep {
+namespace lockstep::publish {
 namespace {
 
 constexpr std::chrono::milliseconds kMessageTimeout{30'000};
-constexpr size_t kMaxSessions = 2 * kMaxRanks;
+constexpr size_t kMaxSessions = 2 * buffer::kMaxRanks;
 
-Result<OpenRequest> ParseOpen(Message message) {
+Result<OpenRequest> ParseOpen(buffer::Message message) {
   const Status malformed{ErrorCode::kProtocol, "rank protocol: a malformed OPEN"};
-  if (message.type != RankMessage::kOpen)
+  if (message.type != buffer::RankMessage::kOpen)
     return Status(ErrorCode::kProtocol, "rank protocol: the first message is not OPEN");
   ByteReader reader(message.body);
-  OpenBody open;
+  buffer::OpenBody open;
   ByteView model;
   ByteView layout;
   if (!reader.Take(open) || !reader.TakeBytes(open.model_bytes, model) ||
-      !reader.TakeBytes(open.layout_bytes, layout) || !reader.empty() || open.ranks > kMaxRanks) {
+      !reader.TakeBytes(open.layout_bytes, layout) || !reader.empty() || open.ranks > buffer::kMaxRanks) {
     return malformed;
   }
   OpenRequest request{.model = std::string(AsText(model)),
@@ -26,28 +26,28 @@ Result<OpenRequest> ParseOpen(Message message) {
                       .ranks = open.ranks,
                       .run = open.run,
                       .fds = std::move(message.fds)};
-  LS_ASSIGN_OR_RETURN(request.layout, ModelLayout::Decode(layout));
+  LS_ASSIGN_OR_RETURN(request.layout, model::ModelLayout::Decode(layout));
   return request;
 }
 
-Status SendOpened(UnixConnection& connection, const ModelPublisher& publisher) {
-  const DoubleBuffer& buffer = publisher.buffer();
-  const OpenedBody opened{.run = buffer.run(),
-                          .newest_version = publisher.newest_version(),
-                          .image_bytes = buffer.image_bytes(),
-                          .data_offset = buffer.data_offset(),
-                          .control_bytes = ControlSegment::BytesFor(*buffer.layout())};
-  return SendMessage(connection, RankMessage::kOpened, AsBytes(opened), buffer.fds(), kMessageTimeout);
+Status SendOpened(os::UnixConnection& connection, const ModelPublisher& publisher) {
+  const buffer::DoubleBuffer& buffer = publisher.buffer();
+  const buffer::OpenedBody opened{.run = buffer.run(),
+                                  .newest_version = publisher.newest_version(),
+                                  .image_bytes = buffer.image_bytes(),
+                                  .data_offset = buffer.data_offset(),
+                                  .control_bytes = buffer::ControlSegment::BytesFor(*buffer.layout())};
+  return buffer::SendMessage(connection, buffer::RankMessage::kOpened, AsBytes(opened), buffer.fds(), kMessageTimeout);
 }
 
-Status SendError(UnixConnection& connection, const Status& status) {
-  return SendMessage(connection, RankMessage::kError, EncodeError(status), {}, kMessageTimeout);
+Status SendError(os::UnixConnection& connection, const Status& status) {
+  return buffer::SendMessage(connection, buffer::RankMessage::kError, buffer::EncodeError(status), {}, kMessageTimeout);
 }
 
-Status SendOutcome(UnixConnection& connection, const ModelPublisher& publisher, const Status& status) {
+Status SendOutcome(os::UnixConnection& connection, const ModelPublisher& publisher, const Status& status) {
   if (!status.ok()) return SendError(connection, status);
-  return SendMessage(connection, RankMessage::kDone, AsBytes(VersionBody{publisher.newest_version()}), {},
-                     kMessageTimeout);
+  return buffer::SendMessage(connection, buffer::RankMessage::kDone,
+                             AsBytes(buffer::VersionBody{publisher.newest_version()}), {}, kMessageTimeout);
 }
 
 Result<std::vector<StridedRange>> ParseRanges(ByteReader reader) {
@@ -60,62 +60,66 @@ Result<std::vector<StridedRange>> ParseRanges(ByteReader reader) {
 }
 
 // Answers one message of a rank that is let in. An error here ends the connection; refusals travel as kError messages.
-Status HandleMessage(UnixConnection& connection, ModelPublisher& publisher, uint32_t rank, const Message& message) {
+Status HandleMessage(os::UnixConnection& connection, ModelPublisher& publisher, uint32_t rank,
+                     const buffer::Message& message) {
   ByteReader reader(message.body);
-  VersionBody body;
+  buffer::VersionBody body;
   if (!reader.Take(body)) return {ErrorCode::kProtocol, "rank protocol: a message without a version"};
   switch (message.type) {
-    case RankMessage::kBegin: {
+    case buffer::RankMessage::kBegin: {
       const Result<size_t> half = publisher.Begin(rank, body.version);
       // A draining agent closes: to the rank it is an agent that will be back.
       if (half.status().code() == ErrorCode::kCancelled) return {ErrorCode::kUnavailable, half.status().message()};
       if (!half.ok()) return SendError(connection, half.status());
-      return SendMessage(connection, RankMessage::kBegun, AsBytes(BegunBody{.half = static_cast<uint32_t>(*half)}), {},
-                         kMessageTimeout);
+      return buffer::SendMessage(connection, buffer::RankMessage::kBegun,
+                                 AsBytes(buffer::BegunBody{.half = static_cast<uint32_t>(*half)}), {}, kMessageTimeout);
     }
-    case RankMessage::kRanges:
-    case RankMessage::kUnchanged: {
+    case buffer::RankMessage::kRanges:
+    case buffer::RankMessage::kUnchanged: {
       LS_ASSIGN_OR_RETURN(const auto ranges, ParseRanges(reader));
-      publisher.RangesDone(rank, body.version, ranges,
-                           message.type == RankMessage::kRanges ? Content::kNew : Content::kUnchanged);
+      publisher.RangesDone(
+          rank, body.version, ranges,
+          message.type == buffer::RankMessage::kRanges ? buffer::Content::kNew : buffer::Content::kUnchanged);
       return OkStatus();
     }
-    case RankMessage::kCommit:
+    case buffer::RankMessage::kCommit:
       return SendOutcome(connection, publisher, publisher.Commit(rank, body.version));
-    case RankMessage::kAbort:
+    case buffer::RankMessage::kAbort:
       return SendOutcome(connection, publisher, publisher.Abort(rank, body.version, CleanText(AsText(reader.rest()))));
     default:
       return {ErrorCode::kProtocol, Cat("rank protocol: unexpected message of type ", static_cast<int>(message.type))};
   }
 }
 
-int64_t PeerPid(const UnixConnection& connection) {
+int64_t PeerPid(const os::UnixConnection& connection) {
   const auto peer = connection.Peer();
   return peer.ok() ? peer->pid : 0;
 }
 
-Status ServeRank(UnixConnection& connection, ModelRegistry& registry) {
-  LS_RETURN_IF_ERROR(CheckPeerUser(connection, "export to an agent"));
-  LS_ASSIGN_OR_RETURN(Message first, ReceiveMessage(connection, kMessageTimeout));
+Status ServeRank(os::UnixConnection& connection, ModelRegistry& registry) {
+  LS_RETURN_IF_ERROR(os::CheckPeerUser(connection, "export to an agent"));
+  LS_ASSIGN_OR_RETURN(buffer::Message first, buffer::ReceiveMessage(connection, kMessageTimeout));
   LS_ASSIGN_OR_RETURN(OpenRequest request, ParseOpen(std::move(first)));
   const uint32_t rank = request.rank;
   LS_ASSIGN_OR_RETURN(const auto publisher, registry.Open(std::move(request)));
-  Log(LogLevel::kInfo, "rank_connected", {{"model", publisher->buffer().model()}, {"rank", rank}});
+  telemetry::Log(telemetry::LogLevel::kInfo, "rank_connected",
+                 {{"model", publisher->buffer().model()}, {"rank", rank}});
   Status status = SendOpened(connection, *publisher);
   while (status.ok()) {
-    Result<Message> message = ReceiveMessage(connection, kForever);
+    Result<buffer::Message> message = buffer::ReceiveMessage(connection, os::kForever);
     status = message.status();
     if (status.ok()) status = HandleMessage(connection, *publisher, rank, *message);
   }
   registry.Close(publisher, rank);
-  Log(LogLevel::kInfo, "rank_disconnected", {{"model", publisher->buffer().model()}, {"rank", rank}});
+  telemetry::Log(telemetry::LogLevel::kInfo, "rank_disconnected",
+                 {{"model", publisher->buffer().model()}, {"rank", rank}});
   return status.WithContext(Cat("model ", publisher->buffer().model(), ", rank ", rank));
 }
 
-void Serve(UnixConnection& connection, ModelRegistry& registry) {
+void Serve(os::UnixConnection& connection, ModelRegistry& registry) {
   const Status status = ServeRank(connection, registry);
   if (status.code() == ErrorCode::kUnavailable) return;  // the peer simply closed
-  LogWarn("rank_connection_failed", status, {{"pid", PeerPid(connection)}});
+  telemetry::LogWarn("rank_connection_failed", status, {{"pid", PeerPid(connection)}});
   (void)SendError(connection, status);
 }
 
@@ -123,11 +127,12 @@ void Serve(UnixConnection& connection, ModelRegistry& registry) {
 
 Result<std::unique_ptr<RankServer>> RankServer::Start(const std::string& socket_path, ModelRegistry* registry) {
   std::unique_ptr<RankServer> server(new RankServer);
-  LS_ASSIGN_OR_RETURN(server->server_, UnixServer::Start(
-                                           {.path = socket_path, .max_connections = kMaxSessions},
-                                           [registry](UnixConnection& connection) { Serve(connection, *registry); },
-                                           [](const Status& status) { LogError("rank_accept_failed", status); }));
+  LS_ASSIGN_OR_RETURN(server->server_,
+                      os::UnixServer::Start(
+                          {.path = socket_path, .max_connections = kMaxSessions},
+                          [registry](os::UnixConnection& connection) { Serve(connection, *registry); },
+                          [](const Status& status) { telemetry::LogError("rank_accept_failed", status); }));
   return server;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::publish

@@ -9,7 +9,7 @@
 #include "trainer_agent/buffer/rank_messages.h"
 #include "trainer_agent/publish/model_registry.h"
 
-namespace lockstep {
+namespace lockstep::publish {
 
 class RankServer {
  public:
@@ -22,7 +22,7 @@ class RankServer {
  private:
   RankServer() = default;
 
-  std::unique_ptr<UnixServer> server_;
+  std::unique_ptr<os::UnixServer> server_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::publish

@@ -4,29 +4,31 @@
 
 #include "common/telemetry/log.h"
 
-namespace lockstep {
+namespace lockstep::publish {
 namespace {
 
-std::vector<BlockIndex> AllBlocks(const ModelLayout& layout) {
+std::vector<BlockIndex> AllBlocks(const model::ModelLayout& layout) {
   std::vector<BlockIndex> blocks(layout.block_count());
   std::iota(blocks.begin(), blocks.end(), 0);
   return blocks;
 }
 
 // The version in `half`, or null when it was dropped; `output` is how it differs from `base` in the other half.
-std::shared_ptr<const Manifest> RecoverHalf(PublishedRun& run, size_t half, const std::shared_ptr<const Manifest>& base,
-                                            DeltaOutput& output) {
-  DoubleBuffer& buffer = run.buffer();
-  DeltaJob job(run.diff_pool(), run.InputOf(half, base));
+std::shared_ptr<const model::Manifest> RecoverHalf(PublishedRun& run, size_t half,
+                                                   const std::shared_ptr<const model::Manifest>& base,
+                                                   delta::DeltaOutput& output) {
+  buffer::DoubleBuffer& buffer = run.buffer();
+  delta::DeltaJob job(run.diff_pool(), run.InputOf(half, base));
   job.BlocksReady(AllBlocks(*buffer.layout()));
   output = job.FinishAndWait();
   const Version version = buffer.version(half);
   auto manifest = run.MakeManifest(version, output.block_hashes);
   const auto recorded = buffer.RecordedManifest(half);
   if (recorded && recorded->digest != manifest->digest) {
-    LogError("recovered_version_corrupt",
-             {ErrorCode::kCorrupt, "the half's bytes differ from its recorded manifest; the version is dropped"},
-             {{"model", buffer.model()}, {"version", version}});
+    telemetry::LogError(
+        "recovered_version_corrupt",
+        {ErrorCode::kCorrupt, "the half's bytes differ from its recorded manifest; the version is dropped"},
+        {{"model", buffer.model()}, {"version", version}});
     buffer.Drop(half);
     return nullptr;
   }
@@ -37,13 +39,13 @@ std::shared_ptr<const Manifest> RecoverHalf(PublishedRun& run, size_t half, cons
 }  // namespace
 
 Version RecoverRun(PublishedRun& run) {
-  DoubleBuffer& buffer = run.buffer();
+  buffer::DoubleBuffer& buffer = run.buffer();
   const auto newest_half = buffer.NewestCommitted();
   if (!newest_half) return 0;
   const size_t older_half = 1 - *newest_half;
-  DeltaOutput output;
-  std::shared_ptr<const Manifest> older;
-  if (buffer.state(older_half) == HalfState::kCommitted) older = RecoverHalf(run, older_half, nullptr, output);
+  delta::DeltaOutput output;
+  std::shared_ptr<const model::Manifest> older;
+  if (buffer.state(older_half) == buffer::HalfState::kCommitted) older = RecoverHalf(run, older_half, nullptr, output);
   const auto newest = RecoverHalf(run, *newest_half, older, output);
   const int64_t committed_unix_ns = buffer.committed_unix_ns(*newest_half);
   // The chain on disk may end at either version, by when the agent was killed; the last delta is made again from the
@@ -55,11 +57,11 @@ Version RecoverRun(PublishedRun& run) {
     run.served()->deltas().Load(*newest);
   }
   if (newest == nullptr) return older == nullptr ? 0 : older->held.version;
-  if (older != nullptr) run.RetainDelta(*older, *newest, committed_unix_ns, CodecLevel::kFast, output);
+  if (older != nullptr) run.RetainDelta(*older, *newest, committed_unix_ns, payload::CodecLevel::kFast, output);
   run.Serve(newest, committed_unix_ns);
-  Log(LogLevel::kInfo, "version_recovered",
-      {{"model", buffer.model()}, {"run", ToHex(buffer.run())}, {"version", newest->held.version}});
+  telemetry::Log(telemetry::LogLevel::kInfo, "version_recovered",
+                 {{"model", buffer.model()}, {"run", ToHex(buffer.run())}, {"version", newest->held.version}});
   return newest->held.version;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::publish

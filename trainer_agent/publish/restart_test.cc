@@ -6,7 +6,7 @@
 
 #include "trainer_agent/publish/publish_fixture.h"
 
-namespace lockstep {
+namespace lockstep::publish {
 namespace {
 
 TEST_CASE("A restarted trainer starts a new run; a second one at the same time is refused") {
@@ -14,13 +14,13 @@ TEST_CASE("A restarted trainer starts a new run; a second one at the same time i
   auto first = host.Connect();
   Publish(*first, 9, 1);
   host.Await(9);
-  const auto refused = RankClient::Open(host.Options());
+  const auto refused = buffer::RankClient::Open(host.Options());
   CHECK(refused.status().message().find("connected already") != std::string::npos);
   const RunId run = first->run();
   first.reset();
-  std::unique_ptr<RankClient> second;
+  std::unique_ptr<buffer::RankClient> second;
   REQUIRE(Eventually([&] {
-    auto opened = RankClient::Open(host.Options());
+    auto opened = buffer::RankClient::Open(host.Options());
     if (opened.ok()) second = *std::move(opened);
     return second != nullptr;
   }));
@@ -42,13 +42,13 @@ TEST_CASE("An agent that is restarted between versions resumes the same run, del
     host.Start();
     if (!memfd) {
       host.Await(3);
-      CHECK(host.run().deltas().RouteFrom(1, 1 << 20, CodecLevel::kFast).folded);
+      CHECK(host.run().deltas().RouteFrom(1, 1 << 20, payload::CodecLevel::kFast).folded);
     }
     Publish(*rank, 4, 4);
     host.Await(4);
     CHECK(host.run().run() == rank->run());
-    CHECK(host.run().deltas().RouteFrom(3, 120000, CodecLevel::kFast).steps.size() == 1);
-    CHECK(host.run().deltas().RouteFrom(2, 120000, CodecLevel::kFast).steps.size() == 1);
+    CHECK(host.run().deltas().RouteFrom(3, 120000, payload::CodecLevel::kFast).steps.size() == 1);
+    CHECK(host.run().deltas().RouteFrom(2, 120000, payload::CodecLevel::kFast).steps.size() == 1);
   }
 }
 
@@ -69,7 +69,7 @@ TEST_CASE("An agent that is restarted in the middle of a version gets its ranges
     REQUIRE(rank->Commit().ok());
     host.Await(2);
     CHECK(FirstByte(host.run(), 2) == std::byte{2});
-    CHECK(host.run().deltas().RouteFrom(1, 120000, CodecLevel::kFast).steps.size() == 1);
+    CHECK(host.run().deltas().RouteFrom(1, 120000, payload::CodecLevel::kFast).steps.size() == 1);
   }
 }
 
@@ -127,7 +127,7 @@ TEST_CASE("A commit that cannot reach the agent fails, and the next version work
   Host host;
   auto options = host.Options();
   options.reconnect_timeout = milliseconds(100);
-  auto rank = *RankClient::Open(options);
+  auto rank = *buffer::RankClient::Open(options);
   Publish(*rank, 1, 1);
   host.Await(1);
   const auto data = rank->Begin(2);
@@ -186,8 +186,8 @@ TEST_CASE("A new run that has no room leaves the old one served") {
   first.reset();
   REQUIRE(Eventually([&] { return host.disconnected(); }));
   auto options = host.Options();
-  options.layout = *ModelLayout::Create({{"huge", DType::kU8, {uint64_t{1} << 36}, 0}});
-  CHECK(RankClient::Open(options).status().code() == ErrorCode::kResourceExhausted);
+  options.layout = *model::ModelLayout::Create({{"huge", model::DType::kU8, {uint64_t{1} << 36}, 0}});
+  CHECK(buffer::RankClient::Open(options).status().code() == ErrorCode::kResourceExhausted);
   CHECK(FirstByte(host.run(), 1) == std::byte{1});
 }
 
@@ -196,11 +196,11 @@ TEST_CASE("What lies in the segment directory and is not a run is left alone") {
   const std::string mine = host.directory() + "/segments/replicas";
   const std::string damaged = host.directory() + "/segments/actor." + std::string(32, 'a');
   host.Stop();
-  REQUIRE(MakeDirs(mine).ok());
-  REQUIRE(MakeDirs(damaged).ok());
+  REQUIRE(os::MakeDirs(mine).ok());
+  REQUIRE(os::MakeDirs(damaged).ok());
   host.Start();
-  CHECK(CheckWritableDir(mine).ok());
-  CHECK_FALSE(CheckWritableDir(damaged).ok());
+  CHECK(os::CheckWritableDir(mine).ok());
+  CHECK_FALSE(os::CheckWritableDir(damaged).ok());
 }
 
 TEST_CASE("A segment directory that others may write to is refused") {
@@ -208,7 +208,7 @@ TEST_CASE("A segment directory that others may write to is refused") {
   const std::string directory = mkdtemp(name);
   REQUIRE(chmod(directory.c_str(), 0777) == 0);
   CHECK(SegmentHome::Create(directory, false).status().code() == ErrorCode::kPermission);
-  CHECK(RemoveTree(directory).ok());
+  CHECK(os::RemoveTree(directory).ok());
 }
 
 TEST_CASE("A committed half whose bytes changed while the agent was away is dropped") {
@@ -237,16 +237,16 @@ TEST_CASE("A run that nobody holds, or another model's layout, is refused with w
   auto options = host.Options();
   options.connect_timeout = milliseconds(1000);  // it is tried again until then
   options.run = RandomId<RunId>();
-  CHECK(RankClient::Open(options).status().message().find("start a new one") != std::string::npos);
+  CHECK(buffer::RankClient::Open(options).status().message().find("start a new one") != std::string::npos);
   const auto zero = host.Connect(0, 2);
   auto other = host.Options(1, 2);
-  other.layout = *ModelLayout::Create({{"other", DType::kU8, {9}, 0}});
-  CHECK(RankClient::Open(other).status().message().find("another trainer") != std::string::npos);
+  other.layout = *model::ModelLayout::Create({{"other", model::DType::kU8, {9}, 0}});
+  CHECK(buffer::RankClient::Open(other).status().message().find("another trainer") != std::string::npos);
   other = host.Options(1, 2);
   other.run = zero->run();
   other.ranks = 3;
-  CHECK(RankClient::Open(other).status().message().find("number of ranks") != std::string::npos);
+  CHECK(buffer::RankClient::Open(other).status().message().find("number of ranks") != std::string::npos);
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::publish

@@ -15,7 +15,7 @@
 #include "common/os/file.h"
 #include "common/telemetry/log.h"
 
-namespace lockstep {
+namespace lockstep::publish {
 namespace {
 
 constexpr char kLockName[] = "lock";
@@ -23,7 +23,7 @@ constexpr char kLockName[] = "lock";
 // "<model>.<32 hex digits>", as RunDirectory() makes them.
 bool IsRunDirectory(std::string_view name) {
   const size_t dot = name.rfind('.');
-  return dot != std::string_view::npos && CheckModelName(name.substr(0, dot)).ok() &&
+  return dot != std::string_view::npos && model::CheckModelName(name.substr(0, dot)).ok() &&
          HexDecode16(name.substr(dot + 1)).ok();
 }
 
@@ -44,7 +44,7 @@ bool IsDamage(const Status& status) {
          status.code() == ErrorCode::kBadData || status.code() == ErrorCode::kNotFound;
 }
 
-int64_t CommittedAt(const DoubleBuffer& buffer) {
+int64_t CommittedAt(const buffer::DoubleBuffer& buffer) {
   const auto newest = buffer.NewestCommitted();
   return newest ? buffer.committed_unix_ns(*newest) : 0;
 }
@@ -67,12 +67,12 @@ Result<uint64_t> FileBytes(const std::string& path) {
 }  // namespace
 
 Result<std::unique_ptr<SegmentHome>> SegmentHome::Create(const std::string& directory, bool memfd) {
-  if (memfd) return std::unique_ptr<SegmentHome>(new SegmentHome("", true, UniqueFd()));
-  LS_RETURN_IF_ERROR(MakeDirs(directory, 0700));
+  if (memfd) return std::unique_ptr<SegmentHome>(new SegmentHome("", true, os::UniqueFd()));
+  LS_RETURN_IF_ERROR(os::MakeDirs(directory, 0700));
   LS_RETURN_IF_ERROR(CheckOwned(directory));
-  LS_RETURN_IF_ERROR(CheckWritableDir(directory));
+  LS_RETURN_IF_ERROR(os::CheckWritableDir(directory));
   const std::string lock_path = directory + "/" + kLockName;
-  UniqueFd lock(open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  os::UniqueFd lock(open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (!lock.valid()) return ErrnoStatus(errno, lock_path);
   if (flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
     return Status(ErrorCode::kUnavailable, Cat("segment directory ", directory,
@@ -85,49 +85,51 @@ std::string SegmentHome::RunDirectory(const std::string& model, const RunId& run
   return Cat(directory_, "/", model, ".", ToHex(run));
 }
 
-Result<SegmentHome::Stored> SegmentHome::Make(const std::string& model, const RunId& run, const ModelLayout& layout,
-                                              uint32_t ranks) const {
-  LS_RETURN_IF_ERROR(CheckModelName(model));
+Result<SegmentHome::Stored> SegmentHome::Make(const std::string& model, const RunId& run,
+                                              const model::ModelLayout& layout, uint32_t ranks) const {
+  LS_RETURN_IF_ERROR(model::CheckModelName(model));
   if (memfd_) {
-    LS_ASSIGN_OR_RETURN(auto buffer, DoubleBuffer::Create(model, run, layout, ranks, CreateMemfdSegment));
+    LS_ASSIGN_OR_RETURN(auto buffer, buffer::DoubleBuffer::Create(model, run, layout, ranks, os::CreateMemfdSegment));
     return Stored{std::move(buffer), ""};
   }
   const std::string run_directory = RunDirectory(model, run);
-  LS_RETURN_IF_ERROR(MakeDirs(run_directory + "/deltas", 0700));
-  auto buffer = DoubleBuffer::Create(model, run, layout, ranks, [&](const std::string& name, uint64_t bytes) {
-    return CreateTmpfsSegment(run_directory + "/" + name, bytes);
+  LS_RETURN_IF_ERROR(os::MakeDirs(run_directory + "/deltas", 0700));
+  auto buffer = buffer::DoubleBuffer::Create(model, run, layout, ranks, [&](const std::string& name, uint64_t bytes) {
+    return os::CreateTmpfsSegment(run_directory + "/" + name, bytes);
   });
   if (!buffer.ok()) {
-    (void)RemoveTree(run_directory);
+    (void)os::RemoveTree(run_directory);
     return buffer.status();
   }
   return Stored{*std::move(buffer), run_directory + "/deltas"};
 }
 
-Result<SegmentHome::Stored> SegmentHome::Adopt(std::vector<UniqueFd> fds) const {
+Result<SegmentHome::Stored> SegmentHome::Adopt(std::vector<os::UniqueFd> fds) const {
   if (fds.size() != 3) return Status(ErrorCode::kProtocol, Cat(fds.size(), " descriptors were returned, not 3"));
   struct stat info {};
   if (fstat(fds[0].get(), &info) != 0) return ErrnoStatus(errno, "the control segment returned");
-  LS_ASSIGN_OR_RETURN(MappedSegment control, AdoptSegment(std::move(fds[0]), static_cast<uint64_t>(info.st_size),
-                                                          Access::kReadWrite, "the control segment returned"));
-  LS_ASSIGN_OR_RETURN(auto buffer,
-                      DoubleBuffer::Reopen(std::move(control), [&](const std::string& name, uint64_t bytes) {
-                        return AdoptSegment(std::move(fds[name == "half-0" ? 1 : 2]), bytes, Access::kReadWrite, name);
-                      }));
+  LS_ASSIGN_OR_RETURN(os::MappedSegment control,
+                      os::AdoptSegment(std::move(fds[0]), static_cast<uint64_t>(info.st_size), os::Access::kReadWrite,
+                                       "the control segment returned"));
+  LS_ASSIGN_OR_RETURN(
+      auto buffer, buffer::DoubleBuffer::Reopen(std::move(control), [&](const std::string& name, uint64_t bytes) {
+        return os::AdoptSegment(std::move(fds[name == "half-0" ? 1 : 2]), bytes, os::Access::kReadWrite, name);
+      }));
   return Stored{std::move(buffer), ""};
 }
 
 Result<SegmentHome::Stored> SegmentHome::Reopen(const std::string& run_directory) const {
   LS_ASSIGN_OR_RETURN(const uint64_t bytes, FileBytes(run_directory + "/control"));
-  LS_ASSIGN_OR_RETURN(MappedSegment control, OpenSegment(run_directory + "/control", bytes, Access::kReadWrite));
+  LS_ASSIGN_OR_RETURN(os::MappedSegment control,
+                      os::OpenSegment(run_directory + "/control", bytes, os::Access::kReadWrite));
   LS_ASSIGN_OR_RETURN(auto buffer,
-                      DoubleBuffer::Reopen(std::move(control), [&](const std::string& name, uint64_t size) {
-                        return OpenSegment(run_directory + "/" + name, size, Access::kReadWrite);
+                      buffer::DoubleBuffer::Reopen(std::move(control), [&](const std::string& name, uint64_t size) {
+                        return os::OpenSegment(run_directory + "/" + name, size, os::Access::kReadWrite);
                       }));
   if (RunDirectory(buffer->model(), buffer->run()) != run_directory) {
     return Status(ErrorCode::kCorrupt, "its control segment names another model or run");
   }
-  LS_RETURN_IF_ERROR(MakeDirs(run_directory + "/deltas", 0700));
+  LS_RETURN_IF_ERROR(os::MakeDirs(run_directory + "/deltas", 0700));
   return Stored{std::move(buffer), run_directory + "/deltas"};
 }
 
@@ -135,8 +137,8 @@ std::vector<SegmentHome::Stored> SegmentHome::FindAll() const {
   if (memfd_) return {};
   std::map<std::string, Stored> by_model;
   const auto remove = [](const std::string& path, const std::string& reason) {
-    Log(LogLevel::kWarn, "stale_segments_removed", {{"path", path}, {"reason", reason}});
-    (void)RemoveTree(path);
+    telemetry::Log(telemetry::LogLevel::kWarn, "stale_segments_removed", {{"path", path}, {"reason", reason}});
+    (void)os::RemoveTree(path);
   };
   for (const std::string& path : RunDirectories(directory_)) {
     auto stored = Reopen(path);
@@ -144,7 +146,7 @@ std::vector<SegmentHome::Stored> SegmentHome::FindAll() const {
       if (IsDamage(stored.status())) {
         remove(path, stored.status().ToString());
       } else {
-        LogError("segment_open_failed", stored.status(), {{"path", path}});
+        telemetry::LogError("segment_open_failed", stored.status(), {{"path", path}});
       }
       continue;
     }
@@ -157,12 +159,13 @@ std::vector<SegmentHome::Stored> SegmentHome::FindAll() const {
   return all;
 }
 
-Status SegmentHome::CheckRoom(const std::string& model, const ModelLayout& layout, const DoubleBuffer* replaced) const {
+Status SegmentHome::CheckRoom(const std::string& model, const model::ModelLayout& layout,
+                              const buffer::DoubleBuffer* replaced) const {
   if (memfd_) return OkStatus();
   struct statvfs room {};
   if (statvfs(directory_.c_str(), &room) != 0) return ErrnoStatus(errno, directory_);
-  const uint64_t needed = kHalves * ImageBytes(layout) + ControlSegment::BytesFor(layout);
-  const uint64_t freed = replaced == nullptr ? 0 : kHalves * replaced->image_bytes();
+  const uint64_t needed = buffer::kHalves * model::ImageBytes(layout) + buffer::ControlSegment::BytesFor(layout);
+  const uint64_t freed = replaced == nullptr ? 0 : buffer::kHalves * replaced->image_bytes();
   const uint64_t available = uint64_t{room.f_bavail} * room.f_frsize + freed;
   if (needed <= available) return OkStatus();
   return {ErrorCode::kResourceExhausted,
@@ -170,8 +173,8 @@ Status SegmentHome::CheckRoom(const std::string& model, const ModelLayout& layou
               ", which has room for ", HumanBytes(available), "; enlarge the tmpfs or use another --segment-dir")};
 }
 
-void SegmentHome::Remove(const DoubleBuffer& buffer) const {
-  if (!memfd_) (void)RemoveTree(RunDirectory(buffer.model(), buffer.run()));
+void SegmentHome::Remove(const buffer::DoubleBuffer& buffer) const {
+  if (!memfd_) (void)os::RemoveTree(RunDirectory(buffer.model(), buffer.run()));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::publish

@@ -11,7 +11,7 @@
 #include "common/os/unique_fd.h"
 #include "trainer_agent/buffer/double_buffer.h"
 
-namespace lockstep {
+namespace lockstep::publish {
 
 // Immutable after Create(); thread-safe.
 class SegmentHome {
@@ -21,30 +21,32 @@ class SegmentHome {
   static Result<std::unique_ptr<SegmentHome>> Create(const std::string& directory, bool memfd);
 
   struct Stored {
-    std::shared_ptr<DoubleBuffer> buffer;
+    std::shared_ptr<buffer::DoubleBuffer> buffer;
     std::string directory;  // for deltas; empty with memfds
   };
 
-  Result<Stored> Make(const std::string& model, const RunId& run, const ModelLayout& layout, uint32_t ranks) const;
+  Result<Stored> Make(const std::string& model, const RunId& run, const model::ModelLayout& layout,
+                      uint32_t ranks) const;
   // From the descriptors that a rank returned: control, half 0, half 1.
-  Result<Stored> Adopt(std::vector<UniqueFd> fds) const;
+  Result<Stored> Adopt(std::vector<os::UniqueFd> fds) const;
   // kResourceExhausted, with what is needed and what there is, when halves for `layout` would not fit even after
   // `replaced` (may be null) is gone.
-  Status CheckRoom(const std::string& model, const ModelLayout& layout, const DoubleBuffer* replaced) const;
+  Status CheckRoom(const std::string& model, const model::ModelLayout& layout,
+                   const buffer::DoubleBuffer* replaced) const;
   // What an earlier agent left: per model the run with the newest commit. Damaged runs and older ones are removed, with
   // a line in the log; what is not ours, or cannot be opened just now, is left alone.
   std::vector<Stored> FindAll() const;
-  void Remove(const DoubleBuffer& buffer) const;
+  void Remove(const buffer::DoubleBuffer& buffer) const;
 
  private:
-  SegmentHome(std::string directory, bool memfd, UniqueFd lock)
+  SegmentHome(std::string directory, bool memfd, os::UniqueFd lock)
       : directory_(std::move(directory)), memfd_(memfd), lock_(std::move(lock)) {}
   std::string RunDirectory(const std::string& model, const RunId& run) const;
   Result<Stored> Reopen(const std::string& run_directory) const;
 
   const std::string directory_;
   const bool memfd_;
-  const UniqueFd lock_;
+  const os::UniqueFd lock_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::publish

@@ -4,7 +4,7 @@
 
 #include "common/rpc/status_mapping.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 namespace {
 
 // An empty id, as protos leave it when nobody set it, is the zero one.
@@ -15,7 +15,6 @@ Result<Id> IdOf(const std::string& bytes) {
   if (!raw.ok()) return Status(ErrorCode::kBadData, raw.status().message());
   return Id{*raw};
 }
-
 
 v1::PullMode ToProto(PlanMode mode) {
   switch (mode) {
@@ -79,7 +78,7 @@ void ToProto(const PullPlan& plan, const std::string& lane_address, v1::PullPlan
   for (const Ticket& ticket : plan.tickets) out->add_tickets(ToBytes(ticket));
   uint64_t changed_elements = 0;
   for (const PlannedStep& planned : plan.steps) {
-    const PayloadHeader& header = planned.payload->header();
+    const payload::PayloadHeader& header = planned.payload->header();
     v1::DeltaStep* step = out->add_steps();
     step->set_payload_id(planned.payload_id);
     step->set_base(header.base);
@@ -93,8 +92,8 @@ void ToProto(const PullPlan& plan, const std::string& lane_address, v1::PullPlan
   out->set_changed_elements(changed_elements);
 }
 
-void ToProto(const Payload& payload, v1::RetainedDelta* out) {
-  const PayloadHeader& header = payload.header();
+void ToProto(const payload::Payload& payload, v1::RetainedDelta* out) {
+  const payload::PayloadHeader& header = payload.header();
   out->set_base(header.base);
   out->set_target(header.target);
   out->set_payload_bytes(header.data_bytes);
@@ -111,4 +110,4 @@ void ToProto(const ReceiverReport& report, v1::ReceiverState* out) {
   out->set_seconds_ago(static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(ago).count()));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

@@ -7,7 +7,7 @@
 #include "trainer_agent/serve/pull_plan.h"
 #include "trainer_agent/serve/receiver_reports.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 
 // kBadData: an id of another length than 16 bytes; an empty one is the zero id.
 Result<Held> FromProto(const v1::Held& held);
@@ -16,7 +16,7 @@ Result<LiveRequest> FromProto(const v1::OpenLiveRequest& request);
 
 void ToProto(const Held& held, v1::Held* out);
 void ToProto(const PullPlan& plan, const std::string& lane_address, v1::PullPlan* out);
-void ToProto(const Payload& payload, v1::RetainedDelta* out);
+void ToProto(const payload::Payload& payload, v1::RetainedDelta* out);
 void ToProto(const ReceiverReport& report, v1::ReceiverState* out);
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

@@ -5,10 +5,10 @@
 #include "trainer_agent/serve/agent_protos.h"
 #include "trainer_agent/serve/version_stream.h"
 
-namespace lockstep {
-AgentService::AgentService(VersionCatalog* catalog, PullTable* pulls,
+namespace lockstep::serve {
+AgentService::AgentService(store::VersionCatalog* catalog, PullTable* pulls,
                            std::function<std::vector<PublishFacts>()> publish_facts, v1::BuildInfo build,
-                           std::string lane_address, std::string local_socket, const Timeline* timeline)
+                           std::string lane_address, std::string local_socket, const telemetry::Timeline* timeline)
     : catalog_(catalog),
       pulls_(pulls),
       publish_facts_(std::move(publish_facts)),
@@ -17,7 +17,7 @@ AgentService::AgentService(VersionCatalog* catalog, PullTable* pulls,
       local_socket_(std::move(local_socket)),
       timeline_(timeline) {}
 
-Result<std::shared_ptr<ServedRun>> AgentService::FindRun(const std::string& model) const {
+Result<std::shared_ptr<store::ServedRun>> AgentService::FindRun(const std::string& model) const {
   auto run = catalog_->Find(model);
   if (run != nullptr) return run;
   return Status(ErrorCode::kNotFound,
@@ -62,7 +62,7 @@ void AgentService::FillModel(const PublishFacts& facts, v1::AgentModel* model) c
 
 grpc::Status AgentService::GetLayout(grpc::ServerContext*, const v1::GetLayoutRequest* request, v1::Layout* layout) {
   const auto run = FindRun(request->model());
-  if (!run.ok()) return ToGrpc(run.status());
+  if (!run.ok()) return rpc::ToGrpc(run.status());
   layout->set_digest(ToBytes((*run)->layout().digest()));
   layout->set_encoded(std::string(AsText((*run)->layout().encoded())));
   return grpc::Status::OK;
@@ -74,11 +74,11 @@ grpc::ServerWriteReactor<v1::VersionEvent>* AgentService::WatchVersions(grpc::Ca
 }
 
 grpc::Status AgentService::OpenPull(grpc::ServerContext*, const v1::OpenPullRequest* request, v1::PullPlan* plan) {
-  if (draining_) return ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
+  if (draining_) return rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
   const auto wanted = FromProto(*request);
-  if (!wanted.ok()) return ToGrpc(wanted.status());
+  if (!wanted.ok()) return rpc::ToGrpc(wanted.status());
   const auto planned = pulls_->Open(*wanted);
-  if (!planned.ok()) return ToGrpc(planned.status());
+  if (!planned.ok()) return rpc::ToGrpc(planned.status());
   ToProto(*planned, lane_address_, plan);
   if (!local_socket_.empty()) {
     plan->set_local_socket(local_socket_);
@@ -88,11 +88,11 @@ grpc::Status AgentService::OpenPull(grpc::ServerContext*, const v1::OpenPullRequ
 }
 
 grpc::Status AgentService::OpenLive(grpc::ServerContext*, const v1::OpenLiveRequest* request, v1::LivePlan* plan) {
-  if (draining_) return ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
+  if (draining_) return rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
   const auto wanted = FromProto(*request);
-  if (!wanted.ok()) return ToGrpc(wanted.status());
+  if (!wanted.ok()) return rpc::ToGrpc(wanted.status());
   const auto opened = pulls_->OpenLive(*wanted);
-  if (!opened.ok()) return ToGrpc(opened.status());
+  if (!opened.ok()) return rpc::ToGrpc(opened.status());
   plan->set_pull_id(opened->pull_id);
   plan->set_lane_address(lane_address_);
   for (const Ticket& ticket : opened->tickets) plan->add_tickets(ToBytes(ticket));
@@ -101,7 +101,7 @@ grpc::Status AgentService::OpenLive(grpc::ServerContext*, const v1::OpenLiveRequ
 
 grpc::Status AgentService::CatchUp(grpc::ServerContext*, const v1::CatchUpRequest* request, v1::PullPlan* plan) {
   const auto planned = pulls_->CatchUp(request->pull_id(), request->oldest_version());
-  if (!planned.ok()) return ToGrpc(planned.status());
+  if (!planned.ok()) return rpc::ToGrpc(planned.status());
   ToProto(*planned, lane_address_, plan);
   return grpc::Status::OK;
 }
@@ -109,7 +109,7 @@ grpc::Status AgentService::CatchUp(grpc::ServerContext*, const v1::CatchUpReques
 grpc::Status AgentService::RenewTickets(grpc::ServerContext*, const v1::RenewTicketsRequest* request,
                                         v1::RenewTicketsResponse* response) {
   const auto tickets = pulls_->RenewTickets(request->pull_id(), request->lanes());
-  if (!tickets.ok()) return ToGrpc(tickets.status());
+  if (!tickets.ok()) return rpc::ToGrpc(tickets.status());
   for (const Ticket& ticket : *tickets) response->add_tickets(ToBytes(ticket));
   return grpc::Status::OK;
 }
@@ -117,7 +117,7 @@ grpc::Status AgentService::RenewTickets(grpc::ServerContext*, const v1::RenewTic
 grpc::Status AgentService::ClosePull(grpc::ServerContext*, const v1::ClosePullRequest* request,
                                      v1::ClosePullResponse*) {
   const auto held = FromProto(request->held());
-  if (!held.ok()) return ToGrpc(held.status());
+  if (!held.ok()) return rpc::ToGrpc(held.status());
   pulls_->Close(request->pull_id(), *held, request->outcome());
   return grpc::Status::OK;
 }
@@ -125,16 +125,16 @@ grpc::Status AgentService::ClosePull(grpc::ServerContext*, const v1::ClosePullRe
 grpc::Status AgentService::GetManifest(grpc::ServerContext*, const v1::GetManifestRequest* request,
                                        v1::Manifest* manifest) {
   const auto run = FindRun(request->model());
-  if (!run.ok()) return ToGrpc(run.status());
-  std::shared_ptr<const Manifest> found;
+  if (!run.ok()) return rpc::ToGrpc(run.status());
+  std::shared_ptr<const model::Manifest> found;
   if (request->version() != 0) {
     found = (*run)->FindManifest(request->version());
   } else if (const auto newest = (*run)->Newest()) {
     found = newest->manifest;
   }
   if (found == nullptr) {
-    return ToGrpc({ErrorCode::kNotFound,
-                   Cat("model ", request->model(), ": the manifest of version ", request->version(), " is not held")});
+    return rpc::ToGrpc({ErrorCode::kNotFound, Cat("model ", request->model(), ": the manifest of version ",
+                                                  request->version(), " is not held")});
   }
   ToProto(found->held, manifest->mutable_held());
   manifest->set_layout_digest(ToBytes((*run)->layout().digest()));
@@ -146,11 +146,12 @@ grpc::Status AgentService::GetManifest(grpc::ServerContext*, const v1::GetManife
 grpc::Status AgentService::Verify(grpc::ServerContext*, const v1::AgentVerifyRequest* request,
                                   v1::VerifyResult* result) {
   const auto run = FindRun(request->model());
-  if (!run.ok()) return ToGrpc(run.status());
+  if (!run.ok()) return rpc::ToGrpc(run.status());
   const auto newest = (*run)->Newest();
-  if (!newest) return ToGrpc({ErrorCode::kState, Cat("model ", request->model(), ": no version is committed yet")});
-  const ModelLayout& layout = (*run)->layout();
-  const Manifest& manifest = *newest->manifest;
+  if (!newest)
+    return rpc::ToGrpc({ErrorCode::kState, Cat("model ", request->model(), ": no version is committed yet")});
+  const model::ModelLayout& layout = (*run)->layout();
+  const model::Manifest& manifest = *newest->manifest;
   Bytes buffer(layout.block_bytes());
   std::vector<uint64_t> hashes;
   std::vector<BlockIndex> bad;
@@ -158,23 +159,23 @@ grpc::Status AgentService::Verify(grpc::ServerContext*, const v1::AgentVerifyReq
     const auto bytes = std::span(buffer).first(layout.block_range(block).bytes);
     const auto read = (*run)->ReadBlock(manifest.held.version, /*exact=*/true, block, bytes);
     if (!read.ok())
-      return ToGrpc(read.status().WithContext("the trainer has written a newer version meanwhile; try again"));
-    hashes.push_back(BlockHash(bytes));
+      return rpc::ToGrpc(read.status().WithContext("the trainer has written a newer version meanwhile; try again"));
+    hashes.push_back(model::BlockHash(bytes));
     if (hashes.back() != manifest.block_hashes[block]) bad.push_back(block);
   }
   ToProto(manifest.held, result->mutable_held());
   result->set_recorded_digest(ToBytes(manifest.digest));
-  result->set_computed_digest(ToBytes(ComputeManifestDigest(layout.digest(), hashes)));
+  result->set_computed_digest(ToBytes(model::ComputeManifestDigest(layout.digest(), hashes)));
   result->mutable_bad_blocks()->Assign(bad.begin(), bad.end());
-  for (const std::string& tensor : TensorsInBlocks(layout, bad)) result->add_bad_tensors(tensor);
+  for (const std::string& tensor : model::TensorsInBlocks(layout, bad)) result->add_bad_tensors(tensor);
   return grpc::Status::OK;
 }
 
 grpc::Status AgentService::GetTimeline(grpc::ServerContext*, const v1::TimelineRequest* request,
                                        v1::TimelineSpans* spans) {
   spans->set_daemon("trainer_agent");
-  ReportTimeline(timeline_, *request, *spans);
+  telemetry::ReportTimeline(timeline_, *request, *spans);
   return grpc::Status::OK;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

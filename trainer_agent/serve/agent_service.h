@@ -9,13 +9,13 @@
 #include "proto/lockstep/v1/agent.grpc.pb.h"
 #include "trainer_agent/serve/pull_table.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 
 // Facts about a model that only its publish side knows.
 struct PublishFacts {
   std::string model;
   RunId run;
-  std::shared_ptr<const ModelLayout> layout;
+  std::shared_ptr<const model::ModelLayout> layout;
   uint32_t ranks_expected = 0;
   uint32_t ranks_connected = 0;
   Version writing_version = 0;
@@ -30,8 +30,9 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
  public:
   // `lane_address` and `local_socket` (empty: none) are what plans name. REQUIRES catalog, pulls and timeline to
   // outlive this.
-  AgentService(VersionCatalog* catalog, PullTable* pulls, std::function<std::vector<PublishFacts>()> publish_facts,
-               v1::BuildInfo build, std::string lane_address, std::string local_socket, const Timeline* timeline);
+  AgentService(store::VersionCatalog* catalog, PullTable* pulls,
+               std::function<std::vector<PublishFacts>()> publish_facts, v1::BuildInfo build, std::string lane_address,
+               std::string local_socket, const telemetry::Timeline* timeline);
 
   // From now on nothing is opened and status says so. Streams end when the catalog closes.
   void StartDraining() { draining_ = true; }
@@ -50,17 +51,17 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   grpc::Status GetTimeline(grpc::ServerContext*, const v1::TimelineRequest*, v1::TimelineSpans*) override;
 
  private:
-  Result<std::shared_ptr<ServedRun>> FindRun(const std::string& model) const;
+  Result<std::shared_ptr<store::ServedRun>> FindRun(const std::string& model) const;
   void FillModel(const PublishFacts& facts, v1::AgentModel* model) const;
 
-  VersionCatalog* const catalog_;
+  store::VersionCatalog* const catalog_;
   PullTable* const pulls_;
   const std::function<std::vector<PublishFacts>()> publish_facts_;
   const v1::BuildInfo build_;
   const std::string lane_address_;
   const std::string local_socket_;
-  const Timeline* const timeline_;
+  const telemetry::Timeline* const timeline_;
   std::atomic<bool> draining_{false};
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace lockstep {
+namespace lockstep::serve {
 
 LanePace::~LanePace() {
   if (all_ == nullptr) return;
@@ -10,7 +10,7 @@ LanePace::~LanePace() {
   receiver_->GiveBack(booked_);
 }
 
-RateLimit::Clock::duration LanePace::Book(uint64_t bytes) {
+net::RateLimit::Clock::duration LanePace::Book(uint64_t bytes) {
   if (bytes <= booked_) return {};
   const uint64_t more = bytes - booked_;
   booked_ = bytes;
@@ -22,15 +22,15 @@ void LanePace::Sent(uint64_t bytes) {
 }
 
 LanePace LaneLimits::PaceOf(const std::string& receiver) {
-  if (per_receiver_ == 0) return {all_, std::make_shared<RateLimit>(0)};
+  if (per_receiver_ == 0) return {all_, std::make_shared<net::RateLimit>(0)};
   std::lock_guard lock(mutex_);
   std::erase_if(receivers_, [](const auto& item) { return item.second.expired(); });
   auto limit = receivers_[receiver].lock();
   if (limit == nullptr) {
-    limit = std::make_shared<RateLimit>(per_receiver_);
+    limit = std::make_shared<net::RateLimit>(per_receiver_);
     receivers_[receiver] = limit;
   }
   return {all_, limit};
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

@@ -9,23 +9,23 @@
 
 #include "common/net/rate_limit.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 
 // What one lane books with. Used by one coroutine.
 class LanePace {
  public:
-  LanePace(std::shared_ptr<RateLimit> all, std::shared_ptr<RateLimit> receiver)
+  LanePace(std::shared_ptr<net::RateLimit> all, std::shared_ptr<net::RateLimit> receiver)
       : all_(std::move(all)), receiver_(std::move(receiver)) {}
   LanePace(LanePace&& other) noexcept = default;
   ~LanePace();  // returns what was booked and not sent
 
   // How long to wait before `bytes` may be sent. What was booked and not sent counts for the next time.
-  RateLimit::Clock::duration Book(uint64_t bytes);
+  net::RateLimit::Clock::duration Book(uint64_t bytes);
   void Sent(uint64_t bytes);
 
  private:
-  std::shared_ptr<RateLimit> all_;  // null: moved from
-  std::shared_ptr<RateLimit> receiver_;
+  std::shared_ptr<net::RateLimit> all_;  // null: moved from
+  std::shared_ptr<net::RateLimit> receiver_;
   uint64_t booked_ = 0;
 };
 
@@ -34,15 +34,15 @@ class LaneLimits {
  public:
   // Bytes a second, 0: no limit.
   LaneLimits(uint64_t all, uint64_t per_receiver)
-      : all_(std::make_shared<RateLimit>(all)), per_receiver_(per_receiver) {}
+      : all_(std::make_shared<net::RateLimit>(all)), per_receiver_(per_receiver) {}
 
   LanePace PaceOf(const std::string& receiver);
 
  private:
-  const std::shared_ptr<RateLimit> all_;
+  const std::shared_ptr<net::RateLimit> all_;
   const uint64_t per_receiver_;
   std::mutex mutex_;
-  std::map<std::string, std::weak_ptr<RateLimit>> receivers_;  // those that have lanes, and some that had
+  std::map<std::string, std::weak_ptr<net::RateLimit>> receivers_;  // those that have lanes, and some that had
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

@@ -2,7 +2,7 @@
 
 #include <catch2/catch.hpp>
 
-namespace lockstep {
+namespace lockstep::serve {
 namespace {
 
 constexpr uint64_t kRate = 1000;
@@ -40,4 +40,4 @@ TEST_CASE("What was booked and not sent counts for the next time, and is returne
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::serve

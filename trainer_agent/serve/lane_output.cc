@@ -1,6 +1,6 @@
 #include "trainer_agent/serve/lane_output.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 
 asio::awaitable<Status> LaneOutput::Flush() {
   const size_t bytes = writer_.bytes();
@@ -25,7 +25,7 @@ void LaneOutput::Sent(uint64_t bytes) {
 }
 
 asio::awaitable<Status> LaneOutput::UntilWritable() {
-  return UntilReady(socket_, asio::socket_base::wait_write, timeout_);
+  return net::UntilReady(socket_, asio::socket_base::wait_write, timeout_);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

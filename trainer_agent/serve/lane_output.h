@@ -9,7 +9,7 @@
 #include "trainer_agent/serve/pull.h"
 #include "trainer_agent/serve/serve_span.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 
 // What became of a request, before its end or error is sent.
 struct LaneAnswer {
@@ -52,4 +52,4 @@ class LaneOutput {
   LaneWriter writer_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

@@ -5,7 +5,7 @@
 #include "common/telemetry/log.h"
 #include "common/wire/frame.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 namespace {
 
 using asio::ip::tcp;
@@ -20,16 +20,16 @@ asio::awaitable<void> Dismiss(tcp::socket& socket) {
   asio::error_code ignored;
   socket.shutdown(tcp::socket::shutdown_send, ignored);
   Bytes rest(kRefusedReadBytes);
-  (void)co_await ReadExact(socket, rest, kRefusedReadTimeout);
+  (void)co_await net::ReadExact(socket, rest, kRefusedReadTimeout);
 }
 
 }  // namespace
 
 Result<std::unique_ptr<LaneServer>> LaneServer::Start(const LaneServerOptions& options, PullTable* pulls) {
   std::unique_ptr<LaneServer> server(new LaneServer(options, pulls));
-  LS_ASSIGN_OR_RETURN(tcp::acceptor acceptor, Listen(server->io_.context(), options.address));
+  LS_ASSIGN_OR_RETURN(tcp::acceptor acceptor, net::Listen(server->io_.context(), options.address));
   server->port_ = acceptor.local_endpoint().port();
-  Spawn(server->io_.context().get_executor(), server->AcceptLoop(std::move(acceptor)));
+  net::Spawn(server->io_.context().get_executor(), server->AcceptLoop(std::move(acceptor)));
   return server;
 }
 
@@ -38,7 +38,7 @@ LaneServer::LaneServer(LaneServerOptions options, PullTable* pulls)
       pulls_(pulls),
       limits_(options_.bytes_per_s, options_.receiver_bytes_per_s),
       io_(options_.threads, [](std::string_view what) {
-        LogError("lane_exception", {ErrorCode::kInternal, std::string(what)});
+        telemetry::LogError("lane_exception", {ErrorCode::kInternal, std::string(what)});
       }) {}
 
 LaneServer::~LaneServer() {
@@ -53,25 +53,25 @@ asio::awaitable<void> LaneServer::AcceptLoop(tcp::acceptor acceptor) {
     if (error == asio::error::operation_aborted) co_return;
     if (error) {
       // Out of descriptors, mostly: the pause lets lanes end.
-      LogWarn("lane_accept_failed", NetStatus(error, "accepting a lane"));
+      telemetry::LogWarn("lane_accept_failed", net::NetStatus(error, "accepting a lane"));
       asio::steady_timer pause(io_.context(), std::chrono::milliseconds(100));
       co_await pause.async_wait(asio::use_awaitable);
       continue;
     }
     const auto strand = socket.get_executor();
-    Spawn(strand, ServeLane(std::move(socket)));
+    net::Spawn(strand, ServeLane(std::move(socket)));
   }
 }
 
 asio::awaitable<Result<Pull::LaneLease>> LaneServer::Welcome(tcp::socket& socket) {
-  LaneHello hello;
-  Status status = co_await ReadExact(socket, std::as_writable_bytes(std::span(&hello, 1)), options_.hello_timeout);
-  if (status.ok()) status = CheckHello(hello);
+  wire::LaneHello hello;
+  Status status = co_await net::ReadExact(socket, std::as_writable_bytes(std::span(&hello, 1)), options_.hello_timeout);
+  if (status.ok()) status = wire::CheckHello(hello);
   if (!status.ok()) co_return status;
   Result<Pull::LaneLease> pull = pulls_->Admit(hello.pull_id, hello.ticket);
-  LaneWelcome welcome{.code = static_cast<uint32_t>(pull.status().code())};
-  Seal(welcome);
-  status = co_await WriteAll(socket, AsBytes(welcome), options_.timeouts.send);
+  wire::LaneWelcome welcome{.code = static_cast<uint32_t>(pull.status().code())};
+  wire::Seal(welcome);
+  status = co_await net::WriteAll(socket, AsBytes(welcome), options_.timeouts.send);
   if (!status.ok()) co_return status;
   if (!pull.ok()) co_await Dismiss(socket);
   co_return pull;
@@ -82,18 +82,18 @@ asio::awaitable<void> LaneServer::ServeLane(tcp::socket socket) {
   const auto peer = socket.remote_endpoint(ignored);
   const std::string peer_name = Cat(peer.address().to_string(), ":", peer.port());
   socket.set_option(tcp::no_delay(true), ignored);
-  KeepAlive(socket);
+  net::KeepAlive(socket);
   const Result<Pull::LaneLease> pull = co_await Welcome(socket);
   if (!pull.ok()) {
-    LogWarn("lane_refused", pull.status(), {{"peer", peer_name}});
+    telemetry::LogWarn("lane_refused", pull.status(), {{"peer", peer_name}});
     co_return;
   }
   ServeSpan span(options_.timeline, **pull, pull->lane());
   ServedLane lane(socket, options_.timeouts, **pull, limits_.PaceOf((*pull)->receiver), gate_, span);
   const Status status = co_await lane.Run();
   if (status.ok()) co_return;
-  LogWarn("lane_failed", status,
-          {{"peer", peer_name}, {"model", (*pull)->run->model()}, {"receiver", (*pull)->receiver}});
+  telemetry::LogWarn("lane_failed", status,
+                     {{"peer", peer_name}, {"model", (*pull)->run->model()}, {"receiver", (*pull)->receiver}});
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

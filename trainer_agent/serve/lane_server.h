@@ -16,16 +16,16 @@
 #include "trainer_agent/serve/pull_table.h"
 #include "trainer_agent/serve/served_lane.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 
 struct LaneServerOptions {
-  HostPort address;
+  net::HostPort address;
   size_t threads = 2;
   uint64_t bytes_per_s = 0;           // of all lanes together; 0: no limit
   uint64_t receiver_bytes_per_s = 0;  // of the lanes of one receiver together; 0: no limit
   std::chrono::milliseconds hello_timeout{10'000};
   LaneTimeouts timeouts;
-  Timeline* timeline = nullptr;  // where spans go, when not null; outlives the server
+  telemetry::Timeline* timeline = nullptr;  // where spans go, when not null; outlives the server
 };
 
 class LaneServer {
@@ -50,7 +50,7 @@ class LaneServer {
   LaneLimits limits_;
   const std::shared_ptr<WakeupGate> gate_ = std::make_shared<WakeupGate>();
   uint16_t port_ = 0;
-  IoThreads io_;  // last: its threads use the rest
+  net::IoThreads io_;  // last: its threads use the rest
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

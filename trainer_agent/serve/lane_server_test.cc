@@ -3,7 +3,7 @@
 
 #include "trainer_agent/serve/test_lane.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 namespace {
 
 using std::chrono::milliseconds;
@@ -17,18 +17,18 @@ TEST_CASE("A lane answers full requests with every block, each with its version 
   lane.Send(FullRequest(3, 30));
   lane.Send(FullRequest(0, 1));
   for (BlockIndex block = 3; block < 33; ++block) {
-    const auto frame = lane.Receive<FrameHeader>();
-    REQUIRE(CheckFrame(frame, kBlock, kBlocks).ok());
+    const auto frame = lane.Receive<wire::FrameHeader>();
+    REQUIRE(wire::CheckFrame(frame, kBlock, kBlocks).ok());
     const Bytes bytes = lane.Receive(frame.payload_bytes);
-    CHECK(CheckFramePayload(frame, bytes).ok());
+    CHECK(wire::CheckFramePayload(frame, bytes).ok());
     CHECK(frame.block == block);
     CHECK(frame.version == 1);
     CHECK(bytes == BlockOf(1, block));
   }
-  const auto end = lane.Receive<FrameHeader>();
-  CHECK(end.type == static_cast<uint8_t>(FrameType::kRequestEnd));
+  const auto end = lane.Receive<wire::FrameHeader>();
+  CHECK(end.type == static_cast<uint8_t>(wire::FrameType::kRequestEnd));
   CHECK(end.block == 30);
-  CHECK(lane.Receive<FrameHeader>().block == 0);
+  CHECK(lane.Receive<wire::FrameHeader>().block == 0);
 }
 
 TEST_CASE("A full pull moves on to the newer version when its own is gone; an exact request does not") {
@@ -40,17 +40,17 @@ TEST_CASE("A full pull moves on to the newer version when its own is gone; an ex
   served.Publish(2);
   served.blocks->oldest = 2;
   lane.Send(FullRequest(5, 1));
-  const auto frame = lane.Receive<FrameHeader>();
+  const auto frame = lane.Receive<wire::FrameHeader>();
   CHECK(frame.version == 2);
   CHECK(lane.Receive(frame.payload_bytes) == BlockOf(2, 5));
-  lane.Receive<FrameHeader>();
+  lane.Receive<wire::FrameHeader>();
   lane.Send(FullRequest(5, 1, 1));
-  const auto refused = lane.Receive<FrameHeader>();
-  CHECK(refused.type == static_cast<uint8_t>(FrameType::kError));
+  const auto refused = lane.Receive<wire::FrameHeader>();
+  CHECK(refused.type == static_cast<uint8_t>(wire::FrameType::kError));
   CHECK(static_cast<ErrorCode>(refused.block) == ErrorCode::kState);
   lane.Receive(refused.payload_bytes);
   lane.Send(FullRequest(5, 1, 2));
-  CHECK(lane.Receive<FrameHeader>().version == 2);
+  CHECK(lane.Receive<wire::FrameHeader>().version == 2);
 }
 
 TEST_CASE("A delta request gets the entries of its range, byte for byte") {
@@ -61,24 +61,25 @@ TEST_CASE("A delta request gets the entries of its range, byte for byte") {
   REQUIRE(plan->steps.size() == 1);
   TestLane lane(server->port());
   REQUIRE(lane.Enter(*plan, 1) == ErrorCode::kOk);
-  lane.Send(BlockRequest{.kind = static_cast<uint8_t>(RequestKind::kDelta),
-                         .request_id = 9,
-                         .first_block = 1,
-                         .block_count = 5,
-                         .payload_id = plan->steps[0].payload_id});
+  lane.Send(wire::BlockRequest{.kind = static_cast<uint8_t>(wire::RequestKind::kDelta),
+                               .request_id = 9,
+                               .first_block = 1,
+                               .block_count = 5,
+                               .payload_id = plan->steps[0].payload_id});
   for (const BlockIndex block : {2, 4}) {
-    const auto frame = lane.Receive<FrameHeader>();
-    REQUIRE(CheckFrame(frame, kBlock, kBlocks).ok());
+    const auto frame = lane.Receive<wire::FrameHeader>();
+    REQUIRE(wire::CheckFrame(frame, kBlock, kBlocks).ok());
     CHECK(frame.block == block);
     CHECK(frame.base_version == 1);
     CHECK(frame.version == 2);
-    const PayloadEntry* entry = plan->steps[0].payload->Find(block);
+    const payload::PayloadEntry* entry = plan->steps[0].payload->Find(block);
     const ByteView expected = plan->steps[0].payload->data(*entry);
     CHECK(lane.Receive(frame.payload_bytes) == Bytes(expected.begin(), expected.end()));
   }
-  CHECK(lane.Receive<FrameHeader>().block == 2);
-  lane.Send(BlockRequest{.kind = static_cast<uint8_t>(RequestKind::kDelta), .block_count = 1, .payload_id = 12345});
-  CHECK(static_cast<ErrorCode>(lane.Receive<FrameHeader>().block) == ErrorCode::kNotFound);
+  CHECK(lane.Receive<wire::FrameHeader>().block == 2);
+  lane.Send(wire::BlockRequest{
+      .kind = static_cast<uint8_t>(wire::RequestKind::kDelta), .block_count = 1, .payload_id = 12345});
+  CHECK(static_cast<ErrorCode>(lane.Receive<wire::FrameHeader>().block) == ErrorCode::kNotFound);
 }
 
 TEST_CASE("Strangers, garbage and malformed requests end their lanes, and other lanes are served on") {
@@ -105,7 +106,7 @@ TEST_CASE("Strangers, garbage and malformed requests end their lanes, and other 
   CHECK(malformed.Closed());
 
   good.Send(FullRequest(0, 1));
-  CHECK(good.Receive<FrameHeader>().block == 0);
+  CHECK(good.Receive<wire::FrameHeader>().block == 0);
 }
 
 TEST_CASE("A receiver that asks for much and reads nothing holds up neither the server nor its end") {
@@ -118,7 +119,7 @@ TEST_CASE("A receiver that asks for much and reads nothing holds up neither the 
   TestLane other(server->port());
   REQUIRE(other.Enter(*plan, 1) == ErrorCode::kOk);
   other.Send(FullRequest(0, 1));
-  CHECK(other.Receive<FrameHeader>().block == 0);
+  CHECK(other.Receive<wire::FrameHeader>().block == 0);
   server.reset();
 }
 
@@ -142,7 +143,7 @@ TEST_CASE("Blocks that a full socket cuts come whole, although their memory was 
       if (bytes != BlockOf(frame.version, block)) FAIL("block " << block << " of request " << i);
       ++blocks[frame.version];
     }
-    REQUIRE(lane.Receive<FrameHeader>().block == kBlocks);
+    REQUIRE(lane.Receive<wire::FrameHeader>().block == kBlocks);
   }
   CHECK(blocks[1] > 0);
   CHECK(blocks[2] > 0);
@@ -154,12 +155,12 @@ TEST_CASE("Requests that come along with the hello are answered, or their refusa
   const auto server = StartLanes(served);
   auto plan = *served.pulls.Open(served.Request());
   const auto enter = [&](TestLane& lane) {
-    LaneHello hello{.pull_id = plan.pull_id, .ticket = plan.tickets[0]};
-    BlockRequest request = FullRequest(4, 1);
-    Seal(hello);
-    Seal(request);
+    wire::LaneHello hello{.pull_id = plan.pull_id, .ticket = plan.tickets[0]};
+    wire::BlockRequest request = FullRequest(4, 1);
+    wire::Seal(hello);
+    wire::Seal(request);
     asio::write(lane.socket(), std::array{asio::buffer(&hello, sizeof hello), asio::buffer(&request, sizeof request)});
-    return static_cast<ErrorCode>(lane.Receive<LaneWelcome>().code);
+    return static_cast<ErrorCode>(lane.Receive<wire::LaneWelcome>().code);
   };
   TestLane lane(server->port());
   REQUIRE(enter(lane) == ErrorCode::kOk);
@@ -175,7 +176,7 @@ double SecondsOf(std::vector<std::unique_ptr<TestLane>>& lanes, int times) {
   for (int i = 0; i < times; ++i) {
     for (const auto& lane : lanes) lane->Send(FullRequest(0, kBlocks));
   }
-  const uint64_t bytes = times * (kBlocks * (kBlock + sizeof(FrameHeader)) + sizeof(FrameHeader));
+  const uint64_t bytes = times * (kBlocks * (kBlock + sizeof(wire::FrameHeader)) + sizeof(wire::FrameHeader));
   for (const auto& lane : lanes) lane->Receive(bytes);
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
@@ -213,4 +214,4 @@ TEST_CASE("A lane that waits for its turn holds no half") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::serve

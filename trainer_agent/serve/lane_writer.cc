@@ -5,19 +5,19 @@
 #include "common/base/hash.h"
 #include "common/net/burst.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 
-void LaneWriter::Add(FrameHeader header, ByteView payload) {
+void LaneWriter::Add(wire::FrameHeader header, ByteView payload) {
   headers_.reserve(kMaxFrames + 1);  // an end or error fits too
-  Seal(header);
+  wire::Seal(header);
   headers_.push_back(header);
-  pieces_.push_back(Piece(AsBytes(headers_.back())));
-  if (!payload.empty()) pieces_.push_back(Piece(payload));
+  pieces_.push_back(net::Piece(AsBytes(headers_.back())));
+  if (!payload.empty()) pieces_.push_back(net::Piece(payload));
   bytes_ += sizeof header + payload.size();
 }
 
 void LaneWriter::AddEnd(uint32_t request_id, uint32_t frames, Version version) {
-  Add({.type = static_cast<uint8_t>(FrameType::kRequestEnd),
+  Add({.type = static_cast<uint8_t>(wire::FrameType::kRequestEnd),
        .request_id = request_id,
        .block = frames,
        .version = version},
@@ -25,9 +25,9 @@ void LaneWriter::AddEnd(uint32_t request_id, uint32_t frames, Version version) {
 }
 
 void LaneWriter::AddError(uint32_t request_id, const Status& error) {
-  const ByteView text = AsBytes(std::string_view(error.message()).substr(0, kMaxErrorText));
+  const ByteView text = AsBytes(std::string_view(error.message()).substr(0, wire::kMaxErrorText));
   kept_.assign(text.begin(), text.end());
-  Add({.type = static_cast<uint8_t>(FrameType::kError),
+  Add({.type = static_cast<uint8_t>(wire::FrameType::kError),
        .request_id = request_id,
        .block = static_cast<uint32_t>(error.code()),
        .payload_hash = Hash64(text),
@@ -38,13 +38,13 @@ void LaneWriter::AddError(uint32_t request_id, const Status& error) {
 asio::awaitable<Status> LaneWriter::Flush() {
   const auto deadline = std::chrono::steady_clock::now() + timeout_;
   while (bytes_ > 0) {
-    const Result<size_t> sent = SendNow(socket_, std::span(pieces_).subspan(next_));
+    const Result<size_t> sent = net::SendNow(socket_, std::span(pieces_).subspan(next_));
     if (!sent.ok()) co_return sent.status();
     Skip(*sent);
     if (bytes_ == 0) break;
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     const auto wait = std::max(left, std::chrono::milliseconds(0));
-    if (Status status = co_await UntilReady(socket_, asio::socket_base::wait_write, wait); !status.ok()) {
+    if (Status status = co_await net::UntilReady(socket_, asio::socket_base::wait_write, wait); !status.ok()) {
       co_return status;
     }
   }
@@ -53,7 +53,7 @@ asio::awaitable<Status> LaneWriter::Flush() {
 }
 
 Result<uint32_t> LaneWriter::SendLent() {
-  LS_ASSIGN_OR_RETURN(const size_t sent, SendNow(socket_, pieces_));
+  LS_ASSIGN_OR_RETURN(const size_t sent, net::SendNow(socket_, pieces_));
   return KeepCutFrame(sent);
 }
 
@@ -61,7 +61,7 @@ Result<uint32_t> LaneWriter::SendLent() {
 uint32_t LaneWriter::KeepCutFrame(size_t sent) {
   uint32_t frames = 0;
   size_t end = 0;  // of the frames counted
-  while (end < sent) end += sizeof(FrameHeader) + headers_[frames++].payload_bytes;
+  while (end < sent) end += sizeof(wire::FrameHeader) + headers_[frames++].payload_bytes;
   Skip(sent);
   kept_.clear();
   for (size_t rest = end - sent; kept_.size() < rest; ++next_) {
@@ -70,7 +70,7 @@ uint32_t LaneWriter::KeepCutFrame(size_t sent) {
   }
   Clear();
   if (kept_.empty()) return frames;
-  pieces_.push_back(Piece(kept_));
+  pieces_.push_back(net::Piece(kept_));
   bytes_ = kept_.size();
   return frames;
 }
@@ -94,4 +94,4 @@ void LaneWriter::Clear() {
   bytes_ = 0;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

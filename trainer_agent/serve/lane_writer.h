@@ -14,7 +14,7 @@
 #include "common/net/lane_io.h"
 #include "common/wire/frame.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 
 // Used by the one coroutine that owns the lane. After an error the lane is to be closed.
 class LaneWriter {
@@ -26,7 +26,7 @@ class LaneWriter {
   LaneWriter(asio::ip::tcp::socket& socket, std::chrono::milliseconds timeout) : socket_(socket), timeout_(timeout) {}
 
   // A frame to be sent with the next Flush or SendLent; `payload` must stay until then. REQUIRES !full().
-  void Add(FrameHeader header, ByteView payload);
+  void Add(wire::FrameHeader header, ByteView payload);
   void AddEnd(uint32_t request_id, uint32_t frames, Version version = 0);
   void AddError(uint32_t request_id, const Status& error);
 
@@ -50,11 +50,11 @@ class LaneWriter {
 
   asio::ip::tcp::socket& socket_;
   const std::chrono::milliseconds timeout_;
-  std::vector<FrameHeader> headers_;  // never more than were reserved: pieces point into it
+  std::vector<wire::FrameHeader> headers_;  // never more than were reserved: pieces point into it
   std::vector<iovec> pieces_;
   size_t next_ = 0;  // of the pieces, the first with bytes to send
   size_t bytes_ = 0;
   Bytes kept_;  // what is to be sent and is nobody else's: the rest of a cut frame, an error's text
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

@@ -4,18 +4,18 @@
 
 #include <cerrno>
 
-namespace lockstep {
+namespace lockstep::serve {
 
-asio::awaitable<Result<LaneAnswer>> LiveAnswers::SendLive(const BlockRequest& request) {
+asio::awaitable<Result<LaneAnswer>> LiveAnswers::SendLive(const wire::BlockRequest& request) {
   LaneAnswer answer;
   WatchPeer();
   const auto found = co_await UntilBegun(request.exact_version, answer.refusal);
   if (!found.ok()) co_return found.status();
   if (!answer.refusal.ok()) co_return answer;
-  LiveDelta& delta = **found;
+  store::LiveDelta& delta = **found;
   span_.Restart();
   for (size_t seen = 0;;) {
-    const LiveDelta::Update update = delta.Since(seen);
+    const store::LiveDelta::Update update = delta.Since(seen);
     answer.refusal = update.aborted;
     if (!answer.refusal.ok()) co_return answer;
     if (Status status = co_await SendShare(request, delta, update.blocks, answer); !status.ok()) co_return status;
@@ -29,23 +29,23 @@ asio::awaitable<Result<LaneAnswer>> LiveAnswers::SendLive(const BlockRequest& re
 }
 
 // The delta from `base` on, once it was begun. `refusal` says why there will be none.
-asio::awaitable<Result<std::shared_ptr<LiveDelta>>> LiveAnswers::UntilBegun(Version base, Status& refusal) {
-  LiveFeed& feed = pull_.run->live();
+asio::awaitable<Result<std::shared_ptr<store::LiveDelta>>> LiveAnswers::UntilBegun(Version base, Status& refusal) {
+  store::LiveFeed& feed = pull_.run->live();
   while (true) {
-    const Result<std::shared_ptr<LiveDelta>> found = feed.Find(base);
+    const Result<std::shared_ptr<store::LiveDelta>> found = feed.Find(base);
     refusal = found.status();
-    if (!found.ok()) co_return std::shared_ptr<LiveDelta>();
+    if (!found.ok()) co_return std::shared_ptr<store::LiveDelta>();
     if (*found != nullptr) co_return *found;
     feed.WakeWhenBegun(base, wakeup_, wakeup_->Waker());
     if (Status status = co_await UntilWoken(); !status.ok()) co_return status;
   }
 }
 
-asio::awaitable<Status> LiveAnswers::SendShare(const BlockRequest& request, const LiveDelta& delta,
+asio::awaitable<Status> LiveAnswers::SendShare(const wire::BlockRequest& request, const store::LiveDelta& delta,
                                                const Blocks& blocks, LaneAnswer& answer) {
   for (const auto& block : blocks) {
     if (block->block % request.block_count != request.first_block) continue;
-    output_.writer().Add({.type = static_cast<uint8_t>(FrameType::kBlock),
+    output_.writer().Add({.type = static_cast<uint8_t>(wire::FrameType::kBlock),
                           .codec = static_cast<uint8_t>(block->codec),
                           .request_id = request.request_id,
                           .block = block->block,
@@ -87,4 +87,4 @@ void LiveAnswers::WatchPeer() {
   });
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

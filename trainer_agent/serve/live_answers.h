@@ -8,7 +8,7 @@
 #include "trainer_agent/serve/lane_output.h"
 #include "trainer_agent/serve/wakeup.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 
 // Used by the one coroutine that owns the lane, on the strand of `socket`. An error ends the lane; kUnavailable: the
 // peer or its subscription is gone.
@@ -24,14 +24,14 @@ class LiveAnswers {
         wakeup_(std::make_shared<Wakeup>(socket.get_executor(), std::move(gate))) {}
 
   // Waits for the delta, then sends its blocks as they are made.
-  asio::awaitable<Result<LaneAnswer>> SendLive(const BlockRequest& request);
+  asio::awaitable<Result<LaneAnswer>> SendLive(const wire::BlockRequest& request);
 
  private:
-  using Blocks = std::vector<std::shared_ptr<const DeltaBlock>>;
+  using Blocks = std::vector<std::shared_ptr<const payload::DeltaBlock>>;
 
-  asio::awaitable<Result<std::shared_ptr<LiveDelta>>> UntilBegun(Version base, Status& refusal);
-  asio::awaitable<Status> SendShare(const BlockRequest& request, const LiveDelta& delta, const Blocks& blocks,
-                                    LaneAnswer& answer);
+  asio::awaitable<Result<std::shared_ptr<store::LiveDelta>>> UntilBegun(Version base, Status& refusal);
+  asio::awaitable<Status> SendShare(const wire::BlockRequest& request, const store::LiveDelta& delta,
+                                    const Blocks& blocks, LaneAnswer& answer);
   asio::awaitable<Status> UntilWoken();
   void WatchPeer();
 
@@ -43,4 +43,4 @@ class LiveAnswers {
   std::shared_ptr<bool> peer_spoke_;  // null: nobody watches for it
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

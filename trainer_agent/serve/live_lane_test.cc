@@ -4,21 +4,22 @@
 
 #include "trainer_agent/serve/test_lane.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 namespace {
 
 using std::chrono::milliseconds;
 
-std::shared_ptr<const DeltaBlock> BlockTo(Version version, BlockIndex index) {
-  auto block = std::make_shared<DeltaBlock>(DeltaBlock{.block = index, .codec = Codec::kSparse, .changes = 1});
+std::shared_ptr<const payload::DeltaBlock> BlockTo(Version version, BlockIndex index) {
+  auto block = std::make_shared<payload::DeltaBlock>(
+      payload::DeltaBlock{.block = index, .codec = payload::Codec::kSparse, .changes = 1});
   block->data = Bytes(3 + index, static_cast<std::byte>(version));
   block->data_hash = Hash64(block->data);
-  block->target_hash = BlockHash(BlockOf(version, index));
+  block->target_hash = model::BlockHash(BlockOf(version, index));
   return block;
 }
 
-BlockRequest ShareRequest(uint32_t share, uint32_t shares, Version base) {
-  return {.kind = static_cast<uint8_t>(RequestKind::kLive),
+wire::BlockRequest ShareRequest(uint32_t share, uint32_t shares, Version base) {
+  return {.kind = static_cast<uint8_t>(wire::RequestKind::kLive),
           .request_id = 5,
           .first_block = share,
           .block_count = shares,
@@ -32,7 +33,7 @@ struct Following {
   LivePlan plan =
       *served.pulls.OpenLive({.model = "actor", .receiver = "r", .layout = served.layout->digest(), .lanes = 2});
   std::array<TestLane, 2> lanes{TestLane(server->port()), TestLane(server->port())};
-  LiveFeed& feed = served.run->live();
+  store::LiveFeed& feed = served.run->live();
 
   Following() {
     feed.SetNewest(1);
@@ -65,8 +66,8 @@ TEST_CASE("Each lane brings its share of a delta while it is made, and the end n
       for (BlockIndex index = 20 + share; index < kBlocks; index += 2) {
         CHECK(following.lanes[share].ReceiveBlock().first.block == index);
       }
-      const auto end = following.lanes[share].Receive<FrameHeader>();
-      CHECK(end.type == static_cast<uint8_t>(FrameType::kRequestEnd));
+      const auto end = following.lanes[share].Receive<wire::FrameHeader>();
+      CHECK(end.type == static_cast<uint8_t>(wire::FrameType::kRequestEnd));
       CHECK(end.block == kBlocks / 2);
       CHECK(end.version == base + 1);
       CHECK(end.request_id == 5);
@@ -87,7 +88,7 @@ TEST_CASE("A version that is aborted, and a base that is not the newest, end wit
   for (TestLane& lane : following.lanes) CHECK(lane.ReceiveError() == ErrorCode::kState);
   following.Ask(1);
   following.feed.Begin(1, 3)->Seal();
-  for (TestLane& lane : following.lanes) CHECK(lane.Receive<FrameHeader>().version == 3);
+  for (TestLane& lane : following.lanes) CHECK(lane.Receive<wire::FrameHeader>().version == 3);
 }
 
 TEST_CASE("A follower that leaves while it waits makes room, and wakes that come later hurt nobody") {
@@ -142,4 +143,4 @@ TEST_CASE("A server that ends while its lanes wait is not called when the delta 
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::serve

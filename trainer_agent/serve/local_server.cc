@@ -4,18 +4,18 @@
 #include "common/telemetry/log.h"
 #include "common/wire/local.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 namespace {
 
 // What one request gets: the answer's head, the descriptor that goes with it, and what follows.
 struct Answer {
-  LocalAnswer head;
-  UniqueFd file;
+  wire::LocalAnswer head;
+  os::UniqueFd file;
   Bytes tail;
 };
 
 Result<Answer> OpenHalf(const Pull& pull, Version version) {
-  LS_ASSIGN_OR_RETURN(ServedRun::Half half, pull.run->OpenHalf(version));
+  LS_ASSIGN_OR_RETURN(store::ServedRun::Half half, pull.run->OpenHalf(version));
   const ByteView hashes = std::as_bytes(std::span(half.manifest->block_hashes));
   return Answer{.head = {.version = half.manifest->held.version,
                          .offset = half.memory.data_offset,
@@ -26,28 +26,28 @@ Result<Answer> OpenHalf(const Pull& pull, Version version) {
 }
 
 Result<Answer> OpenPayload(const Pull& pull, uint64_t payload_id) {
-  const std::shared_ptr<const Payload> payload = pull.FindPayload(payload_id);
+  const std::shared_ptr<const payload::Payload> payload = pull.FindPayload(payload_id);
   if (payload == nullptr) {
     return Status(ErrorCode::kNotFound, Cat("payload ", payload_id, " is not of this pull"));
   }
-  LS_ASSIGN_OR_RETURN(UniqueFd file, pull.run->deltas().OpenFile(*payload));
+  LS_ASSIGN_OR_RETURN(os::UniqueFd file, pull.run->deltas().OpenFile(*payload));
   return Answer{.head = {.data_bytes = payload->total_bytes()}, .file = std::move(file), .tail = {}};
 }
 
-Result<Answer> AnswerTo(const LocalRequest& request, const Pull& pull) {
-  switch (static_cast<LocalKind>(request.kind)) {
-    case LocalKind::kHalf:
+Result<Answer> AnswerTo(const wire::LocalRequest& request, const Pull& pull) {
+  switch (static_cast<wire::LocalKind>(request.kind)) {
+    case wire::LocalKind::kHalf:
       return OpenHalf(pull, request.version);
-    case LocalKind::kPayload:
+    case wire::LocalKind::kPayload:
       return OpenPayload(pull, request.payload_id);
-    case LocalKind::kAlive:
+    case wire::LocalKind::kAlive:
       break;
   }
   return Answer{};
 }
 
 Answer Refusal(const Status& why) {
-  const ByteView text = AsBytes(std::string_view(why.message()).substr(0, kMaxErrorText));
+  const ByteView text = AsBytes(std::string_view(why.message()).substr(0, wire::kMaxErrorText));
   return {.head = {.code = static_cast<uint32_t>(why.code()), .tail_bytes = text.size()},
           .file = {},
           .tail = {text.begin(), text.end()}};
@@ -56,24 +56,24 @@ Answer Refusal(const Status& why) {
 // One connection, from its hello to its end.
 class LocalConnection {
  public:
-  LocalConnection(UnixConnection& connection, const LocalServerOptions& options)
+  LocalConnection(os::UnixConnection& connection, const LocalServerOptions& options)
       : connection_(connection), options_(options) {}
 
   // kUnavailable when the peer went.
   Status Run(PullTable& pulls) {
-    LS_RETURN_IF_ERROR(CheckPeerUser(connection_, "pull from an agent"));
-    LaneHello hello;
+    LS_RETURN_IF_ERROR(os::CheckPeerUser(connection_, "pull from an agent"));
+    wire::LaneHello hello;
     LS_RETURN_IF_ERROR(Receive(hello, options_.hello_timeout));
-    LS_RETURN_IF_ERROR(CheckHello(hello));
+    LS_RETURN_IF_ERROR(wire::CheckHello(hello));
     const Result<Pull::LaneLease> pull = pulls.Admit(hello.pull_id, hello.ticket);
-    LaneWelcome welcome{.code = static_cast<uint32_t>(pull.status().code())};
-    Seal(welcome);
+    wire::LaneWelcome welcome{.code = static_cast<uint32_t>(pull.status().code())};
+    wire::Seal(welcome);
     LS_RETURN_IF_ERROR(connection_.Send(AsBytes(welcome), {}, options_.send_timeout));
     LS_RETURN_IF_ERROR(pull);
     while (true) {
-      LocalRequest request;
+      wire::LocalRequest request;
       LS_RETURN_IF_ERROR(Receive(request, options_.idle_timeout));
-      LS_RETURN_IF_ERROR(CheckLocalRequest(request));
+      LS_RETURN_IF_ERROR(wire::CheckLocalRequest(request));
       (*pull)->Touch();
       Result<Answer> answer = AnswerTo(request, **pull);
       LS_RETURN_IF_ERROR(Send(answer.ok() ? *std::move(answer) : Refusal(answer.status())));
@@ -87,29 +87,30 @@ class LocalConnection {
   }
 
   Status Send(Answer answer) {
-    Seal(answer.head);
+    wire::Seal(answer.head);
     const int file = answer.file.get();
     const std::span<const int> files(&file, answer.file.valid() ? 1 : 0);
     LS_RETURN_IF_ERROR(connection_.Send(AsBytes(answer.head), files, options_.send_timeout));
     return connection_.Send(answer.tail, {}, options_.send_timeout);
   }
 
-  UnixConnection& connection_;
+  os::UnixConnection& connection_;
   const LocalServerOptions& options_;
 };
 
 }  // namespace
 
 Result<std::unique_ptr<LocalServer>> LocalServer::Start(const LocalServerOptions& options, PullTable* pulls) {
-  const auto serve = [options, pulls](UnixConnection& connection) {
+  const auto serve = [options, pulls](os::UnixConnection& connection) {
     const Status status = LocalConnection(connection, options).Run(*pulls);
-    if (status.code() != ErrorCode::kUnavailable) LogWarn("local_pull_failed", status, {{"path", options.path}});
+    if (status.code() != ErrorCode::kUnavailable)
+      telemetry::LogWarn("local_pull_failed", status, {{"path", options.path}});
   };
   std::unique_ptr<LocalServer> server(new LocalServer);
-  LS_ASSIGN_OR_RETURN(server->server_, UnixServer::Start({.path = options.path}, serve, [](const Status& status) {
-                        LogWarn("local_accept_failed", status);
+  LS_ASSIGN_OR_RETURN(server->server_, os::UnixServer::Start({.path = options.path}, serve, [](const Status& status) {
+                        telemetry::LogWarn("local_accept_failed", status);
                       }));
   return server;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

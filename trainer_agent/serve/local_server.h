@@ -12,7 +12,7 @@
 #include "common/os/unix_server.h"
 #include "trainer_agent/serve/pull_table.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 
 struct LocalServerOptions {
   std::string path;
@@ -32,7 +32,7 @@ class LocalServer {
  private:
   LocalServer() = default;
 
-  std::unique_ptr<UnixServer> server_;
+  std::unique_ptr<os::UnixServer> server_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

@@ -7,7 +7,7 @@
 #include "common/wire/local.h"
 #include "trainer_agent/serve/serve_fixture.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 namespace {
 
 using std::chrono::milliseconds;
@@ -15,7 +15,7 @@ constexpr milliseconds kSoon{60'000};
 
 // A served run with a local socket.
 struct Host : Served {
-  TempDir dir;
+  os::TempDir dir;
   LocalServerOptions options{.path = dir.File("pull.sock")};
   std::unique_ptr<LocalServer> server = *LocalServer::Start(options, &pulls);
 };
@@ -24,44 +24,44 @@ struct Host : Served {
 class Client {
  public:
   explicit Client(const Host& host) : Client(host.options.path) {}
-  explicit Client(const std::string& path) : connection_(*UnixConnect(path, kSoon)) {}
+  explicit Client(const std::string& path) : connection_(*os::UnixConnect(path, kSoon)) {}
 
   template <typename T>
   void Send(T message) {
-    Seal(message);
+    wire::Seal(message);
     REQUIRE(connection_.Send(AsBytes(message), {}, kSoon).ok());
   }
   ErrorCode Enter(uint64_t pull_id, const Ticket& ticket) {
-    Send(LaneHello{.pull_id = pull_id, .ticket = ticket});
-    LaneWelcome welcome;
+    Send(wire::LaneHello{.pull_id = pull_id, .ticket = ticket});
+    wire::LaneWelcome welcome;
     REQUIRE(Receive(std::as_writable_bytes(std::span(&welcome, 1))).ok());
-    REQUIRE(CheckWelcome(welcome).ok());
+    REQUIRE(wire::CheckWelcome(welcome).ok());
     return static_cast<ErrorCode>(welcome.code);
   }
-  LocalAnswer Ask(LocalKind kind, Version version = 0, uint64_t payload_id = 0) {
-    Send(LocalRequest{.kind = static_cast<uint8_t>(kind), .version = version, .payload_id = payload_id});
+  wire::LocalAnswer Ask(wire::LocalKind kind, Version version = 0, uint64_t payload_id = 0) {
+    Send(wire::LocalRequest{.kind = static_cast<uint8_t>(kind), .version = version, .payload_id = payload_id});
     files.clear();
-    LocalAnswer answer;
+    wire::LocalAnswer answer;
     REQUIRE(Receive(std::as_writable_bytes(std::span(&answer, 1)), &files).ok());
-    REQUIRE(CheckLocalAnswer(answer, kBlocks).ok());
+    REQUIRE(wire::CheckLocalAnswer(answer, kBlocks).ok());
     tail.resize(answer.tail_bytes);
     REQUIRE(Receive(tail).ok());
     return answer;
   }
-  Status Receive(std::span<std::byte> bytes, std::vector<UniqueFd>* with = nullptr) {
+  Status Receive(std::span<std::byte> bytes, std::vector<os::UniqueFd>* with = nullptr) {
     return connection_.Receive(bytes, with, kSoon);
   }
   bool Closed() {
     std::byte byte;
     return Receive({&byte, 1}).code() == ErrorCode::kUnavailable;
   }
-  UnixConnection& connection() { return connection_; }
+  os::UnixConnection& connection() { return connection_; }
 
-  std::vector<UniqueFd> files;  // of the last answer
+  std::vector<os::UniqueFd> files;  // of the last answer
   Bytes tail;
 
  private:
-  UnixConnection connection_;
+  os::UnixConnection connection_;
 };
 
 TEST_CASE("The memory of the newest version is handed out read-only, with the hash of every block") {
@@ -70,7 +70,7 @@ TEST_CASE("The memory of the newest version is handed out read-only, with the ha
   Client client(host);
   REQUIRE(client.Enter(plan->pull_id, plan->local_ticket) == ErrorCode::kOk);
   host.Publish(2);
-  const LocalAnswer answer = client.Ask(LocalKind::kHalf);
+  const wire::LocalAnswer answer = client.Ask(wire::LocalKind::kHalf);
   CHECK(answer.code == 0);
   CHECK(answer.version == 2);
   CHECK(answer.offset == MadeUpBlocks::kDataOffset);
@@ -78,7 +78,7 @@ TEST_CASE("The memory of the newest version is handed out read-only, with the ha
   REQUIRE(client.files.size() == 1);
   CHECK((::fcntl(client.files[0].get(), F_GETFL) & O_ACCMODE) == O_RDONLY);
   Bytes block(kBlock);
-  REQUIRE(ReadAt(client.files[0].get(), answer.offset + 5 * kBlock, block, "half").ok());
+  REQUIRE(os::ReadAt(client.files[0].get(), answer.offset + 5 * kBlock, block, "half").ok());
   CHECK(block == BlockOf(2, 5));
   const auto manifest = host.ManifestOf(2);
   const ByteView hashes = std::as_bytes(std::span(manifest->block_hashes));
@@ -92,13 +92,13 @@ TEST_CASE("A version that is gone is refused with a sentence, and the connection
   REQUIRE(client.Enter(plan->pull_id, plan->local_ticket) == ErrorCode::kOk);
   host.Publish(2);
   host.blocks->oldest = 2;
-  const LocalAnswer answer = client.Ask(LocalKind::kHalf, 1);
+  const wire::LocalAnswer answer = client.Ask(wire::LocalKind::kHalf, 1);
   CHECK(static_cast<ErrorCode>(answer.code) == ErrorCode::kState);
   CHECK(client.files.empty());
   CHECK_FALSE(client.tail.empty());
-  CHECK(client.Ask(LocalKind::kAlive).code == 0);
+  CHECK(client.Ask(wire::LocalKind::kAlive).code == 0);
   CHECK(client.files.empty());
-  CHECK(client.Ask(LocalKind::kHalf, 2).version == 2);
+  CHECK(client.Ask(wire::LocalKind::kHalf, 2).version == 2);
 }
 
 TEST_CASE("A delta's file holds its payload; folded ones and those of other pulls are refused") {
@@ -108,21 +108,21 @@ TEST_CASE("A delta's file holds its payload; folded ones and those of other pull
   Client client(host);
   REQUIRE(client.Enter(plan->pull_id, plan->local_ticket) == ErrorCode::kOk);
   const auto& step = plan->steps.at(0);
-  const LocalAnswer answer = client.Ask(LocalKind::kPayload, 0, step.payload_id);
+  const wire::LocalAnswer answer = client.Ask(wire::LocalKind::kPayload, 0, step.payload_id);
   REQUIRE(answer.code == 0);
   REQUIRE(answer.data_bytes == step.payload->total_bytes());
   Bytes bytes(answer.data_bytes);
-  REQUIRE(ReadAt(client.files.at(0).get(), answer.offset, bytes, "payload").ok());
+  REQUIRE(os::ReadAt(client.files.at(0).get(), answer.offset, bytes, "payload").ok());
   CHECK(std::equal(bytes.begin(), bytes.end(), step.payload->bytes().begin()));
 
   host.Publish(3);
   const auto folded = host.pulls.Open(host.Request(1));
   REQUIRE(folded->mode == PlanMode::kFolded);
   const uint64_t foreign = folded->steps.at(0).payload_id;
-  CHECK(static_cast<ErrorCode>(client.Ask(LocalKind::kPayload, 0, foreign).code) == ErrorCode::kNotFound);
+  CHECK(static_cast<ErrorCode>(client.Ask(wire::LocalKind::kPayload, 0, foreign).code) == ErrorCode::kNotFound);
   Client other(host);
   REQUIRE(other.Enter(folded->pull_id, folded->local_ticket) == ErrorCode::kOk);
-  CHECK(static_cast<ErrorCode>(other.Ask(LocalKind::kPayload, 0, foreign).code) == ErrorCode::kState);
+  CHECK(static_cast<ErrorCode>(other.Ask(wire::LocalKind::kPayload, 0, foreign).code) == ErrorCode::kState);
 }
 
 TEST_CASE("Asking keeps a pull from expiring") {
@@ -136,7 +136,7 @@ TEST_CASE("Asking keeps a pull from expiring") {
   REQUIRE(client.Enter(plan->pull_id, plan->local_ticket) == ErrorCode::kOk);
   for (int i = 0; i < 3; ++i) {
     const auto before = Pull::Clock::now();
-    client.Ask(LocalKind::kAlive);
+    client.Ask(wire::LocalKind::kAlive);
     pulls.Expire(before + kIdle);
     CHECK(pulls.open_pulls("actor") == 1);
   }
@@ -162,20 +162,20 @@ TEST_CASE("A ticket admits one local connection once; strangers, garbage and sil
   CHECK(silent.Closed());
   Client malformed(host);
   REQUIRE(malformed.Enter(plan->pull_id, plan->tickets[0]) == ErrorCode::kOk);
-  malformed.Send(LocalRequest{.kind = 9});
+  malformed.Send(wire::LocalRequest{.kind = 9});
   CHECK(malformed.Closed());
   Client smuggler(host);
   REQUIRE(smuggler.Enter(plan->pull_id, plan->tickets[1]) == ErrorCode::kOk);
-  LocalRequest request{.kind = static_cast<uint8_t>(LocalKind::kHalf)};
-  Seal(request);
+  wire::LocalRequest request{.kind = static_cast<uint8_t>(wire::LocalKind::kHalf)};
+  wire::Seal(request);
   const int descriptor = STDIN_FILENO;
   REQUIRE(smuggler.connection().Send(AsBytes(request), {&descriptor, 1}, kSoon).ok());
   CHECK(smuggler.Closed());
 
-  CHECK(good.Ask(LocalKind::kHalf).version == 1);
+  CHECK(good.Ask(wire::LocalKind::kHalf).version == 1);
   host.server.reset();
   CHECK(good.Closed());
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::serve

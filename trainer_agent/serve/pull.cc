@@ -2,9 +2,9 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 
-void Pull::AddPayload(uint64_t payload_id, std::shared_ptr<const Payload> payload) {
+void Pull::AddPayload(uint64_t payload_id, std::shared_ptr<const payload::Payload> payload) {
   std::lock_guard lock(mutex_);
   payloads_[payload_id] = std::move(payload);
 }
@@ -14,7 +14,7 @@ void Pull::DropPayloads() {
   payloads_.clear();
 }
 
-std::shared_ptr<const Payload> Pull::FindPayload(uint64_t payload_id) const {
+std::shared_ptr<const payload::Payload> Pull::FindPayload(uint64_t payload_id) const {
   std::lock_guard lock(mutex_);
   const auto at = payloads_.find(payload_id);
   return at == payloads_.end() ? nullptr : at->second;
@@ -64,4 +64,4 @@ Result<Pull::LaneLease> Pull::AddLane(const std::shared_ptr<Pull>& pull, uint32_
   return LaneLease(pull, pull->lanes_++);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

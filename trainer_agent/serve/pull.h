@@ -15,7 +15,7 @@
 
 #include "trainer_agent/store/version_catalog.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 
 // Thread-safe.
 class Pull {
@@ -23,8 +23,8 @@ class Pull {
   using Clock = std::chrono::steady_clock;
 
   // `follower`: of a subscription, else null.
-  Pull(uint64_t id, std::string receiver, std::shared_ptr<ServedRun> run, Version target,
-       std::unique_ptr<LiveFeed::Follower> follower = nullptr)
+  Pull(uint64_t id, std::string receiver, std::shared_ptr<store::ServedRun> run, Version target,
+       std::unique_ptr<store::LiveFeed::Follower> follower = nullptr)
       : id(id),
         receiver(std::move(receiver)),
         run(std::move(run)),
@@ -34,12 +34,12 @@ class Pull {
 
   const uint64_t id;
   const std::string receiver;
-  const std::shared_ptr<ServedRun> run;
+  const std::shared_ptr<store::ServedRun> run;
   const Version target;  // as planned first; CatchUp moves on from it
 
-  void AddPayload(uint64_t payload_id, std::shared_ptr<const Payload> payload);
+  void AddPayload(uint64_t payload_id, std::shared_ptr<const payload::Payload> payload);
   void DropPayloads();
-  std::shared_ptr<const Payload> FindPayload(uint64_t payload_id) const;  // null: not of this pull
+  std::shared_ptr<const payload::Payload> FindPayload(uint64_t payload_id) const;  // null: not of this pull
   // Keeps the deltas from the target on.
   void HoldDeltas();
 
@@ -78,14 +78,14 @@ class Pull {
   static Result<LaneLease> AddLane(const std::shared_ptr<Pull>& pull, uint32_t max_lanes);
 
  private:
-  const std::unique_ptr<LiveFeed::Follower> follower_;
+  const std::unique_ptr<store::LiveFeed::Follower> follower_;
   mutable std::mutex mutex_;
-  std::map<uint64_t, std::shared_ptr<const Payload>> payloads_;
-  std::unique_ptr<DeltaStore::Hold> hold_;
+  std::map<uint64_t, std::shared_ptr<const payload::Payload>> payloads_;
+  std::unique_ptr<store::DeltaStore::Hold> hold_;
   std::set<Ticket> tickets_;
   Clock::time_point touched_;
   std::atomic<uint32_t> lanes_{0};
   std::atomic<bool> closed_{false};
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

@@ -4,9 +4,9 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 
-asio::awaitable<Result<LaneAnswer>> PullAnswers::SendFull(const BlockRequest& request) {
+asio::awaitable<Result<LaneAnswer>> PullAnswers::SendFull(const wire::BlockRequest& request) {
   LaneAnswer answer;
   const uint32_t block_bytes = pull_.run->layout().block_bytes();
   const uint32_t at_once = std::max<uint32_t>(1, LaneWriter::kBurstBytes / block_bytes);
@@ -32,19 +32,19 @@ asio::awaitable<Result<LaneAnswer>> PullAnswers::SendFull(const BlockRequest& re
 
 // Sends as many of the next `count` blocks as the socket takes, from the half that holds them. Returns how many, which
 // is 0 too when the request is refused.
-Result<uint32_t> PullAnswers::SendBlocks(const BlockRequest& request, LaneAnswer& answer, uint32_t count) {
-  const ModelLayout& layout = pull_.run->layout();
+Result<uint32_t> PullAnswers::SendBlocks(const wire::BlockRequest& request, LaneAnswer& answer, uint32_t count) {
+  const model::ModelLayout& layout = pull_.run->layout();
   const BlockIndex first = request.first_block + answer.frames;
   const bool exact = request.exact_version != 0;
   Result<uint32_t> begun = 0u;
-  const auto send = [&](const Manifest& manifest, ByteView bytes) {
+  const auto send = [&](const model::Manifest& manifest, ByteView bytes) {
     LaneWriter& writer = output_.writer();
     const size_t total = bytes.size();
     for (BlockIndex block = first; block < first + count; ++block) {
       const size_t block_bytes = layout.block_range(block).bytes;
       const uint64_t hash = manifest.block_hashes[block];
-      writer.Add({.type = static_cast<uint8_t>(FrameType::kBlock),
-                  .codec = static_cast<uint8_t>(Codec::kRaw),
+      writer.Add({.type = static_cast<uint8_t>(wire::FrameType::kBlock),
+                  .codec = static_cast<uint8_t>(payload::Codec::kRaw),
                   .request_id = request.request_id,
                   .block = block,
                   .version = manifest.held.version,
@@ -66,18 +66,18 @@ Result<uint32_t> PullAnswers::SendBlocks(const BlockRequest& request, LaneAnswer
   return begun;
 }
 
-asio::awaitable<Result<LaneAnswer>> PullAnswers::SendDelta(const BlockRequest& request) {
+asio::awaitable<Result<LaneAnswer>> PullAnswers::SendDelta(const wire::BlockRequest& request) {
   LaneAnswer answer;
-  const std::shared_ptr<const Payload> payload = pull_.FindPayload(request.payload_id);
+  const std::shared_ptr<const payload::Payload> payload = pull_.FindPayload(request.payload_id);
   if (payload == nullptr) {
     answer.refusal = {ErrorCode::kNotFound, Cat("payload ", request.payload_id, " is not of this pull")};
     co_return answer;
   }
   const auto entries = payload->entries();
   auto entry = std::lower_bound(entries.begin(), entries.end(), request.first_block,
-                                [](const PayloadEntry& e, BlockIndex block) { return e.block < block; });
+                                [](const payload::PayloadEntry& e, BlockIndex block) { return e.block < block; });
   for (; entry != entries.end() && entry->block - request.first_block < request.block_count; ++entry) {
-    output_.writer().Add({.type = static_cast<uint8_t>(FrameType::kBlock),
+    output_.writer().Add({.type = static_cast<uint8_t>(wire::FrameType::kBlock),
                           .codec = entry->codec,
                           .request_id = request.request_id,
                           .block = entry->block,
@@ -98,4 +98,4 @@ asio::awaitable<Result<LaneAnswer>> PullAnswers::SendDelta(const BlockRequest& r
   co_return answer;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

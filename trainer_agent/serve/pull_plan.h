@@ -8,7 +8,7 @@
 #include "common/model/manifest.h"
 #include "common/payload/payload.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 
 struct PullRequest {
   std::string model;
@@ -34,7 +34,7 @@ enum class PlanMode { kUpToDate, kFull, kDelta, kChain, kFolded };
 
 struct PlannedStep {
   uint64_t payload_id = 0;
-  std::shared_ptr<const Payload> payload;
+  std::shared_ptr<const payload::Payload> payload;
 };
 
 struct PullPlan {
@@ -47,8 +47,8 @@ struct PullPlan {
   std::vector<PlannedStep> steps;
   uint64_t payload_bytes = 0;
   std::vector<Ticket> tickets;
-  Ticket local_ticket;                   // for a connection on this host (local_server.h)
-  CodecLevel level = CodecLevel::kFast;  // of the steps
+  Ticket local_ticket;                                     // for a connection on this host (local_server.h)
+  payload::CodecLevel level = payload::CodecLevel::kFast;  // of the steps
 };
 
 struct LivePlan {
@@ -56,4 +56,4 @@ struct LivePlan {
   std::vector<Ticket> tickets;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

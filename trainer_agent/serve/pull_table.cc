@@ -6,7 +6,7 @@
 #include "common/base/text.h"
 #include "trainer_agent/store/level_choice.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 namespace {
 
 constexpr size_t kMaxReceiverName = 256;
@@ -19,10 +19,10 @@ uint64_t RandomPullId() {
   return std::max<uint64_t>(id, 1);
 }
 
-DeltaRoute RouteFor(const PullRequest& request, ServedRun& run) {
+store::DeltaRoute RouteFor(const PullRequest& request, store::ServedRun& run) {
   if (request.force_full || request.held.nothing() || request.held.run != run.run()) return {};
-  const CodecLevel level = ChooseLevel(request.link_bytes_per_s, run.deltas().NewestDensity());
-  DeltaRoute route = run.deltas().RouteFrom(request.held.version, run.layout().data_bytes(), level);
+  const payload::CodecLevel level = store::ChooseLevel(request.link_bytes_per_s, run.deltas().NewestDensity());
+  store::DeltaRoute route = run.deltas().RouteFrom(request.held.version, run.layout().data_bytes(), level);
   // A receiver whose bytes are not what that version was must not get steps made for it.
   if (!route.steps.empty() && route.steps.front()->header().base_digest != request.held_digest) return {};
   return route;
@@ -51,8 +51,8 @@ size_t PullTable::ActivePulls(std::chrono::milliseconds recent) const {
       std::count_if(pulls_.begin(), pulls_.end(), [&](const auto& item) { return item.second->TouchedSince(since); }));
 }
 
-Result<std::shared_ptr<ServedRun>> PullTable::FindRun(const std::string& model, const std::string& receiver,
-                                                      const LayoutDigest& layout) const {
+Result<std::shared_ptr<store::ServedRun>> PullTable::FindRun(const std::string& model, const std::string& receiver,
+                                                             const LayoutDigest& layout) const {
   if (CleanText(receiver, kMaxReceiverName) != receiver || receiver.find('\n') != std::string::npos) {
     return Status(ErrorCode::kBadData,
                   Cat("a receiver's name has at most ", kMaxReceiverName, " bytes and no control characters"));
@@ -84,7 +84,8 @@ std::vector<Ticket> PullTable::IssueTickets(Pull& pull, uint32_t lanes) const {
   return pull.IssueTickets(std::clamp<uint32_t>(lanes, 1, limits_.max_lanes), 2 * limits_.max_lanes);
 }
 
-void PullTable::AddSteps(Pull& pull, const std::vector<std::shared_ptr<const Payload>>& payloads, PullPlan& plan) {
+void PullTable::AddSteps(Pull& pull, const std::vector<std::shared_ptr<const payload::Payload>>& payloads,
+                         PullPlan& plan) {
   std::lock_guard lock(mutex_);
   for (const auto& payload : payloads) {
     const uint64_t id = next_payload_id_++;
@@ -93,7 +94,7 @@ void PullTable::AddSteps(Pull& pull, const std::vector<std::shared_ptr<const Pay
     plan.payload_bytes += payload->header().data_bytes;
   }
   if (payloads.empty()) return;
-  const PayloadHeader& last = payloads.back()->header();
+  const payload::PayloadHeader& last = payloads.back()->header();
   plan.target = payloads.back()->target();
   plan.target_digest = last.target_digest;
   plan.committed_unix_ns = last.committed_unix_ns;
@@ -111,7 +112,7 @@ Result<PullPlan> PullTable::Open(const PullRequest& request) {
                 .committed_unix_ns = newest->committed_unix_ns};
   if (request.held == plan.target && request.held_digest == plan.target_digest && !request.force_full) return plan;
 
-  const DeltaRoute route = RouteFor(request, *run);
+  const store::DeltaRoute route = RouteFor(request, *run);
   const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, run, plan.target.version);
   LS_RETURN_IF_ERROR(Insert(pull));
   plan.pull_id = pull->id;
@@ -132,8 +133,8 @@ Result<PullPlan> PullTable::Open(const PullRequest& request) {
 
 Result<LivePlan> PullTable::OpenLive(const LiveRequest& request) {
   LS_ASSIGN_OR_RETURN(const auto run, FindRun(request.model, request.receiver, request.layout));
-  auto follower = std::make_unique<LiveFeed::Follower>(
-      &run->live(), ChooseLevel(request.link_bytes_per_s, run->deltas().NewestDensity()));
+  auto follower = std::make_unique<store::LiveFeed::Follower>(
+      &run->live(), store::ChooseLevel(request.link_bytes_per_s, run->deltas().NewestDensity()));
   const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, run, 0, std::move(follower));
   LS_RETURN_IF_ERROR(Insert(pull));
   return LivePlan{pull->id, IssueTickets(*pull, request.lanes)};
@@ -153,7 +154,7 @@ Result<PullPlan> PullTable::CatchUp(uint64_t pull_id, Version oldest) {
   pull->DropPayloads();  // what an earlier catch-up promised
   const auto newest = pull->run->Newest();
   if (!newest) return Status(ErrorCode::kState, Cat("model ", pull->run->model(), ": the run has ended; pull again"));
-  std::vector<std::shared_ptr<const Payload>> chain;
+  std::vector<std::shared_ptr<const payload::Payload>> chain;
   if (oldest != newest->manifest->held.version) {
     LS_ASSIGN_OR_RETURN(chain, pull->run->deltas().ChainFrom(oldest));
   }
@@ -204,4 +205,4 @@ size_t PullTable::open_pulls(const std::string& model) const {
   }));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

@@ -16,7 +16,7 @@
 #include "trainer_agent/serve/receiver_reports.h"
 #include "trainer_agent/store/version_catalog.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 
 struct PullLimits {
   size_t max_pulls = 256;
@@ -28,7 +28,7 @@ struct PullLimits {
 class PullTable {
  public:
   // REQUIRES the catalog to outlive this.
-  PullTable(const VersionCatalog* catalog, PullLimits limits) : catalog_(catalog), limits_(limits) {}
+  PullTable(const store::VersionCatalog* catalog, PullLimits limits) : catalog_(catalog), limits_(limits) {}
 
   // kNotFound: no such model. kState: no version yet, or another layout. kResourceExhausted: too many pulls.
   Result<PullPlan> Open(const PullRequest& request);
@@ -54,13 +54,13 @@ class PullTable {
 
  private:
   Result<std::shared_ptr<Pull>> Find(uint64_t pull_id);
-  Result<std::shared_ptr<ServedRun>> FindRun(const std::string& model, const std::string& receiver,
-                                             const LayoutDigest& layout) const;
+  Result<std::shared_ptr<store::ServedRun>> FindRun(const std::string& model, const std::string& receiver,
+                                                    const LayoutDigest& layout) const;
   Status Insert(const std::shared_ptr<Pull>& pull);
-  void AddSteps(Pull& pull, const std::vector<std::shared_ptr<const Payload>>& payloads, PullPlan& plan);
+  void AddSteps(Pull& pull, const std::vector<std::shared_ptr<const payload::Payload>>& payloads, PullPlan& plan);
   std::vector<Ticket> IssueTickets(Pull& pull, uint32_t lanes) const;
 
-  const VersionCatalog* const catalog_;
+  const store::VersionCatalog* const catalog_;
   const PullLimits limits_;
   ReceiverReports reports_;
   mutable std::mutex mutex_;
@@ -68,4 +68,4 @@ class PullTable {
   uint64_t next_payload_id_ = 1;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

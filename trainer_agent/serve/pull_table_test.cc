@@ -6,7 +6,7 @@
 #include "proto/lockstep/v1/model.pb.h"
 #include "trainer_agent/serve/serve_fixture.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 namespace {
 
 TEST_CASE("What a receiver holds decides what it gets") {
@@ -105,15 +105,15 @@ TEST_CASE("A pull that nobody touches expires") {
 
 TEST_CASE("The control plane has every codec level, by number and name, and no others") {
   const auto* levels = v1::CodecLevel_descriptor();
-  for (const CodecLevel level : CodecLevel::All()) {
+  for (const payload::CodecLevel level : payload::CodecLevel::All()) {
     const auto* value = levels->FindValueByNumber(level->number);
     REQUIRE(value != nullptr);
     std::string name = "CODEC_LEVEL_" + std::string(level->name);
     std::ranges::transform(name, name.begin(), [](unsigned char letter) { return std::toupper(letter); });
     CHECK(value->name() == name);
   }
-  CHECK(static_cast<size_t>(levels->value_count()) == CodecLevel::All().size() + 1);  // and unspecified
+  CHECK(static_cast<size_t>(levels->value_count()) == payload::CodecLevel::All().size() + 1);  // and unspecified
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::serve

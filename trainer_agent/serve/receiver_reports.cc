@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace lockstep {
+namespace lockstep::serve {
 namespace {
 
 constexpr size_t kMaxReports = 4096;
@@ -29,4 +29,4 @@ std::vector<ReceiverReport> ReceiverReports::Of(const std::string& model) const 
   return reports;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

@@ -9,7 +9,7 @@
 
 #include "common/base/ids.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 
 struct ReceiverReport {
   std::string receiver;
@@ -30,4 +30,4 @@ class ReceiverReports {
   std::map<std::string, std::map<std::string, ReceiverReport>> reports_;  // model -> receiver
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

@@ -17,13 +17,13 @@
 #include "common/os/temp_dir.h"
 #include "trainer_agent/serve/pull_table.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 
 inline constexpr uint32_t kBlocks = 40;
 inline constexpr uint32_t kBlock = 4096;
 
-inline std::shared_ptr<const ModelLayout> Layout() {
-  return *ModelLayout::Create({{"w", DType::kBF16, {kBlocks * kBlock / 2}, 0}}, kBlock);
+inline std::shared_ptr<const model::ModelLayout> Layout() {
+  return *model::ModelLayout::Create({{"w", model::DType::kBF16, {kBlocks * kBlock / 2}, 0}}, kBlock);
 }
 
 // Whether `condition` comes true within a minute, which no loaded machine exceeds.
@@ -42,13 +42,13 @@ inline Bytes BlockOf(Version version, BlockIndex block) {
 }
 
 // Versions before `oldest` are gone. Each version's memory is a segment of its own, in which a test may write.
-struct MadeUpBlocks : BlockReader {
+struct MadeUpBlocks : store::BlockReader {
   static constexpr uint64_t kDataOffset = 128;
 
   std::atomic<Version> oldest{1};
   std::atomic<int> lent{0};  // uses of bytes in progress
   std::mutex mutex;
-  std::map<Version, MappedSegment> memory;
+  std::map<Version, os::MappedSegment> memory;
 
   Status UseBytes(Version version, const ByteRange& range, const std::function<void(ByteView)>& use) override {
     if (version < oldest) return {ErrorCode::kState, "gone"};
@@ -62,35 +62,35 @@ struct MadeUpBlocks : BlockReader {
     --lent;
     return OkStatus();
   }
-  Result<VersionFile> OpenFile(Version version) override {
+  Result<store::VersionFile> OpenFile(Version version) override {
     if (version < oldest) return Status(ErrorCode::kState, "gone");
-    LS_ASSIGN_OR_RETURN(UniqueFd file, ReopenReadOnly(MemoryOf(version).fd(), "made-up memory"));
-    return VersionFile{std::move(file), kDataOffset};
+    LS_ASSIGN_OR_RETURN(os::UniqueFd file, os::ReopenReadOnly(MemoryOf(version).fd(), "made-up memory"));
+    return store::VersionFile{std::move(file), kDataOffset};
   }
-  MappedSegment& MemoryOf(Version version) {
+  os::MappedSegment& MemoryOf(Version version) {
     std::lock_guard lock(mutex);
-    MappedSegment& segment = memory[version];
+    os::MappedSegment& segment = memory[version];
     if (segment.valid()) return segment;
-    segment = *CreateMemfdSegment("made-up", kDataOffset + kBlocks * kBlock);
+    segment = *os::CreateMemfdSegment("made-up", kDataOffset + kBlocks * kBlock);
     for (BlockIndex block = 0; block < kBlocks; ++block) {
       const Bytes bytes = BlockOf(version, block);
       std::copy(bytes.begin(), bytes.end(), DataOf(segment, block));
     }
     return segment;
   }
-  static std::byte* DataOf(MappedSegment& segment, BlockIndex block) {
+  static std::byte* DataOf(os::MappedSegment& segment, BlockIndex block) {
     return segment.data() + kDataOffset + block * kBlock;
   }
 };
 
 struct Served {
-  TempDir deltas{"/dev/shm"};
+  os::TempDir deltas{"/dev/shm"};
   WorkerPool pool{2};
-  std::shared_ptr<const ModelLayout> layout = Layout();
+  std::shared_ptr<const model::ModelLayout> layout = Layout();
   std::shared_ptr<MadeUpBlocks> blocks = std::make_shared<MadeUpBlocks>();
-  std::shared_ptr<ServedRun> run = std::make_shared<ServedRun>(
-      "actor", RandomId<RunId>(), layout, blocks, StoreOptions{.directory = deltas.path(), .fold_pool = &pool});
-  VersionCatalog catalog;
+  std::shared_ptr<store::ServedRun> run = std::make_shared<store::ServedRun>(
+      "actor", RandomId<RunId>(), layout, blocks, store::StoreOptions{.directory = deltas.path(), .fold_pool = &pool});
+  store::VersionCatalog catalog;
   PullTable pulls{&catalog, {.max_pulls = 3, .max_lanes = 3}};
 
   Served() {
@@ -99,33 +99,36 @@ struct Served {
   }
 
   ManifestDigest Digest(Version version) const { return ManifestOf(version)->digest; }
-  std::shared_ptr<Manifest> ManifestOf(Version version) const {
-    auto manifest = std::make_shared<Manifest>();
+  std::shared_ptr<model::Manifest> ManifestOf(Version version) const {
+    auto manifest = std::make_shared<model::Manifest>();
     manifest->held = {run->run(), version};
     for (BlockIndex block = 0; block < kBlocks; ++block)
-      manifest->block_hashes.push_back(BlockHash(BlockOf(version, block)));
-    manifest->digest = ComputeManifestDigest(layout->digest(), manifest->block_hashes);
+      manifest->block_hashes.push_back(model::BlockHash(BlockOf(version, block)));
+    manifest->digest = model::ComputeManifestDigest(layout->digest(), manifest->block_hashes);
     return manifest;
   }
   void Publish(Version version) {
     if (version > 1) {
-      std::vector<DeltaBlock> delta;
+      std::vector<payload::DeltaBlock> delta;
       for (BlockIndex block = 0; block < kBlocks; block += 2) {
-        Changes changes{.positions = {block}, .steps = {version}};
-        DeltaBlock& out = delta.emplace_back(DeltaBlock{
-            .block = block, .codec = Codec::kSparse, .changes = 1, .target_hash = BlockHash(BlockOf(version, block))});
-        EncodeSparse(changes, 2, CodecLevel::kFast, out.data);
+        payload::Changes changes{.positions = {block}, .steps = {version}};
+        payload::DeltaBlock& out =
+            delta.emplace_back(payload::DeltaBlock{.block = block,
+                                                   .codec = payload::Codec::kSparse,
+                                                   .changes = 1,
+                                                   .target_hash = model::BlockHash(BlockOf(version, block))});
+        payload::EncodeSparse(changes, 2, payload::CodecLevel::kFast, out.data);
         out.data_hash = Hash64(out.data);
       }
-      std::vector<const DeltaBlock*> pointers;
-      for (const DeltaBlock& block : delta) pointers.push_back(&block);
+      std::vector<const payload::DeltaBlock*> pointers;
+      for (const payload::DeltaBlock& block : delta) pointers.push_back(&block);
       REQUIRE(run->deltas()
                   .Add({.run = run->run(),
                         .base = version - 1,
                         .target = version,
                         .base_digest = Digest(version - 1),
                         .target_digest = Digest(version)},
-                       CodecLevel::kFast, pointers)
+                       payload::CodecLevel::kFast, pointers)
                   .ok());
     }
     catalog.Publish(run, {ManifestOf(version), static_cast<int64_t>(version)});
@@ -140,4 +143,4 @@ struct Served {
   }
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

@@ -9,13 +9,14 @@
 #include "common/telemetry/timeline.h"
 #include "trainer_agent/serve/pull.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 
 // Used by the one coroutine that owns the lane.
 class ServeSpan {
  public:
   // `timeline` (null: nothing is recorded) and `pull` outlive this; `lane` distinguishes it from the pull's others.
-  ServeSpan(Timeline* timeline, const Pull& pull, uint32_t lane) : timeline_(timeline), pull_(pull), lane_(lane) {}
+  ServeSpan(telemetry::Timeline* timeline, const Pull& pull, uint32_t lane)
+      : timeline_(timeline), pull_(pull), lane_(lane) {}
   ~ServeSpan() {
     if (!pull_.live()) End(pull_.target);
   }
@@ -39,24 +40,24 @@ class ServeSpan {
   // Closes the span that is open, which served version `towards`.
   void End(Version towards) {
     if (!begun_) return;
-    Span span{.name = "serve",
-              .model = pull_.run->model(),
-              .run = pull_.run->run(),
-              .version = towards,
-              .transfer = pull_.id,
-              .bytes = bytes_,
-              .lane = lane_};
-    AddSpan(timeline_, std::move(span), *begun_, ended_);
+    telemetry::Span span{.name = "serve",
+                         .model = pull_.run->model(),
+                         .run = pull_.run->run(),
+                         .version = towards,
+                         .transfer = pull_.id,
+                         .bytes = bytes_,
+                         .lane = lane_};
+    telemetry::AddSpan(timeline_, std::move(span), *begun_, ended_);
     begun_.reset();
   }
 
  private:
-  Timeline* const timeline_;
+  telemetry::Timeline* const timeline_;
   const Pull& pull_;
   const uint32_t lane_;
-  std::optional<Moment> begun_;
+  std::optional<telemetry::Moment> begun_;
   std::chrono::steady_clock::time_point ended_;
   uint64_t bytes_ = 0;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

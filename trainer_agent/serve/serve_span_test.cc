@@ -3,28 +3,29 @@
 
 #include "trainer_agent/serve/test_lane.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 namespace {
 
 using std::chrono::milliseconds;
 
 // The spans, once there are `count`.
-std::vector<Span> AwaitSpans(const Timeline& timeline, size_t count) {
+std::vector<telemetry::Span> AwaitSpans(const telemetry::Timeline& timeline, size_t count) {
   CHECK(Eventually([&] { return timeline.Select("", 0).size() >= count; }));
   auto spans = timeline.Select("actor", 0);
   REQUIRE(spans.size() == count);
   return spans;
 }
 
-std::shared_ptr<const DeltaBlock> SomeBlock() {
-  auto block = std::make_shared<DeltaBlock>(DeltaBlock{.block = 0, .codec = Codec::kSparse, .changes = 1});
+std::shared_ptr<const payload::DeltaBlock> SomeBlock() {
+  auto block = std::make_shared<payload::DeltaBlock>(
+      payload::DeltaBlock{.block = 0, .codec = payload::Codec::kSparse, .changes = 1});
   block->data = Bytes(100, std::byte{1});
   block->data_hash = Hash64(block->data);
   return block;
 }
 
 TEST_CASE("Each lane of a pull leaves one span, from its first request to its last byte, and an idle one none") {
-  Timeline timeline;
+  telemetry::Timeline timeline;
   Served served;
   const auto server = StartLanes(served, {.timeline = &timeline});
   PullRequest request = served.Request();
@@ -40,15 +41,15 @@ TEST_CASE("Each lane of a pull leaves one span, from its first request to its la
       std::this_thread::sleep_for(milliseconds(20));
       first.Send(FullRequest(0, 4));
       for (int block = 0; block < 4; ++block) first.ReceiveBlock();
-      first.Receive<FrameHeader>();
+      first.Receive<wire::FrameHeader>();
     }
     second.Send(FullRequest(0, 1));
     second.ReceiveBlock();
-    served_unix_ns = UnixNanos();
+    served_unix_ns = telemetry::UnixNanos();
     std::this_thread::sleep_for(milliseconds(800));  // not served then
   }
   const auto spans = AwaitSpans(timeline, 2);
-  for (const Span& span : spans) {
+  for (const telemetry::Span& span : spans) {
     CHECK(span.name == "serve");
     CHECK(span.run == served.run->run());
     CHECK(span.version == 1);
@@ -62,37 +63,37 @@ TEST_CASE("Each lane of a pull leaves one span, from its first request to its la
 }
 
 TEST_CASE("A live lane leaves a span for every delta it served, and none for one that was aborted") {
-  Timeline timeline;
+  telemetry::Timeline timeline;
   Served served;
   const auto server = StartLanes(served, {.timeline = &timeline});
-  LiveFeed& feed = served.run->live();
+  store::LiveFeed& feed = served.run->live();
   feed.SetNewest(1);
   const auto plan =
       served.pulls.OpenLive({.model = "actor", .receiver = "r", .layout = served.layout->digest(), .lanes = 1});
   TestLane lane(server->port());
   REQUIRE(lane.Enter(*plan, 0) == ErrorCode::kOk);
-  const BlockRequest ask{.kind = static_cast<uint8_t>(RequestKind::kLive),
-                         .request_id = 5,
-                         .first_block = 0,
-                         .block_count = 1,
-                         .exact_version = 1};
+  const wire::BlockRequest ask{.kind = static_cast<uint8_t>(wire::RequestKind::kLive),
+                               .request_id = 5,
+                               .first_block = 0,
+                               .block_count = 1,
+                               .exact_version = 1};
   lane.Send(ask);
   const auto aborted = feed.Begin(1, 2);
   for (BlockIndex i = 0; i < kBlocks; ++i) aborted->Add(SomeBlock());
-  lane.Receive<FrameHeader>();  // it is being served
+  lane.Receive<wire::FrameHeader>();  // it is being served
   lane.Receive(100);
   aborted->Abort({ErrorCode::kAborted, "on purpose"});
   feed.SetNewest(1);
   CHECK(lane.ReceiveError() == ErrorCode::kAborted);
-  const int64_t asked_again_unix_ns = UnixNanos();
+  const int64_t asked_again_unix_ns = telemetry::UnixNanos();
   lane.Send(ask);
   const auto delta = feed.Begin(1, 3);
   delta->Add(SomeBlock());
   delta->Seal();
-  CHECK(lane.Receive<FrameHeader>().payload_bytes == 100);
+  CHECK(lane.Receive<wire::FrameHeader>().payload_bytes == 100);
   lane.Receive(100);
-  lane.Receive<FrameHeader>();
-  const Span span = AwaitSpans(timeline, 1).at(0);
+  lane.Receive<wire::FrameHeader>();
+  const telemetry::Span span = AwaitSpans(timeline, 1).at(0);
   CHECK(span.version == 3);
   CHECK(span.transfer == plan->pull_id);
   CHECK(span.bytes >= 100);
@@ -101,4 +102,4 @@ TEST_CASE("A live lane leaves a span for every delta it served, and none for one
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::serve

@@ -1,6 +1,6 @@
 #include "trainer_agent/serve/served_lane.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 namespace {
 
 // A subscription's lanes are idle for as long as the trainer is; keepalive notices when the peer is gone.
@@ -25,10 +25,10 @@ ServedLane::ServedLane(asio::ip::tcp::socket& socket, const LaneTimeouts& timeou
 
 asio::awaitable<Status> ServedLane::Run() {
   while (true) {
-    BlockRequest request;
-    Status status = co_await ReadExact(socket_, std::as_writable_bytes(std::span(&request, 1)), idle_timeout_);
+    wire::BlockRequest request;
+    Status status = co_await net::ReadExact(socket_, std::as_writable_bytes(std::span(&request, 1)), idle_timeout_);
     if (status.code() == ErrorCode::kUnavailable || pull_.closed()) co_return OkStatus();
-    if (status.ok()) status = CheckRequest(request, pull_.run->layout().block_count());
+    if (status.ok()) status = wire::CheckRequest(request, pull_.run->layout().block_count());
     if (status.ok() && !pull_.live()) span_.Begin();
     if (status.ok()) status = co_await Answer(request);
     // A follower leaves when it likes, and its connection may break any hour.
@@ -37,7 +37,7 @@ asio::awaitable<Status> ServedLane::Run() {
   }
 }
 
-asio::awaitable<Status> ServedLane::Answer(const BlockRequest& request) {
+asio::awaitable<Status> ServedLane::Answer(const wire::BlockRequest& request) {
   const Result<LaneAnswer> answer = co_await Send(request);
   if (!answer.ok()) co_return answer.status();
   if (!answer->refusal.ok()) {
@@ -50,18 +50,18 @@ asio::awaitable<Status> ServedLane::Answer(const BlockRequest& request) {
   co_return status;
 }
 
-asio::awaitable<Result<LaneAnswer>> ServedLane::Send(const BlockRequest& request) {
-  const auto kind = static_cast<RequestKind>(request.kind);
-  if ((kind == RequestKind::kLive) != pull_.live()) co_return WrongKind();
+asio::awaitable<Result<LaneAnswer>> ServedLane::Send(const wire::BlockRequest& request) {
+  const auto kind = static_cast<wire::RequestKind>(request.kind);
+  if ((kind == wire::RequestKind::kLive) != pull_.live()) co_return WrongKind();
   switch (kind) {
-    case RequestKind::kFull:
+    case wire::RequestKind::kFull:
       co_return co_await pull_answers_.SendFull(request);
-    case RequestKind::kDelta:
+    case wire::RequestKind::kDelta:
       co_return co_await pull_answers_.SendDelta(request);
-    case RequestKind::kLive:
+    case wire::RequestKind::kLive:
       co_return co_await live_answers_.SendLive(request);
   }
   co_return Status(ErrorCode::kInternal, "a request of no kind");  // CheckRequest lets none through
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

@@ -13,7 +13,7 @@
 #include "trainer_agent/serve/live_answers.h"
 #include "trainer_agent/serve/pull_answers.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 
 struct LaneTimeouts {
   std::chrono::milliseconds idle{120'000};  // between requests; lanes of live subscriptions have none
@@ -30,8 +30,8 @@ class ServedLane {
   asio::awaitable<Status> Run();
 
  private:
-  asio::awaitable<Status> Answer(const BlockRequest& request);
-  asio::awaitable<Result<LaneAnswer>> Send(const BlockRequest& request);
+  asio::awaitable<Status> Answer(const wire::BlockRequest& request);
+  asio::awaitable<Result<LaneAnswer>> Send(const wire::BlockRequest& request);
 
   asio::ip::tcp::socket& socket_;
   const std::chrono::milliseconds idle_timeout_;
@@ -42,4 +42,4 @@ class ServedLane {
   LiveAnswers live_answers_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

@@ -9,7 +9,7 @@
 #include "trainer_agent/serve/lane_server.h"
 #include "trainer_agent/serve/serve_fixture.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 
 class TestLane {
  public:
@@ -18,7 +18,7 @@ class TestLane {
   }
   template <typename T>
   void Send(T message) {
-    Seal(message);
+    wire::Seal(message);
     asio::write(socket_, asio::buffer(&message, sizeof message));
   }
   template <typename T>
@@ -35,27 +35,27 @@ class TestLane {
   // Works for plans of pulls and of live subscriptions.
   template <typename AnyPlan>
   ErrorCode Enter(const AnyPlan& plan, size_t ticket) {
-    Send(LaneHello{.pull_id = plan.pull_id, .ticket = plan.tickets.at(ticket)});
-    const auto welcome = Receive<LaneWelcome>();
-    REQUIRE(CheckWelcome(welcome).ok());
+    Send(wire::LaneHello{.pull_id = plan.pull_id, .ticket = plan.tickets.at(ticket)});
+    const auto welcome = Receive<wire::LaneWelcome>();
+    REQUIRE(wire::CheckWelcome(welcome).ok());
     return static_cast<ErrorCode>(welcome.code);
   }
   // A block's frame and its payload, both checked.
-  std::pair<FrameHeader, Bytes> ReceiveBlock() {
-    const auto frame = Receive<FrameHeader>();
-    REQUIRE(CheckFrame(frame, kBlock, kBlocks).ok());
-    REQUIRE(frame.type == static_cast<uint8_t>(FrameType::kBlock));
+  std::pair<wire::FrameHeader, Bytes> ReceiveBlock() {
+    const auto frame = Receive<wire::FrameHeader>();
+    REQUIRE(wire::CheckFrame(frame, kBlock, kBlocks).ok());
+    REQUIRE(frame.type == static_cast<uint8_t>(wire::FrameType::kBlock));
     Bytes payload = Receive(frame.payload_bytes);
-    REQUIRE(CheckFramePayload(frame, payload).ok());
+    REQUIRE(wire::CheckFramePayload(frame, payload).ok());
     return {frame, std::move(payload)};
   }
   // The error that ends a request, after what else was sent for it.
   ErrorCode ReceiveError() {
-    auto frame = Receive<FrameHeader>();
-    for (; frame.type == static_cast<uint8_t>(FrameType::kBlock); frame = Receive<FrameHeader>()) {
+    auto frame = Receive<wire::FrameHeader>();
+    for (; frame.type == static_cast<uint8_t>(wire::FrameType::kBlock); frame = Receive<wire::FrameHeader>()) {
       Receive(frame.payload_bytes);
     }
-    REQUIRE(frame.type == static_cast<uint8_t>(FrameType::kError));
+    REQUIRE(frame.type == static_cast<uint8_t>(wire::FrameType::kError));
     Receive(frame.payload_bytes);
     return static_cast<ErrorCode>(frame.block);
   }
@@ -79,12 +79,12 @@ inline std::unique_ptr<LaneServer> StartLanes(Served& served, LaneServerOptions 
   return *std::move(server);
 }
 
-inline BlockRequest FullRequest(uint32_t first, uint32_t count, Version exact = 0) {
-  return {.kind = static_cast<uint8_t>(RequestKind::kFull),
+inline wire::BlockRequest FullRequest(uint32_t first, uint32_t count, Version exact = 0) {
+  return {.kind = static_cast<uint8_t>(wire::RequestKind::kFull),
           .request_id = 7,
           .first_block = first,
           .block_count = count,
           .exact_version = exact};
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

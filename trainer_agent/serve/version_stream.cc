@@ -2,9 +2,9 @@
 
 #include "common/rpc/status_mapping.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 
-VersionStream::VersionStream(const VersionCatalog* catalog, std::string model)
+VersionStream::VersionStream(const store::VersionCatalog* catalog, std::string model)
     : catalog_(catalog), model_(std::move(model)), watch_(catalog, model_, [this] { Send(); }) {
   Send();
 }
@@ -12,7 +12,7 @@ VersionStream::VersionStream(const VersionCatalog* catalog, std::string model)
 void VersionStream::Send() {
   std::lock_guard lock(mutex_);
   if (writing_ || ended_) return;
-  if (catalog_->closed()) return End(ToGrpc({ErrorCode::kUnavailable, "the agent is draining"}));
+  if (catalog_->closed()) return End(rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"}));
   const auto update = catalog_->UpdateSince(model_, sent_);
   if (!update) return;
   sent_ = update->newest;
@@ -49,4 +49,4 @@ void VersionStream::End(const grpc::Status& why) {
   Finish(why);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

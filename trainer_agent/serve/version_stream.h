@@ -10,12 +10,12 @@
 #include "proto/lockstep/v1/agent.grpc.pb.h"
 #include "trainer_agent/store/version_catalog.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 
 class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
  public:
   // Ends with UNAVAILABLE when the catalog closes. REQUIRES the catalog to outlive it.
-  VersionStream(const VersionCatalog* catalog, std::string model);
+  VersionStream(const store::VersionCatalog* catalog, std::string model);
 
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
@@ -25,14 +25,14 @@ class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
   void Send();                        // begins the next write when none is in progress and there is something new
   void End(const grpc::Status& why);  // REQUIRES mutex_
 
-  const VersionCatalog* const catalog_;
+  const store::VersionCatalog* const catalog_;
   const std::string model_;
   std::mutex mutex_;
   bool writing_ = false;
   bool ended_ = false;
   Held sent_;
-  v1::VersionEvent event_;       // being written
-  VersionCatalog::Watch watch_;  // last: it calls as soon as it is made
+  v1::VersionEvent event_;              // being written
+  store::VersionCatalog::Watch watch_;  // last: it calls as soon as it is made
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

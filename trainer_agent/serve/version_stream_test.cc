@@ -10,7 +10,7 @@
 #include "common/rpc/status_mapping.h"
 #include "trainer_agent/serve/serve_fixture.h"
 
-namespace lockstep {
+namespace lockstep::serve {
 namespace {
 
 constexpr std::chrono::seconds kSoon{60};
@@ -18,10 +18,10 @@ constexpr std::chrono::seconds kSoon{60};
 // The catalog of a Served over gRPC, and nothing else of an agent.
 class StreamServer : public v1::TrainerAgent::WithCallbackMethod_WatchVersions<v1::TrainerAgent::Service> {
  public:
-  explicit StreamServer(const VersionCatalog* catalog)
+  explicit StreamServer(const store::VersionCatalog* catalog)
       : catalog_(catalog),
-        server_(*RpcServer::Create({.address = "127.0.0.1:0", .services = {this}, .health_services = {}})),
-        stub_(v1::TrainerAgent::NewStub(MakeChannel(Cat("127.0.0.1:", server_->bound_port())))) {}
+        server_(*rpc::RpcServer::Create({.address = "127.0.0.1:0", .services = {this}, .health_services = {}})),
+        stub_(v1::TrainerAgent::NewStub(rpc::MakeChannel(Cat("127.0.0.1:", server_->bound_port())))) {}
 
   v1::TrainerAgent::Stub& stub() { return *stub_; }
 
@@ -31,8 +31,8 @@ class StreamServer : public v1::TrainerAgent::WithCallbackMethod_WatchVersions<v
   }
 
  private:
-  const VersionCatalog* const catalog_;
-  std::unique_ptr<RpcServer> server_;
+  const store::VersionCatalog* const catalog_;
+  std::unique_ptr<rpc::RpcServer> server_;
   std::unique_ptr<v1::TrainerAgent::Stub> stub_;
 };
 
@@ -75,7 +75,7 @@ class Watcher : public grpc::ClientReadReactor<v1::VersionEvent> {
   }
   void OnDone(const grpc::Status& status) override {
     std::lock_guard lock(mutex_);
-    ended_ = FromGrpc(status);
+    ended_ = rpc::FromGrpc(status);
     changed_.notify_all();
   }
   std::string digest() {
@@ -115,11 +115,11 @@ TEST_CASE("A stream reports the newest version at once, and each that follows") 
 }
 
 TEST_CASE("A stream of a model that nobody opened begins when somebody does, before its first version") {
-  VersionCatalog catalog;
+  store::VersionCatalog catalog;
   StreamServer server(&catalog);
   Watcher watcher(server, "actor");
-  const auto run = std::make_shared<ServedRun>("actor", RandomId<RunId>(), Layout(), std::make_shared<MadeUpBlocks>(),
-                                               StoreOptions{});
+  const auto run = std::make_shared<store::ServedRun>("actor", RandomId<RunId>(), Layout(),
+                                                      std::make_shared<MadeUpBlocks>(), store::StoreOptions{});
   catalog.Open(run);
   CHECK(watcher.Until(0) == std::vector<Version>{0});
   CHECK(watcher.digest().empty());
@@ -153,4 +153,4 @@ TEST_CASE("64 streams cost no threads, and one that is cancelled does not hold u
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::serve

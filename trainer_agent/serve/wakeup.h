@@ -6,7 +6,7 @@
 #include <memory>
 #include <mutex>
 
-namespace lockstep {
+namespace lockstep::serve {
 
 // Open while the threads that run lanes live; their owner closes it.
 class WakeupGate {
@@ -62,4 +62,4 @@ class Wakeup : public std::enable_shared_from_this<Wakeup> {
   bool woken_ = false;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::serve

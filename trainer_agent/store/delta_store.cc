@@ -11,7 +11,7 @@
 #include "common/os/file.h"
 #include "common/os/segment.h"
 
-namespace lockstep {
+namespace lockstep::store {
 namespace {
 
 constexpr char kSuffix[] = ".delta";
@@ -22,7 +22,7 @@ constexpr uint64_t kMaxDerivedElements = 128 << 20;
 constexpr uint64_t kPageBytes = 4096;
 
 // Of the tmpfs.
-uint64_t StoredBytes(const Payload& payload) {
+uint64_t StoredBytes(const payload::Payload& payload) {
   return (payload.total_bytes() + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
@@ -39,8 +39,8 @@ std::vector<std::string> DeltaFiles(const std::string& directory) {
 }
 
 template <typename Steps>
-DeltaChain PayloadsOf(const Steps& steps) {
-  DeltaChain payloads;
+payload::DeltaChain PayloadsOf(const Steps& steps) {
+  payload::DeltaChain payloads;
   for (const auto& step : steps) payloads.push_back(step.payload);
   return payloads;
 }
@@ -59,7 +59,7 @@ uint64_t DeltaRoute::changed_elements() const {
   return elements;
 }
 
-DeltaStore::DeltaStore(std::shared_ptr<const ModelLayout> layout, StoreOptions options)
+DeltaStore::DeltaStore(std::shared_ptr<const model::ModelLayout> layout, StoreOptions options)
     : layout_(std::move(layout)), options_(std::move(options)) {}
 
 DeltaStore::~DeltaStore() = default;
@@ -68,20 +68,20 @@ std::string DeltaStore::PathOf(Version base, Version target) const {
   return Cat(options_.directory, "/", base, "-", target, kSuffix);
 }
 
-std::shared_ptr<const Payload> DeltaStore::LoadFile(const std::string& path) const {
+std::shared_ptr<const payload::Payload> DeltaStore::LoadFile(const std::string& path) const {
   struct stat info {};
   if (!path.ends_with(kSuffix) || stat(path.c_str(), &info) != 0 || info.st_size <= 0) return nullptr;
-  auto segment = OpenSegment(path, static_cast<uint64_t>(info.st_size), Access::kReadOnly);
+  auto segment = os::OpenSegment(path, static_cast<uint64_t>(info.st_size), os::Access::kReadOnly);
   if (!segment.ok()) return nullptr;
-  auto owner = std::make_shared<MappedSegment>(*std::move(segment));
+  auto owner = std::make_shared<os::MappedSegment>(*std::move(segment));
   owner->CloseFd();
-  auto payload = Payload::Open(*layout_, {owner->span(), owner});
+  auto payload = payload::Payload::Open(*layout_, {owner->span(), owner});
   return payload.ok() ? *std::move(payload) : nullptr;
 }
 
-void DeltaStore::Load(const Manifest& newest) {
+void DeltaStore::Load(const model::Manifest& newest) {
   if (options_.directory.empty()) return;
-  std::map<Version, std::shared_ptr<const Payload>> by_target;
+  std::map<Version, std::shared_ptr<const payload::Payload>> by_target;
   std::vector<std::string> paths = DeltaFiles(options_.directory);
   for (const std::string& path : paths) {
     auto payload = LoadFile(path);
@@ -94,7 +94,7 @@ void DeltaStore::Load(const Manifest& newest) {
   Version wanted = newest.held.version;
   ManifestDigest digest = newest.digest;
   for (auto at = by_target.find(wanted); at != by_target.end(); at = by_target.find(wanted)) {
-    const PayloadHeader& header = at->second->header();
+    const payload::PayloadHeader& header = at->second->header();
     if (header.target_digest != digest) break;
     chain_.push_front({at->second});  // at the lowest level, for all that its file says
     kept.insert(PathOf(header.base, header.target));
@@ -106,33 +106,34 @@ void DeltaStore::Load(const Manifest& newest) {
   }
 }
 
-Payload::Allocator DeltaStore::FileAllocator(const std::string& path) {
+payload::Payload::Allocator DeltaStore::FileAllocator(const std::string& path) {
   return [path](size_t bytes) -> Result<std::pair<std::span<std::byte>, std::shared_ptr<const void>>> {
     unlink(path.c_str());
-    LS_ASSIGN_OR_RETURN(MappedSegment segment, CreateTmpfsSegment(path, bytes));
-    auto owner = std::make_shared<MappedSegment>(std::move(segment));
+    LS_ASSIGN_OR_RETURN(os::MappedSegment segment, os::CreateTmpfsSegment(path, bytes));
+    auto owner = std::make_shared<os::MappedSegment>(std::move(segment));
     owner->CloseFd();
     return std::pair(owner->span(), std::shared_ptr<const void>(owner));
   };
 }
 
-Result<std::shared_ptr<const Payload>> DeltaStore::AssembleLocked(const PayloadIdentity& identity,
-                                                                  const std::vector<const DeltaBlock*>& blocks) {
-  if (options_.directory.empty()) return Payload::Assemble(*layout_, identity, blocks);
+Result<std::shared_ptr<const payload::Payload>> DeltaStore::AssembleLocked(
+    const payload::PayloadIdentity& identity, const std::vector<const payload::DeltaBlock*>& blocks) {
+  if (options_.directory.empty()) return payload::Payload::Assemble(*layout_, identity, blocks);
   // Written under another name first: a killed agent must not find half a delta under a delta's name.
   const std::string path = options_.directory + "/new";
-  auto payload = Payload::Assemble(*layout_, identity, blocks, FileAllocator(path));
+  auto payload = payload::Payload::Assemble(*layout_, identity, blocks, FileAllocator(path));
   while (!payload.ok() && payload.status().code() == ErrorCode::kResourceExhausted && !chain_.empty()) {
     RemoveOldestLocked();
-    payload = Payload::Assemble(*layout_, identity, blocks, FileAllocator(path));
+    payload = payload::Payload::Assemble(*layout_, identity, blocks, FileAllocator(path));
   }
   const std::string final_path = PathOf(identity.base, identity.target);
   if (payload.ok() && rename(path.c_str(), final_path.c_str()) == 0) return payload;
-  return Payload::Assemble(*layout_, identity, blocks);
+  return payload::Payload::Assemble(*layout_, identity, blocks);
 }
 
-Result<std::shared_ptr<const Payload>> DeltaStore::Add(const PayloadIdentity& identity, CodecLevel level,
-                                                       const std::vector<const DeltaBlock*>& blocks) {
+Result<std::shared_ptr<const payload::Payload>> DeltaStore::Add(const payload::PayloadIdentity& identity,
+                                                                payload::CodecLevel level,
+                                                                const std::vector<const payload::DeltaBlock*>& blocks) {
   std::lock_guard lock(mutex_);
   derived_.clear();  // who is behind now needs others
   LS_ASSIGN_OR_RETURN(auto payload, AssembleLocked(identity, blocks));
@@ -145,7 +146,7 @@ Result<std::shared_ptr<const Payload>> DeltaStore::Add(const PayloadIdentity& id
 }
 
 void DeltaStore::RemoveOldestLocked() {
-  const PayloadHeader& header = chain_.front().header();
+  const payload::PayloadHeader& header = chain_.front().header();
   if (!options_.directory.empty()) unlink(PathOf(header.base, header.target).c_str());
   chain_.pop_front();
 }
@@ -181,7 +182,7 @@ std::vector<DeltaStore::Step> DeltaStore::StepsLocked(Version base) const {
   return {first, chain_.end()};
 }
 
-Result<DeltaChain> DeltaStore::ChainFrom(Version base) const {
+Result<payload::DeltaChain> DeltaStore::ChainFrom(Version base) const {
   std::lock_guard lock(mutex_);
   const std::vector<Step> steps = StepsLocked(base);
   if (steps.empty())
@@ -189,7 +190,7 @@ Result<DeltaChain> DeltaStore::ChainFrom(Version base) const {
   return PayloadsOf(steps);
 }
 
-DeltaRoute DeltaStore::RouteFrom(Version base, uint64_t full_bytes, CodecLevel level) {
+DeltaRoute DeltaStore::RouteFrom(Version base, uint64_t full_bytes, payload::CodecLevel level) {
   std::vector<Step> steps;
   {
     std::lock_guard lock(mutex_);
@@ -204,25 +205,27 @@ DeltaRoute DeltaStore::RouteFrom(Version base, uint64_t full_bytes, CodecLevel l
   return route;
 }
 
-void DeltaStore::Fold(Version base, CodecLevel level, DeltaRoute& route) {
+void DeltaStore::Fold(Version base, payload::CodecLevel level, DeltaRoute& route) {
   const DerivedKey key{base, route.steps.back()->header().target, level};
-  const auto folded =
-      Derived(key, route.data_bytes(), [&] { return FoldPayloads(*layout_, route.steps, level, *options_.fold_pool); });
+  const auto folded = Derived(key, route.data_bytes(),
+                              [&] { return payload::FoldPayloads(*layout_, route.steps, level, *options_.fold_pool); });
   if (folded != nullptr) route = {.steps = {folded}, .folded = true, .level = level};
 }
 
-void DeltaStore::Raise(const std::vector<Step>& steps, CodecLevel level, DeltaRoute& route) {
+void DeltaStore::Raise(const std::vector<Step>& steps, payload::CodecLevel level, DeltaRoute& route) {
   for (size_t i = 0; i < steps.size(); ++i) {
     if (steps[i].level >= level) continue;
-    const PayloadHeader& header = steps[i].header();
-    const auto raised = Derived({header.base, header.target, level}, header.data_bytes,
-                                [&] { return RecodePayload(*layout_, *steps[i].payload, level, *options_.fold_pool); });
+    const payload::PayloadHeader& header = steps[i].header();
+    const auto raised = Derived({header.base, header.target, level}, header.data_bytes, [&] {
+      return payload::RecodePayload(*layout_, *steps[i].payload, level, *options_.fold_pool);
+    });
     if (raised != nullptr) route.steps[i] = raised;
   }
   route.level = level;
 }
 
-std::shared_ptr<const Payload> DeltaStore::Derived(const DerivedKey& key, uint64_t smaller_than, const Derive& derive) {
+std::shared_ptr<const payload::Payload> DeltaStore::Derived(const DerivedKey& key, uint64_t smaller_than,
+                                                            const Derive& derive) {
   std::lock_guard derive_lock(derive_mutex_);
   {
     std::lock_guard lock(mutex_);
@@ -263,11 +266,11 @@ DeltaStore::Hold::~Hold() {
   store_->EvictLocked();
 }
 
-Result<UniqueFd> DeltaStore::OpenFile(const Payload& payload) const {
-  const PayloadHeader& header = payload.header();
+Result<os::UniqueFd> DeltaStore::OpenFile(const payload::Payload& payload) const {
+  const payload::PayloadHeader& header = payload.header();
   const std::string path = PathOf(header.base, header.target);
   const bool stored = !options_.directory.empty() && header.steps_folded == 1;
-  UniqueFd file(stored ? open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW) : -1);
+  os::UniqueFd file(stored ? open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW) : -1);
   struct stat info {};
   const bool whole = file.valid() && fstat(file.get(), &info) == 0 && S_ISREG(info.st_mode) &&
                      static_cast<uint64_t>(info.st_size) == payload.total_bytes();
@@ -275,9 +278,9 @@ Result<UniqueFd> DeltaStore::OpenFile(const Payload& payload) const {
   return Status(ErrorCode::kState, Cat("the delta from version ", header.base, " to ", header.target, " has no file"));
 }
 
-DeltaChain DeltaStore::Retained() const {
+payload::DeltaChain DeltaStore::Retained() const {
   std::lock_guard lock(mutex_);
-  DeltaChain all = PayloadsOf(chain_);
+  payload::DeltaChain all = PayloadsOf(chain_);
   for (const auto& [key, payload] : derived_) {
     if (payload != nullptr) all.push_back(payload);
   }
@@ -290,4 +293,4 @@ void DeltaStore::Discard() {
   derived_.clear();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::store

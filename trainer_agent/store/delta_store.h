@@ -21,7 +21,7 @@
 #include "common/os/unique_fd.h"
 #include "common/payload/payload.h"
 
-namespace lockstep {
+namespace lockstep::store {
 
 struct StoreOptions {
   std::string directory;  // empty: in memory only
@@ -32,9 +32,9 @@ struct StoreOptions {
 
 // How to bring a receiver from one version to the newest.
 struct DeltaRoute {
-  DeltaChain steps;  // empty: no deltas lead there, send full blocks
+  payload::DeltaChain steps;  // empty: no deltas lead there, send full blocks
   bool folded = false;
-  CodecLevel level = CodecLevel::kFast;  // all of it is coded at this one or higher
+  payload::CodecLevel level = payload::CodecLevel::kFast;  // all of it is coded at this one or higher
 
   uint64_t data_bytes() const;
   uint64_t changed_elements() const;
@@ -43,25 +43,26 @@ struct DeltaRoute {
 // Thread-safe.
 class DeltaStore {
  public:
-  DeltaStore(std::shared_ptr<const ModelLayout> layout, StoreOptions options);
+  DeltaStore(std::shared_ptr<const model::ModelLayout> layout, StoreOptions options);
   ~DeltaStore();
 
   // Reads back the files of an earlier agent: of those that are whole, the longest chain that ends at `newest`. The
   // others are removed.
-  void Load(const Manifest& newest);
+  void Load(const model::Manifest& newest);
 
   // Makes the delta that follows the last one and retains it, coded at `level`. A full tmpfs costs old deltas first;
   // when even that does not help the delta is kept on the heap.
-  Result<std::shared_ptr<const Payload>> Add(const PayloadIdentity& identity, CodecLevel level,
-                                             const std::vector<const DeltaBlock*>& blocks);
+  Result<std::shared_ptr<const payload::Payload>> Add(const payload::PayloadIdentity& identity,
+                                                      payload::CodecLevel level,
+                                                      const std::vector<const payload::DeltaBlock*>& blocks);
 
   // The route of fewest bytes from `base`: one delta, the chain, or its fold; none when that would not be below
   // `full_bytes`. A fold, and what was made at a lower level than `level`, is computed here the first time, unless it
   // would take long: then the chain is served as it is.
-  DeltaRoute RouteFrom(Version base, uint64_t full_bytes, CodecLevel level);
+  DeltaRoute RouteFrom(Version base, uint64_t full_bytes, payload::CodecLevel level);
 
   // Every step from `base` on, unfolded. kState when some are gone.
-  Result<DeltaChain> ChainFrom(Version base) const;
+  Result<payload::DeltaChain> ChainFrom(Version base) const;
 
   // How large a delta is worth making: while a full pull needs it to catch up, as large as the model; else the budget.
   uint64_t MaxDeltaBytes() const;
@@ -83,10 +84,10 @@ class DeltaStore {
 
   // The file of a delta, for reading; it never changes, and outlives its name. kState when there is none (any more):
   // derived ones, and what is kept on the heap, have no file.
-  Result<UniqueFd> OpenFile(const Payload& payload) const;
+  Result<os::UniqueFd> OpenFile(const payload::Payload& payload) const;
 
   // The chain first, then what was derived from it.
-  DeltaChain Retained() const;
+  payload::DeltaChain Retained() const;
   // The share of elements that the newest delta changed; 0: there is none.
   double NewestDensity() const;
 
@@ -95,40 +96,41 @@ class DeltaStore {
 
  private:
   struct Step {
-    std::shared_ptr<const Payload> payload;
-    CodecLevel level = CodecLevel::kFast;  // that it was made at
+    std::shared_ptr<const payload::Payload> payload;
+    payload::CodecLevel level = payload::CodecLevel::kFast;  // that it was made at
 
-    const PayloadHeader& header() const { return payload->header(); }
+    const payload::PayloadHeader& header() const { return payload->header(); }
   };
   struct DerivedKey {
     Version base = 0;
     Version target = 0;
-    CodecLevel level = CodecLevel::kFast;
+    payload::CodecLevel level = payload::CodecLevel::kFast;
     auto operator<=>(const DerivedKey&) const = default;
   };
-  using Derive = std::function<Result<std::shared_ptr<const Payload>>()>;
+  using Derive = std::function<Result<std::shared_ptr<const payload::Payload>>()>;
 
   std::string PathOf(Version base, Version target) const;
-  Payload::Allocator FileAllocator(const std::string& path);
-  std::shared_ptr<const Payload> LoadFile(const std::string& path) const;
-  Result<std::shared_ptr<const Payload>> AssembleLocked(const PayloadIdentity& identity,
-                                                        const std::vector<const DeltaBlock*>& blocks);
+  payload::Payload::Allocator FileAllocator(const std::string& path);
+  std::shared_ptr<const payload::Payload> LoadFile(const std::string& path) const;
+  Result<std::shared_ptr<const payload::Payload>> AssembleLocked(const payload::PayloadIdentity& identity,
+                                                                 const std::vector<const payload::DeltaBlock*>& blocks);
   std::vector<Step> StepsLocked(Version base) const;
-  void Fold(Version base, CodecLevel level, DeltaRoute& route);
-  void Raise(const std::vector<Step>& steps, CodecLevel level, DeltaRoute& route);
+  void Fold(Version base, payload::CodecLevel level, DeltaRoute& route);
+  void Raise(const std::vector<Step>& steps, payload::CodecLevel level, DeltaRoute& route);
   bool IsStepLocked(const DerivedKey& key) const;
-  std::shared_ptr<const Payload> Derived(const DerivedKey& key, uint64_t smaller_than, const Derive& derive);
+  std::shared_ptr<const payload::Payload> Derived(const DerivedKey& key, uint64_t smaller_than, const Derive& derive);
   void EvictLocked();
   void RemoveOldestLocked();
   uint64_t RetainedBytesLocked() const;
 
-  const std::shared_ptr<const ModelLayout> layout_;
+  const std::shared_ptr<const model::ModelLayout> layout_;
   const StoreOptions options_;
   mutable std::mutex mutex_;
   std::mutex derive_mutex_;  // one at a time; taken before mutex_
   std::deque<Step> chain_;
-  std::map<DerivedKey, std::shared_ptr<const Payload>> derived_;  // since the newest was added; null: does not pay
+  std::map<DerivedKey, std::shared_ptr<const payload::Payload>>
+      derived_;  // since the newest was added; null: does not pay
   std::multiset<Version> holds_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::store

@@ -2,21 +2,22 @@
 
 #include <algorithm>
 
-namespace lockstep {
+namespace lockstep::store {
 namespace {
 
 constexpr double kUsualDensity = 0.01;
 
 }  // namespace
 
-CodecLevel ChooseLevel(uint64_t link_bytes_per_s, double density, std::span<const CodecLevel> levels) {
+payload::CodecLevel ChooseLevel(uint64_t link_bytes_per_s, double density,
+                                std::span<const payload::CodecLevel> levels) {
   if (link_bytes_per_s == 0) return levels.front();
   const double bytes_per_ns = static_cast<double>(link_bytes_per_s) / 1e9;
   // A change's time in all, as the bytes that the link carries in it.
-  const auto cost = [&](CodecLevel level) {
+  const auto cost = [&](payload::CodecLevel level) {
     return level->cost.bytes + bytes_per_ns * level->cost.Nanoseconds(density > 0 ? density : kUsualDensity);
   };
   return *std::ranges::min_element(levels, {}, cost);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::store

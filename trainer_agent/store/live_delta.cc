@@ -5,7 +5,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::store {
 namespace {
 
 // Waking a reader costs more than a block: it is done for several at a time.
@@ -35,7 +35,7 @@ std::vector<std::function<void()>> WakeList::Take() {
   return wakes;
 }
 
-void LiveDelta::Add(std::shared_ptr<const DeltaBlock> block) {
+void LiveDelta::Add(std::shared_ptr<const payload::DeltaBlock> block) {
   std::unique_lock lock(mutex_);
   if (ended_) return;
   blocks_.push_back(std::move(block));
@@ -137,12 +137,12 @@ bool LiveFeed::followed() const {
   return !followers_.empty();
 }
 
-CodecLevel LiveFeed::level() const {
+payload::CodecLevel LiveFeed::level() const {
   std::lock_guard lock(mutex_);
-  return followers_.empty() ? CodecLevel::kFast : *followers_.rbegin();
+  return followers_.empty() ? payload::CodecLevel::kFast : *followers_.rbegin();
 }
 
-LiveFeed::Follower::Follower(LiveFeed* feed, CodecLevel level)
+LiveFeed::Follower::Follower(LiveFeed* feed, payload::CodecLevel level)
     : feed_(feed), at_([&] {
         std::lock_guard lock(feed->mutex_);
         return feed->followers_.insert(level);
@@ -172,4 +172,4 @@ void LiveFeed::WakeWhenBegun(Version base, std::weak_ptr<void> reader, std::func
   wake();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::store

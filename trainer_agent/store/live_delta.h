@@ -16,7 +16,7 @@
 #include "common/base/status.h"
 #include "common/payload/payload.h"
 
-namespace lockstep {
+namespace lockstep::store {
 
 // Who is to be woken, each once. Those whose reader is gone are dropped, so that it stays as short as there are
 // readers. Guarded by its owner.
@@ -44,7 +44,7 @@ class LiveDelta {
   Version target() const { return target_; }
 
   // --- the maker; without effect after an end ---
-  void Add(std::shared_ptr<const DeltaBlock> block);
+  void Add(std::shared_ptr<const payload::DeltaBlock> block);
   void Seal();
   void Abort(Status why);  // REQUIRES !why.ok()
   // The same, also of a sealed one: who still reads it is too slow for the memory that it takes.
@@ -52,7 +52,7 @@ class LiveDelta {
 
   // --- readers ---
   struct Update {
-    std::vector<std::shared_ptr<const DeltaBlock>>
+    std::vector<std::shared_ptr<const payload::DeltaBlock>>
         blocks;           // the next ones, in the order of making; some hundred at most
     bool sealed = false;  // these are the last
     Status aborted;       // not OK: no block counts, nor those before
@@ -68,7 +68,7 @@ class LiveDelta {
   const Version base_;
   const Version target_;
   mutable std::mutex mutex_;
-  std::vector<std::shared_ptr<const DeltaBlock>> blocks_;
+  std::vector<std::shared_ptr<const payload::DeltaBlock>> blocks_;
   bool ended_ = false;
   Status aborted_;
   WakeList waiting_;
@@ -88,20 +88,20 @@ class LiveFeed {
   // Whether there are followers.
   bool followed() const;
   // The highest that any follower's link is worth: to undo it costs the others less than it spares that one.
-  CodecLevel level() const;
+  payload::CodecLevel level() const;
 
   // --- readers ---
   // While it lives, somebody on a link for `level` follows the run.
   class Follower {
    public:
-    Follower(LiveFeed* feed, CodecLevel level);
+    Follower(LiveFeed* feed, payload::CodecLevel level);
     ~Follower();
     Follower(const Follower&) = delete;
     Follower& operator=(const Follower&) = delete;
 
    private:
     LiveFeed* const feed_;
-    const std::multiset<CodecLevel>::iterator at_;
+    const std::multiset<payload::CodecLevel>::iterator at_;
   };
 
   // The delta that starts at `base` and is being made; null while nobody has begun it. kState when it will not be made:
@@ -117,8 +117,8 @@ class LiveFeed {
   Version newest_ = 0;
   std::shared_ptr<LiveDelta> delta_;
   std::deque<std::weak_ptr<LiveDelta>> sealed_;  // that may have readers yet, oldest first
-  std::multiset<CodecLevel> followers_;
+  std::multiset<payload::CodecLevel> followers_;
   WakeList waiting_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::store

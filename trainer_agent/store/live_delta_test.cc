@@ -4,11 +4,11 @@
 
 #include "common/payload/test_level.h"
 
-namespace lockstep {
+namespace lockstep::store {
 namespace {
 
-std::shared_ptr<const DeltaBlock> Block(BlockIndex block) {
-  return std::make_shared<const DeltaBlock>(DeltaBlock{.block = block});
+std::shared_ptr<const payload::DeltaBlock> Block(BlockIndex block) {
+  return std::make_shared<const payload::DeltaBlock>(payload::DeltaBlock{.block = block});
 }
 
 TEST_CASE("A reader gets every block once, in the order of their making, and then the end") {
@@ -145,17 +145,17 @@ TEST_CASE("The end of a run aborts what was being made, and wakes who waits") {
 
 TEST_CASE("The level is the highest that any follower's link is worth") {
   LiveFeed feed;
-  CHECK(feed.level() == CodecLevel::kFast);
+  CHECK(feed.level() == payload::CodecLevel::kFast);
   CHECK_FALSE(feed.followed());
-  const LiveFeed::Follower near(&feed, CodecLevel::kFast);
+  const LiveFeed::Follower near(&feed, payload::CodecLevel::kFast);
   {
-    const LiveFeed::Follower far(&feed, CodecLevel::kCompact);
-    CHECK(feed.level() == CodecLevel::kCompact);
-    const LiveFeed::Follower farther(&feed, kHard);
-    CHECK(feed.level() == kHard);
+    const LiveFeed::Follower far(&feed, payload::CodecLevel::kCompact);
+    CHECK(feed.level() == payload::CodecLevel::kCompact);
+    const LiveFeed::Follower farther(&feed, payload::kHard);
+    CHECK(feed.level() == payload::kHard);
   }
-  CHECK(feed.level() == CodecLevel::kFast);
+  CHECK(feed.level() == payload::CodecLevel::kFast);
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::store

@@ -10,11 +10,11 @@
 #include "trainer_agent/store/level_choice.h"
 #include "trainer_agent/store/version_catalog.h"
 
-namespace lockstep {
+namespace lockstep::store {
 namespace {
 
-std::shared_ptr<const ModelLayout> Layout() {
-  return *ModelLayout::Create({{"w", DType::kU16, {20000}, 0}}, 4096);
+std::shared_ptr<const model::ModelLayout> Layout() {
+  return *model::ModelLayout::Create({{"w", model::DType::kU16, {20000}, 0}}, 4096);
 }
 
 ManifestDigest DigestOf(Version version) {
@@ -24,17 +24,18 @@ ManifestDigest DigestOf(Version version) {
 }
 
 struct Chain {
-  std::shared_ptr<const ModelLayout> layout = Layout();
+  std::shared_ptr<const model::ModelLayout> layout = Layout();
   RunId run = RandomId<RunId>();
 
   // Version `base` to the next: three elements of the first block change by 1.
   Status Add(DeltaStore& store, Version base) const {
-    return Add(store, base, {.positions = {0, 2, 4}, .steps = {1, 1, 1}}, CodecLevel::kFast);
+    return Add(store, base, {.positions = {0, 2, 4}, .steps = {1, 1, 1}}, payload::CodecLevel::kFast);
   }
-  Status Add(DeltaStore& store, Version base, const Changes& changes, CodecLevel level) const {
-    std::vector<DeltaBlock> blocks(1);
-    blocks[0] = {.codec = Codec::kSparse, .changes = static_cast<uint32_t>(changes.size()), .target_hash = base + 1};
-    EncodeSparse(changes, 2, level, blocks[0].data);
+  Status Add(DeltaStore& store, Version base, const payload::Changes& changes, payload::CodecLevel level) const {
+    std::vector<payload::DeltaBlock> blocks(1);
+    blocks[0] = {
+        .codec = payload::Codec::kSparse, .changes = static_cast<uint32_t>(changes.size()), .target_hash = base + 1};
+    payload::EncodeSparse(changes, 2, level, blocks[0].data);
     blocks[0].data_hash = Hash64(blocks[0].data);
     return store
         .Add({.run = run,
@@ -45,7 +46,7 @@ struct Chain {
              level, {&blocks[0]})
         .status();
   }
-  Manifest Newest(Version version) const {
+  model::Manifest Newest(Version version) const {
     return {.held = {run, version}, .block_hashes = {}, .digest = DigestOf(version)};
   }
 };
@@ -58,16 +59,16 @@ TEST_CASE("One step behind is a delta, several are folded, unknown ones and dear
   const Chain chain;
   DeltaStore store(chain.layout, {.fold_pool = &pool});
   for (Version version = 1; version <= 3; ++version) REQUIRE(chain.Add(store, version).ok());
-  const DeltaRoute delta = store.RouteFrom(3, kFull, CodecLevel::kFast);
+  const DeltaRoute delta = store.RouteFrom(3, kFull, payload::CodecLevel::kFast);
   REQUIRE(delta.steps.size() == 1);
   CHECK_FALSE(delta.folded);
-  const DeltaRoute folded = store.RouteFrom(1, kFull, CodecLevel::kFast);
+  const DeltaRoute folded = store.RouteFrom(1, kFull, payload::CodecLevel::kFast);
   REQUIRE(folded.steps.size() == 1);
   CHECK(folded.folded);
   CHECK(folded.steps[0]->header().steps_folded == 3);
-  CHECK(store.RouteFrom(1, kFull, CodecLevel::kFast).steps[0] == folded.steps[0]);
-  CHECK(store.RouteFrom(9, kFull, CodecLevel::kFast).steps.empty());
-  CHECK(store.RouteFrom(1, 5, CodecLevel::kFast).steps.empty());
+  CHECK(store.RouteFrom(1, kFull, payload::CodecLevel::kFast).steps[0] == folded.steps[0]);
+  CHECK(store.RouteFrom(9, kFull, payload::CodecLevel::kFast).steps.empty());
+  CHECK(store.RouteFrom(1, 5, payload::CodecLevel::kFast).steps.empty());
   CHECK((*store.ChainFrom(1)).size() == 3);
   CHECK(store.ChainFrom(0).status().code() == ErrorCode::kState);
 }
@@ -75,9 +76,9 @@ TEST_CASE("One step behind is a delta, several are folded, unknown ones and dear
 TEST_CASE("A delta is served at any level above its own, each form made once and in fewer bytes") {
   const Chain chain;
   DeltaStore store(chain.layout, {.fold_pool = &pool});
-  REQUIRE(chain.Add(store, 1, RepetitiveChanges(500), CodecLevel::kFast).ok());
+  REQUIRE(chain.Add(store, 1, payload::RepetitiveChanges(500), payload::CodecLevel::kFast).ok());
   uint64_t bytes = kFull;
-  for (const CodecLevel level : {CodecLevel::kFast, CodecLevel::kCompact, kHard}) {
+  for (const payload::CodecLevel level : {payload::CodecLevel::kFast, payload::CodecLevel::kCompact, payload::kHard}) {
     const DeltaRoute route = store.RouteFrom(1, kFull, level);
     REQUIRE(route.steps.size() == 1);
     CHECK(route.level == level);
@@ -91,11 +92,13 @@ TEST_CASE("A delta is served at any level above its own, each form made once and
 TEST_CASE("A delta made at a level is served at it to whoever would do with less, and raised to more") {
   const Chain chain;
   DeltaStore store(chain.layout, {.fold_pool = &pool});
-  REQUIRE(chain.Add(store, 1, RepetitiveChanges(500), CodecLevel::kCompact).ok());
-  CHECK(store.RouteFrom(1, kFull, CodecLevel::kFast).level == CodecLevel::kCompact);
-  CHECK(store.RouteFrom(1, kFull, CodecLevel::kFast).steps == store.RouteFrom(1, kFull, CodecLevel::kCompact).steps);
-  CHECK(store.RouteFrom(1, kFull, kHard).level == kHard);
-  CHECK(store.RouteFrom(1, kFull, kHard).data_bytes() < store.RouteFrom(1, kFull, CodecLevel::kFast).data_bytes());
+  REQUIRE(chain.Add(store, 1, payload::RepetitiveChanges(500), payload::CodecLevel::kCompact).ok());
+  CHECK(store.RouteFrom(1, kFull, payload::CodecLevel::kFast).level == payload::CodecLevel::kCompact);
+  CHECK(store.RouteFrom(1, kFull, payload::CodecLevel::kFast).steps ==
+        store.RouteFrom(1, kFull, payload::CodecLevel::kCompact).steps);
+  CHECK(store.RouteFrom(1, kFull, payload::kHard).level == payload::kHard);
+  CHECK(store.RouteFrom(1, kFull, payload::kHard).data_bytes() <
+        store.RouteFrom(1, kFull, payload::CodecLevel::kFast).data_bytes());
 }
 
 TEST_CASE("A chain whose fold does not pay is raised step by step, those below the level only") {
@@ -103,21 +106,22 @@ TEST_CASE("A chain whose fold does not pay is raised step by step, those below t
   DeltaStore store(chain.layout, {.fold_pool = &pool});
   std::mt19937 random(3);
   // Together they change every element of the block to noise: no fold is smaller than the block.
-  for (const auto& [base, level] : {std::pair(1u, CodecLevel::kCompact), std::pair(2u, CodecLevel::kFast)}) {
-    Changes noise;
+  for (const auto& [base, level] :
+       {std::pair(1u, payload::CodecLevel::kCompact), std::pair(2u, payload::CodecLevel::kFast)}) {
+    payload::Changes noise;
     for (uint32_t i = 0; i < 1024; ++i) {
       noise.positions.push_back(2 * i + base % 2);
       noise.steps.push_back(1 + random() % 0xffff);
     }
     REQUIRE(chain.Add(store, base, noise, level).ok());
   }
-  const DeltaChain made = *store.ChainFrom(1);
-  const DeltaRoute fast = store.RouteFrom(1, kFull, CodecLevel::kFast);
+  const payload::DeltaChain made = *store.ChainFrom(1);
+  const DeltaRoute fast = store.RouteFrom(1, kFull, payload::CodecLevel::kFast);
   CHECK_FALSE(fast.folded);
-  CHECK(fast.level == CodecLevel::kFast);
+  CHECK(fast.level == payload::CodecLevel::kFast);
   CHECK(fast.steps == made);
-  const DeltaRoute raised = store.RouteFrom(1, kFull, CodecLevel::kCompact);
-  CHECK(raised.level == CodecLevel::kCompact);
+  const DeltaRoute raised = store.RouteFrom(1, kFull, payload::CodecLevel::kCompact);
+  CHECK(raised.level == payload::CodecLevel::kCompact);
   REQUIRE(raised.steps.size() == 2);
   CHECK(raised.steps[0] == made[0]);
   CHECK(raised.steps[1] != made[1]);
@@ -130,7 +134,7 @@ TEST_CASE("The budget evicts from the old end, unless a pull holds it, and then 
   DeltaStore store(chain.layout, {.retain_bytes = 3 * kPage, .fold_pool = &pool});
   for (Version version = 1; version <= 5; ++version) REQUIRE(chain.Add(store, version).ok());
   CHECK(store.Retained().size() == 3);
-  CHECK(store.RouteFrom(2, kFull, CodecLevel::kFast).steps.empty());
+  CHECK(store.RouteFrom(2, kFull, payload::CodecLevel::kFast).steps.empty());
   CHECK(store.MaxDeltaBytes() == 3 * kPage);
   auto hold = store.HoldFrom(3);
   CHECK(store.MaxDeltaBytes() == chain.layout->data_bytes());
@@ -144,21 +148,21 @@ TEST_CASE("The budget evicts from the old end, unless a pull holds it, and then 
 
 TEST_CASE("A restarted agent finds the chain that ends at its newest version, and nothing else") {
   const Chain chain;
-  const TempDir dir;
+  const os::TempDir dir;
   {
     DeltaStore store(chain.layout, {.directory = dir.path(), .fold_pool = &pool});
     for (Version version = 1; version <= 4; ++version) REQUIRE(chain.Add(store, version).ok());
   }
-  REQUIRE(WriteFileAtomic(dir.File("new"), "half a delta").ok());
-  REQUIRE(WriteFileAtomic(dir.File("7-8.delta"), "rubbish").ok());
+  REQUIRE(os::WriteFileAtomic(dir.File("new"), "half a delta").ok());
+  REQUIRE(os::WriteFileAtomic(dir.File("7-8.delta"), "rubbish").ok());
   {
     DeltaStore store(chain.layout, {.directory = dir.path(), .fold_pool = &pool});
     store.Load(chain.Newest(5));
     CHECK(store.Retained().size() == 4);
-    CHECK_FALSE(ReadFile(dir.File("new")).ok());
-    CHECK_FALSE(ReadFile(dir.File("7-8.delta")).ok());
+    CHECK_FALSE(os::ReadFile(dir.File("new")).ok());
+    CHECK_FALSE(os::ReadFile(dir.File("7-8.delta")).ok());
     REQUIRE(chain.Add(store, 5).ok());
-    CHECK(store.RouteFrom(1, kFull, CodecLevel::kFast).folded);
+    CHECK(store.RouteFrom(1, kFull, payload::CodecLevel::kFast).folded);
   }
   DeltaStore other(chain.layout, {.directory = dir.path(), .fold_pool = &pool});
   other.Load({.held = {RandomId<RunId>(), 6}, .block_hashes = {}, .digest = DigestOf(6)});
@@ -167,26 +171,27 @@ TEST_CASE("A restarted agent finds the chain that ends at its newest version, an
 
 TEST_CASE("A delta's file is opened for reading and outlives its name; folds and deltas on the heap have none") {
   const Chain chain;
-  const TempDir dir;
+  const os::TempDir dir;
   DeltaStore store(chain.layout, {.directory = dir.path(), .fold_pool = &pool});
   for (Version version = 1; version <= 2; ++version) REQUIRE(chain.Add(store, version).ok());
-  const auto payload = store.RouteFrom(2, kFull, CodecLevel::kFast).steps.at(0);
+  const auto payload = store.RouteFrom(2, kFull, payload::CodecLevel::kFast).steps.at(0);
   const auto file = store.OpenFile(*payload);
   REQUIRE(file.ok());
   store.Discard();
   Bytes bytes(payload->total_bytes());
-  REQUIRE(ReadAt(file->get(), 0, bytes, "delta").ok());
+  REQUIRE(os::ReadAt(file->get(), 0, bytes, "delta").ok());
   CHECK(std::equal(bytes.begin(), bytes.end(), payload->bytes().begin(), payload->bytes().end()));
-  CHECK_FALSE(WriteAll(file->get(), 0, bytes, "delta").ok());
+  CHECK_FALSE(os::WriteAll(file->get(), 0, bytes, "delta").ok());
   CHECK(store.OpenFile(*payload).status().code() == ErrorCode::kState);
 
   for (Version version = 1; version <= 2; ++version) REQUIRE(chain.Add(store, version).ok());
-  const DeltaRoute fold = store.RouteFrom(1, kFull, CodecLevel::kFast);
+  const DeltaRoute fold = store.RouteFrom(1, kFull, payload::CodecLevel::kFast);
   REQUIRE(fold.folded);
   CHECK(store.OpenFile(*fold.steps.at(0)).status().code() == ErrorCode::kState);
   DeltaStore heap(chain.layout, {.fold_pool = &pool});
   REQUIRE(chain.Add(heap, 1).ok());
-  CHECK(heap.OpenFile(*heap.RouteFrom(1, kFull, CodecLevel::kFast).steps.at(0)).status().code() == ErrorCode::kState);
+  CHECK(heap.OpenFile(*heap.RouteFrom(1, kFull, payload::CodecLevel::kFast).steps.at(0)).status().code() ==
+        ErrorCode::kState);
 }
 
 TEST_CASE("A version that does not follow the last one starts a new chain") {
@@ -220,8 +225,9 @@ TEST_CASE("A block comes from the wanted version, or from the newest when that i
   std::byte out[4096];
   CHECK(run->ReadBlock(1, false, 0, out).status().code() == ErrorCode::kState);
   for (const Version version : {1, 2}) {
-    catalog.Publish(
-        run, {std::make_shared<Manifest>(Manifest{{chain.run, version}, std::vector<uint64_t>(10, version), {}}), 0});
+    catalog.Publish(run, {std::make_shared<model::Manifest>(
+                              model::Manifest{{chain.run, version}, std::vector<uint64_t>(10, version), {}}),
+                          0});
   }
   blocks->in_memory = 1;
   CHECK((*run->ReadBlock(1, false, 0, out)).version == 1);
@@ -239,7 +245,7 @@ TEST_CASE("The memory of a version comes with the manifest that says what is in 
   VersionCatalog catalog;
   catalog.Open(run);
   for (const Version version : {1, 2}) {
-    catalog.Publish(run, {std::make_shared<Manifest>(Manifest{{chain.run, version}, {}, {}}), 0});
+    catalog.Publish(run, {std::make_shared<model::Manifest>(model::Manifest{{chain.run, version}, {}, {}}), 0});
   }
   blocks->in_memory = 2;
   CHECK(run->OpenHalf(0)->manifest->held.version == 2);
@@ -261,7 +267,7 @@ TEST_CASE("An update is another run or version than was seen") {
   CHECK(opened->newest == Held{chain.run, 0});
   CHECK_FALSE(opened->version);
   CHECK_FALSE(catalog.UpdateSince("m", opened->newest));
-  catalog.Publish(run, {std::make_shared<Manifest>(Manifest{{chain.run, 1}, {}, {}}), 5});
+  catalog.Publish(run, {std::make_shared<model::Manifest>(model::Manifest{{chain.run, 1}, {}, {}}), 5});
   const auto published = catalog.UpdateSince("m", opened->newest);
   REQUIRE(published);
   CHECK(published->newest == Held{chain.run, 1});
@@ -280,10 +286,10 @@ TEST_CASE("A watch is called for its model and at the end, and never once it is 
   auto run = std::make_shared<ServedRun>("m", chain.run, chain.layout, std::make_shared<FakeBlocks>(), StoreOptions{});
   catalog.Open(run);
   CHECK(mine == 1);
-  catalog.Publish(run, {std::make_shared<Manifest>(Manifest{{chain.run, 1}, {}, {}}), 5});
+  catalog.Publish(run, {std::make_shared<model::Manifest>(model::Manifest{{chain.run, 1}, {}, {}}), 5});
   CHECK(mine == 2);
   watch.reset();
-  catalog.Publish(run, {std::make_shared<Manifest>(Manifest{{chain.run, 2}, {}, {}}), 6});
+  catalog.Publish(run, {std::make_shared<model::Manifest>(model::Manifest{{chain.run, 2}, {}, {}}), 6});
   CHECK(mine == 2);
   CHECK(others == 0);
   CHECK_FALSE(catalog.closed());
@@ -302,21 +308,21 @@ TEST_CASE("The level is compact below a link's rate that rises with the density 
                                                                                 {1, 220'000'000},
                                                                                 {0, 100'000'000}}) {
     INFO(density);
-    CHECK(ChooseLevel(border - 1, density) == CodecLevel::kCompact);
-    CHECK(ChooseLevel(border, density) == CodecLevel::kFast);
-    CHECK(ChooseLevel(1, density) == CodecLevel::kCompact);
-    CHECK(ChooseLevel(10'000'000'000, density) == CodecLevel::kFast);
+    CHECK(ChooseLevel(border - 1, density) == payload::CodecLevel::kCompact);
+    CHECK(ChooseLevel(border, density) == payload::CodecLevel::kFast);
+    CHECK(ChooseLevel(1, density) == payload::CodecLevel::kCompact);
+    CHECK(ChooseLevel(10'000'000'000, density) == payload::CodecLevel::kFast);
   }
-  CHECK(ChooseLevel(0, 0.01) == CodecLevel::kFast);  // nothing is known of the link
+  CHECK(ChooseLevel(0, 0.01) == payload::CodecLevel::kFast);  // nothing is known of the link
 }
 
 TEST_CASE("Of any number of levels the one is chosen that brings a delta soonest") {
-  const CodecLevel levels[] = {CodecLevel::kFast, CodecLevel::kCompact, kHard};
-  CHECK(ChooseLevel(0, 0.01, levels) == CodecLevel::kFast);
-  CHECK(ChooseLevel(1'000'000, 0.01, levels) == kHard);
-  CHECK(ChooseLevel(50'000'000, 0.01, levels) == CodecLevel::kCompact);
-  CHECK(ChooseLevel(1'000'000'000, 0.01, levels) == CodecLevel::kFast);
+  const payload::CodecLevel levels[] = {payload::CodecLevel::kFast, payload::CodecLevel::kCompact, payload::kHard};
+  CHECK(ChooseLevel(0, 0.01, levels) == payload::CodecLevel::kFast);
+  CHECK(ChooseLevel(1'000'000, 0.01, levels) == payload::kHard);
+  CHECK(ChooseLevel(50'000'000, 0.01, levels) == payload::CodecLevel::kCompact);
+  CHECK(ChooseLevel(1'000'000'000, 0.01, levels) == payload::CodecLevel::kFast);
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::store

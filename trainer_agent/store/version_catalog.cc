@@ -2,9 +2,9 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::store {
 
-ServedRun::ServedRun(std::string model, RunId run, std::shared_ptr<const ModelLayout> layout,
+ServedRun::ServedRun(std::string model, RunId run, std::shared_ptr<const model::ModelLayout> layout,
                      std::shared_ptr<BlockReader> blocks, StoreOptions store)
     : model_(std::move(model)),
       run_(run),
@@ -17,7 +17,7 @@ std::optional<ServedVersion> ServedRun::Newest() const {
   return newest_;
 }
 
-std::shared_ptr<const Manifest> ServedRun::FindManifest(Version version) const {
+std::shared_ptr<const model::Manifest> ServedRun::FindManifest(Version version) const {
   std::lock_guard lock(mutex_);
   if (newest_ && newest_->manifest->held.version == version) return newest_->manifest;
   if (previous_ != nullptr && previous_->held.version == version) return previous_;
@@ -30,7 +30,7 @@ Status ServedRun::UseBlocks(Version wanted, bool exact, BlockIndex first, uint32
   Status status;
   // The newest version may itself be overtaken between the two calls; its successor is then already served.
   for (int attempt = 0; attempt < 3; ++attempt) {
-    std::shared_ptr<const Manifest> manifest = FindManifest(wanted);
+    std::shared_ptr<const model::Manifest> manifest = FindManifest(wanted);
     if (manifest == nullptr || attempt > 0) {
       if (exact) break;
       const auto newest = Newest();
@@ -49,7 +49,7 @@ Status ServedRun::UseBlocks(Version wanted, bool exact, BlockIndex first, uint32
 Result<ServedRun::BlockInfo> ServedRun::ReadBlock(Version wanted, bool exact, BlockIndex block,
                                                   std::span<std::byte> out) {
   BlockInfo info;
-  LS_RETURN_IF_ERROR(UseBlocks(wanted, exact, block, 1, [&](const Manifest& manifest, ByteView bytes) {
+  LS_RETURN_IF_ERROR(UseBlocks(wanted, exact, block, 1, [&](const model::Manifest& manifest, ByteView bytes) {
     std::copy(bytes.begin(), bytes.end(), out.begin());
     info = {manifest.held.version, manifest.block_hashes[block]};
   }));
@@ -57,7 +57,7 @@ Result<ServedRun::BlockInfo> ServedRun::ReadBlock(Version wanted, bool exact, Bl
 }
 
 Result<ServedRun::Half> ServedRun::OpenHalf(Version wanted) const {
-  std::shared_ptr<const Manifest> manifest;
+  std::shared_ptr<const model::Manifest> manifest;
   if (wanted != 0) {
     manifest = FindManifest(wanted);
   } else if (const auto newest = Newest()) {
@@ -163,4 +163,4 @@ bool VersionCatalog::closed() const {
   return closed_;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::store

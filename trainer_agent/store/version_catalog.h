@@ -19,11 +19,11 @@
 #include "trainer_agent/store/delta_store.h"
 #include "trainer_agent/store/live_delta.h"
 
-namespace lockstep {
+namespace lockstep::store {
 
 // A version's blocks as a file: readable through `file`, without a promise that they stay.
 struct VersionFile {
-  UniqueFd file;
+  os::UniqueFd file;
   uint64_t data_offset = 0;  // of the first block
 };
 
@@ -40,30 +40,30 @@ class BlockReader {
 };
 
 struct ServedVersion {
-  std::shared_ptr<const Manifest> manifest;  // its `held` is the version
+  std::shared_ptr<const model::Manifest> manifest;  // its `held` is the version
   int64_t committed_unix_ns = 0;
 };
 
 // One run of one model. Thread-safe.
 class ServedRun {
  public:
-  ServedRun(std::string model, RunId run, std::shared_ptr<const ModelLayout> layout,
+  ServedRun(std::string model, RunId run, std::shared_ptr<const model::ModelLayout> layout,
             std::shared_ptr<BlockReader> blocks, StoreOptions store);
 
   const std::string& model() const { return model_; }
   const RunId& run() const { return run_; }
-  const ModelLayout& layout() const { return *layout_; }
+  const model::ModelLayout& layout() const { return *layout_; }
   DeltaStore& deltas() { return deltas_; }
   LiveFeed& live() { return live_; }
 
   std::optional<ServedVersion> Newest() const;
   // The newest or the one before it; no value for any other.
-  std::shared_ptr<const Manifest> FindManifest(Version version) const;
+  std::shared_ptr<const model::Manifest> FindManifest(Version version) const;
 
   // Calls `use` with consecutive blocks of `wanted`, or, when that is gone and `exact` is false, of the newest version,
   // and with the manifest of the one they are of. The bytes stay while it runs: as BlockReader::UseBytes. kState when
   // there are none; then it is not called.
-  using UseOfBlocks = std::function<void(const Manifest& manifest, ByteView bytes)>;
+  using UseOfBlocks = std::function<void(const model::Manifest& manifest, ByteView bytes)>;
   Status UseBlocks(Version wanted, bool exact, BlockIndex first, uint32_t count, const UseOfBlocks& use);
 
   // The same for one block that is copied to `out`; says which version and hash it has.
@@ -77,7 +77,7 @@ class ServedRun {
   // there. kState when it is gone.
   struct Half {
     VersionFile memory;
-    std::shared_ptr<const Manifest> manifest;
+    std::shared_ptr<const model::Manifest> manifest;
   };
   Result<Half> OpenHalf(Version wanted) const;
 
@@ -90,13 +90,13 @@ class ServedRun {
 
   const std::string model_;
   const RunId run_;
-  const std::shared_ptr<const ModelLayout> layout_;
+  const std::shared_ptr<const model::ModelLayout> layout_;
   DeltaStore deltas_;
   LiveFeed live_;
   mutable std::mutex mutex_;
   std::shared_ptr<BlockReader> blocks_;  // null once ended
   std::optional<ServedVersion> newest_;
-  std::shared_ptr<const Manifest> previous_;
+  std::shared_ptr<const model::Manifest> previous_;
 };
 
 // All models. Thread-safe.
@@ -151,4 +151,4 @@ class VersionCatalog {
   mutable std::set<const Watch*> watches_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::store

@@ -15,7 +15,7 @@
 #include "common/layout/strided_copy.h"
 #include "common/model/dtype.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 
 inline constexpr uint64_t kMaxDescriptionBytes = uint64_t{1} << 28;
 inline constexpr size_t kMaxParameters = 1'000'000;
@@ -28,26 +28,26 @@ inline constexpr uint32_t kMaxEngineRanks = 4096;
 // parameter has more dimensions (stacked experts), the tensor is seen with leading dimensions of 1 (Promoted()).
 struct Slice {
   std::string tensor;
-  Extents from;   // in the tensor
-  Extents shape;  // of the box, with the tensor's rank
-  Extents at;     // in the parameter
+  layout::Extents from;   // in the tensor
+  layout::Extents shape;  // of the box, with the tensor's rank
+  layout::Extents at;     // in the parameter
 
   bool operator==(const Slice&) const = default;
 };
 
 // Elements of a parameter that no tensor gives: rows that pad a vocabulary. Whole versions write zeros there.
 struct Padding {
-  Extents at;
-  Extents shape;
+  layout::Extents at;
+  layout::Extents shape;
 
   bool operator==(const Padding&) const = default;
 };
 
 struct EngineParameter {
   std::string name;
-  DType dtype = DType::kBF16;  // its tensors', but for IsWidened
-  Extents shape;
-  Extents strides;            // in elements
+  model::DType dtype = model::DType::kBF16;  // its tensors', but for IsWidened
+  layout::Extents shape;
+  layout::Extents strides;    // in elements
   uint32_t memory = 0;        // of RankDescription::memories
   uint64_t offset = 0;        // bytes from that memory's begin to the first element
   std::vector<Slice> slices;  // with `padding`, every element exactly once
@@ -96,10 +96,10 @@ struct RankDescription {
 
 // Whether an engine may hold a tensor of `tensor` in a parameter of `parameter`, though they differ: BF16 in F32. Such
 // an element is the tensor's in its upper half, and zeros in the lower.
-bool IsWidened(DType tensor, DType parameter);
+bool IsWidened(model::DType tensor, model::DType parameter);
 
 // How `parameter` lies in its memory. Without strides for what has no element or one.
-TensorView ViewOf(const EngineParameter& parameter);
+layout::TensorView ViewOf(const EngineParameter& parameter);
 // Bytes from its first element's begin to its last element's end; 0 without elements. REQUIRES CheckPlace.
 uint64_t ExtentBytes(const EngineParameter& parameter);
 // kBadData unless the elements lie within the parameter's memory, each at a place of its own: by rising stride, every
@@ -113,4 +113,4 @@ Result<RankDescription> ParseDescription(std::string_view json);
 // The text that ParseDescription gives `description` back for.
 std::string ToJson(const RankDescription& description);
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

@@ -7,7 +7,7 @@
 #include "common/model/layout.h"
 #include "raas_receiver/placement/description/description.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 namespace {
 
 constexpr uint32_t kFormat = 1;
@@ -16,8 +16,8 @@ using OrderedJson = nlohmann::ordered_json;
 
 // ---- Reading -----------------------------------------------------------------------------------------------------
 
-Status ReadGroup(const Json& json, const JsonPath& path, GroupPlace& group) {
-  LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, path));
+Status ReadGroup(const json::Json& json, const json::JsonPath& path, GroupPlace& group) {
+  LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(json, path));
   LS_RETURN_IF_ERROR(object.Read("size", group.size));
   LS_RETURN_IF_ERROR(object.Read("rank", group.rank));
   LS_RETURN_IF_ERROR(object.Finish());
@@ -26,8 +26,8 @@ Status ReadGroup(const Json& json, const JsonPath& path, GroupPlace& group) {
       Cat("rank ", group.rank, " of size ", group.size, ": sizes are 1 to ", kMaxEngineRanks, ", ranks below them"));
 }
 
-Status ReadPlace(const Json& json, const JsonPath& path, EnginePlace& place) {
-  LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, path));
+Status ReadPlace(const json::Json& json, const json::JsonPath& path, EnginePlace& place) {
+  LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(json, path));
   LS_RETURN_IF_ERROR(object.Read("engine", place.engine));
   LS_RETURN_IF_ERROR(object.ReadOptional("family", place.family));
   LS_RETURN_IF_ERROR(object.ReadOptional("tensor", place.tensor, ReadGroup));
@@ -38,7 +38,7 @@ Status ReadPlace(const Json& json, const JsonPath& path, EnginePlace& place) {
   return object.Finish();
 }
 
-Status ReadHandle(const Json& json, const JsonPath& path, std::array<uint8_t, 64>& handle) {
+Status ReadHandle(const json::Json& json, const json::JsonPath& path, std::array<uint8_t, 64>& handle) {
   const auto digit = [](char c) {
     if (c >= '0' && c <= '9') return c - '0';
     if (c >= 'a' && c <= 'f') return c - 'a' + 10;
@@ -58,18 +58,19 @@ Status ReadHandle(const Json& json, const JsonPath& path, std::array<uint8_t, 64
   return OkStatus();
 }
 
-Status ReadMemory(const Json& json, const JsonPath& path, MemoryDescription& memory) {
-  LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, path));
+Status ReadMemory(const json::Json& json, const json::JsonPath& path, MemoryDescription& memory) {
+  LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(json, path));
   std::string kind;
   LS_RETURN_IF_ERROR(object.Read("kind", kind));
   LS_RETURN_IF_ERROR(object.Read("bytes", memory.bytes));
-  if (memory.bytes == 0 || memory.bytes > kMaxDataBytes) return path.Bad(Cat("has ", memory.bytes, " bytes"));
+  if (memory.bytes == 0 || memory.bytes > model::kMaxDataBytes) return path.Bad(Cat("has ", memory.bytes, " bytes"));
   if (kind == "cuda") {
     memory.kind = MemoryKind::kCuda;
     LS_RETURN_IF_ERROR(object.Read("device", memory.device));
     LS_RETURN_IF_ERROR(object.Read("handle", memory.handle, ReadHandle));
     LS_RETURN_IF_ERROR(object.Read("offset", memory.offset));
-    if (memory.offset > kMaxDataBytes) return path.Bad(Cat("starts at byte ", memory.offset, " of its allocation"));
+    if (memory.offset > model::kMaxDataBytes)
+      return path.Bad(Cat("starts at byte ", memory.offset, " of its allocation"));
   } else if (kind != "host") {
     return path.Bad(Cat("the kind \"", CleanText(kind, 100), "\" is neither \"host\" nor \"cuda\""));
   }
@@ -77,7 +78,7 @@ Status ReadMemory(const Json& json, const JsonPath& path, MemoryDescription& mem
 }
 
 // Two descriptions of one piece of a GPU's memory would have it written while it is served.
-Status CheckApart(const RankDescription& description, const JsonPath& path) {
+Status CheckApart(const RankDescription& description, const json::JsonPath& path) {
   std::vector<const MemoryDescription*> memories;
   for (const auto& half : description.halves) {
     for (const MemoryDescription& memory : half) {
@@ -98,7 +99,7 @@ Status CheckApart(const RankDescription& description, const JsonPath& path) {
   return OkStatus();
 }
 
-Status CheckHalves(const RankDescription& description, const JsonPath& path) {
+Status CheckHalves(const RankDescription& description, const json::JsonPath& path) {
   const auto& halves = description.halves;
   if (halves.empty()) return path.Bad("must be one or two");
   for (size_t half = 0; half < halves.size(); ++half) {
@@ -116,16 +117,17 @@ Status CheckHalves(const RankDescription& description, const JsonPath& path) {
   return CheckApart(description, path);
 }
 
-Status ReadHalves(ObjectReader& object, RankDescription& description) {
-  const auto read_half = [](const Json& json, const JsonPath& path, std::vector<MemoryDescription>& half) {
-    return ReadArray(json, path, kMaxMemories, half, ReadMemory);
+Status ReadHalves(json::ObjectReader& object, RankDescription& description) {
+  const auto read_half = [](const json::Json& json, const json::JsonPath& path, std::vector<MemoryDescription>& half) {
+    return json::ReadArray(json, path, kMaxMemories, half, ReadMemory);
   };
   LS_RETURN_IF_ERROR(object.ReadList("halves", kMaxHalves, description.halves, read_half));
   return CheckHalves(description, object.PathOf("halves"));
 }
 
 // Whether the box lies in a parameter of `whole`; leading dimensions of 1 are added to `shape`.
-Status CheckBox(const JsonPath& path, const Extents& at, const Extents& shape, const Extents& whole) {
+Status CheckBox(const json::JsonPath& path, const layout::Extents& at, const layout::Extents& shape,
+                const layout::Extents& whole) {
   if (at.size() != whole.size() || shape.size() > whole.size()) {
     return path.Bad(Cat("does not have the ", whole.size(), " dimensions of the parameter"));
   }
@@ -133,14 +135,14 @@ Status CheckBox(const JsonPath& path, const Extents& at, const Extents& shape, c
   for (size_t k = 0; k < whole.size(); ++k) {
     const uint64_t size = k < leading ? 1 : shape[k - leading];
     if (size > whole[k] || at[k] > whole[k] - size) {
-      return path.Bad(Cat("leaves the parameter of shape ", ShapeText(whole), " in dimension ", k));
+      return path.Bad(Cat("leaves the parameter of shape ", layout::ShapeText(whole), " in dimension ", k));
     }
   }
   return OkStatus();
 }
 
-Status ReadSlice(const Json& json, const JsonPath& path, const Extents& whole, Slice& slice) {
-  LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, path));
+Status ReadSlice(const json::Json& json, const json::JsonPath& path, const layout::Extents& whole, Slice& slice) {
+  LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(json, path));
   LS_RETURN_IF_ERROR(object.Read("tensor", slice.tensor));
   LS_RETURN_IF_ERROR(object.Read("from", slice.from));
   LS_RETURN_IF_ERROR(object.Read("shape", slice.shape));
@@ -150,8 +152,8 @@ Status ReadSlice(const Json& json, const JsonPath& path, const Extents& whole, S
   return CheckBox(path, slice.at, slice.shape, whole);
 }
 
-Status ReadPadding(const Json& json, const JsonPath& path, const Extents& whole, Padding& padding) {
-  LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, path));
+Status ReadPadding(const json::Json& json, const json::JsonPath& path, const layout::Extents& whole, Padding& padding) {
+  LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(json, path));
   LS_RETURN_IF_ERROR(object.Read("at", padding.at));
   LS_RETURN_IF_ERROR(object.Read("shape", padding.shape));
   LS_RETURN_IF_ERROR(object.Finish());
@@ -159,25 +161,25 @@ Status ReadPadding(const Json& json, const JsonPath& path, const Extents& whole,
   return CheckBox(path, padding.at, padding.shape, whole);
 }
 
-Status ReadContent(ObjectReader& object, EngineParameter& parameter) {
-  const Extents& whole = parameter.shape;
-  const auto read_slice = [&](const Json& json, const JsonPath& path, Slice& slice) {
+Status ReadContent(json::ObjectReader& object, EngineParameter& parameter) {
+  const layout::Extents& whole = parameter.shape;
+  const auto read_slice = [&](const json::Json& json, const json::JsonPath& path, Slice& slice) {
     return ReadSlice(json, path, whole, slice);
   };
   LS_RETURN_IF_ERROR(object.ReadOptionalList("slices", kMaxSlices, parameter.slices, read_slice));
-  const auto read_padding = [&](const Json& json, const JsonPath& path, Padding& padding) {
+  const auto read_padding = [&](const json::Json& json, const json::JsonPath& path, Padding& padding) {
     return ReadPadding(json, path, whole, padding);
   };
   return object.ReadOptionalList("padding", kMaxSlices, parameter.padding, read_padding);
 }
 
-Status ReadParameter(const Json& json, const JsonPath& path, const RankDescription& description,
+Status ReadParameter(const json::Json& json, const json::JsonPath& path, const RankDescription& description,
                      EngineParameter& parameter) {
-  LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(json, path));
+  LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(json, path));
   LS_RETURN_IF_ERROR(object.Read("name", parameter.name));
   LS_RETURN_IF_ERROR(object.Read("dtype", parameter.dtype));
   LS_RETURN_IF_ERROR(object.Read("shape", parameter.shape));
-  parameter.strides = TensorView::Contiguous(parameter.shape, 1, 0).strides;
+  parameter.strides = layout::TensorView::Contiguous(parameter.shape, 1, 0).strides;
   LS_RETURN_IF_ERROR(object.ReadOptional("strides", parameter.strides));
   LS_RETURN_IF_ERROR(object.ReadOptional("memory", parameter.memory));
   LS_RETURN_IF_ERROR(object.Read("offset", parameter.offset));
@@ -187,9 +189,9 @@ Status ReadParameter(const Json& json, const JsonPath& path, const RankDescripti
   return object.Finish();
 }
 
-Status ReadParameters(ObjectReader& object, RankDescription& description) {
+Status ReadParameters(json::ObjectReader& object, RankDescription& description) {
   std::unordered_set<std::string_view> names;
-  const auto read = [&](const Json& json, const JsonPath& path, EngineParameter& parameter) -> Status {
+  const auto read = [&](const json::Json& json, const json::JsonPath& path, EngineParameter& parameter) -> Status {
     LS_RETURN_IF_ERROR(ReadParameter(json, path, description, parameter));
     if (names.insert(parameter.name).second) return OkStatus();
     return path.Bad(Cat("\"", parameter.name, "\" is given twice"));
@@ -225,8 +227,9 @@ OrderedJson ToJson(const MemoryDescription& memory) {
 
 OrderedJson ToJson(const EngineParameter& parameter) {
   OrderedJson json = {
-      {"name", parameter.name}, {"dtype", FindDType(parameter.dtype)->name}, {"shape", parameter.shape}};
-  if (parameter.strides != TensorView::Contiguous(parameter.shape, 1, 0).strides) json["strides"] = parameter.strides;
+      {"name", parameter.name}, {"dtype", model::FindDType(parameter.dtype)->name}, {"shape", parameter.shape}};
+  if (parameter.strides != layout::TensorView::Contiguous(parameter.shape, 1, 0).strides)
+    json["strides"] = parameter.strides;
   if (parameter.memory != 0) json["memory"] = parameter.memory;
   json["offset"] = parameter.offset;
   for (const Slice& slice : parameter.slices) {
@@ -242,9 +245,9 @@ OrderedJson ToJson(const EngineParameter& parameter) {
 }  // namespace
 
 Result<RankDescription> ParseDescription(std::string_view json) {
-  const JsonPath top{.key = "description"};
-  LS_ASSIGN_OR_RETURN(const Json document, ParseJson(json, top, kMaxDescriptionBytes));
-  LS_ASSIGN_OR_RETURN(ObjectReader object, ObjectReader::Open(document, top));
+  const json::JsonPath top{.key = "description"};
+  LS_ASSIGN_OR_RETURN(const json::Json document, json::ParseJson(json, top, kMaxDescriptionBytes));
+  LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(document, top));
   uint32_t format = 0;
   LS_RETURN_IF_ERROR(object.Read("format", format));
   if (format != kFormat) return top.Bad(Cat("is of format ", format, "; this build reads format ", kFormat));
@@ -276,4 +279,4 @@ std::string ToJson(const RankDescription& description) {
   return document.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

@@ -7,7 +7,7 @@
 
 #include "raas_receiver/placement/description/format_example.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 namespace {
 
 using Json = nlohmann::json;
@@ -56,13 +56,13 @@ TEST_CASE("The format's example is read as it is written") {
   CHECK(rank.halves[0][0].bytes == 128);
   REQUIRE(rank.parameters.size() == 5);
   CHECK(rank.parameters[0].padding == std::vector<Padding>{{.at = {4, 0}, .shape = {2, 4}}});
-  CHECK(rank.parameters[0].strides == Extents{4, 1});
+  CHECK(rank.parameters[0].strides == layout::Extents{4, 1});
   CHECK(rank.parameters[2].offset == 56);
   CHECK(rank.parameters[2].slices[1] ==
         Slice{.tensor = "model.k_proj.weight", .from = {1, 0}, .shape = {1, 4}, .at = {2, 0}});
-  CHECK(rank.parameters[3].dtype == DType::kBF16);
-  CHECK(rank.parameters[3].strides == Extents{1, 4});
-  CHECK(rank.parameters[4].shape == Extents{2, 4, 1});
+  CHECK(rank.parameters[3].dtype == model::DType::kBF16);
+  CHECK(rank.parameters[3].strides == layout::Extents{1, 4});
+  CHECK(rank.parameters[4].shape == layout::Extents{2, 4, 1});
 }
 
 TEST_CASE("GPU memory is read with its device, handle and offset") {
@@ -90,9 +90,9 @@ TEST_CASE("A description that is written and read again is the same, whatever th
   }
   const RankDescription rank = Parse(ToJson(Parse(FormatExample("rank 1"))));
   CHECK(rank.place.tensor.rank == 1);
-  CHECK(rank.parameters[0].slices[0].from == Extents{6, 0});
+  CHECK(rank.parameters[0].slices[0].from == layout::Extents{6, 0});
   CHECK(rank.parameters[0].padding.size() == 1);
-  CHECK(rank.parameters[3].strides == Extents{1, 4});
+  CHECK(rank.parameters[3].strides == layout::Extents{1, 4});
   CHECK(Parse(ToJson(Parse(FormatExample("cuda")))).halves[0][0].handle[1] == 0x23);
   RankDescription fused = Parse(FormatExample("cuda"));
   fused.place.fused_shared_experts = true;
@@ -222,4 +222,4 @@ TEST_CASE("Arrays nested a million deep are refused") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::placement

@@ -5,7 +5,7 @@
 #include <fstream>
 #include <string>
 
-namespace lockstep {
+namespace lockstep::placement {
 
 // The block "```json NAME" of FORMAT.md.
 inline std::string FormatExample(const std::string& name) {
@@ -21,4 +21,4 @@ inline std::string FormatExample(const std::string& name) {
   return text;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

@@ -8,7 +8,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 namespace {
 
 std::string UuidText(const cudaUUID_t& uuid) {
@@ -171,4 +171,4 @@ Status CudaGpu::WaitForAll() {
   return first;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

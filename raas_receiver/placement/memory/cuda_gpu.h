@@ -16,7 +16,7 @@
 
 #include "common/base/status.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 
 // kResourceExhausted for memory that is not there, else kIo.
 Status CudaStatus(cudaError_t error, std::string_view what);
@@ -99,4 +99,4 @@ class CudaGpu {
   std::map<IpcHandle, std::weak_ptr<IpcAllocation>> open_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

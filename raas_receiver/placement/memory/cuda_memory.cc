@@ -8,7 +8,7 @@
 #include "raas_receiver/placement/memory/cuda_scatter.h"
 #include "raas_receiver/placement/memory/target_memory.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 namespace {
 
 // What pieces of staging memory are aligned to: any unit.
@@ -76,11 +76,11 @@ class CudaMemory : public TargetMemory {
     return OkStatus();
   }
 
-  Status Copy(std::span<const StridedCopy> copies, const std::byte* source) override {
+  Status Copy(std::span<const layout::StridedCopy> copies, const std::byte* source) override {
     if (copies.empty()) return OkStatus();
     LS_RETURN_IF_ERROR(gpu_->Enter());
     Staging staging(*gpu_);
-    for (const StridedCopy& part : Split(copies)) {
+    for (const layout::StridedCopy& part : Split(copies)) {
       LS_ASSIGN_OR_RETURN(const uint64_t at, staging.Take(part.bytes()));
       std::byte* const packed = staging.lane().pinned() + at;
       kernels::CopyRows(packed, part.row_bytes, source + part.source_offset, part.source_pitch, part.rows,
@@ -106,8 +106,8 @@ class CudaMemory : public TargetMemory {
     return gpu_->WaitForAll();
   }
 
-  Result<bool> Equal(std::span<const StridedCopy> copies, const std::byte* source) override {
-    return AllParts(copies, [&](const StridedCopy& part, const std::byte* row) {
+  Result<bool> Equal(std::span<const layout::StridedCopy> copies, const std::byte* source) override {
+    return AllParts(copies, [&](const layout::StridedCopy& part, const std::byte* row) {
       for (uint64_t i = 0; i < part.rows; ++i, row += part.row_bytes) {
         if (std::memcmp(row, source + part.source_offset + i * part.source_pitch, part.row_bytes) != 0) return false;
       }
@@ -116,31 +116,32 @@ class CudaMemory : public TargetMemory {
   }
 
   Result<bool> IsZero(std::span<const StridedRange> ranges) override {
-    std::vector<StridedCopy> rows;
+    std::vector<layout::StridedCopy> rows;
     for (const StridedRange& range : ranges) {
       rows.push_back({.target_offset = range.offset,
                       .rows = range.rows,
                       .row_bytes = range.row_bytes,
                       .target_pitch = range.pitch});
     }
-    return AllParts(rows, [](const StridedCopy& part, const std::byte* packed) {
+    return AllParts(rows, [](const layout::StridedCopy& part, const std::byte* packed) {
       return std::all_of(packed, packed + part.bytes(), [](std::byte byte) { return byte == std::byte{0}; });
     });
   }
 
  private:
-  static std::vector<StridedCopy> Split(std::span<const StridedCopy> copies) {
-    std::vector<StridedCopy> parts;
-    for (const StridedCopy& copy : copies) AppendSplit(copy, StagingLane::kBytes, ElementBytes{}, parts);
+  static std::vector<layout::StridedCopy> Split(std::span<const layout::StridedCopy> copies) {
+    std::vector<layout::StridedCopy> parts;
+    for (const layout::StridedCopy& copy : copies)
+      layout::AppendSplit(copy, StagingLane::kBytes, layout::ElementBytes{}, parts);
     return parts;
   }
 
   // Whether `check` is true of the memory's bytes of every part of `copies`, which it sees packed.
   template <typename Check>
-  Result<bool> AllParts(std::span<const StridedCopy> copies, const Check& check) {
+  Result<bool> AllParts(std::span<const layout::StridedCopy> copies, const Check& check) {
     LS_RETURN_IF_ERROR(gpu_->Enter());
     Staging staging(*gpu_);
-    for (const StridedCopy& part : Split(copies)) {
+    for (const layout::StridedCopy& part : Split(copies)) {
       LS_ASSIGN_OR_RETURN(const uint64_t at, staging.Take(part.bytes()));
       std::byte* const packed = staging.lane().pinned() + at;
       LS_RETURN_IF_ERROR(StartCopy(packed, part.row_bytes, data_ + part.target_offset, part.target_pitch, part,
@@ -171,7 +172,7 @@ class CudaMemory : public TargetMemory {
 
   // The rows of `shape` from one memory to the other.
   static Status StartCopy(std::byte* to, uint64_t to_pitch, const std::byte* from, uint64_t from_pitch,
-                          const StridedCopy& shape, cudaMemcpyKind kind, cudaStream_t stream) {
+                          const layout::StridedCopy& shape, cudaMemcpyKind kind, cudaStream_t stream) {
     constexpr std::string_view kWhat = "starting the copy of rows";
     if (shape.rows > 1 && std::max(to_pitch, from_pitch) <= kMaxPitch) {
       return CudaStatus(cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, shape.row_bytes, shape.rows, kind, stream),
@@ -218,4 +219,4 @@ Result<std::unique_ptr<TargetMemory>> OpenCudaMemory(const MemoryDescription& me
       std::make_unique<CudaMemory>(std::move(gpu), std::move(allocation), memory.offset, memory.bytes));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

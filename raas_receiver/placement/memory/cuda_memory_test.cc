@@ -15,7 +15,7 @@
 #include "common/base/bytes.h"
 #include "raas_receiver/placement/memory/target_memory.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 namespace {
 
 constexpr uint64_t kAllocated = uint64_t{40} << 20;
@@ -138,15 +138,15 @@ class Owner {
 
 // The same memory on the host, written by the host's kernels.
 struct Oracle {
-  MappedSegment segment;
+  os::MappedSegment segment;
   std::unique_ptr<TargetMemory> memory;
 
   Oracle() {
-    segment = *CreateMemfdSegment("oracle", kBytes);
+    segment = *os::CreateMemfdSegment("oracle", kBytes);
     const Bytes noise = Noise(kAllocated, 1);
     std::memcpy(segment.data(), noise.data() + kOffset, kBytes);
-    memory = NewHostMemory(
-        *AdoptSegment(UniqueFd(fcntl(segment.fd(), F_DUPFD_CLOEXEC, 0)), kBytes, Access::kReadWrite, "oracle"));
+    memory = NewHostMemory(*os::AdoptSegment(os::UniqueFd(fcntl(segment.fd(), F_DUPFD_CLOEXEC, 0)), kBytes,
+                                             os::Access::kReadWrite, "oracle"));
   }
   // The allocation, with what is around the memory.
   Bytes Allocation() const {
@@ -194,10 +194,10 @@ TEST_CASE("What is written through a handle is what the host's kernels write, in
   }
   SECTION("rows, narrow and wide, more than staging memory holds") {
     const Bytes source = Noise(kBytes, 7);
-    const std::vector<StridedCopy> copies{{.source_offset = 3, .target_offset = 5, .row_bytes = 20'000'001},
-                                          {1, 21'000'000, 700, 510, 1022, 512},
-                                          {0, 22'000'000, 3000, 2, 64, 128},
-                                          {9, 23'000'001, 40, 100'000, 200'000, 100'004}};
+    const std::vector<layout::StridedCopy> copies{{.source_offset = 3, .target_offset = 5, .row_bytes = 20'000'001},
+                                                  {1, 21'000'000, 700, 510, 1022, 512},
+                                                  {0, 22'000'000, 3000, 2, 64, 128},
+                                                  {9, 23'000'001, 40, 100'000, 200'000, 100'004}};
     CHECK_FALSE(*memory.Equal(copies, source.data()));
     REQUIRE(oracle.memory->Copy(copies, source.data()).ok());
     REQUIRE(memory.Copy(copies, source.data()).ok());
@@ -261,4 +261,4 @@ TEST_CASE("Several memories of one allocation, a device by its bare UUID; and wh
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::placement

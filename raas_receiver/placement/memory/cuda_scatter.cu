@@ -1,6 +1,6 @@
 #include "raas_receiver/placement/memory/cuda_scatter.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 namespace {
 
 constexpr uint64_t kThreads = 256;
@@ -46,4 +46,4 @@ cudaError_t StartScatter(void* dst, uint32_t unit, const uint32_t* offsets, cons
   return cudaGetLastError();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

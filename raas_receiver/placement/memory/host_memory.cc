@@ -5,13 +5,13 @@
 #include "kernels/scatter.h"
 #include "raas_receiver/placement/memory/target_memory.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 namespace {
 
 // Everything is there when a call returns.
 class HostMemory : public TargetMemory {
  public:
-  explicit HostMemory(MappedSegment memory) : memory_(std::move(memory)) {}
+  explicit HostMemory(os::MappedSegment memory) : memory_(std::move(memory)) {}
 
   uint64_t bytes() const override { return memory_.bytes(); }
 
@@ -22,8 +22,8 @@ class HostMemory : public TargetMemory {
     return OkStatus();
   }
 
-  Status Copy(std::span<const StridedCopy> copies, const std::byte* source) override {
-    for (const StridedCopy& copy : copies) {
+  Status Copy(std::span<const layout::StridedCopy> copies, const std::byte* source) override {
+    for (const layout::StridedCopy& copy : copies) {
       kernels::CopyRows(memory_.data() + copy.target_offset, copy.target_pitch, source + copy.source_offset,
                         copy.source_pitch, copy.rows, copy.row_bytes);
     }
@@ -41,8 +41,8 @@ class HostMemory : public TargetMemory {
 
   Status Finish() override { return OkStatus(); }
 
-  Result<bool> Equal(std::span<const StridedCopy> copies, const std::byte* source) override {
-    for (const StridedCopy& copy : copies) {
+  Result<bool> Equal(std::span<const layout::StridedCopy> copies, const std::byte* source) override {
+    for (const layout::StridedCopy& copy : copies) {
       for (uint64_t row = 0; row < copy.rows; ++row) {
         const std::byte* there = memory_.data() + copy.target_offset + row * copy.target_pitch;
         const std::byte* wanted = source + copy.source_offset + row * copy.source_pitch;
@@ -65,13 +65,13 @@ class HostMemory : public TargetMemory {
   }
 
  private:
-  const MappedSegment memory_;
+  const os::MappedSegment memory_;
 };
 
 }  // namespace
 
-std::unique_ptr<TargetMemory> NewHostMemory(MappedSegment memory) {
+std::unique_ptr<TargetMemory> NewHostMemory(os::MappedSegment memory) {
   return std::make_unique<HostMemory>(std::move(memory));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

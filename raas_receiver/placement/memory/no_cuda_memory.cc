@@ -1,7 +1,7 @@
 // OpenCudaMemory() of builds without CUDA.
 #include "raas_receiver/placement/memory/target_memory.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 
 const bool kOpensCudaMemory = false;
 
@@ -11,4 +11,4 @@ Result<std::unique_ptr<TargetMemory>> OpenCudaMemory(const MemoryDescription& me
       "GPU " + memory.device + ": this build reaches no GPU memory; take one that was built with --config=cuda");
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

@@ -13,7 +13,7 @@
 #include "common/os/segment.h"
 #include "raas_receiver/placement/description/description.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 
 // Changed units of one memory. Unit i goes to byte base + offsets[i]; its bytes are values[i * unit, (i + 1) * unit).
 struct ScatterRun {
@@ -32,16 +32,16 @@ class TargetMemory {
 
   virtual uint64_t bytes() const = 0;
   virtual Status Scatter(std::span<const ScatterRun> runs) = 0;
-  virtual Status Copy(std::span<const StridedCopy> copies, const std::byte* source) = 0;
+  virtual Status Copy(std::span<const layout::StridedCopy> copies, const std::byte* source) = 0;
   virtual Status Zero(std::span<const StridedRange> ranges) = 0;
   virtual Status Finish() = 0;
   // Whether the bytes that `copies` would write are those that are there.
-  virtual Result<bool> Equal(std::span<const StridedCopy> copies, const std::byte* source) = 0;
+  virtual Result<bool> Equal(std::span<const layout::StridedCopy> copies, const std::byte* source) = 0;
   virtual Result<bool> IsZero(std::span<const StridedRange> ranges) = 0;
 };
 
 // `memory` is another process' memory too.
-std::unique_ptr<TargetMemory> NewHostMemory(MappedSegment memory);
+std::unique_ptr<TargetMemory> NewHostMemory(os::MappedSegment memory);
 
 // Opens the allocation behind a CUDA IPC handle. kState in a build without CUDA; kUnavailable when there is no such
 // GPU; kBadData for a handle that it does not know or memory that is shorter than said.
@@ -50,4 +50,4 @@ Result<std::unique_ptr<TargetMemory>> OpenCudaMemory(const MemoryDescription& me
 // Whether this build can.
 extern const bool kOpensCudaMemory;
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

@@ -11,34 +11,34 @@
 #include "common/model/layout.h"
 #include "raas_receiver/placement/plan/parameter_parts.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 
 class CopyBuilder {
  public:
   // `layout` outlives it.
-  CopyBuilder(const ModelLayout& layout, size_t buffers) : layout_(layout), copies_(buffers), zeros_(buffers) {}
+  CopyBuilder(const model::ModelLayout& layout, size_t buffers) : layout_(layout), copies_(buffers), zeros_(buffers) {}
 
   // REQUIRES parts of one parameter to follow one another. kBadData names the parameter that takes too many copies.
   Status Append(const ParameterPart& part);
 
   // By buffer, by rising target.
-  std::vector<std::vector<StridedCopy>> TakeCopies();
+  std::vector<std::vector<layout::StridedCopy>> TakeCopies();
   std::vector<std::vector<StridedRange>> TakeZeros();
 
  private:
-  using Lists = std::vector<std::vector<StridedCopy>>;  // by buffer
+  using Lists = std::vector<std::vector<layout::StridedCopy>>;  // by buffer
 
-  Status AppendTo(Lists& lists, const ParameterPart& part, const Pieces& pieces, const TensorView& source,
-                  const TensorView& target);
+  Status AppendTo(Lists& lists, const ParameterPart& part, const layout::Pieces& pieces,
+                  const layout::TensorView& source, const layout::TensorView& target);
 
-  const ModelLayout& layout_;
+  const model::ModelLayout& layout_;
   Lists copies_;
   Lists zeros_;  // of which only the targets count
   uint64_t count_ = 0;
   // Of the part before.
   const EngineParameter* parameter_ = nullptr;
-  TensorView view_;
+  layout::TensorView view_;
   uint64_t count_of_parameter_ = 0;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

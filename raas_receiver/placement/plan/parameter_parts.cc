@@ -8,19 +8,19 @@
 #include "common/layout/training_model.h"
 #include "raas_receiver/placement/plan/tied_parameters.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 namespace {
 
 Status Bad(const std::string& problem) {
   return {ErrorCode::kBadData, problem};
 }
 
-std::string_view NameOf(DType dtype) {
-  return FindDType(dtype)->name;
+std::string_view NameOf(model::DType dtype) {
+  return model::FindDType(dtype)->name;
 }
 
 // `slice` as a piece; dimensions are counted, boxes are not yet within their bounds.
-Result<Piece> ToPiece(const TensorMeta& tensor, const Slice& slice, const EngineParameter& parameter) {
+Result<layout::Piece> ToPiece(const model::TensorMeta& tensor, const Slice& slice, const EngineParameter& parameter) {
   const size_t rank = parameter.shape.size();
   if (tensor.shape.size() > rank) {
     return Bad(Cat("tensor \"", tensor.name, "\" has ", tensor.shape.size(), " dimensions, the parameter ", rank));
@@ -34,7 +34,7 @@ Result<Piece> ToPiece(const TensorMeta& tensor, const Slice& slice, const Engine
                    " where the model has ", NameOf(tensor.dtype),
                    ": converted or quantised; let this engine take versions from the directory"));
   }
-  Piece piece{slice.from, slice.at, Promoted(slice.shape, rank)};
+  layout::Piece piece{slice.from, slice.at, layout::Promoted(slice.shape, rank)};
   piece.source.insert(piece.source.begin(), rank - slice.from.size(), 0);
   return piece;
 }
@@ -42,7 +42,7 @@ Result<Piece> ToPiece(const TensorMeta& tensor, const Slice& slice, const Engine
 // What gives elements of `parameter`: its slices, then its padding.
 struct Content {
   std::vector<uint32_t> tensors;  // kNoTensor of padding
-  Pieces pieces;
+  layout::Pieces pieces;
 };
 
 std::string ContentText(const EngineParameter& parameter, size_t position) {
@@ -51,7 +51,7 @@ std::string ContentText(const EngineParameter& parameter, size_t position) {
   return Cat("padding ", position - slices);
 }
 
-bool IsInside(const Extents& start, const Extents& size, const Extents& shape) {
+bool IsInside(const layout::Extents& start, const layout::Extents& size, const layout::Extents& shape) {
   for (size_t k = 0; k < shape.size(); ++k) {
     if (size[k] > shape[k] || start[k] > shape[k] - size[k]) return false;
   }
@@ -64,11 +64,12 @@ Result<Content> ReadContent(const TensorTable& tensors, const EngineParameter& p
   content.tensors.reserve(parameter.slices.size() + parameter.padding.size());
   for (size_t i = 0; i < parameter.slices.size(); ++i) {
     LS_ASSIGN_OR_RETURN(const uint32_t tensor, tensors.Find(parameter.slices[i]));
-    const TensorMeta& meta = tensors.tensor(tensor);
-    LS_ASSIGN_OR_RETURN(Piece piece, ToPiece(meta, parameter.slices[i], parameter));
+    const model::TensorMeta& meta = tensors.tensor(tensor);
+    LS_ASSIGN_OR_RETURN(layout::Piece piece, ToPiece(meta, parameter.slices[i], parameter));
     if (!IsInside(parameter.slices[i].from, parameter.slices[i].shape, meta.shape)) {
-      return Bad(Cat(ContentText(parameter, i), " is ", BoxText(parameter.slices[i].from, parameter.slices[i].shape),
-                     ", which leaves the tensor of shape ", ShapeText(meta.shape)));
+      return Bad(Cat(ContentText(parameter, i), " is ",
+                     layout::BoxText(parameter.slices[i].from, parameter.slices[i].shape),
+                     ", which leaves the tensor of shape ", layout::ShapeText(meta.shape)));
     }
     content.tensors.push_back(tensor);
     content.pieces.push_back(std::move(piece));
@@ -81,25 +82,26 @@ Result<Content> ReadContent(const TensorTable& tensors, const EngineParameter& p
 }
 
 // `pieces` lie in the parameter and give every element once.
-Status CheckContent(const EngineParameter& parameter, const Pieces& pieces) {
+Status CheckContent(const EngineParameter& parameter, const layout::Pieces& pieces) {
   const size_t rank = parameter.shape.size();
   for (size_t i = 0; i < pieces.size(); ++i) {
     const auto& [source, at, size] = pieces[i];
     if (at.size() == rank && size.size() == rank && IsInside(at, size, parameter.shape)) continue;
-    return Bad(Cat(ContentText(parameter, i), " goes to ", ShapeText(at), " and has shape ", ShapeText(size),
-                   ", which leaves the parameter of shape ", ShapeText(parameter.shape)));
+    return Bad(Cat(ContentText(parameter, i), " goes to ", layout::ShapeText(at), " and has shape ",
+                   layout::ShapeText(size), ", which leaves the parameter of shape ",
+                   layout::ShapeText(parameter.shape)));
   }
-  std::vector<BoxView> boxes;
+  std::vector<layout::BoxView> boxes;
   boxes.reserve(pieces.size());
-  for (const Piece& piece : pieces) boxes.push_back(TargetView(piece, rank));
-  if (const auto overlap = FindOverlap(boxes, rank)) {
-    const Piece shared = Shared(boxes[overlap->first], boxes[overlap->second], rank);
+  for (const layout::Piece& piece : pieces) boxes.push_back(layout::TargetView(piece, rank));
+  if (const auto overlap = layout::FindOverlap(boxes, rank)) {
+    const layout::Piece shared = layout::Shared(boxes[overlap->first], boxes[overlap->second], rank);
     return Bad(Cat(ContentText(parameter, overlap->first), " and ", ContentText(parameter, overlap->second),
-                   " both give its elements ", BoxText(shared.target, shared.size)));
+                   " both give its elements ", layout::BoxText(shared.target, shared.size)));
   }
-  if (const auto hole = FindHole(boxes, parameter.shape)) {
-    return Bad(Cat("no slice or padding gives ", hole->elements, " of its ", ElementCount(parameter.shape),
-                   " elements, the first at ", ShapeText(hole->first)));
+  if (const auto hole = layout::FindHole(boxes, parameter.shape)) {
+    return Bad(Cat("no slice or padding gives ", hole->elements, " of its ", layout::ElementCount(parameter.shape),
+                   " elements, the first at ", layout::ShapeText(hole->first)));
   }
   return OkStatus();
 }
@@ -116,8 +118,8 @@ void AppendByTensor(Content content, const ParameterPart& form, std::vector<Para
     for (; begin < order.size() && order[begin].first == part.tensor; ++begin) {
       part.pieces.push_back(std::move(content.pieces[order[begin].second]));
     }
-    part.pieces = Normalize(std::move(part.pieces));
-    if (ElementCount(part.pieces) != 0) parts.push_back(std::move(part));
+    part.pieces = layout::Normalize(std::move(part.pieces));
+    if (layout::ElementCount(part.pieces) != 0) parts.push_back(std::move(part));
   }
 }
 
@@ -127,12 +129,12 @@ std::string ParameterPart::Name() const {
   return Cat("rank ", rank->rank, "'s parameter \"", parameter->name, "\"");
 }
 
-TensorTable::TensorTable(const ModelLayout& layout) : layout_(&layout), wanted_(layout.tensors().size(), true) {
+TensorTable::TensorTable(const model::ModelLayout& layout) : layout_(&layout), wanted_(layout.tensors().size(), true) {
   by_name_.reserve(layout.tensors().size());
   for (uint32_t i = 0; i < layout.tensors().size(); ++i) by_name_.emplace(layout.tensors()[i].name, i);
 }
 
-Result<TensorTable> TensorTable::Create(const ModelLayout& layout, const std::vector<std::string>& unused) {
+Result<TensorTable> TensorTable::Create(const model::ModelLayout& layout, const std::vector<std::string>& unused) {
   TensorTable table(layout);
   for (const std::string& name : unused) {
     const auto found = table.by_name_.find(name);
@@ -171,4 +173,4 @@ Status AppendParts(const TensorTable& tensors, const RankDescription& rank, uint
   return OkStatus();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

@@ -12,7 +12,7 @@
 #include "common/model/layout.h"
 #include "raas_receiver/placement/description/description.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 
 // A parameter that lies so scattered that no list of copies should be made of it, and a plan that is too large to keep.
 inline constexpr uint64_t kMaxCopiesOfParameter = uint64_t{1} << 20;
@@ -29,7 +29,7 @@ struct ParameterPart {
   const EngineParameter* parameter = nullptr;
   // HuggingFace tensor, Promoted() to the parameter's rank -> parameter; of padding parameter -> parameter. In
   // canonical form.
-  Pieces pieces;
+  layout::Pieces pieces;
 
   std::string Name() const;  // for messages: rank 3's parameter "model.norm.weight"
 };
@@ -38,17 +38,17 @@ struct ParameterPart {
 class TensorTable {
  public:
   // kBadData for an unused tensor that is not in the layout. `layout` and `unused` outlive it.
-  static Result<TensorTable> Create(const ModelLayout& layout, const std::vector<std::string>& unused);
+  static Result<TensorTable> Create(const model::ModelLayout& layout, const std::vector<std::string>& unused);
 
   // The tensor that `slice` is cut from; kBadData when there is none, or it is not to be taken.
   Result<uint32_t> Find(const Slice& slice) const;
   bool wanted(size_t tensor) const { return wanted_[tensor]; }
-  const TensorMeta& tensor(size_t tensor) const { return layout_->tensors()[tensor]; }
+  const model::TensorMeta& tensor(size_t tensor) const { return layout_->tensors()[tensor]; }
 
  private:
-  explicit TensorTable(const ModelLayout& layout);
+  explicit TensorTable(const model::ModelLayout& layout);
 
-  const ModelLayout* layout_;
+  const model::ModelLayout* layout_;
   std::unordered_map<std::string_view, uint32_t> by_name_;
   std::vector<bool> wanted_;
 };
@@ -59,4 +59,4 @@ class TensorTable {
 Status AppendParts(const TensorTable& tensors, const RankDescription& rank, uint32_t first_buffer,
                    std::vector<ParameterPart>& parts);
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

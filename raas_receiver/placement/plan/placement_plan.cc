@@ -8,7 +8,7 @@
 #include "raas_receiver/placement/plan/parameter_parts.h"
 #include "raas_receiver/placement/plan/row_ranges.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 namespace {
 
 std::vector<TargetBuffer> BuffersOf(const std::vector<RankDescription>& ranks) {
@@ -22,8 +22,8 @@ std::vector<TargetBuffer> BuffersOf(const std::vector<RankDescription>& ranks) {
   return buffers;
 }
 
-Status AppendRowRanges(const TensorTable& tensors, const ModelLayout& layout, const std::vector<ParameterPart>& parts,
-                       RowRangeBuilder& ranges) {
+Status AppendRowRanges(const TensorTable& tensors, const model::ModelLayout& layout,
+                       const std::vector<ParameterPart>& parts, RowRangeBuilder& ranges) {
   std::vector<const ParameterPart*> by_tensor;
   by_tensor.reserve(parts.size());
   for (const ParameterPart& part : parts) by_tensor.push_back(&part);
@@ -41,8 +41,8 @@ Status AppendRowRanges(const TensorTable& tensors, const ModelLayout& layout, co
 
 // Over what the plan does, however it was described: the layout, the buffers, and the copies and zeros of each, field
 // by field.
-PlacementDigest DigestOf(const ModelLayout& layout, const std::vector<TargetBuffer>& buffers,
-                         const std::vector<std::vector<StridedCopy>>& copies,
+PlacementDigest DigestOf(const model::ModelLayout& layout, const std::vector<TargetBuffer>& buffers,
+                         const std::vector<std::vector<layout::StridedCopy>>& copies,
                          const std::vector<std::vector<StridedRange>>& zeros) {
   Bytes whole;
   Append(whole, layout.digest().bytes);
@@ -58,10 +58,10 @@ PlacementDigest DigestOf(const ModelLayout& layout, const std::vector<TargetBuff
 
 }  // namespace
 
-static_assert(sizeof(StridedCopy) == 6 * sizeof(uint64_t), "copies are hashed as they lie in memory");
+static_assert(sizeof(layout::StridedCopy) == 6 * sizeof(uint64_t), "copies are hashed as they lie in memory");
 static_assert(sizeof(StridedRange) == 4 * sizeof(uint64_t), "so are zeros");
 
-Result<std::shared_ptr<const PlacementPlan>> PlacementPlan::Compile(const ModelLayout& layout,
+Result<std::shared_ptr<const PlacementPlan>> PlacementPlan::Compile(const model::ModelLayout& layout,
                                                                     const std::vector<RankDescription>& ranks,
                                                                     const std::vector<std::string>& unused) {
   LS_ASSIGN_OR_RETURN(const TensorTable tensors, TensorTable::Create(layout, unused));
@@ -87,7 +87,7 @@ Result<std::shared_ptr<const PlacementPlan>> PlacementPlan::Compile(const ModelL
 
 uint64_t PlacementPlan::copied_bytes(uint32_t buffer) const {
   uint64_t bytes = 0;
-  for (const StridedCopy& copy : copies_[buffer]) bytes += copy.bytes();
+  for (const layout::StridedCopy& copy : copies_[buffer]) bytes += copy.bytes();
   return bytes;
 }
 
@@ -97,4 +97,4 @@ std::span<const RowRange>::iterator PlacementPlan::RowRangeAt(uint64_t offset) c
                           [](uint64_t position, const RowRange& range) { return position < range.end(); });
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

@@ -14,7 +14,7 @@
 #include "common/model/layout.h"
 #include "raas_receiver/placement/description/description.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 
 using PlacementDigest = Id128<struct PlacementDigestTag>;
 
@@ -53,13 +53,13 @@ class PlacementPlan {
   // dtype, or outside it; an element of a parameter given twice or by nothing; an element of a wanted tensor that no
   // rank takes; parameters that overlap in memory (unless they lie at one place and are made of the same: a tied head);
   // a parameter that lies so scattered that its copies are more than 2^20, or those of all more than 2^24.
-  static Result<std::shared_ptr<const PlacementPlan>> Compile(const ModelLayout& layout,
+  static Result<std::shared_ptr<const PlacementPlan>> Compile(const model::ModelLayout& layout,
                                                               const std::vector<RankDescription>& ranks,
                                                               const std::vector<std::string>& unused);
 
   const std::vector<TargetBuffer>& buffers() const { return buffers_; }
   // The copies that fill `buffer` from the data section.
-  std::span<const StridedCopy> copies(uint32_t buffer) const { return copies_[buffer]; }
+  std::span<const layout::StridedCopy> copies(uint32_t buffer) const { return copies_[buffer]; }
   uint64_t copied_bytes(uint32_t buffer) const;
   // What must be zero besides: padding, and the lower halves of BF16 in F32. Changes never touch it.
   std::span<const StridedRange> zeros(uint32_t buffer) const { return zeros_[buffer]; }
@@ -79,11 +79,11 @@ class PlacementPlan {
   PlacementPlan() = default;
 
   std::vector<TargetBuffer> buffers_;
-  std::vector<std::vector<StridedCopy>> copies_;  // by buffer
-  std::vector<std::vector<StridedRange>> zeros_;  // by buffer
+  std::vector<std::vector<layout::StridedCopy>> copies_;  // by buffer
+  std::vector<std::vector<StridedRange>> zeros_;          // by buffer
   std::vector<RowRange> row_ranges_;
   std::vector<ColumnCopy> column_copies_;
   PlacementDigest digest_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

@@ -5,12 +5,12 @@
 #include "raas_receiver/placement/description/format_example.h"
 #include "raas_receiver/placement/plan/plan_testing.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 namespace {
 
 // ---- The format's example ----------------------------------------------------------------------------------------
 
-std::shared_ptr<const ModelLayout> ExampleLayout() {
+std::shared_ptr<const model::ModelLayout> ExampleLayout() {
   return Layout({Tensor("model.embed_tokens.weight", {10, 4}), Tensor("model.norm.weight", {4}),
                  Tensor("model.q_proj.weight", {4, 4}), Tensor("model.k_proj.weight", {2, 4}),
                  Tensor("model.v_proj.weight", {2, 4}), Tensor("model.o_proj.weight", {4, 4}),
@@ -58,7 +58,7 @@ TEST_CASE("Any other place, memory or model gives another digest") {
   ranks = ExampleRanks();
   std::swap(ranks[0], ranks[1]);
   CHECK(Compile(*layout, ranks)->digest() != digest);
-  std::vector<TensorMeta> tensors = layout->tensors();
+  std::vector<model::TensorMeta> tensors = layout->tensors();
   tensors.push_back(Tensor("mtp.weight", {2}));
   CHECK(Compile(*Layout(tensors), ExampleRanks(), {"mtp.weight"})->digest() != digest);
 }
@@ -79,10 +79,10 @@ TEST_CASE("Padding is zeros: rows behind one another, or in every row") {
 TEST_CASE("A tensor in bf16 goes into the upper halves of a parameter in fp32, whose lower ones are zeros") {
   const auto layout = Layout({Tensor("gate", {4, 3}), Tensor("norm", {4})});
   EngineParameter gate = Same("gate", {4, 3}, 8);
-  gate.dtype = DType::kF32;
+  gate.dtype = model::DType::kF32;
   const auto plan = Compile(*layout, {Rank(0, {gate, Same("norm", {4}, 56)}), Rank(1, {gate})});
   REQUIRE(plan->copies(1).size() == 1);
-  CHECK(plan->copies(1)[0] == StridedCopy{0, 10, 12, 2, 2, 4});
+  CHECK(plan->copies(1)[0] == layout::StridedCopy{0, 10, 12, 2, 2, 4});
   CHECK(plan->copied_bytes(0) == 32);
   CHECK(Zeros(*plan, 0) == std::vector<StridedRange>{{8, 2, 12, 4}});
   CHECK(plan->row_ranges()[0].copies == 2);
@@ -92,9 +92,9 @@ TEST_CASE("A tensor in bf16 goes into the upper halves of a parameter in fp32, w
 }
 
 TEST_CASE("A parameter in fp32 may be of tensors of both kinds, turned around and padded") {
-  const auto layout = Layout({Tensor("wide", {1, 3}, DType::kF32), Tensor("narrow", {2, 3})});
+  const auto layout = Layout({Tensor("wide", {1, 3}, model::DType::kF32), Tensor("narrow", {2, 3})});
   EngineParameter p = Parameter("p", {3, 4}, 0, {{"narrow", {0, 0}, {2, 3}, {0, 0}}, {"wide", {0, 0}, {1, 3}, {2, 0}}});
-  p.dtype = DType::kF32;
+  p.dtype = model::DType::kF32;
   p.strides = {1, 3};
   p.padding = {{{0, 3}, {3, 1}}};
   const auto plan = Compile(*layout, {Rank(0, {p})});
@@ -105,11 +105,11 @@ TEST_CASE("A parameter in fp32 may be of tensors of both kinds, turned around an
 }
 
 TEST_CASE("Only bf16 in fp32 is widened") {
-  for (const auto& [model, engine] : {std::pair{DType::kF16, DType::kF32},
-                                      {DType::kF32, DType::kBF16},
-                                      {DType::kBF16, DType::kF64},
-                                      {DType::kBF16, DType::kI32},
-                                      {DType::kF32, DType::kF64}}) {
+  for (const auto& [model, engine] : {std::pair{model::DType::kF16, model::DType::kF32},
+                                      {model::DType::kF32, model::DType::kBF16},
+                                      {model::DType::kBF16, model::DType::kF64},
+                                      {model::DType::kBF16, model::DType::kI32},
+                                      {model::DType::kF32, model::DType::kF64}}) {
     EngineParameter parameter = Same("a", {4, 2}, 0);
     parameter.dtype = engine;
     CHECK(Refusal(*Layout({Tensor("a", {4, 2}, model)}), {Rank(0, {parameter})}).find("converted or quantised") !=
@@ -145,7 +145,7 @@ TEST_CASE("Elements that nothing gives are refused with their number and the fir
 TEST_CASE("Another dtype than the model's is refused with what to do instead") {
   const auto layout = Layout({Tensor("a", {4, 2})});
   EngineParameter parameter = Same("a", {4, 2}, 0);
-  parameter.dtype = DType::kF16;
+  parameter.dtype = model::DType::kF16;
   CHECK(Refusal(*layout, {Rank(0, {parameter})}) ==
         "rank 0's parameter \"a\": the engine holds tensor \"a\" as F16 where the model has BF16: converted or "
         "quantised; let this engine take versions from the directory");
@@ -275,4 +275,4 @@ TEST_CASE("A parameter that lies too scattered is for the directory") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::placement

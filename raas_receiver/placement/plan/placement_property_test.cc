@@ -6,7 +6,7 @@
 #include "raas_receiver/placement/plan/placement_plan.h"
 #include "raas_receiver/placement/plan/random_engine.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 namespace {
 
 constexpr uint64_t kCases = 2000;
@@ -20,12 +20,12 @@ std::shared_ptr<const PlacementPlan> Compile(const TestEngine& engine) {
   return *plan;
 }
 
-uint64_t ElementBytes(DType dtype) {
-  return FindDType(dtype)->bits / 8;
+uint64_t ElementBytes(model::DType dtype) {
+  return model::FindDType(dtype)->bits / 8;
 }
 
 // Byte of the memory where the element of `parameter` at `at` + `index` begins; `index` may have fewer dimensions.
-uint64_t ByteOf(const EngineParameter& parameter, const Extents& at, const Extents& index) {
+uint64_t ByteOf(const EngineParameter& parameter, const layout::Extents& at, const layout::Extents& index) {
   uint64_t byte = parameter.offset;
   const size_t leading = parameter.shape.size() - index.size();
   for (size_t k = 0; k < parameter.shape.size(); ++k) {
@@ -45,18 +45,18 @@ void ForEachByte(const TestEngine& engine, Visit visit, Zero zero) {
       for (const Slice& slice : parameter.slices) {
         const auto& tensors = engine.layout->tensors();
         const auto tensor = std::find_if(tensors.begin(), tensors.end(),
-                                         [&](const TensorMeta& one) { return one.name == slice.tensor; });
+                                         [&](const model::TensorMeta& one) { return one.name == slice.tensor; });
         const uint64_t bytes = ElementBytes(tensor->dtype);
         const uint64_t lower = ElementBytes(parameter.dtype) - bytes;
-        ForEachIndex(slice.shape, [&](const Extents& index) {
-          const uint64_t source = tensor->offset + FlatIndex(tensor->shape, slice.from, index) * bytes;
+        layout::ForEachIndex(slice.shape, [&](const layout::Extents& index) {
+          const uint64_t source = tensor->offset + layout::FlatIndex(tensor->shape, slice.from, index) * bytes;
           const uint64_t target = ByteOf(parameter, slice.at, index);
           for (uint64_t i = 0; i < lower; ++i) zero(first_buffer + parameter.memory, target + i);
           for (uint64_t i = 0; i < bytes; ++i) visit(first_buffer + parameter.memory, target + lower + i, source + i);
         });
       }
       for (const Padding& padding : parameter.padding) {
-        ForEachIndex(padding.shape, [&](const Extents& index) {
+        layout::ForEachIndex(padding.shape, [&](const layout::Extents& index) {
           const uint64_t target = ByteOf(parameter, padding.at, index);
           for (uint64_t i = 0; i < ElementBytes(parameter.dtype); ++i)
             zero(first_buffer + parameter.memory, target + i);
@@ -87,7 +87,7 @@ std::vector<Targets> TargetsByRowRanges(const PlacementPlan& plan, uint64_t data
 TEST_CASE("Random engines: copies and zeros fill every memory as the description says, and write nothing else") {
   for (uint64_t seed = 0; seed < kCases; ++seed) {
     CAPTURE(seed);
-    Random random(seed);
+    layout::Random random(seed);
     const TestEngine engine = RandomEngineMaker(random).Make();
     const auto plan = Compile(engine);
     Memory data(engine.layout->data_bytes());
@@ -102,7 +102,7 @@ TEST_CASE("Random engines: copies and zeros fill every memory as the description
     for (uint32_t buffer = 0; buffer < plan->buffers().size(); ++buffer) {
       uint64_t bytes = 0;
       std::vector<bool> written(filled[buffer].size());
-      for (const StridedCopy& copy : plan->copies(buffer)) {
+      for (const layout::StridedCopy& copy : plan->copies(buffer)) {
         for (uint64_t row = 0; row < copy.rows; ++row) {
           for (uint64_t i = 0; i < copy.row_bytes; ++i, ++bytes) {
             const uint64_t target = copy.target_offset + row * copy.target_pitch + i;
@@ -132,7 +132,7 @@ TEST_CASE(
     "Random engines: by row ranges and column copies every byte goes to the very places that the description says") {
   for (uint64_t seed = 0; seed < kCases; ++seed) {
     CAPTURE(seed);
-    Random random(seed);
+    layout::Random random(seed);
     const TestEngine engine = RandomEngineMaker(random).Make();
     const auto plan = Compile(engine);
     std::vector<Targets> expected(engine.layout->data_bytes());
@@ -146,7 +146,7 @@ TEST_CASE(
 TEST_CASE("Random engines: row ranges rise without overlap, and their copies by column, within row and buffer") {
   for (uint64_t seed = 0; seed < kCases; ++seed) {
     CAPTURE(seed);
-    Random random(seed);
+    layout::Random random(seed);
     const TestEngine engine = RandomEngineMaker(random).Make();
     const auto plan = Compile(engine);
     uint64_t end = 0;
@@ -170,13 +170,13 @@ TEST_CASE("Random engines: row ranges rise without overlap, and their copies by 
 }
 
 // The same engine, described in other words: slices cut and in another order.
-TestEngine Redescribed(Random& random, const TestEngine& engine) {
+TestEngine Redescribed(layout::Random& random, const TestEngine& engine) {
   TestEngine other = engine;
   for (RankDescription& rank : other.ranks) {
     for (EngineParameter& parameter : rank.parameters) {
       std::vector<Slice> slices;
       for (const Slice& slice : parameter.slices) {
-        for (const Piece& box : RandomTiling(random, slice.shape)) {
+        for (const layout::Piece& box : layout::RandomTiling(random, slice.shape)) {
           Slice cut = slice;
           cut.shape = box.size;
           const size_t leading = slice.at.size() - slice.from.size();
@@ -200,7 +200,7 @@ TEST_CASE("Random engines: the digest is of what a plan does, not of how it was 
   std::set<PlacementDigest> digests;
   for (uint64_t seed = 0; seed < kCases; ++seed) {
     CAPTURE(seed);
-    Random random(seed);
+    layout::Random random(seed);
     const TestEngine engine = RandomEngineMaker(random).Make();
     const auto plan = Compile(engine);
     const auto other = Compile(Redescribed(random, engine));
@@ -212,4 +212,4 @@ TEST_CASE("Random engines: the digest is of what a plan does, not of how it was 
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::placement

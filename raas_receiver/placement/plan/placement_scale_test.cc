@@ -5,7 +5,7 @@
 #include "raas_receiver/placement/plan/placement_plan.h"
 #include "raas_receiver/placement/plan/random_engine.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 namespace {
 
 // A mixture of experts under `ranks` of tensor parallelism, with experts cut by it or, with `whole_experts`, dealt.
@@ -34,30 +34,30 @@ class Maker {
     for (uint64_t layer = 0; layer < mix_.layers; ++layer) Layer("layers." + std::to_string(layer) + ".");
     Whole("norm", {mix_.hidden});
     Rows("lm_head", mix_.vocabulary, mix_.hidden);
-    REQUIRE(AssignOffsets(tensors_).ok());
-    engine_.layout = *ModelLayout::Create(tensors_);
+    REQUIRE(model::AssignOffsets(tensors_).ok());
+    engine_.layout = *model::ModelLayout::Create(tensors_);
     return std::move(engine_);
   }
 
  private:
-  void Tensor(const std::string& name, Extents shape) {
-    tensors_.push_back({.name = name, .dtype = DType::kBF16, .shape = std::move(shape)});
+  void Tensor(const std::string& name, layout::Extents shape) {
+    tensors_.push_back({.name = name, .dtype = model::DType::kBF16, .shape = std::move(shape)});
   }
 
-  void Add(uint32_t rank, const std::string& name, const Extents& shape, std::vector<Slice> slices) {
+  void Add(uint32_t rank, const std::string& name, const layout::Extents& shape, std::vector<Slice> slices) {
     MemoryDescription& memory = engine_.ranks[rank].halves[0][0];
     engine_.ranks[rank].parameters.push_back({.name = name,
                                               .shape = shape,
-                                              .strides = TensorView::Contiguous(shape, 1, 0).strides,
+                                              .strides = layout::TensorView::Contiguous(shape, 1, 0).strides,
                                               .offset = memory.bytes,
                                               .slices = std::move(slices)});
-    memory.bytes += ElementCount(shape) * 2;
+    memory.bytes += layout::ElementCount(shape) * 2;
   }
 
-  void Whole(const std::string& name, const Extents& shape) {
+  void Whole(const std::string& name, const layout::Extents& shape) {
     Tensor(name, shape);
     for (uint32_t rank = 0; rank < mix_.ranks; ++rank) {
-      Add(rank, name, shape, {{name, Extents(shape.size()), shape, Extents(shape.size())}});
+      Add(rank, name, shape, {{name, layout::Extents(shape.size()), shape, layout::Extents(shape.size())}});
     }
   }
 
@@ -121,7 +121,7 @@ class Maker {
 
   Mixture mix_;
   TestEngine engine_;
-  std::vector<TensorMeta> tensors_;
+  std::vector<model::TensorMeta> tensors_;
 };
 
 // The bound on time is far above what it takes (well under a second): it is there to catch work that grows with the
@@ -161,4 +161,4 @@ TEST_CASE("A plan for 256 experts in 58 layers on 16 ranks that cut each expert"
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::placement

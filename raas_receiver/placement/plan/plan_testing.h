@@ -9,35 +9,36 @@
 
 #include "raas_receiver/placement/plan/placement_plan.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 
 using Places = std::vector<std::pair<uint32_t, uint64_t>>;  // buffer and byte
 
-inline std::shared_ptr<const ModelLayout> Layout(std::vector<TensorMeta> tensors) {
-  REQUIRE(AssignOffsets(tensors).ok());
-  auto layout = ModelLayout::Create(std::move(tensors));
+inline std::shared_ptr<const model::ModelLayout> Layout(std::vector<model::TensorMeta> tensors) {
+  REQUIRE(model::AssignOffsets(tensors).ok());
+  auto layout = model::ModelLayout::Create(std::move(tensors));
   INFO(layout.status().ToString());
   REQUIRE(layout.ok());
   return *layout;
 }
 
-inline TensorMeta Tensor(const std::string& name, Extents shape, DType dtype = DType::kBF16) {
+inline model::TensorMeta Tensor(const std::string& name, layout::Extents shape,
+                                model::DType dtype = model::DType::kBF16) {
   return {.name = name, .dtype = dtype, .shape = std::move(shape)};
 }
 
 // A contiguous parameter in bf16.
-inline EngineParameter Parameter(const std::string& name, const Extents& shape, uint64_t offset,
+inline EngineParameter Parameter(const std::string& name, const layout::Extents& shape, uint64_t offset,
                                  std::vector<Slice> slices) {
   return {.name = name,
           .shape = shape,
-          .strides = TensorView::Contiguous(shape, 1, 0).strides,
+          .strides = layout::TensorView::Contiguous(shape, 1, 0).strides,
           .offset = offset,
           .slices = std::move(slices)};
 }
 
 // All of the tensor of the same name.
-inline EngineParameter Same(const std::string& name, const Extents& shape, uint64_t offset) {
-  return Parameter(name, shape, offset, {{name, Extents(shape.size()), shape, Extents(shape.size())}});
+inline EngineParameter Same(const std::string& name, const layout::Extents& shape, uint64_t offset) {
+  return Parameter(name, shape, offset, {{name, layout::Extents(shape.size()), shape, layout::Extents(shape.size())}});
 }
 
 inline RankDescription Rank(uint32_t number, std::vector<EngineParameter> parameters) {
@@ -48,7 +49,7 @@ inline RankDescription Rank(uint32_t number, std::vector<EngineParameter> parame
           .parameters = std::move(parameters)};
 }
 
-inline std::shared_ptr<const PlacementPlan> Compile(const ModelLayout& layout,
+inline std::shared_ptr<const PlacementPlan> Compile(const model::ModelLayout& layout,
                                                     const std::vector<RankDescription>& ranks,
                                                     const std::vector<std::string>& unused = {}) {
   const auto plan = PlacementPlan::Compile(layout, ranks, unused);
@@ -57,7 +58,7 @@ inline std::shared_ptr<const PlacementPlan> Compile(const ModelLayout& layout,
   return *plan;
 }
 
-inline std::string Refusal(const ModelLayout& layout, const std::vector<RankDescription>& ranks,
+inline std::string Refusal(const model::ModelLayout& layout, const std::vector<RankDescription>& ranks,
                            const std::vector<std::string>& unused = {}) {
   const auto plan = PlacementPlan::Compile(layout, ranks, unused);
   REQUIRE(plan.status().code() == ErrorCode::kBadData);
@@ -81,4 +82,4 @@ inline std::vector<StridedRange> Zeros(const PlacementPlan& plan, uint32_t buffe
   return {plan.zeros(buffer).begin(), plan.zeros(buffer).end()};
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

@@ -14,29 +14,29 @@
 #include "common/model/layout.h"
 #include "raas_receiver/placement/description/description.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 
 struct TestEngine {
-  std::shared_ptr<const ModelLayout> layout;
+  std::shared_ptr<const model::ModelLayout> layout;
   std::vector<RankDescription> ranks;
   std::vector<std::string> unused;
 };
 
 class RandomEngineMaker {
  public:
-  explicit RandomEngineMaker(Random& random) : random_(random) {}
+  explicit RandomEngineMaker(layout::Random& random) : random_(random) {}
 
   TestEngine Make() {
-    std::vector<TensorMeta> tensors;
+    std::vector<model::TensorMeta> tensors;
     for (uint64_t i = random_.Between(1, 6); i > 0; --i) tensors.push_back(Tensor(tensors.size()));
-    if (random_.OneIn(4)) tensors.push_back({.name = "empty", .dtype = DType::kBF16, .shape = {0, 3}});
-    (void)AssignOffsets(tensors);
-    engine_.layout = *ModelLayout::Create(tensors);
+    if (random_.OneIn(4)) tensors.push_back({.name = "empty", .dtype = model::DType::kBF16, .shape = {0, 3}});
+    (void)model::AssignOffsets(tensors);
+    engine_.layout = *model::ModelLayout::Create(tensors);
     engine_.ranks.resize(random_.Between(1, 4));
     for (uint32_t i = 0; i < engine_.ranks.size(); ++i) Rank(i);
     const size_t most = engine_.layout->tensors().size() - 1;
     for (size_t i = 0; i < engine_.layout->tensors().size(); ++i) {
-      const TensorMeta& tensor = engine_.layout->tensors()[i];
+      const model::TensorMeta& tensor = engine_.layout->tensors()[i];
       if (random_.OneIn(8) && engine_.unused.size() < most) {
         engine_.unused.push_back(tensor.name);
       } else {
@@ -48,8 +48,9 @@ class RandomEngineMaker {
   }
 
  private:
-  TensorMeta Tensor(size_t number) {
-    static constexpr DType kTypes[] = {DType::kBF16, DType::kBF16, DType::kF32, DType::kU8, DType::kF64};
+  model::TensorMeta Tensor(size_t number) {
+    static constexpr model::DType kTypes[] = {model::DType::kBF16, model::DType::kBF16, model::DType::kF32,
+                                              model::DType::kU8, model::DType::kF64};
     return {.name = "t" + std::to_string(number),
             .dtype = kTypes[random_.Between(0, 4)],
             .shape = random_.Shape(random_.Between(0, 4), 5)};
@@ -66,25 +67,25 @@ class RandomEngineMaker {
   }
 
   struct Part {
-    DType dtype;
+    model::DType dtype;
     Slice slice;
   };
 
   // Cuts `tensor` and gives every part to one rank, to some, or to all.
-  void Deal(const TensorMeta& tensor) {
-    Pieces parts;
+  void Deal(const model::TensorMeta& tensor) {
+    layout::Pieces parts;
     switch (random_.Between(0, 2)) {
       case 0:
-        parts = Whole(tensor.shape);
+        parts = layout::Whole(tensor.shape);
         break;
       case 1:
         parts = Shards(tensor.shape);
         break;
       default:
-        parts = RandomTiling(random_, tensor.shape);
+        parts = layout::RandomTiling(random_, tensor.shape);
     }
     const bool replicated = random_.OneIn(3);
-    for (const Piece& part : parts) {
+    for (const layout::Piece& part : parts) {
       const size_t owner = random_.Between(0, boxes_.size() - 1);
       for (size_t rank = 0; rank < boxes_.size(); ++rank) {
         if (rank != owner && !replicated && !random_.OneIn(6)) continue;
@@ -93,13 +94,13 @@ class RandomEngineMaker {
     }
   }
 
-  Pieces Shards(const Extents& shape) {
-    if (shape.empty()) return Whole(shape);
+  layout::Pieces Shards(const layout::Extents& shape) {
+    if (shape.empty()) return layout::Whole(shape);
     const size_t dim = random_.Between(0, shape.size() - 1);
     const uint64_t count = shape[dim] % 2 == 0 ? 2 : 1;
-    Pieces shards;
-    for (uint64_t i = 0; i < count && ElementCount(shape) > 0; ++i) {
-      const Piece shard = ShardOf(shape, dim, i, count)[0];
+    layout::Pieces shards;
+    for (uint64_t i = 0; i < count && layout::ElementCount(shape) > 0; ++i) {
+      const layout::Piece shard = layout::ShardOf(shape, dim, i, count)[0];
       shards.push_back({shard.target, shard.target, shard.size});
     }
     return shards;
@@ -121,12 +122,12 @@ class RandomEngineMaker {
   void Parameter(RankDescription& rank, std::vector<Part>& parts) {
     const Part first = parts.back();
     EngineParameter parameter{.name = "p" + std::to_string(rank.parameters.size()), .dtype = first.dtype};
-    if (IsWidened(first.dtype, DType::kF32) && random_.OneIn(4)) parameter.dtype = DType::kF32;
-    parameter.shape = Promoted(first.slice.shape, first.slice.shape.size() + random_.Between(0, 1));
+    if (IsWidened(first.dtype, model::DType::kF32) && random_.OneIn(4)) parameter.dtype = model::DType::kF32;
+    parameter.shape = layout::Promoted(first.slice.shape, first.slice.shape.size() + random_.Between(0, 1));
     if (random_.OneIn(2)) {
       for (uint64_t& size : parameter.shape) size += random_.OneIn(2) ? random_.Between(0, 4) : 0;
     }
-    std::vector<bool> taken(ElementCount(parameter.shape));
+    std::vector<bool> taken(layout::ElementCount(parameter.shape));
     for (size_t i = parts.size(); i-- > 0;) {
       if (i + 1 < parts.size() && random_.OneIn(3)) continue;
       if (!Fit(parts[i], parameter, taken)) continue;
@@ -141,36 +142,39 @@ class RandomEngineMaker {
     const size_t rank = parameter.shape.size();
     if (part.dtype != parameter.dtype && !IsWidened(part.dtype, parameter.dtype)) return false;
     if (part.slice.shape.size() > rank) return false;
-    const Extents size = Promoted(part.slice.shape, rank);
-    Extents range(rank);
+    const layout::Extents size = layout::Promoted(part.slice.shape, rank);
+    layout::Extents range(rank);
     for (size_t k = 0; k < rank; ++k) {
       if (size[k] > parameter.shape[k]) return false;
       range[k] = parameter.shape[k] - size[k] + 1;
     }
     bool fits = false;
     Slice slice = part.slice;
-    ForEachIndex(range, [&](const Extents& at) {
+    layout::ForEachIndex(range, [&](const layout::Extents& at) {
       if (fits || !IsFree(parameter.shape, at, size, taken)) return;
       fits = true;
       slice.at = at;
     });
     if (!fits) return false;
-    ForEachIndex(size, [&](const Extents& index) { taken[FlatIndex(parameter.shape, slice.at, index)] = true; });
+    layout::ForEachIndex(
+        size, [&](const layout::Extents& index) { taken[layout::FlatIndex(parameter.shape, slice.at, index)] = true; });
     parameter.slices.push_back(std::move(slice));
     return true;
   }
 
-  static bool IsFree(const Extents& shape, const Extents& at, const Extents& size, const std::vector<bool>& taken) {
+  static bool IsFree(const layout::Extents& shape, const layout::Extents& at, const layout::Extents& size,
+                     const std::vector<bool>& taken) {
     bool free = true;
-    ForEachIndex(size, [&](const Extents& index) { free = free && !taken[FlatIndex(shape, at, index)]; });
+    layout::ForEachIndex(
+        size, [&](const layout::Extents& index) { free = free && !taken[layout::FlatIndex(shape, at, index)]; });
     return free;
   }
 
   void Pad(EngineParameter& parameter, const std::vector<bool>& taken) {
-    const Extents& shape = parameter.shape;
-    ForEachIndex(shape, [&](const Extents& at) {
-      if (!taken[FlatIndex(shape, Extents(shape.size()), at)]) {
-        parameter.padding.push_back({at, Extents(shape.size(), 1)});
+    const layout::Extents& shape = parameter.shape;
+    layout::ForEachIndex(shape, [&](const layout::Extents& at) {
+      if (!taken[layout::FlatIndex(shape, layout::Extents(shape.size()), at)]) {
+        parameter.padding.push_back({at, layout::Extents(shape.size(), 1)});
       }
     });
   }
@@ -193,13 +197,13 @@ class RandomEngineMaker {
     parameter.offset = memory.bytes + (random_.OneIn(2) ? random_.Between(0, 5) : 0);
     uint64_t last = 0;
     for (size_t k = 0; k < dims; ++k) last += (parameter.shape[k] - 1) * parameter.strides[k];
-    const uint64_t elements = ElementCount(parameter.shape) == 0 ? 0 : last + 1;
-    memory.bytes = parameter.offset + elements * FindDType(parameter.dtype)->bits / 8;
+    const uint64_t elements = layout::ElementCount(parameter.shape) == 0 ? 0 : last + 1;
+    memory.bytes = parameter.offset + elements * model::FindDType(parameter.dtype)->bits / 8;
   }
 
-  Random& random_;
+  layout::Random& random_;
   TestEngine engine_;
   std::vector<std::vector<Part>> boxes_;  // by rank
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

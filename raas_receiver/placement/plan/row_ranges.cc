@@ -7,15 +7,15 @@
 #include "common/base/text.h"
 #include "common/layout/strided_copy.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 
 // ---- Dimensions --------------------------------------------------------------------------------------------------
 
-void RowRangeBuilder::LayOut(const TensorMeta& tensor, std::span<const ParameterPart* const> parts) {
+void RowRangeBuilder::LayOut(const model::TensorMeta& tensor, std::span<const ParameterPart* const> parts) {
   tensor_ = &tensor;
-  grid_ = {.element_bytes = FindDType(tensor.dtype)->bits / 8};
+  grid_ = {.element_bytes = model::FindDType(tensor.dtype)->bits / 8};
   const size_t rank = tensor.shape.size();
-  std::array<size_t, kMaxTensorRank> dims{};  // of the tensor, that have more than one index
+  std::array<size_t, model::kMaxTensorRank> dims{};  // of the tensor, that have more than one index
   for (size_t k = 0; k < rank; ++k) {
     if (tensor.shape[k] == 1) continue;
     dims[grid_.rank] = k;
@@ -23,7 +23,7 @@ void RowRangeBuilder::LayOut(const TensorMeta& tensor, std::span<const Parameter
   }
   boxes_.clear();
   for (const ParameterPart* part : parts) {
-    for (const Piece& piece : part->pieces) AddBox(*part, piece, dims.data());
+    for (const layout::Piece& piece : part->pieces) AddBox(*part, piece, dims.data());
   }
   for (size_t d = grid_.rank; d-- > 1;) {
     if (CanMerge(d)) Merge(d);
@@ -38,10 +38,10 @@ void RowRangeBuilder::LayOut(const TensorMeta& tensor, std::span<const Parameter
 }
 
 // `dims`: of the tensor, those that are in the grid.
-void RowRangeBuilder::AddBox(const ParameterPart& part, const Piece& piece, const size_t* dims) {
+void RowRangeBuilder::AddBox(const ParameterPart& part, const layout::Piece& piece, const size_t* dims) {
   const EngineParameter& parameter = *part.parameter;
   const size_t leading = parameter.shape.size() - tensor_->shape.size();
-  const uint64_t element = FindDType(parameter.dtype)->bits / 8;
+  const uint64_t element = model::FindDType(parameter.dtype)->bits / 8;
   Box& box = boxes_.emplace_back();
   box.part = &part;
   box.target = parameter.offset + element - grid_.element_bytes;  // a widened element's upper half
@@ -66,7 +66,7 @@ bool RowRangeBuilder::CanMerge(size_t dim) const {
 
 void RowRangeBuilder::Merge(size_t dim) {
   const uint64_t size = grid_.size[dim];
-  const auto erase = [&](std::array<uint64_t, kMaxTensorRank>& values) {
+  const auto erase = [&](std::array<uint64_t, model::kMaxTensorRank>& values) {
     std::copy(values.begin() + dim + 1, values.begin() + grid_.rank, values.begin() + dim);
   };
   for (Box& box : boxes_) {
@@ -109,7 +109,7 @@ void RowRangeBuilder::ChooseRows() {
 
 // ---- Cutting -----------------------------------------------------------------------------------------------------
 
-Status RowRangeBuilder::Append(const TensorMeta& tensor, std::span<const ParameterPart* const> parts) {
+Status RowRangeBuilder::Append(const model::TensorMeta& tensor, std::span<const ParameterPart* const> parts) {
   if (std::find(tensor.shape.begin(), tensor.shape.end(), 0) != tensor.shape.end()) return OkStatus();
   if (parts.empty()) return {ErrorCode::kBadData, Cat("no rank takes tensor \"", tensor.name, "\"")};
   LayOut(tensor, parts);
@@ -220,9 +220,10 @@ Status RowRangeBuilder::CheckCovered(const RowRange& range) const {
 
 Status RowRangeBuilder::Untaken(uint64_t offset) const {
   uint64_t element = offset / grid_.element_bytes;
-  Extents index(tensor_->shape.size());
+  layout::Extents index(tensor_->shape.size());
   for (size_t k = index.size(); k-- > 0; element /= tensor_->shape[k]) index[k] = element % tensor_->shape[k];
-  return {ErrorCode::kBadData, Cat("no rank takes element ", ShapeText(index), " of tensor \"", tensor_->name, "\"")};
+  return {ErrorCode::kBadData,
+          Cat("no rank takes element ", layout::ShapeText(index), " of tensor \"", tensor_->name, "\"")};
 }
 
 // ---- Merging -----------------------------------------------------------------------------------------------------
@@ -274,4 +275,4 @@ bool RowRangeBuilder::Lengthen(RowRange& last, const RowRange& range) {
   return true;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

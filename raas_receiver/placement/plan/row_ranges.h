@@ -17,13 +17,13 @@
 #include "raas_receiver/placement/plan/parameter_parts.h"
 #include "raas_receiver/placement/plan/placement_plan.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 
 class RowRangeBuilder {
  public:
   // Appends the ranges of `tensor`, which starts behind all before it and is taken by `parts`. kBadData names the first
   // element that nobody takes, or a parameter that needs too many copies.
-  Status Append(const TensorMeta& tensor, std::span<const ParameterPart* const> parts);
+  Status Append(const model::TensorMeta& tensor, std::span<const ParameterPart* const> parts);
 
   std::vector<RowRange> TakeRanges() { return std::move(ranges_); }
   std::vector<ColumnCopy> TakeCopies() { return std::move(copies_); }
@@ -32,10 +32,10 @@ class RowRangeBuilder {
   // A piece, in the dimensions of `grid_`; beyond them nothing is set.
   struct Box {
     const ParameterPart* part = nullptr;
-    uint64_t target = 0;                        // byte of the buffer where its first element goes
-    std::array<uint64_t, kMaxTensorRank> from;  // in the tensor
-    std::array<uint64_t, kMaxTensorRank> size;
-    std::array<uint64_t, kMaxTensorRank> step;  // bytes of the buffer from index to index
+    uint64_t target = 0;                               // byte of the buffer where its first element goes
+    std::array<uint64_t, model::kMaxTensorRank> from;  // in the tensor
+    std::array<uint64_t, model::kMaxTensorRank> size;
+    std::array<uint64_t, model::kMaxTensorRank> step;  // bytes of the buffer from index to index
 
     uint64_t end(size_t dim) const { return from[dim] + size[dim]; }
     // Whether its elements along `dim` lie one behind the other.
@@ -47,12 +47,12 @@ class RowRangeBuilder {
   struct Grid {
     size_t rank = 0;
     uint64_t element_bytes = 0;
-    std::array<uint64_t, kMaxTensorRank> size{};
-    std::array<uint64_t, kMaxTensorRank> step{};  // bytes of the tensor from index to index
+    std::array<uint64_t, model::kMaxTensorRank> size{};
+    std::array<uint64_t, model::kMaxTensorRank> step{};  // bytes of the tensor from index to index
   };
 
-  void LayOut(const TensorMeta& tensor, std::span<const ParameterPart* const> parts);
-  void AddBox(const ParameterPart& part, const Piece& piece, const size_t* dims);
+  void LayOut(const model::TensorMeta& tensor, std::span<const ParameterPart* const> parts);
+  void AddBox(const ParameterPart& part, const layout::Piece& piece, const size_t* dims);
   bool CanMerge(size_t dim) const;
   void Merge(size_t dim);
   void ChooseRows();
@@ -76,11 +76,11 @@ class RowRangeBuilder {
   std::unordered_map<const EngineParameter*, uint64_t> copies_of_;
 
   // Of the tensor being appended.
-  const TensorMeta* tensor_ = nullptr;
+  const model::TensorMeta* tensor_ = nullptr;
   Grid grid_;
   std::vector<Box> boxes_;
   size_t rows_dim_ = 0;
-  std::array<uint64_t, kMaxTensorRank> index_{};  // of the dimensions outside of rows_dim_, in Sweep
+  std::array<uint64_t, model::kMaxTensorRank> index_{};  // of the dimensions outside of rows_dim_, in Sweep
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

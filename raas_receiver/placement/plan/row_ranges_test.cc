@@ -3,7 +3,7 @@
 
 #include "raas_receiver/placement/plan/plan_testing.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 namespace {
 
 TEST_CASE("Tensors that one rank takes whole and in order are one range and one copy") {
@@ -16,7 +16,7 @@ TEST_CASE("Tensors that one rank takes whole and in order are one range and one 
   REQUIRE(plan->column_copies(plan->row_ranges()[0]).size() == 1);
   CHECK(plan->column_copies(plan->row_ranges()[0])[0].target_offset == 100);
   REQUIRE(plan->copies(0).size() == 1);
-  CHECK(plan->copies(0)[0] == StridedCopy{.source_offset = 0, .target_offset = 100, .row_bytes = 50});
+  CHECK(plan->copies(0)[0] == layout::StridedCopy{.source_offset = 0, .target_offset = 100, .row_bytes = 50});
 }
 
 TEST_CASE("Rows that go to different ranks are row ranges of one row and one copy each") {
@@ -153,4 +153,4 @@ TEST_CASE("A scalar and an empty tensor are placed, and a rank may hold nothing"
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::placement

@@ -5,7 +5,7 @@
 
 #include "common/base/text.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 namespace {
 
 // Rows of parameters that lie between one another (columns of one buffer) are compared one by one, up to so many.
@@ -59,7 +59,7 @@ struct RowSteps {
 };
 
 RowSteps StepsOf(const EngineParameter& parameter) {
-  const TensorView view = ViewOf(parameter);
+  const layout::TensorView view = ViewOf(parameter);
   RowSteps rows{.row_bytes = view.element_bytes};
   for (size_t k = 0; k < view.shape.size(); ++k) {
     if (view.shape[k] > 1) rows.steps.emplace_back(view.strides[k] * view.element_bytes, view.shape[k]);
@@ -137,4 +137,4 @@ Result<std::vector<bool>> FindTied(const RankDescription& rank) {
   return tied;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

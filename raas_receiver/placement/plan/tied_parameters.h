@@ -6,10 +6,10 @@
 #include "common/base/status.h"
 #include "raas_receiver/placement/description/description.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 
 // Whether each parameter repeats another one: at the same place, of the same content (a tied head). kBadData names two
 // parameters that have a byte in common otherwise. REQUIRES CheckPlace for every parameter.
 Result<std::vector<bool>> FindTied(const RankDescription& rank);
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

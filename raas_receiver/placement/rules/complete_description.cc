@@ -13,24 +13,18 @@
 #include "raas_receiver/placement/rules/layout_index.h"
 #include "raas_receiver/placement/rules/rules.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 namespace {
-
-using placement_rules::Expand;
-using placement_rules::ExpandedParameter;
-using placement_rules::Expansion;
-using placement_rules::kNoLayer;
-using placement_rules::LayoutIndex;
-using placement_rules::ParameterCut;
 
 using Names = std::vector<std::string>;
 
-std::string FormOf(DType dtype, const Extents& shape) {
-  return Cat(FindDType(dtype)->name, " ", ShapeText(shape));
+std::string FormOf(model::DType dtype, const layout::Extents& shape) {
+  return Cat(model::FindDType(dtype)->name, " ", layout::ShapeText(shape));
 }
 
 // Whether `parameter` has the form that the model gives it, or is widened.
-Status CheckForm(const EngineParameter& parameter, DType dtype, const Extents& shape, std::string_view hint) {
+Status CheckForm(const EngineParameter& parameter, model::DType dtype, const layout::Extents& shape,
+                 std::string_view hint) {
   const bool holds = parameter.dtype == dtype || IsWidened(dtype, parameter.dtype);
   if (holds && parameter.shape == shape) return OkStatus();
   return {ErrorCode::kBadData,
@@ -40,15 +34,15 @@ Status CheckForm(const EngineParameter& parameter, DType dtype, const Extents& s
               "versions from the directory")};
 }
 
-Names TensorsBut(const ModelLayout& layout, const std::unordered_set<std::string_view>& taken) {
+Names TensorsBut(const model::ModelLayout& layout, const std::unordered_set<std::string_view>& taken) {
   Names rest;
-  for (const TensorMeta& tensor : layout.tensors()) {
+  for (const model::TensorMeta& tensor : layout.tensors()) {
     if (!taken.contains(tensor.name)) rest.push_back(tensor.name);
   }
   return rest;
 }
 
-Names TensorsWithoutSlice(const ModelLayout& layout, const RankDescription& description) {
+Names TensorsWithoutSlice(const model::ModelLayout& layout, const RankDescription& description) {
   std::unordered_set<std::string_view> taken;
   for (const EngineParameter& parameter : description.parameters) {
     for (const Slice& slice : parameter.slices) taken.insert(slice.tensor);
@@ -56,18 +50,18 @@ Names TensorsWithoutSlice(const ModelLayout& layout, const RankDescription& desc
   return TensorsBut(layout, taken);
 }
 
-Result<Names> CompleteWhole(const ModelLayout& layout, RankDescription& description) {
-  std::unordered_map<std::string_view, const TensorMeta*> tensors;
-  for (const TensorMeta& tensor : layout.tensors()) tensors.emplace(tensor.name, &tensor);
+Result<Names> CompleteWhole(const model::ModelLayout& layout, RankDescription& description) {
+  std::unordered_map<std::string_view, const model::TensorMeta*> tensors;
+  for (const model::TensorMeta& tensor : layout.tensors()) tensors.emplace(tensor.name, &tensor);
   std::unordered_set<std::string_view> taken;
   for (EngineParameter& parameter : description.parameters) {
     const auto found = tensors.find(parameter.name);
     if (found == tensors.end()) {
       return Status(ErrorCode::kBadData, Cat("parameter ", parameter.name, " is no tensor of the model"));
     }
-    const TensorMeta& tensor = *found->second;
+    const model::TensorMeta& tensor = *found->second;
     LS_RETURN_IF_ERROR(CheckForm(parameter, tensor.dtype, tensor.shape, ""));
-    const Extents origin(tensor.shape.size());
+    const layout::Extents origin(tensor.shape.size());
     parameter.slices = {{tensor.name, origin, tensor.shape, origin}};
     taken.insert(tensor.name);
   }
@@ -135,7 +129,7 @@ class Matcher {
 // Completes ranks of one engine, which share what is known of the layout.
 class Completer {
  public:
-  explicit Completer(const ModelLayout& layout) : layout_(layout) {}
+  explicit Completer(const model::ModelLayout& layout) : layout_(layout) {}
 
   Result<Names> Complete(RankDescription& description) {
     if (description.place.engine == "described") return TensorsWithoutSlice(layout_, description);
@@ -162,17 +156,18 @@ class Completer {
     return matcher.TakeUnused();
   }
 
-  const ModelLayout& layout_;
+  const model::ModelLayout& layout_;
   std::optional<LayoutIndex> index_;
 };
 
 }  // namespace
 
-Result<std::vector<std::string>> CompleteDescription(const ModelLayout& layout, RankDescription& description) {
+Result<std::vector<std::string>> CompleteDescription(const model::ModelLayout& layout, RankDescription& description) {
   return Completer(layout).Complete(description);
 }
 
-Result<std::vector<std::string>> CompleteDescriptions(const ModelLayout& layout, std::vector<RankDescription>& ranks) {
+Result<std::vector<std::string>> CompleteDescriptions(const model::ModelLayout& layout,
+                                                      std::vector<RankDescription>& ranks) {
   Completer completer(layout);
   std::unordered_map<std::string, size_t> leaving;  // ranks, by tensor
   for (RankDescription& rank : ranks) {
@@ -181,11 +176,11 @@ Result<std::vector<std::string>> CompleteDescriptions(const ModelLayout& layout,
     for (std::string& name : *unused) ++leaving[std::move(name)];
   }
   Names unused;
-  for (const TensorMeta& tensor : layout.tensors()) {
+  for (const model::TensorMeta& tensor : layout.tensors()) {
     const auto found = leaving.find(tensor.name);
     if (found != leaving.end() && found->second == ranks.size()) unused.push_back(tensor.name);
   }
   return unused;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

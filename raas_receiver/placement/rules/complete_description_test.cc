@@ -5,12 +5,12 @@
 #include "raas_receiver/placement/rules/rules.h"
 #include "raas_receiver/placement/rules/test_layouts.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 namespace {
 
 using Catch::Matchers::Contains;
 
-std::shared_ptr<const ModelLayout> Layout(const ModelShape& model) {
+std::shared_ptr<const model::ModelLayout> Layout(const ModelShape& model) {
   const auto layout = LayoutOf(model);
   REQUIRE(layout.ok());
   return *layout;
@@ -24,7 +24,7 @@ EnginePlace Place(const std::string& engine, const std::string& family, uint32_t
 }
 
 // A rank as an engine describes it: names, types and shapes.
-RankDescription Rank(const ModelLayout& layout, const EnginePlace& place) {
+RankDescription Rank(const model::ModelLayout& layout, const EnginePlace& place) {
   Result<ExpandedRules> rules = ExpandRules(layout, place);
   REQUIRE(rules.ok());
   RankDescription rank{.place = place};
@@ -44,14 +44,14 @@ EngineParameter& Named(RankDescription& rank, const std::string& name) {
   return rank.parameters.front();
 }
 
-std::string Refusal(const ModelLayout& layout, RankDescription rank) {
+std::string Refusal(const model::ModelLayout& layout, RankDescription rank) {
   const auto unused = CompleteDescription(layout, rank);
   REQUIRE(!unused.ok());
   CHECK(unused.status().code() == ErrorCode::kBadData);
   return unused.status().message();
 }
 
-std::vector<std::string> Completed(const ModelLayout& layout, RankDescription& rank) {
+std::vector<std::string> Completed(const model::ModelLayout& layout, RankDescription& rank) {
   Result<std::vector<std::string>> unused = CompleteDescription(layout, rank);
   INFO(unused.status().ToString());
   REQUIRE(unused.ok());
@@ -102,12 +102,12 @@ TEST_CASE("A parameter of another shape or type is refused by name, with both") 
   const auto layout = Layout(TinyModel("glm4_moe"));
   const RankDescription good = Rank(*layout, Place("sglang", "glm4_moe", 2, 0));
   RankDescription rank = good;
-  Named(rank, "model.layers.1.mlp.gate.weight").dtype = DType::kF16;
+  Named(rank, "model.layers.1.mlp.gate.weight").dtype = model::DType::kF16;
   CHECK_THAT(
       Refusal(*layout, rank),
       Contains("model.layers.1.mlp.gate.weight is F16 [4, 32] and should be BF16 [4, 32]") && Contains("directory"));
   rank = good;
-  Named(rank, "model.layers.1.mlp.gate.e_score_correction_bias").dtype = DType::kBF16;
+  Named(rank, "model.layers.1.mlp.gate.e_score_correction_bias").dtype = model::DType::kBF16;
   CHECK_THAT(Refusal(*layout, rank), Contains("e_score_correction_bias is BF16 [4] and should be F32 [4]"));
   rank = good;
   Named(rank, "model.layers.2.mlp.experts.w13_weight").shape = {4, 32, 16};
@@ -117,10 +117,10 @@ TEST_CASE("A parameter of another shape or type is refused by name, with both") 
 TEST_CASE("Tensors in bf16 may be kept in fp32, as routers are") {
   const auto layout = Layout(TinyModel("glm4_moe"));
   RankDescription rank = Rank(*layout, Place("vllm", "glm4_moe", 2, 0));
-  Named(rank, "model.layers.1.mlp.gate.weight").dtype = DType::kF32;
+  Named(rank, "model.layers.1.mlp.gate.weight").dtype = model::DType::kF32;
   Completed(*layout, rank);
   const EngineParameter& gate = Named(rank, "model.layers.1.mlp.gate.weight");
-  CHECK(gate.dtype == DType::kF32);
+  CHECK(gate.dtype == model::DType::kF32);
   CHECK(gate.slices == std::vector<Slice>{{"model.layers.1.mlp.gate.weight", {0, 0}, {4, 32}, {0, 0}}});
 }
 
@@ -171,7 +171,7 @@ TEST_CASE("A rank of a pipeline may lack layers, but nothing of those that it ha
 TEST_CASE("Parameters of engine \"huggingface\" are whole tensors, and absent ones are left out") {
   const auto layout = Layout(TinyModel("qwen3"));
   RankDescription rank{.place = {.engine = "huggingface"}};
-  for (const TensorMeta& tensor : layout->tensors()) {
+  for (const model::TensorMeta& tensor : layout->tensors()) {
     if (tensor.name == "lm_head.weight") continue;
     rank.parameters.push_back({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape});
   }
@@ -184,10 +184,10 @@ TEST_CASE("Parameters of engine \"huggingface\" are whole tensors, and absent on
   rank.parameters.push_back({.name = "model.rotary.inv_freq", .shape = {2}});
   CHECK_THAT(Refusal(*layout, rank), Contains("model.rotary.inv_freq is no tensor of the model"));
   rank = good;
-  Named(rank, "model.norm.weight").dtype = DType::kF32;
+  Named(rank, "model.norm.weight").dtype = model::DType::kF32;
   CHECK(Completed(*layout, rank).size() == 1);
   rank = good;
-  Named(rank, "model.norm.weight").dtype = DType::kF64;
+  Named(rank, "model.norm.weight").dtype = model::DType::kF64;
   CHECK_THAT(Refusal(*layout, rank), Contains("model.norm.weight is F64 [32] and should be BF16 [32]"));
 }
 
@@ -210,7 +210,7 @@ TEST_CASE("Of all ranks of an engine, only what none takes is unused") {
   const auto layout = Layout(TinyModel("llama"));
   std::vector<RankDescription> ranks(2);
   for (size_t k = 0; k < layout->tensors().size() - 1; ++k) {
-    const TensorMeta& tensor = layout->tensors()[k];
+    const model::TensorMeta& tensor = layout->tensors()[k];
     RankDescription& rank = ranks[k % 2];
     rank.place.engine = "huggingface";
     rank.parameters.push_back({.name = tensor.name, .dtype = tensor.dtype, .shape = tensor.shape});
@@ -231,4 +231,4 @@ TEST_CASE("Of all ranks of an engine, only what none takes is unused") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::placement

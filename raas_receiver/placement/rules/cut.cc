@@ -4,44 +4,44 @@
 
 #include "common/base/text.h"
 
-namespace lockstep::placement_rules {
+namespace lockstep::placement {
 namespace {
 
 // Rows [first, first + rows) of a tensor.
 struct RowBlock {
-  const TensorMeta* tensor = nullptr;
+  const model::TensorMeta* tensor = nullptr;
   uint64_t first = 0;
   uint64_t rows = 0;
 };
 
 using Blocks = std::vector<RowBlock>;
 
-Status WantRank(const TensorMeta& tensor, size_t least, size_t most) {
+Status WantRank(const model::TensorMeta& tensor, size_t least, size_t most) {
   if (tensor.shape.size() >= least && tensor.shape.size() <= most) return OkStatus();
   return WrongTensor(tensor, least == most ? Cat("should have ", least, " dimensions")
                                            : Cat("should have ", least, " to ", most, " dimensions"));
 }
 
 // Of `size` rows (columns, heads) of `tensor`, those of one rank of `group`.
-Result<uint64_t> PerRank(const TensorMeta& tensor, uint64_t size, std::string_view what, GroupPlace group) {
+Result<uint64_t> PerRank(const model::TensorMeta& tensor, uint64_t size, std::string_view what, GroupPlace group) {
   if (size % group.size == 0) return size / group.size;
   return WrongTensor(tensor, Cat("has ", size, " ", what, ", which ", group.size, " ranks cannot share evenly"));
 }
 
 // Blocks below one another, then `padding` rows that no tensor gives.
 Status PutBelow(const Blocks& blocks, uint64_t padding, EngineParameter& parameter) {
-  const TensorMeta& first = *blocks.front().tensor;
+  const model::TensorMeta& first = *blocks.front().tensor;
   parameter.dtype = first.dtype;
   parameter.shape = first.shape;
   uint64_t row = 0;
   for (const RowBlock& block : blocks) {
-    const TensorMeta& tensor = *block.tensor;
+    const model::TensorMeta& tensor = *block.tensor;
     if (!std::equal(tensor.shape.begin() + 1, tensor.shape.end(), first.shape.begin() + 1, first.shape.end())) {
-      return WrongTensor(tensor, Cat("does not fit below ", first.name, " of shape ", ShapeText(first.shape)));
+      return WrongTensor(tensor, Cat("does not fit below ", first.name, " of shape ", layout::ShapeText(first.shape)));
     }
     if (tensor.dtype != first.dtype) return WrongTensor(tensor, Cat("has another type than ", first.name));
     if (block.rows == 0) continue;
-    Slice slice{tensor.name, Extents(tensor.shape.size()), tensor.shape, Extents(tensor.shape.size())};
+    Slice slice{tensor.name, layout::Extents(tensor.shape.size()), tensor.shape, layout::Extents(tensor.shape.size())};
     slice.from[0] = block.first;
     slice.shape[0] = block.rows;
     slice.at[0] = row;
@@ -50,7 +50,7 @@ Status PutBelow(const Blocks& blocks, uint64_t padding, EngineParameter& paramet
   }
   parameter.shape[0] = row + padding;
   if (padding > 0) {
-    Padding rest{Extents(first.shape.size()), parameter.shape};
+    Padding rest{layout::Extents(first.shape.size()), parameter.shape};
     rest.at[0] = row;
     rest.shape[0] = padding;
     parameter.padding.push_back(std::move(rest));
@@ -59,29 +59,29 @@ Status PutBelow(const Blocks& blocks, uint64_t padding, EngineParameter& paramet
 }
 
 Status CutWhole(const TensorList& tensors, EngineParameter& parameter) {
-  const TensorMeta& only = *tensors.front();
+  const model::TensorMeta& only = *tensors.front();
   if (tensors.size() == 1) {
     parameter.dtype = only.dtype;
     parameter.shape = only.shape;
-    const Extents origin(only.shape.size());
+    const layout::Extents origin(only.shape.size());
     parameter.slices.push_back({only.name, origin, only.shape, origin});
     return OkStatus();
   }
   Blocks blocks;
-  for (const TensorMeta* tensor : tensors) {
+  for (const model::TensorMeta* tensor : tensors) {
     LS_RETURN_IF_ERROR(WantRank(*tensor, 1, 2));
     blocks.push_back({tensor, 0, tensor->shape[0]});
   }
   return PutBelow(blocks, 0, parameter);
 }
 
-Status CutColumn(const TensorMeta& tensor, GroupPlace group, EngineParameter& parameter) {
+Status CutColumn(const model::TensorMeta& tensor, GroupPlace group, EngineParameter& parameter) {
   LS_RETURN_IF_ERROR(WantRank(tensor, 1, 2));
   LS_ASSIGN_OR_RETURN(const uint64_t rows, PerRank(tensor, tensor.shape[0], "rows", group));
   return PutBelow({{&tensor, group.rank * rows, rows}}, 0, parameter);
 }
 
-Status CutRow(const TensorMeta& tensor, GroupPlace group, EngineParameter& parameter) {
+Status CutRow(const model::TensorMeta& tensor, GroupPlace group, EngineParameter& parameter) {
   LS_RETURN_IF_ERROR(WantRank(tensor, 2, 2));
   LS_ASSIGN_OR_RETURN(const uint64_t columns, PerRank(tensor, tensor.shape[1], "columns", group));
   parameter.dtype = tensor.dtype;
@@ -92,7 +92,7 @@ Status CutRow(const TensorMeta& tensor, GroupPlace group, EngineParameter& param
 
 // Rows of the k or v heads that a rank has: its part of them, or, with more ranks than heads, one that it has in
 // common with its neighbours.
-Result<RowBlock> KeyValueBlock(const TensorMeta& tensor, const EnginePlace& place) {
+Result<RowBlock> KeyValueBlock(const model::TensorMeta& tensor, const EnginePlace& place) {
   const GroupPlace group = place.tensor;
   const uint64_t heads = place.key_value_heads;
   if (heads == 0) {
@@ -113,9 +113,9 @@ Result<RowBlock> KeyValueBlock(const TensorMeta& tensor, const EnginePlace& plac
 }
 
 Status CutQkv(const TensorList& tensors, const EnginePlace& place, EngineParameter& parameter) {
-  for (const TensorMeta* tensor : tensors) LS_RETURN_IF_ERROR(WantRank(*tensor, 1, 2));
-  const TensorMeta& q = *tensors[0];
-  const TensorMeta& k = *tensors[1];
+  for (const model::TensorMeta* tensor : tensors) LS_RETURN_IF_ERROR(WantRank(*tensor, 1, 2));
+  const model::TensorMeta& q = *tensors[0];
+  const model::TensorMeta& k = *tensors[1];
   LS_ASSIGN_OR_RETURN(const RowBlock k_block, KeyValueBlock(k, place));
   LS_ASSIGN_OR_RETURN(const RowBlock v_block, KeyValueBlock(*tensors[2], place));
   LS_ASSIGN_OR_RETURN(const uint64_t rows, PerRank(q, q.shape[0], "rows", place.tensor));
@@ -128,9 +128,9 @@ Status CutQkv(const TensorList& tensors, const EnginePlace& place, EngineParamet
 
 // The halves of a tensor that is [gate; up], or two tensors, each whole.
 Result<Blocks> GateAndUp(const TensorList& tensors) {
-  for (const TensorMeta* tensor : tensors) LS_RETURN_IF_ERROR(WantRank(*tensor, 1, 2));
-  const TensorMeta& gate = *tensors.front();
-  const TensorMeta& up = *tensors.back();
+  for (const model::TensorMeta* tensor : tensors) LS_RETURN_IF_ERROR(WantRank(*tensor, 1, 2));
+  const model::TensorMeta& gate = *tensors.front();
+  const model::TensorMeta& up = *tensors.back();
   if (tensors.size() == 2) {
     if (gate.shape != up.shape) return WrongTensor(up, Cat("is not of the shape of ", gate.name));
     return Blocks{{&gate, 0, gate.shape[0]}, {&up, 0, up.shape[0]}};
@@ -154,7 +154,7 @@ uint64_t RoundUp(uint64_t value, uint64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-Status CutVocabulary(const TensorMeta& tensor, const EngineRules& engine, GroupPlace group,
+Status CutVocabulary(const model::TensorMeta& tensor, const EngineRules& engine, GroupPlace group,
                      EngineParameter& parameter) {
   LS_RETURN_IF_ERROR(WantRank(tensor, 2, 2));
   const uint64_t words = tensor.shape[0];
@@ -192,8 +192,8 @@ Status CutByRow(const ParameterRule& row, const TensorList& tensors, const Engin
 
 }  // namespace
 
-Status WrongTensor(const TensorMeta& tensor, std::string_view what) {
-  return {ErrorCode::kBadData, Cat("tensor ", tensor.name, " of shape ", ShapeText(tensor.shape), " ", what)};
+Status WrongTensor(const model::TensorMeta& tensor, std::string_view what) {
+  return {ErrorCode::kBadData, Cat("tensor ", tensor.name, " of shape ", layout::ShapeText(tensor.shape), " ", what)};
 }
 
 Status CutTensors(const ParameterRule& row, const TensorList& tensors, const EngineRules& engine,
@@ -203,10 +203,10 @@ Status CutTensors(const ParameterRule& row, const TensorList& tensors, const Eng
   return OkStatus();
 }
 
-Extents ContiguousStrides(const Extents& shape) {
-  Extents strides(shape.size(), 1);
+layout::Extents ContiguousStrides(const layout::Extents& shape) {
+  layout::Extents strides(shape.size(), 1);
   for (size_t k = shape.size(); k > 1; --k) strides[k - 2] = strides[k - 1] * shape[k - 1];
   return strides;
 }
 
-}  // namespace lockstep::placement_rules
+}  // namespace lockstep::placement

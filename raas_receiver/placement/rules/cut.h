@@ -10,14 +10,14 @@
 #include "raas_receiver/placement/description/description.h"
 #include "raas_receiver/placement/rules/rule_table.h"
 
-namespace lockstep::placement_rules {
+namespace lockstep::placement {
 
-using TensorList = std::vector<const TensorMeta*>;
+using TensorList = std::vector<const model::TensorMeta*>;
 
 // What an expert stack is made of. Either `stacked`, or a list for every expert.
 struct ExpertTensors {
   std::vector<TensorList> routed;  // by expert, those of ParameterRule::tensors
-  const TensorMeta* stacked = nullptr;
+  const model::TensorMeta* stacked = nullptr;
   TensorList shared;  // those of ParameterRule::shared; none: not fused
 
   uint64_t experts() const { return stacked != nullptr ? stacked->shape[0] : routed.size(); }
@@ -37,9 +37,9 @@ struct ExpertRange {
 };
 Result<ExpertRange> LocalExperts(uint64_t experts, GroupPlace group, bool uneven);
 
-Extents ContiguousStrides(const Extents& shape);
+layout::Extents ContiguousStrides(const layout::Extents& shape);
 
 // kBadData: the tensor, its shape, and `what` is wrong with it.
-Status WrongTensor(const TensorMeta& tensor, std::string_view what);
+Status WrongTensor(const model::TensorMeta& tensor, std::string_view what);
 
-}  // namespace lockstep::placement_rules
+}  // namespace lockstep::placement

@@ -3,7 +3,7 @@
 #include "common/base/text.h"
 #include "raas_receiver/placement/rules/cut.h"
 
-namespace lockstep::placement_rules {
+namespace lockstep::placement {
 namespace {
 
 // One expert's matrices, [rows, columns] each, and which part of them a rank has.
@@ -20,24 +20,24 @@ struct ExpertShape {
 };
 
 // Every matrix of every expert has the shape and type of the first.
-Status CheckAlike(const ExpertTensors& experts, const TensorMeta& first) {
-  const auto check = [&](const TensorMeta& tensor) -> Status {
+Status CheckAlike(const ExpertTensors& experts, const model::TensorMeta& first) {
+  const auto check = [&](const model::TensorMeta& tensor) -> Status {
     if (tensor.shape != first.shape) return WrongTensor(tensor, Cat("is not of the shape of ", first.name));
     if (tensor.dtype != first.dtype) return WrongTensor(tensor, Cat("has another type than ", first.name));
     return OkStatus();
   };
   for (const TensorList& tensors : experts.routed) {
-    for (const TensorMeta* tensor : tensors) LS_RETURN_IF_ERROR(check(*tensor));
+    for (const model::TensorMeta* tensor : tensors) LS_RETURN_IF_ERROR(check(*tensor));
   }
   if (experts.stacked != nullptr) return OkStatus();
-  for (const TensorMeta* tensor : experts.shared) LS_RETURN_IF_ERROR(check(*tensor));
+  for (const model::TensorMeta* tensor : experts.shared) LS_RETURN_IF_ERROR(check(*tensor));
   return OkStatus();
 }
 
 // Shared experts next to a tensor of all routed ones: as large as one of these.
 Status CheckSharedAlike(const ExpertTensors& experts, const ExpertShape& shape) {
-  for (const TensorMeta* tensor : experts.shared) {
-    if (tensor->shape != Extents{shape.rows, shape.columns}) {
+  for (const model::TensorMeta* tensor : experts.shared) {
+    if (tensor->shape != layout::Extents{shape.rows, shape.columns}) {
       return WrongTensor(*tensor, Cat("is not of the shape of an expert in ", experts.stacked->name));
     }
     if (tensor->dtype != experts.stacked->dtype)
@@ -47,7 +47,7 @@ Status CheckSharedAlike(const ExpertTensors& experts, const ExpertShape& shape) 
 }
 
 Result<ExpertShape> ShapeOf(const ParameterRule& row, const ExpertTensors& experts, GroupPlace group) {
-  const TensorMeta& first = experts.stacked != nullptr ? *experts.stacked : *experts.routed[0][0];
+  const model::TensorMeta& first = experts.stacked != nullptr ? *experts.stacked : *experts.routed[0][0];
   const size_t lead = experts.stacked != nullptr ? 1 : 0;
   if (first.shape.size() != 2 + lead) return WrongTensor(first, Cat("should have ", 2 + lead, " dimensions"));
   LS_RETURN_IF_ERROR(CheckAlike(experts, first));
@@ -73,7 +73,7 @@ Result<ExpertShape> ShapeOf(const ParameterRule& row, const ExpertTensors& exper
 // One expert's tensors in slot `slot`.
 void PutExpert(const TensorList& tensors, const ExpertShape& shape, uint64_t slot, EngineParameter& parameter) {
   for (size_t part = 0; part < tensors.size(); ++part) {
-    Extents from{0, 0};
+    layout::Extents from{0, 0};
     from[shape.dim] = shape.from;
     parameter.slices.push_back({tensors[part]->name,
                                 std::move(from),
@@ -83,9 +83,10 @@ void PutExpert(const TensorList& tensors, const ExpertShape& shape, uint64_t slo
 }
 
 // All of a rank's experts, of a tensor that has every expert.
-void PutStacked(const TensorMeta& stacked, ExpertRange local, const ExpertShape& shape, EngineParameter& parameter) {
+void PutStacked(const model::TensorMeta& stacked, ExpertRange local, const ExpertShape& shape,
+                EngineParameter& parameter) {
   for (size_t part = 0; part < shape.parts; ++part) {
-    Extents from{local.first, part * shape.rows, 0};
+    layout::Extents from{local.first, part * shape.rows, 0};
     from[1 + shape.dim] += shape.from;
     parameter.slices.push_back({stacked.name,
                                 std::move(from),
@@ -126,4 +127,4 @@ Status CutExperts(const ParameterRule& row, const ExpertTensors& tensors, const 
   return OkStatus();
 }
 
-}  // namespace lockstep::placement_rules
+}  // namespace lockstep::placement

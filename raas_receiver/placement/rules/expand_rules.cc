@@ -10,8 +10,7 @@
 #include "raas_receiver/placement/rules/layout_index.h"
 #include "raas_receiver/placement/rules/rules.h"
 
-namespace lockstep {
-namespace placement_rules {
+namespace lockstep::placement {
 namespace {
 
 constexpr std::array<const EngineRules*, 2> kEngines = {&kSglang, &kVllm};
@@ -60,7 +59,7 @@ class Expander {
   Status CutRow(const Part& part, const ParameterRule& row, ExpandedParameter& expanded);
   Result<TensorList> TakeAll(std::string_view prefix, std::string_view names);
   Result<ExpertTensors> TakeExperts(const Part& part, const ParameterRule& row);
-  const TensorMeta* Take(std::string_view prefix, std::string_view name, uint64_t expert = 0);
+  const model::TensorMeta* Take(std::string_view prefix, std::string_view name, uint64_t expert = 0);
   const std::string& FullName(std::string_view prefix, std::string_view name, uint64_t expert = 0);
   Status TakeTheRest();
 
@@ -128,7 +127,7 @@ Status Expander::ExpandRow(const Part& part, const ParameterRule& row) {
   expanded.parameter.name += NextPart(names);
   while (!names.empty()) expanded.other_names.push_back(Cat(part.prefix, NextPart(names)));
   LS_RETURN_IF_ERROR(CutRow(part, row, expanded));
-  if (FindDType(expanded.parameter.dtype)->bits % 8 != 0) {
+  if (model::FindDType(expanded.parameter.dtype)->bits % 8 != 0) {
     return {ErrorCode::kBadData,
             "made of a packed type, which engines repack: it must take versions from the directory"};
   }
@@ -149,7 +148,7 @@ Status Expander::CutRow(const Part& part, const ParameterRule& row, ExpandedPara
 Result<TensorList> Expander::TakeAll(std::string_view prefix, std::string_view names) {
   TensorList tensors;
   while (!names.empty()) {
-    const TensorMeta* tensor = Take(prefix, NextPart(names));
+    const model::TensorMeta* tensor = Take(prefix, NextPart(names));
     if (tensor == nullptr) return Status(ErrorCode::kBadData, Cat("the model has no tensor ", name_));
     tensors.push_back(tensor);
   }
@@ -174,7 +173,7 @@ Result<ExpertTensors> Expander::TakeExperts(const Part& part, const ParameterRul
 }
 
 // Null when the model has none such.
-const TensorMeta* Expander::Take(std::string_view prefix, std::string_view name, uint64_t expert) {
+const model::TensorMeta* Expander::Take(std::string_view prefix, std::string_view name, uint64_t expert) {
   const size_t tensor = index_.FindAfter(last_taken_, FullName(prefix, name, expert));
   if (tensor == LayoutIndex::kNone) return nullptr;
   last_taken_ = tensor;
@@ -205,9 +204,9 @@ Status Expander::TakeTheRest() {
   }
   const auto rest = std::ranges::find(taken_, false);
   if (rest == taken_.end()) return OkStatus();
-  const TensorMeta& tensor = index_.tensors()[static_cast<size_t>(rest - taken_.begin())];
+  const model::TensorMeta& tensor = index_.tensors()[static_cast<size_t>(rest - taken_.begin())];
   return {ErrorCode::kBadData, Cat("no rule of ", table_.engine->name, "'s ", table_.family->model_type,
-                                   " takes tensor ", tensor.name, " of shape ", ShapeText(tensor.shape))};
+                                   " takes tensor ", tensor.name, " of shape ", layout::ShapeText(tensor.shape))};
 }
 
 }  // namespace
@@ -231,5 +230,4 @@ Result<Expansion> Expand(const LayoutIndex& index, const EnginePlace& place) {
   return Expander(index, table, place).Run();
 }
 
-}  // namespace placement_rules
-}  // namespace lockstep
+}  // namespace lockstep::placement

@@ -10,7 +10,7 @@
 #include "raas_receiver/placement/rules/layout_index.h"
 #include "raas_receiver/placement/rules/rule_table.h"
 
-namespace lockstep::placement_rules {
+namespace lockstep::placement {
 
 inline constexpr uint32_t kNoLayer = ~uint32_t{0};
 
@@ -31,4 +31,4 @@ struct Expansion {
 // As ExpandRules (rules.h).
 Result<Expansion> Expand(const LayoutIndex& index, const EnginePlace& place);
 
-}  // namespace lockstep::placement_rules
+}  // namespace lockstep::placement

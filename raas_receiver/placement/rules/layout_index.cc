@@ -9,7 +9,7 @@
 #include "common/base/text.h"
 #include "raas_receiver/placement/rules/rule_table.h"
 
-namespace lockstep::placement_rules {
+namespace lockstep::placement {
 namespace {
 
 // What only a layer for multi-token prediction has.
@@ -56,7 +56,7 @@ Status TakeLayers(std::map<uint64_t, LayerFacts> found, std::vector<LayerFacts>&
 
 }  // namespace
 
-Result<LayoutIndex> LayoutIndex::Create(const ModelLayout& layout) {
+Result<LayoutIndex> LayoutIndex::Create(const model::ModelLayout& layout) {
   LayoutIndex index;
   index.tensors_ = &layout.tensors();
   std::map<uint64_t, LayerFacts> found;
@@ -89,4 +89,4 @@ size_t LayoutIndex::FindAfter(size_t before, std::string_view name) const {
   return Find(name);
 }
 
-}  // namespace lockstep::placement_rules
+}  // namespace lockstep::placement

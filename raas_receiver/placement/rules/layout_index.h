@@ -10,7 +10,7 @@
 #include "common/base/status.h"
 #include "common/model/layout.h"
 
-namespace lockstep::placement_rules {
+namespace lockstep::placement {
 
 struct LayerFacts {
   bool sparse = false;          // has routed experts
@@ -22,7 +22,7 @@ struct LayerFacts {
 class LayoutIndex {
  public:
   // kBadData names the layer that is missing between others. `layout` outlives this.
-  static Result<LayoutIndex> Create(const ModelLayout& layout);
+  static Result<LayoutIndex> Create(const model::ModelLayout& layout);
 
   // Position of a tensor in ModelLayout::tensors(), or kNone.
   size_t Find(std::string_view name) const;
@@ -32,14 +32,14 @@ class LayoutIndex {
 
   // By number, from 0; those for multi-token prediction come last.
   const std::vector<LayerFacts>& layers() const { return layers_; }
-  const std::vector<TensorMeta>& tensors() const { return *tensors_; }
+  const std::vector<model::TensorMeta>& tensors() const { return *tensors_; }
 
   static constexpr size_t kNone = ~size_t{0};
 
  private:
-  const std::vector<TensorMeta>* tensors_ = nullptr;
+  const std::vector<model::TensorMeta>* tensors_ = nullptr;
   std::unordered_map<std::string_view, size_t> by_name_;
   std::vector<LayerFacts> layers_;
 };
 
-}  // namespace lockstep::placement_rules
+}  // namespace lockstep::placement

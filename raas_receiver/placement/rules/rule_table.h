@@ -8,7 +8,7 @@
 #include <span>
 #include <string_view>
 
-namespace lockstep::placement_rules {
+namespace lockstep::placement {
 
 // In which part of a model a row applies; it decides the prefix of its names.
 enum class RuleScope : uint8_t {
@@ -82,4 +82,4 @@ std::span<const EngineRules* const> Engines();
 // The first of `text`'s '|'-separated parts; `text` loses it and its separator.
 std::string_view NextPart(std::string_view& text);
 
-}  // namespace lockstep::placement_rules
+}  // namespace lockstep::placement

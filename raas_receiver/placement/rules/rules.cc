@@ -5,25 +5,25 @@
 #include "common/layout/piece.h"
 #include "raas_receiver/placement/rules/expansion.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 namespace {
 
 constexpr uint64_t kAlignment = 256;
 
 uint64_t BytesOf(const EngineParameter& parameter) {
-  return ElementCount(parameter.shape) * FindDType(parameter.dtype)->bits / 8;
+  return layout::ElementCount(parameter.shape) * model::FindDType(parameter.dtype)->bits / 8;
 }
 
 }  // namespace
 
-Result<ExpandedRules> ExpandRules(const ModelLayout& layout, const EnginePlace& place) {
-  LS_ASSIGN_OR_RETURN(const auto index, placement_rules::LayoutIndex::Create(layout));
-  LS_ASSIGN_OR_RETURN(placement_rules::Expansion expansion, placement_rules::Expand(index, place));
+Result<ExpandedRules> ExpandRules(const model::ModelLayout& layout, const EnginePlace& place) {
+  LS_ASSIGN_OR_RETURN(const auto index, LayoutIndex::Create(layout));
+  LS_ASSIGN_OR_RETURN(Expansion expansion, Expand(index, place));
   ExpandedRules rules;
   rules.unused = std::move(expansion.unused);
   rules.parameters.reserve(expansion.parameters.size());
   uint64_t offset = 0;
-  for (placement_rules::ExpandedParameter& expanded : expansion.parameters) {
+  for (ExpandedParameter& expanded : expansion.parameters) {
     if (expanded.tied) continue;
     expanded.parameter.offset = offset;
     offset += (BytesOf(expanded.parameter) + kAlignment - 1) / kAlignment * kAlignment;
@@ -34,10 +34,10 @@ Result<ExpandedRules> ExpandRules(const ModelLayout& layout, const EnginePlace& 
 
 std::string KnownEngines() {
   std::string text = "described, huggingface";
-  for (const placement_rules::EngineRules* engine : placement_rules::Engines()) {
+  for (const EngineRules* engine : Engines()) {
     text += "; ";
     text += engine->name;
-    for (const placement_rules::FamilyRules& family : engine->families) {
+    for (const FamilyRules& family : engine->families) {
       text += &family == engine->families.data() ? ": " : ", ";
       text += family.model_type;
     }
@@ -45,4 +45,4 @@ std::string KnownEngines() {
   return text;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

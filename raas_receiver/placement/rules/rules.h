@@ -13,7 +13,7 @@
 #include "common/model/layout.h"
 #include "raas_receiver/placement/description/description.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 
 struct ExpandedRules {
   // With shapes, contiguous strides, slices and padding; memory 0, offsets back to back, each a multiple of 256. A head
@@ -24,7 +24,7 @@ struct ExpandedRules {
 
 // Every parameter that `place` has of a model of `layout`. kBadData names the tensor that no rule takes, or the one
 // that a rule misses or cannot cut; kNotFound for an engine or family without a table, saying which there are.
-Result<ExpandedRules> ExpandRules(const ModelLayout& layout, const EnginePlace& place);
+Result<ExpandedRules> ExpandRules(const model::ModelLayout& layout, const EnginePlace& place);
 
 // Gives the parameters of `description` (which have none, unless its engine is "described") the slices and padding that
 // its place's rules say. A rank may have some of the layers (pipelines), and a head of its own or none where the model
@@ -32,13 +32,14 @@ Result<ExpandedRules> ExpandRules(const ModelLayout& layout, const EnginePlace& 
 // kBadData names a parameter that no rule knows, or whose dtype (but for IsWidened) or shape is not what the rule says:
 // the engine has repacked or quantised it, and must take versions from the directory; or one that is missing among its
 // neighbours.
-Result<std::vector<std::string>> CompleteDescription(const ModelLayout& layout, RankDescription& description);
+Result<std::vector<std::string>> CompleteDescription(const model::ModelLayout& layout, RankDescription& description);
 
 // The same for all ranks of an engine. Answers the tensors that none of them needs to be taken; an error names the
 // rank.
-Result<std::vector<std::string>> CompleteDescriptions(const ModelLayout& layout, std::vector<RankDescription>& ranks);
+Result<std::vector<std::string>> CompleteDescriptions(const model::ModelLayout& layout,
+                                                      std::vector<RankDescription>& ranks);
 
 // "sglang: deepseek_v3, glm4, ...": for messages and --help.
 std::string KnownEngines();
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

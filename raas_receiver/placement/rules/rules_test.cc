@@ -6,7 +6,7 @@
 #include "common/base/text.h"
 #include "raas_receiver/placement/rules/test_layouts.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 namespace {
 
 using Catch::Matchers::Contains;
@@ -36,7 +36,8 @@ EnginePlace Tp(const std::string& engine, const std::string& family, uint32_t si
 }
 
 // What refuses `tensors`.
-std::string Refusal(std::vector<TensorMeta> tensors, const EnginePlace& place, ErrorCode code = ErrorCode::kBadData) {
+std::string Refusal(std::vector<model::TensorMeta> tensors, const EnginePlace& place,
+                    ErrorCode code = ErrorCode::kBadData) {
   const auto layout = LayoutOf(std::move(tensors));
   REQUIRE(layout.ok());
   const Result<ExpandedRules> rules = ExpandRules(**layout, place);
@@ -49,8 +50,8 @@ std::string Refusal(const ModelShape& model, const EnginePlace& place) {
   return Refusal(TestTensors(model).Make(), place);
 }
 
-TensorMeta& Find(std::vector<TensorMeta>& tensors, const std::string& name) {
-  for (TensorMeta& tensor : tensors) {
+model::TensorMeta& Find(std::vector<model::TensorMeta>& tensors, const std::string& name) {
+  for (model::TensorMeta& tensor : tensors) {
     if (tensor.name == name) return tensor;
   }
   FAIL("no tensor " << name);
@@ -63,22 +64,22 @@ TEST_CASE("Qwen3-30B-A3B has 18,867 tensors, and at TP 8 SGLang's and vLLM's sha
   const ExpandedRules sglang = Expanded(model, Tp("sglang", "qwen3_moe", 8, 5, 4));
   REQUIRE(sglang.unused.empty());
   REQUIRE(sglang.parameters.size() == 3 + 48 * 9);
-  CHECK(Named(sglang, "model.embed_tokens.weight").shape == Extents{18'992, 2048});
+  CHECK(Named(sglang, "model.embed_tokens.weight").shape == layout::Extents{18'992, 2048});
   const EngineParameter& qkv = Named(sglang, "model.layers.47.self_attn.qkv_proj.weight");
-  CHECK(qkv.shape == Extents{512 + 128 + 128, 2048});
+  CHECK(qkv.shape == layout::Extents{512 + 128 + 128, 2048});
   REQUIRE(qkv.slices.size() == 3);
   CHECK(qkv.slices[0] == Slice{"model.layers.47.self_attn.q_proj.weight", {2560, 0}, {512, 2048}, {0, 0}});
   CHECK(qkv.slices[1] == Slice{"model.layers.47.self_attn.k_proj.weight", {256, 0}, {128, 2048}, {512, 0}});
   CHECK(qkv.slices[2] == Slice{"model.layers.47.self_attn.v_proj.weight", {256, 0}, {128, 2048}, {640, 0}});
-  CHECK(Named(sglang, "model.layers.0.self_attn.o_proj.weight").shape == Extents{2048, 512});
-  CHECK(Named(sglang, "model.layers.0.self_attn.q_norm.weight").shape == Extents{128});
-  CHECK(Named(sglang, "model.layers.0.mlp.gate.weight").shape == Extents{128, 2048});
+  CHECK(Named(sglang, "model.layers.0.self_attn.o_proj.weight").shape == layout::Extents{2048, 512});
+  CHECK(Named(sglang, "model.layers.0.self_attn.q_norm.weight").shape == layout::Extents{128});
+  CHECK(Named(sglang, "model.layers.0.mlp.gate.weight").shape == layout::Extents{128, 2048});
   const EngineParameter& w13 = Named(sglang, "model.layers.9.mlp.experts.w13_weight");
-  CHECK(w13.shape == Extents{128, 192, 2048});
+  CHECK(w13.shape == layout::Extents{128, 192, 2048});
   REQUIRE(w13.slices.size() == 256);
   CHECK(w13.slices[7] == Slice{"model.layers.9.mlp.experts.3.up_proj.weight", {480, 0}, {96, 2048}, {3, 96, 0}});
   const EngineParameter& w2 = Named(sglang, "model.layers.9.mlp.experts.w2_weight");
-  CHECK(w2.shape == Extents{128, 2048, 96});
+  CHECK(w2.shape == layout::Extents{128, 2048, 96});
   CHECK(w2.slices[127] == Slice{"model.layers.9.mlp.experts.127.down_proj.weight", {0, 480}, {2048, 96}, {127, 0, 0}});
 
   EnginePlace whole_experts = Tp("vllm", "qwen3_moe", 8, 5, 4);
@@ -86,7 +87,7 @@ TEST_CASE("Qwen3-30B-A3B has 18,867 tensors, and at TP 8 SGLang's and vLLM's sha
   whole_experts.expert_tensor = {};
   const ExpandedRules vllm = Expanded(model, whole_experts);
   const EngineParameter& routed = Named(vllm, "model.layers.9.mlp.experts.routed_experts.w13_weight");
-  CHECK(routed.shape == Extents{16, 1536, 2048});
+  CHECK(routed.shape == layout::Extents{16, 1536, 2048});
   CHECK(routed.slices[0] == Slice{"model.layers.9.mlp.experts.80.gate_proj.weight", {0, 0}, {768, 2048}, {0, 0, 0}});
 }
 
@@ -95,18 +96,18 @@ TEST_CASE("DeepSeek-V3 at TP 8 has SGLang's shapes, and no MTP layer") {
   place.fused_shared_experts = true;
   const ExpandedRules rules = Expanded(DeepSeekV3(), place);
   const std::string layer = "model.layers.60.";
-  CHECK(Named(rules, "model.embed_tokens.weight").shape == Extents{16'160, 7168});
-  CHECK(Named(rules, layer + "self_attn.fused_qkv_a_proj_with_mqa.weight").shape == Extents{2112, 7168});
-  CHECK(Named(rules, layer + "self_attn.q_b_proj.weight").shape == Extents{3072, 1536});
-  CHECK(Named(rules, layer + "self_attn.kv_b_proj.weight").shape == Extents{4096, 512});
-  CHECK(Named(rules, layer + "self_attn.o_proj.weight").shape == Extents{7168, 2048});
+  CHECK(Named(rules, "model.embed_tokens.weight").shape == layout::Extents{16'160, 7168});
+  CHECK(Named(rules, layer + "self_attn.fused_qkv_a_proj_with_mqa.weight").shape == layout::Extents{2112, 7168});
+  CHECK(Named(rules, layer + "self_attn.q_b_proj.weight").shape == layout::Extents{3072, 1536});
+  CHECK(Named(rules, layer + "self_attn.kv_b_proj.weight").shape == layout::Extents{4096, 512});
+  CHECK(Named(rules, layer + "self_attn.o_proj.weight").shape == layout::Extents{7168, 2048});
   const EngineParameter& w13 = Named(rules, layer + "mlp.experts.w13_weight");
-  CHECK(w13.shape == Extents{257, 512, 7168});
+  CHECK(w13.shape == layout::Extents{257, 512, 7168});
   REQUIRE(w13.slices.size() == 514);  // the shared expert comes last
   CHECK(w13.slices[513] == Slice{layer + "mlp.shared_experts.up_proj.weight", {1792, 0}, {256, 7168}, {256, 256, 0}});
-  CHECK(Named(rules, layer + "mlp.experts.w2_weight").shape == Extents{257, 7168, 256});
-  CHECK(Named(rules, layer + "mlp.gate.e_score_correction_bias").dtype == DType::kF32);
-  CHECK(Named(rules, "model.layers.0.mlp.gate_up_proj.weight").shape == Extents{4608, 7168});
+  CHECK(Named(rules, layer + "mlp.experts.w2_weight").shape == layout::Extents{257, 7168, 256});
+  CHECK(Named(rules, layer + "mlp.gate.e_score_correction_bias").dtype == model::DType::kF32);
+  CHECK(Named(rules, "model.layers.0.mlp.gate_up_proj.weight").shape == layout::Extents{4608, 7168});
   for (const EngineParameter& parameter : rules.parameters) {
     REQUIRE(parameter.name.find("shared_experts") == std::string::npos);
     REQUIRE(parameter.name.find("layers.61") == std::string::npos);
@@ -115,9 +116,9 @@ TEST_CASE("DeepSeek-V3 at TP 8 has SGLang's shapes, and no MTP layer") {
   for (const std::string& name : rules.unused) REQUIRE(name.starts_with("model.layers.61."));
 
   const ExpandedRules vllm = Expanded(DeepSeekV3(), Tp("vllm", "deepseek_v3", 8, 7, 0));
-  CHECK(Named(vllm, layer + "self_attn.fused_qkv_a_proj.weight").shape == Extents{2112, 7168});
-  CHECK(Named(vllm, layer + "mlp.shared_experts.gate_up_proj.weight").shape == Extents{512, 7168});
-  CHECK(Named(vllm, layer + "mlp.experts.routed_experts.w13_weight").shape == Extents{256, 512, 7168});
+  CHECK(Named(vllm, layer + "self_attn.fused_qkv_a_proj.weight").shape == layout::Extents{2112, 7168});
+  CHECK(Named(vllm, layer + "mlp.shared_experts.gate_up_proj.weight").shape == layout::Extents{512, 7168});
+  CHECK(Named(vllm, layer + "mlp.experts.routed_experts.w13_weight").shape == layout::Extents{256, 512, 7168});
 }
 
 TEST_CASE("Experts that vLLM's ranks cannot share evenly go to the first ranks") {
@@ -137,11 +138,12 @@ TEST_CASE("Experts that vLLM's ranks cannot share evenly go to the first ranks")
 }
 
 TEST_CASE("Of experts in one tensor a rank has a slice of gate, of up and of down, and the shared expert behind them") {
-  std::vector<TensorMeta> tensors = TestTensors(TinyModel("deepseek_v3")).Make();
-  std::erase_if(tensors, [](const TensorMeta& tensor) { return tensor.name.find(".experts.") != std::string::npos; });
+  std::vector<model::TensorMeta> tensors = TestTensors(TinyModel("deepseek_v3")).Make();
+  std::erase_if(tensors,
+                [](const model::TensorMeta& tensor) { return tensor.name.find(".experts.") != std::string::npos; });
   for (const char* layer : {"model.layers.1.", "model.layers.2.", "model.layers.3."}) {
-    tensors.push_back({Cat(layer, "mlp.experts.gate_up_proj"), DType::kBF16, {4, 32, 32}});
-    tensors.push_back({Cat(layer, "mlp.experts.down_proj"), DType::kBF16, {4, 32, 16}});
+    tensors.push_back({Cat(layer, "mlp.experts.gate_up_proj"), model::DType::kBF16, {4, 32, 32}});
+    tensors.push_back({Cat(layer, "mlp.experts.down_proj"), model::DType::kBF16, {4, 32, 16}});
   }
   const auto layout = LayoutOf(std::move(tensors));
   REQUIRE(layout.ok());
@@ -167,7 +169,7 @@ TEST_CASE("A vocabulary is padded to 64 rows, at its end") {
   model.vocabulary = 70;
   const ExpandedRules first = Expanded(model, Tp("vllm", "llama", 4, 2, 2));
   const EngineParameter& part = Named(first, "model.embed_tokens.weight");
-  CHECK(part.shape == Extents{32, 32});
+  CHECK(part.shape == layout::Extents{32, 32});
   CHECK(part.slices == std::vector<Slice>{{"model.embed_tokens.weight", {64, 0}, {6, 32}, {0, 0}}});
   CHECK(part.padding == std::vector<Padding>{{{6, 0}, {26, 32}}});
   const ExpandedRules last = Expanded(model, Tp("sglang", "llama", 4, 3, 2));
@@ -182,7 +184,7 @@ TEST_CASE("A padded vocabulary that ranks cannot share is padded further by SGLa
   model.key_value_heads = 3;
   model.vocabulary = 70;
   const ExpandedRules rules = Expanded(model, Tp("sglang", "llama", 3, 0, 3));
-  CHECK(Named(rules, "model.embed_tokens.weight").shape == Extents{64, 32});
+  CHECK(Named(rules, "model.embed_tokens.weight").shape == layout::Extents{64, 32});
   const ExpandedRules last = Expanded(model, Tp("sglang", "llama", 3, 1, 3));
   CHECK(Named(last, "model.embed_tokens.weight").slices ==
         std::vector<Slice>{{"model.embed_tokens.weight", {64, 0}, {6, 32}, {0, 0}}});
@@ -191,7 +193,7 @@ TEST_CASE("A padded vocabulary that ranks cannot share is padded further by SGLa
 }
 
 TEST_CASE("An engine or family without rules is not found, and the message says which there are") {
-  const std::vector<TensorMeta> tensors = TestTensors(TinyModel("llama")).Make();
+  const std::vector<model::TensorMeta> tensors = TestTensors(TinyModel("llama")).Make();
   for (const auto& [engine, family] : {std::pair{"sglang", "gpt2"}, {"tgi", "llama"}, {"huggingface", "llama"}}) {
     CHECK_THAT(Refusal(tensors, Tp(engine, family, 1, 0, 0), ErrorCode::kNotFound),
                Contains(engine) && Contains(family) && Contains(KnownEngines()));
@@ -203,7 +205,7 @@ TEST_CASE("An engine or family without rules is not found, and the message says 
 }
 
 TEST_CASE("A rank outside its group is refused") {
-  const std::vector<TensorMeta> tensors = TestTensors(TinyModel("llama")).Make();
+  const std::vector<model::TensorMeta> tensors = TestTensors(TinyModel("llama")).Make();
   CHECK_THAT(Refusal(tensors, Tp("vllm", "llama", 2, 2, 2)), Contains("rank 2 of a group tensor of 2 ranks"));
   CHECK_THAT(Refusal(tensors, Tp("vllm", "llama", 0, 0, 2)), Contains("group tensor of 0"));
   EnginePlace place = Tp("vllm", "llama", 1, 0, 2);
@@ -212,8 +214,8 @@ TEST_CASE("A rank outside its group is refused") {
 }
 
 TEST_CASE("A tensor that no rule takes is named") {
-  std::vector<TensorMeta> tensors = TestTensors(TinyModel("qwen2")).Make();
-  tensors.push_back({"model.layers.1.self_attn.q_norm.weight", DType::kBF16, {4}});
+  std::vector<model::TensorMeta> tensors = TestTensors(TinyModel("qwen2")).Make();
+  tensors.push_back({"model.layers.1.self_attn.q_norm.weight", model::DType::kBF16, {4}});
   CHECK_THAT(Refusal(tensors, Tp("vllm", "qwen2", 1, 0, 0)),
              Contains("no rule of vllm's qwen2 takes tensor model.layers.1.self_attn.q_norm.weight of shape [4]"));
   ModelShape dense = TinyModel("qwen3_moe");
@@ -224,19 +226,19 @@ TEST_CASE("A tensor that no rule takes is named") {
 TEST_CASE("A tensor that a rule misses is named, with the parameter") {
   for (const char* name : {"model.layers.1.self_attn.v_proj.weight", "model.norm.weight",
                            "model.layers.0.mlp.experts.2.up_proj.weight", "model.layers.1.mlp.gate.weight"}) {
-    std::vector<TensorMeta> tensors = TestTensors(TinyModel("qwen3_moe")).Make();
-    std::erase_if(tensors, [&](const TensorMeta& tensor) { return tensor.name == name; });
+    std::vector<model::TensorMeta> tensors = TestTensors(TinyModel("qwen3_moe")).Make();
+    std::erase_if(tensors, [&](const model::TensorMeta& tensor) { return tensor.name == name; });
     CHECK_THAT(Refusal(tensors, Tp("vllm", "qwen3_moe", 1, 0, 0)),
                Contains(Cat("the model has no tensor ", name)) && Contains("vllm parameter model."));
   }
 }
 
 TEST_CASE("Layers that are missing, or decoder layers behind MTP layers, are refused") {
-  std::vector<TensorMeta> tensors = TestTensors(TinyModel("llama")).Make();
-  tensors.push_back({"model.layers.3.input_layernorm.weight", DType::kBF16, {32}});
+  std::vector<model::TensorMeta> tensors = TestTensors(TinyModel("llama")).Make();
+  tensors.push_back({"model.layers.3.input_layernorm.weight", model::DType::kBF16, {32}});
   CHECK_THAT(Refusal(tensors, Tp("vllm", "llama", 1, 0, 0)), Contains("has layer 3") && Contains("no layer 2"));
   tensors = TestTensors(TinyModel("deepseek_v3")).Make();
-  tensors.push_back({"model.layers.4.input_layernorm.weight", DType::kBF16, {32}});
+  tensors.push_back({"model.layers.4.input_layernorm.weight", model::DType::kBF16, {32}});
   CHECK_THAT(Refusal(tensors, Tp("vllm", "deepseek_v3", 1, 0, 0)), Contains("layer 4") && Contains("behind layer 3"));
 }
 
@@ -265,9 +267,9 @@ TEST_CASE("Sizes that ranks cannot share are refused, naming tensor and sizes") 
 }
 
 TEST_CASE("Tensors of one parameter must be of one type and fit together") {
-  std::vector<TensorMeta> tensors = TestTensors(TinyModel("deepseek_v3")).Make();
+  std::vector<model::TensorMeta> tensors = TestTensors(TinyModel("deepseek_v3")).Make();
   const EnginePlace place = Tp("vllm", "deepseek_v3", 1, 0, 0);
-  Find(tensors, "model.layers.2.mlp.experts.3.down_proj.weight").dtype = DType::kF16;
+  Find(tensors, "model.layers.2.mlp.experts.3.down_proj.weight").dtype = model::DType::kF16;
   CHECK_THAT(Refusal(tensors, place), Contains("experts.3.down_proj.weight") && Contains("another type"));
   tensors = TestTensors(TinyModel("deepseek_v3")).Make();
   Find(tensors, "model.layers.2.mlp.experts.1.up_proj.weight").shape = {8, 32};
@@ -284,8 +286,8 @@ TEST_CASE("Tensors of one parameter must be of one type and fit together") {
 }
 
 TEST_CASE("A packed type is refused") {
-  std::vector<TensorMeta> tensors = TestTensors(TinyModel("llama")).Make();
-  Find(tensors, "model.layers.1.mlp.down_proj.weight").dtype = DType::kF4;
+  std::vector<model::TensorMeta> tensors = TestTensors(TinyModel("llama")).Make();
+  Find(tensors, "model.layers.1.mlp.down_proj.weight").dtype = model::DType::kF4;
   CHECK_THAT(Refusal(tensors, Tp("vllm", "llama", 1, 0, 0)),
              Contains("model.layers.1.mlp.down_proj.weight") && Contains("packed type"));
 }
@@ -304,4 +306,4 @@ TEST_CASE("Fused shared experts are refused where the engine never has them or t
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::placement

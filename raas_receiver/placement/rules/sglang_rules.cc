@@ -1,7 +1,7 @@
 // What SGLang's ranks have of each family, unquantised and with its Triton expert kernels.
 #include "raas_receiver/placement/rules/shared_rows.h"
 
-namespace lockstep::placement_rules {
+namespace lockstep::placement {
 namespace {
 
 constexpr ParameterRule kLatentDown[] = {
@@ -51,4 +51,4 @@ constexpr FamilyRules kFamilies[] = {
 
 constexpr EngineRules kSglang{.name = "sglang", .families = kFamilies, .pads_for_group = true};
 
-}  // namespace lockstep::placement_rules
+}  // namespace lockstep::placement

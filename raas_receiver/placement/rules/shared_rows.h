@@ -5,7 +5,7 @@
 
 #include "raas_receiver/placement/rules/rule_table.h"
 
-namespace lockstep::placement_rules {
+namespace lockstep::placement {
 
 using enum RuleScope;
 using enum ParameterCut;
@@ -142,4 +142,4 @@ inline constexpr ParameterRules kQwen3Rows[] = {kEmbedding, kAttention, kQkvBias
                                                 kHeadNorms, kDenseMlp,  kHead};
 inline constexpr ParameterRules kGlm4Rows[] = {kEmbedding, kAttention, kQkvBias, kGlm4Layer, kHead};
 
-}  // namespace lockstep::placement_rules
+}  // namespace lockstep::placement

@@ -11,7 +11,7 @@
 #include "common/base/status.h"
 #include "common/model/layout.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 
 // The sizes that config.json gives. 0 in `kv_rank`: no latent attention; in `experts`: no experts.
 struct ModelShape {
@@ -106,7 +106,7 @@ class TestTensors {
  public:
   explicit TestTensors(const ModelShape& model) : model_(model) {}
 
-  std::vector<TensorMeta> Make() {
+  std::vector<model::TensorMeta> Make() {
     Add("model.embed_tokens.weight", {model_.vocabulary, model_.hidden});
     for (uint64_t layer = 0; layer < model_.layers; ++layer) Layer(layer);
     prefix_.clear();
@@ -117,7 +117,7 @@ class TestTensors {
   }
 
  private:
-  void Add(const std::string& name, std::vector<uint64_t> shape, DType dtype = DType::kBF16) {
+  void Add(const std::string& name, std::vector<uint64_t> shape, model::DType dtype = model::DType::kBF16) {
     tensors_.push_back({.name = prefix_ + name, .dtype = dtype, .shape = std::move(shape)});
   }
 
@@ -174,7 +174,7 @@ class TestTensors {
 
   void Experts() {
     Add(model_.moe() + "gate.weight", {model_.experts, model_.hidden});
-    if (model_.router_bias) Add("mlp.gate.e_score_correction_bias", {model_.experts}, DType::kF32);
+    if (model_.router_bias) Add("mlp.gate.e_score_correction_bias", {model_.experts}, model::DType::kF32);
     for (uint64_t expert = 0; expert < model_.experts; ++expert) {
       const std::string name = model_.moe() + "experts." + std::to_string(expert) + ".";
       Add(name + model_.ExpertPart(0) + ".weight", {model_.expert_ffn, model_.hidden});
@@ -199,16 +199,16 @@ class TestTensors {
 
   const ModelShape& model_;
   std::string prefix_;
-  std::vector<TensorMeta> tensors_;
+  std::vector<model::TensorMeta> tensors_;
 };
 
-inline Result<std::shared_ptr<const ModelLayout>> LayoutOf(std::vector<TensorMeta> tensors) {
-  LS_RETURN_IF_ERROR(AssignOffsets(tensors));
-  return ModelLayout::Create(std::move(tensors));
+inline Result<std::shared_ptr<const model::ModelLayout>> LayoutOf(std::vector<model::TensorMeta> tensors) {
+  LS_RETURN_IF_ERROR(model::AssignOffsets(tensors));
+  return model::ModelLayout::Create(std::move(tensors));
 }
 
-inline Result<std::shared_ptr<const ModelLayout>> LayoutOf(const ModelShape& model) {
+inline Result<std::shared_ptr<const model::ModelLayout>> LayoutOf(const ModelShape& model) {
   return LayoutOf(TestTensors(model).Make());
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

@@ -2,7 +2,7 @@
 // module of their own since 0.33.
 #include "raas_receiver/placement/rules/shared_rows.h"
 
-namespace lockstep::placement_rules {
+namespace lockstep::placement {
 namespace {
 
 constexpr ParameterRule kMlpBias[] = {
@@ -50,4 +50,4 @@ constexpr FamilyRules kFamilies[] = {
 
 constexpr EngineRules kVllm{.name = "vllm", .families = kFamilies, .uneven_experts = true};
 
-}  // namespace lockstep::placement_rules
+}  // namespace lockstep::placement

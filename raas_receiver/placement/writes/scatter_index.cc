@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace lockstep {
+namespace lockstep::placement {
 
 ScatterIndex::ScatterIndex(const PlacementPlan& plan, const std::vector<bool>& wanted) : plan_(plan) {
   first_columns_.reserve(plan.row_ranges().size() + 1);
@@ -98,4 +98,4 @@ std::vector<RowRangePart> PartsOf(const RowRange& rows, ByteRange bytes) {
   return parts;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

@@ -10,7 +10,7 @@
 #include "common/layout/strided_copy.h"
 #include "raas_receiver/placement/plan/placement_plan.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 
 // Byte b of the data section, in row r of its row range, is byte b + shift + r * row_shift (mod 2^64) of `buffer`.
 struct TargetOffset {
@@ -111,12 +111,12 @@ uint64_t CopiesOfRange(const ScatterIndex& index, ByteRange bytes, Add add) {
         const uint64_t source = rows->offset + part.row * rows->pitch + from;
         for (const TargetOffset& target : index.targets(columns)) {
           const bool one = part.rows == 1;
-          add(target.buffer, StridedCopy{.source_offset = source,
-                                         .target_offset = source + target.shift + part.row * target.row_shift,
-                                         .rows = part.rows,
-                                         .row_bytes = to - from,
-                                         .source_pitch = one ? 0 : rows->pitch,
-                                         .target_pitch = one ? 0 : rows->pitch + target.row_shift});
+          add(target.buffer, layout::StridedCopy{.source_offset = source,
+                                                 .target_offset = source + target.shift + part.row * target.row_shift,
+                                                 .rows = part.rows,
+                                                 .row_bytes = to - from,
+                                                 .source_pitch = one ? 0 : rows->pitch,
+                                                 .target_pitch = one ? 0 : rows->pitch + target.row_shift});
         }
       }
     }
@@ -124,4 +124,4 @@ uint64_t CopiesOfRange(const ScatterIndex& index, ByteRange bytes, Add add) {
   return taken;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

@@ -8,7 +8,7 @@
 #include "raas_receiver/placement/writes/translate.h"
 #include "raas_receiver/placement/writes/write_list.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 namespace {
 
 // What one thread takes at a time, in bytes of the data section: some tens of microseconds of changes, or a copy that
@@ -56,8 +56,8 @@ void FinishAll(const Memories& memories, FirstError& error) {
 // Reached through a pointer, so that what refers to its members stays right when the owner is moved.
 struct StagedWrites::Impl {
   // Of a chain.
-  Impl(const PlacementPlan& plan, const ModelLayout& layout, DeltaChain deltas, std::span<const std::byte> data,
-       const std::vector<bool>& wanted)
+  Impl(const PlacementPlan& plan, const model::ModelLayout& layout, payload::DeltaChain deltas,
+       std::span<const std::byte> data, const std::vector<bool>& wanted)
       : data(data),
         chain(std::move(deltas)),
         index(std::make_unique<ScatterIndex>(plan, wanted)),
@@ -65,13 +65,13 @@ struct StagedWrites::Impl {
   // Of the whole data section.
   explicit Impl(std::span<const std::byte> data) : data(data) {}
 
-  Status Stage(const ModelLayout& layout, uint64_t memory_limit, WorkerPool& pool);
-  void StageCopies(uint32_t buffer, std::span<const StridedCopy> copies);
+  Status Stage(const model::ModelLayout& layout, uint64_t memory_limit, WorkerPool& pool);
+  void StageCopies(uint32_t buffer, std::span<const layout::StridedCopy> copies);
   void StageZeros(uint32_t buffer, std::span<const StridedRange> zeros);
   Status RunLate(const Memories& memories, WorkerPool& pool) const;
 
   const std::span<const std::byte> data;
-  const DeltaChain chain;
+  const payload::DeltaChain chain;
   const std::unique_ptr<const ScatterIndex> index;
   const std::unique_ptr<const Translator> translator;
   std::vector<BlockIndex> blocks;
@@ -80,7 +80,7 @@ struct StagedWrites::Impl {
   StagedStats stats;
 };
 
-Status StagedWrites::Impl::Stage(const ModelLayout& layout, uint64_t memory_limit, WorkerPool& pool) {
+Status StagedWrites::Impl::Stage(const model::ModelLayout& layout, uint64_t memory_limit, WorkerPool& pool) {
   LS_ASSIGN_OR_RETURN(blocks, BlocksOf(layout, chain));
   const size_t at_once = std::max<size_t>(1, kChunkBytes / layout.block_bytes());
   const size_t chunks = (blocks.size() + at_once - 1) / at_once;
@@ -115,9 +115,9 @@ Status StagedWrites::Impl::Stage(const ModelLayout& layout, uint64_t memory_limi
   return OkStatus();
 }
 
-void StagedWrites::Impl::StageCopies(uint32_t buffer, std::span<const StridedCopy> copies) {
-  std::vector<StridedCopy> parts;
-  for (const StridedCopy& copy : copies) AppendSplit(copy, kChunkBytes, ElementBytes{}, parts);
+void StagedWrites::Impl::StageCopies(uint32_t buffer, std::span<const layout::StridedCopy> copies) {
+  std::vector<layout::StridedCopy> parts;
+  for (const layout::StridedCopy& copy : copies) layout::AppendSplit(copy, kChunkBytes, layout::ElementBytes{}, parts);
   for (size_t from = 0; from < parts.size();) {
     uint64_t bytes = 0;
     size_t to = from;
@@ -126,7 +126,7 @@ void StagedWrites::Impl::StageCopies(uint32_t buffer, std::span<const StridedCop
     list.buffers.push_back(
         {buffer, {}, {parts.begin() + static_cast<ptrdiff_t>(from), parts.begin() + static_cast<ptrdiff_t>(to)}, {}});
     stats.written_bytes += bytes;
-    stats.staged_bytes += sizeof list + (to - from) * sizeof(StridedCopy);
+    stats.staged_bytes += sizeof list + (to - from) * sizeof(layout::StridedCopy);
     from = to;
   }
 }
@@ -154,9 +154,9 @@ Status StagedWrites::Impl::RunLate(const Memories& memories, WorkerPool& pool) c
   return error.Get();
 }
 
-Result<StagedWrites> StagedWrites::FromChain(const PlacementPlan& plan, const ModelLayout& layout, DeltaChain chain,
-                                             std::span<const std::byte> data, const std::vector<bool>& wanted,
-                                             uint64_t memory_limit, WorkerPool& pool) {
+Result<StagedWrites> StagedWrites::FromChain(const PlacementPlan& plan, const model::ModelLayout& layout,
+                                             payload::DeltaChain chain, std::span<const std::byte> data,
+                                             const std::vector<bool>& wanted, uint64_t memory_limit, WorkerPool& pool) {
   StagedWrites writes(std::make_unique<Impl>(plan, layout, std::move(chain), data, wanted));
   LS_RETURN_IF_ERROR(writes.impl_->Stage(layout, memory_limit, pool));
   return writes;
@@ -191,4 +191,4 @@ StagedWrites::StagedWrites(StagedWrites&&) noexcept = default;
 StagedWrites& StagedWrites::operator=(StagedWrites&&) noexcept = default;
 StagedWrites::~StagedWrites() = default;
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

@@ -23,7 +23,7 @@
 #include "raas_receiver/placement/plan/placement_plan.h"
 #include "raas_receiver/replica/apply.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 
 struct StagedStats {
   uint64_t positions = 0;      // changed elements, counted once however many ranks take them
@@ -39,9 +39,9 @@ class StagedWrites {
   // The writes for the buffers in `wanted`, from a version whose data section is `data` and which `chain` leads to or
   // from. Takes about `memory_limit` bytes at most; blocks beyond are translated while writing. kCorrupt for a chain
   // that cannot be decoded. `plan`, `layout`, `chain` and `data` outlive this.
-  static Result<StagedWrites> FromChain(const PlacementPlan& plan, const ModelLayout& layout, DeltaChain chain,
-                                        std::span<const std::byte> data, const std::vector<bool>& wanted,
-                                        uint64_t memory_limit, WorkerPool& pool);
+  static Result<StagedWrites> FromChain(const PlacementPlan& plan, const model::ModelLayout& layout,
+                                        payload::DeltaChain chain, std::span<const std::byte> data,
+                                        const std::vector<bool>& wanted, uint64_t memory_limit, WorkerPool& pool);
   // Everything that the buffers in `wanted` have of `data`, and their zeros. `plan` and `data` outlive this.
   static StagedWrites Whole(const PlacementPlan& plan, std::span<const std::byte> data,
                             const std::vector<bool>& wanted);
@@ -61,4 +61,4 @@ class StagedWrites {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

@@ -12,11 +12,11 @@
 #include "raas_receiver/placement/writes/staged_writes.h"
 #include "raas_receiver/replica/test_model.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 
 using Contents = std::vector<Bytes>;  // by buffer
 
-inline std::shared_ptr<const PlacementPlan> CompilePlan(const ModelLayout& layout,
+inline std::shared_ptr<const PlacementPlan> CompilePlan(const model::ModelLayout& layout,
                                                         const std::vector<RankDescription>& ranks,
                                                         const std::vector<std::string>& unused = {}) {
   auto plan = PlacementPlan::Compile(layout, ranks, unused);
@@ -32,7 +32,7 @@ inline void Fill(const PlacementPlan& plan, uint32_t buffer, ByteView data, Byte
       for (uint64_t i = 0; i < range.row_bytes; ++i) memory.at(range.offset + row * range.pitch + i) = std::byte{0};
     }
   }
-  for (const StridedCopy& copy : plan.copies(buffer)) {
+  for (const layout::StridedCopy& copy : plan.copies(buffer)) {
     for (uint64_t row = 0; row < copy.rows; ++row) {
       for (uint64_t i = 0; i < copy.row_bytes; ++i) {
         memory.at(copy.target_offset + row * copy.target_pitch + i) =
@@ -47,9 +47,10 @@ class HostEngine {
  public:
   explicit HostEngine(const PlacementPlan& plan) : plan_(plan) {
     for (const TargetBuffer& buffer : plan.buffers()) {
-      auto lent = CreateMemfdSegment("buffer", buffer.bytes);
+      auto lent = os::CreateMemfdSegment("buffer", buffer.bytes);
       REQUIRE(lent.ok());
-      auto mapped = AdoptSegment(UniqueFd(fcntl(lent->fd(), F_DUPFD_CLOEXEC, 0)), buffer.bytes, Access::kReadWrite, "");
+      auto mapped = os::AdoptSegment(os::UniqueFd(fcntl(lent->fd(), F_DUPFD_CLOEXEC, 0)), buffer.bytes,
+                                     os::Access::kReadWrite, "");
       REQUIRE(mapped.ok());
       std::fill_n(lent->data(), lent->bytes(), std::byte{0xa5});
       segments_.push_back(*std::move(lent));
@@ -64,7 +65,7 @@ class HostEngine {
   }
   Contents contents() const {
     Contents contents;
-    for (const MappedSegment& segment : segments_) {
+    for (const os::MappedSegment& segment : segments_) {
       contents.emplace_back(segment.data(), segment.data() + segment.bytes());
     }
     return contents;
@@ -82,8 +83,8 @@ class HostEngine {
 
  private:
   const PlacementPlan& plan_;
-  std::vector<MappedSegment> segments_;
+  std::vector<os::MappedSegment> segments_;
   std::vector<std::unique_ptr<TargetMemory>> memories_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

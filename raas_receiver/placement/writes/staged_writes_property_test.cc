@@ -1,22 +1,22 @@
 // Random engines follow random models: after every commit their memory is what the plan's copies make of the version.
 #include "raas_receiver/placement/writes/staged_writes_fixture.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 namespace {
 
 struct Followed {
-  Random random;
+  layout::Random random;
   TestEngine engine;
-  std::shared_ptr<const ModelLayout> layout;
+  std::shared_ptr<const model::ModelLayout> layout;
   std::shared_ptr<const PlacementPlan> plan;
-  TestModel model;
+  replica::TestModel model;
   WorkerPool pool{2};
   uint64_t memory_limit;
 
   explicit Followed(uint64_t seed)
       : random(seed),
         engine(RandomEngineMaker(random).Make()),
-        layout(*ModelLayout::Create(engine.layout->tensors(), kMinBlockBytes)),
+        layout(*model::ModelLayout::Create(engine.layout->tensors(), model::kMinBlockBytes)),
         plan(CompilePlan(*layout, engine.ranks, engine.unused)),
         model(layout, static_cast<uint32_t>(seed)) {
     const uint64_t limits[] = {0, 500, UINT64_MAX};
@@ -32,7 +32,7 @@ struct Followed {
   }
   // From memory that holds `before` to `after` by the deltas between them, whichever is older.
   void Follow(HostEngine& host, const std::vector<bool>& wanted, Version before, Version after) {
-    const DeltaChain chain = model.Chain(std::min(before, after), std::max(before, after));
+    const payload::DeltaChain chain = model.Chain(std::min(before, after), std::max(before, after));
     auto writes = StagedWrites::FromChain(*plan, *layout, chain, model.data(after), wanted, memory_limit, pool);
     INFO(writes.status().ToString());
     REQUIRE(writes.ok());
@@ -74,4 +74,4 @@ TEST_CASE("Random engines: buffers that nobody wants are left alone") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::placement

@@ -5,7 +5,7 @@
 
 #include "raas_receiver/placement/writes/staged_writes_fixture.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 namespace {
 
 constexpr uint64_t kNoLimit = UINT64_MAX;
@@ -18,8 +18,8 @@ RankDescription Rank(uint32_t rank, uint32_t world, std::vector<EngineParameter>
   return description;
 }
 
-EngineParameter Parameter(const std::string& name, DType dtype, Extents shape, Extents strides, uint64_t offset,
-                          std::vector<Slice> slices) {
+EngineParameter Parameter(const std::string& name, model::DType dtype, layout::Extents shape, layout::Extents strides,
+                          uint64_t offset, std::vector<Slice> slices) {
   return {.name = name,
           .dtype = dtype,
           .shape = std::move(shape),
@@ -30,9 +30,9 @@ EngineParameter Parameter(const std::string& name, DType dtype, Extents shape, E
 
 // Two ranks of TestModel: one has embed's left columns turned around, the other its right ones twice; norm, in every
 // second place, scale and codes are with both.
-std::vector<RankDescription> TwoRanks(const ModelLayout& layout) {
-  std::map<std::string, Extents> shapes;
-  for (const TensorMeta& tensor : layout.tensors()) shapes[tensor.name] = tensor.shape;
+std::vector<RankDescription> TwoRanks(const model::ModelLayout& layout) {
+  std::map<std::string, layout::Extents> shapes;
+  for (const model::TensorMeta& tensor : layout.tensors()) shapes[tensor.name] = tensor.shape;
   const uint64_t rows = shapes["embed"][0];
   const uint64_t codes = shapes["codes"][0];
   std::vector<RankDescription> ranks;
@@ -40,24 +40,24 @@ std::vector<RankDescription> TwoRanks(const ModelLayout& layout) {
     const Slice columns{"embed", {0, rank * 50}, {rows, 50}, {0, 0}};
     uint64_t at = 6;
     std::vector<EngineParameter> parameters;
-    const auto add = [&](const std::string& name, DType dtype, Extents shape, Extents strides, Slice slice,
-                         uint64_t bytes) {
+    const auto add = [&](const std::string& name, model::DType dtype, layout::Extents shape, layout::Extents strides,
+                         Slice slice, uint64_t bytes) {
       parameters.push_back(Parameter(name, dtype, std::move(shape), std::move(strides), at, {std::move(slice)}));
       at += bytes;
     };
-    if (rank == 0) add("embed", DType::kBF16, {rows, 50}, {1, rows}, columns, rows * 100);
-    if (rank == 1) add("embed", DType::kBF16, {rows, 50}, {50, 1}, columns, rows * 100);
-    if (rank == 1) add("head", DType::kBF16, {rows, 50}, {64, 1}, columns, rows * 128);
-    add("norm", DType::kF32, {999}, {2}, {"norm", {0}, {999}, {0}}, 8 * 999);
-    add("scale", DType::kF32, {}, {}, {"scale", {}, {}, {}}, 4);
-    add("codes", DType::kI8, {codes}, {1}, {"codes", {0}, {codes}, {0}}, codes);
+    if (rank == 0) add("embed", model::DType::kBF16, {rows, 50}, {1, rows}, columns, rows * 100);
+    if (rank == 1) add("embed", model::DType::kBF16, {rows, 50}, {50, 1}, columns, rows * 100);
+    if (rank == 1) add("head", model::DType::kBF16, {rows, 50}, {64, 1}, columns, rows * 128);
+    add("norm", model::DType::kF32, {999}, {2}, {"norm", {0}, {999}, {0}}, 8 * 999);
+    add("scale", model::DType::kF32, {}, {}, {"scale", {}, {}, {}}, 4);
+    add("codes", model::DType::kI8, {codes}, {1}, {"codes", {0}, {codes}, {0}}, codes);
     ranks.push_back(Rank(rank, 2, std::move(parameters), at + 10));
   }
   return ranks;
 }
 
 struct Fixture {
-  TestModel model{11};
+  replica::TestModel model{11};
   std::shared_ptr<const PlacementPlan> plan = CompilePlan(*model.layout(), TwoRanks(*model.layout()));
   HostEngine host{*plan};
   WorkerPool pool{2};
@@ -69,14 +69,15 @@ struct Fixture {
     REQUIRE(Holds(1));
   }
   bool Holds(Version version) const { return host.contents() == host.Expected(model.data(version), host.all()); }
-  Result<StagedWrites> Stage(const DeltaChain& chain, Version version, uint64_t limit = kNoLimit) {
+  Result<StagedWrites> Stage(const payload::DeltaChain& chain, Version version, uint64_t limit = kNoLimit) {
     return StagedWrites::FromChain(*plan, *model.layout(), chain, model.data(version), host.all(), limit, pool);
   }
 };
 
 // A payload of `blocks` that nobody has checked.
-std::shared_ptr<const Payload> Unchecked(const TestModel& model, const std::vector<DeltaBlock>& blocks) {
-  return *Payload::Assemble(*model.layout(), {.run = model.run(), .base = 1, .target = 2}, blocks);
+std::shared_ptr<const payload::Payload> Unchecked(const replica::TestModel& model,
+                                                  const std::vector<payload::DeltaBlock>& blocks) {
+  return *payload::Payload::Assemble(*model.layout(), {.run = model.run(), .base = 1, .target = 2}, blocks);
 }
 
 TEST_CASE(
@@ -90,7 +91,7 @@ TEST_CASE(
 
 TEST_CASE("The same chain with the version before makes that version again, after a whole run or half of one") {
   Fixture fixture(5);
-  const DeltaChain chain = fixture.model.Chain(1, 5);
+  const payload::DeltaChain chain = fixture.model.Chain(1, 5);
   const auto there = fixture.Stage(chain, 5);
   const auto back = fixture.Stage(chain, 1);
   REQUIRE((there.ok() && back.ok()));
@@ -122,7 +123,7 @@ TEST_CASE("Without memory for lists the blocks are translated while writing, wit
 
 TEST_CASE("Blocks that are raw, or change all over, are copied whole") {
   Fixture fixture(4, 3);
-  const DeltaChain chain = fixture.model.Chain(1, 4);
+  const payload::DeltaChain chain = fixture.model.Chain(1, 4);
   CHECK(chain[0]->entries().size() == fixture.model.layout()->block_count());
   const auto writes = fixture.Stage(chain, 4);
   REQUIRE(writes.ok());
@@ -135,23 +136,23 @@ TEST_CASE("Blocks that are raw, or change all over, are copied whole") {
 
 TEST_CASE("Only what changed is written, and counted once however many ranks take it") {
   Fixture fixture(1);
-  TestModel& model = fixture.model;
+  replica::TestModel& model = fixture.model;
   const auto& tensors = model.layout()->tensors();
   const auto embed = std::find_if(tensors.begin(), tensors.end(), [](auto& one) { return one.name == "embed"; });
-  const BlockIndex block = static_cast<BlockIndex>(embed->offset / kMinBlockBytes) + 2;
+  const BlockIndex block = static_cast<BlockIndex>(embed->offset / model::kMinBlockBytes) + 2;
   REQUIRE(model.layout()->block_unit(block) == 2);
-  Changes changes;
+  payload::Changes changes;
   for (uint32_t i = 0; i < 7; ++i) {  // 100 columns a row: by turns of the left rank and of the right one
     changes.positions.push_back(50 * i);
     changes.steps.push_back(1);
   }
-  DeltaBlock delta{.block = block, .codec = Codec::kSparse, .changes = 7};
-  EncodeSparse(changes, 2, CodecLevel::kCompact, delta.data);
+  payload::DeltaBlock delta{.block = block, .codec = payload::Codec::kSparse, .changes = 7};
+  payload::EncodeSparse(changes, 2, payload::CodecLevel::kCompact, delta.data);
   const auto writes = fixture.Stage({Unchecked(model, {delta})}, 1);
   REQUIRE(writes.ok());
   CHECK(writes->stats().positions == 7);
   // The right rank has each of its columns twice.
-  const uint64_t row_offset = (block * uint64_t{kMinBlockBytes} - embed->offset) / 2 % 100;
+  const uint64_t row_offset = (block * uint64_t{model::kMinBlockBytes} - embed->offset) / 2 % 100;
   uint64_t right = 0;
   for (uint32_t position : changes.positions) right += (row_offset + position) % 100 >= 50;
   CHECK((right == 3 || right == 4));
@@ -164,10 +165,10 @@ TEST_CASE("Only what changed is written, and counted once however many ranks tak
 TEST_CASE("A chain that was refused leaves nothing behind for the next one") {
   Fixture fixture(4);
   const uint64_t written = fixture.Stage(fixture.model.Chain(1, 3), 3)->stats().written_bytes;
-  std::vector<DeltaBlock> damaged = fixture.model.DeltaBlocks(3, 4);
-  damaged.back().codec = Codec::kSparse;
+  std::vector<payload::DeltaBlock> damaged = fixture.model.DeltaBlocks(3, 4);
+  damaged.back().codec = payload::Codec::kSparse;
   damaged.back().data.resize(1);
-  DeltaChain chain = fixture.model.Chain(1, 3);
+  payload::DeltaChain chain = fixture.model.Chain(1, 3);
   chain.push_back(Unchecked(fixture.model, damaged));
   for (int i = 0; i < 20; ++i) CHECK(fixture.Stage(chain, 3).status().code() == ErrorCode::kCorrupt);
   CHECK(fixture.Stage(fixture.model.Chain(1, 3), 3)->stats().written_bytes == written);
@@ -184,12 +185,12 @@ TEST_CASE("An empty chain writes nothing") {
 
 TEST_CASE("Entries that cannot be decoded are corrupt, whether there is memory for them or not, and write nothing") {
   Fixture fixture(2);
-  const std::vector<DeltaBlock> good = fixture.model.DeltaBlocks(1, 2);
+  const std::vector<payload::DeltaBlock> good = fixture.model.DeltaBlocks(1, 2);
   std::mt19937 random(3);
   size_t refused = 0;
   for (int i = 0; i < 2000; ++i) {
-    std::vector<DeltaBlock> blocks = good;
-    DeltaBlock& victim = blocks[random() % blocks.size()];
+    std::vector<payload::DeltaBlock> blocks = good;
+    payload::DeltaBlock& victim = blocks[random() % blocks.size()];
     const size_t at = random() % victim.data.size();
     if (i % 4 == 0) victim.data.resize(at);
     if (i % 4 != 0) victim.data[at] ^= static_cast<std::byte>(1 + random() % 255);
@@ -219,13 +220,13 @@ class SparseMemory : public TargetMemory {
     }
     return scatter;
   }
-  Status Copy(std::span<const StridedCopy>, const std::byte*) override { return OkStatus(); }
+  Status Copy(std::span<const layout::StridedCopy>, const std::byte*) override { return OkStatus(); }
   Status Zero(std::span<const StridedRange>) override { return OkStatus(); }
   Status Finish() override {
     finished = true;
     return finish;
   }
-  Result<bool> Equal(std::span<const StridedCopy>, const std::byte*) override { return false; }
+  Result<bool> Equal(std::span<const layout::StridedCopy>, const std::byte*) override { return false; }
   Result<bool> IsZero(std::span<const StridedRange>) override { return false; }
 
   Status scatter;
@@ -241,16 +242,16 @@ TEST_CASE("Parameters of one block may lie any number of gigabytes apart, in any
   const uint64_t kGigabyte = uint64_t{1} << 30;
   const std::vector<uint64_t> places{5 * kGigabyte - 20, 4 * kGigabyte - 100, 90 * kGigabyte + 2, 2 * kGigabyte - 200,
                                      0};
-  std::vector<TensorMeta> tensors;
+  std::vector<model::TensorMeta> tensors;
   std::vector<EngineParameter> parameters;
   for (size_t i = 0; i < places.size(); ++i) {
     const std::string name = "t" + std::to_string(i);
-    tensors.push_back({name, DType::kBF16, {300}, 600 * i});
-    parameters.push_back(Parameter(name, DType::kBF16, {300}, {1}, places[i], {{name, {0}, {300}, {0}}}));
+    tensors.push_back({name, model::DType::kBF16, {300}, 600 * i});
+    parameters.push_back(Parameter(name, model::DType::kBF16, {300}, {1}, places[i], {{name, {0}, {300}, {0}}}));
   }
-  const auto layout = *ModelLayout::Create(tensors, kMinBlockBytes);
+  const auto layout = *model::ModelLayout::Create(tensors, model::kMinBlockBytes);
   const auto plan = CompilePlan(*layout, {Rank(0, 1, parameters, 100 * kGigabyte)});
-  TestModel model(layout, 1);
+  replica::TestModel model(layout, 1);
   model.Advance();
   model.Advance();
   WorkerPool pool(1);
@@ -302,12 +303,13 @@ TEST_CASE("Host memory is equal to the version that was written, and to no other
 }
 
 TEST_CASE("Whole versions write zeros over whatever is in padding and lower halves; changes leave them alone") {
-  std::vector<TensorMeta> tensors{{"gate", DType::kBF16, {40, 64}, 0}};
-  const auto layout = *ModelLayout::Create(tensors, kMinBlockBytes);
-  EngineParameter gate = Parameter("gate", DType::kF32, {41, 64}, {64, 1}, 12, {{"gate", {0, 0}, {40, 64}, {0, 0}}});
+  std::vector<model::TensorMeta> tensors{{"gate", model::DType::kBF16, {40, 64}, 0}};
+  const auto layout = *model::ModelLayout::Create(tensors, model::kMinBlockBytes);
+  EngineParameter gate =
+      Parameter("gate", model::DType::kF32, {41, 64}, {64, 1}, 12, {{"gate", {0, 0}, {40, 64}, {0, 0}}});
   gate.padding = {{{40, 0}, {1, 64}}};
   const auto plan = CompilePlan(*layout, {Rank(0, 1, {gate}, 12 + 41 * 64 * 4 + 3)});
-  TestModel model(layout, 5);
+  replica::TestModel model(layout, 5);
   model.Advance();
   model.Advance();
   HostEngine host(*plan);
@@ -340,11 +342,11 @@ TEST_CASE("One byte among the zeros is seen, wherever it is") {
   Bytes content(100);
   const std::vector<StridedRange> zeros{{3, 2, 5, 4}, {.offset = 40, .row_bytes = 30}};
   for (size_t at = 0; at < content.size(); ++at) {
-    auto segment = *CreateMemfdSegment("zeros", content.size());
+    auto segment = *os::CreateMemfdSegment("zeros", content.size());
     segment.data()[at] = std::byte{1};
     const bool among = (at >= 3 && at < 21 && (at - 3) % 4 < 2) || (at >= 40 && at < 70);
-    const auto memory = NewHostMemory(
-        *AdoptSegment(UniqueFd(fcntl(segment.fd(), F_DUPFD_CLOEXEC, 0)), content.size(), Access::kReadWrite, ""));
+    const auto memory = NewHostMemory(*os::AdoptSegment(os::UniqueFd(fcntl(segment.fd(), F_DUPFD_CLOEXEC, 0)),
+                                                        content.size(), os::Access::kReadWrite, ""));
     CHECK(*memory->IsZero(zeros) == !among);
     REQUIRE(memory->Zero(zeros).ok());
     CHECK(segment.data()[at] == (among ? std::byte{0} : std::byte{1}));
@@ -359,4 +361,4 @@ TEST_CASE("A build without CUDA says that it has none") {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::placement

@@ -6,7 +6,7 @@
 #include "common/base/text.h"
 #include "common/payload/block_codec.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 namespace {
 
 // A unit of a list is an offset and a value. From this part of a block on, the list is not worth it.
@@ -37,7 +37,7 @@ class PositionSet {
   void Clear() { std::fill(words_.begin(), words_.end(), 0); }
 
  private:
-  std::vector<uint64_t> words_ = std::vector<uint64_t>(kMaxBlockBytes / 64);
+  std::vector<uint64_t> words_ = std::vector<uint64_t>(model::kMaxBlockBytes / 64);
 };
 
 // The first of `positions` after `from` that is not below `limit`. Runs are often a few units, or all that are
@@ -58,7 +58,7 @@ size_t EndOfByteRun(std::span<const uint32_t> positions, size_t from, uint64_t l
 }  // namespace
 
 struct Translator::Scratch {
-  Changes changes;
+  payload::Changes changes;
   PositionSet set;
   bool whole = false;  // the block is to be copied; else `changes.positions` are what changes
   WriteListBuilder builder;
@@ -86,7 +86,7 @@ Status Translator::AddBlock(BlockIndex block, ScatterCursor& cursor, Scratch& sc
     return OkStatus();
   }
   const uint64_t bytes = CopiesOfRange(
-      index_, range, [&](uint32_t buffer, const StridedCopy& copy) { scratch.builder.AddCopy(buffer, copy); });
+      index_, range, [&](uint32_t buffer, const layout::StridedCopy& copy) { scratch.builder.AddCopy(buffer, copy); });
   scratch.builder.CountPositions(bytes / unit);
   return OkStatus();
 }
@@ -97,14 +97,14 @@ Status Translator::FindPositions(BlockIndex block, Scratch& scratch) const {
   scratch.whole = false;
   size_t entries = 0;
   for (const auto& step : chain_) {
-    const PayloadEntry* entry = step->Find(block);
+    const payload::PayloadEntry* entry = step->Find(block);
     if (entry == nullptr) continue;
-    if (entry->codec == static_cast<uint8_t>(Codec::kRaw)) {
+    if (entry->codec == static_cast<uint8_t>(payload::Codec::kRaw)) {
       scratch.whole = true;
       continue;
     }
     if (entries++ == 1) scratch.set.Add(scratch.changes.positions);
-    const Status status = DecodePositions(step->data(*entry), unit, bytes, scratch.changes.positions);
+    const Status status = payload::DecodePositions(step->data(*entry), unit, bytes, scratch.changes.positions);
     if (!status.ok()) {
       scratch.set.Clear();
       return status.WithContext(Cat("version ", step->target().version, ", block ", block));
@@ -137,10 +137,10 @@ void Translator::AddUnits(ByteRange range, uint32_t unit, ScatterCursor& cursor,
   }
 }
 
-Result<std::vector<BlockIndex>> BlocksOf(const ModelLayout& layout, const DeltaChain& chain) {
+Result<std::vector<BlockIndex>> BlocksOf(const model::ModelLayout& layout, const payload::DeltaChain& chain) {
   std::vector<bool> touched(layout.block_count());
   for (const auto& step : chain) {
-    for (const PayloadEntry& entry : step->entries()) {
+    for (const payload::PayloadEntry& entry : step->entries()) {
       if (entry.block >= layout.block_count()) {
         return Status(ErrorCode::kCorrupt, Cat("version ", step->target().version, " changes block ", entry.block,
                                                " of ", layout.block_count()));
@@ -155,4 +155,4 @@ Result<std::vector<BlockIndex>> BlocksOf(const ModelLayout& layout, const DeltaC
   return blocks;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

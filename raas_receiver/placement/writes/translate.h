@@ -13,12 +13,12 @@
 #include "raas_receiver/placement/writes/write_list.h"
 #include "raas_receiver/replica/apply.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 
 // Thread-safe. Everything it is made of outlives it.
 class Translator {
  public:
-  Translator(const ScatterIndex& index, const ModelLayout& layout, const DeltaChain& chain,
+  Translator(const ScatterIndex& index, const model::ModelLayout& layout, const payload::DeltaChain& chain,
              std::span<const std::byte> data, size_t buffers)
       : index_(index), layout_(layout), chain_(chain), data_(data), buffers_(buffers) {}
 
@@ -34,13 +34,13 @@ class Translator {
   void AddUnits(ByteRange range, uint32_t unit, ScatterCursor& cursor, Scratch& scratch) const;
 
   const ScatterIndex& index_;
-  const ModelLayout& layout_;
-  const DeltaChain& chain_;
+  const model::ModelLayout& layout_;
+  const payload::DeltaChain& chain_;
   const std::span<const std::byte> data_;
   const size_t buffers_;
 };
 
 // Blocks that some step of `chain` has an entry for, rising. kCorrupt for one that `layout` does not have.
-Result<std::vector<BlockIndex>> BlocksOf(const ModelLayout& layout, const DeltaChain& chain);
+Result<std::vector<BlockIndex>> BlocksOf(const model::ModelLayout& layout, const payload::DeltaChain& chain);
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

@@ -5,7 +5,7 @@
 
 #include "kernels/scatter.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 namespace {
 
 // A run's base is a multiple of this, at or below its first target; neighbours in front of it still have offsets.
@@ -68,7 +68,7 @@ void WriteListBuilder::AddAgain(uint32_t buffer, uint32_t unit, uint64_t to, std
   std::memcpy(values, pending_[last_buffer_].values.data() + last_value_, positions.size() * unit);
 }
 
-void WriteListBuilder::AddCopy(uint32_t buffer, const StridedCopy& copy) {
+void WriteListBuilder::AddCopy(uint32_t buffer, const layout::StridedCopy& copy) {
   Touch(buffer).copies.push_back(copy);
 }
 
@@ -110,15 +110,15 @@ WriteList WriteListBuilder::Finish() {
   std::byte* values = list.memory.get() + offsets_used * sizeof(uint32_t);
   for (const uint32_t buffer : touched_) {
     Pending& pending = pending_[buffer];
-    Coalesce(pending.copies, ElementBytes{});
+    layout::Coalesce(pending.copies, layout::ElementBytes{});
     BufferWrites& writes = list.buffers.emplace_back(BufferWrites{buffer, {}, pending.copies, {}});
     Pack(pending, offsets, values, writes.runs);
-    for (const StridedCopy& copy : writes.copies) list.written_bytes += copy.bytes();
+    for (const layout::StridedCopy& copy : writes.copies) list.written_bytes += copy.bytes();
     list.staged_bytes +=
-        sizeof writes + writes.runs.size() * sizeof(ScatterRun) + writes.copies.size() * sizeof(StridedCopy);
+        sizeof writes + writes.runs.size() * sizeof(ScatterRun) + writes.copies.size() * sizeof(layout::StridedCopy);
   }
   Clear();
   return list;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

@@ -10,12 +10,12 @@
 #include "common/layout/strided_copy.h"
 #include "raas_receiver/placement/memory/target_memory.h"
 
-namespace lockstep {
+namespace lockstep::placement {
 
 struct BufferWrites {
   uint32_t buffer = 0;
   std::vector<ScatterRun> runs;  // into the list's memory
-  std::vector<StridedCopy> copies;
+  std::vector<layout::StridedCopy> copies;
   std::span<const StridedRange> zeros;  // the plan's
 };
 
@@ -38,7 +38,7 @@ class WriteListBuilder {
   void Add(uint32_t buffer, uint32_t unit, const std::byte* from, uint64_t to, std::span<const uint32_t> positions);
   // The units that were last added go to `to` + `positions` of `buffer` too.
   void AddAgain(uint32_t buffer, uint32_t unit, uint64_t to, std::span<const uint32_t> positions);
-  void AddCopy(uint32_t buffer, const StridedCopy& copy);
+  void AddCopy(uint32_t buffer, const layout::StridedCopy& copy);
   void CountPositions(uint64_t positions) { positions_ += positions; }
 
   // Everything since the last call, in memory of exactly that size; the builder is empty then.
@@ -59,7 +59,7 @@ class WriteListBuilder {
     std::vector<std::byte> values;
     size_t offsets_used = 0;
     size_t values_used = 0;
-    std::vector<StridedCopy> copies;
+    std::vector<layout::StridedCopy> copies;
 
     bool empty() const { return runs.empty() && copies.empty(); }
     void Clear();
@@ -77,4 +77,4 @@ class WriteListBuilder {
   uint64_t positions_ = 0;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::placement

@@ -43,7 +43,7 @@ std::vector<std::vector<float>> TrainTile(uint32_t first_step, uint32_t versions
     if (step > 0) {
       demo::AdamStep adam = demo::MakeAdamStep(1.0, step, HashAt(kMeans, 0), HashAt(kNoise, step));
       adam.mean_gradient = kMeanGradient;
-      demo::StepAndEncode(DType::kF32, adam, tile, published.data());
+      demo::StepAndEncode(model::DType::kF32, adam, tile, published.data());
     }
     std::copy_n(sum.begin(), kPart, sum.begin() + kTile);
     if (step >= first_step) sums.push_back(sum);
@@ -69,21 +69,21 @@ void Fill(const float* normals, const float* sums, float base, float scale, floa
   }
 }
 
-uint64_t RowElements(const TensorMeta& tensor) {
+uint64_t RowElements(const model::TensorMeta& tensor) {
   return tensor.shape.empty() ? 1 : tensor.shape.back();
 }
 
 }  // namespace
 
-AdamModel::AdamModel(std::shared_ptr<const ModelLayout> layout, uint32_t versions, uint32_t first_step)
+AdamModel::AdamModel(std::shared_ptr<const model::ModelLayout> layout, uint32_t versions, uint32_t first_step)
     : layout_(std::move(layout)), normals_(kTile + kPart), sums_(TrainTile(first_step, versions)) {
   for (uint32_t i = 0; i < kTile; ++i) normals_[i] = FineNormal(kWeights, i);
   std::copy_n(normals_.begin(), kPart, normals_.begin() + kTile);
   for (uint32_t tensor = 0; tensor < layout_->tensors().size(); ++tensor) {
     const uint64_t bytes = layout_->tensor_bytes(tensor);
     if (bytes == 0) continue;
-    const TensorMeta& meta = layout_->tensors()[tensor];
-    const uint64_t row_bytes = RowElements(meta) * FindDType(meta.dtype)->bits / 8;
+    const model::TensorMeta& meta = layout_->tensors()[tensor];
+    const uint64_t row_bytes = RowElements(meta) * model::FindDType(meta.dtype)->bits / 8;
     const uint64_t rows = bytes / row_bytes;
     const uint64_t together = std::max<uint64_t>(1, kRowsBytes / row_bytes);
     for (uint64_t row = 0; row < rows; row += together) {
@@ -95,8 +95,8 @@ AdamModel::AdamModel(std::shared_ptr<const ModelLayout> layout, uint32_t version
 void AdamModel::Write(uint32_t version, double learning_rate, std::span<std::byte> data, WorkerPool& pool) const {
   pool.ParallelFor(work_.size(), [&](size_t i) {
     const Rows& rows = work_[i];
-    const TensorMeta& tensor = layout_->tensors()[rows.tensor];
-    const uint64_t row_bytes = RowElements(tensor) * FindDType(tensor.dtype)->bits / 8;
+    const model::TensorMeta& tensor = layout_->tensors()[rows.tensor];
+    const uint64_t row_bytes = RowElements(tensor) * model::FindDType(tensor.dtype)->bits / 8;
     WriteRows(rows, version, learning_rate, data.data() + tensor.offset + rows.first * row_bytes);
   });
 }
@@ -126,8 +126,8 @@ double AdamModel::DensityOf(std::span<const Rows> sample, double learning_rate) 
   double changed = 0;
   double elements = 0;
   for (const Rows& rows : sample) {
-    const TensorMeta& tensor = layout_->tensors()[rows.tensor];
-    const uint64_t unit = FindDType(tensor.dtype)->bits / 8;
+    const model::TensorMeta& tensor = layout_->tensors()[rows.tensor];
+    const uint64_t unit = model::FindDType(tensor.dtype)->bits / 8;
     const uint64_t bytes = rows.count * RowElements(tensor) * unit;
     before.resize(bytes);
     after.resize(bytes);
@@ -140,15 +140,15 @@ double AdamModel::DensityOf(std::span<const Rows> sample, double learning_rate) 
 }
 
 void AdamModel::WriteRows(const Rows& rows, uint32_t version, double learning_rate, std::byte* to) const {
-  const TensorMeta& tensor = layout_->tensors()[rows.tensor];
-  const uint64_t row_bytes = RowElements(tensor) * FindDType(tensor.dtype)->bits / 8;
+  const model::TensorMeta& tensor = layout_->tensors()[rows.tensor];
+  const uint64_t row_bytes = RowElements(tensor) * model::FindDType(tensor.dtype)->bits / 8;
   for (uint64_t row = 0; row < rows.count; ++row) {
     WriteRow(rows.tensor, rows.first + row, version, learning_rate, to + row * row_bytes);
   }
 }
 
 void AdamModel::WriteRow(uint32_t tensor, uint64_t row, uint32_t version, double learning_rate, std::byte* to) const {
-  const TensorMeta& meta = layout_->tensors()[tensor];
+  const model::TensorMeta& meta = layout_->tensors()[tensor];
   const bool norm = meta.name.find("norm") != std::string::npos;
   const bool embedding = meta.name.find("embed_tokens") != std::string::npos;
   const uint32_t key = HashAt(HashAt(kRows, tensor), static_cast<uint32_t>(row));
@@ -157,7 +157,7 @@ void AdamModel::WriteRow(uint32_t tensor, uint64_t row, uint32_t version, double
   const float scale = of_tensor * std::exp(kSpreadOfRows * FineNormal(key, 0));
   const float rate = still ? 0.0f : static_cast<float>(learning_rate);
   const float base = norm ? 1.0f : 0.0f;
-  const uint32_t unit = FindDType(meta.dtype)->bits / 8;
+  const uint32_t unit = model::FindDType(meta.dtype)->bits / 8;
   const uint64_t elements = RowElements(meta);
   for (uint64_t at = 0; at < elements; at += kPart) {
     const size_t count = std::min<uint64_t>(kPart, elements - at);
@@ -165,9 +165,9 @@ void AdamModel::WriteRow(uint32_t tensor, uint64_t row, uint32_t version, double
     const float* normals = normals_.data() + HashAt(key, place) % kTile;
     const float* sums = sums_[version].data() + HashAt(key, place + 1) % kTile;
     std::byte* here = to + at * unit;
-    if (meta.dtype == DType::kBF16) {
+    if (meta.dtype == model::DType::kBF16) {
       Fill<uint16_t>(normals, sums, base, scale, rate, count, here, BF16::Encode);
-    } else if (meta.dtype == DType::kF32) {
+    } else if (meta.dtype == model::DType::kF32) {
       Fill<float>(normals, sums, base, scale, rate, count, here, [](float value) { return value; });
     } else {
       Fill<uint8_t>(normals, sums, base, scale, rate, count, here, ToE4m3);

@@ -30,9 +30,9 @@ class AdamModel {
  public:
   // Can write versions 0 to `versions` of `layout` (bf16, fp32 and fp8 e4m3 tensors), version 0 after `first_step`
   // steps of training.
-  explicit AdamModel(std::shared_ptr<const ModelLayout> layout, uint32_t versions = 1, uint32_t first_step = 40);
+  explicit AdamModel(std::shared_ptr<const model::ModelLayout> layout, uint32_t versions = 1, uint32_t first_step = 40);
 
-  const std::shared_ptr<const ModelLayout>& layout() const { return layout_; }
+  const std::shared_ptr<const model::ModelLayout>& layout() const { return layout_; }
 
   // The whole data section. REQUIRES data.size() == layout()->data_bytes(), and the same rate for all versions that
   // are to follow each other. Not from a task of `pool`.
@@ -54,7 +54,7 @@ class AdamModel {
   void WriteRows(const Rows& rows, uint32_t version, double learning_rate, std::byte* to) const;
   void WriteRow(uint32_t tensor, uint64_t row, uint32_t version, double learning_rate, std::byte* to) const;
 
-  const std::shared_ptr<const ModelLayout> layout_;
+  const std::shared_ptr<const model::ModelLayout> layout_;
   std::vector<Rows> work_;
   std::vector<float> normals_;
   std::vector<std::vector<float>> sums_;  // by version: of all updates up to it

@@ -60,7 +60,7 @@ struct Trained {
   WorkerPool pool;
 };
 
-bool TensorIsEqual(const ModelLayout& layout, size_t tensor, const Data& a, const Data& b) {
+bool TensorIsEqual(const model::ModelLayout& layout, size_t tensor, const Data& a, const Data& b) {
   const uint64_t offset = layout.tensors()[tensor].offset;
   return std::memcmp(a.data() + offset, b.data() + offset, layout.tensor_bytes(tensor)) == 0;
 }
@@ -118,10 +118,10 @@ TEST_CASE("Some tensors and most rows of embeddings stay, norms are near 1, all 
   const double rate = trained.model.LearningRateFor(0.02);
   const Data before = trained.Version(0, rate);
   const Data after = trained.Version(1, rate);
-  const ModelLayout& layout = *trained.model.layout();
+  const model::ModelLayout& layout = *trained.model.layout();
   size_t still = 0;
   for (size_t tensor = 0; tensor < layout.tensors().size(); ++tensor) {
-    const TensorMeta& meta = layout.tensors()[tensor];
+    const model::TensorMeta& meta = layout.tensors()[tensor];
     if (meta.name.find("norm") != std::string::npos) {
       const uint8_t high = static_cast<uint8_t>(after[meta.offset + 1]);
       CHECK((high == 0x3f || high == 0x40));
@@ -157,9 +157,10 @@ TEST_CASE("A version has the same bytes whoever writes it, and later ones contin
 }
 
 TEST_CASE("Elements of fp32 and fp8 change too: nearly all, and hardly any", "[adam]") {
-  std::vector<TensorMeta> tensors{{"router", DType::kF32, {64, 512}, 0}, {"experts", DType::kF8E4M3, {256, 512}, 0}};
-  OrDie(AssignOffsets(tensors));
-  const AdamModel model(OrDie(ModelLayout::Create(tensors)));
+  std::vector<model::TensorMeta> tensors{{"router", model::DType::kF32, {64, 512}, 0},
+                                         {"experts", model::DType::kF8E4M3, {256, 512}, 0}};
+  OrDie(model::AssignOffsets(tensors));
+  const AdamModel model(OrDie(model::ModelLayout::Create(tensors)));
   WorkerPool pool(1);
   Data before(model.layout()->data_bytes());
   Data after(before.size());

@@ -36,9 +36,9 @@ void MeasureDiff(DeltaPair& pair, int repeats) {
   std::vector<double> fast, compact, read_for_fast, read_for_compact;
   for (int turn = 0; turn <= repeats; ++turn) {
     read_for_fast.push_back(pair.gigabytes() / pair.TimeReadBoth());
-    fast.push_back(pair.gigabytes() / pair.TimeDiff(CodecLevel::kFast));
+    fast.push_back(pair.gigabytes() / pair.TimeDiff(payload::CodecLevel::kFast));
     read_for_compact.push_back(pair.gigabytes() / pair.TimeReadBoth());
-    compact.push_back(pair.gigabytes() / pair.TimeDiff(CodecLevel::kCompact));
+    compact.push_back(pair.gigabytes() / pair.TimeDiff(payload::CodecLevel::kCompact));
   }
   for (auto* samples : {&fast, &compact, &read_for_fast, &read_for_compact}) samples->erase(samples->begin());
   PrintResult("diff_encode_fast", "GB/s", pair.bytes(), fast, read_for_fast);
@@ -47,9 +47,9 @@ void MeasureDiff(DeltaPair& pair, int repeats) {
 
 // Half 0 is brought forward to half 1's version, and back again.
 void MeasureApply(DeltaPair& pair, int repeats) {
-  std::vector<std::shared_ptr<const Payload>> payloads;
+  std::vector<std::shared_ptr<const payload::Payload>> payloads;
   for (const size_t from : {0, 1}) {
-    pair.TimeDiff(CodecLevel::kFast, from);  // what pulls take over lanes as fast as memory
+    pair.TimeDiff(payload::CodecLevel::kFast, from);  // what pulls take over lanes as fast as memory
     payloads.push_back(pair.FoundPayload(1));
   }
   std::vector<double> applied, read;
@@ -68,7 +68,7 @@ void MeasureApply(DeltaPair& pair, int repeats) {
 
 void MeasureBytes(DeltaPair& pair) {
   const double bound = EntropyPerChange(pair);
-  pair.TimeDiff(CodecLevel::kCompact);
+  pair.TimeDiff(payload::CodecLevel::kCompact);
   const auto bytes = static_cast<double>(pair.FoundPayload(1)->total_bytes());
   PrintResult("payload_bytes_per_change", "B", pair.bytes(), {bytes / static_cast<double>(pair.changes())}, {bound});
 }

@@ -48,20 +48,20 @@ uint64_t UnitAt(const std::byte* memory, uint32_t unit) {
 
 }  // namespace
 
-DeltaPair::DeltaPair(std::shared_ptr<const ModelLayout> layout, size_t threads)
+DeltaPair::DeltaPair(std::shared_ptr<const model::ModelLayout> layout, size_t threads)
     : layout_(std::move(layout)),
       all_blocks_(layout_->block_count()),
       agent_pool_(threads),
       receiver_pool_(std::max<size_t>(1, threads - 1)) {
-  for (MappedSegment& half : halves_) half = OrDie(CreateMemfdSegment("half", layout_->data_bytes()));
+  for (os::MappedSegment& half : halves_) half = OrDie(os::CreateMemfdSegment("half", layout_->data_bytes()));
   std::iota(all_blocks_.begin(), all_blocks_.end(), 0);
 }
 
 void DeltaPair::Written() {
   for (size_t which : {0, 1}) {
-    auto manifest = std::make_shared<Manifest>();
+    auto manifest = std::make_shared<model::Manifest>();
     manifest->held.version = 1 + which;
-    manifest->block_hashes = HashBlocks(*layout_, half(which), receiver_pool_);
+    manifest->block_hashes = replica::HashBlocks(*layout_, half(which), receiver_pool_);
     manifests_[which] = std::move(manifest);
   }
   ChooseLoads();
@@ -99,15 +99,15 @@ double DeltaPair::TimeReadOne() {
   });
 }
 
-double DeltaPair::TimeDiff(CodecLevel level, size_t from) {
+double DeltaPair::TimeDiff(payload::CodecLevel level, size_t from) {
   found_ = {};  // freeing the last one is no part of this one
-  const DeltaInput input{.layout = layout_,
-                         .target = halves_[1 - from].data(),
-                         .base = halves_[from].data(),
-                         .base_manifest = manifests_[from],
-                         .level = level};
+  const delta::DeltaInput input{.layout = layout_,
+                                .target = halves_[1 - from].data(),
+                                .base = halves_[from].data(),
+                                .base_manifest = manifests_[from],
+                                .level = level};
   return TimeOnce([&] {
-    DeltaJob job(&agent_pool_, input);
+    delta::DeltaJob job(&agent_pool_, input);
     job.BlocksReady(all_blocks_);
     found_ = job.FinishAndWait();
   });
@@ -119,17 +119,17 @@ uint64_t DeltaPair::changes() const {
   return sum;
 }
 
-std::shared_ptr<const Payload> DeltaPair::FoundPayload(Version base) const {
-  std::vector<const DeltaBlock*> blocks;
+std::shared_ptr<const payload::Payload> DeltaPair::FoundPayload(Version base) const {
+  std::vector<const payload::DeltaBlock*> blocks;
   for (const auto& block : found_.blocks) blocks.push_back(block.get());
-  return OrDie(Payload::Assemble(*layout_, {.base = base, .target = base + 1}, std::move(blocks)));
+  return OrDie(payload::Payload::Assemble(*layout_, {.base = base, .target = base + 1}, std::move(blocks)));
 }
 
-double DeltaPair::TimeApply(std::span<const std::shared_ptr<const Payload>> chain) {
-  const BlockVersions versions{.all = chain.front()->base().version};
+double DeltaPair::TimeApply(std::span<const std::shared_ptr<const payload::Payload>> chain) {
+  const replica::BlockVersions versions{.all = chain.front()->base().version};
   std::vector<BlockIndex> bad;
   const double seconds =
-      TimeOnce([&] { bad = ApplyChain(*layout_, chain, versions, halves_[0].span(), receiver_pool_); });
+      TimeOnce([&] { bad = replica::ApplyChain(*layout_, chain, versions, halves_[0].span(), receiver_pool_); });
   if (!bad.empty()) Fail({ErrorCode::kInternal, "a block has not the promised hash"});
   return seconds;
 }

@@ -20,9 +20,9 @@ class DeltaPair {
  public:
   static constexpr uint64_t kCopies = 2;  // of the model: what it takes of memory
 
-  DeltaPair(std::shared_ptr<const ModelLayout> layout, size_t threads);
+  DeltaPair(std::shared_ptr<const model::ModelLayout> layout, size_t threads);
 
-  const ModelLayout& layout() const { return *layout_; }
+  const model::ModelLayout& layout() const { return *layout_; }
   uint64_t bytes() const { return layout_->data_bytes(); }
   double gigabytes() const { return static_cast<double>(bytes()) / 1e9; }
   std::span<std::byte> half(size_t which) const { return halves_[which].span(); }
@@ -35,23 +35,23 @@ class DeltaPair {
   double TimeReadBoth();
   double TimeReadOne();
   // Seconds of the agent's one pass from half `from` to the other.
-  double TimeDiff(CodecLevel level, size_t from = 0);
+  double TimeDiff(payload::CodecLevel level, size_t from = 0);
   // What the last TimeDiff found.
-  const DeltaOutput& found() const { return found_; }
+  const delta::DeltaOutput& found() const { return found_; }
   uint64_t changes() const;
-  std::shared_ptr<const Payload> FoundPayload(Version base) const;
+  std::shared_ptr<const payload::Payload> FoundPayload(Version base) const;
   // Seconds of applying `chain` to half 0, which must then have every promised hash.
-  double TimeApply(std::span<const std::shared_ptr<const Payload>> chain);
+  double TimeApply(std::span<const std::shared_ptr<const payload::Payload>> chain);
 
  private:
   void ChooseLoads();
 
-  const std::shared_ptr<const ModelLayout> layout_;
+  const std::shared_ptr<const model::ModelLayout> layout_;
   Loads loads_ = Loads::kWide32;
-  MappedSegment halves_[2];
-  std::shared_ptr<const Manifest> manifests_[2];
+  os::MappedSegment halves_[2];
+  std::shared_ptr<const model::Manifest> manifests_[2];
   std::vector<BlockIndex> all_blocks_;
-  DeltaOutput found_;
+  delta::DeltaOutput found_;
   WorkerPool agent_pool_;
   WorkerPool receiver_pool_;
 };

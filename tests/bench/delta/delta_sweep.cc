@@ -40,7 +40,7 @@ void WritePair(const AdamModel& model, double rate, DeltaPair& pair) {
 
 // What the agent's pass from half 0 to half 1 gives, and a loop that only reads both. Speeds are of the model's
 // bytes.
-std::vector<Column> MeasureDiff(DeltaPair& pair, CodecLevel level, int repeats) {
+std::vector<Column> MeasureDiff(DeltaPair& pair, payload::CodecLevel level, int repeats) {
   std::vector<double> read, diff;
   pair.TimeDiff(level);  // warms memory
   for (int turn = 0; turn < repeats; ++turn) {
@@ -54,7 +54,7 @@ std::vector<Column> MeasureDiff(DeltaPair& pair, CodecLevel level, int repeats) 
 }
 
 // What the receiver's pass gives: half 0 is brought forward to half 1's version and back again.
-std::vector<Column> MeasureApply(DeltaPair& pair, CodecLevel level, int repeats) {
+std::vector<Column> MeasureApply(DeltaPair& pair, payload::CodecLevel level, int repeats) {
   pair.TimeDiff(level, 1);
   const auto back = pair.FoundPayload(1);
   pair.TimeDiff(level, 0);
@@ -75,7 +75,7 @@ std::vector<Column> MeasureApply(DeltaPair& pair, CodecLevel level, int repeats)
 
 void MeasureLevels(DeltaPair& pair, std::string_view series, const Column& first, int repeats) {
   const double entropy = EntropyPerChange(pair);
-  for (const CodecLevel level : CodecLevel::All()) {
+  for (const payload::CodecLevel level : payload::CodecLevel::All()) {
     std::vector<Column> row = {first};
     for (const Column& column : MeasureDiff(pair, level, repeats)) row.push_back(column);
     for (const Column& column : MeasureApply(pair, level, repeats)) row.push_back(column);
@@ -101,7 +101,7 @@ void ByThreads(const Options& options) {
        threads = threads < Cores() ? std::min(2 * threads, Cores()) : SIZE_MAX) {
     DeltaPair pair(model.layout(), threads);
     WritePair(model, rate, pair);
-    for (const CodecLevel level : CodecLevel::All()) {
+    for (const payload::CodecLevel level : payload::CodecLevel::All()) {
       std::vector<Column> row = MeasureDiff(pair, level, options.repeats);
       row.insert(row.begin(), {"threads", static_cast<double>(threads)});
       PrintRow("by_threads", "GB/s", row);
@@ -163,17 +163,17 @@ std::span<uint16_t> Elements(std::span<std::byte> half) {
 }
 
 // bf16, fp32 and fp8 together, as a mixture of experts with a router in fp32 and experts in fp8 has them.
-std::shared_ptr<const ModelLayout> MixedLayout(uint64_t bytes) {
+std::shared_ptr<const model::ModelLayout> MixedLayout(uint64_t bytes) {
   const uint64_t rows = bytes / 2048 / 100;
-  std::vector<TensorMeta> tensors;
+  std::vector<model::TensorMeta> tensors;
   for (int layer = 0; layer < 10; ++layer) {
     const std::string name = "layers." + std::to_string(layer) + ".";
-    tensors.push_back({.name = name + "gate", .dtype = DType::kF32, .shape = {rows / 20, 2048}});
-    tensors.push_back({.name = name + "attention", .dtype = DType::kBF16, .shape = {rows, 2048}});
-    tensors.push_back({.name = name + "experts", .dtype = DType::kF8E4M3, .shape = {7 * rows, 2048}});
+    tensors.push_back({.name = name + "gate", .dtype = model::DType::kF32, .shape = {rows / 20, 2048}});
+    tensors.push_back({.name = name + "attention", .dtype = model::DType::kBF16, .shape = {rows, 2048}});
+    tensors.push_back({.name = name + "experts", .dtype = model::DType::kF8E4M3, .shape = {7 * rows, 2048}});
   }
-  OrDie(AssignOffsets(tensors));
-  return OrDie(ModelLayout::Create(std::move(tensors)));
+  OrDie(model::AssignOffsets(tensors));
+  return OrDie(model::ModelLayout::Create(std::move(tensors)));
 }
 
 void ByCase(const Options& options) {
@@ -194,13 +194,13 @@ void ByCase(const Options& options) {
 }
 
 // Deltas of consecutive versions; half 0 follows them, and half 1 is at the last version in the end.
-DeltaChain Train(const AdamModel& model, double rate, uint32_t steps, DeltaPair& pair) {
-  DeltaChain chain;
+payload::DeltaChain Train(const AdamModel& model, double rate, uint32_t steps, DeltaPair& pair) {
+  payload::DeltaChain chain;
   model.Write(0, rate, pair.half(0), pair.pool());
   for (uint32_t step = 1; step <= steps; ++step) {
     model.Write(step, rate, pair.half(1), pair.pool());
     pair.Written();
-    pair.TimeDiff(CodecLevel::kCompact);
+    pair.TimeDiff(payload::CodecLevel::kCompact);
     chain.push_back(pair.FoundPayload(step));
     pair.TimeApply({&chain.back(), 1});
   }
@@ -211,17 +211,18 @@ void BySteps(const Options& options) {
   const AdamModel model(QwenLayout(options.bytes / 2), options.steps);
   DeltaPair pair(model.layout(), Cores());
   const double rate = model.LearningRateFor(kChanged);
-  const DeltaChain whole = Train(model, rate, options.steps, pair);
+  const payload::DeltaChain whole = Train(model, rate, options.steps, pair);
   for (uint32_t steps = 1; steps <= options.steps; steps *= 2) {
-    const DeltaChain chain(whole.begin(), whole.begin() + steps);
+    const payload::DeltaChain chain(whole.begin(), whole.begin() + steps);
     uint64_t chain_bytes = 0;
     for (const auto& payload : chain) chain_bytes += payload->total_bytes();
-    DeltaChain folded = chain;
+    payload::DeltaChain folded = chain;
     std::vector<double> fold, apply_chain, apply_folded;
     for (int turn = 0; turn < options.repeats; ++turn) {
       if (steps > 1) {
-        fold.push_back(
-            TimeOnce([&] { folded = {OrDie(FoldPayloads(pair.layout(), chain, CodecLevel::kCompact, pair.pool()))}; }));
+        fold.push_back(TimeOnce([&] {
+          folded = {OrDie(payload::FoldPayloads(pair.layout(), chain, payload::CodecLevel::kCompact, pair.pool()))};
+        }));
       }
       model.Write(0, rate, pair.half(0), pair.pool());
       apply_chain.push_back(pair.TimeApply(chain));

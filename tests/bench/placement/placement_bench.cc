@@ -18,35 +18,35 @@ namespace {
 constexpr uint32_t kRanks = 8;
 
 // What rank `rank` of a tensor-parallel vLLM says when it attaches: names, shapes and places, no slices.
-std::string DescriptionText(const ModelLayout& layout, uint32_t rank) {
-  RankDescription description{.rank = rank, .world = kRanks};
+std::string DescriptionText(const model::ModelLayout& layout, uint32_t rank) {
+  placement::RankDescription description{.rank = rank, .world = kRanks};
   description.place = {.engine = "vllm",
                        .family = "qwen3_moe",
                        .tensor = {kRanks, rank},
                        .expert_tensor = {kRanks, rank},
                        .key_value_heads = 4};
-  description.parameters = OrDie(ExpandRules(layout, description.place)).parameters;
+  description.parameters = OrDie(placement::ExpandRules(layout, description.place)).parameters;
   uint64_t bytes = 0;
-  for (EngineParameter& parameter : description.parameters) {
-    bytes = parameter.offset + ElementCount(parameter.shape) * FindDType(parameter.dtype)->bits / 8;
+  for (placement::EngineParameter& parameter : description.parameters) {
+    bytes = parameter.offset + layout::ElementCount(parameter.shape) * model::FindDType(parameter.dtype)->bits / 8;
     parameter.slices.clear();
     parameter.padding.clear();
   }
-  description.halves = {{MemoryDescription{.kind = MemoryKind::kHost, .bytes = bytes}}};
-  return ToJson(description);
+  description.halves = {{placement::MemoryDescription{.kind = placement::MemoryKind::kHost, .bytes = bytes}}};
+  return placement::ToJson(description);
 }
 
-void Compile(const ModelLayout& layout, const std::vector<std::string>& texts) {
-  std::vector<RankDescription> ranks;
-  for (const std::string& text : texts) ranks.push_back(OrDie(ParseDescription(text)));
-  const std::vector<std::string> unused = OrDie(CompleteDescriptions(layout, ranks));
-  const auto plan = OrDie(PlacementPlan::Compile(layout, ranks, unused));
+void Compile(const model::ModelLayout& layout, const std::vector<std::string>& texts) {
+  std::vector<placement::RankDescription> ranks;
+  for (const std::string& text : texts) ranks.push_back(OrDie(placement::ParseDescription(text)));
+  const std::vector<std::string> unused = OrDie(placement::CompleteDescriptions(layout, ranks));
+  const auto plan = OrDie(placement::PlacementPlan::Compile(layout, ranks, unused));
   if (plan->buffers().size() != kRanks || plan->row_ranges().empty()) Fail({ErrorCode::kInternal, "the plan is empty"});
 }
 
 int Main(int argc, char** argv) {
   const bool quick = argc > 1 && std::string_view(argv[1]) == "--quick";
-  const auto layout = OrDie(LayoutOf(Qwen3_30B_A3B()));
+  const auto layout = OrDie(placement::LayoutOf(placement::Qwen3_30B_A3B()));
   std::vector<std::string> texts;
   for (uint32_t rank = 0; rank < kRanks; ++rank) texts.push_back(DescriptionText(*layout, rank));
   PrintResult("placement_compile_qwen3_30b_a3b", "s", layout->data_bytes(),

@@ -31,14 +31,14 @@ constexpr uint64_t kCopies = 2;  // the replica, and what the ranks hold of it t
 
 // A replica's file, as an engine may load it; nothing is left of it when the process dies.
 struct Replica {
-  std::shared_ptr<const ModelLayout> layout;
-  MappedSegment file;
+  std::shared_ptr<const model::ModelLayout> layout;
+  os::MappedSegment file;
   uint64_t data_offset = 0;
 
-  explicit Replica(std::shared_ptr<const ModelLayout> of) : layout(std::move(of)) {
-    const Bytes header = SafetensorsHeader(*layout);
+  explicit Replica(std::shared_ptr<const model::ModelLayout> of) : layout(std::move(of)) {
+    const Bytes header = model::SafetensorsHeader(*layout);
     data_offset = header.size();
-    file = OrDie(CreateMemfdSegment("replica", header.size() + layout->data_bytes()));
+    file = OrDie(os::CreateMemfdSegment("replica", header.size() + layout->data_bytes()));
     std::memcpy(file.data(), header.data(), header.size());
     std::mt19937_64 random(1);
     for (uint64_t i = 0; i + 8 <= layout->data_bytes(); i += 8) {
@@ -50,63 +50,64 @@ struct Replica {
 };
 
 // Changes of a block by a few units in the last place, at random places.
-DeltaBlock ChangeOf(const Replica& replica, BlockIndex index, uint64_t seed) {
+payload::DeltaBlock ChangeOf(const Replica& replica, BlockIndex index, uint64_t seed) {
   const ByteRange range = replica.layout->block_range(index);
   const uint32_t unit = replica.layout->block_unit(index);
   std::mt19937_64 random(seed);
   std::geometric_distribution<uint32_t> gap(kChanged);
-  Changes changes;
+  payload::Changes changes;
   for (uint64_t position = gap(random); position < range.bytes / unit; position += 1 + gap(random)) {
     const uint64_t size = 1 + random() % 3;
     changes.positions.push_back(static_cast<uint32_t>(position));
     changes.steps.push_back(random() % 2 == 0 ? size : (uint64_t{1} << (8 * unit)) - size);
   }
-  DeltaBlock block{.block = index, .codec = Codec::kSparse, .changes = static_cast<uint32_t>(changes.size())};
+  payload::DeltaBlock block{
+      .block = index, .codec = payload::Codec::kSparse, .changes = static_cast<uint32_t>(changes.size())};
   if (changes.size() == 0) return block;
   Bytes bytes(replica.data().begin() + static_cast<ptrdiff_t>(range.offset),
               replica.data().begin() + static_cast<ptrdiff_t>(range.offset + range.bytes));
   kernels::BlockChanges delta{changes.positions.data(), changes.steps.data(), changes.size()};
   block.target_hash = kernels::AddStepsAndHash(bytes.data(), bytes.size(), unit, {&delta, 1});
-  EncodeSparse(changes, unit, CodecLevel::kCompact, block.data);
+  payload::EncodeSparse(changes, unit, payload::CodecLevel::kCompact, block.data);
   block.data_hash = Hash64(block.data);
   return block;
 }
 
 // From the replica as it is, version `base`, to the next one.
-DeltaChain NextDelta(const Replica& replica, Version base, WorkerPool& pool) {
-  std::vector<DeltaBlock> blocks(replica.layout->block_count());
+payload::DeltaChain NextDelta(const Replica& replica, Version base, WorkerPool& pool) {
+  std::vector<payload::DeltaBlock> blocks(replica.layout->block_count());
   pool.ParallelFor(blocks.size(), [&](size_t i) {
     blocks[i] = ChangeOf(replica, static_cast<BlockIndex>(i), base * blocks.size() + i);
   });
-  std::erase_if(blocks, [](const DeltaBlock& block) { return block.data.empty(); });
-  return {OrDie(Payload::Assemble(*replica.layout, {.base = base, .target = base + 1}, blocks))};
+  std::erase_if(blocks, [](const payload::DeltaBlock& block) { return block.data.empty(); });
+  return {OrDie(payload::Payload::Assemble(*replica.layout, {.base = base, .target = base + 1}, blocks))};
 }
 
 struct Engine {
-  std::shared_ptr<const PlacementPlan> plan;
-  std::vector<std::unique_ptr<TargetMemory>> memories;
+  std::shared_ptr<const placement::PlacementPlan> plan;
+  std::vector<std::unique_ptr<placement::TargetMemory>> memories;
 
-  explicit Engine(const ModelLayout& layout) {
-    std::vector<RankDescription> ranks(kRanks);
+  explicit Engine(const model::ModelLayout& layout) {
+    std::vector<placement::RankDescription> ranks(kRanks);
     std::vector<std::string> unused;
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      RankDescription& description = ranks[rank];
+      placement::RankDescription& description = ranks[rank];
       description.rank = rank;
       description.world = kRanks;
       description.place = {.engine = "sglang", .family = "qwen3", .tensor = {kRanks, rank}};
-      ExpandedRules rules = OrDie(ExpandRules(layout, description.place));
+      placement::ExpandedRules rules = OrDie(placement::ExpandRules(layout, description.place));
       description.parameters = std::move(rules.parameters);
       unused = std::move(rules.unused);
-      const EngineParameter& last = description.parameters.back();
-      description.halves = {{MemoryDescription{.bytes = last.offset + ExtentBytes(last)}}};
+      const placement::EngineParameter& last = description.parameters.back();
+      description.halves = {{placement::MemoryDescription{.bytes = last.offset + placement::ExtentBytes(last)}}};
     }
-    plan = OrDie(PlacementPlan::Compile(layout, ranks, unused));
-    for (const TargetBuffer& buffer : plan->buffers()) {
-      memories.push_back(NewHostMemory(OrDie(CreateMemfdSegment("buffer", buffer.bytes))));
+    plan = OrDie(placement::PlacementPlan::Compile(layout, ranks, unused));
+    for (const placement::TargetBuffer& buffer : plan->buffers()) {
+      memories.push_back(placement::NewHostMemory(OrDie(os::CreateMemfdSegment("buffer", buffer.bytes))));
     }
   }
-  StagedWrites::Memories all() const {
-    StagedWrites::Memories pointers;
+  placement::StagedWrites::Memories all() const {
+    placement::StagedWrites::Memories pointers;
     for (const auto& memory : memories) pointers.push_back(memory.get());
     return pointers;
   }
@@ -124,20 +125,20 @@ void Run(bool quick) {
   WorkerPool pool(kThreads - 1);
   const Replica replica(QwenLayout(FittingBytes(quick ? kQuickBytes : kBytes, kCopies)));
   const Engine engine(*replica.layout);
-  OrDie(StagedWrites::Whole(*engine.plan, replica.data(), engine.wanted()).Run(engine.all(), pool));
+  OrDie(placement::StagedWrites::Whole(*engine.plan, replica.data(), engine.wanted()).Run(engine.all(), pool));
   std::vector<double> applied, staged_and_written;
   const int repeats = quick ? 1 : 7;
   for (int turn = 0; turn <= repeats; ++turn) {
     const Version base = static_cast<Version>(turn) + 1;
-    const DeltaChain chain = NextDelta(replica, base, pool);
+    const payload::DeltaChain chain = NextDelta(replica, base, pool);
     const double apply = TimeOnce([&] {
-      if (ApplyChain(*replica.layout, chain, {.all = base}, replica.data(), pool).empty()) return;
+      if (replica::ApplyChain(*replica.layout, chain, {.all = base}, replica.data(), pool).empty()) return;
       Fail({ErrorCode::kInternal, "a block has not the promised hash"});
     });
-    std::optional<StagedWrites> writes;
+    std::optional<placement::StagedWrites> writes;
     const double stage = TimeOnce([&] {
-      writes = OrDie(StagedWrites::FromChain(*engine.plan, *replica.layout, chain, replica.data(), engine.wanted(),
-                                             UINT64_MAX, pool));
+      writes = OrDie(placement::StagedWrites::FromChain(*engine.plan, *replica.layout, chain, replica.data(),
+                                                        engine.wanted(), UINT64_MAX, pool));
     });
     const double write = TimeOnce([&] { OrDie(writes->Run(engine.all(), pool)); });
     if (turn == 0) continue;  // warms memory

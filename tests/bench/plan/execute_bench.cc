@@ -49,27 +49,28 @@ std::vector<double> Throughput(const std::vector<double>& seconds, uint64_t byte
 }
 
 void Run(bool quick) {
-  const auto sheets = OrDie(ExpectedSheets(LlamaConfig(quick, /*copies=*/2),
-                                           {.world = kRanks, .tensor = kRanks, .expert_tensor = kRanks}, 0, true));
-  const TrainingModel model = OrDie(BuildTrainingModel(sheets));
-  const CopyPlan plan = OrDie(CompileExport(model, BesideAgent(sheets)));
+  const auto sheets = OrDie(plan::ExpectedSheets(
+      LlamaConfig(quick, /*copies=*/2), {.world = kRanks, .tensor = kRanks, .expert_tensor = kRanks}, 0, true));
+  const layout::TrainingModel model = OrDie(plan::BuildTrainingModel(sheets));
+  const layout::CopyPlan plan = OrDie(layout::CompileExport(model, plan::BesideAgent(sheets)));
   std::vector<RankMemory> ranks;
-  std::vector<CopyList> lists;
+  std::vector<exporter::CopyList> lists;
   uint64_t held = 0;
   for (uint32_t rank = 0; rank < kRanks; ++rank) {
     ranks.push_back(MemoryOf(sheets[rank], static_cast<uint8_t>(rank)));
     held += ranks.back().bytes;
-    const LocalsBySource by_source(SourcesOfRank(model, rank), model.sources.size());
+    const exporter::LocalsBySource by_source(plan::SourcesOfRank(model, rank), model.sources.size());
     lists.push_back(
-        OrDie(LowerCopies(model, ChunksOf(model, plan.ranks[rank]), ranks[rank].locals, by_source)).changing);
+        OrDie(exporter::LowerCopies(model, exporter::ChunksOf(model, plan.ranks[rank]), ranks[rank].locals, by_source))
+            .changing);
   }
   std::byte* const half = SharedMemory(std::max(held, plan.bytes));
   WorkerPool pool(kThreads - 1);
-  const auto engine = NewHostCopyEngine(&pool);
-  std::vector<PlacedCopy> placed;
+  const auto engine = exporter::NewHostCopyEngine(&pool);
+  std::vector<exporter::PlacedCopy> placed;
   const auto execute = [&] {
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      OrDie(Place(lists[rank].copies, ranks[rank].locals, half, placed));
+      OrDie(exporter::Place(lists[rank].copies, ranks[rank].locals, half, placed));
       OrDie(engine->Start(placed));
       OrDie(engine->Finish());
     }

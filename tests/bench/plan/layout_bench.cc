@@ -31,8 +31,8 @@ namespace {
 constexpr uint64_t kColumnParts = 4;
 constexpr char kImport[] = "parse_header";
 
-ModelShape DeepSeekLike(uint64_t layers, uint64_t expert_ffn) {
-  ModelShape model = DeepSeekV3();
+placement::ModelShape DeepSeekLike(uint64_t layers, uint64_t expert_ffn) {
+  placement::ModelShape model = placement::DeepSeekV3();
   model.layers = layers;
   model.expert_ffn = expert_ffn;
   return model;
@@ -82,7 +82,7 @@ class Steps {
 // The agent's answer, in the real message.
 class LayoutService : public v1::TrainerAgent::Service {
  public:
-  explicit LayoutService(std::shared_ptr<const ModelLayout> layout) : layout_(std::move(layout)) {}
+  explicit LayoutService(std::shared_ptr<const model::ModelLayout> layout) : layout_(std::move(layout)) {}
   grpc::Status GetLayout(grpc::ServerContext*, const v1::GetLayoutRequest*, v1::Layout* answer) override {
     answer->set_digest(ToBytes(layout_->digest()));
     answer->set_encoded(std::string(AsText(layout_->encoded())));
@@ -90,24 +90,26 @@ class LayoutService : public v1::TrainerAgent::Service {
   }
 
  private:
-  const std::shared_ptr<const ModelLayout> layout_;
+  const std::shared_ptr<const model::ModelLayout> layout_;
 };
 
 // Every tensor reported by four ranks: matrices as a quarter of their columns each, the rest whole by the first.
-void ReportAll(const ModelLayout& layout) {
-  Coverage coverage(layout);
-  CompletedBlocks completed;
+void ReportAll(const model::ModelLayout& layout) {
+  buffer::Coverage coverage(layout);
+  buffer::CompletedBlocks completed;
   for (uint64_t part = 0; part < kColumnParts; ++part) {
     for (size_t i = 0; i < layout.tensors().size(); ++i) {
-      const TensorMeta& tensor = layout.tensors()[i];
+      const model::TensorMeta& tensor = layout.tensors()[i];
       const uint64_t bytes = layout.tensor_bytes(i);
       if (tensor.shape.size() < 2) {
-        if (part == 0) OrDie(coverage.Add(StridedRange::Plain({tensor.offset, bytes}), Content::kNew, completed));
+        if (part == 0)
+          OrDie(coverage.Add(StridedRange::Plain({tensor.offset, bytes}), buffer::Content::kNew, completed));
         continue;
       }
       const uint64_t pitch = bytes / tensor.shape[0];
       const uint64_t columns = pitch / kColumnParts;
-      OrDie(coverage.Add({tensor.offset + part * columns, columns, tensor.shape[0], pitch}, Content::kNew, completed));
+      OrDie(coverage.Add({tensor.offset + part * columns, columns, tensor.shape[0], pitch}, buffer::Content::kNew,
+                         completed));
     }
   }
   Require(coverage.complete(), "a byte was not reported");
@@ -116,14 +118,15 @@ void ReportAll(const ModelLayout& layout) {
 
 class Round {
  public:
-  Round(const std::vector<TensorMeta>& tensors, Steps& steps) : tensors_(tensors), steps_(steps) {}
+  Round(const std::vector<model::TensorMeta>& tensors, Steps& steps) : tensors_(tensors), steps_(steps) {}
 
   void Run() {
-    steps_.Time("create", [&] { layout_ = OrDie(ModelLayout::Create(tensors_)); });
-    steps_.Time("decode", [&] { OrDie(ModelLayout::Decode(layout_->encoded())); });
-    steps_.Time("header", [&] { header_ = SafetensorsHeader(*layout_); });
+    steps_.Time("create", [&] { layout_ = OrDie(model::ModelLayout::Create(tensors_)); });
+    steps_.Time("decode", [&] { OrDie(model::ModelLayout::Decode(layout_->encoded())); });
+    steps_.Time("header", [&] { header_ = model::SafetensorsHeader(*layout_); });
     steps_.Time(kImport, [&] {
-      const SafetensorsFile file = OrDie(ParseSafetensors(header_, header_.size() + layout_->data_bytes()));
+      const model::SafetensorsFile file =
+          OrDie(model::ParseSafetensors(header_, header_.size() + layout_->data_bytes()));
       Require(file.tensors.size() == tensors_.size(), "a tensor got lost");
     });
     Segments();
@@ -135,57 +138,58 @@ class Round {
 
  private:
   void Segments() {
-    MappedSegment memory = OrDie(CreateMemfdSegment("layout_bench", ControlSegment::BytesFor(*layout_)));
-    MappedSegment again =
-        OrDie(AdoptSegment(UniqueFd(::dup(memory.fd())), memory.bytes(), Access::kReadWrite, "again"));
+    os::MappedSegment memory =
+        OrDie(os::CreateMemfdSegment("layout_bench", buffer::ControlSegment::BytesFor(*layout_)));
+    os::MappedSegment again =
+        OrDie(os::AdoptSegment(os::UniqueFd(::dup(memory.fd())), memory.bytes(), os::Access::kReadWrite, "again"));
     steps_.Time("control_segment",
-                [&] { ControlSegment::Format(std::move(memory), "model", RandomId<RunId>(), *layout_, 64); });
-    steps_.Time("recover_segment", [&] { OrDie(ControlSegment::Open(std::move(again))); });
+                [&] { buffer::ControlSegment::Format(std::move(memory), "model", RandomId<RunId>(), *layout_, 64); });
+    steps_.Time("recover_segment", [&] { OrDie(buffer::ControlSegment::Open(std::move(again))); });
   }
 
   // As a receiver asks for it: on a new connection, checked against its digest.
   void GetLayout() {
     LayoutService service(layout_);
     const auto server =
-        OrDie(RpcServer::Create({.address = "127.0.0.1:0", .services = {&service}, .health_services = {}}));
+        OrDie(rpc::RpcServer::Create({.address = "127.0.0.1:0", .services = {&service}, .health_services = {}}));
     steps_.Time("get_layout", [&] {
-      const auto stub = v1::TrainerAgent::NewStub(MakeChannel(Cat("127.0.0.1:", server->bound_port())));
+      const auto stub = v1::TrainerAgent::NewStub(rpc::MakeChannel(Cat("127.0.0.1:", server->bound_port())));
       grpc::ClientContext context;
       v1::Layout answer;
-      OrDie(FromGrpc(stub->GetLayout(&context, v1::GetLayoutRequest(), &answer)));
-      const auto layout = OrDie(ModelLayout::Decode(AsBytes(std::string_view(answer.encoded()))));
+      OrDie(rpc::FromGrpc(stub->GetLayout(&context, v1::GetLayoutRequest(), &answer)));
+      const auto layout = OrDie(model::ModelLayout::Decode(AsBytes(std::string_view(answer.encoded()))));
       Require(ToBytes(layout->digest()) == answer.digest(), "the layout is not the one it is named");
     });
   }
 
   void Manifests() {
     std::vector<BlockIndex> blocks(layout_->block_count());
-    Manifest manifest{
+    model::Manifest manifest{
         .held = {RandomId<RunId>(), 7}, .block_hashes = std::vector<uint64_t>(blocks.size()), .digest = {}};
     for (BlockIndex block = 0; block < blocks.size(); ++block) {
       blocks[block] = block;
       manifest.block_hashes[block] = block * 0x9e3779b97f4a7c15;
     }
     steps_.Time("manifest_digest",
-                [&] { manifest.digest = ComputeManifestDigest(layout_->digest(), manifest.block_hashes); });
+                [&] { manifest.digest = model::ComputeManifestDigest(layout_->digest(), manifest.block_hashes); });
     steps_.Time("bad_tensors", [&] {
-      Require(TensorsInBlocks(*layout_, blocks).size() == tensors_.size(), "a tensor was not named");
+      Require(model::TensorsInBlocks(*layout_, blocks).size() == tensors_.size(), "a tensor was not named");
     });
     Bytes state;
-    steps_.Time("encode_state", [&] { state = EncodeReplicaState({layout_, manifest, 1}); });
-    steps_.Time("decode_state", [&] { OrDie(DecodeReplicaState(state)); });
+    steps_.Time("encode_state", [&] { state = replica::EncodeReplicaState({layout_, manifest, 1}); });
+    steps_.Time("decode_state", [&] { OrDie(replica::DecodeReplicaState(state)); });
   }
 
-  const std::vector<TensorMeta>& tensors_;
+  const std::vector<model::TensorMeta>& tensors_;
   Steps& steps_;
-  std::shared_ptr<const ModelLayout> layout_;
+  std::shared_ptr<const model::ModelLayout> layout_;
   Bytes header_;
 };
 
-Steps Measure(const ModelShape& model, int repeats) {
-  std::vector<TensorMeta> tensors = TestTensors(model).Make();
-  OrDie(AssignOffsets(tensors));
-  Steps steps(tensors.back().offset + OrDie(TensorBytes(tensors.back())));
+Steps Measure(const placement::ModelShape& model, int repeats) {
+  std::vector<model::TensorMeta> tensors = placement::TestTensors(model).Make();
+  OrDie(model::AssignOffsets(tensors));
+  Steps steps(tensors.back().offset + OrDie(model::TensorBytes(tensors.back())));
   for (int i = 0; i < repeats; ++i) Round(tensors, steps).Run();
   steps.PrintSteps(tensors.size());
   return steps;

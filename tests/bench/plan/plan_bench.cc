@@ -25,37 +25,41 @@ constexpr char kDeepSeekV3[] = R"({"model_type": "deepseek_v3", "torch_dtype": "
   "num_experts_per_tok": 8, "first_k_dense_replace": 3, "moe_layer_freq": 1, "vocab_size": 129280,
   "tie_word_embeddings": false})";
 
-std::vector<std::string> SheetTexts(const char* config, const Topology& topology) {
+std::vector<std::string> SheetTexts(const char* config, const rules::Topology& topology) {
   std::vector<std::string> texts;
-  for (const RankSheet& sheet : OrDie(ExpectedSheets(config, topology, /*ranks_per_host=*/8, /*fused_norms=*/true))) {
-    texts.push_back(ToJson(sheet));
+  for (const plan::RankSheet& sheet :
+       OrDie(plan::ExpectedSheets(config, topology, /*ranks_per_host=*/8, /*fused_norms=*/true))) {
+    texts.push_back(plan::ToJson(sheet));
   }
   return texts;
 }
 
 // What `rank` does at every publish.
-std::vector<StridedCopy> CopiesOf(const TrainingModel& model, const CopyPlan& plan, uint32_t rank) {
-  std::vector<const Holding*> held(model.sources.size());
-  for (const Holding& holding : model.holdings) {
+std::vector<layout::StridedCopy> CopiesOf(const layout::TrainingModel& model, const layout::CopyPlan& plan,
+                                          uint32_t rank) {
+  std::vector<const layout::Holding*> held(model.sources.size());
+  for (const layout::Holding& holding : model.holdings) {
     if (holding.rank == rank && !holding.copy) held[holding.source] = &holding;
   }
-  std::vector<StridedCopy> copies;
-  for (const PlanEntry& entry : plan.ranks[rank].entries) {
-    const TensorMeta& tensor = model.tensors[entry.tensor];
-    const uint64_t element_bytes = FindDType(tensor.dtype)->bits / 8;
-    const Extents& local = held[entry.source]->local_shape;
-    AppendCopies(entry.pieces, TensorView::Contiguous(local, element_bytes, 0),
-                 TensorView::Contiguous(Promoted(tensor.shape, local.size()), element_bytes, tensor.offset), copies);
+  std::vector<layout::StridedCopy> copies;
+  for (const layout::PlanEntry& entry : plan.ranks[rank].entries) {
+    const model::TensorMeta& tensor = model.tensors[entry.tensor];
+    const uint64_t element_bytes = model::FindDType(tensor.dtype)->bits / 8;
+    const layout::Extents& local = held[entry.source]->local_shape;
+    layout::AppendCopies(
+        entry.pieces, layout::TensorView::Contiguous(local, element_bytes, 0),
+        layout::TensorView::Contiguous(layout::Promoted(tensor.shape, local.size()), element_bytes, tensor.offset),
+        copies);
   }
   return copies;
 }
 
 // All that one rank does; the plan and its proof are of all ranks. Returns the model's bytes.
 uint64_t CompileAll(const std::vector<std::string>& texts, size_t tensors) {
-  std::vector<RankSheet> sheets;
-  for (const std::string& text : texts) sheets.push_back(OrDie(ParseSheet(text)));
-  const TrainingModel model = OrDie(BuildTrainingModel(sheets));
-  const CopyPlan plan = OrDie(CompileExport(model, BesideAgent(sheets)));
+  std::vector<plan::RankSheet> sheets;
+  for (const std::string& text : texts) sheets.push_back(OrDie(plan::ParseSheet(text)));
+  const layout::TrainingModel model = OrDie(plan::BuildTrainingModel(sheets));
+  const layout::CopyPlan plan = OrDie(layout::CompileExport(model, plan::BesideAgent(sheets)));
   if (model.tensors.size() != tensors || CopiesOf(model, plan, 0).empty()) {
     std::fprintf(stderr, "plan_bench: %zu tensors, not %zu, or nothing to copy\n", model.tensors.size(), tensors);
     std::exit(1);

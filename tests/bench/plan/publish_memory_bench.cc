@@ -53,12 +53,12 @@ double GrowthMiB(Body body) {
 }
 
 // One rank's process: its growth at each publish goes to `output`.
-[[noreturn]] void RunRank(const std::vector<RankSheet>& sheets, uint32_t rank, const std::string& socket, int publishes,
-                          int output) {
+[[noreturn]] void RunRank(const std::vector<plan::RankSheet>& sheets, uint32_t rank, const std::string& socket,
+                          int publishes, int output) {
   const RankMemory memory = MemoryOf(sheets[rank], static_cast<uint8_t>(rank));
-  ExporterOptions options{.socket_path = socket, .model = "bench", .rank = rank, .locals = memory.locals};
-  for (const RankSheet& sheet : sheets) options.sheets.push_back(ToJson(sheet));
-  const auto exporter = OrDie(Exporter::Open(options));
+  exporter::ExporterOptions options{.socket_path = socket, .model = "bench", .rank = rank, .locals = memory.locals};
+  for (const plan::RankSheet& sheet : sheets) options.sheets.push_back(plan::ToJson(sheet));
+  const auto exporter = OrDie(exporter::Exporter::Open(options));
   for (int version = 1; version <= publishes; ++version) {
     memory.memory[static_cast<uint64_t>(version) * 4096] ^= std::byte{1};
     const double growth = GrowthMiB([&] { OrDie(exporter->Publish(static_cast<Version>(version))); });
@@ -85,8 +85,8 @@ void Run(bool quick) {
   const std::filesystem::path directory = mkdtemp(pattern.data());
   const std::string socket = directory / "export.sock";
   const int publishes = quick ? 2 : 6;
-  const auto sheets = OrDie(ExpectedSheets(LlamaConfig(quick, /*copies=*/3),
-                                           {.world = kRanks, .tensor = kRanks, .expert_tensor = kRanks}, 0, true));
+  const auto sheets = OrDie(plan::ExpectedSheets(
+      LlamaConfig(quick, /*copies=*/3), {.world = kRanks, .tensor = kRanks, .expert_tensor = kRanks}, 0, true));
   const pid_t agent = StartAgent(directory, socket);
   std::vector<int> outputs;
   for (uint32_t rank = 0; rank < kRanks; ++rank) {
@@ -113,7 +113,8 @@ void Run(bool quick) {
   while (wait(nullptr) > 0) {
   }
   std::filesystem::remove_all(directory);
-  const CopyPlan plan = OrDie(CompileExport(OrDie(BuildTrainingModel(sheets)), BesideAgent(sheets)));
+  const layout::CopyPlan plan =
+      OrDie(layout::CompileExport(OrDie(plan::BuildTrainingModel(sheets)), plan::BesideAgent(sheets)));
   PrintResult("publish_extra_memory", "MiB", plan.bytes, growths, {kBoundMiB});
 }
 

@@ -41,20 +41,20 @@ inline std::byte* FilledMemory(uint64_t bytes, uint8_t seed) {
 
 // The tensors of one rank, one after the other in memory of their own.
 struct RankMemory {
-  std::vector<LocalTensor> locals;
+  std::vector<exporter::LocalTensor> locals;
   std::byte* memory = nullptr;
   uint64_t bytes = 0;
 };
 
-inline RankMemory MemoryOf(const RankSheet& sheet, uint8_t seed) {
+inline RankMemory MemoryOf(const plan::RankSheet& sheet, uint8_t seed) {
   RankMemory rank;
   std::vector<uint64_t> offsets;
-  for (const SheetLocal& local : LocalsOf(sheet)) {
-    const DType dtype = local.dtype.value_or(DType::kBF16);
-    const TensorView view = TensorView::Contiguous(local.shape, 2, 0);
+  for (const plan::SheetLocal& local : plan::LocalsOf(sheet)) {
+    const model::DType dtype = local.dtype.value_or(model::DType::kBF16);
+    const layout::TensorView view = layout::TensorView::Contiguous(local.shape, 2, 0);
     rank.locals.push_back({.name = local.name, .dtype = dtype, .shape = view.shape, .strides = view.strides});
     offsets.push_back(rank.bytes);
-    rank.bytes += ElementCount(local.shape) * FindDType(dtype)->bits / 8;
+    rank.bytes += layout::ElementCount(local.shape) * model::FindDType(dtype)->bits / 8;
   }
   rank.memory = FilledMemory(rank.bytes, seed);
   for (size_t i = 0; i < offsets.size(); ++i) rank.locals[i].address = rank.memory + offsets[i];

@@ -49,8 +49,8 @@ constexpr int kNotAllowed = 77;
 constexpr const char* kAddresses[] = {"10.77.0.1", "10.77.0.2"};
 
 struct End {
-  UniqueFd space;   // the network namespace
-  UniqueFd device;  // packets that leave it, and enter it
+  os::UniqueFd space;   // the network namespace
+  os::UniqueFd device;  // packets that leave it, and enter it
 };
 
 struct Options {
@@ -82,7 +82,7 @@ Status Control(int fd, unsigned long request, void* argument, const char* what) 
 }
 
 Status BringUp(const char* device) {
-  const UniqueFd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const os::UniqueFd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   ifreq request = Named(device);
   LS_RETURN_IF_ERROR(Control(socket.get(), SIOCGIFFLAGS, &request, "SIOCGIFFLAGS"));
   request.ifr_flags |= IFF_UP;
@@ -90,7 +90,7 @@ Status BringUp(const char* device) {
 }
 
 Status Configure(const char* address) {
-  const UniqueFd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  const os::UniqueFd socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
   ifreq request = Named(kDevice);
   request.ifr_qlen = kDeviceQueue;
   LS_RETURN_IF_ERROR(Control(socket.get(), SIOCSIFTXQLEN, &request, "SIOCSIFTXQLEN"));
@@ -119,8 +119,8 @@ Status SetSysctl(const std::string& assignment) {
 Result<End> MakeEnd(const char* address, const std::vector<std::string>& sysctls) {
   if (unshare(CLONE_NEWNET) < 0) return ErrnoStatus(errno, "a network namespace");
   End end;
-  end.space = UniqueFd(open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC));
-  end.device = UniqueFd(open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC));
+  end.space = os::UniqueFd(open("/proc/thread-self/ns/net", O_RDONLY | O_CLOEXEC));
+  end.device = os::UniqueFd(open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC));
   if (!end.space.valid() || !end.device.valid()) return ErrnoStatus(errno, "/dev/net/tun");
   ifreq request = Named(kDevice);
   request.ifr_flags = IFF_TUN | IFF_NO_PI | IFF_VNET_HDR;
@@ -156,7 +156,7 @@ void Carry(const Options& options, const End& left, const End& right) {
   WanPath there(left.device.get(), right.device.get(), path);
   path.seed = ~options.seed;
   WanPath back(right.device.get(), left.device.get(), path);
-  const UniqueFd stop(eventfd(0, EFD_CLOEXEC));
+  const os::UniqueFd stop(eventfd(0, EFD_CLOEXEC));
   std::vector<std::thread> threads;
   for (WanPath* direction : {&there, &back}) {
     threads.emplace_back([direction, &stop] {

@@ -160,16 +160,16 @@ class Wire {
   explicit Wire(const WanPathOptions& options) {
     int pair[2];
     socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, pair);
-    near_ = UniqueFd(pair[0]);
-    in_ = UniqueFd(pair[1]);
+    near_ = os::UniqueFd(pair[0]);
+    in_ = os::UniqueFd(pair[1]);
     socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair);
     fcntl(pair[0], F_SETFL, O_NONBLOCK);
-    out_ = UniqueFd(pair[0]);
-    far_ = UniqueFd(pair[1]);
+    out_ = os::UniqueFd(pair[0]);
+    far_ = os::UniqueFd(pair[1]);
     const timeval patience{.tv_sec = 60, .tv_usec = 0};
     setsockopt(far_.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     path_.emplace(in_.get(), out_.get(), options);
-    stop_ = UniqueFd(eventfd(0, 0));
+    stop_ = os::UniqueFd(eventfd(0, 0));
     thread_ = std::thread([this] { path_->Run(stop_.get()); });
   }
   ~Wire() {
@@ -187,7 +187,7 @@ class Wire {
   WanTotals totals() const { return path_->totals(); }
 
  private:
-  UniqueFd near_, in_, out_, far_, stop_;
+  os::UniqueFd near_, in_, out_, far_, stop_;
   std::optional<WanPath> path_;
   std::thread thread_;
 };
