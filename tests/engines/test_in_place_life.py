@@ -268,4 +268,4 @@ def test_ranks_that_only_their_server_can_stop_are_refused_where_it_is_not_pause
     system.ranks.call(build, job, checkpoint, only=[0])
     system.ranks.call(lend, only=[0])
     [reason] = system.ranks.call(refusal, only=[0])
-    assert "--engine sglang" in reason
+    assert "name the kind of the server with --engine" in reason

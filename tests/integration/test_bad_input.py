@@ -188,7 +188,7 @@ def test_a_wrong_ticket_is_refused_with_a_code(cluster):
     answer = send_and_read(agent.addresses["lanes"], lane_hello(1, bytes(range(16))))
     magic, _, _, code, _, _ = struct.unpack("<4sHHIIQ", answer)
     assert magic == b"LSWA" and code != 0
-    assert "ticket" in agent.log()
+    wait_until(lambda: "ticket" in agent.log(), "the refusal is in the log")
 
 
 def test_garbage_on_the_lane_port_is_turned_away_and_pulls_go_on(cluster):

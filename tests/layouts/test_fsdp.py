@@ -226,8 +226,8 @@ def whole_parameters(rank: Rank) -> "dict[str, torch.Tensor]":
 
 def unread_blocks(agent, version: int) -> int:
     """How many blocks of a version the agent took from the version before, unread."""
-    events = [json.loads(line) for line in agent.log().splitlines()]
-    return next(e["unread_blocks"] for e in events if e["event"] == "version_committed" and e["version"] == version)
+    events = [json.loads(line) for line in agent.log().splitlines() if '"version_committed"' in line]
+    return next(event["unread_blocks"] for event in events if event["version"] == version)
 
 
 FROZEN = {
