@@ -339,7 +339,7 @@ Result<std::optional<Invocation>> Parse(std::vector<const char*> words) {
   return ParseInvocation(static_cast<int>(words.size()), words.data(), out);
 }
 
-TEST_CASE("Flags, then environment, then defaults say where a command goes") {
+TEST_CASE("Flags, then environment, then defaults say where a command goes, and flags for how long") {
   CHECK((*Parse({"status"}))->daemon.address == "127.0.0.1:7700");
   CHECK((*Parse({"pull"}))->daemon.address == "127.0.0.1:7710");
   ::setenv("LOCKSTEP_RECEIVER", "r:1", 1);
@@ -349,6 +349,7 @@ TEST_CASE("Flags, then environment, then defaults say where a command goes") {
   CHECK((*Parse({"status"}))->daemon.address == "a:1");
   CHECK((*Parse({"pull"}))->daemon.address == "r:1");
   CHECK((*Parse({"status", "--receiver", "x:2"}))->daemon.address == "x:2");
+  CHECK((*Parse({"timeline", "--timeout", "2000"}))->timeline->timeout == std::chrono::milliseconds(2000));
   CHECK((*Parse({"health", "liveness", "--receiver", "x:2"}))->daemon.health_service == "raas-receiver-liveness");
   ::unsetenv("LOCKSTEP_AGENT");
   ::unsetenv("LOCKSTEP_RECEIVER");

@@ -132,7 +132,8 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
   }
   if (app.get_subcommands().size() != 1) return Status(ErrorCode::kUsage, "one command is needed (see --help)");
   if (timeout->count() > 0) {
-    invocation.daemon.timeout = words.timeline.timeout = std::chrono::milliseconds(words.timeout_ms);
+    invocation.daemon.timeout = std::chrono::milliseconds(words.timeout_ms);
+    if (invocation.timeline) invocation.timeline->timeout = invocation.daemon.timeout;
   }
   if (invocation.plan) {
     LS_RETURN_IF_ERROR(FinishPlan(words, *invocation.plan));

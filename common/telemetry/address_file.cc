@@ -17,14 +17,17 @@ Result<std::unique_ptr<AddressFile>> AddressFile::Create(std::string path) {
 }
 
 AddressFile::~AddressFile() {
-  if (!path_.empty()) ::unlink(path_.c_str());
+  if (announced_) ::unlink(path_.c_str());
 }
 
 Status AddressFile::Announce(const std::map<std::string, std::string>& addresses) {
   const std::string line = nlohmann::json(addresses).dump() + "\n";
   std::fputs(line.c_str(), stdout);
   std::fflush(stdout);
-  return path_.empty() ? OkStatus() : os::WriteFileAtomic(path_, line);
+  if (path_.empty()) return OkStatus();
+  LS_RETURN_IF_ERROR(os::WriteFileAtomic(path_, line));
+  announced_ = true;
+  return OkStatus();
 }
 
 }  // namespace lockstep::telemetry

@@ -16,10 +16,10 @@ namespace lockstep::telemetry {
 // Used by one thread.
 class AddressFile {
  public:
-  // Removes a file that a killed daemon left at `path`: who waits for it never reads addresses of the past. An empty
-  // path means no file. Errors name the path.
+  // Removes a file that a killed daemon left at `path`, so it is called before anything that takes long: who waits for
+  // the file must not read addresses of the past. An empty path means no file. Errors name the path.
   static Result<std::unique_ptr<AddressFile>> Create(std::string path);
-  // Removes the file.
+  // Removes the file, if it was announced here.
   ~AddressFile();
   AddressFile(const AddressFile&) = delete;
   AddressFile& operator=(const AddressFile&) = delete;
@@ -32,6 +32,7 @@ class AddressFile {
   explicit AddressFile(std::string path) : path_(std::move(path)) {}
 
   const std::string path_;
+  bool announced_ = false;
 };
 
 }  // namespace lockstep::telemetry

@@ -29,6 +29,16 @@ TEST_CASE("What a killed daemon left is gone before anything is announced") {
   CHECK_FALSE(std::filesystem::exists(path));
 }
 
+TEST_CASE("Who announced nothing leaves the file of another alone") {
+  const os::TempDir dir;
+  const std::string path = dir.path() + "/addresses";
+  {
+    const auto never_listened = *AddressFile::Create(path);
+    REQUIRE(os::WriteFileAtomic(path, "another's").ok());
+  }
+  CHECK(std::filesystem::exists(path));
+}
+
 TEST_CASE("An address file that cannot be is an error that names it") {
   const os::TempDir dir;
   const Status directory = AddressFile::Create(dir.path()).status();

@@ -49,6 +49,7 @@ std::vector<BlockRun> RunsOf(const FullRequest& request, const model::ModelLayou
 std::vector<BlockRun> RunsOf(const DeltaRequest& request, const model::ModelLayout& layout, size_t lanes) {
   std::vector<BlockRun> runs;
   for (const DeltaStep& step : request.steps) {
+    if (step.entries == 0) continue;
     const BlockRun whole{.kind = wire::RequestKind::kDelta,
                          .payload_id = step.payload_id,
                          .base = step.base,

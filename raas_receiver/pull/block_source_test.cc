@@ -120,7 +120,8 @@ TEST_CASE("A cancelled source ends the fetch in progress and refuses later ones"
   CHECK(fixture.source->FetchBlocks({AllBlocks(), 1, false}, kept).code() == ErrorCode::kCancelled);
   CHECK(fixture.source->FetchBlocks({AllBlocks(), 1, false}, kept).code() == ErrorCode::kCancelled);
   KeptDeltas deltas;
-  const DeltaRequest request{.run = fixture.host.run->run(), .steps = {{.payload_id = 1, .base = 1, .target = 2}}};
+  const DeltaRequest request{.run = fixture.host.run->run(),
+                             .steps = {{.payload_id = 1, .base = 1, .target = 2, .entries = 1}}};
   CHECK(fixture.source->FetchDeltas(request, deltas).code() == ErrorCode::kCancelled);
 }
 

@@ -43,6 +43,7 @@ Receiver::~Receiver() {
 
 Result<std::unique_ptr<Receiver>> Receiver::Create(ReceiverConfig config) {
   std::unique_ptr<Receiver> receiver(new Receiver(std::move(config)));
+  LS_ASSIGN_OR_RETURN(receiver->address_file_, telemetry::AddressFile::Create(receiver->config_.address_file));
   LS_RETURN_IF_ERROR(receiver->OpenModels());
   LS_RETURN_IF_ERROR(receiver->Listen());
   return receiver;
@@ -82,7 +83,6 @@ Status Receiver::OpenModels() {
 }
 
 Status Receiver::Listen() {
-  LS_ASSIGN_OR_RETURN(address_file_, telemetry::AddressFile::Create(config_.address_file));
   if (config_.engine_in_place) {
     std::map<std::string, targets::EngineTargets*> targets;
     for (const auto& [model, session] : sessions_) targets[model] = &session->targets();

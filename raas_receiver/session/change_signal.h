@@ -29,6 +29,7 @@ class ChangeSignal {
     while (true) {
       const uint64_t seen = changes();
       if (done()) return true;
+      if (std::chrono::steady_clock::now() >= until) return false;
       std::unique_lock lock(mutex_);
       if (!changed_.wait_until(lock, until, [&] { return changes_ != seen; })) return false;
     }

@@ -134,6 +134,16 @@ TEST_CASE("Blocks that came before are fetched again when they are wanted again"
   CHECK(staging.versions()[5] == 3);
 }
 
+TEST_CASE("A delta of no entries is named to the first source alone") {
+  Fixture fixture;
+  fixture.Use({[](uint64_t) { return true; }, [](uint64_t) { return true; }});
+  std::vector<pull::DeltaStep> steps{{.payload_id = 1, .base = 2, .target = 2}};  // between equal versions
+  DeltaStaging staging(*fixture.model.layout(), fixture.model.run(), steps);
+  CHECK(fixture.fetcher.FetchDeltas(staging).ok());
+  CHECK(fixture.sources[0]->asked == std::vector<size_t>{1});
+  CHECK(fixture.sources[1]->asked.empty());
+}
+
 TEST_CASE("A delta that came in part is fetched whole from the next source, those that are whole are not") {
   Fixture fixture;
   fixture.Use({[](uint64_t payload) { return payload != 2; }, [](uint64_t) { return true; }});

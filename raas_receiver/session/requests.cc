@@ -14,11 +14,12 @@ constexpr milliseconds kCallerPoll{100};
 
 }  // namespace
 
-Requests::Answer Requests::Ask(Kind& kind, milliseconds timeout, const Cancelled& cancelled) {
+Requests::Answer Requests::Ask(Kind& kind, milliseconds timeout, const Cancelled& cancelled, bool force_full) {
   uint64_t number = 0;
   {
     std::lock_guard lock(mutex_);
     number = ++kind.asked;
+    force_full_ = force_full_ || force_full;
   }
   changed_.Notify();
   const auto until = std::chrono::steady_clock::now() + timeout;
@@ -45,11 +46,7 @@ std::optional<Requests::Answer> Requests::AnswerTo(const Kind& kind, uint64_t nu
 }
 
 Result<v1::SyncRecord> Requests::Pull(bool force_full, milliseconds timeout, const Cancelled& cancelled) {
-  if (force_full) {
-    std::lock_guard lock(mutex_);
-    force_full_ = true;
-  }
-  return Ask(pull_, timeout, cancelled);
+  return Ask(pull_, timeout, cancelled, force_full);
 }
 
 Status Requests::Rollback(milliseconds timeout, const Cancelled& cancelled) {

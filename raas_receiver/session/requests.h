@@ -66,8 +66,8 @@ class Requests {
   };
   using Answer = Result<v1::SyncRecord>;
 
-  // One more of `kind`, waited for.
-  Answer Ask(Kind& kind, std::chrono::milliseconds timeout, const Cancelled& cancelled);
+  // One more of `kind`, waited for. `force_full`: of pulls.
+  Answer Ask(Kind& kind, std::chrono::milliseconds timeout, const Cancelled& cancelled, bool force_full = false);
   std::optional<Answer> AnswerTo(const Kind& kind, uint64_t number) const;
   bool Due(const Kind& kind) const;
   void End(Kind& kind, uint64_t number, const Status& outcome, const v1::SyncRecord& record = {});

@@ -77,6 +77,7 @@ void Session::RequestStop() {
     std::lock_guard lock(mutex_);
     if (running_ != nullptr) running_->Cancel();
   }
+  live_.Cancel();
   agent_.Cancel();
 }
 

@@ -1,5 +1,7 @@
 #include "raas_receiver/session/staging.h"
 
+#include <utility>
+
 #include "common/base/text.h"
 
 namespace lockstep::session {
@@ -65,7 +67,7 @@ Status DeltaStaging::PutPayload(uint64_t payload_id, std::shared_ptr<const paylo
 pull::DeltaRequest DeltaStaging::TakeMissing() {
   pull::DeltaRequest missing{.run = run_, .steps = {}};
   for (Step& step : steps_) {
-    if (step.complete()) continue;
+    if (std::exchange(step.asked, true) && step.complete()) continue;
     step.entries.clear();
     step.bytes = 0;
     missing.steps.push_back(step.plan);

@@ -52,7 +52,8 @@ class DeltaStaging : public pull::DeltaSink {
   Status PutEntry(uint64_t payload_id, payload::DeltaBlock entry) override;
   Status PutPayload(uint64_t payload_id, std::shared_ptr<const payload::Payload> payload) override;
 
-  // The steps that have not come whole; what came of them in part is dropped. REQUIRES no fetch to run.
+  // The steps that have not come whole; what came of them in part is dropped. The first call names all steps, also
+  // those of no entries: a source may have them to put aside. REQUIRES no fetch to run.
   pull::DeltaRequest TakeMissing();
 
   // The payloads of the steps, once all of them are here; the staging is empty then. `base_digest` names what the first
@@ -65,6 +66,7 @@ class DeltaStaging : public pull::DeltaSink {
     std::shared_ptr<const payload::Payload> whole;  // came so; else null
     std::vector<payload::DeltaBlock> entries;
     uint64_t bytes = 0;  // of the entries
+    bool asked = false;  // a request has named it
     bool complete() const { return whole != nullptr || (entries.size() == plan.entries && bytes == plan.data_bytes); }
   };
 

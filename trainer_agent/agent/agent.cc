@@ -72,6 +72,7 @@ Agent::Agent(const AgentOptions& options)
 Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
   std::unique_ptr<Agent> agent(new Agent(options));
   LS_ASSIGN_OR_RETURN(agent->home_, publish::SegmentHome::Create(options.segment_dir, options.segments == "memfd"));
+  LS_ASSIGN_OR_RETURN(agent->address_file_, telemetry::AddressFile::Create(options.address_file));
   const publish::RegistryOptions registry_options{.block_bytes = static_cast<uint32_t>(options.block_bytes),
                                                   .retain_bytes = options.retain_bytes,
                                                   .fold_pool = &agent->fold_pool_,
@@ -88,7 +89,6 @@ Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
 }
 
 Status Agent::Listen() {
-  LS_ASSIGN_OR_RETURN(address_file_, telemetry::AddressFile::Create(options_.address_file));
   const serve::LaneServerOptions lane_options{.address = options_.lane_address,
                                               .threads = Threads(options_),
                                               .bytes_per_s = options_.lane_rate_limit,
