@@ -1,3 +1,4 @@
+// Servers that load a version from its directory.
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <thread>
@@ -13,27 +14,6 @@ using Paths = std::vector<std::string>;
 using std::chrono::milliseconds;
 
 const Json kPartial = "partial";
-
-Json Fault(const std::string& endpoint, const Json& more) {
-  Json fault = {{"endpoint", endpoint}};
-  fault.update(more);
-  return fault;
-}
-
-size_t CountOf(const Paths& paths, const std::string& path) {
-  return static_cast<size_t>(std::count(paths.begin(), paths.end(), path));
-}
-
-// It serves `fill`, whole, and nothing went wrong on the way.
-void CheckServes(TestEngine& engine, uint8_t fill) {
-  const Json state = engine.State();
-  CHECK_FALSE(state["paused"].get<bool>());
-  CHECK_FALSE(state["mixed"].get<bool>());
-  CHECK(state["digest"] == engine.Served(fill));
-  CHECK(state["violations"] == Json::array());
-}
-
-}  // namespace
 
 TEST_CASE("Every kind of server has a row here") {
   std::vector<std::string_view> kinds, rows;
@@ -205,110 +185,6 @@ TEST_CASE("Steps after the read are tried again; when they keep failing the serv
   CHECK(engine.State()["paused"].get<bool>());
 }
 
-TEST_CASE("In place, a server is paused and fenced, and resumes named and without its cache") {
-  const ServerKind kind = GENERATE(from_range(ServerKinds()));
-  TestEngine engine(kind.name);
-  const auto driver = engine.Driver();
-  REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
-  CHECK(engine.State()["paused"].get<bool>());
-  const size_t calls = engine.Paths().size();
-  REQUIRE(driver->Resume(engine.VersionOf(2)).ok());
-  Paths paths = engine.Paths();
-  paths.erase(paths.begin(), paths.begin() + static_cast<long>(calls));
-  CHECK(paths == kind.resume_calls);
-  CHECK(engine.State()["weight_version"] == "0a1b2c3d-2");
-  CheckServes(engine, 1);
-}
-
-TEST_CASE("In place, a pause that fails resumes the server; while its memory is written only Resume does") {
-  const ServerKind kind = GENERATE(from_range(ServerKinds()));
-  TestEngine engine(kind.name);
-  const auto driver = engine.Driver();
-  engine.SetFaults({Fault(kind.pause, {{"kind", "garbage"}, {"effect", true}})});
-  CHECK_FALSE(driver->Pause(engine.VersionOf(2)).ok());
-  CHECK_FALSE(engine.State()["paused"].get<bool>());
-
-  REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
-  engine.SetFaults({Fault(kind.pause, {{"kind", "status"}})});
-  CHECK_FALSE(driver->Pause(engine.VersionOf(3)).ok());
-  CHECK(engine.State()["paused"].get<bool>());
-  CHECK(driver->Resume(engine.VersionOf(2)).ok());
-  CheckServes(engine, 1);
-}
-
-TEST_CASE("Cancelling ends a load at once, and resumes a server of which nothing was changed") {
-  const ServerKind kind = GENERATE(from_range(ServerKinds()));
-  TestEngine engine(kind.name);
-  engine.SetFaults({Fault(kind.pause, {{"kind", "hang"}, {"effect", true}})});
-  const auto driver = engine.Driver(5);
-  std::thread canceller([&] {
-    while (CountOf(engine.Paths(), kind.pause) == 0) std::this_thread::sleep_for(milliseconds(20));
-    driver->Cancel();
-  });
-  const auto begin = std::chrono::steady_clock::now();
-  const LoadOutcome outcome = driver->Load(engine.VersionOf(2), engine.VersionOf(3));
-  CHECK(std::chrono::steady_clock::now() - begin < milliseconds(kPatient));
-  canceller.join();
-  CHECK(outcome.status.code() == ErrorCode::kCancelled);
-  CHECK(outcome.serving == Serving::kOld);
-  CheckServes(engine, 1);
-  CHECK(driver->Load(engine.VersionOf(2), std::nullopt).status.code() == ErrorCode::kCancelled);
-  CHECK(driver->Pause(engine.VersionOf(2)).code() == ErrorCode::kCancelled);
-}
-
-TEST_CASE("A server resumes that the receiver leaves while it releases it, finishes it or resumes it") {
-  const ServerKind kind = GENERATE(from_range(ServerKinds()));
-  const std::string during = GENERATE("release", "finish", "resume");
-  INFO(kind.name << " " << during);
-  TestEngine engine(kind.name);
-  (void)engine.State();
-  const auto driver = engine.Driver(5);
-  std::vector<Json> faults = {Fault(kind.resume, {{"kind", "hang"}})};
-  if (during == "release") {
-    faults.push_back(Fault(kind.update, {{"kind", "status"}, {"status", 404}, {"body", {{"detail", "No"}}}}));
-  }
-  if (during == "resume") REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
-  engine.SetFaults(faults);
-  std::thread canceller([&] {
-    while (CountOf(engine.Paths(), kind.resume) == 0) std::this_thread::sleep_for(milliseconds(20));
-    driver->Cancel();
-  });
-  if (during == "resume") {
-    CHECK(driver->Resume(engine.VersionOf(1)).ok());
-  } else {
-    const LoadOutcome outcome = driver->Load(engine.VersionOf(2), std::nullopt);
-    CHECK(outcome.serving == (during == "finish" ? Serving::kNew : Serving::kOld));
-    CHECK(outcome.status.ok() == (during == "finish"));
-  }
-  canceller.join();
-  CheckServes(engine, during == "finish" ? 2 : 1);
-}
-
-TEST_CASE("A version that was written before the receiver stops is resumed after it was cancelled") {
-  const ServerKind kind = GENERATE(from_range(ServerKinds()));
-  TestEngine engine(kind.name);
-  const auto driver = engine.Driver();
-  REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
-  driver->Cancel();
-  // The first time it fails, too.
-  engine.SetFaults({Fault(kind.resume, {{"kind", "status"}})});
-  CHECK(driver->Resume(engine.VersionOf(2)).ok());
-  CHECK(engine.State()["weight_version"] == "0a1b2c3d-2");
-  CheckServes(engine, 1);
-}
-
-TEST_CASE("A server of which nothing was written resumes under the name that it had") {
-  const ServerKind kind = GENERATE(from_range(ServerKinds()));
-  TestEngine engine(kind.name);
-  const auto driver = engine.Driver();
-  REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
-  REQUIRE(driver->Resume({.model = "actor"}).ok());
-  CHECK(engine.State()["weight_version"] == "default");
-  CHECK(CountOf(engine.Paths(), "/update_weight_version") == 0);
-  CHECK(CountOf(engine.Paths(), kind.drop) == static_cast<size_t>(kind.drops_in_pause) + 1);
-  CheckServes(engine, 1);
-}
-
 TEST_CASE("Reading a model has a time of its own") {
   const ServerKind kind = GENERATE(from_range(ServerKinds()));
   TestEngine engine(kind.name, {{"load_s", 2.5}});
@@ -420,4 +296,5 @@ TEST_CASE("A server that is not there is an error in time, and nothing is known 
   CHECK((*driver)->failures() == 2);
 }
 
+}  // namespace
 }  // namespace lockstep::engines

@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -174,5 +175,24 @@ class TestEngine {
   std::string first_digest_;
   std::unique_ptr<HttpClient> client_;
 };
+
+inline nlohmann::json Fault(const std::string& endpoint, const nlohmann::json& more) {
+  nlohmann::json fault = {{"endpoint", endpoint}};
+  fault.update(more);
+  return fault;
+}
+
+inline size_t CountOf(const std::vector<std::string>& paths, const std::string& path) {
+  return static_cast<size_t>(std::count(paths.begin(), paths.end(), path));
+}
+
+// It serves `fill`, whole, and nothing went wrong on the way.
+inline void CheckServes(TestEngine& engine, uint8_t fill) {
+  const nlohmann::json state = engine.State();
+  CHECK_FALSE(state["paused"].get<bool>());
+  CHECK_FALSE(state["mixed"].get<bool>());
+  CHECK(state["digest"] == engine.Served(fill));
+  CHECK(state["violations"] == nlohmann::json::array());
+}
 
 }  // namespace lockstep::engines

@@ -1,6 +1,7 @@
 #include "raas_receiver/session/sync.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 
 #include "common/base/text.h"
@@ -61,6 +62,28 @@ Sync::Sync(SyncContext& context, SyncRequest request, EnterState enter)
   *record_.mutable_to() = ToProto(base_.held);
 }
 
+// What each state does, which span its time counts to, and what status shows meanwhile: unspecified, what it showed.
+struct Sync::StateRow {
+  Result<State> (Sync::*run)();
+  std::string_view span;
+  v1::SessionState shown;
+};
+
+const Sync::StateRow& Sync::RowOf(State state) {
+  static constexpr std::array<StateRow, static_cast<size_t>(State::kDone)> kRows = {{
+      {&Sync::Negotiate, "negotiate", v1::SESSION_STATE_NEGOTIATING},
+      {&Sync::PullDelta, "pull", v1::SESSION_STATE_PULLING},
+      {&Sync::PullFull, "pull", v1::SESSION_STATE_PULLING},
+      {&Sync::CatchUp, "pull", v1::SESSION_STATE_UNSPECIFIED},
+      {&Sync::Verify, "verify", v1::SESSION_STATE_VERIFYING},
+      {&Sync::Apply, "apply", v1::SESSION_STATE_APPLYING},
+      {&Sync::Repair, "repair", v1::SESSION_STATE_UNSPECIFIED},
+      {&Sync::Commit, "commit", v1::SESSION_STATE_COMMITTING},
+      {&Sync::Switch, "commit", v1::SESSION_STATE_COMMITTING},
+  }};
+  return kRows.at(static_cast<size_t>(state));
+}
+
 Status Sync::Run() {
   Status status = RunStates();
   if (!status.ok()) {
@@ -77,42 +100,22 @@ Status Sync::RunStates() {
   while (state != State::kDone) {
     const telemetry::Moment begun;
     const uint64_t bytes_before = PulledBytes();
-    Result<State> next = Enter(state);
+    const StateRow& row = RowOf(state);
+    if (row.shown != v1::SESSION_STATE_UNSPECIFIED) enter_(row.shown);
+    Result<State> next = (this->*row.run)();
     CountBytes();
-    AddSpanOf(state, begun, bytes_before);
+    AddSpanOf(row.span, begun, bytes_before);
     LS_ASSIGN_OR_RETURN(state, std::move(next));
   }
   return OkStatus();
 }
 
-void Sync::AddSpanOf(State state, const telemetry::Moment& begun, uint64_t bytes_before) {
+void Sync::AddSpanOf(std::string_view name, const telemetry::Moment& begun, uint64_t bytes_before) {
   if (record_.mode() == "up_to_date") return;  // a question that found nothing new is on no version's way
-  telemetry::Span span = SpanOf(SpanName(state));
+  telemetry::Span span = SpanOf(name);
   if (span.name == "pull") span.bytes = PulledBytes() - bytes_before;
   if (span.name == "apply") span.bytes = record_.payload_bytes();
   telemetry::AddSpan(context_.timeline, std::move(span), begun);
-}
-
-std::string_view Sync::SpanName(State state) {
-  switch (state) {
-    case State::kNegotiate:
-      return "negotiate";
-    case State::kPullDelta:
-    case State::kPullFull:
-    case State::kCatchUp:
-      return "pull";
-    case State::kVerify:
-      return "verify";
-    case State::kApply:
-      return "apply";
-    case State::kRepair:
-      return "repair";
-    case State::kCommit:
-    case State::kSwitch:
-    case State::kDone:
-      break;
-  }
-  return "commit";
 }
 
 telemetry::Span Sync::SpanOf(std::string_view name) const {
@@ -121,39 +124,6 @@ telemetry::Span Sync::SpanOf(std::string_view name) const {
           .run = plan_.target.run,
           .version = plan_.target.version,
           .transfer = plan_.pull_id};
-}
-
-Result<Sync::State> Sync::Enter(State state) {
-  switch (state) {
-    case State::kNegotiate:
-      enter_(v1::SESSION_STATE_NEGOTIATING);
-      return Negotiate();
-    case State::kPullDelta:
-      enter_(v1::SESSION_STATE_PULLING);
-      return PullDelta();
-    case State::kPullFull:
-      enter_(v1::SESSION_STATE_PULLING);
-      return PullFull();
-    case State::kCatchUp:
-      return CatchUp();
-    case State::kVerify:
-      enter_(v1::SESSION_STATE_VERIFYING);
-      return Verify();
-    case State::kApply:
-      enter_(v1::SESSION_STATE_APPLYING);
-      return Apply();
-    case State::kRepair:
-      return Repair();
-    case State::kCommit:
-      enter_(v1::SESSION_STATE_COMMITTING);
-      return Commit();
-    case State::kSwitch:
-      enter_(v1::SESSION_STATE_COMMITTING);
-      return Switch();
-    case State::kDone:
-      break;
-  }
-  return State::kDone;
 }
 
 // First state. After: PullDelta, PullFull, Switch, or done when there is nothing newer.

@@ -51,9 +51,11 @@ class Sync {
   uint64_t lane_retries() const { return lane_retries_; }
 
  private:
+  // In the order of RowOf.
   enum class State { kNegotiate, kPullDelta, kPullFull, kCatchUp, kVerify, kApply, kRepair, kCommit, kSwitch, kDone };
   Status RunStates();
-  Result<State> Enter(State state);
+  struct StateRow;
+  static const StateRow& RowOf(State state);
   Result<State> Negotiate();
   Result<State> PullDelta();
   Result<State> PullFull();
@@ -70,8 +72,7 @@ class Sync {
   void Close(const Status& status);
   void RecordTarget();
   telemetry::Span SpanOf(std::string_view name) const;
-  static std::string_view SpanName(State state);
-  void AddSpanOf(State state, const telemetry::Moment& begun, uint64_t bytes_before);
+  void AddSpanOf(std::string_view name, const telemetry::Moment& begun, uint64_t bytes_before);
   uint64_t PulledBytes() const { return record_.payload_bytes() - record_.live_bytes(); }
 
   SyncContext& context_;

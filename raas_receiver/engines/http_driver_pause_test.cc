@@ -1,0 +1,120 @@
+// Servers that are paused and resumed: for memory that is written, and when the receiver leaves.
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <thread>
+
+#include "raas_receiver/engines/test_engine.h"
+
+namespace lockstep::engines {
+namespace {
+
+using Json = nlohmann::json;
+using Paths = std::vector<std::string>;
+using std::chrono::milliseconds;
+
+TEST_CASE("In place, a server is paused and fenced, and resumes named and without its cache") {
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  TestEngine engine(kind.name);
+  const auto driver = engine.Driver();
+  REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
+  CHECK(engine.State()["paused"].get<bool>());
+  const size_t calls = engine.Paths().size();
+  REQUIRE(driver->Resume(engine.VersionOf(2)).ok());
+  Paths paths = engine.Paths();
+  paths.erase(paths.begin(), paths.begin() + static_cast<long>(calls));
+  CHECK(paths == kind.resume_calls);
+  CHECK(engine.State()["weight_version"] == "0a1b2c3d-2");
+  CheckServes(engine, 1);
+}
+
+TEST_CASE("In place, a pause that fails resumes the server; while its memory is written only Resume does") {
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  TestEngine engine(kind.name);
+  const auto driver = engine.Driver();
+  engine.SetFaults({Fault(kind.pause, {{"kind", "garbage"}, {"effect", true}})});
+  CHECK_FALSE(driver->Pause(engine.VersionOf(2)).ok());
+  CHECK_FALSE(engine.State()["paused"].get<bool>());
+
+  REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
+  engine.SetFaults({Fault(kind.pause, {{"kind", "status"}})});
+  CHECK_FALSE(driver->Pause(engine.VersionOf(3)).ok());
+  CHECK(engine.State()["paused"].get<bool>());
+  CHECK(driver->Resume(engine.VersionOf(2)).ok());
+  CheckServes(engine, 1);
+}
+
+TEST_CASE("Cancelling ends a load at once, and resumes a server of which nothing was changed") {
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  TestEngine engine(kind.name);
+  engine.SetFaults({Fault(kind.pause, {{"kind", "hang"}, {"effect", true}})});
+  const auto driver = engine.Driver(5);
+  std::thread canceller([&] {
+    while (CountOf(engine.Paths(), kind.pause) == 0) std::this_thread::sleep_for(milliseconds(20));
+    driver->Cancel();
+  });
+  const auto begin = std::chrono::steady_clock::now();
+  const LoadOutcome outcome = driver->Load(engine.VersionOf(2), engine.VersionOf(3));
+  CHECK(std::chrono::steady_clock::now() - begin < milliseconds(kPatient));
+  canceller.join();
+  CHECK(outcome.status.code() == ErrorCode::kCancelled);
+  CHECK(outcome.serving == Serving::kOld);
+  CheckServes(engine, 1);
+  CHECK(driver->Load(engine.VersionOf(2), std::nullopt).status.code() == ErrorCode::kCancelled);
+  CHECK(driver->Pause(engine.VersionOf(2)).code() == ErrorCode::kCancelled);
+}
+
+TEST_CASE("A server resumes that the receiver leaves while it releases it, finishes it or resumes it") {
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  const std::string during = GENERATE("release", "finish", "resume");
+  INFO(kind.name << " " << during);
+  TestEngine engine(kind.name);
+  (void)engine.State();
+  const auto driver = engine.Driver(5);
+  std::vector<Json> faults = {Fault(kind.resume, {{"kind", "hang"}})};
+  if (during == "release") {
+    faults.push_back(Fault(kind.update, {{"kind", "status"}, {"status", 404}, {"body", {{"detail", "No"}}}}));
+  }
+  if (during == "resume") REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
+  engine.SetFaults(faults);
+  std::thread canceller([&] {
+    while (CountOf(engine.Paths(), kind.resume) == 0) std::this_thread::sleep_for(milliseconds(20));
+    driver->Cancel();
+  });
+  if (during == "resume") {
+    CHECK(driver->Resume(engine.VersionOf(1)).ok());
+  } else {
+    const LoadOutcome outcome = driver->Load(engine.VersionOf(2), std::nullopt);
+    CHECK(outcome.serving == (during == "finish" ? Serving::kNew : Serving::kOld));
+    CHECK(outcome.status.ok() == (during == "finish"));
+  }
+  canceller.join();
+  CheckServes(engine, during == "finish" ? 2 : 1);
+}
+
+TEST_CASE("A version that was written before the receiver stops is resumed after it was cancelled") {
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  TestEngine engine(kind.name);
+  const auto driver = engine.Driver();
+  REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
+  driver->Cancel();
+  // The first time it fails, too.
+  engine.SetFaults({Fault(kind.resume, {{"kind", "status"}})});
+  CHECK(driver->Resume(engine.VersionOf(2)).ok());
+  CHECK(engine.State()["weight_version"] == "0a1b2c3d-2");
+  CheckServes(engine, 1);
+}
+
+TEST_CASE("A server of which nothing was written resumes under the name that it had") {
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  TestEngine engine(kind.name);
+  const auto driver = engine.Driver();
+  REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
+  REQUIRE(driver->Resume({.model = "actor"}).ok());
+  CHECK(engine.State()["weight_version"] == "default");
+  CHECK(CountOf(engine.Paths(), "/update_weight_version") == 0);
+  CHECK(CountOf(engine.Paths(), kind.drop) == static_cast<size_t>(kind.drops_in_pause) + 1);
+  CheckServes(engine, 1);
+}
+
+}  // namespace
+}  // namespace lockstep::engines
