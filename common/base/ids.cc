@@ -2,6 +2,7 @@
 
 #include <sys/random.h>
 
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 
@@ -25,26 +26,15 @@ std::string HexEncode(std::span<const uint8_t> bytes) {
   return hex;
 }
 
-namespace {
-int HexDigit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
-}
-}  // namespace
-
 Result<std::array<uint8_t, 16>> HexDecode16(std::string_view hex) {
   std::array<uint8_t, 16> bytes{};
-  const Status bad{ErrorCode::kBadData, "expected 32 hex digits, got \"" + std::string(hex.substr(0, 64)) + "\""};
-  if (hex.size() != 32) return bad;
-  for (size_t i = 0; i < 16; ++i) {
-    const int high = HexDigit(hex[2 * i]);
-    const int low = HexDigit(hex[2 * i + 1]);
-    if (high < 0 || low < 0) return bad;
-    bytes[i] = static_cast<uint8_t>(high << 4 | low);
+  bool good = hex.size() == 2 * bytes.size();
+  for (size_t i = 0; good && i < bytes.size(); ++i) {
+    const char* const end = hex.data() + 2 * i + 2;
+    good = std::from_chars(end - 2, end, bytes[i], 16).ptr == end;
   }
-  return bytes;
+  if (good) return bytes;
+  return Status(ErrorCode::kBadData, "expected 32 hex digits, got \"" + std::string(hex.substr(0, 64)) + "\"");
 }
 
 Result<std::array<uint8_t, 16>> Bytes16(std::string_view raw) {

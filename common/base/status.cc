@@ -1,79 +1,59 @@
 #include "common/base/status.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 
 namespace lockstep {
 
-std::string_view Label(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::kOk:
-      return "ok";
-    case ErrorCode::kUsage:
-      return "usage";
-    case ErrorCode::kConfig:
-      return "config";
-    case ErrorCode::kBadData:
-      return "bad_data";
-    case ErrorCode::kCorrupt:
-      return "corrupt";
-    case ErrorCode::kProtocol:
-      return "protocol";
-    case ErrorCode::kNotFound:
-      return "not_found";
-    case ErrorCode::kState:
-      return "state";
-    case ErrorCode::kUnavailable:
-      return "unavailable";
-    case ErrorCode::kDeadline:
-      return "deadline";
-    case ErrorCode::kAborted:
-      return "aborted";
-    case ErrorCode::kCancelled:
-      return "cancelled";
-    case ErrorCode::kPermission:
-      return "permission";
-    case ErrorCode::kResourceExhausted:
-      return "resource_exhausted";
-    case ErrorCode::kIo:
-      return "io";
-    case ErrorCode::kInternal:
-      return "internal";
+namespace {
+
+struct CodeRow {
+  ErrorCode code;
+  std::string_view label;
+  int exit_code;
+};
+
+constexpr CodeRow kCodes[] = {
+    {ErrorCode::kOk, "ok", 0},
+    {ErrorCode::kUsage, "usage", 64},
+    {ErrorCode::kConfig, "config", 78},
+    {ErrorCode::kBadData, "bad_data", 65},
+    {ErrorCode::kCorrupt, "corrupt", 65},
+    {ErrorCode::kProtocol, "protocol", 76},
+    {ErrorCode::kNotFound, "not_found", 69},
+    {ErrorCode::kState, "state", 75},
+    {ErrorCode::kUnavailable, "unavailable", 69},
+    {ErrorCode::kDeadline, "deadline", 75},
+    {ErrorCode::kAborted, "aborted", 75},
+    {ErrorCode::kCancelled, "cancelled", 75},
+    {ErrorCode::kPermission, "permission", 77},
+    {ErrorCode::kResourceExhausted, "resource_exhausted", 71},
+    {ErrorCode::kIo, "io", 74},
+    {ErrorCode::kInternal, "internal", 70},  // and whatever is no code of ours
+};
+
+const CodeRow& RowOf(ErrorCode code) {
+  return kCodes[std::min(static_cast<size_t>(code), std::size(kCodes) - 1)];
+}
+
+constexpr bool InOrder() {
+  for (size_t i = 0; i < std::size(kCodes); ++i) {
+    if (static_cast<size_t>(kCodes[i].code) != i) return false;
   }
-  return "internal";
+  return std::size(kCodes) == static_cast<size_t>(ErrorCode::kInternal) + 1;
+}
+static_assert(InOrder(), "a code is found by its number");
+
+}  // namespace
+
+std::string_view Label(ErrorCode code) {
+  return RowOf(code).label;
 }
 
 int ExitCode(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::kOk:
-      return 0;
-    case ErrorCode::kUsage:
-      return 64;
-    case ErrorCode::kBadData:
-    case ErrorCode::kCorrupt:
-      return 65;
-    case ErrorCode::kNotFound:
-    case ErrorCode::kUnavailable:
-      return 69;
-    case ErrorCode::kInternal:
-      return 70;
-    case ErrorCode::kResourceExhausted:
-      return 71;
-    case ErrorCode::kIo:
-      return 74;
-    case ErrorCode::kState:
-    case ErrorCode::kDeadline:
-    case ErrorCode::kAborted:
-    case ErrorCode::kCancelled:
-      return 75;
-    case ErrorCode::kProtocol:
-      return 76;
-    case ErrorCode::kPermission:
-      return 77;
-    case ErrorCode::kConfig:
-      return 78;
-  }
-  return 70;
+  return RowOf(code).exit_code;
 }
 
 std::string Status::ToString() const {

@@ -13,9 +13,6 @@ namespace {
 // back as a status, too.
 void DropGrpcLogLine(gpr_log_func_args*) {}
 
-}  // namespace
-namespace {
-
 void SetLimits(grpc::ServerBuilder& builder) {
   builder.SetMaxReceiveMessageSize(kMaxRpcMessageBytes);
   builder.SetMaxSendMessageSize(kMaxRpcMessageBytes);

@@ -1,80 +1,49 @@
 #include "common/rpc/status_mapping.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include "common/base/text.h"
 
 namespace lockstep::rpc {
 namespace {
 
+struct Pair {
+  ErrorCode ours;
+  grpc::StatusCode theirs;
+};
+
+// The first pair that has a code says what it becomes; without one it is an internal error.
+constexpr Pair kPairs[] = {
+    {ErrorCode::kOk, grpc::StatusCode::OK},
+    {ErrorCode::kBadData, grpc::StatusCode::INVALID_ARGUMENT},
+    {ErrorCode::kUsage, grpc::StatusCode::INVALID_ARGUMENT},
+    {ErrorCode::kConfig, grpc::StatusCode::INVALID_ARGUMENT},
+    {ErrorCode::kCorrupt, grpc::StatusCode::DATA_LOSS},
+    {ErrorCode::kProtocol, grpc::StatusCode::UNIMPLEMENTED},
+    {ErrorCode::kNotFound, grpc::StatusCode::NOT_FOUND},
+    {ErrorCode::kState, grpc::StatusCode::FAILED_PRECONDITION},
+    {ErrorCode::kUnavailable, grpc::StatusCode::UNAVAILABLE},
+    {ErrorCode::kDeadline, grpc::StatusCode::DEADLINE_EXCEEDED},
+    {ErrorCode::kAborted, grpc::StatusCode::ABORTED},
+    {ErrorCode::kCancelled, grpc::StatusCode::CANCELLED},
+    {ErrorCode::kPermission, grpc::StatusCode::PERMISSION_DENIED},
+    {ErrorCode::kResourceExhausted, grpc::StatusCode::RESOURCE_EXHAUSTED},
+    {ErrorCode::kIo, grpc::StatusCode::UNKNOWN},
+    // Only gRPC has these.
+    {ErrorCode::kBadData, grpc::StatusCode::OUT_OF_RANGE},
+    {ErrorCode::kState, grpc::StatusCode::ALREADY_EXISTS},
+    {ErrorCode::kPermission, grpc::StatusCode::UNAUTHENTICATED},
+};
+
 grpc::StatusCode ToGrpcCode(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::kOk:
-      return grpc::StatusCode::OK;
-    case ErrorCode::kUsage:
-    case ErrorCode::kConfig:
-    case ErrorCode::kBadData:
-      return grpc::StatusCode::INVALID_ARGUMENT;
-    case ErrorCode::kCorrupt:
-      return grpc::StatusCode::DATA_LOSS;
-    case ErrorCode::kProtocol:
-      return grpc::StatusCode::UNIMPLEMENTED;
-    case ErrorCode::kNotFound:
-      return grpc::StatusCode::NOT_FOUND;
-    case ErrorCode::kState:
-      return grpc::StatusCode::FAILED_PRECONDITION;
-    case ErrorCode::kUnavailable:
-      return grpc::StatusCode::UNAVAILABLE;
-    case ErrorCode::kDeadline:
-      return grpc::StatusCode::DEADLINE_EXCEEDED;
-    case ErrorCode::kAborted:
-      return grpc::StatusCode::ABORTED;
-    case ErrorCode::kCancelled:
-      return grpc::StatusCode::CANCELLED;
-    case ErrorCode::kPermission:
-      return grpc::StatusCode::PERMISSION_DENIED;
-    case ErrorCode::kResourceExhausted:
-      return grpc::StatusCode::RESOURCE_EXHAUSTED;
-    case ErrorCode::kIo:
-      return grpc::StatusCode::UNKNOWN;
-    case ErrorCode::kInternal:
-      return grpc::StatusCode::INTERNAL;
-  }
-  return grpc::StatusCode::INTERNAL;
+  const auto pair = std::ranges::find(kPairs, code, &Pair::ours);
+  return pair == std::end(kPairs) ? grpc::StatusCode::INTERNAL : pair->theirs;
 }
 
 ErrorCode FromGrpcCode(grpc::StatusCode code) {
-  switch (code) {
-    case grpc::StatusCode::OK:
-      return ErrorCode::kOk;
-    case grpc::StatusCode::INVALID_ARGUMENT:
-    case grpc::StatusCode::OUT_OF_RANGE:
-      return ErrorCode::kBadData;
-    case grpc::StatusCode::DATA_LOSS:
-      return ErrorCode::kCorrupt;
-    case grpc::StatusCode::UNIMPLEMENTED:
-      return ErrorCode::kProtocol;
-    case grpc::StatusCode::NOT_FOUND:
-      return ErrorCode::kNotFound;
-    case grpc::StatusCode::FAILED_PRECONDITION:
-    case grpc::StatusCode::ALREADY_EXISTS:
-      return ErrorCode::kState;
-    case grpc::StatusCode::UNAVAILABLE:
-      return ErrorCode::kUnavailable;
-    case grpc::StatusCode::DEADLINE_EXCEEDED:
-      return ErrorCode::kDeadline;
-    case grpc::StatusCode::ABORTED:
-      return ErrorCode::kAborted;
-    case grpc::StatusCode::CANCELLED:
-      return ErrorCode::kCancelled;
-    case grpc::StatusCode::PERMISSION_DENIED:
-    case grpc::StatusCode::UNAUTHENTICATED:
-      return ErrorCode::kPermission;
-    case grpc::StatusCode::RESOURCE_EXHAUSTED:
-      return ErrorCode::kResourceExhausted;
-    case grpc::StatusCode::UNKNOWN:
-      return ErrorCode::kIo;
-    default:
-      return ErrorCode::kInternal;
-  }
+  const auto pair = std::ranges::find(kPairs, code, &Pair::theirs);
+  return pair == std::end(kPairs) ? ErrorCode::kInternal : pair->ours;
 }
 
 }  // namespace

@@ -28,17 +28,9 @@ Logger& TheLogger() {
 }
 
 spdlog::level::level_enum SpdlogLevel(LogLevel level) {
-  switch (level) {
-    case LogLevel::kDebug:
-      return spdlog::level::debug;
-    case LogLevel::kInfo:
-      return spdlog::level::info;
-    case LogLevel::kWarn:
-      return spdlog::level::warn;
-    case LogLevel::kError:
-      return spdlog::level::err;
-  }
-  return spdlog::level::err;
+  constexpr spdlog::level::level_enum kLevels[] = {spdlog::level::debug, spdlog::level::info, spdlog::level::warn,
+                                                   spdlog::level::err};
+  return kLevels[static_cast<size_t>(level)];
 }
 
 void Write(LogLevel level, std::string_view event, std::span<const Field> fields) {

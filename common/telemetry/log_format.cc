@@ -44,17 +44,8 @@ std::string ToText(const Field::Value& value) {
 }  // namespace
 
 std::string_view LevelName(LogLevel level) {
-  switch (level) {
-    case LogLevel::kDebug:
-      return "debug";
-    case LogLevel::kInfo:
-      return "info";
-    case LogLevel::kWarn:
-      return "warn";
-    case LogLevel::kError:
-      return "error";
-  }
-  return "error";
+  constexpr std::string_view kNames[] = {"debug", "info", "warn", "error"};
+  return kNames[static_cast<size_t>(level)];
 }
 
 std::string FormatJson(const LogRecord& record) {
