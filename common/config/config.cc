@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
-#include <iostream>
 #include <memory>
 
 #include "common/base/text.h"
@@ -46,20 +45,10 @@ class ConfigParser::CommandLine {
     CLI::Option* const added =
         app_.add_option("--" + option.name, option.flag_values, Cat(option.help, " [", option.print(), "]"));
     added->allow_extra_args(false);
-    switch (option.kind) {
-      case Kind::kText:
-        added->expected(1)->type_name("TEXT");
-        break;
-      case Kind::kNumber:
-        added->expected(1)->type_name("N");
-        break;
-      case Kind::kBool:
-        added->expected(0, 1)->type_name("BOOL");
-        break;
-      case Kind::kList:
-        added->expected(-1)->type_name("TEXT ...");
-        break;
-    }
+    if (option.kind == Kind::kText) added->expected(1)->type_name("TEXT");
+    if (option.kind == Kind::kNumber) added->expected(1)->type_name("N");
+    if (option.kind == Kind::kBool) added->expected(0, 1)->type_name("BOOL");
+    if (option.kind == Kind::kList) added->expected(-1)->type_name("TEXT ...");
     if (option.kind != Kind::kList) added->multi_option_policy(CLI::MultiOptionPolicy::Throw);
   }
 
@@ -93,10 +82,6 @@ void ConfigParser::Add(const std::string& name, uint64_t* target, const std::str
   options_.push_back({name, help, Kind::kNumber, SetOne(target, ParseUnsigned), [target] { return Cat(*target); }});
 }
 
-void ConfigParser::Add(const std::string& name, int64_t* target, const std::string& help) {
-  options_.push_back({name, help, Kind::kNumber, SetOne(target, ParseSigned), [target] { return Cat(*target); }});
-}
-
 void ConfigParser::Add(const std::string& name, bool* target, const std::string& help) {
   options_.push_back(
       {name, help, Kind::kBool, SetOne(target, ParseBool), [target] { return *target ? "true" : "false"; }});
@@ -108,10 +93,6 @@ void ConfigParser::Add(const std::string& name, std::vector<std::string>* target
     return OkStatus();
   };
   options_.push_back({name, help, Kind::kList, set, [target] { return QuoteToml(*target); }});
-}
-
-Result<ParseOutcome> ConfigParser::Parse(int argc, const char* const* argv) {
-  return Parse(argc, argv, std::cout);
 }
 
 Result<ParseOutcome> ConfigParser::Parse(int argc, const char* const* argv, std::ostream& out) {

@@ -13,7 +13,7 @@
 
 #include <cstdint>
 #include <functional>
-#include <iosfwd>
+#include <iostream>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,14 +41,12 @@ class ConfigParser {
   // bool given as a bare flag is true. A list is a repeated flag, a comma-separated variable, or an array in the file.
   void Add(const std::string& name, std::string* target, const std::string& help);
   void Add(const std::string& name, uint64_t* target, const std::string& help);
-  void Add(const std::string& name, int64_t* target, const std::string& help);
   void Add(const std::string& name, bool* target, const std::string& help);
   void Add(const std::string& name, std::vector<std::string>* target, const std::string& help);
 
   // kUsage: the command line is wrong. kConfig: the file cannot be read, or the file or environment has an unknown key
   // or a bad value; file, line and key are named. The targets are then partly set and not to be used.
-  Result<ParseOutcome> Parse(int argc, const char* const* argv);
-  Result<ParseOutcome> Parse(int argc, const char* const* argv, std::ostream& out);
+  Result<ParseOutcome> Parse(int argc, const char* const* argv, std::ostream& out = std::cout);
 
  private:
   enum class Kind { kText, kNumber, kBool, kList };

@@ -48,13 +48,6 @@ Result<uint64_t> ParseUnsigned(std::string_view text) {
   return number * factor;
 }
 
-Result<int64_t> ParseSigned(std::string_view text) {
-  const bool negative = !text.empty() && text.front() == '-';
-  LS_ASSIGN_OR_RETURN(const uint64_t magnitude, ParseUnsigned(text.substr(negative ? 1 : 0)));
-  if (magnitude > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) return Bad(text, "below 2^63");
-  return negative ? -static_cast<int64_t>(magnitude) : static_cast<int64_t>(magnitude);
-}
-
 Result<bool> ParseBool(std::string_view text) {
   for (const std::string_view yes : {"true", "1", "yes", "on"}) {
     if (text == yes) return true;

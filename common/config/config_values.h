@@ -12,8 +12,7 @@ namespace lockstep::config {
 
 // All answer kBadData, quoting the text, when it does not fit.
 Result<uint64_t> ParseUnsigned(std::string_view text);  // "262144", "256KiB", "2G"
-Result<int64_t> ParseSigned(std::string_view text);
-Result<bool> ParseBool(std::string_view text);  // true, false, 1, 0, yes, no, on, off
+Result<bool> ParseBool(std::string_view text);          // true, false, 1, 0, yes, no, on, off
 
 std::string QuoteToml(std::string_view text);
 std::string QuoteToml(const std::vector<std::string>& list);
