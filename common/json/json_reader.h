@@ -72,36 +72,25 @@ class ObjectReader {
   Result<const Json*> Need(std::string_view key);
   JsonPath PathOf(std::string_view key) const { return {.parent = path_, .key = key}; }
 
-  template <typename T>
-  Status Read(std::string_view key, T& value) {
-    return Read(key, value, [](const Json& json, const JsonPath& path, T& to) { return ReadValue(json, path, to); });
-  }
-  template <typename T>
-  Status ReadOptional(std::string_view key, T& value) {
-    const Json* member = Find(key);
-    return member == nullptr ? OkStatus() : ReadValue(*member, PathOf(key), value);
-  }
-  // By read(json, path, value).
-  template <typename T, typename ReadMember>
-  Status Read(std::string_view key, T& value, ReadMember read) {
+  // By read(json, path, value), or by ReadValue. An optional member that is not there leaves `value` as it is.
+  template <typename T, typename ReadMember = Status (*)(const Json&, const JsonPath&, T&)>
+  Status Read(std::string_view key, T& value, ReadMember read = &ReadValue) {
     LS_ASSIGN_OR_RETURN(const Json* member, Need(key));
     return read(*member, PathOf(key), value);
   }
-  template <typename T, typename ReadMember>
-  Status ReadOptional(std::string_view key, T& value, ReadMember read) {
+  template <typename T, typename ReadMember = Status (*)(const Json&, const JsonPath&, T&)>
+  Status ReadOptional(std::string_view key, T& value, ReadMember read = &ReadValue) {
     const Json* member = Find(key);
     return member == nullptr ? OkStatus() : read(*member, PathOf(key), value);
   }
   // As ReadArray.
   template <typename T, typename ReadElement>
   Status ReadList(std::string_view key, size_t limit, std::vector<T>& values, ReadElement read) {
-    LS_ASSIGN_OR_RETURN(const Json* member, Need(key));
-    return ReadArray(*member, PathOf(key), limit, values, read);
+    return Read(key, values, ListOf<T>(limit, read));
   }
   template <typename T, typename ReadElement>
   Status ReadOptionalList(std::string_view key, size_t limit, std::vector<T>& values, ReadElement read) {
-    const Json* member = Find(key);
-    return member == nullptr ? OkStatus() : ReadArray(*member, PathOf(key), limit, values, read);
+    return ReadOptional(key, values, ListOf<T>(limit, read));
   }
 
   // kBadData names a member that nobody asked for.
@@ -111,6 +100,13 @@ class ObjectReader {
 
  private:
   ObjectReader(const Json* json, const JsonPath* path) : json_(json), path_(path) {}
+
+  template <typename T, typename ReadElement>
+  static auto ListOf(size_t limit, ReadElement read) {
+    return [limit, read](const Json& json, const JsonPath& path, std::vector<T>& values) {
+      return ReadArray(json, path, limit, values, read);
+    };
+  }
 
   const Json* json_;
   const JsonPath* path_;
