@@ -64,21 +64,6 @@ TEST_CASE("Without a manager, or with a dead one, notifying does nothing") {
   ::unsetenv("NOTIFY_SOCKET");
 }
 
-TEST_CASE("The watchdog interval is half of what systemd set, for this process only") {
-  ::unsetenv("WATCHDOG_USEC");
-  CHECK_FALSE(WatchdogInterval().has_value());
-  ::setenv("WATCHDOG_USEC", "30000000", 1);
-  CHECK(WatchdogInterval() == std::chrono::milliseconds(15'000));
-  ::setenv("WATCHDOG_PID", std::to_string(::getpid()).c_str(), 1);
-  CHECK(WatchdogInterval() == std::chrono::milliseconds(15'000));
-  ::setenv("WATCHDOG_PID", "1", 1);
-  CHECK_FALSE(WatchdogInterval().has_value());
-  ::unsetenv("WATCHDOG_PID");
-  ::setenv("WATCHDOG_USEC", "soon", 1);
-  CHECK_FALSE(WatchdogInterval().has_value());
-  ::unsetenv("WATCHDOG_USEC");
-}
-
 TEST_CASE("Signals are values that the waiter returns, and SIGPIPE kills nobody") {
   Result<SignalWaiter> waiter = SignalWaiter::Create();
   REQUIRE(waiter.ok());

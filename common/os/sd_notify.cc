@@ -1,10 +1,8 @@
 #include "common/os/sd_notify.h"
 
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstddef>
 #include <cstdlib>
 #include <string>
@@ -30,16 +28,6 @@ void Notify(std::string_view message) {
            reinterpret_cast<const sockaddr*>(&address), address_bytes);
 }
 
-std::optional<long long> EnvironmentNumber(const char* name) {
-  const char* text = std::getenv(name);
-  if (text == nullptr) return std::nullopt;
-  const std::string_view view(text);
-  long long value = 0;
-  const auto [end, error] = std::from_chars(view.data(), view.data() + view.size(), value);
-  if (error != std::errc() || end != view.data() + view.size()) return std::nullopt;
-  return value;
-}
-
 }  // namespace
 
 void NotifyReady() {
@@ -58,14 +46,6 @@ void NotifyStatus(std::string_view text) {
 
 void NotifyWatchdog() {
   Notify("WATCHDOG=1");
-}
-
-std::optional<std::chrono::milliseconds> WatchdogInterval() {
-  const std::optional<long long> pid = EnvironmentNumber("WATCHDOG_PID");
-  if (pid.has_value() && *pid != ::getpid()) return std::nullopt;
-  const std::optional<long long> usec = EnvironmentNumber("WATCHDOG_USEC");
-  if (!usec.has_value() || *usec <= 0) return std::nullopt;
-  return std::max(std::chrono::milliseconds(1), std::chrono::milliseconds(*usec / 2000));
 }
 
 }  // namespace lockstep::os

@@ -4,8 +4,6 @@
 // Thread-safe. Never blocks and never fails: a manager that does not listen is no reason to stop serving.
 #pragma once
 
-#include <chrono>
-#include <optional>
 #include <string_view>
 
 namespace lockstep::os {
@@ -18,8 +16,5 @@ void NotifyStopping();
 void NotifyStatus(std::string_view text);
 // A sign of life for the watchdog.
 void NotifyWatchdog();
-
-// How often NotifyWatchdog() is due: half of what systemd allows. Nothing when no watchdog is set for this process.
-std::optional<std::chrono::milliseconds> WatchdogInterval();
 
 }  // namespace lockstep::os

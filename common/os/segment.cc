@@ -35,29 +35,8 @@ Status Allocate(int fd, uint64_t bytes, const std::string& name) {
 
 }  // namespace
 
-MappedSegment::MappedSegment(UniqueFd fd, std::byte* data, uint64_t bytes)
-    : fd_(std::move(fd)), data_(data), bytes_(bytes) {}
-
-MappedSegment::MappedSegment(MappedSegment&& other) noexcept
-    : fd_(std::move(other.fd_)), data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-
-MappedSegment& MappedSegment::operator=(MappedSegment&& other) noexcept {
-  if (this != &other) {
-    Unmap();
-    fd_ = std::move(other.fd_);
-    data_ = std::exchange(other.data_, nullptr);
-    bytes_ = std::exchange(other.bytes_, 0);
-  }
-  return *this;
-}
-
-MappedSegment::~MappedSegment() {
-  Unmap();
-}
-
-void MappedSegment::Unmap() {
-  if (data_ != nullptr) ::munmap(data_, bytes_);
-  data_ = nullptr;
+void MappedSegment::Unmap::operator()(std::byte* data) const {
+  ::munmap(data, bytes);
 }
 
 Result<MappedSegment> CreateTmpfsSegment(const std::string& path, uint64_t bytes) {

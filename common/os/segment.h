@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -22,26 +23,25 @@ enum class Access { kReadOnly, kReadWrite };
 class MappedSegment {
  public:
   MappedSegment() = default;  // maps nothing
-  MappedSegment(MappedSegment&& other) noexcept;
-  MappedSegment& operator=(MappedSegment&& other) noexcept;
-  ~MappedSegment();
 
-  bool valid() const { return data_ != nullptr; }
-  std::byte* data() const { return data_; }  // REQUIRES Access::kReadWrite for writes
-  uint64_t bytes() const { return bytes_; }
-  std::span<std::byte> span() const { return {data_, bytes_}; }
+  bool valid() const { return data() != nullptr; }
+  std::byte* data() const { return data_.get(); }  // REQUIRES Access::kReadWrite for writes
+  uint64_t bytes() const { return data_.get_deleter().bytes; }
+  std::span<std::byte> span() const { return {data(), bytes()}; }
   int fd() const { return fd_.get(); }
   // Keeps the mapping and gives the descriptor back: for segments that are many.
   void CloseFd() { fd_ = UniqueFd(); }
 
  private:
   friend Result<MappedSegment> AdoptSegment(UniqueFd, uint64_t, Access, const std::string&);
-  MappedSegment(UniqueFd fd, std::byte* data, uint64_t bytes);
-  void Unmap();
+  struct Unmap {
+    uint64_t bytes;
+    void operator()(std::byte* data) const;
+  };
+  MappedSegment(UniqueFd fd, std::byte* data, uint64_t bytes) : fd_(std::move(fd)), data_(data, Unmap{bytes}) {}
 
   UniqueFd fd_;
-  std::byte* data_ = nullptr;
-  uint64_t bytes_ = 0;
+  std::unique_ptr<std::byte, Unmap> data_;
 };
 
 // Makes the file, mode 0600, all zero. kState when `path` exists; kResourceExhausted, naming path, size and free space,
