@@ -1,3 +1,4 @@
+// New payloads out of old ones: a chain folded into one, and a delta at another level.
 #include "common/base/hash.h"
 #include "common/base/text.h"
 #include "common/payload/block_apply.h"
@@ -61,31 +62,64 @@ Status FoldBlock(const model::ModelLayout& layout, ChainView chain, CodecLevel l
                                        : AddUp(entries, block_bytes, level, folded);
 }
 
-}  // namespace
+Status RecodeEntry(const PayloadEntry& entry, ByteView data, size_t block_bytes, CodecLevel level, DeltaBlock& block) {
+  block = {.block = entry.block,
+           .codec = static_cast<Codec>(entry.codec),
+           .changes = entry.changes,
+           .target_hash = entry.target_hash,
+           .data_hash = entry.data_hash};
+  if (block.codec != Codec::kSparse) {
+    block.data.assign(data.begin(), data.end());
+    return OkStatus();
+  }
+  block.data.reserve(data.size());
+  LS_RETURN_IF_ERROR(
+      RecodeSparse(data, entry.unit, block_bytes, level, block.data).WithContext(Cat("block ", entry.block)));
+  block.data_hash = Hash64(block.data);
+  return OkStatus();
+}
 
-Result<std::shared_ptr<const Payload>> FoldPayloads(const model::ModelLayout& layout, ChainView chain, CodecLevel level,
-                                                    WorkerPool& pool) {
-  LS_RETURN_IF_ERROR(CheckChain(chain));
-  std::vector<DeltaBlock> blocks(layout.block_count());
-  std::vector<Status> outcomes(layout.block_count());
-  pool.ParallelFor(blocks.size(), [&](size_t i) {
-    outcomes[i] = FoldBlock(layout, chain, level, static_cast<BlockIndex>(i), blocks[i]);
-  });
+// Takes `first`'s base to `last`'s target by the blocks, at most `count`, that make(i, block) makes; those that stay
+// without data are left out.
+template <typename Make>
+Result<std::shared_ptr<const Payload>> Remake(const model::ModelLayout& layout, const PayloadHeader& first,
+                                              const PayloadHeader& last, uint32_t steps_folded, size_t count,
+                                              WorkerPool& pool, const Make& make) {
+  std::vector<DeltaBlock> blocks(count);
+  std::vector<Status> outcomes(count);
+  pool.ParallelFor(count, [&](size_t i) { outcomes[i] = make(i, blocks[i]); });
   for (const Status& outcome : outcomes) LS_RETURN_IF_ERROR(outcome);
   std::erase_if(blocks, [](const DeltaBlock& block) { return block.data.empty(); });
-  const PayloadHeader& first = chain.front()->header();
-  const PayloadHeader& last = chain.back()->header();
-  uint32_t steps = 0;
-  for (const auto& payload : chain) steps += payload->header().steps_folded;
   return Payload::Assemble(layout,
                            {.run = first.run,
                             .base = first.base,
                             .target = last.target,
                             .base_digest = first.base_digest,
                             .target_digest = last.target_digest,
-                            .steps_folded = steps,
+                            .steps_folded = steps_folded,
                             .committed_unix_ns = last.committed_unix_ns},
                            blocks);
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const Payload>> FoldPayloads(const model::ModelLayout& layout, ChainView chain, CodecLevel level,
+                                                    WorkerPool& pool) {
+  LS_RETURN_IF_ERROR(CheckChain(chain));
+  uint32_t steps = 0;
+  for (const auto& payload : chain) steps += payload->header().steps_folded;
+  return Remake(
+      layout, chain.front()->header(), chain.back()->header(), steps, layout.block_count(), pool,
+      [&](size_t i, DeltaBlock& block) { return FoldBlock(layout, chain, level, static_cast<BlockIndex>(i), block); });
+}
+
+Result<std::shared_ptr<const Payload>> RecodePayload(const model::ModelLayout& layout, const Payload& payload,
+                                                     CodecLevel level, WorkerPool& pool) {
+  const PayloadHeader& header = payload.header();
+  return Remake(layout, header, header, header.steps_folded, header.entries, pool, [&](size_t i, DeltaBlock& block) {
+    const PayloadEntry& entry = payload.entries()[i];
+    return RecodeEntry(entry, payload.data(entry), layout.block_range(entry.block).bytes, level, block);
+  });
 }
 
 }  // namespace lockstep::payload
