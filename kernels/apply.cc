@@ -14,6 +14,7 @@
 #include <hwy/highway.h>
 
 #include "kernels/diff_stripes-inl.h"
+#include "kernels/unit.h"
 
 // The floor is memory again: the block comes from it once, and what changed goes back. Adding alone would wait for each
 // of its lines in turn, as no prefetcher guesses them, and hashing afterwards for the others. So both go through the
@@ -74,16 +75,7 @@ uint64_t AddAndHash(uint8_t* block, size_t bytes, std::span<BlockChanges> deltas
 #endif
 
 uint64_t AddStepsAndHash(uint8_t* block, size_t bytes, uint32_t unit, std::span<BlockChanges> deltas) {
-  switch (unit) {
-    case 1:
-      return AddAndHash<uint8_t>(block, bytes, deltas);
-    case 2:
-      return AddAndHash<uint16_t>(block, bytes, deltas);
-    case 4:
-      return AddAndHash<uint32_t>(block, bytes, deltas);
-    default:
-      return AddAndHash<uint64_t>(block, bytes, deltas);
-  }
+  return WithUnit(unit, [&](auto one) { return AddAndHash<decltype(one)>(block, bytes, deltas); });
 }
 
 }  // namespace lockstep::kernels::HWY_NAMESPACE

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "kernels/unit.h"
+
 // Everything between HWY_BEFORE_NAMESPACE and HWY_AFTER_NAMESPACE is compiled once for each instruction set. The loops
 // are plain and without branches, so that the compiler turns them into the vectors of each: all of a block's changes
 // fit the first cache, where some twenty instructions for sixteen changes are all that there is to gain.
@@ -76,29 +78,11 @@ void JoinStepsOf(const uint8_t* HWY_RESTRICT heads, size_t count, uint32_t step_
 
 size_t SplitSteps(const uint64_t* steps, size_t count, uint32_t unit, uint32_t step_bits, uint64_t* codes,
                   uint8_t* heads) {
-  switch (unit) {
-    case 1:
-      return SplitStepsOf<uint8_t>(steps, count, step_bits, codes, heads);
-    case 2:
-      return SplitStepsOf<uint16_t>(steps, count, step_bits, codes, heads);
-    case 4:
-      return SplitStepsOf<uint32_t>(steps, count, step_bits, codes, heads);
-    default:
-      return SplitStepsOf<uint64_t>(steps, count, step_bits, codes, heads);
-  }
+  return WithUnit(unit, [&](auto one) { return SplitStepsOf<decltype(one)>(steps, count, step_bits, codes, heads); });
 }
 
 void JoinSteps(const uint8_t* heads, size_t count, uint32_t unit, uint32_t step_bits, uint64_t* steps) {
-  switch (unit) {
-    case 1:
-      return JoinStepsOf<uint8_t>(heads, count, step_bits, steps);
-    case 2:
-      return JoinStepsOf<uint16_t>(heads, count, step_bits, steps);
-    case 4:
-      return JoinStepsOf<uint32_t>(heads, count, step_bits, steps);
-    default:
-      return JoinStepsOf<uint64_t>(heads, count, step_bits, steps);
-  }
+  return WithUnit(unit, [&](auto one) { return JoinStepsOf<decltype(one)>(heads, count, step_bits, steps); });
 }
 
 }  // namespace HWY_NAMESPACE

@@ -4,6 +4,7 @@
 
 #include "common/base/hash.h"
 #include "kernels/scalar.h"
+#include "kernels/unit.h"
 
 // Not among Highway's targets unless it is asked for.
 #define HWY_WANT_AVX3_DL 1
@@ -67,16 +68,7 @@ Diff FindUnits(const uint8_t* base, const uint8_t* target, size_t bytes, uint32_
 
 Diff FindChangesAndHash(const uint8_t* base, const uint8_t* target, size_t bytes, uint32_t unit, uint32_t* positions,
                         uint64_t* steps) {
-  switch (unit) {
-    case 1:
-      return FindUnits<uint8_t>(base, target, bytes, positions, steps);
-    case 2:
-      return FindUnits<uint16_t>(base, target, bytes, positions, steps);
-    case 4:
-      return FindUnits<uint32_t>(base, target, bytes, positions, steps);
-    default:
-      return FindUnits<uint64_t>(base, target, bytes, positions, steps);
-  }
+  return WithUnit(unit, [&](auto one) { return FindUnits<decltype(one)>(base, target, bytes, positions, steps); });
 }
 
 #endif  // HWY_TARGET == HWY_SCALAR

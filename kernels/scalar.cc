@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "kernels/unit.h"
+
 namespace lockstep::kernels::scalar {
 namespace {
 
@@ -36,30 +38,12 @@ size_t FindChanges(const void* base, const void* target, size_t bytes, uint32_t 
                    uint64_t* steps) {
   const auto* a = static_cast<const char*>(base);
   const auto* b = static_cast<const char*>(target);
-  switch (unit) {
-    case 1:
-      return Find<uint8_t>(a, b, bytes, positions, steps);
-    case 2:
-      return Find<uint16_t>(a, b, bytes, positions, steps);
-    case 4:
-      return Find<uint32_t>(a, b, bytes, positions, steps);
-    default:
-      return Find<uint64_t>(a, b, bytes, positions, steps);
-  }
+  return WithUnit(unit, [&](auto one) { return Find<decltype(one)>(a, b, bytes, positions, steps); });
 }
 
 void AddSteps(void* block, uint32_t unit, const uint32_t* positions, const uint64_t* steps, size_t count) {
   auto* bytes = static_cast<char*>(block);
-  switch (unit) {
-    case 1:
-      return Add<uint8_t>(bytes, positions, steps, count);
-    case 2:
-      return Add<uint16_t>(bytes, positions, steps, count);
-    case 4:
-      return Add<uint32_t>(bytes, positions, steps, count);
-    default:
-      return Add<uint64_t>(bytes, positions, steps, count);
-  }
+  return WithUnit(unit, [&](auto one) { return Add<decltype(one)>(bytes, positions, steps, count); });
 }
 
 void ScatterUnits(void* dst, uint32_t unit, const uint32_t* offsets, const void* values, size_t count) {

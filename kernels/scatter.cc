@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "kernels/unit.h"
+
 namespace lockstep::kernels {
 namespace {
 
@@ -22,31 +24,13 @@ void Gather(const char* from, const uint32_t* offsets, char* values, size_t coun
 void ScatterUnits(void* dst, uint32_t unit, const uint32_t* offsets, const void* values, size_t count) {
   auto* to = static_cast<char*>(dst);
   const auto* from = static_cast<const char*>(values);
-  switch (unit) {
-    case 1:
-      return Scatter<1>(to, offsets, from, count);
-    case 2:
-      return Scatter<2>(to, offsets, from, count);
-    case 4:
-      return Scatter<4>(to, offsets, from, count);
-    default:
-      return Scatter<8>(to, offsets, from, count);
-  }
+  return WithUnit(unit, [&](auto one) { return Scatter<sizeof(one)>(to, offsets, from, count); });
 }
 
 void GatherUnits(const void* src, uint32_t unit, const uint32_t* offsets, void* values, size_t count) {
   const auto* from = static_cast<const char*>(src);
   auto* to = static_cast<char*>(values);
-  switch (unit) {
-    case 1:
-      return Gather<1>(from, offsets, to, count);
-    case 2:
-      return Gather<2>(from, offsets, to, count);
-    case 4:
-      return Gather<4>(from, offsets, to, count);
-    default:
-      return Gather<8>(from, offsets, to, count);
-  }
+  return WithUnit(unit, [&](auto one) { return Gather<sizeof(one)>(from, offsets, to, count); });
 }
 
 }  // namespace lockstep::kernels
