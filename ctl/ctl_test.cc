@@ -7,7 +7,7 @@
 #include "common/base/text.h"
 #include "common/rpc/rpc_server.h"
 #include "common/rpc/status_mapping.h"
-#include "ctl/commands.h"
+#include "ctl/invocation.h"
 #include "ctl/output/json.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
 #include "proto/lockstep/v1/receiver.grpc.pb.h"
@@ -339,18 +339,23 @@ Result<std::optional<Invocation>> Parse(std::vector<const char*> words) {
   return ParseInvocation(static_cast<int>(words.size()), words.data(), out);
 }
 
+DaemonOptions ParseDaemon(std::vector<const char*> words) {
+  return std::get<DaemonOptions>((*Parse(std::move(words)))->wanted);
+}
+
 TEST_CASE("Flags, then environment, then defaults say where a command goes, and flags for how long") {
-  CHECK((*Parse({"status"}))->daemon.address == "127.0.0.1:7700");
-  CHECK((*Parse({"pull"}))->daemon.address == "127.0.0.1:7710");
+  CHECK(ParseDaemon({"status"}).address == "127.0.0.1:7700");
+  CHECK(ParseDaemon({"pull"}).address == "127.0.0.1:7710");
   ::setenv("LOCKSTEP_RECEIVER", "r:1", 1);
-  CHECK((*Parse({"status"}))->daemon.daemon == Daemon::kReceiver);
-  CHECK((*Parse({"status"}))->daemon.address == "r:1");
+  CHECK(ParseDaemon({"status"}).daemon == Daemon::kReceiver);
+  CHECK(ParseDaemon({"status"}).address == "r:1");
   ::setenv("LOCKSTEP_AGENT", "a:1", 1);
-  CHECK((*Parse({"status"}))->daemon.address == "a:1");
-  CHECK((*Parse({"pull"}))->daemon.address == "r:1");
-  CHECK((*Parse({"status", "--receiver", "x:2"}))->daemon.address == "x:2");
-  CHECK((*Parse({"timeline", "--timeout", "2000"}))->timeline->timeout == std::chrono::milliseconds(2000));
-  CHECK((*Parse({"health", "liveness", "--receiver", "x:2"}))->daemon.health_service == "raas-receiver-liveness");
+  CHECK(ParseDaemon({"status"}).address == "a:1");
+  CHECK(ParseDaemon({"pull"}).address == "r:1");
+  CHECK(ParseDaemon({"status", "--receiver", "x:2"}).address == "x:2");
+  const auto timeline = Parse({"timeline", "--timeout", "2000"});
+  CHECK(std::get<TimelineOptions>((*timeline)->wanted).timeout == std::chrono::milliseconds(2000));
+  CHECK(ParseDaemon({"health", "liveness", "--receiver", "x:2"}).health_service == "raas-receiver-liveness");
   ::unsetenv("LOCKSTEP_AGENT");
   ::unsetenv("LOCKSTEP_RECEIVER");
 }

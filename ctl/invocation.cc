@@ -6,7 +6,6 @@
 #include "common/base/text.h"
 #include "common/net/host_port.h"
 #include "common/telemetry/build_info.h"
-#include "ctl/daemon/environment.h"
 
 namespace lockstep::ctl {
 namespace {
@@ -16,7 +15,7 @@ struct Words {
   std::string agent;
   std::vector<std::string> receivers;
   std::string health_service;
-  int64_t timeout_ms = 0;
+  DaemonOptions daemon;
   PlanOptions plan;
   TimelineOptions timeline;
 };
@@ -29,14 +28,18 @@ void AddModel(CLI::App& command, DaemonOptions& options) {
   command.add_option("model,--model", options.model, "The model; may be left out when there is only one");
 }
 
+CLI::App* AddCommand(CLI::App& app, const char* name, const char* about) {
+  return app.add_subcommand(name, about)->fallthrough();  // global options may also stand behind the command
+}
+
 CLI::App* AddCommand(CLI::App& app, DaemonOptions& options, Command command, const char* name, const char* about) {
-  CLI::App* added = app.add_subcommand(name, about);
+  CLI::App* added = AddCommand(app, name, about);
   added->callback([&options, command] { options.command = command; });
-  added->fallthrough();  // global options may also stand behind the command
   return added;
 }
 
-void AddDaemonCommands(CLI::App& app, DaemonOptions& options, Words& words) {
+void AddCommands(CLI::App& app, Words& words) {
+  DaemonOptions& options = words.daemon;
   AddCommand(app, options, Command::kStatus, "status", "Everything the daemon knows about its models");
   AddCommand(app, options, Command::kVersions, "versions", "Versions and deltas that the daemon holds");
   CLI::App* pull = AddCommand(app, options, Command::kPull, "pull", "Have a receiver pull the newest version now");
@@ -54,22 +57,14 @@ void AddDaemonCommands(CLI::App& app, DaemonOptions& options, Words& words) {
            options);
   AddCommand(app, options, Command::kHealth, "health", "Exit 0 when the daemon is serving, 69 when not")
       ->add_option("service,--service", words.health_service, "liveness, readiness, or a service's full name");
+  AddPlanOptions(*AddCommand(app, "plan", "Who copies what, from a trainer's shape or its sheets; asks no daemon"),
+                 words.plan);
+  AddTimelineOptions(*AddCommand(app, "timeline", "What daemons did for a version, when: a table, and a trace"),
+                     words.timeline);
 }
 
-void AddCommands(CLI::App& app, Invocation& invocation, Words& words) {
-  AddDaemonCommands(app, invocation.daemon, words);
-  CLI::App* plan = app.add_subcommand("plan", "Who copies what, from a trainer's shape or its sheets; asks no daemon");
-  plan->fallthrough();
-  AddPlanOptions(*plan, words.plan);
-  plan->callback([&invocation, &words] { invocation.plan = words.plan; });
-  CLI::App* timeline = app.add_subcommand("timeline", "What daemons did for a version, when: a table, and a trace");
-  timeline->fallthrough();
-  AddTimelineOptions(*timeline, words.timeline);
-  timeline->callback([&invocation, &words] { invocation.timeline = words.timeline; });
-}
-
-Status FinishPlan(const Words& words, PlanOptions& plan) {
-  if (words.agent.empty() && words.receivers.empty()) return FinishPlanOptions(plan);
+Status FinishPlan(Words& words) {
+  if (words.agent.empty() && words.receivers.empty()) return FinishPlanOptions(words.plan);
   return {ErrorCode::kUsage, "plan asks no daemon: leave --agent and --receiver out"};
 }
 
@@ -118,10 +113,13 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
       ->type_name("HOST:PORT");
   app.add_flag("--json", invocation.json, "Print JSON: one document, or for watch one a line");
   app.add_flag("--quiet", invocation.quiet, "Print nothing but errors");
-  CLI::Option* timeout = app.add_option("--timeout", words.timeout_ms, "Give up after so many milliseconds")
-                             ->type_name("MS")
-                             ->check(CLI::Range(int64_t{1}, int64_t{7} * 24 * 3600 * 1000));
-  AddCommands(app, invocation, words);
+  const auto set_timeout = [&words](int64_t ms) {
+    words.daemon.timeout = words.timeline.timeout = std::chrono::milliseconds(ms);
+  };
+  app.add_option_function<int64_t>("--timeout", set_timeout, "Give up after so many milliseconds")
+      ->type_name("MS")
+      ->check(CLI::Range(int64_t{1}, int64_t{7} * 24 * 3600 * 1000));
+  AddCommands(app, words);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& success) {
@@ -131,21 +129,27 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
     return Status(ErrorCode::kUsage, Cat(error.what(), " (see --help)"));
   }
   if (app.get_subcommands().size() != 1) return Status(ErrorCode::kUsage, "one command is needed (see --help)");
-  if (timeout->count() > 0) {
-    invocation.daemon.timeout = std::chrono::milliseconds(words.timeout_ms);
-    if (invocation.timeline) invocation.timeline->timeout = invocation.daemon.timeout;
+  if (app.got_subcommand("plan")) {
+    LS_RETURN_IF_ERROR(FinishPlan(words));
+    invocation.wanted = words.plan;
+  } else if (app.got_subcommand("timeline")) {
+    LS_RETURN_IF_ERROR(FinishTimelineOptions(words.agent, words.receivers, invocation.json, words.timeline));
+    invocation.wanted = words.timeline;
+  } else {
+    LS_RETURN_IF_ERROR(ChooseDaemon(words, words.daemon));
+    words.daemon.health_service = HealthService(words.health_service, words.daemon.daemon);
+    invocation.wanted = words.daemon;
   }
-  if (invocation.plan) {
-    LS_RETURN_IF_ERROR(FinishPlan(words, *invocation.plan));
-    return std::optional<Invocation>(std::move(invocation));
-  }
-  if (invocation.timeline) {
-    LS_RETURN_IF_ERROR(FinishTimelineOptions(words.agent, words.receivers, invocation.json, *invocation.timeline));
-    return std::optional<Invocation>(std::move(invocation));
-  }
-  LS_RETURN_IF_ERROR(ChooseDaemon(words, invocation.daemon));
-  invocation.daemon.health_service = HealthService(words.health_service, invocation.daemon.daemon);
   return std::optional<Invocation>(std::move(invocation));
+}
+
+Status RunCommand(const Invocation& invocation, std::ostream& out) {
+  const Output output{out, invocation.json, invocation.quiet};
+  if (const auto* plan = std::get_if<PlanOptions>(&invocation.wanted)) return RunPlanCommand(*plan, output);
+  if (const auto* timeline = std::get_if<TimelineOptions>(&invocation.wanted)) {
+    return RunTimelineCommand(*timeline, output);
+  }
+  return RunDaemonCommand(std::get<DaemonOptions>(invocation.wanted), output);
 }
 
 }  // namespace lockstep::ctl

@@ -1,20 +1,19 @@
-// What the command line of lockstepctl asks for.
+// What the command line of lockstepctl asks for, and what it does.
 #pragma once
 
 #include <iosfwd>
 #include <optional>
+#include <variant>
 
 #include "common/base/status.h"
-#include "ctl/daemon/options.h"
-#include "ctl/plan/options.h"
-#include "ctl/timeline/options.h"
+#include "ctl/daemon/commands.h"
+#include "ctl/plan/command.h"
+#include "ctl/timeline/command.h"
 
 namespace lockstep::ctl {
 
 struct Invocation {
-  std::optional<PlanOptions> plan;          // set: this is what is wanted, which asks no daemon
-  std::optional<TimelineOptions> timeline;  // set: this is what is wanted, of the daemons that it names
-  DaemonOptions daemon;                     // else this, of one daemon
+  std::variant<DaemonOptions, PlanOptions, TimelineOptions> wanted;
   bool json = false;
   bool quiet = false;
 };
@@ -23,5 +22,10 @@ struct Invocation {
 // Only `timeline` takes several receivers. Without --agent and --receiver, the environment's LOCKSTEP_AGENT and
 // LOCKSTEP_RECEIVER say where to go.
 Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* argv, std::ostream& out);
+
+// Carries `invocation` out and prints its answer to `out`. A daemon that answers, but not what one hopes for, is an
+// error too: kCorrupt for a digest that differs (naming tensors), kUnavailable for a daemon that is not serving,
+// kAborted for a pull whose version was not taken.
+Status RunCommand(const Invocation& invocation, std::ostream& out);
 
 }  // namespace lockstep::ctl

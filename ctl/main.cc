@@ -1,7 +1,6 @@
 // lockstepctl: see and steer trainer agents and receivers.
 #include <iostream>
 
-#include "ctl/commands.h"
 #include "ctl/invocation.h"
 
 namespace {

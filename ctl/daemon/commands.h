@@ -1,18 +1,47 @@
-// The commands that one daemon answers.
+// What one daemon is asked: every command of lockstepctl but plan and timeline.
 #pragma once
 
 #include <chrono>
+#include <cstdint>
+#include <cstdlib>
+#include <optional>
+#include <string>
 
 #include "common/base/status.h"
-#include "ctl/daemon/options.h"
 #include "ctl/output/output.h"
 
 namespace lockstep::ctl {
 
+enum class Command { kStatus, kVersions, kPull, kVerify, kWatch, kLayout, kRollback, kHealth };
+enum class Daemon { kAgent, kReceiver };
+
+struct DaemonOptions {
+  Command command = Command::kStatus;
+  Daemon daemon = Daemon::kAgent;           // whom it goes to
+  std::string address;                      // of that daemon
+  std::optional<std::string> verify_agent;  // the agent to compare a receiver with; else the receiver's own
+  std::string model;                        // empty: the only one there is
+  std::string health_service;               // full name; empty: the server as a whole
+  bool force_full = false;
+  uint64_t count = 0;                                // of records to watch; 0: no end
+  std::optional<std::chrono::milliseconds> timeout;  // nothing: the command's default; watch has none
+};
+
 inline constexpr std::chrono::milliseconds kQuickTimeout{10'000};  // for what a daemon knows
 inline constexpr std::chrono::milliseconds kWorkTimeout{600'000};  // for what it has to do first
 
-// Calls the daemon that `options` names and prints its answer. Errors are RunCommand's (ctl/commands.h).
+// Calls the daemon that `options` names and prints its answer. Errors are RunCommand's (ctl/invocation.h).
 Status RunDaemonCommand(const DaemonOptions& options, const Output& output);
+
+// Where daemons are when the command line does not say.
+inline constexpr const char* kAgentVariable = "LOCKSTEP_AGENT";
+inline constexpr const char* kReceiverVariable = "LOCKSTEP_RECEIVER";
+inline constexpr const char* kDefaultAgent = "127.0.0.1:7700";
+inline constexpr const char* kDefaultReceiver = "127.0.0.1:7710";
+
+inline std::string Environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
 
 }  // namespace lockstep::ctl

@@ -5,8 +5,9 @@
 
 #include "ctl/daemon/client.h"
 #include "ctl/daemon/commands.h"
-#include "ctl/daemon/health_client.h"
+#include "ctl/daemon/verify.h"
 #include "ctl/daemon/views.h"
+#include "proto/grpc/health/v1/health.grpc.pb.h"
 
 namespace lockstep::ctl {
 
@@ -34,6 +35,20 @@ class DaemonCommands {
   DaemonCommands(std::string_view daemon, const DaemonOptions& options, const Output& output)
       : options_(options), output_(output), client_(daemon, options.address) {}
 
+  // The commands that are alike.
+  Status Run() const {
+    switch (options_.command) {
+      case Command::kStatus:
+        return ShowStatus();
+      case Command::kVersions:
+        return Versions();
+      case Command::kHealth:
+        return CheckHealth();
+      default:
+        return {ErrorCode::kUsage, "only receivers can do that: use --receiver HOST:PORT"};
+    }
+  }
+
   std::chrono::milliseconds Timeout(std::chrono::milliseconds usual) const { return options_.timeout.value_or(usual); }
 
   Result<StatusResponse> GetStatus() const {
@@ -58,14 +73,22 @@ class DaemonCommands {
     return OkStatus();
   }
 
+  // Of `health_service`, or of the server as a whole. kNotFound when the daemon does not know that name.
   Status CheckHealth() const {
+    namespace health = grpc::health::v1;
     const std::string& service = options_.health_service;
-    const Result<bool> serving = IsServing(client_.channel(), service, Timeout(kQuickTimeout));
     const std::string what = service.empty() ? client_.name() : Cat(client_.name(), " ", service);
-    if (!serving.ok()) return serving.status().WithContext(what);
-    output_.Print({{"service", service}, {"serving", *serving}},
-                  Cat(what, *serving ? " is serving\n" : " is not serving\n"));
-    return *serving ? OkStatus() : Status(ErrorCode::kUnavailable, Cat(what, ": not serving"));
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + Timeout(kQuickTimeout));
+    health::HealthCheckRequest request;
+    request.set_service(service);
+    health::HealthCheckResponse response;
+    const grpc::Status answer = health::Health::NewStub(client_.channel())->Check(&context, request, &response);
+    LS_RETURN_IF_ERROR(rpc::FromGrpc(answer).WithContext(what));
+    const bool serving = response.status() == health::HealthCheckResponse::SERVING;
+    output_.Print({{"service", service}, {"serving", serving}},
+                  Cat(what, serving ? " is serving\n" : " is not serving\n"));
+    return serving ? OkStatus() : Status(ErrorCode::kUnavailable, Cat(what, ": not serving"));
   }
 
   // `method` is the Stub's for the layout, `Request` its request.
@@ -80,19 +103,30 @@ class DaemonCommands {
     return OkStatus();
   }
 
+  // Prints what `method` streams of `model`, as it comes.
+  template <typename Request, typename Method>
+  Status Watch(Method method, const std::string& model) const {
+    Request request;
+    request.set_model(model);
+    uint64_t left = options_.count;
+    return client_.Stream(method, request, options_.timeout, [&](const auto& record) {
+      output_.Print(ToJson(record), LineOf(record));
+      return left == 0 || --left > 0;
+    });
+  }
+
+  // The daemon's own part of a verification.
+  template <typename Request>
+  Result<Verification> VerifyItself(const std::string& model) const {
+    Request request;
+    request.set_model(model);
+    LS_ASSIGN_OR_RETURN(v1::VerifyResult result, client_.Call(&Stub::Verify, request, Timeout(kWorkTimeout)));
+    return Verification{.daemon = client_.name(), .model = model, .result = std::move(result), .agent = {}};
+  }
+
   const DaemonOptions& options_;
   const Output& output_;
   DaemonClient client_;
-};
-
-// Counts down DaemonOptions::count: whether a watch continues after one more record.
-class WatchCount {
- public:
-  explicit WatchCount(uint64_t count) : left_(count) {}
-  bool Another() { return left_ == 0 || --left_ > 0; }
-
- private:
-  uint64_t left_;
 };
 
 }  // namespace lockstep::ctl

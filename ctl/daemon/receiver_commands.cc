@@ -1,6 +1,4 @@
 #include "ctl/daemon/daemon_commands.h"
-#include "ctl/daemon/verify.h"
-#include "ctl/daemon/views.h"
 
 namespace lockstep::ctl {
 namespace {
@@ -23,25 +21,14 @@ class ReceiverCommands : DaemonCommands<ReceiverClient, v1::ReceiverStatusReques
       : DaemonCommands("raas_receiver", options, output) {}
 
   Status Run() const {
-    switch (options_.command) {
-      case Command::kStatus:
-        return ShowStatus();
-      case Command::kVersions:
-        return Versions();
-      case Command::kPull:
-        return Pull();
-      case Command::kVerify:
-        return Verify();
-      case Command::kWatch:
-        return Watch();
-      case Command::kLayout:
-        return ShowLayout<v1::GetReceiverLayoutRequest>(&Stub::GetReceiverLayout);
-      case Command::kRollback:
-        return Rollback();
-      case Command::kHealth:
-        return CheckHealth();
+    if (options_.command == Command::kPull) return Pull();
+    if (options_.command == Command::kVerify) return Verify();
+    if (options_.command == Command::kWatch) {
+      return Watch<v1::WatchSyncsRequest>(&Stub::WatchSyncs, options_.model);
     }
-    return {ErrorCode::kInternal, "unknown command"};
+    if (options_.command == Command::kLayout) return ShowLayout<v1::GetReceiverLayoutRequest>(&Stub::GetReceiverLayout);
+    if (options_.command == Command::kRollback) return Rollback();
+    return DaemonCommands::Run();
   }
 
  private:
@@ -60,10 +47,7 @@ class ReceiverCommands : DaemonCommands<ReceiverClient, v1::ReceiverStatusReques
   Status Verify() const {
     LS_ASSIGN_OR_RETURN(const v1::ReceiverStatus status, GetStatus());
     LS_ASSIGN_OR_RETURN(const std::string model, ChooseModel(options_, client_.name(), status.models()));
-    v1::ReceiverVerifyRequest request;
-    request.set_model(model);
-    LS_ASSIGN_OR_RETURN(v1::VerifyResult result, client_.Call(&Stub::Verify, request, Timeout(kWorkTimeout)));
-    Verification verification{.daemon = client_.name(), .model = model, .result = std::move(result), .agent = {}};
+    LS_ASSIGN_OR_RETURN(Verification verification, VerifyItself<v1::ReceiverVerifyRequest>(model));
     LS_ASSIGN_OR_RETURN(const std::string agent, AgentOf(status, model));
     Result<AgentProof> proof = AskAgent(agent, verification);
     // Damage found here is the answer, whether or not the agent can be asked.
@@ -90,16 +74,6 @@ class ReceiverCommands : DaemonCommands<ReceiverClient, v1::ReceiverStatusReques
     LS_ASSIGN_OR_RETURN(const v1::Manifest manifest,
                         agent.Call(&AgentClient::Stub::GetManifest, request, Timeout(kQuickTimeout)));
     return AgentProof{.address = address, .held = manifest.held(), .digest = manifest.digest()};
-  }
-
-  Status Watch() const {
-    v1::WatchSyncsRequest request;
-    request.set_model(options_.model);
-    WatchCount count(options_.count);
-    return client_.Stream(&Stub::WatchSyncs, request, options_.timeout, [&](const v1::SyncRecord& record) {
-      output_.Print(ToJson(record), LineOf(record));
-      return count.Another();
-    });
   }
 
   Status Rollback() const {

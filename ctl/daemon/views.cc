@@ -32,12 +32,17 @@ std::string Milliseconds(uint64_t microseconds) {
   return text.data();
 }
 
+// "pulling", or "state 17" where this build does not know the value.
+std::string ValueText(const google::protobuf::EnumDescriptor& kind, int value, const char* what) {
+  const auto* known = kind.FindValueByNumber(value);
+  return known == nullptr ? Cat(what, " ", value) : EnumText(*known);
+}
+
 // How the bytes of a sync came, as far as that says something: by what level, how many live, at what rate.
 std::string WayOf(const v1::SyncRecord& record) {
   std::string way;
   if (record.level() != v1::CODEC_LEVEL_UNSPECIFIED) {
-    const auto* level = v1::CodecLevel_descriptor()->FindValueByNumber(record.level());
-    way += Cat(" ", level == nullptr ? Cat("level ", static_cast<int>(record.level())) : EnumText(*level));
+    way += Cat(" ", ValueText(*v1::CodecLevel_descriptor(), record.level(), "level"));
   }
   if (record.live_bytes() > 0) way += Cat(", ", HumanBytes(record.live_bytes()), " live");
   if (record.local_bytes() > 0) way += Cat(", ", HumanBytes(record.local_bytes()), " from memory");
@@ -49,32 +54,23 @@ std::string Headline(std::string_view daemon, const v1::BuildInfo& build, bool d
   return Cat(daemon, " ", build.version(), " (", TextOrDash(build.revision()), ")", draining ? ", draining" : "", "\n");
 }
 
-std::string StateText(v1::SessionState state) {
-  const auto* value = v1::SessionState_descriptor()->FindValueByNumber(state);
-  return value == nullptr ? Cat("state ", static_cast<int>(state)) : EnumText(*value);
-}
-
 std::string ReceiversText(const v1::AgentStatus& status) {
   Table table({"RECEIVER", "MODEL", ">VERSION", ">SEEN", "OUTCOME"});
-  bool any = false;
   for (const v1::AgentModel& model : status.models()) {
     for (const v1::ReceiverState& receiver : model.receivers()) {
       table.AddRow({receiver.receiver(), model.name(), VersionOrDash(receiver.held().version()),
                     Cat(receiver.seconds_ago(), " s ago"), TextOrDash(receiver.last_outcome())});
-      any = true;
     }
   }
-  return any ? "\n" + table.ToString() : "";
+  return table.empty() ? "" : "\n" + table.ToString();
 }
 
 // Engines whose parameters are written in place; nothing when there are none.
 std::string EnginesText(const v1::ReceiverStatus& status) {
   Table table({"MODEL", "ENGINE", ">RANKS", ">SERVING", ">SIZE", ">COMMITS", ">FAILURES", ">PREPARE", ">PAUSE",
                ">WRITTEN", "LAST ERROR"});
-  bool any = false;
   for (const v1::ReceiverModel& model : status.models()) {
     for (const v1::EngineTargets& engine : model.engines()) {
-      any = true;
       table.AddRow({model.name(), engine.name(), Cat(engine.attached(), "/", engine.world()),
                     engine.mixed() ? "a mix" : VersionOrDash(engine.serving().version()),
                     HumanBytes(engine.target_bytes()), Cat(engine.commits()), Cat(engine.failures()),
@@ -82,7 +78,7 @@ std::string EnginesText(const v1::ReceiverStatus& status) {
                     HumanBytes(engine.last_written_bytes()), TextOrDash(engine.last_error())});
     }
   }
-  return any ? "engines, written in place:\n" + table.ToString() : "";
+  return table.empty() ? "" : "engines, written in place:\n" + table.ToString();
 }
 
 }  // namespace
@@ -107,10 +103,10 @@ std::string StatusText(const v1::ReceiverStatus& status) {
   Table table({"MODEL", "STATE", ">VERSION", ">NEWEST", ">SERVED", ">SIZE", ">SYNCS", ">FAILURES", ">REPAIRED",
                ">ENGINE FAILURES", "AGENT", "LAST ERROR"});
   for (const v1::ReceiverModel& model : status.models()) {
-    table.AddRow({model.name(), StateText(model.state()), VersionOrDash(model.held().version()),
-                  VersionOrDash(model.newest_version()), VersionOrDash(model.served_version()),
-                  HumanBytes(model.model_bytes()), Cat(model.syncs()), Cat(model.failures()),
-                  Cat(model.repaired_blocks()), Cat(model.engine_failures()), model.agent(),
+    table.AddRow({model.name(), ValueText(*v1::SessionState_descriptor(), model.state(), "state"),
+                  VersionOrDash(model.held().version()), VersionOrDash(model.newest_version()),
+                  VersionOrDash(model.served_version()), HumanBytes(model.model_bytes()), Cat(model.syncs()),
+                  Cat(model.failures()), Cat(model.repaired_blocks()), Cat(model.engine_failures()), model.agent(),
                   TextOrDash(model.last_error())});
   }
   return text + table.ToString() + EnginesText(status);

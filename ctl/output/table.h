@@ -15,6 +15,8 @@ class Table {
   // REQUIRES as many cells as titles.
   void AddRow(std::vector<std::string> cells);
 
+  bool empty() const { return rows_.size() == 1; }
+
   std::string ToString() const;
 
  private:

@@ -1,11 +1,37 @@
-// `lockstepctl plan`, which asks no daemon.
+// `lockstepctl plan`, which asks no daemon, but a trainer's shape or the sheets of one that ran.
 #pragma once
+
+#include <optional>
+#include <string>
 
 #include "common/base/status.h"
 #include "ctl/output/output.h"
-#include "ctl/plan/options.h"
+#include "export_plugin/plan/sheet.h"
+
+namespace CLI {
+class App;
+}
 
 namespace lockstep::ctl {
+
+struct PlanOptions {
+  std::string config;        // a config.json or the directory that has one; empty: `sheets` says all
+  std::string sheets;        // directory of rank-00000.json, rank-00001.json, ...
+  bool shape_given = false;  // one of those below up to fused_norms
+  rules::Topology topology;
+  uint32_t ranks_per_host = 0;  // 0: all ranks are beside the agent
+  bool fused_norms = false;
+  uint64_t bucket_bytes = uint64_t{512} << 20;
+  std::optional<uint32_t> rank;  // whose copies to list; nothing: a summary
+  std::string write_sheets;      // directory to write the sheets to
+};
+
+// REQUIRES options to outlive `command`.
+void AddPlanOptions(CLI::App& command, PlanOptions& options);
+
+// Gives what was left out its value: Megatron's defaults, the smallest world. kUsage when it is not one of --config and
+// --sheets, or a shape comes with sheets.
+Status FinishPlanOptions(PlanOptions& options);
 
 // Compiles the plan and prints it. kBadData for a configuration, topology or sheet that is wrong, kNotFound and kIo for
 // a file that cannot be read, naming it; kUsage for a rank that there is not.

@@ -1,9 +1,8 @@
-#include "ctl/plan/options.h"
-
 #include <CLI/CLI.hpp>
 #include <numeric>
 
 #include "common/base/text.h"
+#include "ctl/plan/command.h"
 
 namespace lockstep::ctl {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "common/base/text.h"
 #include "common/os/temp_dir.h"
-#include "ctl/commands.h"
+#include "ctl/invocation.h"
 #include "ctl/output/json.h"
 
 namespace lockstep::ctl {

@@ -6,7 +6,6 @@
 #include "ctl/daemon/client.h"
 #include "ctl/daemon/commands.h"
 #include "ctl/timeline/joined_timeline.h"
-#include "ctl/timeline/trace.h"
 #include "ctl/timeline/view.h"
 
 namespace lockstep::ctl {
@@ -16,46 +15,35 @@ namespace {
 constexpr int kClockCalls = 6;
 constexpr Version kNoVersion = ~Version{0};  // no daemon has spans of it: the answer is its clock alone
 
-// One daemon as the command asks it. `DaemonClient` is AgentClient or ReceiverClient.
+// `DaemonClient` is AgentClient or ReceiverClient.
 template <typename DaemonClient>
-class TimelineClient {
- public:
-  using Stub = typename DaemonClient::Stub;
-
-  TimelineClient(std::string_view daemon, std::string address, std::chrono::milliseconds timeout)
-      : address_(std::move(address)), timeout_(timeout), client_(daemon, address_) {}
-
-  Result<DaemonTimeline> Ask(const TimelineOptions& options) const {
-    DaemonTimeline timeline{.address = address_, .clock = {}, .spans = {}};
-    LS_ASSIGN_OR_RETURN(timeline.clock, ReadItsClock());
-    v1::TimelineRequest request;
-    request.set_model(options.model);
-    request.set_version(options.version);
-    LS_ASSIGN_OR_RETURN(timeline.spans, client_.Call(&Stub::GetTimeline, request, timeout_));
-    return timeline;
+Result<ClockReading> ReadItsClock(const DaemonClient& client, std::chrono::milliseconds timeout) {
+  v1::TimelineRequest request;
+  request.set_version(kNoVersion);
+  std::optional<ClockReading> best;
+  for (int call = 0; call < kClockCalls; ++call) {
+    const telemetry::Moment called;
+    LS_ASSIGN_OR_RETURN(const v1::TimelineSpans answer,
+                        client.Call(&DaemonClient::Stub::GetTimeline, request, timeout));
+    const auto reading = ReadClock(called.unix_ns(), called.NanosSince(), answer.now_unix_ns());
+    if (!reading.ok()) return reading.status().WithContext(client.name());
+    if (!best || reading->doubt_ns < best->doubt_ns) best = *reading;
   }
+  return *best;
+}
 
-  const DaemonClient& client() const { return client_; }
-
- private:
-  Result<ClockReading> ReadItsClock() const {
-    v1::TimelineRequest request;
-    request.set_version(kNoVersion);
-    std::optional<ClockReading> best;
-    for (int call = 0; call < kClockCalls; ++call) {
-      const telemetry::Moment called;
-      LS_ASSIGN_OR_RETURN(const v1::TimelineSpans answer, client_.Call(&Stub::GetTimeline, request, timeout_));
-      const auto reading = ReadClock(called.unix_ns(), called.NanosSince(), answer.now_unix_ns());
-      if (!reading.ok()) return reading.status().WithContext(client_.name());
-      if (!best || reading->doubt_ns < best->doubt_ns) best = *reading;
-    }
-    return *best;
-  }
-
-  const std::string address_;
-  const std::chrono::milliseconds timeout_;
-  const DaemonClient client_;
-};
+template <typename DaemonClient>
+Result<DaemonTimeline> Ask(std::string_view daemon, const std::string& address, const TimelineOptions& options,
+                           std::chrono::milliseconds timeout) {
+  const DaemonClient client(daemon, address);
+  DaemonTimeline timeline{.address = address, .clock = {}, .spans = {}};
+  LS_ASSIGN_OR_RETURN(timeline.clock, ReadItsClock(client, timeout));
+  v1::TimelineRequest request;
+  request.set_model(options.model);
+  request.set_version(options.version);
+  LS_ASSIGN_OR_RETURN(timeline.spans, client.Call(&DaemonClient::Stub::GetTimeline, request, timeout));
+  return timeline;
+}
 
 // The agent that the receiver at `address` follows.
 Result<std::string> AgentFollowedBy(const std::string& address, std::chrono::milliseconds timeout) {
@@ -72,11 +60,9 @@ Result<std::vector<DaemonTimeline>> AskAll(const TimelineOptions& options, std::
     LS_ASSIGN_OR_RETURN(agent, AgentFollowedBy(options.receivers.at(0), timeout));
   }
   std::vector<DaemonTimeline> timelines;
-  LS_ASSIGN_OR_RETURN(timelines.emplace_back(),
-                      TimelineClient<AgentClient>("trainer_agent", agent, timeout).Ask(options));
+  LS_ASSIGN_OR_RETURN(timelines.emplace_back(), Ask<AgentClient>("trainer_agent", agent, options, timeout));
   for (const std::string& address : options.receivers) {
-    LS_ASSIGN_OR_RETURN(timelines.emplace_back(),
-                        TimelineClient<ReceiverClient>("raas_receiver", address, timeout).Ask(options));
+    LS_ASSIGN_OR_RETURN(timelines.emplace_back(), Ask<ReceiverClient>("raas_receiver", address, options, timeout));
   }
   return timelines;
 }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "common/base/status.h"
-#include "ctl/timeline/options.h"
+#include "ctl/timeline/command.h"
 #include "proto/lockstep/v1/model.pb.h"
 
 namespace lockstep::ctl {

@@ -1,10 +1,9 @@
-#include "ctl/timeline/options.h"
-
 #include <CLI/CLI.hpp>
 
 #include "common/base/ids.h"
 #include "common/net/host_port.h"
-#include "ctl/daemon/environment.h"
+#include "ctl/daemon/commands.h"
+#include "ctl/timeline/command.h"
 
 namespace lockstep::ctl {
 

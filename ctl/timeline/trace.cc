@@ -1,11 +1,10 @@
-#include "ctl/timeline/trace.h"
-
 #include <algorithm>
 #include <cstdio>
 #include <map>
 #include <tuple>
 
 #include "common/base/text.h"
+#include "ctl/timeline/view.h"
 
 namespace lockstep::ctl {
 namespace {

@@ -1,4 +1,4 @@
-// A joined timeline as people and scripts read it.
+// A joined timeline as people, scripts and viewers of traces read it.
 #pragma once
 
 #include <string>
@@ -16,5 +16,11 @@ std::string TimelineText(const JoinedTimeline& timeline);
 //                "spans": [a TimelineSpan, and "daemon", its place in "daemons"]}]}
 // publish_to_commit_us is null when the trainer's commit or every receiver's is not among the spans.
 Json TimelineJson(const JoinedTimeline& timeline);
+
+// A Chrome trace, which Perfetto and chrome://tracing show. A process per daemon, in it a thread per span name, and
+// more of them where spans of one name overlap. Each span is a complete event (ph X, times in microseconds since the
+// first one) with model, run, version, transfer and bytes as its args. Arrows lead from what an agent's lanes served to
+// the pull that received it; where nothing was served, from the comparison that made what was pulled.
+Json TraceOf(const JoinedTimeline& timeline);
 
 }  // namespace lockstep::ctl
