@@ -9,6 +9,11 @@ from failure import EX_UNAVAILABLE, DemoFailed
 MODEL = "actor"
 
 
+def flags(**values):
+    """Of a command line: socket="x" is --socket x, and lane_listen is --lane-listen."""
+    return [word for name, value in values.items() for word in ("--" + name.replace("_", "-"), value)]
+
+
 class Binaries:
     TARGETS = (
         "//trainer_agent/agent:trainer_agent",
@@ -67,16 +72,10 @@ class Agent(Daemon):
         self._port = reserved_port()  # receivers know it: a new agent listens there, too
         self.address = "127.0.0.1:%d" % self._port.getsockname()[1]
         self.socket = workspace.path / "export.sock"
+        segments = workspace.path / "segments"
         self._command = [
             binaries.agent,
-            "--socket",
-            self.socket,
-            "--listen",
-            self.address,
-            "--lane-listen",
-            "127.0.0.1:0",
-            "--segment-dir",
-            workspace.path / "segments",
+            *flags(socket=self.socket, listen=self.address, lane_listen="127.0.0.1:0", segment_dir=segments),
         ]
 
     def start(self, timeout_s):
@@ -99,33 +98,12 @@ class Trainer:
     def __init__(self, workspace, binaries, model, steps, agent):
         self._workspace = workspace
         self.versions = []
-        self.process = workspace.start(
-            "trainer",
-            [
-                binaries.trainer,
-                *model.source_flags,
-                "--socket",
-                agent.socket,
-                "--model",
-                MODEL,
-                "--steps",
-                steps,
-                "--paced",
-            ],
-            on_line=self._on_line,
-            has_stdin=True,
-        )
+        command = [binaries.trainer, *model.source_flags, *flags(socket=agent.socket, model=MODEL, steps=steps)]
+        self.process = workspace.start("trainer", [*command, "--paced"], on_line=self._on_line, has_stdin=True)
 
     def _on_line(self, line):
         fields = json.loads(line)
-        version = Published(
-            fields["version"],
-            fields["changed_elements"],
-            fields["density"],
-            fields["step_ms"],
-            fields["blocked_ms"],
-            fields.get("sha256"),
-        )
+        version = Published(**{name: fields.get(name) for name in Published.__annotations__})
         self._workspace.update(lambda: self.versions.append(version))
 
     @property
@@ -188,18 +166,7 @@ class Receiver(Daemon):
         self.published_file = root / MODEL / "current" / "model.safetensors"
         self._command = [
             binaries.receiver,
-            "--name",
-            letter,
-            "--agent",
-            agent_address,
-            "--model",
-            MODEL,
-            "--root",
-            root,
-            "--listen",
-            "127.0.0.1:0",
-            "--assets",
-            assets,
+            *flags(name=letter, agent=agent_address, model=MODEL, root=root, listen="127.0.0.1:0", assets=assets),
         ]
 
     @property

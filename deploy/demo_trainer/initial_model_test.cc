@@ -5,7 +5,6 @@
 #include "common/model/safetensors.h"
 #include "common/os/file.h"
 #include "common/os/temp_dir.h"
-#include "deploy/demo_trainer/shapes.h"
 
 namespace lockstep::demo {
 namespace {

@@ -1,14 +1,17 @@
 #include "deploy/demo_trainer/trainer.h"
 
 #include <openssl/evp.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <cmath>
 #include <cstring>
 
 #include "common/base/ids.h"
+#include "common/base/text.h"
 #include "deploy/demo_trainer/adam.h"
 #include "deploy/demo_trainer/noise.h"
 
@@ -43,10 +46,6 @@ bool IsEmbedding(const model::TensorMeta& tensor) {
   return tensor.shape.size() == 2 && tensor.name.find("embed") != std::string::npos;
 }
 
-uint64_t RoundedUp(uint64_t floats) {
-  return (floats + kFloatsPerCacheLine - 1) / kFloatsPerCacheLine * kFloatsPerCacheLine;
-}
-
 // Weights as trained networks have them: a sigma per tensor between 0.01 and 0.05, and rows of different strength.
 // Norms near 1.
 void DrawWeights(uint64_t seed, uint32_t tensor, bool norm, uint64_t row, uint64_t first, uint64_t count, float* out) {
@@ -67,9 +66,11 @@ void DrawWeights(uint64_t seed, uint32_t tensor, bool norm, uint64_t row, uint64
 
 }  // namespace
 
-// Called twice: to learn the size of the state (with `state` null, the pointers meaning nothing) and to place it.
-std::vector<Trainer::Tensor> Trainer::Describe(const InitialModel& model, uint64_t seed, std::byte* state,
-                                               uint64_t& state_bytes) {
+uint64_t Trainer::Tensor::array_floats() const {
+  return (elements + kFloatsPerCacheLine - 1) / kFloatsPerCacheLine * kFloatsPerCacheLine;
+}
+
+std::vector<Trainer::Tensor> Trainer::Describe(const InitialModel& model, uint64_t seed) {
   const auto& metas = model.layout->tensors();
   std::vector<Tensor> tensors;
   uint64_t floats = 0;
@@ -78,7 +79,8 @@ std::vector<Trainer::Tensor> Trainer::Describe(const InitialModel& model, uint64
                   .name = metas[i].name,
                   .ordinal = static_cast<uint32_t>(i),
                   .offset = metas[i].offset,
-                  .elements = model.layout->tensor_bytes(i)};
+                  .elements = model.layout->tensor_bytes(i),
+                  .state_at = floats};
     if (!model.values.empty()) tensor.values = model.values[i];
     const bool frozen = IsFrozen(seed, tensor.ordinal) && !IsEmbedding(metas[i]);
     if (IsTrainable(tensor.dtype) && !(frozen && !model.values.empty())) {
@@ -86,41 +88,48 @@ std::vector<Trainer::Tensor> Trainer::Describe(const InitialModel& model, uint64
       tensor.elements /= tensor.element_bytes;
       tensor.row = metas[i].shape.empty() ? 1 : std::max<uint64_t>(metas[i].shape.back(), 1);
       tensor.sparse = IsEmbedding(metas[i]);
-      const auto take = [&] {
-        const uint64_t at = floats;
-        floats += RoundedUp(tensor.elements);
-        return state == nullptr ? nullptr : reinterpret_cast<float*>(state) + at;
-      };
-      tensor.master = take();
-      if (!frozen) {
-        tensor.first_moment = take();
-        tensor.second_moment = take();
-      }
+      tensor.arrays = frozen ? 1 : 3;
     }
+    floats += tensor.arrays * tensor.array_floats();
     tensors.push_back(std::move(tensor));
   }
-  state_bytes = floats * sizeof(float);
   return tensors;
 }
 
 uint64_t Trainer::StateBytes(const InitialModel& model, uint64_t seed) {
-  uint64_t bytes = 0;
-  Describe(model, seed, nullptr, bytes);
-  return bytes;
+  const Tensor last = Describe(model, seed).back();
+  return (last.state_at + last.arrays * last.array_floats()) * sizeof(float);
+}
+
+void Trainer::Unmap::operator()(float* memory) const {
+  ::munmap(memory, bytes);
+}
+
+// Zeroed memory that costs nothing until it is touched: pages are faulted in by whoever first writes them, which on a
+// virtual machine is the slowest thing a trainer does at start. Huge pages where the kernel gives them.
+Result<Trainer::State> Trainer::Reserve(uint64_t bytes) {
+  if (bytes == 0) return State();
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) {
+    return ErrnoStatus(errno, Cat("reserving ", HumanBytes(bytes), " for the optimizer's state"));
+  }
+  (void)::madvise(memory, bytes, MADV_HUGEPAGE);  // best effort: some kernels have no huge pages
+  return State(static_cast<float*>(memory), Unmap{bytes});
 }
 
 Result<std::unique_ptr<Trainer>> Trainer::Create(InitialModel model, const TrainerOptions& options) {
   std::unique_ptr<Trainer> trainer(new Trainer(std::move(model), options));
-  uint64_t bytes = StateBytes(trainer->model_, options.seed);
-  LS_ASSIGN_OR_RETURN(trainer->state_, LazyMemory::Create(bytes));
-  trainer->tensors_ = Describe(trainer->model_, options.seed, trainer->state_.data(), bytes);
-  trainer->CutSlices();
+  LS_ASSIGN_OR_RETURN(trainer->state_, Reserve(StateBytes(trainer->model_, options.seed)));
   return trainer;
 }
 
 Trainer::Trainer(InitialModel model, const TrainerOptions& options)
-    : model_(std::move(model)), options_(options), elements_(ElementCount(layout())) {
+    : model_(std::move(model)),
+      options_(options),
+      elements_(ElementCount(layout())),
+      tensors_(Describe(model_, options.seed)) {
   if (options_.threads > 1) helpers_.emplace(options_.threads - 1);
+  CutSlices();
 }
 
 void Trainer::CutSlices() {
@@ -173,8 +182,8 @@ Result<uint64_t> Trainer::StepAndPublish(std::byte* data, const RangeDone& done)
 
 void Trainer::MakeMasters(const Slice& slice) const {
   const Tensor& tensor = *slice.tensor;
-  if (tensor.master == nullptr) return;
-  float* out = tensor.master + slice.first;
+  if (tensor.arrays == 0) return;
+  float* out = Masters(tensor) + slice.first;
   if (tensor.values.empty()) {
     return DrawWeights(options_.seed, tensor.ordinal, IsNorm(tensor.name), tensor.row, slice.first, slice.count, out);
   }
@@ -184,16 +193,16 @@ void Trainer::MakeMasters(const Slice& slice) const {
 
 void Trainer::EncodeSlice(const Slice& slice, std::byte* out) const {
   const Tensor& tensor = *slice.tensor;
-  if (tensor.master == nullptr) {
+  if (tensor.arrays == 0) {
     std::memcpy(out, tensor.values.data() + slice.first, slice.count);
   } else {
-    Encode(tensor.dtype, tensor.master + slice.first, slice.count, out);
+    Encode(tensor.dtype, Masters(tensor) + slice.first, slice.count, out);
   }
 }
 
 uint64_t Trainer::StepSlice(const Slice& slice, std::byte* out) const {
   const Tensor& tensor = *slice.tensor;
-  if (tensor.first_moment == nullptr) {
+  if (tensor.arrays < 3) {
     EncodeSlice(slice, out);
     return 0;
   }
@@ -201,10 +210,11 @@ uint64_t Trainer::StepSlice(const Slice& slice, std::byte* out) const {
       MakeAdamStep(options_.learning_rate, step_, SeedOf(options_.seed, Draw::kMeanGradient, tensor.ordinal),
                    SeedOf(options_.seed, Draw::kNoise, tensor.ordinal, step_));
   const auto step_run = [&](const Slice& part, std::byte* to) {
+    float* const masters = Masters(tensor) + part.first;
     return StepAndEncode(tensor.dtype, step,
-                         {.master = tensor.master + part.first,
-                          .first_moment = tensor.first_moment + part.first,
-                          .second_moment = tensor.second_moment + part.first,
+                         {.master = masters,
+                          .first_moment = masters + tensor.array_floats(),
+                          .second_moment = masters + 2 * tensor.array_floats(),
                           .index = static_cast<uint32_t>(part.first),
                           .count = part.count},
                          to);

@@ -18,7 +18,6 @@
 #include "common/base/status.h"
 #include "common/base/worker_pool.h"
 #include "deploy/demo_trainer/initial_model.h"
-#include "deploy/demo_trainer/lazy_memory.h"
 
 namespace lockstep::demo {
 
@@ -55,7 +54,7 @@ class Trainer {
   const model::ModelLayout& layout() const { return *model_.layout; }
 
  private:
-  // A tensor as the passes see it. Without masters it is carried: its values are copied.
+  // A tensor as the passes see it. Without a state it is carried: its values are copied.
   struct Tensor {
     model::DType dtype = model::DType::kU8;
     std::string name;
@@ -63,12 +62,13 @@ class Trainer {
     uint64_t offset = 0;    // in the data section
     uint64_t elements = 0;  // of the encoding; bytes when carried
     uint64_t element_bytes = 1;
-    uint64_t row = 1;     // elements of the innermost dimension
-    bool sparse = false;  // an embedding: only some rows are touched per step
-    ByteView values;      // of the checkpoint, or empty
-    float* master = nullptr;
-    float* first_moment = nullptr;  // null for a frozen tensor
-    float* second_moment = nullptr;
+    uint64_t row = 1;       // elements of the innermost dimension
+    bool sparse = false;    // an embedding: only some rows are touched per step
+    ByteView values;        // of the checkpoint, or empty
+    uint64_t arrays = 0;    // of the state: masters and, unless it is frozen, both moments; none when carried
+    uint64_t state_at = 0;  // where these begin, in floats, one behind the other
+
+    uint64_t array_floats() const;
   };
   struct Slice {  // work of one thread at a time
     const Tensor* tensor = nullptr;
@@ -82,11 +82,18 @@ class Trainer {
   };
   using SliceWork = std::function<uint64_t(const Slice&, std::byte*)>;
 
-  static std::vector<Tensor> Describe(const InitialModel& model, uint64_t seed, std::byte* state,
-                                      uint64_t& state_bytes);
+  struct Unmap {
+    uint64_t bytes;
+    void operator()(float* memory) const;
+  };
+  using State = std::unique_ptr<float, Unmap>;
+
+  static std::vector<Tensor> Describe(const InitialModel& model, uint64_t seed);
+  static Result<State> Reserve(uint64_t bytes);
 
   Trainer(InitialModel model, const TrainerOptions& options);
   void CutSlices();
+  float* Masters(const Tensor& tensor) const { return state_.get() + tensor.state_at; }
   Result<uint64_t> Pass(std::byte* data, const RangeDone& done, const SliceWork& work);
   void MakeMasters(const Slice& slice) const;
   void EncodeSlice(const Slice& slice, std::byte* out) const;
@@ -96,7 +103,7 @@ class Trainer {
   TrainerOptions options_;
   uint64_t elements_ = 0;
   uint64_t step_ = 0;
-  LazyMemory state_;
+  State state_;
   std::vector<Tensor> tensors_;
   std::vector<Slice> slices_;
   std::vector<Bucket> buckets_;

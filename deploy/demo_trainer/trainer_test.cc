@@ -6,8 +6,6 @@
 #include <catch2/catch.hpp>
 #include <cstring>
 
-#include "deploy/demo_trainer/shapes.h"
-
 namespace lockstep::demo {
 namespace {
 

@@ -4,21 +4,23 @@
 #include <chrono>
 #include <fstream>
 #include <iostream>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
+#include <vector>
 
 #include "common/base/text.h"
 #include "common/os/file.h"
 #include "deploy/demo_trainer/initial_model.h"
-#include "deploy/demo_trainer/publisher.h"
-#include "deploy/demo_trainer/shapes.h"
 #include "deploy/demo_trainer/trainer.h"
+#include "export_plugin/lockstep.h"
 
 namespace lockstep::demo {
 namespace {
 
 using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
+using Milliseconds = std::chrono::duration<double, std::milli>;
 
 // Where the lines go: stdout, and the file when one is named.
 class Journal {
@@ -60,11 +62,44 @@ void PrintSizes(const InitialModel& model, uint64_t state_bytes) {
             << std::endl;
 }
 
+// Closed with its owner; a version being written is then aborted.
+struct Close {
+  void operator()(lockstep_model* model) const { lockstep_close(model); }
+};
+using OpenModel = std::unique_ptr<lockstep_model, Close>;
+
+Status FromAbi(int code, std::string_view what, const lockstep_model* model) {
+  if (code == LOCKSTEP_OK) return OkStatus();
+  return Status(static_cast<ErrorCode>(code), lockstep_last_error(model)).WithContext(what);
+}
+
+// As the only rank of its model.
+Result<OpenModel> Open(const std::string& socket, const std::string& model, const model::ModelLayout& layout) {
+  std::vector<lockstep_tensor> tensors;
+  for (const model::TensorMeta& tensor : layout.tensors()) {
+    tensors.push_back({.name = tensor.name.c_str(),
+                       .dtype = model::FindDType(tensor.dtype)->name.data(),  // literals, so terminated
+                       .shape = tensor.shape.data(),
+                       .rank = static_cast<uint32_t>(tensor.shape.size()),
+                       .offset = tensor.offset});
+  }
+  const lockstep_open_options options = {.abi_version = LOCKSTEP_ABI_VERSION,
+                                         .socket_path = socket.c_str(),
+                                         .model = model.c_str(),
+                                         .tensors = tensors.data(),
+                                         .tensor_count = tensors.size(),
+                                         .rank = 0,
+                                         .ranks = 1};
+  lockstep_model* handle = nullptr;
+  LS_RETURN_IF_ERROR(FromAbi(lockstep_open(&options, &handle), Cat("opening ", model, " at ", socket), nullptr));
+  return OpenModel(handle);
+}
+
 // Publishes version 1 with the initial weights, and version n + 1 with the weights after step n.
 class TrainingRun {
  public:
-  TrainingRun(const Options& options, Trainer& trainer, Publisher& publisher, Journal& journal)
-      : options_(options), trainer_(trainer), publisher_(publisher), journal_(journal) {}
+  TrainingRun(const Options& options, Trainer& trainer, lockstep_model* model, Journal& journal)
+      : options_(options), trainer_(trainer), model_(model), journal_(journal) {}
 
   Status Train() {
     for (uint64_t step = 0; step <= options_.steps; ++step) {
@@ -90,34 +125,48 @@ class TrainingRun {
   Status Publish(uint64_t step) {
     const Version version = step + 1;
     const auto start = Clock::now();
+    blocked_ = {};
+    void* memory = nullptr;
+    LS_RETURN_IF_ERROR(Call("beginning a version", [&] { return lockstep_begin(model_, version, &memory); }));
+    auto* const data = static_cast<std::byte*>(memory);  // the data section, until the commit
+    const auto done = [this](ByteRange range) {
+      const lockstep_range written = {.offset = range.offset, .bytes = range.bytes};
+      return Call("reporting a finished range", [&] { return lockstep_ranges_done(model_, &written, 1); });
+    };
     uint64_t changed = 0;
-    LS_ASSIGN_OR_RETURN(std::byte * data, publisher_.Begin(version));
-    const auto done = [this](ByteRange range) { return publisher_.RangeDone(range); };
     if (step == 0) {
       LS_RETURN_IF_ERROR(trainer_.PublishInitial(data, done));
     } else {
       LS_ASSIGN_OR_RETURN(changed, trainer_.StepAndPublish(data, done));
     }
-    LS_RETURN_IF_ERROR(publisher_.Commit());
-    const std::chrono::duration<double, std::milli> took = Clock::now() - start;
+    LS_RETURN_IF_ERROR(Call("committing a version", [&] { return lockstep_commit(model_); }));
+    const auto elements = static_cast<double>(std::max<uint64_t>(trainer_.elements(), 1));
+    Json line = {{"version", version},
+                 {"step", step},
+                 {"changed_elements", changed},
+                 {"density", static_cast<double>(changed) / elements},
+                 {"step_ms", Milliseconds(Clock::now() - start).count()},
+                 {"blocked_ms", Milliseconds(blocked_).count()}};
     const bool last = step == options_.steps;
-    const bool digest_due = last || (options_.digest_every > 0 && version % options_.digest_every == 0);
-    Json line = {
-        {"version", version},
-        {"step", step},
-        {"changed_elements", changed},
-        {"density", static_cast<double>(changed) / static_cast<double>(std::max<uint64_t>(trainer_.elements(), 1))},
-        {"step_ms", took.count()},
-        {"blocked_ms", publisher_.TakeBlockedMs()}};
-    if (digest_due) line["sha256"] = trainer_.Digest();
+    if (last || (options_.digest_every > 0 && version % options_.digest_every == 0)) line["sha256"] = trainer_.Digest();
     journal_.Write(line);
     return OkStatus();
   }
 
+  // A call of the plugin, and the time it took.
+  template <typename Function>
+  Status Call(std::string_view what, const Function& function) {
+    const auto start = Clock::now();
+    const int code = function();
+    blocked_ += Clock::now() - start;
+    return FromAbi(code, what, model_);
+  }
+
   const Options& options_;
   Trainer& trainer_;
-  Publisher& publisher_;
+  lockstep_model* const model_;
   Journal& journal_;
+  Clock::duration blocked_{};  // in calls of the plugin, for this version
 };
 
 }  // namespace
@@ -130,13 +179,13 @@ Status Run(const Options& options) {
     return OkStatus();
   }
   LS_ASSIGN_OR_RETURN(Journal journal, Journal::Create(options.digests));
-  LS_ASSIGN_OR_RETURN(Publisher publisher, Publisher::Open(options.socket, options.model, *model.layout));
+  LS_ASSIGN_OR_RETURN(const OpenModel opened, Open(options.socket, options.model, *model.layout));
   const size_t cores = std::max(1u, std::thread::hardware_concurrency());
   LS_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
                       Trainer::Create(std::move(model), {.learning_rate = options.learning_rate,
                                                          .seed = options.seed,
                                                          .threads = options.threads == 0 ? cores : options.threads}));
-  return TrainingRun(options, *trainer, publisher, journal).Train();
+  return TrainingRun(options, *trainer, opened.get(), journal).Train();
 }
 
 }  // namespace lockstep::demo

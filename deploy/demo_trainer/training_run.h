@@ -1,10 +1,29 @@
 // A demo trainer's life: make or load the model, then train and publish until the steps are done.
 #pragma once
 
+#include <cstdint>
+#include <string>
+
 #include "common/base/status.h"
-#include "deploy/demo_trainer/options.h"
 
 namespace lockstep::demo {
+
+struct Options {
+  std::string socket;
+  std::string model = "actor";
+  std::string shape = "tiny";
+  std::string checkpoint;  // a directory; wins over `shape`
+  uint64_t steps = 10;     // optimizer steps; version 1 is the initial weights
+  double learning_rate = 1e-6;
+  uint64_t seed = 1;
+  uint32_t threads = 0;  // 0: one per core
+  uint32_t step_delay_ms = 0;
+  bool paced = false;
+  std::string digests;        // a file; empty: none
+  uint64_t digest_every = 0;  // versions; 0: only the last one
+  std::string write_assets;   // a directory: write config.json there and end
+  bool describe = false;      // print the model's sizes and end
+};
 
 // Prints one JSON object per published version to stdout:
 //   {"version", "step", "changed_elements", "density", "step_ms", "blocked_ms", "sha256"}
