@@ -258,6 +258,12 @@ class Cluster:
         self._cleanups.callback(subprocess.run, ["umount", "-l", str(path)], check=False)
         return path
 
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
     def close(self) -> None:
         for daemon in reversed(self.daemons):
             if daemon.running():

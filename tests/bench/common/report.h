@@ -5,12 +5,14 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <string>
+#include <nlohmann/json.hpp>
 #include <string_view>
-#include <variant>
+#include <utility>
 #include <vector>
 
 namespace lockstep::bench {
+
+using Json = nlohmann::ordered_json;
 
 // Seconds that `body` takes.
 template <typename Body>
@@ -36,52 +38,35 @@ inline double Median(std::vector<double> samples) {
   return *middle;
 }
 
-inline void PrintSamples(const std::vector<double>& samples) {
-  const char* separator = "[";
-  for (const double sample : samples) {
-    std::printf("%s%.9g", separator, sample);
-    separator = ", ";
-  }
-  std::printf("%s]", samples.empty() ? "[" : "");
+// In GB/s, of passes over so many bytes.
+inline std::vector<double> Throughput(const std::vector<double>& seconds, uint64_t bytes) {
+  std::vector<double> rates;
+  for (const double each : seconds) rates.push_back(static_cast<double>(bytes) / each / 1e9);
+  return rates;
+}
+
+// Whether the command line asks for a tiny model, few times.
+inline bool IsQuick(int argc, char** argv) {
+  return argc > 1 && std::string_view(argv[1]) == "--quick";
+}
+
+inline void PrintLine(const Json& line) {
+  std::printf("%s\n", line.dump().c_str());
+  std::fflush(stdout);
 }
 
 // `baselines` has samples of what `values` are compared with, or one number: a bound. `model_bytes` is the size of the
 // model that was measured. run.py makes medians and ratios.
 inline void PrintResult(std::string_view name, std::string_view unit, uint64_t model_bytes,
                         const std::vector<double>& values, const std::vector<double>& baselines) {
-  std::printf(R"({"name": "%.*s", "unit": "%.*s", "model_bytes": %lu, "values": )", static_cast<int>(name.size()),
-              name.data(), static_cast<int>(unit.size()), unit.data(), model_bytes);
-  PrintSamples(values);
-  std::printf(R"(, "baselines": )");
-  PrintSamples(baselines);
-  std::printf("}\n");
-  std::fflush(stdout);
+  PrintLine(
+      {{"name", name}, {"unit", unit}, {"model_bytes", model_bytes}, {"values", values}, {"baselines", baselines}});
 }
 
-// A row of a series: what plots and documents show in addition to the figures. Rows of one name, in the order in which
-// they are printed, make the series in run.py's report.
-struct Column {
-  std::string_view name;
-  std::variant<double, std::string_view> value;
-};
-
-inline void PrintRow(std::string_view series, std::string_view unit, const std::vector<Column>& row) {
-  std::string text =
-      "{\"series\": \"" + std::string(series) + "\", \"unit\": \"" + std::string(unit) + "\", \"rows\": [";
-  const char* separator = "{";
-  for (const Column& column : row) {
-    text += separator + ("\"" + std::string(column.name)) + "\": ";
-    if (const auto* word = std::get_if<std::string_view>(&column.value)) {
-      text += "\"" + std::string(*word) + "\"";
-    } else {
-      char number[32];
-      std::snprintf(number, sizeof number, "%.9g", std::get<double>(column.value));
-      text += number;
-    }
-    separator = ", ";
-  }
-  std::printf("%s}]}\n", text.c_str());
-  std::fflush(stdout);
+// A row of a series, an object: what plots and documents show in addition to the figures. Rows of one name, in the
+// order in which they are printed, make the series in run.py's report.
+inline void PrintRow(std::string_view series, std::string_view unit, Json row) {
+  PrintLine({{"series", series}, {"unit", unit}, {"rows", Json::array({std::move(row)})}});
 }
 
 }  // namespace lockstep::bench

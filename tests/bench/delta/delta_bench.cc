@@ -3,8 +3,7 @@
 // elements changed by Adam.
 //
 //   delta_bench [--quick]
-#include <cstring>
-#include <string_view>
+#include <algorithm>
 #include <thread>
 
 #include "tests/bench/common/memory.h"
@@ -31,39 +30,9 @@ void WritePair(const AdamModel& model, double density, DeltaPair& pair) {
   pair.Written();
 }
 
-// Loops and passes take turns: memory's speed changes from one second to the next.
-void MeasureDiff(DeltaPair& pair, int repeats) {
-  std::vector<double> fast, compact, read_for_fast, read_for_compact;
-  for (int turn = 0; turn <= repeats; ++turn) {
-    read_for_fast.push_back(pair.gigabytes() / pair.TimeReadBoth());
-    fast.push_back(pair.gigabytes() / pair.TimeDiff(payload::CodecLevel::kFast));
-    read_for_compact.push_back(pair.gigabytes() / pair.TimeReadBoth());
-    compact.push_back(pair.gigabytes() / pair.TimeDiff(payload::CodecLevel::kCompact));
-  }
-  for (auto* samples : {&fast, &compact, &read_for_fast, &read_for_compact}) samples->erase(samples->begin());
-  PrintResult("diff_encode_fast", "GB/s", pair.bytes(), fast, read_for_fast);
-  PrintResult("diff_encode_compact", "GB/s", pair.bytes(), compact, read_for_compact);
-}
-
-// Half 0 is brought forward to half 1's version, and back again.
-void MeasureApply(DeltaPair& pair, int repeats) {
-  std::vector<std::shared_ptr<const payload::Payload>> payloads;
-  for (const size_t from : {0, 1}) {
-    pair.TimeDiff(payload::CodecLevel::kFast, from);  // what pulls take over lanes as fast as memory
-    payloads.push_back(pair.FoundPayload(1));
-  }
-  std::vector<double> applied, read;
-  for (int turn = 0; turn < 2 * repeats; ++turn) {
-    read.push_back(pair.gigabytes() / pair.TimeReadOne());
-    applied.push_back(pair.gigabytes() / pair.TimeApply({&payloads[turn % 2], 1}));
-    if (turn > 0) continue;
-    if (std::memcmp(pair.half(0).data(), pair.half(1).data(), pair.half(0).size()) != 0) {
-      Fail({ErrorCode::kInternal, "applied, a version has other bytes than it should"});
-    }
-  }
-  applied.erase(applied.begin());
-  read.erase(read.begin());
-  PrintResult("decode_apply_verify", "GB/s", pair.bytes(), applied, read);
+void Print(std::string_view figure, const DeltaPair& pair, const DeltaPair::Samples& seconds) {
+  PrintResult(figure, "GB/s", pair.bytes(), Throughput(seconds.pass, pair.bytes()),
+              Throughput(seconds.read, pair.bytes()));
 }
 
 void MeasureBytes(DeltaPair& pair) {
@@ -77,8 +46,10 @@ void Run(const Options& options) {
   const AdamModel model(QwenLayout(FittingBytes(options.bytes, DeltaPair::kCopies)));
   DeltaPair pair(model.layout(), std::max(1u, std::thread::hardware_concurrency()));
   WritePair(model, kChanged, pair);
-  MeasureDiff(pair, options.repeats);
-  MeasureApply(pair, options.repeats);
+  Print("diff_encode_fast", pair, pair.SampleDiff(payload::CodecLevel::kFast, options.repeats));
+  Print("diff_encode_compact", pair, pair.SampleDiff(payload::CodecLevel::kCompact, options.repeats));
+  // At the level that pulls take over lanes as fast as memory.
+  Print("decode_apply_verify", pair, pair.SampleApply(payload::CodecLevel::kFast, options.repeats));
   WritePair(model, kChangedForBytes, pair);
   MeasureBytes(pair);
 }
@@ -88,6 +59,6 @@ void Run(const Options& options) {
 
 int main(int argc, char** argv) {
   lockstep::bench::Options options;
-  if (argc > 1 && std::string_view(argv[1]) == "--quick") options = {.bytes = 20'000'000, .repeats = 2};
+  if (lockstep::bench::IsQuick(argc, argv)) options = {.bytes = 20'000'000, .repeats = 2};
   lockstep::bench::Run(options);
 }

@@ -134,6 +134,33 @@ double DeltaPair::TimeApply(std::span<const std::shared_ptr<const payload::Paylo
   return seconds;
 }
 
+DeltaPair::Samples DeltaPair::SampleDiff(payload::CodecLevel level, int repeats) {
+  Samples samples;
+  TimeDiff(level);
+  for (int turn = 0; turn < repeats; ++turn) {
+    samples.read.push_back(TimeReadBoth());
+    samples.pass.push_back(TimeDiff(level));
+  }
+  return samples;
+}
+
+DeltaPair::Samples DeltaPair::SampleApply(payload::CodecLevel level, int repeats) {
+  TimeDiff(level, 1);
+  const auto back = FoundPayload(1);
+  TimeDiff(level, 0);
+  const auto forward = FoundPayload(1);
+  TimeApply({&forward, 1});
+  if (std::memcmp(half(0).data(), half(1).data(), bytes()) != 0) {
+    Fail({ErrorCode::kInternal, "applied, a version has other bytes than it should"});
+  }
+  Samples samples;
+  for (int turn = 1; turn < 2 * repeats; ++turn) {
+    samples.read.push_back(TimeReadOne());
+    samples.pass.push_back(TimeApply({turn % 2 == 0 ? &forward : &back, 1}));
+  }
+  return samples;
+}
+
 double EntropyPerChange(const DeltaPair& pair) {
   std::unordered_map<uint64_t, uint64_t> gaps, steps;
   uint64_t changes = 0;

@@ -43,6 +43,16 @@ class DeltaPair {
   // Seconds of applying `chain` to half 0, which must then have every promised hash.
   double TimeApply(std::span<const std::shared_ptr<const payload::Payload>> chain);
 
+  // Seconds of a pass and of the loop that only reads the same, in turns: memory's speed changes from one second to the
+  // next. What warms memory is not counted.
+  struct Samples {
+    std::vector<double> read, pass;
+  };
+  // From half 0 to half 1.
+  Samples SampleDiff(payload::CodecLevel level, int repeats);
+  // Brings half 0 forward to half 1's version, and back again. What was found last is the delta forward.
+  Samples SampleApply(payload::CodecLevel level, int repeats);
+
  private:
   void ChooseLoads();
 

@@ -2,7 +2,6 @@
 // makes: series for plots and documents, no figures to reach.
 //
 //   delta_sweep [--quick]
-#include <cstring>
 #include <random>
 #include <string_view>
 #include <thread>
@@ -38,48 +37,34 @@ void WritePair(const AdamModel& model, double rate, DeltaPair& pair) {
   pair.Written();
 }
 
-// What the agent's pass from half 0 to half 1 gives, and a loop that only reads both. Speeds are of the model's
-// bytes.
-std::vector<Column> MeasureDiff(DeltaPair& pair, payload::CodecLevel level, int repeats) {
-  std::vector<double> read, diff;
-  pair.TimeDiff(level);  // warms memory
-  for (int turn = 0; turn < repeats; ++turn) {
-    read.push_back(pair.TimeReadBoth());
-    diff.push_back(pair.TimeDiff(level));
-  }
-  return {{"level", level->name},
-          {"gigabytes", pair.gigabytes()},
-          {"read_both", pair.gigabytes() / Median(read)},
-          {"diff_encode", pair.gigabytes() / Median(diff)}};
+// Adds to `row` what the agent's pass gives, and a loop that only reads both halves. Speeds are of the model's bytes.
+void MeasureDiff(DeltaPair& pair, payload::CodecLevel level, int repeats, Json& row) {
+  const DeltaPair::Samples seconds = pair.SampleDiff(level, repeats);
+  row["level"] = level->name;
+  row["gigabytes"] = pair.gigabytes();
+  row["read_both"] = pair.gigabytes() / Median(seconds.read);
+  row["diff_encode"] = pair.gigabytes() / Median(seconds.pass);
 }
 
-// What the receiver's pass gives: half 0 is brought forward to half 1's version and back again.
-std::vector<Column> MeasureApply(DeltaPair& pair, payload::CodecLevel level, int repeats) {
-  pair.TimeDiff(level, 1);
-  const auto back = pair.FoundPayload(1);
-  pair.TimeDiff(level, 0);
-  const auto forward = pair.FoundPayload(1);
-  std::vector<double> read, apply;
-  for (int turn = 0; turn < 2 * repeats; ++turn) {
-    read.push_back(pair.TimeReadOne());
-    apply.push_back(pair.TimeApply({turn % 2 == 0 ? &forward : &back, 1}));
-  }
-  const auto changes = static_cast<double>(pair.changes());
-  const auto bytes = static_cast<double>(forward->total_bytes());
-  return {{"changes", changes},
-          {"payload_bytes", bytes},
-          {"bytes_per_change", changes > 0 ? bytes / changes : 0},
-          {"read_one", pair.gigabytes() / Median(read)},
-          {"decode_apply_verify", pair.gigabytes() / Median(apply)}};
+// And what the receiver's gives.
+void MeasureApply(DeltaPair& pair, payload::CodecLevel level, int repeats, Json& row) {
+  const DeltaPair::Samples seconds = pair.SampleApply(level, repeats);
+  const uint64_t changes = pair.changes();
+  const size_t bytes = pair.FoundPayload(1)->total_bytes();
+  row["changes"] = changes;
+  row["payload_bytes"] = bytes;
+  row["bytes_per_change"] = changes > 0 ? static_cast<double>(bytes) / static_cast<double>(changes) : 0;
+  row["read_one"] = pair.gigabytes() / Median(seconds.read);
+  row["decode_apply_verify"] = pair.gigabytes() / Median(seconds.pass);
 }
 
-void MeasureLevels(DeltaPair& pair, std::string_view series, const Column& first, int repeats) {
+void MeasureLevels(DeltaPair& pair, std::string_view series, const Json& first, int repeats) {
   const double entropy = EntropyPerChange(pair);
   for (const payload::CodecLevel level : payload::CodecLevel::All()) {
-    std::vector<Column> row = {first};
-    for (const Column& column : MeasureDiff(pair, level, repeats)) row.push_back(column);
-    for (const Column& column : MeasureApply(pair, level, repeats)) row.push_back(column);
-    row.push_back({"entropy_bytes_per_change", entropy});
+    Json row = first;
+    MeasureDiff(pair, level, repeats, row);
+    MeasureApply(pair, level, repeats, row);
+    row["entropy_bytes_per_change"] = entropy;
     PrintRow(series, "GB/s", row);
   }
 }
@@ -89,7 +74,7 @@ void ByDensity(const Options& options) {
   DeltaPair pair(model.layout(), Cores());
   for (const double density : options.densities) {
     WritePair(model, model.LearningRateFor(density), pair);
-    MeasureLevels(pair, "by_density", {"density", density}, options.repeats);
+    MeasureLevels(pair, "by_density", {{"density", density}}, options.repeats);
   }
 }
 
@@ -102,8 +87,8 @@ void ByThreads(const Options& options) {
     DeltaPair pair(model.layout(), threads);
     WritePair(model, rate, pair);
     for (const payload::CodecLevel level : payload::CodecLevel::All()) {
-      std::vector<Column> row = MeasureDiff(pair, level, options.repeats);
-      row.insert(row.begin(), {"threads", static_cast<double>(threads)});
+      Json row = {{"threads", threads}};
+      MeasureDiff(pair, level, options.repeats, row);
       PrintRow("by_threads", "GB/s", row);
     }
   }
@@ -117,7 +102,7 @@ void BySize(const Options& options) {
       const AdamModel model(QwenLayout(fitting));
       DeltaPair pair(model.layout(), Cores());
       WritePair(model, model.LearningRateFor(kChanged), pair);
-      MeasureLevels(pair, "by_size", {"size", static_cast<double>(fitting) / 1e9}, options.repeats);
+      MeasureLevels(pair, "by_size", {{"size", static_cast<double>(fitting) / 1e9}}, options.repeats);
     }
     if (fitting < size) return;
   }
@@ -184,13 +169,13 @@ void ByCase(const Options& options) {
       for (uint32_t half : {0, 1}) model.Write(0, 0, pair.half(half), pair.pool());
       one.change(Elements(pair.half(0)), Elements(pair.half(1)));
       pair.Written();
-      MeasureLevels(pair, "by_case", {"case", one.name}, options.repeats);
+      MeasureLevels(pair, "by_case", {{"case", one.name}}, options.repeats);
     }
   }
   const AdamModel model(MixedLayout(options.bytes));
   DeltaPair pair(model.layout(), Cores());
   WritePair(model, kUsualRate, pair);
-  MeasureLevels(pair, "by_case", {"case", "bf16, fp32 and fp8"}, options.repeats);
+  MeasureLevels(pair, "by_case", {{"case", "bf16, fp32 and fp8"}}, options.repeats);
 }
 
 // Deltas of consecutive versions; half 0 follows them, and half 1 is at the last version in the end.
@@ -230,10 +215,10 @@ void BySteps(const Options& options) {
       apply_folded.push_back(pair.TimeApply(folded));
     }
     PrintRow("by_steps", "s",
-             {{"steps", static_cast<double>(steps)},
+             {{"steps", steps},
               {"gigabytes", pair.gigabytes()},
-              {"chain_bytes", static_cast<double>(chain_bytes)},
-              {"folded_bytes", static_cast<double>(folded.front()->total_bytes())},
+              {"chain_bytes", chain_bytes},
+              {"folded_bytes", folded.front()->total_bytes()},
               {"fold", fold.empty() ? 0 : Median(fold)},
               {"apply_chain", Median(apply_chain)},
               {"apply_folded", Median(apply_folded)}});
@@ -245,7 +230,7 @@ void BySteps(const Options& options) {
 
 int main(int argc, char** argv) {
   lockstep::bench::Options options;
-  if (argc > 1 && std::string_view(argv[1]) == "--quick") {
+  if (lockstep::bench::IsQuick(argc, argv)) {
     options = {
         .bytes = 20'000'000, .densities = {0.003, 0.03}, .sizes = {10'000'000, 20'000'000}, .steps = 2, .repeats = 1};
   }

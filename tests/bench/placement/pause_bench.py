@@ -151,12 +151,9 @@ def main() -> None:
     torch.set_num_threads(1)
     for name, wanted, two_halves in (("pause_ratio", LAYERS, False), ("pause_flip_ratio", FLIP_LAYERS, True)):
         layers = fitting_layers(QUICK_LAYERS if quick else wanted, COPIES + two_halves)
-        cluster = Cluster()
-        try:
+        with Cluster() as cluster:
             with Ranks(RANKS, timeout_s=300) as ranks:
                 pauses, reloads = measure(cluster, ranks, layers, QUICK_REPEATS if quick else REPEATS, two_halves)
-        finally:
-            cluster.close()
         program.print_figure(name, "s", model_bytes(layers), pauses, reloads)
 
 

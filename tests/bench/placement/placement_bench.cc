@@ -3,7 +3,6 @@
 //
 //   placement_bench [--quick]
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "raas_receiver/placement/plan/placement_plan.h"
@@ -44,19 +43,17 @@ void Compile(const model::ModelLayout& layout, const std::vector<std::string>& t
   if (plan->buffers().size() != kRanks || plan->row_ranges().empty()) Fail({ErrorCode::kInternal, "the plan is empty"});
 }
 
-int Main(int argc, char** argv) {
-  const bool quick = argc > 1 && std::string_view(argv[1]) == "--quick";
+void Run(bool quick) {
   const auto layout = OrDie(placement::LayoutOf(placement::Qwen3_30B_A3B()));
   std::vector<std::string> texts;
   for (uint32_t rank = 0; rank < kRanks; ++rank) texts.push_back(DescriptionText(*layout, rank));
   PrintResult("placement_compile_qwen3_30b_a3b", "s", layout->data_bytes(),
               TimeRepeated(quick ? 2 : 7, [&] { Compile(*layout, texts); }), {1.0});
-  return 0;
 }
 
 }  // namespace
 }  // namespace lockstep::bench
 
 int main(int argc, char** argv) {
-  return lockstep::bench::Main(argc, argv);
+  lockstep::bench::Run(lockstep::bench::IsQuick(argc, argv));
 }

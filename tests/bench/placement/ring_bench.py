@@ -77,12 +77,9 @@ def measure(cluster: Cluster, layers: int, repeats: int) -> "dict[str, list[floa
 def main() -> None:
     options = program.options(COPIES, FULL_BYTES, QUICK_BYTES)
     torch.set_num_threads(1)
-    cluster = Cluster()
     layers = options.model_bytes // LAYER_BYTES
-    try:
+    with Cluster() as cluster:
         found = measure(cluster, layers, options.repeats)
-    finally:
-        cluster.close()
     program.print_figure("ring_pipelining", "s", layers * LAYER_BYTES, found["ring"], found["serial"])
 
 

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <optional>
 #include <random>
-#include <string_view>
 
 #include "common/base/hash.h"
 #include "common/model/manifest.h"
@@ -153,5 +152,5 @@ void Run(bool quick) {
 }  // namespace lockstep::bench
 
 int main(int argc, char** argv) {
-  lockstep::bench::Run(argc > 1 && std::string_view(argv[1]) == "--quick");
+  lockstep::bench::Run(lockstep::bench::IsQuick(argc, argv));
 }

@@ -5,7 +5,6 @@
 #include <sys/mman.h>
 
 #include <cstring>
-#include <string_view>
 #include <thread>
 
 #include "common/base/worker_pool.h"
@@ -40,12 +39,6 @@ void CopyPlainly(const std::vector<RankMemory>& ranks, std::byte* half) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-}
-
-std::vector<double> Throughput(const std::vector<double>& seconds, uint64_t bytes) {
-  std::vector<double> rates;
-  for (const double each : seconds) rates.push_back(static_cast<double>(bytes) / each / 1e9);
-  return rates;
 }
 
 void Run(bool quick) {
@@ -89,5 +82,5 @@ void Run(bool quick) {
 }  // namespace lockstep::bench
 
 int main(int argc, char** argv) {
-  lockstep::bench::Run(argc > 1 && std::string_view(argv[1]) == "--quick");
+  lockstep::bench::Run(lockstep::bench::IsQuick(argc, argv));
 }

@@ -5,7 +5,6 @@
 //
 // Figure layout_100k: all of them, for 100,000 tensors and 1 TB in 4 M blocks. What each takes is printed in addition,
 // and for 20,000 tensors too.
-#include <algorithm>
 #include <string>
 #include <string_view>
 
@@ -62,13 +61,12 @@ class Steps {
   void PrintFigure(std::string_view figure) const { PrintResult(figure, "s", model_bytes_, totals_, {1.0}); }
   // A row for each step, with its median.
   void PrintSteps(size_t tensors) const {
-    for (auto [name, samples] : steps_) {
-      std::sort(samples.begin(), samples.end());
+    for (const auto& [name, samples] : steps_) {
       PrintRow("layout_steps", "s",
-               {{"tensors", static_cast<double>(tensors)},
+               {{"tensors", tensors},
                 {"gigabytes", static_cast<double>(model_bytes_) / 1e9},
-                {"step", std::string_view(name)},
-                {"seconds", samples[samples.size() / 2]}});
+                {"step", name},
+                {"seconds", Median(samples)}});
     }
   }
 
@@ -205,5 +203,5 @@ void Run(bool quick) {
 }  // namespace lockstep::bench
 
 int main(int argc, char** argv) {
-  lockstep::bench::Run(argc > 1 && std::string_view(argv[1]) == "--quick");
+  lockstep::bench::Run(lockstep::bench::IsQuick(argc, argv));
 }

@@ -89,5 +89,5 @@ void Run(bool quick) {
 }  // namespace lockstep::bench
 
 int main(int argc, char** argv) {
-  lockstep::bench::Run(argc > 1 && std::string_view(argv[1]) == "--quick");
+  lockstep::bench::Run(lockstep::bench::IsQuick(argc, argv));
 }

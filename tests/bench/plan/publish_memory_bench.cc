@@ -11,7 +11,6 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
-#include <string_view>
 #include <thread>
 
 #include "export_plugin/exporter/exporter.h"
@@ -122,5 +121,5 @@ void Run(bool quick) {
 }  // namespace lockstep::bench
 
 int main(int argc, char** argv) {
-  lockstep::bench::Run(argc > 1 && std::string_view(argv[1]) == "--quick");
+  lockstep::bench::Run(lockstep::bench::IsQuick(argc, argv));
 }

@@ -64,11 +64,8 @@ def measure(cluster: Cluster, options: program.Options) -> "list[list[float]]":
 
 def main() -> None:
     options = program.options(COPIES, full_bytes=MODEL_BYTES, quick_bytes=2_000_000, repeats=11)
-    cluster = Cluster()
-    try:
+    with Cluster() as cluster:
         rows = measure(cluster, options)
-    finally:
-        cluster.close()
     in_turn = list(zip(*rows))
     program.print_figure("fanout_cpu", "s", options.model_bytes, in_turn[-1], in_turn[0])
     in_turn = [{"receiver": number, "cpu": statistics.median(column)} for number, column in enumerate(in_turn, 1)]

@@ -74,11 +74,8 @@ def measure(cluster: Cluster, options: program.Options) -> "tuple[list[float], d
 
 def main() -> None:
     options = program.options(COPIES)
-    cluster = Cluster()
-    try:
+    with Cluster() as cluster:
         pulls, ways = measure(cluster, options)
-    finally:
-        cluster.close()
     program.print_figure("full_pull", "GB/s", options.model_bytes, pulls, ways["sendfile"])
     rows = [{"way": "lanes", "gb_per_s": statistics.median(pulls)}]
     rows += [{"way": way, "gb_per_s": statistics.median(rates)} for way, rates in ways.items()]

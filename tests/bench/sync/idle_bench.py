@@ -88,11 +88,8 @@ def measure(cluster: Cluster, options: program.Options) -> None:
 
 def main() -> None:
     options = program.options(COPIES, repeats=4)
-    cluster = Cluster()
-    try:
+    with Cluster() as cluster:
         measure(cluster, options)
-    finally:
-        cluster.close()
 
 
 if __name__ == "__main__":

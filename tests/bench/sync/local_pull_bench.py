@@ -40,11 +40,8 @@ def measure(cluster: Cluster, options: program.Options) -> "tuple[list[float], l
 
 def main() -> None:
     options = program.options(COPIES, FULL_BYTES, QUICK_BYTES)
-    cluster = Cluster()
-    try:
+    with Cluster() as cluster:
         values, baselines = measure(cluster, options)
-    finally:
-        cluster.close()
     program.print_figure("colocated_full_pull", "s", options.model_bytes, values, baselines)
 
 

@@ -104,11 +104,8 @@ def measure(cluster: Cluster, options: program.Options) -> "tuple[list[float], l
 
 def main() -> None:
     options = program.options(COPIES)
-    cluster = Cluster()
-    try:
+    with Cluster() as cluster:
         values, baselines, others = measure(cluster, options)
-    finally:
-        cluster.close()
     program.print_figure("publish_blocked", "s", options.model_bytes, values, baselines)
     rows = [{"kind": kind, "ratio": ratio} for kind, ratio in others.items()]
     program.print_series("publish_blocked_circumstances", "copies", options.model_bytes, rows)

@@ -47,8 +47,7 @@ def check_equal(what: str, path: Path, bits: np.ndarray) -> None:
 def by_daemons(options: program.Options) -> "tuple[list[float], list[dict]]":
     """Seconds from publish()'s return to the switch of `current`, and rows of stages of what happened in them."""
     weights = Weights(options.model_bytes)
-    cluster = Cluster()
-    try:
+    with Cluster() as cluster:
         agent = cluster.agent()
         receiver = cluster.receiver(agent)
         seconds, publishing = {}, {}
@@ -66,8 +65,6 @@ def by_daemons(options: program.Options) -> "tuple[list[float], list[dict]]":
             full = [receiver.ask("pull", "--full") for _ in range(3)][1:]
         check_equal("the replica", receiver.file(), weights.flat)
         tails = diff_tails(agent.log())
-    finally:
-        cluster.close()
     measured = [record for record in records if record["to"]["version"] >= 2 + WARMING]
     if [record["mode"] for record in measured] != ["delta"] * options.repeats:
         raise SystemExit(f"not the syncs that were wanted: {measured}")
