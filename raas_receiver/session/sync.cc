@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
@@ -195,9 +194,8 @@ Result<Sync::State> Sync::PullFull() {
   fetcher_.Use(OpenSources(context_, plan_, request_.layout));
   LS_RETURN_IF_ERROR(context_.replicas.BeginFull(request_.layout));
   full_ = std::make_unique<FullStaging>(*request_.layout, context_.replicas);
-  std::vector<BlockIndex> blocks(request_.layout->block_count());
-  std::iota(blocks.begin(), blocks.end(), 0);
-  LS_RETURN_IF_ERROR(fetcher_.FetchBlocks({std::move(blocks), plan_.target.version, /*exact=*/false}, *full_));
+  LS_RETURN_IF_ERROR(
+      fetcher_.FetchBlocks({request_.layout->AllBlocks(), plan_.target.version, /*exact=*/false}, *full_));
   const auto moved_on = [&](Version version) { return version != plan_.target.version; };
   return std::any_of(full_->versions().begin(), full_->versions().end(), moved_on) ? State::kCatchUp : State::kVerify;
 }
@@ -224,11 +222,11 @@ Result<Sync::State> Sync::Verify() {
   const Stopwatch stopwatch(record_, record_.apply_us(), &v1::SyncRecord::set_apply_us);
   const model::ModelLayout& layout = *request_.layout;
   if (full_) {
-    expected_ = replica::HashesAfter(chain_, replica::BlockVersions{0, &full_->versions()}, full_->hashes());
+    expected_ = replica::HashesAfter(chain_, full_->versions(), full_->hashes());
   } else {
-    LS_RETURN_IF_ERROR(VerifyChain(layout, chain_, context_.replicas.current_hashes()));
-    expected_ =
-        replica::HashesAfter(chain_, replica::BlockVersions{plan_.base.version}, context_.replicas.current_hashes());
+    const std::vector<uint64_t>& hashes = context_.replicas.current_hashes();
+    LS_RETURN_IF_ERROR(VerifyChain(layout, chain_, hashes));
+    expected_ = replica::HashesAfter(chain_, std::vector<Version>(hashes.size(), plan_.base.version), hashes);
   }
   if (model::ComputeManifestDigest(layout.digest(), expected_) != plan_.target_digest) {
     return Status(ErrorCode::kCorrupt, Cat("the blocks received for version ", plan_.target.version,
