@@ -10,7 +10,7 @@
 // reason.
 #pragma once
 
-#include <functional>
+#include <atomic>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -38,9 +38,8 @@ struct SyncRequest {
 // Run once, on the session's thread. Cancel may be called from any.
 class Sync {
  public:
-  using EnterState = std::function<void(v1::SessionState)>;
-
-  Sync(SyncContext& context, SyncRequest request, EnterState enter);
+  // `context` and `shown`, which status shows meanwhile, outlive this.
+  Sync(SyncContext& context, SyncRequest request, std::atomic<v1::SessionState>& shown);
 
   // OK: the newest version is current (or was already). kCancelled after Cancel.
   Status Run();
@@ -77,7 +76,7 @@ class Sync {
 
   SyncContext& context_;
   SyncRequest request_;
-  EnterState enter_;
+  std::atomic<v1::SessionState>& shown_;
   v1::SyncRecord record_;
   replica::PublishedVersion base_;
   Plan plan_;
