@@ -31,8 +31,8 @@ namespace lockstep::session {
 // What is wanted of one sync.
 struct SyncRequest {
   bool force_full = false;
-  std::shared_ptr<const model::ModelLayout> layout;  // the last one known; null: none
-  LayoutDigest agent_layout;                         // the one the agent announced; zero: not known
+  Layout layout;              // the last one known; null: none
+  LayoutDigest agent_layout;  // the one the agent announced; zero: not known
 };
 
 // Run once, on the session's thread. Cancel may be called from any.
@@ -46,7 +46,7 @@ class Sync {
   void Cancel() { fetcher_.Cancel(); }
 
   const v1::SyncRecord& record() const { return record_; }  // once Run has returned
-  const std::shared_ptr<const model::ModelLayout>& layout() const { return request_.layout; }
+  const Layout& layout() const { return request_.layout; }
   uint64_t lane_retries() const { return lane_retries_; }
 
  private:
