@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <numeric>
 #include <string_view>
 
 #include "common/base/hash.h"
@@ -261,6 +262,12 @@ Result<std::shared_ptr<const ModelLayout>> ModelLayout::Decode(ByteView encoded)
 uint64_t ModelLayout::tensor_bytes(size_t tensor) const {
   const uint64_t end = tensor + 1 < tensors_.size() ? tensors_[tensor + 1].offset : data_bytes_;
   return end - tensors_[tensor].offset;
+}
+
+std::vector<BlockIndex> ModelLayout::AllBlocks() const {
+  std::vector<BlockIndex> blocks(block_count());
+  std::iota(blocks.begin(), blocks.end(), 0);
+  return blocks;
 }
 
 ByteRange ModelLayout::block_range(BlockIndex block) const {

@@ -64,6 +64,7 @@ class ModelLayout {
   uint64_t data_bytes() const { return data_bytes_; }
   uint32_t block_bytes() const { return block_bytes_; }
   uint32_t block_count() const { return static_cast<uint32_t>(block_units_.size()); }
+  std::vector<BlockIndex> AllBlocks() const;      // 0, 1, ...
   ByteRange block_range(BlockIndex block) const;  // only the last one may be short
   // Unit in which `block` is compared and stepped: the smallest among the tensors it touches (1, 2, 4 or 8).
   uint32_t block_unit(BlockIndex block) const { return block_units_[block]; }

@@ -130,6 +130,16 @@ Status CheckWritableDir(const std::string& path) {
   return OkStatus();
 }
 
+Result<std::vector<std::string>> ListDirectory(const std::string& path) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator entry(path, error), end; !error && entry != end; entry.increment(error)) {
+    names.push_back(entry->path().filename().string());
+  }
+  if (error) return ErrnoStatus(error.value(), Cat("read ", path));
+  return names;
+}
+
 Status RemoveTree(const std::string& path) {
   std::error_code error;
   fs::remove_all(path, error);

@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "common/base/status.h"
 #include "common/os/unique_fd.h"
@@ -42,6 +43,9 @@ Status MakeDirs(const std::string& path, mode_t mode = 0755);
 
 // OK when `path` is a directory in which this process can really create a file (tried, not guessed from mode bits).
 Status CheckWritableDir(const std::string& path);
+
+// The names of what is in the directory, in no order.
+Result<std::vector<std::string>> ListDirectory(const std::string& path);
 
 // Removes the file or directory and all below it, never following links. Nothing there is OK.
 Status RemoveTree(const std::string& path);

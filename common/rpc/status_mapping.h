@@ -13,3 +13,10 @@ grpc::Status ToGrpc(const Status& status);
 Status FromGrpc(const grpc::Status& status);
 
 }  // namespace lockstep::rpc
+
+// As LS_ASSIGN_OR_RETURN, in a handler of gRPC.
+#define LS_GRPC_ASSIGN_OR_RETURN(lhs, expr) LS_GRPC_ASSIGN_OR_RETURN_INNER(LS_CONCAT(ls_result_, __LINE__), lhs, expr)
+#define LS_GRPC_ASSIGN_OR_RETURN_INNER(result, lhs, expr)            \
+  auto result = (expr);                                              \
+  if (!result.ok()) return ::lockstep::rpc::ToGrpc(result.status()); \
+  lhs = *std::move(result)

@@ -64,6 +64,7 @@ class Moment {
 
   int64_t unix_ns() const { return unix_ns_; }
   int64_t NanosSince() const { return NanosUntil(std::chrono::steady_clock::now()); }
+  uint64_t MicrosSince() const { return static_cast<uint64_t>(NanosSince()) / 1000; }
   int64_t NanosUntil(std::chrono::steady_clock::time_point then) const {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(then - steady_).count();
   }

@@ -197,11 +197,9 @@ class Fleet {
   Image Served(Version version) {
     host_.Await(version);
     store::ServedRun& run = host_.run();
-    std::vector<std::byte> data(run.layout().data_bytes());
-    for (BlockIndex block = 0; block < run.layout().block_count(); ++block) {
-      const ByteRange range = run.layout().block_range(block);
-      REQUIRE(run.ReadBlock(version, true, block, std::span(data).subspan(range.offset, range.bytes)).ok());
-    }
+    Bytes data;
+    const auto copy = [&](const model::Manifest&, ByteView bytes) { data.assign(bytes.begin(), bytes.end()); };
+    REQUIRE(run.UseBlocks(version, true, 0, run.layout().block_count(), copy).ok());
     Image image;
     for (size_t i = 0; i < run.layout().tensors().size(); ++i) {
       const auto first = data.begin() + static_cast<ptrdiff_t>(run.layout().tensors()[i].offset);

@@ -9,11 +9,11 @@ namespace {
 
 constexpr uint64_t kRequestBytes = 1 << 20;  // what one lane holds while others could do it
 
-Status Broken(const wire::FrameHeader& frame, std::string rule) {
+}  // namespace
+
+Status Broken(const wire::FrameHeader& frame, std::string_view rule) {
   return {ErrorCode::kProtocol, Cat("block ", frame.block, ": ", rule)};
 }
-
-}  // namespace
 
 uint32_t BlocksPerRequest(uint64_t bytes, uint32_t blocks, uint64_t request_bytes, size_t lanes) {
   const uint64_t block_bytes = std::max<uint64_t>(1, bytes / std::max(1u, blocks));
@@ -62,6 +62,14 @@ std::vector<BlockRun> RunsOf(const DeltaRequest& request, const model::ModelLayo
   return runs;
 }
 
+Status CheckRaw(const wire::FrameHeader& frame, const model::ModelLayout& layout) {
+  if (frame.codec != static_cast<uint8_t>(payload::Codec::kRaw)) return OkStatus();
+  const uint64_t bytes = layout.block_range(frame.block).bytes;
+  if (frame.payload_bytes != bytes) return Broken(frame, Cat("has ", frame.payload_bytes, " raw bytes, not ", bytes));
+  if (frame.payload_hash != frame.block_hash) return Broken(frame, "is raw but its payload and block hashes differ");
+  return OkStatus();
+}
+
 wire::BlockRequest RunProgress::Request() const {
   wire::BlockRequest request;
   request.kind = static_cast<uint8_t>(run_.kind);
@@ -82,11 +90,7 @@ Status RunProgress::Admit(const wire::FrameHeader& frame, const model::ModelLayo
   if (frame.payload_id != run_.payload_id) {
     return Broken(frame, Cat("is of payload ", frame.payload_id, ", asked for ", run_.payload_id));
   }
-  if (frame.codec == static_cast<uint8_t>(payload::Codec::kRaw)) {
-    const uint64_t bytes = layout.block_range(frame.block).bytes;
-    if (frame.payload_bytes != bytes) return Broken(frame, Cat("has ", frame.payload_bytes, " raw bytes, not ", bytes));
-    if (frame.payload_hash != frame.block_hash) return Broken(frame, "is raw but its payload and block hashes differ");
-  }
+  LS_RETURN_IF_ERROR(CheckRaw(frame, layout));
   return run_.kind == wire::RequestKind::kFull ? AdmitFull(frame) : AdmitDelta(frame);
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "common/base/ids.h"
@@ -39,6 +40,11 @@ std::vector<BlockRun> SplitRun(const BlockRun& whole, uint32_t count);
 // The runs that ask `lanes` lanes for all of `request`.
 std::vector<BlockRun> RunsOf(const FullRequest& request, const model::ModelLayout& layout, size_t lanes);
 std::vector<BlockRun> RunsOf(const DeltaRequest& request, const model::ModelLayout& layout, size_t lanes);
+
+// kProtocol, naming the block and the rule that its frame breaks.
+Status Broken(const wire::FrameHeader& frame, std::string_view rule);
+// What a raw block's frame must say, else Broken. OK for one that is coded.
+Status CheckRaw(const wire::FrameHeader& frame, const model::ModelLayout& layout);
 
 // The answer to one run as it comes in. Blocks come in rising order; of a full run every one.
 class RunProgress {

@@ -25,17 +25,22 @@ class BlockSink {
   virtual Status Put(const wire::FrameHeader& frame, ByteView payload) = 0;
 };
 
+// The entry of a delta that came as `frame`.
+inline payload::DeltaBlock EntryOf(const wire::FrameHeader& frame, Bytes data) {
+  return {.block = frame.block,
+          .codec = static_cast<payload::Codec>(frame.codec),
+          .changes = frame.changes,
+          .target_hash = frame.block_hash,
+          .data_hash = frame.payload_hash,
+          .data = std::move(data)};
+}
+
 // Takes the deltas of one fetch, entry by entry or whole.
 class DeltaSink : public BlockSink {
  public:
   std::span<std::byte> Destination(const wire::FrameHeader&) final { return {}; }
   Status Put(const wire::FrameHeader& frame, ByteView payload) final {
-    return PutEntry(frame.payload_id, {.block = frame.block,
-                                       .codec = static_cast<payload::Codec>(frame.codec),
-                                       .changes = frame.changes,
-                                       .target_hash = frame.block_hash,
-                                       .data_hash = frame.payload_hash,
-                                       .data = Bytes(payload.begin(), payload.end())});
+    return PutEntry(frame.payload_id, EntryOf(frame, Bytes(payload.begin(), payload.end())));
   }
 
   // An entry of the delta `payload_id`, one of those asked for; it has its hashes. kProtocol when it is more than was

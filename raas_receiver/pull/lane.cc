@@ -25,7 +25,7 @@ Lane::Lane(net::IoThreads& io, std::shared_ptr<const LaneOptions> options, std::
       watch_(strand_),
       ticket_(options_->peer.tickets[number]),
       pace_(options_->outstanding),
-      random_(number + 1) {}
+      backoff_(std::chrono::seconds(10), options_->first_backoff) {}
 
 void Lane::Start() {
   net::Spawn(strand_, Run());
@@ -111,10 +111,8 @@ Bytes Lane::NextRequests() {
 
 asio::awaitable<Status> Lane::ReceiveFrame() {
   wire::FrameHeader frame;
-  const std::span<std::byte> memory(reinterpret_cast<std::byte*>(&frame), sizeof frame);
-  if (Status status = co_await connection_.Read(memory); !status.ok()) co_return status;
   RunProgress& run = runs_.front();
-  if (Status status = connection_.Check(frame, run.request_id()); !status.ok()) co_return status;
+  if (Status status = co_await connection_.ReadFrame(frame, run.request_id()); !status.ok()) co_return status;
   switch (static_cast<wire::FrameType>(frame.type)) {
     case wire::FrameType::kBlock:
       co_return co_await ReceiveBlock(frame);
@@ -126,7 +124,7 @@ asio::awaitable<Status> Lane::ReceiveFrame() {
   if (Status status = run.Finish(frame); !status.ok()) co_return status;
   runs_.pop_front();
   pace_.Answered(std::exchange(run_bytes_, 0), RequestPace::Clock::now(), net::RoundTrip(connection_.socket()));
-  queue_->Done();
+  queue_->Return(std::nullopt);
   co_return OkStatus();
 }
 
@@ -142,6 +140,7 @@ asio::awaitable<Status> Lane::ReceiveBlock(const wire::FrameHeader& frame) {
   queue_->Count(frame.payload_bytes, RunQueue::Clock::now());
   run_bytes_ += frame.payload_bytes;
   failures_ = 0;
+  backoff_.Reset();
   co_return OkStatus();
 }
 
@@ -155,9 +154,7 @@ asio::awaitable<Status> Lane::ReceiveRefusal(const wire::FrameHeader& frame) {
 }
 
 asio::awaitable<Status> Lane::Recover() {
-  const auto longest = options_->first_backoff * (1 << (failures_ - 1));
-  const auto jitter = std::uniform_int_distribution<int64_t>(longest.count() / 2, longest.count())(random_);
-  co_await Sleep(std::chrono::milliseconds(jitter));
+  co_await Sleep(backoff_.Next());
   ticket_.reset();
   queue_->WantTicket(shared_from_this());
   while (!ticket_ && !queue_->stopping()) co_await wakeup_.Wait();

@@ -5,12 +5,12 @@
 #include <deque>
 #include <memory>
 #include <optional>
-#include <random>
 
+#include "common/base/backoff.h"
+#include "common/net/strand_wakeup.h"
 #include "raas_receiver/pull/lane_connection.h"
 #include "raas_receiver/pull/lane_set.h"
 #include "raas_receiver/pull/request_pace.h"
-#include "raas_receiver/pull/strand_wakeup.h"
 
 namespace lockstep::pull {
 
@@ -48,7 +48,7 @@ class Lane : public RunConsumer, public std::enable_shared_from_this<Lane> {
   const uint32_t number_;
   const LaneConnection::Strand strand_;
   LaneConnection connection_;
-  StrandWakeup wakeup_;
+  net::StrandWakeup wakeup_;
   asio::steady_timer watch_;
   bool ended_ = false;
   bool silent_ = false;  // the watch broke the connection
@@ -58,8 +58,8 @@ class Lane : public RunConsumer, public std::enable_shared_from_this<Lane> {
   uint64_t run_bytes_ = 0;  // received for the oldest
   uint32_t next_request_ = 1;
   int failures_ = 0;  // in a row, without a block in between
+  Backoff backoff_;   // after them
   Bytes scratch_;     // for payloads that the sink has no place for
-  std::minstd_rand random_;
 };
 
 }  // namespace lockstep::pull

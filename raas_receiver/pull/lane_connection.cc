@@ -1,18 +1,37 @@
 #include "raas_receiver/pull/lane_connection.h"
 
 #include <algorithm>
+#include <array>
+#include <asio/experimental/as_tuple.hpp>
+#include <cstring>
 
 #include "common/base/text.h"
+#include "common/net/burst.h"
 #include "common/net/lane_io.h"
 
 namespace lockstep::pull {
+namespace {
+
+constexpr auto kAwait = asio::experimental::as_tuple(asio::use_awaitable);
+constexpr size_t kBufferBytes = 64 << 10;
+// From this size on bytes go straight to their place; only headers that follow are read along into the buffer: an end,
+// and the next frame's.
+constexpr size_t kDirectBytes = 16 << 10;
+constexpr size_t kAheadBytes = 2 * sizeof(wire::FrameHeader);
+// To be woken for less costs more than it brings, when more is due.
+constexpr size_t kWakeBytes = 64 << 10;
+
+}  // namespace
 
 LaneConnection::LaneConnection(const Strand& strand, const LanePeer& peer, std::string_view kind, uint32_t number)
     : peer_(peer), kind_(kind), number_(number), socket_(strand) {}
 
 asio::awaitable<Status> LaneConnection::Open() {
   Status status = co_await net::Connect(socket_, peer_.agent, peer_.connect_timeout);
-  if (status.ok()) reader_.emplace(socket_);
+  buffer_.resize(kBufferBytes);
+  begin_ = end_ = 0;
+  large_ = false;
+  Touch();
   co_return status;
 }
 
@@ -39,10 +58,45 @@ asio::awaitable<Status> LaneConnection::Send(ByteView bytes, std::chrono::millis
   return net::WriteAll(socket_, bytes, timeout);
 }
 
-Status LaneConnection::Check(const wire::FrameHeader& frame, uint32_t request_id) const {
-  LS_RETURN_IF_ERROR(wire::CheckFrame(frame, peer_.layout->block_bytes(), peer_.layout->block_count()));
-  if (frame.request_id == request_id) return OkStatus();
-  return {ErrorCode::kProtocol, Cat("a frame answers request ", frame.request_id, " where ", request_id, " is due")};
+size_t LaneConnection::TakeBuffered(std::span<std::byte> out) {
+  const size_t bytes = std::min(out.size(), end_ - begin_);
+  std::memcpy(out.data(), buffer_.data() + begin_, bytes);
+  begin_ += bytes;
+  return bytes;
+}
+
+asio::awaitable<Status> LaneConnection::Read(std::span<std::byte> out) {
+  if (out.size() > kAheadBytes) large_ = out.size() >= kDirectBytes;
+  while (true) {
+    out = out.subspan(TakeBuffered(out));
+    if (out.empty()) co_return OkStatus();
+    const bool direct = out.size() >= kDirectBytes;
+    const std::array into{net::Piece(out.first(direct ? out.size() : 0)),
+                          net::Piece(ByteView(buffer_).first(large_ ? kAheadBytes : buffer_.size()))};
+    const Result<size_t> got = net::ReceiveNow(socket_, into);
+    if (!got.ok()) co_return got.status();
+    if (*got == 0) {
+      net::SetLowWater(socket_, std::min(out.size(), kWakeBytes));
+      const auto [error] = co_await socket_.async_wait(asio::socket_base::wait_read, kAwait);
+      if (error) co_return net::NetStatus(error, "read from peer");
+      continue;
+    }
+    Touch();
+    const size_t placed = direct ? std::min(*got, out.size()) : 0;
+    out = out.subspan(placed);
+    begin_ = 0;
+    end_ = *got - placed;
+  }
+}
+
+asio::awaitable<Status> LaneConnection::ReadFrame(wire::FrameHeader& frame, uint32_t request_id) {
+  Status status = co_await Read(std::as_writable_bytes(std::span(&frame, 1)));
+  if (status.ok()) status = wire::CheckFrame(frame, peer_.layout->block_bytes(), peer_.layout->block_count());
+  if (status.ok() && frame.request_id != request_id) {
+    status = {ErrorCode::kProtocol,
+              Cat("a frame answers request ", frame.request_id, " where ", request_id, " is due")};
+  }
+  co_return status;
 }
 
 asio::awaitable<Status> LaneConnection::ReadRefusal(const wire::FrameHeader& frame, Status& refusal) {

@@ -5,7 +5,6 @@
 #include <asio.hpp>
 #include <chrono>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -15,7 +14,6 @@
 #include "common/base/ids.h"
 #include "common/base/status.h"
 #include "common/wire/frame.h"
-#include "raas_receiver/pull/frame_reader.h"
 #include "raas_receiver/pull/lane_peer.h"
 
 namespace lockstep::pull {
@@ -36,16 +34,17 @@ class LaneConnection {
   asio::awaitable<Status> Enter(const Ticket& ticket, const Bytes& requests);
   asio::awaitable<Status> Send(ByteView bytes, std::chrono::milliseconds timeout);
 
-  // Fills `out` with what comes next.
-  asio::awaitable<Status> Read(std::span<std::byte> out) { return reader_->Read(out); }
-  // What a header just read must be: one of this model that answers `request_id`. kProtocol, kCorrupt.
-  Status Check(const wire::FrameHeader& frame, uint32_t request_id) const;
+  // Fills `out` with what comes next: small frames out of a buffer, large payloads straight to where they belong.
+  // kUnavailable when the peer closed or reset; kCancelled when the socket was cancelled or closed.
+  asio::awaitable<Status> Read(std::span<std::byte> out);
+  // The next frame's header: one of this model that answers `request_id`. kProtocol, kCorrupt.
+  asio::awaitable<Status> ReadFrame(wire::FrameHeader& frame, uint32_t request_id);
   // Reads what follows the header of a kError frame: the agent's code and words, in `refusal`.
   asio::awaitable<Status> ReadRefusal(const wire::FrameHeader& frame, Status& refusal);
 
-  // When bytes last came in, or Touch was called: something was asked for just then. REQUIRES to have been open.
-  std::chrono::steady_clock::time_point last_byte() const { return reader_->last_byte(); }
-  void Touch() { reader_->Touch(); }
+  // When bytes last came in, or Touch was called: something was asked for just then.
+  std::chrono::steady_clock::time_point last_byte() const { return last_byte_; }
+  void Touch() { last_byte_ = std::chrono::steady_clock::now(); }
 
   asio::ip::tcp::socket& socket() { return socket_; }
   // What is in progress ends with an error.
@@ -55,11 +54,17 @@ class LaneConnection {
   Status Explain(const Status& status) const;
 
  private:
+  size_t TakeBuffered(std::span<std::byte> out);
+
   const LanePeer& peer_;
   const std::string_view kind_;
   const uint32_t number_;
   asio::ip::tcp::socket socket_;
-  std::optional<FrameReader> reader_;
+  Bytes buffer_;
+  bool large_ = false;  // payloads are: what follows a header is not to be copied through the buffer
+  size_t begin_ = 0;    // of what is buffered
+  size_t end_ = 0;
+  std::chrono::steady_clock::time_point last_byte_;
 };
 
 }  // namespace lockstep::pull

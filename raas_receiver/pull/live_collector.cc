@@ -1,27 +1,20 @@
 #include "raas_receiver/pull/live_collector.h"
 
 #include "common/base/text.h"
+#include "raas_receiver/pull/block_run.h"
 
 namespace lockstep::pull {
-namespace {
-
-Status Broken(const wire::FrameHeader& frame, std::string rule) {
-  return {ErrorCode::kProtocol, Cat("live block ", frame.block, ": ", rule)};
-}
-
-}  // namespace
 
 void LiveCollector::Begin(Version base) {
   std::lock_guard lock(mutex_);
   delta_ = {.base = base};
   announced_.assign(layout_->block_count(), false);
-  bytes_ = 0;
   answered_ = 0;
   refusal_ = OkStatus();
   ++number_;
 }
 
-Result<LiveLanes::Delta> LiveCollector::Take(std::chrono::milliseconds patience) {
+Result<LiveCollector::Delta> LiveCollector::Take(std::chrono::milliseconds patience) {
   std::unique_lock lock(mutex_);
   const auto done = [this] { return cancelled_ || !failure_.ok() || answered_ == lanes_; };
   for (uint64_t seen = progress_; !done(); seen = progress_) {
@@ -47,11 +40,6 @@ Status LiveCollector::status() const {
   return failure_;
 }
 
-uint64_t LiveCollector::bytes() const {
-  std::lock_guard lock(mutex_);
-  return bytes_;
-}
-
 LiveCollector::Request LiveCollector::request() const {
   std::lock_guard lock(mutex_);
   return {number_, delta_.base};
@@ -71,46 +59,42 @@ Status LiveCollector::Admit(const wire::FrameHeader& frame, uint32_t share) {
   if (frame.base_version != delta_.base) {
     return Broken(frame, Cat("starts from version ", frame.base_version, ", asked for ", delta_.base));
   }
-  if (frame.codec == static_cast<uint8_t>(payload::Codec::kRaw)) {
-    const uint64_t bytes = layout_->block_range(frame.block).bytes;
-    if (frame.payload_bytes != bytes) return Broken(frame, Cat("has ", frame.payload_bytes, " raw bytes, not ", bytes));
-    if (frame.payload_hash != frame.block_hash) return Broken(frame, "is raw but its payload and block hashes differ");
-  }
+  LS_RETURN_IF_ERROR(CheckRaw(frame, *layout_));
   if (announced_[frame.block]) return Broken(frame, "came twice");
-  if (frame.payload_bytes > layout_->data_bytes() - bytes_) return Broken(frame, "is more than the model");
+  if (frame.payload_bytes > layout_->data_bytes() - delta_.bytes) return Broken(frame, "is more than the model");
   LS_RETURN_IF_ERROR(AgreeOnTarget(frame.version));
   announced_[frame.block] = true;
-  bytes_ += frame.payload_bytes;
+  delta_.bytes += frame.payload_bytes;
   return OkStatus();
 }
 
-void LiveCollector::Add(uint64_t number, payload::DeltaBlock block) {
+// REQUIRES the lock.
+void LiveCollector::Progress() {
+  ++progress_;
+  changed_.notify_all();
+}
+
+void LiveCollector::Add(payload::DeltaBlock block) {
   std::lock_guard lock(mutex_);
-  if (number != number_) return;
   delta_.ended = std::chrono::steady_clock::now();
   if (delta_.blocks.empty()) delta_.begun = delta_.ended;
   delta_.blocks.push_back(std::move(block));
-  ++progress_;
-  changed_.notify_all();
+  Progress();
 }
 
-Status LiveCollector::EndShare(uint64_t number, Version target) {
+Status LiveCollector::EndShare(Version target) {
   std::lock_guard lock(mutex_);
-  if (number != number_) return OkStatus();
   LS_RETURN_IF_ERROR(AgreeOnTarget(target));
   ++answered_;
-  ++progress_;
-  changed_.notify_all();
+  Progress();
   return OkStatus();
 }
 
-void LiveCollector::Refuse(uint64_t number, Status why) {
+void LiveCollector::Refuse(Status why) {
   std::lock_guard lock(mutex_);
-  if (number != number_) return;
   if (refusal_.ok()) refusal_ = std::move(why);
   ++answered_;
-  ++progress_;
-  changed_.notify_all();
+  Progress();
 }
 
 void LiveCollector::Leave(Status why) {

@@ -2,6 +2,7 @@
 
 #include "common/base/text.h"
 #include "common/net/burst.h"
+#include "raas_receiver/pull/block_sink.h"
 
 namespace lockstep::pull {
 
@@ -47,7 +48,7 @@ asio::awaitable<Status> LiveLane::Open() {
 }
 
 asio::awaitable<Status> LiveLane::Serve() {
-  uint64_t answered = 0;
+  uint32_t answered = 0;
   while (!stopped_) {
     const LiveCollector::Request request = collector_->request();
     if (request.number == answered) {
@@ -55,66 +56,53 @@ asio::awaitable<Status> LiveLane::Serve() {
       continue;
     }
     answered = request.number;
-    if (Status status = co_await Fetch(request); !status.ok()) co_return status;
+    wire::BlockRequest message{.kind = static_cast<uint8_t>(wire::RequestKind::kLive),
+                               .request_id = request.number,
+                               .first_block = share_,
+                               .block_count = static_cast<uint32_t>(peer_->tickets.size()),
+                               .exact_version = request.base};
+    wire::Seal(message);
+    Status status = co_await connection_.Send(AsBytes(message), peer_->connect_timeout);
+    if (status.ok()) status = co_await ReceiveShare(request);
+    if (!status.ok()) co_return status;
   }
   co_return OkStatus();
 }
 
 // The lane's share of the delta, or the agent's refusal.
-asio::awaitable<Status> LiveLane::Fetch(const LiveCollector::Request& request) {
-  wire::BlockRequest message{.kind = static_cast<uint8_t>(wire::RequestKind::kLive),
-                             .request_id = next_request_++,
-                             .first_block = share_,
-                             .block_count = static_cast<uint32_t>(peer_->tickets.size()),
-                             .exact_version = request.base};
-  wire::Seal(message);
-  Status status = co_await connection_.Send(AsBytes(message), peer_->connect_timeout);
-  if (status.ok()) status = co_await ReceiveShare(request, message.request_id);
-  co_return status;
-}
-
-asio::awaitable<Status> LiveLane::ReceiveShare(const LiveCollector::Request& request, uint32_t request_id) {
-  for (uint32_t blocks = 0;; ++blocks) {
+asio::awaitable<Status> LiveLane::ReceiveShare(const LiveCollector::Request& request) {
+  Status status;
+  for (uint32_t blocks = 0; status.ok(); ++blocks) {
     wire::FrameHeader frame;
-    Status status = co_await connection_.Read({reinterpret_cast<std::byte*>(&frame), sizeof frame});
-    if (status.ok()) status = connection_.Check(frame, request_id);
-    if (!status.ok()) co_return status;
+    status = co_await connection_.ReadFrame(frame, request.number);
+    if (!status.ok()) break;
     switch (static_cast<wire::FrameType>(frame.type)) {
       case wire::FrameType::kBlock:
-        status = co_await ReceiveBlock(request, frame);
-        if (!status.ok()) co_return status;
+        status = co_await ReceiveBlock(frame);
         break;
-      case wire::FrameType::kError:
-        co_return co_await ReceiveRefusal(request, frame);
+      case wire::FrameType::kError: {
+        Status refusal;
+        status = co_await connection_.ReadRefusal(frame, refusal);
+        if (status.ok()) collector_->Refuse(refusal.WithContext("the agent says"));
+        co_return status;
+      }
       case wire::FrameType::kRequestEnd:
         if (frame.block != blocks || frame.version <= request.base) {
           co_return Status(ErrorCode::kProtocol, Cat("a live share of ", blocks, " blocks ends with ", frame.block,
                                                      " and version ", frame.version));
         }
-        co_return collector_->EndShare(request.number, frame.version);
+        co_return collector_->EndShare(frame.version);
     }
   }
+  co_return status;
 }
 
-asio::awaitable<Status> LiveLane::ReceiveBlock(const LiveCollector::Request& request, const wire::FrameHeader& frame) {
+asio::awaitable<Status> LiveLane::ReceiveBlock(const wire::FrameHeader& frame) {
   if (Status status = collector_->Admit(frame, share_); !status.ok()) co_return status;
-  payload::DeltaBlock block{.block = frame.block,
-                            .codec = static_cast<payload::Codec>(frame.codec),
-                            .changes = frame.changes,
-                            .target_hash = frame.block_hash,
-                            .data_hash = frame.payload_hash,
-                            .data = Bytes(frame.payload_bytes)};
+  payload::DeltaBlock block = EntryOf(frame, Bytes(frame.payload_bytes));
   if (Status status = co_await connection_.Read(block.data); !status.ok()) co_return status;
   if (Status status = wire::CheckFramePayload(frame, block.data); !status.ok()) co_return status;
-  collector_->Add(request.number, std::move(block));
-  co_return OkStatus();
-}
-
-asio::awaitable<Status> LiveLane::ReceiveRefusal(const LiveCollector::Request& request,
-                                                 const wire::FrameHeader& frame) {
-  Status refusal;
-  if (Status status = co_await connection_.ReadRefusal(frame, refusal); !status.ok()) co_return status;
-  collector_->Refuse(request.number, refusal.WithContext("the agent says"));
+  collector_->Add(std::move(block));
   co_return OkStatus();
 }
 

@@ -3,9 +3,10 @@
 
 #include <memory>
 
+#include "common/net/io_threads.h"
+#include "common/net/strand_wakeup.h"
 #include "raas_receiver/pull/lane_connection.h"
 #include "raas_receiver/pull/live_collector.h"
-#include "raas_receiver/pull/strand_wakeup.h"
 
 namespace lockstep::pull {
 
@@ -23,19 +24,16 @@ class LiveLane : public std::enable_shared_from_this<LiveLane> {
   asio::awaitable<void> Run();
   asio::awaitable<Status> Open();
   asio::awaitable<Status> Serve();
-  asio::awaitable<Status> Fetch(const LiveCollector::Request& request);
-  asio::awaitable<Status> ReceiveShare(const LiveCollector::Request& request, uint32_t request_id);
-  asio::awaitable<Status> ReceiveBlock(const LiveCollector::Request& request, const wire::FrameHeader& frame);
-  asio::awaitable<Status> ReceiveRefusal(const LiveCollector::Request& request, const wire::FrameHeader& frame);
+  asio::awaitable<Status> ReceiveShare(const LiveCollector::Request& request);
+  asio::awaitable<Status> ReceiveBlock(const wire::FrameHeader& frame);
 
   const std::shared_ptr<const LanePeer> peer_;
   const std::shared_ptr<LiveCollector> collector_;
   const uint32_t share_;
   const LaneConnection::Strand strand_;
   LaneConnection connection_;
-  StrandWakeup wakeup_;
+  net::StrandWakeup wakeup_;
   bool stopped_ = false;
-  uint32_t next_request_ = 1;
 };
 
 }  // namespace lockstep::pull

@@ -1,6 +1,5 @@
 #include "raas_receiver/pull/live_lanes.h"
 
-#include "raas_receiver/pull/live_collector.h"
 #include "raas_receiver/pull/live_lane.h"
 
 namespace lockstep::pull {
@@ -22,22 +21,6 @@ LiveLanes::~LiveLanes() {
 void LiveLanes::Ask(Version base) {
   collector_->Begin(base);
   for (const auto& lane : lanes_) lane->Wake();
-}
-
-Result<LiveLanes::Delta> LiveLanes::Take(std::chrono::milliseconds patience) {
-  return collector_->Take(patience);
-}
-
-Status LiveLanes::status() const {
-  return collector_->status();
-}
-
-uint64_t LiveLanes::received_bytes() const {
-  return collector_->bytes();
-}
-
-void LiveLanes::Cancel() {
-  collector_->Cancel();
 }
 
 }  // namespace lockstep::pull

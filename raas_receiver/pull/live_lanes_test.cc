@@ -28,7 +28,7 @@ struct Fixture {
     }
   }
   // The blocks make the delta from `base` on, bit for bit.
-  void Check(const Result<LiveLanes::Delta>& delta, Version base) const {
+  void Check(const Result<LiveCollector::Delta>& delta, Version base) const {
     INFO(delta.status().ToString());
     REQUIRE(delta.ok());
     CHECK(delta->base == base);
@@ -50,10 +50,11 @@ TEST_CASE("Lanes bring one delta after the other, each whole and bit for bit") {
   LiveLanes lanes(fixture.io, fixture.peer);
   for (Version base = 1; base <= 3; ++base) {
     lanes.Ask(base);
-    fixture.Check(lanes.Take(kPatience), base);
-    CHECK(lanes.received_bytes() > 0);
+    const auto delta = lanes.collected().Take(kPatience);
+    fixture.Check(delta, base);
+    CHECK(delta->bytes > 0);
   }
-  CHECK(lanes.status().ok());
+  CHECK(lanes.collected().status().ok());
   CHECK(fixture.server.connections() == 3);
 }
 
@@ -64,10 +65,10 @@ TEST_CASE(
   fixture.server.begun = [&](Version) { return begun.load(); };
   LiveLanes lanes(fixture.io, fixture.peer);
   lanes.Ask(1);
-  CHECK(lanes.Take(milliseconds(20)).status().code() == ErrorCode::kDeadline);
+  CHECK(lanes.collected().Take(milliseconds(20)).status().code() == ErrorCode::kDeadline);
   std::this_thread::sleep_for(milliseconds(100));
   begun = true;
-  fixture.Check(lanes.Take(kPatience), 1);
+  fixture.Check(lanes.collected().Take(kPatience), 1);
 }
 
 TEST_CASE("That a version was aborted is an answer, and the lanes can be asked again") {
@@ -78,12 +79,12 @@ TEST_CASE("That a version was aborted is an answer, and the lanes can be asked a
   };
   LiveLanes lanes(fixture.io, fixture.peer);
   lanes.Ask(1);
-  const Status refused = lanes.Take(kPatience).status();
+  const Status refused = lanes.collected().Take(kPatience).status();
   CHECK(refused.code() == ErrorCode::kAborted);
   CHECK(refused.message().find("rank 2 vanished") != std::string::npos);
   aborted = false;
   lanes.Ask(1);
-  fixture.Check(lanes.Take(kPatience), 1);
+  fixture.Check(lanes.collected().Take(kPatience), 1);
 }
 
 TEST_CASE("Whatever a lane does wrong ends the subscription, and nothing of it is believed") {
@@ -96,10 +97,10 @@ TEST_CASE("Whatever a lane does wrong ends the subscription, and nothing of it i
   fixture.server.fault_of = [&](int connection) { return connection == 1 ? fault : Fault::kNone; };
   LiveLanes lanes(fixture.io, fixture.peer);
   lanes.Ask(1);
-  const auto delta = lanes.Take(kPatience);
+  const auto delta = lanes.collected().Take(kPatience);
   CAPTURE(static_cast<int>(fault), delta.status().ToString());
   CHECK_FALSE(delta.ok());
-  CHECK_FALSE(lanes.status().ok());
+  CHECK_FALSE(lanes.collected().status().ok());
 }
 
 TEST_CASE("A lane that stalls in the middle is waited for only as long as the caller likes") {
@@ -108,7 +109,7 @@ TEST_CASE("A lane that stalls in the middle is waited for only as long as the ca
   fixture.server.fault_of = [](int connection) { return connection == 1 ? Fault::kStall : Fault::kNone; };
   LiveLanes lanes(fixture.io, fixture.peer);
   lanes.Ask(1);
-  CHECK(lanes.Take(milliseconds(200)).status().code() == ErrorCode::kDeadline);
+  CHECK(lanes.collected().Take(milliseconds(200)).status().code() == ErrorCode::kDeadline);
 }
 
 TEST_CASE("Where nobody listens, that is the answer, and it is not waited for") {
@@ -116,7 +117,7 @@ TEST_CASE("Where nobody listens, that is the answer, and it is not waited for") 
   fixture.peer.agent.port = 1;
   LiveLanes lanes(fixture.io, fixture.peer);
   lanes.Ask(1);
-  CHECK(lanes.Take(kPatience).status().code() == ErrorCode::kUnavailable);
+  CHECK(lanes.collected().Take(kPatience).status().code() == ErrorCode::kUnavailable);
 }
 
 TEST_CASE("A cancelled Take comes back at once") {
@@ -126,9 +127,9 @@ TEST_CASE("A cancelled Take comes back at once") {
   lanes.Ask(1);
   std::thread canceller([&] {
     std::this_thread::sleep_for(milliseconds(30));
-    lanes.Cancel();
+    lanes.collected().Cancel();
   });
-  CHECK(lanes.Take(std::chrono::minutes(1)).status().code() == ErrorCode::kCancelled);
+  CHECK(lanes.collected().Take(std::chrono::minutes(1)).status().code() == ErrorCode::kCancelled);
   canceller.join();
 }
 

@@ -120,10 +120,6 @@ void RunQueue::Count(uint64_t payload_bytes, Clock::time_point now) {
   }
 }
 
-void RunQueue::Done() {
-  Return(std::nullopt);
-}
-
 void RunQueue::Return(std::optional<BlockRun> rest) {
   std::lock_guard lock(mutex_);
   --taken_;

@@ -48,11 +48,10 @@ class RunQueue {
   // Lanes that stand by come in once the link proved long, or a lane was abandoned.
   void WantSpares();
   bool spares_wanted() const;
-  // A run to ask for; the lane owes a Done, Return or Refuse for it.
+  // A run to ask for; the lane owes a Return or Refuse for it.
   std::optional<BlockRun> Take();
   BlockSink& sink() const { return *sink_; }  // REQUIRES a run taken
   void Count(uint64_t payload_bytes, Clock::time_point now);
-  void Done();
   // What has still to be asked for of a run; nothing: it is done.
   void Return(std::optional<BlockRun> rest);
   // The agent will not answer the run.

@@ -77,8 +77,7 @@ struct KeptDeltas : DeltaSink {
 // An agent that serves one run by both ways, and sources that are connected to it.
 struct SourceHost : serve::Served {
   os::TempDir dir;
-  std::unique_ptr<serve::LocalServer> local_server =
-      *serve::LocalServer::Start({.path = dir.File("pull.sock")}, &pulls);
+  std::unique_ptr<os::UnixServer> local_server = *serve::StartLocalServer({.path = dir.File("pull.sock")}, &pulls);
   std::unique_ptr<serve::LaneServer> lane_server = *serve::LaneServer::Start({.address = {"127.0.0.1", 0}}, &pulls);
   net::IoThreads io{2, [](std::string_view what) { WARN(std::string(what)); }};
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <chrono>
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -18,24 +17,24 @@ struct ReceiverConfig {
   std::string name;
   net::HostPort agent;
   std::vector<std::string> models;
-  std::string root;    // absolute
-  std::string assets;  // absolute, or empty
+  std::string root = "/dev/shm/lockstep-receiver";  // absolute once it is parsed, as other paths
+  std::string assets;                               // empty: none
   net::HostPort listen;
   std::string address_file;  // empty: none
-  size_t lanes = 0;
-  size_t threads = 0;
+  uint64_t lanes = 4;
+  uint64_t threads = 0;
   bool follow = true;
   bool live = true;
   engines::EngineOptions engine;
   bool engine_in_place = false;
-  std::string engine_socket;  // absolute; empty: no rank can attach
+  std::string engine_socket;  // empty: no rank can attach
   std::chrono::milliseconds engine_hold_timeout{0};
-  uint64_t engine_stage_bytes = 0;
-  uint64_t keep_delta_bytes = 0;
+  uint64_t engine_stage_bytes = 1ull << 30;
+  uint64_t keep_delta_bytes = 512ull << 20;
   std::chrono::milliseconds reader_grace{0};
   std::chrono::milliseconds drain_timeout{0};
-  std::string log_level;
-  std::string log_format;
+  std::string log_level = "info";
+  std::string log_format = "auto";
 };
 
 // Nothing when --help and the like were answered: exit with 0. kUsage or kConfig names the setting and what it wants.

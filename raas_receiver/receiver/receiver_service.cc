@@ -50,22 +50,19 @@ grpc::Status ReceiverService::GetStatus(grpc::ServerContext*, const v1::Receiver
 
 grpc::Status ReceiverService::Pull(grpc::ServerContext* context, const v1::PullRequest* request,
                                    v1::SyncRecord* response) {
-  const Result<session::Session*> session = Find(request->model());
-  if (!session.ok()) return rpc::ToGrpc(session.status());
+  LS_GRPC_ASSIGN_OR_RETURN(session::Session* const session, Find(request->model()));
   const auto timeout =
       request->timeout_ms() > 0 ? std::chrono::milliseconds(request->timeout_ms()) : kDefaultPullTimeout;
-  Result<v1::SyncRecord> record =
-      (*session)->Pull(request->force_full(), timeout, [context] { return context->IsCancelled(); });
-  if (!record.ok()) return rpc::ToGrpc(record.status());
-  *response = *std::move(record);
+  const auto cancelled = [context] { return context->IsCancelled(); };
+  LS_GRPC_ASSIGN_OR_RETURN(*response, session->Pull(request->force_full(), timeout, cancelled));
   return grpc::Status::OK;
 }
 
 grpc::Status ReceiverService::WatchSyncs(grpc::ServerContext* context, const v1::WatchSyncsRequest* request,
                                          grpc::ServerWriter<v1::SyncRecord>* writer) {
   if (!request->model().empty()) {
-    if (const Result<session::Session*> session = Find(request->model()); !session.ok())
-      return rpc::ToGrpc(session.status());
+    const Result<session::Session*> session = Find(request->model());
+    if (!session.ok()) return rpc::ToGrpc(session.status());
   }
   const auto subscription = feed_.Subscribe(request->model());
   while (!context->IsCancelled() && !subscription->closed()) {
@@ -77,34 +74,27 @@ grpc::Status ReceiverService::WatchSyncs(grpc::ServerContext* context, const v1:
 
 grpc::Status ReceiverService::Rollback(grpc::ServerContext* context, const v1::RollbackRequest* request,
                                        v1::ReceiverModel* response) {
-  const Result<session::Session*> session = Find(request->model());
-  if (!session.ok()) return rpc::ToGrpc(session.status());
-  Result<v1::ReceiverModel> model = (*session)->Rollback([context] { return context->IsCancelled(); });
-  if (!model.ok()) return rpc::ToGrpc(model.status());
-  *response = *std::move(model);
+  LS_GRPC_ASSIGN_OR_RETURN(session::Session* const session, Find(request->model()));
+  LS_GRPC_ASSIGN_OR_RETURN(*response, session->Rollback([context] { return context->IsCancelled(); }));
   return grpc::Status::OK;
 }
 
 grpc::Status ReceiverService::Verify(grpc::ServerContext* context, const v1::ReceiverVerifyRequest* request,
                                      v1::VerifyResult* response) {
-  const Result<session::Session*> session = Find(request->model());
-  if (!session.ok()) return rpc::ToGrpc(session.status());
-  const Result<replica::VerifyReport> report = (*session)->Verify();
-  if (!report.ok()) return rpc::ToGrpc(report.status());
-  *response = ToProto(*report);
-  const Status engines = (*session)->VerifyEngines([context] { return context->IsCancelled(); });
+  LS_GRPC_ASSIGN_OR_RETURN(session::Session* const session, Find(request->model()));
+  LS_GRPC_ASSIGN_OR_RETURN(const replica::VerifyReport report, session->Verify());
+  *response = ToProto(report);
+  const Status engines = session->VerifyEngines([context] { return context->IsCancelled(); });
   if (!engines.ok()) response->set_engine_error(engines.ToString());
   return grpc::Status::OK;
 }
 
 grpc::Status ReceiverService::GetReceiverLayout(grpc::ServerContext*, const v1::GetReceiverLayoutRequest* request,
                                                 v1::Layout* response) {
-  const Result<session::Session*> session = Find(request->model());
-  if (!session.ok()) return rpc::ToGrpc(session.status());
-  const auto layout = (*session)->layout();
-  if (!layout.ok()) return rpc::ToGrpc(layout.status());
-  response->set_digest(ToBytes((*layout)->digest()));
-  response->set_encoded(std::string(AsText((*layout)->encoded())));
+  LS_GRPC_ASSIGN_OR_RETURN(session::Session* const session, Find(request->model()));
+  LS_GRPC_ASSIGN_OR_RETURN(const auto layout, session->layout());
+  response->set_digest(ToBytes(layout->digest()));
+  response->set_encoded(std::string(AsText(layout->encoded())));
   return grpc::Status::OK;
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <mutex>
-#include <numeric>
 
 #include "common/model/manifest.h"
 #include "common/payload/block_apply.h"
@@ -49,37 +48,35 @@ std::vector<BlockIndex> FailedBlocks(const std::vector<BlockIndex>& blocks, cons
 
 }  // namespace
 
-std::vector<uint64_t> HashesAfter(payload::ChainView chain, const BlockVersions& versions,
+std::vector<uint64_t> HashesAfter(payload::ChainView chain, std::span<const Version> versions,
                                   std::vector<uint64_t> hashes) {
   for (const auto& step : chain) {
     for (const payload::PayloadEntry& entry : step->entries()) {
-      if (step->base().version >= versions.of(entry.block)) hashes[entry.block] = entry.target_hash;
+      if (step->base().version >= versions[entry.block]) hashes[entry.block] = entry.target_hash;
     }
   }
   return hashes;
 }
 
 std::vector<BlockIndex> ApplyChain(const model::ModelLayout& layout, payload::ChainView chain,
-                                   const BlockVersions& versions, std::span<std::byte> data, WorkerPool& pool) {
+                                   std::span<const Version> versions, std::span<std::byte> data, WorkerPool& pool) {
   const std::vector<BlockIndex> touched = TouchedBlocks(layout, chain);
   const auto apply = [&](BlockIndex block) {
     const ByteRange range = layout.block_range(block);
-    return ApplyToBlock(chain, block, versions.of(block), data.subspan(range.offset, range.bytes));
+    return ApplyToBlock(chain, block, versions[block], data.subspan(range.offset, range.bytes));
   };
   return FailedBlocks(touched, apply, pool);
 }
 
 std::vector<BlockIndex> CopyBlocks(const model::ModelLayout& layout, std::span<const uint64_t> hashes,
                                    std::span<const std::byte> from, std::span<std::byte> to, WorkerPool& pool) {
-  std::vector<BlockIndex> all(layout.block_count());
-  std::iota(all.begin(), all.end(), 0);
   const auto copy = [&](BlockIndex block) {
     const ByteRange range = layout.block_range(block);
     const std::span<std::byte> copied = to.subspan(range.offset, range.bytes);
     std::memcpy(copied.data(), from.data() + range.offset, range.bytes);
     return model::BlockHash(copied) == hashes[block];
   };
-  return FailedBlocks(all, copy, pool);
+  return FailedBlocks(layout.AllBlocks(), copy, pool);
 }
 
 std::vector<uint64_t> HashBlocks(const model::ModelLayout& layout, std::span<const std::byte> data, WorkerPool& pool) {

@@ -15,23 +15,16 @@
 
 namespace lockstep::replica {
 
-// Which steps of a chain a block takes: those whose base is at or after the version that the block is of.
-struct BlockVersions {
-  Version all = 0;                             // every block's version, when `each` is null
-  const std::vector<Version>* each = nullptr;  // one per block
-
-  Version of(BlockIndex block) const { return each != nullptr ? (*each)[block] : all; }
-};
-
-// The block hashes that `chain` promises for blocks that now have `hashes` and are of `versions`.
-std::vector<uint64_t> HashesAfter(payload::ChainView chain, const BlockVersions& versions,
+// The block hashes that `chain` promises for blocks that now have `hashes` and are of `versions`. A block takes those
+// steps of a chain whose base is at or after its version.
+std::vector<uint64_t> HashesAfter(payload::ChainView chain, std::span<const Version> versions,
                                   std::vector<uint64_t> hashes);
 
-// Applies `chain` in place to `data`, a whole data section of `layout`. Answers the blocks, rising, whose bytes
-// afterwards do not have the promised hash; they are damaged and must be replaced in full. REQUIRES data.size() ==
-// layout.data_bytes().
+// Applies `chain` in place to `data`, a whole data section of `layout` with blocks of `versions`. Answers the blocks,
+// rising, whose bytes afterwards do not have the promised hash; they are damaged and must be replaced in full. REQUIRES
+// data.size() == layout.data_bytes().
 std::vector<BlockIndex> ApplyChain(const model::ModelLayout& layout, payload::ChainView chain,
-                                   const BlockVersions& versions, std::span<std::byte> data, WorkerPool& pool);
+                                   std::span<const Version> versions, std::span<std::byte> data, WorkerPool& pool);
 
 // Copies every block of `layout` from one data section to another. Answers the blocks, rising, whose copy does not have
 // its hash of `hashes`. REQUIRES both to be of layout.data_bytes(), and a hash for each block.

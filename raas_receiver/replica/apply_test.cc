@@ -14,7 +14,10 @@ struct Fixture {
   explicit Fixture(int versions) {
     for (int i = 0; i < versions; ++i) model.Advance();
   }
-  std::vector<BlockIndex> Apply(const payload::DeltaChain& chain, const BlockVersions& versions, Bytes& data) {
+  std::vector<Version> All(Version version) const {
+    return std::vector<Version>(model.layout()->block_count(), version);
+  }
+  std::vector<BlockIndex> Apply(const payload::DeltaChain& chain, const std::vector<Version>& versions, Bytes& data) {
     return ApplyChain(*model.layout(), chain, versions, data, pool);
   }
 };
@@ -25,14 +28,14 @@ TEST_CASE("A chain of deltas brings any version to the last one, bit for bit") {
   Fixture fixture(8);
   for (Version from = 1; from < 8; ++from) {
     Bytes data = fixture.model.data(from);
-    CHECK(fixture.Apply(fixture.model.Chain(from, 8), BlockVersions{from}, data).empty());
+    CHECK(fixture.Apply(fixture.model.Chain(from, 8), fixture.All(from), data).empty());
     CHECK(data == fixture.model.data(8));
   }
 }
 
 TEST_CASE("The hashes promised by a chain are those of its target") {
   Fixture fixture(6);
-  const auto hashes = HashesAfter(fixture.model.Chain(2, 6), BlockVersions{2}, fixture.model.manifest(2).block_hashes);
+  const auto hashes = HashesAfter(fixture.model.Chain(2, 6), fixture.All(2), fixture.model.manifest(2).block_hashes);
   CHECK(hashes == fixture.model.manifest(6).block_hashes);
 }
 
@@ -49,8 +52,8 @@ TEST_CASE("Blocks of several versions are all brought to one, each by the steps 
     hashes.push_back(model::BlockHash(bytes));
   }
   const payload::DeltaChain chain = fixture.model.Chain(2, 5);
-  CHECK(HashesAfter(chain, BlockVersions{0, &versions}, hashes) == fixture.model.manifest(5).block_hashes);
-  CHECK(fixture.Apply(chain, BlockVersions{0, &versions}, data).empty());
+  CHECK(HashesAfter(chain, versions, hashes) == fixture.model.manifest(5).block_hashes);
+  CHECK(fixture.Apply(chain, versions, data).empty());
   CHECK(data == fixture.model.data(5));
 }
 
@@ -61,7 +64,7 @@ TEST_CASE("A block that was damaged before, and that a delta touches, is named; 
   const ByteRange range = fixture.model.layout()->block_range(victim);
   Bytes data = fixture.model.data(1);
   data[range.offset + 5] ^= std::byte{1};
-  CHECK(fixture.Apply(chain, BlockVersions{1}, data) == std::vector<BlockIndex>{victim});
+  CHECK(fixture.Apply(chain, fixture.All(1), data) == std::vector<BlockIndex>{victim});
   const ByteView whole = fixture.model.block_of(2, victim);
   std::copy(whole.begin(), whole.end(), data.begin() + static_cast<ptrdiff_t>(range.offset));
   CHECK(data == fixture.model.data(2));
@@ -81,14 +84,14 @@ TEST_CASE("A delta whose coded bytes are damaged names its block, and what is af
     // A whole block in the second step replaces the damage.
     const payload::PayloadEntry* later = chain[1]->Find(good[at].block);
     if (later != nullptr && later->codec == static_cast<uint8_t>(payload::Codec::kRaw)) expected.clear();
-    CHECK(fixture.Apply(chain, BlockVersions{1}, data) == expected);
+    CHECK(fixture.Apply(chain, fixture.All(1), data) == expected);
   }
 }
 
 TEST_CASE("An empty chain changes nothing") {
   Fixture fixture(1);
   Bytes data = fixture.model.data(1);
-  CHECK(fixture.Apply({}, BlockVersions{1}, data).empty());
+  CHECK(fixture.Apply({}, fixture.All(1), data).empty());
   CHECK(data == fixture.model.data(1));
 }
 

@@ -5,7 +5,6 @@
 #include <sys/stat.h>
 
 #include <cerrno>
-#include <filesystem>
 #include <set>
 #include <sstream>
 
@@ -43,14 +42,13 @@ Status ReplicaDirectory::Lock() {
 }
 
 Status ReplicaDirectory::Sweep() const {
-  namespace fs = std::filesystem;
   const std::set<std::string> ours{scratch_ + "/lock", ServedPath(),   ReplicaPath(0),
                                    StatePath(0),       ReplicaPath(1), StatePath(1)};
-  std::error_code error;
-  for (fs::directory_iterator it(scratch_, error), end; !error && it != end; it.increment(error)) {
-    if (!ours.contains(it->path().string())) LS_RETURN_IF_ERROR(os::RemoveTree(it->path().string()));
+  LS_ASSIGN_OR_RETURN(const std::vector<std::string> names, os::ListDirectory(scratch_));
+  for (const std::string& name : names) {
+    const std::string path = Cat(scratch_, "/", name);
+    if (!ours.contains(path)) LS_RETURN_IF_ERROR(os::RemoveTree(path));
   }
-  if (error) return ErrnoStatus(error.value(), Cat("read ", scratch_));
   return OkStatus();
 }
 

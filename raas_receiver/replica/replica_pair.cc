@@ -94,7 +94,8 @@ bool ReplicaPair::WarmTarget() {
   return current_ >= 0 && target().file.valid() && target().file.Warm(kWarmStep, pool_);
 }
 
-Status ReplicaPair::MakeWritable(const std::shared_ptr<const model::ModelLayout>& layout, bool& content_kept) {
+// Whether its content was kept.
+Result<bool> ReplicaPair::MakeWritable(const std::shared_ptr<const model::ModelLayout>& layout) {
   EndWriting();  // an attempt that failed before may have left its claim
   Replica& replica = target();
   if (!replica.name.empty()) LS_RETURN_IF_ERROR(tree_.Withdraw(replica.name));
@@ -108,17 +109,16 @@ Status ReplicaPair::MakeWritable(const std::shared_ptr<const model::ModelLayout>
   writing_ = std::unique_lock(bytes_mutexes_[target_index()]);
   const bool fits = replica.file.valid() && replica.file.layout()->digest() == layout->digest();
   const bool claimed = fits && replica.file.Claim(options_.reader_grace);
-  content_kept = claimed && whole;
   if (::unlink(replica.state_path.c_str()) != 0 && errno != ENOENT) {
     return ErrnoStatus(errno, Cat("remove ", replica.state_path));
   }
   Edge("state removed");
-  if (claimed) return OkStatus();
+  if (claimed) return whole;
   if (fits) ++replaced_;
   replica.file = ReplicaFile();
   LS_ASSIGN_OR_RETURN(replica.file, ReplicaFile::Create(replica.path, layout));
   Edge("file replaced");
-  return OkStatus();
+  return false;
 }
 
 Result<std::vector<BlockIndex>> ReplicaPair::BringForward(payload::DeltaChain steps) {
@@ -128,8 +128,7 @@ Result<std::vector<BlockIndex>> ReplicaPair::BringForward(payload::DeltaChain st
   const bool reaches = !chain.empty();
   Version from = reaches ? chain.front()->base().version : base.manifest.held.version;
 
-  bool content_kept = false;
-  LS_RETURN_IF_ERROR(MakeWritable(base.layout, content_kept));
+  LS_ASSIGN_OR_RETURN(const bool content_kept, MakeWritable(base.layout));
   std::vector<BlockIndex> bad;
   if (!reaches || !content_kept) {
     bad = CopyBlocks(*base.layout, base.manifest.block_hashes, replicas_[current_].file.data(), target().file.data(),
@@ -139,7 +138,8 @@ Result<std::vector<BlockIndex>> ReplicaPair::BringForward(payload::DeltaChain st
   }
   chain.insert(chain.end(), steps.begin(), steps.end());
   Edge("applying");
-  const auto damaged = ApplyChain(*base.layout, chain, BlockVersions{from}, target().file.data(), pool_);
+  const std::vector<Version> versions(base.layout->block_count(), from);
+  const auto damaged = ApplyChain(*base.layout, chain, versions, target().file.data(), pool_);
   bad.insert(bad.end(), damaged.begin(), damaged.end());
   std::sort(bad.begin(), bad.end());
   bad.erase(std::unique(bad.begin(), bad.end()), bad.end());
@@ -148,13 +148,12 @@ Result<std::vector<BlockIndex>> ReplicaPair::BringForward(payload::DeltaChain st
 }
 
 Status ReplicaPair::BeginFull(const std::shared_ptr<const model::ModelLayout>& layout) {
-  bool content_kept = false;
-  return MakeWritable(layout, content_kept);
+  return ToStatus(MakeWritable(layout));
 }
 
 std::vector<BlockIndex> ReplicaPair::CatchUp(const payload::DeltaChain& steps, const std::vector<Version>& versions) {
   const ReplicaFile& file = target().file;
-  return ApplyChain(*file.layout(), steps, BlockVersions{0, &versions}, file.data(), pool_);
+  return ApplyChain(*file.layout(), steps, versions, file.data(), pool_);
 }
 
 Status ReplicaPair::Commit(model::Manifest manifest, int64_t committed_unix_ns, const payload::DeltaChain& steps) {
@@ -199,7 +198,8 @@ Status ReplicaPair::SwitchToOther() {
   Edge("published");
   LS_RETURN_IF_ERROR(tree_.SwitchCurrent(replica.name));
   Edge("committed");
-  SetCurrent(target_index());
+  std::lock_guard lock(mutex_);
+  current_ = target_index();
   return OkStatus();
 }
 
@@ -214,11 +214,6 @@ std::span<const std::byte> ReplicaPair::previous_data() const {
 payload::DeltaChain ReplicaPair::DeltasBetween(const Held& one, const Held& other) const {
   payload::DeltaChain chain = kept_.Between(one, other);
   return chain.empty() ? kept_.Between(other, one) : chain;
-}
-
-void ReplicaPair::SetCurrent(int current) {
-  std::lock_guard lock(mutex_);
-  current_ = current;
 }
 
 void ReplicaPair::Edge(std::string_view edge) const {

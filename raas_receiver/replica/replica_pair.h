@@ -122,9 +122,8 @@ class ReplicaPair {
   ReplicaPair(ReplicaOptions options, WorkerPool& pool, ReplicaDirectory directory, VersionTree tree,
               ReplicasAtStart start);
 
-  Status MakeWritable(const std::shared_ptr<const model::ModelLayout>& layout, bool& content_kept);
+  Result<bool> MakeWritable(const std::shared_ptr<const model::ModelLayout>& layout);
   void EndWriting();
-  void SetCurrent(int current);
   void Edge(std::string_view edge) const;
   PublishedVersion Describe(const Replica& replica) const;
 

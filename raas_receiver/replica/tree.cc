@@ -26,13 +26,6 @@ bool IsAsset(const fs::directory_entry& entry) {
   return entry.is_regular_file(error) && !name.starts_with('.') && !model::IsWeightsName(name);
 }
 
-Status WriteAttachments(const model::ModelLayout& layout, const std::string& into) {
-  for (const auto& [name, text] : layout.attachments()) {
-    LS_RETURN_IF_ERROR(os::WriteFileAtomic(Cat(into, "/", name), text));
-  }
-  return OkStatus();
-}
-
 bool IsVersionName(std::string_view name) {
   return name.size() >= 2 && name[0] == 'v' && name[1] >= '0' && name[1] <= '9';
 }
@@ -62,7 +55,9 @@ Status VersionTree::Publish(std::string_view name, const std::string& weights, c
   LS_RETURN_IF_ERROR(os::MakeDirs(building));
   const std::string link = Cat(building, "/", WeightsFile(layout));
   if (::link(weights.c_str(), link.c_str()) != 0) return ErrnoStatus(errno, Cat("link ", weights, " to ", link));
-  LS_RETURN_IF_ERROR(WriteAttachments(layout, building));
+  for (const auto& [file, text] : layout.attachments()) {
+    LS_RETURN_IF_ERROR(os::WriteFileAtomic(Cat(building, "/", file), text));
+  }
   LS_RETURN_IF_ERROR(LinkAssets(building));
   LS_RETURN_IF_ERROR(Withdraw(name));
   return Rename(building, PathOf(name));
@@ -134,12 +129,8 @@ Status VersionTree::RemoveCurrent() {
 }
 
 Result<std::vector<std::string>> VersionTree::Names() const {
-  std::vector<std::string> names;
-  std::error_code error;
-  for (fs::directory_iterator it(directory_, error), end; !error && it != end; it.increment(error)) {
-    if (IsVersionName(it->path().filename().string())) names.push_back(it->path().filename().string());
-  }
-  if (error) return ErrnoStatus(error.value(), Cat("read ", directory_));
+  LS_ASSIGN_OR_RETURN(std::vector<std::string> names, os::ListDirectory(directory_));
+  std::erase_if(names, [](const std::string& name) { return !IsVersionName(name); });
   return names;
 }
 

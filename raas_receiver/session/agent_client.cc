@@ -37,10 +37,8 @@ AgentClient::AgentClient(net::HostPort address)
     : address_(std::move(address)), stub_(v1::TrainerAgent::NewStub(rpc::MakeChannel(address_.ToString()))) {}
 
 template <typename Request, typename Response>
-Result<Response> AgentClient::Call(const char* name,
-                                   grpc::Status (v1::TrainerAgent::Stub::*method)(grpc::ClientContext*, const Request&,
-                                                                                  Response*),
-                                   const Request& request, std::chrono::milliseconds timeout, bool even_cancelled) {
+Result<Response> AgentClient::Call(const char* name, Method<Request, Response> method, const Request& request,
+                                   std::chrono::milliseconds timeout, bool even_cancelled) {
   grpc::ClientContext context;
   context.set_deadline(std::chrono::system_clock::now() + timeout);
   const CallScope scope(*this, context, even_cancelled);
@@ -57,8 +55,7 @@ Status AgentClient::Explain(const char* call, const grpc::Status& status) const 
 Result<std::shared_ptr<const model::ModelLayout>> AgentClient::GetLayout(const std::string& model) {
   v1::GetLayoutRequest request;
   request.set_model(model);
-  LS_ASSIGN_OR_RETURN(const v1::Layout answer,
-                      Call("GetLayout", &v1::TrainerAgent::Stub::GetLayout, request, kCallTimeout));
+  LS_ASSIGN_OR_RETURN(const v1::Layout answer, Call("GetLayout", &Stub::GetLayout, request, kCallTimeout));
   LS_ASSIGN_OR_RETURN(auto layout, model::ModelLayout::Decode(AsBytes(std::string_view(answer.encoded()))));
   if (ToBytes(layout->digest()) != answer.digest()) {
     return Status(ErrorCode::kCorrupt, Cat("the layout that agent ", address_.ToString(), " sent for model ", model,
@@ -68,19 +65,19 @@ Result<std::shared_ptr<const model::ModelLayout>> AgentClient::GetLayout(const s
 }
 
 Result<v1::PullPlan> AgentClient::OpenPull(const v1::OpenPullRequest& request) {
-  return Call("OpenPull", &v1::TrainerAgent::Stub::OpenPull, request, kCallTimeout);
+  return Call("OpenPull", &Stub::OpenPull, request, kCallTimeout);
 }
 
 Result<v1::LivePlan> AgentClient::OpenLive(const v1::OpenLiveRequest& request) {
   // Briefly: who calls has a version to make known, and can do without.
-  return Call("OpenLive", &v1::TrainerAgent::Stub::OpenLive, request, kCloseTimeout);
+  return Call("OpenLive", &Stub::OpenLive, request, kCloseTimeout);
 }
 
 Result<v1::PullPlan> AgentClient::CatchUp(uint64_t pull_id, Version oldest) {
   v1::CatchUpRequest request;
   request.set_pull_id(pull_id);
   request.set_oldest_version(oldest);
-  return Call("CatchUp", &v1::TrainerAgent::Stub::CatchUp, request, kCallTimeout);
+  return Call("CatchUp", &Stub::CatchUp, request, kCallTimeout);
 }
 
 Result<std::vector<Ticket>> AgentClient::RenewTickets(uint64_t pull_id, size_t lanes) {
@@ -88,13 +85,8 @@ Result<std::vector<Ticket>> AgentClient::RenewTickets(uint64_t pull_id, size_t l
   request.set_pull_id(pull_id);
   request.set_lanes(static_cast<uint32_t>(lanes));
   LS_ASSIGN_OR_RETURN(const v1::RenewTicketsResponse answer,
-                      Call("RenewTickets", &v1::TrainerAgent::Stub::RenewTickets, request, kCallTimeout));
-  std::vector<Ticket> tickets;
-  for (const std::string& raw : answer.tickets()) {
-    LS_ASSIGN_OR_RETURN(const auto bytes, Bytes16(raw));
-    tickets.push_back({bytes});
-  }
-  return tickets;
+                      Call("RenewTickets", &Stub::RenewTickets, request, kCallTimeout));
+  return TicketsOf(answer.tickets());
 }
 
 Status AgentClient::ClosePull(uint64_t pull_id, const Held& held, const std::string& outcome) {
@@ -102,7 +94,7 @@ Status AgentClient::ClosePull(uint64_t pull_id, const Held& held, const std::str
   request.set_pull_id(pull_id);
   *request.mutable_held() = ToProto(held);
   request.set_outcome(outcome);
-  return ToStatus(Call("ClosePull", &v1::TrainerAgent::Stub::ClosePull, request, kCloseTimeout, true));
+  return ToStatus(Call("ClosePull", &Stub::ClosePull, request, kCloseTimeout, true));
 }
 
 Status AgentClient::WatchVersions(const std::string& model,
@@ -123,6 +115,15 @@ void AgentClient::Cancel() {
   std::lock_guard lock(mutex_);
   cancelled_ = true;
   for (grpc::ClientContext* context : running_) context->TryCancel();
+}
+
+Result<std::vector<Ticket>> TicketsOf(const google::protobuf::RepeatedPtrField<std::string>& raw) {
+  std::vector<Ticket> tickets;
+  for (const std::string& one : raw) {
+    LS_ASSIGN_OR_RETURN(const auto bytes, Bytes16(one));
+    tickets.push_back({bytes});
+  }
+  return tickets;
 }
 
 v1::Held ToProto(const Held& held) {

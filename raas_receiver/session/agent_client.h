@@ -44,20 +44,25 @@ class AgentClient {
  private:
   class CallScope;
 
+  using Stub = v1::TrainerAgent::Stub;
   template <typename Request, typename Response>
-  Result<Response> Call(const char* name,
-                        grpc::Status (v1::TrainerAgent::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
-                        const Request& request, std::chrono::milliseconds timeout, bool even_cancelled = false);
+  using Method = grpc::Status (Stub::*)(grpc::ClientContext*, const Request&, Response*);
+
+  template <typename Request, typename Response>
+  Result<Response> Call(const char* name, Method<Request, Response> method, const Request& request,
+                        std::chrono::milliseconds timeout, bool even_cancelled = false);
   Status Explain(const char* call, const grpc::Status& status) const;
 
   const net::HostPort address_;
-  std::unique_ptr<v1::TrainerAgent::Stub> stub_;
+  std::unique_ptr<Stub> stub_;
   std::mutex mutex_;
   std::set<grpc::ClientContext*> running_;
   bool cancelled_ = false;
 };
 
 v1::Held ToProto(const Held& held);
+// kProtocol for one that is not 16 bytes.
+Result<std::vector<Ticket>> TicketsOf(const google::protobuf::RepeatedPtrField<std::string>& raw);
 // Nothing when version is 0, whatever the run; kProtocol for a run that is not 16 bytes.
 Result<Held> FromProto(const v1::Held& held);
 

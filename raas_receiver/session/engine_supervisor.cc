@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/base/text.h"
 #include "common/telemetry/log.h"
 #include "raas_receiver/session/agent_client.h"
 
@@ -10,16 +11,16 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kFirstBackoff{100};
-constexpr milliseconds kLongestBackoff{10'000};
 constexpr milliseconds kIdle{3'600'000};
 // How often a server that can be asked is asked whether it still serves what it was given.
 constexpr milliseconds kCheck{5'000};
 // The same, after it did not: a server that keeps changing its mind is not to load without end.
 constexpr milliseconds kCheckAfterLoss{60'000};
 
-EngineUpdaterOptions ForModel(EngineUpdaterOptions options, const std::string& model) {
-  options.targets.model = model;
+targets::EngineTargetsOptions Complete(targets::EngineTargetsOptions options, const std::string& model,
+                                       bool pauses_servers) {
+  options.model = model;
+  options.pauses_servers = pauses_servers;
   return options;
 }
 
@@ -39,18 +40,36 @@ void Fill(const targets::EngineReport& report, v1::EngineTargets& proto) {
   proto.set_last_error(report.last_error);
 }
 
+// What the server serves after `outcome`, as a version.
+Held ServedAfter(engines::Serving outcome, const engines::EngineVersion& version,
+                 const std::optional<engines::EngineVersion>& last_good, const Held& served) {
+  switch (outcome) {
+    case engines::Serving::kNew:
+      return version.held;
+    case engines::Serving::kOld:
+      return served;
+    case engines::Serving::kLastGood:
+      return last_good ? last_good->held : Held();
+    case engines::Serving::kUnknown:
+      break;
+  }
+  return {};
+}
+
 }  // namespace
 
-EngineSupervisor::EngineSupervisor(std::string model, EngineUpdaterOptions options,
+EngineSupervisor::EngineSupervisor(std::string model, EngineSupervisorOptions options,
                                    std::unique_ptr<engines::EngineDriver> driver, replica::ReplicaPair& replicas,
                                    WorkerPool& pool, telemetry::Timeline* timeline, ChangeSignal& changed)
     : model_(std::move(model)),
+      in_place_(options.in_place),
+      driver_(std::move(driver)),
       replicas_(replicas),
       timeline_(timeline),
-      backoff_(kFirstBackoff, kLongestBackoff),
+      owes_resume_(in_place_ && over_http()),
       served_(replicas_.served()),
-      updater_(ForModel(std::move(options), model_), std::move(driver), replicas_, pool) {
-  updater_.targets().SetChanged([&changed] { changed.Notify(); });
+      targets_(Complete(std::move(options.targets), model_, over_http()), pool) {
+  targets_.SetChanged([&changed] { changed.Notify(); });
 }
 
 Held EngineSupervisor::served() const {
@@ -63,49 +82,84 @@ void EngineSupervisor::SetServed(const Held& served) {
   served_ = served;
 }
 
+// What all engines in place serve; nothing: they serve nothing, or not the same.
+Held EngineSupervisor::ServedInPlace() const {
+  const std::vector<targets::EngineReport> engines = targets_.Describe();
+  if (engines.empty()) return {};
+  const Held first = engines.front().serving;
+  const bool same = std::all_of(engines.begin(), engines.end(),
+                                [&](const targets::EngineReport& engine) { return engine.serving == first; });
+  return same ? first : Held();
+}
+
 void EngineSupervisor::Describe(v1::ReceiverModel& model) const {
-  model.set_engine(std::string(updater_.kind()));
-  model.set_engine_failures(updater_.failures());
-  for (const targets::EngineReport& report : updater_.Describe()) Fill(report, *model.add_engines());
-  const Held by_directory = updater_.notifies() ? served() : replicas_.current().held;
-  model.set_served_version((in_place() ? updater_.ServedInPlace() : by_directory).version);
+  model.set_engine(std::string(driver_->kind()));
+  model.set_engine_failures(driver_->failures());
+  for (const targets::EngineReport& report : targets_.Describe()) Fill(report, *model.add_engines());
+  const Held by_directory = notifies() ? served() : replicas_.current().held;
+  model.set_served_version((in_place_ ? ServedInPlace() : by_directory).version);
+}
+
+bool EngineSupervisor::Behind() const {
+  const Held current = replicas_.current().held;
+  if (current.nothing()) return false;
+  if (!in_place_) return served() != current;
+  return targets_.Behind(current) || (owes_resume_ && targets_.AllAt(current));
 }
 
 bool EngineSupervisor::Due() const {
-  return updater_.TriesAgain() && Clock::now() >= serve_again_ && Behind();
+  const bool tries_again = in_place_ || (over_http() && reverted_from_ != replicas_.current().held);
+  return tries_again && Clock::now() >= serve_again_ && Behind();
 }
 
 milliseconds EngineSupervisor::UntilDue() const {
   const auto left = std::chrono::duration_cast<milliseconds>(serve_again_ - Clock::now());
-  const milliseconds idle = updater_.CanBeAsked() ? kCheck : kIdle;
+  const milliseconds idle = can_be_asked() ? kCheck : kIdle;
   return left.count() < 0 ? idle : std::min(idle, left + milliseconds(1));
 }
 
 void EngineSupervisor::Check() {
   const auto now = Clock::now();
-  if (!updater_.CanBeAsked() || now < check_again_) return;
+  if (!can_be_asked() || now < check_again_) return;
   check_again_ = now + kCheck;
   const Held served = this->served();
-  const Result<bool> still = updater_.StillServes(served);
+  const Result<bool> still = StillServes(served);
   if (!still.ok() || *still) return;
   check_again_ = now + kCheckAfterLoss;
   telemetry::Log(telemetry::LogLevel::kWarn, "engine_restarted", {{"model", model_}, {"version", served.version}});
   SetServed({});
 }
 
+// By the directory: whether the server still serves `served`, one of the two versions that the replicas hold. An error
+// is why that is not known.
+Result<bool> EngineSupervisor::StillServes(const Held& served) {
+  for (const replica::PublishedVersion& version : {replicas_.current(), replicas_.previous()}) {
+    if (!served.nothing() && version.held == served) return driver_->StillServes(VersionOf(version, "check"));
+  }
+  return true;
+}
+
+engines::EngineVersion EngineSupervisor::VersionOf(const replica::PublishedVersion& version,
+                                                   const std::string& mode) const {
+  return {model_, version.held, version.path, mode};
+}
+
 EngineOutcome EngineSupervisor::Serve(const std::string& mode, uint64_t transfer) {
+  const engines::EngineVersion version = VersionOf(replicas_.current(), mode);
   const Held before = served();
   EngineOutcome outcome;
   {
-    const Held held = replicas_.current().held;
-    telemetry::SpanScope span(
-        updater_.notifies() ? timeline_ : nullptr,
-        {.name = "engine", .model = model_, .run = held.run, .version = held.version, .transfer = transfer});
-    outcome = updater_.Serve(mode, before);
+    telemetry::SpanScope span(notifies() ? timeline_ : nullptr, {.name = "engine",
+                                                                 .model = model_,
+                                                                 .run = version.held.run,
+                                                                 .version = version.held.version,
+                                                                 .transfer = transfer});
+    const telemetry::Moment begun;
+    outcome = in_place_ ? Write(version) : Load(version, before);
+    outcome.total_us = begun.MicrosSince();
     span.span().bytes = outcome.written_bytes;
   }
-  const bool by_directory = updater_.notifies() && !in_place();
-  if (by_directory && outcome.served != before) {
+  if (notifies() && !in_place_ && outcome.served != before) {
     const Status marked = replicas_.MarkServed(outcome.served);
     if (!marked.ok()) telemetry::LogWarn("served_version_record_failed", marked, {{"model", model_}});
   }
@@ -116,6 +170,75 @@ EngineOutcome EngineSupervisor::Serve(const std::string& mode, uint64_t transfer
     serve_again_ = Clock::now() + backoff_.Next();
   }
   return outcome;
+}
+
+EngineOutcome EngineSupervisor::Load(const engines::EngineVersion& version, const Held& served) {
+  const replica::PublishedVersion previous = replicas_.previous();
+  std::optional<engines::EngineVersion> last_good;
+  if (!previous.held.nothing()) last_good = VersionOf(previous, "last_good");
+  engines::LoadOutcome loaded = driver_->Load(version, last_good);
+  if (loaded.serving == engines::Serving::kLastGood) reverted_from_ = version.held;
+  return {std::move(loaded.status), ServedAfter(loaded.serving, version, last_good, served)};
+}
+
+EngineOutcome EngineSupervisor::Write(const engines::EngineVersion& version) {
+  EngineOutcome outcome;
+  const telemetry::Moment begun;
+  const replica::PublishedVersion current = replicas_.current();
+  const replica::PublishedVersion previous = replicas_.previous();
+  std::optional<targets::TargetVersion> before;
+  if (!previous.held.nothing())
+    before = targets::TargetVersion{previous.held, previous.layout, replicas_.previous_data()};
+  outcome.status =
+      targets_.Prepare({current.held, current.layout, replicas_.current_data()}, before,
+                       [this](const Held& from, const Held& to) { return replicas_.DeltasBetween(from, to); });
+  outcome.prepare_us = begun.MicrosSince();
+  if (!targets_.prepared()) {
+    if (outcome.status.ok() && Behind()) outcome.status = PausedAndResumed(version);
+    return outcome;
+  }
+  const telemetry::Moment pause;
+  const Status written = WritePaused(version, VersionOf(before ? previous : current, "resumed"));
+  outcome.pause_us = pause.MicrosSince();
+  if (outcome.status.ok()) outcome.status = written;
+  for (const targets::EngineReport& engine : targets_.Describe()) outcome.written_bytes += engine.last_written_bytes;
+  return outcome;
+}
+
+// Memory is whole, and the server may stand still all the same: a receiver ended, or failed, between the two.
+Status EngineSupervisor::PausedAndResumed(const engines::EngineVersion& version) {
+  LS_RETURN_IF_ERROR(driver_->Pause(version));
+  return Resume(version);
+}
+
+// The pause. A server resumes only when all ranks of all engines are there, and at one version; it stays paused else,
+// until Serve is tried again.
+Status EngineSupervisor::WritePaused(const engines::EngineVersion& version, const engines::EngineVersion& before) {
+  owes_resume_ = over_http();
+  if (const Status paused = driver_->Pause(version); !paused.ok()) {
+    targets_.Abandon();
+    return paused;
+  }
+  const Status written = targets_.Commit();
+  if (targets_.AllAt(version.held)) {
+    const Status resumed = Resume(version);
+    return written.ok() ? resumed : written;
+  }
+  const Status resumed = targets_.AllAt(before.held) ? Resume(before) : OkStatus();
+  if (!written.ok()) return resumed.ok() || !over_http() ? written : resumed;
+  return {ErrorCode::kState, Cat("not every engine is at version ", version.held.version, " yet")};
+}
+
+Status EngineSupervisor::Resume(const engines::EngineVersion& serving) {
+  LS_RETURN_IF_ERROR(driver_->Resume(serving));
+  owes_resume_ = false;
+  return OkStatus();
+}
+
+Status EngineSupervisor::Verify() {
+  const replica::PublishedVersion current = replicas_.current();
+  if (current.held.nothing()) return OkStatus();
+  return targets_.Verify({current.held, current.layout, replicas_.current_data()});
 }
 
 }  // namespace lockstep::session

@@ -1,46 +1,68 @@
-// EngineSupervisor: what the engines of one session serve, and when something is to be done about it: a version that
-// they lack, an attempt that failed, a server that was restarted.
+// EngineSupervisor: what the engines of one session serve, when something is to be done about it (a version that they
+// lack, an attempt that failed, a server that was restarted), and doing it, by either route:
+//
+//   directory   the driver makes the server load the published directory
+//   in place    the memories that its ranks lent are written: prepared while they serve, then pause, write, resume
 #pragma once
 
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 
+#include "common/base/backoff.h"
 #include "common/base/ids.h"
 #include "common/base/status.h"
 #include "common/base/worker_pool.h"
 #include "common/telemetry/timeline.h"
 #include "proto/lockstep/v1/receiver.pb.h"
+#include "raas_receiver/engines/driver.h"
 #include "raas_receiver/replica/replica_pair.h"
-#include "raas_receiver/session/backoff.h"
 #include "raas_receiver/session/change_signal.h"
-#include "raas_receiver/session/engine_updater.h"
+#include "raas_receiver/targets/engine_targets.h"
 
 namespace lockstep::session {
+
+struct EngineSupervisorOptions {
+  bool in_place = false;
+  targets::EngineTargetsOptions targets;  // but for the model, and whether servers are paused
+};
+
+// How making the engines serve a version went.
+struct EngineOutcome {
+  Status status;  // why the engine does not serve the current version
+  Held served;    // by the directory: what it serves now; nothing: nothing, or nobody knows
+  uint64_t total_us = 0;
+  uint64_t prepare_us = 0;
+  uint64_t pause_us = 0;
+  uint64_t written_bytes = 0;
+};
 
 class EngineSupervisor {
  public:
   // `replicas`, `pool`, `timeline` (null: no spans) and `changed`, which is notified of ranks that come and go, outlive
   // this.
-  EngineSupervisor(std::string model, EngineUpdaterOptions options, std::unique_ptr<engines::EngineDriver> driver,
+  EngineSupervisor(std::string model, EngineSupervisorOptions options, std::unique_ptr<engines::EngineDriver> driver,
                    replica::ReplicaPair& replicas, WorkerPool& pool, telemetry::Timeline* timeline,
                    ChangeSignal& changed);
 
   // --- any thread ---
-  bool in_place() const { return updater_.in_place(); }
+  bool in_place() const { return in_place_; }
   // Where the ranks of engines attach.
-  targets::EngineTargets& targets() { return updater_.targets(); }
+  targets::EngineTargets& targets() { return targets_; }
   // Fills in what a status says of engines.
   void Describe(v1::ReceiverModel& model) const;
-  void Cancel() { updater_.Cancel(); }
+  // Cancels the driver's call; it takes no other.
+  void Cancel() { driver_->Cancel(); }
 
   // --- the session's thread ---
   // Whether some engine does not serve the current version.
-  bool Behind() const { return updater_.Behind(served()); }
+  bool Behind() const;
   // Whether a receiver that was killed between commit and engine left a version to be served.
-  bool OwesVersion() const { return updater_.notifies() && Behind(); }
-  // Whether an engine is behind, and it is time to try without a new version.
+  bool OwesVersion() const { return notifies() && Behind(); }
+  // Whether an engine is behind, and it is time to try without a new version: not with a hook, which has its own
+  // attempts, nor when the server reverted to the version before.
   bool Due() const;
   // How long Due and Check have nothing to do, unless `changed` is notified.
   std::chrono::milliseconds UntilDue() const;
@@ -50,24 +72,42 @@ class EngineSupervisor {
   // Makes the engines serve the current version, which pull `transfer` brought; 0: none did. REQUIRES a current
   // version.
   EngineOutcome Serve(const std::string& mode, uint64_t transfer = 0);
-  // As EngineUpdater::Verify.
-  Status Verify() { return updater_.Verify(); }
+  // In place: compares the engines' memory with the current version. As EngineTargets::Verify.
+  Status Verify();
 
  private:
   using Clock = std::chrono::steady_clock;
 
+  // Whether somebody is notified of versions at all.
+  bool notifies() const { return in_place_ || driver_->notifies(); }
+  bool over_http() const { return driver_->controls_server(); }
+  bool can_be_asked() const { return over_http() && !in_place_; }
   Held served() const;
   void SetServed(const Held& served);
+  Held ServedInPlace() const;
+  Result<bool> StillServes(const Held& served);
+
+  EngineOutcome Load(const engines::EngineVersion& version, const Held& served);
+  EngineOutcome Write(const engines::EngineVersion& version);
+  Status WritePaused(const engines::EngineVersion& version, const engines::EngineVersion& before);
+  Status PausedAndResumed(const engines::EngineVersion& version);
+  Status Resume(const engines::EngineVersion& serving);
+  engines::EngineVersion VersionOf(const replica::PublishedVersion& version, const std::string& mode) const;
 
   const std::string model_;
+  const bool in_place_;
+  const std::unique_ptr<engines::EngineDriver> driver_;
   replica::ReplicaPair& replicas_;
   telemetry::Timeline* const timeline_;
   Backoff backoff_;
   Clock::time_point serve_again_;  // not before, after a failure
   Clock::time_point check_again_;  // not before
+  Held reverted_from_;             // the last version that the server could not load
+  // In place: the server may be paused, by us or by a receiver before us, and is to resume once its memory is whole.
+  bool owes_resume_;
   mutable std::mutex mutex_;
-  Held served_;            // that the engine took, by the directory; guarded by mutex_
-  EngineUpdater updater_;  // its threads call back: it ends before what is above
+  Held served_;                     // that the engine took, by the directory; guarded by mutex_
+  targets::EngineTargets targets_;  // its threads call back: it ends before what is above
 };
 
 }  // namespace lockstep::session

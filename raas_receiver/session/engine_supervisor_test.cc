@@ -56,7 +56,7 @@ struct Fixture {
   }
   void Start() {
     supervisor =
-        std::make_unique<EngineSupervisor>("actor", EngineUpdaterOptions{}, std::make_unique<TestDriver>(server),
+        std::make_unique<EngineSupervisor>("actor", EngineSupervisorOptions{}, std::make_unique<TestDriver>(server),
                                            replicas.pair(), replicas.pool, nullptr, changed);
   }
   Version ServedVersion() const {

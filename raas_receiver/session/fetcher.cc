@@ -19,30 +19,39 @@ void Fetcher::Cancel() {
   for (const auto& source : sources_) source->Cancel();
 }
 
-Status Fetcher::FetchBlocks(pull::FullRequest request, FullStaging& staging) {
-  staging.Expect(request.blocks);
+// `fetch` asks one source for what is missing. After a failure `complete` finds out what still is; true: nothing.
+Status Fetcher::Fetch(const std::function<Status(pull::BlockSource&)>& fetch,
+                      const std::function<bool()>& complete) const {
   Status status;
   for (const auto& source : sources_) {
-    status = source->FetchBlocks(request, staging);
+    status = fetch(*source);
     if (status.ok()) break;
-    LogFailure(*source, status);
-    request.blocks = staging.Missing();
-    if (request.blocks.empty()) return OkStatus();
+    // The last source's failure is the caller's error, and is logged there.
+    if (source != sources_.back()) {
+      telemetry::Log(telemetry::LogLevel::kDebug, "source_fetch_failed",
+                     {{"model", model_}, {"source", source->name()}, {"message", status.ToString()}});
+    }
+    if (complete()) return OkStatus();
   }
   return status;
 }
 
+Status Fetcher::FetchBlocks(pull::FullRequest request, FullStaging& staging) {
+  staging.Expect(request.blocks);
+  const auto complete = [&] {
+    request.blocks = staging.Missing();
+    return request.blocks.empty();
+  };
+  return Fetch([&](pull::BlockSource& source) { return source.FetchBlocks(request, staging); }, complete);
+}
+
 Status Fetcher::FetchDeltas(DeltaStaging& staging) {
   pull::DeltaRequest request = staging.TakeMissing();
-  Status status;
-  for (const auto& source : sources_) {
-    status = source->FetchDeltas(request, staging);
-    if (status.ok()) break;
-    LogFailure(*source, status);
+  const auto complete = [&] {
     request = staging.TakeMissing();
-    if (request.steps.empty()) return OkStatus();
-  }
-  return status;
+    return request.steps.empty();
+  };
+  return Fetch([&](pull::BlockSource& source) { return source.FetchDeltas(request, staging); }, complete);
 }
 
 pull::SourceCounters Fetcher::counters() const {
@@ -56,13 +65,6 @@ pull::SourceCounters Fetcher::counters() const {
     sum.bytes_per_s = std::max(sum.bytes_per_s, one.bytes_per_s);
   }
   return sum;
-}
-
-// The last source's failure is the caller's error, and is logged there.
-void Fetcher::LogFailure(const pull::BlockSource& source, const Status& status) const {
-  if (&source == sources_.back().get()) return;
-  telemetry::Log(telemetry::LogLevel::kDebug, "source_fetch_failed",
-                 {{"model", model_}, {"source", source.name()}, {"message", status.ToString()}});
 }
 
 }  // namespace lockstep::session

@@ -1,6 +1,7 @@
 // Fetcher: gets the bytes of one sync from its sources, each asked for what those before it did not bring.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -35,7 +36,7 @@ class Fetcher {
   void Cancel();
 
  private:
-  void LogFailure(const pull::BlockSource& source, const Status& status) const;
+  Status Fetch(const std::function<Status(pull::BlockSource&)>& fetch, const std::function<bool()>& complete) const;
 
   const std::string model_;
   std::mutex mutex_;                                         // guards sources_ and cancelled_ against Cancel

@@ -4,20 +4,18 @@
 // blocks are here already, or on their way. It only ever spares a wait: what does not come live is pulled.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "common/telemetry/timeline.h"
 #include "proto/lockstep/v1/receiver.pb.h"
-#include "raas_receiver/pull/block_source.h"
 #include "raas_receiver/pull/live_lanes.h"
 #include "raas_receiver/session/agent_client.h"
+#include "raas_receiver/session/plan.h"
 
 namespace lockstep::session {
 
@@ -39,13 +37,12 @@ class LiveLink {
   // After a sync that left `record`, with `held` current: asks for the delta from there on, over lanes that are opened
   // when there are none; or ends the subscription where deltas come out of the agent's memory, so that there is nothing
   // to gain. `link_bytes_per_s` as in OpenPullRequest. Waits for no more than a call to the agent.
-  void Follow(const v1::SyncRecord& record, const Held& held, const std::shared_ptr<const model::ModelLayout>& layout,
-              uint64_t link_bytes_per_s);
+  void Follow(const v1::SyncRecord& record, const Held& held, const Layout& layout, uint64_t link_bytes_per_s);
   // Whether a delta was asked for, and not yet taken.
   bool following() const { return lanes_ != nullptr && !asked_.nothing(); }
-  // The entries of `step`, which starts at `base`, when that is the delta asked for and all of it came live: waits for
+  // The entries of `step`, of versions of `run`, when that is the delta asked for and all of it came live: waits for
   // the rest of it as long as it keeps coming. An error: fetch it by other ways.
-  Result<std::vector<payload::DeltaBlock>> Take(const Held& base, const pull::DeltaStep& step);
+  Result<std::vector<payload::DeltaBlock>> Take(const RunId& run, const pull::DeltaStep& step);
   // Ends the subscription: the session follows by other ways, or not at all.
   void Close();
 
@@ -53,9 +50,9 @@ class LiveLink {
   void Cancel();
 
  private:
-  void Ask(const Held& held, const std::shared_ptr<const model::ModelLayout>& layout, uint64_t link_bytes_per_s);
-  Status Open(const std::shared_ptr<const model::ModelLayout>& layout, uint64_t link_bytes_per_s);
-  void AddSpanOf(const pull::LiveLanes::Delta& delta, const Held& base) const;
+  void Ask(const Held& held, const Layout& layout, uint64_t link_bytes_per_s);
+  Status Open(const Layout& layout, uint64_t link_bytes_per_s);
+  void AddSpanOf(const pull::LiveCollector::Delta& delta, const RunId& run) const;
 
   const LiveLinkOptions options_;
   AgentClient& agent_;
@@ -69,23 +66,6 @@ class LiveLink {
   std::mutex mutex_;  // guards lanes_ and cancelled_ against Cancel
   std::unique_ptr<pull::LiveLanes> lanes_;
   bool cancelled_ = false;
-};
-
-// What the link collected, as a source of one sync.
-class LiveSource final : public pull::BlockSource {
- public:
-  // `link` outlives the source.
-  explicit LiveSource(LiveLink& link) : link_(link) {}
-
-  std::string_view name() const override { return "live"; }
-  Status FetchBlocks(const pull::FullRequest& request, pull::BlockSink& sink) override;
-  Status FetchDeltas(const pull::DeltaRequest& request, pull::DeltaSink& sink) override;
-  void Cancel() override { link_.Cancel(); }
-  pull::SourceCounters counters() const override;
-
- private:
-  LiveLink& link_;
-  std::atomic<uint64_t> bytes_ = 0;
 };
 
 }  // namespace lockstep::session

@@ -70,20 +70,17 @@ Result<Plan> ReadCommon(const v1::PullPlan& proto) {
 
 // `Proto` is one that grants lanes: v1::PullPlan or v1::LivePlan.
 template <typename Proto>
-Result<LaneGrant> ReadLanes(const Proto& proto, const net::HostPort& control) {
-  LaneGrant grant;
+Result<pull::LanePeer> ReadLanes(const Proto& proto, const Layout& layout, const net::HostPort& control) {
+  pull::LanePeer peer{.pull_id = proto.pull_id(), .layout = layout};
   if (proto.tickets().empty() || proto.tickets_size() > static_cast<int>(kMaxLanes)) {
     return Broken(proto, Cat("grants ", proto.tickets_size(), " lanes"));
   }
-  for (const std::string& raw : proto.tickets()) {
-    LS_ASSIGN_OR_RETURN(const Ticket ticket, ReadId<Ticket>(raw));
-    grant.tickets.push_back(ticket);
-  }
+  LS_ASSIGN_OR_RETURN(peer.tickets, TicketsOf(proto.tickets()));
   const bool no_host = proto.lane_address().starts_with(':');
   const std::string address = no_host ? Cat("0.0.0.0", proto.lane_address()) : proto.lane_address();
-  LS_ASSIGN_OR_RETURN(grant.agent, net::ParseHostPort(address));
-  if (no_host) grant.agent.host = control.host;
-  return grant;
+  LS_ASSIGN_OR_RETURN(peer.agent, net::ParseHostPort(address));
+  if (no_host) peer.agent.host = control.host;
+  return peer;
 }
 
 Status ReadLocal(const v1::PullPlan& proto, Plan& plan) {
@@ -114,8 +111,7 @@ std::string_view ModeName(v1::PullMode mode) {
   }
 }
 
-Result<Plan> ReadPlan(const v1::PullPlan& proto, const model::ModelLayout& layout, const Held& held,
-                      const net::HostPort& control) {
+Result<Plan> ReadPlan(const v1::PullPlan& proto, const Layout& layout, const Held& held, const net::HostPort& control) {
   LS_ASSIGN_OR_RETURN(Plan plan, ReadCommon(proto));
   switch (plan.mode) {
     case v1::PULL_MODE_UP_TO_DATE:
@@ -134,19 +130,19 @@ Result<Plan> ReadPlan(const v1::PullPlan& proto, const model::ModelLayout& layou
       if (plan.mode != v1::PULL_MODE_CHAIN && proto.steps_size() != 1) {
         return Broken(proto, Cat("is ", ModeName(plan.mode), " but has ", proto.steps_size(), " steps"));
       }
-      LS_RETURN_IF_ERROR(ReadSteps(proto, layout, plan));
+      LS_RETURN_IF_ERROR(ReadSteps(proto, *layout, plan));
       break;
     default:
       return Broken(proto, Cat("has mode ", static_cast<int>(plan.mode), ", which this receiver does not know"));
   }
-  LS_ASSIGN_OR_RETURN(plan.lanes, ReadLanes(proto, control));
+  LS_ASSIGN_OR_RETURN(plan.lanes, ReadLanes(proto, layout, control));
   LS_RETURN_IF_ERROR(ReadLocal(proto, plan));
   return plan;
 }
 
-Result<LaneGrant> ReadLivePlan(const v1::LivePlan& proto, const net::HostPort& control) {
+Result<pull::LanePeer> ReadLivePlan(const v1::LivePlan& proto, const Layout& layout, const net::HostPort& control) {
   if (proto.pull_id() == 0) return Broken(proto, "has no id");
-  return ReadLanes(proto, control);
+  return ReadLanes(proto, layout, control);
 }
 
 Result<Plan> ReadCatchUp(const v1::PullPlan& proto, const model::ModelLayout& layout, const Plan& full,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,14 +13,11 @@
 #include "common/net/host_port.h"
 #include "proto/lockstep/v1/agent.pb.h"
 #include "raas_receiver/pull/block_source.h"
+#include "raas_receiver/pull/lane_peer.h"
 
 namespace lockstep::session {
 
-// Where a pull's lanes connect to, and what lets each of them in.
-struct LaneGrant {
-  net::HostPort agent;
-  std::vector<Ticket> tickets;
-};
+using Layout = std::shared_ptr<const model::ModelLayout>;
 
 struct Plan {
   uint64_t pull_id = 0;
@@ -28,7 +26,7 @@ struct Plan {
   Held target;
   ManifestDigest target_digest;
   std::vector<pull::DeltaStep> steps;
-  LaneGrant lanes;
+  pull::LanePeer lanes;
   v1::CodecLevel level = v1::CODEC_LEVEL_UNSPECIFIED;  // of the steps
   std::string local_socket;                            // of the agent, on its host; empty: it has none
   Ticket local_ticket;
@@ -41,11 +39,10 @@ std::string_view ModeName(v1::PullMode mode);
 
 // The plan for a receiver that reported that it holds `held`. kProtocol names the rule that it breaks.
 // `control` is the agent's control address, for lane addresses without a host.
-Result<Plan> ReadPlan(const v1::PullPlan& proto, const model::ModelLayout& layout, const Held& held,
-                      const net::HostPort& control);
+Result<Plan> ReadPlan(const v1::PullPlan& proto, const Layout& layout, const Held& held, const net::HostPort& control);
 
 // The answer to OpenLive. kProtocol names the rule that it breaks.
-Result<LaneGrant> ReadLivePlan(const v1::LivePlan& proto, const net::HostPort& control);
+Result<pull::LanePeer> ReadLivePlan(const v1::LivePlan& proto, const Layout& layout, const net::HostPort& control);
 
 // The answer to CatchUp(oldest) within a full pull planned as `full`: steps only, on the lanes that are open.
 Result<Plan> ReadCatchUp(const v1::PullPlan& proto, const model::ModelLayout& layout, const Plan& full, Version oldest);

@@ -38,7 +38,7 @@ struct Fixture {
     return plan;
   }
   ErrorCode CodeOf(const v1::PullPlan& plan) const {
-    return ReadPlan(plan, *model.layout(), held, kControl).status().code();
+    return ReadPlan(plan, model.layout(), held, kControl).status().code();
   }
 };
 
@@ -46,7 +46,7 @@ struct Fixture {
 
 TEST_CASE("A plan that keeps the rules is read as it stands") {
   const Fixture fixture;
-  const auto plan = ReadPlan(fixture.Chain(), *fixture.model.layout(), fixture.held, kControl);
+  const auto plan = ReadPlan(fixture.Chain(), fixture.model.layout(), fixture.held, kControl);
   REQUIRE(plan.ok());
   CHECK(plan->target == fixture.model.held(5));
   CHECK(plan->steps.size() == 2);
@@ -60,7 +60,7 @@ TEST_CASE("A lane address without a host is on the control channel's") {
   const Fixture fixture;
   v1::PullPlan proto = fixture.Chain();
   proto.set_lane_address(":7701");
-  CHECK(ReadPlan(proto, *fixture.model.layout(), fixture.held, kControl)->lanes.agent ==
+  CHECK(ReadPlan(proto, fixture.model.layout(), fixture.held, kControl)->lanes.agent ==
         net::HostPort{"10.1.2.3", 7701});
 }
 
@@ -100,7 +100,7 @@ TEST_CASE("A plan that breaks a rule is refused") {
   }
   v1::PullPlan nowhere = fixture.Chain();
   nowhere.set_lane_address("nowhere");
-  CHECK_FALSE(ReadPlan(nowhere, *fixture.model.layout(), fixture.held, kControl).ok());
+  CHECK_FALSE(ReadPlan(nowhere, fixture.model.layout(), fixture.held, kControl).ok());
 }
 
 TEST_CASE("A delta is refused by a receiver that holds nothing, whatever the plan's base") {

@@ -14,12 +14,12 @@ constexpr milliseconds kCallerPoll{100};
 
 }  // namespace
 
-Requests::Answer Requests::Ask(Kind& kind, milliseconds timeout, const Cancelled& cancelled, bool force_full) {
+Requests::Answer Requests::Ask(Kind kind, milliseconds timeout, const Cancelled& cancelled, bool force_full) {
   uint64_t number = 0;
   {
     std::lock_guard lock(mutex_);
-    number = ++kind.asked;
-    force_full_ = force_full_ || force_full;
+    number = ++kinds_[kind].asked;
+    kinds_[kind].force_full |= force_full;
   }
   changed_.Notify();
   const auto until = std::chrono::steady_clock::now() + timeout;
@@ -38,23 +38,12 @@ Requests::Answer Requests::Ask(Kind& kind, milliseconds timeout, const Cancelled
   return *std::move(answer);
 }
 
-std::optional<Requests::Answer> Requests::AnswerTo(const Kind& kind, uint64_t number) const {
+std::optional<Requests::Answer> Requests::AnswerTo(Kind kind, uint64_t number) const {
   std::lock_guard lock(mutex_);
-  if (kind.done >= number) return kind.outcome.ok() ? Answer(kind.record) : Answer(kind.outcome);
+  const Counted& counted = kinds_[kind];
+  if (counted.done >= number) return counted.outcome.ok() ? Answer(counted.record) : Answer(counted.outcome);
   if (stopping_) return Status(ErrorCode::kCancelled, Cat("model ", model_, ": the receiver stops"));
   return std::nullopt;
-}
-
-Result<v1::SyncRecord> Requests::Pull(bool force_full, milliseconds timeout, const Cancelled& cancelled) {
-  return Ask(pull_, timeout, cancelled, force_full);
-}
-
-Status Requests::Rollback(milliseconds timeout, const Cancelled& cancelled) {
-  return ToStatus(Ask(rollback_, timeout, cancelled));
-}
-
-Status Requests::Verify(milliseconds timeout, const Cancelled& cancelled) {
-  return ToStatus(Ask(verify_, timeout, cancelled));
 }
 
 void Requests::Stop() {
@@ -70,44 +59,22 @@ bool Requests::stopping() const {
   return stopping_;
 }
 
-Requests::Pulls Requests::BeginPulls() {
+bool Requests::due(Kind kind) const {
   std::lock_guard lock(mutex_);
-  return {pull_.asked, std::exchange(force_full_, false)};
+  return kinds_[kind].asked != kinds_[kind].done;
 }
 
-void Requests::EndPulls(const Pulls& pulls, const Status& outcome, const v1::SyncRecord& record) {
-  End(pull_, pulls.number, outcome, record);
+Requests::Turn Requests::Begin(Kind kind) {
+  std::lock_guard lock(mutex_);
+  return {kinds_[kind].asked, std::exchange(kinds_[kind].force_full, false)};
 }
 
-void Requests::EndRollbacks(const Status& outcome) {
-  uint64_t number = 0;
+void Requests::End(Kind kind, const Turn& turn, const Status& outcome, const v1::SyncRecord& record) {
   {
     std::lock_guard lock(mutex_);
-    number = rollback_.asked;
-  }
-  End(rollback_, number, outcome);
-}
-
-uint64_t Requests::BeginVerifies() {
-  std::lock_guard lock(mutex_);
-  return verify_.asked;
-}
-
-void Requests::EndVerifies(uint64_t number, const Status& outcome) {
-  End(verify_, number, outcome);
-}
-
-bool Requests::Due(const Kind& kind) const {
-  std::lock_guard lock(mutex_);
-  return kind.asked != kind.done;
-}
-
-void Requests::End(Kind& kind, uint64_t number, const Status& outcome, const v1::SyncRecord& record) {
-  {
-    std::lock_guard lock(mutex_);
-    kind.done = number;
-    kind.outcome = outcome;
-    kind.record = record;
+    kinds_[kind].done = turn.number;
+    kinds_[kind].outcome = outcome;
+    kinds_[kind].record = record;
   }
   changed_.Notify();
 }

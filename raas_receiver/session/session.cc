@@ -8,16 +8,14 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kFirstBackoff{100};
-constexpr milliseconds kLongestBackoff{10'000};
 // How long a call waits for engines.
 constexpr milliseconds kEngineCall = std::chrono::minutes(10);
 
 void Record(const EngineOutcome& outcome, v1::SyncRecord& record) {
   if (!outcome.status.ok()) record.set_engine_error(outcome.status.ToString());
-  record.set_engine_us(static_cast<uint64_t>(outcome.total.count()));
-  record.set_prepare_us(static_cast<uint64_t>(outcome.prepare.count()));
-  record.set_pause_us(static_cast<uint64_t>(outcome.pause.count()));
+  record.set_engine_us(outcome.total_us);
+  record.set_prepare_us(outcome.prepare_us);
+  record.set_pause_us(outcome.pause_us);
   record.set_written_bytes(outcome.written_bytes);
 }
 
@@ -56,7 +54,6 @@ Session::Session(SessionOptions options, std::unique_ptr<replica::ReplicaPair> r
                .io = io,
                .live = live_,
                .timeline = options_.timeline},
-      backoff_(kFirstBackoff, kLongestBackoff),
       follower_(options_.model, options_.follow, agent_, *replicas_, changed_),
       engine_(options_.model, options_.engine, std::move(driver), *replicas_, pool, options_.timeline, changed_) {}
 
@@ -112,16 +109,17 @@ v1::ReceiverModel Session::Describe() const {
 }
 
 Result<v1::SyncRecord> Session::Pull(bool force_full, milliseconds timeout, const Requests::Cancelled& cancelled) {
-  return requests_.Pull(force_full, timeout, cancelled);
+  return requests_.Ask(Requests::kPull, timeout, cancelled, force_full);
 }
 
 Result<v1::ReceiverModel> Session::Rollback(const Requests::Cancelled& cancelled) {
-  LS_RETURN_IF_ERROR(requests_.Rollback(kEngineCall, cancelled));
+  LS_RETURN_IF_ERROR(requests_.Ask(Requests::kRollback, kEngineCall, cancelled));
   return Describe();
 }
 
 Status Session::VerifyEngines(const Requests::Cancelled& cancelled) {
-  return engine_.in_place() ? requests_.Verify(kEngineCall, cancelled) : OkStatus();
+  if (!engine_.in_place()) return OkStatus();
+  return ToStatus(requests_.Ask(Requests::kVerify, kEngineCall, cancelled));
 }
 
 Result<std::shared_ptr<const model::ModelLayout>> Session::layout() const {
@@ -153,21 +151,23 @@ void Session::Loop() {
 }
 
 bool Session::SyncDue() const {
-  if (requests_.pull_due()) return true;
+  if (requests_.due(Requests::kPull)) return true;
   return state_ != v1::SESSION_STATE_HELD && follower_.Behind(replicas_->current().held);
 }
 
 // States Waiting and Held. After: Negotiating when a sync is due, Held after a rollback, else the same again.
 v1::SessionState Session::Wait() {
   const v1::SessionState resting = state_;
-  const auto called = [this] { return requests_.stopping() || requests_.rollback_due() || SyncDue() || EngineDue(); };
+  const auto called = [this] {
+    return requests_.stopping() || requests_.due(Requests::kRollback) || SyncDue() || EngineDue();
+  };
   while (!called()) {
     const bool busy = follower_.Prepare() || replicas_->WarmTarget();
     engine_.Check();
     if (!busy) changed_.WaitFor(engine_.UntilDue(), [&] { return called() || follower_.Unprepared(); });
   }
   if (requests_.stopping()) return resting;
-  if (requests_.rollback_due()) return RollBack();
+  if (requests_.due(Requests::kRollback)) return RollBack();
   if (SyncDue()) return v1::SESSION_STATE_NEGOTIATING;
   TendEngine();
   return resting;
@@ -177,9 +177,9 @@ v1::SessionState Session::Wait() {
 // nothing is due any more, Held after a rollback.
 v1::SessionState Session::BackOff() {
   changed_.WaitFor(backoff_.Next(), [this] {
-    return requests_.stopping() || requests_.rollback_due() || requests_.pull_due() || EngineDue();
+    return requests_.stopping() || requests_.due(Requests::kRollback) || requests_.due(Requests::kPull) || EngineDue();
   });
-  if (requests_.rollback_due()) return RollBack();
+  if (requests_.due(Requests::kRollback)) return RollBack();
   if (EngineDue()) TendEngine();
   return SyncDue() ? v1::SESSION_STATE_NEGOTIATING : v1::SESSION_STATE_WAITING;
 }
@@ -190,7 +190,8 @@ v1::SessionState Session::RollBack() {
   Status status = SwitchToOlder();
   const bool switched = status.ok();
   if (switched) status = Serve("rollback").status;
-  requests_.EndRollbacks(status);
+  // Also for those that came while it ran: they asked for the same version.
+  requests_.End(Requests::kRollback, requests_.Begin(Requests::kRollback), status);
   return switched || held_before ? v1::SESSION_STATE_HELD : v1::SESSION_STATE_WAITING;
 }
 
@@ -213,9 +214,8 @@ Status Session::SwitchToOlder() {
 // The states of Sync, then Notifying. After: Waiting, or BackingOff after an error.
 v1::SessionState Session::Synchronize() {
   const telemetry::Moment begun;
-  const Requests::Pulls pulls = requests_.BeginPulls();
-  Sync sync(context_, {pulls.force_full, follower_.layout(), follower_.announced_layout()},
-            [this](v1::SessionState state) { state_ = state; });
+  const Requests::Turn pulls = requests_.Begin(Requests::kPull);
+  Sync sync(context_, {pulls.force_full, follower_.layout(), follower_.announced_layout()}, state_);
   const Status status = RunSync(sync);
   v1::SyncRecord record = sync.record();
   if (status.ok()) {
@@ -229,7 +229,7 @@ v1::SessionState Session::Synchronize() {
   follower_.SetLayout(sync.layout());
   history_.Add(status, record, sync.lane_retries());
   feed_.Publish(record);
-  requests_.EndPulls(pulls, status, record);
+  requests_.End(Requests::kPull, pulls, status, record);
   return status.ok() ? v1::SESSION_STATE_WAITING : v1::SESSION_STATE_BACKING_OFF;
 }
 
@@ -259,9 +259,9 @@ void Session::FollowLive(const Sync& sync) {
 
 // What EngineDue is for.
 void Session::TendEngine() {
-  if (!requests_.verify_due()) return ServeAgain("again");
-  const uint64_t verifies = requests_.BeginVerifies();
-  requests_.EndVerifies(verifies, engine_.Verify());
+  if (!requests_.due(Requests::kVerify)) return ServeAgain("again");
+  const Requests::Turn verifies = requests_.Begin(Requests::kVerify);
+  requests_.End(Requests::kVerify, verifies, engine_.Verify());
 }
 
 // Outside of a sync: for engines that came, or came to, after it.

@@ -19,11 +19,11 @@
 #include <string>
 #include <thread>
 
+#include "common/base/backoff.h"
 #include "common/base/status.h"
 #include "proto/lockstep/v1/receiver.pb.h"
 #include "raas_receiver/replica/replica_pair.h"
 #include "raas_receiver/session/agent_client.h"
-#include "raas_receiver/session/backoff.h"
 #include "raas_receiver/session/change_signal.h"
 #include "raas_receiver/session/engine_supervisor.h"
 #include "raas_receiver/session/live_link.h"
@@ -42,7 +42,7 @@ struct SessionOptions {
   size_t lanes = 4;
   bool follow = true;  // sync whenever there is a newer version
   bool live = true;    // and take deltas while they are made
-  EngineUpdaterOptions engine;
+  EngineSupervisorOptions engine;
   telemetry::Timeline* timeline = nullptr;  // where spans go, when not null; outlives the session
 };
 
@@ -86,7 +86,7 @@ class Session {
 
   // What it waits for, in any state.
   bool SyncDue() const;
-  bool EngineDue() const { return requests_.verify_due() || engine_.Due(); }
+  bool EngineDue() const { return requests_.due(Requests::kVerify) || engine_.Due(); }
 
   Status SwitchToOlder();
   Status RunSync(Sync& sync);

@@ -4,7 +4,6 @@
 #include <memory>
 #include <vector>
 
-#include "common/model/layout.h"
 #include "raas_receiver/pull/block_source.h"
 #include "raas_receiver/session/plan.h"
 #include "raas_receiver/session/sync_context.h"
@@ -14,6 +13,6 @@ namespace lockstep::session {
 // The sources that `plan` grants and that can be reached, in the order in which they are to be asked. A source of
 // another kind is one more line in here. What `context` refers to outlives them.
 std::vector<std::unique_ptr<pull::BlockSource>> OpenSources(const SyncContext& context, const Plan& plan,
-                                                            const std::shared_ptr<const model::ModelLayout>& layout);
+                                                            const Layout& layout);
 
 }  // namespace lockstep::session

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
@@ -11,30 +10,9 @@
 namespace lockstep::session {
 namespace {
 
-// Adds the time of its life to a duration of the record.
-class Stopwatch {
- public:
-  using Setter = void (v1::SyncRecord::*)(uint64_t);
-  Stopwatch(v1::SyncRecord& record, uint64_t before, Setter set) : record_(record), before_(before), set_(set) {}
-  ~Stopwatch() {
-    const auto spent = std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::steady_clock::now() - begin_);
-    (record_.*set_)(before_ + static_cast<uint64_t>(spent.count()));
-  }
-  Stopwatch(const Stopwatch&) = delete;
-  Stopwatch& operator=(const Stopwatch&) = delete;
-
- private:
-  v1::SyncRecord& record_;
-  const uint64_t before_;
-  const Setter set_;
-  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-};
-
 // Microseconds since the trainer committed, by the clock of this machine; 0 when its clock is ahead of ours.
 uint64_t MicrosSince(int64_t unix_ns) {
-  const auto now =
-      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch());
-  return static_cast<uint64_t>(std::max<int64_t>(0, now.count() - unix_ns) / 1000);
+  return static_cast<uint64_t>(std::max<int64_t>(0, telemetry::UnixNanos() - unix_ns) / 1000);
 }
 
 // Blocks whose version no step starts from and that are not of the target: no chain brings them there.
@@ -51,10 +29,10 @@ std::vector<BlockIndex> Stranded(const std::vector<Version>& versions, const Pla
 
 }  // namespace
 
-Sync::Sync(SyncContext& context, SyncRequest request, EnterState enter)
+Sync::Sync(SyncContext& context, SyncRequest request, std::atomic<v1::SessionState>& shown)
     : context_(context),
       request_(std::move(request)),
-      enter_(std::move(enter)),
+      shown_(shown),
       base_(context.replicas.current()),
       fetcher_(context.model) {
   record_.set_model(context_.model);
@@ -62,24 +40,28 @@ Sync::Sync(SyncContext& context, SyncRequest request, EnterState enter)
   *record_.mutable_to() = ToProto(base_.held);
 }
 
-// What each state does, which span its time counts to, and what status shows meanwhile: unspecified, what it showed.
+// What each state does, what its time counts to: a span and a duration of the record, and what status shows meanwhile:
+// unspecified, what it showed.
 struct Sync::StateRow {
   Result<State> (Sync::*run)();
   std::string_view span;
   v1::SessionState shown;
+  uint64_t (v1::SyncRecord::*spent_us)() const;
+  void (v1::SyncRecord::*set_spent_us)(uint64_t);
 };
 
 const Sync::StateRow& Sync::RowOf(State state) {
+  using Record = v1::SyncRecord;
   static constexpr std::array<StateRow, static_cast<size_t>(State::kDone)> kRows = {{
-      {&Sync::Negotiate, "negotiate", v1::SESSION_STATE_NEGOTIATING},
-      {&Sync::PullDelta, "pull", v1::SESSION_STATE_PULLING},
-      {&Sync::PullFull, "pull", v1::SESSION_STATE_PULLING},
-      {&Sync::CatchUp, "pull", v1::SESSION_STATE_UNSPECIFIED},
-      {&Sync::Verify, "verify", v1::SESSION_STATE_VERIFYING},
-      {&Sync::Apply, "apply", v1::SESSION_STATE_APPLYING},
-      {&Sync::Repair, "repair", v1::SESSION_STATE_UNSPECIFIED},
-      {&Sync::Commit, "commit", v1::SESSION_STATE_COMMITTING},
-      {&Sync::Switch, "commit", v1::SESSION_STATE_COMMITTING},
+      {&Sync::Negotiate, "negotiate", v1::SESSION_STATE_NEGOTIATING, &Record::negotiate_us, &Record::set_negotiate_us},
+      {&Sync::PullDelta, "pull", v1::SESSION_STATE_PULLING, &Record::pull_us, &Record::set_pull_us},
+      {&Sync::PullFull, "pull", v1::SESSION_STATE_PULLING, &Record::pull_us, &Record::set_pull_us},
+      {&Sync::CatchUp, "pull", v1::SESSION_STATE_UNSPECIFIED, &Record::pull_us, &Record::set_pull_us},
+      {&Sync::Verify, "verify", v1::SESSION_STATE_VERIFYING, &Record::apply_us, &Record::set_apply_us},
+      {&Sync::Apply, "apply", v1::SESSION_STATE_APPLYING, &Record::apply_us, &Record::set_apply_us},
+      {&Sync::Repair, "repair", v1::SESSION_STATE_UNSPECIFIED, &Record::apply_us, &Record::set_apply_us},
+      {&Sync::Commit, "commit", v1::SESSION_STATE_COMMITTING, &Record::commit_us, &Record::set_commit_us},
+      {&Sync::Switch, "commit", v1::SESSION_STATE_COMMITTING, &Record::commit_us, &Record::set_commit_us},
   }};
   return kRows.at(static_cast<size_t>(state));
 }
@@ -101,8 +83,9 @@ Status Sync::RunStates() {
     const telemetry::Moment begun;
     const uint64_t bytes_before = PulledBytes();
     const StateRow& row = RowOf(state);
-    if (row.shown != v1::SESSION_STATE_UNSPECIFIED) enter_(row.shown);
+    if (row.shown != v1::SESSION_STATE_UNSPECIFIED) shown_ = row.shown;
     Result<State> next = (this->*row.run)();
+    (record_.*row.set_spent_us)((record_.*row.spent_us)() + begun.MicrosSince());
     CountBytes();
     AddSpanOf(row.span, begun, bytes_before);
     LS_ASSIGN_OR_RETURN(state, std::move(next));
@@ -128,7 +111,6 @@ telemetry::Span Sync::SpanOf(std::string_view name) const {
 
 // First state. After: PullDelta, PullFull, Switch, or done when there is nothing newer.
 Result<Sync::State> Sync::Negotiate() {
-  const Stopwatch stopwatch(record_, record_.negotiate_us(), &v1::SyncRecord::set_negotiate_us);
   LS_RETURN_IF_ERROR(LearnLayout());
   v1::OpenPullRequest request;
   request.set_model(context_.model);
@@ -144,7 +126,7 @@ Result<Sync::State> Sync::Negotiate() {
   if (answer.status().code() == ErrorCode::kState) request_.layout.reset();
   if (!answer.ok()) return answer.status();
   plan_.pull_id = answer->pull_id();
-  LS_ASSIGN_OR_RETURN(plan_, ReadPlan(*answer, *request_.layout, base_.held, context_.agent.address()));
+  LS_ASSIGN_OR_RETURN(plan_, ReadPlan(*answer, request_.layout, base_.held, context_.agent.address()));
 
   record_.set_mode(std::string(ModeName(plan_.mode)));
   record_.set_transfer(plan_.pull_id);
@@ -183,7 +165,6 @@ void Sync::RecordTarget() {
 
 // Before: Negotiate. After: Verify.
 Result<Sync::State> Sync::PullDelta() {
-  const Stopwatch stopwatch(record_, record_.pull_us(), &v1::SyncRecord::set_pull_us);
   fetcher_.Use(OpenSources(context_, plan_, request_.layout));
   LS_RETURN_IF_ERROR(FetchDeltas(base_.digest));
   return State::kVerify;
@@ -191,20 +172,17 @@ Result<Sync::State> Sync::PullDelta() {
 
 // Before: Negotiate. After: CatchUp when the trainer moved on meanwhile, else Verify.
 Result<Sync::State> Sync::PullFull() {
-  const Stopwatch stopwatch(record_, record_.pull_us(), &v1::SyncRecord::set_pull_us);
   fetcher_.Use(OpenSources(context_, plan_, request_.layout));
   LS_RETURN_IF_ERROR(context_.replicas.BeginFull(request_.layout));
   full_ = std::make_unique<FullStaging>(*request_.layout, context_.replicas);
-  std::vector<BlockIndex> blocks(request_.layout->block_count());
-  std::iota(blocks.begin(), blocks.end(), 0);
-  LS_RETURN_IF_ERROR(fetcher_.FetchBlocks({std::move(blocks), plan_.target.version, /*exact=*/false}, *full_));
+  LS_RETURN_IF_ERROR(
+      fetcher_.FetchBlocks({request_.layout->AllBlocks(), plan_.target.version, /*exact=*/false}, *full_));
   const auto moved_on = [&](Version version) { return version != plan_.target.version; };
   return std::any_of(full_->versions().begin(), full_->versions().end(), moved_on) ? State::kCatchUp : State::kVerify;
 }
 
 // Before: PullFull, with blocks of several versions. After: Verify, with the steps that bring all to one version.
 Result<Sync::State> Sync::CatchUp() {
-  const Stopwatch stopwatch(record_, record_.pull_us(), &v1::SyncRecord::set_pull_us);
   const Version oldest = *std::min_element(full_->versions().begin(), full_->versions().end());
   LS_ASSIGN_OR_RETURN(const v1::PullPlan answer, context_.agent.CatchUp(plan_.pull_id, oldest));
   LS_ASSIGN_OR_RETURN(const Plan caught_up, ReadCatchUp(answer, *request_.layout, plan_, oldest));
@@ -221,14 +199,13 @@ Result<Sync::State> Sync::CatchUp() {
 
 // Before: PullDelta, PullFull, CatchUp. After: Apply. Nothing that was held has been touched when this fails.
 Result<Sync::State> Sync::Verify() {
-  const Stopwatch stopwatch(record_, record_.apply_us(), &v1::SyncRecord::set_apply_us);
   const model::ModelLayout& layout = *request_.layout;
   if (full_) {
-    expected_ = replica::HashesAfter(chain_, replica::BlockVersions{0, &full_->versions()}, full_->hashes());
+    expected_ = replica::HashesAfter(chain_, full_->versions(), full_->hashes());
   } else {
-    LS_RETURN_IF_ERROR(VerifyChain(layout, chain_, context_.replicas.current_hashes()));
-    expected_ =
-        replica::HashesAfter(chain_, replica::BlockVersions{plan_.base.version}, context_.replicas.current_hashes());
+    const std::vector<uint64_t>& hashes = context_.replicas.current_hashes();
+    LS_RETURN_IF_ERROR(VerifyChain(layout, chain_, hashes));
+    expected_ = replica::HashesAfter(chain_, std::vector<Version>(hashes.size(), plan_.base.version), hashes);
   }
   if (model::ComputeManifestDigest(layout.digest(), expected_) != plan_.target_digest) {
     return Status(ErrorCode::kCorrupt, Cat("the blocks received for version ", plan_.target.version,
@@ -239,7 +216,6 @@ Result<Sync::State> Sync::Verify() {
 
 // Before: Verify. After: Repair when blocks did not come out as promised, else Commit.
 Result<Sync::State> Sync::Apply() {
-  const Stopwatch stopwatch(record_, record_.apply_us(), &v1::SyncRecord::set_apply_us);
   if (full_) {
     damaged_ = context_.replicas.CatchUp(chain_, full_->versions());
   } else {
@@ -250,7 +226,6 @@ Result<Sync::State> Sync::Apply() {
 
 // Before: Apply. After: Commit; an error refuses the version.
 Result<Sync::State> Sync::Repair() {
-  const Stopwatch stopwatch(record_, record_.apply_us(), &v1::SyncRecord::set_apply_us);
   telemetry::Log(telemetry::LogLevel::kWarn, "blocks_damaged",
                  {{"model", context_.model},
                   {"version", plan_.target.version},
@@ -270,7 +245,6 @@ Result<Sync::State> Sync::Repair() {
 
 // Before: Apply, Repair. After: done.
 Result<Sync::State> Sync::Commit() {
-  const Stopwatch stopwatch(record_, record_.commit_us(), &v1::SyncRecord::set_commit_us);
   const bool delta = plan_.mode != v1::PULL_MODE_FULL;
   model::Manifest manifest{plan_.target, std::move(expected_), plan_.target_digest};
   LS_RETURN_IF_ERROR(
@@ -282,7 +256,6 @@ Result<Sync::State> Sync::Commit() {
 
 // Before: Negotiate. After: done.
 Result<Sync::State> Sync::Switch() {
-  const Stopwatch stopwatch(record_, record_.commit_us(), &v1::SyncRecord::set_commit_us);
   LS_RETURN_IF_ERROR(context_.replicas.SwitchToOther());
   record_.set_publish_to_commit_us(MicrosSince(plan_.committed_unix_ns));
   record_.set_verified(true);

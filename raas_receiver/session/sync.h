@@ -10,7 +10,7 @@
 // reason.
 #pragma once
 
-#include <functional>
+#include <atomic>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -31,23 +31,22 @@ namespace lockstep::session {
 // What is wanted of one sync.
 struct SyncRequest {
   bool force_full = false;
-  std::shared_ptr<const model::ModelLayout> layout;  // the last one known; null: none
-  LayoutDigest agent_layout;                         // the one the agent announced; zero: not known
+  Layout layout;              // the last one known; null: none
+  LayoutDigest agent_layout;  // the one the agent announced; zero: not known
 };
 
 // Run once, on the session's thread. Cancel may be called from any.
 class Sync {
  public:
-  using EnterState = std::function<void(v1::SessionState)>;
-
-  Sync(SyncContext& context, SyncRequest request, EnterState enter);
+  // `context` and `shown`, which status shows meanwhile, outlive this.
+  Sync(SyncContext& context, SyncRequest request, std::atomic<v1::SessionState>& shown);
 
   // OK: the newest version is current (or was already). kCancelled after Cancel.
   Status Run();
   void Cancel() { fetcher_.Cancel(); }
 
   const v1::SyncRecord& record() const { return record_; }  // once Run has returned
-  const std::shared_ptr<const model::ModelLayout>& layout() const { return request_.layout; }
+  const Layout& layout() const { return request_.layout; }
   uint64_t lane_retries() const { return lane_retries_; }
 
  private:
@@ -77,7 +76,7 @@ class Sync {
 
   SyncContext& context_;
   SyncRequest request_;
-  EnterState enter_;
+  std::atomic<v1::SessionState>& shown_;
   v1::SyncRecord record_;
   replica::PublishedVersion base_;
   Plan plan_;

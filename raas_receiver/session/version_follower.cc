@@ -1,5 +1,6 @@
 #include "raas_receiver/session/version_follower.h"
 
+#include "common/base/backoff.h"
 #include "common/telemetry/log.h"
 
 namespace lockstep::session {
@@ -14,10 +15,32 @@ VersionFollower::VersionFollower(std::string model, bool follow, AgentClient& ag
       layout_(replicas_.current().layout) {}
 
 void VersionFollower::Start() {
-  watch_ = std::make_unique<VersionWatch>(
-      agent_, model_,
-      VersionWatch::Callbacks{[this](const v1::VersionEvent& event) { OnVersion(event); },
-                              [this](const Status& status) { OnLost(status); }});
+  watch_ = std::thread([this] { Watch(); });
+}
+
+void VersionFollower::RequestStop() {
+  std::lock_guard lock(mutex_);
+  stopping_ = true;
+  stopped_.notify_all();
+}
+
+void VersionFollower::Join() {
+  if (watch_.joinable()) watch_.join();
+}
+
+void VersionFollower::Watch() {
+  Backoff backoff(std::chrono::seconds(2));
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    lock.unlock();
+    const Status ended = agent_.WatchVersions(model_, [&](const v1::VersionEvent& event) {
+      backoff.Reset();
+      OnVersion(event);
+    });
+    OnLost(ended);
+    lock.lock();
+    stopped_.wait_for(lock, backoff.Next(), [this] { return stopping_; });
+  }
 }
 
 void VersionFollower::OnVersion(const v1::VersionEvent& event) {
@@ -37,35 +60,15 @@ void VersionFollower::OnVersion(const v1::VersionEvent& event) {
 }
 
 void VersionFollower::OnLost(const Status& status) {
-  if (stopping_) return;
   std::lock_guard lock(mutex_);
+  if (stopping_) return;
   if (error_.empty()) telemetry::LogWarn("version_stream_lost", status, {{"model", model_}});
   error_ = status.ToString();
-}
-
-Held VersionFollower::newest() const {
-  std::lock_guard lock(mutex_);
-  return newest_;
-}
-
-std::shared_ptr<const model::ModelLayout> VersionFollower::layout() const {
-  std::lock_guard lock(mutex_);
-  return layout_;
-}
-
-std::string VersionFollower::error() const {
-  std::lock_guard lock(mutex_);
-  return error_;
 }
 
 bool VersionFollower::Behind(const Held& held) const {
   std::lock_guard lock(mutex_);
   return follow_ && !newest_.nothing() && newest_ != held;
-}
-
-LayoutDigest VersionFollower::announced_layout() const {
-  std::lock_guard lock(mutex_);
-  return announced_layout_;
 }
 
 void VersionFollower::Synced(const Held& announced, const Held& held) {

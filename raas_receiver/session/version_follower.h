@@ -2,10 +2,11 @@
 // layout before the first version comes.
 #pragma once
 
-#include <atomic>
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 
 #include "common/base/ids.h"
 #include "common/base/status.h"
@@ -13,7 +14,6 @@
 #include "raas_receiver/replica/replica_pair.h"
 #include "raas_receiver/session/agent_client.h"
 #include "raas_receiver/session/change_signal.h"
-#include "raas_receiver/session/version_watch.h"
 
 namespace lockstep::session {
 
@@ -24,25 +24,26 @@ class VersionFollower {
   VersionFollower(std::string model, bool follow, AgentClient& agent, replica::ReplicaPair& replicas,
                   ChangeSignal& changed);
 
+  // Follows the agent's version stream on a thread of its own, across streams that are lost and agents that are
+  // restarted. It is to be stopped and joined before the destruction.
   void Start();
   // The stream's end is no news from here on; AgentClient::Cancel ends it.
-  void RequestStop() { stopping_ = true; }
-  // Waits until the watch has ended.
-  void Join() { watch_.reset(); }
+  void RequestStop();
+  void Join();
 
   // --- any thread ---
   // What the agent announced last; nothing: no version yet.
-  Held newest() const;
+  Held newest() const { return Read(newest_); }
   // The layout known last, be it announced, held or synced; null: none.
-  std::shared_ptr<const model::ModelLayout> layout() const;
+  std::shared_ptr<const model::ModelLayout> layout() const { return Read(layout_); }
   // Why the version stream is down, or what was announced makes no sense; empty while all is well.
-  std::string error() const;
+  std::string error() const { return Read(error_); }
 
   // --- the session's thread ---
   // Whether another version than `held` was announced.
   bool Behind(const Held& held) const;
   // Of the model as announced; zero: not known.
-  LayoutDigest announced_layout() const;
+  LayoutDigest announced_layout() const { return Read(announced_layout_); }
   // A sync that began when `announced` was the newest version has succeeded, and `held` is current now. What it brought
   // may be newer than the last announcement, which is then no reason to sync again.
   void Synced(const Held& announced, const Held& held);
@@ -56,6 +57,12 @@ class VersionFollower {
   bool Prepare();
 
  private:
+  template <typename T>
+  T Read(const T& guarded) const {
+    std::lock_guard lock(mutex_);
+    return guarded;
+  }
+  void Watch();
   void OnVersion(const v1::VersionEvent& event);
   void OnLost(const Status& status);
 
@@ -64,16 +71,16 @@ class VersionFollower {
   AgentClient& agent_;
   replica::ReplicaPair& replicas_;
   ChangeSignal& changed_;
-  std::atomic<bool> stopping_ = false;
 
   mutable std::mutex mutex_;
+  std::condition_variable stopped_;
+  bool stopping_ = false;
   Held newest_;
   LayoutDigest announced_layout_;
   LayoutDigest prepared_;  // the last layout that memory was taken for, or tried to be
   std::shared_ptr<const model::ModelLayout> layout_;
   std::string error_;
-
-  std::unique_ptr<VersionWatch> watch_;  // last: its thread calls back
+  std::thread watch_;
 };
 
 }  // namespace lockstep::session

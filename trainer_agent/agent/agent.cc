@@ -96,7 +96,7 @@ Status Agent::Listen() {
                                               .timeline = &timeline_};
   LS_ASSIGN_OR_RETURN(lanes_, serve::LaneServer::Start(lane_options, &pulls_));
   if (!options_.local_socket.empty()) {
-    LS_ASSIGN_OR_RETURN(local_, serve::LocalServer::Start({.path = options_.local_socket}, &pulls_));
+    LS_ASSIGN_OR_RETURN(local_, serve::StartLocalServer({.path = options_.local_socket}, &pulls_));
   }
   service_ = std::make_unique<serve::AgentService>(
       &catalog_, &pulls_, [this] { return Facts(); }, Build(), AdvertisedLanes(options_.lane_advertise, lanes_->port()),
@@ -104,7 +104,7 @@ Status Agent::Listen() {
   LS_ASSIGN_OR_RETURN(rpc_, rpc::RpcServer::Create({.address = options_.listen_address.ToString(),
                                                     .services = {service_.get()},
                                                     .health_services = {kLiveness, kReadiness}}));
-  LS_ASSIGN_OR_RETURN(ranks_, publish::RankServer::Start(options_.socket, registry_.get()));
+  LS_ASSIGN_OR_RETURN(ranks_, publish::StartRankServer(options_.socket, registry_.get()));
   return Announce();
 }
 
@@ -122,20 +122,25 @@ Agent::~Agent() {
   ranks_.reset();
 }
 
-std::vector<serve::PublishFacts> Agent::Facts() const {
-  std::vector<serve::PublishFacts> all;
-  for (const publish::ModelSnapshot& model : registry_->Snapshot()) {
-    const buffer::DoubleBuffer& buffer = model.publisher->buffer();
-    const publish::PublisherStatus status = model.publisher->status();
-    all.push_back({.model = buffer.model(),
-                   .run = buffer.run(),
-                   .layout = buffer.layout(),
-                   .ranks_expected = buffer.ranks(),
-                   .ranks_connected = model.ranks_connected,
-                   .writing_version = status.writing_version,
-                   .versions_committed = status.versions_committed,
-                   .versions_aborted = status.versions_aborted,
-                   .last_error = status.last_error});
+std::vector<v1::AgentModel> Agent::Facts() const {
+  std::vector<v1::AgentModel> all;
+  for (const publish::ModelSnapshot& open : registry_->Snapshot()) {
+    const buffer::DoubleBuffer& buffer = open.publisher->buffer();
+    const model::ModelLayout& layout = *buffer.layout();
+    const publish::PublisherStatus status = open.publisher->status();
+    v1::AgentModel& model = all.emplace_back();
+    model.set_name(buffer.model());
+    model.set_run(ToBytes(buffer.run()));
+    model.set_layout_digest(ToBytes(layout.digest()));
+    model.set_model_bytes(layout.data_bytes());
+    model.set_tensors(static_cast<uint32_t>(layout.tensors().size()));
+    model.set_block_bytes(layout.block_bytes());
+    model.set_ranks_expected(buffer.ranks());
+    model.set_ranks_connected(open.ranks_connected);
+    model.set_writing_version(status.writing_version);
+    model.set_versions_committed(status.versions_committed);
+    model.set_versions_aborted(status.versions_aborted);
+    model.set_last_error(status.last_error);
   }
   return all;
 }

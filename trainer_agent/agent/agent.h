@@ -32,7 +32,7 @@ class Agent {
   explicit Agent(const AgentOptions& options);
   Status Listen();
   Status Announce();
-  std::vector<serve::PublishFacts> Facts() const;
+  std::vector<v1::AgentModel> Facts() const;
 
   const AgentOptions options_;
   telemetry::Timeline timeline_;
@@ -44,9 +44,9 @@ class Agent {
   serve::PullTable pulls_;
   std::unique_ptr<serve::AgentService> service_;
   std::unique_ptr<serve::LaneServer> lanes_;
-  std::unique_ptr<serve::LocalServer> local_;  // null: --local-socket none
+  std::unique_ptr<os::UnixServer> local_;  // null: --local-socket none
   std::unique_ptr<rpc::RpcServer> rpc_;
-  std::unique_ptr<publish::RankServer> ranks_;
+  std::unique_ptr<os::UnixServer> ranks_;
   std::unique_ptr<telemetry::AddressFile> address_file_;
 };
 

@@ -122,14 +122,9 @@ void ControlSegment::StoreState(size_t half, Version version, HalfState state) {
   std::atomic_ref(record(half).state).store(version << 8 | static_cast<uint8_t>(state), std::memory_order_release);
 }
 
-void ControlSegment::SetEmpty(size_t half) {
+void ControlSegment::Reset(size_t half, Version version, HalfState state) {
   std::atomic_ref(record(half).manifest_check).store(0, std::memory_order_release);
-  StoreState(half, 0, HalfState::kEmpty);
-}
-
-void ControlSegment::SetWriting(size_t half, Version version) {
-  std::atomic_ref(record(half).manifest_check).store(0, std::memory_order_release);
-  StoreState(half, version, HalfState::kWriting);
+  StoreState(half, version, state);
 }
 
 void ControlSegment::SetCommitted(size_t half, Version version, int64_t committed_unix_ns) {

@@ -74,9 +74,9 @@ class ControlSegment {
   Version version(size_t half) const;  // 0 when empty
   int64_t committed_unix_ns(size_t half) const { return record(half).committed_unix_ns; }
 
-  // Drops the half's manifest, then changes its state.
-  void SetEmpty(size_t half);
-  void SetWriting(size_t half, Version version);
+  // Both drop the half's manifest, then change its state.
+  void SetEmpty(size_t half) { Reset(half, 0, HalfState::kEmpty); }
+  void SetWriting(size_t half, Version version) { Reset(half, version, HalfState::kWriting); }
   void SetCommitted(size_t half, Version version, int64_t committed_unix_ns);
 
   // REQUIRES the half to be committed at manifest.held.version.
@@ -92,6 +92,7 @@ class ControlSegment {
   HalfRecord& record(size_t half) const;
   uint64_t* hashes(size_t half) const;
   uint64_t ManifestCheck(size_t half) const;
+  void Reset(size_t half, Version version, HalfState state);
   void StoreState(size_t half, Version version, HalfState state);
 
   os::MappedSegment segment_;

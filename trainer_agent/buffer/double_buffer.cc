@@ -18,7 +18,7 @@ DoubleBuffer::DoubleBuffer(ControlSegment control, std::array<os::MappedSegment,
 
 Result<std::unique_ptr<DoubleBuffer>> DoubleBuffer::Create(const std::string& model, const RunId& run,
                                                            const model::ModelLayout& layout, uint32_t ranks,
-                                                           const SegmentFactory& make) {
+                                                           const SegmentSource& make) {
   LS_RETURN_IF_ERROR(model::CheckModelName(model));
   const Bytes header = model::SafetensorsHeader(layout);
   if (header.size() > model::kMaxSafetensorsHeader) {
@@ -36,7 +36,7 @@ Result<std::unique_ptr<DoubleBuffer>> DoubleBuffer::Create(const std::string& mo
       new DoubleBuffer(ControlSegment::Format(std::move(control), model, run, layout, ranks), std::move(halves)));
 }
 
-Result<std::unique_ptr<DoubleBuffer>> DoubleBuffer::Reopen(os::MappedSegment segment, const SegmentOpener& open) {
+Result<std::unique_ptr<DoubleBuffer>> DoubleBuffer::Reopen(os::MappedSegment segment, const SegmentSource& open) {
   LS_ASSIGN_OR_RETURN(ControlSegment control, ControlSegment::Open(std::move(segment)));
   const Bytes header = model::SafetensorsHeader(*control.layout());
   std::array<os::MappedSegment, kHalves> halves;
@@ -90,10 +90,6 @@ size_t DoubleBuffer::BeginWrite(Version version) {
 void DoubleBuffer::Commit(size_t half, int64_t committed_unix_ns) {
   std::lock_guard lock(mutex_);
   control_.SetCommitted(half, control_.version(half), committed_unix_ns);
-}
-
-void DoubleBuffer::Abort(size_t half) {
-  Drop(half);
 }
 
 void DoubleBuffer::Drop(size_t half) {

@@ -2,7 +2,7 @@
 //
 //   EMPTY ──BeginWrite(v)──> WRITING(v) ──Commit──> COMMITTED(v) ──BeginWrite(v+2)──> WRITING(v+2)
 //     ^                          │
-//     └──────── Abort ───────────┘
+//     └───────── Drop ───────────┘
 //
 // A version is always written into the half that does not hold the newest committed one. Readers take short leases, a
 // block's copy long; BeginWrite refuses new ones and waits for those, so no receiver can hold the trainer up.
@@ -24,16 +24,15 @@ namespace lockstep::buffer {
 
 class DoubleBuffer {
  public:
-  // Where new segments come from: (name, bytes) -> segment.
-  using SegmentFactory = std::function<Result<os::MappedSegment>(const std::string& name, uint64_t bytes)>;
+  // Where segments come from: (name, bytes) -> segment.
+  using SegmentSource = std::function<Result<os::MappedSegment>(const std::string& name, uint64_t bytes)>;
 
   static Result<std::unique_ptr<DoubleBuffer>> Create(const std::string& model, const RunId& run,
                                                       const model::ModelLayout& layout, uint32_t ranks,
-                                                      const SegmentFactory& make);
+                                                      const SegmentSource& make);
   // From the three segments of an earlier agent, control first. Checks sizes and formats; the bytes of committed halves
   // are the caller's to verify. A half left WRITING stays so.
-  using SegmentOpener = std::function<Result<os::MappedSegment>(const std::string& name, uint64_t bytes)>;
-  static Result<std::unique_ptr<DoubleBuffer>> Reopen(os::MappedSegment control, const SegmentOpener& open);
+  static Result<std::unique_ptr<DoubleBuffer>> Reopen(os::MappedSegment control, const SegmentSource& open);
 
   const std::string& model() const { return model_; }
   const RunId& run() const { return control_.header().run; }
@@ -56,8 +55,7 @@ class DoubleBuffer {
   // Opens WriteHalf() for writing `version` and returns it. Waits for readers of what it held.
   size_t BeginWrite(Version version);
   void Commit(size_t half, int64_t committed_unix_ns);  // REQUIRES WRITING
-  void Abort(size_t half);                              // REQUIRES WRITING
-  void Drop(size_t half);                               // a committed half proved wrong: EMPTY
+  void Drop(size_t half);                               // was aborted, or proved wrong: EMPTY
 
   void RecordManifest(size_t half, const model::Manifest& manifest);
   std::optional<model::Manifest> RecordedManifest(size_t half) const;

@@ -38,7 +38,7 @@ TEST_CASE("A half is a safetensors image and versions alternate between the halv
   buffer->Commit(0, 77);
   CHECK(buffer->NewestCommitted() == std::optional<size_t>(0));
   CHECK(buffer->BeginWrite(2) == 1);
-  buffer->Abort(1);
+  buffer->Drop(1);
   CHECK(buffer->BeginWrite(3) == 1);
   buffer->Commit(1, 78);
   CHECK(buffer->BeginWrite(4) == 0);

@@ -5,7 +5,6 @@
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
 #include "common/telemetry/timeline.h"
-#include "trainer_agent/publish/recovery.h"
 
 namespace lockstep::publish {
 namespace {
@@ -29,8 +28,9 @@ ModelPublisher::~ModelPublisher() {
   changed_.wait(lock, [this] { return !finishing_ || finished_; });
 }
 
-void ModelPublisher::Recover() {
+void ModelPublisher::Open() {
   newest_ = RecoverRun(run_);
+  run_.Open();
 }
 
 Version ModelPublisher::newest_version() const {
@@ -129,7 +129,7 @@ void ModelPublisher::AbortDraft(const Status& reason) {
     run_.served()->live().SetNewest(draft_->base->held.version);
   }
   draft_.reset();  // waits for the blocks at work, which read the half
-  run_.buffer().Abort(half);
+  run_.buffer().Drop(half);
   changed_.notify_all();
 }
 

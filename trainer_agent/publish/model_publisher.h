@@ -44,10 +44,8 @@ class ModelPublisher {
   const buffer::DoubleBuffer& buffer() const { return run_.buffer(); }
   const std::shared_ptr<store::ServedRun>& served() const { return run_.served(); }
 
-  // Serves what an earlier agent left in the buffer (recovery.h). Call before any other.
-  void Recover();
-  // Makes the run visible to receivers.
-  void Open() { run_.Open(); }
+  // Serves what an earlier agent left in the buffer, and makes the run visible to receivers. Call before any other.
+  void Open();
 
   // The half that `rank` writes `version` into. Waits for the version before it to be finished, and, when this rank is
   // done with an earlier one, for the other ranks. kState: not greater than every version of the run, or joined

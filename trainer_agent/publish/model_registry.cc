@@ -23,7 +23,6 @@ std::shared_ptr<ModelPublisher> ModelRegistry::Install(SegmentHome::Stored store
       store::StoreOptions{
           .directory = stored.directory, .retain_bytes = options_.retain_bytes, .fold_pool = options_.fold_pool},
       diff_, catalog_, options_.timeline);
-  publisher->Recover();
   publisher->Open();
   std::lock_guard lock(mutex_);
   entries_[publisher->buffer().model()] = Entry{.publisher = publisher, .joinable = joinable};

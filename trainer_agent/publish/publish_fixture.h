@@ -54,7 +54,7 @@ class Host {
         home_.get(), RegistryOptions{.block_bytes = 4096, .fold_pool = fold_pool_.get(), .timeline = &timeline_},
         DiffThreads{.pool = pool_.get()}, catalog_.get());
     registry_->Recover();
-    auto server = RankServer::Start(socket(), registry_.get());
+    auto server = StartRankServer(socket(), registry_.get());
     REQUIRE(server.ok());
     server_ = *std::move(server);
   }
@@ -113,7 +113,7 @@ class Host {
   std::unique_ptr<store::VersionCatalog> catalog_;
   std::unique_ptr<SegmentHome> home_;
   std::unique_ptr<ModelRegistry> registry_;
-  std::unique_ptr<RankServer> server_;
+  std::unique_ptr<os::UnixServer> server_;
 };
 
 // Fills [offset, offset + bytes) with `value` and reports it.
@@ -153,10 +153,15 @@ inline bool HasBytes(const store::ServedVersion& served, const std::vector<std::
   return true;
 }
 
+// How using the first block of exactly `version` goes.
+inline ErrorCode UseFirstBlock(store::ServedRun& run, Version version) {
+  return run.UseBlocks(version, true, 0, 1, [](const model::Manifest&, ByteView) {}).code();
+}
+
 inline std::byte FirstByte(store::ServedRun& run, Version version) {
-  std::byte block[4096];
-  REQUIRE(run.ReadBlock(version, true, 0, block).ok());
-  return block[0];
+  std::byte first{};
+  REQUIRE(run.UseBlocks(version, true, 0, 1, [&](const model::Manifest&, ByteView bytes) { first = bytes[0]; }).ok());
+  return first;
 }
 
 }  // namespace lockstep::publish

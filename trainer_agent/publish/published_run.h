@@ -49,4 +49,9 @@ class PublishedRun {
   store::VersionCatalog* const catalog_;
 };
 
+// Serves what an earlier agent left in a run's buffer: hashes each committed half again, drops one that differs from
+// its recorded manifest, makes the delta between the two again, and serves both. Returns the newest version, 0 for
+// none. Call before anybody else has the run.
+Version RecoverRun(PublishedRun& run);
+
 }  // namespace lockstep::publish

@@ -2,6 +2,7 @@
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
+#include "trainer_agent/buffer/rank_messages.h"
 
 namespace lockstep::publish {
 namespace {
@@ -125,14 +126,11 @@ void Serve(os::UnixConnection& connection, ModelRegistry& registry) {
 
 }  // namespace
 
-Result<std::unique_ptr<RankServer>> RankServer::Start(const std::string& socket_path, ModelRegistry* registry) {
-  std::unique_ptr<RankServer> server(new RankServer);
-  LS_ASSIGN_OR_RETURN(server->server_,
-                      os::UnixServer::Start(
-                          {.path = socket_path, .max_connections = kMaxSessions},
-                          [registry](os::UnixConnection& connection) { Serve(connection, *registry); },
-                          [](const Status& status) { telemetry::LogError("rank_accept_failed", status); }));
-  return server;
+Result<std::unique_ptr<os::UnixServer>> StartRankServer(const std::string& socket_path, ModelRegistry* registry) {
+  return os::UnixServer::Start(
+      {.path = socket_path, .max_connections = kMaxSessions},
+      [registry](os::UnixConnection& connection) { Serve(connection, *registry); },
+      [](const Status& status) { telemetry::LogError("rank_accept_failed", status); });
 }
 
 }  // namespace lockstep::publish

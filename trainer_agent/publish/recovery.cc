@@ -1,17 +1,8 @@
-#include "trainer_agent/publish/recovery.h"
-
-#include <numeric>
-
 #include "common/telemetry/log.h"
+#include "trainer_agent/publish/published_run.h"
 
 namespace lockstep::publish {
 namespace {
-
-std::vector<BlockIndex> AllBlocks(const model::ModelLayout& layout) {
-  std::vector<BlockIndex> blocks(layout.block_count());
-  std::iota(blocks.begin(), blocks.end(), 0);
-  return blocks;
-}
 
 // The version in `half`, or null when it was dropped; `output` is how it differs from `base` in the other half.
 std::shared_ptr<const model::Manifest> RecoverHalf(PublishedRun& run, size_t half,
@@ -19,7 +10,7 @@ std::shared_ptr<const model::Manifest> RecoverHalf(PublishedRun& run, size_t hal
                                                    delta::DeltaOutput& output) {
   buffer::DoubleBuffer& buffer = run.buffer();
   delta::DeltaJob job(run.diff_pool(), run.InputOf(half, base));
-  job.BlocksReady(AllBlocks(*buffer.layout()));
+  job.BlocksReady(buffer.layout()->AllBlocks());
   output = job.FinishAndWait();
   const Version version = buffer.version(half);
   auto manifest = run.MakeManifest(version, output.block_hashes);

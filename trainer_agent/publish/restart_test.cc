@@ -119,8 +119,7 @@ TEST_CASE("A restarted agent that dropped the version before reads what is repor
   Write(*rank, *data, {60000, 60000}, 3);
   REQUIRE(rank->Commit().ok());
   CHECK(HasBytes(host.Await(3), Bytes(*data, *data + 120000)));
-  std::byte block[4096];
-  CHECK(host.run().ReadBlock(2, true, 0, block).status().code() == ErrorCode::kState);
+  CHECK(UseFirstBlock(host.run(), 2) == ErrorCode::kState);
 }
 
 TEST_CASE("A commit that cannot reach the agent fails, and the next version works once it is back") {
@@ -171,8 +170,7 @@ TEST_CASE("A run that ended frees its memory although a pull still refers to it"
   first.reset();
   REQUIRE(Eventually([&] { return host.disconnected(); }));
   const auto second = host.Connect();
-  std::byte block[4096];
-  CHECK(held->ReadBlock(1, true, 0, block).status().code() == ErrorCode::kState);
+  CHECK(UseFirstBlock(*held, 1) == ErrorCode::kState);
   std::ifstream maps("/proc/self/maps");
   std::string text(std::istreambuf_iterator<char>(maps), {});
   CHECK(text.find(ToHex(held->run())) == std::string::npos);

@@ -1,6 +1,5 @@
 #include "trainer_agent/publish/segments.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -25,17 +24,6 @@ bool IsRunDirectory(std::string_view name) {
   const size_t dot = name.rfind('.');
   return dot != std::string_view::npos && model::CheckModelName(name.substr(0, dot)).ok() &&
          HexDecode16(name.substr(dot + 1)).ok();
-}
-
-std::vector<std::string> RunDirectories(const std::string& directory) {
-  std::vector<std::string> paths;
-  DIR* const dir = opendir(directory.c_str());
-  if (dir == nullptr) return paths;
-  while (const dirent* entry = readdir(dir)) {
-    if (IsRunDirectory(entry->d_name)) paths.push_back(directory + "/" + entry->d_name);
-  }
-  closedir(dir);
-  return paths;
 }
 
 // The run itself is damaged, as opposed to: it could not be opened.
@@ -134,13 +122,16 @@ Result<SegmentHome::Stored> SegmentHome::Reopen(const std::string& run_directory
 }
 
 std::vector<SegmentHome::Stored> SegmentHome::FindAll() const {
-  if (memfd_) return {};
+  const auto names = os::ListDirectory(directory_);
+  if (memfd_ || !names.ok()) return {};
   std::map<std::string, Stored> by_model;
   const auto remove = [](const std::string& path, const std::string& reason) {
     telemetry::Log(telemetry::LogLevel::kWarn, "stale_segments_removed", {{"path", path}, {"reason", reason}});
     (void)os::RemoveTree(path);
   };
-  for (const std::string& path : RunDirectories(directory_)) {
+  for (const std::string& name : *names) {
+    if (!IsRunDirectory(name)) continue;
+    const std::string path = Cat(directory_, "/", name);
     auto stored = Reopen(path);
     if (!stored.ok()) {
       if (IsDamage(stored.status())) {

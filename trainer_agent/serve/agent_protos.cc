@@ -16,20 +16,15 @@ Result<Id> IdOf(const std::string& bytes) {
   return Id{*raw};
 }
 
-v1::PullMode ToProto(PlanMode mode) {
-  switch (mode) {
-    case PlanMode::kUpToDate:
-      return v1::PULL_MODE_UP_TO_DATE;
-    case PlanMode::kFull:
-      return v1::PULL_MODE_FULL;
-    case PlanMode::kDelta:
-      return v1::PULL_MODE_DELTA;
-    case PlanMode::kChain:
-      return v1::PULL_MODE_CHAIN;
-    case PlanMode::kFolded:
-      return v1::PULL_MODE_FOLDED;
-  }
-  return v1::PULL_MODE_UNSPECIFIED;
+// What requests of both kinds have.
+template <typename Proto>
+Result<PullRequest> CommonOf(const Proto& request) {
+  PullRequest wanted{.model = request.model(),
+                     .receiver = request.receiver(),
+                     .lanes = request.lanes_wanted(),
+                     .link_bytes_per_s = request.link_bytes_per_s()};
+  LS_ASSIGN_OR_RETURN(wanted.layout, IdOf<LayoutDigest>(request.layout_digest()));
+  return wanted;
 }
 
 }  // namespace
@@ -40,24 +35,15 @@ Result<Held> FromProto(const v1::Held& held) {
 }
 
 Result<PullRequest> FromProto(const v1::OpenPullRequest& request) {
-  PullRequest wanted{.model = request.model(),
-                     .receiver = request.receiver(),
-                     .lanes = request.lanes_wanted(),
-                     .force_full = request.force_full(),
-                     .link_bytes_per_s = request.link_bytes_per_s()};
+  LS_ASSIGN_OR_RETURN(PullRequest wanted, CommonOf(request));
   LS_ASSIGN_OR_RETURN(wanted.held, FromProto(request.held()));
   LS_ASSIGN_OR_RETURN(wanted.held_digest, IdOf<ManifestDigest>(request.held_digest()));
-  LS_ASSIGN_OR_RETURN(wanted.layout, IdOf<LayoutDigest>(request.layout_digest()));
+  wanted.force_full = request.force_full();
   return wanted;
 }
 
-Result<LiveRequest> FromProto(const v1::OpenLiveRequest& request) {
-  LiveRequest wanted{.model = request.model(),
-                     .receiver = request.receiver(),
-                     .lanes = request.lanes_wanted(),
-                     .link_bytes_per_s = request.link_bytes_per_s()};
-  LS_ASSIGN_OR_RETURN(wanted.layout, IdOf<LayoutDigest>(request.layout_digest()));
-  return wanted;
+Result<PullRequest> FromProto(const v1::OpenLiveRequest& request) {
+  return CommonOf(request);
 }
 
 void ToProto(const Held& held, v1::Held* out) {
@@ -67,7 +53,7 @@ void ToProto(const Held& held, v1::Held* out) {
 
 void ToProto(const PullPlan& plan, const std::string& lane_address, v1::PullPlan* out) {
   out->set_pull_id(plan.pull_id);
-  out->set_mode(ToProto(plan.mode));
+  out->set_mode(plan.mode);
   ToProto(plan.base, out->mutable_base());
   ToProto(plan.target, out->mutable_target());
   out->set_target_digest(ToBytes(plan.target_digest));

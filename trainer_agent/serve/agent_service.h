@@ -11,28 +11,17 @@
 
 namespace lockstep::serve {
 
-// Facts about a model that only its publish side knows.
-struct PublishFacts {
-  std::string model;
-  RunId run;
-  std::shared_ptr<const model::ModelLayout> layout;
-  uint32_t ranks_expected = 0;
-  uint32_t ranks_connected = 0;
-  Version writing_version = 0;
-  uint64_t versions_committed = 0;
-  uint64_t versions_aborted = 0;
-  std::string last_error;
-};
-
 // Thread-safe. A call takes a thread of gRPC's; only the one that lasts as long as its receiver, WatchVersions, is made
 // of callbacks.
 class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVersions<v1::TrainerAgent::Service> {
  public:
+  // The models that are open, each with what only its publish side knows: run, layout, ranks and versions.
+  using PublishFacts = std::function<std::vector<v1::AgentModel>()>;
+
   // `lane_address` and `local_socket` (empty: none) are what plans name. REQUIRES catalog, pulls and timeline to
   // outlive this.
-  AgentService(store::VersionCatalog* catalog, PullTable* pulls,
-               std::function<std::vector<PublishFacts>()> publish_facts, v1::BuildInfo build, std::string lane_address,
-               std::string local_socket, const telemetry::Timeline* timeline);
+  AgentService(store::VersionCatalog* catalog, PullTable* pulls, PublishFacts publish_facts, v1::BuildInfo build,
+               std::string lane_address, std::string local_socket, const telemetry::Timeline* timeline);
 
   // From now on nothing is opened and status says so. Streams end when the catalog closes.
   void StartDraining() { draining_ = true; }
@@ -51,12 +40,11 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   grpc::Status GetTimeline(grpc::ServerContext*, const v1::TimelineRequest*, v1::TimelineSpans*) override;
 
  private:
-  Result<std::shared_ptr<store::ServedRun>> FindRun(const std::string& model) const;
-  void FillModel(const PublishFacts& facts, v1::AgentModel* model) const;
+  void FillModel(v1::AgentModel& model) const;
 
   store::VersionCatalog* const catalog_;
   PullTable* const pulls_;
-  const std::function<std::vector<PublishFacts>()> publish_facts_;
+  const PublishFacts publish_facts_;
   const v1::BuildInfo build_;
   const std::string lane_address_;
   const std::string local_socket_;

@@ -36,6 +36,28 @@ void LaneWriter::AddError(uint32_t request_id, const Status& error) {
 }
 
 asio::awaitable<Status> LaneWriter::Flush() {
+  const size_t bytes = bytes_;
+  if (bytes == 0) co_return OkStatus();
+  co_await WaitForPace(bytes);
+  Count(bytes);
+  co_return co_await SendKept();
+}
+
+asio::awaitable<void> LaneWriter::WaitForPace(uint64_t bytes) {
+  const auto wait = pace_.Book(bytes);
+  if (wait.count() == 0) co_return;
+  asio::steady_timer timer(socket_.get_executor(), wait);
+  asio::error_code ignored;
+  co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+}
+
+void LaneWriter::Count(uint64_t bytes) {
+  pace_.Sent(bytes);
+  span_.Sent(bytes);
+}
+
+asio::awaitable<Status> LaneWriter::SendKept() {
+  pull_.Touch();
   const auto deadline = std::chrono::steady_clock::now() + timeout_;
   while (bytes_ > 0) {
     const Result<size_t> sent = net::SendNow(socket_, std::span(pieces_).subspan(next_));
@@ -52,6 +74,10 @@ asio::awaitable<Status> LaneWriter::Flush() {
   co_return OkStatus();
 }
 
+asio::awaitable<Status> LaneWriter::UntilWritable() {
+  return net::UntilReady(socket_, asio::socket_base::wait_write, timeout_);
+}
+
 Result<uint32_t> LaneWriter::SendLent() {
   LS_ASSIGN_OR_RETURN(const size_t sent, net::SendNow(socket_, pieces_));
   return KeepCutFrame(sent);
@@ -62,9 +88,10 @@ uint32_t LaneWriter::KeepCutFrame(size_t sent) {
   uint32_t frames = 0;
   size_t end = 0;  // of the frames counted
   while (end < sent) end += sizeof(wire::FrameHeader) + headers_[frames++].payload_bytes;
+  if (frames > 0) Count(end - frames * sizeof(wire::FrameHeader));
   Skip(sent);
   kept_.clear();
-  for (size_t rest = end - sent; kept_.size() < rest; ++next_) {
+  for (const size_t rest = end - sent; kept_.size() < rest; ++next_) {
     const auto* piece = static_cast<const std::byte*>(pieces_[next_].iov_base);
     AppendBytes(kept_, {piece, pieces_[next_].iov_len});
   }

@@ -1,4 +1,5 @@
-// LaneWriter: gathers frames and sends them in few system calls, straight from the memory that their payloads are in.
+// LaneWriter: what one lane sends: frames, gathered and sent in few system calls, straight from the memory that their
+// payloads are in, at the lane's pace, and counted in its span.
 //
 // The kernel copies while the call lasts, and nothing refers to the memory after it: that is what lets a half be sent
 // from while a trainer waits for it at most as long as one call takes. (sendfile and MSG_ZEROCOPY leave pages of the
@@ -13,8 +14,19 @@
 #include "common/base/bytes.h"
 #include "common/net/lane_io.h"
 #include "common/wire/frame.h"
+#include "trainer_agent/serve/lane_limits.h"
+#include "trainer_agent/serve/pull.h"
+#include "trainer_agent/serve/serve_span.h"
 
 namespace lockstep::serve {
+
+// What became of a request, before its end or error is sent.
+struct LaneAnswer {
+  Status refusal;         // not OK: why it cannot be answered in full
+  uint32_t frames = 0;    // sent for it
+  Version target = 0;     // of a live request: what the delta has led to
+  bool end_sent = false;  // along with the last frame
+};
 
 // Used by the one coroutine that owns the lane. After an error the lane is to be closed.
 class LaneWriter {
@@ -22,34 +34,42 @@ class LaneWriter {
   // In a system call; more would hold up a trainer for longer, and gain nothing.
   static constexpr size_t kBurstBytes = 1 << 20;
 
-  // `timeout` is for what one Flush sends.
-  LaneWriter(asio::ip::tcp::socket& socket, std::chrono::milliseconds timeout) : socket_(socket), timeout_(timeout) {}
+  // `timeout` is for each burst. Everything given outlives this.
+  LaneWriter(asio::ip::tcp::socket& socket, std::chrono::milliseconds timeout, LanePace pace, Pull& pull,
+             ServeSpan& span)
+      : socket_(socket), timeout_(timeout), pace_(std::move(pace)), pull_(pull), span_(span) {}
 
   // A frame to be sent with the next Flush or SendLent; `payload` must stay until then. REQUIRES !full().
   void Add(wire::FrameHeader header, ByteView payload);
   void AddEnd(uint32_t request_id, uint32_t frames, Version version = 0);
   void AddError(uint32_t request_id, const Status& error);
-
   bool full() const { return bytes_ >= kBurstBytes || headers_.size() == kMaxFrames; }
-  size_t bytes() const { return bytes_; }  // that are to be sent
 
-  // Sends everything that was added.
+  // Waits for the lane's turn, then sends everything that was added.
   asio::awaitable<Status> Flush();
 
+  // For memory that is lent for a moment: first waits for the lane's turn to send `bytes` of payload.
+  asio::awaitable<void> WaitForPace(uint64_t bytes);
   // Of what was added, sends what the socket takes at once, and returns how many frames that is. The rest of a frame
-  // that was cut is copied and counts as sent: the next Flush sends it. Frames not begun are dropped. No payload is
-  // used after this has returned. REQUIRES that nothing was left to be sent before.
+  // that was cut is copied and counts as sent: it is for SendKept. Frames not begun are dropped. No payload is used
+  // after this has returned. REQUIRES that nothing was left to be sent before.
   Result<uint32_t> SendLent();
+  asio::awaitable<Status> SendKept();
+  asio::awaitable<Status> UntilWritable();
 
  private:
   static constexpr size_t kMaxFrames = 256;
 
+  void Count(uint64_t bytes);
   void Clear();
   void Skip(size_t bytes);
   uint32_t KeepCutFrame(size_t sent);
 
   asio::ip::tcp::socket& socket_;
   const std::chrono::milliseconds timeout_;
+  LanePace pace_;
+  Pull& pull_;
+  ServeSpan& span_;
   std::vector<wire::FrameHeader> headers_;  // never more than were reserved: pieces point into it
   std::vector<iovec> pieces_;
   size_t next_ = 0;  // of the pieces, the first with bytes to send

@@ -45,22 +45,22 @@ asio::awaitable<Status> LiveAnswers::SendShare(const wire::BlockRequest& request
                                                const Blocks& blocks, LaneAnswer& answer) {
   for (const auto& block : blocks) {
     if (block->block % request.block_count != request.first_block) continue;
-    output_.writer().Add({.type = static_cast<uint8_t>(wire::FrameType::kBlock),
-                          .codec = static_cast<uint8_t>(block->codec),
-                          .request_id = request.request_id,
-                          .block = block->block,
-                          .version = delta.target(),
-                          .base_version = delta.base(),
-                          .block_hash = block->target_hash,
-                          .payload_hash = block->data_hash,
-                          .payload_bytes = static_cast<uint32_t>(block->data.size()),
-                          .changes = block->changes},
-                         block->data);
+    writer_.Add({.type = static_cast<uint8_t>(wire::FrameType::kBlock),
+                 .codec = static_cast<uint8_t>(block->codec),
+                 .request_id = request.request_id,
+                 .block = block->block,
+                 .version = delta.target(),
+                 .base_version = delta.base(),
+                 .block_hash = block->target_hash,
+                 .payload_hash = block->data_hash,
+                 .payload_bytes = static_cast<uint32_t>(block->data.size()),
+                 .changes = block->changes},
+                block->data);
     ++answer.frames;
-    if (!output_.writer().full()) continue;
-    if (Status status = co_await output_.Flush(); !status.ok()) co_return status;
+    if (!writer_.full()) continue;
+    if (Status status = co_await writer_.Flush(); !status.ok()) co_return status;
   }
-  co_return co_await output_.Flush();
+  co_return co_await writer_.Flush();
 }
 
 // Until there may be more to send. kUnavailable: the peer went away meanwhile.

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "trainer_agent/serve/lane_output.h"
+#include "trainer_agent/serve/lane_writer.h"
 #include "trainer_agent/serve/wakeup.h"
 
 namespace lockstep::serve {
@@ -15,11 +15,11 @@ namespace lockstep::serve {
 class LiveAnswers {
  public:
   // All but the gate outlive this.
-  LiveAnswers(asio::ip::tcp::socket& socket, Pull& pull, std::shared_ptr<WakeupGate> gate, LaneOutput& output,
+  LiveAnswers(asio::ip::tcp::socket& socket, Pull& pull, std::shared_ptr<WakeupGate> gate, LaneWriter& writer,
               ServeSpan& span)
       : socket_(socket),
         pull_(pull),
-        output_(output),
+        writer_(writer),
         span_(span),
         wakeup_(std::make_shared<Wakeup>(socket.get_executor(), std::move(gate))) {}
 
@@ -37,7 +37,7 @@ class LiveAnswers {
 
   asio::ip::tcp::socket& socket_;
   Pull& pull_;
-  LaneOutput& output_;
+  LaneWriter& writer_;
   ServeSpan& span_;
   const std::shared_ptr<Wakeup> wakeup_;
   std::shared_ptr<bool> peer_spoke_;  // null: nobody watches for it

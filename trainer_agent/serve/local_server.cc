@@ -100,17 +100,14 @@ class LocalConnection {
 
 }  // namespace
 
-Result<std::unique_ptr<LocalServer>> LocalServer::Start(const LocalServerOptions& options, PullTable* pulls) {
+Result<std::unique_ptr<os::UnixServer>> StartLocalServer(const LocalServerOptions& options, PullTable* pulls) {
   const auto serve = [options, pulls](os::UnixConnection& connection) {
     const Status status = LocalConnection(connection, options).Run(*pulls);
     if (status.code() != ErrorCode::kUnavailable)
       telemetry::LogWarn("local_pull_failed", status, {{"path", options.path}});
   };
-  std::unique_ptr<LocalServer> server(new LocalServer);
-  LS_ASSIGN_OR_RETURN(server->server_, os::UnixServer::Start({.path = options.path}, serve, [](const Status& status) {
-                        telemetry::LogWarn("local_accept_failed", status);
-                      }));
-  return server;
+  return os::UnixServer::Start({.path = options.path}, serve,
+                               [](const Status& status) { telemetry::LogWarn("local_accept_failed", status); });
 }
 
 }  // namespace lockstep::serve

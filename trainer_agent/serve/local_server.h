@@ -1,4 +1,4 @@
-// LocalServer: the local path of pulls (common/wire/FORMAT.md), for receivers of this host.
+// The local path of pulls (common/wire/FORMAT.md), for receivers of this host.
 //
 // It hands out descriptors and no bytes: of the half that holds a version, and of the files of deltas. A connection
 // costs a thread and, while it lasts, keeps its pull from expiring only as far as the receiver asks for something; it
@@ -21,18 +21,9 @@ struct LocalServerOptions {
   std::chrono::milliseconds send_timeout{30'000};   // for one answer
 };
 
-class LocalServer {
- public:
-  // Listens and serves at once. A peer whose uid is neither ours nor root's is refused. kUnavailable, naming the path,
-  // when it is in use. REQUIRES the table to outlive this.
-  static Result<std::unique_ptr<LocalServer>> Start(const LocalServerOptions& options, PullTable* pulls);
-  // Ends every connection; descriptors already handed out stay good.
-  ~LocalServer() = default;
-
- private:
-  LocalServer() = default;
-
-  std::unique_ptr<os::UnixServer> server_;
-};
+// Listens and serves at once, until it is destroyed; descriptors already handed out stay good. A peer whose uid is
+// neither ours nor root's is refused. kUnavailable, naming the path, when it is in use. REQUIRES the table to outlive
+// the server.
+Result<std::unique_ptr<os::UnixServer>> StartLocalServer(const LocalServerOptions& options, PullTable* pulls);
 
 }  // namespace lockstep::serve

@@ -17,7 +17,7 @@ constexpr milliseconds kSoon{60'000};
 struct Host : Served {
   os::TempDir dir;
   LocalServerOptions options{.path = dir.File("pull.sock")};
-  std::unique_ptr<LocalServer> server = *LocalServer::Start(options, &pulls);
+  std::unique_ptr<os::UnixServer> server = *StartLocalServer(options, &pulls);
 };
 
 // The receiver's end, in blocking calls.
@@ -117,7 +117,7 @@ TEST_CASE("A delta's file holds its payload; folded ones and those of other pull
 
   host.Publish(3);
   const auto folded = host.pulls.Open(host.Request(1));
-  REQUIRE(folded->mode == PlanMode::kFolded);
+  REQUIRE(folded->mode == v1::PULL_MODE_FOLDED);
   const uint64_t foreign = folded->steps.at(0).payload_id;
   CHECK(static_cast<ErrorCode>(client.Ask(wire::LocalKind::kPayload, 0, foreign).code) == ErrorCode::kNotFound);
   Client other(host);
@@ -130,7 +130,7 @@ TEST_CASE("Asking keeps a pull from expiring") {
   constexpr std::chrono::hours kIdle{1};
   PullTable pulls(&host.catalog, {.idle_timeout = kIdle});
   const std::string path = host.dir.File("other.sock");
-  const auto server = *LocalServer::Start({.path = path}, &pulls);
+  const auto server = *StartLocalServer({.path = path}, &pulls);
   const auto plan = pulls.Open(host.Request());
   Client client(path);
   REQUIRE(client.Enter(plan->pull_id, plan->local_ticket) == ErrorCode::kOk);
@@ -157,7 +157,7 @@ TEST_CASE("A ticket admits one local connection once; strangers, garbage and sil
   REQUIRE(garbage.connection().Send(Bytes(200, std::byte{'G'}), {}, kSoon).ok());
   CHECK(garbage.Closed());
   const std::string impatient = host.dir.File("impatient.sock");
-  const auto server = *LocalServer::Start({.path = impatient, .hello_timeout = milliseconds(50)}, &host.pulls);
+  const auto server = *StartLocalServer({.path = impatient, .hello_timeout = milliseconds(50)}, &host.pulls);
   Client silent(impatient);
   CHECK(silent.Closed());
   Client malformed(host);

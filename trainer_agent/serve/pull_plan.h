@@ -7,9 +7,11 @@
 
 #include "common/model/manifest.h"
 #include "common/payload/payload.h"
+#include "proto/lockstep/v1/agent.pb.h"
 
 namespace lockstep::serve {
 
+// For a pull, or for the next deltas while they are made: then nothing is said of what is held.
 struct PullRequest {
   std::string model;
   std::string receiver;
@@ -21,25 +23,14 @@ struct PullRequest {
   uint64_t link_bytes_per_s = 0;  // what its lanes last carried; 0: not known
 };
 
-// For the next deltas, while they are made.
-struct LiveRequest {
-  std::string model;
-  std::string receiver;
-  LayoutDigest layout;
-  uint32_t lanes = 1;
-  uint64_t link_bytes_per_s = 0;
-};
-
-enum class PlanMode { kUpToDate, kFull, kDelta, kChain, kFolded };
-
 struct PlannedStep {
   uint64_t payload_id = 0;
   std::shared_ptr<const payload::Payload> payload;
 };
 
 struct PullPlan {
-  uint64_t pull_id = 0;  // 0 for kUpToDate: nothing was opened
-  PlanMode mode = PlanMode::kUpToDate;
+  uint64_t pull_id = 0;  // 0 when up to date: nothing was opened
+  v1::PullMode mode = v1::PULL_MODE_UP_TO_DATE;
   Held base;
   Held target;
   ManifestDigest target_digest;

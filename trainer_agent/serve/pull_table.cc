@@ -51,20 +51,16 @@ size_t PullTable::ActivePulls(std::chrono::milliseconds recent) const {
       std::count_if(pulls_.begin(), pulls_.end(), [&](const auto& item) { return item.second->TouchedSince(since); }));
 }
 
-Result<std::shared_ptr<store::ServedRun>> PullTable::FindRun(const std::string& model, const std::string& receiver,
-                                                             const LayoutDigest& layout) const {
+Result<std::shared_ptr<store::ServedRun>> PullTable::FindRun(const PullRequest& request) const {
+  const std::string& receiver = request.receiver;
   if (CleanText(receiver, kMaxReceiverName) != receiver || receiver.find('\n') != std::string::npos) {
     return Status(ErrorCode::kBadData,
                   Cat("a receiver's name has at most ", kMaxReceiverName, " bytes and no control characters"));
   }
-  auto run = catalog_->Find(model);
-  if (run == nullptr) {
-    return Status(ErrorCode::kNotFound,
-                  Cat("model \"", model.substr(0, kMaxReceiverName), "\" is not open here; start its trainer first"));
-  }
-  if (layout == run->layout().digest()) return run;
-  return Status(ErrorCode::kState, Cat("model ", model, ": the receiver's layout ", ToHex(layout), " is not ",
-                                       ToHex(run->layout().digest()), "; fetch the layout again"));
+  LS_ASSIGN_OR_RETURN(auto run, catalog_->FindOpen(request.model));
+  if (request.layout == run->layout().digest()) return run;
+  return Status(ErrorCode::kState, Cat("model ", request.model, ": the receiver's layout ", ToHex(request.layout),
+                                       " is not ", ToHex(run->layout().digest()), "; fetch the layout again"));
 }
 
 Status PullTable::Insert(const std::shared_ptr<Pull>& pull) {
@@ -84,8 +80,7 @@ std::vector<Ticket> PullTable::IssueTickets(Pull& pull, uint32_t lanes) const {
   return pull.IssueTickets(std::clamp<uint32_t>(lanes, 1, limits_.max_lanes), 2 * limits_.max_lanes);
 }
 
-void PullTable::AddSteps(Pull& pull, const std::vector<std::shared_ptr<const payload::Payload>>& payloads,
-                         PullPlan& plan) {
+void PullTable::AddSteps(Pull& pull, const payload::DeltaChain& payloads, PullPlan& plan) {
   std::lock_guard lock(mutex_);
   for (const auto& payload : payloads) {
     const uint64_t id = next_payload_id_++;
@@ -101,7 +96,7 @@ void PullTable::AddSteps(Pull& pull, const std::vector<std::shared_ptr<const pay
 }
 
 Result<PullPlan> PullTable::Open(const PullRequest& request) {
-  LS_ASSIGN_OR_RETURN(const auto run, FindRun(request.model, request.receiver, request.layout));
+  LS_ASSIGN_OR_RETURN(const auto run, FindRun(request));
   const auto newest = run->Newest();
   if (!newest) return Status(ErrorCode::kState, Cat("model ", request.model, ": no version is committed yet"));
   reports_.Add(request.model,
@@ -119,20 +114,20 @@ Result<PullPlan> PullTable::Open(const PullRequest& request) {
   plan.tickets = IssueTickets(*pull, request.lanes);
   plan.local_ticket = IssueTickets(*pull, 1)[0];
   if (route.steps.empty()) {
-    plan.mode = PlanMode::kFull;
+    plan.mode = v1::PULL_MODE_FULL;
     plan.base = {};
     plan.payload_bytes = run->layout().data_bytes();
     pull->HoldDeltas();
     return plan;
   }
-  plan.mode = route.folded ? PlanMode::kFolded : route.steps.size() > 1 ? PlanMode::kChain : PlanMode::kDelta;
+  plan.mode = route.folded ? v1::PULL_MODE_FOLDED : route.steps.size() > 1 ? v1::PULL_MODE_CHAIN : v1::PULL_MODE_DELTA;
   plan.level = route.level;
   AddSteps(*pull, route.steps, plan);
   return plan;
 }
 
-Result<LivePlan> PullTable::OpenLive(const LiveRequest& request) {
-  LS_ASSIGN_OR_RETURN(const auto run, FindRun(request.model, request.receiver, request.layout));
+Result<LivePlan> PullTable::OpenLive(const PullRequest& request) {
+  LS_ASSIGN_OR_RETURN(const auto run, FindRun(request));
   auto follower = std::make_unique<store::LiveFeed::Follower>(
       &run->live(), store::ChooseLevel(request.link_bytes_per_s, run->deltas().NewestDensity()));
   const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, run, 0, std::move(follower));
@@ -154,12 +149,12 @@ Result<PullPlan> PullTable::CatchUp(uint64_t pull_id, Version oldest) {
   pull->DropPayloads();  // what an earlier catch-up promised
   const auto newest = pull->run->Newest();
   if (!newest) return Status(ErrorCode::kState, Cat("model ", pull->run->model(), ": the run has ended; pull again"));
-  std::vector<std::shared_ptr<const payload::Payload>> chain;
+  payload::DeltaChain chain;
   if (oldest != newest->manifest->held.version) {
     LS_ASSIGN_OR_RETURN(chain, pull->run->deltas().ChainFrom(oldest));
   }
   PullPlan plan{.pull_id = pull_id,
-                .mode = PlanMode::kChain,
+                .mode = v1::PULL_MODE_CHAIN,
                 .base = {pull->run->run(), oldest},
                 .target = newest->manifest->held,
                 .target_digest = newest->manifest->digest,

@@ -33,7 +33,7 @@ class PullTable {
   // kNotFound: no such model. kState: no version yet, or another layout. kResourceExhausted: too many pulls.
   Result<PullPlan> Open(const PullRequest& request);
   // A subscription to the deltas of the run that is open now. Errors as Open's; a run without versions is fine.
-  Result<LivePlan> OpenLive(const LiveRequest& request);
+  Result<LivePlan> OpenLive(const PullRequest& request);
   // The steps from `oldest` to the newest version, for the blocks of a full pull. kNotFound: the pull has expired.
   // kState: too far behind, pull again.
   Result<PullPlan> CatchUp(uint64_t pull_id, Version oldest);
@@ -54,10 +54,9 @@ class PullTable {
 
  private:
   Result<std::shared_ptr<Pull>> Find(uint64_t pull_id);
-  Result<std::shared_ptr<store::ServedRun>> FindRun(const std::string& model, const std::string& receiver,
-                                                    const LayoutDigest& layout) const;
+  Result<std::shared_ptr<store::ServedRun>> FindRun(const PullRequest& request) const;
   Status Insert(const std::shared_ptr<Pull>& pull);
-  void AddSteps(Pull& pull, const std::vector<std::shared_ptr<const payload::Payload>>& payloads, PullPlan& plan);
+  void AddSteps(Pull& pull, const payload::DeltaChain& payloads, PullPlan& plan);
   std::vector<Ticket> IssueTickets(Pull& pull, uint32_t lanes) const;
 
   const store::VersionCatalog* const catalog_;

@@ -11,15 +11,15 @@ namespace {
 
 TEST_CASE("What a receiver holds decides what it gets") {
   Served served;
-  CHECK((*served.pulls.Open(served.Request(1))).mode == PlanMode::kUpToDate);
+  CHECK((*served.pulls.Open(served.Request(1))).mode == v1::PULL_MODE_UP_TO_DATE);
   served.Publish(2);
-  CHECK((*served.pulls.Open(served.Request(1))).mode == PlanMode::kDelta);
+  CHECK((*served.pulls.Open(served.Request(1))).mode == v1::PULL_MODE_DELTA);
   served.Publish(3);
   const auto folded = served.pulls.Open(served.Request(1));
-  CHECK(folded->mode == PlanMode::kFolded);
+  CHECK(folded->mode == v1::PULL_MODE_FOLDED);
   CHECK(folded->target.version == 3);
   const auto full = served.pulls.Open(served.Request());
-  CHECK(full->mode == PlanMode::kFull);
+  CHECK(full->mode == v1::PULL_MODE_FULL);
   CHECK(full->payload_bytes == kBlocks * kBlock);
   CHECK(full->tickets.size() == 2);
   CHECK(served.pulls.Open(served.Request()).status().code() == ErrorCode::kResourceExhausted);
@@ -30,13 +30,13 @@ TEST_CASE("Another run, other bytes under the same number, or a request for full
   served.Publish(2);
   PullRequest other_run = served.Request(1);
   other_run.held.run = RandomId<RunId>();
-  CHECK((*served.pulls.Open(other_run)).mode == PlanMode::kFull);
+  CHECK((*served.pulls.Open(other_run)).mode == v1::PULL_MODE_FULL);
   PullRequest other_bytes = served.Request(1);
   other_bytes.held_digest = RandomId<ManifestDigest>();
-  CHECK((*served.pulls.Open(other_bytes)).mode == PlanMode::kFull);
+  CHECK((*served.pulls.Open(other_bytes)).mode == v1::PULL_MODE_FULL);
   PullRequest forced = served.Request(2);
   forced.force_full = true;
-  CHECK((*served.pulls.Open(forced)).mode == PlanMode::kFull);
+  CHECK((*served.pulls.Open(forced)).mode == v1::PULL_MODE_FULL);
 }
 
 TEST_CASE("Unknown models and foreign layouts are refused") {

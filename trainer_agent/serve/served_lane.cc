@@ -1,5 +1,7 @@
 #include "trainer_agent/serve/served_lane.h"
 
+#include "trainer_agent/serve/pull_answers.h"
+
 namespace lockstep::serve {
 namespace {
 
@@ -19,9 +21,8 @@ ServedLane::ServedLane(asio::ip::tcp::socket& socket, const LaneTimeouts& timeou
       idle_timeout_(pull.live() ? kLiveIdle : timeouts.idle),
       pull_(pull),
       span_(span),
-      output_(socket, timeouts.send, std::move(pace), pull, span),
-      pull_answers_(pull, output_),
-      live_answers_(socket, pull, std::move(gate), output_, span) {}
+      writer_(socket, timeouts.send, std::move(pace), pull, span),
+      live_answers_(socket, pull, std::move(gate), writer_, span) {}
 
 asio::awaitable<Status> ServedLane::Run() {
   while (true) {
@@ -41,11 +42,11 @@ asio::awaitable<Status> ServedLane::Answer(const wire::BlockRequest& request) {
   const Result<LaneAnswer> answer = co_await Send(request);
   if (!answer.ok()) co_return answer.status();
   if (!answer->refusal.ok()) {
-    output_.writer().AddError(request.request_id, answer->refusal);
+    writer_.AddError(request.request_id, answer->refusal);
   } else if (!answer->end_sent) {
-    output_.writer().AddEnd(request.request_id, answer->frames, answer->target);
+    writer_.AddEnd(request.request_id, answer->frames, answer->target);
   }
-  Status status = co_await output_.Flush();
+  Status status = co_await writer_.Flush();
   if (answer->target != 0) span_.End(answer->target);
   co_return status;
 }
@@ -55,9 +56,9 @@ asio::awaitable<Result<LaneAnswer>> ServedLane::Send(const wire::BlockRequest& r
   if ((kind == wire::RequestKind::kLive) != pull_.live()) co_return WrongKind();
   switch (kind) {
     case wire::RequestKind::kFull:
-      co_return co_await pull_answers_.SendFull(request);
+      co_return co_await SendFull(request, pull_, writer_);
     case wire::RequestKind::kDelta:
-      co_return co_await pull_answers_.SendDelta(request);
+      co_return co_await SendDelta(request, pull_, writer_);
     case wire::RequestKind::kLive:
       co_return co_await live_answers_.SendLive(request);
   }

@@ -1,6 +1,6 @@
 // ServedLane: one admitted lane, from its first request to its end.
 //
-// It reads requests and ends each of them; PullAnswers or LiveAnswers sends what is asked for.
+// It reads requests and ends each of them; pull_answers.h and LiveAnswers send what is asked for.
 #pragma once
 
 #include <asio.hpp>
@@ -9,9 +9,8 @@
 
 #include "common/base/status.h"
 #include "common/wire/frame.h"
-#include "trainer_agent/serve/lane_output.h"
+#include "trainer_agent/serve/lane_writer.h"
 #include "trainer_agent/serve/live_answers.h"
-#include "trainer_agent/serve/pull_answers.h"
 
 namespace lockstep::serve {
 
@@ -37,8 +36,7 @@ class ServedLane {
   const std::chrono::milliseconds idle_timeout_;
   Pull& pull_;
   ServeSpan& span_;
-  LaneOutput output_;
-  PullAnswers pull_answers_;
+  LaneWriter writer_;
   LiveAnswers live_answers_;
 };
 

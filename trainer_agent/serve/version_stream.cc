@@ -1,6 +1,7 @@
 #include "trainer_agent/serve/version_stream.h"
 
 #include "common/rpc/status_mapping.h"
+#include "trainer_agent/serve/agent_protos.h"
 
 namespace lockstep::serve {
 
@@ -18,8 +19,7 @@ void VersionStream::Send() {
   sent_ = update->newest;
   event_.Clear();
   event_.set_model(model_);
-  event_.mutable_newest()->set_run(ToBytes(sent_.run));
-  event_.mutable_newest()->set_version(sent_.version);
+  ToProto(sent_, event_.mutable_newest());
   event_.set_layout_digest(ToBytes(update->run->layout().digest()));
   if (update->version) {
     event_.set_manifest_digest(ToBytes(update->version->manifest->digest));

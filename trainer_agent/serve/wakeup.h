@@ -6,6 +6,8 @@
 #include <memory>
 #include <mutex>
 
+#include "common/net/strand_wakeup.h"
+
 namespace lockstep::serve {
 
 // Open while the threads that run lanes live; their owner closes it.
@@ -27,39 +29,24 @@ class WakeupGate {
   bool open_ = true;
 };
 
-class Wakeup : public std::enable_shared_from_this<Wakeup> {
+class Wakeup : public net::StrandWakeup, public std::enable_shared_from_this<Wakeup> {
  public:
   // `strand`: of the lane. REQUIRES its context to outlive the gate's being open.
-  Wakeup(asio::any_io_executor strand, std::shared_ptr<WakeupGate> gate) : timer_(strand), gate_(std::move(gate)) {}
+  Wakeup(const asio::any_io_executor& strand, std::shared_ptr<WakeupGate> gate)
+      : StrandWakeup(strand), gate_(std::move(gate)) {}
 
   // What wakes the coroutine; may be called by any thread, at any time, and returns at once.
   std::function<void()> Waker() {
     return [gate = gate_, weak = weak_from_this()] {
       gate->Pass([&] {
         const auto self = weak.lock();
-        if (self != nullptr) asio::post(self->timer_.get_executor(), [self] { self->Wake(); });
+        if (self != nullptr) asio::post(self->strand(), [self] { self->Wake(); });
       });
     };
   }
-  // On the strand.
-  void Wake() {
-    woken_ = true;
-    timer_.cancel();
-  }
-  // Until it was woken since the last call.
-  asio::awaitable<void> Wait() {
-    if (!woken_) {
-      asio::error_code cancelled;
-      timer_.expires_at(asio::steady_timer::time_point::max());
-      co_await timer_.async_wait(asio::redirect_error(asio::use_awaitable, cancelled));
-    }
-    woken_ = false;
-  }
 
  private:
-  asio::steady_timer timer_;
   const std::shared_ptr<WakeupGate> gate_;
-  bool woken_ = false;
 };
 
 }  // namespace lockstep::serve

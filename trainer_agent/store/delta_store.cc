@@ -1,6 +1,5 @@
 #include "trainer_agent/store/delta_store.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -26,23 +25,21 @@ uint64_t StoredBytes(const payload::Payload& payload) {
   return (payload.total_bytes() + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
-std::vector<std::string> DeltaFiles(const std::string& directory) {
-  std::vector<std::string> paths;
-  DIR* const dir = opendir(directory.c_str());
-  if (dir == nullptr) return paths;
-  while (const dirent* entry = readdir(dir)) {
-    const std::string name = entry->d_name;
-    if (name != "." && name != "..") paths.push_back(directory + "/" + name);
-  }
-  closedir(dir);
-  return paths;
-}
-
 template <typename Steps>
 payload::DeltaChain PayloadsOf(const Steps& steps) {
   payload::DeltaChain payloads;
   for (const auto& step : steps) payloads.push_back(step.payload);
   return payloads;
+}
+
+payload::Payload::Allocator FileAllocator(const std::string& path) {
+  return [path](size_t bytes) -> Result<std::pair<std::span<std::byte>, std::shared_ptr<const void>>> {
+    unlink(path.c_str());
+    LS_ASSIGN_OR_RETURN(os::MappedSegment segment, os::CreateTmpfsSegment(path, bytes));
+    auto owner = std::make_shared<os::MappedSegment>(std::move(segment));
+    owner->CloseFd();
+    return std::pair(owner->span(), std::shared_ptr<const void>(owner));
+  };
 }
 
 }  // namespace
@@ -62,8 +59,6 @@ uint64_t DeltaRoute::changed_elements() const {
 DeltaStore::DeltaStore(std::shared_ptr<const model::ModelLayout> layout, StoreOptions options)
     : layout_(std::move(layout)), options_(std::move(options)) {}
 
-DeltaStore::~DeltaStore() = default;
-
 std::string DeltaStore::PathOf(Version base, Version target) const {
   return Cat(options_.directory, "/", base, "-", target, kSuffix);
 }
@@ -80,11 +75,11 @@ std::shared_ptr<const payload::Payload> DeltaStore::LoadFile(const std::string& 
 }
 
 void DeltaStore::Load(const model::Manifest& newest) {
-  if (options_.directory.empty()) return;
+  const auto names = os::ListDirectory(options_.directory);
+  if (!names.ok()) return;  // there is no directory
   std::map<Version, std::shared_ptr<const payload::Payload>> by_target;
-  std::vector<std::string> paths = DeltaFiles(options_.directory);
-  for (const std::string& path : paths) {
-    auto payload = LoadFile(path);
+  for (const std::string& name : *names) {
+    auto payload = LoadFile(Cat(options_.directory, "/", name));
     if (payload != nullptr && payload->header().run == newest.held.run && payload->header().steps_folded == 1) {
       by_target[payload->header().target] = std::move(payload);
     }
@@ -101,19 +96,10 @@ void DeltaStore::Load(const model::Manifest& newest) {
     wanted = header.base;
     digest = header.base_digest;
   }
-  for (const std::string& path : paths) {
+  for (const std::string& name : *names) {
+    const std::string path = Cat(options_.directory, "/", name);
     if (kept.count(path) == 0) unlink(path.c_str());
   }
-}
-
-payload::Payload::Allocator DeltaStore::FileAllocator(const std::string& path) {
-  return [path](size_t bytes) -> Result<std::pair<std::span<std::byte>, std::shared_ptr<const void>>> {
-    unlink(path.c_str());
-    LS_ASSIGN_OR_RETURN(os::MappedSegment segment, os::CreateTmpfsSegment(path, bytes));
-    auto owner = std::make_shared<os::MappedSegment>(std::move(segment));
-    owner->CloseFd();
-    return std::pair(owner->span(), std::shared_ptr<const void>(owner));
-  };
 }
 
 Result<std::shared_ptr<const payload::Payload>> DeltaStore::AssembleLocked(

@@ -44,7 +44,6 @@ struct DeltaRoute {
 class DeltaStore {
  public:
   DeltaStore(std::shared_ptr<const model::ModelLayout> layout, StoreOptions options);
-  ~DeltaStore();
 
   // Reads back the files of an earlier agent: of those that are whole, the longest chain that ends at `newest`. The
   // others are removed.
@@ -110,7 +109,6 @@ class DeltaStore {
   using Derive = std::function<Result<std::shared_ptr<const payload::Payload>>()>;
 
   std::string PathOf(Version base, Version target) const;
-  payload::Payload::Allocator FileAllocator(const std::string& path);
   std::shared_ptr<const payload::Payload> LoadFile(const std::string& path) const;
   Result<std::shared_ptr<const payload::Payload>> AssembleLocked(const payload::PayloadIdentity& identity,
                                                                  const std::vector<const payload::DeltaBlock*>& blocks);

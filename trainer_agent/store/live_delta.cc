@@ -46,26 +46,23 @@ void LiveDelta::Add(std::shared_ptr<const payload::DeltaBlock> block) {
 }
 
 void LiveDelta::Seal() {
-  std::unique_lock lock(mutex_);
-  ended_ = true;
-  const auto wakes = waiting_.Take();
-  lock.unlock();
-  CallAll(wakes);
+  End(OkStatus(), false);
 }
 
 void LiveDelta::Abort(Status why) {
-  {
-    std::lock_guard lock(mutex_);
-    if (ended_) return;
-  }
-  Drop(std::move(why));
+  End(std::move(why), false);
 }
 
 void LiveDelta::Drop(Status why) {
+  End(std::move(why), true);
+}
+
+void LiveDelta::End(Status aborted, bool again) {
   std::unique_lock lock(mutex_);
+  if (ended_ && !again) return;
   ended_ = true;
-  aborted_ = std::move(why);
-  blocks_.clear();
+  aborted_ = std::move(aborted);
+  if (!aborted_.ok()) blocks_.clear();
   const auto wakes = waiting_.Take();
   lock.unlock();
   CallAll(wakes);

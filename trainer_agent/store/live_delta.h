@@ -63,6 +63,7 @@ class LiveDelta {
   void WakeOnUpdate(size_t seen, std::weak_ptr<void> reader, std::function<void()> wake);
 
  private:
+  void End(Status aborted, bool again);
   bool HasUpdate(size_t seen) const { return ended_ || blocks_.size() > seen; }
 
   const Version base_;

@@ -222,19 +222,27 @@ TEST_CASE("A block comes from the wanted version, or from the newest when that i
   auto run = std::make_shared<ServedRun>("m", chain.run, chain.layout, blocks, StoreOptions{});
   VersionCatalog catalog;
   catalog.Open(run);
-  std::byte out[4096];
-  CHECK(run->ReadBlock(1, false, 0, out).status().code() == ErrorCode::kState);
+  Version used = 0;
+  const auto use = [&](Version wanted, bool exact) {
+    return run->UseBlocks(wanted, exact, 0, 1, [&](const model::Manifest& manifest, ByteView bytes) {
+      used = manifest.held.version;
+      CHECK(bytes[0] == static_cast<std::byte>(used));
+    });
+  };
+  CHECK(use(1, false).code() == ErrorCode::kState);
   for (const Version version : {1, 2}) {
     catalog.Publish(run, {std::make_shared<model::Manifest>(
                               model::Manifest{{chain.run, version}, std::vector<uint64_t>(10, version), {}}),
                           0});
   }
   blocks->in_memory = 1;
-  CHECK((*run->ReadBlock(1, false, 0, out)).version == 1);
+  CHECK(use(1, false).ok());
+  CHECK(used == 1);
   blocks->in_memory = 2;
-  CHECK((*run->ReadBlock(1, false, 0, out)).hash == 2);
-  CHECK(run->ReadBlock(1, true, 0, out).status().code() == ErrorCode::kState);
-  CHECK((*run->ReadBlock(2, true, 0, out)).version == 2);
+  CHECK(use(1, false).ok());
+  CHECK(used == 2);
+  CHECK(use(1, true).code() == ErrorCode::kState);
+  CHECK(use(2, true).ok());
 }
 
 TEST_CASE("The memory of a version comes with the manifest that says what is in it") {

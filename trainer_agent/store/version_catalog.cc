@@ -19,7 +19,7 @@ std::optional<ServedVersion> ServedRun::Newest() const {
 
 std::shared_ptr<const model::Manifest> ServedRun::FindManifest(Version version) const {
   std::lock_guard lock(mutex_);
-  if (newest_ && newest_->manifest->held.version == version) return newest_->manifest;
+  if (newest_ && (version == 0 || newest_->manifest->held.version == version)) return newest_->manifest;
   if (previous_ != nullptr && previous_->held.version == version) return previous_;
   return nullptr;
 }
@@ -46,23 +46,8 @@ Status ServedRun::UseBlocks(Version wanted, bool exact, BlockIndex first, uint32
   return status;
 }
 
-Result<ServedRun::BlockInfo> ServedRun::ReadBlock(Version wanted, bool exact, BlockIndex block,
-                                                  std::span<std::byte> out) {
-  BlockInfo info;
-  LS_RETURN_IF_ERROR(UseBlocks(wanted, exact, block, 1, [&](const model::Manifest& manifest, ByteView bytes) {
-    std::copy(bytes.begin(), bytes.end(), out.begin());
-    info = {manifest.held.version, manifest.block_hashes[block]};
-  }));
-  return info;
-}
-
 Result<ServedRun::Half> ServedRun::OpenHalf(Version wanted) const {
-  std::shared_ptr<const model::Manifest> manifest;
-  if (wanted != 0) {
-    manifest = FindManifest(wanted);
-  } else if (const auto newest = Newest()) {
-    manifest = newest->manifest;
-  }
+  std::shared_ptr<const model::Manifest> manifest = FindManifest(wanted);
   const std::shared_ptr<BlockReader> blocks = Blocks();
   if (manifest == nullptr || blocks == nullptr) {
     return Status(ErrorCode::kState, Cat("model ", model_, ": version ", wanted, " is no longer in memory"));
@@ -121,6 +106,13 @@ std::shared_ptr<ServedRun> VersionCatalog::Find(const std::string& model) const 
   std::lock_guard lock(mutex_);
   const auto at = runs_.find(model);
   return at == runs_.end() ? nullptr : at->second;
+}
+
+Result<std::shared_ptr<ServedRun>> VersionCatalog::FindOpen(const std::string& model) const {
+  auto run = Find(model);
+  if (run != nullptr) return run;
+  return Status(ErrorCode::kNotFound,
+                Cat("model \"", model.substr(0, 128), "\" is not open here; start its trainer first"));
 }
 
 std::optional<VersionCatalog::Update> VersionCatalog::UpdateSince(const std::string& model, const Held& seen) const {

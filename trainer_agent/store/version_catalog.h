@@ -11,7 +11,6 @@
 #include <mutex>
 #include <optional>
 #include <set>
-#include <span>
 #include <string>
 
 #include "common/model/manifest.h"
@@ -57,7 +56,7 @@ class ServedRun {
   LiveFeed& live() { return live_; }
 
   std::optional<ServedVersion> Newest() const;
-  // The newest or the one before it; no value for any other.
+  // Of the newest version or the one before it, or of the newest for 0; null for any other.
   std::shared_ptr<const model::Manifest> FindManifest(Version version) const;
 
   // Calls `use` with consecutive blocks of `wanted`, or, when that is gone and `exact` is false, of the newest version,
@@ -65,13 +64,6 @@ class ServedRun {
   // there are none; then it is not called.
   using UseOfBlocks = std::function<void(const model::Manifest& manifest, ByteView bytes)>;
   Status UseBlocks(Version wanted, bool exact, BlockIndex first, uint32_t count, const UseOfBlocks& use);
-
-  // The same for one block that is copied to `out`; says which version and hash it has.
-  struct BlockInfo {
-    Version version = 0;
-    uint64_t hash = 0;
-  };
-  Result<BlockInfo> ReadBlock(Version wanted, bool exact, BlockIndex block, std::span<std::byte> out);
 
   // The memory of `wanted`, or of the newest version when that is 0, and what its blocks are as long as nobody writes
   // there. kState when it is gone.
@@ -108,7 +100,8 @@ class VersionCatalog {
   // Ends the model's run, if there is one.
   void Withdraw(const std::string& model);
 
-  std::shared_ptr<ServedRun> Find(const std::string& model) const;  // null: nobody opened it
+  std::shared_ptr<ServedRun> Find(const std::string& model) const;              // null: nobody opened it
+  Result<std::shared_ptr<ServedRun>> FindOpen(const std::string& model) const;  // kNotFound likewise
 
   // What is new of a model: which run is open, and its newest version.
   struct Update {

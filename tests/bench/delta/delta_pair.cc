@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstring>
 #include <latch>
-#include <numeric>
 #include <unordered_map>
 
 #include "raas_receiver/replica/apply.h"
@@ -50,11 +49,10 @@ uint64_t UnitAt(const std::byte* memory, uint32_t unit) {
 
 DeltaPair::DeltaPair(std::shared_ptr<const model::ModelLayout> layout, size_t threads)
     : layout_(std::move(layout)),
-      all_blocks_(layout_->block_count()),
+      all_blocks_(layout_->AllBlocks()),
       agent_pool_(threads),
       receiver_pool_(std::max<size_t>(1, threads - 1)) {
   for (os::MappedSegment& half : halves_) half = OrDie(os::CreateMemfdSegment("half", layout_->data_bytes()));
-  std::iota(all_blocks_.begin(), all_blocks_.end(), 0);
 }
 
 void DeltaPair::Written() {
@@ -126,7 +124,7 @@ std::shared_ptr<const payload::Payload> DeltaPair::FoundPayload(Version base) co
 }
 
 double DeltaPair::TimeApply(std::span<const std::shared_ptr<const payload::Payload>> chain) {
-  const replica::BlockVersions versions{.all = chain.front()->base().version};
+  const std::vector<Version> versions(layout_->block_count(), chain.front()->base().version);
   std::vector<BlockIndex> bad;
   const double seconds =
       TimeOnce([&] { bad = replica::ApplyChain(*layout_, chain, versions, halves_[0].span(), receiver_pool_); });

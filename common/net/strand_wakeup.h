@@ -5,14 +5,14 @@
 #include <asio/experimental/as_tuple.hpp>
 #include <utility>
 
-namespace lockstep::pull {
+namespace lockstep::net {
 
 // Everything runs on the strand that it was made for; one coroutine waits.
 class StrandWakeup {
  public:
-  using Strand = asio::strand<asio::io_context::executor_type>;
+  explicit StrandWakeup(const asio::any_io_executor& strand) : timer_(strand) {}
 
-  explicit StrandWakeup(const Strand& strand) : timer_(strand) {}
+  asio::any_io_executor strand() { return timer_.get_executor(); }
 
   // Ends the wait in progress; without one, the next Wait.
   void Wake() {
@@ -34,4 +34,4 @@ class StrandWakeup {
   bool woken_ = false;
 };
 
-}  // namespace lockstep::pull
+}  // namespace lockstep::net

@@ -6,12 +6,13 @@
 #include <chrono>
 #include <random>
 
-namespace lockstep::session {
+namespace lockstep {
 
 // Used by one thread.
 class Backoff {
  public:
-  Backoff(std::chrono::milliseconds first, std::chrono::milliseconds longest)
+  explicit Backoff(std::chrono::milliseconds longest = std::chrono::seconds(10),
+                   std::chrono::milliseconds first = std::chrono::milliseconds(100))
       : first_(first), longest_(longest), next_(first), random_(std::random_device()()) {}
 
   void Reset() { next_ = first_; }
@@ -30,4 +31,4 @@ class Backoff {
   std::minstd_rand random_;
 };
 
-}  // namespace lockstep::session
+}  // namespace lockstep
