@@ -34,17 +34,21 @@ int HexDigit(char c) {
 }
 }  // namespace
 
-Result<std::array<uint8_t, 16>> HexDecode16(std::string_view hex) {
-  std::array<uint8_t, 16> bytes{};
-  const Status bad{ErrorCode::kBadData, "expected 32 hex digits, got \"" + std::string(hex.substr(0, 64)) + "\""};
-  if (hex.size() != 32) return bad;
-  for (size_t i = 0; i < 16; ++i) {
+bool HexDecode(std::string_view hex, std::span<uint8_t> bytes) {
+  if (hex.size() != 2 * bytes.size()) return false;
+  for (size_t i = 0; i < bytes.size(); ++i) {
     const int high = HexDigit(hex[2 * i]);
     const int low = HexDigit(hex[2 * i + 1]);
-    if (high < 0 || low < 0) return bad;
+    if (high < 0 || low < 0) return false;
     bytes[i] = static_cast<uint8_t>(high << 4 | low);
   }
-  return bytes;
+  return true;
+}
+
+Result<std::array<uint8_t, 16>> HexDecode16(std::string_view hex) {
+  std::array<uint8_t, 16> bytes{};
+  if (HexDecode(hex, bytes)) return bytes;
+  return Status(ErrorCode::kBadData, "expected 32 hex digits, got \"" + std::string(hex.substr(0, 64)) + "\"");
 }
 
 Result<std::array<uint8_t, 16>> Bytes16(std::string_view raw) {
