@@ -130,7 +130,7 @@ Result<std::unique_ptr<RankServer>> RankServer::Start(const std::string& socket_
   LS_ASSIGN_OR_RETURN(server->server_,
                       os::UnixServer::Start(
                           {.path = socket_path, .max_connections = kMaxSessions},
-                          [registry](os::UnixConnection& connection) { Serve(connection, *registry); },
+                          [registry](os::UnixServer&, os::UnixConnection& connection) { Serve(connection, *registry); },
                           [](const Status& status) { telemetry::LogError("rank_accept_failed", status); }));
   return server;
 }
