@@ -5,9 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "common/base/text.h"
 #include "export_plugin/abi.h"
-#include "export_plugin/callback_exchange.h"
 #include "export_plugin/exporter/exporter.h"
 #include "export_plugin/exporter/importer.h"
 #include "export_plugin/lockstep.h"
@@ -16,7 +14,7 @@
 using namespace lockstep;  // NOLINT: this file is the library's outer face
 
 struct lockstep_exporter {
-  std::unique_ptr<CallbackExchange> exchange;
+  std::unique_ptr<exporter::Exchange> exchange;
   std::unique_ptr<exporter::Exporter> exporter;  // uses the exchange
   size_t locals = 0;
   std::string run;
@@ -26,14 +24,46 @@ struct lockstep_exporter {
 
 namespace {
 
-template <typename Body>
-int OnExporter(lockstep_exporter* exporter, Body body) {
-  if (exporter == nullptr) {
-    abi::ThreadError() = "the exporter handle is null";
-    return LOCKSTEP_BAD_DATA;
+// The exchange that a host program gives.
+class CallbackExchange : public exporter::Exchange {
+ public:
+  explicit CallbackExchange(const lockstep_exchange& callbacks) : callbacks_(callbacks) {}
+
+  static Status Check(const lockstep_exchange& callbacks) {
+    const bool whole = callbacks.start_send != nullptr && callbacks.start_receive != nullptr &&
+                       callbacks.wait != nullptr && callbacks.error != nullptr;
+    return whole ? OkStatus() : Status(ErrorCode::kBadData, "the exchange lacks one of its functions");
   }
-  return abi::Guarded(exporter->error, body);
-}
+
+  Result<Transfer> StartSend(uint32_t peer, const void* data, uint64_t bytes) override {
+    Transfer transfer = 0;
+    const int code = callbacks_.start_send(callbacks_.context, peer, data, bytes, &transfer);
+    return Started(code, transfer, peer);
+  }
+  Result<Transfer> StartReceive(uint32_t peer, void* data, uint64_t bytes) override {
+    Transfer transfer = 0;
+    const int code = callbacks_.start_receive(callbacks_.context, peer, data, bytes, &transfer);
+    return Started(code, transfer, peer);
+  }
+  Status Wait(Transfer transfer) override { return Outcome(callbacks_.wait(callbacks_.context, transfer)); }
+
+ private:
+  Result<Transfer> Started(int code, Transfer transfer, uint32_t peer) {
+    LS_RETURN_IF_ERROR(Outcome(code));
+    if (transfer != 0) return transfer;
+    return Status(ErrorCode::kUnavailable, Cat("the exchange with rank ", peer, " gave no transfer"));
+  }
+
+  // Whatever the program calls it: nobody knows which message would come next.
+  Status Outcome(int code) {
+    if (code == LOCKSTEP_OK) return OkStatus();
+    const char* sentence = callbacks_.error(callbacks_.context);
+    const bool silent = sentence == nullptr || *sentence == '\0';
+    return {ErrorCode::kUnavailable, silent ? Cat("the exchange failed with code ", code) : CleanText(sentence)};
+  }
+
+  const lockstep_exchange callbacks_;
+};
 
 Result<std::vector<std::string>> ConvertSheets(const char* const* sheets, uint32_t ranks) {
   if (sheets == nullptr || ranks == 0) return Status(ErrorCode::kBadData, "the sheets of all ranks must be given");
@@ -46,24 +76,13 @@ Result<std::vector<std::string>> ConvertSheets(const char* const* sheets, uint32
 }
 
 Result<exporter::LocalTensor> ConvertLocal(const lockstep_local_tensor& local, size_t position) {
-  if (local.name == nullptr || local.dtype == nullptr || (local.rank > 0 && local.shape == nullptr)) {
-    return Status(ErrorCode::kBadData, Cat("local tensor ", position, ": its name, dtype or shape is null"));
-  }
-  const model::DTypeInfo* dtype = model::FindDType(local.dtype);
-  if (dtype == nullptr) {
-    return Status(ErrorCode::kBadData, Cat("local tensor \"", local.name, "\": unknown dtype \"", local.dtype,
-                                           "\"; use the names of safetensors, such as BF16"));
-  }
-  if (local.rank > model::kMaxTensorRank) {
-    return Status(ErrorCode::kBadData, Cat("local tensor \"", local.name, "\": rank ", local.rank,
-                                           " is over the limit of ", model::kMaxTensorRank));
-  }
+  LS_ASSIGN_OR_RETURN(const model::DType dtype, abi::CheckTensor(local, "local tensor", position));
   exporter::LocalTensor converted{.name = local.name,
-                                  .dtype = dtype->dtype,
+                                  .dtype = dtype,
                                   .shape = {local.shape, local.shape + local.rank},
                                   .address = local.address,
                                   .convert = local.convert != 0};
-  converted.strides = local.strides == nullptr ? layout::TensorView::Contiguous(converted.shape, 1, 0).strides
+  converted.strides = local.strides == nullptr ? layout::ContiguousStrides(converted.shape)
                                                : layout::Extents(local.strides, local.strides + local.rank);
   return converted;
 }
@@ -79,10 +98,7 @@ Result<std::vector<exporter::LocalTensor>> ConvertLocals(const lockstep_local_te
 }
 
 Result<exporter::ExporterOptions> ConvertOptions(const lockstep_exporter_options& options) {
-  if (options.abi_version != LOCKSTEP_ABI_VERSION) {
-    return Status(ErrorCode::kProtocol,
-                  Cat("built against ABI version ", options.abi_version, "; this library has ", LOCKSTEP_ABI_VERSION));
-  }
+  LS_RETURN_IF_ERROR(abi::CheckAbiVersion(options.abi_version));
   if (options.socket_path == nullptr || options.model == nullptr) {
     return Status(ErrorCode::kBadData, "socket_path and model must be given");
   }
@@ -158,14 +174,14 @@ int lockstep_exporter_open(const lockstep_exporter_options* options, lockstep_ex
 }
 
 int lockstep_exporter_publish(lockstep_exporter* exporter, uint64_t version, const void* const* addresses) {
-  return OnExporter(exporter, [&] {
+  return abi::OnHandle(exporter, "exporter", [&] {
     const std::span<const void* const> given(addresses, addresses == nullptr ? 0 : exporter->locals);
     return exporter->exporter->Publish(version, given);
   });
 }
 
 int lockstep_exporter_give_up(lockstep_exporter* exporter, uint64_t version, const char* reason) {
-  return OnExporter(exporter, [&] {
+  return abi::OnHandle(exporter, "exporter", [&] {
     const std::string sentence = CleanText(abi::TextOrEmpty(reason));
     return exporter->exporter->Abort(version, {ErrorCode::kAborted, sentence.empty() ? "no reason given" : sentence});
   });
@@ -173,7 +189,7 @@ int lockstep_exporter_give_up(lockstep_exporter* exporter, uint64_t version, con
 
 int lockstep_exporter_fill(lockstep_exporter* exporter, const void* const* addresses, uint64_t offset, uint64_t bytes,
                            void* target) {
-  return OnExporter(exporter, [&]() -> Status {
+  return abi::OnHandle(exporter, "exporter", [&]() -> Status {
     if (target == nullptr) return {ErrorCode::kBadData, "the memory to fill must be given"};
     const std::span<const void* const> given(addresses, addresses == nullptr ? 0 : exporter->locals);
     return exporter->exporter->Fill({offset, bytes}, static_cast<std::byte*>(target), given);
@@ -204,7 +220,7 @@ int lockstep_exporter_stats(const lockstep_exporter* exporter, lockstep_publish_
 }
 
 const char* lockstep_exporter_describe(lockstep_exporter* exporter) {
-  const int code = OnExporter(exporter, [&] {
+  const int code = abi::OnHandle(exporter, "exporter", [&] {
     exporter->description = Describe(*exporter->exporter);
     return OkStatus();
   });

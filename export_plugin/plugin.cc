@@ -4,7 +4,6 @@
 #include <string>
 #include <unordered_map>
 
-#include "common/base/text.h"
 #include "export_plugin/abi.h"
 #include "export_plugin/lockstep.h"
 #include "kernels/copy_rows.h"
@@ -22,44 +21,21 @@ struct lockstep_model {
 
 namespace {
 
-template <typename Body>
-int OnModel(lockstep_model* model, Body body) {
-  if (model == nullptr) {
-    abi::ThreadError() = "the model handle is null";
-    return LOCKSTEP_BAD_DATA;
-  }
-  return abi::Guarded(model->error, body);
-}
-
 Status CheckWriting(const lockstep_model& model) {
   return model.client->writing() ? OkStatus()
                                  : Status(ErrorCode::kState, "no version is being written; call lockstep_begin");
 }
 
 Result<model::TensorMeta> ConvertTensor(const lockstep_tensor& tensor, size_t position) {
-  if (tensor.name == nullptr || tensor.dtype == nullptr || (tensor.rank > 0 && tensor.shape == nullptr)) {
-    return Status(ErrorCode::kBadData, Cat("tensor ", position, ": its name, dtype or shape is null"));
-  }
-  const model::DTypeInfo* dtype = model::FindDType(tensor.dtype);
-  if (dtype == nullptr) {
-    return Status(ErrorCode::kBadData, Cat("tensor \"", tensor.name, "\": unknown dtype \"", tensor.dtype,
-                                           "\"; use the names of safetensors, such as BF16"));
-  }
-  if (tensor.rank > model::kMaxTensorRank) {
-    return Status(ErrorCode::kBadData, Cat("tensor \"", tensor.name, "\": rank ", tensor.rank, " is over the limit of ",
-                                           model::kMaxTensorRank));
-  }
+  LS_ASSIGN_OR_RETURN(const model::DType dtype, abi::CheckTensor(tensor, "tensor", position));
   return model::TensorMeta{.name = tensor.name,
-                           .dtype = dtype->dtype,
+                           .dtype = dtype,
                            .shape = {tensor.shape, tensor.shape + tensor.rank},
                            .offset = tensor.offset};
 }
 
 Result<buffer::RankOptions> ConvertOptions(const lockstep_open_options& options) {
-  if (options.abi_version != LOCKSTEP_ABI_VERSION) {
-    return Status(ErrorCode::kProtocol,
-                  Cat("built against ABI version ", options.abi_version, "; this library has ", LOCKSTEP_ABI_VERSION));
-  }
+  LS_RETURN_IF_ERROR(abi::CheckAbiVersion(options.abi_version));
   if (options.socket_path == nullptr || options.model == nullptr ||
       (options.tensors == nullptr && options.tensor_count > 0)) {
     return Status(ErrorCode::kBadData, "socket_path, model and tensors must be given");
@@ -125,7 +101,7 @@ int lockstep_open(const lockstep_open_options* options, lockstep_model** model) 
 }
 
 int lockstep_begin(lockstep_model* model, uint64_t version, void** data) {
-  return OnModel(model, [&]() -> Status {
+  return abi::OnHandle(model, "model", [&]() -> Status {
     if (data == nullptr) return {ErrorCode::kBadData, "data must be given"};
     LS_ASSIGN_OR_RETURN(*data, model->client->Begin(version));
     return OkStatus();
@@ -133,7 +109,7 @@ int lockstep_begin(lockstep_model* model, uint64_t version, void** data) {
 }
 
 int lockstep_write(lockstep_model* model, size_t tensor, const void* source, size_t bytes) {
-  return OnModel(model, [&]() -> Status {
+  return abi::OnHandle(model, "model", [&]() -> Status {
     LS_RETURN_IF_ERROR(CheckWriting(*model));
     if (tensor >= model->tensors.size()) {
       return {ErrorCode::kBadData, Cat("there is no tensor ", tensor, "; the model has ", model->tensors.size())};
@@ -151,7 +127,7 @@ int lockstep_write(lockstep_model* model, size_t tensor, const void* source, siz
 }
 
 int lockstep_ranges_done(lockstep_model* model, const lockstep_range* ranges, size_t count) {
-  return OnModel(model, [&]() -> Status {
+  return abi::OnHandle(model, "model", [&]() -> Status {
     LS_RETURN_IF_ERROR(CheckWriting(*model));
     if (ranges == nullptr && count > 0) return {ErrorCode::kBadData, "ranges must be given"};
     std::vector<StridedRange> converted;
@@ -163,14 +139,14 @@ int lockstep_ranges_done(lockstep_model* model, const lockstep_range* ranges, si
 }
 
 int lockstep_commit(lockstep_model* model) {
-  return OnModel(model, [&]() -> Status {
+  return abi::OnHandle(model, "model", [&]() -> Status {
     LS_RETURN_IF_ERROR(CheckWriting(*model));
     return model->client->Commit();
   });
 }
 
 int lockstep_abort(lockstep_model* model) {
-  return OnModel(model, [&]() -> Status {
+  return abi::OnHandle(model, "model", [&]() -> Status {
     LS_RETURN_IF_ERROR(CheckWriting(*model));
     return model->client->Abort();
   });

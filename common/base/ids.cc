@@ -26,14 +26,18 @@ std::string HexEncode(std::span<const uint8_t> bytes) {
   return hex;
 }
 
-Result<std::array<uint8_t, 16>> HexDecode16(std::string_view hex) {
-  std::array<uint8_t, 16> bytes{};
+bool HexDecode(std::string_view hex, std::span<uint8_t> bytes) {
   bool good = hex.size() == 2 * bytes.size();
   for (size_t i = 0; good && i < bytes.size(); ++i) {
     const char* const end = hex.data() + 2 * i + 2;
     good = std::from_chars(end - 2, end, bytes[i], 16).ptr == end;
   }
-  if (good) return bytes;
+  return good;
+}
+
+Result<std::array<uint8_t, 16>> HexDecode16(std::string_view hex) {
+  std::array<uint8_t, 16> bytes{};
+  if (HexDecode(hex, bytes)) return bytes;
   return Status(ErrorCode::kBadData, "expected 32 hex digits, got \"" + std::string(hex.substr(0, 64)) + "\"");
 }
 

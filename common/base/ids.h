@@ -39,6 +39,8 @@ T RandomId() {
 }
 
 std::string HexEncode(std::span<const uint8_t> bytes);
+// Whether `hex` is two digits for each of `bytes`, which then are what they say.
+bool HexDecode(std::string_view hex, std::span<uint8_t> bytes);
 Result<std::array<uint8_t, 16>> HexDecode16(std::string_view hex);
 Result<std::array<uint8_t, 16>> Bytes16(std::string_view raw);  // exactly 16 raw bytes (a proto bytes field)
 

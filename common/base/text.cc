@@ -38,6 +38,12 @@ std::string CleanText(std::string_view text, size_t max_bytes) {
   return clean;
 }
 
+std::string_view NextPart(std::string_view& text) {
+  const std::string_view part = text.substr(0, text.find('|'));
+  text.remove_prefix(std::min(part.size() + 1, text.size()));
+  return part;
+}
+
 std::string HumanBytes(uint64_t bytes) {
   const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   auto value = static_cast<double>(bytes);

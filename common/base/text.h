@@ -24,6 +24,9 @@ size_t Utf8Length(std::string_view text);
 // line breaks and tabs become '?', and the whole is cut, between characters, to `max_bytes`.
 std::string CleanText(std::string_view text, size_t max_bytes = 4096);
 
+// The first of `text`'s '|'-separated parts; `text` loses it and its separator.
+std::string_view NextPart(std::string_view& text);
+
 // 1536 -> "1.5 KiB".
 std::string HumanBytes(uint64_t bytes);
 

@@ -130,13 +130,18 @@ StridedCopy Part(const StridedCopy& copy, uint64_t row, uint64_t rows, uint64_t 
 
 }  // namespace
 
-TensorView TensorView::Contiguous(Extents shape, uint64_t element_bytes, uint64_t offset) {
+Extents ContiguousStrides(const Extents& shape) {
   Extents strides(shape.size());
   uint64_t stride = 1;
   for (size_t k = shape.size(); k-- > 0;) {
     strides[k] = stride;
     stride *= shape[k];
   }
+  return strides;
+}
+
+TensorView TensorView::Contiguous(Extents shape, uint64_t element_bytes, uint64_t offset) {
+  Extents strides = ContiguousStrides(shape);
   return {std::move(shape), std::move(strides), element_bytes, offset};
 }
 

@@ -24,6 +24,8 @@ struct StridedCopy {
   bool operator==(const StridedCopy&) const = default;
 };
 
+Extents ContiguousStrides(const Extents& shape);  // in elements
+
 // How a tensor lies in memory. Strides count elements, as PyTorch gives them.
 struct TensorView {
   Extents shape;

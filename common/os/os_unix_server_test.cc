@@ -16,7 +16,7 @@ std::span<std::byte> Into(std::byte& byte) {
 }
 
 // Sends back every byte it gets, plus one.
-void Echo(UnixConnection& connection) {
+void Echo(UnixServer&, UnixConnection& connection) {
   std::byte byte{};
   while (connection.Receive(Into(byte), nullptr, kForever).ok()) {
     byte = static_cast<std::byte>(static_cast<uint8_t>(byte) + 1);

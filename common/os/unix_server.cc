@@ -35,6 +35,11 @@ UnixServer::~UnixServer() {
   for (Session& session : sessions_) session.thread.join();
 }
 
+UnixConnection UnixServer::Release(UnixConnection& connection) {
+  std::lock_guard lock(mutex_);
+  return std::move(connection);
+}
+
 void UnixServer::AcceptLoop() {
   while (true) {
     auto connection = listener_.Accept(kReapInterval);
@@ -66,7 +71,7 @@ void UnixServer::ReapFinished() {
 }
 
 void UnixServer::Serve(Session& session) {
-  handler_(session.connection);
+  handler_(*this, session.connection);
   session.connection.Shutdown();
   std::lock_guard lock(mutex_);
   session.finished = true;

@@ -20,13 +20,16 @@ class UnixServer {
     size_t max_connections = 256;  // more are closed at once
   };
   // Has the connection as long as it runs; what it blocks in ends with kUnavailable when the server goes.
-  using Handler = std::function<void(UnixConnection& connection)>;
+  using Handler = std::function<void(UnixServer& server, UnixConnection& connection)>;
   using AcceptFailed = std::function<void(const Status& status)>;  // accepting continues after a pause
 
   // Listens at once; errors as UnixListener::Create.
   static Result<std::unique_ptr<UnixServer>> Start(Options options, Handler handler, AcceptFailed accept_failed);
   // Ends every connection, and waits for their handlers.
   ~UnixServer();
+
+  // For a handler: its connection becomes the caller's, and the server's end is not its end any more.
+  UnixConnection Release(UnixConnection& connection);
 
  private:
   struct Session {
@@ -44,7 +47,7 @@ class UnixServer {
   const size_t max_connections_;
   const Handler handler_;
   const AcceptFailed accept_failed_;
-  std::mutex mutex_;  // guards sessions_ and their `finished`
+  std::mutex mutex_;  // guards sessions_, their `finished` and whose their connections are
   std::list<Session> sessions_;
   std::thread acceptor_;
 };

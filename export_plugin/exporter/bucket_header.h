@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
 
 #include "common/base/bytes.h"
 #include "common/base/ids.h"

@@ -11,9 +11,7 @@ constexpr size_t kSlots = 2;
 
 uint64_t LargestPayload(const std::vector<RemoteRank>& remote) {
   uint64_t largest = 0;
-  for (const RemoteRank& rank : remote) {
-    for (const IncomingBucket& bucket : rank.buckets.all) largest = std::max(largest, bucket.payload_bytes);
-  }
+  for (const RemoteRank& rank : remote) largest = std::max(largest, rank.buckets.largest_payload());
   return largest;
 }
 
@@ -128,8 +126,7 @@ Status BucketIntake::TakeBucket(const Receive& receive, const IntakeTarget& targ
   placed_.clear();
   for (const layout::StridedCopy& copy : bucket.copies)
     placed_.push_back({memory_.payload(receive.slot), target.data, copy});
-  LS_RETURN_IF_ERROR(engine_->Start(placed_));
-  LS_RETURN_IF_ERROR(engine_->Finish());
+  LS_RETURN_IF_ERROR(engine_->Run(placed_));
   return target.done(bucket.completed);
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstring>
-#include <memory>
 #include <vector>
 
 #include "export_plugin/exporter/bucket_header.h"
@@ -41,7 +40,7 @@ class BucketMemory {
  private:
   uint64_t slot_bytes_;
   std::vector<std::byte> memory_;
-  std::unique_ptr<PinnedMemory> pin_;
+  PinnedMemory pin_;
   bool pin_tried_ = false;
 };
 

@@ -113,7 +113,7 @@ Result<RankBuckets<OutgoingBucket>> LowerOutgoing(const layout::TrainingModel& m
     OutgoingBucket& outgoing = lowered.all.emplace_back();
     outgoing.payload_bytes = bucket.payload_bytes;
     for (const PackedItem& item : bucket.items) {
-      const uint32_t local = by_source.of(item.source)[0];
+      const uint32_t local = by_source[item.source][0];
       const model::TensorMeta& tensor = model.tensors[item.tensor];
       LS_ASSIGN_OR_RETURN(const ElementConversion conversion, ConversionOf(locals[local], tensor));
       const layout::TensorView source = ViewOf(locals[local]);

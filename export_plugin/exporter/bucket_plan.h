@@ -2,6 +2,7 @@
 // plan alone.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -36,6 +37,12 @@ template <typename Bucket>
 struct RankBuckets {
   std::vector<Bucket> all;
   uint32_t changing = 0;
+
+  uint64_t largest_payload() const {
+    uint64_t largest = 0;
+    for (const Bucket& bucket : all) largest = std::max(largest, bucket.payload_bytes);
+    return largest;
+  }
 };
 
 // With `plan`, each with at most `payload_bytes` of payload. REQUIRES payload_bytes to hold an element.

@@ -1,19 +1,8 @@
 #include "export_plugin/exporter/bucket_sender.h"
 
-#include <algorithm>
-
 #include "common/base/text.h"
 
 namespace lockstep::exporter {
-namespace {
-
-uint64_t LargestPayload(const std::vector<OutgoingBucket>& buckets) {
-  uint64_t largest = 0;
-  for (const OutgoingBucket& bucket : buckets) largest = std::max(largest, bucket.payload_bytes);
-  return largest;
-}
-
-}  // namespace
 
 BucketSender::BucketSender(uint32_t proxy, const layout::PlanDigest& plan, RankBuckets<OutgoingBucket> buckets,
                            Link* link, CopyEngine* engine)
@@ -22,7 +11,7 @@ BucketSender::BucketSender(uint32_t proxy, const layout::PlanDigest& plan, RankB
       buckets_(std::move(buckets)),
       link_(link),
       engine_(engine),
-      memory_(LargestPayload(buckets_.all)) {}
+      memory_(buckets_.largest_payload()) {}
 
 Status BucketSender::Send(Version version, Status ready, std::span<const LocalTensor> locals, PublishStats& stats) {
   stats.exchange_memory_bytes = memory_.bytes();
@@ -50,8 +39,7 @@ Status BucketSender::Send(Version version, Status ready, std::span<const LocalTe
 
 Status BucketSender::Pack(const OutgoingBucket& bucket, size_t slot, std::span<const LocalTensor> locals) {
   LS_RETURN_IF_ERROR(Place(bucket.copies, locals, memory_.payload(slot), placed_));
-  LS_RETURN_IF_ERROR(engine_->Start(placed_));
-  return engine_->Finish();
+  return engine_->Run(placed_);
 }
 
 Status BucketSender::TakeAnswer(Version version) {

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "common/layout/copy_plan.h"
-#include "common/layout/strided_copy.h"
 
 namespace lockstep::exporter {
 

@@ -10,7 +10,7 @@ namespace {
 // What one thread does at a time: large enough to be worth a hand-over, small enough to spread.
 constexpr uint64_t kTaskBytes = uint64_t{1} << 20;
 
-void Run(const PlacedCopy& placed) {
+void RunOne(const PlacedCopy& placed) {
   const layout::StridedCopy& copy = placed.copy;
   std::byte* target = placed.target + copy.target_offset;
   const std::byte* source = placed.source + copy.source_offset;
@@ -31,19 +31,17 @@ class HostCopyEngine : public CopyEngine {
  public:
   explicit HostCopyEngine(WorkerPool* pool) : pool_(pool) {}
 
-  Status Start(std::span<const PlacedCopy> copies) override {
+  Status Run(std::span<const PlacedCopy> copies) override {
     if (pool_ == nullptr) {
-      for (const PlacedCopy& copy : copies) Run(copy);
+      for (const PlacedCopy& copy : copies) RunOne(copy);
       return OkStatus();
     }
     CutIntoTasks(copies);
     pool_->ParallelFor(ends_.size(), [this](size_t task) {
-      for (size_t i = task == 0 ? 0 : ends_[task - 1]; i < ends_[task]; ++i) Run(parts_[i]);
+      for (size_t i = task == 0 ? 0 : ends_[task - 1]; i < ends_[task]; ++i) RunOne(parts_[i]);
     });
     return OkStatus();
   }
-
-  Status Finish() override { return OkStatus(); }
 
  private:
   // Small copies together, large ones in parts.
@@ -84,14 +82,6 @@ layout::ElementBytes ElementsOf(ElementConversion conversion) {
       return {2, 4};
   }
   return {1, 1};
-}
-
-std::unique_ptr<PinnedMemory> CopyEngine::Pin(std::span<std::byte>) {
-  return nullptr;
-}
-
-bool CopyEngine::OnDevice(const void*) {
-  return false;
 }
 
 std::unique_ptr<CopyEngine> NewHostCopyEngine(WorkerPool* pool) {

@@ -25,34 +25,29 @@ struct PlacedCopy {
 };
 
 // Memory that a device copies to and from at full speed, as long as this lives; it goes before the memory does.
-class PinnedMemory {
- public:
-  virtual ~PinnedMemory() = default;
-};
+using PinnedMemory = std::shared_ptr<void>;
 
-// Not thread-safe. After an error of Start() or Finish() nothing is under way any more.
+// Not thread-safe.
 class CopyEngine {
  public:
   virtual ~CopyEngine() = default;
 
-  // Starts the copies; sources and targets stay as they are until Finish().
-  virtual Status Start(std::span<const PlacedCopy> copies) = 0;
-  // Until everything started is in place.
-  virtual Status Finish() = 0;
+  // Everything is in place when it returns; after an error nothing is under way any more.
+  virtual Status Run(std::span<const PlacedCopy> copies) = 0;
 
   // Null where that makes no difference, or cannot be had (the limit on locked memory): copies are slower then.
-  virtual std::unique_ptr<PinnedMemory> Pin(std::span<std::byte> memory);
-  // Whether `address` is in a GPU's memory. Null is not.
-  virtual bool OnDevice(const void* address);
+  virtual PinnedMemory Pin(std::span<std::byte>) { return nullptr; }
+  // Whether the address is in a GPU's memory. Null is not.
+  virtual bool OnDevice(const void*) { return false; }
   // Whether CPU and GPU share one memory, which buckets take from both.
   virtual bool unified_memory() const { return false; }
 };
 
-// Host memory, with the calling thread and `pool` (null: only the caller). Start() does the work.
+// Host memory, with the calling thread and `pool` (null: only the caller).
 std::unique_ptr<CopyEngine> NewHostCopyEngine(WorkerPool* pool);
 
 // For whatever memory this process has: in a build with CUDA, on a machine with a GPU, that of the GPU too, by a stream
-// of the engine's own. Work queued on the tensors must be done before Start().
+// of the engine's own. Work queued on the tensors must be done before Run().
 Result<std::unique_ptr<CopyEngine>> NewCopyEngine(WorkerPool* pool);
 
 // Whether this is such a build.

@@ -20,15 +20,6 @@ Status CudaStatus(cudaError_t error, std::string_view what) {
           Cat("CUDA: ", what, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error))};
 }
 
-class RegisteredMemory : public PinnedMemory {
- public:
-  explicit RegisteredMemory(void* memory) : memory_(memory) {}
-  ~RegisteredMemory() override { (void)cudaHostUnregister(memory_); }
-
- private:
-  void* const memory_;
-};
-
 class CudaCopyEngine : public CopyEngine {
  public:
   explicit CudaCopyEngine(WorkerPool* pool) : host_(NewHostCopyEngine(pool)) {}
@@ -47,31 +38,26 @@ class CudaCopyEngine : public CopyEngine {
   }
 
   // The GPU's copies are under way while the CPU does its own.
-  Status Start(std::span<const PlacedCopy> copies) override {
-    const Status status = StartAll(copies);
-    if (!status.ok()) (void)cudaStreamSynchronize(stream_);  // those that were started still use the memory
-    return status;
+  Status Run(std::span<const PlacedCopy> copies) override {
+    const Status status = RunAll(copies);
+    const cudaError_t finished = cudaStreamSynchronize(stream_);  // also after an error: started ones use the memory
+    return status.ok() ? CudaStatus(finished, "waiting for copies") : status;
   }
 
-  Status Finish() override {
-    LS_RETURN_IF_ERROR(host_->Finish());
-    return CudaStatus(cudaStreamSynchronize(stream_), "waiting for copies");
-  }
-
-  std::unique_ptr<PinnedMemory> Pin(std::span<std::byte> memory) override {
+  PinnedMemory Pin(std::span<std::byte> memory) override {
     if (memory.empty()) return nullptr;
     if (cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable) != cudaSuccess) {
       (void)cudaGetLastError();
       return nullptr;
     }
-    return std::make_unique<RegisteredMemory>(memory.data());
+    return {memory.data(), [](void* registered) { (void)cudaHostUnregister(registered); }};
   }
 
   bool OnDevice(const void* address) override {
     cudaPointerAttributes attributes{};
     if (address == nullptr) return false;
     if (cudaPointerGetAttributes(&attributes, address) != cudaSuccess) {
-      (void)cudaGetLastError();  // Start() will say so
+      (void)cudaGetLastError();  // Run() will say so
       return false;
     }
     return attributes.type == cudaMemoryTypeDevice;
@@ -80,7 +66,7 @@ class CudaCopyEngine : public CopyEngine {
   bool unified_memory() const override { return unified_memory_; }
 
  private:
-  Status StartAll(std::span<const PlacedCopy> copies) {
+  Status RunAll(std::span<const PlacedCopy> copies) {
     on_host_.clear();
     std::vector<PlacedCopy> converted;
     on_device_.clear();
@@ -97,12 +83,12 @@ class CudaCopyEngine : public CopyEngine {
                                      placed.copy.rows, placed.copy.row_bytes));
       }
     }
-    LS_RETURN_IF_ERROR(host_->Start(on_host_));
+    LS_RETURN_IF_ERROR(host_->Run(on_host_));
     for (const PlacedCopy& placed : converted) LS_RETURN_IF_ERROR(Convert(placed));
     return OkStatus();
   }
 
-  // Whether only the GPU reaches `address`. Asked once for each address of a Start(): tensors may move between calls.
+  // Whether only the GPU reaches `address`. Asked once for each address of a Run(): tensors may move between calls.
   Result<bool> KnownOnDevice(const void* address) {
     const auto known = on_device_.find(address);
     if (known != on_device_.end()) return known->second;
@@ -145,8 +131,7 @@ class CudaCopyEngine : public CopyEngine {
           CopyAsync(before, source_row, placed.source + part.source_offset, part.source_pitch, part.rows, source_row));
       LS_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream_), "staging elements to convert"));
       const PlacedCopy packed{before, after, {.row_bytes = part.bytes()}, placed.conversion};
-      LS_RETURN_IF_ERROR(host_->Start({&packed, 1}));
-      LS_RETURN_IF_ERROR(host_->Finish());
+      LS_RETURN_IF_ERROR(host_->Run({&packed, 1}));
       LS_RETURN_IF_ERROR(CopyAsync(placed.target + part.target_offset, part.target_pitch, after, part.row_bytes,
                                    part.rows, part.row_bytes));
       LS_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream_), "placing converted elements"));

@@ -63,7 +63,7 @@ TEST_CASE("Copies between every pair of memories are those of the host engine") 
   for (const Case& one : kCases) {
     Memory expected = target;
     const PlacedCopy wanted{source.data(), expected.data(), one.copy, one.conversion};
-    REQUIRE(host->Start({&wanted, 1}).ok());
+    REQUIRE(host->Run({&wanted, 1}).ok());
     for (const bool from_device : {false, true}) {
       for (const bool to_device : {false, true}) {
         DeviceMemory device_source(source);
@@ -71,10 +71,9 @@ TEST_CASE("Copies between every pair of memories are those of the host engine") 
         Memory host_target = target;
         const PlacedCopy placed{from_device ? device_source.data() : source.data(),
                                 to_device ? device_target.data() : host_target.data(), one.copy, one.conversion};
-        const Status started = engine.Start({&placed, 1});
-        INFO(started.ToString() << " from device " << from_device << " to device " << to_device);
-        REQUIRE(started.ok());
-        REQUIRE(engine.Finish().ok());
+        const Status copied = engine.Run({&placed, 1});
+        INFO(copied.ToString() << " from device " << from_device << " to device " << to_device);
+        REQUIRE(copied.ok());
         CHECK((to_device ? device_target.Content() : host_target) == expected);
       }
     }
@@ -94,8 +93,7 @@ TEST_CASE("Pinned memory is copied to as any other, and is given back") {
     CHECK((*made)->OnDevice(source.data()));
     CHECK_FALSE((*made)->OnDevice(target.data()));
     const PlacedCopy placed{source.data(), target.data(), {.row_bytes = content.size()}};
-    REQUIRE((*made)->Start({&placed, 1}).ok());
-    REQUIRE((*made)->Finish().ok());
+    REQUIRE((*made)->Run({&placed, 1}).ok());
     CHECK(target == content);
   }
 }

@@ -1,15 +1,11 @@
 #include "export_plugin/exporter/exporter.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "common/base/text.h"
-#include "common/base/worker_pool.h"
 #include "export_plugin/exporter/bucket_intake.h"
 #include "export_plugin/exporter/bucket_sender.h"
-#include "export_plugin/exporter/frozen_bytes.h"
-#include "export_plugin/exporter/lowering.h"
 #include "export_plugin/exporter/section_filler.h"
 #include "export_plugin/plan/sheet.h"
 #include "trainer_agent/buffer/rank_client.h"
@@ -42,278 +38,225 @@ Status CheckOptions(const ExporterOptions& options) {
 
 }  // namespace
 
-struct Exporter::Impl {
-  std::string model_name;
-  uint32_t rank = 0;
-  uint64_t bucket_bytes = 0;
-  std::vector<LocalTensor> locals;
-  std::shared_ptr<const model::ModelLayout> layout;
-  layout::CopyPlan plan;
-  OwnCopies own;
-  std::unique_ptr<WorkerPool> pool;
-  std::unique_ptr<CopyEngine> engine;
-  std::unique_ptr<Link> link;  // where this rank exchanges buckets
-  std::unique_ptr<BucketSender> sender;
-  std::unique_ptr<BucketIntake> intake;
-  std::unique_ptr<buffer::RankClient> client;  // where this rank writes
-  std::array<std::unique_ptr<PinnedMemory>, 2> pinned_halves;
-  std::array<bool, 2> pin_tried{};
-  std::string own_sheet;
-  std::unique_ptr<SectionFiller> filler;  // once it was asked for
-  FrozenBytes frozen;
-  std::vector<PlacedCopy> placed;
-  PublishStats stats;
-
-  Status Compile(const ExporterOptions& options);
-  Status SetUpRoles(const ExporterOptions& options, const layout::TrainingModel& model,
-                    const std::vector<bool>& beside);
-  Status Connect(const ExporterOptions& options, uint32_t writer, uint32_t writers);
-  Status SetAddresses(std::span<const void* const> addresses);
-  Status TakePart(Version version, Status ready);
-  Status Write(Version version, Status ready);
-  Status WriteOwn(std::byte* data);
-  void PinHalf(size_t half, std::byte* data);
-  Status RunCopies(const CopyList& list, std::byte* data);
-  Status ReportFrozen(std::byte* data);
-  Status ReportUnchanged(std::span<const StridedRange> ranges);
-  Status End(Version version, Status status);
-};
-
-Status Exporter::Impl::Compile(const ExporterOptions& options) {
+Status Exporter::Compile(const ExporterOptions& options) {
   LS_ASSIGN_OR_RETURN(const std::vector<plan::RankSheet> sheets, ParseSheets(options.sheets));
-  LS_RETURN_IF_ERROR(CheckLocals(options.locals, sheets[rank]));
+  LS_RETURN_IF_ERROR(CheckLocals(options.locals, sheets[rank_]));
   LS_ASSIGN_OR_RETURN(const layout::TrainingModel model, plan::BuildTrainingModel(sheets));
   const std::vector<bool> beside = plan::BesideAgent(sheets);
-  LS_ASSIGN_OR_RETURN(plan, layout::CompileExport(model, beside));
-  LS_ASSIGN_OR_RETURN(layout,
+  LS_ASSIGN_OR_RETURN(plan_, layout::CompileExport(model, beside));
+  LS_ASSIGN_OR_RETURN(layout_,
                       model::ModelLayout::Create(model.tensors, model::kDefaultBlockBytes, options.attachments));
   return SetUpRoles(options, model, beside);
 }
 
 // Who writes, who sends to whom: the same on every rank.
-Status Exporter::Impl::SetUpRoles(const ExporterOptions& options, const layout::TrainingModel& model,
-                                  const std::vector<bool>& beside) {
-  const LocalsBySource by_source(plan::SourcesOfRank(model, rank), model.sources.size());
-  const auto proxies = ProxiesOf(plan, beside);
+Status Exporter::SetUpRoles(const ExporterOptions& options, const layout::TrainingModel& model,
+                            const std::vector<bool>& beside) {
+  const LocalsBySource by_source = LocalsOfRank(model, rank_);
+  const auto proxies = ProxiesOf(plan_, beside);
   const uint64_t payload_bytes = SlotPayloadBytes(options.bucket_bytes);
-  std::vector<bool> writes(plan.ranks.size());
+  std::vector<bool> writes(plan_.ranks.size());
   std::vector<RemoteRank> remote;
-  for (uint32_t other = 0; other < plan.ranks.size(); ++other) {
-    if (beside[other] && plan.ranks[other].bytes > 0) writes[other] = true;
+  for (uint32_t other = 0; other < plan_.ranks.size(); ++other) {
+    if (beside[other] && plan_.ranks[other].bytes > 0) writes[other] = true;
     if (!proxies[other]) continue;
     writes[*proxies[other]] = true;
-    if (*proxies[other] != rank) continue;
-    remote.push_back({other, LowerIncoming(model, PackBuckets(model, plan.ranks[other], payload_bytes))});
+    if (*proxies[other] != rank_) continue;
+    remote.push_back({other, LowerIncoming(model, PackBuckets(model, plan_.ranks[other], payload_bytes))});
   }
-  if ((proxies[rank] || !remote.empty()) && options.exchange == nullptr) {
+  if ((proxies[rank_] || !remote.empty()) && options.exchange == nullptr) {
     return {ErrorCode::kBadData, "some ranks are on another host than the agent; give an exchange to reach them by"};
   }
-  link = std::make_unique<Link>(options.exchange);
+  link_ = std::make_unique<Link>(options.exchange);
   if (!remote.empty()) {
-    intake = std::make_unique<BucketIntake>(plan.digest, std::move(remote), link.get(), engine.get());
+    intake_ = std::make_unique<BucketIntake>(plan_.digest, std::move(remote), link_.get(), engine_.get());
   }
-  if (proxies[rank]) {
-    const RankBuckets<PackedBucket> packed = PackBuckets(model, plan.ranks[rank], payload_bytes);
-    LS_ASSIGN_OR_RETURN(auto outgoing, LowerOutgoing(model, packed, locals, by_source));
-    sender = std::make_unique<BucketSender>(*proxies[rank], plan.digest, std::move(outgoing), link.get(), engine.get());
+  if (proxies[rank_]) {
+    const RankBuckets<PackedBucket> packed = PackBuckets(model, plan_.ranks[rank_], payload_bytes);
+    LS_ASSIGN_OR_RETURN(auto outgoing, LowerOutgoing(model, packed, locals_, by_source));
+    sender_ =
+        std::make_unique<BucketSender>(*proxies[rank_], plan_.digest, std::move(outgoing), link_.get(), engine_.get());
   }
-  if (!writes[rank]) return OkStatus();
-  const std::vector<Chunk> chunks = ChunksOf(model, plan.ranks[rank]);
-  LS_ASSIGN_OR_RETURN(own, LowerCopies(model, chunks, locals, by_source));
-  frozen.Add(own.frozen.ranges);
-  if (intake != nullptr) frozen.Add(intake->FrozenRanges());
+  if (!writes[rank_]) return OkStatus();
+  const std::vector<Chunk> chunks = ChunksOf(model, plan_.ranks[rank_]);
+  LS_ASSIGN_OR_RETURN(own_, LowerCopies(model, chunks, locals_, by_source));
+  frozen_.Add(own_.frozen.ranges);
+  if (intake_ != nullptr) frozen_.Add(intake_->FrozenRanges());
   uint32_t writer = 0;
   uint32_t writers = 0;
   for (uint32_t other = 0; other < writes.size(); ++other) {
-    if (other == rank) writer = writers;
+    if (other == rank_) writer = writers;
     writers += writes[other];
   }
   return Connect(options, writer, writers);
 }
 
-Status Exporter::Impl::Connect(const ExporterOptions& options, uint32_t writer, uint32_t writers) {
-  LS_ASSIGN_OR_RETURN(client, buffer::RankClient::Open({.socket_path = options.socket_path,
-                                                        .model = options.model,
-                                                        .layout = layout,
-                                                        .rank = writer,
-                                                        .ranks = writers,
-                                                        .run = options.run,
-                                                        .connect_timeout = options.connect_timeout,
-                                                        .reconnect_timeout = options.reconnect_timeout,
-                                                        .call_timeout = options.call_timeout}));
+Status Exporter::Connect(const ExporterOptions& options, uint32_t writer, uint32_t writers) {
+  LS_ASSIGN_OR_RETURN(client_, buffer::RankClient::Open({.socket_path = options.socket_path,
+                                                         .model = options.model,
+                                                         .layout = layout_,
+                                                         .rank = writer,
+                                                         .ranks = writers,
+                                                         .run = options.run,
+                                                         .connect_timeout = options.connect_timeout,
+                                                         .reconnect_timeout = options.reconnect_timeout,
+                                                         .call_timeout = options.call_timeout}));
   return OkStatus();
 }
 
-Status Exporter::Impl::SetAddresses(std::span<const void* const> addresses) {
+Status Exporter::SetAddresses(std::span<const void* const> addresses) {
   if (addresses.empty()) return OkStatus();
-  if (addresses.size() != locals.size()) {
-    return {ErrorCode::kBadData, Cat(addresses.size(), " addresses were given for ", locals.size(), " local tensors")};
+  if (addresses.size() != locals_.size()) {
+    return {ErrorCode::kBadData, Cat(addresses.size(), " addresses were given for ", locals_.size(), " local tensors")};
   }
-  for (size_t i = 0; i < locals.size(); ++i) locals[i].address = addresses[i];
+  for (size_t i = 0; i < locals_.size(); ++i) locals_[i].address = addresses[i];
   return OkStatus();
 }
 
 // `ready`: why this rank cannot give its bytes, if so. Answers the cause of what failed.
-Status Exporter::Impl::TakePart(Version version, Status ready) {
+Status Exporter::TakePart(Version version, Status ready) {
   const auto start = Clock::now();
-  stats = {};
+  stats_ = {};
   Status status;
-  if (sender != nullptr) {
-    status = sender->Send(version, std::move(ready), locals, stats);
-  } else if (client != nullptr) {
+  if (sender_ != nullptr) {
+    status = sender_->Send(version, std::move(ready), locals_, stats_);
+  } else if (client_ != nullptr) {
     status = Write(version, std::move(ready));
   }
-  stats.total_seconds = SecondsSince(start);
+  stats_.total_seconds = SecondsSince(start);
   return status;
 }
 
 // Everything that must happen on a rank that writes, whatever fails: others wait for it.
-Status Exporter::Impl::Write(Version version, Status ready) {
+Status Exporter::Write(Version version, Status ready) {
   // Once the link is broken the remote ranks send nothing more; the other writers are still to be notified.
-  const bool takes_buckets = intake != nullptr && link->status().ok();
-  if (takes_buckets) intake->Start(version);
+  const bool takes_buckets = intake_ != nullptr && link_->status().ok();
+  if (takes_buckets) intake_->Start(version);
   const auto start = Clock::now();
-  const Result<std::byte*> begun = client->Begin(version);
-  stats.begin_seconds = SecondsSince(start);
+  const Result<std::byte*> begun = client_->Begin(version);
+  stats_.begin_seconds = SecondsSince(start);
   Status status = ready.ok() ? begun.status() : std::move(ready);
   if (status.ok()) status = WriteOwn(*begun);
   if (takes_buckets) {
-    const Status taken =
-        intake->TakeAll({.version = version,
-                         .data = status.ok() ? *begun : nullptr,
-                         .holds_frozen = frozen.in_both(),
-                         .done = [this](std::span<const StridedRange> ranges) { return client->RangesDone(ranges); },
-                         .unchanged = [this](std::span<const StridedRange> ranges) { return ReportUnchanged(ranges); }},
-                        stats);
+    const Status taken = intake_->TakeAll(
+        {.version = version,
+         .data = status.ok() ? *begun : nullptr,
+         .holds_frozen = frozen_.in_both(),
+         .done = [this](std::span<const StridedRange> ranges) { return client_->RangesDone(ranges); },
+         .unchanged = [this](std::span<const StridedRange> ranges) { return ReportUnchanged(ranges); }},
+        stats_);
     if (status.ok()) status = taken;
   }
   status = End(version, std::move(status));
   if (!takes_buckets) return status;
-  intake->Answer(version, status.code(), !frozen.in_both());
-  return status.ok() ? link->status() : status;
+  intake_->Answer(version, status.code(), !frozen_.in_both());
+  return status.ok() ? link_->status() : status;
 }
 
-Status Exporter::Impl::WriteOwn(std::byte* data) {
-  PinHalf(client->half(), data);
-  LS_RETURN_IF_ERROR(RunCopies(own.changing, data));
+Status Exporter::WriteOwn(std::byte* data) {
+  PinHalf(client_->half(), data);
+  LS_RETURN_IF_ERROR(RunCopies(own_.changing, data));
   return ReportFrozen(data);
 }
 
 // Once for each half, when it is first written from a GPU.
-void Exporter::Impl::PinHalf(size_t half, std::byte* data) {
-  if (pin_tried[half] || !AnyOnDevice(*engine, locals)) return;
-  pinned_halves[half] = engine->Pin({data, layout->data_bytes()});
-  pin_tried[half] = true;
+void Exporter::PinHalf(size_t half, std::byte* data) {
+  if (pin_tried_[half] || !AnyOnDevice(*engine_, locals_)) return;
+  pinned_halves_[half] = engine_->Pin({data, layout_->data_bytes()});
+  pin_tried_[half] = true;
 }
 
-Status Exporter::Impl::RunCopies(const CopyList& list, std::byte* data) {
+Status Exporter::RunCopies(const CopyList& list, std::byte* data) {
   size_t copies = 0;
   size_t ranges = 0;
   for (const CopyBatch& batch : list.batches) {
-    LS_RETURN_IF_ERROR(Place(std::span(list.copies).subspan(copies, batch.copies_end - copies), locals, data, placed));
-    LS_RETURN_IF_ERROR(engine->Start(placed));
-    LS_RETURN_IF_ERROR(engine->Finish());
-    LS_RETURN_IF_ERROR(client->RangesDone(std::span(list.ranges).subspan(ranges, batch.ranges_end - ranges)));
+    LS_RETURN_IF_ERROR(
+        Place(std::span(list.copies).subspan(copies, batch.copies_end - copies), locals_, data, placed_));
+    LS_RETURN_IF_ERROR(engine_->Run(placed_));
+    LS_RETURN_IF_ERROR(client_->RangesDone(std::span(list.ranges).subspan(ranges, batch.ranges_end - ranges)));
     copies = batch.copies_end;
     ranges = batch.ranges_end;
-    stats.bytes_copied += batch.bytes;
+    stats_.bytes_copied += batch.bytes;
   }
   return OkStatus();
 }
 
 // Copied into each half once; from then on they are there, and equal in both.
-Status Exporter::Impl::ReportFrozen(std::byte* data) {
-  if (!frozen.in_both()) return RunCopies(own.frozen, data);
-  LS_RETURN_IF_ERROR(frozen.CheckEqual(data, client->other_data(), *layout, pool.get()));
-  stats.bytes_frozen = own.frozen.bytes;
-  return ReportUnchanged(own.frozen.ranges);
+Status Exporter::ReportFrozen(std::byte* data) {
+  if (!frozen_.in_both()) return RunCopies(own_.frozen, data);
+  LS_RETURN_IF_ERROR(frozen_.CheckEqual(data, client_->other_data(), *layout_, pool_.get()));
+  stats_.bytes_frozen = own_.frozen.bytes;
+  return ReportUnchanged(own_.frozen.ranges);
 }
 
-Status Exporter::Impl::ReportUnchanged(std::span<const StridedRange> ranges) {
-  return ranges.empty() ? OkStatus() : client->Unchanged(ranges);
+Status Exporter::ReportUnchanged(std::span<const StridedRange> ranges) {
+  return ranges.empty() ? OkStatus() : client_->Unchanged(ranges);
 }
 
 // Commits, or aborts the version for all.
-Status Exporter::Impl::End(Version version, Status status) {
-  const bool begun = client->writing();
-  const size_t half = begun ? client->half() : 0;
+Status Exporter::End(Version version, Status status) {
+  const bool begun = client_->writing();
+  const size_t half = begun ? client_->half() : 0;
   if (status.ok()) {
-    status = client->Commit();
+    status = client_->Commit();
   } else if (begun) {
-    (void)client->Abort(status.message());  // what went wrong before is the cause
+    (void)client_->Abort(status.message());  // what went wrong before is the cause
   }
-  if (begun) frozen.Settle(half, status.ok());
-  return status.WithContext(Cat("model ", model_name, " version ", version, ", rank ", rank));
+  if (begun) frozen_.Settle(half, status.ok());
+  return status.WithContext(Cat("model ", model_name_, " version ", version, ", rank ", rank_));
 }
 
-Exporter::Exporter(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Exporter::Exporter(const ExporterOptions& options)
+    : model_name_(options.model),
+      rank_(options.rank),
+      own_sheet_(options.sheets[options.rank]),
+      locals_(options.locals) {}
+
 Exporter::~Exporter() = default;
 
 Result<std::unique_ptr<Exporter>> Exporter::Open(ExporterOptions options) {
   LS_RETURN_IF_ERROR(CheckOptions(options));
-  auto impl = std::make_unique<Impl>();
-  impl->model_name = options.model;
-  impl->rank = options.rank;
-  impl->locals = options.locals;
-  impl->own_sheet = options.sheets[options.rank];
-  if (options.threads > 1) impl->pool = std::make_unique<WorkerPool>(options.threads - 1);
-  LS_ASSIGN_OR_RETURN(impl->engine, NewCopyEngine(impl->pool.get()));
-  if (impl->engine->unified_memory()) options.bucket_bytes = std::min(options.bucket_bytes, kUnifiedMemoryBucketBytes);
-  impl->bucket_bytes = options.bucket_bytes;
-  LS_RETURN_IF_ERROR(impl->Compile(options).WithContext(Cat("model ", options.model, ", rank ", options.rank)));
-  return std::unique_ptr<Exporter>(new Exporter(std::move(impl)));
+  std::unique_ptr<Exporter> exporter(new Exporter(options));
+  if (options.threads > 1) exporter->pool_ = std::make_unique<WorkerPool>(options.threads - 1);
+  LS_ASSIGN_OR_RETURN(exporter->engine_, NewCopyEngine(exporter->pool_.get()));
+  if (exporter->engine_->unified_memory()) {
+    options.bucket_bytes = std::min(options.bucket_bytes, kUnifiedMemoryBucketBytes);
+  }
+  exporter->bucket_bytes_ = options.bucket_bytes;
+  LS_RETURN_IF_ERROR(exporter->Compile(options).WithContext(Cat("model ", options.model, ", rank ", options.rank)));
+  return exporter;
 }
 
 Status Exporter::Publish(Version version, std::span<const void* const> addresses) {
-  Status ready = impl_->link->status();
-  if (ready.ok()) ready = impl_->SetAddresses(addresses);
-  return impl_->TakePart(version, std::move(ready));
+  Status ready = link_->status();
+  if (ready.ok()) ready = SetAddresses(addresses);
+  return TakePart(version, std::move(ready));
 }
 
 Status Exporter::Abort(Version version, const Status& reason) {
-  (void)impl_->TakePart(version, reason);
-  return impl_->link->status();
+  (void)TakePart(version, reason);
+  return link_->status();
 }
 
 Status Exporter::Fill(ByteRange range, std::byte* target, std::span<const void* const> addresses) {
-  LS_RETURN_IF_ERROR(impl_->SetAddresses(addresses));
-  if (impl_->filler == nullptr) {
-    LS_ASSIGN_OR_RETURN(impl_->filler, SectionFiller::Create(impl_->own_sheet, impl_->locals, impl_->layout));
+  LS_RETURN_IF_ERROR(SetAddresses(addresses));
+  if (filler_ == nullptr) {
+    LS_ASSIGN_OR_RETURN(filler_, SectionFiller::Create(own_sheet_, locals_, layout_));
   }
-  return impl_->filler->Fill(range, target, impl_->locals, *impl_->engine);
-}
-
-const model::ModelLayout& Exporter::layout() const {
-  return *impl_->layout;
-}
-
-const layout::CopyPlan& Exporter::plan() const {
-  return impl_->plan;
-}
-
-uint64_t Exporter::bucket_bytes() const {
-  return impl_->bucket_bytes;
-}
-
-const PublishStats& Exporter::stats() const {
-  return impl_->stats;
+  return filler_->Fill(range, target, locals_, *engine_);
 }
 
 bool Exporter::pinned() const {
-  if (impl_->sender != nullptr) return impl_->sender->pinned();
-  return impl_->pinned_halves[0] != nullptr && impl_->pinned_halves[1] != nullptr;
-}
-
-bool Exporter::writes() const {
-  return impl_->client != nullptr;
+  if (sender_ != nullptr) return sender_->pinned();
+  return pinned_halves_[0] != nullptr && pinned_halves_[1] != nullptr;
 }
 
 RunId Exporter::run() const {
-  return impl_->client == nullptr ? RunId{} : impl_->client->run();
+  return client_ == nullptr ? RunId{} : client_->run();
 }
 
 Version Exporter::committed_version() const {
-  return impl_->client == nullptr ? 0 : impl_->client->committed_version();
+  return client_ == nullptr ? 0 : client_->committed_version();
 }
 
 }  // namespace lockstep::exporter

@@ -20,6 +20,7 @@
 // neither seen nor published. After a failed version they are copied, and compared, again.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <memory>
 #include <span>
@@ -30,9 +31,19 @@
 #include "common/layout/copy_plan.h"
 #include "common/model/layout.h"
 #include "export_plugin/exporter/exchange.h"
-#include "export_plugin/exporter/local_tensor.h"
+#include "export_plugin/exporter/frozen_bytes.h"
+#include "export_plugin/exporter/lowering.h"
+
+namespace lockstep::buffer {
+class RankClient;
+}
 
 namespace lockstep::exporter {
+
+class BucketIntake;
+class BucketSender;
+class Link;
+class SectionFiller;
 
 inline constexpr uint64_t kDefaultBucketBytes = uint64_t{512} << 20;
 inline constexpr uint64_t kUnifiedMemoryBucketBytes = uint64_t{64} << 20;  // at most, where CPU and GPU share memory
@@ -88,23 +99,55 @@ class Exporter {
   // learns nothing of it. `addresses` as for Publish(). kBadData also when this rank does not hold the whole model.
   Status Fill(ByteRange range, std::byte* target, std::span<const void* const> addresses = {});
 
-  const model::ModelLayout& layout() const;
-  const layout::CopyPlan& plan() const;
-  uint64_t bucket_bytes() const;  // as used: both ends of an exchange must have the same
-  const PublishStats& stats() const;
+  const model::ModelLayout& layout() const { return *layout_; }
+  const layout::CopyPlan& plan() const { return plan_; }
+  uint64_t bucket_bytes() const { return bucket_bytes_; }  // as used: both ends of an exchange must have the same
+  const PublishStats& stats() const { return stats_; }
   // Whether the memory that tensors are copied to from a GPU is pinned: from the second publish on, if there are such
   // tensors and the limit on locked memory permits it. Copies are slower without.
   bool pinned() const;
-  bool writes() const;  // whether this rank talks to the agent
-  RunId run() const;    // zero on a rank that does not talk to the agent
+  bool writes() const { return client_ != nullptr; }  // whether this rank talks to the agent
+  RunId run() const;                                  // zero on a rank that does not
   // The newest that this rank knows to be committed by all, as of its last publish; 0 on one that does not talk to the
   // agent. With several writers, the last one to be done knows a version at once, the others with the next.
   Version committed_version() const;
 
  private:
-  struct Impl;
-  explicit Exporter(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  explicit Exporter(const ExporterOptions& options);
+  Status Compile(const ExporterOptions& options);
+  Status SetUpRoles(const ExporterOptions& options, const layout::TrainingModel& model,
+                    const std::vector<bool>& beside);
+  Status Connect(const ExporterOptions& options, uint32_t writer, uint32_t writers);
+  Status SetAddresses(std::span<const void* const> addresses);
+  Status TakePart(Version version, Status ready);
+  Status Write(Version version, Status ready);
+  Status WriteOwn(std::byte* data);
+  void PinHalf(size_t half, std::byte* data);
+  Status RunCopies(const CopyList& list, std::byte* data);
+  Status ReportFrozen(std::byte* data);
+  Status ReportUnchanged(std::span<const StridedRange> ranges);
+  Status End(Version version, Status status);
+
+  const std::string model_name_;
+  const uint32_t rank_;
+  const std::string own_sheet_;
+  std::vector<LocalTensor> locals_;
+  uint64_t bucket_bytes_ = 0;
+  std::shared_ptr<const model::ModelLayout> layout_;
+  layout::CopyPlan plan_;
+  OwnCopies own_;
+  std::unique_ptr<WorkerPool> pool_;
+  std::unique_ptr<CopyEngine> engine_;
+  std::unique_ptr<Link> link_;  // where this rank exchanges buckets
+  std::unique_ptr<BucketSender> sender_;
+  std::unique_ptr<BucketIntake> intake_;
+  std::unique_ptr<buffer::RankClient> client_;  // where this rank writes
+  std::array<PinnedMemory, 2> pinned_halves_;
+  std::array<bool, 2> pin_tried_{};
+  std::unique_ptr<SectionFiller> filler_;  // once it was asked for
+  FrozenBytes frozen_;
+  std::vector<PlacedCopy> placed_;
+  PublishStats stats_;
 };
 
 }  // namespace lockstep::exporter

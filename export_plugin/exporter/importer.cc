@@ -69,10 +69,8 @@ class ImportWork {
   }
 
   Result<ImportStats> Run(CopyEngine& engine) {
-    for (const std::vector<PlacedCopy>* copies : {&zeros_first_, &copies_}) {
-      LS_RETURN_IF_ERROR(engine.Start(*copies));
-      LS_RETURN_IF_ERROR(engine.Finish());
-    }
+    LS_RETURN_IF_ERROR(engine.Run(zeros_first_));
+    LS_RETURN_IF_ERROR(engine.Run(copies_));
     return stats_;
   }
 
@@ -115,12 +113,12 @@ Result<ImportStats> ImportCheckpoint(const std::string& directory, const std::st
   LS_ASSIGN_OR_RETURN(const layout::TrainingModel model, plan::BuildTrainingModel({parsed}));
   LS_ASSIGN_OR_RETURN(const layout::RankPlan plan, layout::CompileImport(model, 0));
   LS_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(directory));
-  const LocalsBySource by_source(plan::SourcesOfRank(model, 0), model.sources.size());
+  const LocalsBySource by_source = LocalsOfRank(model, 0);
   ImportWork work(locals, checkpoint, model);
   uint32_t last_tensor = UINT32_MAX;
   for (const layout::PlanEntry& entry : plan.entries) {
     if (entry.pieces.empty()) continue;
-    for (const uint32_t local : by_source.of(entry.source)) {
+    for (const uint32_t local : by_source[entry.source]) {
       LS_RETURN_IF_ERROR(work.Add(entry, local).WithContext(directory));
     }
     if (entry.tensor != last_tensor) ++work.stats().tensors_read;

@@ -1,7 +1,6 @@
 #include "export_plugin/exporter/local_tensor.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "common/base/text.h"
 
@@ -85,16 +84,11 @@ Status CheckLocals(std::span<const LocalTensor> locals, const plan::RankSheet& s
   return OkStatus();
 }
 
-LocalsBySource::LocalsBySource(const std::vector<uint32_t>& sources, size_t source_count)
-    : locals_(sources.size()), first_(source_count + 1) {
-  for (const uint32_t source : sources) ++first_[source + 1];
-  std::partial_sum(first_.begin(), first_.end(), first_.begin());
-  std::vector<size_t> next = first_;
-  for (uint32_t local = 0; local < sources.size(); ++local) locals_[next[sources[local]]++] = local;
-}
-
-std::span<const uint32_t> LocalsBySource::of(uint32_t source) const {
-  return std::span(locals_).subspan(first_[source], first_[source + 1] - first_[source]);
+LocalsBySource LocalsOfRank(const layout::TrainingModel& model, uint32_t rank) {
+  LocalsBySource locals(model.sources.size());
+  const std::vector<uint32_t> sources = plan::SourcesOfRank(model, rank);
+  for (uint32_t local = 0; local < sources.size(); ++local) locals[sources[local]].push_back(local);
+  return locals;
 }
 
 bool AnyOnDevice(CopyEngine& engine, std::span<const LocalTensor> locals) {

@@ -29,19 +29,9 @@ Result<std::vector<plan::RankSheet>> ParseSheets(std::span<const std::string> te
 // is not, and both sides. Addresses are not checked.
 Status CheckLocals(std::span<const LocalTensor> locals, const plan::RankSheet& sheet);
 
-// A rank's local tensors by the source that they hold.
-class LocalsBySource {
- public:
-  // `sources`: of each local tensor, as SourcesOfRank() gives them.
-  LocalsBySource(const std::vector<uint32_t>& sources, size_t source_count);
-
-  // All locals of `source`: equal copies. Empty where the rank has none.
-  std::span<const uint32_t> of(uint32_t source) const;
-
- private:
-  std::vector<uint32_t> locals_;
-  std::vector<size_t> first_;  // of each source in locals_
-};
+// By source of the model, the local tensors of a rank that hold it: equal copies. None where the rank has none.
+using LocalsBySource = std::vector<std::vector<uint32_t>>;
+LocalsBySource LocalsOfRank(const layout::TrainingModel& model, uint32_t rank);
 
 // Whether one of them, at its present address, is in a GPU's memory.
 bool AnyOnDevice(CopyEngine& engine, std::span<const LocalTensor> locals);

@@ -46,7 +46,7 @@ Result<OwnCopies> LowerCopies(const layout::TrainingModel& model, std::span<cons
   OwnCopies own;
   for (const Chunk& chunk : chunks) {
     LS_RETURN_IF_ERROR(
-        AppendChunk(model, chunk, locals, by_source.of(chunk.source)[0], chunk.frozen ? own.frozen : own.changing));
+        AppendChunk(model, chunk, locals, by_source[chunk.source][0], chunk.frozen ? own.frozen : own.changing));
   }
   return own;
 }

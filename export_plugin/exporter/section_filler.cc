@@ -18,7 +18,7 @@ Result<OwnCopies> AllCopies(const std::string& sheet, std::span<const LocalTenso
     return Status(ErrorCode::kBadData, Cat("this rank by itself describes another model (", model.tensors.size(),
                                            " tensors) than all ranks together (", layout.tensors().size(), ")"));
   }
-  const LocalsBySource by_source(plan::SourcesOfRank(model, 0), model.sources.size());
+  const LocalsBySource by_source = LocalsOfRank(model, 0);
   return LowerCopies(model, ChunksOf(model, plan.ranks[0]), locals, by_source);
 }
 
@@ -60,8 +60,7 @@ Status SectionFiller::Fill(ByteRange range, std::byte* target, std::span<const L
     }
   }
   LS_RETURN_IF_ERROR(Place(clipped_, locals, target, placed_));
-  LS_RETURN_IF_ERROR(engine.Start(placed_));
-  return engine.Finish();
+  return engine.Run(placed_);
 }
 
 Status SectionFiller::CheckRange(ByteRange range) const {

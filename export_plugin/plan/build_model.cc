@@ -1,6 +1,4 @@
 // The parts of all ranks' sheets, put together.
-#include <limits>
-
 #include "common/base/text.h"
 #include "common/model/layout.h"
 #include "export_plugin/plan/part_model.h"

@@ -3,16 +3,6 @@
 #include "export_plugin/plan/sheet.h"
 
 namespace lockstep::plan {
-namespace {
-
-rules::RankPlace PlaceOf(const rules::Topology& topology, uint32_t rank) {
-  return {.at = rules::CoordinatesOf(topology, rank),
-          .tensor = topology.tensor,
-          .expert = topology.expert,
-          .expert_tensor = topology.expert_tensor};
-}
-
-}  // namespace
 
 Result<std::vector<RankSheet>> ExpectedSheets(std::string_view config_json, const rules::Topology& topology,
                                               uint32_t ranks_per_host, bool fused_norms) {
@@ -27,7 +17,7 @@ Result<std::vector<RankSheet>> ExpectedSheets(std::string_view config_json, cons
   std::vector<RankSheet> sheets;
   sheets.reserve(topology.world);
   for (uint32_t rank = 0; rank < topology.world; ++rank) {
-    MegatronSheet part{.config = normalised, .place = PlaceOf(topology, rank)};
+    MegatronSheet part{.config = normalised, .place = rules::PlaceOf(topology, rank)};
     LS_ASSIGN_OR_RETURN(part.parameters, rules.ExpectedParameters(topology, rank, fused_norms));
     sheets.push_back({.beside_agent = ranks_per_host == 0 || rank < ranks_per_host, .parts = {std::move(part)}});
   }

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <limits>
 
 #include "common/base/text.h"
@@ -46,8 +45,9 @@ Status CheckSameSizes(const std::vector<const MegatronSheet*>& ranks) {
 // The holdings of one rank at a time; refuses what would leave open which local tensor is meant.
 class RankHoldings {
  public:
-  RankHoldings(const rules::MegatronRules& rules, FrozenVotes& votes)
-      : rules_(rules), votes_(votes), held_by_(rules.model().sources.size(), Held{}) {}
+  // A source becomes frozen in `model` where every rank that holds it says so.
+  RankHoldings(const rules::MegatronRules& rules, layout::TrainingModel& model)
+      : rules_(rules), model_(model), mentioned_(model.sources.size()), held_by_(model.sources.size(), Held{}) {}
 
   Result<std::vector<layout::Holding>> Of(uint32_t rank, const MegatronSheet& sheet) {
     std::vector<layout::Holding> holdings;
@@ -56,16 +56,17 @@ class RankHoldings {
       const rules::LocalParameter& parameter = sheet.parameters[i];
       Result<layout::Holding> holding = rules_.HoldingOf(parameter, sheet.place);
       if (!holding.ok()) return holding.status().WithContext(Cat("rank ", rank));
+      layout::SourceTensor& source = model_.sources[holding->source];
       if (!holding->copy) {
         Held& held = held_by_[holding->source];
         if (held.rank == rank) {
-          return Status(ErrorCode::kBadData,
-                        Cat("rank ", rank, " holds ", rules_.model().sources[holding->source].name, " twice: as ",
-                            sheet.parameters[held.parameter].name, " and as ", parameter.name));
+          return Status(ErrorCode::kBadData, Cat("rank ", rank, " holds ", source.name, " twice: as ",
+                                                 sheet.parameters[held.parameter].name, " and as ", parameter.name));
         }
         held = {.rank = rank, .parameter = i};
       }
-      votes_.Vote(holding->source, parameter.frozen);
+      source.frozen = parameter.frozen && (source.frozen || !mentioned_[holding->source]);
+      mentioned_[holding->source] = true;
       holding->rank = rank;
       holdings.push_back(*std::move(holding));
     }
@@ -79,23 +80,12 @@ class RankHoldings {
   };
 
   const rules::MegatronRules& rules_;
-  FrozenVotes& votes_;
+  layout::TrainingModel& model_;
+  std::vector<bool> mentioned_;  // by source
   std::vector<Held> held_by_;
 };
 
 }  // namespace
-
-void FrozenVotes::Vote(uint32_t source, bool frozen) {
-  if (source >= counts_.size()) counts_.resize(source + 1);
-  ++counts_[source].all;
-  counts_[source].frozen += frozen ? 1 : 0;
-}
-
-void FrozenVotes::Decide(std::vector<layout::SourceTensor>& sources) const {
-  for (size_t i = 0; i < counts_.size() && i < sources.size(); ++i) {
-    sources[i].frozen = counts_[i].all > 0 && counts_[i].all == counts_[i].frozen;
-  }
-}
 
 Result<PartModel> BuildMegatronPart(const std::vector<const MegatronSheet*>& ranks) {
   LS_RETURN_IF_ERROR(CheckSameConfig(ranks));
@@ -103,13 +93,11 @@ Result<PartModel> BuildMegatronPart(const std::vector<const MegatronSheet*>& ran
   LS_ASSIGN_OR_RETURN(rules::ModelConfig config, rules::ParseModelConfig(ranks[0]->config));
   LS_ASSIGN_OR_RETURN(const rules::MegatronRules rules, rules::MegatronRules::Create(std::move(config)));
   PartModel part{.model = rules.model()};
-  FrozenVotes votes;
-  RankHoldings holdings(rules, votes);
+  RankHoldings holdings(rules, part.model);
   for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
     LS_ASSIGN_OR_RETURN(std::vector<layout::Holding> held, holdings.Of(rank, *ranks[rank]));
     part.holdings.push_back(std::move(held));
   }
-  votes.Decide(part.model.sources);
   return part;
 }
 

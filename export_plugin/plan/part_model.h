@@ -1,7 +1,6 @@
 // Internal to plan: what one part of all ranks' sheets describes, before the parts are put together.
 #pragma once
 
-#include <cstdint>
 #include <vector>
 
 #include "export_plugin/plan/sheet.h"
@@ -16,19 +15,5 @@ struct PartModel {
 // REQUIRES all of the same kind, one a rank.
 Result<PartModel> BuildMegatronPart(const std::vector<const MegatronSheet*>& ranks);
 Result<PartModel> BuildTensorPart(const std::vector<const std::vector<TensorSheet>*>& ranks);
-
-// Counts who says of a source that it is frozen: all must.
-class FrozenVotes {
- public:
-  void Vote(uint32_t source, bool frozen);
-  void Decide(std::vector<layout::SourceTensor>& sources) const;
-
- private:
-  struct Count {
-    uint32_t all = 0;
-    uint32_t frozen = 0;
-  };
-  std::vector<Count> counts_;
-};
 
 }  // namespace lockstep::plan

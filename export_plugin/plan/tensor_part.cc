@@ -31,17 +31,13 @@ class TensorPart {
     holdings.reserve(tensors.size());
     for (const TensorSheet& tensor : tensors) {
       LS_ASSIGN_OR_RETURN(const uint32_t source, SourceOf(rank, tensor));
-      votes_.Vote(source, tensor.frozen);
       holdings.push_back({.rank = rank, .source = source, .local_shape = tensor.local_shape, .pieces = tensor.boxes});
     }
     part_.holdings.push_back(std::move(holdings));
     return OkStatus();
   }
 
-  PartModel Take() {
-    votes_.Decide(part_.model.sources);
-    return std::move(part_);
-  }
+  PartModel Take() { return std::move(part_); }
 
  private:
   struct Mention {
@@ -58,6 +54,8 @@ class TensorPart {
       return source;
     }
     LS_RETURN_IF_ERROR(CheckSame(first_mentions_[known->second], {rank, &tensor}));
+    layout::SourceTensor& mentioned = part_.model.sources[known->second];
+    mentioned.frozen = mentioned.frozen && tensor.frozen;
     return known->second;
   }
 
@@ -78,7 +76,7 @@ class TensorPart {
   }
 
   void AddSource(uint32_t source, const TensorSheet& tensor) {
-    part_.model.sources.push_back({.name = tensor.name, .shape = tensor.shape});
+    part_.model.sources.push_back({.name = tensor.name, .shape = tensor.shape, .frozen = tensor.frozen});
     if (tensor.into.empty()) AddTensor(source, tensor.name, tensor.dtype, tensor.shape, layout::Whole(tensor.shape));
     for (const TensorSheet::Into& into : tensor.into) {
       const layout::Extents size = layout::Promoted(into.shape, tensor.shape.size());
@@ -100,7 +98,6 @@ class TensorPart {
   }
 
   PartModel part_;
-  FrozenVotes votes_;
   std::vector<Mention> first_mentions_;  // by source
   std::unordered_map<std::string_view, uint32_t> by_name_;
   std::string last_group_;

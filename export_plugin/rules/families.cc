@@ -1,4 +1,3 @@
-#include <array>
 
 #include "export_plugin/rules/family.h"
 
@@ -6,8 +5,41 @@ namespace lockstep::rules {
 namespace {
 
 using enum RowScope;
-using enum ModelDim;
 using enum TensorSplit;
+
+// ---- extents -------------------------------------------------------------------------------------------------------
+
+constexpr ModelDim kNone = nullptr;
+constexpr ModelDim kOne = [](const ModelConfig&) { return uint64_t{1}; };
+constexpr ModelDim kHidden = [](const ModelConfig& of) { return of.hidden; };
+constexpr ModelDim kTwoHidden = [](const ModelConfig& of) { return 2 * of.hidden; };
+constexpr ModelDim kVocabularyRows = [](const ModelConfig& of) { return of.vocabulary; };
+constexpr ModelDim kQkvRows = [](const ModelConfig& of) { return (of.heads + 2 * of.groups) * of.head_dim; };
+constexpr ModelDim kHeads = [](const ModelConfig& of) { return of.heads * of.head_dim; };
+constexpr ModelDim kHeadDim = [](const ModelConfig& of) { return of.head_dim; };
+constexpr ModelDim kTwoFfn = [](const ModelConfig& of) { return 2 * of.ffn; };
+constexpr ModelDim kFfn = [](const ModelConfig& of) { return of.ffn; };
+constexpr ModelDim kTwoExpertFfn = [](const ModelConfig& of) { return 2 * of.expert_ffn; };
+constexpr ModelDim kExpertFfn = [](const ModelConfig& of) { return of.expert_ffn; };
+constexpr ModelDim kTwoSharedFfn = [](const ModelConfig& of) { return 2 * of.shared_ffn; };
+constexpr ModelDim kSharedFfn = [](const ModelConfig& of) { return of.shared_ffn; };
+constexpr ModelDim kExperts = [](const ModelConfig& of) { return of.experts; };
+constexpr ModelDim kQueryRank = [](const ModelConfig& of) { return of.q_rank; };
+constexpr ModelDim kKvRank = [](const ModelConfig& of) { return of.kv_rank; };
+constexpr ModelDim kKvDown = [](const ModelConfig& of) { return of.kv_rank + of.qk_rope_dim; };
+constexpr ModelDim kMlaQuery = [](const ModelConfig& of) { return of.heads * (of.qk_nope_dim + of.qk_rope_dim); };
+constexpr ModelDim kMlaKv = [](const ModelConfig& of) { return of.heads * (of.qk_nope_dim + of.v_dim); };
+constexpr ModelDim kMlaValue = [](const ModelConfig& of) { return of.heads * of.v_dim; };
+
+// ---- conditions ----------------------------------------------------------------------------------------------------
+
+constexpr RowCondition kIfUntied{"untied embeddings", [](const ModelConfig& of) { return !of.tied_embeddings; }};
+constexpr RowCondition kIfQkvBias{"a bias on q, k and v", [](const ModelConfig& of) { return of.qkv_bias; }};
+constexpr RowCondition kIfQkNorm{"norms of q and k", [](const ModelConfig& of) { return of.qk_norm; }};
+constexpr RowCondition kIfRouterBias{"a router bias", [](const ModelConfig& of) { return of.router_bias; }};
+constexpr RowCondition kIfSharedExperts{"shared experts", [](const ModelConfig& of) { return of.shared_ffn > 0; }};
+constexpr RowCondition kIfQueryRank{"a q_lora_rank", [](const ModelConfig& of) { return of.q_rank > 0; }};
+constexpr RowCondition kIfNoQueryRank{"no q_lora_rank", [](const ModelConfig& of) { return of.q_rank == 0; }};
 
 // ---- rows that families share, in export order ---------------------------------------------------------------------
 
@@ -17,7 +49,7 @@ constexpr FamilyRow kEmbedding[] = {
 
 constexpr FamilyRow kFinal[] = {
     {kEnd, "decoder.final_layernorm.weight", kHidden, kNone, kReplicated, "model.norm.weight"},
-    {kEnd, "output_layer.weight", kVocabularyRows, kHidden, kVocabulary, "lm_head.weight", RowCondition::kUntied},
+    {kEnd, "output_layer.weight", kVocabularyRows, kHidden, kVocabulary, "lm_head.weight", kIfUntied},
 };
 
 constexpr FamilyRow kAttention[] = {
@@ -26,11 +58,9 @@ constexpr FamilyRow kAttention[] = {
     {kLayer, "self_attention.linear_qkv.weight", kQkvRows, kHidden, kQkv,
      "self_attn.q_proj.weight|self_attn.k_proj.weight|self_attn.v_proj.weight"},
     {kLayer, "self_attention.linear_qkv.bias", kQkvRows, kNone, kQkv,
-     "self_attn.q_proj.bias|self_attn.k_proj.bias|self_attn.v_proj.bias", RowCondition::kQkvBias},
-    {kLayer, "self_attention.q_layernorm.weight", kHeadDim, kNone, kReplicated, "self_attn.q_norm.weight",
-     RowCondition::kQkNorm},
-    {kLayer, "self_attention.k_layernorm.weight", kHeadDim, kNone, kReplicated, "self_attn.k_norm.weight",
-     RowCondition::kQkNorm},
+     "self_attn.q_proj.bias|self_attn.k_proj.bias|self_attn.v_proj.bias", kIfQkvBias},
+    {kLayer, "self_attention.q_layernorm.weight", kHeadDim, kNone, kReplicated, "self_attn.q_norm.weight", kIfQkNorm},
+    {kLayer, "self_attention.k_layernorm.weight", kHeadDim, kNone, kReplicated, "self_attn.k_norm.weight", kIfQkNorm},
     {kLayer, "self_attention.linear_proj.weight", kHidden, kHeads, kRow, "self_attn.o_proj.weight"},
 };
 
@@ -38,15 +68,21 @@ constexpr FamilyRow kAttention[] = {
 constexpr FamilyRow kLatentAttention[] = {
     {kLayer, "input_layernorm.weight", kHidden, kNone, kReplicated, "input_layernorm.weight"},
     {kLayer, "self_attention.linear_q_proj.weight", kMlaQuery, kHidden, kColumn, "self_attn.q_proj.weight",
-     RowCondition::kNoQueryRank},
+     kIfNoQueryRank},
     {kLayer, "self_attention.linear_q_down_proj.weight", kQueryRank, kHidden, kColumnOrReplicated,
-     "self_attn.q_a_proj.weight", RowCondition::kQueryRank},
-    {kLayer, "self_attention.linear_kv_down_proj.weight", kKvDown, kHidden, kColumnOrReplicated,
-     "self_attn.kv_a_proj_with_mqa.weight", RowCondition::kAlways, /*with_previous=*/true},
+     "self_attn.q_a_proj.weight", kIfQueryRank},
+    {kLayer,
+     "self_attention.linear_kv_down_proj.weight",
+     kKvDown,
+     kHidden,
+     kColumnOrReplicated,
+     "self_attn.kv_a_proj_with_mqa.weight",
+     {},
+     /*with_previous=*/true},
     {kLayer, "self_attention.linear_q_up_proj.layer_norm_weight|self_attention.q_layernorm.weight", kQueryRank, kNone,
-     kReplicated, "self_attn.q_a_layernorm.weight", RowCondition::kQueryRank},
+     kReplicated, "self_attn.q_a_layernorm.weight", kIfQueryRank},
     {kLayer, "self_attention.linear_q_up_proj.weight", kMlaQuery, kQueryRank, kColumn, "self_attn.q_b_proj.weight",
-     RowCondition::kQueryRank},
+     kIfQueryRank},
     {kLayer, "self_attention.linear_kv_up_proj.layer_norm_weight|self_attention.kv_layernorm.weight", kKvRank, kNone,
      kReplicated, "self_attn.kv_a_layernorm.weight"},
     {kLayer, "self_attention.linear_kv_up_proj.weight", kMlaKv, kKvRank, kColumn, "self_attn.kv_b_proj.weight"},
@@ -70,8 +106,8 @@ constexpr FamilyRow kMoeNorm[] = {
 
 constexpr FamilyRow kRouter[] = {
     {kMoe, "mlp.router.weight", kExperts, kHidden, kReplicated, "mlp.gate.weight"},
-    {kMoe, "mlp.router.expert_bias", kExperts, kNone, kReplicated, "mlp.gate.e_score_correction_bias",
-     RowCondition::kRouterBias, /*with_previous=*/false, /*fp32=*/true},
+    {kMoe, "mlp.router.expert_bias", kExperts, kNone, kReplicated, "mlp.gate.e_score_correction_bias", kIfRouterBias,
+     /*with_previous=*/false, /*fp32=*/true},
 };
 
 constexpr FamilyRow kRoutedExperts[] = {
@@ -83,9 +119,9 @@ constexpr FamilyRow kRoutedExperts[] = {
 
 constexpr FamilyRow kSharedExperts[] = {
     {kMoe, "mlp.shared_experts.linear_fc1.weight", kTwoSharedFfn, kHidden, kGlu,
-     "mlp.shared_experts.gate_proj.weight|mlp.shared_experts.up_proj.weight", RowCondition::kSharedExperts},
+     "mlp.shared_experts.gate_proj.weight|mlp.shared_experts.up_proj.weight", kIfSharedExperts},
     {kMoe, "mlp.shared_experts.linear_fc2.weight", kHidden, kSharedFfn, kRow, "mlp.shared_experts.down_proj.weight",
-     RowCondition::kSharedExperts},
+     kIfSharedExperts},
 };
 
 // After the decoder's layers; the inner layer follows by the family's other rows.
@@ -100,11 +136,11 @@ constexpr FamilyRow kMtp[] = {
 
 constexpr FamilyRow kQwen2SharedExpert[] = {
     {kMoe, "mlp.shared_experts.linear_fc1.weight", kTwoSharedFfn, kHidden, kGlu,
-     "mlp.shared_expert.gate_proj.weight|mlp.shared_expert.up_proj.weight", RowCondition::kSharedExperts},
+     "mlp.shared_expert.gate_proj.weight|mlp.shared_expert.up_proj.weight", kIfSharedExperts},
     {kMoe, "mlp.shared_experts.linear_fc2.weight", kHidden, kSharedFfn, kRow, "mlp.shared_expert.down_proj.weight",
-     RowCondition::kSharedExperts},
+     kIfSharedExperts},
     {kMoe, "mlp.shared_experts.gate_weight", kOne, kHidden, kReplicated, "mlp.shared_expert_gate.weight",
-     RowCondition::kSharedExperts},
+     kIfSharedExperts},
 };
 
 constexpr FamilyRow kMixtralMoe[] = {
@@ -141,48 +177,35 @@ constexpr FamilyRows kGlm4MoeRows[] = {kEmbedding, kAttention,     kDenseNorm,  
 constexpr FamilyRows kDeepSeekRows[] = {kEmbedding, kLatentAttention, kDenseNorm,     kDenseMlp, kMoeNorm,
                                         kRouter,    kRoutedExperts,   kSharedExperts, kFinal,    kMtp};
 
-constexpr ConfigFlag kNever{"", false};
 constexpr ConfigFlag kAlwaysSet{"", true};
 
 constexpr Family kFamilies[] = {
-    {.model_type = "llama",
-     .rows = kDenseRows,
-     .qkv_bias = kNever,
-     .qk_norm = kNever,
-     .refused_flags = "attention_bias|mlp_bias",
-     .default_groups = true},
-    {.model_type = "mistral", .rows = kDenseRows, .qkv_bias = kNever, .qk_norm = kNever},
-    {.model_type = "qwen2", .rows = kDenseRows, .qkv_bias = kAlwaysSet, .qk_norm = kNever},
+    {.model_type = "llama", .rows = kDenseRows, .refused_flags = "attention_bias|mlp_bias", .default_groups = true},
+    {.model_type = "mistral", .rows = kDenseRows},
+    {.model_type = "qwen2", .rows = kDenseRows, .qkv_bias = kAlwaysSet},
     {.model_type = "qwen3",
      .rows = kDenseRows,
-     .qkv_bias = kNever,
      .qk_norm = kAlwaysSet,
      .refused_flags = "attention_bias",
      .default_head_dim = 128},
     {.model_type = "qwen2_moe",
      .rows = kQwen2MoeRows,
      .qkv_bias = {"qkv_bias", true},
-     .qk_norm = kNever,
      .sparse = SparseLayers::kStep,
      .shared = SharedExperts::kOwnSize,
      .expert_ffn_key = "moe_intermediate_size"},
     {.model_type = "qwen3_moe",
      .rows = kQwen3MoeRows,
-     .qkv_bias = kNever,
      .qk_norm = kAlwaysSet,
      .refused_flags = "attention_bias",
      .sparse = SparseLayers::kStep,
      .expert_ffn_key = "moe_intermediate_size"},
     {.model_type = "mixtral",
      .rows = kMixtralRows,
-     .qkv_bias = kNever,
-     .qk_norm = kNever,
      .sparse = SparseLayers::kEvery,
      .expert_ffn_key = "intermediate_size"},
     {.model_type = "deepseek_v3",
      .rows = kDeepSeekRows,
-     .qkv_bias = kNever,
-     .qk_norm = kNever,
      .refused_flags = "attention_bias",
      .sparse = SparseLayers::kFirstDense,
      .shared = SharedExperts::kCount,
@@ -190,11 +213,7 @@ constexpr Family kFamilies[] = {
      .router_bias = true,
      .mla = true,
      .mtp = true},
-    {.model_type = "glm4",
-     .rows = kGlm4Rows,
-     .qkv_bias = {"attention_bias", true},
-     .qk_norm = kNever,
-     .default_head_dim = 128},
+    {.model_type = "glm4", .rows = kGlm4Rows, .qkv_bias = {"attention_bias", true}, .default_head_dim = 128},
     {.model_type = "glm4_moe",
      .rows = kGlm4MoeRows,
      .qkv_bias = {"attention_bias", false},
@@ -217,13 +236,6 @@ const Family* FindFamily(std::string_view model_type) {
     if (family.model_type == model_type) return &family;
   }
   return nullptr;
-}
-
-std::string_view NextPart(std::string_view& text) {
-  const size_t bar = text.find('|');
-  const std::string_view part = text.substr(0, bar);
-  text = bar == std::string_view::npos ? std::string_view() : text.substr(bar + 1);
-  return part;
 }
 
 }  // namespace lockstep::rules

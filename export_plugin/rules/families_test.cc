@@ -1,6 +1,7 @@
 // The HuggingFace tensors of every family, written out: names, shapes and order.
 #include <algorithm>
 
+#include "common/base/text.h"
 #include "export_plugin/rules/family.h"
 #include "export_plugin/rules/rules_testing.h"
 
@@ -318,7 +319,7 @@ void CheckRow(const FamilyRow& row, bool first) {
   } else {
     CHECK(targets <= (row.split == TensorSplit::kGlu ? 2 : 1));
   }
-  if (row.split == TensorSplit::kRow) CHECK(row.columns != ModelDim::kNone);
+  if (row.split == TensorSplit::kRow) CHECK(row.columns != nullptr);
   CHECK_FALSE((first && row.with_previous));
   for (const std::string_view names : {row.mcore, row.hf}) {
     for (std::string_view rest = names; !rest.empty();) {

@@ -8,6 +8,8 @@
 #include <span>
 #include <string_view>
 
+#include "export_plugin/rules/model_config.h"
+
 namespace lockstep::rules {
 
 // Where in a model a row applies; it decides the prefixes of its names.
@@ -21,30 +23,8 @@ enum class RowScope : uint8_t {
   kMtpLayer,  // every MTP layer, outside its inner layer
 };
 
-// Extents as the configuration gives them.
-enum class ModelDim : uint8_t {
-  kNone,  // no such dimension
-  kOne,
-  kHidden,
-  kTwoHidden,
-  kVocabularyRows,
-  kQkvRows,  // (heads + 2 groups) * head_dim
-  kHeads,    // heads * head_dim
-  kHeadDim,
-  kTwoFfn,
-  kFfn,
-  kTwoExpertFfn,
-  kExpertFfn,
-  kTwoSharedFfn,
-  kSharedFfn,
-  kExperts,
-  kQueryRank,
-  kKvRank,
-  kKvDown,    // kv_rank + qk_rope_dim
-  kMlaQuery,  // heads * (qk_nope_dim + qk_rope_dim)
-  kMlaKv,     // heads * (qk_nope_dim + v_dim)
-  kMlaValue,  // heads * v_dim
-};
+// An extent, as the configuration gives it. Null: no such dimension.
+using ModelDim = uint64_t (*)(const ModelConfig& config);
 
 // How tensor parallelism (expert tensor parallelism for kExpert) divides a parameter.
 enum class TensorSplit : uint8_t {
@@ -57,15 +37,12 @@ enum class TensorSplit : uint8_t {
   kGlu,                 // dimension 0; each shard is [gate; up]. Two HuggingFace tensors, or one that is [gate; up]
 };
 
-enum class RowCondition : uint8_t {
-  kAlways,
-  kUntied,
-  kQkvBias,
-  kQkNorm,
-  kRouterBias,
-  kSharedExperts,
-  kQueryRank,
-  kNoQueryRank
+// When a model has a row: always, without a test.
+struct RowCondition {
+  std::string_view what;  // for messages: "only a model with <what> has it"
+  bool (*test)(const ModelConfig& config) = nullptr;
+
+  bool Holds(const ModelConfig& config) const { return test == nullptr || test(config); }
 };
 
 struct FamilyRow {
@@ -77,12 +54,12 @@ struct FamilyRow {
   ModelDim columns;
   TensorSplit split;
   std::string_view hf;  // names within the HuggingFace layer (whole for kModel and kEnd), one per tensor, apart by '|'
-  RowCondition when = RowCondition::kAlways;
+  RowCondition when = {};
   bool with_previous = false;  // engines fuse it with the row before: one bucket
   bool fp32 = false;           // in HuggingFace too, whatever the model's type
 };
 
-// A flag of config.json, false or true where the key is absent; without a key, `otherwise` is the answer.
+// A flag of config.json, and what it is where the key is absent. Without a key it is always that.
 struct ConfigFlag {
   std::string_view key;
   bool otherwise = false;
@@ -122,8 +99,5 @@ struct Family {
 std::span<const Family> Families();
 // Null when no table has this model_type.
 const Family* FindFamily(std::string_view model_type);
-
-// The first of `text`'s '|'-separated parts; `text` loses it and its separator.
-std::string_view NextPart(std::string_view& text);
 
 }  // namespace lockstep::rules

@@ -1,7 +1,5 @@
 #include "export_plugin/rules/megatron.h"
 
-#include <algorithm>
-
 #include "common/base/text.h"
 #include "export_plugin/rules/family.h"
 #include "export_plugin/rules/parameter_name.h"
@@ -76,8 +74,8 @@ bool InScope(ParameterName::Scope scope, RowScope where) {
 }
 
 Status NoRow(const Family& family, const ParameterName& name, const FamilyRow* elsewhere) {
-  if (elsewhere != nullptr && elsewhere->when != RowCondition::kAlways) {
-    return Bad(Cat("only a model with ", NameOf(elsewhere->when), " has it, and by config.json this one is not"));
+  if (elsewhere != nullptr && elsewhere->when.test != nullptr) {
+    return Bad(Cat("only a model with ", elsewhere->when.what, " has it, and by config.json this one is not"));
   }
   if (elsewhere != nullptr) {
     return Bad(Cat("by config.json layer ", name.layer, " has ",
@@ -106,7 +104,7 @@ Result<const FamilyRow*> FindRow(const Family& family, const ModelConfig& config
     for (const FamilyRow& row : rows) {
       if (!InScope(name.scope, row.where) || !Matches(row, name.pattern)) continue;
       const bool whole = name.scope == ParameterName::Scope::kWhole;
-      if (Applies(row.when, config) && (whole || InLayer(row.where, config, layer))) return &row;
+      if (row.when.Holds(config) && (whole || InLayer(row.where, config, layer))) return &row;
       elsewhere = &row;
     }
   }
@@ -201,9 +199,7 @@ struct Collector {
 
   Status AddAll(const std::vector<ParameterSlot>& slots) {
     for (const ParameterSlot& slot : slots) {
-      const std::string_view names = slot.row->mcore;
-      const std::string_view name = fused_norms ? FirstAlternative(names) : LastAlternative(names);
-      LS_RETURN_IF_ERROR(Add(slot, McoreName(slot, config, name)));
+      LS_RETURN_IF_ERROR(Add(slot, McoreName(slot, config, fused_norms)));
     }
     return OkStatus();
   }
@@ -239,10 +235,7 @@ Result<std::vector<LocalParameter>> MegatronRules::ExpectedParameters(const Topo
   if (config_.experts % topology.expert != 0) {
     return Bad(Cat("topology: ", config_.experts, " experts do not divide over ", topology.expert, " ranks"));
   }
-  const RankPlace place{.at = CoordinatesOf(topology, rank),
-                        .tensor = topology.tensor,
-                        .expert = topology.expert,
-                        .expert_tensor = topology.expert_tensor};
+  const RankPlace place = PlaceOf(topology, rank);
   LS_ASSIGN_OR_RETURN(const auto chunks,
                       ChunksOfStage(topology, config_.layers, config_.mtp_layers, place.at.pipeline));
   Collector collector{

@@ -5,9 +5,7 @@
 // stripped; `_extra_state` is no parameter and refused; the buffer `mlp.router.expert_bias` counts as one.
 #pragma once
 
-#include <span>
 #include <string>
-#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -24,14 +22,6 @@ struct LocalParameter {
   model::DType dtype = model::DType::kBF16;
   layout::Extents shape;  // local
   bool frozen = false;
-};
-
-// Where a rank stands, and of how many.
-struct RankPlace {
-  Coordinates at;
-  uint32_t tensor = 1;
-  uint32_t expert = 1;
-  uint32_t expert_tensor = 1;
 };
 
 // The rules for one model: its HuggingFace tensors in export order, the training tensors and the conversions between

@@ -7,54 +7,6 @@
 namespace lockstep::rules {
 namespace {
 
-uint64_t ExtentOf(ModelDim dim, const ModelConfig& config) {
-  switch (dim) {
-    case ModelDim::kNone:
-      return 0;
-    case ModelDim::kOne:
-      return 1;
-    case ModelDim::kHidden:
-      return config.hidden;
-    case ModelDim::kTwoHidden:
-      return 2 * config.hidden;
-    case ModelDim::kVocabularyRows:
-      return config.vocabulary;
-    case ModelDim::kQkvRows:
-      return (config.heads + 2 * config.groups) * config.head_dim;
-    case ModelDim::kHeads:
-      return config.heads * config.head_dim;
-    case ModelDim::kHeadDim:
-      return config.head_dim;
-    case ModelDim::kTwoFfn:
-      return 2 * config.ffn;
-    case ModelDim::kFfn:
-      return config.ffn;
-    case ModelDim::kTwoExpertFfn:
-      return 2 * config.expert_ffn;
-    case ModelDim::kExpertFfn:
-      return config.expert_ffn;
-    case ModelDim::kTwoSharedFfn:
-      return 2 * config.shared_ffn;
-    case ModelDim::kSharedFfn:
-      return config.shared_ffn;
-    case ModelDim::kExperts:
-      return config.experts;
-    case ModelDim::kQueryRank:
-      return config.q_rank;
-    case ModelDim::kKvRank:
-      return config.kv_rank;
-    case ModelDim::kKvDown:
-      return config.kv_rank + config.qk_rope_dim;
-    case ModelDim::kMlaQuery:
-      return config.heads * (config.qk_nope_dim + config.qk_rope_dim);
-    case ModelDim::kMlaKv:
-      return config.heads * (config.qk_nope_dim + config.v_dim);
-    case ModelDim::kMlaValue:
-      return config.heads * config.v_dim;
-  }
-  return 0;
-}
-
 // `rows` rows from `from` of A as rows from `to` of B, over the whole of `shape`'s other dimensions.
 layout::Piece RowsPiece(const layout::Extents& shape, uint64_t from, uint64_t to, uint64_t rows) {
   layout::Piece piece{.source = layout::Extents(shape.size()), .target = layout::Extents(shape.size()), .size = shape};
@@ -116,53 +68,9 @@ layout::Pieces GluPieces(const layout::Extents& full, ShardPlace place) {
 
 }  // namespace
 
-bool Applies(RowCondition when, const ModelConfig& config) {
-  switch (when) {
-    case RowCondition::kAlways:
-      return true;
-    case RowCondition::kUntied:
-      return !config.tied_embeddings;
-    case RowCondition::kQkvBias:
-      return config.qkv_bias;
-    case RowCondition::kQkNorm:
-      return config.qk_norm;
-    case RowCondition::kRouterBias:
-      return config.router_bias;
-    case RowCondition::kSharedExperts:
-      return config.shared_ffn > 0;
-    case RowCondition::kQueryRank:
-      return config.q_rank > 0;
-    case RowCondition::kNoQueryRank:
-      return config.q_rank == 0;
-  }
-  return false;
-}
-
-std::string_view NameOf(RowCondition when) {
-  switch (when) {
-    case RowCondition::kAlways:
-      return "nothing";
-    case RowCondition::kUntied:
-      return "untied embeddings";
-    case RowCondition::kQkvBias:
-      return "a bias on q, k and v";
-    case RowCondition::kQkNorm:
-      return "norms of q and k";
-    case RowCondition::kRouterBias:
-      return "a router bias";
-    case RowCondition::kSharedExperts:
-      return "shared experts";
-    case RowCondition::kQueryRank:
-      return "a q_lora_rank";
-    case RowCondition::kNoQueryRank:
-      return "no q_lora_rank";
-  }
-  return "";
-}
-
 layout::Extents FullShape(const FamilyRow& row, const ModelConfig& config) {
-  layout::Extents shape{ExtentOf(row.rows, config)};
-  if (row.columns != ModelDim::kNone) shape.push_back(ExtentOf(row.columns, config));
+  layout::Extents shape{row.rows(config)};
+  if (row.columns != nullptr) shape.push_back(row.columns(config));
   return shape;
 }
 

@@ -1,7 +1,6 @@
-// Rows at work: whether one applies to a model, the shapes it means, and the pieces of its shards and conversions.
+// Rows at work: the shapes that one means in a model, and the pieces of its shards and conversions.
 #pragma once
 
-#include <string>
 #include <string_view>
 #include <vector>
 
@@ -10,10 +9,6 @@
 #include "export_plugin/rules/model_config.h"
 
 namespace lockstep::rules {
-
-bool Applies(RowCondition when, const ModelConfig& config);
-// The setting that `when` asks for, for messages: "use_qk_norm".
-std::string_view NameOf(RowCondition when);
 
 // Of the whole parameter; vocabularies without padding.
 layout::Extents FullShape(const FamilyRow& row, const ModelConfig& config);

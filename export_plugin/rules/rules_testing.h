@@ -53,13 +53,6 @@ inline MegatronRules RulesOf(const nlohmann::json& config) {
   return *std::move(rules);
 }
 
-inline RankPlace PlaceOf(const Topology& topology, uint32_t rank) {
-  return {.at = CoordinatesOf(topology, rank),
-          .tensor = topology.tensor,
-          .expert = topology.expert,
-          .expert_tensor = topology.expert_tensor};
-}
-
 inline std::string Line(const std::string& name, const layout::Extents& shape) {
   std::string line = name;
   for (const uint64_t extent : shape) line += " " + std::to_string(extent);

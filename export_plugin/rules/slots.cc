@@ -23,7 +23,7 @@ std::vector<ParameterSlot> SlotsOf(const Family& family, const ModelConfig& conf
   for (const std::span<const FamilyRow> rows : family.rows) {
     bool before = false;  // whether the model has the row before
     for (const FamilyRow& row : rows) {
-      const bool here = wanted(row.where) && Applies(row.when, config);
+      const bool here = wanted(row.where) && row.when.Holds(config);
       if (here) slots.push_back({.row = &row, .layer = layer, .joins = before && row.with_previous});
       before = here;
     }
@@ -75,7 +75,9 @@ std::vector<ParameterSlot> LayerSlots(const Family& family, const ModelConfig& c
   return slots;
 }
 
-std::string McoreName(const ParameterSlot& slot, const ModelConfig& config, std::string_view alternative) {
+std::string McoreName(const ParameterSlot& slot, const ModelConfig& config, bool fused_norms) {
+  std::string_view names = slot.row->mcore;
+  const std::string_view alternative = fused_norms ? NextPart(names) : names.substr(names.rfind('|') + 1);
   const std::string name = WithExpert(alternative, slot.expert);
   if (IsWhole(slot.row->where)) return name;
   if (slot.layer < config.layers) return Cat("decoder.layers.", slot.layer, ".", name);
@@ -84,20 +86,12 @@ std::string McoreName(const ParameterSlot& slot, const ModelConfig& config, std:
 }
 
 std::string SourceName(const ParameterSlot& slot, const ModelConfig& config) {
-  return McoreName(slot, config, FirstAlternative(slot.row->mcore));
+  return McoreName(slot, config, /*fused_norms=*/true);
 }
 
 std::string HuggingFaceName(const ParameterSlot& slot, std::string_view name) {
   if (IsWhole(slot.row->where)) return std::string(name);
   return Cat("model.layers.", slot.layer, ".", WithExpert(name, slot.expert));
-}
-
-std::string_view FirstAlternative(std::string_view alternatives) {
-  return NextPart(alternatives);
-}
-
-std::string_view LastAlternative(std::string_view alternatives) {
-  return alternatives.substr(alternatives.rfind('|') + 1);
 }
 
 }  // namespace lockstep::rules

@@ -32,14 +32,11 @@ std::vector<ParameterSlot> WholeSlots(const Family& family, const ModelConfig& c
 std::vector<ParameterSlot> LayerSlots(const Family& family, const ModelConfig& config, uint64_t layer,
                                       uint64_t experts);
 
-// The slot's name in Megatron-core under one of its row's alternatives.
-std::string McoreName(const ParameterSlot& slot, const ModelConfig& config, std::string_view alternative);
-// That of its source: the first alternative, with the expert's global number.
+// The slot's name in Megatron-core with Transformer Engine's layer spec (`fused_norms`) or the local one.
+std::string McoreName(const ParameterSlot& slot, const ModelConfig& config, bool fused_norms);
+// That of its source: the former, with the expert's global number.
 std::string SourceName(const ParameterSlot& slot, const ModelConfig& config);
 // `name` of FamilyRow::hf as it is in the checkpoint.
 std::string HuggingFaceName(const ParameterSlot& slot, std::string_view name);
-
-std::string_view FirstAlternative(std::string_view alternatives);
-std::string_view LastAlternative(std::string_view alternatives);
 
 }  // namespace lockstep::rules

@@ -1,6 +1,5 @@
 #include "export_plugin/rules/topology.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "common/base/text.h"
@@ -140,11 +139,14 @@ Status CheckTopology(const Topology& topology, uint64_t layers) {
   return CheckLayout(topology, stages, layers);
 }
 
-Coordinates CoordinatesOf(const Topology& topology, uint32_t rank) {
-  return {.tensor = rank % topology.tensor,
-          .pipeline = rank / (topology.world / topology.pipeline),
-          .expert = rank / topology.expert_tensor % topology.expert,
-          .expert_tensor = rank % topology.expert_tensor};
+RankPlace PlaceOf(const Topology& topology, uint32_t rank) {
+  return {.at = {.tensor = rank % topology.tensor,
+                 .pipeline = rank / (topology.world / topology.pipeline),
+                 .expert = rank / topology.expert_tensor % topology.expert,
+                 .expert_tensor = rank % topology.expert_tensor},
+          .tensor = topology.tensor,
+          .expert = topology.expert,
+          .expert_tensor = topology.expert_tensor};
 }
 
 Result<std::vector<ModelChunk>> ChunksOfStage(const Topology& topology, uint64_t layers, uint64_t mtp_layers,

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "common/base/status.h"
@@ -36,6 +35,14 @@ struct Coordinates {
   uint32_t expert_tensor = 0;
 };
 
+// Where a rank stands, and of how many.
+struct RankPlace {
+  Coordinates at;
+  uint32_t tensor = 1;
+  uint32_t expert = 1;
+  uint32_t expert_tensor = 1;
+};
+
 // One model chunk: what of the model its rank builds there.
 struct ModelChunk {
   std::vector<uint32_t> layers;  // global, rising
@@ -51,7 +58,7 @@ inline constexpr uint32_t kMaxWorld = uint32_t{1} << 20;
 Status CheckTopology(const Topology& topology, uint64_t layers);
 
 // With Megatron's default order "tp-cp-ep-dp-pp". REQUIRES CheckTopology, rank < world.
-Coordinates CoordinatesOf(const Topology& topology, uint32_t rank);
+RankPlace PlaceOf(const Topology& topology, uint32_t rank);
 
 // The chunks of pipeline stage `stage`, by virtual stage. REQUIRES CheckTopology. kBadData for a pipeline_layout that
 // is no layout of these layers.

@@ -177,7 +177,7 @@ TEST_CASE("Sizes that do not divide are refused by name") {
 void CheckGroups(const Topology& topology, uint32_t Coordinates::*coordinate,
                  const std::vector<std::vector<uint32_t>>& groups) {
   for (const std::vector<uint32_t>& group : groups) {
-    for (uint32_t i = 0; i < group.size(); ++i) CHECK(CoordinatesOf(topology, group[i]).*coordinate == i);
+    for (uint32_t i = 0; i < group.size(); ++i) CHECK(PlaceOf(topology, group[i]).at.*coordinate == i);
   }
 }
 

@@ -5,13 +5,12 @@
 //   in place    Pause(), then somebody writes its memory (raas_receiver/targets), then Resume()
 //
 // Every answer of a server is checked. An error says what it does not do; Serving says what it serves all the same.
-// What an answer covers is the server's: SGLang's is that of its first replica's rank 0 alone (sglang_driver.h).
+// What an answer covers is the server's: SGLang's is that of its first replica's rank 0 alone (drivers.h).
 //
 // Load, Pause, Resume and StillServes are called by one thread at a time; everything else by any.
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>

@@ -5,20 +5,37 @@
 #include <vector>
 
 #include "common/base/text.h"
-#include "raas_receiver/engines/hook_driver.h"
-#include "raas_receiver/engines/no_driver.h"
-#include "raas_receiver/engines/sglang_driver.h"
-#include "raas_receiver/engines/vllm_driver.h"
+#include "raas_receiver/engines/drivers.h"
 
 namespace lockstep::engines {
 namespace {
 
-constexpr std::array<DriverOption, 1> kHookOptions{{{&EngineOptions::command, "a command, --hook CMD"}}};
-constexpr std::array<DriverOption, 3> kServerOptions{{
-    {&EngineOptions::url, "--engine-url, as http://HOST:PORT"},
-    {&EngineOptions::key_file, ""},
-    {&EngineOptions::pause_mode, ""},
-}};
+// Nobody is notified: engines open the published directory whenever they like, or their memory is all there is.
+class NoDriver final : public EngineDriver {
+ public:
+  using EngineDriver::EngineDriver;
+
+  LoadOutcome Load(const EngineVersion&, const std::optional<EngineVersion>&) override {
+    return {OkStatus(), Serving::kNew};
+  }
+  Status Pause(const EngineVersion&) override { return OkStatus(); }
+  Status Resume(const EngineVersion&) override { return OkStatus(); }
+  Result<bool> StillServes(const EngineVersion&) override { return true; }
+  void Cancel() override {}
+  uint64_t failures() const override { return 0; }
+};
+
+Result<std::unique_ptr<EngineDriver>> NewNoDriver(const DriverKind& kind, EngineOptions) {
+  return std::unique_ptr<EngineDriver>(std::make_unique<NoDriver>(kind));
+}
+
+constexpr DriverOption kCommand{&EngineOptions::command, "hook", "a command, --hook CMD"};
+constexpr DriverOption kUrl{&EngineOptions::url, "engine-url", "--engine-url, as http://HOST:PORT"};
+constexpr DriverOption kKeyFile{&EngineOptions::key_file, "engine-key-file"};
+constexpr DriverOption kPauseMode{&EngineOptions::pause_mode, "engine-pause-mode"};
+constexpr std::array kOptions{kCommand, kUrl, kKeyFile, kPauseMode};
+constexpr std::array kHookOptions{kCommand};
+constexpr std::array kServerOptions{kUrl, kKeyFile, kPauseMode};
 constexpr std::array<std::string_view, 2> kSglangPauseModes{"retract", "abort"};
 constexpr std::array<std::string_view, 3> kVllmPauseModes{"keep", "wait", "abort"};
 
@@ -39,17 +56,6 @@ constexpr std::array kKinds{
                .create = &NewVllmDriver},
 };
 
-struct OptionName {
-  EngineOption option;
-  std::string_view name;
-};
-constexpr std::array<OptionName, 4> kOptionNames{{
-    {&EngineOptions::command, "hook"},
-    {&EngineOptions::url, "engine-url"},
-    {&EngineOptions::key_file, "engine-key-file"},
-    {&EngineOptions::pause_mode, "engine-pause-mode"},
-}};
-
 // "a", "a or b", "a, b or c".
 std::string Enumerate(std::span<const std::string_view> names, std::string_view conjunction) {
   std::string text;
@@ -60,22 +66,20 @@ std::string Enumerate(std::span<const std::string_view> names, std::string_view 
   return text;
 }
 
-const DriverOption* Find(const DriverKind& kind, EngineOption option) {
-  const auto found = std::find_if(kind.options.begin(), kind.options.end(),
-                                  [&](const DriverOption& used) { return used.option == option; });
-  return found == kind.options.end() ? nullptr : &*found;
+bool Uses(const DriverKind& kind, EngineOption option) {
+  return std::ranges::find(kind.options, option, &DriverOption::option) != kind.options.end();
 }
 
 // An option that the kind does not use is a mistake that would be noticed too late.
 Status CheckOptions(const DriverKind& kind, const EngineOptions& options) {
-  for (const OptionName& known : kOptionNames) {
+  for (const DriverOption& known : kOptions) {
     const bool given = !(options.*known.option).empty();
-    const DriverOption* const used = Find(kind, known.option);
-    if (used == nullptr && given) {
+    const bool used = Uses(kind, known.option);
+    if (given && !used) {
       return {ErrorCode::kConfig, Cat(known.name, " is given, and engine ", kind.name, " has no use for it")};
     }
-    if (used != nullptr && !given && !used->needed.empty()) {
-      return {ErrorCode::kConfig, Cat("engine ", kind.name, " needs ", used->needed)};
+    if (used && !given && !known.needed.empty()) {
+      return {ErrorCode::kConfig, Cat("engine ", kind.name, " needs ", known.needed)};
     }
   }
   if (options.timeout.count() < 1) return {ErrorCode::kConfig, "engine-timeout-ms must be at least 1"};
@@ -88,7 +92,7 @@ Result<std::string> PauseMode(const DriverKind& kind, const std::string& given) 
   const auto& modes = kind.pause_modes;
   if (modes.empty()) return std::string();
   if (given.empty()) return std::string(modes.front());
-  if (std::find(modes.begin(), modes.end(), given) != modes.end()) return given;
+  if (std::ranges::find(modes, given) != modes.end()) return given;
   return Status(ErrorCode::kConfig, Cat("engine-pause-mode is ", CleanText(given, 40), "; ", kind.name, " has ",
                                         Enumerate(modes, "and"), kind.pause_modes_note));
 }
@@ -100,14 +104,14 @@ std::span<const DriverKind> DriverKinds() {
 }
 
 const DriverKind* FindDriverKind(std::string_view name) {
-  const auto found = std::find_if(kKinds.begin(), kKinds.end(), [&](const auto& kind) { return kind.name == name; });
+  const auto found = std::ranges::find(kKinds, name, &DriverKind::name);
   return found == kKinds.end() ? nullptr : &*found;
 }
 
 std::string DriverKindNames(EngineOption option) {
   std::vector<std::string_view> names;
   for (const DriverKind& kind : kKinds) {
-    if (option == nullptr || Find(kind, option) != nullptr) names.push_back(kind.name);
+    if (option == nullptr || Uses(kind, option)) names.push_back(kind.name);
   }
   return Enumerate(names, "or");
 }

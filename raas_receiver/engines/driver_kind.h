@@ -1,10 +1,10 @@
 // DriverKind: what everybody but its driver knows of one kind of engine. All kinds are the rows of one table
 // (driver_kind.cc); what the receiver's options say and refuse, and how a session treats the engine, follows from it.
 //
-// A new kind is a file with its driver and a row of the table. Where the engine is a server over HTTP the driver is an
-// HttpDriver with the server's EngineSteps (http_driver.h), and tests want a stand-in for the server: a row of KINDS in
-// tests/engines/conformance_server.py and one of ServerKinds() in test_engine.h. Every test of either is then run with
-// it.
+// A new kind is a file with its driver, declared in drivers.h, and a row of the table. Where the engine is a server
+// over HTTP the driver is an HttpDriver with the server's EngineSteps (http_driver.h), and tests want a stand-in for
+// the server: a row of KINDS in tests/engines/conformance_server.py and one of ServerKinds() in test_engine.h. Every
+// test of either is then run with it.
 #pragma once
 
 #include <chrono>
@@ -35,10 +35,11 @@ struct EngineOptions {
 
 using EngineOption = std::string EngineOptions::*;
 
-// An option that a kind uses.
+// An option that only some kinds use.
 struct DriverOption {
   EngineOption option;
-  std::string_view needed;  // what the kind needs, for the error where it is left out; empty: it may be
+  std::string_view name;         // the flag's
+  std::string_view needed = {};  // what these kinds need, for the error where it is left out; empty: it may be
 };
 
 struct DriverKind {

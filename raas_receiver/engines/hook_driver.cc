@@ -1,5 +1,3 @@
-#include "raas_receiver/engines/hook_driver.h"
-
 #include <sys/wait.h>
 
 #include <atomic>
@@ -8,6 +6,7 @@
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
+#include "raas_receiver/engines/drivers.h"
 #include "raas_receiver/engines/process.h"
 
 namespace lockstep::engines {

@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdint>
 #include <string_view>
 
 #include "common/base/text.h"
@@ -105,8 +104,7 @@ void Attend(int process, int output, const os::Deadline& deadline, const StopSig
 StopSignal::StopSignal() : event_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
 void StopSignal::Set() {
-  const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = ::write(event_.get(), &one, sizeof one);
+  ::eventfd_write(event_.get(), 1);
 }
 
 bool StopSignal::Wait(std::chrono::milliseconds time) const {

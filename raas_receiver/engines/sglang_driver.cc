@@ -1,9 +1,8 @@
-#include "raas_receiver/engines/sglang_driver.h"
-
 #include <thread>
 
 #include "common/base/text.h"
 #include "common/os/deadline.h"
+#include "raas_receiver/engines/drivers.h"
 #include "raas_receiver/engines/http_driver.h"
 
 namespace lockstep::engines {

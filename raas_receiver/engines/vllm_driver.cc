@@ -1,8 +1,7 @@
-#include "raas_receiver/engines/vllm_driver.h"
-
 #include <algorithm>
 
 #include "common/base/text.h"
+#include "raas_receiver/engines/drivers.h"
 #include "raas_receiver/engines/http_driver.h"
 
 namespace lockstep::engines {

@@ -116,7 +116,7 @@ struct FalseAgent {
     server.reset();
     server = *os::UnixServer::Start(
         {.path = options.path},
-        [answer = std::move(answer)](os::UnixConnection& connection) {
+        [answer = std::move(answer)](os::UnixServer&, os::UnixConnection& connection) {
           wire::LaneHello hello;
           (void)connection.Receive(std::as_writable_bytes(std::span(&hello, 1)), nullptr, kForEver);
           wire::LaneWelcome welcome;

@@ -85,7 +85,7 @@ Status Receiver::Listen() {
   if (config_.engine_in_place) {
     std::map<std::string, targets::EngineTargets*> targets;
     for (const auto& [model, session] : sessions_) targets[model] = &session->targets();
-    LS_ASSIGN_OR_RETURN(engine_ranks_, targets::TargetServer::Start(config_.engine_socket, std::move(targets)));
+    LS_ASSIGN_OR_RETURN(engine_ranks_, targets::StartTargetServer(config_.engine_socket, std::move(targets)));
   }
   LS_ASSIGN_OR_RETURN(server_, rpc::RpcServer::Create({.address = config_.listen.ToString(),
                                                        .services = {&service_},

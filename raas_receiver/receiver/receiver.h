@@ -9,6 +9,7 @@
 #include "common/base/worker_pool.h"
 #include "common/net/io_threads.h"
 #include "common/os/signals.h"
+#include "common/os/unix_server.h"
 #include "common/rpc/rpc_server.h"
 #include "common/telemetry/address_file.h"
 #include "common/telemetry/timeline.h"
@@ -46,7 +47,7 @@ class Receiver {
   net::IoThreads io_;
   ReceiverService::Sessions sessions_;
   ReceiverService service_;
-  std::unique_ptr<targets::TargetServer> engine_ranks_;
+  std::unique_ptr<os::UnixServer> engine_ranks_;
   std::unique_ptr<rpc::RpcServer> server_;
   std::unique_ptr<telemetry::AddressFile> address_file_;
   std::shared_ptr<std::atomic<bool>> io_turned_;  // false while a heartbeat is on its way through the I/O threads

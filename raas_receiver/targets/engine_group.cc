@@ -81,7 +81,9 @@ Status EngineGroup::TryPrepare(const CommitRequest& request) {
   LS_RETURN_IF_ERROR(CheckClaims(request.version, request.before));
   Readopt();
   if (At(request.version.held)) return OkStatus();
-  LS_ASSIGN_OR_RETURN(commit_, GroupCommit::Prepare(members_, request, plan_, options_, pool_));
+  auto commit = std::make_unique<GroupCommit>(members_, request, plan_, options_, pool_);
+  LS_RETURN_IF_ERROR(commit->Prepare());
+  commit_ = std::move(commit);
   return OkStatus();
 }
 
@@ -134,7 +136,7 @@ Status EngineGroup::CheckClaims(const TargetVersion& version, const std::optiona
     if (link->serving() == version.held) claimed = &version;
     if (before && link->serving() == before->held && before->layout->digest() == plan_layout_) claimed = &*before;
     if (claimed != nullptr) {
-      LS_ASSIGN_OR_RETURN(const bool equal, HalfEquals(*plan_, *link, link->rank(), link->half(), *claimed, pool_));
+      LS_ASSIGN_OR_RETURN(const bool equal, HalfEquals(*plan_, *link, link->half(), *claimed, pool_));
       if (equal) link->SetHolds(link->half(), claimed->held);
     }
     link->ForgetClaim();
@@ -167,8 +169,7 @@ Status EngineGroup::Verify(const TargetVersion& version) {
   }
   LS_RETURN_IF_ERROR(PlanFor(*version.layout));
   for (const auto& link : members_.ranks()) {
-    LS_ASSIGN_OR_RETURN(const bool equal,
-                        HalfEquals(*plan_, *link, link->rank(), members_.page()->half(), version, pool_));
+    LS_ASSIGN_OR_RETURN(const bool equal, HalfEquals(*plan_, *link, members_.page()->half(), version, pool_));
     if (equal) continue;
     return {ErrorCode::kCorrupt, Cat(link->Label(), " has other parameters than version ", version.held.version)};
   }

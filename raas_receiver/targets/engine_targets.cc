@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
 
@@ -23,8 +22,8 @@ void AwaitHangup(const std::vector<std::shared_ptr<RankLink>>& links, int wake) 
   std::vector<pollfd> polled{{wake, POLLIN, 0}};
   for (const auto& link : links) polled.push_back({link->fd(), POLLRDHUP, 0});
   (void)::poll(polled.data(), polled.size(), -1);
-  uint64_t count = 0;
-  if (polled[0].revents != 0) (void)!::read(wake, &count, sizeof count);
+  eventfd_t count = 0;
+  if (polled[0].revents != 0) ::eventfd_read(wake, &count);
 }
 
 }  // namespace
@@ -46,8 +45,7 @@ EngineTargets::~EngineTargets() {
 }
 
 void EngineTargets::Wake() const {
-  const uint64_t one = 1;
-  (void)!::write(wake_.get(), &one, sizeof one);
+  ::eventfd_write(wake_.get(), 1);
 }
 
 void EngineTargets::Attach(std::shared_ptr<RankLink> link) {

@@ -1,8 +1,5 @@
 #include "raas_receiver/targets/group_commit.h"
 
-#include <algorithm>
-
-#include "common/base/text.h"
 #include "common/telemetry/log.h"
 
 namespace lockstep::targets {
@@ -32,14 +29,11 @@ void GroupCommit::Step(std::string_view step) const {
 
 // --- phase one ---
 
-Result<std::unique_ptr<GroupCommit>> GroupCommit::Prepare(GroupMembers& members, CommitRequest request,
-                                                          std::shared_ptr<const placement::PlacementPlan> plan,
-                                                          const EngineTargetsOptions& options, WorkerPool& pool) {
-  std::unique_ptr<GroupCommit> commit(new GroupCommit(members, std::move(request), std::move(plan), options, pool));
-  LS_RETURN_IF_ERROR(commit->WriteIdleHalves());
-  LS_ASSIGN_OR_RETURN(commit->writes_, commit->Stage(commit->paused_));
-  commit->Step("prepared");
-  return commit;
+Status GroupCommit::Prepare() {
+  LS_RETURN_IF_ERROR(WriteIdleHalves());
+  LS_ASSIGN_OR_RETURN(writes_, Stage(paused_));
+  Step("prepared");
+  return OkStatus();
 }
 
 Result<HalfWrites> GroupCommit::Stage(const HeldByRank& from) const {

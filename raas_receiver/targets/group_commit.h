@@ -35,15 +35,17 @@ struct CommitRequest {
 
 class GroupCommit {
  public:
-  // Works out the writes that bring `members` to the version, by a plan for its layout, and does those into halves that
-  // nobody reads. `members`, `options` and `pool` outlive this. REQUIRES a complete group with a page.
-  static Result<std::unique_ptr<GroupCommit>> Prepare(GroupMembers& members, CommitRequest request,
-                                                      std::shared_ptr<const placement::PlacementPlan> plan,
-                                                      const EngineTargetsOptions& options, WorkerPool& pool);
+  // Brings `members` to the version, by a plan for its layout. `members`, `options` and `pool` outlive this. REQUIRES a
+  // complete group with a page.
+  GroupCommit(GroupMembers& members, CommitRequest request, std::shared_ptr<const placement::PlacementPlan> plan,
+              const EngineTargetsOptions& options, WorkerPool& pool);
 
-  // The pause. OK: the ranks serve the version; those that did not resume in time are dropped. After an error ranks
-  // that failed are dropped, and the others serve what they did before; where their memory could not be made that again
-  // they stay held, with the page EMPTY when they served nothing before, and else WRITING. Once only.
+  // Works out the writes, and does those into halves that nobody reads.
+  Status Prepare();
+
+  // The pause, after Prepare. OK: the ranks serve the version; those that did not resume in time are dropped. After an
+  // error ranks that failed are dropped, and the others serve what they did before; where their memory could not be
+  // made that again they stay held, with the page EMPTY when they served nothing before, and else WRITING. Once only.
   Status Run();
 
   const Held& version() const { return request_.version.held; }
@@ -54,9 +56,6 @@ class GroupCommit {
     EngineState state;
     Held serving;
   };
-
-  GroupCommit(GroupMembers& members, CommitRequest request, std::shared_ptr<const placement::PlacementPlan> plan,
-              const EngineTargetsOptions& options, WorkerPool& pool);
 
   uint32_t IdleHalf() const;
   Result<HalfWrites> Stage(const HeldByRank& from) const;

@@ -28,12 +28,12 @@ Result<HalfWrites> HalfWrites::Stage(std::shared_ptr<const placement::PlacementP
   HalfWrites all;
   all.plan_ = std::move(plan);
   all.layout_ = version.layout;
-  const std::vector<placement::TargetBuffer>& windows = all.plan_->buffers();
+  const std::vector<placement::TargetBuffer>& buffers = all.plan_->buffers();
   std::map<Held, std::vector<bool>> wanted;
-  for (size_t window = 0; window < windows.size(); ++window) {
-    const std::optional<Held>& held = from[windows[window].rank];
+  for (size_t buffer = 0; buffer < buffers.size(); ++buffer) {
+    const std::optional<Held>& held = from[buffers[buffer].rank];
     if (!held || *held == version.held) continue;
-    wanted.try_emplace(*held, windows.size()).first->second[window] = true;
+    wanted.try_emplace(*held, buffers.size()).first->second[buffer] = true;
   }
   for (auto& [held, taken] : wanted) {
     payload::DeltaChain chain;
@@ -59,17 +59,17 @@ uint64_t HalfWrites::written_bytes() const {
 
 Status HalfWrites::Run(EngineRanks ranks, uint32_t half, WorkerPool& pool) const {
   for (const Part& part : parts_) {
-    placement::StagedWrites::Memories memories(part.windows.size(), nullptr);
-    for (size_t window = 0; window < memories.size(); ++window) {
-      const placement::TargetBuffer& at = plan_->buffers()[window];
-      if (part.windows[window]) memories[window] = &ranks[at.rank]->memory(half, at.memory);
+    placement::StagedWrites::Memories memories(part.buffers.size(), nullptr);
+    for (size_t buffer = 0; buffer < memories.size(); ++buffer) {
+      const placement::TargetBuffer& at = plan_->buffers()[buffer];
+      if (part.buffers[buffer]) memories[buffer] = &ranks[at.rank]->memory(half, at.memory);
     }
     LS_RETURN_IF_ERROR(part.writes.Run(memories, pool));
   }
   return OkStatus();
 }
 
-Result<bool> HalfEquals(const placement::PlacementPlan& plan, RankLink& link, uint32_t rank, uint32_t half,
+Result<bool> HalfEquals(const placement::PlacementPlan& plan, RankLink& link, uint32_t half,
                         const TargetVersion& version, WorkerPool& pool) {
   struct Part {
     placement::TargetMemory* memory;
@@ -77,14 +77,14 @@ Result<bool> HalfEquals(const placement::PlacementPlan& plan, RankLink& link, ui
     std::span<const StridedRange> zeros;
   };
   std::vector<Part> parts;
-  for (uint32_t window = 0; window < plan.buffers().size(); ++window) {
-    const placement::TargetBuffer& at = plan.buffers()[window];
-    if (at.rank != rank) continue;
-    std::span<const layout::StridedCopy> copies = plan.copies(window);
+  for (uint32_t buffer = 0; buffer < plan.buffers().size(); ++buffer) {
+    const placement::TargetBuffer& at = plan.buffers()[buffer];
+    if (at.rank != link.rank()) continue;
+    std::span<const layout::StridedCopy> copies = plan.copies(buffer);
     for (; !copies.empty(); copies = copies.subspan(std::min(copies.size(), kComparedCopies))) {
       parts.push_back({&link.memory(half, at.memory), copies.first(std::min(copies.size(), kComparedCopies)), {}});
     }
-    parts.push_back({&link.memory(half, at.memory), {}, plan.zeros(window)});
+    parts.push_back({&link.memory(half, at.memory), {}, plan.zeros(buffer)});
   }
   std::mutex mutex;
   Status failed;

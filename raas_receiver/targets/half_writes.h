@@ -44,7 +44,7 @@ class HalfWrites {
 
  private:
   struct Part {  // ranks that hold the same
-    std::vector<bool> windows;
+    std::vector<bool> buffers;
     placement::StagedWrites writes;
   };
 
@@ -53,9 +53,8 @@ class HalfWrites {
   std::vector<Part> parts_;
 };
 
-// Whether `half` of the rank at position `rank` of the plan is `version`: every byte that the plan has of it, and its
-// zeros.
-Result<bool> HalfEquals(const placement::PlacementPlan& plan, RankLink& link, uint32_t rank, uint32_t half,
+// Whether `half` of the rank is `version`: every byte that the plan has of it, and its zeros.
+Result<bool> HalfEquals(const placement::PlacementPlan& plan, RankLink& link, uint32_t half,
                         const TargetVersion& version, WorkerPool& pool);
 
 }  // namespace lockstep::targets

@@ -3,8 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <nlohmann/json.hpp>
 
 #include "common/base/text.h"
@@ -54,7 +52,6 @@ Result<std::shared_ptr<RankLink>> RankLink::Open(os::UnixConnection& connection,
   LS_ASSIGN_OR_RETURN(const os::PeerCredentials peer, connection.Peer());
   link->pid_ = peer.pid;
   LS_RETURN_IF_ERROR(link->ReadBody(attach.body));
-  LS_RETURN_IF_ERROR(link->CheckDescription());
   link->serving_ = attach.held;
   link->half_ = attach.half;
   link->claims_ = !attach.held.nothing();
@@ -82,19 +79,7 @@ Status RankLink::ReadBody(ByteView text) {
   }
   if (gated != body.end() && !gated->is_boolean()) return {ErrorCode::kBadData, "ATTACH: gated is true or false"};
   gated_ = gated == body.end() || gated->get<bool>();
-  LS_ASSIGN_OR_RETURN(description_,
-                      placement::ParseDescription(description->dump(-1, ' ', false, Json::error_handler_t::replace)));
-  return OkStatus();
-}
-
-Status RankLink::CheckDescription() const {
-  const placement::RankDescription& said = description_;
-  if (said.world == 0 || said.world > placement::kMaxEngineRanks || said.rank >= said.world) {
-    return {ErrorCode::kBadData, Cat("engine ", engine_, ": there is no rank ", said.rank, " of ", said.world)};
-  }
-  if (said.halves.empty() || said.halves.size() > placement::kMaxHalves) {
-    return {ErrorCode::kBadData, Cat(Label(), " lends ", said.halves.size(), " halves; it must be one or two")};
-  }
+  LS_ASSIGN_OR_RETURN(description_, placement::ReadDescription(*description));
   return OkStatus();
 }
 

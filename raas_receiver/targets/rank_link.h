@@ -11,7 +11,6 @@
 #include <sys/types.h>
 
 #include <array>
-#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -80,7 +79,6 @@ class RankLink {
  private:
   RankLink() = default;
   Status ReadBody(ByteView body);
-  Status CheckDescription() const;
   Status OpenMemories(std::vector<os::UniqueFd> fds);
   Status Await(EngineMessageType type, const os::Deadline& deadline);
 

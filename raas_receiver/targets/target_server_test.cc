@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "raas_receiver/placement/description/description_testing.h"
 #include "raas_receiver/targets/targets_fixture.h"
 
 namespace lockstep::targets {

@@ -111,7 +111,7 @@ struct TargetsFixture {
 
   std::unique_ptr<WorkerPool> pool;
   std::unique_ptr<EngineTargets> targets;
-  std::unique_ptr<TargetServer> server;
+  std::unique_ptr<os::UnixServer> server;
   std::vector<std::unique_ptr<RankHandle>> ranks;
 
   explicit TargetsFixture(int versions = 3) {
@@ -125,7 +125,7 @@ struct TargetsFixture {
     pool = std::make_unique<WorkerPool>(2);
     targets = std::make_unique<EngineTargets>(options, *pool);
     targets->SetChanged([this] { ++changes; });
-    LS_ASSIGN_OR_RETURN(server, TargetServer::Start(socket(), {{"actor", targets.get()}}, attach_timeout));
+    LS_ASSIGN_OR_RETURN(server, StartTargetServer(socket(), {{"actor", targets.get()}}, attach_timeout));
     return OkStatus();
   }
   void Stop() {

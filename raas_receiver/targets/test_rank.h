@@ -16,6 +16,7 @@
 
 #include "common/os/unix_socket.h"
 #include "raas_receiver/placement/description/description.h"
+#include "raas_receiver/placement/description/description_testing.h"
 #include "raas_receiver/replica/test_model.h"
 #include "raas_receiver/targets/messages.h"
 

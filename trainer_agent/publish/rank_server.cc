@@ -129,7 +129,7 @@ void Serve(os::UnixConnection& connection, ModelRegistry& registry) {
 Result<std::unique_ptr<os::UnixServer>> StartRankServer(const std::string& socket_path, ModelRegistry* registry) {
   return os::UnixServer::Start(
       {.path = socket_path, .max_connections = kMaxSessions},
-      [registry](os::UnixConnection& connection) { Serve(connection, *registry); },
+      [registry](os::UnixServer&, os::UnixConnection& connection) { Serve(connection, *registry); },
       [](const Status& status) { telemetry::LogError("rank_accept_failed", status); });
 }
 

@@ -101,7 +101,7 @@ class LocalConnection {
 }  // namespace
 
 Result<std::unique_ptr<os::UnixServer>> StartLocalServer(const LocalServerOptions& options, PullTable* pulls) {
-  const auto serve = [options, pulls](os::UnixConnection& connection) {
+  const auto serve = [options, pulls](os::UnixServer&, os::UnixConnection& connection) {
     const Status status = LocalConnection(connection, options).Run(*pulls);
     if (status.code() != ErrorCode::kUnavailable)
       telemetry::LogWarn("local_pull_failed", status, {{"path", options.path}});

@@ -6,8 +6,8 @@
 
 #include <array>
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "common/base/status.h"
@@ -17,7 +17,6 @@
 
 namespace lockstep::placement {
 
-inline constexpr uint64_t kMaxDescriptionBytes = uint64_t{1} << 28;
 inline constexpr size_t kMaxParameters = 1'000'000;
 inline constexpr size_t kMaxSlices = 65'536;  // of one parameter
 inline constexpr size_t kMaxMemories = 16'384;
@@ -108,9 +107,6 @@ Status CheckPlace(const EngineParameter& parameter, const std::vector<MemoryDesc
 
 // kBadData says what is wrong and where ("parameters[3].shape"): unknown or missing keys, wrong types, ranks or sizes
 // beyond the limits, elements outside their memory, strides that make elements overlap. Never trusts its input.
-Result<RankDescription> ParseDescription(std::string_view json);
-
-// The text that ParseDescription gives `description` back for.
-std::string ToJson(const RankDescription& description);
+Result<RankDescription> ReadDescription(const nlohmann::json& document);
 
 }  // namespace lockstep::placement

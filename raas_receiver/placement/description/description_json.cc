@@ -1,4 +1,4 @@
-// Descriptions from and to JSON.
+// Descriptions from JSON.
 #include <algorithm>
 #include <tuple>
 #include <unordered_set>
@@ -11,10 +11,6 @@ namespace lockstep::placement {
 namespace {
 
 constexpr uint32_t kFormat = 1;
-
-using OrderedJson = nlohmann::ordered_json;
-
-// ---- Reading -----------------------------------------------------------------------------------------------------
 
 Status ReadGroup(const json::Json& json, const json::JsonPath& path, GroupPlace& group) {
   LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(json, path));
@@ -39,23 +35,8 @@ Status ReadPlace(const json::Json& json, const json::JsonPath& path, EnginePlace
 }
 
 Status ReadHandle(const json::Json& json, const json::JsonPath& path, std::array<uint8_t, 64>& handle) {
-  const auto digit = [](char c) {
-    if (c >= '0' && c <= '9') return c - '0';
-    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-    return -1;
-  };
-  const auto bad = [&] { return path.Bad(Cat("must be ", 2 * handle.size(), " hexadecimal digits")); };
-  if (!json.is_string()) return bad();
-  const auto& text = json.get_ref<const std::string&>();
-  if (text.size() != 2 * handle.size()) return bad();
-  for (size_t i = 0; i < handle.size(); ++i) {
-    const int high = digit(text[2 * i]);
-    const int low = digit(text[2 * i + 1]);
-    if (high < 0 || low < 0) return bad();
-    handle[i] = static_cast<uint8_t>(high * 16 + low);
-  }
-  return OkStatus();
+  if (json.is_string() && HexDecode(json.get_ref<const std::string&>(), handle)) return OkStatus();
+  return path.Bad(Cat("must be ", 2 * handle.size(), " hexadecimal digits"));
 }
 
 Status ReadMemory(const json::Json& json, const json::JsonPath& path, MemoryDescription& memory) {
@@ -179,7 +160,7 @@ Status ReadParameter(const json::Json& json, const json::JsonPath& path, const R
   LS_RETURN_IF_ERROR(object.Read("name", parameter.name));
   LS_RETURN_IF_ERROR(object.Read("dtype", parameter.dtype));
   LS_RETURN_IF_ERROR(object.Read("shape", parameter.shape));
-  parameter.strides = layout::TensorView::Contiguous(parameter.shape, 1, 0).strides;
+  parameter.strides = layout::ContiguousStrides(parameter.shape);
   LS_RETURN_IF_ERROR(object.ReadOptional("strides", parameter.strides));
   LS_RETURN_IF_ERROR(object.ReadOptional("memory", parameter.memory));
   LS_RETURN_IF_ERROR(object.Read("offset", parameter.offset));
@@ -199,54 +180,10 @@ Status ReadParameters(json::ObjectReader& object, RankDescription& description) 
   return object.ReadList("parameters", kMaxParameters, description.parameters, read);
 }
 
-// ---- Writing -----------------------------------------------------------------------------------------------------
-
-OrderedJson ToJson(const GroupPlace& group) {
-  return {{"size", group.size}, {"rank", group.rank}};
-}
-
-OrderedJson ToJson(const EnginePlace& place) {
-  OrderedJson json = {{"engine", place.engine}};
-  if (!place.family.empty()) json["family"] = place.family;
-  json["tensor"] = ToJson(place.tensor);
-  json["expert"] = ToJson(place.expert);
-  json["expert_tensor"] = ToJson(place.expert_tensor);
-  if (place.key_value_heads != 0) json["key_value_heads"] = place.key_value_heads;
-  if (place.fused_shared_experts) json["fused_shared_experts"] = true;
-  return json;
-}
-
-OrderedJson ToJson(const MemoryDescription& memory) {
-  if (memory.kind == MemoryKind::kHost) return {{"kind", "host"}, {"bytes", memory.bytes}};
-  return {{"kind", "cuda"},
-          {"bytes", memory.bytes},
-          {"device", memory.device},
-          {"handle", HexEncode(memory.handle)},
-          {"offset", memory.offset}};
-}
-
-OrderedJson ToJson(const EngineParameter& parameter) {
-  OrderedJson json = {
-      {"name", parameter.name}, {"dtype", model::FindDType(parameter.dtype)->name}, {"shape", parameter.shape}};
-  if (parameter.strides != layout::TensorView::Contiguous(parameter.shape, 1, 0).strides)
-    json["strides"] = parameter.strides;
-  if (parameter.memory != 0) json["memory"] = parameter.memory;
-  json["offset"] = parameter.offset;
-  for (const Slice& slice : parameter.slices) {
-    json["slices"].push_back(
-        {{"tensor", slice.tensor}, {"from", slice.from}, {"shape", slice.shape}, {"at", slice.at}});
-  }
-  for (const Padding& padding : parameter.padding) {
-    json["padding"].push_back({{"at", padding.at}, {"shape", padding.shape}});
-  }
-  return json;
-}
-
 }  // namespace
 
-Result<RankDescription> ParseDescription(std::string_view json) {
+Result<RankDescription> ReadDescription(const json::Json& document) {
   const json::JsonPath top{.key = "description"};
-  LS_ASSIGN_OR_RETURN(const json::Json document, json::ParseJson(json, top, kMaxDescriptionBytes));
   LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(document, top));
   uint32_t format = 0;
   LS_RETURN_IF_ERROR(object.Read("format", format));
@@ -262,21 +199,6 @@ Result<RankDescription> ParseDescription(std::string_view json) {
   LS_RETURN_IF_ERROR(ReadParameters(object, description));
   LS_RETURN_IF_ERROR(object.Finish());
   return description;
-}
-
-std::string ToJson(const RankDescription& description) {
-  OrderedJson halves = OrderedJson::array();
-  for (const auto& half : description.halves) {
-    OrderedJson memories = OrderedJson::array();
-    for (const MemoryDescription& memory : half) memories.push_back(ToJson(memory));
-    halves.push_back(std::move(memories));
-  }
-  OrderedJson parameters = OrderedJson::array();
-  for (const EngineParameter& parameter : description.parameters) parameters.push_back(ToJson(parameter));
-  const OrderedJson document = {{"format", kFormat},           {"rank", description.rank},
-                                {"world", description.world},  {"place", ToJson(description.place)},
-                                {"halves", std::move(halves)}, {"parameters", std::move(parameters)}};
-  return document.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
 }  // namespace lockstep::placement

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "raas_receiver/placement/description/description_testing.h"
 #include "raas_receiver/placement/description/format_example.h"
 
 namespace lockstep::placement {

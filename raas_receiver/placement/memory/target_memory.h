@@ -8,7 +8,6 @@
 #include <span>
 
 #include "common/base/status.h"
-#include "common/base/worker_pool.h"
 #include "common/layout/strided_copy.h"
 #include "common/os/segment.h"
 #include "raas_receiver/placement/description/description.h"

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "common/base/bytes.h"
-#include "common/base/hash.h"
 #include "raas_receiver/placement/plan/copies.h"
 #include "raas_receiver/placement/plan/parameter_parts.h"
 #include "raas_receiver/placement/plan/row_ranges.h"
@@ -39,27 +37,7 @@ Status AppendRowRanges(const TensorTable& tensors, const model::ModelLayout& lay
   return OkStatus();
 }
 
-// Over what the plan does, however it was described: the layout, the buffers, and the copies and zeros of each, field
-// by field.
-PlacementDigest DigestOf(const model::ModelLayout& layout, const std::vector<TargetBuffer>& buffers,
-                         const std::vector<std::vector<layout::StridedCopy>>& copies,
-                         const std::vector<std::vector<StridedRange>>& zeros) {
-  Bytes whole;
-  Append(whole, layout.digest().bytes);
-  for (size_t i = 0; i < buffers.size(); ++i) {
-    Append(whole, buffers[i].rank);
-    Append(whole, buffers[i].memory);
-    Append(whole, buffers[i].bytes);
-    Append(whole, Hash128(std::as_bytes(std::span(copies[i]))));
-    Append(whole, Hash128(std::as_bytes(std::span(zeros[i]))));
-  }
-  return PlacementDigest{Hash128(whole)};
-}
-
 }  // namespace
-
-static_assert(sizeof(layout::StridedCopy) == 6 * sizeof(uint64_t), "copies are hashed as they lie in memory");
-static_assert(sizeof(StridedRange) == 4 * sizeof(uint64_t), "so are zeros");
 
 Result<std::shared_ptr<const PlacementPlan>> PlacementPlan::Compile(const model::ModelLayout& layout,
                                                                     const std::vector<RankDescription>& ranks,
@@ -81,14 +59,7 @@ Result<std::shared_ptr<const PlacementPlan>> PlacementPlan::Compile(const model:
   LS_RETURN_IF_ERROR(AppendRowRanges(tensors, layout, parts, ranges));
   plan->row_ranges_ = ranges.TakeRanges();
   plan->column_copies_ = ranges.TakeCopies();
-  plan->digest_ = DigestOf(layout, plan->buffers_, plan->copies_, plan->zeros_);
   return std::shared_ptr<const PlacementPlan>(plan);
-}
-
-uint64_t PlacementPlan::copied_bytes(uint32_t buffer) const {
-  uint64_t bytes = 0;
-  for (const layout::StridedCopy& copy : copies_[buffer]) bytes += copy.bytes();
-  return bytes;
 }
 
 std::span<const RowRange>::iterator PlacementPlan::RowRangeAt(uint64_t offset) const {

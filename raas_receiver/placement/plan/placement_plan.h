@@ -16,13 +16,13 @@
 
 namespace lockstep::placement {
 
-using PlacementDigest = Id128<struct PlacementDigestTag>;
-
 // One memory of one rank (either half's: both are laid out alike). Target offsets count from its begin.
 struct TargetBuffer {
   uint32_t rank = 0;    // position in Compile's list
   uint32_t memory = 0;  // of the rank's description
   uint64_t bytes = 0;
+
+  bool operator==(const TargetBuffer&) const = default;
 };
 
 // Where columns of a row range go: byte c of row r, for c in [column, column + bytes), is byte
@@ -60,7 +60,6 @@ class PlacementPlan {
   const std::vector<TargetBuffer>& buffers() const { return buffers_; }
   // The copies that fill `buffer` from the data section.
   std::span<const layout::StridedCopy> copies(uint32_t buffer) const { return copies_[buffer]; }
-  uint64_t copied_bytes(uint32_t buffer) const;
   // What must be zero besides: padding, and the lower halves of BF16 in F32. Changes never touch it.
   std::span<const StridedRange> zeros(uint32_t buffer) const { return zeros_[buffer]; }
 
@@ -72,9 +71,6 @@ class PlacementPlan {
   // The first range that ends after `offset`; row_ranges().end() when there is none.
   std::span<const RowRange>::iterator RowRangeAt(uint64_t offset) const;
 
-  // Of what the plan does: the layout, the buffers, their copies and zeros.
-  const PlacementDigest& digest() const { return digest_; }
-
  private:
   PlacementPlan() = default;
 
@@ -83,7 +79,6 @@ class PlacementPlan {
   std::vector<std::vector<StridedRange>> zeros_;          // by buffer
   std::vector<RowRange> row_ranges_;
   std::vector<ColumnCopy> column_copies_;
-  PlacementDigest digest_;
 };
 
 }  // namespace lockstep::placement

@@ -1,4 +1,5 @@
 // What the plans of random engines do is compared with what the descriptions say, element by element.
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <set>
@@ -100,11 +101,10 @@ TEST_CASE("Random engines: copies and zeros fill every memory as the description
         [&](uint32_t buffer, uint64_t target, uint64_t source) { expected[buffer].at(target) = data.at(source); },
         [&](uint32_t buffer, uint64_t target) { expected[buffer].at(target) = 0; });
     for (uint32_t buffer = 0; buffer < plan->buffers().size(); ++buffer) {
-      uint64_t bytes = 0;
       std::vector<bool> written(filled[buffer].size());
       for (const layout::StridedCopy& copy : plan->copies(buffer)) {
         for (uint64_t row = 0; row < copy.rows; ++row) {
-          for (uint64_t i = 0; i < copy.row_bytes; ++i, ++bytes) {
+          for (uint64_t i = 0; i < copy.row_bytes; ++i) {
             const uint64_t target = copy.target_offset + row * copy.target_pitch + i;
             REQUIRE_FALSE(written.at(target));
             written[target] = true;
@@ -112,7 +112,6 @@ TEST_CASE("Random engines: copies and zeros fill every memory as the description
           }
         }
       }
-      REQUIRE(bytes == plan->copied_bytes(buffer));
       for (const StridedRange& range : plan->zeros(buffer)) {
         for (uint64_t row = 0; row < range.rows; ++row) {
           for (uint64_t i = 0; i < range.row_bytes; ++i) {
@@ -196,19 +195,20 @@ TestEngine Redescribed(layout::Random& random, const TestEngine& engine) {
   return other;
 }
 
-TEST_CASE("Random engines: the digest is of what a plan does, not of how it was described") {
-  std::set<PlacementDigest> digests;
+TEST_CASE("Random engines: a plan does the same, however the ranks are described") {
   for (uint64_t seed = 0; seed < kCases; ++seed) {
     CAPTURE(seed);
     layout::Random random(seed);
     const TestEngine engine = RandomEngineMaker(random).Make();
     const auto plan = Compile(engine);
     const auto other = Compile(Redescribed(random, engine));
-    REQUIRE(other->digest() == plan->digest());
+    REQUIRE(other->buffers() == plan->buffers());
+    for (uint32_t buffer = 0; buffer < plan->buffers().size(); ++buffer) {
+      REQUIRE(std::ranges::equal(other->copies(buffer), plan->copies(buffer)));
+      REQUIRE(std::ranges::equal(other->zeros(buffer), plan->zeros(buffer)));
+    }
     REQUIRE(other->row_ranges().size() == plan->row_ranges().size());
-    digests.insert(plan->digest());
   }
-  CHECK(digests.size() > kCases * 9 / 10);
 }
 
 }  // namespace

@@ -48,7 +48,7 @@ class Maker {
     MemoryDescription& memory = engine_.ranks[rank].halves[0][0];
     engine_.ranks[rank].parameters.push_back({.name = name,
                                               .shape = shape,
-                                              .strides = layout::TensorView::Contiguous(shape, 1, 0).strides,
+                                              .strides = layout::ContiguousStrides(shape),
                                               .offset = memory.bytes,
                                               .slices = std::move(slices)});
     memory.bytes += layout::ElementCount(shape) * 2;
@@ -140,7 +140,9 @@ std::shared_ptr<const PlacementPlan> CheckPlan(const Mixture& mixture) {
   for (const RowRange& range : (*plan)->row_ranges()) covered += range.rows * range.pitch;
   CHECK(covered == engine.layout->data_bytes());
   for (uint32_t buffer = 0; buffer < mixture.ranks; ++buffer) {
-    CHECK((*plan)->copied_bytes(buffer) == engine.ranks[buffer].halves[0][0].bytes);
+    uint64_t copied = 0;
+    for (const layout::StridedCopy& copy : (*plan)->copies(buffer)) copied += copy.bytes();
+    CHECK(copied == engine.ranks[buffer].halves[0][0].bytes);
   }
   return *plan;
 }

@@ -31,7 +31,7 @@ inline EngineParameter Parameter(const std::string& name, const layout::Extents&
                                  std::vector<Slice> slices) {
   return {.name = name,
           .shape = shape,
-          .strides = layout::TensorView::Contiguous(shape, 1, 0).strides,
+          .strides = layout::ContiguousStrides(shape),
           .offset = offset,
           .slices = std::move(slices)};
 }
@@ -76,6 +76,12 @@ inline Places WhereTo(const PlacementPlan& plan, uint64_t position) {
     where.emplace_back(copy.buffer, copy.target_offset + row * copy.target_pitch + (column - copy.column));
   }
   return where;
+}
+
+inline uint64_t CopiedBytes(const PlacementPlan& plan, uint32_t buffer) {
+  uint64_t bytes = 0;
+  for (const layout::StridedCopy& copy : plan.copies(buffer)) bytes += copy.bytes();
+  return bytes;
 }
 
 inline std::vector<StridedRange> Zeros(const PlacementPlan& plan, uint32_t buffer) {

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "common/base/text.h"
-#include "common/layout/strided_copy.h"
 
 namespace lockstep::placement {
 

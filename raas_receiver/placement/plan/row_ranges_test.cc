@@ -147,7 +147,7 @@ TEST_CASE("A scalar and an empty tensor are placed, and a rank may hold nothing"
   nothing.halves = {{}};
   const auto plan = Compile(*layout, {Rank(0, {Same("scalar", {}, 6), Same("empty", {0, 4}, 0)}), nothing});
   CHECK(plan->buffers().size() == 1);
-  CHECK(plan->copied_bytes(0) == 2);
+  CHECK(CopiedBytes(*plan, 0) == 2);
   CHECK(WhereTo(*plan, 1) == Places{{0, 7}});
   CHECK(Compile(*layout, {Rank(0, {Same("scalar", {}, 6)})})->row_ranges().size() == 1);
 }

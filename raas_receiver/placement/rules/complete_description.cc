@@ -126,52 +126,46 @@ class Matcher {
   std::unordered_map<std::string_view, size_t> by_name_;
 };
 
-// Completes ranks of one engine, which share what is known of the layout.
-class Completer {
- public:
-  explicit Completer(const model::ModelLayout& layout) : layout_(layout) {}
-
-  Result<Names> Complete(RankDescription& description) {
-    if (description.place.engine == "described") return TensorsWithoutSlice(layout_, description);
-    for (const EngineParameter& parameter : description.parameters) {
-      if (parameter.slices.empty() && parameter.padding.empty()) continue;
-      return Status(ErrorCode::kBadData, Cat("parameter ", parameter.name,
-                                             " says what it is made of, which only an engine \"described\" does"));
-    }
-    if (description.place.engine == "huggingface") return CompleteWhole(layout_, description);
-    return CompleteByRules(description);
+// `index` is made when it is first needed: all ranks of an engine share it.
+Result<Names> CompleteByRules(const model::ModelLayout& layout, std::optional<LayoutIndex>& index,
+                              RankDescription& description) {
+  if (!index) {
+    LS_ASSIGN_OR_RETURN(index, LayoutIndex::Create(layout));
   }
-
- private:
-  Result<Names> CompleteByRules(RankDescription& description) {
-    if (!index_) {
-      LS_ASSIGN_OR_RETURN(index_, LayoutIndex::Create(layout_));
-    }
-    LS_ASSIGN_OR_RETURN(Expansion expansion, Expand(*index_, description.place));
-    Matcher matcher(std::move(expansion));
-    for (EngineParameter& parameter : description.parameters) {
-      LS_RETURN_IF_ERROR(matcher.Complete(description.place, parameter));
-    }
-    LS_RETURN_IF_ERROR(matcher.CheckNoneForgotten());
-    return matcher.TakeUnused();
+  LS_ASSIGN_OR_RETURN(Expansion expansion, Expand(*index, description.place));
+  Matcher matcher(std::move(expansion));
+  for (EngineParameter& parameter : description.parameters) {
+    LS_RETURN_IF_ERROR(matcher.Complete(description.place, parameter));
   }
+  LS_RETURN_IF_ERROR(matcher.CheckNoneForgotten());
+  return matcher.TakeUnused();
+}
 
-  const model::ModelLayout& layout_;
-  std::optional<LayoutIndex> index_;
-};
+Result<Names> Complete(const model::ModelLayout& layout, std::optional<LayoutIndex>& index,
+                       RankDescription& description) {
+  if (description.place.engine == "described") return TensorsWithoutSlice(layout, description);
+  for (const EngineParameter& parameter : description.parameters) {
+    if (parameter.slices.empty() && parameter.padding.empty()) continue;
+    return Status(ErrorCode::kBadData, Cat("parameter ", parameter.name,
+                                           " says what it is made of, which only an engine \"described\" does"));
+  }
+  if (description.place.engine == "huggingface") return CompleteWhole(layout, description);
+  return CompleteByRules(layout, index, description);
+}
 
 }  // namespace
 
 Result<std::vector<std::string>> CompleteDescription(const model::ModelLayout& layout, RankDescription& description) {
-  return Completer(layout).Complete(description);
+  std::optional<LayoutIndex> index;
+  return Complete(layout, index, description);
 }
 
 Result<std::vector<std::string>> CompleteDescriptions(const model::ModelLayout& layout,
                                                       std::vector<RankDescription>& ranks) {
-  Completer completer(layout);
+  std::optional<LayoutIndex> index;
   std::unordered_map<std::string, size_t> leaving;  // ranks, by tensor
   for (RankDescription& rank : ranks) {
-    Result<Names> unused = completer.Complete(rank);
+    Result<Names> unused = Complete(layout, index, rank);
     if (!unused.ok()) return unused.status().WithContext(Cat("rank ", rank.rank));
     for (std::string& name : *unused) ++leaving[std::move(name)];
   }

@@ -3,6 +3,7 @@
 
 #include "common/base/text.h"
 #include "raas_receiver/placement/rules/rules.h"
+#include "raas_receiver/placement/rules/rules_testing.h"
 #include "raas_receiver/placement/rules/test_layouts.h"
 
 namespace lockstep::placement {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/base/text.h"
+#include "common/layout/strided_copy.h"
 
 namespace lockstep::placement {
 namespace {
@@ -199,14 +200,8 @@ Status WrongTensor(const model::TensorMeta& tensor, std::string_view what) {
 Status CutTensors(const ParameterRule& row, const TensorList& tensors, const EngineRules& engine,
                   const EnginePlace& place, EngineParameter& parameter) {
   LS_RETURN_IF_ERROR(CutByRow(row, tensors, engine, place, parameter));
-  parameter.strides = ContiguousStrides(parameter.shape);
+  parameter.strides = layout::ContiguousStrides(parameter.shape);
   return OkStatus();
-}
-
-layout::Extents ContiguousStrides(const layout::Extents& shape) {
-  layout::Extents strides(shape.size(), 1);
-  for (size_t k = shape.size(); k > 1; --k) strides[k - 2] = strides[k - 1] * shape[k - 1];
-  return strides;
 }
 
 }  // namespace lockstep::placement

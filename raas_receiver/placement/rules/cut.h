@@ -37,8 +37,6 @@ struct ExpertRange {
 };
 Result<ExpertRange> LocalExperts(uint64_t experts, GroupPlace group, bool uneven);
 
-layout::Extents ContiguousStrides(const layout::Extents& shape);
-
 // kBadData: the tensor, its shape, and `what` is wrong with it.
 Status WrongTensor(const model::TensorMeta& tensor, std::string_view what);
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "common/base/text.h"
+#include "common/layout/strided_copy.h"
 #include "raas_receiver/placement/rules/cut.h"
 
 namespace lockstep::placement {
@@ -123,7 +124,7 @@ Status CutExperts(const ParameterRule& row, const ExpertTensors& tensors, const 
   if (!tensors.shared.empty()) PutExpert(tensors.shared, shape, local.count, parameter);
   const uint64_t slots = local.count + (tensors.shared.empty() ? 0 : 1);
   parameter.shape = {slots, shape.parts * shape.rank_rows(), shape.rank_columns()};
-  parameter.strides = ContiguousStrides(parameter.shape);
+  parameter.strides = layout::ContiguousStrides(parameter.shape);
   return OkStatus();
 }
 

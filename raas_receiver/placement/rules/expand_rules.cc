@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
-#include <optional>
 #include <utility>
 
 #include "common/base/text.h"
@@ -26,7 +25,7 @@ struct RuleTable {
 };
 
 Result<RuleTable> FindTable(const EnginePlace& place) {
-  for (const EngineRules* engine : Engines()) {
+  for (const EngineRules* engine : kEngines) {
     if (engine->name != place.engine) continue;
     for (const FamilyRules& family : engine->families) {
       if (family.model_type == place.family) return RuleTable{engine, &family};
@@ -211,15 +210,17 @@ Status Expander::TakeTheRest() {
 
 }  // namespace
 
-std::span<const EngineRules* const> Engines() {
-  return kEngines;
-}
-
-std::string_view NextPart(std::string_view& text) {
-  const size_t bar = text.find('|');
-  const std::string_view part = text.substr(0, bar);
-  text = bar == std::string_view::npos ? std::string_view() : text.substr(bar + 1);
-  return part;
+std::string KnownEngines() {
+  std::string text = "described, huggingface";
+  for (const EngineRules* engine : kEngines) {
+    text += "; ";
+    text += engine->name;
+    for (const FamilyRules& family : engine->families) {
+      text += &family == engine->families.data() ? ": " : ", ";
+      text += family.model_type;
+    }
+  }
+  return text;
 }
 
 Result<Expansion> Expand(const LayoutIndex& index, const EnginePlace& place) {

@@ -15,7 +15,7 @@ namespace lockstep::placement {
 inline constexpr uint32_t kNoLayer = ~uint32_t{0};
 
 struct ExpandedParameter {
-  EngineParameter parameter;             // of the newest release's name, without offset
+  EngineParameter parameter;             // of the newest release's name, without offset; memory 0
   std::vector<std::string> other_names;  // of older releases
   ParameterCut cut = ParameterCut::kWhole;
   uint32_t layer = kNoLayer;
@@ -28,7 +28,8 @@ struct Expansion {
   uint32_t layers = 0;              // of the decoder
 };
 
-// As ExpandRules (rules.h).
+// Every parameter that `place` has of the model. kBadData names the tensor that no rule takes, or the one that a rule
+// misses or cannot cut; kNotFound for an engine or family without a table, saying which there are.
 Result<Expansion> Expand(const LayoutIndex& index, const EnginePlace& place);
 
 }  // namespace lockstep::placement

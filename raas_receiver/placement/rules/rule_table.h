@@ -76,10 +76,4 @@ inline constexpr std::string_view kLayerPrefix = "model.layers.";
 extern const EngineRules kSglang;
 extern const EngineRules kVllm;
 
-// By name.
-std::span<const EngineRules* const> Engines();
-
-// The first of `text`'s '|'-separated parts; `text` loses it and its separator.
-std::string_view NextPart(std::string_view& text);
-
 }  // namespace lockstep::placement

@@ -4,9 +4,7 @@
 // where there are more ranks than those). docs/placement.md shows the tables.
 #pragma once
 
-#include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "common/base/status.h"
@@ -14,17 +12,6 @@
 #include "raas_receiver/placement/description/description.h"
 
 namespace lockstep::placement {
-
-struct ExpandedRules {
-  // With shapes, contiguous strides, slices and padding; memory 0, offsets back to back, each a multiple of 256. A head
-  // that is tied to the embedding is not among them.
-  std::vector<EngineParameter> parameters;
-  std::vector<std::string> unused;  // HuggingFace tensors that the engine does not take (MTP layers)
-};
-
-// Every parameter that `place` has of a model of `layout`. kBadData names the tensor that no rule takes, or the one
-// that a rule misses or cannot cut; kNotFound for an engine or family without a table, saying which there are.
-Result<ExpandedRules> ExpandRules(const model::ModelLayout& layout, const EnginePlace& place);
 
 // Gives the parameters of `description` (which have none, unless its engine is "described") the slices and padding that
 // its place's rules say. A rank may have some of the layers (pipelines), and a head of its own or none where the model

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "common/base/text.h"
+#include "raas_receiver/placement/rules/rules_testing.h"
 #include "raas_receiver/placement/rules/test_layouts.h"
 
 namespace lockstep::placement {

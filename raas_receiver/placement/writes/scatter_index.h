@@ -80,11 +80,6 @@ class ScatterCursor {
   size_t column_ = 0;                     // of columns_
 };
 
-// Calls add(buffer, StridedCopy) for the copies that bring `bytes` of the data section to their buffers, and answers
-// how many of them some buffer takes.
-template <typename Add>
-uint64_t CopiesOfRange(const ScatterIndex& index, ByteRange bytes, Add add);
-
 // Rows [row, row + rows) of a row range, of each the columns [from, to).
 struct RowRangePart {
   uint64_t row = 0;
@@ -97,11 +92,13 @@ struct RowRangePart {
 // bytes.
 std::vector<RowRangePart> PartsOf(const RowRange& rows, ByteRange bytes);
 
+// Calls add(buffer, StridedCopy) for the copies that bring `bytes` of the data section to their buffers, and answers
+// how many of them some buffer takes.
 template <typename Add>
 uint64_t CopiesOfRange(const ScatterIndex& index, ByteRange bytes, Add add) {
   uint64_t taken = 0;
   const auto end = index.row_ranges().end();
-  for (auto rows = index.RowRangeAt(bytes.offset); rows != end && rows->offset < bytes.offset + bytes.bytes; ++rows) {
+  for (auto rows = index.RowRangeAt(bytes.offset); rows != end && rows->offset < bytes.end(); ++rows) {
     for (const RowRangePart& part : PartsOf(*rows, bytes)) {
       for (const ColumnRange& columns : index.column_ranges(*rows)) {
         const uint64_t from = std::max(columns.begin, part.from);

@@ -4,10 +4,6 @@
 #include <atomic>
 #include <mutex>
 
-#include "raas_receiver/placement/writes/scatter_index.h"
-#include "raas_receiver/placement/writes/translate.h"
-#include "raas_receiver/placement/writes/write_list.h"
-
 namespace lockstep::placement {
 namespace {
 
@@ -53,46 +49,19 @@ void FinishAll(const Memories& memories, FirstError& error) {
 
 }  // namespace
 
-// Reached through a pointer, so that what refers to its members stays right when the owner is moved.
-struct StagedWrites::Impl {
-  // Of a chain.
-  Impl(const PlacementPlan& plan, const model::ModelLayout& layout, payload::DeltaChain deltas,
-       std::span<const std::byte> data, const std::vector<bool>& wanted)
-      : data(data),
-        chain(std::move(deltas)),
-        index(std::make_unique<ScatterIndex>(plan, wanted)),
-        translator(std::make_unique<Translator>(*index, layout, chain, data, plan.buffers().size())) {}
-  // Of the whole data section.
-  explicit Impl(std::span<const std::byte> data) : data(data) {}
-
-  Status Stage(const model::ModelLayout& layout, uint64_t memory_limit, WorkerPool& pool);
-  void StageCopies(uint32_t buffer, std::span<const layout::StridedCopy> copies);
-  void StageZeros(uint32_t buffer, std::span<const StridedRange> zeros);
-  Status RunLate(const Memories& memories, WorkerPool& pool) const;
-
-  const std::span<const std::byte> data;
-  const payload::DeltaChain chain;
-  const std::unique_ptr<const ScatterIndex> index;
-  const std::unique_ptr<const Translator> translator;
-  std::vector<BlockIndex> blocks;
-  std::vector<WriteList> lists;
-  std::vector<std::span<const BlockIndex>> late;  // for which there was no memory: translated while writing
-  StagedStats stats;
-};
-
-Status StagedWrites::Impl::Stage(const model::ModelLayout& layout, uint64_t memory_limit, WorkerPool& pool) {
-  LS_ASSIGN_OR_RETURN(blocks, BlocksOf(layout, chain));
+Status StagedWrites::Stage(const model::ModelLayout& layout, uint64_t memory_limit, WorkerPool& pool) {
+  LS_ASSIGN_OR_RETURN(blocks_, translator_->Blocks());
   const size_t at_once = std::max<size_t>(1, kChunkBytes / layout.block_bytes());
-  const size_t chunks = (blocks.size() + at_once - 1) / at_once;
+  const size_t chunks = (blocks_.size() + at_once - 1) / at_once;
   const auto chunk = [&](size_t i) {
-    return std::span(blocks).subspan(i * at_once, std::min(at_once, blocks.size() - i * at_once));
+    return std::span(blocks_).subspan(i * at_once, std::min(at_once, blocks_.size() - i * at_once));
   };
   std::vector<WriteList> staged(chunks);
   std::vector<char> kept(chunks);
   std::atomic<uint64_t> taken{0};
   FirstError error;
   pool.ParallelFor(chunks, [&](size_t i) {
-    Result<WriteList> list = translator->Translate(chunk(i));
+    Result<WriteList> list = translator_->Translate(chunk(i));
     if (!list.ok()) return error.Set(list.status());
     staged[i] = *std::move(list);
     kept[i] = taken.fetch_add(staged[i].staged_bytes) + staged[i].staged_bytes <= memory_limit;
@@ -103,51 +72,51 @@ Status StagedWrites::Impl::Stage(const model::ModelLayout& layout, uint64_t memo
   });
   LS_RETURN_IF_ERROR(error.Get());
   for (size_t i = 0; i < chunks; ++i) {
-    stats.positions += staged[i].positions;
-    stats.written_bytes += staged[i].written_bytes;
+    stats_.positions += staged[i].positions;
+    stats_.written_bytes += staged[i].written_bytes;
     if (!kept[i]) {
-      late.push_back(chunk(i));
+      late_.push_back(chunk(i));
       continue;
     }
-    stats.staged_bytes += staged[i].staged_bytes;
-    lists.push_back(std::move(staged[i]));
+    stats_.staged_bytes += staged[i].staged_bytes;
+    lists_.push_back(std::move(staged[i]));
   }
   return OkStatus();
 }
 
-void StagedWrites::Impl::StageCopies(uint32_t buffer, std::span<const layout::StridedCopy> copies) {
+void StagedWrites::StageCopies(uint32_t buffer, std::span<const layout::StridedCopy> copies) {
   std::vector<layout::StridedCopy> parts;
   for (const layout::StridedCopy& copy : copies) layout::AppendSplit(copy, kChunkBytes, layout::ElementBytes{}, parts);
   for (size_t from = 0; from < parts.size();) {
     uint64_t bytes = 0;
     size_t to = from;
     while (to < parts.size() && (to == from || bytes + parts[to].bytes() <= kChunkBytes)) bytes += parts[to++].bytes();
-    WriteList& list = lists.emplace_back();
+    WriteList& list = lists_.emplace_back();
     list.buffers.push_back(
         {buffer, {}, {parts.begin() + static_cast<ptrdiff_t>(from), parts.begin() + static_cast<ptrdiff_t>(to)}, {}});
-    stats.written_bytes += bytes;
-    stats.staged_bytes += sizeof list + (to - from) * sizeof(layout::StridedCopy);
+    stats_.written_bytes += bytes;
+    stats_.staged_bytes += sizeof list + (to - from) * sizeof(layout::StridedCopy);
     from = to;
   }
 }
 
-void StagedWrites::Impl::StageZeros(uint32_t buffer, std::span<const StridedRange> zeros) {
+void StagedWrites::StageZeros(uint32_t buffer, std::span<const StridedRange> zeros) {
   if (zeros.empty()) return;
-  lists.emplace_back().buffers.push_back({buffer, {}, {}, zeros});
-  for (const StridedRange& range : zeros) stats.written_bytes += range.bytes();
+  lists_.emplace_back().buffers.push_back({buffer, {}, {}, zeros});
+  for (const StridedRange& range : zeros) stats_.written_bytes += range.bytes();
 }
 
 // A few chunks at a time: their lists must live until the memories have finished.
-Status StagedWrites::Impl::RunLate(const Memories& memories, WorkerPool& pool) const {
+Status StagedWrites::RunLate(const Memories& memories, WorkerPool& pool) const {
   FirstError error;
   const size_t at_once = 4 * (pool.size() + 1);
-  for (size_t from = 0; from < late.size() && error.Get().ok(); from += at_once) {
-    std::vector<WriteList> wave(std::min(at_once, late.size() - from));
+  for (size_t from = 0; from < late_.size() && error.Get().ok(); from += at_once) {
+    std::vector<WriteList> wave(std::min(at_once, late_.size() - from));
     pool.ParallelFor(wave.size(), [&](size_t i) {
-      Result<WriteList> list = translator->Translate(late[from + i]);
+      Result<WriteList> list = translator_->Translate(late_[from + i]);
       if (!list.ok()) return error.Set(list.status());
       wave[i] = *std::move(list);
-      error.Set(Write(wave[i], memories, data.data()));
+      error.Set(Write(wave[i], memories, data_.data()));
     });
     FinishAll(memories, error);
   }
@@ -157,38 +126,29 @@ Status StagedWrites::Impl::RunLate(const Memories& memories, WorkerPool& pool) c
 Result<StagedWrites> StagedWrites::FromChain(const PlacementPlan& plan, const model::ModelLayout& layout,
                                              payload::DeltaChain chain, std::span<const std::byte> data,
                                              const std::vector<bool>& wanted, uint64_t memory_limit, WorkerPool& pool) {
-  StagedWrites writes(std::make_unique<Impl>(plan, layout, std::move(chain), data, wanted));
-  LS_RETURN_IF_ERROR(writes.impl_->Stage(layout, memory_limit, pool));
+  StagedWrites writes(data);
+  writes.translator_ = std::make_unique<Translator>(plan, wanted, layout, std::move(chain), data);
+  LS_RETURN_IF_ERROR(writes.Stage(layout, memory_limit, pool));
   return writes;
 }
 
 StagedWrites StagedWrites::Whole(const PlacementPlan& plan, std::span<const std::byte> data,
                                  const std::vector<bool>& wanted) {
-  StagedWrites writes(std::make_unique<Impl>(data));
+  StagedWrites writes(data);
   for (uint32_t buffer = 0; buffer < wanted.size(); ++buffer) {
     if (!wanted[buffer]) continue;
-    writes.impl_->StageCopies(buffer, plan.copies(buffer));
-    writes.impl_->StageZeros(buffer, plan.zeros(buffer));
+    writes.StageCopies(buffer, plan.copies(buffer));
+    writes.StageZeros(buffer, plan.zeros(buffer));
   }
   return writes;
 }
 
 Status StagedWrites::Run(const Memories& memories, WorkerPool& pool) const {
   FirstError error;
-  pool.ParallelFor(impl_->lists.size(),
-                   [&](size_t i) { error.Set(Write(impl_->lists[i], memories, impl_->data.data())); });
+  pool.ParallelFor(lists_.size(), [&](size_t i) { error.Set(Write(lists_[i], memories, data_.data())); });
   FinishAll(memories, error);
   LS_RETURN_IF_ERROR(error.Get());
-  return impl_->RunLate(memories, pool);
+  return RunLate(memories, pool);
 }
-
-const StagedStats& StagedWrites::stats() const {
-  return impl_->stats;
-}
-
-StagedWrites::StagedWrites(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-StagedWrites::StagedWrites(StagedWrites&&) noexcept = default;
-StagedWrites& StagedWrites::operator=(StagedWrites&&) noexcept = default;
-StagedWrites::~StagedWrites() = default;
 
 }  // namespace lockstep::placement

@@ -19,9 +19,7 @@
 #include "common/base/status.h"
 #include "common/base/worker_pool.h"
 #include "common/model/layout.h"
-#include "raas_receiver/placement/memory/target_memory.h"
-#include "raas_receiver/placement/plan/placement_plan.h"
-#include "raas_receiver/replica/apply.h"
+#include "raas_receiver/placement/writes/translate.h"
 
 namespace lockstep::placement {
 
@@ -49,16 +47,21 @@ class StagedWrites {
   // Writes, and waits until all is there. May be run again. After an error the memories hold a mix.
   Status Run(const Memories& memories, WorkerPool& pool) const;
 
-  const StagedStats& stats() const;
-
-  StagedWrites(StagedWrites&&) noexcept;
-  StagedWrites& operator=(StagedWrites&&) noexcept;
-  ~StagedWrites();
+  const StagedStats& stats() const { return stats_; }
 
  private:
-  struct Impl;
-  explicit StagedWrites(std::unique_ptr<Impl> impl);
-  std::unique_ptr<Impl> impl_;
+  explicit StagedWrites(std::span<const std::byte> data) : data_(data) {}
+  Status Stage(const model::ModelLayout& layout, uint64_t memory_limit, WorkerPool& pool);
+  void StageCopies(uint32_t buffer, std::span<const layout::StridedCopy> copies);
+  void StageZeros(uint32_t buffer, std::span<const StridedRange> zeros);
+  Status RunLate(const Memories& memories, WorkerPool& pool) const;
+
+  std::span<const std::byte> data_;
+  std::unique_ptr<const Translator> translator_;  // of a chain
+  std::vector<BlockIndex> blocks_;
+  std::vector<WriteList> lists_;
+  std::vector<std::span<const BlockIndex>> late_;  // for which there was no memory: translated while writing
+  StagedStats stats_;
 };
 
 }  // namespace lockstep::placement

@@ -58,9 +58,9 @@ size_t EndOfByteRun(std::span<const uint32_t> positions, size_t from, uint64_t l
 }  // namespace
 
 struct Translator::Scratch {
-  payload::Changes changes;
+  std::vector<uint32_t> positions;
   PositionSet set;
-  bool whole = false;  // the block is to be copied; else `changes.positions` are what changes
+  bool whole = false;  // the block is to be copied; else `positions` are what changes
   WriteListBuilder builder;
 };
 
@@ -81,7 +81,7 @@ Status Translator::AddBlock(BlockIndex block, ScatterCursor& cursor, Scratch& sc
   const ByteRange range = layout_.block_range(block);
   const uint32_t unit = layout_.block_unit(block);
   LS_RETURN_IF_ERROR(FindPositions(block, scratch));
-  if (!scratch.whole && ListIsWorthIt(scratch.changes.positions.size(), unit, range.bytes)) {
+  if (!scratch.whole && ListIsWorthIt(scratch.positions.size(), unit, range.bytes)) {
     AddUnits(range, unit, cursor, scratch);
     return OkStatus();
   }
@@ -103,53 +103,51 @@ Status Translator::FindPositions(BlockIndex block, Scratch& scratch) const {
       scratch.whole = true;
       continue;
     }
-    if (entries++ == 1) scratch.set.Add(scratch.changes.positions);
-    const Status status = payload::DecodePositions(step->data(*entry), unit, bytes, scratch.changes.positions);
+    if (entries++ == 1) scratch.set.Add(scratch.positions);
+    const Status status = payload::DecodePositions(step->data(*entry), unit, bytes, scratch.positions);
     if (!status.ok()) {
       scratch.set.Clear();
       return status.WithContext(Cat("version ", step->target().version, ", block ", block));
     }
-    if (entries > 1) scratch.set.Add(scratch.changes.positions);
+    if (entries > 1) scratch.set.Add(scratch.positions);
   }
-  if (entries > 1) scratch.set.Drain(scratch.changes.positions);
+  if (entries > 1) scratch.set.Drain(scratch.positions);
   return OkStatus();
 }
 
 void Translator::AddUnits(ByteRange range, uint32_t unit, ScatterCursor& cursor, Scratch& scratch) const {
-  std::vector<uint32_t>& positions = scratch.changes.positions;
+  std::vector<uint32_t>& positions = scratch.positions;
   for (uint32_t& position : positions) position *= unit;
   for (size_t from = 0; from < positions.size();) {
     const ByteRun run = cursor.At(range.offset + positions[from]);
     const size_t to = EndOfByteRun(positions, from, run.end - range.offset);
     const std::span<const uint32_t> units = std::span(positions).subspan(from, to - from);
     from = to;
-    bool first = true;
     for (const TargetOffset& target : run.targets) {
       const uint64_t to_byte = range.offset + target.shift + run.row * target.row_shift;
-      if (first) {
+      if (&target == run.targets.data()) {
         scratch.builder.Add(target.buffer, unit, data_.data() + range.offset, to_byte, units);
       } else {
         scratch.builder.AddAgain(target.buffer, unit, to_byte, units);
       }
-      first = false;
     }
-    if (!first) scratch.builder.CountPositions(units.size());
+    if (!run.targets.empty()) scratch.builder.CountPositions(units.size());
   }
 }
 
-Result<std::vector<BlockIndex>> BlocksOf(const model::ModelLayout& layout, const payload::DeltaChain& chain) {
-  std::vector<bool> touched(layout.block_count());
-  for (const auto& step : chain) {
+Result<std::vector<BlockIndex>> Translator::Blocks() const {
+  std::vector<bool> touched(layout_.block_count());
+  for (const auto& step : chain_) {
     for (const payload::PayloadEntry& entry : step->entries()) {
-      if (entry.block >= layout.block_count()) {
+      if (entry.block >= layout_.block_count()) {
         return Status(ErrorCode::kCorrupt, Cat("version ", step->target().version, " changes block ", entry.block,
-                                               " of ", layout.block_count()));
+                                               " of ", layout_.block_count()));
       }
       touched[entry.block] = true;
     }
   }
   std::vector<BlockIndex> blocks;
-  for (BlockIndex block = 0; block < layout.block_count(); ++block) {
+  for (BlockIndex block = 0; block < layout_.block_count(); ++block) {
     if (touched[block]) blocks.push_back(block);
   }
   return blocks;

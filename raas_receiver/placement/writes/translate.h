@@ -15,13 +15,16 @@
 
 namespace lockstep::placement {
 
-// Thread-safe. Everything it is made of outlives it.
+// Thread-safe. The plan, the layout, the chain's payloads and the data section outlive it.
 class Translator {
  public:
-  Translator(const ScatterIndex& index, const model::ModelLayout& layout, const payload::DeltaChain& chain,
-             std::span<const std::byte> data, size_t buffers)
-      : index_(index), layout_(layout), chain_(chain), data_(data), buffers_(buffers) {}
+  // For the buffers in `wanted`.
+  Translator(const PlacementPlan& plan, const std::vector<bool>& wanted, const model::ModelLayout& layout,
+             payload::DeltaChain chain, std::span<const std::byte> data)
+      : index_(plan, wanted), layout_(layout), chain_(std::move(chain)), data_(data), buffers_(plan.buffers().size()) {}
 
+  // Blocks that some step has an entry for, rising. kCorrupt for one that the layout does not have.
+  Result<std::vector<BlockIndex>> Blocks() const;
   // The writes of `blocks` (rising, each with an entry in some step): the units that any step changes, with their
   // values in `data`. kCorrupt for an entry that cannot be decoded.
   Result<WriteList> Translate(std::span<const BlockIndex> blocks) const;
@@ -33,14 +36,11 @@ class Translator {
   Status FindPositions(BlockIndex block, Scratch& scratch) const;
   void AddUnits(ByteRange range, uint32_t unit, ScatterCursor& cursor, Scratch& scratch) const;
 
-  const ScatterIndex& index_;
+  const ScatterIndex index_;
   const model::ModelLayout& layout_;
-  const payload::DeltaChain& chain_;
+  const payload::DeltaChain chain_;
   const std::span<const std::byte> data_;
   const size_t buffers_;
 };
-
-// Blocks that some step of `chain` has an entry for, rising. kCorrupt for one that `layout` does not have.
-Result<std::vector<BlockIndex>> BlocksOf(const model::ModelLayout& layout, const payload::DeltaChain& chain);
 
 }  // namespace lockstep::placement

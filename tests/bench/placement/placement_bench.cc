@@ -5,8 +5,10 @@
 #include <string>
 #include <vector>
 
+#include "raas_receiver/placement/description/description_testing.h"
 #include "raas_receiver/placement/plan/placement_plan.h"
 #include "raas_receiver/placement/rules/rules.h"
+#include "raas_receiver/placement/rules/rules_testing.h"
 #include "raas_receiver/placement/rules/test_layouts.h"
 #include "tests/bench/common/or_die.h"
 #include "tests/bench/common/report.h"

@@ -12,7 +12,7 @@
 #include "common/model/safetensors.h"
 #include "common/os/segment.h"
 #include "kernels/apply.h"
-#include "raas_receiver/placement/rules/rules.h"
+#include "raas_receiver/placement/rules/rules_testing.h"
 #include "raas_receiver/placement/writes/staged_writes.h"
 #include "tests/bench/common/memory.h"
 #include "tests/bench/common/or_die.h"

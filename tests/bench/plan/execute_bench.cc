@@ -52,7 +52,7 @@ void Run(bool quick) {
   for (uint32_t rank = 0; rank < kRanks; ++rank) {
     ranks.push_back(MemoryOf(sheets[rank], static_cast<uint8_t>(rank)));
     held += ranks.back().bytes;
-    const exporter::LocalsBySource by_source(plan::SourcesOfRank(model, rank), model.sources.size());
+    const exporter::LocalsBySource by_source = exporter::LocalsOfRank(model, rank);
     lists.push_back(
         OrDie(exporter::LowerCopies(model, exporter::ChunksOf(model, plan.ranks[rank]), ranks[rank].locals, by_source))
             .changing);
@@ -64,8 +64,7 @@ void Run(bool quick) {
   const auto execute = [&] {
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
       OrDie(exporter::Place(lists[rank].copies, ranks[rank].locals, half, placed));
-      OrDie(engine->Start(placed));
-      OrDie(engine->Finish());
+      OrDie(engine->Run(placed));
     }
   };
   // In turn, so that both meet the same neighbours on the machine.

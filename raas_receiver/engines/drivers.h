@@ -1,0 +1,44 @@
+// The drivers of all kinds but "none", for the table in driver_kind.cc.
+#pragma once
+
+#include <memory>
+
+#include "raas_receiver/engines/driver.h"
+
+namespace lockstep::engines {
+
+// ---- a command that controls an engine, whatever it is ----
+
+// Load and Resume run the command by /bin/sh, with LOCKSTEP_MODEL, LOCKSTEP_RUN (hex), LOCKSTEP_VERSION, LOCKSTEP_PATH
+// (the published directory) and LOCKSTEP_MODE in its environment. Exit status 0 means that the engine serves the
+// version, any other that it serves what it served before: tried again, then reported. After an attempt that was
+// killed, or whose command died of a signal (which a shell also reports as 128 and its number), nobody knows.
+//
+// Errors are kAborted for an exit status or a signal and kDeadline for a timeout, with the end of the command's output.
+// Pause does nothing, because a command is run once a version is there. Nobody can distinguish a command's engine from
+// one that was restarted: StillServes is always true. Cancel kills a running command.
+Result<std::unique_ptr<EngineDriver>> NewHookDriver(const DriverKind& kind, EngineOptions options);
+
+// ---- an SGLang server ----
+
+// Directory: /pause_generation, /flush_cache, /update_weights_from_disk with flush_cache false, /flush_cache once,
+// /update_weight_version, /continue_generation. In place: the same without the update.
+//
+// Its answers are those of rank 0 of the first data-parallel replica: that a read failed on another rank, or that
+// another replica still runs something, it does not say. It must have one HTTP worker (--tokenizer-worker-num 1, the
+// default): of several, one would receive pauses and names, and any would answer.
+//
+// Pause modes: "retract" (the default: running requests wait, and are computed again with the new weights) and "abort"
+// (they end with what they have). "in_place" keeps the old cache under them, which no flush can drop: refused.
+Result<std::unique_ptr<EngineDriver>> NewSglangDriver(const DriverKind& kind, EngineOptions options);
+
+// ---- a vLLM server, with VLLM_SERVER_DEV_MODE=1 in its environment ----
+
+// Directory: /pause, /collective_rpc of reload_weights with the path, /reset_prefix_cache, /update_weight_version,
+// /resume. In place: the same without the reload.
+//
+// Pause modes: "keep" (the default: running requests wait, and are computed again with the new weights), "wait" (they
+// end first) and "abort" (they end with what they have). After "wait" and "abort" new requests are refused meanwhile.
+Result<std::unique_ptr<EngineDriver>> NewVllmDriver(const DriverKind& kind, EngineOptions options);
+
+}  // namespace lockstep::engines

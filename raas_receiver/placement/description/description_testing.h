@@ -1,0 +1,80 @@
+// For tests and benchmarks: descriptions as engines write them.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "common/json/json_reader.h"
+#include "raas_receiver/placement/description/description.h"
+
+namespace lockstep::placement {
+
+using OrderedJson = nlohmann::ordered_json;
+
+inline Result<RankDescription> ParseDescription(std::string_view text) {
+  LS_ASSIGN_OR_RETURN(const json::Json document, json::ParseJson(text, {.key = "description"}, uint64_t{1} << 28));
+  return ReadDescription(document);
+}
+
+inline OrderedJson ToJson(const GroupPlace& group) {
+  return {{"size", group.size}, {"rank", group.rank}};
+}
+
+inline OrderedJson ToJson(const EnginePlace& place) {
+  OrderedJson json = {{"engine", place.engine}};
+  if (!place.family.empty()) json["family"] = place.family;
+  json["tensor"] = ToJson(place.tensor);
+  json["expert"] = ToJson(place.expert);
+  json["expert_tensor"] = ToJson(place.expert_tensor);
+  if (place.key_value_heads != 0) json["key_value_heads"] = place.key_value_heads;
+  if (place.fused_shared_experts) json["fused_shared_experts"] = true;
+  return json;
+}
+
+inline OrderedJson ToJson(const MemoryDescription& memory) {
+  if (memory.kind == MemoryKind::kHost) return {{"kind", "host"}, {"bytes", memory.bytes}};
+  return {{"kind", "cuda"},
+          {"bytes", memory.bytes},
+          {"device", memory.device},
+          {"handle", HexEncode(memory.handle)},
+          {"offset", memory.offset}};
+}
+
+inline OrderedJson ToJson(const EngineParameter& parameter) {
+  OrderedJson json = {
+      {"name", parameter.name}, {"dtype", model::FindDType(parameter.dtype)->name}, {"shape", parameter.shape}};
+  if (parameter.strides != layout::ContiguousStrides(parameter.shape)) json["strides"] = parameter.strides;
+  if (parameter.memory != 0) json["memory"] = parameter.memory;
+  json["offset"] = parameter.offset;
+  for (const Slice& slice : parameter.slices) {
+    json["slices"].push_back(
+        {{"tensor", slice.tensor}, {"from", slice.from}, {"shape", slice.shape}, {"at", slice.at}});
+  }
+  for (const Padding& padding : parameter.padding) {
+    json["padding"].push_back({{"at", padding.at}, {"shape", padding.shape}});
+  }
+  return json;
+}
+
+// The text that ParseDescription gives `description` back for.
+inline std::string ToJson(const RankDescription& description) {
+  OrderedJson halves = OrderedJson::array();
+  for (const auto& half : description.halves) {
+    OrderedJson memories = OrderedJson::array();
+    for (const MemoryDescription& memory : half) memories.push_back(ToJson(memory));
+    halves.push_back(std::move(memories));
+  }
+  OrderedJson parameters = OrderedJson::array();
+  for (const EngineParameter& parameter : description.parameters) parameters.push_back(ToJson(parameter));
+  const OrderedJson document = {{"format", 1},
+                                {"rank", description.rank},
+                                {"world", description.world},
+                                {"place", ToJson(description.place)},
+                                {"halves", std::move(halves)},
+                                {"parameters", std::move(parameters)}};
+  return document.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+}
+
+}  // namespace lockstep::placement
