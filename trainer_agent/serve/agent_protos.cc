@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "common/rpc/status_mapping.h"
+#include "common/wire/features.h"
 
 namespace lockstep::serve {
 namespace {
@@ -14,6 +15,12 @@ Result<Id> IdOf(const std::string& bytes) {
   const auto raw = Bytes16(bytes);
   if (!raw.ok()) return Status(ErrorCode::kBadData, raw.status().message());
   return Id{*raw};
+}
+
+// What the receiver that calls itself `line` decodes. kProtocol when it has no protocol in common with this agent.
+Result<std::vector<payload::CodecLevel>> LevelsFor(const std::string& line) {
+  LS_ASSIGN_OR_RETURN(const peer::Peer receiver, wire::MeetPeer(wire::Self("trainer_agent"), line, "raas_receiver"));
+  return wire::LevelsOf(receiver);
 }
 
 v1::PullMode ToProto(PlanMode mode) {
@@ -48,6 +55,7 @@ Result<PullRequest> FromProto(const v1::OpenPullRequest& request) {
   LS_ASSIGN_OR_RETURN(wanted.held, FromProto(request.held()));
   LS_ASSIGN_OR_RETURN(wanted.held_digest, IdOf<ManifestDigest>(request.held_digest()));
   LS_ASSIGN_OR_RETURN(wanted.layout, IdOf<LayoutDigest>(request.layout_digest()));
+  LS_ASSIGN_OR_RETURN(wanted.levels, LevelsFor(request.peer()));
   return wanted;
 }
 
@@ -57,6 +65,7 @@ Result<LiveRequest> FromProto(const v1::OpenLiveRequest& request) {
                      .lanes = request.lanes_wanted(),
                      .link_bytes_per_s = request.link_bytes_per_s()};
   LS_ASSIGN_OR_RETURN(wanted.layout, IdOf<LayoutDigest>(request.layout_digest()));
+  LS_ASSIGN_OR_RETURN(wanted.levels, LevelsFor(request.peer()));
   return wanted;
 }
 
