@@ -4,6 +4,7 @@
 #include <ostream>
 
 #include "common/base/text.h"
+#include "common/base/version.h"
 #include "common/net/host_port.h"
 #include "common/telemetry/build_info.h"
 
@@ -104,8 +105,7 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
   Invocation invocation;
   Words words;
   CLI::App app("Shows and steers Lockstep's daemons", "lockstepctl");
-  app.set_version_flag("--version",
-                       Cat("lockstepctl ", telemetry::kProjectVersion, " (", telemetry::BuildRevision(), ")"));
+  app.set_version_flag("--version", Cat("lockstepctl ", kVersion, " (", telemetry::BuildRevision(), ")"));
   app.add_option("--agent", words.agent, "Talk to this trainer_agent [$LOCKSTEP_AGENT, 127.0.0.1:7700]")
       ->type_name("HOST:PORT");
   app.add_option("--receiver", words.receivers, "Talk to this raas_receiver [$LOCKSTEP_RECEIVER, 127.0.0.1:7710]")

@@ -23,7 +23,7 @@ source=$(mktemp -d)
 trap 'rm -rf "$source"' EXIT
 
 bazel build --noshow_progress --ui_event_filters=-info "${config[@]}" //export_plugin:liblockstep.so
-cp -r python/. "$source"
+cp -rL python/. LICENSE "$source"
 install -m 755 bazel-bin/export_plugin/liblockstep.so "$source/lockstep/liblockstep.so"
 mkdir -p "$target"
 "${PYTHON:-python3}" -m pip wheel --quiet --no-deps --no-index --no-build-isolation --wheel-dir "$target" "$source"

@@ -239,7 +239,7 @@ void lockstep_free(void* memory);
 /* 1: local tensors may lie in GPU memory. 0: this library was built without --config=cuda, and they may not. */
 int lockstep_has_cuda(void);
 
-/* "0.1.0" */
+/* The project's release, as "1.2.3". */
 const char* lockstep_version(void);
 
 #ifdef __cplusplus

@@ -5,6 +5,7 @@
 #   tests/run.sh                     everything
 #   tests/run.sh --cpp | --python    only the C++ unit tests, or only pytest (everything is built for it, too)
 #   tests/run.sh -k EXPRESSION       only the Python tests that match (implies --python)
+#   tests/run.sh --checks            clang-tidy, sanitizers and fuzzers too, while the Python tests run
 #   tests/run.sh --config=asan ...   options for Bazel
 #   tests/run.sh --check NAME=STATUS counts a check that the caller made as one more test
 #   tests/run.sh --stage NAME=SECONDS lists a stage that the caller ran, before those of this script
@@ -22,7 +23,7 @@ usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"; }
 # Python packages from PyPI, pinned; nothing to do when the pins have not changed since the last time.
 install_python() {
   cmp -s tests/requirements.txt "$VENV/requirements.txt" && return
-  python3 -m venv --clear "$VENV" && "$VENV/bin/pip" install --quiet -r tests/requirements.txt ||
+  { python3 -m venv --clear "$VENV" && "$VENV/bin/pip" install --quiet -r tests/requirements.txt; } ||
     not_installed tests/requirements.txt
   cp tests/requirements.txt "$VENV/requirements.txt"
 }
@@ -46,14 +47,46 @@ not_installed() {
   exit 69
 }
 
+run_check() {
+  case $1 in
+    clang-tidy) nice "$VENV/bin/python" tests/checks/tidy.py ;;
+    fuzz) nice tests/fuzz/run.sh --seconds-each 5 ;;
+    *) tests/checks/sanitizers.sh "$1" ;;
+  esac
+}
+
+CHECKS=(clang-tidy asan tsan fuzz)
+
+# They compute and give way; Python tests mostly wait.
+run_checks() {
+  local check status
+  for check in "${CHECKS[@]}"; do
+    SECONDS=0 status=0
+    run_check "$check" >"$RESULTS/$check.log" 2>&1 || status=$?
+    echo "--check $check=$status --stage beside-the-Python-tests:$check=$SECONDS" >"$RESULTS/$check.outcome"
+  done
+}
+
+# Adds what came of them, and shows the log of each that failed.
+take_checks() {
+  local check outcome
+  for check in "${CHECKS[@]}"; do
+    outcome=$(cat "$RESULTS/$check.outcome" || echo "--check $check=1")
+    read -ra outcome <<<"$outcome"
+    summary+=("${outcome[@]}")
+    [[ ${outcome[1]} == *=0 ]] || tail -n 60 "$RESULTS/$check.log"
+  done
+}
+
 main() {
-  local cpp=true python=true bazel_options=() pytest_options=() summary=()
+  local cpp=true python=true checks=false bazel_options=() pytest_options=() summary=()
   while (($# > 0)); do
     case $1 in
       --cpp) python=false ;;
       --python) cpp=false ;;
       -k) cpp=false pytest_options+=(-k "${2:?-k needs an expression}") && shift ;;
       --config=*) bazel_options+=("$1") ;;
+      --checks) checks=true ;;
       --check) summary+=(--check "${2:?--check needs NAME=STATUS}") && shift ;;
       --stage) summary+=(--stage "${2:?--stage needs NAME=SECONDS}") && shift ;;
       -h | --help) usage && return ;;
@@ -67,8 +100,8 @@ main() {
   end_of_stage "install"
   rm -rf "$RESULTS" && mkdir -p "$RESULTS"
 
-  local bazel_command=build status=0
-  $cpp && bazel_command=test
+  local bazel_command="build" status=0
+  $cpp && bazel_command="test"
   bazel_options+=(--keep_going --build_event_json_file="$RESULTS/bazel.json")
   bazel "$bazel_command" "${bazel_options[@]}" //... || status=$?
   end_of_stage "$($cpp && echo "build and C++ tests" || echo "build")"
@@ -83,11 +116,19 @@ main() {
     install_python
     install_vllm
     end_of_stage "Python install"
+    if $checks; then run_checks & fi
     status=0
     pytest_options+=(-c tests/pytest.ini --rootdir=. --junitxml="$RESULTS/pytest.xml")
     "$VENV/bin/python" -m pytest "${pytest_options[@]}" tests python/tests || status=$?
     end_of_stage "Python tests"
-    summary+=(--pytest "$RESULTS/pytest.xml" --pytest-status "$status")
+    summary+=(--pytest "$RESULTS/pytest.xml" --pytest-status "$status" --expected-skips tests/expected_skips.txt)
+    if $checks; then
+      wait
+      end_of_stage "checks that took longer"
+      take_checks
+    fi
+  elif $checks; then
+    summary+=(--check checks=1)
   fi
 
   python3 tests/summarize.py "${summary[@]}"

@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
 """Counts what a test run really ran, and ends with the minutes of its stages and the line "N passed, N failed".
 
-    summarize.py [--bazel EVENTS.json --bazel-status N] [--pytest JUNIT.xml --pytest-status N]
+    summarize.py [--bazel EVENTS.json --bazel-status N] [--pytest JUNIT.xml --pytest-status N] [--expected-skips FILE]
                  [--check NAME=STATUS]... [--stage NAME=SECONDS]...
 
 EVENTS.json is what `bazel test --build_event_json_file` wrote: it names exactly the tests of that run, cached ones with
 their reports, so a report left over from an earlier run is never counted. A test case is one <testcase> of a JUnit
 report. A test target that was not built, crashed, timed out or left no readable report counts as one failure, and so
-does a tool that failed without any failed case. Exit status: 0 when nothing failed, else 1.
+does a tool that failed without any failed case, and a case that was skipped though FILE does not expect it. Exit status: 0 when nothing failed, else 1.
 """
 
 import argparse
+import fnmatch
 import json
+import os
 import sys
 import urllib.parse
 import xml.etree.ElementTree as ElementTree
@@ -31,14 +33,30 @@ class Tally:
         self.failures += other.failures
 
 
-def tally_junit(report: Path, label: str) -> Tally:
-    """Counts a JUnit report's cases. Raises OSError or ParseError when it cannot be read."""
+def read_expected_skips(file: Path) -> "list[str]":
+    """Patterns of CLASSNAME.NAME, a line each; "# ..." is why. Those behind "unless root" hold where nobody is root."""
+    patterns = []
+    for line in file.read_text().splitlines():
+        pattern, _, _ = line.partition("#")
+        needs_root = pattern.startswith("unless root: ")
+        if pattern.strip() and not (needs_root and os.geteuid() == 0):
+            patterns.append(pattern.removeprefix("unless root: ").strip())
+    return patterns
+
+
+def tally_junit(report: Path, label: str, expected_skips: "list[str] | None" = None) -> Tally:
+    """Counts a JUnit report's cases; with ``expected_skips``, any other that was skipped has failed. Raises OSError or
+    ParseError when it cannot be read."""
     tally = Tally()
     for case in ElementTree.parse(report).iter("testcase"):
         if case.find("failure") is not None or case.find("error") is not None:
             tally.failures.append(f"{label}: {case.get('name')}")
         elif case.find("skipped") is not None:
-            tally.skipped += 1
+            name = f"{case.get('classname')}.{case.get('name')}"
+            if expected_skips is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in expected_skips):
+                tally.skipped += 1
+            else:
+                tally.failures.append(f"{label}: {name} was skipped: {case.find('skipped').get('message')}")
         else:
             tally.passed += 1
     return tally
@@ -95,10 +113,10 @@ def tally_bazel(events: Path, status: int) -> Tally:
     return tally_tool("bazel", tally, status, {0})
 
 
-def tally_pytest(report: Path, status: int) -> Tally:
+def tally_pytest(report: Path, status: int, expected_skips: "list[str] | None" = None) -> Tally:
     no_tests_selected = 5
     try:
-        tally = tally_junit(report, "pytest")
+        tally = tally_junit(report, "pytest", expected_skips)
     except (OSError, ElementTree.ParseError):
         tally = Tally()
     return tally_tool("pytest", tally, status, {0, no_tests_selected})
@@ -119,6 +137,7 @@ def main(arguments: "list[str]") -> int:
     parser.add_argument("--bazel-status", type=int, default=0)
     parser.add_argument("--pytest", type=Path)
     parser.add_argument("--pytest-status", type=int, default=0)
+    parser.add_argument("--expected-skips", type=Path)
     parser.add_argument("--check", type=parse_named_number, action="append", default=[])
     parser.add_argument("--stage", type=parse_named_number, action="append", default=[])
     options = parser.parse_args(arguments)
@@ -127,7 +146,8 @@ def main(arguments: "list[str]") -> int:
     if options.bazel:
         total.add(tally_bazel(options.bazel, options.bazel_status))
     if options.pytest:
-        total.add(tally_pytest(options.pytest, options.pytest_status))
+        expected = read_expected_skips(options.expected_skips) if options.expected_skips else None
+        total.add(tally_pytest(options.pytest, options.pytest_status, expected))
     for name, status in options.check:
         total.add(tally_check(name, status))
 

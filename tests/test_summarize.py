@@ -98,3 +98,15 @@ def test_stages_are_listed_in_minutes_in_their_order_before_the_last_line(capsys
     assert summarize.main(["--stage", "CUDA build=90", "--stage", "Python tests=6", "--check", "x=0"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["    1.5 min  CUDA build", "    0.1 min  Python tests", "1 passed, 0 failed"]
+
+
+def test_a_skip_that_nobody_expects_has_failed(tmp_path, capsys):
+    report, expected = tmp_path / "pytest.xml", tmp_path / "skips.txt"
+    skipped = '<testcase classname="tests.engines" name="{}"><skipped message="no GPU"/></testcase>'
+    report.write_text(f"<testsuites><testsuite>{skipped.format('a')}{skipped.format('b')}</testsuite></testsuites>")
+    expected.write_text("# Why\n*engines.a  # because\nunless root: *nothing*\n")
+    arguments = ("--pytest", report, "--expected-skips", expected)
+    status = summarize.main([str(argument) for argument in arguments])
+    out = capsys.readouterr().out
+    assert (status, out.splitlines()[-1]) == (1, "0 passed, 1 failed")
+    assert "FAILED pytest: tests.engines.b was skipped: no GPU" in out and "1 skipped" in out

@@ -41,6 +41,7 @@ from lockstep.core.errors import (
     StateError,
     UnavailableError,
 )
+from lockstep.core.peer import RELEASE as __version__
 from lockstep.core.tensors import TensorMeta
 from lockstep.export import (
     BucketRing,
@@ -56,8 +57,6 @@ from lockstep.export import (
     named_tensors,
     tensors_meta,
 )
-
-__version__ = "0.1.0"
 
 __all__ = [
     "AbortedError",

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "common/base/text.h"
+#include "common/base/version.h"
 #include "common/config/config.h"
 #include "common/model/model_name.h"
 #include "common/payload/payload.h"
@@ -45,9 +46,9 @@ std::string Absolute(const std::string& path) {
 }
 
 std::string VersionText() {
-  return Cat("raas_receiver ", telemetry::kProjectVersion, " (", telemetry::BuildRevision(),
-             ") proto lockstep.v1, wire format ", wire::kWireFormat, ", payload format ", payload::kPayloadFormat,
-             ", replica state format ", replica::kReplicaStateFormat);
+  return Cat("raas_receiver ", kVersion, " (", telemetry::BuildRevision(), ") proto lockstep.v1, wire format ",
+             wire::kWireFormat, ", payload format ", payload::kPayloadFormat, ", replica state format ",
+             replica::kReplicaStateFormat);
 }
 
 void AddEngineOptions(config::ConfigParser& parser, Written& to, ReceiverConfig& config) {

@@ -1,6 +1,7 @@
 #include "raas_receiver/receiver/receiver_service.h"
 
 #include "common/base/text.h"
+#include "common/base/version.h"
 #include "common/payload/payload.h"
 #include "common/rpc/status_mapping.h"
 #include "common/telemetry/build_info.h"
@@ -38,10 +39,11 @@ Result<session::Session*> ReceiverService::Find(const std::string& model) const 
 grpc::Status ReceiverService::GetStatus(grpc::ServerContext*, const v1::ReceiverStatusRequest*,
                                         v1::ReceiverStatus* response) {
   v1::BuildInfo& build = *response->mutable_build();
-  build.set_version(std::string(telemetry::kProjectVersion));
+  build.set_version(std::string(kVersion));
   build.set_revision(std::string(telemetry::BuildRevision()));
   build.set_wire_format(wire::kWireFormat);
   build.set_payload_format(payload::kPayloadFormat);
+  build.set_peer(peer::ToLine(wire::Self("raas_receiver")));
   response->set_name(name_);
   response->set_draining(draining_);
   for (const auto& [model, session] : sessions_) *response->add_models() = session->Describe();

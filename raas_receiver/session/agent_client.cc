@@ -64,11 +64,13 @@ Result<std::shared_ptr<const model::ModelLayout>> AgentClient::GetLayout(const s
   return layout;
 }
 
-Result<v1::PullPlan> AgentClient::OpenPull(const v1::OpenPullRequest& request) {
+Result<v1::PullPlan> AgentClient::OpenPull(v1::OpenPullRequest request) {
+  request.set_peer(peer::ToLine(self_));
   return Call("OpenPull", &Stub::OpenPull, request, kCallTimeout);
 }
 
-Result<v1::LivePlan> AgentClient::OpenLive(const v1::OpenLiveRequest& request) {
+Result<v1::LivePlan> AgentClient::OpenLive(v1::OpenLiveRequest request) {
+  request.set_peer(peer::ToLine(self_));
   // Briefly: who calls has a version to make known, and can do without.
   return Call("OpenLive", &Stub::OpenLive, request, kCloseTimeout);
 }
@@ -103,10 +105,17 @@ Status AgentClient::WatchVersions(const std::string& model,
   const CallScope scope(*this, context, false);
   v1::WatchVersionsRequest request;
   request.set_model(model);
+  request.set_peer(peer::ToLine(self_));
   const auto stream = stub_->WatchVersions(&context, request);
   v1::VersionEvent event;
-  while (stream->Read(&event)) on_event(event);
+  Status met;
+  while (met.ok() && stream->Read(&event)) {
+    met = ToStatus(wire::MeetPeer(self_, event.peer(), "trainer_agent"));
+    if (met.ok()) on_event(event);
+  }
+  if (!met.ok()) context.TryCancel();
   const grpc::Status status = stream->Finish();
+  if (!met.ok()) return met.WithContext(Cat("agent ", address_.ToString()));
   if (!status.ok()) return Explain("WatchVersions", status);
   return {ErrorCode::kUnavailable, Cat("agent ", address_.ToString(), " ended the version stream; it drains")};
 }

@@ -15,11 +15,13 @@
 #include "common/base/status.h"
 #include "common/model/layout.h"
 #include "common/net/host_port.h"
+#include "common/wire/features.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
 
 namespace lockstep::session {
 
-// Thread-safe. Errors are the agent's own, with the call and the agent's address before the message.
+// Thread-safe. Says who it is where the agent asks. Errors are the agent's own, with the call and the agent's address
+// before the message.
 class AgentClient {
  public:
   explicit AgentClient(net::HostPort address);
@@ -28,14 +30,15 @@ class AgentClient {
 
   // The layout, proved by its digest. kNotFound until a trainer has opened the model.
   Result<std::shared_ptr<const model::ModelLayout>> GetLayout(const std::string& model);
-  Result<v1::PullPlan> OpenPull(const v1::OpenPullRequest& request);
-  Result<v1::LivePlan> OpenLive(const v1::OpenLiveRequest& request);
+  Result<v1::PullPlan> OpenPull(v1::OpenPullRequest request);
+  Result<v1::LivePlan> OpenLive(v1::OpenLiveRequest request);
   Result<v1::PullPlan> CatchUp(uint64_t pull_id, Version oldest);
   Result<std::vector<Ticket>> RenewTickets(uint64_t pull_id, size_t lanes);
   // Works after Cancel too, briefly: the agent should know how a pull ended.
   Status ClosePull(uint64_t pull_id, const Held& held, const std::string& outcome);
 
-  // Calls `on_event` for every event until the stream ends; answers why it ended.
+  // Calls `on_event` for every event until the stream ends; answers why it ended. kProtocol, naming both, when this
+  // receiver and the agent have no protocol in common.
   Status WatchVersions(const std::string& model, const std::function<void(const v1::VersionEvent&)>& on_event);
 
   // Makes calls in progress and later ones fail with kCancelled.
@@ -54,6 +57,7 @@ class AgentClient {
   Status Explain(const char* call, const grpc::Status& status) const;
 
   const net::HostPort address_;
+  const peer::Peer self_ = wire::Self("raas_receiver");
   std::unique_ptr<Stub> stub_;
   std::mutex mutex_;
   std::set<grpc::ClientContext*> running_;

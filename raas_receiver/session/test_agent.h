@@ -53,6 +53,7 @@ class TestAgent final : public v1::TrainerAgent::Service {
   std::function<void(v1::PullPlan&)> twist = [](v1::PullPlan&) {};
   std::function<Status(const wire::BlockRequest&)> refuse_full = [](const wire::BlockRequest&) { return OkStatus(); };
   std::function<Version()> catch_up_target = [this] { return newest_.load(); };
+  std::string peer;                // what it says of itself; nothing: of release 0.1.0
   std::atomic<bool> live = false;  // whether it has live deltas to give
   std::atomic<int> pulls_opened = 0;
   std::atomic<int> pulls_closed = 0;
@@ -74,6 +75,7 @@ class TestAgent final : public v1::TrainerAgent::Service {
       announced = newest_;
       v1::VersionEvent event;
       *event.mutable_newest() = ToProto(model_.held(announced));
+      event.set_peer(peer);
       event.set_layout_digest(ToBytes(model_.layout()->digest()));
       writer->Write(event);
     }

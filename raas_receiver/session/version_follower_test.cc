@@ -1,6 +1,7 @@
 #include "raas_receiver/session/version_follower.h"
 
 #include <catch2/catch.hpp>
+#include <thread>
 
 #include "raas_receiver/replica/replica_fixture.h"
 #include "raas_receiver/session/test_agent.h"
@@ -15,7 +16,8 @@ struct Fixture {
   AgentClient client{agent->address()};
   std::unique_ptr<VersionFollower> follower;
 
-  explicit Fixture(bool follow = true) {
+  explicit Fixture(bool follow = true, const std::string& peer = "") {
+    agent->peer = peer;
     replicas.Open();
     follower = std::make_unique<VersionFollower>("actor", follow, client, replicas.pair(), changed);
     follower->Start();
@@ -40,6 +42,15 @@ TEST_CASE("Every version that the agent announces is known, and is reason to syn
   fixture.WaitForNewest(2);
   CHECK(fixture.follower->Behind(fixture.held(1)));
   CHECK(fixture.follower->announced_layout() == fixture.replicas.model.layout()->digest());
+}
+
+TEST_CASE("An agent without a common protocol is no news; the error names both, and which to upgrade") {
+  Fixture fixture(true, "trainer_agent/9.0.0 protocol=7-8");
+  const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (fixture.follower->error().empty() && std::chrono::steady_clock::now() < until) std::this_thread::yield();
+  CHECK_THAT(fixture.follower->error(),
+             Catch::Contains("trainer_agent 9.0.0 speaks protocols 7 to 8; upgrade the raas_receiver"));
+  CHECK(fixture.follower->newest().nothing());
 }
 
 TEST_CASE("A sync that brought more than was announced leaves nothing to sync, one that brought less does") {

@@ -7,6 +7,7 @@
 
 #include "common/base/text.h"
 #include "common/model/model_name.h"
+#include "common/peer/peer.h"
 
 namespace lockstep::targets {
 namespace {
@@ -35,6 +36,15 @@ Result<std::string> TakeName(const Json& body, const char* key) {
   std::string name = at->get<std::string>();
   LS_RETURN_IF_ERROR(model::CheckModelName(name).WithContext(Cat("ATTACH's \"", key, "\"")));
   return name;
+}
+
+// A rank of release 0.1.0 does not say who it is.
+Status CheckPeerOf(const Json& body) {
+  const auto at = body.find("peer");
+  if (at == body.end()) return OkStatus();
+  if (!at->is_string()) return {ErrorCode::kBadData, "ATTACH's \"peer\" is no string"};
+  LS_ASSIGN_OR_RETURN(const peer::Peer rank, peer::ParsePeer(at->get_ref<const std::string&>(), "engine_rank"));
+  return peer::CheckPeer(peer::Self("raas_receiver"), rank);
 }
 
 }  // namespace
@@ -68,14 +78,16 @@ Status RankLink::ReadBody(ByteView text) {
   const auto shallow = [](int depth, Json::parse_event_t, Json&) { return depth <= kMaxNesting; };
   const Json body = Json::parse(AsText(text), shallow, /*allow_exceptions=*/false);
   if (!body.is_object()) return {ErrorCode::kBadData, "ATTACH is not a JSON object"};
+  LS_RETURN_IF_ERROR(CheckPeerOf(body));
   LS_ASSIGN_OR_RETURN(model_, TakeName(body, "model"));
   LS_ASSIGN_OR_RETURN(engine_, TakeName(body, "engine"));
   const auto description = body.find("description");
   const auto gated = body.find("gated");
-  const size_t keys = gated == body.end() ? 3 : 4;
+  const size_t keys = 3 + body.count("gated") + body.count("peer");
   if (description == body.end() || body.size() != keys) {
     return {ErrorCode::kBadData,
-            "ATTACH must have \"model\", \"engine\" and \"description\", may have \"gated\", and nothing else"};
+            "ATTACH must have \"model\", \"engine\" and \"description\", may have \"gated\" and \"peer\", and nothing "
+            "else"};
   }
   if (gated != body.end() && !gated->is_boolean()) return {ErrorCode::kBadData, "ATTACH: gated is true or false"};
   gated_ = gated == body.end() || gated->get<bool>();

@@ -19,11 +19,12 @@ ALLOWED = {
     # The ground everybody stands on.
     "common/base": {"@xxhash"},
     "common/os": {"common/base"},
+    "common/peer": {"common/base"},
     "common/model": {"common/base", "@nlohmann_json"},
     "common/layout": {"common/base", "common/model"},
     "common/json": {"common/base", "common/model", "common/layout", "@nlohmann_json"},
     "common/payload": {"common/base", "common/model", "kernels", "@zstd"},
-    "common/wire": {"common/base", "common/payload"},
+    "common/wire": {"common/base", "common/payload", "common/peer"},
     "common/net": {"common/base", "common/os", "@asio"},
     "common/rpc": {"common/base", "common/os", "@grpc"},
     "common/telemetry": {"common/base", "common/os", "@spdlog", "@nlohmann_json"},
@@ -31,7 +32,7 @@ ALLOWED = {
     "kernels": {"common/base", "@highway"},
     "proto": {"@grpc", "@protobuf"},
     # The trainer's side.
-    "trainer_agent/buffer": {"common/base", "common/os", "common/model"},
+    "trainer_agent/buffer": {"common/base", "common/os", "common/peer", "common/model"},
     "export_plugin/rules": {"common/base", "common/model", "common/layout", "@nlohmann_json"},
     "export_plugin/plan": {
         "common/base",
@@ -75,6 +76,7 @@ ALLOWED = {
     "trainer_agent/publish": {
         "common/base",
         "common/os",
+        "common/peer",
         "common/model",
         "common/payload",
         "common/telemetry",
@@ -85,6 +87,7 @@ ALLOWED = {
     "trainer_agent/serve": {
         "common/base",
         "common/os",
+        "common/peer",
         "common/telemetry",
         "common/model",
         "common/payload",
@@ -137,6 +140,7 @@ ALLOWED = {
     "raas_receiver/targets": {
         "common/base",
         "common/os",
+        "common/peer",
         "common/model",
         "common/telemetry",
         "raas_receiver/placement/description",
@@ -151,6 +155,8 @@ ALLOWED = {
     "raas_receiver/session": {
         "common/base",
         "common/os",
+        "common/peer",
+        "common/wire",
         "common/model",
         "common/payload",
         "common/rpc",

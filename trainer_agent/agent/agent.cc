@@ -8,9 +8,11 @@
 #include <thread>
 
 #include "common/base/text.h"
+#include "common/base/version.h"
 #include "common/os/sd_notify.h"
 #include "common/telemetry/build_info.h"
 #include "common/telemetry/log.h"
+#include "common/wire/features.h"
 #include "common/wire/frame.h"
 
 namespace lockstep::agent {
@@ -50,10 +52,11 @@ std::string AdvertisedLanes(const std::string& advertise, uint16_t lane_port) {
 
 v1::BuildInfo Build() {
   v1::BuildInfo build;
-  build.set_version(std::string(telemetry::kProjectVersion));
+  build.set_version(std::string(kVersion));
   build.set_revision(std::string(telemetry::BuildRevision()));
   build.set_wire_format(wire::kWireFormat);
   build.set_payload_format(payload::kPayloadFormat);
+  build.set_peer(peer::ToLine(wire::Self("trainer_agent")));
   build.set_segment_format(buffer::kSegmentFormat);
   return build;
 }

@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "common/base/text.h"
+#include "common/base/version.h"
 #include "common/model/layout.h"
 #include "common/payload/payload.h"
 #include "common/telemetry/build_info.h"
@@ -67,9 +68,8 @@ Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv
   config::ConfigParser parser(
       {.program = "trainer_agent",
        .about = "Holds a trainer's weights in shared memory and serves each version to inference receivers.",
-       .version = Cat("trainer_agent ", telemetry::kProjectVersion, " (", telemetry::BuildRevision(), ") wire ",
-                      wire::kWireFormat, " payload ", payload::kPayloadFormat, " segment ", buffer::kSegmentFormat,
-                      " proto v1")});
+       .version = Cat("trainer_agent ", kVersion, " (", telemetry::BuildRevision(), ") wire ", wire::kWireFormat,
+                      " payload ", payload::kPayloadFormat, " segment ", buffer::kSegmentFormat, " proto v1")});
   parser.Add("socket", &options->socket, "unix socket for the trainer's ranks");
   parser.Add("local-socket", &options->local_socket,
              "unix socket where receivers on this host take bytes from memory; auto: pull.sock next to --socket; none");

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "common/base/text.h"
+#include "common/peer/peer.h"
 
 namespace lockstep::buffer {
 namespace {
@@ -17,15 +18,16 @@ bool ConnectionLost(const Status& status) {
   return status.code() == ErrorCode::kUnavailable;
 }
 
+Status Unexpected(const Message& message) {
+  if (message.type == RankMessage::kError) return DecodeError(message.body);
+  return {ErrorCode::kProtocol, Cat("rank protocol: unexpected answer of type ", static_cast<int>(message.type))};
+}
+
 template <typename T>
 Result<T> BodyAs(const Message& message, RankMessage expected) {
-  if (message.type == RankMessage::kError) return DecodeError(message.body);
   T body{};
   ByteReader reader(message.body);
-  if (message.type != expected || !reader.Take(body) || !reader.empty()) {
-    return Status(ErrorCode::kProtocol,
-                  Cat("rank protocol: unexpected answer of type ", static_cast<int>(message.type)));
-  }
+  if (message.type != expected || !reader.Take(body) || !reader.empty()) return Unexpected(message);
   return body;
 }
 
@@ -66,6 +68,35 @@ Result<std::unique_ptr<RankClient>> RankClient::Open(RankOptions options) {
 
 Status RankClient::Connect(std::chrono::milliseconds timeout) {
   LS_ASSIGN_OR_RETURN(connection_, os::UnixConnect(options_.socket_path, timeout));
+  Status status = SayHello(timeout);
+  if (status.ok()) status = SendOpen(timeout);
+  if (!status.ok()) connection_ = os::UnixConnection();
+  return status;
+}
+
+// An agent that refuses this peer does not read on: its answer explains more than a broken pipe.
+Result<Message> RankClient::AnswerTo(const Status& sent) {
+  Result<Message> reply = ReceiveMessage(connection_, options_.call_timeout);
+  if (sent.ok() || (reply.ok() && reply->type == RankMessage::kError)) return reply;
+  return sent;
+}
+
+Status RankClient::SayHello(std::chrono::milliseconds timeout) {
+  const peer::Peer self = peer::Self("export_plugin");
+  const std::string line = peer::ToLine(self);
+  LS_ASSIGN_OR_RETURN(const Message reply, AnswerTo(SendMessage(connection_, RankMessage::kHello,
+                                                                AsBytes(std::string_view(line)), {}, timeout)));
+  if (reply.type != RankMessage::kHello) {
+    const Status refused = Unexpected(reply);
+    if (refused.code() != ErrorCode::kProtocol) return refused;
+    return {refused.code(), Cat("the agent does not know HELLO: it is older than this plugin, ", self.name(),
+                                "; upgrade the trainer_agent (", refused.message(), ")")};
+  }
+  LS_ASSIGN_OR_RETURN(const peer::Peer agent, peer::ParsePeer(AsText(reply.body), "trainer_agent"));
+  return peer::CheckPeer(self, agent);
+}
+
+Status RankClient::SendOpen(std::chrono::milliseconds timeout) {
   Bytes body;
   Append(body, OpenBody{.rank = options_.rank,
                         .ranks = options_.ranks,
@@ -78,13 +109,8 @@ Status RankClient::Connect(std::chrono::milliseconds timeout) {
   if (segments_[0].valid()) {
     for (const os::MappedSegment& segment : segments_) fds.push_back(segment.fd());
   }
-  const Status sent = SendMessage(connection_, RankMessage::kOpen, body, fds, timeout);
-  // An agent that refuses this peer does not read on: its answer explains more than a broken pipe.
-  Result<Message> reply = ReceiveMessage(connection_, options_.call_timeout);
-  Status status = sent.ok() || (reply.ok() && reply->type == RankMessage::kError) ? reply.status() : sent;
-  if (status.ok()) status = Opened(*std::move(reply));
-  if (!status.ok()) connection_ = os::UnixConnection();
-  return status;
+  LS_ASSIGN_OR_RETURN(Message reply, AnswerTo(SendMessage(connection_, RankMessage::kOpen, body, fds, timeout)));
+  return Opened(std::move(reply));
 }
 
 Status RankClient::Opened(Message reply) {

@@ -90,6 +90,9 @@ class RankClient {
   explicit RankClient(RankOptions options) : options_(std::move(options)) {}
 
   Status Connect(std::chrono::milliseconds timeout);
+  Result<Message> AnswerTo(const Status& sent);
+  Status SayHello(std::chrono::milliseconds timeout);
+  Status SendOpen(std::chrono::milliseconds timeout);
   Status Opened(Message reply);
   Status MapSegments(const OpenedBody& opened, std::vector<os::UniqueFd> fds);
   Status Reconnect();

@@ -1,6 +1,7 @@
 #include "trainer_agent/buffer/rank_messages.h"
 
 #include "common/os/framing.h"
+#include "common/peer/peer.h"
 
 namespace lockstep::buffer {
 namespace {
@@ -8,11 +9,11 @@ namespace {
 constexpr std::chrono::milliseconds kBodyTimeout{30'000};
 
 constexpr os::MessageKind kKinds[] = {
-    {"OPEN", kMaxRankBody},   {"OPENED", kMaxRankBody},    {"BEGIN", kMaxRankBody}, {"BEGUN", kMaxRankBody},
-    {"RANGES", kMaxRankBody}, {"COMMIT", kMaxRankBody},    {"ABORT", kMaxRankBody}, {"DONE", kMaxRankBody},
-    {"ERROR", kMaxRankBody},  {"UNCHANGED", kMaxRankBody},
+    {"OPEN", kMaxRankBody},   {"OPENED", kMaxRankBody},    {"BEGIN", kMaxRankBody},        {"BEGUN", kMaxRankBody},
+    {"RANGES", kMaxRankBody}, {"COMMIT", kMaxRankBody},    {"ABORT", kMaxRankBody},        {"DONE", kMaxRankBody},
+    {"ERROR", kMaxRankBody},  {"UNCHANGED", kMaxRankBody}, {"HELLO", peer::kMaxPeerBytes},
 };
-static_assert(std::size(kKinds) == static_cast<size_t>(RankMessage::kUnchanged));
+static_assert(std::size(kKinds) == static_cast<size_t>(RankMessage::kHello));
 
 constexpr os::Protocol kProtocol{
     .name = "rank protocol", .ends = "plugin and agent", .magic = kRankMagic, .format = kRankFormat, .kinds = kKinds};

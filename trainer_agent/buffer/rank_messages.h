@@ -1,8 +1,8 @@
 // The messages between ranks and the agent on the unix socket (FORMAT.md, "The rank protocol").
 //
-// Every message is a MessageHeader and `body_bytes` bytes. A rank sends OPEN first; BEGIN, COMMIT and ABORT are each
-// answered by one reply or an ERROR; RANGES and UNCHANGED are not answered, and what is wrong with them is the next
-// COMMIT's answer.
+// Every message is a MessageHeader and `body_bytes` bytes. A rank says HELLO, then OPEN; BEGIN, COMMIT and ABORT are
+// each answered by one reply or an ERROR; RANGES and UNCHANGED are not answered, and what is wrong with them is the
+// next COMMIT's answer.
 #pragma once
 
 #include <chrono>
@@ -34,6 +34,7 @@ enum class RankMessage : uint16_t {
   kDone = 8,        // VersionBody: the newest version committed in this run, 0 for none
   kError = 9,       // ErrorBody, then a sentence
   kUnchanged = 10,  // as kRanges: their bytes are final and equal those of the other half, the version before
+  kHello = 11,      // a peer's line (common/peer/peer.h), from either side
 };
 static_assert(sizeof(StridedRange) == 32);
 

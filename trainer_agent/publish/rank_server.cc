@@ -1,6 +1,7 @@
 #include "trainer_agent/publish/rank_server.h"
 
 #include "common/base/text.h"
+#include "common/peer/peer.h"
 #include "common/telemetry/log.h"
 #include "trainer_agent/buffer/rank_messages.h"
 
@@ -13,7 +14,7 @@ constexpr size_t kMaxSessions = 2 * buffer::kMaxRanks;
 Result<OpenRequest> ParseOpen(buffer::Message message) {
   const Status malformed{ErrorCode::kProtocol, "rank protocol: a malformed OPEN"};
   if (message.type != buffer::RankMessage::kOpen)
-    return Status(ErrorCode::kProtocol, "rank protocol: the first message is not OPEN");
+    return Status(ErrorCode::kProtocol, "rank protocol: a rank begins with HELLO, then OPEN");
   ByteReader reader(message.body);
   buffer::OpenBody open;
   ByteView model;
@@ -97,10 +98,29 @@ int64_t PeerPid(const os::UnixConnection& connection) {
   return peer.ok() ? peer->pid : 0;
 }
 
+// The peer that says HELLO in `message`, answered in kind, so that both ends can say which of them is too old.
+Status ExchangeHello(os::UnixConnection& connection, const buffer::Message& message) {
+  LS_ASSIGN_OR_RETURN(const peer::Peer plugin, peer::ParsePeer(AsText(message.body), "export_plugin"));
+  const peer::Peer self = peer::Self("trainer_agent");
+  const std::string line = peer::ToLine(self);
+  LS_RETURN_IF_ERROR(buffer::SendMessage(connection, buffer::RankMessage::kHello, AsBytes(std::string_view(line)), {},
+                                         kMessageTimeout));
+  return peer::CheckPeer(self, plugin);
+}
+
+// A plugin of release 0.1.0 begins with OPEN.
+Result<OpenRequest> ReceiveOpen(os::UnixConnection& connection) {
+  LS_ASSIGN_OR_RETURN(buffer::Message message, buffer::ReceiveMessage(connection, kMessageTimeout));
+  if (message.type == buffer::RankMessage::kHello) {
+    LS_RETURN_IF_ERROR(ExchangeHello(connection, message));
+    LS_ASSIGN_OR_RETURN(message, buffer::ReceiveMessage(connection, kMessageTimeout));
+  }
+  return ParseOpen(std::move(message));
+}
+
 Status ServeRank(os::UnixConnection& connection, ModelRegistry& registry) {
   LS_RETURN_IF_ERROR(os::CheckPeerUser(connection, "export to an agent"));
-  LS_ASSIGN_OR_RETURN(buffer::Message first, buffer::ReceiveMessage(connection, kMessageTimeout));
-  LS_ASSIGN_OR_RETURN(OpenRequest request, ParseOpen(std::move(first)));
+  LS_ASSIGN_OR_RETURN(OpenRequest request, ReceiveOpen(connection));
   const uint32_t rank = request.rank;
   LS_ASSIGN_OR_RETURN(const auto publisher, registry.Open(std::move(request)));
   telemetry::Log(telemetry::LogLevel::kInfo, "rank_connected",

@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "common/rpc/status_mapping.h"
+#include "common/wire/features.h"
 
 namespace lockstep::serve {
 namespace {
@@ -16,6 +17,12 @@ Result<Id> IdOf(const std::string& bytes) {
   return Id{*raw};
 }
 
+// What the receiver that calls itself `line` decodes. kProtocol when it has no protocol in common with this agent.
+Result<std::vector<payload::CodecLevel>> LevelsFor(const std::string& line) {
+  LS_ASSIGN_OR_RETURN(const peer::Peer receiver, wire::MeetPeer(wire::Self("trainer_agent"), line, "raas_receiver"));
+  return wire::LevelsOf(receiver);
+}
+
 // What requests of both kinds have.
 template <typename Proto>
 Result<PullRequest> CommonOf(const Proto& request) {
@@ -24,6 +31,7 @@ Result<PullRequest> CommonOf(const Proto& request) {
                      .lanes = request.lanes_wanted(),
                      .link_bytes_per_s = request.link_bytes_per_s()};
   LS_ASSIGN_OR_RETURN(wanted.layout, IdOf<LayoutDigest>(request.layout_digest()));
+  LS_ASSIGN_OR_RETURN(wanted.levels, LevelsFor(request.peer()));
   return wanted;
 }
 

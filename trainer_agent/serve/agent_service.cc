@@ -55,7 +55,7 @@ grpc::Status AgentService::GetLayout(grpc::ServerContext*, const v1::GetLayoutRe
 
 grpc::ServerWriteReactor<v1::VersionEvent>* AgentService::WatchVersions(grpc::CallbackServerContext*,
                                                                         const v1::WatchVersionsRequest* request) {
-  return new VersionStream(catalog_, request->model());
+  return new VersionStream(catalog_, *request);
 }
 
 grpc::Status AgentService::OpenPull(grpc::ServerContext*, const v1::OpenPullRequest* request, v1::PullPlan* plan) {

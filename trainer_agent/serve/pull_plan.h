@@ -21,6 +21,8 @@ struct PullRequest {
   uint32_t lanes = 1;
   bool force_full = false;
   uint64_t link_bytes_per_s = 0;  // what its lanes last carried; 0: not known
+  std::vector<payload::CodecLevel> levels = {
+      payload::CodecLevel::All().begin(), payload::CodecLevel::All().end()};  // that it decodes, rising; at least one
 };
 
 struct PlannedStep {

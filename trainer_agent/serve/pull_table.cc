@@ -21,7 +21,8 @@ uint64_t RandomPullId() {
 
 store::DeltaRoute RouteFor(const PullRequest& request, store::ServedRun& run) {
   if (request.force_full || request.held.nothing() || request.held.run != run.run()) return {};
-  const payload::CodecLevel level = store::ChooseLevel(request.link_bytes_per_s, run.deltas().NewestDensity());
+  const payload::CodecLevel level =
+      store::ChooseLevel(request.link_bytes_per_s, run.deltas().NewestDensity(), request.levels);
   store::DeltaRoute route = run.deltas().RouteFrom(request.held.version, run.layout().data_bytes(), level);
   // A receiver whose bytes are not what that version was must not get steps made for it.
   if (!route.steps.empty() && route.steps.front()->header().base_digest != request.held_digest) return {};
@@ -129,7 +130,7 @@ Result<PullPlan> PullTable::Open(const PullRequest& request) {
 Result<LivePlan> PullTable::OpenLive(const PullRequest& request) {
   LS_ASSIGN_OR_RETURN(const auto run, FindRun(request));
   auto follower = std::make_unique<store::LiveFeed::Follower>(
-      &run->live(), store::ChooseLevel(request.link_bytes_per_s, run->deltas().NewestDensity()));
+      &run->live(), store::ChooseLevel(request.link_bytes_per_s, run->deltas().NewestDensity(), request.levels));
   const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, run, 0, std::move(follower));
   LS_RETURN_IF_ERROR(Insert(pull));
   return LivePlan{pull->id, IssueTickets(*pull, request.lanes)};

@@ -4,6 +4,7 @@
 #include <cctype>
 
 #include "proto/lockstep/v1/model.pb.h"
+#include "trainer_agent/serve/agent_protos.h"
 #include "trainer_agent/serve/serve_fixture.h"
 
 namespace lockstep::serve {
@@ -37,6 +38,26 @@ TEST_CASE("Another run, other bytes under the same number, or a request for full
   PullRequest forced = served.Request(2);
   forced.force_full = true;
   CHECK((*served.pulls.Open(forced)).mode == v1::PULL_MODE_FULL);
+}
+
+TEST_CASE("A receiver on a slow link gets no codec level that it cannot decode") {
+  Served served;
+  served.Publish(2);
+  PullRequest request = served.Request(1);
+  request.link_bytes_per_s = 1'000'000;
+  CHECK(served.pulls.Open(request)->level == payload::CodecLevel::kCompact);
+  request.levels = {payload::CodecLevel::kFast};
+  CHECK(served.pulls.Open(request)->level == payload::CodecLevel::kFast);
+}
+
+TEST_CASE("Requests to pull say what their receiver decodes; one without a common protocol is refused by name") {
+  v1::OpenPullRequest request;
+  CHECK(FromProto(request)->levels.size() == 2);  // release 0.1.0
+  request.set_peer("raas_receiver/0.3.0 protocol=1-1 codec-fast");
+  CHECK(FromProto(request)->levels == std::vector{payload::CodecLevel::kFast});
+  request.set_peer("raas_receiver/9.0.0 protocol=7-8");
+  CHECK(FromProto(request).status().code() == ErrorCode::kProtocol);
+  CHECK_THAT(FromProto(request).status().message(), Catch::Contains("upgrade the trainer_agent"));
 }
 
 TEST_CASE("Unknown models and foreign layouts are refused") {

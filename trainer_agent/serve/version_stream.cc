@@ -1,24 +1,30 @@
 #include "trainer_agent/serve/version_stream.h"
 
 #include "common/rpc/status_mapping.h"
+#include "common/wire/features.h"
 #include "trainer_agent/serve/agent_protos.h"
 
 namespace lockstep::serve {
 
-VersionStream::VersionStream(const store::VersionCatalog* catalog, std::string model)
-    : catalog_(catalog), model_(std::move(model)), watch_(catalog, model_, [this] { Send(); }) {
+VersionStream::VersionStream(const store::VersionCatalog* catalog, const v1::WatchVersionsRequest& request)
+    : catalog_(catalog),
+      model_(request.model()),
+      met_(ToStatus(wire::MeetPeer(wire::Self("trainer_agent"), request.peer(), "raas_receiver"))),
+      watch_(catalog, model_, [this] { Send(); }) {
   Send();
 }
 
 void VersionStream::Send() {
   std::lock_guard lock(mutex_);
   if (writing_ || ended_) return;
+  if (!met_.ok()) return End(rpc::ToGrpc(met_));
   if (catalog_->closed()) return End(rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"}));
   const auto update = catalog_->UpdateSince(model_, sent_);
   if (!update) return;
   sent_ = update->newest;
   event_.Clear();
   event_.set_model(model_);
+  event_.set_peer(peer::ToLine(wire::Self("trainer_agent")));
   ToProto(sent_, event_.mutable_newest());
   event_.set_layout_digest(ToBytes(update->run->layout().digest()));
   if (update->version) {

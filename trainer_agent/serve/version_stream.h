@@ -14,8 +14,9 @@ namespace lockstep::serve {
 
 class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
  public:
-  // Ends with UNAVAILABLE when the catalog closes. REQUIRES the catalog to outlive it.
-  VersionStream(const store::VersionCatalog* catalog, std::string model);
+  // Ends with UNAVAILABLE when the catalog closes, and at once with UNIMPLEMENTED for a receiver that has no protocol
+  // in common with us. REQUIRES the catalog to outlive it.
+  VersionStream(const store::VersionCatalog* catalog, const v1::WatchVersionsRequest& request);
 
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
@@ -27,6 +28,7 @@ class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
 
   const store::VersionCatalog* const catalog_;
   const std::string model_;
+  const Status met_;  // the receiver
   std::mutex mutex_;
   bool writing_ = false;
   bool ended_ = false;

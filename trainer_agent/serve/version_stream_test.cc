@@ -27,7 +27,7 @@ class StreamServer : public v1::TrainerAgent::WithCallbackMethod_WatchVersions<v
 
   grpc::ServerWriteReactor<v1::VersionEvent>* WatchVersions(grpc::CallbackServerContext*,
                                                             const v1::WatchVersionsRequest* request) override {
-    return new VersionStream(catalog_, request->model());
+    return new VersionStream(catalog_, *request);
   }
 
  private:
@@ -39,8 +39,9 @@ class StreamServer : public v1::TrainerAgent::WithCallbackMethod_WatchVersions<v
 // A receiver's end; no thread of its own either.
 class Watcher : public grpc::ClientReadReactor<v1::VersionEvent> {
  public:
-  Watcher(StreamServer& server, const std::string& model) {
+  Watcher(StreamServer& server, const std::string& model, const std::string& peer = "") {
     request_.set_model(model);
+    request_.set_peer(peer);
     server.stub().async()->WatchVersions(&context_, &request_, this);
     StartRead(&event_);
     StartCall();
@@ -123,6 +124,16 @@ TEST_CASE("A stream of a model that nobody opened begins when somebody does, bef
   catalog.Open(run);
   CHECK(watcher.Until(0) == std::vector<Version>{0});
   CHECK(watcher.digest().empty());
+}
+
+TEST_CASE("A receiver without a common protocol gets no version; the end names both, and which to upgrade") {
+  Served served;
+  StreamServer server(&served.catalog);
+  Watcher watcher(server, "actor", "raas_receiver/9.0.0 protocol=7-8");
+  const Status ended = watcher.Ended();
+  CHECK(ended.code() == ErrorCode::kProtocol);
+  CHECK_THAT(ended.message(),
+             Catch::Contains("raas_receiver 9.0.0 speaks protocols 7 to 8; upgrade the trainer_agent"));
 }
 
 TEST_CASE("Streams end when the catalog closes, those that begin later at once") {

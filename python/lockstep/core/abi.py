@@ -187,5 +187,5 @@ def raise_failure(code: int) -> None:
 
 
 def library_version() -> str:
-    """The version of liblockstep.so, as "0.1.0"."""
+    """The version of liblockstep.so, as "1.2.3"."""
     return load().lockstep_version().decode()

@@ -11,6 +11,7 @@ import weakref
 from typing import Any, Callable, Iterator, Union
 
 from lockstep.core.errors import BadDataError, Error, InternalError, ProtocolError, StateError, UnavailableError
+from lockstep.core.peer import LINE
 from lockstep.engine._connection import Connection, Message, MessageType
 from lockstep.engine._control_page import ControlPage, EngineState
 from lockstep.engine._describe import description_of
@@ -86,7 +87,7 @@ class Follower:
         self._gated = gate
         self._after_write = after_write
         description = self._lend(module, DescribeOptions(**options), double_buffered)
-        attach = {"model": model, "engine": engine_name, "description": description}
+        attach = {"peer": LINE, "model": model, "engine": engine_name, "description": description}
         self._attach = json.dumps(attach if gate else {**attach, "gated": False}).encode()
         self._world = description["world"]
 

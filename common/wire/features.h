@@ -1,0 +1,24 @@
+// What the two ends of lanes can do, as features of the peers that they are (common/peer/peer.h): "codec-NAME" for each
+// level that a peer decodes.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/payload/codec_level.h"
+#include "common/peer/peer.h"
+
+namespace lockstep::wire {
+
+// This release of `program`, an end of lanes.
+peer::Peer Self(std::string_view program);
+
+// The `program` that `line` names, when `self` has a protocol in common with it. An empty line is of release 0.1.0,
+// which could decode fast and compact. Errors as ParsePeer's and CheckPeer's.
+Result<peer::Peer> MeetPeer(const peer::Peer& self, std::string_view line, std::string_view program);
+
+// Those that `peer` can decode, rising. The first level of all is always among them: protocol 1 has it.
+std::vector<payload::CodecLevel> LevelsOf(const peer::Peer& peer);
+
+}  // namespace lockstep::wire

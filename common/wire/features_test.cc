@@ -1,0 +1,39 @@
+#include "common/wire/features.h"
+
+#include <catch2/catch.hpp>
+
+namespace lockstep::wire {
+namespace {
+
+using payload::CodecLevel;
+
+TEST_CASE("this release decodes every level, and says so") {
+  const peer::Peer self = Self("raas_receiver");
+  CHECK(LevelsOf(self).size() == CodecLevel::All().size());
+  CHECK(self.Can("codec-fast"));
+  const auto met = MeetPeer(Self("trainer_agent"), peer::ToLine(self), "raas_receiver");
+  REQUIRE(met.ok());
+  CHECK(met->features == self.features);
+}
+
+TEST_CASE("a peer gets no level that it does not name, and the first one always") {
+  const auto without = MeetPeer(Self("trainer_agent"), "raas_receiver/0.3.0 protocol=1-1 codec-zip", "raas_receiver");
+  REQUIRE(without.ok());
+  CHECK(LevelsOf(*without) == std::vector{CodecLevel::kFast});
+}
+
+TEST_CASE("a peer that says nothing is of release 0.1.0, which decoded fast and compact") {
+  const auto first = MeetPeer(Self("trainer_agent"), "", "raas_receiver");
+  REQUIRE(first.ok());
+  CHECK(LevelsOf(*first) == std::vector{CodecLevel::kFast, CodecLevel::kCompact});
+}
+
+TEST_CASE("a peer without a common protocol is refused by name") {
+  const auto met = MeetPeer(Self("trainer_agent"), "raas_receiver/9.0.0 protocol=2-3", "raas_receiver");
+  CHECK(met.status().code() == ErrorCode::kProtocol);
+  CHECK_THAT(met.status().message(),
+             Catch::Contains("raas_receiver 9.0.0 speaks protocols 2 to 3; upgrade the trainer_agent"));
+}
+
+}  // namespace
+}  // namespace lockstep::wire

@@ -1,0 +1,42 @@
+"""How each C++ source is compiled, as clang's tools take it, out of Bazel's own account of its actions.
+
+    compile_commands.py [TARGETS]      prints compile_commands.json; //... unless given
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+GCC_ONLY = {"-fno-canonical-system-headers", "-Wunused-but-set-parameter", "-Wno-free-nonheap-object"}
+# Clang 14 has coroutines in std, and does not say so in the way that libstdc++ and Asio ask.
+COROUTINES = ["-D__cpp_impl_coroutine=201902L", "-DASIO_HAS_CO_AWAIT=1", "-DASIO_HAS_STD_COROUTINE=1"]
+
+
+def actions(targets: str) -> "list[dict[str, Any]]":
+    query = ["bazel", "aquery", "--noshow_progress", "--ui_event_filters=-info", "--include_artifacts=false"]
+    command = [*query, "--output=jsonproto", f'mnemonic("CppCompile", {targets})']
+    return json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)["actions"]
+
+
+def entry(arguments: "list[str]", directory: str) -> "dict[str, Any]":
+    source = arguments[arguments.index("-c") + 1]
+    kept = [argument for argument in arguments[1:] if argument not in GCC_ONLY]
+    return {"directory": directory, "file": source, "arguments": ["clang++", *kept, *COROUTINES]}
+
+
+def compile_commands(targets: str = "//...") -> "list[dict[str, Any]]":
+    """An entry for each of our own sources; generated ones are left out."""
+    info = subprocess.run(["bazel", "info", "execution_root"], cwd=ROOT, check=True, capture_output=True, text=True)
+    entries = {}
+    for action in actions(targets):
+        made = entry(action["arguments"], info.stdout.strip())
+        if (ROOT / made["file"]).exists() and not made["file"].startswith("bazel-out/"):
+            entries[made["file"]] = made
+    return [entries[name] for name in sorted(entries)]
+
+
+if __name__ == "__main__":
+    print(json.dumps(compile_commands(*sys.argv[1:]), indent=1))

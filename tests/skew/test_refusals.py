@@ -1,0 +1,100 @@
+"""Two releases that have no protocol in common: whoever notices refuses by a sentence with both releases, and says
+which one to upgrade."""
+
+import json
+import socket
+import struct
+import threading
+from pathlib import Path
+
+import pytest
+
+import lockstep
+from harness import ROOT
+from recording import START, read_message, tensors
+
+RELEASE = (ROOT / "VERSION").read_text().strip()
+HELLO, ERROR = 11, 9  # of the rank protocol
+REFUSED = 3  # of the engine ranks'
+PROTOCOL_ERROR = 5  # its number in an ERROR
+
+
+def rank_message(kind: int, body: bytes) -> bytes:
+    return START.pack(b"LSRK", 2, kind, len(body)) + bytes(4) + body
+
+
+def connect(path: Path) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.connect(str(path))
+    connection.settimeout(60)
+    return connection
+
+
+@pytest.fixture
+def fake_agent(tmp_path):
+    """A socket on which each rank that says anything gets one answer."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    path = tmp_path / "export.sock"
+    listener.bind(str(path))
+    listener.listen()
+
+    def answer_with(message: bytes) -> Path:
+        def serve() -> None:
+            connection, _ = listener.accept()
+            assert START.unpack_from(read_message(connection, 16)[0])[2] == HELLO
+            connection.sendall(message)
+
+        threading.Thread(target=serve, daemon=True).start()
+        return path
+
+    yield answer_with
+    listener.close()
+
+
+def test_an_agent_refuses_a_plugin_from_the_future(cluster):
+    agent = cluster.agent()
+    rank = connect(agent.socket)
+    rank.sendall(rank_message(HELLO, b"export_plugin/9.0.0 protocol=7-8 teleport"))
+    hello, _ = read_message(rank, 16)
+    assert hello[16:].decode().startswith(f"trainer_agent/{RELEASE} protocol=1-1")
+    error, _ = read_message(rank, 16)
+    assert START.unpack_from(error)[2] == ERROR
+    assert error[20:].decode() == (
+        f"trainer_agent {RELEASE} speaks protocol 1, export_plugin 9.0.0 speaks protocols 7 to 8; "
+        "upgrade the trainer_agent"
+    )
+
+
+def test_an_agent_refuses_a_hello_that_is_none(cluster):
+    rank = connect(cluster.agent().socket)
+    rank.sendall(rank_message(HELLO, b"GET / HTTP/1.1"))
+    error, _ = read_message(rank, 16)
+    assert START.unpack_from(error)[2] == ERROR and b"NAME/RELEASE protocol=OLDEST-NEWEST" in error
+
+
+def test_a_plugin_refuses_an_agent_from_the_future(fake_agent):
+    path = fake_agent(rank_message(HELLO, b"trainer_agent/9.0.0 protocol=7-8"))
+    refusal = f"export_plugin {RELEASE} speaks protocol 1, trainer_agent 9.0.0 speaks protocols 7 to 8; upgrade the export_plugin"
+    with pytest.raises(lockstep.ProtocolError, match=refusal):
+        lockstep.Publisher(path, "actor", tensors(1))
+
+
+def test_a_plugin_says_that_an_agent_which_knows_no_hello_is_to_be_upgraded(fake_agent):
+    """As release 0.1.0 answers it."""
+    body = struct.pack("<I", PROTOCOL_ERROR) + b"rank protocol: unknown message type 11"
+    path = fake_agent(rank_message(ERROR, body))
+    with pytest.raises(lockstep.ProtocolError, match=f"older than this plugin, export_plugin {RELEASE}; upgrade the trainer_agent"):
+        lockstep.Publisher(path, "actor", tensors(1))
+
+
+def test_a_receiver_refuses_an_engines_rank_from_the_future(cluster):
+    engine_socket = cluster.directory / "engine.sock"
+    cluster.receiver(cluster.agent(), engine_load="in-place", engine_socket=engine_socket)
+    rank = connect(engine_socket)
+    attach = json.dumps({"peer": "engine_rank/9.0.0 protocol=2-2", "teleport": True}).encode()
+    rank.sendall(START.pack(b"LSER", 1, 1, len(attach)) + bytes(28) + attach)
+    refusal, _ = read_message(rank, 40)
+    assert START.unpack_from(refusal)[2] == REFUSED
+    assert refusal[40:].decode().endswith(
+        f"raas_receiver {RELEASE} speaks protocol 1, engine_rank 9.0.0 speaks protocol 2; upgrade the raas_receiver"
+    )
