@@ -188,4 +188,5 @@ def raise_failure(code: int) -> None:
 
 def library_version() -> str:
     """The version of liblockstep.so, as "1.2.3"."""
-    return load().lockstep_version().decode()
+    version: bytes = load().lockstep_version()
+    return version.decode()

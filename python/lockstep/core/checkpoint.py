@@ -80,7 +80,7 @@ class _KeepViews(TorchFunctionMode):
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _start_of_box(name: str, view: torch.Tensor, shape: "Sequence[int]") -> "Tuple[int, ...]":

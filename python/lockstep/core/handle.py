@@ -31,7 +31,7 @@ class Handle:
         A rank that is done before others gets it with its next commit.
         """
         with self._lock:
-            return self._function("committed_version")(self._open_handle())
+            return int(self._function("committed_version")(self._open_handle()))
 
     def close(self) -> None:
         """Leaves the agent; a version being written is aborted. Closing twice is fine."""
@@ -69,4 +69,5 @@ class Handle:
         return self._handle
 
     def _last_error(self, handle: "ctypes.c_void_p | None") -> str:
-        return getattr(self._library, self._error_function)(handle).decode(errors="replace")
+        text: bytes = getattr(self._library, self._error_function)(handle)
+        return text.decode(errors="replace")

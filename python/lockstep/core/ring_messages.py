@@ -1,5 +1,6 @@
 """The bucket ring's messages (python/FORMAT.md), for both of its ends."""
 
+import builtins
 import contextlib
 import enum
 import socket
@@ -47,10 +48,10 @@ class Message:
     bucket: int = 0
     offset: int = 0
     bytes: int = 0
-    body: bytes = b""
+    body: "builtins.bytes" = b""
     fds: Sequence[int] = field(default_factory=tuple)
 
-    def encode(self) -> bytes:
+    def encode(self) -> "builtins.bytes":
         return RING_FORMAT.encode(self.type, (self.bucket, self.offset, self.bytes, self.version), self.body)
 
 

@@ -117,7 +117,7 @@ def _dtype_name(dtype: Any) -> "str | None":
 
 
 @functools.lru_cache(maxsize=256)
-def _is_numpy_scalar(kind: type) -> bool:
+def _is_numpy_scalar(kind: Any) -> bool:
     return any(base.__name__ == "generic" and base.__module__ == "numpy" for base in kind.__mro__)
 
 
@@ -134,7 +134,8 @@ def _array_meta(name: str, array: Any, interface: Mapping[str, Any]) -> TensorMe
 
 
 def _array_bytes(name: str, array: Any) -> TensorBytes:
-    if _is_numpy_scalar(type(array)):
+    kind: Any = type(array)
+    if _is_numpy_scalar(kind):
         raise bad_tensor(name, "it is a NumPy scalar, which has no memory of its own; publish numpy.asarray(value)")
     interface = array.__array_interface__
     meta = _array_meta(name, array, interface)

@@ -27,7 +27,7 @@ class Parameter:
         if 0 in self.shape:
             return 0
         last = sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides))
-        return (last + 1) * self.tensor.element_size()
+        return (last + 1) * int(self.tensor.element_size())
 
 
 def parameters_of(module: Any, options: DescribeOptions) -> "Tuple[str, list[Parameter]]":

@@ -37,6 +37,7 @@ class Replica:
 
     def __init__(self, path: Path) -> None:
         self._path = os.fspath(path)
+        self._map: "mmap.mmap | None" = None
         self._open()
 
     @property
@@ -84,7 +85,7 @@ class Replica:
             if size < 8:
                 raise BadDataError(f"{directory}: {size} bytes are no safetensors file")
             # Private and writable: PyTorch has no read-only tensors, and the file must not change by one.
-            self._map: "mmap.mmap | None" = mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
+            self._map = mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
             self._inode = os.fstat(fd).st_ino
         finally:
             os.close(fd)  # the mapping has a descriptor of its own

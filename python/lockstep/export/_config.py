@@ -35,7 +35,7 @@ class ExportConfig:
             wanted = type(field.default)
             if type(value) is not wanted:
                 raise BadDataError(f"{field.name}: {value!r} is a {type(value).__name__}, not a {wanted.__name__}")
-            if wanted is int and value < 1:
+            if isinstance(value, int) and wanted is int and value < 1:
                 raise BadDataError(f"{field.name}: {value} is not at least 1")
         if not self.backend:
             object.__setattr__(self, "backend", "megatron" if self._needs_megatron() else "fsdp")

@@ -152,20 +152,20 @@ class Exporter(Handle):
     @property
     def plan_digest(self) -> str:
         """Names the plan; equal on all ranks."""
-        return self._description["plan"]
+        return str(self._description["plan"])
 
     @property
     def writes(self) -> bool:
         """Whether this rank writes into the agent's memory (its own shards, or those of ranks on other hosts)."""
-        return self._description["writes"]
+        return bool(self._description["writes"])
 
     @property
     def stats(self) -> PublishStats:
         """What the last publish did on this rank."""
         raw = abi.CPublishStats()
         self._call("stats", ctypes.byref(raw))
-        counts = [getattr(raw, name) for name, _ in raw._fields_[:-2]]
-        return PublishStats(*counts, raw.begin_us / 1e6, raw.total_us / 1e6)
+        counts = [getattr(raw, field[0]) for field in raw._fields_[:-2]]
+        return PublishStats(*counts, begin_seconds=raw.begin_us / 1e6, total_seconds=raw.total_us / 1e6)
 
     def publish(self, version: int) -> None:
         """Publishes this rank's part of ``version``; called on every rank, with the weights not written to meanwhile.
@@ -229,7 +229,7 @@ class Exporter(Handle):
                 f"ranks publish in runs {', '.join(f'{run} (rank {rank})' for run, rank in runs.items())}: they reach "
                 "different agents; give beside_agent=False on the hosts whose agent is not the model's"
             )
-        return next(iter(runs))
+        return str(next(iter(runs)))
 
     def _describe(self, beside_agent: bool) -> str:
         """This rank's sheet. Everything that may fail on one rank alone is done here, before the others have it."""

@@ -87,7 +87,7 @@ def tensors_meta(hf_config: Any) -> "list[Tuple[TensorMeta, int]]":
     text = ctypes.c_void_p()
     abi.raise_failure(library.lockstep_tensors_meta((ctypes.c_char_p * 1)(sheet), 1, ctypes.byref(text)))
     try:
-        return described(json.loads(ctypes.string_at(text.value)))
+        return described(json.loads(ctypes.string_at(text)))
     finally:
         library.lockstep_free(text)
 
@@ -108,7 +108,7 @@ class MegatronPart(Part):
         parameters = []
         for name, tensor in self._parameters():
             local = local_of(name, tensor)
-            entry = {"name": name, "dtype": local.dtype, "shape": list(local.shape)}
+            entry: "dict[str, Any]" = {"name": name, "dtype": local.dtype, "shape": list(local.shape)}
             if self._is_frozen(name, tensor):
                 entry["frozen"] = True
             parameters.append(entry)

@@ -22,10 +22,17 @@ def named_tensors(
     from lockstep.export._dtensors import shard_of
 
     is_frozen = frozen_predicate(frozen)
-    held = None if callable(tensors) else list(named(tensors))
+    if callable(tensors):
+        function = tensors
 
-    def pairs() -> "Iterable[Tuple[str, Any]]":
-        return named(tensors()) if held is None else held
+        def pairs() -> "Iterable[Tuple[str, Any]]":
+            return named(function())
+
+    else:
+        held = list(named(tensors))
+
+        def pairs() -> "Iterable[Tuple[str, Any]]":
+            return held
 
     def describe(name: str, tensor: Any) -> Shard:
         return shard_of(name, tensor, exported_dtype(name, tensor, dtype), is_frozen(name, tensor))

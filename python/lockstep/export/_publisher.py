@@ -79,7 +79,7 @@ class Publisher(Handle):
         )
         self._open(options)
         del described  # the library has read it
-        self._run = self._library.lockstep_run(self._open_handle()).decode()
+        self._run: str = self._library.lockstep_run(self._open_handle()).decode()
 
     @property
     def run(self) -> str:
@@ -142,7 +142,7 @@ class Publisher(Handle):
 
     def ranges_done(self, ranges: Sequence[Tuple[int, int]]) -> None:
         """Reports that these (offset, bytes) ranges, filled in place, are final. Each byte may be reported once."""
-        array = (abi.CRange * len(ranges))(*ranges)
+        array = (abi.CRange * len(ranges))(*(abi.CRange(*span) for span in ranges))
         self._call("ranges_done", array, len(ranges))
 
     def commit(self) -> None:
