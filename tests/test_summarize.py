@@ -3,7 +3,6 @@
 import json
 
 import pytest
-
 import summarize
 
 PASS = '<testsuites><testsuite tests="9"><testcase name="a"/><testcase name="b"/></testsuite></testsuites>'

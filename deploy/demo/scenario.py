@@ -162,7 +162,9 @@ class Scenario:
         receiver.start(self._timeout_s)
         self._wait_for_receivers(version)
         sync = receiver.syncs[-1]
-        self._print(f"receiver {receiver.letter} holds version {sync.version}: {sync.mode}, {sync.payload_bytes:,} bytes")
+        self._print(
+            f"receiver {receiver.letter} holds version {sync.version}: {sync.mode}, {sync.payload_bytes:,} bytes"
+        )
 
     def _make_assets(self):
         assets = self._workspace.path / "assets"

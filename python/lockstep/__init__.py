@@ -59,6 +59,7 @@ from lockstep.export import (
 )
 
 __all__ = [
+    "__version__",
     "AbortedError",
     "BadDataError",
     "BucketRing",

@@ -2,13 +2,12 @@
 
 from types import SimpleNamespace
 
+import lockstep
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
-
-import lockstep
 from lockstep.engine import DescribeOptions, _memory
 from lockstep.engine._parameters import parameters_of
+from transformers import AutoConfig, AutoModelForCausalLM
 
 
 def tiny(family: str, **options) -> torch.nn.Module:
@@ -134,7 +133,8 @@ def on_gpu(storage: FakeStorage, offset: int, shape: "tuple[int, ...]") -> Simpl
 
 @pytest.fixture
 def gpus(monkeypatch):
-    uuid = lambda device: SimpleNamespace(uuid=f"0000000{device}-1111-2222-3333-444444444444")
+    def uuid(device):
+        return SimpleNamespace(uuid=f"0000000{device}-1111-2222-3333-444444444444")
     monkeypatch.setattr(torch.cuda, "get_device_properties", uuid)
 
 

@@ -5,9 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import lockstep
+import pytest
 from lockstep.core import abi
 
 PACKAGE = Path(__file__).resolve().parents[1]

@@ -7,12 +7,11 @@ import threading
 import time
 from pathlib import Path
 
+import lockstep
 import pytest
 import torch
-from safetensors.torch import save_file
-
-import lockstep
 from lockstep.engine import _replica
+from safetensors.torch import save_file
 
 
 class Published:
@@ -81,8 +80,10 @@ def test_every_tensor_is_there_with_its_dtype_shape_and_bytes(published):
     assert set(state) == set(tensors)
     for name, tensor in tensors.items():
         assert state[name].dtype == tensor.dtype and state[name].shape == tensor.shape, name
-        assert torch.equal(state[name].view(torch.uint8), tensor.view(torch.uint8)) if tensor.dim() else (
-            state[name] == tensor
+        assert (
+            torch.equal(state[name].view(torch.uint8), tensor.view(torch.uint8))
+            if tensor.dim()
+            else (state[name] == tensor)
         ), name
 
 

@@ -3,10 +3,9 @@
 import itertools
 import random
 
+import lockstep
 import pytest
 import torch
-
-import lockstep
 from lockstep.core.tensors import TensorMeta
 from lockstep.engine import IntoLoader, IntoModule, Piece
 from lockstep.engine._ring_into import boxes_of_run
@@ -148,7 +147,7 @@ ROWS = {"tensor": "w", "from": [0, 0], "shape": [2, 6], "at": [0, 0]}
         ([ROWS, {**ROWS, "at": [1, 0]}], r'parameter "p": the slices at \[0, 0\] and \[1, 0\] overlap'),
         ([ROWS, {**ROWS, "at": [3, 0]}], r'parameter "p": \[2, 6\] at \[3, 0\] is not within \[4, 6\]'),
         ([ROWS, {**ROWS, "from": [3, 0], "at": [2, 0]}], r'wants \[2, 6\] from \[3, 0\] on of tensor "w", which is'),
-        ([ROWS, {**ROWS, "from": [-1, 0], "at": [2, 0]}], r'wants \[2, 6\] from \[-1, 0\]'),
+        ([ROWS, {**ROWS, "from": [-1, 0], "at": [2, 0]}], r"wants \[2, 6\] from \[-1, 0\]"),
         ([ROWS, {**ROWS, "tensor": "v", "at": [2, 0]}], 'parameter "p" is made of tensor "v", which the trainer'),
     ],
 )

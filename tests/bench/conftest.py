@@ -3,4 +3,4 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent / "common"))
 
-import paths  # noqa: E402, F401
+import paths  # noqa: F401

@@ -1,6 +1,6 @@
 """How each C++ source is compiled, as clang's tools take it, out of Bazel's own account of its actions.
 
-    compile_commands.py [TARGETS]      prints compile_commands.json; //... unless given
+compile_commands.py [TARGETS]      prints compile_commands.json; //... unless given
 """
 
 import json

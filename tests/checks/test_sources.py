@@ -32,7 +32,9 @@ def test_python_has_no_lint():
 
 
 def test_python_is_formatted():
-    run(sys.executable, "-m", "ruff", "format", "--no-cache", "--check", "--config", "tests/ruff.toml", *tracked("*.py"))
+    run(
+        sys.executable, "-m", "ruff", "format", "--no-cache", "--check", "--config", "tests/ruff.toml", *tracked("*.py")
+    )
 
 
 def test_shell_scripts_have_no_lint():
@@ -74,13 +76,18 @@ def test_no_document_is_an_island():
         if document in seen or document.suffix != ".md":
             continue
         seen.add(document)
-        links = [link.partition("#")[0] for link in LINK.findall(document.read_text()) if not re.match(r"[a-z]+:", link)]
+        links = [
+            link.partition("#")[0] for link in LINK.findall(document.read_text()) if not re.match(r"[a-z]+:", link)
+        ]
         left += [(document.parent / link).resolve() for link in links if link]
     assert {ROOT / document for document in tracked("*.md")} - seen == set()
 
 
 def test_the_release_stands_in_one_place():
     release = (ROOT / "VERSION").read_text().strip()
-    images = re.findall(r"newName: registry.example/lockstep/.*newTag: (\S+)}", (ROOT / "deploy/k8s/base/kustomization.yaml").read_text())
+    images = re.findall(
+        r"newName: registry.example/lockstep/.*newTag: (\S+)}",
+        (ROOT / "deploy/k8s/base/kustomization.yaml").read_text(),
+    )
     assert images == [release, release]
     assert f"## {release}" in (ROOT / "CHANGELOG.md").read_text()

@@ -1,6 +1,6 @@
 """Runs clang-tidy, with the checks of .clang-tidy, over every C++ source that is in a target.
 
-    tidy.py [FILE ...]     only these
+tidy.py [FILE ...]     only these
 """
 
 import concurrent.futures
@@ -17,7 +17,7 @@ from compile_commands import ROOT, compile_commands
 def tidy(source: str, database: str) -> "tuple[str, str]":
     """Name and findings; no findings where all is well."""
     command = ["nice", "clang-tidy", "--quiet", f"--config-file={ROOT / '.clang-tidy'}", "-p", database, source]
-    result = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return source, result.stdout if result.returncode == 0 else result.stdout + result.stderr
 
 

@@ -2,12 +2,11 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks are forked, and OpenMP's threads are not
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
-
-from integration.conftest import cluster, pytest_runtest_makereport  # noqa: E402, F401
-from vllm_checkpoints import VllmCheckpoints  # noqa: E402
-from vllm_process import VllmLoader, vllm_rank  # noqa: E402
+import pytest
+import torch
+from integration.conftest import cluster, pytest_runtest_makereport  # noqa: F401
+from vllm_checkpoints import VllmCheckpoints
+from vllm_process import VllmLoader, vllm_rank
 
 
 @pytest.fixture(autouse=True)

@@ -91,7 +91,7 @@ class EngineCore:
                     outcome = task()
                     if not self.ended:
                         future.set_result(outcome)
-                except Exception as error:  # noqa: BLE001: it is the caller's
+                except Exception as error:  # it is the caller's
                     future.set_exception(error)
             elif active:
                 self.step()

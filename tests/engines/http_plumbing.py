@@ -67,10 +67,10 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
 
-    def do_GET(self) -> None:  # noqa: N802: the name is the library's
+    def do_GET(self) -> None:  # the name is the library's
         self.serve()
 
-    do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815
+    do_POST = do_PUT = do_DELETE = do_GET
 
     def serve(self) -> None:
         target = urlsplit(self.path)

@@ -65,7 +65,7 @@ def type_text(root: Path, node: ast.expr) -> str:
                 return ast.unparse(statement.value)
         raise SystemExit(f"{ALIASES[text]} does not define {text}")
     if text.startswith("Optional[") and text.endswith("]"):
-        return f"{text[len('Optional['):-1]} | None"
+        return f"{text[len('Optional[') : -1]} | None"
     return text
 
 

@@ -56,9 +56,7 @@ class Clients:
         self.answers: "list[tuple[list[int], dict]]" = []
         self._errors: "list[BaseException]" = []
         self._stop = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._ask, args=(server, vocabulary, seed)) for seed in range(CLIENTS)
-        ]
+        self._threads = [threading.Thread(target=self._ask, args=(server, vocabulary, seed)) for seed in range(CLIENTS)]
         for thread in self._threads:
             thread.start()
 
@@ -117,4 +115,3 @@ def test_every_answer_is_what_one_versions_checkpoint_gives(cluster, options, re
     assert engine["commits"] >= len(by_version) and engine["last_pause_us"] > 0
     record_property("pause_ms", json.dumps(stats["pause_ms"]))
     print(f"{stats['updates']} updates, pause in ms {stats['pause_ms']}, {len(clients.answers)} answers")
-

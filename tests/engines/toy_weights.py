@@ -3,7 +3,6 @@
 import hashlib
 
 import numpy as np
-
 from served_model import digest_of
 
 

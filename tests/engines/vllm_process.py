@@ -7,10 +7,10 @@ import select
 import subprocess
 import sys
 import tempfile
-import tomllib
 from pathlib import Path
 from typing import Any
 
+import tomllib
 import torch
 from safetensors.torch import load_file
 

@@ -6,7 +6,6 @@ import threading
 import time
 
 import pytest
-
 from proxy import FAULTS, DelayProxy, FaultProxy, Proxy
 
 CONTENT = os.urandom(3 << 20)

@@ -3,9 +3,8 @@ import os
 # PyTorch's threads wait for each other in busy loops: where others want the processors, two are much slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import pytest  # noqa: E402
-
-from harness import Cluster  # noqa: E402
+import pytest
+from harness import Cluster
 
 
 @pytest.fixture

@@ -17,9 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
-import pytest
-
 import lockstep
+import pytest
 from ports import ReservedPort
 from replicas import differing_tensor
 
@@ -73,7 +72,9 @@ class Daemon:
 
     def start(self) -> None:
         with open(self.log_path, "ab") as log:
-            self.process = subprocess.Popen([*self.prefix, *self.command], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                [*self.prefix, *self.command], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
 
     def signal(self, number: int) -> None:
         if self.process.poll() is None:
@@ -215,7 +216,9 @@ class Receiver(Served):
                 if already:
                     wait_until(printed, "the newest sync is printed")
                 else:
-                    for _ in range(3):  # each takes as long as the watcher takes to connect, however busy the machine is
+                    for _ in range(
+                        3
+                    ):  # each takes as long as the watcher takes to connect, however busy the machine is
                         self.model_status()
                 yield records
                 held = self.model_status()["held"]

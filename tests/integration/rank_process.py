@@ -10,9 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
-
 import lockstep
+import numpy as np
 
 
 def content(name: str, seed: int, shape) -> np.ndarray:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
-
 from lockstep.core.tensors import describe
 
 BLOCK = 256 * 1024

@@ -3,12 +3,11 @@
 import json
 import time
 
+import lockstep
 import peft
 import pytest
 import torch
 import transformers
-
-import lockstep
 from harness import MODEL, wait_until
 from replicas import differing_tensor
 

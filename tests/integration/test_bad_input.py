@@ -7,11 +7,10 @@ import stat
 import struct
 import subprocess
 
+import lockstep
 import numpy as np
 import pytest
 import xxhash
-
-import lockstep
 from harness import LOCKSTEPCTL, MODEL, RAAS_RECEIVER, TRAINER_AGENT, flags_of, wait_until
 from replicas import ToyModel, differing_tensor
 

@@ -6,7 +6,6 @@ import subprocess
 import numpy as np
 import pytest
 import torch
-
 from harness import BIN
 
 TRAINER = BIN / "export_plugin/example/tensor_parallel_trainer"

@@ -6,7 +6,6 @@ import threading
 import time
 
 import pytest
-
 from harness import wait_until
 from ports import ReservedPort
 from proxy import FaultProxy

@@ -6,7 +6,6 @@ import subprocess
 import pytest
 import torch
 import transformers
-
 from harness import ROOT
 
 STEPS = 5

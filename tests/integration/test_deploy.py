@@ -4,7 +4,6 @@ import shutil
 import subprocess
 
 import pytest
-
 from harness import RAAS_RECEIVER, ROOT, TRAINER_AGENT
 
 CONFIG = ROOT / "deploy/config"

@@ -3,7 +3,6 @@
 import time
 
 import pytest
-
 from harness import wait_until
 from ports import ReservedPort
 from proxy import FAULTS, FaultProxy

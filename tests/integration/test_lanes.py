@@ -4,7 +4,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-
 from harness import wait_until
 from replicas import BLOCK, ToyModel
 

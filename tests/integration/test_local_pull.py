@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import xxhash
-
 from replicas import BLOCK, ToyModel, differing_tensor
 from test_bad_input import lane_hello, send_and_read
 

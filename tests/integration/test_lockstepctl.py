@@ -4,7 +4,6 @@ import json
 import subprocess
 
 import pytest
-
 from harness import LOCKSTEPCTL, MODEL, Receiver, wait_until
 from ports import ReservedPort
 from replicas import ToyModel, read_file

@@ -4,7 +4,6 @@ import json
 import subprocess
 
 import pytest
-
 from harness import LOCKSTEPCTL, MODEL, wait_until
 from replicas import ToyModel
 

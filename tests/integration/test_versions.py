@@ -2,10 +2,9 @@
 
 import contextlib
 
+import lockstep
 import numpy as np
 import pytest
-
-import lockstep
 from harness import MODEL, wait_until
 from rank_process import RankProcess, content
 from replicas import ToyModel

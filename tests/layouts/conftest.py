@@ -2,16 +2,15 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # ranks are forked, and OpenMP's threads are not
 
-import shutil  # noqa: E402
-import tempfile  # noqa: E402
-from pathlib import Path  # noqa: E402
+import shutil
+import tempfile
+from pathlib import Path
 
-import pytest  # noqa: E402
-import torch  # noqa: E402
-
-from hf_models import tiny_config, write_checkpoint  # noqa: E402
-from harness import Cluster  # noqa: E402
-from integration.conftest import cluster, pytest_runtest_makereport  # noqa: E402, F401
+import pytest
+import torch
+from harness import Cluster
+from hf_models import tiny_config, write_checkpoint
+from integration.conftest import cluster, pytest_runtest_makereport  # noqa: F401
 
 
 class Checkpoints:

@@ -100,9 +100,7 @@ def _fill(model: torch.nn.Module, seed: int) -> None:
             tensor.copy_(noise + 1 if "norm" in name else noise)
 
 
-def _mtp_tensors(
-    config: PretrainedConfig, saved: "dict[str, torch.Tensor]", seed: int
-) -> "dict[str, torch.Tensor]":
+def _mtp_tensors(config: PretrainedConfig, saved: "dict[str, torch.Tensor]", seed: int) -> "dict[str, torch.Tensor]":
     """One layer after the last: shaped like it, with a projection and norms of its own, and copies of two tensors."""
     generator = torch.Generator().manual_seed(seed + 1000)
     hidden, layers = config.hidden_size, config.num_hidden_layers

@@ -7,8 +7,8 @@ it. Whole tensors are put together from that; what is left to HuggingFace's name
 from typing import NamedTuple
 
 import torch
-from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron_models import megatron_on_cpu
 from ranks import Rank
 from transformers import PretrainedConfig

@@ -1,12 +1,11 @@
 """lockstep.tensors_meta(config) is what a checkpoint of that configuration holds, without model or process group."""
 
+import lockstep
 import pytest
 import torch
 from hf_models import MODELS, has_mtp, published_tensors, tiny_config
-from transformers import AutoConfig
-
-import lockstep
 from lockstep.core.tensors import describe
+from transformers import AutoConfig
 
 BYTES = {"BF16": 2, "F32": 4}
 

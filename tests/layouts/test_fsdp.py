@@ -14,9 +14,9 @@ from fsdp_trainer import Layout
 from harness import MODEL
 from ranks import Rank, Ranks
 from replicas import tensors_hash
+from topologies import Topology
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 from torch.distributed.tensor import Shard, distribute_tensor
-from topologies import Topology
 from trainer import refusal
 from transformers import AutoModelForCausalLM
 

@@ -15,7 +15,9 @@ AGENT_THREADS = 40
 AGENT_GROWS, RECEIVER_GROWS = 4 * MIB, 2 * MIB
 SETTLES_S, IDLE_S = 3, 8
 IDLE_CORE_SHARE = 0.004
-IDLE_WAKEUPS_PER_S = 30 + RECEIVERS  # a thread for each receiver that looks around ten times a second makes ten times that
+IDLE_WAKEUPS_PER_S = (
+    30 + RECEIVERS
+)  # a thread for each receiver that looks around ten times a second makes ten times that
 
 
 def test_a_fleet_follows_every_version_and_nothing_grows(cluster, record_property):

@@ -3,7 +3,6 @@
 import os
 
 import numpy as np
-
 from fleet import published_version
 from footprint import core_seconds
 from harness import wait_until

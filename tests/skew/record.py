@@ -50,7 +50,9 @@ def record_daemons(target: Path) -> None:
         wait_until(lambda: receiver.model_status()["engines"], "the engine's rank is attached")
         publisher.publish(2, tensors(2))
         receiver.wait_for(tensors(2))
-        wait_until(lambda: receiver.model_status()["engines"][0]["serving"]["version"] == 2, "the engine serves version 2")
+        wait_until(
+            lambda: receiver.model_status()["engines"][0]["serving"]["version"] == 2, "the engine serves version 2"
+        )
         ranks.save(target / "rank.json")
         engine.save(target / "engine.json")
         lanes.save(target / "lanes.json")

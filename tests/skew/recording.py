@@ -65,7 +65,12 @@ def field_table(protos: "list[Path]") -> "list[str]":
     described = subprocess.run(
         ["protoc", "-I.", "--descriptor_set_out=/dev/stdout", *protos], cwd=ROOT, check=True, capture_output=True
     ).stdout
-    decode = ["protoc", "-I/usr/include", "--decode=google.protobuf.FileDescriptorSet", "google/protobuf/descriptor.proto"]
+    decode = [
+        "protoc",
+        "-I/usr/include",
+        "--decode=google.protobuf.FileDescriptorSet",
+        "google/protobuf/descriptor.proto",
+    ]
     text = subprocess.run(decode, input=described, check=True, capture_output=True).stdout.decode()
     return sorted(_fields(text))
 
@@ -82,7 +87,9 @@ def _fields(text: str) -> "list[str]":
             if block["block"] in ("field", "value", "method"):
                 names = [outer["name"] for outer in path if "name" in outer]
                 known = ("number", "label", "type", "type_name", "input_type", "output_type")
-                fields.append(" ".join([".".join([*names[1:], block["name"]]), *(block[k] for k in known if k in block)]))
+                fields.append(
+                    " ".join([".".join([*names[1:], block["name"]]), *(block[k] for k in known if k in block)])
+                )
         elif path:
             path[-1][key] = value.strip('"')
     return fields

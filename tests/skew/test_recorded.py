@@ -22,7 +22,9 @@ HELD = slice(16, 40)  # of an engine rank's header: run and version
 
 
 def messages(path: Path) -> "list[tuple[str, bytes, int]]":
-    return [(entry["from"], bytes.fromhex(entry["bytes"]), entry["descriptors"]) for entry in json.loads(path.read_text())]
+    return [
+        (entry["from"], bytes.fromhex(entry["bytes"]), entry["descriptors"]) for entry in json.loads(path.read_text())
+    ]
 
 
 def connect(path: Path) -> socket.socket:

@@ -7,9 +7,8 @@ import struct
 import threading
 from pathlib import Path
 
-import pytest
-
 import lockstep
+import pytest
 from harness import ROOT
 from recording import START, read_message, tensors
 
@@ -83,7 +82,9 @@ def test_a_plugin_says_that_an_agent_which_knows_no_hello_is_to_be_upgraded(fake
     """As release 0.1.0 answers it."""
     body = struct.pack("<I", PROTOCOL_ERROR) + b"rank protocol: unknown message type 11"
     path = fake_agent(rank_message(ERROR, body))
-    with pytest.raises(lockstep.ProtocolError, match=f"older than this plugin, export_plugin {RELEASE}; upgrade the trainer_agent"):
+    with pytest.raises(
+        lockstep.ProtocolError, match=f"older than this plugin, export_plugin {RELEASE}; upgrade the trainer_agent"
+    ):
         lockstep.Publisher(path, "actor", tensors(1))
 
 
@@ -95,6 +96,10 @@ def test_a_receiver_refuses_an_engines_rank_from_the_future(cluster):
     rank.sendall(START.pack(b"LSER", 1, 1, len(attach)) + bytes(28) + attach)
     refusal, _ = read_message(rank, 40)
     assert START.unpack_from(refusal)[2] == REFUSED
-    assert refusal[40:].decode().endswith(
-        f"raas_receiver {RELEASE} speaks protocol 1, engine_rank 9.0.0 speaks protocol 2; upgrade the raas_receiver"
+    assert (
+        refusal[40:]
+        .decode()
+        .endswith(
+            f"raas_receiver {RELEASE} speaks protocol 1, engine_rank 9.0.0 speaks protocol 2; upgrade the raas_receiver"
+        )
     )

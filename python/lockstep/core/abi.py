@@ -162,7 +162,7 @@ def _candidates() -> Iterator[Path]:
             yield directory / "bazel-bin/export_plugin/liblockstep.so"
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def load() -> ctypes.CDLL:
     """The library, loaded once per process. NotFoundError lists the places that were tried."""
     tried = list(_candidates())

@@ -1,7 +1,7 @@
 """The vLLM plugin: entry point ``lockstep`` of ``vllm.general_plugins``.
 
-    VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config '{"backend": "lockstep"}'
-    POST /init_weight_transfer_engine {"init_info": {"socket": "/run/raas-receiver/engine.sock", "model": "actor"}}
+VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --weight-transfer-config '{"backend": "lockstep"}'
+POST /init_weight_transfer_engine {"init_info": {"socket": "/run/raas-receiver/engine.sock", "model": "actor"}}
 """
 
 import logging

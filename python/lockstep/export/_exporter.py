@@ -165,7 +165,7 @@ class Exporter(Handle):
         raw = abi.CPublishStats()
         self._call("stats", ctypes.byref(raw))
         counts = [getattr(raw, field[0]) for field in raw._fields_[:-2]]
-        return PublishStats(*counts, begin_seconds=raw.begin_us / 1e6, total_seconds=raw.total_us / 1e6)
+        return PublishStats._make([*counts, raw.begin_us / 1e6, raw.total_us / 1e6])
 
     def publish(self, version: int) -> None:
         """Publishes this rank's part of ``version``; called on every rank, with the weights not written to meanwhile.

@@ -178,7 +178,7 @@ def _with_global_layer(name: str, layers: "Mapping[int, int]") -> str:
     local = int(match["local"])
     if local not in layers:
         raise BadDataError(f'parameter "{name}": layer {local} of its chunk is not a module')
-    return f"{name[:match.start('local')]}{layers[local]}{name[match.end('local'):]}"
+    return f"{name[: match.start('local')]}{layers[local]}{name[match.end('local') :]}"
 
 
 def _config_of(chunk: Any) -> Any:

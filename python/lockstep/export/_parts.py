@@ -27,7 +27,7 @@ class Part(abc.ABC):
     def sheet(self) -> "dict[str, Any]":
         """The part's JSON."""
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027  most parts have nothing to do
         """Makes the tensors whole before they are read. Called at the start of every publish on every rank, so it may
         communicate as the trainer does."""
 

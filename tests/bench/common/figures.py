@@ -36,15 +36,11 @@ PROGRAMS = (
         60,
         (Figure("scatter_tp4", "<= 1.5", "a delta into TP4 buffers, against a replica"),),
     ),
-    Program(
-        "sync/local_pull_bench.py", 30, (Figure("colocated_full_pull", "<= 0.5", "out of memory, against lanes"),)
-    ),
+    Program("sync/local_pull_bench.py", 30, (Figure("colocated_full_pull", "<= 0.5", "out of memory, against lanes"),)),
     Program(
         "placement/ring_bench.py", 40, (Figure("ring_pipelining", "<= 0.75", "a ring of two buckets, against one"),)
     ),
-    Program(
-        "placement/placement_bench", 5, (Figure("placement_compile_qwen3_30b_a3b", "<= 1", "TP8, against 1 s"),)
-    ),
+    Program("placement/placement_bench", 5, (Figure("placement_compile_qwen3_30b_a3b", "<= 1", "TP8, against 1 s"),)),
     Program(
         "delta/delta_bench",
         60,
@@ -78,9 +74,7 @@ PROGRAMS = (
             Figure("idle_cpu", "<= 1", "both daemons, against 0.2 % of a core"),
         ),
     ),
-    Program(
-        "plan/layout_bench", 15, (Figure("layout_100k", "<= 1", "control plane of 100,000 tensors, against 1 s"),)
-    ),
+    Program("plan/layout_bench", 15, (Figure("layout_100k", "<= 1", "control plane of 100,000 tensors, against 1 s"),)),
     Program(
         "wan/wan_bench.py",
         450,

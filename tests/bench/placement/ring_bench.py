@@ -26,9 +26,7 @@ def module_of(layers: int, dtype: torch.dtype) -> torch.nn.Module:
 
 def follow(rank: Rank, layers: int, directory: Path) -> None:
     rank.module = module_of(layers, torch.bfloat16)
-    rank.readers = {
-        name: lockstep.RingReader(directory / name, lockstep.IntoModule(rank.module)) for name in NAMES
-    }
+    rank.readers = {name: lockstep.RingReader(directory / name, lockstep.IntoModule(rank.module)) for name in NAMES}
 
 
 def take(rank: Rank, name: str) -> "tuple[int, float]":

@@ -82,7 +82,15 @@ class Link:
     def iperf_bytes_per_s(self, streams: int, seconds: float) -> float:
         """What iperf3 gets across with so many streams in so long a time, its slow start included: what its server
         counted until then."""
-        server_command = ["iperf3", "--server", "--one-off", "--bind", self.addresses[1], "--interval", IPERF_INTERVAL_S]
+        server_command = [
+            "iperf3",
+            "--server",
+            "--one-off",
+            "--bind",
+            self.addresses[1],
+            "--interval",
+            IPERF_INTERVAL_S,
+        ]
         server = subprocess.Popen(
             [*self.prefix(1), *map(str, server_command), "--json"], stdout=subprocess.PIPE, text=True
         )
