@@ -135,6 +135,7 @@ def on_gpu(storage: FakeStorage, offset: int, shape: "tuple[int, ...]") -> Simpl
 def gpus(monkeypatch):
     def uuid(device):
         return SimpleNamespace(uuid=f"0000000{device}-1111-2222-3333-444444444444")
+
     monkeypatch.setattr(torch.cuda, "get_device_properties", uuid)
 
 

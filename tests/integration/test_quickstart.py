@@ -1,0 +1,30 @@
+"""The README's quickstart, pasted."""
+
+import os
+import re
+import shutil
+import subprocess
+
+from harness import ROOT
+
+QUICKSTART = re.compile(r"^## Quickstart$.*?^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# The quickstart's ports are the defaults. In a network of its own nobody else has them.
+ALONE = ["unshare", "--net", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+
+
+def test_the_quickstart_prints_what_the_readme_says():
+    readme = (ROOT / "README.md").read_text()
+    pasted = QUICKSTART.search(readme).group(1)
+    # What needs other people's servers comes first and runs outside.
+    install, _, run = pasted.partition("\nexport D=")
+    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    environment.pop("PYTHONPATH", None)
+    subprocess.run(["bash", "-e"], input=install, cwd=ROOT, env=environment, check=True, text=True, timeout=600)
+    script = "ip link set lo up\nset -e\nexport D=" + run
+    result = subprocess.run(
+        [*ALONE, "bash"], input=script, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    said = re.search(r"^The last line printed is `(.*?)`", readme, re.MULTILINE).group(1)
+    assert result.stdout.splitlines()[-1] == said
+    shutil.rmtree(ROOT / ".cache/quickstart")
