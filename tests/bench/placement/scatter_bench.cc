@@ -130,8 +130,9 @@ void Run(bool quick) {
   for (int turn = 0; turn <= repeats; ++turn) {
     const Version base = static_cast<Version>(turn) + 1;
     const payload::DeltaChain chain = NextDelta(replica, base, pool);
+    const std::vector<Version> versions(replica.layout->block_count(), base);
     const double apply = TimeOnce([&] {
-      if (replica::ApplyChain(*replica.layout, chain, {.all = base}, replica.data(), pool).empty()) return;
+      if (replica::ApplyChain(*replica.layout, chain, versions, replica.data(), pool).empty()) return;
       Fail({ErrorCode::kInternal, "a block has not the promised hash"});
     });
     std::optional<placement::StagedWrites> writes;
