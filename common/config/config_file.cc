@@ -52,7 +52,7 @@ Result<std::vector<FileEntry>> ReadConfigFile(const std::string& path) {
   for (const auto& [key, node] : table) {
     std::optional<FileEntry> entry = ToEntry(std::string_view(key), node);
     if (!entry.has_value()) {
-      return Status(ErrorCode::kConfig, Cat(path, ":", node.source().begin.line, ": key '", std::string_view(key),
+      return Status(ErrorCode::kConfig, Cat(path, ":", node.source().begin.line, ": key '", CleanText(key.str(), 200),
                                             "' must be a text, a whole number, a boolean or an array of texts"));
     }
     entries.push_back(*std::move(entry));

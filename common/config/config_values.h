@@ -15,6 +15,7 @@ Result<uint64_t> ParseUnsigned(std::string_view text);  // "262144", "256KiB", "
 Result<int64_t> ParseSigned(std::string_view text);
 Result<bool> ParseBool(std::string_view text);  // true, false, 1, 0, yes, no, on, off
 
+std::string NumberToml(uint64_t number);  // as a text where TOML has no such number
 std::string QuoteToml(std::string_view text);
 std::string QuoteToml(const std::vector<std::string>& list);
 
