@@ -170,8 +170,8 @@ TEST_CASE("A number beyond those of TOML is printed as a text that is read again
 
 TEST_CASE("What a file says does not spoil the message that refuses it") {
   const os::TempDir dir;
-  for (const char* text :
-       {"\"a\\u001b\" = 1\n", "\"a\\u001b\" = 1.5\n", "block_bytes = \"\\u001b\"\n", "a = \"\xff\"\n", "\x1b = 1\n"}) {
+  for (const char* text : {"\"a\\u001b\" = 1\n", "\"a\\u001b\" = 1.5\n", "block_bytes = \"\\u001b\"\n",
+                           "a = \"\xff\"\n", "\x1b = 1\n", "follow = fals\006e\n", "listen \xc9\xb4 = 1\n"}) {
     const Status status = Daemon().Parse({"--config", ConfigFile(dir, text).c_str()}).status();
     INFO(status.ToString());
     CHECK(status.code() == ErrorCode::kConfig);
