@@ -56,11 +56,13 @@ void CheckRefusal(const Status& status, std::initializer_list<ErrorCode> codes) 
   LS_FUZZ_RULE(readable);
 }
 
-void Accepted(ByteView input, bool rare) {
+void Accepted(ByteView input, const Steps& steps) {
   ++g_outcomes.accepted;
-  if (!rare) return;
-  ++g_outcomes.rare;
-  OnRare(input);
+  uint32_t held = 0;
+  for (size_t i = 0; i < steps.size(); ++i) held |= uint32_t{steps[i]} << i;
+  const bool rare = !steps.empty() && std::find(steps.begin(), steps.end(), false) == steps.end();
+  g_outcomes.rare += rare;
+  OnAccepted(input, held, rare);
 }
 
 Bytes Copy(ByteView bytes) {

@@ -35,9 +35,11 @@ void Require(bool holds, const char* rule, const char* file, int line);
 // protos can take.
 void CheckRefusal(const Status& status, std::initializer_list<ErrorCode> codes);
 
-// The decoder took its input. `rare`: what it made of it has a property that no seed has and that needs several changes
-// to one; the program with the planted error has that error here, to prove that a fuzzer gets so far.
-void Accepted(ByteView input, bool rare);
+// The decoder took its input. `steps`: properties of what it made of it, none of them hard to get from a seed with a
+// change or two, which no seed has all of. Where all hold the program with the planted error has that error, to prove
+// that a fuzzer gets behind the decoder, and there again and again.
+using Steps = std::vector<bool>;
+void Accepted(ByteView input, const Steps& steps);
 
 Bytes Copy(ByteView bytes);
 
@@ -62,7 +64,7 @@ struct Outcomes {
 };
 const Outcomes& OutcomesSoFar();
 
-// Defined by each program: what Accepted does with a rare input.
-void OnRare(ByteView input);
+// Defined by each program: `steps` hold, as bits; `rare`: that is all.
+void OnAccepted(ByteView input, uint32_t steps, bool rare);
 
 }  // namespace lockstep::fuzz

@@ -14,6 +14,11 @@ namespace {
 
 constexpr std::string_view kSeedsTo = "--seeds-to=";
 
+// To libFuzzer an input that holds steps which no other held together is worth as much as one that covers something
+// new.
+constexpr size_t kStepCounters = 16;
+__attribute__((section("__libfuzzer_extra_counters"))) uint8_t g_steps_held[kStepCounters];
+
 int WriteSeeds(const std::string& directory) {
   std::vector<Bytes> inputs = Seeds();
 #ifndef LOCKSTEP_FUZZ_CANARY
@@ -39,9 +44,11 @@ __attribute__((noinline)) std::byte PlantedError(ByteView input) {
 
 }  // namespace
 
-void OnRare([[maybe_unused]] ByteView input) {
+void OnAccepted([[maybe_unused]] ByteView input, uint32_t steps, [[maybe_unused]] bool rare) {
+  LS_FUZZ_RULE(steps < kStepCounters);
+  g_steps_held[steps] = 1;
 #ifdef LOCKSTEP_FUZZ_CANARY
-  (void)PlantedError(input);
+  if (rare) (void)PlantedError(input);
 #endif
 }
 

@@ -6,7 +6,7 @@
 
 namespace lockstep::fuzz {
 
-void OnRare(ByteView) {}
+void OnAccepted(ByteView, uint32_t, bool) {}
 
 namespace {
 

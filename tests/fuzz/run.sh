@@ -19,6 +19,7 @@ cd "$(dirname "$0")/../.."
 SCRATCH=$PWD/.cache/fuzz
 BAZEL=(bazel --output_base="$SCRATCH/bazel" --max_idle_secs=60)
 CANARY_SECONDS=60
+KEPT_INPUTS=24 KEPT_BYTES=512  # what --keep adds to a corpus at most, and of what size
 # A slow input is a finding, too; what a decoder takes for one is thousands of times less.
 LIMITS=(-timeout=20 -rss_limit_mb=2048)
 
@@ -47,8 +48,8 @@ run_program() {
   rm -rf "$dir/seeds" "$dir/found"
   mkdir -p "$dir/seeds" "$dir/found"
   "$1" --seeds-to="$dir/seeds" || fail 1 "$1 has no seeds"
-  "$1" "${LIMITS[@]}" -max_total_time="$2" -print_final_stats=1 -artifact_prefix="$dir/found/" "$dir/new" "$dir/seeds" \
-    >"$dir/log" 2>&1
+  "$1" "${LIMITS[@]}" -max_total_time="$2" -print_final_stats=1 \
+    -artifact_prefix="$dir/found/" "$dir/new" "$dir/seeds" >"$dir/log" 2>&1
 }
 
 # The last number that follows $1 in the log.
@@ -84,14 +85,15 @@ canary() {
   return 1
 }
 
-# Adds to the corpus what covers edges that neither it nor the seeds cover.
+# Adds to the corpus what covers edges that neither it nor the seeds cover: few inputs, and small ones.
 keep() {
   local name=$1 dir=$SCRATCH/$1 file
   rm -rf "$dir/merged" && cp -r "$dir/seeds" "$dir/merged"
-  "$bin/${name}_fuzzer" "${LIMITS[@]}" -merge=1 -use_counters=0 "$dir/merged" "$dir/new" >"$dir/merge.log" 2>&1
-  for file in "$dir"/merged/*; do
-    [[ $file == */seed-* ]] || { od -An -v -tx1 "$file" | tr -d ' \n' && echo; }
-  done | awk '{print length, $0}' | sort -n | cut -d ' ' -f 2 >>"tests/fuzz/corpus/$name.txt"
+  "$bin/${name}_fuzzer" "${LIMITS[@]}" -set_cover_merge=1 -use_counters=0 "$dir/merged" "$dir/new" >"$dir/merge.log" 2>&1
+  find "$dir/merged" -type f ! -name 'seed-*' -size -"$((KEPT_BYTES + 1))"c | while read -r file; do
+    od -An -v -tx1 "$file" | tr -d ' \n' && echo
+  done | awk '{ print length, $0 }' | sort -n | awk -v most="$KEPT_INPUTS" 'NR <= most { print $2 }' \
+    >>"tests/fuzz/corpus/$name.txt"
 }
 
 main() {

@@ -66,7 +66,7 @@ void TestInput(ByteView input) {
   (void)FileOf(AsBytes(std::string_view(printed.str())));
   LS_FUZZ_RULE(again.Parse({"--config", path.c_str()}, printed_again).ok());
   LS_FUZZ_RULE(again == daemon);
-  Accepted(input, daemon.models.size() == 4 && daemon.offset == -777 && !daemon.follow);
+  Accepted(input, {daemon.models.size() == 3, daemon.offset < -40, !daemon.follow});
 }
 
 }  // namespace lockstep::fuzz

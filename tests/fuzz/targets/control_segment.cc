@@ -104,7 +104,7 @@ void TestBytes(const Bytes& bytes, ByteView input) {
   CheckHalves(*opened);
   CheckReopening(bytes);
   const auto manifest = opened->RecordedManifest(1);
-  Accepted(input, manifest && manifest->held.version > 1'000'000 && opened->header().ranks == 77);
+  Accepted(input, {manifest && manifest->held.version > 1'000'000, opened->header().ranks > 50});
 }
 
 }  // namespace

@@ -140,7 +140,7 @@ void TestBytes(const Bytes& bytes, ByteView input) {
   const std::vector<Bytes> applied = Applied(**opened);
   CheckDerived(*opened, applied);
   const PayloadHeader& header = (*opened)->header();
-  Accepted(input, !applied.empty() && header.entries == 2 && header.target == 0x123456789a && header.base > 70'000);
+  Accepted(input, {!applied.empty(), header.entries == 2, header.target > 1'000'000, header.base > 1000});
 }
 
 }  // namespace
