@@ -79,7 +79,8 @@ void ConfigParser::Add(const std::string& name, std::string* target, const std::
 }
 
 void ConfigParser::Add(const std::string& name, uint64_t* target, const std::string& help) {
-  options_.push_back({name, help, Kind::kNumber, SetOne(target, ParseUnsigned), [target] { return Cat(*target); }});
+  options_.push_back(
+      {name, help, Kind::kNumber, SetOne(target, ParseUnsigned), [target] { return NumberToml(*target); }});
 }
 
 void ConfigParser::Add(const std::string& name, bool* target, const std::string& help) {
@@ -130,7 +131,8 @@ Status ConfigParser::ApplyFile(const std::string& path) {
     const auto option =
         std::find_if(options_.begin(), options_.end(), [&](const Option& o) { return Key(o) == entry.key; });
     if (option == options_.end()) {
-      return {ErrorCode::kConfig, Cat(path, ":", entry.line, ": unknown key '", entry.key, "' (--help lists all)")};
+      return {ErrorCode::kConfig,
+              Cat(path, ":", entry.line, ": unknown key '", CleanText(entry.key, 200), "' (--help lists all)")};
     }
     Status status = OkStatus();
     if (entry.is_array != (option->kind == Kind::kList)) {

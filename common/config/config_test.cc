@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 #include <sstream>
 
+#include "common/base/text.h"
 #include "common/config/config_values.h"
 #include "common/os/temp_dir.h"
 
@@ -151,6 +152,26 @@ TEST_CASE("A wrong file is a configuration error that names file, line and key")
   const Status missing = daemon.Parse({"--config", "/none.toml"}).status();
   CHECK(missing.code() == ErrorCode::kConfig);
   CHECK(Has(missing.message(), "/none.toml"));
+}
+
+TEST_CASE("A number beyond those of TOML is printed as a text that is read again") {
+  const os::TempDir dir;
+  Daemon daemon;
+  REQUIRE(daemon.Parse({"--print-config", "--block-bytes=18446744073709551615"}).ok());
+  Daemon again;
+  REQUIRE(again.Parse({"--config", ConfigFile(dir, daemon.out.str()).c_str()}).ok());
+  CHECK(again.block_bytes == UINT64_MAX);
+}
+
+TEST_CASE("What a file says does not spoil the message that refuses it") {
+  const os::TempDir dir;
+  for (const char* text : {"\"a\\u001b\" = 1\n", "\"a\\u001b\" = 1.5\n", "block_bytes = \"\\u001b\"\n",
+                           "a = \"\xff\"\n", "\x1b = 1\n", "follow = fals\006e\n", "listen \xc9\xb4 = 1\n"}) {
+    const Status status = Daemon().Parse({"--config", ConfigFile(dir, text).c_str()}).status();
+    INFO(status.ToString());
+    CHECK(status.code() == ErrorCode::kConfig);
+    CHECK(CleanText(status.message()) == status.message());
+  }
 }
 
 TEST_CASE("A wrong variable is a configuration error that names it, an unknown one is not ours") {

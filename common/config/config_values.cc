@@ -12,7 +12,7 @@ namespace lockstep::config {
 namespace {
 
 Status Bad(std::string_view text, std::string_view wanted) {
-  return {ErrorCode::kBadData, Cat("'", text, "' is not ", wanted)};
+  return {ErrorCode::kBadData, Cat("'", CleanText(text, 200), "' is not ", wanted)};
 }
 
 // The factor of a size suffix; 0 for an unknown one.
@@ -56,6 +56,11 @@ Result<bool> ParseBool(std::string_view text) {
     if (text == no) return false;
   }
   return Bad(text, "true or false");
+}
+
+std::string NumberToml(uint64_t number) {
+  const bool fits = number <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+  return fits ? Cat(number) : QuoteToml(Cat(number));
 }
 
 std::string QuoteToml(std::string_view text) {

@@ -14,6 +14,7 @@ namespace lockstep::config {
 Result<uint64_t> ParseUnsigned(std::string_view text);  // "262144", "256KiB", "2G"
 Result<bool> ParseBool(std::string_view text);          // true, false, 1, 0, yes, no, on, off
 
+std::string NumberToml(uint64_t number);  // as a text where TOML has no such number
 std::string QuoteToml(std::string_view text);
 std::string QuoteToml(const std::vector<std::string>& list);
 

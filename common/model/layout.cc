@@ -38,7 +38,7 @@ bool IsCleanUtf8(std::string_view text) {
 }
 
 Status BadTensor(const TensorMeta& tensor, const std::string& problem) {
-  return {ErrorCode::kBadData, Cat("tensor \"", tensor.name.substr(0, 200), "\": ", problem)};
+  return {ErrorCode::kBadData, Cat("tensor \"", CleanText(tensor.name, 200), "\": ", problem)};
 }
 
 Status CheckName(const TensorMeta& tensor) {

@@ -15,7 +15,7 @@ Status CheckModelName(std::string_view model) {
       std::all_of(model.begin(), model.end(), allowed)) {
     return OkStatus();
   }
-  return {ErrorCode::kBadData, Cat("model name \"", model.substr(0, kMaxModelName),
+  return {ErrorCode::kBadData, Cat("model name \"", CleanText(model, kMaxModelName),
                                    "\": use 1 to 128 letters, digits, '.', '_' and '-', and neither \".\" nor \"..\"")};
 }
 

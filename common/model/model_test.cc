@@ -184,6 +184,44 @@ TEST_CASE("Broken safetensors headers are refused with the reason") {
   CHECK_FALSE(ParseSafetensors(short_head, 4).ok());
 }
 
+TEST_CASE("Safetensors tensors that overlap are refused, though their sizes add up") {
+  const auto parse = [](const std::string& json) {
+    Bytes head;
+    Append(head, static_cast<uint64_t>(json.size()));
+    AppendBytes(head, AsBytes(std::string_view(json)));
+    return ParseSafetensors(head, head.size() + 8);
+  };
+  const std::string first = R"("a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]})";
+  const auto overlap = parse("{" + first + R"(,"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})");
+  REQUIRE_FALSE(overlap.ok());
+  CHECK(overlap.status().code() == ErrorCode::kBadData);
+  CHECK(overlap.status().message().find("\"b\" starts at byte 2, the tensors before it end at 4: they overlap") !=
+        std::string::npos);
+  const std::string second = R"("b":{"dtype":"U8","shape":[4],"data_offsets":[4,8]})";
+  const std::string empty = R"("none":{"dtype":"F32","shape":[0],"data_offsets":[4,4]})";
+  const auto whole = parse("{" + second + "," + empty + "," + first + "}");
+  REQUIRE(whole.ok());
+  CHECK(whole->tensors[1].name == "none");
+}
+
+TEST_CASE("A name that is refused does not spoil the message that says so") {
+  const auto readable = [](const Status& status) {
+    CHECK_FALSE(status.ok());
+    CHECK(CleanText(status.message()) == status.message());
+  };
+  Bytes encoded = (*ModelLayout::Create({{"name", DType::kU8, {1}, 0}}, kMinBlockBytes))->encoded();
+  encoded[34] = std::byte{99};  // no dtype's number
+  encoded[encoded.size() - 2] = std::byte{0x1b};
+  encoded[encoded.size() - 1] = std::byte{0xff};
+  readable(ModelLayout::Decode(encoded).status());
+  Bytes head;
+  const std::string_view json = R"({"a\u001b":7})";
+  Append(head, uint64_t{json.size()});
+  AppendBytes(head, AsBytes(json));
+  readable(ParseSafetensors(head, head.size()).status());
+  readable(CheckModelName("a\x1b\xff"));
+}
+
 TEST_CASE("A manifest digest depends on every block hash, on their order and on the layout") {
   const auto layout = *ModelLayout::Create(Mixed());
   const auto digest = ComputeManifestDigest(layout->digest(), {1, 2, 3});

@@ -15,6 +15,10 @@ Status Bad(const std::string& problem) {
   return {ErrorCode::kBadData, "safetensors header: " + problem};
 }
 
+Status BadTensor(const std::string& name, const std::string& problem) {
+  return Bad(Cat("tensor \"", CleanText(name, kMaxTensorName), "\" ", problem));
+}
+
 bool IsCount(const Json& value) {
   return value.is_number_unsigned();
 }
@@ -23,22 +27,22 @@ Result<TensorMeta> ParseTensor(const std::string& name, const Json& entry, uint6
   if (!entry.is_object() || !entry.contains("dtype") || !entry.contains("shape") || !entry.contains("data_offsets") ||
       !entry["dtype"].is_string() || !entry["shape"].is_array() || !entry["data_offsets"].is_array() ||
       entry["data_offsets"].size() != 2 || !IsCount(entry["data_offsets"][0]) || !IsCount(entry["data_offsets"][1])) {
-    return Bad(Cat("tensor \"", name, "\" lacks a well-formed dtype, shape or data_offsets"));
+    return BadTensor(name, "lacks a well-formed dtype, shape or data_offsets");
   }
   const auto& dtype = entry["dtype"].get_ref<const std::string&>();
   const DTypeInfo* info = FindDType(dtype);
-  if (info == nullptr) return Bad(Cat("tensor \"", name, "\" has the unknown dtype \"", dtype, "\""));
+  if (info == nullptr) return BadTensor(name, Cat("has the unknown dtype \"", CleanText(dtype, 100), "\""));
   TensorMeta tensor{.name = name, .dtype = info->dtype};
   for (const Json& dim : entry["shape"]) {
-    if (!IsCount(dim)) return Bad(Cat("tensor \"", name, "\" has a dimension that is no count"));
+    if (!IsCount(dim)) return BadTensor(name, "has a dimension that is no count");
     tensor.shape.push_back(dim.get<uint64_t>());
   }
   tensor.offset = entry["data_offsets"][0].get<uint64_t>();
   end = entry["data_offsets"][1].get<uint64_t>();
   LS_ASSIGN_OR_RETURN(const uint64_t bytes, TensorBytes(tensor));
   if (end < tensor.offset || end - tensor.offset != bytes) {
-    return Bad(Cat("tensor \"", name, "\" has data_offsets [", tensor.offset, ", ", end, "] but its shape takes ",
-                   bytes, " bytes"));
+    return BadTensor(name,
+                     Cat("has data_offsets [", tensor.offset, ", ", end, "] but its shape takes ", bytes, " bytes"));
   }
   return tensor;
 }
@@ -100,10 +104,32 @@ Status TakeTensor(const std::string& name, const Json& entry, SafetensorsFile& f
   uint64_t end = 0;
   LS_ASSIGN_OR_RETURN(TensorMeta tensor, ParseTensor(name, entry, end));
   if (end > file.data_bytes) {
-    return Bad(Cat("tensor \"", name, "\" ends at byte ", end, " of ", file.data_bytes, ": the file is truncated"));
+    return BadTensor(name, Cat("ends at byte ", end, " of ", file.data_bytes, ": the file is truncated"));
   }
   total += end - tensor.offset;
   file.tensors.push_back(std::move(tensor));
+  return OkStatus();
+}
+
+// By offset, tensors without elements before the one that starts where they lie.
+bool IsBefore(const TensorMeta& a, const TensorMeta& b) {
+  const auto has_elements = [](const TensorMeta& tensor) {
+    return std::find(tensor.shape.begin(), tensor.shape.end(), 0) == tensor.shape.end();
+  };
+  return a.offset != b.offset ? a.offset < b.offset : !has_elements(a) && has_elements(b);
+}
+
+// Sizes that add up do not keep tensors from overlapping: then there is a hole elsewhere.
+Status CheckBackToBack(const std::vector<TensorMeta>& tensors) {
+  uint64_t end = 0;
+  for (const TensorMeta& tensor : tensors) {
+    if (tensor.offset != end) {
+      return BadTensor(tensor.name, Cat("starts at byte ", tensor.offset, ", the tensors before it end at ", end,
+                                        tensor.offset < end ? ": they overlap" : ": there is a gap"));
+    }
+    LS_ASSIGN_OR_RETURN(const uint64_t bytes, TensorBytes(tensor));
+    end += bytes;
+  }
   return OkStatus();
 }
 
@@ -151,10 +177,10 @@ Result<SafetensorsFile> ParseSafetensors(ByteView head, uint64_t file_bytes) {
   const Json json = Json::parse(AsText(text), take, /*allow_exceptions=*/false);
   if (!json.is_object()) return Bad("it is no JSON object");
   LS_RETURN_IF_ERROR(status);
-  std::stable_sort(file.tensors.begin(), file.tensors.end(),
-                   [](const TensorMeta& a, const TensorMeta& b) { return a.offset < b.offset; });
+  std::stable_sort(file.tensors.begin(), file.tensors.end(), IsBefore);
   if (total != file.data_bytes)
     return Bad(Cat("its tensors take ", total, " bytes of the ", file.data_bytes, " there are"));
+  LS_RETURN_IF_ERROR(CheckBackToBack(file.tensors));
   return file;
 }
 

@@ -27,7 +27,8 @@ struct SafetensorsFile {
 };
 
 // Parses the front of a file of `file_bytes` bytes. `head` must hold at least the 8-byte length and the JSON. kBadData
-// says what is wrong: truncated, too long, no JSON, unknown dtype, offsets that do not match shapes or the file's size.
+// says what is wrong: truncated, too long, no JSON, unknown dtype, offsets that do not match shapes or the file's size,
+// tensors that overlap.
 Result<SafetensorsFile> ParseSafetensors(ByteView head, uint64_t file_bytes);
 
 }  // namespace lockstep::model

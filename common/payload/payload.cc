@@ -63,7 +63,7 @@ Status CheckHeader(const PayloadHeader& header, const model::ModelLayout& layout
     return {ErrorCode::kProtocol, "payload: no payload magic"};
   }
   if (header.magic[7] != kMagic[7] || header.format != kPayloadFormat || header.header_bytes != sizeof(PayloadHeader) ||
-      header.entry_bytes != sizeof(PayloadEntry)) {
+      header.entry_bytes != sizeof(PayloadEntry) || header.reserved != 0) {
     return {ErrorCode::kProtocol,
             Cat("payload: format ", header.format, " is not known here (known: ", kPayloadFormat, ")")};
   }
@@ -93,6 +93,7 @@ Status CheckEntries(const Payload& payload, const model::ModelLayout& layout) {
     return {ErrorCode::kCorrupt, "payload: its entry table fails its hash"};
   }
   uint64_t offset = 0;
+  uint64_t changes = 0;
   for (size_t i = 0; i < entries.size(); ++i) {
     const PayloadEntry& entry = entries[i];
     if (entry.block >= layout.block_count() || (i > 0 && entry.block <= entries[i - 1].block)) {
@@ -105,11 +106,17 @@ Status CheckEntries(const Payload& payload, const model::ModelLayout& layout) {
     if (entry.codec != static_cast<uint8_t>(Codec::kRaw) && entry.codec != static_cast<uint8_t>(Codec::kSparse)) {
       return corrupt(entry, "an unknown codec");
     }
+    if (entry.reserved != 0) return corrupt(entry, "its reserved bytes are not 0");
     if (entry.unit != layout.block_unit(entry.block)) return corrupt(entry, "its unit is not the layout's");
     if (Hash64(payload.data(entry)) != entry.data_hash) return corrupt(entry, "its data fails its hash");
     offset += entry.bytes;
+    changes += entry.changes;
   }
   if (offset != payload.header().data_bytes) return {ErrorCode::kCorrupt, "payload: bytes after the last entry"};
+  if (changes != payload.header().changed_elements) {
+    return {ErrorCode::kCorrupt, Cat("payload: its entries have ", changes, " changed elements, not ",
+                                     payload.header().changed_elements, " as its header says")};
+  }
   return OkStatus();
 }
 

@@ -107,8 +107,8 @@ class Payload {
                                                          std::span<const DeltaBlock> blocks,
                                                          const Allocator& allocate = {});
 
-  // Checks and adopts stored bytes: magic, format, layout, order and bounds of the entries, every hash. kCorrupt or
-  // kProtocol.
+  // Checks and adopts stored bytes: magic, format, layout, order and bounds of the entries, every hash, every sum.
+  // kCorrupt or kProtocol; kBadData: it was made for another layout.
   static Result<std::shared_ptr<const Payload>> Open(const model::ModelLayout& layout, Storage storage);
 
   const PayloadHeader& header() const { return *reinterpret_cast<const PayloadHeader*>(storage_.bytes.data()); }

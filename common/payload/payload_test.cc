@@ -244,6 +244,35 @@ TEST_CASE("Every flipped byte and every truncation of a stored payload is refuse
   }
 }
 
+// A stored payload whose header or first entry `change` changed, its hashes put right.
+template <typename Change>
+Status OpenChanged(const History& history, const Change& change) {
+  const ByteView good = history.deltas[0]->bytes();
+  Bytes bad(good.begin(), good.end());
+  PayloadHeader header;
+  PayloadEntry entry;
+  std::memcpy(&header, bad.data(), sizeof header);
+  std::memcpy(&entry, bad.data() + sizeof header, sizeof entry);
+  change(header, entry);
+  std::memcpy(bad.data() + sizeof header, &entry, sizeof entry);
+  header.entries_hash = Hash64(bad.data() + sizeof header, header.entries * sizeof entry);
+  header.header_hash = Hash64(&header, offsetof(PayloadHeader, header_hash));
+  std::memcpy(bad.data(), &header, sizeof header);
+  return Payload::Open(*history.layout, {bad, nullptr}).status();
+}
+
+TEST_CASE("A stored payload says only what its own entries say, whatever its hashes") {
+  History history;
+  history.Step();
+  CHECK(OpenChanged(history, [](PayloadHeader&, PayloadEntry&) {}).ok());
+  CHECK(OpenChanged(history, [](PayloadHeader& header, PayloadEntry&) { ++header.changed_elements; }).code() ==
+        ErrorCode::kCorrupt);
+  CHECK(OpenChanged(history, [](PayloadHeader&, PayloadEntry& entry) { ++entry.changes; }).code() ==
+        ErrorCode::kCorrupt);
+  CHECK_FALSE(OpenChanged(history, [](PayloadHeader& header, PayloadEntry&) { header.reserved = 1; }).ok());
+  CHECK_FALSE(OpenChanged(history, [](PayloadHeader&, PayloadEntry& entry) { entry.reserved = 1; }).ok());
+}
+
 TEST_CASE("A payload of another layout is refused") {
   History history;
   history.Step();

@@ -149,7 +149,7 @@ Status ReadPart(const json::Json& json, const json::JsonPath& path, PartSheet& p
   } else if (kind == "tensors") {
     LS_ASSIGN_OR_RETURN(part, ReadTensors(object));
   } else {
-    return path.Bad(Cat("the kind \"", kind.substr(0, 100), "\" is neither \"megatron\" nor \"tensors\""));
+    return path.Bad(Cat("the kind \"", CleanText(kind, 100), "\" is neither \"megatron\" nor \"tensors\""));
   }
   return object.Finish();
 }

@@ -157,6 +157,7 @@ TEST_CASE("Values that cannot be are refused with their place") {
   CheckRefused(With("/parts", Json::array()), "parts: ", "is empty");
   CheckRefused(With("/parts", 7), "parts: ", "must be an array");
   CheckRefused(With("/parts/0/kind", "fsdp"), "parts[0]: ", "\"fsdp\" is neither");
+  CheckRefused(With("/parts/0/kind", std::string(99, 'a') + "\u00e9"), "parts[0]: ", "aaa\" is neither");
   CheckRefused(With("/parts/0/config", "llama"), "parts[0]: ", "must be an object");
   CheckRefused(With("/parts/0/place/tensor_rank", 2), "parts[0].place: ", "tensor_rank 2 of tensor_size 2");
   CheckRefused(With("/parts/0/place/expert_size", 0), "parts[0].place: ", "expert_size 0");

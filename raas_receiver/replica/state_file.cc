@@ -25,6 +25,7 @@ Status CheckHeader(const ReplicaStateHeader& header, size_t file_bytes) {
   if (file_bytes < fixed || file_bytes - fixed != header.layout_bytes) {
     return Corrupt(Cat("replica state has ", file_bytes, " bytes, which its own lengths do not add up to"));
   }
+  if (header.block_count == 0) return Corrupt("replica state has no block hashes");
   if (header.run.IsZero() || header.version == 0) return Corrupt("replica state names no version");
   return OkStatus();
 }

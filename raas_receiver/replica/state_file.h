@@ -41,7 +41,8 @@ struct ReplicaState {
 
 Bytes EncodeReplicaState(const ReplicaState& state);
 
-// kProtocol for another format, kCorrupt for anything else that EncodeReplicaState would not have written.
+// kProtocol for another format, kCorrupt for anything else that EncodeReplicaState would not have written; for its
+// layout as ModelLayout::Decode.
 Result<ReplicaState> DecodeReplicaState(ByteView encoded);
 
 // Replaces the file at `path` in one step: written under another name, synced, renamed.

@@ -87,6 +87,12 @@ TEST_CASE("A replica state whose hashes, layout or version do not belong togethe
   Bytes no_version = encoded;
   std::memset(no_version.data() + offsetof(ReplicaStateHeader, version), 0, 8);
   CHECK(CodeOf(FixChecksum(no_version)) == ErrorCode::kCorrupt);
+  ReplicaStateHeader header;
+  std::memcpy(&header, encoded.data(), sizeof header);
+  Bytes no_hashes = encoded;
+  no_hashes.erase(no_hashes.begin() + sizeof header, no_hashes.begin() + sizeof header + header.block_count * 8);
+  std::memset(no_hashes.data() + offsetof(ReplicaStateHeader, block_count), 0, 4);
+  CHECK(DecodeReplicaState(FixChecksum(no_hashes)).status().message().find("no block hashes") != std::string::npos);
 }
 
 }  // namespace lockstep::replica

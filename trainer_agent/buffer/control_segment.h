@@ -63,6 +63,7 @@ class ControlSegment {
   static ControlSegment Format(os::MappedSegment segment, const std::string& model, const RunId& run,
                                const model::ModelLayout& layout, uint32_t ranks);
   // Opens what an earlier agent left, or a rank returned. kProtocol, kCorrupt: it is none of ours, or damaged.
+  // kBadData: its model's name or its layout breaks a rule.
   static Result<ControlSegment> Open(os::MappedSegment segment);
 
   const ControlHeader& header() const { return *reinterpret_cast<const ControlHeader*>(segment_.data()); }

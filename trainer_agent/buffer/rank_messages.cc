@@ -1,5 +1,6 @@
 #include "trainer_agent/buffer/rank_messages.h"
 
+#include "common/base/text.h"
 #include "common/os/framing.h"
 #include "common/peer/peer.h"
 
@@ -37,6 +38,30 @@ Result<Message> ReceiveMessage(os::UnixConnection& connection, std::chrono::mill
   return message;
 }
 
+Result<Opening> DecodeOpen(ByteView body) {
+  ByteReader reader(body);
+  OpenBody open;
+  ByteView model;
+  ByteView layout;
+  if (!reader.Take(open) || !reader.TakeBytes(open.model_bytes, model) ||
+      !reader.TakeBytes(open.layout_bytes, layout) || !reader.empty() || open.ranks > kMaxRanks) {
+    return Status(ErrorCode::kProtocol, "rank protocol: a malformed OPEN");
+  }
+  Opening opening{.model = std::string(AsText(model)), .rank = open.rank, .ranks = open.ranks, .run = open.run};
+  LS_ASSIGN_OR_RETURN(opening.layout, model::ModelLayout::Decode(layout));
+  return opening;
+}
+
+Result<std::vector<StridedRange>> DecodeRanges(ByteView ranges) {
+  if (ranges.size() % sizeof(StridedRange) != 0) {
+    return Status(ErrorCode::kProtocol, "rank protocol: malformed ranges");
+  }
+  std::vector<StridedRange> decoded(ranges.size() / sizeof(StridedRange));
+  ByteReader reader(ranges);
+  for (StridedRange& range : decoded) reader.Take(range);
+  return decoded;
+}
+
 Bytes EncodeError(const Status& status) {
   Bytes body;
   Append(body, ErrorBody{static_cast<uint32_t>(status.code())});
@@ -50,7 +75,7 @@ Status DecodeError(ByteView body) {
   if (!reader.Take(error) || error.code == 0 || error.code > static_cast<uint32_t>(ErrorCode::kInternal)) {
     return {ErrorCode::kProtocol, "rank protocol: a malformed error message"};
   }
-  return {static_cast<ErrorCode>(error.code), std::string(AsText(reader.rest()))};
+  return {static_cast<ErrorCode>(error.code), CleanText(AsText(reader.rest()))};
 }
 
 }  // namespace lockstep::buffer

@@ -7,12 +7,14 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "common/base/bytes.h"
 #include "common/base/ids.h"
 #include "common/base/status.h"
+#include "common/model/layout.h"
 #include "common/os/unique_fd.h"
 #include "common/os/unix_socket.h"
 
@@ -89,6 +91,20 @@ Status SendMessage(os::UnixConnection& connection, RankMessage type, ByteView bo
 // Waits up to `timeout` for a message to begin, and half a minute for its body. kProtocol for anything that is no
 // well-formed header or too large a body.
 Result<Message> ReceiveMessage(os::UnixConnection& connection, std::chrono::milliseconds timeout);
+
+// What the body of a kOpen message says. The model's name is not checked.
+struct Opening {
+  std::string model;
+  std::shared_ptr<const model::ModelLayout> layout;
+  uint32_t rank = 0;
+  uint32_t ranks = 0;  // at most kMaxRanks
+  RunId run;
+};
+// kProtocol when it is malformed; else as ModelLayout::Decode.
+Result<Opening> DecodeOpen(ByteView body);
+
+// The ranges that follow the version in a kRanges or kUnchanged message; kProtocol unless they are whole.
+Result<std::vector<StridedRange>> DecodeRanges(ByteView ranges);
 
 Bytes EncodeError(const Status& status);
 // The error that a kError message carries; kProtocol when it is malformed.

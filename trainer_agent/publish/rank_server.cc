@@ -12,24 +12,15 @@ constexpr std::chrono::milliseconds kMessageTimeout{30'000};
 constexpr size_t kMaxSessions = 2 * buffer::kMaxRanks;
 
 Result<OpenRequest> ParseOpen(buffer::Message message) {
-  const Status malformed{ErrorCode::kProtocol, "rank protocol: a malformed OPEN"};
   if (message.type != buffer::RankMessage::kOpen)
     return Status(ErrorCode::kProtocol, "rank protocol: a rank begins with HELLO, then OPEN");
-  ByteReader reader(message.body);
-  buffer::OpenBody open;
-  ByteView model;
-  ByteView layout;
-  if (!reader.Take(open) || !reader.TakeBytes(open.model_bytes, model) ||
-      !reader.TakeBytes(open.layout_bytes, layout) || !reader.empty() || open.ranks > buffer::kMaxRanks) {
-    return malformed;
-  }
-  OpenRequest request{.model = std::string(AsText(model)),
-                      .rank = open.rank,
-                      .ranks = open.ranks,
-                      .run = open.run,
-                      .fds = std::move(message.fds)};
-  LS_ASSIGN_OR_RETURN(request.layout, model::ModelLayout::Decode(layout));
-  return request;
+  LS_ASSIGN_OR_RETURN(buffer::Opening open, buffer::DecodeOpen(message.body));
+  return OpenRequest{.model = std::move(open.model),
+                     .layout = std::move(open.layout),
+                     .rank = open.rank,
+                     .ranks = open.ranks,
+                     .run = open.run,
+                     .fds = std::move(message.fds)};
 }
 
 Status SendOpened(os::UnixConnection& connection, const ModelPublisher& publisher) {
@@ -52,15 +43,6 @@ Status SendOutcome(os::UnixConnection& connection, const ModelPublisher& publish
                              AsBytes(buffer::VersionBody{publisher.newest_version()}), {}, kMessageTimeout);
 }
 
-Result<std::vector<StridedRange>> ParseRanges(ByteReader reader) {
-  if (reader.rest().size() % sizeof(StridedRange) != 0) {
-    return Status(ErrorCode::kProtocol, "rank protocol: malformed ranges");
-  }
-  std::vector<StridedRange> ranges(reader.rest().size() / sizeof(StridedRange));
-  for (StridedRange& range : ranges) reader.Take(range);
-  return ranges;
-}
-
 // Answers one message of a rank that is let in. An error here ends the connection; refusals travel as kError messages.
 Status HandleMessage(os::UnixConnection& connection, ModelPublisher& publisher, uint32_t rank,
                      const buffer::Message& message) {
@@ -78,7 +60,7 @@ Status HandleMessage(os::UnixConnection& connection, ModelPublisher& publisher, 
     }
     case buffer::RankMessage::kRanges:
     case buffer::RankMessage::kUnchanged: {
-      LS_ASSIGN_OR_RETURN(const auto ranges, ParseRanges(reader));
+      LS_ASSIGN_OR_RETURN(const auto ranges, buffer::DecodeRanges(reader.rest()));
       publisher.RangesDone(
           rank, body.version, ranges,
           message.type == buffer::RankMessage::kRanges ? buffer::Content::kNew : buffer::Content::kUnchanged);

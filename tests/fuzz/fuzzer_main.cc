@@ -1,0 +1,69 @@
+// A target as a libFuzzer program. `--seeds-to=DIR` writes its seeds and its corpus to files of DIR, and nothing else
+// happens; libFuzzer starts from them. With LOCKSTEP_FUZZ_CANARY it has a planted bounds error, and only the seeds: to
+// find it takes a fuzzer.
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "common/base/text.h"
+#include "common/os/file.h"
+#include "tests/fuzz/fuzz.h"
+
+namespace lockstep::fuzz {
+namespace {
+
+constexpr std::string_view kSeedsTo = "--seeds-to=";
+
+// To libFuzzer an input that holds steps which no other held together is worth as much as one that covers something
+// new.
+constexpr size_t kStepCounters = 16;
+__attribute__((section("__libfuzzer_extra_counters"))) uint8_t g_steps_held[kStepCounters];
+
+int WriteSeeds(const std::string& directory) {
+  std::vector<Bytes> inputs = Seeds();
+#ifndef LOCKSTEP_FUZZ_CANARY
+  for (Bytes& input : CorpusInputs(LOCKSTEP_FUZZ_CORPUS)) inputs.push_back(std::move(input));
+#endif
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Status written = os::WriteFileAtomic(Cat(directory, "/seed-", i), std::span<const std::byte>(inputs[i]));
+    if (written.ok()) continue;
+    std::fprintf(stderr, "%s\n", written.ToString().c_str());
+    return 1;
+  }
+  return 0;
+}
+
+#ifdef LOCKSTEP_FUZZ_CANARY
+__attribute__((noinline)) std::byte PlantedError(ByteView input) {
+  std::fputs("fuzz: at the planted error\n", stderr);
+  const Bytes copy(input.begin(), input.end());
+  const volatile std::byte* const bytes = copy.data();
+  return bytes[copy.size()];
+}
+#endif
+
+}  // namespace
+
+void OnAccepted([[maybe_unused]] ByteView input, uint32_t steps, [[maybe_unused]] bool rare) {
+  LS_FUZZ_RULE(steps < kStepCounters);
+  g_steps_held[steps] = 1;
+#ifdef LOCKSTEP_FUZZ_CANARY
+  if (rare) (void)PlantedError(input);
+#endif
+}
+
+}  // namespace lockstep::fuzz
+
+extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
+  for (int i = 1; i < *argc; ++i) {
+    const std::string_view word = (*argv)[i];
+    if (!word.starts_with(lockstep::fuzz::kSeedsTo)) continue;
+    std::exit(lockstep::fuzz::WriteSeeds(std::string(word.substr(lockstep::fuzz::kSeedsTo.size()))));
+  }
+  return 0;
+}
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
+  lockstep::fuzz::Run({reinterpret_cast<const std::byte*>(data), bytes});
+  return 0;
+}

@@ -1,0 +1,107 @@
+// What ranks of an engine and the receiver say to each other, and what ATTACH leads to (raas_receiver/targets). The
+// first byte of an input says how many descriptors come along, the rest is a stream of messages.
+#include <array>
+
+#include "common/os/segment.h"
+#include "raas_receiver/targets/messages.h"
+#include "raas_receiver/targets/rank_link.h"
+#include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/small_model.h"
+#include "tests/fuzz/stream.h"
+
+namespace lockstep::fuzz {
+namespace {
+
+using targets::EngineMessage;
+using targets::EngineMessageHeader;
+using targets::EngineMessageType;
+
+constexpr std::chrono::milliseconds kTimeout{1000};
+constexpr uint64_t kMemoryBytes = 128;  // of each memory that is lent, as in the description of FORMAT.md
+
+std::span<const int> LentMemory(size_t count) {
+  static const std::array<os::MappedSegment, 3> memories = {*os::CreateMemfdSegment("fuzz", kMemoryBytes),
+                                                            *os::CreateMemfdSegment("fuzz", kMemoryBytes),
+                                                            *os::CreateMemfdSegment("fuzz", kMemoryBytes)};
+  static const std::array<int, 3> fds = {memories[0].fd(), memories[1].fd(), memories[2].fd()};
+  return std::span(fds).first(count);
+}
+
+Bytes Encoded(EngineMessageType type, const Held& held, uint32_t half, ByteView body) {
+  Bytes message = Copy(AsBytes(EngineMessageHeader{.type = static_cast<uint16_t>(type),
+                                                   .body_bytes = static_cast<uint32_t>(body.size()),
+                                                   .half = half,
+                                                   .run = held.run,
+                                                   .version = held.version}));
+  AppendBytes(message, body);
+  return message;
+}
+
+// A rank that was let in: what it described is there, and every parameter lies inside.
+Steps CheckLink(targets::RankLink& link) {
+  const placement::RankDescription& said = link.description();
+  LS_FUZZ_RULE(said.rank < said.world && link.halves() == said.halves.size() && link.half() < link.halves());
+  for (uint32_t half = 0; half < link.halves(); ++half) {
+    for (uint32_t memory = 0; memory < said.halves[half].size(); ++memory) {
+      LS_FUZZ_RULE(link.memory(half, memory).bytes() == said.halves[half][memory].bytes);
+    }
+  }
+  for (const placement::EngineParameter& parameter : said.parameters) {
+    LS_FUZZ_RULE(parameter.offset + placement::ExtentBytes(parameter) <= said.halves[0][parameter.memory].bytes);
+  }
+  return {link.halves() == 2, link.half() == 1, said.world == 3, link.serving().version > 1'000'000};
+}
+
+Steps TestAttach(os::UnixConnection& connection, EngineMessage attach) {
+  const auto link = targets::RankLink::Open(connection, std::move(attach));
+  if (link.ok()) return CheckLink(**link);
+  // kState: memory of a GPU, in a build that reaches none.
+  CheckRefusal(link.status(), {ErrorCode::kBadData, ErrorCode::kProtocol, ErrorCode::kState});
+  return {};
+}
+
+// "ATTACH" of the description of FORMAT.md, with the memory of `halves`.
+Bytes Attach(size_t halves) {
+  std::string description =
+      DocumentBlock("raas_receiver/placement/description/FORMAT.md", "json", halves == 1 ? "rank 0" : "rank 1");
+  const std::string_view one = R"([{"kind": "host", "bytes": 128}])";
+  if (halves == 2) description.replace(description.find(one), one.size(), std::string(one) + ", " + std::string(one));
+  const std::string body = R"({"model": "actor", "engine": "tp2", "gated": false, "description": )" + description + "}";
+  return Encoded(EngineMessageType::kAttach, {SmallRun(), 41}, 0, AsBytes(std::string_view(body)));
+}
+
+Bytes Seed(uint8_t fds, ByteView stream) {
+  Bytes seed(1, std::byte{fds});
+  AppendBytes(seed, stream);
+  return seed;
+}
+
+}  // namespace
+
+std::vector<Bytes> Seeds() {
+  Bytes cycle = Encoded(EngineMessageType::kHeld, {}, 0, {});
+  AppendBytes(cycle, HexBlock("raas_receiver/targets/FORMAT.md", "serve"));
+  AppendBytes(cycle, Encoded(EngineMessageType::kServing, {SmallRun(), 42}, 1, {}));
+  const Bytes refused = Encoded(EngineMessageType::kRefused, {}, 0, AsBytes(std::string_view("no such model")));
+  return {Seed(1, Attach(1)), Seed(2, Attach(2)), Seed(0, cycle), Seed(0, refused)};
+}
+
+void TestInput(ByteView input) {
+  if (input.empty() || input.size() > kMostStreamBytes) return;
+  ByteReader stream(input.subspan(1));
+  os::UnixConnection connection = StreamOf(stream.rest(), LentMemory(static_cast<size_t>(input[0]) & 3));
+  Steps steps;
+  while (connection.valid()) {
+    auto message = targets::ReceiveEngineMessage(connection, kTimeout);
+    if (!message.ok()) return CheckRefusal(message.status(), {ErrorCode::kProtocol, ErrorCode::kUnavailable});
+    const Bytes& body = message->body;
+    LS_FUZZ_RULE(body.size() <= targets::kMaxAttachBody && message->half <= 1);
+    ByteView sent;
+    LS_FUZZ_RULE(stream.TakeBytes(sizeof(EngineMessageHeader) + body.size(), sent));
+    LS_FUZZ_RULE(Copy(sent) == Encoded(message->type, message->held, message->half, body));
+    if (message->type == EngineMessageType::kAttach) steps = TestAttach(connection, *std::move(message));
+    Accepted(input, steps);
+  }
+}
+
+}  // namespace lockstep::fuzz

@@ -1,0 +1,138 @@
+// What ranks of a trainer and their agent say to each other (trainer_agent/buffer/rank_messages.h). An input is a
+// stream of messages.
+#include "trainer_agent/buffer/rank_messages.h"
+
+#include "common/base/text.h"
+#include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/small_model.h"
+#include "tests/fuzz/stream.h"
+#include "trainer_agent/buffer/coverage.h"
+
+namespace lockstep::fuzz {
+namespace {
+
+using buffer::RankMessage;
+
+constexpr std::chrono::milliseconds kTimeout{1000};
+
+// What a stream had that was taken.
+struct Taken {
+  uint32_t ranks = 0;
+  size_t covered = 0;  // ranges
+  bool aborted = false;
+};
+
+Bytes Encoded(RankMessage type, ByteView body) {
+  Bytes message = Copy(AsBytes(
+      buffer::MessageHeader{.type = static_cast<uint16_t>(type), .body_bytes = static_cast<uint32_t>(body.size())}));
+  AppendBytes(message, body);
+  return message;
+}
+
+Bytes OpenBody(std::string_view model) {
+  const Bytes& layout = SmallLayout()->encoded();
+  Bytes body = Copy(AsBytes(buffer::OpenBody{.rank = 1,
+                                             .ranks = 2,
+                                             .run = SmallRun(),
+                                             .model_bytes = static_cast<uint32_t>(model.size()),
+                                             .layout_bytes = static_cast<uint32_t>(layout.size())}));
+  AppendBytes(body, AsBytes(model));
+  AppendBytes(body, layout);
+  return body;
+}
+
+Bytes RangesBody(const std::vector<StridedRange>& ranges) {
+  Bytes body = Copy(AsBytes(buffer::VersionBody{2}));
+  AppendBytes(body, std::as_bytes(std::span(ranges)));
+  return body;
+}
+
+void TestOpen(ByteView body, Taken& taken) {
+  const auto open = buffer::DecodeOpen(body);
+  if (!open.ok()) return CheckRefusal(open.status(), {ErrorCode::kProtocol, ErrorCode::kBadData});
+  LS_FUZZ_RULE(open->ranks <= buffer::kMaxRanks && open->layout != nullptr);
+  taken.ranks = open->ranks;
+}
+
+// Every range is covered as a whole, or refused.
+void TestRanges(ByteView body, Taken& taken) {
+  const auto ranges = buffer::DecodeRanges(body);
+  if (!ranges.ok()) return CheckRefusal(ranges.status(), {ErrorCode::kProtocol});
+  LS_FUZZ_RULE(ranges->size() * sizeof(StridedRange) == body.size());
+  buffer::Coverage coverage(*SmallLayout());
+  size_t completed_blocks = 0;
+  for (const StridedRange& range : *ranges) {
+    const uint64_t missing = coverage.missing_bytes();
+    buffer::CompletedBlocks completed;
+    const Status added = coverage.Add(range, buffer::Content::kNew, completed);
+    completed_blocks += completed.changed.size();
+    if (added.ok()) {
+      LS_FUZZ_RULE(coverage.missing_bytes() == missing - (range.row_bytes == 0 ? 0 : range.bytes()));
+      ++taken.covered;
+    } else {
+      LS_FUZZ_RULE(added.code() == ErrorCode::kResourceExhausted || coverage.missing_bytes() == missing);
+      CheckRefusal(added, {ErrorCode::kBadData, ErrorCode::kResourceExhausted});
+    }
+  }
+  LS_FUZZ_RULE(coverage.complete() == (completed_blocks == SmallLayout()->block_count()));
+  LS_FUZZ_RULE(coverage.complete() == !coverage.FirstMissing().has_value());
+}
+
+void TestMessage(const buffer::Message& message, Taken& taken) {
+  ByteReader reader(message.body);
+  buffer::VersionBody version;
+  switch (message.type) {
+    case RankMessage::kOpen:
+      return TestOpen(message.body, taken);
+    case RankMessage::kRanges:
+    case RankMessage::kUnchanged:
+      if (reader.Take(version)) TestRanges(reader.rest(), taken);
+      return;
+    case RankMessage::kError: {
+      const Status status = buffer::DecodeError(message.body);
+      LS_FUZZ_RULE(!status.ok() && status.code() <= ErrorCode::kInternal);
+      LS_FUZZ_RULE(CleanText(status.message()) == status.message());
+      return;
+    }
+    case RankMessage::kAbort:
+      taken.aborted = reader.Take(version) && version.version > 1000;
+      return;
+    default:
+      return;
+  }
+}
+
+}  // namespace
+
+std::vector<Bytes> Seeds() {
+  Bytes session = Encoded(RankMessage::kOpen, OpenBody("actor"));
+  AppendBytes(session, HexBlock("trainer_agent/buffer/FORMAT.md", "begin"));
+  AppendBytes(session, Encoded(RankMessage::kRanges, RangesBody({{0, 8}, {8, 2, 64, 128}, {10, 126, 1, 0}})));
+  AppendBytes(session, Encoded(RankMessage::kUnchanged, RangesBody({{8200, 100}, {8, 64, 64, 128}})));
+  AppendBytes(session, Encoded(RankMessage::kAbort, AsBytes(buffer::VersionBody{2})));
+  return {HexBlock("trainer_agent/buffer/FORMAT.md", "ranges"),
+          Encoded(RankMessage::kRanges, RangesBody({{0, 8}, {8, 8192}, {8200, 100}})),
+          Encoded(RankMessage::kError, buffer::EncodeError({ErrorCode::kState, "version 2 is being written"})),
+          Encoded(RankMessage::kOpened, Bytes(sizeof(buffer::OpenedBody))), session};
+}
+
+void TestInput(ByteView input) {
+  if (input.size() > kMostStreamBytes || NamesManyBlocks(input)) return;
+  os::UnixConnection connection = StreamOf(input, {});
+  Taken taken;
+  ByteReader stream(input);
+  while (true) {
+    const auto message = buffer::ReceiveMessage(connection, kTimeout);
+    if (!message.ok()) {
+      CheckRefusal(message.status(), {ErrorCode::kProtocol, ErrorCode::kUnavailable});
+      break;
+    }
+    ByteView sent;
+    LS_FUZZ_RULE(stream.TakeBytes(sizeof(buffer::MessageHeader) + message->body.size(), sent));
+    LS_FUZZ_RULE(Copy(sent) == Encoded(message->type, message->body));
+    TestMessage(*message, taken);
+  }
+  Accepted(input, {taken.ranks > 50, taken.aborted, taken.covered >= 3});
+}
+
+}  // namespace lockstep::fuzz

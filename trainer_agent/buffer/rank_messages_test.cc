@@ -1,0 +1,59 @@
+#include "trainer_agent/buffer/rank_messages.h"
+
+#include <catch2/catch.hpp>
+
+#include "common/base/text.h"
+
+namespace lockstep::buffer {
+namespace {
+
+Bytes OpenOf(const OpenBody& open, std::string_view model, const model::ModelLayout& layout) {
+  Bytes body;
+  Append(body, open);
+  AppendBytes(body, AsBytes(model));
+  AppendBytes(body, layout.encoded());
+  return body;
+}
+
+TEST_CASE("An OPEN says model, layout, rank and run, and no prefix of one does") {
+  const auto layout = *model::ModelLayout::Create({{"w", model::DType::kBF16, {4}, 0}}, 4096);
+  OpenBody open{.rank = 1, .ranks = 2, .run = {{7}}, .model_bytes = 5};
+  open.layout_bytes = static_cast<uint32_t>(layout->encoded().size());
+  const Bytes body = OpenOf(open, "actor", *layout);
+  const auto opening = DecodeOpen(body);
+  REQUIRE(opening.ok());
+  CHECK(opening->model == "actor");
+  CHECK(opening->layout->digest() == layout->digest());
+  CHECK(opening->rank == 1);
+  CHECK(opening->ranks == 2);
+  CHECK(opening->run == open.run);
+  for (size_t bytes = 0; bytes < body.size(); ++bytes) {
+    CHECK(DecodeOpen(ByteView(body).first(bytes)).status().code() == ErrorCode::kProtocol);
+  }
+  Bytes longer = body;
+  longer.push_back(std::byte{0});
+  CHECK(DecodeOpen(longer).status().code() == ErrorCode::kProtocol);
+  open.ranks = kMaxRanks + 1;
+  CHECK(DecodeOpen(OpenOf(open, "actor", *layout)).status().code() == ErrorCode::kProtocol);
+}
+
+TEST_CASE("Ranges come whole or not at all") {
+  const std::vector<StridedRange> ranges = {{0, 8}, {8, 2, 3, 4}};
+  const ByteView bytes = std::as_bytes(std::span(ranges));
+  CHECK(*DecodeRanges(bytes) == ranges);
+  CHECK(DecodeRanges({})->empty());
+  CHECK(DecodeRanges(bytes.first(33)).status().code() == ErrorCode::kProtocol);
+}
+
+TEST_CASE("An error arrives with its code and its sentence, fit to be read") {
+  const Status sent(ErrorCode::kState, "version 2 is being written");
+  CHECK(DecodeError(EncodeError(sent)).ToString() == sent.ToString());
+  const Status spoilt = DecodeError(EncodeError({ErrorCode::kState, "a\x1b\xff"}));
+  CHECK(spoilt.message() == "a??");
+  CHECK(DecodeError(EncodeError({ErrorCode::kState, std::string(1 << 20, 'a')})).message().size() == 4096);
+  CHECK(DecodeError({}).code() == ErrorCode::kProtocol);
+  CHECK(DecodeError(AsBytes(ErrorBody{99})).code() == ErrorCode::kProtocol);
+}
+
+}  // namespace
+}  // namespace lockstep::buffer
