@@ -7,6 +7,8 @@ import safetensors.torch
 import torch
 import transformers
 
+import lockstep
+
 STEPS = 24
 BATCH = 4
 CONTEXT = 96
@@ -56,8 +58,8 @@ class Trainer:
         return loss.item()
 
     def weights(self) -> "dict[str, torch.Tensor]":
-        """Tied weights once, as named_parameters() gives them."""
-        return {name: parameter.detach() for name, parameter in self.served.named_parameters()}
+        """Tied weights once, as checkpoints have them."""
+        return lockstep.without_ties(self.served.state_dict())
 
 
 def assert_same_tensors(path, expected) -> None:
