@@ -50,6 +50,11 @@ class ConfigParser {
   Result<ParseOutcome> Parse(int argc, const char* const* argv);
   Result<ParseOutcome> Parse(int argc, const char* const* argv, std::ostream& out);
 
+  // The option `name` as whoever set it wrote it, for errors about its value: "--block-bytes", "environment variable
+  // TRAINER_AGENT_BLOCK_BYTES", "agent.toml:3: key 'block_bytes'"; the flag where nobody did. REQUIRES Parse() before,
+  // and an option of that name.
+  std::string WrittenAs(std::string_view name) const;
+
  private:
   enum class Kind { kText, kNumber, kBool, kList };
   struct Option {
@@ -59,6 +64,7 @@ class ConfigParser {
     std::function<Status(const std::vector<std::string>&)> set;
     std::function<std::string()> print;  // the present value as a TOML literal
     std::string origin = "default";
+    std::string written_as;  // empty: as a flag, or not at all
     std::vector<std::string> flag_values;
   };
   class CommandLine;

@@ -19,6 +19,7 @@ namespace lockstep::receiver {
 namespace {
 
 namespace fs = std::filesystem;
+using config::ConfigParser;
 
 // The settings as they are written, before they are checked.
 struct Written {
@@ -64,7 +65,7 @@ std::string VersionText() {
              ", replica state format ", replica::kReplicaStateFormat);
 }
 
-void AddEngineOptions(config::ConfigParser& parser, Written& to) {
+void AddEngineOptions(ConfigParser& parser, Written& to) {
   const auto add = [&](const char* name, std::string* target, engines::EngineOption option, const char* help) {
     parser.Add(name, target, Cat("engine ", engines::DriverKindNames(option), ": ", help));
   };
@@ -86,7 +87,7 @@ void AddEngineOptions(config::ConfigParser& parser, Written& to) {
   parser.Add("engine-stage-bytes", &to.engine_stage_bytes, "memory for writes worked out before the engine is paused");
 }
 
-void AddOptions(config::ConfigParser& parser, Written& to) {
+void AddOptions(ConfigParser& parser, Written& to) {
   parser.Add("name", &to.name, "this receiver's name, shown by the agent (default: the host's)");
   parser.Add("agent", &to.agent, "the trainer agent's gRPC address, HOST:PORT");
   parser.Add("model", &to.models, "a model to follow; repeat for several");
@@ -110,34 +111,35 @@ void AddOptions(config::ConfigParser& parser, Written& to) {
 }
 
 // kConfig unless `value` lies in [least, most].
-Status CheckRange(const char* name, uint64_t value, uint64_t least, uint64_t most) {
+Status CheckRange(const ConfigParser& parser, const char* name, uint64_t value, uint64_t least, uint64_t most) {
   if (value >= least && value <= most) return OkStatus();
-  return {ErrorCode::kConfig, Cat(name, " is ", value, "; it must be ", least, " to ", most)};
+  return {ErrorCode::kConfig, Cat(parser.WrittenAs(name), " is ", value, "; it must be ", least, " to ", most)};
 }
 
-Status CheckModels(const std::vector<std::string>& models) {
+Status CheckModels(const ConfigParser& parser, const std::vector<std::string>& models) {
   if (models.empty()) return {ErrorCode::kUsage, "no model to follow; name at least one with --model NAME"};
   std::set<std::string> seen;
   for (const std::string& model : models) {
-    if (const Status status = model::CheckModelName(model); !status.ok()) return {ErrorCode::kConfig, status.message()};
-    if (!seen.insert(model).second) return {ErrorCode::kConfig, Cat("model ", model, " is named twice")};
+    Status status = model::CheckModelName(model);
+    if (status.ok() && !seen.insert(model).second) status = {ErrorCode::kConfig, Cat(model, " is named twice")};
+    if (!status.ok()) return {ErrorCode::kConfig, Cat(parser.WrittenAs("model"), ": ", status.message())};
   }
   return OkStatus();
 }
 
-Status CheckRanges(const Written& written) {
+Status CheckRanges(const ConfigParser& parser, const Written& written) {
   constexpr uint64_t kDayMs = 24 * 3600 * 1000;
-  LS_RETURN_IF_ERROR(CheckRange("lanes", written.lanes, 1, 64));
-  LS_RETURN_IF_ERROR(CheckRange("threads", written.threads, 0, 1024));
-  LS_RETURN_IF_ERROR(CheckRange("engine-timeout-ms", written.engine_timeout_ms, 1, kDayMs));
-  LS_RETURN_IF_ERROR(CheckRange("engine-load-timeout-ms", written.engine_load_timeout_ms, 1, kDayMs));
-  LS_RETURN_IF_ERROR(CheckRange("engine-attempts", written.engine_attempts, 1, 100));
-  LS_RETURN_IF_ERROR(CheckRange("engine-hold-timeout-ms", written.engine_hold_timeout_ms, 1, kDayMs));
-  LS_RETURN_IF_ERROR(CheckRange("reader-grace-ms", written.reader_grace_ms, 0, kDayMs));
-  return CheckRange("drain-timeout-ms", written.drain_timeout_ms, 0, kDayMs);
+  LS_RETURN_IF_ERROR(CheckRange(parser, "lanes", written.lanes, 1, 64));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "threads", written.threads, 0, 1024));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "engine-timeout-ms", written.engine_timeout_ms, 1, kDayMs));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "engine-load-timeout-ms", written.engine_load_timeout_ms, 1, kDayMs));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "engine-attempts", written.engine_attempts, 1, 100));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "engine-hold-timeout-ms", written.engine_hold_timeout_ms, 1, kDayMs));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "reader-grace-ms", written.reader_grace_ms, 0, kDayMs));
+  return CheckRange(parser, "drain-timeout-ms", written.drain_timeout_ms, 0, kDayMs);
 }
 
-Status CheckEngine(const Written& written, ReceiverConfig& config) {
+Status CheckEngine(const ConfigParser& parser, const Written& written, ReceiverConfig& config) {
   config.engine = {.kind = written.engine,
                    .command = written.hook,
                    .url = written.engine_url,
@@ -153,7 +155,8 @@ Status CheckEngine(const Written& written, ReceiverConfig& config) {
             Cat("a ", driver->kind(), " server holds one model: run a receiver for each model that has one")};
   }
   if (written.engine_load != "directory" && written.engine_load != "in-place") {
-    return {ErrorCode::kConfig, Cat("engine-load is \"", written.engine_load, "\"; it must be directory or in-place")};
+    return {ErrorCode::kConfig, Cat(parser.WrittenAs("engine-load"), " is \"", written.engine_load,
+                                    "\"; it must be directory or in-place")};
   }
   config.engine_in_place = written.engine_load == "in-place";
   if (config.engine_in_place == written.engine_socket.empty()) {
@@ -165,17 +168,18 @@ Status CheckEngine(const Written& written, ReceiverConfig& config) {
   return OkStatus();
 }
 
-Result<ReceiverConfig> Check(const Written& written) {
+Result<ReceiverConfig> Check(const ConfigParser& parser, const Written& written) {
   ReceiverConfig config;
-  LS_RETURN_IF_ERROR(CheckModels(written.models));
-  LS_RETURN_IF_ERROR(CheckRanges(written));
+  LS_RETURN_IF_ERROR(CheckModels(parser, written.models));
+  LS_RETURN_IF_ERROR(CheckRanges(parser, written));
   const Result<net::HostPort> agent = net::ParseHostPort(written.agent);
-  if (!agent.ok()) return Status(ErrorCode::kConfig, Cat("agent: ", agent.status().message()));
+  if (!agent.ok()) return Status(ErrorCode::kConfig, Cat(parser.WrittenAs("agent"), ": ", agent.status().message()));
   config.agent = *agent;
-  LS_ASSIGN_OR_RETURN(config.listen, net::CheckListenAddress("listen", written.listen, written.allow_insecure_network));
+  LS_ASSIGN_OR_RETURN(config.listen, net::CheckListenAddress(parser.WrittenAs("listen"), written.listen,
+                                                             written.allow_insecure_network));
   config.address_file = written.address_file;
   if (!written.assets.empty() && !fs::is_directory(written.assets)) {
-    return Status(ErrorCode::kConfig, Cat("assets: ", written.assets, " is not a directory"));
+    return Status(ErrorCode::kConfig, Cat(parser.WrittenAs("assets"), ": ", written.assets, " is not a directory"));
   }
   config.name = written.name.empty() ? HostName() : written.name;
   config.models = written.models;
@@ -185,7 +189,7 @@ Result<ReceiverConfig> Check(const Written& written) {
   config.threads = written.threads > 0 ? written.threads : std::max(1u, std::thread::hardware_concurrency());
   config.follow = written.follow;
   config.live = written.live;
-  LS_RETURN_IF_ERROR(CheckEngine(written, config));
+  LS_RETURN_IF_ERROR(CheckEngine(parser, written, config));
   config.keep_delta_bytes = written.keep_delta_bytes;
   config.reader_grace = std::chrono::milliseconds(written.reader_grace_ms);
   config.drain_timeout = std::chrono::milliseconds(written.drain_timeout_ms);
@@ -198,13 +202,13 @@ Result<ReceiverConfig> Check(const Written& written) {
 
 Result<std::optional<ReceiverConfig>> ParseReceiverConfig(int argc, const char* const* argv) {
   Written written;
-  config::ConfigParser parser({.program = "raas_receiver",
-                               .about = "Keeps the replicas of an inference server in lock step with a trainer agent.",
-                               .version = VersionText()});
+  ConfigParser parser({.program = "raas_receiver",
+                       .about = "Keeps the replicas of an inference server in lock step with a trainer agent.",
+                       .version = VersionText()});
   AddOptions(parser, written);
   LS_ASSIGN_OR_RETURN(const config::ParseOutcome outcome, parser.Parse(argc, argv));
   if (outcome == config::ParseOutcome::kExit) return std::optional<ReceiverConfig>();
-  LS_ASSIGN_OR_RETURN(ReceiverConfig config, Check(written));
+  LS_ASSIGN_OR_RETURN(ReceiverConfig config, Check(parser, written));
   return std::optional(std::move(config));
 }
 
