@@ -1,6 +1,7 @@
 // The agent's control plane as the receiver calls it: every call has a deadline and can be cancelled.
 #pragma once
 
+#include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 
 #include <chrono>
@@ -19,7 +20,8 @@
 
 namespace lockstep::session {
 
-// Thread-safe. Errors are the agent's own, with the call and the agent's address before the message.
+// Thread-safe. Errors are the agent's own, with the call and the agent's address before the message; kProtocol says so
+// where a receiver answers in its place.
 class AgentClient {
  public:
   explicit AgentClient(net::HostPort address);
@@ -51,6 +53,7 @@ class AgentClient {
   Status Explain(const char* call, const grpc::Status& status) const;
 
   const net::HostPort address_;
+  const std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::TrainerAgent::Stub> stub_;
   std::mutex mutex_;
   std::set<grpc::ClientContext*> running_;
