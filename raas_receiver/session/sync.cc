@@ -62,8 +62,10 @@ Sync::Sync(SyncContext& context, SyncRequest request, EnterState enter)
   *record_.mutable_to() = ToProto(base_.held);
 }
 
-// What each state does, which span its time counts to, and what status shows meanwhile: unspecified, what it showed.
+// What each state is called in logs, what it does, which span its time counts to, and what status shows meanwhile:
+// unspecified, what it showed.
 struct Sync::StateRow {
+  std::string_view name;
   Result<State> (Sync::*run)();
   std::string_view span;
   v1::SessionState shown;
@@ -71,15 +73,15 @@ struct Sync::StateRow {
 
 const Sync::StateRow& Sync::RowOf(State state) {
   static constexpr std::array<StateRow, static_cast<size_t>(State::kDone)> kRows = {{
-      {&Sync::Negotiate, "negotiate", v1::SESSION_STATE_NEGOTIATING},
-      {&Sync::PullDelta, "pull", v1::SESSION_STATE_PULLING},
-      {&Sync::PullFull, "pull", v1::SESSION_STATE_PULLING},
-      {&Sync::CatchUp, "pull", v1::SESSION_STATE_UNSPECIFIED},
-      {&Sync::Verify, "verify", v1::SESSION_STATE_VERIFYING},
-      {&Sync::Apply, "apply", v1::SESSION_STATE_APPLYING},
-      {&Sync::Repair, "repair", v1::SESSION_STATE_UNSPECIFIED},
-      {&Sync::Commit, "commit", v1::SESSION_STATE_COMMITTING},
-      {&Sync::Switch, "commit", v1::SESSION_STATE_COMMITTING},
+      {"negotiate", &Sync::Negotiate, "negotiate", v1::SESSION_STATE_NEGOTIATING},
+      {"pull_delta", &Sync::PullDelta, "pull", v1::SESSION_STATE_PULLING},
+      {"pull_full", &Sync::PullFull, "pull", v1::SESSION_STATE_PULLING},
+      {"catch_up", &Sync::CatchUp, "pull", v1::SESSION_STATE_UNSPECIFIED},
+      {"verify", &Sync::Verify, "verify", v1::SESSION_STATE_VERIFYING},
+      {"apply", &Sync::Apply, "apply", v1::SESSION_STATE_APPLYING},
+      {"repair", &Sync::Repair, "repair", v1::SESSION_STATE_UNSPECIFIED},
+      {"commit", &Sync::Commit, "commit", v1::SESSION_STATE_COMMITTING},
+      {"switch", &Sync::Switch, "commit", v1::SESSION_STATE_COMMITTING},
   }};
   return kRows.at(static_cast<size_t>(state));
 }
@@ -101,6 +103,7 @@ Status Sync::RunStates() {
     const telemetry::Moment begun;
     const uint64_t bytes_before = PulledBytes();
     const StateRow& row = RowOf(state);
+    telemetry::Log(telemetry::LogLevel::kDebug, "sync_state_entered", {{"model", context_.model}, {"state", row.name}});
     if (row.shown != v1::SESSION_STATE_UNSPECIFIED) enter_(row.shown);
     Result<State> next = (this->*row.run)();
     CountBytes();
@@ -149,6 +152,7 @@ Result<Sync::State> Sync::Negotiate() {
   record_.set_mode(std::string(ModeName(plan_.mode)));
   record_.set_transfer(plan_.pull_id);
   RecordTarget();
+  LogPlan();
   if (plan_.mode == v1::PULL_MODE_UP_TO_DATE) {
     if (plan_.target_digest != base_.digest) {
       return Status(ErrorCode::kProtocol, Cat("the agent calls version ", plan_.target.version,
@@ -171,6 +175,17 @@ Status Sync::LearnLayout() {
   }
   record_.set_model_bytes(request_.layout->data_bytes());
   return context_.replicas.Allocate(request_.layout);
+}
+
+void Sync::LogPlan() const {
+  telemetry::Log(telemetry::LogLevel::kDebug, "pull_planned",
+                 {{"model", context_.model},
+                  {"pull", plan_.pull_id},
+                  {"mode", ModeName(plan_.mode)},
+                  {"held", base_.held.version},
+                  {"version", plan_.target.version},
+                  {"steps", plan_.steps.size()},
+                  {"lanes", plan_.lanes.tickets.size()}});
 }
 
 void Sync::RecordTarget() {

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/model/manifest.h"
@@ -31,6 +32,12 @@ struct LiveRequest {
 };
 
 enum class PlanMode { kUpToDate, kFull, kDelta, kChain, kFolded };
+
+// As logs have it.
+constexpr std::string_view NameOf(PlanMode mode) {
+  constexpr std::string_view kNames[] = {"up_to_date", "full", "delta", "chain", "folded"};
+  return kNames[static_cast<size_t>(mode)];
+}
 
 struct PlannedStep {
   uint64_t payload_id = 0;

@@ -1,11 +1,13 @@
 #include "trainer_agent/serve/version_stream.h"
 
 #include "common/rpc/status_mapping.h"
+#include "common/telemetry/log.h"
 
 namespace lockstep::serve {
 
 VersionStream::VersionStream(const store::VersionCatalog* catalog, std::string model)
     : catalog_(catalog), model_(std::move(model)), watch_(catalog, model_, [this] { Send(); }) {
+  telemetry::Log(telemetry::LogLevel::kDebug, "version_stream_opened", {{"model", model_}});
   Send();
 }
 
@@ -46,6 +48,7 @@ void VersionStream::OnCancel() {
 void VersionStream::End(const grpc::Status& why) {
   if (ended_) return;
   ended_ = true;
+  telemetry::Log(telemetry::LogLevel::kDebug, "version_stream_ended", {{"model", model_}});
   Finish(why);
 }
 
