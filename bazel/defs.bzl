@@ -91,7 +91,7 @@ def ls_cuda_library(name, srcs, hdrs, **kwargs):
     )
 
 def ls_cc_plugin(name, deps = [], exported_symbols = None, **kwargs):
-    """A shared library for somebody else's process: statically linked, only `exported_symbols` visible."""
+    """A shared library for somebody else's process: all but libc and libgcc_s inside, only `exported_symbols` visible."""
     native.cc_binary(
         name = name,
         copts = _COPTS,
@@ -101,7 +101,7 @@ def ls_cc_plugin(name, deps = [], exported_symbols = None, **kwargs):
             # Bazel's own -lstdc++ comes after these and finds nothing left to do.
             "-Wl,--as-needed",
             "-l:libstdc++.a",
-            "-static-libgcc",
+            # libgcc_s is asked for by its .so: Debian's libgcc_eh.a needs a C library of 2.35.
             "-Wl,--exclude-libs,ALL",
             "-Wl,-z,defs",
             "-Wl,--version-script=$(location %s)" % exported_symbols,

@@ -157,17 +157,6 @@ class Fleet {
   Answer Agent(std::vector<std::string> words) { return Run("--agent", AgentAddress(), std::move(words)); }
   Answer Receiver(std::vector<std::string> words) { return Run("--receiver", ReceiverAddress(), std::move(words)); }
 
-  FakeAgent agent;
-  FakeReceiver receiver;
-
- private:
-  static std::unique_ptr<rpc::RpcServer> Serve(grpc::Service& service, const std::string& health) {
-    auto server =
-        rpc::RpcServer::Create({.address = "127.0.0.1:0", .services = {&service}, .health_services = {"", health}});
-    REQUIRE(server.ok());
-    return *std::move(server);
-  }
-
   static Answer Run(const std::string& flag, const std::string& address, std::vector<std::string> words) {
     words.insert(words.begin(), {"lockstepctl", flag, address});
     std::vector<const char*> argv;
@@ -177,6 +166,17 @@ class Fleet {
     if (!invocation.ok()) return {invocation.status(), ""};
     const Status status = RunCommand(**invocation, out);
     return {status, out.str()};
+  }
+
+  FakeAgent agent;
+  FakeReceiver receiver;
+
+ private:
+  static std::unique_ptr<rpc::RpcServer> Serve(grpc::Service& service, const std::string& health) {
+    auto server =
+        rpc::RpcServer::Create({.address = "127.0.0.1:0", .services = {&service}, .health_services = {"", health}});
+    REQUIRE(server.ok());
+    return *std::move(server);
   }
 
   std::unique_ptr<rpc::RpcServer> agent_server_;
@@ -330,7 +330,23 @@ TEST_CASE("The wrong kind of daemon is said to be so") {
   fleet.receiver.agent_address = fleet.ReceiverAddress();
   const Answer answer = fleet.Receiver({"verify"});
   CHECK(answer.status.code() == ErrorCode::kProtocol);
-  CHECK(Has(answer.status.message(), "right kind of daemon"));
+  CHECK(Has(answer.status.message(), "a raas_receiver answers there"));
+}
+
+TEST_CASE("The address of the other daemon is told from a daemon that does not know the call") {
+  Fleet fleet;
+  const Answer receiver = Fleet::Run("--agent", fleet.ReceiverAddress(), {"status"});
+  CHECK(receiver.status.code() == ErrorCode::kProtocol);
+  CHECK(receiver.status.message() == Cat("trainer_agent ", fleet.ReceiverAddress(), ": a raas_receiver answers there; ",
+                                         "its address is given as --receiver ", fleet.ReceiverAddress()));
+  for (const std::vector<std::string>& words : std::vector<std::vector<std::string>>{{"status"}, {"pull"}, {"watch"}}) {
+    const Answer agent = Fleet::Run("--receiver", fleet.AgentAddress(), words);
+    CHECK(agent.status.code() == ErrorCode::kProtocol);
+    CHECK(Has(agent.status.message(), "a trainer_agent answers there; its address is given as --agent"));
+  }
+  const Answer unknown = fleet.Agent({"timeline", "--receiver", fleet.ReceiverAddress()});  // neither has it
+  CHECK(unknown.status.code() == ErrorCode::kProtocol);
+  CHECK(Has(unknown.status.message(), "is it of this version?"));
 }
 
 Result<std::optional<Invocation>> Parse(std::vector<const char*> words) {

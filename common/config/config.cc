@@ -113,6 +113,11 @@ Result<ParseOutcome> ConfigParser::Parse(int argc, const char* const* argv, std:
   return ParseOutcome::kExit;
 }
 
+std::string ConfigParser::WrittenAs(std::string_view name) const {
+  const auto option = std::find_if(options_.begin(), options_.end(), [&](const Option& o) { return o.name == name; });
+  return option->written_as.empty() ? Cat("--", name) : option->written_as;
+}
+
 std::string ConfigParser::Key(const Option& option) const {
   std::string key = option.name;
   std::replace(key.begin(), key.end(), '-', '_');
@@ -140,9 +145,8 @@ Status ConfigParser::ApplyFile(const std::string& path) {
     } else {
       status = option->set(entry.words);
     }
-    if (!status.ok()) {
-      return {ErrorCode::kConfig, Cat(path, ":", entry.line, ": key '", entry.key, "': ", status.message())};
-    }
+    option->written_as = Cat(path, ":", entry.line, ": key '", entry.key, "'");
+    if (!status.ok()) return {ErrorCode::kConfig, Cat(option->written_as, ": ", status.message())};
     option->origin = Cat("file ", path, ":", entry.line);
   }
   return OkStatus();
@@ -154,7 +158,8 @@ Status ConfigParser::ApplyEnvironment() {
     const char* text = std::getenv(variable.c_str());
     if (text == nullptr) continue;
     const Status status = option.set(option.kind == Kind::kList ? SplitCommas(text) : std::vector<std::string>{text});
-    if (!status.ok()) return {ErrorCode::kConfig, Cat("environment variable ", variable, ": ", status.message())};
+    option.written_as = Cat("environment variable ", variable);
+    if (!status.ok()) return {ErrorCode::kConfig, Cat(option.written_as, ": ", status.message())};
     option.origin = Cat("environment ", variable);
   }
   return OkStatus();
@@ -168,6 +173,7 @@ Status ConfigParser::ApplyFlags(const CommandLine& line) {
     const Status status = option.set(option.flag_values);
     if (!status.ok()) return {ErrorCode::kUsage, Cat("--", option.name, ": ", status.message())};
     option.origin = Cat("flag --", option.name);
+    option.written_as.clear();
   }
   return OkStatus();
 }

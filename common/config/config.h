@@ -48,6 +48,11 @@ class ConfigParser {
   // or a bad value; file, line and key are named. The targets are then partly set and not to be used.
   Result<ParseOutcome> Parse(int argc, const char* const* argv, std::ostream& out = std::cout);
 
+  // The option `name` as whoever set it wrote it, for errors about its value: "--block-bytes", "environment variable
+  // TRAINER_AGENT_BLOCK_BYTES", "agent.toml:3: key 'block_bytes'"; the flag where nobody did. REQUIRES Parse() before,
+  // and an option of that name.
+  std::string WrittenAs(std::string_view name) const;
+
  private:
   enum class Kind { kText, kNumber, kBool, kList };
   struct Option {
@@ -57,6 +62,7 @@ class ConfigParser {
     std::function<Status(const std::vector<std::string>&)> set;
     std::function<std::string()> print;  // the present value as a TOML literal
     std::string origin = "default";
+    std::string written_as;  // empty: as a flag, or not at all
     std::vector<std::string> flag_values;
   };
   class CommandLine;

@@ -20,6 +20,7 @@ struct Daemon {
   bool insecure = false;
   std::vector<std::string> models;
   std::ostringstream out;
+  std::string listen_written_as;  // after Parse
 
   Result<ParseOutcome> Parse(std::vector<const char*> words) {
     ConfigParser parser({.program = "test_daemon", .about = "A daemon for tests", .version = "test_daemon 1.2.3"});
@@ -29,7 +30,9 @@ struct Daemon {
     parser.Add("insecure", &insecure, "whether it dares");
     parser.Add("model", &models, "a model, repeatable");
     words.insert(words.begin(), "test_daemon");
-    return parser.Parse(static_cast<int>(words.size()), words.data(), out);
+    const auto outcome = parser.Parse(static_cast<int>(words.size()), words.data(), out);
+    listen_written_as = parser.WrittenAs("listen");
+    return outcome;
   }
 };
 
@@ -91,6 +94,21 @@ TEST_CASE("Print-config shows every value with its origin, as a file that can be
   REQUIRE(again.Parse({"--config", ConfigFile(dir, printed).c_str()}).ok());
   CHECK(again.models == daemon.models);
   CHECK(again.insecure);
+}
+
+TEST_CASE("An option is named in errors as it was written last") {
+  const os::TempDir dir;
+  Daemon daemon;
+  REQUIRE(daemon.Parse({}).ok());
+  CHECK(daemon.listen_written_as == "--listen");
+  const std::string file = ConfigFile(dir, "offset = 1\nlisten = 5\n");
+  REQUIRE(daemon.Parse({"--config", file.c_str()}).ok());
+  CHECK(daemon.listen_written_as == file + ":2: key 'listen'");
+  const Environment listen("TEST_DAEMON_LISTEN", "bad");
+  REQUIRE(daemon.Parse({"--config", file.c_str()}).ok());
+  CHECK(daemon.listen_written_as == "environment variable TEST_DAEMON_LISTEN");
+  REQUIRE(daemon.Parse({"--config", file.c_str(), "--listen", "x"}).ok());
+  CHECK(daemon.listen_written_as == "--listen");
 }
 
 TEST_CASE("A boolean is a bare flag or has a value") {

@@ -28,8 +28,8 @@ Status Allocate(int fd, uint64_t bytes, const std::string& name) {
   struct statvfs room {};
   ::fstatvfs(fd, &room);
   return {ErrorCode::kResourceExhausted,
-          Cat("no room for segment ", name, ": it needs ", HumanBytes(bytes), ", its filesystem has ",
-              HumanBytes(uint64_t{room.f_bavail} * room.f_frsize),
+          Cat("no room for segment ", name, ": it needs ", bytes, " bytes, its filesystem has ",
+              uint64_t{room.f_bavail} * room.f_frsize,
               " free; enlarge the tmpfs or give memory back (old segments, other models)")};
 }
 

@@ -12,20 +12,43 @@
 #include "common/base/status.h"
 #include "common/base/text.h"
 #include "common/rpc/channel.h"
+#include "common/rpc/peer.h"
 #include "common/rpc/status_mapping.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
 #include "proto/lockstep/v1/receiver.grpc.pb.h"
 
 namespace lockstep::ctl {
 
+// The daemon that may listen where one of `Service` was sought, and the option that names it.
+template <typename Service>
+struct OtherDaemon;
+
+template <>
+struct OtherDaemon<v1::TrainerAgent> {
+  static constexpr std::string_view kName = "raas_receiver";
+  static constexpr std::string_view kOption = "--receiver";
+  static constexpr auto kAnswers = &rpc::AnswersStatus<v1::RaasReceiver, v1::ReceiverStatusRequest, v1::ReceiverStatus>;
+};
+
+template <>
+struct OtherDaemon<v1::RaasReceiver> {
+  static constexpr std::string_view kName = "trainer_agent";
+  static constexpr std::string_view kOption = "--agent";
+  static constexpr auto kAnswers = &rpc::AnswersStatus<v1::TrainerAgent, v1::AgentStatusRequest, v1::AgentStatus>;
+};
+
 // `Service` is v1::TrainerAgent or v1::RaasReceiver.
 template <typename Service>
 class Client {
  public:
   using Stub = typename Service::StubInterface;
+  using Other = OtherDaemon<Service>;
 
   Client(std::string_view daemon, const std::string& address)
-      : name_(Cat(daemon, " ", address)), channel_(rpc::MakeChannel(address)), stub_(Service::NewStub(channel_)) {}
+      : address_(address),
+        name_(Cat(daemon, " ", address)),
+        channel_(rpc::MakeChannel(address)),
+        stub_(Service::NewStub(channel_)) {}
 
   const std::string& name() const { return name_; }
   const std::shared_ptr<grpc::Channel>& channel() const { return channel_; }
@@ -65,10 +88,15 @@ class Client {
     if (status.code() == ErrorCode::kUnavailable) {
       return {status.code(), Cat(status.message(), " (is it running, and is that its address?)")};
     }
-    if (status.code() != ErrorCode::kProtocol) return status;
-    return {status.code(), Cat(status.message(), " (is that the right kind of daemon, and of this version?)")};
+    if (answer.error_code() != grpc::StatusCode::UNIMPLEMENTED) return status;
+    if (Other::kAnswers(channel_)) {
+      return {status.code(), Cat(name_, ": a ", Other::kName, " answers there; its address is given as ",
+                                 Other::kOption, " ", address_)};
+    }
+    return {status.code(), Cat(status.message(), " (it does not know this call: is it of this version?)")};
   }
 
+  std::string address_;
   std::string name_;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<Stub> stub_;

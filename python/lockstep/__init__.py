@@ -12,7 +12,8 @@ A trainer that is sharded, on every rank (Megatron-core, FSDP2, tensors of both 
     exporter = lockstep.Exporter.from_megatron(model_chunks, hf_config, socket=socket, model="actor")
     exporter.publish(step)
 
-An inference engine has ``lockstep.Replica``, ``Follower``, ``describe`` and ``wait_for`` (``lockstep.engine``).
+An inference engine has ``lockstep.Replica``, ``Follower``, ``describe``, ``published`` and ``wait_for``
+(``lockstep.engine``).
 
 A trainer and an engine on one GPU, or one host, without anything between them: ``lockstep.BucketRing`` in the trainer,
 ``lockstep.RingReader`` in the engine.
@@ -56,6 +57,7 @@ from lockstep.export import (
     megatron,
     named_tensors,
     tensors_meta,
+    without_ties,
 )
 
 __all__ = [
@@ -86,10 +88,13 @@ __all__ = [
     "megatron",
     "named_tensors",
     "tensors_meta",
+    "without_ties",
 ]
 
 # Of lockstep.engine, which imports PyTorch. ``import lockstep`` does not: a trainer may have none.
-_ENGINE = frozenset({"Follower", "IntoLoader", "IntoModule", "Replica", "RingReader", "describe", "wait_for"})
+_ENGINE = frozenset(
+    {"Follower", "IntoLoader", "IntoModule", "Replica", "RingReader", "describe", "published", "wait_for"}
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -143,6 +143,41 @@ def test_a_refused_rank_reports_why_keeps_what_it_serves_and_attaches_again(rece
     assert follower.wait_for(timeout=60) == Served(RUN, 1)
 
 
+def test_who_waits_for_a_rank_that_is_refused_again_gets_the_reason(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    waiting = in_background(lambda: reason_of_waiting(follower))
+    receiver.accept().refuse("parameter weight is F32 and should be BF16")
+    rank = receiver.accept()
+    assert waiting.is_alive()  # one refusal may have a reason that passes
+    rank.attached(Page())
+    rank.refuse("parameter weight is F32 and should be BF16")
+    waiting.join(60)
+    assert "should be BF16" in waiting.result and str(receiver.path) in waiting.result
+    with pytest.raises(lockstep.StateError, match="should be BF16"):
+        follower.wait_for(1)
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.commit(page, 1, 1.0)
+    with follower.serving(timeout=60) as served:
+        assert served == Served(RUN, 1)
+
+
+def test_refusals_of_a_receiver_that_has_gone_are_not_held_against_the_next_one(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    for _ in range(2):
+        receiver.accept().refuse("no model actor is followed here")
+    receiver.accept().close()
+    receiver.accept()
+    with pytest.raises(lockstep.DeadlineError, match="was not served"):
+        follower.wait_for(1, timeout=0.1)
+
+
+def reason_of_waiting(follower: lockstep.Follower) -> str:
+    with pytest.raises(lockstep.StateError) as error, follower.serving():
+        pass
+    return str(error.value)
+
+
 def test_a_peer_that_sends_what_a_receiver_does_not_is_left(receiver, follow):
     follower = follow(torch.nn.Linear(2, 2))
     rank = receiver.accept()

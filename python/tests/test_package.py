@@ -30,6 +30,33 @@ def test_a_missing_library_is_an_error_that_says_where_it_was_sought(monkeypatch
         lockstep.library_version()
 
 
+@pytest.mark.parametrize(
+    "tools, lacking",
+    [
+        ([], "has no pip"),
+        (["pip"], "has no setuptools"),
+        (["pip", "setuptools"], "has neither setuptools 70.1 nor wheel"),
+    ],
+    ids=["no-pip", "no-setuptools", "no-wheel"],
+)
+def test_an_interpreter_that_cannot_build_wheels_is_named_before_anything_is_built(tmp_path, tools, lacking):
+    """An environment as venv makes it, with empty packages for those tools that it has."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    packages = next((tmp_path / "venv/lib").glob("python3*")) / "site-packages"
+    for tool in tools:
+        (packages / tool).mkdir()
+        (packages / tool / "__init__.py").touch()
+    python = tmp_path / "venv/bin/python3"
+    environment = {**os.environ, "PYTHON": str(python), "PATH": "/usr/bin:/bin"}
+    script = PACKAGE.parent / "deploy/wheel.sh"
+    failed = subprocess.run([script, tmp_path / "dist"], capture_output=True, text=True, env=environment)
+    assert failed.returncode == 69 and not (tmp_path / "dist").exists()
+    assert failed.stderr.splitlines() == [
+        f"wheel.sh: cannot build a wheel: {python} {lacking}; install Debian's python3-pip (with apt-get), "
+        "or setuptools and wheel with pip"
+    ]
+
+
 def test_the_wheel_carries_its_library_and_needs_nothing_else(tmp_path):
     script = PACKAGE.parent / "deploy/wheel.sh"
     environment = {**os.environ, "PYTHON": sys.executable}

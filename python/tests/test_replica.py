@@ -211,3 +211,31 @@ def test_wait_for_answers_the_version_and_its_timeout_says_what_is_there(publish
     later.start()
     assert lockstep.wait_for(published.path, 4, timeout=60) == 5
     later.join()
+
+
+def test_waiting_for_what_comes_after_an_earlier_runs_version(published):
+    assert lockstep.published(published.path) is None
+    published.publish("v40", {"a": torch.ones(2)}, 0)
+    before = lockstep.published(published.path)
+    assert (before.version, before.run) == (40, "")
+    assert lockstep.wait_for(published.path, 1, timeout=1) == 40
+    with pytest.raises(lockstep.DeadlineError, match="version 40, as before, is there"):
+        lockstep.wait_for(published.path, 1, timeout=0.05, after=before)
+    later = threading.Timer(0.1, lambda: published.publish("v1", {"a": torch.ones(2)}, 1))
+    later.start()
+    assert lockstep.wait_for(published.path, 1, timeout=60, after=before) == 1
+    later.join()
+
+
+def test_a_version_of_the_same_number_in_another_run_is_not_what_was_there_before(published):
+    published.publish("v3", {"a": torch.ones(2)}, 0)
+    before = lockstep.published(published.path)
+    published.publish("v3-0a1b2c3d", {"a": torch.ones(2)}, 1)
+    assert lockstep.wait_for(published.path, 3, timeout=1, after=before) == 3
+    assert lockstep.published(published.path).run == "0a1b2c3d"
+
+
+def test_a_link_to_a_version_that_is_gone_publishes_nothing(published):
+    published.publish("v3", {"a": torch.ones(2)}, 0)
+    published.withdraw("v3")
+    assert lockstep.published(published.path) is None

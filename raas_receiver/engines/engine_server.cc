@@ -5,6 +5,7 @@
 
 #include "common/base/text.h"
 #include "common/os/file.h"
+#include "common/telemetry/log.h"
 
 namespace lockstep::engines {
 namespace {
@@ -100,13 +101,18 @@ Result<ServerAnswer> EngineServer::Ask(const std::string& target, const std::opt
 
 Result<ServerAnswer> EngineServer::Call(HttpRequest request) {
   request.after_cancel = after_cancel_;
-  LS_ASSIGN_OR_RETURN(const HttpAnswer answer, http_->Send(request));
-  json parsed = json::parse(answer.body, nullptr, false);
+  const std::string call = Cat(request.json.has_value() ? "POST " : "GET ", url(), request.target);
+  const auto begin = std::chrono::steady_clock::now();
+  const Result<HttpAnswer> answer = http_->Send(request);
+  const std::chrono::duration<double> duration = std::chrono::steady_clock::now() - begin;
+  telemetry::Log(telemetry::LogLevel::kDebug, "engine_called",
+                 {{"call", call},
+                  {"answer", answer.ok() ? Cat(answer->status) : answer.status().ToString()},
+                  {"duration_s", duration.count()}});
+  if (!answer.ok()) return answer.status();
+  json parsed = json::parse(answer->body, nullptr, false);
   if (!parsed.is_object()) parsed = nullptr;
-  return ServerAnswer{.call = Cat(request.json.has_value() ? "POST " : "GET ", url(), request.target),
-                      .status = answer.status,
-                      .json = parsed,
-                      .said = SaidIn(answer.body, parsed)};
+  return ServerAnswer{.call = call, .status = answer->status, .json = parsed, .said = SaidIn(answer->body, parsed)};
 }
 
 Status EngineServer::Unexpected(const ServerAnswer& answer, std::string_view expected) const {

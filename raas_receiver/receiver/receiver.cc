@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "common/base/text.h"
+#include "common/os/filesystem.h"
 #include "common/os/sd_notify.h"
 #include "common/telemetry/log.h"
 
@@ -23,6 +24,17 @@ constexpr std::chrono::seconds kTurnLimit{30};
 
 void LogException(std::string_view what) {
   telemetry::Log(telemetry::LogLevel::kError, "io_exception", {{"message", what}});
+}
+
+void WarnOfDisk(const std::string& root) {
+  const auto found = os::FileSystemOf(root);
+  if (!found.ok() || found->in_memory) return;
+  telemetry::Log(telemetry::LogLevel::kWarn, "disk_directory_used",
+                 {{"path", root},
+                  {"file_system", found->name},
+                  {"message",
+                   "every version is written to a disk, too, which may make syncs and engines wait; give a "
+                   "--root on a tmpfs, such as /dev/shm"}});
 }
 
 }  // namespace
@@ -45,6 +57,7 @@ Result<std::unique_ptr<Receiver>> Receiver::Create(ReceiverConfig config) {
   std::unique_ptr<Receiver> receiver(new Receiver(std::move(config)));
   LS_ASSIGN_OR_RETURN(receiver->address_file_, telemetry::AddressFile::Create(receiver->config_.address_file));
   LS_RETURN_IF_ERROR(receiver->OpenModels());
+  WarnOfDisk(receiver->config_.root);
   LS_RETURN_IF_ERROR(receiver->Listen());
   return receiver;
 }

@@ -20,6 +20,7 @@ namespace lockstep::receiver {
 namespace {
 
 namespace fs = std::filesystem;
+using config::ConfigParser;
 using std::chrono::milliseconds;
 
 // Settings that are not kept as they are written.
@@ -51,7 +52,7 @@ std::string VersionText() {
              replica::kReplicaStateFormat);
 }
 
-void AddEngineOptions(config::ConfigParser& parser, Written& to, ReceiverConfig& config) {
+void AddEngineOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
   const auto add = [&](const char* name, engines::EngineOption option, const char* help) {
     parser.Add(name, &(config.engine.*option), Cat("engine ", engines::DriverKindNames(option), ": ", help));
   };
@@ -71,7 +72,7 @@ void AddEngineOptions(config::ConfigParser& parser, Written& to, ReceiverConfig&
              "memory for writes worked out before the engine is paused");
 }
 
-void AddOptions(config::ConfigParser& parser, Written& to, ReceiverConfig& config) {
+void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
   parser.Add("name", &config.name, "this receiver's name, shown by the agent (default: the host's)");
   parser.Add("agent", &to.agent, "the trainer agent's gRPC address, HOST:PORT");
   parser.Add("model", &config.models, "a model to follow; repeat for several");
@@ -98,34 +99,35 @@ void AddOptions(config::ConfigParser& parser, Written& to, ReceiverConfig& confi
 }
 
 // kConfig unless `value` lies in [least, most].
-Status CheckRange(const char* name, uint64_t value, uint64_t least, uint64_t most) {
+Status CheckRange(const ConfigParser& parser, const char* name, uint64_t value, uint64_t least, uint64_t most) {
   if (value >= least && value <= most) return OkStatus();
-  return {ErrorCode::kConfig, Cat(name, " is ", value, "; it must be ", least, " to ", most)};
+  return {ErrorCode::kConfig, Cat(parser.WrittenAs(name), " is ", value, "; it must be ", least, " to ", most)};
 }
 
-Status CheckModels(const std::vector<std::string>& models) {
+Status CheckModels(const ConfigParser& parser, const std::vector<std::string>& models) {
   if (models.empty()) return {ErrorCode::kUsage, "no model to follow; name at least one with --model NAME"};
   std::set<std::string> seen;
   for (const std::string& model : models) {
-    if (const Status status = model::CheckModelName(model); !status.ok()) return {ErrorCode::kConfig, status.message()};
-    if (!seen.insert(model).second) return {ErrorCode::kConfig, Cat("model ", model, " is named twice")};
+    Status status = model::CheckModelName(model);
+    if (status.ok() && !seen.insert(model).second) status = {ErrorCode::kConfig, Cat(model, " is named twice")};
+    if (!status.ok()) return {ErrorCode::kConfig, Cat(parser.WrittenAs("model"), ": ", status.message())};
   }
   return OkStatus();
 }
 
-Status CheckRanges(const Written& written, const ReceiverConfig& config) {
+Status CheckRanges(const ConfigParser& parser, const Written& written, const ReceiverConfig& config) {
   constexpr uint64_t kDayMs = 24 * 3600 * 1000;
-  LS_RETURN_IF_ERROR(CheckRange("lanes", config.lanes, 1, 64));
-  LS_RETURN_IF_ERROR(CheckRange("threads", config.threads, 0, 1024));
-  LS_RETURN_IF_ERROR(CheckRange("engine-timeout-ms", written.engine_timeout_ms, 1, kDayMs));
-  LS_RETURN_IF_ERROR(CheckRange("engine-load-timeout-ms", written.engine_load_timeout_ms, 1, kDayMs));
-  LS_RETURN_IF_ERROR(CheckRange("engine-attempts", written.engine_attempts, 1, 100));
-  LS_RETURN_IF_ERROR(CheckRange("engine-hold-timeout-ms", written.engine_hold_timeout_ms, 1, kDayMs));
-  LS_RETURN_IF_ERROR(CheckRange("reader-grace-ms", written.reader_grace_ms, 0, kDayMs));
-  return CheckRange("drain-timeout-ms", written.drain_timeout_ms, 0, kDayMs);
+  LS_RETURN_IF_ERROR(CheckRange(parser, "lanes", config.lanes, 1, 64));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "threads", config.threads, 0, 1024));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "engine-timeout-ms", written.engine_timeout_ms, 1, kDayMs));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "engine-load-timeout-ms", written.engine_load_timeout_ms, 1, kDayMs));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "engine-attempts", written.engine_attempts, 1, 100));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "engine-hold-timeout-ms", written.engine_hold_timeout_ms, 1, kDayMs));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "reader-grace-ms", written.reader_grace_ms, 0, kDayMs));
+  return CheckRange(parser, "drain-timeout-ms", written.drain_timeout_ms, 0, kDayMs);
 }
 
-Status CheckEngine(const Written& written, ReceiverConfig& config) {
+Status CheckEngine(const ConfigParser& parser, const Written& written, ReceiverConfig& config) {
   config.engine.timeout = milliseconds(written.engine_timeout_ms);
   config.engine.load_timeout = milliseconds(written.engine_load_timeout_ms);
   config.engine.attempts = static_cast<int>(written.engine_attempts);
@@ -136,7 +138,8 @@ Status CheckEngine(const Written& written, ReceiverConfig& config) {
             Cat("a ", driver->kind(), " server holds one model: run a receiver for each model that has one")};
   }
   if (written.engine_load != "directory" && written.engine_load != "in-place") {
-    return {ErrorCode::kConfig, Cat("engine-load is \"", written.engine_load, "\"; it must be directory or in-place")};
+    return {ErrorCode::kConfig, Cat(parser.WrittenAs("engine-load"), " is \"", written.engine_load,
+                                    "\"; it must be directory or in-place")};
   }
   config.engine_in_place = written.engine_load == "in-place";
   if (config.engine_in_place == config.engine_socket.empty()) {
@@ -147,15 +150,16 @@ Status CheckEngine(const Written& written, ReceiverConfig& config) {
   return OkStatus();
 }
 
-Status Check(const Written& written, ReceiverConfig& config) {
-  LS_RETURN_IF_ERROR(CheckModels(config.models));
-  LS_RETURN_IF_ERROR(CheckRanges(written, config));
+Status Check(const ConfigParser& parser, const Written& written, ReceiverConfig& config) {
+  LS_RETURN_IF_ERROR(CheckModels(parser, config.models));
+  LS_RETURN_IF_ERROR(CheckRanges(parser, written, config));
   const Result<net::HostPort> agent = net::ParseHostPort(written.agent);
-  if (!agent.ok()) return {ErrorCode::kConfig, Cat("agent: ", agent.status().message())};
+  if (!agent.ok()) return {ErrorCode::kConfig, Cat(parser.WrittenAs("agent"), ": ", agent.status().message())};
   config.agent = *agent;
-  LS_ASSIGN_OR_RETURN(config.listen, net::CheckListenAddress("listen", written.listen, written.allow_insecure_network));
+  LS_ASSIGN_OR_RETURN(config.listen, net::CheckListenAddress(parser.WrittenAs("listen"), written.listen,
+                                                             written.allow_insecure_network));
   if (!config.assets.empty() && !fs::is_directory(config.assets)) {
-    return {ErrorCode::kConfig, Cat("assets: ", config.assets, " is not a directory")};
+    return {ErrorCode::kConfig, Cat(parser.WrittenAs("assets"), ": ", config.assets, " is not a directory")};
   }
   if (config.name.empty()) config.name = HostName();
   config.root = Absolute(config.root);
@@ -163,7 +167,7 @@ Status Check(const Written& written, ReceiverConfig& config) {
   if (config.threads == 0) config.threads = std::max(1u, std::thread::hardware_concurrency());
   config.reader_grace = milliseconds(written.reader_grace_ms);
   config.drain_timeout = milliseconds(written.drain_timeout_ms);
-  return CheckEngine(written, config);
+  return CheckEngine(parser, written, config);
 }
 
 }  // namespace
@@ -171,13 +175,13 @@ Status Check(const Written& written, ReceiverConfig& config) {
 Result<std::optional<ReceiverConfig>> ParseReceiverConfig(int argc, const char* const* argv) {
   Written written;
   ReceiverConfig config;
-  config::ConfigParser parser({.program = "raas_receiver",
-                               .about = "Keeps the replicas of an inference server in lock step with a trainer agent.",
-                               .version = VersionText()});
+  ConfigParser parser({.program = "raas_receiver",
+                       .about = "Keeps the replicas of an inference server in lock step with a trainer agent.",
+                       .version = VersionText()});
   AddOptions(parser, written, config);
   LS_ASSIGN_OR_RETURN(const config::ParseOutcome outcome, parser.Parse(argc, argv));
   if (outcome == config::ParseOutcome::kExit) return std::optional<ReceiverConfig>();
-  LS_RETURN_IF_ERROR(Check(written, config));
+  LS_RETURN_IF_ERROR(Check(parser, written, config));
   return std::optional(std::move(config));
 }
 

@@ -7,11 +7,22 @@
 
 #include "common/base/text.h"
 #include "common/model/model_name.h"
+#include "common/model/safetensors.h"
+#include "common/os/filesystem.h"
 
 namespace lockstep::replica {
 namespace {
 
 constexpr uint64_t kWarmStep = 64 << 20;
+
+// That `replicas` of `bytes` each do not fit into `room`, of which this much was free.
+Status NoRoom(const ReplicaOptions& options, size_t replicas, uint64_t bytes, const os::FileSystem& room) {
+  const std::string what = replicas == 1 ? "a replica" : Cat(replicas, " replicas of ", os::ExactBytes(bytes));
+  return {ErrorCode::kResourceExhausted,
+          Cat("model ", options.model, " needs ", os::ExactBytes(replicas * bytes), " in ", options.root, " for ", what,
+              ", and its ", room.name, " has ", os::ExactBytes(room.free_bytes),
+              " free; enlarge it, give memory back (other models, readers of old versions) or choose another --root")};
+}
 
 }  // namespace
 
@@ -71,23 +82,37 @@ Result<VerifyReport> ReplicaPair::Verify() const {
 }
 
 Status ReplicaPair::Allocate(const std::shared_ptr<const model::ModelLayout>& layout) {
-  // Memory taken for a layout that never came to a version makes room.
-  for (Replica& replica : replicas_) {
+  std::vector<size_t> lacking;
+  for (size_t i = 0; i < replicas_.size(); ++i) {
+    Replica& replica = replicas_[i];
+    // Memory taken for a layout that never came to a version makes room.
     const bool unused = replica.file.valid() && !replica.whole;
-    if (unused && replica.file.layout()->digest() != layout->digest()) replica.file = ReplicaFile();
+    if (unused && replica.file.layout()->digest() != layout->digest()) DropFile(replica);
+    if (!replica.file.valid()) lacking.push_back(i);
   }
+  if (lacking.empty()) return OkStatus();
+  const auto room = os::FileSystemOf(directory_.scratch());
   std::array<Status, 2> outcomes;
-  pool_.ParallelFor(replicas_.size(), [&](size_t i) {
-    if (replicas_[i].file.valid()) return;
-    Result<ReplicaFile> file = ReplicaFile::Create(replicas_[i].path, layout);
+  pool_.ParallelFor(lacking.size(), [&](size_t i) {
+    Replica& replica = replicas_[lacking[i]];
+    Result<ReplicaFile> file = ReplicaFile::Create(replica.path, layout);
     if (file.ok()) {
-      replicas_[i].file = *std::move(file);
+      replica.file = *std::move(file);
     } else {
       outcomes[i] = file.status();
     }
   });
-  for (const Status& outcome : outcomes) LS_RETURN_IF_ERROR(outcome);
-  return OkStatus();
+  const auto failed = std::find_if(outcomes.begin(), outcomes.end(), [](const Status& status) { return !status.ok(); });
+  if (failed == outcomes.end()) return OkStatus();
+  // One alone is of no use, and would take the room that other models need.
+  for (const size_t i : lacking) DropFile(replicas_[i]);
+  if (failed->code() != ErrorCode::kResourceExhausted || !room.ok()) return *failed;
+  return NoRoom(options_, lacking.size(), model::ImageBytes(*layout), *room);
+}
+
+void ReplicaPair::DropFile(Replica& replica) {
+  replica.file = ReplicaFile();
+  ::unlink(replica.path.c_str());
 }
 
 bool ReplicaPair::WarmTarget() {

@@ -79,7 +79,8 @@ class ReplicaPair {
   Result<VerifyReport> Verify() const;
 
   // --- the session's thread ---
-  // Reserves the memory of replicas that have none yet, so that a model that does not fit is known before bytes move.
+  // Reserves the memory of replicas that have none yet, so that a model that does not fit is known before bytes move:
+  // kResourceExhausted, with what they need together and what is free. Then neither has any.
   Status Allocate(const std::shared_ptr<const model::ModelLayout>& layout);
   // Warms some more of the target's memory (ReplicaFile::Warm), for less than a second. False when there is nothing
   // left.
@@ -124,6 +125,7 @@ class ReplicaPair {
 
   Result<bool> MakeWritable(const std::shared_ptr<const model::ModelLayout>& layout);
   void EndWriting();
+  void DropFile(Replica& replica);
   void Edge(std::string_view edge) const;
   PublishedVersion Describe(const Replica& replica) const;
 

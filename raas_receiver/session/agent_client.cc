@@ -2,7 +2,9 @@
 
 #include "common/base/text.h"
 #include "common/rpc/channel.h"
+#include "common/rpc/peer.h"
 #include "common/rpc/status_mapping.h"
+#include "proto/lockstep/v1/receiver.grpc.pb.h"
 
 namespace lockstep::session {
 namespace {
@@ -34,7 +36,9 @@ class AgentClient::CallScope {
 };
 
 AgentClient::AgentClient(net::HostPort address)
-    : address_(std::move(address)), stub_(v1::TrainerAgent::NewStub(rpc::MakeChannel(address_.ToString()))) {}
+    : address_(std::move(address)),
+      channel_(rpc::MakeChannel(address_.ToString())),
+      stub_(v1::TrainerAgent::NewStub(channel_)) {}
 
 template <typename Request, typename Response>
 Result<Response> AgentClient::Call(const char* name, Method<Request, Response> method, const Request& request,
@@ -49,7 +53,14 @@ Result<Response> AgentClient::Call(const char* name, Method<Request, Response> m
 }
 
 Status AgentClient::Explain(const char* call, const grpc::Status& status) const {
-  return rpc::FromGrpc(status).WithContext(Cat(call, " at agent ", address_.ToString()));
+  const Status explained = rpc::FromGrpc(status).WithContext(Cat(call, " at agent ", address_.ToString()));
+  if (status.error_code() != grpc::StatusCode::UNIMPLEMENTED) return explained;
+  if (rpc::AnswersStatus<v1::RaasReceiver, v1::ReceiverStatusRequest, v1::ReceiverStatus>(channel_)) {
+    return {explained.code(),
+            Cat(address_.ToString(), " is the address of a raas_receiver, and none of a trainer_agent; ",
+                "give --agent the gRPC address of the agent that serves the model")};
+  }
+  return {explained.code(), Cat(explained.message(), " (it does not know this call: is it of this version?)")};
 }
 
 Result<std::shared_ptr<const model::ModelLayout>> AgentClient::GetLayout(const std::string& model) {

@@ -1,6 +1,7 @@
 // The agent's control plane as the receiver calls it: every call has a deadline and can be cancelled.
 #pragma once
 
+#include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 
 #include <chrono>
@@ -21,7 +22,7 @@
 namespace lockstep::session {
 
 // Thread-safe. Says who it is where the agent asks. Errors are the agent's own, with the call and the agent's address
-// before the message.
+// before the message; kProtocol says so where a receiver answers in its place.
 class AgentClient {
  public:
   explicit AgentClient(net::HostPort address);
@@ -58,6 +59,7 @@ class AgentClient {
 
   const net::HostPort address_;
   const peer::Peer self_ = wire::Self("raas_receiver");
+  const std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<Stub> stub_;
   std::mutex mutex_;
   std::set<grpc::ClientContext*> running_;

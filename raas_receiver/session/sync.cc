@@ -40,9 +40,11 @@ Sync::Sync(SyncContext& context, SyncRequest request, std::atomic<v1::SessionSta
   *record_.mutable_to() = ToProto(base_.held);
 }
 
-// What each state does, what its time counts to: a span and a duration of the record, and what status shows meanwhile:
+// What each state is called in logs, what it does, what its time counts to: a span and a duration of the record, and
+// what status shows meanwhile:
 // unspecified, what it showed.
 struct Sync::StateRow {
+  std::string_view name;
   Result<State> (Sync::*run)();
   std::string_view span;
   v1::SessionState shown;
@@ -53,15 +55,16 @@ struct Sync::StateRow {
 const Sync::StateRow& Sync::RowOf(State state) {
   using Record = v1::SyncRecord;
   static constexpr std::array<StateRow, static_cast<size_t>(State::kDone)> kRows = {{
-      {&Sync::Negotiate, "negotiate", v1::SESSION_STATE_NEGOTIATING, &Record::negotiate_us, &Record::set_negotiate_us},
-      {&Sync::PullDelta, "pull", v1::SESSION_STATE_PULLING, &Record::pull_us, &Record::set_pull_us},
-      {&Sync::PullFull, "pull", v1::SESSION_STATE_PULLING, &Record::pull_us, &Record::set_pull_us},
-      {&Sync::CatchUp, "pull", v1::SESSION_STATE_UNSPECIFIED, &Record::pull_us, &Record::set_pull_us},
-      {&Sync::Verify, "verify", v1::SESSION_STATE_VERIFYING, &Record::apply_us, &Record::set_apply_us},
-      {&Sync::Apply, "apply", v1::SESSION_STATE_APPLYING, &Record::apply_us, &Record::set_apply_us},
-      {&Sync::Repair, "repair", v1::SESSION_STATE_UNSPECIFIED, &Record::apply_us, &Record::set_apply_us},
-      {&Sync::Commit, "commit", v1::SESSION_STATE_COMMITTING, &Record::commit_us, &Record::set_commit_us},
-      {&Sync::Switch, "commit", v1::SESSION_STATE_COMMITTING, &Record::commit_us, &Record::set_commit_us},
+      {"negotiate", &Sync::Negotiate, "negotiate", v1::SESSION_STATE_NEGOTIATING, &Record::negotiate_us,
+       &Record::set_negotiate_us},
+      {"pull_delta", &Sync::PullDelta, "pull", v1::SESSION_STATE_PULLING, &Record::pull_us, &Record::set_pull_us},
+      {"pull_full", &Sync::PullFull, "pull", v1::SESSION_STATE_PULLING, &Record::pull_us, &Record::set_pull_us},
+      {"catch_up", &Sync::CatchUp, "pull", v1::SESSION_STATE_UNSPECIFIED, &Record::pull_us, &Record::set_pull_us},
+      {"verify", &Sync::Verify, "verify", v1::SESSION_STATE_VERIFYING, &Record::apply_us, &Record::set_apply_us},
+      {"apply", &Sync::Apply, "apply", v1::SESSION_STATE_APPLYING, &Record::apply_us, &Record::set_apply_us},
+      {"repair", &Sync::Repair, "repair", v1::SESSION_STATE_UNSPECIFIED, &Record::apply_us, &Record::set_apply_us},
+      {"commit", &Sync::Commit, "commit", v1::SESSION_STATE_COMMITTING, &Record::commit_us, &Record::set_commit_us},
+      {"switch", &Sync::Switch, "commit", v1::SESSION_STATE_COMMITTING, &Record::commit_us, &Record::set_commit_us},
   }};
   return kRows.at(static_cast<size_t>(state));
 }
@@ -83,6 +86,7 @@ Status Sync::RunStates() {
     const telemetry::Moment begun;
     const uint64_t bytes_before = PulledBytes();
     const StateRow& row = RowOf(state);
+    telemetry::Log(telemetry::LogLevel::kDebug, "sync_state_entered", {{"model", context_.model}, {"state", row.name}});
     if (row.shown != v1::SESSION_STATE_UNSPECIFIED) shown_ = row.shown;
     Result<State> next = (this->*row.run)();
     (record_.*row.set_spent_us)((record_.*row.spent_us)() + begun.MicrosSince());
@@ -131,6 +135,7 @@ Result<Sync::State> Sync::Negotiate() {
   record_.set_mode(std::string(ModeName(plan_.mode)));
   record_.set_transfer(plan_.pull_id);
   RecordTarget();
+  LogPlan();
   if (plan_.mode == v1::PULL_MODE_UP_TO_DATE) {
     if (plan_.target_digest != base_.digest) {
       return Status(ErrorCode::kProtocol, Cat("the agent calls version ", plan_.target.version,
@@ -153,6 +158,17 @@ Status Sync::LearnLayout() {
   }
   record_.set_model_bytes(request_.layout->data_bytes());
   return context_.replicas.Allocate(request_.layout);
+}
+
+void Sync::LogPlan() const {
+  telemetry::Log(telemetry::LogLevel::kDebug, "pull_planned",
+                 {{"model", context_.model},
+                  {"pull", plan_.pull_id},
+                  {"mode", ModeName(plan_.mode)},
+                  {"held", base_.held.version},
+                  {"version", plan_.target.version},
+                  {"steps", plan_.steps.size()},
+                  {"lanes", plan_.lanes.tickets.size()}});
 }
 
 void Sync::RecordTarget() {

@@ -69,6 +69,7 @@ class Sync {
   Status FetchDeltas(const ManifestDigest& base_digest);
   void CountBytes();
   void Close(const Status& status);
+  void LogPlan() const;
   void RecordTarget();
   telemetry::Span SpanOf(std::string_view name) const;
   void AddSpanOf(std::string_view name, const telemetry::Moment& begun, uint64_t bytes_before);

@@ -56,6 +56,8 @@ void VersionFollower::OnVersion(const v1::VersionEvent& event) {
     newest_ = *newest;
     announced_layout_ = {*layout};
   }
+  telemetry::Log(telemetry::LogLevel::kDebug, "version_announced",
+                 {{"model", model_}, {"run", ToHex(newest->run)}, {"version", newest->version}});
   changed_.Notify();
 }
 

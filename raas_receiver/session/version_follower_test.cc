@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <thread>
 
+#include "proto/lockstep/v1/receiver.grpc.pb.h"
 #include "raas_receiver/replica/replica_fixture.h"
 #include "raas_receiver/session/test_agent.h"
 
@@ -32,6 +33,30 @@ struct Fixture {
     REQUIRE(changed.WaitFor(std::chrono::minutes(1), [&] { return follower->newest() == held(version); }));
   }
 };
+
+class SomeReceiver final : public v1::RaasReceiver::Service {
+ public:
+  grpc::Status GetStatus(grpc::ServerContext*, const v1::ReceiverStatusRequest*, v1::ReceiverStatus*) override {
+    return grpc::Status::OK;
+  }
+};
+
+// What a watch at the address of a server of `service` ends with.
+Status WatchAt(grpc::Service& service) {
+  const auto server = *rpc::RpcServer::Create({.address = "127.0.0.1:0", .services = {&service}});
+  AgentClient client({"127.0.0.1", static_cast<uint16_t>(server->bound_port())});
+  return client.WatchVersions("actor", [](const v1::VersionEvent&) {});
+}
+
+TEST_CASE("A receiver that listens where an agent was named is said to be one") {
+  SomeReceiver receiver;
+  const Status ended = WatchAt(receiver);
+  CHECK(ended.code() == ErrorCode::kProtocol);
+  CHECK(ended.message().find("is the address of a raas_receiver") != std::string::npos);
+  CHECK(ended.message().find("--agent") != std::string::npos);
+  v1::TrainerAgent::Service older;  // has none of the calls
+  CHECK(WatchAt(older).message().find("is it of this version?") != std::string::npos);
+}
 
 TEST_CASE("Every version that the agent announces is known, and is reason to sync until it is held") {
   Fixture fixture;

@@ -24,6 +24,11 @@ uint32_t GroupCommit::IdleHalf() const {
 }
 
 void GroupCommit::Step(std::string_view step) const {
+  telemetry::Log(telemetry::LogLevel::kDebug, "engine_step_done",
+                 {{"model", options_.model},
+                  {"engine", members_.engine()},
+                  {"version", request_.version.held.version},
+                  {"step", step}});
   if (options_.at_step) options_.at_step(step);
 }
 

@@ -111,6 +111,18 @@ def test_an_engine_follows_every_version_while_it_makes_tokens(setting):
     assert engine.violations == []
 
 
+def test_debug_shows_every_call_to_the_server_with_its_answer(setting):
+    with setting.engine() as engine:
+        receiver = setting.receiver(engine.url, log_level="debug")
+        setting.publish(1)
+        wait_until(lambda: setting.serves(engine, 1), "version 1 is served")
+        wait_until(lambda: "engine_loaded" in receiver.log(), "it is logged")
+    calls = [json.loads(line) for line in receiver.log().splitlines() if '"engine_called"' in line]
+    update = f"POST {engine.url}{setting.rules.update_path}"
+    assert {(line["level"], line["answer"]) for line in calls if line["call"] == update} == {("debug", "200")}
+    assert all(line["duration_s"] >= 0 for line in calls)
+
+
 def test_a_version_that_is_read_half_leaves_no_mix_behind(setting):
     with setting.engine() as engine, Client(engine, setting.rules.generate_path):
         receiver = setting.receiver(engine.url)

@@ -1,11 +1,15 @@
 """Bad input at process level: each mistake gets an error that names the thing, and what is held stays held."""
 
+import json
 import os
+import re
 import shutil
 import socket
 import stat
 import struct
 import subprocess
+import tempfile
+from pathlib import Path
 
 import lockstep
 import numpy as np
@@ -67,6 +71,25 @@ def test_flags_win_over_environment_over_file_over_defaults(cluster, daemon):
     assert result.returncode == 0, result.stderr
     lines = {line.split("=")[0].strip(): line for line in result.stdout.splitlines() if "=" in line}
     assert "5" in lines["threads"] and "222" in lines["drain_timeout_ms"] and "warn" in lines["log_level"]
+
+
+@DAEMONS
+def test_a_value_that_cannot_be_is_blamed_on_whoever_wrote_it(cluster, daemon):
+    config = cluster.directory / "daemon.toml"
+    config.write_text("# ours\nthreads = 3\nlisten = 5\n")
+    flagged = command(daemon, cluster.directory)
+    at = flagged.index("--listen")
+    without = flagged[:at] + flagged[at + 2 :]
+    variable = f"{daemon.upper()}_LISTEN"
+    cases = [
+        (without, {variable: "bad"}, f"environment variable {variable}: address 'bad'"),
+        ([*without, "--config", str(config)], {}, f"{config}:3: key 'listen': address '5'"),
+    ]
+    for arguments, environment, blamed in cases:
+        result = subprocess.run(arguments, capture_output=True, text=True, timeout=60, env=environment)
+        assert result.returncode == CONFIG and blamed in result.stderr and "--listen" not in result.stderr
+    result = run(command(daemon, cluster.directory, listen="bad"))
+    assert result.returncode == CONFIG and "--listen: address 'bad'" in result.stderr
 
 
 @DAEMONS
@@ -154,6 +177,49 @@ def test_a_full_receiver_root_is_reported_and_the_models_held_live_on(cluster):
         assert str(receiver.root) in error
         publisher.publish(2, small.step())
         receiver.wait_for(small.tensors)
+
+
+def test_what_a_model_needs_for_both_replicas_and_what_is_free_are_sums_that_one_can_check(cluster):
+    """One replica would fit, two do not."""
+    agent = cluster.agent()
+    model = ToyModel(blocks=80)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.tensors)
+        receiver = cluster.receiver(agent, root=cluster.small_tmpfs("root", 40))
+        errors = set()
+        for _ in range(2):  # a failure leaves nothing behind that would make the next one another
+            failures = receiver.model_status()["failures"]
+            wait_until(lambda: receiver.model_status()["failures"] > failures, "another sync fails")
+            errors.add(receiver.model_status()["last_error"])
+    assert len(errors) == 1
+    figures = re.search(
+        rf"model {MODEL} needs .* \((\d+) bytes\) in {receiver.root} for 2 replicas of .* \((\d+) bytes\), "
+        r"and its tmpfs has .* \((\d+) bytes\) free",
+        errors.pop(),
+    )
+    needed, each, free = map(int, figures.groups())
+    assert needed == 2 * each and publisher.data_bytes < each < free < needed
+    assert not list(receiver.root.glob("*/.lockstep/*.safetensors"))
+
+
+@DAEMONS
+@pytest.mark.parametrize("on", ["disk", "memory"])
+def test_a_directory_on_a_disk_is_warned_of(cluster, tmp_path, daemon, on):
+    kind = run(["stat", "-f", "-c", "%T", str(tmp_path)]).stdout.strip()
+    if kind in ("tmpfs", "ramfs"):
+        pytest.skip("temporary directories are memory here")
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        directory = {"disk": tmp_path / "d", "memory": Path(memory)}[on]
+        if daemon == "trainer_agent":
+            log = cluster.agent(segment_dir=directory).log()
+        else:
+            log = cluster.receiver("127.0.0.1:1", root=directory).log()
+    warnings = [json.loads(line) for line in log.splitlines() if '"disk_directory_used"' in line]
+    assert len(warnings) == (1 if on == "disk" else 0)
+    for warning in warnings:
+        flag = "--segment-dir" if daemon == "trainer_agent" else "--root"
+        assert warning["level"] == "warn" and warning["path"] == str(directory) and flag in warning["message"]
+        assert warning["file_system"] not in ("", "tmpfs")
 
 
 def send_and_read(address: str, *pieces: bytes) -> bytes:

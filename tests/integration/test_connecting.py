@@ -5,16 +5,16 @@ import subprocess
 import threading
 import time
 
-from harness import LOCKSTEPCTL
+from harness import LOCKSTEPCTL, MODEL, wait_until
 from ports import ReservedPort
 from proxy import DelayProxy
 from replicas import ToyModel
 
-UNAVAILABLE, TRY_AGAIN = 69, 75
+UNAVAILABLE, TRY_AGAIN, PROTOCOL = 69, 75, 76
 
 
-def status_of(address: str, timeout_ms: int) -> subprocess.CompletedProcess:
-    command = [LOCKSTEPCTL, "--agent", address, "--timeout", str(timeout_ms), "status"]
+def status_of(address: str, timeout_ms: int, flag: str = "--agent") -> subprocess.CompletedProcess:
+    command = [LOCKSTEPCTL, flag, address, "--timeout", str(timeout_ms), "status"]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
@@ -53,3 +53,21 @@ def test_a_call_where_nobody_listens_does_not_wait_for_its_deadline():
         began = time.monotonic()
         result = status_of(nobody.address, timeout_ms=60_000)
     assert result.returncode == UNAVAILABLE and time.monotonic() - began < 30
+
+
+def test_the_other_kind_of_daemon_is_named_with_the_flag_for_it(cluster):
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    for address, flag, other in [
+        (receiver.address, "--agent", "raas_receiver answers there; its address is given as --receiver"),
+        (agent.address, "--receiver", "trainer_agent answers there; its address is given as --agent"),
+    ]:
+        result = status_of(address, timeout_ms=60_000, flag=flag)
+        assert result.returncode == PROTOCOL and f"{other} {address}" in result.stderr
+
+
+def test_a_receiver_that_follows_a_receiver_says_so(cluster):
+    first = cluster.receiver("127.0.0.1:1")
+    second = cluster.receiver(first.address)
+    error = wait_until(lambda: second.model_status(MODEL)["last_error"], "the wrong daemon is reported")
+    assert f"{first.address} is the address of a raas_receiver" in error and "--agent" in error

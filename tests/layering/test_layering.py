@@ -296,3 +296,10 @@ def test_the_plugin_needs_only_the_c_library():
     dynamic = output_of("readelf", "-d", PLUGIN)
     needed = re.findall(r"\(NEEDED\).*\[(.*)\]", dynamic)
     assert needed and not [name for name in needed if not PLUGIN_MAY_NEED.fullmatch(name)], needed
+
+
+def test_the_plugin_needs_no_newer_c_library_than_2_34():
+    """What Ubuntu 22.04 and RHEL 9 have, and containers of trainers are made of."""
+    wanted = re.findall(r"(\w+)@GLIBC_([0-9.]+)", output_of("nm", "-D", "--undefined-only", PLUGIN))
+    versions = {name: tuple(map(int, version.split("."))) for name, version in wanted}
+    assert versions and not {name: version for name, version in versions.items() if version > (2, 34)}

@@ -9,6 +9,7 @@
 
 #include "common/base/text.h"
 #include "common/base/version.h"
+#include "common/os/filesystem.h"
 #include "common/os/sd_notify.h"
 #include "common/telemetry/build_info.h"
 #include "common/telemetry/log.h"
@@ -50,6 +51,18 @@ std::string AdvertisedLanes(const std::string& advertise, uint16_t lane_port) {
   return address.ToString();
 }
 
+void WarnOfDisk(const AgentOptions& options) {
+  if (options.segments == "memfd") return;
+  const auto found = os::FileSystemOf(options.segment_dir);
+  if (!found.ok() || found->in_memory) return;
+  telemetry::Log(telemetry::LogLevel::kWarn, "disk_directory_used",
+                 {{"path", options.segment_dir},
+                  {"file_system", found->name},
+                  {"message",
+                   "all that the trainer publishes is written to a disk, too, which may make it wait; give a "
+                   "--segment-dir on a tmpfs, such as /dev/shm"}});
+}
+
 v1::BuildInfo Build() {
   v1::BuildInfo build;
   build.set_version(std::string(kVersion));
@@ -75,6 +88,7 @@ Agent::Agent(const AgentOptions& options)
 Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
   std::unique_ptr<Agent> agent(new Agent(options));
   LS_ASSIGN_OR_RETURN(agent->home_, publish::SegmentHome::Create(options.segment_dir, options.segments == "memfd"));
+  WarnOfDisk(options);
   LS_ASSIGN_OR_RETURN(agent->address_file_, telemetry::AddressFile::Create(options.address_file));
   const publish::RegistryOptions registry_options{.block_bytes = static_cast<uint32_t>(options.block_bytes),
                                                   .retain_bytes = options.retain_bytes,

@@ -13,59 +13,65 @@
 namespace lockstep::agent {
 namespace {
 
-Status CheckRange(const char* name, uint64_t value, uint64_t low, uint64_t high) {
+using config::ConfigParser;
+
+Status CheckRange(const ConfigParser& parser, const char* name, uint64_t value, uint64_t low, uint64_t high) {
   if (value >= low && value <= high) return OkStatus();
-  return {ErrorCode::kConfig, Cat("--", name, "=", value, ": give a number from ", low, " to ", high)};
+  return {ErrorCode::kConfig, Cat(parser.WrittenAs(name), " is ", value, "; give a number from ", low, " to ", high)};
 }
 
 // Slower, a lane would take longer for a block than its receiver waits.
 constexpr uint64_t kLeastRate = 1 << 20;
 
-Status CheckRate(const char* name, uint64_t bytes_per_s) {
+Status CheckRate(const ConfigParser& parser, const char* name, uint64_t bytes_per_s) {
   if (bytes_per_s == 0 || bytes_per_s >= kLeastRate) return OkStatus();
-  return {ErrorCode::kConfig,
-          Cat("--", name, "=", bytes_per_s, ": give bytes a second, at least ", kLeastRate, ", or 0 for no limit")};
+  return {ErrorCode::kConfig, Cat(parser.WrittenAs(name), " is ", bytes_per_s, "; give bytes a second, at least ",
+                                  kLeastRate, ", or 0 for no limit")};
 }
 
-Status CheckLocalSocket(AgentOptions& options) {
+Status CheckLocalSocket(const ConfigParser& parser, AgentOptions& options) {
   std::string& path = options.local_socket;
   if (path == "none") path.clear();
   // Receivers have another working directory.
   if (path == "auto") path = std::filesystem::absolute(options.socket).parent_path() / "pull.sock";
   if (path.empty() || path.starts_with('/')) return OkStatus();
-  return {ErrorCode::kConfig, Cat("--local-socket=", path, ": give an absolute path, auto or none")};
+  return {ErrorCode::kConfig,
+          Cat(parser.WrittenAs("local-socket"), " is ", path, "; give an absolute path, auto or none")};
 }
 
-Status Check(AgentOptions& options) {
-  LS_RETURN_IF_ERROR(CheckLocalSocket(options));
-  LS_ASSIGN_OR_RETURN(options.listen_address,
-                      net::CheckListenAddress("--listen", options.listen, options.allow_insecure_network));
-  LS_ASSIGN_OR_RETURN(options.lane_address,
-                      net::CheckListenAddress("--lane-listen", options.lane_listen, options.allow_insecure_network));
+Status Check(const ConfigParser& parser, AgentOptions& options) {
+  LS_RETURN_IF_ERROR(CheckLocalSocket(parser, options));
+  LS_ASSIGN_OR_RETURN(options.listen_address, net::CheckListenAddress(parser.WrittenAs("listen"), options.listen,
+                                                                      options.allow_insecure_network));
+  LS_ASSIGN_OR_RETURN(
+      options.lane_address,
+      net::CheckListenAddress(parser.WrittenAs("lane-listen"), options.lane_listen, options.allow_insecure_network));
   if (!options.lane_advertise.empty()) {
     const auto advertised = net::ParseHostPort(options.lane_advertise);
-    if (!advertised.ok()) return {ErrorCode::kConfig, Cat("--lane-advertise: ", advertised.status().message())};
+    if (!advertised.ok()) {
+      return {ErrorCode::kConfig, Cat(parser.WrittenAs("lane-advertise"), ": ", advertised.status().message())};
+    }
   }
   if (options.segments != "tmpfs" && options.segments != "memfd") {
-    return {ErrorCode::kConfig, Cat("--segments=", options.segments, ": give tmpfs or memfd")};
+    return {ErrorCode::kConfig, Cat(parser.WrittenAs("segments"), " is ", options.segments, "; give tmpfs or memfd")};
   }
   const uint64_t block = options.block_bytes;
   if (block < model::kMinBlockBytes || block > model::kMaxBlockBytes || (block & (block - 1)) != 0) {
-    return {ErrorCode::kConfig, Cat("--block-bytes=", block, ": give a power of two from ", model::kMinBlockBytes,
-                                    " to ", model::kMaxBlockBytes)};
+    return {ErrorCode::kConfig, Cat(parser.WrittenAs("block-bytes"), " is ", block, "; give a power of two from ",
+                                    model::kMinBlockBytes, " to ", model::kMaxBlockBytes)};
   }
-  LS_RETURN_IF_ERROR(CheckRange("threads", options.threads, 0, 1024));
-  LS_RETURN_IF_ERROR(CheckRange("overlap-percent", options.overlap_percent, 0, 100));
-  LS_RETURN_IF_ERROR(CheckRange("max-pulls", options.max_pulls, 1, 65536));
-  LS_RETURN_IF_ERROR(CheckRange("max-lanes", options.max_lanes, 1, 64));
-  LS_RETURN_IF_ERROR(CheckRate("lane-rate-limit", options.lane_rate_limit));
-  return CheckRate("receiver-rate-limit", options.receiver_rate_limit);
+  LS_RETURN_IF_ERROR(CheckRange(parser, "threads", options.threads, 0, 1024));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "overlap-percent", options.overlap_percent, 0, 100));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "max-pulls", options.max_pulls, 1, 65536));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "max-lanes", options.max_lanes, 1, 64));
+  LS_RETURN_IF_ERROR(CheckRate(parser, "lane-rate-limit", options.lane_rate_limit));
+  return CheckRate(parser, "receiver-rate-limit", options.receiver_rate_limit);
 }
 
 }  // namespace
 
 Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv, AgentOptions* options) {
-  config::ConfigParser parser(
+  ConfigParser parser(
       {.program = "trainer_agent",
        .about = "Holds a trainer's weights in shared memory and serves each version to inference receivers.",
        .version = Cat("trainer_agent ", kVersion, " (", telemetry::BuildRevision(), ") wire ", wire::kWireFormat,
@@ -97,7 +103,7 @@ Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv
   parser.Add("log-format", &options->log_format, "auto, text or json");
   parser.Add("drain-timeout-ms", &options->drain_timeout_ms, "how long calls may take to end after SIGTERM");
   LS_ASSIGN_OR_RETURN(const config::ParseOutcome outcome, parser.Parse(argc, argv));
-  if (outcome == config::ParseOutcome::kRun) LS_RETURN_IF_ERROR(Check(*options));
+  if (outcome == config::ParseOutcome::kRun) LS_RETURN_IF_ERROR(Check(parser, *options));
   return outcome;
 }
 

@@ -43,6 +43,11 @@ Status SendOutcome(os::UnixConnection& connection, const ModelPublisher& publish
                              AsBytes(buffer::VersionBody{publisher.newest_version()}), {}, kMessageTimeout);
 }
 
+void LogVersion(std::string_view event, const ModelPublisher& publisher, uint32_t rank, Version version) {
+  telemetry::Log(telemetry::LogLevel::kDebug, event,
+                 {{"model", publisher.buffer().model()}, {"rank", rank}, {"version", version}});
+}
+
 // Answers one message of a rank that is let in. An error here ends the connection; refusals travel as kError messages.
 Status HandleMessage(os::UnixConnection& connection, ModelPublisher& publisher, uint32_t rank,
                      const buffer::Message& message) {
@@ -55,6 +60,7 @@ Status HandleMessage(os::UnixConnection& connection, ModelPublisher& publisher, 
       // A draining agent closes: to the rank it is an agent that will be back.
       if (half.status().code() == ErrorCode::kCancelled) return {ErrorCode::kUnavailable, half.status().message()};
       if (!half.ok()) return SendError(connection, half.status());
+      LogVersion("version_begun", publisher, rank, body.version);
       return buffer::SendMessage(connection, buffer::RankMessage::kBegun,
                                  AsBytes(buffer::BegunBody{.half = static_cast<uint32_t>(*half)}), {}, kMessageTimeout);
     }
@@ -66,8 +72,11 @@ Status HandleMessage(os::UnixConnection& connection, ModelPublisher& publisher, 
           message.type == buffer::RankMessage::kRanges ? buffer::Content::kNew : buffer::Content::kUnchanged);
       return OkStatus();
     }
-    case buffer::RankMessage::kCommit:
-      return SendOutcome(connection, publisher, publisher.Commit(rank, body.version));
+    case buffer::RankMessage::kCommit: {
+      const Status done = publisher.Commit(rank, body.version);
+      if (done.ok()) LogVersion("rank_finished", publisher, rank, body.version);
+      return SendOutcome(connection, publisher, done);
+    }
     case buffer::RankMessage::kAbort:
       return SendOutcome(connection, publisher, publisher.Abort(rank, body.version, CleanText(AsText(reader.rest()))));
     default:

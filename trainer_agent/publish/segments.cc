@@ -12,6 +12,7 @@
 #include "common/base/text.h"
 #include "common/model/safetensors.h"
 #include "common/os/file.h"
+#include "common/os/filesystem.h"
 #include "common/telemetry/log.h"
 
 namespace lockstep::publish {
@@ -160,8 +161,8 @@ Status SegmentHome::CheckRoom(const std::string& model, const model::ModelLayout
   const uint64_t available = uint64_t{room.f_bavail} * room.f_frsize + freed;
   if (needed <= available) return OkStatus();
   return {ErrorCode::kResourceExhausted,
-          Cat("model ", model, ": its two halves need ", HumanBytes(needed), " in ", directory_,
-              ", which has room for ", HumanBytes(available), "; enlarge the tmpfs or use another --segment-dir")};
+          Cat("model ", model, ": its two halves need ", os::ExactBytes(needed), " in ", directory_,
+              ", which has room for ", os::ExactBytes(available), "; enlarge the tmpfs or use another --segment-dir")};
 }
 
 void SegmentHome::Remove(const buffer::DoubleBuffer& buffer) const {

@@ -2,10 +2,32 @@
 
 #include "common/base/text.h"
 #include "common/rpc/status_mapping.h"
+#include "common/telemetry/log.h"
 #include "trainer_agent/serve/agent_protos.h"
 #include "trainer_agent/serve/version_stream.h"
 
 namespace lockstep::serve {
+namespace {
+
+std::string_view NameOf(v1::PullMode mode) {
+  constexpr std::string_view kNames[] = {"", "up_to_date", "full", "delta", "chain", "folded"};
+  return kNames[mode];
+}
+
+void LogOpened(const PullRequest& request, const PullPlan& plan) {
+  if (plan.pull_id == 0) return;  // up to date
+  telemetry::Log(telemetry::LogLevel::kDebug, "pull_opened",
+                 {{"model", request.model},
+                  {"receiver", request.receiver},
+                  {"pull", plan.pull_id},
+                  {"mode", NameOf(plan.mode)},
+                  {"held", request.held.version},
+                  {"version", plan.target.version},
+                  {"bytes", plan.payload_bytes},
+                  {"lanes", plan.tickets.size()}});
+}
+
+}  // namespace
 
 AgentService::AgentService(store::VersionCatalog* catalog, PullTable* pulls, PublishFacts publish_facts,
                            v1::BuildInfo build, std::string lane_address, std::string local_socket,
@@ -62,6 +84,7 @@ grpc::Status AgentService::OpenPull(grpc::ServerContext*, const v1::OpenPullRequ
   if (draining_) return rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
   LS_GRPC_ASSIGN_OR_RETURN(const PullRequest wanted, FromProto(*request));
   LS_GRPC_ASSIGN_OR_RETURN(const PullPlan planned, pulls_->Open(wanted));
+  LogOpened(wanted, planned);
   ToProto(planned, lane_address_, plan);
   if (!local_socket_.empty()) {
     plan->set_local_socket(local_socket_);
@@ -74,6 +97,8 @@ grpc::Status AgentService::OpenLive(grpc::ServerContext*, const v1::OpenLiveRequ
   if (draining_) return rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
   LS_GRPC_ASSIGN_OR_RETURN(const PullRequest wanted, FromProto(*request));
   LS_GRPC_ASSIGN_OR_RETURN(const LivePlan opened, pulls_->OpenLive(wanted));
+  telemetry::Log(telemetry::LogLevel::kDebug, "live_subscribed",
+                 {{"model", wanted.model}, {"receiver", wanted.receiver}, {"pull", opened.pull_id}});
   plan->set_pull_id(opened.pull_id);
   plan->set_lane_address(lane_address_);
   for (const Ticket& ticket : opened.tickets) plan->add_tickets(ToBytes(ticket));

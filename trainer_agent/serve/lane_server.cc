@@ -23,6 +23,15 @@ asio::awaitable<void> Dismiss(tcp::socket& socket) {
   (void)co_await net::ReadExact(socket, rest, kRefusedReadTimeout);
 }
 
+void LogLane(std::string_view event, const Pull::LaneLease& lane, const std::string& peer) {
+  telemetry::Log(telemetry::LogLevel::kDebug, event,
+                 {{"model", lane->run->model()},
+                  {"receiver", lane->receiver},
+                  {"pull", lane->id},
+                  {"lane", lane.lane()},
+                  {"peer", peer}});
+}
+
 }  // namespace
 
 Result<std::unique_ptr<LaneServer>> LaneServer::Start(const LaneServerOptions& options, PullTable* pulls) {
@@ -88,10 +97,14 @@ asio::awaitable<void> LaneServer::ServeLane(tcp::socket socket) {
     telemetry::LogWarn("lane_refused", pull.status(), {{"peer", peer_name}});
     co_return;
   }
+  LogLane("lane_admitted", *pull, peer_name);
   ServeSpan span(options_.timeline, **pull, pull->lane());
   ServedLane lane(socket, options_.timeouts, **pull, limits_.PaceOf((*pull)->receiver), gate_, span);
   const Status status = co_await lane.Run();
-  if (status.ok()) co_return;
+  if (status.ok()) {
+    LogLane("lane_ended", *pull, peer_name);
+    co_return;
+  }
   telemetry::LogWarn("lane_failed", status,
                      {{"peer", peer_name}, {"model", (*pull)->run->model()}, {"receiver", (*pull)->receiver}});
 }

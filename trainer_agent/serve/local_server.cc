@@ -70,6 +70,8 @@ class LocalConnection {
     wire::Seal(welcome);
     LS_RETURN_IF_ERROR(connection_.Send(AsBytes(welcome), {}, options_.send_timeout));
     LS_RETURN_IF_ERROR(pull);
+    telemetry::Log(telemetry::LogLevel::kDebug, "local_pull_admitted",
+                   {{"model", (*pull)->run->model()}, {"receiver", (*pull)->receiver}, {"pull", (*pull)->id}});
     while (true) {
       wire::LocalRequest request;
       LS_RETURN_IF_ERROR(Receive(request, options_.idle_timeout));

@@ -4,12 +4,14 @@
 #include <cstring>
 
 #include "common/base/text.h"
+#include "common/telemetry/log.h"
 #include "trainer_agent/store/level_choice.h"
 
 namespace lockstep::serve {
 namespace {
 
 constexpr size_t kMaxReceiverName = 256;
+constexpr size_t kMaxOutcome = 1024;
 
 // Not guessable, so that nobody closes or renews a pull that is not theirs by counting.
 uint64_t RandomPullId() {
@@ -29,20 +31,33 @@ store::DeltaRoute RouteFor(const PullRequest& request, store::ServedRun& run) {
   return route;
 }
 
+void LogEnd(std::string_view event, const Pull& pull, const std::string& outcome) {
+  telemetry::Log(telemetry::LogLevel::kDebug, event,
+                 {{"model", pull.run->model()},
+                  {"receiver", pull.receiver},
+                  {"pull", pull.id},
+                  {"live", pull.live()},
+                  {"outcome", CleanText(outcome, kMaxOutcome)}});
+}
+
 }  // namespace
 
 void PullTable::Expire(Pull::Clock::time_point now) {
-  std::vector<std::shared_ptr<Pull>> expired;  // released outside the lock: their holds take the store's
-  std::lock_guard lock(mutex_);
-  for (auto at = pulls_.begin(); at != pulls_.end();) {
-    if (!at->second->Expired(now - limits_.idle_timeout)) {
-      ++at;
-      continue;
+  std::vector<std::shared_ptr<Pull>> ended;  // released outside the lock: their holds take the store's
+  std::vector<std::shared_ptr<Pull>> expired;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto at = pulls_.begin(); at != pulls_.end();) {
+      if (!at->second->Expired(now - limits_.idle_timeout)) {
+        ++at;
+        continue;
+      }
+      (at->second->closed() ? ended : expired).push_back(at->second);
+      at->second->Close();
+      at = pulls_.erase(at);
     }
-    at->second->Close();
-    expired.push_back(at->second);
-    at = pulls_.erase(at);
   }
+  for (const auto& pull : expired) LogEnd("pull_expired", *pull, "");
 }
 
 size_t PullTable::ActivePulls(std::chrono::milliseconds recent) const {
@@ -180,10 +195,11 @@ void PullTable::Close(uint64_t pull_id, const Held& held, const std::string& out
     // The lanes of a subscription may be slow to end, and count until they have.
     if (!pull->live() || !pull->has_lanes()) pulls_.erase(at);
   }
+  LogEnd("pull_closed", *pull, outcome);
   if (pull->live()) return;
   reports_.Add(
       pull->run->model(),
-      {.receiver = pull->receiver, .held = held, .outcome = CleanText(outcome, 1024), .at = Pull::Clock::now()});
+      {.receiver = pull->receiver, .held = held, .outcome = CleanText(outcome, kMaxOutcome), .at = Pull::Clock::now()});
 }
 
 Result<Pull::LaneLease> PullTable::Admit(uint64_t pull_id, const Ticket& ticket) {

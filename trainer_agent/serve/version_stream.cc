@@ -1,6 +1,7 @@
 #include "trainer_agent/serve/version_stream.h"
 
 #include "common/rpc/status_mapping.h"
+#include "common/telemetry/log.h"
 #include "common/wire/features.h"
 #include "trainer_agent/serve/agent_protos.h"
 
@@ -11,6 +12,7 @@ VersionStream::VersionStream(const store::VersionCatalog* catalog, const v1::Wat
       model_(request.model()),
       met_(ToStatus(wire::MeetPeer(wire::Self("trainer_agent"), request.peer(), "raas_receiver"))),
       watch_(catalog, model_, [this] { Send(); }) {
+  telemetry::Log(telemetry::LogLevel::kDebug, "version_stream_opened", {{"model", model_}});
   Send();
 }
 
@@ -52,6 +54,7 @@ void VersionStream::OnCancel() {
 void VersionStream::End(const grpc::Status& why) {
   if (ended_) return;
   ended_ = true;
+  telemetry::Log(telemetry::LogLevel::kDebug, "version_stream_ended", {{"model", model_}});
   Finish(why);
 }
 

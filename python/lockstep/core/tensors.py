@@ -201,15 +201,41 @@ def contiguous_strides(shape: Sequence[int]) -> "Tuple[int, ...]":
     return tuple(reversed(strides))
 
 
-def named(tensors: NamedTensors) -> Iterable[Tuple[str, Any]]:
-    """(name, tensor) pairs of a mapping or of an iterable of pairs, as ``model.named_parameters()`` gives."""
-    return tensors.items() if isinstance(tensors, Mapping) else tensors
+_WANTED = "give names and tensors: module.state_dict(), module.named_parameters(), or a mapping"
+
+
+def entries_of(tensors: "NamedTensors | Iterable[TensorMeta]") -> "list[Any]":
+    """A mapping's items, or what is in an iterable. BadDataError where it is neither, or a module or one tensor."""
+    if isinstance(tensors, Mapping):
+        return list(tensors.items())
+    if callable(getattr(tensors, "state_dict", None)):
+        raise BadDataError(f"a {type(tensors).__name__} is a module, not its tensors; {_WANTED}")
+    if isinstance(tensors, str) or hasattr(tensors, "data_ptr") or not isinstance(tensors, Iterable):
+        raise BadDataError(f"a {type(tensors).__name__} was given for a model's tensors; {_WANTED}")
+    return list(tensors)
+
+
+def named(tensors: NamedTensors) -> "list[Tuple[str, Any]]":
+    """(name, tensor) pairs of a mapping or of an iterable of pairs, as ``model.named_parameters()`` gives. BadDataError
+    where it gives something else."""
+    return [_pair(position, entry) for position, entry in enumerate(entries_of(tensors))]
+
+
+def _pair(position: int, entry: Any) -> "Tuple[str, Any]":
+    # A tensor must not be taken for a pair: one of two rows can be unpacked like one.
+    is_pair = isinstance(entry, (tuple, list)) and len(entry) == 2
+    if is_pair and isinstance(entry[0], str):
+        return entry[0], entry[1]
+    there = f"({', '.join(type(part).__name__ for part in entry)})" if is_pair else f"a {type(entry).__name__}"
+    raise BadDataError(f"entry {position} of the model's tensors is {there} and has no name; {_WANTED}")
 
 
 def describe(tensors: "NamedTensors | Iterable[TensorMeta]") -> "list[TensorMeta]":
     """The descriptions of a model's tensors, given as such or as the tensors themselves."""
-    items = tensors.items() if isinstance(tensors, Mapping) else tensors
-    metas = [item if isinstance(item, TensorMeta) else meta_of(*item) for item in items]
+    metas = [
+        entry if isinstance(entry, TensorMeta) else meta_of(*_pair(position, entry))
+        for position, entry in enumerate(entries_of(tensors))
+    ]
     for meta in metas:
         if not element_bits(meta.dtype):
             raise bad_tensor(meta.name, f'safetensors has no dtype "{meta.dtype}"; it has {", ".join(known_dtypes())}')

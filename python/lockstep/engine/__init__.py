@@ -20,7 +20,7 @@ A live module that takes its versions straight from a trainer on its host, out o
 from lockstep.engine._describe import describe
 from lockstep.engine._follower import Follower
 from lockstep.engine._options import DescribeOptions
-from lockstep.engine._replica import Replica, wait_for
+from lockstep.engine._replica import Published, Replica, published, wait_for
 from lockstep.engine._ring_into import IntoLoader, IntoModule
 from lockstep.engine._ring_memory import Piece
 from lockstep.engine._ring_reader import Into, RingReader
@@ -33,9 +33,11 @@ __all__ = [
     "IntoLoader",
     "IntoModule",
     "Piece",
+    "Published",
     "Replica",
     "RingReader",
     "Served",
     "describe",
+    "published",
     "wait_for",
 ]

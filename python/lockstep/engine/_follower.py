@@ -25,6 +25,8 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 1.0
 _KEPT_PAUSES = 1024
+# A receiver may refuse one time for a reason that passes: another rank was lost, an old process is still there.
+_FINAL_REFUSALS = 2
 
 _followers: "weakref.WeakSet[Follower]" = weakref.WeakSet()
 
@@ -81,7 +83,7 @@ class Follower:
         **options: Any,
     ) -> None:
         for what, name in (("model", model), ("engine_name", engine_name)):
-            if not _NAME.fullmatch(name):
+            if not (isinstance(name, str) and _NAME.fullmatch(name)):
                 raise BadDataError(f"{what} {name!r}: names are 1 to 128 letters, digits, '.', '_' and '-'")
         self._socket = os.fspath(socket)
         self._gated = gate
@@ -103,6 +105,7 @@ class Follower:
         self._page: "ControlPage | None" = None
         self._changes_at_attach = 0
         self._had_serve = False
+        self._refusals = 0  # in a row, without a version between
 
         self._stopping = threading.Event()
         self._connection_lock = threading.Lock()
@@ -133,7 +136,8 @@ class Follower:
 
         Raises:
             DeadlineError: that took longer than ``timeout`` seconds.
-            StateError: the follower is closed, or has no gate.
+            StateError: the follower is closed, or has no gate; or there is nothing to serve, and the receiver has
+                refused this rank twice in a row: the text has its reason.
         """
         if not self._gated:
             raise StateError("this follower has no gate: the receiver's driver pauses the server")
@@ -146,7 +150,7 @@ class Follower:
         try:
             return self._gate.wait_for(version, timeout)
         except Error as error:
-            if self.error is None:
+            if self.error is None or self.error in str(error):
                 raise
             raise type(error)(f"{error}: {self.error}") from None
 
@@ -195,15 +199,25 @@ class Follower:
             while not self._stopping.is_set():
                 self._page = None
                 self._had_serve = False
+                refused = False
                 try:
                     self._follow()
                 except Exception as error:  # whatever it is, the module must not be left half-followed in silence
                     self._error = str(error) or repr(error)
+                    refused = isinstance(error, _Refused)
+                self._count_refusals(refused)
                 if self._had_serve:  # to attach is not enough: each time the receiver pauses and writes the engine
                     pause = _FIRST_PAUSE_SECONDS
                 self._stopping.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         self._memory.close()
+
+    def _count_refusals(self, refused: bool) -> None:
+        """After a connection. One without an end to refusals is an error for who waits; the follower tries on."""
+        if self._had_serve:
+            self._refusals = 0
+        self._refusals = self._refusals + 1 if refused else 0
+        self._gate.refuse(self._error if self._refusals >= _FINAL_REFUSALS else None)
 
     def _follow(self) -> None:
         """One connection, until it ends: always by an exception."""

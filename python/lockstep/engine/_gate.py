@@ -39,6 +39,7 @@ class Gate:
         self._changed = threading.Condition()
         self._readers = 0
         self._served: "Served | None" = None  # while the gate is open
+        self._refused: "str | None" = None  # why no version comes; until one does
         self._closed: "str | None" = None  # why
 
     @property
@@ -48,7 +49,7 @@ class Gate:
 
     @contextlib.contextmanager
     def reading(self, timeout: "float | None") -> "Iterator[Served]":
-        """Comes in, waiting while the gate is shut. DeadlineError, StateError (closed) otherwise."""
+        """Comes in, waiting while the gate is shut. DeadlineError, StateError (closed, refused) otherwise."""
         mine = self._enter(timeout)
         try:
             _came_in.set((*_inside(), mine))
@@ -74,8 +75,15 @@ class Gate:
 
     def open(self, served: Served) -> None:
         with self._changed:
+            self._refused = None
             if self._closed is None:
                 self._served = served
+            self._changed.notify_all()
+
+    def refuse(self, why: "str | None") -> None:
+        """With a reason nobody waits while it is shut, until it is opened: they get StateError. None: they wait."""
+        with self._changed:
+            self._refused = why
             self._changed.notify_all()
 
     def close(self, why: str = "the follower is closed") -> None:
@@ -110,6 +118,8 @@ class Gate:
                 raise StateError(self._closed)
             if self._served is not None and enough(self._served):
                 return self._served
+            if self._refused is not None and self._served is None:
+                raise StateError(self._refused)
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 there = "nothing" if self._served is None else f"version {self._served.version}"

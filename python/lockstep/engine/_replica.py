@@ -5,7 +5,7 @@ import mmap
 import os
 import re
 import time
-from typing import Any, Tuple, Union
+from typing import Any, NamedTuple, Tuple, Union
 
 import torch
 
@@ -93,34 +93,73 @@ class Replica:
         self._version, self._run = _parse_name(os.path.basename(directory), self._path)
 
 
-def wait_for(path: Path, version: "int | None" = None, timeout: "float | None" = None) -> int:
+class Published(NamedTuple):
+    """What a receiver's directory of a model shows at one moment."""
+
+    version: int
+    run: str  # its first eight hex digits where the directory's name has them, else ""
+    directory_id: int  # tells two directories of one name apart
+
+
+def published(path: Path) -> "Published | None":
+    """What ``path``, the receiver's directory of a model, publishes now; None for nothing."""
+    directory = os.fspath(path)
+    name = _current_name(directory)
+    while name is not None:
+        version, run = _parse_name(name, directory)
+        try:
+            return Published(version, run, os.stat(os.path.join(directory, name)).st_ino)
+        except FileNotFoundError:  # withdrawn meanwhile, for a newer one
+            before, name = name, _current_name(directory)
+            if name == before:
+                break
+    return None
+
+
+def _current_name(directory: str) -> "str | None":
+    try:
+        return os.readlink(os.path.join(directory, "current"))
+    except FileNotFoundError:
+        return None
+
+
+def wait_for(
+    path: Path,
+    version: "int | None" = None,
+    timeout: "float | None" = None,
+    *,
+    after: "Published | None" = None,
+) -> int:
     """Waits until ``path`` publishes a version, or one that is ``version`` or later; returns its number.
+
+    A receiver publishes the last version of an earlier run until the new run has one, and versions of a new run begin
+    again: ``wait_for(path, 1)`` is answered at once by version 40 of a run that has ended. To wait for what comes next,
+    say what was there before the trainer was started:
+
+        before = lockstep.published(path)
+        ...
+        lockstep.wait_for(path, 1, after=before)
 
     Args:
         path: the receiver's directory of the model; it need not exist yet.
-        version: None for any. Versions of a new run begin again: the number is all that is compared.
+        version: None for any. The number is all that is compared, not the run.
         timeout: seconds; None waits for ever.
+        after: what ``published`` gave; that it is still published does not count. None: whatever is there counts.
 
     Raises:
         DeadlineError: the time is up; the text has what is published.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
-        found = _published(os.fspath(path))
-        if found is not None and (version is None or found >= version):
-            return found
+        found = published(path)
+        if found is not None and found != after and (version is None or found.version >= version):
+            return found.version
         if deadline is not None and time.monotonic() >= deadline:
             wanted = "a version" if version is None else f"version {version}"
-            there = "nothing" if found is None else f"version {found}"
-            raise DeadlineError(f"{path}: {wanted} was not published within {timeout:g} s; {there} is there")
+            there = "nothing" if found is None else f"version {found.version}"
+            still = ", as before," if found is not None and found == after else ""
+            raise DeadlineError(f"{path}: {wanted} was not published within {timeout:g} s; {there}{still} is there")
         time.sleep(_POLL_SECONDS)
-
-
-def _published(path: str) -> "int | None":
-    try:
-        return _parse_name(os.readlink(os.path.join(path, "current")), path)[0]
-    except FileNotFoundError:
-        return None
 
 
 def _parse_name(name: str, path: str) -> "Tuple[int, str]":

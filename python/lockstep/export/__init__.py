@@ -10,6 +10,7 @@ from lockstep.export._megatron import megatron, tensors_meta
 from lockstep.export._named_tensors import named_tensors
 from lockstep.export._parts import Part
 from lockstep.export._publisher import Publisher
+from lockstep.export._ties import without_ties
 
 __all__ = [
     "BucketRing",
@@ -24,4 +25,5 @@ __all__ = [
     "megatron",
     "named_tensors",
     "tensors_meta",
+    "without_ties",
 ]

@@ -10,8 +10,9 @@ import threading
 import time
 from typing import Any, Callable
 
+from lockstep.core import arguments
 from lockstep.core.errors import BadDataError, Error, PermissionDeniedError, ProtocolError, StateError, UnavailableError
-from lockstep.core.ring_messages import ALIGN, MAX_BUCKETS, MAX_VERSION, Message, MessageType, Peer
+from lockstep.core.ring_messages import ALIGN, MAX_BUCKETS, Message, MessageType, Peer
 from lockstep.export._exporter import Exporter
 from lockstep.export._ring_buckets import CudaBucket, HostBucket, parts_of
 
@@ -86,8 +87,7 @@ class BucketRing:
             DeadlineError: the reader did not answer in time.
             AbortedError: the reader failed; the text has its reason: parameters that do not fit, its engine's failure.
         """
-        if not 0 < version <= MAX_VERSION:
-            raise BadDataError(f"version {version}: versions go from 1 to 2**56 - 1")
+        version = arguments.version_number(version)
         with self._lock:
             if self._listener is None:
                 raise StateError("the ring is closed")

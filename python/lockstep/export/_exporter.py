@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
-from lockstep.core import abi
+from lockstep.core import abi, arguments
 from lockstep.core.errors import AbortedError, BadDataError, Error
 from lockstep.core.handle import Handle
 from lockstep.core.tensors import LocalTensor, TensorMeta, described
@@ -78,14 +78,17 @@ class Exporter(Handle):
     ) -> None:
         super().__init__()
         self._parts = list(parts)
+        socket_path = arguments.path("socket", socket)
+        model_name = arguments.text("model", model, arguments.MODEL_NAME)
+        continued = arguments.text("run", run, arguments.RUN_ID) if run else None
         beside = Path(socket).is_socket() if beside_agent is None else beside_agent
         ranks = gather_sheets(lambda: self._describe(beside), group)
         self._sheets = ranks.sheets
         self._exchange = _exchange_for(ranks, group, call_timeout_ms)
         options = abi.CExporterOptions(
             abi_version=abi.ABI_VERSION,
-            socket_path=os.fsencode(socket),
-            model=model.encode(),
+            socket_path=socket_path,
+            model=model_name,
             sheets=(ctypes.c_char_p * len(ranks.sheets))(*ranks.sheets),
             ranks=len(ranks.sheets),
             rank=ranks.rank,
@@ -95,7 +98,7 @@ class Exporter(Handle):
             bucket_bytes=bucket_bytes,
             exchange=ctypes.pointer(self._exchange.callbacks) if self._exchange else None,
             attachments=self._attachments,
-            run=run.encode() if run else None,
+            run=continued,
             connect_timeout_ms=connect_timeout_ms,
             reconnect_timeout_ms=reconnect_timeout_ms,
             call_timeout_ms=call_timeout_ms,
@@ -176,17 +179,16 @@ class Exporter(Handle):
             AbortedError: another rank failed; the version is gone for all, and the next publish works.
             UnavailableError: the agent, or another rank, cannot be reached. A lost rank is final.
         """
-        if not 0 < version < 1 << 56:
-            raise BadDataError(f"version {version}: versions go from 1 to 2**56 - 1")
+        number = arguments.version_number(version)
         with self._lock, delayed_interrupt():
             self._open_handle()
             try:
                 addresses = self._current_addresses()
             except BaseException as error:  # other ranks wait for this one's part: they must get the reason
                 with contextlib.suppress(Error):
-                    self._call("give_up", version, reason_of(error).encode(errors="replace"))
+                    self._call("give_up", number, reason_of(error).encode(errors="replace"))
                 raise
-            self._call("publish", version, addresses)
+            self._call("publish", number, addresses)
 
     def write_sheets(self, directory: "str | os.PathLike[str]") -> None:
         """Writes the sheets of all ranks to ``directory``, for ``lockstepctl plan --sheets``."""

@@ -4,6 +4,7 @@ from typing import Any, Callable, Iterable, Mapping, Tuple
 
 from lockstep.core.tensors import named
 from lockstep.export._parts import Frozen, Part, Shard, ShardsPart, exported_dtype, frozen_predicate
+from lockstep.export._ties import warn_of_ties
 
 
 def named_tensors(
@@ -22,14 +23,16 @@ def named_tensors(
     from lockstep.export._dtensors import shard_of
 
     is_frozen = frozen_predicate(frozen)
-    if callable(tensors):
+    is_module = hasattr(tensors, "state_dict")  # which can be called, too: named() says what to give instead
+    if callable(tensors) and not is_module:
         function = tensors
 
         def pairs() -> "Iterable[Tuple[str, Any]]":
             return named(function())
 
     else:
-        held = list(named(tensors))
+        held = named(tensors)
+        warn_of_ties(held)
 
         def pairs() -> "Iterable[Tuple[str, Any]]":
             return held

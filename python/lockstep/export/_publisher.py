@@ -7,10 +7,20 @@ import os
 import struct
 from typing import Any, Iterable, Mapping, Sequence, Tuple, Union
 
-from lockstep.core import abi
+from lockstep.core import abi, arguments
 from lockstep.core.errors import BadDataError, Error
 from lockstep.core.handle import Handle
-from lockstep.core.tensors import NamedTensors, TensorBytes, TensorMeta, assign_offsets, bytes_of, describe, named
+from lockstep.core.tensors import (
+    NamedTensors,
+    TensorBytes,
+    TensorMeta,
+    assign_offsets,
+    bytes_of,
+    describe,
+    entries_of,
+    named,
+)
+from lockstep.export._ties import warn_of_ties
 
 _C_TENSOR = struct.Struct("@PPPIQ")  # abi.CTensor: name, dtype, shape, rank, offset
 assert _C_TENSOR.size == ctypes.sizeof(abi.CTensor)
@@ -26,7 +36,8 @@ class Publisher(Handle):
         socket: the agent's unix socket.
         model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
         tensors: the whole model in export order, the same on every rank: a mapping or (name, tensor) pairs of tensors
-            on any device, or ``TensorMeta``. Only names, dtypes and shapes are used.
+            on any device, or ``TensorMeta``. Only names, dtypes and shapes are used. One that has two names, as a tied
+            ``lm_head.weight``, is published twice, with a warning: ``without_ties`` leaves the second one out.
         rank: this writer's number, below ``ranks``.
         ranks: how many writers on this host must commit a version.
         run: None for a new run; 32 hex digits to continue a run whose versions the agent still holds.
@@ -60,13 +71,15 @@ class Publisher(Handle):
         call_timeout_ms: int = 0,
     ) -> None:
         super().__init__()
-        self._tensors, self._offsets = assign_offsets(describe(tensors))
+        entries = entries_of(tensors)
+        self._tensors, self._offsets = assign_offsets(describe(entries))
+        warn_of_ties(entries)
         self._positions = {meta.name: position for position, meta in enumerate(self._tensors)}
         c_tensors, described = self._c_tensors()
         options = abi.COpenOptions(
             abi_version=abi.ABI_VERSION,
-            socket_path=os.fsencode(socket),
-            model=model.encode(),
+            socket_path=arguments.path("socket", socket),
+            model=arguments.text("model", model, arguments.MODEL_NAME),
             tensors=c_tensors,
             tensor_count=len(self._tensors),
             rank=rank,
@@ -74,7 +87,7 @@ class Publisher(Handle):
             connect_timeout_ms=connect_timeout_ms,
             reconnect_timeout_ms=reconnect_timeout_ms,
             call_timeout_ms=call_timeout_ms,
-            run=None if run is None else run.encode(),
+            run=None if run is None else arguments.text("run", run, arguments.RUN_ID),
             attachments=None if attachments is None else json.dumps(dict(attachments)).encode(),
         )
         self._open(options)
@@ -130,10 +143,9 @@ class Publisher(Handle):
         Returns the data section in shared memory, to be filled in place at the offsets of ``layout``. It is valid until
         commit, abort or close: writing to it later damages a version that is served, and receivers refuse it.
         """
-        if not 0 < version < 1 << 56:
-            raise BadDataError(f"version {version}: versions go from 1 to 2**56 - 1")
+        number = arguments.version_number(version)
         data = ctypes.c_void_p()
-        self._call("begin", version, ctypes.byref(data))
+        self._call("begin", number, ctypes.byref(data))
         return memoryview((ctypes.c_ubyte * self.data_bytes).from_address(data.value or 0)).cast("B")
 
     def write(self, name: str, tensor: Any) -> None:

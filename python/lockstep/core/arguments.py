@@ -1,0 +1,40 @@
+"""What users give as arguments, checked before anything is done with it: BadDataError says what was given and what is
+wanted."""
+
+import operator
+import os
+from typing import Any
+
+from lockstep.core.errors import BadDataError
+
+MODEL_NAME = "the model's name, 1 to 128 letters, digits, '.', '_' and '-'"
+RUN_ID = "None for a new run, or 32 hex digits, as .run has them"
+
+
+def version_number(version: Any) -> int:
+    """``version`` as an int; any kind of whole number may be given."""
+    try:
+        number = operator.index(version)
+    except TypeError:
+        raise _unwanted("version", version, "a whole number from 1 to 2**56 - 1") from None
+    if not 0 < number < 1 << 56:
+        raise BadDataError(f"version {number}: versions go from 1 to 2**56 - 1")
+    return number
+
+
+def text(what: str, value: Any, wanted: str) -> bytes:
+    """``value`` as the library takes it."""
+    if not isinstance(value, str):
+        raise _unwanted(what, value, wanted)
+    return value.encode()
+
+
+def path(what: str, value: Any) -> bytes:
+    """``value`` as the library takes it."""
+    if not isinstance(value, (str, bytes, os.PathLike)):
+        raise _unwanted(what, value, "a path")
+    return os.fsencode(value)
+
+
+def _unwanted(what: str, value: Any, wanted: str) -> BadDataError:
+    return BadDataError(f"{what} is {value!r}, of type {type(value).__name__}; give {wanted}")

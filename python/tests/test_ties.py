@@ -1,0 +1,63 @@
+"""Tensors under two names: said when a model is opened, and left out on request."""
+
+import warnings
+
+import lockstep
+import numpy as np
+import pytest
+import torch
+from lockstep.export._ties import warn_of_ties
+
+
+class LanguageModel(torch.nn.Module):
+    def __init__(self, tied: bool = True) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(8, 4)
+        self.norm = torch.nn.LayerNorm(4)
+        self.lm_head = torch.nn.Linear(4, 8, bias=False)
+        if tied:
+            self.lm_head.weight = self.embed.weight
+
+
+def test_a_publisher_of_a_tied_state_dict_warns_with_both_names_and_the_bytes():
+    with pytest.warns(UserWarning, match='"lm_head.weight" is "embed.weight" .* 128 bytes.*without_ties'):
+        with pytest.raises(lockstep.UnavailableError):
+            lockstep.Publisher("/nowhere.sock", "actor", LanguageModel().state_dict(), connect_timeout_ms=1)
+
+
+def test_named_tensors_of_a_tied_state_dict_warn_too():
+    with pytest.warns(UserWarning, match='"lm_head.weight" is "embed.weight"'):
+        lockstep.named_tensors(LanguageModel().state_dict())
+
+
+def test_without_ties_keeps_the_first_name_and_everything_else():
+    model = LanguageModel()
+    left = lockstep.without_ties(model.state_dict())
+    assert list(left) == ["embed.weight", "norm.weight", "norm.bias"]
+    assert left["embed.weight"].data_ptr() == model.embed.weight.data_ptr()
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        LanguageModel(tied=False).state_dict(),
+        {"first row": (rows := torch.zeros(2, 2))[0], "all": rows},  # one address, other shapes
+        {"rows": (square := torch.zeros(2, 2)), "columns": square.t()},  # other strides
+        {"words": (words := torch.zeros(2, dtype=torch.int32)), "floats": words.view(torch.float32)},
+        {"none": torch.empty(0), "nor here": torch.empty(0)},
+        {"shape": torch.empty(2, device="meta"), "alone": torch.empty(2, device="meta")},
+        {"sparse": (sparse := torch.eye(2).to_sparse()), "again": sparse},
+        {"a": np.zeros(2), "b": np.zeros(2)},
+        [lockstep.TensorMeta("a", "F32", (2,)), lockstep.TensorMeta("b", "F32", (2,))],
+    ],
+    ids=["untied", "a part", "turned", "another dtype", "empty", "meta", "sparse", "numpy", "descriptions"],
+)
+def test_what_is_not_the_same_elements_in_the_same_memory_is_no_tie(tensors):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_of_ties(list(tensors.items()) if isinstance(tensors, dict) else tensors)
+
+
+def test_arrays_under_two_names_are_a_tie_too():
+    array = np.zeros(3, "f4")
+    assert list(lockstep.without_ties({"a": array, "b": array, "c": array.copy()})) == ["a", "c"]

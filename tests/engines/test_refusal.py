@@ -1,0 +1,50 @@
+"""A follower in this process and a real receiver: a module that fits, and one that does not."""
+
+import json
+
+import lockstep
+import pytest
+import torch
+from harness import MODEL, wait_until
+
+
+@pytest.fixture
+def weights():
+    return {name: tensor + 1 for name, tensor in torch.nn.Linear(64, 32).state_dict().items()}
+
+
+@pytest.fixture
+def receiver(cluster, weights):
+    """Holds version 1 of a linear layer."""
+    agent = cluster.agent()
+    with agent.publisher(weights) as publisher:
+        publisher.publish(1, weights)
+        socket = cluster.directory / "engine.sock"
+        receiver = cluster.receiver(agent, engine_load="in-place", engine_socket=socket, log_level="debug")
+        receiver.wait_for(weights)
+        yield receiver
+
+
+def follow(receiver, module: torch.nn.Module, **options) -> lockstep.Follower:
+    return lockstep.Follower(module, model=MODEL, socket=receiver.root.parent.parent / "engine.sock", **options)
+
+
+def test_who_waits_for_a_module_that_does_not_fit_is_told_why(receiver):
+    with follow(receiver, torch.nn.Linear(64, 48)) as follower:
+        with pytest.raises(lockstep.StateError, match="does not take this rank: .*weight"):
+            with follower.serving():
+                pass
+        with pytest.raises(lockstep.StateError, match="does not take this rank: .*weight"):
+            follower.wait_for(1)
+
+
+def test_debug_shows_the_steps_of_a_commit_to_the_ranks_of_an_engine(receiver, weights):
+    module = torch.nn.Linear(64, 32)
+    with follow(receiver, module) as follower, follower.serving(timeout=60):
+        assert all(torch.equal(module.state_dict()[name], tensor) for name, tensor in weights.items())
+        wait_until(lambda: "engine_committed" in receiver.log(), "the commit is logged")
+    lines = [json.loads(line) for line in receiver.log().splitlines() if '"engine_step_done"' in line]
+    assert [line["step"] for line in lines] == ["prepared", "held", "writing", "written", "committed", "serving"]
+    assert {(line["level"], line["model"], line["engine"], line["version"]) for line in lines} == {
+        ("debug", MODEL, "default", 1)
+    }
