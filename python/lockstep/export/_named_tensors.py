@@ -1,6 +1,6 @@
 """The part of a model that is tensors under their HuggingFace names."""
 
-from typing import Any, Callable, Iterable, Mapping, Tuple
+from typing import Any, Callable, Iterable, Mapping, Tuple, cast
 
 from lockstep.core.tensors import named
 from lockstep.export._parts import Frozen, Part, Shard, ShardsPart, exported_dtype, frozen_predicate
@@ -24,18 +24,12 @@ def named_tensors(
 
     is_frozen = frozen_predicate(frozen)
     is_module = hasattr(tensors, "state_dict")  # which can be called, too: named() says what to give instead
-    if callable(tensors) and not is_module:
-        function = tensors
+    function: Any = tensors if callable(tensors) and not is_module else None
+    held = named(cast(Any, tensors)) if function is None else []
+    warn_of_ties(held)
 
-        def pairs() -> "Iterable[Tuple[str, Any]]":
-            return named(function())
-
-    else:
-        held = named(tensors)
-        warn_of_ties(held)
-
-        def pairs() -> "Iterable[Tuple[str, Any]]":
-            return held
+    def pairs() -> "Iterable[Tuple[str, Any]]":
+        return held if function is None else named(function())
 
     def describe(name: str, tensor: Any) -> Shard:
         return shard_of(name, tensor, exported_dtype(name, tensor, dtype), is_frozen(name, tensor))
