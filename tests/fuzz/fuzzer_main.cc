@@ -44,15 +44,9 @@ __attribute__((noinline)) std::byte PlantedError(ByteView input) {
 
 }  // namespace
 
-// What the decoder took passes here, under a name for libFuzzer's -focus_function: such inputs are changed most often.
-extern "C" __attribute__((noinline)) void LockstepFuzzTaken() {
-  asm volatile("");
-}
-
 void OnAccepted([[maybe_unused]] ByteView input, uint32_t steps, [[maybe_unused]] bool rare) {
   LS_FUZZ_RULE(steps < kStepCounters);
   g_steps_held[steps] = 1;
-  LockstepFuzzTaken();
 #ifdef LOCKSTEP_FUZZ_CANARY
   if (rare) (void)PlantedError(input);
 #endif

@@ -42,13 +42,13 @@ build() {
   echo "built $# programs in $((SECONDS - began)) s"
 }
 
-# Runs a target's program; its log is $dir/log. $1: the program; $2: seconds; more of libFuzzer's options follow.
+# Runs a target's program; its log is $dir/log. $1: the program; $2: seconds.
 run_program() {
   mkdir -p "$dir/new"
   rm -rf "$dir/seeds" "$dir/found"
   mkdir -p "$dir/seeds" "$dir/found"
   "$1" --seeds-to="$dir/seeds" || fail 1 "$1 has no seeds"
-  "$1" "${LIMITS[@]}" -max_total_time="$2" "${@:3}" -print_final_stats=1 \
+  "$1" "${LIMITS[@]}" -max_total_time="$2" -print_final_stats=1 \
     -artifact_prefix="$dir/found/" "$dir/new" "$dir/seeds" >"$dir/log" 2>&1
 }
 
@@ -70,11 +70,11 @@ fuzz() {
   return 1
 }
 
-# From the seeds alone, nothing that earlier runs came across, and most from what the decoder takes.
+# From the seeds alone, nothing that earlier runs came across.
 canary() {
   local name=$1 dir=$SCRATCH/$1.canary began=$EPOCHREALTIME took
   rm -rf "$dir"
-  run_program "$bin/${name}_canary" "$CANARY_SECONDS" -entropic=0 -focus_function=LockstepFuzzTaken || true
+  run_program "$bin/${name}_canary" "$CANARY_SECONDS" || true
   took=$(((${EPOCHREALTIME/./} - ${began/./}) / 1000))
   if grep -q 'at the planted error' "$dir/log" && grep -q 'heap-buffer-overflow' "$dir/log"; then
     printf '%-16s planted error found after %d executions, %d.%d s\n' "$name" "$(last_number '^#')" $((took / 1000)) \
