@@ -20,9 +20,7 @@ void TestInput(ByteView input) {
   const auto again = model::TakeAttachments(reader, static_cast<uint32_t>(parsed->size()));
   LS_FUZZ_RULE(again.ok() && reader.empty() && *again == *parsed);
   if (parsed->size() != 2) return Accepted(input, {});
-  const auto first = parsed->begin();
-  const auto last = parsed->rbegin();
-  Accepted(input, {first->first.size() == 4, first->second.size() == 5, last->second.size() == 2});
+  Accepted(input, {parsed->begin()->second.size() > 5, parsed->rbegin()->second.size() > 2});
 }
 
 }  // namespace lockstep::fuzz

@@ -20,7 +20,7 @@ void CheckBounds(const placement::RankDescription& description) {
 
 Steps StepsOf(const placement::RankDescription& description) {
   if (description.place.engine != "vllm" || description.parameters.size() != 1) return {};
-  return {description.world == 7, description.place.key_value_heads == 5, description.parameters[0].offset == 4};
+  return {description.world > 2, description.place.key_value_heads != 2, description.parameters[0].offset != 8};
 }
 
 }  // namespace

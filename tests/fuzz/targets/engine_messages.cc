@@ -49,7 +49,7 @@ Steps CheckLink(targets::RankLink& link) {
   for (const placement::EngineParameter& parameter : said.parameters) {
     LS_FUZZ_RULE(parameter.offset + placement::ExtentBytes(parameter) <= said.halves[0][parameter.memory].bytes);
   }
-  return {link.halves() == 2, link.half() == 1, said.world == 3, link.serving().version > 1'000'000};
+  return {link.halves() == 2, said.world > 2, link.serving().version > 1'000'000};
 }
 
 Steps TestAttach(os::UnixConnection& connection, EngineMessage attach) {
