@@ -101,7 +101,7 @@ TEST_CASE("An option is named in errors as it was written last") {
   Daemon daemon;
   REQUIRE(daemon.Parse({}).ok());
   CHECK(daemon.listen_written_as == "--listen");
-  const std::string file = ConfigFile(dir, "offset = 1\nlisten = 5\n");
+  const std::string file = ConfigFile(dir, "block_bytes = 1\nlisten = 5\n");
   REQUIRE(daemon.Parse({"--config", file.c_str()}).ok());
   CHECK(daemon.listen_written_as == file + ":2: key 'listen'");
   const Environment listen("TEST_DAEMON_LISTEN", "bad");

@@ -16,7 +16,7 @@ namespace {
 struct Daemon {
   std::string listen = "127.0.0.1:7700";
   uint64_t block_bytes = 262144;
-  int64_t offset = 0;
+  uint64_t rate = 0;
   bool follow = true;
   std::vector<std::string> models;
 
@@ -26,7 +26,7 @@ struct Daemon {
     config::ConfigParser parser({.program = "fuzz_daemon", .about = "A daemon", .version = "1"});
     parser.Add("listen", &listen, "a text");
     parser.Add("block-bytes", &block_bytes, "a number");
-    parser.Add("offset", &offset, "a signed number");
+    parser.Add("rate", &rate, "another number");
     parser.Add("follow", &follow, "a bool");
     parser.Add("model", &models, "a list");
     words.insert(words.begin(), "fuzz_daemon");
@@ -47,10 +47,10 @@ std::string FileOf(ByteView text) {
 
 std::vector<Bytes> Seeds() {
   const std::string_view all =
-      "# every kind\nlisten = \"0.0.0.0:1\"\nblock_bytes = \"256KiB\"\noffset = -5\nfollow = false\n"
+      "# every kind\nlisten = \"0.0.0.0:1\"\nblock_bytes = \"256KiB\"\nrate = 5\nfollow = false\n"
       "model = [\"actor\", 'critic']\n";
-  const std::string_view odd = "listen = '''\na \\ \"b\"'''\nblock_bytes = 0x10_00\noffset = \"2K\"\nfollow = \"on\"\n";
-  const std::string_view most = "block_bytes = \"18446744073709551615\"\noffset = \"-9223372036854775807\"\n";
+  const std::string_view odd = "listen = '''\na \\ \"b\"'''\nblock_bytes = 0x10_00\nrate = \"2K\"\nfollow = \"on\"\n";
+  const std::string_view most = "block_bytes = \"18446744073709551615\"\nrate = \"9223372036854775807\"\n";
   return {Copy(AsBytes(all)), Copy(AsBytes(odd)), Copy(AsBytes(most)),
           Copy(AsBytes(std::string_view("model = []\n[table]\n")))};
 }
@@ -66,7 +66,7 @@ void TestInput(ByteView input) {
   (void)FileOf(AsBytes(std::string_view(printed.str())));
   LS_FUZZ_RULE(again.Parse({"--config", path.c_str()}, printed_again).ok());
   LS_FUZZ_RULE(again == daemon);
-  Accepted(input, {daemon.offset < -5, daemon.models.size() == 2 && daemon.models[1].size() > 6});
+  Accepted(input, {daemon.rate > 5, daemon.models.size() == 2 && daemon.models[1].size() > 6});
 }
 
 }  // namespace lockstep::fuzz

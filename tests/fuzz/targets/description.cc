@@ -1,6 +1,7 @@
 // What an engine's rank says of its parameters and memory (raas_receiver/placement/description/description.h).
 #include "raas_receiver/placement/description/description.h"
 
+#include "raas_receiver/placement/description/description_testing.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace lockstep::fuzz {
