@@ -5,7 +5,7 @@
 #   tests/run.sh                     everything
 #   tests/run.sh --cpp | --python    only the C++ unit tests, or only pytest (everything is built for it, too)
 #   tests/run.sh -k EXPRESSION       only the Python tests that match (implies --python)
-#   tests/run.sh --checks            clang-tidy, sanitizers and fuzzers too, while the Python tests run
+#   tests/run.sh --checks            a look at every fuzzer too, while the Python tests run
 #   tests/run.sh --config=asan ...   options for Bazel
 #   tests/run.sh --check NAME=STATUS counts a check that the caller made as one more test
 #   tests/run.sh --stage NAME=SECONDS lists a stage that the caller ran, before those of this script
@@ -49,13 +49,11 @@ not_installed() {
 
 run_check() {
   case $1 in
-    clang-tidy) nice "$VENV/bin/python" tests/checks/tidy.py ;;
     fuzz) nice tests/fuzz/run.sh --seconds-each 5 ;;
-    *) tests/checks/sanitizers.sh "$1" ;;
   esac
 }
 
-CHECKS=(clang-tidy asan tsan fuzz)
+CHECKS=(fuzz)
 
 # They compute and give way; Python tests mostly wait.
 run_checks() {

@@ -107,11 +107,12 @@ class VllmLoader:
 def vllm_rank(directory: Path) -> VllmProgram:
     """A rank of vLLM with our package installed: ``directory`` has what pip leaves of its pyproject.toml."""
     project = tomllib.loads((_PYTHON / "pyproject.toml").read_text())["project"]
+    release = (_ROOT / "VERSION").read_text().strip()
     lines = []
     for group, entries in project["entry-points"].items():
         lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
-    metadata = directory / f"{project['name']}-{project['version']}.dist-info"
+    metadata = directory / f"{project['name']}-{release}.dist-info"
     metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
+    (metadata / "METADATA").write_text(f"Name: {project['name']}\nVersion: {release}\n")
     (metadata / "entry_points.txt").write_text("\n".join(lines))
     return VllmProgram("vllm_rank.py", _PYTHON, directory)
