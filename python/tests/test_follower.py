@@ -85,7 +85,8 @@ def test_attach_names_the_engine_and_its_place_and_holds_nothing(receiver, follo
     )
     rank = receiver.accept()
     assert (rank.version, rank.half, rank.run) == (0, 0, "00" * 16)
-    assert set(rank.attach) == {"model", "engine", "description"}
+    assert set(rank.attach) == {"peer", "model", "engine", "description"}
+    assert rank.attach["peer"] == f"engine_rank/{lockstep.__version__} protocol=1-1"
     assert (rank.attach["model"], rank.attach["engine"]) == ("actor", "tp2")
     assert (rank.description["rank"], rank.description["world"]) == (1, 2)
     assert rank.description["place"] == {
