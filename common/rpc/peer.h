@@ -3,11 +3,18 @@
 
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
+#include <grpcpp/support/status.h>
 
 #include <chrono>
 #include <memory>
 
 namespace lockstep::rpc {
+
+// Whether `answer` is gRPC's own to a call that the peer does not have. A peer of ours that refuses for its protocol
+// has the same code, and says why.
+inline bool IsUnknownCall(const grpc::Status& answer) {
+  return answer.error_code() == grpc::StatusCode::UNIMPLEMENTED && answer.error_message().empty();
+}
 
 // Whether the peer at `channel` answers `Service`'s GetStatus; false also when it does not answer in time. `Request`
 // and `Response` are that call's messages.

@@ -88,7 +88,7 @@ class Client {
     if (status.code() == ErrorCode::kUnavailable) {
       return {status.code(), Cat(status.message(), " (is it running, and is that its address?)")};
     }
-    if (answer.error_code() != grpc::StatusCode::UNIMPLEMENTED) return status;
+    if (!rpc::IsUnknownCall(answer)) return status;
     if (Other::kAnswers(channel_)) {
       return {status.code(), Cat(name_, ": a ", Other::kName, " answers there; its address is given as ",
                                  Other::kOption, " ", address_)};

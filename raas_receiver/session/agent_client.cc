@@ -54,7 +54,7 @@ Result<Response> AgentClient::Call(const char* name, Method<Request, Response> m
 
 Status AgentClient::Explain(const char* call, const grpc::Status& status) const {
   const Status explained = rpc::FromGrpc(status).WithContext(Cat(call, " at agent ", address_.ToString()));
-  if (status.error_code() != grpc::StatusCode::UNIMPLEMENTED) return explained;
+  if (!rpc::IsUnknownCall(status)) return explained;
   if (rpc::AnswersStatus<v1::RaasReceiver, v1::ReceiverStatusRequest, v1::ReceiverStatus>(channel_)) {
     return {explained.code(),
             Cat(address_.ToString(), " is the address of a raas_receiver, and none of a trainer_agent; ",

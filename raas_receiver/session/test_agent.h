@@ -54,6 +54,7 @@ class TestAgent final : public v1::TrainerAgent::Service {
   std::function<Status(const wire::BlockRequest&)> refuse_full = [](const wire::BlockRequest&) { return OkStatus(); };
   std::function<Version()> catch_up_target = [this] { return newest_.load(); };
   std::string peer;                // what it says of itself; nothing: of release 0.1.0
+  std::string refusal;             // of who watches, for its protocol
   std::atomic<bool> live = false;  // whether it has live deltas to give
   std::atomic<int> pulls_opened = 0;
   std::atomic<int> pulls_closed = 0;
@@ -67,6 +68,7 @@ class TestAgent final : public v1::TrainerAgent::Service {
 
   grpc::Status WatchVersions(grpc::ServerContext* context, const v1::WatchVersionsRequest*,
                              grpc::ServerWriter<v1::VersionEvent>* writer) override {
+    if (!refusal.empty()) return {grpc::StatusCode::UNIMPLEMENTED, refusal};
     Version announced = 0;
     std::unique_lock lock(mutex_);
     while (!stopping_ && !context->IsCancelled()) {

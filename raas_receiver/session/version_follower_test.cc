@@ -78,6 +78,16 @@ TEST_CASE("An agent without a common protocol is no news; the error names both, 
   CHECK(fixture.follower->newest().nothing());
 }
 
+TEST_CASE("An agent's refusal for the protocol arrives as it was said") {
+  replica::ReplicaFixture replicas;
+  TestAgent agent(replicas.model);
+  agent.refusal = "speaks protocol 7; upgrade the raas_receiver";
+  AgentClient client(agent.address());
+  const Status refused = client.WatchVersions("actor", [](const v1::VersionEvent&) {});
+  CHECK(refused.code() == ErrorCode::kProtocol);
+  CHECK_THAT(refused.message(), Catch::EndsWith("speaks protocol 7; upgrade the raas_receiver"));
+}
+
 TEST_CASE("A sync that brought more than was announced leaves nothing to sync, one that brought less does") {
   Fixture fixture;
   fixture.WaitForNewest(1);
