@@ -15,7 +15,7 @@ from replicas import raw_bytes
 
 pytestmark = pytest.mark.parametrize("release", RELEASES, ids=lambda path: path.name)
 
-OPENED, BEGUN, COMMIT = 2, 4, 6  # of the rank protocol
+OPENED, BEGUN, RANGES = 2, 4, 5  # of the rank protocol
 ATTACHED, HOLD = 2, 4  # of the engine ranks'
 RUNS = {OPENED: slice(16, 32)}  # a new one each time
 HELD = slice(16, 40)  # of an engine rank's header: run and version
@@ -43,7 +43,7 @@ def type_of(message: bytes) -> int:
 
 
 class Rank:
-    """Plays a recorded rank to an agent, and writes a version into its half before each COMMIT."""
+    """Plays a recorded rank to an agent, and writes a version into its half before it says which bytes are final."""
 
     def __init__(self, socket_path: Path) -> None:
         self._connection = connect(socket_path)
@@ -55,7 +55,7 @@ class Rank:
             if sender == "agent":
                 self._expect(message, descriptors)
                 continue
-            if type_of(message) == COMMIT:
+            if type_of(message) == RANGES:
                 self._write()
             self._connection.sendall(message)
 
