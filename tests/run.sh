@@ -5,7 +5,7 @@
 #   tests/run.sh                     everything
 #   tests/run.sh --cpp | --python    only the C++ unit tests, or only pytest (everything is built for it, too)
 #   tests/run.sh -k EXPRESSION       only the Python tests that match (implies --python)
-#   tests/run.sh --checks            a look at every fuzzer too, while the Python tests run
+#   tests/run.sh --checks            a look at every fuzzer, sanitizers and clang-tidy too, while the Python tests run
 #   tests/run.sh --config=asan ...   options for Bazel
 #   tests/run.sh --check NAME=STATUS counts a check that the caller made as one more test
 #   tests/run.sh --stage NAME=SECONDS lists a stage that the caller ran, before those of this script
@@ -50,10 +50,12 @@ not_installed() {
 run_check() {
   case $1 in
     fuzz) nice tests/fuzz/run.sh --seconds-each 5 ;;
+    asan | tsan) tests/checks/sanitizers.sh "$1" ;;
+    tidy) "$VENV/bin/python" tests/checks/tidy.py ;;
   esac
 }
 
-CHECKS=(fuzz)
+CHECKS=(fuzz asan tsan tidy)
 
 # They compute and give way; Python tests mostly wait.
 run_checks() {

@@ -83,7 +83,8 @@ struct Fixture {
   std::vector<pull::DeltaStep> Steps(Version base, Version target) const {
     std::vector<pull::DeltaStep> steps;
     for (Version version = base; version < target; ++version) {
-      const payload::PayloadHeader& header = model.Delta(version, version + 1)->header();
+      const auto delta = model.Delta(version, version + 1);
+      const payload::PayloadHeader& header = delta->header();
       steps.push_back({.payload_id = version,
                        .base = version,
                        .target = version + 1,

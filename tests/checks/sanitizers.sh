@@ -15,6 +15,10 @@ case ${1:-} in
   *) sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0" >&2 && exit 64 ;;
 esac
 shift
-(($# > 0)) || set -- //...
+# Not //...: that would follow bazel-NAME, links to these sources that the other output base left here.
+if (($# == 0)); then
+  mapfile -t targets < <(git ls-files '*/BUILD' ':!bazel' | sed 's|\(.*\)/BUILD|//\1:all|')
+  set -- "${targets[@]}"
+fi
 exec nice bazel --output_base="$PWD/.cache/sanitizers" test "${config[@]}" --build_tests_only --keep_going \
   --symlink_prefix=/ --noshow_progress --ui_event_filters=-info "$@"

@@ -166,7 +166,7 @@ void AdamModel::WriteRow(uint32_t tensor, uint64_t row, uint32_t version, double
     const float* sums = sums_[version].data() + HashAt(key, place + 1) % kTile;
     std::byte* here = to + at * unit;
     if (meta.dtype == model::DType::kBF16) {
-      Fill<uint16_t>(normals, sums, base, scale, rate, count, here, BF16::Encode);
+      Fill<uint16_t>(normals, sums, base, scale, rate, count, here, [](float value) { return BF16::Encode(value); });
     } else if (meta.dtype == model::DType::kF32) {
       Fill<float>(normals, sums, base, scale, rate, count, here, [](float value) { return value; });
     } else {
