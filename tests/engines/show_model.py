@@ -27,7 +27,7 @@ from vllm_process import VllmLoader
 def model_of(
     model: str, topology: Topology, checkpoints: VllmCheckpoints, loader: VllmLoader
 ) -> "dict[str, list[str]]":
-    """Whose -> names and shapes."""
+    """Whose -> names and shapes; types too where they are not the trainer's to choose."""
     checkpoint, config = checkpoints.get(model)
     with Ranks(topology) as ranks:
         local, te = (ranks.call(parameters, config.to_dict(), te_names)[-1][1] for te_names in (False, True))
@@ -42,7 +42,7 @@ def model_of(
 
 def lines_of(tensors: "dict[str, torch.Tensor]") -> "list[str]":
     """A line for each tensor."""
-    return sorted(" ".join(map(str, [name, *tensor.shape])) for name, tensor in tensors.items())
+    return sorted(" ".join(map(str, [name, *tensor.shape, tensor.dtype])) for name, tensor in tensors.items())
 
 
 def main(model: str, topology: str) -> None:
