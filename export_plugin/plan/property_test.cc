@@ -11,6 +11,7 @@
 #include "common/layout/layout_testing.h"
 #include "common/layout/strided_copy.h"
 #include "export_plugin/plan/sheet.h"
+#include "export_plugin/rules/model_config.h"
 
 namespace lockstep::plan {
 namespace {
@@ -31,8 +32,8 @@ struct Trainer {
 };
 
 Json RandomConfig(layout::Random& random) {
-  const std::string family = random.OneOf(
-      {"llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v3", "glm4", "glm4_moe"});
+  const std::vector<std::string_view> families = rules::KnownFamilies();
+  const std::string_view family = families[random.Between(0, families.size() - 1)];
   const uint64_t groups = random.OneOf({1, 2, 4});
   const uint64_t layers = random.OneOf({1, 2, 4, 5});
   Json config = {{"model_type", family},
@@ -45,10 +46,7 @@ Json RandomConfig(layout::Random& random) {
                  {"intermediate_size", 4 * random.Between(1, 4)},
                  {"vocab_size", random.Between(1, 41)},
                  {"tie_word_embeddings", random.OneIn(2)}};
-  const char* const experts = family == "mixtral"          ? "num_local_experts"
-                              : family.starts_with("qwen") ? "num_experts"
-                                                           : "n_routed_experts";
-  config[experts] = 4 * random.Between(1, 2);
+  config["num_experts"] = 4 * random.Between(1, 2);
   config["moe_intermediate_size"] = 4 * random.Between(1, 2);
   config["shared_expert_intermediate_size"] = 4 * random.Between(0, 2);
   config["n_shared_experts"] = random.Between(0, 2);

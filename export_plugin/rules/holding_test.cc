@@ -216,7 +216,7 @@ std::string Refusal(const std::string& family, const std::string& name, const la
 TEST_CASE("A parameter that no rule covers is refused with the nearest rule") {
   CHECK_THAT(Refusal("llama", "decoder.layers.0.self_attention.linear_qkw.weight"),
              Contains("no rule of family llama") && Contains("'self_attention.linear_qkv.weight'") &&
-                 Contains("docs/families.md"));
+                 Contains("docs/walkthroughs/family.md"));
   CHECK_THAT(Refusal("llama", "embedding.position_embeddings.weight"), Contains("'embedding.word_embeddings.weight'"));
   CHECK_THAT(Refusal("llama", ""), Contains("no rule"));
   CHECK_THAT(Refusal("llama", "decoder.layers.01.input_layernorm.weight"), Contains("no rule"));

@@ -18,9 +18,9 @@ Status Bad(std::string message) {
 
 Status UnknownFamily(std::string_view model_type) {
   std::string known;
-  for (const Family& family : Families()) known += Cat(known.empty() ? "" : ", ", family.model_type);
+  for (const std::string_view family : KnownFamilies()) known += Cat(known.empty() ? "" : ", ", family);
   return Bad(Cat("config.json: no family table for model_type '", CleanText(model_type, 64), "'; there are ", known,
-                 " (docs/families.md shows how to add one)"));
+                 " (docs/walkthroughs/family.md shows how to add one)"));
 }
 
 // What makes a model something other than a decoder of plain tensors.
@@ -177,6 +177,12 @@ Status CheckModelConfig(const ModelConfig& config) {
   LS_RETURN_IF_ERROR(CheckRange("vocabulary", config.vocabulary, 1, kMaxExtent));
   LS_RETURN_IF_ERROR(CheckHeads(config, family->mla));
   return CheckMlp(config);
+}
+
+std::vector<std::string_view> KnownFamilies() {
+  std::vector<std::string_view> known;
+  for (const Family& family : Families()) known.push_back(family.model_type);
+  return known;
 }
 
 Result<ModelConfig> ParseModelConfig(std::string_view config_json) {

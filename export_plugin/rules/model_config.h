@@ -45,6 +45,9 @@ struct ModelConfig {
   uint64_t v_dim = 0;
 };
 
+// The model_types that have a family's table.
+std::vector<std::string_view> KnownFamilies();
+
 // From the text of a config.json. kBadData names the key: missing, of another type, out of range, contradicting
 // another, or describing what no rule covers (a family without a table, quantised weights, an encoder next to the
 // decoder).

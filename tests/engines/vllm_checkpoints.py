@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from hf_models import tiny_config, write_checkpoint
+from hf_models import MODELS, tiny_config, write_checkpoint
 from transformers import PretrainedConfig
 
 # Key/value heads are shared by four of eight ranks, and there is an expert for each, as vLLM wants. Heads have a size
@@ -17,15 +17,13 @@ _LATENT: "dict[str, Any]" = {
     "topk_method": "noaux_tc",  # as published configurations have it; else vLLM's routers have no bias
 }
 OVERRIDES: "dict[str, dict[str, Any]]" = {
-    "llama": _HEADS,
+    **dict.fromkeys(MODELS, _HEADS),
     "qwen2": _HIDDEN,
-    "qwen3": _HEADS,
     "qwen3_moe": {**_HEADS, "num_experts": 8},
     "qwen2_moe": {**_HIDDEN, "num_experts": 8},
     "mixtral": {**_HEADS, "num_local_experts": 8},
     "deepseek_v3": _LATENT,
     "moonlight": _LATENT,
-    "glm4": _HEADS,
     "glm4_moe": {**_HEADS, "n_routed_experts": 8},
 }
 

@@ -71,6 +71,8 @@ def _parallel(topology: Topology) -> "dict[str, Any]":
         "num_layers_in_first_pipeline_stage": topology.first_layers,
         "num_layers_in_last_pipeline_stage": topology.last_layers,
         "pipeline_model_parallel_layout": topology.layout,
+        "account_for_embedding_in_pipeline_split": topology.embedding_in_split,
+        "account_for_loss_in_pipeline_split": topology.loss_in_split,
         "sequence_parallel": False,
     }
 

@@ -63,7 +63,7 @@ def whole_tensors(of_ranks: "list[list[Shard]]") -> "dict[str, torch.Tensor]":
 
 
 def huggingface_tensors(whole: "dict[str, torch.Tensor]", hf: PretrainedConfig) -> "dict[str, torch.Tensor]":
-    """GLM4's and Qwen2-MoE's HuggingFace tensors, sliced from Megatron's whole ones."""
+    """The HuggingFace tensors, sliced from Megatron's whole ones."""
     tensors = {
         "model.embed_tokens.weight": whole["embedding.word_embeddings.weight"][: hf.vocab_size],
         "lm_head.weight": whole["output_layer.weight"][: hf.vocab_size],
@@ -75,35 +75,58 @@ def huggingface_tensors(whole: "dict[str, torch.Tensor]", hf: PretrainedConfig) 
 
 
 def _of_layer(whole: "dict[str, torch.Tensor]", hf: PretrainedConfig, layer: int) -> "dict[str, torch.Tensor]":
-    def of(name: str) -> torch.Tensor:
-        """Layers of one kind are one tensor with a leading axis; layers of several kinds have their own names."""
-        own = f"decoder.layers.{layer}.{name}"
-        return whole[own] if own in whole else whole[f"decoder.layers.{name}"][layer]
-
+    """What the layer has of everything that a layer can have."""
     prefix = f"model.layers.{layer}."
+    of = _parameters_of_layer(whole, layer)
     tensors = {
-        f"{prefix}input_layernorm.weight": of("self_attention.linear_qkv.layer_norm_weight"),
-        f"{prefix}post_attention_layernorm.weight": of("mlp.linear_fc1.layer_norm_weight"),
-        f"{prefix}self_attn.o_proj.weight": of("self_attention.linear_proj.weight"),
+        f"{prefix}input_layernorm.weight": of["self_attention.linear_qkv.layer_norm_weight"],
+        f"{prefix}post_attention_layernorm.weight": of["mlp.linear_fc1.layer_norm_weight"],
+        f"{prefix}self_attn.o_proj.weight": of["self_attention.linear_proj.weight"],
     }
     for kind in ("weight", "bias"):
-        for part, rows in zip("qkv", _by_head(of(f"self_attention.linear_qkv.{kind}"), hf)):
-            tensors[f"{prefix}self_attn.{part}_proj.{kind}"] = rows
-    if hf.model_type == "glm4":
-        for norm in ("post_self_attn_layernorm", "post_mlp_layernorm"):
-            tensors[f"{prefix}{norm}.weight"] = of(f"{norm}.weight")
-        tensors[f"{prefix}mlp.gate_up_proj.weight"] = of("mlp.linear_fc1.weight")
-        tensors[f"{prefix}mlp.down_proj.weight"] = of("mlp.linear_fc2.weight")
-    elif layer in hf.mlp_only_layers:
-        tensors.update(_mlp(f"{prefix}mlp.", of("mlp.linear_fc1.weight"), of("mlp.linear_fc2.weight")))
+        if f"self_attention.linear_qkv.{kind}" in of:
+            for part, rows in zip("qkv", _by_head(of[f"self_attention.linear_qkv.{kind}"], hf)):
+                tensors[f"{prefix}self_attn.{part}_proj.{kind}"] = rows
+    for norm, name in _MORE_NORMS.items():
+        if norm in of:
+            tensors[prefix + name] = of[norm]
+    if "mlp.router.weight" in of:
+        tensors.update(_mixture(prefix + "mlp.", of, hf))
+    elif hf.model_type == "glm4":
+        tensors[f"{prefix}mlp.gate_up_proj.weight"] = of["mlp.linear_fc1.weight"]
+        tensors[f"{prefix}mlp.down_proj.weight"] = of["mlp.linear_fc2.weight"]
     else:
-        tensors[f"{prefix}mlp.gate.weight"] = of("mlp.router.weight")
-        tensors[f"{prefix}mlp.shared_expert_gate.weight"] = of("mlp.shared_experts.gate_weight")
-        shared = [of(f"mlp.shared_experts.linear_fc{i}.weight") for i in (1, 2)]
-        tensors.update(_mlp(f"{prefix}mlp.shared_expert.", *shared))
-        experts = [of(f"mlp.experts.experts.linear_fc{i}.weight") for i in (1, 2)]
-        for expert in range(hf.num_experts):
-            tensors.update(_mlp(f"{prefix}mlp.experts.{expert}.", *(weight[expert] for weight in experts)))
+        tensors.update(_mlp(f"{prefix}mlp.", of["mlp.linear_fc1.weight"], of["mlp.linear_fc2.weight"]))
+    return tensors
+
+
+_MORE_NORMS = {
+    "self_attention.q_layernorm.weight": "self_attn.q_norm.weight",
+    "self_attention.k_layernorm.weight": "self_attn.k_norm.weight",
+    "post_self_attn_layernorm.weight": "post_self_attn_layernorm.weight",
+    "post_mlp_layernorm.weight": "post_mlp_layernorm.weight",
+}
+
+
+def _parameters_of_layer(whole: "dict[str, torch.Tensor]", layer: int) -> "dict[str, torch.Tensor]":
+    """Layers of one kind are one tensor with a leading axis; layers of several kinds have their own names."""
+    own, all_layers = f"decoder.layers.{layer}.", "decoder.layers."
+    if any(key.startswith(own) for key in whole):
+        return {key.removeprefix(own): tensor for key, tensor in whole.items() if key.startswith(own)}
+    return {key.removeprefix(all_layers): tensor[layer] for key, tensor in whole.items() if key.startswith(all_layers)}
+
+
+def _mixture(prefix: str, of: "dict[str, torch.Tensor]", hf: PretrainedConfig) -> "dict[str, torch.Tensor]":
+    tensors = {f"{prefix}gate.weight": of["mlp.router.weight"]}
+    if "mlp.shared_experts.linear_fc1.weight" in of:
+        shared = "shared_expert" if "mlp.shared_experts.gate_weight" in of else "shared_experts"
+        both = (of[f"mlp.shared_experts.linear_fc{i}.weight"] for i in (1, 2))
+        tensors.update(_mlp(f"{prefix}{shared}.", *both))
+    if "mlp.shared_experts.gate_weight" in of:
+        tensors[f"{prefix}shared_expert_gate.weight"] = of["mlp.shared_experts.gate_weight"]
+    experts = [of[f"mlp.experts.experts.linear_fc{i}.weight"] for i in (1, 2)]
+    for expert in range(hf.num_experts):
+        tensors.update(_mlp(f"{prefix}experts.{expert}.", *(weight[expert] for weight in experts)))
     return tensors
 
 

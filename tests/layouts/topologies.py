@@ -28,6 +28,8 @@ class Topology:
     first_layers: "int | None" = None
     last_layers: "int | None" = None
     layout: "str | None" = None
+    embedding_in_split: bool = False  # counts as a layer where layers are split over stages
+    loss_in_split: bool = False
 
     @property
     def world(self) -> int:

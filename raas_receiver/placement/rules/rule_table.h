@@ -1,5 +1,6 @@
 // An engine's parameters as data: for every model family the parameters that one rank has, how parallelism cuts them,
-// and the HuggingFace tensors that they are made of. docs/placement.md shows how to read and extend the tables.
+// and the HuggingFace tensors that they are made of. docs/placement.md says what they cover,
+// docs/walkthroughs/family.md how they are extended.
 //
 // Shapes are nowhere: they follow from the HuggingFace tensors. Tables are constant and live for the whole process.
 #pragma once
