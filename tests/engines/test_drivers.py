@@ -2,12 +2,14 @@
 
 import contextlib
 import json
+import re
+import subprocess
 import threading
 import urllib.request
 
 import pytest
 from conformance_server import KINDS, ConformanceServer
-from harness import MODEL, wait_until
+from harness import MODEL, RAAS_RECEIVER, ROOT, wait_until
 from ports import ReservedPort
 from safetensors.numpy import save_file
 from toy_weights import digest_of_tensors, weights
@@ -110,6 +112,14 @@ def test_an_engine_follows_every_version_while_it_makes_tokens(setting):
     assert client.tokens <= set(setting.digests.values())
     assert setting.digests[10] in client.tokens
     assert engine.violations == []
+
+
+def test_every_kind_of_engine_has_a_row_in_the_operators_table():
+    shown = subprocess.run([RAAS_RECEIVER, "--help"], capture_output=True, text=True, check=True).stdout
+    [kinds] = re.findall(r"who is notified of every version: (.+) \[", shown)
+    table = (ROOT / "docs/operations.md").read_text().partition("| `--engine` |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert rows == re.split(", | or ", kinds)
 
 
 def test_debug_shows_every_call_to_the_server_with_its_answer(setting):
