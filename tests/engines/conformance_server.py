@@ -29,6 +29,7 @@ class Rules(Protocol):
 
     endpoints: "dict[str, dict]"  # its control endpoints, as recorded in server_schemas.json
     generate_path: str  # POST {"tokens": how many}: answers "tokens", which `core` made
+    refusal: "int | None"  # the status of that while it is paused in the driver's default mode; None: it waits
     pause_path: str
     update_path: str  # reads a directory
     conditional: "tuple[str, ...]"  # answer 200 in the right state only, or for a directory that there is

@@ -20,6 +20,7 @@ class SglangRules:
 
     endpoints = ENDPOINTS
     generate_path = "/generate"
+    refusal = None
     pause_path = "/pause_generation"
     update_path = "/update_weights_from_disk"
     conditional = (update_path,)

@@ -28,6 +28,7 @@ class VllmRules:
 
     endpoints = ENDPOINTS
     generate_path = "/v1/generate"
+    refusal = None
     pause_path = "/pause"
     update_path = "/collective_rpc"
     conditional = (update_path, "/update_weights", "/finish_weight_update")
