@@ -1,8 +1,7 @@
 // How hard the heads of a sparse block are compressed (FORMAT.md, "Levels"), and what that costs.
 //
-// A level is one row of the table in codec_level.cc, and nothing else knows how many there are: another one is added
-// there, with its number in proto/lockstep/v1/model.proto. A block says itself how it was coded, so there is one
-// decoder for all.
+// A level is one row of the table in codec_level.cc, and nothing else knows how many there are: how another is added is
+// in docs/walkthroughs/codec_level.md. A block says itself how it was coded, so there is one decoder for all.
 #pragma once
 
 #include <compare>

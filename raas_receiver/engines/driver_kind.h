@@ -1,10 +1,8 @@
 // DriverKind: what everybody but its driver knows of one kind of engine. All kinds are the rows of one table
 // (driver_kind.cc); what the receiver's options say and refuse, and how a session treats the engine, follows from it.
 //
-// A new kind is a file with its driver, declared in drivers.h, and a row of the table. Where the engine is a server
-// over HTTP the driver is an HttpDriver with the server's EngineSteps (http_driver.h), and tests want a stand-in for
-// the server: a row of KINDS in tests/engines/conformance_server.py and one of ServerKinds() in test_engine.h. Every
-// test of either is then run with it.
+// A new kind is a driver and a row of the table, and for tests a stand-in for its server:
+// docs/walkthroughs/engine_driver.md.
 #pragma once
 
 #include <chrono>

@@ -23,7 +23,7 @@ TEST_CASE("In place, a server is paused and fenced, and resumes named and withou
   Paths paths = engine.Paths();
   paths.erase(paths.begin(), paths.begin() + static_cast<long>(calls));
   CHECK(paths == kind.resume_calls);
-  CHECK(engine.State()["weight_version"] == "0a1b2c3d-2");
+  CheckNamed(engine, kind, "0a1b2c3d-2");
   CheckServes(engine, 1);
 }
 
@@ -100,7 +100,7 @@ TEST_CASE("A version that was written before the receiver stops is resumed after
   // The first time it fails, too.
   engine.SetFaults({Fault(kind.resume, {{"kind", "status"}})});
   CHECK(driver->Resume(engine.VersionOf(2)).ok());
-  CHECK(engine.State()["weight_version"] == "0a1b2c3d-2");
+  CheckNamed(engine, kind, "0a1b2c3d-2");
   CheckServes(engine, 1);
 }
 
@@ -110,7 +110,7 @@ TEST_CASE("A server of which nothing was written resumes under the name that it 
   const auto driver = engine.Driver();
   REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
   REQUIRE(driver->Resume({.model = "actor"}).ok());
-  CHECK(engine.State()["weight_version"] == "default");
+  CheckNamed(engine, kind, "default");
   CHECK(CountOf(engine.Paths(), "/update_weight_version") == 0);
   CHECK(CountOf(engine.Paths(), kind.drop) == static_cast<size_t>(kind.drops_in_pause) + 1);
   CheckServes(engine, 1);

@@ -70,7 +70,7 @@ TEST_CASE("A read that fails half-way is undone by reading the last good version
   CHECK(message.find(engine.url() + kind.update) != std::string::npos);
   CHECK(message.find("cannot be read") != std::string::npos);
   CHECK(message.find("version 3 was loaded again") != std::string::npos);
-  CHECK(engine.State()["weight_version"] == "0a1b2c3d-3");
+  CheckNamed(engine, kind, "0a1b2c3d-3");
   CheckServes(engine, 3);
 }
 
@@ -194,7 +194,7 @@ TEST_CASE("Reading a model has a time of its own") {
 
 TEST_CASE(
     "A server that was restarted does not serve what it was notified of, and is asked again what state it is in") {
-  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  const ServerKind kind = GENERATE(from_range(KindsWithNames()));
   TestEngine engine(kind.name);
   const auto driver = engine.Driver();
   const auto still = [&](uint8_t fill) { return driver->StillServes(engine.VersionOf(fill)); };
@@ -219,7 +219,7 @@ TEST_CASE(
 }
 
 TEST_CASE("A server that cannot say what it serves, or may not be asked, is believed") {
-  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  const ServerKind kind = GENERATE(from_range(KindsWithNames()));
   TestEngine engine(kind.name);
   const auto driver = engine.Driver();
   const auto answer = [&](const Json& more) {

@@ -29,9 +29,11 @@ struct ServerKind {
   std::string update;  // reads a directory
   std::string drop;    // its caches
   std::string resume;
-  std::string served_name;                // asked what it serves
+  std::string served_name;                // asked what it serves; empty: it keeps no names
   std::vector<std::string> resume_calls;  // all of EngineDriver::Resume, in order
   int drops_in_pause = 0;                 // calls of `drop` that a pause takes
+
+  bool keeps_names() const { return !served_name.empty(); }
 };
 
 inline std::vector<ServerKind> ServerKinds() {
@@ -52,6 +54,13 @@ inline std::vector<ServerKind> ServerKinds() {
            .resume = "/resume",
            .served_name = "/weight_info",
            .resume_calls = {"/reset_prefix_cache", "/update_weight_version", "/resume", "/is_paused"}}};
+}
+
+// Those that can be asked which version they serve.
+inline std::vector<ServerKind> KindsWithNames() {
+  std::vector<ServerKind> kinds = ServerKinds();
+  std::erase_if(kinds, [](const ServerKind& kind) { return !kind.keeps_names(); });
+  return kinds;
 }
 
 // For calls that are not to fail by their time, on however busy a machine.
@@ -184,6 +193,11 @@ inline nlohmann::json Fault(const std::string& endpoint, const nlohmann::json& m
 
 inline size_t CountOf(const std::vector<std::string>& paths, const std::string& path) {
   return static_cast<size_t>(std::count(paths.begin(), paths.end(), path));
+}
+
+// It has `name` for what it serves, if it is of a kind that keeps names.
+inline void CheckNamed(TestEngine& engine, const ServerKind& kind, const std::string& name) {
+  CHECK(engine.State()["weight_version"] == (kind.keeps_names() ? nlohmann::json(name) : nlohmann::json()));
 }
 
 // It serves `fill`, whole, and nothing went wrong on the way.

@@ -1,4 +1,4 @@
-"""A stand-in for the control port of an SGLang or vLLM server, as strict as the real one, and with its faults.
+"""A stand-in for the control port of an inference server, as strict as the real one, and with its faults.
 
     python3 conformance_server.py --kind sglang --directory CHECKPOINT [--port 0] [--fault JSON]...
 
@@ -14,14 +14,38 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol
 
+from engine_core import EngineCore
 from http_plumbing import Answer, Fault, HttpServer, Request
 from schemas import unknown_fields
 from served_model import ServedModel
 from sglang_rules import SglangRules
 from vllm_rules import VllmRules
 
-KINDS = {"sglang": SglangRules, "vllm": VllmRules}  # by the kind of engine, as raas_receiver --engine names it
+
+class Rules(Protocol):
+    """How one kind of server behaves; made of a ServedModel and Options. Handlers are called in any thread."""
+
+    endpoints: "dict[str, dict]"  # its control endpoints, as recorded in server_schemas.json
+    generate_path: str  # POST {"tokens": how many}: answers "tokens", which `core` made
+    refusal: "int | None"  # the status of that while it is paused in the driver's default mode; None: it waits
+    pause_path: str
+    update_path: str  # reads a directory
+    conditional: "tuple[str, ...]"  # answer 200 in the right state only, or for a directory that there is
+    keeps_names: bool  # of versions
+    core: EngineCore
+    paused: object  # true or false
+    load_fault: str  # "partial" or "partial_dies": the next load has it, which takes it away
+
+    def version(self) -> "str | None":
+        """The version's name, where it keeps one."""
+
+    def answer(self, request: Request) -> Answer: ...
+
+
+# By the kind of engine, as raas_receiver --engine names it.
+KINDS: "dict[str, type[Rules]]" = {"sglang": SglangRules, "vllm": VllmRules}
 
 
 @dataclass

@@ -1,18 +1,18 @@
-"""Records what SGLang's and vLLM's control endpoints take, from the servers' own sources, into server_schemas.json.
+"""Records what the servers' control endpoints take, from the servers' own sources, into server_schemas.json.
 
-    python3 record_schemas.py --sglang DIR --vllm DIR > server_schemas.json
+    python3 record_schemas.py --sglang DIR [--vllm DIR] ...
 
-DIR holds the package, as `pip download --no-deps` and `unzip` leave it. The sources are parsed, not run: neither
-torch nor a GPU is needed. Recorded are an endpoint's methods, and of each field of its query and body the type as it is
+DIR holds the package, as `pip download --no-deps` and `unzip` leave it; what is recorded of the packages that are not
+given stays. The sources are parsed, not run: neither torch nor a GPU is needed. Recorded are an endpoint's methods, and of each field of its query and body the type as it is
 written there and the default ("required" when there is none).
 """
 
 import argparse
 import ast
 import json
-import sys
 from pathlib import Path
 
+RECORDED = Path(__file__).with_name("server_schemas.json")
 SGLANG_HTTP = "sglang/srt/entrypoints/http_server.py"
 SGLANG_STRUCTS = "sglang/srt/managers/io_struct.py"
 SGLANG_ENDPOINTS = (
@@ -177,6 +177,10 @@ def vllm(root: Path) -> dict:
     return endpoints
 
 
+# By package: what reads the endpoints in its sources, and which of them are recorded.
+SERVERS = {"sglang": (sglang, SGLANG_ENDPOINTS), "vllm": (vllm, VLLM_ENDPOINTS)}
+
+
 def version(root: Path, package: str) -> str:
     metadata = sorted(root.glob(f"{package}-*.dist-info/METADATA"))
     lines = metadata[0].read_text().splitlines() if metadata else []
@@ -184,9 +188,10 @@ def version(root: Path, package: str) -> str:
 
 
 def record(package: str, root: Path) -> dict:
-    """{"version", "endpoints"} of the sources of `package` ("sglang" or "vllm") below `root`."""
-    endpoints = {"sglang": sglang, "vllm": vllm}[package](root)
-    missing = set({"sglang": SGLANG_ENDPOINTS, "vllm": VLLM_ENDPOINTS}[package]) - endpoints.keys()
+    """{"version", "endpoints"} of the sources of `package` below `root`."""
+    read, wanted = SERVERS[package]
+    endpoints = read(root)
+    missing = set(wanted) - endpoints.keys()
     if missing:
         raise SystemExit(f"{package}: no handler of {sorted(missing)} in the sources below {root}")
     return {"version": version(root, package), "endpoints": dict(sorted(endpoints.items()))}
@@ -194,12 +199,12 @@ def record(package: str, root: Path) -> dict:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sglang", type=Path, required=True)
-    parser.add_argument("--vllm", type=Path, required=True)
-    options = parser.parse_args()
-    recorded = {"sglang": record("sglang", options.sglang), "vllm": record("vllm", options.vllm)}
-    json.dump(recorded, sys.stdout, indent=1)
-    print()
+    for package in SERVERS:
+        parser.add_argument(f"--{package}", type=Path, metavar="DIR")
+    given = {package: root for package, root in vars(parser.parse_args()).items() if root is not None}
+    recorded = json.loads(RECORDED.read_text())
+    recorded |= {package: record(package, root) for package, root in given.items()}
+    RECORDED.write_text(json.dumps(dict(sorted(recorded.items())), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -20,8 +20,11 @@ class SglangRules:
 
     endpoints = ENDPOINTS
     generate_path = "/generate"
+    refusal = None
     pause_path = "/pause_generation"
     update_path = "/update_weights_from_disk"
+    conditional = (update_path,)
+    keeps_names = True
 
     def __init__(self, model: ServedModel, options) -> None:
         self.core = EngineCore(model, options.token_s)

@@ -1,13 +1,16 @@
-"""Receivers with SGLang and vLLM engines: real daemons against the conformance servers' control ports."""
+"""Receivers with engines of every kind of server: real daemons against the conformance servers' control ports."""
 
 import contextlib
 import json
+import re
+import subprocess
 import threading
+import urllib.error
 import urllib.request
 
 import pytest
 from conformance_server import KINDS, ConformanceServer
-from harness import MODEL, wait_until
+from harness import MODEL, RAAS_RECEIVER, ROOT, wait_until
 from ports import ReservedPort
 from safetensors.numpy import save_file
 from toy_weights import digest_of_tensors, weights
@@ -49,7 +52,8 @@ class Setting:
         """Whether it makes tokens of all that version is, and nothing else."""
         state = engine.state()
         whole = state["digest"] == self.digests[version] and not state["mixed"]
-        return whole and not state["paused"] and state["weight_version"].endswith(f"-{version}")
+        named = not self.rules.keeps_names or state["weight_version"].endswith(f"-{version}")
+        return whole and not state["paused"] and named
 
 
 @pytest.fixture
@@ -73,8 +77,9 @@ def setting(request, settings):
 class Client:
     """Asks for tokens without a pause while the block runs."""
 
-    def __init__(self, engine: ConformanceServer, path: str) -> None:
-        self.url = engine.url + path
+    def __init__(self, engine: ConformanceServer) -> None:
+        self.url = engine.url + engine.rules.generate_path
+        self.refusal = engine.rules.refusal
         self.tokens: "set[str]" = set()
         self.answers = 0
         self.ended = threading.Event()
@@ -82,10 +87,16 @@ class Client:
 
     def run(self) -> None:
         while not self.ended.is_set():
-            body = json.dumps({"tokens": 5}).encode()
+            self.ask()
+
+    def ask(self) -> None:
+        body = json.dumps({"tokens": 5}).encode()
+        try:
             with urllib.request.urlopen(urllib.request.Request(self.url, body), timeout=30) as answer:
                 self.tokens |= set(json.load(answer)["tokens"])
             self.answers += 1
+        except urllib.error.HTTPError as error:
+            assert error.code == self.refusal
 
     def __enter__(self) -> "Client":
         self.thread.start()
@@ -97,7 +108,7 @@ class Client:
 
 
 def test_an_engine_follows_every_version_while_it_makes_tokens(setting):
-    with setting.engine() as engine, Client(engine, setting.rules.generate_path) as client:
+    with setting.engine() as engine, Client(engine) as client:
         receiver = setting.receiver(engine.url)
         for version in range(1, 11):
             setting.publish(version)
@@ -109,6 +120,14 @@ def test_an_engine_follows_every_version_while_it_makes_tokens(setting):
     assert client.tokens <= set(setting.digests.values())
     assert setting.digests[10] in client.tokens
     assert engine.violations == []
+
+
+def test_every_kind_of_engine_has_a_row_in_the_operators_table():
+    shown = subprocess.run([RAAS_RECEIVER, "--help"], capture_output=True, text=True, check=True).stdout
+    [kinds] = re.findall(r"who is notified of every version: (.+) \[", shown)
+    table = (ROOT / "docs/operations.md").read_text().partition("| `--engine` |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert rows == re.split(", | or ", kinds)
 
 
 def test_debug_shows_every_call_to_the_server_with_its_answer(setting):
@@ -124,7 +143,7 @@ def test_debug_shows_every_call_to_the_server_with_its_answer(setting):
 
 
 def test_a_version_that_is_read_half_leaves_no_mix_behind(setting):
-    with setting.engine() as engine, Client(engine, setting.rules.generate_path):
+    with setting.engine() as engine, Client(engine):
         receiver = setting.receiver(engine.url)
         for version in (1, 2):
             setting.publish(version)
@@ -141,7 +160,7 @@ def test_a_version_that_is_read_half_leaves_no_mix_behind(setting):
 
 @pytest.mark.parametrize("fault", [{"kind": "hang"}, {"kind": "reset", "effect": True}, {"kind": "garbage"}])
 def test_whatever_an_engine_answers_it_ends_with_the_newest_version(setting, fault):
-    with setting.engine() as engine, Client(engine, setting.rules.generate_path):
+    with setting.engine() as engine, Client(engine):
         setting.receiver(engine.url, engine_timeout_ms=1000, engine_attempts=12)
         setting.publish(1)
         wait_until(lambda: setting.serves(engine, 1), "version 1 is served")
@@ -164,7 +183,9 @@ def test_an_engine_that_comes_later_gets_the_next_version(setting):
     assert engine.violations == []
 
 
-def test_an_engine_that_is_started_again_gets_its_version_again_and_then_the_next(setting):
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].keeps_names])
+def test_an_engine_that_is_started_again_gets_its_version_again_and_then_the_next(settings, kind):
+    setting = settings(kind)
     port = ReservedPort()
     with setting.engine(port.number) as engine:
         setting.receiver(engine.url)
@@ -181,7 +202,7 @@ def test_an_engine_that_is_started_again_gets_its_version_again_and_then_the_nex
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_receiver_that_is_killed_amid_a_load_comes_back_and_finishes_it(settings, kind, fails):
     setting = settings(kind, load_s=0.5)
-    with setting.engine() as engine, Client(engine, setting.rules.generate_path):
+    with setting.engine() as engine, Client(engine):
         receiver = setting.receiver(engine.url)
         if fails:
             engine.fault(setting.rules.update_path, "partial")
@@ -217,7 +238,7 @@ def test_a_rollback_reaches_the_engine(setting):
 
 def test_an_older_sglang_that_dies_of_a_flush_under_requests_is_never_made_to(settings):
     setting = settings("sglang", legacy_assert=True, absent=("/ready", "/update_weight_version"))
-    with setting.engine() as engine, Client(engine, "/generate"):
+    with setting.engine() as engine, Client(engine):
         setting.receiver(engine.url)
         for version in range(1, 6):
             setting.publish(version)

@@ -28,8 +28,11 @@ class VllmRules:
 
     endpoints = ENDPOINTS
     generate_path = "/v1/generate"
+    refusal = None
     pause_path = "/pause"
     update_path = "/collective_rpc"
+    conditional = (update_path, "/update_weights", "/finish_weight_update")
+    keeps_names = True
 
     def __init__(self, model: ServedModel, options) -> None:
         self.core = EngineCore(model, options.token_s)

@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "common/base/hash.h"
+#include "common/base/text.h"
 #include "common/model/manifest.h"
 #include "common/payload/payload.h"
 #include "common/wire/local.h"
@@ -89,6 +90,14 @@ TEST_CASE("The layout example is what the code writes") {
       *model::ModelLayout::Create(story.layout->tensors(), 4096, {{"adapter_config.json", R"({"r": 8})"}});
   CHECK(Example(kModel, "layout-with-attachment") == adapter->encoded());
   CHECK(ToHex(adapter->digest()) == "f8424d29fad8d48c5dc62437b7988736");
+}
+
+TEST_CASE("Every codec level has its row in the table of levels") {
+  std::ifstream document(kPayload);
+  const std::string text(std::istreambuf_iterator<char>(document), {});
+  for (const payload::CodecLevel level : payload::CodecLevel::All()) {
+    CHECK_THAT(text, Catch::Contains(Cat("\n| ", int{level->number}, " | ", level->name, " |")));
+  }
 }
 
 TEST_CASE("The payload examples are what the code writes") {

@@ -1,6 +1,7 @@
 #include <catch2/catch.hpp>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include "common/base/hash.h"
 #include "common/os/file.h"
@@ -306,7 +307,8 @@ TEST_CASE("A watch is called for its model and at the end, and never once it is 
   CHECK(others == 1);
 }
 
-TEST_CASE("The level is compact below a link's rate that rises with the density and levels off") {
+TEST_CASE("Of the first two, the level is compact below a link's rate that rises with the density and levels off") {
+  const auto levels = payload::CodecLevel::All().first(2);
   for (const auto& [density, border] : std::vector<std::pair<double, uint64_t>>{{0.0001, 1'000'000},
                                                                                 {0.002, 20'000'000},
                                                                                 {0.01, 100'000'000},
@@ -316,12 +318,24 @@ TEST_CASE("The level is compact below a link's rate that rises with the density 
                                                                                 {1, 220'000'000},
                                                                                 {0, 100'000'000}}) {
     INFO(density);
-    CHECK(ChooseLevel(border - 1, density) == payload::CodecLevel::kCompact);
-    CHECK(ChooseLevel(border, density) == payload::CodecLevel::kFast);
-    CHECK(ChooseLevel(1, density) == payload::CodecLevel::kCompact);
-    CHECK(ChooseLevel(10'000'000'000, density) == payload::CodecLevel::kFast);
+    CHECK(ChooseLevel(border - 1, density, levels) == payload::CodecLevel::kCompact);
+    CHECK(ChooseLevel(border, density, levels) == payload::CodecLevel::kFast);
+    CHECK(ChooseLevel(1, density, levels) == payload::CodecLevel::kCompact);
+    CHECK(ChooseLevel(10'000'000'000, density, levels) == payload::CodecLevel::kFast);
   }
-  CHECK(ChooseLevel(0, 0.01) == payload::CodecLevel::kFast);  // nothing is known of the link
+}
+
+TEST_CASE(
+    "The slower the link the higher the level, from the first, which is for what nothing is known of, to the last") {
+  const auto levels = payload::CodecLevel::All();
+  CHECK(ChooseLevel(0, 0.01) == levels.front());
+  payload::CodecLevel level = levels.back();
+  for (uint64_t rate = 1'000; rate < 10'000'000'000; rate += rate / 20) {
+    const payload::CodecLevel before = std::exchange(level, ChooseLevel(rate, 0.01));
+    CHECK(level <= before);
+    if (rate == 1'000) CHECK(level == levels.back());
+  }
+  CHECK(level == levels.front());
 }
 
 TEST_CASE("Of any number of levels the one is chosen that brings a delta soonest") {

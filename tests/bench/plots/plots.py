@@ -15,8 +15,7 @@ Rows = "list[dict]"
 WIDTH, HEIGHT = 7.6, 4.6  # inches
 # Okabe and Ito's colours, which most eyes can tell apart.
 BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#7f7f7f"
-STAGE_COLOURS = (BLUE, ORANGE, GREEN, "#cc79a7", "#e69f00", "#56b4e9", GREY, "#b2a100")
-LEVELS = (("fast", BLUE), ("compact", ORANGE))
+COLOURS = (BLUE, ORANGE, GREEN, "#cc79a7", "#e69f00", "#56b4e9", GREY, "#b2a100")
 MODEL_SPEED = "model, GB/s"
 DENSITY = "changed elements, %"
 TOGETHER = 4.0  # bars whose totals differ by no more than this share an axis
@@ -89,6 +88,11 @@ def points(rows: Rows, x: str, y: str, level: str, times: float = 1.0) -> "list[
     return sorted((row[x] * times, row[y]) for row in rows if row["level"] == level)
 
 
+def levels(rows: Rows) -> "list[tuple[str, str]]":
+    """The codec levels of the rows, as they come, each with its colour."""
+    return list(zip(dict.fromkeys(row["level"] for row in rows), COLOURS))
+
+
 def gigabytes(rows: Rows) -> str:
     return f"{rows[0]['gigabytes']:.2g} GB in bf16"
 
@@ -99,7 +103,7 @@ def by_density(
     """`bound` and `lines`: a label and the column of what is drawn, the latter for each level."""
     figure, axes = line_chart(title, subtitle, DENSITY, y)
     add_bound(axes, bound[0], points(rows, "density", bound[1], "fast", 100))
-    for level, colour in LEVELS:
+    for level, colour in levels(rows):
         add_line(axes, f"{lines[0]}, {level}", points(rows, "density", lines[1], level, 100), colour)
     logarithmic(axes, sorted({round(100 * row["density"], 3) for row in rows}))
     return finish(figure, axes)
@@ -131,7 +135,7 @@ def scaling_over_threads(rows: Rows, machine: str) -> Figure:
     subtitle = f"{gigabytes(rows)}, 1 % changed; {machine}"
     figure, axes = line_chart("Throughput of the agent by threads", subtitle, "threads", MODEL_SPEED)
     add_bound(axes, "only reading both halves", points(rows, "threads", "read_both", "fast"))
-    for level, colour in LEVELS:
+    for level, colour in levels(rows):
         add_line(axes, f"compare, hash and encode, {level}", points(rows, "threads", "diff_encode", level), colour)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return finish(figure, axes)
@@ -173,7 +177,7 @@ def latency_breakdown(rows: Rows, machine: str) -> Figure:
         else:
             groups.append([bar])
     names = list(dict.fromkeys(name for bar in bars for name in stages_ms(bar)))
-    colours = dict(zip(names, STAGE_COLOURS))
+    colours = dict(zip(names, COLOURS))
     subtitle = f"medians; totals from the trainer's commit to the replica's; {machine}"
     figure, all_axes = new_figure("Where a sync's time goes", subtitle, tuple(map(len, groups)))
     for axes, group in zip(all_axes, groups):

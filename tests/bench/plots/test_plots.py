@@ -59,6 +59,15 @@ def test_points_stand_where_their_values_are_by_rising_density():
     assert axes.get_xscale() == "log" and axes.get_ylim()[0] == 0
 
 
+def test_every_level_that_was_measured_has_a_line_of_its_own_colour():
+    rows = [sweep_row(level, density=0.01, threads=1) for level in ("fast", "compact", "another")]
+    for draw in (plots.bytes_per_change, plots.scaling_over_threads):
+        [axes] = draw(rows, "").axes
+        _, *lines = axes.get_lines()
+        assert [line.get_label().rpartition(" ")[2] for line in lines] == ["fast", "compact", "another"]
+        assert len({line.get_color() for line in lines}) == 3
+
+
 def test_parts_of_a_bar_are_as_long_as_their_stages_and_bars_of_like_length_share_an_axis():
     short, long = plots.latency_breakdown(SERIES["delta_sync_stages"]["rows"], "").axes
     for axes, times in ((short, 1), (long, 10)):

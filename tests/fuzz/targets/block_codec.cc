@@ -29,7 +29,7 @@ Case CaseOf(ByteView input) {
   const auto choice = static_cast<uint8_t>(input[0]);
   return {.unit = kUnits[choice & 3],
           .block_bytes = kBlockBytes[choice >> 2 & 3],
-          .level = (choice & 16) == 0 ? CodecLevel::kFast : CodecLevel::kCompact,
+          .level = CodecLevel::All()[(choice >> 4) % CodecLevel::All().size()],
           .coded = input.subspan(1)};
 }
 
