@@ -4,11 +4,12 @@ import contextlib
 import socket
 import time
 
-import lockstep
 import pytest
 import torch
 from fake_receiver import RUN, Page
 from helpers import in_background, values, wait_until
+
+import lockstep
 from lockstep.engine import Served
 from lockstep.engine._gate import Gate
 

@@ -7,9 +7,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Iterator
 
-import lockstep
 import pytest
 from helpers import in_background, wait_until
+
+import lockstep
 from lockstep.engine import Served
 from lockstep.engine._gate import Gate
 

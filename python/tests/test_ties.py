@@ -2,10 +2,11 @@
 
 import warnings
 
-import lockstep
 import numpy as np
 import pytest
 import torch
+
+import lockstep
 from lockstep.export._ties import warn_of_ties
 
 

@@ -9,9 +9,10 @@ import socket
 import threading
 import time
 
-import lockstep
 import pytest
 import torch
+
+import lockstep
 from lockstep.core.ring_messages import Message, MessageType, Peer
 from lockstep.core.tensors import TensorMeta
 

@@ -1,11 +1,12 @@
 """A trainer and an engine on its host, two processes, and nothing between them but a ring of buckets."""
 
-import lockstep
 import pytest
 import ring_ranks
 import torch
 from hf_models import tiny_config
 from ranks import Ranks
+
+import lockstep
 
 BUCKET = 8 << 10  # an embedding of 16,000 bytes takes several
 

@@ -3,13 +3,14 @@
 import os
 import re
 
-import lockstep
 import pytest
 from harness import ROOT
+from ring_peers import DATA, RUN, SECONDS, Collected, FakeReader, PlainExporter, in_background, outcome
+
+import lockstep
 from lockstep.core.ring_messages import RING_FORMAT, Message, MessageType
 from lockstep.engine import Served
 from lockstep.export._ring_buckets import parts_of
-from ring_peers import DATA, RUN, SECONDS, Collected, FakeReader, PlainExporter, in_background, outcome
 
 
 @pytest.fixture

@@ -2,12 +2,13 @@
 
 import contextlib
 
-import lockstep
 import numpy as np
 import pytest
 from harness import MODEL, wait_until
 from rank_process import RankProcess, content
 from replicas import ToyModel
+
+import lockstep
 
 SHAPES = {"a": [300, 700], "b": [200_000], "c": [], "d": [64, 64]}
 HALVES = [["a", "c"], ["b", "d"]]
