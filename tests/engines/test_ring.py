@@ -154,6 +154,6 @@ def test_arguments_out_of_their_bounds_and_a_socket_that_is_taken_are_refused(cl
         with pytest.raises(lockstep.StateError, match="closed"):
             first.send(1)
         ring.write_text("another file")
-        with pytest.raises(lockstep.StateError):
+        with pytest.raises(lockstep.StateError, match=f"no ring can be made at {ring}"):
             lockstep.BucketRing(exporter, socket=ring)
         assert ring.read_text() == "another file"
