@@ -4,6 +4,7 @@
 #include <cstring>
 #include <thread>
 
+#include "common/base/status_testing.h"
 #include "common/model/safetensors.h"
 
 namespace lockstep::buffer {
@@ -110,11 +111,18 @@ TEST_CASE("A damaged control segment is refused") {
   const auto buffer = Fresh();
   const auto control = os::AdoptSegment(os::UniqueFd(dup(buffer->fds()[0])),
                                         ControlSegment::BytesFor(*buffer->layout()), os::Access::kReadWrite, "control");
-  for (const size_t at : {0, 9, 20, 40, 60, 100, 515}) {
+  const auto check_damaged = [&](size_t at, ErrorCode code, const std::string& text) {
     control->data()[at] ^= std::byte{1};
-    CHECK_FALSE(ReopenOf(*buffer).ok());
+    CHECK_THAT(ReopenOf(*buffer), FailsWith(code, text));
     control->data()[at] ^= std::byte{1};
+  };
+  check_damaged(0, ErrorCode::kProtocol, "control segment: it does not start with");
+  check_damaged(9, ErrorCode::kProtocol, "control segment: format 257 is not known here");
+  check_damaged(10, ErrorCode::kProtocol, "control segment: its header has 257 bytes, not 256");
+  for (const size_t at : {20, 40, 60, 100}) {
+    check_damaged(at, ErrorCode::kCorrupt, "control segment: its header fails its check");
   }
+  check_damaged(515, ErrorCode::kProtocol, "encoded layout: it does not start with");
   CHECK(ReopenOf(*buffer).ok());
 }
 
