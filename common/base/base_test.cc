@@ -8,6 +8,7 @@
 #include "common/base/hash_targets.h"
 #include "common/base/ids.h"
 #include "common/base/status.h"
+#include "common/base/status_testing.h"
 #include "common/base/text.h"
 #include "common/base/worker_pool.h"
 
@@ -46,9 +47,9 @@ TEST_CASE("Ids round-trip through hex and refuse anything else") {
   const auto run = RandomId<RunId>();
   CHECK(RunId{*HexDecode16(ToHex(run))} == run);
   CHECK(RunId{*Bytes16(ToBytes(run))} == run);
-  CHECK_FALSE(HexDecode16("12").ok());
-  CHECK_FALSE(HexDecode16(std::string(31, 'a') + "g").ok());
-  CHECK_FALSE(Bytes16("short").ok());
+  CHECK_THAT(HexDecode16("12"), FailsWith(ErrorCode::kBadData, "expected 32 hex digits, got \"12\""));
+  CHECK_THAT(HexDecode16(std::string(31, 'a') + "g"), FailsWith(ErrorCode::kBadData, "expected 32 hex digits"));
+  CHECK_THAT(Bytes16("short"), FailsWith(ErrorCode::kProtocol, "expected a 16-byte id, got 5 bytes"));
   CHECK(RandomId<RunId>() != run);
 }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "common/base/status_testing.h"
 #include "common/os/segment.h"
 #include "common/os/temp_dir.h"
 
@@ -36,10 +37,7 @@ TEST_CASE("A segment that does not fit its tmpfs is an error with numbers and le
   REQUIRE(::statvfs("/dev/shm", &room) == 0);
   const uint64_t too_much = uint64_t{room.f_blocks} * room.f_frsize + (1 << 20);
   const Result<MappedSegment> made = CreateTmpfsSegment(dir.File("seg"), too_much);
-  REQUIRE_FALSE(made.ok());
-  CHECK(made.status().code() == ErrorCode::kResourceExhausted);
-  CHECK(made.status().message().find(dir.File("seg")) != std::string::npos);
-  CHECK(made.status().message().find("free") != std::string::npos);
+  REQUIRE_THAT(made, FailsWith(ErrorCode::kResourceExhausted, dir.File("seg"), "free"));
   CHECK_FALSE(std::filesystem::exists(dir.File("seg")));
 }
 

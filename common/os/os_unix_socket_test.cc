@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "common/base/bytes.h"
+#include "common/base/status_testing.h"
 #include "common/os/temp_dir.h"
 #include "common/os/unix_listener.h"
 #include "common/os/unix_socket.h"
@@ -96,8 +97,7 @@ TEST_CASE("A socket path that is too long or has no listener is refused by name"
   CHECK(UnixListener::Create(long_path).status().code() == ErrorCode::kBadData);
   CHECK(UnixConnect(long_path, kSoon).status().code() == ErrorCode::kBadData);
   const Status missing = UnixConnect("/tmp/no-such-socket", kSoon).status();
-  CHECK(missing.code() == ErrorCode::kUnavailable);
-  CHECK(missing.message().find("/tmp/no-such-socket") != std::string::npos);
+  CHECK_THAT(missing, FailsWith(ErrorCode::kUnavailable, "/tmp/no-such-socket"));
 }
 
 TEST_CASE("Accept ends on its timeout and on Wake, which stays") {
@@ -159,8 +159,7 @@ TEST_CASE("A peer that closes is unavailable, and the message says how far it ca
   pair.left = UnixConnection();
   std::string text(4, ' ');
   const Status half = ReceiveText(pair.right, text);
-  CHECK(half.code() == ErrorCode::kUnavailable);
-  CHECK(half.message().find("2 of 4 bytes") != std::string::npos);
+  CHECK_THAT(half, FailsWith(ErrorCode::kUnavailable, "2 of 4 bytes"));
   CHECK(ReceiveText(pair.right, text).message() == "peer closed");
   CHECK(pair.right.Send(AsBytes(std::string_view("ab")), {}, kSoon).code() == ErrorCode::kUnavailable);
 }

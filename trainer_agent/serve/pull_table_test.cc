@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <cctype>
 
+#include "common/base/status_testing.h"
 #include "proto/lockstep/v1/model.pb.h"
 #include "trainer_agent/serve/agent_protos.h"
 #include "trainer_agent/serve/serve_fixture.h"
@@ -56,8 +57,7 @@ TEST_CASE("Requests to pull say what their receiver decodes; one without a commo
   request.set_peer("raas_receiver/0.3.0 protocol=1-1 codec-fast");
   CHECK(FromProto(request)->levels == std::vector{payload::CodecLevel::kFast});
   request.set_peer("raas_receiver/9.0.0 protocol=7-8");
-  CHECK(FromProto(request).status().code() == ErrorCode::kProtocol);
-  CHECK_THAT(FromProto(request).status().message(), Catch::Contains("upgrade the trainer_agent"));
+  CHECK_THAT(FromProto(request), FailsWith(ErrorCode::kProtocol, "upgrade the trainer_agent"));
 }
 
 TEST_CASE("Unknown models and foreign layouts are refused") {
@@ -81,7 +81,8 @@ TEST_CASE("A ticket admits one lane once, and only to its pull") {
   CHECK(renewed->size() == 3);
   CHECK(served.pulls.Admit(plan->pull_id, (*renewed)[2]).ok());
   served.pulls.Close(plan->pull_id, {served.run->run(), 1}, "ok");
-  CHECK_FALSE(served.pulls.Admit(plan->pull_id, plan->tickets[1]).ok());
+  CHECK_THAT(served.pulls.Admit(plan->pull_id, plan->tickets[1]),
+             FailsWith(ErrorCode::kPermission, "ticket is unknown, used up or expired"));
   CHECK(served.pulls.Reports("actor").at(0).outcome == "ok");
   CHECK(served.pulls.open_pulls("actor") == 1);
 }
@@ -118,10 +119,11 @@ TEST_CASE("A pull that nobody touches expires") {
   Served served;
   PullTable pulls(&served.catalog, {.max_pulls = 1, .idle_timeout = std::chrono::hours(1)});
   const auto plan = pulls.Open(served.Request());
-  CHECK_FALSE(pulls.Open(served.Request()).ok());
+  CHECK_THAT(pulls.Open(served.Request()), FailsWith(ErrorCode::kResourceExhausted, "1 pulls are open, the limit"));
   pulls.Expire(Pull::Clock::now() + std::chrono::minutes(61));
   CHECK(pulls.Open(served.Request()).ok());
-  CHECK_FALSE(pulls.Admit(plan->pull_id, plan->tickets[0]).ok());
+  CHECK_THAT(pulls.Admit(plan->pull_id, plan->tickets[0]),
+             FailsWith(ErrorCode::kPermission, "ticket is unknown, used up or expired"));
 }
 
 TEST_CASE("The control plane has every codec level, by number and name, and no others") {

@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "common/base/hash.h"
+#include "common/base/status_testing.h"
 #include "common/os/file.h"
 #include "common/os/temp_dir.h"
 #include "common/payload/test_level.h"
@@ -159,8 +160,8 @@ TEST_CASE("A restarted agent finds the chain that ends at its newest version, an
     DeltaStore store(chain.layout, {.directory = dir.path(), .fold_pool = &pool});
     store.Load(chain.Newest(5));
     CHECK(store.Retained().size() == 4);
-    CHECK_FALSE(os::ReadFile(dir.File("new")).ok());
-    CHECK_FALSE(os::ReadFile(dir.File("7-8.delta")).ok());
+    CHECK_THAT(os::ReadFile(dir.File("new")), FailsWith(ErrorCode::kNotFound, dir.File("new")));
+    CHECK_THAT(os::ReadFile(dir.File("7-8.delta")), FailsWith(ErrorCode::kNotFound, dir.File("7-8.delta")));
     REQUIRE(chain.Add(store, 5).ok());
     CHECK(store.RouteFrom(1, kFull, payload::CodecLevel::kFast).folded);
   }
@@ -181,7 +182,7 @@ TEST_CASE("A delta's file is opened for reading and outlives its name; folds and
   Bytes bytes(payload->total_bytes());
   REQUIRE(os::ReadAt(file->get(), 0, bytes, "delta").ok());
   CHECK(std::equal(bytes.begin(), bytes.end(), payload->bytes().begin(), payload->bytes().end()));
-  CHECK_FALSE(os::WriteAll(file->get(), 0, bytes, "delta").ok());
+  CHECK_THAT(os::WriteAll(file->get(), 0, bytes, "delta"), FailsWith(ErrorCode::kIo, "write delta at byte 0"));
   CHECK(store.OpenFile(*payload).status().code() == ErrorCode::kState);
 
   for (Version version = 1; version <= 2; ++version) REQUIRE(chain.Add(store, version).ok());
