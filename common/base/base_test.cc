@@ -27,7 +27,7 @@ Result<int> Quarter(int x) {
 
 TEST_CASE("An error passes up unchanged and a value passes through") {
   CHECK(*Quarter(8) == 2);
-  CHECK(Quarter(6).status().code() == ErrorCode::kBadData);
+  CHECK_THAT(Quarter(6), FailsWith(ErrorCode::kBadData, "odd"));
   CHECK(Quarter(6).status().WithContext("six").ToString() == "bad_data: six: odd");
 }
 
@@ -39,8 +39,8 @@ TEST_CASE("Every error code has a label and a sysexits status of its own kind") 
     CHECK((exit_code == 0 || (exit_code >= 64 && exit_code <= 78)));
   }
   CHECK(labels.size() == static_cast<size_t>(ErrorCode::kInternal) + 1);
-  CHECK(ErrnoStatus(ENOSPC, "write x").code() == ErrorCode::kResourceExhausted);
-  CHECK(ErrnoStatus(EADDRINUSE, "bind").code() == ErrorCode::kUnavailable);
+  CHECK_THAT(ErrnoStatus(ENOSPC, "write x"), FailsWith(ErrorCode::kResourceExhausted, "write x: "));
+  CHECK_THAT(ErrnoStatus(EADDRINUSE, "bind"), FailsWith(ErrorCode::kUnavailable, "bind: "));
 }
 
 TEST_CASE("Ids round-trip through hex and refuse anything else") {

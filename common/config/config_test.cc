@@ -185,7 +185,7 @@ TEST_CASE("What a file says does not spoil the message that refuses it") {
                            "a = \"\xff\"\n", "\x1b = 1\n", "follow = fals\006e\n", "listen \xc9\xb4 = 1\n"}) {
     const Status status = Daemon().Parse({"--config", ConfigFile(dir, text).c_str()}).status();
     INFO(status.ToString());
-    CHECK(status.code() == ErrorCode::kConfig);
+    CHECK_THAT(status, FailsWith(ErrorCode::kConfig, "d.toml"));
     CHECK(CleanText(status.message()) == status.message());
   }
 }

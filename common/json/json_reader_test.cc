@@ -40,7 +40,7 @@ Result<Letter> Parse(std::string_view text) {
 
 std::string Refusal(std::string_view text) {
   const Result<Letter> letter = Parse(text);
-  REQUIRE(letter.status().code() == ErrorCode::kBadData);
+  REQUIRE_THAT(letter, FailsWith(ErrorCode::kBadData, "letter: "));
   return letter.status().message();
 }
 

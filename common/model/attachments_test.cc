@@ -58,7 +58,7 @@ TEST_CASE("Every truncation of an encoding with attachments is refused, and byte
                  FailsWith(ErrorCode::kProtocol, "encoded layout: truncated"));
   }
   encoded.push_back(std::byte{0});
-  CHECK(ModelLayout::Decode(encoded).status().code() == ErrorCode::kProtocol);
+  CHECK_THAT(ModelLayout::Decode(encoded), FailsWith(ErrorCode::kProtocol, "bytes after its last entry"));
 }
 
 TEST_CASE("One set of attachments has one encoding: names that do not rise are refused") {

@@ -49,15 +49,19 @@ TEST_CASE("The canonical encoding round-trips and names the layout") {
 
 TEST_CASE("Every truncation and every foreign start of an encoding is refused") {
   const Bytes encoded = (*ModelLayout::Create(Mixed()))->encoded();
-  for (size_t cut = 0; cut < encoded.size(); ++cut)
+  for (size_t cut = 0; cut < encoded.size(); ++cut) {
     CHECK_THAT(ModelLayout::Decode(ByteView(encoded).first(cut)),
                FailsWith(ErrorCode::kProtocol, "encoded layout: truncated"));
+  }
   Bytes bad = encoded;
   bad[0] = std::byte{'X'};
-  CHECK(ModelLayout::Decode(bad).status().code() == ErrorCode::kProtocol);
+  CHECK_THAT(ModelLayout::Decode(bad), FailsWith(ErrorCode::kProtocol, "does not start with \"LSLAYOUT\""));
   bad = encoded;
   bad[8] = std::byte{1};
   CHECK_THAT(ModelLayout::Decode(bad), FailsWith(ErrorCode::kProtocol, "format 1 is not known here (known: 2)"));
+  bad = encoded;
+  bad[10] = std::byte{33};
+  CHECK_THAT(ModelLayout::Decode(bad), FailsWith(ErrorCode::kProtocol, "its header has 33 bytes, not 32"));
   bad = encoded;
   bad.push_back(std::byte{0});
   CHECK_THAT(ModelLayout::Decode(bad), FailsWith(ErrorCode::kProtocol, "encoded layout: bytes after its last entry"));
@@ -234,8 +238,9 @@ TEST_CASE("A manifest digest depends on every block hash, on their order and on 
 
 TEST_CASE("Model names are directory names") {
   CHECK(CheckModelName("Qwen3-0.6B_actor").ok());
-  for (const std::string bad : {"", ".", "..", "a/b", "a b", "\n"})
+  for (const std::string bad : {"", ".", "..", "a/b", "a b", "\n"}) {
     CHECK_THAT(CheckModelName(bad), FailsWith(ErrorCode::kBadData, "use 1 to 128 letters"));
+  }
   CHECK_THAT(CheckModelName(std::string(129, 'a')), FailsWith(ErrorCode::kBadData, "use 1 to 128 letters"));
 }
 

@@ -36,14 +36,15 @@ TEST_CASE("A failed atomic write names the path and leaves no temporary file") {
   const Status status = WriteFileAtomic(dir.File("taken"), "text");
   CHECK_THAT(status, FailsWith(ErrorCode::kIo, dir.File("taken")));
   CHECK(EntriesIn(dir.path()) == 1);
-  CHECK(WriteFileAtomic(dir.File("missing/a"), "text").code() == ErrorCode::kNotFound);
+  CHECK_THAT(WriteFileAtomic(dir.File("missing/a"), "text"), FailsWith(ErrorCode::kNotFound, dir.File("missing/a")));
 }
 
 TEST_CASE("ReadFile refuses what is missing and what is too long") {
   const TempDir dir;
-  CHECK(ReadFile(dir.File("none")).status().code() == ErrorCode::kNotFound);
+  CHECK_THAT(ReadFile(dir.File("none")), FailsWith(ErrorCode::kNotFound, dir.File("none")));
   REQUIRE(WriteFileAtomic(dir.File("long"), std::string(100'000, 'x')).ok());
-  CHECK(ReadFile(dir.File("long"), 99'999).status().code() == ErrorCode::kResourceExhausted);
+  CHECK_THAT(ReadFile(dir.File("long"), 99'999),
+             FailsWith(ErrorCode::kResourceExhausted, dir.File("long") + " is longer than "));
   CHECK(ReadFile(dir.File("long"), 100'000).ok());
 }
 
@@ -75,9 +76,10 @@ TEST_CASE("CheckWritableDir distinguishes a usable directory from a missing one 
   const TempDir dir;
   CHECK(CheckWritableDir(dir.path()).ok());
   CHECK(EntriesIn(dir.path()) == 0);
-  CHECK(CheckWritableDir(dir.File("none")).code() == ErrorCode::kNotFound);
+  CHECK_THAT(CheckWritableDir(dir.File("none")), FailsWith(ErrorCode::kNotFound, dir.File("none")));
   REQUIRE(WriteFileAtomic(dir.File("file"), "").ok());
-  CHECK(CheckWritableDir(dir.File("file")).code() == ErrorCode::kBadData);
+  CHECK_THAT(CheckWritableDir(dir.File("file")),
+             FailsWith(ErrorCode::kBadData, dir.File("file") + " is not a directory"));
   CHECK_THAT(CheckWritableDir("/proc/self"),
              FailsWith(ErrorCode::kNotFound, "directory /proc/self cannot be written by uid"));
 }

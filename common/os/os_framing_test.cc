@@ -69,13 +69,15 @@ TEST_CASE("A body that ends early is unavailable, one that does not come is a de
   Pair pair;
   const Bytes some(10);
   REQUIRE(pair.left.Send(some, {}, kSoon).ok());
-  CHECK(ReceiveBody(pair.right, 11, Deadline(std::chrono::milliseconds(20))).status().code() == ErrorCode::kDeadline);
+  CHECK_THAT(ReceiveBody(pair.right, 11, Deadline(std::chrono::milliseconds(20))),
+             FailsWith(ErrorCode::kDeadline, "the peer did not answer in time"));
   const int descriptor = STDIN_FILENO;
   REQUIRE(pair.left.Send(some, {&descriptor, 1}, kSoon).ok());
-  CHECK(ReceiveBody(pair.right, 10, Deadline(kSoon)).status().code() == ErrorCode::kProtocol);
+  CHECK_THAT(ReceiveBody(pair.right, 10, Deadline(kSoon)),
+             FailsWith(ErrorCode::kProtocol, "peer passed descriptors where none belong"));
   REQUIRE(pair.left.Send(some, {}, kSoon).ok());
   pair.left.Shutdown();
-  CHECK(ReceiveBody(pair.right, 11, Deadline(kSoon)).status().code() == ErrorCode::kUnavailable);
+  CHECK_THAT(ReceiveBody(pair.right, 11, Deadline(kSoon)), FailsWith(ErrorCode::kUnavailable, "10 of 11 bytes"));
 }
 
 }  // namespace

@@ -63,7 +63,8 @@ TEST_CASE("what is no such line is refused, whole and quoted") {
     CAPTURE(line);
     CHECK_THAT(parsed, FailsWith(ErrorCode::kProtocol, "which is not NAME/RELEASE protocol="));
   }
-  CHECK(ParsePeer("a/1 protocol=1-1 " + std::string(kMaxPeerBytes, 'x'), "a").status().code() == ErrorCode::kProtocol);
+  CHECK_THAT(ParsePeer("a/1 protocol=1-1 " + std::string(kMaxPeerBytes, 'x'), "a"),
+             FailsWith(ErrorCode::kProtocol, "a peer says of itself \"a/1 protocol=1-1 xxx"));
 }
 
 TEST_CASE("every prefix of a line is refused or names the same program") {

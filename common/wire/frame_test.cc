@@ -116,7 +116,8 @@ TEST_CASE("A payload that fails its hash is refused") {
   frame.payload_bytes = 100;
   frame.payload_hash = Hash64(payload);
   CHECK(CheckFramePayload(frame, payload).ok());
-  CHECK(CheckFramePayload(frame, ByteView(payload).first(99)).code() == ErrorCode::kCorrupt);
+  CHECK_THAT(CheckFramePayload(frame, ByteView(payload).first(99)),
+             FailsWith(ErrorCode::kCorrupt, "the payload of block 3 fails its hash"));
 }
 
 }  // namespace

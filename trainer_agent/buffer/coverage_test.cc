@@ -60,8 +60,10 @@ TEST_CASE("A byte reported twice, or outside, is refused and changes nothing") {
     CHECK_THAT(reported.Refuse(StridedRange::Plain(range)), FailsWith(ErrorCode::kBadData, "reported twice"));
   }
   CHECK_THAT(reported.Refuse({20, 10, 10, 30}), FailsWith(ErrorCode::kBadData, "(tensor \"a\") were reported twice"));
-  CHECK(reported.Refuse(StridedRange::Plain({9999, 2})).code() == ErrorCode::kBadData);
-  CHECK(reported.Refuse(StridedRange::Plain({~uint64_t{0}, 2})).code() == ErrorCode::kBadData);
+  CHECK_THAT(reported.Refuse(StridedRange::Plain({9999, 2})),
+             FailsWith(ErrorCode::kBadData, "outside the data section of 10000 bytes"));
+  CHECK_THAT(reported.Refuse(StridedRange::Plain({~uint64_t{0}, 2})),
+             FailsWith(ErrorCode::kBadData, "outside the data section of 10000 bytes"));
   reported.Plain(10, 0);
   reported.Plain(0, 100);
   reported.Plain(200, 9800);
@@ -93,7 +95,7 @@ TEST_CASE("Columns reported by several ranks complete every block, and the first
   for (const uint64_t column : {96, 0, 32}) CHECK(reported.Add({100 + column, 32, 64, 128}).changed.empty());
   CHECK(reported.coverage.FirstMissing() == 164);
   CHECK(reported.coverage.missing_bytes() == 64 * 32 + 100);
-  CHECK(reported.Refuse({163, 2, 2, 128}).code() == ErrorCode::kBadData);
+  CHECK_THAT(reported.Refuse({163, 2, 2, 128}), FailsWith(ErrorCode::kBadData, "reported twice"));
   CHECK(reported.Add({164, 32, 63, 128}).changed == Blocks{0, 1});
   CHECK(reported.coverage.FirstMissing() == 164 + 63 * 128);
   CHECK(reported.Plain(164 + 63 * 128, 32).empty());
@@ -127,8 +129,9 @@ TEST_CASE("Rows of another pitch in one tensor are kept one by one, up to a limi
   Reported reported{Layout({5000, uint64_t{1} << 23})};
   reported.Add({5000, 1, 2, 1 << 22});
   reported.Add({5001, 1, 1000, 3000});
-  CHECK(reported.Refuse({5001, 1, 2, 3000}).code() == ErrorCode::kBadData);
-  CHECK(reported.Refuse({5002, 1, kMaxRowsApart + 1, 4}).code() == ErrorCode::kResourceExhausted);
+  CHECK_THAT(reported.Refuse({5001, 1, 2, 3000}), FailsWith(ErrorCode::kBadData, "reported twice"));
+  CHECK_THAT(reported.Refuse({5002, 1, kMaxRowsApart + 1, 4}),
+             FailsWith(ErrorCode::kResourceExhausted, "too many to be kept one by one"));
 }
 
 TEST_CASE("Any partition in any order completes every block exactly once") {

@@ -51,15 +51,15 @@ TEST_CASE("Only a committed version can be read, and only under its own number")
   const auto buffer = Fresh();
   Bytes read;
   const auto use = [&](ByteView bytes) { read.assign(bytes.begin(), bytes.end()); };
-  CHECK(buffer->UseBytes(1, {0, 10}, use).code() == ErrorCode::kState);
+  CHECK_THAT(buffer->UseBytes(1, {0, 10}, use), FailsWith(ErrorCode::kState, "version 1 is no longer in memory"));
   buffer->BeginWrite(1);
   std::memset(buffer->data(0), 7, 10000);
-  CHECK(buffer->UseBytes(1, {0, 10}, use).code() == ErrorCode::kState);
+  CHECK_THAT(buffer->UseBytes(1, {0, 10}, use), FailsWith(ErrorCode::kState, "version 1 is no longer in memory"));
   CHECK(read.empty());
   buffer->Commit(0, 1);
   REQUIRE(buffer->UseBytes(1, {8192, 1808}, use).ok());
   CHECK(read == Bytes(1808, std::byte{7}));
-  CHECK(buffer->UseBytes(2, {0, 10}, use).code() == ErrorCode::kState);
+  CHECK_THAT(buffer->UseBytes(2, {0, 10}, use), FailsWith(ErrorCode::kState, "version 2 is no longer in memory"));
 }
 
 TEST_CASE("Readers never see a half that is being written, and writers wait for no more than a use of its bytes") {

@@ -91,7 +91,7 @@ TEST_CASE("Followers are notified of a version that is aborted, for whatever rea
   const auto delta = *feed.Find(1);
   REQUIRE(delta != nullptr);
   Write(*rank, *data, {0, 4096}, 2);
-  CHECK(rank->Commit().code() == ErrorCode::kBadData);  // bytes are missing
+  CHECK_THAT(rank->Commit(), FailsWith(ErrorCode::kBadData, "bytes were never written"));  // bytes are missing
   CHECK(delta->Since(0).aborted.code() == ErrorCode::kAborted);
   CHECK(*feed.Find(1) == nullptr);
   REQUIRE(rank->Begin(3).ok());
@@ -138,7 +138,9 @@ TEST_CASE("Versions only increase, and a version begun is not begun again") {
   Host host;
   const auto rank = host.Connect();
   Publish(*rank, 3, 1);
-  for (const Version version : {0, 1, 3}) CHECK(rank->Begin(version).status().code() == ErrorCode::kState);
+  for (const Version version : {0, 1, 3}) {
+    CHECK_THAT(rank->Begin(version), FailsWith(ErrorCode::kState, "is not greater than the newest, 3"));
+  }
   REQUIRE(rank->Begin(4).ok());
   CHECK_THAT(rank->Begin(5), FailsWith(ErrorCode::kState, "still being written"));
 }
@@ -335,7 +337,8 @@ TEST_CASE("A call that timed out costs its version, and the connection is in ste
     REQUIRE(rank.Commit().ok());
   };
   write(*zero, 1, {0, 80000});
-  CHECK(zero->Begin(2).status().code() == ErrorCode::kDeadline);  // rank 1 is late with version 1
+  CHECK_THAT(zero->Begin(2),
+             FailsWith(ErrorCode::kDeadline, "did not answer in time"));  // rank 1 is late with version 1
   write(*one, 1, {80000, 40000});
   host.Await(1);
   write(*zero, 2, {0, 80000});
@@ -346,7 +349,7 @@ TEST_CASE("A call that timed out costs its version, and the connection is in ste
 TEST_CASE("Versions above the limit are refused") {
   Host host;
   const auto rank = host.Connect();
-  CHECK(rank->Begin(kMaxVersion + 1).status().code() == ErrorCode::kBadData);
+  CHECK_THAT(rank->Begin(kMaxVersion + 1), FailsWith(ErrorCode::kBadData, "version"));
   Publish(*rank, kMaxVersion, 1);
   host.Await(kMaxVersion);
 }
@@ -383,7 +386,7 @@ TEST_CASE("Foreign bytes on the socket are refused and disturb nobody") {
     REQUIRE(stranger->Send(std::as_bytes(std::span(garbage)), {}, kSoon).ok());
     const auto answer = buffer::ReceiveMessage(*stranger, kSoon);
     REQUIRE(answer.ok());
-    CHECK(buffer::DecodeError(answer->body).code() == ErrorCode::kProtocol);
+    CHECK_THAT(buffer::DecodeError(answer->body), FailsWith(ErrorCode::kProtocol, "rank protocol: "));
   }
   Publish(*rank, 1, 1);
   host.Await(1);

@@ -186,7 +186,7 @@ TEST_CASE("A new run that has no room leaves the old one served") {
   REQUIRE(Eventually([&] { return host.disconnected(); }));
   auto options = host.Options();
   options.layout = *model::ModelLayout::Create({{"huge", model::DType::kU8, {uint64_t{1} << 36}, 0}});
-  CHECK(buffer::RankClient::Open(options).status().code() == ErrorCode::kResourceExhausted);
+  CHECK_THAT(buffer::RankClient::Open(options), FailsWith(ErrorCode::kResourceExhausted, "its two halves need"));
   CHECK(FirstByte(host.run(), 1) == std::byte{1});
 }
 
@@ -206,7 +206,8 @@ TEST_CASE("A segment directory that others may write to is refused") {
   char name[] = "/dev/shm/lockstep-open-XXXXXX";
   const std::string directory = mkdtemp(name);
   REQUIRE(chmod(directory.c_str(), 0777) == 0);
-  CHECK(SegmentHome::Create(directory, false).status().code() == ErrorCode::kPermission);
+  CHECK_THAT(SegmentHome::Create(directory, false),
+             FailsWith(ErrorCode::kPermission, "segment directory " + directory));
   CHECK(os::RemoveTree(directory).ok());
 }
 
@@ -228,7 +229,8 @@ TEST_CASE("A committed half whose bytes changed while the agent was away is drop
 
 TEST_CASE("Two agents cannot share a segment directory") {
   Host host;
-  CHECK(SegmentHome::Create(host.directory() + "/segments", false).status().code() == ErrorCode::kUnavailable);
+  CHECK_THAT(SegmentHome::Create(host.directory() + "/segments", false),
+             FailsWith(ErrorCode::kUnavailable, host.directory() + "/segments"));
 }
 
 TEST_CASE("A run that nobody holds, or another model's layout, is refused with what to do") {

@@ -142,9 +142,9 @@ TEST_CASE("Streams end when the catalog closes, those that begin later at once")
   Watcher before(server, "actor");
   CHECK(before.Until(1) == std::vector<Version>{1});
   served.catalog.Close();
-  CHECK(before.Ended().code() == ErrorCode::kUnavailable);
+  CHECK_THAT(before.Ended(), FailsWith(ErrorCode::kUnavailable, "the agent is draining"));
   Watcher after(server, "actor");
-  CHECK(after.Ended().code() == ErrorCode::kUnavailable);
+  CHECK_THAT(after.Ended(), FailsWith(ErrorCode::kUnavailable, "the agent is draining"));
 }
 
 TEST_CASE("64 streams cost no threads, and one that is cancelled does not hold up the others") {
