@@ -79,7 +79,8 @@ take_checks() {
 }
 
 main() {
-  local cpp=true python=true checks=false bazel_options=() pytest_options=() summary=()
+  local cpp=true python=true checks=false bazel_options=() pytest_options=()
+  local summary=(--expected-skips tests/expected_skips.txt)
   while (($# > 0)); do
     case $1 in
       --cpp) python=false ;;
@@ -121,7 +122,7 @@ main() {
     pytest_options+=(-c tests/pytest.ini --rootdir=. --junitxml="$RESULTS/pytest.xml")
     "$VENV/bin/python" -m pytest "${pytest_options[@]}" tests python/tests || status=$?
     end_of_stage "Python tests"
-    summary+=(--pytest "$RESULTS/pytest.xml" --pytest-status "$status" --expected-skips tests/expected_skips.txt)
+    summary+=(--pytest "$RESULTS/pytest.xml" --pytest-status "$status")
     if $checks; then
       wait
       end_of_stage "checks that took longer"

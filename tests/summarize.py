@@ -34,7 +34,7 @@ class Tally:
 
 
 def read_expected_skips(file: Path) -> "list[str]":
-    """Patterns of CLASSNAME.NAME, a line each; "# ..." is why. Those behind "unless root" hold where nobody is root."""
+    """Patterns of CLASSNAME.NAME or TARGET.NAME, a line each; "# ..." is why. Those behind "unless root" hold where nobody is root."""
     patterns = []
     for line in file.read_text().splitlines():
         pattern, _, _ = line.partition("#")
@@ -52,7 +52,7 @@ def tally_junit(report: Path, label: str, expected_skips: "list[str] | None" = N
         if case.find("failure") is not None or case.find("error") is not None:
             tally.failures.append(f"{label}: {case.get('name')}")
         elif case.find("skipped") is not None:
-            name = f"{case.get('classname')}.{case.get('name')}"
+            name = f"{case.get('classname') or label}.{case.get('name')}"
             if expected_skips is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in expected_skips):
                 tally.skipped += 1
             else:
@@ -85,12 +85,12 @@ def read_bazel_tests(events: Path) -> "dict[str, BazelTest]":
     return tests
 
 
-def tally_bazel_test(label: str, test: BazelTest) -> Tally:
+def tally_bazel_test(label: str, test: BazelTest, expected_skips: "list[str] | None") -> Tally:
     """One target's cases; it never passes silently when Bazel says that it did not."""
     try:
         if test.report is None:
             return Tally(failures=[f"{label}: {test.status}, no report"])
-        tally = tally_junit(test.report, label)
+        tally = tally_junit(test.report, label, expected_skips)
     except (OSError, ElementTree.ParseError):
         return Tally(failures=[f"{label}: {test.status}, its report cannot be read"])
     if test.status != "PASSED" and not tally.failures:
@@ -105,15 +105,15 @@ def tally_tool(name: str, tally: Tally, status: int, harmless: "set[int]") -> Ta
     return tally
 
 
-def tally_bazel(events: Path, status: int) -> Tally:
+def tally_bazel(events: Path, status: int, expected_skips: "list[str] | None") -> Tally:
     tally = Tally()
     if events.exists():
         for label, test in sorted(read_bazel_tests(events).items()):
-            tally.add(tally_bazel_test(label, test))
+            tally.add(tally_bazel_test(label, test, expected_skips))
     return tally_tool("bazel", tally, status, {0})
 
 
-def tally_pytest(report: Path, status: int, expected_skips: "list[str] | None" = None) -> Tally:
+def tally_pytest(report: Path, status: int, expected_skips: "list[str] | None") -> Tally:
     no_tests_selected = 5
     try:
         tally = tally_junit(report, "pytest", expected_skips)
@@ -143,10 +143,10 @@ def main(arguments: "list[str]") -> int:
     options = parser.parse_args(arguments)
 
     total = Tally()
+    expected = read_expected_skips(options.expected_skips) if options.expected_skips else None
     if options.bazel:
-        total.add(tally_bazel(options.bazel, options.bazel_status))
+        total.add(tally_bazel(options.bazel, options.bazel_status, expected))
     if options.pytest:
-        expected = read_expected_skips(options.expected_skips) if options.expected_skips else None
         total.add(tally_pytest(options.pytest, options.pytest_status, expected))
     for name, status in options.check:
         total.add(tally_check(name, status))

@@ -99,7 +99,7 @@ def test_stages_are_listed_in_minutes_in_their_order_before_the_last_line(capsys
     assert lines == ["    1.5 min  CUDA build", "    0.1 min  Python tests", "1 passed, 0 failed"]
 
 
-def test_a_skip_that_nobody_expects_has_failed(tmp_path, capsys):
+def test_a_skip_that_nobody_expects_has_failed(run, tmp_path, capsys):
     report, expected = tmp_path / "pytest.xml", tmp_path / "skips.txt"
     skipped = '<testcase classname="tests.engines" name="{}"><skipped message="no GPU"/></testcase>'
     report.write_text(f"<testsuites><testsuite>{skipped.format('a')}{skipped.format('b')}</testsuite></testsuites>")
@@ -109,3 +109,9 @@ def test_a_skip_that_nobody_expects_has_failed(tmp_path, capsys):
     out = capsys.readouterr().out
     assert (status, out.splitlines()[-1]) == (1, "0 passed, 1 failed")
     assert "FAILED pytest: tests.engines.b was skipped: no GPU" in out and "1 skipped" in out
+
+    expected.write_text("*:t.c\n")
+    events = run.tested(
+        "//a:t", "PASSED", MIXED.replace('"b"><failure/>', '"b">').replace("<error/>", "<skipped/>")
+    ).write()
+    assert last_line(capsys, "--bazel", events, "--expected-skips", expected) == (1, "2 passed, 1 failed")

@@ -8,6 +8,7 @@
 #include "common/base/hash_targets.h"
 #include "common/base/ids.h"
 #include "common/base/status.h"
+#include "common/base/status_testing.h"
 #include "common/base/text.h"
 #include "common/base/worker_pool.h"
 
@@ -26,7 +27,7 @@ Result<int> Quarter(int x) {
 
 TEST_CASE("An error passes up unchanged and a value passes through") {
   CHECK(*Quarter(8) == 2);
-  CHECK(Quarter(6).status().code() == ErrorCode::kBadData);
+  CHECK_THAT(Quarter(6), FailsWith(ErrorCode::kBadData, "odd"));
   CHECK(Quarter(6).status().WithContext("six").ToString() == "bad_data: six: odd");
 }
 
@@ -38,17 +39,17 @@ TEST_CASE("Every error code has a label and a sysexits status of its own kind") 
     CHECK((exit_code == 0 || (exit_code >= 64 && exit_code <= 78)));
   }
   CHECK(labels.size() == static_cast<size_t>(ErrorCode::kInternal) + 1);
-  CHECK(ErrnoStatus(ENOSPC, "write x").code() == ErrorCode::kResourceExhausted);
-  CHECK(ErrnoStatus(EADDRINUSE, "bind").code() == ErrorCode::kUnavailable);
+  CHECK_THAT(ErrnoStatus(ENOSPC, "write x"), FailsWith(ErrorCode::kResourceExhausted, "write x: "));
+  CHECK_THAT(ErrnoStatus(EADDRINUSE, "bind"), FailsWith(ErrorCode::kUnavailable, "bind: "));
 }
 
 TEST_CASE("Ids round-trip through hex and refuse anything else") {
   const auto run = RandomId<RunId>();
   CHECK(RunId{*HexDecode16(ToHex(run))} == run);
   CHECK(RunId{*Bytes16(ToBytes(run))} == run);
-  CHECK_FALSE(HexDecode16("12").ok());
-  CHECK_FALSE(HexDecode16(std::string(31, 'a') + "g").ok());
-  CHECK_FALSE(Bytes16("short").ok());
+  CHECK_THAT(HexDecode16("12"), FailsWith(ErrorCode::kBadData, "expected 32 hex digits, got \"12\""));
+  CHECK_THAT(HexDecode16(std::string(31, 'a') + "g"), FailsWith(ErrorCode::kBadData, "expected 32 hex digits"));
+  CHECK_THAT(Bytes16("short"), FailsWith(ErrorCode::kProtocol, "expected a 16-byte id, got 5 bytes"));
   CHECK(RandomId<RunId>() != run);
 }
 

@@ -5,6 +5,7 @@
 #include <catch2/catch.hpp>
 #include <sstream>
 
+#include "common/base/status_testing.h"
 #include "common/base/text.h"
 #include "common/config/config_values.h"
 #include "common/os/temp_dir.h"
@@ -146,8 +147,7 @@ TEST_CASE("A wrong command line is a usage error that names the flag") {
        }) {
     Daemon daemon;
     const Status status = daemon.Parse(words).status();
-    CHECK(status.code() == ErrorCode::kUsage);
-    CHECK(Has(status.message(), words[0]));
+    CHECK_THAT(status, FailsWith(ErrorCode::kUsage, words[0]));
   }
 }
 
@@ -155,21 +155,19 @@ TEST_CASE("A wrong file is a configuration error that names file, line and key")
   const os::TempDir dir;
   const auto error_of = [&](std::string_view text) {
     Daemon daemon;
-    const Status status = daemon.Parse({"--config", ConfigFile(dir, text).c_str()}).status();
-    CHECK(status.code() == ErrorCode::kConfig);
-    return status.message();
+    return daemon.Parse({"--config", ConfigFile(dir, text).c_str()}).status();
   };
-  CHECK(Has(error_of("follow = true\nlisen = 'x'\n"), "d.toml:2: unknown key 'lisen'"));
-  CHECK(Has(error_of("\n\nblock_bytes = 'many'\n"), "d.toml:3: key 'block_bytes': 'many'"));
-  CHECK(Has(error_of("block_bytes = 1.5\n"), "d.toml:1: key 'block_bytes'"));
-  CHECK(Has(error_of("model = 'one'\n"), "takes an array"));
-  CHECK(Has(error_of("listen = ['one']\n"), "takes one value"));
-  CHECK(Has(error_of("[listen]\nx = 1\n"), "d.toml:1: key 'listen'"));
-  CHECK(Has(error_of("follow = true\nlisten = \n"), "d.toml:2: "));
+  CHECK_THAT(error_of("follow = true\nlisen = 'x'\n"), FailsWith(ErrorCode::kConfig, "d.toml:2: unknown key 'lisen'"));
+  CHECK_THAT(error_of("\n\nblock_bytes = 'many'\n"),
+             FailsWith(ErrorCode::kConfig, "d.toml:3: key 'block_bytes': 'many'"));
+  CHECK_THAT(error_of("block_bytes = 1.5\n"), FailsWith(ErrorCode::kConfig, "d.toml:1: key 'block_bytes'"));
+  CHECK_THAT(error_of("model = 'one'\n"), FailsWith(ErrorCode::kConfig, "takes an array"));
+  CHECK_THAT(error_of("listen = ['one']\n"), FailsWith(ErrorCode::kConfig, "takes one value"));
+  CHECK_THAT(error_of("[listen]\nx = 1\n"), FailsWith(ErrorCode::kConfig, "d.toml:1: key 'listen'"));
+  CHECK_THAT(error_of("follow = true\nlisten = \n"), FailsWith(ErrorCode::kConfig, "d.toml:2: "));
   Daemon daemon;
   const Status missing = daemon.Parse({"--config", "/none.toml"}).status();
-  CHECK(missing.code() == ErrorCode::kConfig);
-  CHECK(Has(missing.message(), "/none.toml"));
+  CHECK_THAT(missing, FailsWith(ErrorCode::kConfig, "/none.toml"));
 }
 
 TEST_CASE("A number beyond those of TOML is printed as a text that is read again") {
@@ -187,7 +185,7 @@ TEST_CASE("What a file says does not spoil the message that refuses it") {
                            "a = \"\xff\"\n", "\x1b = 1\n", "follow = fals\006e\n", "listen \xc9\xb4 = 1\n"}) {
     const Status status = Daemon().Parse({"--config", ConfigFile(dir, text).c_str()}).status();
     INFO(status.ToString());
-    CHECK(status.code() == ErrorCode::kConfig);
+    CHECK_THAT(status, FailsWith(ErrorCode::kConfig, "d.toml"));
     CHECK(CleanText(status.message()) == status.message());
   }
 }
@@ -198,8 +196,7 @@ TEST_CASE("A wrong variable is a configuration error that names it, an unknown o
   CHECK(daemon.Parse({}).ok());
   const Environment bytes("TEST_DAEMON_BLOCK_BYTES", "1 MiB");
   const Status status = daemon.Parse({}).status();
-  CHECK(status.code() == ErrorCode::kConfig);
-  CHECK(Has(status.message(), "TEST_DAEMON_BLOCK_BYTES"));
+  CHECK_THAT(status, FailsWith(ErrorCode::kConfig, "TEST_DAEMON_BLOCK_BYTES"));
 }
 
 TEST_CASE("Help and version are answered whatever else is given") {
@@ -215,12 +212,13 @@ TEST_CASE("Help and version are answered whatever else is given") {
 
 TEST_CASE("Numbers stop at their limits") {
   CHECK(*ParseUnsigned("18446744073709551615") == UINT64_MAX);
-  CHECK_FALSE(ParseUnsigned("18446744073709551616").ok());
-  CHECK_FALSE(ParseUnsigned("17179869184GiB").ok());
-  CHECK_FALSE(ParseUnsigned("").ok());
-  CHECK_FALSE(ParseUnsigned("1k").ok());
+  CHECK_THAT(ParseUnsigned("18446744073709551616"),
+             FailsWith(ErrorCode::kBadData, "'18446744073709551616' is not below 2^64"));
+  CHECK_THAT(ParseUnsigned("17179869184GiB"), FailsWith(ErrorCode::kBadData, "'17179869184GiB' is not below 2^64"));
+  CHECK_THAT(ParseUnsigned(""), FailsWith(ErrorCode::kBadData, "'' is not a whole number"));
+  CHECK_THAT(ParseUnsigned("1k"), FailsWith(ErrorCode::kBadData, "'1k' is not a whole number"));
   CHECK(*ParseUnsigned("3T") == 3'000'000'000'000);
-  CHECK_FALSE(ParseUnsigned("-1").ok());
+  CHECK_THAT(ParseUnsigned("-1"), FailsWith(ErrorCode::kBadData, "'-1' is not a whole number"));
 }
 
 }  // namespace

@@ -2,10 +2,10 @@
 
 #include <catch2/catch.hpp>
 
+#include "common/base/status_testing.h"
+
 namespace lockstep::json {
 namespace {
-
-using Catch::Matchers::Contains;
 
 const JsonPath kDocument{.key = "letter"};
 
@@ -40,16 +40,14 @@ Result<Letter> Parse(std::string_view text) {
 
 std::string Refusal(std::string_view text) {
   const Result<Letter> letter = Parse(text);
-  REQUIRE(letter.status().code() == ErrorCode::kBadData);
+  REQUIRE_THAT(letter, FailsWith(ErrorCode::kBadData, "letter: "));
   return letter.status().message();
 }
 
 template <typename T>
-std::string ValueRefusal(const Json& json) {
+Status ReadAs(const Json& json) {
   T value{};
-  const Status status = ReadValue(json, kDocument, value);
-  REQUIRE(status.code() == ErrorCode::kBadData);
-  return status.message();
+  return ReadValue(json, kDocument, value);
 }
 
 TEST_CASE("Members are read in any order, optional ones where they are there") {
@@ -86,17 +84,18 @@ TEST_CASE("Text that is too large, too deep or no JSON is refused") {
 }
 
 TEST_CASE("Names, dtypes and shapes are held to their limits") {
-  CHECK_THAT(ValueRefusal<bool>(0), Contains("true or false"));
-  CHECK_THAT(ValueRefusal<std::string>(1), Contains("must be a string"));
-  CHECK_THAT(ValueRefusal<std::string>(""), Contains("1 to 1024 bytes"));
-  CHECK_THAT(ValueRefusal<std::string>("a\nb"), Contains("without control characters"));
-  CHECK_THAT(ValueRefusal<model::DType>("bfloat16"), Contains("unknown dtype \"bfloat16\""));
-  CHECK_THAT(ValueRefusal<model::DType>("F4"), Contains("packs several elements"));
-  CHECK_THAT(ValueRefusal<layout::Extents>(7), Contains("must be an array"));
-  CHECK_THAT(ValueRefusal<layout::Extents>({1.5}), Contains("whole numbers"));
-  CHECK_THAT(ValueRefusal<layout::Extents>(std::vector<int>(17, 1)), Contains("17 dimensions; the limit is 16"));
-  CHECK_THAT(ValueRefusal<layout::Extents>(Json::array({(uint64_t{1} << 44) + 1})),
-             Contains("more than any tensor has"));
+  CHECK_THAT(ReadAs<bool>(0), FailsWith(ErrorCode::kBadData, "true or false"));
+  CHECK_THAT(ReadAs<std::string>(1), FailsWith(ErrorCode::kBadData, "must be a string"));
+  CHECK_THAT(ReadAs<std::string>(""), FailsWith(ErrorCode::kBadData, "1 to 1024 bytes"));
+  CHECK_THAT(ReadAs<std::string>("a\nb"), FailsWith(ErrorCode::kBadData, "without control characters"));
+  CHECK_THAT(ReadAs<model::DType>("bfloat16"), FailsWith(ErrorCode::kBadData, "unknown dtype \"bfloat16\""));
+  CHECK_THAT(ReadAs<model::DType>("F4"), FailsWith(ErrorCode::kBadData, "packs several elements"));
+  CHECK_THAT(ReadAs<layout::Extents>(7), FailsWith(ErrorCode::kBadData, "must be an array"));
+  CHECK_THAT(ReadAs<layout::Extents>({1.5}), FailsWith(ErrorCode::kBadData, "whole numbers"));
+  CHECK_THAT(ReadAs<layout::Extents>(std::vector<int>(17, 1)),
+             FailsWith(ErrorCode::kBadData, "17 dimensions; the limit is 16"));
+  CHECK_THAT(ReadAs<layout::Extents>(Json::array({(uint64_t{1} << 44) + 1})),
+             FailsWith(ErrorCode::kBadData, "more than any tensor has"));
 }
 
 }  // namespace

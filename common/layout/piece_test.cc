@@ -2,12 +2,11 @@
 
 #include <catch2/catch.hpp>
 
+#include "common/base/status_testing.h"
 #include "common/layout/layout_testing.h"
 
 namespace lockstep::layout {
 namespace {
-
-using Catch::Contains;
 
 constexpr uint64_t kCases = 3000;
 
@@ -38,7 +37,7 @@ TEST_CASE("A scalar is one element, and composes") {
   CHECK(Compose(Whole({}), Whole({})) == Whole({}));
   CHECK(Normalize(Whole({})) == Whole({}));
   CHECK(CheckTiling(Whole({}), {}).ok());
-  CHECK_THAT(CheckTiling({}, {}).message(), Contains("nothing covers 1 of 1 elements, the first at []"));
+  CHECK_THAT(CheckTiling({}, {}), FailsWith(ErrorCode::kBadData, "nothing covers 1 of 1 elements, the first at []"));
 }
 
 TEST_CASE("Normalize drops what is empty and joins neighbours that move alike") {
@@ -56,19 +55,23 @@ TEST_CASE("Normalize keeps boxes whole next to others that end before them") {
 
 TEST_CASE("A piece that leaves its tensor is refused, with its box") {
   CHECK(CheckBounds(Box({2, 0}, {0, 4}, {2, 4}), {4, 4}, {2, 8}).ok());
-  CHECK_THAT(CheckBounds(Box({3, 0}, {0, 4}, {2, 4}), {4, 4}, {2, 8}).message(),
-             Contains("piece 0: its source box [3:5, 0:4] leaves the tensor of shape [4, 4]"));
-  CHECK_THAT(CheckBounds(Box({2, 0}, {0, 5}, {2, 4}), {4, 4}, {2, 8}).message(),
-             Contains("target box [0:2, 5:9] leaves the tensor of shape [2, 8]"));
-  CHECK_THAT(CheckBounds(Box({0}, {0, 0}, {1, 1}), {4, 4}, {4, 4}).message(), Contains("source box has 1 dimensions"));
-  CHECK_THAT(CheckBounds(Box({0, 0}, {0, 0}, {1}), {4, 4}, {4, 4}).message(), Contains("its size 1"));
+  CHECK_THAT(CheckBounds(Box({3, 0}, {0, 4}, {2, 4}), {4, 4}, {2, 8}),
+             FailsWith(ErrorCode::kBadData, "piece 0: its source box [3:5, 0:4] leaves the tensor of shape [4, 4]"));
+  CHECK_THAT(CheckBounds(Box({2, 0}, {0, 5}, {2, 4}), {4, 4}, {2, 8}),
+             FailsWith(ErrorCode::kBadData, "target box [0:2, 5:9] leaves the tensor of shape [2, 8]"));
+  CHECK_THAT(CheckBounds(Box({0}, {0, 0}, {1, 1}), {4, 4}, {4, 4}),
+             FailsWith(ErrorCode::kBadData, "source box has 1 dimensions"));
+  CHECK_THAT(CheckBounds(Box({0, 0}, {0, 0}, {1}), {4, 4}, {4, 4}), FailsWith(ErrorCode::kBadData, "its size 1"));
 }
 
 TEST_CASE("Numbers near the end of 64 bits do not wrap into bounds") {
   const uint64_t most = ~uint64_t{0};
-  CHECK_FALSE(CheckBounds(Box({most}, {0}, {2}), {4}, {4}).ok());
-  CHECK_FALSE(CheckBounds(Box({2}, {0}, {most}), {4}, {4}).ok());
-  CHECK_FALSE(CheckBounds(Box({0}, {most - 1}, {4}), {4}, {4}).ok());
+  CHECK_THAT(CheckBounds(Box({most}, {0}, {2}), {4}, {4}),
+             FailsWith(ErrorCode::kBadData, "source box [18446744073709551615:1] leaves the tensor of shape [4]"));
+  CHECK_THAT(CheckBounds(Box({2}, {0}, {most}), {4}, {4}),
+             FailsWith(ErrorCode::kBadData, "source box [2:1] leaves the tensor of shape [4]"));
+  CHECK_THAT(CheckBounds(Box({0}, {most - 1}, {4}), {4}, {4}),
+             FailsWith(ErrorCode::kBadData, "target box [18446744073709551614:2] leaves the tensor of shape [4]"));
 }
 
 TEST_CASE("An overlap is named with both pieces, a hole with its size and first element") {
@@ -183,15 +186,15 @@ TEST_CASE("Random tilings are accepted, and refused with any one box missing, tw
                                                          BoxText(tiling[victim].target, tiling[victim].size));
     changed = tiling;
     --changed[victim].size[k];
-    REQUIRE_THAT(CheckTiling(changed, shape).message(), Contains("nothing covers"));
+    REQUIRE_THAT(CheckTiling(changed, shape), FailsWith(ErrorCode::kBadData, "nothing covers"));
     if (tiling[victim].target[k] == 0) continue;
     --changed[victim].target[k];
-    REQUIRE_THAT(CheckTiling(changed, shape).message(),
-                 changed[victim].size[k] == 0 ? Contains("nothing covers") : Contains("overlap in"));
+    REQUIRE_THAT(CheckTiling(changed, shape),
+                 FailsWith(ErrorCode::kBadData, changed[victim].size[k] == 0 ? "nothing covers" : "overlap in"));
     changed = tiling;
     --changed[victim].target[k];
     ++changed[victim].size[k];
-    REQUIRE_THAT(CheckTiling(changed, shape).message(), Contains("overlap in"));
+    REQUIRE_THAT(CheckTiling(changed, shape), FailsWith(ErrorCode::kBadData, "overlap in"));
   }
 }
 

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <cstring>
 
+#include "common/base/status_testing.h"
 #include "common/model/layout.h"
 
 namespace lockstep::model {
@@ -16,18 +17,6 @@ Result<std::shared_ptr<const ModelLayout>> WithAttachments(Attachments attachmen
 
 Bytes Encoded(Attachments attachments) {
   return (*WithAttachments(std::move(attachments)))->encoded();
-}
-
-std::string Refusal(Attachments attachments) {
-  const auto layout = WithAttachments(std::move(attachments));
-  REQUIRE_FALSE(layout.ok());
-  CHECK(layout.status().code() == ErrorCode::kBadData);
-  return layout.status().message();
-}
-
-bool Has(const std::string& text, std::string_view part) {
-  INFO(text);
-  return text.find(part) != std::string::npos;
 }
 
 // An encoding with these attachments, in this order, whatever the rules say.
@@ -65,18 +54,18 @@ TEST_CASE("A layout's digest depends on the name and on the text of every attach
 TEST_CASE("Every truncation of an encoding with attachments is refused, and bytes behind it are") {
   Bytes encoded = Encoded({{"adapter_config.json", "{}"}, {"b.txt", "text"}});
   for (size_t cut = 0; cut < encoded.size(); ++cut) {
-    REQUIRE_FALSE(ModelLayout::Decode(ByteView(encoded).first(cut)).ok());
+    REQUIRE_THAT(ModelLayout::Decode(ByteView(encoded).first(cut)),
+                 FailsWith(ErrorCode::kProtocol, "encoded layout: truncated"));
   }
   encoded.push_back(std::byte{0});
-  CHECK(ModelLayout::Decode(encoded).status().code() == ErrorCode::kProtocol);
+  CHECK_THAT(ModelLayout::Decode(encoded), FailsWith(ErrorCode::kProtocol, "bytes after its last entry"));
 }
 
 TEST_CASE("One set of attachments has one encoding: names that do not rise are refused") {
   CHECK(ModelLayout::Decode(Forge({{"a", "1"}, {"b", "2"}})).ok());
   for (const auto& forged : {Forge({{"b", "2"}, {"a", "1"}}), Forge({{"a", "1"}, {"a", "1"}})}) {
     const auto layout = ModelLayout::Decode(forged);
-    CHECK(layout.status().code() == ErrorCode::kProtocol);
-    CHECK(Has(layout.status().message(), "do not rise"));
+    CHECK_THAT(layout, FailsWith(ErrorCode::kProtocol, "do not rise"));
   }
 }
 
@@ -102,10 +91,11 @@ TEST_CASE("Names that could leave the directory, hide in it, be weights or be ru
                              "a.gguf",
                              "modeling_a.py"};
   for (const std::string& name : bad) {
-    CHECK(Has(Refusal({{name, "{}"}}), "attachment \""));
-    CHECK_FALSE(ModelLayout::Decode(Forge({{name, "{}"}})).ok());
+    CHECK_THAT(WithAttachments({{name, "{}"}}), FailsWith(ErrorCode::kBadData, "attachment \""));
+    CHECK_THAT(ModelLayout::Decode(Forge({{name, "{}"}})), FailsWith(ErrorCode::kBadData, "attachment \""));
   }
-  CHECK(Has(Refusal({{"model.safetensors", ""}}), "attachment \"model.safetensors\": the name is one of weights"));
+  CHECK_THAT(WithAttachments({{"model.safetensors", ""}}),
+             FailsWith(ErrorCode::kBadData, "attachment \"model.safetensors\": the name is one of weights"));
   CHECK(WithAttachments({{std::string(128, 'a'), ""}}).ok());
 }
 
@@ -114,14 +104,16 @@ TEST_CASE("Too many, too long and no-text attachments are refused with the limit
   for (size_t i = 0; i < kMaxAttachments; ++i) many["f" + std::to_string(i)] = "";
   CHECK(WithAttachments(many).ok());
   many["g"] = "";
-  CHECK(Has(Refusal(many), "17 attachments are given; the limit is 16"));
-  CHECK(Has(ModelLayout::Decode(Forge({many.begin(), many.end()})).status().message(), "17 attachments"));
+  CHECK_THAT(WithAttachments(many), FailsWith(ErrorCode::kBadData, "17 attachments are given; the limit is 16"));
+  CHECK_THAT(ModelLayout::Decode(Forge({many.begin(), many.end()})), FailsWith(ErrorCode::kProtocol, "17 attachments"));
 
   const std::string long_text(kMaxAttachmentBytes + 1, 'x');
-  CHECK(Has(Refusal({{"a.json", long_text}}), "\"a.json\": it has 1048577 bytes; the limit is 1.0 MiB"));
-  CHECK_FALSE(ModelLayout::Decode(Forge({{"a.json", long_text}})).ok());
-  CHECK(Has(Refusal({{"a.json", "\xff"}}), "no UTF-8"));
-  CHECK_FALSE(ModelLayout::Decode(Forge({{"a.json", "\xff"}})).ok());
+  CHECK_THAT(WithAttachments({{"a.json", long_text}}),
+             FailsWith(ErrorCode::kBadData, "\"a.json\": it has 1048577 bytes; the limit is 1.0 MiB"));
+  CHECK_THAT(ModelLayout::Decode(Forge({{"a.json", long_text}})),
+             FailsWith(ErrorCode::kBadData, "\"a.json\": it has 1048577 bytes; the limit is 1.0 MiB"));
+  CHECK_THAT(WithAttachments({{"a.json", "\xff"}}), FailsWith(ErrorCode::kBadData, "no UTF-8"));
+  CHECK_THAT(ModelLayout::Decode(Forge({{"a.json", "\xff"}})), FailsWith(ErrorCode::kBadData, "no UTF-8"));
 }
 
 TEST_CASE("Attachments are parsed from a JSON object of name to text") {
@@ -133,18 +125,14 @@ TEST_CASE("Attachments are parsed from a JSON object of name to text") {
 }
 
 TEST_CASE("Attachments in JSON that is no object of texts, or that names one twice, are refused") {
-  const auto refusal = [](std::string_view json) {
-    const auto parsed = ParseAttachments(json);
-    REQUIRE_FALSE(parsed.ok());
-    CHECK(parsed.status().code() == ErrorCode::kBadData);
-    return parsed.status().message();
-  };
   for (const char* json : {"[]", "null", "{", R"({"a": "\ud800"})", "{} {}", "\"a\"", "{\"a\": \"\xff\"}"}) {
-    CHECK(Has(refusal(json), "no JSON object"));
+    CHECK_THAT(ParseAttachments(json), FailsWith(ErrorCode::kBadData, "no JSON object"));
   }
-  CHECK(Has(refusal(R"({"adapter_config.json": {"r": 8}})"), "\"adapter_config.json\": its content is not given as"));
-  CHECK(Has(refusal(R"({"a": "1", "b": "", "a": "2"})"), "\"a\": the name is given twice"));
-  CHECK(Has(refusal(R"({"../a": ""})"), "a name is 1 to 128"));
+  CHECK_THAT(ParseAttachments(R"({"adapter_config.json": {"r": 8}})"),
+             FailsWith(ErrorCode::kBadData, "\"adapter_config.json\": its content is not given as"));
+  CHECK_THAT(ParseAttachments(R"({"a": "1", "b": "", "a": "2"})"),
+             FailsWith(ErrorCode::kBadData, "\"a\": the name is given twice"));
+  CHECK_THAT(ParseAttachments(R"({"../a": ""})"), FailsWith(ErrorCode::kBadData, "a name is 1 to 128"));
 }
 
 }  // namespace

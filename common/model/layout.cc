@@ -234,9 +234,13 @@ Result<std::shared_ptr<const ModelLayout>> ModelLayout::Decode(ByteView encoded)
   if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) {
     return Status(ErrorCode::kProtocol, "encoded layout: it does not start with \"LSLAYOUT\"");
   }
-  if (header.format != kLayoutFormat || header.header_bytes != sizeof header) {
+  if (header.format != kLayoutFormat) {
     return Status(ErrorCode::kProtocol, Cat("encoded layout: format ", header.format, " is not known here (known: ",
                                             kLayoutFormat, "); use matching releases on both ends"));
+  }
+  if (header.header_bytes != sizeof header) {
+    return Status(ErrorCode::kProtocol,
+                  Cat("encoded layout: its header has ", header.header_bytes, " bytes, not ", sizeof header));
   }
   // A tensor takes at least 5 bytes here, so a count that the input cannot hold is refused before anything is reserved.
   if (header.tensor_count > kMaxTensors || header.tensor_count > encoded.size() / 5) return Truncated();

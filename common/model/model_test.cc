@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 
+#include "common/base/status_testing.h"
 #include "common/base/text.h"
 #include "common/model/layout.h"
 #include "common/model/manifest.h"
@@ -18,11 +19,8 @@ std::vector<TensorMeta> Mixed() {
           {"q", DType::kI8, {5}, 12832}};
 }
 
-std::string Refusal(std::vector<TensorMeta> tensors, uint32_t block_bytes = kMinBlockBytes) {
-  auto layout = ModelLayout::Create(std::move(tensors), block_bytes);
-  REQUIRE_FALSE(layout.ok());
-  CHECK(layout.status().code() == ErrorCode::kBadData);
-  return layout.status().message();
+Status Refusal(std::vector<TensorMeta> tensors, uint32_t block_bytes = kMinBlockBytes) {
+  return ModelLayout::Create(std::move(tensors), block_bytes).status();
 }
 
 TEST_CASE("A layout knows its blocks, units and tensors") {
@@ -51,45 +49,51 @@ TEST_CASE("The canonical encoding round-trips and names the layout") {
 
 TEST_CASE("Every truncation and every foreign start of an encoding is refused") {
   const Bytes encoded = (*ModelLayout::Create(Mixed()))->encoded();
-  for (size_t cut = 0; cut < encoded.size(); ++cut) CHECK_FALSE(ModelLayout::Decode(ByteView(encoded).first(cut)).ok());
+  for (size_t cut = 0; cut < encoded.size(); ++cut) {
+    CHECK_THAT(ModelLayout::Decode(ByteView(encoded).first(cut)),
+               FailsWith(ErrorCode::kProtocol, "encoded layout: truncated"));
+  }
   Bytes bad = encoded;
   bad[0] = std::byte{'X'};
-  CHECK(ModelLayout::Decode(bad).status().code() == ErrorCode::kProtocol);
+  CHECK_THAT(ModelLayout::Decode(bad), FailsWith(ErrorCode::kProtocol, "does not start with \"LSLAYOUT\""));
   bad = encoded;
   bad[8] = std::byte{1};
-  CHECK(ModelLayout::Decode(bad).status().message().find("format 1 is not known here (known: 2)") != std::string::npos);
+  CHECK_THAT(ModelLayout::Decode(bad), FailsWith(ErrorCode::kProtocol, "format 1 is not known here (known: 2)"));
+  bad = encoded;
+  bad[10] = std::byte{33};
+  CHECK_THAT(ModelLayout::Decode(bad), FailsWith(ErrorCode::kProtocol, "its header has 33 bytes, not 32"));
   bad = encoded;
   bad.push_back(std::byte{0});
-  CHECK_FALSE(ModelLayout::Decode(bad).ok());
+  CHECK_THAT(ModelLayout::Decode(bad), FailsWith(ErrorCode::kProtocol, "encoded layout: bytes after its last entry"));
 }
 
 TEST_CASE("Overlaps, gaps, duplicates and misalignment are refused by name") {
   auto tensors = Mixed();
   tensors[1].offset -= 4;
-  CHECK(Refusal(tensors).find("tensor \"bias\": it starts at byte 12796") != std::string::npos);
+  CHECK_THAT(Refusal(tensors), FailsWith(ErrorCode::kBadData, "tensor \"bias\": it starts at byte 12796"));
   tensors = Mixed();
   tensors[4].offset += 1;
-  CHECK(Refusal(tensors).find("there is a gap") != std::string::npos);
+  CHECK_THAT(Refusal(tensors), FailsWith(ErrorCode::kBadData, "there is a gap"));
   tensors = Mixed();
   tensors[1].name = "embed";
-  CHECK(Refusal(tensors).find("given twice") != std::string::npos);
-  CHECK(Refusal({{"a", DType::kU8, {1}, 0}, {"b", DType::kBF16, {1}, 1}}).find("falling element size") !=
-        std::string::npos);
+  CHECK_THAT(Refusal(tensors), FailsWith(ErrorCode::kBadData, "given twice"));
+  CHECK_THAT(Refusal({{"a", DType::kU8, {1}, 0}, {"b", DType::kBF16, {1}, 1}}),
+             FailsWith(ErrorCode::kBadData, "falling element size"));
 }
 
 TEST_CASE("Absurd sizes, unknown dtypes and bad names are refused before anything is allocated") {
   const uint64_t huge = uint64_t{1} << 63;
-  CHECK(Refusal({{"a", DType::kBF16, {huge, huge}, 0}}).find("overflows") != std::string::npos);
-  CHECK(Refusal({{"a", DType::kF64, {kMaxDataBytes}, 0}}).find("larger than") != std::string::npos);
-  CHECK(Refusal({{"a", static_cast<DType>(99), {4}, 0}}).find("unknown dtype") != std::string::npos);
-  CHECK(Refusal({{"", DType::kU8, {4}, 0}}).find("name") != std::string::npos);
-  CHECK(Refusal({{"a\n", DType::kU8, {4}, 0}}).find("control") != std::string::npos);
-  CHECK(Refusal({{"\xff", DType::kU8, {4}, 0}}).find("UTF-8") != std::string::npos);
-  CHECK(Refusal({{"__metadata__", DType::kU8, {4}, 0}}).find("reserved") != std::string::npos);
-  CHECK(Refusal({{"a", DType::kF4, {3}, 0}}).find("whole number of bytes") != std::string::npos);
-  CHECK(Refusal({}).find("no bytes") != std::string::npos);
-  CHECK(Refusal({{"a", DType::kU8, {4}, 0}}, 5000).find("power of two") != std::string::npos);
-  CHECK(Refusal({{"a", DType::kU8, std::vector<uint64_t>(17, 1), 0}}).find("rank 17") != std::string::npos);
+  CHECK_THAT(Refusal({{"a", DType::kBF16, {huge, huge}, 0}}), FailsWith(ErrorCode::kBadData, "overflows"));
+  CHECK_THAT(Refusal({{"a", DType::kF64, {kMaxDataBytes}, 0}}), FailsWith(ErrorCode::kBadData, "larger than"));
+  CHECK_THAT(Refusal({{"a", static_cast<DType>(99), {4}, 0}}), FailsWith(ErrorCode::kBadData, "unknown dtype"));
+  CHECK_THAT(Refusal({{"", DType::kU8, {4}, 0}}), FailsWith(ErrorCode::kBadData, "name"));
+  CHECK_THAT(Refusal({{"a\n", DType::kU8, {4}, 0}}), FailsWith(ErrorCode::kBadData, "control"));
+  CHECK_THAT(Refusal({{"\xff", DType::kU8, {4}, 0}}), FailsWith(ErrorCode::kBadData, "UTF-8"));
+  CHECK_THAT(Refusal({{"__metadata__", DType::kU8, {4}, 0}}), FailsWith(ErrorCode::kBadData, "reserved"));
+  CHECK_THAT(Refusal({{"a", DType::kF4, {3}, 0}}), FailsWith(ErrorCode::kBadData, "whole number of bytes"));
+  CHECK_THAT(Refusal({}), FailsWith(ErrorCode::kBadData, "no bytes"));
+  CHECK_THAT(Refusal({{"a", DType::kU8, {4}, 0}}, 5000), FailsWith(ErrorCode::kBadData, "power of two"));
+  CHECK_THAT(Refusal({{"a", DType::kU8, std::vector<uint64_t>(17, 1), 0}}), FailsWith(ErrorCode::kBadData, "rank 17"));
 }
 
 TEST_CASE("Offsets follow the given order unless that would misalign a tensor") {
@@ -164,24 +168,28 @@ TEST_CASE("Broken safetensors headers are refused with the reason") {
     Bytes head;
     Append(head, static_cast<uint64_t>(json.size()));
     AppendBytes(head, AsBytes(std::string_view(json)));
-    const auto file = ParseSafetensors(head, head.size() + data_bytes);
-    REQUIRE_FALSE(file.ok());
-    return file.status().message();
+    return ParseSafetensors(head, head.size() + data_bytes);
   };
-  CHECK(refuse("[]", 0).find("no JSON object") != std::string::npos);
-  CHECK(refuse("{\"a\":", 0).find("no JSON object") != std::string::npos);
-  CHECK(refuse(R"({"a":{"dtype":"BF17","shape":[1],"data_offsets":[0,2]}})", 2).find("BF17") != std::string::npos);
-  CHECK(refuse(R"({"a":{"dtype":"BF16","shape":[1],"data_offsets":[0,4]}})", 4).find("takes 2") != std::string::npos);
-  CHECK(refuse(R"({"a":{"dtype":"BF16","shape":[-1],"data_offsets":[0,4]}})", 4).find("no count") != std::string::npos);
-  CHECK(refuse(R"({"a":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}})", 2).find("truncated") != std::string::npos);
-  CHECK(refuse(R"({"a":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}})", 6).find("take 4") != std::string::npos);
-  CHECK(refuse(R"({"a":{"dtype":"BF16"}})", 6).find("lacks") != std::string::npos);
-  CHECK(refuse(R"({"a":7})", 6).find("lacks") != std::string::npos);
-  CHECK(refuse(R"({"a":[{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}]})", 4).find("lacks") != std::string::npos);
+  CHECK_THAT(refuse("[]", 0), FailsWith(ErrorCode::kBadData, "no JSON object"));
+  CHECK_THAT(refuse("{\"a\":", 0), FailsWith(ErrorCode::kBadData, "no JSON object"));
+  CHECK_THAT(refuse(R"({"a":{"dtype":"BF17","shape":[1],"data_offsets":[0,2]}})", 2),
+             FailsWith(ErrorCode::kBadData, "BF17"));
+  CHECK_THAT(refuse(R"({"a":{"dtype":"BF16","shape":[1],"data_offsets":[0,4]}})", 4),
+             FailsWith(ErrorCode::kBadData, "takes 2"));
+  CHECK_THAT(refuse(R"({"a":{"dtype":"BF16","shape":[-1],"data_offsets":[0,4]}})", 4),
+             FailsWith(ErrorCode::kBadData, "no count"));
+  CHECK_THAT(refuse(R"({"a":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}})", 2),
+             FailsWith(ErrorCode::kBadData, "truncated"));
+  CHECK_THAT(refuse(R"({"a":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}})", 6),
+             FailsWith(ErrorCode::kBadData, "take 4"));
+  CHECK_THAT(refuse(R"({"a":{"dtype":"BF16"}})", 6), FailsWith(ErrorCode::kBadData, "lacks"));
+  CHECK_THAT(refuse(R"({"a":7})", 6), FailsWith(ErrorCode::kBadData, "lacks"));
+  CHECK_THAT(refuse(R"({"a":[{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}]})", 4),
+             FailsWith(ErrorCode::kBadData, "lacks"));
   const std::string twice = R"("a":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]})";
-  CHECK(refuse("{" + twice + "," + twice + "}", 4).find("take 8") != std::string::npos);
+  CHECK_THAT(refuse("{" + twice + "," + twice + "}", 4), FailsWith(ErrorCode::kBadData, "take 8"));
   const Bytes short_head(4);
-  CHECK_FALSE(ParseSafetensors(short_head, 4).ok());
+  CHECK_THAT(ParseSafetensors(short_head, 4), FailsWith(ErrorCode::kBadData, "the file is shorter than 8 bytes"));
 }
 
 TEST_CASE("Safetensors tensors that overlap are refused, though their sizes add up") {
@@ -193,10 +201,8 @@ TEST_CASE("Safetensors tensors that overlap are refused, though their sizes add 
   };
   const std::string first = R"("a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]})";
   const auto overlap = parse("{" + first + R"(,"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}})");
-  REQUIRE_FALSE(overlap.ok());
-  CHECK(overlap.status().code() == ErrorCode::kBadData);
-  CHECK(overlap.status().message().find("\"b\" starts at byte 2, the tensors before it end at 4: they overlap") !=
-        std::string::npos);
+  REQUIRE_THAT(overlap,
+               FailsWith(ErrorCode::kBadData, "\"b\" starts at byte 2, the tensors before it end at 4: they overlap"));
   const std::string second = R"("b":{"dtype":"U8","shape":[4],"data_offsets":[4,8]})";
   const std::string empty = R"("none":{"dtype":"F32","shape":[0],"data_offsets":[4,4]})";
   const auto whole = parse("{" + second + "," + empty + "," + first + "}");
@@ -205,21 +211,21 @@ TEST_CASE("Safetensors tensors that overlap are refused, though their sizes add 
 }
 
 TEST_CASE("A name that is refused does not spoil the message that says so") {
-  const auto readable = [](const Status& status) {
-    CHECK_FALSE(status.ok());
+  const auto readable = [](const Status& status, const std::string& text) {
+    CHECK_THAT(status, FailsWith(ErrorCode::kBadData, text));
     CHECK(CleanText(status.message()) == status.message());
   };
   Bytes encoded = (*ModelLayout::Create({{"name", DType::kU8, {1}, 0}}, kMinBlockBytes))->encoded();
   encoded[34] = std::byte{99};  // no dtype's number
   encoded[encoded.size() - 2] = std::byte{0x1b};
   encoded[encoded.size() - 1] = std::byte{0xff};
-  readable(ModelLayout::Decode(encoded).status());
+  readable(ModelLayout::Decode(encoded).status(), "tensor \"na??\": unknown dtype");
   Bytes head;
   const std::string_view json = R"({"a\u001b":7})";
   Append(head, uint64_t{json.size()});
   AppendBytes(head, AsBytes(json));
-  readable(ParseSafetensors(head, head.size()).status());
-  readable(CheckModelName("a\x1b\xff"));
+  readable(ParseSafetensors(head, head.size()).status(), "safetensors header: tensor \"a?\"");
+  readable(CheckModelName("a\x1b\xff"), "model name \"a??\"");
 }
 
 TEST_CASE("A manifest digest depends on every block hash, on their order and on the layout") {
@@ -232,8 +238,10 @@ TEST_CASE("A manifest digest depends on every block hash, on their order and on 
 
 TEST_CASE("Model names are directory names") {
   CHECK(CheckModelName("Qwen3-0.6B_actor").ok());
-  for (const std::string bad : {"", ".", "..", "a/b", "a b", "\n"}) CHECK_FALSE(CheckModelName(bad).ok());
-  CHECK_FALSE(CheckModelName(std::string(129, 'a')).ok());
+  for (const std::string bad : {"", ".", "..", "a/b", "a b", "\n"}) {
+    CHECK_THAT(CheckModelName(bad), FailsWith(ErrorCode::kBadData, "use 1 to 128 letters"));
+  }
+  CHECK_THAT(CheckModelName(std::string(129, 'a')), FailsWith(ErrorCode::kBadData, "use 1 to 128 letters"));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <future>
 
 #include "common/base/bytes.h"
+#include "common/base/status_testing.h"
 #include "common/net/burst.h"
 #include "common/net/host_port.h"
 #include "common/net/io_threads.h"
@@ -64,8 +65,7 @@ TEST_CASE("A malformed address is refused by name") {
   for (const char* text : {"", "localhost", ":7700", "host:", "host:65536", "host:-1", "host:7x", "::1:7700", "[::1]",
                            "[::1:7700", "[host]:1", "ho st:1"}) {
     const Status status = ParseHostPort(text).status();
-    CHECK(status.code() == ErrorCode::kBadData);
-    CHECK(status.message().find(std::string("'") + text + "'") != std::string::npos);
+    CHECK_THAT(status, FailsWith(ErrorCode::kBadData, std::string("'") + text + "'"));
   }
 }
 
@@ -75,7 +75,7 @@ TEST_CASE("Only loopback may be listened on, unless allowed in as many words") {
   }
   for (const char* text : {"0.0.0.0:1", "10.0.0.1:1", "[::]:1", "example.org:1", "127.0.0.1.example.org:1"}) {
     const Status status = CheckListenAddress("lane_listen", text, false).status();
-    CHECK(status.code() == ErrorCode::kConfig);
+    CHECK_THAT(status, FailsWith(ErrorCode::kConfig, "lane_listen: "));
     CHECK(status.message().find("lane_listen") == 0);
     CHECK(CheckListenAddress("lane_listen", text, true).ok());
   }
@@ -110,10 +110,11 @@ TEST_CASE("A stalled peer is a deadline for the reader and for the writer") {
   Wire wire;
   std::string text(8, ' ');
   CHECK(wire.Run(wire.left, WriteAll(wire.left, AsBytes("half"sv), kSoon)).ok());
-  CHECK(wire.Run(wire.right, ReadExact(wire.right, Writable(text), kBriefly)).code() == ErrorCode::kDeadline);
+  CHECK_THAT(wire.Run(wire.right, ReadExact(wire.right, Writable(text), kBriefly)),
+             FailsWith(ErrorCode::kDeadline, "read from peer: not done in time"));
   const std::string much(64 << 20, 'x');
-  CHECK(wire.Run(wire.left, WriteAll(wire.left, std::as_bytes(std::span(much)), kBriefly)).code() ==
-        ErrorCode::kDeadline);
+  CHECK_THAT(wire.Run(wire.left, WriteAll(wire.left, std::as_bytes(std::span(much)), kBriefly)),
+             FailsWith(ErrorCode::kDeadline, "write to peer: not done in time"));
 }
 
 TEST_CASE("A trickling peer is late all the same") {
@@ -124,7 +125,7 @@ TEST_CASE("A trickling peer is late all the same") {
     CHECK(wire.Run(wire.left, WriteAll(wire.left, AsBytes("x"sv), kSoon)).ok());
     std::this_thread::sleep_for(milliseconds(20));
   }
-  CHECK(read.get().code() == ErrorCode::kDeadline);
+  CHECK_THAT(read.get(), FailsWith(ErrorCode::kDeadline, "not done in time"));
 }
 
 TEST_CASE("After a half-close one direction is closed and the other still carries bytes") {
@@ -132,8 +133,7 @@ TEST_CASE("After a half-close one direction is closed and the other still carrie
   wire.left.shutdown(tcp::socket::shutdown_send);
   std::string text(4, ' ');
   const Status read = wire.Run(wire.right, ReadExact(wire.right, Writable(text), kSoon));
-  CHECK(read.code() == ErrorCode::kUnavailable);
-  CHECK(read.message().find("peer closed") != std::string::npos);
+  CHECK_THAT(read, FailsWith(ErrorCode::kUnavailable, "peer closed"));
   CHECK(wire.Run(wire.right, WriteAll(wire.right, AsBytes("late"sv), kSoon)).ok());
   CHECK(wire.Run(wire.left, ReadExact(wire.left, Writable(text), kSoon)).ok());
   CHECK(text == "late");
@@ -146,7 +146,7 @@ TEST_CASE("Closing a socket on its strand cancels the read in progress") {
   // Coroutines of a strand run in the order of their spawning: once this one has, the read waits.
   CHECK(wire.Run(wire.right, []() -> asio::awaitable<bool> { co_return true; }()));
   asio::post(wire.right.get_executor(), [&] { wire.right.close(); });
-  CHECK(read.get().code() == ErrorCode::kCancelled);
+  CHECK_THAT(read.get(), FailsWith(ErrorCode::kCancelled, "cancelled"));
 }
 
 TEST_CASE("A deadline that came too late hurts nobody") {
@@ -181,7 +181,8 @@ TEST_CASE("Bursts send what the socket takes and receive what is there, in piece
   CHECK(*ReceiveNow(wire.right, std::array{piece(first), piece(second)}) == 104);
   CHECK(first == "head");
   CHECK(second == std::string(100, 'b'));
-  CHECK(wire.Run(wire.left, UntilReady(wire.left, tcp::socket::wait_write, kBriefly)).code() == ErrorCode::kDeadline);
+  CHECK_THAT(wire.Run(wire.left, UntilReady(wire.left, tcp::socket::wait_write, kBriefly)),
+             FailsWith(ErrorCode::kDeadline, "not done in time"));
   CHECK(RoundTrip(wire.right) < 1s);
   wire.left.close();
   Status status;
@@ -189,7 +190,7 @@ TEST_CASE("Bursts send what the socket takes and receive what is there, in piece
     REQUIRE(wire.Run(wire.right, UntilReady(wire.right, tcp::socket::wait_read, kSoon)).ok());
     status = ReceiveNow(wire.right, std::array{piece(rest)}).status();
   }
-  CHECK(status.code() == ErrorCode::kUnavailable);
+  CHECK_THAT(status, FailsWith(ErrorCode::kUnavailable, "read from peer: peer closed"));
 }
 
 TEST_CASE("An opened window takes much before anything is read") {
@@ -228,15 +229,13 @@ TEST_CASE("Connecting to nobody and listening on a taken port name the address")
   REQUIRE(taken.ok());
   const HostPort address{"127.0.0.1", taken->local_endpoint().port()};
   const Status twice = Listen(wire.context(), address).status();
-  CHECK(twice.code() == ErrorCode::kUnavailable);
-  CHECK(twice.message().find(address.ToString()) != std::string::npos);
+  CHECK_THAT(twice, FailsWith(ErrorCode::kUnavailable, address.ToString()));
   tcp::acceptor nobody(wire.context(), tcp::v4());
   nobody.bind({asio::ip::address_v4::loopback(), 0});  // and never listens
   const HostPort unanswered{"127.0.0.1", nobody.local_endpoint().port()};
   tcp::socket socket = wire.MakeSocket();
   const Status refused = wire.Run(socket, Connect(socket, unanswered, kSoon));
-  CHECK(refused.code() == ErrorCode::kUnavailable);
-  CHECK(refused.message().find(unanswered.ToString()) != std::string::npos);
+  CHECK_THAT(refused, FailsWith(ErrorCode::kUnavailable, unanswered.ToString()));
 }
 
 }  // namespace

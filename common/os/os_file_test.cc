@@ -5,6 +5,7 @@
 #include <filesystem>
 
 #include "common/base/bytes.h"
+#include "common/base/status_testing.h"
 #include "common/os/file.h"
 #include "common/os/temp_dir.h"
 #include "common/os/unique_fd.h"
@@ -33,17 +34,17 @@ TEST_CASE("A failed atomic write names the path and leaves no temporary file") {
   const TempDir dir;
   REQUIRE(MakeDirs(dir.File("taken/full")).ok());
   const Status status = WriteFileAtomic(dir.File("taken"), "text");
-  CHECK_FALSE(status.ok());
-  CHECK(status.message().find(dir.File("taken")) != std::string::npos);
+  CHECK_THAT(status, FailsWith(ErrorCode::kIo, dir.File("taken")));
   CHECK(EntriesIn(dir.path()) == 1);
-  CHECK(WriteFileAtomic(dir.File("missing/a"), "text").code() == ErrorCode::kNotFound);
+  CHECK_THAT(WriteFileAtomic(dir.File("missing/a"), "text"), FailsWith(ErrorCode::kNotFound, dir.File("missing/a")));
 }
 
 TEST_CASE("ReadFile refuses what is missing and what is too long") {
   const TempDir dir;
-  CHECK(ReadFile(dir.File("none")).status().code() == ErrorCode::kNotFound);
+  CHECK_THAT(ReadFile(dir.File("none")), FailsWith(ErrorCode::kNotFound, dir.File("none")));
   REQUIRE(WriteFileAtomic(dir.File("long"), std::string(100'000, 'x')).ok());
-  CHECK(ReadFile(dir.File("long"), 99'999).status().code() == ErrorCode::kResourceExhausted);
+  CHECK_THAT(ReadFile(dir.File("long"), 99'999),
+             FailsWith(ErrorCode::kResourceExhausted, dir.File("long") + " is longer than "));
   CHECK(ReadFile(dir.File("long"), 100'000).ok());
 }
 
@@ -56,8 +57,7 @@ TEST_CASE("ReadAt and WriteAll reach any offset, and a short file is corrupt") {
   REQUIRE(ReadAt(fd.get(), 1000, std::as_writable_bytes(std::span(read)), "data").ok());
   CHECK(read == "hello");
   const Status status = ReadAt(fd.get(), 1001, std::as_writable_bytes(std::span(read)), "data");
-  CHECK(status.code() == ErrorCode::kCorrupt);
-  CHECK(status.message().find("data ends at byte 1005") != std::string::npos);
+  CHECK_THAT(status, FailsWith(ErrorCode::kCorrupt, "data ends at byte 1005"));
 }
 
 TEST_CASE("MakeDirs makes parents, accepts what exists, and refuses a file in its way") {
@@ -68,18 +68,20 @@ TEST_CASE("MakeDirs makes parents, accepts what exists, and refuses a file in it
   REQUIRE(::stat(dir.File("a/b").c_str(), &info) == 0);
   CHECK((info.st_mode & 0777) == 0750);
   REQUIRE(WriteFileAtomic(dir.File("file"), "").ok());
-  CHECK_FALSE(MakeDirs(dir.File("file")).ok());
-  CHECK_FALSE(MakeDirs(dir.File("file/below")).ok());
+  CHECK_THAT(MakeDirs(dir.File("file")), FailsWith(ErrorCode::kIo, dir.File("file") + ": File exists"));
+  CHECK_THAT(MakeDirs(dir.File("file/below")), FailsWith(ErrorCode::kIo, dir.File("file/below") + ": Not a directory"));
 }
 
 TEST_CASE("CheckWritableDir distinguishes a usable directory from a missing one and from a file") {
   const TempDir dir;
   CHECK(CheckWritableDir(dir.path()).ok());
   CHECK(EntriesIn(dir.path()) == 0);
-  CHECK(CheckWritableDir(dir.File("none")).code() == ErrorCode::kNotFound);
+  CHECK_THAT(CheckWritableDir(dir.File("none")), FailsWith(ErrorCode::kNotFound, dir.File("none")));
   REQUIRE(WriteFileAtomic(dir.File("file"), "").ok());
-  CHECK(CheckWritableDir(dir.File("file")).code() == ErrorCode::kBadData);
-  CHECK_FALSE(CheckWritableDir("/proc/self").ok());
+  CHECK_THAT(CheckWritableDir(dir.File("file")),
+             FailsWith(ErrorCode::kBadData, dir.File("file") + " is not a directory"));
+  CHECK_THAT(CheckWritableDir("/proc/self"),
+             FailsWith(ErrorCode::kNotFound, "directory /proc/self cannot be written by uid"));
 }
 
 TEST_CASE("RemoveTree removes everything below and does not follow links") {

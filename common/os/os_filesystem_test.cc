@@ -1,5 +1,6 @@
 #include <catch2/catch.hpp>
 
+#include "common/base/status_testing.h"
 #include "common/os/filesystem.h"
 #include "common/os/temp_dir.h"
 
@@ -24,8 +25,7 @@ TEST_CASE("Any other file system is not, and one without a name has a number") {
 
 TEST_CASE("The file system of what is not there is not found") {
   const auto found = FileSystemOf("/dev/shm/no such directory");
-  CHECK(found.status().code() == ErrorCode::kNotFound);
-  CHECK(found.status().message().find("/dev/shm/no such directory") != std::string::npos);
+  CHECK_THAT(found, FailsWith(ErrorCode::kNotFound, "/dev/shm/no such directory"));
 }
 
 TEST_CASE("Exact bytes differ where rounded ones do not") {

@@ -4,6 +4,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "common/base/status_testing.h"
 #include "common/os/framing.h"
 
 namespace lockstep::os {
@@ -32,10 +33,8 @@ struct Pair {
   UnixConnection left, right;
 };
 
-std::string Refused(const Header& header) {
-  const Status status = CheckStart(kTest, AsBytes(header));
-  CHECK(status.code() == ErrorCode::kProtocol);
-  return status.message();
+Status Refused(const Header& header) {
+  return CheckStart(kTest, AsBytes(header));
 }
 
 TEST_CASE("A message arrives as it was sent, its descriptors with the header") {
@@ -54,12 +53,14 @@ TEST_CASE("A message arrives as it was sent, its descriptors with the header") {
 }
 
 TEST_CASE("A start that the protocol does not know is refused, saying what is wrong") {
-  CHECK(Refused({.magic = 1}) ==
-        "test: a message does not start with our magic and format 3; use matching releases of two ends");
-  CHECK(Refused({.format = 4}).find("format 3") != std::string::npos);
-  CHECK(Refused({.type = 0}) == "test: unknown message type 0");
-  CHECK(Refused({.type = 3}) == "test: unknown message type 3");
-  CHECK(Refused({.type = 2, .body_bytes = 11}).find("ANSWER of 11") != std::string::npos);
+  CHECK_THAT(
+      Refused({.magic = 1}),
+      FailsWith(ErrorCode::kProtocol,
+                "test: a message does not start with our magic and format 3; use matching releases of two ends"));
+  CHECK_THAT(Refused({.format = 4}), FailsWith(ErrorCode::kProtocol, "format 3"));
+  CHECK_THAT(Refused({.type = 0}), FailsWith(ErrorCode::kProtocol, "test: unknown message type 0"));
+  CHECK_THAT(Refused({.type = 3}), FailsWith(ErrorCode::kProtocol, "test: unknown message type 3"));
+  CHECK_THAT(Refused({.type = 2, .body_bytes = 11}), FailsWith(ErrorCode::kProtocol, "ANSWER of 11"));
   CHECK(CheckStart(kTest, AsBytes(Header{.type = 2, .body_bytes = 10})).ok());
   CHECK(CheckStart(kTest, AsBytes(Header{.type = 1, .body_bytes = 4u << 20})).ok());
 }
@@ -68,13 +69,15 @@ TEST_CASE("A body that ends early is unavailable, one that does not come is a de
   Pair pair;
   const Bytes some(10);
   REQUIRE(pair.left.Send(some, {}, kSoon).ok());
-  CHECK(ReceiveBody(pair.right, 11, Deadline(std::chrono::milliseconds(20))).status().code() == ErrorCode::kDeadline);
+  CHECK_THAT(ReceiveBody(pair.right, 11, Deadline(std::chrono::milliseconds(20))),
+             FailsWith(ErrorCode::kDeadline, "the peer did not answer in time"));
   const int descriptor = STDIN_FILENO;
   REQUIRE(pair.left.Send(some, {&descriptor, 1}, kSoon).ok());
-  CHECK(ReceiveBody(pair.right, 10, Deadline(kSoon)).status().code() == ErrorCode::kProtocol);
+  CHECK_THAT(ReceiveBody(pair.right, 10, Deadline(kSoon)),
+             FailsWith(ErrorCode::kProtocol, "peer passed descriptors where none belong"));
   REQUIRE(pair.left.Send(some, {}, kSoon).ok());
   pair.left.Shutdown();
-  CHECK(ReceiveBody(pair.right, 11, Deadline(kSoon)).status().code() == ErrorCode::kUnavailable);
+  CHECK_THAT(ReceiveBody(pair.right, 11, Deadline(kSoon)), FailsWith(ErrorCode::kUnavailable, "10 of 11 bytes"));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "common/base/status_testing.h"
 #include "common/os/segment.h"
 #include "common/os/temp_dir.h"
 
@@ -26,7 +27,7 @@ TEST_CASE("A tmpfs segment is zero, private to its owner, and seen by everyone w
   REQUIRE(opened.ok());
   CHECK(opened->data()[7] == std::byte{42});
   CHECK(std::filesystem::status(path).permissions() == std::filesystem::perms{0600});
-  CHECK(CreateTmpfsSegment(path, kBytes).status().code() == ErrorCode::kState);
+  CHECK_THAT(CreateTmpfsSegment(path, kBytes), FailsWith(ErrorCode::kState, path + " exists already"));
   CHECK(std::filesystem::exists(path));
 }
 
@@ -36,22 +37,22 @@ TEST_CASE("A segment that does not fit its tmpfs is an error with numbers and le
   REQUIRE(::statvfs("/dev/shm", &room) == 0);
   const uint64_t too_much = uint64_t{room.f_blocks} * room.f_frsize + (1 << 20);
   const Result<MappedSegment> made = CreateTmpfsSegment(dir.File("seg"), too_much);
-  REQUIRE_FALSE(made.ok());
-  CHECK(made.status().code() == ErrorCode::kResourceExhausted);
-  CHECK(made.status().message().find(dir.File("seg")) != std::string::npos);
-  CHECK(made.status().message().find("free") != std::string::npos);
+  REQUIRE_THAT(made, FailsWith(ErrorCode::kResourceExhausted, dir.File("seg"), "free"));
   CHECK_FALSE(std::filesystem::exists(dir.File("seg")));
 }
 
 TEST_CASE("A segment of another size, or something that is no file, is refused") {
   const TempDir dir;
   REQUIRE(CreateTmpfsSegment(dir.File("seg"), kBytes).ok());
-  CHECK(OpenSegment(dir.File("seg"), kBytes + 1, Access::kReadWrite).status().code() == ErrorCode::kBadData);
-  CHECK(OpenSegment(dir.File("none"), kBytes, Access::kReadWrite).status().code() == ErrorCode::kNotFound);
-  CHECK(CreateTmpfsSegment(dir.File("empty"), 0).status().code() == ErrorCode::kBadData);
+  CHECK_THAT(OpenSegment(dir.File("seg"), kBytes + 1, Access::kReadWrite),
+             FailsWith(ErrorCode::kBadData, dir.File("seg") + " has "));
+  CHECK_THAT(OpenSegment(dir.File("none"), kBytes, Access::kReadWrite),
+             FailsWith(ErrorCode::kNotFound, "open segment " + dir.File("none")));
+  CHECK_THAT(CreateTmpfsSegment(dir.File("empty"), 0), FailsWith(ErrorCode::kBadData, dir.File("empty")));
   CHECK_FALSE(std::filesystem::exists(dir.File("empty")));
   UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
-  CHECK(AdoptSegment(std::move(null), kBytes, Access::kReadWrite, "null").status().code() == ErrorCode::kBadData);
+  CHECK_THAT(AdoptSegment(std::move(null), kBytes, Access::kReadWrite, "null"),
+             FailsWith(ErrorCode::kBadData, "segment null is not a regular file"));
 }
 
 TEST_CASE("A memfd segment cannot be resized by whoever holds its descriptor, and can be adopted") {

@@ -2,6 +2,7 @@
 #include <thread>
 
 #include "common/base/bytes.h"
+#include "common/base/status_testing.h"
 #include "common/os/temp_dir.h"
 #include "common/os/unix_server.h"
 
@@ -41,7 +42,8 @@ TEST_CASE("A unix server answers several connections at once, and its end is the
   CHECK(CheckPeerUser(first, "answer").ok());
   server.reset();
   CHECK(Ask(first, std::byte{1}).status().code() == ErrorCode::kUnavailable);
-  CHECK(UnixConnect(dir.File("x.sock"), kSoon).status().code() == ErrorCode::kUnavailable);
+  CHECK_THAT(UnixConnect(dir.File("x.sock"), kSoon),
+             FailsWith(ErrorCode::kUnavailable, "nothing listens at " + dir.File("x.sock")));
 }
 
 TEST_CASE("Connections above the limit are closed, and one that ends makes room") {

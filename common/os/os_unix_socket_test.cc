@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "common/base/bytes.h"
+#include "common/base/status_testing.h"
 #include "common/os/temp_dir.h"
 #include "common/os/unix_listener.h"
 #include "common/os/unix_socket.h"
@@ -79,36 +80,40 @@ TEST_CASE("A stale socket is replaced, a live one and a plain file are not") {
   {
     Result<UnixListener> first = UnixListener::Create(path);
     REQUIRE(first.ok());
-    CHECK(UnixListener::Create(path).status().code() == ErrorCode::kUnavailable);
+    CHECK_THAT(UnixListener::Create(path),
+               FailsWith(ErrorCode::kUnavailable, "another process already listens at " + path));
     CHECK(std::filesystem::exists(path));
     std::filesystem::create_hard_link(path, dir.File("stale.sock"));
   }
   CHECK(std::filesystem::exists(dir.File("stale.sock")));
-  CHECK(UnixConnect(dir.File("stale.sock"), kSoon).status().code() == ErrorCode::kUnavailable);
+  CHECK_THAT(UnixConnect(dir.File("stale.sock"), kSoon),
+             FailsWith(ErrorCode::kUnavailable, "nothing listens at " + dir.File("stale.sock")));
   CHECK(UnixListener::Create(dir.File("stale.sock")).ok());
   REQUIRE(WriteFileAtomic(dir.File("plain"), "precious").ok());
-  CHECK(UnixListener::Create(dir.File("plain")).status().code() == ErrorCode::kBadData);
+  CHECK_THAT(UnixListener::Create(dir.File("plain")),
+             FailsWith(ErrorCode::kBadData, dir.File("plain") + " exists and is not a socket"));
   CHECK(*ReadFile(dir.File("plain")) == "precious");
 }
 
 TEST_CASE("A socket path that is too long or has no listener is refused by name") {
   const std::string long_path = "/tmp/" + std::string(200, 'x');
-  CHECK(UnixListener::Create(long_path).status().code() == ErrorCode::kBadData);
-  CHECK(UnixConnect(long_path, kSoon).status().code() == ErrorCode::kBadData);
+  CHECK_THAT(UnixListener::Create(long_path), FailsWith(ErrorCode::kBadData, long_path));
+  CHECK_THAT(UnixConnect(long_path, kSoon), FailsWith(ErrorCode::kBadData, long_path));
   const Status missing = UnixConnect("/tmp/no-such-socket", kSoon).status();
-  CHECK(missing.code() == ErrorCode::kUnavailable);
-  CHECK(missing.message().find("/tmp/no-such-socket") != std::string::npos);
+  CHECK_THAT(missing, FailsWith(ErrorCode::kUnavailable, "/tmp/no-such-socket"));
 }
 
 TEST_CASE("Accept ends on its timeout and on Wake, which stays") {
   const TempDir dir;
   Result<UnixListener> listener = UnixListener::Create(dir.File("x.sock"));
   REQUIRE(listener.ok());
-  CHECK(listener->Accept(kBriefly).status().code() == ErrorCode::kDeadline);
+  CHECK_THAT(listener->Accept(kBriefly), FailsWith(ErrorCode::kDeadline, "nobody connected to " + dir.File("x.sock")));
   std::thread waker([&] { listener->Wake(); });
-  CHECK(listener->Accept(kForever).status().code() == ErrorCode::kCancelled);
+  CHECK_THAT(listener->Accept(kForever),
+             FailsWith(ErrorCode::kCancelled, "no more connections at " + dir.File("x.sock")));
   waker.join();
-  CHECK(listener->Accept(kForever).status().code() == ErrorCode::kCancelled);
+  CHECK_THAT(listener->Accept(kForever),
+             FailsWith(ErrorCode::kCancelled, "no more connections at " + dir.File("x.sock")));
 }
 
 TEST_CASE("Passed descriptors arrive as descriptors of the same file, closed on exec") {
@@ -136,21 +141,25 @@ TEST_CASE("Descriptors never leak: not where none belong, not above the limit, n
   std::vector<UniqueFd> received;
 
   REQUIRE(pair.left.Send(AsBytes(std::string_view("take")), five, kSoon).ok());
-  CHECK(ReceiveText(pair.right, text).code() == ErrorCode::kProtocol);
+  CHECK_THAT(ReceiveText(pair.right, text),
+             FailsWith(ErrorCode::kProtocol, "peer passed descriptors where none belong"));
   CHECK(OpenFds() == before);
 
   REQUIRE(pair.left.Send(AsBytes(std::string_view("ta")), five, kSoon).ok());
   REQUIRE(pair.left.Send(AsBytes(std::string_view("ke")), five, kSoon).ok());
-  CHECK(ReceiveText(pair.right, text, &received).code() == ErrorCode::kProtocol);
+  CHECK_THAT(ReceiveText(pair.right, text, &received),
+             FailsWith(ErrorCode::kProtocol, "peer passed more than 8 descriptors"));
   CHECK(OpenFds() == before);
 
   REQUIRE(pair.left.Send(AsBytes(std::string_view("ta")), five, kSoon).ok());
-  CHECK(ReceiveText(pair.right, text, &received, kBriefly).code() != ErrorCode::kOk);
+  CHECK_THAT(ReceiveText(pair.right, text, &received, kBriefly),
+             FailsWith(ErrorCode::kDeadline, "receive on unix socket: the peer did not answer in time"));
   CHECK(received.empty());
   CHECK(OpenFds() == before);
 
   const std::vector<int> nine(kMaxPassedFds + 1, STDIN_FILENO);
-  CHECK(pair.left.Send(AsBytes(std::string_view("take")), nine, kSoon).code() == ErrorCode::kInternal);
+  CHECK_THAT(pair.left.Send(AsBytes(std::string_view("take")), nine, kSoon),
+             FailsWith(ErrorCode::kInternal, "cannot carry 9 descriptors"));
 }
 
 TEST_CASE("A peer that closes is unavailable, and the message says how far it came") {
@@ -159,18 +168,20 @@ TEST_CASE("A peer that closes is unavailable, and the message says how far it ca
   pair.left = UnixConnection();
   std::string text(4, ' ');
   const Status half = ReceiveText(pair.right, text);
-  CHECK(half.code() == ErrorCode::kUnavailable);
-  CHECK(half.message().find("2 of 4 bytes") != std::string::npos);
+  CHECK_THAT(half, FailsWith(ErrorCode::kUnavailable, "2 of 4 bytes"));
   CHECK(ReceiveText(pair.right, text).message() == "peer closed");
-  CHECK(pair.right.Send(AsBytes(std::string_view("ab")), {}, kSoon).code() == ErrorCode::kUnavailable);
+  CHECK_THAT(pair.right.Send(AsBytes(std::string_view("ab")), {}, kSoon),
+             FailsWith(ErrorCode::kUnavailable, "send on unix socket"));
 }
 
 TEST_CASE("A silent peer and one that does not read are deadlines") {
   Pair pair;
   std::string text(4, ' ');
-  CHECK(ReceiveText(pair.right, text, nullptr, kBriefly).code() == ErrorCode::kDeadline);
+  CHECK_THAT(ReceiveText(pair.right, text, nullptr, kBriefly),
+             FailsWith(ErrorCode::kDeadline, "receive on unix socket: the peer did not answer in time"));
   const std::string much(8 << 20, 'x');
-  CHECK(pair.left.Send(AsBytes(std::string_view(much)), {}, kBriefly).code() == ErrorCode::kDeadline);
+  CHECK_THAT(pair.left.Send(AsBytes(std::string_view(much)), {}, kBriefly),
+             FailsWith(ErrorCode::kDeadline, "send on unix socket: the peer did not answer in time"));
 }
 
 TEST_CASE("A message larger than the socket's buffers passes whole") {
@@ -190,7 +201,7 @@ TEST_CASE("Shutdown ends a wait in another thread") {
     pair.right.Shutdown();
   });
   std::string text(4, ' ');
-  CHECK(ReceiveText(pair.right, text, nullptr, kForever).code() == ErrorCode::kUnavailable);
+  CHECK_THAT(ReceiveText(pair.right, text, nullptr, kForever), FailsWith(ErrorCode::kUnavailable, "peer closed"));
   stopper.join();
 }
 

@@ -71,7 +71,8 @@ Result<MappedSegment> AdoptSegment(UniqueFd fd, uint64_t bytes, Access access, c
   struct stat info;
   if (::fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, Cat("stat segment ", name));
   if (!S_ISREG(info.st_mode)) return Status(ErrorCode::kBadData, Cat("segment ", name, " is not a regular file"));
-  if (bytes == 0 || static_cast<uint64_t>(info.st_size) != bytes) {
+  if (bytes == 0) return Status(ErrorCode::kBadData, Cat("segment ", name, ": of 0 bytes there is nothing to map"));
+  if (static_cast<uint64_t>(info.st_size) != bytes) {
     return Status(ErrorCode::kBadData, Cat("segment ", name, " has ", info.st_size, " bytes, expected ", bytes));
   }
   const int protection = access == Access::kReadWrite ? PROT_READ | PROT_WRITE : PROT_READ;

@@ -4,6 +4,7 @@
 #include <map>
 #include <random>
 
+#include "common/base/status_testing.h"
 #include "common/payload/test_level.h"
 
 namespace lockstep::payload {
@@ -166,11 +167,13 @@ TEST_CASE("Levels rise, in number and in compression, and each has a name of its
 TEST_CASE("What is no coded block is not recoded") {
   const Bytes coded = Encoded(TrainingChanges(0.01), 2, CodecLevel::kFast);
   Bytes out;
-  CHECK(RecodeSparse(ByteView(coded).first(100), 2, 256 * 1024, CodecLevel::kCompact, out).code() ==
-        ErrorCode::kCorrupt);
-  CHECK(RecodeSparse({}, 2, kBlock, CodecLevel::kCompact, out).code() == ErrorCode::kCorrupt);
-  CHECK(RecodeSparse(coded, 3, kBlock, CodecLevel::kCompact, out).code() == ErrorCode::kCorrupt);
-  CHECK(RecodeSparse(coded, 2, 16, CodecLevel::kCompact, out).code() == ErrorCode::kCorrupt);
+  CHECK_THAT(RecodeSparse(ByteView(coded).first(100), 2, 256 * 1024, CodecLevel::kCompact, out),
+             FailsWith(ErrorCode::kCorrupt, "coded block: "));
+  CHECK_THAT(RecodeSparse({}, 2, kBlock, CodecLevel::kCompact, out),
+             FailsWith(ErrorCode::kCorrupt, "coded block: truncated"));
+  CHECK_THAT(RecodeSparse(coded, 3, kBlock, CodecLevel::kCompact, out),
+             FailsWith(ErrorCode::kCorrupt, "coded block: its unit is 3 bytes"));
+  CHECK_THAT(RecodeSparse(coded, 2, 16, CodecLevel::kCompact, out), FailsWith(ErrorCode::kCorrupt, "coded block: "));
 }
 
 TEST_CASE("The positions alone are those of the whole decoder, and refused where it refuses them") {
@@ -183,8 +186,9 @@ TEST_CASE("The positions alone are those of the whole decoder, and refused where
       REQUIRE(DecodePositions(coded, unit, kBlock, positions).ok());
       CHECK(positions == changes.positions);
       const size_t too_small = changes.positions.back() * unit;
-      CHECK(DecodePositions(coded, unit, too_small, positions).code() == ErrorCode::kCorrupt);
-      CHECK(DecodePositions(ByteView(coded).first(4), unit, kBlock, positions).code() == ErrorCode::kCorrupt);
+      CHECK_THAT(DecodePositions(coded, unit, too_small, positions), FailsWith(ErrorCode::kCorrupt, "coded block: "));
+      CHECK_THAT(DecodePositions(ByteView(coded).first(4), unit, kBlock, positions),
+                 FailsWith(ErrorCode::kCorrupt, "coded block: "));
     }
   }
 }
@@ -198,11 +202,12 @@ TEST_CASE("Every truncation of a coded block is refused") {
         Changes decoded;
         for (size_t cut = 0; cut < coded.size(); ++cut) {
           const Bytes bad(coded.begin(), coded.begin() + static_cast<std::ptrdiff_t>(cut));
-          CHECK(DecodeSparse(bad, unit, 16 * 1024, decoded).code() == ErrorCode::kCorrupt);
+          CHECK_THAT(DecodeSparse(bad, unit, 16 * 1024, decoded), FailsWith(ErrorCode::kCorrupt, "coded block: "));
         }
         Bytes longer = coded;
         longer.push_back(std::byte{0});
-        CHECK(DecodeSparse(longer, unit, 16 * 1024, decoded).code() == ErrorCode::kCorrupt);
+        CHECK_THAT(DecodeSparse(longer, unit, 16 * 1024, decoded),
+                   FailsWith(ErrorCode::kCorrupt, "coded block: bytes after the last escape"));
       }
     }
   }
@@ -220,7 +225,7 @@ TEST_CASE("Positions past the block are refused, escaped or not") {
   const Bytes coded = Encoded({.positions = {100}, .steps = {1}}, 2, CodecLevel::kFast);
   Changes decoded;
   CHECK(DecodeSparse(coded, 2, 202, decoded).ok());
-  CHECK(DecodeSparse(coded, 2, 200, decoded).message().find("past the end") != std::string::npos);
+  CHECK_THAT(DecodeSparse(coded, 2, 200, decoded), FailsWith(ErrorCode::kCorrupt, "past the end"));
   CHECK(Problem({0, 0, 1, 0x03}, 2, 8).empty());
   CHECK(Problem({0, 0, 1, 0x04}, 2, 8).find("past the end") != std::string::npos);
   CHECK(Problem({0, 0, 2, 0x03, 0x00}, 2, 8).find("past the end") != std::string::npos);

@@ -62,12 +62,15 @@ Status CheckHeader(const PayloadHeader& header, const model::ModelLayout& layout
   if (std::memcmp(header.magic, kMagic, sizeof kMagic - 1) != 0) {
     return {ErrorCode::kProtocol, "payload: no payload magic"};
   }
-  if (header.magic[7] != kMagic[7] || header.format != kPayloadFormat || header.header_bytes != sizeof(PayloadHeader) ||
-      header.entry_bytes != sizeof(PayloadEntry) || header.reserved != 0) {
-    return {ErrorCode::kProtocol,
-            Cat("payload: format ", header.format, " is not known here (known: ", kPayloadFormat, ")")};
+  if (header.format != kPayloadFormat) {
+    return {ErrorCode::kProtocol, Cat("payload: format ", header.format, " is not known here (known: ", kPayloadFormat,
+                                      "); use matching releases on both ends")};
   }
   if (HeaderHash(header) != header.header_hash) return {ErrorCode::kCorrupt, "payload: its header fails its hash"};
+  if (header.magic[7] != kMagic[7] || header.header_bytes != sizeof(PayloadHeader) ||
+      header.entry_bytes != sizeof(PayloadEntry) || header.reserved != 0) {
+    return {ErrorCode::kProtocol, Cat("payload: its header is none of format ", kPayloadFormat)};
+  }
   if (header.layout != layout.digest() || header.block_count != layout.block_count() ||
       header.block_bytes != layout.block_bytes()) {
     return {ErrorCode::kBadData,

@@ -2,6 +2,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "common/base/status_testing.h"
 #include "common/base/version.h"
 
 namespace lockstep::peer {
@@ -60,10 +61,10 @@ TEST_CASE("what is no such line is refused, whole and quoted") {
         "a/1 protocol=1-99999999999"}) {
     const auto parsed = ParsePeer(line, "anything");
     CAPTURE(line);
-    CHECK(parsed.status().code() == ErrorCode::kProtocol);
-    CHECK_THAT(parsed.status().message(), Catch::Contains("which is not NAME/RELEASE protocol="));
+    CHECK_THAT(parsed, FailsWith(ErrorCode::kProtocol, "which is not NAME/RELEASE protocol="));
   }
-  CHECK(ParsePeer("a/1 protocol=1-1 " + std::string(kMaxPeerBytes, 'x'), "a").status().code() == ErrorCode::kProtocol);
+  CHECK_THAT(ParsePeer("a/1 protocol=1-1 " + std::string(kMaxPeerBytes, 'x'), "a"),
+             FailsWith(ErrorCode::kProtocol, "a peer says of itself \"a/1 protocol=1-1 xxx"));
 }
 
 TEST_CASE("every prefix of a line is refused or names the same program") {

@@ -3,6 +3,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "common/base/status_testing.h"
 #include "common/base/text.h"
 #include "common/os/unique_fd.h"
 #include "common/rpc/channel.h"
@@ -139,8 +140,7 @@ TEST_CASE("A port in use is unavailable and named") {
   TestServer server;
   REQUIRE(server.server.ok());
   const TestServer second(server.address());
-  CHECK(second.server.status().code() == ErrorCode::kUnavailable);
-  CHECK(second.server.status().message().find(server.address()) != std::string::npos);
+  CHECK_THAT(second.server, FailsWith(ErrorCode::kUnavailable, server.address()));
 }
 
 }  // namespace

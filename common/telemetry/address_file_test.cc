@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <filesystem>
 
+#include "common/base/status_testing.h"
 #include "common/os/file.h"
 #include "common/os/temp_dir.h"
 
@@ -42,11 +43,9 @@ TEST_CASE("Who announced nothing leaves the file of another alone") {
 TEST_CASE("An address file that cannot be is an error that names it") {
   const os::TempDir dir;
   const Status directory = AddressFile::Create(dir.path()).status();
-  CHECK_FALSE(directory.ok());
-  CHECK(directory.message().find(dir.path()) != std::string::npos);
+  CHECK_THAT(directory, FailsWith(ErrorCode::kIo, dir.path()));
   const Status missing = (*AddressFile::Create(dir.path() + "/nowhere/addresses"))->Announce({{"grpc", "[::1]:1"}});
-  CHECK(missing.code() == ErrorCode::kNotFound);
-  CHECK(missing.message().find("nowhere") != std::string::npos);
+  CHECK_THAT(missing, FailsWith(ErrorCode::kNotFound, "nowhere"));
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <catch2/catch.hpp>
 
+#include "common/base/status_testing.h"
+
 namespace lockstep::wire {
 namespace {
 
@@ -30,9 +32,8 @@ TEST_CASE("a peer that says nothing is of release 0.1.0, which decoded fast and 
 
 TEST_CASE("a peer without a common protocol is refused by name") {
   const auto met = MeetPeer(Self("trainer_agent"), "raas_receiver/9.0.0 protocol=2-3", "raas_receiver");
-  CHECK(met.status().code() == ErrorCode::kProtocol);
-  CHECK_THAT(met.status().message(),
-             Catch::Contains("raas_receiver 9.0.0 speaks protocols 2 to 3; upgrade the trainer_agent"));
+  CHECK_THAT(met,
+             FailsWith(ErrorCode::kProtocol, "raas_receiver 9.0.0 speaks protocols 2 to 3; upgrade the trainer_agent"));
 }
 
 }  // namespace

@@ -26,7 +26,8 @@ Status CheckBlockFrame(const FrameHeader& frame, uint32_t block_bytes, uint32_t 
       frame.codec != static_cast<uint8_t>(payload::Codec::kSparse)) {
     return Foreign("frame", Cat("unknown codec ", static_cast<int>(frame.codec)));
   }
-  if (frame.block >= layout_blocks) return Foreign("frame", Cat("block ", frame.block, " of ", layout_blocks));
+  if (frame.block >= layout_blocks)
+    return Foreign("frame", Cat("block ", frame.block, " is outside the model's ", layout_blocks));
   if (frame.payload_bytes == 0 || frame.payload_bytes > block_bytes) {
     return Foreign(
         "frame", Cat("block ", frame.block, " has ", frame.payload_bytes, " coded bytes; the limit is ", block_bytes));
@@ -64,8 +65,8 @@ Status CheckRequest(const BlockRequest& request, uint32_t layout_blocks) {
   if (full != (request.payload_id == 0)) return Foreign("block request", "its kind and its payload id disagree");
   if (request.block_count == 0 || request.first_block >= layout_blocks ||
       request.block_count > layout_blocks - request.first_block) {
-    return Foreign("block request",
-                   Cat("blocks ", request.first_block, " + ", request.block_count, " of ", layout_blocks));
+    return Foreign("block request", Cat(request.block_count, " blocks from block ", request.first_block,
+                                        " on are not within the model's ", layout_blocks));
   }
   return OkStatus();
 }

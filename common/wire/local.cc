@@ -24,7 +24,8 @@ Status CheckLocalAnswer(const LocalAnswer& answer, uint32_t layout_blocks) {
     return Foreign("local answer", Cat("unknown error code ", answer.code));
   }
   const uint64_t most = answer.code != 0 ? kMaxErrorText : uint64_t{layout_blocks} * sizeof(uint64_t);
-  if (answer.tail_bytes > most) return Foreign("local answer", Cat("a tail of ", answer.tail_bytes, " bytes"));
+  if (answer.tail_bytes > most)
+    return Foreign("local answer", Cat("a tail of ", answer.tail_bytes, " bytes; the limit is ", most));
   return OkStatus();
 }
 

@@ -3,6 +3,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "common/base/status_testing.h"
 #include "common/base/text.h"
 #include "common/os/temp_dir.h"
 #include "ctl/invocation.h"
@@ -176,11 +177,10 @@ TEST_CASE("What is wrong in a file or a shape is reported with the file") {
   Model model;
   const Answer shape = model.PlanOfTwo({"--pipeline-parallel-size", "2"});
   CHECK(ExitCode(shape.status.code()) == 65);
-  CHECK(Has(shape.status.message(), "config.json"));
+  CHECK_THAT(shape.status, FailsWith(ErrorCode::kBadData, "config.json"));
 
   const Answer nowhere = Plan({"--config", model.path() + "/nowhere"});
-  CHECK(nowhere.status.code() == ErrorCode::kNotFound);
-  CHECK(Has(nowhere.status.message(), "/nowhere"));
+  CHECK_THAT(nowhere.status, FailsWith(ErrorCode::kNotFound, "/nowhere"));
   CHECK(Plan({"--sheets", model.path() + "/nowhere"}).status.code() == ErrorCode::kNotFound);
   CHECK(Plan({"--sheets", model.path()}).status.code() == ErrorCode::kNotFound);
 
@@ -188,8 +188,7 @@ TEST_CASE("What is wrong in a file or a shape is reported with the file") {
   model.Write("rank-00001.json", R"({"format": 1, "beside_agent": true, "part": []})");
   const Answer sheet = Plan({"--sheets", model.path()});
   CHECK(ExitCode(sheet.status.code()) == 65);
-  CHECK(Has(sheet.status.message(), "rank-00001.json"));
-  CHECK(Has(sheet.status.message(), "\"parts\" is missing"));
+  CHECK_THAT(sheet.status, FailsWith(ErrorCode::kBadData, "rank-00001.json", "\"parts\" is missing"));
 
   model.Write("rank-00003.json", "{}");
   model.Write("rank-00001.json", "");
@@ -198,8 +197,7 @@ TEST_CASE("What is wrong in a file or a shape is reported with the file") {
   text << first.rdbuf();
   model.Write("rank-00001.json", text.str());
   const Answer hole = Plan({"--sheets", model.path()});
-  CHECK(hole.status.code() == ErrorCode::kNotFound);
-  CHECK(Has(hole.status.message(), "rank-00002.json"));
+  CHECK_THAT(hole.status, FailsWith(ErrorCode::kNotFound, "rank-00002.json"));
 }
 
 }  // namespace

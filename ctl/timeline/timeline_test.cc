@@ -4,6 +4,7 @@
 #include <set>
 #include <sstream>
 
+#include "common/base/status_testing.h"
 #include "common/base/text.h"
 #include "common/os/temp_dir.h"
 #include "common/rpc/rpc_server.h"
@@ -119,8 +120,7 @@ TEST_CASE("Spans that end before they begin, or lie where no clock is, are a pro
     receiver.spans.mutable_spans(0)->set_begin_unix_ns(begin);
     receiver.spans.mutable_spans(0)->set_end_unix_ns(end);
     const Status status = Join({AnAgent(), receiver}, {}).status();
-    CHECK(status.code() == ErrorCode::kProtocol);
-    CHECK(status.message().find("raas_receiver host-3 r:1") != std::string::npos);
+    CHECK_THAT(status, FailsWith(ErrorCode::kProtocol, "raas_receiver host-3 r:1"));
   }
 }
 
@@ -306,8 +306,7 @@ TEST_CASE("A daemon that is not there is named, and a version that nobody rememb
   const std::string gone = fleet.second.address();
   fleet.second.Stop();
   const Answer answer = fleet.Ask({"--timeout", "2000"});
-  CHECK(answer.status.code() == ErrorCode::kUnavailable);
-  CHECK(answer.status.message().find(gone) != std::string::npos);
+  CHECK_THAT(answer.status, FailsWith(ErrorCode::kUnavailable, gone));
 }
 
 TEST_CASE("Wrong command lines for timeline are usage errors") {

@@ -19,10 +19,7 @@ int main(int argc, char** argv) {
   app.add_option("--lr", options.learning_rate, "learning rate")->capture_default_str()->check(CLI::NonNegativeNumber);
   app.add_option("--seed", options.seed, "of everything drawn")->capture_default_str();
   app.add_option("--threads", options.threads, "0: one per core")->capture_default_str()->check(CLI::Range(0, 1024));
-  app.add_option("--step-delay-ms", options.step_delay_ms, "pause before each step")->capture_default_str();
   app.add_flag("--paced", options.paced, "wait for a line on stdin before each step, and for its end after the last");
-  app.add_option("--digests", options.digests, "file for the lines that go to stdout, too");
-  app.add_option("--digest-every", options.digest_every, "versions between digests; 0: only the last version has one");
   auto* assets = app.add_option("--write-assets", options.write_assets, "write the shape's config.json there and end");
   assets->excludes(checkpoint);
   auto* describe = app.add_flag("--describe", options.describe, "print the model's sizes as JSON and end");

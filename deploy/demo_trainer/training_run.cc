@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -21,25 +20,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::duration<double, std::milli>;
-
-// Where the lines go: stdout, and the file when one is named.
-class Journal {
- public:
-  static Result<Journal> Create(const std::string& path) {
-    Journal journal;
-    if (path.empty()) return journal;
-    journal.file_.open(path, std::ios::trunc);
-    if (!journal.file_) return ErrnoStatus(errno, Cat("opening ", path, " for the digests"));
-    return journal;
-  }
-  void Write(const Json& line) {
-    std::cout << line.dump() << std::endl;
-    if (file_.is_open()) file_ << line.dump() << std::endl;
-  }
-
- private:
-  std::ofstream file_;
-};
 
 Result<InitialModel> LoadModel(const Options& options) {
   if (!options.checkpoint.empty()) return OpenCheckpoint(options.checkpoint);
@@ -98,8 +78,8 @@ Result<OpenModel> Open(const std::string& socket, const std::string& model, cons
 // Publishes version 1 with the initial weights, and version n + 1 with the weights after step n.
 class TrainingRun {
  public:
-  TrainingRun(const Options& options, Trainer& trainer, lockstep_model* model, Journal& journal)
-      : options_(options), trainer_(trainer), model_(model), journal_(journal) {}
+  TrainingRun(const Options& options, Trainer& trainer, lockstep_model* model)
+      : options_(options), trainer_(trainer), model_(model) {}
 
   Status Train() {
     for (uint64_t step = 0; step <= options_.steps; ++step) {
@@ -113,7 +93,6 @@ class TrainingRun {
  private:
   // False when stdin has ended, from which a paced run takes its pace.
   bool MayStep() const {
-    std::this_thread::sleep_for(std::chrono::milliseconds(options_.step_delay_ms));
     std::string line;
     return !options_.paced || std::getline(std::cin, line);
   }
@@ -147,9 +126,8 @@ class TrainingRun {
                  {"density", static_cast<double>(changed) / elements},
                  {"step_ms", Milliseconds(Clock::now() - start).count()},
                  {"blocked_ms", Milliseconds(blocked_).count()}};
-    const bool last = step == options_.steps;
-    if (last || (options_.digest_every > 0 && version % options_.digest_every == 0)) line["sha256"] = trainer_.Digest();
-    journal_.Write(line);
+    if (step == options_.steps) line["sha256"] = trainer_.Digest();
+    std::cout << line.dump() << std::endl;
     return OkStatus();
   }
 
@@ -165,7 +143,6 @@ class TrainingRun {
   const Options& options_;
   Trainer& trainer_;
   lockstep_model* const model_;
-  Journal& journal_;
   Clock::duration blocked_{};  // in calls of the plugin, for this version
 };
 
@@ -178,14 +155,13 @@ Status Run(const Options& options) {
     PrintSizes(model, Trainer::StateBytes(model, options.seed));
     return OkStatus();
   }
-  LS_ASSIGN_OR_RETURN(Journal journal, Journal::Create(options.digests));
   LS_ASSIGN_OR_RETURN(const OpenModel opened, Open(options.socket, options.model, *model.layout));
   const size_t cores = std::max(1u, std::thread::hardware_concurrency());
   LS_ASSIGN_OR_RETURN(const std::unique_ptr<Trainer> trainer,
                       Trainer::Create(std::move(model), {.learning_rate = options.learning_rate,
                                                          .seed = options.seed,
                                                          .threads = options.threads == 0 ? cores : options.threads}));
-  return TrainingRun(options, *trainer, opened.get(), journal).Train();
+  return TrainingRun(options, *trainer, opened.get()).Train();
 }
 
 }  // namespace lockstep::demo

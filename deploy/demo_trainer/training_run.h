@@ -17,18 +17,15 @@ struct Options {
   double learning_rate = 1e-6;
   uint64_t seed = 1;
   uint32_t threads = 0;  // 0: one per core
-  uint32_t step_delay_ms = 0;
   bool paced = false;
-  std::string digests;        // a file; empty: none
-  uint64_t digest_every = 0;  // versions; 0: only the last one
-  std::string write_assets;   // a directory: write config.json there and end
-  bool describe = false;      // print the model's sizes and end
+  std::string write_assets;  // a directory: write config.json there and end
+  bool describe = false;     // print the model's sizes and end
 };
 
 // Prints one JSON object per published version to stdout:
 //   {"version", "step", "changed_elements", "density", "step_ms", "blocked_ms", "sha256"}
 // with the elements that changed against the version before, the time of the whole pass, the part of it spent in calls
-// of the export plugin, and, when due, the digest of the published data section.
+// of the export plugin, and, for the last version, the digest of the published data section.
 Status Run(const Options& options);
 
 }  // namespace lockstep::demo

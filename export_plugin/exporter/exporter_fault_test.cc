@@ -3,13 +3,12 @@
 #include <atomic>
 #include <random>
 
+#include "common/base/status_testing.h"
 #include "export_plugin/exporter/bucket_header.h"
 #include "export_plugin/exporter/exporter_fixture.h"
 
 namespace lockstep::exporter {
 namespace {
-
-using Catch::Contains;
 
 // Rank 0 is on the agent's host and takes in all others.
 FleetOptions OneProxy() {
@@ -26,12 +25,9 @@ TEST_CASE("A remote rank that cannot give its bytes ends the version for all, an
   broken[2] = nullptr;
   fleet.SetAddresses(1, broken);
   const auto outcomes = fleet.TryPublish(2);
-  CHECK(outcomes[1].code() == ErrorCode::kBadData);
-  CHECK_THAT(outcomes[1].message(), Contains("\"o\" has no address"));
-  CHECK(outcomes[0].code() == ErrorCode::kAborted);
-  CHECK_THAT(outcomes[0].message(), Contains("rank 1 aborted version 2 (bad_data)"));
-  CHECK(outcomes[2].code() == ErrorCode::kAborted);
-  CHECK_THAT(outcomes[2].message(), Contains("version 2 was not committed by rank 0"));
+  CHECK_THAT(outcomes[1], FailsWith(ErrorCode::kBadData, "\"o\" has no address"));
+  CHECK_THAT(outcomes[0], FailsWith(ErrorCode::kAborted, "rank 1 aborted version 2 (bad_data)"));
+  CHECK_THAT(outcomes[2], FailsWith(ErrorCode::kAborted, "version 2 was not committed by rank 0"));
   fleet.SetAddresses(1, addresses);
   fleet.Publish(3);
   fleet.CheckServed(3);
@@ -47,8 +43,7 @@ TEST_CASE("A rank on the agent's host that cannot give its bytes ends the versio
     broken[1] = nullptr;
     fleet.SetAddresses(rank, broken);
     const auto outcomes = fleet.TryPublish(1);
-    CHECK(outcomes[rank].code() == ErrorCode::kBadData);
-    CHECK_THAT(outcomes[rank].message(), Contains("\"qkv\" has no address"));
+    CHECK_THAT(outcomes[rank], FailsWith(ErrorCode::kBadData, "\"qkv\" has no address"));
     CHECK_FALSE(fleet.host().run().Newest());
     fleet.SetAddresses(rank, addresses);
     fleet.Publish(2);
@@ -63,8 +58,7 @@ TEST_CASE("A proxy whose agent refuses the version still takes everything in and
   const auto outcomes = fleet.TryPublish(5);
   CHECK(outcomes[0].code() == ErrorCode::kState);
   for (const uint32_t rank : {1, 2, 3}) {
-    CHECK(outcomes[rank].code() == ErrorCode::kAborted);
-    CHECK_THAT(outcomes[rank].message(), Contains("(state)"));
+    CHECK_THAT(outcomes[rank], FailsWith(ErrorCode::kAborted, "(state)"));
   }
   fleet.Publish(6);
   fleet.CheckServed(6);
@@ -76,14 +70,13 @@ TEST_CASE("A remote rank that left a version out costs that one and the next, an
   fleet.Publish(1);
   // The others are at 2, rank 2 comes with 4; 3 has no set of it either.
   auto outcomes = fleet.TryPublish(2, {{2, 4}});
-  CHECK(outcomes[0].code() == ErrorCode::kAborted);
-  CHECK_THAT(outcomes[0].message(), Contains("rank 2 skipped version 2 and sent version 4"));
-  CHECK(outcomes[2].code() == ErrorCode::kAborted);
-  CHECK_THAT(outcomes[2].message(), Contains("version 4 was not committed: rank 0") && Contains("was at version 2"));
-  CHECK_THAT(outcomes[1].message(), Contains("version 2 was not committed by rank 0"));
+  CHECK_THAT(outcomes[0], FailsWith(ErrorCode::kAborted, "rank 2 skipped version 2 and sent version 4"));
+  CHECK_THAT(outcomes[2], FailsWith(ErrorCode::kAborted, "version 4 was not committed: rank 0", "was at version 2"));
+  CHECK_THAT(outcomes[1], FailsWith(ErrorCode::kAborted, "version 2 was not committed by rank 0"));
   for (const Version version : {3, 4}) {
     outcomes = fleet.TryPublish(version, {{2, kLeftOut}});
-    CHECK_THAT(outcomes[0].message(), Contains(Cat("rank 2 skipped version ", version, " and sent version 4")));
+    CHECK_THAT(outcomes[0],
+               FailsWith(ErrorCode::kAborted, Cat("rank 2 skipped version ", version, " and sent version 4")));
     CHECK(outcomes[1].code() == ErrorCode::kAborted);
   }
   fleet.Publish(5);
@@ -107,8 +100,7 @@ TEST_CASE("A proxy that left a version out answers those that sent it theirs, an
   CHECK(fleet.exporter(0).Publish(3).ok());
   for (std::thread& thread : remote) thread.join();
   for (const uint32_t rank : {1, 2, 3}) {
-    CHECK(stale[rank].code() == ErrorCode::kAborted);
-    CHECK_THAT(stale[rank].message(), Contains("version 2 was not committed: rank 0") && Contains("was at version 3"));
+    CHECK_THAT(stale[rank], FailsWith(ErrorCode::kAborted, "version 2 was not committed: rank 0", "was at version 3"));
   }
   fleet.CheckServed(3);
   CHECK(fleet.exporter(0).stats().exchange_memory_bytes <= kMinBucketBytes);
@@ -140,10 +132,9 @@ TEST_CASE("Writers that come to a version that another aborted get the reason") 
   fleet.Publish(1);
   CHECK(fleet.exporter(1).Abort(2, {ErrorCode::kBadData, "a shape changed"}).ok());
   const auto outcomes = fleet.TryPublish(2, {{1, kLeftOut}});
-  CHECK(outcomes[0].code() == ErrorCode::kAborted);
-  CHECK_THAT(outcomes[0].message(), Contains("a shape changed"));
-  CHECK_THAT(outcomes[2].message(), Contains("a shape changed"));
-  CHECK_THAT(outcomes[3].message(), Contains("version 2 was not committed by rank 0"));
+  CHECK_THAT(outcomes[0], FailsWith(ErrorCode::kAborted, "a shape changed"));
+  CHECK_THAT(outcomes[2], FailsWith(ErrorCode::kAborted, "a shape changed"));
+  CHECK_THAT(outcomes[3], FailsWith(ErrorCode::kAborted, "version 2 was not committed by rank 0"));
   fleet.Publish(3);
   fleet.CheckServed(3);
 }
@@ -206,14 +197,12 @@ TEST_CASE("A remote rank that is killed breaks the exchange for good, and the ot
   fleet.Publish(1);
   fleet.Kill(1);
   auto outcomes = fleet.TryPublish(2);
-  CHECK(outcomes[0].code() == ErrorCode::kUnavailable);
-  CHECK_THAT(outcomes[0].message(), Contains("the exchange with rank 1 is broken"));
+  CHECK_THAT(outcomes[0], FailsWith(ErrorCode::kUnavailable, "the exchange with rank 1 is broken"));
   CHECK(outcomes[2].code() == ErrorCode::kAborted);
   CHECK(outcomes[3].code() == ErrorCode::kAborted);
   outcomes = fleet.TryPublish(3);
   CHECK(outcomes[0].code() == ErrorCode::kUnavailable);
-  CHECK(outcomes[2].code() == ErrorCode::kUnavailable);
-  CHECK_THAT(outcomes[2].message(), Contains("takes no further version"));
+  CHECK_THAT(outcomes[2], FailsWith(ErrorCode::kUnavailable, "takes no further version"));
   CHECK(fleet.host().run().Newest()->manifest->held.version == 1);
 }
 
@@ -229,8 +218,7 @@ TEST_CASE("A broken exchange is an error on every writer of the host, at once an
     CHECK(proxy.code() == ErrorCode::kUnavailable);
     for (const uint32_t rank : {1, 2}) {
       const Status writer = fleet.exporter(rank).Publish(version);
-      CHECK(writer.code() == ErrorCode::kAborted);
-      CHECK_THAT(writer.message(), Contains("the exchange with rank 3 is broken"));
+      CHECK_THAT(writer, FailsWith(ErrorCode::kAborted, "the exchange with rank 3 is broken"));
     }
   }
 }
@@ -242,8 +230,7 @@ TEST_CASE("A proxy that is killed is an error on the ranks that it served") {
   fleet.Kill(0);
   const auto outcomes = fleet.TryPublish(2);
   for (const uint32_t rank : {1, 2, 3}) {
-    CHECK(outcomes[rank].code() == ErrorCode::kUnavailable);
-    CHECK_THAT(outcomes[rank].message(), Contains("the exchange with rank 0 is broken"));
+    CHECK_THAT(outcomes[rank], FailsWith(ErrorCode::kUnavailable, "the exchange with rank 0 is broken"));
   }
 }
 

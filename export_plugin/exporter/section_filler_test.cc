@@ -4,6 +4,7 @@
 #include <bit>
 #include <random>
 
+#include "common/base/status_testing.h"
 #include "common/base/worker_pool.h"
 #include "export_plugin/exporter/exporter_fixture.h"
 
@@ -92,16 +93,14 @@ TEST_CASE("A rank that holds a shard of a tensor fills nothing, and the tensor i
   const TestRank second(model, true, 1, 2);
   const auto refused =
       SectionFiller::Create(plan::ToJson(first.sheet), first.locals, LayoutOf({first.sheet, second.sheet})).status();
-  CHECK(refused.code() == ErrorCode::kBadData);
-  CHECK_THAT(refused.message(), Catch::Contains("holds the whole model") && Catch::Contains("\"embed\""));
+  CHECK_THAT(refused, FailsWith(ErrorCode::kBadData, "holds the whole model", "\"embed\""));
 }
 
 TEST_CASE("A rank whose sheet alone is not the model of all ranks fills nothing") {
   const TestRank small({{"w", model::DType::kBF16, 4, 4}}, true, 0, 1);
   const TestRank other({{"w", model::DType::kBF16, 4, 4}, {"v", model::DType::kBF16, 4, 4}}, true, 0, 1);
   const auto refused = SectionFiller::Create(plan::ToJson(small.sheet), small.locals, LayoutOf({other.sheet})).status();
-  CHECK(refused.code() == ErrorCode::kBadData);
-  CHECK_THAT(refused.message(), Catch::Contains("another model (1 tensors) than all ranks together (2)"));
+  CHECK_THAT(refused, FailsWith(ErrorCode::kBadData, "another model (1 tensors) than all ranks together (2)"));
 }
 
 TEST_CASE("Ranges that leave the data section or cut an element, and tensors without an address, are refused") {
@@ -111,18 +110,15 @@ TEST_CASE("Ranges that leave the data section or cut an element, and tensors wit
   REQUIRE(filler.ok());
   const auto engine = NewHostCopyEngine(nullptr);
   std::vector<std::byte> target(layout->data_bytes(), kUntouched);
-  const auto refusal = [&](ByteRange range) {
-    const Status status = (*filler)->Fill(range, target.data(), rank.locals, *engine);
-    CHECK(status.code() == ErrorCode::kBadData);
-    return status.message();
-  };
+  const auto refusal = [&](ByteRange range) { return (*filler)->Fill(range, target.data(), rank.locals, *engine); };
   for (const ByteRange range : {ByteRange{0, 49}, {48, 1}, {49, 1}, {0, 0}, {4, ~uint64_t{0}}, {~uint64_t{0}, 4}}) {
-    CHECK_THAT(refusal(range), Catch::Contains("are no range of a data section of 48 bytes"));
+    CHECK_THAT(refusal(range), FailsWith(ErrorCode::kBadData, "are no range of a data section of 48 bytes"));
   }
-  CHECK_THAT(refusal({1, 8}), Catch::Contains("byte 1 is within an element of tensor"));
-  CHECK_THAT(refusal({0, 34}), Catch::Contains("byte 34 is within an element of tensor \"norm\" (F32 from byte 32"));
+  CHECK_THAT(refusal({1, 8}), FailsWith(ErrorCode::kBadData, "byte 1 is within an element of tensor"));
+  CHECK_THAT(refusal({0, 34}),
+             FailsWith(ErrorCode::kBadData, "byte 34 is within an element of tensor \"norm\" (F32 from byte 32"));
   for (LocalTensor& local : rank.locals) local.address = nullptr;
-  CHECK_THAT(refusal({0, 48}), Catch::Contains("local tensor \"w\" has no address"));
+  CHECK_THAT(refusal({0, 48}), FailsWith(ErrorCode::kBadData, "local tensor \"w\" has no address"));
   CHECK(target == std::vector<std::byte>(layout->data_bytes(), kUntouched));
 }
 

@@ -22,9 +22,10 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Sequence
 
-import lockstep
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+
+import lockstep
 
 _MAX_BODY_BYTES = 1 << 20
 _MAX_NEW_TOKENS = 4096

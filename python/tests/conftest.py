@@ -1,8 +1,9 @@
 """A receiver that tests drive by hand, and followers of it."""
 
-import lockstep
 import pytest
 from fake_receiver import FakeReceiver
+
+import lockstep
 
 
 @pytest.fixture

@@ -1,9 +1,10 @@
 """What lies in the memory of parameters moves with them, or is refused by name."""
 
-import lockstep
 import pytest
 import torch
 from fake_receiver import Page
+
+import lockstep
 from lockstep.engine import DescribeOptions
 from lockstep.engine._aliases import aliases_of
 from lockstep.engine._parameters import parameters_of

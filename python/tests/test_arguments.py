@@ -1,9 +1,10 @@
 """What is no argument gets an error that says what was given and what is wanted, before an agent is asked."""
 
-import lockstep
 import numpy as np
 import pytest
 import torch
+
+import lockstep
 from lockstep.core import arguments
 from lockstep.core.tensors import describe, named
 

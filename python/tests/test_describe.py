@@ -2,12 +2,13 @@
 
 from types import SimpleNamespace
 
-import lockstep
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import lockstep
 from lockstep.engine import DescribeOptions, _memory
 from lockstep.engine._parameters import parameters_of
-from transformers import AutoConfig, AutoModelForCausalLM
 
 
 def tiny(family: str, **options) -> torch.nn.Module:

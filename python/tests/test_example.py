@@ -10,11 +10,12 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-import lockstep
 import pytest
 import torch
 from fake_receiver import RUN, FakeReceiver, Page
 from transformers import AutoConfig
+
+import lockstep
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples"
 sys.path.insert(0, str(EXAMPLE))

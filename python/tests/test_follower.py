@@ -5,11 +5,12 @@ import os
 import threading
 import time
 
-import lockstep
 import pytest
 import torch
 from fake_receiver import RUN, FakeReceiver, Page, seals
 from helpers import in_background, values, wait_until
+
+import lockstep
 from lockstep.engine import Served
 
 

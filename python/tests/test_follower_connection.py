@@ -4,11 +4,12 @@ import contextlib
 import socket
 import time
 
-import lockstep
 import pytest
 import torch
 from fake_receiver import RUN, Page
 from helpers import in_background, values, wait_until
+
+import lockstep
 from lockstep.engine import Served
 from lockstep.engine._gate import Gate
 
@@ -48,7 +49,7 @@ def test_killed_while_writing_ranks_stay_held_until_a_whole_version_is_written(r
     rank.close()
     again = receiver.accept()
     assert again.version == 0 and again.run == "00" * 16
-    with pytest.raises(lockstep.DeadlineError):
+    with pytest.raises(lockstep.DeadlineError, match="was not served within 0.1 s; nothing is"):
         follower.wait_for(timeout=0.1)
     page = Page()
     again.attached(page)

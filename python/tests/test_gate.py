@@ -7,9 +7,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Iterator
 
-import lockstep
 import pytest
 from helpers import in_background, wait_until
+
+import lockstep
 from lockstep.engine import Served
 from lockstep.engine._gate import Gate
 
@@ -93,7 +94,7 @@ def test_a_new_task_waits_while_another_one_of_its_thread_is_inside_and_the_writ
         staying = asyncio.create_task(stay())
         await asyncio.sleep(0.01)
         writer = await asyncio.to_thread(shutting, gate)
-        with pytest.raises(lockstep.DeadlineError):
+        with pytest.raises(lockstep.DeadlineError, match="was not served within"):
             await asyncio.create_task(read())
         leave.set()
         await staying
@@ -117,7 +118,7 @@ def test_a_reader_that_leaves_in_another_thread_has_left_in_both(gate, context):
         other.submit(step, answer.close).result()
         assert is_through(writer)
         for thread in (one, other):
-            with pytest.raises(lockstep.DeadlineError):
+            with pytest.raises(lockstep.DeadlineError, match="was not served within"):
                 thread.submit(step, next, stream(gate)).result()
         gate.open(V2)
         again = stream(gate)
@@ -153,7 +154,7 @@ def test_a_task_that_outlives_the_reader_who_made_it_waits_like_any_other(gate):
         with gate.reading(60):
             context = contextvars.copy_context()
         gate.shut()
-        with pytest.raises(lockstep.DeadlineError):
+        with pytest.raises(lockstep.DeadlineError, match="was not served within"):
             await asyncio.create_task(read(), context=context)
 
     asyncio.run(main())
@@ -161,7 +162,7 @@ def test_a_task_that_outlives_the_reader_who_made_it_waits_like_any_other(gate):
 
 def test_a_reader_of_one_gate_is_no_reader_of_another(gate):
     shut = Gate()
-    with gate.reading(60), pytest.raises(lockstep.DeadlineError):
+    with gate.reading(60), pytest.raises(lockstep.DeadlineError, match="was not served within"):
         with shut.reading(0.05):
             pass
 

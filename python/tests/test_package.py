@@ -5,8 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import lockstep
 import pytest
+
+import lockstep
 from lockstep.core import abi
 
 PACKAGE = Path(__file__).resolve().parents[1]

@@ -4,10 +4,11 @@ import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any, Generic, TypeVar
 
-import lockstep
 import pytest
 import torch
 from fake_receiver import RUN, FakeReceiver, Page
+
+import lockstep
 from lockstep.engine import sglang as sglang_plugin
 from lockstep.engine import vllm as vllm_plugin
 

@@ -7,11 +7,12 @@ import threading
 import time
 from pathlib import Path
 
-import lockstep
 import pytest
 import torch
-from lockstep.engine import _replica
 from safetensors.torch import save_file
+
+import lockstep
+from lockstep.engine import _replica
 
 
 class Published:

@@ -3,9 +3,10 @@
 import itertools
 import random
 
-import lockstep
 import pytest
 import torch
+
+import lockstep
 from lockstep.core.tensors import TensorMeta
 from lockstep.engine import IntoLoader, IntoModule, Piece
 from lockstep.engine._ring_into import boxes_of_run

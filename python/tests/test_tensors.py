@@ -2,10 +2,11 @@
 
 import ctypes
 
-import lockstep
 import numpy as np
 import pytest
 import torch
+
+import lockstep
 from lockstep.core.tensors import assign_offsets, bytes_of, describe, meta_of
 
 TORCH_DTYPES = {

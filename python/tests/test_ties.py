@@ -2,10 +2,11 @@
 
 import warnings
 
-import lockstep
 import numpy as np
 import pytest
 import torch
+
+import lockstep
 from lockstep.export._ties import warn_of_ties
 
 
@@ -21,7 +22,7 @@ class LanguageModel(torch.nn.Module):
 
 def test_a_publisher_of_a_tied_state_dict_warns_with_both_names_and_the_bytes():
     with pytest.warns(UserWarning, match='"lm_head.weight" is "embed.weight" .* 128 bytes.*without_ties'):
-        with pytest.raises(lockstep.UnavailableError):
+        with pytest.raises(lockstep.UnavailableError, match="/nowhere.sock"):
             lockstep.Publisher("/nowhere.sock", "actor", LanguageModel().state_dict(), connect_timeout_ms=1)
 
 

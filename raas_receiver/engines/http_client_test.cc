@@ -4,6 +4,7 @@
 #include <chrono>
 #include <thread>
 
+#include "common/base/status_testing.h"
 #include "raas_receiver/engines/test_http_server.h"
 
 namespace lockstep::engines {
@@ -91,8 +92,7 @@ TEST_CASE("A server that cannot be reached has not seen the request, and the err
     url = Server([](int) {}).url();
   }
   const auto answer = ClientOf(url)->Send(Get());
-  CHECK(answer.status().code() == ErrorCode::kUnavailable);
-  CHECK(answer.status().message().find("GET " + url + "/thing?of=it") != std::string::npos);
+  CHECK_THAT(answer, FailsWith(ErrorCode::kUnavailable, "GET " + url + "/thing?of=it"));
   CHECK(ClientOf("http://no-such-host.invalid:1")->Send(Get()).status().code() == ErrorCode::kUnavailable);
 }
 

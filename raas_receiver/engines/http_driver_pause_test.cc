@@ -3,6 +3,7 @@
 #include <chrono>
 #include <thread>
 
+#include "common/base/status_testing.h"
 #include "raas_receiver/engines/test_engine.h"
 
 namespace lockstep::engines {
@@ -32,12 +33,14 @@ TEST_CASE("In place, a pause that fails resumes the server; while its memory is 
   TestEngine engine(kind.name);
   const auto driver = engine.Driver();
   engine.SetFaults({Fault(kind.pause, {{"kind", "garbage"}, {"effect", true}})});
-  CHECK_FALSE(driver->Pause(engine.VersionOf(2)).ok());
+  CHECK_THAT(driver->Pause(engine.VersionOf(2)),
+             FailsWith(ErrorCode::kProtocol, engine.url() + kind.pause, "was expected"));
   CHECK_FALSE(engine.State()["paused"].get<bool>());
 
   REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
   engine.SetFaults({Fault(kind.pause, {{"kind", "status"}})});
-  CHECK_FALSE(driver->Pause(engine.VersionOf(3)).ok());
+  CHECK_THAT(driver->Pause(engine.VersionOf(3)),
+             FailsWith(ErrorCode::kAborted, engine.url() + kind.pause, "stays paused"));
   CHECK(engine.State()["paused"].get<bool>());
   CHECK(driver->Resume(engine.VersionOf(2)).ok());
   CheckServes(engine, 1);

@@ -57,8 +57,9 @@ SourceCounters LocalSource::counters() const {
 }
 
 // The connection is of no more use.
-Status LocalSource::Fail(Status why) {
-  status_ = cancelled_ ? Status(ErrorCode::kCancelled, "the pull was cancelled") : std::move(why);
+Status LocalSource::Fail(const Status& why) {
+  status_ = cancelled_ ? Status(ErrorCode::kCancelled, "the pull was cancelled")
+                       : why.WithContext(Cat("the agent at ", options_.path));
   if (status_.code() != ErrorCode::kCancelled) options_.on_failed(status_);
   return status_;
 }
@@ -85,7 +86,8 @@ Result<LocalSource::Answer> LocalSource::ReceiveAnswer(wire::LocalKind kind) {
   LS_RETURN_IF_ERROR(connection_.Receive(answer.tail, nullptr, options_.answer_timeout));
   const bool with_file = answer.head.code == 0 && kind != wire::LocalKind::kAlive;
   if (files.size() != (with_file ? 1 : 0) || (with_file && !IsFile(files[0].get()))) {
-    return Status(ErrorCode::kProtocol, Cat("local answer: ", files.size(), " descriptors, or not of a file"));
+    return Status(ErrorCode::kProtocol, Cat("local answer: ", files.size(), " descriptors came with it, and ",
+                                            with_file ? "one of a file" : "none", " belongs there"));
   }
   if (with_file) answer.file = std::move(files[0]);
   return answer;

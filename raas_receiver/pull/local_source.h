@@ -72,7 +72,7 @@ class LocalSource final : public BlockSource {
   LocalSource(LocalOptions options, WorkerPool& pool, os::UnixConnection connection);
 
   Status Open();
-  Status Fail(Status why);
+  Status Fail(const Status& why);
   Result<Half> OpenHalf(Version version);
   Result<Answer> Ask(wire::LocalRequest request);
   Result<Answer> ReceiveAnswer(wire::LocalKind kind);

@@ -6,6 +6,7 @@
 
 #include <thread>
 
+#include "common/base/status_testing.h"
 #include "common/os/unix_server.h"
 #include "raas_receiver/pull/source_fixture.h"
 
@@ -133,18 +134,18 @@ struct FalseAgent {
   }
 
   // Of a source that wanted every block of it.
-  ErrorCode CodeAfterCopy(Answer answer) {
+  Status StatusAfterCopy(Answer answer) {
     failures.clear();
     auto source = Connect(std::move(answer));
     KeptBlocks kept;
-    CHECK_FALSE(source->FetchBlocks({AllBlocks(), 1, false}, kept).ok());
-    CHECK_FALSE(source->FetchBlocks({{0}, 1, true}, kept).ok());
+    const Status first = source->FetchBlocks({AllBlocks(), 1, false}, kept);
+    CHECK_THAT(first, FailsWith(source->status().code(), source->status().message()));
+    CHECK_THAT(source->FetchBlocks({{0}, 1, true}, kept), FailsWith(first.code(), first.message()));
     CHECK(kept.missing().size() == serve::kBlocks);
-    const ErrorCode code = source->status().code();
-    CHECK(failures == (code == ErrorCode::kOk ? std::vector<ErrorCode>{} : std::vector<ErrorCode>{code}));
+    CHECK(failures == std::vector<ErrorCode>{first.code()});
     source.reset();
     server.reset();  // `answer` has what is its caller's
-    return code;
+    return first;
   }
 };
 
@@ -170,7 +171,8 @@ TEST_CASE("During a long copy the agent is shown from time to time that it runs"
     SendAnswer(to, {}, {}, {});
   });
   KeptBlocks kept;
-  CHECK_FALSE(source->FetchBlocks({AllBlocks(), 1, true}, kept).ok());  // no block has the hash 0
+  CHECK_THAT(source->FetchBlocks({AllBlocks(), 1, true}, kept),
+             FailsWith(ErrorCode::kUnavailable, agent.options.path));  // no block has the hash 0
   CHECK(shown == static_cast<int>(wire::LocalKind::kAlive));
 }
 
@@ -185,27 +187,31 @@ TEST_CASE("A false agent, one that hangs and one that passes what is no file cos
   const int file = small.fd(), pipe = reading.get();
 
   const auto sends = [&](const wire::LocalAnswer& answer, std::span<const int> files) {
-    return agent.CodeAfterCopy([&](os::UnixConnection& to) { SendAnswer(to, answer, hashes, files); });
+    return agent.StatusAfterCopy([&](os::UnixConnection& to) { SendAnswer(to, answer, hashes, files); });
   };
-  CHECK(sends(good, {&pipe, 1}) == ErrorCode::kProtocol);
-  CHECK(sends(good, {}) == ErrorCode::kProtocol);
+  CHECK_THAT(sends(good, {&pipe, 1}), FailsWith(ErrorCode::kProtocol, "1 descriptors came with it, and one of a file"));
+  CHECK_THAT(sends(good, {}), FailsWith(ErrorCode::kProtocol, "0 descriptors came with it, and one of a file"));
   wire::LocalAnswer other = good;
   other.data_bytes -= 1;
-  CHECK(sends(other, {&file, 1}) == ErrorCode::kProtocol);
+  CHECK_THAT(sends(other, {&file, 1}), FailsWith(ErrorCode::kProtocol, "is not of this model"));
   other = good;
   other.tail_bytes = uint64_t{1} << 60;
-  CHECK(sends(other, {&file, 1}) == ErrorCode::kProtocol);
+  CHECK_THAT(sends(other, {&file, 1}), FailsWith(ErrorCode::kProtocol, "a tail of 1152921504606846976 bytes"));
   other = good;
   other.offset = ~uint64_t{0} - 1;
-  CHECK(sends(other, {&file, 1}) != ErrorCode::kProtocol);  // nothing can be read there
-  CHECK(sends(good, {&file, 1}) != ErrorCode::kProtocol);   // the file ends too early
-  CHECK(agent.CodeAfterCopy([](os::UnixConnection& to) { (void)to.Send(Bytes(500, std::byte{7}), {}, kForEver); }) ==
-        ErrorCode::kProtocol);
+  // Nothing can be read there, and the file ends too early: the blocks are asked for again, of an agent that has gone.
+  const std::string& path = agent.options.path;
+  CHECK_THAT(sends(other, {&file, 1}), FailsWith(ErrorCode::kUnavailable, path));
+  CHECK_THAT(sends(good, {&file, 1}), FailsWith(ErrorCode::kUnavailable, path));
+  const auto nonsense = [](os::UnixConnection& to) { (void)to.Send(Bytes(500, std::byte{7}), {}, kForEver); };
+  CHECK_THAT(agent.StatusAfterCopy(nonsense),
+             FailsWith(ErrorCode::kProtocol, path, "it does not start with our magic"));
   agent.options.answer_timeout = milliseconds(1'000);  // of the welcome too, which comes
-  CHECK(agent.CodeAfterCopy([](os::UnixConnection& to) {
+  const auto silence = [](os::UnixConnection& to) {
     std::byte byte;
     (void)to.Receive({&byte, 1}, nullptr, kForEver);
-  }) == ErrorCode::kDeadline);
+  };
+  CHECK_THAT(agent.StatusAfterCopy(silence), FailsWith(ErrorCode::kDeadline, path, "did not answer in time"));
 }
 
 }  // namespace

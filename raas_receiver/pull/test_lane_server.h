@@ -38,6 +38,26 @@ enum class Fault {
   kStall,
 };
 
+// That of the error which a receiver says when a lane does so.
+inline ErrorCode CodeOf(Fault fault) {
+  switch (fault) {
+    case Fault::kNone:
+      return ErrorCode::kOk;
+    case Fault::kRefuseTicket:
+      return ErrorCode::kPermission;
+    case Fault::kCloseBeforeFrame:
+    case Fault::kCloseInPayload:
+      return ErrorCode::kUnavailable;
+    case Fault::kCorruptHeader:
+    case Fault::kCorruptPayload:
+      return ErrorCode::kCorrupt;
+    case Fault::kStall:
+      return ErrorCode::kDeadline;
+    default:
+      return ErrorCode::kProtocol;
+  }
+}
+
 // Serves `model`: full blocks at `full_version` (or what version_of says), and delta payloads by id.
 class TestLaneServer {
  public:

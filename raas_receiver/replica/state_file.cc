@@ -17,9 +17,12 @@ Status Corrupt(std::string why) {
 
 Status CheckHeader(const ReplicaStateHeader& header, size_t file_bytes) {
   if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) return Corrupt("not a replica state: wrong magic");
-  if (header.format != kReplicaStateFormat || header.header_bytes != sizeof(ReplicaStateHeader)) {
+  if (header.format != kReplicaStateFormat) {
     return {ErrorCode::kProtocol,
             Cat("replica state format ", header.format, ", this receiver writes ", kReplicaStateFormat)};
+  }
+  if (header.header_bytes != sizeof(ReplicaStateHeader)) {
+    return Corrupt(Cat("replica state has a header of ", header.header_bytes, " bytes, not ", sizeof header));
   }
   const uint64_t fixed = sizeof header + uint64_t{header.block_count} * sizeof(uint64_t) + sizeof(uint64_t);
   if (file_bytes < fixed || file_bytes - fixed != header.layout_bytes) {

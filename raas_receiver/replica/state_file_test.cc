@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "common/base/hash.h"
+#include "common/base/status_testing.h"
 #include "common/os/temp_dir.h"
 #include "raas_receiver/replica/test_model.h"
 
@@ -23,10 +24,6 @@ Bytes FixChecksum(Bytes encoded) {
   return encoded;
 }
 
-ErrorCode CodeOf(const Bytes& encoded) {
-  return DecodeReplicaState(encoded).status().code();
-}
-
 }  // namespace
 
 TEST_CASE("A replica state survives the round trip through its file") {
@@ -44,17 +41,18 @@ TEST_CASE("A replica state survives the round trip through its file") {
 
 TEST_CASE("A replica state that is not there is not found") {
   const os::TempDir directory;
-  CHECK(ReadReplicaState(directory.File("state")).status().code() == ErrorCode::kNotFound);
+  CHECK_THAT(ReadReplicaState(directory.File("state")), FailsWith(ErrorCode::kNotFound, directory.File("state")));
 }
 
 TEST_CASE("No prefix of a replica state is one, nor is it with bytes behind") {
   Bytes encoded = EncodeReplicaState(MakeState());
   for (size_t bytes = 0; bytes < encoded.size(); ++bytes) {
-    REQUIRE_FALSE(DecodeReplicaState(ByteView(encoded).first(bytes)).ok());
+    REQUIRE_THAT(DecodeReplicaState(ByteView(encoded).first(bytes)), FailsWith(ErrorCode::kCorrupt, "replica state"));
   }
   encoded.push_back(std::byte{0});
-  CHECK(CodeOf(encoded) == ErrorCode::kCorrupt);
-  CHECK(CodeOf(FixChecksum(encoded)) == ErrorCode::kCorrupt);
+  const FailsWith longer(ErrorCode::kCorrupt, "which its own lengths do not add up to");
+  CHECK_THAT(DecodeReplicaState(encoded), longer);
+  CHECK_THAT(DecodeReplicaState(FixChecksum(encoded)), longer);
 }
 
 TEST_CASE("A replica state with any byte changed is refused") {
@@ -62,17 +60,23 @@ TEST_CASE("A replica state with any byte changed is refused") {
   for (size_t i = 0; i < encoded.size(); ++i) {
     Bytes changed = encoded;
     changed[i] ^= std::byte{0x10};
-    REQUIRE_FALSE(DecodeReplicaState(changed).ok());
+    const bool format = i == 8 || i == 9;
+    REQUIRE_THAT(DecodeReplicaState(changed),
+                 FailsWith(format ? ErrorCode::kProtocol : ErrorCode::kCorrupt, "replica state"));
   }
 }
 
 TEST_CASE("A replica state of another format, also with a right checksum, is refused as such") {
   Bytes encoded = EncodeReplicaState(MakeState());
   encoded[8] = std::byte{2};
-  CHECK(CodeOf(FixChecksum(encoded)) == ErrorCode::kProtocol);
+  CHECK_THAT(DecodeReplicaState(FixChecksum(encoded)),
+             FailsWith(ErrorCode::kProtocol, "replica state format 2, this receiver writes 1"));
   encoded = EncodeReplicaState(MakeState());
   encoded[0] = std::byte{'X'};
-  CHECK(CodeOf(FixChecksum(encoded)) == ErrorCode::kCorrupt);
+  CHECK_THAT(DecodeReplicaState(FixChecksum(encoded)), FailsWith(ErrorCode::kCorrupt, "wrong magic"));
+  encoded = EncodeReplicaState(MakeState());
+  encoded[offsetof(ReplicaStateHeader, header_bytes)] = std::byte{89};
+  CHECK_THAT(DecodeReplicaState(FixChecksum(encoded)), FailsWith(ErrorCode::kCorrupt, "a header of 89 bytes, not 88"));
 }
 
 TEST_CASE("A replica state whose hashes, layout or version do not belong together is refused, whatever its checksum") {
@@ -82,17 +86,17 @@ TEST_CASE("A replica state whose hashes, layout or version do not belong togethe
         sizeof(ReplicaStateHeader), offsetof(ReplicaStateHeader, block_count)}) {
     Bytes changed = encoded;
     changed[offset] ^= std::byte{1};
-    CHECK(CodeOf(FixChecksum(changed)) == ErrorCode::kCorrupt);
+    CHECK_THAT(DecodeReplicaState(FixChecksum(changed)), FailsWith(ErrorCode::kCorrupt, "replica state"));
   }
   Bytes no_version = encoded;
   std::memset(no_version.data() + offsetof(ReplicaStateHeader, version), 0, 8);
-  CHECK(CodeOf(FixChecksum(no_version)) == ErrorCode::kCorrupt);
+  CHECK_THAT(DecodeReplicaState(FixChecksum(no_version)), FailsWith(ErrorCode::kCorrupt, "names no version"));
   ReplicaStateHeader header;
   std::memcpy(&header, encoded.data(), sizeof header);
   Bytes no_hashes = encoded;
   no_hashes.erase(no_hashes.begin() + sizeof header, no_hashes.begin() + sizeof header + header.block_count * 8);
   std::memset(no_hashes.data() + offsetof(ReplicaStateHeader, block_count), 0, 4);
-  CHECK(DecodeReplicaState(FixChecksum(no_hashes)).status().message().find("no block hashes") != std::string::npos);
+  CHECK_THAT(DecodeReplicaState(FixChecksum(no_hashes)), FailsWith(ErrorCode::kCorrupt, "no block hashes"));
 }
 
 }  // namespace lockstep::replica

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <thread>
 
+#include "common/base/status_testing.h"
 #include "raas_receiver/engines/driver_kind.h"
 #include "raas_receiver/replica/replica_fixture.h"
 
@@ -107,7 +108,7 @@ TEST_CASE("A server that reverted to the version before is not given the same on
   fixture.replicas.PullDelta(2);
   fixture.server.load_status = {ErrorCode::kInternal, "it does not fit"};
   fixture.server.after_failure = engines::Serving::kLastGood;
-  CHECK_FALSE(fixture.supervisor->Serve("delta").status.ok());
+  CHECK_THAT(fixture.supervisor->Serve("delta").status, FailsWith(ErrorCode::kInternal, "it does not fit"));
   CHECK(fixture.ServedVersion() == 1);
   std::this_thread::sleep_for(std::chrono::milliseconds(150));  // the first wait after a failure is 100 ms at most
   CHECK(fixture.supervisor->Behind());

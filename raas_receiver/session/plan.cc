@@ -78,7 +78,9 @@ Result<pull::LanePeer> ReadLanes(const Proto& proto, const Layout& layout, const
   LS_ASSIGN_OR_RETURN(peer.tickets, TicketsOf(proto.tickets()));
   const bool no_host = proto.lane_address().starts_with(':');
   const std::string address = no_host ? Cat("0.0.0.0", proto.lane_address()) : proto.lane_address();
-  LS_ASSIGN_OR_RETURN(peer.agent, net::ParseHostPort(address));
+  Result<net::HostPort> agent = net::ParseHostPort(address);
+  if (!agent.ok()) return Broken(proto, Cat("cannot be followed to its lanes: ", agent.status().message()));
+  peer.agent = *std::move(agent);
   if (no_host) peer.agent.host = control.host;
   return peer;
 }

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <functional>
 
+#include "common/base/status_testing.h"
 #include "raas_receiver/replica/test_model.h"
 #include "raas_receiver/session/agent_client.h"
 
@@ -100,7 +101,8 @@ TEST_CASE("A plan that breaks a rule is refused") {
   }
   v1::PullPlan nowhere = fixture.Chain();
   nowhere.set_lane_address("nowhere");
-  CHECK_FALSE(ReadPlan(nowhere, fixture.model.layout(), fixture.held, kControl).ok());
+  CHECK_THAT(ReadPlan(nowhere, fixture.model.layout(), fixture.held, kControl),
+             FailsWith(ErrorCode::kProtocol, "the plan of pull 77 ", "'nowhere' has no port"));
 }
 
 TEST_CASE("A delta is refused by a receiver that holds nothing, whatever the plan's base") {
@@ -114,9 +116,11 @@ TEST_CASE("Catching up stays in the run of the full pull and starts at the oldes
   Plan full;
   full.target = fixture.model.held(3);
   CHECK(ReadCatchUp(fixture.Chain(), *fixture.model.layout(), full, 3).ok());
-  CHECK_FALSE(ReadCatchUp(fixture.Chain(), *fixture.model.layout(), full, 2).ok());
+  CHECK_THAT(ReadCatchUp(fixture.Chain(), *fixture.model.layout(), full, 2),
+             FailsWith(ErrorCode::kProtocol, "a step from version 3 where 2 is due"));
   full.target.run = RandomId<RunId>();
-  CHECK_FALSE(ReadCatchUp(fixture.Chain(), *fixture.model.layout(), full, 3).ok());
+  CHECK_THAT(ReadCatchUp(fixture.Chain(), *fixture.model.layout(), full, 3),
+             FailsWith(ErrorCode::kProtocol, "catches up with another run"));
 }
 
 }  // namespace lockstep::session

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <thread>
 
+#include "common/base/status_testing.h"
 #include "proto/lockstep/v1/receiver.grpc.pb.h"
 #include "raas_receiver/replica/replica_fixture.h"
 #include "raas_receiver/session/test_agent.h"
@@ -51,11 +52,9 @@ Status WatchAt(grpc::Service& service) {
 TEST_CASE("A receiver that listens where an agent was named is said to be one") {
   SomeReceiver receiver;
   const Status ended = WatchAt(receiver);
-  CHECK(ended.code() == ErrorCode::kProtocol);
-  CHECK(ended.message().find("is the address of a raas_receiver") != std::string::npos);
-  CHECK(ended.message().find("--agent") != std::string::npos);
+  CHECK_THAT(ended, FailsWith(ErrorCode::kProtocol, "is the address of a raas_receiver", "--agent"));
   v1::TrainerAgent::Service older;  // has none of the calls
-  CHECK(WatchAt(older).message().find("is it of this version?") != std::string::npos);
+  CHECK_THAT(WatchAt(older), FailsWith(ErrorCode::kProtocol, "is it of this version?"));
 }
 
 TEST_CASE("Every version that the agent announces is known, and is reason to sync until it is held") {

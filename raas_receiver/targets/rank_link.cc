@@ -119,7 +119,11 @@ Status RankLink::OpenMemories(std::vector<os::UniqueFd> fds) {
 }
 
 std::string RankLink::Label() const {
-  return Cat("engine ", engine_, ", rank ", description_.rank, " (process ", pid_, ")");
+  return Cat("engine ", engine_, ", ", RankLabel());
+}
+
+std::string RankLink::RankLabel() const {
+  return Cat("rank ", description_.rank, " (process ", pid_, ")");
 }
 
 bool RankLink::gone() const {
@@ -129,7 +133,7 @@ bool RankLink::gone() const {
 
 Status RankLink::SendAttached(int page) {
   return SendEngineMessage(connection_, {.type = EngineMessageType::kAttached}, std::span(&page, 1), kSendTimeout)
-      .WithContext(Label());
+      .WithContext(RankLabel());
 }
 
 void RankLink::SendRefused(const Status& why) {
@@ -138,7 +142,7 @@ void RankLink::SendRefused(const Status& why) {
 
 Status RankLink::Hold(const Held& next) {
   return SendEngineMessage(connection_, {.type = EngineMessageType::kHold, .held = next}, {}, kSendTimeout)
-      .WithContext(Label());
+      .WithContext(RankLabel());
 }
 
 Status RankLink::AwaitHeld(const os::Deadline& deadline) {
@@ -150,7 +154,7 @@ Status RankLink::Serve(const Held& held, uint32_t half) {
   half_ = half;
   return SendEngineMessage(connection_, {.type = EngineMessageType::kServe, .held = held, .half = half}, {},
                            kSendTimeout)
-      .WithContext(Label());
+      .WithContext(RankLabel());
 }
 
 Status RankLink::AwaitServing(const os::Deadline& deadline) {
@@ -160,9 +164,9 @@ Status RankLink::AwaitServing(const os::Deadline& deadline) {
 Status RankLink::Await(EngineMessageType type, const os::Deadline& deadline) {
   const auto left = std::chrono::milliseconds(deadline.PollTimeoutMs());
   const Result<EngineMessage> message = ReceiveEngineMessage(connection_, left);
-  if (!message.ok()) return message.status().WithContext(Cat(Label(), ", waiting for ", Name(type)));
+  if (!message.ok()) return message.status().WithContext(Cat(RankLabel(), ", waiting for ", Name(type)));
   if (message->type == type && message->body.empty() && message->fds.empty()) return OkStatus();
-  return {ErrorCode::kProtocol, Cat(Label(), " said ", Name(message->type), " where ", Name(type), " belongs")};
+  return {ErrorCode::kProtocol, Cat(RankLabel(), " said ", Name(message->type), " where ", Name(type), " belongs")};
 }
 
 }  // namespace lockstep::targets

@@ -78,6 +78,7 @@ class RankLink {
 
  private:
   RankLink() = default;
+  std::string RankLabel() const;  // "rank 2 (process 4711)": for errors that the group puts its engine's name before
   Status ReadBody(ByteView body);
   Status OpenMemories(std::vector<os::UniqueFd> fds);
   Status Await(EngineMessageType type, const os::Deadline& deadline);

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import lockstep
 import torch
 from ranks import Rank
 from slicing import Place, engine_tensors
 from tiny_trainer import checkpoint_tensors
+
+import lockstep
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ import socket
 import threading
 import time
 
-import lockstep
 import pytest
 import torch
+
+import lockstep
 from lockstep.core.ring_messages import Message, MessageType, Peer
 from lockstep.core.tensors import TensorMeta
 
@@ -99,7 +100,7 @@ class FakeReader:
         return self.peer.receive([kind], time.monotonic() + SECONDS)
 
     def nothing_comes(self):
-        with pytest.raises(lockstep.DeadlineError):
+        with pytest.raises(lockstep.DeadlineError, match="sent nothing in time"):
             self.peer.wait(time.monotonic() + 0.2)
 
     def answer_open(self):

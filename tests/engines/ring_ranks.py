@@ -5,12 +5,13 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import lockstep
 import torch
 from ranks import Rank
 from safetensors.torch import load_file
 from tiny_trainer import Trainer
 from transformers import AutoModelForCausalLM
+
+import lockstep
 
 
 def train(rank: Rank, family: str, directory: Path, agent: Path, ring: Path, bucket_bytes: int) -> int:

@@ -4,7 +4,6 @@ engines that cannot be written, servers around the ranks."""
 import time
 from pathlib import Path
 
-import lockstep
 import pytest
 import torch
 from conformance_server import ConformanceServer
@@ -13,6 +12,8 @@ from harness import MODEL, wait_until
 from ranks import Ranks
 from slicing import places
 from tiny_trainer import Trainer, checkpoint_tensors
+
+import lockstep
 
 WORLD = 2
 

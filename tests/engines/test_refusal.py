@@ -2,10 +2,11 @@
 
 import json
 
-import lockstep
 import pytest
 import torch
 from harness import MODEL, wait_until
+
+import lockstep
 
 
 @pytest.fixture

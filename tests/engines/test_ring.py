@@ -1,11 +1,12 @@
 """A trainer and an engine on its host, two processes, and nothing between them but a ring of buckets."""
 
-import lockstep
 import pytest
 import ring_ranks
 import torch
 from hf_models import tiny_config
 from ranks import Ranks
+
+import lockstep
 
 BUCKET = 8 << 10  # an embedding of 16,000 bytes takes several
 
@@ -153,6 +154,6 @@ def test_arguments_out_of_their_bounds_and_a_socket_that_is_taken_are_refused(cl
         with pytest.raises(lockstep.StateError, match="closed"):
             first.send(1)
         ring.write_text("another file")
-        with pytest.raises(lockstep.StateError):
+        with pytest.raises(lockstep.StateError, match=f"no ring can be made at {ring}"):
             lockstep.BucketRing(exporter, socket=ring)
         assert ring.read_text() == "another file"

@@ -3,13 +3,14 @@
 import os
 import re
 
-import lockstep
 import pytest
 from harness import ROOT
+from ring_peers import DATA, RUN, SECONDS, Collected, FakeReader, PlainExporter, in_background, outcome
+
+import lockstep
 from lockstep.core.ring_messages import RING_FORMAT, Message, MessageType
 from lockstep.engine import Served
 from lockstep.export._ring_buckets import parts_of
-from ring_peers import DATA, RUN, SECONDS, Collected, FakeReader, PlainExporter, in_background, outcome
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_a_reader_that_looks_finds_nothing_keeps_its_version_and_takes_the_next_
         sending = in_background(ring.send, 5)
         reader.take(timeout=SECONDS)
         assert outcome(sending) is None
-        with pytest.raises(lockstep.DeadlineError):
+        with pytest.raises(lockstep.DeadlineError, match="sent nothing in time"):
             reader.take(timeout=0.05)
         assert reader.served == Served(RUN, 5) and reader.error is None
     with lockstep.BucketRing(PlainExporter(), socket=path) as ring:  # the trainer was started again
@@ -69,7 +70,7 @@ def test_a_reader_that_looks_finds_nothing_keeps_its_version_and_takes_the_next_
         assert reader.take(timeout=SECONDS) == Served(RUN, 6)
         assert outcome(sending) is None
     reader.close()
-    with pytest.raises(lockstep.StateError):
+    with pytest.raises(lockstep.StateError, match="the reader is closed"):
         reader.take()
 
 

@@ -7,14 +7,15 @@ import tempfile
 import time
 from types import SimpleNamespace
 
-import lockstep
 import pytest
 import torch
+from ring_peers import RUN, SECONDS, Collected, FakeRing, PlainExporter, in_background, outcome
+
+import lockstep
 from lockstep.core.ring_messages import MessageType
 from lockstep.engine import Served
 from lockstep.engine._ring_memory import mapped
 from lockstep.export._ring_buckets import CudaBucket
-from ring_peers import RUN, SECONDS, Collected, FakeRing, PlainExporter, in_background, outcome
 
 
 @pytest.fixture

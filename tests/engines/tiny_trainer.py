@@ -4,11 +4,12 @@ import copy
 from pathlib import Path
 from typing import Any
 
-import lockstep
 import torch
 from hf_models import tiny_config, write_checkpoint
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
+
+import lockstep
 
 # Of consecutive steps: deltas of few changed elements, of many, and of nearly all.
 _LEARNING_RATES = (1e-5, 1e-4, 1e-3)

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import lockstep
 import torch
 from json_program import answer_requests
 from safetensors.torch import save_file
@@ -12,6 +11,8 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
 from vllm.plugins import load_general_plugins
 from vllm_model import Model, Rank
+
+import lockstep
 
 
 class Worker:

@@ -17,10 +17,11 @@ import tempfile
 import time
 from pathlib import Path
 
-import lockstep
 import pytest
 from ports import ReservedPort
 from replicas import differing_tensor
+
+import lockstep
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ.get("LOCKSTEP_TEST_BIN", ROOT / "bazel-bin"))  # elsewhere: a copy, a sanitizer's build

@@ -10,8 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import lockstep
 import numpy as np
+
+import lockstep
 
 
 def content(name: str, seed: int, shape) -> np.ndarray:

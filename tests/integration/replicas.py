@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import xxhash
+
 from lockstep.core.tensors import describe
 
 BLOCK = 256 * 1024

@@ -3,13 +3,14 @@
 import json
 import time
 
-import lockstep
 import peft
 import pytest
 import torch
 import transformers
 from harness import MODEL, wait_until
 from replicas import differing_tensor
+
+import lockstep
 
 STEPS = 8
 KILLS = 6

@@ -11,12 +11,13 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import lockstep
 import numpy as np
 import pytest
 import xxhash
 from harness import LOCKSTEPCTL, MODEL, RAAS_RECEIVER, TRAINER_AGENT, flags_of, wait_until
 from replicas import ToyModel, differing_tensor
+
+import lockstep
 
 USAGE, UNAVAILABLE, NOT_ALLOWED, CONFIG = 64, 69, 77, 78
 DAEMONS = pytest.mark.parametrize("daemon", ["trainer_agent", "raas_receiver"])

@@ -2,11 +2,12 @@
 
 import pydoc_data.topics
 
-import lockstep
 import pytest
 import safetensors.torch
 import torch
 import transformers
+
+import lockstep
 
 STEPS = 24
 BATCH = 4

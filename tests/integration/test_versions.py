@@ -2,12 +2,13 @@
 
 import contextlib
 
-import lockstep
 import numpy as np
 import pytest
 from harness import MODEL, wait_until
 from rank_process import RankProcess, content
 from replicas import ToyModel
+
+import lockstep
 
 SHAPES = {"a": [300, 700], "b": [200_000], "c": [], "d": [64, 64]}
 HALVES = [["a", "c"], ["b", "d"]]
@@ -125,7 +126,7 @@ def test_a_rank_that_aborts_gives_the_version_up_for_all(agent, two_ranks):
     for rank, names in zip(two_ranks, HALVES):
         rank.write(1, names, seed=1)
     two_ranks[0].call("abort")
-    with pytest.raises(lockstep.AbortedError):
+    with pytest.raises(lockstep.AbortedError, match="rank 0 aborted version 1"):
         two_ranks[1].call("commit")
     publish_by_all(two_ranks, 2, seed=2)
     assert agent.model_status()["newest_version"] == 2

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import lockstep
 import torch
 from ranks import Rank
 from safetensors.torch import load_file
@@ -21,6 +20,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from transformers import AutoModelForCausalLM
+
+import lockstep
 
 _TENSOR_PLAN: "dict[str, Any]" = {
     **{f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"},

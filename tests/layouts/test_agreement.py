@@ -5,13 +5,14 @@ import signal
 import threading
 import time
 
-import lockstep
 import pytest
 import torch
 from harness import Cluster, wait_until
 from ranks import Ranks
 from topologies import Topology
 from trainer import refusal
+
+import lockstep
 
 TWO = Topology(dp=2)
 

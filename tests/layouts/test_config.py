@@ -3,17 +3,18 @@
 from typing import Any
 
 import fsdp_trainer as trainer
-import lockstep
 import pytest
 import torch
 import yaml
 from fsdp_trainer import Layout
 from harness import MODEL
-from lockstep import ExportConfig
 from ranks import Rank, Ranks
 from test_fsdp import checkpoint_of
 from topologies import Topology
 from trainer import refusal
+
+import lockstep
+from lockstep import ExportConfig
 
 YAML = """
 trainer:

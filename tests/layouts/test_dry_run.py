@@ -1,11 +1,12 @@
 """lockstep.tensors_meta(config) is what a checkpoint of that configuration holds, without model or process group."""
 
-import lockstep
 import pytest
 import torch
 from hf_models import MODELS, has_mtp, published_tensors, tiny_config
-from lockstep.core.tensors import describe
 from transformers import AutoConfig
+
+import lockstep
+from lockstep.core.tensors import describe
 
 BYTES = {"BF16": 2, "F32": 4}
 

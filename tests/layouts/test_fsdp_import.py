@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 
 import fsdp_trainer as trainer
-import lockstep
 import pytest
 import torch
 from fsdp_trainer import Layout, gathered
@@ -13,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from test_fsdp import checkpoint_of, is_norm
 from topologies import Topology
 from transformers import AutoModelForCausalLM
+
+import lockstep
 
 LAYOUTS = {
     "qwen3-3": ("qwen3", Layout((3,))),

@@ -1,11 +1,12 @@
 """Under which names, and cut how, a transformers model is exported: as its save_pretrained writes it."""
 
-import lockstep
 import pytest
 import torch
-from lockstep.core import checkpoint
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
+
+import lockstep
+from lockstep.core import checkpoint
 
 _BASE = {
     "vocab_size": 32,

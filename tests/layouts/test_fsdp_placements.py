@@ -3,7 +3,6 @@
 import multiprocessing
 
 import fsdp_placements as placements
-import lockstep
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,6 +13,8 @@ from topologies import Topology
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import lockstep
 
 
 @pytest.fixture(params=[2, 3, 4], ids="{}-ranks".format)

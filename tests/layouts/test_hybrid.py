@@ -6,7 +6,6 @@ The Megatron part is no Megatron model: it is cut here, by hand, from the whole 
 from pathlib import Path
 from typing import Any
 
-import lockstep
 import pytest
 import torch
 from harness import MODEL
@@ -18,6 +17,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from trainer import refusal
+
+import lockstep
 
 LAYERS, HIDDEN, HEADS, GROUPS, HEAD_DIM, FEED_FORWARD, WORDS, PADDED_WORDS = 2, 8, 4, 2, 2, 6, 10, 12
 CONFIG = {

@@ -1,6 +1,5 @@
 """lockstep.Importer fills a Megatron model with what mbridge, which owes it nothing, fills it with."""
 
-import lockstep
 import pytest
 import torch
 import trainer
@@ -10,6 +9,8 @@ from megatron_models import weights
 from ranks import Rank, Ranks
 from safetensors.torch import save_file
 from topologies import DENSE
+
+import lockstep
 
 
 def import_both_ways(rank: Rank, checkpoint, te_names: bool) -> "list[str]":

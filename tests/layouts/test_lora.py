@@ -5,7 +5,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import lockstep
 import peft
 import pytest
 import torch
@@ -18,6 +17,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from trainer import refusal
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+import lockstep
 
 STEPS = 4
 SIZES = {

@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 
 import hf_models
-import lockstep
 import pytest
 import torch
 import trainer
@@ -18,6 +17,8 @@ from hf_models import published_tensors
 from megatron_models import weights
 from ranks import Rank, Ranks
 from topologies import topology_of
+
+import lockstep
 
 
 def stepped(weight: torch.Tensor, towards: torch.Tensor) -> torch.Tensor:

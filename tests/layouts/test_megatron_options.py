@@ -1,6 +1,5 @@
 """Megatron's options that change what its parameters hold, or when: made right, or refused by name."""
 
-import lockstep
 import pytest
 import torch
 import trainer
@@ -8,6 +7,8 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron_models import megatron_on_cpu
 from ranks import Ranks
 from topologies import Topology
+
+import lockstep
 
 
 def set_option(rank, name, value):

@@ -4,13 +4,14 @@ import json
 import subprocess
 from pathlib import Path
 
-import lockstep
 import pytest
 import trainer
 from cases import CASES, Case
 from harness import LOCKSTEPCTL
 from megatron_models import VOCABULARY_DIVISIBLE_BY
 from ranks import Rank, Ranks
+
+import lockstep
 
 PLANNED = [case for case in CASES if case.te_names or case.model in ("llama", "qwen2", "qwen3_moe", "deepseek_v3")]
 

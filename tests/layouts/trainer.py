@@ -4,12 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lockstep
 import mbridge_loader
 import torch
 from megatron_models import build_chunks, weights
 from ranks import Rank
 from transformers import AutoConfig
+
+import lockstep
 
 
 def build(rank: Rank, checkpoint: Path, te_names: bool = False) -> None:

@@ -7,10 +7,11 @@ import struct
 import threading
 from pathlib import Path
 
-import lockstep
 import pytest
 from harness import ROOT
 from recording import START, read_message, tensors
+
+import lockstep
 
 RELEASE = (ROOT / "VERSION").read_text().strip()
 HELLO, ERROR = 11, 9  # of the rank protocol

@@ -33,9 +33,13 @@ Status CheckHeader(const ControlHeader& header, uint64_t segment_bytes) {
   if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) {
     return {ErrorCode::kProtocol, "control segment: it does not start with \"LSCTRL01\""};
   }
-  if (header.format != kSegmentFormat || header.header_bytes != sizeof header) {
+  if (header.format != kSegmentFormat) {
     return {ErrorCode::kProtocol,
             Cat("control segment: format ", header.format, " is not known here (known: ", kSegmentFormat, ")")};
+  }
+  if (header.header_bytes != sizeof header) {
+    return {ErrorCode::kProtocol,
+            Cat("control segment: its header has ", header.header_bytes, " bytes, not ", sizeof header)};
   }
   if (HeaderCheck(header) != header.check) return {ErrorCode::kCorrupt, "control segment: its header fails its check"};
   if (header.ranks == 0 || header.ranks > kMaxRanks) {

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <thread>
 
+#include "common/base/status_testing.h"
 #include "common/model/safetensors.h"
 
 namespace lockstep::buffer {
@@ -50,15 +51,15 @@ TEST_CASE("Only a committed version can be read, and only under its own number")
   const auto buffer = Fresh();
   Bytes read;
   const auto use = [&](ByteView bytes) { read.assign(bytes.begin(), bytes.end()); };
-  CHECK(buffer->UseBytes(1, {0, 10}, use).code() == ErrorCode::kState);
+  CHECK_THAT(buffer->UseBytes(1, {0, 10}, use), FailsWith(ErrorCode::kState, "version 1 is no longer in memory"));
   buffer->BeginWrite(1);
   std::memset(buffer->data(0), 7, 10000);
-  CHECK(buffer->UseBytes(1, {0, 10}, use).code() == ErrorCode::kState);
+  CHECK_THAT(buffer->UseBytes(1, {0, 10}, use), FailsWith(ErrorCode::kState, "version 1 is no longer in memory"));
   CHECK(read.empty());
   buffer->Commit(0, 1);
   REQUIRE(buffer->UseBytes(1, {8192, 1808}, use).ok());
   CHECK(read == Bytes(1808, std::byte{7}));
-  CHECK(buffer->UseBytes(2, {0, 10}, use).code() == ErrorCode::kState);
+  CHECK_THAT(buffer->UseBytes(2, {0, 10}, use), FailsWith(ErrorCode::kState, "version 2 is no longer in memory"));
 }
 
 TEST_CASE("Readers never see a half that is being written, and writers wait for no more than a use of its bytes") {
@@ -110,11 +111,18 @@ TEST_CASE("A damaged control segment is refused") {
   const auto buffer = Fresh();
   const auto control = os::AdoptSegment(os::UniqueFd(dup(buffer->fds()[0])),
                                         ControlSegment::BytesFor(*buffer->layout()), os::Access::kReadWrite, "control");
-  for (const size_t at : {0, 9, 20, 40, 60, 100, 515}) {
+  const auto check_damaged = [&](size_t at, ErrorCode code, const std::string& text) {
     control->data()[at] ^= std::byte{1};
-    CHECK_FALSE(ReopenOf(*buffer).ok());
+    CHECK_THAT(ReopenOf(*buffer), FailsWith(code, text));
     control->data()[at] ^= std::byte{1};
+  };
+  check_damaged(0, ErrorCode::kProtocol, "control segment: it does not start with");
+  check_damaged(9, ErrorCode::kProtocol, "control segment: format 257 is not known here");
+  check_damaged(10, ErrorCode::kProtocol, "control segment: its header has 257 bytes, not 256");
+  for (const size_t at : {20, 40, 60, 100}) {
+    check_damaged(at, ErrorCode::kCorrupt, "control segment: its header fails its check");
   }
+  check_damaged(515, ErrorCode::kProtocol, "encoded layout: it does not start with");
   CHECK(ReopenOf(*buffer).ok());
 }
 

@@ -2,6 +2,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "common/base/status_testing.h"
 #include "common/base/text.h"
 
 namespace lockstep::buffer {
@@ -28,13 +29,13 @@ TEST_CASE("An OPEN says model, layout, rank and run, and no prefix of one does")
   CHECK(opening->ranks == 2);
   CHECK(opening->run == open.run);
   for (size_t bytes = 0; bytes < body.size(); ++bytes) {
-    CHECK(DecodeOpen(ByteView(body).first(bytes)).status().code() == ErrorCode::kProtocol);
+    CHECK_THAT(DecodeOpen(ByteView(body).first(bytes)), FailsWith(ErrorCode::kProtocol, "a malformed OPEN"));
   }
   Bytes longer = body;
   longer.push_back(std::byte{0});
-  CHECK(DecodeOpen(longer).status().code() == ErrorCode::kProtocol);
+  CHECK_THAT(DecodeOpen(longer), FailsWith(ErrorCode::kProtocol, "a malformed OPEN"));
   open.ranks = kMaxRanks + 1;
-  CHECK(DecodeOpen(OpenOf(open, "actor", *layout)).status().code() == ErrorCode::kProtocol);
+  CHECK_THAT(DecodeOpen(OpenOf(open, "actor", *layout)), FailsWith(ErrorCode::kProtocol, "a malformed OPEN"));
 }
 
 TEST_CASE("Ranges come whole or not at all") {
@@ -42,7 +43,7 @@ TEST_CASE("Ranges come whole or not at all") {
   const ByteView bytes = std::as_bytes(std::span(ranges));
   CHECK(*DecodeRanges(bytes) == ranges);
   CHECK(DecodeRanges({})->empty());
-  CHECK(DecodeRanges(bytes.first(33)).status().code() == ErrorCode::kProtocol);
+  CHECK_THAT(DecodeRanges(bytes.first(33)), FailsWith(ErrorCode::kProtocol, "malformed ranges"));
 }
 
 TEST_CASE("An error arrives with its code and its sentence, fit to be read") {
@@ -51,8 +52,8 @@ TEST_CASE("An error arrives with its code and its sentence, fit to be read") {
   const Status spoilt = DecodeError(EncodeError({ErrorCode::kState, "a\x1b\xff"}));
   CHECK(spoilt.message() == "a??");
   CHECK(DecodeError(EncodeError({ErrorCode::kState, std::string(1 << 20, 'a')})).message().size() == 4096);
-  CHECK(DecodeError({}).code() == ErrorCode::kProtocol);
-  CHECK(DecodeError(AsBytes(ErrorBody{99})).code() == ErrorCode::kProtocol);
+  CHECK_THAT(DecodeError({}), FailsWith(ErrorCode::kProtocol, "a malformed error message"));
+  CHECK_THAT(DecodeError(AsBytes(ErrorBody{99})), FailsWith(ErrorCode::kProtocol, "a malformed error message"));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <set>
 #include <thread>
 
+#include "common/base/status_testing.h"
 #include "trainer_agent/serve/test_lane.h"
 
 namespace lockstep::serve {
@@ -121,14 +122,16 @@ TEST_CASE("A closed subscription lets nobody in, and counts until its lanes have
   };
   following.Ask(1);
   pulls.Close(following.plan.pull_id, {}, "ok");
-  CHECK(pulls.RenewTickets(following.plan.pull_id, 1).status().code() == ErrorCode::kNotFound);
+  CHECK_THAT(pulls.RenewTickets(following.plan.pull_id, 1),
+             FailsWith(ErrorCode::kNotFound, "is not open; it may have expired"));
   CHECK(open().ok());
   CHECK(open().ok());
-  CHECK(open().status().code() == ErrorCode::kResourceExhausted);
+  CHECK_THAT(open(), FailsWith(ErrorCode::kResourceExhausted, "subscriptions are open, the limit"));
   following.feed.Begin(1, 2);  // wakes them, and they end
   for (TestLane& lane : following.lanes) CHECK(lane.Closed());
   CHECK(Eventually([&] { return open().ok(); }));
-  CHECK(open().status().code() == ErrorCode::kResourceExhausted);  // the place was taken again
+  CHECK_THAT(open(), FailsWith(ErrorCode::kResourceExhausted,
+                               "subscriptions are open, the limit"));  // the place was taken again
 }
 
 TEST_CASE("A server that ends while its lanes wait is not called when the delta comes") {

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <cctype>
 
+#include "common/base/status_testing.h"
 #include "proto/lockstep/v1/model.pb.h"
 #include "trainer_agent/serve/agent_protos.h"
 #include "trainer_agent/serve/serve_fixture.h"
@@ -23,7 +24,8 @@ TEST_CASE("What a receiver holds decides what it gets") {
   CHECK(full->mode == v1::PULL_MODE_FULL);
   CHECK(full->payload_bytes == kBlocks * kBlock);
   CHECK(full->tickets.size() == 2);
-  CHECK(served.pulls.Open(served.Request()).status().code() == ErrorCode::kResourceExhausted);
+  CHECK_THAT(served.pulls.Open(served.Request()),
+             FailsWith(ErrorCode::kResourceExhausted, "pulls are open, the limit"));
 }
 
 TEST_CASE("Another run, other bytes under the same number, or a request for full blocks get full") {
@@ -56,32 +58,34 @@ TEST_CASE("Requests to pull say what their receiver decodes; one without a commo
   request.set_peer("raas_receiver/0.3.0 protocol=1-1 codec-fast");
   CHECK(FromProto(request)->levels == std::vector{payload::CodecLevel::kFast});
   request.set_peer("raas_receiver/9.0.0 protocol=7-8");
-  CHECK(FromProto(request).status().code() == ErrorCode::kProtocol);
-  CHECK_THAT(FromProto(request).status().message(), Catch::Contains("upgrade the trainer_agent"));
+  CHECK_THAT(FromProto(request), FailsWith(ErrorCode::kProtocol, "upgrade the trainer_agent"));
 }
 
 TEST_CASE("Unknown models and foreign layouts are refused") {
   Served served;
   PullRequest request = served.Request();
   request.model = "nobody";
-  CHECK(served.pulls.Open(request).status().code() == ErrorCode::kNotFound);
+  CHECK_THAT(served.pulls.Open(request), FailsWith(ErrorCode::kNotFound, "nobody"));
   request = served.Request();
   request.layout = {};
-  CHECK(served.pulls.Open(request).status().code() == ErrorCode::kState);
+  CHECK_THAT(served.pulls.Open(request), FailsWith(ErrorCode::kState, "the receiver's layout"));
 }
 
 TEST_CASE("A ticket admits one lane once, and only to its pull") {
   Served served;
   const auto plan = served.pulls.Open(served.Request());
   const auto other = served.pulls.Open(served.Request());
-  CHECK(served.pulls.Admit(other->pull_id, plan->tickets[0]).status().code() == ErrorCode::kPermission);
+  CHECK_THAT(served.pulls.Admit(other->pull_id, plan->tickets[0]),
+             FailsWith(ErrorCode::kPermission, "ticket is unknown, used up or expired"));
   CHECK(served.pulls.Admit(plan->pull_id, plan->tickets[0]).ok());
-  CHECK(served.pulls.Admit(plan->pull_id, plan->tickets[0]).status().code() == ErrorCode::kPermission);
+  CHECK_THAT(served.pulls.Admit(plan->pull_id, plan->tickets[0]),
+             FailsWith(ErrorCode::kPermission, "ticket is unknown, used up or expired"));
   const auto renewed = served.pulls.RenewTickets(plan->pull_id, 100);
   CHECK(renewed->size() == 3);
   CHECK(served.pulls.Admit(plan->pull_id, (*renewed)[2]).ok());
   served.pulls.Close(plan->pull_id, {served.run->run(), 1}, "ok");
-  CHECK_FALSE(served.pulls.Admit(plan->pull_id, plan->tickets[1]).ok());
+  CHECK_THAT(served.pulls.Admit(plan->pull_id, plan->tickets[1]),
+             FailsWith(ErrorCode::kPermission, "ticket is unknown, used up or expired"));
   CHECK(served.pulls.Reports("actor").at(0).outcome == "ok");
   CHECK(served.pulls.open_pulls("actor") == 1);
 }
@@ -96,7 +100,8 @@ TEST_CASE("A full pull that was overtaken gets the steps from its oldest block o
   CHECK(steps->steps.size() == 2);
   CHECK(steps->target.version == 3);
   CHECK((*served.pulls.CatchUp(plan->pull_id, 3)).steps.empty());
-  CHECK(served.pulls.CatchUp(plan->pull_id + 1, 1).status().code() == ErrorCode::kNotFound);
+  CHECK_THAT(served.pulls.CatchUp(plan->pull_id + 1, 1),
+             FailsWith(ErrorCode::kNotFound, "is not open; it may have expired"));
 }
 
 TEST_CASE("Live lanes of a pull are limited, and the end of one makes room") {
@@ -108,7 +113,8 @@ TEST_CASE("Live lanes of a pull are limited, and the end of one makes room") {
     lanes.push_back(*served.pulls.Admit(plan->pull_id, ticket));
   }
   auto ticket = served.pulls.RenewTickets(plan->pull_id, 1)->at(0);
-  CHECK(served.pulls.Admit(plan->pull_id, ticket).status().code() == ErrorCode::kResourceExhausted);
+  CHECK_THAT(served.pulls.Admit(plan->pull_id, ticket),
+             FailsWith(ErrorCode::kResourceExhausted, "lanes, twice --max-lanes"));
   lanes.pop_back();
   ticket = served.pulls.RenewTickets(plan->pull_id, 1)->at(0);
   CHECK(served.pulls.Admit(plan->pull_id, ticket).ok());
@@ -118,10 +124,11 @@ TEST_CASE("A pull that nobody touches expires") {
   Served served;
   PullTable pulls(&served.catalog, {.max_pulls = 1, .idle_timeout = std::chrono::hours(1)});
   const auto plan = pulls.Open(served.Request());
-  CHECK_FALSE(pulls.Open(served.Request()).ok());
+  CHECK_THAT(pulls.Open(served.Request()), FailsWith(ErrorCode::kResourceExhausted, "1 pulls are open, the limit"));
   pulls.Expire(Pull::Clock::now() + std::chrono::minutes(61));
   CHECK(pulls.Open(served.Request()).ok());
-  CHECK_FALSE(pulls.Admit(plan->pull_id, plan->tickets[0]).ok());
+  CHECK_THAT(pulls.Admit(plan->pull_id, plan->tickets[0]),
+             FailsWith(ErrorCode::kPermission, "ticket is unknown, used up or expired"));
 }
 
 TEST_CASE("The control plane has every codec level, by number and name, and no others") {

@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <filesystem>
 
+#include "common/base/status_testing.h"
 #include "common/base/text.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/rpc_server.h"
@@ -131,9 +132,8 @@ TEST_CASE("A receiver without a common protocol gets no version; the end names b
   StreamServer server(&served.catalog);
   Watcher watcher(server, "actor", "raas_receiver/9.0.0 protocol=7-8");
   const Status ended = watcher.Ended();
-  CHECK(ended.code() == ErrorCode::kProtocol);
-  CHECK_THAT(ended.message(),
-             Catch::Contains("raas_receiver 9.0.0 speaks protocols 7 to 8; upgrade the trainer_agent"));
+  CHECK_THAT(ended,
+             FailsWith(ErrorCode::kProtocol, "raas_receiver 9.0.0 speaks protocols 7 to 8; upgrade the trainer_agent"));
 }
 
 TEST_CASE("Streams end when the catalog closes, those that begin later at once") {
@@ -142,9 +142,9 @@ TEST_CASE("Streams end when the catalog closes, those that begin later at once")
   Watcher before(server, "actor");
   CHECK(before.Until(1) == std::vector<Version>{1});
   served.catalog.Close();
-  CHECK(before.Ended().code() == ErrorCode::kUnavailable);
+  CHECK_THAT(before.Ended(), FailsWith(ErrorCode::kUnavailable, "the agent is draining"));
   Watcher after(server, "actor");
-  CHECK(after.Ended().code() == ErrorCode::kUnavailable);
+  CHECK_THAT(after.Ended(), FailsWith(ErrorCode::kUnavailable, "the agent is draining"));
 }
 
 TEST_CASE("64 streams cost no threads, and one that is cancelled does not hold up the others") {

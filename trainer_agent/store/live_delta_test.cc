@@ -2,6 +2,7 @@
 
 #include <catch2/catch.hpp>
 
+#include "common/base/status_testing.h"
 #include "common/payload/test_level.h"
 
 namespace lockstep::store {
@@ -36,7 +37,7 @@ TEST_CASE("A delta that is aborted says why, and gives none of its blocks") {
   const auto update = delta.Since(0);
   CHECK(update.blocks.empty());
   CHECK_FALSE(update.sealed);
-  CHECK(update.aborted.code() == ErrorCode::kAborted);
+  CHECK_THAT(update.aborted, FailsWith(ErrorCode::kAborted, "rank 2 vanished"));
 }
 
 TEST_CASE("Who waits is woken once: at once when there is an update, else by many blocks or by the end") {
@@ -79,11 +80,11 @@ TEST_CASE("Who waits and goes away is dropped, however many there are") {
 
 TEST_CASE("A follower waits for the delta from the newest version, and is refused any other") {
   LiveFeed feed;
-  CHECK(feed.Find(1).status().code() == ErrorCode::kState);
+  CHECK_THAT(feed.Find(1), FailsWith(ErrorCode::kState, "no delta from version 1 will be made; the newest is 0"));
   feed.SetNewest(5);
   REQUIRE(feed.Find(5).ok());
   CHECK(*feed.Find(5) == nullptr);
-  CHECK(feed.Find(4).status().code() == ErrorCode::kState);
+  CHECK_THAT(feed.Find(4), FailsWith(ErrorCode::kState, "no delta from version 4 will be made; the newest is 5"));
   const auto reader = std::make_shared<int>();
   int woken = 0;
   feed.WakeWhenBegun(5, reader, [&] { ++woken; });
@@ -99,7 +100,7 @@ TEST_CASE("A sealed delta stays with its readers and is found by no others") {
   first->Add(Block(9));
   first->Seal();
   feed.SetNewest(2);
-  CHECK(feed.Find(1).status().code() == ErrorCode::kState);
+  CHECK_THAT(feed.Find(1), FailsWith(ErrorCode::kState, "no delta from version 1 will be made; the newest is 2"));
   CHECK(*feed.Find(2) == nullptr);
   CHECK(first->Since(0).blocks.size() == 1);
 }
@@ -118,7 +119,7 @@ TEST_CASE("Readers of a sealed delta keep it until two newer versions are served
     CHECK(deltas[0]->Since(0).aborted.ok() == (base < 3));
   }
   CHECK(woken == 1);
-  CHECK(deltas[0]->Since(0).aborted.code() == ErrorCode::kAborted);
+  CHECK_THAT(deltas[0]->Since(0).aborted, FailsWith(ErrorCode::kAborted, "two newer versions are served"));
   CHECK(deltas[0]->Since(0).blocks.empty());
   CHECK(deltas[1]->Since(0).blocks.size() == 1);
 }
@@ -132,15 +133,15 @@ TEST_CASE("A draft that was aborted is no longer found, and its readers get the 
   const auto next = feed.Begin(1, 3);
   CHECK(*feed.Find(1) == next);
   feed.Begin(1, 4);
-  CHECK(next->Since(0).aborted.code() == ErrorCode::kAborted);
+  CHECK_THAT(next->Since(0).aborted, FailsWith(ErrorCode::kAborted, "another version was begun"));
 }
 
 TEST_CASE("The end of a run aborts what was being made, and wakes who waits") {
   LiveFeed feed;
   const auto delta = feed.Begin(1, 2);
   feed.End();
-  CHECK(delta->Since(0).aborted.code() == ErrorCode::kAborted);
-  CHECK(feed.Find(1).status().code() == ErrorCode::kState);
+  CHECK_THAT(delta->Since(0).aborted, FailsWith(ErrorCode::kAborted, "the run has ended"));
+  CHECK_THAT(feed.Find(1), FailsWith(ErrorCode::kState, "no delta from version 1 will be made"));
 }
 
 TEST_CASE("The level is the highest that any follower's link is worth") {

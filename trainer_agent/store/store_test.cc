@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/base/hash.h"
+#include "common/base/status_testing.h"
 #include "common/os/file.h"
 #include "common/os/temp_dir.h"
 #include "common/payload/test_level.h"
@@ -71,7 +72,7 @@ TEST_CASE("One step behind is a delta, several are folded, unknown ones and dear
   CHECK(store.RouteFrom(9, kFull, payload::CodecLevel::kFast).steps.empty());
   CHECK(store.RouteFrom(1, 5, payload::CodecLevel::kFast).steps.empty());
   CHECK((*store.ChainFrom(1)).size() == 3);
-  CHECK(store.ChainFrom(0).status().code() == ErrorCode::kState);
+  CHECK_THAT(store.ChainFrom(0), FailsWith(ErrorCode::kState, "the deltas from version 0 on are no longer retained"));
 }
 
 TEST_CASE("A delta is served at any level above its own, each form made once and in fewer bytes") {
@@ -160,8 +161,8 @@ TEST_CASE("A restarted agent finds the chain that ends at its newest version, an
     DeltaStore store(chain.layout, {.directory = dir.path(), .fold_pool = &pool});
     store.Load(chain.Newest(5));
     CHECK(store.Retained().size() == 4);
-    CHECK_FALSE(os::ReadFile(dir.File("new")).ok());
-    CHECK_FALSE(os::ReadFile(dir.File("7-8.delta")).ok());
+    CHECK_THAT(os::ReadFile(dir.File("new")), FailsWith(ErrorCode::kNotFound, dir.File("new")));
+    CHECK_THAT(os::ReadFile(dir.File("7-8.delta")), FailsWith(ErrorCode::kNotFound, dir.File("7-8.delta")));
     REQUIRE(chain.Add(store, 5).ok());
     CHECK(store.RouteFrom(1, kFull, payload::CodecLevel::kFast).folded);
   }
@@ -182,17 +183,17 @@ TEST_CASE("A delta's file is opened for reading and outlives its name; folds and
   Bytes bytes(payload->total_bytes());
   REQUIRE(os::ReadAt(file->get(), 0, bytes, "delta").ok());
   CHECK(std::equal(bytes.begin(), bytes.end(), payload->bytes().begin(), payload->bytes().end()));
-  CHECK_FALSE(os::WriteAll(file->get(), 0, bytes, "delta").ok());
-  CHECK(store.OpenFile(*payload).status().code() == ErrorCode::kState);
+  CHECK_THAT(os::WriteAll(file->get(), 0, bytes, "delta"), FailsWith(ErrorCode::kIo, "write delta at byte 0"));
+  CHECK_THAT(store.OpenFile(*payload), FailsWith(ErrorCode::kState, " has no file"));
 
   for (Version version = 1; version <= 2; ++version) REQUIRE(chain.Add(store, version).ok());
   const DeltaRoute fold = store.RouteFrom(1, kFull, payload::CodecLevel::kFast);
   REQUIRE(fold.folded);
-  CHECK(store.OpenFile(*fold.steps.at(0)).status().code() == ErrorCode::kState);
+  CHECK_THAT(store.OpenFile(*fold.steps.at(0)), FailsWith(ErrorCode::kState, " has no file"));
   DeltaStore heap(chain.layout, {.fold_pool = &pool});
   REQUIRE(chain.Add(heap, 1).ok());
-  CHECK(heap.OpenFile(*heap.RouteFrom(1, kFull, payload::CodecLevel::kFast).steps.at(0)).status().code() ==
-        ErrorCode::kState);
+  CHECK_THAT(heap.OpenFile(*heap.RouteFrom(1, kFull, payload::CodecLevel::kFast).steps.at(0)),
+             FailsWith(ErrorCode::kState, " has no file"));
 }
 
 TEST_CASE("A version that does not follow the last one starts a new chain") {
@@ -230,7 +231,7 @@ TEST_CASE("A block comes from the wanted version, or from the newest when that i
       CHECK(bytes[0] == static_cast<std::byte>(used));
     });
   };
-  CHECK(use(1, false).code() == ErrorCode::kState);
+  CHECK_THAT(use(1, false), FailsWith(ErrorCode::kState, "model m: nothing is committed yet"));
   for (const Version version : {1, 2}) {
     catalog.Publish(run, {std::make_shared<model::Manifest>(
                               model::Manifest{{chain.run, version}, std::vector<uint64_t>(10, version), {}}),
@@ -242,7 +243,7 @@ TEST_CASE("A block comes from the wanted version, or from the newest when that i
   blocks->in_memory = 2;
   CHECK(use(1, false).ok());
   CHECK(used == 2);
-  CHECK(use(1, true).code() == ErrorCode::kState);
+  CHECK_THAT(use(1, true), FailsWith(ErrorCode::kState, "gone"));
   CHECK(use(2, true).ok());
 }
 
@@ -250,7 +251,7 @@ TEST_CASE("The memory of a version comes with the manifest that says what is in 
   const Chain chain;
   auto blocks = std::make_shared<FakeBlocks>();
   auto run = std::make_shared<ServedRun>("m", chain.run, chain.layout, blocks, StoreOptions{});
-  CHECK(run->OpenHalf(0).status().code() == ErrorCode::kState);
+  CHECK_THAT(run->OpenHalf(0), FailsWith(ErrorCode::kState, "version 0 is no longer in memory"));
   VersionCatalog catalog;
   catalog.Open(run);
   for (const Version version : {1, 2}) {
@@ -259,10 +260,10 @@ TEST_CASE("The memory of a version comes with the manifest that says what is in 
   blocks->in_memory = 2;
   CHECK(run->OpenHalf(0)->manifest->held.version == 2);
   CHECK(run->OpenHalf(2)->memory.data_offset == 102);
-  CHECK(run->OpenHalf(1).status().code() == ErrorCode::kState);
-  CHECK(run->OpenHalf(7).status().code() == ErrorCode::kState);
+  CHECK_THAT(run->OpenHalf(1), FailsWith(ErrorCode::kState, "gone"));
+  CHECK_THAT(run->OpenHalf(7), FailsWith(ErrorCode::kState, "version 7 is no longer in memory"));
   run->End();
-  CHECK(run->OpenHalf(2).status().code() == ErrorCode::kState);
+  CHECK_THAT(run->OpenHalf(2), FailsWith(ErrorCode::kState, "version 2 is no longer in memory"));
 }
 
 TEST_CASE("An update is another run or version than was seen") {

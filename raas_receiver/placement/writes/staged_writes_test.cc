@@ -3,6 +3,7 @@
 #include <map>
 #include <mutex>
 
+#include "common/base/status_testing.h"
 #include "raas_receiver/placement/writes/staged_writes_fixture.h"
 
 namespace lockstep::placement {
@@ -198,8 +199,7 @@ TEST_CASE("Entries that cannot be decoded are corrupt, whether there is memory f
     if (i % 4 != 0) victim.data[at] ^= static_cast<std::byte>(1 + random() % 255);
     const auto writes = fixture.Stage({Unchecked(fixture.model, blocks)}, 2, i % 2 == 0 ? 0 : kNoLimit);
     if (writes.ok()) continue;  // other positions, or other steps, which are not read
-    CHECK(writes.status().code() == ErrorCode::kCorrupt);
-    CHECK(writes.status().message().find("block " + std::to_string(victim.block)) != std::string::npos);
+    CHECK_THAT(writes, FailsWith(ErrorCode::kCorrupt, "block " + std::to_string(victim.block)));
     ++refused;
   }
   CHECK(refused > 500);
@@ -358,8 +358,7 @@ TEST_CASE("One byte among the zeros is seen, wherever it is") {
 TEST_CASE("A build without CUDA says that it has none") {
   if (kOpensCudaMemory) return;
   const auto opened = OpenCudaMemory({.kind = MemoryKind::kCuda, .bytes = 1, .device = "GPU-7"});
-  CHECK(opened.status().code() == ErrorCode::kState);
-  CHECK(opened.status().message().find("GPU-7") != std::string::npos);
+  CHECK_THAT(opened, FailsWith(ErrorCode::kState, "GPU-7"));
 }
 
 }  // namespace

@@ -7,11 +7,12 @@ an engine's module. One thread each, so two cores. One JSON line.
 import time
 from pathlib import Path
 
-import lockstep
 import program
 import torch
 from harness import MODEL, Cluster
 from ranks import Rank, Ranks
+
+import lockstep
 
 SHAPE = (2048, 2048)
 LAYER_BYTES = 2 * SHAPE[0] * SHAPE[1]  # in bfloat16
