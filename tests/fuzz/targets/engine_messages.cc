@@ -52,12 +52,13 @@ Steps CheckLink(targets::RankLink& link) {
   return {link.halves() == 2, said.world > 2, link.serving().version > 1'000'000};
 }
 
-Steps TestAttach(os::UnixConnection& connection, EngineMessage attach) {
+// False: it was refused.
+bool TestAttach(os::UnixConnection& connection, EngineMessage attach, Steps& steps) {
   const auto link = targets::RankLink::Open(connection, std::move(attach));
-  if (link.ok()) return CheckLink(**link);
   // kState: memory of a GPU, in a build that reaches none.
-  CheckRefusal(link.status(), {ErrorCode::kBadData, ErrorCode::kProtocol, ErrorCode::kState});
-  return {};
+  if (!link.ok()) CheckRefusal(link.status(), {ErrorCode::kBadData, ErrorCode::kProtocol, ErrorCode::kState});
+  if (link.ok()) steps = CheckLink(**link);
+  return link.ok();
 }
 
 // "ATTACH" of the description of FORMAT.md, with the memory of `halves`.
@@ -91,17 +92,22 @@ void TestInput(ByteView input) {
   ByteReader stream(input.subspan(1));
   os::UnixConnection connection = StreamOf(stream.rest(), LentMemory(static_cast<size_t>(input[0]) & 3));
   Steps steps;
+  bool refused = false;
   while (connection.valid()) {
     auto message = targets::ReceiveEngineMessage(connection, kTimeout);
-    if (!message.ok()) return CheckRefusal(message.status(), {ErrorCode::kProtocol, ErrorCode::kUnavailable});
+    if (!message.ok()) {
+      CheckRefusal(message.status(), {ErrorCode::kProtocol, ErrorCode::kUnavailable});
+      break;
+    }
     const Bytes& body = message->body;
     LS_FUZZ_RULE(body.size() <= targets::kMaxAttachBody && message->half <= 1);
     ByteView sent;
     LS_FUZZ_RULE(stream.TakeBytes(sizeof(EngineMessageHeader) + body.size(), sent));
     LS_FUZZ_RULE(Copy(sent) == Encoded(message->type, message->held, message->half, body));
-    if (message->type == EngineMessageType::kAttach) steps = TestAttach(connection, *std::move(message));
-    Accepted(input, steps);
+    if (message->type != EngineMessageType::kAttach) continue;
+    refused = !TestAttach(connection, *std::move(message), steps) || refused;
   }
+  if (stream.empty() && !refused) Accepted(input, steps);
 }
 
 }  // namespace lockstep::fuzz

@@ -67,7 +67,7 @@ void TestInput(ByteView input) {
   CheckBlocks(layout);
   CheckHeader(layout);
   const model::TensorMeta& first = layout.tensors()[0];
-  Accepted(input, {layout.block_bytes() == 16384, first.dtype == model::DType::kU32, first.name[0] == 'z'});
+  Accepted(input, {layout.block_bytes() > 4096, first.dtype != model::DType::kF32, first.name[0] != 'n'});
 }
 
 }  // namespace lockstep::fuzz

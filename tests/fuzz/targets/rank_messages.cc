@@ -110,10 +110,15 @@ std::vector<Bytes> Seeds() {
   AppendBytes(session, Encoded(RankMessage::kRanges, RangesBody({{0, 8}, {8, 2, 64, 128}, {10, 126, 1, 0}})));
   AppendBytes(session, Encoded(RankMessage::kUnchanged, RangesBody({{8200, 100}, {8, 64, 64, 128}})));
   AppendBytes(session, Encoded(RankMessage::kAbort, AsBytes(buffer::VersionBody{2})));
+  Bytes brief = Encoded(RankMessage::kOpen, OpenBody("a"));
+  AppendBytes(brief, Encoded(RankMessage::kRanges, RangesBody({{0, 8}})));
+  AppendBytes(brief, Encoded(RankMessage::kAbort, AsBytes(buffer::VersionBody{2})));
   return {HexBlock("trainer_agent/buffer/FORMAT.md", "ranges"),
           Encoded(RankMessage::kRanges, RangesBody({{0, 8}, {8, 8192}, {8200, 100}})),
           Encoded(RankMessage::kError, buffer::EncodeError({ErrorCode::kState, "version 2 is being written"})),
-          Encoded(RankMessage::kOpened, Bytes(sizeof(buffer::OpenedBody))), session};
+          Encoded(RankMessage::kOpened, Bytes(sizeof(buffer::OpenedBody))),
+          session,
+          brief};
 }
 
 void TestInput(ByteView input) {
@@ -132,7 +137,7 @@ void TestInput(ByteView input) {
     LS_FUZZ_RULE(Copy(sent) == Encoded(message->type, message->body));
     TestMessage(*message, taken);
   }
-  Accepted(input, {taken.ranks > 50, taken.aborted, taken.covered >= 3});
+  if (stream.empty()) Accepted(input, {taken.ranks > 50, taken.aborted, taken.covered >= 1});
 }
 
 }  // namespace lockstep::fuzz

@@ -49,7 +49,7 @@ const plan::RankSheet& OtherRank() {
 Steps StepsOf(const plan::RankSheet& sheet) {
   const auto* tensors = std::get_if<std::vector<plan::TensorSheet>>(&sheet.parts[0]);
   if (tensors == nullptr || tensors->size() != 2) return {};
-  return {(*tensors)[0].name != "experts", (*tensors)[1].name.size() > 1};
+  return {(*tensors)[0].name != "experts", (*tensors)[1].name != "b"};
 }
 
 }  // namespace
