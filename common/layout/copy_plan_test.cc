@@ -19,7 +19,7 @@ struct Model : TrainingModel {
     sources.push_back({.name = name, .shape = std::move(shape)});
     return static_cast<uint32_t>(sources.size() - 1);
   }
-  uint32_t Same(const std::string& name, Extents shape) {
+  uint32_t Same(const std::string& name, const Extents& shape) {
     const uint32_t tensor = Tensor(name, shape);
     const uint32_t source = Source(name, shape);
     conversions.push_back({source, tensor, Whole(shape)});
@@ -278,7 +278,7 @@ TEST_CASE("A training model that contradicts itself is refused, naming the tenso
 }
 
 TEST_CASE("Whatever changes what ranks exchange changes the plan's digest") {
-  const auto digest = [](void (*change)(Model&), std::vector<bool> beside) {
+  const auto digest = [](void (*change)(Model&), const std::vector<bool>& beside) {
     Model model;
     const uint32_t source = model.Same("x", {8, 4});
     model.Same("y", {8});

@@ -31,7 +31,7 @@ Bytes Forge(const std::vector<std::pair<std::string, std::string>>& attachments)
 TEST_CASE("Attachments round-trip in a layout's encoding, whatever text they hold") {
   const Attachments attachments{{"adapter_config.json", R"({"r": 8})"},
                                 {"empty.txt", ""},
-                                {"note.md", std::string("zwölf\n\t\0\x01", 11)},
+                                {"note.md", std::string("zwölf\n\t\0\x01", 10)},
                                 {"A-1_b.C", std::string(kMaxAttachmentBytes, 'x')}};
   const auto layout = *WithAttachments(attachments);
   CHECK(layout->attachments() == attachments);

@@ -164,7 +164,7 @@ TEST_CASE("The tensors of blocks are named once, in layout order, whatever the o
 }
 
 TEST_CASE("Broken safetensors headers are refused with the reason") {
-  const auto refuse = [](std::string json, uint64_t data_bytes) {
+  const auto refuse = [](const std::string& json, uint64_t data_bytes) {
     Bytes head;
     Append(head, static_cast<uint64_t>(json.size()));
     AppendBytes(head, AsBytes(std::string_view(json)));

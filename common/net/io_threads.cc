@@ -36,7 +36,7 @@ void IoThreads::Run() {
 }
 
 void Spawn(const asio::any_io_executor& executor, asio::awaitable<void> coroutine) {
-  asio::co_spawn(executor, std::move(coroutine), [](std::exception_ptr error) {
+  asio::co_spawn(executor, std::move(coroutine), [](const std::exception_ptr& error) {
     if (error != nullptr) std::rethrow_exception(error);
   });
 }

@@ -51,8 +51,8 @@ TEST_CASE("A segment of another size, or something that is no file, is refused")
   CHECK_THAT(CreateTmpfsSegment(dir.File("empty"), 0), FailsWith(ErrorCode::kBadData, dir.File("empty")));
   CHECK_FALSE(std::filesystem::exists(dir.File("empty")));
   UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
-  CHECK_THAT(AdoptSegment(std::move(null), kBytes, Access::kReadWrite, "null"),
-             FailsWith(ErrorCode::kBadData, "segment null is not a regular file"));
+  const Result<MappedSegment> adopted = AdoptSegment(std::move(null), kBytes, Access::kReadWrite, "null");
+  CHECK_THAT(adopted, FailsWith(ErrorCode::kBadData, "segment null is not a regular file"));
 }
 
 TEST_CASE("A memfd segment cannot be resized by whoever holds its descriptor, and can be adopted") {

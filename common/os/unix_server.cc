@@ -12,7 +12,8 @@ constexpr std::chrono::milliseconds kPauseAfterFailure{100};
 
 }  // namespace
 
-Result<std::unique_ptr<UnixServer>> UnixServer::Start(Options options, Handler handler, AcceptFailed accept_failed) {
+Result<std::unique_ptr<UnixServer>> UnixServer::Start(const Options& options, Handler handler,
+                                                      AcceptFailed accept_failed) {
   LS_ASSIGN_OR_RETURN(UnixListener listener, UnixListener::Create(options.path));
   return std::unique_ptr<UnixServer>(
       new UnixServer(std::move(listener), options.max_connections, std::move(handler), std::move(accept_failed)));

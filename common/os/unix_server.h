@@ -24,7 +24,7 @@ class UnixServer {
   using AcceptFailed = std::function<void(const Status& status)>;  // accepting continues after a pause
 
   // Listens at once; errors as UnixListener::Create.
-  static Result<std::unique_ptr<UnixServer>> Start(Options options, Handler handler, AcceptFailed accept_failed);
+  static Result<std::unique_ptr<UnixServer>> Start(const Options& options, Handler handler, AcceptFailed accept_failed);
   // Ends every connection, and waits for their handlers.
   ~UnixServer();
 

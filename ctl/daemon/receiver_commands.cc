@@ -51,7 +51,7 @@ class ReceiverCommands : DaemonCommands<ReceiverClient, v1::ReceiverStatusReques
     LS_ASSIGN_OR_RETURN(const std::string agent, AgentOf(status, model));
     Result<AgentProof> proof = AskAgent(agent, verification);
     // Damage found here is the answer, whether or not the agent can be asked.
-    if (proof.ok()) verification.agent = *std::move(proof);
+    if (proof.ok()) verification.agent = *proof;
     output_.Print(ToJson(verification), VerificationText(verification));
     LS_RETURN_IF_ERROR(ctl::Judge(verification));
     return proof.status().WithContext("the replica is what its own manifest says, but the agent cannot confirm it");

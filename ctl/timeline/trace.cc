@@ -59,7 +59,7 @@ class TraceWriter {
     for (auto& [key, number] : threads_) number = ++thread;
   }
 
-  void Add(const char* kind, size_t pid, size_t thread, const std::string& name, Json more) {
+  void Add(const char* kind, size_t pid, size_t thread, const std::string& name, const Json& more) {
     Json event{{"ph", kind}, {"pid", pid}, {"tid", thread}, {"name", name}};
     event.update(more);
     events_.push_back(std::move(event));

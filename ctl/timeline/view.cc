@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <map>
 #include <tuple>
@@ -32,7 +33,7 @@ struct Line {
 std::string Bar(int64_t begin, int64_t end, int64_t total) {
   const double scale = total > 0 ? static_cast<double>(kBarWidth) / static_cast<double>(total) : 0;
   const auto from = std::min(kBarWidth - 1, static_cast<int64_t>(static_cast<double>(begin) * scale));
-  const auto to = std::clamp(static_cast<int64_t>(static_cast<double>(end) * scale + 0.5), from + 1, kBarWidth);
+  const auto to = std::clamp(static_cast<int64_t>(std::llround(static_cast<double>(end) * scale)), from + 1, kBarWidth);
   return std::string(static_cast<size_t>(from), ' ') + std::string(static_cast<size_t>(to - from), '#');
 }
 

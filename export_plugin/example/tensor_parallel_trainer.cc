@@ -37,7 +37,7 @@ struct Arguments {
 
 // ---- The model, as Megatron-core holds it. -------------------------------------------------------------------------
 
-constexpr uint64_t kLayers = 2, kHidden = 64, kHeads = 8, kGroups = 4, kHeadDim = 8, kFfn = 96, kWords = 200;
+constexpr uint64_t kLayers = 2, kHidden = 64, kHeads = 8, kGroups = 4, kHeadDim = 8, kFfn = 96;
 constexpr uint64_t kPaddedWords = 256;
 
 const char kConfig[] = R"({"model_type": "llama", "torch_dtype": "bfloat16", "num_hidden_layers": 2, "hidden_size": 64,

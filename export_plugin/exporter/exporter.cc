@@ -121,21 +121,21 @@ Status Exporter::TakePart(Version version, Status ready) {
   if (sender_ != nullptr) {
     status = sender_->Send(version, std::move(ready), locals_, stats_);
   } else if (client_ != nullptr) {
-    status = Write(version, std::move(ready));
+    status = Write(version, ready);
   }
   stats_.total_seconds = SecondsSince(start);
   return status;
 }
 
 // Everything that must happen on a rank that writes, whatever fails: others wait for it.
-Status Exporter::Write(Version version, Status ready) {
+Status Exporter::Write(Version version, const Status& ready) {
   // Once the link is broken the remote ranks send nothing more; the other writers are still to be notified.
   const bool takes_buckets = intake_ != nullptr && link_->status().ok();
   if (takes_buckets) intake_->Start(version);
   const auto start = Clock::now();
   const Result<std::byte*> begun = client_->Begin(version);
   stats_.begin_seconds = SecondsSince(start);
-  Status status = ready.ok() ? begun.status() : std::move(ready);
+  Status status = ready.ok() ? begun.status() : ready;
   if (status.ok()) status = WriteOwn(*begun);
   if (takes_buckets) {
     const Status taken = intake_->TakeAll(

@@ -120,7 +120,7 @@ class Exporter {
   Status Connect(const ExporterOptions& options, uint32_t writer, uint32_t writers);
   Status SetAddresses(std::span<const void* const> addresses);
   Status TakePart(Version version, Status ready);
-  Status Write(Version version, Status ready);
+  Status Write(Version version, const Status& ready);
   Status WriteOwn(std::byte* data);
   void PinHalf(size_t half, std::byte* data);
   Status RunCopies(const CopyList& list, std::byte* data);

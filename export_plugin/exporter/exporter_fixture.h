@@ -130,7 +130,9 @@ inline constexpr Version kLeftOut = 0;
 class Fleet {
  public:
   Fleet(std::vector<Whole2D> model, FleetOptions options, std::shared_ptr<ExchangeHub> hub = nullptr)
-      : model_(std::move(model)), options_(options), hub_(hub ? hub : std::make_shared<ExchangeHub>()) {
+      : model_(std::move(model)),
+        options_(std::move(options)),
+        hub_(hub ? std::move(hub) : std::make_shared<ExchangeHub>()) {
     for (uint32_t rank = 0; rank < options_.beside.size(); ++rank) {
       ranks_.emplace_back(model_, options_.beside[rank], rank % options_.shards, options_.shards);
       sheets_.push_back(plan::ToJson(ranks_.back().sheet));

@@ -89,10 +89,12 @@ TEST_CASE("Frozen tensors of a rank on another host travel until both halves hav
     publish(2, true);
     publish(3, false);
     publish(4, false);
-    std::thread failing([&] { CHECK(fleet.exporter(1).Abort(5, {ErrorCode::kBadData, "not this one"}).ok()); });
+    Status aborted;
+    std::thread failing([&] { aborted = fleet.exporter(1).Abort(5, {ErrorCode::kBadData, "not this one"}); });
     CHECK_THAT(fleet.TryPublish(5, {{1, kLeftOut}})[0],
                FailsWith(ErrorCode::kAborted, "rank 1 aborted version 5 (bad_data)"));
     failing.join();
+    CHECK(aborted.ok());
     publish(6, true);
     publish(7, false);
   }

@@ -132,7 +132,7 @@ TEST_CASE("Everything is checked before anything is written") {
   TestRank rank(model, true, 0, 2);
   Clear(rank);
   const auto untouched = rank.memory;
-  const auto fails = [&](std::vector<Whole2D> stored) {
+  const auto fails = [&](const std::vector<Whole2D>& stored) {
     const os::TempDir directory;
     WriteModel(directory.File("model.safetensors"), stored, 1);
     const Status status = Import(directory.path(), rank).status();

@@ -45,7 +45,7 @@ std::optional<uint64_t> TakeNumber(std::string_view& text) {
   const size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
   if (digits == 0 || digits > kMaxNumberDigits || (digits > 1 && text[0] == '0')) return std::nullopt;
   uint64_t number = 0;
-  for (; text.size() > 0 && text[0] >= '0' && text[0] <= '9'; text.remove_prefix(1))
+  for (; !text.empty() && text[0] >= '0' && text[0] <= '9'; text.remove_prefix(1))
     number = number * 10 + (text[0] - '0');
   return number;
 }

@@ -25,6 +25,7 @@ class NoDriver final : public EngineDriver {
   uint64_t failures() const override { return 0; }
 };
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): the others keep theirs
 Result<std::unique_ptr<EngineDriver>> NewNoDriver(const DriverKind& kind, EngineOptions) {
   return std::unique_ptr<EngineDriver>(std::make_unique<NoDriver>(kind));
 }

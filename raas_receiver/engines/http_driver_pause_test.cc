@@ -51,14 +51,17 @@ TEST_CASE("Cancelling ends a load at once, and resumes a server of which nothing
   TestEngine engine(kind.name);
   engine.SetFaults({Fault(kind.pause, {{"kind", "hang"}, {"effect", true}})});
   const auto driver = engine.Driver(5);
+  const EngineVersion version = engine.VersionOf(2);
+  const EngineVersion before = engine.VersionOf(3);
   std::thread canceller([&] {
     while (CountOf(engine.Paths(), kind.pause) == 0) std::this_thread::sleep_for(milliseconds(20));
     driver->Cancel();
   });
   const auto begin = std::chrono::steady_clock::now();
-  const LoadOutcome outcome = driver->Load(engine.VersionOf(2), engine.VersionOf(3));
-  CHECK(std::chrono::steady_clock::now() - begin < milliseconds(kPatient));
+  const LoadOutcome outcome = driver->Load(version, before);
+  const auto taken = std::chrono::steady_clock::now() - begin;
   canceller.join();
+  CHECK(taken < milliseconds(kPatient));
   CHECK(outcome.status.code() == ErrorCode::kCancelled);
   CHECK(outcome.serving == Serving::kOld);
   CheckServes(engine, 1);

@@ -195,8 +195,9 @@ class TestRank {
  private:
   bool Connect() {
     Result<os::UnixConnection> connection = os::UnixConnect(options_.socket, kPatience);
-    if (connection.ok()) connection_ = *std::move(connection);
-    return connection.ok();
+    if (!connection.ok()) return false;
+    connection_ = *std::move(connection);
+    return true;
   }
 
   void Attach() {

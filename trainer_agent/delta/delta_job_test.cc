@@ -94,7 +94,7 @@ TEST_CASE("Each differing block is given away while later ones are worked on, an
   DeltaJob job(&pool, input);
   job.BlocksReady(versions.AllBlocks());
   const DeltaOutput output = job.FinishAndWait();
-  CHECK(output.blocks.size() > 0);
+  CHECK_FALSE(output.blocks.empty());
   CHECK(output.blocks.size() < versions.layout->block_count());
   CHECK(early == std::set(output.blocks.begin(), output.blocks.end()));
 }

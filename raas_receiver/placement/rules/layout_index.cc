@@ -38,9 +38,9 @@ void AddName(std::string_view name, LayerFacts& layer) {
 }
 
 // Layers from 0 without a gap, those of the decoder first.
-Status TakeLayers(std::map<uint64_t, LayerFacts> found, std::vector<LayerFacts>& layers) {
+Status TakeLayers(const std::map<uint64_t, LayerFacts>& found, std::vector<LayerFacts>& layers) {
   layers.reserve(found.size());
-  for (auto& [number, layer] : found) {
+  for (const auto& [number, layer] : found) {
     if (number != layers.size()) {
       return {ErrorCode::kBadData,
               Cat("the model has layer ", number, " (", kLayerPrefix, number, ".) and no layer ", layers.size())};
@@ -49,7 +49,7 @@ Status TakeLayers(std::map<uint64_t, LayerFacts> found, std::vector<LayerFacts>&
       return {ErrorCode::kBadData, Cat("layer ", number, " of the decoder comes behind layer ", number - 1,
                                        ", which is one for multi-token prediction")};
     }
-    layers.push_back(std::move(layer));
+    layers.push_back(layer);
   }
   return OkStatus();
 }
@@ -72,7 +72,7 @@ Result<LayoutIndex> LayoutIndex::Create(const model::ModelLayout& layout) {
     layer.tensors.push_back(tensor);
     AddName(name, layer);
   }
-  LS_RETURN_IF_ERROR(TakeLayers(std::move(found), index.layers_));
+  LS_RETURN_IF_ERROR(TakeLayers(found, index.layers_));
   return index;
 }
 

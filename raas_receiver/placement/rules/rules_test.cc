@@ -204,7 +204,7 @@ TEST_CASE("An engine or family without rules is not found, and the message says 
       listed += Cat(before.empty() ? ": " : ", ", family.model_type);
       before = family.model_type;
     }
-    CHECK_THAT(KnownEngines(), Contains(listed));
+    CHECK_THAT(KnownEngines(), Catch::Contains(listed));
   }
 }
 

@@ -64,8 +64,9 @@ Status StagedWrites::Stage(const model::ModelLayout& layout, uint64_t memory_lim
     Result<WriteList> list = translator_->Translate(chunk(i));
     if (!list.ok()) return error.Set(list.status());
     staged[i] = *std::move(list);
-    kept[i] = taken.fetch_add(staged[i].staged_bytes) + staged[i].staged_bytes <= memory_limit;
-    if (kept[i]) return;
+    const bool fits = taken.fetch_add(staged[i].staged_bytes) + staged[i].staged_bytes <= memory_limit;
+    kept[i] = fits ? 1 : 0;
+    if (fits) return;
     taken.fetch_sub(staged[i].staged_bytes);
     staged[i].buffers.clear();
     staged[i].memory.reset();
