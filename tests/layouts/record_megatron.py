@@ -15,12 +15,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import lockstep
 from megatron.core import parallel_state
 from megatron_models import build_chunks
 from ranks import Rank, Ranks
 from topologies import Topology
 from transformers import AutoConfig
+
+import lockstep
 
 RECORDED = Path(__file__).resolve().parents[2] / "export_plugin/rules/testdata/megatron_core_0.16.1.txt"
 
