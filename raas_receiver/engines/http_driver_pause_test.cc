@@ -80,20 +80,23 @@ TEST_CASE("A server resumes that the receiver leaves while it releases it, finis
   if (during == "release") {
     faults.push_back(Fault(kind.update, {{"kind", "status"}, {"status", 404}, {"body", {{"detail", "No"}}}}));
   }
-  if (during == "resume") REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
+  const EngineVersion version = engine.VersionOf(2);
+  const EngineVersion before = engine.VersionOf(1);
+  if (during == "resume") REQUIRE(driver->Pause(version).ok());
   engine.SetFaults(faults);
+  LoadOutcome outcome;
   std::thread canceller([&] {
     while (CountOf(engine.Paths(), kind.resume) == 0) std::this_thread::sleep_for(milliseconds(20));
     driver->Cancel();
   });
   if (during == "resume") {
-    CHECK(driver->Resume(engine.VersionOf(1)).ok());
+    outcome.status = driver->Resume(before);
   } else {
-    const LoadOutcome outcome = driver->Load(engine.VersionOf(2), std::nullopt);
-    CHECK(outcome.serving == (during == "finish" ? Serving::kNew : Serving::kOld));
-    CHECK(outcome.status.ok() == (during == "finish"));
+    outcome = driver->Load(version, std::nullopt);
   }
   canceller.join();
+  CHECK(outcome.status.ok() == (during != "release"));
+  if (during != "resume") CHECK(outcome.serving == (during == "finish" ? Serving::kNew : Serving::kOld));
   CheckServes(engine, during == "finish" ? 2 : 1);
 }
 
