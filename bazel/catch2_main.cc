@@ -62,5 +62,8 @@ CATCH_REGISTER_LISTENER(CaseReport)
 }  // namespace
 
 int main(int argc, char** argv) {
-  return Catch::Session().run(argc, argv);
+  Catch::Session session;
+  // A filter that matches no case has failed.
+  session.configData().warnings = Catch::WarnAbout::NoTests;
+  return session.run(argc, argv);
 }

@@ -51,7 +51,7 @@ run_check() {
   case $1 in
     fuzz) nice tests/fuzz/run.sh --seconds-each 5 ;;
     asan | tsan) tests/checks/sanitizers.sh "$1" ;;
-    tidy) "$VENV/bin/python" tests/checks/tidy.py ;;
+    tidy) python3 tests/checks/tidy.py ;;
   esac
 }
 

@@ -25,6 +25,6 @@ def test_the_quickstart_prints_what_the_readme_says():
         [*ALONE, "bash"], input=script, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    said = re.search(r"^The last line printed is `(.*?)`", readme, re.MULTILINE).group(1)
+    said = re.search(r"the last command prints `(.*?)`", readme, re.MULTILINE).group(1)
     assert result.stdout.splitlines()[-1] == said
     shutil.rmtree(ROOT / ".cache/quickstart")
