@@ -12,8 +12,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 GCC_ONLY = {"-fno-canonical-system-headers", "-Wunused-but-set-parameter", "-Wno-free-nonheap-object"}
 # Clang 14 has coroutines in std, and does not say so in the way that libstdc++ and Asio ask.
-MISSING = ["-Wno-ignored-attributes"]  # as it has not all of GCC's, such as prefer-vector-width
 COROUTINES = ["-D__cpp_impl_coroutine=201902L", "-DASIO_HAS_CO_AWAIT=1", "-DASIO_HAS_STD_COROUTINE=1"]
+MISSING = ["-Wno-ignored-attributes"]  # it has not all of GCC's
 
 
 def actions(targets: str) -> "list[dict[str, Any]]":
