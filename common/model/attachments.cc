@@ -31,6 +31,17 @@ bool IsUtf8(std::string_view text) {
   return true;
 }
 
+// A configuration that names code: whoever loads it and trusts the model's code runs that. Nothing when it is no JSON.
+std::optional<bool> NamesCode(std::string_view text) {
+  bool named = false;
+  const auto look = [&](int, Json::parse_event_t event, Json& parsed) {
+    named |= event == Json::parse_event_t::key && parsed.get_ref<const std::string&>() == "auto_map";
+    return true;
+  };
+  if (Json::parse(text, look, /*allow_exceptions=*/false).is_discarded()) return std::nullopt;
+  return named;
+}
+
 Status CheckAttachment(const std::string& name, const std::string& text) {
   if (name.empty() || name.size() > kMaxAttachmentName || name[0] == '.' ||
       !std::all_of(name.begin(), name.end(), IsNameCharacter)) {
@@ -42,6 +53,14 @@ Status CheckAttachment(const std::string& name, const std::string& text) {
     return Bad(name, Cat("it has ", text.size(), " bytes; the limit is ", HumanBytes(kMaxAttachmentBytes)));
   }
   if (!IsUtf8(text)) return Bad(name, "it is no UTF-8 text");
+  if (!name.ends_with(".json")) return OkStatus();
+  const std::optional<bool> names_code = NamesCode(text);
+  if (!names_code) return Bad(name, "it is no JSON, though it is called so");
+  if (*names_code) {
+    return Bad(name,
+               "it has \"auto_map\", which names code, and code does not travel; leave that key out, and give the "
+               "engine such a file among the receiver's --assets");
+  }
   return OkStatus();
 }
 

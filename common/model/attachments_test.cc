@@ -135,5 +135,17 @@ TEST_CASE("Attachments in JSON that is no object of texts, or that names one twi
   CHECK_THAT(ParseAttachments(R"({"../a": ""})"), FailsWith(ErrorCode::kBadData, "a name is 1 to 128"));
 }
 
+TEST_CASE("An attachment that names code is refused, wherever it names it") {
+  for (const std::string text : {R"({"auto_map": {"AutoModel": "evil--modeling.Model"}})",
+                                 R"([{"a": {"auto_map": 1}}])", R"({"\u0061uto_map": 1})"}) {
+    CHECK_THAT(CheckAttachments({{"config.json", text}}),
+               FailsWith(ErrorCode::kBadData, "attachment \"config.json\": it has \"auto_map\", which names code"));
+  }
+  // What Python's parser would read and ours does not.
+  CHECK_THAT(CheckAttachments({{"config.json", R"({"a": NaN, "auto_map": 1})"}}),
+             FailsWith(ErrorCode::kBadData, "attachment \"config.json\": it is no JSON"));
+  CHECK(CheckAttachments({{"config.json", R"({"a": "auto_map"})"}, {"notes.txt", R"({"auto_map": 1})"}}).ok());
+}
+
 }  // namespace
 }  // namespace lockstep::model
