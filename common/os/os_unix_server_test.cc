@@ -1,4 +1,7 @@
+#include <pthread.h>
+
 #include <catch2/catch.hpp>
+#include <semaphore>
 #include <thread>
 
 #include "common/base/bytes.h"
@@ -44,6 +47,47 @@ TEST_CASE("A unix server answers several connections at once, and its end is the
   CHECK(Ask(first, std::byte{1}).status().code() == ErrorCode::kUnavailable);
   CHECK_THAT(UnixConnect(dir.File("x.sock"), kSoon),
              FailsWith(ErrorCode::kUnavailable, "nothing listens at " + dir.File("x.sock")));
+}
+
+// New threads can not be made while this lives: their stacks would be larger than the address space.
+class NoThreads {
+ public:
+  NoThreads() { SetStackBytes(size_t{1} << 47, &before_); }
+  ~NoThreads() { SetStackBytes(before_, nullptr); }
+
+ private:
+  static void SetStackBytes(size_t bytes, size_t* before) {
+    pthread_attr_t attributes;
+    REQUIRE(::pthread_getattr_default_np(&attributes) == 0);
+    if (before != nullptr) ::pthread_attr_getstacksize(&attributes, before);
+    ::pthread_attr_setstacksize(&attributes, bytes);
+    CHECK(::pthread_setattr_default_np(&attributes) == 0);
+    ::pthread_attr_destroy(&attributes);
+  }
+
+  size_t before_ = 0;
+};
+
+TEST_CASE("A connection that no thread can be made for is closed and reported, and the server serves on") {
+  const TempDir dir;
+  Status failure;
+  std::binary_semaphore failed(0);
+  const auto server = *UnixServer::Start({.path = dir.File("x.sock")}, Echo, [&](const Status& status) {
+    failure = status;
+    failed.release();
+  });
+  auto before = *UnixConnect(dir.File("x.sock"), kSoon);
+  REQUIRE(Ask(before, std::byte{1}).ok());
+  {
+    const NoThreads none;
+    auto refused = *UnixConnect(dir.File("x.sock"), kSoon);
+    CHECK(Ask(refused, std::byte{1}).status().code() == ErrorCode::kUnavailable);
+    REQUIRE(failed.try_acquire_for(kSoon));
+  }
+  CHECK_THAT(failure, FailsWith(ErrorCode::kResourceExhausted, "could not have a thread", "raise the limit"));
+  auto after = *UnixConnect(dir.File("x.sock"), kSoon);
+  CHECK(Ask(after, std::byte{1}).ok());
+  CHECK(Ask(before, std::byte{1}).ok());
 }
 
 TEST_CASE("Connections above the limit are closed, and one that ends makes room") {

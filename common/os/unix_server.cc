@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <system_error>
+
 #include "common/base/text.h"
 
 namespace lockstep::os {
@@ -52,10 +54,25 @@ void UnixServer::AcceptLoop() {
       std::this_thread::sleep_for(kPauseAfterFailure);
       continue;
     }
-    std::lock_guard lock(mutex_);
-    if (sessions_.size() >= max_connections_) continue;  // closes it
-    Session& session = sessions_.emplace_back(Session{.connection = *std::move(connection)});
+    if (const Status served = StartServing(*std::move(connection)); !served.ok()) {
+      accept_failed_(served);
+      std::this_thread::sleep_for(kPauseAfterFailure);
+    }
+  }
+}
+
+// Above the limit, and after an error, the connection is closed.
+Status UnixServer::StartServing(UnixConnection connection) {
+  std::lock_guard lock(mutex_);
+  if (sessions_.size() >= max_connections_) return OkStatus();
+  Session& session = sessions_.emplace_back(Session{.connection = std::move(connection)});
+  try {
     session.thread = std::thread([this, &session] { Serve(session); });
+    return OkStatus();
+  } catch (const std::system_error& error) {
+    sessions_.pop_back();
+    return {ErrorCode::kResourceExhausted, Cat("a connection was closed, for it could not have a thread: ",
+                                               error.what(), "; raise the limit on this service's tasks or memory")};
   }
 }
 

@@ -40,6 +40,7 @@ class UnixServer {
 
   UnixServer(UnixListener listener, size_t max_connections, Handler handler, AcceptFailed accept_failed);
   void AcceptLoop();
+  Status StartServing(UnixConnection connection);
   void ReapFinished();
   void Serve(Session& session);
 
