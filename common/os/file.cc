@@ -130,6 +130,24 @@ Status CheckWritableDir(const std::string& path) {
   return OkStatus();
 }
 
+Status CheckOwnDir(const std::string& path) {
+  struct stat link;
+  struct stat info;
+  if (::lstat(path.c_str(), &link) != 0 || ::stat(path.c_str(), &info) != 0) {
+    return ErrnoStatus(errno, Cat("directory ", path));
+  }
+  if (!S_ISDIR(info.st_mode)) return {ErrorCode::kBadData, Cat(path, " is not a directory")};
+  if (S_ISLNK(link.st_mode) && link.st_uid != ::geteuid() && link.st_uid != 0) {
+    return {ErrorCode::kPermission, Cat(path, " is a link made by uid ", link.st_uid, "; remove it")};
+  }
+  if (info.st_uid == ::geteuid() && (info.st_mode & (S_IWGRP | S_IWOTH)) == 0) return OkStatus();
+  char mode[8];
+  std::snprintf(mode, sizeof mode, "%04o", static_cast<unsigned>(info.st_mode & 07777));
+  return {ErrorCode::kPermission, Cat("directory ", path, " must belong to uid ", ::geteuid(),
+                                      " and be writable by nobody else; it belongs to uid ", info.st_uid,
+                                      " and has mode ", mode, ". Use a directory of this user's own")};
+}
+
 Result<std::vector<std::string>> ListDirectory(const std::string& path) {
   std::vector<std::string> names;
   std::error_code error;

@@ -44,6 +44,10 @@ Status MakeDirs(const std::string& path, mode_t mode = 0755);
 // OK when `path` is a directory in which this process can really create a file (tried, not guessed from mode bits).
 Status CheckWritableDir(const std::string& path);
 
+// OK when `path` is a directory of this process's user that nobody else may write, so that all in it is this user's
+// doing; and is not reached by a link that somebody else made. kPermission says who owns it, and its mode.
+Status CheckOwnDir(const std::string& path);
+
 // The names of what is in the directory, in no order.
 Result<std::vector<std::string>> ListDirectory(const std::string& path);
 

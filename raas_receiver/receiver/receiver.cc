@@ -37,6 +37,15 @@ void WarnOfDisk(const std::string& root) {
                    "--root on a tmpfs, such as /dev/shm"}});
 }
 
+void WarnOfLeases(const std::string& root) {
+  telemetry::Log(
+      telemetry::LogLevel::kWarn, "lease_check_failed",
+      {{"path", root},
+       {"message",
+        "this file system does not say whether an engine has a file mapped, so every version is written to a "
+        "new one; give a --root on a tmpfs, such as /dev/shm"}});
+}
+
 }  // namespace
 
 Receiver::Receiver(ReceiverConfig config)
@@ -72,6 +81,7 @@ Status Receiver::OpenModels() {
                                                                    .reader_grace = config_.reader_grace,
                                                                    .at_edge = {}},
                                                                   workers_));
+    if (!replicas->rewrites_files()) WarnOfLeases(config_.root);
     const Held held = replicas->current().held;
     telemetry::Log(telemetry::LogLevel::kInfo, "model_opened",
                    {{"model", model}, {"run", ToHex(held.run)}, {"version", held.version}});

@@ -9,6 +9,7 @@
 #include <catch2/catch.hpp>
 #include <filesystem>
 
+#include "raas_receiver/replica/private_mount.h"
 #include "raas_receiver/replica/replica_fixture.h"
 
 namespace lockstep::replica {
@@ -142,6 +143,29 @@ TEST_CASE("A file that a reader has open or mapped is never written; it is repla
     fixture.CheckCurrent(version);
   }
   CHECK(fixture.pair().replaced() == 1);
+  CHECK(reader.StillSeesTheSame());
+}
+
+TEST_CASE("Where a lease is granted although a reader has the file mapped, every version gets a new file") {
+  const PrivateMount mount("size=8m",
+                           "mkdir lower upper work merged && mount -t overlay none merged -o "
+                           "lowerdir=lower,upperdir=upper,workdir=work");
+  if (!mount.mounted()) {
+    WARN("skipped: mounting is not allowed here");
+    return;
+  }
+  ReplicaFixture fixture;
+  fixture.options.root = mount.path() + "/merged";
+  fixture.Open();
+  CHECK_FALSE(fixture.pair().rewrites_files());
+  fixture.PullFull(fixture.model.Advance());
+  Reader reader(fixture.ModelPath("current/model.safetensors"), false);
+  for (Version version = 2; version <= 4; ++version) {
+    fixture.model.Advance();
+    fixture.PullDelta(version);
+    fixture.CheckCurrent(version);
+  }
+  CHECK(fixture.pair().replaced() == 2);  // all but the first of each replica
   CHECK(reader.StillSeesTheSame());
 }
 

@@ -10,16 +10,22 @@
 
 #include "common/base/text.h"
 #include "common/os/file.h"
+#include "raas_receiver/replica/replica_file.h"
 
 namespace lockstep::replica {
 
 Result<ReplicaDirectory> ReplicaDirectory::Open(const std::string& root, const std::string& model) {
   LS_RETURN_IF_ERROR(os::MakeDirs(root));
+  LS_RETURN_IF_ERROR(os::CheckOwnDir(root).WithContext("--root"));
   LS_RETURN_IF_ERROR(os::CheckWritableDir(root));
   ReplicaDirectory directory(Cat(root, "/", model));
-  LS_RETURN_IF_ERROR(os::MakeDirs(directory.scratch_, 0755));
+  LS_RETURN_IF_ERROR(os::MakeDirs(directory.path_));
+  LS_RETURN_IF_ERROR(os::CheckOwnDir(directory.path_));
+  LS_RETURN_IF_ERROR(os::MakeDirs(directory.scratch_));
+  LS_RETURN_IF_ERROR(os::CheckOwnDir(directory.scratch_));
   LS_RETURN_IF_ERROR(directory.Lock());
   LS_RETURN_IF_ERROR(directory.Sweep());
+  LS_ASSIGN_OR_RETURN(directory.leases_see_mappings_, LeasesSeeMappings(directory.scratch_));
   return directory;
 }
 
@@ -42,7 +48,7 @@ Status ReplicaDirectory::Lock() {
 }
 
 Status ReplicaDirectory::Sweep() const {
-  const std::set<std::string> ours{scratch_ + "/lock", ServedPath(),   ReplicaPath(0),
+  const std::set<std::string> ours{scratch_ + "/lock", ServedPath(),   RolledBackPath(), ReplicaPath(0),
                                    StatePath(0),       ReplicaPath(1), StatePath(1)};
   LS_ASSIGN_OR_RETURN(const std::vector<std::string> names, os::ListDirectory(scratch_));
   for (const std::string& name : names) {
@@ -52,8 +58,8 @@ Status ReplicaDirectory::Sweep() const {
   return OkStatus();
 }
 
-Held ReplicaDirectory::served() const {
-  const Result<std::string> text = os::ReadFile(ServedPath());
+Held ReplicaDirectory::ReadNote(const std::string& path) {
+  const Result<std::string> text = os::ReadFile(path);
   std::string run;
   Version version = 0;
   if (!text.ok() || !(std::istringstream(*text) >> run >> version)) return {};
@@ -61,8 +67,8 @@ Held ReplicaDirectory::served() const {
   return id.ok() ? Held{{*id}, version} : Held{};
 }
 
-Status ReplicaDirectory::MarkServed(const Held& held) const {
-  return os::WriteFileAtomic(ServedPath(), Cat(ToHex(held.run), " ", held.version, "\n"), 0600);
+Status ReplicaDirectory::WriteNote(const std::string& path, const Held& held) {
+  return os::WriteFileAtomic(path, Cat(ToHex(held.run), " ", held.version, "\n"), 0600);
 }
 
 }  // namespace lockstep::replica

@@ -14,7 +14,8 @@ namespace lockstep::replica {
 class ReplicaDirectory {
  public:
   // Makes the directory if there is none, and removes what a receiver that was killed had half built. kPermission when
-  // `root` cannot be written, kState when another receiver owns the directory.
+  // `root` cannot be written, or it or what is in it could be somebody else's making; kState when another receiver owns
+  // the directory.
   static Result<ReplicaDirectory> Open(const std::string& root, const std::string& model);
 
   const std::string& path() const { return path_; }
@@ -22,20 +23,29 @@ class ReplicaDirectory {
   std::string ReplicaPath(size_t index) const;
   std::string StatePath(size_t index) const;
 
-  // The note of what the engine last took; nothing when there is none that can be read.
-  Held served() const;
-  Status MarkServed(const Held& held) const;
+  // Whether a file's lease tells of whoever has it mapped (ReplicaFile::Claim).
+  bool leases_see_mappings() const { return leases_see_mappings_; }
+
+  // Notes: what the engine last took, and what an operator rolled back to. Nothing when there is none that can be read.
+  Held served() const { return ReadNote(ServedPath()); }
+  Status MarkServed(const Held& held) const { return WriteNote(ServedPath(), held); }
+  Held rolled_back() const { return ReadNote(RolledBackPath()); }
+  Status MarkRolledBack(const Held& held) const { return WriteNote(RolledBackPath(), held); }
 
  private:
   explicit ReplicaDirectory(std::string path) : path_(std::move(path)), scratch_(path_ + "/.lockstep") {}
 
   Status Lock();
   Status Sweep() const;
+  static Held ReadNote(const std::string& path);
+  static Status WriteNote(const std::string& path, const Held& held);
   std::string ServedPath() const { return scratch_ + "/served"; }
+  std::string RolledBackPath() const { return scratch_ + "/rolled-back"; }
 
   std::string path_;
   std::string scratch_;
   os::UniqueFd lock_;
+  bool leases_see_mappings_ = false;
 };
 
 }  // namespace lockstep::replica

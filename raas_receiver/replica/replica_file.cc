@@ -19,7 +19,25 @@ namespace {
 constexpr std::chrono::milliseconds kClaimPoll{5};
 constexpr uint64_t kWarmPiece = 8 << 20;
 
+bool TakeLease(int fd) {
+  return ::fcntl(fd, F_SETLEASE, F_WRLCK) == 0;
+}
+
 }  // namespace
+
+Result<bool> LeasesSeeMappings(const std::string& directory) {
+  const std::string path = directory + "/tmp-lease";
+  LS_ASSIGN_OR_RETURN(os::MappedSegment ours, os::CreateTmpfsSegment(path, 1));
+  bool granted = false;
+  {
+    LS_ASSIGN_OR_RETURN(os::MappedSegment readers, os::OpenSegment(path, 1, os::Access::kReadOnly));
+    readers.CloseFd();
+    granted = TakeLease(ours.fd());
+  }
+  const bool granted_alone = granted || TakeLease(ours.fd());
+  if (::unlink(path.c_str()) != 0) return ErrnoStatus(errno, Cat("remove ", path));
+  return granted_alone && !granted;
+}
 
 Result<ReplicaFile> ReplicaFile::Create(const std::string& path, std::shared_ptr<const model::ModelLayout> layout) {
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, Cat("remove ", path));
@@ -84,7 +102,7 @@ bool ReplicaFile::TryClaim() {
   // When the file is opened while we hold the lease the kernel signals us; by a signal that is ignored unless asked
   // for.
   if (::fcntl(segment_.fd(), F_SETSIG, SIGURG) != 0) return false;
-  return ::fcntl(segment_.fd(), F_SETLEASE, F_WRLCK) == 0;
+  return TakeLease(segment_.fd());
 }
 
 void ReplicaFile::Release() {

@@ -4,6 +4,9 @@
 // is refused while any other open file description of the file exists, and a mapping holds one. So this process keeps
 // exactly one description per replica file, and Claim() asks for the lease. It is kept until Release(): a process that
 // manages to open the file in between (through /proc, say) waits in open() until then, and sees whole content.
+//
+// Not every file system keeps to that: overlayfs grants the lease while a file is mapped, if its descriptor is closed.
+// Where LeasesSeeMappings() is false nothing may be claimed, and every version gets a new file.
 #pragma once
 
 #include <chrono>
@@ -18,6 +21,9 @@
 #include "common/os/segment.h"
 
 namespace lockstep::replica {
+
+// Whether leases in `directory` are refused while a file is only mapped: tried with a file made for that.
+Result<bool> LeasesSeeMappings(const std::string& directory);
 
 // Move-only. Not thread-safe, but the bytes may be written by many threads while the file is claimed.
 class ReplicaFile {
@@ -41,7 +47,7 @@ class ReplicaFile {
 
   // True: no other process has the file and none can get it; it may be written until Release(). False: a reader still
   // had it when `grace` was over, or this filesystem has no leases; the file must be replaced. REQUIRES its published
-  // names to be gone.
+  // names to be gone, and LeasesSeeMappings() of its directory.
   bool Claim(std::chrono::milliseconds grace);
   void Release();
 

@@ -133,7 +133,7 @@ Result<bool> ReplicaPair::MakeWritable(const std::shared_ptr<const model::ModelL
   }
   writing_ = std::unique_lock(bytes_mutexes_[target_index()]);
   const bool fits = replica.file.valid() && replica.file.layout()->digest() == layout->digest();
-  const bool claimed = fits && replica.file.Claim(options_.reader_grace);
+  const bool claimed = fits && directory_.leases_see_mappings() && replica.file.Claim(options_.reader_grace);
   if (::unlink(replica.state_path.c_str()) != 0 && errno != ENOENT) {
     return ErrnoStatus(errno, Cat("remove ", replica.state_path));
   }
@@ -226,6 +226,13 @@ Status ReplicaPair::SwitchToOther() {
   std::lock_guard lock(mutex_);
   current_ = target_index();
   return OkStatus();
+}
+
+// The note counts once its version is current, so a crash in between leaves what was before.
+Status ReplicaPair::RollBack() {
+  if (target().whole) LS_RETURN_IF_ERROR(directory_.MarkRolledBack(target().whole->manifest.held));
+  Edge("rollback noted");
+  return SwitchToOther();
 }
 
 std::span<const std::byte> ReplicaPair::current_data() const {

@@ -72,8 +72,10 @@ class ReplicaPair {
 
   // --- any thread ---
   PublishedVersion current() const;
-  PublishedVersion previous() const;               // what SwitchToOther would make current
-  uint64_t replaced() const { return replaced_; }  // files replaced because a reader still had them
+  PublishedVersion previous() const;  // what SwitchToOther would make current
+  // Files replaced because a reader still had them, or because it cannot be known whether one has.
+  uint64_t replaced() const { return replaced_; }
+  bool rewrites_files() const { return directory_.leases_see_mappings(); }
   // Recomputes the current replica's hashes from its bytes. kState when nothing is held; kCorrupt when one of its
   // attachments is not as it travelled.
   Result<VerifyReport> Verify() const;
@@ -109,6 +111,11 @@ class ReplicaPair {
   // the engine does so when it comes back.
   Held served() const { return directory_.served(); }
   Status MarkServed(const Held& held) { return directory_.MarkServed(held); }
+  // SwitchToOther(), and remembers across restarts that this version was chosen; until another one is current, or
+  // EndRollback().
+  Status RollBack();
+  bool rolled_back() const { return current_ >= 0 && directory_.rolled_back() == current().held; }
+  Status EndRollback() { return rolled_back() ? directory_.MarkRolledBack({}) : OkStatus(); }
 
   // Hashes of the current version. REQUIRES one.
   const std::vector<uint64_t>& current_hashes() const { return replicas_[current_].whole->manifest.block_hashes; }

@@ -1,6 +1,6 @@
 #include "raas_receiver/replica/replica_pair.h"
 
-#include <sys/mount.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
@@ -9,6 +9,7 @@
 
 #include "common/base/status_testing.h"
 #include "common/os/temp_dir.h"
+#include "raas_receiver/replica/private_mount.h"
 #include "raas_receiver/replica/replica_fixture.h"
 
 namespace lockstep::replica {
@@ -314,13 +315,13 @@ TEST_CASE("A root that is a file is an error that names it") {
 }
 
 TEST_CASE("A tmpfs without room is an error that says so, and what is held stays") {
-  ReplicaFixture fixture;
-  const std::string small = fixture.root.File("small");
-  fs::create_directory(small);
-  if (::mount("lockstep-test", small.c_str(), "tmpfs", 0, "size=100k") != 0) {
-    WARN("skipped: mounting a tmpfs is not allowed here");
+  const PrivateMount mount("size=100k");
+  if (!mount.mounted()) {
+    WARN("skipped: mounting is not allowed here");
     return;
   }
+  const std::string small = mount.path();
+  ReplicaFixture fixture;
   fixture.options.root = small;
   fixture.Open();
   // One replica of about 60 KiB fits with its state, two do not.
@@ -330,8 +331,48 @@ TEST_CASE("A tmpfs without room is an error that says so, and what is held stays
   fixture.model.Advance();
   CHECK(fixture.pair().BringForward(fixture.model.Chain(1, 2)).status().code() == ErrorCode::kResourceExhausted);
   fixture.CheckCurrent(1);
+}
+
+TEST_CASE("A root or model directory that somebody else may write is refused") {
+  ReplicaFixture fixture;
+  fixture.Open();
   fixture.Close();
-  ::umount2(small.c_str(), MNT_DETACH);
+  const auto refused = [&](const std::string& path, mode_t mode) {
+    REQUIRE(::chmod(path.c_str(), mode) == 0);
+    const Status status = ReplicaPair::Open(fixture.options, fixture.pool).status();
+    REQUIRE(::chmod(path.c_str(), 0755) == 0);
+    CHECK_THAT(status, FailsWith(ErrorCode::kPermission, path + " must belong to uid", "Use a directory"));
+  };
+  refused(fixture.root.path(), 0777);
+  refused(fixture.root.path(), 01777);
+  refused(fixture.root.path(), 0775);
+  refused(fixture.root.File("actor"), 0775);
+  fixture.Open();
+}
+
+TEST_CASE("A root that another user made, or a link of his, is refused, and what is there stays as it is") {
+  if (::geteuid() != 0) {
+    WARN("skipped: only root can give a directory away");
+    return;
+  }
+  ReplicaFixture fixture;
+  const std::string theirs = fixture.root.File("theirs");
+  const std::string victim = fixture.root.File("victim");
+  const std::string link = fixture.root.File("link");
+  fs::create_directories(theirs + "/actor");
+  fs::create_directory(victim);
+  std::ofstream(victim + "/kept") << "x";
+  fs::create_symlink(victim, theirs + "/actor/.lockstep");
+  fs::create_symlink(victim, link);
+  REQUIRE(::chown(theirs.c_str(), 65534, 65534) == 0);
+  REQUIRE(::lchown(link.c_str(), 65534, 65534) == 0);
+  fixture.options.root = theirs;
+  CHECK_THAT(ReplicaPair::Open(fixture.options, fixture.pool),
+             FailsWith(ErrorCode::kPermission, theirs + " must belong to uid 0", "it belongs to uid 65534"));
+  fixture.options.root = link;
+  CHECK_THAT(ReplicaPair::Open(fixture.options, fixture.pool),
+             FailsWith(ErrorCode::kPermission, link + " is a link made by uid 65534; remove it"));
+  CHECK(fs::exists(victim + "/kept"));
 }
 
 }  // namespace lockstep::replica

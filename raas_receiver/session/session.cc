@@ -130,7 +130,7 @@ Result<std::shared_ptr<const model::ModelLayout>> Session::layout() const {
 void Session::Loop() {
   // A receiver killed between commit and engine notifies the engine when it comes back.
   if (engine_.OwesVersion()) ServeAgain("recovered");
-  v1::SessionState state = v1::SESSION_STATE_WAITING;
+  v1::SessionState state = replicas_->rolled_back() ? v1::SESSION_STATE_HELD : v1::SESSION_STATE_WAITING;
   while (true) {
     state_ = state;
     if (requests_.stopping()) break;
@@ -204,7 +204,7 @@ Status Session::SwitchToOlder() {
     return {ErrorCode::kState, Cat("model ", options_.model, ": the other replica holds no version before ",
                                    current.version, "; nothing to roll back to")};
   }
-  LS_RETURN_IF_ERROR(replicas_->SwitchToOther());
+  LS_RETURN_IF_ERROR(replicas_->RollBack());
   live_.Close();
   telemetry::Log(telemetry::LogLevel::kWarn, "version_rolled_back",
                  {{"model", options_.model}, {"run", ToHex(other.run)}, {"version", other.version}});
@@ -220,6 +220,8 @@ v1::SessionState Session::Synchronize() {
   v1::SyncRecord record = sync.record();
   if (status.ok()) {
     backoff_.Reset();
+    const Status ended = replicas_->EndRollback();
+    if (!ended.ok()) telemetry::LogError("rollback_end_failed", ended, {{"model", options_.model}});
     FollowLive(sync);
     if (record.mode() != "up_to_date") LogSync(record, replicas_->current().held, begun);
     if (engine_.Behind()) Record(Serve(record.mode(), record.transfer()), record);

@@ -65,7 +65,7 @@ class Session {
   // Syncs now and answers how it went. An error is why nothing was committed; kDeadline when it took longer than
   // `timeout`, and kCancelled when `cancelled` says that the caller has gone: the sync itself continues.
   Result<v1::SyncRecord> Pull(bool force_full, std::chrono::milliseconds timeout, const Requests::Cancelled& cancelled);
-  // Makes the version before current again, notifies the engine, and holds it until the next Pull or restart. kState
+  // Makes the version before current again, notifies the engine, and holds it until the next Pull. kState
   // when there is none; the engine's error when it does not take it.
   Result<v1::ReceiverModel> Rollback(const Requests::Cancelled& cancelled);
   Result<replica::VerifyReport> Verify() const { return replicas_->Verify(); }

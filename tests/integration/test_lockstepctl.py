@@ -138,8 +138,15 @@ def test_rollback_makes_the_previous_version_current_until_the_next_pull(publish
     assert receiver.ctl("rollback", MODEL).returncode == 0
     receiver.wait_for(first)
     assert receiver.model_status()["state"].lower().endswith("held")
+    receiver.kill()
+    receiver.start()
+    receiver.wait_for(first)
+    assert receiver.model_status()["state"].lower().endswith("held")
     assert receiver.ctl("pull", MODEL).returncode == 0
     receiver.wait_for(model.tensors)
+    receiver.kill()
+    receiver.start()
+    assert not receiver.model_status()["state"].lower().endswith("held")
 
 
 def test_health_tells_readiness_only_once_it_is_true(cluster, agent, model):

@@ -207,7 +207,7 @@ TEST_CASE("A segment directory that others may write to is refused") {
   const std::string directory = mkdtemp(name);
   REQUIRE(chmod(directory.c_str(), 0777) == 0);
   CHECK_THAT(SegmentHome::Create(directory, false),
-             FailsWith(ErrorCode::kPermission, "segment directory " + directory));
+             FailsWith(ErrorCode::kPermission, "--segment-dir: directory " + directory));
   CHECK(os::RemoveTree(directory).ok());
 }
 

@@ -38,15 +38,6 @@ int64_t CommittedAt(const buffer::DoubleBuffer& buffer) {
   return newest ? buffer.committed_unix_ns(*newest) : 0;
 }
 
-// Somebody else's directory, or one that others may write, could hold segments made to mislead us.
-Status CheckOwned(const std::string& directory) {
-  struct stat info {};
-  if (stat(directory.c_str(), &info) != 0) return ErrnoStatus(errno, directory);
-  if (info.st_uid == geteuid() && (info.st_mode & (S_IWGRP | S_IWOTH)) == 0) return OkStatus();
-  return {ErrorCode::kPermission, Cat("segment directory ", directory, " must belong to uid ", geteuid(),
-                                      " and be writable by nobody else; use a directory of the agent's own")};
-}
-
 Result<uint64_t> FileBytes(const std::string& path) {
   struct stat info {};
   if (stat(path.c_str(), &info) != 0) return ErrnoStatus(errno, path);
@@ -58,7 +49,8 @@ Result<uint64_t> FileBytes(const std::string& path) {
 Result<std::unique_ptr<SegmentHome>> SegmentHome::Create(const std::string& directory, bool memfd) {
   if (memfd) return std::unique_ptr<SegmentHome>(new SegmentHome("", true, os::UniqueFd()));
   LS_RETURN_IF_ERROR(os::MakeDirs(directory, 0700));
-  LS_RETURN_IF_ERROR(CheckOwned(directory));
+  LS_RETURN_IF_ERROR(
+      os::CheckOwnDir(directory).WithContext("--segment-dir"));  // others could mislead us by segments of theirs
   LS_RETURN_IF_ERROR(os::CheckWritableDir(directory));
   const std::string lock_path = directory + "/" + kLockName;
   os::UniqueFd lock(open(lock_path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
