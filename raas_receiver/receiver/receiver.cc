@@ -91,6 +91,7 @@ Status Receiver::OpenModels() {
                                     .lanes = config_.lanes,
                                     .follow = config_.follow,
                                     .live = config_.live,
+                                    .scrub_round = config_.scrub_round,
                                     .engine = {.in_place = config_.engine_in_place,
                                                .targets = {.hold_timeout = config_.engine_hold_timeout,
                                                            .serve_timeout = config_.engine_hold_timeout,

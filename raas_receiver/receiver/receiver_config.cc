@@ -33,6 +33,7 @@ struct Written {
   uint64_t engine_attempts = 3;
   std::string engine_load = "directory";
   uint64_t engine_hold_timeout_ms = 30'000;
+  uint64_t scrub_round_ms = 3'600'000;
   uint64_t reader_grace_ms = 0;
   uint64_t drain_timeout_ms = 10'000;
 };
@@ -90,6 +91,8 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
   AddEngineOptions(parser, to, config);
   parser.Add("keep-delta-bytes", &config.keep_delta_bytes,
              "memory for applied deltas, kept to bring the other replica and engines forward");
+  parser.Add("scrub-round-ms", &to.scrub_round_ms,
+             "time in which all that is held is hashed again once, to find memory that lost bits; 0: never");
   parser.Add("reader-grace-ms", &to.reader_grace_ms,
              "how long to wait for a reader of an old version before its file is replaced");
   parser.Add("allow-insecure-network", &to.allow_insecure_network, "listen beyond loopback without authentication");
@@ -123,6 +126,7 @@ Status CheckRanges(const ConfigParser& parser, const Written& written, const Rec
   LS_RETURN_IF_ERROR(CheckRange(parser, "engine-load-timeout-ms", written.engine_load_timeout_ms, 1, kDayMs));
   LS_RETURN_IF_ERROR(CheckRange(parser, "engine-attempts", written.engine_attempts, 1, 100));
   LS_RETURN_IF_ERROR(CheckRange(parser, "engine-hold-timeout-ms", written.engine_hold_timeout_ms, 1, kDayMs));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "scrub-round-ms", written.scrub_round_ms, 0, 30 * kDayMs));
   LS_RETURN_IF_ERROR(CheckRange(parser, "reader-grace-ms", written.reader_grace_ms, 0, kDayMs));
   return CheckRange(parser, "drain-timeout-ms", written.drain_timeout_ms, 0, kDayMs);
 }
@@ -165,6 +169,7 @@ Status Check(const ConfigParser& parser, const Written& written, ReceiverConfig&
   config.root = Absolute(config.root);
   if (!config.assets.empty()) config.assets = Absolute(config.assets);
   if (config.threads == 0) config.threads = std::max(1u, std::thread::hardware_concurrency());
+  config.scrub_round = milliseconds(written.scrub_round_ms);
   config.reader_grace = milliseconds(written.reader_grace_ms);
   config.drain_timeout = milliseconds(written.drain_timeout_ms);
   return CheckEngine(parser, written, config);

@@ -31,6 +31,7 @@ struct ReceiverConfig {
   std::chrono::milliseconds engine_hold_timeout{0};
   uint64_t engine_stage_bytes = 1ull << 30;
   uint64_t keep_delta_bytes = 512ull << 20;
+  std::chrono::milliseconds scrub_round{0};
   std::chrono::milliseconds reader_grace{0};
   std::chrono::milliseconds drain_timeout{0};
   std::string log_level = "info";

@@ -24,6 +24,14 @@ Status NoRoom(const ReplicaOptions& options, size_t replicas, uint64_t bytes, co
               " free; enlarge it, give memory back (other models, readers of old versions) or choose another --root")};
 }
 
+std::vector<BlockIndex> Differing(std::span<const uint64_t> hashes, std::span<const uint64_t> recorded) {
+  std::vector<BlockIndex> blocks;
+  for (BlockIndex block = 0; block < hashes.size(); ++block) {
+    if (hashes[block] != recorded[block]) blocks.push_back(block);
+  }
+  return blocks;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<ReplicaPair>> ReplicaPair::Open(ReplicaOptions options, WorkerPool& pool) {
@@ -58,7 +66,7 @@ PublishedVersion ReplicaPair::previous() const {
 PublishedVersion ReplicaPair::Describe(const Replica& replica) const {
   if (!replica.whole) return {};
   return {replica.whole->manifest.held, replica.whole->manifest.digest, replica.whole->layout,
-          tree_.PathOf(replica.name)};
+          tree_.PathOf(replica.name), replica.whole->committed_unix_ns};
 }
 
 Result<VerifyReport> ReplicaPair::Verify() const {
@@ -74,9 +82,7 @@ Result<VerifyReport> ReplicaPair::Verify() const {
   const std::vector<uint64_t> hashes = HashBlocks(*state.layout, replica.file.data(), pool_);
   VerifyReport report{
       state.manifest.held, state.manifest.digest, model::ComputeManifestDigest(state.layout->digest(), hashes), {}, {}};
-  for (BlockIndex block = 0; block < hashes.size(); ++block) {
-    if (hashes[block] != state.manifest.block_hashes[block]) report.bad_blocks.push_back(block);
-  }
+  report.bad_blocks = Differing(hashes, state.manifest.block_hashes);
   report.bad_tensors = model::TensorsInBlocks(*state.layout, report.bad_blocks);
   return report;
 }
@@ -123,27 +129,41 @@ bool ReplicaPair::WarmTarget() {
 Result<bool> ReplicaPair::MakeWritable(const std::shared_ptr<const model::ModelLayout>& layout) {
   EndWriting();  // an attempt that failed before may have left its claim
   Replica& replica = target();
-  if (!replica.name.empty()) LS_RETURN_IF_ERROR(tree_.Withdraw(replica.name));
-  Edge("withdrawn");
   const bool whole = replica.whole.has_value();
-  {
-    std::lock_guard lock(mutex_);
-    replica.whole.reset();
-    replica.name.clear();
-  }
+  LS_RETURN_IF_ERROR(Retract(replica));
   writing_ = std::unique_lock(bytes_mutexes_[target_index()]);
   const bool fits = replica.file.valid() && replica.file.layout()->digest() == layout->digest();
   const bool claimed = fits && directory_.leases_see_mappings() && replica.file.Claim(options_.reader_grace);
-  if (::unlink(replica.state_path.c_str()) != 0 && errno != ENOENT) {
-    return ErrnoStatus(errno, Cat("remove ", replica.state_path));
-  }
-  Edge("state removed");
+  LS_RETURN_IF_ERROR(RemoveState(replica));
   if (claimed) return whole;
   if (fits) ++replaced_;
   replica.file = ReplicaFile();
   LS_ASSIGN_OR_RETURN(replica.file, ReplicaFile::Create(replica.path, layout));
   Edge("file replaced");
   return false;
+}
+
+// Not published any more, and no version.
+Status ReplicaPair::Retract(Replica& replica) {
+  if (!replica.name.empty()) LS_RETURN_IF_ERROR(tree_.Withdraw(replica.name));
+  Edge("withdrawn");
+  std::lock_guard lock(mutex_);
+  replica.whole.reset();
+  replica.name.clear();
+  return OkStatus();
+}
+
+Status ReplicaPair::RemoveState(const Replica& replica) const {
+  if (::unlink(replica.state_path.c_str()) != 0 && errno != ENOENT) {
+    return ErrnoStatus(errno, Cat("remove ", replica.state_path));
+  }
+  Edge("state removed");
+  return OkStatus();
+}
+
+Status ReplicaPair::DropOther() {
+  LS_RETURN_IF_ERROR(Retract(target()));
+  return RemoveState(target());
 }
 
 Result<std::vector<BlockIndex>> ReplicaPair::BringForward(payload::DeltaChain steps) {
@@ -233,6 +253,17 @@ Status ReplicaPair::RollBack() {
   if (target().whole) LS_RETURN_IF_ERROR(directory_.MarkRolledBack(target().whole->manifest.held));
   Edge("rollback noted");
   return SwitchToOther();
+}
+
+ReplicaPair::HeldBytes ReplicaPair::Bytes(Side side) const {
+  if (current_ < 0) return {};
+  const Replica& replica = side == Side::kCurrent ? replicas_[current_] : target();
+  if (!replica.whole) return {};
+  return {&*replica.whole, replica.file.data()};
+}
+
+std::vector<BlockIndex> ReplicaPair::DamagedInTarget(std::span<const uint64_t> hashes) const {
+  return Differing(HashBlocks(*target().file.layout(), target().file.data(), pool_), hashes);
 }
 
 std::span<const std::byte> ReplicaPair::current_data() const {

@@ -55,6 +55,7 @@ struct PublishedVersion {
   ManifestDigest digest;
   std::shared_ptr<const model::ModelLayout> layout;
   std::string path;  // the published directory, absolute
+  int64_t committed_unix_ns = 0;
 };
 
 struct VerifyReport {
@@ -107,6 +108,8 @@ class ReplicaPair {
 
   // Makes the other replica's version current. kState when it holds no whole one.
   Status SwitchToOther();
+  // The other replica holds nothing from here on, and is not published.
+  Status DropOther();
   // What the engine was last known to serve; remembered across restarts, so that a receiver killed before it notified
   // the engine does so when it comes back.
   Held served() const { return directory_.served(); }
@@ -116,6 +119,16 @@ class ReplicaPair {
   Status RollBack();
   bool rolled_back() const { return current_ >= 0 && directory_.rolled_back() == current().held; }
   Status EndRollback() { return rolled_back() ? directory_.MarkRolledBack({}) : OkStatus(); }
+
+  // What a replica holds: of it all, or nothing.
+  enum class Side { kCurrent, kOther };
+  struct HeldBytes {
+    const ReplicaState* state = nullptr;  // null: no version
+    std::span<const std::byte> data;
+  };
+  HeldBytes Bytes(Side side) const;
+  // The blocks of the target that do not have their hash of `hashes`, rising. REQUIRES a target that is being written.
+  std::vector<BlockIndex> DamagedInTarget(std::span<const uint64_t> hashes) const;
 
   // Hashes of the current version. REQUIRES one.
   const std::vector<uint64_t>& current_hashes() const { return replicas_[current_].whole->manifest.block_hashes; }
@@ -132,6 +145,8 @@ class ReplicaPair {
 
   Result<bool> MakeWritable(const std::shared_ptr<const model::ModelLayout>& layout);
   void EndWriting();
+  Status Retract(Replica& replica);
+  Status RemoveState(const Replica& replica) const;
   void DropFile(Replica& replica);
   void Edge(std::string_view edge) const;
   PublishedVersion Describe(const Replica& replica) const;

@@ -241,4 +241,10 @@ Status EngineSupervisor::Verify() {
   return targets_.Verify({current.held, current.layout, replicas_.current_data()});
 }
 
+void EngineSupervisor::Distrust() {
+  if (!in_place_) return SetServed({});
+  const replica::PublishedVersion current = replicas_.current();
+  targets_.Distrust({current.held, current.layout, replicas_.current_data()});
+}
+
 }  // namespace lockstep::session

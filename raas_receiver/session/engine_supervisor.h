@@ -74,6 +74,9 @@ class EngineSupervisor {
   EngineOutcome Serve(const std::string& mode, uint64_t transfer = 0);
   // In place: compares the engines' memory with the current version. As EngineTargets::Verify.
   Status Verify();
+  // Whatever the engines were known to serve may not be what it is called: they are behind, but for memory in place
+  // that equals the current version, seen now. REQUIRES a current version.
+  void Distrust();
 
  private:
   using Clock = std::chrono::steady_clock;

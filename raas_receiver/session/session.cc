@@ -1,5 +1,7 @@
 #include "raas_receiver/session/session.h"
 
+#include <algorithm>
+
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
 
@@ -54,6 +56,7 @@ Session::Session(SessionOptions options, std::unique_ptr<replica::ReplicaPair> r
                .io = io,
                .live = live_,
                .timeline = options_.timeline},
+      scrubber_(options_.scrub_round),
       follower_(options_.model, options_.follow, agent_, *replicas_, changed_),
       engine_(options_.model, options_.engine, std::move(driver), *replicas_, pool, options_.timeline, changed_) {}
 
@@ -102,6 +105,7 @@ v1::ReceiverModel Session::Describe() const {
   model.set_state(state_);
   model.set_newest_version(follower_.newest().version);
   model.set_model_bytes(layout ? layout->data_bytes() : 0);
+  model.set_scrubbed_bytes(scrubber_.bytes());
   engine_.Describe(model);
   history_.Describe(model);
   if (model.last_error().empty()) model.set_last_error(follower_.error());
@@ -155,20 +159,24 @@ bool Session::SyncDue() const {
   return state_ != v1::SESSION_STATE_HELD && follower_.Behind(replicas_->current().held);
 }
 
-// States Waiting and Held. After: Negotiating when a sync is due, Held after a rollback, else the same again.
+// States Waiting and Held. After: Negotiating when a sync is due, Held after a rollback, else the same again. Meanwhile
+// it looks after what is held.
 v1::SessionState Session::Wait() {
   const v1::SessionState resting = state_;
   const auto called = [this] {
-    return requests_.stopping() || requests_.due(Requests::kRollback) || SyncDue() || EngineDue();
+    return requests_.stopping() || requests_.due(Requests::kRollback) || SyncDue() || EngineDue() || MendDue();
   };
   while (!called()) {
     const bool busy = follower_.Prepare() || replicas_->WarmTarget();
     engine_.Check();
-    if (!busy) changed_.WaitFor(engine_.UntilDue(), [&] { return called() || follower_.Unprepared(); });
+    Scrub();
+    const milliseconds idle = std::min({engine_.UntilDue(), scrubber_.UntilDue(), UntilMend()});
+    if (!busy) changed_.WaitFor(idle, [&] { return called() || follower_.Unprepared(); });
   }
   if (requests_.stopping()) return resting;
   if (requests_.due(Requests::kRollback)) return RollBack();
   if (SyncDue()) return v1::SESSION_STATE_NEGOTIATING;
+  if (MendDue()) return Mend();
   TendEngine();
   return resting;
 }
@@ -215,15 +223,50 @@ Status Session::SwitchToOlder() {
 v1::SessionState Session::Synchronize() {
   const telemetry::Moment begun;
   const Requests::Turn pulls = requests_.Begin(Requests::kPull);
-  Sync sync(context_, {pulls.force_full, follower_.layout(), follower_.announced_layout()}, state_);
+  const Held announced = follower_.newest();
+  Sync sync(
+      context_,
+      {.force_full = pulls.force_full, .layout = follower_.layout(), .agent_layout = follower_.announced_layout()},
+      state_);
   const Status status = RunSync(sync);
-  v1::SyncRecord record = sync.record();
   if (status.ok()) {
     backoff_.Reset();
+    follower_.Synced(announced, replicas_->current().held);
     const Status ended = replicas_->EndRollback();
     if (!ended.ok()) telemetry::LogError("rollback_end_failed", ended, {{"model", options_.model}});
     FollowLive(sync);
-    if (record.mode() != "up_to_date") LogSync(record, replicas_->current().held, begun);
+    if (pulls.force_full) engine_.Distrust();
+  }
+  const v1::SyncRecord record = Conclude(sync, status, begun);
+  requests_.End(Requests::kPull, pulls, status, record);
+  return status.ok() ? v1::SESSION_STATE_WAITING : v1::SESSION_STATE_BACKING_OFF;
+}
+
+// The states of Sync, then Notifying. After: the state before.
+v1::SessionState Session::Mend() {
+  const v1::SessionState resting = state_;
+  const telemetry::Moment begun;
+  Sync sync(context_, {.mend = true, .layout = replicas_->current().layout, .agent_layout = {}}, state_);
+  const Status status = RunSync(sync);
+  if (status.ok()) {
+    DropOther();  // the damaged one
+    engine_.Distrust();
+  } else {
+    mend_at_ = std::chrono::steady_clock::now() + mend_backoff_.Next();
+  }
+  Conclude(sync, status, begun);
+  return resting;
+}
+
+// What follows any sync: its engines, and what is said of it.
+v1::SyncRecord Session::Conclude(const Sync& sync, const Status& status, const telemetry::Moment& begun) {
+  v1::SyncRecord record = sync.record();
+  if (status.ok()) {
+    if (record.mode() != "up_to_date") {
+      mend_at_.reset();  // another replica is current
+      mend_backoff_.Reset();
+      LogSync(record, replicas_->current().held, begun);
+    }
     if (engine_.Behind()) Record(Serve(record.mode(), record.transfer()), record);
   } else if (status.code() != ErrorCode::kCancelled) {
     telemetry::LogError("sync_failed", status, {{"model", options_.model}, {"mode", record.mode()}});
@@ -231,25 +274,47 @@ v1::SessionState Session::Synchronize() {
   follower_.SetLayout(sync.layout());
   history_.Add(status, record, sync.lane_retries());
   feed_.Publish(record);
-  requests_.End(Requests::kPull, pulls, status, record);
-  return status.ok() ? v1::SESSION_STATE_WAITING : v1::SESSION_STATE_BACKING_OFF;
+  return record;
 }
 
 // Where RequestStop can reach it.
 Status Session::RunSync(Sync& sync) {
-  const Held announced = follower_.newest();
   {
     std::lock_guard lock(mutex_);
     running_ = &sync;
   }
   if (requests_.stopping()) sync.Cancel();
   Status status = sync.Run();
-  {
-    std::lock_guard lock(mutex_);
-    running_ = nullptr;
-  }
-  if (status.ok()) follower_.Synced(announced, replicas_->current().held);
+  std::lock_guard lock(mutex_);
+  running_ = nullptr;
   return status;
+}
+
+// The current version is mended; the other one is not needed, and is dropped.
+void Session::Scrub() {
+  const std::optional<replica::Scrubber::Damage> damage = scrubber_.Step(*replicas_);
+  if (!damage) return;
+  const bool current = damage->side == replica::ReplicaPair::Side::kCurrent;
+  const Status what{ErrorCode::kCorrupt, Cat("the bytes of block ", damage->blocks[0], " of version ",
+                                             damage->held.version, " have changed in memory")};
+  telemetry::LogError("scrub_found_damage", what,
+                      {{"model", options_.model}, {"blocks", damage->blocks.size()}, {"current", current}});
+  history_.AddDamage(what, damage->blocks.size());
+  if (current) {
+    if (!mend_at_) mend_at_ = std::chrono::steady_clock::now();
+    return;
+  }
+  DropOther();
+}
+
+void Session::DropOther() {
+  const Status dropped = replicas_->DropOther();
+  if (!dropped.ok()) telemetry::LogWarn("replica_drop_failed", dropped, {{"model", options_.model}});
+}
+
+milliseconds Session::UntilMend() const {
+  if (!mend_at_) return milliseconds::max();
+  return std::max(milliseconds(0), std::chrono::ceil<milliseconds>(*mend_at_ - std::chrono::steady_clock::now()));
 }
 
 // What comes next is asked for at once: an engine may take its time with what came now.

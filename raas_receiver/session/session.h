@@ -23,6 +23,7 @@
 #include "common/base/status.h"
 #include "proto/lockstep/v1/receiver.pb.h"
 #include "raas_receiver/replica/replica_pair.h"
+#include "raas_receiver/replica/scrubber.h"
 #include "raas_receiver/session/agent_client.h"
 #include "raas_receiver/session/change_signal.h"
 #include "raas_receiver/session/engine_supervisor.h"
@@ -40,8 +41,9 @@ struct SessionOptions {
   std::string receiver;  // this receiver's name
   net::HostPort agent;
   size_t lanes = 4;
-  bool follow = true;  // sync whenever there is a newer version
-  bool live = true;    // and take deltas while they are made
+  bool follow = true;                        // sync whenever there is a newer version
+  bool live = true;                          // and take deltas while they are made
+  std::chrono::milliseconds scrub_round{0};  // in which what is held is hashed again; 0: never
   EngineSupervisorOptions engine;
   telemetry::Timeline* timeline = nullptr;  // where spans go, when not null; outlives the session
 };
@@ -83,6 +85,7 @@ class Session {
   v1::SessionState Synchronize();
   v1::SessionState BackOff();
   v1::SessionState RollBack();
+  v1::SessionState Mend();
 
   // What it waits for, in any state.
   bool SyncDue() const;
@@ -90,6 +93,11 @@ class Session {
 
   Status SwitchToOlder();
   Status RunSync(Sync& sync);
+  v1::SyncRecord Conclude(const Sync& sync, const Status& status, const telemetry::Moment& begun);
+  void Scrub();
+  void DropOther();
+  bool MendDue() const { return mend_at_ && std::chrono::steady_clock::now() >= *mend_at_; }
+  std::chrono::milliseconds UntilMend() const;
   void FollowLive(const Sync& sync);
   void TendEngine();
   void ServeAgain(const std::string& mode);
@@ -105,6 +113,9 @@ class Session {
   SyncContext context_;
   SyncHistory history_;
   Backoff backoff_;
+  replica::Scrubber scrubber_;
+  std::optional<std::chrono::steady_clock::time_point> mend_at_;  // the current version is damaged: to be mended then
+  Backoff mend_backoff_{std::chrono::minutes(5), std::chrono::seconds(1)};
   std::atomic<v1::SessionState> state_ = v1::SESSION_STATE_WAITING;
   std::atomic<bool> ended_ = false;
 

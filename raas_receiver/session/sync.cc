@@ -62,6 +62,7 @@ const Sync::StateRow& Sync::RowOf(State state) {
       {"catch_up", &Sync::CatchUp, "pull", v1::SESSION_STATE_UNSPECIFIED, &Record::pull_us, &Record::set_pull_us},
       {"verify", &Sync::Verify, "verify", v1::SESSION_STATE_VERIFYING, &Record::apply_us, &Record::set_apply_us},
       {"apply", &Sync::Apply, "apply", v1::SESSION_STATE_APPLYING, &Record::apply_us, &Record::set_apply_us},
+      {"mend", &Sync::Mend, "apply", v1::SESSION_STATE_APPLYING, &Record::apply_us, &Record::set_apply_us},
       {"repair", &Sync::Repair, "repair", v1::SESSION_STATE_UNSPECIFIED, &Record::apply_us, &Record::set_apply_us},
       {"commit", &Sync::Commit, "commit", v1::SESSION_STATE_COMMITTING, &Record::commit_us, &Record::set_commit_us},
       {"switch", &Sync::Switch, "commit", v1::SESSION_STATE_COMMITTING, &Record::commit_us, &Record::set_commit_us},
@@ -113,7 +114,7 @@ telemetry::Span Sync::SpanOf(std::string_view name) const {
           .transfer = plan_.pull_id};
 }
 
-// First state. After: PullDelta, PullFull, Switch, or done when there is nothing newer.
+// First state. After: PullDelta, PullFull, Switch, Mend, or done when there is nothing newer.
 Result<Sync::State> Sync::Negotiate() {
   LS_RETURN_IF_ERROR(LearnLayout());
   v1::OpenPullRequest request;
@@ -123,7 +124,7 @@ Result<Sync::State> Sync::Negotiate() {
   request.set_layout_digest(ToBytes(request_.layout->digest()));
   if (!base_.held.nothing()) request.set_held_digest(ToBytes(base_.digest));
   request.set_lanes_wanted(static_cast<uint32_t>(context_.lanes));
-  request.set_force_full(request_.force_full);
+  request.set_force_full(request_.force_full || request_.mend);
   request.set_link_bytes_per_s(context_.link_bytes_per_s);
   const Result<v1::PullPlan> answer = context_.agent.OpenPull(request);
   // The trainer may have come back with another layout: ask for it again next time.
@@ -132,7 +133,12 @@ Result<Sync::State> Sync::Negotiate() {
   plan_.pull_id = answer->pull_id();
   LS_ASSIGN_OR_RETURN(plan_, ReadPlan(*answer, request_.layout, base_.held, context_.agent.address()));
 
-  record_.set_mode(std::string(ModeName(plan_.mode)));
+  if (request_.mend) {
+    plan_.target = base_.held;
+    plan_.target_digest = base_.digest;
+    plan_.committed_unix_ns = base_.committed_unix_ns;
+  }
+  record_.set_mode(request_.mend ? "repair" : std::string(ModeName(plan_.mode)));
   record_.set_transfer(plan_.pull_id);
   RecordTarget();
   LogPlan();
@@ -144,6 +150,7 @@ Result<Sync::State> Sync::Negotiate() {
     record_.set_verified(true);
     return State::kDone;
   }
+  if (request_.mend) return State::kMend;
   const replica::PublishedVersion other = context_.replicas.previous();
   const bool held_already = other.held == plan_.target && other.digest == plan_.target_digest;
   if (held_already && !request_.force_full) return State::kSwitch;
@@ -240,7 +247,18 @@ Result<Sync::State> Sync::Apply() {
   return damaged_.empty() ? State::kCommit : State::kRepair;
 }
 
-// Before: Apply. After: Commit; an error refuses the version.
+// Before: Negotiate. After: Repair for the blocks that are not here whole, else Commit. The version that is held is
+// made again in the other replica: readers may have the file that is damaged.
+Result<Sync::State> Sync::Mend() {
+  expected_ = context_.replicas.current_hashes();
+  LS_RETURN_IF_ERROR(context_.replicas.BringForward({}));
+  damaged_ = context_.replicas.DamagedInTarget(expected_);
+  if (damaged_.empty()) return State::kCommit;
+  fetcher_.Use(OpenSources(context_, plan_, request_.layout));
+  return State::kRepair;
+}
+
+// Before: Apply, Mend. After: Commit; an error refuses the version.
 Result<Sync::State> Sync::Repair() {
   telemetry::Log(telemetry::LogLevel::kWarn, "blocks_damaged",
                  {{"model", context_.model},
@@ -259,13 +277,13 @@ Result<Sync::State> Sync::Repair() {
   return State::kCommit;
 }
 
-// Before: Apply, Repair. After: done.
+// Before: Apply, Mend, Repair. After: done.
 Result<Sync::State> Sync::Commit() {
   const bool delta = plan_.mode != v1::PULL_MODE_FULL;
   model::Manifest manifest{plan_.target, std::move(expected_), plan_.target_digest};
   LS_RETURN_IF_ERROR(
       context_.replicas.Commit(std::move(manifest), plan_.committed_unix_ns, delta ? chain_ : payload::DeltaChain()));
-  record_.set_publish_to_commit_us(MicrosSince(plan_.committed_unix_ns));
+  if (!request_.mend) record_.set_publish_to_commit_us(MicrosSince(plan_.committed_unix_ns));
   record_.set_verified(true);
   return State::kDone;
 }

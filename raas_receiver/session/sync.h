@@ -4,6 +4,7 @@
 //       |                                   ^
 //       +-----> PullFull --> [CatchUp] -----+
 //       +-----> Switch          (the other replica holds the target already)
+//       +-----> Mend ----------------------------------> [Repair] --> Commit
 //       +-----> done            (up to date)
 //
 // Any state may fail: then the target replica holds nothing, the current one is untouched, and the agent is sent the
@@ -31,6 +32,7 @@ namespace lockstep::session {
 // What is wanted of one sync.
 struct SyncRequest {
   bool force_full = false;
+  bool mend = false;          // not the newest version: the current one made anew, of which blocks are damaged
   Layout layout;              // the last one known; null: none
   LayoutDigest agent_layout;  // the one the agent announced; zero: not known
 };
@@ -41,7 +43,7 @@ class Sync {
   // `context` and `shown`, which status shows meanwhile, outlive this.
   Sync(SyncContext& context, SyncRequest request, std::atomic<v1::SessionState>& shown);
 
-  // OK: the newest version is current (or was already). kCancelled after Cancel.
+  // OK: the newest version is current (or was already), or the current one is mended. kCancelled after Cancel.
   Status Run();
   void Cancel() { fetcher_.Cancel(); }
 
@@ -51,7 +53,19 @@ class Sync {
 
  private:
   // In the order of RowOf.
-  enum class State { kNegotiate, kPullDelta, kPullFull, kCatchUp, kVerify, kApply, kRepair, kCommit, kSwitch, kDone };
+  enum class State {
+    kNegotiate,
+    kPullDelta,
+    kPullFull,
+    kCatchUp,
+    kVerify,
+    kApply,
+    kMend,
+    kRepair,
+    kCommit,
+    kSwitch,
+    kDone
+  };
   Status RunStates();
   struct StateRow;
   static const StateRow& RowOf(State state);
@@ -61,6 +75,7 @@ class Sync {
   Result<State> CatchUp();
   Result<State> Verify();
   Result<State> Apply();
+  Result<State> Mend();
   Result<State> Repair();
   Result<State> Commit();
   Result<State> Switch();

@@ -25,9 +25,16 @@ class SyncHistory {
     std::lock_guard lock(mutex_);
     last_error_ = outcome.ok() ? "" : outcome.ToString();
   }
+  // Blocks of what is held were found to be damaged.
+  void AddDamage(const Status& what, size_t blocks) {
+    std::lock_guard lock(mutex_);
+    damaged_blocks_ += blocks;
+    last_error_ = what.ToString();
+  }
   void Describe(v1::ReceiverModel& model) const {
     std::lock_guard lock(mutex_);
     model.set_repaired_blocks(repaired_blocks_);
+    model.set_damaged_blocks(damaged_blocks_);
     model.set_syncs(syncs_);
     model.set_failures(failures_);
     model.set_lane_retries(lane_retries_);
@@ -37,6 +44,7 @@ class SyncHistory {
  private:
   mutable std::mutex mutex_;
   uint64_t repaired_blocks_ = 0;
+  uint64_t damaged_blocks_ = 0;
   uint64_t syncs_ = 0;
   uint64_t failures_ = 0;
   uint64_t lane_retries_ = 0;

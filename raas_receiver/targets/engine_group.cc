@@ -176,4 +176,14 @@ Status EngineGroup::Verify(const TargetVersion& version) {
   return OkStatus();
 }
 
+void EngineGroup::Distrust(const TargetVersion& version) {
+  if (!members_.complete()) return;
+  const bool equal = At(version.held) && Verify(version).ok();
+  for (const auto& link : members_.ranks()) {
+    for (uint32_t half = 0; half < link->halves(); ++half) {
+      if (!equal || half != members_.page()->half()) link->SetHolds(half, {});
+    }
+  }
+}
+
 }  // namespace lockstep::targets

@@ -47,6 +47,7 @@ class EngineGroup {
   Status Commit();
   void Abandon() { commit_.reset(); }
   Status Verify(const TargetVersion& version);
+  void Distrust(const TargetVersion& version);
 
  private:
   Status TryPrepare(const CommitRequest& request);

@@ -230,4 +230,10 @@ Status EngineTargets::Verify(const TargetVersion& version) {
   return status;
 }
 
+void EngineTargets::Distrust(const TargetVersion& version) {
+  BeginBusy();
+  for (const auto& [engine, group] : groups_) group->Distrust(version);
+  EndBusy();
+}
+
 }  // namespace lockstep::targets

@@ -65,6 +65,9 @@ class EngineTargets {
   // Compares every complete group's memory with `version`. kCorrupt names the engine and rank that differs; kState the
   // engine that serves another version.
   Status Verify(const TargetVersion& version);
+  // The same, of engines that may hold something else than was written: those that differ are behind from here on, and
+  // are written wholly.
+  void Distrust(const TargetVersion& version);
 
  private:
   struct GroupView {  // a group, as other threads see it
