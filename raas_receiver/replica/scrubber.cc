@@ -1,32 +1,14 @@
 #include "raas_receiver/replica/scrubber.h"
 
-#include <algorithm>
-
 namespace lockstep::replica {
 namespace {
 
-using std::chrono::milliseconds;
-
 constexpr uint64_t kPiece = 4 << 20;
-constexpr milliseconds kPieceTime{4};  // at least
-constexpr milliseconds kNothingHeld{1'000};
-constexpr milliseconds kNever = std::chrono::hours(1);
 
 }  // namespace
 
-milliseconds Scrubber::UntilDue() const {
-  if (round_ == milliseconds(0)) return kNever;
-  return std::max(milliseconds(0), std::chrono::ceil<milliseconds>(due_ - Clock::now()));
-}
-
-// Of the round, for `bytes` of what two replicas hold.
-milliseconds Scrubber::Share(uint64_t bytes, const model::ModelLayout& layout) const {
-  return milliseconds(static_cast<int64_t>(static_cast<double>(round_.count()) * static_cast<double>(bytes) /
-                                           (2 * static_cast<double>(layout.data_bytes()))));
-}
-
 std::optional<Scrubber::Damage> Scrubber::Step(const ReplicaPair& replicas) {
-  if (UntilDue() > milliseconds(0)) return std::nullopt;
+  if (!pace_.due()) return std::nullopt;
   const ReplicaPair::HeldBytes held = replicas.Bytes(side_);
   const uint32_t blocks = held.state == nullptr ? 0 : held.state->layout->block_count();
   Damage damage{side_, {}, {}};
@@ -44,7 +26,7 @@ std::optional<Scrubber::Damage> Scrubber::Step(const ReplicaPair& replicas) {
     side_ = side_ == ReplicaPair::Side::kCurrent ? ReplicaPair::Side::kOther : ReplicaPair::Side::kCurrent;
   }
   bytes_ += hashed;
-  due_ = Clock::now() + (hashed == 0 ? kNothingHeld : std::max(kPieceTime, Share(hashed, *held.state->layout)));
+  pace_.Hashed(hashed, hashed == 0 ? 0 : 2 * held.state->layout->data_bytes());
   return damage.blocks.empty() ? std::nullopt : std::optional(std::move(damage));
 }
 

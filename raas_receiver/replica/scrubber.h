@@ -9,14 +9,15 @@
 #include <vector>
 
 #include "common/base/ids.h"
+#include "common/base/scrub_pace.h"
 #include "raas_receiver/replica/replica_pair.h"
 
 namespace lockstep::replica {
 
 class Scrubber {
  public:
-  // `round`: in which both replicas are hashed once, or longer where that would be more than 1 GiB/s; 0: never.
-  explicit Scrubber(std::chrono::milliseconds round) : round_(round) {}
+  // `round`: for both replicas together, as ScrubPace's.
+  explicit Scrubber(std::chrono::milliseconds round) : pace_(round) {}
 
   struct Damage {
     ReplicaPair::Side side;
@@ -26,7 +27,7 @@ class Scrubber {
 
   // --- the session's thread ---
   // How long there is nothing to do for Step.
-  std::chrono::milliseconds UntilDue() const;
+  std::chrono::milliseconds UntilDue() const { return pace_.UntilDue(); }
   // Hashes the next piece when it is due, in a few milliseconds.
   std::optional<Damage> Step(const ReplicaPair& replicas);
 
@@ -34,12 +35,8 @@ class Scrubber {
   uint64_t bytes() const { return bytes_; }  // hashed since the start
 
  private:
-  using Clock = std::chrono::steady_clock;
-  std::chrono::milliseconds Share(uint64_t bytes, const model::ModelLayout& layout) const;
-
-  const std::chrono::milliseconds round_;
+  ScrubPace pace_;
   std::atomic<uint64_t> bytes_ = 0;
-  Clock::time_point due_;
   ReplicaPair::Side side_ = ReplicaPair::Side::kCurrent;  // what comes next,
   BlockIndex next_ = 0;                                   // and where in it
 };

@@ -102,11 +102,12 @@ Result<std::vector<Ticket>> AgentClient::RenewTickets(uint64_t pull_id, size_t l
   return TicketsOf(answer.tickets());
 }
 
-Status AgentClient::ClosePull(uint64_t pull_id, const Held& held, const std::string& outcome) {
+Status AgentClient::ClosePull(uint64_t pull_id, const Held& held, const Status& outcome) {
   v1::ClosePullRequest request;
   request.set_pull_id(pull_id);
   *request.mutable_held() = ToProto(held);
-  request.set_outcome(outcome);
+  request.set_outcome(outcome.ok() ? "ok" : outcome.ToString());
+  request.set_damaged(outcome.code() == ErrorCode::kCorrupt);
   return ToStatus(Call("ClosePull", &Stub::ClosePull, request, kCloseTimeout, true));
 }
 

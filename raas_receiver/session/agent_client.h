@@ -36,7 +36,7 @@ class AgentClient {
   Result<v1::PullPlan> CatchUp(uint64_t pull_id, Version oldest);
   Result<std::vector<Ticket>> RenewTickets(uint64_t pull_id, size_t lanes);
   // Works after Cancel too, briefly: the agent should know how a pull ended.
-  Status ClosePull(uint64_t pull_id, const Held& held, const std::string& outcome);
+  Status ClosePull(uint64_t pull_id, const Held& held, const Status& outcome);
 
   // Calls `on_event` for every event until the stream ends; answers why it ended. kProtocol, naming both, when this
   // receiver and the agent have no protocol in common.

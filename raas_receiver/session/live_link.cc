@@ -105,7 +105,7 @@ void LiveLink::Close() {
   }
   if (lanes == nullptr) return;
   lanes.reset();
-  (void)agent_.ClosePull(pull_id_, {}, "ok");  // it ends with its lanes anyway
+  (void)agent_.ClosePull(pull_id_, {}, OkStatus());  // it ends with its lanes anyway
 }
 
 void LiveLink::Cancel() {

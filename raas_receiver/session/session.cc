@@ -156,7 +156,8 @@ void Session::Loop() {
 
 bool Session::SyncDue() const {
   if (requests_.due(Requests::kPull)) return true;
-  return state_ != v1::SESSION_STATE_HELD && follower_.Behind(replicas_->current().held);
+  const replica::PublishedVersion current = replicas_->current();
+  return state_ != v1::SESSION_STATE_HELD && follower_.Behind(current.held, current.digest);
 }
 
 // States Waiting and Held. After: Negotiating when a sync is due, Held after a rollback, else the same again. Meanwhile
@@ -231,7 +232,7 @@ v1::SessionState Session::Synchronize() {
   const Status status = RunSync(sync);
   if (status.ok()) {
     backoff_.Reset();
-    follower_.Synced(announced, replicas_->current().held);
+    follower_.Synced(announced, replicas_->current().held, replicas_->current().digest);
     const Status ended = replicas_->EndRollback();
     if (!ended.ok()) telemetry::LogError("rollback_end_failed", ended, {{"model", options_.model}});
     FollowLive(sync);

@@ -317,8 +317,7 @@ void Sync::CountBytes() {
 void Sync::Close(const Status& status) {
   fetcher_.Close();
   if (plan_.pull_id == 0) return;
-  const Status closed =
-      context_.agent.ClosePull(plan_.pull_id, context_.replicas.current().held, status.ok() ? "ok" : status.ToString());
+  const Status closed = context_.agent.ClosePull(plan_.pull_id, context_.replicas.current().held, status);
   if (!closed.ok())
     telemetry::LogWarn("pull_close_failed", closed, {{"model", context_.model}, {"pull", plan_.pull_id}});
 }

@@ -79,6 +79,7 @@ class TestAgent final : public v1::TrainerAgent::Service {
       *event.mutable_newest() = ToProto(model_.held(announced));
       event.set_peer(peer);
       event.set_layout_digest(ToBytes(model_.layout()->digest()));
+      event.set_manifest_digest(ToBytes(model_.manifest(announced).digest));
       writer->Write(event);
     }
     return grpc::Status::OK;

@@ -46,6 +46,7 @@ void VersionFollower::Watch() {
 void VersionFollower::OnVersion(const v1::VersionEvent& event) {
   const Result<Held> newest = FromProto(event.newest());
   const auto layout = Bytes16(event.layout_digest());
+  const auto digest = Bytes16(event.manifest_digest());  // empty before the first version
   {
     std::lock_guard lock(mutex_);
     error_.clear();
@@ -54,6 +55,7 @@ void VersionFollower::OnVersion(const v1::VersionEvent& event) {
       return;
     }
     newest_ = *newest;
+    newest_digest_ = digest.ok() ? ManifestDigest{*digest} : ManifestDigest();
     announced_layout_ = {*layout};
   }
   telemetry::Log(telemetry::LogLevel::kDebug, "version_announced",
@@ -68,14 +70,17 @@ void VersionFollower::OnLost(const Status& status) {
   error_ = status.ToString();
 }
 
-bool VersionFollower::Behind(const Held& held) const {
+bool VersionFollower::Behind(const Held& held, const ManifestDigest& digest) const {
   std::lock_guard lock(mutex_);
-  return follow_ && !newest_.nothing() && newest_ != held;
+  const bool other_bytes = !newest_digest_.IsZero() && newest_digest_ != digest;
+  return follow_ && !newest_.nothing() && (newest_ != held || other_bytes);
 }
 
-void VersionFollower::Synced(const Held& announced, const Held& held) {
+void VersionFollower::Synced(const Held& announced, const Held& held, const ManifestDigest& digest) {
   std::lock_guard lock(mutex_);
-  if (newest_ == announced || (newest_.run == held.run && newest_.version < held.version)) newest_ = held;
+  if (newest_ != announced && (newest_.run != held.run || newest_.version >= held.version)) return;
+  newest_ = held;
+  newest_digest_ = digest;
 }
 
 void VersionFollower::SetLayout(std::shared_ptr<const model::ModelLayout> layout) {

@@ -40,13 +40,13 @@ class VersionFollower {
   std::string error() const { return Read(error_); }
 
   // --- the session's thread ---
-  // Whether another version than `held` was announced.
-  bool Behind(const Held& held) const;
+  // Whether another version than `held` was announced, or the same with another digest than `digest`.
+  bool Behind(const Held& held, const ManifestDigest& digest) const;
   // Of the model as announced; zero: not known.
   LayoutDigest announced_layout() const { return Read(announced_layout_); }
   // A sync that began when `announced` was the newest version has succeeded, and `held` is current now. What it brought
   // may be newer than the last announcement, which is then no reason to sync again.
-  void Synced(const Held& announced, const Held& held);
+  void Synced(const Held& announced, const Held& held, const ManifestDigest& digest);
   // Null: it has to be asked for again.
   void SetLayout(std::shared_ptr<const model::ModelLayout> layout);
 
@@ -76,6 +76,7 @@ class VersionFollower {
   std::condition_variable stopped_;
   bool stopping_ = false;
   Held newest_;
+  ManifestDigest newest_digest_;  // zero: not known
   LayoutDigest announced_layout_;
   LayoutDigest prepared_;  // the last layout that memory was taken for, or tried to be
   std::shared_ptr<const model::ModelLayout> layout_;

@@ -30,6 +30,7 @@ struct Fixture {
     follower->Join();
   }
   Held held(Version version) const { return replicas.model.held(version); }
+  ManifestDigest digest(Version version) const { return replicas.model.manifest(version).digest; }
   void WaitForNewest(Version version) {
     REQUIRE(changed.WaitFor(std::chrono::minutes(1), [&] { return follower->newest() == held(version); }));
   }
@@ -60,11 +61,12 @@ TEST_CASE("A receiver that listens where an agent was named is said to be one") 
 TEST_CASE("Every version that the agent announces is known, and is reason to sync until it is held") {
   Fixture fixture;
   fixture.WaitForNewest(1);
-  CHECK(fixture.follower->Behind({}));
-  CHECK_FALSE(fixture.follower->Behind(fixture.held(1)));
+  CHECK(fixture.follower->Behind({}, {}));
+  CHECK_FALSE(fixture.follower->Behind(fixture.held(1), fixture.digest(1)));
   fixture.agent->Publish();
   fixture.WaitForNewest(2);
-  CHECK(fixture.follower->Behind(fixture.held(1)));
+  CHECK(fixture.follower->Behind(fixture.held(1), fixture.digest(1)));
+  CHECK(fixture.follower->Behind(fixture.held(2), fixture.digest(1)));  // the same number, of other bytes
   CHECK(fixture.follower->announced_layout() == fixture.replicas.model.layout()->digest());
 }
 
@@ -90,12 +92,12 @@ TEST_CASE("An agent's refusal for the protocol arrives as it was said") {
 TEST_CASE("A sync that brought more than was announced leaves nothing to sync, one that brought less does") {
   Fixture fixture;
   fixture.WaitForNewest(1);
-  fixture.follower->Synced(fixture.held(1), fixture.held(3));
-  CHECK_FALSE(fixture.follower->Behind(fixture.held(3)));
+  fixture.follower->Synced(fixture.held(1), fixture.held(3), fixture.digest(3));
+  CHECK_FALSE(fixture.follower->Behind(fixture.held(3), fixture.digest(3)));
   fixture.agent->Publish();
   fixture.WaitForNewest(2);
-  fixture.follower->Synced(fixture.held(1), fixture.held(1));  // 2 was announced meanwhile
-  CHECK(fixture.follower->Behind(fixture.held(1)));
+  fixture.follower->Synced(fixture.held(1), fixture.held(1), fixture.digest(1));  // 2 was announced meanwhile
+  CHECK(fixture.follower->Behind(fixture.held(1), fixture.digest(1)));
 }
 
 TEST_CASE("The memory of an announced layout is taken once, before a version comes") {
@@ -113,7 +115,7 @@ TEST_CASE("The memory of an announced layout is taken once, before a version com
 TEST_CASE("Without following, versions are known but no reason to do anything") {
   Fixture fixture(false);
   fixture.WaitForNewest(1);
-  CHECK_FALSE(fixture.follower->Behind({}));
+  CHECK_FALSE(fixture.follower->Behind({}, {}));
   CHECK_FALSE(fixture.follower->Unprepared());
   CHECK_FALSE(fixture.follower->Prepare());
 }

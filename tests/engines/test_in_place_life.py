@@ -132,7 +132,7 @@ def repack(rank, name: str) -> None:
     setattr(parent, leaf, torch.nn.Parameter(getattr(parent, leaf).detach().t().contiguous(), requires_grad=False))
 
 
-def test_verify_finds_a_bit_that_was_changed_in_an_engines_memory(system):
+def test_verify_finds_a_bit_that_was_changed_in_an_engines_memory_and_a_full_pull_mends_it(system):
     system.publish(1)
     system.start("engine", [0, 1])
     system.expect(1, [0, 1])
@@ -140,8 +140,11 @@ def test_verify_finds_a_bit_that_was_changed_in_an_engines_memory(system):
     system.ranks.call(spoil, "model.layers.0.mlp.gate_up_proj.weight", only=[1])
     found = system.receiver.ctl("verify")
     assert found.returncode == 65 and "engine" in found.stderr and "rank 1" in found.stderr
+    assert system.receiver.ctl("pull", "--full").returncode == 0
+    assert system.receiver.ctl("verify").returncode == 0
+    system.expect(1, [0, 1])
     system.publish(2)
-    system.expect(2, [0])
+    system.expect(2, [0, 1])
 
 
 @torch.no_grad()

@@ -80,6 +80,7 @@ Agent::Agent(const AgentOptions& options)
     : options_(options),
       pool_(Threads(options)),
       fold_pool_(Threads(options)),
+      scrubber_(&catalog_, std::chrono::milliseconds(options.scrub_round_ms)),
       pulls_(&catalog_, {.max_pulls = options.max_pulls, .max_lanes = static_cast<uint32_t>(options.max_lanes)}) {
   GiveWay(pool_);
   GiveWay(fold_pool_);
@@ -116,8 +117,8 @@ Status Agent::Listen() {
     LS_ASSIGN_OR_RETURN(local_, serve::StartLocalServer({.path = options_.local_socket}, &pulls_));
   }
   service_ = std::make_unique<serve::AgentService>(
-      &catalog_, &pulls_, [this] { return Facts(); }, Build(), AdvertisedLanes(options_.lane_advertise, lanes_->port()),
-      options_.local_socket, &timeline_);
+      &catalog_, &scrubber_, &pulls_, [this] { return Facts(); }, Build(),
+      AdvertisedLanes(options_.lane_advertise, lanes_->port()), options_.local_socket, &timeline_);
   LS_ASSIGN_OR_RETURN(rpc_, rpc::RpcServer::Create({.address = options_.listen_address.ToString(),
                                                     .services = {service_.get()},
                                                     .health_services = {kLiveness, kReadiness}}));

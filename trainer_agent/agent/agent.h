@@ -12,6 +12,7 @@
 #include "trainer_agent/serve/agent_service.h"
 #include "trainer_agent/serve/lane_server.h"
 #include "trainer_agent/serve/local_server.h"
+#include "trainer_agent/store/scrubber.h"
 
 namespace lockstep::agent {
 
@@ -41,6 +42,7 @@ class Agent {
   WorkerPool pool_;       // diffs: a trainer may wait for these
   WorkerPool fold_pool_;  // folds: only receivers wait for these
   std::unique_ptr<publish::ModelRegistry> registry_;
+  store::Scrubber scrubber_;
   serve::PullTable pulls_;
   std::unique_ptr<serve::AgentService> service_;
   std::unique_ptr<serve::LaneServer> lanes_;

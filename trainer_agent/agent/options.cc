@@ -60,6 +60,7 @@ Status Check(const ConfigParser& parser, AgentOptions& options) {
     return {ErrorCode::kConfig, Cat(parser.WrittenAs("block-bytes"), " is ", block, "; give a power of two from ",
                                     model::kMinBlockBytes, " to ", model::kMaxBlockBytes)};
   }
+  LS_RETURN_IF_ERROR(CheckRange(parser, "scrub-round-ms", options.scrub_round_ms, 0, 30ull * 24 * 3600 * 1000));
   LS_RETURN_IF_ERROR(CheckRange(parser, "threads", options.threads, 0, 1024));
   LS_RETURN_IF_ERROR(CheckRange(parser, "overlap-percent", options.overlap_percent, 0, 100));
   LS_RETURN_IF_ERROR(CheckRange(parser, "max-pulls", options.max_pulls, 1, 65536));
@@ -89,6 +90,9 @@ Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv
   parser.Add("segments", &options->segments, "tmpfs (survives the agent by name) or memfd (ranks hand it back)");
   parser.Add("block-bytes", &options->block_bytes, "unit of diffing and hashing, a power of two");
   parser.Add("retain-bytes", &options->retain_bytes, "memory for retained deltas, per model");
+  parser.Add(
+      "scrub-round-ms", &options->scrub_round_ms,
+      "time in which the newest version of a model is hashed again once; 0: only when a receiver found it damaged");
   parser.Add("threads", &options->threads, "worker threads; 0: one per core");
   parser.Add("overlap-percent", &options->overlap_percent,
              "of the worker threads, those that may compare a version while the trainer still writes it");

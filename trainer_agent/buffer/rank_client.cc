@@ -164,8 +164,13 @@ Status RankClient::Reconnect() {
 Status RankClient::Replay() {
   if (reported_.version == 0 || reported_.aborted || reported_.version <= newest_version_) return OkStatus();
   LS_ASSIGN_OR_RETURN(const Message begun, CallOnce(RankMessage::kBegin, AsBytes(VersionBody{reported_.version})));
-  LS_ASSIGN_OR_RETURN(const auto body, BodyAs<BegunBody>(begun, RankMessage::kBegun));
-  if (body.half != reported_.half) {
+  const auto body = BodyAs<BegunBody>(begun, RankMessage::kBegun);
+  if (body.status().code() == ErrorCode::kAborted) {
+    reported_.aborted = true;  // a commit will be told why; another version may begin
+    return OkStatus();
+  }
+  LS_RETURN_IF_ERROR(body);
+  if (body->half != reported_.half) {
     return {ErrorCode::kAborted, Cat("version ", reported_.version, " was lost with the agent; publish it again")};
   }
   reported_.changed.ClearPending();

@@ -29,7 +29,9 @@ ModelPublisher::~ModelPublisher() {
 }
 
 void ModelPublisher::Open() {
-  newest_ = RecoverRun(run_);
+  const Recovered recovered = RecoverRun(run_);
+  newest_ = recovered.newest;
+  dropped_ = recovered.committed;
   run_.Open();
 }
 
@@ -59,6 +61,7 @@ Result<size_t> ModelPublisher::Begin(uint32_t rank, Version version) {
       return Status(ErrorCode::kBadData,
                     Cat("model ", buffer().model(), ": version ", version, " is over the limit of ", kMaxVersion));
     }
+    LS_RETURN_IF_ERROR(CheckNotDropped(version));
     const Version taken = draft_ ? draft_->version - 1 : newest_;
     if (version <= taken) {
       return Status(ErrorCode::kState, Cat("model ", buffer().model(), ": version ", version, " is not greater than ",
@@ -85,6 +88,13 @@ Result<size_t> ModelPublisher::Begin(uint32_t rank, Version version) {
   StartDraft(version);
   draft_->joined.insert(rank);
   return draft_->half;
+}
+
+Status ModelPublisher::CheckNotDropped(Version version) const {
+  if (version <= newest_ || version > dropped_) return OkStatus();
+  return {ErrorCode::kAborted,
+          Cat("model ", buffer().model(), ": version ", dropped_, " was committed once, and its bytes ",
+              "did not outlive the agent; no other bytes take its number: publish a newer version")};
 }
 
 void ModelPublisher::StartDraft(Version version) {
@@ -154,6 +164,7 @@ Status ModelPublisher::Commit(uint32_t rank, Version version) {
     return draft_->done.size() < buffer().ranks() ? OkStatus() : SealDraft();
   }
   if (version == aborted_.version) return aborted_.reason;
+  LS_RETURN_IF_ERROR(CheckNotDropped(version));
   if (version == newest_ && version != 0) return OkStatus();  // committed again after a reconnection
   return {ErrorCode::kState, Cat("rank ", rank, " has not begun version ", version)};
 }

@@ -85,6 +85,7 @@ class ModelPublisher {
     std::set<uint32_t> known_by;  // ranks that had joined it, or were refused when they wanted to
   };
 
+  Status CheckNotDropped(Version version) const;
   void StartDraft(Version version);
   void AbortDraft(const Status& reason);
   Status SealDraft();
@@ -101,6 +102,7 @@ class ModelPublisher {
   std::unique_ptr<Draft> finishing_;  // committed; its job is or was at work
   bool finished_ = false;             // the job of finishing_ has called back
   Version newest_ = 0;                // committed, served or about to be
+  Version dropped_ = 0;               // committed once, and maybe lost with an earlier agent: a number that is used up
   Aborted aborted_;                   // the last one
   PublisherStatus status_;
   bool stopped_ = false;

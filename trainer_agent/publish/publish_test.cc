@@ -3,6 +3,7 @@
 
 #include "common/base/status_testing.h"
 #include "trainer_agent/publish/publish_fixture.h"
+#include "trainer_agent/store/scrubber.h"
 
 namespace lockstep::publish {
 namespace {
@@ -22,6 +23,38 @@ TEST_CASE("Published versions are served with their bytes, hashes and deltas") {
   REQUIRE(route.steps.size() == 1);
   CHECK(route.steps[0]->header().target_digest == served.manifest->digest);
   CHECK(route.changed_elements() == 60000);
+}
+
+TEST_CASE("A version whose half does not hold what was committed is withdrawn, and the next one is whole") {
+  Host host;
+  const auto rank = host.Connect();
+  Publish(*rank, 1, 1);
+  host.Await(1);
+  const auto data = rank->Begin(2);
+  REQUIRE(data.ok());
+  std::memset(*data, 1, 120000);
+  const bool reported_falsely = GENERATE(true, false);
+  if (reported_falsely) (*data)[50'000] = std::byte{9};
+  ReportUnchanged(*rank, {0, 120000});
+  REQUIRE(rank->Commit().ok());
+  host.Await(2);
+  if (!reported_falsely) (*data)[50'000] = std::byte{9};  // written after the commit
+  const bool suspected = GENERATE(true, false);
+  store::Scrubber scrubber(&host.catalog(), milliseconds(suspected ? 0 : 20));
+  if (suspected) scrubber.Suspect("actor");
+  REQUIRE(Eventually([&] { return !host.run().Newest(); }));
+  CHECK_THAT(host.run().RequireNewest(),
+             FailsWith(ErrorCode::kCorrupt, "version 2 of model actor was withdrawn", "tensor \"first\""));
+  CHECK(host.run().deltas().Retained().empty());
+  CHECK(UseFirstBlock(host.run(), 2) == ErrorCode::kState);
+  const auto next = rank->Begin(3);
+  REQUIRE(next.ok());
+  std::memset(*next, 1, 120000);
+  (*next)[50'000] = std::byte{9};
+  ReportUnchanged(*rank, {0, 120000});  // as in the half before: but that is not what it was, so all is read
+  REQUIRE(rank->Commit().ok());
+  CHECK(HasBytes(host.Await(3), Bytes(*next, *next + 120000)));
+  CHECK(host.run().deltas().Retained().empty());  // it leads nowhere from what receivers hold
 }
 
 TEST_CASE("A served version leaves its spans, each inside the one it is part of, and one that was aborted none") {

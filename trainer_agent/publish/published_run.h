@@ -49,9 +49,13 @@ class PublishedRun {
   store::VersionCatalog* const catalog_;
 };
 
+struct Recovered {
+  Version newest = 0;     // that is served; 0: none
+  Version committed = 0;  // the highest that was ever committed: newer than `newest` when that one was dropped
+};
+
 // Serves what an earlier agent left in a run's buffer: hashes each committed half again, drops one that differs from
-// its recorded manifest, makes the delta between the two again, and serves both. Returns the newest version, 0 for
-// none. Call before anybody else has the run.
-Version RecoverRun(PublishedRun& run);
+// its recorded manifest, makes the delta between the two again, and serves both. Call before anybody else has the run.
+Recovered RecoverRun(PublishedRun& run);
 
 }  // namespace lockstep::publish

@@ -29,10 +29,11 @@ std::shared_ptr<const model::Manifest> RecoverHalf(PublishedRun& run, size_t hal
 
 }  // namespace
 
-Version RecoverRun(PublishedRun& run) {
+Recovered RecoverRun(PublishedRun& run) {
   buffer::DoubleBuffer& buffer = run.buffer();
   const auto newest_half = buffer.NewestCommitted();
-  if (!newest_half) return 0;
+  if (!newest_half) return {};
+  const Version committed = buffer.version(*newest_half);
   const size_t older_half = 1 - *newest_half;
   delta::DeltaOutput output;
   std::shared_ptr<const model::Manifest> older;
@@ -47,12 +48,12 @@ Version RecoverRun(PublishedRun& run) {
   } else if (newest != nullptr) {
     run.served()->deltas().Load(*newest);
   }
-  if (newest == nullptr) return older == nullptr ? 0 : older->held.version;
+  if (newest == nullptr) return {older == nullptr ? 0 : older->held.version, committed};
   if (older != nullptr) run.RetainDelta(*older, *newest, committed_unix_ns, payload::CodecLevel::kFast, output);
   run.Serve(newest, committed_unix_ns);
   telemetry::Log(telemetry::LogLevel::kInfo, "version_recovered",
                  {{"model", buffer.model()}, {"run", ToHex(buffer.run())}, {"version", newest->held.version}});
-  return newest->held.version;
+  return {committed, committed};
 }
 
 }  // namespace lockstep::publish

@@ -123,6 +123,26 @@ TEST_CASE("A restarted agent that dropped the version before reads what is repor
   CHECK(UseFirstBlock(host.run(), 2) == ErrorCode::kState);
 }
 
+TEST_CASE("The number of a version that a restarted agent had to drop is never given to other bytes") {
+  Host host;
+  const auto rank = host.Connect();
+  Publish(*rank, 1, 1);
+  host.Await(1);
+  const auto data = rank->Begin(2);
+  REQUIRE(data.ok());
+  Write(*rank, *data, {0, 120000}, 2);
+  REQUIRE(rank->Commit().ok());
+  host.Await(2);
+  host.Stop();
+  (*data)[77] ^= std::byte{1};
+  host.Start();
+  CHECK_THAT(rank->Begin(2), FailsWith(ErrorCode::kAborted, "version 2 was committed once", "publish a newer version"));
+  host.Await(1);
+  Publish(*rank, 3, 3);
+  host.Await(3);
+  CHECK(FirstByte(host.run(), 3) == std::byte{3});
+}
+
 TEST_CASE("A commit that cannot reach the agent fails, and the next version works once it is back") {
   Host host;
   auto options = host.Options();

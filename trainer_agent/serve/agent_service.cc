@@ -29,10 +29,11 @@ void LogOpened(const PullRequest& request, const PullPlan& plan) {
 
 }  // namespace
 
-AgentService::AgentService(store::VersionCatalog* catalog, PullTable* pulls, PublishFacts publish_facts,
-                           v1::BuildInfo build, std::string lane_address, std::string local_socket,
-                           const telemetry::Timeline* timeline)
+AgentService::AgentService(store::VersionCatalog* catalog, store::Scrubber* scrubber, PullTable* pulls,
+                           PublishFacts publish_facts, v1::BuildInfo build, std::string lane_address,
+                           std::string local_socket, const telemetry::Timeline* timeline)
     : catalog_(catalog),
+      scrubber_(scrubber),
       pulls_(pulls),
       publish_facts_(std::move(publish_facts)),
       build_(std::move(build)),
@@ -56,9 +57,11 @@ void AgentService::FillModel(v1::AgentModel& model) const {
   for (const ReceiverReport& report : pulls_->Reports(model.name())) ToProto(report, model.add_receivers());
   const auto run = catalog_->Find(model.name());
   if (run == nullptr) return;
-  if (const auto newest = run->Newest()) {
+  if (const auto newest = run->RequireNewest(); newest.ok()) {
     model.set_newest_version(newest->manifest->held.version);
     model.set_newest_digest(ToBytes(newest->manifest->digest));
+  } else if (newest.status().code() == ErrorCode::kCorrupt) {
+    model.set_last_error(newest.status().ToString());
   }
   uint64_t retained_bytes = 0;
   for (const auto& payload : run->deltas().Retained()) {
@@ -121,7 +124,8 @@ grpc::Status AgentService::RenewTickets(grpc::ServerContext*, const v1::RenewTic
 grpc::Status AgentService::ClosePull(grpc::ServerContext*, const v1::ClosePullRequest* request,
                                      v1::ClosePullResponse*) {
   LS_GRPC_ASSIGN_OR_RETURN(const Held held, FromProto(request->held()));
-  pulls_->Close(request->pull_id(), held, request->outcome());
+  const std::string model = pulls_->Close(request->pull_id(), held, request->outcome());
+  if (request->damaged()) scrubber_->Suspect(model);
   return grpc::Status::OK;
 }
 
@@ -143,11 +147,9 @@ grpc::Status AgentService::GetManifest(grpc::ServerContext*, const v1::GetManife
 grpc::Status AgentService::Verify(grpc::ServerContext*, const v1::AgentVerifyRequest* request,
                                   v1::VerifyResult* result) {
   LS_GRPC_ASSIGN_OR_RETURN(const auto run, catalog_->FindOpen(request->model()));
-  const auto newest = run->Newest();
-  if (!newest)
-    return rpc::ToGrpc({ErrorCode::kState, Cat("model ", request->model(), ": no version is committed yet")});
+  LS_GRPC_ASSIGN_OR_RETURN(const store::ServedVersion newest, run->RequireNewest());
   const model::ModelLayout& layout = run->layout();
-  const model::Manifest& manifest = *newest->manifest;
+  const model::Manifest& manifest = *newest.manifest;
   std::vector<uint64_t> hashes;
   const auto hash = [&](const model::Manifest&, ByteView bytes) { hashes.push_back(model::BlockHash(bytes)); };
   std::vector<BlockIndex> bad;
@@ -157,6 +159,7 @@ grpc::Status AgentService::Verify(grpc::ServerContext*, const v1::AgentVerifyReq
       return rpc::ToGrpc(read.WithContext("the trainer has written a newer version meanwhile; try again"));
     if (hashes.back() != manifest.block_hashes[block]) bad.push_back(block);
   }
+  if (!bad.empty()) scrubber_->Suspect(request->model());
   ToProto(manifest.held, result->mutable_held());
   result->set_recorded_digest(ToBytes(manifest.digest));
   result->set_computed_digest(ToBytes(model::ComputeManifestDigest(layout.digest(), hashes)));

@@ -8,6 +8,7 @@
 #include "common/telemetry/timeline.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
 #include "trainer_agent/serve/pull_table.h"
+#include "trainer_agent/store/scrubber.h"
 
 namespace lockstep::serve {
 
@@ -18,10 +19,11 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   // The models that are open, each with what only its publish side knows: run, layout, ranks and versions.
   using PublishFacts = std::function<std::vector<v1::AgentModel>()>;
 
-  // `lane_address` and `local_socket` (empty: none) are what plans name. REQUIRES catalog, pulls and timeline to
-  // outlive this.
-  AgentService(store::VersionCatalog* catalog, PullTable* pulls, PublishFacts publish_facts, v1::BuildInfo build,
-               std::string lane_address, std::string local_socket, const telemetry::Timeline* timeline);
+  // `lane_address` and `local_socket` (empty: none) are what plans name. REQUIRES catalog, scrubber, pulls and timeline
+  // to outlive this.
+  AgentService(store::VersionCatalog* catalog, store::Scrubber* scrubber, PullTable* pulls, PublishFacts publish_facts,
+               v1::BuildInfo build, std::string lane_address, std::string local_socket,
+               const telemetry::Timeline* timeline);
 
   // From now on nothing is opened and status says so. Streams end when the catalog closes.
   void StartDraining() { draining_ = true; }
@@ -43,6 +45,7 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   void FillModel(v1::AgentModel& model) const;
 
   store::VersionCatalog* const catalog_;
+  store::Scrubber* const scrubber_;
   PullTable* const pulls_;
   const PublishFacts publish_facts_;
   const v1::BuildInfo build_;

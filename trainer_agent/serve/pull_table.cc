@@ -113,14 +113,13 @@ void PullTable::AddSteps(Pull& pull, const payload::DeltaChain& payloads, PullPl
 
 Result<PullPlan> PullTable::Open(const PullRequest& request) {
   LS_ASSIGN_OR_RETURN(const auto run, FindRun(request));
-  const auto newest = run->Newest();
-  if (!newest) return Status(ErrorCode::kState, Cat("model ", request.model, ": no version is committed yet"));
+  LS_ASSIGN_OR_RETURN(const store::ServedVersion newest, run->RequireNewest());
   reports_.Add(request.model,
                {.receiver = request.receiver, .held = request.held, .outcome = "", .at = Pull::Clock::now()});
   PullPlan plan{.base = request.held,
-                .target = newest->manifest->held,
-                .target_digest = newest->manifest->digest,
-                .committed_unix_ns = newest->committed_unix_ns};
+                .target = newest.manifest->held,
+                .target_digest = newest.manifest->digest,
+                .committed_unix_ns = newest.committed_unix_ns};
   if (request.held == plan.target && request.held_digest == plan.target_digest && !request.force_full) return plan;
 
   const store::DeltaRoute route = RouteFor(request, *run);
@@ -163,18 +162,17 @@ Result<std::shared_ptr<Pull>> PullTable::Find(uint64_t pull_id) {
 Result<PullPlan> PullTable::CatchUp(uint64_t pull_id, Version oldest) {
   LS_ASSIGN_OR_RETURN(const auto pull, Find(pull_id));
   pull->DropPayloads();  // what an earlier catch-up promised
-  const auto newest = pull->run->Newest();
-  if (!newest) return Status(ErrorCode::kState, Cat("model ", pull->run->model(), ": the run has ended; pull again"));
+  LS_ASSIGN_OR_RETURN(const store::ServedVersion newest, pull->run->RequireNewest());
   payload::DeltaChain chain;
-  if (oldest != newest->manifest->held.version) {
+  if (oldest != newest.manifest->held.version) {
     LS_ASSIGN_OR_RETURN(chain, pull->run->deltas().ChainFrom(oldest));
   }
   PullPlan plan{.pull_id = pull_id,
                 .mode = v1::PULL_MODE_CHAIN,
                 .base = {pull->run->run(), oldest},
-                .target = newest->manifest->held,
-                .target_digest = newest->manifest->digest,
-                .committed_unix_ns = newest->committed_unix_ns};
+                .target = newest.manifest->held,
+                .target_digest = newest.manifest->digest,
+                .committed_unix_ns = newest.committed_unix_ns};
   AddSteps(*pull, chain, plan);
   return plan;
 }
@@ -184,22 +182,23 @@ Result<std::vector<Ticket>> PullTable::RenewTickets(uint64_t pull_id, uint32_t l
   return IssueTickets(*pull, lanes);
 }
 
-void PullTable::Close(uint64_t pull_id, const Held& held, const std::string& outcome) {
+std::string PullTable::Close(uint64_t pull_id, const Held& held, const std::string& outcome) {
   std::shared_ptr<Pull> pull;  // released outside the lock: its hold takes the store's
   {
     std::lock_guard lock(mutex_);
     const auto at = pulls_.find(pull_id);
-    if (at == pulls_.end()) return;
+    if (at == pulls_.end()) return "";
     pull = at->second;
     pull->Close();
     // The lanes of a subscription may be slow to end, and count until they have.
     if (!pull->live() || !pull->has_lanes()) pulls_.erase(at);
   }
   LogEnd("pull_closed", *pull, outcome);
-  if (pull->live()) return;
+  if (pull->live()) return pull->run->model();
   reports_.Add(
       pull->run->model(),
       {.receiver = pull->receiver, .held = held, .outcome = CleanText(outcome, kMaxOutcome), .at = Pull::Clock::now()});
+  return pull->run->model();
 }
 
 Result<Pull::LaneLease> PullTable::Admit(uint64_t pull_id, const Ticket& ticket) {

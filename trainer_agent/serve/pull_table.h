@@ -38,7 +38,8 @@ class PullTable {
   // kState: too far behind, pull again.
   Result<PullPlan> CatchUp(uint64_t pull_id, Version oldest);
   Result<std::vector<Ticket>> RenewTickets(uint64_t pull_id, uint32_t lanes);
-  void Close(uint64_t pull_id, const Held& held, const std::string& outcome);
+  // Answers the model; empty: there is no such pull.
+  std::string Close(uint64_t pull_id, const Held& held, const std::string& outcome);
 
   // Lets a lane in and uses up its ticket. kPermission: unknown pull, or no such ticket. kResourceExhausted: too many
   // lanes.

@@ -231,7 +231,7 @@ TEST_CASE("A block comes from the wanted version, or from the newest when that i
       CHECK(bytes[0] == static_cast<std::byte>(used));
     });
   };
-  CHECK_THAT(use(1, false), FailsWith(ErrorCode::kState, "model m: nothing is committed yet"));
+  CHECK_THAT(use(1, false), FailsWith(ErrorCode::kState, "model m: no version is committed yet"));
   for (const Version version : {1, 2}) {
     catalog.Publish(run, {std::make_shared<model::Manifest>(
                               model::Manifest{{chain.run, version}, std::vector<uint64_t>(10, version), {}}),

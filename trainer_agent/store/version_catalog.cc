@@ -17,6 +17,13 @@ std::optional<ServedVersion> ServedRun::Newest() const {
   return newest_;
 }
 
+Result<ServedVersion> ServedRun::RequireNewest() const {
+  std::lock_guard lock(mutex_);
+  if (newest_) return *newest_;
+  if (!withdrawn_.ok()) return withdrawn_;
+  return Status(ErrorCode::kState, Cat("model ", model_, ": no version is committed yet"));
+}
+
 std::shared_ptr<const model::Manifest> ServedRun::FindManifest(Version version) const {
   std::lock_guard lock(mutex_);
   if (newest_ && (version == 0 || newest_->manifest->held.version == version)) return newest_->manifest;
@@ -33,9 +40,8 @@ Status ServedRun::UseBlocks(Version wanted, bool exact, BlockIndex first, uint32
     std::shared_ptr<const model::Manifest> manifest = FindManifest(wanted);
     if (manifest == nullptr || attempt > 0) {
       if (exact) break;
-      const auto newest = Newest();
-      if (!newest) return {ErrorCode::kState, Cat("model ", model_, ": nothing is committed yet")};
-      manifest = newest->manifest;
+      LS_ASSIGN_OR_RETURN(const ServedVersion newest, RequireNewest());
+      manifest = newest.manifest;
     }
     const std::shared_ptr<BlockReader> blocks = Blocks();
     if (blocks == nullptr) return {ErrorCode::kState, Cat("model ", model_, ": the run has ended")};
@@ -86,8 +92,27 @@ void VersionCatalog::Publish(const std::shared_ptr<ServedRun>& run, ServedVersio
     std::scoped_lock lock(mutex_, run->mutex_);
     if (run->newest_) run->previous_ = run->newest_->manifest;
     run->newest_ = std::move(version);
+    run->withdrawn_ = OkStatus();
   }
   NotifyWatches(run->model());
+}
+
+void VersionCatalog::Retract(const std::shared_ptr<ServedRun>& run, Version version, const Status& why) {
+  {
+    std::scoped_lock lock(mutex_, run->mutex_);
+    if (!run->newest_ || run->newest_->manifest->held.version != version) return;
+    run->newest_.reset();
+    run->withdrawn_ = why;
+  }
+  run->deltas_.Discard();
+  NotifyWatches(run->model());
+}
+
+std::vector<std::shared_ptr<ServedRun>> VersionCatalog::Runs() const {
+  std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<ServedRun>> runs;
+  for (const auto& [model, run] : runs_) runs.push_back(run);
+  return runs;
 }
 
 void VersionCatalog::Withdraw(const std::string& model) {

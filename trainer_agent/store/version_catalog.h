@@ -56,6 +56,8 @@ class ServedRun {
   LiveFeed& live() { return live_; }
 
   std::optional<ServedVersion> Newest() const;
+  // The same. kState: nothing is committed yet; kCorrupt: why what was is withdrawn.
+  Result<ServedVersion> RequireNewest() const;
   // Of the newest version or the one before it, or of the newest for 0; null for any other.
   std::shared_ptr<const model::Manifest> FindManifest(Version version) const;
 
@@ -88,6 +90,7 @@ class ServedRun {
   mutable std::mutex mutex_;
   std::shared_ptr<BlockReader> blocks_;  // null once ended
   std::optional<ServedVersion> newest_;
+  Status withdrawn_;  // why there is no newest_ any more
   std::shared_ptr<const model::Manifest> previous_;
 };
 
@@ -97,9 +100,13 @@ class VersionCatalog {
   // `run` replaces the model's earlier run.
   void Open(std::shared_ptr<ServedRun> run);
   void Publish(const std::shared_ptr<ServedRun>& run, ServedVersion version);
+  // `version` of the run, if it is the newest, is not served any more, nor are its deltas: its bytes are not what they
+  // were. `why` is kCorrupt.
+  void Retract(const std::shared_ptr<ServedRun>& run, Version version, const Status& why);
   // Ends the model's run, if there is one.
   void Withdraw(const std::string& model);
 
+  std::vector<std::shared_ptr<ServedRun>> Runs() const;
   std::shared_ptr<ServedRun> Find(const std::string& model) const;              // null: nobody opened it
   Result<std::shared_ptr<ServedRun>> FindOpen(const std::string& model) const;  // kNotFound likewise
 

@@ -1,0 +1,63 @@
+"""Memory that no longer holds what it is called, on either side: it is found, said, and never served on."""
+
+import mmap
+from pathlib import Path
+
+from harness import wait_until
+from replicas import ToyModel
+
+
+def flip_last_bit(path: Path) -> None:
+    """Through a mapping, as bad memory and stray pointers do; the last byte is of the last block."""
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        memory[-1] ^= 1
+
+
+def written_half(agent) -> Path:
+    """The half that holds version 1: nobody has written into the other one yet."""
+
+    def written(half: Path) -> bool:
+        with open(half, "rb") as file:
+            file.seek(-4096, 2)
+            return any(file.read())
+
+    [half] = filter(written, agent.segment_dir.glob("*/half-*"))
+    return half
+
+
+def test_a_half_that_was_written_after_its_commit_is_withdrawn_once_a_receiver_finds_it(cluster):
+    model = ToyModel(blocks=8)
+    agent = cluster.agent(scrub_round_ms=0)
+    first = cluster.receiver(agent, name="first")
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.step())
+        first.wait_for(model.tensors)
+        before = {name: tensor.copy() for name, tensor in model.tensors.items()}
+        flip_last_bit(written_half(agent))
+        late = cluster.receiver(agent, name="late")
+        wait_until(lambda: "version_withdrawn" in agent.log(), "the version is withdrawn")
+        status = agent.model_status()
+        assert status["newest_version"] == 0 and "withdrawn" in status["last_error"]
+        wait_until(lambda: "withdrawn" in late.model_status()["last_error"], "the late receiver says why")
+        assert not late.file().exists()
+        first.wait_for(before)  # it has what was committed
+        publisher.publish(2, model.step())
+        for receiver in (first, late):
+            receiver.wait_for(model.tensors)
+
+
+def test_a_bit_that_flips_in_a_replica_is_mended_and_its_reader_told_by_a_new_directory(cluster):
+    model = ToyModel(blocks=8)
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent, scrub_round_ms=200)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.step())
+        receiver.wait_for(model.tensors)
+        directory = receiver.published().resolve()
+        flip_last_bit(receiver.file())
+        wait_until(lambda: receiver.published().resolve() != directory, "another directory is published")
+        receiver.wait_for(model.tensors)
+        status = receiver.model_status()
+        assert (status["damaged_blocks"], status["repaired_blocks"]) == (1, 1)
+        assert "scrub_found_damage" in receiver.log()
+        assert receiver.ctl("verify").returncode == 0

@@ -1,0 +1,55 @@
+// Scrubber: hashes the newest version of each run again, a few blocks at a time, round after round. A half that does
+// not hold what its manifest says (written into after its commit, reported as unchanged and was not, bits lost) is
+// found here and withdrawn, before receivers pull it in vain.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+
+#include "common/base/scrub_pace.h"
+#include "trainer_agent/store/version_catalog.h"
+
+namespace lockstep::store {
+
+// Has a thread of its own. Thread-safe.
+class Scrubber {
+ public:
+  // `round`: for each run, as ScrubPace's; with 0 it looks at what is suspected only. REQUIRES the catalog to outlive
+  // it.
+  Scrubber(VersionCatalog* catalog, std::chrono::milliseconds round);
+  ~Scrubber();
+
+  // A receiver got bytes of `model` that do not have their hashes: all of its newest version is looked at now.
+  void Suspect(const std::string& model);
+
+ private:
+  struct Look {  // at one run
+    std::shared_ptr<ServedRun> run;
+    ScrubPace pace;
+    BlockIndex next = 0;
+    uint32_t suspected = 0;  // blocks that are looked at without pause
+  };
+
+  void Run();
+  void FindRuns();
+  std::chrono::milliseconds LookAtAll();
+  void LookAt(Look& look);
+
+  VersionCatalog* const catalog_;
+  const std::chrono::milliseconds round_;
+  std::map<std::string, Look> looks_;  // by model; the thread's
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::set<std::string> suspected_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace lockstep::store
