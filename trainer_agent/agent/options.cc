@@ -89,6 +89,8 @@ Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv
   parser.Add("segments", &options->segments, "tmpfs (survives the agent by name) or memfd (ranks hand it back)");
   parser.Add("block-bytes", &options->block_bytes, "unit of diffing and hashing, a power of two");
   parser.Add("retain-bytes", &options->retain_bytes, "memory for retained deltas, per model");
+  parser.Add("derived-bytes", &options->derived_bytes,
+             "memory for deltas folded or coded again for receivers, per model");
   parser.Add("threads", &options->threads, "worker threads; 0: one per core");
   parser.Add("overlap-percent", &options->overlap_percent,
              "of the worker threads, those that may compare a version while the trainer still writes it");

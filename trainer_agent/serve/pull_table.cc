@@ -25,7 +25,8 @@ store::DeltaRoute RouteFor(const PullRequest& request, store::ServedRun& run) {
   if (request.force_full || request.held.nothing() || request.held.run != run.run()) return {};
   const payload::CodecLevel level =
       store::ChooseLevel(request.link_bytes_per_s, run.deltas().NewestDensity(), request.levels);
-  store::DeltaRoute route = run.deltas().RouteFrom(request.held.version, run.layout().data_bytes(), level);
+  store::DeltaRoute route =
+      run.deltas().RouteFrom(request.held.version, run.layout().data_bytes(), level, request.gone);
   // A receiver whose bytes are not what that version was must not get steps made for it.
   if (!route.steps.empty() && route.steps.front()->header().base_digest != request.held_digest) return {};
   return route;
@@ -124,6 +125,9 @@ Result<PullPlan> PullTable::Open(const PullRequest& request) {
   if (request.held == plan.target && request.held_digest == plan.target_digest && !request.force_full) return plan;
 
   const store::DeltaRoute route = RouteFor(request, *run);
+  if (request.gone && request.gone()) {
+    return Status(ErrorCode::kCancelled, Cat("model ", request.model, ": the receiver no longer waits for its plan"));
+  }
   const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, run, plan.target.version);
   LS_RETURN_IF_ERROR(Insert(pull));
   plan.pull_id = pull->id;

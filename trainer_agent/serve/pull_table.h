@@ -31,6 +31,7 @@ class PullTable {
   PullTable(const store::VersionCatalog* catalog, PullLimits limits) : catalog_(catalog), limits_(limits) {}
 
   // kNotFound: no such model. kState: no version yet, or another layout. kResourceExhausted: too many pulls.
+  // kCancelled: who asked has gone, and nothing is opened.
   Result<PullPlan> Open(const PullRequest& request);
   // A subscription to the deltas of the run that is open now. Errors as Open's; a run without versions is fine.
   Result<LivePlan> OpenLive(const PullRequest& request);

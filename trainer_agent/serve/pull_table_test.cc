@@ -28,6 +28,16 @@ TEST_CASE("What a receiver holds decides what it gets") {
              FailsWith(ErrorCode::kResourceExhausted, "pulls are open, the limit"));
 }
 
+TEST_CASE("Nothing is opened for a receiver that has gone before its plan was made") {
+  Served served;
+  served.Publish(2);
+  served.Publish(3);
+  PullRequest request = served.Request(1);
+  request.gone = [] { return true; };
+  CHECK_THAT(served.pulls.Open(request), FailsWith(ErrorCode::kCancelled, "no longer waits for its plan"));
+  CHECK(served.pulls.open_pulls("actor") == 0);
+}
+
 TEST_CASE("Another run, other bytes under the same number, or a request for full blocks get full") {
   Served served;
   served.Publish(2);

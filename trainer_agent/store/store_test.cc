@@ -75,6 +75,42 @@ TEST_CASE("One step behind is a delta, several are folded, unknown ones and dear
   CHECK_THAT(store.ChainFrom(0), FailsWith(ErrorCode::kState, "the deltas from version 0 on are no longer retained"));
 }
 
+TEST_CASE("Receivers two versions behind a full store get one fold, made once") {
+  const Chain chain;
+  constexpr uint64_t kPage = 4096;  // each of these deltas takes one
+  DeltaStore store(chain.layout, {.retain_bytes = 3 * kPage, .fold_pool = &pool});
+  for (Version version = 1; version <= 5; ++version) REQUIRE(chain.Add(store, version).ok());
+  REQUIRE(store.Retained().size() == 3);
+  std::vector<DeltaRoute> routes(64);
+  std::vector<std::thread> receivers;
+  for (DeltaRoute& route : routes) {
+    receivers.emplace_back([&] { route = store.RouteFrom(4, kFull, payload::CodecLevel::kFast); });
+  }
+  for (std::thread& receiver : receivers) receiver.join();
+  CHECK(routes[0].folded);
+  for (const DeltaRoute& route : routes) CHECK(route.steps == routes[0].steps);
+  CHECK(store.RouteFrom(4, kFull, payload::CodecLevel::kFast).steps == routes[0].steps);
+  CHECK(store.Retained().size() == 4);
+}
+
+TEST_CASE("A fold that would take long is not begun: the chain is served") {
+  const Chain chain;
+  DeltaStore store(chain.layout, {.fold_pool = &pool});
+  // A million changes in all, but the first of them would be looked at a thousand times.
+  payload::Changes many;
+  for (uint32_t i = 0; i < 1200; ++i) {
+    many.positions.push_back(i);
+    many.steps.push_back(1);
+  }
+  for (Version version = 1; version <= 1000; ++version) {
+    REQUIRE(chain.Add(store, version, many, payload::CodecLevel::kFast).ok());
+  }
+  CHECK(store.RouteFrom(500, 1 << 30, payload::CodecLevel::kFast).folded);
+  const DeltaRoute route = store.RouteFrom(1, 1 << 30, payload::CodecLevel::kFast);
+  CHECK_FALSE(route.folded);
+  CHECK(route.steps.size() == 1000);
+}
+
 TEST_CASE("A delta is served at any level above its own, each form made once and in fewer bytes") {
   const Chain chain;
   DeltaStore store(chain.layout, {.fold_pool = &pool});
