@@ -96,6 +96,7 @@ class Host {
     return *catalog_->Find("actor")->Newest();
   }
   store::ServedRun& run() const { return *catalog_->Find("actor"); }
+  store::VersionCatalog& catalog() { return *catalog_; }
   std::shared_ptr<store::ServedRun> shared_run() const { return catalog_->Find("actor"); }
   const telemetry::Timeline& timeline() const { return timeline_; }
   bool disconnected() const { return registry_->Snapshot().at(0).ranks_connected == 0; }

@@ -1,4 +1,6 @@
+#include <atomic>
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <random>
 #include <thread>
 #include <utility>
@@ -52,6 +54,17 @@ struct Chain {
     return {.held = {run, version}, .block_hashes = {}, .digest = DigestOf(version)};
   }
 };
+
+// Whether `condition` comes true within a minute, which no loaded machine exceeds.
+template <typename Condition>
+bool Eventually(const Condition& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return true;
+}
 
 constexpr uint64_t kFull = 1 << 20;
 
@@ -324,24 +337,27 @@ TEST_CASE("An update is another run or version than was seen") {
 
 TEST_CASE("A watch is called for its model and at the end, and never once it is gone") {
   const Chain chain;
+  std::atomic<int> mine{0};
+  std::atomic<int> others{0};
+  std::atomic<int> all{0};
   VersionCatalog catalog;
-  int mine = 0;
-  int others = 0;
   auto watch = std::make_unique<VersionCatalog::Watch>(&catalog, "m", [&] { ++mine; });
   const VersionCatalog::Watch other(&catalog, "other", [&] { ++others; });
+  const VersionCatalog::Watch later(&catalog, "m", [&] { ++all; });
   auto run = std::make_shared<ServedRun>("m", chain.run, chain.layout, std::make_shared<FakeBlocks>(), StoreOptions{});
   catalog.Open(run);
-  CHECK(mine == 1);
+  CHECK(Eventually([&] { return mine == 1 && all == 1; }));
   catalog.Publish(run, {std::make_shared<model::Manifest>(model::Manifest{{chain.run, 1}, {}, {}}), 5});
-  CHECK(mine == 2);
+  CHECK(Eventually([&] { return mine == 2 && all == 2; }));
   watch.reset();
   catalog.Publish(run, {std::make_shared<model::Manifest>(model::Manifest{{chain.run, 2}, {}, {}}), 6});
+  CHECK(Eventually([&] { return all == 3; }));
   CHECK(mine == 2);
   CHECK(others == 0);
   CHECK_FALSE(catalog.closed());
   catalog.Close();
   CHECK(catalog.closed());
-  CHECK(others == 1);
+  CHECK(Eventually([&] { return others == 1 && all == 4; }));
 }
 
 TEST_CASE("Of the first two, the level is compact below a link's rate that rises with the density and levels off") {
