@@ -59,6 +59,20 @@ void PullTable::Expire(Pull::Clock::time_point now) {
     }
   }
   for (const auto& pull : expired) LogEnd("pull_expired", *pull, "");
+  TakeBack(now);
+}
+
+void PullTable::TakeBack(Pull::Clock::time_point now) {
+  std::map<std::shared_ptr<store::ServedRun>, std::vector<std::shared_ptr<Pull>>> pulls;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [id, pull] : pulls_) pulls[pull->run].push_back(pull);
+  }
+  for (const auto& [run, of_run] : pulls) {
+    const payload::DeltaChain overdue = run->deltas().pinned().Overdue(now);
+    if (overdue.empty()) continue;
+    for (const auto& pull : of_run) pull->TakeBack(overdue);
+  }
 }
 
 size_t PullTable::ActivePulls(std::chrono::milliseconds recent) const {

@@ -45,7 +45,8 @@ class PullTable {
   // lanes.
   Result<Pull::LaneLease> Admit(uint64_t pull_id, const Ticket& ticket);
 
-  // Ends pulls that at `now` nobody has touched for idle_timeout. To be called now and then.
+  // Ends pulls that at `now` nobody has touched for idle_timeout, and takes back what others have held for too long of
+  // what the store retains no more (pinned_deltas.h). To be called now and then.
   void Expire(Pull::Clock::time_point now = Pull::Clock::now());
 
   size_t open_pulls(const std::string& model) const;
@@ -56,6 +57,7 @@ class PullTable {
  private:
   Result<std::shared_ptr<Pull>> Find(uint64_t pull_id);
   Result<std::shared_ptr<store::ServedRun>> FindRun(const PullRequest& request) const;
+  void TakeBack(Pull::Clock::time_point now);
   Status Insert(const std::shared_ptr<Pull>& pull);
   void AddSteps(Pull& pull, const payload::DeltaChain& payloads, PullPlan& plan);
   std::vector<Ticket> IssueTickets(Pull& pull, uint32_t lanes) const;

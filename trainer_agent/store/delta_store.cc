@@ -73,7 +73,10 @@ uint64_t DeltaRoute::changed_elements() const {
 }
 
 DeltaStore::DeltaStore(std::shared_ptr<const model::ModelLayout> layout, StoreOptions options)
-    : layout_(std::move(layout)), options_(std::move(options)), derived_(options_.derived_bytes, options_.fold_pool) {}
+    : layout_(std::move(layout)),
+      options_(std::move(options)),
+      pinned_(options_.retain_bytes),
+      derived_(options_.derived_bytes, options_.fold_pool, &pinned_) {}
 
 std::string DeltaStore::PathOf(Version base, Version target) const {
   return Cat(options_.directory, "/", base, "-", target, kSuffix);
@@ -150,6 +153,7 @@ Result<std::shared_ptr<const payload::Payload>> DeltaStore::Add(const payload::P
 void DeltaStore::RemoveOldestLocked() {
   const payload::PayloadHeader& header = chain_.front().header();
   if (!options_.directory.empty()) unlink(PathOf(header.base, header.target).c_str());
+  pinned_.Add(chain_.front().payload);
   chain_.pop_front();
 }
 

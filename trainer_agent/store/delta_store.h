@@ -17,6 +17,7 @@
 #include "common/os/unique_fd.h"
 #include "common/payload/payload.h"
 #include "trainer_agent/store/derived_deltas.h"
+#include "trainer_agent/store/pinned_deltas.h"
 
 namespace lockstep::store {
 
@@ -85,6 +86,8 @@ class DeltaStore {
 
   // The chain first, then what was derived from it.
   payload::DeltaChain Retained() const;
+  // What is retained no more, but held: bounded by `retain_bytes` if those who hold it give Overdue() back.
+  const PinnedDeltas& pinned() const { return pinned_; }
   // The share of elements that the newest delta changed; 0: there is none.
   double NewestDensity() const;
 
@@ -114,6 +117,7 @@ class DeltaStore {
   mutable std::mutex mutex_;
   std::deque<Step> chain_;
   std::multiset<Version> holds_;
+  PinnedDeltas pinned_;
   DerivedDeltas derived_;  // since the newest was added
 };
 

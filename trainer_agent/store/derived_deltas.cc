@@ -72,6 +72,7 @@ bool DerivedDeltas::MakeRoom(uint64_t bytes) {
     }
     if (used <= budget_bytes_) return true;
     if (oldest == all_.end()) return false;
+    Forget(*oldest->second);
     all_.erase(oldest);
   }
 }
@@ -90,7 +91,14 @@ void DerivedDeltas::End(const Key& key, uint64_t smaller_than, const Result<Payl
 
 void DerivedDeltas::Clear() {
   std::lock_guard lock(mutex_);
-  std::erase_if(all_, [](const auto& item) { return item.second->ended; });
+  std::erase_if(all_, [this](const auto& item) {
+    if (item.second->ended) Forget(*item.second);
+    return item.second->ended;
+  });
+}
+
+void DerivedDeltas::Forget(const Derived& derived) {
+  if (derived.payload != nullptr) forgotten_->Add(derived.payload);
 }
 
 payload::DeltaChain DerivedDeltas::Kept() const {

@@ -16,6 +16,7 @@
 
 #include "common/base/worker_pool.h"
 #include "common/payload/payload.h"
+#include "trainer_agent/store/pinned_deltas.h"
 
 namespace lockstep::store {
 
@@ -29,8 +30,9 @@ class DerivedDeltas {
   // Runs on the pool. kCancelled: it was unwanted.
   using Make = std::function<Result<Payload>(const payload::Unwanted& unwanted)>;
 
-  // REQUIRES a pool that outlives this, unless Get() is never called.
-  DerivedDeltas(uint64_t budget_bytes, WorkerPool* pool) : budget_bytes_(budget_bytes), pool_(pool) {}
+  // What is forgotten goes to `forgotten`. REQUIRES that and the pool, which is not used before Get(), to outlive this.
+  DerivedDeltas(uint64_t budget_bytes, WorkerPool* pool, PinnedDeltas* forgotten)
+      : budget_bytes_(budget_bytes), pool_(pool), forgotten_(forgotten) {}
   // REQUIRES nobody to be in Get(). Waits for what is being given up.
   ~DerivedDeltas();
 
@@ -60,10 +62,12 @@ class DerivedDeltas {
 
   std::shared_ptr<Derived> Join(const Key& key, payload::ChainView steps, const Make& make);
   bool MakeRoom(uint64_t bytes);
+  void Forget(const Derived& derived);
   void End(const Key& key, uint64_t smaller_than, const Result<Payload>& made);
 
   const uint64_t budget_bytes_;
   WorkerPool* const pool_;
+  PinnedDeltas* const forgotten_;
   mutable std::mutex mutex_;
   std::condition_variable ended_;
   std::map<Key, std::shared_ptr<Derived>> all_;

@@ -33,7 +33,8 @@ bool Eventually(const Condition& condition) {
 
 struct Fixture {
   WorkerPool pool{2};
-  DerivedDeltas derived{kBudget, &pool};
+  PinnedDeltas forgotten{kBudget};
+  DerivedDeltas derived{kBudget, &pool, &forgotten};
   std::atomic<int> made{0};
 
   // What comes of asking for the fold of versions `base` to base + 2 when it takes until `until` is over.
@@ -125,7 +126,7 @@ TEST_CASE("A fold is given up when the last who waited has gone, not before, and
 
 TEST_CASE("What was made is kept within the budget, the newest of it, and what has no room at all is not begun") {
   Fixture fixture;
-  DerivedDeltas small(3 * DeltaOf(1, 2, 300)->total_bytes(), &fixture.pool);
+  DerivedDeltas small(3 * DeltaOf(1, 2, 300)->total_bytes(), &fixture.pool, &fixture.forgotten);
   int made = 0;
   const auto ask = [&](Version base, size_t bytes) {
     const payload::DeltaChain steps = {DeltaOf(base, base + 1, bytes)};
@@ -138,10 +139,12 @@ TEST_CASE("What was made is kept within the budget, the newest of it, and what h
   };
   CHECK(ask(1, 4000) == nullptr);
   CHECK(made == 0);
-  for (Version base = 1; base <= 10; ++base) CHECK(ask(base, 300) != nullptr);
+  const DerivedDeltas::Payload held = ask(1, 300);
+  for (Version base = 2; base <= 10; ++base) CHECK(ask(base, 300) != nullptr);
   CHECK(made == 10);
   CHECK(small.Kept().size() == 3);
   CHECK(small.Kept().back()->header().base == 10);
+  CHECK(fixture.forgotten.bytes() == held->total_bytes());
   small.Clear();
   CHECK(small.Kept().empty());
 }
