@@ -25,7 +25,8 @@ class WorkerPool {
   void Post(std::function<void()> task);
 
   // Calls body(i) for every i in [0, count), spread over the pool and the calling thread, and returns when all are
-  // done. Safe to call from several threads at once; REQUIRES not to be called from one of the pool's own tasks.
+  // done. Safe to call from several threads at once, the pool's own among them: the caller takes what no other thread
+  // has, and waits only for items that are at work.
   void ParallelFor(size_t count, const std::function<void(size_t)>& body);
 
  private:

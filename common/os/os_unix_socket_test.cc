@@ -1,6 +1,8 @@
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
@@ -205,6 +207,116 @@ TEST_CASE("Shutdown ends a wait in another thread") {
   std::string text(4, ' ');
   CHECK_THAT(ReceiveText(pair.right, text, nullptr, kForever), FailsWith(ErrorCode::kUnavailable, "peer closed"));
   stopper.join();
+}
+
+// A process made by `make`, fork() or _Fork(), that runs `body` and then sleeps until it is killed with its owner.
+class Child {
+ public:
+  template <typename Body>
+  Child(pid_t (*make)(), const Body& body) : pid_(make()) {
+    if (pid_ != 0) return;
+    body();
+    while (true) ::pause();
+  }
+  ~Child() { Kill(); }
+  void Kill() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+    pid_ = 0;
+  }
+
+ private:
+  pid_t pid_;
+};
+
+TEST_CASE(
+    "A watched connection ends with its process, after what that had sent, although another process has its end") {
+  const TempDir dir;
+  Result<UnixListener> listener = UnixListener::Create(dir.File("x.sock"));
+  REQUIRE(listener.ok());
+  int holder_pid[2];
+  REQUIRE(::pipe2(holder_pid, O_CLOEXEC) == 0);
+  Child peer(::fork, [&] {
+    static Result<UnixConnection> connection = UnixConnect(dir.File("x.sock"), kSoon);
+    const pid_t holder = ::_Fork();  // runs no handlers: as of a process that knows nothing of them
+    if (holder == 0) return;
+    (void)!::write(holder_pid[1], &holder, sizeof holder);
+    (void)connection->Send(AsBytes(std::string_view("last words")), {}, kSoon);
+  });
+  Result<UnixConnection> connection = listener->Accept(kSoon);
+  REQUIRE(connection.ok());
+  REQUIRE(connection->WatchPeerProcess().ok());
+  pid_t holder = 0;
+  REQUIRE(::read(holder_pid[0], &holder, sizeof holder) == sizeof holder);
+  CHECK_FALSE(connection->PeerGone());
+  std::string first(5, ' ');
+  REQUIRE(ReceiveText(*connection, first).ok());
+  peer.Kill();
+  CHECK(connection->PeerGone());
+  std::string rest(5, ' ');
+  REQUIRE(ReceiveText(*connection, rest).ok());
+  CHECK(rest == "words");
+  CHECK_THAT(ReceiveText(*connection, rest), FailsWith(ErrorCode::kUnavailable, "the peer's process has ended"));
+  CHECK(::kill(holder, SIGKILL) == 0);
+  ::close(holder_pid[0]);
+  ::close(holder_pid[1]);
+}
+
+TEST_CASE("A forked process has no part in a guarded connection, and closes no other file in its place") {
+  Pair pair;
+  pair.left.KeepFromChildren();
+  const int number = pair.left.fd();
+  int outcome[2];
+  REQUIRE(::pipe2(outcome, O_CLOEXEC) == 0);
+  const Child child(::fork, [&] {
+    struct stat info;
+    const bool taken = ::fstat(number, &info) == 0 && !S_ISSOCK(info.st_mode);
+    (void)!::write(outcome[1], taken ? "y" : "n", 1);
+  });
+  char taken = 0;
+  REQUIRE(::read(outcome[0], &taken, 1) == 1);
+  CHECK(taken == 'y');
+  pair.left = UnixConnection();
+  std::string text(1, ' ');
+  CHECK_THAT(ReceiveText(pair.right, text), FailsWith(ErrorCode::kUnavailable, "peer closed"));
+  ::close(outcome[0]);
+  ::close(outcome[1]);
+}
+
+TEST_CASE("An impostor's socket is refused, and a daemon's whose directories are its own is not, by root") {
+  if (::geteuid() != 0) {
+    WARN("skipped: only root can become another user");
+    return;
+  }
+  constexpr uid_t kOther = 65534;
+  const TempDir open("/tmp");
+  const TempDir own("/run");  // where nobody but root may write
+  for (const auto* dir : {&open, &own}) {
+    REQUIRE(::chown(dir->path().c_str(), kOther, kOther) == 0);
+    const std::string path = dir->File("x.sock");
+    int listening[2];
+    REQUIRE(::pipe2(listening, O_CLOEXEC) == 0);
+    Child other(::fork, [&] {
+      if (::setgid(kOther) != 0 || ::setuid(kOther) != 0) ::_exit(1);
+      static Result<UnixListener> listener = UnixListener::Create(path);
+      (void)!::write(listening[1], "x", 1);
+    });
+    char byte = 0;
+    REQUIRE(::read(listening[0], &byte, 1) == 1);
+    const Result<UnixConnection> connection = UnixConnect(path, kSoon);
+    REQUIRE(connection.ok());
+    if (dir == &open) {
+      CHECK_THAT(CheckListener(*connection, path),
+                 FailsWith(ErrorCode::kPermission, "of uid 65534 listens at " + path));
+    } else {
+      CHECK(CheckListener(*connection, path).ok());
+      REQUIRE(::chmod(dir->path().c_str(), 0777) == 0);
+      CHECK_THAT(CheckListener(*connection, path), FailsWith(ErrorCode::kPermission, "may be an impostor"));
+    }
+    ::close(listening[0]);
+    ::close(listening[1]);
+  }
 }
 
 }  // namespace

@@ -81,4 +81,17 @@ Result<MappedSegment> AdoptSegment(UniqueFd fd, uint64_t bytes, Access access, c
   return MappedSegment(std::move(fd), static_cast<std::byte*>(data), bytes);
 }
 
+Status CheckLasts(int fd, const std::string& name) {
+  const int seals = ::fcntl(fd, F_GET_SEALS);
+  if (seals != -1 && (seals & F_SEAL_SHRINK) != 0) return OkStatus();
+  // Files with names cannot be sealed: on a tmpfs they are born with F_SEAL_SEAL, elsewhere there are no seals.
+  const bool could_be_sealed = seals != -1 && (seals & F_SEAL_SEAL) == 0;
+  struct stat info;
+  if (::fstat(fd, &info) != 0) return ErrnoStatus(errno, Cat("stat segment ", name));
+  if (!could_be_sealed && info.st_uid == ::geteuid()) return OkStatus();
+  return {ErrorCode::kBadData,
+          Cat("segment ", name, " of uid ", info.st_uid,
+              " may be cut while it is mapped; it has to be sealed, or a file of uid ", ::geteuid())};
+}
+
 }  // namespace lockstep::os

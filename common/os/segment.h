@@ -58,4 +58,9 @@ Result<MappedSegment> OpenSegment(const std::string& path, uint64_t bytes, Acces
 // Maps a descriptor, as received from another process. kBadData as above; `name` is for messages only.
 Result<MappedSegment> AdoptSegment(UniqueFd fd, uint64_t bytes, Access access, const std::string& name);
 
+// OK when the file of a descriptor that another process gave may be mapped for long: who touches what was cut off a
+// mapped file is killed by SIGBUS. It is sealed against shrinking or, where it cannot be (a file with a name), belongs
+// to our own user. kBadData otherwise.
+Status CheckLasts(int fd, const std::string& name);
+
 }  // namespace lockstep::os

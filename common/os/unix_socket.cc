@@ -2,10 +2,14 @@
 
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 
 #include "common/base/text.h"
 #include "common/os/unix_address.h"
@@ -17,16 +21,6 @@ namespace {
 struct ControlBuffer {
   alignas(cmsghdr) char bytes[CMSG_SPACE(kMaxPassedFds * sizeof(int))] = {};
 };
-
-Status WaitFor(int fd, short events, const Deadline& deadline, std::string_view what) {
-  while (true) {
-    pollfd poll_fd{fd, events, 0};
-    const int ready = ::poll(&poll_fd, 1, deadline.PollTimeoutMs());
-    if (ready > 0) return OkStatus();
-    if (ready == 0) return {ErrorCode::kDeadline, Cat(what, ": the peer did not answer in time")};
-    if (errno != EINTR) return ErrnoStatus(errno, what);
-  }
-}
 
 void AttachFds(msghdr& message, ControlBuffer& control, std::span<const int> fds) {
   message.msg_control = control.bytes;
@@ -61,7 +55,61 @@ Status PeerClosed(size_t missing, size_t wanted) {
           Cat("peer closed in the middle of a message, after ", wanted - missing, " of ", wanted, " bytes")};
 }
 
+// As SO_PEERCRED names a process, but it cannot be mistaken for another that got its number since.
+#ifndef SO_PEERPIDFD
+constexpr int SO_PEERPIDFD = 77;
+#endif
+
+// -1 with errno.
+int OpenPeerProcess(int socket) {
+  int process = -1;
+  socklen_t size = sizeof process;
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &process, &size) == 0) return process;
+  if (errno != ENOPROTOOPT) return -1;
+  // An older kernel. A number that is another process's by now means that the peer is dead: it is noticed as late as it
+  // would be without this.
+  ucred credentials{};
+  size = sizeof credentials;
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) return -1;
+  if (credentials.pid > 0) return static_cast<int>(::syscall(SYS_pidfd_open, credentials.pid, 0));
+  errno = ENOSYS;  // of another pid namespace
+  return -1;
+}
+
+// Whether nobody but `user` and root may put something into `directory`, or another directory into its place.
+bool OnlyWritableBy(uid_t user, const std::filesystem::path& directory) {
+  struct stat info {};
+  if (::stat(directory.c_str(), &info) != 0 || (info.st_mode & (S_IWGRP | S_IWOTH)) != 0) return false;
+  if (info.st_uid != user && info.st_uid != 0) return false;
+  return !directory.has_relative_path() || OnlyWritableBy(user, directory.parent_path());
+}
+
 }  // namespace
+
+Status UnixConnection::WaitFor(short events, const Deadline& deadline, std::string_view what) const {
+  while (true) {
+    pollfd fds[] = {{fd_.get(), events, 0}, {process_.get(), POLLIN, 0}};  // poll() passes over a negative one
+    const int ready = ::poll(fds, 2, deadline.PollTimeoutMs());
+    if (ready == 0) return {ErrorCode::kDeadline, Cat(what, ": the peer did not answer in time")};
+    if (ready < 0 && errno != EINTR) return ErrnoStatus(errno, what);
+    if (ready < 0) continue;
+    if (fds[0].revents != 0) return OkStatus();
+    // It may have sent something between poll()'s looks at the one and at the other.
+    if (::poll(fds, 1, 0) > 0) return OkStatus();
+    return {ErrorCode::kUnavailable, Cat(what, ": the peer's process has ended")};
+  }
+}
+
+Status UnixConnection::WatchPeerProcess() {
+  process_ = UniqueFd(OpenPeerProcess(fd_.get()));
+  if (process_.valid() || errno != ESRCH) return OkStatus();
+  return {ErrorCode::kUnavailable, "the peer's process has ended"};
+}
+
+bool UnixConnection::PeerGone() const {
+  pollfd fds[] = {{fd_.get(), POLLRDHUP, 0}, {process_.get(), POLLIN, 0}};
+  return ::poll(fds, 2, 0) > 0;
+}
 
 Status UnixConnection::Send(std::span<const std::byte> bytes, std::span<const int> fds,
                             std::chrono::milliseconds timeout) {
@@ -82,7 +130,7 @@ Status UnixConnection::Send(std::span<const std::byte> bytes, std::span<const in
       bytes = bytes.subspan(static_cast<size_t>(sent));
       fds = {};
     } else if (WouldBlock(errno)) {
-      LS_RETURN_IF_ERROR(WaitFor(fd_.get(), POLLOUT, deadline, "send on unix socket"));
+      LS_RETURN_IF_ERROR(WaitFor(POLLOUT, deadline, "send on unix socket"));
     } else if (errno != EINTR) {
       return ErrnoStatus(errno, "send on unix socket");
     }
@@ -105,7 +153,7 @@ Status UnixConnection::Receive(std::span<std::byte> bytes, std::vector<UniqueFd>
     message.msg_controllen = sizeof control.bytes;
     const ssize_t got = ::recvmsg(fd_.get(), &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
     if (got < 0 && WouldBlock(errno)) {
-      LS_RETURN_IF_ERROR(WaitFor(fd_.get(), POLLIN, deadline, "receive on unix socket"));
+      LS_RETURN_IF_ERROR(WaitFor(POLLIN, deadline, "receive on unix socket"));
       continue;
     }
     if (got < 0 && errno == EINTR) continue;
@@ -153,6 +201,17 @@ Result<UnixConnection> UnixConnect(const std::string& path, std::chrono::millise
     ::nanosleep(&pause, nullptr);
   }
   return UnixConnection(std::move(fd));
+}
+
+Status CheckListener(const UnixConnection& connection, const std::string& path) {
+  LS_ASSIGN_OR_RETURN(const PeerCredentials peer, connection.Peer());
+  if (peer.uid == 0 || peer.uid == ::geteuid()) return OkStatus();
+  const auto directory = std::filesystem::absolute(path).lexically_normal().parent_path();
+  if (::geteuid() == 0 && OnlyWritableBy(peer.uid, directory)) return OkStatus();
+  return {ErrorCode::kPermission,
+          Cat("process ", peer.pid, " of uid ", peer.uid, " listens at ", path,
+              ", and may be an impostor: nothing is handed to it; run the daemon as uid ", ::geteuid(),
+              " or, for a process of root's, put its socket where nobody but the daemon's user may write")};
 }
 
 }  // namespace lockstep::os

@@ -10,10 +10,12 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/status.h"
 #include "common/os/deadline.h"
+#include "common/os/fork_guard.h"
 #include "common/os/unique_fd.h"
 
 namespace lockstep::os {
@@ -32,6 +34,14 @@ class UnixConnection {
  public:
   UnixConnection() = default;  // not connected
   explicit UnixConnection(UniqueFd fd) : fd_(std::move(fd)) {}
+  UnixConnection(UnixConnection&&) noexcept = default;
+  UnixConnection& operator=(UnixConnection&& other) noexcept {
+    const UnixConnection old = std::move(*this);  // ends in the order of a destructor
+    fd_ = std::move(other.fd_);
+    process_ = std::move(other.process_);
+    guard_ = std::move(other.guard_);
+    return *this;
+  }
 
   bool valid() const { return fd_.valid(); }
   int fd() const { return fd_.get(); }
@@ -47,14 +57,33 @@ class UnixConnection {
   // Who was on the other side when it connected, as the kernel says.
   Result<PeerCredentials> Peer() const;
 
+  // From now on the connection also ends with the process that made it: then Send and Receive return kUnavailable, once
+  // what it had sent is received, although a child of it may still hold its end. Has no effect where that process
+  // cannot be seen: before Linux 6.5 one in another pid namespace, before 5.3 any. kUnavailable: it has ended already.
+  Status WatchPeerProcess();
+  // Whether the peer has closed, or its watched process has ended. Waits for nothing.
+  bool PeerGone() const;
+
+  // Keeps the connection out of processes that are forked off this one (fork_guard.h).
+  void KeepFromChildren() { guard_ = ForkGuard(fd_.get()); }
+
   // Ends both directions: whoever waits in Send or Receive, here or at the peer, gets kUnavailable.
   void Shutdown();
 
  private:
+  Status WaitFor(short events, const Deadline& deadline, std::string_view what) const;
+
   UniqueFd fd_;
+  UniqueFd process_;  // the peer's, as a pidfd
+  ForkGuard guard_;   // last: it goes before fd_
 };
 
 // Connects to a listener. kUnavailable when there is none at `path`.
 Result<UnixConnection> UnixConnect(const std::string& path, std::chrono::milliseconds timeout);
+
+// OK when whoever listens at `path`, as the kernel tells `connection` to it, may be trusted with what this process has:
+// our own user or root, or, when we are root, a user whose directories `path` leads through, where nobody but he and
+// root may write. kPermission names any other: he may have been there before the daemon.
+Status CheckListener(const UnixConnection& connection, const std::string& path);
 
 }  // namespace lockstep::os

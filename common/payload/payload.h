@@ -130,14 +130,17 @@ class Payload {
 using DeltaChain = std::vector<std::shared_ptr<const Payload>>;
 using ChainView = std::span<const std::shared_ptr<const Payload>>;
 
-// One delta that does the work of `chain`, coded at `level`. kState: folding does not pay, serve the chain. kBadData:
-// not consecutive. Spread over `pool`.
-Result<std::shared_ptr<const Payload>> FoldPayloads(const model::ModelLayout& layout, ChainView chain, CodecLevel level,
-                                                    WorkerPool& pool);
+// Whether nobody wants any more what is being made. Asked before every block, on any thread of the pool; null: never.
+using Unwanted = std::function<bool()>;
 
-// The same delta with its blocks coded at `level`, block by block and without decoding them. kCorrupt as RecodeSparse.
-// Spread over `pool`.
+// One delta that does the work of `chain`, coded at `level`. kState: folding does not pay, serve the chain. kBadData:
+// not consecutive. kCancelled: unwanted. Spread over `pool`.
+Result<std::shared_ptr<const Payload>> FoldPayloads(const model::ModelLayout& layout, ChainView chain, CodecLevel level,
+                                                    WorkerPool& pool, const Unwanted& unwanted = {});
+
+// The same delta with its blocks coded at `level`, block by block and without decoding them. kCorrupt as RecodeSparse;
+// kCancelled: unwanted. Spread over `pool`.
 Result<std::shared_ptr<const Payload>> RecodePayload(const model::ModelLayout& layout, const Payload& payload,
-                                                     CodecLevel level, WorkerPool& pool);
+                                                     CodecLevel level, WorkerPool& pool, const Unwanted& unwanted = {});
 
 }  // namespace lockstep::payload

@@ -1,5 +1,6 @@
 #include "common/payload/payload.h"
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <random>
 
@@ -219,6 +220,19 @@ TEST_CASE("Going back to the old bytes folds to nothing") {
   const auto folded = FoldPayloads(*history.layout, history.deltas, CodecLevel::kCompact, pool);
   REQUIRE(folded.ok());
   CHECK((*folded)->entries().empty());
+}
+
+TEST_CASE("What nobody wants any more is not folded or recoded to the end") {
+  History history;
+  history.Step();
+  history.Step();
+  std::atomic<int> asked{0};
+  const Unwanted after_one = [&] { return ++asked > 1; };
+  CHECK_THAT(FoldPayloads(*history.layout, history.deltas, CodecLevel::kCompact, pool, after_one),
+             FailsWith(ErrorCode::kCancelled, "nobody waits"));
+  asked = 0;
+  CHECK_THAT(RecodePayload(*history.layout, *history.deltas[0], CodecLevel::kCompact, pool, after_one),
+             FailsWith(ErrorCode::kCancelled, "nobody waits"));
 }
 
 TEST_CASE("Payloads that do not follow each other are not folded") {

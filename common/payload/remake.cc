@@ -84,10 +84,13 @@ Status RecodeEntry(const PayloadEntry& entry, ByteView data, size_t block_bytes,
 template <typename Make>
 Result<std::shared_ptr<const Payload>> Remake(const model::ModelLayout& layout, const PayloadHeader& first,
                                               const PayloadHeader& last, uint32_t steps_folded, size_t count,
-                                              WorkerPool& pool, const Make& make) {
+                                              WorkerPool& pool, const Unwanted& unwanted, const Make& make) {
   std::vector<DeltaBlock> blocks(count);
   std::vector<Status> outcomes(count);
-  pool.ParallelFor(count, [&](size_t i) { outcomes[i] = make(i, blocks[i]); });
+  pool.ParallelFor(count, [&](size_t i) {
+    const bool stop = unwanted && unwanted();
+    outcomes[i] = stop ? Status(ErrorCode::kCancelled, "nobody waits for this delta any more") : make(i, blocks[i]);
+  });
   for (const Status& outcome : outcomes) LS_RETURN_IF_ERROR(outcome);
   std::erase_if(blocks, [](const DeltaBlock& block) { return block.data.empty(); });
   return Payload::Assemble(layout,
@@ -104,22 +107,23 @@ Result<std::shared_ptr<const Payload>> Remake(const model::ModelLayout& layout, 
 }  // namespace
 
 Result<std::shared_ptr<const Payload>> FoldPayloads(const model::ModelLayout& layout, ChainView chain, CodecLevel level,
-                                                    WorkerPool& pool) {
+                                                    WorkerPool& pool, const Unwanted& unwanted) {
   LS_RETURN_IF_ERROR(CheckChain(chain));
   uint32_t steps = 0;
   for (const auto& payload : chain) steps += payload->header().steps_folded;
   return Remake(
-      layout, chain.front()->header(), chain.back()->header(), steps, layout.block_count(), pool,
+      layout, chain.front()->header(), chain.back()->header(), steps, layout.block_count(), pool, unwanted,
       [&](size_t i, DeltaBlock& block) { return FoldBlock(layout, chain, level, static_cast<BlockIndex>(i), block); });
 }
 
 Result<std::shared_ptr<const Payload>> RecodePayload(const model::ModelLayout& layout, const Payload& payload,
-                                                     CodecLevel level, WorkerPool& pool) {
+                                                     CodecLevel level, WorkerPool& pool, const Unwanted& unwanted) {
   const PayloadHeader& header = payload.header();
-  return Remake(layout, header, header, header.steps_folded, header.entries, pool, [&](size_t i, DeltaBlock& block) {
-    const PayloadEntry& entry = payload.entries()[i];
-    return RecodeEntry(entry, payload.data(entry), layout.block_range(entry.block).bytes, level, block);
-  });
+  return Remake(layout, header, header, header.steps_folded, header.entries, pool, unwanted,
+                [&](size_t i, DeltaBlock& block) {
+                  const PayloadEntry& entry = payload.entries()[i];
+                  return RecodeEntry(entry, payload.data(entry), layout.block_range(entry.block).bytes, level, block);
+                });
 }
 
 }  // namespace lockstep::payload

@@ -1,14 +1,21 @@
 """Calls to a daemon that answers late, or not at all."""
 
+import os
 import signal
+import socket
 import subprocess
+import tempfile
 import threading
 import time
 
+import numpy as np
+import pytest
 from harness import LOCKSTEPCTL, MODEL, wait_until
 from ports import ReservedPort
 from proxy import DelayProxy
 from replicas import ToyModel
+
+import lockstep
 
 UNAVAILABLE, TRY_AGAIN, PROTOCOL = 69, 75, 76
 
@@ -71,3 +78,20 @@ def test_a_receiver_that_follows_a_receiver_says_so(cluster):
     second = cluster.receiver(first.address)
     error = wait_until(lambda: second.model_status(MODEL)["last_error"], "the wrong daemon is reported")
     assert f"{first.address} is the address of a raas_receiver" in error and "--agent" in error
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
+def test_a_trainer_says_nothing_to_an_impostor_at_the_agents_path():
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o777)
+        path = f"{directory}/export.sock"
+        impostor = os.fork()
+        if impostor == 0:
+            os.setuid(65534)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+                listener.bind(path)
+                listener.listen()
+                os._exit(0 if listener.accept()[0].recv(1) == b"" else 1)
+        with pytest.raises(lockstep.PermissionDeniedError, match="uid 65534 listens at .* impostor"):
+            lockstep.Publisher(path, MODEL, {"weight": np.zeros(1000, np.float32)})
+        assert os.waitpid(impostor, 0)[1] == 0

@@ -1,6 +1,7 @@
 """Versions, runs, ranks and models: what trainers do, right and wrong, and what receivers get of it."""
 
 import contextlib
+import os
 
 import numpy as np
 import pytest
@@ -120,6 +121,54 @@ def test_a_rank_killed_half_way_aborts_the_version_and_the_next_one_works(cluste
     with RankProcess(agent.socket, MODEL, SHAPES, 1, 2, run) as replacement:
         publish_by_all([survivor, replacement], 3, seed=3)
         receiver.wait_for(all_content(3))
+
+
+def test_a_killed_trainer_is_noticed_although_a_child_of_it_has_its_connection(cluster, agent):
+    with RankProcess(agent.socket, MODEL, SHAPES) as trainer:
+        trainer.write(1, SHAPES, seed=1)
+        trainer.call("commit")
+        trainer.write(2, ["a"], seed=2)
+        trainer.call("fork")
+        trainer.process.kill()
+        wait_until(lambda: agent.model_status()["ranks_connected"] == 0, "the agent sees that the rank is gone")
+        assert agent.model_status()["writing_version"] == 0
+        with RankProcess(agent.socket, MODEL, SHAPES) as restarted:
+            restarted.write(1, SHAPES, seed=3)
+            restarted.call("commit")
+        cluster.receiver(agent).wait_for(all_content(3))
+
+
+def test_a_forked_process_may_not_publish_for_its_parent(agent):
+    model = ToyModel()
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.step())
+        child = os.fork()
+        if child == 0:
+            try:
+                publisher.publish(2, model.step())
+            except lockstep.StateError as error:
+                os._exit(0 if "was forked" in str(error) else 1)
+            finally:
+                os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+        publisher.publish(2, model.step())
+    assert agent.model_status()["newest_version"] == 2
+
+
+def test_a_rank_killed_while_it_waits_to_begin_makes_room_for_another(agent, two_ranks):
+    waiting, other = two_ranks
+    waiting.write(1, HALVES[0], seed=1)
+    waiting.call("commit")
+    waiting.send("begin", 2)  # waits for the other rank's part of version 1
+    other.call("begin", 1)
+    waiting.kill()
+    wait_until(lambda: agent.model_status()["ranks_connected"] == 1, "the agent sees that the rank is gone")
+    with RankProcess(agent.socket, MODEL, SHAPES, 0, 2, agent.model_status()["run"]) as replacement:
+        for name in HALVES[1]:
+            other.call("fill", name, 1)
+        other.call("commit")
+        publish_by_all([replacement, other], 2, seed=2)
+    assert agent.model_status()["newest_version"] == 2
 
 
 def test_a_rank_that_aborts_gives_the_version_up_for_all(agent, two_ranks):

@@ -93,6 +93,7 @@ Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
   LS_ASSIGN_OR_RETURN(agent->address_file_, telemetry::AddressFile::Create(options.address_file));
   const publish::RegistryOptions registry_options{.block_bytes = static_cast<uint32_t>(options.block_bytes),
                                                   .retain_bytes = options.retain_bytes,
+                                                  .derived_bytes = options.derived_bytes,
                                                   .fold_pool = &agent->fold_pool_,
                                                   .timeline = &agent->timeline_};
   const publish::DiffThreads diff{.pool = &agent->pool_,

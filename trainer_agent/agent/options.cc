@@ -93,6 +93,8 @@ Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv
   parser.Add(
       "scrub-round-ms", &options->scrub_round_ms,
       "time in which the newest version of a model is hashed again once; 0: only when a receiver found it damaged");
+  parser.Add("derived-bytes", &options->derived_bytes,
+             "memory for deltas folded or coded again for receivers, per model");
   parser.Add("threads", &options->threads, "worker threads; 0: one per core");
   parser.Add("overlap-percent", &options->overlap_percent,
              "of the worker threads, those that may compare a version while the trainer still writes it");

@@ -22,6 +22,7 @@ struct AgentOptions {
   uint64_t block_bytes = 256 * 1024;
   uint64_t retain_bytes = 2ull << 30;
   uint64_t scrub_round_ms = 3'600'000;
+  uint64_t derived_bytes = 512ull << 20;
   uint64_t threads = 0;
   uint64_t overlap_percent = 100;
   uint64_t max_pulls = 256;

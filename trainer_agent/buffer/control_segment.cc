@@ -29,6 +29,14 @@ uint64_t HeaderCheck(const ControlHeader& header) {
   return Hash64(&header, offsetof(ControlHeader, check));
 }
 
+uint64_t ManifestCheck(const model::Manifest& manifest) {
+  Bytes image;
+  Append(image, manifest.held.version);
+  Append(image, manifest.digest);
+  AppendBytes(image, std::as_bytes(std::span(manifest.block_hashes)));
+  return std::max<uint64_t>(Hash64(image), 1);  // 0 means none
+}
+
 Status CheckHeader(const ControlHeader& header, uint64_t segment_bytes) {
   if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) {
     return {ErrorCode::kProtocol, "control segment: it does not start with \"LSCTRL01\""};
@@ -77,11 +85,11 @@ ControlSegment ControlSegment::Format(os::MappedSegment segment, const std::stri
   // The magic comes last, in one store: a segment that has it is complete.
   uint64_t magic = 0;
   std::memcpy(&magic, header.magic, sizeof magic);
-  std::memset(header.magic, 0, sizeof header.magic);
-  std::memcpy(segment.data(), &header, sizeof header);
+  std::memset(segment.data(), 0, sizeof magic);
+  std::memcpy(segment.data() + sizeof magic, header.magic + sizeof magic, sizeof header - sizeof magic);
   std::atomic_ref(*reinterpret_cast<uint64_t*>(segment.data())).store(magic, std::memory_order_release);
   auto shared = *model::ModelLayout::Decode(layout.encoded());
-  return ControlSegment(std::move(segment), std::move(shared));
+  return ControlSegment(std::move(segment), header, std::move(shared));
 }
 
 Result<ControlSegment> ControlSegment::Open(os::MappedSegment segment) {
@@ -89,13 +97,14 @@ Result<ControlSegment> ControlSegment::Open(os::MappedSegment segment) {
   ControlHeader header;
   std::memcpy(&header, segment.data(), sizeof header);
   LS_RETURN_IF_ERROR(CheckHeader(header, segment.bytes()));
-  LS_ASSIGN_OR_RETURN(auto layout, model::ModelLayout::Decode({segment.data() + kLayoutAt, header.layout_bytes}));
+  const Bytes encoded(segment.data() + kLayoutAt, segment.data() + kLayoutAt + header.layout_bytes);
+  LS_ASSIGN_OR_RETURN(auto layout, model::ModelLayout::Decode(encoded));
   if (layout->digest() != header.layout || layout->block_count() != header.block_count ||
       model::ImageBytes(*layout) != header.image_bytes ||
       header.image_bytes - layout->data_bytes() != header.data_offset) {
     return Status(ErrorCode::kCorrupt, "control segment: its header and its layout disagree");
   }
-  return ControlSegment(std::move(segment), std::move(layout));
+  return ControlSegment(std::move(segment), header, std::move(layout));
 }
 
 std::string ControlSegment::model() const {
@@ -111,15 +120,23 @@ uint64_t* ControlSegment::hashes(size_t half) const {
   return tables + half * header().block_count;
 }
 
-HalfState ControlSegment::state(size_t half) const {
+ControlSegment::HalfWord ControlSegment::word(size_t half) const {
   const uint64_t word = std::atomic_ref(record(half).state).load(std::memory_order_acquire);
-  const auto state = static_cast<uint8_t>(word);
-  return state > static_cast<uint8_t>(HalfState::kCommitted) ? HalfState::kEmpty : static_cast<HalfState>(state);
+  const auto state = static_cast<HalfState>(static_cast<uint8_t>(word));
+  if (state != HalfState::kWriting && state != HalfState::kCommitted) return {};
+  return {state, word >> 8};
+}
+
+HalfState ControlSegment::state(size_t half) const {
+  return word(half).state;
 }
 
 Version ControlSegment::version(size_t half) const {
-  if (state(half) == HalfState::kEmpty) return 0;
-  return std::atomic_ref(record(half).state).load(std::memory_order_acquire) >> 8;
+  return word(half).version;
+}
+
+int64_t ControlSegment::committed_unix_ns(size_t half) const {
+  return std::atomic_ref(record(half).committed_unix_ns).load(std::memory_order_relaxed);
 }
 
 void ControlSegment::StoreState(size_t half, Version version, HalfState state) {
@@ -132,31 +149,24 @@ void ControlSegment::Reset(size_t half, Version version, HalfState state) {
 }
 
 void ControlSegment::SetCommitted(size_t half, Version version, int64_t committed_unix_ns) {
-  record(half).committed_unix_ns = committed_unix_ns;
+  std::atomic_ref(record(half).committed_unix_ns).store(committed_unix_ns, std::memory_order_relaxed);
   StoreState(half, version, HalfState::kCommitted);
-}
-
-uint64_t ControlSegment::ManifestCheck(size_t half) const {
-  Bytes image;
-  Append(image, version(half));
-  Append(image, record(half).digest);
-  AppendBytes(image, std::as_bytes(std::span(hashes(half), header().block_count)));
-  return std::max<uint64_t>(Hash64(image), 1);  // 0 means none
 }
 
 void ControlSegment::RecordManifest(size_t half, const model::Manifest& manifest) {
   std::atomic_ref(record(half).manifest_check).store(0, std::memory_order_release);
   std::memcpy(hashes(half), manifest.block_hashes.data(), manifest.block_hashes.size() * sizeof(uint64_t));
   record(half).digest = manifest.digest;
-  std::atomic_ref(record(half).manifest_check).store(ManifestCheck(half), std::memory_order_release);
+  std::atomic_ref(record(half).manifest_check).store(ManifestCheck(manifest), std::memory_order_release);
 }
 
 std::optional<model::Manifest> ControlSegment::RecordedManifest(size_t half) const {
   const uint64_t check = std::atomic_ref(record(half).manifest_check).load(std::memory_order_acquire);
-  if (check == 0 || check != ManifestCheck(half)) return std::nullopt;
-  return model::Manifest{.held = {header().run, version(half)},
-                         .block_hashes = {hashes(half), hashes(half) + header().block_count},
-                         .digest = record(half).digest};
+  model::Manifest manifest{.held = {header().run, version(half)},
+                           .block_hashes = {hashes(half), hashes(half) + header().block_count},
+                           .digest = record(half).digest};
+  if (check == 0 || check != ManifestCheck(manifest)) return std::nullopt;
+  return manifest;
 }
 
 }  // namespace lockstep::buffer

@@ -2,7 +2,8 @@
 //
 // A small shared segment next to the two halves. It names the run and the layout and records the state of each half.
 // The agent alone writes it; a state changes by one atomic 8-byte store, so a kill between two instructions leaves a
-// state that was true.
+// state that was true. Ranks hold descriptors that could write, too: what decides where something lies, the header and
+// the layout, is therefore read once, and of what is read later every value is taken once and then checked.
 #pragma once
 
 #include <cstdint>
@@ -66,14 +67,15 @@ class ControlSegment {
   // kBadData: its model's name or its layout breaks a rule.
   static Result<ControlSegment> Open(os::MappedSegment segment);
 
-  const ControlHeader& header() const { return *reinterpret_cast<const ControlHeader*>(segment_.data()); }
+  // As it was when the segment was formatted or opened.
+  const ControlHeader& header() const { return header_; }
   std::string model() const;
   const std::shared_ptr<const model::ModelLayout>& layout() const { return layout_; }
   int fd() const { return segment_.fd(); }
 
   HalfState state(size_t half) const;
   Version version(size_t half) const;  // 0 when empty
-  int64_t committed_unix_ns(size_t half) const { return record(half).committed_unix_ns; }
+  int64_t committed_unix_ns(size_t half) const;
 
   // Both drop the half's manifest, then change its state.
   void SetEmpty(size_t half) { Reset(half, 0, HalfState::kEmpty); }
@@ -87,16 +89,23 @@ class ControlSegment {
   std::optional<model::Manifest> RecordedManifest(size_t half) const;
 
  private:
-  ControlSegment(os::MappedSegment segment, std::shared_ptr<const model::ModelLayout> layout)
-      : segment_(std::move(segment)), layout_(std::move(layout)) {}
+  struct HalfWord {
+    HalfState state = HalfState::kEmpty;
+    Version version = 0;
+  };
+
+  ControlSegment(os::MappedSegment segment, const ControlHeader& header,
+                 std::shared_ptr<const model::ModelLayout> layout)
+      : segment_(std::move(segment)), header_(header), layout_(std::move(layout)) {}
 
   HalfRecord& record(size_t half) const;
   uint64_t* hashes(size_t half) const;
-  uint64_t ManifestCheck(size_t half) const;
+  HalfWord word(size_t half) const;
   void Reset(size_t half, Version version, HalfState state);
   void StoreState(size_t half, Version version, HalfState state);
 
   os::MappedSegment segment_;
+  ControlHeader header_;
   std::shared_ptr<const model::ModelLayout> layout_;
 };
 

@@ -30,6 +30,34 @@ Result<std::unique_ptr<DoubleBuffer>> ReopenOf(const DoubleBuffer& buffer) {
   });
 }
 
+TEST_CASE("What is written into an open control segment moves nothing: where things lie was read once") {
+  const auto buffer = Fresh();
+  buffer->BeginWrite(1);
+  buffer->Commit(0, 77);
+  const model::Manifest manifest{.held = {buffer->run(), 1},
+                                 .block_hashes = std::vector<uint64_t>(buffer->layout()->block_count(), 5),
+                                 .digest = {}};
+  buffer->RecordManifest(0, manifest);
+  const RunId run = buffer->run();
+  const uint64_t image_bytes = buffer->image_bytes();
+  auto control = os::AdoptSegment(os::UniqueFd(dup(buffer->fds()[0])), ControlSegment::BytesFor(*buffer->layout()),
+                                  os::Access::kReadWrite, "control");
+  REQUIRE(control.ok());
+  std::memset(control->data(), 0xff, sizeof(ControlHeader));
+  CHECK(buffer->run() == run);
+  CHECK(buffer->ranks() == 2);
+  CHECK(buffer->image_bytes() == image_bytes);
+  CHECK(buffer->data(1) - buffer->data(0) != 0);
+  const auto recorded = buffer->RecordedManifest(0);
+  REQUIRE(recorded);
+  CHECK(recorded->block_hashes == manifest.block_hashes);
+  // A half in a state that there is not is empty.
+  std::memset(control->data() + sizeof(ControlHeader), 0xff, sizeof(HalfRecord));
+  CHECK(buffer->state(0) == HalfState::kEmpty);
+  CHECK(buffer->version(0) == 0);
+  CHECK_FALSE(buffer->RecordedManifest(0));
+}
+
 TEST_CASE("A half is a safetensors image and versions alternate between the halves") {
   const auto buffer = Fresh();
   const auto header = model::SafetensorsHeader(*Layout());

@@ -68,10 +68,19 @@ Result<std::unique_ptr<RankClient>> RankClient::Open(RankOptions options) {
 
 Status RankClient::Connect(std::chrono::milliseconds timeout) {
   LS_ASSIGN_OR_RETURN(connection_, os::UnixConnect(options_.socket_path, timeout));
-  Status status = SayHello(timeout);
+  connection_.KeepFromChildren();
+  Status status = os::CheckListener(connection_, options_.socket_path);
+  if (status.ok()) status = SayHello(timeout);
   if (status.ok()) status = SendOpen(timeout);
   if (!status.ok()) connection_ = os::UnixConnection();
   return status;
+}
+
+Status RankClient::CheckProcess() const {
+  if (::getpid() == process_) return OkStatus();
+  return {ErrorCode::kState,
+          Cat("model ", options_.model, ": process ", process_, " has it open, from which this one, ", ::getpid(),
+              ", was forked; open the model in this process")};
 }
 
 // An agent that refuses this peer does not read on: its answer explains more than a broken pipe.
@@ -204,6 +213,7 @@ Result<Message> RankClient::Call(RankMessage type, ByteView body) {
 }
 
 Result<std::byte*> RankClient::Begin(Version version) {
+  LS_RETURN_IF_ERROR(CheckProcess());
   if (writing()) {
     return Status(ErrorCode::kState,
                   Cat("version ", reported_.version, " is still being written; commit or abort it first"));
@@ -236,6 +246,7 @@ Status RankClient::Unchanged(std::span<const StridedRange> ranges) {
 }
 
 Status RankClient::Report(RankMessage type, std::span<const StridedRange> ranges, Ranges& reported) {
+  LS_RETURN_IF_ERROR(CheckProcess());
   for (const StridedRange& range : ranges) {
     AddRange(reported.all, range);
     AddRange(reported.pending, range);
@@ -260,6 +271,7 @@ Status RankClient::SendPending(RankMessage type, Ranges& reported) {
 }
 
 Status RankClient::Commit() {
+  LS_RETURN_IF_ERROR(CheckProcess());
   const Status status = TryCommit();
   reported_.committed = status.ok();
   reported_.aborted = !status.ok();
@@ -288,6 +300,7 @@ Status RankClient::TryCommit() {
 }
 
 Status RankClient::Abort(std::string_view reason) {
+  LS_RETURN_IF_ERROR(CheckProcess());
   Bytes body;
   Append(body, VersionBody{reported_.version});
   AppendBytes(body, AsBytes(reason));

@@ -7,6 +7,8 @@
 // of the version.
 #pragma once
 
+#include <unistd.h>
+
 #include <array>
 #include <chrono>
 #include <memory>
@@ -34,7 +36,8 @@ struct RankOptions {
   std::chrono::milliseconds call_timeout{600'000};
 };
 
-// Not thread-safe. Closing the connection (destruction) while a version is being written aborts that version.
+// Not thread-safe. A process that is forked off has no part in the connection: every call is kState there. Closing the
+// connection (destruction) while a version is being written aborts that version.
 class RankClient {
  public:
   static Result<std::unique_ptr<RankClient>> Open(RankOptions options);
@@ -89,6 +92,8 @@ class RankClient {
 
   explicit RankClient(RankOptions options) : options_(std::move(options)) {}
 
+  Status CheckProcess() const;
+
   Status Connect(std::chrono::milliseconds timeout);
   Result<Message> AnswerTo(const Status& sent);
   Status SayHello(std::chrono::milliseconds timeout);
@@ -107,6 +112,7 @@ class RankClient {
   Status SendPending(RankMessage type, Ranges& reported);
   Status SendRanges(RankMessage type, Version version, std::span<const StridedRange> ranges);
 
+  const pid_t process_ = ::getpid();
   RankOptions options_;
   os::UnixConnection connection_;
   std::array<os::MappedSegment, 3> segments_;  // control, half 0, half 1

@@ -12,6 +12,9 @@ namespace {
 // A delta that is larger while it is made is not worth its memory: it is sent when it is whole.
 constexpr uint64_t kMaxLiveBytes = 192 << 20;
 
+// How soon a rank that dies while it waits makes room for another.
+constexpr std::chrono::milliseconds kLookForGone{100};
+
 uint64_t BytesRead(const model::ModelLayout& layout, const delta::DeltaOutput& output) {
   const uint64_t blocks = layout.block_count() - output.blocks_unread;
   return std::min(blocks * layout.block_bytes(), layout.data_bytes());  // the last block may be a shorter one
@@ -53,7 +56,7 @@ void ModelPublisher::Stop() {
   changed_.notify_all();
 }
 
-Result<size_t> ModelPublisher::Begin(uint32_t rank, Version version) {
+Result<size_t> ModelPublisher::Begin(uint32_t rank, Version version, const std::function<bool()>& gone) {
   std::unique_lock lock(mutex_);
   while (true) {
     if (stopped_) return Status(ErrorCode::kCancelled, "the agent is shutting down");
@@ -82,7 +85,8 @@ Result<size_t> ModelPublisher::Begin(uint32_t rank, Version version) {
                   Cat("rank ", rank, " went on to version ", version, " without version ", draft_->version)});
     }
     if (!draft_ && (!finishing_ || finished_)) break;
-    changed_.wait(lock);
+    changed_.wait_for(lock, kLookForGone);
+    if (gone && gone()) return Status(ErrorCode::kCancelled, Cat("rank ", rank, " has gone while it waited"));
   }
   finishing_.reset();
   StartDraft(version);

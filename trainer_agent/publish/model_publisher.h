@@ -10,6 +10,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -49,8 +50,9 @@ class ModelPublisher {
 
   // The half that `rank` writes `version` into. Waits for the version before it to be finished, and, when this rank is
   // done with an earlier one, for the other ranks. kState: not greater than every version of the run, or joined
-  // already. kAborted, once: the version was aborted before this rank came to it. kCancelled after Stop().
-  Result<size_t> Begin(uint32_t rank, Version version);
+  // already. kAborted, once: the version was aborted before this rank came to it. kCancelled after Stop(), and once
+  // `gone`, which is asked now and then, says that the rank waits no longer (null: it never does).
+  Result<size_t> Begin(uint32_t rank, Version version, const std::function<bool()>& gone = {});
   // What is wrong with the ranges aborts the draft; the next Commit returns it. A block of which every byte is reported
   // as unchanged is not read, when the half before is there to be equal to.
   void RangesDone(uint32_t rank, Version version, std::span<const StridedRange> ranges, buffer::Content content);

@@ -19,6 +19,7 @@ namespace lockstep::publish {
 struct RegistryOptions {
   uint32_t block_bytes = model::kDefaultBlockBytes;
   uint64_t retain_bytes = 2ull << 30;
+  uint64_t derived_bytes = 512ull << 20;
   WorkerPool* fold_pool = nullptr;          // see StoreOptions
   telemetry::Timeline* timeline = nullptr;  // where spans go, when not null
 };

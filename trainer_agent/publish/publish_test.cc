@@ -1,4 +1,5 @@
 // Versions: what ranks may do, what is served, what ends a version.
+#include <latch>
 #include <map>
 
 #include "common/base/status_testing.h"
@@ -87,6 +88,16 @@ TEST_CASE("A served version leaves its spans, each inside the one it is part of,
   CHECK(third.at("encode").begin_unix_ns <= third.at("encode").end_unix_ns);
   CHECK(third.at("encode").end_unix_ns <= third.at("diff").end_unix_ns);
   CHECK(third.at("diff").end_unix_ns <= third.at("store").begin_unix_ns + 1'000'000);
+}
+
+TEST_CASE("Versions are published while those who watch are still being told of an earlier one") {
+  Host host;
+  std::latch told(1);
+  const store::VersionCatalog::Watch watch(&host.catalog(), "actor", [&] { told.wait(); });
+  const auto rank = host.Connect();
+  for (Version version = 1; version <= 3; ++version) Publish(*rank, version, static_cast<int>(version));
+  host.Await(3);
+  told.count_down();
 }
 
 TEST_CASE("A follower finds a version's blocks while it is written, and its end once it is served") {

@@ -56,7 +56,7 @@ Status HandleMessage(os::UnixConnection& connection, ModelPublisher& publisher, 
   if (!reader.Take(body)) return {ErrorCode::kProtocol, "rank protocol: a message without a version"};
   switch (message.type) {
     case buffer::RankMessage::kBegin: {
-      const Result<size_t> half = publisher.Begin(rank, body.version);
+      const Result<size_t> half = publisher.Begin(rank, body.version, [&] { return connection.PeerGone(); });
       // A draining agent closes: to the rank it is an agent that will be back.
       if (half.status().code() == ErrorCode::kCancelled) return {ErrorCode::kUnavailable, half.status().message()};
       if (!half.ok()) return SendError(connection, half.status());
@@ -111,6 +111,7 @@ Result<OpenRequest> ReceiveOpen(os::UnixConnection& connection) {
 
 Status ServeRank(os::UnixConnection& connection, ModelRegistry& registry) {
   LS_RETURN_IF_ERROR(os::CheckPeerUser(connection, "export to an agent"));
+  LS_RETURN_IF_ERROR(connection.WatchPeerProcess());
   LS_ASSIGN_OR_RETURN(OpenRequest request, ReceiveOpen(connection));
   const uint32_t rank = request.rank;
   LS_ASSIGN_OR_RETURN(const auto publisher, registry.Open(std::move(request)));

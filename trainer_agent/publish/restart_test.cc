@@ -1,4 +1,5 @@
 // Runs: restarted agents and trainers, and the segments that outlive them.
+#include <sys/mman.h>
 #include <sys/stat.h>
 
 #include <atomic>
@@ -245,6 +246,23 @@ TEST_CASE("A committed half whose bytes changed while the agent was away is drop
   (*data)[77] ^= std::byte{1};
   host.Start();
   host.Await(1);
+}
+
+TEST_CASE("Buffers that a rank returns and could cut, to kill the agent, are refused; its own files are not") {
+  const auto home = SegmentHome::Create("", true);
+  REQUIRE(home.ok());
+  const auto made = (*home)->Make("actor", RandomId<RunId>(), *Layout(), 1);
+  REQUIRE(made.ok());
+  const auto returned = [&] {
+    std::vector<os::UniqueFd> fds;
+    for (const int fd : made->buffer->fds()) fds.emplace_back(dup(fd));
+    return fds;
+  };
+  CHECK((*home)->Adopt(returned()).ok());
+  std::vector<os::UniqueFd> fds = returned();
+  fds[2] = os::UniqueFd(memfd_create("half", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  REQUIRE(ftruncate(fds[2].get(), static_cast<off_t>(made->buffer->image_bytes())) == 0);
+  CHECK_THAT((*home)->Adopt(std::move(fds)), FailsWith(ErrorCode::kBadData, "may be cut while it is mapped"));
 }
 
 TEST_CASE("Two agents cannot share a segment directory") {

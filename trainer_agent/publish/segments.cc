@@ -89,6 +89,7 @@ Result<SegmentHome::Stored> SegmentHome::Adopt(std::vector<os::UniqueFd> fds) co
   if (fds.size() != 3) return Status(ErrorCode::kProtocol, Cat(fds.size(), " descriptors were returned, not 3"));
   struct stat info {};
   if (fstat(fds[0].get(), &info) != 0) return ErrnoStatus(errno, "the control segment returned");
+  for (const os::UniqueFd& fd : fds) LS_RETURN_IF_ERROR(os::CheckLasts(fd.get(), "that a rank returned"));
   LS_ASSIGN_OR_RETURN(os::MappedSegment control,
                       os::AdoptSegment(std::move(fds[0]), static_cast<uint64_t>(info.st_size), os::Access::kReadWrite,
                                        "the control segment returned"));

@@ -27,7 +27,8 @@ class SegmentHome {
 
   Result<Stored> Make(const std::string& model, const RunId& run, const model::ModelLayout& layout,
                       uint32_t ranks) const;
-  // From the descriptors that a rank returned: control, half 0, half 1.
+  // From the descriptors that a rank returned: control, half 0, half 1. kBadData, kProtocol, kCorrupt: they are not
+  // what an agent made.
   Result<Stored> Adopt(std::vector<os::UniqueFd> fds) const;
   // kResourceExhausted, with what is needed and what there is, when halves for `layout` would not fit even after
   // `replaced` (may be null) is gone.

@@ -69,6 +69,7 @@ void AgentService::FillModel(v1::AgentModel& model) const {
     retained_bytes += payload->total_bytes();
   }
   model.set_retained_bytes(retained_bytes);
+  model.set_pinned_bytes(run->deltas().pinned().bytes());
 }
 
 grpc::Status AgentService::GetLayout(grpc::ServerContext*, const v1::GetLayoutRequest* request, v1::Layout* layout) {
@@ -83,9 +84,11 @@ grpc::ServerWriteReactor<v1::VersionEvent>* AgentService::WatchVersions(grpc::Ca
   return new VersionStream(catalog_, *request);
 }
 
-grpc::Status AgentService::OpenPull(grpc::ServerContext*, const v1::OpenPullRequest* request, v1::PullPlan* plan) {
+grpc::Status AgentService::OpenPull(grpc::ServerContext* context, const v1::OpenPullRequest* request,
+                                    v1::PullPlan* plan) {
   if (draining_) return rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
-  LS_GRPC_ASSIGN_OR_RETURN(const PullRequest wanted, FromProto(*request));
+  LS_GRPC_ASSIGN_OR_RETURN(PullRequest wanted, FromProto(*request));
+  wanted.gone = [context] { return context->IsCancelled(); };
   LS_GRPC_ASSIGN_OR_RETURN(const PullPlan planned, pulls_->Open(wanted));
   LogOpened(wanted, planned);
   ToProto(planned, lane_address_, plan);

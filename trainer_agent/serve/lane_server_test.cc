@@ -82,6 +82,26 @@ TEST_CASE("A delta request gets the entries of its range, byte for byte") {
   CHECK(static_cast<ErrorCode>(lane.Receive<wire::FrameHeader>().block) == ErrorCode::kNotFound);
 }
 
+TEST_CASE("A lane is told to pull again when its delta was taken back, and full blocks are served on") {
+  Served served(4096);
+  served.Publish(2);
+  const auto server = StartLanes(served);
+  auto plan = *served.pulls.Open(served.Request(1));
+  const auto full = served.pulls.Open(served.Request());
+  TestLane lane(server->port());
+  TestLane other(server->port());
+  REQUIRE(lane.Enter(plan, 0) == ErrorCode::kOk);
+  REQUIRE(other.Enter(*full, 0) == ErrorCode::kOk);
+  const auto lease = served.pulls.Admit(plan.pull_id, plan.tickets[1]);
+  (*lease)->TakeBack({plan.steps[0].payload});
+  lane.Send(wire::BlockRequest{.kind = static_cast<uint8_t>(wire::RequestKind::kDelta),
+                               .block_count = 5,
+                               .payload_id = plan.steps[0].payload_id});
+  CHECK(lane.ReceiveError() == ErrorCode::kState);
+  other.Send(FullRequest(0, 1));
+  CHECK(other.Receive<wire::FrameHeader>().block == 0);
+}
+
 TEST_CASE("Strangers, garbage and malformed requests end their lanes, and other lanes are served on") {
   Served served;
   const auto server = StartLanes(served);

@@ -26,10 +26,7 @@ Result<Answer> OpenHalf(const Pull& pull, Version version) {
 }
 
 Result<Answer> OpenPayload(const Pull& pull, uint64_t payload_id) {
-  const std::shared_ptr<const payload::Payload> payload = pull.FindPayload(payload_id);
-  if (payload == nullptr) {
-    return Status(ErrorCode::kNotFound, Cat("payload ", payload_id, " is not of this pull"));
-  }
+  LS_ASSIGN_OR_RETURN(const auto payload, pull.FindPayload(payload_id));
   LS_ASSIGN_OR_RETURN(os::UniqueFd file, pull.run->deltas().OpenFile(*payload));
   return Answer{.head = {.data_bytes = payload->total_bytes()}, .file = std::move(file), .tail = {}};
 }

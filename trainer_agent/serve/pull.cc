@@ -1,5 +1,7 @@
 #include "trainer_agent/serve/pull.h"
 
+#include <algorithm>
+
 #include "common/base/text.h"
 
 namespace lockstep::serve {
@@ -14,10 +16,21 @@ void Pull::DropPayloads() {
   payloads_.clear();
 }
 
-std::shared_ptr<const payload::Payload> Pull::FindPayload(uint64_t payload_id) const {
+Result<std::shared_ptr<const payload::Payload>> Pull::FindPayload(uint64_t payload_id) const {
   std::lock_guard lock(mutex_);
   const auto at = payloads_.find(payload_id);
-  return at == payloads_.end() ? nullptr : at->second;
+  if (at == payloads_.end()) return Status(ErrorCode::kNotFound, Cat("payload ", payload_id, " is not of this pull"));
+  if (at->second != nullptr) return at->second;
+  return Status(
+      ErrorCode::kState,
+      Cat("payload ", payload_id, " was taken back: the pull held it for too long after newer versions; pull again"));
+}
+
+void Pull::TakeBack(const payload::DeltaChain& payloads) {
+  std::lock_guard lock(mutex_);
+  for (auto& [id, payload] : payloads_) {
+    if (std::ranges::find(payloads, payload) != payloads.end()) payload = nullptr;
+  }
 }
 
 void Pull::HoldDeltas() {

@@ -39,7 +39,10 @@ class Pull {
 
   void AddPayload(uint64_t payload_id, std::shared_ptr<const payload::Payload> payload);
   void DropPayloads();
-  std::shared_ptr<const payload::Payload> FindPayload(uint64_t payload_id) const;  // null: not of this pull
+  // kNotFound: not of this pull. kState: it was taken back, pull again.
+  Result<std::shared_ptr<const payload::Payload>> FindPayload(uint64_t payload_id) const;
+  // Gives up those of `payloads` that the pull holds.
+  void TakeBack(const payload::DeltaChain& payloads);
   // Keeps the deltas from the target on.
   void HoldDeltas();
 
@@ -80,7 +83,7 @@ class Pull {
  private:
   const std::unique_ptr<store::LiveFeed::Follower> follower_;
   mutable std::mutex mutex_;
-  std::map<uint64_t, std::shared_ptr<const payload::Payload>> payloads_;
+  std::map<uint64_t, std::shared_ptr<const payload::Payload>> payloads_;  // null: taken back
   std::unique_ptr<store::DeltaStore::Hold> hold_;
   std::set<Ticket> tickets_;
   Clock::time_point touched_;

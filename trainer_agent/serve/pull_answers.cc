@@ -68,11 +68,10 @@ asio::awaitable<Result<LaneAnswer>> SendFull(const wire::BlockRequest& request, 
 
 asio::awaitable<Result<LaneAnswer>> SendDelta(const wire::BlockRequest& request, Pull& pull, LaneWriter& writer) {
   LaneAnswer answer;
-  const std::shared_ptr<const payload::Payload> payload = pull.FindPayload(request.payload_id);
-  if (payload == nullptr) {
-    answer.refusal = {ErrorCode::kNotFound, Cat("payload ", request.payload_id, " is not of this pull")};
-    co_return answer;
-  }
+  const auto found = pull.FindPayload(request.payload_id);
+  answer.refusal = found.status();
+  if (!found.ok()) co_return answer;
+  const std::shared_ptr<const payload::Payload> payload = *found;
   const auto entries = payload->entries();
   auto entry = std::lower_bound(entries.begin(), entries.end(), request.first_block,
                                 [](const payload::PayloadEntry& e, BlockIndex block) { return e.block < block; });
@@ -92,6 +91,9 @@ asio::awaitable<Result<LaneAnswer>> SendDelta(const wire::BlockRequest& request,
     ++answer.frames;
     if (!writer.full()) continue;
     if (Status status = co_await writer.Flush(); !status.ok()) co_return status;
+    // It may have been taken back while the receiver took its time.
+    answer.refusal = pull.FindPayload(request.payload_id).status();
+    if (!answer.refusal.ok()) co_return answer;
   }
   // While the payload is held: what was not sent yet lies in it.
   if (Status status = co_await writer.Flush(); !status.ok()) co_return status;

@@ -9,6 +9,7 @@
 #include "common/model/manifest.h"
 #include "common/payload/payload.h"
 #include "proto/lockstep/v1/agent.pb.h"
+#include "trainer_agent/store/derived_deltas.h"
 
 namespace lockstep::serve {
 
@@ -24,6 +25,7 @@ struct PullRequest {
   uint64_t link_bytes_per_s = 0;  // what its lanes last carried; 0: not known
   std::vector<payload::CodecLevel> levels = {
       payload::CodecLevel::All().begin(), payload::CodecLevel::All().end()};  // that it decodes, rising; at least one
+  store::Gone gone;  // whether the receiver still waits for its plan
 };
 
 struct PlannedStep {

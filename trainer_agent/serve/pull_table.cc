@@ -25,7 +25,8 @@ store::DeltaRoute RouteFor(const PullRequest& request, store::ServedRun& run) {
   if (request.force_full || request.held.nothing() || request.held.run != run.run()) return {};
   const payload::CodecLevel level =
       store::ChooseLevel(request.link_bytes_per_s, run.deltas().NewestDensity(), request.levels);
-  store::DeltaRoute route = run.deltas().RouteFrom(request.held.version, run.layout().data_bytes(), level);
+  store::DeltaRoute route =
+      run.deltas().RouteFrom(request.held.version, run.layout().data_bytes(), level, request.gone);
   // A receiver whose bytes are not what that version was must not get steps made for it.
   if (!route.steps.empty() && route.steps.front()->header().base_digest != request.held_digest) return {};
   return route;
@@ -58,6 +59,20 @@ void PullTable::Expire(Pull::Clock::time_point now) {
     }
   }
   for (const auto& pull : expired) LogEnd("pull_expired", *pull, "");
+  TakeBack(now);
+}
+
+void PullTable::TakeBack(Pull::Clock::time_point now) {
+  std::map<std::shared_ptr<store::ServedRun>, std::vector<std::shared_ptr<Pull>>> pulls;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [id, pull] : pulls_) pulls[pull->run].push_back(pull);
+  }
+  for (const auto& [run, of_run] : pulls) {
+    const payload::DeltaChain overdue = run->deltas().pinned().Overdue(now);
+    if (overdue.empty()) continue;
+    for (const auto& pull : of_run) pull->TakeBack(overdue);
+  }
 }
 
 size_t PullTable::ActivePulls(std::chrono::milliseconds recent) const {
@@ -123,6 +138,9 @@ Result<PullPlan> PullTable::Open(const PullRequest& request) {
   if (request.held == plan.target && request.held_digest == plan.target_digest && !request.force_full) return plan;
 
   const store::DeltaRoute route = RouteFor(request, *run);
+  if (request.gone && request.gone()) {
+    return Status(ErrorCode::kCancelled, Cat("model ", request.model, ": the receiver no longer waits for its plan"));
+  }
   const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, run, plan.target.version);
   LS_RETURN_IF_ERROR(Insert(pull));
   plan.pull_id = pull->id;

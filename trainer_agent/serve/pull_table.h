@@ -31,6 +31,7 @@ class PullTable {
   PullTable(const store::VersionCatalog* catalog, PullLimits limits) : catalog_(catalog), limits_(limits) {}
 
   // kNotFound: no such model. kState: no version yet, or another layout. kResourceExhausted: too many pulls.
+  // kCancelled: who asked has gone, and nothing is opened.
   Result<PullPlan> Open(const PullRequest& request);
   // A subscription to the deltas of the run that is open now. Errors as Open's; a run without versions is fine.
   Result<LivePlan> OpenLive(const PullRequest& request);
@@ -45,7 +46,8 @@ class PullTable {
   // lanes.
   Result<Pull::LaneLease> Admit(uint64_t pull_id, const Ticket& ticket);
 
-  // Ends pulls that at `now` nobody has touched for idle_timeout. To be called now and then.
+  // Ends pulls that at `now` nobody has touched for idle_timeout, and takes back what others have held for too long of
+  // what the store retains no more (pinned_deltas.h). To be called now and then.
   void Expire(Pull::Clock::time_point now = Pull::Clock::now());
 
   size_t open_pulls(const std::string& model) const;
@@ -56,6 +58,7 @@ class PullTable {
  private:
   Result<std::shared_ptr<Pull>> Find(uint64_t pull_id);
   Result<std::shared_ptr<store::ServedRun>> FindRun(const PullRequest& request) const;
+  void TakeBack(Pull::Clock::time_point now);
   Status Insert(const std::shared_ptr<Pull>& pull);
   void AddSteps(Pull& pull, const payload::DeltaChain& payloads, PullPlan& plan);
   std::vector<Ticket> IssueTickets(Pull& pull, uint32_t lanes) const;

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cctype>
+#include <utility>
 
 #include "common/base/status_testing.h"
 #include "proto/lockstep/v1/model.pb.h"
@@ -26,6 +27,16 @@ TEST_CASE("What a receiver holds decides what it gets") {
   CHECK(full->tickets.size() == 2);
   CHECK_THAT(served.pulls.Open(served.Request()),
              FailsWith(ErrorCode::kResourceExhausted, "pulls are open, the limit"));
+}
+
+TEST_CASE("Nothing is opened for a receiver that has gone before its plan was made") {
+  Served served;
+  served.Publish(2);
+  served.Publish(3);
+  PullRequest request = served.Request(1);
+  request.gone = [] { return true; };
+  CHECK_THAT(served.pulls.Open(request), FailsWith(ErrorCode::kCancelled, "no longer waits for its plan"));
+  CHECK(served.pulls.open_pulls("actor") == 0);
 }
 
 TEST_CASE("Another run, other bytes under the same number, or a request for full blocks get full") {
@@ -129,6 +140,40 @@ TEST_CASE("A pull that nobody touches expires") {
   CHECK(pulls.Open(served.Request()).ok());
   CHECK_THAT(pulls.Admit(plan->pull_id, plan->tickets[0]),
              FailsWith(ErrorCode::kPermission, "ticket is unknown, used up or expired"));
+}
+
+// Whether the pull of `plan` still has what the plan's one step names, by a lane that asks for it.
+Status HasPayload(PullTable& pulls, const PullPlan& plan) {
+  const auto lane = pulls.Admit(plan.pull_id, pulls.RenewTickets(plan.pull_id, 1)->at(0));
+  return ToStatus((*lane)->FindPayload(plan.steps.at(0).payload_id));
+}
+
+TEST_CASE(
+    "What slow pulls hold of deltas that were let go is bounded: the first give theirs back, and pull another way") {
+  Served served(4096);  // one delta; they take about 1 KiB each, and each a page of its own
+  PullTable pulls(&served.catalog, {.idle_timeout = std::chrono::hours(1)});
+  std::vector<PullPlan> plans;
+  uint64_t bytes = 0;
+  for (Version version = 2; version <= 7; ++version) {
+    served.Publish(version);
+    plans.push_back(*pulls.Open(served.Request(version - 1)));
+    REQUIRE(plans.back().mode == v1::PULL_MODE_DELTA);
+    bytes += std::exchange(plans.back().steps.at(0).payload, nullptr)->total_bytes();
+  }
+  served.Publish(8);
+  const store::PinnedDeltas& pinned = served.run->deltas().pinned();
+  CHECK(pinned.bytes() == bytes);
+  REQUIRE(bytes > 4096);
+  pulls.Expire();
+  CHECK(pinned.bytes() <= 4096);
+  CHECK(pinned.bytes() > 2048);
+  CHECK_THAT(HasPayload(pulls, plans.front()), FailsWith(ErrorCode::kState, "was taken back", "pull again"));
+  CHECK(HasPayload(pulls, plans.back()).ok());
+  CHECK((*pulls.Open(served.Request(1))).mode == v1::PULL_MODE_FULL);
+  // However little it is, not for ever.
+  pulls.Expire(Pull::Clock::now() + store::PinnedDeltas::kMaxAge);
+  CHECK(pinned.bytes() == 0);
+  CHECK_THAT(HasPayload(pulls, plans.back()), FailsWith(ErrorCode::kState, "was taken back"));
 }
 
 TEST_CASE("The control plane has every codec level, by number and name, and no others") {

@@ -84,16 +84,18 @@ struct MadeUpBlocks : store::BlockReader {
 };
 
 struct Served {
+  const uint64_t retain_bytes;
   os::TempDir deltas{"/dev/shm"};
   WorkerPool pool{2};
   std::shared_ptr<const model::ModelLayout> layout = Layout();
   std::shared_ptr<MadeUpBlocks> blocks = std::make_shared<MadeUpBlocks>();
   std::shared_ptr<store::ServedRun> run = std::make_shared<store::ServedRun>(
-      "actor", RandomId<RunId>(), layout, blocks, store::StoreOptions{.directory = deltas.path(), .fold_pool = &pool});
+      "actor", RandomId<RunId>(), layout, blocks,
+      store::StoreOptions{.directory = deltas.path(), .retain_bytes = retain_bytes, .fold_pool = &pool});
   store::VersionCatalog catalog;
   PullTable pulls{&catalog, {.max_pulls = 3, .max_lanes = 3}};
 
-  Served() {
+  explicit Served(uint64_t retain_bytes = 2ull << 30) : retain_bytes(retain_bytes) {
     catalog.Open(run);
     Publish(1);
   }

@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
+#include <map>
 
 #include "common/base/text.h"
 #include "common/os/file.h"
@@ -16,8 +18,11 @@ namespace {
 constexpr char kSuffix[] = ".delta";
 // Each delta is a mapping, and a kernel allows a process some 65,000 of them.
 constexpr size_t kMaxChain = 1024;
-// To fold or recode more changes than these takes seconds, in which the receiver could have pulled the chain.
+// To look at more changes than these takes seconds, in which the receiver could have pulled the chain.
 constexpr uint64_t kMaxDerivedElements = 128 << 20;
+constexpr uint64_t kMaxFoldWork = 512 << 20;
+// What takes longer although it should not: a receiver waits 30 s for its plan.
+constexpr std::chrono::seconds kPatience{10};
 constexpr uint64_t kPageBytes = 4096;
 
 // Of the tmpfs.
@@ -30,6 +35,17 @@ payload::DeltaChain PayloadsOf(const Steps& steps) {
   payload::DeltaChain payloads;
   for (const auto& step : steps) payloads.push_back(step.payload);
   return payloads;
+}
+
+// How many changes a fold looks at: it adds each step to the sum of those before it, and looks each block up in all.
+uint64_t FoldWork(const payload::DeltaChain& chain) {
+  uint64_t sum = 0;
+  uint64_t work = 0;
+  for (const auto& step : chain) {
+    sum += step->header().changed_elements;
+    work += sum + step->header().block_count;
+  }
+  return work;
 }
 
 payload::Payload::Allocator FileAllocator(const std::string& path) {
@@ -57,7 +73,10 @@ uint64_t DeltaRoute::changed_elements() const {
 }
 
 DeltaStore::DeltaStore(std::shared_ptr<const model::ModelLayout> layout, StoreOptions options)
-    : layout_(std::move(layout)), options_(std::move(options)) {}
+    : layout_(std::move(layout)),
+      options_(std::move(options)),
+      pinned_(options_.retain_bytes),
+      derived_(options_.derived_bytes, options_.fold_pool, &pinned_) {}
 
 std::string DeltaStore::PathOf(Version base, Version target) const {
   return Cat(options_.directory, "/", base, "-", target, kSuffix);
@@ -120,8 +139,8 @@ Result<std::shared_ptr<const payload::Payload>> DeltaStore::AssembleLocked(
 Result<std::shared_ptr<const payload::Payload>> DeltaStore::Add(const payload::PayloadIdentity& identity,
                                                                 payload::CodecLevel level,
                                                                 const std::vector<const payload::DeltaBlock*>& blocks) {
+  derived_.Clear();  // who is behind now needs others
   std::lock_guard lock(mutex_);
-  derived_.clear();  // who is behind now needs others
   LS_ASSIGN_OR_RETURN(auto payload, AssembleLocked(identity, blocks));
   const bool follows = !chain_.empty() && chain_.back().header().target == identity.base &&
                        chain_.back().header().target_digest == identity.base_digest;
@@ -134,13 +153,13 @@ Result<std::shared_ptr<const payload::Payload>> DeltaStore::Add(const payload::P
 void DeltaStore::RemoveOldestLocked() {
   const payload::PayloadHeader& header = chain_.front().header();
   if (!options_.directory.empty()) unlink(PathOf(header.base, header.target).c_str());
+  pinned_.Add(chain_.front().payload);
   chain_.pop_front();
 }
 
 uint64_t DeltaStore::RetainedBytesLocked() const {
   uint64_t bytes = 0;
   for (const Step& step : chain_) bytes += StoredBytes(*step.payload);
-  for (const auto& [key, payload] : derived_) bytes += payload == nullptr ? 0 : StoredBytes(*payload);
   return bytes;
 }
 
@@ -153,13 +172,10 @@ void DeltaStore::EvictLocked() {
   const uint64_t budget = options_.retain_bytes;
   uint64_t bytes = RetainedBytesLocked();
   while (!chain_.empty() && (bytes > budget || chain_.size() > kMaxChain)) {
-    const Version base = chain_.front().header().base;
-    const bool held = !holds_.empty() && *holds_.begin() <= base;
+    const bool held = !holds_.empty() && *holds_.begin() <= chain_.front().header().base;
     if (held && bytes <= 2 * budget + layout_->data_bytes()) return;
     bytes -= StoredBytes(*chain_.front().payload);
     RemoveOldestLocked();
-    const auto of_base = [base](const auto& derived) { return derived.first.base == base; };
-    if (std::erase_if(derived_, of_base) > 0) bytes = RetainedBytesLocked();
   }
 }
 
@@ -176,7 +192,7 @@ Result<payload::DeltaChain> DeltaStore::ChainFrom(Version base) const {
   return PayloadsOf(steps);
 }
 
-DeltaRoute DeltaStore::RouteFrom(Version base, uint64_t full_bytes, payload::CodecLevel level) {
+DeltaRoute DeltaStore::RouteFrom(Version base, uint64_t full_bytes, payload::CodecLevel level, const Gone& gone) {
   std::vector<Step> steps;
   {
     std::lock_guard lock(mutex_);
@@ -184,48 +200,35 @@ DeltaRoute DeltaStore::RouteFrom(Version base, uint64_t full_bytes, payload::Cod
   }
   if (steps.empty()) return {};
   DeltaRoute route{.steps = PayloadsOf(steps), .level = std::ranges::min_element(steps, {}, &Step::level)->level};
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  const auto leaves = [&] { return (gone && gone()) || std::chrono::steady_clock::now() > until; };
   const bool quick = route.changed_elements() <= kMaxDerivedElements && options_.fold_pool != nullptr;
-  if (quick && steps.size() > 1) Fold(base, level, route);
-  if (quick && route.level < level) Raise(steps, level, route);
+  if (quick && steps.size() > 1 && FoldWork(route.steps) <= kMaxFoldWork) Fold(level, leaves, route);
+  if (quick && route.level < level) Raise(steps, level, leaves, route);
   if (route.data_bytes() >= full_bytes) route.steps.clear();
   return route;
 }
 
-void DeltaStore::Fold(Version base, payload::CodecLevel level, DeltaRoute& route) {
-  const DerivedKey key{base, route.steps.back()->header().target, level};
-  const auto folded = Derived(key, route.data_bytes(),
-                              [&] { return payload::FoldPayloads(*layout_, route.steps, level, *options_.fold_pool); });
+void DeltaStore::Fold(payload::CodecLevel level, const Gone& gone, DeltaRoute& route) {
+  const auto make = [layout = layout_, steps = route.steps, level, pool = options_.fold_pool](const auto& unwanted) {
+    return payload::FoldPayloads(*layout, steps, level, *pool, unwanted);
+  };
+  const auto folded = derived_.Get(route.steps, level, make, gone);
   if (folded != nullptr) route = {.steps = {folded}, .folded = true, .level = level};
 }
 
-void DeltaStore::Raise(const std::vector<Step>& steps, payload::CodecLevel level, DeltaRoute& route) {
+void DeltaStore::Raise(const std::vector<Step>& steps, payload::CodecLevel level, const Gone& gone, DeltaRoute& route) {
   for (size_t i = 0; i < steps.size(); ++i) {
     if (steps[i].level >= level) continue;
-    const payload::PayloadHeader& header = steps[i].header();
-    const auto raised = Derived({header.base, header.target, level}, header.data_bytes, [&] {
-      return payload::RecodePayload(*layout_, *steps[i].payload, level, *options_.fold_pool);
-    });
+    if (gone()) return;
+    const auto make = [layout = layout_, step = steps[i].payload, level,
+                       pool = options_.fold_pool](const auto& unwanted) {
+      return payload::RecodePayload(*layout, *step, level, *pool, unwanted);
+    };
+    const auto raised = derived_.Get({&steps[i].payload, 1}, level, make, gone);
     if (raised != nullptr) route.steps[i] = raised;
   }
   route.level = level;
-}
-
-std::shared_ptr<const payload::Payload> DeltaStore::Derived(const DerivedKey& key, uint64_t smaller_than,
-                                                            const Derive& derive) {
-  std::lock_guard derive_lock(derive_mutex_);
-  {
-    std::lock_guard lock(mutex_);
-    if (const auto known = derived_.find(key); known != derived_.end()) return known->second;
-  }
-  const auto made = derive();
-  const auto derived = made.ok() && (*made)->header().data_bytes < smaller_than ? *made : nullptr;
-  std::lock_guard lock(mutex_);
-  // Another version may have come meanwhile, or memory be short: then this serves the one caller only.
-  const uint64_t room = options_.retain_bytes - std::min(options_.retain_bytes, RetainedBytesLocked());
-  const bool fits = derived == nullptr || StoredBytes(*derived) <= room;
-  const bool wanted = !chain_.empty() && (key.target == chain_.back().header().target || IsStepLocked(key));
-  if (wanted && fits && !StepsLocked(key.base).empty()) derived_[key] = derived;
-  return derived;
 }
 
 double DeltaStore::NewestDensity() const {
@@ -233,11 +236,6 @@ double DeltaStore::NewestDensity() const {
   if (chain_.empty() || layout_->block_count() == 0) return 0;
   const double elements = static_cast<double>(layout_->data_bytes()) / layout_->block_unit(0);
   return static_cast<double>(chain_.back().header().changed_elements) / elements;
-}
-
-bool DeltaStore::IsStepLocked(const DerivedKey& key) const {
-  return std::ranges::any_of(
-      chain_, [&](const Step& step) { return step.header().base == key.base && step.header().target == key.target; });
 }
 
 DeltaStore::Hold::Hold(DeltaStore* store, Version version)
@@ -267,16 +265,14 @@ Result<os::UniqueFd> DeltaStore::OpenFile(const payload::Payload& payload) const
 payload::DeltaChain DeltaStore::Retained() const {
   std::lock_guard lock(mutex_);
   payload::DeltaChain all = PayloadsOf(chain_);
-  for (const auto& [key, payload] : derived_) {
-    if (payload != nullptr) all.push_back(payload);
-  }
+  for (auto& derived : derived_.Kept()) all.push_back(std::move(derived));
   return all;
 }
 
 void DeltaStore::Discard() {
   std::lock_guard lock(mutex_);
   while (!chain_.empty()) RemoveOldestLocked();
-  derived_.clear();
+  derived_.Clear();
 }
 
 }  // namespace lockstep::store

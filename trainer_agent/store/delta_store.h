@@ -1,15 +1,11 @@
 // DeltaStore: the deltas of one run that receivers may still need, within a byte budget.
 //
 // The deltas form one chain that ends at the newest version. Each is one immutable Payload, served to any number of
-// receivers; folded ones, and forms at a higher codec level than one was made at, are derived on the first request and
-// kept until the next version. With a directory the chain's are files on the agent's tmpfs, so that an agent that is
-// killed finds them again.
+// receivers; folded ones, and forms at a higher codec level than one was made at, are derived on request. With a
+// directory the chain's are files on the agent's tmpfs, so that an agent that is killed finds them again.
 #pragma once
 
-#include <compare>
 #include <deque>
-#include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -20,12 +16,15 @@
 #include "common/model/manifest.h"
 #include "common/os/unique_fd.h"
 #include "common/payload/payload.h"
+#include "trainer_agent/store/derived_deltas.h"
+#include "trainer_agent/store/pinned_deltas.h"
 
 namespace lockstep::store {
 
 struct StoreOptions {
   std::string directory;  // empty: in memory only
   uint64_t retain_bytes = 2ull << 30;
+  uint64_t derived_bytes = 512ull << 20;  // for what is derived, on the heap
   // Folds and recodes; not the diff's pool, which a receiver must not hold up. Null: the chain as it was made.
   WorkerPool* fold_pool = nullptr;
 };
@@ -56,9 +55,9 @@ class DeltaStore {
                                                       const std::vector<const payload::DeltaBlock*>& blocks);
 
   // The route of fewest bytes from `base`: one delta, the chain, or its fold; none when that would not be below
-  // `full_bytes`. A fold, and what was made at a lower level than `level`, is computed here the first time, unless it
-  // would take long: then the chain is served as it is.
-  DeltaRoute RouteFrom(Version base, uint64_t full_bytes, payload::CodecLevel level);
+  // `full_bytes`. What has to be derived for that, a fold or a form at `level`, is waited for; when it would take long,
+  // or `gone` says that nobody waits here any more, the chain is served as it is.
+  DeltaRoute RouteFrom(Version base, uint64_t full_bytes, payload::CodecLevel level, const Gone& gone = {});
 
   // Every step from `base` on, unfolded. kState when some are gone.
   Result<payload::DeltaChain> ChainFrom(Version base) const;
@@ -87,6 +86,8 @@ class DeltaStore {
 
   // The chain first, then what was derived from it.
   payload::DeltaChain Retained() const;
+  // What is retained no more, but held: bounded by `retain_bytes` if those who hold it give Overdue() back.
+  const PinnedDeltas& pinned() const { return pinned_; }
   // The share of elements that the newest delta changed; 0: there is none.
   double NewestDensity() const;
 
@@ -100,23 +101,13 @@ class DeltaStore {
 
     const payload::PayloadHeader& header() const { return payload->header(); }
   };
-  struct DerivedKey {
-    Version base = 0;
-    Version target = 0;
-    payload::CodecLevel level = payload::CodecLevel::kFast;
-    auto operator<=>(const DerivedKey&) const = default;
-  };
-  using Derive = std::function<Result<std::shared_ptr<const payload::Payload>>()>;
-
   std::string PathOf(Version base, Version target) const;
   std::shared_ptr<const payload::Payload> LoadFile(const std::string& path) const;
   Result<std::shared_ptr<const payload::Payload>> AssembleLocked(const payload::PayloadIdentity& identity,
                                                                  const std::vector<const payload::DeltaBlock*>& blocks);
   std::vector<Step> StepsLocked(Version base) const;
-  void Fold(Version base, payload::CodecLevel level, DeltaRoute& route);
-  void Raise(const std::vector<Step>& steps, payload::CodecLevel level, DeltaRoute& route);
-  bool IsStepLocked(const DerivedKey& key) const;
-  std::shared_ptr<const payload::Payload> Derived(const DerivedKey& key, uint64_t smaller_than, const Derive& derive);
+  void Fold(payload::CodecLevel level, const Gone& gone, DeltaRoute& route);
+  void Raise(const std::vector<Step>& steps, payload::CodecLevel level, const Gone& gone, DeltaRoute& route);
   void EvictLocked();
   void RemoveOldestLocked();
   uint64_t RetainedBytesLocked() const;
@@ -124,11 +115,10 @@ class DeltaStore {
   const std::shared_ptr<const model::ModelLayout> layout_;
   const StoreOptions options_;
   mutable std::mutex mutex_;
-  std::mutex derive_mutex_;  // one at a time; taken before mutex_
   std::deque<Step> chain_;
-  std::map<DerivedKey, std::shared_ptr<const payload::Payload>>
-      derived_;  // since the newest was added; null: does not pay
   std::multiset<Version> holds_;
+  PinnedDeltas pinned_;
+  DerivedDeltas derived_;  // since the newest was added
 };
 
 }  // namespace lockstep::store

@@ -136,7 +136,7 @@ bool LiveFeed::followed() const {
 
 payload::CodecLevel LiveFeed::level() const {
   std::lock_guard lock(mutex_);
-  return followers_.empty() ? payload::CodecLevel::kFast : *followers_.rbegin();
+  return followers_.empty() ? payload::CodecLevel::kFast : *followers_.begin();
 }
 
 LiveFeed::Follower::Follower(LiveFeed* feed, payload::CodecLevel level)

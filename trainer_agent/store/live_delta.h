@@ -88,7 +88,8 @@ class LiveFeed {
   void End();
   // Whether there are followers.
   bool followed() const;
-  // The highest that any follower's link is worth: to undo it costs the others less than it spares that one.
+  // The lowest that any follower's link is worth: the trainer waits for the diff, which must be no slower because one
+  // receiver is far, or says that it is. What that one needs harder coded it can pull.
   payload::CodecLevel level() const;
 
   // --- readers ---

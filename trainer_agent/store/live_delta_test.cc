@@ -144,18 +144,19 @@ TEST_CASE("The end of a run aborts what was being made, and wakes who waits") {
   CHECK_THAT(feed.Find(1), FailsWith(ErrorCode::kState, "no delta from version 1 will be made"));
 }
 
-TEST_CASE("The level is the highest that any follower's link is worth") {
+TEST_CASE("One follower on a slow link makes the trainer's diff no slower: the level is what the fastest wants") {
   LiveFeed feed;
   CHECK(feed.level() == payload::CodecLevel::kFast);
   CHECK_FALSE(feed.followed());
-  const LiveFeed::Follower near(&feed, payload::CodecLevel::kFast);
+  const LiveFeed::Follower far(&feed, payload::kHard);
+  CHECK(feed.level() == payload::kHard);
   {
-    const LiveFeed::Follower far(&feed, payload::CodecLevel::kCompact);
+    const LiveFeed::Follower nearer(&feed, payload::CodecLevel::kCompact);
     CHECK(feed.level() == payload::CodecLevel::kCompact);
-    const LiveFeed::Follower farther(&feed, payload::kHard);
-    CHECK(feed.level() == payload::kHard);
+    const LiveFeed::Follower nearest(&feed, payload::CodecLevel::kFast);
+    CHECK(feed.level() == payload::CodecLevel::kFast);
   }
-  CHECK(feed.level() == payload::CodecLevel::kFast);
+  CHECK(feed.level() == payload::kHard);
 }
 
 }  // namespace

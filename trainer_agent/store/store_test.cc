@@ -1,4 +1,6 @@
+#include <atomic>
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <random>
 #include <thread>
 #include <utility>
@@ -53,6 +55,17 @@ struct Chain {
   }
 };
 
+// Whether `condition` comes true within a minute, which no loaded machine exceeds.
+template <typename Condition>
+bool Eventually(const Condition& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return true;
+}
+
 constexpr uint64_t kFull = 1 << 20;
 
 WorkerPool pool(2);
@@ -73,6 +86,42 @@ TEST_CASE("One step behind is a delta, several are folded, unknown ones and dear
   CHECK(store.RouteFrom(1, 5, payload::CodecLevel::kFast).steps.empty());
   CHECK((*store.ChainFrom(1)).size() == 3);
   CHECK_THAT(store.ChainFrom(0), FailsWith(ErrorCode::kState, "the deltas from version 0 on are no longer retained"));
+}
+
+TEST_CASE("Receivers two versions behind a full store get one fold, made once") {
+  const Chain chain;
+  constexpr uint64_t kPage = 4096;  // each of these deltas takes one
+  DeltaStore store(chain.layout, {.retain_bytes = 3 * kPage, .fold_pool = &pool});
+  for (Version version = 1; version <= 5; ++version) REQUIRE(chain.Add(store, version).ok());
+  REQUIRE(store.Retained().size() == 3);
+  std::vector<DeltaRoute> routes(64);
+  std::vector<std::thread> receivers;
+  for (DeltaRoute& route : routes) {
+    receivers.emplace_back([&] { route = store.RouteFrom(4, kFull, payload::CodecLevel::kFast); });
+  }
+  for (std::thread& receiver : receivers) receiver.join();
+  CHECK(routes[0].folded);
+  for (const DeltaRoute& route : routes) CHECK(route.steps == routes[0].steps);
+  CHECK(store.RouteFrom(4, kFull, payload::CodecLevel::kFast).steps == routes[0].steps);
+  CHECK(store.Retained().size() == 4);
+}
+
+TEST_CASE("A fold that would take long is not begun: the chain is served") {
+  const Chain chain;
+  DeltaStore store(chain.layout, {.fold_pool = &pool});
+  // A million changes in all, but the first of them would be looked at a thousand times.
+  payload::Changes many;
+  for (uint32_t i = 0; i < 1200; ++i) {
+    many.positions.push_back(i);
+    many.steps.push_back(1);
+  }
+  for (Version version = 1; version <= 1000; ++version) {
+    REQUIRE(chain.Add(store, version, many, payload::CodecLevel::kFast).ok());
+  }
+  CHECK(store.RouteFrom(500, 1 << 30, payload::CodecLevel::kFast).folded);
+  const DeltaRoute route = store.RouteFrom(1, 1 << 30, payload::CodecLevel::kFast);
+  CHECK_FALSE(route.folded);
+  CHECK(route.steps.size() == 1000);
 }
 
 TEST_CASE("A delta is served at any level above its own, each form made once and in fewer bytes") {
@@ -288,24 +337,27 @@ TEST_CASE("An update is another run or version than was seen") {
 
 TEST_CASE("A watch is called for its model and at the end, and never once it is gone") {
   const Chain chain;
+  std::atomic<int> mine{0};
+  std::atomic<int> others{0};
+  std::atomic<int> all{0};
   VersionCatalog catalog;
-  int mine = 0;
-  int others = 0;
   auto watch = std::make_unique<VersionCatalog::Watch>(&catalog, "m", [&] { ++mine; });
   const VersionCatalog::Watch other(&catalog, "other", [&] { ++others; });
+  const VersionCatalog::Watch later(&catalog, "m", [&] { ++all; });
   auto run = std::make_shared<ServedRun>("m", chain.run, chain.layout, std::make_shared<FakeBlocks>(), StoreOptions{});
   catalog.Open(run);
-  CHECK(mine == 1);
+  CHECK(Eventually([&] { return mine == 1 && all == 1; }));
   catalog.Publish(run, {std::make_shared<model::Manifest>(model::Manifest{{chain.run, 1}, {}, {}}), 5});
-  CHECK(mine == 2);
+  CHECK(Eventually([&] { return mine == 2 && all == 2; }));
   watch.reset();
   catalog.Publish(run, {std::make_shared<model::Manifest>(model::Manifest{{chain.run, 2}, {}, {}}), 6});
+  CHECK(Eventually([&] { return all == 3; }));
   CHECK(mine == 2);
   CHECK(others == 0);
   CHECK_FALSE(catalog.closed());
   catalog.Close();
   CHECK(catalog.closed());
-  CHECK(others == 1);
+  CHECK(Eventually([&] { return others == 1 && all == 4; }));
 }
 
 TEST_CASE("Of the first two, the level is compact below a link's rate that rises with the density and levels off") {

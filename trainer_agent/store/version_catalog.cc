@@ -1,5 +1,7 @@
 #include "trainer_agent/store/version_catalog.h"
 
+#include <utility>
+
 #include "common/base/text.h"
 
 namespace lockstep::store {
@@ -84,7 +86,7 @@ void VersionCatalog::Open(std::shared_ptr<ServedRun> run) {
     std::lock_guard lock(mutex_);
     runs_[model] = std::move(run);
   }
-  NotifyWatches(model);
+  Announce(model);
 }
 
 void VersionCatalog::Publish(const std::shared_ptr<ServedRun>& run, ServedVersion version) {
@@ -94,7 +96,7 @@ void VersionCatalog::Publish(const std::shared_ptr<ServedRun>& run, ServedVersio
     run->newest_ = std::move(version);
     run->withdrawn_ = OkStatus();
   }
-  NotifyWatches(run->model());
+  Announce(run->model());
 }
 
 void VersionCatalog::Retract(const std::shared_ptr<ServedRun>& run, Version version, const Status& why) {
@@ -105,7 +107,7 @@ void VersionCatalog::Retract(const std::shared_ptr<ServedRun>& run, Version vers
     run->withdrawn_ = why;
   }
   run->deltas_.Discard();
-  NotifyWatches(run->model());
+  Announce(run->model());
 }
 
 std::vector<std::shared_ptr<ServedRun>> VersionCatalog::Runs() const {
@@ -160,7 +162,34 @@ VersionCatalog::Watch::~Watch() {
   catalog_->watches_.erase(this);
 }
 
-void VersionCatalog::NotifyWatches(const std::string& model) const {
+VersionCatalog::~VersionCatalog() {
+  {
+    std::lock_guard lock(announced_mutex_);
+    ending_ = true;
+    announced_changed_.notify_all();
+  }
+  notifier_.join();
+}
+
+void VersionCatalog::Announce(const std::string& model) {
+  std::lock_guard lock(announced_mutex_);
+  announced_.insert(model);
+  announced_changed_.notify_all();
+}
+
+void VersionCatalog::Notify() {
+  std::unique_lock lock(announced_mutex_);
+  while (true) {
+    announced_changed_.wait(lock, [this] { return ending_ || !announced_.empty(); });
+    if (announced_.empty()) return;
+    const std::set<std::string> models = std::exchange(announced_, {});
+    lock.unlock();
+    for (const std::string& model : models) CallWatches(model);
+    lock.lock();
+  }
+}
+
+void VersionCatalog::CallWatches(const std::string& model) const {
   std::lock_guard lock(watches_mutex_);
   for (const Watch* watch : watches_) {
     if (model.empty() || watch->model_ == model) watch->changed_();
@@ -172,7 +201,7 @@ void VersionCatalog::Close() {
     std::lock_guard lock(mutex_);
     closed_ = true;
   }
-  NotifyWatches("");
+  Announce("");
 }
 
 bool VersionCatalog::closed() const {

@@ -5,6 +5,7 @@
 // protos.
 #pragma once
 
+#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
@@ -12,6 +13,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
 
 #include "common/model/manifest.h"
 #include "common/os/unique_fd.h"
@@ -97,6 +99,10 @@ class ServedRun {
 // All models. Thread-safe.
 class VersionCatalog {
  public:
+  VersionCatalog() : notifier_([this] { Notify(); }) {}
+  // Watches are told what is new before it returns.
+  ~VersionCatalog();
+
   // `run` replaces the model's earlier run.
   void Open(std::shared_ptr<ServedRun> run);
   void Publish(const std::shared_ptr<ServedRun>& run, ServedVersion version);
@@ -119,9 +125,10 @@ class VersionCatalog {
   // No value while that is `seen`, or nobody opened the model.
   std::optional<Update> UpdateSince(const std::string& model, const Held& seen) const;
 
-  // Has `changed` called whenever there may be an update of `model`, and at Close(), on the thread that makes it: it
-  // must not block, nor make or end a watch. Once the destructor has returned nothing is called any more. REQUIRES the
-  // catalog to outlive it.
+  // Has `changed` called soon after there may be an update of `model`, and after Close(), on the catalog's own thread:
+  // who publishes waits for no watch, however many there are. It must not make or end a watch, nor block, which would
+  // hold up the others. Once the destructor has returned nothing is called any more. REQUIRES the catalog to outlive
+  // it.
   class Watch {
    public:
     Watch(const VersionCatalog* catalog, std::string model, std::function<void()> changed);
@@ -141,14 +148,21 @@ class VersionCatalog {
   bool closed() const;
 
  private:
-  // Calls the watches of `model`; all of them when it is empty.
-  void NotifyWatches(const std::string& model) const;
+  // Has the watches of `model` called; all of them when it is empty.
+  void Announce(const std::string& model);
+  void Notify();
+  void CallWatches(const std::string& model) const;
 
   mutable std::mutex mutex_;
   std::map<std::string, std::shared_ptr<ServedRun>> runs_;
   bool closed_ = false;
   mutable std::mutex watches_mutex_;  // held while they are called, which take mutex_; so never taken after it
   mutable std::set<const Watch*> watches_;
+  std::mutex announced_mutex_;  // taken after no other
+  std::condition_variable announced_changed_;
+  std::set<std::string> announced_;  // whose watches are to be called
+  bool ending_ = false;
+  std::thread notifier_;
 };
 
 }  // namespace lockstep::store
