@@ -25,7 +25,7 @@ struct HostPort {
 // The reverse of ToString(). kBadData, naming `text`, for anything else; port 0 is allowed (a listener then picks one).
 Result<HostPort> ParseHostPort(std::string_view text);
 
-// Parses a listen address of the setting `name`, which must be loopback unless `allow_insecure_network`. kConfig.
-Result<HostPort> CheckListenAddress(std::string_view name, std::string_view text, bool allow_insecure_network);
+// Parses a listen address of the setting `name`, which must be loopback unless `beyond_loopback`. kConfig.
+Result<HostPort> CheckListenAddress(std::string_view name, std::string_view text, bool beyond_loopback);
 
 }  // namespace lockstep::net

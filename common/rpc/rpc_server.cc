@@ -33,7 +33,7 @@ Result<std::unique_ptr<RpcServer>> RpcServer::Create(const Options& options) {
   grpc::ServerBuilder builder;
   SetLimits(builder);
   int bound_port = 0;
-  builder.AddListeningPort(options.address, grpc::InsecureServerCredentials(), &bound_port);
+  builder.AddListeningPort(options.address, MakeServerCredentials(options.tls), &bound_port);
   for (grpc::Service* service : options.services) builder.RegisterService(service);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || bound_port == 0) {

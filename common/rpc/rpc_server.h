@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/base/status.h"
+#include "common/rpc/tls.h"
 
 namespace lockstep::rpc {
 
@@ -23,6 +24,7 @@ class RpcServer {
   struct Options {
     std::string address;                       // host:port; port 0 lets the system choose
     std::vector<grpc::Service*> services;      // at least one; not owned, they outlive the server
+    TlsOptions tls;                            // what peers need to get in; not configured: nothing, all is plaintext
     std::vector<std::string> health_services;  // names that health checks may ask for; all NOT_SERVING at first
   };
 

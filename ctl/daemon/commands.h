@@ -8,6 +8,7 @@
 #include <string>
 
 #include "common/base/status.h"
+#include "common/rpc/tls.h"
 #include "ctl/output/output.h"
 
 namespace lockstep::ctl {
@@ -19,6 +20,7 @@ struct DaemonOptions {
   Command command = Command::kStatus;
   Daemon daemon = Daemon::kAgent;           // whom it goes to
   std::string address;                      // of that daemon
+  rpc::TlsOptions tls;                      // that it is spoken to by
   std::optional<std::string> verify_agent;  // the agent to compare a receiver with; else the receiver's own
   std::string model;                        // empty: the only one there is
   std::string health_service;               // full name; empty: the server as a whole

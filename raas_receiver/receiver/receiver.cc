@@ -78,6 +78,7 @@ Status Receiver::OpenModels() {
     session::SessionOptions options{.model = model,
                                     .receiver = config_.name,
                                     .agent = config_.agent,
+                                    .tls = config_.tls,
                                     .lanes = config_.lanes,
                                     .follow = config_.follow,
                                     .live = config_.live,
@@ -102,6 +103,7 @@ Status Receiver::Listen() {
   }
   LS_ASSIGN_OR_RETURN(server_, rpc::RpcServer::Create({.address = config_.listen.ToString(),
                                                        .services = {&service_},
+                                                       .tls = config_.tls,
                                                        .health_services = {kLiveness, kReadiness}}));
   const net::HostPort address{config_.listen.host, static_cast<uint16_t>(server_->bound_port())};
   telemetry::Log(telemetry::LogLevel::kInfo, "listening",

@@ -12,6 +12,7 @@
 #include "common/config/config.h"
 #include "common/model/model_name.h"
 #include "common/payload/payload.h"
+#include "common/rpc/tls_config.h"
 #include "common/telemetry/build_info.h"
 #include "common/wire/frame.h"
 #include "raas_receiver/replica/replica_pair.h"
@@ -92,7 +93,10 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
              "memory for applied deltas, kept to bring the other replica and engines forward");
   parser.Add("reader-grace-ms", &to.reader_grace_ms,
              "how long to wait for a reader of an old version before its file is replaced");
-  parser.Add("allow-insecure-network", &to.allow_insecure_network, "listen beyond loopback without authentication");
+  rpc::AddTlsOptions(parser, config.tls);
+  parser.Add("tls-server-name", &config.tls.server_name,
+             "DNS name, IP or URI (spiffe://...) that the agent's certificate must have; empty: the host of --agent");
+  parser.Add("allow-insecure-network", &to.allow_insecure_network, "listen beyond loopback without TLS");
   parser.Add("log-level", &config.log_level, "debug, info, warn or error");
   parser.Add("log-format", &config.log_format, "auto, text or json");
   parser.Add("drain-timeout-ms", &to.drain_timeout_ms, "time to end in after SIGTERM");
@@ -156,8 +160,10 @@ Status Check(const ConfigParser& parser, const Written& written, ReceiverConfig&
   const Result<net::HostPort> agent = net::ParseHostPort(written.agent);
   if (!agent.ok()) return {ErrorCode::kConfig, Cat(parser.WrittenAs("agent"), ": ", agent.status().message())};
   config.agent = *agent;
-  LS_ASSIGN_OR_RETURN(config.listen, net::CheckListenAddress(parser.WrittenAs("listen"), written.listen,
-                                                             written.allow_insecure_network));
+  LS_RETURN_IF_ERROR(rpc::PrepareTls(config.tls));
+  LS_ASSIGN_OR_RETURN(config.listen,
+                      net::CheckListenAddress(parser.WrittenAs("listen"), written.listen,
+                                              config.tls.configured() || written.allow_insecure_network));
   if (!config.assets.empty() && !fs::is_directory(config.assets)) {
     return {ErrorCode::kConfig, Cat(parser.WrittenAs("assets"), ": ", config.assets, " is not a directory")};
   }

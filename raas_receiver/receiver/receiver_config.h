@@ -9,6 +9,7 @@
 
 #include "common/base/status.h"
 #include "common/net/host_port.h"
+#include "common/rpc/tls.h"
 #include "raas_receiver/engines/driver.h"
 
 namespace lockstep::receiver {
@@ -20,6 +21,7 @@ struct ReceiverConfig {
   std::string root = "/dev/shm/lockstep-receiver";  // absolute once it is parsed, as other paths
   std::string assets;                               // empty: none
   net::HostPort listen;
+  rpc::TlsOptions tls;
   std::string address_file;  // empty: none
   uint64_t lanes = 4;
   uint64_t threads = 0;

@@ -35,9 +35,9 @@ class AgentClient::CallScope {
   grpc::ClientContext& context_;
 };
 
-AgentClient::AgentClient(net::HostPort address)
+AgentClient::AgentClient(net::HostPort address, const rpc::TlsOptions& tls)
     : address_(std::move(address)),
-      channel_(rpc::MakeChannel(address_.ToString())),
+      channel_(rpc::MakeChannel(address_.ToString(), tls)),
       stub_(v1::TrainerAgent::NewStub(channel_)) {}
 
 template <typename Request, typename Response>

@@ -16,6 +16,7 @@
 #include "common/base/status.h"
 #include "common/model/layout.h"
 #include "common/net/host_port.h"
+#include "common/rpc/tls.h"
 #include "common/wire/features.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
 
@@ -25,7 +26,7 @@ namespace lockstep::session {
 // before the message; kProtocol says so where a receiver answers in its place.
 class AgentClient {
  public:
-  explicit AgentClient(net::HostPort address);
+  explicit AgentClient(net::HostPort address, const rpc::TlsOptions& tls = {});
 
   const net::HostPort& address() const { return address_; }
 

@@ -39,7 +39,7 @@ Session::Session(SessionOptions options, std::unique_ptr<replica::ReplicaPair> r
       replicas_(std::move(replicas)),
       feed_(feed),
       requests_(options_.model, changed_),
-      agent_(options_.agent),
+      agent_(options_.agent, options_.tls),
       live_({.model = options_.model,
              .receiver = options_.receiver,
              .lanes = options_.lanes,

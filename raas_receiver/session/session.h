@@ -21,6 +21,7 @@
 
 #include "common/base/backoff.h"
 #include "common/base/status.h"
+#include "common/rpc/tls.h"
 #include "proto/lockstep/v1/receiver.pb.h"
 #include "raas_receiver/replica/replica_pair.h"
 #include "raas_receiver/session/agent_client.h"
@@ -39,6 +40,7 @@ struct SessionOptions {
   std::string model;
   std::string receiver;  // this receiver's name
   net::HostPort agent;
+  rpc::TlsOptions tls;  // of calls to the agent
   size_t lanes = 4;
   bool follow = true;  // sync whenever there is a newer version
   bool live = true;    // and take deltas while they are made

@@ -26,7 +26,7 @@ ALLOWED = {
     "common/payload": {"common/base", "common/model", "kernels", "@zstd"},
     "common/wire": {"common/base", "common/payload", "common/peer"},
     "common/net": {"common/base", "common/os", "@asio"},
-    "common/rpc": {"common/base", "common/os", "@grpc"},
+    "common/rpc": {"common/base", "common/config", "common/os", "@grpc", "@openssl"},
     "common/telemetry": {"common/base", "common/os", "@spdlog", "@nlohmann_json"},
     "common/config": {"common/base", "common/os", "@cli11", "@tomlplusplus"},
     "kernels": {"common/base", "@highway"},

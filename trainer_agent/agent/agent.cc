@@ -120,6 +120,7 @@ Status Agent::Listen() {
       options_.local_socket, &timeline_);
   LS_ASSIGN_OR_RETURN(rpc_, rpc::RpcServer::Create({.address = options_.listen_address.ToString(),
                                                     .services = {service_.get()},
+                                                    .tls = options_.tls,
                                                     .health_services = {kLiveness, kReadiness}}));
   LS_ASSIGN_OR_RETURN(ranks_, publish::StartRankServer(options_.socket, registry_.get()));
   return Announce();

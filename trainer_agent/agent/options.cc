@@ -6,6 +6,7 @@
 #include "common/base/version.h"
 #include "common/model/layout.h"
 #include "common/payload/payload.h"
+#include "common/rpc/tls_config.h"
 #include "common/telemetry/build_info.h"
 #include "common/wire/frame.h"
 #include "trainer_agent/buffer/control_segment.h"
@@ -41,11 +42,12 @@ Status CheckLocalSocket(const ConfigParser& parser, AgentOptions& options) {
 
 Status Check(const ConfigParser& parser, AgentOptions& options) {
   LS_RETURN_IF_ERROR(CheckLocalSocket(parser, options));
-  LS_ASSIGN_OR_RETURN(options.listen_address, net::CheckListenAddress(parser.WrittenAs("listen"), options.listen,
-                                                                      options.allow_insecure_network));
-  LS_ASSIGN_OR_RETURN(
-      options.lane_address,
-      net::CheckListenAddress(parser.WrittenAs("lane-listen"), options.lane_listen, options.allow_insecure_network));
+  LS_RETURN_IF_ERROR(rpc::PrepareTls(options.tls));
+  const bool anywhere = options.tls.configured() || options.allow_insecure_network;
+  LS_ASSIGN_OR_RETURN(options.listen_address,
+                      net::CheckListenAddress(parser.WrittenAs("listen"), options.listen, anywhere));
+  LS_ASSIGN_OR_RETURN(options.lane_address,
+                      net::CheckListenAddress(parser.WrittenAs("lane-listen"), options.lane_listen, anywhere));
   if (!options.lane_advertise.empty()) {
     const auto advertised = net::ParseHostPort(options.lane_advertise);
     if (!advertised.ok()) {
@@ -97,8 +99,9 @@ Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv
   parser.Add("lane-rate-limit", &options->lane_rate_limit, "bytes a second of all lanes together; 0: no limit");
   parser.Add("receiver-rate-limit", &options->receiver_rate_limit,
              "bytes a second of the lanes of one receiver together; 0: no limit");
+  rpc::AddTlsOptions(parser, options->tls);
   parser.Add("allow-insecure-network", &options->allow_insecure_network,
-             "listen beyond loopback although nothing is authenticated");
+             "listen beyond loopback although nobody is authenticated without TLS");
   parser.Add("log-level", &options->log_level, "debug, info, warn or error");
   parser.Add("log-format", &options->log_format, "auto, text or json");
   parser.Add("drain-timeout-ms", &options->drain_timeout_ms, "how long calls may take to end after SIGTERM");

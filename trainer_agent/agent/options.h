@@ -7,6 +7,7 @@
 #include "common/base/status.h"
 #include "common/config/config.h"
 #include "common/net/host_port.h"
+#include "common/rpc/tls.h"
 
 namespace lockstep::agent {
 
@@ -27,6 +28,7 @@ struct AgentOptions {
   uint64_t max_lanes = 16;
   uint64_t lane_rate_limit = 0;
   uint64_t receiver_rate_limit = 0;
+  rpc::TlsOptions tls;
   bool allow_insecure_network = false;
   std::string log_level = "info";
   std::string log_format = "auto";
