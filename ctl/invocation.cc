@@ -16,6 +16,7 @@ struct Words {
   std::string agent;
   std::vector<std::string> receivers;
   std::string health_service;
+  rpc::TlsOptions tls;
   DaemonOptions daemon;
   PlanOptions plan;
   TimelineOptions timeline;
@@ -88,10 +89,23 @@ Status ChooseDaemon(const Words& words, DaemonOptions& options) {
       to_receiver ? (receiver.empty() ? kDefaultReceiver : receiver) : (agent.empty() ? kDefaultAgent : agent);
   if (verify && to_receiver && !words.agent.empty()) options.verify_agent = words.agent;
   for (const std::string& address : {options.address, options.verify_agent.value_or(options.address)}) {
-    const Result<net::HostPort> parsed = net::ParseHostPort(address);
+    const Result<net::ControlAddress> parsed = net::ParseControlAddress(address);
     if (!parsed.ok()) return {ErrorCode::kUsage, parsed.status().message()};
   }
   return OkStatus();
+}
+
+// With what of it the command line does not say from the environment.
+Result<rpc::TlsOptions> ChooseTls(rpc::TlsOptions tls) {
+  const std::pair<std::string*, const char*> settings[] = {{&tls.cert, "LOCKSTEP_TLS_CERT"},
+                                                           {&tls.key, "LOCKSTEP_TLS_KEY"},
+                                                           {&tls.ca, "LOCKSTEP_TLS_CA"},
+                                                           {&tls.server_name, "LOCKSTEP_TLS_SERVER_NAME"}};
+  for (const auto& [setting, variable] : settings) {
+    if (setting->empty()) *setting = Environment(variable);
+  }
+  LS_RETURN_IF_ERROR(rpc::PrepareTls(tls));
+  return tls;
 }
 
 std::string HealthService(const std::string& word, Daemon daemon) {
@@ -106,11 +120,21 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
   Words words;
   CLI::App app("Shows and steers Lockstep's daemons", "lockstepctl");
   app.set_version_flag("--version", Cat("lockstepctl ", kVersion, " (", telemetry::BuildRevision(), ")"));
-  app.add_option("--agent", words.agent, "Talk to this trainer_agent [$LOCKSTEP_AGENT, 127.0.0.1:7700]")
-      ->type_name("HOST:PORT");
-  app.add_option("--receiver", words.receivers, "Talk to this raas_receiver [$LOCKSTEP_RECEIVER, 127.0.0.1:7710]")
+  app.add_option("--agent", words.agent, Cat("Talk to this trainer_agent [$LOCKSTEP_AGENT, ", kDefaultAgent, "]"))
+      ->type_name("HOST:PORT|unix:PATH");
+  app.add_option("--receiver", words.receivers,
+                 Cat("Talk to this raas_receiver [$LOCKSTEP_RECEIVER, ", kDefaultReceiver, "]"))
       ->allow_extra_args(false)
-      ->type_name("HOST:PORT");
+      ->type_name("HOST:PORT|unix:PATH");
+  app.add_option("--tls-cert", words.tls.cert, "Own certificate, PEM; without, plaintext [$LOCKSTEP_TLS_CERT]")
+      ->type_name("FILE");
+  app.add_option("--tls-key", words.tls.key, "Its private key, PEM [$LOCKSTEP_TLS_KEY]")->type_name("FILE");
+  app.add_option("--tls-ca", words.tls.ca, "What signed the daemons' certificates, PEM [$LOCKSTEP_TLS_CA]")
+      ->type_name("FILE");
+  app.add_option("--tls-server-name", words.tls.server_name,
+                 "DNS name, IP or URI that the daemon's certificate must have, when it is not the address's host "
+                 "[$LOCKSTEP_TLS_SERVER_NAME]")
+      ->type_name("NAME");
   app.add_flag("--json", invocation.json, "Print JSON: one document, or for watch one a line");
   app.add_flag("--quiet", invocation.quiet, "Print nothing but errors");
   const auto set_timeout = [&words](int64_t ms) {
@@ -133,9 +157,11 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
     LS_RETURN_IF_ERROR(FinishPlan(words));
     invocation.wanted = words.plan;
   } else if (app.got_subcommand("timeline")) {
+    LS_ASSIGN_OR_RETURN(words.timeline.tls, ChooseTls(words.tls));
     LS_RETURN_IF_ERROR(FinishTimelineOptions(words.agent, words.receivers, invocation.json, words.timeline));
     invocation.wanted = words.timeline;
   } else {
+    LS_ASSIGN_OR_RETURN(words.daemon.tls, ChooseTls(words.tls));
     LS_RETURN_IF_ERROR(ChooseDaemon(words, words.daemon));
     words.daemon.health_service = HealthService(words.health_service, words.daemon.daemon);
     invocation.wanted = words.daemon;

@@ -22,10 +22,22 @@ struct HostPort {
   bool IsLoopback() const;
 };
 
+// Where a daemon's control plane is: host:port, or a unix socket of this host.
+struct ControlAddress {
+  ControlAddress() = default;
+  ControlAddress(const HostPort& address) : text(address.ToString()), host(address.host) {}  // NOLINT: implicit
+
+  std::string text;  // "host:port" or "unix:/path", as people write it and gRPC takes it
+  std::string host;  // of its lanes, where they are not said to be elsewhere: loopback for a socket
+};
+
+// kBadData, naming `text`, when it is neither host:port nor unix:PATH with an absolute path.
+Result<ControlAddress> ParseControlAddress(const std::string& text);
+
 // The reverse of ToString(). kBadData, naming `text`, for anything else; port 0 is allowed (a listener then picks one).
 Result<HostPort> ParseHostPort(std::string_view text);
 
-// Parses a listen address of the setting `name`, which must be loopback unless `allow_insecure_network`. kConfig.
-Result<HostPort> CheckListenAddress(std::string_view name, std::string_view text, bool allow_insecure_network);
+// Parses a listen address of the setting `name`, which must be loopback unless `beyond_loopback`. kConfig.
+Result<HostPort> CheckListenAddress(std::string_view name, std::string_view text, bool beyond_loopback);
 
 }  // namespace lockstep::net

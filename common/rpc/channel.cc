@@ -1,7 +1,6 @@
 #include "common/rpc/channel.h"
 
 #include <grpcpp/create_channel.h>
-#include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
 
 #include "common/rpc/rpc_server.h"
@@ -13,9 +12,11 @@ namespace {
 constexpr int kSilenceMs = 20'000;
 constexpr int kPingAfterMs = 10'000;
 
+constexpr std::string_view kUnixScheme = "unix:";
+
 }  // namespace
 
-std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
+std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const TlsOptions& tls) {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(kMaxRpcMessageBytes);
   arguments.SetMaxSendMessageSize(kMaxRpcMessageBytes);
@@ -31,7 +32,8 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address) {
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   // Backoff is per subchannel: a channel of its own does not wait for another's.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments);
+  const bool of_host = address.starts_with(kUnixScheme);
+  return grpc::CreateCustomChannel(address, MakeChannelCredentials(of_host ? TlsOptions{} : tls), arguments);
 }
 
 }  // namespace lockstep::rpc

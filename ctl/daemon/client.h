@@ -44,10 +44,10 @@ class Client {
   using Stub = typename Service::StubInterface;
   using Other = OtherDaemon<Service>;
 
-  Client(std::string_view daemon, const std::string& address)
+  Client(std::string_view daemon, const std::string& address, const rpc::TlsOptions& tls)
       : address_(address),
         name_(Cat(daemon, " ", address)),
-        channel_(rpc::MakeChannel(address)),
+        channel_(rpc::MakeChannel(address, tls)),
         stub_(Service::NewStub(channel_)) {}
 
   const std::string& name() const { return name_; }

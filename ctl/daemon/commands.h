@@ -8,6 +8,7 @@
 #include <string>
 
 #include "common/base/status.h"
+#include "common/rpc/tls.h"
 #include "ctl/output/output.h"
 
 namespace lockstep::ctl {
@@ -19,6 +20,7 @@ struct DaemonOptions {
   Command command = Command::kStatus;
   Daemon daemon = Daemon::kAgent;           // whom it goes to
   std::string address;                      // of that daemon
+  rpc::TlsOptions tls;                      // that it is spoken to by
   std::optional<std::string> verify_agent;  // the agent to compare a receiver with; else the receiver's own
   std::string model;                        // empty: the only one there is
   std::string health_service;               // full name; empty: the server as a whole
@@ -36,8 +38,8 @@ Status RunDaemonCommand(const DaemonOptions& options, const Output& output);
 // Where daemons are when the command line does not say.
 inline constexpr const char* kAgentVariable = "LOCKSTEP_AGENT";
 inline constexpr const char* kReceiverVariable = "LOCKSTEP_RECEIVER";
-inline constexpr const char* kDefaultAgent = "127.0.0.1:7700";
-inline constexpr const char* kDefaultReceiver = "127.0.0.1:7710";
+inline constexpr const char* kDefaultAgent = "unix:/run/trainer-agent/control.sock";
+inline constexpr const char* kDefaultReceiver = "unix:/run/raas-receiver/control.sock";
 
 inline std::string Environment(const char* name) {
   const char* value = std::getenv(name);

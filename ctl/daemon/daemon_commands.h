@@ -33,7 +33,7 @@ class DaemonCommands {
   using Stub = typename DaemonClient::Stub;
 
   DaemonCommands(std::string_view daemon, const DaemonOptions& options, const Output& output)
-      : options_(options), output_(output), client_(daemon, options.address) {}
+      : options_(options), output_(output), client_(daemon, options.address, options.tls) {}
 
   // The commands that are alike.
   Status Run() const {

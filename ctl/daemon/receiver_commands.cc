@@ -67,7 +67,7 @@ class ReceiverCommands : DaemonCommands<ReceiverClient, v1::ReceiverStatusReques
   }
 
   Result<AgentProof> AskAgent(const std::string& address, const Verification& verification) const {
-    const AgentClient agent("trainer_agent", address);
+    const AgentClient agent("trainer_agent", address, options_.tls);
     v1::GetManifestRequest request;
     request.set_model(verification.model);
     request.set_version(verification.result.held().version());

@@ -35,7 +35,7 @@ Result<ClockReading> ReadItsClock(const DaemonClient& client, std::chrono::milli
 template <typename DaemonClient>
 Result<DaemonTimeline> Ask(std::string_view daemon, const std::string& address, const TimelineOptions& options,
                            std::chrono::milliseconds timeout) {
-  const DaemonClient client(daemon, address);
+  const DaemonClient client(daemon, address, options.tls);
   DaemonTimeline timeline{.address = address, .clock = {}, .spans = {}};
   LS_ASSIGN_OR_RETURN(timeline.clock, ReadItsClock(client, timeout));
   v1::TimelineRequest request;
@@ -46,8 +46,9 @@ Result<DaemonTimeline> Ask(std::string_view daemon, const std::string& address, 
 }
 
 // The agent that the receiver at `address` follows.
-Result<std::string> AgentFollowedBy(const std::string& address, std::chrono::milliseconds timeout) {
-  const ReceiverClient receiver("raas_receiver", address);
+Result<std::string> AgentFollowedBy(const std::string& address, const rpc::TlsOptions& tls,
+                                    std::chrono::milliseconds timeout) {
+  const ReceiverClient receiver("raas_receiver", address, tls);
   LS_ASSIGN_OR_RETURN(const v1::ReceiverStatus status,
                       receiver.Call(&ReceiverClient::Stub::GetStatus, v1::ReceiverStatusRequest(), timeout));
   for (const v1::ReceiverModel& model : status.models()) return model.agent();
@@ -57,7 +58,7 @@ Result<std::string> AgentFollowedBy(const std::string& address, std::chrono::mil
 Result<std::vector<DaemonTimeline>> AskAll(const TimelineOptions& options, std::chrono::milliseconds timeout) {
   std::string agent = options.agent;
   if (agent.empty()) {
-    LS_ASSIGN_OR_RETURN(agent, AgentFollowedBy(options.receivers.at(0), timeout));
+    LS_ASSIGN_OR_RETURN(agent, AgentFollowedBy(options.receivers.at(0), options.tls, timeout));
   }
   std::vector<DaemonTimeline> timelines;
   LS_ASSIGN_OR_RETURN(timelines.emplace_back(), Ask<AgentClient>("trainer_agent", agent, options, timeout));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/base/status.h"
+#include "common/rpc/tls.h"
 #include "ctl/output/output.h"
 
 namespace CLI {
@@ -19,6 +20,7 @@ namespace lockstep::ctl {
 struct TimelineOptions {
   std::string agent;                                 // empty: the one that the first receiver follows
   std::vector<std::string> receivers;                // none: the agent's side alone
+  rpc::TlsOptions tls;                               // that daemons are spoken to by
   std::string model;                                 // empty: every one
   uint64_t version = 0;                              // 0: the newest `last`
   uint64_t last = 3;                                 // versions of each model; 0: all that daemons remember

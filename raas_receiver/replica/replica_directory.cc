@@ -10,18 +10,19 @@
 
 #include "common/base/text.h"
 #include "common/os/file.h"
+#include "raas_receiver/replica/modes.h"
 #include "raas_receiver/replica/replica_file.h"
 
 namespace lockstep::replica {
 
 Result<ReplicaDirectory> ReplicaDirectory::Open(const std::string& root, const std::string& model) {
-  LS_RETURN_IF_ERROR(os::MakeDirs(root));
+  LS_RETURN_IF_ERROR(os::MakeDirs(root, kDirectoryMode));
   LS_RETURN_IF_ERROR(os::CheckOwnDir(root).WithContext("--root"));
   LS_RETURN_IF_ERROR(os::CheckWritableDir(root));
   ReplicaDirectory directory(Cat(root, "/", model));
-  LS_RETURN_IF_ERROR(os::MakeDirs(directory.path_));
+  LS_RETURN_IF_ERROR(os::MakeDirs(directory.path_, kDirectoryMode));
   LS_RETURN_IF_ERROR(os::CheckOwnDir(directory.path_));
-  LS_RETURN_IF_ERROR(os::MakeDirs(directory.scratch_));
+  LS_RETURN_IF_ERROR(os::MakeDirs(directory.scratch_, kDirectoryMode));
   LS_RETURN_IF_ERROR(os::CheckOwnDir(directory.scratch_));
   LS_RETURN_IF_ERROR(directory.Lock());
   LS_RETURN_IF_ERROR(directory.Sweep());

@@ -30,6 +30,22 @@ TEST_CASE("A full version is published as a safetensors file under current") {
   fixture.CheckCurrent(1);
 }
 
+TEST_CASE("What is published is for its user and group alone, whatever the umask") {
+  for (const mode_t mask : {mode_t{0}, mode_t{077}}) {
+    const mode_t before = ::umask(mask);
+    ReplicaFixture fixture;
+    fixture.options.root += "/root";
+    fixture.Open();
+    fixture.PullFull(fixture.model.Advance());
+    ::umask(before);
+    const auto mode = [](const std::string& path) { return static_cast<unsigned>(fs::status(path).permissions()); };
+    CHECK(mode(fixture.ModelPath("v1/model.safetensors")) == 0640);
+    CHECK(mode(fixture.ModelPath("v1")) == 0750);
+    CHECK(mode(fixture.ModelPath("")) == 0750);
+    CHECK(mode(fixture.options.root) == 0750);
+  }
+}
+
 TEST_CASE("Deltas alternate between the replicas and always come out whole") {
   ReplicaFixture fixture;
   fixture.options.keep_delta_bytes = GENERATE(uint64_t{0}, uint64_t{4'000}, uint64_t{1} << 30);

@@ -16,6 +16,7 @@
 #include "common/base/status.h"
 #include "common/model/layout.h"
 #include "common/net/host_port.h"
+#include "common/rpc/tls.h"
 #include "common/wire/features.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
 
@@ -25,9 +26,9 @@ namespace lockstep::session {
 // before the message; kProtocol says so where a receiver answers in its place.
 class AgentClient {
  public:
-  explicit AgentClient(net::HostPort address);
+  explicit AgentClient(net::ControlAddress address, const rpc::TlsOptions& tls = {});
 
-  const net::HostPort& address() const { return address_; }
+  const net::ControlAddress& address() const { return address_; }
 
   // The layout, proved by its digest. kNotFound until a trainer has opened the model.
   Result<std::shared_ptr<const model::ModelLayout>> GetLayout(const std::string& model);
@@ -57,7 +58,7 @@ class AgentClient {
                         std::chrono::milliseconds timeout, bool even_cancelled = false);
   Status Explain(const char* call, const grpc::Status& status) const;
 
-  const net::HostPort address_;
+  const net::ControlAddress address_;
   const peer::Peer self_ = wire::Self("raas_receiver");
   const std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<Stub> stub_;

@@ -70,7 +70,7 @@ Result<Plan> ReadCommon(const v1::PullPlan& proto) {
 
 // `Proto` is one that grants lanes: v1::PullPlan or v1::LivePlan.
 template <typename Proto>
-Result<pull::LanePeer> ReadLanes(const Proto& proto, const Layout& layout, const net::HostPort& control) {
+Result<pull::LanePeer> ReadLanes(const Proto& proto, const Layout& layout, const net::ControlAddress& control) {
   pull::LanePeer peer{.pull_id = proto.pull_id(), .layout = layout};
   if (proto.tickets().empty() || proto.tickets_size() > static_cast<int>(kMaxLanes)) {
     return Broken(proto, Cat("grants ", proto.tickets_size(), " lanes"));
@@ -113,7 +113,8 @@ std::string_view ModeName(v1::PullMode mode) {
   }
 }
 
-Result<Plan> ReadPlan(const v1::PullPlan& proto, const Layout& layout, const Held& held, const net::HostPort& control) {
+Result<Plan> ReadPlan(const v1::PullPlan& proto, const Layout& layout, const Held& held,
+                      const net::ControlAddress& control) {
   LS_ASSIGN_OR_RETURN(Plan plan, ReadCommon(proto));
   switch (plan.mode) {
     case v1::PULL_MODE_UP_TO_DATE:
@@ -142,7 +143,8 @@ Result<Plan> ReadPlan(const v1::PullPlan& proto, const Layout& layout, const Hel
   return plan;
 }
 
-Result<pull::LanePeer> ReadLivePlan(const v1::LivePlan& proto, const Layout& layout, const net::HostPort& control) {
+Result<pull::LanePeer> ReadLivePlan(const v1::LivePlan& proto, const Layout& layout,
+                                    const net::ControlAddress& control) {
   if (proto.pull_id() == 0) return Broken(proto, "has no id");
   return ReadLanes(proto, layout, control);
 }

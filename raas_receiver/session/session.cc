@@ -41,7 +41,7 @@ Session::Session(SessionOptions options, std::unique_ptr<replica::ReplicaPair> r
       replicas_(std::move(replicas)),
       feed_(feed),
       requests_(options_.model, changed_),
-      agent_(options_.agent),
+      agent_(options_.agent, options_.tls),
       live_({.model = options_.model,
              .receiver = options_.receiver,
              .lanes = options_.lanes,
@@ -94,7 +94,7 @@ v1::ReceiverModel Session::Describe() const {
   const std::shared_ptr<const model::ModelLayout> layout = follower_.layout();
   v1::ReceiverModel model;
   model.set_name(options_.model);
-  model.set_agent(options_.agent.ToString());
+  model.set_agent(options_.agent.text);
   *model.mutable_held() = ToProto(current.held);
   *model.mutable_previous() = ToProto(replicas_->previous().held);
   if (!current.held.nothing()) {

@@ -21,6 +21,7 @@
 
 #include "common/base/backoff.h"
 #include "common/base/status.h"
+#include "common/rpc/tls.h"
 #include "proto/lockstep/v1/receiver.pb.h"
 #include "raas_receiver/replica/replica_pair.h"
 #include "raas_receiver/replica/scrubber.h"
@@ -39,7 +40,8 @@ namespace lockstep::session {
 struct SessionOptions {
   std::string model;
   std::string receiver;  // this receiver's name
-  net::HostPort agent;
+  net::ControlAddress agent;
+  rpc::TlsOptions tls;  // of calls to the agent
   size_t lanes = 4;
   bool follow = true;                        // sync whenever there is a newer version
   bool live = true;                          // and take deltas while they are made

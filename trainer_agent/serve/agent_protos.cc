@@ -25,9 +25,10 @@ Result<std::vector<payload::CodecLevel>> LevelsFor(const std::string& line) {
 
 // What requests of both kinds have.
 template <typename Proto>
-Result<PullRequest> CommonOf(const Proto& request) {
+Result<PullRequest> CommonOf(const Proto& request, const std::string& owner) {
   PullRequest wanted{.model = request.model(),
                      .receiver = request.receiver(),
+                     .owner = owner,
                      .lanes = request.lanes_wanted(),
                      .link_bytes_per_s = request.link_bytes_per_s()};
   LS_ASSIGN_OR_RETURN(wanted.layout, IdOf<LayoutDigest>(request.layout_digest()));
@@ -42,16 +43,16 @@ Result<Held> FromProto(const v1::Held& held) {
   return Held{run, held.version()};
 }
 
-Result<PullRequest> FromProto(const v1::OpenPullRequest& request) {
-  LS_ASSIGN_OR_RETURN(PullRequest wanted, CommonOf(request));
+Result<PullRequest> FromProto(const v1::OpenPullRequest& request, const std::string& owner) {
+  LS_ASSIGN_OR_RETURN(PullRequest wanted, CommonOf(request, owner));
   LS_ASSIGN_OR_RETURN(wanted.held, FromProto(request.held()));
   LS_ASSIGN_OR_RETURN(wanted.held_digest, IdOf<ManifestDigest>(request.held_digest()));
   wanted.force_full = request.force_full();
   return wanted;
 }
 
-Result<PullRequest> FromProto(const v1::OpenLiveRequest& request) {
-  return CommonOf(request);
+Result<PullRequest> FromProto(const v1::OpenLiveRequest& request, const std::string& owner) {
+  return CommonOf(request, owner);
 }
 
 void ToProto(const Held& held, v1::Held* out) {

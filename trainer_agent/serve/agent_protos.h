@@ -9,10 +9,10 @@
 
 namespace lockstep::serve {
 
-// kBadData: an id of another length than 16 bytes; an empty one is the zero id.
+// kBadData: an id of another length than 16 bytes; an empty one is the zero id. `owner` is who asks.
 Result<Held> FromProto(const v1::Held& held);
-Result<PullRequest> FromProto(const v1::OpenPullRequest& request);
-Result<PullRequest> FromProto(const v1::OpenLiveRequest& request);
+Result<PullRequest> FromProto(const v1::OpenPullRequest& request, const std::string& owner = "");
+Result<PullRequest> FromProto(const v1::OpenLiveRequest& request, const std::string& owner = "");
 
 void ToProto(const Held& held, v1::Held* out);
 void ToProto(const PullPlan& plan, const std::string& lane_address, v1::PullPlan* out);

@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 
+#include "common/access/access.h"
 #include "common/telemetry/timeline.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
 #include "trainer_agent/serve/pull_table.h"
@@ -19,11 +20,11 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   // The models that are open, each with what only its publish side knows: run, layout, ranks and versions.
   using PublishFacts = std::function<std::vector<v1::AgentModel>()>;
 
-  // `lane_address` and `local_socket` (empty: none) are what plans name. REQUIRES catalog, scrubber, pulls and timeline
-  // to outlive this.
-  AgentService(store::VersionCatalog* catalog, store::Scrubber* scrubber, PullTable* pulls, PublishFacts publish_facts,
-               v1::BuildInfo build, std::string lane_address, std::string local_socket,
-               const telemetry::Timeline* timeline);
+  // `access` decides who may call what. `lane_address` and `local_socket` (empty: none) are what plans name. REQUIRES
+  // access, catalog, scrubber, pulls and timeline to outlive this.
+  AgentService(access::AccessControl* access, store::VersionCatalog* catalog, store::Scrubber* scrubber,
+               PullTable* pulls, PublishFacts publish_facts, v1::BuildInfo build, std::string lane_address,
+               std::string local_socket, const telemetry::Timeline* timeline);
 
   // From now on nothing is opened and status says so. Streams end when the catalog closes.
   void StartDraining() { draining_ = true; }
@@ -44,6 +45,7 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
  private:
   void FillModel(v1::AgentModel& model) const;
 
+  const access::Gate gate_;
   store::VersionCatalog* const catalog_;
   store::Scrubber* const scrubber_;
   PullTable* const pulls_;

@@ -141,7 +141,7 @@ Result<PullPlan> PullTable::Open(const PullRequest& request) {
   if (request.gone && request.gone()) {
     return Status(ErrorCode::kCancelled, Cat("model ", request.model, ": the receiver no longer waits for its plan"));
   }
-  const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, run, plan.target.version);
+  const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, request.owner, run, plan.target.version);
   LS_RETURN_IF_ERROR(Insert(pull));
   plan.pull_id = pull->id;
   plan.tickets = IssueTickets(*pull, request.lanes);
@@ -163,22 +163,24 @@ Result<LivePlan> PullTable::OpenLive(const PullRequest& request) {
   LS_ASSIGN_OR_RETURN(const auto run, FindRun(request));
   auto follower = std::make_unique<store::LiveFeed::Follower>(
       &run->live(), store::ChooseLevel(request.link_bytes_per_s, run->deltas().NewestDensity(), request.levels));
-  const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, run, 0, std::move(follower));
+  const auto pull =
+      std::make_shared<Pull>(RandomPullId(), request.receiver, request.owner, run, 0, std::move(follower));
   LS_RETURN_IF_ERROR(Insert(pull));
   return LivePlan{pull->id, IssueTickets(*pull, request.lanes)};
 }
 
-Result<std::shared_ptr<Pull>> PullTable::Find(uint64_t pull_id) {
+Result<std::shared_ptr<Pull>> PullTable::Find(uint64_t pull_id, const std::string* owner) {
   std::lock_guard lock(mutex_);
   const auto at = pulls_.find(pull_id);
-  if (at == pulls_.end() || at->second->closed())
+  if (at == pulls_.end() || at->second->closed() || (owner != nullptr && at->second->owner != *owner)) {
     return Status(ErrorCode::kNotFound, Cat("pull ", pull_id, " is not open; it may have expired"));
+  }
   at->second->Touch();
   return at->second;
 }
 
-Result<PullPlan> PullTable::CatchUp(uint64_t pull_id, Version oldest) {
-  LS_ASSIGN_OR_RETURN(const auto pull, Find(pull_id));
+Result<PullPlan> PullTable::CatchUp(uint64_t pull_id, Version oldest, const std::string& owner) {
+  LS_ASSIGN_OR_RETURN(const auto pull, Find(pull_id, &owner));
   pull->DropPayloads();  // what an earlier catch-up promised
   LS_ASSIGN_OR_RETURN(const store::ServedVersion newest, pull->run->RequireNewest());
   payload::DeltaChain chain;
@@ -195,17 +197,17 @@ Result<PullPlan> PullTable::CatchUp(uint64_t pull_id, Version oldest) {
   return plan;
 }
 
-Result<std::vector<Ticket>> PullTable::RenewTickets(uint64_t pull_id, uint32_t lanes) {
-  LS_ASSIGN_OR_RETURN(const auto pull, Find(pull_id));
+Result<std::vector<Ticket>> PullTable::RenewTickets(uint64_t pull_id, uint32_t lanes, const std::string& owner) {
+  LS_ASSIGN_OR_RETURN(const auto pull, Find(pull_id, &owner));
   return IssueTickets(*pull, lanes);
 }
 
-std::string PullTable::Close(uint64_t pull_id, const Held& held, const std::string& outcome) {
+std::string PullTable::Close(uint64_t pull_id, const Held& held, const std::string& outcome, const std::string& owner) {
   std::shared_ptr<Pull> pull;  // released outside the lock: its hold takes the store's
   {
     std::lock_guard lock(mutex_);
     const auto at = pulls_.find(pull_id);
-    if (at == pulls_.end()) return "";
+    if (at == pulls_.end() || at->second->owner != owner) return "";
     pull = at->second;
     pull->Close();
     // The lanes of a subscription may be slow to end, and count until they have.
@@ -220,7 +222,7 @@ std::string PullTable::Close(uint64_t pull_id, const Held& held, const std::stri
 }
 
 Result<Pull::LaneLease> PullTable::Admit(uint64_t pull_id, const Ticket& ticket) {
-  const auto pull = Find(pull_id);
+  const auto pull = Find(pull_id, nullptr);  // who has its ticket may come
   if (!pull.ok() || !(*pull)->UseTicket(ticket)) {
     return Status(ErrorCode::kPermission, "the lane's ticket is unknown, used up or expired; ask for a new one");
   }

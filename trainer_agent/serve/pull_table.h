@@ -35,12 +35,13 @@ class PullTable {
   Result<PullPlan> Open(const PullRequest& request);
   // A subscription to the deltas of the run that is open now. Errors as Open's; a run without versions is fine.
   Result<LivePlan> OpenLive(const PullRequest& request);
+  // A pull that another identity than `owner` opened is, in these, as one that does not exist.
   // The steps from `oldest` to the newest version, for the blocks of a full pull. kNotFound: the pull has expired.
   // kState: too far behind, pull again.
-  Result<PullPlan> CatchUp(uint64_t pull_id, Version oldest);
-  Result<std::vector<Ticket>> RenewTickets(uint64_t pull_id, uint32_t lanes);
+  Result<PullPlan> CatchUp(uint64_t pull_id, Version oldest, const std::string& owner = "");
+  Result<std::vector<Ticket>> RenewTickets(uint64_t pull_id, uint32_t lanes, const std::string& owner = "");
   // Answers the model; empty: there is no such pull.
-  std::string Close(uint64_t pull_id, const Held& held, const std::string& outcome);
+  std::string Close(uint64_t pull_id, const Held& held, const std::string& outcome, const std::string& owner = "");
 
   // Lets a lane in and uses up its ticket. kPermission: unknown pull, or no such ticket. kResourceExhausted: too many
   // lanes.
@@ -56,7 +57,7 @@ class PullTable {
   std::vector<ReceiverReport> Reports(const std::string& model) const { return reports_.Of(model); }
 
  private:
-  Result<std::shared_ptr<Pull>> Find(uint64_t pull_id);
+  Result<std::shared_ptr<Pull>> Find(uint64_t pull_id, const std::string* owner);  // null: whoever opened it
   Result<std::shared_ptr<store::ServedRun>> FindRun(const PullRequest& request) const;
   void TakeBack(Pull::Clock::time_point now);
   Status Insert(const std::shared_ptr<Pull>& pull);

@@ -1,0 +1,34 @@
+// Mutual TLS of the control plane: whoever has a certificate that our CA signed gets in, on either side.
+#pragma once
+
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/security/server_credentials.h>
+
+#include <memory>
+#include <string>
+
+#include "common/base/status.h"
+
+namespace lockstep::rpc {
+
+// PEM files of this process, as client and as server. They are read again within seconds of a change, for connections
+// from then on; those that are there, and their calls, go on.
+struct TlsOptions {
+  std::string cert;         // own certificate, and those between it and the CA's
+  std::string key;          // its private key
+  std::string ca;           // certificates that peers' must be signed by
+  std::string server_name;  // for clients: the DNS name, IP or URI that a server must have; empty: the address's host
+
+  bool configured() const { return !cert.empty(); }
+};
+
+// OK when nothing is given, or all three files are there and fit each other, and from then on this process speaks no
+// TLS below 1.3. kConfig names the file and what to do. REQUIRES that no other thread runs yet: it sets the
+// environment.
+Status PrepareTls(const TlsOptions& tls);
+
+// Plaintext where TLS is not configured. REQUIRES PrepareTls(tls) before.
+std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const TlsOptions& tls);
+std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(const TlsOptions& tls);
+
+}  // namespace lockstep::rpc

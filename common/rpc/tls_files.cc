@@ -1,0 +1,77 @@
+#include "common/rpc/tls_files.h"
+
+#include <openssl/err.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+#include "common/base/text.h"
+#include "common/os/file.h"
+
+namespace lockstep::rpc {
+namespace {
+
+constexpr uint64_t kMaxPemBytes = 1 << 20;
+
+template <auto kFree>
+struct Freed {
+  template <typename T>
+  void operator()(T* object) const {
+    kFree(object);
+  }
+};
+using Bio = std::unique_ptr<BIO, Freed<BIO_free>>;
+using Certificate = std::unique_ptr<X509, Freed<X509_free>>;
+using PrivateKey = std::unique_ptr<EVP_PKEY, Freed<EVP_PKEY_free>>;
+
+Status Wrong(const char* option, const std::string& path, std::string_view what) {
+  return {ErrorCode::kConfig, Cat(option, ": ", path, " ", what)};
+}
+
+Result<std::string> ReadPem(const char* option, const std::string& path) {
+  Result<std::string> text = os::ReadFile(path, kMaxPemBytes);
+  if (!text.ok()) return Status(ErrorCode::kConfig, Cat(option, ": ", text.status().message()));
+  return text;
+}
+
+Bio Reader(const std::string& text) {
+  return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
+}
+
+Result<Certificate> ReadCertificate(const char* option, const std::string& path) {
+  LS_ASSIGN_OR_RETURN(const std::string text, ReadPem(option, path));
+  Certificate certificate(PEM_read_bio_X509(Reader(text).get(), nullptr, nullptr, nullptr));
+  ERR_clear_error();
+  if (certificate == nullptr) return Wrong(option, path, "has no certificate; give a PEM file (BEGIN CERTIFICATE)");
+  return certificate;
+}
+
+Result<PrivateKey> ReadKey(const char* option, const std::string& path) {
+  LS_ASSIGN_OR_RETURN(const std::string text, ReadPem(option, path));
+  struct stat info;
+  if (::stat(path.c_str(), &info) != 0) return Wrong(option, path, std::strerror(errno));
+  if ((info.st_mode & S_IRWXO) != 0) return Wrong(option, path, "may be read by other users; chmod o= it");
+  // A daemon has nobody to ask for a passphrase.
+  const auto no_passphrase = [](char*, int, int, void*) { return -1; };
+  PrivateKey key(PEM_read_bio_PrivateKey(Reader(text).get(), nullptr, no_passphrase, nullptr));
+  ERR_clear_error();
+  if (key == nullptr) return Wrong(option, path, "has no private key without a passphrase; give one in PEM");
+  return key;
+}
+
+}  // namespace
+
+Status CheckTlsFiles(const std::string& cert, const std::string& key, const std::string& ca) {
+  LS_RETURN_IF_ERROR(ReadCertificate("tls-ca", ca));
+  LS_ASSIGN_OR_RETURN(const Certificate own, ReadCertificate("tls-cert", cert));
+  LS_ASSIGN_OR_RETURN(const PrivateKey secret, ReadKey("tls-key", key));
+  const bool fit = X509_check_private_key(own.get(), secret.get()) == 1;
+  ERR_clear_error();
+  return fit ? OkStatus() : Wrong("tls-key", key, Cat("is not the key of certificate ", cert, "; give the pair"));
+}
+
+}  // namespace lockstep::rpc

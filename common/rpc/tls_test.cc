@@ -1,0 +1,166 @@
+#include "common/rpc/tls.h"
+
+#include <sys/stat.h>
+
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+
+#include "common/base/status_testing.h"
+#include "common/base/text.h"
+#include "common/os/file.h"
+#include "common/os/temp_dir.h"
+#include "common/rpc/channel.h"
+#include "common/rpc/rpc_server.h"
+#include "common/rpc/status_mapping.h"
+#include "proto/lockstep/v1/receiver.grpc.pb.h"
+
+namespace lockstep::rpc {
+namespace {
+
+constexpr std::chrono::seconds kSoon{30};
+
+int Shell(const std::string& command) {
+  return std::system(command.c_str());
+}
+
+// A CA in a directory of its own.
+class TestCa {
+ public:
+  TlsOptions Issue(const std::string& name, const std::string& sans, int days = 30) const {
+    REQUIRE(Shell(Cat("deploy/tls/make-test-ca.sh --days ", days, " ", dir_.path(), " ", name, "=", sans)) == 0);
+    const std::string own = Cat(dir_.path(), "/", name);
+    return {.cert = own + "/tls.crt", .key = own + "/tls.key", .ca = own + "/ca.crt", .server_name = ""};
+  }
+  TlsOptions Server() const { return Issue("server", "DNS:trainer-0,IP:127.0.0.1,URI:spiffe://test/agent"); }
+  TlsOptions Client() const { return Issue("client", "URI:spiffe://test/receiver"); }
+
+ private:
+  const os::TempDir dir_;
+};
+
+// Answers one call, by which others see whether they got in.
+class TestServer final : public v1::RaasReceiver::Service {
+ public:
+  explicit TestServer(const TlsOptions& tls) {
+    REQUIRE(PrepareTls(tls).ok());
+    server_ = *RpcServer::Create({.address = "127.0.0.1:0", .services = {this}, .tls = tls, .health_services = {}});
+  }
+
+  std::string address() const { return Cat("127.0.0.1:", server_->bound_port()); }
+  grpc::Status GetStatus(grpc::ServerContext*, const v1::ReceiverStatusRequest*, v1::ReceiverStatus*) override {
+    return grpc::Status::OK;
+  }
+
+ private:
+  std::unique_ptr<RpcServer> server_;
+};
+
+Status CallOn(const std::shared_ptr<grpc::Channel>& channel) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kSoon);
+  v1::ReceiverStatus response;
+  return FromGrpc(v1::RaasReceiver::NewStub(channel)->GetStatus(&context, {}, &response));
+}
+
+Status Call(const TestServer& server, const TlsOptions& client) {
+  return CallOn(MakeChannel(server.address(), client));
+}
+
+TEST_CASE("Two whose certificates one CA has signed speak; nobody else gets in") {
+  const TestCa ca;
+  const TestCa other;
+  const TestServer server(ca.Server());
+  CHECK(Call(server, ca.Client()).ok());
+  CHECK(Call(server, {}).code() == ErrorCode::kUnavailable);              // plaintext
+  CHECK(Call(server, other.Client()).code() == ErrorCode::kUnavailable);  // knows not even the server
+  TlsOptions foreign = other.Client();
+  foreign.ca = ca.Client().ca;
+  CHECK(Call(server, foreign).code() == ErrorCode::kUnavailable);
+  CHECK(Call(server, ca.Issue("old", "URI:spiffe://test/receiver", -1)).code() == ErrorCode::kUnavailable);
+}
+
+TEST_CASE("A client with credentials does not speak to a server without") {
+  const TestCa ca;
+  const TestServer plaintext({});
+  CHECK(Call(plaintext, ca.Client()).code() == ErrorCode::kUnavailable);
+  CHECK(Call(plaintext, {}).ok());
+}
+
+TEST_CASE("A server must have the name that it was called by, or the one that was asked for") {
+  const TestCa ca;
+  TlsOptions client = ca.Client();
+  const TestServer elsewhere(ca.Issue("elsewhere", "DNS:trainer-9"));
+  CHECK_THAT(Call(elsewhere, client), FailsWith(ErrorCode::kUnavailable, "Hostname Verification Check failed"));
+  client.server_name = "trainer-9";
+  CHECK(Call(elsewhere, client).ok());
+  const TestServer server(ca.Server());
+  CHECK_THAT(Call(server, client), FailsWith(ErrorCode::kUnavailable, "certificate is not for trainer-9"));
+  for (const char* name : {"spiffe://test/agent", "trainer-0", "127.0.0.1"}) {
+    client.server_name = name;
+    CHECK(Call(server, client).ok());
+  }
+}
+
+TEST_CASE("TLS 1.2 is refused, and 1.3 is not") {
+  const TestCa ca;
+  const TlsOptions client = ca.Client();
+  const TestServer server(ca.Server());
+  const auto handshake = [&](const char* version) {
+    return Shell(Cat("openssl s_client -brief -alpn h2 -connect ", server.address(), " -cert ", client.cert, " -key ",
+                     client.key, " -CAfile ", client.ca, " ", version, " -verify_return_error </dev/null"));
+  };
+  CHECK(handshake("-tls1_2") != 0);
+  CHECK(handshake("-tls1_3") == 0);
+}
+
+TEST_CASE("Who was signed by a CA that is no longer trusted is refused within ten seconds, and calls on others go on") {
+  const TestCa ca;
+  const TestCa removed;
+  const TlsOptions own = ca.Server();
+  const std::string both = *os::ReadFile(own.ca) + *os::ReadFile(removed.Client().ca);
+  const std::string alone = *os::ReadFile(own.ca);
+  REQUIRE(os::WriteFileAtomic(own.ca, both).ok());
+  const TestServer server(own);
+  TlsOptions client = removed.Client();
+  client.ca = own.ca;
+  const auto kept = MakeChannel(server.address(), ca.Client());
+  REQUIRE(CallOn(kept).ok());
+  REQUIRE(Call(server, client).ok());
+
+  REQUIRE(os::WriteFileAtomic(own.ca, alone).ok());
+  const auto removed_at = std::chrono::steady_clock::now();
+  while (Call(server, client).ok()) {
+    REQUIRE(std::chrono::steady_clock::now() - removed_at < std::chrono::seconds(10));
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  CHECK(CallOn(kept).ok());
+}
+
+TEST_CASE("Files that do not fit are named, and what to do about them") {
+  const TestCa ca;
+  const TlsOptions good = ca.Server();
+  const auto refused = [](TlsOptions tls, const std::string& file, const std::string& why) {
+    CHECK_THAT(PrepareTls(tls), FailsWith(ErrorCode::kConfig, file, why));
+  };
+  TlsOptions bad = good;
+  bad.key.clear();
+  refused(bad, "tls-key", "give all three");
+  bad.key = good.cert;
+  refused(bad, "tls-key", "chmod o=");
+  REQUIRE(::chmod(good.cert.c_str(), 0640) == 0);
+  refused(bad, good.cert, "no private key");
+  bad.key = ca.Client().key;
+  refused(bad, bad.key, "is not the key of certificate");
+  bad = good;
+  bad.ca = "/nowhere/ca.pem";
+  refused(bad, "tls-ca: ", "/nowhere/ca.pem");
+  bad.ca = good.key;
+  refused(bad, good.key, "BEGIN CERTIFICATE");
+  CHECK(PrepareTls({.cert = "", .key = "", .ca = "", .server_name = "trainer-0"}).code() == ErrorCode::kConfig);
+  CHECK(PrepareTls({}).ok());
+}
+
+}  // namespace
+}  // namespace lockstep::rpc
