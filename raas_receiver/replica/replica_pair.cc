@@ -58,7 +58,7 @@ PublishedVersion ReplicaPair::previous() const {
 PublishedVersion ReplicaPair::Describe(const Replica& replica) const {
   if (!replica.whole) return {};
   return {replica.whole->manifest.held, replica.whole->manifest.digest, replica.whole->layout,
-          tree_.PathOf(replica.name)};
+          tree_.PathOf(replica.name), replica.whole->committed_unix_ns};
 }
 
 Result<VerifyReport> ReplicaPair::Verify() const {

@@ -97,10 +97,14 @@ v1::ReceiverModel Session::Describe() const {
   if (!current.held.nothing()) {
     model.set_held_digest(ToBytes(current.digest));
     model.set_current_path(current.path);
+    model.set_held_committed_unix_ns(current.committed_unix_ns);
   }
   model.set_replicas_replaced(replicas_->replaced());
-  model.set_state(state_);
+  const v1::SessionState state = state_;
+  const bool resting = state == v1::SESSION_STATE_WAITING || state == v1::SESSION_STATE_HELD;
+  model.set_state(resting && notifying_ ? v1::SESSION_STATE_NOTIFYING : state);
   model.set_newest_version(follower_.newest().version);
+  model.set_newest_committed_unix_ns(follower_.newest_committed_unix_ns());
   model.set_model_bytes(layout ? layout->data_bytes() : 0);
   engine_.Describe(model);
   history_.Describe(model);
@@ -129,10 +133,11 @@ Result<std::shared_ptr<const model::ModelLayout>> Session::layout() const {
 
 void Session::Loop() {
   // A receiver killed between commit and engine notifies the engine when it comes back.
-  if (engine_.OwesVersion()) ServeAgain("recovered");
+  if (engine_.OwesVersion()) BeginServe();
   v1::SessionState state = v1::SESSION_STATE_WAITING;
   while (true) {
     state_ = state;
+    if (engine_.ended()) (void)FinishServe();
     if (requests_.stopping()) break;
     switch (state) {
       case v1::SESSION_STATE_WAITING:
@@ -146,11 +151,14 @@ void Session::Loop() {
         state = Synchronize();
     }
   }
+  if (notifying_) (void)FinishServe();
+  Answer();
   ended_ = true;
   changed_.Notify();
 }
 
 bool Session::SyncDue() const {
+  if (engine_.Reads(replicas_->previous().path)) return false;  // a sync would write there
   if (requests_.due(Requests::kPull)) return true;
   return state_ != v1::SESSION_STATE_HELD && follower_.Behind(replicas_->current().held);
 }
@@ -189,7 +197,15 @@ v1::SessionState Session::RollBack() {
   const bool held_before = state_ == v1::SESSION_STATE_HELD;
   Status status = SwitchToOlder();
   const bool switched = status.ok();
-  if (switched) status = Serve("rollback").status;
+  Answer();  // its version is not the next that the engine gets
+  if (switched) {
+    if (notifying_) (void)FinishServe();  // a driver takes one version at a time
+    mode_ = "rollback";
+    transfer_ = 0;
+    notifying_ = true;
+    engine_.Begin(mode_, transfer_);
+    status = FinishServe();
+  }
   // Also for those that came while it ran: they asked for the same version.
   requests_.End(Requests::kRollback, requests_.Begin(Requests::kRollback), status);
   return switched || held_before ? v1::SESSION_STATE_HELD : v1::SESSION_STATE_WAITING;
@@ -211,25 +227,34 @@ Status Session::SwitchToOlder() {
   return OkStatus();
 }
 
-// The states of Sync, then Notifying. After: Waiting, or BackingOff after an error.
+// The states of Sync. After: Waiting, or BackingOff after an error.
 v1::SessionState Session::Synchronize() {
   const telemetry::Moment begun;
   const Requests::Turn pulls = requests_.Begin(Requests::kPull);
   Sync sync(context_, {pulls.force_full, follower_.layout(), follower_.announced_layout()}, state_);
   const Status status = RunSync(sync);
-  v1::SyncRecord record = sync.record();
+  const v1::SyncRecord& record = sync.record();
   if (status.ok()) {
     backoff_.Reset();
     FollowLive(sync);
-    if (record.mode() != "up_to_date") LogSync(record, replicas_->current().held, begun);
-    if (engine_.Behind()) Record(Serve(record.mode(), record.transfer()), record);
+    if (record.mode() != "up_to_date") {
+      LogSync(record, replicas_->current().held, begun);
+      mode_ = record.mode();
+      transfer_ = record.transfer();
+    }
   } else if (status.code() != ErrorCode::kCancelled) {
     telemetry::LogError("sync_failed", status, {{"model", options_.model}, {"mode", record.mode()}});
   }
   follower_.SetLayout(sync.layout());
   history_.Add(status, record, sync.lane_retries());
-  feed_.Publish(record);
-  requests_.End(Requests::kPull, pulls, status, record);
+  if (engine_.ended()) (void)FinishServe();
+  Answer();  // the one before: its version is committed, and the engine has not ended with it yet
+  unanswered_ = {pulls, status, record, replicas_->current().held};
+  if (!status.ok() || !engine_.Behind()) {
+    Answer();
+  } else if (!notifying_) {
+    BeginServe();
+  }
   return status.ok() ? v1::SESSION_STATE_WAITING : v1::SESSION_STATE_BACKING_OFF;
 }
 
@@ -246,7 +271,8 @@ Status Session::RunSync(Sync& sync) {
     std::lock_guard lock(mutex_);
     running_ = nullptr;
   }
-  if (status.ok()) follower_.Synced(announced, replicas_->current().held);
+  const replica::PublishedVersion current = replicas_->current();
+  if (status.ok()) follower_.Synced(announced, current.held, current.committed_unix_ns);
   return status;
 }
 
@@ -259,19 +285,37 @@ void Session::FollowLive(const Sync& sync) {
 
 // What EngineDue is for.
 void Session::TendEngine() {
-  if (!requests_.due(Requests::kVerify)) return ServeAgain("again");
+  if (engine_.under_way()) return;  // it has ended, and Loop takes it
+  if (!requests_.due(Requests::kVerify)) return BeginServe();
   const Requests::Turn verifies = requests_.Begin(Requests::kVerify);
   requests_.End(Requests::kVerify, verifies, engine_.Verify());
 }
 
-// Outside of a sync: for engines that came, or came to, after it.
-void Session::ServeAgain(const std::string& mode) {
-  history_.AddServe(Serve(mode).status);
+// REQUIRES that no attempt is under way.
+void Session::BeginServe() {
+  notifying_ = true;
+  engine_.Begin(mode_, transfer_);
+  if (engine_.ended()) (void)FinishServe();
 }
 
-EngineOutcome Session::Serve(const std::string& mode, uint64_t transfer) {
-  state_ = v1::SESSION_STATE_NOTIFYING;
-  return engine_.Serve(mode, transfer);
+// Waits for the end of the attempt under way.
+Status Session::FinishServe() {
+  const EngineOutcome outcome = engine_.Take();
+  history_.AddServe(outcome.status);
+  if (unanswered_ && unanswered_->to == outcome.version) {
+    Record(outcome, unanswered_->record);
+    Answer();
+  }
+  notifying_ = false;
+  return outcome.status;
+}
+
+// Those that wait for the last sync and those that watch.
+void Session::Answer() {
+  if (!unanswered_) return;
+  feed_.Publish(unanswered_->record);
+  requests_.End(Requests::kPull, unanswered_->pulls, unanswered_->status, unanswered_->record);
+  unanswered_.reset();
 }
 
 }  // namespace lockstep::session

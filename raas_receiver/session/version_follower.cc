@@ -54,6 +54,7 @@ void VersionFollower::OnVersion(const v1::VersionEvent& event) {
       return;
     }
     newest_ = *newest;
+    newest_committed_unix_ns_ = event.committed_unix_ns();
     announced_layout_ = {*layout};
   }
   telemetry::Log(telemetry::LogLevel::kDebug, "version_announced",
@@ -73,9 +74,11 @@ bool VersionFollower::Behind(const Held& held) const {
   return follow_ && !newest_.nothing() && newest_ != held;
 }
 
-void VersionFollower::Synced(const Held& announced, const Held& held) {
+void VersionFollower::Synced(const Held& announced, const Held& held, int64_t committed_unix_ns) {
   std::lock_guard lock(mutex_);
-  if (newest_ == announced || (newest_.run == held.run && newest_.version < held.version)) newest_ = held;
+  if (newest_ != announced && (newest_.run != held.run || newest_.version >= held.version)) return;
+  newest_ = held;
+  newest_committed_unix_ns_ = committed_unix_ns;
 }
 
 void VersionFollower::SetLayout(std::shared_ptr<const model::ModelLayout> layout) {

@@ -34,6 +34,8 @@ class VersionFollower {
   // --- any thread ---
   // What the agent announced last; nothing: no version yet.
   Held newest() const { return Read(newest_); }
+  // When the trainer committed it; 0: not known.
+  int64_t newest_committed_unix_ns() const { return Read(newest_committed_unix_ns_); }
   // The layout known last, be it announced, held or synced; null: none.
   std::shared_ptr<const model::ModelLayout> layout() const { return Read(layout_); }
   // Why the version stream is down, or what was announced makes no sense; empty while all is well.
@@ -46,7 +48,7 @@ class VersionFollower {
   LayoutDigest announced_layout() const { return Read(announced_layout_); }
   // A sync that began when `announced` was the newest version has succeeded, and `held` is current now. What it brought
   // may be newer than the last announcement, which is then no reason to sync again.
-  void Synced(const Held& announced, const Held& held);
+  void Synced(const Held& announced, const Held& held, int64_t committed_unix_ns);
   // Null: it has to be asked for again.
   void SetLayout(std::shared_ptr<const model::ModelLayout> layout);
 
@@ -76,6 +78,7 @@ class VersionFollower {
   std::condition_variable stopped_;
   bool stopping_ = false;
   Held newest_;
+  int64_t newest_committed_unix_ns_ = 0;
   LayoutDigest announced_layout_;
   LayoutDigest prepared_;  // the last layout that memory was taken for, or tried to be
   std::shared_ptr<const model::ModelLayout> layout_;

@@ -90,11 +90,11 @@ TEST_CASE("An agent's refusal for the protocol arrives as it was said") {
 TEST_CASE("A sync that brought more than was announced leaves nothing to sync, one that brought less does") {
   Fixture fixture;
   fixture.WaitForNewest(1);
-  fixture.follower->Synced(fixture.held(1), fixture.held(3));
+  fixture.follower->Synced(fixture.held(1), fixture.held(3), 30);
   CHECK_FALSE(fixture.follower->Behind(fixture.held(3)));
   fixture.agent->Publish();
   fixture.WaitForNewest(2);
-  fixture.follower->Synced(fixture.held(1), fixture.held(1));  // 2 was announced meanwhile
+  fixture.follower->Synced(fixture.held(1), fixture.held(1), 10);  // 2 was announced meanwhile
   CHECK(fixture.follower->Behind(fixture.held(1)));
 }
 
