@@ -24,7 +24,7 @@ struct EngineOptions {
   std::string url;         // http:// or https://, HOST:PORT
   std::string key_file;    // a file with the bearer token; empty: none
   std::string pause_mode;  // of DriverKind::pause_modes; empty: the first
-  // Of one call, and of the call with which a server reads a whole model.
+  // Of one call, and of the call with which a server reads a whole model, or a hook.
   std::chrono::milliseconds timeout{60'000};
   std::chrono::milliseconds load_timeout{600'000};
   int attempts = 3;
@@ -45,9 +45,8 @@ struct DriverKind {
   // Somebody is notified of versions. False: engines open the published directory whenever they like, or their memory
   // is all there is.
   bool notifies = true;
-  // The driver pauses and resumes one server, which holds one model, and can ask it what it serves. When a server did
-  // not take a version the session makes it load that again; a driver without a server has its own attempts, and is
-  // notified of the next version.
+  // The driver pauses and resumes one server, which holds one model, and can ask it what it serves. After a load that
+  // failed half-way it makes the server load the version before again, whose directory stays for that.
   bool controls_server = false;
   std::span<const DriverOption> options;          // in addition to those that every kind uses
   EngineOption implied_by = nullptr;              // whoever gives this option and names no kind means this kind

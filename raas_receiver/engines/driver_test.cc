@@ -51,8 +51,8 @@ TEST_CASE("A hook that fails leaves what is served") {
 }
 
 TEST_CASE("After a hook that had to be killed nobody knows what is served") {
-  const auto driver =
-      NewEngineDriver({.kind = "hook", .command = "sleep 60", .timeout = std::chrono::milliseconds(50), .attempts = 1});
+  const auto driver = NewEngineDriver(
+      {.kind = "hook", .command = "sleep 60", .load_timeout = std::chrono::milliseconds(50), .attempts = 1});
   REQUIRE(driver.ok());
   const LoadOutcome outcome = (*driver)->Load(kVersion, std::nullopt);
   CHECK(outcome.status.code() == ErrorCode::kDeadline);

@@ -1,6 +1,10 @@
+#include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <vector>
 
@@ -38,6 +42,36 @@ Status StatusOf(const ShellOutcome& outcome, std::chrono::milliseconds timeout) 
                               : Cat("ended with status ", WEXITSTATUS(outcome.wait_status));
   const std::string said = outcome.output_tail.empty() ? "" : Cat("; it said: ", outcome.output_tail);
   return {ErrorCode::kAborted, Cat("the hook ", how, said)};
+}
+
+// The program that `command` runs; empty where only the shell can tell.
+std::string ProgramOf(std::string_view command) {
+  command.remove_prefix(std::min(command.find_first_not_of(" \t\n"), command.size()));
+  const std::string_view word = command.substr(0, command.find_first_of(" \t\n;&|()<>"));
+  return word.find_first_of("$`\"'\\*?[]{}~=#!") == word.npos ? std::string(word) : "";
+}
+
+Status CheckExecutable(const std::string& path) {
+  struct stat info {};
+  if (::stat(path.c_str(), &info) != 0) return ErrnoStatus(errno, path);
+  if (S_ISDIR(info.st_mode)) return {ErrorCode::kConfig, Cat(path, " is a directory")};
+  if (::access(path.c_str(), X_OK) != 0) return {ErrorCode::kConfig, Cat(path, " may not be executed; chmod +x it")};
+  return OkStatus();
+}
+
+Status CheckProgram(const std::string& command) {
+  const std::string program = ProgramOf(command);
+  if (program.empty()) return OkStatus();
+  Status found;
+  if (program.find('/') != program.npos) {
+    found = CheckExecutable(program);
+  } else {
+    constexpr std::chrono::seconds kLookup{10};
+    LS_ASSIGN_OR_RETURN(const ShellOutcome outcome, RunShell(Cat("command -v ", program), {}, kLookup, StopSignal()));
+    if (outcome.wait_status != 0) found = {ErrorCode::kConfig, Cat("there is no ", program, " in PATH")};
+  }
+  return found.ok() ? found
+                    : Status(ErrorCode::kConfig, Cat("hook \"", CleanText(command, 200), "\": ", found.message()));
 }
 
 class HookDriver final : public EngineDriver {
@@ -86,10 +120,10 @@ LoadOutcome HookDriver::Load(const EngineVersion& version, const std::optional<E
 
 LoadOutcome HookDriver::Attempt(const EngineVersion& version, int attempt) {
   const auto begin = std::chrono::steady_clock::now();
-  const Result<ShellOutcome> run = RunShell(options_.command, EnvironmentOf(version), options_.timeout, stop_);
+  const Result<ShellOutcome> run = RunShell(options_.command, EnvironmentOf(version), options_.load_timeout, stop_);
   if (!run.ok()) return {run.status(), Serving::kUnknown};
   const std::chrono::duration<double> duration = std::chrono::steady_clock::now() - begin;
-  Status status = StatusOf(*run, options_.timeout);
+  Status status = StatusOf(*run, options_.load_timeout);
   if (!status.ok()) return {std::move(status), Exited(*run) ? Serving::kOld : Serving::kUnknown};
   telemetry::Log(telemetry::LogLevel::kInfo, "hook_accepted",
                  {{"model", version.model},
@@ -104,6 +138,7 @@ LoadOutcome HookDriver::Attempt(const EngineVersion& version, int attempt) {
 }  // namespace
 
 Result<std::unique_ptr<EngineDriver>> NewHookDriver(const DriverKind& kind, EngineOptions options) {
+  LS_RETURN_IF_ERROR(CheckProgram(options.command));
   return std::unique_ptr<EngineDriver>(std::make_unique<HookDriver>(kind, std::move(options)));
 }
 

@@ -46,6 +46,25 @@ TEST_CASE("A hook finds the version in its environment") {
   CHECK(hook->failures() == 0);
 }
 
+TEST_CASE("A hook whose program is not there or may not be executed is refused") {
+  const os::TempDir directory;
+  const std::string script = directory.File("hook.sh");
+  const auto create = [](const std::string& command) { return NewEngineDriver(Options(command)).status(); };
+  CHECK_THAT(create(script + " --quiet"),
+             FailsWith(ErrorCode::kConfig, "hook \"" + script, "No such file or directory"));
+  CHECK_THAT(create(directory.path()), FailsWith(ErrorCode::kConfig, "is a directory"));
+  CHECK_THAT(create("lockstep-reload-engine now"),
+             FailsWith(ErrorCode::kConfig, "there is no lockstep-reload-engine in PATH"));
+  REQUIRE(os::WriteFileAtomic(script, "#!/bin/sh\n", 0644).ok());
+  CHECK_THAT(create(script), FailsWith(ErrorCode::kConfig, "may not be executed; chmod +x it"));
+  REQUIRE(::chmod(script.c_str(), 0755) == 0);
+  for (const std::string& command :
+       {script + "&& true", std::string("exec sleep 1"), std::string("  if true; then :; fi"),
+        std::string("MODE=x lockstep-unknown"), std::string("\"$HOME/reload\"")}) {
+    CHECK_THAT(create(command).ToString(), Catch::Equals(OkStatus().ToString()));
+  }
+}
+
 TEST_CASE("A hook that fails is tried again, and the last failure is reported with what it said") {
   const os::TempDir directory;
   EngineOptions options = Options("echo x >> " + directory.File("tries") + "; echo engine says no >&2; exit 3");
@@ -74,7 +93,7 @@ TEST_CASE("A hook that takes too long is killed with all that it started") {
   REQUIRE(::mkfifo(pipe.c_str(), 0600) == 0);
   const os::UniqueFd alive(::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   EngineOptions options = Options("exec 3> " + pipe + "; sleep 600 & wait");
-  options.timeout = milliseconds(500);
+  options.load_timeout = milliseconds(500);
   CHECK(Notify(*Hook(options)).status.code() == ErrorCode::kDeadline);
   char byte = 0;
   ssize_t got = -1;  // 0: nobody has it open any more
@@ -110,7 +129,7 @@ TEST_CASE("What is served is known to be unchanged only when every attempt ended
   const auto unchanged = [](const std::string& command, milliseconds timeout = milliseconds(60'000)) {
     EngineOptions options = Options(command);
     options.attempts = 2;
-    options.timeout = timeout;
+    options.load_timeout = timeout;
     const LoadOutcome outcome = Notify(*Hook(options));
     CHECK_THAT(outcome.status, FailsWith(ErrorCode::kAborted, "version 7 of model actor, after 2 attempts: the hook "));
     return outcome.serving == Serving::kOld;

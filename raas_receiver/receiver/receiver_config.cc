@@ -64,7 +64,8 @@ void AddEngineOptions(ConfigParser& parser, Written& to, ReceiverConfig& config)
   add("engine-key-file", &engines::EngineOptions::key_file, "file with the server's (admin) API key");
   add("engine-pause-mode", &engines::EngineOptions::pause_mode, "how requests in progress are paused");
   parser.Add("engine-timeout-ms", &to.engine_timeout_ms, "time after which a call to the engine has failed");
-  parser.Add("engine-load-timeout-ms", &to.engine_load_timeout_ms, "the same, of the call that reads a whole model");
+  parser.Add("engine-load-timeout-ms", &to.engine_load_timeout_ms,
+             "the same, of the call that reads a whole model, or the hook");
   parser.Add("engine-attempts", &to.engine_attempts, "how often an engine is made to take one version");
   parser.Add("engine-load", &to.engine_load,
              "directory: the engine loads what is published; in-place: its ranks lend the memory of their parameters");

@@ -54,8 +54,8 @@ struct PublishedVersion {
   Held held;  // nothing: there is no such version
   ManifestDigest digest;
   std::shared_ptr<const model::ModelLayout> layout;
-  std::string path;  // the published directory, absolute
-  int64_t committed_unix_ns = 0;
+  std::string path;               // the published directory, absolute
+  int64_t committed_unix_ns = 0;  // when the trainer committed it
 };
 
 struct VerifyReport {

@@ -1,6 +1,7 @@
 #include "raas_receiver/session/engine_supervisor.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
@@ -16,6 +17,9 @@ constexpr milliseconds kIdle{3'600'000};
 constexpr milliseconds kCheck{5'000};
 // The same, after it did not: a server that keeps changing its mind is not to load without end.
 constexpr milliseconds kCheckAfterLoss{60'000};
+// Waits between loads that fail.
+constexpr milliseconds kFirstWait{1'000};
+constexpr milliseconds kLongestWait{60'000};
 
 targets::EngineTargetsOptions Complete(targets::EngineTargetsOptions options, const std::string& model,
                                        bool pauses_servers) {
@@ -66,7 +70,9 @@ EngineSupervisor::EngineSupervisor(std::string model, EngineSupervisorOptions op
       driver_(std::move(driver)),
       replicas_(replicas),
       timeline_(timeline),
+      backoff_(in_place_ ? Backoff() : Backoff(kLongestWait, kFirstWait)),
       owes_resume_(in_place_ && over_http()),
+      changed_(changed),
       served_(replicas_.served()),
       targets_(Complete(std::move(options.targets), model_, over_http()), pool) {
   targets_.SetChanged([&changed] { changed.Notify(); });
@@ -108,11 +114,13 @@ bool EngineSupervisor::Behind() const {
 }
 
 bool EngineSupervisor::Due() const {
-  const bool tries_again = in_place_ || (over_http() && reverted_from_ != replicas_.current().held);
-  return tries_again && Clock::now() >= serve_again_ && Behind();
+  if (under_way()) return ended();
+  if (!notifies() || !Behind()) return false;
+  return Clock::now() >= serve_again_ || replicas_.current().held != tried_;
 }
 
 milliseconds EngineSupervisor::UntilDue() const {
+  if (under_way()) return kIdle;
   const auto left = std::chrono::duration_cast<milliseconds>(serve_again_ - Clock::now());
   const milliseconds idle = can_be_asked() ? kCheck : kIdle;
   return left.count() < 0 ? idle : std::min(idle, left + milliseconds(1));
@@ -120,7 +128,7 @@ milliseconds EngineSupervisor::UntilDue() const {
 
 void EngineSupervisor::Check() {
   const auto now = Clock::now();
-  if (!can_be_asked() || now < check_again_) return;
+  if (!can_be_asked() || under_way() || now < check_again_) return;
   check_again_ = now + kCheck;
   const Held served = this->served();
   const Result<bool> still = StillServes(served);
@@ -144,41 +152,91 @@ engines::EngineVersion EngineSupervisor::VersionOf(const replica::PublishedVersi
   return {model_, version.held, version.path, mode};
 }
 
-EngineOutcome EngineSupervisor::Serve(const std::string& mode, uint64_t transfer) {
-  const engines::EngineVersion version = VersionOf(replicas_.current(), mode);
-  const Held before = served();
+void EngineSupervisor::Begin(const std::string& mode, uint64_t transfer) {
+  const replica::PublishedVersion previous = replicas_.previous();
+  Attempt attempt{.version = VersionOf(replicas_.current(), mode), .transfer = transfer};
+  if (!previous.held.nothing() && over_http()) attempt.last_good = VersionOf(previous, "last_good");
+  if (attempt.version.held != tried_) backoff_.Reset();
+  tried_ = attempt.version.held;
+  {
+    std::lock_guard lock(mutex_);
+    attempt_ = attempt;
+  }
+  if (in_place_ || !notifies()) return Run(attempt);
+  loader_.Post([this, attempt = std::move(attempt)] { Run(attempt); });
+}
+
+// By the directory on the loader's thread, which has nothing but the attempt and the driver.
+void EngineSupervisor::Run(const Attempt& attempt) {
   EngineOutcome outcome;
   {
     telemetry::SpanScope span(notifies() ? timeline_ : nullptr, {.name = "engine",
                                                                  .model = model_,
-                                                                 .run = version.held.run,
-                                                                 .version = version.held.version,
-                                                                 .transfer = transfer});
+                                                                 .run = attempt.version.held.run,
+                                                                 .version = attempt.version.held.version,
+                                                                 .transfer = attempt.transfer});
     const telemetry::Moment begun;
-    outcome = in_place_ ? Write(version) : Load(version, before);
+    outcome = in_place_ ? Write(attempt.version) : Load(attempt);
+    outcome.version = attempt.version.held;
     outcome.total_us = begun.MicrosSince();
     span.span().bytes = outcome.written_bytes;
   }
-  if (notifies() && !in_place_ && outcome.served != before) {
+  {
+    std::lock_guard lock(mutex_);
+    attempt_->outcome = std::move(outcome);
+  }
+  changed_.Notify();
+}
+
+bool EngineSupervisor::under_way() const {
+  std::lock_guard lock(mutex_);
+  return attempt_.has_value();
+}
+
+bool EngineSupervisor::ended() const {
+  std::lock_guard lock(mutex_);
+  return attempt_ && attempt_->outcome;
+}
+
+bool EngineSupervisor::Reads(const std::string& path) const {
+  std::lock_guard lock(mutex_);
+  if (!attempt_ || path.empty()) return false;
+  return path == attempt_->version.path || (attempt_->last_good && path == attempt_->last_good->path);
+}
+
+EngineOutcome EngineSupervisor::Take() {
+  while (!changed_.WaitFor(kIdle, [this] { return ended(); })) {
+  }
+  EngineOutcome outcome;
+  bool served_another = false;
+  {
+    std::lock_guard lock(mutex_);
+    outcome = *std::move(attempt_->outcome);
+    if (attempt_->distrusted) outcome.served = {};
+    attempt_.reset();
+    served_another = outcome.served != std::exchange(served_, outcome.served);
+  }
+  if (driver_->notifies() && !in_place_ && served_another) {
     const Status marked = replicas_.MarkServed(outcome.served);
     if (!marked.ok()) telemetry::LogWarn("served_version_record_failed", marked, {{"model", model_}});
   }
-  SetServed(outcome.served);
   if (outcome.status.ok()) {
     backoff_.Reset();
+    serve_again_ = {};
   } else {
-    serve_again_ = Clock::now() + backoff_.Next();
+    // Each attempt pauses a server that serves the version before again.
+    serve_again_ = Clock::now() + (outcome.reverted ? kLongestWait : backoff_.Next());
   }
   return outcome;
 }
 
-EngineOutcome EngineSupervisor::Load(const engines::EngineVersion& version, const Held& served) {
-  const replica::PublishedVersion previous = replicas_.previous();
-  std::optional<engines::EngineVersion> last_good;
-  if (!previous.held.nothing()) last_good = VersionOf(previous, "last_good");
-  engines::LoadOutcome loaded = driver_->Load(version, last_good);
-  if (loaded.serving == engines::Serving::kLastGood) reverted_from_ = version.held;
-  return {std::move(loaded.status), ServedAfter(loaded.serving, version, last_good, served)};
+EngineOutcome EngineSupervisor::Load(const Attempt& attempt) {
+  const Held before = served();
+  engines::LoadOutcome loaded = driver_->Load(attempt.version, attempt.last_good);
+  return {.status = std::move(loaded.status),
+          .version = {},
+          .served = ServedAfter(loaded.serving, attempt.version, attempt.last_good, before),
+          .reverted = loaded.serving == engines::Serving::kLastGood};
 }
 
 EngineOutcome EngineSupervisor::Write(const engines::EngineVersion& version) {
@@ -242,7 +300,12 @@ Status EngineSupervisor::Verify() {
 }
 
 void EngineSupervisor::Distrust() {
-  if (!in_place_) return SetServed({});
+  if (!in_place_) {
+    std::lock_guard lock(mutex_);
+    served_ = {};
+    if (attempt_) attempt_->distrusted = true;
+    return;
+  }
   const replica::PublishedVersion current = replicas_.current();
   targets_.Distrust({current.held, current.layout, replicas_.current_data()});
 }

@@ -3,6 +3,10 @@
 //
 //   directory   the driver makes the server load the published directory
 //   in place    the memories that its ranks lent are written: prepared while they serve, then pause, write, resume
+//
+// A load may take minutes: it runs on a thread of its own, and its session goes on. What it reads stays as it is until
+// it has ended (Reads). One that failed is begun again, after waits that double up to a minute, until it works or a
+// newer version comes.
 #pragma once
 
 #include <chrono>
@@ -31,8 +35,10 @@ struct EngineSupervisorOptions {
 
 // How making the engines serve a version went.
 struct EngineOutcome {
-  Status status;  // why the engine does not serve the current version
-  Held served;    // by the directory: what it serves now; nothing: nothing, or nobody knows
+  Status status;          // why the engine does not serve `version`
+  Held version;           // that it was to serve
+  Held served;            // by the directory: what it serves now; nothing: nothing, or nobody knows
+  bool reverted = false;  // it could not load `version`, and loaded the one before again
   uint64_t total_us = 0;
   uint64_t prepare_us = 0;
   uint64_t pause_us = 0;
@@ -41,8 +47,8 @@ struct EngineOutcome {
 
 class EngineSupervisor {
  public:
-  // `replicas`, `pool`, `timeline` (null: no spans) and `changed`, which is notified of ranks that come and go, outlive
-  // this.
+  // `replicas`, `pool`, `timeline` (null: no spans) and `changed`, which is notified of ranks that come and go and of
+  // loads that end, outlive this.
   EngineSupervisor(std::string model, EngineSupervisorOptions options, std::unique_ptr<engines::EngineDriver> driver,
                    replica::ReplicaPair& replicas, WorkerPool& pool, telemetry::Timeline* timeline,
                    ChangeSignal& changed);
@@ -61,17 +67,25 @@ class EngineSupervisor {
   bool Behind() const;
   // Whether a receiver that was killed between commit and engine left a version to be served.
   bool OwesVersion() const { return notifies() && Behind(); }
-  // Whether an engine is behind, and it is time to try without a new version: not with a hook, which has its own
-  // attempts, nor when the server reverted to the version before.
+  // Whether there is something to do: an attempt to be taken, or one to be begun because an engine is behind and the
+  // wait after its last failure is over.
   bool Due() const;
   // How long Due and Check have nothing to do, unless `changed` is notified.
   std::chrono::milliseconds UntilDue() const;
   // Asks a server that can be asked, and was not lately, whether it still serves what it was given. One that was
   // restarted serves its own weights: it is behind from here on.
   void Check();
-  // Makes the engines serve the current version, which pull `transfer` brought; 0: none did. REQUIRES a current
-  // version.
-  EngineOutcome Serve(const std::string& mode, uint64_t transfer = 0);
+  // Begins to make the engines serve the current version, which came by `mode` and pull `transfer`; 0: by none. In
+  // place it has ended when this returns. REQUIRES a current version, and that no attempt is under way.
+  void Begin(const std::string& mode, uint64_t transfer = 0);
+  // Whether an attempt was begun and not taken yet; whether it has ended.
+  bool under_way() const;
+  bool ended() const;
+  // Whether the attempt under way reads the version published at `path`: the one that it loads, or the one that a
+  // server would return to.
+  bool Reads(const std::string& path) const;
+  // Waits for the end of the attempt under way, and answers how it went. REQUIRES one.
+  EngineOutcome Take();
   // In place: compares the engines' memory with the current version. As EngineTargets::Verify.
   Status Verify();
   // Whatever the engines were known to serve may not be what it is called: they are behind, but for memory in place
@@ -90,7 +104,16 @@ class EngineSupervisor {
   Held ServedInPlace() const;
   Result<bool> StillServes(const Held& served);
 
-  EngineOutcome Load(const engines::EngineVersion& version, const Held& served);
+  // An attempt to make engines serve `version`.
+  struct Attempt {
+    engines::EngineVersion version;
+    std::optional<engines::EngineVersion> last_good;  // by the directory
+    uint64_t transfer = 0;
+    bool distrusted = false;               // what it loads may not be what it is called
+    std::optional<EngineOutcome> outcome;  // once it has ended
+  };
+  void Run(const Attempt& attempt);
+  EngineOutcome Load(const Attempt& attempt);
   EngineOutcome Write(const engines::EngineVersion& version);
   Status WritePaused(const engines::EngineVersion& version, const engines::EngineVersion& before);
   Status PausedAndResumed(const engines::EngineVersion& version);
@@ -105,12 +128,15 @@ class EngineSupervisor {
   Backoff backoff_;
   Clock::time_point serve_again_;  // not before, after a failure
   Clock::time_point check_again_;  // not before
-  Held reverted_from_;             // the last version that the server could not load
+  Held tried_;                     // the version of the last attempt
   // In place: the server may be paused, by us or by a receiver before us, and is to resume once its memory is whole.
   bool owes_resume_;
+  ChangeSignal& changed_;
   mutable std::mutex mutex_;
   Held served_;                     // that the engine took, by the directory; guarded by mutex_
+  std::optional<Attempt> attempt_;  // under way; guarded by mutex_
   targets::EngineTargets targets_;  // its threads call back: it ends before what is above
+  WorkerPool loader_{1};            // the same
 };
 
 }  // namespace lockstep::session

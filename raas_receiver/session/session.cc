@@ -100,10 +100,14 @@ v1::ReceiverModel Session::Describe() const {
   if (!current.held.nothing()) {
     model.set_held_digest(ToBytes(current.digest));
     model.set_current_path(current.path);
+    model.set_held_committed_unix_ns(current.committed_unix_ns);
   }
   model.set_replicas_replaced(replicas_->replaced());
-  model.set_state(state_);
+  const v1::SessionState state = state_;
+  const bool resting = state == v1::SESSION_STATE_WAITING || state == v1::SESSION_STATE_HELD;
+  model.set_state(resting && notifying_ ? v1::SESSION_STATE_NOTIFYING : state);
   model.set_newest_version(follower_.newest().version);
+  model.set_newest_committed_unix_ns(follower_.newest_committed_unix_ns());
   model.set_model_bytes(layout ? layout->data_bytes() : 0);
   model.set_scrubbed_bytes(scrubber_.bytes());
   engine_.Describe(model);
@@ -133,10 +137,11 @@ Result<std::shared_ptr<const model::ModelLayout>> Session::layout() const {
 
 void Session::Loop() {
   // A receiver killed between commit and engine notifies the engine when it comes back.
-  if (engine_.OwesVersion()) ServeAgain("recovered");
+  if (engine_.OwesVersion()) BeginServe();
   v1::SessionState state = replicas_->rolled_back() ? v1::SESSION_STATE_HELD : v1::SESSION_STATE_WAITING;
   while (true) {
     state_ = state;
+    if (engine_.ended()) (void)FinishServe();
     if (requests_.stopping()) break;
     switch (state) {
       case v1::SESSION_STATE_WAITING:
@@ -150,11 +155,14 @@ void Session::Loop() {
         state = Synchronize();
     }
   }
+  if (notifying_) (void)FinishServe();
+  Answer();
   ended_ = true;
   changed_.Notify();
 }
 
 bool Session::SyncDue() const {
+  if (engine_.Reads(replicas_->previous().path)) return false;  // a sync would write there
   if (requests_.due(Requests::kPull)) return true;
   const replica::PublishedVersion current = replicas_->current();
   return state_ != v1::SESSION_STATE_HELD && follower_.Behind(current.held, current.digest);
@@ -171,7 +179,8 @@ v1::SessionState Session::Wait() {
     const bool busy = follower_.Prepare() || replicas_->WarmTarget();
     engine_.Check();
     Scrub();
-    const milliseconds idle = std::min({engine_.UntilDue(), scrubber_.UntilDue(), UntilMend()});
+    milliseconds idle = std::min(engine_.UntilDue(), UntilMend());
+    if (!engine_.under_way()) idle = std::min(idle, scrubber_.UntilDue());
     if (!busy) changed_.WaitFor(idle, [&] { return called() || follower_.Unprepared(); });
   }
   if (requests_.stopping()) return resting;
@@ -198,7 +207,15 @@ v1::SessionState Session::RollBack() {
   const bool held_before = state_ == v1::SESSION_STATE_HELD;
   Status status = SwitchToOlder();
   const bool switched = status.ok();
-  if (switched) status = Serve("rollback").status;
+  Answer();  // its version is not the next that the engine gets
+  if (switched) {
+    if (notifying_) (void)FinishServe();  // a driver takes one version at a time
+    mode_ = "rollback";
+    transfer_ = 0;
+    notifying_ = true;
+    engine_.Begin(mode_, transfer_);
+    status = FinishServe();
+  }
   // Also for those that came while it ran: they asked for the same version.
   requests_.End(Requests::kRollback, requests_.Begin(Requests::kRollback), status);
   return switched || held_before ? v1::SESSION_STATE_HELD : v1::SESSION_STATE_WAITING;
@@ -220,7 +237,7 @@ Status Session::SwitchToOlder() {
   return OkStatus();
 }
 
-// The states of Sync, then Notifying. After: Waiting, or BackingOff after an error.
+// The states of Sync. After: Waiting, or BackingOff after an error.
 v1::SessionState Session::Synchronize() {
   const telemetry::Moment begun;
   const Requests::Turn pulls = requests_.Begin(Requests::kPull);
@@ -232,18 +249,24 @@ v1::SessionState Session::Synchronize() {
   const Status status = RunSync(sync);
   if (status.ok()) {
     backoff_.Reset();
-    follower_.Synced(announced, replicas_->current().held, replicas_->current().digest);
+    follower_.Synced(announced, replicas_->current());
     const Status ended = replicas_->EndRollback();
     if (!ended.ok()) telemetry::LogError("rollback_end_failed", ended, {{"model", options_.model}});
     FollowLive(sync);
     if (pulls.force_full) engine_.Distrust();
   }
-  const v1::SyncRecord record = Conclude(sync, status, begun);
-  requests_.End(Requests::kPull, pulls, status, record);
+  Conclude(sync, status, begun);
+  Answer();  // the one before: its version is committed, and the engine has not ended with it yet
+  unanswered_ = {pulls, status, sync.record(), replicas_->current().held};
+  if (!status.ok() || !engine_.Behind()) {
+    Answer();
+  } else if (!notifying_) {
+    BeginServe();
+  }
   return status.ok() ? v1::SESSION_STATE_WAITING : v1::SESSION_STATE_BACKING_OFF;
 }
 
-// The states of Sync, then Notifying. After: the state before.
+// The states of Sync. After: the state before; engines that are behind now are due.
 v1::SessionState Session::Mend() {
   const v1::SessionState resting = state_;
   const telemetry::Moment begun;
@@ -256,26 +279,26 @@ v1::SessionState Session::Mend() {
     mend_at_ = std::chrono::steady_clock::now() + mend_backoff_.Next();
   }
   Conclude(sync, status, begun);
+  feed_.Publish(sync.record());
   return resting;
 }
 
-// What follows any sync: its engines, and what is said of it.
-v1::SyncRecord Session::Conclude(const Sync& sync, const Status& status, const telemetry::Moment& begun) {
-  v1::SyncRecord record = sync.record();
-  if (status.ok()) {
-    if (record.mode() != "up_to_date") {
-      mend_at_.reset();  // another replica is current
-      mend_backoff_.Reset();
-      LogSync(record, replicas_->current().held, begun);
-    }
-    if (engine_.Behind()) Record(Serve(record.mode(), record.transfer()), record);
-  } else if (status.code() != ErrorCode::kCancelled) {
-    telemetry::LogError("sync_failed", status, {{"model", options_.model}, {"mode", record.mode()}});
+// What any sync leaves: in the log, in status, and for the engine.
+void Session::Conclude(const Sync& sync, const Status& status, const telemetry::Moment& begun) {
+  const v1::SyncRecord& record = sync.record();
+  if (!status.ok()) {
+    if (status.code() != ErrorCode::kCancelled)
+      telemetry::LogError("sync_failed", status, {{"model", options_.model}, {"mode", record.mode()}});
+  } else if (record.mode() != "up_to_date") {
+    mend_at_.reset();  // another replica is current
+    mend_backoff_.Reset();
+    LogSync(record, replicas_->current().held, begun);
+    mode_ = record.mode();
+    transfer_ = record.transfer();
   }
   follower_.SetLayout(sync.layout());
   history_.Add(status, record, sync.lane_retries());
-  feed_.Publish(record);
-  return record;
+  if (engine_.ended()) (void)FinishServe();
 }
 
 // Where RequestStop can reach it.
@@ -293,6 +316,7 @@ Status Session::RunSync(Sync& sync) {
 
 // The current version is mended; the other one is not needed, and is dropped.
 void Session::Scrub() {
+  if (engine_.under_way()) return;
   const std::optional<replica::Scrubber::Damage> damage = scrubber_.Step(*replicas_);
   if (!damage) return;
   const bool current = damage->side == replica::ReplicaPair::Side::kCurrent;
@@ -313,8 +337,13 @@ void Session::DropOther() {
   if (!dropped.ok()) telemetry::LogWarn("replica_drop_failed", dropped, {{"model", options_.model}});
 }
 
+// While an engine loads, nothing that it may read is withdrawn.
+bool Session::MendDue() const {
+  return mend_at_ && std::chrono::steady_clock::now() >= *mend_at_ && !engine_.under_way();
+}
+
 milliseconds Session::UntilMend() const {
-  if (!mend_at_) return milliseconds::max();
+  if (!mend_at_ || engine_.under_way()) return milliseconds::max();
   return std::max(milliseconds(0), std::chrono::ceil<milliseconds>(*mend_at_ - std::chrono::steady_clock::now()));
 }
 
@@ -327,19 +356,37 @@ void Session::FollowLive(const Sync& sync) {
 
 // What EngineDue is for.
 void Session::TendEngine() {
-  if (!requests_.due(Requests::kVerify)) return ServeAgain("again");
+  if (engine_.under_way()) return;  // it has ended, and Loop takes it
+  if (!requests_.due(Requests::kVerify)) return BeginServe();
   const Requests::Turn verifies = requests_.Begin(Requests::kVerify);
   requests_.End(Requests::kVerify, verifies, engine_.Verify());
 }
 
-// Outside of a sync: for engines that came, or came to, after it.
-void Session::ServeAgain(const std::string& mode) {
-  history_.AddServe(Serve(mode).status);
+// REQUIRES that no attempt is under way.
+void Session::BeginServe() {
+  notifying_ = true;
+  engine_.Begin(mode_, transfer_);
+  if (engine_.ended()) (void)FinishServe();
 }
 
-EngineOutcome Session::Serve(const std::string& mode, uint64_t transfer) {
-  state_ = v1::SESSION_STATE_NOTIFYING;
-  return engine_.Serve(mode, transfer);
+// Waits for the end of the attempt under way.
+Status Session::FinishServe() {
+  const EngineOutcome outcome = engine_.Take();
+  history_.AddServe(outcome.status);
+  if (unanswered_ && unanswered_->to == outcome.version) {
+    Record(outcome, unanswered_->record);
+    Answer();
+  }
+  notifying_ = false;
+  return outcome.status;
+}
+
+// Those that wait for the last sync and those that watch.
+void Session::Answer() {
+  if (!unanswered_) return;
+  feed_.Publish(unanswered_->record);
+  requests_.End(Requests::kPull, unanswered_->pulls, unanswered_->status, unanswered_->record);
+  unanswered_.reset();
 }
 
 }  // namespace lockstep::session

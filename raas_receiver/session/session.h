@@ -1,10 +1,14 @@
 // The session of one model: an explicit state machine on a thread of its own that keeps its replicas in step with the
 // agent.
 //
-//   Waiting --(a newer version, or a Pull)--> the states of Sync --> Notifying --> Waiting
+//   Waiting --(a newer version, or a Pull)--> the states of Sync --> Waiting
 //      |                                         |
 //      |                                         +--(error)--> BackingOff --> the states of Sync
 //      +--(Rollback)--> Notifying --> Held --(Pull)--> the states of Sync
+//
+// After a sync the engine is notified, which may take minutes, while the next version is pulled and committed: one, for
+// the replica that the engine is being told to load is not written. What Waiting and Held have to say then is
+// Notifying.
 //
 // It decides on what others know: Requests what the service's threads ask for, VersionFollower what the agent
 // announced, EngineSupervisor what engines serve. Each has a lock of its own, held for no call to another.
@@ -16,6 +20,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -89,21 +94,30 @@ class Session {
   v1::SessionState RollBack();
   v1::SessionState Mend();
 
+  // A sync that is committed, and answered once its version's attempt at the engine has ended.
+  struct Unanswered {
+    Requests::Turn pulls;
+    Status status;
+    v1::SyncRecord record;
+    Held to;
+  };
+
   // What it waits for, in any state.
   bool SyncDue() const;
   bool EngineDue() const { return requests_.due(Requests::kVerify) || engine_.Due(); }
 
   Status SwitchToOlder();
   Status RunSync(Sync& sync);
-  v1::SyncRecord Conclude(const Sync& sync, const Status& status, const telemetry::Moment& begun);
+  void Conclude(const Sync& sync, const Status& status, const telemetry::Moment& begun);
   void Scrub();
   void DropOther();
-  bool MendDue() const { return mend_at_ && std::chrono::steady_clock::now() >= *mend_at_; }
+  bool MendDue() const;
   std::chrono::milliseconds UntilMend() const;
   void FollowLive(const Sync& sync);
   void TendEngine();
-  void ServeAgain(const std::string& mode);
-  EngineOutcome Serve(const std::string& mode, uint64_t transfer = 0);
+  void BeginServe();
+  Status FinishServe();
+  void Answer();
 
   const SessionOptions options_;
   const std::unique_ptr<replica::ReplicaPair> replicas_;
@@ -119,7 +133,12 @@ class Session {
   std::optional<std::chrono::steady_clock::time_point> mend_at_;  // the current version is damaged: to be mended then
   Backoff mend_backoff_{std::chrono::minutes(5), std::chrono::seconds(1)};
   std::atomic<v1::SessionState> state_ = v1::SESSION_STATE_WAITING;
+  std::atomic<bool> notifying_ = false;  // an attempt at the engine is under way
   std::atomic<bool> ended_ = false;
+
+  std::string mode_ = "recovered";  // how the current version came
+  uint64_t transfer_ = 0;           // and by which pull; 0: none
+  std::optional<Unanswered> unanswered_;
 
   std::mutex mutex_;
   Sync* running_ = nullptr;  // guarded by mutex_

@@ -1,4 +1,4 @@
-// SyncHistory: what a session's status says of the syncs so far.
+// SyncHistory: what a session's status says of the syncs so far, and of its engines.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <string>
 
 #include "common/base/status.h"
+#include "common/telemetry/timeline.h"
 #include "proto/lockstep/v1/receiver.pb.h"
 
 namespace lockstep::session {
@@ -18,18 +19,19 @@ class SyncHistory {
     (outcome.ok() ? syncs_ : failures_) += 1;
     repaired_blocks_ += record.repaired_blocks();
     lane_retries_ += lane_retries;
-    last_error_ = outcome.ok() ? record.engine_error() : outcome.ToString();
+    Set(sync_error_, outcome);
+    if (outcome.ok()) last_sync_unix_ns_ = telemetry::UnixNanos();
   }
-  // Engines were made to serve the current version outside of a sync.
+  // An attempt to make engines serve the current version.
   void AddServe(const Status& outcome) {
     std::lock_guard lock(mutex_);
-    last_error_ = outcome.ok() ? "" : outcome.ToString();
+    Set(engine_error_, outcome);
   }
   // Blocks of what is held were found to be damaged.
   void AddDamage(const Status& what, size_t blocks) {
     std::lock_guard lock(mutex_);
     damaged_blocks_ += blocks;
-    last_error_ = what.ToString();
+    Set(sync_error_, what);
   }
   void Describe(v1::ReceiverModel& model) const {
     std::lock_guard lock(mutex_);
@@ -38,17 +40,30 @@ class SyncHistory {
     model.set_syncs(syncs_);
     model.set_failures(failures_);
     model.set_lane_retries(lane_retries_);
-    model.set_last_error(last_error_);
+    model.set_last_sync_unix_ns(last_sync_unix_ns_);
+    const Error& error = sync_error_.text.empty() ? engine_error_ : sync_error_;
+    model.set_last_error(error.text);
+    model.set_last_error_unix_ns(error.unix_ns);
   }
 
  private:
+  struct Error {
+    std::string text;  // empty after a success
+    int64_t unix_ns = 0;
+  };
+  static void Set(Error& error, const Status& outcome) {
+    error = outcome.ok() ? Error() : Error{outcome.ToString(), telemetry::UnixNanos()};
+  }
+
   mutable std::mutex mutex_;
   uint64_t repaired_blocks_ = 0;
   uint64_t damaged_blocks_ = 0;
   uint64_t syncs_ = 0;
   uint64_t failures_ = 0;
   uint64_t lane_retries_ = 0;
-  std::string last_error_;  // of the last sync, or of its engines
+  int64_t last_sync_unix_ns_ = 0;
+  Error sync_error_;    // of the last sync, or of what is held
+  Error engine_error_;  // of the last attempt at its engines
 };
 
 }  // namespace lockstep::session

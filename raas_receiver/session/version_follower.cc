@@ -56,6 +56,7 @@ void VersionFollower::OnVersion(const v1::VersionEvent& event) {
     }
     newest_ = *newest;
     newest_digest_ = digest.ok() ? ManifestDigest{*digest} : ManifestDigest();
+    newest_committed_unix_ns_ = event.committed_unix_ns();
     announced_layout_ = {*layout};
   }
   telemetry::Log(telemetry::LogLevel::kDebug, "version_announced",
@@ -76,11 +77,12 @@ bool VersionFollower::Behind(const Held& held, const ManifestDigest& digest) con
   return follow_ && !newest_.nothing() && (newest_ != held || other_bytes);
 }
 
-void VersionFollower::Synced(const Held& announced, const Held& held, const ManifestDigest& digest) {
+void VersionFollower::Synced(const Held& announced, const replica::PublishedVersion& current) {
   std::lock_guard lock(mutex_);
-  if (newest_ != announced && (newest_.run != held.run || newest_.version >= held.version)) return;
-  newest_ = held;
-  newest_digest_ = digest;
+  if (newest_ != announced && (newest_.run != current.held.run || newest_.version >= current.held.version)) return;
+  newest_ = current.held;
+  newest_digest_ = current.digest;
+  newest_committed_unix_ns_ = current.committed_unix_ns;
 }
 
 void VersionFollower::SetLayout(std::shared_ptr<const model::ModelLayout> layout) {

@@ -34,6 +34,8 @@ class VersionFollower {
   // --- any thread ---
   // What the agent announced last; nothing: no version yet.
   Held newest() const { return Read(newest_); }
+  // When the trainer committed it; 0: not known.
+  int64_t newest_committed_unix_ns() const { return Read(newest_committed_unix_ns_); }
   // The layout known last, be it announced, held or synced; null: none.
   std::shared_ptr<const model::ModelLayout> layout() const { return Read(layout_); }
   // Why the version stream is down, or what was announced makes no sense; empty while all is well.
@@ -44,9 +46,9 @@ class VersionFollower {
   bool Behind(const Held& held, const ManifestDigest& digest) const;
   // Of the model as announced; zero: not known.
   LayoutDigest announced_layout() const { return Read(announced_layout_); }
-  // A sync that began when `announced` was the newest version has succeeded, and `held` is current now. What it brought
-  // may be newer than the last announcement, which is then no reason to sync again.
-  void Synced(const Held& announced, const Held& held, const ManifestDigest& digest);
+  // A sync that began when `announced` was the newest version has succeeded, and `current` is what is held now. What it
+  // brought may be newer than the last announcement, which is then no reason to sync again.
+  void Synced(const Held& announced, const replica::PublishedVersion& current);
   // Null: it has to be asked for again.
   void SetLayout(std::shared_ptr<const model::ModelLayout> layout);
 
@@ -77,6 +79,7 @@ class VersionFollower {
   bool stopping_ = false;
   Held newest_;
   ManifestDigest newest_digest_;  // zero: not known
+  int64_t newest_committed_unix_ns_ = 0;
   LayoutDigest announced_layout_;
   LayoutDigest prepared_;  // the last layout that memory was taken for, or tried to be
   std::shared_ptr<const model::ModelLayout> layout_;

@@ -31,6 +31,7 @@ struct Fixture {
   }
   Held held(Version version) const { return replicas.model.held(version); }
   ManifestDigest digest(Version version) const { return replicas.model.manifest(version).digest; }
+  replica::PublishedVersion published(Version version) const { return {held(version), digest(version), {}, {}, 1}; }
   void WaitForNewest(Version version) {
     REQUIRE(changed.WaitFor(std::chrono::minutes(1), [&] { return follower->newest() == held(version); }));
   }
@@ -92,11 +93,11 @@ TEST_CASE("An agent's refusal for the protocol arrives as it was said") {
 TEST_CASE("A sync that brought more than was announced leaves nothing to sync, one that brought less does") {
   Fixture fixture;
   fixture.WaitForNewest(1);
-  fixture.follower->Synced(fixture.held(1), fixture.held(3), fixture.digest(3));
+  fixture.follower->Synced(fixture.held(1), fixture.published(3));
   CHECK_FALSE(fixture.follower->Behind(fixture.held(3), fixture.digest(3)));
   fixture.agent->Publish();
   fixture.WaitForNewest(2);
-  fixture.follower->Synced(fixture.held(1), fixture.held(1), fixture.digest(1));  // 2 was announced meanwhile
+  fixture.follower->Synced(fixture.held(1), fixture.published(1));  // 2 was announced meanwhile
   CHECK(fixture.follower->Behind(fixture.held(1), fixture.digest(1)));
 }
 

@@ -304,7 +304,7 @@ def test_a_failing_hook_is_retried_and_reported_and_the_next_version_is_served(c
             publisher.publish(version, model.step())
             receiver.wait_for(model.tensors)
             wait_until(lambda: calls.exists() and f"{MODEL} {version} " in calls.read_text(), f"hook of {version}")
-        wait_until(lambda: calls.read_text().count(f"{MODEL} 2 ") == 3, "three attempts")
+        wait_until(lambda: calls.read_text().count(f"{MODEL} 2 ") >= 6, "three attempts, and three after a wait")
         status = wait_until(
             lambda: (found := receiver.model_status())["engine_failures"] >= 1 and found["last_error"] and found,
             "the failure is reported",
@@ -313,13 +313,54 @@ def test_a_failing_hook_is_retried_and_reported_and_the_next_version_is_served(c
         publisher.publish(3, model.step())
         receiver.wait_for(model.tensors)
         wait_until(lambda: receiver.model_status()["served_version"] == 3, "the engine has version 3")
-    assert calls.read_text().splitlines() == [f"{MODEL} 1 full"] + [f"{MODEL} 2 delta"] * 3 + [f"{MODEL} 3 delta"]
+    said = calls.read_text().splitlines()
+    assert said == [f"{MODEL} 1 full"] + [f"{MODEL} 2 delta"] * (len(said) - 2) + [f"{MODEL} 3 delta"]
+
+
+def test_a_hook_that_is_not_there_or_may_not_be_executed_is_refused_at_start(cluster):
+    hook = cluster.directory / "hook.sh"
+    command = [RAAS_RECEIVER, "--model", MODEL, "--root", cluster.directory / "root", "--hook", f"{hook} now"]
+    missing = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert missing.returncode == 78 and f"{hook}: No such file" in missing.stderr
+    hook.write_text("#!/bin/sh\n")
+    hook.chmod(0o644)
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 78 and f"{hook} may not be executed; chmod +x it" in refused.stderr
+
+
+def test_versions_are_committed_while_a_hook_runs_and_what_it_loads_stays_whole(cluster):
+    model = ToyModel(blocks=2)
+    calls, go = cluster.directory / "calls", cluster.directory / "go"
+    hook = cluster.directory / "hook.sh"
+    hook.write_text(
+        f'#!/bin/sh\necho "begin $LOCKSTEP_VERSION" >> {calls}\nbefore=$(cksum < "$LOCKSTEP_PATH/model.safetensors")\n'
+        f"while ! test -e {go}; do sleep 0.05; done\n"
+        f'test "$before" = "$(cksum < "$LOCKSTEP_PATH/model.safetensors")" || exit 1\n'
+        f'echo "end $LOCKSTEP_VERSION" >> {calls}\n'
+    )
+    hook.chmod(0o755)
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent, hook=hook, engine_attempts=1)
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.step())
+        wait_until(lambda: calls.exists() and calls.read_text() == "begin 1\n", "the hook runs")
+        publisher.publish(2, model.step())
+        receiver.wait_for(model.tensors)
+        publisher.publish(3, model.step())
+        wait_until(lambda: receiver.model_status()["newest_version"] == 3, "version 3 is known")
+        status = receiver.model_status()
+        assert (status["held"]["version"], status["served_version"], status["state"]) == (2, 0, "notifying")
+        go.touch()
+        receiver.wait_for(model.tensors)
+        wait_until(lambda: receiver.model_status()["served_version"] == 3, "the engine has version 3")
+    assert calls.read_text().split("\n")[:2] == ["begin 1", "end 1"]
+    assert receiver.model_status()["engine_failures"] == 0
 
 
 def test_a_hook_that_hangs_is_ended_at_its_timeout_and_reported(cluster):
     model = ToyModel(blocks=2)
     agent = cluster.agent()
-    receiver = cluster.receiver(agent, hook="sleep 600", engine_attempts=1, engine_timeout_ms=300)
+    receiver = cluster.receiver(agent, hook="sleep 600", engine_attempts=1, engine_load_timeout_ms=300)
     with agent.publisher(model.tensors) as publisher:
         publisher.publish(1, model.step())
         receiver.wait_for(model.tensors)
