@@ -37,6 +37,7 @@ class AgentClient::CallScope {
 
 AgentClient::AgentClient(net::HostPort address, const rpc::TlsOptions& tls)
     : address_(std::move(address)),
+      encrypted_(tls.configured()),
       channel_(rpc::MakeChannel(address_.ToString(), tls)),
       stub_(v1::TrainerAgent::NewStub(channel_)) {}
 

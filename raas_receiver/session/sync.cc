@@ -130,7 +130,8 @@ Result<Sync::State> Sync::Negotiate() {
   if (answer.status().code() == ErrorCode::kState) request_.layout.reset();
   if (!answer.ok()) return answer.status();
   plan_.pull_id = answer->pull_id();
-  LS_ASSIGN_OR_RETURN(plan_, ReadPlan(*answer, request_.layout, base_.held, context_.agent.address()));
+  LS_ASSIGN_OR_RETURN(
+      plan_, ReadPlan(*answer, request_.layout, base_.held, {context_.agent.address(), context_.agent.encrypted()}));
 
   record_.set_mode(std::string(ModeName(plan_.mode)));
   record_.set_transfer(plan_.pull_id);

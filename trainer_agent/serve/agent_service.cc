@@ -30,13 +30,13 @@ void LogOpened(const PullRequest& request, const PullPlan& plan) {
 }  // namespace
 
 AgentService::AgentService(store::VersionCatalog* catalog, PullTable* pulls, PublishFacts publish_facts,
-                           v1::BuildInfo build, std::string lane_address, std::string local_socket,
+                           v1::BuildInfo build, LaneOffer lanes, std::string local_socket,
                            const telemetry::Timeline* timeline)
     : catalog_(catalog),
       pulls_(pulls),
       publish_facts_(std::move(publish_facts)),
       build_(std::move(build)),
-      lane_address_(std::move(lane_address)),
+      lanes_(std::move(lanes)),
       local_socket_(std::move(local_socket)),
       timeline_(timeline) {}
 
@@ -82,10 +82,10 @@ grpc::ServerWriteReactor<v1::VersionEvent>* AgentService::WatchVersions(grpc::Ca
 
 grpc::Status AgentService::OpenPull(grpc::ServerContext*, const v1::OpenPullRequest* request, v1::PullPlan* plan) {
   if (draining_) return rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
-  LS_GRPC_ASSIGN_OR_RETURN(const PullRequest wanted, FromProto(*request));
+  LS_GRPC_ASSIGN_OR_RETURN(const PullRequest wanted, FromProto(*request, lanes_));
   LS_GRPC_ASSIGN_OR_RETURN(const PullPlan planned, pulls_->Open(wanted));
   LogOpened(wanted, planned);
-  ToProto(planned, lane_address_, plan);
+  ToProto(planned, lanes_, plan);
   if (!local_socket_.empty()) {
     plan->set_local_socket(local_socket_);
     plan->set_local_ticket(ToBytes(planned.local_ticket));
@@ -95,19 +95,20 @@ grpc::Status AgentService::OpenPull(grpc::ServerContext*, const v1::OpenPullRequ
 
 grpc::Status AgentService::OpenLive(grpc::ServerContext*, const v1::OpenLiveRequest* request, v1::LivePlan* plan) {
   if (draining_) return rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
-  LS_GRPC_ASSIGN_OR_RETURN(const PullRequest wanted, FromProto(*request));
+  LS_GRPC_ASSIGN_OR_RETURN(const PullRequest wanted, FromProto(*request, lanes_));
   LS_GRPC_ASSIGN_OR_RETURN(const LivePlan opened, pulls_->OpenLive(wanted));
   telemetry::Log(telemetry::LogLevel::kDebug, "live_subscribed",
                  {{"model", wanted.model}, {"receiver", wanted.receiver}, {"pull", opened.pull_id}});
   plan->set_pull_id(opened.pull_id);
-  plan->set_lane_address(lane_address_);
+  plan->set_lane_address(lanes_.address);
+  plan->set_lanes_encrypted(lanes_.encrypted);
   for (const Ticket& ticket : opened.tickets) plan->add_tickets(ToBytes(ticket));
   return grpc::Status::OK;
 }
 
 grpc::Status AgentService::CatchUp(grpc::ServerContext*, const v1::CatchUpRequest* request, v1::PullPlan* plan) {
   LS_GRPC_ASSIGN_OR_RETURN(const PullPlan planned, pulls_->CatchUp(request->pull_id(), request->oldest_version()));
-  ToProto(planned, lane_address_, plan);
+  ToProto(planned, lanes_, plan);
   return grpc::Status::OK;
 }
 

@@ -18,10 +18,10 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   // The models that are open, each with what only its publish side knows: run, layout, ranks and versions.
   using PublishFacts = std::function<std::vector<v1::AgentModel>()>;
 
-  // `lane_address` and `local_socket` (empty: none) are what plans name. REQUIRES catalog, pulls and timeline to
+  // `lanes` and `local_socket` (empty: none) are what plans name. REQUIRES catalog, pulls and timeline to
   // outlive this.
   AgentService(store::VersionCatalog* catalog, PullTable* pulls, PublishFacts publish_facts, v1::BuildInfo build,
-               std::string lane_address, std::string local_socket, const telemetry::Timeline* timeline);
+               LaneOffer lanes, std::string local_socket, const telemetry::Timeline* timeline);
 
   // From now on nothing is opened and status says so. Streams end when the catalog closes.
   void StartDraining() { draining_ = true; }
@@ -46,7 +46,7 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   PullTable* const pulls_;
   const PublishFacts publish_facts_;
   const v1::BuildInfo build_;
-  const std::string lane_address_;
+  const LaneOffer lanes_;
   const std::string local_socket_;
   const telemetry::Timeline* const timeline_;
   std::atomic<bool> draining_{false};

@@ -26,6 +26,12 @@ struct PullRequest {
       payload::CodecLevel::All().begin(), payload::CodecLevel::All().end()};  // that it decodes, rising; at least one
 };
 
+// How the lanes of all plans are reached.
+struct LaneOffer {
+  std::string address;     // host:port; an empty host means the control channel's
+  bool encrypted = false;  // they are TLS, or none
+};
+
 struct PlannedStep {
   uint64_t payload_id = 0;
   std::shared_ptr<const payload::Payload> payload;

@@ -151,17 +151,22 @@ Result<LivePlan> PullTable::OpenLive(const PullRequest& request) {
   return LivePlan{pull->id, IssueTickets(*pull, request.lanes)};
 }
 
-Result<std::shared_ptr<Pull>> PullTable::Find(uint64_t pull_id) {
+Result<std::shared_ptr<Pull>> PullTable::Find(uint64_t pull_id) const {
   std::lock_guard lock(mutex_);
   const auto at = pulls_.find(pull_id);
   if (at == pulls_.end() || at->second->closed())
     return Status(ErrorCode::kNotFound, Cat("pull ", pull_id, " is not open; it may have expired"));
-  at->second->Touch();
   return at->second;
 }
 
+Result<std::shared_ptr<Pull>> PullTable::FindAndTouch(uint64_t pull_id) const {
+  LS_ASSIGN_OR_RETURN(auto pull, Find(pull_id));
+  pull->Touch();
+  return pull;
+}
+
 Result<PullPlan> PullTable::CatchUp(uint64_t pull_id, Version oldest) {
-  LS_ASSIGN_OR_RETURN(const auto pull, Find(pull_id));
+  LS_ASSIGN_OR_RETURN(const auto pull, FindAndTouch(pull_id));
   pull->DropPayloads();  // what an earlier catch-up promised
   const auto newest = pull->run->Newest();
   if (!newest) return Status(ErrorCode::kState, Cat("model ", pull->run->model(), ": the run has ended; pull again"));
@@ -180,7 +185,7 @@ Result<PullPlan> PullTable::CatchUp(uint64_t pull_id, Version oldest) {
 }
 
 Result<std::vector<Ticket>> PullTable::RenewTickets(uint64_t pull_id, uint32_t lanes) {
-  LS_ASSIGN_OR_RETURN(const auto pull, Find(pull_id));
+  LS_ASSIGN_OR_RETURN(const auto pull, FindAndTouch(pull_id));
   return IssueTickets(*pull, lanes);
 }
 
@@ -202,11 +207,17 @@ void PullTable::Close(uint64_t pull_id, const Held& held, const std::string& out
       {.receiver = pull->receiver, .held = held, .outcome = CleanText(outcome, kMaxOutcome), .at = Pull::Clock::now()});
 }
 
+std::optional<Ticket> PullTable::FindTicket(const wire::LaneIdentity& identity) const {
+  const auto pull = Find(identity.pull_id);
+  return pull.ok() ? (*pull)->FindTicket(identity.ticket) : std::nullopt;
+}
+
 Result<Pull::LaneLease> PullTable::Admit(uint64_t pull_id, const Ticket& ticket) {
   const auto pull = Find(pull_id);
   if (!pull.ok() || !(*pull)->UseTicket(ticket)) {
     return Status(ErrorCode::kPermission, "the lane's ticket is unknown, used up or expired; ask for a new one");
   }
+  (*pull)->Touch();
   return Pull::AddLane(*pull, 2 * limits_.max_lanes);
 }
 

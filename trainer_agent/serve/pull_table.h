@@ -40,6 +40,8 @@ class PullTable {
   Result<std::vector<Ticket>> RenewTickets(uint64_t pull_id, uint32_t lanes);
   void Close(uint64_t pull_id, const Held& held, const std::string& outcome);
 
+  // The ticket of this name, not used yet; nothing: there is none. Uses nothing up, and keeps no pull alive.
+  std::optional<Ticket> FindTicket(const wire::LaneIdentity& identity) const;
   // Lets a lane in and uses up its ticket. kPermission: unknown pull, or no such ticket. kResourceExhausted: too many
   // lanes.
   Result<Pull::LaneLease> Admit(uint64_t pull_id, const Ticket& ticket);
@@ -53,7 +55,8 @@ class PullTable {
   std::vector<ReceiverReport> Reports(const std::string& model) const { return reports_.Of(model); }
 
  private:
-  Result<std::shared_ptr<Pull>> Find(uint64_t pull_id);
+  Result<std::shared_ptr<Pull>> Find(uint64_t pull_id) const;
+  Result<std::shared_ptr<Pull>> FindAndTouch(uint64_t pull_id) const;
   Result<std::shared_ptr<store::ServedRun>> FindRun(const PullRequest& request) const;
   Status Insert(const std::shared_ptr<Pull>& pull);
   void AddSteps(Pull& pull, const payload::DeltaChain& payloads, PullPlan& plan);
