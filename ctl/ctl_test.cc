@@ -356,8 +356,8 @@ DaemonOptions ParseDaemon(std::vector<const char*> words) {
 }
 
 TEST_CASE("Flags, then environment, then defaults say where a command goes, and flags for how long") {
-  CHECK(ParseDaemon({"status"}).address == "127.0.0.1:7700");
-  CHECK(ParseDaemon({"pull"}).address == "127.0.0.1:7710");
+  CHECK(ParseDaemon({"status"}).address == "unix:/run/trainer-agent/control.sock");
+  CHECK(ParseDaemon({"pull"}).address == "unix:/run/raas-receiver/control.sock");
   ::setenv("LOCKSTEP_RECEIVER", "r:1", 1);
   CHECK(ParseDaemon({"status"}).daemon == Daemon::kReceiver);
   CHECK(ParseDaemon({"status"}).address == "r:1");

@@ -89,7 +89,7 @@ Status ChooseDaemon(const Words& words, DaemonOptions& options) {
       to_receiver ? (receiver.empty() ? kDefaultReceiver : receiver) : (agent.empty() ? kDefaultAgent : agent);
   if (verify && to_receiver && !words.agent.empty()) options.verify_agent = words.agent;
   for (const std::string& address : {options.address, options.verify_agent.value_or(options.address)}) {
-    const Result<net::HostPort> parsed = net::ParseHostPort(address);
+    const Result<net::ControlAddress> parsed = net::ParseControlAddress(address);
     if (!parsed.ok()) return {ErrorCode::kUsage, parsed.status().message()};
   }
   return OkStatus();
@@ -120,11 +120,12 @@ Result<std::optional<Invocation>> ParseInvocation(int argc, const char* const* a
   Words words;
   CLI::App app("Shows and steers Lockstep's daemons", "lockstepctl");
   app.set_version_flag("--version", Cat("lockstepctl ", kVersion, " (", telemetry::BuildRevision(), ")"));
-  app.add_option("--agent", words.agent, "Talk to this trainer_agent [$LOCKSTEP_AGENT, 127.0.0.1:7700]")
-      ->type_name("HOST:PORT");
-  app.add_option("--receiver", words.receivers, "Talk to this raas_receiver [$LOCKSTEP_RECEIVER, 127.0.0.1:7710]")
+  app.add_option("--agent", words.agent, Cat("Talk to this trainer_agent [$LOCKSTEP_AGENT, ", kDefaultAgent, "]"))
+      ->type_name("HOST:PORT|unix:PATH");
+  app.add_option("--receiver", words.receivers,
+                 Cat("Talk to this raas_receiver [$LOCKSTEP_RECEIVER, ", kDefaultReceiver, "]"))
       ->allow_extra_args(false)
-      ->type_name("HOST:PORT");
+      ->type_name("HOST:PORT|unix:PATH");
   app.add_option("--tls-cert", words.tls.cert, "Own certificate, PEM; without, plaintext [$LOCKSTEP_TLS_CERT]")
       ->type_name("FILE");
   app.add_option("--tls-key", words.tls.key, "Its private key, PEM [$LOCKSTEP_TLS_KEY]")->type_name("FILE");

@@ -44,6 +44,21 @@ Result<HostPort> ParseHostPort(std::string_view text) {
   return HostPort{std::string(host), port};
 }
 
+Result<ControlAddress> ParseControlAddress(const std::string& text) {
+  constexpr std::string_view kUnix = "unix:";
+  if (!text.starts_with(kUnix)) {
+    LS_ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(text));
+    return ControlAddress(address);
+  }
+  if (text.size() <= kUnix.size() || text[kUnix.size()] != '/') {
+    return Status(ErrorCode::kBadData, Cat("address '", text, "' has no absolute path; write unix:/path"));
+  }
+  ControlAddress address;
+  address.text = text;
+  address.host = "127.0.0.1";
+  return address;
+}
+
 Result<HostPort> CheckListenAddress(std::string_view name, std::string_view text, bool beyond_loopback) {
   Result<HostPort> address = ParseHostPort(text);
   if (!address.ok()) return Status(ErrorCode::kConfig, Cat(name, ": ", address.status().message()));

@@ -22,6 +22,18 @@ struct HostPort {
   bool IsLoopback() const;
 };
 
+// Where a daemon's control plane is: host:port, or a unix socket of this host.
+struct ControlAddress {
+  ControlAddress() = default;
+  ControlAddress(const HostPort& address) : text(address.ToString()), host(address.host) {}  // NOLINT: implicit
+
+  std::string text;  // "host:port" or "unix:/path", as people write it and gRPC takes it
+  std::string host;  // of its lanes, where they are not said to be elsewhere: loopback for a socket
+};
+
+// kBadData, naming `text`, when it is neither host:port nor unix:PATH with an absolute path.
+Result<ControlAddress> ParseControlAddress(const std::string& text);
+
 // The reverse of ToString(). kBadData, naming `text`, for anything else; port 0 is allowed (a listener then picks one).
 Result<HostPort> ParseHostPort(std::string_view text);
 

@@ -105,11 +105,12 @@ Status WriteAll(int fd, uint64_t offset, std::span<const std::byte> bytes, std::
 }
 
 Status MakeDirs(const std::string& path, mode_t mode) {
-  if (::mkdir(path.c_str(), mode) == 0) return OkStatus();
-  int error = errno;
+  // Not by mkdir alone, whose mode the umask cuts.
+  const auto make = [&] { return ::mkdir(path.c_str(), mode) == 0 && ::chmod(path.c_str(), mode) == 0 ? 0 : errno; };
+  int error = make();
   if (error == ENOENT && ParentOf(path) != path) {
     LS_RETURN_IF_ERROR(MakeDirs(ParentOf(path), mode));
-    error = ::mkdir(path.c_str(), mode) == 0 ? 0 : errno;
+    error = make();
   }
   struct stat info;
   if (error == EEXIST && ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) return OkStatus();

@@ -38,7 +38,8 @@ Result<UniqueFd> ReopenReadOnly(int fd, std::string_view path);
 // Writes all of `bytes` at `offset`. `path` is for messages only.
 Status WriteAll(int fd, uint64_t offset, std::span<const std::byte> bytes, std::string_view path);
 
-// Makes the directory and its missing parents; those it makes get `mode`. An existing directory is left as it is.
+// Makes the directory and its missing parents; those it makes get `mode`, whatever the umask. An existing directory is
+// left as it is.
 Status MakeDirs(const std::string& path, mode_t mode = 0755);
 
 // OK when `path` is a directory in which this process can really create a file (tried, not guessed from mode bits).

@@ -35,6 +35,8 @@ class UnixConnection {
 
   bool valid() const { return fd_.valid(); }
   int fd() const { return fd_.get(); }
+  // What is left is not connected.
+  UniqueFd TakeFd() { return std::move(fd_); }
 
   // Sends all of `bytes`; `fds` travel with the first of them and stay the caller's.
   // REQUIRES bytes not empty when there are fds, and at most kMaxPassedFds of these.

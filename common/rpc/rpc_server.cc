@@ -5,6 +5,7 @@
 #include <grpcpp/health_check_service_interface.h>
 
 #include "common/base/text.h"
+#include "common/rpc/control_socket.h"
 
 namespace lockstep::rpc {
 namespace {
@@ -33,17 +34,22 @@ Result<std::unique_ptr<RpcServer>> RpcServer::Create(const Options& options) {
   grpc::ServerBuilder builder;
   SetLimits(builder);
   int bound_port = 0;
-  builder.AddListeningPort(options.address, MakeServerCredentials(options.tls), &bound_port);
+  const bool tcp = !options.address.empty();
+  if (tcp) builder.AddListeningPort(options.address, MakeServerCredentials(options.tls), &bound_port);
   for (grpc::Service* service : options.services) builder.RegisterService(service);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  if (server == nullptr || bound_port == 0) {
+  if (server == nullptr || (tcp && bound_port == 0)) {
     return Status(ErrorCode::kUnavailable, Cat("cannot listen on ", options.address,
                                                "; is the port in use, or the address not of this machine?"));
   }
   for (const std::string& name : options.health_services) {
     server->GetHealthCheckService()->SetServingStatus(name, false);
   }
-  return std::unique_ptr<RpcServer>(new RpcServer(std::move(server), bound_port));
+  std::unique_ptr<RpcServer> started(new RpcServer(std::move(server), bound_port));
+  if (!options.control_socket.empty()) {
+    LS_ASSIGN_OR_RETURN(started->control_socket_, StartControlSocket(options.control_socket, started->server_.get()));
+  }
+  return started;
 }
 
 RpcServer::RpcServer(std::unique_ptr<grpc::Server> server, int bound_port)
@@ -68,6 +74,7 @@ void RpcServer::StopServing() {
 
 void RpcServer::Drain(std::chrono::milliseconds timeout) {
   StopServing();
+  control_socket_.reset();
   server_->Shutdown(std::chrono::system_clock::now() + timeout);
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/base/status.h"
+#include "common/os/unix_server.h"
 #include "common/rpc/tls.h"
 
 namespace lockstep::rpc {
@@ -22,17 +23,18 @@ inline constexpr int kMaxRpcMessageBytes = 256 << 20;
 class RpcServer {
  public:
   struct Options {
-    std::string address;                       // host:port; port 0 lets the system choose
+    std::string address;                       // host:port; port 0 lets the system choose; empty: no TCP
+    std::string control_socket;                // for processes of our user and root; empty: none
     std::vector<grpc::Service*> services;      // at least one; not owned, they outlive the server
     TlsOptions tls;                            // what peers need to get in; not configured: nothing, all is plaintext
     std::vector<std::string> health_services;  // names that health checks may ask for; all NOT_SERVING at first
   };
 
-  // kUnavailable, naming the address, when it cannot be listened on.
+  // kUnavailable, naming the address or path, when it cannot be listened on.
   static Result<std::unique_ptr<RpcServer>> Create(const Options& options);
   ~RpcServer();
 
-  int bound_port() const { return bound_port_; }
+  int bound_port() const { return bound_port_; }  // 0: no TCP
 
   // REQUIRES `health_service` to be one of Options::health_services. Without effect once draining.
   void SetServing(const std::string& health_service, bool serving);
@@ -48,6 +50,7 @@ class RpcServer {
   RpcServer(std::unique_ptr<grpc::Server> server, int bound_port);
 
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<os::UnixServer> control_socket_;  // null: none
   int bound_port_;
   std::mutex mutex_;
   std::map<std::string, bool> serving_;  // as last reported to watchers

@@ -20,7 +20,8 @@ AddressFile::~AddressFile() {
   if (announced_) ::unlink(path_.c_str());
 }
 
-Status AddressFile::Announce(const std::map<std::string, std::string>& addresses) {
+Status AddressFile::Announce(std::map<std::string, std::string> addresses) {
+  std::erase_if(addresses, [](const auto& entry) { return entry.second.empty(); });
   const std::string line = nlohmann::json(addresses).dump() + "\n";
   std::fputs(line.c_str(), stdout);
   std::fflush(stdout);

@@ -24,9 +24,9 @@ class AddressFile {
   AddressFile(const AddressFile&) = delete;
   AddressFile& operator=(const AddressFile&) = delete;
 
-  // Prints the line, then writes the file, whole from the first moment that it is there. `addresses`: HOST:PORT by
-  // name, all of them listened on by now.
-  Status Announce(const std::map<std::string, std::string>& addresses);
+  // Prints the line, then writes the file, whole from the first moment that it is there. `addresses`: HOST:PORT
+  // or a socket's path by name, all of them listened on by now; those that are empty are not, and are left out.
+  Status Announce(std::map<std::string, std::string> addresses);
 
  private:
   explicit AddressFile(std::string path) : path_(std::move(path)) {}

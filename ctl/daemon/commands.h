@@ -38,8 +38,8 @@ Status RunDaemonCommand(const DaemonOptions& options, const Output& output);
 // Where daemons are when the command line does not say.
 inline constexpr const char* kAgentVariable = "LOCKSTEP_AGENT";
 inline constexpr const char* kReceiverVariable = "LOCKSTEP_RECEIVER";
-inline constexpr const char* kDefaultAgent = "127.0.0.1:7700";
-inline constexpr const char* kDefaultReceiver = "127.0.0.1:7710";
+inline constexpr const char* kDefaultAgent = "unix:/run/trainer-agent/control.sock";
+inline constexpr const char* kDefaultReceiver = "unix:/run/raas-receiver/control.sock";
 
 inline std::string Environment(const char* name) {
   const char* value = std::getenv(name);

@@ -29,7 +29,7 @@ Status FinishTimelineOptions(const std::string& agent, const std::vector<std::st
   std::vector<std::string> addresses = options.receivers;
   if (!options.agent.empty()) addresses.push_back(options.agent);
   for (const std::string& address : addresses) {
-    const Result<net::HostPort> parsed = net::ParseHostPort(address);
+    const Result<net::ControlAddress> parsed = net::ParseControlAddress(address);
     if (!parsed.ok()) return {ErrorCode::kUsage, parsed.status().message()};
   }
   if (!json || options.out != "-") return OkStatus();

@@ -167,6 +167,7 @@ class Receiver(Daemon):
         self._command = [
             binaries.receiver,
             *flags(name=letter, agent=agent_address, model=MODEL, root=root, listen="127.0.0.1:0", assets=assets),
+            *flags(control_socket=workspace.path / f"control-{letter}.sock"),
         ]
 
     @property

@@ -39,11 +39,12 @@ void WarnOfDisk(const std::string& root) {
 
 }  // namespace
 
-Receiver::Receiver(ReceiverConfig config)
+Receiver::Receiver(ReceiverConfig config, std::unique_ptr<access::AccessControl> access)
     : config_(std::move(config)),
+      access_(std::move(access)),
       workers_(std::max<size_t>(1, config_.threads - 1)),  // the session's own thread works too
       io_(std::min(config_.threads, config_.lanes), LogException),
-      service_(config_.name, sessions_, feed_, timeline_),
+      service_(config_.name, access_.get(), sessions_, feed_, timeline_),
       io_turned_(std::make_shared<std::atomic<bool>>(true)),
       last_turn_(std::chrono::steady_clock::now()) {}
 
@@ -54,7 +55,8 @@ Receiver::~Receiver() {
 }
 
 Result<std::unique_ptr<Receiver>> Receiver::Create(ReceiverConfig config) {
-  std::unique_ptr<Receiver> receiver(new Receiver(std::move(config)));
+  LS_ASSIGN_OR_RETURN(auto access, access::AccessControl::Create(config.tls.policy));
+  std::unique_ptr<Receiver> receiver(new Receiver(std::move(config), std::move(access)));
   LS_ASSIGN_OR_RETURN(receiver->address_file_, telemetry::AddressFile::Create(receiver->config_.address_file));
   LS_RETURN_IF_ERROR(receiver->OpenModels());
   WarnOfDisk(receiver->config_.root);
@@ -78,7 +80,7 @@ Status Receiver::OpenModels() {
     session::SessionOptions options{.model = model,
                                     .receiver = config_.name,
                                     .agent = config_.agent,
-                                    .tls = config_.tls,
+                                    .tls = config_.tls.files,
                                     .lanes = config_.lanes,
                                     .follow = config_.follow,
                                     .live = config_.live,
@@ -101,14 +103,18 @@ Status Receiver::Listen() {
     for (const auto& [model, session] : sessions_) targets[model] = &session->targets();
     LS_ASSIGN_OR_RETURN(engine_ranks_, targets::StartTargetServer(config_.engine_socket, std::move(targets)));
   }
-  LS_ASSIGN_OR_RETURN(server_, rpc::RpcServer::Create({.address = config_.listen.ToString(),
+  LS_ASSIGN_OR_RETURN(server_, rpc::RpcServer::Create({.address = config_.listen ? config_.listen->ToString() : "",
+                                                       .control_socket = config_.control_socket,
                                                        .services = {&service_},
-                                                       .tls = config_.tls,
+                                                       .tls = config_.tls.files,
                                                        .health_services = {kLiveness, kReadiness}}));
-  const net::HostPort address{config_.listen.host, static_cast<uint16_t>(server_->bound_port())};
-  telemetry::Log(telemetry::LogLevel::kInfo, "listening",
-                 {{"grpc", address.ToString()}, {"root", config_.root}, {"agent", config_.agent.ToString()}});
-  return address_file_->Announce({{"grpc", address.ToString()}});
+  const std::string grpc =
+      config_.listen ? net::HostPort{config_.listen->host, static_cast<uint16_t>(server_->bound_port())}.ToString()
+                     : "";
+  telemetry::Log(
+      telemetry::LogLevel::kInfo, "listening",
+      {{"grpc", grpc}, {"control", config_.control_socket}, {"root", config_.root}, {"agent", config_.agent.text}});
+  return address_file_->Announce({{"grpc", grpc}, {"control", config_.control_socket}});
 }
 
 Status Receiver::Run(os::SignalWaiter& signals) {
@@ -138,6 +144,7 @@ Status Receiver::Run(os::SignalWaiter& signals) {
 }
 
 void Receiver::Tick() {
+  access_->Reload();
   const bool turning = LoopsTurn();
   const bool ready =
       std::all_of(sessions_.begin(), sessions_.end(), [](const auto& entry) { return entry.second->HoldsVersion(); });

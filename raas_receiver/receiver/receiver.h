@@ -5,6 +5,7 @@
 #include <chrono>
 #include <memory>
 
+#include "common/access/access.h"
 #include "common/base/status.h"
 #include "common/base/worker_pool.h"
 #include "common/net/io_threads.h"
@@ -31,7 +32,7 @@ class Receiver {
   Status Run(os::SignalWaiter& signals);
 
  private:
-  explicit Receiver(ReceiverConfig config);
+  Receiver(ReceiverConfig config, std::unique_ptr<access::AccessControl> access);
 
   Status OpenModels();
   Status Listen();
@@ -42,6 +43,7 @@ class Receiver {
 
   const ReceiverConfig config_;
   telemetry::Timeline timeline_;
+  const std::unique_ptr<access::AccessControl> access_;
   session::SyncFeed feed_;
   WorkerPool workers_;
   net::IoThreads io_;

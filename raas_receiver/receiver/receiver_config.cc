@@ -12,7 +12,6 @@
 #include "common/config/config.h"
 #include "common/model/model_name.h"
 #include "common/payload/payload.h"
-#include "common/rpc/tls_config.h"
 #include "common/telemetry/build_info.h"
 #include "common/wire/frame.h"
 #include "raas_receiver/replica/replica_pair.h"
@@ -26,8 +25,9 @@ using std::chrono::milliseconds;
 
 // Settings that are not kept as they are written.
 struct Written {
-  std::string agent = "127.0.0.1:7700";
-  std::string listen = "127.0.0.1:7710";
+  std::string agent = "unix:/run/trainer-agent/control.sock";
+  std::string listen;
+  std::string control_socket = "/run/raas-receiver/control.sock";
   bool allow_insecure_network = false;
   uint64_t engine_timeout_ms = 60'000;
   uint64_t engine_load_timeout_ms = 600'000;
@@ -75,11 +75,13 @@ void AddEngineOptions(ConfigParser& parser, Written& to, ReceiverConfig& config)
 
 void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
   parser.Add("name", &config.name, "this receiver's name, shown by the agent (default: the host's)");
-  parser.Add("agent", &to.agent, "the trainer agent's gRPC address, HOST:PORT");
+  parser.Add("agent", &to.agent, "the trainer agent's control plane, HOST:PORT or unix:PATH");
   parser.Add("model", &config.models, "a model to follow; repeat for several");
   parser.Add("root", &config.root,
              "directory, best on a tmpfs, where versions are published as <root>/<model>/current");
-  parser.Add("listen", &to.listen, "own gRPC address, HOST:PORT; port 0: the system chooses");
+  parser.Add("listen", &to.listen, "own gRPC address, HOST:PORT; port 0: the system chooses; empty: no TCP");
+  parser.Add("control-socket", &to.control_socket,
+             "unix socket of the own control plane, for processes of this user and root; none");
   parser.Add("address-file", &config.address_file,
              "file that holds, as JSON, where the receiver listens, while it does");
   parser.Add("lanes", &config.lanes, "TCP connections per pull");
@@ -94,7 +96,7 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
   parser.Add("reader-grace-ms", &to.reader_grace_ms,
              "how long to wait for a reader of an old version before its file is replaced");
   rpc::AddTlsOptions(parser, config.tls);
-  parser.Add("tls-server-name", &config.tls.server_name,
+  parser.Add("tls-server-name", &config.tls.files.server_name,
              "DNS name, IP or URI (spiffe://...) that the agent's certificate must have; empty: the host of --agent");
   parser.Add("allow-insecure-network", &to.allow_insecure_network, "listen beyond loopback without TLS");
   parser.Add("log-level", &config.log_level, "debug, info, warn or error");
@@ -157,13 +159,16 @@ Status CheckEngine(const ConfigParser& parser, const Written& written, ReceiverC
 Status Check(const ConfigParser& parser, const Written& written, ReceiverConfig& config) {
   LS_RETURN_IF_ERROR(CheckModels(parser, config.models));
   LS_RETURN_IF_ERROR(CheckRanges(parser, written, config));
-  const Result<net::HostPort> agent = net::ParseHostPort(written.agent);
+  const Result<net::ControlAddress> agent = net::ParseControlAddress(written.agent);
   if (!agent.ok()) return {ErrorCode::kConfig, Cat(parser.WrittenAs("agent"), ": ", agent.status().message())};
   config.agent = *agent;
-  LS_RETURN_IF_ERROR(rpc::PrepareTls(config.tls));
-  LS_ASSIGN_OR_RETURN(config.listen,
-                      net::CheckListenAddress(parser.WrittenAs("listen"), written.listen,
-                                              config.tls.configured() || written.allow_insecure_network));
+  LS_RETURN_IF_ERROR(rpc::PrepareDaemonTls(config.tls));
+  if (!written.listen.empty()) {
+    LS_ASSIGN_OR_RETURN(config.listen,
+                        net::CheckListenAddress(parser.WrittenAs("listen"), written.listen,
+                                                config.tls.files.configured() || written.allow_insecure_network));
+  }
+  if (written.control_socket != "none") config.control_socket = Absolute(written.control_socket);
   if (!config.assets.empty() && !fs::is_directory(config.assets)) {
     return {ErrorCode::kConfig, Cat(parser.WrittenAs("assets"), ": ", config.assets, " is not a directory")};
   }

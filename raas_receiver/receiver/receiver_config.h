@@ -9,19 +9,20 @@
 
 #include "common/base/status.h"
 #include "common/net/host_port.h"
-#include "common/rpc/tls.h"
+#include "common/rpc/tls_config.h"
 #include "raas_receiver/engines/driver.h"
 
 namespace lockstep::receiver {
 
 struct ReceiverConfig {
   std::string name;
-  net::HostPort agent;
+  net::ControlAddress agent;
   std::vector<std::string> models;
   std::string root = "/dev/shm/lockstep-receiver";  // absolute once it is parsed, as other paths
   std::string assets;                               // empty: none
-  net::HostPort listen;
-  rpc::TlsOptions tls;
+  std::optional<net::HostPort> listen;              // nothing: no TCP
+  std::string control_socket;                       // empty: none
+  rpc::DaemonTls tls;
   std::string address_file;  // empty: none
   uint64_t lanes = 4;
   uint64_t threads = 0;

@@ -26,9 +26,13 @@ v1::VerifyResult ToProto(const replica::VerifyReport& report) {
 
 }  // namespace
 
-ReceiverService::ReceiverService(std::string name, const Sessions& sessions, session::SyncFeed& feed,
-                                 const telemetry::Timeline& timeline)
-    : name_(std::move(name)), sessions_(sessions), feed_(feed), timeline_(timeline) {}
+ReceiverService::ReceiverService(std::string name, access::AccessControl* access, const Sessions& sessions,
+                                 session::SyncFeed& feed, const telemetry::Timeline& timeline)
+    : name_(std::move(name)),
+      gate_(v1::RaasReceiver::service_full_name(), access),
+      sessions_(sessions),
+      feed_(feed),
+      timeline_(timeline) {}
 
 Result<session::Session*> ReceiverService::Find(const std::string& model) const {
   const auto found = sessions_.find(model);
@@ -36,8 +40,9 @@ Result<session::Session*> ReceiverService::Find(const std::string& model) const 
   return Status(ErrorCode::kNotFound, Cat("receiver ", name_, " does not follow a model named \"", model, "\""));
 }
 
-grpc::Status ReceiverService::GetStatus(grpc::ServerContext*, const v1::ReceiverStatusRequest*,
+grpc::Status ReceiverService::GetStatus(grpc::ServerContext* context, const v1::ReceiverStatusRequest* request,
                                         v1::ReceiverStatus* response) {
+  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
   v1::BuildInfo& build = *response->mutable_build();
   build.set_version(std::string(kVersion));
   build.set_revision(std::string(telemetry::BuildRevision()));
@@ -52,6 +57,7 @@ grpc::Status ReceiverService::GetStatus(grpc::ServerContext*, const v1::Receiver
 
 grpc::Status ReceiverService::Pull(grpc::ServerContext* context, const v1::PullRequest* request,
                                    v1::SyncRecord* response) {
+  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(session::Session* const session, Find(request->model()));
   const auto timeout =
       request->timeout_ms() > 0 ? std::chrono::milliseconds(request->timeout_ms()) : kDefaultPullTimeout;
@@ -62,6 +68,7 @@ grpc::Status ReceiverService::Pull(grpc::ServerContext* context, const v1::PullR
 
 grpc::Status ReceiverService::WatchSyncs(grpc::ServerContext* context, const v1::WatchSyncsRequest* request,
                                          grpc::ServerWriter<v1::SyncRecord>* writer) {
+  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
   if (!request->model().empty()) {
     const Result<session::Session*> session = Find(request->model());
     if (!session.ok()) return rpc::ToGrpc(session.status());
@@ -76,6 +83,7 @@ grpc::Status ReceiverService::WatchSyncs(grpc::ServerContext* context, const v1:
 
 grpc::Status ReceiverService::Rollback(grpc::ServerContext* context, const v1::RollbackRequest* request,
                                        v1::ReceiverModel* response) {
+  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(session::Session* const session, Find(request->model()));
   LS_GRPC_ASSIGN_OR_RETURN(*response, session->Rollback([context] { return context->IsCancelled(); }));
   return grpc::Status::OK;
@@ -83,6 +91,7 @@ grpc::Status ReceiverService::Rollback(grpc::ServerContext* context, const v1::R
 
 grpc::Status ReceiverService::Verify(grpc::ServerContext* context, const v1::ReceiverVerifyRequest* request,
                                      v1::VerifyResult* response) {
+  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(session::Session* const session, Find(request->model()));
   LS_GRPC_ASSIGN_OR_RETURN(const replica::VerifyReport report, session->Verify());
   *response = ToProto(report);
@@ -91,8 +100,9 @@ grpc::Status ReceiverService::Verify(grpc::ServerContext* context, const v1::Rec
   return grpc::Status::OK;
 }
 
-grpc::Status ReceiverService::GetReceiverLayout(grpc::ServerContext*, const v1::GetReceiverLayoutRequest* request,
-                                                v1::Layout* response) {
+grpc::Status ReceiverService::GetReceiverLayout(grpc::ServerContext* context,
+                                                const v1::GetReceiverLayoutRequest* request, v1::Layout* response) {
+  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(session::Session* const session, Find(request->model()));
   LS_GRPC_ASSIGN_OR_RETURN(const auto layout, session->layout());
   response->set_digest(ToBytes(layout->digest()));
@@ -100,8 +110,9 @@ grpc::Status ReceiverService::GetReceiverLayout(grpc::ServerContext*, const v1::
   return grpc::Status::OK;
 }
 
-grpc::Status ReceiverService::GetTimeline(grpc::ServerContext*, const v1::TimelineRequest* request,
+grpc::Status ReceiverService::GetTimeline(grpc::ServerContext* context, const v1::TimelineRequest* request,
                                           v1::TimelineSpans* response) {
+  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
   response->set_daemon("raas_receiver");
   response->set_name(name_);
   telemetry::ReportTimeline(&timeline_, *request, *response);

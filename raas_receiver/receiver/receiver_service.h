@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "common/access/access.h"
 #include "common/telemetry/timeline.h"
 #include "proto/lockstep/v1/receiver.grpc.pb.h"
 #include "raas_receiver/session/session.h"
@@ -16,8 +17,9 @@ class ReceiverService final : public v1::RaasReceiver::Service {
  public:
   using Sessions = std::map<std::string, std::unique_ptr<session::Session>>;  // by model
 
-  // `sessions`, `feed` and `timeline` outlive the service; the map does not change.
-  ReceiverService(std::string name, const Sessions& sessions, session::SyncFeed& feed,
+  // `access` decides who may call what; it, `sessions`, `feed` and `timeline` outlive the service. The map does not
+  // change.
+  ReceiverService(std::string name, access::AccessControl* access, const Sessions& sessions, session::SyncFeed& feed,
                   const telemetry::Timeline& timeline);
 
   // Status says so from now on.
@@ -41,6 +43,7 @@ class ReceiverService final : public v1::RaasReceiver::Service {
   Result<session::Session*> Find(const std::string& model) const;
 
   const std::string name_;
+  const access::Gate gate_;
   const Sessions& sessions_;
   session::SyncFeed& feed_;
   const telemetry::Timeline& timeline_;

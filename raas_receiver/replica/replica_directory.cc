@@ -10,14 +10,15 @@
 
 #include "common/base/text.h"
 #include "common/os/file.h"
+#include "raas_receiver/replica/modes.h"
 
 namespace lockstep::replica {
 
 Result<ReplicaDirectory> ReplicaDirectory::Open(const std::string& root, const std::string& model) {
-  LS_RETURN_IF_ERROR(os::MakeDirs(root));
+  LS_RETURN_IF_ERROR(os::MakeDirs(root, kDirectoryMode));
   LS_RETURN_IF_ERROR(os::CheckWritableDir(root));
   ReplicaDirectory directory(Cat(root, "/", model));
-  LS_RETURN_IF_ERROR(os::MakeDirs(directory.scratch_, 0755));
+  LS_RETURN_IF_ERROR(os::MakeDirs(directory.scratch_, kDirectoryMode));
   LS_RETURN_IF_ERROR(directory.Lock());
   LS_RETURN_IF_ERROR(directory.Sweep());
   return directory;

@@ -12,6 +12,7 @@
 
 #include "common/base/text.h"
 #include "common/model/safetensors.h"
+#include "raas_receiver/replica/modes.h"
 
 namespace lockstep::replica {
 namespace {
@@ -26,8 +27,8 @@ Result<ReplicaFile> ReplicaFile::Create(const std::string& path, std::shared_ptr
   const Bytes header = model::SafetensorsHeader(*layout);
   ReplicaFile file;
   LS_ASSIGN_OR_RETURN(file.segment_, os::CreateTmpfsSegment(path, model::ImageBytes(*layout)));
-  // Engines often run as another user; they reach the file by its published name only.
-  if (::fchmod(file.segment_.fd(), 0644) != 0) return ErrnoStatus(errno, Cat("chmod ", path));
+  // Engines that run as another user reach the file by its published name only.
+  if (::fchmod(file.segment_.fd(), kFileMode) != 0) return ErrnoStatus(errno, Cat("chmod ", path));
   std::copy(header.begin(), header.end(), file.segment_.data());
   file.layout_ = std::move(layout);
   file.header_bytes_ = header.size();

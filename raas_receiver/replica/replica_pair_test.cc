@@ -1,6 +1,7 @@
 #include "raas_receiver/replica/replica_pair.h"
 
 #include <sys/mount.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
@@ -27,6 +28,22 @@ TEST_CASE("A full version is published as a safetensors file under current") {
   CHECK(fs::read_symlink(fixture.ModelPath("current")) == "v1");
   CHECK(fixture.pair().current().path == fixture.ModelPath("v1"));
   fixture.CheckCurrent(1);
+}
+
+TEST_CASE("What is published is for its user and group alone, whatever the umask") {
+  for (const mode_t mask : {mode_t{0}, mode_t{077}}) {
+    const mode_t before = ::umask(mask);
+    ReplicaFixture fixture;
+    fixture.options.root += "/root";
+    fixture.Open();
+    fixture.PullFull(fixture.model.Advance());
+    ::umask(before);
+    const auto mode = [](const std::string& path) { return static_cast<unsigned>(fs::status(path).permissions()); };
+    CHECK(mode(fixture.ModelPath("v1/model.safetensors")) == 0640);
+    CHECK(mode(fixture.ModelPath("v1")) == 0750);
+    CHECK(mode(fixture.ModelPath("")) == 0750);
+    CHECK(mode(fixture.options.root) == 0750);
+  }
 }
 
 TEST_CASE("Deltas alternate between the replicas and always come out whole") {

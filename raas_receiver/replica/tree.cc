@@ -11,6 +11,7 @@
 
 #include "common/base/text.h"
 #include "common/os/file.h"
+#include "raas_receiver/replica/modes.h"
 
 namespace lockstep::replica {
 namespace {
@@ -52,11 +53,11 @@ std::string VersionTree::NameFor(const Held& held, std::string_view taken) {
 Status VersionTree::Publish(std::string_view name, const std::string& weights, const model::ModelLayout& layout) {
   const std::string building = Cat(scratch_, "/tmp-", name);
   LS_RETURN_IF_ERROR(os::RemoveTree(building));
-  LS_RETURN_IF_ERROR(os::MakeDirs(building));
+  LS_RETURN_IF_ERROR(os::MakeDirs(building, kDirectoryMode));
   const std::string link = Cat(building, "/", WeightsFile(layout));
   if (::link(weights.c_str(), link.c_str()) != 0) return ErrnoStatus(errno, Cat("link ", weights, " to ", link));
   for (const auto& [file, text] : layout.attachments()) {
-    LS_RETURN_IF_ERROR(os::WriteFileAtomic(Cat(building, "/", file), text));
+    LS_RETURN_IF_ERROR(os::WriteFileAtomic(Cat(building, "/", file), text, kFileMode));
   }
   LS_RETURN_IF_ERROR(LinkAssets(building));
   LS_RETURN_IF_ERROR(Withdraw(name));

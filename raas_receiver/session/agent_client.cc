@@ -35,10 +35,10 @@ class AgentClient::CallScope {
   grpc::ClientContext& context_;
 };
 
-AgentClient::AgentClient(net::HostPort address, const rpc::TlsOptions& tls)
+AgentClient::AgentClient(net::ControlAddress address, const rpc::TlsOptions& tls)
     : address_(std::move(address)),
-      encrypted_(tls.configured()),
-      channel_(rpc::MakeChannel(address_.ToString(), tls)),
+      encrypted_(tls.configured() && !address_.text.starts_with("unix:")),
+      channel_(rpc::MakeChannel(address_.text, tls)),
       stub_(v1::TrainerAgent::NewStub(channel_)) {}
 
 template <typename Request, typename Response>
@@ -54,12 +54,11 @@ Result<Response> AgentClient::Call(const char* name, Method<Request, Response> m
 }
 
 Status AgentClient::Explain(const char* call, const grpc::Status& status) const {
-  const Status explained = rpc::FromGrpc(status).WithContext(Cat(call, " at agent ", address_.ToString()));
+  const Status explained = rpc::FromGrpc(status).WithContext(Cat(call, " at agent ", address_.text));
   if (!rpc::IsUnknownCall(status)) return explained;
   if (rpc::AnswersStatus<v1::RaasReceiver, v1::ReceiverStatusRequest, v1::ReceiverStatus>(channel_)) {
-    return {explained.code(),
-            Cat(address_.ToString(), " is the address of a raas_receiver, and none of a trainer_agent; ",
-                "give --agent the gRPC address of the agent that serves the model")};
+    return {explained.code(), Cat(address_.text, " is the address of a raas_receiver, and none of a trainer_agent; ",
+                                  "give --agent the gRPC address of the agent that serves the model")};
   }
   return {explained.code(), Cat(explained.message(), " (it does not know this call: is it of this version?)")};
 }
@@ -70,7 +69,7 @@ Result<std::shared_ptr<const model::ModelLayout>> AgentClient::GetLayout(const s
   LS_ASSIGN_OR_RETURN(const v1::Layout answer, Call("GetLayout", &Stub::GetLayout, request, kCallTimeout));
   LS_ASSIGN_OR_RETURN(auto layout, model::ModelLayout::Decode(AsBytes(std::string_view(answer.encoded()))));
   if (ToBytes(layout->digest()) != answer.digest()) {
-    return Status(ErrorCode::kCorrupt, Cat("the layout that agent ", address_.ToString(), " sent for model ", model,
+    return Status(ErrorCode::kCorrupt, Cat("the layout that agent ", address_.text, " sent for model ", model,
                                            " does not have the digest it names"));
   }
   return layout;
@@ -127,9 +126,9 @@ Status AgentClient::WatchVersions(const std::string& model,
   }
   if (!met.ok()) context.TryCancel();
   const grpc::Status status = stream->Finish();
-  if (!met.ok()) return met.WithContext(Cat("agent ", address_.ToString()));
+  if (!met.ok()) return met.WithContext(Cat("agent ", address_.text));
   if (!status.ok()) return Explain("WatchVersions", status);
-  return {ErrorCode::kUnavailable, Cat("agent ", address_.ToString(), " ended the version stream; it drains")};
+  return {ErrorCode::kUnavailable, Cat("agent ", address_.text, " ended the version stream; it drains")};
 }
 
 void AgentClient::Cancel() {

@@ -26,9 +26,9 @@ namespace lockstep::session {
 // before the message; kProtocol says so where a receiver answers in its place.
 class AgentClient {
  public:
-  explicit AgentClient(net::HostPort address, const rpc::TlsOptions& tls = {});
+  explicit AgentClient(net::ControlAddress address, const rpc::TlsOptions& tls = {});
 
-  const net::HostPort& address() const { return address_; }
+  const net::ControlAddress& address() const { return address_; }
   bool encrypted() const { return encrypted_; }  // calls are
 
   // The layout, proved by its digest. kNotFound until a trainer has opened the model.
@@ -59,7 +59,7 @@ class AgentClient {
                         std::chrono::milliseconds timeout, bool even_cancelled = false);
   Status Explain(const char* call, const grpc::Status& status) const;
 
-  const net::HostPort address_;
+  const net::ControlAddress address_;
   const bool encrypted_;
   const peer::Peer self_ = wire::Self("raas_receiver");
   const std::shared_ptr<grpc::Channel> channel_;

@@ -39,8 +39,8 @@ std::string_view ModeName(v1::PullMode mode);
 
 // The connection that a plan came on.
 struct Control {
-  net::HostPort address;   // of the agent, for lane addresses without a host
-  bool encrypted = false;  // so must be the lanes
+  net::ControlAddress address;  // of the agent, for lane addresses without a host
+  bool encrypted = false;       // so must be the lanes
 };
 
 // The plan for a receiver that reported that it holds `held`. kProtocol names the rule that it breaks.

@@ -10,7 +10,7 @@
 namespace lockstep::session {
 namespace {
 
-const Control kControl{.address = {"10.1.2.3", 7700}};
+const Control kControl{.address = net::HostPort{"10.1.2.3", 7700}};
 
 struct Fixture {
   replica::TestModel model;

@@ -91,7 +91,7 @@ v1::ReceiverModel Session::Describe() const {
   const std::shared_ptr<const model::ModelLayout> layout = follower_.layout();
   v1::ReceiverModel model;
   model.set_name(options_.model);
-  model.set_agent(options_.agent.ToString());
+  model.set_agent(options_.agent.text);
   *model.mutable_held() = ToProto(current.held);
   *model.mutable_previous() = ToProto(replicas_->previous().held);
   if (!current.held.nothing()) {

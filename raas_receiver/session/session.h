@@ -39,7 +39,7 @@ namespace lockstep::session {
 struct SessionOptions {
   std::string model;
   std::string receiver;  // this receiver's name
-  net::HostPort agent;
+  net::ControlAddress agent;
   rpc::TlsOptions tls;  // of calls to the agent
   size_t lanes = 4;
   bool follow = true;  // sync whenever there is a newer version

@@ -355,7 +355,7 @@ TEST_CASE("Stopping ends a stalled pull at once") {
 
 TEST_CASE("Without an agent a session waits, and a pull says what is wrong") {
   Fixture fixture;
-  fixture.options.agent.port = 1;
+  fixture.options.agent = net::HostPort{"127.0.0.1", 1};
   fixture.Start();
   const auto record = fixture.Pull();
   CHECK_THAT(record, FailsWith(ErrorCode::kUnavailable, "127.0.0.1:1"));

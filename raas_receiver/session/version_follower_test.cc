@@ -45,7 +45,7 @@ class SomeReceiver final : public v1::RaasReceiver::Service {
 // What a watch at the address of a server of `service` ends with.
 Status WatchAt(grpc::Service& service) {
   const auto server = *rpc::RpcServer::Create({.address = "127.0.0.1:0", .services = {&service}});
-  AgentClient client({"127.0.0.1", static_cast<uint16_t>(server->bound_port())});
+  AgentClient client(net::HostPort{"127.0.0.1", static_cast<uint16_t>(server->bound_port())});
   return client.WatchVersions("actor", [](const v1::VersionEvent&) {});
 }
 

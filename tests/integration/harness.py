@@ -105,13 +105,15 @@ class Served(Daemon):
 
     role = ""  # "--agent" or "--receiver"
     address = ""
+    credentials: "dict[str, object]" = {}  # lockstepctl's options of TLS
 
     def __init__(self, name: str, command: "list[object]", directory: Path) -> None:
         self.address_file = directory / "addresses.json"
         super().__init__(name, [*command, "--address-file", self.address_file], directory / "daemon.log")
 
     def ctl(self, *arguments: object, timeout_ms: int = 60_000) -> subprocess.CompletedProcess:
-        command = [*self.prefix, LOCKSTEPCTL, self.role, self.address, "--timeout", timeout_ms, *arguments]
+        options = flags_of({"timeout": timeout_ms, **self.credentials})
+        command = [*self.prefix, LOCKSTEPCTL, self.role, self.address, *options, *arguments]
         return subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=120)
 
     def ask(self, *arguments: object) -> dict:
@@ -135,7 +137,7 @@ class Served(Daemon):
 
         wait_until(listens, f"{self.name} listens")
         self.addresses = json.loads(self.address_file.read_text())
-        self.address = self.addresses["grpc"]
+        self.address = self.addresses.get("grpc") or f"unix:{self.addresses['control']}"
 
     def model_status(self, model: str = MODEL) -> dict:
         return next(entry for entry in self.ask("status")["models"] if entry["name"] == model)
@@ -175,6 +177,7 @@ class Receiver(Served):
         self.root = Path(str(options.pop("root", directory / "root")))
         models = [part for model in models for part in ("--model", model)]
         options = {"agent": agent, "name": name, "root": self.root, "listen": "127.0.0.1:0", "threads": 2, **options}
+        options.setdefault("control_socket", directory / "control.sock")
         super().__init__(name, [RAAS_RECEIVER, *models, *flags_of(options)], directory)
 
     def published(self, model: str = MODEL) -> Path:

@@ -25,7 +25,7 @@ DAEMONS = pytest.mark.parametrize("daemon", ["trainer_agent", "raas_receiver"])
 
 def command(daemon: str, directory, **options: object) -> "list[str]":
     """A daemon that would start, were it not for `options`."""
-    usual: "dict[str, object]" = {"listen": "127.0.0.1:0"}
+    usual: "dict[str, object]" = {"listen": "127.0.0.1:0", "control_socket": directory / "control.sock"}
     if daemon == "trainer_agent":
         usual |= {"lane_listen": "127.0.0.1:0", "socket": directory / "a.sock", "segment_dir": directory / "segments"}
         return [str(TRAINER_AGENT), *flags_of(usual | options)]

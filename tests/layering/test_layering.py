@@ -26,7 +26,8 @@ ALLOWED = {
     "common/payload": {"common/base", "common/model", "kernels", "@zstd"},
     "common/wire": {"common/base", "common/payload", "common/peer", "@openssl"},
     "common/net": {"common/base", "common/os", "@asio", "@openssl"},
-    "common/rpc": {"common/base", "common/config", "common/os", "@grpc", "@openssl"},
+    "common/access": {"common/base", "common/config", "common/os", "common/telemetry", "@grpc"},
+    "common/rpc": {"common/base", "common/config", "common/os", "common/telemetry", "@grpc", "@openssl"},
     "common/telemetry": {"common/base", "common/os", "@spdlog", "@nlohmann_json"},
     "common/config": {"common/base", "common/os", "@cli11", "@tomlplusplus"},
     "kernels": {"common/base", "@highway"},
@@ -85,6 +86,7 @@ ALLOWED = {
         "trainer_agent/store",
     },
     "trainer_agent/serve": {
+        "common/access",
         "common/base",
         "common/os",
         "common/peer",

@@ -87,6 +87,7 @@ Agent::Agent(const AgentOptions& options)
 
 Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
   std::unique_ptr<Agent> agent(new Agent(options));
+  LS_ASSIGN_OR_RETURN(agent->access_, access::AccessControl::Create(options.tls.policy));
   LS_ASSIGN_OR_RETURN(agent->home_, publish::SegmentHome::Create(options.segment_dir, options.segments == "memfd"));
   WarnOfDisk(options);
   LS_ASSIGN_OR_RETURN(agent->address_file_, telemetry::AddressFile::Create(options.address_file));
@@ -107,7 +108,7 @@ Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
 
 Status Agent::Listen() {
   const serve::LaneServerOptions lane_options{.address = options_.lane_address,
-                                              .encrypted = options_.tls.configured(),
+                                              .encrypted = options_.tls.files.configured(),
                                               .threads = Threads(options_),
                                               .bytes_per_s = options_.lane_rate_limit,
                                               .receiver_bytes_per_s = options_.receiver_rate_limit,
@@ -118,21 +119,26 @@ Status Agent::Listen() {
   }
   const serve::LaneOffer lanes{AdvertisedLanes(options_.lane_advertise, lanes_->port()), lane_options.encrypted};
   service_ = std::make_unique<serve::AgentService>(
-      &catalog_, &pulls_, [this] { return Facts(); }, Build(), lanes, options_.local_socket, &timeline_);
-  LS_ASSIGN_OR_RETURN(rpc_, rpc::RpcServer::Create({.address = options_.listen_address.ToString(),
-                                                    .services = {service_.get()},
-                                                    .tls = options_.tls,
-                                                    .health_services = {kLiveness, kReadiness}}));
+      access_.get(), &catalog_, &pulls_, [this] { return Facts(); }, Build(), lanes, options_.local_socket, &timeline_);
+  LS_ASSIGN_OR_RETURN(
+      rpc_, rpc::RpcServer::Create({.address = options_.listen_address ? options_.listen_address->ToString() : "",
+                                    .control_socket = options_.control_socket,
+                                    .services = {service_.get()},
+                                    .tls = options_.tls.files,
+                                    .health_services = {kLiveness, kReadiness}}));
   LS_ASSIGN_OR_RETURN(ranks_, publish::StartRankServer(options_.socket, registry_.get()));
   return Announce();
 }
 
 Status Agent::Announce() {
-  const net::HostPort rpc{options_.listen_address.host, static_cast<uint16_t>(rpc_->bound_port())};
+  const auto& listen = options_.listen_address;
+  const std::string grpc =
+      listen ? net::HostPort{listen->host, static_cast<uint16_t>(rpc_->bound_port())}.ToString() : "";
   const net::HostPort lanes{options_.lane_address.host, lanes_->port()};
-  telemetry::Log(telemetry::LogLevel::kInfo, "listening",
-                 {{"socket", options_.socket}, {"grpc", rpc.ToString()}, {"lanes", lanes.ToString()}});
-  return address_file_->Announce({{"grpc", rpc.ToString()}, {"lanes", lanes.ToString()}});
+  telemetry::Log(
+      telemetry::LogLevel::kInfo, "listening",
+      {{"socket", options_.socket}, {"grpc", grpc}, {"control", options_.control_socket}, {"lanes", lanes.ToString()}});
+  return address_file_->Announce({{"grpc", grpc}, {"control", options_.control_socket}, {"lanes", lanes.ToString()}});
 }
 
 Agent::~Agent() {
@@ -166,6 +172,7 @@ std::vector<v1::AgentModel> Agent::Facts() const {
 
 void Agent::Tick() {
   pulls_.Expire();
+  access_->Reload();
   const auto models = registry_->Snapshot();
   const bool ready = std::any_of(models.begin(), models.end(), [](const publish::ModelSnapshot& model) {
     return model.publisher->served()->Newest().has_value();

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "common/access/access.h"
 #include "common/base/worker_pool.h"
 #include "common/rpc/rpc_server.h"
 #include "common/telemetry/address_file.h"
@@ -36,6 +37,7 @@ class Agent {
 
   const AgentOptions options_;
   telemetry::Timeline timeline_;
+  std::unique_ptr<access::AccessControl> access_;
   std::unique_ptr<publish::SegmentHome> home_;
   store::VersionCatalog catalog_;
   WorkerPool pool_;       // diffs: a trainer may wait for these

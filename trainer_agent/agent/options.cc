@@ -6,7 +6,6 @@
 #include "common/base/version.h"
 #include "common/model/layout.h"
 #include "common/payload/payload.h"
-#include "common/rpc/tls_config.h"
 #include "common/telemetry/build_info.h"
 #include "common/wire/frame.h"
 #include "trainer_agent/buffer/control_segment.h"
@@ -30,22 +29,25 @@ Status CheckRate(const ConfigParser& parser, const char* name, uint64_t bytes_pe
                                   kLeastRate, ", or 0 for no limit")};
 }
 
-Status CheckLocalSocket(const ConfigParser& parser, AgentOptions& options) {
-  std::string& path = options.local_socket;
+// `path` as it was given, to what it means: `usual` is its name next to the trainers' socket.
+Status CheckSocket(const ConfigParser& parser, const char* name, const char* usual, const AgentOptions& options,
+                   std::string& path) {
   if (path == "none") path.clear();
   // Receivers have another working directory.
-  if (path == "auto") path = std::filesystem::absolute(options.socket).parent_path() / "pull.sock";
+  if (path == "auto") path = std::filesystem::absolute(options.socket).parent_path() / usual;
   if (path.empty() || path.starts_with('/')) return OkStatus();
-  return {ErrorCode::kConfig,
-          Cat(parser.WrittenAs("local-socket"), " is ", path, "; give an absolute path, auto or none")};
+  return {ErrorCode::kConfig, Cat(parser.WrittenAs(name), " is ", path, "; give an absolute path, auto or none")};
 }
 
 Status Check(const ConfigParser& parser, AgentOptions& options) {
-  LS_RETURN_IF_ERROR(CheckLocalSocket(parser, options));
-  LS_RETURN_IF_ERROR(rpc::PrepareTls(options.tls));
-  const bool anywhere = options.tls.configured() || options.allow_insecure_network;
-  LS_ASSIGN_OR_RETURN(options.listen_address,
-                      net::CheckListenAddress(parser.WrittenAs("listen"), options.listen, anywhere));
+  LS_RETURN_IF_ERROR(CheckSocket(parser, "local-socket", "pull.sock", options, options.local_socket));
+  LS_RETURN_IF_ERROR(CheckSocket(parser, "control-socket", "control.sock", options, options.control_socket));
+  LS_RETURN_IF_ERROR(rpc::PrepareDaemonTls(options.tls));
+  const bool anywhere = options.tls.files.configured() || options.allow_insecure_network;
+  if (!options.listen.empty()) {
+    LS_ASSIGN_OR_RETURN(options.listen_address,
+                        net::CheckListenAddress(parser.WrittenAs("listen"), options.listen, anywhere));
+  }
   LS_ASSIGN_OR_RETURN(options.lane_address,
                       net::CheckListenAddress(parser.WrittenAs("lane-listen"), options.lane_listen, anywhere));
   if (!options.lane_advertise.empty()) {
@@ -81,7 +83,10 @@ Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv
   parser.Add("socket", &options->socket, "unix socket for the trainer's ranks");
   parser.Add("local-socket", &options->local_socket,
              "unix socket where receivers on this host take bytes from memory; auto: pull.sock next to --socket; none");
-  parser.Add("listen", &options->listen, "gRPC address, HOST:PORT; port 0: the system chooses");
+  parser.Add("control-socket", &options->control_socket,
+             "unix socket of the control plane, for processes of this user and root; auto: control.sock next to "
+             "--socket; none");
+  parser.Add("listen", &options->listen, "gRPC address, HOST:PORT; port 0: the system chooses; empty: no TCP");
   parser.Add("lane-listen", &options->lane_listen, "address of the data lanes, HOST:PORT; port 0: the system chooses");
   parser.Add("lane-advertise", &options->lane_advertise,
              "HOST:PORT named to receivers for lanes; empty: the host they called; port 0 or empty: the lane port");

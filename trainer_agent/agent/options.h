@@ -2,19 +2,21 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "common/base/status.h"
 #include "common/config/config.h"
 #include "common/net/host_port.h"
-#include "common/rpc/tls.h"
+#include "common/rpc/tls_config.h"
 
 namespace lockstep::agent {
 
 struct AgentOptions {
   std::string socket = "/run/trainer-agent/export.sock";
   std::string local_socket = "auto";
-  std::string listen = "127.0.0.1:7700";
+  std::string control_socket = "auto";
+  std::string listen;
   std::string lane_listen = "127.0.0.1:7701";
   std::string lane_advertise;
   std::string address_file;
@@ -28,14 +30,14 @@ struct AgentOptions {
   uint64_t max_lanes = 16;
   uint64_t lane_rate_limit = 0;
   uint64_t receiver_rate_limit = 0;
-  rpc::TlsOptions tls;
+  rpc::DaemonTls tls;
   bool allow_insecure_network = false;
   std::string log_level = "info";
   std::string log_format = "auto";
   uint64_t drain_timeout_ms = 10'000;
 
   // Filled by ParseAgentOptions().
-  net::HostPort listen_address;
+  std::optional<net::HostPort> listen_address;  // nothing: no TCP
   net::HostPort lane_address;
 };
 

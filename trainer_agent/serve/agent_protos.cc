@@ -31,9 +31,10 @@ Result<std::vector<payload::CodecLevel>> LevelsFor(const std::string& line, cons
 
 // What requests of both kinds have.
 template <typename Proto>
-Result<PullRequest> CommonOf(const Proto& request, const LaneOffer& lanes) {
+Result<PullRequest> CommonOf(const Proto& request, const LaneOffer& lanes, const std::string& owner) {
   PullRequest wanted{.model = request.model(),
                      .receiver = request.receiver(),
+                     .owner = owner,
                      .lanes = request.lanes_wanted(),
                      .link_bytes_per_s = request.link_bytes_per_s()};
   LS_ASSIGN_OR_RETURN(wanted.layout, IdOf<LayoutDigest>(request.layout_digest()));
@@ -48,16 +49,16 @@ Result<Held> FromProto(const v1::Held& held) {
   return Held{run, held.version()};
 }
 
-Result<PullRequest> FromProto(const v1::OpenPullRequest& request, const LaneOffer& lanes) {
-  LS_ASSIGN_OR_RETURN(PullRequest wanted, CommonOf(request, lanes));
+Result<PullRequest> FromProto(const v1::OpenPullRequest& request, const LaneOffer& lanes, const std::string& owner) {
+  LS_ASSIGN_OR_RETURN(PullRequest wanted, CommonOf(request, lanes, owner));
   LS_ASSIGN_OR_RETURN(wanted.held, FromProto(request.held()));
   LS_ASSIGN_OR_RETURN(wanted.held_digest, IdOf<ManifestDigest>(request.held_digest()));
   wanted.force_full = request.force_full();
   return wanted;
 }
 
-Result<PullRequest> FromProto(const v1::OpenLiveRequest& request, const LaneOffer& lanes) {
-  return CommonOf(request, lanes);
+Result<PullRequest> FromProto(const v1::OpenLiveRequest& request, const LaneOffer& lanes, const std::string& owner) {
+  return CommonOf(request, lanes, owner);
 }
 
 void ToProto(const Held& held, v1::Held* out) {

@@ -19,6 +19,7 @@ void LogOpened(const PullRequest& request, const PullPlan& plan) {
   telemetry::Log(telemetry::LogLevel::kDebug, "pull_opened",
                  {{"model", request.model},
                   {"receiver", request.receiver},
+                  {"peer", request.owner},
                   {"pull", plan.pull_id},
                   {"mode", NameOf(plan.mode)},
                   {"held", request.held.version},
@@ -29,10 +30,11 @@ void LogOpened(const PullRequest& request, const PullPlan& plan) {
 
 }  // namespace
 
-AgentService::AgentService(store::VersionCatalog* catalog, PullTable* pulls, PublishFacts publish_facts,
-                           v1::BuildInfo build, LaneOffer lanes, std::string local_socket,
+AgentService::AgentService(access::AccessControl* access, store::VersionCatalog* catalog, PullTable* pulls,
+                           PublishFacts publish_facts, v1::BuildInfo build, LaneOffer lanes, std::string local_socket,
                            const telemetry::Timeline* timeline)
-    : catalog_(catalog),
+    : gate_(v1::TrainerAgent::service_full_name(), access),
+      catalog_(catalog),
       pulls_(pulls),
       publish_facts_(std::move(publish_facts)),
       build_(std::move(build)),
@@ -40,7 +42,9 @@ AgentService::AgentService(store::VersionCatalog* catalog, PullTable* pulls, Pub
       local_socket_(std::move(local_socket)),
       timeline_(timeline) {}
 
-grpc::Status AgentService::GetStatus(grpc::ServerContext*, const v1::AgentStatusRequest*, v1::AgentStatus* status) {
+grpc::Status AgentService::GetStatus(grpc::ServerContext* context, const v1::AgentStatusRequest* request,
+                                     v1::AgentStatus* status) {
+  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
   *status->mutable_build() = build_;
   status->set_draining(draining_);
   for (v1::AgentModel& model : publish_facts_()) {
@@ -68,21 +72,25 @@ void AgentService::FillModel(v1::AgentModel& model) const {
   model.set_retained_bytes(retained_bytes);
 }
 
-grpc::Status AgentService::GetLayout(grpc::ServerContext*, const v1::GetLayoutRequest* request, v1::Layout* layout) {
+grpc::Status AgentService::GetLayout(grpc::ServerContext* context, const v1::GetLayoutRequest* request,
+                                     v1::Layout* layout) {
+  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(const auto run, catalog_->FindOpen(request->model()));
   layout->set_digest(ToBytes(run->layout().digest()));
   layout->set_encoded(std::string(AsText(run->layout().encoded())));
   return grpc::Status::OK;
 }
 
-grpc::ServerWriteReactor<v1::VersionEvent>* AgentService::WatchVersions(grpc::CallbackServerContext*,
+grpc::ServerWriteReactor<v1::VersionEvent>* AgentService::WatchVersions(grpc::CallbackServerContext* context,
                                                                         const v1::WatchVersionsRequest* request) {
-  return new VersionStream(catalog_, *request);
+  return new VersionStream(catalog_, *request, ToStatus(gate_.Admit(*context, __func__, *request)));
 }
 
-grpc::Status AgentService::OpenPull(grpc::ServerContext*, const v1::OpenPullRequest* request, v1::PullPlan* plan) {
+grpc::Status AgentService::OpenPull(grpc::ServerContext* context, const v1::OpenPullRequest* request,
+                                    v1::PullPlan* plan) {
+  LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
   if (draining_) return rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
-  LS_GRPC_ASSIGN_OR_RETURN(const PullRequest wanted, FromProto(*request, lanes_));
+  LS_GRPC_ASSIGN_OR_RETURN(const PullRequest wanted, FromProto(*request, lanes_, caller));
   LS_GRPC_ASSIGN_OR_RETURN(const PullPlan planned, pulls_->Open(wanted));
   LogOpened(wanted, planned);
   ToProto(planned, lanes_, plan);
@@ -93,9 +101,11 @@ grpc::Status AgentService::OpenPull(grpc::ServerContext*, const v1::OpenPullRequ
   return grpc::Status::OK;
 }
 
-grpc::Status AgentService::OpenLive(grpc::ServerContext*, const v1::OpenLiveRequest* request, v1::LivePlan* plan) {
+grpc::Status AgentService::OpenLive(grpc::ServerContext* context, const v1::OpenLiveRequest* request,
+                                    v1::LivePlan* plan) {
+  LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
   if (draining_) return rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
-  LS_GRPC_ASSIGN_OR_RETURN(const PullRequest wanted, FromProto(*request, lanes_));
+  LS_GRPC_ASSIGN_OR_RETURN(const PullRequest wanted, FromProto(*request, lanes_, caller));
   LS_GRPC_ASSIGN_OR_RETURN(const LivePlan opened, pulls_->OpenLive(wanted));
   telemetry::Log(telemetry::LogLevel::kDebug, "live_subscribed",
                  {{"model", wanted.model}, {"receiver", wanted.receiver}, {"pull", opened.pull_id}});
@@ -106,28 +116,34 @@ grpc::Status AgentService::OpenLive(grpc::ServerContext*, const v1::OpenLiveRequ
   return grpc::Status::OK;
 }
 
-grpc::Status AgentService::CatchUp(grpc::ServerContext*, const v1::CatchUpRequest* request, v1::PullPlan* plan) {
-  LS_GRPC_ASSIGN_OR_RETURN(const PullPlan planned, pulls_->CatchUp(request->pull_id(), request->oldest_version()));
+grpc::Status AgentService::CatchUp(grpc::ServerContext* context, const v1::CatchUpRequest* request,
+                                   v1::PullPlan* plan) {
+  LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const PullPlan planned,
+                           pulls_->CatchUp(request->pull_id(), request->oldest_version(), caller));
   ToProto(planned, lanes_, plan);
   return grpc::Status::OK;
 }
 
-grpc::Status AgentService::RenewTickets(grpc::ServerContext*, const v1::RenewTicketsRequest* request,
+grpc::Status AgentService::RenewTickets(grpc::ServerContext* context, const v1::RenewTicketsRequest* request,
                                         v1::RenewTicketsResponse* response) {
-  LS_GRPC_ASSIGN_OR_RETURN(const auto tickets, pulls_->RenewTickets(request->pull_id(), request->lanes()));
+  LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const auto tickets, pulls_->RenewTickets(request->pull_id(), request->lanes(), caller));
   for (const Ticket& ticket : tickets) response->add_tickets(ToBytes(ticket));
   return grpc::Status::OK;
 }
 
-grpc::Status AgentService::ClosePull(grpc::ServerContext*, const v1::ClosePullRequest* request,
+grpc::Status AgentService::ClosePull(grpc::ServerContext* context, const v1::ClosePullRequest* request,
                                      v1::ClosePullResponse*) {
+  LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(const Held held, FromProto(request->held()));
-  pulls_->Close(request->pull_id(), held, request->outcome());
+  pulls_->Close(request->pull_id(), held, request->outcome(), caller);
   return grpc::Status::OK;
 }
 
-grpc::Status AgentService::GetManifest(grpc::ServerContext*, const v1::GetManifestRequest* request,
+grpc::Status AgentService::GetManifest(grpc::ServerContext* context, const v1::GetManifestRequest* request,
                                        v1::Manifest* manifest) {
+  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(const auto run, catalog_->FindOpen(request->model()));
   const auto found = run->FindManifest(request->version());
   if (found == nullptr) {
@@ -141,8 +157,9 @@ grpc::Status AgentService::GetManifest(grpc::ServerContext*, const v1::GetManife
   return grpc::Status::OK;
 }
 
-grpc::Status AgentService::Verify(grpc::ServerContext*, const v1::AgentVerifyRequest* request,
+grpc::Status AgentService::Verify(grpc::ServerContext* context, const v1::AgentVerifyRequest* request,
                                   v1::VerifyResult* result) {
+  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(const auto run, catalog_->FindOpen(request->model()));
   const auto newest = run->Newest();
   if (!newest)
@@ -166,8 +183,9 @@ grpc::Status AgentService::Verify(grpc::ServerContext*, const v1::AgentVerifyReq
   return grpc::Status::OK;
 }
 
-grpc::Status AgentService::GetTimeline(grpc::ServerContext*, const v1::TimelineRequest* request,
+grpc::Status AgentService::GetTimeline(grpc::ServerContext* context, const v1::TimelineRequest* request,
                                        v1::TimelineSpans* spans) {
+  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
   spans->set_daemon("trainer_agent");
   telemetry::ReportTimeline(timeline_, *request, *spans);
   return grpc::Status::OK;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 
+#include "common/access/access.h"
 #include "common/telemetry/timeline.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
 #include "trainer_agent/serve/pull_table.h"
@@ -18,10 +19,11 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   // The models that are open, each with what only its publish side knows: run, layout, ranks and versions.
   using PublishFacts = std::function<std::vector<v1::AgentModel>()>;
 
-  // `lanes` and `local_socket` (empty: none) are what plans name. REQUIRES catalog, pulls and timeline to
-  // outlive this.
-  AgentService(store::VersionCatalog* catalog, PullTable* pulls, PublishFacts publish_facts, v1::BuildInfo build,
-               LaneOffer lanes, std::string local_socket, const telemetry::Timeline* timeline);
+  // `access` decides who may call what. `lanes` and `local_socket` (empty: none) are what plans name. REQUIRES
+  // access, catalog, pulls and timeline to outlive this.
+  AgentService(access::AccessControl* access, store::VersionCatalog* catalog, PullTable* pulls,
+               PublishFacts publish_facts, v1::BuildInfo build, LaneOffer lanes, std::string local_socket,
+               const telemetry::Timeline* timeline);
 
   // From now on nothing is opened and status says so. Streams end when the catalog closes.
   void StartDraining() { draining_ = true; }
@@ -42,6 +44,7 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
  private:
   void FillModel(v1::AgentModel& model) const;
 
+  const access::Gate gate_;
   store::VersionCatalog* const catalog_;
   PullTable* const pulls_;
   const PublishFacts publish_facts_;

@@ -23,11 +23,12 @@ class Pull {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `follower`: of a subscription, else null.
-  Pull(uint64_t id, std::string receiver, std::shared_ptr<store::ServedRun> run, Version target,
+  // `owner`: the identity of the peer that opened it; `follower`: of a subscription, else null.
+  Pull(uint64_t id, std::string receiver, std::string owner, std::shared_ptr<store::ServedRun> run, Version target,
        std::unique_ptr<store::LiveFeed::Follower> follower = nullptr)
       : id(id),
         receiver(std::move(receiver)),
+        owner(std::move(owner)),
         run(std::move(run)),
         target(target),
         follower_(std::move(follower)),
@@ -35,6 +36,7 @@ class Pull {
 
   const uint64_t id;
   const std::string receiver;
+  const std::string owner;
   const std::shared_ptr<store::ServedRun> run;
   const Version target;  // as planned first; CatchUp moves on from it
 

@@ -16,6 +16,7 @@ namespace lockstep::serve {
 struct PullRequest {
   std::string model;
   std::string receiver;
+  std::string owner = {};  // the peer's identity (common/access/identity.h)
   Held held;
   ManifestDigest held_digest;
   LayoutDigest layout;

@@ -31,6 +31,10 @@ store::DeltaRoute RouteFor(const PullRequest& request, store::ServedRun& run) {
   return route;
 }
 
+Status NotOpen(uint64_t pull_id) {
+  return {ErrorCode::kNotFound, Cat("pull ", pull_id, " is not open; it may have expired")};
+}
+
 void LogEnd(std::string_view event, const Pull& pull, const std::string& outcome) {
   telemetry::Log(telemetry::LogLevel::kDebug, event,
                  {{"model", pull.run->model()},
@@ -124,7 +128,7 @@ Result<PullPlan> PullTable::Open(const PullRequest& request) {
   if (request.held == plan.target && request.held_digest == plan.target_digest && !request.force_full) return plan;
 
   const store::DeltaRoute route = RouteFor(request, *run);
-  const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, run, plan.target.version);
+  const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, request.owner, run, plan.target.version);
   LS_RETURN_IF_ERROR(Insert(pull));
   plan.pull_id = pull->id;
   plan.tickets = IssueTickets(*pull, request.lanes);
@@ -146,7 +150,8 @@ Result<LivePlan> PullTable::OpenLive(const PullRequest& request) {
   LS_ASSIGN_OR_RETURN(const auto run, FindRun(request));
   auto follower = std::make_unique<store::LiveFeed::Follower>(
       &run->live(), store::ChooseLevel(request.link_bytes_per_s, run->deltas().NewestDensity(), request.levels));
-  const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, run, 0, std::move(follower));
+  const auto pull =
+      std::make_shared<Pull>(RandomPullId(), request.receiver, request.owner, run, 0, std::move(follower));
   LS_RETURN_IF_ERROR(Insert(pull));
   return LivePlan{pull->id, IssueTickets(*pull, request.lanes)};
 }
@@ -154,19 +159,19 @@ Result<LivePlan> PullTable::OpenLive(const PullRequest& request) {
 Result<std::shared_ptr<Pull>> PullTable::Find(uint64_t pull_id) const {
   std::lock_guard lock(mutex_);
   const auto at = pulls_.find(pull_id);
-  if (at == pulls_.end() || at->second->closed())
-    return Status(ErrorCode::kNotFound, Cat("pull ", pull_id, " is not open; it may have expired"));
+  if (at == pulls_.end() || at->second->closed()) return NotOpen(pull_id);
   return at->second;
 }
 
-Result<std::shared_ptr<Pull>> PullTable::FindAndTouch(uint64_t pull_id) const {
+Result<std::shared_ptr<Pull>> PullTable::FindAndTouch(uint64_t pull_id, const std::string& owner) const {
   LS_ASSIGN_OR_RETURN(auto pull, Find(pull_id));
+  if (pull->owner != owner) return NotOpen(pull_id);
   pull->Touch();
   return pull;
 }
 
-Result<PullPlan> PullTable::CatchUp(uint64_t pull_id, Version oldest) {
-  LS_ASSIGN_OR_RETURN(const auto pull, FindAndTouch(pull_id));
+Result<PullPlan> PullTable::CatchUp(uint64_t pull_id, Version oldest, const std::string& owner) {
+  LS_ASSIGN_OR_RETURN(const auto pull, FindAndTouch(pull_id, owner));
   pull->DropPayloads();  // what an earlier catch-up promised
   const auto newest = pull->run->Newest();
   if (!newest) return Status(ErrorCode::kState, Cat("model ", pull->run->model(), ": the run has ended; pull again"));
@@ -184,17 +189,17 @@ Result<PullPlan> PullTable::CatchUp(uint64_t pull_id, Version oldest) {
   return plan;
 }
 
-Result<std::vector<Ticket>> PullTable::RenewTickets(uint64_t pull_id, uint32_t lanes) {
-  LS_ASSIGN_OR_RETURN(const auto pull, FindAndTouch(pull_id));
+Result<std::vector<Ticket>> PullTable::RenewTickets(uint64_t pull_id, uint32_t lanes, const std::string& owner) {
+  LS_ASSIGN_OR_RETURN(const auto pull, FindAndTouch(pull_id, owner));
   return IssueTickets(*pull, lanes);
 }
 
-void PullTable::Close(uint64_t pull_id, const Held& held, const std::string& outcome) {
+void PullTable::Close(uint64_t pull_id, const Held& held, const std::string& outcome, const std::string& owner) {
   std::shared_ptr<Pull> pull;  // released outside the lock: its hold takes the store's
   {
     std::lock_guard lock(mutex_);
     const auto at = pulls_.find(pull_id);
-    if (at == pulls_.end()) return;
+    if (at == pulls_.end() || at->second->owner != owner) return;
     pull = at->second;
     pull->Close();
     // The lanes of a subscription may be slow to end, and count until they have.
@@ -213,7 +218,7 @@ std::optional<Ticket> PullTable::FindTicket(const wire::LaneIdentity& identity) 
 }
 
 Result<Pull::LaneLease> PullTable::Admit(uint64_t pull_id, const Ticket& ticket) {
-  const auto pull = Find(pull_id);
+  const auto pull = Find(pull_id);  // who has its ticket may come
   if (!pull.ok() || !(*pull)->UseTicket(ticket)) {
     return Status(ErrorCode::kPermission, "the lane's ticket is unknown, used up or expired; ask for a new one");
   }

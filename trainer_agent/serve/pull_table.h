@@ -34,11 +34,12 @@ class PullTable {
   Result<PullPlan> Open(const PullRequest& request);
   // A subscription to the deltas of the run that is open now. Errors as Open's; a run without versions is fine.
   Result<LivePlan> OpenLive(const PullRequest& request);
+  // A pull that another identity than `owner` opened is, in these, as one that does not exist.
   // The steps from `oldest` to the newest version, for the blocks of a full pull. kNotFound: the pull has expired.
   // kState: too far behind, pull again.
-  Result<PullPlan> CatchUp(uint64_t pull_id, Version oldest);
-  Result<std::vector<Ticket>> RenewTickets(uint64_t pull_id, uint32_t lanes);
-  void Close(uint64_t pull_id, const Held& held, const std::string& outcome);
+  Result<PullPlan> CatchUp(uint64_t pull_id, Version oldest, const std::string& owner = "");
+  Result<std::vector<Ticket>> RenewTickets(uint64_t pull_id, uint32_t lanes, const std::string& owner = "");
+  void Close(uint64_t pull_id, const Held& held, const std::string& outcome, const std::string& owner = "");
 
   // The ticket of this name, not used yet; nothing: there is none. Uses nothing up, and keeps no pull alive.
   std::optional<Ticket> FindTicket(const wire::LaneIdentity& identity) const;
@@ -55,8 +56,8 @@ class PullTable {
   std::vector<ReceiverReport> Reports(const std::string& model) const { return reports_.Of(model); }
 
  private:
-  Result<std::shared_ptr<Pull>> Find(uint64_t pull_id) const;
-  Result<std::shared_ptr<Pull>> FindAndTouch(uint64_t pull_id) const;
+  Result<std::shared_ptr<Pull>> Find(uint64_t pull_id) const;  // whoever opened it
+  Result<std::shared_ptr<Pull>> FindAndTouch(uint64_t pull_id, const std::string& owner) const;
   Result<std::shared_ptr<store::ServedRun>> FindRun(const PullRequest& request) const;
   Status Insert(const std::shared_ptr<Pull>& pull);
   void AddSteps(Pull& pull, const payload::DeltaChain& payloads, PullPlan& plan);

@@ -4,6 +4,7 @@
 #include <cctype>
 
 #include "common/base/status_testing.h"
+#include "common/base/text.h"
 #include "proto/lockstep/v1/model.pb.h"
 #include "trainer_agent/serve/agent_protos.h"
 #include "trainer_agent/serve/serve_fixture.h"
@@ -108,6 +109,22 @@ TEST_CASE("A ticket admits one lane once, and only to its pull") {
              FailsWith(ErrorCode::kPermission, "ticket is unknown, used up or expired"));
   CHECK(served.pulls.Reports("actor").at(0).outcome == "ok");
   CHECK(served.pulls.open_pulls("actor") == 1);
+}
+
+TEST_CASE("A pull is nobody's but the identity's that opened it") {
+  Served served;
+  PullRequest request = served.Request();
+  request.owner = "infer-0";
+  const auto plan = served.pulls.Open(request);
+  const std::string not_open = Cat("pull ", plan->pull_id, " is not open");
+  CHECK_THAT(served.pulls.CatchUp(plan->pull_id, 1, "infer-1"), FailsWith(ErrorCode::kNotFound, not_open));
+  CHECK_THAT(served.pulls.RenewTickets(plan->pull_id, 1, "infer-1"), FailsWith(ErrorCode::kNotFound, not_open));
+  served.pulls.Close(plan->pull_id, {}, "stolen", "infer-1");
+  CHECK(served.pulls.open_pulls("actor") == 1);
+  CHECK(served.pulls.CatchUp(plan->pull_id, 1, "infer-0").ok());
+  CHECK(served.pulls.RenewTickets(plan->pull_id, 1, "infer-0").ok());
+  served.pulls.Close(plan->pull_id, {}, "ok", "infer-0");
+  CHECK(served.pulls.open_pulls("actor") == 0);
 }
 
 TEST_CASE("A full pull that was overtaken gets the steps from its oldest block on") {

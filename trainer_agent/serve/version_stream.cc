@@ -7,10 +7,12 @@
 
 namespace lockstep::serve {
 
-VersionStream::VersionStream(const store::VersionCatalog* catalog, const v1::WatchVersionsRequest& request)
+VersionStream::VersionStream(const store::VersionCatalog* catalog, const v1::WatchVersionsRequest& request,
+                             const Status& admitted)
     : catalog_(catalog),
       model_(request.model()),
-      met_(ToStatus(wire::MeetPeer(wire::Self("trainer_agent"), request.peer(), "raas_receiver"))),
+      met_(admitted.ok() ? ToStatus(wire::MeetPeer(wire::Self("trainer_agent"), request.peer(), "raas_receiver"))
+                         : admitted),
       watch_(catalog, model_, [this] { Send(); }) {
   telemetry::Log(telemetry::LogLevel::kDebug, "version_stream_opened", {{"model", model_}});
   Send();

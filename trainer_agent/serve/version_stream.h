@@ -15,8 +15,9 @@ namespace lockstep::serve {
 class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
  public:
   // Ends with UNAVAILABLE when the catalog closes, and at once with UNIMPLEMENTED for a receiver that has no protocol
-  // in common with us. REQUIRES the catalog to outlive it.
-  VersionStream(const store::VersionCatalog* catalog, const v1::WatchVersionsRequest& request);
+  // in common with us, or with why the caller is not `admitted`. REQUIRES the catalog to outlive it.
+  VersionStream(const store::VersionCatalog* catalog, const v1::WatchVersionsRequest& request,
+                const Status& admitted = OkStatus());
 
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
@@ -28,7 +29,7 @@ class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
 
   const store::VersionCatalog* const catalog_;
   const std::string model_;
-  const Status met_;  // the receiver
+  const Status met_;  // the receiver, if it may come at all
   std::mutex mutex_;
   bool writing_ = false;
   bool ended_ = false;

@@ -1,0 +1,73 @@
+#include "common/access/access.h"
+
+#include <sys/stat.h>
+
+#include "common/base/text.h"
+#include "common/telemetry/log.h"
+
+namespace lockstep::access {
+namespace {
+
+constexpr std::chrono::minutes kLogAgain{1};
+constexpr size_t kMaxLogged = 1024;
+constexpr size_t kMaxModelName = 200;
+
+std::string WhatOf(std::string_view method, const Scope& scope) {
+  switch (scope.kind) {
+    case Scope::Kind::kModel:
+      return Cat(method, " for model ", CleanText(scope.model, kMaxModelName));
+    case Scope::Kind::kEveryModel:
+      return Cat(method, " for every model");
+    case Scope::Kind::kOwnPull:
+      break;
+  }
+  return std::string(method);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<AccessControl>> AccessControl::Create(std::string policy_path) {
+  std::unique_ptr<AccessControl> control(new AccessControl(std::move(policy_path)));
+  if (control->path_.empty()) return control;
+  control->stamp_ = control->StampNow();
+  LS_ASSIGN_OR_RETURN(control->policy_, Policy::Read(control->path_));
+  return control;
+}
+
+Status AccessControl::Check(const Identity& caller, std::string_view method, const Scope& scope) {
+  if (path_.empty() || caller.of_host) return OkStatus();
+  const std::optional<Roles> roles = RolesFor(method);
+  std::lock_guard lock(mutex_);
+  if (roles && policy_->Allows(caller.names, *roles, scope)) return OkStatus();
+  const Status refusal(ErrorCode::kPermission,
+                       Cat(caller.name, " may not call ", WhatOf(method, scope), "; it takes the role ",
+                           roles ? roles->ToString() : "that no role is", ", given by this daemon's --tls-policy"));
+  if (LogDue(caller.name)) telemetry::LogWarn("access_refused", refusal, {{"peer", caller.name}});
+  return refusal;
+}
+
+bool AccessControl::LogDue(const std::string& identity) {
+  const auto now = std::chrono::steady_clock::now();
+  std::erase_if(logged_, [&](const auto& entry) { return now - entry.second >= kLogAgain; });
+  return logged_.size() < kMaxLogged && logged_.emplace(identity, now).second;
+}
+
+AccessControl::Stamp AccessControl::StampNow() const {
+  struct stat info {};
+  if (::stat(path_.c_str(), &info) != 0) return {};
+  return {info.st_ino, info.st_size, info.st_mtim.tv_sec, info.st_mtim.tv_nsec};
+}
+
+void AccessControl::Reload() {
+  if (path_.empty()) return;
+  const Stamp now = StampNow();
+  std::lock_guard lock(mutex_);
+  if (now == stamp_) return;
+  stamp_ = now;
+  Result<Policy> policy = Policy::Read(path_);
+  if (!policy.ok()) return telemetry::LogWarn("tls_policy_refused", policy.status());
+  policy_ = *std::move(policy);
+  telemetry::Log(telemetry::LogLevel::kInfo, "tls_policy_reloaded", {{"path", path_}});
+}
+
+}  // namespace lockstep::access

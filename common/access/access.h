@@ -1,0 +1,81 @@
+// AccessControl: whether a peer may make a call. Every handler of a gRPC service asks it first:
+//
+//   LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
+#pragma once
+
+#include <chrono>
+#include <ctime>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "common/access/identity.h"
+#include "common/access/policy.h"
+#include "common/base/status.h"
+
+namespace lockstep::access {
+
+// Thread-safe.
+class AccessControl {
+ public:
+  // By the policy at `policy_path`; without one (empty) nobody is asked who they are: plaintext. kConfig as
+  // Policy::Read.
+  static Result<std::unique_ptr<AccessControl>> Create(std::string policy_path);
+
+  // OK when `caller` has a role that `method` takes, for what `scope` says. kPermission names who, what and what to do,
+  // and is logged, once a minute for each identity.
+  Status Check(const Identity& caller, std::string_view method, const Scope& scope);
+
+  // Reads the policy again when its file has changed. A bad one is logged, and the one before stays. To be called now
+  // and then.
+  void Reload();
+
+ private:
+  explicit AccessControl(std::string policy_path) : path_(std::move(policy_path)) {}
+  bool LogDue(const std::string& identity);
+
+  // What tells one content of a file from the next without reading it.
+  using Stamp = std::tuple<uint64_t, int64_t, int64_t, int64_t>;
+  Stamp StampNow() const;
+
+  const std::string path_;
+  std::mutex mutex_;
+  std::optional<Policy> policy_;
+  Stamp stamp_;
+  std::map<std::string, std::chrono::steady_clock::time_point> logged_;  // identities refused in the last minute
+};
+
+// The calls of one service.
+class Gate {
+ public:
+  // `service`: "lockstep.v1.TrainerAgent". REQUIRES the control to outlive this.
+  Gate(std::string service, AccessControl* control) : service_(std::move(service)), control_(control) {}
+
+  // Who calls `call` (the handler's name), when it may: the names in its certificate, empty where peers have none. The
+  // model is the request's own.
+  template <typename Request>
+  Result<std::string> Admit(const grpc::ServerContextBase& context, std::string_view call,
+                            const Request& request) const {
+    const Identity caller = IdentityOf(context);
+    LS_RETURN_IF_ERROR(control_->Check(caller, service_ + "." + std::string(call), ScopeOf(request)));
+    return caller.names.empty() ? "" : caller.name;
+  }
+
+ private:
+  template <typename Request>
+  static Scope ScopeOf(const Request& request) {
+    if constexpr (requires { request.pull_id(); }) {
+      return {.kind = Scope::Kind::kOwnPull, .model = ""};
+    } else if constexpr (requires { request.model(); }) {
+      if (!request.model().empty()) return {.kind = Scope::Kind::kModel, .model = request.model()};
+    }
+    return {.kind = Scope::Kind::kEveryModel, .model = ""};
+  }
+
+  const std::string service_;
+  AccessControl* const control_;
+};
+
+}  // namespace lockstep::access

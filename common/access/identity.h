@@ -1,0 +1,24 @@
+// Who calls: the names in its certificate, or that it is on this host.
+#pragma once
+
+#include <grpcpp/server_context.h>
+
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+
+namespace lockstep::access {
+
+struct Identity {
+  std::string name;                // for messages, and for what belongs to somebody: all names, or where it calls from
+  std::vector<std::string> names;  // URIs and DNS names of the certificate that was verified; none without one
+  bool of_host = false;            // came by the control socket, which admits by uid: may do everything
+
+  bool authenticated() const { return of_host || !names.empty(); }
+};
+
+// Of a peer without a certificate and not of this host: one that plaintext let in, and nobody.
+Identity IdentityOf(const grpc::ServerContextBase& context);
+
+}  // namespace lockstep::access

@@ -1,0 +1,74 @@
+#include "common/access/identity.h"
+
+#include <catch2/catch.hpp>
+#include <cstdlib>
+
+#include "common/base/text.h"
+#include "common/os/temp_dir.h"
+#include "common/rpc/channel.h"
+#include "common/rpc/rpc_server.h"
+#include "proto/lockstep/v1/receiver.grpc.pb.h"
+
+namespace lockstep::access {
+namespace {
+
+// Keeps who called last.
+class Host final : public v1::RaasReceiver::Service {
+ public:
+  explicit Host(const rpc::TlsOptions& tls) {
+    REQUIRE(rpc::PrepareTls(tls).ok());
+    server_ = *rpc::RpcServer::Create({.address = "127.0.0.1:0",
+                                       .control_socket = dir_.File("control.sock"),
+                                       .services = {this},
+                                       .tls = tls,
+                                       .health_services = {}});
+  }
+  std::string tcp() const { return Cat("127.0.0.1:", server_->bound_port()); }
+  std::string socket() const { return "unix:" + dir_.File("control.sock"); }
+
+  Identity WhoCalls(const std::string& address, const rpc::TlsOptions& tls) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
+    v1::ReceiverStatus response;
+    CHECK(v1::RaasReceiver::NewStub(rpc::MakeChannel(address, tls))->GetStatus(&context, {}, &response).ok());
+    return caller_;
+  }
+
+  grpc::Status GetStatus(grpc::ServerContext* context, const v1::ReceiverStatusRequest*, v1::ReceiverStatus*) override {
+    caller_ = IdentityOf(*context);
+    return grpc::Status::OK;
+  }
+
+ private:
+  const os::TempDir dir_;
+  Identity caller_;
+  std::unique_ptr<rpc::RpcServer> server_;
+};
+
+TEST_CASE("A peer is known by the names of its certificate, or by the socket that it came by") {
+  const os::TempDir ca;
+  REQUIRE(std::system(Cat("deploy/tls/make-test-ca.sh ", ca.path(),
+                          " infer-0=DNS:infer-0,IP:127.0.0.1,URI:spiffe://test/infer-0")
+                          .c_str()) == 0);
+  const std::string own = ca.File("infer-0");
+  const rpc::TlsOptions tls{
+      .cert = own + "/tls.crt", .key = own + "/tls.key", .ca = own + "/ca.crt", .server_name = ""};
+  Host host(tls);
+  const Identity remote = host.WhoCalls(host.tcp(), tls);
+  CHECK(remote.names == std::vector<std::string>{"spiffe://test/infer-0", "infer-0"});
+  CHECK(remote.name == "spiffe://test/infer-0,infer-0");
+  CHECK(!remote.of_host);
+  const Identity local = host.WhoCalls(host.socket(), tls);
+  CHECK(local.names.empty());
+  CHECK(local.of_host);
+}
+
+TEST_CASE("A peer that plaintext let in is nobody, and not of this host") {
+  Host host({});
+  CHECK(!host.WhoCalls(host.tcp(), {}).of_host);
+  CHECK(host.WhoCalls(host.tcp(), {}).names.empty());
+  CHECK(host.WhoCalls(host.socket(), {}).of_host);
+}
+
+}  // namespace
+}  // namespace lockstep::access

@@ -1,0 +1,104 @@
+#include "common/access/policy.h"
+
+#include <algorithm>
+
+#include "common/base/text.h"
+#include "common/config/toml.h"
+
+namespace lockstep::access {
+namespace {
+
+bool Matches(std::string_view pattern, std::string_view name) {
+  if (pattern.ends_with('*')) return name.starts_with(pattern.substr(0, pattern.size() - 1));
+  if (pattern.starts_with('*')) return name.ends_with(pattern.substr(1));
+  return name == pattern;
+}
+
+bool IsPattern(std::string_view text) {
+  const size_t star = text.find('*');
+  if (text.empty() || (star != std::string_view::npos && text.find('*', star + 1) != std::string_view::npos)) {
+    return false;
+  }
+  return star == std::string_view::npos || star == 0 || star + 1 == text.size();
+}
+
+}  // namespace
+
+// Reads one file's tables into a policy.
+class PolicyReader {
+ public:
+  explicit PolicyReader(const std::string& path) : path_(path) {}
+
+  Result<Policy> Read() {
+    LS_ASSIGN_OR_RETURN(const toml::table file, config::ReadToml("tls-policy", path_));
+    Policy policy;
+    for (const auto& [key, node] : file) {
+      const toml::array* rows = node.as_array();
+      if (key != "allow" || rows == nullptr || !rows->is_homogeneous<toml::table>()) {
+        return Wrong(node,
+                     Cat("'", CleanText(key.str(), 200), "' is not a table [[allow]], which is all there may be"));
+      }
+      for (const toml::node& row : *rows) {
+        LS_ASSIGN_OR_RETURN(policy.grants_.emplace_back(), ReadGrant(*row.as_table()));
+      }
+    }
+    if (!policy.grants_.empty()) return policy;
+    return Status(ErrorCode::kConfig, Cat(path_, ": has no [[allow]], so that nobody may do anything; add one"));
+  }
+
+ private:
+  Status Wrong(const toml::node& where, const std::string& what) const {
+    return {ErrorCode::kConfig, Cat(config::PlaceOf(path_, where), ": ", what)};
+  }
+
+  Result<std::string> Text(const toml::table& table, std::string_view key) const {
+    if (const toml::node* node = table.get(key); node != nullptr && node->is_string()) return node->as_string()->get();
+    return Wrong(table, Cat("[[allow]] needs a text '", key, "'"));
+  }
+
+  Result<Policy::Grant> ReadGrant(const toml::table& table) const {
+    for (const auto& [key, node] : table) {
+      if (key == "name" || key == "role" || key == "models") continue;
+      return Wrong(node, Cat("unknown key '", CleanText(key.str(), 200), "'; there are name, role and models"));
+    }
+    Policy::Grant grant{};
+    LS_ASSIGN_OR_RETURN(grant.name, Text(table, "name"));
+    if (!IsPattern(grant.name)) {
+      return Wrong(*table.get("name"), "name is a DNS name or URI, with one * at most, at its begin or end");
+    }
+    LS_ASSIGN_OR_RETURN(const std::string role, Text(table, "role"));
+    const std::optional<Role> known = ParseRole(role);
+    if (!known) return Wrong(*table.get("role"), "role is receiver, operator or observer");
+    grant.role = *known;
+    LS_RETURN_IF_ERROR(ReadModels(table, grant.models));
+    return grant;
+  }
+
+  Status ReadModels(const toml::table& table, std::vector<std::string>& models) const {
+    const toml::node* const node = table.get("models");
+    if (node == nullptr) return OkStatus();
+    const toml::array* const array = node->as_array();
+    if (array == nullptr || !array->is_homogeneous<std::string>()) {
+      return Wrong(*node, "models is an array of names, one at least; leave it out for all models");
+    }
+    for (const toml::node& model : *array) models.push_back(model.as_string()->get());
+    return OkStatus();
+  }
+
+  const std::string& path_;
+};
+
+Result<Policy> Policy::Read(const std::string& path) {
+  return PolicyReader(path).Read();
+}
+
+bool Policy::Allows(const std::vector<std::string>& names, Roles roles, const Scope& scope) const {
+  return std::ranges::any_of(grants_, [&](const Grant& grant) {
+    const bool covers = grant.models.empty() || scope.kind == Scope::Kind::kOwnPull ||
+                        (scope.kind == Scope::Kind::kModel && std::ranges::count(grant.models, scope.model) > 0);
+    return covers && roles.Has(grant.role) &&
+           std::ranges::any_of(names, [&](const std::string& name) { return Matches(grant.name, name); });
+  });
+}
+
+}  // namespace lockstep::access

@@ -1,0 +1,45 @@
+// The policy file: which names have which role for which models.
+//
+//   [[allow]]
+//   name = "spiffe://example.org/infer/*"   # a DNS name or URI of a certificate; one * at the begin or the end
+//   role = "receiver"                       # receiver, operator or observer
+//   models = ["actor"]                      # left out: all
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/access/roles.h"
+#include "common/base/status.h"
+
+namespace lockstep::access {
+
+// What a call is about.
+struct Scope {
+  enum class Kind { kModel, kEveryModel, kOwnPull };
+  Kind kind = Kind::kEveryModel;
+  std::string_view model;  // of kModel
+};
+
+class Policy {
+ public:
+  // kConfig names file, line and what to write there.
+  static Result<Policy> Read(const std::string& path);
+
+  // Whether one of `names` has one of `roles` for all that `scope` says. A pull is of its own identity, so any model
+  // will do.
+  bool Allows(const std::vector<std::string>& names, Roles roles, const Scope& scope) const;
+
+ private:
+  struct Grant {
+    std::string name;
+    Role role;
+    std::vector<std::string> models;  // none: all
+  };
+  friend class PolicyReader;
+
+  std::vector<Grant> grants_;
+};
+
+}  // namespace lockstep::access

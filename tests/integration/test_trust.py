@@ -1,0 +1,154 @@
+"""Who gets in, and who may do what: certificates, roles, and the calls of real daemons."""
+
+import subprocess
+
+import pytest
+from credentials import Ca
+from harness import BIN, wait_until
+from replicas import ToyModel
+
+EVERY_CALL = BIN / "tests/trust/every_call"
+PERMISSION_DENIED = 7
+ROLES = ("receiver", "operator", "observer")
+
+# Call -> the roles that may make it.
+AGENT_CALLS = {
+    "GetStatus": "operator observer",
+    "GetLayout": "receiver operator observer",
+    "WatchVersions": "receiver operator observer",
+    "OpenPull": "receiver",
+    "CatchUp": "receiver",
+    "RenewTickets": "receiver",
+    "OpenLive": "receiver",
+    "ClosePull": "receiver",
+    "GetManifest": "receiver operator",
+    "Verify": "operator",
+    "GetTimeline": "operator observer",
+}
+RECEIVER_CALLS = {
+    "GetStatus": "operator observer",
+    "Pull": "operator",
+    "WatchSyncs": "operator observer",
+    "Rollback": "operator",
+    "Verify": "operator",
+    "GetReceiverLayout": "operator observer",
+    "GetTimeline": "operator observer",
+}
+
+
+@pytest.fixture
+def ca(cluster):
+    ca = Ca(cluster.directory / "ca")
+    ca.allow(("receiver*", "receiver"), *((role, role) for role in ROLES[1:]))
+    return ca
+
+
+def admitted_calls(daemon, service: str, files: "dict[str, object]", timeout_ms: int) -> "dict[str, bool]":
+    """Every call of the service, and whether it was let in. A stream that was let in lasts until the timeout."""
+    command = [EVERY_CALL, daemon.address, service, str(timeout_ms), *(str(path) for path in files.values())]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return {call: int(code) != PERMISSION_DENIED for call, code in (line.split() for line in output.splitlines())}
+
+
+@pytest.mark.parametrize("who", [*ROLES, "stranger"])
+def test_every_call_is_for_its_roles_alone(cluster, ca, who):
+    agent = cluster.agent(**ca.daemon("agent"))
+    receiver = cluster.receiver(agent, follow=False, **ca.daemon("receiver-0"))
+    for daemon, service, table in [(agent, "TrainerAgent", AGENT_CALLS), (receiver, "RaasReceiver", RECEIVER_CALLS)]:
+        wanted = {call: who in roles.split() for call, roles in table.items()}
+
+        def as_wanted(daemon=daemon, service=service, wanted=wanted) -> bool:
+            found = admitted_calls(daemon, service, ca.files(who), timeout_ms=3_000)
+            assert found.keys() == wanted.keys()
+            refused = {call for call, admitted in found.items() if not admitted}
+            assert refused <= {call for call, admitted in wanted.items() if not admitted}
+            return found == wanted  # a refusal may be late on a busy machine
+
+        wait_until(as_wanted, f"{service}'s calls as {who}")
+
+
+def test_a_receiver_gets_the_models_of_its_role_and_no_other(cluster, ca):
+    ca.allow(("receiver-0", "receiver", "actor"), ("operator", "operator"))
+    agent = cluster.agent(**ca.daemon("agent"))
+    actor, critic = ToyModel(blocks=4), ToyModel(blocks=4)
+    with (
+        agent.publisher(actor.tensors) as actor_publisher,
+        agent.publisher(critic.tensors, model="critic") as critic_publisher,
+    ):
+        actor_publisher.publish(1, actor.step())
+        critic_publisher.publish(1, critic.step())
+        receiver = cluster.receiver(agent, models=("actor", "critic"), **ca.daemon("receiver-0"))
+        receiver.credentials = agent.credentials = ca.files("operator")
+        receiver.wait_for(actor.tensors)
+        error = wait_until(lambda: receiver.model_status("critic")["last_error"], "critic's refusal is told")
+        assert "spiffe://test/receiver-0" in error and "for model critic" in error and "role receiver" in error
+        assert wait_until(lambda: "access_refused" in agent.log(), "the refusal is logged")
+        assert agent.log().count("access_refused") == 1  # in a minute
+        assert not receiver.file("critic").exists()
+
+        ca.allow(("receiver-0", "receiver"), ("operator", "operator"))
+        receiver.wait_for(critic.tensors, "critic")
+
+
+def test_a_daemon_refuses_to_start_without_a_policy_that_can_be_read(cluster, ca):
+    ca.policy.write_text('[[allow]]\nname = "a"\nrole = "king"\n')
+    agent = cluster.agent(start=False, **ca.daemon("agent"))
+    agent.process = subprocess.Popen(agent.command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    log = agent.process.communicate(timeout=60)[1]
+    assert agent.process.returncode == 78 and f"{ca.policy}:3" in log and "receiver, operator or observer" in log
+
+
+def test_certificates_and_ca_change_under_eight_receivers_and_no_version_is_missed(cluster, ca):
+    model = ToyModel(blocks=16)
+    agent = cluster.agent(**ca.daemon("agent"))
+    receivers = [cluster.receiver(agent, **ca.daemon(f"receiver-{i}")) for i in range(8)]
+    everybody = ["agent", *(f"receiver-{i}" for i in range(8))]
+    other = Ca(cluster.directory / "other-ca")
+    other.issue(*everybody)
+    both = cluster.directory / "both.crt"
+    both.write_text("".join((root.directory / "ca.crt").read_text() for root in (ca, other)))
+    old_operator = {**ca.files("operator"), "tls_ca": both}
+    new_operator = {**other.files("operator"), "tls_ca": both}
+
+    def trust(bundle) -> None:
+        for name in everybody:
+            (ca.directory / name / "ca.new").write_text(bundle.read_text())
+            (ca.directory / name / "ca.new").replace(ca.directory / name / "ca.crt")
+
+    def present_the_others() -> None:
+        for name in everybody:
+            for file in ("tls.key", "tls.crt"):
+                (other.directory / name / file).replace(ca.directory / name / file)
+
+    def everyone_answers(credentials, answer: bool = True) -> bool:
+        for daemon in [agent, *receivers]:
+            daemon.credentials = credentials
+        return all(daemon.answers() == answer for daemon in [agent, *receivers])
+
+    with agent.publisher(model.tensors) as publisher:
+        published = 0
+
+        def publish_some() -> None:
+            nonlocal published
+            for _ in range(3):
+                published += 1
+                publisher.publish(published, model.step())
+                for receiver in receivers:
+                    receiver.wait_for(model.tensors)
+
+        publish_some()
+        trust(both)
+        publish_some()
+        wait_until(lambda: everyone_answers(new_operator), "everyone trusts both CAs")
+        present_the_others()
+        publish_some()
+        shows_new = {**new_operator, "tls_ca": other.directory / "ca.crt"}
+        wait_until(lambda: everyone_answers(shows_new), "everyone shows a new certificate")
+        trust(other.directory / "ca.crt")
+        publish_some()
+        wait_until(lambda: everyone_answers(old_operator, answer=False), "nobody trusts the old CA")
+        publish_some()
+        assert everyone_answers(new_operator)
+        for receiver in receivers:
+            status = receiver.model_status()
+            assert (status["held"]["version"], status["syncs"], status["failures"]) == (published, published, 0)
