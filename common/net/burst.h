@@ -1,7 +1,8 @@
 // TCP without waiting: one system call for many pieces of memory, and what the kernel knows of the connection.
 //
 // For bulk data: a coroutine that sends or receives megabytes spends its time in the kernel's copy, not in waiting, and
-// the memory is only touched inside the call. Who gets nothing done waits with UntilReady (lane_io.h).
+// the memory is only touched inside the call. Who gets nothing done waits with UntilReady (lane_io.h). Lanes use it
+// through LaneStream.
 #pragma once
 
 #include <sys/uio.h>

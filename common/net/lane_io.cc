@@ -20,24 +20,11 @@ Status Outcome(const OperationTimeout<IoObject>& guard, const asio::error_code& 
 
 }  // namespace
 
-asio::awaitable<Status> ReadExact(tcp::socket& socket, std::span<std::byte> bytes, std::chrono::milliseconds timeout) {
-  const OperationTimeout guard(socket, timeout);
-  const auto [error, got] = co_await asio::async_read(socket, asio::buffer(bytes.data(), bytes.size()), kAwait);
-  co_return Outcome(guard, error, "read from peer");
-}
-
-asio::awaitable<Status> WriteAll(tcp::socket& socket, std::span<const std::byte> bytes,
-                                 std::chrono::milliseconds timeout) {
-  const OperationTimeout guard(socket, timeout);
-  const auto [error, sent] = co_await asio::async_write(socket, asio::buffer(bytes.data(), bytes.size()), kAwait);
-  co_return Outcome(guard, error, "write to peer");
-}
-
-asio::awaitable<Status> UntilReady(tcp::socket& socket, tcp::socket::wait_type what,
+asio::awaitable<Status> UntilReady(tcp::socket& socket, tcp::socket::wait_type what, std::string_view doing,
                                    std::chrono::milliseconds timeout) {
   const OperationTimeout guard(socket, timeout);
   const auto [error] = co_await socket.async_wait(what, kAwait);
-  co_return Outcome(guard, error, "wait for peer");
+  co_return Outcome(guard, error, doing);
 }
 
 asio::awaitable<Status> Connect(tcp::socket& socket, const HostPort& address, std::chrono::milliseconds timeout) {

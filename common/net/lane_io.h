@@ -11,26 +11,17 @@
 
 #include <asio.hpp>
 #include <chrono>
-#include <cstddef>
-#include <span>
+#include <string_view>
 
 #include "common/base/status.h"
 #include "common/net/host_port.h"
 
 namespace lockstep::net {
 
-// Fills `bytes`. The memory must stay until the coroutine is done.
-asio::awaitable<Status> ReadExact(asio::ip::tcp::socket& socket, std::span<std::byte> bytes,
-                                  std::chrono::milliseconds timeout);
-
-// Writes all of `bytes`. The memory must stay until the coroutine is done.
-asio::awaitable<Status> WriteAll(asio::ip::tcp::socket& socket, std::span<const std::byte> bytes,
-                                 std::chrono::milliseconds timeout);
-
 // Until the socket can be read from (its end, too) or written to; what then comes of SendNow or ReceiveNow (burst.h) is
-// theirs to say.
+// theirs to say. `doing` is for the error's message.
 asio::awaitable<Status> UntilReady(asio::ip::tcp::socket& socket, asio::ip::tcp::socket::wait_type what,
-                                   std::chrono::milliseconds timeout);
+                                   std::string_view doing, std::chrono::milliseconds timeout);
 
 // Resolves and connects, one address after the other, within `timeout`, and sets TCP_NODELAY. `socket` must be closed
 // and may have any strand as its executor.

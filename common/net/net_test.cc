@@ -8,6 +8,7 @@
 #include "common/net/host_port.h"
 #include "common/net/io_threads.h"
 #include "common/net/lane_io.h"
+#include "common/net/lane_stream.h"
 #include "common/net/rate_limit.h"
 
 namespace lockstep::net {
@@ -19,34 +20,49 @@ using namespace std::literals;
 constexpr milliseconds kSoon{30'000};
 constexpr milliseconds kBriefly{40};
 
-// Two connected sockets on strands, and threads that run coroutines to their end.
+const TlsSecret kSecret{1, 2, 3};
+
+enum class Form { kPlain, kTls };
+
+// Two connected streams on strands, and threads that run coroutines to their end.
 class Wire {
  public:
-  Wire() : threads_(2, [](std::string_view) {}), left(MakeSocket()), right(MakeSocket()) {
+  explicit Wire(Form form = Form::kPlain)
+      : threads_(2, [](std::string_view) {}), left(MakeSocket()), right(MakeSocket()) {
     Result<tcp::acceptor> acceptor = Listen(threads_.context(), {"127.0.0.1", 0});
     REQUIRE(acceptor.ok());
     const HostPort address{"127.0.0.1", acceptor->local_endpoint().port()};
-    std::future<void> accepted = acceptor->async_accept(right, asio::use_future);
-    REQUIRE(Run(left, Connect(left, address, kSoon)).ok());
+    std::future<void> accepted = acceptor->async_accept(right.socket(), asio::use_future);
+    REQUIRE(Run(left, left.Connect(address, kSoon)).ok());
     accepted.get();
+    if (form == Form::kTls) Encrypt();
   }
 
   template <typename T>
-  std::future<T> Start(tcp::socket& socket, asio::awaitable<T> coroutine) {
-    return asio::co_spawn(socket.get_executor(), std::move(coroutine), asio::use_future);
+  std::future<T> Start(LaneStream& stream, asio::awaitable<T> coroutine) {
+    return asio::co_spawn(stream.socket().get_executor(), std::move(coroutine), asio::use_future);
   }
   template <typename T>
-  T Run(tcp::socket& socket, asio::awaitable<T> coroutine) {
-    return Start(socket, std::move(coroutine)).get();
+  T Run(LaneStream& stream, asio::awaitable<T> coroutine) {
+    return Start(stream, std::move(coroutine)).get();
   }
   tcp::socket MakeSocket() { return tcp::socket(asio::make_strand(threads_.context())); }
   asio::io_context& context() { return threads_.context(); }
 
  private:
+  void Encrypt() {
+    const auto known = [](ByteView) { return std::optional(kSecret); };
+    const auto accepting = *TlsContext::Create(TlsContext::Side::kAccepts);
+    std::future<Status> accepted = Start(right, right.AcceptTls(accepting, known, kSoon));
+    const auto connecting = *TlsContext::Create(TlsContext::Side::kConnects);
+    REQUIRE(Run(left, left.ConnectTls(connecting, Bytes(8), kSecret, kSoon)).ok());
+    REQUIRE(accepted.get().ok());
+  }
+
   IoThreads threads_;
 
  public:
-  tcp::socket left, right;
+  LaneStream left, right;
 };
 
 std::span<std::byte> Writable(std::string& text) {
@@ -95,76 +111,76 @@ TEST_CASE("An exception in a coroutine or handler is reported and the threads co
 }
 
 TEST_CASE("What is written on one end is read on the other, in other pieces") {
-  Wire wire;
+  Wire wire(GENERATE(Form::kPlain, Form::kTls));
   const std::string sent = "head:" + std::string(16 << 20, 'z');
-  std::future<Status> write = wire.Start(wire.left, WriteAll(wire.left, std::as_bytes(std::span(sent)), kSoon));
+  std::future<Status> write = wire.Start(wire.left, wire.left.WriteAll(std::as_bytes(std::span(sent)), kSoon));
   std::string head(5, ' ');
   std::string body(sent.size() - head.size(), ' ');
-  CHECK(wire.Run(wire.right, ReadExact(wire.right, Writable(head), kSoon)).ok());
-  CHECK(wire.Run(wire.right, ReadExact(wire.right, Writable(body), kSoon)).ok());
+  CHECK(wire.Run(wire.right, wire.right.ReadExact(Writable(head), kSoon)).ok());
+  CHECK(wire.Run(wire.right, wire.right.ReadExact(Writable(body), kSoon)).ok());
   CHECK(write.get().ok());
   CHECK(head + body == sent);
 }
 
 TEST_CASE("A stalled peer is a deadline for the reader and for the writer") {
-  Wire wire;
+  Wire wire(GENERATE(Form::kPlain, Form::kTls));
   std::string text(8, ' ');
-  CHECK(wire.Run(wire.left, WriteAll(wire.left, AsBytes("half"sv), kSoon)).ok());
-  CHECK_THAT(wire.Run(wire.right, ReadExact(wire.right, Writable(text), kBriefly)),
+  CHECK(wire.Run(wire.left, wire.left.WriteAll(AsBytes("half"sv), kSoon)).ok());
+  CHECK_THAT(wire.Run(wire.right, wire.right.ReadExact(Writable(text), kBriefly)),
              FailsWith(ErrorCode::kDeadline, "read from peer: not done in time"));
   const std::string much(64 << 20, 'x');
-  CHECK_THAT(wire.Run(wire.left, WriteAll(wire.left, std::as_bytes(std::span(much)), kBriefly)),
+  CHECK_THAT(wire.Run(wire.left, wire.left.WriteAll(std::as_bytes(std::span(much)), kBriefly)),
              FailsWith(ErrorCode::kDeadline, "write to peer: not done in time"));
 }
 
 TEST_CASE("A trickling peer is late all the same") {
-  Wire wire;
+  Wire wire(GENERATE(Form::kPlain, Form::kTls));
   std::string text(100, ' ');
-  std::future<Status> read = wire.Start(wire.right, ReadExact(wire.right, Writable(text), milliseconds(100)));
+  std::future<Status> read = wire.Start(wire.right, wire.right.ReadExact(Writable(text), milliseconds(100)));
   for (int i = 0; i < 10; ++i) {
-    CHECK(wire.Run(wire.left, WriteAll(wire.left, AsBytes("x"sv), kSoon)).ok());
+    CHECK(wire.Run(wire.left, wire.left.WriteAll(AsBytes("x"sv), kSoon)).ok());
     std::this_thread::sleep_for(milliseconds(20));
   }
   CHECK_THAT(read.get(), FailsWith(ErrorCode::kDeadline, "not done in time"));
 }
 
 TEST_CASE("After a half-close one direction is closed and the other still carries bytes") {
-  Wire wire;
-  wire.left.shutdown(tcp::socket::shutdown_send);
+  Wire wire(GENERATE(Form::kPlain, Form::kTls));
+  wire.left.socket().shutdown(tcp::socket::shutdown_send);
   std::string text(4, ' ');
-  const Status read = wire.Run(wire.right, ReadExact(wire.right, Writable(text), kSoon));
+  const Status read = wire.Run(wire.right, wire.right.ReadExact(Writable(text), kSoon));
   CHECK_THAT(read, FailsWith(ErrorCode::kUnavailable, "peer closed"));
-  CHECK(wire.Run(wire.right, WriteAll(wire.right, AsBytes("late"sv), kSoon)).ok());
-  CHECK(wire.Run(wire.left, ReadExact(wire.left, Writable(text), kSoon)).ok());
+  CHECK(wire.Run(wire.right, wire.right.WriteAll(AsBytes("late"sv), kSoon)).ok());
+  CHECK(wire.Run(wire.left, wire.left.ReadExact(Writable(text), kSoon)).ok());
   CHECK(text == "late");
 }
 
 TEST_CASE("Closing a socket on its strand cancels the read in progress") {
-  Wire wire;
+  Wire wire(GENERATE(Form::kPlain, Form::kTls));
   std::string text(4, ' ');
-  std::future<Status> read = wire.Start(wire.right, ReadExact(wire.right, Writable(text), kSoon));
+  std::future<Status> read = wire.Start(wire.right, wire.right.ReadExact(Writable(text), kSoon));
   // Coroutines of a strand run in the order of their spawning: once this one has, the read waits.
   CHECK(wire.Run(wire.right, []() -> asio::awaitable<bool> { co_return true; }()));
-  asio::post(wire.right.get_executor(), [&] { wire.right.close(); });
+  asio::post(wire.right.socket().get_executor(), [&] { wire.right.socket().close(); });
   CHECK_THAT(read.get(), FailsWith(ErrorCode::kCancelled, "cancelled"));
 }
 
 TEST_CASE("A deadline that came too late hurts nobody") {
-  Wire wire;
+  Wire wire(GENERATE(Form::kPlain, Form::kTls));
   std::string text(1, ' ');
   for (int i = 0; i < 200; ++i) {
-    CHECK(wire.Run(wire.left, WriteAll(wire.left, AsBytes("x"sv), kSoon)).ok());
-    const Status read = wire.Run(wire.right, ReadExact(wire.right, Writable(text), milliseconds(1)));
-    if (!read.ok()) REQUIRE(wire.Run(wire.right, ReadExact(wire.right, Writable(text), kSoon)).ok());
+    CHECK(wire.Run(wire.left, wire.left.WriteAll(AsBytes("x"sv), kSoon)).ok());
+    const Status read = wire.Run(wire.right, wire.right.ReadExact(Writable(text), milliseconds(1)));
+    if (!read.ok()) REQUIRE(wire.Run(wire.right, wire.right.ReadExact(Writable(text), kSoon)).ok());
   }
 }
 
 // How many bytes went out before the socket took no more: `head` once, then `body` again and again.
-asio::awaitable<size_t> SendUntilFull(tcp::socket& socket, std::string_view head, std::string_view body) {
+asio::awaitable<size_t> SendUntilFull(LaneStream& stream, std::string_view head, std::string_view body) {
   std::array pieces{Piece(AsBytes(head)), Piece(AsBytes(body))};
   size_t total = 0;
   for (size_t sent = 1; sent > 0; total += sent) {
-    sent = *SendNow(socket, pieces);
+    sent = *stream.SendNow(pieces);
     pieces[0].iov_len = 0;
   }
   co_return total;
@@ -174,36 +190,36 @@ TEST_CASE("Bursts send what the socket takes and receive what is there, in piece
   Wire wire;
   std::string first(4, '-'), second(100, '-'), rest(1 << 20, '-');
   const auto piece = [](std::string& text) { return Piece(Writable(text)); };
-  CHECK(*ReceiveNow(wire.right, std::array{piece(first)}) == 0);
+  CHECK(*wire.right.ReceiveNow(std::array{piece(first)}) == 0);
   const std::string body(8 << 20, 'b');
   CHECK(wire.Run(wire.left, SendUntilFull(wire.left, "head", body)) > 64 << 10);
-  REQUIRE(wire.Run(wire.right, UntilReady(wire.right, tcp::socket::wait_read, kSoon)).ok());
-  CHECK(*ReceiveNow(wire.right, std::array{piece(first), piece(second)}) == 104);
+  REQUIRE(wire.Run(wire.right, wire.right.UntilReady(tcp::socket::wait_read, kSoon)).ok());
+  CHECK(*wire.right.ReceiveNow(std::array{piece(first), piece(second)}) == 104);
   CHECK(first == "head");
   CHECK(second == std::string(100, 'b'));
-  CHECK_THAT(wire.Run(wire.left, UntilReady(wire.left, tcp::socket::wait_write, kBriefly)),
+  CHECK_THAT(wire.Run(wire.left, wire.left.UntilReady(tcp::socket::wait_write, kBriefly)),
              FailsWith(ErrorCode::kDeadline, "not done in time"));
-  CHECK(RoundTrip(wire.right) < 1s);
-  wire.left.close();
+  CHECK(RoundTrip(wire.right.socket()) < 1s);
+  wire.left.socket().close();
   Status status;
   while (status.ok()) {
-    REQUIRE(wire.Run(wire.right, UntilReady(wire.right, tcp::socket::wait_read, kSoon)).ok());
-    status = ReceiveNow(wire.right, std::array{piece(rest)}).status();
+    REQUIRE(wire.Run(wire.right, wire.right.UntilReady(tcp::socket::wait_read, kSoon)).ok());
+    status = wire.right.ReceiveNow(std::array{piece(rest)}).status();
   }
   CHECK_THAT(status, FailsWith(ErrorCode::kUnavailable, "read from peer: peer closed"));
 }
 
 TEST_CASE("An opened window takes much before anything is read") {
   Wire wire;
-  OpenWindow(wire.right, 4 << 20);
+  OpenWindow(wire.right.socket(), 4 << 20);
   const std::string body(8 << 20, 'b');
   size_t sent = wire.Run(wire.left, SendUntilFull(wire.left, "", body));
-  while (wire.Run(wire.left, UntilReady(wire.left, tcp::socket::wait_write, kBriefly)).ok()) {
+  while (wire.Run(wire.left, wire.left.UntilReady(tcp::socket::wait_write, kBriefly)).ok()) {
     sent += wire.Run(wire.left, SendUntilFull(wire.left, "", body));
   }
   CHECK(sent > 4 << 20);
   std::string first(1, '-');  // one byte is enough to be read
-  CHECK(*ReceiveNow(wire.right, std::array{Piece(Writable(first))}) == 1);
+  CHECK(*wire.right.ReceiveNow(std::array{Piece(Writable(first))}) == 1);
 }
 
 TEST_CASE("A rate limit gives each its turn, and a silence earns little") {
@@ -234,7 +250,8 @@ TEST_CASE("Connecting to nobody and listening on a taken port name the address")
   nobody.bind({asio::ip::address_v4::loopback(), 0});  // and never listens
   const HostPort unanswered{"127.0.0.1", nobody.local_endpoint().port()};
   tcp::socket socket = wire.MakeSocket();
-  const Status refused = wire.Run(socket, Connect(socket, unanswered, kSoon));
+  const Status refused =
+      asio::co_spawn(socket.get_executor(), Connect(socket, unanswered, kSoon), asio::use_future).get();
   CHECK_THAT(refused, FailsWith(ErrorCode::kUnavailable, unanswered.ToString()));
 }
 

@@ -14,6 +14,7 @@ std::string FeatureOf(payload::CodecLevel level) {
 peer::Peer Self(std::string_view program) {
   std::vector<std::string> features;
   for (const payload::CodecLevel level : payload::CodecLevel::All()) features.push_back(FeatureOf(level));
+  features.emplace_back(kLaneTls);
   return peer::Self(program, std::move(features));
 }
 

@@ -1,5 +1,5 @@
 // What the two ends of lanes can do, as features of the peers that they are (common/peer/peer.h): "codec-NAME" for each
-// level that a peer decodes.
+// level that a peer decodes, and "lane-tls".
 #pragma once
 
 #include <string_view>
@@ -10,6 +10,9 @@
 #include "common/peer/peer.h"
 
 namespace lockstep::wire {
+
+// Lanes can be encrypted.
+inline constexpr std::string_view kLaneTls = "lane-tls";
 
 // This release of `program`, an end of lanes.
 peer::Peer Self(std::string_view program);

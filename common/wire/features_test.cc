@@ -13,6 +13,7 @@ TEST_CASE("this release decodes every level, and says so") {
   const peer::Peer self = Self("raas_receiver");
   CHECK(LevelsOf(self).size() == CodecLevel::All().size());
   CHECK(self.Can("codec-fast"));
+  CHECK(self.Can(kLaneTls));
   const auto met = MeetPeer(Self("trainer_agent"), peer::ToLine(self), "raas_receiver");
   REQUIRE(met.ok());
   CHECK(met->features == self.features);
@@ -28,6 +29,7 @@ TEST_CASE("a peer that says nothing is of release 0.1.0, which decoded fast and 
   const auto first = MeetPeer(Self("trainer_agent"), "", "raas_receiver");
   REQUIRE(first.ok());
   CHECK(LevelsOf(*first) == std::vector{CodecLevel::kFast, CodecLevel::kCompact});
+  CHECK_FALSE(first->Can(kLaneTls));
 }
 
 TEST_CASE("a peer without a common protocol is refused by name") {

@@ -8,18 +8,19 @@
 namespace lockstep::pull {
 namespace {
 
-enum class Kind { kLanes, kMemory };
+enum class Kind { kLanes, kEncryptedLanes, kMemory };
 
 // A source of one kind, for a receiver that holds version `held`.
 struct Fixture {
   SourceHost host;
-  Kind kind = GENERATE(Kind::kLanes, Kind::kMemory);
+  Kind kind = GENERATE(Kind::kLanes, Kind::kEncryptedLanes, Kind::kMemory);
   serve::PullPlan plan;
   std::unique_ptr<BlockSource> source;
 
   void Open(Version held = 0) {
     plan = host.Open(held);
     if (kind == Kind::kLanes) source = host.OpenLanes(plan);
+    if (kind == Kind::kEncryptedLanes) source = host.OpenLanes(plan, true);
     if (kind == Kind::kMemory) source = host.Connect(plan);
     UNSCOPED_INFO(source->name());
   }

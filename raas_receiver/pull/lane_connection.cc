@@ -8,6 +8,7 @@
 #include "common/base/text.h"
 #include "common/net/burst.h"
 #include "common/net/lane_io.h"
+#include "common/wire/lane_identity.h"
 
 namespace lockstep::pull {
 namespace {
@@ -24,10 +25,10 @@ constexpr size_t kWakeBytes = 64 << 10;
 }  // namespace
 
 LaneConnection::LaneConnection(const Strand& strand, const LanePeer& peer, std::string_view kind, uint32_t number)
-    : peer_(peer), kind_(kind), number_(number), socket_(strand) {}
+    : peer_(peer), kind_(kind), number_(number), stream_(asio::ip::tcp::socket(strand)) {}
 
 asio::awaitable<Status> LaneConnection::Open() {
-  Status status = co_await net::Connect(socket_, peer_.agent, peer_.connect_timeout);
+  Status status = co_await stream_.Connect(peer_.agent, peer_.connect_timeout);
   buffer_.resize(kBufferBytes);
   begin_ = end_ = 0;
   large_ = false;
@@ -35,8 +36,20 @@ asio::awaitable<Status> LaneConnection::Open() {
   co_return status;
 }
 
+asio::awaitable<Status> LaneConnection::Encrypt(const Ticket& ticket) {
+  const wire::LaneIdentity identity{.pull_id = peer_.pull_id, .ticket = wire::NameOf(ticket)};
+  Bytes name;
+  Append(name, identity);
+  return stream_.ConnectTls(peer_.tls, std::move(name), ticket.bytes, peer_.connect_timeout);
+}
+
 asio::awaitable<Status> LaneConnection::Enter(const Ticket& ticket, const Bytes& requests) {
-  wire::LaneHello hello{.pull_id = peer_.pull_id, .ticket = ticket, .lane = number_};
+  wire::LaneHello hello{.pull_id = peer_.pull_id, .lane = number_};
+  if (peer_.tls == nullptr) {
+    hello.ticket = ticket;
+  } else if (Status status = co_await Encrypt(ticket); !status.ok()) {
+    co_return status;
+  }
   wire::Seal(hello);
   Bytes packet;
   Append(packet, hello);
@@ -45,7 +58,7 @@ asio::awaitable<Status> LaneConnection::Enter(const Ticket& ticket, const Bytes&
 
   wire::LaneWelcome welcome;
   const std::span<std::byte> memory = std::as_writable_bytes(std::span(&welcome, 1));
-  Status status = co_await net::ReadExact(socket_, memory, peer_.connect_timeout);
+  Status status = co_await stream_.ReadExact(memory, peer_.connect_timeout);
   if (status.ok()) status = wire::CheckWelcome(welcome);
   if (status.ok() && welcome.code != 0) {
     const auto code = std::min(welcome.code, static_cast<uint32_t>(ErrorCode::kInternal));
@@ -55,7 +68,7 @@ asio::awaitable<Status> LaneConnection::Enter(const Ticket& ticket, const Bytes&
 }
 
 asio::awaitable<Status> LaneConnection::Send(ByteView bytes, std::chrono::milliseconds timeout) {
-  return net::WriteAll(socket_, bytes, timeout);
+  return stream_.WriteAll(bytes, timeout);
 }
 
 size_t LaneConnection::TakeBuffered(std::span<std::byte> out) {
@@ -73,11 +86,11 @@ asio::awaitable<Status> LaneConnection::Read(std::span<std::byte> out) {
     const bool direct = out.size() >= kDirectBytes;
     const std::array into{net::Piece(out.first(direct ? out.size() : 0)),
                           net::Piece(ByteView(buffer_).first(large_ ? kAheadBytes : buffer_.size()))};
-    const Result<size_t> got = net::ReceiveNow(socket_, into);
+    const Result<size_t> got = stream_.ReceiveNow(into);
     if (!got.ok()) co_return got.status();
     if (*got == 0) {
-      net::SetLowWater(socket_, std::min(out.size(), kWakeBytes));
-      const auto [error] = co_await socket_.async_wait(asio::socket_base::wait_read, kAwait);
+      stream_.SetLowWater(std::min(out.size(), kWakeBytes));
+      const auto [error] = co_await socket().async_wait(asio::socket_base::wait_read, kAwait);
       if (error) co_return net::NetStatus(error, "read from peer");
       continue;
     }
@@ -109,7 +122,7 @@ asio::awaitable<Status> LaneConnection::ReadRefusal(const wire::FrameHeader& fra
 
 void LaneConnection::Close() {
   asio::error_code ignored;
-  socket_.close(ignored);
+  socket().close(ignored);
 }
 
 Status LaneConnection::Explain(const Status& status) const {

@@ -13,6 +13,7 @@
 #include "common/base/bytes.h"
 #include "common/base/ids.h"
 #include "common/base/status.h"
+#include "common/net/lane_stream.h"
 #include "common/wire/frame.h"
 #include "raas_receiver/pull/lane_peer.h"
 
@@ -29,8 +30,8 @@ class LaneConnection {
 
   // Connects. REQUIRES not to be open.
   asio::awaitable<Status> Open();
-  // Says hello, with `requests` in the same packet, and reads the welcome. An agent that refuses the ticket reads no
-  // request; its own code then.
+  // Proves that it has the ticket where lanes are encrypted. Says hello, with `requests` in the same packet, and reads
+  // the welcome. An agent that refuses the ticket reads no request; its own code then.
   asio::awaitable<Status> Enter(const Ticket& ticket, const Bytes& requests);
   asio::awaitable<Status> Send(ByteView bytes, std::chrono::milliseconds timeout);
 
@@ -46,7 +47,7 @@ class LaneConnection {
   std::chrono::steady_clock::time_point last_byte() const { return last_byte_; }
   void Touch() { last_byte_ = std::chrono::steady_clock::now(); }
 
-  asio::ip::tcp::socket& socket() { return socket_; }
+  asio::ip::tcp::socket& socket() { return stream_.socket(); }
   // What is in progress ends with an error.
   void Close();
 
@@ -54,12 +55,13 @@ class LaneConnection {
   Status Explain(const Status& status) const;
 
  private:
+  asio::awaitable<Status> Encrypt(const Ticket& ticket);
   size_t TakeBuffered(std::span<std::byte> out);
 
   const LanePeer& peer_;
   const std::string_view kind_;
   const uint32_t number_;
-  asio::ip::tcp::socket socket_;
+  net::LaneStream stream_;
   Bytes buffer_;
   bool large_ = false;  // payloads are: what follows a header is not to be copied through the buffer
   size_t begin_ = 0;    // of what is buffered

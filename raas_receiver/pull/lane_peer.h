@@ -9,6 +9,7 @@
 #include "common/base/ids.h"
 #include "common/model/layout.h"
 #include "common/net/host_port.h"
+#include "common/net/tls_session.h"
 
 namespace lockstep::pull {
 
@@ -16,7 +17,8 @@ struct LanePeer {
   net::HostPort agent;
   uint64_t pull_id = 0;
   std::shared_ptr<const model::ModelLayout> layout;
-  std::vector<Ticket> tickets;  // one per lane
+  std::vector<Ticket> tickets;                           // one per lane
+  std::shared_ptr<const net::TlsContext> tls = nullptr;  // lanes are encrypted; null: they are plain
   std::chrono::milliseconds connect_timeout{5'000};
 };
 

@@ -79,6 +79,8 @@ struct SourceHost : serve::Served {
   os::TempDir dir;
   std::unique_ptr<os::UnixServer> local_server = *serve::StartLocalServer({.path = dir.File("pull.sock")}, &pulls);
   std::unique_ptr<serve::LaneServer> lane_server = *serve::LaneServer::Start({.address = {"127.0.0.1", 0}}, &pulls);
+  std::unique_ptr<serve::LaneServer> encrypted_server =
+      *serve::LaneServer::Start({.address = {"127.0.0.1", 0}, .encrypted = true}, &pulls);
   net::IoThreads io{2, [](std::string_view what) { WARN(std::string(what)); }};
 
   // The plan of a receiver that holds version `held`; 0: nothing.
@@ -98,12 +100,13 @@ struct SourceHost : serve::Served {
     REQUIRE(source.ok());
     return *std::move(source);
   }
-  std::unique_ptr<LaneSet> OpenLanes(const serve::PullPlan& plan) {
-    LaneOptions options{.peer = {.agent = {"127.0.0.1", lane_server->port()},
+  std::unique_ptr<LaneSet> OpenLanes(const serve::PullPlan& plan, bool encrypted = false) {
+    LaneOptions options{.peer = {.agent = {"127.0.0.1", (encrypted ? encrypted_server : lane_server)->port()},
                                  .pull_id = plan.pull_id,
                                  .layout = layout,
                                  .tickets = plan.tickets,
                                  .connect_timeout = std::chrono::minutes(1)}};
+    if (encrypted) options.peer.tls = *net::TlsContext::Create(net::TlsContext::Side::kConnects);
     const uint64_t pull_id = plan.pull_id;
     return std::make_unique<LaneSet>(io, std::move(options), [this, pull_id](size_t lanes) {
       return pulls.RenewTickets(pull_id, static_cast<uint32_t>(lanes));

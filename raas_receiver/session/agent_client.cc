@@ -37,6 +37,7 @@ class AgentClient::CallScope {
 
 AgentClient::AgentClient(net::ControlAddress address, const rpc::TlsOptions& tls)
     : address_(std::move(address)),
+      encrypted_(tls.configured() && !address_.text.starts_with("unix:")),
       channel_(rpc::MakeChannel(address_.text, tls)),
       stub_(v1::TrainerAgent::NewStub(channel_)) {}
 

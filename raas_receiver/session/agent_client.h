@@ -29,6 +29,7 @@ class AgentClient {
   explicit AgentClient(net::ControlAddress address, const rpc::TlsOptions& tls = {});
 
   const net::ControlAddress& address() const { return address_; }
+  bool encrypted() const { return encrypted_; }  // calls are
 
   // The layout, proved by its digest. kNotFound until a trainer has opened the model.
   Result<std::shared_ptr<const model::ModelLayout>> GetLayout(const std::string& model);
@@ -59,6 +60,7 @@ class AgentClient {
   Status Explain(const char* call, const grpc::Status& status) const;
 
   const net::ControlAddress address_;
+  const bool encrypted_;
   const peer::Peer self_ = wire::Self("raas_receiver");
   const std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<Stub> stub_;

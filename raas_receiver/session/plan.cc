@@ -70,18 +70,23 @@ Result<Plan> ReadCommon(const v1::PullPlan& proto) {
 
 // `Proto` is one that grants lanes: v1::PullPlan or v1::LivePlan.
 template <typename Proto>
-Result<pull::LanePeer> ReadLanes(const Proto& proto, const Layout& layout, const net::ControlAddress& control) {
+Result<pull::LanePeer> ReadLanes(const Proto& proto, const Layout& layout, const Control& control) {
   pull::LanePeer peer{.pull_id = proto.pull_id(), .layout = layout};
   if (proto.tickets().empty() || proto.tickets_size() > static_cast<int>(kMaxLanes)) {
     return Broken(proto, Cat("grants ", proto.tickets_size(), " lanes"));
   }
   LS_ASSIGN_OR_RETURN(peer.tickets, TicketsOf(proto.tickets()));
+  if (proto.lanes_encrypted()) {
+    LS_ASSIGN_OR_RETURN(peer.tls, net::TlsContext::Create(net::TlsContext::Side::kConnects));
+  } else if (control.encrypted) {
+    return Broken(proto, "has lanes in plaintext although the agent is called by TLS; upgrade the trainer_agent");
+  }
   const bool no_host = proto.lane_address().starts_with(':');
   const std::string address = no_host ? Cat("0.0.0.0", proto.lane_address()) : proto.lane_address();
   Result<net::HostPort> agent = net::ParseHostPort(address);
   if (!agent.ok()) return Broken(proto, Cat("cannot be followed to its lanes: ", agent.status().message()));
   peer.agent = *std::move(agent);
-  if (no_host) peer.agent.host = control.host;
+  if (no_host) peer.agent.host = control.address.host;
   return peer;
 }
 
@@ -113,8 +118,7 @@ std::string_view ModeName(v1::PullMode mode) {
   }
 }
 
-Result<Plan> ReadPlan(const v1::PullPlan& proto, const Layout& layout, const Held& held,
-                      const net::ControlAddress& control) {
+Result<Plan> ReadPlan(const v1::PullPlan& proto, const Layout& layout, const Held& held, const Control& control) {
   LS_ASSIGN_OR_RETURN(Plan plan, ReadCommon(proto));
   switch (plan.mode) {
     case v1::PULL_MODE_UP_TO_DATE:
@@ -143,8 +147,7 @@ Result<Plan> ReadPlan(const v1::PullPlan& proto, const Layout& layout, const Hel
   return plan;
 }
 
-Result<pull::LanePeer> ReadLivePlan(const v1::LivePlan& proto, const Layout& layout,
-                                    const net::ControlAddress& control) {
+Result<pull::LanePeer> ReadLivePlan(const v1::LivePlan& proto, const Layout& layout, const Control& control) {
   if (proto.pull_id() == 0) return Broken(proto, "has no id");
   return ReadLanes(proto, layout, control);
 }

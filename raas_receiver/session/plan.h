@@ -37,14 +37,17 @@ struct Plan {
 // "full", "delta", "chain", "folded", "up_to_date".
 std::string_view ModeName(v1::PullMode mode);
 
+// The connection that a plan came on.
+struct Control {
+  net::ControlAddress address;  // of the agent, for lane addresses without a host
+  bool encrypted = false;       // so must be the lanes
+};
+
 // The plan for a receiver that reported that it holds `held`. kProtocol names the rule that it breaks.
-// `control` is the agent's control address, for lane addresses without a host.
-Result<Plan> ReadPlan(const v1::PullPlan& proto, const Layout& layout, const Held& held,
-                      const net::ControlAddress& control);
+Result<Plan> ReadPlan(const v1::PullPlan& proto, const Layout& layout, const Held& held, const Control& control);
 
 // The answer to OpenLive. kProtocol names the rule that it breaks.
-Result<pull::LanePeer> ReadLivePlan(const v1::LivePlan& proto, const Layout& layout,
-                                    const net::ControlAddress& control);
+Result<pull::LanePeer> ReadLivePlan(const v1::LivePlan& proto, const Layout& layout, const Control& control);
 
 // The answer to CatchUp(oldest) within a full pull planned as `full`: steps only, on the lanes that are open.
 Result<Plan> ReadCatchUp(const v1::PullPlan& proto, const model::ModelLayout& layout, const Plan& full, Version oldest);

@@ -10,7 +10,7 @@
 namespace lockstep::session {
 namespace {
 
-const net::HostPort kControl{"10.1.2.3", 7700};
+const Control kControl{.address = net::HostPort{"10.1.2.3", 7700}};
 
 struct Fixture {
   replica::TestModel model;
@@ -63,6 +63,29 @@ TEST_CASE("A lane address without a host is on the control channel's") {
   proto.set_lane_address(":7701");
   CHECK(ReadPlan(proto, fixture.model.layout(), fixture.held, kControl)->lanes.agent ==
         net::HostPort{"10.1.2.3", 7701});
+}
+
+TEST_CASE("Lanes are encrypted where the plan says so, and a receiver whose calls are takes no others") {
+  const Fixture fixture;
+  const Control encrypted{.address = kControl.address, .encrypted = true};
+  v1::PullPlan proto = fixture.Chain();
+  v1::LivePlan live;
+  live.set_pull_id(78);
+  live.set_lane_address(":7701");
+  live.add_tickets(ToBytes(RandomId<Ticket>()));
+  const auto& layout = fixture.model.layout();
+  CHECK(ReadPlan(proto, layout, fixture.held, kControl)->lanes.tls == nullptr);
+  CHECK(ReadLivePlan(live, layout, kControl)->tls == nullptr);
+  CHECK_THAT(ReadPlan(proto, layout, fixture.held, encrypted),
+             FailsWith(ErrorCode::kProtocol, "the plan of pull 77 has lanes in plaintext although"));
+  CHECK_THAT(ReadLivePlan(live, layout, encrypted),
+             FailsWith(ErrorCode::kProtocol, "the plan of pull 78 has lanes in plaintext although"));
+  proto.set_lanes_encrypted(true);
+  live.set_lanes_encrypted(true);
+  for (const Control& control : {kControl, encrypted}) {
+    CHECK(ReadPlan(proto, layout, fixture.held, control)->lanes.tls != nullptr);
+    CHECK(ReadLivePlan(live, layout, control)->tls != nullptr);
+  }
 }
 
 TEST_CASE("A plan that breaks a rule is refused") {

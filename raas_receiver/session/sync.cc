@@ -131,7 +131,8 @@ Result<Sync::State> Sync::Negotiate() {
   if (answer.status().code() == ErrorCode::kState) request_.layout.reset();
   if (!answer.ok()) return answer.status();
   plan_.pull_id = answer->pull_id();
-  LS_ASSIGN_OR_RETURN(plan_, ReadPlan(*answer, request_.layout, base_.held, context_.agent.address()));
+  LS_ASSIGN_OR_RETURN(
+      plan_, ReadPlan(*answer, request_.layout, base_.held, {context_.agent.address(), context_.agent.encrypted()}));
 
   if (request_.mend) {
     plan_.target = base_.held;

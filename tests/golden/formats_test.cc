@@ -7,6 +7,7 @@
 #include "common/base/text.h"
 #include "common/model/manifest.h"
 #include "common/payload/payload.h"
+#include "common/wire/lane_identity.h"
 #include "common/wire/local.h"
 #include "export_plugin/exporter/bucket_header.h"
 #include "raas_receiver/replica/state_file.h"
@@ -125,6 +126,8 @@ TEST_CASE("The lane examples are what the code writes") {
   wire::LaneHello hello{.pull_id = 7};
   for (uint8_t i = 0; i < 16; ++i) hello.ticket.bytes[i] = static_cast<uint8_t>(0xa0 + i);
   CHECK(Example(kWire, "hello") == Sealed(hello));
+  CHECK(Example(kWire, "lane-identity") ==
+        Copy(AsBytes(wire::LaneIdentity{.pull_id = 7, .ticket = wire::NameOf(hello.ticket)})));
   CHECK(Example(kWire, "welcome") == Sealed(wire::LaneWelcome{}));
   CHECK(Example(kWire, "request") == Sealed(wire::BlockRequest{.kind = static_cast<uint8_t>(wire::RequestKind::kDelta),
                                                                .request_id = 1,

@@ -110,6 +110,7 @@ Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
 
 Status Agent::Listen() {
   const serve::LaneServerOptions lane_options{.address = options_.lane_address,
+                                              .encrypted = options_.tls.files.configured(),
                                               .threads = Threads(options_),
                                               .bytes_per_s = options_.lane_rate_limit,
                                               .receiver_bytes_per_s = options_.receiver_rate_limit,
@@ -118,9 +119,10 @@ Status Agent::Listen() {
   if (!options_.local_socket.empty()) {
     LS_ASSIGN_OR_RETURN(local_, serve::StartLocalServer({.path = options_.local_socket}, &pulls_));
   }
+  const serve::LaneOffer lanes{AdvertisedLanes(options_.lane_advertise, lanes_->port()), lane_options.encrypted};
   service_ = std::make_unique<serve::AgentService>(
-      access_.get(), &catalog_, &scrubber_, &pulls_, [this] { return Facts(); }, Build(),
-      AdvertisedLanes(options_.lane_advertise, lanes_->port()), options_.local_socket, &timeline_);
+      access_.get(), &catalog_, &scrubber_, &pulls_, [this] { return Facts(); }, Build(), lanes, options_.local_socket,
+      &timeline_);
   LS_ASSIGN_OR_RETURN(
       rpc_, rpc::RpcServer::Create({.address = options_.listen_address ? options_.listen_address->ToString() : "",
                                     .control_socket = options_.control_socket,

@@ -2,6 +2,7 @@
 
 #include <chrono>
 
+#include "common/base/text.h"
 #include "common/rpc/status_mapping.h"
 #include "common/wire/features.h"
 
@@ -17,22 +18,27 @@ Result<Id> IdOf(const std::string& bytes) {
   return Id{*raw};
 }
 
-// What the receiver that calls itself `line` decodes. kProtocol when it has no protocol in common with this agent.
-Result<std::vector<payload::CodecLevel>> LevelsFor(const std::string& line) {
-  LS_ASSIGN_OR_RETURN(const peer::Peer receiver, wire::MeetPeer(wire::Self("trainer_agent"), line, "raas_receiver"));
+// What the receiver that calls itself `line` decodes.
+Result<std::vector<payload::CodecLevel>> LevelsFor(const std::string& line, const LaneOffer& lanes) {
+  const peer::Peer self = wire::Self("trainer_agent");
+  LS_ASSIGN_OR_RETURN(const peer::Peer receiver, wire::MeetPeer(self, line, "raas_receiver"));
+  if (lanes.encrypted && !receiver.Can(wire::kLaneTls)) {
+    return Status(ErrorCode::kProtocol, Cat(receiver.name(), " cannot encrypt lanes, and ", self.name(),
+                                            " serves no others; upgrade the raas_receiver"));
+  }
   return wire::LevelsOf(receiver);
 }
 
 // What requests of both kinds have.
 template <typename Proto>
-Result<PullRequest> CommonOf(const Proto& request, const std::string& owner) {
+Result<PullRequest> CommonOf(const Proto& request, const LaneOffer& lanes, const std::string& owner) {
   PullRequest wanted{.model = request.model(),
                      .receiver = request.receiver(),
                      .owner = owner,
                      .lanes = request.lanes_wanted(),
                      .link_bytes_per_s = request.link_bytes_per_s()};
   LS_ASSIGN_OR_RETURN(wanted.layout, IdOf<LayoutDigest>(request.layout_digest()));
-  LS_ASSIGN_OR_RETURN(wanted.levels, LevelsFor(request.peer()));
+  LS_ASSIGN_OR_RETURN(wanted.levels, LevelsFor(request.peer(), lanes));
   return wanted;
 }
 
@@ -43,16 +49,16 @@ Result<Held> FromProto(const v1::Held& held) {
   return Held{run, held.version()};
 }
 
-Result<PullRequest> FromProto(const v1::OpenPullRequest& request, const std::string& owner) {
-  LS_ASSIGN_OR_RETURN(PullRequest wanted, CommonOf(request, owner));
+Result<PullRequest> FromProto(const v1::OpenPullRequest& request, const LaneOffer& lanes, const std::string& owner) {
+  LS_ASSIGN_OR_RETURN(PullRequest wanted, CommonOf(request, lanes, owner));
   LS_ASSIGN_OR_RETURN(wanted.held, FromProto(request.held()));
   LS_ASSIGN_OR_RETURN(wanted.held_digest, IdOf<ManifestDigest>(request.held_digest()));
   wanted.force_full = request.force_full();
   return wanted;
 }
 
-Result<PullRequest> FromProto(const v1::OpenLiveRequest& request, const std::string& owner) {
-  return CommonOf(request, owner);
+Result<PullRequest> FromProto(const v1::OpenLiveRequest& request, const LaneOffer& lanes, const std::string& owner) {
+  return CommonOf(request, lanes, owner);
 }
 
 void ToProto(const Held& held, v1::Held* out) {
@@ -60,7 +66,7 @@ void ToProto(const Held& held, v1::Held* out) {
   out->set_version(held.version);
 }
 
-void ToProto(const PullPlan& plan, const std::string& lane_address, v1::PullPlan* out) {
+void ToProto(const PullPlan& plan, const LaneOffer& lanes, v1::PullPlan* out) {
   out->set_pull_id(plan.pull_id);
   out->set_mode(plan.mode);
   ToProto(plan.base, out->mutable_base());
@@ -68,7 +74,8 @@ void ToProto(const PullPlan& plan, const std::string& lane_address, v1::PullPlan
   out->set_target_digest(ToBytes(plan.target_digest));
   out->set_committed_unix_ns(plan.committed_unix_ns);
   out->set_payload_bytes(plan.payload_bytes);
-  out->set_lane_address(lane_address);
+  out->set_lane_address(lanes.address);
+  out->set_lanes_encrypted(lanes.encrypted);
   if (!plan.steps.empty()) out->set_level(static_cast<v1::CodecLevel>(plan.level->number));
   for (const Ticket& ticket : plan.tickets) out->add_tickets(ToBytes(ticket));
   uint64_t changed_elements = 0;

@@ -31,7 +31,7 @@ void LogOpened(const PullRequest& request, const PullPlan& plan) {
 }  // namespace
 
 AgentService::AgentService(access::AccessControl* access, store::VersionCatalog* catalog, store::Scrubber* scrubber,
-                           PullTable* pulls, PublishFacts publish_facts, v1::BuildInfo build, std::string lane_address,
+                           PullTable* pulls, PublishFacts publish_facts, v1::BuildInfo build, LaneOffer lanes,
                            std::string local_socket, const telemetry::Timeline* timeline)
     : gate_(v1::TrainerAgent::service_full_name(), access),
       catalog_(catalog),
@@ -39,7 +39,7 @@ AgentService::AgentService(access::AccessControl* access, store::VersionCatalog*
       pulls_(pulls),
       publish_facts_(std::move(publish_facts)),
       build_(std::move(build)),
-      lane_address_(std::move(lane_address)),
+      lanes_(std::move(lanes)),
       local_socket_(std::move(local_socket)),
       timeline_(timeline) {}
 
@@ -94,11 +94,11 @@ grpc::Status AgentService::OpenPull(grpc::ServerContext* context, const v1::Open
                                     v1::PullPlan* plan) {
   LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
   if (draining_) return rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
-  LS_GRPC_ASSIGN_OR_RETURN(PullRequest wanted, FromProto(*request, caller));
+  LS_GRPC_ASSIGN_OR_RETURN(PullRequest wanted, FromProto(*request, lanes_, caller));
   wanted.gone = [context] { return context->IsCancelled(); };
   LS_GRPC_ASSIGN_OR_RETURN(const PullPlan planned, pulls_->Open(wanted));
   LogOpened(wanted, planned);
-  ToProto(planned, lane_address_, plan);
+  ToProto(planned, lanes_, plan);
   if (!local_socket_.empty()) {
     plan->set_local_socket(local_socket_);
     plan->set_local_ticket(ToBytes(planned.local_ticket));
@@ -110,12 +110,13 @@ grpc::Status AgentService::OpenLive(grpc::ServerContext* context, const v1::Open
                                     v1::LivePlan* plan) {
   LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
   if (draining_) return rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
-  LS_GRPC_ASSIGN_OR_RETURN(const PullRequest wanted, FromProto(*request, caller));
+  LS_GRPC_ASSIGN_OR_RETURN(const PullRequest wanted, FromProto(*request, lanes_, caller));
   LS_GRPC_ASSIGN_OR_RETURN(const LivePlan opened, pulls_->OpenLive(wanted));
   telemetry::Log(telemetry::LogLevel::kDebug, "live_subscribed",
                  {{"model", wanted.model}, {"receiver", wanted.receiver}, {"pull", opened.pull_id}});
   plan->set_pull_id(opened.pull_id);
-  plan->set_lane_address(lane_address_);
+  plan->set_lane_address(lanes_.address);
+  plan->set_lanes_encrypted(lanes_.encrypted);
   for (const Ticket& ticket : opened.tickets) plan->add_tickets(ToBytes(ticket));
   return grpc::Status::OK;
 }
@@ -125,7 +126,7 @@ grpc::Status AgentService::CatchUp(grpc::ServerContext* context, const v1::Catch
   LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(const PullPlan planned,
                            pulls_->CatchUp(request->pull_id(), request->oldest_version(), caller));
-  ToProto(planned, lane_address_, plan);
+  ToProto(planned, lanes_, plan);
   return grpc::Status::OK;
 }
 

@@ -20,10 +20,10 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   // The models that are open, each with what only its publish side knows: run, layout, ranks and versions.
   using PublishFacts = std::function<std::vector<v1::AgentModel>()>;
 
-  // `access` decides who may call what. `lane_address` and `local_socket` (empty: none) are what plans name. REQUIRES
+  // `access` decides who may call what. `lanes` and `local_socket` (empty: none) are what plans name. REQUIRES
   // access, catalog, scrubber, pulls and timeline to outlive this.
   AgentService(access::AccessControl* access, store::VersionCatalog* catalog, store::Scrubber* scrubber,
-               PullTable* pulls, PublishFacts publish_facts, v1::BuildInfo build, std::string lane_address,
+               PullTable* pulls, PublishFacts publish_facts, v1::BuildInfo build, LaneOffer lanes,
                std::string local_socket, const telemetry::Timeline* timeline);
 
   // From now on nothing is opened and status says so. Streams end when the catalog closes.
@@ -51,7 +51,7 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   PullTable* const pulls_;
   const PublishFacts publish_facts_;
   const v1::BuildInfo build_;
-  const std::string lane_address_;
+  const LaneOffer lanes_;
   const std::string local_socket_;
   const telemetry::Timeline* const timeline_;
   std::atomic<bool> draining_{false};

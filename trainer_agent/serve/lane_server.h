@@ -4,6 +4,8 @@
 // rest of a block that the socket does not take is copied. So a receiver that does not read holds nothing up but its
 // own lane. A lane that is stalled for too long, or silent without waiting for a version, is closed; its receiver
 // comes back with a new ticket.
+//
+// Who connects is nobody until it has shown a ticket: it has hello_timeout for that, and is one of few.
 #pragma once
 
 #include <chrono>
@@ -11,19 +13,23 @@
 
 #include "common/net/host_port.h"
 #include "common/net/io_threads.h"
-#include "common/net/lane_io.h"
+#include "common/net/lane_stream.h"
+#include "common/telemetry/log_limit.h"
 #include "common/telemetry/timeline.h"
 #include "trainer_agent/serve/pull_table.h"
 #include "trainer_agent/serve/served_lane.h"
+#include "trainer_agent/serve/waiting_lanes.h"
 
 namespace lockstep::serve {
 
 struct LaneServerOptions {
   net::HostPort address;
+  bool encrypted = false;  // lanes are TLS, or none
   size_t threads = 2;
-  uint64_t bytes_per_s = 0;           // of all lanes together; 0: no limit
-  uint64_t receiver_bytes_per_s = 0;  // of the lanes of one receiver together; 0: no limit
-  std::chrono::milliseconds hello_timeout{10'000};
+  uint64_t bytes_per_s = 0;                         // of all lanes together; 0: no limit
+  uint64_t receiver_bytes_per_s = 0;                // of the lanes of one receiver together; 0: no limit
+  std::chrono::milliseconds hello_timeout{10'000};  // from the connection to the hello
+  WaitingLanes::Limits waiting;
   LaneTimeouts timeouts;
   telemetry::Timeline* timeline = nullptr;  // where spans go, when not null; outlives the server
 };
@@ -43,11 +49,19 @@ class LaneServer {
 
   asio::awaitable<void> AcceptLoop(asio::ip::tcp::acceptor acceptor);
   asio::awaitable<void> ServeLane(asio::ip::tcp::socket socket);
-  asio::awaitable<Result<Pull::LaneLease>> Welcome(asio::ip::tcp::socket& socket);
+  asio::awaitable<Result<Pull::LaneLease>> LetIn(std::shared_ptr<net::LaneStream> stream,
+                                                 const asio::ip::tcp::endpoint& peer);
+  asio::awaitable<Result<Pull::LaneLease>> Welcome(net::LaneStream& stream);
+  asio::awaitable<Status> ReadHello(net::LaneStream& stream, std::chrono::milliseconds timeout, wire::LaneHello& hello);
+  asio::awaitable<Status> ReadEncryptedHello(net::LaneStream& stream, wire::LaneHello& hello);
+  void LogRefusal(const Status& status, const std::string& peer);
 
   const LaneServerOptions options_;
   PullTable* const pulls_;
   LaneLimits limits_;
+  WaitingLanes waiting_;
+  telemetry::LogLimit log_limit_;
+  std::shared_ptr<const net::TlsContext> tls_;  // null: lanes are plain
   const std::shared_ptr<WakeupGate> gate_ = std::make_shared<WakeupGate>();
   uint16_t port_ = 0;
   net::IoThreads io_;  // last: its threads use the rest

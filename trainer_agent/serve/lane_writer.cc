@@ -46,7 +46,7 @@ asio::awaitable<Status> LaneWriter::Flush() {
 asio::awaitable<void> LaneWriter::WaitForPace(uint64_t bytes) {
   const auto wait = pace_.Book(bytes);
   if (wait.count() == 0) co_return;
-  asio::steady_timer timer(socket_.get_executor(), wait);
+  asio::steady_timer timer(stream_.socket().get_executor(), wait);
   asio::error_code ignored;
   co_await timer.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
 }
@@ -59,14 +59,14 @@ void LaneWriter::Count(uint64_t bytes) {
 asio::awaitable<Status> LaneWriter::SendKept() {
   pull_.Touch();
   const auto deadline = std::chrono::steady_clock::now() + timeout_;
-  while (bytes_ > 0) {
-    const Result<size_t> sent = net::SendNow(socket_, std::span(pieces_).subspan(next_));
+  while (bytes_ > 0 || stream_.unsent()) {
+    const Result<size_t> sent = stream_.SendNow(std::span(pieces_).subspan(next_));
     if (!sent.ok()) co_return sent.status();
     Skip(*sent);
-    if (bytes_ == 0) break;
+    if (bytes_ == 0 && !stream_.unsent()) break;
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     const auto wait = std::max(left, std::chrono::milliseconds(0));
-    if (Status status = co_await net::UntilReady(socket_, asio::socket_base::wait_write, wait); !status.ok()) {
+    if (Status status = co_await stream_.UntilReady(asio::socket_base::wait_write, wait); !status.ok()) {
       co_return status;
     }
   }
@@ -75,11 +75,11 @@ asio::awaitable<Status> LaneWriter::SendKept() {
 }
 
 asio::awaitable<Status> LaneWriter::UntilWritable() {
-  return net::UntilReady(socket_, asio::socket_base::wait_write, timeout_);
+  return stream_.UntilReady(asio::socket_base::wait_write, timeout_);
 }
 
 Result<uint32_t> LaneWriter::SendLent() {
-  LS_ASSIGN_OR_RETURN(const size_t sent, net::SendNow(socket_, pieces_));
+  LS_ASSIGN_OR_RETURN(const size_t sent, stream_.SendNow(pieces_));
   return KeepCutFrame(sent);
 }
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "common/base/bytes.h"
-#include "common/net/lane_io.h"
+#include "common/net/lane_stream.h"
 #include "common/wire/frame.h"
 #include "trainer_agent/serve/lane_limits.h"
 #include "trainer_agent/serve/pull.h"
@@ -35,9 +35,8 @@ class LaneWriter {
   static constexpr size_t kBurstBytes = 1 << 20;
 
   // `timeout` is for each burst. Everything given outlives this.
-  LaneWriter(asio::ip::tcp::socket& socket, std::chrono::milliseconds timeout, LanePace pace, Pull& pull,
-             ServeSpan& span)
-      : socket_(socket), timeout_(timeout), pace_(std::move(pace)), pull_(pull), span_(span) {}
+  LaneWriter(net::LaneStream& stream, std::chrono::milliseconds timeout, LanePace pace, Pull& pull, ServeSpan& span)
+      : stream_(stream), timeout_(timeout), pace_(std::move(pace)), pull_(pull), span_(span) {}
 
   // A frame to be sent with the next Flush or SendLent; `payload` must stay until then. REQUIRES !full().
   void Add(wire::FrameHeader header, ByteView payload);
@@ -65,7 +64,7 @@ class LaneWriter {
   void Skip(size_t bytes);
   uint32_t KeepCutFrame(size_t sent);
 
-  asio::ip::tcp::socket& socket_;
+  net::LaneStream& stream_;
   const std::chrono::milliseconds timeout_;
   LanePace pace_;
   Pull& pull_;

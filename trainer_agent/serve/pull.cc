@@ -59,14 +59,20 @@ std::vector<Ticket> Pull::IssueTickets(uint32_t count, size_t max_unused) {
   for (Ticket& ticket : tickets) {
     ticket = RandomId<Ticket>();
     if (tickets_.size() >= max_unused) tickets_.erase(tickets_.begin());
-    tickets_.insert(ticket);
+    tickets_[wire::NameOf(ticket)] = ticket;
   }
   return tickets;
 }
 
+std::optional<Ticket> Pull::FindTicket(const wire::TicketName& name) const {
+  std::lock_guard lock(mutex_);
+  const auto at = tickets_.find(name);
+  return at == tickets_.end() ? std::nullopt : std::optional(at->second);
+}
+
 bool Pull::UseTicket(const Ticket& ticket) {
   std::lock_guard lock(mutex_);
-  return tickets_.erase(ticket) > 0;
+  return tickets_.erase(wire::NameOf(ticket)) > 0;
 }
 
 Result<Pull::LaneLease> Pull::AddLane(const std::shared_ptr<Pull>& pull, uint32_t max_lanes) {

@@ -9,10 +9,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "common/wire/lane_identity.h"
 #include "trainer_agent/store/version_catalog.h"
 
 namespace lockstep::serve {
@@ -60,6 +61,7 @@ class Pull {
 
   // At most `max_unused` tickets stay valid until they are used.
   std::vector<Ticket> IssueTickets(uint32_t count, size_t max_unused);
+  std::optional<Ticket> FindTicket(const wire::TicketName& name) const;
   bool UseTicket(const Ticket& ticket);  // false: there is no such ticket
 
   // One lane that was let in; its end makes room for another.
@@ -87,7 +89,7 @@ class Pull {
   mutable std::mutex mutex_;
   std::map<uint64_t, std::shared_ptr<const payload::Payload>> payloads_;  // null: taken back
   std::unique_ptr<store::DeltaStore::Hold> hold_;
-  std::set<Ticket> tickets_;
+  std::map<wire::TicketName, Ticket> tickets_;
   Clock::time_point touched_;
   std::atomic<uint32_t> lanes_{0};
   std::atomic<bool> closed_{false};

@@ -29,6 +29,12 @@ struct PullRequest {
   store::Gone gone;  // whether the receiver still waits for its plan
 };
 
+// How the lanes of all plans are reached.
+struct LaneOffer {
+  std::string address;     // host:port; an empty host means the control channel's
+  bool encrypted = false;  // they are TLS, or none
+};
+
 struct PlannedStep {
   uint64_t payload_id = 0;
   std::shared_ptr<const payload::Payload> payload;

@@ -32,6 +32,10 @@ store::DeltaRoute RouteFor(const PullRequest& request, store::ServedRun& run) {
   return route;
 }
 
+Status NotOpen(uint64_t pull_id) {
+  return {ErrorCode::kNotFound, Cat("pull ", pull_id, " is not open; it may have expired")};
+}
+
 void LogEnd(std::string_view event, const Pull& pull, const std::string& outcome) {
   telemetry::Log(telemetry::LogLevel::kDebug, event,
                  {{"model", pull.run->model()},
@@ -169,18 +173,22 @@ Result<LivePlan> PullTable::OpenLive(const PullRequest& request) {
   return LivePlan{pull->id, IssueTickets(*pull, request.lanes)};
 }
 
-Result<std::shared_ptr<Pull>> PullTable::Find(uint64_t pull_id, const std::string* owner) {
+Result<std::shared_ptr<Pull>> PullTable::Find(uint64_t pull_id) const {
   std::lock_guard lock(mutex_);
   const auto at = pulls_.find(pull_id);
-  if (at == pulls_.end() || at->second->closed() || (owner != nullptr && at->second->owner != *owner)) {
-    return Status(ErrorCode::kNotFound, Cat("pull ", pull_id, " is not open; it may have expired"));
-  }
-  at->second->Touch();
+  if (at == pulls_.end() || at->second->closed()) return NotOpen(pull_id);
   return at->second;
 }
 
+Result<std::shared_ptr<Pull>> PullTable::FindAndTouch(uint64_t pull_id, const std::string& owner) const {
+  LS_ASSIGN_OR_RETURN(auto pull, Find(pull_id));
+  if (pull->owner != owner) return NotOpen(pull_id);
+  pull->Touch();
+  return pull;
+}
+
 Result<PullPlan> PullTable::CatchUp(uint64_t pull_id, Version oldest, const std::string& owner) {
-  LS_ASSIGN_OR_RETURN(const auto pull, Find(pull_id, &owner));
+  LS_ASSIGN_OR_RETURN(const auto pull, FindAndTouch(pull_id, owner));
   pull->DropPayloads();  // what an earlier catch-up promised
   LS_ASSIGN_OR_RETURN(const store::ServedVersion newest, pull->run->RequireNewest());
   payload::DeltaChain chain;
@@ -198,7 +206,7 @@ Result<PullPlan> PullTable::CatchUp(uint64_t pull_id, Version oldest, const std:
 }
 
 Result<std::vector<Ticket>> PullTable::RenewTickets(uint64_t pull_id, uint32_t lanes, const std::string& owner) {
-  LS_ASSIGN_OR_RETURN(const auto pull, Find(pull_id, &owner));
+  LS_ASSIGN_OR_RETURN(const auto pull, FindAndTouch(pull_id, owner));
   return IssueTickets(*pull, lanes);
 }
 
@@ -221,11 +229,17 @@ std::string PullTable::Close(uint64_t pull_id, const Held& held, const std::stri
   return pull->run->model();
 }
 
+std::optional<Ticket> PullTable::FindTicket(const wire::LaneIdentity& identity) const {
+  const auto pull = Find(identity.pull_id);
+  return pull.ok() ? (*pull)->FindTicket(identity.ticket) : std::nullopt;
+}
+
 Result<Pull::LaneLease> PullTable::Admit(uint64_t pull_id, const Ticket& ticket) {
-  const auto pull = Find(pull_id, nullptr);  // who has its ticket may come
+  const auto pull = Find(pull_id);  // who has its ticket may come
   if (!pull.ok() || !(*pull)->UseTicket(ticket)) {
     return Status(ErrorCode::kPermission, "the lane's ticket is unknown, used up or expired; ask for a new one");
   }
+  (*pull)->Touch();
   return Pull::AddLane(*pull, 2 * limits_.max_lanes);
 }
 

@@ -43,6 +43,8 @@ class PullTable {
   // Answers the model; empty: there is no such pull.
   std::string Close(uint64_t pull_id, const Held& held, const std::string& outcome, const std::string& owner = "");
 
+  // The ticket of this name, not used yet; nothing: there is none. Uses nothing up, and keeps no pull alive.
+  std::optional<Ticket> FindTicket(const wire::LaneIdentity& identity) const;
   // Lets a lane in and uses up its ticket. kPermission: unknown pull, or no such ticket. kResourceExhausted: too many
   // lanes.
   Result<Pull::LaneLease> Admit(uint64_t pull_id, const Ticket& ticket);
@@ -57,7 +59,8 @@ class PullTable {
   std::vector<ReceiverReport> Reports(const std::string& model) const { return reports_.Of(model); }
 
  private:
-  Result<std::shared_ptr<Pull>> Find(uint64_t pull_id, const std::string* owner);  // null: whoever opened it
+  Result<std::shared_ptr<Pull>> Find(uint64_t pull_id) const;  // whoever opened it
+  Result<std::shared_ptr<Pull>> FindAndTouch(uint64_t pull_id, const std::string& owner) const;
   Result<std::shared_ptr<store::ServedRun>> FindRun(const PullRequest& request) const;
   void TakeBack(Pull::Clock::time_point now);
   Status Insert(const std::shared_ptr<Pull>& pull);

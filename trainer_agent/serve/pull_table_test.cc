@@ -65,12 +65,32 @@ TEST_CASE("A receiver on a slow link gets no codec level that it cannot decode")
 }
 
 TEST_CASE("Requests to pull say what their receiver decodes; one without a common protocol is refused by name") {
+  const LaneOffer plain;
   v1::OpenPullRequest request;
-  CHECK(FromProto(request)->levels.size() == 2);  // release 0.1.0
+  CHECK(FromProto(request, plain)->levels.size() == 2);  // release 0.1.0
   request.set_peer("raas_receiver/0.3.0 protocol=1-1 codec-fast");
-  CHECK(FromProto(request)->levels == std::vector{payload::CodecLevel::kFast});
+  CHECK(FromProto(request, plain)->levels == std::vector{payload::CodecLevel::kFast});
   request.set_peer("raas_receiver/9.0.0 protocol=7-8");
-  CHECK_THAT(FromProto(request), FailsWith(ErrorCode::kProtocol, "upgrade the trainer_agent"));
+  CHECK_THAT(FromProto(request, plain), FailsWith(ErrorCode::kProtocol, "upgrade the trainer_agent"));
+}
+
+TEST_CASE("An agent whose lanes are encrypted refuses a receiver that cannot, by a sentence that names both") {
+  const LaneOffer encrypted{.encrypted = true};
+  v1::OpenPullRequest pull;
+  v1::OpenLiveRequest live;
+  for (const char* able :
+       {"raas_receiver/0.3.0 protocol=1-1 codec-fast lane-tls", "raas_receiver/0.3.0 protocol=1-1"}) {
+    pull.set_peer(able);
+    live.set_peer(able);
+    if (std::string_view(able).ends_with("lane-tls")) {
+      CHECK(FromProto(pull, encrypted).ok());
+      CHECK(FromProto(live, encrypted).ok());
+      continue;
+    }
+    const FailsWith by_name(ErrorCode::kProtocol, "raas_receiver 0.3.0 cannot encrypt lanes, and trainer_agent ");
+    CHECK_THAT(FromProto(pull, encrypted), by_name);
+    CHECK_THAT(FromProto(live, encrypted), by_name);
+  }
 }
 
 TEST_CASE("Unknown models and foreign layouts are refused") {

@@ -15,19 +15,20 @@ LaneAnswer WrongKind() {
 
 }  // namespace
 
-ServedLane::ServedLane(asio::ip::tcp::socket& socket, const LaneTimeouts& timeouts, Pull& pull, LanePace pace,
+ServedLane::ServedLane(net::LaneStream& stream, const LaneTimeouts& timeouts, Pull& pull, LanePace pace,
                        std::shared_ptr<WakeupGate> gate, ServeSpan& span)
-    : socket_(socket),
+    : stream_(stream),
       idle_timeout_(pull.live() ? kLiveIdle : timeouts.idle),
       pull_(pull),
       span_(span),
-      writer_(socket, timeouts.send, std::move(pace), pull, span),
-      live_answers_(socket, pull, std::move(gate), writer_, span) {}
+      writer_(stream, timeouts.send, std::move(pace), pull, span),
+      live_answers_(stream.socket(), pull, std::move(gate), writer_, span) {}
 
 asio::awaitable<Status> ServedLane::Run() {
   while (true) {
     wire::BlockRequest request;
-    Status status = co_await net::ReadExact(socket_, std::as_writable_bytes(std::span(&request, 1)), idle_timeout_);
+    co_await asio::post(stream_.socket().get_executor(), asio::use_awaitable);  // lanes take turns
+    Status status = co_await stream_.ReadExact(std::as_writable_bytes(std::span(&request, 1)), idle_timeout_);
     if (status.code() == ErrorCode::kUnavailable || pull_.closed()) co_return OkStatus();
     if (status.ok()) status = wire::CheckRequest(request, pull_.run->layout().block_count());
     if (status.ok() && !pull_.live()) span_.Begin();

@@ -19,10 +19,10 @@ struct LaneTimeouts {
   std::chrono::milliseconds send{60'000};   // for one burst of frames
 };
 
-// Runs on the strand of `socket`; everything it is given outlives it.
+// Runs on the strand of `stream`; everything it is given outlives it.
 class ServedLane {
  public:
-  ServedLane(asio::ip::tcp::socket& socket, const LaneTimeouts& timeouts, Pull& pull, LanePace pace,
+  ServedLane(net::LaneStream& stream, const LaneTimeouts& timeouts, Pull& pull, LanePace pace,
              std::shared_ptr<WakeupGate> gate, ServeSpan& span);
 
   // Until the peer closes (OK) or the lane fails.
@@ -32,7 +32,7 @@ class ServedLane {
   asio::awaitable<Status> Answer(const wire::BlockRequest& request);
   asio::awaitable<Result<LaneAnswer>> Send(const wire::BlockRequest& request);
 
-  asio::ip::tcp::socket& socket_;
+  net::LaneStream& stream_;
   const std::chrono::milliseconds idle_timeout_;
   Pull& pull_;
   ServeSpan& span_;

@@ -1,11 +1,13 @@
-// A lane's other end for tests, in blocking calls.
+// A lane's other end for tests, plain or encrypted, in blocking calls.
 #pragma once
 
 #include <asio.hpp>
 #include <catch2/catch.hpp>
 #include <memory>
 
+#include "common/net/lane_stream.h"
 #include "common/wire/frame.h"
+#include "common/wire/lane_identity.h"
 #include "trainer_agent/serve/lane_server.h"
 #include "trainer_agent/serve/serve_fixture.h"
 
@@ -13,29 +15,49 @@ namespace lockstep::serve {
 
 class TestLane {
  public:
-  explicit TestLane(uint16_t port) : socket_(context_) {
-    socket_.connect(asio::ip::tcp::endpoint(asio::ip::make_address("127.0.0.1"), port));
+  // More than a busy machine needs.
+  static constexpr std::chrono::minutes kPatience{1};
+
+  // `from`: the address that the server sees.
+  explicit TestLane(uint16_t port, const char* from = "127.0.0.1")
+      : stream_(asio::ip::tcp::socket(context_, asio::ip::tcp::v4())) {
+    socket().bind({asio::ip::make_address(from), 0});
+    socket().connect({asio::ip::make_address("127.0.0.1"), port});
+  }
+  // Encrypts the lane with a ticket of the plan.
+  template <typename AnyPlan>
+  Status Encrypt(const AnyPlan& plan, size_t ticket) {
+    return Encrypt(plan.pull_id, wire::NameOf(plan.tickets.at(ticket)), plan.tickets.at(ticket));
+  }
+  Status Encrypt(uint64_t pull_id, const wire::TicketName& name, const Ticket& secret) {
+    const wire::LaneIdentity identity{pull_id, name};
+    const ByteView bytes = AsBytes(identity);
+    encrypted_ = true;
+    return Run(stream_.ConnectTls(*net::TlsContext::Create(net::TlsContext::Side::kConnects),
+                                  {bytes.begin(), bytes.end()}, secret.bytes, kPatience));
   }
   template <typename T>
   void Send(T message) {
     wire::Seal(message);
-    asio::write(socket_, asio::buffer(&message, sizeof message));
+    REQUIRE(Run(stream_.WriteAll(AsBytes(message), kPatience)).ok());
   }
   template <typename T>
   T Receive() {
     T message;
-    asio::read(socket_, asio::buffer(&message, sizeof message));
+    REQUIRE(Run(stream_.ReadExact(std::as_writable_bytes(std::span(&message, 1)), kPatience)).ok());
     return message;
   }
   Bytes Receive(size_t count) {
     Bytes bytes(count);
-    asio::read(socket_, asio::buffer(bytes));
+    REQUIRE(Run(stream_.ReadExact(bytes, kPatience)).ok());
     return bytes;
   }
   // Works for plans of pulls and of live subscriptions.
   template <typename AnyPlan>
   ErrorCode Enter(const AnyPlan& plan, size_t ticket) {
-    Send(wire::LaneHello{.pull_id = plan.pull_id, .ticket = plan.tickets.at(ticket)});
+    wire::LaneHello hello{.pull_id = plan.pull_id};
+    if (!encrypted_) hello.ticket = plan.tickets.at(ticket);
+    Send(hello);
     const auto welcome = Receive<wire::LaneWelcome>();
     REQUIRE(wire::CheckWelcome(welcome).ok());
     return static_cast<ErrorCode>(welcome.code);
@@ -60,16 +82,22 @@ class TestLane {
     return static_cast<ErrorCode>(frame.block);
   }
   bool Closed() {
-    asio::error_code error;
-    char byte;
-    asio::read(socket_, asio::buffer(&byte, 1), error);
-    return error == asio::error::eof || error == asio::error::connection_reset;
+    std::byte byte;
+    return Run(stream_.ReadExact(std::span(&byte, 1), kPatience)).code() == ErrorCode::kUnavailable;
   }
-  asio::ip::tcp::socket& socket() { return socket_; }
+  asio::ip::tcp::socket& socket() { return stream_.socket(); }
 
  private:
+  Status Run(asio::awaitable<Status> coroutine) {
+    auto outcome = asio::co_spawn(context_, std::move(coroutine), asio::use_future);
+    context_.restart();
+    context_.run();
+    return outcome.get();
+  }
+
   asio::io_context context_;
-  asio::ip::tcp::socket socket_;
+  net::LaneStream stream_;
+  bool encrypted_ = false;
 };
 
 inline std::unique_ptr<LaneServer> StartLanes(Served& served, LaneServerOptions options = {}) {
