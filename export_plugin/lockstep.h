@@ -12,7 +12,7 @@
  * close.
  *
  * Threads: calls on one lockstep_model must not overlap; different models are independent. The library starts no
- * threads.
+ * threads. A forked process has no part in its parent's models: it opens its own.
  *
  * Errors: every function answers LOCKSTEP_OK or a code below; lockstep_last_error() has the sentence. Nothing is
  * thrown, nothing calls exit, SIGPIPE is never raised.
