@@ -5,7 +5,8 @@
 // left to do; as many threads as the trainer can spare work them until then.
 //
 // A block that the trainer reports as unchanged is not read, on trust: were that wrong, the version's manifest would
-// not match its bytes, which a full pull, the store's scrubber and the next recovery find by hashing them, and never a delta.
+// not match its bytes, which a full pull, the store's scrubber and the next recovery find by hashing them, and never a
+// delta.
 #pragma once
 
 #include <atomic>
