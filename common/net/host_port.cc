@@ -44,6 +44,11 @@ Result<HostPort> ParseHostPort(std::string_view text) {
   return HostPort{std::string(host), port};
 }
 
+std::string ToString(const std::optional<HostPort>& address, int bound_port) {
+  if (!address) return "";
+  return HostPort{address->host, bound_port == 0 ? address->port : static_cast<uint16_t>(bound_port)}.ToString();
+}
+
 Result<ControlAddress> ParseControlAddress(const std::string& text) {
   constexpr std::string_view kUnix = "unix:";
   if (!text.starts_with(kUnix)) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -21,6 +22,9 @@ struct HostPort {
   // localhost, 127.0.0.0/8 or ::1. Any other name is not, whatever it resolves to.
   bool IsLoopback() const;
 };
+
+// "host:port", with `bound_port` in the place of the address's own when it is given; empty for no address.
+std::string ToString(const std::optional<HostPort>& address, int bound_port = 0);
 
 // Where a daemon's control plane is: host:port, or a unix socket of this host.
 struct ControlAddress {

@@ -18,8 +18,7 @@ constexpr std::string_view kUnixScheme = "unix:";
 
 std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const TlsOptions& tls) {
   grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(kMaxRpcMessageBytes);
-  arguments.SetMaxSendMessageSize(kMaxRpcMessageBytes);
+  arguments.SetMaxReceiveMessageSize(kMaxAnswerBytes);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
   // Despite its name the time that a connection may take to come up. A refused one is over at once, and tried again

@@ -14,9 +14,21 @@ namespace {
 // back as a status, too.
 void DropGrpcLogLine(gpr_log_func_args*) {}
 
+// What all peers together may take: memory for requests in the making, and threads, of which each call in progress has
+// one, but for version streams.
+constexpr size_t kMaxMemory = 512 << 20;
+constexpr int kMaxThreads = 512;
+// A connection's calls at a time; more wait at the peer.
+constexpr int kMaxStreams = 64;
+// gRPC would keep a connection that does not get to its first word for two minutes.
+constexpr int kHandshakeTimeoutMs = 10'000;
+
 void SetLimits(grpc::ServerBuilder& builder) {
-  builder.SetMaxReceiveMessageSize(kMaxRpcMessageBytes);
-  builder.SetMaxSendMessageSize(kMaxRpcMessageBytes);
+  builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
+  builder.SetMaxSendMessageSize(kMaxAnswerBytes);
+  builder.SetResourceQuota(grpc::ResourceQuota("control").Resize(kMaxMemory).SetMaxThreads(kMaxThreads));
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
   // gRPC shares ports by default: two daemons on one port would each get some of the calls.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
@@ -49,6 +61,9 @@ Result<std::unique_ptr<RpcServer>> RpcServer::Create(const Options& options) {
   if (!options.control_socket.empty()) {
     LS_ASSIGN_OR_RETURN(started->control_socket_, StartControlSocket(options.control_socket, started->server_.get()));
   }
+  if (!options.health_address.empty()) {
+    LS_ASSIGN_OR_RETURN(started->health_port_, HealthPort::Create(options.health_address, options.health_services));
+  }
   return started;
 }
 
@@ -66,10 +81,12 @@ void RpcServer::SetServing(const std::string& health_service, bool serving) {
   if (known != serving_.end() && known->second == serving) return;
   serving_[health_service] = serving;
   server_->GetHealthCheckService()->SetServingStatus(health_service, serving);
+  if (health_port_ != nullptr) health_port_->SetServing(health_service, serving);
 }
 
 void RpcServer::StopServing() {
   server_->GetHealthCheckService()->Shutdown();
+  if (health_port_ != nullptr) health_port_->StopServing();
 }
 
 void RpcServer::Drain(std::chrono::milliseconds timeout) {

@@ -12,12 +12,14 @@
 
 #include "common/base/status.h"
 #include "common/os/unix_server.h"
+#include "common/rpc/health_port.h"
 #include "common/rpc/tls.h"
 
 namespace lockstep::rpc {
 
-// Messages up to this size pass: layouts and manifests of very large models are single messages.
-inline constexpr int kMaxRpcMessageBytes = 256 << 20;
+// Answers up to this size pass: layouts and manifests of very large models are single messages. Requests are small.
+inline constexpr int kMaxAnswerBytes = 256 << 20;
+inline constexpr int kMaxRequestBytes = 1 << 20;
 
 // Thread-safe. The destructor ends calls in progress at once; Drain() first for a gentle end.
 class RpcServer {
@@ -28,13 +30,15 @@ class RpcServer {
     std::vector<grpc::Service*> services;      // at least one; not owned, they outlive the server
     TlsOptions tls;                            // what peers need to get in; not configured: nothing, all is plaintext
     std::vector<std::string> health_services;  // names that health checks may ask for; all NOT_SERVING at first
+    std::string health_address;  // host:port where health is told to anybody, in plaintext; empty: nowhere
   };
 
   // kUnavailable, naming the address or path, when it cannot be listened on.
   static Result<std::unique_ptr<RpcServer>> Create(const Options& options);
   ~RpcServer();
 
-  int bound_port() const { return bound_port_; }  // 0: no TCP
+  int bound_port() const { return bound_port_; }                                                // 0: no TCP
+  int health_port() const { return health_port_ == nullptr ? 0 : health_port_->bound_port(); }  // 0: none
 
   // REQUIRES `health_service` to be one of Options::health_services. Without effect once draining.
   void SetServing(const std::string& health_service, bool serving);
@@ -51,6 +55,7 @@ class RpcServer {
 
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<os::UnixServer> control_socket_;  // null: none
+  std::unique_ptr<HealthPort> health_port_;         // null: none
   int bound_port_;
   std::mutex mutex_;
   std::map<std::string, bool> serving_;  // as last reported to watchers

@@ -114,18 +114,21 @@ Status Receiver::Listen() {
     for (const auto& [model, session] : sessions_) targets[model] = &session->targets();
     LS_ASSIGN_OR_RETURN(engine_ranks_, targets::StartTargetServer(config_.engine_socket, std::move(targets)));
   }
-  LS_ASSIGN_OR_RETURN(server_, rpc::RpcServer::Create({.address = config_.listen ? config_.listen->ToString() : "",
+  LS_ASSIGN_OR_RETURN(server_, rpc::RpcServer::Create({.address = net::ToString(config_.listen),
                                                        .control_socket = config_.control_socket,
                                                        .services = {&service_},
                                                        .tls = config_.tls.files,
-                                                       .health_services = {kLiveness, kReadiness}}));
-  const std::string grpc =
-      config_.listen ? net::HostPort{config_.listen->host, static_cast<uint16_t>(server_->bound_port())}.ToString()
-                     : "";
-  telemetry::Log(
-      telemetry::LogLevel::kInfo, "listening",
-      {{"grpc", grpc}, {"control", config_.control_socket}, {"root", config_.root}, {"agent", config_.agent.text}});
-  return address_file_->Announce({{"grpc", grpc}, {"control", config_.control_socket}});
+                                                       .health_services = {kLiveness, kReadiness},
+                                                       .health_address = net::ToString(config_.health_listen)}));
+  const std::string grpc = net::ToString(config_.listen, server_->bound_port());
+  const std::string health = net::ToString(config_.health_listen, server_->health_port());
+  telemetry::Log(telemetry::LogLevel::kInfo, "listening",
+                 {{"grpc", grpc},
+                  {"control", config_.control_socket},
+                  {"health", health},
+                  {"root", config_.root},
+                  {"agent", config_.agent.text}});
+  return address_file_->Announce({{"grpc", grpc}, {"control", config_.control_socket}, {"health", health}});
 }
 
 Status Receiver::Run(os::SignalWaiter& signals) {

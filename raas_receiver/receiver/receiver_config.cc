@@ -27,6 +27,7 @@ using std::chrono::milliseconds;
 struct Written {
   std::string agent = "unix:/run/trainer-agent/control.sock";
   std::string listen;
+  std::string health_listen;
   std::string control_socket = "/run/raas-receiver/control.sock";
   bool allow_insecure_network = false;
   uint64_t engine_timeout_ms = 60'000;
@@ -84,6 +85,8 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
   parser.Add("listen", &to.listen, "own gRPC address, HOST:PORT; port 0: the system chooses; empty: no TCP");
   parser.Add("control-socket", &to.control_socket,
              "unix socket of the own control plane, for processes of this user and root; none");
+  parser.Add("health-listen", &to.health_listen,
+             "HOST:PORT where health, and nothing else, is told to anybody in plaintext; empty: nowhere");
   parser.Add("address-file", &config.address_file,
              "file that holds, as JSON, where the receiver listens, while it does");
   parser.Add("lanes", &config.lanes, "TCP connections per pull");
@@ -172,6 +175,10 @@ Status Check(const ConfigParser& parser, const Written& written, ReceiverConfig&
     LS_ASSIGN_OR_RETURN(config.listen,
                         net::CheckListenAddress(parser.WrittenAs("listen"), written.listen,
                                                 config.tls.files.configured() || written.allow_insecure_network));
+  }
+  if (!written.health_listen.empty()) {
+    LS_ASSIGN_OR_RETURN(config.health_listen,
+                        net::CheckListenAddress(parser.WrittenAs("health-listen"), written.health_listen, true));
   }
   if (written.control_socket != "none") config.control_socket = Absolute(written.control_socket);
   if (!config.assets.empty() && !fs::is_directory(config.assets)) {

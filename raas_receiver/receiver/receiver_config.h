@@ -22,6 +22,7 @@ struct ReceiverConfig {
   std::string assets;                               // empty: none
   std::optional<net::HostPort> listen;              // nothing: no TCP
   std::string control_socket;                       // empty: none
+  std::optional<net::HostPort> health_listen;       // nothing: none
   rpc::DaemonTls tls;
   std::string address_file;  // empty: none
   uint64_t lanes = 4;

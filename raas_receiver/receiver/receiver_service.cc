@@ -11,6 +11,8 @@ namespace lockstep::receiver {
 namespace {
 
 constexpr std::chrono::milliseconds kDefaultPullTimeout = std::chrono::minutes(10);
+// Each has a thread.
+constexpr access::Quota::Limits kWatchers{.all = 64, .each = 16};
 // How often a stream looks whether its caller has gone.
 constexpr std::chrono::milliseconds kCallerPoll{200};
 
@@ -30,6 +32,7 @@ ReceiverService::ReceiverService(std::string name, access::AccessControl* access
                                  session::SyncFeed& feed, const telemetry::Timeline& timeline)
     : name_(std::move(name)),
       gate_(v1::RaasReceiver::service_full_name(), access),
+      watchers_("streams of syncs", kWatchers),
       sessions_(sessions),
       feed_(feed),
       timeline_(timeline) {}
@@ -68,7 +71,8 @@ grpc::Status ReceiverService::Pull(grpc::ServerContext* context, const v1::PullR
 
 grpc::Status ReceiverService::WatchSyncs(grpc::ServerContext* context, const v1::WatchSyncsRequest* request,
                                          grpc::ServerWriter<v1::SyncRecord>* writer) {
-  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Quota::Lease lease, watchers_.Take(caller));
   if (!request->model().empty()) {
     const Result<session::Session*> session = Find(request->model());
     if (!session.ok()) return rpc::ToGrpc(session.status());

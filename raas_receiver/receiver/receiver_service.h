@@ -6,6 +6,7 @@
 #include <string>
 
 #include "common/access/access.h"
+#include "common/access/quota.h"
 #include "common/telemetry/timeline.h"
 #include "proto/lockstep/v1/receiver.grpc.pb.h"
 #include "raas_receiver/session/session.h"
@@ -44,6 +45,7 @@ class ReceiverService final : public v1::RaasReceiver::Service {
 
   const std::string name_;
   const access::Gate gate_;
+  access::Quota watchers_;
   const Sessions& sessions_;
   session::SyncFeed& feed_;
   const telemetry::Timeline& timeline_;

@@ -123,25 +123,28 @@ Status Agent::Listen() {
   service_ = std::make_unique<serve::AgentService>(
       access_.get(), &catalog_, &scrubber_, &pulls_, [this] { return Facts(); }, Build(), lanes, options_.local_socket,
       &timeline_);
-  LS_ASSIGN_OR_RETURN(
-      rpc_, rpc::RpcServer::Create({.address = options_.listen_address ? options_.listen_address->ToString() : "",
-                                    .control_socket = options_.control_socket,
-                                    .services = {service_.get()},
-                                    .tls = options_.tls.files,
-                                    .health_services = {kLiveness, kReadiness}}));
+  LS_ASSIGN_OR_RETURN(rpc_, rpc::RpcServer::Create({.address = net::ToString(options_.listen_address),
+                                                    .control_socket = options_.control_socket,
+                                                    .services = {service_.get()},
+                                                    .tls = options_.tls.files,
+                                                    .health_services = {kLiveness, kReadiness},
+                                                    .health_address = net::ToString(options_.health_address)}));
   LS_ASSIGN_OR_RETURN(ranks_, publish::StartRankServer(options_.socket, registry_.get()));
   return Announce();
 }
 
 Status Agent::Announce() {
-  const auto& listen = options_.listen_address;
-  const std::string grpc =
-      listen ? net::HostPort{listen->host, static_cast<uint16_t>(rpc_->bound_port())}.ToString() : "";
-  const net::HostPort lanes{options_.lane_address.host, lanes_->port()};
-  telemetry::Log(
-      telemetry::LogLevel::kInfo, "listening",
-      {{"socket", options_.socket}, {"grpc", grpc}, {"control", options_.control_socket}, {"lanes", lanes.ToString()}});
-  return address_file_->Announce({{"grpc", grpc}, {"control", options_.control_socket}, {"lanes", lanes.ToString()}});
+  const std::string grpc = net::ToString(options_.listen_address, rpc_->bound_port());
+  const std::string health = net::ToString(options_.health_address, rpc_->health_port());
+  const std::string lanes = net::ToString(options_.lane_address, lanes_->port());
+  telemetry::Log(telemetry::LogLevel::kInfo, "listening",
+                 {{"socket", options_.socket},
+                  {"grpc", grpc},
+                  {"control", options_.control_socket},
+                  {"health", health},
+                  {"lanes", lanes}});
+  return address_file_->Announce(
+      {{"grpc", grpc}, {"control", options_.control_socket}, {"health", health}, {"lanes", lanes}});
 }
 
 Agent::~Agent() {

@@ -17,6 +17,7 @@ struct AgentOptions {
   std::string local_socket = "auto";
   std::string control_socket = "auto";
   std::string listen;
+  std::string health_listen;
   std::string lane_listen = "127.0.0.1:7701";
   std::string lane_advertise;
   std::string address_file;
@@ -40,6 +41,7 @@ struct AgentOptions {
 
   // Filled by ParseAgentOptions().
   std::optional<net::HostPort> listen_address;  // nothing: no TCP
+  std::optional<net::HostPort> health_address;  // nothing: none
   net::HostPort lane_address;
 };
 

@@ -9,6 +9,9 @@
 namespace lockstep::serve {
 namespace {
 
+// A publish looks at all of them before the next begins.
+constexpr access::Quota::Limits kStreams{.all = 1024, .each = 256};
+
 std::string_view NameOf(v1::PullMode mode) {
   constexpr std::string_view kNames[] = {"", "up_to_date", "full", "delta", "chain", "folded"};
   return kNames[mode];
@@ -34,6 +37,7 @@ AgentService::AgentService(access::AccessControl* access, store::VersionCatalog*
                            PullTable* pulls, PublishFacts publish_facts, v1::BuildInfo build, LaneOffer lanes,
                            std::string local_socket, const telemetry::Timeline* timeline)
     : gate_(v1::TrainerAgent::service_full_name(), access),
+      streams_("version streams", kStreams),
       catalog_(catalog),
       scrubber_(scrubber),
       pulls_(pulls),
@@ -87,7 +91,8 @@ grpc::Status AgentService::GetLayout(grpc::ServerContext* context, const v1::Get
 
 grpc::ServerWriteReactor<v1::VersionEvent>* AgentService::WatchVersions(grpc::CallbackServerContext* context,
                                                                         const v1::WatchVersionsRequest* request) {
-  return new VersionStream(catalog_, *request, ToStatus(gate_.Admit(*context, __func__, *request)));
+  const Result<std::string> caller = gate_.Admit(*context, __func__, *request);
+  return new VersionStream(catalog_, *request, caller.ok() ? streams_.Take(*caller) : caller.status());
 }
 
 grpc::Status AgentService::OpenPull(grpc::ServerContext* context, const v1::OpenPullRequest* request,

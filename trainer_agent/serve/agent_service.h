@@ -6,6 +6,7 @@
 #include <string>
 
 #include "common/access/access.h"
+#include "common/access/quota.h"
 #include "common/telemetry/timeline.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
 #include "trainer_agent/serve/pull_table.h"
@@ -46,6 +47,7 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   void FillModel(v1::AgentModel& model) const;
 
   const access::Gate gate_;
+  access::Quota streams_;
   store::VersionCatalog* const catalog_;
   store::Scrubber* const scrubber_;
   PullTable* const pulls_;

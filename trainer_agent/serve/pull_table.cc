@@ -101,11 +101,21 @@ Result<std::shared_ptr<store::ServedRun>> PullTable::FindRun(const PullRequest& 
 Status PullTable::Insert(const std::shared_ptr<Pull>& pull) {
   Expire();
   std::lock_guard lock(mutex_);
-  const auto alike = static_cast<size_t>(std::count_if(
-      pulls_.begin(), pulls_.end(), [&](const auto& item) { return item.second->live() == pull->live(); }));
+  const std::string_view kind = pull->live() ? " subscriptions" : " pulls";
+  size_t alike = 0;
+  size_t own = 0;
+  for (const auto& [id, other] : pulls_) {
+    if (other->live() != pull->live()) continue;
+    ++alike;
+    if (other->owner == pull->owner) ++own;
+  }
   if (alike >= limits_.max_pulls) {
-    return {ErrorCode::kResourceExhausted, Cat(alike, pull->live() ? " subscriptions" : " pulls",
-                                               " are open, the limit; try again later or raise --max-pulls")};
+    return {ErrorCode::kResourceExhausted,
+            Cat(alike, kind, " are open, the limit; try again later or raise --max-pulls")};
+  }
+  if (!pull->owner.empty() && own >= std::max<size_t>(1, limits_.max_pulls / 4)) {
+    return {ErrorCode::kResourceExhausted,
+            Cat(own, kind, " of ", pull->owner, " are open, a quarter of --max-pulls; close some, or raise it")};
   }
   pulls_[pull->id] = pull;
   return OkStatus();

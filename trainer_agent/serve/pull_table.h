@@ -19,7 +19,7 @@
 namespace lockstep::serve {
 
 struct PullLimits {
-  size_t max_pulls = 256;
+  size_t max_pulls = 256;   // and as many subscriptions; of either, one identity that has a name may have a quarter
   uint32_t max_lanes = 16;  // of one pull; twice that while broken ones have not been noticed yet
   std::chrono::milliseconds idle_timeout{120'000};
 };

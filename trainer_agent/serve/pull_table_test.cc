@@ -138,6 +138,24 @@ TEST_CASE("A pull is nobody's but the identity's that opened it") {
   CHECK(served.pulls.open_pulls("actor") == 0);
 }
 
+TEST_CASE("Who has used up its own pulls leaves room for others") {
+  Served served;
+  PullTable pulls(&served.catalog, {.max_pulls = 8});
+  const auto open = [&](const std::string& owner) {
+    PullRequest request = served.Request();
+    request.owner = owner;
+    return pulls.Open(request);
+  };
+  CHECK(open("greedy").ok());
+  const auto second = open("greedy");
+  CHECK(second.ok());
+  CHECK_THAT(open("greedy"), FailsWith(ErrorCode::kResourceExhausted, "2 pulls of greedy are open"));
+  CHECK(open("infer-0").ok());
+  pulls.Close(second->pull_id, {}, "ok", "greedy");
+  CHECK(open("greedy").ok());
+  for (int i = 0; i < 4; ++i) CHECK(open("").ok());  // those without a name are not told apart
+}
+
 TEST_CASE("A full pull that was overtaken gets the steps from its oldest block on") {
   Served served;
   const auto plan = served.pulls.Open(served.Request());

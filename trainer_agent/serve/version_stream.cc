@@ -8,11 +8,12 @@
 namespace lockstep::serve {
 
 VersionStream::VersionStream(const store::VersionCatalog* catalog, const v1::WatchVersionsRequest& request,
-                             const Status& admitted)
+                             Result<access::Quota::Lease> admitted)
     : catalog_(catalog),
       model_(request.model()),
-      met_(admitted.ok() ? ToStatus(wire::MeetPeer(wire::Self("trainer_agent"), request.peer(), "raas_receiver"))
-                         : admitted),
+      admitted_(std::move(admitted)),
+      met_(admitted_.ok() ? ToStatus(wire::MeetPeer(wire::Self("trainer_agent"), request.peer(), "raas_receiver"))
+                          : admitted_.status()),
       watch_(catalog, model_, [this] { Send(); }) {
   telemetry::Log(telemetry::LogLevel::kDebug, "version_stream_opened", {{"model", model_}});
   Send();

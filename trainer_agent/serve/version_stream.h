@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string>
 
+#include "common/access/quota.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
 #include "trainer_agent/store/version_catalog.h"
 
@@ -15,9 +16,9 @@ namespace lockstep::serve {
 class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
  public:
   // Ends with UNAVAILABLE when the catalog closes, and at once with UNIMPLEMENTED for a receiver that has no protocol
-  // in common with us, or with why the caller is not `admitted`. REQUIRES the catalog to outlive it.
+  // in common with us, or with why the caller was not admitted. REQUIRES the catalog to outlive it.
   VersionStream(const store::VersionCatalog* catalog, const v1::WatchVersionsRequest& request,
-                const Status& admitted = OkStatus());
+                Result<access::Quota::Lease> admitted);
 
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
@@ -29,6 +30,7 @@ class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
 
   const store::VersionCatalog* const catalog_;
   const std::string model_;
+  const Result<access::Quota::Lease> admitted_;
   const Status met_;  // the receiver, if it may come at all
   std::mutex mutex_;
   bool writing_ = false;

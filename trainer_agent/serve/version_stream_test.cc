@@ -28,11 +28,12 @@ class StreamServer : public v1::TrainerAgent::WithCallbackMethod_WatchVersions<v
 
   grpc::ServerWriteReactor<v1::VersionEvent>* WatchVersions(grpc::CallbackServerContext*,
                                                             const v1::WatchVersionsRequest* request) override {
-    return new VersionStream(catalog_, *request);
+    return new VersionStream(catalog_, *request, streams_.Take(""));
   }
 
  private:
   const store::VersionCatalog* const catalog_;
+  access::Quota streams_{"version streams", {.all = 1000, .each = 1}};
   std::unique_ptr<rpc::RpcServer> server_;
   std::unique_ptr<v1::TrainerAgent::Stub> stub_;
 };
