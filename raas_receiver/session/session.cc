@@ -56,6 +56,7 @@ Session::Session(SessionOptions options, std::unique_ptr<replica::ReplicaPair> r
                .io = io,
                .live = live_,
                .timeline = options_.timeline},
+      rolled_back_(replicas_->rolled_back()),
       scrubber_(options_.scrub_round),
       follower_(options_.model, options_.follow, agent_, *replicas_, changed_),
       engine_(options_.model, options_.engine, std::move(driver), *replicas_, pool, options_.timeline, changed_) {}
@@ -138,7 +139,7 @@ Result<std::shared_ptr<const model::ModelLayout>> Session::layout() const {
 void Session::Loop() {
   // A receiver killed between commit and engine notifies the engine when it comes back.
   if (engine_.OwesVersion()) BeginServe();
-  v1::SessionState state = replicas_->rolled_back() ? v1::SESSION_STATE_HELD : v1::SESSION_STATE_WAITING;
+  v1::SessionState state = Resting();
   while (true) {
     state_ = state;
     if (engine_.ended()) (void)FinishServe();
@@ -165,7 +166,7 @@ bool Session::SyncDue() const {
   if (engine_.Reads(replicas_->previous().path)) return false;  // a sync would write there
   if (requests_.due(Requests::kPull)) return true;
   const replica::PublishedVersion current = replicas_->current();
-  return state_ != v1::SESSION_STATE_HELD && follower_.Behind(current.held, current.digest);
+  return !rolled_back_ && follower_.Behind(current.held, current.digest);
 }
 
 // States Waiting and Held. After: Negotiating when a sync is due, Held after a rollback, else the same again. Meanwhile
@@ -191,7 +192,7 @@ v1::SessionState Session::Wait() {
   return resting;
 }
 
-// State BackingOff, after an error. After: Negotiating once the time is over or a Pull asks for it, Waiting when
+// State BackingOff, after an error. After: Negotiating once the time is over or a Pull asks for it, Waiting or Held when
 // nothing is due any more, Held after a rollback.
 v1::SessionState Session::BackOff() {
   changed_.WaitFor(backoff_.Next(), [this] {
@@ -199,12 +200,11 @@ v1::SessionState Session::BackOff() {
   });
   if (requests_.due(Requests::kRollback)) return RollBack();
   if (EngineDue()) TendEngine();
-  return SyncDue() ? v1::SESSION_STATE_NEGOTIATING : v1::SESSION_STATE_WAITING;
+  return SyncDue() ? v1::SESSION_STATE_NEGOTIATING : Resting();
 }
 
-// After: Held; the state before, as far as it lasts, when there was nothing to roll back to.
+// After: Held; Waiting when there was nothing to roll back to.
 v1::SessionState Session::RollBack() {
-  const bool held_before = state_ == v1::SESSION_STATE_HELD;
   Status status = SwitchToOlder();
   const bool switched = status.ok();
   Answer();  // its version is not the next that the engine gets
@@ -218,7 +218,7 @@ v1::SessionState Session::RollBack() {
   }
   // Also for those that came while it ran: they asked for the same version.
   requests_.End(Requests::kRollback, requests_.Begin(Requests::kRollback), status);
-  return switched || held_before ? v1::SESSION_STATE_HELD : v1::SESSION_STATE_WAITING;
+  return Resting();
 }
 
 // kState when the other replica holds nothing, or nothing that is older.
@@ -231,6 +231,7 @@ Status Session::SwitchToOlder() {
                                    current.version, "; nothing to roll back to")};
   }
   LS_RETURN_IF_ERROR(replicas_->RollBack());
+  rolled_back_ = true;
   live_.Close();
   telemetry::Log(telemetry::LogLevel::kWarn, "version_rolled_back",
                  {{"model", options_.model}, {"run", ToHex(other.run)}, {"version", other.version}});
@@ -250,6 +251,7 @@ v1::SessionState Session::Synchronize() {
   if (status.ok()) {
     backoff_.Reset();
     follower_.Synced(announced, replicas_->current());
+    rolled_back_ = false;
     const Status ended = replicas_->EndRollback();
     if (!ended.ok()) telemetry::LogError("rollback_end_failed", ended, {{"model", options_.model}});
     FollowLive(sync);

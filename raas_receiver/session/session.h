@@ -106,6 +106,7 @@ class Session {
   bool SyncDue() const;
   bool EngineDue() const { return requests_.due(Requests::kVerify) || engine_.Due(); }
 
+  v1::SessionState Resting() const { return rolled_back_ ? v1::SESSION_STATE_HELD : v1::SESSION_STATE_WAITING; }
   Status SwitchToOlder();
   Status RunSync(Sync& sync);
   void Conclude(const Sync& sync, const Status& status, const telemetry::Moment& begun);
@@ -129,6 +130,7 @@ class Session {
   SyncContext context_;
   SyncHistory history_;
   Backoff backoff_;
+  bool rolled_back_;  // nothing but a pull that is asked for ends it
   replica::Scrubber scrubber_;
   std::optional<std::chrono::steady_clock::time_point> mend_at_;  // the current version is damaged: to be mended then
   Backoff mend_backoff_{std::chrono::minutes(5), std::chrono::seconds(1)};
