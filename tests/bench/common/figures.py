@@ -59,6 +59,14 @@ PROGRAMS = (
         120,
         (Figure("delta_sync", ">= 10", "publish to committed, against a NumPy pipeline", inverse=True),),
     ),
+    Program(
+        "sync/tls_bench.py",
+        120,
+        (
+            Figure("full_pull_tls", ">= 0.9", "with TLS, against 1 / (1/plain + 1/cipher of one core)"),
+            Figure("delta_sync_tls", ">= 0.9", "publish to committed, with TLS against without", inverse=True),
+        ),
+    ),
     Program("sync/publish_bench.py", 90, (Figure("publish_blocked", "<= 1.1", "of a trainer, against memcpy"),)),
     Program(
         "sync/fanout_bench.py",
