@@ -111,10 +111,13 @@ class Served(Daemon):
         self.address_file = directory / "addresses.json"
         super().__init__(name, [*command, "--address-file", self.address_file], directory / "daemon.log")
 
+    def ctl_command(self, *arguments: object) -> "list[str]":
+        command = [*self.prefix, LOCKSTEPCTL, self.role, self.address, *flags_of(self.credentials), *arguments]
+        return [str(part) for part in command]
+
     def ctl(self, *arguments: object, timeout_ms: int = 60_000) -> subprocess.CompletedProcess:
-        options = flags_of({"timeout": timeout_ms, **self.credentials})
-        command = [*self.prefix, LOCKSTEPCTL, self.role, self.address, *options, *arguments]
-        return subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=120)
+        command = self.ctl_command("--timeout", timeout_ms, *arguments)
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
     def ask(self, *arguments: object) -> dict:
         """What lockstepctl --json prints. Fails the test when it does not succeed."""
@@ -206,7 +209,7 @@ class Receiver(Served):
     @contextlib.contextmanager
     def recorded_syncs(self):
         """A list that holds, after the block, one dict per sync of MODEL that happened inside it."""
-        command = [*self.prefix, LOCKSTEPCTL, "--receiver", self.address, "--json", "watch", MODEL]
+        command = self.ctl_command("--json", "watch", MODEL)
         records: "list[dict]" = []
         already = 1 if self.model_status()["syncs"] else 0  # every new watcher is sent the newest sync before
         with tempfile.TemporaryFile("w+") as output:
@@ -215,7 +218,7 @@ class Receiver(Served):
                 output.seek(0)
                 return [json.loads(line) for line in output if line.endswith("\n")]
 
-            watcher = subprocess.Popen([str(part) for part in command], stdout=output, stderr=subprocess.DEVNULL)
+            watcher = subprocess.Popen(command, stdout=output, stderr=subprocess.DEVNULL)
             try:
                 if already:
                     wait_until(printed, "the newest sync is printed")

@@ -108,6 +108,33 @@ def test_health_is_told_to_anybody_on_its_port_where_all_else_needs_a_certificat
         assert daemon.ctl("status").returncode != 0
 
 
+def test_an_observer_that_opens_too_many_streams_is_refused_and_the_receiver_syncs_on(cluster, ca):
+    model = ToyModel(blocks=8)
+    agent = cluster.agent(**ca.daemon("agent"))
+    receiver = cluster.receiver(agent, **ca.daemon("receiver-0"))
+    receiver.credentials = ca.files("observer")
+    watch = receiver.ctl_command("watch")
+    watchers = [
+        subprocess.Popen(watch, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for _ in range(20)
+    ]
+    try:
+        wait_until(lambda: sum(watcher.poll() is not None for watcher in watchers) == 4, "those above 16 are refused")
+        for refused in (watcher for watcher in watchers if watcher.poll() is not None):
+            said = refused.communicate()[1]
+            assert refused.returncode == 71 and "16 streams of syncs of spiffe://test/observer" in said
+        with agent.publisher(model.tensors) as publisher:
+            for version in range(1, 4):
+                publisher.publish(version, model.step())
+                receiver.wait_for(model.tensors)
+        receiver.credentials = ca.files("operator")
+        assert receiver.ctl("watch", "--count", 1).returncode == 0
+    finally:
+        for watcher in watchers:
+            watcher.kill()
+            watcher.wait()
+            watcher.stderr.close()
+
+
 def test_certificates_and_ca_change_under_eight_receivers_and_no_version_is_missed(cluster, ca):
     model = ToyModel(blocks=16)
     agent = cluster.agent(**ca.daemon("agent"))

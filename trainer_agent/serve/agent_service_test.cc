@@ -1,0 +1,102 @@
+// The service behind mutual TLS: whose call, whose model, whose pull.
+#include "trainer_agent/serve/agent_service.h"
+
+#include <catch2/catch.hpp>
+#include <cstdlib>
+
+#include "common/base/status_testing.h"
+#include "common/base/text.h"
+#include "common/rpc/channel.h"
+#include "common/rpc/rpc_server.h"
+#include "common/rpc/status_mapping.h"
+#include "trainer_agent/serve/serve_fixture.h"
+
+namespace lockstep::serve {
+namespace {
+
+constexpr char kPolicy[] = R"(
+[[allow]]
+name = "spiffe://test/infer-*"
+role = "receiver"
+)";
+
+// An agent's service, as peers with certificates of one CA see it.
+class Guarded {
+ public:
+  Guarded() {
+    REQUIRE(std::system(Cat("deploy/tls/make-test-ca.sh ", ca_.path(), " agent=IP:127.0.0.1 ",
+                            "infer-0=URI:spiffe://test/infer-0 infer-1=URI:spiffe://test/infer-1")
+                            .c_str()) == 0);
+    REQUIRE(os::WriteFileAtomic(ca_.File("policy.toml"), std::string_view(kPolicy)).ok());
+    access_ = *access::AccessControl::Create(ca_.File("policy.toml"));
+    service_ = std::make_unique<AgentService>(
+        access_.get(), &served.catalog, &served.pulls, [] { return std::vector<v1::AgentModel>(); }, v1::BuildInfo(),
+        ":1", "", &timeline_);
+    REQUIRE(rpc::PrepareTls(FilesOf("agent")).ok());
+    server_ = *rpc::RpcServer::Create(
+        {.address = "127.0.0.1:0", .services = {service_.get()}, .tls = FilesOf("agent"), .health_services = {}});
+  }
+
+  std::unique_ptr<v1::TrainerAgent::Stub> StubOf(const std::string& name) const {
+    return v1::TrainerAgent::NewStub(rpc::MakeChannel(Cat("127.0.0.1:", server_->bound_port()), FilesOf(name)));
+  }
+
+  Served served;
+
+ private:
+  rpc::TlsOptions FilesOf(const std::string& name) const {
+    const std::string own = ca_.File(name);
+    return {.cert = own + "/tls.crt", .key = own + "/tls.key", .ca = own + "/ca.crt", .server_name = ""};
+  }
+
+  const os::TempDir ca_;
+  telemetry::Timeline timeline_;
+  std::unique_ptr<access::AccessControl> access_;
+  std::unique_ptr<AgentService> service_;
+  std::unique_ptr<rpc::RpcServer> server_;
+};
+
+template <typename Request, typename Response>
+Status Call(v1::TrainerAgent::Stub& stub,
+            grpc::Status (v1::TrainerAgent::Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+            const Request& request, Response* response) {
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(1));
+  return rpc::FromGrpc((stub.*method)(&context, request, response));
+}
+
+TEST_CASE("Another's pull does not exist, whoever knows its number") {
+  Guarded guarded;
+  const auto own = guarded.StubOf("infer-0");
+  const auto other = guarded.StubOf("infer-1");
+  v1::OpenPullRequest open;
+  open.set_model("actor");
+  open.set_receiver("r");
+  open.set_layout_digest(ToBytes(guarded.served.layout->digest()));
+  v1::PullPlan plan;
+  REQUIRE(Call(*own, &v1::TrainerAgent::Stub::OpenPull, open, &plan).ok());
+
+  v1::CatchUpRequest catch_up;
+  catch_up.set_pull_id(plan.pull_id());
+  catch_up.set_oldest_version(1);
+  v1::RenewTicketsRequest renew;
+  renew.set_pull_id(plan.pull_id());
+  v1::ClosePullRequest close;
+  close.set_pull_id(plan.pull_id());
+  v1::PullPlan steps;
+  v1::RenewTicketsResponse tickets;
+  v1::ClosePullResponse closed;
+  CHECK_THAT(Call(*other, &v1::TrainerAgent::Stub::CatchUp, catch_up, &steps),
+             FailsWith(ErrorCode::kNotFound, "is not open"));
+  CHECK_THAT(Call(*other, &v1::TrainerAgent::Stub::RenewTickets, renew, &tickets),
+             FailsWith(ErrorCode::kNotFound, "is not open"));
+  CHECK(Call(*other, &v1::TrainerAgent::Stub::ClosePull, close, &closed).ok());  // as of any pull that had expired
+  CHECK(Call(*own, &v1::TrainerAgent::Stub::CatchUp, catch_up, &steps).ok());
+  CHECK(Call(*own, &v1::TrainerAgent::Stub::RenewTickets, renew, &tickets).ok());
+  CHECK(guarded.served.pulls.open_pulls("actor") == 1);
+  CHECK(Call(*own, &v1::TrainerAgent::Stub::ClosePull, close, &closed).ok());
+  CHECK(guarded.served.pulls.open_pulls("actor") == 0);
+}
+
+}  // namespace
+}  // namespace lockstep::serve
