@@ -368,6 +368,11 @@ TEST_CASE("After a rollback the session holds until a pull, which needs no bytes
   fixture.agent.Publish();
   std::this_thread::sleep_for(milliseconds(100));
   fixture.Check(1);
+  fixture.agent.twist = [](v1::PullPlan& plan) { plan.clear_tickets(); };
+  CHECK_FALSE(fixture.Pull().ok());  // changes nothing
+  fixture.WaitFor([&] { return fixture.Describe().state() == v1::SESSION_STATE_HELD; });
+  fixture.Check(1);
+  fixture.agent.twist = [](v1::PullPlan&) {};
   REQUIRE(fixture.Pull().ok());
   fixture.WaitHeld(3);
   fixture.Stop();

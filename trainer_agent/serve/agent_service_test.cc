@@ -30,8 +30,8 @@ class Guarded {
     REQUIRE(os::WriteFileAtomic(ca_.File("policy.toml"), std::string_view(kPolicy)).ok());
     access_ = *access::AccessControl::Create(ca_.File("policy.toml"));
     service_ = std::make_unique<AgentService>(
-        access_.get(), &served.catalog, &served.pulls, [] { return std::vector<v1::AgentModel>(); }, v1::BuildInfo(),
-        ":1", "", &timeline_);
+        access_.get(), &served.catalog, &scrubber_, &served.pulls, [] { return std::vector<v1::AgentModel>(); },
+        v1::BuildInfo(), LaneOffer{.address = ":1"}, "", &timeline_);
     REQUIRE(rpc::PrepareTls(FilesOf("agent")).ok());
     server_ = *rpc::RpcServer::Create(
         {.address = "127.0.0.1:0", .services = {service_.get()}, .tls = FilesOf("agent"), .health_services = {}});
@@ -51,6 +51,7 @@ class Guarded {
 
   const os::TempDir ca_;
   telemetry::Timeline timeline_;
+  store::Scrubber scrubber_{&served.catalog, std::chrono::milliseconds(0)};
   std::unique_ptr<access::AccessControl> access_;
   std::unique_ptr<AgentService> service_;
   std::unique_ptr<rpc::RpcServer> server_;
