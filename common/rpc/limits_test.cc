@@ -82,7 +82,7 @@ TEST_CASE("The calls of one connection are limited, and those of another are ser
   const auto stub = v1::RaasReceiver::NewStub(greedy);
   std::list<grpc::ClientContext> contexts;
   std::list<std::jthread> readers;  // to begin a call waits, where there are too many
-  for (int i = 0; i < 100; ++i) {
+  for (int i = 0; i < 200; ++i) {
     grpc::ClientContext& context = contexts.emplace_back();
     context.set_deadline(std::chrono::system_clock::now() + kSoon);
     readers.emplace_back([&stub, &context] {
@@ -94,11 +94,11 @@ TEST_CASE("The calls of one connection are limited, and those of another are ser
     });
   }
   const auto deadline = std::chrono::steady_clock::now() + kSoon;
-  while (server.streams < 64 && std::chrono::steady_clock::now() < deadline) {
+  while (server.streams < 128 && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   CHECK(Ask(MakeChannel(At(server.server->bound_port()))).ok());
-  CHECK(server.streams == 64);
+  CHECK(server.streams == 128);
   for (grpc::ClientContext& context : contexts) context.TryCancel();
 }
 

@@ -19,7 +19,7 @@ void DropGrpcLogLine(gpr_log_func_args*) {}
 constexpr size_t kMaxMemory = 512 << 20;
 constexpr int kMaxThreads = 512;
 // A connection's calls at a time; more wait at the peer.
-constexpr int kMaxStreams = 64;
+constexpr int kMaxStreams = 128;
 // gRPC would keep a connection that does not get to its first word for two minutes.
 constexpr int kHandshakeTimeoutMs = 10'000;
 
