@@ -192,8 +192,8 @@ v1::SessionState Session::Wait() {
   return resting;
 }
 
-// State BackingOff, after an error. After: Negotiating once the time is over or a Pull asks for it, Waiting or Held when
-// nothing is due any more, Held after a rollback.
+// State BackingOff, after an error. After: Negotiating once the time is over or a Pull asks for it, Waiting or Held
+// when nothing is due any more, Held after a rollback.
 v1::SessionState Session::BackOff() {
   changed_.WaitFor(backoff_.Next(), [this] {
     return requests_.stopping() || requests_.due(Requests::kRollback) || requests_.due(Requests::kPull) || EngineDue();

@@ -160,12 +160,14 @@ TEST_CASE("The replica state example is what the code writes") {
 TEST_CASE("The control segment and rank protocol examples are what the code writes") {
   const Story story;
   const uint64_t bytes = buffer::ControlSegment::BytesFor(*story.layout);
-  auto control =
-      buffer::ControlSegment::Format(*os::CreateMemfdSegment("golden", bytes), "actor", story.run, *story.layout, 1);
+  auto segment = *os::CreateMemfdSegment("golden", bytes);
+  const auto written =
+      *os::AdoptSegment(os::UniqueFd(::dup(segment.fd())), bytes, os::Access::kReadOnly, "the same memory");
+  auto control = buffer::ControlSegment::Format(std::move(segment), "actor", story.run, *story.layout, 1);
   control.SetCommitted(0, 1, 1'000'000'000);
   control.RecordManifest(0, {{story.run, 1}, {model::BlockHash(story.before)}, story.Digest(story.before)});
   control.SetWriting(1, 2);
-  CHECK(Example(kBuffer, "control") == Copy({reinterpret_cast<const std::byte*>(&control.header()), bytes}));
+  CHECK(Example(kBuffer, "control") == Copy({written.data(), bytes}));
   Bytes begin;
   Append(begin, buffer::MessageHeader{.type = static_cast<uint16_t>(buffer::RankMessage::kBegin),
                                       .body_bytes = sizeof(buffer::VersionBody)});
