@@ -73,7 +73,7 @@ ALLOWED = {
         "kernels",
         "trainer_agent/buffer",
     },
-    "trainer_agent/store": {"common/base", "common/os", "common/model", "common/payload"},
+    "trainer_agent/store": {"common/base", "common/os", "common/model", "common/payload", "common/telemetry"},
     "trainer_agent/publish": {
         "common/base",
         "common/os",
