@@ -114,6 +114,7 @@ v1::ReceiverModel Session::Describe() const {
   engine_.Describe(model);
   history_.Describe(model);
   if (model.last_error().empty()) model.set_last_error(follower_.error());
+  if (const std::string withdrawn = follower_.withdrawn(); !withdrawn.empty()) model.set_last_error(withdrawn);
   return model;
 }
 

@@ -1,9 +1,15 @@
 #include "raas_receiver/session/version_follower.h"
 
 #include "common/base/backoff.h"
+#include "common/base/text.h"
 #include "common/telemetry/log.h"
 
 namespace lockstep::session {
+namespace {
+
+constexpr size_t kMaxReason = 1024;
+
+}  // namespace
 
 VersionFollower::VersionFollower(std::string model, bool follow, AgentClient& agent, replica::ReplicaPair& replicas,
                                  ChangeSignal& changed)
@@ -50,6 +56,7 @@ void VersionFollower::OnVersion(const v1::VersionEvent& event) {
   {
     std::lock_guard lock(mutex_);
     error_.clear();
+    withdrawn_ = CleanText(event.withdrawn(), kMaxReason);
     if (!newest.ok() || !layout.ok()) {
       error_ = (newest.ok() ? layout.status() : newest.status()).ToString();
       return;

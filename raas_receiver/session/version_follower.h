@@ -40,6 +40,8 @@ class VersionFollower {
   std::shared_ptr<const model::ModelLayout> layout() const { return Read(layout_); }
   // Why the version stream is down, or what was announced makes no sense; empty while all is well.
   std::string error() const { return Read(error_); }
+  // Why the agent serves no version any more; empty while it does, or never did.
+  std::string withdrawn() const { return Read(withdrawn_); }
 
   // --- the session's thread ---
   // Whether another version than `held` was announced, or the same with another digest than `digest`.
@@ -84,6 +86,7 @@ class VersionFollower {
   LayoutDigest prepared_;  // the last layout that memory was taken for, or tried to be
   std::shared_ptr<const model::ModelLayout> layout_;
   std::string error_;
+  std::string withdrawn_;
   std::thread watch_;
 };
 

@@ -35,6 +35,8 @@ void VersionStream::Send() {
   if (update->version) {
     event_.set_manifest_digest(ToBytes(update->version->manifest->digest));
     event_.set_committed_unix_ns(update->version->committed_unix_ns);
+  } else if (const Status none = ToStatus(update->run->RequireNewest()); none.code() == ErrorCode::kCorrupt) {
+    event_.set_withdrawn(none.message());
   }
   writing_ = true;
   StartWrite(&event_);
