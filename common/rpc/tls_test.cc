@@ -141,7 +141,7 @@ TEST_CASE("Who was signed by a CA that is no longer trusted is refused within te
 TEST_CASE("Files that do not fit are named, and what to do about them") {
   const TestCa ca;
   const TlsOptions good = ca.Server();
-  const auto refused = [](TlsOptions tls, const std::string& file, const std::string& why) {
+  const auto refused = [](const TlsOptions& tls, const std::string& file, const std::string& why) {
     CHECK_THAT(PrepareTls(tls), FailsWith(ErrorCode::kConfig, file, why));
   };
   TlsOptions bad = good;

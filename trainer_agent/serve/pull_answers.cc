@@ -71,7 +71,7 @@ asio::awaitable<Result<LaneAnswer>> SendDelta(const wire::BlockRequest& request,
   const auto found = pull.FindPayload(request.payload_id);
   answer.refusal = found.status();
   if (!found.ok()) co_return answer;
-  const std::shared_ptr<const payload::Payload> payload = *found;
+  const std::shared_ptr<const payload::Payload>& payload = *found;
   const auto entries = payload->entries();
   auto entry = std::lower_bound(entries.begin(), entries.end(), request.first_block,
                                 [](const payload::PayloadEntry& e, BlockIndex block) { return e.block < block; });
