@@ -34,6 +34,7 @@ struct Written {
   std::string engine_load = "directory";
   uint64_t engine_hold_timeout_ms = 30'000;
   uint64_t reader_grace_ms = 0;
+  uint64_t unready_after_ms = 0;
   uint64_t drain_timeout_ms = 10'000;
 };
 
@@ -93,6 +94,8 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
              "memory for applied deltas, kept to bring the other replica and engines forward");
   parser.Add("reader-grace-ms", &to.reader_grace_ms,
              "how long to wait for a reader of an old version before its file is replaced");
+  parser.Add("unready-after-ms", &to.unready_after_ms,
+             "not ready when the agent has had a newer version for so long; 0: ready all the same");
   parser.Add("allow-insecure-network", &to.allow_insecure_network, "listen beyond loopback without authentication");
   parser.Add("log-level", &config.log_level, "debug, info, warn or error");
   parser.Add("log-format", &config.log_format, "auto, text or json");
@@ -125,6 +128,7 @@ Status CheckRanges(const ConfigParser& parser, const Written& written, const Rec
   LS_RETURN_IF_ERROR(CheckRange(parser, "engine-attempts", written.engine_attempts, 1, 100));
   LS_RETURN_IF_ERROR(CheckRange(parser, "engine-hold-timeout-ms", written.engine_hold_timeout_ms, 1, kDayMs));
   LS_RETURN_IF_ERROR(CheckRange(parser, "reader-grace-ms", written.reader_grace_ms, 0, kDayMs));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "unready-after-ms", written.unready_after_ms, 0, 365 * kDayMs));
   return CheckRange(parser, "drain-timeout-ms", written.drain_timeout_ms, 0, kDayMs);
 }
 
@@ -167,6 +171,7 @@ Status Check(const ConfigParser& parser, const Written& written, ReceiverConfig&
   if (!config.assets.empty()) config.assets = Absolute(config.assets);
   if (config.threads == 0) config.threads = std::max(1u, std::thread::hardware_concurrency());
   config.reader_grace = milliseconds(written.reader_grace_ms);
+  config.unready_after = milliseconds(written.unready_after_ms);
   config.drain_timeout = milliseconds(written.drain_timeout_ms);
   return CheckEngine(parser, written, config);
 }

@@ -32,6 +32,7 @@ struct ReceiverConfig {
   uint64_t engine_stage_bytes = 1ull << 30;
   uint64_t keep_delta_bytes = 512ull << 20;
   std::chrono::milliseconds reader_grace{0};
+  std::chrono::milliseconds unready_after{0};
   std::chrono::milliseconds drain_timeout{0};
   std::string log_level = "info";
   std::string log_format = "auto";

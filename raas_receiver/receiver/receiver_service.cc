@@ -26,9 +26,9 @@ v1::VerifyResult ToProto(const replica::VerifyReport& report) {
 
 }  // namespace
 
-ReceiverService::ReceiverService(std::string name, const Sessions& sessions, session::SyncFeed& feed,
-                                 const telemetry::Timeline& timeline)
-    : name_(std::move(name)), sessions_(sessions), feed_(feed), timeline_(timeline) {}
+ReceiverService::ReceiverService(std::string name, std::string instance, const Sessions& sessions,
+                                 session::SyncFeed& feed, const telemetry::Timeline& timeline)
+    : name_(std::move(name)), instance_(std::move(instance)), sessions_(sessions), feed_(feed), timeline_(timeline) {}
 
 Result<session::Session*> ReceiverService::Find(const std::string& model) const {
   const auto found = sessions_.find(model);
@@ -46,6 +46,8 @@ grpc::Status ReceiverService::GetStatus(grpc::ServerContext*, const v1::Receiver
   build.set_peer(peer::ToLine(wire::Self("raas_receiver")));
   response->set_name(name_);
   response->set_draining(draining_);
+  response->set_instance(instance_);
+  response->set_now_unix_ns(telemetry::UnixNanos());
   for (const auto& [model, session] : sessions_) *response->add_models() = session->Describe();
   return grpc::Status::OK;
 }

@@ -17,7 +17,7 @@ class ReceiverService final : public v1::RaasReceiver::Service {
   using Sessions = std::map<std::string, std::unique_ptr<session::Session>>;  // by model
 
   // `sessions`, `feed` and `timeline` outlive the service; the map does not change.
-  ReceiverService(std::string name, const Sessions& sessions, session::SyncFeed& feed,
+  ReceiverService(std::string name, std::string instance, const Sessions& sessions, session::SyncFeed& feed,
                   const telemetry::Timeline& timeline);
 
   // Status says so from now on.
@@ -41,6 +41,7 @@ class ReceiverService final : public v1::RaasReceiver::Service {
   Result<session::Session*> Find(const std::string& model) const;
 
   const std::string name_;
+  const std::string instance_;
   const Sessions& sessions_;
   session::SyncFeed& feed_;
   const telemetry::Timeline& timeline_;

@@ -16,6 +16,7 @@
 // Threads: everything public may be called from any thread. Replicas are only ever driven by the session's own.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -31,7 +32,9 @@
 #include "raas_receiver/session/agent_client.h"
 #include "raas_receiver/session/change_signal.h"
 #include "raas_receiver/session/engine_supervisor.h"
+#include "raas_receiver/session/freshness.h"
 #include "raas_receiver/session/live_link.h"
+#include "raas_receiver/session/reporter.h"
 #include "raas_receiver/session/requests.h"
 #include "raas_receiver/session/sync.h"
 #include "raas_receiver/session/sync_feed.h"
@@ -43,10 +46,12 @@ namespace lockstep::session {
 struct SessionOptions {
   std::string model;
   std::string receiver;  // this receiver's name
+  std::string instance;  // 16 bytes: this process
   net::HostPort agent;
   size_t lanes = 4;
-  bool follow = true;  // sync whenever there is a newer version
-  bool live = true;    // and take deltas while they are made
+  bool follow = true;                          // sync whenever there is a newer version
+  bool live = true;                            // and take deltas while they are made
+  std::chrono::milliseconds unready_after{0};  // behind the agent for so long it is not ready; zero: it stays so
   EngineSupervisorOptions engine;
   telemetry::Timeline* timeline = nullptr;  // where spans go, when not null; outlives the session
 };
@@ -67,6 +72,12 @@ class Session {
   const std::string& model() const { return options_.model; }
   v1::ReceiverModel Describe() const;
   bool HoldsVersion() const { return !replicas_->current().held.nothing(); }
+  // Whether there is a version to be used: held, served by the engine where there is one, and not too old. By one
+  // thread, now and then.
+  bool Ready();
+  // Whether the session's thread got on since this was asked last: it looked at what there is to do, did a step of a
+  // sync, took bytes, or has an engine before it, which has time limits of its own. By one thread.
+  bool Turned();
   // Syncs now and answers how it went. An error is why nothing was committed; kDeadline when it took longer than
   // `timeout`, and kCancelled when `cancelled` says that the caller has gone: the sync itself continues.
   Result<v1::SyncRecord> Pull(bool force_full, std::chrono::milliseconds timeout, const Requests::Cancelled& cancelled);
@@ -98,6 +109,7 @@ class Session {
   };
 
   // What it waits for, in any state.
+  v1::ReportRequest Report() const;
   bool SyncDue() const;
   bool EngineDue() const { return requests_.due(Requests::kVerify) || engine_.Due(); }
 
@@ -122,6 +134,9 @@ class Session {
   std::atomic<v1::SessionState> state_ = v1::SESSION_STATE_WAITING;
   std::atomic<bool> notifying_ = false;  // an attempt at the engine is under way
   std::atomic<bool> ended_ = false;
+  mutable std::atomic<uint64_t> looked_ = 0;  // how often the thread looked at what there is to do
+  std::array<uint64_t, 3> progress_{};        // as Turned found it
+  Freshness freshness_;
 
   std::string mode_ = "recovered";  // how the current version came
   uint64_t transfer_ = 0;           // and by which pull; 0: none
@@ -133,6 +148,7 @@ class Session {
   // Their threads call back: they end before what is above.
   VersionFollower follower_;
   EngineSupervisor engine_;
+  Reporter reporter_;
   std::thread thread_;
 };
 

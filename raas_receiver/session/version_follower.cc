@@ -1,13 +1,17 @@
 #include "raas_receiver/session/version_follower.h"
 
+#include <utility>
+
 #include "common/base/backoff.h"
 #include "common/telemetry/log.h"
+#include "common/telemetry/timeline.h"
 
 namespace lockstep::session {
 
-VersionFollower::VersionFollower(std::string model, bool follow, AgentClient& agent, replica::ReplicaPair& replicas,
-                                 ChangeSignal& changed)
-    : model_(std::move(model)),
+VersionFollower::VersionFollower(v1::WatchVersionsRequest watch, bool follow, AgentClient& agent,
+                                 replica::ReplicaPair& replicas, ChangeSignal& changed)
+    : watch_request_(std::move(watch)),
+      model_(watch_request_.model()),
       follow_(follow),
       agent_(agent),
       replicas_(replicas),
@@ -33,9 +37,10 @@ void VersionFollower::Watch() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     lock.unlock();
-    const Status ended = agent_.WatchVersions(model_, [&](const v1::VersionEvent& event) {
+    bool met = false;
+    const Status ended = agent_.WatchVersions(watch_request_, [&](const v1::VersionEvent& event) {
       backoff.Reset();
-      OnVersion(event);
+      OnVersion(event, !std::exchange(met, true));
     });
     OnLost(ended);
     lock.lock();
@@ -43,12 +48,13 @@ void VersionFollower::Watch() {
   }
 }
 
-void VersionFollower::OnVersion(const v1::VersionEvent& event) {
+void VersionFollower::OnVersion(const v1::VersionEvent& event, bool first) {
   const Result<Held> newest = FromProto(event.newest());
   const auto layout = Bytes16(event.layout_digest());
   {
     std::lock_guard lock(mutex_);
     error_.clear();
+    meetings_ += first ? 1 : 0;
     if (!newest.ok() || !layout.ok()) {
       error_ = (newest.ok() ? layout.status() : newest.status()).ToString();
       return;
@@ -67,6 +73,7 @@ void VersionFollower::OnLost(const Status& status) {
   if (stopping_) return;
   if (error_.empty()) telemetry::LogWarn("version_stream_lost", status, {{"model", model_}});
   error_ = status.ToString();
+  error_unix_ns_ = telemetry::UnixNanos();
 }
 
 bool VersionFollower::Behind(const Held& held) const {

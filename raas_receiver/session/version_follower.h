@@ -19,9 +19,9 @@ namespace lockstep::session {
 
 class VersionFollower {
  public:
-  // `agent`, `replicas` and `changed`, which is notified of every announcement, outlive this. Without `follow` it only
-  // knows what was announced: nothing is prepared, and no version is reason to sync.
-  VersionFollower(std::string model, bool follow, AgentClient& agent, replica::ReplicaPair& replicas,
+  // Watches as `watch` says. `agent`, `replicas` and `changed`, which is notified of every announcement, outlive this.
+  // Without `follow` it only knows what was announced: nothing is prepared, and no version is reason to sync.
+  VersionFollower(v1::WatchVersionsRequest watch, bool follow, AgentClient& agent, replica::ReplicaPair& replicas,
                   ChangeSignal& changed);
 
   // Follows the agent's version stream on a thread of its own, across streams that are lost and agents that are
@@ -38,8 +38,11 @@ class VersionFollower {
   int64_t newest_committed_unix_ns() const { return Read(newest_committed_unix_ns_); }
   // The layout known last, be it announced, held or synced; null: none.
   std::shared_ptr<const model::ModelLayout> layout() const { return Read(layout_); }
+  // How many streams have brought a version so far: an agent that was restarted is met again.
+  uint64_t meetings() const { return Read(meetings_); }
   // Why the version stream is down, or what was announced makes no sense; empty while all is well.
   std::string error() const { return Read(error_); }
+  int64_t error_unix_ns() const { return Read(error_unix_ns_); }
 
   // --- the session's thread ---
   // Whether another version than `held` was announced.
@@ -65,9 +68,10 @@ class VersionFollower {
     return guarded;
   }
   void Watch();
-  void OnVersion(const v1::VersionEvent& event);
+  void OnVersion(const v1::VersionEvent& event, bool first);
   void OnLost(const Status& status);
 
+  const v1::WatchVersionsRequest watch_request_;
   const std::string model_;
   const bool follow_;
   AgentClient& agent_;
@@ -77,12 +81,14 @@ class VersionFollower {
   mutable std::mutex mutex_;
   std::condition_variable stopped_;
   bool stopping_ = false;
+  uint64_t meetings_ = 0;
   Held newest_;
   int64_t newest_committed_unix_ns_ = 0;
   LayoutDigest announced_layout_;
   LayoutDigest prepared_;  // the last layout that memory was taken for, or tried to be
   std::shared_ptr<const model::ModelLayout> layout_;
   std::string error_;
+  int64_t error_unix_ns_ = 0;
   std::thread watch_;
 };
 

@@ -9,6 +9,9 @@
 namespace lockstep::serve {
 namespace {
 
+// Of models that are open, told to a receiver that wants another one.
+constexpr int kMaxNamedModels = 32;
+
 std::string_view NameOf(v1::PullMode mode) {
   constexpr std::string_view kNames[] = {"", "up_to_date", "full", "delta", "chain", "folded"};
   return kNames[mode];
@@ -43,22 +46,36 @@ AgentService::AgentService(store::VersionCatalog* catalog, PullTable* pulls, Pub
 grpc::Status AgentService::GetStatus(grpc::ServerContext*, const v1::AgentStatusRequest*, v1::AgentStatus* status) {
   *status->mutable_build() = build_;
   status->set_draining(draining_);
+  status->set_now_unix_ns(telemetry::UnixNanos());
   for (v1::AgentModel& model : publish_facts_()) {
     FillModel(model);
     *status->add_models() = std::move(model);
   }
+  AddUnopened(*status);
   return grpc::Status::OK;
+}
+
+void AgentService::AddUnopened(v1::AgentStatus& status) const {
+  for (const std::string& name : pulls_->reports().Models()) {
+    if (catalog_->Find(name) != nullptr) continue;
+    const std::vector<ReceiverReport> reports = pulls_->reports().Of(name);
+    if (reports.empty()) continue;
+    v1::UnopenedModel& model = *status.add_unopened();
+    model.set_name(name);
+    for (const ReceiverReport& report : reports) ToProto(report, model.add_receivers());
+  }
 }
 
 // What is known on this side.
 void AgentService::FillModel(v1::AgentModel& model) const {
   model.set_open_pulls(static_cast<uint32_t>(pulls_->open_pulls(model.name())));
-  for (const ReceiverReport& report : pulls_->Reports(model.name())) ToProto(report, model.add_receivers());
+  for (const ReceiverReport& report : pulls_->reports().Of(model.name())) ToProto(report, model.add_receivers());
   const auto run = catalog_->Find(model.name());
   if (run == nullptr) return;
   if (const auto newest = run->Newest()) {
     model.set_newest_version(newest->manifest->held.version);
     model.set_newest_digest(ToBytes(newest->manifest->digest));
+    model.set_newest_committed_unix_ns(newest->committed_unix_ns);
   }
   uint64_t retained_bytes = 0;
   for (const auto& payload : run->deltas().Retained()) {
@@ -77,7 +94,7 @@ grpc::Status AgentService::GetLayout(grpc::ServerContext*, const v1::GetLayoutRe
 
 grpc::ServerWriteReactor<v1::VersionEvent>* AgentService::WatchVersions(grpc::CallbackServerContext*,
                                                                         const v1::WatchVersionsRequest* request) {
-  return new VersionStream(catalog_, *request);
+  return new VersionStream(catalog_, &pulls_->reports(), *request);
 }
 
 grpc::Status AgentService::OpenPull(grpc::ServerContext*, const v1::OpenPullRequest* request, v1::PullPlan* plan) {
@@ -162,6 +179,27 @@ grpc::Status AgentService::Verify(grpc::ServerContext*, const v1::AgentVerifyReq
   result->set_computed_digest(ToBytes(model::ComputeManifestDigest(layout.digest(), hashes)));
   result->mutable_bad_blocks()->Assign(bad.begin(), bad.end());
   for (const std::string& tensor : model::TensorsInBlocks(layout, bad)) result->add_bad_tensors(tensor);
+  return grpc::Status::OK;
+}
+
+grpc::Status AgentService::Report(grpc::ServerContext*, const v1::ReportRequest* request,
+                                  v1::ReportResponse* response) {
+  LS_GRPC_ASSIGN_OR_RETURN(const Held held, FromProto(request->held()));
+  const Status status = pulls_->reports().Report({request->model(), request->receiver(), request->instance()}, held,
+                                                 request->served_version(), request->last_error());
+  if (!status.ok()) return rpc::ToGrpc(status);
+  response->set_open(catalog_->Find(request->model()) != nullptr);
+  if (response->open()) return grpc::Status::OK;
+  std::string open;
+  for (const v1::AgentModel& model : publish_facts_()) {
+    if (response->models_size() == kMaxNamedModels) break;
+    response->add_models(model.name());
+    open += Cat(open.empty() ? "" : ", ", model.name());
+  }
+  if (unopened_.Due(request->model())) {
+    telemetry::Log(telemetry::LogLevel::kWarn, "model_not_open",
+                   {{"model", request->model()}, {"receiver", request->receiver()}, {"open", open}});
+  }
   return grpc::Status::OK;
 }
 

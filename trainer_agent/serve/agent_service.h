@@ -37,10 +37,12 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   grpc::Status ClosePull(grpc::ServerContext*, const v1::ClosePullRequest*, v1::ClosePullResponse*) override;
   grpc::Status GetManifest(grpc::ServerContext*, const v1::GetManifestRequest*, v1::Manifest*) override;
   grpc::Status Verify(grpc::ServerContext*, const v1::AgentVerifyRequest*, v1::VerifyResult*) override;
+  grpc::Status Report(grpc::ServerContext*, const v1::ReportRequest*, v1::ReportResponse*) override;
   grpc::Status GetTimeline(grpc::ServerContext*, const v1::TimelineRequest*, v1::TimelineSpans*) override;
 
  private:
   void FillModel(v1::AgentModel& model) const;
+  void AddUnopened(v1::AgentStatus& status) const;
 
   store::VersionCatalog* const catalog_;
   PullTable* const pulls_;
@@ -49,6 +51,7 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   const std::string lane_address_;
   const std::string local_socket_;
   const telemetry::Timeline* const timeline_;
+  LogPacer unopened_;
   std::atomic<bool> draining_{false};
 };
 

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "proto/lockstep/v1/agent.grpc.pb.h"
+#include "trainer_agent/serve/receiver_reports.h"
 #include "trainer_agent/store/version_catalog.h"
 
 namespace lockstep::serve {
@@ -15,8 +16,10 @@ namespace lockstep::serve {
 class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
  public:
   // Ends with UNAVAILABLE when the catalog closes, and at once with UNIMPLEMENTED for a receiver that has no protocol
-  // in common with us. REQUIRES the catalog to outlive it.
-  VersionStream(const store::VersionCatalog* catalog, const v1::WatchVersionsRequest& request);
+  // in common with us, or INVALID_ARGUMENT for one that cannot be called what it says. A receiver that says who it is
+  // is connected until then. REQUIRES catalog and reports to outlive it.
+  VersionStream(const store::VersionCatalog* catalog, ReceiverReports* reports,
+                const v1::WatchVersionsRequest& request);
 
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
@@ -28,7 +31,7 @@ class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
 
   const store::VersionCatalog* const catalog_;
   const std::string model_;
-  const Status met_;  // the receiver
+  const Result<std::unique_ptr<ReceiverReports::Connection>> met_;  // the receiver; null: somebody else
   std::mutex mutex_;
   bool writing_ = false;
   bool ended_ = false;
