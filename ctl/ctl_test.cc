@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include <catch2/catch.hpp>
+#include <functional>
 #include <sstream>
 
 #include "common/base/status_testing.h"
@@ -16,6 +17,7 @@
 namespace lockstep::ctl {
 namespace {
 
+constexpr int64_t kCommitted = 1'700'000'000'000'000'000;
 const std::string kRun(16, '\x11');
 const std::string kDigest(16, '\xab');
 const std::string kOtherDigest(16, '\xcd');
@@ -49,9 +51,17 @@ class FakeAgent final : public v1::TrainerAgent::Service {
       delta.set_base(6);
       delta.set_target(7);
       delta.set_payload_bytes(2048);
+      model.set_newest_committed_unix_ns(kCommitted);
       v1::ReceiverState& receiver = *model.add_receivers();
       receiver.set_receiver("host-3");
       *receiver.mutable_held() = HeldVersion(6);
+      receivers(model);
+    }
+    status->set_now_unix_ns(kCommitted + 300'000'000'000);
+    if (!unopened.empty()) {
+      v1::UnopenedModel& model = *status->add_unopened();
+      model.set_name(unopened);
+      model.add_receivers()->set_receiver("host-9");
     }
     return grpc::Status::OK;
   }
@@ -86,6 +96,8 @@ class FakeAgent final : public v1::TrainerAgent::Service {
   }
 
   std::vector<std::string> models = {"actor"};
+  std::string unopened;  // a model that a receiver follows all the same
+  std::function<void(v1::AgentModel&)> receivers = [](v1::AgentModel&) {};
   std::string manifest_digest = kDigest;
 };
 
@@ -93,7 +105,12 @@ class FakeReceiver final : public v1::RaasReceiver::Service {
  public:
   grpc::Status GetStatus(grpc::ServerContext*, const v1::ReceiverStatusRequest*, v1::ReceiverStatus* status) override {
     status->set_name("host-3");
-    *status->add_models() = Model(7);
+    status->set_now_unix_ns(kCommitted + 300'000'000'000);
+    v1::ReceiverModel& model = *status->add_models();
+    model = Model(7);
+    model.set_held_committed_unix_ns(kCommitted);
+    model.set_last_error("the engine says no");
+    model.set_last_error_unix_ns(kCommitted + 260'000'000'000);
     return grpc::Status::OK;
   }
   grpc::Status Pull(grpc::ServerContext*, const v1::PullRequest* request, v1::SyncRecord* record) override {
@@ -203,6 +220,44 @@ TEST_CASE("Status is a table for people and the whole message as JSON") {
   const Json receiver = Json::parse(fleet.Receiver({"status", "--json"}).text);
   CHECK(receiver["models"][0]["state"] == "held");
   CHECK(receiver["models"][0]["held"]["run"] == Hex(kRun));
+}
+
+TEST_CASE(
+    "Status of an agent says of every receiver whether it is there, what it holds and serves, and its last error") {
+  Fleet fleet;
+  fleet.agent.unopened = "actro";
+  fleet.agent.receivers = [](v1::AgentModel& model) {
+    v1::ReceiverState& gone = *model.add_receivers();
+    gone.set_receiver("host-4");
+    gone.set_presence(v1::RECEIVER_PRESENCE_GONE);
+    gone.set_gone_seconds(90);
+    v1::ReceiverState& one = *model.add_receivers();
+    one.set_receiver("host-5");
+    one.set_presence(v1::RECEIVER_PRESENCE_CONNECTED);
+    one.set_served_version(5);
+    one.set_last_error("no memory");
+    one.set_name_shared(true);
+    one.set_instance(kDigest);
+    one.set_identity("spiffe://test/infer-5");
+  };
+  const std::string text = fleet.Agent({"status"}).text;
+  CHECK(Has(text, "gone for 90 s"));
+  CHECK(Has(text, "connected, one of several: abababababab of spiffe://test/infer-5"));
+  CHECK(Has(text, "no memory"));
+  CHECK(Has(text, "5 min"));  // the newest version's age
+  CHECK(Has(text, "no trainer has opened actro, which receivers follow"));
+  CHECK(Has(text, "host-9"));
+  const Json json = Json::parse(fleet.Agent({"--json", "status"}).text);
+  CHECK(json["models"][0]["receivers"][1]["presence"] == "gone");
+  CHECK(json["models"][0]["receivers"][2]["served_version"] == 5);
+  CHECK(json["unopened"][0]["name"] == "actro");
+}
+
+TEST_CASE("Status of a receiver says how old its version is and when its last error was") {
+  Fleet fleet;
+  const std::string text = fleet.Receiver({"status"}).text;
+  CHECK(Has(text, "5 min"));
+  CHECK(Has(text, "the engine says no (40 s ago)"));
 }
 
 TEST_CASE("Versions lists the deltas of an agent and the replicas of a receiver") {

@@ -34,14 +34,20 @@ Result<std::unique_ptr<AccessControl>> AccessControl::Create(std::string policy_
   return control;
 }
 
-Status AccessControl::Check(const Identity& caller, std::string_view method, const Scope& scope) {
-  if (path_.empty() || caller.of_host) return OkStatus();
+bool AccessControl::Allows(const Identity& caller, std::string_view method, const Scope& scope) {
+  if (path_.empty() || caller.of_host) return true;
   const std::optional<Roles> roles = RolesFor(method);
   std::lock_guard lock(mutex_);
-  if (roles && policy_->Allows(caller.names, *roles, scope)) return OkStatus();
+  return roles && policy_->Allows(caller.names, *roles, scope);
+}
+
+Status AccessControl::Check(const Identity& caller, std::string_view method, const Scope& scope) {
+  if (Allows(caller, method, scope)) return OkStatus();
+  const std::optional<Roles> roles = RolesFor(method);
   const Status refusal(ErrorCode::kPermission,
                        Cat(caller.name, " may not call ", WhatOf(method, scope), "; it takes the role ",
                            roles ? roles->ToString() : "that no role is", ", given by this daemon's --tls-policy"));
+  std::lock_guard lock(mutex_);
   if (LogDue(caller.name)) telemetry::LogWarn("access_refused", refusal, {{"peer", caller.name}});
   return refusal;
 }

@@ -27,6 +27,8 @@ class AccessControl {
   // OK when `caller` has a role that `method` takes, for what `scope` says. kPermission names who, what and what to do,
   // and is logged, once a minute for each identity.
   Status Check(const Identity& caller, std::string_view method, const Scope& scope);
+  // The same as a question, of which nothing is logged.
+  bool Allows(const Identity& caller, std::string_view method, const Scope& scope);
 
   // Reads the policy again when its file has changed. A bad one is logged, and the one before stays. To be called now
   // and then.
@@ -61,6 +63,12 @@ class Gate {
     const Identity caller = IdentityOf(context);
     LS_RETURN_IF_ERROR(control_->Check(caller, service_ + "." + std::string(call), ScopeOf(request)));
     return caller.names.empty() ? "" : caller.name;
+  }
+
+  // Whether who made this call may make it for `model`, too.
+  bool AdmitsFor(const grpc::ServerContextBase& context, std::string_view call, std::string_view model) const {
+    return control_->Allows(IdentityOf(context), service_ + "." + std::string(call),
+                            {.kind = Scope::Kind::kModel, .model = model});
   }
 
  private:

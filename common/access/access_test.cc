@@ -116,12 +116,15 @@ TEST_CASE("A refusal says who, what, and which role it takes") {
   CHECK_THAT(control->Check(Named("infer-0"), "lockstep.v1.TrainerAgent.Nothing", kActor),
              FailsWith(ErrorCode::kPermission, "infer-0 may not call"));
   CHECK(!control->Check({.name = "plaintext"}, "lockstep.v1.TrainerAgent.GetStatus", kEvery).ok());
+  CHECK(control->Allows(Named("infer-0"), "lockstep.v1.TrainerAgent.Report", kActor));
+  CHECK(!control->Allows(Named("infer-0"), "lockstep.v1.TrainerAgent.Report", kCritic));
   CHECK(control->Check({.name = "host", .of_host = true}, "lockstep.v1.RaasReceiver.Rollback", kActor).ok());
 }
 
 TEST_CASE("Without a policy nobody is asked who they are") {
   const auto control = *AccessControl::Create("");
   CHECK(control->Check({.name = "plaintext"}, "lockstep.v1.RaasReceiver.Rollback", kActor).ok());
+  CHECK(control->Allows({.name = "plaintext"}, "lockstep.v1.RaasReceiver.Rollback", kActor));
 }
 
 TEST_CASE("A policy is read again when its file changes; a bad one leaves the one before") {

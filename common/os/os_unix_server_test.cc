@@ -1,6 +1,9 @@
 #include <pthread.h>
+#include <unistd.h>
 
 #include <catch2/catch.hpp>
+#include <filesystem>
+#include <future>
 #include <semaphore>
 #include <thread>
 
@@ -88,6 +91,30 @@ TEST_CASE("A connection that no thread can be made for is closed and reported, a
   auto after = *UnixConnect(dir.File("x.sock"), kSoon);
   CHECK(Ask(after, std::byte{1}).ok());
   CHECK(Ask(before, std::byte{1}).ok());
+}
+
+TEST_CASE("The thread that accepts turns while nobody connects") {
+  const TempDir dir;
+  const auto server = *UnixServer::Start({.path = dir.File("x.sock")}, Echo, [](const Status&) {});
+  std::promise<void> turned;
+  server->Turn([&] { turned.set_value(); });
+  CHECK(turned.get_future().wait_for(kSoon) == std::future_status::ready);
+}
+
+TEST_CASE("Only a socket of our own user or root's is one to connect to, and no link to one") {
+  const TempDir dir;
+  const std::string path = dir.File("x.sock");
+  const auto server = *UnixServer::Start({.path = path}, Echo, [](const Status&) {});
+  CHECK(CheckSocketOwner(path).ok());
+  std::filesystem::create_symlink(path, dir.File("link.sock"));
+  CHECK_THAT(CheckSocketOwner(dir.File("link.sock")), FailsWith(ErrorCode::kPermission, "link.sock is no socket"));
+  CHECK_THAT(CheckSocketOwner(dir.path()), FailsWith(ErrorCode::kPermission, "is no socket"));
+  CHECK_THAT(CheckSocketOwner(dir.File("none")),
+             FailsWith(ErrorCode::kUnavailable, "nothing listens at", "No such file"));
+  if (::geteuid() == 0) {  // who else could make another user's
+    REQUIRE(::lchown(path.c_str(), 12'345, 12'345) == 0);
+    CHECK_THAT(CheckSocketOwner(path), FailsWith(ErrorCode::kPermission, "is of uid 12345"));
+  }
 }
 
 TEST_CASE("Connections above the limit are closed, and one that ends makes room") {

@@ -1,7 +1,10 @@
 #include "common/os/unix_server.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
 #include <system_error>
 
 #include "common/base/text.h"
@@ -46,6 +49,7 @@ UnixConnection UnixServer::Release(UnixConnection& connection) {
 void UnixServer::AcceptLoop() {
   while (true) {
     auto connection = listener_.Accept(kReapInterval);
+    RunTurned();
     ReapFinished();
     if (!connection.ok()) {
       if (connection.status().code() == ErrorCode::kCancelled) return;
@@ -76,6 +80,20 @@ Status UnixServer::StartServing(UnixConnection connection) {
   }
 }
 
+void UnixServer::Turn(std::function<void()> turned) {
+  std::lock_guard lock(mutex_);
+  turned_ = std::move(turned);
+}
+
+void UnixServer::RunTurned() {
+  std::function<void()> turned;
+  {
+    std::lock_guard lock(mutex_);
+    turned.swap(turned_);
+  }
+  if (turned) turned();
+}
+
 void UnixServer::ReapFinished() {
   std::lock_guard lock(mutex_);
   for (auto at = sessions_.begin(); at != sessions_.end();) {
@@ -93,6 +111,17 @@ void UnixServer::Serve(Session& session) {
   session.connection.Shutdown();
   std::lock_guard lock(mutex_);
   session.finished = true;
+}
+
+Status CheckSocketOwner(const std::string& path) {
+  struct stat info {};
+  if (::lstat(path.c_str(), &info) != 0) {
+    return {ErrorCode::kUnavailable, Cat("nothing listens at ", path, ": ", std::strerror(errno))};
+  }
+  if (!S_ISSOCK(info.st_mode)) return {ErrorCode::kPermission, Cat(path, " is no socket")};
+  if (info.st_uid == 0 || info.st_uid == ::geteuid()) return OkStatus();
+  return {ErrorCode::kPermission,
+          Cat(path, " is of uid ", info.st_uid, ", and neither root's nor of uid ", ::geteuid())};
 }
 
 Status CheckPeerUser(const UnixConnection& connection, std::string_view what) {

@@ -28,6 +28,9 @@ class UnixServer {
   // Ends every connection, and waits for their handlers.
   ~UnixServer();
 
+  // Has `turned` called by the thread that accepts, within a second or two. Any thread.
+  void Turn(std::function<void()> turned);
+
   // For a handler: its connection becomes the caller's, and the server's end is not its end any more.
   UnixConnection Release(UnixConnection& connection);
 
@@ -41,6 +44,7 @@ class UnixServer {
   UnixServer(UnixListener listener, size_t max_connections, Handler handler, AcceptFailed accept_failed);
   void AcceptLoop();
   Status StartServing(UnixConnection connection);
+  void RunTurned();
   void ReapFinished();
   void Serve(Session& session);
 
@@ -48,10 +52,15 @@ class UnixServer {
   const size_t max_connections_;
   const Handler handler_;
   const AcceptFailed accept_failed_;
-  std::mutex mutex_;  // guards sessions_, their `finished` and whose their connections are
+  std::mutex mutex_;  // guards turned_, sessions_, their `finished` and whose their connections are
+  std::function<void()> turned_;
   std::list<Session> sessions_;
   std::thread acceptor_;
 };
+
+// OK when `path` itself, not what a link there names, is a socket of our own user or of root: before connecting to a
+// path that somebody else has named. kPermission otherwise; kUnavailable when there is nothing.
+Status CheckSocketOwner(const std::string& path);
 
 // OK when the peer runs as our own user or as root. kPermission names it otherwise, and says what it may not do, as in
 // "export to an agent".

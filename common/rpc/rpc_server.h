@@ -1,9 +1,11 @@
 // A gRPC server with the standard health service (grpc.health.v1), started listening and ended by draining.
 #pragma once
 
+#include <grpcpp/channel.h>
 #include <grpcpp/server.h>
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -43,6 +45,9 @@ class RpcServer {
   // REQUIRES `health_service` to be one of Options::health_services. Without effect once draining.
   void SetServing(const std::string& health_service, bool serving);
 
+  // Has `turned` called once the threads that serve calls have answered one, which this process makes to itself.
+  void Turn(std::function<void()> turned);
+
   // Reports to health watchers that nothing is served any more, for good. Calls continue.
   void StopServing();
 
@@ -54,6 +59,7 @@ class RpcServer {
   RpcServer(std::unique_ptr<grpc::Server> server, int bound_port);
 
   std::unique_ptr<grpc::Server> server_;
+  const std::shared_ptr<grpc::Channel> self_;       // to ourselves, within the process
   std::unique_ptr<os::UnixServer> control_socket_;  // null: none
   std::unique_ptr<HealthPort> health_port_;         // null: none
   int bound_port_;

@@ -2,6 +2,7 @@
 #include <sys/socket.h>
 
 #include <catch2/catch.hpp>
+#include <future>
 
 #include "common/base/status_testing.h"
 #include "common/base/text.h"
@@ -96,6 +97,16 @@ TEST_CASE("Health is answered per service, and an unknown name is not found") {
   CHECK(Health(channel, "x-readiness") == "NOT_SERVING");
   CHECK(Health(channel, "") == "NOT_SERVING");
   CHECK(Health(channel, "someone-else") == "not_found");
+}
+
+TEST_CASE("The threads that serve calls answer the server's own, as often as it asks") {
+  TestServer server;
+  REQUIRE(server.server.ok());
+  for (int i = 0; i < 3; ++i) {
+    std::promise<void> turned;
+    server->Turn([&] { turned.set_value(); });
+    CHECK(turned.get_future().wait_for(std::chrono::minutes(1)) == std::future_status::ready);
+  }
 }
 
 TEST_CASE("What a service does not implement is a protocol error") {

@@ -1,5 +1,6 @@
 #include "ctl/daemon/views.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 
@@ -50,19 +51,62 @@ std::string WayOf(const v1::SyncRecord& record) {
   return way;
 }
 
+// "40 s", "5 min": roughly, as one looks at it.
+std::string SpanText(uint64_t seconds) {
+  if (seconds < 120) return Cat(seconds, " s");
+  if (seconds < 7200) return Cat(seconds / 60, " min");
+  return seconds < 172'800 ? Cat(seconds / 3600, " h") : Cat(seconds / 86'400, " d");
+}
+
+// How long ago something was when it was `now`; "-" when that is not known.
+std::string AgeText(int64_t unix_ns, int64_t now_unix_ns) {
+  if (unix_ns == 0 || now_unix_ns == 0) return "-";
+  return SpanText(static_cast<uint64_t>(std::max<int64_t>(0, now_unix_ns - unix_ns)) / 1'000'000'000);
+}
+
+std::string ErrorText(const std::string& error, int64_t unix_ns, int64_t now_unix_ns) {
+  if (error.empty() || unix_ns == 0 || now_unix_ns == 0) return TextOrDash(error);
+  return Cat(error, " (", AgeText(unix_ns, now_unix_ns), " ago)");
+}
+
+// What tells a receiver from others of its name.
+std::string WhichText(const v1::ReceiverState& receiver) {
+  const std::string instance = ShortHex(receiver.instance());
+  return receiver.identity().empty() ? instance : Cat(instance, " of ", receiver.identity());
+}
+
+// Whether a receiver is there; for one that does not say, when it was last heard of.
+std::string PresenceText(const v1::ReceiverState& receiver) {
+  switch (receiver.presence()) {
+    case v1::RECEIVER_PRESENCE_CONNECTED:
+      return receiver.name_shared() ? Cat("connected, one of several: ", WhichText(receiver)) : "connected";
+    case v1::RECEIVER_PRESENCE_GONE:
+      return Cat("gone for ", SpanText(receiver.gone_seconds()));
+    default:
+      return Cat("seen ", SpanText(receiver.seconds_ago()), " ago");
+  }
+}
+
 std::string Headline(std::string_view daemon, const v1::BuildInfo& build, bool draining) {
   return Cat(daemon, " ", build.version(), " (", TextOrDash(build.revision()), ")", draining ? ", draining" : "", "\n");
 }
 
 std::string ReceiversText(const v1::AgentStatus& status) {
-  Table table({"RECEIVER", "MODEL", ">VERSION", ">SEEN", "OUTCOME"});
+  Table table({"RECEIVER", "MODEL", "IS", ">VERSION", ">SERVED", "LAST PULL", "LAST ERROR"});
+  const auto add = [&](const std::string& model, const v1::ReceiverState& receiver) {
+    table.AddRow({receiver.receiver(), model, PresenceText(receiver), VersionOrDash(receiver.held().version()),
+                  VersionOrDash(receiver.served_version()), TextOrDash(receiver.last_outcome()),
+                  TextOrDash(receiver.last_error())});
+  };
+  std::string unopened;
   for (const v1::AgentModel& model : status.models()) {
-    for (const v1::ReceiverState& receiver : model.receivers()) {
-      table.AddRow({receiver.receiver(), model.name(), VersionOrDash(receiver.held().version()),
-                    Cat(receiver.seconds_ago(), " s ago"), TextOrDash(receiver.last_outcome())});
-    }
+    for (const v1::ReceiverState& receiver : model.receivers()) add(model.name(), receiver);
   }
-  return table.empty() ? "" : "\n" + table.ToString();
+  for (const v1::UnopenedModel& model : status.unopened()) {
+    unopened += Cat("no trainer has opened ", model.name(), ", which receivers follow\n");
+    for (const v1::ReceiverState& receiver : model.receivers()) add(model.name(), receiver);
+  }
+  return unopened + (table.empty() ? "" : "\n" + table.ToString());
 }
 
 // Engines whose parameters are written in place; nothing when there are none.
@@ -85,29 +129,31 @@ std::string EnginesText(const v1::ReceiverStatus& status) {
 
 std::string StatusText(const v1::AgentStatus& status) {
   std::string text = Headline("trainer_agent", status.build(), status.draining());
-  if (status.models().empty()) return text + "no model: no trainer has opened one yet\n";
-  Table table({"MODEL", ">VERSION", ">SIZE", ">TENSORS", ">RANKS", ">WRITING", ">COMMITTED", ">ABORTED", ">RETAINED",
-               ">PULLS", "RUN", "LAST ERROR"});
+  if (status.models().empty()) return text + "no model: no trainer has opened one yet\n" + ReceiversText(status);
+  Table table({"MODEL", ">VERSION", ">SIZE", ">AGE", ">TENSORS", ">RANKS", ">WRITING", ">COMMITTED", ">ABORTED",
+               ">RETAINED", ">PULLS", "RUN", "LAST ERROR"});
   for (const v1::AgentModel& model : status.models()) {
     table.AddRow({model.name(), VersionOrDash(model.newest_version()), HumanBytes(model.model_bytes()),
-                  Cat(model.tensors()), Cat(model.ranks_connected(), "/", model.ranks_expected()),
-                  VersionOrDash(model.writing_version()), Cat(model.versions_committed()),
-                  Cat(model.versions_aborted()), HumanBytes(model.retained_bytes()), Cat(model.open_pulls()),
-                  ShortHex(model.run()), TextOrDash(model.last_error())});
+                  AgeText(model.newest_committed_unix_ns(), status.now_unix_ns()), Cat(model.tensors()),
+                  Cat(model.ranks_connected(), "/", model.ranks_expected()), VersionOrDash(model.writing_version()),
+                  Cat(model.versions_committed()), Cat(model.versions_aborted()), HumanBytes(model.retained_bytes()),
+                  Cat(model.open_pulls()), ShortHex(model.run()),
+                  ErrorText(model.last_error(), model.last_error_unix_ns(), status.now_unix_ns())});
   }
   return text + table.ToString() + ReceiversText(status);
 }
 
 std::string StatusText(const v1::ReceiverStatus& status) {
   std::string text = Headline(Cat("raas_receiver ", status.name(), ","), status.build(), status.draining());
-  Table table({"MODEL", "STATE", ">VERSION", ">NEWEST", ">SERVED", ">SIZE", ">SYNCS", ">FAILURES", ">REPAIRED",
-               ">ENGINE FAILURES", "AGENT", "LAST ERROR"});
+  Table table({"MODEL", "STATE", ">VERSION", ">AGE", ">NEWEST", ">SERVED", ">SIZE", ">LAST SYNC", ">SYNCS", ">FAILURES",
+               ">REPAIRED", ">ENGINE FAILURES", "AGENT", "LAST ERROR"});
   for (const v1::ReceiverModel& model : status.models()) {
     table.AddRow({model.name(), ValueText(*v1::SessionState_descriptor(), model.state(), "state"),
-                  VersionOrDash(model.held().version()), VersionOrDash(model.newest_version()),
-                  VersionOrDash(model.served_version()), HumanBytes(model.model_bytes()), Cat(model.syncs()),
-                  Cat(model.failures()), Cat(model.repaired_blocks()), Cat(model.engine_failures()), model.agent(),
-                  TextOrDash(model.last_error())});
+                  VersionOrDash(model.held().version()), AgeText(model.held_committed_unix_ns(), status.now_unix_ns()),
+                  VersionOrDash(model.newest_version()), VersionOrDash(model.served_version()),
+                  HumanBytes(model.model_bytes()), AgeText(model.last_sync_unix_ns(), status.now_unix_ns()),
+                  Cat(model.syncs()), Cat(model.failures()), Cat(model.repaired_blocks()), Cat(model.engine_failures()),
+                  model.agent(), ErrorText(model.last_error(), model.last_error_unix_ns(), status.now_unix_ns())});
   }
   return text + table.ToString() + EnginesText(status);
 }

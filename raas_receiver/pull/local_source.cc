@@ -24,6 +24,8 @@ bool IsFile(int fd) {
 }  // namespace
 
 Result<std::unique_ptr<LocalSource>> LocalSource::Connect(LocalOptions options, WorkerPool& pool) {
+  // The agent names the path: it is not to make us knock at just any door.
+  LS_RETURN_IF_ERROR(os::CheckSocketOwner(options.path));
   LS_ASSIGN_OR_RETURN(os::UnixConnection connection, os::UnixConnect(options.path, options.connect_timeout));
   std::unique_ptr<LocalSource> source(new LocalSource(std::move(options), pool, std::move(connection)));
   LS_RETURN_IF_ERROR(source->Open());

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <thread>
 
 #include "common/base/status_testing.h"
@@ -84,6 +85,28 @@ TEST_CASE("A payload of another size, a damaged file and one that nobody planned
   CHECK(source->FetchDeltas(request, kept).code() == ErrorCode::kCorrupt);
   CHECK(kept.entries.empty());
   CHECK(source->status().ok());
+}
+
+TEST_CASE("A path that is no socket of ours or root's is not connected to") {
+  SourceHost host;
+  const serve::PullPlan plan = host.Open();
+  const os::TempDir directory;
+  const std::string path = directory.File("other.sock");
+  std::atomic<int> connections = 0;
+  const auto stranger = *os::UnixServer::Start(
+      {.path = path}, [&](os::UnixServer&, os::UnixConnection&) { ++connections; }, [](const Status&) {});
+  const auto connect = [&](const std::string& to) {
+    return LocalSource::Connect(
+        {.path = to, .pull_id = plan.pull_id, .ticket = plan.local_ticket, .layout = serve::Layout(), .on_failed = {}},
+        host.pool);
+  };
+  std::filesystem::create_symlink(path, directory.File("link.sock"));
+  CHECK_THAT(connect(directory.File("link.sock")), FailsWith(ErrorCode::kPermission, "link.sock is no socket"));
+  if (::geteuid() == 0) {
+    REQUIRE(::lchown(path.c_str(), 12'345, 12'345) == 0);
+    CHECK_THAT(connect(path), FailsWith(ErrorCode::kPermission, "is of uid 12345"));
+  }
+  CHECK(connections == 0);
 }
 
 TEST_CASE("Nobody at the path and a wrong ticket are errors at once") {

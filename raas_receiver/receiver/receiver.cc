@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <thread>
 
 #include "common/base/text.h"
@@ -18,9 +19,8 @@ using std::chrono::milliseconds;
 
 constexpr char kLiveness[] = "raas-receiver-liveness";
 constexpr char kReadiness[] = "raas-receiver-readiness";
+constexpr char kReplica[] = "raas-receiver-replica";
 constexpr milliseconds kTick{500};
-// An I/O thread that has not run a handler for so long is stuck.
-constexpr std::chrono::seconds kTurnLimit{30};
 
 void LogException(std::string_view what) {
   telemetry::Log(telemetry::LogLevel::kError, "io_exception", {{"message", what}});
@@ -53,9 +53,8 @@ Receiver::Receiver(ReceiverConfig config, std::unique_ptr<access::AccessControl>
       access_(std::move(access)),
       workers_(std::max<size_t>(1, config_.threads - 1)),  // the session's own thread works too
       io_(std::min(config_.threads, config_.lanes), LogException),
-      service_(config_.name, access_.get(), sessions_, feed_, timeline_),
-      io_turned_(std::make_shared<std::atomic<bool>>(true)),
-      last_turn_(std::chrono::steady_clock::now()) {}
+      instance_(ToBytes(RandomId<RunId>())),
+      service_(config_.name, instance_, access_.get(), sessions_, feed_, timeline_) {}
 
 Receiver::~Receiver() {
   server_.reset();
@@ -70,6 +69,7 @@ Result<std::unique_ptr<Receiver>> Receiver::Create(ReceiverConfig config) {
   LS_RETURN_IF_ERROR(receiver->OpenModels());
   WarnOfDisk(receiver->config_.root);
   LS_RETURN_IF_ERROR(receiver->Listen());
+  receiver->WatchThreads();
   return receiver;
 }
 
@@ -89,12 +89,14 @@ Status Receiver::OpenModels() {
                    {{"model", model}, {"run", ToHex(held.run)}, {"version", held.version}});
     session::SessionOptions options{.model = model,
                                     .receiver = config_.name,
+                                    .instance = instance_,
                                     .agent = config_.agent,
                                     .tls = config_.tls.files,
                                     .lanes = config_.lanes,
                                     .follow = config_.follow,
                                     .live = config_.live,
                                     .scrub_round = config_.scrub_round,
+                                    .unready_after = config_.unready_after,
                                     .engine = {.in_place = config_.engine_in_place,
                                                .targets = {.hold_timeout = config_.engine_hold_timeout,
                                                            .serve_timeout = config_.engine_hold_timeout,
@@ -118,7 +120,7 @@ Status Receiver::Listen() {
                                                        .control_socket = config_.control_socket,
                                                        .services = {&service_},
                                                        .tls = config_.tls.files,
-                                                       .health_services = {kLiveness, kReadiness},
+                                                       .health_services = {kLiveness, kReadiness, kReplica},
                                                        .health_address = net::ToString(config_.health_listen)}));
   const std::string grpc = net::ToString(config_.listen, server_->bound_port());
   const std::string health = net::ToString(config_.health_listen, server_->health_port());
@@ -157,24 +159,38 @@ Status Receiver::Run(os::SignalWaiter& signals) {
   return OkStatus();
 }
 
-void Receiver::Tick() {
-  access_->Reload();
-  const bool turning = LoopsTurn();
-  const bool ready =
-      std::all_of(sessions_.begin(), sessions_.end(), [](const auto& entry) { return entry.second->HoldsVersion(); });
-  server_->SetServing(kLiveness, turning);
-  server_->SetServing(kReadiness, ready);
-  if (turning) os::NotifyWatchdog();
+void Receiver::WatchThreads() {
+  using telemetry::TurnWatch;
+  using Turned = std::function<void()>;
+  watch_.Add("lanes", telemetry::kTurnLimit,
+             TurnWatch::Give([this](Turned turned) { asio::post(io_.context(), std::move(turned)); }));
+  if (engine_ranks_ != nullptr) {
+    watch_.Add("engine ranks", telemetry::kTurnLimit,
+               TurnWatch::Give([this](Turned turned) { engine_ranks_->Turn(std::move(turned)); }));
+  }
+  watch_.Add("calls", telemetry::kWorkLimit,
+             TurnWatch::Give([this](Turned turned) { server_->Turn(std::move(turned)); }));
+  watch_.Add("workers", telemetry::kWorkLimit,
+             TurnWatch::Give([this](Turned turned) { workers_.Post(std::move(turned)); }));
+  for (const auto& [model, session] : sessions_) {
+    watch_.Add(Cat("session of ", model), telemetry::kWorkLimit,
+               TurnWatch::Turned([session = session.get()] { return session->Turned(); }));
+  }
 }
 
-bool Receiver::LoopsTurn() {
-  const auto now = std::chrono::steady_clock::now();
-  if (*io_turned_) {
-    last_turn_ = now;
-    *io_turned_ = false;
-    asio::post(io_.context(), [turned = io_turned_] { *turned = true; });
+void Receiver::Tick() {
+  access_->Reload();
+  bool held = true;
+  bool ready = true;
+  for (const auto& [model, session] : sessions_) {
+    held = session->HoldsVersion() && held;
+    ready = session->Ready() && ready;
   }
-  return now - last_turn_ < kTurnLimit;
+  const bool live = watch_.Check();
+  server_->SetServing(kLiveness, live);
+  server_->SetServing(kReadiness, ready);
+  server_->SetServing(kReplica, held);
+  if (live) os::NotifyWatchdog();
 }
 
 void Receiver::Drain() {

@@ -1,9 +1,8 @@
 // The daemon: replicas, sessions, threads and the gRPC server put together.
 #pragma once
 
-#include <atomic>
-#include <chrono>
 #include <memory>
+#include <string>
 
 #include "common/access/access.h"
 #include "common/base/status.h"
@@ -14,6 +13,7 @@
 #include "common/rpc/rpc_server.h"
 #include "common/telemetry/address_file.h"
 #include "common/telemetry/timeline.h"
+#include "common/telemetry/turn_watch.h"
 #include "raas_receiver/receiver/receiver_config.h"
 #include "raas_receiver/receiver/receiver_service.h"
 #include "raas_receiver/session/sync_feed.h"
@@ -38,7 +38,7 @@ class Receiver {
   Status Listen();
   // Health and the service manager's watchdog follow from what it finds.
   void Tick();
-  bool LoopsTurn();
+  void WatchThreads();
   void Drain();
 
   const ReceiverConfig config_;
@@ -48,12 +48,12 @@ class Receiver {
   WorkerPool workers_;
   net::IoThreads io_;
   ReceiverService::Sessions sessions_;
+  const std::string instance_;  // tells this process from others of its name
   ReceiverService service_;
   std::unique_ptr<os::UnixServer> engine_ranks_;
   std::unique_ptr<rpc::RpcServer> server_;
   std::unique_ptr<telemetry::AddressFile> address_file_;
-  std::shared_ptr<std::atomic<bool>> io_turned_;  // false while a heartbeat is on its way through the I/O threads
-  std::chrono::steady_clock::time_point last_turn_;
+  telemetry::TurnWatch watch_;
 };
 
 }  // namespace lockstep::receiver

@@ -37,6 +37,7 @@ struct Written {
   uint64_t engine_hold_timeout_ms = 30'000;
   uint64_t scrub_round_ms = 3'600'000;
   uint64_t reader_grace_ms = 0;
+  uint64_t unready_after_ms = 0;
   uint64_t drain_timeout_ms = 10'000;
 };
 
@@ -102,6 +103,8 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
              "time in which all that is held is hashed again once, to find memory that lost bits; 0: never");
   parser.Add("reader-grace-ms", &to.reader_grace_ms,
              "how long to wait for a reader of an old version before its file is replaced");
+  parser.Add("unready-after-ms", &to.unready_after_ms,
+             "not ready when the agent has had a newer version for so long; 0: ready all the same");
   rpc::AddTlsOptions(parser, config.tls);
   parser.Add("tls-server-name", &config.tls.files.server_name,
              "DNS name, IP or URI (spiffe://...) that the agent's certificate must have; empty: the host of --agent");
@@ -138,6 +141,7 @@ Status CheckRanges(const ConfigParser& parser, const Written& written, const Rec
   LS_RETURN_IF_ERROR(CheckRange(parser, "engine-hold-timeout-ms", written.engine_hold_timeout_ms, 1, kDayMs));
   LS_RETURN_IF_ERROR(CheckRange(parser, "scrub-round-ms", written.scrub_round_ms, 0, 30 * kDayMs));
   LS_RETURN_IF_ERROR(CheckRange(parser, "reader-grace-ms", written.reader_grace_ms, 0, kDayMs));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "unready-after-ms", written.unready_after_ms, 0, 365 * kDayMs));
   return CheckRange(parser, "drain-timeout-ms", written.drain_timeout_ms, 0, kDayMs);
 }
 
@@ -190,6 +194,7 @@ Status Check(const ConfigParser& parser, const Written& written, ReceiverConfig&
   if (config.threads == 0) config.threads = std::max(1u, std::thread::hardware_concurrency());
   config.scrub_round = milliseconds(written.scrub_round_ms);
   config.reader_grace = milliseconds(written.reader_grace_ms);
+  config.unready_after = milliseconds(written.unready_after_ms);
   config.drain_timeout = milliseconds(written.drain_timeout_ms);
   return CheckEngine(parser, written, config);
 }

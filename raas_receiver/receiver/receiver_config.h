@@ -37,6 +37,7 @@ struct ReceiverConfig {
   uint64_t keep_delta_bytes = 512ull << 20;
   std::chrono::milliseconds scrub_round{0};
   std::chrono::milliseconds reader_grace{0};
+  std::chrono::milliseconds unready_after{0};
   std::chrono::milliseconds drain_timeout{0};
   std::string log_level = "info";
   std::string log_format = "auto";

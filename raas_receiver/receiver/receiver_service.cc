@@ -28,9 +28,10 @@ v1::VerifyResult ToProto(const replica::VerifyReport& report) {
 
 }  // namespace
 
-ReceiverService::ReceiverService(std::string name, access::AccessControl* access, const Sessions& sessions,
-                                 session::SyncFeed& feed, const telemetry::Timeline& timeline)
+ReceiverService::ReceiverService(std::string name, std::string instance, access::AccessControl* access,
+                                 const Sessions& sessions, session::SyncFeed& feed, const telemetry::Timeline& timeline)
     : name_(std::move(name)),
+      instance_(std::move(instance)),
       gate_(v1::RaasReceiver::service_full_name(), access),
       watchers_("streams of syncs", kWatchers),
       sessions_(sessions),
@@ -54,6 +55,8 @@ grpc::Status ReceiverService::GetStatus(grpc::ServerContext* context, const v1::
   build.set_peer(peer::ToLine(wire::Self("raas_receiver")));
   response->set_name(name_);
   response->set_draining(draining_);
+  response->set_instance(instance_);
+  response->set_now_unix_ns(telemetry::UnixNanos());
   for (const auto& [model, session] : sessions_) *response->add_models() = session->Describe();
   return grpc::Status::OK;
 }

@@ -18,10 +18,10 @@ class ReceiverService final : public v1::RaasReceiver::Service {
  public:
   using Sessions = std::map<std::string, std::unique_ptr<session::Session>>;  // by model
 
-  // `access` decides who may call what; it, `sessions`, `feed` and `timeline` outlive the service. The map does not
-  // change.
-  ReceiverService(std::string name, access::AccessControl* access, const Sessions& sessions, session::SyncFeed& feed,
-                  const telemetry::Timeline& timeline);
+  // `instance`: 16 bytes, of this process. `access` decides who may call what; it, `sessions`, `feed` and `timeline`
+  // outlive the service. The map does not change.
+  ReceiverService(std::string name, std::string instance, access::AccessControl* access, const Sessions& sessions,
+                  session::SyncFeed& feed, const telemetry::Timeline& timeline);
 
   // Status says so from now on.
   void SetDraining() { draining_ = true; }
@@ -44,6 +44,7 @@ class ReceiverService final : public v1::RaasReceiver::Service {
   Result<session::Session*> Find(const std::string& model) const;
 
   const std::string name_;
+  const std::string instance_;
   const access::Gate gate_;
   access::Quota watchers_;
   const Sessions& sessions_;

@@ -111,12 +111,14 @@ Status AgentClient::ClosePull(uint64_t pull_id, const Held& held, const Status& 
   return ToStatus(Call("ClosePull", &Stub::ClosePull, request, kCloseTimeout, true));
 }
 
-Status AgentClient::WatchVersions(const std::string& model,
+Result<v1::ReportResponse> AgentClient::Report(const v1::ReportRequest& request) {
+  return Call("Report", &Stub::Report, request, kCloseTimeout);
+}
+
+Status AgentClient::WatchVersions(v1::WatchVersionsRequest request,
                                   const std::function<void(const v1::VersionEvent&)>& on_event) {
   grpc::ClientContext context;
   const CallScope scope(*this, context, false);
-  v1::WatchVersionsRequest request;
-  request.set_model(model);
   request.set_peer(peer::ToLine(self_));
   const auto stream = stub_->WatchVersions(&context, request);
   v1::VersionEvent event;

@@ -42,7 +42,9 @@ class AgentClient {
 
   // Calls `on_event` for every event until the stream ends; answers why it ended. kProtocol, naming both, when this
   // receiver and the agent have no protocol in common.
-  Status WatchVersions(const std::string& model, const std::function<void(const v1::VersionEvent&)>& on_event);
+  Status WatchVersions(v1::WatchVersionsRequest request, const std::function<void(const v1::VersionEvent&)>& on_event);
+  // Briefly; kProtocol: an older agent does not know the call.
+  Result<v1::ReportResponse> Report(const v1::ReportRequest& request);
 
   // Makes calls in progress and later ones fail with kCancelled.
   void Cancel();

@@ -57,6 +57,8 @@ class EngineSupervisor {
   bool in_place() const { return in_place_; }
   // Where the ranks of engines attach.
   targets::EngineTargets& targets() { return targets_; }
+  // Whether it is known to serve some version, or nobody is notified.
+  bool Serves() const { return !notifies() || !(in_place_ ? ServedInPlace() : served()).nothing(); }
   // Fills in what a status says of engines.
   void Describe(v1::ReceiverModel& model) const;
   // Cancels the driver's call; it takes no other.

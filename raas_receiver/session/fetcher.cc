@@ -8,7 +8,7 @@ namespace lockstep::session {
 
 void Fetcher::Use(std::vector<std::unique_ptr<pull::BlockSource>> sources) {
   std::lock_guard lock(mutex_);
-  sources_ = std::move(sources);
+  sources_.swap(sources);  // those before end after the lock does
   if (!cancelled_) return;
   for (const auto& source : sources_) source->Cancel();
 }
@@ -55,6 +55,7 @@ Status Fetcher::FetchDeltas(DeltaStaging& staging) {
 }
 
 pull::SourceCounters Fetcher::counters() const {
+  std::lock_guard lock(mutex_);
   pull::SourceCounters sum;
   for (const auto& source : sources_) {
     const pull::SourceCounters one = source->counters();

@@ -29,7 +29,7 @@ class Fetcher {
   Status FetchBlocks(pull::FullRequest request, FullStaging& staging);
   Status FetchDeltas(DeltaStaging& staging);
 
-  // Of the sources in use together.
+  // Of the sources in use together. Any thread.
   pull::SourceCounters counters() const;
 
   // Makes the running and every later fetch end soon.
@@ -39,7 +39,7 @@ class Fetcher {
   Status Fetch(const std::function<Status(pull::BlockSource&)>& fetch, const std::function<bool()>& complete) const;
 
   const std::string model_;
-  std::mutex mutex_;                                         // guards sources_ and cancelled_ against Cancel
+  mutable std::mutex mutex_;                                 // guards sources_ and cancelled_ against other threads
   std::vector<std::unique_ptr<pull::BlockSource>> sources_;  // changed by the sync's thread only
   bool cancelled_ = false;
 };

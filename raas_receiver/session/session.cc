@@ -33,6 +33,14 @@ void LogSync(const v1::SyncRecord& record, const Held& to, const telemetry::Mome
                   {"duration_s", static_cast<double>(begun.NanosSince() / 1'000'000) / 1e3}});
 }
 
+v1::WatchVersionsRequest WatchOf(const SessionOptions& options) {
+  v1::WatchVersionsRequest watch;
+  watch.set_model(options.model);
+  watch.set_receiver(options.receiver);
+  watch.set_instance(options.instance);
+  return watch;
+}
+
 }  // namespace
 
 Session::Session(SessionOptions options, std::unique_ptr<replica::ReplicaPair> replicas,
@@ -58,8 +66,11 @@ Session::Session(SessionOptions options, std::unique_ptr<replica::ReplicaPair> r
                .timeline = options_.timeline},
       rolled_back_(replicas_->rolled_back()),
       scrubber_(options_.scrub_round),
-      follower_(options_.model, options_.follow, agent_, *replicas_, changed_),
-      engine_(options_.model, options_.engine, std::move(driver), *replicas_, pool, options_.timeline, changed_) {}
+      freshness_(options_.unready_after),
+      follower_(WatchOf(options_), options_.follow, agent_, *replicas_, changed_),
+      engine_(options_.model, options_.engine, std::move(driver), *replicas_, pool, options_.timeline, changed_),
+      reporter_(
+          agent_, changed_, [this] { return Report(); }, [this] { return follower_.meetings(); }) {}
 
 Session::~Session() {
   RequestStop();
@@ -68,12 +79,14 @@ Session::~Session() {
 
 void Session::Start() {
   follower_.Start();
+  reporter_.Start();
   thread_ = std::thread([this] { Loop(); });
 }
 
 void Session::RequestStop() {
   requests_.Stop();
   follower_.RequestStop();
+  reporter_.RequestStop();
   {
     std::lock_guard lock(mutex_);
     if (running_ != nullptr) running_->Cancel();
@@ -88,6 +101,26 @@ void Session::Join(milliseconds timeout) {
   engine_.Cancel();
   thread_.join();
   follower_.Join();
+  reporter_.Join();
+}
+
+bool Session::Ready() {
+  const replica::PublishedVersion current = replicas_->current();
+  const bool behind = !rolled_back_ && follower_.Behind(current.held, current.digest);
+  const bool fresh = freshness_.Update(current.held, behind);
+  return fresh && !current.held.nothing() && engine_.Serves();
+}
+
+bool Session::Turned() {
+  std::array<uint64_t, 3> progress{looked_, static_cast<uint64_t>(state_.load()), 0};
+  {
+    std::lock_guard lock(mutex_);
+    if (running_ != nullptr) progress[2] = running_->fetched_bytes();
+  }
+  const bool turned = progress != progress_ || engine_.under_way();
+  progress_ = progress;
+  changed_.Notify();  // a thread that waits looks up
+  return turned;
 }
 
 v1::ReceiverModel Session::Describe() const {
@@ -113,9 +146,28 @@ v1::ReceiverModel Session::Describe() const {
   model.set_scrubbed_bytes(scrubber_.bytes());
   engine_.Describe(model);
   history_.Describe(model);
-  if (model.last_error().empty()) model.set_last_error(follower_.error());
-  if (const std::string withdrawn = follower_.withdrawn(); !withdrawn.empty()) model.set_last_error(withdrawn);
+  if (model.last_error().empty()) {
+    model.set_last_error(follower_.error());
+    if (!model.last_error().empty()) model.set_last_error_unix_ns(follower_.error_unix_ns());
+  }
+  if (model.last_error().empty()) model.set_last_error(reporter_.error());
+  if (const std::string withdrawn = follower_.withdrawn(); !withdrawn.empty()) {
+    model.set_last_error(withdrawn);
+    model.set_last_error_unix_ns(follower_.withdrawn_unix_ns());
+  }
   return model;
+}
+
+v1::ReportRequest Session::Report() const {
+  const v1::ReceiverModel model = Describe();
+  v1::ReportRequest report;
+  report.set_model(options_.model);
+  report.set_receiver(options_.receiver);
+  report.set_instance(options_.instance);
+  *report.mutable_held() = model.held();
+  report.set_served_version(model.served_version());
+  report.set_last_error(model.last_error());
+  return report;
 }
 
 Result<v1::SyncRecord> Session::Pull(bool force_full, milliseconds timeout, const Requests::Cancelled& cancelled) {
@@ -164,6 +216,7 @@ void Session::Loop() {
 }
 
 bool Session::SyncDue() const {
+  ++looked_;
   if (engine_.Reads(replicas_->previous().path)) return false;  // a sync would write there
   if (requests_.due(Requests::kPull)) return true;
   const replica::PublishedVersion current = replicas_->current();
@@ -197,6 +250,7 @@ v1::SessionState Session::Wait() {
 // when nothing is due any more, Held after a rollback.
 v1::SessionState Session::BackOff() {
   changed_.WaitFor(backoff_.Next(), [this] {
+    ++looked_;
     return requests_.stopping() || requests_.due(Requests::kRollback) || requests_.due(Requests::kPull) || EngineDue();
   });
   if (requests_.due(Requests::kRollback)) return RollBack();
@@ -381,6 +435,7 @@ Status Session::FinishServe() {
     Answer();
   }
   notifying_ = false;
+  changed_.Notify();  // whoever reports it
   return outcome.status;
 }
 

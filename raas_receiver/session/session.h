@@ -16,6 +16,7 @@
 // Threads: everything public may be called from any thread. Replicas are only ever driven by the session's own.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -33,7 +34,9 @@
 #include "raas_receiver/session/agent_client.h"
 #include "raas_receiver/session/change_signal.h"
 #include "raas_receiver/session/engine_supervisor.h"
+#include "raas_receiver/session/freshness.h"
 #include "raas_receiver/session/live_link.h"
+#include "raas_receiver/session/reporter.h"
 #include "raas_receiver/session/requests.h"
 #include "raas_receiver/session/sync.h"
 #include "raas_receiver/session/sync_feed.h"
@@ -45,12 +48,14 @@ namespace lockstep::session {
 struct SessionOptions {
   std::string model;
   std::string receiver;  // this receiver's name
+  std::string instance;  // 16 bytes: this process
   net::ControlAddress agent;
   rpc::TlsOptions tls;  // of calls to the agent
   size_t lanes = 4;
-  bool follow = true;                        // sync whenever there is a newer version
-  bool live = true;                          // and take deltas while they are made
-  std::chrono::milliseconds scrub_round{0};  // in which what is held is hashed again; 0: never
+  bool follow = true;                          // sync whenever there is a newer version
+  bool live = true;                            // and take deltas while they are made
+  std::chrono::milliseconds scrub_round{0};    // in which what is held is hashed again; 0: never
+  std::chrono::milliseconds unready_after{0};  // behind the agent for so long it is not ready; 0: it stays so
   EngineSupervisorOptions engine;
   telemetry::Timeline* timeline = nullptr;  // where spans go, when not null; outlives the session
 };
@@ -71,6 +76,12 @@ class Session {
   const std::string& model() const { return options_.model; }
   v1::ReceiverModel Describe() const;
   bool HoldsVersion() const { return !replicas_->current().held.nothing(); }
+  // Whether there is a version to be used: held, served by the engine where there is one, and not too old. By one
+  // thread, now and then.
+  bool Ready();
+  // Whether the session's thread got on since this was asked last: it looked at what there is to do, did a step of a
+  // sync, took bytes, or has an engine before it, which has time limits of its own. By one thread.
+  bool Turned();
   // Syncs now and answers how it went. An error is why nothing was committed; kDeadline when it took longer than
   // `timeout`, and kCancelled when `cancelled` says that the caller has gone: the sync itself continues.
   Result<v1::SyncRecord> Pull(bool force_full, std::chrono::milliseconds timeout, const Requests::Cancelled& cancelled);
@@ -102,6 +113,9 @@ class Session {
     Held to;
   };
 
+  // What the agent is told of it. Any thread.
+  v1::ReportRequest Report() const;
+
   // What it waits for, in any state.
   bool SyncDue() const;
   bool EngineDue() const { return requests_.due(Requests::kVerify) || engine_.Due(); }
@@ -130,13 +144,16 @@ class Session {
   SyncContext context_;
   SyncHistory history_;
   Backoff backoff_;
-  bool rolled_back_;  // nothing but a pull that is asked for ends it
+  std::atomic<bool> rolled_back_;  // nothing but a pull that is asked for ends it
   replica::Scrubber scrubber_;
   std::optional<std::chrono::steady_clock::time_point> mend_at_;  // the current version is damaged: to be mended then
   Backoff mend_backoff_{std::chrono::minutes(5), std::chrono::seconds(1)};
   std::atomic<v1::SessionState> state_ = v1::SESSION_STATE_WAITING;
   std::atomic<bool> notifying_ = false;  // an attempt at the engine is under way
   std::atomic<bool> ended_ = false;
+  mutable std::atomic<uint64_t> looked_ = 0;  // how often the thread looked at what there is to do
+  std::array<uint64_t, 3> progress_{};        // as Turned found it
+  Freshness freshness_;
 
   std::string mode_ = "recovered";  // how the current version came
   uint64_t transfer_ = 0;           // and by which pull; 0: none
@@ -148,6 +165,7 @@ class Session {
   // Their threads call back: they end before what is above.
   VersionFollower follower_;
   EngineSupervisor engine_;
+  Reporter reporter_;
   std::thread thread_;
 };
 

@@ -507,6 +507,73 @@ TEST_CASE("A full pull while a hook runs leaves the directory that it loads") {
   fixture.Stop();
 }
 
+TEST_CASE("The agent is told what is held, what the engine serves and the last error, as soon as that changes") {
+  Fixture fixture;
+  fixture.options.instance = std::string(16, 'i');
+  fixture.engine = {
+      .kind = "hook", .command = "test \"$LOCKSTEP_VERSION\" != 2 || { echo engine says no; exit 1; }", .attempts = 1};
+  fixture.Start();
+  const auto told = [&](Version held, Version served) {
+    const v1::ReportRequest report = fixture.agent.last_report();
+    return report.held().version() == held && report.served_version() == served;
+  };
+  fixture.WaitFor([&] { return told(1, 1); });
+  CHECK(fixture.agent.last_report().receiver() == "test");
+  CHECK(fixture.agent.last_report().instance() == std::string(16, 'i'));
+  CHECK(fixture.agent.last_report().last_error().empty());
+  fixture.agent.Publish();
+  fixture.WaitFor([&] { return told(2, 1) && !fixture.agent.last_report().last_error().empty(); });
+  CHECK(fixture.agent.last_report().last_error().find("engine says no") != std::string::npos);
+  fixture.agent.Publish();
+  fixture.WaitFor([&] { return told(3, 3) && fixture.agent.last_report().last_error().empty(); });
+  fixture.Stop();
+}
+
+TEST_CASE("A model that the agent does not have is the last error, with those that it has") {
+  Fixture fixture;
+  fixture.agent.open_models = {"critic", "reward"};
+  fixture.Start();
+  fixture.WaitFor([&] { return fixture.Describe().last_error().ends_with(" has no actor; it has critic, reward"); });
+  fixture.Stop();
+}
+
+TEST_CASE("A session's thread is seen to get on while it waits, and not once it has ended") {
+  Fixture fixture;
+  fixture.Start();
+  fixture.WaitHeld(1);
+  for (int i = 0; i < 3; ++i) fixture.WaitFor([&] { return fixture.session->Turned(); });
+  fixture.session->RequestStop();
+  fixture.session->Join(kForEver);
+  (void)fixture.session->Turned();
+  CHECK_FALSE(fixture.session->Turned());
+}
+
+TEST_CASE(
+    "A session is ready once it holds a version that its engine serves, and stays so when that refuses the next") {
+  Fixture fixture;
+  const std::string flag = fixture.replicas.root.File("flag");
+  fixture.engine = {
+      .kind = "hook", .command = "test $LOCKSTEP_VERSION = 1 && test -e " + flag, .attempts = 1, .first_backoff = {}};
+  fixture.Start();
+  fixture.WaitFor([&] { return fixture.Describe().engine_failures() >= 1; });
+  CHECK_FALSE(fixture.session->Ready());
+  REQUIRE(os::WriteFileAtomic(flag, "").ok());
+  fixture.WaitFor([&] { return fixture.session->Ready(); });
+  fixture.agent.Publish();
+  fixture.WaitFor([&] { return fixture.Describe().last_error().find("version 2") != std::string::npos; });
+  CHECK(fixture.session->Ready());
+  fixture.Stop();
+}
+
+TEST_CASE("An agent that takes no reports is followed all the same") {
+  Fixture fixture;
+  fixture.agent.takes_reports = false;
+  fixture.Start();
+  fixture.WaitHeld(1);
+  CHECK(fixture.Describe().last_error().empty());
+  fixture.Stop();
+}
+
 TEST_CASE("Stopping ends a stalled pull at once") {
   Fixture fixture;
   fixture.agent.lanes().fault_of = [](int) { return pull::Fault::kStall; };

@@ -50,6 +50,7 @@ class Sync {
   const v1::SyncRecord& record() const { return record_; }  // once Run has returned
   const Layout& layout() const { return request_.layout; }
   uint64_t lane_retries() const { return lane_retries_; }
+  uint64_t fetched_bytes() const { return fetcher_.counters().payload_bytes; }  // so far; any thread
 
  private:
   // In the order of RowOf.

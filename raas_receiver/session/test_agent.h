@@ -53,9 +53,11 @@ class TestAgent final : public v1::TrainerAgent::Service {
   std::function<void(v1::PullPlan&)> twist = [](v1::PullPlan&) {};
   std::function<Status(const wire::BlockRequest&)> refuse_full = [](const wire::BlockRequest&) { return OkStatus(); };
   std::function<Version()> catch_up_target = [this] { return newest_.load(); };
-  std::string peer;                // what it says of itself; nothing: of release 0.1.0
-  std::string refusal;             // of who watches, for its protocol
-  std::atomic<bool> live = false;  // whether it has live deltas to give
+  std::string peer;                        // what it says of itself; nothing: of release 0.1.0
+  std::string refusal;                     // of who watches, for its protocol
+  std::atomic<bool> takes_reports = true;  // a release before does not
+  std::vector<std::string> open_models;    // instead of the one that is asked for; changed before the start
+  std::atomic<bool> live = false;          // whether it has live deltas to give
   std::atomic<int> pulls_opened = 0;
   std::atomic<int> pulls_closed = 0;
   std::string last_outcome;  // of a closed pull; read after the sync
@@ -130,6 +132,19 @@ class TestAgent final : public v1::TrainerAgent::Service {
     return grpc::Status::OK;
   }
 
+  grpc::Status Report(grpc::ServerContext*, const v1::ReportRequest* request, v1::ReportResponse* response) override {
+    if (!takes_reports) return {grpc::StatusCode::UNIMPLEMENTED, ""};
+    std::lock_guard lock(mutex_);
+    reported_ = *request;
+    response->set_open(open_models.empty());
+    for (const std::string& model : open_models) response->add_models(model);
+    return grpc::Status::OK;
+  }
+  v1::ReportRequest last_report() {
+    std::lock_guard lock(mutex_);
+    return reported_;
+  }
+
   grpc::Status ClosePull(grpc::ServerContext*, const v1::ClosePullRequest* request, v1::ClosePullResponse*) override {
     last_outcome = request->outcome();
     ++pulls_closed;
@@ -157,6 +172,7 @@ class TestAgent final : public v1::TrainerAgent::Service {
     }
   }
 
+  v1::ReportRequest reported_;
   replica::TestModel& model_;
   pull::TestLaneServer lanes_;
   std::atomic<Version> newest_ = 1;

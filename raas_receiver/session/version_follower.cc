@@ -1,8 +1,11 @@
 #include "raas_receiver/session/version_follower.h"
 
+#include <utility>
+
 #include "common/base/backoff.h"
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
+#include "common/telemetry/timeline.h"
 
 namespace lockstep::session {
 namespace {
@@ -11,9 +14,10 @@ constexpr size_t kMaxReason = 1024;
 
 }  // namespace
 
-VersionFollower::VersionFollower(std::string model, bool follow, AgentClient& agent, replica::ReplicaPair& replicas,
-                                 ChangeSignal& changed)
-    : model_(std::move(model)),
+VersionFollower::VersionFollower(v1::WatchVersionsRequest watch, bool follow, AgentClient& agent,
+                                 replica::ReplicaPair& replicas, ChangeSignal& changed)
+    : watch_request_(std::move(watch)),
+      model_(watch_request_.model()),
       follow_(follow),
       agent_(agent),
       replicas_(replicas),
@@ -39,9 +43,10 @@ void VersionFollower::Watch() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
     lock.unlock();
-    const Status ended = agent_.WatchVersions(model_, [&](const v1::VersionEvent& event) {
+    bool met = false;
+    const Status ended = agent_.WatchVersions(watch_request_, [&](const v1::VersionEvent& event) {
       backoff.Reset();
-      OnVersion(event);
+      OnVersion(event, !std::exchange(met, true));
     });
     OnLost(ended);
     lock.lock();
@@ -49,14 +54,17 @@ void VersionFollower::Watch() {
   }
 }
 
-void VersionFollower::OnVersion(const v1::VersionEvent& event) {
+void VersionFollower::OnVersion(const v1::VersionEvent& event, bool first) {
   const Result<Held> newest = FromProto(event.newest());
   const auto layout = Bytes16(event.layout_digest());
   const auto digest = Bytes16(event.manifest_digest());  // empty before the first version
   {
     std::lock_guard lock(mutex_);
     error_.clear();
-    withdrawn_ = CleanText(event.withdrawn(), kMaxReason);
+    meetings_ += first ? 1 : 0;
+    std::string withdrawn = CleanText(event.withdrawn(), kMaxReason);
+    if (withdrawn != withdrawn_) withdrawn_unix_ns_ = telemetry::UnixNanos();
+    withdrawn_ = std::move(withdrawn);
     if (!newest.ok() || !layout.ok()) {
       error_ = (newest.ok() ? layout.status() : newest.status()).ToString();
       return;
@@ -76,6 +84,7 @@ void VersionFollower::OnLost(const Status& status) {
   if (stopping_) return;
   if (error_.empty()) telemetry::LogWarn("version_stream_lost", status, {{"model", model_}});
   error_ = status.ToString();
+  error_unix_ns_ = telemetry::UnixNanos();
 }
 
 bool VersionFollower::Behind(const Held& held, const ManifestDigest& digest) const {

@@ -11,6 +11,12 @@
 namespace lockstep::session {
 namespace {
 
+v1::WatchVersionsRequest Actor() {
+  v1::WatchVersionsRequest request;
+  request.set_model("actor");
+  return request;
+}
+
 struct Fixture {
   replica::ReplicaFixture replicas;
   std::unique_ptr<TestAgent> agent = std::make_unique<TestAgent>(replicas.model);
@@ -21,7 +27,7 @@ struct Fixture {
   explicit Fixture(bool follow = true, const std::string& peer = "") {
     agent->peer = peer;
     replicas.Open();
-    follower = std::make_unique<VersionFollower>("actor", follow, client, replicas.pair(), changed);
+    follower = std::make_unique<VersionFollower>(Actor(), follow, client, replicas.pair(), changed);
     follower->Start();
   }
   ~Fixture() {
@@ -48,7 +54,7 @@ class SomeReceiver final : public v1::RaasReceiver::Service {
 Status WatchAt(grpc::Service& service) {
   const auto server = *rpc::RpcServer::Create({.address = "127.0.0.1:0", .services = {&service}});
   AgentClient client(net::HostPort{"127.0.0.1", static_cast<uint16_t>(server->bound_port())});
-  return client.WatchVersions("actor", [](const v1::VersionEvent&) {});
+  return client.WatchVersions(Actor(), [](const v1::VersionEvent&) {});
 }
 
 TEST_CASE("A receiver that listens where an agent was named is said to be one") {
@@ -85,7 +91,7 @@ TEST_CASE("An agent's refusal for the protocol arrives as it was said") {
   TestAgent agent(replicas.model);
   agent.refusal = "speaks protocol 7; upgrade the raas_receiver";
   AgentClient client(agent.address());
-  const Status refused = client.WatchVersions("actor", [](const v1::VersionEvent&) {});
+  const Status refused = client.WatchVersions(Actor(), [](const v1::VersionEvent&) {});
   CHECK(refused.code() == ErrorCode::kProtocol);
   CHECK_THAT(refused.message(), Catch::EndsWith("speaks protocol 7; upgrade the raas_receiver"));
 }

@@ -14,7 +14,7 @@ EVENT = re.compile(r'"([a-z]+(?:_[a-z]+)*)"')
 
 def events_in_the_sources() -> "set[str]":
     found = set()
-    for directory in ("common/access", "common/rpc", "trainer_agent", "raas_receiver"):
+    for directory in ("common/access", "common/rpc", "common/telemetry", "trainer_agent", "raas_receiver"):
         for source in sorted((ROOT / directory).rglob("*.cc")):
             if not source.name.endswith("_test.cc"):
                 calls = CALL.findall(source.read_text())

@@ -23,6 +23,7 @@ AGENT_CALLS = {
     "ClosePull": "receiver",
     "GetManifest": "receiver operator",
     "Verify": "operator",
+    "Report": "receiver",
     "GetTimeline": "operator observer",
 }
 RECEIVER_CALLS = {

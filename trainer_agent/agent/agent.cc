@@ -103,6 +103,8 @@ Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
       std::make_unique<publish::ModelRegistry>(agent->home_.get(), registry_options, diff, &agent->catalog_);
   agent->registry_->Recover();
   LS_RETURN_IF_ERROR(agent->Listen());
+  agent->WatchThreads();
+  agent->Survey();
   agent->Tick();
   os::NotifyReady();
   return agent;
@@ -172,21 +174,49 @@ std::vector<v1::AgentModel> Agent::Facts() const {
     model.set_versions_committed(status.versions_committed);
     model.set_versions_aborted(status.versions_aborted);
     model.set_last_error(status.last_error);
+    if (!status.last_error.empty()) model.set_last_error_unix_ns(status.last_error_unix_ns);
   }
   return all;
 }
 
-void Agent::Tick() {
+void Agent::WatchThreads() {
+  using Turned = std::function<void()>;
+  const auto watch = [this](const char* threads, std::chrono::milliseconds limit, telemetry::TurnWatch::Give give) {
+    watch_.Add(threads, limit, std::move(give));
+  };
+  watch("lanes", telemetry::kTurnLimit, [this](Turned turned) { lanes_->Turn(std::move(turned)); });
+  watch("ranks", telemetry::kTurnLimit, [this](Turned turned) { ranks_->Turn(std::move(turned)); });
+  if (local_ != nullptr) {
+    watch("local", telemetry::kTurnLimit, [this](Turned turned) { local_->Turn(std::move(turned)); });
+  }
+  watch("calls", telemetry::kWorkLimit, [this](Turned turned) { rpc_->Turn(std::move(turned)); });
+  watch("diff", telemetry::kWorkLimit, [this](Turned turned) { pool_.Post(std::move(turned)); });
+  watch("fold", telemetry::kWorkLimit, [this](Turned turned) { fold_pool_.Post(std::move(turned)); });
+  // Whoever holds a lock of a publisher, or of the pulls, for ever is found by another who wants it.
+  watch("publishers", telemetry::kWorkLimit, [this](Turned turned) {
+    surveyor_.Post([this, turned = std::move(turned)] {
+      Survey();
+      turned();
+    });
+  });
+}
+
+void Agent::Survey() {
   pulls_.Expire();
   access_->Reload();
+  (void)Facts();
   const auto models = registry_->Snapshot();
   const bool ready = std::any_of(models.begin(), models.end(), [](const publish::ModelSnapshot& model) {
     return model.publisher->served()->Newest().has_value();
   });
-  rpc_->SetServing(kLiveness, true);
   rpc_->SetServing(kReadiness, ready);
   os::NotifyStatus(Cat(models.size(), " models, ", ready ? "serving" : "waiting for a first version"));
-  os::NotifyWatchdog();
+}
+
+void Agent::Tick() {
+  const bool live = watch_.Check();
+  rpc_->SetServing(kLiveness, live);
+  if (live) os::NotifyWatchdog();
 }
 
 void Agent::Drain() {

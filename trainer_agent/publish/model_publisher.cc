@@ -137,6 +137,7 @@ void ModelPublisher::AbortDraft(const Status& reason) {
   aborted_ = {.version = draft_->version, .reason = reason, .known_by = draft_->joined};
   ++status_.versions_aborted;
   status_.last_error = reason.ToString();
+  status_.last_error_unix_ns = telemetry::UnixNanos();
   const size_t half = draft_->half;
   if (draft_->live != nullptr) {
     draft_->live->Abort({ErrorCode::kAborted, reason.ToString()});

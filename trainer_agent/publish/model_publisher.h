@@ -30,7 +30,8 @@ struct PublisherStatus {
   Version writing_version = 0;  // 0: nobody writes
   uint64_t versions_committed = 0;
   uint64_t versions_aborted = 0;
-  std::string last_error;  // why the last version was aborted; empty once one is committed
+  std::string last_error;          // why the last version was aborted; empty once one is committed
+  int64_t last_error_unix_ns = 0;  // when it was
 };
 
 // Thread-safe. Calls of one rank do not overlap.

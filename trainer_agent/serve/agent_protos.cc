@@ -42,6 +42,11 @@ Result<PullRequest> CommonOf(const Proto& request, const LaneOffer& lanes, const
   return wanted;
 }
 
+uint64_t SecondsSince(ReceiverReport::Clock::time_point time) {
+  const auto ago = ReceiverReport::Clock::now() - time;
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(ago).count());
+}
+
 }  // namespace
 
 Result<Held> FromProto(const v1::Held& held) {
@@ -105,11 +110,17 @@ void ToProto(const payload::Payload& payload, v1::RetainedDelta* out) {
 }
 
 void ToProto(const ReceiverReport& report, v1::ReceiverState* out) {
-  out->set_receiver(report.receiver);
+  out->set_receiver(report.receiver.name);
+  out->set_identity(report.receiver.owner);
+  out->set_instance(report.receiver.instance);
   ToProto(report.held, out->mutable_held());
   out->set_last_outcome(report.outcome);
-  const auto ago = std::chrono::steady_clock::now() - report.at;
-  out->set_seconds_ago(static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(ago).count()));
+  out->set_last_error(report.last_error);
+  out->set_served_version(report.served);
+  out->set_seconds_ago(SecondsSince(report.at));
+  out->set_presence(static_cast<v1::ReceiverPresence>(report.presence));
+  if (report.presence == Presence::kGone) out->set_gone_seconds(SecondsSince(report.gone_at));
+  out->set_name_shared(report.name_shared);
 }
 
 }  // namespace lockstep::serve

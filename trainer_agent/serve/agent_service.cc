@@ -11,6 +11,8 @@ namespace {
 
 // A publish looks at all of them before the next begins.
 constexpr access::Quota::Limits kStreams{.all = 1024, .each = 256};
+// Of models that are open, told to a receiver that wants another one.
+constexpr int kMaxNamedModels = 32;
 
 std::string_view NameOf(v1::PullMode mode) {
   constexpr std::string_view kNames[] = {"", "up_to_date", "full", "delta", "chain", "folded"};
@@ -52,24 +54,39 @@ grpc::Status AgentService::GetStatus(grpc::ServerContext* context, const v1::Age
   LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
   *status->mutable_build() = build_;
   status->set_draining(draining_);
+  status->set_now_unix_ns(telemetry::UnixNanos());
   for (v1::AgentModel& model : publish_facts_()) {
     FillModel(model);
     *status->add_models() = std::move(model);
   }
+  AddUnopened(*status);
   return grpc::Status::OK;
+}
+
+void AgentService::AddUnopened(v1::AgentStatus& status) const {
+  for (const std::string& name : pulls_->reports().Models()) {
+    if (catalog_->Find(name) != nullptr) continue;
+    const std::vector<ReceiverReport> reports = pulls_->reports().Of(name);
+    if (reports.empty()) continue;
+    v1::UnopenedModel& model = *status.add_unopened();
+    model.set_name(name);
+    for (const ReceiverReport& report : reports) ToProto(report, model.add_receivers());
+  }
 }
 
 // What is known on this side.
 void AgentService::FillModel(v1::AgentModel& model) const {
   model.set_open_pulls(static_cast<uint32_t>(pulls_->open_pulls(model.name())));
-  for (const ReceiverReport& report : pulls_->Reports(model.name())) ToProto(report, model.add_receivers());
+  for (const ReceiverReport& report : pulls_->reports().Of(model.name())) ToProto(report, model.add_receivers());
   const auto run = catalog_->Find(model.name());
   if (run == nullptr) return;
   if (const auto newest = run->RequireNewest(); newest.ok()) {
     model.set_newest_version(newest->manifest->held.version);
     model.set_newest_digest(ToBytes(newest->manifest->digest));
+    model.set_newest_committed_unix_ns(newest->committed_unix_ns);
   } else if (newest.status().code() == ErrorCode::kCorrupt) {
     model.set_last_error(newest.status().ToString());
+    model.set_last_error_unix_ns(0);
   }
   uint64_t retained_bytes = 0;
   for (const auto& payload : run->deltas().Retained()) {
@@ -92,7 +109,8 @@ grpc::Status AgentService::GetLayout(grpc::ServerContext* context, const v1::Get
 grpc::ServerWriteReactor<v1::VersionEvent>* AgentService::WatchVersions(grpc::CallbackServerContext* context,
                                                                         const v1::WatchVersionsRequest* request) {
   const Result<std::string> caller = gate_.Admit(*context, __func__, *request);
-  return new VersionStream(catalog_, *request, caller.ok() ? streams_.Take(*caller) : caller.status());
+  if (!caller.ok()) return new VersionStream(catalog_, &pulls_->reports(), *request, "", caller.status());
+  return new VersionStream(catalog_, &pulls_->reports(), *request, *caller, streams_.Take(*caller));
 }
 
 grpc::Status AgentService::OpenPull(grpc::ServerContext* context, const v1::OpenPullRequest* request,
@@ -190,6 +208,28 @@ grpc::Status AgentService::Verify(grpc::ServerContext* context, const v1::AgentV
   result->set_computed_digest(ToBytes(model::ComputeManifestDigest(layout.digest(), hashes)));
   result->mutable_bad_blocks()->Assign(bad.begin(), bad.end());
   for (const std::string& tensor : model::TensorsInBlocks(layout, bad)) result->add_bad_tensors(tensor);
+  return grpc::Status::OK;
+}
+
+grpc::Status AgentService::Report(grpc::ServerContext* context, const v1::ReportRequest* request,
+                                  v1::ReportResponse* response) {
+  LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const Held held, FromProto(request->held()));
+  LS_GRPC_RETURN_IF_ERROR(pulls_->reports().Report({request->model(), request->receiver(), caller, request->instance()},
+                                                   held, request->served_version(), request->last_error()));
+  response->set_open(catalog_->Find(request->model()) != nullptr);
+  if (response->open()) return grpc::Status::OK;
+  std::string open;
+  for (const v1::AgentModel& model : publish_facts_()) {
+    if (response->models_size() == kMaxNamedModels) break;
+    if (!gate_.AdmitsFor(*context, __func__, model.name())) continue;
+    response->add_models(model.name());
+    open += Cat(open.empty() ? "" : ", ", model.name());
+  }
+  if (const uint64_t times = unopened_.Count(request->model()); times > 0) {
+    telemetry::Log(telemetry::LogLevel::kWarn, "model_not_open",
+                   {{"model", request->model()}, {"receiver", request->receiver()}, {"open", open}, {"times", times}});
+  }
   return grpc::Status::OK;
 }
 

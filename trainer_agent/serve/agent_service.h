@@ -7,6 +7,7 @@
 
 #include "common/access/access.h"
 #include "common/access/quota.h"
+#include "common/telemetry/log_limit.h"
 #include "common/telemetry/timeline.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
 #include "trainer_agent/serve/pull_table.h"
@@ -41,10 +42,12 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   grpc::Status ClosePull(grpc::ServerContext*, const v1::ClosePullRequest*, v1::ClosePullResponse*) override;
   grpc::Status GetManifest(grpc::ServerContext*, const v1::GetManifestRequest*, v1::Manifest*) override;
   grpc::Status Verify(grpc::ServerContext*, const v1::AgentVerifyRequest*, v1::VerifyResult*) override;
+  grpc::Status Report(grpc::ServerContext*, const v1::ReportRequest*, v1::ReportResponse*) override;
   grpc::Status GetTimeline(grpc::ServerContext*, const v1::TimelineRequest*, v1::TimelineSpans*) override;
 
  private:
   void FillModel(v1::AgentModel& model) const;
+  void AddUnopened(v1::AgentStatus& status) const;
 
   const access::Gate gate_;
   access::Quota streams_;
@@ -56,6 +59,7 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   const LaneOffer lanes_;
   const std::string local_socket_;
   const telemetry::Timeline* const timeline_;
+  telemetry::LogLimit unopened_;
   std::atomic<bool> draining_{false};
 };
 

@@ -1,4 +1,4 @@
-// The service behind mutual TLS: whose call, whose model, whose pull.
+// The service behind mutual TLS: whose call, whose model, whose pull, whose report.
 #include "trainer_agent/serve/agent_service.h"
 
 #include <catch2/catch.hpp>
@@ -18,7 +18,15 @@ constexpr char kPolicy[] = R"(
 [[allow]]
 name = "spiffe://test/infer-*"
 role = "receiver"
+models = ["actor", "critic"]
 )";
+
+std::vector<v1::AgentModel> OpenModels() {
+  std::vector<v1::AgentModel> models(2);
+  models[0].set_name("actor");
+  models[1].set_name("reward");
+  return models;
+}
 
 // An agent's service, as peers with certificates of one CA see it.
 class Guarded {
@@ -29,9 +37,8 @@ class Guarded {
                             .c_str()) == 0);
     REQUIRE(os::WriteFileAtomic(ca_.File("policy.toml"), std::string_view(kPolicy)).ok());
     access_ = *access::AccessControl::Create(ca_.File("policy.toml"));
-    service_ = std::make_unique<AgentService>(
-        access_.get(), &served.catalog, &scrubber_, &served.pulls, [] { return std::vector<v1::AgentModel>(); },
-        v1::BuildInfo(), LaneOffer{.address = ":1"}, "", &timeline_);
+    service_ = std::make_unique<AgentService>(access_.get(), &served.catalog, &scrubber_, &served.pulls, OpenModels,
+                                              v1::BuildInfo(), LaneOffer{.address = ":1"}, "", &timeline_);
     REQUIRE(rpc::PrepareTls(FilesOf("agent")).ok());
     server_ = *rpc::RpcServer::Create(
         {.address = "127.0.0.1:0", .services = {service_.get()}, .tls = FilesOf("agent"), .health_services = {}});
@@ -97,6 +104,37 @@ TEST_CASE("Another's pull does not exist, whoever knows its number") {
   CHECK(guarded.served.pulls.open_pulls("actor") == 1);
   CHECK(Call(*own, &v1::TrainerAgent::Stub::ClosePull, close, &closed).ok());
   CHECK(guarded.served.pulls.open_pulls("actor") == 0);
+}
+
+TEST_CASE("What a receiver reports is its own, whatever it calls itself; it is told of no model that is not its") {
+  Guarded guarded;
+  const auto own = guarded.StubOf("infer-0");
+  const auto other = guarded.StubOf("infer-1");
+  v1::ReportRequest report;
+  report.set_model("actor");
+  report.set_receiver("r");
+  report.set_instance(std::string(16, 'i'));
+  v1::ReportResponse known;
+  REQUIRE(Call(*own, &v1::TrainerAgent::Stub::Report, report, &known).ok());
+  CHECK(known.open());
+  report.set_last_error("broken");
+  REQUIRE(Call(*other, &v1::TrainerAgent::Stub::Report, report, &known).ok());
+  const auto reports = guarded.served.pulls.reports().Of("actor");
+  REQUIRE(reports.size() == 2);
+  CHECK(reports[0].receiver.owner == "spiffe://test/infer-0");
+  CHECK(reports[0].last_error.empty());
+  CHECK(reports[1].receiver.owner == "spiffe://test/infer-1");
+  CHECK(reports[1].last_error == "broken");
+
+  report.set_model("critic");
+  v1::ReportResponse unknown;
+  REQUIRE(Call(*own, &v1::TrainerAgent::Stub::Report, report, &unknown).ok());
+  CHECK_FALSE(unknown.open());
+  REQUIRE(unknown.models_size() == 1);
+  CHECK(unknown.models(0) == "actor");
+  report.set_model("reward");
+  CHECK_THAT(Call(*own, &v1::TrainerAgent::Stub::Report, report, &unknown),
+             FailsWith(ErrorCode::kPermission, "for model reward"));
 }
 
 }  // namespace

@@ -10,7 +10,6 @@
 namespace lockstep::serve {
 namespace {
 
-constexpr size_t kMaxReceiverName = 256;
 constexpr size_t kMaxOutcome = 1024;
 
 // Not guessable, so that nobody closes or renews a pull that is not theirs by counting.
@@ -87,11 +86,7 @@ size_t PullTable::ActivePulls(std::chrono::milliseconds recent) const {
 }
 
 Result<std::shared_ptr<store::ServedRun>> PullTable::FindRun(const PullRequest& request) const {
-  const std::string& receiver = request.receiver;
-  if (CleanText(receiver, kMaxReceiverName) != receiver || receiver.find('\n') != std::string::npos) {
-    return Status(ErrorCode::kBadData,
-                  Cat("a receiver's name has at most ", kMaxReceiverName, " bytes and no control characters"));
-  }
+  LS_RETURN_IF_ERROR(CheckReceiverName(request.receiver));
   LS_ASSIGN_OR_RETURN(auto run, catalog_->FindOpen(request.model));
   if (request.layout == run->layout().digest()) return run;
   return Status(ErrorCode::kState, Cat("model ", request.model, ": the receiver's layout ", ToHex(request.layout),
@@ -143,8 +138,7 @@ void PullTable::AddSteps(Pull& pull, const payload::DeltaChain& payloads, PullPl
 Result<PullPlan> PullTable::Open(const PullRequest& request) {
   LS_ASSIGN_OR_RETURN(const auto run, FindRun(request));
   LS_ASSIGN_OR_RETURN(const store::ServedVersion newest, run->RequireNewest());
-  reports_.Add(request.model,
-               {.receiver = request.receiver, .held = request.held, .outcome = "", .at = Pull::Clock::now()});
+  reports_.OfPull({request.model, request.receiver, request.owner, ""}, request.held, "");
   PullPlan plan{.base = request.held,
                 .target = newest.manifest->held,
                 .target_digest = newest.manifest->digest,
@@ -233,9 +227,7 @@ std::string PullTable::Close(uint64_t pull_id, const Held& held, const std::stri
   }
   LogEnd("pull_closed", *pull, outcome);
   if (pull->live()) return pull->run->model();
-  reports_.Add(
-      pull->run->model(),
-      {.receiver = pull->receiver, .held = held, .outcome = CleanText(outcome, kMaxOutcome), .at = Pull::Clock::now()});
+  reports_.OfPull({pull->run->model(), pull->receiver, pull->owner, ""}, held, outcome);
   return pull->run->model();
 }
 

@@ -56,7 +56,7 @@ class PullTable {
   size_t open_pulls(const std::string& model) const;
   // Pulls that were touched within `recent`.
   size_t ActivePulls(std::chrono::milliseconds recent) const;
-  std::vector<ReceiverReport> Reports(const std::string& model) const { return reports_.Of(model); }
+  ReceiverReports& reports() { return reports_; }
 
  private:
   Result<std::shared_ptr<Pull>> Find(uint64_t pull_id) const;  // whoever opened it

@@ -118,7 +118,7 @@ TEST_CASE("A ticket admits one lane once, and only to its pull") {
   served.pulls.Close(plan->pull_id, {served.run->run(), 1}, "ok");
   CHECK_THAT(served.pulls.Admit(plan->pull_id, plan->tickets[1]),
              FailsWith(ErrorCode::kPermission, "ticket is unknown, used up or expired"));
-  CHECK(served.pulls.Reports("actor").at(0).outcome == "ok");
+  CHECK(served.pulls.reports().Of("actor").at(0).outcome == "ok");
   CHECK(served.pulls.open_pulls("actor") == 1);
 }
 

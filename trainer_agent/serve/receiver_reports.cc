@@ -1,32 +1,173 @@
 #include "trainer_agent/serve/receiver_reports.h"
 
 #include <algorithm>
+#include <set>
+#include <tuple>
+
+#include "common/base/text.h"
+#include "common/model/model_name.h"
+#include "common/telemetry/log.h"
 
 namespace lockstep::serve {
 namespace {
 
-constexpr size_t kMaxReports = 4096;
+constexpr size_t kMaxReports = 16'384;
+constexpr size_t kMaxOfOwner = kMaxReports / 4;
+constexpr size_t kMaxName = 256;
+constexpr size_t kMaxText = 1024;
+constexpr std::chrono::hours kForget{1};
+
+Status CheckKey(const ReceiverKey& receiver) {
+  LS_RETURN_IF_ERROR(model::CheckModelName(receiver.model));
+  LS_RETURN_IF_ERROR(CheckReceiverName(receiver.name));
+  if (receiver.instance.size() == sizeof(RunId)) return OkStatus();
+  return {ErrorCode::kBadData,
+          Cat("a receiver's instance has ", sizeof(RunId), " bytes, not ", receiver.instance.size())};
+}
 
 }  // namespace
 
-void ReceiverReports::Add(const std::string& model, ReceiverReport report) {
-  std::lock_guard lock(mutex_);
-  auto& receivers = reports_[model];
-  if (receivers.size() >= kMaxReports && receivers.count(report.receiver) == 0) {
-    receivers.erase(std::min_element(receivers.begin(), receivers.end(),
-                                     [](const auto& a, const auto& b) { return a.second.at < b.second.at; }));
-  }
-  if (report.outcome.empty()) report.outcome = receivers[report.receiver].outcome;
-  receivers[report.receiver] = std::move(report);
+Status CheckReceiverName(const std::string& name) {
+  if (CleanText(name, kMaxName) == name && name.find('\n') == std::string::npos) return OkStatus();
+  return {ErrorCode::kBadData, Cat("a receiver's name has at most ", kMaxName, " bytes and no control characters")};
 }
 
-std::vector<ReceiverReport> ReceiverReports::Of(const std::string& model) const {
+ReceiverReports::Entry* ReceiverReports::Find(const ReceiverKey& receiver) {
+  if (const auto at = entries_.find(receiver); at != entries_.end()) return &at->second;
+  if (!receiver.owner.empty() && CountOf(receiver.owner) >= kMaxOfOwner && !MakeRoom(receiver.owner)) return nullptr;
+  if (entries_.size() >= kMaxReports && !MakeRoom("")) return nullptr;
+  Entry& entry = entries_[receiver];
+  entry.report.receiver = receiver;
+  return &entry;
+}
+
+size_t ReceiverReports::CountOf(const std::string& owner) const {
+  return static_cast<size_t>(
+      std::count_if(entries_.begin(), entries_.end(), [&](const auto& item) { return item.first.owner == owner; }));
+}
+
+bool ReceiverReports::MakeRoom(const std::string& owner) {
+  auto stalest = entries_.end();
+  for (auto at = entries_.begin(); at != entries_.end(); ++at) {
+    if (at->second.streams > 0 || (!owner.empty() && at->first.owner != owner)) continue;
+    if (stalest == entries_.end() || at->second.report.at < stalest->second.report.at) stalest = at;
+  }
+  if (stalest == entries_.end()) return false;
+  entries_.erase(stalest);
+  return true;
+}
+
+size_t ReceiverReports::Range::connected() const {
+  return static_cast<size_t>(std::count_if(begin, end, [](const auto& item) { return item.second.streams > 0; }));
+}
+
+ReceiverReports::Range ReceiverReports::OfName(const ReceiverKey& receiver) {
+  const auto first = entries_.lower_bound({receiver.model, receiver.name, "", ""});
+  const auto last = std::find_if(first, entries_.end(), [&](const auto& item) {
+    return std::tie(item.first.model, item.first.name) != std::tie(receiver.model, receiver.name);
+  });
+  return {first, last};
+}
+
+ReceiverReports::Range ReceiverReports::Namesakes(const ReceiverKey& receiver) {
+  const auto first = entries_.lower_bound({receiver.model, receiver.name, receiver.owner, ""});
+  const auto last = std::find_if(first, entries_.end(), [&](const auto& item) {
+    return std::tie(item.first.model, item.first.name, item.first.owner) !=
+           std::tie(receiver.model, receiver.name, receiver.owner);
+  });
+  return {first, last};
+}
+
+void ReceiverReports::DropReplaced(const ReceiverKey& receiver) {
+  auto [at, last] = Namesakes(receiver);
+  if (Range{at, last}.connected() == 0) return;
+  while (at != last) at = at->second.streams > 0 ? std::next(at) : entries_.erase(at);
+}
+
+void ReceiverReports::OfPull(const ReceiverKey& receiver, const Held& held, std::string outcome) {
   std::lock_guard lock(mutex_);
+  const auto [first, last] = Namesakes(receiver);
+  if (first != last && std::next(first) != last) return;
+  Entry* const entry = first != last ? &first->second : Find(receiver);
+  if (entry == nullptr) return;
+  entry->report.held = held;
+  entry->report.at = Clock::now();
+  if (!outcome.empty()) entry->report.outcome = CleanText(outcome, kMaxText);
+}
+
+Status ReceiverReports::Report(const ReceiverKey& receiver, const Held& held, Version served, std::string last_error) {
+  LS_RETURN_IF_ERROR(CheckKey(receiver));
+  std::lock_guard lock(mutex_);
+  Entry* const entry = Find(receiver);
+  if (entry == nullptr) return OkStatus();
+  entry->report.held = held;
+  entry->report.served = served;
+  entry->report.last_error = CleanText(last_error, kMaxText);
+  entry->report.at = Clock::now();
+  return OkStatus();
+}
+
+Result<std::unique_ptr<ReceiverReports::Connection>> ReceiverReports::Connect(const ReceiverKey& receiver) {
+  LS_RETURN_IF_ERROR(CheckKey(receiver));
+  size_t connected = 0;
+  {
+    std::lock_guard lock(mutex_);
+    Entry* const entry = Find(receiver);
+    if (entry != nullptr) {
+      ++entry->streams;
+      entry->report.at = Clock::now();
+    }
+    connected = OfName(receiver).connected();
+    DropReplaced(receiver);
+  }
+  const uint64_t times = connected > 1 ? shared_names_.Count(Cat(receiver.model, " ", receiver.name)) : 0;
+  if (times > 0) {
+    telemetry::Log(telemetry::LogLevel::kWarn, "receiver_name_shared",
+                   {{"model", receiver.model},
+                    {"receiver", receiver.name},
+                    {"peer", receiver.owner},
+                    {"processes", connected},
+                    {"times", times},
+                    {"message", "give each receiver a --name of its own"}});
+  }
+  return std::make_unique<Connection>(this, receiver);
+}
+
+void ReceiverReports::Disconnect(const ReceiverKey& receiver) {
+  std::lock_guard lock(mutex_);
+  const auto at = entries_.find(receiver);
+  if (at == entries_.end() || at->second.streams == 0) return;
+  if (--at->second.streams > 0) return;
+  at->second.report.presence = Presence::kGone;
+  at->second.report.gone_at = Clock::now();
+  DropReplaced(receiver);
+}
+
+std::vector<ReceiverReport> ReceiverReports::Of(const std::string& model, Clock::time_point now) {
+  std::lock_guard lock(mutex_);
+  std::erase_if(entries_, [&](const auto& item) {
+    const auto& [report, streams] = item.second;
+    return streams == 0 && report.presence == Presence::kGone && now - report.gone_at >= kForget;
+  });
   std::vector<ReceiverReport> reports;
-  if (const auto at = reports_.find(model); at != reports_.end()) {
-    for (const auto& [receiver, report] : at->second) reports.push_back(report);
+  for (auto at = entries_.lower_bound({model, "", "", ""}); at != entries_.end() && at->first.model == model;) {
+    const Range of_name = OfName(at->first);
+    const bool shared = of_name.connected() > 1;
+    for (; at != of_name.end; ++at) {
+      ReceiverReport& report = reports.emplace_back(at->second.report);
+      if (at->second.streams == 0) continue;
+      report.presence = Presence::kConnected;
+      report.name_shared = shared;
+    }
   }
   return reports;
+}
+
+std::vector<std::string> ReceiverReports::Models() const {
+  std::lock_guard lock(mutex_);
+  std::set<std::string> models;
+  for (const auto& [receiver, entry] : entries_) models.insert(receiver.model);
+  return {models.begin(), models.end()};
 }
 
 }  // namespace lockstep::serve

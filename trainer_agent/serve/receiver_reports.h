@@ -1,33 +1,118 @@
-// ReceiverReports: what each receiver last reported about each model, for status.
+// ReceiverReports: what each receiver last said about each model, and whether it is there, for status.
+//
+// A receiver is there while it holds a stream of versions (Connect). One whose streams have ended stays listed for an
+// hour, unless another process of its name is there. Receivers of releases before do not say which process they are: of
+// them only pulls are known, by name. What one peer says is never taken for another's, whatever it calls itself.
 #pragma once
 
 #include <chrono>
+#include <compare>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/ids.h"
+#include "common/base/status.h"
+#include "common/telemetry/log_limit.h"
 
 namespace lockstep::serve {
 
-struct ReceiverReport {
-  std::string receiver;
-  Held held;
-  std::string outcome;  // of its last pull; empty: none has ended
-  std::chrono::steady_clock::time_point at;
+// Who follows which model: as it says itself, but for the owner.
+struct ReceiverKey {
+  std::string model;
+  std::string name;
+  std::string owner;     // the peer's identity (common/access/identity.h); empty: peers have none
+  std::string instance;  // 16 bytes, of the process; empty: not known
+
+  auto operator<=>(const ReceiverKey&) const = default;
 };
 
-// Thread-safe. Keeps a fleet's worth of receivers for each model; then the stalest make room.
+// kBadData: a receiver's name is too long to be one, or has control characters.
+Status CheckReceiverName(const std::string& name);
+
+// Numbers as v1::ReceiverPresence has them.
+enum class Presence : uint8_t {
+  kUnknown,  // it holds no stream of versions, and never did, as far as is known
+  kConnected,
+  kGone,
+};
+
+struct ReceiverReport {
+  using Clock = std::chrono::steady_clock;
+
+  ReceiverKey receiver;
+  Held held;
+  Version served = 0;      // by its engine; 0: none, or not known
+  std::string outcome;     // of its last pull; empty: none has ended
+  std::string last_error;  // its own, of syncs and engine
+  Clock::time_point at;    // when it last said something
+  Presence presence = Presence::kUnknown;
+  Clock::time_point gone_at;  // while kGone: when its last stream ended
+  bool name_shared = false;   // with another process that is connected, whoever's
+};
+
+// Thread-safe. Keeps a fleet's worth of receivers, a quarter of that of one owner that has a name; then the stalest of
+// those that are not connected make room.
 class ReceiverReports {
  public:
-  // A report without an outcome, as of a pull that begins, leaves the last one's in place.
-  void Add(const std::string& model, ReceiverReport report);
-  std::vector<ReceiverReport> Of(const std::string& model) const;
+  using Clock = ReceiverReport::Clock;
+
+  // A pull of `receiver`, whose instance is not known, began, with an empty outcome, or ended. Where several processes
+  // of its owner have that name, each reports for itself.
+  void OfPull(const ReceiverKey& receiver, const Held& held, std::string outcome);
+  // kBadData: there can be no such model or name, or the instance has another length.
+  Status Report(const ReceiverKey& receiver, const Held& held, Version served, std::string last_error);
+
+  // A stream of versions: its receiver is connected as long as this lives.
+  class Connection {
+   public:
+    Connection(ReceiverReports* reports, ReceiverKey receiver) : reports_(reports), receiver_(std::move(receiver)) {}
+    ~Connection() { reports_->Disconnect(receiver_); }
+    Connection(const Connection&) = delete;
+    Connection& operator=(const Connection&) = delete;
+
+   private:
+    ReceiverReports* const reports_;
+    const ReceiverKey receiver_;
+  };
+  // Errors as Report's. Another process of that name that is connected is logged. REQUIRES this to outlive the answer.
+  Result<std::unique_ptr<Connection>> Connect(const ReceiverKey& receiver);
+
+  std::vector<ReceiverReport> Of(const std::string& model, Clock::time_point now = Clock::now());
+  std::vector<std::string> Models() const;  // that somebody follows
 
  private:
+  struct Entry {
+    ReceiverReport report;
+    int streams = 0;
+  };
+  using Entries = std::map<ReceiverKey, Entry>;
+  struct Range {
+    Entries::iterator begin;
+    Entries::iterator end;
+
+    size_t connected() const;  // how many of these processes are
+  };
+
+  void Disconnect(const ReceiverKey& receiver);
+  // The entry of `receiver`, a new one if need be; null when there is no room.
+  Entry* Find(const ReceiverKey& receiver);
+  size_t CountOf(const std::string& owner) const;
+  // Drops the stalest that is not connected, of the owner's alone if it is named. False: all are.
+  bool MakeRoom(const std::string& owner);
+  // Those of one model and name, by whatever process and owner.
+  Range OfName(const ReceiverKey& receiver);
+  // The same of the receiver's owner alone.
+  Range Namesakes(const ReceiverKey& receiver);
+  // Drops the gone namesakes of one that is there.
+  void DropReplaced(const ReceiverKey& receiver);
+
   mutable std::mutex mutex_;
-  std::map<std::string, std::map<std::string, ReceiverReport>> reports_;  // model -> receiver
+  Entries entries_;
+  telemetry::LogLimit shared_names_;
 };
 
 }  // namespace lockstep::serve

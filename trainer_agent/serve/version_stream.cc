@@ -6,14 +6,28 @@
 #include "trainer_agent/serve/agent_protos.h"
 
 namespace lockstep::serve {
+namespace {
 
-VersionStream::VersionStream(const store::VersionCatalog* catalog, const v1::WatchVersionsRequest& request,
+Result<std::unique_ptr<ReceiverReports::Connection>> Meet(ReceiverReports& reports,
+                                                          const v1::WatchVersionsRequest& request,
+                                                          const std::string& owner,
+                                                          const Result<access::Quota::Lease>& admitted) {
+  if (!admitted.ok()) return admitted.status();
+  const auto peer = wire::MeetPeer(wire::Self("trainer_agent"), request.peer(), "raas_receiver");
+  if (!peer.ok()) return peer.status();
+  if (request.receiver().empty()) return std::unique_ptr<ReceiverReports::Connection>();
+  return reports.Connect({request.model(), request.receiver(), owner, request.instance()});
+}
+
+}  // namespace
+
+VersionStream::VersionStream(const store::VersionCatalog* catalog, ReceiverReports* reports,
+                             const v1::WatchVersionsRequest& request, const std::string& owner,
                              Result<access::Quota::Lease> admitted)
     : catalog_(catalog),
       model_(request.model()),
       admitted_(std::move(admitted)),
-      met_(admitted_.ok() ? ToStatus(wire::MeetPeer(wire::Self("trainer_agent"), request.peer(), "raas_receiver"))
-                          : admitted_.status()),
+      met_(Meet(*reports, request, owner, admitted_)),
       watch_(catalog, model_, [this] { Send(); }) {
   telemetry::Log(telemetry::LogLevel::kDebug, "version_stream_opened", {{"model", model_}});
   Send();
@@ -22,7 +36,7 @@ VersionStream::VersionStream(const store::VersionCatalog* catalog, const v1::Wat
 void VersionStream::Send() {
   std::lock_guard lock(mutex_);
   if (writing_ || ended_) return;
-  if (!met_.ok()) return End(rpc::ToGrpc(met_));
+  if (!met_.ok()) return End(rpc::ToGrpc(met_.status()));
   if (catalog_->closed()) return End(rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"}));
   const auto update = catalog_->UpdateSince(model_, sent_);
   if (!update) return;

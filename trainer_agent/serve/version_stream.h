@@ -9,6 +9,7 @@
 
 #include "common/access/quota.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
+#include "trainer_agent/serve/receiver_reports.h"
 #include "trainer_agent/store/version_catalog.h"
 
 namespace lockstep::serve {
@@ -16,9 +17,11 @@ namespace lockstep::serve {
 class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
  public:
   // Ends with UNAVAILABLE when the catalog closes, and at once with UNIMPLEMENTED for a receiver that has no protocol
-  // in common with us, or with why the caller was not admitted. REQUIRES the catalog to outlive it.
-  VersionStream(const store::VersionCatalog* catalog, const v1::WatchVersionsRequest& request,
-                Result<access::Quota::Lease> admitted);
+  // in common with us, INVALID_ARGUMENT for one that cannot be called what it says, or with why the caller, whose
+  // identity is `owner`, was not admitted. A receiver that says who it is is connected until then. REQUIRES catalog and
+  // reports to outlive it.
+  VersionStream(const store::VersionCatalog* catalog, ReceiverReports* reports, const v1::WatchVersionsRequest& request,
+                const std::string& owner, Result<access::Quota::Lease> admitted);
 
   void OnWriteDone(bool ok) override;
   void OnCancel() override;
@@ -31,7 +34,8 @@ class VersionStream final : public grpc::ServerWriteReactor<v1::VersionEvent> {
   const store::VersionCatalog* const catalog_;
   const std::string model_;
   const Result<access::Quota::Lease> admitted_;
-  const Status met_;  // the receiver, if it may come at all
+  // The receiver, if it may come at all; null: somebody else.
+  const Result<std::unique_ptr<ReceiverReports::Connection>> met_;
   std::mutex mutex_;
   bool writing_ = false;
   bool ended_ = false;

@@ -25,10 +25,11 @@ class StreamServer : public v1::TrainerAgent::WithCallbackMethod_WatchVersions<v
         stub_(v1::TrainerAgent::NewStub(rpc::MakeChannel(Cat("127.0.0.1:", server_->bound_port())))) {}
 
   v1::TrainerAgent::Stub& stub() { return *stub_; }
+  ReceiverReports reports;
 
   grpc::ServerWriteReactor<v1::VersionEvent>* WatchVersions(grpc::CallbackServerContext*,
                                                             const v1::WatchVersionsRequest* request) override {
-    return new VersionStream(catalog_, *request, streams_.Take(""));
+    return new VersionStream(catalog_, &reports, *request, "", streams_.Take(""));
   }
 
  private:
@@ -41,9 +42,12 @@ class StreamServer : public v1::TrainerAgent::WithCallbackMethod_WatchVersions<v
 // A receiver's end; no thread of its own either.
 class Watcher : public grpc::ClientReadReactor<v1::VersionEvent> {
  public:
-  Watcher(StreamServer& server, const std::string& model, const std::string& peer = "") {
+  Watcher(StreamServer& server, const std::string& model, const std::string& peer = "",
+          const std::string& receiver = "") {
     request_.set_model(model);
     request_.set_peer(peer);
+    request_.set_receiver(receiver);
+    request_.set_instance(std::string(16, 'i'));
     server.stub().async()->WatchVersions(&context_, &request_, this);
     StartRead(&event_);
     StartCall();
@@ -100,6 +104,24 @@ class Watcher : public grpc::ClientReadReactor<v1::VersionEvent> {
 size_t ThreadsOfThisProcess() {
   const std::filesystem::directory_iterator tasks("/proc/self/task");
   return static_cast<size_t>(std::distance(begin(tasks), end(tasks)));
+}
+
+TEST_CASE("A receiver that says who it is is connected while its stream lasts, whether the model is open or not") {
+  Served served;
+  StreamServer server(&served.catalog);
+  const auto presence = [&](const std::string& model) {
+    const auto all = server.reports.Of(model);
+    return all.empty() ? Presence::kUnknown : all[0].presence;
+  };
+  {
+    const Watcher watcher(server, "critic", "", "host-3");
+    const Watcher anonymous(server, "actor");
+    REQUIRE(Eventually([&] { return presence("critic") == Presence::kConnected; }));
+    CHECK(server.reports.Of("actor").empty());
+  }
+  CHECK(Eventually([&] { return presence("critic") == Presence::kGone; }));
+  Watcher wrong(server, "actor", "", "ho\tst");
+  CHECK_THAT(wrong.Ended(), FailsWith(ErrorCode::kBadData, "no control characters"));
 }
 
 TEST_CASE("A stream reports the newest version at once, and each that follows") {
