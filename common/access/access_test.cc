@@ -80,6 +80,8 @@ role = "observer"
   CHECK(!policy.Allows({"spiffe://fleet/train/0"}, Role::kReceiver, kActor));
   CHECK(policy.Allows({"anna.ops.example.org"}, Role::kOperator, kEvery));
   CHECK(!policy.Allows({"ops.example.org"}, Role::kOperator, kEvery));
+  CHECK(!policy.Allows({"spiffe://fleet/dev/x.ops.example.org"}, Role::kOperator,
+                       kEvery));  // its end is anybody's choice
   CHECK(policy.Allows({"dashboard"}, Roles(Role::kObserver) | Role::kOperator, kCritic));
   CHECK(!policy.Allows({"dashboard-2"}, Role::kObserver, kCritic));
   CHECK(!policy.Allows(Names{}, Role::kObserver, kCritic));

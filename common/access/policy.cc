@@ -8,7 +8,14 @@
 namespace lockstep::access {
 namespace {
 
+bool IsUri(std::string_view name) {
+  return name.find("://") != std::string_view::npos;
+}
+
+// A pattern of DNS names matches no URI, whose end is for many to choose, nor one of URIs a DNS name.
 bool Matches(std::string_view pattern, std::string_view name) {
+  if (pattern == "*") return true;
+  if (IsUri(pattern) != IsUri(name)) return false;
   if (pattern.ends_with('*')) return name.starts_with(pattern.substr(0, pattern.size() - 1));
   if (pattern.starts_with('*')) return name.ends_with(pattern.substr(1));
   return name == pattern;

@@ -48,7 +48,7 @@ TEST_CASE("A layout's digest depends on the name and on the text of every attach
   CHECK(one != none);
   CHECK((*WithAttachments({{"b.json", "{}"}}))->digest() != one);
   CHECK((*WithAttachments({{"a.json", "{ }"}}))->digest() != one);
-  CHECK((*WithAttachments({{"a.json", "{}"}, {"b.json", ""}}))->digest() != one);
+  CHECK((*WithAttachments({{"a.json", "{}"}, {"b.txt", ""}}))->digest() != one);
 }
 
 TEST_CASE("Every truncation of an encoding with attachments is refused, and bytes behind it are") {

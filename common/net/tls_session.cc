@@ -100,10 +100,18 @@ Result<std::shared_ptr<const TlsContext>> TlsContext::Create(Side side) {
   SSL_CTX_set_options(context, SSL_OP_NO_TICKET);
   SSL_CTX_clear_options(context, SSL_OP_ENABLE_MIDDLEBOX_COMPAT);
   SSL_CTX_set_read_ahead(context, 1);
+  // No side changes keys or issues tickets; to be asked for new keys again and again would cost without end.
+  SSL_CTX_set_msg_callback(context, [](int sent, int, int type, const void*, size_t, SSL* ssl, void*) {
+    TlsSession& session = TlsSession::Of(ssl);
+    if (sent != 0 || type != SSL3_RT_HANDSHAKE || !session.established_) return;
+    session.socket_status_ = {ErrorCode::kProtocol, "TLS: the peer goes on with the handshake after its end"};
+  });
   if (side == Side::kAccepts) {
     SSL_CTX_set_psk_find_session_callback(context, TlsSession::LookUpSecret);
   } else {
     SSL_CTX_set_psk_use_session_callback(context, TlsSession::UseSecret);
+    // A server that shows a certificate instead of knowing the secret: no certificate is believed.
+    SSL_CTX_set_verify(context, SSL_VERIFY_PEER, nullptr);
     SSL_CTX_set_default_read_buffer_len(context, kReadBytes);
   }
   return std::shared_ptr<const TlsContext>(std::move(made));
@@ -209,6 +217,10 @@ Result<bool> TlsSession::Handshake() {
   if (outcome != 1) LS_RETURN_IF_ERROR(Explain(outcome));
   LS_RETURN_IF_ERROR(Flush());
   established_ = outcome == 1;
+  // As if a session were resumed is how a secret is used; whoever got here without one has shown something else.
+  if (established_ && SSL_session_reused(ssl_.get()) != 1) {
+    return Status(ErrorCode::kPermission, "TLS handshake: the peer did without the secret");
+  }
   if (established_) find_ = nullptr;
   return established_;
 }
@@ -253,6 +265,7 @@ Result<size_t> TlsSession::ReceiveNow(std::span<const iovec> pieces) {
   size_t received = 0;
   for (const iovec& piece : pieces) {
     for (size_t filled = 0; filled < piece.iov_len;) {
+      if (!socket_status_.ok()) return received > 0 ? Result<size_t>(received) : Result<size_t>(socket_status_);
       ERR_clear_error();
       size_t got = 0;
       const int outcome =

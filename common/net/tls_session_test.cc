@@ -1,6 +1,9 @@
 // Two sessions, each over a socket whose other end the test holds: what is on its way is seen, cut and changed here.
 #include "common/net/tls_session.h"
 
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#include <openssl/x509.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -117,6 +120,86 @@ TEST_CASE("Who shares the secret is let in, and gets what is sent in whatever pi
     CHECK(got == sent);
     CHECK_FALSE(server.session->unsent());
   }
+}
+
+// A server of OpenSSL's own, which has a certificate and, if it may, the secret.
+class ForeignServer {
+ public:
+  explicit ForeignServer(bool knows_secret) : context_(SSL_CTX_new(TLS_server_method())), ssl_(nullptr) {
+    const std::unique_ptr<EVP_PKEY, decltype(&EVP_PKEY_free)> key(EVP_EC_gen("P-256"), EVP_PKEY_free);
+    const std::unique_ptr<X509, decltype(&X509_free)> certificate(X509_new(), X509_free);
+    X509_gmtime_adj(X509_getm_notBefore(certificate.get()), 0);
+    X509_gmtime_adj(X509_getm_notAfter(certificate.get()), 3600);
+    X509_set_pubkey(certificate.get(), key.get());
+    REQUIRE(X509_sign(certificate.get(), key.get(), EVP_sha256()) > 0);
+    REQUIRE(SSL_CTX_use_certificate(context_, certificate.get()) == 1);
+    REQUIRE(SSL_CTX_use_PrivateKey(context_, key.get()) == 1);
+    SSL_CTX_set_num_tickets(context_, 0);
+    if (knows_secret) SSL_CTX_set_psk_find_session_callback(context_, FindSecret);
+    ssl_ = SSL_new(context_);
+    SSL_set_bio(ssl_, BIO_new(BIO_s_mem()), BIO_new(BIO_s_mem()));
+    SSL_set_accept_state(ssl_);
+  }
+  ~ForeignServer() {
+    SSL_free(ssl_);
+    SSL_CTX_free(context_);
+  }
+  ForeignServer(const ForeignServer&) = delete;
+  ForeignServer& operator=(const ForeignServer&) = delete;
+
+  // Goes on with the handshake, or what follows it.
+  void Do(const Bytes& received) {
+    BIO_write(SSL_get_rbio(ssl_), received.data(), static_cast<int>(received.size()));
+    (void)SSL_do_handshake(ssl_);
+    ERR_clear_error();
+  }
+  void AskForNewKeys() {
+    REQUIRE(SSL_key_update(ssl_, SSL_KEY_UPDATE_REQUESTED) == 1);
+    (void)SSL_do_handshake(ssl_);
+  }
+  Bytes Taken() {
+    Bytes all(BIO_ctrl_pending(SSL_get_wbio(ssl_)));
+    if (!all.empty()) BIO_read(SSL_get_wbio(ssl_), all.data(), static_cast<int>(all.size()));
+    return all;
+  }
+
+ private:
+  static int FindSecret(SSL* ssl, const unsigned char*, size_t, SSL_SESSION** session) {
+    const unsigned char aes_128_gcm_sha256[] = {0x13, 0x01};
+    *session = SSL_SESSION_new();
+    SSL_SESSION_set1_master_key(*session, kSecret.data(), kSecret.size());
+    SSL_SESSION_set_cipher(*session, SSL_CIPHER_find(ssl, aes_128_gcm_sha256));
+    SSL_SESSION_set_protocol_version(*session, TLS1_3_VERSION);
+    return 1;
+  }
+
+  SSL_CTX* const context_;
+  SSL* ssl_;
+};
+
+TEST_CASE("A server that shows a certificate instead of the secret is not believed") {
+  Connecting client;
+  ForeignServer impostor(false);
+  REQUIRE_FALSE(*client.session->Handshake());
+  impostor.Do(client.Taken());
+  client.Give(impostor.Taken());
+  CHECK_THAT(client.session->Handshake(), FailsWith(ErrorCode::kProtocol, "certificate verify failed"));
+}
+
+TEST_CASE("A peer that asks for new keys, which could go on for ever, is refused") {
+  Connecting client;
+  ForeignServer server(true);
+  REQUIRE_FALSE(*client.session->Handshake());
+  server.Do(client.Taken());
+  client.Give(server.Taken());
+  REQUIRE(*client.session->Handshake());
+  server.Do(client.Taken());
+  server.AskForNewKeys();
+  client.Give(server.Taken());
+  std::array<std::byte, 8> some;
+  const std::array memory{iovec{some.data(), some.size()}};
+  (void)client.session->ReceiveNow(memory);
+  CHECK_THAT(client.session->ReceiveNow(memory), FailsWith(ErrorCode::kProtocol, "after its end"));
 }
 
 TEST_CASE("The secret does not cross, and nothing is issued with which to come again") {

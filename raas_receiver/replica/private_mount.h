@@ -30,6 +30,7 @@ class PrivateMount {
   PrivateMount(const PrivateMount&) = delete;
   PrivateMount& operator=(const PrivateMount&) = delete;
   ~PrivateMount() {
+    if (child_ <= 0) return;
     ::kill(child_, SIGKILL);
     ::waitpid(child_, nullptr, 0);
   }

@@ -204,6 +204,11 @@ bool EngineSupervisor::Reads(const std::string& path) const {
   return path == attempt_->version.path || (attempt_->last_good && path == attempt_->last_good->path);
 }
 
+void EngineSupervisor::MarkServed(const Held& served) {
+  const Status marked = replicas_.MarkServed(served);
+  if (!marked.ok()) telemetry::LogWarn("served_version_record_failed", marked, {{"model", model_}});
+}
+
 EngineOutcome EngineSupervisor::Take() {
   while (!changed_.WaitFor(kIdle, [this] { return ended(); })) {
   }
@@ -217,8 +222,7 @@ EngineOutcome EngineSupervisor::Take() {
     served_another = outcome.served != std::exchange(served_, outcome.served);
   }
   if (driver_->notifies() && !in_place_ && served_another) {
-    const Status marked = replicas_.MarkServed(outcome.served);
-    if (!marked.ok()) telemetry::LogWarn("served_version_record_failed", marked, {{"model", model_}});
+    MarkServed(outcome.served);
   }
   if (outcome.status.ok()) {
     backoff_.Reset();
@@ -301,9 +305,12 @@ Status EngineSupervisor::Verify() {
 
 void EngineSupervisor::Distrust() {
   if (!in_place_) {
-    std::lock_guard lock(mutex_);
-    served_ = {};
-    if (attempt_) attempt_->distrusted = true;
+    {
+      std::lock_guard lock(mutex_);
+      served_ = {};
+      if (attempt_) attempt_->distrusted = true;
+    }
+    if (driver_->notifies()) MarkServed({});  // also for the receiver after this one
     return;
   }
   const replica::PublishedVersion current = replicas_.current();

@@ -103,6 +103,7 @@ class EngineSupervisor {
   bool can_be_asked() const { return over_http() && !in_place_; }
   Held served() const;
   void SetServed(const Held& served);
+  void MarkServed(const Held& served);
   Held ServedInPlace() const;
   Result<bool> StillServes(const Held& served);
 

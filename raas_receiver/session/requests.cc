@@ -64,6 +64,11 @@ bool Requests::due(Kind kind) const {
   return kinds_[kind].asked != kinds_[kind].done;
 }
 
+bool Requests::due(Kind kind, const Turn& begun) const {
+  std::lock_guard lock(mutex_);
+  return kinds_[kind].asked != begun.number;
+}
+
 Requests::Turn Requests::Begin(Kind kind) {
   std::lock_guard lock(mutex_);
   return {kinds_[kind].asked, std::exchange(kinds_[kind].force_full, false)};

@@ -42,14 +42,15 @@ class Requests {
   void Stop();
 
   // --- the session's thread ---
-  bool stopping() const;
-  bool due(Kind kind) const;
-
   // The requests that what begins now is to answer.
   struct Turn {
     uint64_t number = 0;
     bool force_full = false;  // some pull wants it
   };
+  bool stopping() const;
+  bool due(Kind kind) const;
+  bool due(Kind kind, const Turn& begun) const;  // some that came after those
+
   Turn Begin(Kind kind);
   void End(Kind kind, const Turn& turn, const Status& outcome, const v1::SyncRecord& record = {});
 

@@ -218,7 +218,7 @@ void Session::Loop() {
 bool Session::SyncDue() const {
   ++looked_;
   if (engine_.Reads(replicas_->previous().path)) return false;  // a sync would write there
-  if (requests_.due(Requests::kPull)) return true;
+  if (unanswered_ ? requests_.due(Requests::kPull, unanswered_->pulls) : requests_.due(Requests::kPull)) return true;
   const replica::PublishedVersion current = replicas_->current();
   return !rolled_back_ && follower_.Behind(current.held, current.digest);
 }
@@ -287,6 +287,7 @@ Status Session::SwitchToOlder() {
   }
   LS_RETURN_IF_ERROR(replicas_->RollBack());
   rolled_back_ = true;
+  if (mend_at_) SetAsideDamage();
   live_.Close();
   telemetry::Log(telemetry::LogLevel::kWarn, "version_rolled_back",
                  {{"model", options_.model}, {"run", ToHex(other.run)}, {"version", other.version}});
@@ -298,6 +299,7 @@ v1::SessionState Session::Synchronize() {
   const telemetry::Moment begun;
   const Requests::Turn pulls = requests_.Begin(Requests::kPull);
   const Held announced = follower_.newest();
+  if (other_damaged_) DropOther();
   Sync sync(
       context_,
       {.force_full = pulls.force_full, .layout = follower_.layout(), .agent_layout = follower_.announced_layout()},
@@ -310,7 +312,8 @@ v1::SessionState Session::Synchronize() {
     const Status ended = replicas_->EndRollback();
     if (!ended.ok()) telemetry::LogError("rollback_end_failed", ended, {{"model", options_.model}});
     FollowLive(sync);
-    if (pulls.force_full) engine_.Distrust();
+    const bool other_bytes = sync.base() == replicas_->current().held && sync.record().mode() != "up_to_date";
+    if (pulls.force_full || other_bytes) engine_.Distrust();
   }
   Conclude(sync, status, begun);
   Answer();  // the one before: its version is committed, and the engine has not ended with it yet
@@ -329,15 +332,21 @@ v1::SessionState Session::Mend() {
   const telemetry::Moment begun;
   Sync sync(context_, {.mend = true, .layout = replicas_->current().layout, .agent_layout = {}}, state_);
   const Status status = RunSync(sync);
-  if (status.ok()) {
-    DropOther();  // the damaged one
-    engine_.Distrust();
-  } else {
+  if (!status.ok()) {
     mend_at_ = std::chrono::steady_clock::now() + mend_backoff_.Next();
   }
   Conclude(sync, status, begun);
   feed_.Publish(sync.record());
   return resting;
+}
+
+// The replica that is damaged is not the current one any more. Nothing is to be made from it, and engines may have read
+// it.
+void Session::SetAsideDamage() {
+  mend_at_.reset();
+  other_damaged_ = true;
+  engine_.Distrust();
+  if (!engine_.under_way()) DropOther();
 }
 
 // What any sync leaves: in the log, in status, and for the engine.
@@ -347,7 +356,7 @@ void Session::Conclude(const Sync& sync, const Status& status, const telemetry::
     if (status.code() != ErrorCode::kCancelled)
       telemetry::LogError("sync_failed", status, {{"model", options_.model}, {"mode", record.mode()}});
   } else if (record.mode() != "up_to_date") {
-    mend_at_.reset();  // another replica is current
+    if (mend_at_) SetAsideDamage();
     mend_backoff_.Reset();
     LogSync(record, replicas_->current().held, begun);
     mode_ = record.mode();
@@ -390,6 +399,7 @@ void Session::Scrub() {
 }
 
 void Session::DropOther() {
+  other_damaged_ = false;
   const Status dropped = replicas_->DropOther();
   if (!dropped.ok()) telemetry::LogWarn("replica_drop_failed", dropped, {{"model", options_.model}});
 }

@@ -126,6 +126,7 @@ class Session {
   void Conclude(const Sync& sync, const Status& status, const telemetry::Moment& begun);
   void Scrub();
   void DropOther();
+  void SetAsideDamage();
   bool MendDue() const;
   std::chrono::milliseconds UntilMend() const;
   void FollowLive(const Sync& sync);
@@ -147,6 +148,7 @@ class Session {
   std::atomic<bool> rolled_back_;  // nothing but a pull that is asked for ends it
   replica::Scrubber scrubber_;
   std::optional<std::chrono::steady_clock::time_point> mend_at_;  // the current version is damaged: to be mended then
+  bool other_damaged_ = false;  // the other replica is, and is dropped before a sync makes anything from it
   Backoff mend_backoff_{std::chrono::minutes(5), std::chrono::seconds(1)};
   std::atomic<v1::SessionState> state_ = v1::SESSION_STATE_WAITING;
   std::atomic<bool> notifying_ = false;  // an attempt at the engine is under way

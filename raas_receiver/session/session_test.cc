@@ -1,6 +1,7 @@
 #include "raas_receiver/session/session.h"
 
 #include <catch2/catch.hpp>
+#include <future>
 #include <thread>
 
 #include "common/base/status_testing.h"
@@ -447,6 +448,21 @@ struct SlowHook {
   const std::string calls;
 };
 
+TEST_CASE("A pull is answered with what the hook of its version said, however long that took") {
+  Fixture fixture;
+  fixture.options.follow = false;
+  SlowHook hook(fixture);
+  fixture.Start();
+  auto answer = std::async(std::launch::async, [&] { return fixture.Pull(); });
+  hook.WaitForCall(1);
+  CHECK(answer.wait_for(milliseconds(200)) == std::future_status::timeout);
+  REQUIRE(os::WriteFileAtomic(hook.File("1"), "another").ok());
+  const auto record = answer.get();
+  REQUIRE(record.ok());
+  CHECK(record->mode() == "full");
+  CHECK_FALSE(record->engine_error().empty());
+}
+
 TEST_CASE("While a hook runs the next version is committed, and the one that it loads stays whole") {
   Fixture fixture;
   SlowHook hook(fixture);
@@ -465,7 +481,7 @@ TEST_CASE("While a hook runs the next version is committed, and the one that it 
     hook.Release(3);
     fixture.WaitHeld(3);
     CHECK(fixture.Describe().served_version() == 3);
-    CHECK(fixture.Describe().last_error().empty());
+    fixture.WaitFor([&] { return fixture.Describe().last_error().empty(); });
   }
   SECTION("and a rollback returns to it, for a pull to go on") {
     std::thread release([&] { hook.Release(1); });

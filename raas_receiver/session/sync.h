@@ -49,6 +49,7 @@ class Sync {
 
   const v1::SyncRecord& record() const { return record_; }  // once Run has returned
   const Layout& layout() const { return request_.layout; }
+  const Held& base() const { return base_.held; }  // what was current before
   uint64_t lane_retries() const { return lane_retries_; }
   uint64_t fetched_bytes() const { return fetcher_.counters().payload_bytes; }  // so far; any thread
 

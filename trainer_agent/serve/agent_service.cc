@@ -166,7 +166,7 @@ grpc::Status AgentService::ClosePull(grpc::ServerContext* context, const v1::Clo
   LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(const Held held, FromProto(request->held()));
   const std::string model = pulls_->Close(request->pull_id(), held, request->outcome(), caller);
-  if (request->damaged()) scrubber_->Suspect(model);
+  if (request->damaged() && !model.empty()) scrubber_->Suspect(model);
   return grpc::Status::OK;
 }
 

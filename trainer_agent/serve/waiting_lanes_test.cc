@@ -137,11 +137,13 @@ TEST_CASE("A server without descriptors lets nobody in, and goes on once it has 
   const DescriptorLimit limit(200);
   std::vector<os::UniqueFd> all;
   for (os::UniqueFd one(::dup(0)); one.valid(); one = os::UniqueFd(::dup(0))) all.push_back(std::move(one));
-  REQUIRE(all.size() > kDescriptorsOfALane);
-  all.resize(all.size() - kDescriptorsOfALane);
+  // Nothing is checked before there are some again: the sanitizer needs one for that.
+  const bool enough = all.size() > kDescriptorsOfALane;
+  if (enough) all.resize(all.size() - kDescriptorsOfALane);
   TestLane lane(server->port());
   std::this_thread::sleep_for(milliseconds(150));  // the server finds none, once or twice
   all.clear();
+  REQUIRE(enough);
   REQUIRE(lane.Enter(plan, 0) == ErrorCode::kOk);
   lane.Send(FullRequest(3, 1));
   CHECK(lane.ReceiveBlock().second == BlockOf(1, 3));

@@ -1,6 +1,8 @@
 // The control segment and the halves that an agent finds again after it was killed (trainer_agent/buffer).
 #include "trainer_agent/buffer/control_segment.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "common/base/hash.h"
@@ -111,13 +113,14 @@ void TestBytes(const Bytes& bytes, ByteView input) {
 
 std::vector<Bytes> Seeds() {
   const uint64_t bytes = ControlSegment::BytesFor(*SmallLayout());
-  auto control = ControlSegment::Format(*os::CreateMemfdSegment("fuzz", bytes), "actor", SmallRun(), *SmallLayout(), 2);
+  os::MappedSegment segment = *os::CreateMemfdSegment("fuzz", bytes);
+  const auto written = *os::AdoptSegment(os::UniqueFd(::dup(segment.fd())), bytes, os::Access::kReadOnly, "fuzz");
+  auto control = ControlSegment::Format(std::move(segment), "actor", SmallRun(), *SmallLayout(), 2);
   for (const size_t half : {0, 1}) {
     control.SetCommitted(half, half + 1, 1'000'000'000);
     control.RecordManifest(half, SmallManifest(half + 1));
   }
-  return {HexBlock("trainer_agent/buffer/FORMAT.md", "control"),
-          Copy({reinterpret_cast<const std::byte*>(&control.header()), bytes})};
+  return {HexBlock("trainer_agent/buffer/FORMAT.md", "control"), Copy({written.data(), bytes})};
 }
 
 void TestInput(ByteView input) {
