@@ -65,7 +65,7 @@ Session::Session(SessionOptions options, std::unique_ptr<replica::ReplicaPair> r
                .live = live_,
                .timeline = options_.timeline},
       rolled_back_(replicas_->rolled_back()),
-      scrubber_(options_.scrub_round),
+      care_(options_.model, options_.scrub_round, *replicas_, engine_, history_),
       freshness_(options_.unready_after),
       follower_(WatchOf(options_), options_.follow, agent_, *replicas_, changed_),
       engine_(options_.model, options_.engine, std::move(driver), *replicas_, pool, options_.timeline, changed_),
@@ -143,7 +143,7 @@ v1::ReceiverModel Session::Describe() const {
   model.set_newest_version(follower_.newest().version);
   model.set_newest_committed_unix_ns(follower_.newest_committed_unix_ns());
   model.set_model_bytes(layout ? layout->data_bytes() : 0);
-  model.set_scrubbed_bytes(scrubber_.bytes());
+  model.set_scrubbed_bytes(care_.scrubbed_bytes());
   engine_.Describe(model);
   history_.Describe(model);
   if (model.last_error().empty()) {
@@ -228,20 +228,19 @@ bool Session::SyncDue() const {
 v1::SessionState Session::Wait() {
   const v1::SessionState resting = state_;
   const auto called = [this] {
-    return requests_.stopping() || requests_.due(Requests::kRollback) || SyncDue() || EngineDue() || MendDue();
+    return requests_.stopping() || requests_.due(Requests::kRollback) || SyncDue() || EngineDue() || care_.MendDue();
   };
   while (!called()) {
     const bool busy = follower_.Prepare() || replicas_->WarmTarget();
     engine_.Check();
-    Scrub();
-    milliseconds idle = std::min(engine_.UntilDue(), UntilMend());
-    if (!engine_.under_way()) idle = std::min(idle, scrubber_.UntilDue());
+    care_.Scrub();
+    const milliseconds idle = std::min(engine_.UntilDue(), care_.UntilDue());
     if (!busy) changed_.WaitFor(idle, [&] { return called() || follower_.Unprepared(); });
   }
   if (requests_.stopping()) return resting;
   if (requests_.due(Requests::kRollback)) return RollBack();
   if (SyncDue()) return v1::SESSION_STATE_NEGOTIATING;
-  if (MendDue()) return Mend();
+  if (care_.MendDue()) return Mend();
   TendEngine();
   return resting;
 }
@@ -287,7 +286,7 @@ Status Session::SwitchToOlder() {
   }
   LS_RETURN_IF_ERROR(replicas_->RollBack());
   rolled_back_ = true;
-  if (mend_at_) SetAsideDamage();
+  care_.Switched();
   live_.Close();
   telemetry::Log(telemetry::LogLevel::kWarn, "version_rolled_back",
                  {{"model", options_.model}, {"run", ToHex(other.run)}, {"version", other.version}});
@@ -299,7 +298,7 @@ v1::SessionState Session::Synchronize() {
   const telemetry::Moment begun;
   const Requests::Turn pulls = requests_.Begin(Requests::kPull);
   const Held announced = follower_.newest();
-  if (other_damaged_) DropOther();
+  care_.DropDamaged();
   Sync sync(
       context_,
       {.force_full = pulls.force_full, .layout = follower_.layout(), .agent_layout = follower_.announced_layout()},
@@ -332,21 +331,10 @@ v1::SessionState Session::Mend() {
   const telemetry::Moment begun;
   Sync sync(context_, {.mend = true, .layout = replicas_->current().layout, .agent_layout = {}}, state_);
   const Status status = RunSync(sync);
-  if (!status.ok()) {
-    mend_at_ = std::chrono::steady_clock::now() + mend_backoff_.Next();
-  }
+  if (!status.ok()) care_.MendFailed();
   Conclude(sync, status, begun);
   feed_.Publish(sync.record());
   return resting;
-}
-
-// The replica that is damaged is not the current one any more. Nothing is to be made from it, and engines may have read
-// it.
-void Session::SetAsideDamage() {
-  mend_at_.reset();
-  other_damaged_ = true;
-  engine_.Distrust();
-  if (!engine_.under_way()) DropOther();
 }
 
 // What any sync leaves: in the log, in status, and for the engine.
@@ -356,8 +344,7 @@ void Session::Conclude(const Sync& sync, const Status& status, const telemetry::
     if (status.code() != ErrorCode::kCancelled)
       telemetry::LogError("sync_failed", status, {{"model", options_.model}, {"mode", record.mode()}});
   } else if (record.mode() != "up_to_date") {
-    if (mend_at_) SetAsideDamage();
-    mend_backoff_.Reset();
+    care_.Switched();
     LogSync(record, replicas_->current().held, begun);
     mode_ = record.mode();
     transfer_ = record.transfer();
@@ -378,40 +365,6 @@ Status Session::RunSync(Sync& sync) {
   std::lock_guard lock(mutex_);
   running_ = nullptr;
   return status;
-}
-
-// The current version is mended; the other one is not needed, and is dropped.
-void Session::Scrub() {
-  if (engine_.under_way()) return;
-  const std::optional<replica::Scrubber::Damage> damage = scrubber_.Step(*replicas_);
-  if (!damage) return;
-  const bool current = damage->side == replica::ReplicaPair::Side::kCurrent;
-  const Status what{ErrorCode::kCorrupt, Cat("the bytes of block ", damage->blocks[0], " of version ",
-                                             damage->held.version, " have changed in memory")};
-  telemetry::LogError("scrub_found_damage", what,
-                      {{"model", options_.model}, {"blocks", damage->blocks.size()}, {"current", current}});
-  history_.AddDamage(what, damage->blocks.size());
-  if (current) {
-    if (!mend_at_) mend_at_ = std::chrono::steady_clock::now();
-    return;
-  }
-  DropOther();
-}
-
-void Session::DropOther() {
-  other_damaged_ = false;
-  const Status dropped = replicas_->DropOther();
-  if (!dropped.ok()) telemetry::LogWarn("replica_drop_failed", dropped, {{"model", options_.model}});
-}
-
-// While an engine loads, nothing that it may read is withdrawn.
-bool Session::MendDue() const {
-  return mend_at_ && std::chrono::steady_clock::now() >= *mend_at_ && !engine_.under_way();
-}
-
-milliseconds Session::UntilMend() const {
-  if (!mend_at_ || engine_.under_way()) return milliseconds::max();
-  return std::max(milliseconds(0), std::chrono::ceil<milliseconds>(*mend_at_ - std::chrono::steady_clock::now()));
 }
 
 // What comes next is asked for at once: an engine may take its time with what came now.

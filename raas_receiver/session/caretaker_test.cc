@@ -1,0 +1,73 @@
+#include <catch2/catch.hpp>
+#include <fstream>
+
+#include "common/base/status_testing.h"
+#include "raas_receiver/session/session_fixture.h"
+
+namespace lockstep::session {
+namespace {
+
+using std::chrono::milliseconds;
+
+}  // namespace
+
+TEST_CASE("A bit that flips in what is held is found, mended with one block of the agent's, and counted") {
+  SessionFixture fixture;
+  fixture.options.scrub_round = milliseconds(20);
+  fixture.options.follow = GENERATE(true, false);  // either way it is not for a sync to find it
+  const auto records = fixture.feed.Subscribe("actor");
+  fixture.Start();
+  REQUIRE(fixture.Pull().ok());
+  fixture.WaitHeld(1);
+  const std::string file = fixture.pair->current().path + "/model.safetensors";
+  const std::string before = replica::ReplicaFixture::FileText(file);
+  std::ifstream reader(file);  // whoever has the file keeps what he has: another takes its place
+  replica::ReplicaFixture::FlipByte(file);
+  fixture.WaitFor([&] { return fixture.Describe().damaged_blocks() > 0 && fixture.Describe().last_error().empty(); });
+  fixture.WaitHeld(1);
+  CHECK(fixture.Describe().repaired_blocks() == 1);
+  CHECK(fixture.Describe().scrubbed_bytes() > 0);
+  CHECK(fixture.Describe().previous().version() == 0);  // the damaged one can not be rolled back to
+  CHECK(fixture.agent.last_outcome == "ok");
+  CHECK(std::string(std::istreambuf_iterator<char>(reader), {}) != before);
+  v1::SyncRecord record;
+  while (record.mode() != "repair") REQUIRE(records->Next(kForEver, record));
+  CHECK(record.from().version() == 1);
+  CHECK(record.to().version() == 1);
+  CHECK(record.payload_bytes() <= fixture.replicas.model.layout()->block_bytes());
+  fixture.agent.Publish();
+  REQUIRE(fixture.Pull().ok());
+  fixture.WaitHeld(2);
+}
+
+TEST_CASE("A bit that flips in the version before is found, and that version is given up") {
+  SessionFixture fixture;
+  fixture.options.scrub_round = milliseconds(20);
+  fixture.Start();
+  fixture.WaitHeld(1);
+  fixture.agent.Publish();
+  fixture.WaitHeld(2);
+  replica::ReplicaFixture::FlipByte(fixture.pair->previous().path + "/model.safetensors");
+  fixture.WaitFor([&] { return fixture.Describe().previous().version() == 0; });
+  CHECK(fixture.Describe().damaged_blocks() == 1);
+  CHECK_THAT(fixture.Rollback(), FailsWith(ErrorCode::kState, "nothing to roll back to"));
+  fixture.agent.Publish();
+  fixture.WaitHeld(3);
+}
+
+TEST_CASE("A version that was rolled back to and is damaged is mended, and stays") {
+  SessionFixture fixture;
+  fixture.options.scrub_round = milliseconds(20);
+  fixture.Start();
+  fixture.WaitHeld(1);
+  fixture.agent.Publish();
+  fixture.WaitHeld(2);
+  REQUIRE(fixture.Rollback().ok());
+  fixture.agent.lanes().version_of = [](BlockIndex) { return Version{1}; };  // it still has it
+  replica::ReplicaFixture::FlipByte(fixture.pair->current().path + "/model.safetensors");
+  fixture.WaitFor([&] { return fixture.Describe().repaired_blocks() == 1; });
+  fixture.WaitFor([&] { return fixture.Describe().state() == v1::SESSION_STATE_HELD; });
+  fixture.Check(1);
+}
+
+}  // namespace lockstep::session
