@@ -173,6 +173,35 @@ TEST_CASE("Damage to the current replica is not copied into the other one unnoti
   CHECK(*damaged == std::vector<BlockIndex>{fixture.model.layout()->block_count() - 1});
 }
 
+TEST_CASE(
+    "A damaged version is made again from what is whole in either replica, and what is whole in neither is named") {
+  ReplicaFixture fixture;
+  fixture.options.keep_delta_bytes = GENERATE(uint64_t{0}, uint64_t{1} << 30);
+  fixture.Open();
+  fixture.PullFull(fixture.model.Advance());
+  const bool led_to = GENERATE(true, false);  // by a kept delta, where there is one
+  if (led_to) {
+    fixture.PullDelta(fixture.model.Advance());
+  } else {
+    fixture.PullFull(1);
+  }
+  const Held held = fixture.pair().current().held;
+  const std::string other = fixture.ModelPath(".lockstep/replica-0.safetensors");
+  fixture.FlipByte(fixture.pair().current().path + "/model.safetensors");
+  const BlockIndex damaged = fixture.model.layout()->block_count() - 1;
+  const bool both = GENERATE(true, false);
+  if (both) fixture.FlipByte(other);
+  fixture.pair().target_block(0)[7] ^= std::byte{1};
+  const auto lost = fixture.pair().Mend();
+  REQUIRE(lost.ok());
+  const bool here = !both && (!led_to || fixture.options.keep_delta_bytes > 0);
+  CHECK(*lost == (here ? std::vector<BlockIndex>{} : std::vector<BlockIndex>{damaged}));
+  const ByteView bytes = fixture.model.block_of(held.version, damaged);
+  std::copy(bytes.begin(), bytes.end(), fixture.pair().target_block(damaged).begin());
+  REQUIRE(fixture.pair().Commit(fixture.model.manifest(held.version), 1, {}).ok());
+  fixture.CheckCurrent(held.version);
+}
+
 TEST_CASE("Replica files that were removed are replaced by the next sync") {
   ReplicaFixture fixture;
   fixture.Open();

@@ -1,3 +1,4 @@
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <fstream>
 
@@ -38,6 +39,48 @@ TEST_CASE("A bit that flips in what is held is found, mended with one block of t
   fixture.agent.Publish();
   REQUIRE(fixture.Pull().ok());
   fixture.WaitHeld(2);
+}
+
+TEST_CASE("A block that the other replica has whole is mended from there, and the agent is not asked") {
+  SessionFixture fixture;
+  fixture.options.scrub_round = milliseconds(20);
+  fixture.options.follow = false;
+  fixture.Start();
+  REQUIRE(fixture.Pull().ok());
+  REQUIRE(fixture.Pull(true).ok());  // no delta leads from the one replica to the other
+  const auto records = fixture.feed.Subscribe("actor");
+  replica::ReplicaFixture::FlipByte(fixture.pair->current().path + "/model.safetensors");
+  v1::SyncRecord record;
+  while (record.mode() != "repair") REQUIRE(records->Next(kForEver, record));
+  CHECK(record.error().empty());
+  CHECK(record.repaired_blocks() == 0);
+  CHECK(fixture.agent.pulls_opened == 2);
+  fixture.WaitHeld(1);
+  CHECK(fixture.Describe().damaged_blocks() == 1);
+}
+
+TEST_CASE("A damaged block is not asked of an agent that is at another run, which is not told that it is damaged") {
+  SessionFixture fixture;
+  fixture.options.scrub_round = milliseconds(20);
+  fixture.options.follow = false;
+  fixture.Start();
+  REQUIRE(fixture.Pull().ok());
+  std::atomic<int> requests = 0;
+  fixture.agent.refuse_full = [&](const wire::BlockRequest&) {
+    ++requests;
+    return OkStatus();
+  };
+  fixture.agent.twist = [](v1::PullPlan& plan) { plan.mutable_target()->set_run(std::string(16, 'r')); };
+  const auto records = fixture.feed.Subscribe("actor");
+  replica::ReplicaFixture::FlipByte(fixture.pair->current().path + "/model.safetensors");
+  v1::SyncRecord record;
+  while (record.mode() != "repair") REQUIRE(records->Next(kForEver, record));
+  CHECK(record.error().find("of version 1 is damaged, and the agent has another run by now; pull that") !=
+        std::string::npos);
+  CHECK(requests == 0);
+  CHECK_FALSE(fixture.agent.last_damaged);
+  CHECK(fixture.pair->current().held == fixture.replicas.model.held(1));
+  fixture.Stop();
 }
 
 TEST_CASE("A bit that flips in the version before is found, and that version is given up") {

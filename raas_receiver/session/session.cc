@@ -314,6 +314,7 @@ v1::SessionState Session::Synchronize() {
     const bool other_bytes = sync.base() == replicas_->current().held && sync.record().mode() != "up_to_date";
     if (pulls.force_full || other_bytes) engine_.Distrust();
   }
+  follower_.SetLayout(sync.layout());
   Conclude(sync, status, begun);
   Answer();  // the one before: its version is committed, and the engine has not ended with it yet
   unanswered_ = {pulls, status, sync.record(), replicas_->current().held};
@@ -349,7 +350,6 @@ void Session::Conclude(const Sync& sync, const Status& status, const telemetry::
     mode_ = record.mode();
     transfer_ = record.transfer();
   }
-  follower_.SetLayout(sync.layout());
   history_.Add(status, record, sync.lane_retries());
   if (engine_.ended()) (void)FinishServe();
 }
