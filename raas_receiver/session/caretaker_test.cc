@@ -59,6 +59,25 @@ TEST_CASE("A block that the other replica has whole is mended from there, and th
   CHECK(fixture.Describe().damaged_blocks() == 1);
 }
 
+TEST_CASE("What is held is looked after also while syncs fail") {
+  SessionFixture fixture;
+  fixture.options.scrub_round = milliseconds(20);
+  fixture.Start();
+  fixture.WaitHeld(1);
+  fixture.agent.Publish();
+  fixture.WaitHeld(2);
+  fixture.agent.twist = [](v1::PullPlan& plan) { plan.clear_tickets(); };
+  fixture.agent.Publish();
+  fixture.WaitFor([&] { return fixture.Describe().state() == v1::SESSION_STATE_BACKING_OFF; });
+  const std::string damaged = fixture.pair->current().path;
+  replica::ReplicaFixture::FlipByte(damaged + "/model.safetensors");
+  fixture.WaitFor([&] { return fixture.Describe().damaged_blocks() == 1; });
+  fixture.WaitFor([&] { return fixture.pair->current().path != damaged; });  // a delta led from the other one
+  fixture.Check(2);
+  CHECK(fixture.Describe().failures() > 0);
+  fixture.Stop();
+}
+
 TEST_CASE("A damaged block is not asked of an agent that is at another run, which is not told that it is damaged") {
   SessionFixture fixture;
   fixture.options.scrub_round = milliseconds(20);

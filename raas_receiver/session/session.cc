@@ -197,17 +197,7 @@ void Session::Loop() {
     state_ = state;
     if (engine_.ended()) (void)FinishServe();
     if (requests_.stopping()) break;
-    switch (state) {
-      case v1::SESSION_STATE_WAITING:
-      case v1::SESSION_STATE_HELD:
-        state = Wait();
-        break;
-      case v1::SESSION_STATE_BACKING_OFF:
-        state = BackOff();
-        break;
-      default:
-        state = Synchronize();
-    }
+    state = state == v1::SESSION_STATE_NEGOTIATING ? Synchronize() : Wait();
   }
   if (notifying_) (void)FinishServe();
   Answer();
@@ -220,41 +210,39 @@ bool Session::SyncDue() const {
   if (engine_.Reads(replicas_->previous().path)) return false;  // a sync would write there
   if (unanswered_ ? requests_.due(Requests::kPull, unanswered_->pulls) : requests_.due(Requests::kPull)) return true;
   const replica::PublishedVersion current = replicas_->current();
-  return !rolled_back_ && follower_.Behind(current.held, current.digest);
+  return UntilRetry().count() <= 0 && !rolled_back_ && follower_.Behind(current.held, current.digest);
 }
 
-// States Waiting and Held. After: Negotiating when a sync is due, Held after a rollback, else the same again. Meanwhile
-// it looks after what is held.
+milliseconds Session::UntilRetry() const {
+  return std::chrono::ceil<milliseconds>(sync_again_ - std::chrono::steady_clock::now());
+}
+
+v1::SessionState Session::Resting() const {
+  if (UntilRetry().count() > 0) return v1::SESSION_STATE_BACKING_OFF;
+  return rolled_back_ ? v1::SESSION_STATE_HELD : v1::SESSION_STATE_WAITING;
+}
+
+// States Waiting, Held and BackingOff. After: Negotiating when a sync is due, Held after a rollback, else one of these.
+// Meanwhile it looks after what is held.
 v1::SessionState Session::Wait() {
-  const v1::SessionState resting = state_;
   const auto called = [this] {
     return requests_.stopping() || requests_.due(Requests::kRollback) || SyncDue() || EngineDue() || care_.MendDue();
   };
   while (!called()) {
+    state_ = Resting();
     const bool busy = follower_.Prepare() || replicas_->WarmTarget();
     engine_.Check();
     care_.Scrub();
-    const milliseconds idle = std::min(engine_.UntilDue(), care_.UntilDue());
+    milliseconds idle = std::min(engine_.UntilDue(), care_.UntilDue());
+    if (state_ == v1::SESSION_STATE_BACKING_OFF) idle = std::clamp(UntilRetry(), milliseconds(0), idle);
     if (!busy) changed_.WaitFor(idle, [&] { return called() || follower_.Unprepared(); });
   }
-  if (requests_.stopping()) return resting;
+  if (requests_.stopping()) return Resting();
   if (requests_.due(Requests::kRollback)) return RollBack();
   if (SyncDue()) return v1::SESSION_STATE_NEGOTIATING;
   if (care_.MendDue()) return Mend();
   TendEngine();
-  return resting;
-}
-
-// State BackingOff, after an error. After: Negotiating once the time is over or a Pull asks for it, Waiting or Held
-// when nothing is due any more, Held after a rollback.
-v1::SessionState Session::BackOff() {
-  changed_.WaitFor(backoff_.Next(), [this] {
-    ++looked_;
-    return requests_.stopping() || requests_.due(Requests::kRollback) || requests_.due(Requests::kPull) || EngineDue();
-  });
-  if (requests_.due(Requests::kRollback)) return RollBack();
-  if (EngineDue()) TendEngine();
-  return SyncDue() ? v1::SESSION_STATE_NEGOTIATING : Resting();
+  return Resting();
 }
 
 // After: Held; Waiting when there was nothing to roll back to.
@@ -286,6 +274,7 @@ Status Session::SwitchToOlder() {
   }
   LS_RETURN_IF_ERROR(replicas_->RollBack());
   rolled_back_ = true;
+  sync_again_ = {};
   care_.Switched();
   live_.Close();
   telemetry::Log(telemetry::LogLevel::kWarn, "version_rolled_back",
@@ -304,7 +293,10 @@ v1::SessionState Session::Synchronize() {
       {.force_full = pulls.force_full, .layout = follower_.layout(), .agent_layout = follower_.announced_layout()},
       state_);
   const Status status = RunSync(sync);
-  if (status.ok()) {
+  if (!status.ok()) {
+    sync_again_ = std::chrono::steady_clock::now() + backoff_.Next();
+  } else {
+    sync_again_ = {};
     backoff_.Reset();
     follower_.Synced(announced, replicas_->current());
     rolled_back_ = false;
@@ -323,19 +315,18 @@ v1::SessionState Session::Synchronize() {
   } else if (!notifying_) {
     BeginServe();
   }
-  return status.ok() ? v1::SESSION_STATE_WAITING : v1::SESSION_STATE_BACKING_OFF;
+  return Resting();
 }
 
 // The states of Sync. After: the state before; engines that are behind now are due.
 v1::SessionState Session::Mend() {
-  const v1::SessionState resting = state_;
   const telemetry::Moment begun;
   Sync sync(context_, {.mend = true, .layout = replicas_->current().layout, .agent_layout = {}}, state_);
   const Status status = RunSync(sync);
   if (!status.ok()) care_.MendFailed();
   Conclude(sync, status, begun);
   feed_.Publish(sync.record());
-  return resting;
+  return Resting();
 }
 
 // What any sync leaves: in the log, in status, and for the engine.

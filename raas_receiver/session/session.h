@@ -102,7 +102,6 @@ class Session {
   void Loop();
   v1::SessionState Wait();
   v1::SessionState Synchronize();
-  v1::SessionState BackOff();
   v1::SessionState RollBack();
   v1::SessionState Mend();
 
@@ -121,7 +120,8 @@ class Session {
   bool SyncDue() const;
   bool EngineDue() const { return requests_.due(Requests::kVerify) || engine_.Due(); }
 
-  v1::SessionState Resting() const { return rolled_back_ ? v1::SESSION_STATE_HELD : v1::SESSION_STATE_WAITING; }
+  std::chrono::milliseconds UntilRetry() const;  // of a sync that failed; over, or none did: not above 0
+  v1::SessionState Resting() const;              // Waiting, Held or BackingOff
   Status SwitchToOlder();
   Status RunSync(Sync& sync);
   void Conclude(const Sync& sync, const Status& status, const telemetry::Moment& begun);
@@ -141,7 +141,8 @@ class Session {
   SyncContext context_;
   SyncHistory history_;
   Backoff backoff_;
-  std::atomic<bool> rolled_back_;  // nothing but a pull that is asked for ends it
+  std::chrono::steady_clock::time_point sync_again_;  // after a failure, not before, unless a pull asks for it
+  std::atomic<bool> rolled_back_;                     // nothing but a pull that is asked for ends it
   Caretaker care_;
   std::atomic<v1::SessionState> state_ = v1::SESSION_STATE_WAITING;
   std::atomic<bool> notifying_ = false;  // an attempt at the engine is under way
