@@ -93,7 +93,7 @@ Status ReplicaPair::Allocate(const std::shared_ptr<const model::ModelLayout>& la
     Replica& replica = replicas_[i];
     // Memory taken for a layout that never came to a version makes room.
     const bool unused = replica.file.valid() && !replica.whole;
-    if (unused && replica.file.layout()->digest() != layout->digest()) DropFile(replica);
+    if (unused && replica.file.layout()->digest() != layout->digest()) DropFile(i);
     if (!replica.file.valid()) lacking.push_back(i);
   }
   if (lacking.empty()) return OkStatus();
@@ -111,14 +111,15 @@ Status ReplicaPair::Allocate(const std::shared_ptr<const model::ModelLayout>& la
   const auto failed = std::find_if(outcomes.begin(), outcomes.end(), [](const Status& status) { return !status.ok(); });
   if (failed == outcomes.end()) return OkStatus();
   // One alone is of no use, and would take the room that other models need.
-  for (const size_t i : lacking) DropFile(replicas_[i]);
+  for (const size_t i : lacking) DropFile(i);
   if (failed->code() != ErrorCode::kResourceExhausted || !room.ok()) return *failed;
   return NoRoom(options_, lacking.size(), model::ImageBytes(*layout), *room);
 }
 
-void ReplicaPair::DropFile(Replica& replica) {
-  replica.file = ReplicaFile();
-  ::unlink(replica.path.c_str());
+void ReplicaPair::DropFile(size_t replica) {
+  const std::unique_lock writing(bytes_mutexes_[replica]);  // it may have been current when it began to be verified
+  replicas_[replica].file = ReplicaFile();
+  ::unlink(replicas_[replica].path.c_str());
 }
 
 bool ReplicaPair::WarmTarget() {

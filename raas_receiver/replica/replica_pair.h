@@ -150,7 +150,7 @@ class ReplicaPair {
   void EndWriting();
   Status Retract(Replica& replica);
   Status RemoveState(const Replica& replica) const;
-  void DropFile(Replica& replica);
+  void DropFile(size_t replica);
   void Edge(std::string_view edge) const;
   PublishedVersion Describe(const Replica& replica) const;
 
@@ -164,7 +164,7 @@ class ReplicaPair {
   VersionTree tree_;
   KeptDeltas kept_;
   std::array<Replica, 2> replicas_;
-  // Each replica's bytes: exclusive while the session writes, shared while they are verified.
+  // Each replica's bytes: exclusive while the session writes or drops them, shared while they are verified.
   mutable std::array<std::shared_mutex, 2> bytes_mutexes_;
   std::unique_lock<std::shared_mutex> writing_;
   std::atomic<uint64_t> replaced_ = 0;

@@ -3,9 +3,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "common/base/status_testing.h"
 #include "common/os/temp_dir.h"
@@ -161,6 +163,31 @@ TEST_CASE("Verify names the blocks and tensors whose bytes differ") {
   CHECK(report->computed != report->recorded);
   CHECK(report->bad_blocks.size() == 1);
   CHECK(report->bad_tensors == model::TensorsInBlocks(*fixture.model.layout(), report->bad_blocks));
+}
+
+TEST_CASE("A version that is verified keeps its memory until that ends, although it is dropped meanwhile") {
+  ReplicaFixture fixture;
+  fixture.model = TestModel(1, 8'000'000);  // takes a while to hash
+  const auto other = *model::ModelLayout::Create({{"other", model::DType::kU8, {100'000}, 0}}, 4096);
+  fixture.Open();
+  const Version version = fixture.model.Advance();
+  fixture.PullFull(version);
+  std::atomic<bool> done = false;
+  std::atomic<int> bad = 0;
+  std::thread verifier([&] {
+    while (!done) {
+      const auto report = fixture.pair().Verify();
+      if (!report.ok() || !report->bad_blocks.empty()) ++bad;
+    }
+  });
+  for (int i = 0; i < 20; ++i) {
+    CHECK(ReplicaFixture::TryFull(fixture.pair(), fixture.model, version).ok());
+    CHECK(fixture.pair().DropOther().ok());
+    CHECK(fixture.pair().Allocate(other).ok());
+  }
+  done = true;
+  verifier.join();
+  CHECK(bad == 0);
 }
 
 TEST_CASE("Damage to the current replica is not copied into the other one unnoticed") {
