@@ -217,7 +217,8 @@ EngineOutcome EngineSupervisor::Take() {
   {
     std::lock_guard lock(mutex_);
     outcome = *std::move(attempt_->outcome);
-    if (attempt_->distrusted) outcome.served = {};
+    outcome.distrusted = attempt_->distrusted;
+    if (outcome.distrusted) outcome.served = {};
     attempt_.reset();
     served_another = outcome.served != std::exchange(served_, outcome.served);
   }

@@ -35,10 +35,11 @@ struct EngineSupervisorOptions {
 
 // How making the engines serve a version went.
 struct EngineOutcome {
-  Status status;          // why the engine does not serve `version`
-  Held version;           // that it was to serve
-  Held served;            // by the directory: what it serves now; nothing: nothing, or nobody knows
-  bool reverted = false;  // it could not load `version`, and loaded the one before again
+  Status status;            // why the engine does not serve `version`
+  Held version;             // that it was to serve
+  Held served;              // by the directory: what it serves now; nothing: nothing, or nobody knows
+  bool reverted = false;    // it could not load `version`, and loaded the one before again
+  bool distrusted = false;  // what it loaded may not be what it is called: it is to load again
   uint64_t total_us = 0;
   uint64_t prepare_us = 0;
   uint64_t pause_us = 0;
@@ -112,7 +113,7 @@ class EngineSupervisor {
     engines::EngineVersion version;
     std::optional<engines::EngineVersion> last_good;  // by the directory
     uint64_t transfer = 0;
-    bool distrusted = false;               // what it loads may not be what it is called
+    bool distrusted = false;               // as EngineOutcome's
     std::optional<EngineOutcome> outcome;  // once it has ended
   };
   void Run(const Attempt& attempt);

@@ -384,7 +384,7 @@ void Session::BeginServe() {
 Status Session::FinishServe() {
   const EngineOutcome outcome = engine_.Take();
   history_.AddServe(outcome.status);
-  if (unanswered_ && unanswered_->to == outcome.version) {
+  if (unanswered_ && unanswered_->to == outcome.version && !outcome.distrusted) {
     Record(outcome, unanswered_->record);
     Answer();
   }

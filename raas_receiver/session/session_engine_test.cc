@@ -1,7 +1,8 @@
 #include <catch2/catch.hpp>
+#include <filesystem>
 #include <future>
-#include <thread>
 
+#include "common/base/text.h"
 #include "common/os/file.h"
 #include "raas_receiver/session/session_fixture.h"
 
@@ -117,9 +118,9 @@ TEST_CASE("While a hook runs the next version is committed, and the one that it 
     fixture.WaitFor([&] { return fixture.Describe().last_error().empty(); });
   }
   SECTION("and a rollback returns to it, for a pull to go on") {
-    std::thread release([&] { hook.Release(1); });
-    CHECK(fixture.Rollback().ok());
-    release.join();
+    auto back = std::async(std::launch::async, [&] { return fixture.Rollback(); });
+    hook.Release(1);
+    CHECK(back.get().ok());
     fixture.WaitFor([&] { return fixture.Describe().state() == v1::SESSION_STATE_HELD; });
     fixture.Check(1);
     CHECK(fixture.Describe().served_version() == 1);
@@ -136,19 +137,46 @@ TEST_CASE("While a hook runs the next version is committed, and the one that it 
   fixture.Stop();
 }
 
+TEST_CASE("A full pull while a hook runs is answered by the hook that is run for its bytes") {
+  SessionFixture fixture;
+  const auto file = [&](const std::string& name) { return fixture.replicas.root.File(name); };
+  fixture.engine = {.kind = "hook",
+                    .command =
+                        "touch begun-$(basename $LOCKSTEP_PATH); while ! test -e end-$(basename $LOCKSTEP_PATH); "
+                        "do sleep 0.01; done",
+                    .attempts = 1};
+  fixture.engine.command = Cat("cd ", fixture.replicas.root.path(), "; ", fixture.engine.command);
+  const auto name = [&] { return std::filesystem::path(fixture.pair->current().path).filename().string(); };
+  const auto wait_begun = [&] { fixture.WaitFor([&] { return os::ReadFile(file("begun-" + name())).ok(); }); };
+  fixture.Start();
+  fixture.WaitFor([&] { return fixture.pair->current().held.version == 1; });
+  const std::string first = name();
+  wait_begun();
+  auto answer = std::async(std::launch::async, [&] { return fixture.Pull(true); });
+  fixture.WaitFor([&] { return name() != first; });
+  fixture.WaitFor([&] { return fixture.Describe().syncs() == 2; });
+  REQUIRE(os::WriteFileAtomic(file("end-" + first), "").ok());
+  wait_begun();
+  CHECK(answer.wait_for(milliseconds(200)) == std::future_status::timeout);
+  REQUIRE(os::WriteFileAtomic(file("end-" + name()), "").ok());
+  const auto record = answer.get();
+  REQUIRE(record.ok());
+  CHECK(record->engine_error().empty());
+  fixture.Stop();
+}
+
 TEST_CASE("A full pull while a hook runs leaves the directory that it loads") {
   SessionFixture fixture;
   SlowHook hook(fixture);
   fixture.Start();
   hook.WaitForCall(1);
   const std::string loaded = fixture.pair->current().path;
-  Result<v1::SyncRecord> record = Status(ErrorCode::kInternal, "not asked");
-  std::thread pull([&] { record = fixture.Pull(true); });
+  auto answer = std::async(std::launch::async, [&] { return fixture.Pull(true); });
   fixture.WaitFor([&] { return fixture.pair->current().path != loaded; });
   CHECK(replica::ReplicaFixture::FileBytes(loaded + "/model.safetensors") ==
         replica::ReplicaFixture::Image(fixture.replicas.model, 1));
   hook.Release(1);
-  pull.join();
+  const auto record = answer.get();
   REQUIRE(record.ok());
   CHECK(record->mode() == "full");
   fixture.WaitHeld(1);
