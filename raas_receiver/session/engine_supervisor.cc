@@ -209,9 +209,29 @@ void EngineSupervisor::MarkServed(const Held& served) {
   if (!marked.ok()) telemetry::LogWarn("served_version_record_failed", marked, {{"model", model_}});
 }
 
-EngineOutcome EngineSupervisor::Take() {
+void EngineSupervisor::AwaitEnd() {
   while (!changed_.WaitFor(kIdle, [this] { return ended(); })) {
   }
+}
+
+void EngineSupervisor::Cancel() {
+  {
+    std::lock_guard lock(mutex_);
+    cancelled_ = true;
+  }
+  driver_->Cancel();
+}
+
+void EngineSupervisor::Interrupt() {
+  if (!under_way()) return;
+  driver_->Cancel();
+  AwaitEnd();
+  std::lock_guard lock(mutex_);
+  if (!cancelled_) driver_->Reset();
+}
+
+EngineOutcome EngineSupervisor::Take() {
+  AwaitEnd();
   EngineOutcome outcome;
   bool served_another = false;
   {

@@ -251,7 +251,8 @@ v1::SessionState Session::RollBack() {
   const bool switched = status.ok();
   Answer();  // its version is not the next that the engine gets
   if (switched) {
-    if (notifying_) (void)FinishServe();  // a driver takes one version at a time
+    engine_.Interrupt();  // what it is being told to load is not wanted any more
+    if (notifying_) (void)FinishServe();
     mode_ = "rollback";
     transfer_ = 0;
     notifying_ = true;

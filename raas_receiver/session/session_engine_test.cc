@@ -137,6 +137,23 @@ TEST_CASE("While a hook runs the next version is committed, and the one that it 
   fixture.Stop();
 }
 
+TEST_CASE("A rollback does not wait for a hook that hangs: that is killed") {
+  SessionFixture fixture;
+  SlowHook hook(fixture);
+  fixture.Start();
+  hook.Release(1);
+  fixture.WaitHeld(1);
+  fixture.WaitFor([&] { return fixture.Describe().served_version() == 1; });
+  fixture.agent.Publish();
+  hook.WaitForCall(2);  // and it never ends
+  const auto back = fixture.Rollback();
+  REQUIRE(back.ok());
+  CHECK(back->held().version() == 1);
+  CHECK(back->served_version() == 1);
+  CHECK(back->engine_failures() == 0);
+  fixture.Stop();
+}
+
 TEST_CASE("A full pull while a hook runs is answered by the hook that is run for its bytes") {
   SessionFixture fixture;
   const auto file = [&](const std::string& name) { return fixture.replicas.root.File(name); };
