@@ -1,4 +1,5 @@
 #include <catch2/catch.hpp>
+#include <filesystem>
 
 #include "common/os/file.h"
 #include "raas_receiver/session/session_fixture.h"
@@ -91,6 +92,25 @@ TEST_CASE(
   fixture.agent.Publish();
   fixture.WaitFor([&] { return fixture.Describe().last_error().find("version 2") != std::string::npos; });
   CHECK(fixture.session->Ready());
+  fixture.Stop();
+}
+
+TEST_CASE("While its engine is to load again what may be wrong there, a session is not ready") {
+  SessionFixture fixture;
+  const std::string flag = fixture.replicas.root.File("flag");
+  REQUIRE(os::WriteFileAtomic(flag, "").ok());
+  fixture.engine = {.kind = "hook", .command = "test -e " + flag, .attempts = 1};
+  fixture.Start();
+  fixture.WaitFor([&] { return fixture.session->Ready(); });
+  REQUIRE(std::filesystem::remove(flag));
+  const auto record = fixture.Pull(true);
+  REQUIRE(record.ok());
+  CHECK_FALSE(record->engine_error().empty());
+  CHECK(fixture.session->HoldsVersion());
+  CHECK_FALSE(fixture.session->Ready());
+  CHECK(fixture.Describe().served_version() == 0);
+  REQUIRE(os::WriteFileAtomic(flag, "").ok());
+  fixture.WaitFor([&] { return fixture.session->Ready(); });
   fixture.Stop();
 }
 
