@@ -11,6 +11,7 @@ using std::chrono::milliseconds;
 
 void Caretaker::Scrub() {
   if (engine_.under_way()) return;
+  DropDamaged();
   const std::optional<replica::Scrubber::Damage> damage = scrubber_.Step(replicas_);
   if (!damage) return;
   const bool current = damage->side == replica::ReplicaPair::Side::kCurrent;

@@ -39,8 +39,9 @@ class Caretaker {
   // Another replica is current. If the one before was to be mended, nothing is to be made from it, and engines may have
   // read it.
   void Switched();
-  // Nothing is made from a replica that is known to be damaged: to be called before a sync. REQUIRES that no engine
-  // reads the other one.
+  // Whether the other replica is damaged: nothing is made from it, and nobody returns to it.
+  bool other_damaged() const { return other_damaged_; }
+  // Drops it then: to be called before a sync. REQUIRES that no engine reads it.
   void DropDamaged();
 
  private:

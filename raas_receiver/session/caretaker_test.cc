@@ -3,6 +3,7 @@
 #include <fstream>
 
 #include "common/base/status_testing.h"
+#include "common/os/file.h"
 #include "raas_receiver/session/session_fixture.h"
 
 namespace lockstep::session {
@@ -115,6 +116,31 @@ TEST_CASE("A bit that flips in the version before is found, and that version is 
   CHECK_THAT(fixture.Rollback(), FailsWith(ErrorCode::kState, "nothing to roll back to"));
   fixture.agent.Publish();
   fixture.WaitHeld(3);
+}
+
+TEST_CASE("A version that is damaged and still being loaded is not rolled back to") {
+  SessionFixture fixture;
+  fixture.options.scrub_round = milliseconds(20);
+  const auto file = [&](const std::string& name) { return fixture.replicas.root.File(name); };
+  fixture.engine = {.kind = "hook",
+                    .command = "test -e " + file("may-load") + " || exit 1; touch " + file("loads") +
+                               "; while ! test -e " + file("may-end") + "; do sleep 0.01; done",
+                    .attempts = 1};
+  fixture.agent.refuse_full = [](const wire::BlockRequest& request) {
+    return request.exact_version == 1 ? Status(ErrorCode::kNotFound, "version 1 is gone") : OkStatus();
+  };
+  fixture.Start();
+  fixture.WaitFor([&] { return fixture.pair->current().held.version == 1; });
+  replica::ReplicaFixture::FlipByte(fixture.pair->current().path + "/model.safetensors");
+  fixture.WaitFor([&] { return fixture.Describe().damaged_blocks() > 0 && fixture.Describe().failures() > 0; });
+  REQUIRE(os::WriteFileAtomic(file("may-load"), "").ok());
+  fixture.WaitFor([&] { return os::ReadFile(file("loads")).ok(); });
+  fixture.agent.Publish();
+  fixture.WaitFor([&] { return fixture.pair->current().held.version == 2 && fixture.Describe().syncs() == 2; });
+  CHECK_THAT(fixture.Rollback(), FailsWith(ErrorCode::kState, "no whole version before 2; nothing to roll back to"));
+  REQUIRE(os::WriteFileAtomic(file("may-end"), "").ok());
+  fixture.WaitFor([&] { return fixture.Describe().previous().version() == 0; });
+  fixture.Stop();
 }
 
 TEST_CASE("A version that was rolled back to and is damaged is mended, and stays") {

@@ -264,13 +264,13 @@ v1::SessionState Session::RollBack() {
   return Resting();
 }
 
-// kState when the other replica holds nothing, or nothing that is older.
+// kState when the other replica holds nothing whole, or nothing that is older.
 Status Session::SwitchToOlder() {
   const Held current = replicas_->current().held;
   const Held other = replicas_->previous().held;
   const bool newer = other.run == current.run && other.version >= current.version;
-  if (other.nothing() || newer) {
-    return {ErrorCode::kState, Cat("model ", options_.model, ": the other replica holds no version before ",
+  if (other.nothing() || newer || care_.other_damaged()) {
+    return {ErrorCode::kState, Cat("model ", options_.model, ": the other replica holds no whole version before ",
                                    current.version, "; nothing to roll back to")};
   }
   LS_RETURN_IF_ERROR(replicas_->RollBack());
