@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <thread>
 
@@ -18,7 +19,7 @@ inline constexpr std::chrono::milliseconds kForEver = std::chrono::minutes(1);  
 struct SessionFixture {
   replica::ReplicaFixture replicas;
   SyncFeed feed;
-  net::IoThreads io{2, [](std::string_view what) { WARN(std::string(what)); }};
+  net::IoThreads io{2, [](std::string_view what) { throw std::logic_error(std::string(what)); }};
   TestAgent agent{replicas.model};
   SessionOptions options{
       .model = "actor", .receiver = "test", .agent = agent.address(), .lanes = 2, .follow = true, .engine = {}};
