@@ -71,11 +71,13 @@ TEST_CASE("What is held is looked after also while syncs fail") {
   fixture.agent.Publish();
   fixture.WaitFor([&] { return fixture.Describe().state() == v1::SESSION_STATE_BACKING_OFF; });
   const std::string damaged = fixture.pair->current().path;
+  const int64_t last_sync = fixture.Describe().last_sync_unix_ns();
   replica::ReplicaFixture::FlipByte(damaged + "/model.safetensors");
   fixture.WaitFor([&] { return fixture.Describe().damaged_blocks() == 1; });
   fixture.WaitFor([&] { return fixture.pair->current().path != damaged; });  // a delta led from the other one
   fixture.Check(2);
-  CHECK(fixture.Describe().failures() > 0);
+  fixture.WaitFor([&] { return fixture.Describe().last_error().find("grants 0 lanes") != std::string::npos; });
+  CHECK(fixture.Describe().last_sync_unix_ns() == last_sync);
   fixture.Stop();
 }
 

@@ -308,6 +308,7 @@ v1::SessionState Session::Synchronize() {
     if (pulls.force_full || other_bytes) engine_.Distrust();
   }
   follower_.SetLayout(sync.layout());
+  history_.Add(status, sync.record(), sync.lane_retries());
   Conclude(sync, status, begun);
   Answer();  // the one before: its version is committed, and the engine has not ended with it yet
   unanswered_ = {pulls, status, sync.record(), replicas_->current().held};
@@ -325,12 +326,13 @@ v1::SessionState Session::Mend() {
   Sync sync(context_, {.mend = true, .layout = replicas_->current().layout, .agent_layout = {}}, state_);
   const Status status = RunSync(sync);
   if (!status.ok()) care_.MendFailed();
+  history_.AddMend(status, sync.record(), sync.lane_retries());
   Conclude(sync, status, begun);
   feed_.Publish(sync.record());
   return Resting();
 }
 
-// What any sync leaves: in the log, in status, and for the engine.
+// What any sync leaves: in the log, and for the engine.
 void Session::Conclude(const Sync& sync, const Status& status, const telemetry::Moment& begun) {
   const v1::SyncRecord& record = sync.record();
   if (!status.ok()) {
@@ -342,7 +344,6 @@ void Session::Conclude(const Sync& sync, const Status& status, const telemetry::
     mode_ = record.mode();
     transfer_ = record.transfer();
   }
-  history_.Add(status, record, sync.lane_retries());
   if (engine_.ended()) (void)FinishServe();
 }
 
