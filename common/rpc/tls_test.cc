@@ -10,10 +10,10 @@
 #include "common/base/status_testing.h"
 #include "common/base/text.h"
 #include "common/os/file.h"
-#include "common/os/temp_dir.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/rpc_server.h"
 #include "common/rpc/status_mapping.h"
+#include "common/rpc/test_ca.h"
 #include "proto/lockstep/v1/receiver.grpc.pb.h"
 
 namespace lockstep::rpc {
@@ -24,21 +24,6 @@ constexpr std::chrono::seconds kSoon{30};
 int Shell(const std::string& command) {
   return std::system(command.c_str());
 }
-
-// A CA in a directory of its own.
-class TestCa {
- public:
-  TlsOptions Issue(const std::string& name, const std::string& sans, int days = 30) const {
-    REQUIRE(Shell(Cat("deploy/tls/make-test-ca.sh --days ", days, " ", dir_.path(), " ", name, "=", sans)) == 0);
-    const std::string own = Cat(dir_.path(), "/", name);
-    return {.cert = own + "/tls.crt", .key = own + "/tls.key", .ca = own + "/ca.crt", .server_name = ""};
-  }
-  TlsOptions Server() const { return Issue("server", "DNS:trainer-0,IP:127.0.0.1,URI:spiffe://test/agent"); }
-  TlsOptions Client() const { return Issue("client", "URI:spiffe://test/receiver"); }
-
- private:
-  const os::TempDir dir_;
-};
 
 // Answers one call, by which others see whether they got in.
 class TestServer final : public v1::RaasReceiver::Service {
