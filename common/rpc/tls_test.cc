@@ -123,6 +123,42 @@ TEST_CASE("Who was signed by a CA that is no longer trusted is refused within te
   CHECK(CallOn(kept).ok());
 }
 
+TEST_CASE("Files that cannot be used leave those before in their place, until there are others that can") {
+  const TestCa ca;
+  const TestCa next;
+  const TlsOptions own = ca.Server();
+  const TlsOptions client = ca.Client();
+  const TestServer server(own);
+  REQUIRE(Call(server, client).ok());
+  const auto change = [](const std::string& file, const std::string& text) {
+    REQUIRE(os::WriteFileAtomic(file, text, 0600).ok());
+  };
+  const auto stays = [&] {  // also when both have looked for changes some times
+    for (int i = 0; i < 25; ++i) {
+      REQUIRE(Call(server, client).ok());
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    }
+  };
+  const TlsOptions others = next.Server();
+  change(own.key, *os::ReadFile(others.key));
+  stays();
+  REQUIRE(std::filesystem::remove(own.cert));
+  change(own.ca, "no PEM");
+  stays();
+  change(own.cert, *os::ReadFile(others.cert));
+  change(own.ca, *os::ReadFile(others.ca));
+  REQUIRE(::chmod(own.key.c_str(), 0644) == 0);
+  stays();
+
+  REQUIRE(::chmod(own.key.c_str(), 0600) == 0);
+  const TlsOptions newcomer = next.Client();
+  const auto deadline = std::chrono::steady_clock::now() + kSoon;
+  while (!Call(server, newcomer).ok()) {
+    REQUIRE(std::chrono::steady_clock::now() < deadline);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+}
+
 TEST_CASE("Files that do not fit are named, and what to do about them") {
   const TestCa ca;
   const TlsOptions good = ca.Server();
