@@ -18,6 +18,10 @@ struct Identity {
   bool authenticated() const { return of_host || !names.empty(); }
 };
 
+// Of a peer with these names in its certificate. One is not known by any of them, and has no role, where another's, put
+// together, could read the same: a name with a comma, or what is no printing ASCII, or more than 2 KiB in all.
+Identity IdentityOfNames(std::vector<std::string> names);
+
 // Of a peer without a certificate and not of this host: one that plaintext let in, and nobody.
 Identity IdentityOf(const grpc::ServerContextBase& context);
 

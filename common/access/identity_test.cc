@@ -63,6 +63,23 @@ TEST_CASE("A peer is known by the names of its certificate, or by the socket tha
   CHECK(local.of_host);
 }
 
+TEST_CASE("No two certificates with other names are one identity; those that could be have no names, and no role") {
+  const auto name = [](std::vector<std::string> names) { return IdentityOfNames(std::move(names)).name; };
+  CHECK(name({"spiffe://test/a", "b"}) == "spiffe://test/a,b");
+  const std::string longest(2048, 'a');
+  CHECK(name({longest}) == longest);
+  const std::vector<std::vector<std::string>> refused = {
+      {"spiffe://test/a,b"}, {"a", "b,c"}, {longest + "a"}, {longest, "b"}, {"a\n"}, {std::string("a\0b", 3)}, {"a b"},
+      {"\xc3\xa4"},          {""}};
+  for (const auto& names : refused) {
+    const Identity identity = IdentityOfNames(names);
+    CHECK(identity.names.empty());
+    CHECK(!identity.authenticated());
+    CHECK_THAT(identity.name, Catch::Contains("commas"));
+  }
+  CHECK(IdentityOfNames({}).names.empty());
+}
+
 TEST_CASE("A peer that plaintext let in is nobody, and not of this host") {
   Host host({});
   CHECK(!host.WhoCalls(host.tcp(), {}).of_host);

@@ -15,11 +15,14 @@ namespace {
 std::array<std::atomic<int>, 64> guarded;
 
 void CloseInChild() {
-  const int nothing = ::eventfd(0, EFD_CLOEXEC);
   for (const auto& slot : guarded) {
-    if (slot != 0) ::dup3(nothing, slot - 1, O_CLOEXEC);
+    if (slot == 0) continue;
+    ::close(slot - 1);  // first: there may be no other descriptor to have
+    const int nothing = ::eventfd(0, EFD_CLOEXEC);
+    if (nothing < 0 || nothing == slot - 1) continue;
+    ::dup3(nothing, slot - 1, O_CLOEXEC);
+    ::close(nothing);
   }
-  ::close(nothing);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <future>
@@ -9,6 +10,7 @@
 
 #include "common/base/bytes.h"
 #include "common/base/status_testing.h"
+#include "common/os/descriptor_limit.h"
 #include "common/os/temp_dir.h"
 #include "common/os/unix_server.h"
 
@@ -91,6 +93,22 @@ TEST_CASE("A connection that no thread can be made for is closed and reported, a
   auto after = *UnixConnect(dir.File("x.sock"), kSoon);
   CHECK(Ask(after, std::byte{1}).ok());
   CHECK(Ask(before, std::byte{1}).ok());
+}
+
+TEST_CASE("Without descriptors nobody gets in, which is reported once, and the server goes on when it has some") {
+  const TempDir dir;
+  std::atomic<int> failures = 0;
+  const auto server = *UnixServer::Start({.path = dir.File("x.sock")}, Echo, [&](const Status&) { ++failures; });
+  const DescriptorLimit limit(256);
+  std::vector<UniqueFd> all;
+  for (UniqueFd one(::dup(0)); one.valid(); one = UniqueFd(::dup(0))) all.push_back(std::move(one));
+  REQUIRE(!all.empty());
+  all.pop_back();
+  auto waiting = *UnixConnect(dir.File("x.sock"), kSoon);
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));  // it tries some times
+  all.clear();
+  CHECK(Ask(waiting, std::byte{1}).ok());
+  CHECK(failures == 1);
 }
 
 TEST_CASE("The thread that accepts turns while nobody connects") {

@@ -11,6 +11,7 @@
 
 #include "common/base/bytes.h"
 #include "common/base/status_testing.h"
+#include "common/os/descriptor_limit.h"
 #include "common/os/temp_dir.h"
 #include "common/os/unix_listener.h"
 #include "common/os/unix_socket.h"
@@ -269,6 +270,10 @@ TEST_CASE("A forked process has no part in a guarded connection, and closes no o
   const int number = pair.left.fd();
   int outcome[2];
   REQUIRE(::pipe2(outcome, O_CLOEXEC) == 0);
+  const bool spare = GENERATE(true, false);  // whether the process may have one descriptor more
+  const DescriptorLimit limit(256);
+  std::vector<UniqueFd> others;
+  for (UniqueFd one(::dup(0)); !spare && one.valid(); one = UniqueFd(::dup(0))) others.push_back(std::move(one));
   const Child child(::fork, [&] {
     struct stat info;
     const bool taken = ::fstat(number, &info) == 0 && !S_ISSOCK(info.st_mode);
@@ -292,6 +297,7 @@ TEST_CASE("An impostor's socket is refused, and a daemon's whose directories are
   constexpr uid_t kOther = 65534;
   const TempDir open("/tmp");
   const TempDir own("/run");  // where nobody but root may write
+  const TempDir links("/run");
   for (const auto* dir : {&open, &own}) {
     REQUIRE(::chown(dir->path().c_str(), kOther, kOther) == 0);
     const std::string path = dir->File("x.sock");
@@ -311,6 +317,9 @@ TEST_CASE("An impostor's socket is refused, and a daemon's whose directories are
                  FailsWith(ErrorCode::kPermission, "of uid 65534 listens at " + path));
     } else {
       CHECK(CheckListener(*connection, path).ok());
+      const std::string link = links.File("link");
+      REQUIRE(::symlink(dir->path().c_str(), link.c_str()) == 0);
+      CHECK_THAT(CheckListener(*connection, link + "/x.sock"), FailsWith(ErrorCode::kPermission, "without links"));
       REQUIRE(::chmod(dir->path().c_str(), 0777) == 0);
       CHECK_THAT(CheckListener(*connection, path), FailsWith(ErrorCode::kPermission, "may be an impostor"));
     }

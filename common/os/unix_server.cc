@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kReapInterval{1000};
 constexpr std::chrono::milliseconds kPauseAfterFailure{100};
+constexpr std::chrono::minutes kReportInterval{1};  // who may connect may have that fail as often as he likes
 
 }  // namespace
 
@@ -47,6 +48,15 @@ UnixConnection UnixServer::Release(UnixConnection& connection) {
 }
 
 void UnixServer::AcceptLoop() {
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point quiet_until{};
+  const auto report = [&](const Status& status) {
+    if (Clock::now() >= quiet_until) {
+      quiet_until = Clock::now() + kReportInterval;
+      accept_failed_(status);
+    }
+    std::this_thread::sleep_for(kPauseAfterFailure);
+  };
   while (true) {
     auto connection = listener_.Accept(kReapInterval);
     RunTurned();
@@ -54,14 +64,10 @@ void UnixServer::AcceptLoop() {
     if (!connection.ok()) {
       if (connection.status().code() == ErrorCode::kCancelled) return;
       if (connection.status().code() == ErrorCode::kDeadline) continue;
-      accept_failed_(connection.status());
-      std::this_thread::sleep_for(kPauseAfterFailure);
+      report(connection.status());
       continue;
     }
-    if (const Status served = StartServing(*std::move(connection)); !served.ok()) {
-      accept_failed_(served);
-      std::this_thread::sleep_for(kPauseAfterFailure);
-    }
+    if (const Status served = StartServing(*std::move(connection)); !served.ok()) report(served);
   }
 }
 

@@ -76,10 +76,12 @@ int OpenPeerProcess(int socket) {
   return -1;
 }
 
-// Whether nobody but `user` and root may put something into `directory`, or another directory into its place.
+// Whether nobody but `user` and root may put something into `directory`, or another directory into its place. A link
+// is none: whoever may change what it leads to would not be seen here.
 bool OnlyWritableBy(uid_t user, const std::filesystem::path& directory) {
   struct stat info {};
-  if (::stat(directory.c_str(), &info) != 0 || (info.st_mode & (S_IWGRP | S_IWOTH)) != 0) return false;
+  if (::lstat(directory.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) return false;
+  if ((info.st_mode & (S_IWGRP | S_IWOTH)) != 0) return false;
   if (info.st_uid != user && info.st_uid != 0) return false;
   return !directory.has_relative_path() || OnlyWritableBy(user, directory.parent_path());
 }
@@ -211,7 +213,9 @@ Status CheckListener(const UnixConnection& connection, const std::string& path) 
   return {ErrorCode::kPermission,
           Cat("process ", peer.pid, " of uid ", peer.uid, " listens at ", path,
               ", and may be an impostor: nothing is handed to it; run the daemon as uid ", ::geteuid(),
-              " or, for a process of root's, put its socket where nobody but the daemon's user may write")};
+              " or, for a process of root's, put its socket where nobody but the daemon's user may write, and name it "
+              "without "
+              "links")};
 }
 
 }  // namespace lockstep::os

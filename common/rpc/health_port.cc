@@ -3,8 +3,6 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 
-#include "common/base/text.h"
-
 namespace lockstep::rpc {
 namespace {
 
@@ -12,33 +10,36 @@ namespace {
 constexpr int kMaxRequestBytes = 4096;
 constexpr size_t kMaxMemory = 16 << 20;
 constexpr int kMaxStreams = 16;
+// Who asks again after longer, connects again. A watcher is not idle. It is no multiple of what people ask at.
+constexpr int kIdleMs = 100'000;
 
 }  // namespace
 
 Result<std::unique_ptr<HealthPort>> HealthPort::Create(const std::string& address,
                                                        const std::vector<std::string>& services) {
+  LS_ASSIGN_OR_RETURN(std::unique_ptr<TcpPort> listening, TcpPort::Listen(address));
+  std::unique_ptr<HealthPort> port(new HealthPort(std::move(listening)));
+  for (const std::string& service : services) port->SetServing(service, false);
+  port->port_->Start();
+  return port;
+}
+
+HealthPort::HealthPort(std::unique_ptr<TcpPort> port) : port_(std::move(port)) {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
   builder.SetResourceQuota(grpc::ResourceQuota("health").Resize(kMaxMemory));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  int bound_port = 0;
-  builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &bound_port);
-  std::unique_ptr<grpc::ServerCompletionQueue> queue = builder.AddCompletionQueue();
-  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  const bool listens = server != nullptr && bound_port != 0;
-  std::unique_ptr<HealthPort> port(new HealthPort(std::move(queue), std::move(server), bound_port));
-  if (!listens) {
-    return Status(ErrorCode::kUnavailable,
-                  Cat("cannot listen on ", address, "; is the port in use, or the address not of this machine?"));
-  }
-  for (const std::string& service : services) port->SetServing(service, false);
-  return port;
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleMs);
+  port_->ServeBy(builder, grpc::InsecureServerCredentials());
+  queue_ = builder.AddCompletionQueue();
+  server_ = builder.BuildAndStart();
 }
 
 HealthPort::~HealthPort() {
-  if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
+  port_->Stop();
+  server_->Shutdown(std::chrono::system_clock::now());
   queue_->Shutdown();
   void* tag = nullptr;
   for (bool ok = false; queue_->Next(&tag, &ok);) {

@@ -4,11 +4,14 @@
 
 #include <grpcpp/server.h>
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/status.h"
+#include "common/rpc/tcp_port.h"
 
 namespace lockstep::rpc {
 
@@ -21,18 +24,19 @@ class HealthPort {
                                                     const std::vector<std::string>& services);
   ~HealthPort();
 
-  int bound_port() const { return bound_port_; }
+  int bound_port() const { return port_->bound_port(); }
   void SetServing(const std::string& service, bool serving);
   // For good: watchers are told.
   void StopServing();
+  // As TcpPort's.
+  void Turn(std::function<void()> turned) { port_->Turn(std::move(turned)); }
 
  private:
-  HealthPort(std::unique_ptr<grpc::ServerCompletionQueue> queue, std::unique_ptr<grpc::Server> server, int bound_port)
-      : queue_(std::move(queue)), server_(std::move(server)), bound_port_(bound_port) {}
+  explicit HealthPort(std::unique_ptr<TcpPort> port);
 
-  const std::unique_ptr<grpc::ServerCompletionQueue> queue_;  // gRPC wants one where there is no service but its own
-  const std::unique_ptr<grpc::Server> server_;
-  const int bound_port_;
+  const std::unique_ptr<TcpPort> port_;
+  std::unique_ptr<grpc::ServerCompletionQueue> queue_;  // gRPC wants one where there is no service but its own
+  std::unique_ptr<grpc::Server> server_;
 };
 
 }  // namespace lockstep::rpc

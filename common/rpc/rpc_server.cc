@@ -21,8 +21,9 @@ constexpr size_t kMaxMemory = 512 << 20;
 constexpr int kMaxThreads = 512;
 // A connection's calls at a time; more wait at the peer.
 constexpr int kMaxStreams = 128;
-// gRPC would keep a connection that does not get to its first word for two minutes.
-constexpr int kHandshakeTimeoutMs = 10'000;
+// A connection without calls goes. Our own have a stream open, or connect again at the next call; one that is made just
+// then is UNAVAILABLE.
+constexpr int kIdleMs = 10 * 60'000;
 
 void SetLimits(grpc::ServerBuilder& builder) {
   builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
@@ -30,8 +31,7 @@ void SetLimits(grpc::ServerBuilder& builder) {
   builder.SetResourceQuota(grpc::ResourceQuota("control").Resize(kMaxMemory).SetMaxThreads(kMaxThreads));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
-  // gRPC shares ports by default: two daemons on one port would each get some of the calls.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
@@ -46,30 +46,30 @@ Result<std::unique_ptr<RpcServer>> RpcServer::Create(const Options& options) {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
   SetLimits(builder);
-  int bound_port = 0;
-  const bool tcp = !options.address.empty();
-  if (tcp) builder.AddListeningPort(options.address, MakeServerCredentials(options.tls), &bound_port);
+  std::unique_ptr<TcpPort> port;
+  if (!options.address.empty()) {
+    LS_ASSIGN_OR_RETURN(port, TcpPort::Listen(options.address));
+    port->ServeBy(builder, MakeServerCredentials(options.tls));
+  }
   for (grpc::Service* service : options.services) builder.RegisterService(service);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  if (server == nullptr || (tcp && bound_port == 0)) {
-    return Status(ErrorCode::kUnavailable, Cat("cannot listen on ", options.address,
-                                               "; is the port in use, or the address not of this machine?"));
-  }
+  if (server == nullptr) return Status(ErrorCode::kInternal, "gRPC does not start a server");
   for (const std::string& name : options.health_services) {
     server->GetHealthCheckService()->SetServingStatus(name, false);
   }
-  std::unique_ptr<RpcServer> started(new RpcServer(std::move(server), bound_port));
+  std::unique_ptr<RpcServer> started(new RpcServer(std::move(server), std::move(port)));
   if (!options.control_socket.empty()) {
     LS_ASSIGN_OR_RETURN(started->control_socket_, StartControlSocket(options.control_socket, started->server_.get()));
   }
   if (!options.health_address.empty()) {
     LS_ASSIGN_OR_RETURN(started->health_port_, HealthPort::Create(options.health_address, options.health_services));
   }
+  if (started->port_ != nullptr) started->port_->Start();
   return started;
 }
 
-RpcServer::RpcServer(std::unique_ptr<grpc::Server> server, int bound_port)
-    : server_(std::move(server)), self_(server_->InProcessChannel(grpc::ChannelArguments())), bound_port_(bound_port) {}
+RpcServer::RpcServer(std::unique_ptr<grpc::Server> server, std::unique_ptr<TcpPort> port)
+    : server_(std::move(server)), self_(server_->InProcessChannel(grpc::ChannelArguments())), port_(std::move(port)) {}
 
 RpcServer::~RpcServer() {
   Drain(std::chrono::milliseconds(0));
@@ -92,11 +92,14 @@ void RpcServer::Turn(std::function<void()> turned) {
     grpc::ByteBuffer request{&nothing, 1};
     grpc::ByteBuffer response;
   };
+  // The last of all that have it lets go of it, and thereby tells.
+  const std::shared_ptr<void> all(nullptr, [turned = std::move(turned)](void*) { turned(); });
+  if (port_ != nullptr) port_->Turn([all] {});
+  if (health_port_ != nullptr) health_port_->Turn([all] {});
   const auto call = std::make_shared<Call>();
   // No service has it: that somebody says so is the answer.
   grpc::GenericStub(self_).UnaryCall(&call->context, "/lockstep.v1.Nobody/Turn", grpc::StubOptions(), &call->request,
-                                     &call->response,
-                                     [call, turned = std::move(turned)](const grpc::Status&) { turned(); });
+                                     &call->response, [call, all](const grpc::Status&) {});
 }
 
 void RpcServer::StopServing() {
@@ -107,6 +110,7 @@ void RpcServer::StopServing() {
 void RpcServer::Drain(std::chrono::milliseconds timeout) {
   StopServing();
   control_socket_.reset();
+  if (port_ != nullptr) port_->Stop();
   server_->Shutdown(std::chrono::system_clock::now() + timeout);
 }
 

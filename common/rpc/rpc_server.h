@@ -15,6 +15,7 @@
 #include "common/base/status.h"
 #include "common/os/unix_server.h"
 #include "common/rpc/health_port.h"
+#include "common/rpc/tcp_port.h"
 #include "common/rpc/tls.h"
 
 namespace lockstep::rpc {
@@ -39,13 +40,14 @@ class RpcServer {
   static Result<std::unique_ptr<RpcServer>> Create(const Options& options);
   ~RpcServer();
 
-  int bound_port() const { return bound_port_; }                                                // 0: no TCP
+  int bound_port() const { return port_ == nullptr ? 0 : port_->bound_port(); }                 // 0: no TCP
   int health_port() const { return health_port_ == nullptr ? 0 : health_port_->bound_port(); }  // 0: none
 
   // REQUIRES `health_service` to be one of Options::health_services. Without effect once draining.
   void SetServing(const std::string& health_service, bool serving);
 
-  // Has `turned` called once the threads that serve calls have answered one, which this process makes to itself.
+  // Has `turned` called once the threads that serve calls have answered one, which this process makes to itself, and
+  // those that accept on its ports are there, too. REQUIRES that it is not draining.
   void Turn(std::function<void()> turned);
 
   // Reports to health watchers that nothing is served any more, for good. Calls continue.
@@ -56,13 +58,13 @@ class RpcServer {
   void Drain(std::chrono::milliseconds timeout);
 
  private:
-  RpcServer(std::unique_ptr<grpc::Server> server, int bound_port);
+  RpcServer(std::unique_ptr<grpc::Server> server, std::unique_ptr<TcpPort> port);
 
   std::unique_ptr<grpc::Server> server_;
   const std::shared_ptr<grpc::Channel> self_;       // to ourselves, within the process
   std::unique_ptr<os::UnixServer> control_socket_;  // null: none
+  const std::unique_ptr<TcpPort> port_;             // null: no TCP
   std::unique_ptr<HealthPort> health_port_;         // null: none
-  int bound_port_;
   std::mutex mutex_;
   std::map<std::string, bool> serving_;  // as last reported to watchers
 };

@@ -2,6 +2,7 @@
 #include <sys/socket.h>
 
 #include <catch2/catch.hpp>
+#include <filesystem>
 #include <future>
 
 #include "common/base/status_testing.h"
@@ -45,8 +46,10 @@ class ReservedPort {
 class TestServer {
  public:
   explicit TestServer(const std::string& address = "127.0.0.1:0")
-      : server(RpcServer::Create(
-            {.address = address, .services = {&service_}, .health_services = {"", "x-liveness", "x-readiness"}})) {}
+      : server(RpcServer::Create({.address = address,
+                                  .services = {&service_},
+                                  .health_services = {"", "x-liveness", "x-readiness"},
+                                  .health_address = "127.0.0.1:0"})) {}
 
   std::string address() const { return Cat("127.0.0.1:", (*server)->bound_port()); }
   RpcServer* operator->() { return server->get(); }
@@ -145,6 +148,22 @@ TEST_CASE("A call to a silent peer waits until its own deadline") {
   const auto began = std::chrono::steady_clock::now();
   CHECK(Health(MakeChannel(silent.address()), "", std::chrono::milliseconds(1500)) == "deadline");
   CHECK(std::chrono::steady_clock::now() - began >= std::chrono::milliseconds(1500));
+}
+
+TEST_CASE("A server listens on all addresses of its name, and on the one for all") {
+  for (const char* name : {"localhost:0", "0.0.0.0:0"}) {
+    TestServer server(name);
+    REQUIRE(server.server.ok());
+    CHECK(Health(MakeChannel(server.address()), "") == "NOT_SERVING");
+  }
+  if (!std::filesystem::exists("/proc/net/if_inet6")) {
+    WARN("skipped: no IPv6 here");
+    return;
+  }
+  TestServer server("[::]:0");
+  REQUIRE(server.server.ok());
+  CHECK(Health(MakeChannel(server.address()), "") == "NOT_SERVING");
+  CHECK(Health(MakeChannel(Cat("[::1]:", server->bound_port())), "") == "NOT_SERVING");
 }
 
 TEST_CASE("A port in use is unavailable and named") {

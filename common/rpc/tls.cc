@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "common/base/text.h"
+#include "common/rpc/tls_copies.h"
 #include "common/rpc/tls_files.h"
 
 namespace lockstep::rpc {
@@ -43,7 +44,8 @@ class ServerNameVerifier final : public ExternalCertificateVerifier {
 };
 
 std::shared_ptr<grpc::experimental::CertificateProviderInterface> Files(const TlsOptions& tls) {
-  return std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(tls.key, tls.cert, tls.ca,
+  const TlsCopies& copies = TlsCopies::Of(tls);
+  return std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(copies.key(), copies.cert(), copies.ca(),
                                                                               kRereadSeconds);
 }
 
@@ -56,7 +58,7 @@ Status PrepareTls(const TlsOptions& tls) {
   if (given < 3) {
     return {ErrorCode::kConfig, "TLS needs tls-cert, tls-key and tls-ca: give all three, or none for plaintext"};
   }
-  LS_RETURN_IF_ERROR(CheckTlsFiles(tls.cert, tls.key, tls.ca));
+  LS_RETURN_IF_ERROR(ReadTlsFiles(tls.cert, tls.key, tls.ca));
   if (::setenv(kCiphersVariable, kNoTls12Cipher, 1) == 0) return OkStatus();
   return {ErrorCode::kResourceExhausted, "no memory for the environment"};
 }

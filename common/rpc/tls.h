@@ -12,7 +12,8 @@
 namespace lockstep::rpc {
 
 // PEM files of this process, as client and as server. They are read again within seconds of a change, for connections
-// from then on; those that are there, and their calls, go on.
+// from then on; those that are there, and their calls, go on. Files that cannot be used, or do not fit each other, are
+// logged, and what was there before stays.
 struct TlsOptions {
   std::string cert;         // own certificate, and those between it and the CA's
   std::string key;          // its private key

@@ -42,16 +42,14 @@ Bio Reader(const std::string& text) {
   return Bio(BIO_new_mem_buf(text.data(), static_cast<int>(text.size())));
 }
 
-Result<Certificate> ReadCertificate(const char* option, const std::string& path) {
-  LS_ASSIGN_OR_RETURN(const std::string text, ReadPem(option, path));
+Result<Certificate> ParseCertificate(const char* option, const std::string& path, const std::string& text) {
   Certificate certificate(PEM_read_bio_X509(Reader(text).get(), nullptr, nullptr, nullptr));
   ERR_clear_error();
   if (certificate == nullptr) return Wrong(option, path, "has no certificate; give a PEM file (BEGIN CERTIFICATE)");
   return certificate;
 }
 
-Result<PrivateKey> ReadKey(const char* option, const std::string& path) {
-  LS_ASSIGN_OR_RETURN(const std::string text, ReadPem(option, path));
+Result<PrivateKey> ParseKey(const char* option, const std::string& path, const std::string& text) {
   struct stat info;
   if (::stat(path.c_str(), &info) != 0) return Wrong(option, path, std::strerror(errno));
   if ((info.st_mode & S_IRWXO) != 0) return Wrong(option, path, "may be read by other users; chmod o= it");
@@ -65,13 +63,18 @@ Result<PrivateKey> ReadKey(const char* option, const std::string& path) {
 
 }  // namespace
 
-Status CheckTlsFiles(const std::string& cert, const std::string& key, const std::string& ca) {
-  LS_RETURN_IF_ERROR(ReadCertificate("tls-ca", ca));
-  LS_ASSIGN_OR_RETURN(const Certificate own, ReadCertificate("tls-cert", cert));
-  LS_ASSIGN_OR_RETURN(const PrivateKey secret, ReadKey("tls-key", key));
+Result<TlsFiles> ReadTlsFiles(const std::string& cert, const std::string& key, const std::string& ca) {
+  TlsFiles files;
+  LS_ASSIGN_OR_RETURN(files.ca, ReadPem("tls-ca", ca));
+  LS_RETURN_IF_ERROR(ParseCertificate("tls-ca", ca, files.ca));
+  LS_ASSIGN_OR_RETURN(files.cert, ReadPem("tls-cert", cert));
+  LS_ASSIGN_OR_RETURN(const Certificate own, ParseCertificate("tls-cert", cert, files.cert));
+  LS_ASSIGN_OR_RETURN(files.key, ReadPem("tls-key", key));
+  LS_ASSIGN_OR_RETURN(const PrivateKey secret, ParseKey("tls-key", key, files.key));
   const bool fit = X509_check_private_key(own.get(), secret.get()) == 1;
   ERR_clear_error();
-  return fit ? OkStatus() : Wrong("tls-key", key, Cat("is not the key of certificate ", cert, "; give the pair"));
+  if (fit) return files;
+  return Wrong("tls-key", key, Cat("is not the key of certificate ", cert, "; give the pair"));
 }
 
 }  // namespace lockstep::rpc

@@ -1,4 +1,4 @@
-// Internal to common/rpc: whether PEM files can be used.
+// Internal to common/rpc: PEM files, and whether they can be used.
 #pragma once
 
 #include <string>
@@ -7,8 +7,14 @@
 
 namespace lockstep::rpc {
 
-// OK when `cert` and `ca` begin with a certificate and `key`, which others may not read, is the private key of `cert`.
-// kConfig names the file and what to do.
-Status CheckTlsFiles(const std::string& cert, const std::string& key, const std::string& ca);
+struct TlsFiles {
+  std::string cert;
+  std::string key;
+  std::string ca;
+};
+
+// What the files hold, when `cert` and `ca` begin with a certificate and `key`, which others may not read, is the
+// private key of `cert`. kConfig names the file and what to do.
+Result<TlsFiles> ReadTlsFiles(const std::string& cert, const std::string& key, const std::string& ca);
 
 }  // namespace lockstep::rpc

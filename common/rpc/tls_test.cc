@@ -10,10 +10,10 @@
 #include "common/base/status_testing.h"
 #include "common/base/text.h"
 #include "common/os/file.h"
-#include "common/os/temp_dir.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/rpc_server.h"
 #include "common/rpc/status_mapping.h"
+#include "common/rpc/test_ca.h"
 #include "proto/lockstep/v1/receiver.grpc.pb.h"
 
 namespace lockstep::rpc {
@@ -24,21 +24,6 @@ constexpr std::chrono::seconds kSoon{30};
 int Shell(const std::string& command) {
   return std::system(command.c_str());
 }
-
-// A CA in a directory of its own.
-class TestCa {
- public:
-  TlsOptions Issue(const std::string& name, const std::string& sans, int days = 30) const {
-    REQUIRE(Shell(Cat("deploy/tls/make-test-ca.sh --days ", days, " ", dir_.path(), " ", name, "=", sans)) == 0);
-    const std::string own = Cat(dir_.path(), "/", name);
-    return {.cert = own + "/tls.crt", .key = own + "/tls.key", .ca = own + "/ca.crt", .server_name = ""};
-  }
-  TlsOptions Server() const { return Issue("server", "DNS:trainer-0,IP:127.0.0.1,URI:spiffe://test/agent"); }
-  TlsOptions Client() const { return Issue("client", "URI:spiffe://test/receiver"); }
-
- private:
-  const os::TempDir dir_;
-};
 
 // Answers one call, by which others see whether they got in.
 class TestServer final : public v1::RaasReceiver::Service {
@@ -136,6 +121,42 @@ TEST_CASE("Who was signed by a CA that is no longer trusted is refused within te
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
   CHECK(CallOn(kept).ok());
+}
+
+TEST_CASE("Files that cannot be used leave those before in their place, until there are others that can") {
+  const TestCa ca;
+  const TestCa next;
+  const TlsOptions own = ca.Server();
+  const TlsOptions client = ca.Client();
+  const TestServer server(own);
+  REQUIRE(Call(server, client).ok());
+  const auto change = [](const std::string& file, const std::string& text) {
+    REQUIRE(os::WriteFileAtomic(file, text, 0600).ok());
+  };
+  const auto stays = [&] {  // also when both have looked for changes some times
+    for (int i = 0; i < 25; ++i) {
+      REQUIRE(Call(server, client).ok());
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    }
+  };
+  const TlsOptions others = next.Server();
+  change(own.key, *os::ReadFile(others.key));
+  stays();
+  REQUIRE(std::filesystem::remove(own.cert));
+  change(own.ca, "no PEM");
+  stays();
+  change(own.cert, *os::ReadFile(others.cert));
+  change(own.ca, *os::ReadFile(others.ca));
+  REQUIRE(::chmod(own.key.c_str(), 0644) == 0);
+  stays();
+
+  REQUIRE(::chmod(own.key.c_str(), 0600) == 0);
+  const TlsOptions newcomer = next.Client();
+  const auto deadline = std::chrono::steady_clock::now() + kSoon;
+  while (!Call(server, newcomer).ok()) {
+    REQUIRE(std::chrono::steady_clock::now() < deadline);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
 }
 
 TEST_CASE("Files that do not fit are named, and what to do about them") {

@@ -2,17 +2,13 @@
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
+#include "common/telemetry/peer_log.h"
 #include "raas_receiver/targets/rank_link.h"
 
 namespace lockstep::targets {
 namespace {
 
 using Models = std::map<std::string, EngineTargets*>;
-
-int64_t PeerPid(const os::UnixConnection& connection) {
-  const auto peer = connection.Peer();
-  return peer.ok() ? peer->pid : 0;
-}
 
 Result<EngineMessage> ReceiveAttach(os::UnixConnection& connection, std::chrono::milliseconds timeout) {
   LS_RETURN_IF_ERROR(os::CheckPeerUser(connection, "lend memory to a receiver"));
@@ -37,13 +33,14 @@ Status AttachRank(os::UnixConnection& connection, EngineMessage attach, const Mo
 
 Result<std::unique_ptr<os::UnixServer>> StartTargetServer(const std::string& path, Models models,
                                                           std::chrono::milliseconds attach_timeout) {
-  const auto attach_peer = [models = std::move(models), attach_timeout](os::UnixServer& server,
-                                                                        os::UnixConnection& peer) {
+  const auto log = std::make_shared<telemetry::PeerLog>("engine_rank_refused", path);
+  const auto attach_peer = [models = std::move(models), attach_timeout, log](os::UnixServer& server,
+                                                                             os::UnixConnection& peer) {
     Result<EngineMessage> attach = ReceiveAttach(peer, attach_timeout);
     os::UnixConnection connection = server.Release(peer);
     const Status status = attach.ok() ? AttachRank(connection, *std::move(attach), models) : attach.status();
     if (status.ok()) return;
-    telemetry::LogWarn("engine_rank_refused", status, {{"pid", PeerPid(connection)}});
+    log->Failed(connection, status);
     SendRefusal(connection, status);
   };
   return os::UnixServer::Start({.path = path}, attach_peer,

@@ -1,5 +1,8 @@
 #include "tests/fuzz/fuzz.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -7,6 +10,8 @@
 #include <sstream>
 
 #include "common/base/text.h"
+#include "common/os/file.h"
+#include "common/os/unique_fd.h"
 
 namespace lockstep::fuzz {
 namespace {
@@ -67,6 +72,14 @@ void Accepted(ByteView input, const Steps& steps) {
 
 Bytes Copy(ByteView bytes) {
   return {bytes.begin(), bytes.end()};
+}
+
+std::string FileOf(ByteView text) {
+  static const os::UniqueFd file(::memfd_create("fuzz", MFD_CLOEXEC));
+  static const std::string path = "/proc/self/fd/" + std::to_string(file.get());
+  LS_FUZZ_RULE(::ftruncate(file.get(), 0) == 0);
+  LS_FUZZ_RULE(os::WriteAll(file.get(), 0, text, path).ok());
+  return path;
 }
 
 std::string DocumentBlock(const std::string& path, std::string_view kind, std::string_view name) {

@@ -43,6 +43,9 @@ void Accepted(ByteView input, const Steps& steps);
 
 Bytes Copy(ByteView bytes);
 
+// The path of a file, always the same, that holds `text`.
+std::string FileOf(ByteView text);
+
 // The block "```KIND NAME" of a document, as text; a rule that is broken when there is none.
 std::string DocumentBlock(const std::string& path, std::string_view kind, std::string_view name);
 // The bytes that a block of kind "hex" shows; lines of zeros may be left out there.

@@ -8,7 +8,7 @@ from replicas import ToyModel
 
 TABLE = re.compile(r"^\| ((?:`\w+`(?:, )?)+) \| (?:agent|receiver|both|each) \|", re.MULTILINE)
 # A call to a function that logs, up to its fields, and what may be an event in it.
-CALL = re.compile(r"\bLog\w*\(([^;{]*)")
+CALL = re.compile(r"\b(?:Log\w*|PeerLog>)\(([^;{]*)")
 EVENT = re.compile(r'"([a-z]+(?:_[a-z]+)*)"')
 
 

@@ -198,3 +198,28 @@ def test_certificates_and_ca_change_under_eight_receivers_and_no_version_is_miss
         for receiver in receivers:
             status = receiver.model_status()
             assert (status["held"]["version"], status["syncs"], status["failures"]) == (published, published, 0)
+
+
+def test_rotated_files_of_no_use_are_logged_once_each_and_those_before_stay(cluster, ca):
+    agent = cluster.agent(**ca.daemon("agent"))
+    agent.credentials = ca.files("operator")
+    other = Ca(cluster.directory / "other-ca")
+    other.issue("agent")
+    own, others = ca.directory / "agent", other.directory / "agent"
+
+    def refusals() -> int:
+        return agent.log().count('"tls_files_refused"')
+
+    (others / "tls.key").replace(own / "tls.key")
+    wait_until(lambda: refusals() == 1, "a key of another certificate is refused")
+    assert "is not the key of certificate" in agent.log() and agent.answers()
+    (own / "tls.key").chmod(0o644)
+    wait_until(lambda: refusals() == 2, "a key that others may read is refused")
+    assert "may be read by other users" in agent.log() and agent.answers()
+
+    for file in ("tls.crt", "ca.crt"):
+        (others / file).replace(own / file)
+    (own / "tls.key").chmod(0o600)
+    wait_until(lambda: '"tls_files_reloaded"' in agent.log(), "files that fit are taken")
+    agent.credentials = other.files("operator")
+    wait_until(agent.answers, "who the new CA has signed gets in")

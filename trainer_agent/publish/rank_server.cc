@@ -3,6 +3,7 @@
 #include "common/base/text.h"
 #include "common/peer/peer.h"
 #include "common/telemetry/log.h"
+#include "common/telemetry/peer_log.h"
 #include "trainer_agent/buffer/rank_messages.h"
 
 namespace lockstep::publish {
@@ -84,11 +85,6 @@ Status HandleMessage(os::UnixConnection& connection, ModelPublisher& publisher, 
   }
 }
 
-int64_t PeerPid(const os::UnixConnection& connection) {
-  const auto peer = connection.Peer();
-  return peer.ok() ? peer->pid : 0;
-}
-
 // The peer that says HELLO in `message`, answered in kind, so that both ends can say which of them is too old.
 Status ExchangeHello(os::UnixConnection& connection, const buffer::Message& message) {
   LS_ASSIGN_OR_RETURN(const peer::Peer plugin, peer::ParsePeer(AsText(message.body), "export_plugin"));
@@ -129,19 +125,20 @@ Status ServeRank(os::UnixConnection& connection, ModelRegistry& registry) {
   return status.WithContext(Cat("model ", publisher->buffer().model(), ", rank ", rank));
 }
 
-void Serve(os::UnixConnection& connection, ModelRegistry& registry) {
+void Serve(os::UnixConnection& connection, ModelRegistry& registry, telemetry::PeerLog& log) {
   const Status status = ServeRank(connection, registry);
   if (status.code() == ErrorCode::kUnavailable) return;  // the peer simply closed
-  telemetry::LogWarn("rank_connection_failed", status, {{"pid", PeerPid(connection)}});
+  log.Failed(connection, status);
   (void)SendError(connection, status);
 }
 
 }  // namespace
 
 Result<std::unique_ptr<os::UnixServer>> StartRankServer(const std::string& socket_path, ModelRegistry* registry) {
+  const auto log = std::make_shared<telemetry::PeerLog>("rank_connection_failed", socket_path);
   return os::UnixServer::Start(
       {.path = socket_path, .max_connections = kMaxSessions},
-      [registry](os::UnixServer&, os::UnixConnection& connection) { Serve(connection, *registry); },
+      [registry, log](os::UnixServer&, os::UnixConnection& connection) { Serve(connection, *registry, *log); },
       [](const Status& status) { telemetry::LogError("rank_accept_failed", status); });
 }
 

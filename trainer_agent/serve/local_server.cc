@@ -2,6 +2,7 @@
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
+#include "common/telemetry/peer_log.h"
 #include "common/wire/local.h"
 
 namespace lockstep::serve {
@@ -100,10 +101,10 @@ class LocalConnection {
 }  // namespace
 
 Result<std::unique_ptr<os::UnixServer>> StartLocalServer(const LocalServerOptions& options, PullTable* pulls) {
-  const auto serve = [options, pulls](os::UnixServer&, os::UnixConnection& connection) {
+  const auto log = std::make_shared<telemetry::PeerLog>("local_pull_failed", options.path);
+  const auto serve = [options, pulls, log](os::UnixServer&, os::UnixConnection& connection) {
     const Status status = LocalConnection(connection, options).Run(*pulls);
-    if (status.code() != ErrorCode::kUnavailable)
-      telemetry::LogWarn("local_pull_failed", status, {{"path", options.path}});
+    if (status.code() != ErrorCode::kUnavailable) log->Failed(connection, status);
   };
   return os::UnixServer::Start({.path = options.path}, serve,
                                [](const Status& status) { telemetry::LogWarn("local_accept_failed", status); });

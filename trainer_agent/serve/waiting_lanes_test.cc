@@ -2,11 +2,11 @@
 #include "trainer_agent/serve/waiting_lanes.h"
 
 #include <poll.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <thread>
 
+#include "common/os/descriptor_limit.h"
 #include "common/os/unique_fd.h"
 #include "trainer_agent/serve/test_lane.h"
 
@@ -38,25 +38,6 @@ TEST_CASE(
   enter("10.0.0.3", 'f');
   CHECK(left == "ba");
 }
-
-// Changes how many descriptors this process may have, while it lives.
-class DescriptorLimit {
- public:
-  explicit DescriptorLimit(rlim_t most) {
-    REQUIRE(::getrlimit(RLIMIT_NOFILE, &before_) == 0);
-    const rlimit now{std::min(most, before_.rlim_max), before_.rlim_max};
-    REQUIRE(::setrlimit(RLIMIT_NOFILE, &now) == 0);
-    limit_ = now.rlim_cur;
-  }
-  ~DescriptorLimit() { (void)::setrlimit(RLIMIT_NOFILE, &before_); }
-  DescriptorLimit(const DescriptorLimit&) = delete;
-  DescriptorLimit& operator=(const DescriptorLimit&) = delete;
-  rlim_t get() const { return limit_; }
-
- private:
-  rlimit before_{};
-  rlim_t limit_ = 0;
-};
 
 // Connections from one address that say `opening`, and then nothing.
 class Crowd {
@@ -95,7 +76,7 @@ TEST_CASE("10,000 connections from one address keep few places, and no receiver 
   const LaneServerOptions options{.encrypted = encrypted, .hello_timeout = TestLane::kPatience};
   const auto server = StartLanes(served, options);
   auto plan = *served.pulls.Open(served.Request());
-  const DescriptorLimit limit(12'000);
+  const os::DescriptorLimit limit(12'000);
   const size_t all = std::min<size_t>(10'000, limit.get() - 1'500);  // fewer where a process may not have so many
   Crowd crowd(server->port(), opening);
   while (crowd.size() < all) {
@@ -134,7 +115,7 @@ TEST_CASE("A server without descriptors lets nobody in, and goes on once it has 
   Served served;
   const auto server = StartLanes(served);
   const auto plan = *served.pulls.Open(served.Request());
-  const DescriptorLimit limit(200);
+  const os::DescriptorLimit limit(200);
   std::vector<os::UniqueFd> all;
   for (os::UniqueFd one(::dup(0)); one.valid(); one = os::UniqueFd(::dup(0))) all.push_back(std::move(one));
   // Nothing is checked before there are some again: the sanitizer needs one for that.

@@ -1,13 +1,8 @@
 // A daemon's configuration file (common/config/config.h): what --print-config says of it is such a file again.
 #include "common/config/config.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <sstream>
 
-#include "common/os/file.h"
-#include "common/os/unique_fd.h"
 #include "tests/fuzz/fuzz.h"
 
 namespace lockstep::fuzz {
@@ -33,15 +28,6 @@ struct Daemon {
     return parser.Parse(static_cast<int>(words.size()), words.data(), out);
   }
 };
-
-// The path of a file, always the same, that holds `text`.
-std::string FileOf(ByteView text) {
-  static const os::UniqueFd file(::memfd_create("fuzz", MFD_CLOEXEC));
-  static const std::string path = "/proc/self/fd/" + std::to_string(file.get());
-  LS_FUZZ_RULE(::ftruncate(file.get(), 0) == 0);
-  LS_FUZZ_RULE(os::WriteAll(file.get(), 0, text, path).ok());
-  return path;
-}
 
 }  // namespace
 

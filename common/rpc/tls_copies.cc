@@ -1,0 +1,104 @@
+#include "common/rpc/tls_copies.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "common/base/text.h"
+#include "common/rpc/tls_files.h"
+#include "common/telemetry/log.h"
+
+namespace lockstep::rpc {
+namespace {
+
+constexpr std::chrono::seconds kLookInterval{1};
+
+os::UniqueFd NewCopy() {
+  return os::UniqueFd(::memfd_create("tls", MFD_CLOEXEC));
+}
+
+// All of it at once: who reads has the content before, or this one.
+Status Replace(const os::UniqueFd& copy, const std::string& content) {
+  const os::UniqueFd next = NewCopy();
+  if (::write(next.get(), content.data(), content.size()) != static_cast<ssize_t>(content.size()) ||
+      ::dup3(next.get(), copy.get(), O_CLOEXEC) < 0) {
+    return ErrnoStatus(errno, "copy a file of TLS into memory");
+  }
+  return OkStatus();
+}
+
+}  // namespace
+
+const TlsCopies& TlsCopies::Of(const TlsOptions& tls) {
+  static std::mutex mutex;
+  static auto& all = *new std::map<std::array<std::string, 3>, TlsCopies*>;  // as long as the threads below
+  std::lock_guard lock(mutex);
+  TlsCopies*& copies = all[{tls.cert, tls.key, tls.ca}];
+  if (copies == nullptr) {
+    copies = new TlsCopies(tls);
+    std::thread([copies] {
+      while (true) {
+        std::this_thread::sleep_for(kLookInterval);
+        copies->Look();
+      }
+    }).detach();
+  }
+  return *copies;
+}
+
+TlsCopies::TlsCopies(const TlsOptions& tls)
+    : tls_(tls), cert_(NewCopy()), key_(NewCopy()), ca_(NewCopy()), seen_(StampNow()) {
+  const Status taken = Take();
+  if (taken.ok()) {
+    taken_ = seen_;
+  } else {
+    refused_ = seen_;
+    telemetry::LogWarn("tls_files_refused", taken);
+  }
+}
+
+std::string TlsCopies::PathOf(const os::UniqueFd& copy) {
+  return Cat("/proc/self/fd/", copy.get());
+}
+
+TlsCopies::Stamp TlsCopies::StampNow() const {
+  Stamp stamp;
+  auto* next = stamp.begin();
+  for (const std::string* file : {&tls_.cert, &tls_.key, &tls_.ca}) {
+    struct stat info {};
+    (void)::stat(file->c_str(), &info);
+    *next++ = {info.st_dev, info.st_ino, info.st_ctim.tv_sec, info.st_ctim.tv_nsec};
+  }
+  return stamp;
+}
+
+void TlsCopies::Look() {
+  const Stamp now = StampNow();
+  const bool settled = now == std::exchange(seen_, now);  // nobody is just replacing one after the other
+  if (!settled || now == taken_) return;
+  const Status taken = Take();
+  if (taken.ok()) {
+    taken_ = now;
+    telemetry::Log(telemetry::LogLevel::kInfo, "tls_files_reloaded", {{"path", tls_.cert}});
+  } else if (std::exchange(refused_, now) != now) {
+    telemetry::LogWarn("tls_files_refused", taken);
+  }
+}
+
+Status TlsCopies::Take() {
+  LS_ASSIGN_OR_RETURN(const TlsFiles files, ReadTlsFiles(tls_.cert, tls_.key, tls_.ca));
+  LS_RETURN_IF_ERROR(Replace(ca_, files.ca));
+  LS_RETURN_IF_ERROR(Replace(key_, files.key));
+  return Replace(cert_, files.cert);
+}
+
+}  // namespace lockstep::rpc
