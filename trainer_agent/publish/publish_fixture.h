@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <latch>
 #include <memory>
 #include <string>
 
@@ -75,6 +76,18 @@ class Host {
     Stop();
     Start();
   }
+
+  // While it lives, nothing is compared: the threads that do are busy.
+  class Standstill {
+   public:
+    explicit Standstill(const Host& host) {
+      for (size_t i = 0; i < host.pool_->size(); ++i) host.pool_->Post([over = over_] { over->wait(); });
+    }
+    ~Standstill() { over_->count_down(); }
+
+   private:
+    const std::shared_ptr<std::latch> over_ = std::make_shared<std::latch>(1);
+  };
 
   std::string socket() const { return directory_ + "/export.sock"; }
   const std::string& directory() const { return directory_; }

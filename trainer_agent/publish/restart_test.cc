@@ -109,17 +109,26 @@ TEST_CASE("A restarted agent that dropped the version before reads what is repor
 }
 
 TEST_CASE("The number of a version that a restarted agent had to drop is never given to other bytes") {
-  Host host;
-  const auto rank = host.Connect();
-  host.Publish(*rank, 1, 1);
-  std::byte* const data = host.Publish(*rank, 2, 2);
-  host.Stop();
-  data[77] ^= std::byte{1};
-  host.Start();
-  CHECK_THAT(rank->Begin(2), FailsWith(ErrorCode::kAborted, "version 2 was committed once", "publish a newer version"));
-  host.Await(1);
-  host.Publish(*rank, 3, 3);
-  CHECK(FirstByte(host.run(), 3) == std::byte{3});
+  for (const bool memfd : {false, true}) {
+    Host host(memfd);
+    const auto rank = host.Connect();
+    const FailsWith used_up(ErrorCode::kAborted, "version 2 was committed once", "publish a newer version");
+    host.Publish(*rank, 1, 1);
+    std::byte* const data = host.Publish(*rank, 2, 2);
+    host.Stop();
+    data[77] ^= std::byte{1};
+    host.Start();
+    CHECK_THAT(rank->Begin(2), used_up);
+    host.Restart();
+    CHECK_THAT(rank->Begin(2), used_up);
+    REQUIRE(rank->Begin(3).ok());
+    host.Restart();
+    (void)rank->Abort("on purpose");  // of which this agent knows nothing
+    CHECK_THAT(rank->Begin(2), used_up);
+    host.Await(1);
+    host.Publish(*rank, 3, 3);
+    CHECK(FirstByte(host.run(), 3) == std::byte{3});
+  }
 }
 
 TEST_CASE("A commit that cannot reach the agent fails, and the next version works once it is back") {

@@ -117,7 +117,7 @@ struct Served {
                        payload::CodecLevel::kFast, pointers)
                   .ok());
     }
-    catalog.Publish(run, {ManifestOf(version), static_cast<int64_t>(version)});
+    REQUIRE(catalog.Publish(run, {ManifestOf(version), static_cast<int64_t>(version)}).ok());
   }
   PullRequest Request(Version held = 0) const {
     PullRequest request{.model = "actor", .receiver = "r", .layout = layout->digest(), .lanes = 2};

@@ -26,7 +26,9 @@ struct FakeBlocks : BlockReader {
 
 // Serves a version of which nothing but its number is known.
 void Publish(VersionCatalog& catalog, const std::shared_ptr<ServedRun>& run, Version version, int64_t unix_ns = 0) {
-  catalog.Publish(run, {std::make_shared<model::Manifest>(model::Manifest{{run->run(), version}, {}, {}}), unix_ns});
+  REQUIRE(
+      catalog.Publish(run, {std::make_shared<model::Manifest>(model::Manifest{{run->run(), version}, {}, {}}), unix_ns})
+          .ok());
 }
 
 TEST_CASE("A block comes from the wanted version, or from the newest when that is gone") {
@@ -73,6 +75,23 @@ TEST_CASE("The memory of a version comes with the manifest that says what is in 
   CHECK_THAT(run->OpenHalf(7), FailsWith(ErrorCode::kState, "version 7 is no longer in memory"));
   run->End();
   CHECK_THAT(run->OpenHalf(2), FailsWith(ErrorCode::kState, "version 2 is no longer in memory"));
+}
+
+TEST_CASE("No version follows one that was withdrawn, unless it was compared with none") {
+  const Chain chain;
+  auto run = std::make_shared<ServedRun>("m", chain.run, chain.layout, std::make_shared<FakeBlocks>(), StoreOptions{});
+  VersionCatalog catalog;
+  catalog.Open(run);
+  Publish(catalog, run, 1);
+  const auto base = run->Newest()->manifest;
+  const ServedVersion second{std::make_shared<model::Manifest>(model::Manifest{{chain.run, 2}, {}, {}}), 0};
+  CHECK(run->CheckBase(base.get()).ok());
+  catalog.Retract(run, 1, {ErrorCode::kCorrupt, "bits were lost"});
+  const FailsWith says_so(ErrorCode::kAborted, "model m: version 1, which it was compared with, was withdrawn");
+  CHECK_THAT(run->CheckBase(base.get()), says_so);
+  CHECK_THAT(catalog.Publish(run, second, base.get()), says_so);
+  CHECK_THAT(run->RequireNewest(), FailsWith(ErrorCode::kCorrupt, "bits were lost"));
+  CHECK(catalog.Publish(run, second).ok());
 }
 
 TEST_CASE("An update is another run or version than was seen") {
