@@ -131,6 +131,24 @@ TEST_CASE("The number of a version that a restarted agent had to drop is never g
   }
 }
 
+TEST_CASE("A rank that finds its version aborted when it reports to a restarted agent is told so, and why, at once") {
+  Host host;
+  const auto zero = host.Connect(0, 2);
+  const auto one = host.Connect(1, 2);
+  std::byte* const data = Begin(*zero, 1);
+  REQUIRE(one->Begin(1).ok());
+  host.Restart();
+  Write(*one, data, {80000, 40000}, 1);
+  REQUIRE(one->Abort("out of paper").ok());
+  std::memset(data, 1, 80000);
+  const StridedRange part{0, 80000};
+  CHECK_THAT(zero->RangesDone({&part, 1}), FailsWith(ErrorCode::kAborted, "rank 1 aborted version 1: out of paper"));
+  CHECK_FALSE(zero->writing());
+  PublishPart(*zero, 2, {0, 80000});
+  PublishPart(*one, 2, {80000, 40000});
+  host.Await(2);
+}
+
 TEST_CASE("A commit that cannot reach the agent fails, and the next version works once it is back") {
   Host host;
   auto options = host.Options();
