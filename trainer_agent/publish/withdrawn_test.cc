@@ -20,7 +20,7 @@ TEST_CASE("A version whose half does not hold what was committed is withdrawn, a
   if (!reported_falsely) data[50'000] = std::byte{9};  // written after the commit
   const bool suspected = GENERATE(true, false);
   store::Scrubber scrubber(&host.catalog(), milliseconds(suspected ? 0 : 20));
-  if (suspected) scrubber.Suspect("actor");
+  if (suspected) scrubber.Suspect("actor", "infer-0");
   REQUIRE(Eventually([&] { return !host.run().Newest(); }));
   CHECK_THAT(host.run().RequireNewest(),
              FailsWith(ErrorCode::kCorrupt, "version 2 of model actor was withdrawn", "tensor \"first\""));
