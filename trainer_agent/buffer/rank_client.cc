@@ -172,6 +172,13 @@ Status RankClient::Reconnect() {
 
 Status RankClient::Replay() {
   if (reported_.version == 0 || !reported_.aborted.ok() || reported_.version <= newest_version_) return OkStatus();
+  if (reported_.committed) {
+    // Only the connection was lost, and this agent knows what became of the version; else it was another that did.
+    LS_ASSIGN_OR_RETURN(const Message done, CallOnce(RankMessage::kCommit, AsBytes(VersionBody{reported_.version})));
+    const Status known = Done(done);
+    if (known.code() == ErrorCode::kAborted) reported_.aborted = known;
+    if (known.ok() || known.code() == ErrorCode::kAborted) return OkStatus();
+  }
   LS_ASSIGN_OR_RETURN(const Message begun, CallOnce(RankMessage::kBegin, AsBytes(VersionBody{reported_.version})));
   const auto body = BodyAs<BegunBody>(begun, RankMessage::kBegun);
   if (body.status().code() == ErrorCode::kAborted) {

@@ -133,6 +133,26 @@ TEST_CASE("A call that timed out costs its version, and the connection is in ste
   host.Await(2);
 }
 
+TEST_CASE("A rank whose call timed out goes on with the others when what it had committed was aborted meanwhile") {
+  Host host;
+  auto options = host.Options(0, 2);
+  options.call_timeout = milliseconds(2000);
+  const auto zero = *buffer::RankClient::Open(options);
+  auto one = host.Connect(1, 2);
+  PublishPart(*zero, 1, {0, 80000});
+  REQUIRE(one->Begin(1).ok());
+  CHECK_THAT(zero->Begin(2), FailsWith(ErrorCode::kDeadline, "did not answer in time"));
+  REQUIRE(Eventually([&] { return host.connected() == 1; }));
+  one.reset();
+  REQUIRE(Eventually([&] { return host.aborted() == 1; }));
+  options = host.Options(1, 2);
+  options.run = zero->run();
+  one = *buffer::RankClient::Open(options);
+  PublishPart(*one, 2, {80000, 40000});
+  PublishPart(*zero, 2, {0, 80000});
+  host.Await(2);
+}
+
 TEST_CASE("Versions above the limit are refused") {
   Host host;
   const auto rank = host.Connect();

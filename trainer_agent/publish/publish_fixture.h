@@ -128,7 +128,7 @@ class Host {
   store::VersionCatalog& catalog() const { return *catalog_; }
   std::shared_ptr<store::ServedRun> shared_run() const { return catalog_->Find("actor"); }
   const telemetry::Timeline& timeline() const { return timeline_; }
-  bool disconnected() const { return registry_->Snapshot().at(0).ranks_connected == 0; }
+  uint32_t connected() const { return registry_->Snapshot().at(0).ranks_connected; }
   uint64_t aborted() const { return registry_->Snapshot().at(0).publisher->status().versions_aborted; }
 
  private:

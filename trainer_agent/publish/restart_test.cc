@@ -184,7 +184,7 @@ TEST_CASE("A run that ended frees its memory although a pull still refers to it"
   host.Publish(*first, 1, 1);
   const auto held = host.shared_run();
   first.reset();
-  REQUIRE(Eventually([&] { return host.disconnected(); }));
+  REQUIRE(Eventually([&] { return host.connected() == 0; }));
   const auto second = host.Connect();
   CHECK(UseFirstBlock(*held, 1) == ErrorCode::kState);
   std::ifstream maps("/proc/self/maps");
@@ -197,7 +197,7 @@ TEST_CASE("A new run that has no room leaves the old one served") {
   auto first = host.Connect();
   host.Publish(*first, 1, 1);
   first.reset();
-  REQUIRE(Eventually([&] { return host.disconnected(); }));
+  REQUIRE(Eventually([&] { return host.connected() == 0; }));
   auto options = host.Options();
   options.layout = *model::ModelLayout::Create({{"huge", model::DType::kU8, {uint64_t{1} << 36}, 0}});
   CHECK_THAT(buffer::RankClient::Open(options), FailsWith(ErrorCode::kResourceExhausted, "its two halves need"));
