@@ -9,8 +9,11 @@
 namespace lockstep::serve {
 namespace {
 
-// A publish looks at all of them before the next begins.
-constexpr access::Quota::Limits kStreams{.all = 1024, .each = 256};
+// A receiver has one, and a pull and a subscription at most, of either of which a quarter may be of one identity.
+access::Quota::Limits StreamLimits(const PullLimits& pulls) {
+  return {.all = 4 * pulls.max_pulls, .each = pulls.max_pulls};
+}
+
 // Of models that are open, told to a receiver that wants another one.
 constexpr int kMaxNamedModels = 32;
 
@@ -39,7 +42,7 @@ AgentService::AgentService(access::AccessControl* access, store::VersionCatalog*
                            PullTable* pulls, PublishFacts publish_facts, v1::BuildInfo build, LaneOffer lanes,
                            std::string local_socket, const telemetry::Timeline* timeline)
     : gate_(v1::TrainerAgent::service_full_name(), access),
-      streams_("version streams", kStreams),
+      streams_("version streams", StreamLimits(pulls->limits())),
       catalog_(catalog),
       scrubber_(scrubber),
       pulls_(pulls),

@@ -106,6 +106,32 @@ TEST_CASE("Another's pull does not exist, whoever knows its number") {
   CHECK(guarded.served.pulls.open_pulls("actor") == 0);
 }
 
+TEST_CASE("One name has as many streams of versions as pulls are allowed, and then leaves room for others") {
+  Guarded guarded;
+  const auto greedy = guarded.StubOf("infer-0");
+  const auto other = guarded.StubOf("infer-1");
+  v1::WatchVersionsRequest request;
+  request.set_model("actor");
+  struct Stream {
+    grpc::ClientContext context;
+    std::unique_ptr<grpc::ClientReader<v1::VersionEvent>> reader;
+    v1::VersionEvent event;
+  };
+  std::vector<std::unique_ptr<Stream>> streams;
+  const auto watch = [&](v1::TrainerAgent::Stub& stub) -> Status {
+    Stream& stream = *streams.emplace_back(std::make_unique<Stream>());
+    stream.context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(1));
+    stream.reader = stub.WatchVersions(&stream.context, request);
+    if (stream.reader->Read(&stream.event)) return OkStatus();
+    return rpc::FromGrpc(stream.reader->Finish());
+  };
+  for (size_t i = 0; i < guarded.served.pulls.limits().max_pulls; ++i) CHECK(watch(*greedy).ok());
+  CHECK_THAT(watch(*greedy),
+             FailsWith(ErrorCode::kResourceExhausted, "3 version streams of spiffe://test/infer-0 are open"));
+  CHECK(watch(*other).ok());
+  for (const auto& stream : streams) stream->context.TryCancel();
+}
+
 TEST_CASE("What a receiver reports is its own, whatever it calls itself; it is told of no model that is not its") {
   Guarded guarded;
   const auto own = guarded.StubOf("infer-0");

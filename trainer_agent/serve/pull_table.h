@@ -30,6 +30,8 @@ class PullTable {
   // REQUIRES the catalog to outlive this.
   PullTable(const store::VersionCatalog* catalog, PullLimits limits) : catalog_(catalog), limits_(limits) {}
 
+  const PullLimits& limits() const { return limits_; }
+
   // kNotFound: no such model. kState: no version yet, or another layout. kResourceExhausted: too many pulls.
   // kCancelled: who asked has gone, and nothing is opened.
   Result<PullPlan> Open(const PullRequest& request);
