@@ -41,7 +41,8 @@ void LogOpened(const PullRequest& request, const PullPlan& plan) {
 AgentService::AgentService(access::AccessControl* access, store::VersionCatalog* catalog, store::Scrubber* scrubber,
                            PullTable* pulls, PublishFacts publish_facts, v1::BuildInfo build, LaneOffer lanes,
                            std::string local_socket, const telemetry::Timeline* timeline)
-    : gate_(v1::TrainerAgent::service_full_name(), access),
+    : access_(access),
+      gate_(v1::TrainerAgent::service_full_name(), access),
       streams_("version streams", StreamLimits(pulls->limits())),
       catalog_(catalog),
       scrubber_(scrubber),
@@ -51,6 +52,22 @@ AgentService::AgentService(access::AccessControl* access, store::VersionCatalog*
       lanes_(std::move(lanes)),
       local_socket_(std::move(local_socket)),
       timeline_(timeline) {}
+
+template <typename Request>
+Result<std::string> AgentService::AdmitToPull(const grpc::ServerContext& context, std::string_view call,
+                                              const Request& request) {
+  LS_ASSIGN_OR_RETURN(std::string caller, gate_.Admit(context, call, request));
+  LS_ASSIGN_OR_RETURN(const auto run, pulls_->RunOf(request.pull_id(), caller));
+  LS_RETURN_IF_ERROR(gate_.Admit(context, call, *run));  // for its model
+  return caller;
+}
+
+std::function<bool()> AgentService::MayPull(const grpc::ServerContext& context, const std::string& model) const {
+  return [access = access_, caller = access::IdentityOf(context), model] {
+    return access->Allows(caller, Cat(v1::TrainerAgent::service_full_name(), ".OpenPull"),
+                          {.kind = access::Scope::Kind::kModel, .model = model});
+  };
+}
 
 grpc::Status AgentService::GetStatus(grpc::ServerContext* context, const v1::AgentStatusRequest* request,
                                      v1::AgentStatus* status) {
@@ -122,6 +139,7 @@ grpc::Status AgentService::OpenPull(grpc::ServerContext* context, const v1::Open
   if (draining_) return rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
   LS_GRPC_ASSIGN_OR_RETURN(PullRequest wanted, FromProto(*request, lanes_, caller));
   wanted.gone = [context] { return context->IsCancelled(); };
+  wanted.allowed = MayPull(*context, request->model());
   LS_GRPC_ASSIGN_OR_RETURN(const PullPlan planned, pulls_->Open(wanted));
   LogOpened(wanted, planned);
   ToProto(planned, lanes_, plan);
@@ -136,7 +154,8 @@ grpc::Status AgentService::OpenLive(grpc::ServerContext* context, const v1::Open
                                     v1::LivePlan* plan) {
   LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
   if (draining_) return rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
-  LS_GRPC_ASSIGN_OR_RETURN(const PullRequest wanted, FromProto(*request, lanes_, caller));
+  LS_GRPC_ASSIGN_OR_RETURN(PullRequest wanted, FromProto(*request, lanes_, caller));
+  wanted.allowed = MayPull(*context, request->model());
   LS_GRPC_ASSIGN_OR_RETURN(const LivePlan opened, pulls_->OpenLive(wanted));
   telemetry::Log(telemetry::LogLevel::kDebug, "live_subscribed",
                  {{"model", wanted.model}, {"receiver", wanted.receiver}, {"pull", opened.pull_id}});
@@ -149,7 +168,7 @@ grpc::Status AgentService::OpenLive(grpc::ServerContext* context, const v1::Open
 
 grpc::Status AgentService::CatchUp(grpc::ServerContext* context, const v1::CatchUpRequest* request,
                                    v1::PullPlan* plan) {
-  LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, AdmitToPull(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(const PullPlan planned,
                            pulls_->CatchUp(request->pull_id(), request->oldest_version(), caller));
   ToProto(planned, lanes_, plan);
@@ -158,7 +177,7 @@ grpc::Status AgentService::CatchUp(grpc::ServerContext* context, const v1::Catch
 
 grpc::Status AgentService::RenewTickets(grpc::ServerContext* context, const v1::RenewTicketsRequest* request,
                                         v1::RenewTicketsResponse* response) {
-  LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, AdmitToPull(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(const auto tickets, pulls_->RenewTickets(request->pull_id(), request->lanes(), caller));
   for (const Ticket& ticket : tickets) response->add_tickets(ToBytes(ticket));
   return grpc::Status::OK;

@@ -46,9 +46,15 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   grpc::Status GetTimeline(grpc::ServerContext*, const v1::TimelineRequest*, v1::TimelineSpans*) override;
 
  private:
+  // Who calls, when it may, about a pull of its own, and may still have that pull's model.
+  template <typename Request>
+  Result<std::string> AdmitToPull(const grpc::ServerContext& context, std::string_view call, const Request& request);
+  // As a question that outlives the call: whether its caller may open pulls of `model`.
+  std::function<bool()> MayPull(const grpc::ServerContext& context, const std::string& model) const;
   void FillModel(v1::AgentModel& model) const;
   void AddUnopened(v1::AgentStatus& status) const;
 
+  access::AccessControl* const access_;
   const access::Gate gate_;
   access::Quota streams_;
   store::VersionCatalog* const catalog_;
