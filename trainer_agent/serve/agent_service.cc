@@ -62,10 +62,11 @@ Result<std::string> AgentService::AdmitToPull(const grpc::ServerContext& context
   return caller;
 }
 
-std::function<bool()> AgentService::MayPull(const grpc::ServerContext& context, const std::string& model) const {
-  return [access = access_, caller = access::IdentityOf(context), model] {
-    return access->Allows(caller, Cat(v1::TrainerAgent::service_full_name(), ".OpenPull"),
-                          {.kind = access::Scope::Kind::kModel, .model = model});
+std::function<Status()> AgentService::Still(const grpc::ServerContextBase& context, std::string_view call,
+                                            const std::string& model) const {
+  const std::string method = Cat(v1::TrainerAgent::service_full_name(), ".", call);
+  return [access = access_, caller = access::IdentityOf(context), method, model] {
+    return access->Check(caller, method, {.kind = access::Scope::Kind::kModel, .model = model});
   };
 }
 
@@ -130,7 +131,8 @@ grpc::ServerWriteReactor<v1::VersionEvent>* AgentService::WatchVersions(grpc::Ca
                                                                         const v1::WatchVersionsRequest* request) {
   const Result<std::string> caller = gate_.Admit(*context, __func__, *request);
   if (!caller.ok()) return new VersionStream(catalog_, &pulls_->reports(), *request, "", caller.status());
-  return new VersionStream(catalog_, &pulls_->reports(), *request, *caller, streams_.Take(*caller));
+  return new VersionStream(catalog_, &pulls_->reports(), *request, *caller, streams_.Take(*caller),
+                           Still(*context, __func__, request->model()));
 }
 
 grpc::Status AgentService::OpenPull(grpc::ServerContext* context, const v1::OpenPullRequest* request,
@@ -139,7 +141,7 @@ grpc::Status AgentService::OpenPull(grpc::ServerContext* context, const v1::Open
   if (draining_) return rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
   LS_GRPC_ASSIGN_OR_RETURN(PullRequest wanted, FromProto(*request, lanes_, caller));
   wanted.gone = [context] { return context->IsCancelled(); };
-  wanted.allowed = MayPull(*context, request->model());
+  wanted.allowed = Still(*context, __func__, request->model());
   LS_GRPC_ASSIGN_OR_RETURN(const PullPlan planned, pulls_->Open(wanted));
   LogOpened(wanted, planned);
   ToProto(planned, lanes_, plan);
@@ -155,7 +157,7 @@ grpc::Status AgentService::OpenLive(grpc::ServerContext* context, const v1::Open
   LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
   if (draining_) return rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
   LS_GRPC_ASSIGN_OR_RETURN(PullRequest wanted, FromProto(*request, lanes_, caller));
-  wanted.allowed = MayPull(*context, request->model());
+  wanted.allowed = Still(*context, __func__, request->model());
   LS_GRPC_ASSIGN_OR_RETURN(const LivePlan opened, pulls_->OpenLive(wanted));
   telemetry::Log(telemetry::LogLevel::kDebug, "live_subscribed",
                  {{"model", wanted.model}, {"receiver", wanted.receiver}, {"pull", opened.pull_id}});

@@ -49,8 +49,9 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   // Who calls, when it may, about a pull of its own, and may still have that pull's model.
   template <typename Request>
   Result<std::string> AdmitToPull(const grpc::ServerContext& context, std::string_view call, const Request& request);
-  // As a question that outlives the call: whether its caller may open pulls of `model`.
-  std::function<bool()> MayPull(const grpc::ServerContext& context, const std::string& model) const;
+  // A question that outlives the call: whether who made it may still make it for `model`.
+  std::function<Status()> Still(const grpc::ServerContextBase& context, std::string_view call,
+                                const std::string& model) const;
   void FillModel(v1::AgentModel& model) const;
   void AddUnopened(v1::AgentStatus& status) const;
 

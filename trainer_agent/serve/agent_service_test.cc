@@ -161,30 +161,48 @@ TEST_CASE("A model that the policy takes away is gone from pulls that are open, 
   CHECK(Call(*stub, &v1::TrainerAgent::Stub::OpenPull, Opening<v1::OpenPullRequest>(guarded), &plan).ok());
 }
 
+// A stream of versions, as its reader has it.
+struct Stream {
+  explicit Stream(v1::TrainerAgent::Stub& stub) {
+    v1::WatchVersionsRequest request;
+    request.set_model("actor");
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(1));
+    reader = stub.WatchVersions(&context, request);
+  }
+  ~Stream() { context.TryCancel(); }
+
+  // OK once there is another version; else how the stream ended.
+  Status Next() {
+    v1::VersionEvent event;
+    return reader->Read(&event) ? OkStatus() : rpc::FromGrpc(reader->Finish());
+  }
+
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReader<v1::VersionEvent>> reader;
+};
+
+TEST_CASE("A stream of versions ends with the next one when the policy took its model away") {
+  Guarded guarded;
+  const auto stub = guarded.StubOf("infer-0");
+  Stream stream(*stub);
+  REQUIRE(stream.Next().ok());
+  guarded.Allow(R"("critic")");
+  guarded.served.Publish(2);
+  CHECK_THAT(stream.Next(),
+             FailsWith(ErrorCode::kPermission, "TrainerAgent.WatchVersions for model actor", "--tls-policy"));
+}
+
 TEST_CASE("One name has as many streams of versions as pulls are allowed, and then leaves room for others") {
   Guarded guarded;
   const auto greedy = guarded.StubOf("infer-0");
   const auto other = guarded.StubOf("infer-1");
-  v1::WatchVersionsRequest request;
-  request.set_model("actor");
-  struct Stream {
-    grpc::ClientContext context;
-    std::unique_ptr<grpc::ClientReader<v1::VersionEvent>> reader;
-    v1::VersionEvent event;
-  };
   std::vector<std::unique_ptr<Stream>> streams;
-  const auto watch = [&](v1::TrainerAgent::Stub& stub) -> Status {
-    Stream& stream = *streams.emplace_back(std::make_unique<Stream>());
-    stream.context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(1));
-    stream.reader = stub.WatchVersions(&stream.context, request);
-    if (stream.reader->Read(&stream.event)) return OkStatus();
-    return rpc::FromGrpc(stream.reader->Finish());
-  };
-  for (size_t i = 0; i < guarded.served.pulls.limits().max_pulls; ++i) CHECK(watch(*greedy).ok());
-  CHECK_THAT(watch(*greedy),
+  for (size_t i = 0; i < guarded.served.pulls.limits().max_pulls; ++i) {
+    CHECK(streams.emplace_back(std::make_unique<Stream>(*greedy))->Next().ok());
+  }
+  CHECK_THAT(Stream(*greedy).Next(),
              FailsWith(ErrorCode::kResourceExhausted, "3 version streams of spiffe://test/infer-0 are open"));
-  CHECK(watch(*other).ok());
-  for (const auto& stream : streams) stream->context.TryCancel();
+  CHECK(Stream(*other).Next().ok());
 }
 
 TEST_CASE("What a receiver reports is its own, whatever it calls itself; it is told of no model that is not its") {

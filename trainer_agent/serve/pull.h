@@ -24,10 +24,10 @@ class Pull {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `owner`: the identity of the peer that opened it; `follower`: of a subscription, else null; `allowed`: whether the
-  // owner may still have the model (null: it may).
+  // `owner`: the identity of the peer that opened it; `follower`: of a subscription, else null; `allowed`: why the
+  // owner may not have the model any more (null: it may).
   Pull(uint64_t id, std::string receiver, std::string owner, std::shared_ptr<store::ServedRun> run, Version target,
-       std::unique_ptr<store::LiveFeed::Follower> follower, std::function<bool()> allowed)
+       std::unique_ptr<store::LiveFeed::Follower> follower, std::function<Status()> allowed)
       : id(id),
         receiver(std::move(receiver)),
         owner(std::move(owner)),
@@ -58,7 +58,7 @@ class Pull {
   // From now on no lane is let in; those that are there end, at the latest with the next version.
   void Close() { closed_ = true; }
   bool closed() const { return closed_; }
-  bool revoked() const { return allowed_ && !allowed_(); }
+  bool revoked() const { return allowed_ && !allowed_().ok(); }
   // Whether it is to be forgotten: closed, or not touched since `time`, and in both cases no subscription with lanes.
   bool Expired(Clock::time_point time) const;
   bool has_lanes() const { return lanes_ > 0; }
@@ -90,7 +90,7 @@ class Pull {
 
  private:
   const std::unique_ptr<store::LiveFeed::Follower> follower_;
-  const std::function<bool()> allowed_;
+  const std::function<Status()> allowed_;
   mutable std::mutex mutex_;
   std::map<uint64_t, std::shared_ptr<const payload::Payload>> payloads_;  // null: taken back
   std::unique_ptr<store::DeltaStore::Hold> hold_;

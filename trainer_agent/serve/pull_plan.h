@@ -27,8 +27,8 @@ struct PullRequest {
   uint64_t link_bytes_per_s = 0;  // what its lanes last carried; 0: not known
   std::vector<payload::CodecLevel> levels = {
       payload::CodecLevel::All().begin(), payload::CodecLevel::All().end()};  // that it decodes, rising; at least one
-  store::Gone gone;                    // whether the receiver still waits for its plan
-  std::function<bool()> allowed = {};  // whether its owner may have the model, asked now and then; null: it may
+  store::Gone gone;                      // whether the receiver still waits for its plan
+  std::function<Status()> allowed = {};  // why its owner may not have the model, asked now and then; null: it may
 };
 
 // How the lanes of all plans are reached.
