@@ -236,7 +236,6 @@ Status TlsSession::Flush() {
 }
 
 Status TlsSession::Encrypt(ByteView record) {
-  ERR_clear_error();
   size_t written = 0;
   const int outcome = SSL_write_ex(ssl_.get(), record.data(), record.size(), &written);
   if (outcome == 1) return OkStatus();
@@ -247,6 +246,7 @@ Status TlsSession::Encrypt(ByteView record) {
 Result<size_t> TlsSession::SendNow(std::span<const iovec> pieces) {
   RecordReader reader(pieces);
   size_t taken = 0;
+  ERR_clear_error();  // once: it costs, and what works leaves no error
   out_.reserve(pieces.empty() ? 0 : kBurstRoom);
   while (true) {
     LS_RETURN_IF_ERROR(Flush());
@@ -263,10 +263,10 @@ Result<size_t> TlsSession::SendNow(std::span<const iovec> pieces) {
 
 Result<size_t> TlsSession::ReceiveNow(std::span<const iovec> pieces) {
   size_t received = 0;
+  ERR_clear_error();
   for (const iovec& piece : pieces) {
     for (size_t filled = 0; filled < piece.iov_len;) {
       if (!socket_status_.ok()) return received > 0 ? Result<size_t>(received) : Result<size_t>(socket_status_);
-      ERR_clear_error();
       size_t got = 0;
       const int outcome =
           SSL_read_ex(ssl_.get(), static_cast<std::byte*>(piece.iov_base) + filled, piece.iov_len - filled, &got);

@@ -74,9 +74,12 @@ class EngineDriver {
   // once, which takes 5 s at most, and is no failure.
   virtual Result<bool> StillServes(const EngineVersion& version) = 0;
 
-  // Cancels the call under way; everything later is kCancelled, but for Resume. A server that was paused is resumed all
-  // the same, for a few seconds, when it holds one whole version: nothing was changed yet, or all was read.
+  // Cancels the call under way; everything later is kCancelled, but for Resume, until Reset. A server that was paused
+  // is resumed all the same, for a few seconds, when it holds one whole version: nothing was changed yet, or all was
+  // read.
   virtual void Cancel() = 0;
+  // Calls are taken again after Cancel. REQUIRES that none is under way.
+  virtual void Reset() = 0;
 
   // Attempts that failed.
   virtual uint64_t failures() const = 0;

@@ -22,6 +22,7 @@ class NoDriver final : public EngineDriver {
   Status Resume(const EngineVersion&) override { return OkStatus(); }
   Result<bool> StillServes(const EngineVersion&) override { return true; }
   void Cancel() override {}
+  void Reset() override {}
   uint64_t failures() const override { return 0; }
 };
 

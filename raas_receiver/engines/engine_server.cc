@@ -82,11 +82,11 @@ EngineServer::EngineServer(std::unique_ptr<HttpClient> http, const EngineOptions
       advice_404_(std::move(advice_404)) {}
 
 Result<ServerAnswer> EngineServer::Get(const std::string& target) {
-  return Call({.target = target, .timeout = timeout_});
+  return Call({.target = target, .timeout = timeout()});
 }
 
 Result<ServerAnswer> EngineServer::Post(const std::string& target, const json& body) {
-  return Call({.target = target, .json = TextOf(body), .timeout = timeout_});
+  return Call({.target = target, .json = TextOf(body), .timeout = timeout()});
 }
 
 Result<ServerAnswer> EngineServer::PostLoad(const std::string& target, const json& body) {
@@ -94,13 +94,13 @@ Result<ServerAnswer> EngineServer::PostLoad(const std::string& target, const jso
 }
 
 Result<ServerAnswer> EngineServer::Ask(const std::string& target, const std::optional<json>& body) {
-  HttpRequest request{.target = target, .timeout = std::min(timeout_, kAsk)};
+  HttpRequest request{.target = target, .timeout = std::min(timeout(), kAsk)};
   if (body.has_value()) request.json = TextOf(*body);
   return Call(std::move(request));
 }
 
 Result<ServerAnswer> EngineServer::Call(HttpRequest request) {
-  request.after_cancel = after_cancel_;
+  request.after_cancel = after_cancel_.has_value();
   const std::string call = Cat(request.json.has_value() ? "POST " : "GET ", url(), request.target);
   const auto begin = std::chrono::steady_clock::now();
   const Result<HttpAnswer> answer = http_->Send(request);
@@ -132,9 +132,9 @@ Status EngineServer::Unexpected(const ServerAnswer& answer, std::string_view exp
   }
 }
 
-void EngineServer::AllowAfterCancel(std::chrono::milliseconds timeout) {
-  after_cancel_ = true;
-  timeout_ = std::min(timeout_, timeout);
+void EngineServer::Reset() {
+  after_cancel_.reset();
+  http_->Reset();
 }
 
 }  // namespace lockstep::engines

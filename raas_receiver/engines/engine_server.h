@@ -4,6 +4,7 @@
 // Calls are made by one thread at a time; Cancel by any.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -49,22 +50,24 @@ class EngineServer {
   Status Unexpected(const ServerAnswer& answer, std::string_view expected = "") const;
 
   // From now on calls are made although Cancel was called, each with this much time: to leave the server as it was.
-  void AllowAfterCancel(std::chrono::milliseconds timeout);
+  void AllowAfterCancel(std::chrono::milliseconds timeout) { after_cancel_ = timeout; }
 
   void Cancel() { http_->Cancel(); }
+  // As before Cancel. REQUIRES that no call is under way.
+  void Reset();
   bool cancelled() const { return http_->cancelled(); }
   const std::string& url() const { return http_->url(); }
-  std::chrono::milliseconds timeout() const { return timeout_; }
+  std::chrono::milliseconds timeout() const { return std::min(timeout_, after_cancel_.value_or(timeout_)); }
 
  private:
   EngineServer(std::unique_ptr<HttpClient> http, const EngineOptions& options, std::string advice_404);
   Result<ServerAnswer> Call(HttpRequest request);
 
   const std::unique_ptr<HttpClient> http_;
-  std::chrono::milliseconds timeout_;
+  const std::chrono::milliseconds timeout_;
   const std::chrono::milliseconds load_timeout_;
   const std::string advice_404_;
-  bool after_cancel_ = false;
+  std::optional<std::chrono::milliseconds> after_cancel_;  // calls are made all the same, each with this much time
 };
 
 }  // namespace lockstep::engines

@@ -33,7 +33,7 @@ bool Exited(const ShellOutcome& outcome) {
 }
 
 Status StatusOf(const ShellOutcome& outcome, std::chrono::milliseconds timeout) {
-  if (outcome.stopped) return {ErrorCode::kCancelled, "the hook was killed because the receiver stops"};
+  if (outcome.stopped) return {ErrorCode::kCancelled, "the hook was cancelled, and killed"};
   if (outcome.timed_out)
     return {ErrorCode::kDeadline, Cat("the hook took longer than ", timeout.count(), " ms and was killed")};
   if (outcome.wait_status == 0) return OkStatus();
@@ -85,6 +85,7 @@ class HookDriver final : public EngineDriver {
   }
   Result<bool> StillServes(const EngineVersion&) override { return true; }
   void Cancel() override { stop_.Set(); }
+  void Reset() override { stop_.Reset(); }
   uint64_t failures() const override { return failures_; }
 
  private:
@@ -111,7 +112,7 @@ LoadOutcome HookDriver::Load(const EngineVersion& version, const std::optional<E
                          {"run", ToHex(version.held.run)},
                          {"version", version.held.version},
                          {"attempt", attempt}});
-    if (!last && stop_.Wait(backoff)) return {{ErrorCode::kCancelled, "the receiver stops"}, Serving::kUnknown};
+    if (!last && stop_.Wait(backoff)) return {{ErrorCode::kCancelled, "the hook was cancelled"}, Serving::kUnknown};
   }
   const std::string what =
       Cat("version ", version.held.version, " of model ", version.model, ", after ", options_.attempts, " attempts");

@@ -155,8 +155,9 @@ TEST_CASE("What is waited between attempts doubles, up to ten seconds") {
   CHECK(backoff == milliseconds(10'000));
 }
 
-TEST_CASE("Cancelling kills a running hook and starts no other") {
-  EngineOptions options = Options("sleep 30");
+TEST_CASE("Cancelling kills a running hook and starts no other, until it is reset") {
+  const os::TempDir directory;
+  EngineOptions options = Options("test -e " + directory.File("flag") + " || sleep 30");
   options.attempts = 5;
   const auto hook = Hook(options);
   std::thread canceller([&] {
@@ -165,7 +166,10 @@ TEST_CASE("Cancelling kills a running hook and starts no other") {
   });
   CHECK(Notify(*hook).status.code() == ErrorCode::kCancelled);
   canceller.join();
+  REQUIRE(os::WriteFileAtomic(directory.File("flag"), "").ok());
   CHECK(Notify(*hook).status.code() == ErrorCode::kCancelled);
+  hook->Reset();
+  CHECK(Notify(*hook).status.ok());
 }
 
 }  // namespace lockstep::engines

@@ -211,7 +211,7 @@ Result<HttpAnswer> HttpClient::Send(const HttpRequest& request) {
     if (message->msg == CURLMSG_DONE) call.outcome = message->data.result;
   }
   curl_multi_remove_handle(multi, call.easy.get());
-  if (running > 0 && is_cancelled()) return Status(ErrorCode::kCancelled, Cat(what, ": cancelled, the receiver stops"));
+  if (running > 0 && is_cancelled()) return Status(ErrorCode::kCancelled, Cat(what, ": cancelled"));
   return AnswerOf(call, what);
 }
 

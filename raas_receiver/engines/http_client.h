@@ -5,7 +5,7 @@
 // and a load that is sent twice is loaded twice. Proxies, redirects, cookies and .netrc are not for an engine's control
 // port and are not followed, whatever the environment says. https:// proves the server by the system's certificates.
 //
-// Send is called by one thread at a time, Cancel by any.
+// Send is called by one thread at a time, everything else by any.
 #pragma once
 
 #include <atomic>
@@ -53,8 +53,9 @@ class HttpClient {
   // After all but the first, the server may be doing what it was asked.
   Result<HttpAnswer> Send(const HttpRequest& request);
 
-  // Cancels the call under way and refuses later ones.
+  // Cancels the call under way and refuses later ones, until Reset.
   void Cancel();
+  void Reset() { cancelled_ = false; }
   bool cancelled() const { return cancelled_; }
 
   const std::string& url() const { return options_.url; }  // without a '/' at its end

@@ -11,13 +11,13 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// For the calls that resume a server although the receiver stops: the time of each, and of all, and between two.
+// For the calls that resume a server although they are cancelled: the time of each, and of all, and between two.
 constexpr milliseconds kAfterCancel{2'000};
 constexpr milliseconds kAfterCancelPause{100};
 constexpr size_t kRunDigits = 8;
 
 Status Cancelled() {
-  return {ErrorCode::kCancelled, "the receiver stops"};
+  return {ErrorCode::kCancelled, "cancelled"};
 }
 
 Status WithEnd(const Status& status, std::string_view end) {
@@ -37,6 +37,11 @@ HttpDriver::HttpDriver(const DriverKind& kind, EngineOptions options, std::uniqu
 void HttpDriver::Cancel() {
   server_->Cancel();
   stop_.Set();
+}
+
+void HttpDriver::Reset() {
+  server_->Reset();
+  stop_.Reset();
 }
 
 Status HttpDriver::WithNames(const Status& status, const EngineVersion& version) const {

@@ -59,6 +59,7 @@ class HttpDriver final : public EngineDriver {
   Status Resume(const EngineVersion& serving) override;
   Result<bool> StillServes(const EngineVersion& version) override;
   void Cancel() override;
+  void Reset() override;
   uint64_t failures() const override { return failures_; }
 
  private:

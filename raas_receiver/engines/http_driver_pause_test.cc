@@ -46,7 +46,7 @@ TEST_CASE("In place, a pause that fails resumes the server; while its memory is 
   CheckServes(engine, 1);
 }
 
-TEST_CASE("Cancelling ends a load at once, and resumes a server of which nothing was changed") {
+TEST_CASE("Cancelling ends a load at once, and resumes a server of which nothing was changed; then it may load again") {
   const ServerKind kind = GENERATE(from_range(ServerKinds()));
   TestEngine engine(kind.name);
   engine.SetFaults({Fault(kind.pause, {{"kind", "hang"}, {"effect", true}})});
@@ -67,6 +67,9 @@ TEST_CASE("Cancelling ends a load at once, and resumes a server of which nothing
   CheckServes(engine, 1);
   CHECK(driver->Load(engine.VersionOf(2), std::nullopt).status.code() == ErrorCode::kCancelled);
   CHECK(driver->Pause(engine.VersionOf(2)).code() == ErrorCode::kCancelled);
+  driver->Reset();
+  CHECK(driver->Load(version, std::nullopt).status.ok());
+  CheckServes(engine, 2);
 }
 
 TEST_CASE("A server resumes that the receiver leaves while it releases it, finishes it or resumes it") {

@@ -107,6 +107,11 @@ void StopSignal::Set() {
   ::eventfd_write(event_.get(), 1);
 }
 
+void StopSignal::Reset() {
+  eventfd_t count = 0;
+  ::eventfd_read(event_.get(), &count);
+}
+
 bool StopSignal::Wait(std::chrono::milliseconds time) const {
   pollfd event{event_.get(), POLLIN, 0};
   return ::poll(&event, 1, os::Deadline(time).PollTimeoutMs()) > 0;

@@ -10,11 +10,12 @@
 
 namespace lockstep::engines {
 
-// Set from any thread, seen by a RunShell in progress.
+// Set and reset from any thread, seen by a RunShell in progress.
 class StopSignal {
  public:
   StopSignal();
   void Set();
+  void Reset();
   // Waits for `time`; true as soon as it is set.
   bool Wait(std::chrono::milliseconds time) const;
   int fd() const { return event_.get(); }  // readable once set

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <stdexcept>
 #include <thread>
 
 #include "common/base/status_testing.h"
@@ -53,7 +54,7 @@ class EntrySink : public DeltaSink {
 
 struct Fixture {
   replica::TestModel model{3};
-  net::IoThreads io{2, [](std::string_view what) { WARN(std::string(what)); }};
+  net::IoThreads io{2, [](std::string_view what) { throw std::logic_error(std::string(what)); }};
   TestLaneServer server{model};
   // A machine that is busy keeps lanes waiting too: silence is a fault only where a test is about it.
   LaneOptions options{.peer = {.agent = {"127.0.0.1", server.port()},

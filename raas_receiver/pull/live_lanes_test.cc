@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <catch2/catch.hpp>
+#include <stdexcept>
 
 #include "common/base/status_testing.h"
 #include "raas_receiver/pull/test_lane_server.h"
@@ -14,7 +15,7 @@ constexpr milliseconds kPatience = std::chrono::minutes(1);  // more than a busy
 
 struct Fixture {
   replica::TestModel model{3};
-  net::IoThreads io{2, [](std::string_view what) { WARN(std::string(what)); }};
+  net::IoThreads io{2, [](std::string_view what) { throw std::logic_error(std::string(what)); }};
   TestLaneServer server{model};
   LanePeer peer{.agent = {"127.0.0.1", server.port()},
                 .pull_id = 42,

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <vector>
 
 #include "raas_receiver/pull/block_source.h"
@@ -81,7 +82,7 @@ struct SourceHost : serve::Served {
   std::unique_ptr<serve::LaneServer> lane_server = *serve::LaneServer::Start({.address = {"127.0.0.1", 0}}, &pulls);
   std::unique_ptr<serve::LaneServer> encrypted_server =
       *serve::LaneServer::Start({.address = {"127.0.0.1", 0}, .encrypted = true}, &pulls);
-  net::IoThreads io{2, [](std::string_view what) { WARN(std::string(what)); }};
+  net::IoThreads io{2, [](std::string_view what) { throw std::logic_error(std::string(what)); }};
 
   // The plan of a receiver that holds version `held`; 0: nothing.
   serve::PullPlan Open(Version held = 0) { return *pulls.Open(Request(held)); }

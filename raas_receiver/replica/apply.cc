@@ -32,6 +32,13 @@ bool ApplyToBlock(payload::ChainView chain, BlockIndex block, Version version, s
   return hash.ok() && *hash == entries.back().entry->target_hash;
 }
 
+// False when the copy does not have `hash`.
+bool CopyBlock(const ByteRange& range, uint64_t hash, std::span<const std::byte> from, std::span<std::byte> to) {
+  const std::span<std::byte> copied = to.subspan(range.offset, range.bytes);
+  std::memcpy(copied.data(), from.data() + range.offset, range.bytes);
+  return model::BlockHash(copied) == hash;
+}
+
 // Calls `work` for each of `blocks`, spread over `pool`, and answers those that it was false for, rising.
 template <typename Work>
 std::vector<BlockIndex> FailedBlocks(const std::vector<BlockIndex>& blocks, const Work& work, WorkerPool& pool) {
@@ -70,13 +77,18 @@ std::vector<BlockIndex> ApplyChain(const model::ModelLayout& layout, payload::Ch
 
 std::vector<BlockIndex> CopyBlocks(const model::ModelLayout& layout, std::span<const uint64_t> hashes,
                                    std::span<const std::byte> from, std::span<std::byte> to, WorkerPool& pool) {
-  const auto copy = [&](BlockIndex block) {
-    const ByteRange range = layout.block_range(block);
-    const std::span<std::byte> copied = to.subspan(range.offset, range.bytes);
-    std::memcpy(copied.data(), from.data() + range.offset, range.bytes);
-    return model::BlockHash(copied) == hashes[block];
-  };
+  const auto copy = [&](BlockIndex block) { return CopyBlock(layout.block_range(block), hashes[block], from, to); };
   return FailedBlocks(layout.AllBlocks(), copy, pool);
+}
+
+std::vector<BlockIndex> CompleteBlocks(const model::ModelLayout& layout, std::span<const uint64_t> hashes,
+                                       std::span<const std::byte> from, std::span<std::byte> to, WorkerPool& pool) {
+  const auto complete = [&](BlockIndex block) {
+    const ByteRange range = layout.block_range(block);
+    const bool whole = model::BlockHash(to.subspan(range.offset, range.bytes)) == hashes[block];
+    return whole || CopyBlock(range, hashes[block], from, to);
+  };
+  return FailedBlocks(layout.AllBlocks(), complete, pool);
 }
 
 std::vector<uint64_t> HashBlocks(const model::ModelLayout& layout, std::span<const std::byte> data, WorkerPool& pool) {

@@ -31,6 +31,11 @@ std::vector<BlockIndex> ApplyChain(const model::ModelLayout& layout, payload::Ch
 std::vector<BlockIndex> CopyBlocks(const model::ModelLayout& layout, std::span<const uint64_t> hashes,
                                    std::span<const std::byte> from, std::span<std::byte> to, WorkerPool& pool);
 
+// Gives every block of `to` its hash of `hashes`: one that lacks it is copied from `from`, and none is overwritten that
+// has it. Answers the blocks, rising, that have it in neither. REQUIRES as CopyBlocks.
+std::vector<BlockIndex> CompleteBlocks(const model::ModelLayout& layout, std::span<const uint64_t> hashes,
+                                       std::span<const std::byte> from, std::span<std::byte> to, WorkerPool& pool);
+
 // The hash of every block of `data`, as it is now. REQUIRES data.size() == layout.data_bytes().
 std::vector<uint64_t> HashBlocks(const model::ModelLayout& layout, std::span<const std::byte> data, WorkerPool& pool);
 

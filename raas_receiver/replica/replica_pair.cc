@@ -93,7 +93,7 @@ Status ReplicaPair::Allocate(const std::shared_ptr<const model::ModelLayout>& la
     Replica& replica = replicas_[i];
     // Memory taken for a layout that never came to a version makes room.
     const bool unused = replica.file.valid() && !replica.whole;
-    if (unused && replica.file.layout()->digest() != layout->digest()) DropFile(replica);
+    if (unused && replica.file.layout()->digest() != layout->digest()) DropFile(i);
     if (!replica.file.valid()) lacking.push_back(i);
   }
   if (lacking.empty()) return OkStatus();
@@ -111,14 +111,15 @@ Status ReplicaPair::Allocate(const std::shared_ptr<const model::ModelLayout>& la
   const auto failed = std::find_if(outcomes.begin(), outcomes.end(), [](const Status& status) { return !status.ok(); });
   if (failed == outcomes.end()) return OkStatus();
   // One alone is of no use, and would take the room that other models need.
-  for (const size_t i : lacking) DropFile(replicas_[i]);
+  for (const size_t i : lacking) DropFile(i);
   if (failed->code() != ErrorCode::kResourceExhausted || !room.ok()) return *failed;
   return NoRoom(options_, lacking.size(), model::ImageBytes(*layout), *room);
 }
 
-void ReplicaPair::DropFile(Replica& replica) {
-  replica.file = ReplicaFile();
-  ::unlink(replica.path.c_str());
+void ReplicaPair::DropFile(size_t replica) {
+  const std::unique_lock writing(bytes_mutexes_[replica]);  // it may have been current when it began to be verified
+  replicas_[replica].file = ReplicaFile();
+  ::unlink(replicas_[replica].path.c_str());
 }
 
 bool ReplicaPair::WarmTarget() {
@@ -166,10 +167,15 @@ Status ReplicaPair::DropOther() {
   return RemoveState(target());
 }
 
+// The kept deltas that lead from the target's version to the current one. None: not all of them are at hand.
+payload::DeltaChain ReplicaPair::ChainOfTarget() const {
+  if (!target().whole) return {};
+  return kept_.Between(target().whole->manifest.held, replicas_[current_].whole->manifest.held);
+}
+
 Result<std::vector<BlockIndex>> ReplicaPair::BringForward(payload::DeltaChain steps) {
   const ReplicaState& base = *replicas_[current_].whole;
-  payload::DeltaChain chain;
-  if (target().whole) chain = kept_.Between(target().whole->manifest.held, base.manifest.held);
+  payload::DeltaChain chain = ChainOfTarget();
   const bool reaches = !chain.empty();
   Version from = reaches ? chain.front()->base().version : base.manifest.held.version;
 
@@ -190,6 +196,22 @@ Result<std::vector<BlockIndex>> ReplicaPair::BringForward(payload::DeltaChain st
   bad.erase(std::unique(bad.begin(), bad.end()), bad.end());
   Edge("applied");
   return bad;
+}
+
+Result<std::vector<BlockIndex>> ReplicaPair::Mend() {
+  const ReplicaState& damaged = *replicas_[current_].whole;
+  const payload::DeltaChain chain = ChainOfTarget();
+  LS_ASSIGN_OR_RETURN(const bool content_kept, MakeWritable(damaged.layout));
+  Edge("applying");
+  if (content_kept && !chain.empty()) {
+    const std::vector<Version> versions(damaged.layout->block_count(), chain.front()->base().version);
+    // What does not come out right is copied below.
+    (void)ApplyChain(*damaged.layout, chain, versions, target().file.data(), pool_);
+  }
+  std::vector<BlockIndex> lost = CompleteBlocks(*damaged.layout, damaged.manifest.block_hashes,
+                                                replicas_[current_].file.data(), target().file.data(), pool_);
+  Edge("applied");
+  return lost;
 }
 
 Status ReplicaPair::BeginFull(const std::shared_ptr<const model::ModelLayout>& layout) {
@@ -260,10 +282,6 @@ ReplicaPair::HeldBytes ReplicaPair::Bytes(Side side) const {
   const Replica& replica = side == Side::kCurrent ? replicas_[current_] : target();
   if (!replica.whole) return {};
   return {&*replica.whole, replica.file.data()};
-}
-
-std::vector<BlockIndex> ReplicaPair::DamagedInTarget(std::span<const uint64_t> hashes) const {
-  return Differing(HashBlocks(*target().file.layout(), target().file.data(), pool_), hashes);
 }
 
 std::span<const std::byte> ReplicaPair::current_data() const {

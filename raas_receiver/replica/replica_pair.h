@@ -4,7 +4,7 @@
 // what it was, an older whole version to roll back to, until the next sync brings it forward or fills it again. A sync
 // is
 //
-//   BringForward(steps)   or   BeginFull(layout), bytes into target_block(), CatchUp(steps)
+//   BringForward(steps)   or   BeginFull(layout), bytes into target_block(), CatchUp(steps)   or   Mend()
 //   [damaged blocks written again, whole, into target_block()]
 //   Commit(...)           or   Abandon()
 //
@@ -93,6 +93,10 @@ class ReplicaPair {
   // REQUIRES steps to be consecutive and start at the current version, verified against their digests.
   Result<std::vector<BlockIndex>> BringForward(payload::DeltaChain steps);
 
+  // Makes the target equal to the current version, of which blocks may be damaged, with what is whole in either.
+  // Answers the blocks, rising, that are whole in neither. REQUIRES a current version.
+  Result<std::vector<BlockIndex>> Mend();
+
   // Makes the target writable memory of `layout`, content unspecified, and no version.
   Status BeginFull(const std::shared_ptr<const model::ModelLayout>& layout);
   std::span<std::byte> target_block(BlockIndex block) const { return target().file.block(block); }
@@ -127,8 +131,6 @@ class ReplicaPair {
     std::span<const std::byte> data;
   };
   HeldBytes Bytes(Side side) const;
-  // The blocks of the target that do not have their hash of `hashes`, rising. REQUIRES a target that is being written.
-  std::vector<BlockIndex> DamagedInTarget(std::span<const uint64_t> hashes) const;
 
   // Hashes of the current version. REQUIRES one.
   const std::vector<uint64_t>& current_hashes() const { return replicas_[current_].whole->manifest.block_hashes; }
@@ -143,11 +145,12 @@ class ReplicaPair {
   ReplicaPair(ReplicaOptions options, WorkerPool& pool, ReplicaDirectory directory, VersionTree tree,
               ReplicasAtStart start);
 
+  payload::DeltaChain ChainOfTarget() const;
   Result<bool> MakeWritable(const std::shared_ptr<const model::ModelLayout>& layout);
   void EndWriting();
   Status Retract(Replica& replica);
   Status RemoveState(const Replica& replica) const;
-  void DropFile(Replica& replica);
+  void DropFile(size_t replica);
   void Edge(std::string_view edge) const;
   PublishedVersion Describe(const Replica& replica) const;
 
@@ -161,7 +164,7 @@ class ReplicaPair {
   VersionTree tree_;
   KeptDeltas kept_;
   std::array<Replica, 2> replicas_;
-  // Each replica's bytes: exclusive while the session writes, shared while they are verified.
+  // Each replica's bytes: exclusive while the session writes or drops them, shared while they are verified.
   mutable std::array<std::shared_mutex, 2> bytes_mutexes_;
   std::unique_lock<std::shared_mutex> writing_;
   std::atomic<uint64_t> replaced_ = 0;

@@ -3,9 +3,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "common/base/status_testing.h"
 #include "common/os/temp_dir.h"
@@ -163,6 +165,31 @@ TEST_CASE("Verify names the blocks and tensors whose bytes differ") {
   CHECK(report->bad_tensors == model::TensorsInBlocks(*fixture.model.layout(), report->bad_blocks));
 }
 
+TEST_CASE("A version that is verified keeps its memory until that ends, although it is dropped meanwhile") {
+  ReplicaFixture fixture;
+  fixture.model = TestModel(1, 8'000'000);  // takes a while to hash
+  const auto other = *model::ModelLayout::Create({{"other", model::DType::kU8, {100'000}, 0}}, 4096);
+  fixture.Open();
+  const Version version = fixture.model.Advance();
+  fixture.PullFull(version);
+  std::atomic<bool> done = false;
+  std::atomic<int> bad = 0;
+  std::thread verifier([&] {
+    while (!done) {
+      const auto report = fixture.pair().Verify();
+      if (!report.ok() || !report->bad_blocks.empty()) ++bad;
+    }
+  });
+  for (int i = 0; i < 20; ++i) {
+    CHECK(ReplicaFixture::TryFull(fixture.pair(), fixture.model, version).ok());
+    CHECK(fixture.pair().DropOther().ok());
+    CHECK(fixture.pair().Allocate(other).ok());
+  }
+  done = true;
+  verifier.join();
+  CHECK(bad == 0);
+}
+
 TEST_CASE("Damage to the current replica is not copied into the other one unnoticed") {
   ReplicaFixture fixture;
   fixture.Open();
@@ -171,6 +198,35 @@ TEST_CASE("Damage to the current replica is not copied into the other one unnoti
   const auto damaged = fixture.pair().BringForward({});
   REQUIRE(damaged.ok());
   CHECK(*damaged == std::vector<BlockIndex>{fixture.model.layout()->block_count() - 1});
+}
+
+TEST_CASE(
+    "A damaged version is made again from what is whole in either replica, and what is whole in neither is named") {
+  ReplicaFixture fixture;
+  fixture.options.keep_delta_bytes = GENERATE(uint64_t{0}, uint64_t{1} << 30);
+  fixture.Open();
+  fixture.PullFull(fixture.model.Advance());
+  const bool led_to = GENERATE(true, false);  // by a kept delta, where there is one
+  if (led_to) {
+    fixture.PullDelta(fixture.model.Advance());
+  } else {
+    fixture.PullFull(1);
+  }
+  const Held held = fixture.pair().current().held;
+  const std::string other = fixture.ModelPath(".lockstep/replica-0.safetensors");
+  fixture.FlipByte(fixture.pair().current().path + "/model.safetensors");
+  const BlockIndex damaged = fixture.model.layout()->block_count() - 1;
+  const bool both = GENERATE(true, false);
+  if (both) fixture.FlipByte(other);
+  fixture.pair().target_block(0)[7] ^= std::byte{1};
+  const auto lost = fixture.pair().Mend();
+  REQUIRE(lost.ok());
+  const bool here = !both && (!led_to || fixture.options.keep_delta_bytes > 0);
+  CHECK(*lost == (here ? std::vector<BlockIndex>{} : std::vector<BlockIndex>{damaged}));
+  const ByteView bytes = fixture.model.block_of(held.version, damaged);
+  std::copy(bytes.begin(), bytes.end(), fixture.pair().target_block(damaged).begin());
+  REQUIRE(fixture.pair().Commit(fixture.model.manifest(held.version), 1, {}).ok());
+  fixture.CheckCurrent(held.version);
 }
 
 TEST_CASE("Replica files that were removed are replaced by the next sync") {

@@ -209,15 +209,36 @@ void EngineSupervisor::MarkServed(const Held& served) {
   if (!marked.ok()) telemetry::LogWarn("served_version_record_failed", marked, {{"model", model_}});
 }
 
-EngineOutcome EngineSupervisor::Take() {
+void EngineSupervisor::AwaitEnd() {
   while (!changed_.WaitFor(kIdle, [this] { return ended(); })) {
   }
+}
+
+void EngineSupervisor::Cancel() {
+  {
+    std::lock_guard lock(mutex_);
+    cancelled_ = true;
+  }
+  driver_->Cancel();
+}
+
+void EngineSupervisor::Interrupt() {
+  if (!under_way()) return;
+  driver_->Cancel();
+  AwaitEnd();
+  std::lock_guard lock(mutex_);
+  if (!cancelled_) driver_->Reset();
+}
+
+EngineOutcome EngineSupervisor::Take() {
+  AwaitEnd();
   EngineOutcome outcome;
   bool served_another = false;
   {
     std::lock_guard lock(mutex_);
     outcome = *std::move(attempt_->outcome);
-    if (attempt_->distrusted) outcome.served = {};
+    outcome.distrusted = attempt_->distrusted;
+    if (outcome.distrusted) outcome.served = {};
     attempt_.reset();
     served_another = outcome.served != std::exchange(served_, outcome.served);
   }

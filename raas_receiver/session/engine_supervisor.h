@@ -35,10 +35,11 @@ struct EngineSupervisorOptions {
 
 // How making the engines serve a version went.
 struct EngineOutcome {
-  Status status;          // why the engine does not serve `version`
-  Held version;           // that it was to serve
-  Held served;            // by the directory: what it serves now; nothing: nothing, or nobody knows
-  bool reverted = false;  // it could not load `version`, and loaded the one before again
+  Status status;            // why the engine does not serve `version`
+  Held version;             // that it was to serve
+  Held served;              // by the directory: what it serves now; nothing: nothing, or nobody knows
+  bool reverted = false;    // it could not load `version`, and loaded the one before again
+  bool distrusted = false;  // what it loaded may not be what it is called: it is to load again
   uint64_t total_us = 0;
   uint64_t prepare_us = 0;
   uint64_t pause_us = 0;
@@ -62,7 +63,7 @@ class EngineSupervisor {
   // Fills in what a status says of engines.
   void Describe(v1::ReceiverModel& model) const;
   // Cancels the driver's call; it takes no other.
-  void Cancel() { driver_->Cancel(); }
+  void Cancel();
 
   // --- the session's thread ---
   // Whether some engine does not serve the current version.
@@ -86,6 +87,8 @@ class EngineSupervisor {
   // Whether the attempt under way reads the version published at `path`: the one that it loads, or the one that a
   // server would return to.
   bool Reads(const std::string& path) const;
+  // Cancels the attempt under way, if there is one, and waits for its end. It is to be taken as ever.
+  void Interrupt();
   // Waits for the end of the attempt under way, and answers how it went. REQUIRES one.
   EngineOutcome Take();
   // In place: compares the engines' memory with the current version. As EngineTargets::Verify.
@@ -112,10 +115,11 @@ class EngineSupervisor {
     engines::EngineVersion version;
     std::optional<engines::EngineVersion> last_good;  // by the directory
     uint64_t transfer = 0;
-    bool distrusted = false;               // what it loads may not be what it is called
+    bool distrusted = false;               // as EngineOutcome's
     std::optional<EngineOutcome> outcome;  // once it has ended
   };
   void Run(const Attempt& attempt);
+  void AwaitEnd();
   EngineOutcome Load(const Attempt& attempt);
   EngineOutcome Write(const engines::EngineVersion& version);
   Status WritePaused(const engines::EngineVersion& version, const engines::EngineVersion& before);
@@ -138,6 +142,7 @@ class EngineSupervisor {
   mutable std::mutex mutex_;
   Held served_;                     // that the engine took, by the directory; guarded by mutex_
   std::optional<Attempt> attempt_;  // under way; guarded by mutex_
+  bool cancelled_ = false;          // for good; guarded by mutex_
   targets::EngineTargets targets_;  // its threads call back: it ends before what is above
   WorkerPool loader_{1};            // the same
 };

@@ -37,6 +37,7 @@ class TestDriver : public engines::EngineDriver {
     return server_.still_serves;
   }
   void Cancel() override {}
+  void Reset() override {}
   uint64_t failures() const override { return 0; }
 
  private:

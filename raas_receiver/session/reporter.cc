@@ -59,21 +59,25 @@ void Reporter::Loop() {
 bool Reporter::Send(const v1::ReportRequest& report) {
   const Result<v1::ReportResponse> answer = agent_.Report(report);
   if (!answer.ok()) {
-    SetError("", report.model());
+    (void)SetError("");
     return false;
   }
-  SetError(answer->open() ? "" : NotOpen(agent_.address(), report.model(), *answer), report.model());
+  const std::string error = answer->open() ? "" : NotOpen(agent_.address(), report.model(), *answer);
+  if (!SetError(error) || error.empty()) return true;
+  // Where nothing is open yet, it is too early to wonder.
+  telemetry::Log(answer->models().empty() ? telemetry::LogLevel::kInfo : telemetry::LogLevel::kWarn, "model_not_open",
+                 {{"model", report.model()}, {"message", error}});
   return true;
 }
 
-void Reporter::SetError(std::string error, const std::string& model) {
+bool Reporter::SetError(const std::string& error) {
   {
     std::lock_guard lock(mutex_);
-    if (error == error_) return;
+    if (error == error_) return false;
     error_ = error;
   }
-  if (!error.empty()) telemetry::LogWarn("model_not_open", {ErrorCode::kNotFound, error}, {{"model", model}});
   changed_.Notify();
+  return true;
 }
 
 std::string Reporter::error() const {

@@ -37,7 +37,7 @@ class Reporter {
  private:
   void Loop();
   bool Send(const v1::ReportRequest& report);
-  void SetError(std::string error, const std::string& model);
+  bool SetError(const std::string& error);  // whether it is another than before
 
   AgentClient& agent_;
   ChangeSignal& changed_;

@@ -65,7 +65,7 @@ Session::Session(SessionOptions options, std::unique_ptr<replica::ReplicaPair> r
                .live = live_,
                .timeline = options_.timeline},
       rolled_back_(replicas_->rolled_back()),
-      scrubber_(options_.scrub_round),
+      care_(options_.model, options_.scrub_round, *replicas_, engine_, history_),
       freshness_(options_.unready_after),
       follower_(WatchOf(options_), options_.follow, agent_, *replicas_, changed_),
       engine_(options_.model, options_.engine, std::move(driver), *replicas_, pool, options_.timeline, changed_),
@@ -143,7 +143,7 @@ v1::ReceiverModel Session::Describe() const {
   model.set_newest_version(follower_.newest().version);
   model.set_newest_committed_unix_ns(follower_.newest_committed_unix_ns());
   model.set_model_bytes(layout ? layout->data_bytes() : 0);
-  model.set_scrubbed_bytes(scrubber_.bytes());
+  model.set_scrubbed_bytes(care_.scrubbed_bytes());
   engine_.Describe(model);
   history_.Describe(model);
   if (model.last_error().empty()) {
@@ -197,17 +197,7 @@ void Session::Loop() {
     state_ = state;
     if (engine_.ended()) (void)FinishServe();
     if (requests_.stopping()) break;
-    switch (state) {
-      case v1::SESSION_STATE_WAITING:
-      case v1::SESSION_STATE_HELD:
-        state = Wait();
-        break;
-      case v1::SESSION_STATE_BACKING_OFF:
-        state = BackOff();
-        break;
-      default:
-        state = Synchronize();
-    }
+    state = state == v1::SESSION_STATE_NEGOTIATING ? Synchronize() : Wait();
   }
   if (notifying_) (void)FinishServe();
   Answer();
@@ -220,42 +210,39 @@ bool Session::SyncDue() const {
   if (engine_.Reads(replicas_->previous().path)) return false;  // a sync would write there
   if (unanswered_ ? requests_.due(Requests::kPull, unanswered_->pulls) : requests_.due(Requests::kPull)) return true;
   const replica::PublishedVersion current = replicas_->current();
-  return !rolled_back_ && follower_.Behind(current.held, current.digest);
+  return UntilRetry().count() <= 0 && !rolled_back_ && follower_.Behind(current.held, current.digest);
 }
 
-// States Waiting and Held. After: Negotiating when a sync is due, Held after a rollback, else the same again. Meanwhile
-// it looks after what is held.
+milliseconds Session::UntilRetry() const {
+  return std::chrono::ceil<milliseconds>(sync_again_ - std::chrono::steady_clock::now());
+}
+
+v1::SessionState Session::Resting() const {
+  if (UntilRetry().count() > 0) return v1::SESSION_STATE_BACKING_OFF;
+  return rolled_back_ ? v1::SESSION_STATE_HELD : v1::SESSION_STATE_WAITING;
+}
+
+// States Waiting, Held and BackingOff. After: Negotiating when a sync is due, Held after a rollback, else one of these.
+// Meanwhile it looks after what is held.
 v1::SessionState Session::Wait() {
-  const v1::SessionState resting = state_;
   const auto called = [this] {
-    return requests_.stopping() || requests_.due(Requests::kRollback) || SyncDue() || EngineDue() || MendDue();
+    return requests_.stopping() || requests_.due(Requests::kRollback) || SyncDue() || EngineDue() || care_.MendDue();
   };
   while (!called()) {
+    state_ = Resting();
     const bool busy = follower_.Prepare() || replicas_->WarmTarget();
     engine_.Check();
-    Scrub();
-    milliseconds idle = std::min(engine_.UntilDue(), UntilMend());
-    if (!engine_.under_way()) idle = std::min(idle, scrubber_.UntilDue());
+    care_.Scrub();
+    milliseconds idle = std::min(engine_.UntilDue(), care_.UntilDue());
+    if (state_ == v1::SESSION_STATE_BACKING_OFF) idle = std::clamp(UntilRetry(), milliseconds(0), idle);
     if (!busy) changed_.WaitFor(idle, [&] { return called() || follower_.Unprepared(); });
   }
-  if (requests_.stopping()) return resting;
+  if (requests_.stopping()) return Resting();
   if (requests_.due(Requests::kRollback)) return RollBack();
   if (SyncDue()) return v1::SESSION_STATE_NEGOTIATING;
-  if (MendDue()) return Mend();
+  if (care_.MendDue()) return Mend();
   TendEngine();
-  return resting;
-}
-
-// State BackingOff, after an error. After: Negotiating once the time is over or a Pull asks for it, Waiting or Held
-// when nothing is due any more, Held after a rollback.
-v1::SessionState Session::BackOff() {
-  changed_.WaitFor(backoff_.Next(), [this] {
-    ++looked_;
-    return requests_.stopping() || requests_.due(Requests::kRollback) || requests_.due(Requests::kPull) || EngineDue();
-  });
-  if (requests_.due(Requests::kRollback)) return RollBack();
-  if (EngineDue()) TendEngine();
-  return SyncDue() ? v1::SESSION_STATE_NEGOTIATING : Resting();
+  return Resting();
 }
 
 // After: Held; Waiting when there was nothing to roll back to.
@@ -264,7 +251,8 @@ v1::SessionState Session::RollBack() {
   const bool switched = status.ok();
   Answer();  // its version is not the next that the engine gets
   if (switched) {
-    if (notifying_) (void)FinishServe();  // a driver takes one version at a time
+    engine_.Interrupt();  // what it is being told to load is not wanted any more
+    if (notifying_) (void)FinishServe();
     mode_ = "rollback";
     transfer_ = 0;
     notifying_ = true;
@@ -276,18 +264,19 @@ v1::SessionState Session::RollBack() {
   return Resting();
 }
 
-// kState when the other replica holds nothing, or nothing that is older.
+// kState when the other replica holds nothing whole, or nothing that is older.
 Status Session::SwitchToOlder() {
   const Held current = replicas_->current().held;
   const Held other = replicas_->previous().held;
   const bool newer = other.run == current.run && other.version >= current.version;
-  if (other.nothing() || newer) {
-    return {ErrorCode::kState, Cat("model ", options_.model, ": the other replica holds no version before ",
+  if (other.nothing() || newer || care_.other_damaged()) {
+    return {ErrorCode::kState, Cat("model ", options_.model, ": the other replica holds no whole version before ",
                                    current.version, "; nothing to roll back to")};
   }
   LS_RETURN_IF_ERROR(replicas_->RollBack());
   rolled_back_ = true;
-  if (mend_at_) SetAsideDamage();
+  sync_again_ = {};
+  care_.Switched();
   live_.Close();
   telemetry::Log(telemetry::LogLevel::kWarn, "version_rolled_back",
                  {{"model", options_.model}, {"run", ToHex(other.run)}, {"version", other.version}});
@@ -299,13 +288,16 @@ v1::SessionState Session::Synchronize() {
   const telemetry::Moment begun;
   const Requests::Turn pulls = requests_.Begin(Requests::kPull);
   const Held announced = follower_.newest();
-  if (other_damaged_) DropOther();
+  care_.DropDamaged();
   Sync sync(
       context_,
       {.force_full = pulls.force_full, .layout = follower_.layout(), .agent_layout = follower_.announced_layout()},
       state_);
   const Status status = RunSync(sync);
-  if (status.ok()) {
+  if (!status.ok()) {
+    sync_again_ = std::chrono::steady_clock::now() + backoff_.Next();
+  } else {
+    sync_again_ = {};
     backoff_.Reset();
     follower_.Synced(announced, replicas_->current());
     rolled_back_ = false;
@@ -315,6 +307,8 @@ v1::SessionState Session::Synchronize() {
     const bool other_bytes = sync.base() == replicas_->current().held && sync.record().mode() != "up_to_date";
     if (pulls.force_full || other_bytes) engine_.Distrust();
   }
+  follower_.SetLayout(sync.layout());
+  history_.Add(status, sync.record(), sync.lane_retries());
   Conclude(sync, status, begun);
   Answer();  // the one before: its version is committed, and the engine has not ended with it yet
   unanswered_ = {pulls, status, sync.record(), replicas_->current().held};
@@ -323,47 +317,33 @@ v1::SessionState Session::Synchronize() {
   } else if (!notifying_) {
     BeginServe();
   }
-  return status.ok() ? v1::SESSION_STATE_WAITING : v1::SESSION_STATE_BACKING_OFF;
+  return Resting();
 }
 
 // The states of Sync. After: the state before; engines that are behind now are due.
 v1::SessionState Session::Mend() {
-  const v1::SessionState resting = state_;
   const telemetry::Moment begun;
   Sync sync(context_, {.mend = true, .layout = replicas_->current().layout, .agent_layout = {}}, state_);
   const Status status = RunSync(sync);
-  if (!status.ok()) {
-    mend_at_ = std::chrono::steady_clock::now() + mend_backoff_.Next();
-  }
+  if (!status.ok()) care_.MendFailed();
+  history_.AddMend(status, sync.record(), sync.lane_retries());
   Conclude(sync, status, begun);
   feed_.Publish(sync.record());
-  return resting;
+  return Resting();
 }
 
-// The replica that is damaged is not the current one any more. Nothing is to be made from it, and engines may have read
-// it.
-void Session::SetAsideDamage() {
-  mend_at_.reset();
-  other_damaged_ = true;
-  engine_.Distrust();
-  if (!engine_.under_way()) DropOther();
-}
-
-// What any sync leaves: in the log, in status, and for the engine.
+// What any sync leaves: in the log, and for the engine.
 void Session::Conclude(const Sync& sync, const Status& status, const telemetry::Moment& begun) {
   const v1::SyncRecord& record = sync.record();
   if (!status.ok()) {
     if (status.code() != ErrorCode::kCancelled)
       telemetry::LogError("sync_failed", status, {{"model", options_.model}, {"mode", record.mode()}});
   } else if (record.mode() != "up_to_date") {
-    if (mend_at_) SetAsideDamage();
-    mend_backoff_.Reset();
+    care_.Switched();
     LogSync(record, replicas_->current().held, begun);
     mode_ = record.mode();
     transfer_ = record.transfer();
   }
-  follower_.SetLayout(sync.layout());
-  history_.Add(status, record, sync.lane_retries());
   if (engine_.ended()) (void)FinishServe();
 }
 
@@ -378,40 +358,6 @@ Status Session::RunSync(Sync& sync) {
   std::lock_guard lock(mutex_);
   running_ = nullptr;
   return status;
-}
-
-// The current version is mended; the other one is not needed, and is dropped.
-void Session::Scrub() {
-  if (engine_.under_way()) return;
-  const std::optional<replica::Scrubber::Damage> damage = scrubber_.Step(*replicas_);
-  if (!damage) return;
-  const bool current = damage->side == replica::ReplicaPair::Side::kCurrent;
-  const Status what{ErrorCode::kCorrupt, Cat("the bytes of block ", damage->blocks[0], " of version ",
-                                             damage->held.version, " have changed in memory")};
-  telemetry::LogError("scrub_found_damage", what,
-                      {{"model", options_.model}, {"blocks", damage->blocks.size()}, {"current", current}});
-  history_.AddDamage(what, damage->blocks.size());
-  if (current) {
-    if (!mend_at_) mend_at_ = std::chrono::steady_clock::now();
-    return;
-  }
-  DropOther();
-}
-
-void Session::DropOther() {
-  other_damaged_ = false;
-  const Status dropped = replicas_->DropOther();
-  if (!dropped.ok()) telemetry::LogWarn("replica_drop_failed", dropped, {{"model", options_.model}});
-}
-
-// While an engine loads, nothing that it may read is withdrawn.
-bool Session::MendDue() const {
-  return mend_at_ && std::chrono::steady_clock::now() >= *mend_at_ && !engine_.under_way();
-}
-
-milliseconds Session::UntilMend() const {
-  if (!mend_at_ || engine_.under_way()) return milliseconds::max();
-  return std::max(milliseconds(0), std::chrono::ceil<milliseconds>(*mend_at_ - std::chrono::steady_clock::now()));
 }
 
 // What comes next is asked for at once: an engine may take its time with what came now.
@@ -440,7 +386,7 @@ void Session::BeginServe() {
 Status Session::FinishServe() {
   const EngineOutcome outcome = engine_.Take();
   history_.AddServe(outcome.status);
-  if (unanswered_ && unanswered_->to == outcome.version) {
+  if (unanswered_ && unanswered_->to == outcome.version && !outcome.distrusted) {
     Record(outcome, unanswered_->record);
     Answer();
   }

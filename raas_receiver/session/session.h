@@ -11,7 +11,8 @@
 // Notifying.
 //
 // It decides on what others know: Requests what the service's threads ask for, VersionFollower what the agent
-// announced, EngineSupervisor what engines serve. Each has a lock of its own, held for no call to another.
+// announced, EngineSupervisor what engines serve. Each has a lock of its own, held for no call to another. What is held
+// is looked after by Caretaker.
 //
 // Threads: everything public may be called from any thread. Replicas are only ever driven by the session's own.
 #pragma once
@@ -30,8 +31,8 @@
 #include "common/rpc/tls.h"
 #include "proto/lockstep/v1/receiver.pb.h"
 #include "raas_receiver/replica/replica_pair.h"
-#include "raas_receiver/replica/scrubber.h"
 #include "raas_receiver/session/agent_client.h"
+#include "raas_receiver/session/caretaker.h"
 #include "raas_receiver/session/change_signal.h"
 #include "raas_receiver/session/engine_supervisor.h"
 #include "raas_receiver/session/freshness.h"
@@ -101,7 +102,6 @@ class Session {
   void Loop();
   v1::SessionState Wait();
   v1::SessionState Synchronize();
-  v1::SessionState BackOff();
   v1::SessionState RollBack();
   v1::SessionState Mend();
 
@@ -120,15 +120,11 @@ class Session {
   bool SyncDue() const;
   bool EngineDue() const { return requests_.due(Requests::kVerify) || engine_.Due(); }
 
-  v1::SessionState Resting() const { return rolled_back_ ? v1::SESSION_STATE_HELD : v1::SESSION_STATE_WAITING; }
+  std::chrono::milliseconds UntilRetry() const;  // of a sync that failed; over, or none did: not above 0
+  v1::SessionState Resting() const;              // Waiting, Held or BackingOff
   Status SwitchToOlder();
   Status RunSync(Sync& sync);
   void Conclude(const Sync& sync, const Status& status, const telemetry::Moment& begun);
-  void Scrub();
-  void DropOther();
-  void SetAsideDamage();
-  bool MendDue() const;
-  std::chrono::milliseconds UntilMend() const;
   void FollowLive(const Sync& sync);
   void TendEngine();
   void BeginServe();
@@ -145,11 +141,9 @@ class Session {
   SyncContext context_;
   SyncHistory history_;
   Backoff backoff_;
-  std::atomic<bool> rolled_back_;  // nothing but a pull that is asked for ends it
-  replica::Scrubber scrubber_;
-  std::optional<std::chrono::steady_clock::time_point> mend_at_;  // the current version is damaged: to be mended then
-  bool other_damaged_ = false;  // the other replica is, and is dropped before a sync makes anything from it
-  Backoff mend_backoff_{std::chrono::minutes(5), std::chrono::seconds(1)};
+  std::chrono::steady_clock::time_point sync_again_;  // after a failure, not before, unless a pull asks for it
+  std::atomic<bool> rolled_back_;                     // nothing but a pull that is asked for ends it
+  Caretaker care_;
   std::atomic<v1::SessionState> state_ = v1::SESSION_STATE_WAITING;
   std::atomic<bool> notifying_ = false;  // an attempt at the engine is under way
   std::atomic<bool> ended_ = false;

@@ -63,6 +63,8 @@ const Sync::StateRow& Sync::RowOf(State state) {
       {"verify", &Sync::Verify, "verify", v1::SESSION_STATE_VERIFYING, &Record::apply_us, &Record::set_apply_us},
       {"apply", &Sync::Apply, "apply", v1::SESSION_STATE_APPLYING, &Record::apply_us, &Record::set_apply_us},
       {"mend", &Sync::Mend, "apply", v1::SESSION_STATE_APPLYING, &Record::apply_us, &Record::set_apply_us},
+      {"ask_for_lost", &Sync::AskForLost, "negotiate", v1::SESSION_STATE_NEGOTIATING, &Record::negotiate_us,
+       &Record::set_negotiate_us},
       {"repair", &Sync::Repair, "repair", v1::SESSION_STATE_UNSPECIFIED, &Record::apply_us, &Record::set_apply_us},
       {"commit", &Sync::Commit, "commit", v1::SESSION_STATE_COMMITTING, &Record::commit_us, &Record::set_commit_us},
       {"switch", &Sync::Switch, "commit", v1::SESSION_STATE_COMMITTING, &Record::commit_us, &Record::set_commit_us},
@@ -82,7 +84,7 @@ Status Sync::Run() {
 }
 
 Status Sync::RunStates() {
-  State state = State::kNegotiate;
+  State state = request_.mend ? State::kMend : State::kNegotiate;
   while (state != State::kDone) {
     const telemetry::Moment begun;
     const uint64_t bytes_before = PulledBytes();
@@ -114,9 +116,8 @@ telemetry::Span Sync::SpanOf(std::string_view name) const {
           .transfer = plan_.pull_id};
 }
 
-// First state. After: PullDelta, PullFull, Switch, Mend, or done when there is nothing newer.
-Result<Sync::State> Sync::Negotiate() {
-  LS_RETURN_IF_ERROR(LearnLayout());
+// The agent's plan.
+Status Sync::OpenPull() {
   v1::OpenPullRequest request;
   request.set_model(context_.model);
   request.set_receiver(context_.receiver);
@@ -133,16 +134,17 @@ Result<Sync::State> Sync::Negotiate() {
   plan_.pull_id = answer->pull_id();
   LS_ASSIGN_OR_RETURN(
       plan_, ReadPlan(*answer, request_.layout, base_.held, {context_.agent.address(), context_.agent.encrypted()}));
-
-  if (request_.mend) {
-    plan_.target = base_.held;
-    plan_.target_digest = base_.digest;
-    plan_.committed_unix_ns = base_.committed_unix_ns;
-  }
-  record_.set_mode(request_.mend ? "repair" : std::string(ModeName(plan_.mode)));
   record_.set_transfer(plan_.pull_id);
-  RecordTarget();
   LogPlan();
+  return OkStatus();
+}
+
+// First state. After: PullDelta, PullFull, Switch, or done when there is nothing newer.
+Result<Sync::State> Sync::Negotiate() {
+  LS_RETURN_IF_ERROR(LearnLayout());
+  LS_RETURN_IF_ERROR(OpenPull());
+  record_.set_mode(std::string(ModeName(plan_.mode)));
+  RecordTarget();
   if (plan_.mode == v1::PULL_MODE_UP_TO_DATE) {
     if (plan_.target_digest != base_.digest) {
       return Status(ErrorCode::kProtocol, Cat("the agent calls version ", plan_.target.version,
@@ -151,7 +153,6 @@ Result<Sync::State> Sync::Negotiate() {
     record_.set_verified(true);
     return State::kDone;
   }
-  if (request_.mend) return State::kMend;
   const replica::PublishedVersion other = context_.replicas.previous();
   const bool held_already = other.held == plan_.target && other.digest == plan_.target_digest;
   if (held_already && !request_.force_full) return State::kSwitch;
@@ -248,18 +249,37 @@ Result<Sync::State> Sync::Apply() {
   return damaged_.empty() ? State::kCommit : State::kRepair;
 }
 
-// Before: Negotiate. After: Repair for the blocks that are not here whole, else Commit. The version that is held is
-// made again in the other replica: readers may have the file that is damaged.
+// First state of a mend. After: AskForLost when blocks are not here whole, else Commit. The version is made again in
+// the other replica: readers may have the file that is damaged.
 Result<Sync::State> Sync::Mend() {
+  record_.set_mode("repair");
+  record_.set_model_bytes(request_.layout->data_bytes());
+  TargetHeld();
   expected_ = context_.replicas.current_hashes();
-  LS_RETURN_IF_ERROR(context_.replicas.BringForward({}));
-  damaged_ = context_.replicas.DamagedInTarget(expected_);
-  if (damaged_.empty()) return State::kCommit;
+  LS_ASSIGN_OR_RETURN(damaged_, context_.replicas.Mend());
+  return damaged_.empty() ? State::kCommit : State::kAskForLost;
+}
+
+// Before: Mend. After: Repair. A version of another run has the number, and not the bytes.
+Result<Sync::State> Sync::AskForLost() {
+  LS_RETURN_IF_ERROR(OpenPull());
+  if (plan_.target.run != base_.held.run) {
+    return Status(ErrorCode::kState, Cat("block ", damaged_[0], " of version ", base_.held.version,
+                                         " is damaged, and the agent has another run by now; pull that"));
+  }
   fetcher_.Use(OpenSources(context_, plan_, request_.layout));
+  TargetHeld();
   return State::kRepair;
 }
 
-// Before: Apply, Mend. After: Commit; an error refuses the version.
+void Sync::TargetHeld() {
+  plan_.target = base_.held;
+  plan_.target_digest = base_.digest;
+  plan_.committed_unix_ns = base_.committed_unix_ns;
+  RecordTarget();
+}
+
+// Before: Apply, AskForLost. After: Commit; an error refuses the version.
 Result<Sync::State> Sync::Repair() {
   telemetry::Log(telemetry::LogLevel::kWarn, "blocks_damaged",
                  {{"model", context_.model},

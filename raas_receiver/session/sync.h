@@ -4,8 +4,9 @@
 //       |                                   ^
 //       +-----> PullFull --> [CatchUp] -----+
 //       +-----> Switch          (the other replica holds the target already)
-//       +-----> Mend ----------------------------------> [Repair] --> Commit
 //       +-----> done            (up to date)
+//
+//   Mend --> [AskForLost --> Repair] --> Commit     (the current version made anew, of which blocks are damaged)
 //
 // Any state may fail: then the target replica holds nothing, the current one is untouched, and the agent is sent the
 // reason.
@@ -32,7 +33,7 @@ namespace lockstep::session {
 // What is wanted of one sync.
 struct SyncRequest {
   bool force_full = false;
-  bool mend = false;          // not the newest version: the current one made anew, of which blocks are damaged
+  bool mend = false;          // not the newest version: the current one made anew; `layout` is its
   Layout layout;              // the last one known; null: none
   LayoutDigest agent_layout;  // the one the agent announced; zero: not known
 };
@@ -63,6 +64,7 @@ class Sync {
     kVerify,
     kApply,
     kMend,
+    kAskForLost,
     kRepair,
     kCommit,
     kSwitch,
@@ -78,11 +80,14 @@ class Sync {
   Result<State> Verify();
   Result<State> Apply();
   Result<State> Mend();
+  Result<State> AskForLost();
   Result<State> Repair();
   Result<State> Commit();
   Result<State> Switch();
 
   Status LearnLayout();
+  Status OpenPull();
+  void TargetHeld();
   Status FetchDeltas(const ManifestDigest& base_digest);
   void CountBytes();
   void Close(const Status& status);

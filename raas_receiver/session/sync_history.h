@@ -16,11 +16,18 @@ class SyncHistory {
  public:
   void Add(const Status& outcome, const v1::SyncRecord& record, uint64_t lane_retries) {
     std::lock_guard lock(mutex_);
-    (outcome.ok() ? syncs_ : failures_) += 1;
-    repaired_blocks_ += record.repaired_blocks();
-    lane_retries_ += lane_retries;
+    Count(outcome, record, lane_retries);
     Set(sync_error_, outcome);
-    if (outcome.ok()) last_sync_unix_ns_ = telemetry::UnixNanos();
+    if (!outcome.ok()) return;
+    ++syncs_;
+    last_sync_unix_ns_ = telemetry::UnixNanos();
+    if (record.mode() != "up_to_date") damage_ = {};
+  }
+  // An attempt to mend the current version. It is no news of the agent.
+  void AddMend(const Status& outcome, const v1::SyncRecord& record, uint64_t lane_retries) {
+    std::lock_guard lock(mutex_);
+    Count(outcome, record, lane_retries);
+    Set(damage_, outcome);
   }
   // An attempt to make engines serve the current version.
   void AddServe(const Status& outcome) {
@@ -31,7 +38,7 @@ class SyncHistory {
   void AddDamage(const Status& what, size_t blocks) {
     std::lock_guard lock(mutex_);
     damaged_blocks_ += blocks;
-    Set(sync_error_, what);
+    Set(damage_, what);
   }
   void Describe(v1::ReceiverModel& model) const {
     std::lock_guard lock(mutex_);
@@ -41,9 +48,12 @@ class SyncHistory {
     model.set_failures(failures_);
     model.set_lane_retries(lane_retries_);
     model.set_last_sync_unix_ns(last_sync_unix_ns_);
-    const Error& error = sync_error_.text.empty() ? engine_error_ : sync_error_;
-    model.set_last_error(error.text);
-    model.set_last_error_unix_ns(error.unix_ns);
+    // The last that there is: nothing is worse than damage.
+    for (const Error* error : {&engine_error_, &sync_error_, &damage_}) {
+      if (error->text.empty()) continue;
+      model.set_last_error(error->text);
+      model.set_last_error_unix_ns(error->unix_ns);
+    }
   }
 
  private:
@@ -54,6 +64,12 @@ class SyncHistory {
   static void Set(Error& error, const Status& outcome) {
     error = outcome.ok() ? Error() : Error{outcome.ToString(), telemetry::UnixNanos()};
   }
+  // REQUIRES mutex_.
+  void Count(const Status& outcome, const v1::SyncRecord& record, uint64_t lane_retries) {
+    failures_ += outcome.ok() ? 0 : 1;
+    repaired_blocks_ += record.repaired_blocks();
+    lane_retries_ += lane_retries;
+  }
 
   mutable std::mutex mutex_;
   uint64_t repaired_blocks_ = 0;
@@ -62,7 +78,8 @@ class SyncHistory {
   uint64_t failures_ = 0;
   uint64_t lane_retries_ = 0;
   int64_t last_sync_unix_ns_ = 0;
-  Error sync_error_;    // of the last sync, or of what is held
+  Error sync_error_;    // of the last sync
+  Error damage_;        // of what is held, until it is whole
   Error engine_error_;  // of the last attempt at its engines
 };
 

@@ -60,7 +60,9 @@ class TestAgent final : public v1::TrainerAgent::Service {
   std::atomic<bool> live = false;          // whether it has live deltas to give
   std::atomic<int> pulls_opened = 0;
   std::atomic<int> pulls_closed = 0;
-  std::string last_outcome;  // of a closed pull; read after the sync
+  // Of a closed pull; read after the sync.
+  std::string last_outcome;
+  bool last_damaged = false;
 
   grpc::Status GetLayout(grpc::ServerContext*, const v1::GetLayoutRequest*, v1::Layout* layout) override {
     layout->set_digest(ToBytes(model_.layout()->digest()));
@@ -147,6 +149,7 @@ class TestAgent final : public v1::TrainerAgent::Service {
 
   grpc::Status ClosePull(grpc::ServerContext*, const v1::ClosePullRequest* request, v1::ClosePullResponse*) override {
     last_outcome = request->outcome();
+    last_damaged = request->damaged();
     ++pulls_closed;
     return grpc::Status::OK;
   }

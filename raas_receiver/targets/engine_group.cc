@@ -177,9 +177,8 @@ Status EngineGroup::Verify(const TargetVersion& version) {
 }
 
 void EngineGroup::Distrust(const TargetVersion& version) {
-  if (!members_.complete()) return;
   const bool equal = At(version.held) && Verify(version).ok();
-  for (const auto& link : members_.ranks()) {
+  for (const auto& link : members_.present()) {
     for (uint32_t half = 0; half < link->halves(); ++half) {
       if (!equal || half != members_.page()->half()) link->SetHolds(half, {});
     }

@@ -66,7 +66,7 @@ class EngineTargets {
   // engine that serves another version.
   Status Verify(const TargetVersion& version);
   // The same, of engines that may hold something else than was written: those that differ are behind from here on, and
-  // are written wholly.
+  // are written wholly. So are incomplete ones, once they are complete.
   void Distrust(const TargetVersion& version);
 
  private:

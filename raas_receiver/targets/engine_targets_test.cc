@@ -325,6 +325,28 @@ TEST_CASE("An engine that the model no longer fits is refused, and may come back
   }
 }
 
+TEST_CASE(
+    "Memory that is distrusted is written wholly where it differs, also of an engine that lacks a rank just then") {
+  const bool lacks_rank = GENERATE(true, false);
+  TwoRanks engine(1);
+  engine.ServeFirst();
+  if (lacks_rank) {
+    engine.ranks[1]->End();
+    REQUIRE(engine.Changed(1));
+  }
+  const std::byte wrong = engine.ranks[0]->memory()[100] ^ std::byte{1};
+  REQUIRE(::pwrite(engine.ranks[0]->memories()[0].fd(), &wrong, 1, 100) == 1);
+  engine.targets->Distrust(engine.Target(1));
+  if (lacks_rank) {
+    engine.ranks[1]->StartThread();
+    REQUIRE(engine.Changed(1));
+  }
+  CHECK(engine.targets->Behind(engine.model.held(1)));
+  REQUIRE(engine.Bring(1).ok());
+  CHECK(engine.ranks[0]->Is(1));
+  CHECK(Eventually([&] { return engine.ranks[1]->Serves(1); }));
+}
+
 TEST_CASE("Verify names the rank whose memory was changed, and an engine that serves something else") {
   TwoRanks engine(1);
   engine.ServeFirst();

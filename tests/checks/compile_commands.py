@@ -22,18 +22,25 @@ def actions(targets: str) -> "list[dict[str, Any]]":
     return json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)["actions"]
 
 
-def entry(arguments: "list[str]", directory: str) -> "dict[str, Any]":
+def entry(arguments: "list[str]", outputs: "dict[str, str]") -> "dict[str, Any]":
+    """Our sources as they stand here: Bazel's own directory of links to them is made anew by each of its builds."""
     source = arguments[arguments.index("-c") + 1]
-    kept = [argument for argument in arguments[1:] if argument not in GCC_ONLY]
-    return {"directory": directory, "file": source, "arguments": ["clang++", *kept, *COROUTINES, *MISSING]}
+    kept = [
+        outputs.get(argument.split("/")[0], "") + argument for argument in arguments[1:] if argument not in GCC_ONLY
+    ]
+    return {"directory": str(ROOT), "file": source, "arguments": ["clang++", *kept, *COROUTINES, *MISSING]}
+
+
+def bazel_info(key: str) -> str:
+    return subprocess.run(["bazel", "info", key], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def compile_commands(targets: str = "//...") -> "list[dict[str, Any]]":
     """An entry for each of our own sources; generated ones are left out."""
-    info = subprocess.run(["bazel", "info", "execution_root"], cwd=ROOT, check=True, capture_output=True, text=True)
+    outputs = {"bazel-out": bazel_info("execution_root") + "/", "external": bazel_info("output_base") + "/"}
     entries = {}
     for action in actions(targets):
-        made = entry(action["arguments"], info.stdout.strip())
+        made = entry(action["arguments"], outputs)
         if (ROOT / made["file"]).exists() and not made["file"].startswith("bazel-out/"):
             entries[made["file"]] = made
     return [entries[name] for name in sorted(entries)]

@@ -143,4 +143,5 @@ def test_a_receiver_that_could_not_sync_for_long_is_not_ready_if_asked_for(clust
             publisher.publish(2, model.step())
             wait_until(lambda: not ready(strict), "strict is behind for too long")
             assert ready(patient) and ready(strict, "raas-receiver-replica") and ready(strict, "liveness")
-            assert strict.model_status()["last_error"] and strict.model_status()["held"]["version"] == 1
+            wait_until(lambda: strict.model_status()["last_error"] != "", "it says why")
+            assert strict.model_status()["held"]["version"] == 1

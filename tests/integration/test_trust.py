@@ -48,17 +48,25 @@ def ca(cluster):
 
 def admitted_calls(daemon, service: str, files: "dict[str, object]", timeout_ms: int) -> "dict[str, bool]":
     """Every call of the service, and whether it was let in. A stream that was let in lasts until the timeout."""
-    command = [EVERY_CALL, daemon.address, service, str(timeout_ms), *(str(path) for path in files.values())]
+    command = [EVERY_CALL, daemon.address, service, MODEL, str(timeout_ms), *(str(path) for path in files.values())]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return {call: int(code) != PERMISSION_DENIED for call, code in (line.split() for line in output.splitlines())}
 
 
-@pytest.mark.parametrize("who", [*ROLES, "stranger"])
-def test_every_call_is_for_its_roles_alone(cluster, ca, who):
+# Of a pull, which is its opener's.
+CALLS_OF_PULLS = ("CatchUp", "RenewTickets", "ClosePull")
+
+
+@pytest.mark.parametrize("who", [*ROLES, "stranger", "critics"])
+def test_every_call_is_for_its_roles_and_their_models_alone(cluster, ca, who):
+    if who == "critics":
+        ca.allow(("receiver*", "receiver"), *(("critics", role, "critic") for role in ROLES))
     agent = cluster.agent(**ca.daemon("agent"))
     receiver = cluster.receiver(agent, follow=False, **ca.daemon("receiver-0"))
     for daemon, service, table in [(agent, "TrainerAgent", AGENT_CALLS), (receiver, "RaasReceiver", RECEIVER_CALLS)]:
         wanted = {call: who in roles.split() for call, roles in table.items()}
+        if who == "critics":  # who has every role, for another model
+            wanted = {call: call in CALLS_OF_PULLS for call in table}
 
         def as_wanted(daemon=daemon, service=service, wanted=wanted) -> bool:
             found = admitted_calls(daemon, service, ca.files(who), timeout_ms=3_000)

@@ -251,7 +251,8 @@ grpc::Status AgentService::Report(grpc::ServerContext* context, const v1::Report
     open += Cat(open.empty() ? "" : ", ", model.name());
   }
   if (const uint64_t times = unopened_.Count(request->model()); times > 0) {
-    telemetry::Log(telemetry::LogLevel::kWarn, "model_not_open",
+    // Where nothing is open yet, it is too early to wonder.
+    telemetry::Log(open.empty() ? telemetry::LogLevel::kInfo : telemetry::LogLevel::kWarn, "model_not_open",
                    {{"model", request->model()}, {"receiver", request->receiver()}, {"open", open}, {"times", times}});
   }
   return grpc::Status::OK;

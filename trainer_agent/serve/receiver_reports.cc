@@ -28,7 +28,7 @@ Status CheckKey(const ReceiverKey& receiver) {
 }  // namespace
 
 Status CheckReceiverName(const std::string& name) {
-  if (CleanText(name, kMaxName) == name && name.find('\n') == std::string::npos) return OkStatus();
+  if (CleanText(name, kMaxName) == name && name.find_first_of("\n\t") == std::string::npos) return OkStatus();
   return {ErrorCode::kBadData, Cat("a receiver's name has at most ", kMaxName, " bytes and no control characters")};
 }
 

@@ -70,8 +70,11 @@ PROGRAMS = (
     Program("sync/publish_bench.py", 90, (Figure("publish_blocked", "<= 1.1", "of a trainer, against memcpy"),)),
     Program(
         "sync/fanout_bench.py",
-        60,
-        (Figure("fanout_cpu", "<= 0.05", "agent, the 8th receiver against the whole first sync"),),
+        120,
+        (
+            Figure("fanout_cpu", "<= 0.05", "agent, the 8th receiver against the whole first sync"),
+            Figure("fanout_cpu_tls", "<= 0.05", "the same with TLS"),
+        ),
     ),
     Program(
         "sync/idle_bench.py",

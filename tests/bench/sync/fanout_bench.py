@@ -1,8 +1,8 @@
 """What the eighth receiver of a delta costs the agent, in CPU time, against the first: all that the agent spends on a
 version for a receiver that follows, which is diff, hashes, encoding and sending.
 
-The other receivers ask for the version one after another when the first has it. One JSON line for the figure and one
-with the medians of each receiver in turn.
+The other receivers ask for the version one after another when the first has it. One JSON line for the figure, one of
+the same with TLS, and one with the medians of each receiver in turn, without.
 """
 
 import statistics
@@ -10,7 +10,8 @@ import time
 
 import processes
 import program
-from harness import Agent, Cluster
+from credentials import Ca
+from harness import Agent, Cluster, Receiver
 from weights import Weights
 
 RECEIVERS, QUICK_RECEIVERS = 8, 3
@@ -38,12 +39,24 @@ def spent(agent: Agent, act: object) -> float:
     return settled_cpu_s(agent) - before
 
 
-def measure(cluster: Cluster, options: program.Options) -> "list[list[float]]":
-    """CPU seconds: for each version, of each receiver in turn."""
+def daemons(cluster: Cluster, count: int, tls: bool) -> "tuple[Agent, list[Receiver]]":
+    """An agent and its receivers, of which the first follows."""
+    credentials: "dict[str, dict]" = {name: {} for name in ("agent", "receiver", "operator")}
+    if tls:
+        ca = Ca(cluster.directory / "ca")
+        ca.allow(("receiver", "receiver"), ("operator", "operator"))
+        credentials = {"agent": ca.daemon("agent"), "receiver": ca.daemon("receiver"), "operator": ca.files("operator")}
+    agent = cluster.agent(**credentials["agent"])
+    receivers = [cluster.receiver(agent, follow=number == 0, **credentials["receiver"]) for number in range(count)]
+    for receiver in receivers:
+        receiver.credentials = credentials["operator"]
+    return agent, receivers
+
+
+def measure(cluster: Cluster, options: program.Options, tls: bool) -> "list[tuple[float, ...]]":
+    """CPU seconds: for each receiver in turn, of each version."""
     weights = Weights(options.model_bytes)
-    agent = cluster.agent()
-    receivers = QUICK_RECEIVERS if options.quick else RECEIVERS
-    follower, *others = [cluster.receiver(agent, follow=number == 0) for number in range(receivers)]
+    agent, (follower, *others) = daemons(cluster, QUICK_RECEIVERS if options.quick else RECEIVERS, tls)
     rows = []
     with agent.publisher(weights.tensors) as publisher:
         for version in range(1, 2 + WARMING + options.repeats):
@@ -59,17 +72,17 @@ def measure(cluster: Cluster, options: program.Options) -> "list[list[float]]":
                     raise SystemExit(f"not the pull that was wanted: {record}")
 
             rows.append([spent(agent, publish), *(spent(agent, lambda: pull(receiver)) for receiver in others)])
-    return rows[1 + WARMING :]
+    return list(zip(*rows[1 + WARMING :]))
 
 
 def main() -> None:
     options = program.options(COPIES, full_bytes=MODEL_BYTES, quick_bytes=2_000_000, repeats=11)
-    with Cluster() as cluster:
-        rows = measure(cluster, options)
-    in_turn = list(zip(*rows))
-    program.print_figure("fanout_cpu", "s", options.model_bytes, in_turn[-1], in_turn[0])
-    in_turn = [{"receiver": number, "cpu": statistics.median(column)} for number, column in enumerate(in_turn, 1)]
-    program.print_series("fanout_cpu_in_turn", "s", options.model_bytes, in_turn)
+    for name, tls in [("fanout_cpu_tls", True), ("fanout_cpu", False)]:
+        with Cluster() as cluster:
+            in_turn = measure(cluster, options, tls)
+        program.print_figure(name, "s", options.model_bytes, in_turn[-1], in_turn[0])
+    medians = [{"receiver": number, "cpu": statistics.median(column)} for number, column in enumerate(in_turn, 1)]
+    program.print_series("fanout_cpu_in_turn", "s", options.model_bytes, medians)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,61 @@
+#include "raas_receiver/session/caretaker.h"
+
+#include <algorithm>
+
+#include "common/base/text.h"
+#include "common/telemetry/log.h"
+
+namespace lockstep::session {
+
+using std::chrono::milliseconds;
+
+void Caretaker::Scrub() {
+  if (engine_.under_way()) return;
+  DropDamaged();
+  const std::optional<replica::Scrubber::Damage> damage = scrubber_.Step(replicas_);
+  if (!damage) return;
+  const bool current = damage->side == replica::ReplicaPair::Side::kCurrent;
+  const Status what{ErrorCode::kCorrupt, Cat("the bytes of block ", damage->blocks[0], " of version ",
+                                             damage->held.version, " have changed in memory")};
+  telemetry::LogError("scrub_found_damage", what,
+                      {{"model", model_}, {"blocks", damage->blocks.size()}, {"current", current}});
+  history_.AddDamage(what, damage->blocks.size());
+  if (!current) return DropOther();
+  if (!mend_at_) mend_at_ = Clock::now();
+}
+
+bool Caretaker::MendDue() const {
+  return mend_at_ && Clock::now() >= *mend_at_ && !engine_.under_way();
+}
+
+milliseconds Caretaker::UntilDue() const {
+  if (engine_.under_way()) return milliseconds::max();
+  const milliseconds scrub = scrubber_.UntilDue();
+  if (!mend_at_) return scrub;
+  return std::clamp(std::chrono::ceil<milliseconds>(*mend_at_ - Clock::now()), milliseconds(0), scrub);
+}
+
+void Caretaker::MendFailed() {
+  mend_at_ = Clock::now() + backoff_.Next();
+}
+
+void Caretaker::Switched() {
+  if (!mend_at_) return;
+  mend_at_.reset();
+  backoff_.Reset();
+  other_damaged_ = true;
+  engine_.Distrust();
+  if (!engine_.under_way()) DropOther();
+}
+
+void Caretaker::DropDamaged() {
+  if (other_damaged_) DropOther();
+}
+
+void Caretaker::DropOther() {
+  other_damaged_ = false;
+  const Status dropped = replicas_.DropOther();
+  if (!dropped.ok()) telemetry::LogWarn("replica_drop_failed", dropped, {{"model", model_}});
+}
+
+}  // namespace lockstep::session

@@ -1,0 +1,163 @@
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <fstream>
+
+#include "common/base/status_testing.h"
+#include "common/os/file.h"
+#include "raas_receiver/session/session_fixture.h"
+
+namespace lockstep::session {
+namespace {
+
+using std::chrono::milliseconds;
+
+}  // namespace
+
+TEST_CASE("A bit that flips in what is held is found, mended with one block of the agent's, and counted") {
+  SessionFixture fixture;
+  fixture.options.scrub_round = milliseconds(20);
+  fixture.options.follow = GENERATE(true, false);  // either way it is not for a sync to find it
+  const auto records = fixture.feed.Subscribe("actor");
+  fixture.Start();
+  REQUIRE(fixture.Pull().ok());
+  fixture.WaitHeld(1);
+  const std::string file = fixture.pair->current().path + "/model.safetensors";
+  const std::string before = replica::ReplicaFixture::FileText(file);
+  std::ifstream reader(file);  // whoever has the file keeps what he has: another takes its place
+  replica::ReplicaFixture::FlipByte(file);
+  fixture.WaitFor([&] { return fixture.Describe().damaged_blocks() > 0 && fixture.Describe().last_error().empty(); });
+  fixture.WaitHeld(1);
+  CHECK(fixture.Describe().repaired_blocks() == 1);
+  CHECK(fixture.Describe().scrubbed_bytes() > 0);
+  CHECK(fixture.Describe().previous().version() == 0);  // the damaged one can not be rolled back to
+  CHECK(fixture.agent.last_outcome == "ok");
+  CHECK(std::string(std::istreambuf_iterator<char>(reader), {}) != before);
+  v1::SyncRecord record;
+  while (record.mode() != "repair") REQUIRE(records->Next(kForEver, record));
+  CHECK(record.from().version() == 1);
+  CHECK(record.to().version() == 1);
+  CHECK(record.payload_bytes() <= fixture.replicas.model.layout()->block_bytes());
+  fixture.agent.Publish();
+  REQUIRE(fixture.Pull().ok());
+  fixture.WaitHeld(2);
+}
+
+TEST_CASE("A block that the other replica has whole is mended from there, and the agent is not asked") {
+  SessionFixture fixture;
+  fixture.options.scrub_round = milliseconds(20);
+  fixture.options.follow = false;
+  fixture.Start();
+  REQUIRE(fixture.Pull().ok());
+  REQUIRE(fixture.Pull(true).ok());  // no delta leads from the one replica to the other
+  const auto records = fixture.feed.Subscribe("actor");
+  replica::ReplicaFixture::FlipByte(fixture.pair->current().path + "/model.safetensors");
+  v1::SyncRecord record;
+  while (record.mode() != "repair") REQUIRE(records->Next(kForEver, record));
+  CHECK(record.error().empty());
+  CHECK(record.repaired_blocks() == 0);
+  CHECK(fixture.agent.pulls_opened == 2);
+  fixture.WaitHeld(1);
+  CHECK(fixture.Describe().damaged_blocks() == 1);
+}
+
+TEST_CASE("What is held is looked after also while syncs fail") {
+  SessionFixture fixture;
+  fixture.options.scrub_round = milliseconds(20);
+  fixture.Start();
+  fixture.WaitHeld(1);
+  fixture.agent.Publish();
+  fixture.WaitHeld(2);
+  fixture.agent.twist = [](v1::PullPlan& plan) { plan.clear_tickets(); };
+  fixture.agent.Publish();
+  fixture.WaitFor([&] { return fixture.Describe().state() == v1::SESSION_STATE_BACKING_OFF; });
+  const std::string damaged = fixture.pair->current().path;
+  const int64_t last_sync = fixture.Describe().last_sync_unix_ns();
+  replica::ReplicaFixture::FlipByte(damaged + "/model.safetensors");
+  fixture.WaitFor([&] { return fixture.Describe().damaged_blocks() == 1; });
+  fixture.WaitFor([&] { return fixture.pair->current().path != damaged; });  // a delta led from the other one
+  fixture.Check(2);
+  fixture.WaitFor([&] { return fixture.Describe().last_error().find("grants 0 lanes") != std::string::npos; });
+  CHECK(fixture.Describe().last_sync_unix_ns() == last_sync);
+  fixture.Stop();
+}
+
+TEST_CASE("A damaged block is not asked of an agent that is at another run, which is not told that it is damaged") {
+  SessionFixture fixture;
+  fixture.options.scrub_round = milliseconds(20);
+  fixture.options.follow = false;
+  fixture.Start();
+  REQUIRE(fixture.Pull().ok());
+  std::atomic<int> requests = 0;
+  fixture.agent.refuse_full = [&](const wire::BlockRequest&) {
+    ++requests;
+    return OkStatus();
+  };
+  fixture.agent.twist = [](v1::PullPlan& plan) { plan.mutable_target()->set_run(std::string(16, 'r')); };
+  const auto records = fixture.feed.Subscribe("actor");
+  replica::ReplicaFixture::FlipByte(fixture.pair->current().path + "/model.safetensors");
+  v1::SyncRecord record;
+  while (record.mode() != "repair") REQUIRE(records->Next(kForEver, record));
+  CHECK(record.error().find("of version 1 is damaged, and the agent has another run by now; pull that") !=
+        std::string::npos);
+  CHECK(requests == 0);
+  CHECK_FALSE(fixture.agent.last_damaged);
+  CHECK(fixture.pair->current().held == fixture.replicas.model.held(1));
+  fixture.Stop();
+}
+
+TEST_CASE("A bit that flips in the version before is found, and that version is given up") {
+  SessionFixture fixture;
+  fixture.options.scrub_round = milliseconds(20);
+  fixture.Start();
+  fixture.WaitHeld(1);
+  fixture.agent.Publish();
+  fixture.WaitHeld(2);
+  replica::ReplicaFixture::FlipByte(fixture.pair->previous().path + "/model.safetensors");
+  fixture.WaitFor([&] { return fixture.Describe().previous().version() == 0; });
+  CHECK(fixture.Describe().damaged_blocks() == 1);
+  CHECK_THAT(fixture.Rollback(), FailsWith(ErrorCode::kState, "nothing to roll back to"));
+  fixture.agent.Publish();
+  fixture.WaitHeld(3);
+}
+
+TEST_CASE("A version that is damaged and still being loaded is not rolled back to") {
+  SessionFixture fixture;
+  fixture.options.scrub_round = milliseconds(20);
+  const auto file = [&](const std::string& name) { return fixture.replicas.root.File(name); };
+  fixture.engine = {.kind = "hook",
+                    .command = "test -e " + file("may-load") + " || exit 1; touch " + file("loads") +
+                               "; while ! test -e " + file("may-end") + "; do sleep 0.01; done",
+                    .attempts = 1};
+  fixture.agent.refuse_full = [](const wire::BlockRequest& request) {
+    return request.exact_version == 1 ? Status(ErrorCode::kNotFound, "version 1 is gone") : OkStatus();
+  };
+  fixture.Start();
+  fixture.WaitFor([&] { return fixture.pair->current().held.version == 1; });
+  replica::ReplicaFixture::FlipByte(fixture.pair->current().path + "/model.safetensors");
+  fixture.WaitFor([&] { return fixture.Describe().damaged_blocks() > 0 && fixture.Describe().failures() > 0; });
+  REQUIRE(os::WriteFileAtomic(file("may-load"), "").ok());
+  fixture.WaitFor([&] { return os::ReadFile(file("loads")).ok(); });
+  fixture.agent.Publish();
+  fixture.WaitFor([&] { return fixture.pair->current().held.version == 2 && fixture.Describe().syncs() == 2; });
+  CHECK_THAT(fixture.Rollback(), FailsWith(ErrorCode::kState, "no whole version before 2; nothing to roll back to"));
+  REQUIRE(os::WriteFileAtomic(file("may-end"), "").ok());
+  fixture.WaitFor([&] { return fixture.Describe().previous().version() == 0; });
+  fixture.Stop();
+}
+
+TEST_CASE("A version that was rolled back to and is damaged is mended, and stays") {
+  SessionFixture fixture;
+  fixture.options.scrub_round = milliseconds(20);
+  fixture.Start();
+  fixture.WaitHeld(1);
+  fixture.agent.Publish();
+  fixture.WaitHeld(2);
+  REQUIRE(fixture.Rollback().ok());
+  fixture.agent.lanes().version_of = [](BlockIndex) { return Version{1}; };  // it still has it
+  replica::ReplicaFixture::FlipByte(fixture.pair->current().path + "/model.safetensors");
+  fixture.WaitFor([&] { return fixture.Describe().repaired_blocks() == 1; });
+  fixture.WaitFor([&] { return fixture.Describe().state() == v1::SESSION_STATE_HELD; });
+  fixture.Check(1);
+}
+
+}  // namespace lockstep::session

@@ -1,0 +1,78 @@
+// A session on a directory of its own, following a TestAgent. For tests.
+#pragma once
+
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "raas_receiver/replica/replica_fixture.h"
+#include "raas_receiver/session/session.h"
+#include "raas_receiver/session/test_agent.h"
+
+namespace lockstep::session {
+
+inline constexpr std::chrono::milliseconds kForEver = std::chrono::minutes(1);  // more than a busy machine needs
+
+struct SessionFixture {
+  replica::ReplicaFixture replicas;
+  SyncFeed feed;
+  net::IoThreads io{2, [](std::string_view what) { throw std::logic_error(std::string(what)); }};
+  TestAgent agent{replicas.model};
+  SessionOptions options{
+      .model = "actor", .receiver = "test", .agent = agent.address(), .lanes = 2, .follow = true, .engine = {}};
+  engines::EngineOptions engine;
+  std::unique_ptr<Session> session;
+  replica::ReplicaPair* pair = nullptr;
+
+  void Start() {
+    replicas.Open();
+    pair = replicas.opened.get();
+    auto driver = engines::NewEngineDriver(engine);
+    REQUIRE(driver.ok());
+    session =
+        std::make_unique<Session>(options, std::move(replicas.opened), *std::move(driver), io, replicas.pool, feed);
+    session->Start();
+  }
+  void Stop() {
+    session->RequestStop();
+    session->Join(std::chrono::seconds(5));
+    session.reset();
+  }
+  template <typename Condition>
+  void WaitFor(Condition condition) {
+    const auto until = std::chrono::steady_clock::now() + kForEver;
+    while (!condition()) {
+      INFO(session->Describe().ShortDebugString());
+      REQUIRE(std::chrono::steady_clock::now() < until);
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }
+  void WaitHeld(Version version) {
+    WaitFor([&] { return pair->current().held.version == version && Describe().state() == v1::SESSION_STATE_WAITING; });
+    Check(version);
+  }
+  // The published file and its hashes are those of `version`.
+  void Check(Version version) {
+    CHECK(pair->current().held == replicas.model.held(version));
+    CHECK(replica::ReplicaFixture::FileBytes(replicas.ModelPath("current/model.safetensors")) ==
+          replica::ReplicaFixture::Image(replicas.model, version));
+    CHECK(session->Verify()->bad_blocks.empty());
+  }
+  v1::ReceiverModel Describe() const { return session->Describe(); }
+  Result<v1::SyncRecord> Pull(bool force_full = false) {
+    return session->Pull(force_full, kForEver, [] { return false; });
+  }
+  Result<v1::ReceiverModel> Rollback() {
+    return session->Rollback([] { return false; });
+  }
+  // Damages the replica that the next delta will bring forward, in the first block that it changes.
+  void DamageTarget(Version base) {
+    const BlockIndex block = replicas.model.DeltaBlocks(base, base + 1)[0].block;
+    pair->target_block(block)[1] ^= std::byte{1};
+  }
+};
+
+}  // namespace lockstep::session
