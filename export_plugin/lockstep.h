@@ -94,7 +94,7 @@ int lockstep_begin(lockstep_model* model, uint64_t version, void** data);
 int lockstep_write(lockstep_model* model, size_t tensor, const void* source, size_t bytes);
 
 /* Reports that these bytes of the version being written are final. A byte reported twice is an error at once or at
- * commit. */
+ * commit. LOCKSTEP_ABORTED, of lockstep_write too: as of lockstep_commit. */
 int lockstep_ranges_done(lockstep_model* model, const lockstep_range* ranges, size_t count);
 
 /* This rank is done with the version. Answers when the agent has recorded it; with the last rank's commit the version

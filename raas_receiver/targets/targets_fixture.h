@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "common/os/deadline.h"
+#include "common/base/eventually.h"
 #include "common/os/temp_dir.h"
 #include "raas_receiver/replica/test_model.h"
 #include "raas_receiver/targets/engine_targets.h"
@@ -35,15 +35,6 @@ class SharedObject {
   os::MappedSegment segment_;
   T* object_;
 };
-
-template <typename Condition>
-bool Eventually(const Condition& condition) {
-  for (const os::Deadline deadline(kPatience); !deadline.Passed();) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  return condition();
-}
 
 // A rank with its memory, which outlives the thread or process that runs it.
 class RankHandle {

@@ -26,9 +26,16 @@ class RankProcess:
     """Drives a rank from a test. `shapes` is the whole model, {name: shape}, all float32."""
 
     def __init__(
-        self, socket: Path, model: str, shapes, rank: int = 0, ranks: int = 1, run: "str | None" = None
+        self,
+        socket: Path,
+        model: str,
+        shapes,
+        rank: int = 0,
+        ranks: int = 1,
+        run: "str | None" = None,
+        call_timeout_ms: int = 20_000,
     ) -> None:
-        options = {"rank": rank, "ranks": ranks, "run": run, "call_timeout_ms": 20_000}
+        options = {"rank": rank, "ranks": ranks, "run": run, "call_timeout_ms": call_timeout_ms}
         arguments = {"socket": str(socket), "model": model, "shapes": shapes, "options": options}
         self.process = subprocess.Popen(
             [sys.executable, __file__, json.dumps(arguments)],

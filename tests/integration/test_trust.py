@@ -8,7 +8,9 @@ from harness import BIN, MODEL, wait_until
 from replicas import ToyModel
 
 EVERY_CALL = BIN / "tests/trust/every_call"
+MANY_PULLS = BIN / "tests/trust/many_pulls"
 PERMISSION_DENIED = 7
+RESOURCE_EXHAUSTED = 8
 ROLES = ("receiver", "operator", "observer")
 
 # Call -> the roles that may make it.
@@ -142,6 +144,27 @@ def test_an_observer_that_opens_too_many_streams_is_refused_and_the_receiver_syn
             watcher.kill()
             watcher.wait()
             watcher.stderr.close()
+
+
+def test_a_receiver_that_opens_too_many_pulls_is_refused_and_another_syncs_on(cluster, ca):
+    model = ToyModel(blocks=8)
+    agent = cluster.agent(max_pulls=12, **ca.daemon("agent"))
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.step())
+        arguments = [agent.address, MODEL, "5", *(str(path) for path in ca.files("receiver-greedy").values())]
+        output = subprocess.run([MANY_PULLS, *arguments], check=True, capture_output=True, text=True).stdout
+        for call, things in (("OpenPull", "pulls"), ("OpenLive", "subscriptions")):
+            answers = [line.split(" ", 2)[1:] for line in output.splitlines() if line.startswith(call)]
+            assert [int(code) for code, _ in answers] == 3 * [0] + 2 * [RESOURCE_EXHAUSTED]
+            assert answers[-1][1].startswith(f"3 {things} of spiffe://test/receiver-greedy,")
+            assert "are open, a quarter of --max-pulls" in answers[-1][1]
+        receiver = cluster.receiver(agent, **ca.daemon("receiver-0"))
+        agent.credentials = receiver.credentials = ca.files("operator")
+        for version in (2, 3):
+            publisher.publish(version, model.step())
+            receiver.wait_for(model.tensors)
+        assert agent.model_status()["open_pulls"] >= 3  # the greedy one's are still there
+        assert receiver.model_status()["failures"] == 0
 
 
 def test_certificates_and_ca_change_under_eight_receivers_and_no_version_is_missed(cluster, ca):

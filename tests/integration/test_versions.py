@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 
 import numpy as np
 import pytest
@@ -169,6 +170,37 @@ def test_a_rank_killed_while_it_waits_to_begin_makes_room_for_another(agent, two
         other.call("commit")
         publish_by_all([replacement, other], 2, seed=2)
     wait_until(lambda: agent.model_status()["newest_version"] == 2, "version 2 is served")
+
+
+@pytest.mark.parametrize("end", [signal.SIGCONT, signal.SIGKILL])
+def test_a_rank_that_is_stopped_holds_the_others_up_until_their_timeout_and_nothing_that_is_served(cluster, agent, end):
+    receiver = cluster.receiver(agent)
+    with (
+        RankProcess(agent.socket, MODEL, SHAPES, 0, 2, call_timeout_ms=5_000) as waiting,
+        RankProcess(agent.socket, MODEL, SHAPES, 1, 2) as stopped,
+    ):
+        publish_by_all([waiting, stopped], 1, seed=1)
+        waiting.write(2, HALVES[0], seed=2)
+        waiting.call("commit")
+        stopped.write(2, HALVES[1][:1], seed=2)
+        stopped.process.send_signal(signal.SIGSTOP)
+        for _ in range(2):
+            with pytest.raises(lockstep.DeadlineError, match="did not answer in time"):
+                waiting.call("begin", 3)
+        receiver.wait_for(all_content(1))
+        cluster.receiver(agent).wait_for(all_content(1))
+
+        stopped.process.send_signal(end)
+        if end == signal.SIGCONT:
+            stopped.call("fill", HALVES[1][1], 2)
+            stopped.call("commit")
+            receiver.wait_for(all_content(2))
+            publish_by_all([waiting, stopped], 3, seed=3)
+        else:
+            wait_until(lambda: agent.model_status()["versions_aborted"] == 1, "the version is aborted")
+            with RankProcess(agent.socket, MODEL, SHAPES, 1, 2, agent.model_status()["run"]) as replacement:
+                publish_by_all([waiting, replacement], 3, seed=3)
+        receiver.wait_for(all_content(3))
 
 
 def test_a_rank_that_aborts_gives_the_version_up_for_all(agent, two_ranks):

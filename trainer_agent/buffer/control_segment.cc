@@ -148,6 +148,23 @@ void ControlSegment::Reset(size_t half, Version version, HalfState state) {
   StoreState(half, version, state);
 }
 
+Version ControlSegment::newest_dropped() const {
+  Version newest = 0;
+  for (size_t half = 0; half < kHalves; ++half) {
+    const Version dropped = std::atomic_ref(record(half).dropped).load(std::memory_order_relaxed);
+    if (dropped <= kMaxVersion) newest = std::max(newest, dropped);
+  }
+  return newest;
+}
+
+void ControlSegment::SetEmpty(size_t half) {
+  const HalfWord was = word(half);
+  if (was.state == HalfState::kCommitted && was.version > newest_dropped()) {
+    std::atomic_ref(record(half).dropped).store(was.version, std::memory_order_relaxed);
+  }
+  Reset(half, 0, HalfState::kEmpty);
+}
+
 void ControlSegment::SetCommitted(size_t half, Version version, int64_t committed_unix_ns) {
   std::atomic_ref(record(half).committed_unix_ns).store(committed_unix_ns, std::memory_order_relaxed);
   StoreState(half, version, HalfState::kCommitted);

@@ -52,7 +52,8 @@ struct HalfRecord {  // 64 bytes; two of them at byte 256, then 128 bytes of zer
   int64_t committed_unix_ns;
   ManifestDigest digest;
   uint64_t manifest_check;  // xxh3-64 of version, digest and the half's hash table; 0 when no manifest is recorded
-  uint8_t unused[24];       // 0
+  uint64_t dropped;         // the newest version that was committed in the half and dropped; 0: none was
+  uint8_t unused[16];       // 0
 };
 static_assert(sizeof(HalfRecord) == 64);
 
@@ -77,8 +78,11 @@ class ControlSegment {
   Version version(size_t half) const;  // 0 when empty
   int64_t committed_unix_ns(size_t half) const;
 
+  // The newest version that was committed and made EMPTY: another must not take its number. 0: none was.
+  Version newest_dropped() const;
+
   // Both drop the half's manifest, then change its state.
-  void SetEmpty(size_t half) { Reset(half, 0, HalfState::kEmpty); }
+  void SetEmpty(size_t half);
   void SetWriting(size_t half, Version version) { Reset(half, version, HalfState::kWriting); }
   void SetCommitted(size_t half, Version version, int64_t committed_unix_ns);
 

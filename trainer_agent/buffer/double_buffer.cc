@@ -79,6 +79,11 @@ int64_t DoubleBuffer::committed_unix_ns(size_t half) const {
   return control_.committed_unix_ns(half);
 }
 
+Version DoubleBuffer::newest_dropped() const {
+  std::lock_guard lock(mutex_);
+  return control_.newest_dropped();
+}
+
 size_t DoubleBuffer::BeginWrite(Version version) {
   const size_t half = WriteHalf();
   std::unique_lock lock(mutex_);

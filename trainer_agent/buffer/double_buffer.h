@@ -51,6 +51,8 @@ class DoubleBuffer {
   HalfState state(size_t half) const;
   Version version(size_t half) const;
   int64_t committed_unix_ns(size_t half) const;
+  // The newest version that was dropped after it was committed, by whatever agent; 0: none was.
+  Version newest_dropped() const;
 
   // Opens WriteHalf() for writing `version` and returns it. Waits for readers of what it held.
   size_t BeginWrite(Version version);

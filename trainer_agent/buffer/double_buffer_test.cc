@@ -135,6 +135,17 @@ TEST_CASE("State and manifests survive the agent") {
   buffer->BeginWrite(7);
 }
 
+TEST_CASE("The number of a version that was committed and dropped outlives half and agent; that of no other does") {
+  const auto buffer = Fresh();
+  for (const Version version : {1, 5}) buffer->Commit(buffer->BeginWrite(version), 1);
+  CHECK(buffer->newest_dropped() == 0);
+  buffer->Drop(1);
+  CHECK(buffer->newest_dropped() == 5);
+  buffer->Drop(buffer->BeginWrite(6));
+  buffer->BeginWrite(7);
+  CHECK((*ReopenOf(*buffer))->newest_dropped() == 5);
+}
+
 TEST_CASE("A damaged control segment is refused") {
   const auto buffer = Fresh();
   const auto control = os::AdoptSegment(os::UniqueFd(dup(buffer->fds()[0])),

@@ -171,11 +171,18 @@ Status RankClient::Reconnect() {
 }
 
 Status RankClient::Replay() {
-  if (reported_.version == 0 || reported_.aborted || reported_.version <= newest_version_) return OkStatus();
+  if (reported_.version == 0 || !reported_.aborted.ok() || reported_.version <= newest_version_) return OkStatus();
+  if (reported_.committed) {
+    // Only the connection was lost, and this agent knows what became of the version; else it was another that did.
+    LS_ASSIGN_OR_RETURN(const Message done, CallOnce(RankMessage::kCommit, AsBytes(VersionBody{reported_.version})));
+    const Status known = Done(done);
+    if (known.code() == ErrorCode::kAborted) reported_.aborted = known;
+    if (known.ok() || known.code() == ErrorCode::kAborted) return OkStatus();
+  }
   LS_ASSIGN_OR_RETURN(const Message begun, CallOnce(RankMessage::kBegin, AsBytes(VersionBody{reported_.version})));
   const auto body = BodyAs<BegunBody>(begun, RankMessage::kBegun);
   if (body.status().code() == ErrorCode::kAborted) {
-    reported_.aborted = true;  // a commit will be told why; another version may begin
+    reported_.aborted = body.status();  // another version may begin
     return OkStatus();
   }
   LS_RETURN_IF_ERROR(body);
@@ -266,15 +273,15 @@ Status RankClient::SendPending(RankMessage type, Ranges& reported) {
   connection_ = os::UnixConnection();
   // The replay after a reconnection reports all ranges, these among them.
   if (ConnectionLost(status)) status = Reconnect();
-  reported_.aborted = !status.ok();
-  return status;
+  if (!status.ok()) reported_.aborted = status;
+  return reported_.aborted;
 }
 
 Status RankClient::Commit() {
   LS_RETURN_IF_ERROR(CheckProcess());
   const Status status = TryCommit();
   reported_.committed = status.ok();
-  reported_.aborted = !status.ok();
+  reported_.aborted = status;
   return status;
 }
 
@@ -304,7 +311,7 @@ Status RankClient::Abort(std::string_view reason) {
   Bytes body;
   Append(body, VersionBody{reported_.version});
   AppendBytes(body, AsBytes(reason));
-  reported_.aborted = true;
+  reported_.aborted = {ErrorCode::kAborted, "this rank has aborted it"};
   LS_ASSIGN_OR_RETURN(const Message reply, Call(RankMessage::kAbort, body));
   return Done(reply);
 }

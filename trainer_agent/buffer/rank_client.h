@@ -45,7 +45,7 @@ class RankClient {
   // The data section of the half to fill. Errors as lockstep_begin (export_plugin/lockstep.h).
   Result<std::byte*> Begin(Version version);
   // These bytes are final. Ranges that together are smaller than any block wait for later ones, at the latest for
-  // Commit().
+  // Commit(). kAborted: after a reconnection, why the version will never be committed.
   // REQUIRES writing().
   Status RangesDone(std::span<const StridedRange> ranges);
   // These bytes are final and equal those of the other half, the version before; the agent need not compare them. It
@@ -55,7 +55,7 @@ class RankClient {
   // Aborts the version for all ranks; the others get `reason`. REQUIRES writing().
   Status Abort(std::string_view reason = {});
 
-  bool writing() const { return reported_.version != 0 && !reported_.committed && !reported_.aborted; }
+  bool writing() const { return reported_.version != 0 && !reported_.committed && reported_.aborted.ok(); }
   const RunId& run() const { return options_.run; }
   // The newest that the agent had committed when it last answered: a version's last rank knows it at its own Commit(),
   // the others with their next one.
@@ -84,7 +84,7 @@ class RankClient {
     Ranges changed;
     Ranges unchanged;
     bool committed = false;
-    bool aborted = false;
+    Status aborted;  // why it will never be committed; OK: it may be
     size_t half = 0;
   };
 

@@ -32,9 +32,8 @@ ModelPublisher::~ModelPublisher() {
 }
 
 void ModelPublisher::Open() {
-  const Recovered recovered = RecoverRun(run_);
-  newest_ = recovered.newest;
-  dropped_ = recovered.committed;
+  newest_ = RecoverRun(run_);
+  dropped_ = buffer().newest_dropped();
   run_.Open();
 }
 
@@ -132,12 +131,16 @@ void ModelPublisher::BeginLive(delta::DeltaInput& input) {
   };
 }
 
-void ModelPublisher::AbortDraft(const Status& reason) {
-  telemetry::LogWarn("version_aborted", reason, {{"model", buffer().model()}, {"version", draft_->version}});
-  aborted_ = {.version = draft_->version, .reason = reason, .known_by = draft_->joined};
+void ModelPublisher::NoteAborted(const Draft& draft, const Status& reason) {
+  telemetry::LogWarn("version_aborted", reason, {{"model", buffer().model()}, {"version", draft.version}});
+  aborted_ = {.version = draft.version, .reason = reason, .known_by = draft.joined};
   ++status_.versions_aborted;
   status_.last_error = reason.ToString();
   status_.last_error_unix_ns = telemetry::UnixNanos();
+}
+
+void ModelPublisher::AbortDraft(const Status& reason) {
+  NoteAborted(*draft_, reason);
   const size_t half = draft_->half;
   if (draft_->live != nullptr) {
     draft_->live->Abort({ErrorCode::kAborted, reason.ToString()});
@@ -174,13 +177,19 @@ Status ModelPublisher::Commit(uint32_t rank, Version version) {
   return {ErrorCode::kState, Cat("rank ", rank, " has not begun version ", version)};
 }
 
-Status ModelPublisher::SealDraft() {
+Status ModelPublisher::CheckDraft() const {
   if (const auto first = draft_->coverage.FirstMissing()) {
     const model::ModelLayout& layout = *buffer().layout();
-    const Status reason{ErrorCode::kBadData,
-                        Cat("version ", draft_->version, " of model ", buffer().model(), ": ",
-                            draft_->coverage.missing_bytes(), " bytes were never written, the first of them at ",
-                            *first, ", in tensor \"", layout.tensors()[layout.TensorAt(*first)].name, "\"")};
+    return {ErrorCode::kBadData,
+            Cat("version ", draft_->version, " of model ", buffer().model(), ": ", draft_->coverage.missing_bytes(),
+                " bytes were never written, the first of them ", "at ", *first, ", in tensor \"",
+                layout.tensors()[layout.TensorAt(*first)].name, "\"")};
+  }
+  return run_.served()->CheckBase(draft_->base.get());
+}
+
+Status ModelPublisher::SealDraft() {
+  if (const Status reason = CheckDraft(); !reason.ok()) {
     AbortDraft(reason);
     return reason;
   }
@@ -209,7 +218,19 @@ void ModelPublisher::FinishVersion(delta::DeltaOutput output) {
     run_.RetainDelta(*draft.base, *manifest, draft.committed_unix_ns, draft.level, output);
     if (!output.too_dense) draft.spans->Stored(storing);
   }
-  run_.Serve(manifest, draft.committed_unix_ns);
+  const Status served = run_.Serve(manifest, draft.committed_unix_ns, draft.base.get());
+  if (served.ok()) LogCommitted(draft, output);
+  std::lock_guard lock(mutex_);
+  if (!served.ok()) {
+    NoteAborted(draft, served);
+    run_.buffer().Drop(draft.half);
+  }
+  finishing_->live.reset();
+  finished_ = true;
+  changed_.notify_all();
+}
+
+void ModelPublisher::LogCommitted(const Draft& draft, const delta::DeltaOutput& output) const {
   telemetry::Log(telemetry::LogLevel::kInfo, "version_committed",
                  {{"model", buffer().model()},
                   {"run", ToHex(buffer().run())},
@@ -217,10 +238,6 @@ void ModelPublisher::FinishVersion(delta::DeltaOutput output) {
                   {"changed_blocks", output.blocks.size()},
                   {"unread_blocks", output.blocks_unread},
                   {"diff_tail_s", static_cast<double>(telemetry::UnixNanos() - draft.committed_unix_ns) * 1e-9}});
-  std::lock_guard lock(mutex_);
-  finishing_->live.reset();
-  finished_ = true;
-  changed_.notify_all();
 }
 
 void ModelPublisher::EndLive(const Draft& draft, const delta::DeltaOutput& output) {

@@ -1,7 +1,8 @@
 // ModelPublisher: turns what the ranks of one run write into served versions.
 //
 //   idle ──Begin──> draft(v) ──last rank's Commit──> finishing(v) ──diff done──> served(v), idle
-//                      │  a rank vanishes, aborts, reports a byte twice, or bytes are missing
+//                      │  a rank vanishes, aborts, reports a byte twice, bytes are missing, or the version that v is
+//                      │  compared with is withdrawn: also while v is finishing
 //                      └──────────────────────────> idle; v is aborted, the next Begin works
 //
 // The diff runs while ranks still write, by as many threads as they can spare: every block goes to it as soon as its
@@ -57,7 +58,8 @@ class ModelPublisher {
   // What is wrong with the ranges aborts the draft; the next Commit returns it. A block of which every byte is reported
   // as unchanged is not read, when the half before is there to be equal to.
   void RangesDone(uint32_t rank, Version version, std::span<const StridedRange> ranges, buffer::Content content);
-  // kBadData: bytes are missing or were reported twice. kAborted: another rank aborted the version. kState: not begun.
+  // kBadData: bytes are missing or were reported twice. kAborted: another rank aborted the version, or the one that it
+  // was compared with was withdrawn. kState: not begun.
   Status Commit(uint32_t rank, Version version);
   Status Abort(uint32_t rank, Version version, const std::string& reason);
   // The rank's connection ended. A draft that it has not committed is aborted.
@@ -91,9 +93,12 @@ class ModelPublisher {
   Status CheckNotDropped(Version version) const;
   void StartDraft(Version version);
   void AbortDraft(const Status& reason);
+  void NoteAborted(const Draft& draft, const Status& reason);
+  Status CheckDraft() const;
   Status SealDraft();
   void BeginLive(delta::DeltaInput& input);
   void FinishVersion(delta::DeltaOutput output);
+  void LogCommitted(const Draft& draft, const delta::DeltaOutput& output) const;
   void EndLive(const Draft& draft, const delta::DeltaOutput& output);
 
   PublishedRun run_;
@@ -105,7 +110,7 @@ class ModelPublisher {
   std::unique_ptr<Draft> finishing_;  // committed; its job is or was at work
   bool finished_ = false;             // the job of finishing_ has called back
   Version newest_ = 0;                // committed, served or about to be
-  Version dropped_ = 0;               // committed once, and maybe lost with an earlier agent: a number that is used up
+  Version dropped_ = 0;               // committed once, and lost with an earlier agent: a number that is used up
   Aborted aborted_;                   // the last one
   PublisherStatus status_;
   bool stopped_ = false;

@@ -6,10 +6,11 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <latch>
 #include <memory>
 #include <string>
-#include <thread>
 
+#include "common/base/eventually.h"
 #include "common/os/file.h"
 #include "trainer_agent/buffer/rank_client.h"
 #include "trainer_agent/publish/rank_server.h"
@@ -23,15 +24,18 @@ inline std::shared_ptr<const model::ModelLayout> Layout() {
       {{"first", model::DType::kBF16, {40000}, 0}, {"second", model::DType::kBF16, {20000}, 80000}});
 }
 
-// Whether `condition` comes true within a minute, which no loaded machine exceeds.
-template <typename Condition>
-bool Eventually(const Condition& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::sleep_for(milliseconds(2));
-  }
-  return true;
+// The data section of the half that `version` is written into.
+inline std::byte* Begin(buffer::RankClient& rank, Version version) {
+  const auto data = rank.Begin(version);
+  REQUIRE(data.ok());
+  return *data;
+}
+
+// Fills [offset, offset + bytes) with `value` and reports it.
+inline void Write(buffer::RankClient& rank, std::byte* data, ByteRange range, int value) {
+  std::memset(data + range.offset, value, range.bytes);
+  const StridedRange reported = StridedRange::Plain(range);
+  REQUIRE(rank.RangesDone({&reported, 1}).ok());
 }
 
 // An agent's publish side in a directory that outlives it.
@@ -68,6 +72,23 @@ class Host {
     fold_pool_.reset();
   }
 
+  void Restart() {
+    Stop();
+    Start();
+  }
+
+  // While it lives, nothing is compared: the threads that do are busy.
+  class Standstill {
+   public:
+    explicit Standstill(const Host& host) {
+      for (size_t i = 0; i < host.pool_->size(); ++i) host.pool_->Post([over = over_] { over->wait(); });
+    }
+    ~Standstill() { over_->count_down(); }
+
+   private:
+    const std::shared_ptr<std::latch> over_ = std::make_shared<std::latch>(1);
+  };
+
   std::string socket() const { return directory_ + "/export.sock"; }
   const std::string& directory() const { return directory_; }
 
@@ -95,11 +116,19 @@ class Host {
     REQUIRE(Eventually(newest_is));
     return *catalog_->Find("actor")->Newest();
   }
+  // A whole version, filled with `value`, by its only rank, until it is served. Returns where it was written.
+  std::byte* Publish(buffer::RankClient& rank, Version version, int value) const {
+    std::byte* const data = Begin(rank, version);
+    Write(rank, data, {0, 120000}, value);
+    REQUIRE(rank.Commit().ok());
+    Await(version);
+    return data;
+  }
   store::ServedRun& run() const { return *catalog_->Find("actor"); }
   store::VersionCatalog& catalog() const { return *catalog_; }
   std::shared_ptr<store::ServedRun> shared_run() const { return catalog_->Find("actor"); }
   const telemetry::Timeline& timeline() const { return timeline_; }
-  bool disconnected() const { return registry_->Snapshot().at(0).ranks_connected == 0; }
+  uint32_t connected() const { return registry_->Snapshot().at(0).ranks_connected; }
   uint64_t aborted() const { return registry_->Snapshot().at(0).publisher->status().versions_aborted; }
 
  private:
@@ -117,22 +146,14 @@ class Host {
   std::unique_ptr<os::UnixServer> server_;
 };
 
-// Fills [offset, offset + bytes) with `value` and reports it.
-inline void Write(buffer::RankClient& rank, std::byte* data, ByteRange range, int value) {
-  std::memset(data + range.offset, value, range.bytes);
-  const StridedRange reported = StridedRange::Plain(range);
-  REQUIRE(rank.RangesDone({&reported, 1}).ok());
-}
-
 inline void ReportUnchanged(buffer::RankClient& rank, ByteRange range) {
   const StridedRange reported = StridedRange::Plain(range);
   REQUIRE(rank.Unchanged({&reported, 1}).ok());
 }
 
-inline void Publish(buffer::RankClient& rank, Version version, int value) {
-  const auto data = rank.Begin(version);
-  REQUIRE(data.ok());
-  Write(rank, *data, {0, 120000}, value);
+// Writes that part of a version, filled with its number, and commits it.
+inline void PublishPart(buffer::RankClient& rank, Version version, ByteRange part) {
+  Write(rank, Begin(rank, version), part, static_cast<int>(version));
   REQUIRE(rank.Commit().ok());
 }
 

@@ -40,7 +40,9 @@ class PublishedRun {
   // Keeps the delta between two versions; where that cannot be, the log says so, and receivers get the version in full.
   void RetainDelta(const model::Manifest& base, const model::Manifest& target, int64_t committed_unix_ns,
                    payload::CodecLevel level, const delta::DeltaOutput& output);
-  void Serve(std::shared_ptr<const model::Manifest> manifest, int64_t committed_unix_ns);
+  // kAborted: `base`, which it was compared with (null: with none), was withdrawn meanwhile; nothing is served then,
+  // nor is any delta.
+  Status Serve(std::shared_ptr<const model::Manifest> manifest, int64_t committed_unix_ns, const model::Manifest* base);
 
  private:
   const std::shared_ptr<buffer::DoubleBuffer> buffer_;
@@ -49,13 +51,9 @@ class PublishedRun {
   store::VersionCatalog* const catalog_;
 };
 
-struct Recovered {
-  Version newest = 0;     // that is served; 0: none
-  Version committed = 0;  // the highest that was ever committed: newer than `newest` when that one was dropped
-};
-
 // Serves what an earlier agent left in a run's buffer: hashes each committed half again, drops one that differs from
-// its recorded manifest, makes the delta between the two again, and serves both. Call before anybody else has the run.
-Recovered RecoverRun(PublishedRun& run);
+// its recorded manifest, makes the delta between the two again, and serves both. Returns the newest that is served, 0
+// for none. Call before anybody else has the run.
+Version RecoverRun(PublishedRun& run);
 
 }  // namespace lockstep::publish

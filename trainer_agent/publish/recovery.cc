@@ -29,11 +29,10 @@ std::shared_ptr<const model::Manifest> RecoverHalf(PublishedRun& run, size_t hal
 
 }  // namespace
 
-Recovered RecoverRun(PublishedRun& run) {
+Version RecoverRun(PublishedRun& run) {
   buffer::DoubleBuffer& buffer = run.buffer();
   const auto newest_half = buffer.NewestCommitted();
-  if (!newest_half) return {};
-  const Version committed = buffer.version(*newest_half);
+  if (!newest_half) return 0;
   const size_t older_half = 1 - *newest_half;
   delta::DeltaOutput output;
   std::shared_ptr<const model::Manifest> older;
@@ -44,16 +43,16 @@ Recovered RecoverRun(PublishedRun& run) {
   // halves.
   if (older != nullptr) {
     run.served()->deltas().Load(*older);
-    run.Serve(older, buffer.committed_unix_ns(older_half));
+    (void)run.Serve(older, buffer.committed_unix_ns(older_half), nullptr);
   } else if (newest != nullptr) {
     run.served()->deltas().Load(*newest);
   }
-  if (newest == nullptr) return {older == nullptr ? 0 : older->held.version, committed};
+  if (newest == nullptr) return older == nullptr ? 0 : older->held.version;
   if (older != nullptr) run.RetainDelta(*older, *newest, committed_unix_ns, payload::CodecLevel::kFast, output);
-  run.Serve(newest, committed_unix_ns);
+  (void)run.Serve(newest, committed_unix_ns, nullptr);  // nobody scrubs yet
   telemetry::Log(telemetry::LogLevel::kInfo, "version_recovered",
                  {{"model", buffer.model()}, {"run", ToHex(buffer.run())}, {"version", newest->held.version}});
-  return {committed, committed};
+  return newest->held.version;
 }
 
 }  // namespace lockstep::publish

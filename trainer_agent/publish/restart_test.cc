@@ -14,8 +14,7 @@ namespace {
 TEST_CASE("A restarted trainer starts a new run; a second one at the same time is refused") {
   Host host;
   auto first = host.Connect();
-  Publish(*first, 9, 1);
-  host.Await(9);
+  host.Publish(*first, 9, 1);
   const auto refused = buffer::RankClient::Open(host.Options());
   CHECK_THAT(refused, FailsWith(ErrorCode::kState, "connected already"));
   const RunId run = first->run();
@@ -28,8 +27,7 @@ TEST_CASE("A restarted trainer starts a new run; a second one at the same time i
   }));
   CHECK(second->run() != run);
   CHECK_FALSE(host.run().Newest());
-  Publish(*second, 1, 2);
-  host.Await(1);
+  host.Publish(*second, 1, 2);
 }
 
 TEST_CASE("An agent that is restarted between versions resumes the same run, deltas and all") {
@@ -37,17 +35,14 @@ TEST_CASE("An agent that is restarted between versions resumes the same run, del
     Host host(memfd);
     const auto rank = host.Connect();
     for (Version version = 1; version <= 3; ++version) {
-      Publish(*rank, version, static_cast<int>(version));
-      host.Await(version);
+      host.Publish(*rank, version, static_cast<int>(version));
     }
-    host.Stop();
-    host.Start();
+    host.Restart();
     if (!memfd) {
       host.Await(3);
       CHECK(host.run().deltas().RouteFrom(1, 1 << 20, payload::CodecLevel::kFast).folded);
     }
-    Publish(*rank, 4, 4);
-    host.Await(4);
+    host.Publish(*rank, 4, 4);
     CHECK(host.run().run() == rank->run());
     CHECK(host.run().deltas().RouteFrom(3, 120000, payload::CodecLevel::kFast).steps.size() == 1);
     CHECK(host.run().deltas().RouteFrom(2, 120000, payload::CodecLevel::kFast).steps.size() == 1);
@@ -58,13 +53,11 @@ TEST_CASE("An agent that is restarted in the middle of a version gets its ranges
   for (const bool memfd : {false, true}) {
     Host host(memfd);
     const auto rank = host.Connect();
-    Publish(*rank, 1, 1);
-    host.Await(1);
-    const auto data = rank->Begin(2);
-    REQUIRE(data.ok());
-    Write(*rank, *data, {0, 50000}, 2);
+    host.Publish(*rank, 1, 1);
+    std::byte* const data = Begin(*rank, 2);
+    Write(*rank, data, {0, 50000}, 2);
     host.Stop();
-    std::memset(*data + 50000, 2, 70000);
+    std::memset(data + 50000, 2, 70000);
     host.Start();
     const StridedRange rest{50000, 70000};
     REQUIRE(rank->RangesDone({&rest, 1}).ok());
@@ -79,22 +72,19 @@ TEST_CASE("Rows and unchanged bytes are reported again to a restarted agent") {
   for (const bool memfd : {false, true}) {
     Host host(memfd);
     const auto rank = host.Connect();
-    Publish(*rank, 1, 1);
-    host.Await(1);
-    const auto data = rank->Begin(2);
-    REQUIRE(data.ok());
+    host.Publish(*rank, 1, 1);
+    std::byte* const data = Begin(*rank, 2);
     const size_t half = rank->half();
-    std::memset(*data, 1, 120000);
+    std::memset(data, 1, 120000);
     ReportUnchanged(*rank, {0, 40960});
-    (*data)[4] = std::byte{9};  // wrong on purpose: it shows whether the block is read
-    for (uint64_t row = 0; row < 400; row += 100) WriteRows(*rank, *data, {40960 + row * 100, 50, 100, 100}, 2);
-    host.Stop();
-    host.Start();
-    WriteRows(*rank, *data, {41010, 50, 400, 100}, 3);
-    Write(*rank, *data, {80960, 39040}, 4);
+    data[4] = std::byte{9};  // wrong on purpose: it shows whether the block is read
+    for (uint64_t row = 0; row < 400; row += 100) WriteRows(*rank, data, {40960 + row * 100, 50, 100, 100}, 2);
+    host.Restart();
+    WriteRows(*rank, data, {41010, 50, 400, 100}, 3);
+    Write(*rank, data, {80960, 39040}, 4);
     CHECK(rank->half() == half);
     REQUIRE(rank->Commit().ok());
-    Bytes expected(*data, *data + 120000);
+    Bytes expected(data, data + 120000);
     expected[4] = std::byte{1};
     CHECK(HasBytes(host.Await(2), expected));
   }
@@ -103,45 +93,60 @@ TEST_CASE("Rows and unchanged bytes are reported again to a restarted agent") {
 TEST_CASE("A restarted agent that dropped the version before reads what is reported as unchanged") {
   Host host;
   const auto rank = host.Connect();
-  Publish(*rank, 1, 1);
-  host.Await(1);
-  const auto base = rank->Begin(2);
-  REQUIRE(base.ok());
-  Write(*rank, *base, {0, 120000}, 1);
-  REQUIRE(rank->Commit().ok());
-  host.Await(2);
-  const auto data = rank->Begin(3);
-  REQUIRE(data.ok());
-  std::memset(*data, 1, 120000);
+  host.Publish(*rank, 1, 1);
+  std::byte* const base = host.Publish(*rank, 2, 1);
+  std::byte* const data = Begin(*rank, 3);
+  std::memset(data, 1, 120000);
   ReportUnchanged(*rank, {0, 60000});
-  (*data)[4] = std::byte{9};  // wrong on purpose: it shows whether the block is read
+  data[4] = std::byte{9};  // wrong on purpose: it shows whether the block is read
   host.Stop();
-  (*base)[77] ^= std::byte{1};
+  base[77] ^= std::byte{1};
   host.Start();
-  Write(*rank, *data, {60000, 60000}, 3);
+  Write(*rank, data, {60000, 60000}, 3);
   REQUIRE(rank->Commit().ok());
-  CHECK(HasBytes(host.Await(3), Bytes(*data, *data + 120000)));
+  CHECK(HasBytes(host.Await(3), Bytes(data, data + 120000)));
   CHECK(UseFirstBlock(host.run(), 2) == ErrorCode::kState);
 }
 
 TEST_CASE("The number of a version that a restarted agent had to drop is never given to other bytes") {
+  for (const bool memfd : {false, true}) {
+    Host host(memfd);
+    const auto rank = host.Connect();
+    const FailsWith used_up(ErrorCode::kAborted, "version 2 was committed once", "publish a newer version");
+    host.Publish(*rank, 1, 1);
+    std::byte* const data = host.Publish(*rank, 2, 2);
+    host.Stop();
+    data[77] ^= std::byte{1};
+    host.Start();
+    CHECK_THAT(rank->Begin(2), used_up);
+    host.Restart();
+    CHECK_THAT(rank->Begin(2), used_up);
+    REQUIRE(rank->Begin(3).ok());
+    host.Restart();
+    (void)rank->Abort("on purpose");  // of which this agent knows nothing
+    CHECK_THAT(rank->Begin(2), used_up);
+    host.Await(1);
+    host.Publish(*rank, 3, 3);
+    CHECK(FirstByte(host.run(), 3) == std::byte{3});
+  }
+}
+
+TEST_CASE("A rank that finds its version aborted when it reports to a restarted agent is told so, and why, at once") {
   Host host;
-  const auto rank = host.Connect();
-  Publish(*rank, 1, 1);
-  host.Await(1);
-  const auto data = rank->Begin(2);
-  REQUIRE(data.ok());
-  Write(*rank, *data, {0, 120000}, 2);
-  REQUIRE(rank->Commit().ok());
+  const auto zero = host.Connect(0, 2);
+  const auto one = host.Connect(1, 2);
+  std::byte* const data = Begin(*zero, 1);
+  REQUIRE(one->Begin(1).ok());
+  host.Restart();
+  Write(*one, data, {80000, 40000}, 1);
+  REQUIRE(one->Abort("out of paper").ok());
+  std::memset(data, 1, 80000);
+  const StridedRange part{0, 80000};
+  CHECK_THAT(zero->RangesDone({&part, 1}), FailsWith(ErrorCode::kAborted, "rank 1 aborted version 1: out of paper"));
+  CHECK_FALSE(zero->writing());
+  PublishPart(*zero, 2, {0, 80000});
+  PublishPart(*one, 2, {80000, 40000});
   host.Await(2);
-  host.Stop();
-  (*data)[77] ^= std::byte{1};
-  host.Start();
-  CHECK_THAT(rank->Begin(2), FailsWith(ErrorCode::kAborted, "version 2 was committed once", "publish a newer version"));
-  host.Await(1);
-  Publish(*rank, 3, 3);
-  host.Await(3);
-  CHECK(FirstByte(host.run(), 3) == std::byte{3});
 }
 
 TEST_CASE("A commit that cannot reach the agent fails, and the next version works once it is back") {
@@ -149,35 +154,25 @@ TEST_CASE("A commit that cannot reach the agent fails, and the next version work
   auto options = host.Options();
   options.reconnect_timeout = milliseconds(100);
   auto rank = *buffer::RankClient::Open(options);
-  Publish(*rank, 1, 1);
-  host.Await(1);
-  const auto data = rank->Begin(2);
-  REQUIRE(data.ok());
-  Write(*rank, *data, {0, 120000}, 2);
+  host.Publish(*rank, 1, 1);
+  std::byte* const data = Begin(*rank, 2);
+  Write(*rank, data, {0, 120000}, 2);
   host.Stop();
   CHECK_THAT(rank->Commit(), FailsWith(ErrorCode::kUnavailable, "could not reconnect"));
   host.Start();
-  Publish(*rank, 3, 3);
-  host.Await(3);
+  host.Publish(*rank, 3, 3);
 }
 
 TEST_CASE("A rank that waits while its agent is restarted waits on at the new one") {
   Host host;
   const auto zero = host.Connect(0, 2);
   const auto one = host.Connect(1, 2);
-  const auto data = zero->Begin(1);
-  REQUIRE(data.ok());
-  Write(*zero, *data, {0, 80000}, 1);
-  REQUIRE(zero->Commit().ok());
+  PublishPart(*zero, 1, {0, 80000});
   std::atomic<bool> begun{false};
   std::thread waiting([&] { begun = zero->Begin(2).ok(); });
   std::this_thread::sleep_for(milliseconds(50));
-  host.Stop();
-  host.Start();
-  const auto other = one->Begin(1);
-  REQUIRE(other.ok());
-  Write(*one, *other, {80000, 40000}, 1);
-  REQUIRE(one->Commit().ok());
+  host.Restart();
+  PublishPart(*one, 1, {80000, 40000});
   waiting.join();
   CHECK(begun);
   host.Await(1);
@@ -186,11 +181,10 @@ TEST_CASE("A rank that waits while its agent is restarted waits on at the new on
 TEST_CASE("A run that ended frees its memory although a pull still refers to it") {
   Host host;
   auto first = host.Connect();
-  Publish(*first, 1, 1);
-  host.Await(1);
+  host.Publish(*first, 1, 1);
   const auto held = host.shared_run();
   first.reset();
-  REQUIRE(Eventually([&] { return host.disconnected(); }));
+  REQUIRE(Eventually([&] { return host.connected() == 0; }));
   const auto second = host.Connect();
   CHECK(UseFirstBlock(*held, 1) == ErrorCode::kState);
   std::ifstream maps("/proc/self/maps");
@@ -201,10 +195,9 @@ TEST_CASE("A run that ended frees its memory although a pull still refers to it"
 TEST_CASE("A new run that has no room leaves the old one served") {
   Host host;
   auto first = host.Connect();
-  Publish(*first, 1, 1);
-  host.Await(1);
+  host.Publish(*first, 1, 1);
   first.reset();
-  REQUIRE(Eventually([&] { return host.disconnected(); }));
+  REQUIRE(Eventually([&] { return host.connected() == 0; }));
   auto options = host.Options();
   options.layout = *model::ModelLayout::Create({{"huge", model::DType::kU8, {uint64_t{1} << 36}, 0}});
   CHECK_THAT(buffer::RankClient::Open(options), FailsWith(ErrorCode::kResourceExhausted, "its two halves need"));
@@ -235,15 +228,10 @@ TEST_CASE("A segment directory that others may write to is refused") {
 TEST_CASE("A committed half whose bytes changed while the agent was away is dropped") {
   Host host;
   const auto rank = host.Connect();
-  Publish(*rank, 1, 1);
-  host.Await(1);
-  const auto data = rank->Begin(2);
-  REQUIRE(data.ok());
-  Write(*rank, *data, {0, 120000}, 2);
-  REQUIRE(rank->Commit().ok());
-  host.Await(2);
+  host.Publish(*rank, 1, 1);
+  std::byte* const data = host.Publish(*rank, 2, 2);
   host.Stop();
-  (*data)[77] ^= std::byte{1};
+  data[77] ^= std::byte{1};
   host.Start();
   host.Await(1);
 }

@@ -9,8 +9,11 @@
 namespace lockstep::serve {
 namespace {
 
-// A publish looks at all of them before the next begins.
-constexpr access::Quota::Limits kStreams{.all = 1024, .each = 256};
+// A receiver has one, and a pull and a subscription at most, of either of which a quarter may be of one identity.
+access::Quota::Limits StreamLimits(const PullLimits& pulls) {
+  return {.all = 4 * pulls.max_pulls, .each = pulls.max_pulls};
+}
+
 // Of models that are open, told to a receiver that wants another one.
 constexpr int kMaxNamedModels = 32;
 
@@ -38,8 +41,9 @@ void LogOpened(const PullRequest& request, const PullPlan& plan) {
 AgentService::AgentService(access::AccessControl* access, store::VersionCatalog* catalog, store::Scrubber* scrubber,
                            PullTable* pulls, PublishFacts publish_facts, v1::BuildInfo build, LaneOffer lanes,
                            std::string local_socket, const telemetry::Timeline* timeline)
-    : gate_(v1::TrainerAgent::service_full_name(), access),
-      streams_("version streams", kStreams),
+    : access_(access),
+      gate_(v1::TrainerAgent::service_full_name(), access),
+      streams_("version streams", StreamLimits(pulls->limits())),
       catalog_(catalog),
       scrubber_(scrubber),
       pulls_(pulls),
@@ -48,6 +52,23 @@ AgentService::AgentService(access::AccessControl* access, store::VersionCatalog*
       lanes_(std::move(lanes)),
       local_socket_(std::move(local_socket)),
       timeline_(timeline) {}
+
+template <typename Request>
+Result<std::string> AgentService::AdmitToPull(const grpc::ServerContext& context, std::string_view call,
+                                              const Request& request) {
+  LS_ASSIGN_OR_RETURN(std::string caller, gate_.Admit(context, call, request));
+  LS_ASSIGN_OR_RETURN(const auto run, pulls_->RunOf(request.pull_id(), caller));
+  LS_RETURN_IF_ERROR(gate_.Admit(context, call, *run));  // for its model
+  return caller;
+}
+
+std::function<Status()> AgentService::Still(const grpc::ServerContextBase& context, std::string_view call,
+                                            const std::string& model) const {
+  const std::string method = Cat(v1::TrainerAgent::service_full_name(), ".", call);
+  return [access = access_, caller = access::IdentityOf(context), method, model] {
+    return access->Check(caller, method, {.kind = access::Scope::Kind::kModel, .model = model});
+  };
+}
 
 grpc::Status AgentService::GetStatus(grpc::ServerContext* context, const v1::AgentStatusRequest* request,
                                      v1::AgentStatus* status) {
@@ -110,7 +131,8 @@ grpc::ServerWriteReactor<v1::VersionEvent>* AgentService::WatchVersions(grpc::Ca
                                                                         const v1::WatchVersionsRequest* request) {
   const Result<std::string> caller = gate_.Admit(*context, __func__, *request);
   if (!caller.ok()) return new VersionStream(catalog_, &pulls_->reports(), *request, "", caller.status());
-  return new VersionStream(catalog_, &pulls_->reports(), *request, *caller, streams_.Take(*caller));
+  return new VersionStream(catalog_, &pulls_->reports(), *request, *caller, streams_.Take(*caller),
+                           Still(*context, __func__, request->model()));
 }
 
 grpc::Status AgentService::OpenPull(grpc::ServerContext* context, const v1::OpenPullRequest* request,
@@ -119,6 +141,7 @@ grpc::Status AgentService::OpenPull(grpc::ServerContext* context, const v1::Open
   if (draining_) return rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
   LS_GRPC_ASSIGN_OR_RETURN(PullRequest wanted, FromProto(*request, lanes_, caller));
   wanted.gone = [context] { return context->IsCancelled(); };
+  wanted.allowed = Still(*context, __func__, request->model());
   LS_GRPC_ASSIGN_OR_RETURN(const PullPlan planned, pulls_->Open(wanted));
   LogOpened(wanted, planned);
   ToProto(planned, lanes_, plan);
@@ -133,7 +156,8 @@ grpc::Status AgentService::OpenLive(grpc::ServerContext* context, const v1::Open
                                     v1::LivePlan* plan) {
   LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
   if (draining_) return rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
-  LS_GRPC_ASSIGN_OR_RETURN(const PullRequest wanted, FromProto(*request, lanes_, caller));
+  LS_GRPC_ASSIGN_OR_RETURN(PullRequest wanted, FromProto(*request, lanes_, caller));
+  wanted.allowed = Still(*context, __func__, request->model());
   LS_GRPC_ASSIGN_OR_RETURN(const LivePlan opened, pulls_->OpenLive(wanted));
   telemetry::Log(telemetry::LogLevel::kDebug, "live_subscribed",
                  {{"model", wanted.model}, {"receiver", wanted.receiver}, {"pull", opened.pull_id}});
@@ -146,7 +170,7 @@ grpc::Status AgentService::OpenLive(grpc::ServerContext* context, const v1::Open
 
 grpc::Status AgentService::CatchUp(grpc::ServerContext* context, const v1::CatchUpRequest* request,
                                    v1::PullPlan* plan) {
-  LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, AdmitToPull(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(const PullPlan planned,
                            pulls_->CatchUp(request->pull_id(), request->oldest_version(), caller));
   ToProto(planned, lanes_, plan);
@@ -155,7 +179,7 @@ grpc::Status AgentService::CatchUp(grpc::ServerContext* context, const v1::Catch
 
 grpc::Status AgentService::RenewTickets(grpc::ServerContext* context, const v1::RenewTicketsRequest* request,
                                         v1::RenewTicketsResponse* response) {
-  LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, AdmitToPull(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(const auto tickets, pulls_->RenewTickets(request->pull_id(), request->lanes(), caller));
   for (const Ticket& ticket : tickets) response->add_tickets(ToBytes(ticket));
   return grpc::Status::OK;
@@ -166,7 +190,7 @@ grpc::Status AgentService::ClosePull(grpc::ServerContext* context, const v1::Clo
   LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(const Held held, FromProto(request->held()));
   const std::string model = pulls_->Close(request->pull_id(), held, request->outcome(), caller);
-  if (request->damaged() && !model.empty()) scrubber_->Suspect(model);
+  if (request->damaged() && !model.empty()) scrubber_->Suspect(model, caller);
   return grpc::Status::OK;
 }
 
@@ -188,7 +212,7 @@ grpc::Status AgentService::GetManifest(grpc::ServerContext* context, const v1::G
 
 grpc::Status AgentService::Verify(grpc::ServerContext* context, const v1::AgentVerifyRequest* request,
                                   v1::VerifyResult* result) {
-  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(const auto run, catalog_->FindOpen(request->model()));
   LS_GRPC_ASSIGN_OR_RETURN(const store::ServedVersion newest, run->RequireNewest());
   const model::ModelLayout& layout = run->layout();
@@ -202,7 +226,7 @@ grpc::Status AgentService::Verify(grpc::ServerContext* context, const v1::AgentV
       return rpc::ToGrpc(read.WithContext("the trainer has written a newer version meanwhile; try again"));
     if (hashes.back() != manifest.block_hashes[block]) bad.push_back(block);
   }
-  if (!bad.empty()) scrubber_->Suspect(request->model());
+  if (!bad.empty()) scrubber_->Suspect(request->model(), caller);
   ToProto(manifest.held, result->mutable_held());
   result->set_recorded_digest(ToBytes(manifest.digest));
   result->set_computed_digest(ToBytes(model::ComputeManifestDigest(layout.digest(), hashes)));

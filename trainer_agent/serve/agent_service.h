@@ -46,9 +46,16 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
   grpc::Status GetTimeline(grpc::ServerContext*, const v1::TimelineRequest*, v1::TimelineSpans*) override;
 
  private:
+  // Who calls, when it may, about a pull of its own, and may still have that pull's model.
+  template <typename Request>
+  Result<std::string> AdmitToPull(const grpc::ServerContext& context, std::string_view call, const Request& request);
+  // A question that outlives the call: whether who made it may still make it for `model`.
+  std::function<Status()> Still(const grpc::ServerContextBase& context, std::string_view call,
+                                const std::string& model) const;
   void FillModel(v1::AgentModel& model) const;
   void AddUnopened(v1::AgentStatus& status) const;
 
+  access::AccessControl* const access_;
   const access::Gate gate_;
   access::Quota streams_;
   store::VersionCatalog* const catalog_;

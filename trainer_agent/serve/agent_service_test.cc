@@ -3,6 +3,7 @@
 
 #include <catch2/catch.hpp>
 #include <cstdlib>
+#include <cstring>
 
 #include "common/base/status_testing.h"
 #include "common/base/text.h"
@@ -14,12 +15,10 @@
 namespace lockstep::serve {
 namespace {
 
-constexpr char kPolicy[] = R"(
-[[allow]]
-name = "spiffe://test/infer-*"
-role = "receiver"
-models = ["actor", "critic"]
-)";
+// Lets receivers have these models.
+std::string PolicyFor(const std::string& models) {
+  return Cat("[[allow]]\nname = \"spiffe://test/infer-*\"\nrole = \"receiver\"\nmodels = [", models, "]\n");
+}
 
 std::vector<v1::AgentModel> OpenModels() {
   std::vector<v1::AgentModel> models(2);
@@ -35,13 +34,18 @@ class Guarded {
     REQUIRE(std::system(Cat("deploy/tls/make-test-ca.sh ", ca_.path(), " agent=IP:127.0.0.1 ",
                             "infer-0=URI:spiffe://test/infer-0 infer-1=URI:spiffe://test/infer-1")
                             .c_str()) == 0);
-    REQUIRE(os::WriteFileAtomic(ca_.File("policy.toml"), std::string_view(kPolicy)).ok());
+    WritePolicy(R"("actor", "critic")");
     access_ = *access::AccessControl::Create(ca_.File("policy.toml"));
     service_ = std::make_unique<AgentService>(access_.get(), &served.catalog, &scrubber_, &served.pulls, OpenModels,
                                               v1::BuildInfo(), LaneOffer{.address = ":1"}, "", &timeline_);
     REQUIRE(rpc::PrepareTls(FilesOf("agent")).ok());
     server_ = *rpc::RpcServer::Create(
         {.address = "127.0.0.1:0", .services = {service_.get()}, .tls = FilesOf("agent"), .health_services = {}});
+  }
+
+  void Allow(const std::string& models) {
+    WritePolicy(models);
+    access_->Reload();
   }
 
   std::unique_ptr<v1::TrainerAgent::Stub> StubOf(const std::string& name) const {
@@ -51,6 +55,10 @@ class Guarded {
   Served served;
 
  private:
+  void WritePolicy(const std::string& models) {
+    REQUIRE(os::WriteFileAtomic(ca_.File("policy.toml"), PolicyFor(models)).ok());
+  }
+
   rpc::TlsOptions FilesOf(const std::string& name) const {
     const std::string own = ca_.File(name);
     return {.cert = own + "/tls.crt", .key = own + "/tls.key", .ca = own + "/ca.crt", .server_name = ""};
@@ -73,14 +81,21 @@ Status Call(v1::TrainerAgent::Stub& stub,
   return rpc::FromGrpc((stub.*method)(&context, request, response));
 }
 
+// To open a pull, or the deltas to come.
+template <typename Request>
+Request Opening(const Guarded& guarded) {
+  Request open;
+  open.set_model("actor");
+  open.set_receiver("r");
+  open.set_layout_digest(ToBytes(guarded.served.layout->digest()));
+  return open;
+}
+
 TEST_CASE("Another's pull does not exist, whoever knows its number") {
   Guarded guarded;
   const auto own = guarded.StubOf("infer-0");
   const auto other = guarded.StubOf("infer-1");
-  v1::OpenPullRequest open;
-  open.set_model("actor");
-  open.set_receiver("r");
-  open.set_layout_digest(ToBytes(guarded.served.layout->digest()));
+  const auto open = Opening<v1::OpenPullRequest>(guarded);
   v1::PullPlan plan;
   REQUIRE(Call(*own, &v1::TrainerAgent::Stub::OpenPull, open, &plan).ok());
 
@@ -104,6 +119,90 @@ TEST_CASE("Another's pull does not exist, whoever knows its number") {
   CHECK(guarded.served.pulls.open_pulls("actor") == 1);
   CHECK(Call(*own, &v1::TrainerAgent::Stub::ClosePull, close, &closed).ok());
   CHECK(guarded.served.pulls.open_pulls("actor") == 0);
+}
+
+TEST_CASE("A model that the policy takes away is gone from pulls that are open, too") {
+  Guarded guarded;
+  const auto stub = guarded.StubOf("infer-0");
+  v1::PullPlan plan;
+  REQUIRE(Call(*stub, &v1::TrainerAgent::Stub::OpenPull, Opening<v1::OpenPullRequest>(guarded), &plan).ok());
+  v1::LivePlan live;
+  REQUIRE(Call(*stub, &v1::TrainerAgent::Stub::OpenLive, Opening<v1::OpenLiveRequest>(guarded), &live).ok());
+  guarded.served.pulls.Expire();  // which ends nothing yet
+  const auto ticket_of = [](const auto& opened) {
+    Ticket ticket;
+    std::memcpy(ticket.bytes.data(), opened.tickets(0).data(), ticket.bytes.size());
+    return ticket;
+  };
+  const auto live_lane = guarded.served.pulls.Admit(live.pull_id(), ticket_of(live));
+  REQUIRE(live_lane.ok());
+
+  guarded.Allow(R"("critic")");
+  v1::CatchUpRequest catch_up;
+  catch_up.set_pull_id(plan.pull_id());
+  catch_up.set_oldest_version(1);
+  v1::PullPlan steps;
+  CHECK_THAT(Call(*stub, &v1::TrainerAgent::Stub::CatchUp, catch_up, &steps),
+             FailsWith(ErrorCode::kPermission, "TrainerAgent.CatchUp for model actor", "--tls-policy"));
+  for (const uint64_t pull : {plan.pull_id(), live.pull_id()}) {
+    v1::RenewTicketsRequest renew;
+    renew.set_pull_id(pull);
+    v1::RenewTicketsResponse tickets;
+    CHECK_THAT(Call(*stub, &v1::TrainerAgent::Stub::RenewTickets, renew, &tickets),
+               FailsWith(ErrorCode::kPermission, "TrainerAgent.RenewTickets for model actor", "--tls-policy"));
+  }
+  guarded.served.pulls.Expire();
+  CHECK(guarded.served.pulls.open_pulls("actor") == 0);
+  CHECK_THAT(guarded.served.pulls.Admit(plan.pull_id(), ticket_of(plan)),
+             FailsWith(ErrorCode::kPermission, "ticket is unknown"));
+  CHECK((*live_lane)->closed());
+
+  guarded.Allow(R"("actor")");
+  CHECK(Call(*stub, &v1::TrainerAgent::Stub::OpenPull, Opening<v1::OpenPullRequest>(guarded), &plan).ok());
+}
+
+// A stream of versions, as its reader has it.
+struct Stream {
+  explicit Stream(v1::TrainerAgent::Stub& stub) {
+    v1::WatchVersionsRequest request;
+    request.set_model("actor");
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(1));
+    reader = stub.WatchVersions(&context, request);
+  }
+  ~Stream() { context.TryCancel(); }
+
+  // OK once there is another version; else how the stream ended.
+  Status Next() {
+    v1::VersionEvent event;
+    return reader->Read(&event) ? OkStatus() : rpc::FromGrpc(reader->Finish());
+  }
+
+  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientReader<v1::VersionEvent>> reader;
+};
+
+TEST_CASE("A stream of versions ends with the next one when the policy took its model away") {
+  Guarded guarded;
+  const auto stub = guarded.StubOf("infer-0");
+  Stream stream(*stub);
+  REQUIRE(stream.Next().ok());
+  guarded.Allow(R"("critic")");
+  guarded.served.Publish(2);
+  CHECK_THAT(stream.Next(),
+             FailsWith(ErrorCode::kPermission, "TrainerAgent.WatchVersions for model actor", "--tls-policy"));
+}
+
+TEST_CASE("One name has as many streams of versions as pulls are allowed, and then leaves room for others") {
+  Guarded guarded;
+  const auto greedy = guarded.StubOf("infer-0");
+  const auto other = guarded.StubOf("infer-1");
+  std::vector<std::unique_ptr<Stream>> streams;
+  for (size_t i = 0; i < guarded.served.pulls.limits().max_pulls; ++i) {
+    CHECK(streams.emplace_back(std::make_unique<Stream>(*greedy))->Next().ok());
+  }
+  CHECK_THAT(Stream(*greedy).Next(),
+             FailsWith(ErrorCode::kResourceExhausted, "3 version streams of spiffe://test/infer-0 are open"));
+  CHECK(Stream(*other).Next().ok());
 }
 
 TEST_CASE("What a receiver reports is its own, whatever it calls itself; it is told of no model that is not its") {

@@ -21,7 +21,7 @@ void LanePace::Sent(uint64_t bytes) {
   booked_ -= std::min(booked_, bytes);
 }
 
-LanePace LaneLimits::PaceOf(const std::string& receiver) {
+LanePace LaneLimits::PaceOf(const Receiver& receiver) {
   if (per_receiver_ == 0) return {all_, std::make_shared<net::RateLimit>(0)};
   std::lock_guard lock(mutex_);
   std::erase_if(receivers_, [](const auto& item) { return item.second.expired(); });

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <compare>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -36,13 +37,20 @@ class LaneLimits {
   LaneLimits(uint64_t all, uint64_t per_receiver)
       : all_(std::make_shared<net::RateLimit>(all)), per_receiver_(per_receiver) {}
 
-  LanePace PaceOf(const std::string& receiver);
+  // By the identity of its peer and its own name, of which others may have either.
+  struct Receiver {
+    std::string owner;
+    std::string name;
+
+    auto operator<=>(const Receiver&) const = default;
+  };
+  LanePace PaceOf(const Receiver& receiver);
 
  private:
   const std::shared_ptr<net::RateLimit> all_;
   const uint64_t per_receiver_;
   std::mutex mutex_;
-  std::map<std::string, std::weak_ptr<net::RateLimit>> receivers_;  // those that have lanes, and some that had
+  std::map<Receiver, std::weak_ptr<net::RateLimit>> receivers_;  // those that have lanes, and some that had
 };
 
 }  // namespace lockstep::serve

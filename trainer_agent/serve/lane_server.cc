@@ -166,7 +166,7 @@ asio::awaitable<void> LaneServer::ServeLane(tcp::socket socket) {
   }
   LogLane("lane_admitted", *pull, peer_name);
   ServeSpan span(options_.timeline, **pull, pull->lane());
-  ServedLane lane(*stream, options_.timeouts, **pull, limits_.PaceOf((*pull)->receiver), gate_, span);
+  ServedLane lane(*stream, options_.timeouts, **pull, limits_.PaceOf({(*pull)->owner, (*pull)->receiver}), gate_, span);
   const Status status = co_await lane.Run();
   if (status.ok()) {
     LogLane("lane_ended", *pull, peer_name);

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -23,15 +24,17 @@ class Pull {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `owner`: the identity of the peer that opened it; `follower`: of a subscription, else null.
+  // `owner`: the identity of the peer that opened it; `follower`: of a subscription, else null; `allowed`: why the
+  // owner may not have the model any more (null: it may).
   Pull(uint64_t id, std::string receiver, std::string owner, std::shared_ptr<store::ServedRun> run, Version target,
-       std::unique_ptr<store::LiveFeed::Follower> follower = nullptr)
+       std::unique_ptr<store::LiveFeed::Follower> follower, std::function<Status()> allowed)
       : id(id),
         receiver(std::move(receiver)),
         owner(std::move(owner)),
         run(std::move(run)),
         target(target),
         follower_(std::move(follower)),
+        allowed_(std::move(allowed)),
         touched_(Clock::now()) {}
 
   const uint64_t id;
@@ -55,6 +58,7 @@ class Pull {
   // From now on no lane is let in; those that are there end, at the latest with the next version.
   void Close() { closed_ = true; }
   bool closed() const { return closed_; }
+  bool revoked() const { return allowed_ && !allowed_().ok(); }
   // Whether it is to be forgotten: closed, or not touched since `time`, and in both cases no subscription with lanes.
   bool Expired(Clock::time_point time) const;
   bool has_lanes() const { return lanes_ > 0; }
@@ -86,6 +90,7 @@ class Pull {
 
  private:
   const std::unique_ptr<store::LiveFeed::Follower> follower_;
+  const std::function<Status()> allowed_;
   mutable std::mutex mutex_;
   std::map<uint64_t, std::shared_ptr<const payload::Payload>> payloads_;  // null: taken back
   std::unique_ptr<store::DeltaStore::Hold> hold_;

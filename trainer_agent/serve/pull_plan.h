@@ -1,6 +1,7 @@
 // What receivers ask for, and what they are granted.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -26,7 +27,8 @@ struct PullRequest {
   uint64_t link_bytes_per_s = 0;  // what its lanes last carried; 0: not known
   std::vector<payload::CodecLevel> levels = {
       payload::CodecLevel::All().begin(), payload::CodecLevel::All().end()};  // that it decodes, rising; at least one
-  store::Gone gone;  // whether the receiver still waits for its plan
+  store::Gone gone;                      // whether the receiver still waits for its plan
+  std::function<Status()> allowed = {};  // why its owner may not have the model, asked now and then; null: it may
 };
 
 // How the lanes of all plans are reached.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
@@ -52,16 +53,18 @@ void PullTable::Expire(Pull::Clock::time_point now) {
   {
     std::lock_guard lock(mutex_);
     for (auto at = pulls_.begin(); at != pulls_.end();) {
-      if (!at->second->Expired(now - limits_.idle_timeout)) {
-        ++at;
-        continue;
+      const std::shared_ptr<Pull> pull = at->second;
+      const bool over = pull->Expired(now - limits_.idle_timeout);
+      if (over || pull->revoked()) {
+        (pull->closed() ? ended : expired).push_back(pull);
+        pull->Close();
       }
-      (at->second->closed() ? ended : expired).push_back(at->second);
-      at->second->Close();
-      at = pulls_.erase(at);
+      at = over || (pull->closed() && !pull->live()) ? pulls_.erase(at) : std::next(at);
     }
   }
-  for (const auto& pull : expired) LogEnd("pull_expired", *pull, "");
+  for (const auto& pull : expired) {
+    LogEnd("pull_expired", *pull, pull->revoked() ? "its owner may no longer have the model" : "");
+  }
   TakeBack(now);
 }
 
@@ -149,7 +152,8 @@ Result<PullPlan> PullTable::Open(const PullRequest& request) {
   if (request.gone && request.gone()) {
     return Status(ErrorCode::kCancelled, Cat("model ", request.model, ": the receiver no longer waits for its plan"));
   }
-  const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, request.owner, run, plan.target.version);
+  const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, request.owner, run, plan.target.version,
+                                           nullptr, request.allowed);
   LS_RETURN_IF_ERROR(Insert(pull));
   plan.pull_id = pull->id;
   plan.tickets = IssueTickets(*pull, request.lanes);
@@ -171,8 +175,8 @@ Result<LivePlan> PullTable::OpenLive(const PullRequest& request) {
   LS_ASSIGN_OR_RETURN(const auto run, FindRun(request));
   auto follower = std::make_unique<store::LiveFeed::Follower>(
       &run->live(), store::ChooseLevel(request.link_bytes_per_s, run->deltas().NewestDensity(), request.levels));
-  const auto pull =
-      std::make_shared<Pull>(RandomPullId(), request.receiver, request.owner, run, 0, std::move(follower));
+  const auto pull = std::make_shared<Pull>(RandomPullId(), request.receiver, request.owner, run, 0, std::move(follower),
+                                           request.allowed);
   LS_RETURN_IF_ERROR(Insert(pull));
   return LivePlan{pull->id, IssueTickets(*pull, request.lanes)};
 }
@@ -184,11 +188,21 @@ Result<std::shared_ptr<Pull>> PullTable::Find(uint64_t pull_id) const {
   return at->second;
 }
 
-Result<std::shared_ptr<Pull>> PullTable::FindAndTouch(uint64_t pull_id, const std::string& owner) const {
+Result<std::shared_ptr<Pull>> PullTable::FindOwn(uint64_t pull_id, const std::string& owner) const {
   LS_ASSIGN_OR_RETURN(auto pull, Find(pull_id));
   if (pull->owner != owner) return NotOpen(pull_id);
+  return pull;
+}
+
+Result<std::shared_ptr<Pull>> PullTable::FindAndTouch(uint64_t pull_id, const std::string& owner) const {
+  LS_ASSIGN_OR_RETURN(auto pull, FindOwn(pull_id, owner));
   pull->Touch();
   return pull;
+}
+
+Result<std::shared_ptr<store::ServedRun>> PullTable::RunOf(uint64_t pull_id, const std::string& owner) const {
+  LS_ASSIGN_OR_RETURN(const auto pull, FindOwn(pull_id, owner));
+  return pull->run;
 }
 
 Result<PullPlan> PullTable::CatchUp(uint64_t pull_id, Version oldest, const std::string& owner) {

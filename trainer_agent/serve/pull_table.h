@@ -1,6 +1,7 @@
 // PullTable: the pulls in progress. It plans them, admits their lanes, and ends those that nobody uses.
 //
-// A pull ends by Close(), or by Expire() after idle_timeout without a call or a block; a live one, without a lane.
+// A pull ends by Close(), or by Expire(): after idle_timeout without a call or a block (a live one, without a lane), or
+// once its owner may no longer have the model.
 // Nothing here waits for a receiver.
 #pragma once
 
@@ -30,12 +31,15 @@ class PullTable {
   // REQUIRES the catalog to outlive this.
   PullTable(const store::VersionCatalog* catalog, PullLimits limits) : catalog_(catalog), limits_(limits) {}
 
+  const PullLimits& limits() const { return limits_; }
+
   // kNotFound: no such model. kState: no version yet, or another layout. kResourceExhausted: too many pulls.
   // kCancelled: who asked has gone, and nothing is opened.
   Result<PullPlan> Open(const PullRequest& request);
   // A subscription to the deltas of the run that is open now. Errors as Open's; a run without versions is fine.
   Result<LivePlan> OpenLive(const PullRequest& request);
   // A pull that another identity than `owner` opened is, in these, as one that does not exist.
+  Result<std::shared_ptr<store::ServedRun>> RunOf(uint64_t pull_id, const std::string& owner) const;
   // The steps from `oldest` to the newest version, for the blocks of a full pull. kNotFound: the pull has expired.
   // kState: too far behind, pull again.
   Result<PullPlan> CatchUp(uint64_t pull_id, Version oldest, const std::string& owner = "");
@@ -49,8 +53,8 @@ class PullTable {
   // lanes.
   Result<Pull::LaneLease> Admit(uint64_t pull_id, const Ticket& ticket);
 
-  // Ends pulls that at `now` nobody has touched for idle_timeout, and takes back what others have held for too long of
-  // what the store retains no more (pinned_deltas.h). To be called now and then.
+  // Ends pulls that at `now` nobody has touched for idle_timeout or whose owner may not have them, and takes back what
+  // others have held for too long of what the store retains no more (pinned_deltas.h). To be called now and then.
   void Expire(Pull::Clock::time_point now = Pull::Clock::now());
 
   size_t open_pulls(const std::string& model) const;
@@ -60,6 +64,7 @@ class PullTable {
 
  private:
   Result<std::shared_ptr<Pull>> Find(uint64_t pull_id) const;  // whoever opened it
+  Result<std::shared_ptr<Pull>> FindOwn(uint64_t pull_id, const std::string& owner) const;
   Result<std::shared_ptr<Pull>> FindAndTouch(uint64_t pull_id, const std::string& owner) const;
   Result<std::shared_ptr<store::ServedRun>> FindRun(const PullRequest& request) const;
   void TakeBack(Pull::Clock::time_point now);

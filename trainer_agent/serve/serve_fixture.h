@@ -10,12 +10,13 @@
 #include <thread>
 #include <vector>
 
-#include "common/base/hash.h"
+#include "common/base/eventually.h"
 #include "common/base/worker_pool.h"
 #include "common/os/file.h"
 #include "common/os/segment.h"
 #include "common/os/temp_dir.h"
 #include "trainer_agent/serve/pull_table.h"
+#include "trainer_agent/store/store_fixture.h"
 
 namespace lockstep::serve {
 
@@ -23,18 +24,7 @@ inline constexpr uint32_t kBlocks = 40;
 inline constexpr uint32_t kBlock = 4096;
 
 inline std::shared_ptr<const model::ModelLayout> Layout() {
-  return *model::ModelLayout::Create({{"w", model::DType::kBF16, {kBlocks * kBlock / 2}, 0}}, kBlock);
-}
-
-// Whether `condition` comes true within a minute, which no loaded machine exceeds.
-template <typename Condition>
-bool Eventually(const Condition& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  return true;
+  return store::LayoutOf(kBlocks * kBlock / 2);
 }
 
 inline Bytes BlockOf(Version version, BlockIndex block) {
@@ -113,14 +103,8 @@ struct Served {
     if (version > 1) {
       std::vector<payload::DeltaBlock> delta;
       for (BlockIndex block = 0; block < kBlocks; block += 2) {
-        payload::Changes changes{.positions = {block}, .steps = {version}};
-        payload::DeltaBlock& out =
-            delta.emplace_back(payload::DeltaBlock{.block = block,
-                                                   .codec = payload::Codec::kSparse,
-                                                   .changes = 1,
-                                                   .target_hash = model::BlockHash(BlockOf(version, block))});
-        payload::EncodeSparse(changes, 2, payload::CodecLevel::kFast, out.data);
-        out.data_hash = Hash64(out.data);
+        delta.push_back(store::SparseBlock(block, {.positions = {block}, .steps = {version}},
+                                           payload::CodecLevel::kFast, model::BlockHash(BlockOf(version, block))));
       }
       std::vector<const payload::DeltaBlock*> pointers;
       for (const payload::DeltaBlock& block : delta) pointers.push_back(&block);
@@ -133,7 +117,7 @@ struct Served {
                        payload::CodecLevel::kFast, pointers)
                   .ok());
     }
-    catalog.Publish(run, {ManifestOf(version), static_cast<int64_t>(version)});
+    REQUIRE(catalog.Publish(run, {ManifestOf(version), static_cast<int64_t>(version)}).ok());
   }
   PullRequest Request(Version held = 0) const {
     PullRequest request{.model = "actor", .receiver = "r", .layout = layout->digest(), .lanes = 2};

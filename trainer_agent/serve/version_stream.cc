@@ -23,10 +23,11 @@ Result<std::unique_ptr<ReceiverReports::Connection>> Meet(ReceiverReports& repor
 
 VersionStream::VersionStream(const store::VersionCatalog* catalog, ReceiverReports* reports,
                              const v1::WatchVersionsRequest& request, const std::string& owner,
-                             Result<access::Quota::Lease> admitted)
+                             Result<access::Quota::Lease> admitted, std::function<Status()> still)
     : catalog_(catalog),
       model_(request.model()),
       admitted_(std::move(admitted)),
+      still_(std::move(still)),
       met_(Meet(*reports, request, owner, admitted_)),
       watch_(catalog, model_, [this] { Send(); }) {
   telemetry::Log(telemetry::LogLevel::kDebug, "version_stream_opened", {{"model", model_}});
@@ -40,6 +41,7 @@ void VersionStream::Send() {
   if (catalog_->closed()) return End(rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"}));
   const auto update = catalog_->UpdateSince(model_, sent_);
   if (!update) return;
+  if (const Status now = still_ ? still_() : OkStatus(); !now.ok()) return End(rpc::ToGrpc(now));
   sent_ = update->newest;
   event_.Clear();
   event_.set_model(model_);

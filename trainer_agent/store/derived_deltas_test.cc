@@ -7,6 +7,9 @@
 #include <thread>
 #include <vector>
 
+#include "common/base/eventually.h"
+#include "trainer_agent/store/store_fixture.h"
+
 namespace lockstep::store {
 namespace {
 
@@ -15,20 +18,9 @@ constexpr uint64_t kBudget = 1 << 20;
 
 // A delta from `base` to `target` of one block with `bytes` of coded data.
 DerivedDeltas::Payload DeltaOf(Version base, Version target, size_t bytes) {
-  static const auto layout = *model::ModelLayout::Create({{"w", model::DType::kU16, {20000}, 0}}, 4096);
+  static const auto layout = LayoutOf(20000);
   const payload::DeltaBlock block{.codec = payload::Codec::kSparse, .changes = 1, .data = Bytes(bytes)};
   return *payload::Payload::Assemble(*layout, {.base = base, .target = target}, std::span(&block, 1));
-}
-
-// Whether `condition` comes true within a minute, which no loaded machine exceeds.
-template <typename Condition>
-bool Eventually(const Condition& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  return true;
 }
 
 struct Fixture {

@@ -38,10 +38,10 @@ Scrubber::~Scrubber() {
   thread_.join();
 }
 
-void Scrubber::Suspect(const std::string& model) {
+void Scrubber::Suspect(const std::string& model, const std::string& who) {
   {
     std::lock_guard lock(mutex_);
-    suspected_.insert(model);
+    suspected_.insert({model, who});
   }
   changed_.notify_all();
 }
@@ -64,11 +64,19 @@ void Scrubber::FindRuns() {
   });
   for (const auto& run : runs) looks_.try_emplace(run->model(), Look{.run = run, .pace = ScrubPace(round_)});
   std::lock_guard lock(mutex_);
-  for (const std::string& model : suspected_) {
+  for (const auto& [model, who] : suspected_) {
     const auto at = looks_.find(model);
-    if (at != looks_.end()) at->second.suspected = at->second.run->layout().block_count();
+    if (at != looks_.end()) Heed(at->second, who);
   }
   suspected_.clear();
+}
+
+void Scrubber::Heed(Look& look, const std::string& who) {
+  const auto newest = look.run->Newest();
+  if (!newest) return;
+  const Version version = newest->manifest->held.version;
+  if (std::exchange(look.suspected_version, version) != version) look.suspected_by.clear();
+  if (look.suspected_by.insert(who).second) look.suspected = look.run->layout().block_count();
 }
 
 // A piece of each run that is due. Until when nothing is.

@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "common/base/scrub_pace.h"
 #include "trainer_agent/store/version_catalog.h"
@@ -25,8 +26,9 @@ class Scrubber {
   Scrubber(VersionCatalog* catalog, std::chrono::milliseconds round);
   ~Scrubber();
 
-  // A receiver got bytes of `model` that do not have their hashes: all of its newest version is looked at now.
-  void Suspect(const std::string& model);
+  // `who` got bytes of `model` that do not have their hashes: all of its newest version is looked at now, once for each
+  // version and `who`. More often only the rounds look.
+  void Suspect(const std::string& model, const std::string& who);
 
  private:
   struct Look {  // at one run
@@ -34,10 +36,13 @@ class Scrubber {
     ScrubPace pace;
     BlockIndex next = 0;
     uint32_t suspected = 0;  // blocks that are looked at without pause
+    Version suspected_version = 0;
+    std::set<std::string> suspected_by;  // who suspected that version
   };
 
   void Run();
   void FindRuns();
+  static void Heed(Look& look, const std::string& who);
   std::chrono::milliseconds LookAtAll();
   void LookAt(Look& look);
 
@@ -47,7 +52,7 @@ class Scrubber {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::set<std::string> suspected_;
+  std::set<std::pair<std::string, std::string>> suspected_;  // model, by whom
   bool stopping_ = false;
   std::thread thread_;
 };

@@ -26,6 +26,17 @@ Result<ServedVersion> ServedRun::RequireNewest() const {
   return Status(ErrorCode::kState, Cat("model ", model_, ": no version is committed yet"));
 }
 
+Status ServedRun::CheckBase(const model::Manifest* base) const {
+  std::lock_guard lock(mutex_);
+  return CheckBaseLocked(base);
+}
+
+Status ServedRun::CheckBaseLocked(const model::Manifest* base) const {
+  if (base == nullptr || (newest_ && newest_->manifest.get() == base)) return OkStatus();
+  return {ErrorCode::kAborted, Cat("model ", model_, ": version ", base->held.version, ", which it was compared with, ",
+                                   "was withdrawn meanwhile; publish a newer version, which goes out in full")};
+}
+
 std::shared_ptr<const model::Manifest> ServedRun::FindManifest(Version version) const {
   std::lock_guard lock(mutex_);
   if (newest_ && (version == 0 || newest_->manifest->held.version == version)) return newest_->manifest;
@@ -89,14 +100,17 @@ void VersionCatalog::Open(std::shared_ptr<ServedRun> run) {
   Announce(model);
 }
 
-void VersionCatalog::Publish(const std::shared_ptr<ServedRun>& run, ServedVersion version) {
+Status VersionCatalog::Publish(const std::shared_ptr<ServedRun>& run, ServedVersion version,
+                               const model::Manifest* base) {
   {
     std::scoped_lock lock(mutex_, run->mutex_);
+    LS_RETURN_IF_ERROR(run->CheckBaseLocked(base));
     if (run->newest_) run->previous_ = run->newest_->manifest;
     run->newest_ = std::move(version);
     run->withdrawn_ = OkStatus();
   }
   Announce(run->model());
+  return OkStatus();
 }
 
 void VersionCatalog::Retract(const std::shared_ptr<ServedRun>& run, Version version, const Status& why) {

@@ -60,6 +60,8 @@ class ServedRun {
   std::optional<ServedVersion> Newest() const;
   // The same. kState: nothing is committed yet; kCorrupt: why what was is withdrawn.
   Result<ServedVersion> RequireNewest() const;
+  // Whether a version that was compared with `base` (null: with none) may follow. kAborted: `base` was withdrawn.
+  Status CheckBase(const model::Manifest* base) const;
   // Of the newest version or the one before it, or of the newest for 0; null for any other.
   std::shared_ptr<const model::Manifest> FindManifest(Version version) const;
 
@@ -83,6 +85,7 @@ class ServedRun {
  private:
   friend class VersionCatalog;
   std::shared_ptr<BlockReader> Blocks() const;
+  Status CheckBaseLocked(const model::Manifest* base) const;
 
   const std::string model_;
   const RunId run_;
@@ -105,7 +108,8 @@ class VersionCatalog {
 
   // `run` replaces the model's earlier run.
   void Open(std::shared_ptr<ServedRun> run);
-  void Publish(const std::shared_ptr<ServedRun>& run, ServedVersion version);
+  // `version` is the run's newest from now on, unless CheckBase(base) fails.
+  Status Publish(const std::shared_ptr<ServedRun>& run, ServedVersion version, const model::Manifest* base = nullptr);
   // `version` of the run, if it is the newest, is not served any more, nor are its deltas: its bytes are not what they
   // were. `why` is kCorrupt.
   void Retract(const std::shared_ptr<ServedRun>& run, Version version, const Status& why);

@@ -1,70 +1,18 @@
-#include <atomic>
+#include "trainer_agent/store/delta_store.h"
+
 #include <catch2/catch.hpp>
-#include <chrono>
 #include <random>
 #include <thread>
 #include <utility>
 
-#include "common/base/hash.h"
 #include "common/base/status_testing.h"
 #include "common/os/file.h"
 #include "common/os/temp_dir.h"
 #include "common/payload/test_level.h"
-#include "trainer_agent/store/delta_store.h"
-#include "trainer_agent/store/level_choice.h"
-#include "trainer_agent/store/version_catalog.h"
+#include "trainer_agent/store/store_fixture.h"
 
 namespace lockstep::store {
 namespace {
-
-std::shared_ptr<const model::ModelLayout> Layout() {
-  return *model::ModelLayout::Create({{"w", model::DType::kU16, {20000}, 0}}, 4096);
-}
-
-ManifestDigest DigestOf(Version version) {
-  ManifestDigest digest;
-  digest.bytes[0] = static_cast<uint8_t>(version);
-  return digest;
-}
-
-struct Chain {
-  std::shared_ptr<const model::ModelLayout> layout = Layout();
-  RunId run = RandomId<RunId>();
-
-  // Version `base` to the next: three elements of the first block change by 1.
-  Status Add(DeltaStore& store, Version base) const {
-    return Add(store, base, {.positions = {0, 2, 4}, .steps = {1, 1, 1}}, payload::CodecLevel::kFast);
-  }
-  Status Add(DeltaStore& store, Version base, const payload::Changes& changes, payload::CodecLevel level) const {
-    std::vector<payload::DeltaBlock> blocks(1);
-    blocks[0] = {
-        .codec = payload::Codec::kSparse, .changes = static_cast<uint32_t>(changes.size()), .target_hash = base + 1};
-    payload::EncodeSparse(changes, 2, level, blocks[0].data);
-    blocks[0].data_hash = Hash64(blocks[0].data);
-    return store
-        .Add({.run = run,
-              .base = base,
-              .target = base + 1,
-              .base_digest = DigestOf(base),
-              .target_digest = DigestOf(base + 1)},
-             level, {&blocks[0]})
-        .status();
-  }
-  model::Manifest Newest(Version version) const {
-    return {.held = {run, version}, .block_hashes = {}, .digest = DigestOf(version)};
-  }
-};
-
-// Whether `condition` comes true within a minute, which no loaded machine exceeds.
-template <typename Condition>
-bool Eventually(const Condition& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  return true;
-}
 
 constexpr uint64_t kFull = 1 << 20;
 
@@ -251,152 +199,6 @@ TEST_CASE("A version that does not follow the last one starts a new chain") {
   REQUIRE(chain.Add(store, 1).ok());
   REQUIRE(chain.Add(store, 7).ok());
   CHECK(store.Retained().size() == 1);
-}
-
-struct FakeBlocks : BlockReader {
-  Version in_memory = 0;
-  Status UseBytes(Version version, const ByteRange&, const std::function<void(ByteView)>& use) override {
-    if (version != in_memory) return {ErrorCode::kState, "gone"};
-    const auto byte = static_cast<std::byte>(version);
-    use({&byte, 1});
-    return OkStatus();
-  }
-  Result<VersionFile> OpenFile(Version version) override {
-    if (version != in_memory) return Status(ErrorCode::kState, "gone");
-    return VersionFile{{}, 100 + version};
-  }
-};
-
-TEST_CASE("A block comes from the wanted version, or from the newest when that is gone") {
-  const Chain chain;
-  auto blocks = std::make_shared<FakeBlocks>();
-  auto run = std::make_shared<ServedRun>("m", chain.run, chain.layout, blocks, StoreOptions{});
-  VersionCatalog catalog;
-  catalog.Open(run);
-  Version used = 0;
-  const auto use = [&](Version wanted, bool exact) {
-    return run->UseBlocks(wanted, exact, 0, 1, [&](const model::Manifest& manifest, ByteView bytes) {
-      used = manifest.held.version;
-      CHECK(bytes[0] == static_cast<std::byte>(used));
-    });
-  };
-  CHECK_THAT(use(1, false), FailsWith(ErrorCode::kState, "model m: no version is committed yet"));
-  for (const Version version : {1, 2}) {
-    catalog.Publish(run, {std::make_shared<model::Manifest>(
-                              model::Manifest{{chain.run, version}, std::vector<uint64_t>(10, version), {}}),
-                          0});
-  }
-  blocks->in_memory = 1;
-  CHECK(use(1, false).ok());
-  CHECK(used == 1);
-  blocks->in_memory = 2;
-  CHECK(use(1, false).ok());
-  CHECK(used == 2);
-  CHECK_THAT(use(1, true), FailsWith(ErrorCode::kState, "gone"));
-  CHECK(use(2, true).ok());
-}
-
-TEST_CASE("The memory of a version comes with the manifest that says what is in it") {
-  const Chain chain;
-  auto blocks = std::make_shared<FakeBlocks>();
-  auto run = std::make_shared<ServedRun>("m", chain.run, chain.layout, blocks, StoreOptions{});
-  CHECK_THAT(run->OpenHalf(0), FailsWith(ErrorCode::kState, "version 0 is no longer in memory"));
-  VersionCatalog catalog;
-  catalog.Open(run);
-  for (const Version version : {1, 2}) {
-    catalog.Publish(run, {std::make_shared<model::Manifest>(model::Manifest{{chain.run, version}, {}, {}}), 0});
-  }
-  blocks->in_memory = 2;
-  CHECK(run->OpenHalf(0)->manifest->held.version == 2);
-  CHECK(run->OpenHalf(2)->memory.data_offset == 102);
-  CHECK_THAT(run->OpenHalf(1), FailsWith(ErrorCode::kState, "gone"));
-  CHECK_THAT(run->OpenHalf(7), FailsWith(ErrorCode::kState, "version 7 is no longer in memory"));
-  run->End();
-  CHECK_THAT(run->OpenHalf(2), FailsWith(ErrorCode::kState, "version 2 is no longer in memory"));
-}
-
-TEST_CASE("An update is another run or version than was seen") {
-  const Chain chain;
-  VersionCatalog catalog;
-  CHECK_FALSE(catalog.UpdateSince("m", {}));
-  auto run = std::make_shared<ServedRun>("m", chain.run, chain.layout, std::make_shared<FakeBlocks>(), StoreOptions{});
-  catalog.Open(run);
-  const auto opened = catalog.UpdateSince("m", {});
-  REQUIRE(opened);
-  CHECK(opened->newest == Held{chain.run, 0});
-  CHECK_FALSE(opened->version);
-  CHECK_FALSE(catalog.UpdateSince("m", opened->newest));
-  catalog.Publish(run, {std::make_shared<model::Manifest>(model::Manifest{{chain.run, 1}, {}, {}}), 5});
-  const auto published = catalog.UpdateSince("m", opened->newest);
-  REQUIRE(published);
-  CHECK(published->newest == Held{chain.run, 1});
-  CHECK(published->version->committed_unix_ns == 5);
-  CHECK_FALSE(catalog.UpdateSince("m", published->newest));
-  CHECK_FALSE(catalog.UpdateSince("other", {}));
-}
-
-TEST_CASE("A watch is called for its model and at the end, and never once it is gone") {
-  const Chain chain;
-  std::atomic<int> mine{0};
-  std::atomic<int> others{0};
-  std::atomic<int> all{0};
-  VersionCatalog catalog;
-  auto watch = std::make_unique<VersionCatalog::Watch>(&catalog, "m", [&] { ++mine; });
-  const VersionCatalog::Watch other(&catalog, "other", [&] { ++others; });
-  const VersionCatalog::Watch later(&catalog, "m", [&] { ++all; });
-  auto run = std::make_shared<ServedRun>("m", chain.run, chain.layout, std::make_shared<FakeBlocks>(), StoreOptions{});
-  catalog.Open(run);
-  CHECK(Eventually([&] { return mine == 1 && all == 1; }));
-  catalog.Publish(run, {std::make_shared<model::Manifest>(model::Manifest{{chain.run, 1}, {}, {}}), 5});
-  CHECK(Eventually([&] { return mine == 2 && all == 2; }));
-  watch.reset();
-  catalog.Publish(run, {std::make_shared<model::Manifest>(model::Manifest{{chain.run, 2}, {}, {}}), 6});
-  CHECK(Eventually([&] { return all == 3; }));
-  CHECK(mine == 2);
-  CHECK(others == 0);
-  CHECK_FALSE(catalog.closed());
-  catalog.Close();
-  CHECK(catalog.closed());
-  CHECK(Eventually([&] { return others == 1 && all == 4; }));
-}
-
-TEST_CASE("Of the first two, the level is compact below a link's rate that rises with the density and levels off") {
-  const auto levels = payload::CodecLevel::All().first(2);
-  for (const auto& [density, border] : std::vector<std::pair<double, uint64_t>>{{0.0001, 1'000'000},
-                                                                                {0.002, 20'000'000},
-                                                                                {0.01, 100'000'000},
-                                                                                {0.02, 200'000'000},
-                                                                                {0.022, 220'000'000},
-                                                                                {0.5, 220'000'000},
-                                                                                {1, 220'000'000},
-                                                                                {0, 100'000'000}}) {
-    INFO(density);
-    CHECK(ChooseLevel(border - 1, density, levels) == payload::CodecLevel::kCompact);
-    CHECK(ChooseLevel(border, density, levels) == payload::CodecLevel::kFast);
-    CHECK(ChooseLevel(1, density, levels) == payload::CodecLevel::kCompact);
-    CHECK(ChooseLevel(10'000'000'000, density, levels) == payload::CodecLevel::kFast);
-  }
-}
-
-TEST_CASE(
-    "The slower the link the higher the level, from the first, which is for what nothing is known of, to the last") {
-  const auto levels = payload::CodecLevel::All();
-  CHECK(ChooseLevel(0, 0.01) == levels.front());
-  payload::CodecLevel level = levels.back();
-  for (uint64_t rate = 1'000; rate < 10'000'000'000; rate += rate / 20) {
-    const payload::CodecLevel before = std::exchange(level, ChooseLevel(rate, 0.01));
-    CHECK(level <= before);
-    if (rate == 1'000) CHECK(level == levels.back());
-  }
-  CHECK(level == levels.front());
-}
-
-TEST_CASE("Of any number of levels the one is chosen that brings a delta soonest") {
-  const payload::CodecLevel levels[] = {payload::CodecLevel::kFast, payload::CodecLevel::kCompact, payload::kHard};
-  CHECK(ChooseLevel(0, 0.01, levels) == payload::CodecLevel::kFast);
-  CHECK(ChooseLevel(1'000'000, 0.01, levels) == payload::kHard);
-  CHECK(ChooseLevel(50'000'000, 0.01, levels) == payload::CodecLevel::kCompact);
-  CHECK(ChooseLevel(1'000'000'000, 0.01, levels) == payload::CodecLevel::kFast);
 }
 
 }  // namespace
