@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/base/eventually.h"
 #include "common/base/status_testing.h"
 #include "common/base/text.h"
 #include "common/os/descriptor_limit.h"
@@ -21,6 +22,7 @@
 #include "common/rpc/status_mapping.h"
 #include "common/rpc/tcp_port.h"
 #include "common/rpc/test_ca.h"
+#include "common/telemetry/log.h"
 #include "proto/grpc/health/v1/health.grpc.pb.h"
 #include "proto/lockstep/v1/receiver.grpc.pb.h"
 
@@ -81,30 +83,58 @@ TEST_CASE("A request that is larger than any of ours is refused, and others are 
   CHECK(Ask(channel).ok());
 }
 
+// A connection of so many calls that last as long as this.
+class Greedy {
+ public:
+  Greedy(const std::string& address, int calls) : stub_(v1::RaasReceiver::NewStub(MakeChannel(address))) {
+    for (int i = 0; i < calls; ++i) {
+      grpc::ClientContext& context = contexts_.emplace_back();
+      context.set_deadline(std::chrono::system_clock::now() + 2 * kSoon);
+      readers_.emplace_back([this, &context] {
+        const auto reader = stub_->WatchSyncs(&context, {});
+        v1::SyncRecord record;
+        while (reader->Read(&record)) {
+        }
+        (void)reader->Finish();
+      });
+    }
+  }
+  ~Greedy() {
+    for (grpc::ClientContext& context : contexts_) context.TryCancel();
+  }
+
+ private:
+  const std::unique_ptr<v1::RaasReceiver::Stub> stub_;
+  std::list<grpc::ClientContext> contexts_;
+  std::list<std::jthread> readers_;  // to begin a call waits, where there are too many
+};
+
 TEST_CASE("The calls of one connection are limited, and those of another are served") {
   TestServer server;
-  const auto greedy = MakeChannel(At(server.server->bound_port()));
-  const auto stub = v1::RaasReceiver::NewStub(greedy);
-  std::list<grpc::ClientContext> contexts;
-  std::list<std::jthread> readers;  // to begin a call waits, where there are too many
-  for (int i = 0; i < 200; ++i) {
-    grpc::ClientContext& context = contexts.emplace_back();
-    context.set_deadline(std::chrono::system_clock::now() + kSoon);
-    readers.emplace_back([&stub, &context] {
-      const auto reader = stub->WatchSyncs(&context, {});
-      v1::SyncRecord record;
-      while (reader->Read(&record)) {
-      }
-      (void)reader->Finish();
-    });
-  }
+  const Greedy greedy(At(server.server->bound_port()), 200);
   const auto deadline = std::chrono::steady_clock::now() + kSoon;
   while (server.streams < 128 && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   CHECK(Ask(MakeChannel(At(server.server->bound_port()))).ok());
   CHECK(server.streams == 128);
-  for (grpc::ClientContext& context : contexts) context.TryCancel();
+}
+
+TEST_CASE("A server whose threads all hang is seen to answer no more, and to go on when they do") {
+  TestServer server;
+  std::list<Greedy> peers;
+  const auto deadline = std::chrono::steady_clock::now() + kSoon;
+  while (Ask(MakeChannel(At(server.server->bound_port()))).code() != ErrorCode::kResourceExhausted) {
+    REQUIRE(std::chrono::steady_clock::now() < deadline);
+    peers.emplace_back(At(server.server->bound_port()), 100);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  for (int i = 0; i < 200; ++i) {
+    CHECK_FALSE(server.server->Answered());
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  peers.clear();
+  CHECK(Eventually([&] { return server.server->Answered(); }));
 }
 
 // SERVING, NOT_SERVING, or why there is no answer.
@@ -190,6 +220,8 @@ std::vector<os::UniqueFd> TakeDescriptors(rlim_t end) {
 
 TEST_CASE("A process without descriptors lets nobody in, and all of its ports go on once it has some") {
   TestServer server;
+  // The first line that is logged makes objects, which a sanitizer looks at, and needs a descriptor for.
+  telemetry::Log(telemetry::LogLevel::kInfo, "test_begins");
   std::array<Silent, 2> waiting;
   const os::DescriptorLimit limit(300);
   auto all = TakeDescriptors(limit.get());

@@ -1,7 +1,6 @@
 #include "common/rpc/rpc_server.h"
 
 #include <grpc/support/log.h>
-#include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 
@@ -51,13 +50,15 @@ Result<std::unique_ptr<RpcServer>> RpcServer::Create(const Options& options) {
     LS_ASSIGN_OR_RETURN(port, TcpPort::Listen(options.address));
     port->ServeBy(builder, MakeServerCredentials(options.tls));
   }
+  auto echo = std::make_unique<EchoService>();
+  builder.RegisterService(echo.get());
   for (grpc::Service* service : options.services) builder.RegisterService(service);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr) return Status(ErrorCode::kInternal, "gRPC does not start a server");
   for (const std::string& name : options.health_services) {
     server->GetHealthCheckService()->SetServingStatus(name, false);
   }
-  std::unique_ptr<RpcServer> started(new RpcServer(std::move(server), std::move(port)));
+  std::unique_ptr<RpcServer> started(new RpcServer(std::move(echo), std::move(server), std::move(port)));
   if (!options.control_socket.empty()) {
     LS_ASSIGN_OR_RETURN(started->control_socket_, StartControlSocket(options.control_socket, started->server_.get()));
   }
@@ -68,8 +69,9 @@ Result<std::unique_ptr<RpcServer>> RpcServer::Create(const Options& options) {
   return started;
 }
 
-RpcServer::RpcServer(std::unique_ptr<grpc::Server> server, std::unique_ptr<TcpPort> port)
-    : server_(std::move(server)), self_(server_->InProcessChannel(grpc::ChannelArguments())), port_(std::move(port)) {}
+RpcServer::RpcServer(std::unique_ptr<EchoService> echo, std::unique_ptr<grpc::Server> server,
+                     std::unique_ptr<TcpPort> port)
+    : echo_(std::move(echo)), server_(std::move(server)), self_call_(*server_), port_(std::move(port)) {}
 
 RpcServer::~RpcServer() {
   Drain(std::chrono::milliseconds(0));
@@ -85,21 +87,18 @@ void RpcServer::SetServing(const std::string& health_service, bool serving) {
   if (health_port_ != nullptr) health_port_->SetServing(health_service, serving);
 }
 
-void RpcServer::Turn(std::function<void()> turned) {
-  struct Call {
-    grpc::ClientContext context;
-    grpc::Slice nothing;
-    grpc::ByteBuffer request{&nothing, 1};
-    grpc::ByteBuffer response;
+void RpcServer::Watch(telemetry::TurnWatch& watch) {
+  using telemetry::TurnWatch;
+  using Turned = std::function<void()>;
+  watch.Add("calls", telemetry::kWorkLimit, TurnWatch::Turned([this] { return Answered(); }));
+  const auto add = [&watch](const char* threads, auto* port) {
+    if (port == nullptr) return;
+    watch.Add(threads, telemetry::kTurnLimit,
+              TurnWatch::Give([port](Turned turned) { port->Turn(std::move(turned)); }));
   };
-  // The last of all that have it lets go of it, and thereby tells.
-  const std::shared_ptr<void> all(nullptr, [turned = std::move(turned)](void*) { turned(); });
-  if (port_ != nullptr) port_->Turn([all] {});
-  if (health_port_ != nullptr) health_port_->Turn([all] {});
-  const auto call = std::make_shared<Call>();
-  // No service has it: that somebody says so is the answer.
-  grpc::GenericStub(self_).UnaryCall(&call->context, "/lockstep.v1.Nobody/Turn", grpc::StubOptions(), &call->request,
-                                     &call->response, [call, all](const grpc::Status&) {});
+  add("control socket", control_socket_.get());
+  add("control port", port_.get());
+  add("health port", health_port_.get());
 }
 
 void RpcServer::StopServing() {

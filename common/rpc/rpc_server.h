@@ -1,11 +1,9 @@
 // A gRPC server with the standard health service (grpc.health.v1), started listening and ended by draining.
 #pragma once
 
-#include <grpcpp/channel.h>
 #include <grpcpp/server.h>
 
 #include <chrono>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,8 +13,10 @@
 #include "common/base/status.h"
 #include "common/os/unix_server.h"
 #include "common/rpc/health_port.h"
+#include "common/rpc/self_call.h"
 #include "common/rpc/tcp_port.h"
 #include "common/rpc/tls.h"
+#include "common/telemetry/turn_watch.h"
 
 namespace lockstep::rpc {
 
@@ -46,9 +46,12 @@ class RpcServer {
   // REQUIRES `health_service` to be one of Options::health_services. Without effect once draining.
   void SetServing(const std::string& health_service, bool serving);
 
-  // Has `turned` called once the threads that serve calls have answered one, which this process makes to itself, and
-  // those that accept on its ports are there, too. REQUIRES that it is not draining.
-  void Turn(std::function<void()> turned);
+  // Has `watch` look at the threads that accept and serve calls. REQUIRES that it is asked neither while draining nor
+  // after the destruction.
+  void Watch(telemetry::TurnWatch& watch);
+
+  // As SelfCall's, of which it is one.
+  bool Answered() { return self_call_.Answered(); }
 
   // Reports to health watchers that nothing is served any more, for good. Calls continue.
   void StopServing();
@@ -58,10 +61,11 @@ class RpcServer {
   void Drain(std::chrono::milliseconds timeout);
 
  private:
-  RpcServer(std::unique_ptr<grpc::Server> server, std::unique_ptr<TcpPort> port);
+  RpcServer(std::unique_ptr<EchoService> echo, std::unique_ptr<grpc::Server> server, std::unique_ptr<TcpPort> port);
 
-  std::unique_ptr<grpc::Server> server_;
-  const std::shared_ptr<grpc::Channel> self_;       // to ourselves, within the process
+  const std::unique_ptr<EchoService> echo_;
+  const std::unique_ptr<grpc::Server> server_;
+  SelfCall self_call_;
   std::unique_ptr<os::UnixServer> control_socket_;  // null: none
   const std::unique_ptr<TcpPort> port_;             // null: no TCP
   std::unique_ptr<HealthPort> health_port_;         // null: none

@@ -3,7 +3,6 @@
 
 #include <catch2/catch.hpp>
 #include <filesystem>
-#include <future>
 
 #include "common/base/status_testing.h"
 #include "common/base/text.h"
@@ -100,16 +99,6 @@ TEST_CASE("Health is answered per service, and an unknown name is not found") {
   CHECK(Health(channel, "x-readiness") == "NOT_SERVING");
   CHECK(Health(channel, "") == "NOT_SERVING");
   CHECK(Health(channel, "someone-else") == "not_found");
-}
-
-TEST_CASE("The threads that serve calls answer the server's own, as often as it asks") {
-  TestServer server;
-  REQUIRE(server.server.ok());
-  for (int i = 0; i < 3; ++i) {
-    std::promise<void> turned;
-    server->Turn([&] { turned.set_value(); });
-    CHECK(turned.get_future().wait_for(std::chrono::minutes(1)) == std::future_status::ready);
-  }
 }
 
 TEST_CASE("What a service does not implement is a protocol error") {

@@ -18,6 +18,7 @@
 namespace lockstep::rpc {
 namespace {
 
+constexpr int kMostAttempts = 8;
 constexpr int kTurnIntervalMs = 1'000;
 constexpr int kPauseAfterFailureMs = 100;
 // A peer that acknowledges nothing for so long is gone.
@@ -46,7 +47,7 @@ int PortOf(int socket) {
   return ::getsockname(socket, reinterpret_cast<sockaddr*>(&own), &size) == 0 ? ntohs(own.sin6_port) : 0;
 }
 
-// Not valid when that cannot be.
+// Not valid when that cannot be; errno says why.
 os::UniqueFd ListenOn(const addrinfo& address) {
   os::UniqueFd socket(::socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int yes = 1;
@@ -71,27 +72,31 @@ bool IsReserved(int descriptor) {
 }  // namespace
 
 Result<std::unique_ptr<TcpPort>> TcpPort::Listen(const std::string& address) {
-  std::unique_ptr<TcpPort> port(new TcpPort(address));
-  LS_RETURN_IF_ERROR(port->Open());
-  return port;
+  for (int attempt = 1;; ++attempt) {
+    std::unique_ptr<TcpPort> port(new TcpPort(address));
+    const Status status = port->Open();
+    if (status.ok()) return port;
+    // The port that the system chose on one address may be taken on another.
+    if (port->bound_port_ == 0 || attempt == kMostAttempts) return status;
+  }
 }
 
 Status TcpPort::Open() {
   LS_ASSIGN_OR_RETURN(net::HostPort parsed, net::ParseHostPort(address_));
   wake_ = os::UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_.valid()) return ErrnoStatus(errno, "make an eventfd");
+  const Status taken{ErrorCode::kUnavailable,
+                     Cat("cannot listen on ", address_, "; is the port in use, or the address not of this machine?")};
   const Addresses addresses = Resolve(parsed);
   for (addrinfo* one = addresses.get(); one != nullptr; one = one->ai_next) {
     if (bound_port_ != 0) SetPort(one->ai_addr, bound_port_);  // the same on all, also when the system chose it
     os::UniqueFd socket = ListenOn(*one);
+    if (!socket.valid() && errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT) return taken;
     if (!socket.valid()) continue;
     bound_port_ = PortOf(socket.get());
     listening_.push_back(std::move(socket));
   }
-  if (listening_.empty()) {
-    return {ErrorCode::kUnavailable,
-            Cat("cannot listen on ", address_, "; is the port in use, or the address not of this machine?")};
-  }
+  if (listening_.empty()) return taken;
   parsed.port = static_cast<uint16_t>(bound_port_);
   address_ = parsed.ToString();
   return OkStatus();

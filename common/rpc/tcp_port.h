@@ -26,8 +26,8 @@ inline constexpr int kHandshakeTimeoutMs = 10'000;
 // Thread-safe. Connections that were handed over are the server's.
 class TcpPort {
  public:
-  // Listens on all addresses of "host:port"; 0 lets the system choose the port. kBadData when it is malformed,
-  // kUnavailable, naming it, when it cannot be listened on.
+  // Listens on all addresses of "host:port" that this machine has; 0 lets the system choose the port. kBadData when it
+  // is malformed, kUnavailable, naming it, when it cannot be listened on.
   static Result<std::unique_ptr<TcpPort>> Listen(const std::string& address);
   ~TcpPort();
 

@@ -26,14 +26,15 @@ os::UniqueFd NewCopy() {
   return os::UniqueFd(::memfd_create("tls", MFD_CLOEXEC));
 }
 
+Result<os::UniqueFd> CopyOf(const std::string& content) {
+  os::UniqueFd copy = NewCopy();
+  if (::write(copy.get(), content.data(), content.size()) == static_cast<ssize_t>(content.size())) return copy;
+  return ErrnoStatus(errno, "copy a file of TLS into memory");
+}
+
 // All of it at once: who reads has the content before, or this one.
-Status Replace(const os::UniqueFd& copy, const std::string& content) {
-  const os::UniqueFd next = NewCopy();
-  if (::write(next.get(), content.data(), content.size()) != static_cast<ssize_t>(content.size()) ||
-      ::dup3(next.get(), copy.get(), O_CLOEXEC) < 0) {
-    return ErrnoStatus(errno, "copy a file of TLS into memory");
-  }
-  return OkStatus();
+void Replace(const os::UniqueFd& copy, const os::UniqueFd& next) {
+  (void)::dup3(next.get(), copy.get(), O_CLOEXEC);  // both are open, so that it works
 }
 
 }  // namespace
@@ -96,9 +97,14 @@ void TlsCopies::Look() {
 
 Status TlsCopies::Take() {
   LS_ASSIGN_OR_RETURN(const TlsFiles files, ReadTlsFiles(tls_.cert, tls_.key, tls_.ca));
-  LS_RETURN_IF_ERROR(Replace(ca_, files.ca));
-  LS_RETURN_IF_ERROR(Replace(key_, files.key));
-  return Replace(cert_, files.cert);
+  // Nothing is replaced before there is room for all.
+  LS_ASSIGN_OR_RETURN(const os::UniqueFd ca, CopyOf(files.ca));
+  LS_ASSIGN_OR_RETURN(const os::UniqueFd key, CopyOf(files.key));
+  LS_ASSIGN_OR_RETURN(const os::UniqueFd cert, CopyOf(files.cert));
+  Replace(ca_, ca);
+  Replace(key_, key);
+  Replace(cert_, cert);
+  return OkStatus();
 }
 
 }  // namespace lockstep::rpc

@@ -168,8 +168,7 @@ void Receiver::WatchThreads() {
     watch_.Add("engine ranks", telemetry::kTurnLimit,
                TurnWatch::Give([this](Turned turned) { engine_ranks_->Turn(std::move(turned)); }));
   }
-  watch_.Add("calls", telemetry::kWorkLimit,
-             TurnWatch::Give([this](Turned turned) { server_->Turn(std::move(turned)); }));
+  server_->Watch(watch_);
   watch_.Add("workers", telemetry::kWorkLimit,
              TurnWatch::Give([this](Turned turned) { workers_.Post(std::move(turned)); }));
   for (const auto& [model, session] : sessions_) {

@@ -189,7 +189,7 @@ void Agent::WatchThreads() {
   if (local_ != nullptr) {
     watch("local", telemetry::kTurnLimit, [this](Turned turned) { local_->Turn(std::move(turned)); });
   }
-  watch("calls", telemetry::kWorkLimit, [this](Turned turned) { rpc_->Turn(std::move(turned)); });
+  rpc_->Watch(watch_);
   watch("diff", telemetry::kWorkLimit, [this](Turned turned) { pool_.Post(std::move(turned)); });
   watch("fold", telemetry::kWorkLimit, [this](Turned turned) { fold_pool_.Post(std::move(turned)); });
   // Whoever holds a lock of a publisher, or of the pulls, for ever is found by another who wants it.

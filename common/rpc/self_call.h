@@ -1,0 +1,40 @@
+// Internal to common/rpc: a call that a server makes to itself, to see whether its threads answer any.
+#pragma once
+
+#include <grpcpp/channel.h>
+#include <grpcpp/impl/service_type.h>
+#include <grpcpp/server.h>
+
+#include <atomic>
+#include <memory>
+
+namespace lockstep::rpc {
+
+// A service of one call, which does nothing, on the threads that all synchronous calls have. Whoever is let in may make
+// it. It outlives the server.
+class EchoService final : public grpc::Service {
+ public:
+  EchoService();
+};
+
+// Used by one thread.
+class SelfCall {
+ public:
+  // REQUIRES that `server` has an EchoService, and outlives this.
+  explicit SelfCall(grpc::Server& server);
+
+  // Whether one was answered since this was asked last; makes the next, when none is under way. One that is refused,
+  // for there are no threads left, is not answered.
+  bool Answered();
+
+ private:
+  struct State {
+    std::atomic<bool> under_way = false;
+    std::atomic<bool> answered = false;
+  };
+
+  const std::shared_ptr<grpc::Channel> channel_;  // within the process
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
+};
+
+}  // namespace lockstep::rpc
