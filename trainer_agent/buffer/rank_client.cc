@@ -176,8 +176,10 @@ Status RankClient::Replay() {
     // Only the connection was lost, and this agent knows what became of the version; else it was another that did.
     LS_ASSIGN_OR_RETURN(const Message done, CallOnce(RankMessage::kCommit, AsBytes(VersionBody{reported_.version})));
     const Status known = Done(done);
-    if (known.code() == ErrorCode::kAborted) reported_.aborted = known;
-    if (known.ok() || known.code() == ErrorCode::kAborted) return OkStatus();
+    if (known.code() != ErrorCode::kState) {  // whatever it was aborted for
+      reported_.aborted = known;
+      return OkStatus();
+    }
   }
   LS_ASSIGN_OR_RETURN(const Message begun, CallOnce(RankMessage::kBegin, AsBytes(VersionBody{reported_.version})));
   const auto body = BodyAs<BegunBody>(begun, RankMessage::kBegun);

@@ -153,6 +153,22 @@ TEST_CASE("A rank whose call timed out goes on with the others when what it had 
   host.Await(2);
 }
 
+TEST_CASE("A rank whose committed version was aborted for what another did not write goes on with the next") {
+  Host host;
+  auto options = host.Options(0, 2);
+  options.call_timeout = milliseconds(2000);
+  const auto zero = *buffer::RankClient::Open(options);
+  const auto one = host.Connect(1, 2);
+  PublishPart(*zero, 1, {0, 80000});
+  Begin(*one, 1);
+  CHECK_THAT(zero->Begin(2), FailsWith(ErrorCode::kDeadline, "did not answer in time"));
+  REQUIRE(Eventually([&] { return host.connected() == 1; }));
+  CHECK_THAT(one->Commit(), FailsWith(ErrorCode::kBadData, "were never written"));
+  PublishPart(*one, 2, {80000, 40000});
+  PublishPart(*zero, 2, {0, 80000});
+  host.Await(2);
+}
+
 TEST_CASE("Versions above the limit are refused") {
   Host host;
   const auto rank = host.Connect();
