@@ -212,7 +212,7 @@ grpc::Status AgentService::GetManifest(grpc::ServerContext* context, const v1::G
 
 grpc::Status AgentService::Verify(grpc::ServerContext* context, const v1::AgentVerifyRequest* request,
                                   v1::VerifyResult* result) {
-  LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
+  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(const auto run, catalog_->FindOpen(request->model()));
   LS_GRPC_ASSIGN_OR_RETURN(const store::ServedVersion newest, run->RequireNewest());
   const model::ModelLayout& layout = run->layout();
@@ -226,7 +226,7 @@ grpc::Status AgentService::Verify(grpc::ServerContext* context, const v1::AgentV
       return rpc::ToGrpc(read.WithContext("the trainer has written a newer version meanwhile; try again"));
     if (hashes.back() != manifest.block_hashes[block]) bad.push_back(block);
   }
-  if (!bad.empty()) scrubber_->Suspect(request->model(), caller);
+  if (!bad.empty()) scrubber_->Suspect(request->model(), "");  // what is seen here needs no witness
   ToProto(manifest.held, result->mutable_held());
   result->set_recorded_digest(ToBytes(manifest.digest));
   result->set_computed_digest(ToBytes(model::ComputeManifestDigest(layout.digest(), hashes)));

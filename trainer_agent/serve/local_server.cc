@@ -74,6 +74,7 @@ class LocalConnection {
       wire::LocalRequest request;
       LS_RETURN_IF_ERROR(Receive(request, options_.idle_timeout));
       LS_RETURN_IF_ERROR(wire::CheckLocalRequest(request));
+      if ((*pull)->closed()) return {ErrorCode::kUnavailable, "the pull has ended"};
       (*pull)->Touch();
       Result<Answer> answer = AnswerTo(request, **pull);
       LS_RETURN_IF_ERROR(Send(answer.ok() ? *std::move(answer) : Refusal(answer.status())));

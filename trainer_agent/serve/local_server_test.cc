@@ -85,6 +85,17 @@ TEST_CASE("The memory of the newest version is handed out read-only, with the ha
   CHECK(std::equal(client.tail.begin(), client.tail.end(), hashes.begin(), hashes.end()));
 }
 
+TEST_CASE("A pull that has ended is given nothing more") {
+  Host host;
+  const auto plan = host.pulls.Open(host.Request());
+  Client client(host);
+  REQUIRE(client.Enter(plan->pull_id, plan->local_ticket) == ErrorCode::kOk);
+  CHECK(client.Ask(wire::LocalKind::kAlive).code == 0);
+  host.pulls.Close(plan->pull_id, {}, "ok");
+  client.Send(wire::LocalRequest{.kind = static_cast<uint8_t>(wire::LocalKind::kHalf)});
+  CHECK(client.Closed());
+}
+
 TEST_CASE("A version that is gone is refused with a sentence, and the connection stays open") {
   Host host;
   const auto plan = host.pulls.Open(host.Request());

@@ -21,12 +21,20 @@ uint64_t RandomPullId() {
   return std::max<uint64_t>(id, 1);
 }
 
+// The delta of a version is there shortly before the version is, if it ever is: it is not promised.
+void DropUnserved(const store::ServedRun& run, payload::DeltaChain& steps) {
+  const auto newest = run.Newest();
+  const Version last = newest ? newest->manifest->held.version : 0;
+  while (!steps.empty() && steps.back()->target().version > last) steps.pop_back();
+}
+
 store::DeltaRoute RouteFor(const PullRequest& request, store::ServedRun& run) {
   if (request.force_full || request.held.nothing() || request.held.run != run.run()) return {};
   const payload::CodecLevel level =
       store::ChooseLevel(request.link_bytes_per_s, run.deltas().NewestDensity(), request.levels);
   store::DeltaRoute route =
       run.deltas().RouteFrom(request.held.version, run.layout().data_bytes(), level, request.gone);
+  DropUnserved(run, route.steps);
   // A receiver whose bytes are not what that version was must not get steps made for it.
   if (!route.steps.empty() && route.steps.front()->header().base_digest != request.held_digest) return {};
   return route;
@@ -212,6 +220,7 @@ Result<PullPlan> PullTable::CatchUp(uint64_t pull_id, Version oldest, const std:
   payload::DeltaChain chain;
   if (oldest != newest.manifest->held.version) {
     LS_ASSIGN_OR_RETURN(chain, pull->run->deltas().ChainFrom(oldest));
+    DropUnserved(*pull->run, chain);
   }
   PullPlan plan{.pull_id = pull_id,
                 .mode = v1::PULL_MODE_CHAIN,

@@ -170,6 +170,19 @@ TEST_CASE("A full pull that was overtaken gets the steps from its oldest block o
              FailsWith(ErrorCode::kNotFound, "is not open; it may have expired"));
 }
 
+TEST_CASE("A delta that is there before its version is served is not promised") {
+  Served served;
+  served.Publish(2);
+  const auto full = served.pulls.Open(served.Request());
+  served.Retain(3);
+  const auto plan = served.pulls.Open(served.Request(1));
+  CHECK(plan->target.version == 2);
+  for (const PlannedStep& step : plan->steps) CHECK(step.payload->target().version == 2);
+  const auto steps = served.pulls.CatchUp(full->pull_id, 1);
+  CHECK(steps->target.version == 2);
+  CHECK(steps->steps.size() == 1);
+}
+
 TEST_CASE("Live lanes of a pull are limited, and the end of one makes room") {
   Served served;
   const auto plan = served.pulls.Open(served.Request());

@@ -84,11 +84,21 @@ void ReceiverReports::DropReplaced(const ReceiverKey& receiver) {
   while (at != last) at = at->second.streams > 0 ? std::next(at) : entries_.erase(at);
 }
 
+ReceiverReports::Entry* ReceiverReports::FindPuller(const ReceiverKey& receiver) {
+  const Range namesakes = Namesakes(receiver);
+  const size_t connected = namesakes.connected();
+  if (connected == 1) {
+    return &std::find_if(namesakes.begin, namesakes.end, [](const auto& item) {
+              return item.second.streams > 0;
+            })->second;
+  }
+  if (connected > 1 || std::distance(namesakes.begin, namesakes.end) > 1) return nullptr;
+  return namesakes.begin != namesakes.end ? &namesakes.begin->second : Find(receiver);
+}
+
 void ReceiverReports::OfPull(const ReceiverKey& receiver, const Held& held, std::string outcome) {
   std::lock_guard lock(mutex_);
-  const auto [first, last] = Namesakes(receiver);
-  if (first != last && std::next(first) != last) return;
-  Entry* const entry = first != last ? &first->second : Find(receiver);
+  Entry* const entry = FindPuller(receiver);
   if (entry == nullptr) return;
   entry->report.held = held;
   entry->report.at = Clock::now();
@@ -110,9 +120,11 @@ Status ReceiverReports::Report(const ReceiverKey& receiver, const Held& held, Ve
 Result<std::unique_ptr<ReceiverReports::Connection>> ReceiverReports::Connect(const ReceiverKey& receiver) {
   LS_RETURN_IF_ERROR(CheckKey(receiver));
   size_t connected = 0;
+  bool listed = false;
   {
     std::lock_guard lock(mutex_);
     Entry* const entry = Find(receiver);
+    listed = entry != nullptr;
     if (entry != nullptr) {
       ++entry->streams;
       entry->report.at = Clock::now();
@@ -130,7 +142,7 @@ Result<std::unique_ptr<ReceiverReports::Connection>> ReceiverReports::Connect(co
                     {"times", times},
                     {"message", "give each receiver a --name of its own"}});
   }
-  return std::make_unique<Connection>(this, receiver);
+  return std::make_unique<Connection>(listed ? this : nullptr, receiver);
 }
 
 void ReceiverReports::Disconnect(const ReceiverKey& receiver) {
@@ -147,7 +159,8 @@ std::vector<ReceiverReport> ReceiverReports::Of(const std::string& model, Clock:
   std::lock_guard lock(mutex_);
   std::erase_if(entries_, [&](const auto& item) {
     const auto& [report, streams] = item.second;
-    return streams == 0 && report.presence == Presence::kGone && now - report.gone_at >= kForget;
+    const auto since = report.presence == Presence::kGone ? report.gone_at : report.at;
+    return streams == 0 && now - since >= kForget;
   });
   std::vector<ReceiverReport> reports;
   for (auto at = entries_.lower_bound({model, "", "", ""}); at != entries_.end() && at->first.model == model;) {

@@ -70,12 +70,14 @@ class ReceiverReports {
   class Connection {
    public:
     Connection(ReceiverReports* reports, ReceiverKey receiver) : reports_(reports), receiver_(std::move(receiver)) {}
-    ~Connection() { reports_->Disconnect(receiver_); }
+    ~Connection() {
+      if (reports_ != nullptr) reports_->Disconnect(receiver_);
+    }
     Connection(const Connection&) = delete;
     Connection& operator=(const Connection&) = delete;
 
    private:
-    ReceiverReports* const reports_;
+    ReceiverReports* const reports_;  // null: there was no room for it
     const ReceiverKey receiver_;
   };
   // Errors as Report's. Another process of that name that is connected is logged. REQUIRES this to outlive the answer.
@@ -100,6 +102,8 @@ class ReceiverReports {
   void Disconnect(const ReceiverKey& receiver);
   // The entry of `receiver`, a new one if need be; null when there is no room.
   Entry* Find(const ReceiverKey& receiver);
+  // The one whose pull it must be: the only one of that name that is connected, or else that there is. Null: who knows.
+  Entry* FindPuller(const ReceiverKey& receiver);
   size_t CountOf(const std::string& owner) const;
   // Drops the stalest that is not connected, of the owner's alone if it is named. False: all are.
   bool MakeRoom(const std::string& owner);

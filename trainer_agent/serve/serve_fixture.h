@@ -99,24 +99,26 @@ struct Served {
     manifest->digest = model::ComputeManifestDigest(layout->digest(), manifest->block_hashes);
     return manifest;
   }
-  void Publish(Version version) {
-    if (version > 1) {
-      std::vector<payload::DeltaBlock> delta;
-      for (BlockIndex block = 0; block < kBlocks; block += 2) {
-        delta.push_back(store::SparseBlock(block, {.positions = {block}, .steps = {version}},
-                                           payload::CodecLevel::kFast, model::BlockHash(BlockOf(version, block))));
-      }
-      std::vector<const payload::DeltaBlock*> pointers;
-      for (const payload::DeltaBlock& block : delta) pointers.push_back(&block);
-      REQUIRE(run->deltas()
-                  .Add({.run = run->run(),
-                        .base = version - 1,
-                        .target = version,
-                        .base_digest = Digest(version - 1),
-                        .target_digest = Digest(version)},
-                       payload::CodecLevel::kFast, pointers)
-                  .ok());
+  // Its delta is there, and it is not.
+  void Retain(Version version) {
+    std::vector<payload::DeltaBlock> delta;
+    for (BlockIndex block = 0; block < kBlocks; block += 2) {
+      delta.push_back(store::SparseBlock(block, {.positions = {block}, .steps = {version}}, payload::CodecLevel::kFast,
+                                         model::BlockHash(BlockOf(version, block))));
     }
+    std::vector<const payload::DeltaBlock*> pointers;
+    for (const payload::DeltaBlock& block : delta) pointers.push_back(&block);
+    REQUIRE(run->deltas()
+                .Add({.run = run->run(),
+                      .base = version - 1,
+                      .target = version,
+                      .base_digest = Digest(version - 1),
+                      .target_digest = Digest(version)},
+                     payload::CodecLevel::kFast, pointers)
+                .ok());
+  }
+  void Publish(Version version) {
+    if (version > 1) Retain(version);
     REQUIRE(catalog.Publish(run, {ManifestOf(version), static_cast<int64_t>(version)}).ok());
   }
   PullRequest Request(Version held = 0) const {

@@ -76,7 +76,7 @@ void Scrubber::Heed(Look& look, const std::string& who) {
   if (!newest) return;
   const Version version = newest->manifest->held.version;
   if (std::exchange(look.suspected_version, version) != version) look.suspected_by.clear();
-  if (look.suspected_by.insert(who).second) look.suspected = look.run->layout().block_count();
+  if (who.empty() || look.suspected_by.insert(who).second) look.suspected = look.run->layout().block_count();
 }
 
 // A piece of each run that is due. Until when nothing is.

@@ -27,7 +27,8 @@ class Scrubber {
   ~Scrubber();
 
   // `who` got bytes of `model` that do not have their hashes: all of its newest version is looked at now, once for each
-  // version and `who`. More often only the rounds look.
+  // version and `who`. More often only the rounds look. Who has no name (peers without certificates, and this daemon
+  // itself) is heeded always.
   void Suspect(const std::string& model, const std::string& who);
 
  private:
