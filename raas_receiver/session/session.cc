@@ -108,7 +108,7 @@ bool Session::Ready() {
   const replica::PublishedVersion current = replicas_->current();
   const bool behind = !rolled_back_ && follower_.Behind(current.held, current.digest);
   const bool fresh = freshness_.Update(current.held, behind);
-  return fresh && !current.held.nothing() && engine_.Serves();
+  return fresh && HoldsVersion() && engine_.Serves();
 }
 
 bool Session::Turned() {
@@ -256,6 +256,7 @@ v1::SessionState Session::RollBack() {
     mode_ = "rollback";
     transfer_ = 0;
     notifying_ = true;
+    care_.DropDamaged();
     engine_.Begin(mode_, transfer_);
     status = FinishServe();
   }
@@ -378,6 +379,7 @@ void Session::TendEngine() {
 // REQUIRES that no attempt is under way.
 void Session::BeginServe() {
   notifying_ = true;
+  care_.DropDamaged();
   engine_.Begin(mode_, transfer_);
   if (engine_.ended()) (void)FinishServe();
 }
