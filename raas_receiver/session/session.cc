@@ -249,8 +249,8 @@ v1::SessionState Session::Wait() {
 v1::SessionState Session::RollBack() {
   Status status = SwitchToOlder();
   const bool switched = status.ok();
-  Answer();  // its version is not the next that the engine gets
   if (switched) {
+    Answer();             // its version is not the next that the engine gets
     engine_.Interrupt();  // what it is being told to load is not wanted any more
     if (notifying_) (void)FinishServe();
     mode_ = "rollback";
@@ -346,6 +346,7 @@ void Session::Conclude(const Sync& sync, const Status& status, const telemetry::
     transfer_ = record.transfer();
   }
   if (engine_.ended()) (void)FinishServe();
+  changed_.Notify();  // whoever reports it
 }
 
 // Where RequestStop can reach it.
