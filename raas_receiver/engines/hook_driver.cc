@@ -100,6 +100,7 @@ class HookDriver final : public EngineDriver {
 LoadOutcome HookDriver::Load(const EngineVersion& version, const std::optional<EngineVersion>&) {
   LoadOutcome outcome;
   bool unchanged = true;
+  const auto serving = [&] { return unchanged ? Serving::kOld : Serving::kUnknown; };
   auto backoff = options_.first_backoff;
   for (int attempt = 1; attempt <= options_.attempts; ++attempt, backoff = NextBackoff(backoff)) {
     outcome = Attempt(version, attempt);
@@ -112,11 +113,11 @@ LoadOutcome HookDriver::Load(const EngineVersion& version, const std::optional<E
                          {"run", ToHex(version.held.run)},
                          {"version", version.held.version},
                          {"attempt", attempt}});
-    if (!last && stop_.Wait(backoff)) return {{ErrorCode::kCancelled, "the hook was cancelled"}, Serving::kUnknown};
+    if (!last && stop_.Wait(backoff)) return {{ErrorCode::kCancelled, "the hook was cancelled"}, serving()};
   }
   const std::string what =
       Cat("version ", version.held.version, " of model ", version.model, ", after ", options_.attempts, " attempts");
-  return {outcome.status.WithContext(what), unchanged ? Serving::kOld : Serving::kUnknown};
+  return {outcome.status.WithContext(what), serving()};
 }
 
 LoadOutcome HookDriver::Attempt(const EngineVersion& version, int attempt) {

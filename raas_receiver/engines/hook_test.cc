@@ -148,6 +148,23 @@ TEST_CASE("What is served is known to be unchanged only when every attempt ended
   }
 }
 
+TEST_CASE("A hook that is cancelled between two attempts leaves known what is served where it was") {
+  const auto [command, serving] =
+      GENERATE(std::pair("exit 1", Serving::kOld), std::pair("kill -KILL $$", Serving::kUnknown));
+  EngineOptions options = Options(command);
+  options.attempts = 2;
+  options.first_backoff = std::chrono::hours(1);
+  const auto hook = Hook(options);
+  std::thread canceller([&] {
+    while (hook->failures() == 0) std::this_thread::sleep_for(milliseconds(1));
+    hook->Cancel();
+  });
+  const LoadOutcome outcome = Notify(*hook);
+  canceller.join();
+  CHECK(outcome.status.code() == ErrorCode::kCancelled);
+  CHECK(outcome.serving == serving);
+}
+
 TEST_CASE("What is waited between attempts doubles, up to ten seconds") {
   CHECK(NextBackoff(milliseconds(200)) == milliseconds(400));
   milliseconds backoff(200);

@@ -102,7 +102,7 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
   parser.Add("scrub-round-ms", &to.scrub_round_ms,
              "time in which all that is held is hashed again once, to find memory that lost bits; 0: never");
   parser.Add("reader-grace-ms", &to.reader_grace_ms,
-             "how long to wait for a reader of an old version before its file is replaced");
+             "how long to wait for a reader of an old version before its file is replaced; 5 minutes at most");
   parser.Add("unready-after-ms", &to.unready_after_ms,
              "not ready when the agent has had a newer version for so long; 0: ready all the same");
   rpc::AddTlsOptions(parser, config.tls);
@@ -133,6 +133,7 @@ Status CheckModels(const ConfigParser& parser, const std::vector<std::string>& m
 
 Status CheckRanges(const ConfigParser& parser, const Written& written, const ReceiverConfig& config) {
   constexpr uint64_t kDayMs = 24 * 3600 * 1000;
+  constexpr uint64_t kMostReaderGraceMs = 5 * 60 * 1000;  // a session that waits for longer counts as stuck
   LS_RETURN_IF_ERROR(CheckRange(parser, "lanes", config.lanes, 1, 64));
   LS_RETURN_IF_ERROR(CheckRange(parser, "threads", config.threads, 0, 1024));
   LS_RETURN_IF_ERROR(CheckRange(parser, "engine-timeout-ms", written.engine_timeout_ms, 1, kDayMs));
@@ -140,7 +141,7 @@ Status CheckRanges(const ConfigParser& parser, const Written& written, const Rec
   LS_RETURN_IF_ERROR(CheckRange(parser, "engine-attempts", written.engine_attempts, 1, 100));
   LS_RETURN_IF_ERROR(CheckRange(parser, "engine-hold-timeout-ms", written.engine_hold_timeout_ms, 1, kDayMs));
   LS_RETURN_IF_ERROR(CheckRange(parser, "scrub-round-ms", written.scrub_round_ms, 0, 30 * kDayMs));
-  LS_RETURN_IF_ERROR(CheckRange(parser, "reader-grace-ms", written.reader_grace_ms, 0, kDayMs));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "reader-grace-ms", written.reader_grace_ms, 0, kMostReaderGraceMs));
   LS_RETURN_IF_ERROR(CheckRange(parser, "unready-after-ms", written.unready_after_ms, 0, 365 * kDayMs));
   return CheckRange(parser, "drain-timeout-ms", written.drain_timeout_ms, 0, kDayMs);
 }

@@ -1,6 +1,7 @@
 #include "raas_receiver/session/caretaker.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
@@ -21,18 +22,18 @@ void Caretaker::Scrub() {
                       {{"model", model_}, {"blocks", damage->blocks.size()}, {"current", current}});
   history_.AddDamage(what, damage->blocks.size());
   if (!current) return DropOther();
-  if (!mend_at_) mend_at_ = Clock::now();
+  if (!damaged_.exchange(true)) mend_at_ = Clock::now();
 }
 
 bool Caretaker::MendDue() const {
-  return mend_at_ && Clock::now() >= *mend_at_ && !engine_.under_way();
+  return damaged_ && Clock::now() >= mend_at_ && !engine_.under_way();
 }
 
 milliseconds Caretaker::UntilDue() const {
   if (engine_.under_way()) return milliseconds::max();
   const milliseconds scrub = scrubber_.UntilDue();
-  if (!mend_at_) return scrub;
-  return std::clamp(std::chrono::ceil<milliseconds>(*mend_at_ - Clock::now()), milliseconds(0), scrub);
+  if (!damaged_) return scrub;
+  return std::clamp(std::chrono::ceil<milliseconds>(mend_at_ - Clock::now()), milliseconds(0), scrub);
 }
 
 void Caretaker::MendFailed() {
@@ -40,10 +41,9 @@ void Caretaker::MendFailed() {
 }
 
 void Caretaker::Switched() {
-  if (!mend_at_) return;
-  mend_at_.reset();
+  other_damaged_ = damaged_.exchange(false);
+  if (!other_damaged_) return;
   backoff_.Reset();
-  other_damaged_ = true;
   engine_.Distrust();
   if (!engine_.under_way()) DropOther();
 }
@@ -53,9 +53,11 @@ void Caretaker::DropDamaged() {
 }
 
 void Caretaker::DropOther() {
-  other_damaged_ = false;
   const Status dropped = replicas_.DropOther();
-  if (!dropped.ok()) telemetry::LogWarn("replica_drop_failed", dropped, {{"model", model_}});
+  other_damaged_ = !dropped.ok();
+  if (other_damaged_ && !drop_failed_) telemetry::LogWarn("replica_drop_failed", dropped, {{"model", model_}});
+  drop_failed_ = other_damaged_;
+  if (!other_damaged_ && !damaged_) history_.EndDamage();
 }
 
 }  // namespace lockstep::session

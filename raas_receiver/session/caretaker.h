@@ -4,9 +4,9 @@
 // Threads: the session's, but for what is marked so.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <optional>
 #include <string>
 
 #include "common/base/backoff.h"
@@ -24,7 +24,12 @@ class Caretaker {
             EngineSupervisor& engine, SyncHistory& history)
       : model_(std::move(model)), replicas_(replicas), engine_(engine), history_(history), scrubber_(scrub_round) {}
 
-  uint64_t scrubbed_bytes() const { return scrubber_.bytes(); }  // any thread
+  // --- any thread ---
+  uint64_t scrubbed_bytes() const { return scrubber_.bytes(); }
+  // Whether the current version is, as far as is known.
+  bool damaged() const { return damaged_; }
+
+  // --- the session's thread ---
 
   // Hashes the next piece when it is due. The current version is to be mended where it is damaged; the other one is not
   // needed, and is dropped.
@@ -41,7 +46,8 @@ class Caretaker {
   void Switched();
   // Whether the other replica is damaged: nothing is made from it, and nobody returns to it.
   bool other_damaged() const { return other_damaged_; }
-  // Drops it then: to be called before a sync. REQUIRES that no engine reads it.
+  // Drops it then: to be called before a sync, and before an engine is told what it may return to. REQUIRES that no
+  // engine reads it.
   void DropDamaged();
 
  private:
@@ -54,8 +60,10 @@ class Caretaker {
   EngineSupervisor& engine_;
   SyncHistory& history_;
   replica::Scrubber scrubber_;
-  std::optional<Clock::time_point> mend_at_;  // the current version is damaged: to be mended then
-  bool other_damaged_ = false;                // the other replica is, and is still there
+  std::atomic<bool> damaged_ = false;  // the current version is
+  Clock::time_point mend_at_;          // and is to be mended then
+  bool other_damaged_ = false;         // the other replica is, and is still there
+  bool drop_failed_ = false;           // the last time
   Backoff backoff_{std::chrono::minutes(5), std::chrono::seconds(1)};
 };
 

@@ -4,12 +4,48 @@
 
 #include "common/base/status_testing.h"
 #include "common/os/file.h"
+#include "raas_receiver/engines/driver_kind.h"
 #include "raas_receiver/session/session_fixture.h"
 
 namespace lockstep::session {
 namespace {
 
 using std::chrono::milliseconds;
+
+// A server whose loads fail until `may_load`, and last until `may_end`.
+struct SlowServer {
+  std::atomic<bool> may_load = false;
+  std::atomic<bool> may_end = false;
+  std::atomic<Version> loading = 0;
+  std::atomic<Version> last_good = 0;  // of the load last begun
+};
+
+class SlowDriver : public engines::EngineDriver {
+ public:
+  explicit SlowDriver(SlowServer& server) : engines::EngineDriver(*engines::FindDriverKind("vllm")), server_(server) {}
+
+  engines::LoadOutcome Load(const engines::EngineVersion& version,
+                            const std::optional<engines::EngineVersion>& last_good) override {
+    if (!server_.may_load) return {{ErrorCode::kUnavailable, "the server starts"}, engines::Serving::kOld};
+    server_.last_good = last_good ? last_good->held.version : 0;
+    server_.loading = version.held.version;
+    while (!server_.may_end) std::this_thread::sleep_for(milliseconds(1));
+    return {OkStatus(), engines::Serving::kNew};
+  }
+  Status Pause(const engines::EngineVersion&) override { return OkStatus(); }
+  Status Resume(const engines::EngineVersion&) override { return OkStatus(); }
+  Result<bool> StillServes(const engines::EngineVersion&) override { return true; }
+  void Cancel() override { server_.may_end = true; }
+  void Reset() override {}
+  uint64_t failures() const override { return 0; }
+
+ private:
+  SlowServer& server_;
+};
+
+Status RefuseFirst(const wire::BlockRequest& request) {
+  return request.exact_version == 1 ? Status(ErrorCode::kNotFound, "version 1 is gone") : OkStatus();
+}
 
 }  // namespace
 
@@ -115,6 +151,7 @@ TEST_CASE("A bit that flips in the version before is found, and that version is 
   replica::ReplicaFixture::FlipByte(fixture.pair->previous().path + "/model.safetensors");
   fixture.WaitFor([&] { return fixture.Describe().previous().version() == 0; });
   CHECK(fixture.Describe().damaged_blocks() == 1);
+  fixture.WaitFor([&] { return fixture.Describe().last_error().empty(); });  // nothing damaged is held any more
   CHECK_THAT(fixture.Rollback(), FailsWith(ErrorCode::kState, "nothing to roll back to"));
   fixture.agent.Publish();
   fixture.WaitHeld(3);
@@ -128,9 +165,7 @@ TEST_CASE("A version that is damaged and still being loaded is not rolled back t
                     .command = "test -e " + file("may-load") + " || exit 1; touch " + file("loads") +
                                "; while ! test -e " + file("may-end") + "; do sleep 0.01; done",
                     .attempts = 1};
-  fixture.agent.refuse_full = [](const wire::BlockRequest& request) {
-    return request.exact_version == 1 ? Status(ErrorCode::kNotFound, "version 1 is gone") : OkStatus();
-  };
+  fixture.agent.refuse_full = RefuseFirst;
   fixture.Start();
   fixture.WaitFor([&] { return fixture.pair->current().held.version == 1; });
   replica::ReplicaFixture::FlipByte(fixture.pair->current().path + "/model.safetensors");
@@ -142,6 +177,45 @@ TEST_CASE("A version that is damaged and still being loaded is not rolled back t
   CHECK_THAT(fixture.Rollback(), FailsWith(ErrorCode::kState, "no whole version before 2; nothing to roll back to"));
   REQUIRE(os::WriteFileAtomic(file("may-end"), "").ok());
   fixture.WaitFor([&] { return fixture.Describe().previous().version() == 0; });
+  fixture.Stop();
+}
+
+TEST_CASE("A server that fails to load the next version is not to return to one that was found damaged") {
+  SlowServer server;
+  SessionFixture fixture;
+  fixture.options.scrub_round = milliseconds(20);
+  fixture.agent.refuse_full = RefuseFirst;
+  fixture.driver = std::make_unique<SlowDriver>(server);
+  fixture.Start();
+  fixture.WaitFor([&] { return fixture.pair->current().held.version == 1; });
+  replica::ReplicaFixture::FlipByte(fixture.pair->current().path + "/model.safetensors");
+  fixture.WaitFor([&] { return fixture.Describe().damaged_blocks() > 0 && fixture.Describe().failures() > 0; });
+  server.may_load = true;
+  fixture.WaitFor([&] { return server.loading == 1; });
+  fixture.agent.Publish();
+  fixture.WaitFor([&] { return fixture.pair->current().held.version == 2 && fixture.Describe().syncs() == 2; });
+  server.may_end = true;
+  fixture.WaitFor([&] { return server.loading == 2; });
+  CHECK(server.last_good == 0);
+  fixture.WaitFor([&] { return fixture.session->Ready(); });
+  fixture.Stop();
+}
+
+TEST_CASE("A session whose version is damaged is not ready, and has no verified replica, until another is there") {
+  SessionFixture fixture;
+  fixture.options.scrub_round = milliseconds(20);
+  fixture.agent.refuse_full = RefuseFirst;
+  fixture.Start();
+  fixture.WaitHeld(1);
+  CHECK(fixture.session->Ready());
+  replica::ReplicaFixture::FlipByte(fixture.pair->current().path + "/model.safetensors");
+  fixture.WaitFor([&] { return fixture.Describe().failures() > 0; });
+  CHECK_FALSE(fixture.session->HoldsVersion());
+  CHECK_FALSE(fixture.session->Ready());
+  fixture.agent.Publish();
+  fixture.WaitFor([&] { return fixture.session->Ready(); });
+  CHECK(fixture.session->HoldsVersion());
+  fixture.WaitHeld(2);
   fixture.Stop();
 }
 

@@ -88,13 +88,13 @@ void EngineSupervisor::SetServed(const Held& served) {
   served_ = served;
 }
 
-// What all engines in place serve; nothing: they serve nothing, or not the same.
+// What all engines in place are wholly at; nothing: they are not all at one version, or nobody knows.
 Held EngineSupervisor::ServedInPlace() const {
   const std::vector<targets::EngineReport> engines = targets_.Describe();
   if (engines.empty()) return {};
-  const Held first = engines.front().serving;
+  const Held first = engines.front().at;
   const bool same = std::all_of(engines.begin(), engines.end(),
-                                [&](const targets::EngineReport& engine) { return engine.serving == first; });
+                                [&](const targets::EngineReport& engine) { return engine.at == first; });
   return same ? first : Held();
 }
 

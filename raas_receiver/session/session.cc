@@ -108,7 +108,7 @@ bool Session::Ready() {
   const replica::PublishedVersion current = replicas_->current();
   const bool behind = !rolled_back_ && follower_.Behind(current.held, current.digest);
   const bool fresh = freshness_.Update(current.held, behind);
-  return fresh && !current.held.nothing() && engine_.Serves();
+  return fresh && HoldsVersion() && engine_.Serves();
 }
 
 bool Session::Turned() {
@@ -249,13 +249,14 @@ v1::SessionState Session::Wait() {
 v1::SessionState Session::RollBack() {
   Status status = SwitchToOlder();
   const bool switched = status.ok();
-  Answer();  // its version is not the next that the engine gets
   if (switched) {
+    Answer();             // its version is not the next that the engine gets
     engine_.Interrupt();  // what it is being told to load is not wanted any more
     if (notifying_) (void)FinishServe();
     mode_ = "rollback";
     transfer_ = 0;
     notifying_ = true;
+    care_.DropDamaged();
     engine_.Begin(mode_, transfer_);
     status = FinishServe();
   }
@@ -345,6 +346,7 @@ void Session::Conclude(const Sync& sync, const Status& status, const telemetry::
     transfer_ = record.transfer();
   }
   if (engine_.ended()) (void)FinishServe();
+  changed_.Notify();  // whoever reports it
 }
 
 // Where RequestStop can reach it.
@@ -378,6 +380,7 @@ void Session::TendEngine() {
 // REQUIRES that no attempt is under way.
 void Session::BeginServe() {
   notifying_ = true;
+  care_.DropDamaged();
   engine_.Begin(mode_, transfer_);
   if (engine_.ended()) (void)FinishServe();
 }

@@ -76,9 +76,10 @@ class Session {
 
   const std::string& model() const { return options_.model; }
   v1::ReceiverModel Describe() const;
-  bool HoldsVersion() const { return !replicas_->current().held.nothing(); }
-  // Whether there is a version to be used: held, served by the engine where there is one, and not too old. By one
-  // thread, now and then.
+  // Whether there is a version that is whole, as far as is known.
+  bool HoldsVersion() const { return !replicas_->current().held.nothing() && !care_.damaged(); }
+  // Whether there is a version to be used: HoldsVersion, served by the engine where there is one, and not too old. By
+  // one thread, now and then.
   bool Ready();
   // Whether the session's thread got on since this was asked last: it looked at what there is to do, did a step of a
   // sync, took bytes, or has an engine before it, which has time limits of its own. By one thread.

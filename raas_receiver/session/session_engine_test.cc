@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <future>
 
+#include "common/base/status_testing.h"
 #include "common/base/text.h"
 #include "common/os/file.h"
 #include "raas_receiver/session/session_fixture.h"
@@ -94,6 +95,20 @@ TEST_CASE("A pull is answered with what the hook of its version said, however lo
   const auto record = answer.get();
   REQUIRE(record.ok());
   CHECK(record->mode() == "full");
+  CHECK_FALSE(record->engine_error().empty());
+}
+
+TEST_CASE("A rollback that is refused leaves a pull waiting for its hook") {
+  SessionFixture fixture;
+  fixture.options.follow = false;
+  SlowHook hook(fixture);
+  fixture.Start();
+  auto answer = std::async(std::launch::async, [&] { return fixture.Pull(); });
+  hook.WaitForCall(1);
+  CHECK_THAT(fixture.Rollback(), FailsWith(ErrorCode::kState, "nothing to roll back to"));
+  REQUIRE(os::WriteFileAtomic(hook.File("1"), "another").ok());
+  const auto record = answer.get();
+  REQUIRE(record.ok());
   CHECK_FALSE(record->engine_error().empty());
 }
 

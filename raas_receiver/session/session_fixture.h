@@ -24,16 +24,20 @@ struct SessionFixture {
   SessionOptions options{
       .model = "actor", .receiver = "test", .agent = agent.address(), .lanes = 2, .follow = true, .engine = {}};
   engines::EngineOptions engine;
+  std::unique_ptr<engines::EngineDriver> driver;  // null: as `engine` says
   std::unique_ptr<Session> session;
   replica::ReplicaPair* pair = nullptr;
 
   void Start() {
     replicas.Open();
     pair = replicas.opened.get();
-    auto driver = engines::NewEngineDriver(engine);
-    REQUIRE(driver.ok());
+    if (!driver) {
+      auto made = engines::NewEngineDriver(engine);
+      REQUIRE(made.ok());
+      driver = *std::move(made);
+    }
     session =
-        std::make_unique<Session>(options, std::move(replicas.opened), *std::move(driver), io, replicas.pool, feed);
+        std::make_unique<Session>(options, std::move(replicas.opened), std::move(driver), io, replicas.pool, feed);
     session->Start();
   }
   void Stop() {

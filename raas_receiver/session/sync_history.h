@@ -40,6 +40,11 @@ class SyncHistory {
     damaged_blocks_ += blocks;
     Set(damage_, what);
   }
+  // Nothing that is held is known to be damaged any more.
+  void EndDamage() {
+    std::lock_guard lock(mutex_);
+    damage_ = {};
+  }
   void Describe(v1::ReceiverModel& model) const {
     std::lock_guard lock(mutex_);
     model.set_repaired_blocks(repaired_blocks_);

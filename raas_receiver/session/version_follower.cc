@@ -49,6 +49,7 @@ void VersionFollower::Watch() {
       OnVersion(event, !std::exchange(met, true));
     });
     OnLost(ended);
+    changed_.Notify();
     lock.lock();
     stopped_.wait_for(lock, backoff.Next(), [this] { return stopping_; });
   }
@@ -58,6 +59,7 @@ void VersionFollower::OnVersion(const v1::VersionEvent& event, bool first) {
   const Result<Held> newest = FromProto(event.newest());
   const auto layout = Bytes16(event.layout_digest());
   const auto digest = Bytes16(event.manifest_digest());  // empty before the first version
+  const Status sense = newest.ok() ? layout.status() : newest.status();
   {
     std::lock_guard lock(mutex_);
     error_.clear();
@@ -65,17 +67,20 @@ void VersionFollower::OnVersion(const v1::VersionEvent& event, bool first) {
     std::string withdrawn = CleanText(event.withdrawn(), kMaxReason);
     if (withdrawn != withdrawn_) withdrawn_unix_ns_ = telemetry::UnixNanos();
     withdrawn_ = std::move(withdrawn);
-    if (!newest.ok() || !layout.ok()) {
-      error_ = (newest.ok() ? layout.status() : newest.status()).ToString();
-      return;
+    if (sense.ok()) {
+      newest_ = *newest;
+      newest_digest_ = digest.ok() ? ManifestDigest{*digest} : ManifestDigest();
+      newest_committed_unix_ns_ = event.committed_unix_ns();
+      announced_layout_ = {*layout};
+    } else {
+      error_ = sense.ToString();
+      error_unix_ns_ = telemetry::UnixNanos();
     }
-    newest_ = *newest;
-    newest_digest_ = digest.ok() ? ManifestDigest{*digest} : ManifestDigest();
-    newest_committed_unix_ns_ = event.committed_unix_ns();
-    announced_layout_ = {*layout};
   }
-  telemetry::Log(telemetry::LogLevel::kDebug, "version_announced",
-                 {{"model", model_}, {"run", ToHex(newest->run)}, {"version", newest->version}});
+  if (sense.ok()) {
+    telemetry::Log(telemetry::LogLevel::kDebug, "version_announced",
+                   {{"model", model_}, {"run", ToHex(newest->run)}, {"version", newest->version}});
+  }
   changed_.Notify();
 }
 

@@ -46,6 +46,7 @@ EngineReport EngineGroup::Describe() const {
   report.attached = static_cast<uint32_t>(links.size());
   if (const ControlPage* const page = members_.page()) {
     report.serving = page->serving();
+    if (At(report.serving)) report.at = report.serving;
     report.mixed = page->state() == EngineState::kWriting;
   }
   for (const auto& link : links) {

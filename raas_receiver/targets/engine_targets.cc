@@ -69,9 +69,7 @@ void EngineTargets::SetChanged(std::function<void()> changed) {
 
 std::vector<EngineReport> EngineTargets::Describe() const {
   std::lock_guard lock(mutex_);
-  std::vector<EngineReport> reports;
-  for (const GroupView& view : views_) reports.push_back(view.report);
-  return reports;
+  return views_;
 }
 
 bool EngineTargets::empty() const {
@@ -81,15 +79,15 @@ bool EngineTargets::empty() const {
 
 bool EngineTargets::Behind(const Held& held) const {
   std::lock_guard lock(mutex_);
-  return !waiting_.empty() || std::any_of(views_.begin(), views_.end(), [&](const GroupView& view) {
-    return view.report.attached == view.report.world && view.at != held;
+  return !waiting_.empty() || std::any_of(views_.begin(), views_.end(), [&](const EngineReport& view) {
+    return view.attached == view.world && view.at != held;
   });
 }
 
 bool EngineTargets::AllAt(const Held& held) const {
   std::lock_guard lock(mutex_);
   return waiting_.empty() && !views_.empty() &&
-         std::all_of(views_.begin(), views_.end(), [&](const GroupView& view) { return view.at == held; });
+         std::all_of(views_.begin(), views_.end(), [&](const EngineReport& view) { return view.at == held; });
 }
 
 bool EngineTargets::prepared() const {
@@ -136,11 +134,7 @@ bool EngineTargets::DropGone() {
 
 void EngineTargets::UpdateViews() {
   views_.clear();
-  for (const auto& [engine, group] : groups_) {
-    EngineReport report = group->Describe();
-    const Held at = group->At(report.serving) ? report.serving : Held();
-    views_.push_back({std::move(report), at});
-  }
+  for (const auto& [engine, group] : groups_) views_.push_back(group->Describe());
 }
 
 // --- the session's thread ---

@@ -70,11 +70,6 @@ class EngineTargets {
   void Distrust(const TargetVersion& version);
 
  private:
-  struct GroupView {  // a group, as other threads see it
-    EngineReport report;
-    Held at;  // what all of its ranks are wholly at; nothing: not all are
-  };
-
   void Watch();
   void Wake() const;
   std::vector<std::shared_ptr<RankLink>> Links() const;  // REQUIRES mutex_
@@ -97,7 +92,7 @@ class EngineTargets {
   std::function<void()> changed_;
   std::vector<std::shared_ptr<RankLink>> waiting_;
   std::map<std::string, std::unique_ptr<EngineGroup>> groups_;  // by engine name
-  std::vector<GroupView> views_;
+  std::vector<EngineReport> views_;                             // the groups, as other threads see them
 
   const os::UniqueFd wake_;
   std::thread watcher_;

@@ -347,6 +347,21 @@ TEST_CASE(
   CHECK(Eventually([&] { return engine.ranks[1]->Serves(1); }));
 }
 
+TEST_CASE("An engine that lacks a rank or is distrusted is not known to be at a version, whatever its page says") {
+  const bool lacks_rank = GENERATE(true, false);
+  TwoRanks engine(1);
+  engine.ServeFirst();
+  CHECK(engine.report().at == engine.model.held(1));
+  if (lacks_rank) {
+    engine.ranks[1]->End();
+    REQUIRE(engine.Changed(1));
+  } else {
+    engine.targets->Distrust(engine.Target(2));
+  }
+  CHECK(engine.report().at.nothing());
+  CHECK(engine.report().serving == engine.model.held(1));
+}
+
 TEST_CASE("Verify names the rank whose memory was changed, and an engine that serves something else") {
   TwoRanks engine(1);
   engine.ServeFirst();

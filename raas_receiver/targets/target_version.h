@@ -40,6 +40,7 @@ struct EngineReport {  // of one group, for status and records
   uint32_t world = 0;
   uint32_t attached = 0;
   Held serving;               // nothing: no version yet, or a mix
+  Held at;                    // what all of its ranks are there and wholly at; nothing: not all are
   bool mixed = false;         // memory is neither of one version nor of another; ranks are held
   uint64_t parameters = 0;    // of all ranks
   uint64_t target_bytes = 0;  // of all ranks, one half

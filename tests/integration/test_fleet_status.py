@@ -124,7 +124,8 @@ def test_a_receiver_is_ready_once_its_engine_serves_some_version_and_stays_so_wh
         allowed.write_text("1")
         wait_until(lambda: ready(receiver), "the engine serves it")
         publisher.publish(2, model.step())
-        wait_until(lambda: receiver.model_status()["engine_failures"] >= 2, "the engine refuses the next")
+        wait_until(lambda: receiver.model_status()["held"]["version"] == 2, "it has the next")
+        wait_until(lambda: "version 2" in receiver.model_status()["last_error"], "the engine refuses that")
         assert ready(receiver) and ready(receiver, "liveness")
 
 
