@@ -7,6 +7,7 @@ comes out is a view, which shows the parameter and the box of it that a checkpoi
 Imports PyTorch, and its FSDP2; import this module only where a module is at hand.
 """
 
+import itertools
 import math
 import re
 from typing import Any, Iterator, Mapping, Sequence, Tuple
@@ -18,26 +19,94 @@ from torch.overrides import TorchFunctionMode
 from lockstep.core.errors import BadDataError
 from lockstep.core.tensors import CheckpointTensor, contiguous_strides
 
-_WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module|module)\.")
+# What wrappers call the module that they stand around. Only they have submodules of these names ...
+_WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+# ... but many models have one called "module": it is a wrapper's where the class, or one that it inherits, is of these.
+_WRAPPERS = ("torch.nn.parallel.", "torch.optim.swa_utils", "accelerate.", "apex.", "deepspeed.", "megatron.")
+
+
+def unwrapped(module: torch.nn.Module) -> Any:
+    """What wrappers stand around (torch.compile, DDP, FSDP1, activation checkpointing, DeepSpeed, any nesting), or
+    the module itself."""
+    inner = _wrapped(module)
+    return module if inner is None else unwrapped(inner)
 
 
 def sharded_parameters(model: torch.nn.Module) -> "Iterator[Tuple[str, Any]]":
-    """(name without wrappers, tensor) of all parameters, sharded, and of the buffers that are saved; tied ones once.
+    """(name without wrappers, tensor) of all parameters, sharded, and of the buffers that are saved. One that has
+    several names is given once, under the name that save_pretrained keeps.
 
     Parameters of FSDP2 that a forward pass left all-gathered are sharded again, without communication: they are copies
-    that no optimizer step changes.
+    that no optimizer step changes. BadDataError names a parameter that is not whole here, nor a DTensor.
     """
-    for module in model.modules():
+    modules = list(_modules(model, ""))
+    for _, module in modules:
         if isinstance(module, FSDPModule):
             module.reshard()
-    for name, tensor in model.named_parameters():
-        if "_flat_param" in name:
-            raise BadDataError(f'parameter "{name}" is flattened by FSDP1; use fully_shard (FSDP2)')
-        yield _WRAPPERS.sub("", name), tensor
-    for path, module in model.named_modules():
-        for name, tensor in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set:
-                yield _WRAPPERS.sub("", f"{path}.{name}" if path else name), tensor
+    names: "dict[int, list[str]]" = {}
+    tensors: "dict[int, Any]" = {}
+    for name, tensor in itertools.chain(_parameters(modules), _saved_buffers(modules)):
+        names.setdefault(id(tensor), []).append(name)
+        tensors[id(tensor)] = tensor
+    ignored = getattr(unwrapped(model), "_keys_to_ignore_on_save", None) or ()
+    for key, tensor in tensors.items():
+        name = names[key][0] if len(names[key]) == 1 else _kept_name(names[key], modules)
+        if name not in ignored:
+            yield name, tensor
+
+
+def _wrapped(module: torch.nn.Module) -> Any:
+    """What a wrapper wraps; None for any other module."""
+    for name in _WRAPPED:
+        if name in module._modules:
+            return module._modules[name]
+    if "module" in module._modules and any(kind.__module__.startswith(_WRAPPERS) for kind in type(module).__mro__):
+        return module._modules["module"]
+    return None
+
+
+def _modules(module: torch.nn.Module, path: str) -> "Iterator[Tuple[str, torch.nn.Module]]":
+    """(prefix of its tensors' names, module) of it and all below it but for wrappers, under each name that it has."""
+    while (inner := _wrapped(module)) is not None:
+        _refuse_flattened(path, module)
+        module = inner
+    yield path, module
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _modules(child, f"{path}{name}.")
+
+
+def _refuse_flattened(path: str, wrapper: Any) -> None:
+    """BadDataError for an FSDP1 that shards; it may show the original parameters, but cut as the flat one is."""
+    if "_fsdp_wrapped_module" in wrapper._modules and getattr(wrapper._handle, "uses_sharded_strategy", False):
+        raise _flattened(path)
+
+
+def _flattened(path: str) -> BadDataError:
+    return BadDataError(f'parameter "{path}_flat_param" is flattened by FSDP1; use fully_shard (FSDP2)')
+
+
+def _parameters(modules: "Sequence[Tuple[str, torch.nn.Module]]") -> "Iterator[Tuple[str, Any]]":
+    for path, module in modules:
+        for name, tensor in module._parameters.items():
+            if name == "_flat_param":
+                raise _flattened(path)
+            if tensor is not None:
+                yield path + name, tensor
+
+
+def _saved_buffers(modules: "Sequence[Tuple[str, torch.nn.Module]]") -> "Iterator[Tuple[str, Any]]":
+    for path, module in modules:
+        for name, tensor in module._buffers.items():
+            if tensor is not None and name not in module._non_persistent_buffers_set:
+                yield path + name, tensor
+
+
+def _kept_name(names: "Sequence[str]", modules: "Sequence[Tuple[str, torch.nn.Module]]") -> str:
+    """Of a tied tensor's names: the first that no model below declares to be tied to another; else the last of all."""
+    tied = [path + key for path, module in modules for key in getattr(module, "_tied_weights_keys", None) or ()]
+    own = [name for name in names if not any(re.search(pattern, name) for pattern in tied)]
+    return own[0] if own else max(names)
 
 
 def checkpoint_tensors(model: Any, parameters: "Mapping[str, Any]") -> "dict[str, list[CheckpointTensor]]":
@@ -67,7 +136,17 @@ def _as_saved(model: Any, parameters: "dict[str, torch.Tensor]") -> "dict[str, t
         from transformers.core_model_loading import revert_weight_conversion
     except ImportError:  # no transformers, or one before 5: modules have the names of checkpoints
         return parameters
-    return revert_weight_conversion(model, parameters) if isinstance(model, PreTrainedModel) else parameters
+    whole = unwrapped(model)
+    if isinstance(whole, PreTrainedModel):
+        return dict(revert_weight_conversion(whole, parameters))
+    for path, module in _modules(whole, ""):
+        own = {name[len(path) :]: tensor for name, tensor in parameters.items() if name.startswith(path)}
+        if isinstance(module, PreTrainedModel) and revert_weight_conversion(module, own).keys() != own.keys():
+            raise BadDataError(
+                f'"{path[:-1]}" of the {type(whole).__name__} is a {type(module).__name__}, whose checkpoints have other '
+                f"tensors than it has in memory: give that model itself (.{path[:-1]})"
+            )
+    return parameters
 
 
 class _KeepViews(TorchFunctionMode):

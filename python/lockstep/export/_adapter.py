@@ -21,6 +21,9 @@ def adapter(model: Any, *, adapter: str = "default", dtype: Any = None) -> "Adap
         adapter: which of its adapters.
         dtype: the adapter's dtype in the checkpoint, when its float32 tensors are to be rounded to it.
     """
+    from lockstep.core.checkpoint import unwrapped
+
+    model = unwrapped(model)
     if adapter not in getattr(model, "peft_config", {}):
         known = ", ".join(getattr(model, "peft_config", {})) or "none"
         raise BadDataError(f'the model has no adapter "{adapter}"; it has: {known}')

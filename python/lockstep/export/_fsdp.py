@@ -13,7 +13,8 @@ def fsdp(model: Any, *, dtype: Any = None, frozen: Frozen = None) -> "FsdpPart":
     parallelism) or plain tensors, under the names of its checkpoints.
 
     Args:
-        model: the model, on every rank; wrappers of torch.compile and of activation checkpointing are fine.
+        model: the model, on every rank; wrappers (torch.compile, DDP, activation checkpointing) may stand around it and
+            around parts of it.
         dtype: the checkpoint's dtype of float32 parameters (``torch.bfloat16``); buffers, and what transformers keeps
             in float32, stay as they are. None: every tensor in its own dtype.
         frozen: which parameters never change.
@@ -34,7 +35,7 @@ class FsdpPart(ShardsPart):
             frozen_predicate(frozen),
             converts=dtype is not None,
         )
-        self._model = getattr(model, "_orig_mod", model)
+        self._model = model
         self._dtype = dtype
         self._kept_in_float32 = _kept_in_float32(self._model)
         self._into: "dict[str, list[CheckpointTensor]]" = {}
@@ -65,5 +66,9 @@ class FsdpPart(ShardsPart):
 
 def _kept_in_float32(model: Any) -> "re.Pattern[str]":
     """Of parameters that transformers loads in float32 whatever dtype it is asked for; its patterns are globs."""
-    patterns = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
-    return re.compile("|".join(pattern.replace("*", ".*") for pattern in sorted(patterns)) or r"\Z.")
+    patterns = {
+        pattern.replace("*", ".*")
+        for module in model.modules()
+        for pattern in getattr(module, "_keep_in_fp32_modules_strict", None) or ()
+    }
+    return re.compile("|".join(sorted(patterns)) or r"\Z.")
