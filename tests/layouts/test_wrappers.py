@@ -2,6 +2,7 @@
 
 import copy
 
+import peft
 import pytest
 import torch
 import torch.distributed as dist
@@ -128,3 +129,27 @@ def test_a_module_around_a_model_that_has_other_names_in_checkpoints_is_refused(
         lockstep.fsdp(Classifier(small_model("mixtral"))).sheet()
     sheet = lockstep.fsdp(Classifier(small_model("llama"))).sheet()
     assert {"backbone.model.norm.weight", "score.bias"} <= {tensor["name"] for tensor in sheet["tensors"]}
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, DistributedDataParallel, torch.compile])
+def test_a_peft_model_is_refused_and_told_what_takes_it(wrap):
+    model = peft.get_peft_model(small_model("llama"), peft.LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(lockstep.BadDataError, match="of PEFT: export the adapter.*from_adapter.*merge_and_unload"):
+        lockstep.Exporter.from_fsdp(wrap(model), socket="/nowhere", model="actor")
+    sheet = lockstep.fsdp(model.merge_and_unload()).sheet()
+    assert len(sheet["tensors"]) == len(list(small_model("llama").parameters()))
+
+
+def test_parameters_that_zero_3_emptied_are_refused_by_name():
+    model = torch.nn.Linear(3, 2)
+    weight, model.weight.data = model.weight, torch.empty(0)
+    weight.ds_id, weight.ds_shape = 0, torch.Size([2, 3])  # as deepspeed.zero marks them
+    refusal = 'tensor "weight": DeepSpeed ZeRO-3 has partitioned it, and nothing of its .2, 3. is left in it; gather it'
+    with pytest.raises(lockstep.BadDataError, match=refusal):
+        lockstep.fsdp(model).sheet()
+    with pytest.raises(lockstep.BadDataError, match=refusal):
+        lockstep.Publisher("/nowhere", "actor", model.named_parameters())
+    with pytest.raises(lockstep.BadDataError, match=refusal):
+        lockstep.Exporter.from_named_tensors(model.named_parameters(), socket="/nowhere", model="actor")
+    weight.data = torch.ones(2, 3)
+    assert lockstep.fsdp(model).sheet()["tensors"][0]["shape"] == [2, 3]

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.overrides import TorchFunctionMode
 
 from lockstep.core.errors import BadDataError
-from lockstep.core.tensors import CheckpointTensor, contiguous_strides
+from lockstep.core.tensors import CheckpointTensor, contiguous_strides, refuse_partitioned
 
 # What wrappers call the module that they stand around. Only they have submodules of these names ...
 _WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
@@ -51,6 +51,7 @@ def sharded_parameters(model: torch.nn.Module) -> "Iterator[Tuple[str, Any]]":
     ignored = getattr(unwrapped(model), "_keys_to_ignore_on_save", None) or ()
     for key, tensor in tensors.items():
         name = names[key][0] if len(names[key]) == 1 else _kept_name(names[key], modules)
+        refuse_partitioned(name, tensor)
         if name not in ignored:
             yield name, tensor
 

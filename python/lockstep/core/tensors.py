@@ -146,8 +146,20 @@ def _array_bytes(name: str, array: Any) -> TensorBytes:
     return TensorBytes(meta, interface["data"][0], meta.nbytes, array)
 
 
+def refuse_partitioned(name: str, tensor: Any) -> None:
+    """BadDataError for a parameter that DeepSpeed's ZeRO-3 has emptied: each rank keeps its part of it elsewhere."""
+    whole = getattr(tensor, "ds_shape", None)
+    if whole is not None and tuple(whole) != tuple(tensor.shape):
+        raise bad_tensor(
+            name,
+            f"DeepSpeed ZeRO-3 has partitioned it, and nothing of its {list(whole)} is left in it; gather it first "
+            "(deepspeed.zero.GatheredParameters)",
+        )
+
+
 def meta_of(name: str, tensor: Any) -> TensorMeta:
     """Describes ``tensor``, which may be on any device, PyTorch's "meta" among them. BadDataError names it."""
+    refuse_partitioned(name, tensor)
     if hasattr(tensor, "data_ptr"):
         return _torch_meta(name, tensor)
     if hasattr(tensor, "__array_interface__"):
@@ -174,6 +186,7 @@ def bytes_of(name: str, tensor: Any) -> TensorBytes:
 
 def local_of(name: str, tensor: Any, *, frozen: bool = False, converts: bool = False) -> LocalTensor:
     """Points at a shard's memory, in place, whatever its strides. BadDataError names the tensor."""
+    refuse_partitioned(name, tensor)
     if not hasattr(tensor, "data_ptr"):
         found = bytes_of(name, tensor)
         shape = found.meta.shape
