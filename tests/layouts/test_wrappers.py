@@ -134,7 +134,9 @@ def test_a_module_around_a_model_that_has_other_names_in_checkpoints_is_refused(
 @pytest.mark.parametrize("wrap", [lambda model: model, DistributedDataParallel, torch.compile])
 def test_a_peft_model_is_refused_and_told_what_takes_it(wrap):
     model = peft.get_peft_model(small_model("llama"), peft.LoraConfig(target_modules=["q_proj"]))
-    with pytest.raises(lockstep.BadDataError, match="of PEFT: export the adapter.*from_adapter.*merge_and_unload"):
+    with pytest.raises(
+        lockstep.BadDataError, match="belongs to an adapter .peft.*: export the adapter.*from_adapter.*merge_and_unload"
+    ):
         lockstep.Exporter.from_fsdp(wrap(model), socket="/nowhere", model="actor")
     sheet = lockstep.fsdp(model.merge_and_unload()).sheet()
     assert len(sheet["tensors"]) == len(list(small_model("llama").parameters()))

@@ -7,6 +7,7 @@ comes out is a view, which shows the parameter and the box of it that a checkpoi
 Imports PyTorch, and its FSDP2; import this module only where a module is at hand.
 """
 
+import contextlib
 import itertools
 import math
 import re
@@ -30,6 +31,24 @@ def unwrapped(module: torch.nn.Module) -> Any:
     the module itself."""
     inner = _wrapped(module)
     return module if inner is None else unwrapped(inner)
+
+
+@contextlib.contextmanager
+def without_wrappers(model: torch.nn.Module) -> "Iterator[Any]":
+    """Inside, ``model`` without wrappers around it or any part of it, for code that goes by modules and their names."""
+    wrappers = [
+        (parent._modules, name, child)
+        for parent in model.modules()
+        for name, child in parent._modules.items()
+        if child is not None and _wrapped(child) is not None
+    ]
+    try:
+        for siblings, name, child in wrappers:
+            siblings[name] = unwrapped(child)
+        yield unwrapped(model)
+    finally:
+        for siblings, name, child in wrappers:
+            siblings[name] = child
 
 
 def sharded_parameters(model: torch.nn.Module) -> "Iterator[Tuple[str, Any]]":
@@ -137,16 +156,16 @@ def _as_saved(model: Any, parameters: "dict[str, torch.Tensor]") -> "dict[str, t
         from transformers.core_model_loading import revert_weight_conversion
     except ImportError:  # no transformers, or one before 5: modules have the names of checkpoints
         return parameters
-    whole = unwrapped(model)
-    if isinstance(whole, PreTrainedModel):
-        return dict(revert_weight_conversion(whole, parameters))
-    for path, module in _modules(whole, ""):
-        own = {name[len(path) :]: tensor for name, tensor in parameters.items() if name.startswith(path)}
-        if isinstance(module, PreTrainedModel) and revert_weight_conversion(module, own).keys() != own.keys():
-            raise BadDataError(
-                f'"{path[:-1]}" of the {type(whole).__name__} is a {type(module).__name__}, whose checkpoints have other '
-                f"tensors than it has in memory: give that model itself (.{path[:-1]})"
-            )
+    with without_wrappers(model) as whole:
+        if isinstance(whole, PreTrainedModel):
+            return dict(revert_weight_conversion(whole, parameters))
+        for path, module in whole.named_modules():
+            own = {name[len(path) + 1 :]: tensor for name, tensor in parameters.items() if name.startswith(f"{path}.")}
+            if isinstance(module, PreTrainedModel) and revert_weight_conversion(module, own).keys() != own.keys():
+                raise BadDataError(
+                    f'"{path}" of the {type(whole).__name__} is a {type(module).__name__}, whose checkpoints have other '
+                    f"tensors than it has in memory: give that model itself (.{path})"
+                )
     return parameters
 
 

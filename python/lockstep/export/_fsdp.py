@@ -4,8 +4,8 @@ import dataclasses
 import re
 from typing import Any, Iterable, Tuple
 
-from lockstep.core.errors import BadDataError
 from lockstep.core.tensors import CheckpointTensor
+from lockstep.export._adapter import refuse_adapters
 from lockstep.export._parts import Frozen, Shard, ShardsPart, exported_dtype, frozen_predicate
 
 
@@ -36,7 +36,7 @@ class FsdpPart(ShardsPart):
             frozen_predicate(frozen),
             converts=dtype is not None,
         )
-        _refuse_adapters(model)
+        refuse_adapters(model)
         self._model = model
         self._dtype = dtype
         self._kept_in_float32 = _kept_in_float32(self._model)
@@ -74,13 +74,3 @@ def _kept_in_float32(model: Any) -> "re.Pattern[str]":
         for pattern in getattr(module, "_keep_in_fp32_modules_strict", None) or ()
     }
     return re.compile("|".join(sorted(patterns)) or r"\Z.")
-
-
-def _refuse_adapters(model: Any) -> None:
-    for name, module in model.named_modules():
-        if type(module).__module__.startswith("peft."):
-            what = f'module "{name}"' if name else "the model"
-            raise BadDataError(
-                f"{what} is a {type(module).__name__} of PEFT: export the adapter (from_adapter), or merge it into the "
-                "model first (merge_and_unload)"
-            )

@@ -8,6 +8,7 @@ from typing import Any, Iterable, Mapping, Sequence, Tuple
 from lockstep.core import abi
 from lockstep.core.errors import BadDataError
 from lockstep.core.tensors import LocalTensor, TensorMeta, described, local_of
+from lockstep.export._adapter import refuse_adapters
 from lockstep.export._parts import SHEET_FORMAT, Frozen, Part, frozen_predicate
 
 _LAYER = re.compile(r"(?P<before>(?:^|\.)decoder\.layers\.)(?P<local>\d+)(?=\.|$)")
@@ -70,6 +71,7 @@ def megatron(
     chunks = list(model_chunks) if isinstance(model_chunks, (list, tuple)) else [model_chunks]
     config = _as_built(config_json(hf_config), chunks)
     for chunk in chunks:
+        refuse_adapters(chunk)
         _refuse_options(chunk, json.loads(config))
         _keep_router_biases_exact(chunk)
     return MegatronPart(chunks, config, dict(place or _place_of_this_rank()), convert, frozen)
