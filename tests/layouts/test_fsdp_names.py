@@ -108,7 +108,7 @@ SAVERS = {
 
 @pytest.mark.parametrize("how", SAVERS)
 def test_a_checkpoint_tensor_that_is_no_block_of_a_parameter_is_refused_by_name(monkeypatch, how):
-    monkeypatch.setattr(checkpoint, "_as_saved", lambda model, tensors: SAVERS[how](tensors))
+    monkeypatch.setattr(checkpoint, "as_saved", lambda model, tensors: SAVERS[how](tensors))
     with pytest.raises(lockstep.BadDataError, match='checkpoint tensor "w"'):
         lockstep.fsdp(torch.nn.Linear(6, 12, bias=False)).sheet()
 

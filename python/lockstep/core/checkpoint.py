@@ -134,12 +134,9 @@ def checkpoint_tensors(model: Any, parameters: "Mapping[str, Any]") -> "dict[str
 
     BadDataError names a checkpoint tensor that is no box of one parameter, such as one that is computed or joined.
     """
-    without_memory = {
-        name: torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta") for name, tensor in parameters.items()
-    }
+    without_memory = _without_memory(parameters)
     owners = {_storage(tensor): name for name, tensor in without_memory.items()}
-    with _KeepViews():
-        saved = _as_saved(model, dict(without_memory))
+    saved = as_saved(model, without_memory)
     made: "dict[str, list[CheckpointTensor]]" = {name: [] for name in parameters}
     for name, view in saved.items():
         owner = owners.get(_storage(view))
@@ -150,15 +147,28 @@ def checkpoint_tensors(model: Any, parameters: "Mapping[str, Any]") -> "dict[str
     return made
 
 
-def _as_saved(model: Any, parameters: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+def only_in_memory(model: Any, shapes: "Mapping[str, Tuple[int, ...]]") -> "list[str]":
+    """Which tensors of these names and shapes ``model`` has in memory, but checkpoints of it have not."""
+    modules = list(_modules(model, ""))
+    own = dict(itertools.chain(_parameters(modules), _saved_buffers(modules)))
+    shared = [name for name, tensor in own.items() if shapes.get(name) == tuple(tensor.shape)]
+    saved = as_saved(model, _without_memory(own)) if shared else {}
+    return [name for name in shared if name not in saved or tuple(saved[name].shape) != shapes[name]]
+
+
+def as_saved(model: Any, parameters: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+    """What checkpoints of ``model`` have of its tensors ``parameters``, name to view, or to copy where it is computed.
+
+    BadDataError for a module that is no transformers model and has one in it whose checkpoints have other tensors.
+    """
     try:
         from transformers import PreTrainedModel
         from transformers.core_model_loading import revert_weight_conversion
     except ImportError:  # no transformers, or one before 5: modules have the names of checkpoints
-        return parameters
-    with without_wrappers(model) as whole:
+        return dict(parameters)
+    with _KeepViews(), without_wrappers(model) as whole:
         if isinstance(whole, PreTrainedModel):
-            return dict(revert_weight_conversion(whole, parameters))
+            return dict(revert_weight_conversion(whole, dict(parameters)))
         for path, module in whole.named_modules():
             own = {name[len(path) + 1 :]: tensor for name, tensor in parameters.items() if name.startswith(f"{path}.")}
             if isinstance(module, PreTrainedModel) and revert_weight_conversion(module, own).keys() != own.keys():
@@ -166,7 +176,11 @@ def _as_saved(model: Any, parameters: "dict[str, torch.Tensor]") -> "dict[str, t
                     f'"{path}" of the {type(whole).__name__} is a {type(module).__name__}, whose checkpoints have other '
                     f"tensors than it has in memory: give that model itself (.{path})"
                 )
-    return parameters
+    return dict(parameters)
+
+
+def _without_memory(tensors: "Mapping[str, Any]") -> "dict[str, torch.Tensor]":
+    return {name: torch.empty(tuple(t.shape), dtype=t.dtype, device="meta") for name, t in tensors.items()}
 
 
 class _KeepViews(TorchFunctionMode):

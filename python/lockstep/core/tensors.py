@@ -214,7 +214,9 @@ def contiguous_strides(shape: Sequence[int]) -> "Tuple[int, ...]":
     return tuple(reversed(strides))
 
 
-_WANTED = "give names and tensors: module.state_dict(), module.named_parameters(), or a mapping"
+_WANTED = (
+    "give names and tensors: lockstep.saved_tensors(model) of transformers' models, module.state_dict(), or a mapping"
+)
 
 
 def entries_of(tensors: "NamedTensors | Iterable[TensorMeta]") -> "list[Any]":
