@@ -33,8 +33,8 @@ _REFUSED_OPTIONS = {
     "fp4_param": "primary weights are kept in fp4",
 }
 
-# Whose attention rotates neighbours in HuggingFace, too.
-_INTERLEAVED_FAMILIES = frozenset({"deepseek_v3", "glm4", "glm4_moe"})
+# Whose attention rotates neighbours in HuggingFace. (DeepSeek's does, too, but Megatron's latent attention sees to it.)
+_INTERLEAVED_FAMILIES = frozenset({"glm4"})
 
 
 def config_json(hf_config: Any) -> str:
@@ -210,8 +210,12 @@ def _refuse_options(chunk: Any, hf_config: "Mapping[str, Any]") -> None:
         if getattr(config, option, None):
             raise BadDataError(f"the Megatron option {option} is not supported: {reason}")
     family = hf_config.get("model_type")
-    if getattr(config, "rotary_interleaved", False) and family not in _INTERLEAVED_FAMILIES:
-        raise BadDataError(f"the Megatron option rotary_interleaved is not supported for {family}: it rotates halves")
+    interleaved = getattr(config, "rotary_interleaved", None)
+    if interleaved is not None and bool(interleaved) != (family in _INTERLEAVED_FAMILIES):
+        raise BadDataError(
+            f"the Megatron option rotary_interleaved is {interleaved}, which is not supported for {family}: in HuggingFace "
+            f"it rotates {'halves' if interleaved else 'neighbours'}"
+        )
     shared = _attribute_of(chunk, "share_embeddings_and_output_weights")
     tied = hf_config.get("tie_word_embeddings")
     if shared is not None and tied is not None and bool(shared) != bool(tied):
