@@ -2,14 +2,15 @@
 
 import ctypes
 import json
+import os
 import re
 from typing import Any, Iterable, Mapping, Sequence, Tuple
 
-from lockstep.core import abi
-from lockstep.core.errors import BadDataError
+from lockstep.core import abi, arguments
+from lockstep.core.errors import BadDataError, IoError
 from lockstep.core.tensors import LocalTensor, TensorMeta, described, local_of
 from lockstep.export._adapter import refuse_adapters
-from lockstep.export._parts import SHEET_FORMAT, Frozen, Part, frozen_predicate
+from lockstep.export._parts import SHEET_FORMAT, Frozen, Part, frozen_predicate, names_of
 
 _LAYER = re.compile(r"(?P<before>(?:^|\.)decoder\.layers\.)(?P<local>\d+)(?=\.|$)")
 
@@ -44,9 +45,28 @@ def config_json(hf_config: Any) -> str:
     elif isinstance(hf_config, Mapping):
         config = dict(hf_config)
     else:
-        with open(hf_config, encoding="utf-8") as file:
-            config = json.load(file)
+        config = _read_config(os.fsdecode(arguments.path("hf_config", hf_config)))
+    for key, value in config.items():
+        try:
+            json.dumps(value, default=str, allow_nan=False)
+        except ValueError as error:  # as in 5.0 / 0, or in a loop of references
+            raise BadDataError(f'hf_config: "{key}" is {value}, which is no JSON: {error}') from None
     return json.dumps(config, sort_keys=True, default=str)
+
+
+def _read_config(path: str) -> "dict[str, Any]":
+    if os.path.isdir(path):
+        raise BadDataError(f"hf_config: {path} is a directory; give {os.path.join(path, 'config.json')}")
+    try:
+        with open(path, encoding="utf-8") as file:
+            config = json.load(file)
+    except OSError as error:
+        raise IoError(f"hf_config: {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise BadDataError(f"hf_config: {path} is no JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise BadDataError(f"hf_config: {path} has a {type(config).__name__}, not an object with keys")
+    return config
 
 
 def megatron(
@@ -105,6 +125,7 @@ class MegatronPart(Part):
         self._config = config
         self._place = place
         self._is_frozen = frozen_predicate(frozen)
+        self.frozen_names = names_of(self._is_frozen)
 
     def sheet(self) -> "dict[str, Any]":
         parameters = []
