@@ -7,9 +7,11 @@ import os
 import random
 
 import pytest
+import torch
 from causal_models import MODEL_TYPES, small_model
 from harness import MODEL
 from safetensors.torch import load_file
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import lockstep
 
@@ -34,11 +36,18 @@ def daemons(module_cluster):
     return agent, module_cluster.receiver(agent)
 
 
+def wrapped(model):
+    """As trainers have it: each layer is wrapped for activation checkpointing, the model by torch.compile."""
+    for layers in [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]:
+        layers._modules.update({name: checkpoint_wrapper(layer) for name, layer in layers._modules.items()})
+    return torch.compile(model)
+
+
 def publish_and_compare(model_type, daemons, directory):
     agent, receiver = daemons
     model = small_model(model_type)
     model.save_pretrained(directory)
-    with lockstep.Exporter.from_fsdp(model, socket=agent.socket, model=MODEL) as exporter:
+    with lockstep.Exporter.from_fsdp(wrapped(model), socket=agent.socket, model=MODEL) as exporter:
         exporter.publish(1)
         receiver.wait_for(load_file(directory / "model.safetensors"))
 
