@@ -1,8 +1,9 @@
 """The part of a model that is a transformers model under FSDP2, tensor parallelism by DTensor, or neither."""
 
+import copy
 import dataclasses
 import re
-from typing import Any, Iterable, Tuple
+from typing import Any, Callable, FrozenSet, Iterable, Tuple
 
 from lockstep.core.tensors import CheckpointTensor
 from lockstep.export._adapter import refuse_adapters
@@ -39,7 +40,7 @@ class FsdpPart(ShardsPart):
         refuse_adapters(model)
         self._model = model
         self._dtype = dtype
-        self._kept_in_float32 = _kept_in_float32(self._model)
+        self._is_kept = _kept_in_float32(model, dtype) if dtype is not None else None
         self._into: "dict[str, list[CheckpointTensor]]" = {}
 
     def sheet(self) -> "dict[str, Any]":
@@ -56,21 +57,40 @@ class FsdpPart(ShardsPart):
     def _describe_parameter(self, name: str, tensor: Any) -> Shard:
         from lockstep.export._dtensors import shard_of
 
-        dtype = self._dtype if self._may_be_rounded(name, tensor) else None
+        dtype = self._dtype if self._is_rounded(name, tensor) else None
         shard = shard_of(name, tensor, exported_dtype(name, tensor, dtype), self._is_frozen(name, tensor))
         return dataclasses.replace(shard, into=self._into[name])
 
-    def _may_be_rounded(self, name: str, tensor: Any) -> bool:
+    def _is_rounded(self, name: str, tensor: Any) -> bool:
         import torch
 
-        return isinstance(tensor, torch.nn.Parameter) and not self._kept_in_float32.search(name)
+        return self._is_kept is not None and isinstance(tensor, torch.nn.Parameter) and not self._is_kept(name)
 
 
-def _kept_in_float32(model: Any) -> "re.Pattern[str]":
-    """Of parameters that transformers loads in float32 whatever dtype it is asked for; its patterns are globs."""
+def _kept_in_float32(model: Any, dtype: Any) -> "Callable[[str], bool]":
+    """Whether a parameter is one that transformers has in float32 although it loads the model in ``dtype``: its class
+    makes it so, or says so by a glob."""
     patterns = {
         pattern.replace("*", ".*")
         for module in model.modules()
         for pattern in getattr(module, "_keep_in_fp32_modules_strict", None) or ()
     }
-    return re.compile("|".join(sorted(patterns)) or r"\Z.")
+    named = re.compile("|".join(sorted(patterns)) or r"\Z.")
+    made = _made_in_float32(model, dtype)
+    return lambda name: name in made or named.search(name) is not None
+
+
+def _made_in_float32(model: Any, dtype: Any) -> "FrozenSet[str]":
+    """Found by making the model once more, without memory."""
+    import torch
+
+    from lockstep.core.checkpoint import unwrapped
+
+    whole = unwrapped(model)
+    kind: Any = next((kind for kind in type(whole).__mro__ if kind.__module__.startswith("transformers.models.")), None)
+    if not hasattr(kind, "_from_config"):
+        return frozenset()
+    with torch.device("meta"):
+        twin = kind._from_config(copy.deepcopy(whole.config), dtype=dtype)
+    parameters = twin.named_parameters(remove_duplicate=False)
+    return frozenset(name for name, parameter in parameters if parameter.dtype == torch.float32)
