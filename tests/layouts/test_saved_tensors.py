@@ -36,7 +36,9 @@ def test_a_publisher_of_saved_tensors_publishes_what_transformers_saves(daemons,
 
 GIVEN = {
     "state_dict": lambda model: model.state_dict(),
-    "copies": lambda model: {name: tensor.clone() for name, tensor in model.state_dict().items()},
+    "copies": lambda model: {
+        name: tensor.clone() for name, tensor in lockstep.without_ties(model.state_dict()).items()
+    },
     "named_parameters": lambda model: model.named_parameters(),
     "descriptions": lambda model: [lockstep.TensorMeta(n, "BF16", tuple(p.shape)) for n, p in model.named_parameters()],
 }
@@ -52,6 +54,15 @@ def test_what_a_model_has_only_in_memory_is_refused_by_name(model_type, given):
     if given != "descriptions":
         with pytest.raises(lockstep.BadDataError, match=refusal):
             lockstep.Exporter.from_named_tensors(lambda: GIVEN[given](model), socket="/nowhere", model=MODEL)
+
+
+def test_a_model_that_has_the_same_name_for_something_else_does_not_hinder():
+    other = small_model("mixtral")  # its mlp.gate.weight is block_sparse_moe.gate.weight in checkpoints
+    with pytest.raises(lockstep.UnavailableError, match="/nowhere"):
+        tensors = lockstep.saved_tensors(small_model("qwen3_moe"))
+        lockstep.Publisher("/nowhere", MODEL, tensors, connect_timeout_ms=1)
+    name = "model.layers.0.mlp.gate.weight"
+    assert tensors[name].shape == other.get_parameter(name).shape
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt_oss"])  # one stacks experts, as its checkpoints do

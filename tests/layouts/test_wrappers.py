@@ -12,8 +12,10 @@ from test_fsdp_names import exported
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp._flat_param import FlatParamHandle
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import LevitConfig, LevitForImageClassification
 
 import lockstep
@@ -21,7 +23,7 @@ import lockstep
 
 @pytest.fixture(scope="module", autouse=True)
 def process_group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)  # has no threads, which forks would lack
     yield
     dist.destroy_process_group()
 
@@ -110,9 +112,19 @@ def test_a_submodule_that_is_really_called_module_keeps_its_name(tmp_path):
 @pytest.mark.parametrize("use_orig_params", [False, True])
 def test_parameters_that_fsdp1_flattens_are_refused_by_the_modules_name(monkeypatch, use_orig_params):
     model = torch.nn.Sequential(flattened(torch.nn.Linear(2, 2), use_orig_params=use_orig_params))
-    monkeypatch.setattr(model[0]._handle, "_sharding_strategy", model[0]._handle._sharding_strategy.FULL_SHARD)
+    monkeypatch.setattr(FlatParamHandle, "uses_sharded_strategy", True)  # as it is with more ranks than one
     with pytest.raises(lockstep.BadDataError, match='"0._flat_param" is flattened by FSDP1; use fully_shard'):
         lockstep.fsdp(model).sheet()
+
+
+def test_a_model_under_fsdp1_does_not_hinder_who_publishes_what_was_gathered(monkeypatch):
+    whole = small_model("llama").state_dict()
+    model = with_layers(flattened)(small_model("llama"))
+    monkeypatch.setattr(FlatParamHandle, "uses_sharded_strategy", True)
+    with pytest.raises(lockstep.BadDataError, match="is flattened by FSDP1"):
+        lockstep.fsdp(model).sheet()
+    with pytest.raises(lockstep.UnavailableError, match="/nowhere"):
+        lockstep.Publisher("/nowhere", "actor", whole, connect_timeout_ms=1)
 
 
 class Classifier(torch.nn.Module):

@@ -58,6 +58,7 @@ def sharded_parameters(model: torch.nn.Module) -> "Iterator[Tuple[str, Any]]":
     Parameters of FSDP2 that a forward pass left all-gathered are sharded again, without communication: they are copies
     that no optimizer step changes. BadDataError names a parameter that is not whole here, nor a DTensor.
     """
+    _refuse_flattened(model)
     modules = list(_modules(model, ""))
     for _, module in modules:
         if isinstance(module, FSDPModule):
@@ -67,9 +68,10 @@ def sharded_parameters(model: torch.nn.Module) -> "Iterator[Tuple[str, Any]]":
     for name, tensor in itertools.chain(_parameters(modules), _saved_buffers(modules)):
         names.setdefault(id(tensor), []).append(name)
         tensors[id(tensor)] = tensor
+    tied = [path + key for path, module in modules for key in getattr(module, "_tied_weights_keys", None) or ()]
     ignored = getattr(unwrapped(model), "_keys_to_ignore_on_save", None) or ()
     for key, tensor in tensors.items():
-        name = names[key][0] if len(names[key]) == 1 else _kept_name(names[key], modules)
+        name = names[key][0] if len(names[key]) == 1 else _kept_name(names[key], tied)
         refuse_partitioned(name, tensor)
         if name not in ignored:
             yield name, tensor
@@ -87,30 +89,25 @@ def _wrapped(module: torch.nn.Module) -> Any:
 
 def _modules(module: torch.nn.Module, path: str) -> "Iterator[Tuple[str, torch.nn.Module]]":
     """(prefix of its tensors' names, module) of it and all below it but for wrappers, under each name that it has."""
-    while (inner := _wrapped(module)) is not None:
-        _refuse_flattened(path, module)
-        module = inner
+    module = unwrapped(module)
     yield path, module
     for name, child in module._modules.items():
         if child is not None:
             yield from _modules(child, f"{path}{name}.")
 
 
-def _refuse_flattened(path: str, wrapper: Any) -> None:
+def _refuse_flattened(model: torch.nn.Module) -> None:
     """BadDataError for an FSDP1 that shards; it may show the original parameters, but cut as the flat one is."""
-    if "_fsdp_wrapped_module" in wrapper._modules and getattr(wrapper._handle, "uses_sharded_strategy", False):
-        raise _flattened(path)
-
-
-def _flattened(path: str) -> BadDataError:
-    return BadDataError(f'parameter "{path}_flat_param" is flattened by FSDP1; use fully_shard (FSDP2)')
+    for path, module in model.named_modules():
+        shards = getattr(module.__dict__.get("_handle"), "uses_sharded_strategy", False)
+        if "_flat_param" in module._parameters or (shards and "_fsdp_wrapped_module" in module._modules):
+            name = f"{path}._flat_param".lstrip(".")
+            raise BadDataError(f'parameter "{name}" is flattened by FSDP1; use fully_shard (FSDP2)')
 
 
 def _parameters(modules: "Sequence[Tuple[str, torch.nn.Module]]") -> "Iterator[Tuple[str, Any]]":
     for path, module in modules:
         for name, tensor in module._parameters.items():
-            if name == "_flat_param":
-                raise _flattened(path)
             if tensor is not None:
                 yield path + name, tensor
 
@@ -122,9 +119,8 @@ def _saved_buffers(modules: "Sequence[Tuple[str, torch.nn.Module]]") -> "Iterato
                 yield path + name, tensor
 
 
-def _kept_name(names: "Sequence[str]", modules: "Sequence[Tuple[str, torch.nn.Module]]") -> str:
-    """Of a tied tensor's names: the first that no model below declares to be tied to another; else the last of all."""
-    tied = [path + key for path, module in modules for key in getattr(module, "_tied_weights_keys", None) or ()]
+def _kept_name(names: "Sequence[str]", tied: "Sequence[str]") -> str:
+    """Of a tensor's several names: the first that none of the patterns ``tied`` finds; else the last of all."""
     own = [name for name in names if not any(re.search(pattern, name) for pattern in tied)]
     return own[0] if own else max(names)
 
@@ -148,12 +144,16 @@ def checkpoint_tensors(model: Any, parameters: "Mapping[str, Any]") -> "dict[str
 
 
 def only_in_memory(model: Any, shapes: "Mapping[str, Tuple[int, ...]]") -> "list[str]":
-    """Which tensors of these names and shapes ``model`` has in memory, but checkpoints of it have not."""
+    """Of tensors with these names and shapes, those that ``model`` has in memory and checkpoints of it have not; none
+    unless all of its parameters are among them."""
     modules = list(_modules(model, ""))
-    own = dict(itertools.chain(_parameters(modules), _saved_buffers(modules)))
-    shared = [name for name, tensor in own.items() if shapes.get(name) == tuple(tensor.shape)]
-    saved = as_saved(model, _without_memory(own)) if shared else {}
-    return [name for name in shared if name not in saved or tuple(saved[name].shape) != shapes[name]]
+    parameters = dict(_parameters(modules))
+    own = _without_memory({**parameters, **dict(_saved_buffers(modules))})
+    given = [name for name, tensor in own.items() if shapes.get(name) == tuple(tensor.shape)]
+    if {id(tensor) for tensor in parameters.values()} - {id(parameters.get(name)) for name in given} or not given:
+        return []
+    saved = as_saved(model, own)
+    return [name for name in given if name not in saved or tuple(saved[name].shape) != shapes[name]]
 
 
 def as_saved(model: Any, parameters: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
@@ -180,7 +180,8 @@ def as_saved(model: Any, parameters: "Mapping[str, torch.Tensor]") -> "dict[str,
 
 
 def _without_memory(tensors: "Mapping[str, Any]") -> "dict[str, torch.Tensor]":
-    return {name: torch.empty(tuple(t.shape), dtype=t.dtype, device="meta") for name, t in tensors.items()}
+    whole = {name: tuple(getattr(tensor, "ds_shape", tensor.shape)) for name, tensor in tensors.items()}
+    return {name: torch.empty(shape, dtype=tensors[name].dtype, device="meta") for name, shape in whole.items()}
 
 
 class _KeepViews(TorchFunctionMode):
