@@ -56,6 +56,7 @@ from lockstep.export import (
     fsdp,
     megatron,
     named_tensors,
+    saved_tensors,
     tensors_meta,
     without_ties,
 )
@@ -87,6 +88,7 @@ __all__ = [
     "library_version",
     "megatron",
     "named_tensors",
+    "saved_tensors",
     "tensors_meta",
     "without_ties",
 ]

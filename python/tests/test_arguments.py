@@ -6,7 +6,7 @@ import torch
 
 import lockstep
 from lockstep.core import arguments
-from lockstep.core.tensors import describe, named
+from lockstep.core.tensors import bytes_of, describe, named
 
 
 def publisher(tensors=None, *, socket="/nowhere.sock", model="actor", **options) -> lockstep.Publisher:
@@ -76,15 +76,77 @@ def test_any_whole_number_is_a_version():
         ({"model": 7}, "model is 7, of type int; give the model's name"),
         ({"run": bytes(16)}, "run is .*, of type bytes; give None for a new run, or 32 hex digits"),
         ({"socket": 3}, "socket is 3, of type int; give a path"),
+        ({"model": "actor\0x"}, r"model is 'actor\\x00x', with a NUL character in it"),
+        ({"model": "actor\udc80"}, r"model is 'actor\\udc80', of type str; give the model's name"),
+        ({"socket": "/no\0where"}, r"socket is '/no\\x00where', with a NUL character in it"),
     ],
-    ids=["model", "run", "socket"],
+    ids=["model", "run", "socket", "model's NUL", "model's surrogate", "socket's NUL"],
 )
-def test_arguments_of_another_type_are_named(options, problem):
+def test_arguments_that_are_none_are_named(options, problem):
     with pytest.raises(lockstep.BadDataError, match=problem):
         publisher(**options)
     exporter = {"socket": "/nowhere.sock", "model": "actor", **options}
     with pytest.raises(lockstep.BadDataError, match=problem):
         lockstep.Exporter([lockstep.named_tensors({"a": np.zeros(1)})], **exporter)
+
+
+@pytest.mark.parametrize(
+    "name, problem",
+    [
+        ("a\0b", r"tensor 'a\\x00b': there is a NUL character in its name"),
+        ("a\udc80", r"tensor 'a\\udc80': its name cannot be written in UTF-8: surrogates not allowed"),
+    ],
+    ids=["NUL", "surrogate"],
+)
+def test_a_name_that_cannot_be_a_tensors_is_shown(name, problem):
+    tensors = {name: torch.zeros(2)}
+    with pytest.raises(lockstep.BadDataError, match=problem):
+        publisher(tensors)
+    with pytest.raises(lockstep.BadDataError, match=problem):
+        lockstep.Exporter.from_named_tensors(tensors, socket="/nowhere.sock", model="actor")
+
+
+def test_a_description_whose_name_is_no_text_is_refused():
+    with pytest.raises(lockstep.BadDataError, match="a tensor's name is 3, of type int; give text"):
+        publisher([lockstep.TensorMeta(3, "F32", (1,))])
+
+
+def test_a_tensor_whose_memory_was_freed_is_refused_by_name():
+    tensor = torch.zeros(2)
+    tensor.untyped_storage().resize_(0)
+    with pytest.raises(lockstep.BadDataError, match='tensor "w": its memory was freed'):
+        bytes_of("w", tensor)
+    with pytest.raises(lockstep.BadDataError, match='tensor "w": its memory was freed'):
+        lockstep.Exporter.from_named_tensors({"w": tensor}, socket="/nowhere.sock", model="actor")
+
+
+CONFIGS = {
+    "a directory": (lambda path: path, r"hf_config: .* is a directory; give .*/config.json"),
+    "no file": (lambda path: path / "none.json", r"hf_config: .*/none.json: No such file"),
+    "no JSON": (lambda path: written(path, "{"), r"hf_config: .*/config.json is no JSON: .*line 1"),
+    "a list": (lambda path: written(path, "[]"), r"hf_config: .*/config.json has a list, not an object"),
+    "a number": (lambda path: 3, "hf_config is 3, of type int; give a path"),
+    "infinity": (
+        lambda path: {"a": 1, "limits": [0.0, float("inf")]},
+        r'hf_config: "limits" is .0.0, inf., which is no JSON',
+    ),
+    "infinity in a file": (
+        lambda path: written(path, '{"limit": Infinity}'),
+        'hf_config: "limit" is inf, which is no JSON',
+    ),
+}
+
+
+def written(directory, text):
+    (directory / "config.json").write_text(text)
+    return directory / "config.json"
+
+
+@pytest.mark.parametrize("what", CONFIGS)
+def test_a_configuration_that_cannot_be_read_is_named_with_the_reason(tmp_path, what):
+    given, problem = CONFIGS[what]
+    with pytest.raises(lockstep.Error, match=problem):
+        lockstep.tensors_meta(given(tmp_path))
 
 
 def test_a_follower_names_a_model_of_another_type(tmp_path):

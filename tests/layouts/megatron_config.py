@@ -51,6 +51,7 @@ def _common(hf: PretrainedConfig, dtype: torch.dtype) -> "dict[str, Any]":
         "activation_func": F.silu,
         "gated_linear_unit": True,
         "add_bias_linear": False,
+        "rotary_interleaved": family == "glm4",
         "add_qkv_bias": own_biases or bool(getattr(hf, "attention_bias", False)),
         "qk_layernorm": own_norms or bool(getattr(hf, "use_qk_norm", False)),
         "use_cpu_initialization": True,

@@ -258,6 +258,16 @@ def test_frozen_parameters_are_copied_into_each_half_once_and_not_diffed_again(c
         assert_changes_of_frozen_parameters_go_unseen(ranks, receiver, tensors, frozen)
 
 
+def test_a_frozen_name_that_no_rank_has_is_refused_with_the_nearest(cluster, checkpoints):
+    agent = cluster.agent()
+    with Ranks(Topology(dp=2)) as ranks:
+        ranks.call(trainer.build, checkpoint_of(checkpoints, "qwen3"), Layout((2,)))
+        frozen = ["model.norm.weight", "lm_head.wieght"]
+        for kind, text in ranks.call(refusal, trainer.open_exporter, agent.socket, MODEL, frozen=frozen):
+            assert kind == "BadDataError"
+            assert 'frozen: no rank has a tensor "lm_head.wieght"; did you mean "lm_head.weight"?' in text
+
+
 def assert_changes_of_frozen_parameters_go_unseen(ranks: Ranks, receiver, before, frozen) -> None:
     """What is frozen is taken on trust, and not looked at."""
     ranks.call(double, "model.embed_tokens.weight")

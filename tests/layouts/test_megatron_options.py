@@ -3,6 +3,7 @@
 import pytest
 import torch
 import trainer
+from hf_models import MODELS
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron_models import megatron_on_cpu
 from ranks import Ranks
@@ -60,7 +61,7 @@ def test_parameters_that_are_still_to_be_gathered_are_gathered_first(cluster, ch
 
 @pytest.mark.parametrize(
     "option, value",
-    [("layernorm_zero_centered_gamma", True), ("rotary_interleaved", True), ("moe_mlp_glu_interleave_size", 8)],
+    [("layernorm_zero_centered_gamma", True), ("moe_mlp_glu_interleave_size", 8)],
 )
 def test_an_option_that_makes_other_weights_is_refused_by_name(cluster, checkpoints, option, value):
     with Ranks(Topology()) as ranks:
@@ -68,6 +69,15 @@ def test_an_option_that_makes_other_weights_is_refused_by_name(cluster, checkpoi
         ranks.call(set_option, option, value)
         [(kind, text)] = ranks.call(trainer.refusal, trainer.open_exporter, cluster.directory / "none", "actor")
     assert kind == "BadDataError" and option in text
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_rotation_is_refused_where_it_is_not_that_of_the_family(checkpoints, model):
+    with Ranks(Topology()) as ranks:
+        ranks.call(trainer.build, checkpoints.get(model))
+        ranks.call(set_option, "rotary_interleaved", model != "glm4")
+        [(kind, text)] = ranks.call(trainer.refusal, trainer.open_exporter, "/nowhere", "actor")
+    assert kind == "BadDataError" and f"rotates {'neighbours' if model == 'glm4' else 'halves'}" in text
 
 
 @pytest.mark.parametrize("model, tied", [("llama", True), ("qwen2", False)])

@@ -26,14 +26,23 @@ def text(what: str, value: Any, wanted: str) -> bytes:
     """``value`` as the library takes it."""
     if not isinstance(value, str):
         raise _unwanted(what, value, wanted)
-    return value.encode()
+    try:
+        return _c_string(what, value, value.encode())
+    except UnicodeEncodeError:
+        raise _unwanted(what, value, wanted) from None
 
 
 def path(what: str, value: Any) -> bytes:
     """``value`` as the library takes it."""
     if not isinstance(value, (str, bytes, os.PathLike)):
         raise _unwanted(what, value, "a path")
-    return os.fsencode(value)
+    return _c_string(what, value, os.fsencode(value))
+
+
+def _c_string(what: str, value: Any, encoded: bytes) -> bytes:
+    if b"\0" in encoded:
+        raise BadDataError(f"{what} is {value!r}, with a NUL character in it")
+    return encoded
 
 
 def _unwanted(what: str, value: Any, wanted: str) -> BadDataError:

@@ -7,6 +7,8 @@ comes out is a view, which shows the parameter and the box of it that a checkpoi
 Imports PyTorch, and its FSDP2; import this module only where a module is at hand.
 """
 
+import contextlib
+import itertools
 import math
 import re
 from typing import Any, Iterator, Mapping, Sequence, Tuple
@@ -16,28 +18,111 @@ from torch.distributed.fsdp import FSDPModule
 from torch.overrides import TorchFunctionMode
 
 from lockstep.core.errors import BadDataError
-from lockstep.core.tensors import CheckpointTensor, contiguous_strides
+from lockstep.core.tensors import CheckpointTensor, contiguous_strides, refuse_partitioned
 
-_WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module|module)\.")
+# What wrappers call the module that they stand around. Only they have submodules of these names ...
+_WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+# ... but many models have one called "module": it is a wrapper's where the class, or one that it inherits, is of these.
+_WRAPPERS = ("torch.nn.parallel.", "torch.optim.swa_utils", "accelerate.", "apex.", "deepspeed.", "megatron.")
+
+
+def unwrapped(module: torch.nn.Module) -> Any:
+    """What wrappers stand around (torch.compile, DDP, FSDP1, activation checkpointing, DeepSpeed, any nesting), or
+    the module itself."""
+    inner = _wrapped(module)
+    return module if inner is None else unwrapped(inner)
+
+
+@contextlib.contextmanager
+def without_wrappers(model: torch.nn.Module) -> "Iterator[Any]":
+    """Inside, ``model`` without wrappers around it or any part of it, for code that goes by modules and their names."""
+    wrappers = [
+        (parent._modules, name, child)
+        for parent in model.modules()
+        for name, child in parent._modules.items()
+        if child is not None and _wrapped(child) is not None
+    ]
+    try:
+        for siblings, name, child in wrappers:
+            siblings[name] = unwrapped(child)
+        yield unwrapped(model)
+    finally:
+        for siblings, name, child in wrappers:
+            siblings[name] = child
 
 
 def sharded_parameters(model: torch.nn.Module) -> "Iterator[Tuple[str, Any]]":
-    """(name without wrappers, tensor) of all parameters, sharded, and of the buffers that are saved; tied ones once.
+    """(name without wrappers, tensor) of all parameters, sharded, and of the buffers that are saved. One that has
+    several names is given once, under the name that save_pretrained keeps.
 
     Parameters of FSDP2 that a forward pass left all-gathered are sharded again, without communication: they are copies
-    that no optimizer step changes.
+    that no optimizer step changes. BadDataError names a parameter that is not whole here, nor a DTensor.
     """
-    for module in model.modules():
+    _refuse_flattened(model)
+    modules = list(_modules(model, ""))
+    for _, module in modules:
         if isinstance(module, FSDPModule):
             module.reshard()
-    for name, tensor in model.named_parameters():
-        if "_flat_param" in name:
-            raise BadDataError(f'parameter "{name}" is flattened by FSDP1; use fully_shard (FSDP2)')
-        yield _WRAPPERS.sub("", name), tensor
+    names: "dict[int, list[str]]" = {}
+    tensors: "dict[int, Any]" = {}
+    for name, tensor in itertools.chain(_parameters(modules), _saved_buffers(modules)):
+        names.setdefault(id(tensor), []).append(name)
+        tensors[id(tensor)] = tensor
+    tied = [path + key for path, module in modules for key in getattr(module, "_tied_weights_keys", None) or ()]
+    ignored = getattr(unwrapped(model), "_keys_to_ignore_on_save", None) or ()
+    for key, tensor in tensors.items():
+        name = names[key][0] if len(names[key]) == 1 else _kept_name(names[key], tied)
+        refuse_partitioned(name, tensor)
+        if name not in ignored:
+            yield name, tensor
+
+
+def _wrapped(module: torch.nn.Module) -> Any:
+    """What a wrapper wraps; None for any other module."""
+    for name in _WRAPPED:
+        if name in module._modules:
+            return module._modules[name]
+    if "module" in module._modules and any(kind.__module__.startswith(_WRAPPERS) for kind in type(module).__mro__):
+        return module._modules["module"]
+    return None
+
+
+def _modules(module: torch.nn.Module, path: str) -> "Iterator[Tuple[str, torch.nn.Module]]":
+    """(prefix of its tensors' names, module) of it and all below it but for wrappers, under each name that it has."""
+    module = unwrapped(module)
+    yield path, module
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _modules(child, f"{path}{name}.")
+
+
+def _refuse_flattened(model: torch.nn.Module) -> None:
+    """BadDataError for an FSDP1 that shards; it may show the original parameters, but cut as the flat one is."""
     for path, module in model.named_modules():
-        for name, tensor in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set:
-                yield _WRAPPERS.sub("", f"{path}.{name}" if path else name), tensor
+        shards = getattr(module.__dict__.get("_handle"), "uses_sharded_strategy", False)
+        if "_flat_param" in module._parameters or (shards and "_fsdp_wrapped_module" in module._modules):
+            name = f"{path}._flat_param".lstrip(".")
+            raise BadDataError(f'parameter "{name}" is flattened by FSDP1; use fully_shard (FSDP2)')
+
+
+def _parameters(modules: "Sequence[Tuple[str, torch.nn.Module]]") -> "Iterator[Tuple[str, Any]]":
+    for path, module in modules:
+        for name, tensor in module._parameters.items():
+            if tensor is not None:
+                yield path + name, tensor
+
+
+def _saved_buffers(modules: "Sequence[Tuple[str, torch.nn.Module]]") -> "Iterator[Tuple[str, Any]]":
+    for path, module in modules:
+        for name, tensor in module._buffers.items():
+            if tensor is not None and name not in module._non_persistent_buffers_set:
+                yield path + name, tensor
+
+
+def _kept_name(names: "Sequence[str]", tied: "Sequence[str]") -> str:
+    """Of a tensor's several names: the first that none of the patterns ``tied`` finds; else the last of all."""
+    own = [name for name in names if not any(re.search(pattern, name) for pattern in tied)]
+    return own[0] if own else max(names)
 
 
 def checkpoint_tensors(model: Any, parameters: "Mapping[str, Any]") -> "dict[str, list[CheckpointTensor]]":
@@ -45,12 +130,9 @@ def checkpoint_tensors(model: Any, parameters: "Mapping[str, Any]") -> "dict[str
 
     BadDataError names a checkpoint tensor that is no box of one parameter, such as one that is computed or joined.
     """
-    without_memory = {
-        name: torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta") for name, tensor in parameters.items()
-    }
+    without_memory = _without_memory(parameters)
     owners = {_storage(tensor): name for name, tensor in without_memory.items()}
-    with _KeepViews():
-        saved = _as_saved(model, dict(without_memory))
+    saved = as_saved(model, without_memory)
     made: "dict[str, list[CheckpointTensor]]" = {name: [] for name in parameters}
     for name, view in saved.items():
         owner = owners.get(_storage(view))
@@ -61,13 +143,45 @@ def checkpoint_tensors(model: Any, parameters: "Mapping[str, Any]") -> "dict[str
     return made
 
 
-def _as_saved(model: Any, parameters: "dict[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+def only_in_memory(model: Any, shapes: "Mapping[str, Tuple[int, ...]]") -> "list[str]":
+    """Of tensors with these names and shapes, those that ``model`` has in memory and checkpoints of it have not; none
+    unless all of its parameters are among them."""
+    modules = list(_modules(model, ""))
+    parameters = dict(_parameters(modules))
+    own = _without_memory({**parameters, **dict(_saved_buffers(modules))})
+    given = [name for name, tensor in own.items() if shapes.get(name) == tuple(tensor.shape)]
+    if {id(tensor) for tensor in parameters.values()} - {id(parameters.get(name)) for name in given} or not given:
+        return []
+    saved = as_saved(model, own)
+    return [name for name in given if name not in saved or tuple(saved[name].shape) != shapes[name]]
+
+
+def as_saved(model: Any, parameters: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
+    """What checkpoints of ``model`` have of its tensors ``parameters``, name to view, or to copy where it is computed.
+
+    BadDataError for a module that is no transformers model and has one in it whose checkpoints have other tensors.
+    """
     try:
         from transformers import PreTrainedModel
         from transformers.core_model_loading import revert_weight_conversion
     except ImportError:  # no transformers, or one before 5: modules have the names of checkpoints
-        return parameters
-    return revert_weight_conversion(model, parameters) if isinstance(model, PreTrainedModel) else parameters
+        return dict(parameters)
+    with _KeepViews(), without_wrappers(model) as whole:
+        if isinstance(whole, PreTrainedModel):
+            return dict(revert_weight_conversion(whole, dict(parameters)))
+        for path, module in whole.named_modules():
+            own = {name[len(path) + 1 :]: tensor for name, tensor in parameters.items() if name.startswith(f"{path}.")}
+            if isinstance(module, PreTrainedModel) and revert_weight_conversion(module, own).keys() != own.keys():
+                raise BadDataError(
+                    f'"{path}" of the {type(whole).__name__} is a {type(module).__name__}, whose checkpoints have other '
+                    f"tensors than it has in memory: give that model itself (.{path})"
+                )
+    return dict(parameters)
+
+
+def _without_memory(tensors: "Mapping[str, Any]") -> "dict[str, torch.Tensor]":
+    whole = {name: tuple(getattr(tensor, "ds_shape", tensor.shape)) for name, tensor in tensors.items()}
+    return {name: torch.empty(shape, dtype=tensors[name].dtype, device="meta") for name, shape in whole.items()}
 
 
 class _KeepViews(TorchFunctionMode):

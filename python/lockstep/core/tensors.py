@@ -107,7 +107,15 @@ def _torch_bytes(name: str, tensor: Any) -> TensorBytes:
         raise bad_tensor(name, "it is a lazy conjugate or negative view; publish tensor.resolve_conj().resolve_neg()")
     if not tensor.is_contiguous():
         raise bad_tensor(name, "it is not contiguous; publish tensor.contiguous()")
+    _refuse_freed(name, tensor)
     return TensorBytes(_torch_meta(name, tensor), tensor.data_ptr(), tensor.nelement() * tensor.element_size(), tensor)
+
+
+def _refuse_freed(name: str, tensor: Any) -> None:
+    if tensor.nelement() and not tensor.untyped_storage().nbytes():
+        raise bad_tensor(
+            name, "its memory was freed (its storage has 0 bytes), as some trainers do between steps; publish it before"
+        )
 
 
 @functools.lru_cache(maxsize=256)
@@ -146,8 +154,34 @@ def _array_bytes(name: str, array: Any) -> TensorBytes:
     return TensorBytes(meta, interface["data"][0], meta.nbytes, array)
 
 
+def check_name(name: Any) -> None:
+    """BadDataError for what is no name of a tensor: C and JSON would cut it short, or refuse it in words of their own."""
+    if isinstance(name, str) and name.isprintable():
+        return
+    if not isinstance(name, str):
+        raise BadDataError(f"a tensor's name is {name!r}, of type {type(name).__name__}; give text")
+    if "\0" in name:
+        raise BadDataError(f"tensor {name!r}: there is a NUL character in its name")
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise BadDataError(f"tensor {name!r}: its name cannot be written in UTF-8: {error.reason}") from None
+
+
+def refuse_partitioned(name: str, tensor: Any) -> None:
+    """BadDataError for a parameter that DeepSpeed's ZeRO-3 has emptied: each rank keeps its part of it elsewhere."""
+    whole = getattr(tensor, "ds_shape", None)
+    if whole is not None and tuple(whole) != tuple(tensor.shape):
+        raise bad_tensor(
+            name,
+            f"DeepSpeed ZeRO-3 has partitioned it, and nothing of its {list(whole)} is left in it; gather it first "
+            "(deepspeed.zero.GatheredParameters)",
+        )
+
+
 def meta_of(name: str, tensor: Any) -> TensorMeta:
     """Describes ``tensor``, which may be on any device, PyTorch's "meta" among them. BadDataError names it."""
+    refuse_partitioned(name, tensor)
     if hasattr(tensor, "data_ptr"):
         return _torch_meta(name, tensor)
     if hasattr(tensor, "__array_interface__"):
@@ -174,6 +208,8 @@ def bytes_of(name: str, tensor: Any) -> TensorBytes:
 
 def local_of(name: str, tensor: Any, *, frozen: bool = False, converts: bool = False) -> LocalTensor:
     """Points at a shard's memory, in place, whatever its strides. BadDataError names the tensor."""
+    check_name(name)
+    refuse_partitioned(name, tensor)
     if not hasattr(tensor, "data_ptr"):
         found = bytes_of(name, tensor)
         shape = found.meta.shape
@@ -188,6 +224,7 @@ def local_of(name: str, tensor: Any, *, frozen: bool = False, converts: bool = F
     dtype = safetensors_dtype(name, tensor.dtype)
     if element_bits(dtype) < 8:
         raise bad_tensor(name, f"{dtype} packs elements into bytes; only Publisher takes such tensors, whole")
+    _refuse_freed(name, tensor)
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
     return LocalTensor(name, dtype, shape, strides, tensor.data_ptr(), tensor, frozen, converts)
 
@@ -201,7 +238,9 @@ def contiguous_strides(shape: Sequence[int]) -> "Tuple[int, ...]":
     return tuple(reversed(strides))
 
 
-_WANTED = "give names and tensors: module.state_dict(), module.named_parameters(), or a mapping"
+_WANTED = (
+    "give names and tensors: lockstep.saved_tensors(model) of transformers' models, module.state_dict(), or a mapping"
+)
 
 
 def entries_of(tensors: "NamedTensors | Iterable[TensorMeta]") -> "list[Any]":
@@ -237,6 +276,7 @@ def describe(tensors: "NamedTensors | Iterable[TensorMeta]") -> "list[TensorMeta
         for position, entry in enumerate(entries_of(tensors))
     ]
     for meta in metas:
+        check_name(meta.name)
         if not element_bits(meta.dtype):
             raise bad_tensor(meta.name, f'safetensors has no dtype "{meta.dtype}"; it has {", ".join(known_dtypes())}')
         if any(extent < 0 for extent in meta.shape):

@@ -65,7 +65,7 @@ def _huggingface(module: Any) -> "Tuple[str, list[Parameter]]":
     from lockstep.core.checkpoint import checkpoint_tensors, sharded_parameters
 
     found = _each_once([located(name, tensor) for name, tensor in sharded_parameters(module)])
-    made = checkpoint_tensors(getattr(module, "_orig_mod", module), {own.name: own.tensor for own in found})
+    made = checkpoint_tensors(module, {own.name: own.tensor for own in found})
     if all(
         len(made[own.name]) == 1 and (made[own.name][0].name, tuple(made[own.name][0].shape)) == (own.name, own.shape)
         for own in found

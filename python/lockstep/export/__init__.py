@@ -10,6 +10,7 @@ from lockstep.export._megatron import megatron, tensors_meta
 from lockstep.export._named_tensors import named_tensors
 from lockstep.export._parts import Part
 from lockstep.export._publisher import Publisher
+from lockstep.export._saved_tensors import saved_tensors
 from lockstep.export._ties import without_ties
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "fsdp",
     "megatron",
     "named_tensors",
+    "saved_tensors",
     "tensors_meta",
     "without_ties",
 ]

@@ -10,6 +10,12 @@ from lockstep.export._parts import Shard, ShardsPart, exported_dtype, frozen_pre
 
 CONFIG_FILE = "adapter_config.json"
 
+# Whose modules hold adapters -> what to do with a model that has such.
+_REMEDIES = {
+    "peft.": "export the adapter (from_adapter), or merge it into the model first (merge_and_unload)",
+    "megatron.bridge.peft.": "publish what the bridge's export_adapter_weights yields, or merge it first (LoRAMerge)",
+}
+
 
 def adapter(model: Any, *, adapter: str = "default", dtype: Any = None) -> "AdapterPart":
     """The tensors of one adapter of a ``peft.PeftModel``, sharded by FSDP2 or not, under the names that PEFT saves.
@@ -21,10 +27,25 @@ def adapter(model: Any, *, adapter: str = "default", dtype: Any = None) -> "Adap
         adapter: which of its adapters.
         dtype: the adapter's dtype in the checkpoint, when its float32 tensors are to be rounded to it.
     """
+    from lockstep.core.checkpoint import unwrapped
+
+    for chunk in model if isinstance(model, (list, tuple)) else [model]:
+        refuse_adapters(chunk, "megatron.bridge.peft.")
+    model = unwrapped(model)
     if adapter not in getattr(model, "peft_config", {}):
         known = ", ".join(getattr(model, "peft_config", {})) or "none"
-        raise BadDataError(f'the model has no adapter "{adapter}"; it has: {known}')
+        raise BadDataError(f'the {type(model).__name__} has no adapter "{adapter}"; it has: {known}')
     return AdapterPart(model, adapter, dtype)
+
+
+def refuse_adapters(model: Any, packages: "str | Tuple[str, ...]" = tuple(_REMEDIES)) -> None:
+    """BadDataError for a model with an adapter of one of ``packages`` in it, with what to do instead."""
+    for name, module in model.named_modules():
+        kind = f"{type(module).__module__}."
+        if kind.startswith(packages):
+            what = f'module "{name}"' if name else "the model"
+            remedy = next(remedy for package, remedy in _REMEDIES.items() if kind.startswith(package))
+            raise BadDataError(f"{what} belongs to an adapter ({kind}{type(module).__name__}): {remedy}")
 
 
 class AdapterPart(ShardsPart):
@@ -49,20 +70,33 @@ class AdapterPart(ShardsPart):
                 config[key] = sorted(value)
         return {CONFIG_FILE: json.dumps(config, indent=2, sort_keys=True)}
 
-    def _saved_names(self) -> "dict[str, str]":
-        """Parameter's name -> the name it is saved under. Called once: PEFT may ask the Hub."""
+    def _saved_names(self) -> "dict[str, list[str]]":
+        """Parameter's name -> the names it is saved under. Called once: PEFT may ask the Hub."""
         from peft import get_peft_model_state_dict
 
-        state = dict(self._parameters())
-        saved = get_peft_model_state_dict(self._model, state_dict=dict(state), adapter_name=self._adapter_name)
-        names = {id(tensor): name for name, tensor in saved.items()}
-        found = {parameter: names.pop(id(tensor)) for parameter, tensor in state.items() if id(tensor) in names}
-        if names:
-            raise BadDataError(f"PEFT saves {', '.join(names.values())}, which are no parameters of the model")
-        return found
+        from lockstep.core.checkpoint import without_wrappers
+
+        parameters = {id(tensor): name for name, tensor in self._parameters()}
+        with without_wrappers(self._model) as plain:
+            state = plain.state_dict(keep_vars=True)
+            saved = get_peft_model_state_dict(plain, state_dict=state, adapter_name=self._adapter_name)
+        names: "dict[str, list[str]]" = {}
+        computed = []
+        for name, tensor in saved.items():
+            if id(tensor) in parameters:
+                names.setdefault(parameters[id(tensor)], []).append(name)
+            else:
+                computed.append(name)
+        if computed or not names:
+            kind = type(self._model.peft_config[self._adapter_name]).__name__
+            raise BadDataError(
+                f'adapter "{self._adapter_name}" ({kind}): PEFT saves {", ".join(computed) or "nothing"} of it, no '
+                "parameters of the model; give what get_peft_model_state_dict returns to a Publisher"
+            )
+        return names
 
     def _adapter_tensors(self) -> "Iterable[Tuple[str, Any]]":
-        return [(self._names[name], tensor) for name, tensor in self._parameters() if name in self._names]
+        return [(saved, tensor) for name, tensor in self._parameters() for saved in self._names.get(name, ())]
 
     def _parameters(self) -> "Iterable[Tuple[str, Any]]":
         from lockstep.core.checkpoint import sharded_parameters

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import difflib
 import json
 import os
 from pathlib import Path
@@ -211,6 +212,7 @@ class Exporter(Handle):
         try:
             self._open(options)
             self._description = json.loads(self._library.lockstep_exporter_describe(self._open_handle()))
+            self._check_frozen_names()
         except Error as error:  # sent to the other ranks, and raised by all
             failure = error
         try:
@@ -218,6 +220,18 @@ class Exporter(Handle):
         except BaseException:
             self.close()
             raise
+
+    def _check_frozen_names(self) -> None:
+        """One that no rank has would be taken for one that changes, in silence."""
+        for position, part in enumerate(self._parts):
+            wanted = part.frozen_names
+            if not wanted:
+                continue
+            parts = [json.loads(sheet)["parts"][position] for sheet in self._sheets]
+            known = {entry["name"] for own in parts for entry in own.get("tensors") or own.get("parameters") or ()}
+            for name in sorted(wanted - known):
+                near = "".join(f'; did you mean "{close}"?' for close in difflib.get_close_matches(name, known, 1))
+                raise BadDataError(f'frozen: no rank has a tensor "{name}"{near}')
 
     def _agree(self, failure: "Exception | None", group: Any) -> str:
         """The run that all ranks publish in. Raises when they are not ready to publish one model together."""

@@ -1,10 +1,12 @@
 """The part of a model that is a transformers model under FSDP2, tensor parallelism by DTensor, or neither."""
 
+import copy
 import dataclasses
 import re
-from typing import Any, Iterable, Tuple
+from typing import Any, Callable, FrozenSet, Iterable, Tuple
 
 from lockstep.core.tensors import CheckpointTensor
+from lockstep.export._adapter import refuse_adapters
 from lockstep.export._parts import Frozen, Shard, ShardsPart, exported_dtype, frozen_predicate
 
 
@@ -13,7 +15,8 @@ def fsdp(model: Any, *, dtype: Any = None, frozen: Frozen = None) -> "FsdpPart":
     parallelism) or plain tensors, under the names of its checkpoints.
 
     Args:
-        model: the model, on every rank; wrappers of torch.compile and of activation checkpointing are fine.
+        model: the model, on every rank; wrappers (torch.compile, DDP, activation checkpointing) may stand around it and
+            around parts of it.
         dtype: the checkpoint's dtype of float32 parameters (``torch.bfloat16``); buffers, and what transformers keeps
             in float32, stay as they are. None: every tensor in its own dtype.
         frozen: which parameters never change.
@@ -34,9 +37,10 @@ class FsdpPart(ShardsPart):
             frozen_predicate(frozen),
             converts=dtype is not None,
         )
-        self._model = getattr(model, "_orig_mod", model)
+        refuse_adapters(model)
+        self._model = model
         self._dtype = dtype
-        self._kept_in_float32 = _kept_in_float32(self._model)
+        self._is_kept = _kept_in_float32(model, dtype) if dtype is not None else None
         self._into: "dict[str, list[CheckpointTensor]]" = {}
 
     def sheet(self) -> "dict[str, Any]":
@@ -53,17 +57,40 @@ class FsdpPart(ShardsPart):
     def _describe_parameter(self, name: str, tensor: Any) -> Shard:
         from lockstep.export._dtensors import shard_of
 
-        dtype = self._dtype if self._may_be_rounded(name, tensor) else None
+        dtype = self._dtype if self._is_rounded(name, tensor) else None
         shard = shard_of(name, tensor, exported_dtype(name, tensor, dtype), self._is_frozen(name, tensor))
         return dataclasses.replace(shard, into=self._into[name])
 
-    def _may_be_rounded(self, name: str, tensor: Any) -> bool:
+    def _is_rounded(self, name: str, tensor: Any) -> bool:
         import torch
 
-        return isinstance(tensor, torch.nn.Parameter) and not self._kept_in_float32.search(name)
+        return self._is_kept is not None and isinstance(tensor, torch.nn.Parameter) and not self._is_kept(name)
 
 
-def _kept_in_float32(model: Any) -> "re.Pattern[str]":
-    """Of parameters that transformers loads in float32 whatever dtype it is asked for; its patterns are globs."""
-    patterns = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
-    return re.compile("|".join(pattern.replace("*", ".*") for pattern in sorted(patterns)) or r"\Z.")
+def _kept_in_float32(model: Any, dtype: Any) -> "Callable[[str], bool]":
+    """Whether a parameter is one that transformers has in float32 although it loads the model in ``dtype``: its class
+    makes it so, or says so by a glob."""
+    patterns = {
+        pattern.replace("*", ".*")
+        for module in model.modules()
+        for pattern in getattr(module, "_keep_in_fp32_modules_strict", None) or ()
+    }
+    named = re.compile("|".join(sorted(patterns)) or r"\Z.")
+    made = _made_in_float32(model, dtype)
+    return lambda name: name in made or named.search(name) is not None
+
+
+def _made_in_float32(model: Any, dtype: Any) -> "FrozenSet[str]":
+    """Found by making the model once more, without memory."""
+    import torch
+
+    from lockstep.core.checkpoint import unwrapped
+
+    whole = unwrapped(model)
+    kind: Any = next((kind for kind in type(whole).__mro__ if kind.__module__.startswith("transformers.models.")), None)
+    if not hasattr(kind, "_from_config"):
+        return frozenset()
+    with torch.device("meta"):
+        twin = kind._from_config(copy.deepcopy(whole.config), dtype=dtype)
+    parameters = twin.named_parameters(remove_duplicate=False)
+    return frozenset(name for name, parameter in parameters if parameter.dtype == torch.float32)

@@ -2,13 +2,15 @@
 
 import ctypes
 import json
+import os
 import re
 from typing import Any, Iterable, Mapping, Sequence, Tuple
 
-from lockstep.core import abi
-from lockstep.core.errors import BadDataError
+from lockstep.core import abi, arguments
+from lockstep.core.errors import BadDataError, IoError
 from lockstep.core.tensors import LocalTensor, TensorMeta, described, local_of
-from lockstep.export._parts import SHEET_FORMAT, Frozen, Part, frozen_predicate
+from lockstep.export._adapter import refuse_adapters
+from lockstep.export._parts import SHEET_FORMAT, Frozen, Part, frozen_predicate, names_of
 
 _LAYER = re.compile(r"(?P<before>(?:^|\.)decoder\.layers\.)(?P<local>\d+)(?=\.|$)")
 
@@ -32,8 +34,8 @@ _REFUSED_OPTIONS = {
     "fp4_param": "primary weights are kept in fp4",
 }
 
-# Whose attention rotates neighbours in HuggingFace, too.
-_INTERLEAVED_FAMILIES = frozenset({"deepseek_v3", "glm4", "glm4_moe"})
+# Whose attention rotates neighbours in HuggingFace. (DeepSeek's does, too, but Megatron's latent attention sees to it.)
+_INTERLEAVED_FAMILIES = frozenset({"glm4"})
 
 
 def config_json(hf_config: Any) -> str:
@@ -43,9 +45,28 @@ def config_json(hf_config: Any) -> str:
     elif isinstance(hf_config, Mapping):
         config = dict(hf_config)
     else:
-        with open(hf_config, encoding="utf-8") as file:
-            config = json.load(file)
+        config = _read_config(os.fsdecode(arguments.path("hf_config", hf_config)))
+    for key, value in config.items():
+        try:
+            json.dumps(value, default=str, allow_nan=False)
+        except ValueError as error:  # as in 5.0 / 0, or in a loop of references
+            raise BadDataError(f'hf_config: "{key}" is {value}, which is no JSON: {error}') from None
     return json.dumps(config, sort_keys=True, default=str)
+
+
+def _read_config(path: str) -> "dict[str, Any]":
+    if os.path.isdir(path):
+        raise BadDataError(f"hf_config: {path} is a directory; give {os.path.join(path, 'config.json')}")
+    try:
+        with open(path, encoding="utf-8") as file:
+            config = json.load(file)
+    except OSError as error:
+        raise IoError(f"hf_config: {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise BadDataError(f"hf_config: {path} is no JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise BadDataError(f"hf_config: {path} has a {type(config).__name__}, not an object with keys")
+    return config
 
 
 def megatron(
@@ -70,6 +91,7 @@ def megatron(
     chunks = list(model_chunks) if isinstance(model_chunks, (list, tuple)) else [model_chunks]
     config = _as_built(config_json(hf_config), chunks)
     for chunk in chunks:
+        refuse_adapters(chunk)
         _refuse_options(chunk, json.loads(config))
         _keep_router_biases_exact(chunk)
     return MegatronPart(chunks, config, dict(place or _place_of_this_rank()), convert, frozen)
@@ -103,6 +125,7 @@ class MegatronPart(Part):
         self._config = config
         self._place = place
         self._is_frozen = frozen_predicate(frozen)
+        self.frozen_names = names_of(self._is_frozen)
 
     def sheet(self) -> "dict[str, Any]":
         parameters = []
@@ -208,8 +231,12 @@ def _refuse_options(chunk: Any, hf_config: "Mapping[str, Any]") -> None:
         if getattr(config, option, None):
             raise BadDataError(f"the Megatron option {option} is not supported: {reason}")
     family = hf_config.get("model_type")
-    if getattr(config, "rotary_interleaved", False) and family not in _INTERLEAVED_FAMILIES:
-        raise BadDataError(f"the Megatron option rotary_interleaved is not supported for {family}: it rotates halves")
+    interleaved = getattr(config, "rotary_interleaved", None)
+    if interleaved is not None and bool(interleaved) != (family in _INTERLEAVED_FAMILIES):
+        raise BadDataError(
+            f"the Megatron option rotary_interleaved is {interleaved}, which is not supported for {family}: in HuggingFace "
+            f"it rotates {'halves' if interleaved else 'neighbours'}"
+        )
     shared = _attribute_of(chunk, "share_embeddings_and_output_weights")
     tied = hf_config.get("tie_word_embeddings")
     if shared is not None and tied is not None and bool(shared) != bool(tied):

@@ -2,8 +2,9 @@
 
 from typing import Any, Callable, Iterable, Mapping, Tuple, cast
 
-from lockstep.core.tensors import named
+from lockstep.core.tensors import meta_of, named
 from lockstep.export._parts import Frozen, Part, Shard, ShardsPart, exported_dtype, frozen_predicate
+from lockstep.export._saved_tensors import refuse_names_in_memory
 from lockstep.export._ties import warn_of_ties
 
 
@@ -34,4 +35,12 @@ def named_tensors(
     def describe(name: str, tensor: Any) -> Shard:
         return shard_of(name, tensor, exported_dtype(name, tensor, dtype), is_frozen(name, tensor))
 
-    return ShardsPart(pairs, describe, is_frozen, converts=dtype is not None)
+    return NamedTensorsPart(pairs, describe, is_frozen, converts=dtype is not None)
+
+
+class NamedTensorsPart(ShardsPart):
+    """Tensors with their HuggingFace names; made by ``named_tensors``."""
+
+    def sheet(self) -> "dict[str, Any]":
+        refuse_names_in_memory(meta_of(name, tensor) for name, tensor in self._pairs())
+        return super().sheet()

@@ -6,7 +6,7 @@ gives the same parts in the same order.
 
 import abc
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable, Sequence, Tuple, Union
+from typing import Any, Callable, FrozenSet, Iterable, Sequence, Tuple, Union
 
 from lockstep.core.dtypes import safetensors_dtype
 from lockstep.core.errors import BadDataError
@@ -22,6 +22,7 @@ class Part(abc.ABC):
     """One part of a model, as this rank has it. ``converts``: float32 tensors may be rounded to bfloat16 on the way."""
 
     converts: bool = False
+    frozen_names: "FrozenSet[str]" = frozenset()  # as the caller gave them: every one is some rank's
 
     @abc.abstractmethod
     def sheet(self) -> "dict[str, Any]":
@@ -106,6 +107,7 @@ class ShardsPart(Part):
         self._pairs = pairs
         self._describe = describe
         self._is_frozen = is_frozen
+        self.frozen_names = names_of(is_frozen)
 
     def sheet(self) -> "dict[str, Any]":
         return {"kind": "tensors", "tensors": [self._describe(name, tensor).json() for name, tensor in self._pairs()]}
@@ -132,8 +134,20 @@ def frozen_predicate(frozen: Frozen) -> "Callable[[str, Any], bool]":
         return lambda name, tensor: not getattr(tensor, "requires_grad", True)
     if isinstance(frozen, str):
         raise BadDataError(f'frozen="{frozen}": give names, a function of a name, or "requires_grad"')
-    names = frozenset(frozen)
-    return lambda name, tensor: name in names
+    return _AmongNames(frozenset(frozen))
+
+
+@dataclass(frozen=True)
+class _AmongNames:
+    names: "FrozenSet[str]"
+
+    def __call__(self, name: str, tensor: Any) -> bool:
+        return name in self.names
+
+
+def names_of(is_frozen: "Callable[[str, Any], bool]") -> "FrozenSet[str]":
+    """Those that a ``frozen_predicate`` was made of; none where it was made of something else."""
+    return is_frozen.names if isinstance(is_frozen, _AmongNames) else frozenset()
 
 
 def whole_shard(name: str, tensor: Any, dtype: str, frozen: bool) -> Shard:

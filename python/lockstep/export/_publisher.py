@@ -20,6 +20,7 @@ from lockstep.core.tensors import (
     entries_of,
     named,
 )
+from lockstep.export._saved_tensors import refuse_names_in_memory
 from lockstep.export._ties import warn_of_ties
 
 _C_TENSOR = struct.Struct("@PPPIQ")  # abi.CTensor: name, dtype, shape, rank, offset
@@ -37,7 +38,8 @@ class Publisher(Handle):
         model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
         tensors: the whole model in export order, the same on every rank: a mapping or (name, tensor) pairs of tensors
             on any device, or ``TensorMeta``. Only names, dtypes and shapes are used. One that has two names, as a tied
-            ``lm_head.weight``, is published twice, with a warning: ``without_ties`` leaves the second one out.
+            ``lm_head.weight``, is published twice, with a warning: ``without_ties`` leaves the second one out. Of a
+            transformers model give ``saved_tensors``, here and to ``publish``.
         rank: this writer's number, below ``ranks``.
         ranks: how many writers on this host must commit a version.
         run: None for a new run; 32 hex digits to continue a run whose versions the agent still holds.
@@ -73,6 +75,7 @@ class Publisher(Handle):
         super().__init__()
         entries = entries_of(tensors)
         self._tensors, self._offsets = assign_offsets(describe(entries))
+        refuse_names_in_memory(self._tensors)
         warn_of_ties(entries)
         self._positions = {meta.name: position for position, meta in enumerate(self._tensors)}
         c_tensors, described = self._c_tensors()
