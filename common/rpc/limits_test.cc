@@ -220,8 +220,8 @@ std::vector<os::UniqueFd> TakeDescriptors(rlim_t end) {
 
 TEST_CASE("A process without descriptors lets nobody in, and all of its ports go on once it has some") {
   TestServer server;
-  // The first line that is logged makes objects, which a sanitizer looks at, and needs a descriptor for.
-  telemetry::Log(telemetry::LogLevel::kInfo, "test_begins");
+  // What a line makes when it is logged a sanitizer looks at the first time, and needs a descriptor for.
+  telemetry::LogWarn("test_begins", {ErrorCode::kUnavailable, "none to be had"}, {{"address", ""}, {"times", 1}});
   std::array<Silent, 2> waiting;
   const os::DescriptorLimit limit(300);
   auto all = TakeDescriptors(limit.get());
