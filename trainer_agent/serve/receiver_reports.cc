@@ -96,7 +96,7 @@ ReceiverReports::Entry* ReceiverReports::FindPuller(const ReceiverKey& receiver)
   return namesakes.begin != namesakes.end ? &namesakes.begin->second : Find(receiver);
 }
 
-void ReceiverReports::OfPull(const ReceiverKey& receiver, const Held& held, std::string outcome) {
+void ReceiverReports::OfPull(const ReceiverKey& receiver, const Held& held, const std::string& outcome) {
   std::lock_guard lock(mutex_);
   Entry* const entry = FindPuller(receiver);
   if (entry == nullptr) return;
@@ -105,7 +105,8 @@ void ReceiverReports::OfPull(const ReceiverKey& receiver, const Held& held, std:
   if (!outcome.empty()) entry->report.outcome = CleanText(outcome, kMaxText);
 }
 
-Status ReceiverReports::Report(const ReceiverKey& receiver, const Held& held, Version served, std::string last_error) {
+Status ReceiverReports::Report(const ReceiverKey& receiver, const Held& held, Version served,
+                               const std::string& last_error) {
   LS_RETURN_IF_ERROR(CheckKey(receiver));
   std::lock_guard lock(mutex_);
   Entry* const entry = Find(receiver);

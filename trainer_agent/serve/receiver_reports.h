@@ -62,9 +62,9 @@ class ReceiverReports {
 
   // A pull of `receiver`, whose instance is not known, began, with an empty outcome, or ended. Where several processes
   // of its owner have that name, each reports for itself.
-  void OfPull(const ReceiverKey& receiver, const Held& held, std::string outcome);
+  void OfPull(const ReceiverKey& receiver, const Held& held, const std::string& outcome);
   // kBadData: there can be no such model or name, or the instance has another length.
-  Status Report(const ReceiverKey& receiver, const Held& held, Version served, std::string last_error);
+  Status Report(const ReceiverKey& receiver, const Held& held, Version served, const std::string& last_error);
 
   // A stream of versions: its receiver is connected as long as this lives.
   class Connection {
