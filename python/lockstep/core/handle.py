@@ -6,6 +6,7 @@ import weakref
 from typing import Any, Callable
 
 from lockstep.core import abi
+from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.errors import StateError, from_code
 
 
@@ -35,7 +36,7 @@ class Handle:
 
     def close(self) -> None:
         """Leaves the agent; a version being written is aborted. Closing twice is fine."""
-        with self._lock:
+        with self._lock, delayed_interrupt():
             self._handle = None
             self._finalizer()
 
@@ -47,11 +48,12 @@ class Handle:
 
     def _open(self, options: ctypes.Structure) -> None:
         handle = ctypes.c_void_p()
-        code = self._function("open")(ctypes.byref(options), ctypes.byref(handle))
-        if code != 0:
-            raise from_code(code, self._last_error(None))
-        self._handle = handle
-        self._finalizer = weakref.finalize(self, self._function("close"), handle)
+        with delayed_interrupt():  # what the library has opened is closed by somebody
+            code = self._function("open")(ctypes.byref(options), ctypes.byref(handle))
+            if code != 0:
+                raise from_code(code, self._last_error(None))
+            self._handle = handle
+            self._finalizer = weakref.finalize(self, self._function("close"), handle)
 
     def _call(self, function: str, *arguments: Any) -> None:
         with self._lock:

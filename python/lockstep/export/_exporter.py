@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 from lockstep.core import abi, arguments
+from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.errors import AbortedError, BadDataError, Error
 from lockstep.core.handle import Handle
 from lockstep.core.tensors import LocalTensor, TensorMeta, described
 from lockstep.export._agreement import Ranks, all_gather, gather_sheets, reason_of, require_agreement
 from lockstep.export._c_tensors import c_locals, refuse_gpu_tensors, wait_for_gpu
-from lockstep.export._delayed_interrupt import delayed_interrupt
 from lockstep.export._named_tensors import named_tensors
 from lockstep.export._parts import SHEET_FORMAT, Frozen, Part
 
@@ -174,6 +174,8 @@ class Exporter(Handle):
     def publish(self, version: int) -> None:
         """Publishes this rank's part of ``version``; called on every rank, with the weights not written to meanwhile.
 
+        Ctrl-C waits for the end, which the other ranks need as much as this one; a second one does not.
+
         Raises:
             BadDataError: the model is not what it was when the exporter was made, or bytes are missing.
             StateError: the version does not increase.
@@ -181,7 +183,7 @@ class Exporter(Handle):
             UnavailableError: the agent, or another rank, cannot be reached. A lost rank is final.
         """
         number = arguments.version_number(version)
-        with self._lock, delayed_interrupt():
+        with self._lock, delayed_interrupt(second_at_once=True):
             self._open_handle()
             try:
                 addresses = self._current_addresses()

@@ -8,6 +8,7 @@ import struct
 from typing import Any, Iterable, Mapping, Sequence, Tuple, Union
 
 from lockstep.core import abi, arguments
+from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.errors import BadDataError, Error
 from lockstep.core.handle import Handle
 from lockstep.core.tensors import (
@@ -116,7 +117,7 @@ class Publisher(Handle):
         """Writes this rank's tensors as ``version`` and commits it.
 
         Every tensor is checked before anything is written. An error leaves no version half-written and the next publish
-        works.
+        works. Ctrl-C waits for the end: the version is published.
 
         Args:
             version: greater than every version of the run.
@@ -129,7 +130,7 @@ class Publisher(Handle):
             AbortedError: another rank vanished or aborted; this version is gone for all.
         """
         sources = [self._source(name, tensor) for name, tensor in named(tensors)]
-        with self._lock:
+        with self._lock, delayed_interrupt():
             self.begin(version)
             try:
                 for position, source in sources:
