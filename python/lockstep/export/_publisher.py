@@ -21,6 +21,7 @@ from lockstep.core.tensors import (
     entries_of,
     named,
 )
+from lockstep.export._absence import Absence
 from lockstep.export._saved_tensors import refuse_names_in_memory
 from lockstep.export._ties import warn_of_ties
 
@@ -49,6 +50,9 @@ class Publisher(Handle):
         connect_timeout_ms: how long to wait for the agent; 0 means 10 seconds.
         reconnect_timeout_ms: how long a call waits for an agent that went away; 0 means 60 seconds.
         call_timeout_ms: how long a call waits for the agent's answer; 0 means 10 minutes.
+        skip_while_away: when that wait for the agent was in vain, ``publish`` answers False instead of raising
+            UnavailableError, and from then on without a wait, until an agent listens on ``socket``. The next version
+            has all weights, so receivers catch up with it.
 
     Raises:
         BadDataError: the description breaks a rule; the text names the tensor or attachment.
@@ -72,6 +76,7 @@ class Publisher(Handle):
         connect_timeout_ms: int = 0,
         reconnect_timeout_ms: int = 0,
         call_timeout_ms: int = 0,
+        skip_while_away: bool = False,
     ) -> None:
         super().__init__()
         entries = entries_of(tensors)
@@ -94,6 +99,7 @@ class Publisher(Handle):
             run=None if run is None else arguments.text("run", run, arguments.RUN_ID),
             attachments=None if attachments is None else json.dumps(dict(attachments)).encode(),
         )
+        self._absence = Absence(socket, skip_while_away)
         self._open(options)
         del described  # the library has read it
         self._run: str = self._library.lockstep_run(self._open_handle()).decode()
@@ -113,8 +119,8 @@ class Publisher(Handle):
         """Every tensor and its byte offset in the data section, in offset order."""
         return list(zip(self._tensors, self._offsets))
 
-    def publish(self, version: int, tensors: NamedTensors) -> None:
-        """Writes this rank's tensors as ``version`` and commits it.
+    def publish(self, version: int, tensors: NamedTensors) -> bool:
+        """Writes this rank's tensors as ``version`` and commits it. False: skipped, see ``skip_while_away``.
 
         Every tensor is checked before anything is written. An error leaves no version half-written and the next publish
         works. Ctrl-C waits for the end: the version is published.
@@ -127,19 +133,12 @@ class Publisher(Handle):
         Raises:
             BadDataError: a tensor is unknown, of another dtype or shape, not readable in place, or missing.
             StateError: the version does not increase.
-            AbortedError: another rank vanished or aborted; this version is gone for all.
+            AbortedError: another rank vanished or aborted, or skipped it; this version is gone for all.
+            UnavailableError: no agent came back within ``reconnect_timeout_ms``.
         """
         sources = [self._source(name, tensor) for name, tensor in named(tensors)]
-        with self._lock, delayed_interrupt():
-            self.begin(version)
-            try:
-                for position, source in sources:
-                    self._write(position, source)
-                self.commit()
-            except BaseException:
-                with contextlib.suppress(Error):  # what went wrong first is what the caller must see
-                    self.abort()
-                raise
+        self._open_handle()
+        return self._absence.publish(lambda: self._publish(version, sources))
 
     def begin(self, version: int) -> memoryview:
         """Starts writing ``version``; waits, if at all, for the end of the previous diff.
@@ -168,6 +167,18 @@ class Publisher(Handle):
     def abort(self) -> None:
         """Aborts the version being written, for all ranks."""
         self._call("abort")
+
+    def _publish(self, version: int, sources: "list[tuple[int, TensorBytes]]") -> None:
+        with self._lock, delayed_interrupt():
+            self.begin(version)
+            try:
+                for position, source in sources:
+                    self._write(position, source)
+                self.commit()
+            except BaseException:
+                with contextlib.suppress(Error):  # what went wrong first is what the caller must see
+                    self.abort()
+                raise
 
     def _c_tensors(self) -> "tuple[ctypes.Array[abi.CTensor], Any]":
         """The descriptions for the library, and what must live as long as they do. Packed, since assigning the fields
