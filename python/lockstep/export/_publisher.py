@@ -5,6 +5,7 @@ import ctypes
 import json
 import os
 import struct
+import weakref
 from typing import Any, Iterable, Mapping, Sequence, Tuple, Union
 
 from lockstep.core import abi, arguments
@@ -99,6 +100,7 @@ class Publisher(Handle):
             run=None if run is None else arguments.text("run", run, arguments.RUN_ID),
             attachments=None if attachments is None else json.dumps(dict(attachments)).encode(),
         )
+        self._views: "list[weakref.ref[memoryview]]" = []  # that begin() gave and somebody has
         self._absence = Absence(socket, skip_while_away)
         self._open(options)
         del described  # the library has read it
@@ -144,12 +146,17 @@ class Publisher(Handle):
         """Starts writing ``version``; waits, if at all, for the end of the previous diff.
 
         Returns the data section in shared memory, to be filled in place at the offsets of ``layout``. It is valid until
-        commit, abort or close: writing to it later damages a version that is served, and receivers refuse it.
+        commit, abort or close: writing to it later damages a version that is served, and receivers refuse it. After
+        close it raises ValueError; its slices, and arrays made of it, may not be used any more.
         """
         number = arguments.version_number(version)
         data = ctypes.c_void_p()
         self._call("begin", number, ctypes.byref(data))
-        return memoryview((ctypes.c_ubyte * self.data_bytes).from_address(data.value or 0)).cast("B")
+        memory: Any = (ctypes.c_ubyte * self.data_bytes).from_address(data.value or 0)
+        memory.publisher = self  # which is not collected, and closed, as long as somebody has the memory
+        view = memoryview(memory).cast("B")
+        self._views = [*(other for other in self._views if other() is not None), weakref.ref(view)]
+        return view
 
     def write(self, name: str, tensor: Any) -> None:
         """Copies one whole tensor into the version being written and reports it as done. BadDataError as publish."""
@@ -167,6 +174,16 @@ class Publisher(Handle):
     def abort(self) -> None:
         """Aborts the version being written, for all ranks."""
         self._call("abort")
+
+    def close(self) -> None:
+        """As any handle's; views that begin() gave raise ValueError from then on."""
+        with self._lock:
+            for reference in self._views:
+                view = reference()
+                if view is not None:
+                    with contextlib.suppress(BufferError):  # an array was made of it
+                        view.release()
+            super().close()
 
     def _publish(self, version: int, sources: "list[tuple[int, TensorBytes]]") -> None:
         with self._lock, delayed_interrupt():
