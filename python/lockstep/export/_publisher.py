@@ -73,7 +73,7 @@ class Publisher(Handle):
         call_timeout_ms: int = 0,
     ) -> None:
         super().__init__()
-        entries = entries_of(tensors)
+        entries = list(entries_of(tensors))
         self._tensors, self._offsets = assign_offsets(describe(entries))
         refuse_names_in_memory(self._tensors)
         warn_of_ties(entries)
