@@ -14,8 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+import torch.distributed as dist
 from harness import MODEL
 from safetensors.torch import save_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import lockstep
 
@@ -154,6 +158,29 @@ def test_what_the_generator_raises_aborts_the_version(agent, publisher):
     publisher.publish(3, tensors_of(3))
 
 
+def test_what_went_wrong_first_is_raised_where_the_generator_fails_later(publisher):
+    pairs = [("other", torch.zeros(3)), ("x", OSError("a link is down"))]
+    with pytest.raises(lockstep.BadDataError, match='"other"'):
+        publisher.publish(1, Stream(pairs))
+
+
+def test_a_shard_is_refused_by_name(publisher):
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        shard = distribute_tensor(tensors_of(1)["norm"], init_device_mesh("cpu", (2,)), [Shard(0)])
+        with pytest.raises(lockstep.BadDataError, match=r'tensor "norm": it is a DTensor; give tensor.full_tensor\(\)'):
+            publisher.publish(1, {**tensors_of(1), "norm": shard})
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_rank_that_writes_nothing_needs_neither_agent_nor_checkpoint():
+    publisher = lockstep.StreamPublisher("/nowhere.sock", MODEL, "/no/checkpoint", rank=1)
+    stream = Stream([("any", None)])
+    publisher.publish(1, stream)
+    assert stream.ended and (publisher.writes, publisher.run, publisher.committed_version) == (False, "", 0)
+
+
 def test_a_version_that_does_not_increase_is_refused_and_its_stream_taken_to_the_end(publisher):
     publisher.publish(2, tensors_of(2))
     for version in (0, 2):
@@ -238,7 +265,7 @@ def test_strides_and_rounding_are_those_of_named_tensors(cluster, agent):
     floats = torch.nan_to_num(bits.view(torch.float32), nan=1.0, posinf=torch.inf, neginf=-torch.inf)
     wide = torch.randn(1 << 11, 1 << 12)
     tensors = {"floats": floats, "turned": wide.t(), "strided": wide[::2, 5:], "half": wide.half(), "one": wide[3, 7]}
-    tensors["numpy"] = wide[:3].numpy()
+    tensors |= {"numpy": wide[:3].numpy(), "nothing": wide[:0].t(), "experts": wide.view(4, 512, 4096).transpose(0, 2)}
     receiver = cluster.receiver(agent, models=("streamed", "named"))
     options = {"dtype": torch.bfloat16, "socket": agent.socket}
     with lockstep.StreamPublisher(model="streamed", layout=iter(tensors.items()), **options) as streamed:

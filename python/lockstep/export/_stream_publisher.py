@@ -175,12 +175,13 @@ class StreamPublisher:
 
     def _copy(self, publisher: Publisher, data: memoryview, name: str, tensor: Any) -> None:
         opened, offset = self._layout[name]
-        if opened.nbytes == 0 or _lies_as(opened, tensor):
+        if _lies_as(opened, tensor):
             publisher.write(name, tensor)
             return
         local_of(name, tensor)  # refuses what cannot be read
-        _copy_by_torch(data[offset : offset + opened.nbytes], opened.dtype, tensor)
-        publisher.ranges_done([(offset, opened.nbytes)])
+        if opened.nbytes:
+            _copy_by_torch(data[offset : offset + opened.nbytes], opened.dtype, tensor)
+            publisher.ranges_done([(offset, opened.nbytes)])
 
 
 @contextlib.contextmanager
@@ -191,7 +192,8 @@ def _taken_to_its_end(entries: "Iterator[Any]") -> "Iterator[None]":
             yield
         except Exception as error:
             traceback.clear_frames(error.__traceback__)  # they have the tensor
-            deque(entries, maxlen=0)
+            with contextlib.suppress(Exception):  # what went wrong first is what the caller must see
+                deque(entries, maxlen=0)
             raise
         deque(entries, maxlen=0)
 
