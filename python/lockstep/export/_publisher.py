@@ -80,7 +80,7 @@ class Publisher(Handle):
         skip_while_away: bool = False,
     ) -> None:
         super().__init__()
-        entries = entries_of(tensors)
+        entries = list(entries_of(tensors))
         self._tensors, self._offsets = assign_offsets(describe(entries))
         refuse_names_in_memory(self._tensors)
         warn_of_ties(entries)
