@@ -191,6 +191,20 @@ def test_a_version_that_does_not_increase_is_refused_and_its_stream_taken_to_the
     publisher.publish(3, tensors_of(3))
 
 
+def test_versions_are_skipped_while_the_agent_is_away_and_their_streams_taken_to_the_end(cluster, agent):
+    options = {"skip_while_away": True, "reconnect_timeout_ms": 200}
+    with lockstep.StreamPublisher(agent.socket, MODEL, tensors_of(0), **options) as publisher:
+        assert publisher.publish(1, tensors_of(1))
+        agent.stop()
+        with pytest.warns(RuntimeWarning, match="versions are skipped"):
+            for version in (2, 3):
+                stream = Stream(tensors_of(version).items())
+                assert not publisher.publish(version, stream) and stream.ended
+        agent.start()
+        assert publisher.publish(4, tensors_of(4))
+        cluster.receiver(agent).wait_for(tensors_of(4))
+
+
 def test_ctrl_c_is_handled_when_the_stream_has_ended(agent, publisher):
     stream = Stream(tensors_of(1).items())
 

@@ -9,10 +9,10 @@ from typing import Any, Iterable, Iterator, Mapping, Sequence, Tuple, Union
 
 from lockstep.core import arguments
 from lockstep.core.checkpoint_files import checkpoint_metas
+from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.dtypes import framework_name
 from lockstep.core.errors import BadDataError, Error, bad_tensor
 from lockstep.core.tensors import NamedTensors, TensorMeta, describe, entries_of, local_of, meta_of, pair
-from lockstep.export._delayed_interrupt import delayed_interrupt
 from lockstep.export._parts import exported_dtype
 from lockstep.export._publisher import Publisher
 
@@ -40,7 +40,8 @@ class StreamPublisher:
         writers: how many of them write, each its share of the bytes.
         dtype: the HuggingFace dtype of float32 tensors, when it is not float32: ``torch.bfloat16`` rounds them. A
             checkpoint and ``TensorMeta`` say it for each tensor; this permits the rounding.
-        run, attachments, connect_timeout_ms, reconnect_timeout_ms, call_timeout_ms: as for ``Publisher``.
+        run, attachments, connect_timeout_ms, reconnect_timeout_ms, call_timeout_ms, skip_while_away: as for
+            ``Publisher``; ``publish`` answers False on ranks that write.
 
     Raises:
         As ``Publisher``, on ranks that write; NotFoundError: ``layout`` has no checkpoint.
@@ -60,6 +61,7 @@ class StreamPublisher:
         connect_timeout_ms: int = 0,
         reconnect_timeout_ms: int = 0,
         call_timeout_ms: int = 0,
+        skip_while_away: bool = False,
     ) -> None:
         if writers < 1 or rank < 0:
             raise BadDataError(f"rank {rank} of {writers} writers: ranks go from 0, and there must be a writer")
@@ -81,6 +83,7 @@ class StreamPublisher:
             connect_timeout_ms=connect_timeout_ms,
             reconnect_timeout_ms=reconnect_timeout_ms,
             call_timeout_ms=call_timeout_ms,
+            skip_while_away=skip_while_away,
         )
         self._layout = {meta.name: (meta, offset) for meta, offset in self._publisher.layout}
         self._own = _share([meta for meta, _ in self.layout], rank, writers)
@@ -105,8 +108,8 @@ class StreamPublisher:
         """Whether this rank writes a share of each version."""
         return self._publisher is not None
 
-    def publish(self, version: int, stream: NamedTensors) -> None:
-        """Publishes what ``stream`` gives as ``version``; called on every rank.
+    def publish(self, version: int, stream: NamedTensors) -> bool:
+        """Publishes what ``stream`` gives as ``version``; called on every rank. False: skipped, see ``skip_while_away``.
 
         An error is raised when the stream has ended, and by ranks that write alone; the version is gone then, the one
         before stays, and the next publish works. What the stream itself raises aborts the version, too. Ctrl-C is
@@ -124,8 +127,11 @@ class StreamPublisher:
         """
         entries = iter(entries_of(stream))
         with _taken_to_its_end(entries):
-            if self._publisher is not None:
-                self._write(self._publisher, arguments.version_number(version), entries)
+            publisher = self._publisher
+            if publisher is None:
+                return True
+            number = arguments.version_number(version)
+            return publisher._absence.publish(lambda: self._write(publisher, number, entries))
 
     def close(self) -> None:
         """Leaves the agent; a version being written is aborted. Closing twice is fine."""
@@ -187,7 +193,7 @@ class StreamPublisher:
 @contextlib.contextmanager
 def _taken_to_its_end(entries: "Iterator[Any]") -> "Iterator[None]":
     """After the block, and before what it raises is, takes what is left of ``entries``."""
-    with delayed_interrupt():
+    with delayed_interrupt(second_at_once=True):
         try:
             yield
         except Exception as error:
