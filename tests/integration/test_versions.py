@@ -1,6 +1,7 @@
 """Versions, runs, ranks and models: what trainers do, right and wrong, and what receivers get of it."""
 
 import contextlib
+import gc
 import os
 import signal
 
@@ -338,6 +339,26 @@ def test_tensors_filled_in_place_by_ranges_arrive(cluster, agent):
             )
         publisher.commit()
         receiver.wait_for(tensors)
+
+
+def test_the_memory_of_a_version_raises_after_close(agent):
+    with agent.publisher({"a": np.zeros(4)}) as publisher:
+        views = []
+        for version in range(1, 5):
+            views.append(publisher.begin(version))
+            publisher.abort()
+        with publisher.begin(5):  # which releases it before
+            pass
+    for view in views:
+        with pytest.raises(ValueError, match="released memoryview"):
+            view[0]
+
+
+def test_the_memory_of_a_version_keeps_a_publisher_that_nobody_else_has(agent):
+    data = np.frombuffer(agent.publisher({"a": np.zeros(4)}).begin(1), np.float64)
+    gc.collect()
+    data[:] = 1
+    assert agent.model_status()["writing_version"] == 1
 
 
 @pytest.mark.parametrize(

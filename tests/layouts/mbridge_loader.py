@@ -1,7 +1,10 @@
-"""Loads HuggingFace checkpoints into Megatron models through mbridge: the witness that owes nothing to Lockstep."""
+"""Loads HuggingFace checkpoints into Megatron models through mbridge, the witness that owes nothing to Lockstep, and
+exports them by its generator."""
 
+import contextlib
 import re
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +94,11 @@ def load(chunks: "list[Any]", hf: PretrainedConfig, topology: Topology, director
         warnings.simplefilter("ignore")
         bridge = _bridge(hf.__class__.from_dict(hf.to_dict()), topology)
         bridge.load_weights(chunks if te_names else [TeNamed(chunk) for chunk in chunks], str(directory))
+
+
+@contextlib.contextmanager
+def exported(chunks: "list[Any]", hf: PretrainedConfig, topology: Topology) -> "Iterator[Any]":
+    """mbridge's generator of (name, whole tensor), of chunks with TransformerEngine's names; used inside the block. All
+    ranks take it together."""
+    with megatron_on_cpu(), torch.no_grad():
+        yield _bridge(hf.__class__.from_dict(hf.to_dict()), topology).export_weights(chunks)

@@ -108,6 +108,13 @@ def test_ranks_that_reach_different_agents_are_refused_naming_both_runs(cluster)
         other.close()
 
 
+def test_versions_are_not_skipped_where_some_ranks_cannot_see_that_the_agent_is_away(cluster):
+    with Ranks(TWO, timeout_s=20) as ranks:
+        sockets = [cluster.agent().socket] * 2
+        answers = ranks.call(refusal, open_halves, sockets, remote=[1], skip_while_away=True)
+    assert all(kind == "BadDataError" and "skip_while_away" in text for kind, text in answers)
+
+
 def test_all_ranks_know_the_run_and_give_it_back_to_go_on(cluster):
     agent = cluster.agent()
     receiver = cluster.receiver(agent)

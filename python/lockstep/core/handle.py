@@ -3,14 +3,17 @@
 import ctypes
 import threading
 import weakref
-from typing import Any, Callable
+from typing import Any
 
 from lockstep.core import abi
+from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.errors import StateError, from_code
+from lockstep.core.forked import FORKED, close_after_fork
 
 
 class Handle:
     """Calls of one handle happen one at a time; leaving its ``with`` block, or the end of the process, closes it.
+    In a process that is forked off it is closed.
 
     Subclasses give the names of their functions in the library.
     """
@@ -22,7 +25,9 @@ class Handle:
         self._library = abi.load()
         self._lock = threading.RLock()
         self._handle: "ctypes.c_void_p | None" = None
-        self._finalizer: "Callable[[], Any]" = lambda: None
+        self._finalizer: "weakref.finalize[Any, Any] | None" = None
+        self._closed = "is closed"
+        close_after_fork(self)
 
     @property
     def committed_version(self) -> int:
@@ -35,9 +40,10 @@ class Handle:
 
     def close(self) -> None:
         """Leaves the agent; a version being written is aborted. Closing twice is fine."""
-        with self._lock:
+        with self._lock, delayed_interrupt():
             self._handle = None
-            self._finalizer()
+            if self._finalizer is not None:
+                self._finalizer()
 
     def __enter__(self) -> Any:
         return self
@@ -45,13 +51,21 @@ class Handle:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def _close_after_fork(self) -> None:
+        self._lock = threading.RLock()
+        self._handle = None
+        self._closed = FORKED
+        if self._finalizer is not None:
+            self._finalizer.detach()  # the library would wait for threads that are not here
+
     def _open(self, options: ctypes.Structure) -> None:
         handle = ctypes.c_void_p()
-        code = self._function("open")(ctypes.byref(options), ctypes.byref(handle))
-        if code != 0:
-            raise from_code(code, self._last_error(None))
-        self._handle = handle
-        self._finalizer = weakref.finalize(self, self._function("close"), handle)
+        with delayed_interrupt():  # what the library has opened is closed by somebody
+            code = self._function("open")(ctypes.byref(options), ctypes.byref(handle))
+            if code != 0:
+                raise from_code(code, self._last_error(None))
+            self._handle = handle
+            self._finalizer = weakref.finalize(self, self._function("close"), handle)
 
     def _call(self, function: str, *arguments: Any) -> None:
         with self._lock:
@@ -65,7 +79,7 @@ class Handle:
 
     def _open_handle(self) -> ctypes.c_void_p:
         if self._handle is None:
-            raise StateError(f"the {type(self).__name__.lower()} is closed")
+            raise StateError(f"the {type(self).__name__.lower()} {self._closed}")
         return self._handle
 
     def _last_error(self, handle: "ctypes.c_void_p | None") -> str:

@@ -112,6 +112,10 @@ class Peer:
         self._stream.shutdown()
         self._stream.close()
 
+    def drop(self) -> None:
+        """Closes this process's end; others that have it go on."""
+        self._stream.close()
+
     def _raise_its_reason(self, deadline: float) -> None:
         """AbortedError, if that is the last that the peer sent before it went."""
         with contextlib.suppress(UnavailableError, DeadlineError, ProtocolError):

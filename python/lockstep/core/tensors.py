@@ -243,24 +243,25 @@ _WANTED = (
 )
 
 
-def entries_of(tensors: "NamedTensors | Iterable[TensorMeta]") -> "list[Any]":
+def entries_of(tensors: "NamedTensors | Iterable[TensorMeta]") -> "Iterable[Any]":
     """A mapping's items, or what is in an iterable. BadDataError where it is neither, or a module or one tensor."""
     if isinstance(tensors, Mapping):
-        return list(tensors.items())
+        return tensors.items()
     if callable(getattr(tensors, "state_dict", None)):
         raise BadDataError(f"a {type(tensors).__name__} is a module, not its tensors; {_WANTED}")
     if isinstance(tensors, str) or hasattr(tensors, "data_ptr") or not isinstance(tensors, Iterable):
         raise BadDataError(f"a {type(tensors).__name__} was given for a model's tensors; {_WANTED}")
-    return list(tensors)
+    return tensors
 
 
 def named(tensors: NamedTensors) -> "list[Tuple[str, Any]]":
     """(name, tensor) pairs of a mapping or of an iterable of pairs, as ``model.named_parameters()`` gives. BadDataError
     where it gives something else."""
-    return [_pair(position, entry) for position, entry in enumerate(entries_of(tensors))]
+    return [pair(position, entry) for position, entry in enumerate(entries_of(tensors))]
 
 
-def _pair(position: int, entry: Any) -> "Tuple[str, Any]":
+def pair(position: int, entry: Any) -> "Tuple[str, Any]":
+    """``entry`` as a name and a tensor. BadDataError where it is something else; ``position`` is for the sentence."""
     # A tensor must not be taken for a pair: one of two rows can be unpacked like one.
     is_pair = isinstance(entry, (tuple, list)) and len(entry) == 2
     if is_pair and isinstance(entry[0], str):
@@ -272,7 +273,7 @@ def _pair(position: int, entry: Any) -> "Tuple[str, Any]":
 def describe(tensors: "NamedTensors | Iterable[TensorMeta]") -> "list[TensorMeta]":
     """The descriptions of a model's tensors, given as such or as the tensors themselves."""
     metas = [
-        entry if isinstance(entry, TensorMeta) else meta_of(*_pair(position, entry))
+        entry if isinstance(entry, TensorMeta) else meta_of(*pair(position, entry))
         for position, entry in enumerate(entries_of(tensors))
     ]
     for meta in metas:

@@ -7,10 +7,10 @@ import os
 import re
 import threading
 import time
-import weakref
 from typing import Any, Callable, Iterator, Union
 
 from lockstep.core.errors import BadDataError, Error, InternalError, ProtocolError, StateError, UnavailableError
+from lockstep.core.forked import close_after_fork
 from lockstep.core.peer import LINE
 from lockstep.engine._connection import Connection, Message, MessageType
 from lockstep.engine._control_page import ControlPage, EngineState
@@ -27,16 +27,6 @@ _LONGEST_PAUSE_SECONDS = 1.0
 _KEPT_PAUSES = 1024
 # A receiver may refuse one time for a reason that passes: another rank was lost, an old process is still there.
 _FINAL_REFUSALS = 2
-
-_followers: "weakref.WeakSet[Follower]" = weakref.WeakSet()
-
-
-def _close_all_after_fork() -> None:
-    for follower in list(_followers):
-        follower._close_after_fork()
-
-
-os.register_at_fork(after_in_child=_close_all_after_fork)
 
 
 class Follower:
@@ -110,7 +100,7 @@ class Follower:
         self._stopping = threading.Event()
         self._connection_lock = threading.Lock()
         self._connection: "Connection | None" = None
-        _followers.add(self)
+        close_after_fork(self)
         self._thread = threading.Thread(target=self._run, name="lockstep-follower", daemon=True)
         self._thread.start()
 
@@ -172,8 +162,7 @@ class Follower:
         self.close()
 
     def _close_after_fork(self) -> None:
-        """In a process that was just forked, which has this thread alone; another may have held a lock. The connection
-        must end with the process whose memory it lends."""
+        """The connection must end with the process whose memory it lends."""
         self._error = "this process was forked off the one that follows"
         self._gate.close_after_fork(self._error)
         self._stopping = threading.Event()

@@ -6,6 +6,7 @@ import time
 from typing import Any, Protocol, Sequence, Union
 
 from lockstep.core.errors import AbortedError, DeadlineError, Error, ProtocolError, StateError, UnavailableError
+from lockstep.core.forked import FORKED, close_after_fork
 from lockstep.core.ring_messages import MAX_VERSION, Message, MessageType, Peer
 from lockstep.core.tensors import TensorMeta
 from lockstep.engine._ring_memory import Piece, Ring
@@ -49,7 +50,8 @@ class RingReader:
         self._ring: "Ring | None" = None  # once the trainer has sent what it has
         self._served: "Served | None" = None
         self._error: "str | None" = None
-        self._closed = False
+        self._closed: "str | None" = None
+        close_after_fork(self)
 
     @property
     def served(self) -> "Served | None":
@@ -78,7 +80,7 @@ class RingReader:
             Exception: whatever ``into`` raised; the trainer gets its text.
         """
         if self._closed:
-            raise StateError("the reader is closed")
+            raise StateError(f"the reader {self._closed}")
         version = self._next_version(None if timeout is None else time.monotonic() + timeout)
         assert self._peer is not None and self._ring is not None
         try:
@@ -93,7 +95,7 @@ class RingReader:
 
     def close(self) -> None:
         """Leaves the ring. The weights stay as they are."""
-        self._closed = True
+        self._closed = self._closed or "is closed"
         self._leave("the reader was closed")
 
     def __enter__(self) -> "RingReader":
@@ -101,6 +103,12 @@ class RingReader:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+    def _close_after_fork(self) -> None:
+        self._closed = FORKED
+        if self._peer is not None:
+            self._peer.drop()
+        self._peer = self._ring = None
 
     def _next_version(self, deadline: "float | None") -> int:
         """Waits for BEGIN, on a new connection where the last one has ended."""

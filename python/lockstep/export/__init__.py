@@ -11,6 +11,7 @@ from lockstep.export._named_tensors import named_tensors
 from lockstep.export._parts import Part
 from lockstep.export._publisher import Publisher
 from lockstep.export._saved_tensors import saved_tensors
+from lockstep.export._stream_publisher import StreamPublisher
 from lockstep.export._ties import without_ties
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Part",
     "PublishStats",
     "Publisher",
+    "StreamPublisher",
     "adapter",
     "fsdp",
     "megatron",

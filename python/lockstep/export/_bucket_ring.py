@@ -12,6 +12,7 @@ from typing import Any, Callable
 
 from lockstep.core import arguments
 from lockstep.core.errors import BadDataError, Error, PermissionDeniedError, ProtocolError, StateError, UnavailableError
+from lockstep.core.forked import FORKED, close_after_fork
 from lockstep.core.ring_messages import ALIGN, MAX_BUCKETS, Message, MessageType, Peer
 from lockstep.export._exporter import Exporter
 from lockstep.export._ring_buckets import CudaBucket, HostBucket, parts_of
@@ -73,6 +74,8 @@ class BucketRing:
         self._buckets = [kind(self._bucket_bytes + ALIGN) for _ in range(buckets)]
         self._tensors = [[meta.name, meta.dtype, list(meta.shape), offset] for meta, offset in tensors]
         self._listener: Any = _listen(self._path)
+        self._closed = "is closed"
+        close_after_fork(self)
 
     def send(self, version: int) -> None:
         """Gives ``version`` to the reader; returns when its engine has all of it. Weights must not change meanwhile.
@@ -90,7 +93,7 @@ class BucketRing:
         version = arguments.version_number(version)
         with self._lock:
             if self._listener is None:
-                raise StateError("the ring is closed")
+                raise StateError(f"the ring {self._closed}")
             reader = self._present_reader()
             try:
                 with self._exporter._filling() as fill:
@@ -120,6 +123,15 @@ class BucketRing:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+    def _close_after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self._closed = FORKED
+        if self._reader is not None:
+            self._reader.drop()
+        if self._listener is not None:
+            self._listener.close()
+        self._listener = self._reader = None
 
     def _send(self, reader: Peer, version: int, fill: "Callable[[int, int, int], None]") -> None:
         reader.send(Message(MessageType.BEGIN, version), self._deadline())

@@ -8,6 +8,7 @@ from lockstep.core.errors import BadDataError
 from lockstep.export._exporter import Exporter
 
 DEFAULT_BUCKET_BYTES = 512 << 20
+DEFAULT_RECONNECT_TIMEOUT_MS = 60_000
 DEFAULT_SOCKET = "/run/trainer-agent/export.sock"
 _BACKENDS = ("megatron", "fsdp")
 
@@ -28,6 +29,8 @@ class ExportConfig:
     weight_export_threads: int = 1
     socket: str = DEFAULT_SOCKET
     model: str = ""
+    reconnect_timeout_ms: int = DEFAULT_RECONNECT_TIMEOUT_MS
+    skip_while_away: bool = False
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -53,7 +56,7 @@ class ExportConfig:
 
         Reads ``trainer.engine.{backend, tensor_parallel_size, pipeline_parallel_size, expert_parallel_size}``,
         ``actor.megatron.weight_export_bucket_bytes`` (``actor`` next to ``trainer`` or inside it) and
-        ``lockstep.{socket, model, weight_export_threads}``; a flat dict of these fields works too. Other keys of
+        ``lockstep.{socket, model, weight_export_threads, reconnect_timeout_ms, skip_while_away}``; a flat dict of these fields works too. Other keys of
         ``trainer`` and ``actor`` are the trainer's own. BadDataError names a value that is wrong, or given twice and
         differently.
         """
@@ -86,7 +89,9 @@ class ExportConfig:
         parser = _Parser(add_help=False, allow_abbrev=False)
         for field in fields(cls):
             flag = "--" + field.name.replace("_", "-")
-            parser.add_argument(flag, type=type(field.default), default=field.default)
+            kind: Any = type(field.default)
+            how: "dict[str, Any]" = {"action": "store_true"} if kind is bool else {"type": kind}
+            parser.add_argument(flag, default=field.default, **how)
         known, _ = parser.parse_known_args(arguments)
         return cls(**vars(known))
 
@@ -100,6 +105,8 @@ class ExportConfig:
             "model": self.model,
             "bucket_bytes": self.weight_export_bucket_bytes,
             "threads": self.weight_export_threads,
+            "reconnect_timeout_ms": self.reconnect_timeout_ms,
+            "skip_while_away": self.skip_while_away,
             **options,
         }
         if self.backend == "fsdp":

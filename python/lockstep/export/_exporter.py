@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
 from lockstep.core import abi, arguments
+from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.errors import AbortedError, BadDataError, Error
 from lockstep.core.handle import Handle
 from lockstep.core.tensors import LocalTensor, TensorMeta, described
+from lockstep.export._absence import Absence
 from lockstep.export._agreement import Ranks, all_gather, gather_sheets, reason_of, require_agreement
 from lockstep.export._c_tensors import c_locals, refuse_gpu_tensors, wait_for_gpu
-from lockstep.export._delayed_interrupt import delayed_interrupt
 from lockstep.export._named_tensors import named_tensors
 from lockstep.export._parts import SHEET_FORMAT, Frozen, Part
 
@@ -52,6 +53,7 @@ class Exporter(Handle):
         threads: that copy, the caller's among them.
         run: None for a new run; 32 hex digits to continue a run whose versions the agent still holds.
         connect_timeout_ms, reconnect_timeout_ms, call_timeout_ms: as for ``Publisher``.
+        skip_while_away: as for ``Publisher``; only where all ranks are on the agent's host.
 
     Raises:
         BadDataError: a parameter without a rule, of a wrong shape or dtype, held by no rank or by two; it is named.
@@ -76,6 +78,7 @@ class Exporter(Handle):
         connect_timeout_ms: int = 0,
         reconnect_timeout_ms: int = 0,
         call_timeout_ms: int = 0,
+        skip_while_away: bool = False,
     ) -> None:
         super().__init__()
         self._parts = list(parts)
@@ -86,6 +89,7 @@ class Exporter(Handle):
         ranks = gather_sheets(lambda: self._describe(beside), group)
         self._sheets = ranks.sheets
         self._exchange = _exchange_for(ranks, group, call_timeout_ms)
+        self._absence = Absence(socket, skip_while_away)
         options = abi.CExporterOptions(
             abi_version=abi.ABI_VERSION,
             socket_path=socket_path,
@@ -171,17 +175,20 @@ class Exporter(Handle):
         counts = [getattr(raw, field[0]) for field in raw._fields_[:-2]]
         return PublishStats._make([*counts, raw.begin_us / 1e6, raw.total_us / 1e6])
 
-    def publish(self, version: int) -> None:
+    def publish(self, version: int) -> bool:
         """Publishes this rank's part of ``version``; called on every rank, with the weights not written to meanwhile.
+        False: skipped, see ``skip_while_away``.
+
+        Ctrl-C waits for the end, which the other ranks need as much as this one; a second one does not.
 
         Raises:
             BadDataError: the model is not what it was when the exporter was made, or bytes are missing.
             StateError: the version does not increase.
-            AbortedError: another rank failed; the version is gone for all, and the next publish works.
+            AbortedError: another rank failed, or skipped it; the version is gone for all, and the next publish works.
             UnavailableError: the agent, or another rank, cannot be reached. A lost rank is final.
         """
         number = arguments.version_number(version)
-        with self._lock, delayed_interrupt():
+        with self._lock, delayed_interrupt(second_at_once=True):
             self._open_handle()
             try:
                 addresses = self._current_addresses()
@@ -189,7 +196,7 @@ class Exporter(Handle):
                 with contextlib.suppress(Error):
                     self._call("give_up", number, reason_of(error).encode(errors="replace"))
                 raise
-            self._call("publish", number, addresses)
+            return self._absence.publish(lambda: self._call("publish", number, addresses))
 
     def write_sheets(self, directory: "str | os.PathLike[str]") -> None:
         """Writes the sheets of all ranks to ``directory``, for ``lockstepctl plan --sheets``."""
@@ -213,6 +220,10 @@ class Exporter(Handle):
             self._open(options)
             self._description = json.loads(self._library.lockstep_exporter_describe(self._open_handle()))
             self._check_frozen_names()
+            if self._exchange and self._absence.skips:
+                raise BadDataError(
+                    "skip_while_away: ranks on other hosts than the agent's cannot see that it is away; leave it out"
+                )
         except Error as error:  # sent to the other ranks, and raised by all
             failure = error
         try:

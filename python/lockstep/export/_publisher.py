@@ -5,9 +5,11 @@ import ctypes
 import json
 import os
 import struct
+import weakref
 from typing import Any, Iterable, Mapping, Sequence, Tuple, Union
 
 from lockstep.core import abi, arguments
+from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.errors import BadDataError, Error
 from lockstep.core.handle import Handle
 from lockstep.core.tensors import (
@@ -20,6 +22,7 @@ from lockstep.core.tensors import (
     entries_of,
     named,
 )
+from lockstep.export._absence import Absence
 from lockstep.export._saved_tensors import refuse_names_in_memory
 from lockstep.export._ties import warn_of_ties
 
@@ -48,6 +51,9 @@ class Publisher(Handle):
         connect_timeout_ms: how long to wait for the agent; 0 means 10 seconds.
         reconnect_timeout_ms: how long a call waits for an agent that went away; 0 means 60 seconds.
         call_timeout_ms: how long a call waits for the agent's answer; 0 means 10 minutes.
+        skip_while_away: when that wait for the agent was in vain, ``publish`` answers False instead of raising
+            UnavailableError, and from then on without a wait, until an agent listens on ``socket``. The next version
+            has all weights, so receivers catch up with it.
 
     Raises:
         BadDataError: the description breaks a rule; the text names the tensor or attachment.
@@ -71,9 +77,10 @@ class Publisher(Handle):
         connect_timeout_ms: int = 0,
         reconnect_timeout_ms: int = 0,
         call_timeout_ms: int = 0,
+        skip_while_away: bool = False,
     ) -> None:
         super().__init__()
-        entries = entries_of(tensors)
+        entries = list(entries_of(tensors))
         self._tensors, self._offsets = assign_offsets(describe(entries))
         refuse_names_in_memory(self._tensors)
         warn_of_ties(entries)
@@ -93,6 +100,8 @@ class Publisher(Handle):
             run=None if run is None else arguments.text("run", run, arguments.RUN_ID),
             attachments=None if attachments is None else json.dumps(dict(attachments)).encode(),
         )
+        self._views: "list[weakref.ref[memoryview]]" = []  # that begin() gave and somebody has
+        self._absence = Absence(socket, skip_while_away)
         self._open(options)
         del described  # the library has read it
         self._run: str = self._library.lockstep_run(self._open_handle()).decode()
@@ -112,11 +121,11 @@ class Publisher(Handle):
         """Every tensor and its byte offset in the data section, in offset order."""
         return list(zip(self._tensors, self._offsets))
 
-    def publish(self, version: int, tensors: NamedTensors) -> None:
-        """Writes this rank's tensors as ``version`` and commits it.
+    def publish(self, version: int, tensors: NamedTensors) -> bool:
+        """Writes this rank's tensors as ``version`` and commits it. False: skipped, see ``skip_while_away``.
 
         Every tensor is checked before anything is written. An error leaves no version half-written and the next publish
-        works.
+        works. Ctrl-C waits for the end: the version is published.
 
         Args:
             version: greater than every version of the run.
@@ -126,30 +135,28 @@ class Publisher(Handle):
         Raises:
             BadDataError: a tensor is unknown, of another dtype or shape, not readable in place, or missing.
             StateError: the version does not increase.
-            AbortedError: another rank vanished or aborted; this version is gone for all.
+            AbortedError: another rank vanished or aborted, or skipped it; this version is gone for all.
+            UnavailableError: no agent came back within ``reconnect_timeout_ms``.
         """
         sources = [self._source(name, tensor) for name, tensor in named(tensors)]
-        with self._lock:
-            self.begin(version)
-            try:
-                for position, source in sources:
-                    self._write(position, source)
-                self.commit()
-            except BaseException:
-                with contextlib.suppress(Error):  # what went wrong first is what the caller must see
-                    self.abort()
-                raise
+        self._open_handle()
+        return self._absence.publish(lambda: self._publish(version, sources))
 
     def begin(self, version: int) -> memoryview:
         """Starts writing ``version``; waits, if at all, for the end of the previous diff.
 
         Returns the data section in shared memory, to be filled in place at the offsets of ``layout``. It is valid until
-        commit, abort or close: writing to it later damages a version that is served, and receivers refuse it.
+        commit, abort or close: writing to it later damages a version that is served, and receivers refuse it. After
+        close it raises ValueError; its slices, and arrays made of it, may not be used any more.
         """
         number = arguments.version_number(version)
         data = ctypes.c_void_p()
         self._call("begin", number, ctypes.byref(data))
-        return memoryview((ctypes.c_ubyte * self.data_bytes).from_address(data.value or 0)).cast("B")
+        memory: Any = (ctypes.c_ubyte * self.data_bytes).from_address(data.value or 0)
+        memory.publisher = self  # which is not collected, and closed, as long as somebody has the memory
+        view = memoryview(memory).cast("B")
+        self._views = [*(other for other in self._views if other() is not None), weakref.ref(view)]
+        return view
 
     def write(self, name: str, tensor: Any) -> None:
         """Copies one whole tensor into the version being written and reports it as done. BadDataError as publish."""
@@ -167,6 +174,28 @@ class Publisher(Handle):
     def abort(self) -> None:
         """Aborts the version being written, for all ranks."""
         self._call("abort")
+
+    def close(self) -> None:
+        """As any handle's; views that begin() gave raise ValueError from then on."""
+        with self._lock:
+            for reference in self._views:
+                view = reference()
+                if view is not None:
+                    with contextlib.suppress(BufferError):  # an array was made of it
+                        view.release()
+            super().close()
+
+    def _publish(self, version: int, sources: "list[tuple[int, TensorBytes]]") -> None:
+        with self._lock, delayed_interrupt():
+            self.begin(version)
+            try:
+                for position, source in sources:
+                    self._write(position, source)
+                self.commit()
+            except BaseException:
+                with contextlib.suppress(Error):  # what went wrong first is what the caller must see
+                    self.abort()
+                raise
 
     def _c_tensors(self) -> "tuple[ctypes.Array[abi.CTensor], Any]":
         """The descriptions for the library, and what must live as long as they do. Packed, since assigning the fields

@@ -69,6 +69,14 @@ PROGRAMS = (
     ),
     Program("sync/publish_bench.py", 90, (Figure("publish_blocked", "<= 1.1", "of a trainer, against memcpy"),)),
     Program(
+        "sync/stream_bench.py",
+        60,
+        (
+            Figure("stream_blocked", "<= 1.1", "of a trainer, from a generator against a mapping"),
+            Figure("stream_extra_memory", "<= 1", "of a generator's trainer, against one tensor and 16 MiB"),
+        ),
+    ),
+    Program(
         "sync/fanout_bench.py",
         120,
         (

@@ -2,10 +2,12 @@
 
 import os
 import re
+import threading
 import time
 from pathlib import Path
 
 POLL_S = 0.0005
+SAMPLE_S = 0.002
 
 
 def cpu_s(pid: int) -> float:
@@ -17,6 +19,34 @@ def memory_bytes(pid: int) -> "dict[str, int]":
     """Resident memory by kind: RssAnon, RssFile, RssShmem."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines if line.startswith("Rss")}
+
+
+class PeakMemory:
+    """Within a with block: watches processes, and keeps the most that each had beyond shared memory, in bytes."""
+
+    def __init__(self, pids: "dict[str, int]") -> None:
+        self._pids = pids
+        self.peaks = dict.fromkeys(pids, 0)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def _watch(self) -> None:
+        self._look()
+        while not self._ended.wait(SAMPLE_S):
+            self._look()
+
+    def _look(self) -> None:
+        for name, pid in self._pids.items():
+            now = memory_bytes(pid)
+            self.peaks[name] = max(self.peaks[name], now["RssAnon"] + now["RssFile"])
+
+    def __enter__(self) -> "PeakMemory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ended.set()
+        self._thread.join()
 
 
 def published_version(receiver: object) -> int:

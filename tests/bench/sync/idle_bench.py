@@ -6,7 +6,6 @@ of all elements changed is in a line of its own. CPU is what both take together 
 happens, for ten seconds, as a share of a core.
 """
 
-import threading
 import time
 
 import processes
@@ -17,33 +16,8 @@ from weights import Weights
 MEMORY_LIMIT = 256 << 20
 IDLE_LIMIT = 0.002
 COPIES = 5.0
-SAMPLE_S = 0.002
 DENSE = 0.5
 IDLE_S, QUICK_IDLE_S, IDLE_WINDOWS = 10.0, 0.5, 3
-
-
-class PeakMemory:
-    """Within a with block: watches processes, and keeps the most that each had beyond shared memory, in bytes."""
-
-    def __init__(self, daemons: "dict[str, object]") -> None:
-        self._daemons = daemons
-        self.peaks = dict.fromkeys(daemons, 0)
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-
-    def _watch(self) -> None:
-        while not self._ended.wait(SAMPLE_S):
-            for name, daemon in self._daemons.items():
-                now = processes.memory_bytes(daemon.process.pid)
-                self.peaks[name] = max(self.peaks[name], now["RssAnon"] + now["RssFile"])
-
-    def __enter__(self) -> "PeakMemory":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._ended.set()
-        self._thread.join()
 
 
 def idle_share(daemons: "dict[str, object]", window_s: float) -> "dict[str, float]":
@@ -62,6 +36,7 @@ def measure(cluster: Cluster, options: program.Options) -> None:
     agent = cluster.agent()
     receiver = cluster.receiver(agent)
     daemons = {"agent": agent, "receiver": receiver}
+    pids = {name: daemon.process.pid for name, daemon in daemons.items()}
     with agent.publisher(weights.tensors) as publisher:
 
         def publish(version: int, density: float) -> None:
@@ -69,7 +44,7 @@ def measure(cluster: Cluster, options: program.Options) -> None:
             publisher.publish(version, weights.tensors)
             processes.wait_published(receiver, version)
 
-        with PeakMemory(daemons) as sparse:
+        with processes.PeakMemory(pids) as sparse:
             for version in range(1, 2 + options.repeats):
                 publish(version, 0.01)
             receiver.ask("pull", "--full")
@@ -79,7 +54,7 @@ def measure(cluster: Cluster, options: program.Options) -> None:
         shares = [idle_share(daemons, QUICK_IDLE_S if options.quick else IDLE_S) for _ in range(IDLE_WINDOWS)]
         program.print_figure("idle_cpu", "of a core", size, [sum(share.values()) for share in shares], [IDLE_LIMIT])
         program.print_series("idle_cpu_by_daemon", "of a core", size, shares)
-        with PeakMemory(daemons) as dense:
+        with processes.PeakMemory(pids) as dense:
             for version in range(2 + options.repeats, 4 + options.repeats):
                 publish(version, DENSE)
     rows = [{"daemon": name, "rss": sparse.peaks[name], "dense_rss": dense.peaks[name]} for name in daemons]

@@ -1,0 +1,35 @@
+"""Ctrl-C in the middle of what must not stop there: it waits for the end."""
+
+import contextlib
+import signal
+import threading
+from typing import Any, Iterator
+
+
+@contextlib.contextmanager
+def delayed_interrupt(*, second_at_once: bool = False) -> "Iterator[None]":
+    """Inside the block SIGINT is only noted, and handled after it, once; with ``second_at_once`` the second one is
+    handled where it comes.
+
+    Does nothing outside the main thread, where Python never handles signals.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or not callable(before):  # ignored, the system's default, or not Python's
+        yield
+        return
+
+    noted: "list[Any]" = []
+
+    def note(number: int, frame: Any) -> None:
+        noted.append((number, frame))
+        if second_at_once:
+            signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if noted:
+            before(*noted[0])

@@ -1,0 +1,256 @@
+"""StreamPublisher: publishes what a generator yields, one tensor after the other."""
+
+import contextlib
+import dataclasses
+import os
+import traceback
+from collections import deque
+from typing import Any, Iterable, Iterator, Mapping, Sequence, Tuple, Union
+
+from lockstep.core import arguments
+from lockstep.core.checkpoint_files import checkpoint_metas
+from lockstep.core.delayed_interrupt import delayed_interrupt
+from lockstep.core.dtypes import framework_name
+from lockstep.core.errors import BadDataError, Error, bad_tensor
+from lockstep.core.tensors import NamedTensors, TensorMeta, describe, entries_of, local_of, meta_of, pair
+from lockstep.export._parts import exported_dtype
+from lockstep.export._publisher import Publisher
+
+# A checkpoint's directory; or descriptions, or tensors, which may come from a generator.
+Layout = Union[str, "os.PathLike[str]", NamedTensors, Iterable[TensorMeta]]
+
+_PIECE_BYTES = 8 << 20  # a GPU makes a copy of what it converts or makes contiguous: of no more than this at a time
+
+
+class StreamPublisher:
+    """Publishes whole tensors that come one at a time, once per version, in any order, on the CPU or a GPU.
+
+    For trainers with a generator of (name, whole tensor) that gathers shards as it goes, with collectives: every rank
+    makes a StreamPublisher and gives each ``publish`` its generator, and the first ``writers`` ranks, which must be on
+    the agent's host, write. A stream is always taken to its end, also after an error and on ranks that write nothing,
+    so that no rank is left alone in a collective. No tensor is held once the next one is asked for.
+
+    Args:
+        socket: the agent's unix socket.
+        model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
+        layout: the whole model, the same on every rank that writes: the directory of a HuggingFace checkpoint, of which
+            only the headers are read; ``TensorMeta``; or tensors, such as a first pass of the generator (which every
+            rank then must make).
+        rank: this process's number among all ranks.
+        writers: how many of them write, each its share of the bytes.
+        dtype: the HuggingFace dtype of float32 tensors, when it is not float32: ``torch.bfloat16`` rounds them. A
+            checkpoint and ``TensorMeta`` say it for each tensor; this permits the rounding.
+        run, attachments, connect_timeout_ms, reconnect_timeout_ms, call_timeout_ms, skip_while_away: as for
+            ``Publisher``; ``publish`` answers False on ranks that write.
+
+    Raises:
+        As ``Publisher``, on ranks that write; NotFoundError: ``layout`` has no checkpoint.
+    """
+
+    def __init__(
+        self,
+        socket: "str | os.PathLike[str]",
+        model: str,
+        layout: Layout,
+        *,
+        rank: int = 0,
+        writers: int = 1,
+        dtype: Any = None,
+        run: "str | None" = None,
+        attachments: "Mapping[str, str] | None" = None,
+        connect_timeout_ms: int = 0,
+        reconnect_timeout_ms: int = 0,
+        call_timeout_ms: int = 0,
+        skip_while_away: bool = False,
+    ) -> None:
+        if writers < 1 or rank < 0:
+            raise BadDataError(f"rank {rank} of {writers} writers: ranks go from 0, and there must be a writer")
+        self._dtype = dtype
+        self._publisher: "Publisher | None" = None
+        self._layout: "dict[str, Tuple[TensorMeta, int]]" = {}
+        writes = rank < writers
+        metas = _metas(layout, dtype, writes)
+        if not writes:
+            return
+        self._publisher = Publisher(
+            socket,
+            model,
+            metas,
+            rank=rank,
+            ranks=writers,
+            run=run,
+            attachments=attachments,
+            connect_timeout_ms=connect_timeout_ms,
+            reconnect_timeout_ms=reconnect_timeout_ms,
+            call_timeout_ms=call_timeout_ms,
+            skip_while_away=skip_while_away,
+        )
+        self._layout = {meta.name: (meta, offset) for meta, offset in self._publisher.layout}
+        self._own = _share([meta for meta, _ in self.layout], rank, writers)
+
+    @property
+    def run(self) -> str:
+        """The run that versions are published in, 32 hex digits; "" on a rank that writes nothing."""
+        return self._publisher.run if self._publisher else ""
+
+    @property
+    def committed_version(self) -> int:
+        """As of ``Publisher``; 0 on a rank that writes nothing."""
+        return self._publisher.committed_version if self._publisher else 0
+
+    @property
+    def layout(self) -> "list[Tuple[TensorMeta, int]]":
+        """Every tensor and its byte offset in the data section, in offset order; [] on a rank that writes nothing."""
+        return list(self._layout.values())
+
+    @property
+    def writes(self) -> bool:
+        """Whether this rank writes a share of each version."""
+        return self._publisher is not None
+
+    def publish(self, version: int, stream: NamedTensors) -> bool:
+        """Publishes what ``stream`` gives as ``version``; called on every rank. False: skipped, see ``skip_while_away``.
+
+        An error is raised when the stream has ended, and by ranks that write alone; the version is gone then, the one
+        before stays, and the next publish works. What the stream itself raises aborts the version, too. Ctrl-C is
+        handled when the stream has ended; a second one at once, and that may leave other ranks in a collective.
+
+        Args:
+            version: greater than every version of the run.
+            stream: (name, whole tensor) pairs, or a mapping, in any order: every tensor of the layout once. A rank that
+                writes must be given all of them, those of other ranks' shares too.
+
+        Raises:
+            BadDataError: a tensor is missing, there twice, unknown, of another dtype or shape, or not readable.
+            StateError: the version does not increase.
+            AbortedError: another rank vanished or aborted; this version is gone for all.
+        """
+        entries = iter(entries_of(stream))
+        with _taken_to_its_end(entries):
+            publisher = self._publisher
+            if publisher is None:
+                return True
+            number = arguments.version_number(version)
+            return publisher._absence.publish(lambda: self._write(publisher, number, entries))
+
+    def close(self) -> None:
+        """Leaves the agent; a version being written is aborted. Closing twice is fine."""
+        if self._publisher is not None:
+            self._publisher.close()
+
+    def __enter__(self) -> "StreamPublisher":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _write(self, publisher: Publisher, version: int, entries: "Iterator[Any]") -> None:
+        try:
+            data = publisher.begin(version)
+            missing = dict.fromkeys(self._layout)
+            for entry in entries:
+                name, tensor = pair(len(self._layout) - len(missing), entry)
+                self._check(name, tensor, missing)
+                del missing[name]
+                if name in self._own:
+                    self._copy(publisher, data, name, tensor)
+                del entry, tensor  # the generator makes the next one now
+            if missing:
+                more = f", nor {len(missing) - 1} more" if len(missing) > 1 else ""
+                raise bad_tensor(next(iter(missing)), f"the stream ended without it{more}")
+            publisher.commit()
+        except BaseException:
+            with contextlib.suppress(Error):  # what went wrong first is what the caller must see
+                publisher.abort()
+            raise
+
+    def _check(self, name: str, tensor: Any, missing: "Mapping[str, None]") -> None:
+        if name not in self._layout:
+            raise bad_tensor(name, "the model was opened without it; open it with every tensor, or leave it out")
+        if name not in missing:
+            raise bad_tensor(name, "the stream gave it before; give every tensor once")
+        if hasattr(tensor, "to_local"):
+            raise bad_tensor(name, "it is a DTensor; give tensor.full_tensor(), on every rank")
+        given, (opened, _) = meta_of(name, tensor), self._layout[name]
+        if given != opened and _rounded(self._dtype, name, tensor) != opened:
+            raise bad_tensor(
+                name,
+                f"it is {given.dtype} {list(given.shape)}, the model was opened with "
+                f"{opened.dtype} {list(opened.shape)}",
+            )
+
+    def _copy(self, publisher: Publisher, data: memoryview, name: str, tensor: Any) -> None:
+        opened, offset = self._layout[name]
+        if _lies_as(opened, tensor):
+            publisher.write(name, tensor)
+            return
+        local_of(name, tensor)  # refuses what cannot be read
+        if opened.nbytes:
+            _copy_by_torch(data[offset : offset + opened.nbytes], opened.dtype, tensor)
+            publisher.ranges_done([(offset, opened.nbytes)])
+
+
+@contextlib.contextmanager
+def _taken_to_its_end(entries: "Iterator[Any]") -> "Iterator[None]":
+    """After the block, and before what it raises is, takes what is left of ``entries``."""
+    with delayed_interrupt(second_at_once=True):
+        try:
+            yield
+        except Exception as error:
+            traceback.clear_frames(error.__traceback__)  # they have the tensor
+            with contextlib.suppress(Exception):  # what went wrong first is what the caller must see
+                deque(entries, maxlen=0)
+            raise
+        deque(entries, maxlen=0)
+
+
+def _metas(layout: Layout, dtype: Any, writes: bool) -> "list[TensorMeta]":
+    if isinstance(layout, (str, os.PathLike)):
+        return describe(checkpoint_metas(layout)) if writes else []  # another host may not have it
+    entries = iter(entries_of(layout))
+    with _taken_to_its_end(entries):
+        return describe(_described(entries, dtype))
+
+
+def _described(entries: "Iterator[Any]", dtype: Any) -> "Iterator[TensorMeta]":
+    position = 0
+    for entry in entries:
+        yield entry if isinstance(entry, TensorMeta) else _rounded(dtype, *pair(position, entry))
+        position += 1
+        del entry  # the generator makes the next one now
+
+
+def _rounded(dtype: Any, name: str, tensor: Any) -> TensorMeta:
+    """What ``tensor`` is published as when the dtype of float32 tensors is ``dtype``."""
+    meta = meta_of(name, tensor)
+    return meta if dtype is None else dataclasses.replace(meta, dtype=exported_dtype(name, tensor, dtype))
+
+
+def _share(metas: "Sequence[TensorMeta]", rank: int, writers: int) -> "set[str]":
+    """The names that ``rank`` writes: each tensor is for the one who has the fewest bytes before it."""
+    names: "list[set[str]]" = [set() for _ in range(writers)]
+    filled = [0] * writers
+    for meta in metas:
+        least = filled.index(min(filled))
+        names[least].add(meta.name)
+        filled[least] += meta.nbytes
+    return names[rank]
+
+
+def _lies_as(opened: TensorMeta, tensor: Any) -> bool:
+    """Whether ``tensor``'s memory is the bytes to publish."""
+    if hasattr(tensor, "data_ptr") and (
+        tensor.device.type != "cpu" or str(tensor.layout) != "torch.strided" or not tensor.is_contiguous()
+    ):
+        return False
+    return meta_of(opened.name, tensor) == opened
+
+
+def _copy_by_torch(data: memoryview, dtype: str, tensor: Any) -> None:
+    import torch
+
+    source = torch.atleast_1d(torch.as_tensor(tensor).detach())
+    target = torch.frombuffer(data, dtype=torch.uint8).view(getattr(torch, framework_name(dtype))).view(source.shape)
+    rows = max(1, _PIECE_BYTES * len(source) // len(data))
+    for part, piece in zip(target.split(rows), source.split(rows)):
+        part.copy_(piece)

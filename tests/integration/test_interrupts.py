@@ -1,0 +1,135 @@
+"""Ctrl-C in a trainer, at any moment: versions stay whole, and the next publish works.
+
+LOCKSTEP_TEST_INTERRUPTS=500 interrupts as often, in place of 40 times.
+"""
+
+import os
+import random
+import signal
+import threading
+import time
+
+import pytest
+from harness import MODEL, wait_until
+from rank_process import RankProcess, content
+from replicas import ToyModel
+
+import lockstep
+
+INTERRUPTS = int(os.environ.get("LOCKSTEP_TEST_INTERRUPTS", 40))
+HANG_S = 5
+
+
+def publisher_of(agent, tensors):
+    publisher = agent.publisher(tensors)
+    return publisher, lambda version: publisher.publish(version, tensors)
+
+
+def exporter_of(agent, tensors):
+    exporter = lockstep.Exporter.from_named_tensors(tensors, socket=agent.socket, model=MODEL)
+    return exporter, exporter.publish
+
+
+class CtrlC:
+    """SIGINT as Python handles it, in what ``interrupted`` calls; elsewhere it does nothing."""
+
+    def __init__(self) -> None:
+        self.caught = 0
+        self._wanted = False
+
+    def handle(self, *_) -> None:
+        if self._wanted:
+            raise KeyboardInterrupt
+
+    def interrupted(self, function, after_s: "list[float]") -> None:
+        """Calls it, and sends a SIGINT after so many seconds each; KeyboardInterrupt is counted."""
+        main = threading.get_ident()
+
+        def send() -> None:
+            start = time.monotonic()
+            for moment in after_s:
+                time.sleep(max(0.0, start + moment - time.monotonic()))
+                signal.pthread_kill(main, signal.SIGINT)
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        try:
+            self._wanted = True
+            function()
+            self._wanted = False
+        except KeyboardInterrupt:
+            self._wanted = False  # before anything is called: the next one may be here already
+            self.caught += 1
+        thread.join()
+
+
+@pytest.fixture
+def ctrl_c():
+    ctrl_c = CtrlC()
+    before = signal.signal(signal.SIGINT, ctrl_c.handle)
+    yield ctrl_c
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("open_for", [publisher_of, exporter_of])
+def test_ctrl_c_at_any_moment_of_a_publish_leaves_the_next_one_to_work(cluster, ctrl_c, open_for):
+    randomness = random.Random(15)
+    model = ToyModel(blocks=8)
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    handle, publish = open_for(agent, model.tensors)
+    with handle:
+        publish(1)
+        took_s = 0.02
+        for version in range(2, 2 * INTERRUPTS + 2, 2):
+            model.step()
+            moments = sorted(randomness.uniform(0, 1.5 * took_s) for _ in range(randomness.randint(1, 3)))
+            start = time.monotonic()
+            ctrl_c.interrupted(lambda version=version: publish(version), moments)
+            start, interrupted_s = time.monotonic(), time.monotonic() - start
+            publish(version + 1)
+            took_s = time.monotonic() - start
+            assert max(took_s, interrupted_s) < HANG_S, f"version {version}"
+        receiver.wait_for(model.tensors)
+    assert ctrl_c.caught > INTERRUPTS // 4
+
+
+def test_ctrl_c_at_any_moment_of_opening_leaves_the_next_to_open(cluster, ctrl_c):
+    randomness = random.Random(15)
+    tensors = ToyModel(blocks=8).tensors
+    agent = cluster.agent()
+    agent.publisher(tensors).close()
+    for _ in range(INTERRUPTS):
+        wait_until(lambda: agent.model_status()["ranks_connected"] == 0, "the rank has left")
+        ctrl_c.interrupted(lambda: agent.publisher(tensors).close(), [randomness.uniform(0, 0.01)])
+    wait_until(lambda: agent.model_status()["ranks_connected"] == 0, "the rank has left")
+    with agent.publisher(tensors) as publisher:
+        publisher.publish(1, tensors)
+    assert ctrl_c.caught > INTERRUPTS // 4
+
+
+def test_ctrl_c_while_a_publish_waits_to_begin_ends_it_whole(cluster, ctrl_c):
+    shapes = {"a": [100], "b": [100]}
+    agent = cluster.agent()
+
+    def part(version: int) -> dict:
+        return {"a": content("a", version, shapes["a"])}
+
+    metas = [lockstep.TensorMeta(name, "F32", tuple(shape)) for name, shape in shapes.items()]
+    with (
+        RankProcess(agent.socket, MODEL, shapes, 1, 2) as other,
+        agent.publisher(metas, rank=0, ranks=2) as publisher,
+    ):
+        publisher.publish(1, part(1))
+        other.write(1, ["b"], 1)
+        ending = threading.Timer(1.0, other.call, ["commit"])
+        ending.start()
+        ctrl_c.interrupted(lambda: publisher.publish(2, part(2)), [0.3, 0.5])
+        ending.join()
+        assert ctrl_c.caught == 1
+        other.write(2, ["b"], 2)
+        other.call("commit")
+        publisher.publish(3, part(3))
+        other.write(3, ["b"], 3)
+        other.call("commit")
+        wait_until(lambda: agent.model_status()["newest_version"] == 3, "version 3 is served")
