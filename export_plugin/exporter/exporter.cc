@@ -228,17 +228,20 @@ Result<std::unique_ptr<Exporter>> Exporter::Open(ExporterOptions options) {
 }
 
 Status Exporter::Publish(Version version, std::span<const void* const> addresses) {
+  LS_RETURN_IF_ERROR(CheckProcess());
   Status ready = link_->status();
   if (ready.ok()) ready = SetAddresses(addresses);
   return TakePart(version, std::move(ready));
 }
 
 Status Exporter::Abort(Version version, const Status& reason) {
+  LS_RETURN_IF_ERROR(CheckProcess());
   (void)TakePart(version, reason);
   return link_->status();
 }
 
 Status Exporter::Fill(ByteRange range, std::byte* target, std::span<const void* const> addresses) {
+  LS_RETURN_IF_ERROR(CheckProcess());
   LS_RETURN_IF_ERROR(SetAddresses(addresses));
   if (filler_ == nullptr) {
     LS_ASSIGN_OR_RETURN(filler_, SectionFiller::Create(own_sheet_, locals_, layout_));

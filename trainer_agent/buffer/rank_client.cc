@@ -76,13 +76,6 @@ Status RankClient::Connect(std::chrono::milliseconds timeout) {
   return status;
 }
 
-Status RankClient::CheckProcess() const {
-  if (::getpid() == process_) return OkStatus();
-  return {ErrorCode::kState,
-          Cat("model ", options_.model, ": process ", process_, " has it open, from which this one, ", ::getpid(),
-              ", was forked; open the model in this process")};
-}
-
 // An agent that refuses this peer does not read on: its answer explains more than a broken pipe.
 Result<Message> RankClient::AnswerTo(const Status& sent) {
   Result<Message> reply = ReceiveMessage(connection_, options_.call_timeout);

@@ -7,8 +7,6 @@
 // of the version.
 #pragma once
 
-#include <unistd.h>
-
 #include <array>
 #include <chrono>
 #include <memory>
@@ -18,6 +16,7 @@
 #include "common/base/ids.h"
 #include "common/base/status.h"
 #include "common/model/layout.h"
+#include "common/os/own_process.h"
 #include "common/os/segment.h"
 #include "common/os/unix_socket.h"
 #include "trainer_agent/buffer/rank_messages.h"
@@ -92,7 +91,7 @@ class RankClient {
 
   explicit RankClient(RankOptions options) : options_(std::move(options)) {}
 
-  Status CheckProcess() const;
+  Status CheckProcess() const { return process_.Check("model " + options_.model); }
 
   Status Connect(std::chrono::milliseconds timeout);
   Result<Message> AnswerTo(const Status& sent);
@@ -112,7 +111,7 @@ class RankClient {
   Status SendPending(RankMessage type, Ranges& reported);
   Status SendRanges(RankMessage type, Version version, std::span<const StridedRange> ranges);
 
-  const pid_t process_ = ::getpid();
+  const os::OwnProcess process_;
   RankOptions options_;
   os::UnixConnection connection_;
   std::array<os::MappedSegment, 3> segments_;  // control, half 0, half 1
