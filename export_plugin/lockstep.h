@@ -30,7 +30,7 @@
 extern "C" {
 #endif
 
-#define LOCKSTEP_ABI_VERSION 1
+#define LOCKSTEP_ABI_VERSION 2
 
 /* The numbers are those of lockstep::ErrorCode (common/base/status.h). */
 enum {
@@ -72,6 +72,10 @@ typedef struct lockstep_open_options {
                       that takes the place of one that died while the others live */
   const char* attachments; /* null, or a JSON object of small text files that belong to the model, name to text: an
                               adapter's adapter_config.json. The same on every rank */
+  int (*interrupted)(void* context); /* null, or asked several times a second by a call that waits for the agent: not 0
+                                        ends the call as a passed call_timeout_ms does, LOCKSTEP_DEADLINE: a version
+                                        being written is given up, the next begin works. Not 0 until the call returns */
+  void* context;
 } lockstep_open_options;
 
 typedef struct lockstep_model lockstep_model;
@@ -173,6 +177,8 @@ typedef struct lockstep_exporter_options {
   uint32_t connect_timeout_ms;       /* 0: 10,000 */
   uint32_t reconnect_timeout_ms;     /* 0: 60,000 */
   uint32_t call_timeout_ms;          /* 0: 600,000 */
+  int (*interrupted)(void* context); /* as in lockstep_open_options; a wait for the exchange goes on */
+  void* context;
 } lockstep_exporter_options;
 
 typedef struct lockstep_exporter lockstep_exporter;

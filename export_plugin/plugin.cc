@@ -56,7 +56,8 @@ Result<buffer::RankOptions> ConvertOptions(const lockstep_open_options& options)
                                 .ranks = options.ranks,
                                 .connect_timeout = abi::Timeout(options.connect_timeout_ms, 10'000),
                                 .reconnect_timeout = abi::Timeout(options.reconnect_timeout_ms, 60'000),
-                                .call_timeout = abi::Timeout(options.call_timeout_ms, 600'000)};
+                                .call_timeout = abi::Timeout(options.call_timeout_ms, 600'000),
+                                .interrupted = abi::ConvertInterrupted(options.interrupted, options.context)};
   LS_ASSIGN_OR_RETURN(model::Attachments attachments, model::ParseAttachments(abi::TextOrEmpty(options.attachments)));
   LS_ASSIGN_OR_RETURN(converted.layout, model::ModelLayout::Create(std::move(tensors), model::kDefaultBlockBytes,
                                                                    std::move(attachments)));

@@ -100,7 +100,8 @@ Status Exporter::Connect(const ExporterOptions& options, uint32_t writer, uint32
                                                          .run = options.run,
                                                          .connect_timeout = options.connect_timeout,
                                                          .reconnect_timeout = options.reconnect_timeout,
-                                                         .call_timeout = options.call_timeout}));
+                                                         .call_timeout = options.call_timeout,
+                                                         .interrupted = options.interrupted}));
   return OkStatus();
 }
 

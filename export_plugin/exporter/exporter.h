@@ -31,6 +31,7 @@
 #include "common/layout/copy_plan.h"
 #include "common/model/layout.h"
 #include "common/os/own_process.h"
+#include "common/os/unix_socket.h"
 #include "export_plugin/exporter/exchange.h"
 #include "export_plugin/exporter/frozen_bytes.h"
 #include "export_plugin/exporter/lowering.h"
@@ -64,6 +65,7 @@ struct ExporterOptions {
   std::chrono::milliseconds connect_timeout{10'000};
   std::chrono::milliseconds reconnect_timeout{60'000};
   std::chrono::milliseconds call_timeout{600'000};
+  os::Interrupted interrupted;  // as in buffer::RankOptions
 };
 
 // Of the last publish, of this rank.

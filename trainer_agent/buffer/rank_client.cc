@@ -55,25 +55,32 @@ Result<std::unique_ptr<RankClient>> RankClient::Open(RankOptions options) {
   std::unique_ptr<RankClient> client(new RankClient(std::move(options)));
   const auto deadline = Clock::now() + client->options_.connect_timeout;
   while (true) {
-    const Status status = client->Connect(client->options_.connect_timeout);
+    Status status = client->Connect(client->options_.connect_timeout);
     if (status.ok()) return client;
     const bool nobody_there = ConnectionLost(status) || status.code() == ErrorCode::kNotFound;
-    if (!nobody_there || client->segments_[0].valid() || Clock::now() + kRetryPause > deadline) {
-      return status.WithContext(Cat("model ", client->options_.model, ": cannot open it at the agent's socket ",
-                                    client->options_.socket_path));
-    }
-    std::this_thread::sleep_for(kRetryPause);
+    const bool again = nobody_there && !client->segments_[0].valid() && Clock::now() + kRetryPause <= deadline;
+    if (again) status = client->Pause();
+    if (again && status.ok()) continue;
+    return status.WithContext(
+        Cat("model ", client->options_.model, ": cannot open it at the agent's socket ", client->options_.socket_path));
   }
 }
 
 Status RankClient::Connect(std::chrono::milliseconds timeout) {
-  LS_ASSIGN_OR_RETURN(connection_, os::UnixConnect(options_.socket_path, timeout));
+  LS_ASSIGN_OR_RETURN(connection_, os::UnixConnect(options_.socket_path, timeout, options_.interrupted));
   connection_.KeepFromChildren();
   Status status = os::CheckListener(connection_, options_.socket_path);
   if (status.ok()) status = SayHello(timeout);
   if (status.ok()) status = SendOpen(timeout);
   if (!status.ok()) connection_ = os::UnixConnection();
   return status;
+}
+
+// Before the next attempt to connect.
+Status RankClient::Pause() const {
+  std::this_thread::sleep_for(kRetryPause);
+  const bool ends = options_.interrupted && options_.interrupted();
+  return ends ? Status(ErrorCode::kDeadline, "interrupted") : OkStatus();
 }
 
 // An agent that refuses this peer does not read on: its answer explains more than a broken pipe.
@@ -155,11 +162,11 @@ Status RankClient::Reconnect() {
     // A restarted agent is first absent, then listening, then still checking what it found.
     const bool passing =
         ConnectionLost(last) || last.code() == ErrorCode::kNotFound || last.code() == ErrorCode::kState;
-    if (!passing || Clock::now() + kRetryPause > deadline) {
-      return last.WithContext(
-          Cat("model ", options_.model, ": lost the agent at ", options_.socket_path, " and could not reconnect"));
-    }
-    std::this_thread::sleep_for(kRetryPause);
+    const bool again = passing && Clock::now() + kRetryPause <= deadline;
+    if (again) last = Pause();
+    if (again && last.ok()) continue;
+    return last.WithContext(
+        Cat("model ", options_.model, ": lost the agent at ", options_.socket_path, " and could not reconnect"));
   }
 }
 

@@ -33,6 +33,7 @@ struct RankOptions {
   std::chrono::milliseconds connect_timeout{10'000};
   std::chrono::milliseconds reconnect_timeout{60'000};
   std::chrono::milliseconds call_timeout{600'000};
+  os::Interrupted interrupted;  // ends a call as a passed call_timeout does; stays true until the call has returned
 };
 
 // Not thread-safe. A process that is forked off has no part in the connection: every call is kState there. Closing the
@@ -100,6 +101,7 @@ class RankClient {
   Status Opened(Message reply);
   Status MapSegments(const OpenedBody& opened, std::vector<os::UniqueFd> fds);
   Status Reconnect();
+  Status Pause() const;
   Status Replay();
   // Sends and awaits the answer; on a lost connection reconnects, replays and sends again.
   Result<Message> Call(RankMessage type, ByteView body);

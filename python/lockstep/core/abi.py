@@ -8,7 +8,9 @@ from typing import Iterator
 
 from lockstep.core.errors import NotFoundError, from_code
 
-ABI_VERSION = 1
+ABI_VERSION = 2
+
+INTERRUPTED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 
 class CTensor(ctypes.Structure):
@@ -35,6 +37,8 @@ class COpenOptions(ctypes.Structure):
         ("call_timeout_ms", ctypes.c_uint32),
         ("run", ctypes.c_char_p),
         ("attachments", ctypes.c_char_p),
+        ("interrupted", INTERRUPTED),
+        ("context", ctypes.c_void_p),
     ]
 
 
@@ -91,6 +95,8 @@ class CExporterOptions(ctypes.Structure):
         ("connect_timeout_ms", ctypes.c_uint32),
         ("reconnect_timeout_ms", ctypes.c_uint32),
         ("call_timeout_ms", ctypes.c_uint32),
+        ("interrupted", INTERRUPTED),
+        ("context", ctypes.c_void_p),
     ]
 
 

@@ -125,7 +125,8 @@ class Publisher(Handle):
         """Writes this rank's tensors as ``version`` and commits it. False: skipped, see ``skip_while_away``.
 
         Every tensor is checked before anything is written. An error leaves no version half-written and the next publish
-        works. Ctrl-C waits for the end: the version is published.
+        works. Ctrl-C waits for the end of the copy, and ends a wait for the agent: the version is given up then, unless
+        all of it was reported, or it is published.
 
         Args:
             version: greater than every version of the run.
