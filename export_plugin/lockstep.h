@@ -8,8 +8,8 @@
  *     lockstep_ranges_done(model, ranges, n);   as they become complete, in any order, each byte once over all ranks
  *     lockstep_commit(model);                   this rank is done
  *
- * Memory: `data` is the data section of a half in shared memory, owned by the library, valid until commit, abort or
- * close.
+ * Memory: `data` is the data section of a half in shared memory, owned by the library. It is for writing until commit
+ * or abort, and mapped until close.
  *
  * Threads: calls on one lockstep_model must not overlap; different models are independent. The library starts no
  * threads. A forked process has no part in its parent's models: it opens its own.
@@ -116,7 +116,11 @@ const char* lockstep_run(const lockstep_model* model); /* 32 hex digits */
 uint64_t lockstep_committed_version(const lockstep_model* model);
 uint64_t lockstep_data_bytes(const lockstep_model* model);
 
-/* A version being written is aborted. Null is fine. */
+/* Leaves the agent; a version being written is aborted. What begin gave stays mapped until close, which alone is still
+ * to be called. Null is fine. */
+void lockstep_leave(lockstep_model* model);
+
+/* Leaves, and unmaps. Null is fine. */
 void lockstep_close(lockstep_model* model);
 
 /* The sentence of the last failure of a call on `model`, or of this thread's last lockstep_open for NULL. Valid until

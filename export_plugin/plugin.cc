@@ -23,6 +23,7 @@ struct lockstep_model {
 namespace {
 
 Status CheckWriting(const lockstep_model& model) {
+  LS_RETURN_IF_ERROR(model.client->CheckMayCall());
   return model.client->writing() ? OkStatus()
                                  : Status(ErrorCode::kState, "no version is being written; call lockstep_begin");
 }
@@ -164,6 +165,10 @@ uint64_t lockstep_committed_version(const lockstep_model* model) {
 
 uint64_t lockstep_data_bytes(const lockstep_model* model) {
   return model == nullptr ? 0 : model->client->layout().data_bytes();
+}
+
+void lockstep_leave(lockstep_model* model) {
+  if (model != nullptr) model->client->Leave();
 }
 
 void lockstep_close(lockstep_model* model) {

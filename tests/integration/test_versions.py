@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -352,6 +353,27 @@ def test_the_memory_of_a_version_raises_after_close(agent):
     for view in views:
         with pytest.raises(ValueError, match="released memoryview"):
             view[0]
+
+
+@pytest.mark.parametrize("use", [lambda view: np.frombuffer(view, np.uint8), lambda view: view[8:16]])
+def test_what_was_made_of_a_versions_memory_keeps_it_after_close_and_the_agent_is_left_at_once(agent, use):
+    def mapped() -> bool:
+        return str(agent.segment_dir) in Path("/proc/self/maps").read_text()
+
+    publisher = agent.publisher({"a": np.zeros(4)})
+    memory = use(publisher.begin(1))
+    publisher.close()
+    wait_until(lambda: agent.model_status()["ranks_connected"] == 0, "the rank has left")
+    memory[3] = 7
+    assert memory[3] == 7
+    with pytest.raises(lockstep.StateError, match="is closed"):
+        publisher.begin(2)
+    publisher.close()
+    with agent.publisher({"a": np.zeros(4)}) as another:
+        another.publish(1, {"a": np.ones(4)})
+    assert mapped() and memory[3] == 7
+    del memory, publisher
+    assert not mapped()
 
 
 def test_the_memory_of_a_version_keeps_a_publisher_that_nobody_else_has(agent):

@@ -76,6 +76,11 @@ Status RankClient::Connect(std::chrono::milliseconds timeout) {
   return status;
 }
 
+Status RankClient::CheckMayCall() const {
+  if (left_) return {ErrorCode::kState, Cat("model ", options_.model, ": this rank has left; open it again")};
+  return process_.Check("model " + options_.model);
+}
+
 // Before the next attempt to connect.
 Status RankClient::Pause() const {
   std::this_thread::sleep_for(kRetryPause);
@@ -222,7 +227,7 @@ Result<Message> RankClient::Call(RankMessage type, ByteView body) {
 }
 
 Result<std::byte*> RankClient::Begin(Version version) {
-  LS_RETURN_IF_ERROR(CheckProcess());
+  LS_RETURN_IF_ERROR(CheckMayCall());
   if (writing()) {
     return Status(ErrorCode::kState,
                   Cat("version ", reported_.version, " is still being written; commit or abort it first"));
@@ -255,7 +260,7 @@ Status RankClient::Unchanged(std::span<const StridedRange> ranges) {
 }
 
 Status RankClient::Report(RankMessage type, std::span<const StridedRange> ranges, Ranges& reported) {
-  LS_RETURN_IF_ERROR(CheckProcess());
+  LS_RETURN_IF_ERROR(CheckMayCall());
   for (const StridedRange& range : ranges) {
     AddRange(reported.all, range);
     AddRange(reported.pending, range);
@@ -280,7 +285,7 @@ Status RankClient::SendPending(RankMessage type, Ranges& reported) {
 }
 
 Status RankClient::Commit() {
-  LS_RETURN_IF_ERROR(CheckProcess());
+  LS_RETURN_IF_ERROR(CheckMayCall());
   const Status status = TryCommit();
   reported_.committed = status.ok();
   reported_.aborted = status;
@@ -308,8 +313,14 @@ Status RankClient::TryCommit() {
   return Done(*reply);
 }
 
+void RankClient::Leave() {
+  left_ = true;
+  reported_ = {};
+  connection_ = os::UnixConnection();
+}
+
 Status RankClient::Abort(std::string_view reason) {
-  LS_RETURN_IF_ERROR(CheckProcess());
+  LS_RETURN_IF_ERROR(CheckMayCall());
   Bytes body;
   Append(body, VersionBody{reported_.version});
   AppendBytes(body, AsBytes(reason));

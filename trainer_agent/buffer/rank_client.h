@@ -55,6 +55,12 @@ class RankClient {
   // Aborts the version for all ranks; the others get `reason`. REQUIRES writing().
   Status Abort(std::string_view reason = {});
 
+  // Ends the connection, and with it a version being written, as destruction does; the halves stay mapped as long as
+  // this object lives. Every later call is kState.
+  void Leave();
+
+  // kState where every call is: after Leave(), and in a process that was forked off.
+  Status CheckMayCall() const;
   bool writing() const { return reported_.version != 0 && !reported_.committed && reported_.aborted.ok(); }
   const RunId& run() const { return options_.run; }
   // The newest that the agent had committed when it last answered: a version's last rank knows it at its own Commit(),
@@ -92,8 +98,6 @@ class RankClient {
 
   explicit RankClient(RankOptions options) : options_(std::move(options)) {}
 
-  Status CheckProcess() const { return process_.Check("model " + options_.model); }
-
   Status Connect(std::chrono::milliseconds timeout);
   Result<Message> AnswerTo(const Status& sent);
   Status SayHello(std::chrono::milliseconds timeout);
@@ -114,6 +118,7 @@ class RankClient {
   Status SendRanges(RankMessage type, Version version, std::span<const StridedRange> ranges);
 
   const os::OwnProcess process_;
+  bool left_ = false;
   RankOptions options_;
   os::UnixConnection connection_;
   std::array<os::MappedSegment, 3> segments_;  // control, half 0, half 1

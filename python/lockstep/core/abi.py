@@ -131,6 +131,7 @@ _SIGNATURES = {
     "lockstep_run": (ctypes.c_char_p, [_MODEL]),
     "lockstep_committed_version": (ctypes.c_uint64, [_MODEL]),
     "lockstep_data_bytes": (ctypes.c_uint64, [_MODEL]),
+    "lockstep_leave": (None, [_MODEL]),
     "lockstep_close": (None, [_MODEL]),
     "lockstep_last_error": (ctypes.c_char_p, [_MODEL]),
     "lockstep_exporter_open": (ctypes.c_int, [ctypes.POINTER(CExporterOptions), ctypes.POINTER(_EXPORTER)]),

@@ -100,7 +100,7 @@ class Publisher(Handle):
             run=None if run is None else arguments.text("run", run, arguments.RUN_ID),
             attachments=None if attachments is None else json.dumps(dict(attachments)).encode(),
         )
-        self._views: "list[weakref.ref[memoryview]]" = []  # that begin() gave and somebody has
+        self._given: "list[Tuple[weakref.ref[Any], weakref.ref[memoryview]]]" = []  # by begin(): memory, and its view
         self._absence = Absence(socket, skip_while_away)
         self._open(options)
         del described  # the library has read it
@@ -146,9 +146,9 @@ class Publisher(Handle):
     def begin(self, version: int) -> memoryview:
         """Starts writing ``version``; waits, if at all, for the end of the previous diff.
 
-        Returns the data section in shared memory, to be filled in place at the offsets of ``layout``. It is valid until
-        commit, abort or close: writing to it later damages a version that is served, and receivers refuse it. After
-        close it raises ValueError; its slices, and arrays made of it, may not be used any more.
+        Returns the data section in shared memory, to be filled in place at the offsets of ``layout``, until commit,
+        abort or close: writing to it later damages a version that is served, and receivers refuse it. After close it
+        raises ValueError; its slices, and arrays made of it, keep the memory.
         """
         number = arguments.version_number(version)
         data = ctypes.c_void_p()
@@ -156,7 +156,10 @@ class Publisher(Handle):
         memory: Any = (ctypes.c_ubyte * self.data_bytes).from_address(data.value or 0)
         memory.publisher = self  # which is not collected, and closed, as long as somebody has the memory
         view = memoryview(memory).cast("B")
-        self._views = [*(other for other in self._views if other() is not None), weakref.ref(view)]
+        self._given = [
+            *(given for given in self._given if given[0]() is not None),
+            (weakref.ref(memory), weakref.ref(view)),
+        ]
         return view
 
     def write(self, name: str, tensor: Any) -> None:
@@ -178,13 +181,17 @@ class Publisher(Handle):
 
     def close(self) -> None:
         """As any handle's; views that begin() gave raise ValueError from then on."""
-        with self._lock:
-            for reference in self._views:
+        with self._lock, delayed_interrupt():
+            for _, reference in self._given:
                 view = reference()
                 if view is not None:
                     with contextlib.suppress(BufferError):  # an array was made of it
                         view.release()
-            super().close()
+            if any(memory() is not None for memory, _ in self._given):
+                self._library.lockstep_leave(self._handle)
+                self._handle = None  # closed with this publisher, which the memory keeps
+            else:
+                super().close()
 
     def _publish(self, version: int, sources: "list[tuple[int, TensorBytes]]") -> None:
         with self._lock, delayed_interrupt():
