@@ -11,8 +11,8 @@
  * Memory: `data` is the data section of a half in shared memory, owned by the library. It is for writing until commit
  * or abort, and mapped until close.
  *
- * Threads: calls on one lockstep_model must not overlap; different models are independent. The library starts no
- * threads. A forked process has no part in its parent's models: it opens its own.
+ * Threads: calls on one lockstep_model must not overlap; different models are independent. The library starts the
+ * threads that copy, and no others. A forked process has no part in its parent's models: it opens its own.
  *
  * Errors: every function answers LOCKSTEP_OK or a code below; lockstep_last_error() has the sentence. Nothing is
  * thrown, nothing calls exit, SIGPIPE is never raised.
@@ -76,6 +76,7 @@ typedef struct lockstep_open_options {
                                         ends the call as a passed call_timeout_ms does, LOCKSTEP_DEADLINE: a version
                                         being written is given up, the next begin works. Not 0 until the call returns */
   void* context;
+  uint32_t threads; /* that copy, the caller's among them; 0: 1 */
 } lockstep_open_options;
 
 typedef struct lockstep_model lockstep_model;
@@ -96,6 +97,16 @@ int lockstep_begin(lockstep_model* model, uint64_t version, void** data);
 /* Copies a whole tensor (by its position in `tensors`) into place and reports its range. `bytes` must be the tensor's
  * size. */
 int lockstep_write(lockstep_model* model, size_t tensor, const void* source, size_t bytes);
+
+/* A whole tensor in the trainer's memory. */
+typedef struct lockstep_source {
+  size_t tensor; /* its position in `tensors` */
+  const void* address;
+  uint64_t bytes; /* must be the tensor's size */
+} lockstep_source;
+
+/* The same for many tensors: all are checked first, and reported while others are still copied. */
+int lockstep_write_all(lockstep_model* model, const lockstep_source* sources, size_t count);
 
 /* Reports that these bytes of the version being written are final. A byte reported twice is an error at once or at
  * commit. LOCKSTEP_ABORTED, of lockstep_write too: as of lockstep_commit. */
@@ -173,7 +184,7 @@ typedef struct lockstep_exporter_options {
   uint32_t rank;             /* this one */
   const lockstep_local_tensor* locals;
   size_t local_count;
-  uint32_t threads;                  /* that copy, the caller's among them; 0: 1. The only threads the library starts */
+  uint32_t threads;                  /* that copy, the caller's among them; 0: 1 */
   uint64_t bucket_bytes;             /* memory for the exchange, the same on each rank; 0: 512 MiB */
   const lockstep_exchange* exchange; /* null when all ranks are on the agent's host */
   const char* attachments;           /* as in lockstep_open_options */

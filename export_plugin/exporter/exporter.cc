@@ -15,8 +15,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint32_t kMaxThreads = 256;
-
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
@@ -29,9 +27,6 @@ Status CheckOptions(const ExporterOptions& options) {
   if (options.bucket_bytes < kMinBucketBytes) {
     return {ErrorCode::kBadData, Cat("bucket_bytes is ", options.bucket_bytes, "; it must be at least ",
                                      kMinBucketBytes, ", the same on every rank")};
-  }
-  if (options.threads == 0 || options.threads > kMaxThreads) {
-    return {ErrorCode::kBadData, Cat("threads is ", options.threads, "; it must be from 1 to ", kMaxThreads)};
   }
   return OkStatus();
 }
@@ -218,7 +213,7 @@ Exporter::~Exporter() = default;
 Result<std::unique_ptr<Exporter>> Exporter::Open(ExporterOptions options) {
   LS_RETURN_IF_ERROR(CheckOptions(options));
   std::unique_ptr<Exporter> exporter(new Exporter(options));
-  if (options.threads > 1) exporter->pool_ = std::make_unique<WorkerPool>(options.threads - 1);
+  LS_ASSIGN_OR_RETURN(exporter->pool_, NewCopyPool(options.threads));
   LS_ASSIGN_OR_RETURN(exporter->engine_, NewCopyEngine(exporter->pool_.get()));
   if (exporter->engine_->unified_memory()) {
     options.bucket_bytes = std::min(options.bucket_bytes, kUnifiedMemoryBucketBytes);

@@ -317,13 +317,31 @@ def test_wrong_shapes_dtypes_and_names_are_refused_before_anything_is_written(cl
         receiver.wait_for(tensors)
 
 
+def test_tensors_of_any_size_that_several_threads_copy_arrive(cluster, agent):
+    randomness = np.random.default_rng(4)
+    sizes = {"odd": 3, "large": 70 << 20, "none": 0, "small": 5, "batch": 32 << 20}
+    tensors = {name: randomness.integers(0, 256, size, np.uint8) for name, size in sizes.items()}
+    receiver = cluster.receiver(agent)
+    with agent.publisher(tensors, threads=3) as publisher:
+        for version in (1, 2, 3):
+            tensors["large"][::997] += 1
+            publisher.publish(version, tensors)
+            receiver.wait_for(tensors)
+    with lockstep.StreamPublisher(agent.socket, MODEL, tensors, threads=2) as streamed:
+        tensors["batch"][::997] += 1
+        streamed.publish(1, iter(tensors.items()))
+        receiver.wait_for(tensors)
+    with pytest.raises(lockstep.BadDataError, match="threads is 257; it must be from 1 to 256"):
+        agent.publisher(tensors, threads=257)
+
+
 def test_a_wrong_size_given_to_the_library_itself_is_refused_by_name(agent):
     tensors = {"a": np.zeros(8, np.float32), "b": np.zeros(8, np.float32)}
     with agent.publisher(tensors) as publisher:
         publisher.begin(1)
         source = publisher._source("b", tensors["b"])[1]
         with pytest.raises(lockstep.BadDataError, match="b"):
-            publisher._write(1, source._replace(nbytes=28))
+            publisher._write([(1, source._replace(nbytes=28))])
         publisher.abort()
         publisher.publish(2, tensors)
 

@@ -39,7 +39,12 @@ class COpenOptions(ctypes.Structure):
         ("attachments", ctypes.c_char_p),
         ("interrupted", INTERRUPTED),
         ("context", ctypes.c_void_p),
+        ("threads", ctypes.c_uint32),
     ]
+
+
+class CSource(ctypes.Structure):
+    _fields_ = [("tensor", ctypes.c_size_t), ("address", ctypes.c_void_p), ("bytes", ctypes.c_uint64)]
 
 
 class CLocalTensor(ctypes.Structure):
@@ -125,6 +130,7 @@ _SIGNATURES = {
     "lockstep_open": (ctypes.c_int, [ctypes.POINTER(COpenOptions), ctypes.POINTER(_MODEL)]),
     "lockstep_begin": (ctypes.c_int, [_MODEL, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p)]),
     "lockstep_write": (ctypes.c_int, [_MODEL, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t]),
+    "lockstep_write_all": (ctypes.c_int, [_MODEL, ctypes.POINTER(CSource), ctypes.c_size_t]),
     "lockstep_ranges_done": (ctypes.c_int, [_MODEL, ctypes.POINTER(CRange), ctypes.c_size_t]),
     "lockstep_commit": (ctypes.c_int, [_MODEL]),
     "lockstep_abort": (ctypes.c_int, [_MODEL]),

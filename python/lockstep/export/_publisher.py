@@ -45,6 +45,7 @@ class Publisher(Handle):
             transformers model give ``saved_tensors``, here and to ``publish``.
         rank: this writer's number, below ``ranks``.
         ranks: how many writers on this host must commit a version.
+        threads: that copy, the caller's among them.
         run: None for a new run; 32 hex digits to continue a run whose versions the agent still holds.
         attachments: small text files that belong to the model, file name to text, the same on every rank; receivers
             write them next to the tensors. With "adapter_config.json" among them that is a PEFT adapter's directory.
@@ -72,6 +73,7 @@ class Publisher(Handle):
         *,
         rank: int = 0,
         ranks: int = 1,
+        threads: int = 1,
         run: "str | None" = None,
         attachments: "Mapping[str, str] | None" = None,
         connect_timeout_ms: int = 0,
@@ -94,6 +96,7 @@ class Publisher(Handle):
             tensor_count=len(self._tensors),
             rank=rank,
             ranks=ranks,
+            threads=threads,
             connect_timeout_ms=connect_timeout_ms,
             reconnect_timeout_ms=reconnect_timeout_ms,
             call_timeout_ms=call_timeout_ms,
@@ -164,7 +167,7 @@ class Publisher(Handle):
 
     def write(self, name: str, tensor: Any) -> None:
         """Copies one whole tensor into the version being written and reports it as done. BadDataError as publish."""
-        self._write(*self._source(name, tensor))
+        self._write([self._source(name, tensor)])
 
     def ranges_done(self, ranges: Sequence[Tuple[int, int]]) -> None:
         """Reports that these (offset, bytes) ranges, filled in place, are final. Each byte may be reported once."""
@@ -197,8 +200,7 @@ class Publisher(Handle):
         with self._lock, delayed_interrupt():
             self.begin(version)
             try:
-                for position, source in sources:
-                    self._write(position, source)
+                self._write(sources)
                 self.commit()
             except BaseException:
                 with contextlib.suppress(Error):  # what went wrong first is what the caller must see
@@ -238,5 +240,6 @@ class Publisher(Handle):
             )
         return position, source
 
-    def _write(self, position: int, source: TensorBytes) -> None:
-        self._call("write", position, source.address, source.nbytes)
+    def _write(self, sources: "list[tuple[int, TensorBytes]]") -> None:
+        array = (abi.CSource * len(sources))(*((position, s.address, s.nbytes) for position, s in sources))
+        self._call("write_all", array, len(sources))
