@@ -241,5 +241,5 @@ class Publisher(Handle):
         return position, source
 
     def _write(self, sources: "list[tuple[int, TensorBytes]]") -> None:
-        array = (abi.CSource * len(sources))(*((position, s.address, s.nbytes) for position, s in sources))
+        array = (abi.CSource * len(sources))(*(abi.CSource(position, s.address, s.nbytes) for position, s in sources))
         self._call("write_all", array, len(sources))
