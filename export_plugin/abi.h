@@ -10,6 +10,7 @@
 #include "common/base/status.h"
 #include "common/base/text.h"
 #include "common/model/layout.h"
+#include "common/os/unix_socket.h"
 #include "export_plugin/lockstep.h"
 
 namespace lockstep::abi {
@@ -64,6 +65,12 @@ Result<model::DType> CheckTensor(const Tensor& tensor, std::string_view what, si
 
 inline std::chrono::milliseconds Timeout(uint32_t given_ms, uint32_t default_ms) {
   return std::chrono::milliseconds(given_ms == 0 ? default_ms : given_ms);
+}
+
+// Empty for null.
+inline os::Interrupted ConvertInterrupted(int (*interrupted)(void* context), void* context) {
+  if (interrupted == nullptr) return {};
+  return [interrupted, context] { return interrupted(context) != 0; };
 }
 
 // Zero, a new run, for null.

@@ -110,7 +110,8 @@ Result<exporter::ExporterOptions> ConvertOptions(const lockstep_exporter_options
       .threads = options.threads == 0 ? 1 : options.threads,
       .connect_timeout = abi::Timeout(options.connect_timeout_ms, 10'000),
       .reconnect_timeout = abi::Timeout(options.reconnect_timeout_ms, 60'000),
-      .call_timeout = abi::Timeout(options.call_timeout_ms, 600'000)};
+      .call_timeout = abi::Timeout(options.call_timeout_ms, 600'000),
+      .interrupted = abi::ConvertInterrupted(options.interrupted, options.context)};
   LS_ASSIGN_OR_RETURN(converted.sheets, ConvertSheets(options.sheets, options.ranks));
   LS_ASSIGN_OR_RETURN(converted.attachments, model::ParseAttachments(abi::TextOrEmpty(options.attachments)));
   LS_ASSIGN_OR_RETURN(converted.locals, ConvertLocals(options.locals, options.local_count));

@@ -8,11 +8,11 @@
  *     lockstep_ranges_done(model, ranges, n);   as they become complete, in any order, each byte once over all ranks
  *     lockstep_commit(model);                   this rank is done
  *
- * Memory: `data` is the data section of a half in shared memory, owned by the library, valid until commit, abort or
- * close.
+ * Memory: `data` is the data section of a half in shared memory, owned by the library. It is for writing until commit
+ * or abort, and mapped until close.
  *
- * Threads: calls on one lockstep_model must not overlap; different models are independent. The library starts no
- * threads. A forked process has no part in its parent's models: it opens its own.
+ * Threads: calls on one lockstep_model must not overlap; different models are independent. The library starts the
+ * threads that copy, and no others. A forked process has no part in its parent's models: it opens its own.
  *
  * Errors: every function answers LOCKSTEP_OK or a code below; lockstep_last_error() has the sentence. Nothing is
  * thrown, nothing calls exit, SIGPIPE is never raised.
@@ -30,7 +30,7 @@
 extern "C" {
 #endif
 
-#define LOCKSTEP_ABI_VERSION 1
+#define LOCKSTEP_ABI_VERSION 2
 
 /* The numbers are those of lockstep::ErrorCode (common/base/status.h). */
 enum {
@@ -72,6 +72,11 @@ typedef struct lockstep_open_options {
                       that takes the place of one that died while the others live */
   const char* attachments; /* null, or a JSON object of small text files that belong to the model, name to text: an
                               adapter's adapter_config.json. The same on every rank */
+  int (*interrupted)(void* context); /* null, or asked several times a second by a call that waits for the agent: not 0
+                                        ends the call as a passed call_timeout_ms does, LOCKSTEP_DEADLINE: a version
+                                        being written is given up, the next begin works. Not 0 until the call returns */
+  void* context;
+  uint32_t threads; /* that copy, the caller's among them; 0: 1 */
 } lockstep_open_options;
 
 typedef struct lockstep_model lockstep_model;
@@ -93,6 +98,16 @@ int lockstep_begin(lockstep_model* model, uint64_t version, void** data);
  * size. */
 int lockstep_write(lockstep_model* model, size_t tensor, const void* source, size_t bytes);
 
+/* A whole tensor in the trainer's memory. */
+typedef struct lockstep_source {
+  size_t tensor; /* its position in `tensors` */
+  const void* address;
+  uint64_t bytes; /* must be the tensor's size */
+} lockstep_source;
+
+/* The same for many tensors: all are checked first, and reported while others are still copied. */
+int lockstep_write_all(lockstep_model* model, const lockstep_source* sources, size_t count);
+
 /* Reports that these bytes of the version being written are final. A byte reported twice is an error at once or at
  * commit. LOCKSTEP_ABORTED, of lockstep_write too: as of lockstep_commit. */
 int lockstep_ranges_done(lockstep_model* model, const lockstep_range* ranges, size_t count);
@@ -112,7 +127,11 @@ const char* lockstep_run(const lockstep_model* model); /* 32 hex digits */
 uint64_t lockstep_committed_version(const lockstep_model* model);
 uint64_t lockstep_data_bytes(const lockstep_model* model);
 
-/* A version being written is aborted. Null is fine. */
+/* Leaves the agent; a version being written is aborted. What begin gave stays mapped until close, which alone is still
+ * to be called. Null is fine. */
+void lockstep_leave(lockstep_model* model);
+
+/* Leaves, and unmaps. Null is fine. */
 void lockstep_close(lockstep_model* model);
 
 /* The sentence of the last failure of a call on `model`, or of this thread's last lockstep_open for NULL. Valid until
@@ -165,7 +184,7 @@ typedef struct lockstep_exporter_options {
   uint32_t rank;             /* this one */
   const lockstep_local_tensor* locals;
   size_t local_count;
-  uint32_t threads;                  /* that copy, the caller's among them; 0: 1. The only threads the library starts */
+  uint32_t threads;                  /* that copy, the caller's among them; 0: 1 */
   uint64_t bucket_bytes;             /* memory for the exchange, the same on each rank; 0: 512 MiB */
   const lockstep_exchange* exchange; /* null when all ranks are on the agent's host */
   const char* attachments;           /* as in lockstep_open_options */
@@ -173,6 +192,8 @@ typedef struct lockstep_exporter_options {
   uint32_t connect_timeout_ms;       /* 0: 10,000 */
   uint32_t reconnect_timeout_ms;     /* 0: 60,000 */
   uint32_t call_timeout_ms;          /* 0: 600,000 */
+  int (*interrupted)(void* context); /* as in lockstep_open_options; a wait for the exchange goes on */
+  void* context;
 } lockstep_exporter_options;
 
 typedef struct lockstep_exporter lockstep_exporter;

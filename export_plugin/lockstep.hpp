@@ -195,6 +195,8 @@ struct Options {
   uint32_t connect_timeout_ms = 0;
   uint32_t reconnect_timeout_ms = 0;
   uint32_t call_timeout_ms = 0;
+  int (*interrupted)(void* context) = nullptr;  // as lockstep_open_options has it
+  void* context = nullptr;
 };
 
 namespace internal {
@@ -273,6 +275,8 @@ class Exporter {
     converted.connect_timeout_ms = options.connect_timeout_ms;
     converted.reconnect_timeout_ms = options.reconnect_timeout_ms;
     converted.call_timeout_ms = options.call_timeout_ms;
+    converted.interrupted = options.interrupted;
+    converted.context = options.context;
     lockstep_exporter* handle = nullptr;
     const int code = lockstep_exporter_open(&converted, &handle);
     if (code != LOCKSTEP_OK) return {code, lockstep_exporter_error(nullptr)};

@@ -1,6 +1,10 @@
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <cerrno>
+#include <memory>
 #include <set>
 
 #include "common/base/bytes.h"
@@ -87,6 +91,22 @@ TEST_CASE("ParallelFor runs every item exactly once, from several callers at a t
     });
   }
   for (auto& caller : callers) caller.join();
+}
+
+TEST_CASE("In a forked process its parent's pool goes at once, and the parent's works on") {
+  auto pool = std::make_unique<WorkerPool>(2);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(60);
+    pool.reset();
+    ::_exit(0);
+  }
+  int status = -1;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  std::atomic<int> hits = 0;
+  pool->ParallelFor(100, [&](size_t) { hits++; });
+  CHECK(hits == 100);
 }
 
 TEST_CASE("XXH3 gives its published values") {

@@ -1,42 +1,48 @@
 #include "common/base/worker_pool.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <memory>
 
 namespace lockstep {
 
-WorkerPool::WorkerPool(size_t threads) {
-  threads_.reserve(threads);
-  for (size_t i = 0; i < threads; ++i) threads_.emplace_back([this] { Loop(); });
+WorkerPool::WorkerPool(size_t threads) : process_(::getpid()), state_(std::make_unique<State>()) {
+  state_->threads.reserve(threads);
+  for (size_t i = 0; i < threads; ++i) state_->threads.emplace_back([this] { Loop(); });
 }
 
 WorkerPool::~WorkerPool() {
-  {
-    std::lock_guard lock(mutex_);
-    stopping_ = true;
+  if (::getpid() != process_) {
+    (void)state_.release();  // its lock may be held, and its condition waited for, by threads that are not here
+    return;
   }
-  wake_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
+  {
+    std::lock_guard lock(state_->mutex);
+    state_->stopping = true;
+  }
+  state_->wake.notify_all();
+  for (std::thread& thread : state_->threads) thread.join();
 }
 
 void WorkerPool::Post(std::function<void()> task) {
   {
-    std::lock_guard lock(mutex_);
-    tasks_.push_back(std::move(task));
+    std::lock_guard lock(state_->mutex);
+    state_->tasks.push_back(std::move(task));
   }
-  wake_.notify_one();
+  state_->wake.notify_one();
 }
 
 void WorkerPool::Loop() {
   while (true) {
     std::function<void()> task;
     {
-      std::unique_lock lock(mutex_);
-      wake_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
-      if (tasks_.empty()) return;
-      task = std::move(tasks_.front());
-      tasks_.pop_front();
+      std::unique_lock lock(state_->mutex);
+      state_->wake.wait(lock, [this] { return state_->stopping || !state_->tasks.empty(); });
+      if (state_->tasks.empty()) return;
+      task = std::move(state_->tasks.front());
+      state_->tasks.pop_front();
     }
     task();
   }
@@ -65,7 +71,7 @@ void RunItems(Loop& loop, size_t count, const std::function<void(size_t)>& body)
 void WorkerPool::ParallelFor(size_t count, const std::function<void(size_t)>& body) {
   if (count == 0) return;
   auto loop = std::make_shared<struct Loop>();
-  const size_t helpers = std::min(threads_.size(), count - 1);
+  const size_t helpers = std::min(size(), count - 1);
   // `body` is only touched while items remain, and the caller does not return before all are done.
   for (size_t i = 0; i < helpers; ++i) Post([loop, count, &body] { RunItems(*loop, count, body); });
   RunItems(*loop, count, body);

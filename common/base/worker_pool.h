@@ -1,17 +1,21 @@
 // A fixed set of threads that run tasks, and the loop that spreads blocks over them.
 #pragma once
 
+#include <sys/types.h>
+
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
 
 namespace lockstep {
 
-// Thread-safe. Tasks must not throw. The destructor runs what is queued, then joins.
+// Thread-safe. Tasks must not throw. The destructor runs what is queued, then joins; in a process that is forked off it
+// does nothing, and nothing else may be called there: the threads are the parent's.
 class WorkerPool {
  public:
   // REQUIRES threads >= 1.
@@ -20,7 +24,7 @@ class WorkerPool {
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
 
-  size_t size() const { return threads_.size(); }
+  size_t size() const { return state_->threads.size(); }
 
   void Post(std::function<void()> task);
 
@@ -30,13 +34,18 @@ class WorkerPool {
   void ParallelFor(size_t count, const std::function<void(size_t)>& body);
 
  private:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable wake;
+    std::deque<std::function<void()>> tasks;
+    bool stopping = false;
+    std::vector<std::thread> threads;
+  };
+
   void Loop();
 
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<std::function<void()>> tasks_;
-  bool stopping_ = false;
-  std::vector<std::thread> threads_;
+  const pid_t process_;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace lockstep

@@ -210,6 +210,22 @@ TEST_CASE("Shutdown ends a wait in another thread") {
   stopper.join();
 }
 
+TEST_CASE("A wait ends when it is interrupted, long before its time") {
+  const TempDir dir;
+  Result<UnixListener> listener = UnixListener::Create(dir.File("x.sock"));
+  REQUIRE(listener.ok());
+  int asked = 0;
+  Result<UnixConnection> client = UnixConnect(dir.File("x.sock"), kSoon, [&] { return ++asked == 2; });
+  REQUIRE(client.ok());
+  std::string text(4, ' ');
+  for (const milliseconds timeout : {kSoon, kForever}) {
+    asked = 0;
+    CHECK_THAT(ReceiveText(*client, text, nullptr, timeout), FailsWith(ErrorCode::kDeadline, "interrupted"));
+    CHECK(asked == 2);
+  }
+  CHECK_THAT(ReceiveText(*client, text, nullptr, kBriefly), FailsWith(ErrorCode::kDeadline, "did not answer in time"));
+}
+
 // A process made by `make`, fork() or _Fork(), that runs `body` and then sleeps until it is killed with its owner.
 class Child {
  public:

@@ -7,6 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -16,6 +17,10 @@
 
 namespace lockstep::os {
 namespace {
+
+// How long a wait goes on before it asks whether it should. A signal alone would not do: it may come just before
+// poll(), or to another thread.
+constexpr int kAskMs = 200;
 
 // The control part of one message: room for the descriptors it may carry, aligned as the kernel wants it.
 struct ControlBuffer {
@@ -91,14 +96,18 @@ bool OnlyWritableBy(uid_t user, const std::filesystem::path& directory) {
 Status UnixConnection::WaitFor(short events, const Deadline& deadline, std::string_view what) const {
   while (true) {
     pollfd fds[] = {{fd_.get(), events, 0}, {process_.get(), POLLIN, 0}};  // poll() passes over a negative one
-    const int ready = ::poll(fds, 2, deadline.PollTimeoutMs());
-    if (ready == 0) return {ErrorCode::kDeadline, Cat(what, ": the peer did not answer in time")};
+    const int left = deadline.PollTimeoutMs();
+    const bool asks = interrupted_ && (left < 0 || left > kAskMs);
+    const int ready = ::poll(fds, 2, asks ? kAskMs : left);
+    if (ready == 0 && !asks) return {ErrorCode::kDeadline, Cat(what, ": the peer did not answer in time")};
     if (ready < 0 && errno != EINTR) return ErrnoStatus(errno, what);
-    if (ready < 0) continue;
-    if (fds[0].revents != 0) return OkStatus();
-    // It may have sent something between poll()'s looks at the one and at the other.
-    if (::poll(fds, 1, 0) > 0) return OkStatus();
-    return {ErrorCode::kUnavailable, Cat(what, ": the peer's process has ended")};
+    if (ready > 0 && fds[0].revents != 0) return OkStatus();
+    if (ready > 0) {
+      // It may have sent something between poll()'s looks at the one and at the other.
+      if (::poll(fds, 1, 0) > 0) return OkStatus();
+      return {ErrorCode::kUnavailable, Cat(what, ": the peer's process has ended")};
+    }
+    if (interrupted_ && interrupted_()) return {ErrorCode::kDeadline, Cat(what, ": interrupted")};
   }
 }
 
@@ -187,7 +196,8 @@ void UnixConnection::Shutdown() {
   ::shutdown(fd_.get(), SHUT_RDWR);
 }
 
-Result<UnixConnection> UnixConnect(const std::string& path, std::chrono::milliseconds timeout) {
+Result<UnixConnection> UnixConnect(const std::string& path, std::chrono::milliseconds timeout,
+                                   Interrupted interrupted) {
   LS_ASSIGN_OR_RETURN(const sockaddr_un address, UnixAddress(path));
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return ErrnoStatus(errno, "make a unix socket");
@@ -199,10 +209,11 @@ Result<UnixConnection> UnixConnect(const std::string& path, std::chrono::millise
     // A full backlog cannot be polled for: it is tried again.
     if (!WouldBlock(errno) && errno != EINTR) return ErrnoStatus(errno, Cat("connect to ", path));
     if (deadline.Passed()) return Status(ErrorCode::kDeadline, Cat(path, " did not accept the connection in time"));
+    if (interrupted && interrupted()) return Status(ErrorCode::kDeadline, Cat("connect to ", path, ": interrupted"));
     const timespec pause{0, 5'000'000};
     ::nanosleep(&pause, nullptr);
   }
-  return UnixConnection(std::move(fd));
+  return UnixConnection(std::move(fd), std::move(interrupted));
 }
 
 Status CheckListener(const UnixConnection& connection, const std::string& path) {

@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <span>
 #include <string>
 #include <utility>
@@ -23,6 +24,9 @@ namespace lockstep::os {
 // The most descriptors that one message carries.
 inline constexpr size_t kMaxPassedFds = 8;
 
+// What a wait asks several times a second: true ends it, as kDeadline. Empty: nobody is asked.
+using Interrupted = std::function<bool()>;
+
 struct PeerCredentials {
   pid_t pid = 0;
   uid_t uid = 0;
@@ -33,12 +37,15 @@ struct PeerCredentials {
 class UnixConnection {
  public:
   UnixConnection() = default;  // not connected
-  explicit UnixConnection(UniqueFd fd) : fd_(std::move(fd)) {}
+  // `interrupted` is asked by the thread that waits.
+  explicit UnixConnection(UniqueFd fd, Interrupted interrupted = {})
+      : fd_(std::move(fd)), interrupted_(std::move(interrupted)) {}
   UnixConnection(UnixConnection&&) noexcept = default;
   UnixConnection& operator=(UnixConnection&& other) noexcept {
     const UnixConnection old = std::move(*this);  // ends in the order of a destructor
     fd_ = std::move(other.fd_);
     process_ = std::move(other.process_);
+    interrupted_ = std::move(other.interrupted_);
     guard_ = std::move(other.guard_);
     return *this;
   }
@@ -77,11 +84,13 @@ class UnixConnection {
 
   UniqueFd fd_;
   UniqueFd process_;  // the peer's, as a pidfd
-  ForkGuard guard_;   // last: it goes before fd_
+  Interrupted interrupted_;
+  ForkGuard guard_;  // last: it goes before fd_
 };
 
-// Connects to a listener. kUnavailable when there is none at `path`.
-Result<UnixConnection> UnixConnect(const std::string& path, std::chrono::milliseconds timeout);
+// Connects to a listener. kUnavailable when there is none at `path`. `interrupted` is asked here and by the connection.
+Result<UnixConnection> UnixConnect(const std::string& path, std::chrono::milliseconds timeout,
+                                   Interrupted interrupted = {});
 
 // OK when whoever listens at `path`, as the kernel tells `connection` to it, may be trusted with what this process has:
 // our own user or root, or, when we are root, a user whose directories `path` leads through, where nobody but he and

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "common/base/text.h"
 #include "kernels/copy_rows.h"
 
 namespace lockstep::exporter {
@@ -9,6 +10,7 @@ namespace {
 
 // What one thread does at a time: large enough to be worth a hand-over, small enough to spread.
 constexpr uint64_t kTaskBytes = uint64_t{1} << 20;
+constexpr uint32_t kMaxThreads = 256;
 
 void RunOne(const PlacedCopy& placed) {
   const layout::StridedCopy& copy = placed.copy;
@@ -82,6 +84,13 @@ layout::ElementBytes ElementsOf(ElementConversion conversion) {
       return {2, 4};
   }
   return {1, 1};
+}
+
+Result<std::unique_ptr<WorkerPool>> NewCopyPool(uint32_t threads) {
+  if (threads == 0 || threads > kMaxThreads) {
+    return Status(ErrorCode::kBadData, Cat("threads is ", threads, "; it must be from 1 to ", kMaxThreads));
+  }
+  return threads == 1 ? nullptr : std::make_unique<WorkerPool>(threads - 1);
 }
 
 std::unique_ptr<CopyEngine> NewHostCopyEngine(WorkerPool* pool) {

@@ -43,6 +43,9 @@ class CopyEngine {
   virtual bool unified_memory() const { return false; }
 };
 
+// The threads that copy beside the caller's: `threads` in all, null for 1. kBadData: 0, or more than 256.
+Result<std::unique_ptr<WorkerPool>> NewCopyPool(uint32_t threads);
+
 // Host memory, with the calling thread and `pool` (null: only the caller).
 std::unique_ptr<CopyEngine> NewHostCopyEngine(WorkerPool* pool);
 

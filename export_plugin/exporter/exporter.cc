@@ -15,8 +15,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint32_t kMaxThreads = 256;
-
 double SecondsSince(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
@@ -29,9 +27,6 @@ Status CheckOptions(const ExporterOptions& options) {
   if (options.bucket_bytes < kMinBucketBytes) {
     return {ErrorCode::kBadData, Cat("bucket_bytes is ", options.bucket_bytes, "; it must be at least ",
                                      kMinBucketBytes, ", the same on every rank")};
-  }
-  if (options.threads == 0 || options.threads > kMaxThreads) {
-    return {ErrorCode::kBadData, Cat("threads is ", options.threads, "; it must be from 1 to ", kMaxThreads)};
   }
   return OkStatus();
 }
@@ -100,7 +95,8 @@ Status Exporter::Connect(const ExporterOptions& options, uint32_t writer, uint32
                                                          .run = options.run,
                                                          .connect_timeout = options.connect_timeout,
                                                          .reconnect_timeout = options.reconnect_timeout,
-                                                         .call_timeout = options.call_timeout}));
+                                                         .call_timeout = options.call_timeout,
+                                                         .interrupted = options.interrupted}));
   return OkStatus();
 }
 
@@ -217,7 +213,7 @@ Exporter::~Exporter() = default;
 Result<std::unique_ptr<Exporter>> Exporter::Open(ExporterOptions options) {
   LS_RETURN_IF_ERROR(CheckOptions(options));
   std::unique_ptr<Exporter> exporter(new Exporter(options));
-  if (options.threads > 1) exporter->pool_ = std::make_unique<WorkerPool>(options.threads - 1);
+  LS_ASSIGN_OR_RETURN(exporter->pool_, NewCopyPool(options.threads));
   LS_ASSIGN_OR_RETURN(exporter->engine_, NewCopyEngine(exporter->pool_.get()));
   if (exporter->engine_->unified_memory()) {
     options.bucket_bytes = std::min(options.bucket_bytes, kUnifiedMemoryBucketBytes);
@@ -228,17 +224,20 @@ Result<std::unique_ptr<Exporter>> Exporter::Open(ExporterOptions options) {
 }
 
 Status Exporter::Publish(Version version, std::span<const void* const> addresses) {
+  LS_RETURN_IF_ERROR(CheckProcess());
   Status ready = link_->status();
   if (ready.ok()) ready = SetAddresses(addresses);
   return TakePart(version, std::move(ready));
 }
 
 Status Exporter::Abort(Version version, const Status& reason) {
+  LS_RETURN_IF_ERROR(CheckProcess());
   (void)TakePart(version, reason);
   return link_->status();
 }
 
 Status Exporter::Fill(ByteRange range, std::byte* target, std::span<const void* const> addresses) {
+  LS_RETURN_IF_ERROR(CheckProcess());
   LS_RETURN_IF_ERROR(SetAddresses(addresses));
   if (filler_ == nullptr) {
     LS_ASSIGN_OR_RETURN(filler_, SectionFiller::Create(own_sheet_, locals_, layout_));

@@ -30,6 +30,8 @@
 #include "common/base/ids.h"
 #include "common/layout/copy_plan.h"
 #include "common/model/layout.h"
+#include "common/os/own_process.h"
+#include "common/os/unix_socket.h"
 #include "export_plugin/exporter/exchange.h"
 #include "export_plugin/exporter/frozen_bytes.h"
 #include "export_plugin/exporter/lowering.h"
@@ -63,6 +65,7 @@ struct ExporterOptions {
   std::chrono::milliseconds connect_timeout{10'000};
   std::chrono::milliseconds reconnect_timeout{60'000};
   std::chrono::milliseconds call_timeout{600'000};
+  os::Interrupted interrupted;  // as in buffer::RankOptions
 };
 
 // Of the last publish, of this rank.
@@ -78,7 +81,8 @@ struct PublishStats {
   double total_seconds = 0;
 };
 
-// Not thread-safe. Destruction aborts a version being written.
+// Not thread-safe. Destruction aborts a version being written. A process that is forked off has no part in it: calls
+// that do something are kState there, and destruction does not concern the parent's.
 class Exporter {
  public:
   // Compiles and checks everything, connects. kBadData names the tensor, ranks and rule.
@@ -114,6 +118,7 @@ class Exporter {
 
  private:
   explicit Exporter(const ExporterOptions& options);
+  Status CheckProcess() const { return process_.Check("model " + model_name_); }
   Status Compile(const ExporterOptions& options);
   Status SetUpRoles(const ExporterOptions& options, const layout::TrainingModel& model,
                     const std::vector<bool>& beside);
@@ -128,6 +133,7 @@ class Exporter {
   Status ReportUnchanged(std::span<const StridedRange> ranges);
   Status End(Version version, Status status);
 
+  const os::OwnProcess process_;
   const std::string model_name_;
   const uint32_t rank_;
   const std::string own_sheet_;

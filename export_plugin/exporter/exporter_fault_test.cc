@@ -1,5 +1,8 @@
 // What one rank's failure means for the others: nobody waits for ever, nobody serves a version that is not whole, and
 // the next version works.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <random>
 
@@ -49,6 +52,31 @@ TEST_CASE("A rank on the agent's host that cannot give its bytes ends the versio
     fleet.Publish(2);
     fleet.CheckServed(2);
   }
+}
+
+TEST_CASE("In a forked process every call of its parent's exporter is refused, and its end is the child's own") {
+  Fleet fleet(SmallModel(), {.shards = 1, .beside = {true}, .threads = 2});
+  fleet.Open();
+  fleet.Publish(1);
+  std::vector<std::byte> target(2);
+  const auto refused = [](const Status& status) {
+    return status.code() == ErrorCode::kState && status.message().find("was forked") != std::string::npos;
+  };
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(60);
+    Exporter& exporter = fleet.exporter(0);
+    const bool all = refused(exporter.Publish(2)) && refused(exporter.Abort(2, {ErrorCode::kAborted, "a reason"})) &&
+                     refused(exporter.Fill({0, 2}, target.data()));
+    fleet.Kill(0);
+    ::_exit(all ? 0 : 1);
+  }
+  int status = -1;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  CHECK(fleet.exporter(0).Fill({0, 2}, target.data()).ok());
+  fleet.Publish(2);
+  fleet.CheckServed(2);
 }
 
 TEST_CASE("A proxy whose agent refuses the version still takes everything in and says so") {

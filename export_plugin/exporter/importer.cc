@@ -125,8 +125,7 @@ Result<ImportStats> ImportCheckpoint(const std::string& directory, const std::st
     last_tensor = entry.tensor;
   }
   LS_RETURN_IF_ERROR(work.AddZeros());
-  std::unique_ptr<WorkerPool> pool;
-  if (threads > 1) pool = std::make_unique<WorkerPool>(threads - 1);
+  LS_ASSIGN_OR_RETURN(const std::unique_ptr<WorkerPool> pool, NewCopyPool(threads));
   LS_ASSIGN_OR_RETURN(const std::unique_ptr<CopyEngine> engine, NewCopyEngine(pool.get()));
   return work.Run(*engine);
 }

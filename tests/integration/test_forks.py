@@ -102,6 +102,22 @@ def test_every_call_on_a_parents_publisher_is_refused_by_name_and_closing_does_n
         cluster.receiver(agent).wait_for(model.tensors)
 
 
+def test_the_library_itself_writes_nothing_for_a_forked_process(agent, model):
+    with agent.publisher(model.tensors) as publisher:
+        data = publisher.begin(1)
+        position, source = publisher._source(*next(iter(model.tensors.items())))
+        offset = publisher.layout[position][1]
+        data[offset : offset + source.nbytes] = bytes(source.nbytes)
+        library, handle = publisher._library, publisher._handle
+
+        def write() -> None:
+            code = library.lockstep_write(handle, position, source.address, source.nbytes)
+            raise lockstep.StateError(library.lockstep_last_error(handle).decode(), code)
+
+        refused({"write": write})
+        assert not any(data[offset : offset + source.nbytes])
+
+
 def test_every_call_on_a_parents_exporter_is_refused_by_name_and_closing_does_nothing(agent, cluster, model, locking):
     options = {"socket": agent.socket, "model": MODEL, "threads": 2}
     with lockstep.Exporter.from_named_tensors(model.tensors, **options) as exporter:

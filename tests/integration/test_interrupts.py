@@ -20,13 +20,13 @@ INTERRUPTS = int(os.environ.get("LOCKSTEP_TEST_INTERRUPTS", 40))
 HANG_S = 5
 
 
-def publisher_of(agent, tensors):
-    publisher = agent.publisher(tensors)
+def publisher_of(agent, tensors, model=MODEL):
+    publisher = agent.publisher(tensors, model)
     return publisher, lambda version: publisher.publish(version, tensors)
 
 
-def exporter_of(agent, tensors):
-    exporter = lockstep.Exporter.from_named_tensors(tensors, socket=agent.socket, model=MODEL)
+def exporter_of(agent, tensors, model=MODEL):
+    exporter = lockstep.Exporter.from_named_tensors(tensors, socket=agent.socket, model=model)
     return exporter, exporter.publish
 
 
@@ -108,7 +108,54 @@ def test_ctrl_c_at_any_moment_of_opening_leaves_the_next_to_open(cluster, ctrl_c
     assert ctrl_c.caught > INTERRUPTS // 4
 
 
-def test_ctrl_c_while_a_publish_waits_to_begin_ends_it_whole(cluster, ctrl_c):
+def ended(ctrl_c, function) -> None:
+    """Ctrl-C ends what would wait for minutes."""
+    caught, start = ctrl_c.caught, time.monotonic()
+    ctrl_c.interrupted(function, [0.3])
+    assert ctrl_c.caught == caught + 1
+    assert time.monotonic() - start < HANG_S
+
+
+@pytest.mark.parametrize("open_for", [publisher_of, exporter_of])
+def test_ctrl_c_ends_what_waits_for_a_stopped_agent_and_the_next_publish_works(cluster, ctrl_c, open_for):
+    model = ToyModel(blocks=8)
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    handle, publish = open_for(agent, model.tensors)
+    another, publish_another = open_for(agent, model.tensors, "another")
+    with handle, another:
+        publish(1)
+        publish_another(1)
+        agent.signal(signal.SIGSTOP)
+        ended(ctrl_c, lambda: publish(2))
+        ended(ctrl_c, lambda: publish(3))  # on a connection of its own
+        ended(ctrl_c, lambda: open_for(agent, model.tensors, "a third"))
+        start = time.monotonic()
+        another.close()
+        assert time.monotonic() - start < HANG_S
+        agent.signal(signal.SIGCONT)
+        model.step()
+        publish(4)
+        receiver.wait_for(model.tensors)
+
+
+@pytest.mark.parametrize("open_for", [publisher_of, exporter_of])
+def test_ctrl_c_ends_the_wait_for_an_agent_that_is_away_and_the_next_publish_works(cluster, ctrl_c, open_for):
+    model = ToyModel(blocks=8)
+    agent = cluster.agent()
+    handle, publish = open_for(agent, model.tensors)
+    with handle:
+        publish(1)
+        agent.kill()
+        ended(ctrl_c, lambda: publish(2))
+        ended(ctrl_c, lambda: open_for(agent, model.tensors))
+        agent.start()
+        model.step()
+        publish(3)
+        cluster.receiver(agent).wait_for(model.tensors)
+
+
+def test_ctrl_c_ends_the_wait_for_another_rank_and_the_next_publish_works(cluster, ctrl_c):
     shapes = {"a": [100], "b": [100]}
     agent = cluster.agent()
 
@@ -122,14 +169,32 @@ def test_ctrl_c_while_a_publish_waits_to_begin_ends_it_whole(cluster, ctrl_c):
     ):
         publisher.publish(1, part(1))
         other.write(1, ["b"], 1)
-        ending = threading.Timer(1.0, other.call, ["commit"])
-        ending.start()
-        ctrl_c.interrupted(lambda: publisher.publish(2, part(2)), [0.3, 0.5])
-        ending.join()
-        assert ctrl_c.caught == 1
-        other.write(2, ["b"], 2)
+        ended(ctrl_c, lambda: publisher.publish(2, part(2)))  # waits for version 1
         other.call("commit")
+        wait_until(lambda: agent.model_status()["newest_version"] == 1, "version 1 is served")
         publisher.publish(3, part(3))
         other.write(3, ["b"], 3)
         other.call("commit")
         wait_until(lambda: agent.model_status()["newest_version"] == 3, "version 3 is served")
+
+
+def test_what_any_signals_handler_raises_ends_a_wait_and_comes_out(cluster):
+    tensors = ToyModel(blocks=8).tensors
+    agent = cluster.agent()
+
+    def handle(*_) -> None:
+        raise LookupError("a handler's own")
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        with agent.publisher(tensors) as publisher:
+            agent.signal(signal.SIGSTOP)
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            start = time.monotonic()
+            with pytest.raises(LookupError, match="a handler's own"):
+                publisher.begin(1)
+            assert time.monotonic() - start < HANG_S
+            agent.signal(signal.SIGCONT)
+            publisher.publish(2, tensors)
+    finally:
+        signal.signal(signal.SIGALRM, before)

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -316,13 +317,31 @@ def test_wrong_shapes_dtypes_and_names_are_refused_before_anything_is_written(cl
         receiver.wait_for(tensors)
 
 
+def test_tensors_of_any_size_that_several_threads_copy_arrive(cluster, agent):
+    randomness = np.random.default_rng(4)
+    sizes = {"odd": 3, "large": 70 << 20, "none": 0, "small": 5, "batch": 32 << 20}
+    tensors = {name: randomness.integers(0, 256, size, np.uint8) for name, size in sizes.items()}
+    receiver = cluster.receiver(agent)
+    with agent.publisher(tensors, threads=3) as publisher:
+        for version in (1, 2, 3):
+            tensors["large"][::997] += 1
+            publisher.publish(version, tensors)
+            receiver.wait_for(tensors)
+    with lockstep.StreamPublisher(agent.socket, MODEL, tensors, threads=2) as streamed:
+        tensors["batch"][::997] += 1
+        streamed.publish(1, iter(tensors.items()))
+        receiver.wait_for(tensors)
+    with pytest.raises(lockstep.BadDataError, match="threads is 257; it must be from 1 to 256"):
+        agent.publisher(tensors, threads=257)
+
+
 def test_a_wrong_size_given_to_the_library_itself_is_refused_by_name(agent):
     tensors = {"a": np.zeros(8, np.float32), "b": np.zeros(8, np.float32)}
     with agent.publisher(tensors) as publisher:
         publisher.begin(1)
         source = publisher._source("b", tensors["b"])[1]
         with pytest.raises(lockstep.BadDataError, match="b"):
-            publisher._write(1, source._replace(nbytes=28))
+            publisher._write([(1, source._replace(nbytes=28))])
         publisher.abort()
         publisher.publish(2, tensors)
 
@@ -352,6 +371,27 @@ def test_the_memory_of_a_version_raises_after_close(agent):
     for view in views:
         with pytest.raises(ValueError, match="released memoryview"):
             view[0]
+
+
+@pytest.mark.parametrize("use", [lambda view: np.frombuffer(view, np.uint8), lambda view: view[8:16]])
+def test_what_was_made_of_a_versions_memory_keeps_it_after_close_and_the_agent_is_left_at_once(agent, use):
+    def mapped() -> bool:
+        return str(agent.segment_dir) in Path("/proc/self/maps").read_text()
+
+    publisher = agent.publisher({"a": np.zeros(4)})
+    memory = use(publisher.begin(1))
+    publisher.close()
+    wait_until(lambda: agent.model_status()["ranks_connected"] == 0, "the rank has left")
+    memory[3] = 7
+    assert memory[3] == 7
+    with pytest.raises(lockstep.StateError, match="is closed"):
+        publisher.begin(2)
+    publisher.close()
+    with agent.publisher({"a": np.zeros(4)}) as another:
+        another.publish(1, {"a": np.ones(4)})
+    assert mapped() and memory[3] == 7
+    del memory, publisher
+    assert not mapped()
 
 
 def test_the_memory_of_a_version_keeps_a_publisher_that_nobody_else_has(agent):

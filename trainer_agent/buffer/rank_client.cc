@@ -55,19 +55,19 @@ Result<std::unique_ptr<RankClient>> RankClient::Open(RankOptions options) {
   std::unique_ptr<RankClient> client(new RankClient(std::move(options)));
   const auto deadline = Clock::now() + client->options_.connect_timeout;
   while (true) {
-    const Status status = client->Connect(client->options_.connect_timeout);
+    Status status = client->Connect(client->options_.connect_timeout);
     if (status.ok()) return client;
     const bool nobody_there = ConnectionLost(status) || status.code() == ErrorCode::kNotFound;
-    if (!nobody_there || client->segments_[0].valid() || Clock::now() + kRetryPause > deadline) {
-      return status.WithContext(Cat("model ", client->options_.model, ": cannot open it at the agent's socket ",
-                                    client->options_.socket_path));
-    }
-    std::this_thread::sleep_for(kRetryPause);
+    const bool again = nobody_there && !client->segments_[0].valid() && Clock::now() + kRetryPause <= deadline;
+    if (again) status = client->Pause();
+    if (again && status.ok()) continue;
+    return status.WithContext(
+        Cat("model ", client->options_.model, ": cannot open it at the agent's socket ", client->options_.socket_path));
   }
 }
 
 Status RankClient::Connect(std::chrono::milliseconds timeout) {
-  LS_ASSIGN_OR_RETURN(connection_, os::UnixConnect(options_.socket_path, timeout));
+  LS_ASSIGN_OR_RETURN(connection_, os::UnixConnect(options_.socket_path, timeout, options_.interrupted));
   connection_.KeepFromChildren();
   Status status = os::CheckListener(connection_, options_.socket_path);
   if (status.ok()) status = SayHello(timeout);
@@ -76,11 +76,16 @@ Status RankClient::Connect(std::chrono::milliseconds timeout) {
   return status;
 }
 
-Status RankClient::CheckProcess() const {
-  if (::getpid() == process_) return OkStatus();
-  return {ErrorCode::kState,
-          Cat("model ", options_.model, ": process ", process_, " has it open, from which this one, ", ::getpid(),
-              ", was forked; open the model in this process")};
+Status RankClient::CheckMayCall() const {
+  if (left_) return {ErrorCode::kState, Cat("model ", options_.model, ": this rank has left; open it again")};
+  return process_.Check("model " + options_.model);
+}
+
+// Before the next attempt to connect.
+Status RankClient::Pause() const {
+  std::this_thread::sleep_for(kRetryPause);
+  const bool ends = options_.interrupted && options_.interrupted();
+  return ends ? Status(ErrorCode::kDeadline, "interrupted") : OkStatus();
 }
 
 // An agent that refuses this peer does not read on: its answer explains more than a broken pipe.
@@ -162,11 +167,11 @@ Status RankClient::Reconnect() {
     // A restarted agent is first absent, then listening, then still checking what it found.
     const bool passing =
         ConnectionLost(last) || last.code() == ErrorCode::kNotFound || last.code() == ErrorCode::kState;
-    if (!passing || Clock::now() + kRetryPause > deadline) {
-      return last.WithContext(
-          Cat("model ", options_.model, ": lost the agent at ", options_.socket_path, " and could not reconnect"));
-    }
-    std::this_thread::sleep_for(kRetryPause);
+    const bool again = passing && Clock::now() + kRetryPause <= deadline;
+    if (again) last = Pause();
+    if (again && last.ok()) continue;
+    return last.WithContext(
+        Cat("model ", options_.model, ": lost the agent at ", options_.socket_path, " and could not reconnect"));
   }
 }
 
@@ -222,7 +227,7 @@ Result<Message> RankClient::Call(RankMessage type, ByteView body) {
 }
 
 Result<std::byte*> RankClient::Begin(Version version) {
-  LS_RETURN_IF_ERROR(CheckProcess());
+  LS_RETURN_IF_ERROR(CheckMayCall());
   if (writing()) {
     return Status(ErrorCode::kState,
                   Cat("version ", reported_.version, " is still being written; commit or abort it first"));
@@ -255,7 +260,7 @@ Status RankClient::Unchanged(std::span<const StridedRange> ranges) {
 }
 
 Status RankClient::Report(RankMessage type, std::span<const StridedRange> ranges, Ranges& reported) {
-  LS_RETURN_IF_ERROR(CheckProcess());
+  LS_RETURN_IF_ERROR(CheckMayCall());
   for (const StridedRange& range : ranges) {
     AddRange(reported.all, range);
     AddRange(reported.pending, range);
@@ -280,7 +285,7 @@ Status RankClient::SendPending(RankMessage type, Ranges& reported) {
 }
 
 Status RankClient::Commit() {
-  LS_RETURN_IF_ERROR(CheckProcess());
+  LS_RETURN_IF_ERROR(CheckMayCall());
   const Status status = TryCommit();
   reported_.committed = status.ok();
   reported_.aborted = status;
@@ -308,8 +313,14 @@ Status RankClient::TryCommit() {
   return Done(*reply);
 }
 
+void RankClient::Leave() {
+  left_ = true;
+  reported_ = {};
+  connection_ = os::UnixConnection();
+}
+
 Status RankClient::Abort(std::string_view reason) {
-  LS_RETURN_IF_ERROR(CheckProcess());
+  LS_RETURN_IF_ERROR(CheckMayCall());
   Bytes body;
   Append(body, VersionBody{reported_.version});
   AppendBytes(body, AsBytes(reason));

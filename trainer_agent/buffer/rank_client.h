@@ -7,8 +7,6 @@
 // of the version.
 #pragma once
 
-#include <unistd.h>
-
 #include <array>
 #include <chrono>
 #include <memory>
@@ -18,6 +16,7 @@
 #include "common/base/ids.h"
 #include "common/base/status.h"
 #include "common/model/layout.h"
+#include "common/os/own_process.h"
 #include "common/os/segment.h"
 #include "common/os/unix_socket.h"
 #include "trainer_agent/buffer/rank_messages.h"
@@ -34,6 +33,7 @@ struct RankOptions {
   std::chrono::milliseconds connect_timeout{10'000};
   std::chrono::milliseconds reconnect_timeout{60'000};
   std::chrono::milliseconds call_timeout{600'000};
+  os::Interrupted interrupted;  // ends a call as a passed call_timeout does; stays true until the call has returned
 };
 
 // Not thread-safe. A process that is forked off has no part in the connection: every call is kState there. Closing the
@@ -55,6 +55,12 @@ class RankClient {
   // Aborts the version for all ranks; the others get `reason`. REQUIRES writing().
   Status Abort(std::string_view reason = {});
 
+  // Ends the connection, and with it a version being written, as destruction does; the halves stay mapped as long as
+  // this object lives. Every later call is kState.
+  void Leave();
+
+  // kState where every call is: after Leave(), and in a process that was forked off.
+  Status CheckMayCall() const;
   bool writing() const { return reported_.version != 0 && !reported_.committed && reported_.aborted.ok(); }
   const RunId& run() const { return options_.run; }
   // The newest that the agent had committed when it last answered: a version's last rank knows it at its own Commit(),
@@ -92,8 +98,6 @@ class RankClient {
 
   explicit RankClient(RankOptions options) : options_(std::move(options)) {}
 
-  Status CheckProcess() const;
-
   Status Connect(std::chrono::milliseconds timeout);
   Result<Message> AnswerTo(const Status& sent);
   Status SayHello(std::chrono::milliseconds timeout);
@@ -101,6 +105,7 @@ class RankClient {
   Status Opened(Message reply);
   Status MapSegments(const OpenedBody& opened, std::vector<os::UniqueFd> fds);
   Status Reconnect();
+  Status Pause() const;
   Status Replay();
   // Sends and awaits the answer; on a lost connection reconnects, replays and sends again.
   Result<Message> Call(RankMessage type, ByteView body);
@@ -112,7 +117,8 @@ class RankClient {
   Status SendPending(RankMessage type, Ranges& reported);
   Status SendRanges(RankMessage type, Version version, std::span<const StridedRange> ranges);
 
-  const pid_t process_ = ::getpid();
+  const os::OwnProcess process_;
+  bool left_ = false;
   RankOptions options_;
   os::UnixConnection connection_;
   std::array<os::MappedSegment, 3> segments_;  // control, half 0, half 1

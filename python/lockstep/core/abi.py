@@ -8,7 +8,9 @@ from typing import Iterator
 
 from lockstep.core.errors import NotFoundError, from_code
 
-ABI_VERSION = 1
+ABI_VERSION = 2
+
+INTERRUPTED = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 
 class CTensor(ctypes.Structure):
@@ -35,7 +37,14 @@ class COpenOptions(ctypes.Structure):
         ("call_timeout_ms", ctypes.c_uint32),
         ("run", ctypes.c_char_p),
         ("attachments", ctypes.c_char_p),
+        ("interrupted", INTERRUPTED),
+        ("context", ctypes.c_void_p),
+        ("threads", ctypes.c_uint32),
     ]
+
+
+class CSource(ctypes.Structure):
+    _fields_ = [("tensor", ctypes.c_size_t), ("address", ctypes.c_void_p), ("bytes", ctypes.c_uint64)]
 
 
 class CLocalTensor(ctypes.Structure):
@@ -91,6 +100,8 @@ class CExporterOptions(ctypes.Structure):
         ("connect_timeout_ms", ctypes.c_uint32),
         ("reconnect_timeout_ms", ctypes.c_uint32),
         ("call_timeout_ms", ctypes.c_uint32),
+        ("interrupted", INTERRUPTED),
+        ("context", ctypes.c_void_p),
     ]
 
 
@@ -119,12 +130,14 @@ _SIGNATURES = {
     "lockstep_open": (ctypes.c_int, [ctypes.POINTER(COpenOptions), ctypes.POINTER(_MODEL)]),
     "lockstep_begin": (ctypes.c_int, [_MODEL, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p)]),
     "lockstep_write": (ctypes.c_int, [_MODEL, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t]),
+    "lockstep_write_all": (ctypes.c_int, [_MODEL, ctypes.POINTER(CSource), ctypes.c_size_t]),
     "lockstep_ranges_done": (ctypes.c_int, [_MODEL, ctypes.POINTER(CRange), ctypes.c_size_t]),
     "lockstep_commit": (ctypes.c_int, [_MODEL]),
     "lockstep_abort": (ctypes.c_int, [_MODEL]),
     "lockstep_run": (ctypes.c_char_p, [_MODEL]),
     "lockstep_committed_version": (ctypes.c_uint64, [_MODEL]),
     "lockstep_data_bytes": (ctypes.c_uint64, [_MODEL]),
+    "lockstep_leave": (None, [_MODEL]),
     "lockstep_close": (None, [_MODEL]),
     "lockstep_last_error": (ctypes.c_char_p, [_MODEL]),
     "lockstep_exporter_open": (ctypes.c_int, [ctypes.POINTER(CExporterOptions), ctypes.POINTER(_EXPORTER)]),

@@ -5,6 +5,13 @@ import signal
 import threading
 from typing import Any, Iterator
 
+_blocks: "list[list[Any]]" = []  # what was noted in each of those that the main thread is in
+
+
+def interrupt_noted() -> bool:
+    """Whether a SIGINT came that one of the blocks around the main thread's work will handle."""
+    return any(_blocks)
+
 
 @contextlib.contextmanager
 def delayed_interrupt(*, second_at_once: bool = False) -> "Iterator[None]":
@@ -26,10 +33,12 @@ def delayed_interrupt(*, second_at_once: bool = False) -> "Iterator[None]":
         if second_at_once:
             signal.signal(signal.SIGINT, before)
 
+    _blocks.append(noted)
     signal.signal(signal.SIGINT, note)
     try:
         yield
     finally:
+        _blocks.pop()  # first: a second SIGINT may raise anywhere
         signal.signal(signal.SIGINT, before)
         if noted:
             before(*noted[0])

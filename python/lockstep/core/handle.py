@@ -9,6 +9,7 @@ from lockstep.core import abi
 from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.errors import StateError, from_code
 from lockstep.core.forked import FORKED, close_after_fork
+from lockstep.core.interruption import Interruption
 
 
 class Handle:
@@ -27,6 +28,7 @@ class Handle:
         self._handle: "ctypes.c_void_p | None" = None
         self._finalizer: "weakref.finalize[Any, Any] | None" = None
         self._closed = "is closed"
+        self._interruption = Interruption()
         close_after_fork(self)
 
     @property
@@ -56,12 +58,14 @@ class Handle:
         self._handle = None
         self._closed = FORKED
         if self._finalizer is not None:
-            self._finalizer.detach()  # the library would wait for threads that are not here
+            self._finalizer.detach()  # another thread may have been in the middle of a call
 
-    def _open(self, options: ctypes.Structure) -> None:
+    def _open(self, options: Any) -> None:
         handle = ctypes.c_void_p()
+        options.interrupted = self._interruption.callback
         with delayed_interrupt():  # what the library has opened is closed by somebody
             code = self._function("open")(ctypes.byref(options), ctypes.byref(handle))
+            self._interruption.raise_pending()
             if code != 0:
                 raise from_code(code, self._last_error(None))
             self._handle = handle
@@ -71,6 +75,7 @@ class Handle:
         with self._lock:
             handle = self._open_handle()
             code = self._function(function)(handle, *arguments)
+            self._interruption.raise_pending()
             if code != 0:
                 raise from_code(code, self._last_error(handle))
 

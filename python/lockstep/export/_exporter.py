@@ -179,7 +179,8 @@ class Exporter(Handle):
         """Publishes this rank's part of ``version``; called on every rank, with the weights not written to meanwhile.
         False: skipped, see ``skip_while_away``.
 
-        Ctrl-C waits for the end, which the other ranks need as much as this one; a second one does not.
+        Ctrl-C ends a wait for the agent, and the version with it. Else it waits for the end, which the other ranks need
+        as much as this one; a second one does not.
 
         Raises:
             BadDataError: the model is not what it was when the exporter was made, or bytes are missing.

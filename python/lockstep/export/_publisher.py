@@ -45,6 +45,7 @@ class Publisher(Handle):
             transformers model give ``saved_tensors``, here and to ``publish``.
         rank: this writer's number, below ``ranks``.
         ranks: how many writers on this host must commit a version.
+        threads: that copy, the caller's among them.
         run: None for a new run; 32 hex digits to continue a run whose versions the agent still holds.
         attachments: small text files that belong to the model, file name to text, the same on every rank; receivers
             write them next to the tensors. With "adapter_config.json" among them that is a PEFT adapter's directory.
@@ -72,6 +73,7 @@ class Publisher(Handle):
         *,
         rank: int = 0,
         ranks: int = 1,
+        threads: int = 1,
         run: "str | None" = None,
         attachments: "Mapping[str, str] | None" = None,
         connect_timeout_ms: int = 0,
@@ -94,13 +96,14 @@ class Publisher(Handle):
             tensor_count=len(self._tensors),
             rank=rank,
             ranks=ranks,
+            threads=threads,
             connect_timeout_ms=connect_timeout_ms,
             reconnect_timeout_ms=reconnect_timeout_ms,
             call_timeout_ms=call_timeout_ms,
             run=None if run is None else arguments.text("run", run, arguments.RUN_ID),
             attachments=None if attachments is None else json.dumps(dict(attachments)).encode(),
         )
-        self._views: "list[weakref.ref[memoryview]]" = []  # that begin() gave and somebody has
+        self._given: "list[Tuple[weakref.ref[Any], weakref.ref[memoryview]]]" = []  # by begin(): memory, and its view
         self._absence = Absence(socket, skip_while_away)
         self._open(options)
         del described  # the library has read it
@@ -125,7 +128,8 @@ class Publisher(Handle):
         """Writes this rank's tensors as ``version`` and commits it. False: skipped, see ``skip_while_away``.
 
         Every tensor is checked before anything is written. An error leaves no version half-written and the next publish
-        works. Ctrl-C waits for the end: the version is published.
+        works. Ctrl-C waits for the end of the copy, and ends a wait for the agent: the version is given up then, unless
+        all of it was reported, or it is published.
 
         Args:
             version: greater than every version of the run.
@@ -145,9 +149,9 @@ class Publisher(Handle):
     def begin(self, version: int) -> memoryview:
         """Starts writing ``version``; waits, if at all, for the end of the previous diff.
 
-        Returns the data section in shared memory, to be filled in place at the offsets of ``layout``. It is valid until
-        commit, abort or close: writing to it later damages a version that is served, and receivers refuse it. After
-        close it raises ValueError; its slices, and arrays made of it, may not be used any more.
+        Returns the data section in shared memory, to be filled in place at the offsets of ``layout``, until commit,
+        abort or close: writing to it later damages a version that is served, and receivers refuse it. After close it
+        raises ValueError; its slices, and arrays made of it, keep the memory.
         """
         number = arguments.version_number(version)
         data = ctypes.c_void_p()
@@ -155,12 +159,15 @@ class Publisher(Handle):
         memory: Any = (ctypes.c_ubyte * self.data_bytes).from_address(data.value or 0)
         memory.publisher = self  # which is not collected, and closed, as long as somebody has the memory
         view = memoryview(memory).cast("B")
-        self._views = [*(other for other in self._views if other() is not None), weakref.ref(view)]
+        self._given = [
+            *(given for given in self._given if given[0]() is not None),
+            (weakref.ref(memory), weakref.ref(view)),
+        ]
         return view
 
     def write(self, name: str, tensor: Any) -> None:
         """Copies one whole tensor into the version being written and reports it as done. BadDataError as publish."""
-        self._write(*self._source(name, tensor))
+        self._write([self._source(name, tensor)])
 
     def ranges_done(self, ranges: Sequence[Tuple[int, int]]) -> None:
         """Reports that these (offset, bytes) ranges, filled in place, are final. Each byte may be reported once."""
@@ -177,20 +184,23 @@ class Publisher(Handle):
 
     def close(self) -> None:
         """As any handle's; views that begin() gave raise ValueError from then on."""
-        with self._lock:
-            for reference in self._views:
+        with self._lock, delayed_interrupt():
+            for _, reference in self._given:
                 view = reference()
                 if view is not None:
                     with contextlib.suppress(BufferError):  # an array was made of it
                         view.release()
-            super().close()
+            if any(memory() is not None for memory, _ in self._given):
+                self._library.lockstep_leave(self._handle)
+                self._handle = None  # closed with this publisher, which the memory keeps
+            else:
+                super().close()
 
     def _publish(self, version: int, sources: "list[tuple[int, TensorBytes]]") -> None:
         with self._lock, delayed_interrupt():
             self.begin(version)
             try:
-                for position, source in sources:
-                    self._write(position, source)
+                self._write(sources)
                 self.commit()
             except BaseException:
                 with contextlib.suppress(Error):  # what went wrong first is what the caller must see
@@ -230,5 +240,6 @@ class Publisher(Handle):
             )
         return position, source
 
-    def _write(self, position: int, source: TensorBytes) -> None:
-        self._call("write", position, source.address, source.nbytes)
+    def _write(self, sources: "list[tuple[int, TensorBytes]]") -> None:
+        array = (abi.CSource * len(sources))(*((position, s.address, s.nbytes) for position, s in sources))
+        self._call("write_all", array, len(sources))

@@ -40,7 +40,7 @@ class StreamPublisher:
         writers: how many of them write, each its share of the bytes.
         dtype: the HuggingFace dtype of float32 tensors, when it is not float32: ``torch.bfloat16`` rounds them. A
             checkpoint and ``TensorMeta`` say it for each tensor; this permits the rounding.
-        run, attachments, connect_timeout_ms, reconnect_timeout_ms, call_timeout_ms, skip_while_away: as for
+        threads, run, attachments, connect_timeout_ms, reconnect_timeout_ms, call_timeout_ms, skip_while_away: as for
             ``Publisher``; ``publish`` answers False on ranks that write.
 
     Raises:
@@ -56,6 +56,7 @@ class StreamPublisher:
         rank: int = 0,
         writers: int = 1,
         dtype: Any = None,
+        threads: int = 1,
         run: "str | None" = None,
         attachments: "Mapping[str, str] | None" = None,
         connect_timeout_ms: int = 0,
@@ -78,6 +79,7 @@ class StreamPublisher:
             metas,
             rank=rank,
             ranks=writers,
+            threads=threads,
             run=run,
             attachments=attachments,
             connect_timeout_ms=connect_timeout_ms,

@@ -67,7 +67,14 @@ PROGRAMS = (
             Figure("delta_sync_tls", ">= 0.9", "publish to committed, with TLS against without", inverse=True),
         ),
     ),
-    Program("sync/publish_bench.py", 90, (Figure("publish_blocked", "<= 1.1", "of a trainer, against memcpy"),)),
+    Program(
+        "sync/publish_bench.py",
+        120,
+        (
+            Figure("publish_blocked", "<= 1.1", "of a trainer, against memcpy"),
+            Figure("publish_threads", "<= 0.8", "of a trainer, by two threads against one"),
+        ),
+    ),
     Program(
         "sync/stream_bench.py",
         60,

@@ -4,7 +4,8 @@ memory of the same kind, which is warm; versions and copies take turns.
 The figure is with both daemons, a receiver that follows, and a pause in which the trainer would compute the next step,
 until the receiver has the version. The receiver stands for one on another host: it has the lowest priority, so that its
 work is not done on the trainer's cores while the trainer wants them. One JSON line more has ratios of medians without a
-receiver, and of versions published back to back, which wait for the previous diff.
+receiver, and of versions published back to back, which wait for the previous diff. A second figure is of two threads
+against one, in turns, without a receiver.
 """
 
 import ctypes
@@ -14,11 +15,11 @@ import time
 import numpy as np
 import processes
 import program
-from harness import Cluster, wait_until
+from harness import MODEL, Agent, Cluster, wait_until
 from weights import Weights
 
 WARMING = 3
-COPIES = 6.0
+COPIES = 8.0
 
 
 class PlainCopy:
@@ -55,6 +56,25 @@ class Trainer:
         return time.perf_counter() - begin
 
 
+def wait_served(agent: Agent, trainer: Trainer, model: str = MODEL) -> None:
+    """Until the agent serves what the trainer published last."""
+    wait_until(lambda: agent.model_status(model)["newest_version"] == trainer.version, "it is served", timeout_s=120)
+
+
+def by_two_threads(agent: Agent, one: Trainer, weights: Weights, repeats: int) -> "tuple[list[float], list[float]]":
+    """Seconds of each publish by two threads, and by one."""
+    by_two, by_one = [], []
+    with agent.publisher(weights.tensors, "two-threads", threads=2) as publisher:
+        two = Trainer(publisher, weights)
+        for _ in range(WARMING + repeats):
+            weights.step()
+            by_two.append(two.publish())
+            wait_served(agent, two, "two-threads")
+            by_one.append(one.publish())
+            wait_served(agent, one)
+    return by_two[WARMING:], by_one[WARMING:]
+
+
 def back_to_back(trainer: Trainer, weights: Weights, versions: int) -> "list[float]":
     """The trainer does nothing but publish: every version waits for the diff of the one before."""
     seconds = []
@@ -72,9 +92,6 @@ def measure(cluster: Cluster, options: program.Options) -> "tuple[list[float], l
         trainer = Trainer(publisher, weights)
         copy = PlainCopy(cluster.directory / "copy", weights.flat)
 
-        def served() -> bool:
-            return agent.model_status()["newest_version"] == trainer.version
-
         def alternate(settled: "object") -> "tuple[list[float], list[float]]":
             published, copied = [], []
             for _ in range(WARMING + options.repeats):
@@ -84,8 +101,12 @@ def measure(cluster: Cluster, options: program.Options) -> "tuple[list[float], l
                 copied.append(copy.seconds())
             return published[WARMING:], copied[WARMING:]
 
-        alone, alone_copied = alternate(lambda: wait_until(served, "the version is served", timeout_s=120))
+        alone, alone_copied = alternate(lambda: wait_served(agent, trainer))
         alone_at_once = back_to_back(trainer, weights, options.repeats)
+        wait_served(agent, trainer)
+        program.print_figure(
+            "publish_threads", "s", options.model_bytes, *by_two_threads(agent, trainer, weights, options.repeats)
+        )
         receiver = cluster.receiver(agent, start=False)
         receiver.command[:0] = ["nice", "-n", "19"]
         receiver.start()
