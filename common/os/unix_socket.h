@@ -29,7 +29,7 @@ struct PeerCredentials {
   gid_t gid = 0;
 };
 
-// Move-only. One thread may send while another receives; Shutdown() may be called from any thread.
+// Move-only. One thread may send while another receives; Shutdown() and PeerGone() may be called from any thread.
 class UnixConnection {
  public:
   UnixConnection() = default;  // not connected
