@@ -99,11 +99,16 @@ Result<ModelRegistry::Opening> ModelRegistry::Decide(const OpenRequest& request)
 }
 
 std::shared_ptr<ModelPublisher> ModelRegistry::Connect(const OpenRequest& request) {
-  std::lock_guard lock(mutex_);
-  Entry& entry = entries_[request.model];
-  entry.connected.emplace(request.rank, request.gone);
-  entry.seen.insert(request.rank);
-  return entry.publisher;
+  std::shared_ptr<ModelPublisher> publisher;
+  {
+    std::lock_guard lock(mutex_);
+    Entry& entry = entries_[request.model];
+    entry.connected.emplace(request.rank, request.gone);
+    entry.seen.insert(request.rank);
+    publisher = entry.publisher;
+  }
+  publisher->RankHere(request.rank);
+  return publisher;
 }
 
 Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Resume(OpenRequest& request) {
@@ -158,9 +163,10 @@ void ModelRegistry::EndRun(const std::string& model) {
   telemetry::Log(telemetry::LogLevel::kInfo, "run_ended", {{"model", model}, {"run", ToHex(old->buffer().run())}});
 }
 
-void ModelRegistry::Close(const std::shared_ptr<ModelPublisher>& publisher, uint32_t rank) {
+void ModelRegistry::Close(const std::shared_ptr<ModelPublisher>& publisher, uint32_t rank,
+                          std::shared_ptr<const os::PeerProcess> process) {
   // Its draft first: once the rank's place is free, another connection may begin one.
-  publisher->RankGone(rank);
+  publisher->RankGone(rank, std::move(process));
   std::lock_guard lock(mutex_);
   const auto at = entries_.find(publisher->buffer().model());
   if (at != entries_.end() && at->second.publisher == publisher) at->second.connected.erase(rank);

@@ -53,8 +53,9 @@ class ModelRegistry {
   // kState: the rank, or another trainer, is connected already, or the model was opened otherwise. kNotFound: a run
   // that nobody holds. kResourceExhausted: no memory for the halves.
   Result<std::shared_ptr<ModelPublisher>> Open(OpenRequest request);
-  // The connection of a rank that Open() let in has ended.
-  void Close(const std::shared_ptr<ModelPublisher>& publisher, uint32_t rank);
+  // The connection of a rank that Open() let in has ended; `process` made it.
+  void Close(const std::shared_ptr<ModelPublisher>& publisher, uint32_t rank,
+             std::shared_ptr<const os::PeerProcess> process);
 
   std::vector<ModelSnapshot> Snapshot() const;
   void Stop();

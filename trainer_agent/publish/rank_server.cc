@@ -120,7 +120,7 @@ Status ServeRank(os::UnixConnection& connection, ModelRegistry& registry) {
     status = message.status();
     if (status.ok()) status = HandleMessage(connection, *publisher, rank, *message);
   }
-  registry.Close(publisher, rank);
+  registry.Close(publisher, rank, connection.peer_process());
   telemetry::Log(telemetry::LogLevel::kInfo, "rank_disconnected",
                  {{"model", publisher->buffer().model()}, {"rank", rank}});
   return status.WithContext(Cat("model ", publisher->buffer().model(), ", rank ", rank));
