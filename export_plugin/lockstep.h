@@ -91,7 +91,9 @@ typedef struct lockstep_range {
 int lockstep_open(const lockstep_open_options* options, lockstep_model** model);
 
 /* Starts writing `version`, from 1 to 2^56 - 1, which must be greater than every version of the run. On success *data
- * is the start of the data section to fill. LOCKSTEP_STATE: not greater, or this rank is already writing. */
+ * is the start of the data section to fill. LOCKSTEP_STATE: not greater, or this rank is already writing.
+ * LOCKSTEP_ABORTED: a rank is gone, and no version is whole before another takes its place; or, once, another rank has
+ * aborted this version. */
 int lockstep_begin(lockstep_model* model, uint64_t version, void** data);
 
 /* Copies a whole tensor (by its position in `tensors`) into place and reports its range. `bytes` must be the tensor's
@@ -114,7 +116,8 @@ int lockstep_ranges_done(lockstep_model* model, const lockstep_range* ranges, si
 
 /* This rank is done with the version. Answers when the agent has recorded it; with the last rank's commit the version
  * is whole and will be served. LOCKSTEP_BAD_DATA: bytes are missing (the error names the first tensor); the version is
- * gone. LOCKSTEP_ABORTED: another rank vanished or aborted; the version is gone. In both cases the next begin works. */
+ * gone. LOCKSTEP_ABORTED: another rank is gone or aborted; the version is gone. In both cases the next begin works
+ * once all ranks are there. */
 int lockstep_commit(lockstep_model* model);
 
 /* Gives the version being written up, for all ranks. */

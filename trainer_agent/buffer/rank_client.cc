@@ -72,7 +72,7 @@ Status RankClient::Connect(std::chrono::milliseconds timeout) {
   Status status = os::CheckListener(connection_, options_.socket_path);
   if (status.ok()) status = SayHello(timeout);
   if (status.ok()) status = SendOpen(timeout);
-  if (!status.ok()) connection_ = os::UnixConnection();
+  if (!status.ok()) Disconnect();
   return status;
 }
 
@@ -86,6 +86,12 @@ Status RankClient::Pause() const {
   std::this_thread::sleep_for(kRetryPause);
   const bool ends = options_.interrupted && options_.interrupted();
   return ends ? Status(ErrorCode::kDeadline, "interrupted") : OkStatus();
+}
+
+// For the agent, too, where a process that was forked off this one has the descriptor: it may not know of the guard.
+void RankClient::Disconnect() {
+  if (::getpid() == process_) connection_.Shutdown();
+  connection_ = os::UnixConnection();
 }
 
 // An agent that refuses this peer does not read on: its answer explains more than a broken pipe.
@@ -209,7 +215,7 @@ Result<Message> RankClient::CallOnce(RankMessage type, ByteView body) {
   Result<Message> reply = Exchange(type, body);
   if (reply.ok()) return reply;
   // After an error the stream is out of step: the next call starts on a connection of its own.
-  connection_ = os::UnixConnection();
+  Disconnect();
   return reply.status().WithContext(Cat("model ", options_.model, ": agent at ", options_.socket_path));
 }
 
@@ -277,7 +283,7 @@ Status RankClient::SendPending(RankMessage type, Ranges& reported) {
                                       : Status(ErrorCode::kUnavailable, "not connected");
   reported.ClearPending();
   if (status.ok()) return status;
-  connection_ = os::UnixConnection();
+  Disconnect();
   // The replay after a reconnection reports all ranges, these among them.
   if (ConnectionLost(status)) status = Reconnect();
   if (!status.ok()) reported_.aborted = status;

@@ -40,6 +40,8 @@ struct RankOptions {
 // connection (destruction) while a version is being written aborts that version.
 class RankClient {
  public:
+  ~RankClient() { Disconnect(); }
+
   static Result<std::unique_ptr<RankClient>> Open(RankOptions options);
 
   // The data section of the half to fill. Errors as lockstep_begin (export_plugin/lockstep.h).
@@ -97,6 +99,8 @@ class RankClient {
   std::byte* data(size_t half) { return segments_[1 + half].data() + data_offset_; }
 
   explicit RankClient(RankOptions options) : options_(std::move(options)) {}
+
+  void Disconnect();
 
   Status Connect(std::chrono::milliseconds timeout);
   Result<Message> AnswerTo(const Status& sent);

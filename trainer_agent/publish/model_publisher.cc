@@ -57,6 +57,7 @@ void ModelPublisher::Stop() {
 
 Result<size_t> ModelPublisher::Begin(uint32_t rank, Version version, const std::function<bool()>& gone) {
   std::unique_lock lock(mutex_);
+  const uint64_t given_up = given_up_;
   while (true) {
     if (stopped_) return Status(ErrorCode::kCancelled, "the agent is shutting down");
     if (version > kMaxVersion) {
@@ -64,6 +65,17 @@ Result<size_t> ModelPublisher::Begin(uint32_t rank, Version version, const std::
                     Cat("model ", buffer().model(), ": version ", version, " is over the limit of ", kMaxVersion));
     }
     LS_RETURN_IF_ERROR(CheckNotDropped(version));
+    if (const auto dead = DeadRank()) {
+      if (!draft_) {
+        return Gone(*dead, Cat("version ", version, " needs it: start it again, in run ", ToHex(buffer().run()),
+                               ", or the whole trainer"));
+      }
+      GiveUpDraft(*dead);
+    }
+    if (given_up_ != given_up) {
+      aborted_.known_by.insert(rank);
+      return aborted_.reason;
+    }
     const Version taken = draft_ ? draft_->version - 1 : newest_;
     if (version <= taken) {
       return Status(ErrorCode::kState, Cat("model ", buffer().model(), ": version ", version, " is not greater than ",
@@ -261,12 +273,36 @@ Status ModelPublisher::Abort(uint32_t rank, Version version, const std::string& 
   return {ErrorCode::kState, Cat("version ", version, " is not being written")};
 }
 
-void ModelPublisher::RankGone(uint32_t rank) {
+void ModelPublisher::RankHere(uint32_t rank) {
   std::lock_guard lock(mutex_);
-  if (!draft_ || draft_->done.count(rank) > 0) return;
-  AbortDraft({ErrorCode::kAborted, Cat("rank ", rank, " vanished while version ", draft_->version,
-                                       " was being written; publish a newer one")});
+  gone_.erase(rank);
+}
+
+void ModelPublisher::RankGone(uint32_t rank, std::shared_ptr<const os::PeerProcess> process) {
+  std::lock_guard lock(mutex_);
+  gone_[rank] = std::move(process);
+  if (draft_ && draft_->done.count(rank) == 0) GiveUpDraft(rank);
+}
+
+Status ModelPublisher::Gone(uint32_t rank, std::string_view outcome) const {
+  const os::PeerProcess& process = *gone_.at(rank);
+  return {ErrorCode::kAborted,
+          Cat("rank ", rank, process.pid() > 0 ? Cat(" (pid ", process.pid(), ")") : "", " is gone: its ",
+              process.Ended() ? "process" : "connection", " has ended; ", outcome)};
+}
+
+void ModelPublisher::GiveUpDraft(uint32_t rank) {
+  AbortDraft(Gone(rank, Cat("version ", draft_->version, " was given up, and what is served stays")));
   aborted_.known_by.insert(rank);
+  ++given_up_;
+}
+
+std::optional<uint32_t> ModelPublisher::DeadRank() const {
+  for (const auto& [rank, process] : gone_) {
+    const bool done = draft_ && draft_->done.count(rank) > 0;
+    if (!done && process->Ended()) return rank;
+  }
+  return std::nullopt;
 }
 
 }  // namespace lockstep::publish

@@ -110,6 +110,7 @@ Status ServeRank(os::UnixConnection& connection, ModelRegistry& registry) {
   LS_RETURN_IF_ERROR(connection.WatchPeerProcess());
   LS_ASSIGN_OR_RETURN(OpenRequest request, ReceiveOpen(connection));
   const uint32_t rank = request.rank;
+  request.gone = [&connection] { return connection.PeerGone(); };
   LS_ASSIGN_OR_RETURN(const auto publisher, registry.Open(std::move(request)));
   telemetry::Log(telemetry::LogLevel::kInfo, "rank_connected",
                  {{"model", publisher->buffer().model()}, {"rank", rank}});
@@ -119,7 +120,7 @@ Status ServeRank(os::UnixConnection& connection, ModelRegistry& registry) {
     status = message.status();
     if (status.ok()) status = HandleMessage(connection, *publisher, rank, *message);
   }
-  registry.Close(publisher, rank);
+  registry.Close(publisher, rank, connection.peer_process());
   telemetry::Log(telemetry::LogLevel::kInfo, "rank_disconnected",
                  {{"model", publisher->buffer().model()}, {"rank", rank}});
   return status.WithContext(Cat("model ", publisher->buffer().model(), ", rank ", rank));
