@@ -275,7 +275,7 @@ EngineOutcome EngineSupervisor::Write(const engines::EngineVersion& version) {
   if (!previous.held.nothing())
     before = targets::TargetVersion{previous.held, previous.layout, replicas_.previous_data()};
   outcome.status =
-      targets_.Prepare({current.held, current.layout, replicas_.current_data()}, before,
+      targets_.Prepare({current.held, current.layout, replicas_.current_data(), current.label}, before,
                        [this](const Held& from, const Held& to) { return replicas_.DeltasBetween(from, to); });
   outcome.prepare_us = begun.MicrosSince();
   if (!targets_.prepared()) {

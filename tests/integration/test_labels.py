@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+import torch
 from harness import MODEL, wait_until
 from replicas import ToyModel
 
@@ -104,6 +105,22 @@ def test_a_wait_for_the_fleet_names_the_receiver_whose_engine_refuses_with_its_e
         waiter.join(120)
         assert waited == [1]  # by a fleet that has gone on to version 2
         assert handle.wait_served("step 11", receivers=2, timeout=60) == 2
+
+
+def test_a_follower_is_told_the_label_of_what_is_written_into_its_memory(cluster):
+    weights = torch.nn.Linear(64, 32).state_dict()
+    agent = cluster.agent()
+    socket = cluster.directory / "engine.sock"
+    cluster.receiver(agent, engine_load="in-place", engine_socket=socket)
+    with (
+        agent.publisher(weights) as publisher,
+        lockstep.Follower(torch.nn.Linear(64, 32), model=MODEL, socket=socket) as follower,
+    ):
+        for version, label in enumerate(("step 10", "step 20"), 1):
+            weights = {name: tensor + 1 for name, tensor in weights.items()}
+            publisher.publish(version, weights, label=label)
+            assert publisher.wait_served(label, receivers=1, timeout=60) == version
+            assert (follower.served.version, follower.served.label) == (version, label)
 
 
 def test_a_wait_outlasts_an_agent_that_is_restarted_and_says_when_none_is_there(cluster):
