@@ -8,7 +8,7 @@ from typing import Any
 from lockstep.core.errors import BadDataError
 
 MODEL_NAME = "the model's name, 1 to 128 letters, digits, '.', '_' and '-'"
-_MAX_LABEL_BYTES = 64
+MAX_LABEL_BYTES = 64
 RUN_ID = "None for a new run, or 32 hex digits, as .run has them"
 
 
@@ -33,7 +33,7 @@ def label(value: "str | int | None") -> bytes:
     except TypeError:
         raise _unwanted("label", value, wanted) from None
     encoded = text("label", given, wanted)
-    if len(encoded) > _MAX_LABEL_BYTES or any(ord(character) < 0x20 or character == "\x7f" for character in given):
+    if len(encoded) > MAX_LABEL_BYTES or any(ord(character) < 0x20 or character == "\x7f" for character in given):
         raise BadDataError(f"label is {value!r}; give {wanted}")
     return encoded
 
