@@ -1,6 +1,9 @@
 #include "trainer_agent/serve/served_wait.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
+#include <string_view>
 #include <thread>
 
 #include "common/base/text.h"
@@ -19,23 +22,19 @@ bool Serves(const ReceiverReport& report, const Held& wanted) {
          report.served.version >= wanted.version;
 }
 
-size_t CountServing(const Reports& reports, const Held& wanted) {
-  return static_cast<size_t>(std::count_if(reports.begin(), reports.end(),
-                                           [&](const ReceiverReport& report) { return Serves(report, wanted); }));
-}
-
-Reports OfName(const Reports& reports, const std::string& name) {
-  Reports named;
-  std::copy_if(reports.begin(), reports.end(), std::back_inserter(named),
-               [&](const ReceiverReport& report) { return report.receiver.name == name; });
-  return named;
-}
-
 bool Satisfied(const buffer::ServedQuestion& question, const Reports& reports, const Held& wanted) {
-  if (question.names.empty()) return CountServing(reports, wanted) >= question.receivers;
+  size_t serving = 0;
+  std::map<std::string_view, bool> all_serve;  // by name
+  for (const ReceiverReport& report : reports) {
+    const bool serves = Serves(report, wanted);
+    serving += serves ? 1 : 0;
+    bool& all = all_serve.emplace(report.receiver.name, true).first->second;
+    all = all && serves;
+  }
+  if (question.names.empty()) return serving >= question.receivers;
   return std::all_of(question.names.begin(), question.names.end(), [&](const std::string& name) {
-    const Reports named = OfName(reports, name);
-    return !named.empty() && CountServing(named, wanted) == named.size();
+    const auto at = all_serve.find(name);
+    return at != all_serve.end() && at->second;
   });
 }
 
@@ -54,20 +53,21 @@ std::string Tell(const ReceiverReport& report, const RunId& run) {
 }
 
 // Those that matter to the question, those that keep it waiting first.
-std::string TellAll(const buffer::ServedQuestion& question, Reports reports, const Held& wanted) {
+std::string TellAll(const buffer::ServedQuestion& question, const Reports& reports, const Held& wanted) {
+  std::set<std::string_view> unknown(question.names.begin(), question.names.end());
+  const std::set<std::string_view> named = unknown;
+  std::vector<std::string> waiting, serving;
+  for (const ReceiverReport& report : reports) {
+    unknown.erase(report.receiver.name);
+    if (!named.empty() && named.count(report.receiver.name) == 0) continue;
+    (Serves(report, wanted) ? serving : waiting).push_back(Tell(report, wanted.run));
+  }
+  for (const std::string_view name : unknown)
+    waiting.push_back(Cat("\"", CleanText(name, 256), "\" is not known here"));
+  waiting.insert(waiting.end(), serving.begin(), serving.end());
   std::string text;
-  for (const std::string& name : question.names) {
-    if (OfName(reports, name).empty()) text += Cat("; \"", name, "\" is not known here");
-  }
-  if (!question.names.empty()) {
-    std::erase_if(reports, [&](const ReceiverReport& report) {
-      return std::find(question.names.begin(), question.names.end(), report.receiver.name) == question.names.end();
-    });
-  }
-  std::stable_partition(reports.begin(), reports.end(),
-                        [&](const ReceiverReport& report) { return !Serves(report, wanted); });
-  for (size_t i = 0; i < std::min(reports.size(), kMostTold); ++i) text += Cat("; ", Tell(reports[i], wanted.run));
-  if (reports.size() > kMostTold) text += Cat("; and ", reports.size() - kMostTold, " more");
+  for (size_t i = 0; i < std::min(waiting.size(), kMostTold); ++i) text += Cat("; ", waiting[i]);
+  if (waiting.size() > kMostTold) text += Cat("; and ", waiting.size() - kMostTold, " more");
   return text;
 }
 

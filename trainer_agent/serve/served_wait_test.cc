@@ -14,8 +14,8 @@ struct Fleet {
   std::vector<std::unique_ptr<ReceiverReports::Connection>> connections;
 
   Held Of(Version version) const { return {agent.run->run(), version}; }
-  void Report(const std::string& name, const Held& served, const std::string& error = "") {
-    const ReceiverKey key{"actor", name, "", std::string(16, 'i')};
+  void Report(const std::string& name, const Held& served, const std::string& error = "", char instance = 'i') {
+    const ReceiverKey key{"actor", name, "", std::string(16, instance)};
     REQUIRE(agent.pulls.reports().Report(key, Of(1), served, error).ok());
     connections.push_back(*agent.pulls.reports().Connect(key));
   }
@@ -59,6 +59,21 @@ TEST_CASE("A wait in vain says of each receiver what it serves and holds, why, a
   fleet.connections.clear();
   CHECK_THAT(fleet.Await(fleet.Ask(0, {"good"})),
              FailsWith(ErrorCode::kDeadline, "\"good\" is gone, and served version 1"));
+}
+
+TEST_CASE("A name stands for all processes that have it") {
+  Fleet fleet;
+  fleet.Report("twin", fleet.Of(1), "", 'a');
+  CHECK(*fleet.Await(fleet.Ask(0, {"twin"})) == 1);
+  fleet.Report("twin", {}, "", 'b');
+  CHECK_THAT(fleet.Await(fleet.Ask(0, {"twin"})), FailsWith(ErrorCode::kDeadline, "\"twin\" serves nothing"));
+}
+
+TEST_CASE("An error tells of 64 receivers, and how many more there are") {
+  Fleet fleet;
+  std::vector<std::string> names;
+  for (int i = 0; i < 100; ++i) names.push_back(std::to_string(i));
+  CHECK_THAT(fleet.Await(fleet.Ask(0, names)), FailsWith(ErrorCode::kDeadline, "; and 36 more"));
 }
 
 TEST_CASE("A label stands for the newest version that has it") {
