@@ -177,9 +177,25 @@ void ModelPublisher::RangesDone(uint32_t rank, Version version, std::span<const 
   draft_->job->BlocksUnchanged(std::move(completed.unchanged));
 }
 
-Status ModelPublisher::Commit(uint32_t rank, Version version) {
+Status ModelPublisher::LabelDraft(uint32_t rank, const std::string& label) {
+  if (label.empty()) return OkStatus();
+  LS_RETURN_IF_ERROR(model::CheckLabel(label));
+  if (draft_->label.empty()) {
+    draft_->label = label;
+    draft_->labelled_by = rank;
+  }
+  if (draft_->label == label) return OkStatus();
+  return {ErrorCode::kBadData, Cat("rank ", rank, " labels version ", draft_->version, " \"", label, "\", and rank ",
+                                   draft_->labelled_by, " \"", draft_->label, "\"; give one label on all ranks")};
+}
+
+Status ModelPublisher::Commit(uint32_t rank, Version version, const std::string& label) {
   std::lock_guard lock(mutex_);
   if (draft_ && draft_->version == version && draft_->joined.count(rank) > 0) {
+    if (const Status labelled = LabelDraft(rank, label); !labelled.ok()) {
+      AbortDraft(labelled);
+      return labelled;
+    }
     draft_->done.insert(rank);
     return draft_->done.size() < buffer().ranks() ? OkStatus() : SealDraft();
   }
@@ -206,7 +222,7 @@ Status ModelPublisher::SealDraft() {
     return reason;
   }
   draft_->committed_unix_ns = telemetry::UnixNanos();
-  run_.buffer().Commit(draft_->half, draft_->committed_unix_ns);
+  run_.buffer().Commit(draft_->half, draft_->committed_unix_ns, draft_->label);
   newest_ = draft_->version;
   ++status_.versions_committed;
   status_.last_error.clear();
@@ -230,7 +246,7 @@ void ModelPublisher::FinishVersion(delta::DeltaOutput output) {
     run_.RetainDelta(*draft.base, *manifest, draft.committed_unix_ns, draft.level, output);
     if (!output.too_dense) draft.spans->Stored(storing);
   }
-  const Status served = run_.Serve(manifest, draft.committed_unix_ns, draft.base.get());
+  const Status served = run_.Serve({manifest, draft.committed_unix_ns, draft.label}, draft.base.get());
   if (served.ok()) LogCommitted(draft, output);
   std::lock_guard lock(mutex_);
   if (!served.ok()) {
@@ -247,6 +263,7 @@ void ModelPublisher::LogCommitted(const Draft& draft, const delta::DeltaOutput& 
                  {{"model", buffer().model()},
                   {"run", ToHex(buffer().run())},
                   {"version", draft.version},
+                  {"label", draft.label},
                   {"changed_blocks", output.blocks.size()},
                   {"unread_blocks", output.blocks_unread},
                   {"diff_tail_s", static_cast<double>(telemetry::UnixNanos() - draft.committed_unix_ns) * 1e-9}});

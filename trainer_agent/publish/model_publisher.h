@@ -62,9 +62,10 @@ class ModelPublisher {
   // What is wrong with the ranges aborts the draft; the next Commit returns it. A block of which every byte is reported
   // as unchanged is not read, when the half before is there to be equal to.
   void RangesDone(uint32_t rank, Version version, std::span<const StridedRange> ranges, buffer::Content content);
-  // kBadData: bytes are missing or were reported twice. kAborted: another rank aborted the version, or the one that it
-  // was compared with was withdrawn. kState: not begun.
-  Status Commit(uint32_t rank, Version version);
+  // `label`: what this rank calls the version; empty: what another one does. kBadData: bytes are missing or were
+  // reported twice, or it is no label, or not that of another rank. kAborted: another rank aborted the version, or the
+  // one that it was compared with was withdrawn. kState: not begun.
+  Status Commit(uint32_t rank, Version version, const std::string& label = {});
   Status Abort(uint32_t rank, Version version, const std::string& reason);
   // The rank has a connection.
   void RankHere(uint32_t rank);
@@ -81,6 +82,8 @@ class ModelPublisher {
     size_t half = 0;
     std::shared_ptr<const model::Manifest> base;  // null: the first version
     int64_t committed_unix_ns = 0;
+    std::string label;
+    uint32_t labelled_by = 0;  // the first rank that gave it
     buffer::Coverage coverage;
     std::shared_ptr<PublishSpans> spans;
     payload::CodecLevel level = payload::CodecLevel::kFast;
@@ -106,6 +109,7 @@ class ModelPublisher {
   // A rank that has not committed the draft and never will: its process has ended.
   std::optional<uint32_t> DeadRank() const;
   void NoteAborted(const Draft& draft, const Status& reason);
+  Status LabelDraft(uint32_t rank, const std::string& label);
   Status CheckDraft() const;
   Status SealDraft();
   void BeginLive(delta::DeltaInput& input);

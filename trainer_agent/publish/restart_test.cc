@@ -44,6 +44,30 @@ TEST_CASE("An agent that is restarted between versions resumes the same run, del
   }
 }
 
+TEST_CASE("An agent that is restarted knows the labels of the versions that it still has") {
+  Host host;
+  const auto rank = host.Connect();
+  for (const Version version : {1, 2, 3}) {
+    Write(*rank, Begin(*rank, version), {0, 120000}, static_cast<int>(version));
+    REQUIRE(rank->SetLabel(version == 3 ? std::string(64, 'x') : "step").ok());
+    REQUIRE(rank->Commit().ok());
+    host.Await(version);
+  }
+  host.Restart();
+  CHECK(host.Await(3).label == std::string(64, 'x'));
+  CHECK(host.run().NewestLabelled("step") == 2);
+}
+
+TEST_CASE("An agent that dies before a commit is answered gets the label again") {
+  Host host;
+  const auto rank = host.Connect();
+  Write(*rank, Begin(*rank, 1), {0, 120000}, 1);
+  REQUIRE(rank->SetLabel("step").ok());
+  host.Restart();
+  REQUIRE(rank->Commit().ok());
+  CHECK(host.Await(1).label == "step");
+}
+
 TEST_CASE("An agent that is restarted in the middle of a version gets its ranges again") {
   for (const bool memfd : {false, true}) {
     Host host(memfd);
