@@ -1,8 +1,12 @@
 """What a trainer calls its versions, wherever they go, and its wait until the fleet serves one."""
 
+import contextlib
 import json
+import os
+import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -142,6 +146,41 @@ def test_a_wait_outlasts_an_agent_that_is_restarted_and_says_when_none_is_there(
         assert waited == [1]
     with pytest.raises(lockstep.StateError, match="is closed"):
         publisher.wait_served(0, receivers=1)
+
+
+def test_ctrl_c_ends_a_wait_here_and_at_the_agent_and_versions_go_on(cluster):
+    model = ToyModel(blocks=2)
+    agent = cluster.agent()
+
+    def connections() -> int:
+        links = []
+        for fd in Path(f"/proc/{agent.process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+                links.append(os.readlink(fd))
+        return sum(link.startswith("socket:") for link in links)
+
+    with agent.publisher(model.tensors) as publisher:
+        publisher.publish(1, model.tensors)
+        before = connections()
+
+        def interrupt() -> None:
+            wait_until(lambda: connections() > before, "the agent waits")
+            os.kill(os.getpid(), signal.SIGINT)
+
+        interrupter = threading.Thread(target=interrupt)
+        interrupter.start()
+        with pytest.raises(KeyboardInterrupt):
+            publisher.wait_served(version=1, receivers=1)
+        interrupter.join()
+        wait_until(lambda: connections() == before, "nobody waits at the agent")
+        publisher.publish(2, model.tensors)
+
+
+def test_a_rank_that_does_not_talk_to_the_agent_says_so():
+    with lockstep.StreamPublisher("/nowhere.sock", MODEL, "/no/checkpoint", rank=1) as publisher:
+        assert publisher.publish(1, iter(()), label="step 1") is True
+        with pytest.raises(lockstep.StateError, match="this rank writes nothing"):
+            publisher.wait_served("step 1", receivers=1)
 
 
 def test_a_fleet_that_serves_an_earlier_runs_version_does_not_count(cluster):
