@@ -46,6 +46,7 @@ class FakeAgent final : public v1::TrainerAgent::Service {
       model.set_name(name);
       model.set_newest_version(7);
       model.set_newest_digest(kDigest);
+      model.set_newest_label("step 70");
       model.set_model_bytes(3 << 20);
       v1::RetainedDelta& delta = *model.add_deltas();
       delta.set_base(6);
@@ -209,8 +210,8 @@ TEST_CASE("Status is a table for people and the whole message as JSON") {
   Fleet fleet;
   const Answer table = fleet.Agent({"status"});
   REQUIRE(table.status.ok());
-  CHECK(Has(table.text, "MODEL  VERSION     SIZE"));
-  CHECK(Has(table.text, "actor        7  3.0 MiB"));
+  CHECK(Has(table.text, "MODEL  VERSION  LABEL       SIZE"));
+  CHECK(Has(table.text, "actor        7  step 70  3.0 MiB"));
   CHECK(Has(table.text, "host-3"));
   const Json json = Json::parse(fleet.Agent({"--json", "status"}).text);
   CHECK(json["models"][0]["newest_version"] == 7);

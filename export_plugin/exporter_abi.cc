@@ -181,6 +181,10 @@ int lockstep_exporter_publish(lockstep_exporter* exporter, uint64_t version, con
   });
 }
 
+int lockstep_exporter_set_label(lockstep_exporter* exporter, const char* label) {
+  return abi::OnHandle(exporter, "exporter", [&] { return exporter->exporter->SetLabel(abi::TextOrEmpty(label)); });
+}
+
 int lockstep_exporter_give_up(lockstep_exporter* exporter, uint64_t version, const char* reason) {
   return abi::OnHandle(exporter, "exporter", [&] {
     const std::string sentence = CleanText(abi::TextOrEmpty(reason));

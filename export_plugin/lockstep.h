@@ -91,7 +91,9 @@ typedef struct lockstep_range {
 int lockstep_open(const lockstep_open_options* options, lockstep_model** model);
 
 /* Starts writing `version`, from 1 to 2^56 - 1, which must be greater than every version of the run. On success *data
- * is the start of the data section to fill. LOCKSTEP_STATE: not greater, or this rank is already writing. */
+ * is the start of the data section to fill. LOCKSTEP_STATE: not greater, or this rank is already writing.
+ * LOCKSTEP_ABORTED: a rank is gone, and no version is whole before another takes its place; or, once, another rank has
+ * aborted this version. */
 int lockstep_begin(lockstep_model* model, uint64_t version, void** data);
 
 /* Copies a whole tensor (by its position in `tensors`) into place and reports its range. `bytes` must be the tensor's
@@ -112,9 +114,16 @@ int lockstep_write_all(lockstep_model* model, const lockstep_source* sources, si
  * commit. LOCKSTEP_ABORTED, of lockstep_write too: as of lockstep_commit. */
 int lockstep_ranges_done(lockstep_model* model, const lockstep_range* ranges, size_t count);
 
+/* What the version being written is called beside its number: UTF-8 of at most 64 bytes without control characters,
+ * such as a step; null or empty: nothing. It goes where the version goes and identifies nothing: any number of versions
+ * may have the same. Ranks that give one must give the same: the commit of the first that differs is LOCKSTEP_BAD_DATA,
+ * and the version is gone. LOCKSTEP_BAD_DATA also when it is no label. */
+int lockstep_set_label(lockstep_model* model, const char* label);
+
 /* This rank is done with the version. Answers when the agent has recorded it; with the last rank's commit the version
  * is whole and will be served. LOCKSTEP_BAD_DATA: bytes are missing (the error names the first tensor); the version is
- * gone. LOCKSTEP_ABORTED: another rank vanished or aborted; the version is gone. In both cases the next begin works. */
+ * gone. LOCKSTEP_ABORTED: another rank is gone or aborted; the version is gone. In both cases the next begin works
+ * once all ranks are there. */
 int lockstep_commit(lockstep_model* model);
 
 /* Gives the version being written up, for all ranks. */
@@ -219,6 +228,9 @@ int lockstep_exporter_open(const lockstep_exporter_options* options, lockstep_ex
  * open. After an error the version is gone for all ranks, and the next publish works; LOCKSTEP_UNAVAILABLE from the
  * exchange is final. */
 int lockstep_exporter_publish(lockstep_exporter* exporter, uint64_t version, const void* const* addresses);
+
+/* As lockstep_set_label, for the version that the next lockstep_exporter_publish is of. */
+int lockstep_exporter_set_label(lockstep_exporter* exporter, const char* label);
 
 /* In place of lockstep_exporter_publish, on a rank that failed before it came to it: this rank takes its part in
  * `version` as one that cannot give its bytes, so that no other rank waits for them, and all of them get an error.

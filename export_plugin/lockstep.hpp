@@ -296,6 +296,12 @@ class Exporter {
     return {code, code == LOCKSTEP_OK ? "" : lockstep_exporter_error(handle_.get())};
   }
 
+  // What the version of the next Publish() is called beside its number: see lockstep_set_label.
+  Error SetLabel(const std::string& label) {
+    const int code = lockstep_exporter_set_label(handle_.get(), label.c_str());
+    return {code, code == LOCKSTEP_OK ? "" : lockstep_exporter_error(handle_.get())};
+  }
+
   // In place of Publish(), on a rank that failed before it came to it: the others get an error, and the next one works.
   Error GiveUp(uint64_t version, const std::string& reason) {
     const int code = lockstep_exporter_give_up(handle_.get(), version, reason.c_str());

@@ -198,6 +198,13 @@ int lockstep_ranges_done(lockstep_model* model, const lockstep_range* ranges, si
   });
 }
 
+int lockstep_set_label(lockstep_model* model, const char* label) {
+  return abi::OnHandle(model, "model", [&]() -> Status {
+    LS_RETURN_IF_ERROR(CheckWriting(*model));
+    return model->client->SetLabel(abi::TextOrEmpty(label));
+  });
+}
+
 int lockstep_commit(lockstep_model* model) {
   return abi::OnHandle(model, "model", [&]() -> Status {
     LS_RETURN_IF_ERROR(CheckWriting(*model));

@@ -17,6 +17,8 @@ cd "$(dirname "$0")/.."
 VENV=.cache/venv
 VLLM=.cache/vllm
 RESULTS=.cache/test-results
+COMPILED=~/.cache/lockstep-bazel  # .bazelrc
+MOST_COMPILED=20000000000         # bytes
 
 usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"; }
 
@@ -45,6 +47,13 @@ end_of_stage() { summary+=(--stage "$1=$SECONDS") SECONDS=0; }
 not_installed() {
   echo "run.sh: the Python packages of $1 could not be installed; check the network" >&2
   exit 69
+}
+
+# Bazel only adds to what it keeps for other checkouts: what was read longest ago goes.
+prune_compiled() {
+  [[ -d $COMPILED ]] || return 0
+  (cd "$COMPILED" && find . -type f -printf '%A@ %s %p\n' | sort -rn |
+    awk -v most="$MOST_COMPILED" '(sum += $2) > most { print $3 }' | xargs -r rm -f)
 }
 
 run_check() {
@@ -100,6 +109,7 @@ main() {
   deploy/install.sh --dev
   end_of_stage "install"
   rm -rf "$RESULTS" && mkdir -p "$RESULTS"
+  prune_compiled
 
   local bazel_command="build" status=0
   $cpp && bazel_command="test"

@@ -48,6 +48,7 @@ Status CheckAttachment(const std::string& name, const std::string& text) {
     return Bad(name, "a name is 1 to 128 letters, digits, '.', '_' and '-', and does not start with '.'");
   }
   if (IsWeightsName(name)) return Bad(name, "the name is one of weights, which travel as tensors");
+  if (name == "lockstep.json") return Bad(name, "receivers write a file of that name, which says what version it is");
   if (name.ends_with(".py")) return Bad(name, "code does not travel; give it to the engine yourself");
   if (text.size() > kMaxAttachmentBytes) {
     return Bad(name, Cat("it has ", text.size(), " bytes; the limit is ", HumanBytes(kMaxAttachmentBytes)));

@@ -24,8 +24,8 @@ using Attachments = std::map<std::string, std::string>;
 bool IsWeightsName(std::string_view name);
 
 // At most kMaxAttachments; names are [A-Za-z0-9._-]{1,128} and neither start with '.', nor are those of weights, nor
-// end in ".py" (a loader would run it); contents are UTF-8 of at most kMaxAttachmentBytes. kBadData names the first
-// offender and the rule it breaks.
+// end in ".py" (a loader would run it), nor are "lockstep.json", which is a receiver's; contents are UTF-8 of at most
+// kMaxAttachmentBytes. kBadData names the first offender and the rule it breaks.
 Status CheckAttachments(const Attachments& attachments);
 
 // From a JSON object of name to text, checked as above. Empty text: none. kBadData also for what is no such object, or

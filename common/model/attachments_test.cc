@@ -89,7 +89,8 @@ TEST_CASE("Names that could leave the directory, hide in it, be weights or be ru
                              "a.pt",
                              "a.pth",
                              "a.gguf",
-                             "modeling_a.py"};
+                             "modeling_a.py",
+                             "lockstep.json"};
   for (const std::string& name : bad) {
     CHECK_THAT(WithAttachments({{name, "{}"}}), FailsWith(ErrorCode::kBadData, "attachment \""));
     CHECK_THAT(ModelLayout::Decode(Forge({{name, "{}"}})), FailsWith(ErrorCode::kBadData, "attachment \""));

@@ -11,6 +11,7 @@
 
 #include "common/base/bytes.h"
 #include "common/base/status_testing.h"
+#include "common/os/child.h"
 #include "common/os/descriptor_limit.h"
 #include "common/os/temp_dir.h"
 #include "common/os/unix_listener.h"
@@ -225,27 +226,6 @@ TEST_CASE("A wait ends when it is interrupted, long before its time") {
   }
   CHECK_THAT(ReceiveText(*client, text, nullptr, kBriefly), FailsWith(ErrorCode::kDeadline, "did not answer in time"));
 }
-
-// A process made by `make`, fork() or _Fork(), that runs `body` and then sleeps until it is killed with its owner.
-class Child {
- public:
-  template <typename Body>
-  Child(pid_t (*make)(), const Body& body) : pid_(make()) {
-    if (pid_ != 0) return;
-    body();
-    while (true) ::pause();
-  }
-  ~Child() { Kill(); }
-  void Kill() {
-    if (pid_ <= 0) return;
-    ::kill(pid_, SIGKILL);
-    ::waitpid(pid_, nullptr, 0);
-    pid_ = 0;
-  }
-
- private:
-  pid_t pid_;
-};
 
 TEST_CASE(
     "A watched connection ends with its process, after what that had sent, although another process has its end") {

@@ -12,9 +12,10 @@ namespace lockstep::os {
 
 class OwnProcess {
  public:
+  bool here() const { return ::getpid() == id_; }
   // kState in another process; `what` was opened: "model actor".
   Status Check(std::string_view what) const {
-    if (::getpid() == id_) return OkStatus();
+    if (here()) return OkStatus();
     return {ErrorCode::kState, Cat(what, ": process ", id_, " has it open, from which this one, ", ::getpid(),
                                    ", was forked; open it in this process")};
   }

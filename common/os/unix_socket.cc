@@ -93,9 +93,14 @@ bool OnlyWritableBy(uid_t user, const std::filesystem::path& directory) {
 
 }  // namespace
 
+bool PeerProcess::Ended() const {
+  pollfd process{pidfd(), POLLIN, 0};
+  return ::poll(&process, 1, 0) > 0;
+}
+
 Status UnixConnection::WaitFor(short events, const Deadline& deadline, std::string_view what) const {
   while (true) {
-    pollfd fds[] = {{fd_.get(), events, 0}, {process_.get(), POLLIN, 0}};  // poll() passes over a negative one
+    pollfd fds[] = {{fd_.get(), events, 0}, {pidfd(), POLLIN, 0}};  // poll() passes over a negative one
     const int left = deadline.PollTimeoutMs();
     const bool asks = interrupted_ && (left < 0 || left > kAskMs);
     const int ready = ::poll(fds, 2, asks ? kAskMs : left);
@@ -112,13 +117,15 @@ Status UnixConnection::WaitFor(short events, const Deadline& deadline, std::stri
 }
 
 Status UnixConnection::WatchPeerProcess() {
-  process_ = UniqueFd(OpenPeerProcess(fd_.get()));
-  if (process_.valid() || errno != ESRCH) return OkStatus();
-  return {ErrorCode::kUnavailable, "the peer's process has ended"};
+  LS_ASSIGN_OR_RETURN(const PeerCredentials peer, Peer());
+  UniqueFd process(OpenPeerProcess(fd_.get()));
+  const bool ended = !process.valid() && errno == ESRCH;
+  process_ = std::make_shared<PeerProcess>(peer.pid, std::move(process));
+  return ended ? Status(ErrorCode::kUnavailable, "the peer's process has ended") : OkStatus();
 }
 
 bool UnixConnection::PeerGone() const {
-  pollfd fds[] = {{fd_.get(), POLLRDHUP, 0}, {process_.get(), POLLIN, 0}};
+  pollfd fds[] = {{fd_.get(), POLLRDHUP, 0}, {pidfd(), POLLIN, 0}};
   return ::poll(fds, 2, 0) > 0;
 }
 

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -33,7 +34,21 @@ struct PeerCredentials {
   gid_t gid = 0;
 };
 
-// Move-only. One thread may send while another receives; Shutdown() may be called from any thread.
+// The process at the other end of a connection; whoever has this is never told of another that got its number since.
+class PeerProcess {
+ public:
+  PeerProcess(pid_t pid, UniqueFd pidfd) : pid_(pid), pidfd_(std::move(pidfd)) {}
+
+  pid_t pid() const { return pid_; }          // 0: it is in another pid namespace
+  int pidfd() const { return pidfd_.get(); }  // negative: it cannot be seen
+  bool Ended() const;                         // false where it cannot be seen
+
+ private:
+  const pid_t pid_;
+  const UniqueFd pidfd_;
+};
+
+// Move-only. One thread may send while another receives; Shutdown() and PeerGone() may be called from any thread.
 class UnixConnection {
  public:
   UnixConnection() = default;  // not connected
@@ -70,6 +85,8 @@ class UnixConnection {
   // what it had sent is received, although a child of it may still hold its end. Has no effect where that process
   // cannot be seen: before Linux 6.5 one in another pid namespace, before 5.3 any. kUnavailable: it has ended already.
   Status WatchPeerProcess();
+  // The watched process, which may outlive the connection; null without WatchPeerProcess().
+  std::shared_ptr<const PeerProcess> peer_process() const { return process_; }
   // Whether the peer has closed, or its watched process has ended. Waits for nothing.
   bool PeerGone() const;
 
@@ -80,10 +97,11 @@ class UnixConnection {
   void Shutdown();
 
  private:
+  int pidfd() const { return process_ == nullptr ? -1 : process_->pidfd(); }
   Status WaitFor(short events, const Deadline& deadline, std::string_view what) const;
 
   UniqueFd fd_;
-  UniqueFd process_;  // the peer's, as a pidfd
+  std::shared_ptr<const PeerProcess> process_;
   Interrupted interrupted_;
   ForkGuard guard_;  // last: it goes before fd_
 };

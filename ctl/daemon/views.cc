@@ -130,14 +130,15 @@ std::string EnginesText(const v1::ReceiverStatus& status) {
 std::string StatusText(const v1::AgentStatus& status) {
   std::string text = Headline("trainer_agent", status.build(), status.draining());
   if (status.models().empty()) return text + "no model: no trainer has opened one yet\n" + ReceiversText(status);
-  Table table({"MODEL", ">VERSION", ">SIZE", ">AGE", ">TENSORS", ">RANKS", ">WRITING", ">COMMITTED", ">ABORTED",
-               ">RETAINED", ">PULLS", "RUN", "LAST ERROR"});
+  Table table({"MODEL", ">VERSION", "LABEL", ">SIZE", ">AGE", ">TENSORS", ">RANKS", ">WRITING", ">COMMITTED",
+               ">ABORTED", ">RETAINED", ">PULLS", "RUN", "LAST ERROR"});
   for (const v1::AgentModel& model : status.models()) {
-    table.AddRow({model.name(), VersionOrDash(model.newest_version()), HumanBytes(model.model_bytes()),
-                  AgeText(model.newest_committed_unix_ns(), status.now_unix_ns()), Cat(model.tensors()),
-                  Cat(model.ranks_connected(), "/", model.ranks_expected()), VersionOrDash(model.writing_version()),
-                  Cat(model.versions_committed()), Cat(model.versions_aborted()), HumanBytes(model.retained_bytes()),
-                  Cat(model.open_pulls()), ShortHex(model.run()),
+    table.AddRow({model.name(), VersionOrDash(model.newest_version()), TextOrDash(model.newest_label()),
+                  HumanBytes(model.model_bytes()), AgeText(model.newest_committed_unix_ns(), status.now_unix_ns()),
+                  Cat(model.tensors()), Cat(model.ranks_connected(), "/", model.ranks_expected()),
+                  VersionOrDash(model.writing_version()), Cat(model.versions_committed()),
+                  Cat(model.versions_aborted()), HumanBytes(model.retained_bytes()), Cat(model.open_pulls()),
+                  ShortHex(model.run()),
                   ErrorText(model.last_error(), model.last_error_unix_ns(), status.now_unix_ns())});
   }
   return text + table.ToString() + ReceiversText(status);
@@ -145,15 +146,16 @@ std::string StatusText(const v1::AgentStatus& status) {
 
 std::string StatusText(const v1::ReceiverStatus& status) {
   std::string text = Headline(Cat("raas_receiver ", status.name(), ","), status.build(), status.draining());
-  Table table({"MODEL", "STATE", ">VERSION", ">AGE", ">NEWEST", ">SERVED", ">SIZE", ">LAST SYNC", ">SYNCS", ">FAILURES",
-               ">REPAIRED", ">ENGINE FAILURES", "AGENT", "LAST ERROR"});
+  Table table({"MODEL", "STATE", ">VERSION", "LABEL", ">AGE", ">NEWEST", ">SERVED", ">SIZE", ">LAST SYNC", ">SYNCS",
+               ">FAILURES", ">REPAIRED", ">ENGINE FAILURES", "AGENT", "LAST ERROR"});
   for (const v1::ReceiverModel& model : status.models()) {
     table.AddRow({model.name(), ValueText(*v1::SessionState_descriptor(), model.state(), "state"),
-                  VersionOrDash(model.held().version()), AgeText(model.held_committed_unix_ns(), status.now_unix_ns()),
-                  VersionOrDash(model.newest_version()), VersionOrDash(model.served_version()),
-                  HumanBytes(model.model_bytes()), AgeText(model.last_sync_unix_ns(), status.now_unix_ns()),
-                  Cat(model.syncs()), Cat(model.failures()), Cat(model.repaired_blocks()), Cat(model.engine_failures()),
-                  model.agent(), ErrorText(model.last_error(), model.last_error_unix_ns(), status.now_unix_ns())});
+                  VersionOrDash(model.held().version()), TextOrDash(model.held_label()),
+                  AgeText(model.held_committed_unix_ns(), status.now_unix_ns()), VersionOrDash(model.newest_version()),
+                  VersionOrDash(model.served_version()), HumanBytes(model.model_bytes()),
+                  AgeText(model.last_sync_unix_ns(), status.now_unix_ns()), Cat(model.syncs()), Cat(model.failures()),
+                  Cat(model.repaired_blocks()), Cat(model.engine_failures()), model.agent(),
+                  ErrorText(model.last_error(), model.last_error_unix_ns(), status.now_unix_ns())});
   }
   return text + table.ToString() + EnginesText(status);
 }

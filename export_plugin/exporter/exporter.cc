@@ -193,6 +193,8 @@ Status Exporter::ReportUnchanged(std::span<const StridedRange> ranges) {
 Status Exporter::End(Version version, Status status) {
   const bool begun = client_->writing();
   const size_t half = begun ? client_->half() : 0;
+  const std::string label = std::exchange(label_, {});
+  if (status.ok()) status = client_->SetLabel(label);
   if (status.ok()) {
     status = client_->Commit();
   } else if (begun) {
@@ -221,6 +223,12 @@ Result<std::unique_ptr<Exporter>> Exporter::Open(ExporterOptions options) {
   exporter->bucket_bytes_ = options.bucket_bytes;
   LS_RETURN_IF_ERROR(exporter->Compile(options).WithContext(Cat("model ", options.model, ", rank ", options.rank)));
   return exporter;
+}
+
+Status Exporter::SetLabel(std::string_view label) {
+  LS_RETURN_IF_ERROR(model::CheckLabel(label));
+  label_ = label;
+  return OkStatus();
 }
 
 Status Exporter::Publish(Version version, std::span<const void* const> addresses) {

@@ -94,6 +94,9 @@ class Exporter {
   // publish works, unless the exchange itself is broken (kUnavailable): then every later publish says so.
   Status Publish(Version version, std::span<const void* const> addresses = {});
 
+  // What the version of the next Publish() is called (common/model/label.h); empty: nothing. kBadData: it is no label.
+  Status SetLabel(std::string_view label);
+
   // This rank's part in `version`, when it cannot give its bytes because of `reason`: what Publish() does after an
   // error, and no longer. The version is gone on every rank that this one writes or exchanges buckets with; the next
   // publish works. kUnavailable as Publish(). REQUIRES !reason.ok().
@@ -154,6 +157,7 @@ class Exporter {
   FrozenBytes frozen_;
   std::vector<PlacedCopy> placed_;
   PublishStats stats_;
+  std::string label_;  // of the next version
 };
 
 }  // namespace lockstep::exporter

@@ -59,11 +59,11 @@ class Attachment:
         self._send(REFUSED, body=why.encode())
         self.close()
 
-    def send_hold(self, version: int) -> None:
-        self._send(HOLD, version=version)
+    def send_hold(self, version: int, label: str = "") -> None:
+        self._send(HOLD, version=version, body=label.encode())
 
-    def hold(self, version: int) -> None:
-        self.send_hold(version)
+    def hold(self, version: int, label: str = "") -> None:
+        self.send_hold(version, label)
         self.expect(HELD)
 
     def send_serve(self, version: int, half: int = 0) -> None:

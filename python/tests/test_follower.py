@@ -62,6 +62,23 @@ def test_what_the_receiver_writes_is_what_the_module_reads_in_place(receiver, fo
     assert follower.served == Served(RUN, 3) and follower.error is None and len(follower.pauses) == 1
 
 
+def test_a_version_that_is_served_has_the_label_that_it_was_announced_with_and_keeps_it(receiver, follow):
+    follower = follow(TiedModel())
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.hold(3, "step 70")
+    page.serve(3)
+    rank.serve(3)
+    assert follower.wait_for(3, timeout=60).label == "step 70"
+    rank.hold(4, "step 80")
+    rank.serve(3)  # it was not written after all
+    assert follower.wait_for(timeout=60).label == "step 70"
+    rank.hold(4)
+    page.serve(4)
+    rank.close()  # the page says so, and SERVE does not come
+    assert follower.wait_for(4, timeout=60).label == ""
+
+
 def test_views_of_one_memory_stay_views_of_one_memory(receiver, follow):
     whole = torch.arange(16.0)
     model = torch.nn.Module()

@@ -25,8 +25,9 @@ namespace lockstep::engines {
 struct EngineVersion {
   std::string model;
   Held held;
-  std::string path;  // the published directory, absolute
-  std::string mode;  // how it came: "full", "delta", "rollback", "recovered", ...
+  std::string path;        // the published directory, absolute
+  std::string mode;        // how it came: "full", "delta", "rollback", "recovered", ...
+  std::string label = {};  // what its trainer calls it; empty: nothing
 };
 
 enum class Serving : uint8_t {

@@ -10,9 +10,9 @@ namespace lockstep::engines {
 // ---- a command that controls an engine, whatever it is ----
 
 // Load and Resume run the command by /bin/sh, with LOCKSTEP_MODEL, LOCKSTEP_RUN (hex), LOCKSTEP_VERSION, LOCKSTEP_PATH
-// (the published directory) and LOCKSTEP_MODE in its environment. Exit status 0 means that the engine serves the
-// version, any other that it serves what it served before: tried again, then reported. After an attempt that was
-// killed, or whose command died of a signal (which a shell also reports as 128 and its number), nobody knows. An
+// (the published directory), LOCKSTEP_MODE and LOCKSTEP_LABEL in its environment. Exit status 0 means that the engine
+// serves the version, any other that it serves what it served before: tried again, then reported. After an attempt that
+// was killed, or whose command died of a signal (which a shell also reports as 128 and its number), nobody knows. An
 // attempt has the load timeout.
 //
 // Refused (kConfig) is a command whose program is not there or may not be executed, as far as its first word tells:

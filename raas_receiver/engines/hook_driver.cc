@@ -17,9 +17,12 @@ namespace lockstep::engines {
 namespace {
 
 std::vector<std::string> EnvironmentOf(const EngineVersion& version) {
-  return {Cat("LOCKSTEP_MODEL=", version.model), Cat("LOCKSTEP_RUN=", ToHex(version.held.run)),
-          Cat("LOCKSTEP_VERSION=", version.held.version), Cat("LOCKSTEP_PATH=", version.path),
-          Cat("LOCKSTEP_MODE=", version.mode)};
+  return {Cat("LOCKSTEP_MODEL=", version.model),
+          Cat("LOCKSTEP_RUN=", ToHex(version.held.run)),
+          Cat("LOCKSTEP_VERSION=", version.held.version),
+          Cat("LOCKSTEP_PATH=", version.path),
+          Cat("LOCKSTEP_MODE=", version.mode),
+          Cat("LOCKSTEP_LABEL=", version.label)};
 }
 
 constexpr int kShellSignals = 128;  // what a shell adds to the signal that its command died of

@@ -17,7 +17,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-const EngineVersion kVersion{"actor", {RunId{{0x0a}}, 7}, "/replicas/actor/v7", "delta"};
+const EngineVersion kVersion{"actor", {RunId{{0x0a}}, 7}, "/replicas/actor/v7", "delta", "step 70"};
 
 EngineOptions Options(std::string command) {
   return {.kind = "hook", .command = std::move(command), .attempts = 1, .first_backoff = milliseconds(1)};
@@ -37,12 +37,12 @@ LoadOutcome Notify(EngineDriver& hook) {
 
 TEST_CASE("A hook finds the version in its environment") {
   const os::TempDir directory;
-  const auto hook =
-      Hook(Options("echo $LOCKSTEP_MODEL $LOCKSTEP_RUN $LOCKSTEP_VERSION $LOCKSTEP_PATH $LOCKSTEP_MODE > " +
-                   directory.File("notified")));
+  const auto hook = Hook(
+      Options("echo $LOCKSTEP_MODEL $LOCKSTEP_RUN $LOCKSTEP_VERSION $LOCKSTEP_PATH $LOCKSTEP_MODE $LOCKSTEP_LABEL > " +
+              directory.File("notified")));
   REQUIRE(Notify(*hook).status.ok());
   CHECK(*os::ReadFile(directory.File("notified")) ==
-        "actor 0a000000000000000000000000000000 7 /replicas/actor/v7 delta\n");
+        "actor 0a000000000000000000000000000000 7 /replicas/actor/v7 delta step 70\n");
   CHECK(hook->failures() == 0);
 }
 

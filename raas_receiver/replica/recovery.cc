@@ -36,15 +36,15 @@ Replica Load(std::string path, std::string state_path, WorkerPool& pool) {
 // Finds `replica` among the published `names`, or publishes it. `taken` is the other replica's name.
 Status Publish(Replica& replica, const std::vector<std::string>& names, const std::string& taken, VersionTree& tree) {
   if (!replica.whole) return OkStatus();
-  const model::ModelLayout& layout = *replica.whole->layout;
-  const auto found = std::find_if(names.begin(), names.end(),
-                                  [&](const std::string& name) { return tree.Publishes(name, replica.path, layout); });
+  const auto found = std::find_if(names.begin(), names.end(), [&](const std::string& name) {
+    return tree.Publishes(name, replica.path, *replica.whole);
+  });
   if (found != names.end()) {
     replica.name = *found;
     return tree.RefreshAssets(replica.name);
   }
   const std::string name = VersionTree::NameFor(replica.whole->manifest.held, taken);
-  LS_RETURN_IF_ERROR(tree.Publish(name, replica.path, layout));
+  LS_RETURN_IF_ERROR(tree.Publish(name, replica.path, *replica.whole));
   replica.name = name;
   return OkStatus();
 }

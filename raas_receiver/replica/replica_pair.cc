@@ -65,8 +65,8 @@ PublishedVersion ReplicaPair::previous() const {
 
 PublishedVersion ReplicaPair::Describe(const Replica& replica) const {
   if (!replica.whole) return {};
-  return {replica.whole->manifest.held, replica.whole->manifest.digest, replica.whole->layout,
-          tree_.PathOf(replica.name), replica.whole->committed_unix_ns};
+  return {replica.whole->manifest.held, replica.whole->manifest.digest,   replica.whole->layout,
+          tree_.PathOf(replica.name),   replica.whole->committed_unix_ns, replica.whole->label};
 }
 
 Result<VerifyReport> ReplicaPair::Verify() const {
@@ -76,7 +76,7 @@ Result<VerifyReport> ReplicaPair::Verify() const {
   const std::shared_lock reading(bytes_mutexes_[current_]);
   const ReplicaState state = *replica.whole;
   // Under the lock: what is current is not withdrawn.
-  LS_RETURN_IF_ERROR(tree_.CheckAttachments(replica.name, *state.layout));
+  LS_RETURN_IF_ERROR(tree_.CheckTexts(replica.name, state));
   lock.unlock();
 
   const std::vector<uint64_t> hashes = HashBlocks(*state.layout, replica.file.data(), pool_);
@@ -223,10 +223,11 @@ std::vector<BlockIndex> ReplicaPair::CatchUp(const payload::DeltaChain& steps, c
   return ApplyChain(*file.layout(), steps, versions, file.data(), pool_);
 }
 
-Status ReplicaPair::Commit(model::Manifest manifest, int64_t committed_unix_ns, const payload::DeltaChain& steps) {
+Status ReplicaPair::Commit(model::Manifest manifest, int64_t committed_unix_ns, const payload::DeltaChain& steps,
+                           std::string label) {
   Replica& replica = target();
   const Held base = current_ < 0 ? Held() : replicas_[current_].whole->manifest.held;
-  ReplicaState state{replica.file.layout(), std::move(manifest), committed_unix_ns};
+  ReplicaState state{replica.file.layout(), std::move(manifest), committed_unix_ns, std::move(label)};
   LS_RETURN_IF_ERROR(WriteReplicaState(replica.state_path, state));
   Edge("state written");
   EndWriting();
@@ -254,7 +255,7 @@ Status ReplicaPair::SwitchToOther() {
   if (replica.name.empty()) {
     const std::string taken = current_ < 0 ? "" : replicas_[current_].name;
     const std::string name = VersionTree::NameFor(replica.whole->manifest.held, taken);
-    if (const Status published = tree_.Publish(name, replica.path, *replica.whole->layout); !published.ok()) {
+    if (const Status published = tree_.Publish(name, replica.path, *replica.whole); !published.ok()) {
       std::lock_guard lock(mutex_);
       if (::access(replica.path.c_str(), F_OK) != 0) replica.whole.reset();  // the file was removed
       return published;

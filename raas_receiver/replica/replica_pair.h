@@ -56,6 +56,7 @@ struct PublishedVersion {
   std::shared_ptr<const model::ModelLayout> layout;
   std::string path;               // the published directory, absolute
   int64_t committed_unix_ns = 0;  // when the trainer committed it
+  std::string label;              // what the trainer calls it; empty: nothing
 };
 
 struct VerifyReport {
@@ -106,7 +107,8 @@ class ReplicaPair {
 
   // Records the target as whole, publishes it and makes it current. The caller has checked every block hash of
   // `manifest` against the bytes. `steps` led here from the version before; empty after a full pull.
-  Status Commit(model::Manifest manifest, int64_t committed_unix_ns, const payload::DeltaChain& steps);
+  Status Commit(model::Manifest manifest, int64_t committed_unix_ns, const payload::DeltaChain& steps,
+                std::string label = {});
   // The target holds nothing from here on; its memory is kept for the next attempt.
   void Abandon() { EndWriting(); }
 

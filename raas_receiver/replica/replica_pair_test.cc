@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "common/base/status_testing.h"
+#include "common/base/text.h"
 #include "common/os/temp_dir.h"
 #include "raas_receiver/replica/private_mount.h"
 #include "raas_receiver/replica/replica_fixture.h"
@@ -293,7 +294,8 @@ TEST_CASE("Assets are linked into every version, weights next to them are not") 
   fixture.options.assets = assets.path();
   fixture.Open();
   fixture.PullFull(fixture.model.Advance());
-  CHECK(fixture.FileNames("current") == std::set<std::string>{"config.json", "tokenizer.json", "model.safetensors"});
+  CHECK(fixture.FileNames("current") ==
+        std::set<std::string>{"config.json", "tokenizer.json", "model.safetensors", "lockstep.json"});
   std::ofstream(assets.File("generation_config.json")) << "{}";
   fixture.Reopen();
   CHECK(fs::exists(fixture.ModelPath("current/generation_config.json")));
@@ -357,11 +359,32 @@ TEST_CASE("Attachments are files of every version, in the place of assets of the
   fixture.Reopen();
   fixture.CheckCurrent(2);
   CHECK(fixture.FileNames("v1") ==
-        std::set<std::string>{"config.json", "empty.txt", "model.safetensors", "notes.json"});
+        std::set<std::string>{"config.json", "empty.txt", "model.safetensors", "notes.json", "lockstep.json"});
   CHECK(fixture.FileNames("v2") == fixture.FileNames("v1"));
   CHECK(fixture.FileText(fixture.ModelPath("v1/notes.json")) == "{}");
   CHECK(fixture.FileText(fixture.ModelPath("v1/config.json")) == "asset");
   CHECK(fixture.FileText(assets.File("notes.json")) == "asset");
+}
+
+TEST_CASE("A version's directory says which version it is and what its trainer calls it, also after a restart") {
+  ReplicaFixture fixture;
+  fixture.Open();
+  const Version version = fixture.model.Advance();
+  REQUIRE(fixture.pair().BeginFull(fixture.model.layout()).ok());
+  for (BlockIndex block = 0; block < fixture.model.layout()->block_count(); ++block) {
+    const ByteView bytes = fixture.model.block_of(version, block);
+    std::copy(bytes.begin(), bytes.end(), fixture.pair().target_block(block).begin());
+  }
+  const model::Manifest manifest = fixture.model.manifest(version);
+  REQUIRE(fixture.pair().Commit(manifest, 5, {}, "step \"7\"").ok());
+  const std::string said =
+      Cat(R"({"run":")", ToHex(manifest.held.run), R"(","version":1,"label":"step \"7\"","committed_unix_ns":5,)",
+          R"("manifest_digest":")", ToHex(manifest.digest), "\"}\n");
+  CHECK(fixture.FileText(fixture.ModelPath("current/lockstep.json")) == said);
+  fs::remove(fixture.ModelPath("v1/lockstep.json"));  // as a release before published it
+  fixture.Reopen();
+  CHECK(fixture.pair().current().label == "step \"7\"");
+  CHECK(fixture.FileText(fixture.ModelPath("current/lockstep.json")) == said);
 }
 
 TEST_CASE("A layout with an adapter's configuration is published as an adapter directory") {
@@ -369,7 +392,8 @@ TEST_CASE("A layout with an adapter's configuration is published as an adapter d
   fixture.model = TestModel(1, 20'000, {{"adapter_config.json", R"({"r": 8})"}});
   fixture.Open();
   fixture.PullFull(fixture.model.Advance());
-  CHECK(fixture.FileNames("current") == std::set<std::string>{"adapter_config.json", "adapter_model.safetensors"});
+  CHECK(fixture.FileNames("current") ==
+        std::set<std::string>{"adapter_config.json", "adapter_model.safetensors", "lockstep.json"});
   fixture.PullDelta(fixture.model.Advance());
   REQUIRE(fixture.pair().SwitchToOther().ok());
   fixture.Reopen();
@@ -377,7 +401,7 @@ TEST_CASE("A layout with an adapter's configuration is published as an adapter d
   TestModel plain(5);
   plain.Advance();
   fixture.PullFull(1, plain);
-  CHECK(fixture.FileNames("current") == std::set<std::string>{"model.safetensors"});
+  CHECK(fixture.FileNames("current") == std::set<std::string>{"model.safetensors", "lockstep.json"});
 }
 
 TEST_CASE("Damaged attachments are found by a verification and written again at start") {

@@ -4,6 +4,7 @@
 
 #include "common/base/hash.h"
 #include "common/base/text.h"
+#include "common/model/label.h"
 #include "common/os/file.h"
 
 namespace lockstep::replica {
@@ -17,15 +18,17 @@ Status Corrupt(std::string why) {
 
 Status CheckHeader(const ReplicaStateHeader& header, size_t file_bytes) {
   if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) return Corrupt("not a replica state: wrong magic");
-  if (header.format != kReplicaStateFormat) {
-    return {ErrorCode::kProtocol,
-            Cat("replica state format ", header.format, ", this receiver writes ", kReplicaStateFormat)};
+  if (header.format != kReplicaStateFormat && header.format != kLabelledStateFormat) {
+    return {ErrorCode::kProtocol, Cat("replica state format ", header.format, ", this receiver knows ",
+                                      kReplicaStateFormat, " and ", kLabelledStateFormat)};
   }
   if (header.header_bytes != sizeof(ReplicaStateHeader)) {
     return Corrupt(Cat("replica state has a header of ", header.header_bytes, " bytes, not ", sizeof header));
   }
   const uint64_t fixed = sizeof header + uint64_t{header.block_count} * sizeof(uint64_t) + sizeof(uint64_t);
-  if (file_bytes < fixed || file_bytes - fixed != header.layout_bytes) {
+  const uint64_t most_label = header.format == kLabelledStateFormat ? model::kMaxLabel : 0;
+  if (file_bytes < fixed || file_bytes - fixed < header.layout_bytes ||
+      file_bytes - fixed - header.layout_bytes > most_label) {
     return Corrupt(Cat("replica state has ", file_bytes, " bytes, which its own lengths do not add up to"));
   }
   if (header.block_count == 0) return Corrupt("replica state has no block hashes");
@@ -50,7 +53,7 @@ Status CheckContent(const ReplicaStateHeader& header, const ReplicaState& state)
 Bytes EncodeReplicaState(const ReplicaState& state) {
   ReplicaStateHeader header{};
   std::memcpy(header.magic, kMagic, sizeof kMagic);
-  header.format = kReplicaStateFormat;
+  header.format = state.label.empty() ? kReplicaStateFormat : kLabelledStateFormat;
   header.header_bytes = sizeof header;
   header.block_count = state.layout->block_count();
   header.run = state.manifest.held.run;
@@ -64,6 +67,7 @@ Bytes EncodeReplicaState(const ReplicaState& state) {
   Append(out, header);
   AppendBytes(out, std::as_bytes(std::span(state.manifest.block_hashes)));
   AppendBytes(out, state.layout->encoded());
+  AppendBytes(out, AsBytes(std::string_view(state.label)));
   Append(out, Hash64(out));
   return out;
 }
@@ -73,11 +77,11 @@ Result<ReplicaState> DecodeReplicaState(ByteView encoded) {
   ReplicaStateHeader header;
   if (!reader.Take(header)) return Corrupt(Cat("replica state is cut off at ", encoded.size(), " bytes"));
   LS_RETURN_IF_ERROR(CheckHeader(header, encoded.size()));
-  ByteView hashes, layout;
+  ByteView hashes, layout, label;
   uint64_t check = 0;
   if (!reader.TakeBytes(header.block_count * sizeof(uint64_t), hashes) ||
-      !reader.TakeBytes(header.layout_bytes, layout) || !reader.Take(check) ||
-      check != Hash64(encoded.first(encoded.size() - sizeof check))) {
+      !reader.TakeBytes(header.layout_bytes, layout) || !reader.TakeBytes(reader.rest().size() - sizeof check, label) ||
+      !reader.Take(check) || check != Hash64(encoded.first(encoded.size() - sizeof check))) {
     return Corrupt("replica state does not have its checksum");
   }
 
@@ -88,6 +92,8 @@ Result<ReplicaState> DecodeReplicaState(ByteView encoded) {
   std::memcpy(state.manifest.block_hashes.data(), hashes.data(), hashes.size());
   state.manifest.digest = header.manifest_digest;
   state.committed_unix_ns = header.committed_unix_ns;
+  state.label = AsText(label);
+  if (!model::CheckLabel(state.label).ok()) return Corrupt("replica state has a label that is none");
   LS_RETURN_IF_ERROR(CheckContent(header, state));
   return state;
 }

@@ -18,10 +18,11 @@
 namespace lockstep::replica {
 
 inline constexpr uint16_t kReplicaStateFormat = 1;
+inline constexpr uint16_t kLabelledStateFormat = 2;  // has a label behind the layout
 
 struct ReplicaStateHeader {  // 88 bytes
   char magic[8];             // "LSREPL01"
-  uint16_t format;           // kReplicaStateFormat
+  uint16_t format;           // kReplicaStateFormat or kLabelledStateFormat
   uint16_t header_bytes;     // sizeof(ReplicaStateHeader)
   uint32_t block_count;
   RunId run;
@@ -37,6 +38,7 @@ struct ReplicaState {
   std::shared_ptr<const model::ModelLayout> layout;
   model::Manifest manifest;
   int64_t committed_unix_ns = 0;  // of the manifest's version, by the trainer's clock
+  std::string label = {};         // what the trainer calls that version; empty: nothing
 };
 
 Bytes EncodeReplicaState(const ReplicaState& state);

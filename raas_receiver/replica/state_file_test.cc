@@ -39,6 +39,20 @@ TEST_CASE("A replica state survives the round trip through its file") {
   CHECK(read->committed_unix_ns == 123'456'789);
 }
 
+TEST_CASE("A replica state keeps its label, and no prefix of one is a state with a shorter label") {
+  ReplicaState state = MakeState();
+  state.label = "step 7";
+  const Bytes encoded = EncodeReplicaState(state);
+  CHECK(DecodeReplicaState(encoded)->label == "step 7");
+  for (size_t bytes = 0; bytes < encoded.size(); ++bytes) {
+    REQUIRE_THAT(DecodeReplicaState(ByteView(encoded).first(bytes)), FailsWith(ErrorCode::kCorrupt, "replica state"));
+  }
+  state.label = std::string(65, 'x');
+  CHECK_THAT(DecodeReplicaState(EncodeReplicaState(state)), FailsWith(ErrorCode::kCorrupt, "do not add up"));
+  state.label = "a\nb";
+  CHECK_THAT(DecodeReplicaState(EncodeReplicaState(state)), FailsWith(ErrorCode::kCorrupt, "a label that is none"));
+}
+
 TEST_CASE("A replica state that is not there is not found") {
   const os::TempDir directory;
   CHECK_THAT(ReadReplicaState(directory.File("state")), FailsWith(ErrorCode::kNotFound, directory.File("state")));
@@ -68,9 +82,9 @@ TEST_CASE("A replica state with any byte changed is refused") {
 
 TEST_CASE("A replica state of another format, also with a right checksum, is refused as such") {
   Bytes encoded = EncodeReplicaState(MakeState());
-  encoded[8] = std::byte{2};
+  encoded[8] = std::byte{3};
   CHECK_THAT(DecodeReplicaState(FixChecksum(encoded)),
-             FailsWith(ErrorCode::kProtocol, "replica state format 2, this receiver writes 1"));
+             FailsWith(ErrorCode::kProtocol, "replica state format 3, this receiver knows 1 and 2"));
   encoded = EncodeReplicaState(MakeState());
   encoded[0] = std::byte{'X'};
   CHECK_THAT(DecodeReplicaState(FixChecksum(encoded)), FailsWith(ErrorCode::kCorrupt, "wrong magic"));

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "common/base/text.h"
 #include "common/os/file.h"
@@ -62,6 +63,20 @@ bool IsVersionName(std::string_view name) {
   return name.size() >= 2 && name[0] == 'v' && name[1] >= '0' && name[1] <= '9';
 }
 
+// The small files of a version's directory, name to content.
+model::Attachments TextsOf(const ReplicaState& version) {
+  const Held& held = version.manifest.held;
+  model::Attachments texts = version.layout->attachments();
+  texts[std::string(kVersionFile)] = nlohmann::ordered_json{{"run", ToHex(held.run)},
+                                                            {"version", held.version},
+                                                            {"label", version.label},
+                                                            {"committed_unix_ns", version.committed_unix_ns},
+                                                            {"manifest_digest", ToHex(version.manifest.digest)}}
+                                         .dump() +
+                                     "\n";
+  return texts;
+}
+
 Status Rename(const std::string& from, const std::string& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) return ErrnoStatus(errno, Cat("rename ", from, " to ", to));
   return OkStatus();
@@ -81,13 +96,13 @@ std::string VersionTree::NameFor(const Held& held, std::string_view taken) {
   return name == taken ? Cat(name, "-", ToHex(held.run).substr(0, 8)) : name;
 }
 
-Status VersionTree::Publish(std::string_view name, const std::string& weights, const model::ModelLayout& layout) {
+Status VersionTree::Publish(std::string_view name, const std::string& weights, const ReplicaState& version) {
   const std::string building = Cat(scratch_, "/tmp-", name);
   LS_RETURN_IF_ERROR(os::RemoveTree(building));
   LS_RETURN_IF_ERROR(os::MakeDirs(building, kDirectoryMode));
-  const std::string link = Cat(building, "/", WeightsFile(layout));
+  const std::string link = Cat(building, "/", WeightsFile(*version.layout));
   if (::link(weights.c_str(), link.c_str()) != 0) return ErrnoStatus(errno, Cat("link ", weights, " to ", link));
-  for (const auto& [file, text] : layout.attachments()) {
+  for (const auto& [file, text] : TextsOf(version)) {
     LS_RETURN_IF_ERROR(os::WriteFileAtomic(Cat(building, "/", file), text, kFileMode));
   }
   LS_RETURN_IF_ERROR(LinkAssets(building));
@@ -104,22 +119,22 @@ Status VersionTree::Withdraw(std::string_view name) {
   return os::RemoveTree(leaving);
 }
 
-bool VersionTree::Publishes(std::string_view name, const std::string& weights, const model::ModelLayout& layout) const {
+bool VersionTree::Publishes(std::string_view name, const std::string& weights, const ReplicaState& version) const {
   struct stat published {};
   struct stat ours {};
-  return ::lstat(Cat(PathOf(name), "/", WeightsFile(layout)).c_str(), &published) == 0 &&
+  return ::lstat(Cat(PathOf(name), "/", WeightsFile(*version.layout)).c_str(), &published) == 0 &&
          ::lstat(weights.c_str(), &ours) == 0 && published.st_dev == ours.st_dev && published.st_ino == ours.st_ino &&
-         CheckAttachments(name, layout).ok();
+         CheckTexts(name, version).ok();
 }
 
-Status VersionTree::CheckAttachments(std::string_view name, const model::ModelLayout& layout) const {
-  for (const auto& [file, text] : layout.attachments()) {
+Status VersionTree::CheckTexts(std::string_view name, const ReplicaState& version) const {
+  for (const auto& [file, text] : TextsOf(version)) {
     const std::string path = Cat(PathOf(name), "/", file);
     std::error_code error;
     const bool own_file = fs::is_regular_file(fs::symlink_status(path, error));
     const Result<std::string> found = own_file ? os::ReadFile(path, model::kMaxAttachmentBytes) : std::string();
     if (!own_file || !found.ok() || *found != text) {
-      return {ErrorCode::kCorrupt, Cat(path, " is not the attachment as it travelled; pull it again in full")};
+      return {ErrorCode::kCorrupt, Cat(path, " is not as it was published; pull it again in full")};
     }
   }
   return OkStatus();

@@ -12,10 +12,13 @@
 #include "common/base/ids.h"
 #include "common/base/status.h"
 #include "common/model/layout.h"
+#include "raas_receiver/replica/state_file.h"
 
 namespace lockstep::replica {
 
 inline constexpr std::string_view kCurrentLink = "current";
+// In a version's directory: which version it is, as one JSON object (FORMAT.md).
+inline constexpr std::string_view kVersionFile = "lockstep.json";
 
 // What the tensors' file is called in a version's directory: "model.safetensors", or "adapter_model.safetensors" when
 // the layout has the attachment "adapter_config.json", which makes it a PEFT adapter.
@@ -31,15 +34,16 @@ class VersionTree {
   // "v7"; "v7-0123abcd" when `taken` is "v7" already.
   static std::string NameFor(const Held& held, std::string_view taken);
 
-  // Makes `name` appear, replacing what was there. In it are the file at `weights`, hard-linked, the attachments of its
-  // `layout`, and links to those assets whose names are not taken.
-  Status Publish(std::string_view name, const std::string& weights, const model::ModelLayout& layout);
+  // Makes `name` appear, replacing what was there. In it are the file at `weights`, hard-linked, which holds `version`,
+  // its attachments, kVersionFile, and links to those assets whose names are not taken.
+  Status Publish(std::string_view name, const std::string& weights, const ReplicaState& version);
   // Makes `name` vanish. Nothing there is OK.
   Status Withdraw(std::string_view name);
-  // True when `name` holds the very file at `weights`, and CheckAttachments is OK.
-  bool Publishes(std::string_view name, const std::string& weights, const model::ModelLayout& layout) const;
-  // kCorrupt, naming the first file in `name` that is missing or not as the attachment of `layout` says.
-  Status CheckAttachments(std::string_view name, const model::ModelLayout& layout) const;
+  // True when `name` holds the very file at `weights`, and CheckTexts is OK.
+  bool Publishes(std::string_view name, const std::string& weights, const ReplicaState& version) const;
+  // kCorrupt, naming the first file in `name`, of the attachments and kVersionFile, that is missing or not as it was
+  // published.
+  Status CheckTexts(std::string_view name, const ReplicaState& version) const;
   // Adds assets that were added to the asset directory since `name` was published.
   Status RefreshAssets(std::string_view name);
 

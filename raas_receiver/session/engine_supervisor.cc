@@ -102,8 +102,10 @@ void EngineSupervisor::Describe(v1::ReceiverModel& model) const {
   model.set_engine(std::string(driver_->kind()));
   model.set_engine_failures(driver_->failures());
   for (const targets::EngineReport& report : targets_.Describe()) Fill(report, *model.add_engines());
-  const Held by_directory = notifies() ? served() : replicas_.current().held;
-  model.set_served_version((in_place_ ? ServedInPlace() : by_directory).version);
+  const Held by_directory = notifies() ? this->served() : replicas_.current().held;
+  const Held served = in_place_ ? ServedInPlace() : by_directory;
+  model.set_served_version(served.version);
+  if (!served.nothing()) model.set_served_run(ToBytes(served.run));
 }
 
 bool EngineSupervisor::Behind() const {
@@ -149,7 +151,7 @@ Result<bool> EngineSupervisor::StillServes(const Held& served) {
 
 engines::EngineVersion EngineSupervisor::VersionOf(const replica::PublishedVersion& version,
                                                    const std::string& mode) const {
-  return {model_, version.held, version.path, mode};
+  return {model_, version.held, version.path, mode, version.label};
 }
 
 void EngineSupervisor::Begin(const std::string& mode, uint64_t transfer) {
@@ -273,7 +275,7 @@ EngineOutcome EngineSupervisor::Write(const engines::EngineVersion& version) {
   if (!previous.held.nothing())
     before = targets::TargetVersion{previous.held, previous.layout, replicas_.previous_data()};
   outcome.status =
-      targets_.Prepare({current.held, current.layout, replicas_.current_data()}, before,
+      targets_.Prepare({current.held, current.layout, replicas_.current_data(), current.label}, before,
                        [this](const Held& from, const Held& to) { return replicas_.DeltasBetween(from, to); });
   outcome.prepare_us = begun.MicrosSince();
   if (!targets_.prepared()) {

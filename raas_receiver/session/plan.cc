@@ -1,6 +1,7 @@
 #include "raas_receiver/session/plan.h"
 
 #include "common/base/text.h"
+#include "common/model/label.h"
 #include "raas_receiver/session/agent_client.h"
 
 namespace lockstep::session {
@@ -64,6 +65,8 @@ Result<Plan> ReadCommon(const v1::PullPlan& proto) {
   LS_ASSIGN_OR_RETURN(plan.base, FromProto(proto.base()));
   LS_ASSIGN_OR_RETURN(plan.target, FromProto(proto.target()));
   LS_ASSIGN_OR_RETURN(plan.target_digest, ReadId<ManifestDigest>(proto.target_digest()));
+  plan.label = proto.label();
+  if (!model::CheckLabel(plan.label).ok()) return Broken(proto, "has a label that is none");
   if (plan.target.nothing() || plan.target.run.IsZero()) return Broken(proto, "has no target");
   return plan;
 }

@@ -31,6 +31,7 @@ struct Plan {
   std::string local_socket;                            // of the agent, on its host; empty: it has none
   Ticket local_ticket;
   int64_t committed_unix_ns = 0;
+  std::string label;  // of the target
   uint64_t changed_elements = 0;
 };
 

@@ -57,6 +57,18 @@ TEST_CASE("A plan that keeps the rules is read as it stands") {
   CHECK(ModeName(plan->mode) == "chain");
 }
 
+TEST_CASE("A plan's label is one, or the plan is refused") {
+  const Fixture fixture;
+  v1::PullPlan proto = fixture.Chain();
+  proto.set_label("step 7");
+  CHECK(ReadPlan(proto, fixture.model.layout(), fixture.held, kControl)->label == "step 7");
+  for (const std::string& bad : {std::string(65, 'x'), std::string("a\nb")}) {
+    proto.set_label(bad);
+    CHECK_THAT(ReadPlan(proto, fixture.model.layout(), fixture.held, kControl),
+               FailsWith(ErrorCode::kProtocol, "has a label that is none"));
+  }
+}
+
 TEST_CASE("A lane address without a host is on the control channel's") {
   const Fixture fixture;
   v1::PullPlan proto = fixture.Chain();

@@ -135,6 +135,7 @@ v1::ReceiverModel Session::Describe() const {
     model.set_held_digest(ToBytes(current.digest));
     model.set_current_path(current.path);
     model.set_held_committed_unix_ns(current.committed_unix_ns);
+    model.set_held_label(current.label);
   }
   model.set_replicas_replaced(replicas_->replaced());
   const v1::SessionState state = state_;
@@ -166,6 +167,7 @@ v1::ReportRequest Session::Report() const {
   report.set_instance(options_.instance);
   *report.mutable_held() = model.held();
   report.set_served_version(model.served_version());
+  report.set_served_run(model.served_run());
   report.set_last_error(model.last_error());
   return report;
 }

@@ -214,6 +214,7 @@ Result<Sync::State> Sync::CatchUp() {
   plan_.target = caught_up.target;
   plan_.target_digest = caught_up.target_digest;
   plan_.committed_unix_ns = caught_up.committed_unix_ns;
+  plan_.label = caught_up.label;
   plan_.steps = caught_up.steps;
   RecordTarget();
   const pull::FullRequest stranded{Stranded(full_->versions(), plan_), plan_.target.version, /*exact=*/true};
@@ -276,6 +277,7 @@ void Sync::TargetHeld() {
   plan_.target = base_.held;
   plan_.target_digest = base_.digest;
   plan_.committed_unix_ns = base_.committed_unix_ns;
+  plan_.label = base_.label;
   RecordTarget();
 }
 
@@ -302,8 +304,8 @@ Result<Sync::State> Sync::Repair() {
 Result<Sync::State> Sync::Commit() {
   const bool delta = plan_.mode != v1::PULL_MODE_FULL;
   model::Manifest manifest{plan_.target, std::move(expected_), plan_.target_digest};
-  LS_RETURN_IF_ERROR(
-      context_.replicas.Commit(std::move(manifest), plan_.committed_unix_ns, delta ? chain_ : payload::DeltaChain()));
+  LS_RETURN_IF_ERROR(context_.replicas.Commit(std::move(manifest), plan_.committed_unix_ns,
+                                              delta ? chain_ : payload::DeltaChain(), plan_.label));
   if (!request_.mend) record_.set_publish_to_commit_us(MicrosSince(plan_.committed_unix_ns));
   record_.set_verified(true);
   return State::kDone;

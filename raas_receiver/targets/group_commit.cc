@@ -86,7 +86,7 @@ Status GroupCommit::Run() {
 }
 
 Status GroupCommit::Hold() {
-  const Status asked = members_.ForEach([&](RankLink& link) { return link.Hold(version()); });
+  const Status asked = members_.ForEach([&](RankLink& link) { return link.Hold(version(), request_.version.label); });
   const os::Deadline deadline(options_.hold_timeout);
   const Status held = members_.ForEach([&](RankLink& link) { return link.AwaitHeld(deadline); });
   LS_RETURN_IF_ERROR(asked);

@@ -140,9 +140,10 @@ void RankLink::SendRefused(const Status& why) {
   SendRefusal(connection_, why);
 }
 
-Status RankLink::Hold(const Held& next) {
-  return SendEngineMessage(connection_, {.type = EngineMessageType::kHold, .held = next}, {}, kSendTimeout)
-      .WithContext(RankLabel());
+Status RankLink::Hold(const Held& next, std::string_view label) {
+  EngineMessage hold{.type = EngineMessageType::kHold, .held = next};
+  AppendBytes(hold.body, AsBytes(label));
+  return SendEngineMessage(connection_, hold, {}, kSendTimeout).WithContext(RankLabel());
 }
 
 Status RankLink::AwaitHeld(const os::Deadline& deadline) {

@@ -70,7 +70,7 @@ class RankLink {
   // Messages; every error means that the rank must be dropped. `page` is a descriptor.
   Status SendAttached(int page);
   void SendRefused(const Status& why);
-  Status Hold(const Held& next);
+  Status Hold(const Held& next, std::string_view label);
   Status AwaitHeld(const os::Deadline& deadline);
   Status Serve(const Held& held, uint32_t half);
   Status ServeAgain() { return Serve(serving_, half_); }

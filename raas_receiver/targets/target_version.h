@@ -29,6 +29,7 @@ struct TargetVersion {
   Held held;
   std::shared_ptr<const model::ModelLayout> layout;
   std::span<const std::byte> data;  // its data section
+  std::string label = {};           // what its trainer calls it; empty: nothing
 };
 
 // The deltas between two versions, whichever is older, in the order in which they were applied; none when they are not

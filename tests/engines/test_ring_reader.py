@@ -139,6 +139,19 @@ def test_a_ring_that_breaks_the_protocol_or_leaves_within_a_version_leaves_no_ve
     reader.close()
 
 
+def test_a_version_comes_with_the_label_that_its_trainer_gave_it(path):
+    with (
+        lockstep.RingReader(path, Collected(), timeout=SECONDS) as reader,
+        lockstep.BucketRing(PlainExporter(), socket=path) as ring,
+    ):
+        for version, label, expected in ((1, 0, "0"), (2, None, ""), (3, "größe 7", "größe 7")):
+            sending = in_background(ring.send, version, label)
+            assert reader.take(timeout=SECONDS).label == expected == reader.served.label
+            assert outcome(sending) is None
+        with pytest.raises(lockstep.BadDataError, match="label is 'a.nb'; give text of at most 64 bytes"):
+            ring.send(4, "a\nb")
+
+
 def test_a_version_that_ends_before_its_first_part_leaves_the_one_before_served(path):
     with lockstep.RingReader(path, Collected(), timeout=SECONDS) as reader:
         with lockstep.BucketRing(PlainExporter(), socket=path) as ring:

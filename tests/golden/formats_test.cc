@@ -179,6 +179,17 @@ TEST_CASE("The control segment and rank protocol examples are what the code writ
   Append(ranges, buffer::VersionBody{2});
   Append(ranges, StridedRange{.offset = 10, .row_bytes = 2, .rows = 3, .pitch = 4});
   CHECK(Example(kBuffer, "ranges") == ranges);
+  Bytes commit;
+  Append(commit, buffer::MessageHeader{.type = static_cast<uint16_t>(buffer::RankMessage::kCommit), .body_bytes = 9});
+  Append(commit, buffer::VersionBody{2});
+  AppendBytes(commit, AsBytes(std::string_view("7")));
+  CHECK(Example(kBuffer, "commit") == commit);
+  Bytes await;
+  Append(await,
+         buffer::MessageHeader{.type = static_cast<uint16_t>(buffer::RankMessage::kAwaitServed), .body_bytes = 39});
+  Append(await, buffer::AwaitServedBody{.run = story.run, .receivers = 2, .timeout_ms = 1000});
+  AppendBytes(await, AsBytes(std::string_view("actor\n7")));
+  CHECK(Example(kBuffer, "await-served") == await);
 }
 
 TEST_CASE("The bucket example is what the code writes") {

@@ -93,7 +93,7 @@ def test_every_step_of_an_adapters_training_loads_in_peft_with_the_trainers_logi
     names = trainer.tensors().keys()
     assert len(names) == 2 * 7 * 2  # layers, targets, A and B
     assert "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight" in names
-    assert file_names(receiver.published()) == {"adapter_config.json", "adapter_model.safetensors"}
+    assert file_names(receiver.published()) == {"adapter_config.json", "adapter_model.safetensors", "lockstep.json"}
     assert (receiver.published() / "adapter_config.json").read_text() == attachments["adapter_config.json"]
     assert [sync["mode"] for sync in syncs] == ["full"] + ["delta"] * (STEPS - 1)
     assert not torch.equal(trainer.logits(), logits_of(base_model())), "the adapter changes nothing"
@@ -108,7 +108,7 @@ def test_a_receiver_killed_at_any_moment_leaves_and_comes_back_with_a_whole_adap
 
     def assert_whole() -> None:
         directory = receiver.published()
-        assert file_names(directory) == {"adapter_config.json", "adapter_model.safetensors"}
+        assert file_names(directory) == {"adapter_config.json", "adapter_model.safetensors", "lockstep.json"}
         assert (directory / "adapter_config.json").read_text() == attachments["adapter_config.json"]
         differences = [differing_tensor(receiver.file(), tensors) for tensors in published]
         assert None in differences, differences
@@ -148,7 +148,7 @@ def test_a_changed_configuration_fails_the_verification_until_it_is_pulled_again
         path.write_text(path.read_text().replace('"r": 8', '"r": 4'))
         verified = receiver.ctl("verify")
         assert verified.returncode == 65
-        assert "adapter_config.json is not the attachment as it travelled" in verified.stderr
+        assert "adapter_config.json is not as it was published" in verified.stderr
         assert receiver.ctl("pull", "--full").returncode == 0
         assert receiver.ctl("verify").returncode == 0
     assert path.read_text() == attachments["adapter_config.json"]

@@ -101,9 +101,7 @@ def test_ctrl_c_at_any_moment_of_opening_leaves_the_next_to_open(cluster, ctrl_c
     agent = cluster.agent()
     agent.publisher(tensors).close()
     for _ in range(INTERRUPTS):
-        wait_until(lambda: agent.model_status()["ranks_connected"] == 0, "the rank has left")
         ctrl_c.interrupted(lambda: agent.publisher(tensors).close(), [randomness.uniform(0, 0.01)])
-    wait_until(lambda: agent.model_status()["ranks_connected"] == 0, "the rank has left")
     with agent.publisher(tensors) as publisher:
         publisher.publish(1, tensors)
     assert ctrl_c.caught > INTERRUPTS // 4

@@ -114,7 +114,7 @@ def test_a_rank_killed_half_way_aborts_the_version_and_the_next_one_works(cluste
     victim.kill()
     # A rank that is done before the agent has seen the death is answered OK, and is notified with its next commit.
     wait_until(lambda: agent.model_status()["versions_aborted"] == 1, "the agent sees that the rank is gone")
-    with pytest.raises(lockstep.AbortedError, match="rank"):
+    with pytest.raises(lockstep.AbortedError, match=rf"rank 1 \(pid {victim.process.pid}\) is gone"):
         survivor.call("commit")
     assert agent.model_status()["newest_version"] == 1
     assert agent.model_status()["versions_aborted"] == 1
@@ -172,6 +172,24 @@ def test_a_rank_killed_while_it_waits_to_begin_makes_room_for_another(agent, two
         other.call("commit")
         publish_by_all([replacement, other], 2, seed=2)
     wait_until(lambda: agent.model_status()["newest_version"] == 2, "version 2 is served")
+
+
+def test_a_rank_that_waits_for_one_that_is_killed_hears_at_once_which(agent, two_ranks):
+    waiting, victim = two_ranks
+    publish_by_all(two_ranks, 1, seed=1)
+    waiting.write(2, HALVES[0], seed=2)
+    waiting.call("commit")
+    victim.write(2, HALVES[1][:1], seed=2)
+    waiting.send("begin", 3)  # waits for the other rank's part of version 2
+    victim.kill()
+    gone = rf"rank 1 \(pid {victim.process.pid}\) is gone"
+    with pytest.raises(lockstep.AbortedError, match=gone):
+        waiting.answer()
+    with pytest.raises(lockstep.AbortedError, match=gone):
+        waiting.call("begin", 3)
+    assert agent.model_status()["newest_version"] == 1
+    with RankProcess(agent.socket, MODEL, SHAPES, 1, 2, agent.model_status()["run"]) as replacement:
+        publish_by_all([waiting, replacement], 3, seed=3)
 
 
 @pytest.mark.parametrize("end", [signal.SIGCONT, signal.SIGKILL])

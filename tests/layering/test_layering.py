@@ -105,11 +105,12 @@ ALLOWED = {
         "common/net",
         "common/rpc",
         "proto",
+        "trainer_agent/buffer",
         "trainer_agent/store",
     },
     # The inference side.
     "raas_receiver/pull": {"common/base", "common/os", "common/model", "common/payload", "common/wire", "common/net"},
-    "raas_receiver/replica": {"common/base", "common/os", "common/model", "common/payload"},
+    "raas_receiver/replica": {"common/base", "common/os", "common/model", "common/payload", "@nlohmann_json"},
     "raas_receiver/placement/description": {
         "common/base",
         "common/json",

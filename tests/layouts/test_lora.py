@@ -132,6 +132,7 @@ def test_every_step_of_a_sharded_adapters_training_loads_in_peft(cluster, kind):
     assert {entry.name for entry in receiver.published().iterdir()} == {
         "adapter_config.json",
         "adapter_model.safetensors",
+        "lockstep.json",
     }
     assert not torch.equal(logits, logits_of(base_model(kind))), "the adapter changes nothing"
 

@@ -15,6 +15,7 @@
 #include "common/telemetry/log.h"
 #include "common/wire/features.h"
 #include "common/wire/frame.h"
+#include "trainer_agent/serve/served_wait.h"
 
 namespace lockstep::agent {
 namespace {
@@ -131,7 +132,10 @@ Status Agent::Listen() {
                                                     .tls = options_.tls.files,
                                                     .health_services = {kLiveness, kReadiness},
                                                     .health_address = net::ToString(options_.health_address)}));
-  LS_ASSIGN_OR_RETURN(ranks_, publish::StartRankServer(options_.socket, registry_.get()));
+  const auto await_served = [this](const buffer::ServedQuestion& question, const std::function<bool()>& gone) {
+    return serve::AwaitServed(catalog_, pulls_.reports(), question, gone);
+  };
+  LS_ASSIGN_OR_RETURN(ranks_, publish::StartRankServer(options_.socket, registry_.get(), await_served));
   return Announce();
 }
 

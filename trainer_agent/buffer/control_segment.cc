@@ -15,7 +15,9 @@ namespace {
 
 constexpr char kMagic[8] = {'L', 'S', 'C', 'T', 'R', 'L', '0', '1'};
 constexpr size_t kRecordsAt = 256;
+constexpr size_t kLabelsAt = kRecordsAt + kHalves * sizeof(HalfRecord);
 constexpr size_t kLayoutAt = 512;
+static_assert(kLabelsAt + kHalves * sizeof(HalfLabel) == kLayoutAt);
 
 uint64_t HashesAt(uint64_t layout_bytes) {
   return kLayoutAt + (layout_bytes + 7) / 8 * 8;
@@ -115,6 +117,10 @@ HalfRecord& ControlSegment::record(size_t half) const {
   return reinterpret_cast<HalfRecord*>(segment_.data() + kRecordsAt)[half];
 }
 
+HalfLabel& ControlSegment::stored_label(size_t half) const {
+  return reinterpret_cast<HalfLabel*>(segment_.data() + kLabelsAt)[half];
+}
+
 uint64_t* ControlSegment::hashes(size_t half) const {
   auto* tables = reinterpret_cast<uint64_t*>(segment_.data() + HashesAt(header().layout_bytes));
   return tables + half * header().block_count;
@@ -137,6 +143,12 @@ Version ControlSegment::version(size_t half) const {
 
 int64_t ControlSegment::committed_unix_ns(size_t half) const {
   return std::atomic_ref(record(half).committed_unix_ns).load(std::memory_order_relaxed);
+}
+
+std::string ControlSegment::label(size_t half) const {
+  const HalfLabel stored = stored_label(half);
+  std::string label(stored.text, strnlen(stored.text, sizeof stored.text));
+  return model::CheckLabel(label).ok() ? label : "";
 }
 
 void ControlSegment::StoreState(size_t half, Version version, HalfState state) {
@@ -165,7 +177,10 @@ void ControlSegment::SetEmpty(size_t half) {
   Reset(half, 0, HalfState::kEmpty);
 }
 
-void ControlSegment::SetCommitted(size_t half, Version version, int64_t committed_unix_ns) {
+void ControlSegment::SetCommitted(size_t half, Version version, int64_t committed_unix_ns, std::string_view label) {
+  HalfLabel stored{};
+  std::memcpy(stored.text, label.data(), std::min(label.size(), sizeof stored.text));
+  stored_label(half) = stored;
   std::atomic_ref(record(half).committed_unix_ns).store(committed_unix_ns, std::memory_order_relaxed);
   StoreState(half, version, HalfState::kCommitted);
 }

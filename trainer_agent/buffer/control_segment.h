@@ -10,9 +10,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "common/base/ids.h"
 #include "common/base/status.h"
+#include "common/model/label.h"
 #include "common/model/layout.h"
 #include "common/model/manifest.h"
 #include "common/model/model_name.h"
@@ -47,7 +49,7 @@ struct ControlHeader {  // 256 bytes
 };
 static_assert(sizeof(ControlHeader) == 256);
 
-struct HalfRecord {  // 64 bytes; two of them at byte 256, then 128 bytes of zero up to 512
+struct HalfRecord {  // 64 bytes; two of them at byte 256, then their two labels, up to 512
   uint64_t state;    // version << 8 | HalfState, changed by one store
   int64_t committed_unix_ns;
   ManifestDigest digest;
@@ -56,6 +58,11 @@ struct HalfRecord {  // 64 bytes; two of them at byte 256, then 128 bytes of zer
   uint8_t unused[16];       // 0
 };
 static_assert(sizeof(HalfRecord) == 64);
+
+struct HalfLabel {              // 64 bytes; two of them at byte 384
+  char text[model::kMaxLabel];  // of a committed half's version, zero-padded
+};
+static_assert(sizeof(HalfLabel) == 64);
 
 class ControlSegment {
  public:
@@ -77,6 +84,7 @@ class ControlSegment {
   HalfState state(size_t half) const;
   Version version(size_t half) const;  // 0 when empty
   int64_t committed_unix_ns(size_t half) const;
+  std::string label(size_t half) const;  // empty: none. REQUIRES the half to be committed
 
   // The newest version that was committed and made EMPTY: another must not take its number. 0: none was.
   Version newest_dropped() const;
@@ -84,7 +92,8 @@ class ControlSegment {
   // Both drop the half's manifest, then change its state.
   void SetEmpty(size_t half);
   void SetWriting(size_t half, Version version) { Reset(half, version, HalfState::kWriting); }
-  void SetCommitted(size_t half, Version version, int64_t committed_unix_ns);
+  // REQUIRES CheckLabel(label).
+  void SetCommitted(size_t half, Version version, int64_t committed_unix_ns, std::string_view label = {});
 
   // REQUIRES the half to be committed at manifest.held.version.
   void RecordManifest(size_t half, const model::Manifest& manifest);
@@ -103,6 +112,7 @@ class ControlSegment {
       : segment_(std::move(segment)), header_(header), layout_(std::move(layout)) {}
 
   HalfRecord& record(size_t half) const;
+  HalfLabel& stored_label(size_t half) const;
   uint64_t* hashes(size_t half) const;
   HalfWord word(size_t half) const;
   void Reset(size_t half, Version version, HalfState state);

@@ -79,6 +79,11 @@ int64_t DoubleBuffer::committed_unix_ns(size_t half) const {
   return control_.committed_unix_ns(half);
 }
 
+std::string DoubleBuffer::label(size_t half) const {
+  std::lock_guard lock(mutex_);
+  return control_.label(half);
+}
+
 Version DoubleBuffer::newest_dropped() const {
   std::lock_guard lock(mutex_);
   return control_.newest_dropped();
@@ -92,9 +97,9 @@ size_t DoubleBuffer::BeginWrite(Version version) {
   return half;
 }
 
-void DoubleBuffer::Commit(size_t half, int64_t committed_unix_ns) {
+void DoubleBuffer::Commit(size_t half, int64_t committed_unix_ns, std::string_view label) {
   std::lock_guard lock(mutex_);
-  control_.SetCommitted(half, control_.version(half), committed_unix_ns);
+  control_.SetCommitted(half, control_.version(half), committed_unix_ns, label);
 }
 
 void DoubleBuffer::Drop(size_t half) {

@@ -51,13 +51,15 @@ class DoubleBuffer {
   HalfState state(size_t half) const;
   Version version(size_t half) const;
   int64_t committed_unix_ns(size_t half) const;
+  std::string label(size_t half) const;  // of its version; empty: none. REQUIRES COMMITTED
   // The newest version that was dropped after it was committed, by whatever agent; 0: none was.
   Version newest_dropped() const;
 
   // Opens WriteHalf() for writing `version` and returns it. Waits for readers of what it held.
   size_t BeginWrite(Version version);
-  void Commit(size_t half, int64_t committed_unix_ns);  // REQUIRES WRITING
-  void Drop(size_t half);                               // was aborted, or proved wrong: EMPTY
+  // REQUIRES WRITING and CheckLabel(label).
+  void Commit(size_t half, int64_t committed_unix_ns, std::string_view label = {});
+  void Drop(size_t half);  // was aborted, or proved wrong: EMPTY
 
   void RecordManifest(size_t half, const model::Manifest& manifest);
   std::optional<model::Manifest> RecordedManifest(size_t half) const;

@@ -72,7 +72,7 @@ Status RankClient::Connect(std::chrono::milliseconds timeout) {
   Status status = os::CheckListener(connection_, options_.socket_path);
   if (status.ok()) status = SayHello(timeout);
   if (status.ok()) status = SendOpen(timeout);
-  if (!status.ok()) connection_ = os::UnixConnection();
+  if (!status.ok()) Disconnect();
   return status;
 }
 
@@ -86,6 +86,12 @@ Status RankClient::Pause() const {
   std::this_thread::sleep_for(kRetryPause);
   const bool ends = options_.interrupted && options_.interrupted();
   return ends ? Status(ErrorCode::kDeadline, "interrupted") : OkStatus();
+}
+
+// For the agent, too, where a process that was forked off this one has the descriptor: it may not know of the guard.
+void RankClient::Disconnect() {
+  if (process_.here()) connection_.Shutdown();
+  connection_ = os::UnixConnection();
 }
 
 // An agent that refuses this peer does not read on: its answer explains more than a broken pipe.
@@ -179,7 +185,7 @@ Status RankClient::Replay() {
   if (reported_.version == 0 || !reported_.aborted.ok() || reported_.version <= newest_version_) return OkStatus();
   if (reported_.committed) {
     // Only the connection was lost, and this agent knows what became of the version; else it was another that did.
-    LS_ASSIGN_OR_RETURN(const Message done, CallOnce(RankMessage::kCommit, AsBytes(VersionBody{reported_.version})));
+    LS_ASSIGN_OR_RETURN(const Message done, CallOnce(RankMessage::kCommit, CommitBody()));
     const Status known = Done(done);
     if (known.code() != ErrorCode::kState) {  // whatever it was aborted for
       reported_.aborted = known;
@@ -201,7 +207,7 @@ Status RankClient::Replay() {
   LS_RETURN_IF_ERROR(SendRanges(RankMessage::kRanges, reported_.version, reported_.changed.all));
   LS_RETURN_IF_ERROR(SendRanges(RankMessage::kUnchanged, reported_.version, reported_.unchanged.all));
   if (!reported_.committed) return OkStatus();
-  LS_ASSIGN_OR_RETURN(const Message done, CallOnce(RankMessage::kCommit, AsBytes(VersionBody{reported_.version})));
+  LS_ASSIGN_OR_RETURN(const Message done, CallOnce(RankMessage::kCommit, CommitBody()));
   return Done(done);
 }
 
@@ -209,7 +215,7 @@ Result<Message> RankClient::CallOnce(RankMessage type, ByteView body) {
   Result<Message> reply = Exchange(type, body);
   if (reply.ok()) return reply;
   // After an error the stream is out of step: the next call starts on a connection of its own.
-  connection_ = os::UnixConnection();
+  Disconnect();
   return reply.status().WithContext(Cat("model ", options_.model, ": agent at ", options_.socket_path));
 }
 
@@ -277,11 +283,25 @@ Status RankClient::SendPending(RankMessage type, Ranges& reported) {
                                       : Status(ErrorCode::kUnavailable, "not connected");
   reported.ClearPending();
   if (status.ok()) return status;
-  connection_ = os::UnixConnection();
+  Disconnect();
   // The replay after a reconnection reports all ranges, these among them.
   if (ConnectionLost(status)) status = Reconnect();
   if (!status.ok()) reported_.aborted = status;
   return reported_.aborted;
+}
+
+Status RankClient::SetLabel(std::string_view label) {
+  LS_RETURN_IF_ERROR(CheckProcess());
+  LS_RETURN_IF_ERROR(model::CheckLabel(label));
+  reported_.label = label;
+  return OkStatus();
+}
+
+Bytes RankClient::CommitBody() const {
+  Bytes body;
+  Append(body, VersionBody{reported_.version});
+  AppendBytes(body, AsBytes(std::string_view(reported_.label)));
+  return body;
 }
 
 Status RankClient::Commit() {
@@ -301,13 +321,13 @@ Status RankClient::Done(const Message& reply) {
 Status RankClient::TryCommit() {
   LS_RETURN_IF_ERROR(SendPending(RankMessage::kRanges, reported_.changed));
   LS_RETURN_IF_ERROR(SendPending(RankMessage::kUnchanged, reported_.unchanged));
-  const VersionBody body{reported_.version};
-  Result<Message> reply = CallOnce(RankMessage::kCommit, AsBytes(body));
+  const Bytes body = CommitBody();
+  Result<Message> reply = CallOnce(RankMessage::kCommit, body);
   if (!reply.ok() && ConnectionLost(reply.status())) {
     LS_RETURN_IF_ERROR(Reconnect());
     // The old agent may have committed it just before it died.
     if (newest_version_ >= reported_.version) return OkStatus();
-    reply = CallOnce(RankMessage::kCommit, AsBytes(body));
+    reply = CallOnce(RankMessage::kCommit, body);
   }
   LS_RETURN_IF_ERROR(reply);
   return Done(*reply);

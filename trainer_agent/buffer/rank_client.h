@@ -15,6 +15,7 @@
 
 #include "common/base/ids.h"
 #include "common/base/status.h"
+#include "common/model/label.h"
 #include "common/model/layout.h"
 #include "common/os/own_process.h"
 #include "common/os/segment.h"
@@ -40,6 +41,8 @@ struct RankOptions {
 // connection (destruction) while a version is being written aborts that version.
 class RankClient {
  public:
+  ~RankClient() { Disconnect(); }
+
   static Result<std::unique_ptr<RankClient>> Open(RankOptions options);
 
   // The data section of the half to fill. Errors as lockstep_begin (export_plugin/lockstep.h).
@@ -51,6 +54,9 @@ class RankClient {
   // These bytes are final and equal those of the other half, the version before; the agent need not compare them. It
   // takes that on trust when it has that version, and else reads them like any others. REQUIRES writing().
   Status Unchanged(std::span<const StridedRange> ranges);
+  // What the version is called beside its number (common/model/label.h), by this rank; empty: by others, or by nobody.
+  // REQUIRES writing().
+  Status SetLabel(std::string_view label);
   Status Commit();  // REQUIRES writing()
   // Aborts the version for all ranks; the others get `reason`. REQUIRES writing().
   Status Abort(std::string_view reason = {});
@@ -92,11 +98,14 @@ class RankClient {
     bool committed = false;
     Status aborted;  // why it will never be committed; OK: it may be
     size_t half = 0;
+    std::string label;
   };
 
   std::byte* data(size_t half) { return segments_[1 + half].data() + data_offset_; }
 
   explicit RankClient(RankOptions options) : options_(std::move(options)) {}
+
+  void Disconnect();
 
   Status Connect(std::chrono::milliseconds timeout);
   Result<Message> AnswerTo(const Status& sent);
@@ -113,6 +122,7 @@ class RankClient {
   Result<Message> Exchange(RankMessage type, ByteView body);
   Status Done(const Message& reply);
   Status TryCommit();
+  Bytes CommitBody() const;
   Status Report(RankMessage type, std::span<const StridedRange> ranges, Ranges& reported);
   Status SendPending(RankMessage type, Ranges& reported);
   Status SendRanges(RankMessage type, Version version, std::span<const StridedRange> ranges);

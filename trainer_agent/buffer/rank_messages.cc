@@ -12,9 +12,9 @@ constexpr std::chrono::milliseconds kBodyTimeout{30'000};
 constexpr os::MessageKind kKinds[] = {
     {"OPEN", kMaxRankBody},   {"OPENED", kMaxRankBody},    {"BEGIN", kMaxRankBody},        {"BEGUN", kMaxRankBody},
     {"RANGES", kMaxRankBody}, {"COMMIT", kMaxRankBody},    {"ABORT", kMaxRankBody},        {"DONE", kMaxRankBody},
-    {"ERROR", kMaxRankBody},  {"UNCHANGED", kMaxRankBody}, {"HELLO", peer::kMaxPeerBytes},
+    {"ERROR", kMaxRankBody},  {"UNCHANGED", kMaxRankBody}, {"HELLO", peer::kMaxPeerBytes}, {"AWAIT_SERVED", 1 << 20},
 };
-static_assert(std::size(kKinds) == static_cast<size_t>(RankMessage::kHello));
+static_assert(std::size(kKinds) == static_cast<size_t>(RankMessage::kAwaitServed));
 
 constexpr os::Protocol kProtocol{
     .name = "rank protocol", .ends = "plugin and agent", .magic = kRankMagic, .format = kRankFormat, .kinds = kKinds};
@@ -50,6 +50,31 @@ Result<Opening> DecodeOpen(ByteView body) {
   Opening opening{.model = std::string(AsText(model)), .rank = open.rank, .ranks = open.ranks, .run = open.run};
   LS_ASSIGN_OR_RETURN(opening.layout, model::ModelLayout::Decode(layout));
   return opening;
+}
+
+Result<ServedQuestion> DecodeAwaitServed(ByteView body) {
+  ByteReader reader(body);
+  AwaitServedBody asked;
+  const bool whole = reader.Take(asked);
+  std::vector<std::string> lines(1);
+  for (const char c : AsText(reader.rest())) {
+    if (c == '\n') {
+      lines.emplace_back();
+    } else {
+      lines.back() += c;
+    }
+  }
+  const bool by_name = asked.receivers == 0;
+  if (!whole || lines.size() < 2 || by_name != (lines.size() > 2) || (asked.version == 0) == lines[1].empty()) {
+    return Status(ErrorCode::kProtocol, "rank protocol: a malformed AWAIT_SERVED");
+  }
+  return ServedQuestion{.model = lines[0],
+                        .run = asked.run,
+                        .version = asked.version,
+                        .label = lines[1],
+                        .receivers = asked.receivers,
+                        .names = {lines.begin() + 2, lines.end()},
+                        .timeout = std::chrono::milliseconds(asked.timeout_ms)};
 }
 
 Result<std::vector<StridedRange>> DecodeRanges(ByteView ranges) {

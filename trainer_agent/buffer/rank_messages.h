@@ -26,17 +26,18 @@ inline constexpr uint32_t kMaxRankBody = 256u << 20;
 inline constexpr uint32_t kMaxRanks = 4096;
 
 enum class RankMessage : uint16_t {
-  kOpen = 1,        // OpenBody, model name, encoded layout; on reconnection the three segments' descriptors
-  kOpened = 2,      // OpenedBody; descriptors of control, half 0, half 1
-  kBegin = 3,       // VersionBody
-  kBegun = 4,       // BegunBody
-  kRanges = 5,      // VersionBody, then StridedRanges: their bytes are final
-  kCommit = 6,      // VersionBody
-  kAbort = 7,       // VersionBody, then a sentence: why, for the other ranks
-  kDone = 8,        // VersionBody: the newest version committed in this run, 0 for none
-  kError = 9,       // ErrorBody, then a sentence
-  kUnchanged = 10,  // as kRanges: their bytes are final and equal those of the other half, the version before
-  kHello = 11,      // a peer's line (common/peer/peer.h), from either side
+  kOpen = 1,          // OpenBody, model name, encoded layout; on reconnection the three segments' descriptors
+  kOpened = 2,        // OpenedBody; descriptors of control, half 0, half 1
+  kBegin = 3,         // VersionBody
+  kBegun = 4,         // BegunBody
+  kRanges = 5,        // VersionBody, then StridedRanges: their bytes are final
+  kCommit = 6,        // VersionBody, then the version's label, if this rank gives one
+  kAbort = 7,         // VersionBody, then a sentence: why, for the other ranks
+  kDone = 8,          // VersionBody: the newest version committed in this run, 0 for none
+  kError = 9,         // ErrorBody, then a sentence
+  kUnchanged = 10,    // as kRanges: their bytes are final and equal those of the other half, the version before
+  kHello = 11,        // a peer's line (common/peer/peer.h), from either side
+  kAwaitServed = 12,  // in place of kOpen: AwaitServedBody, then lines of text; answered by one kDone or kError
 };
 static_assert(sizeof(StridedRange) == 32);
 
@@ -76,6 +77,14 @@ struct BegunBody {  // 8 bytes
   uint32_t reserved = 0;
 };
 
+struct AwaitServedBody {  // 32 bytes; then the model's name, the label, and the receivers' names, a line each
+  RunId run;
+  uint64_t version = 0;     // 0: the newest that has the label
+  uint32_t receivers = 0;   // how many must serve it; 0: those that are named
+  uint32_t timeout_ms = 0;  // after which the answer is an error
+};
+static_assert(sizeof(AwaitServedBody) == 32);
+
 struct ErrorBody {    // 4 bytes
   uint32_t code = 0;  // ErrorCode
 };
@@ -102,6 +111,19 @@ struct Opening {
 };
 // kProtocol when it is malformed; else as ModelLayout::Decode.
 Result<Opening> DecodeOpen(ByteView body);
+
+// What a kAwaitServed message asks: whether engines serve a version, or a newer one of its run.
+struct ServedQuestion {
+  std::string model;
+  RunId run;
+  Version version = 0;             // 0: the newest that has the label
+  std::string label;               // empty: none
+  uint32_t receivers = 0;          // how many, whichever they are; 0: all that are named
+  std::vector<std::string> names;  // of receivers
+  std::chrono::milliseconds timeout{0};
+};
+// kProtocol when it is malformed, or asks for no version or no receiver.
+Result<ServedQuestion> DecodeAwaitServed(ByteView body);
 
 // The ranges that follow the version in a kRanges or kUnchanged message; kProtocol unless they are whole.
 Result<std::vector<StridedRange>> DecodeRanges(ByteView ranges);

@@ -57,6 +57,7 @@ void ModelPublisher::Stop() {
 
 Result<size_t> ModelPublisher::Begin(uint32_t rank, Version version, const std::function<bool()>& gone) {
   std::unique_lock lock(mutex_);
+  const uint64_t given_up = given_up_;
   while (true) {
     if (stopped_) return Status(ErrorCode::kCancelled, "the agent is shutting down");
     if (version > kMaxVersion) {
@@ -64,6 +65,17 @@ Result<size_t> ModelPublisher::Begin(uint32_t rank, Version version, const std::
                     Cat("model ", buffer().model(), ": version ", version, " is over the limit of ", kMaxVersion));
     }
     LS_RETURN_IF_ERROR(CheckNotDropped(version));
+    if (const auto dead = DeadRank()) {
+      if (!draft_) {
+        return Gone(*dead, Cat("version ", version, " needs it: start it again, in run ", ToHex(buffer().run()),
+                               ", or the whole trainer"));
+      }
+      GiveUpDraft(*dead);
+    }
+    if (given_up_ != given_up) {
+      aborted_.known_by.insert(rank);
+      return aborted_.reason;
+    }
     const Version taken = draft_ ? draft_->version - 1 : newest_;
     if (version <= taken) {
       return Status(ErrorCode::kState, Cat("model ", buffer().model(), ": version ", version, " is not greater than ",
@@ -165,9 +177,25 @@ void ModelPublisher::RangesDone(uint32_t rank, Version version, std::span<const 
   draft_->job->BlocksUnchanged(std::move(completed.unchanged));
 }
 
-Status ModelPublisher::Commit(uint32_t rank, Version version) {
+Status ModelPublisher::LabelDraft(uint32_t rank, const std::string& label) {
+  if (label.empty()) return OkStatus();
+  LS_RETURN_IF_ERROR(model::CheckLabel(label));
+  if (draft_->label.empty()) {
+    draft_->label = label;
+    draft_->labelled_by = rank;
+  }
+  if (draft_->label == label) return OkStatus();
+  return {ErrorCode::kBadData, Cat("rank ", rank, " labels version ", draft_->version, " \"", label, "\", and rank ",
+                                   draft_->labelled_by, " \"", draft_->label, "\"; give one label on all ranks")};
+}
+
+Status ModelPublisher::Commit(uint32_t rank, Version version, const std::string& label) {
   std::lock_guard lock(mutex_);
   if (draft_ && draft_->version == version && draft_->joined.count(rank) > 0) {
+    if (const Status labelled = LabelDraft(rank, label); !labelled.ok()) {
+      AbortDraft(labelled);
+      return labelled;
+    }
     draft_->done.insert(rank);
     return draft_->done.size() < buffer().ranks() ? OkStatus() : SealDraft();
   }
@@ -194,7 +222,7 @@ Status ModelPublisher::SealDraft() {
     return reason;
   }
   draft_->committed_unix_ns = telemetry::UnixNanos();
-  run_.buffer().Commit(draft_->half, draft_->committed_unix_ns);
+  run_.buffer().Commit(draft_->half, draft_->committed_unix_ns, draft_->label);
   newest_ = draft_->version;
   ++status_.versions_committed;
   status_.last_error.clear();
@@ -218,7 +246,7 @@ void ModelPublisher::FinishVersion(delta::DeltaOutput output) {
     run_.RetainDelta(*draft.base, *manifest, draft.committed_unix_ns, draft.level, output);
     if (!output.too_dense) draft.spans->Stored(storing);
   }
-  const Status served = run_.Serve(manifest, draft.committed_unix_ns, draft.base.get());
+  const Status served = run_.Serve({manifest, draft.committed_unix_ns, draft.label}, draft.base.get());
   if (served.ok()) LogCommitted(draft, output);
   std::lock_guard lock(mutex_);
   if (!served.ok()) {
@@ -235,6 +263,7 @@ void ModelPublisher::LogCommitted(const Draft& draft, const delta::DeltaOutput& 
                  {{"model", buffer().model()},
                   {"run", ToHex(buffer().run())},
                   {"version", draft.version},
+                  {"label", draft.label},
                   {"changed_blocks", output.blocks.size()},
                   {"unread_blocks", output.blocks_unread},
                   {"diff_tail_s", static_cast<double>(telemetry::UnixNanos() - draft.committed_unix_ns) * 1e-9}});
@@ -261,12 +290,36 @@ Status ModelPublisher::Abort(uint32_t rank, Version version, const std::string& 
   return {ErrorCode::kState, Cat("version ", version, " is not being written")};
 }
 
-void ModelPublisher::RankGone(uint32_t rank) {
+void ModelPublisher::RankHere(uint32_t rank) {
   std::lock_guard lock(mutex_);
-  if (!draft_ || draft_->done.count(rank) > 0) return;
-  AbortDraft({ErrorCode::kAborted, Cat("rank ", rank, " vanished while version ", draft_->version,
-                                       " was being written; publish a newer one")});
+  gone_.erase(rank);
+}
+
+void ModelPublisher::RankGone(uint32_t rank, std::shared_ptr<const os::PeerProcess> process) {
+  std::lock_guard lock(mutex_);
+  gone_[rank] = std::move(process);
+  if (draft_ && draft_->done.count(rank) == 0) GiveUpDraft(rank);
+}
+
+Status ModelPublisher::Gone(uint32_t rank, std::string_view outcome) const {
+  const os::PeerProcess& process = *gone_.at(rank);
+  return {ErrorCode::kAborted,
+          Cat("rank ", rank, process.pid() > 0 ? Cat(" (pid ", process.pid(), ")") : "", " is gone: its ",
+              process.Ended() ? "process" : "connection", " has ended; ", outcome)};
+}
+
+void ModelPublisher::GiveUpDraft(uint32_t rank) {
+  AbortDraft(Gone(rank, Cat("version ", draft_->version, " was given up, and what is served stays")));
   aborted_.known_by.insert(rank);
+  ++given_up_;
+}
+
+std::optional<uint32_t> ModelPublisher::DeadRank() const {
+  for (const auto& [rank, process] : gone_) {
+    const bool done = draft_ && draft_->done.count(rank) > 0;
+    if (!done && process->Ended()) return rank;
+  }
+  return std::nullopt;
 }
 
 }  // namespace lockstep::publish

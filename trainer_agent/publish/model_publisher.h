@@ -1,7 +1,7 @@
 // ModelPublisher: turns what the ranks of one run write into served versions.
 //
 //   idle ──Begin──> draft(v) ──last rank's Commit──> finishing(v) ──diff done──> served(v), idle
-//                      │  a rank vanishes, aborts, reports a byte twice, bytes are missing, or the version that v is
+//                      │  a rank is gone, aborts, reports a byte twice, bytes are missing, or the version that v is
 //                      │  compared with is withdrawn: also while v is finishing
 //                      └──────────────────────────> idle; v is aborted, the next Begin works
 //
@@ -12,6 +12,7 @@
 
 #include <condition_variable>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -19,6 +20,7 @@
 #include <span>
 #include <string>
 
+#include "common/os/unix_socket.h"
 #include "common/telemetry/timeline.h"
 #include "trainer_agent/buffer/coverage.h"
 #include "trainer_agent/delta/delta_job.h"
@@ -52,18 +54,23 @@ class ModelPublisher {
 
   // The half that `rank` writes `version` into. Waits for the version before it to be finished, and, when this rank is
   // done with an earlier one, for the other ranks. kState: not greater than every version of the run, or joined
-  // already. kAborted, once: the version was aborted before this rank came to it. kCancelled after Stop(), and once
-  // `gone`, which is asked now and then, says that the rank waits no longer (null: it never does).
+  // already. kAborted: a rank is gone without the version that this one waited for, which was given up; the process of
+  // a rank has ended, and none has taken its place; and, once, the version was aborted before this rank came to it.
+  // kCancelled after Stop(), and once `gone`, which is asked now and then, says that the rank waits no longer (null: it
+  // never does).
   Result<size_t> Begin(uint32_t rank, Version version, const std::function<bool()>& gone = {});
   // What is wrong with the ranges aborts the draft; the next Commit returns it. A block of which every byte is reported
   // as unchanged is not read, when the half before is there to be equal to.
   void RangesDone(uint32_t rank, Version version, std::span<const StridedRange> ranges, buffer::Content content);
-  // kBadData: bytes are missing or were reported twice. kAborted: another rank aborted the version, or the one that it
-  // was compared with was withdrawn. kState: not begun.
-  Status Commit(uint32_t rank, Version version);
+  // `label`: what this rank calls the version; empty: what another one does. kBadData: bytes are missing or were
+  // reported twice, or it is no label, or not that of another rank. kAborted: another rank aborted the version, or the
+  // one that it was compared with was withdrawn. kState: not begun.
+  Status Commit(uint32_t rank, Version version, const std::string& label = {});
   Status Abort(uint32_t rank, Version version, const std::string& reason);
-  // The rank's connection ended. A draft that it has not committed is aborted.
-  void RankGone(uint32_t rank);
+  // The rank has a connection.
+  void RankHere(uint32_t rank);
+  // The rank's connection ended; `process` made it. A draft that it has not committed is aborted.
+  void RankGone(uint32_t rank, std::shared_ptr<const os::PeerProcess> process);
 
   void Stop();  // wakes and refuses waiting Begins
   Version newest_version() const;
@@ -75,6 +82,8 @@ class ModelPublisher {
     size_t half = 0;
     std::shared_ptr<const model::Manifest> base;  // null: the first version
     int64_t committed_unix_ns = 0;
+    std::string label;
+    uint32_t labelled_by = 0;  // the first rank that gave it
     buffer::Coverage coverage;
     std::shared_ptr<PublishSpans> spans;
     payload::CodecLevel level = payload::CodecLevel::kFast;
@@ -93,7 +102,14 @@ class ModelPublisher {
   Status CheckNotDropped(Version version) const;
   void StartDraft(Version version);
   void AbortDraft(const Status& reason);
+  // Why nothing can be done before a rank that is gone is back. REQUIRES gone_ to have the rank.
+  Status Gone(uint32_t rank, std::string_view outcome) const;
+  // The draft will never be whole without that rank. REQUIRES a draft, and gone_ to have the rank.
+  void GiveUpDraft(uint32_t rank);
+  // A rank that has not committed the draft and never will: its process has ended.
+  std::optional<uint32_t> DeadRank() const;
   void NoteAborted(const Draft& draft, const Status& reason);
+  Status LabelDraft(uint32_t rank, const std::string& label);
   Status CheckDraft() const;
   Status SealDraft();
   void BeginLive(delta::DeltaInput& input);
@@ -112,6 +128,8 @@ class ModelPublisher {
   Version newest_ = 0;                // committed, served or about to be
   Version dropped_ = 0;               // committed once, and lost with an earlier agent: a number that is used up
   Aborted aborted_;                   // the last one
+  uint64_t given_up_ = 0;             // drafts, for a rank that was gone: whoever waits in Begin is told
+  std::map<uint32_t, std::shared_ptr<const os::PeerProcess>> gone_;  // ranks that had a connection, and have none
   PublisherStatus status_;
   bool stopped_ = false;
 };

@@ -1,10 +1,15 @@
 #include "trainer_agent/publish/model_registry.h"
 
+#include <algorithm>
+
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
 
 namespace lockstep::publish {
 namespace {
+
+// How long a rank that has gone may take to be let out: its last messages are read, and a draft of its is aborted.
+constexpr std::chrono::seconds kMaxLeaving{5};
 
 bool SameTrainer(const buffer::DoubleBuffer& buffer, const OpenRequest& request) {
   return buffer.layout()->tensors() == request.layout->tensors() &&
@@ -41,6 +46,7 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Open(OpenRequest request)
     return Status(ErrorCode::kBadData, Cat("rank ", request.rank, " of ", request.ranks));
   }
   std::lock_guard open_lock(open_mutex_);
+  AwaitLeaving(request.model);
   LS_ASSIGN_OR_RETURN(const Opening opening, Decide(request));
   switch (opening) {
     case Opening::kJoin:
@@ -51,6 +57,16 @@ Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Open(OpenRequest request)
       return Start(request);
   }
   return Status(ErrorCode::kInternal, "an opening of no kind");
+}
+
+void ModelRegistry::AwaitLeaving(const std::string& model) {
+  std::unique_lock lock(mutex_);
+  left_.wait_for(lock, kMaxLeaving, [&] {
+    const auto at = entries_.find(model);
+    if (stopped_ || at == entries_.end()) return true;
+    const auto& connected = at->second.connected;
+    return std::none_of(connected.begin(), connected.end(), [](const auto& rank) { return rank.second(); });
+  });
 }
 
 Result<ModelRegistry::Opening> ModelRegistry::Decide(const OpenRequest& request) const {
@@ -83,11 +99,16 @@ Result<ModelRegistry::Opening> ModelRegistry::Decide(const OpenRequest& request)
 }
 
 std::shared_ptr<ModelPublisher> ModelRegistry::Connect(const OpenRequest& request) {
-  std::lock_guard lock(mutex_);
-  Entry& entry = entries_[request.model];
-  entry.connected.insert(request.rank);
-  entry.seen.insert(request.rank);
-  return entry.publisher;
+  std::shared_ptr<ModelPublisher> publisher;
+  {
+    std::lock_guard lock(mutex_);
+    Entry& entry = entries_[request.model];
+    entry.connected.emplace(request.rank, request.gone);
+    entry.seen.insert(request.rank);
+    publisher = entry.publisher;
+  }
+  publisher->RankHere(request.rank);
+  return publisher;
 }
 
 Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Resume(OpenRequest& request) {
@@ -142,12 +163,14 @@ void ModelRegistry::EndRun(const std::string& model) {
   telemetry::Log(telemetry::LogLevel::kInfo, "run_ended", {{"model", model}, {"run", ToHex(old->buffer().run())}});
 }
 
-void ModelRegistry::Close(const std::shared_ptr<ModelPublisher>& publisher, uint32_t rank) {
+void ModelRegistry::Close(const std::shared_ptr<ModelPublisher>& publisher, uint32_t rank,
+                          std::shared_ptr<const os::PeerProcess> process) {
   // Its draft first: once the rank's place is free, another connection may begin one.
-  publisher->RankGone(rank);
+  publisher->RankGone(rank, std::move(process));
   std::lock_guard lock(mutex_);
   const auto at = entries_.find(publisher->buffer().model());
   if (at != entries_.end() && at->second.publisher == publisher) at->second.connected.erase(rank);
+  left_.notify_all();
 }
 
 std::vector<ModelSnapshot> ModelRegistry::Snapshot() const {
@@ -162,6 +185,7 @@ std::vector<ModelSnapshot> ModelRegistry::Snapshot() const {
 void ModelRegistry::Stop() {
   std::lock_guard lock(mutex_);
   stopped_ = true;
+  left_.notify_all();
   for (auto& [model, entry] : entries_) entry.publisher->Stop();
 }
 

@@ -4,6 +4,8 @@
 // starts a new run, unless another rank of the same trainer has just done so. Old runs of the model end then.
 #pragma once
 
+#include <condition_variable>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -31,6 +33,7 @@ struct OpenRequest {
   uint32_t ranks = 1;
   RunId run;                      // zero: none
   std::vector<os::UniqueFd> fds;  // returned by the rank: none or three
+  std::function<bool()> gone;     // whether the rank's connection has ended; asked by any thread until Close()
 };
 
 struct ModelSnapshot {
@@ -46,11 +49,13 @@ class ModelRegistry {
   // Opens what an earlier agent left. Call once, before ranks are let in.
   void Recover();
 
+  // Waits for ranks that have gone to be let out with Close(), so that whoever closes or dies can be followed at once.
   // kState: the rank, or another trainer, is connected already, or the model was opened otherwise. kNotFound: a run
   // that nobody holds. kResourceExhausted: no memory for the halves.
   Result<std::shared_ptr<ModelPublisher>> Open(OpenRequest request);
-  // The connection of a rank that Open() let in has ended.
-  void Close(const std::shared_ptr<ModelPublisher>& publisher, uint32_t rank);
+  // The connection of a rank that Open() let in has ended; `process` made it.
+  void Close(const std::shared_ptr<ModelPublisher>& publisher, uint32_t rank,
+             std::shared_ptr<const os::PeerProcess> process);
 
   std::vector<ModelSnapshot> Snapshot() const;
   void Stop();
@@ -58,12 +63,13 @@ class ModelRegistry {
  private:
   struct Entry {
     std::shared_ptr<ModelPublisher> publisher;
-    bool joinable = false;  // started by ranks that named no run, of which more may come
-    std::set<uint32_t> connected;
-    std::set<uint32_t> seen;  // ranks that have been connected to this run
+    bool joinable = false;                                // started by ranks that named no run, of which more may come
+    std::map<uint32_t, std::function<bool()>> connected;  // by rank: whether it has gone
+    std::set<uint32_t> seen;                              // ranks that have been connected to this run
   };
   enum class Opening { kJoin, kResume, kStart };
 
+  void AwaitLeaving(const std::string& model);
   Result<Opening> Decide(const OpenRequest& request) const;
   Result<std::shared_ptr<ModelPublisher>> Resume(OpenRequest& request);
   Result<std::shared_ptr<ModelPublisher>> Start(const OpenRequest& request);
@@ -78,6 +84,7 @@ class ModelRegistry {
 
   std::mutex open_mutex_;  // one opening at a time: it may allocate for seconds; taken before mutex_
   mutable std::mutex mutex_;
+  std::condition_variable left_;
   std::map<std::string, Entry> entries_;
   bool stopped_ = false;
 };

@@ -2,6 +2,7 @@
 #include <latch>
 #include <map>
 
+#include "common/base/status_testing.h"
 #include "trainer_agent/publish/publish_fixture.h"
 
 namespace lockstep::publish {
@@ -49,6 +50,49 @@ TEST_CASE("A served version leaves its spans, each inside the one it is part of,
   CHECK(third.at("encode").begin_unix_ns <= third.at("encode").end_unix_ns);
   CHECK(third.at("encode").end_unix_ns <= third.at("diff").end_unix_ns);
   CHECK(third.at("diff").end_unix_ns <= third.at("store").begin_unix_ns + 1'000'000);
+}
+
+TEST_CASE("A version has the label that its ranks give it, the same one as often as they like") {
+  Host host;
+  const auto zero = host.Connect(0, 2);
+  const auto one = host.Connect(1, 2);
+  for (const auto& [version, label] : std::map<Version, std::string>{{1, "0"}, {2, "7"}, {3, "0"}, {4, ""}}) {
+    Write(*zero, Begin(*zero, version), {0, 80000}, 1);
+    Write(*one, Begin(*one, version), {80000, 40000}, 1);
+    REQUIRE(one->SetLabel(label).ok());
+    REQUIRE(zero->Commit().ok());
+    REQUIRE(one->Commit().ok());
+    CHECK(host.Await(version).label == label);
+  }
+  CHECK(host.run().NewestLabelled("0") == 3);
+  CHECK(host.run().LabelOf(2) == "7");
+  CHECK(host.run().NewestLabelled("8") == 0);
+}
+
+TEST_CASE("Ranks that label a version differently have it aborted, and learn who says what") {
+  Host host;
+  const auto zero = host.Connect(0, 2);
+  const auto one = host.Connect(1, 2);
+  Write(*zero, Begin(*zero, 1), {0, 80000}, 1);
+  Write(*one, Begin(*one, 1), {80000, 40000}, 1);
+  REQUIRE(zero->SetLabel("3").ok());
+  REQUIRE(one->SetLabel("4").ok());
+  REQUIRE(zero->Commit().ok());
+  CHECK_THAT(one->Commit(), FailsWith(ErrorCode::kBadData, "rank 1 labels version 1 \"4\", and rank 0 \"3\""));
+  PublishPart(*zero, 2, {0, 80000});
+  PublishPart(*one, 2, {80000, 40000});
+  CHECK(host.Await(2).label.empty());
+}
+
+TEST_CASE("A label is short UTF-8 text without control characters") {
+  Host host;
+  const auto rank = host.Connect();
+  Begin(*rank, 1);
+  CHECK(rank->SetLabel("sch\xc3\xb6n " + std::string(57, 'x')).ok());
+  for (const std::string& bad :
+       {std::string(65, 'x'), std::string("a\nb"), std::string("a\0b", 3), std::string("\xff")}) {
+    CHECK_THAT(rank->SetLabel(bad), FailsWith(ErrorCode::kBadData, "UTF-8 of at most 64 bytes"));
+  }
 }
 
 TEST_CASE("Versions are published while those who watch are still being told of an earlier one") {

@@ -68,11 +68,10 @@ void PublishedRun::RetainDelta(const model::Manifest& base, const model::Manifes
   telemetry::LogWarn("delta_retain_failed", added, {{"model", buffer_->model()}, {"version", target.held.version}});
 }
 
-Status PublishedRun::Serve(std::shared_ptr<const model::Manifest> manifest, int64_t committed_unix_ns,
-                           const model::Manifest* base) {
+Status PublishedRun::Serve(store::ServedVersion version, const model::Manifest* base) {
   // First: a receiver that is notified of the version may ask for the next at once.
-  served_->live().SetNewest(manifest->held.version);
-  Status status = catalog_->Publish(served_, {std::move(manifest), committed_unix_ns}, base);
+  served_->live().SetNewest(version.manifest->held.version);
+  Status status = catalog_->Publish(served_, std::move(version), base);
   if (!status.ok()) served_->deltas().Discard();
   return status;
 }

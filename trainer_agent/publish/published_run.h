@@ -42,7 +42,7 @@ class PublishedRun {
                    payload::CodecLevel level, const delta::DeltaOutput& output);
   // kAborted: `base`, which it was compared with (null: with none), was withdrawn meanwhile; nothing is served then,
   // nor is any delta.
-  Status Serve(std::shared_ptr<const model::Manifest> manifest, int64_t committed_unix_ns, const model::Manifest* base);
+  Status Serve(store::ServedVersion version, const model::Manifest* base);
 
  private:
   const std::shared_ptr<buffer::DoubleBuffer> buffer_;

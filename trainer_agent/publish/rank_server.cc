@@ -74,7 +74,7 @@ Status HandleMessage(os::UnixConnection& connection, ModelPublisher& publisher, 
       return OkStatus();
     }
     case buffer::RankMessage::kCommit: {
-      const Status done = publisher.Commit(rank, body.version);
+      const Status done = publisher.Commit(rank, body.version, std::string(AsText(reader.rest())));
       if (done.ok()) LogVersion("rank_finished", publisher, rank, body.version);
       return SendOutcome(connection, publisher, done);
     }
@@ -95,21 +95,30 @@ Status ExchangeHello(os::UnixConnection& connection, const buffer::Message& mess
   return peer::CheckPeer(self, plugin);
 }
 
-// A plugin of release 0.1.0 begins with OPEN.
-Result<OpenRequest> ReceiveOpen(os::UnixConnection& connection) {
+// What a connection is for. A plugin of release 0.1.0 begins with OPEN.
+Result<buffer::Message> ReceiveFirst(os::UnixConnection& connection) {
   LS_ASSIGN_OR_RETURN(buffer::Message message, buffer::ReceiveMessage(connection, kMessageTimeout));
-  if (message.type == buffer::RankMessage::kHello) {
-    LS_RETURN_IF_ERROR(ExchangeHello(connection, message));
-    LS_ASSIGN_OR_RETURN(message, buffer::ReceiveMessage(connection, kMessageTimeout));
-  }
-  return ParseOpen(std::move(message));
+  if (message.type != buffer::RankMessage::kHello) return message;
+  LS_RETURN_IF_ERROR(ExchangeHello(connection, message));
+  return buffer::ReceiveMessage(connection, kMessageTimeout);
 }
 
-Status ServeRank(os::UnixConnection& connection, ModelRegistry& registry) {
+Status AnswerAwait(os::UnixConnection& connection, const buffer::Message& message, const AwaitServed& await_served) {
+  LS_ASSIGN_OR_RETURN(const buffer::ServedQuestion question, buffer::DecodeAwaitServed(message.body));
+  const Result<Version> served = await_served(question, [&] { return connection.PeerGone(); });
+  if (!served.ok()) return SendError(connection, served.status());
+  return buffer::SendMessage(connection, buffer::RankMessage::kDone, AsBytes(buffer::VersionBody{*served}), {},
+                             kMessageTimeout);
+}
+
+Status ServeConnection(os::UnixConnection& connection, ModelRegistry& registry, const AwaitServed& await_served) {
   LS_RETURN_IF_ERROR(os::CheckPeerUser(connection, "export to an agent"));
   LS_RETURN_IF_ERROR(connection.WatchPeerProcess());
-  LS_ASSIGN_OR_RETURN(OpenRequest request, ReceiveOpen(connection));
+  LS_ASSIGN_OR_RETURN(buffer::Message first, ReceiveFirst(connection));
+  if (first.type == buffer::RankMessage::kAwaitServed) return AnswerAwait(connection, first, await_served);
+  LS_ASSIGN_OR_RETURN(OpenRequest request, ParseOpen(std::move(first)));
   const uint32_t rank = request.rank;
+  request.gone = [&connection] { return connection.PeerGone(); };
   LS_ASSIGN_OR_RETURN(const auto publisher, registry.Open(std::move(request)));
   telemetry::Log(telemetry::LogLevel::kInfo, "rank_connected",
                  {{"model", publisher->buffer().model()}, {"rank", rank}});
@@ -119,26 +128,30 @@ Status ServeRank(os::UnixConnection& connection, ModelRegistry& registry) {
     status = message.status();
     if (status.ok()) status = HandleMessage(connection, *publisher, rank, *message);
   }
-  registry.Close(publisher, rank);
+  registry.Close(publisher, rank, connection.peer_process());
   telemetry::Log(telemetry::LogLevel::kInfo, "rank_disconnected",
                  {{"model", publisher->buffer().model()}, {"rank", rank}});
   return status.WithContext(Cat("model ", publisher->buffer().model(), ", rank ", rank));
 }
 
-void Serve(os::UnixConnection& connection, ModelRegistry& registry, telemetry::PeerLog& log) {
-  const Status status = ServeRank(connection, registry);
-  if (status.code() == ErrorCode::kUnavailable) return;  // the peer simply closed
+void Serve(os::UnixConnection& connection, ModelRegistry& registry, const AwaitServed& await_served,
+           telemetry::PeerLog& log) {
+  const Status status = ServeConnection(connection, registry, await_served);
+  if (status.ok() || status.code() == ErrorCode::kUnavailable) return;  // the peer simply closed
   log.Failed(connection, status);
   (void)SendError(connection, status);
 }
 
 }  // namespace
 
-Result<std::unique_ptr<os::UnixServer>> StartRankServer(const std::string& socket_path, ModelRegistry* registry) {
+Result<std::unique_ptr<os::UnixServer>> StartRankServer(const std::string& socket_path, ModelRegistry* registry,
+                                                        AwaitServed await_served) {
   const auto log = std::make_shared<telemetry::PeerLog>("rank_connection_failed", socket_path);
   return os::UnixServer::Start(
       {.path = socket_path, .max_connections = kMaxSessions},
-      [registry, log](os::UnixServer&, os::UnixConnection& connection) { Serve(connection, *registry, *log); },
+      [registry, log, await_served = std::move(await_served)](os::UnixServer&, os::UnixConnection& connection) {
+        Serve(connection, *registry, await_served, *log);
+      },
       [](const Status& status) { telemetry::LogError("rank_accept_failed", status); });
 }
 

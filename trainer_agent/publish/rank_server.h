@@ -1,16 +1,23 @@
 // The agent's side of the rank protocol (trainer_agent/buffer/rank_messages.h), a thread per connected rank.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "common/os/unix_server.h"
+#include "trainer_agent/buffer/rank_messages.h"
 #include "trainer_agent/publish/model_registry.h"
 
 namespace lockstep::publish {
 
+// Waits until engines serve what is asked for, and answers with the version; `gone` says that nobody waits any more.
+using AwaitServed =
+    std::function<Result<Version>(const buffer::ServedQuestion& question, const std::function<bool()>& gone)>;
+
 // Listens at once and lets ranks in; its end ends every connection. A peer whose uid is neither ours nor root's is
 // refused. REQUIRES the registry to outlive the server.
-Result<std::unique_ptr<os::UnixServer>> StartRankServer(const std::string& socket_path, ModelRegistry* registry);
+Result<std::unique_ptr<os::UnixServer>> StartRankServer(const std::string& socket_path, ModelRegistry* registry,
+                                                        AwaitServed await_served);
 
 }  // namespace lockstep::publish

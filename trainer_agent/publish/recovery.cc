@@ -43,13 +43,13 @@ Version RecoverRun(PublishedRun& run) {
   // halves.
   if (older != nullptr) {
     run.served()->deltas().Load(*older);
-    (void)run.Serve(older, buffer.committed_unix_ns(older_half), nullptr);
+    (void)run.Serve({older, buffer.committed_unix_ns(older_half), buffer.label(older_half)}, nullptr);
   } else if (newest != nullptr) {
     run.served()->deltas().Load(*newest);
   }
   if (newest == nullptr) return older == nullptr ? 0 : older->held.version;
   if (older != nullptr) run.RetainDelta(*older, *newest, committed_unix_ns, payload::CodecLevel::kFast, output);
-  (void)run.Serve(newest, committed_unix_ns, nullptr);  // nobody scrubs yet
+  (void)run.Serve({newest, committed_unix_ns, buffer.label(*newest_half)}, nullptr);  // nobody scrubs yet
   telemetry::Log(telemetry::LogLevel::kInfo, "version_recovered",
                  {{"model", buffer.model()}, {"run", ToHex(buffer.run())}, {"version", newest->held.version}});
   return newest->held.version;

@@ -19,12 +19,7 @@ TEST_CASE("A restarted trainer starts a new run; a second one at the same time i
   CHECK_THAT(refused, FailsWith(ErrorCode::kState, "connected already"));
   const RunId run = first->run();
   first.reset();
-  std::unique_ptr<buffer::RankClient> second;
-  REQUIRE(Eventually([&] {
-    auto opened = buffer::RankClient::Open(host.Options());
-    if (opened.ok()) second = *std::move(opened);
-    return second != nullptr;
-  }));
+  const auto second = host.Connect();
   CHECK(second->run() != run);
   CHECK_FALSE(host.run().Newest());
   host.Publish(*second, 1, 2);
@@ -47,6 +42,30 @@ TEST_CASE("An agent that is restarted between versions resumes the same run, del
     CHECK(host.run().deltas().RouteFrom(3, 120000, payload::CodecLevel::kFast).steps.size() == 1);
     CHECK(host.run().deltas().RouteFrom(2, 120000, payload::CodecLevel::kFast).steps.size() == 1);
   }
+}
+
+TEST_CASE("An agent that is restarted knows the labels of the versions that it still has") {
+  Host host;
+  const auto rank = host.Connect();
+  for (const Version version : {1, 2, 3}) {
+    Write(*rank, Begin(*rank, version), {0, 120000}, static_cast<int>(version));
+    REQUIRE(rank->SetLabel(version == 3 ? std::string(64, 'x') : "step").ok());
+    REQUIRE(rank->Commit().ok());
+    host.Await(version);
+  }
+  host.Restart();
+  CHECK(host.Await(3).label == std::string(64, 'x'));
+  CHECK(host.run().NewestLabelled("step") == 2);
+}
+
+TEST_CASE("An agent that dies before a commit is answered gets the label again") {
+  Host host;
+  const auto rank = host.Connect();
+  Write(*rank, Begin(*rank, 1), {0, 120000}, 1);
+  REQUIRE(rank->SetLabel("step").ok());
+  host.Restart();
+  REQUIRE(rank->Commit().ok());
+  CHECK(host.Await(1).label == "step");
 }
 
 TEST_CASE("An agent that is restarted in the middle of a version gets its ranges again") {
@@ -184,7 +203,6 @@ TEST_CASE("A run that ended frees its memory although a pull still refers to it"
   host.Publish(*first, 1, 1);
   const auto held = host.shared_run();
   first.reset();
-  REQUIRE(Eventually([&] { return host.connected() == 0; }));
   const auto second = host.Connect();
   CHECK(UseFirstBlock(*held, 1) == ErrorCode::kState);
   std::ifstream maps("/proc/self/maps");
@@ -197,7 +215,6 @@ TEST_CASE("A new run that has no room leaves the old one served") {
   auto first = host.Connect();
   host.Publish(*first, 1, 1);
   first.reset();
-  REQUIRE(Eventually([&] { return host.connected() == 0; }));
   auto options = host.Options();
   options.layout = *model::ModelLayout::Create({{"huge", model::DType::kU8, {uint64_t{1} << 36}, 0}});
   CHECK_THAT(buffer::RankClient::Open(options), FailsWith(ErrorCode::kResourceExhausted, "its two halves need"));

@@ -78,6 +78,7 @@ void ToProto(const PullPlan& plan, const LaneOffer& lanes, v1::PullPlan* out) {
   ToProto(plan.target, out->mutable_target());
   out->set_target_digest(ToBytes(plan.target_digest));
   out->set_committed_unix_ns(plan.committed_unix_ns);
+  out->set_label(plan.label);
   out->set_payload_bytes(plan.payload_bytes);
   out->set_lane_address(lanes.address);
   out->set_lanes_encrypted(lanes.encrypted);
@@ -116,7 +117,7 @@ void ToProto(const ReceiverReport& report, v1::ReceiverState* out) {
   ToProto(report.held, out->mutable_held());
   out->set_last_outcome(report.outcome);
   out->set_last_error(report.last_error);
-  out->set_served_version(report.served);
+  out->set_served_version(report.served.version);
   out->set_seconds_ago(SecondsSince(report.at));
   out->set_presence(static_cast<v1::ReceiverPresence>(report.presence));
   if (report.presence == Presence::kGone) out->set_gone_seconds(SecondsSince(report.gone_at));

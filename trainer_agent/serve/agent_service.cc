@@ -105,6 +105,7 @@ void AgentService::FillModel(v1::AgentModel& model) const {
     model.set_newest_version(newest->manifest->held.version);
     model.set_newest_digest(ToBytes(newest->manifest->digest));
     model.set_newest_committed_unix_ns(newest->committed_unix_ns);
+    model.set_newest_label(newest->label);
   } else if (newest.status().code() == ErrorCode::kCorrupt) {
     model.set_last_error(newest.status().ToString());
     model.set_last_error_unix_ns(0);
@@ -239,8 +240,13 @@ grpc::Status AgentService::Report(grpc::ServerContext* context, const v1::Report
                                   v1::ReportResponse* response) {
   LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(const Held held, FromProto(request->held()));
+  // A receiver that does not say of which run cannot be counted among those who serve it.
+  v1::Held serves;
+  serves.set_run(request->served_run());
+  serves.set_version(request->served_version());
+  LS_GRPC_ASSIGN_OR_RETURN(const Held served, FromProto(serves));
   LS_GRPC_RETURN_IF_ERROR(pulls_->reports().Report({request->model(), request->receiver(), caller, request->instance()},
-                                                   held, request->served_version(), request->last_error()));
+                                                   held, served, request->last_error()));
   response->set_open(catalog_->Find(request->model()) != nullptr);
   if (response->open()) return grpc::Status::OK;
   std::string open;

@@ -49,6 +49,7 @@ struct PullPlan {
   Held target;
   ManifestDigest target_digest;
   int64_t committed_unix_ns = 0;
+  std::string label = {};  // of the target
   std::vector<PlannedStep> steps;
   uint64_t payload_bytes = 0;
   std::vector<Ticket> tickets;

@@ -144,6 +144,7 @@ void PullTable::AddSteps(Pull& pull, const payload::DeltaChain& payloads, PullPl
   plan.target = payloads.back()->target();
   plan.target_digest = last.target_digest;
   plan.committed_unix_ns = last.committed_unix_ns;
+  plan.label = pull.run->LabelOf(plan.target.version);
 }
 
 Result<PullPlan> PullTable::Open(const PullRequest& request) {
@@ -153,7 +154,8 @@ Result<PullPlan> PullTable::Open(const PullRequest& request) {
   PullPlan plan{.base = request.held,
                 .target = newest.manifest->held,
                 .target_digest = newest.manifest->digest,
-                .committed_unix_ns = newest.committed_unix_ns};
+                .committed_unix_ns = newest.committed_unix_ns,
+                .label = newest.label};
   if (request.held == plan.target && request.held_digest == plan.target_digest && !request.force_full) return plan;
 
   const store::DeltaRoute route = RouteFor(request, *run);
@@ -227,7 +229,8 @@ Result<PullPlan> PullTable::CatchUp(uint64_t pull_id, Version oldest, const std:
                 .base = {pull->run->run(), oldest},
                 .target = newest.manifest->held,
                 .target_digest = newest.manifest->digest,
-                .committed_unix_ns = newest.committed_unix_ns};
+                .committed_unix_ns = newest.committed_unix_ns,
+                .label = newest.label};
   AddSteps(*pull, chain, plan);
   return plan;
 }

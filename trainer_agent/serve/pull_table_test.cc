@@ -30,6 +30,20 @@ TEST_CASE("What a receiver holds decides what it gets") {
              FailsWith(ErrorCode::kResourceExhausted, "pulls are open, the limit"));
 }
 
+TEST_CASE("A plan says what its target is called, whatever way leads there") {
+  Served served;
+  served.Publish(2, "a");
+  CHECK(served.pulls.Open(served.Request(2))->label == "a");
+  CHECK(served.pulls.Open(served.Request(1))->label == "a");
+  served.Publish(3, "b");
+  const auto full = served.pulls.Open(served.Request());
+  CHECK(full->label == "b");
+  served.Publish(4);
+  CHECK(served.pulls.CatchUp(full->pull_id, 3, "")->label.empty());
+  served.Publish(5, "c");
+  CHECK(served.pulls.CatchUp(full->pull_id, 3, "")->label == "c");
+}
+
 TEST_CASE("Nothing is opened for a receiver that has gone before its plan was made") {
   Served served;
   served.Publish(2);

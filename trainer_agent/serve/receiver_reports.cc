@@ -105,7 +105,7 @@ void ReceiverReports::OfPull(const ReceiverKey& receiver, const Held& held, cons
   if (!outcome.empty()) entry->report.outcome = CleanText(outcome, kMaxText);
 }
 
-Status ReceiverReports::Report(const ReceiverKey& receiver, const Held& held, Version served,
+Status ReceiverReports::Report(const ReceiverKey& receiver, const Held& held, const Held& served,
                                const std::string& last_error) {
   LS_RETURN_IF_ERROR(CheckKey(receiver));
   std::lock_guard lock(mutex_);

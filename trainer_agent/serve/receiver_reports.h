@@ -45,7 +45,7 @@ struct ReceiverReport {
 
   ReceiverKey receiver;
   Held held;
-  Version served = 0;      // by its engine; 0: none, or not known
+  Held served;             // by its engine; nothing: none, or not known
   std::string outcome;     // of its last pull; empty: none has ended
   std::string last_error;  // its own, of syncs and engine
   Clock::time_point at;    // when it last said something
@@ -64,7 +64,7 @@ class ReceiverReports {
   // of its owner have that name, each reports for itself.
   void OfPull(const ReceiverKey& receiver, const Held& held, const std::string& outcome);
   // kBadData: there can be no such model or name, or the instance has another length.
-  Status Report(const ReceiverKey& receiver, const Held& held, Version served, const std::string& last_error);
+  Status Report(const ReceiverKey& receiver, const Held& held, const Held& served, const std::string& last_error);
 
   // A stream of versions: its receiver is connected as long as this lives.
   class Connection {

@@ -22,7 +22,7 @@ Held HeldVersion(Version version) {
 
 TEST_CASE("A receiver is connected as long as it has a stream, then gone, and forgotten after an hour") {
   ReceiverReports reports;
-  REQUIRE(reports.Report(Key("host"), HeldVersion(3), 2, "the engine says no").ok());
+  REQUIRE(reports.Report(Key("host"), HeldVersion(3), HeldVersion(2), "the engine says no").ok());
   CHECK(reports.Of("actor").at(0).presence == Presence::kUnknown);
   auto first = reports.Connect(Key("host"));
   auto second = reports.Connect(Key("host"));
@@ -31,7 +31,7 @@ TEST_CASE("A receiver is connected as long as it has a stream, then gone, and fo
   const ReceiverReport report = reports.Of("actor").at(0);
   CHECK(report.presence == Presence::kConnected);
   CHECK(report.held == HeldVersion(3));
-  CHECK(report.served == 2);
+  CHECK(report.served == HeldVersion(2));
   CHECK(report.last_error == "the engine says no");
   CHECK_FALSE(report.name_shared);
   second->reset();
@@ -44,10 +44,10 @@ TEST_CASE("A receiver is connected as long as it has a stream, then gone, and fo
 TEST_CASE("Two processes of one name are two receivers, and one that took another's place is one") {
   ReceiverReports reports;
   auto first = reports.Connect(Key("host", 'a'));
-  REQUIRE(reports.Report(Key("host", 'a'), HeldVersion(1), 1, "").ok());
+  REQUIRE(reports.Report(Key("host", 'a'), HeldVersion(1), HeldVersion(1), "").ok());
   {
     const auto second = reports.Connect(Key("host", 'b'));
-    REQUIRE(reports.Report(Key("host", 'b'), HeldVersion(2), 2, "").ok());
+    REQUIRE(reports.Report(Key("host", 'b'), HeldVersion(2), HeldVersion(2), "").ok());
     const auto both = reports.Of("actor");
     REQUIRE(both.size() == 2);
     CHECK((both[0].name_shared && both[1].name_shared));
@@ -84,10 +84,10 @@ TEST_CASE("A pull says for the one process of its name what it holds; without an
 TEST_CASE("What a peer says in another's name is its own, and both are said to share the name") {
   ReceiverReports reports;
   const auto own = reports.Connect(Key("host", 'a', "spiffe://test/infer-0"));
-  REQUIRE(reports.Report(Key("host", 'a', "spiffe://test/infer-0"), HeldVersion(3), 3, "").ok());
+  REQUIRE(reports.Report(Key("host", 'a', "spiffe://test/infer-0"), HeldVersion(3), HeldVersion(3), "").ok());
   {
     const auto other = reports.Connect(Key("host", 'a', "spiffe://test/infer-1"));
-    REQUIRE(reports.Report(Key("host", 'a', "spiffe://test/infer-1"), HeldVersion(9), 9, "broken").ok());
+    REQUIRE(reports.Report(Key("host", 'a', "spiffe://test/infer-1"), HeldVersion(9), HeldVersion(9), "broken").ok());
     reports.OfPull(Puller("host", "spiffe://test/infer-1"), HeldVersion(9), "broken");
     const auto both = reports.Of("actor");
     REQUIRE(both.size() == 2);
@@ -105,11 +105,11 @@ TEST_CASE("What a peer says in another's name is its own, and both are said to s
 
 TEST_CASE("A receiver that cannot be one is refused, and what it says is cut and cleaned") {
   ReceiverReports reports;
-  CHECK_THAT(reports.Report({"actor", "host", "", "short"}, {}, 0, ""),
+  CHECK_THAT(reports.Report({"actor", "host", "", "short"}, {}, {}, ""),
              FailsWith(ErrorCode::kBadData, "a receiver's instance has 16 bytes, not 5"));
-  CHECK_THAT(reports.Report(Key("ho\nst"), {}, 0, ""), FailsWith(ErrorCode::kBadData, "no control characters"));
+  CHECK_THAT(reports.Report(Key("ho\nst"), {}, {}, ""), FailsWith(ErrorCode::kBadData, "no control characters"));
   CHECK_THAT(reports.Connect({"..", "host", "", std::string(16, 'a')}), FailsWith(ErrorCode::kBadData, ".."));
-  REQUIRE(reports.Report(Key("host"), {}, 0, "\x1b" + std::string(5'000, 'x')).ok());
+  REQUIRE(reports.Report(Key("host"), {}, {}, "\x1b" + std::string(5'000, 'x')).ok());
   CHECK(reports.Of("actor").at(0).last_error.size() <= 1'024);
   CHECK(reports.Of("actor").at(0).last_error[0] == '?');
 }
@@ -117,7 +117,7 @@ TEST_CASE("A receiver that cannot be one is refused, and what it says is cut and
 TEST_CASE("However many report, those that are connected stay listed, and the number has a bound") {
   ReceiverReports reports;
   const auto connected = reports.Connect(Key("first"));
-  for (int i = 0; i < 20'000; ++i) REQUIRE(reports.Report(Key("host-" + std::to_string(i)), {}, 0, "").ok());
+  for (int i = 0; i < 20'000; ++i) REQUIRE(reports.Report(Key("host-" + std::to_string(i)), {}, {}, "").ok());
   const auto all = reports.Of("actor");
   CHECK(all.size() == 16'384);
   CHECK(all.front().receiver.name == "first");
@@ -125,9 +125,9 @@ TEST_CASE("However many report, those that are connected stay listed, and the nu
 
 TEST_CASE("Who reports in ever new names displaces its own, and nobody else's") {
   ReceiverReports reports;
-  REQUIRE(reports.Report(Key("quiet", 'a', "infer-0"), HeldVersion(1), 1, "").ok());
+  REQUIRE(reports.Report(Key("quiet", 'a', "infer-0"), HeldVersion(1), HeldVersion(1), "").ok());
   for (int i = 0; i < 5'000; ++i) {
-    REQUIRE(reports.Report(Key("host-" + std::to_string(i), 'a', "greedy"), {}, 0, "").ok());
+    REQUIRE(reports.Report(Key("host-" + std::to_string(i), 'a', "greedy"), {}, {}, "").ok());
   }
   const auto all = reports.Of("actor");
   CHECK(all.size() == 4'096 + 1);

@@ -117,9 +117,9 @@ struct Served {
                      payload::CodecLevel::kFast, pointers)
                 .ok());
   }
-  void Publish(Version version) {
+  void Publish(Version version, const std::string& label = {}) {
     if (version > 1) Retain(version);
-    REQUIRE(catalog.Publish(run, {ManifestOf(version), static_cast<int64_t>(version)}).ok());
+    REQUIRE(catalog.Publish(run, {ManifestOf(version), static_cast<int64_t>(version), label}).ok());
   }
   PullRequest Request(Version held = 0) const {
     PullRequest request{.model = "actor", .receiver = "r", .layout = layout->digest(), .lanes = 2};

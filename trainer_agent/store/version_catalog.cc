@@ -44,6 +44,16 @@ std::shared_ptr<const model::Manifest> ServedRun::FindManifest(Version version) 
   return nullptr;
 }
 
+std::string ServedRun::LabelOf(Version version) const {
+  std::lock_guard lock(mutex_);
+  return labels_.Of(version);
+}
+
+Version ServedRun::NewestLabelled(const std::string& label) const {
+  std::lock_guard lock(mutex_);
+  return labels_.Newest(label);
+}
+
 Status ServedRun::UseBlocks(Version wanted, bool exact, BlockIndex first, uint32_t count, const UseOfBlocks& use) {
   const uint64_t begin = layout_->block_range(first).offset;
   const ByteRange range{begin, layout_->block_range(first + count - 1).end() - begin};
@@ -106,6 +116,7 @@ Status VersionCatalog::Publish(const std::shared_ptr<ServedRun>& run, ServedVers
     std::scoped_lock lock(mutex_, run->mutex_);
     LS_RETURN_IF_ERROR(run->CheckBaseLocked(base));
     if (run->newest_) run->previous_ = run->newest_->manifest;
+    run->labels_.Add(version.manifest->held.version, version.label);
     run->newest_ = std::move(version);
     run->withdrawn_ = OkStatus();
   }

@@ -19,6 +19,7 @@
 #include "common/os/unique_fd.h"
 #include "trainer_agent/store/delta_store.h"
 #include "trainer_agent/store/live_delta.h"
+#include "trainer_agent/store/version_labels.h"
 
 namespace lockstep::store {
 
@@ -43,6 +44,7 @@ class BlockReader {
 struct ServedVersion {
   std::shared_ptr<const model::Manifest> manifest;  // its `held` is the version
   int64_t committed_unix_ns = 0;
+  std::string label = {};  // empty: none (common/model/label.h)
 };
 
 // One run of one model. Thread-safe.
@@ -64,6 +66,10 @@ class ServedRun {
   Status CheckBase(const model::Manifest* base) const;
   // Of the newest version or the one before it, or of the newest for 0; null for any other.
   std::shared_ptr<const model::Manifest> FindManifest(Version version) const;
+
+  // As VersionLabels has them, of versions that were published here.
+  std::string LabelOf(Version version) const;
+  Version NewestLabelled(const std::string& label) const;
 
   // Calls `use` with consecutive blocks of `wanted`, or, when that is gone and `exact` is false, of the newest version,
   // and with the manifest of the one they are of. The bytes stay while it runs: as BlockReader::UseBytes. kState when
@@ -97,6 +103,7 @@ class ServedRun {
   std::optional<ServedVersion> newest_;
   Status withdrawn_;  // why there is no newest_ any more
   std::shared_ptr<const model::Manifest> previous_;
+  VersionLabels labels_;
 };
 
 // All models. Thread-safe.

@@ -132,6 +132,7 @@ _SIGNATURES = {
     "lockstep_write": (ctypes.c_int, [_MODEL, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t]),
     "lockstep_write_all": (ctypes.c_int, [_MODEL, ctypes.POINTER(CSource), ctypes.c_size_t]),
     "lockstep_ranges_done": (ctypes.c_int, [_MODEL, ctypes.POINTER(CRange), ctypes.c_size_t]),
+    "lockstep_set_label": (ctypes.c_int, [_MODEL, ctypes.c_char_p]),
     "lockstep_commit": (ctypes.c_int, [_MODEL]),
     "lockstep_abort": (ctypes.c_int, [_MODEL]),
     "lockstep_run": (ctypes.c_char_p, [_MODEL]),
@@ -142,6 +143,7 @@ _SIGNATURES = {
     "lockstep_last_error": (ctypes.c_char_p, [_MODEL]),
     "lockstep_exporter_open": (ctypes.c_int, [ctypes.POINTER(CExporterOptions), ctypes.POINTER(_EXPORTER)]),
     "lockstep_exporter_publish": (ctypes.c_int, [_EXPORTER, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p)]),
+    "lockstep_exporter_set_label": (ctypes.c_int, [_EXPORTER, ctypes.c_char_p]),
     "lockstep_exporter_give_up": (ctypes.c_int, [_EXPORTER, ctypes.c_uint64, ctypes.c_char_p]),
     "lockstep_exporter_fill": (
         ctypes.c_int,

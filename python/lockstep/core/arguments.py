@@ -8,6 +8,7 @@ from typing import Any
 from lockstep.core.errors import BadDataError
 
 MODEL_NAME = "the model's name, 1 to 128 letters, digits, '.', '_' and '-'"
+MAX_LABEL_BYTES = 64
 RUN_ID = "None for a new run, or 32 hex digits, as .run has them"
 
 
@@ -20,6 +21,21 @@ def version_number(version: Any) -> int:
     if not 0 < number < 1 << 56:
         raise BadDataError(f"version {number}: versions go from 1 to 2**56 - 1")
     return number
+
+
+def label(value: "str | int | None") -> bytes:
+    """What a version is called beside its number, as the library takes it; a number becomes its digits."""
+    wanted = "text of at most 64 bytes without control characters, or a whole number such as the step"
+    if value is None:
+        return b""
+    try:
+        given = value if isinstance(value, str) else str(operator.index(value))
+    except TypeError:
+        raise _unwanted("label", value, wanted) from None
+    encoded = text("label", given, wanted)
+    if len(encoded) > MAX_LABEL_BYTES or any(ord(character) < 0x20 or character == "\x7f" for character in given):
+        raise BadDataError(f"label is {value!r}; give {wanted}")
+    return encoded
 
 
 def text(what: str, value: Any, wanted: str) -> bytes:

@@ -5,11 +5,12 @@ import threading
 import weakref
 from typing import Any
 
-from lockstep.core import abi
+from lockstep.core import abi, arguments
 from lockstep.core.delayed_interrupt import delayed_interrupt
-from lockstep.core.errors import StateError, from_code
+from lockstep.core.errors import BadDataError, StateError, from_code
 from lockstep.core.forked import FORKED, close_after_fork
 from lockstep.core.interruption import Interruption
+from lockstep.core.served import Receivers, wait_served
 
 
 class Handle:
@@ -29,6 +30,8 @@ class Handle:
         self._finalizer: "weakref.finalize[Any, Any] | None" = None
         self._closed = "is closed"
         self._interruption = Interruption()
+        self._agent: "tuple[str, str] | None" = None  # its socket and the model's name there; None: on another host
+        self._run = ""
         close_after_fork(self)
 
     @property
@@ -39,6 +42,43 @@ class Handle:
         """
         with self._lock:
             return int(self._function("committed_version")(self._open_handle()))
+
+    def wait_served(
+        self,
+        label: "str | int | None" = None,
+        *,
+        version: "int | None" = None,
+        receivers: Receivers,
+        timeout: "float | None" = None,
+    ) -> int:
+        """Waits until the engines of ``receivers`` serve a version of this run, or a newer one, as a fleet that has gone
+        on does. Returns the version. Other threads may publish meanwhile, and Ctrl-C ends it.
+
+        Args:
+            label: that of the version; of several, of the newest that has it, also one that gets it meanwhile.
+            version: its number, in place of a label.
+            receivers: how many, or the names of all that must; of receivers without an engine it is enough to hold it.
+            timeout: seconds; None waits for ever.
+
+        Raises:
+            DeadlineError: the time is up; the text says what each receiver serves and holds, its last error, such as
+                why its engine refuses, and who is gone. A label is remembered with the newest 4096 of a run.
+            StateError: the run has ended, the handle is closed, or this process is not on the agent's host.
+            UnavailableError: the time is up, and no agent answers.
+        """
+        name = arguments.label(label)
+        if bool(name) == (version is not None):
+            raise BadDataError("wait_served: give a label or a version, one of them")
+        number = 0 if version is None else arguments.version_number(version)
+        self._open_handle()
+        if self._agent is None:
+            raise StateError("wait_served: this rank is not on the agent's host; call it on one that is")
+        return wait_served(*self._agent, self.run, name, number, receivers, timeout)
+
+    @property
+    def run(self) -> str:
+        """The run that versions are published in, 32 hex digits; the same on every rank."""
+        return self._run
 
     def close(self) -> None:
         """Leaves the agent; a version being written is aborted. Closing twice is fine."""

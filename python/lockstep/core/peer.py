@@ -1,9 +1,12 @@
-"""What a rank says of itself to a receiver, in the line of common/peer/peer.h."""
+"""What this package says of itself, in the line of common/peer/peer.h: an engine's rank to a receiver, a trainer to an
+agent."""
 
 from pathlib import Path
 
-__all__ = ["LINE", "RELEASE"]
+__all__ = ["LINE", "PLUGIN_LINE", "RELEASE"]
 
 RELEASE = Path(__file__).resolve().parents[1].joinpath("VERSION").read_text().strip()
 
 LINE = f"engine_rank/{RELEASE} protocol=1-1"
+
+PLUGIN_LINE = f"export_plugin/{RELEASE} protocol=1-1"

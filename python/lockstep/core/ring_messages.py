@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Sequence
 
+from lockstep.core.arguments import MAX_LABEL_BYTES
 from lockstep.core.errors import AbortedError, DeadlineError, PermissionDeniedError, ProtocolError, UnavailableError
 from lockstep.core.messages import MessageFormat, MessageStream
 
@@ -35,7 +36,11 @@ RING_FORMAT = MessageFormat(
     number=1,
     types=MessageType,
     fields=struct.Struct("<IQQQ"),
-    max_body_bytes={MessageType.OPEN: 256 << 20, MessageType.FAILED: _MAX_REASON_BYTES},
+    max_body_bytes={
+        MessageType.OPEN: 256 << 20,
+        MessageType.BEGIN: MAX_LABEL_BYTES,
+        MessageType.FAILED: _MAX_REASON_BYTES,
+    },
 )
 
 

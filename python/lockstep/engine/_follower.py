@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import time
+from dataclasses import replace
 from typing import Any, Callable, Iterator, Union
 
 from lockstep.core.errors import BadDataError, Error, InternalError, ProtocolError, StateError, UnavailableError
@@ -92,6 +93,7 @@ class Follower:
         self._half = 0
         self._derived: "Served | None" = None
         self._held_since: "float | None" = None  # held: nothing reads
+        self._announced: "Served | None" = None  # by the last HOLD, with its label
         self._page: "ControlPage | None" = None
         self._changes_at_attach = 0
         self._had_serve = False
@@ -248,6 +250,7 @@ class Follower:
         elif self._page is None or message.version is None:
             raise ProtocolError(f"{self._socket}: {message.type.name} came before its time, or without a version")
         elif message.type == MessageType.HOLD:
+            self._announced = replace(message.version, label=message.body.decode(errors="replace"))
             self._hold()
             connection.send(Message(MessageType.HELD))
         elif message.type == MessageType.SERVE:
@@ -279,6 +282,7 @@ class Follower:
         """The module reads ``served`` in ``half`` from here on. After an exception it stays held."""
         if half >= len(self._memory.descriptions):
             raise ProtocolError(f"{self._socket}: {served} cannot be in half {half}: there is none")
+        served = next((known for known in (self._announced, self._current) if known == served), served)
         if half != self._half:
             self._memory.switch(half)
             self._half = half

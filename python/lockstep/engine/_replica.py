@@ -51,6 +51,11 @@ class Replica:
         return self._run
 
     @property
+    def label(self) -> str:
+        """What its trainer calls the version; "" for nothing."""
+        return self._label
+
+    @property
     def directory(self) -> str:
         """The directory that an engine loads. It may go when the receiver has published two more versions."""
         return self._directory
@@ -79,7 +84,7 @@ class Replica:
         self.close()
 
     def _open(self) -> None:
-        directory, fd = _open_current(self._path)
+        directory, fd, self._label = _open_current(self._path)
         try:
             size = os.fstat(fd).st_size
             if size < 8:
@@ -169,8 +174,8 @@ def _parse_name(name: str, path: str) -> "Tuple[int, str]":
     return int(match[1]), match[2] or ""
 
 
-def _open_current(path: str) -> "Tuple[str, int]":
-    """The published directory and a descriptor of its weights.
+def _open_current(path: str) -> "Tuple[str, int, str]":
+    """The published directory, a descriptor of its weights, and its label.
 
     Between reading the link and opening the file the version may be withdrawn and its file taken for another one. Then
     the name is gone, or the receiver's lease makes opening fail: both are tried again. A file that still has its name
@@ -184,12 +189,22 @@ def _open_current(path: str) -> "Tuple[str, int]":
             raise NotFoundError(f"{path} publishes no version yet; lockstep.wait_for() waits for one") from None
         _parse_name(name, path)
         directory = os.path.join(path, name)
+        label = _label_in(directory)
         fd = _open_weights(directory)
         if fd is not None:
-            return directory, fd
+            return directory, fd, label
         if time.monotonic() >= deadline:
             raise UnavailableError(f"{directory} has no weights that can be opened; is {path} a receiver's directory?")
         time.sleep(_POLL_SECONDS)
+
+
+def _label_in(directory: str) -> str:
+    """Empty too where a receiver before 0.2.0 published."""
+    try:
+        with open(os.path.join(directory, "lockstep.json"), "rb") as file:
+            return str(json.load(file)["label"])
+    except FileNotFoundError:
+        return ""
 
 
 def _open_weights(directory: str) -> "int | None":

@@ -81,17 +81,17 @@ class RingReader:
         """
         if self._closed:
             raise StateError(f"the reader {self._closed}")
-        version = self._next_version(None if timeout is None else time.monotonic() + timeout)
+        begun = self._next_version(None if timeout is None else time.monotonic() + timeout)
         assert self._peer is not None and self._ring is not None
         try:
-            self._take_all(self._peer, self._ring, version)
+            self._take_all(self._peer, self._ring, begun.version)
         except BaseException as error:
             reason = str(error) or repr(error)
             if self._served is None:
-                self._error = f"version {version} broke off, the weights are a mix: {reason}"
+                self._error = f"version {begun.version} broke off, the weights are a mix: {reason}"
             self._leave(reason)
             raise
-        return self._finish(self._peer, Served(self._ring.run, version))
+        return self._finish(self._peer, begun)
 
     def close(self) -> None:
         """Leaves the ring. The weights stay as they are."""
@@ -110,14 +110,14 @@ class RingReader:
             self._peer.drop()
         self._peer = self._ring = None
 
-    def _next_version(self, deadline: "float | None") -> int:
+    def _next_version(self, deadline: "float | None") -> Served:
         """Waits for BEGIN, on a new connection where the last one has ended."""
         while True:
             peer = self._connected(deadline)
             peer.wait(deadline)
             try:
                 if self._ring is not None:
-                    return self._begin(peer)
+                    return self._begin(peer, self._ring)
                 self._open(peer)
             except (AbortedError, UnavailableError):  # the trainer left between two versions
                 self._leave("")
@@ -151,11 +151,11 @@ class RingReader:
         peer.send(Message(MessageType.READY), self._deadline())
         self._ring = ring
 
-    def _begin(self, peer: Peer) -> int:
+    def _begin(self, peer: Peer, ring: Ring) -> Served:
         message = peer.receive([MessageType.BEGIN], self._deadline())
         if not 0 < message.version <= MAX_VERSION:
             raise ProtocolError(f"{self._path}: version {message.version} is none")
-        return message.version
+        return Served(ring.run, message.version, message.body.decode(errors="replace"))
 
     def _take_all(self, peer: Peer, ring: Ring, version: int) -> None:
         at, number = 0, 0

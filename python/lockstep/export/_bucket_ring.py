@@ -77,8 +77,9 @@ class BucketRing:
         self._closed = "is closed"
         close_after_fork(self)
 
-    def send(self, version: int) -> None:
+    def send(self, version: int, label: "str | int | None" = None) -> None:
         """Gives ``version`` to the reader; returns when its engine has all of it. Weights must not change meanwhile.
+        ``label`` as for ``Publisher.publish``.
 
         The reader may be another one than the last time, of an engine that was started again. After an error the engine
         does not have the version, and its reader reports a mix; the next ``send``, also of the same version, works once
@@ -90,14 +91,14 @@ class BucketRing:
             DeadlineError: the reader did not answer in time.
             AbortedError: the reader failed; the text has its reason: parameters that do not fit, its engine's failure.
         """
-        version = arguments.version_number(version)
+        version, name = arguments.version_number(version), arguments.label(label)
         with self._lock:
             if self._listener is None:
                 raise StateError(f"the ring {self._closed}")
             reader = self._present_reader()
             try:
                 with self._exporter._filling() as fill:
-                    self._send(reader, version, fill)
+                    self._send(reader, version, name, fill)
             except BaseException as error:  # its engine has part of the version, and must not take it for all
                 self._reader = None
                 reader.fail(f"version {version}: {str(error) or repr(error)}")
@@ -133,8 +134,8 @@ class BucketRing:
             self._listener.close()
         self._listener = self._reader = None
 
-    def _send(self, reader: Peer, version: int, fill: "Callable[[int, int, int], None]") -> None:
-        reader.send(Message(MessageType.BEGIN, version), self._deadline())
+    def _send(self, reader: Peer, version: int, label: bytes, fill: "Callable[[int, int, int], None]") -> None:
+        reader.send(Message(MessageType.BEGIN, version, body=label), self._deadline())
         taken = 0
         for number, (offset, size) in enumerate(self._parts):
             index = number % len(self._buckets)

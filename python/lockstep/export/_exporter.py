@@ -86,6 +86,7 @@ class Exporter(Handle):
         model_name = arguments.text("model", model, arguments.MODEL_NAME)
         continued = arguments.text("run", run, arguments.RUN_ID) if run else None
         beside = Path(socket).is_socket() if beside_agent is None else beside_agent
+        self._agent = (os.fspath(socket), model) if beside else None
         ranks = gather_sheets(lambda: self._describe(beside), group)
         self._sheets = ranks.sheets
         self._exchange = _exchange_for(ranks, group, call_timeout_ms)
@@ -148,11 +149,6 @@ class Exporter(Handle):
         return cls([adapter_part(module, adapter=adapter, dtype=dtype)], **options)
 
     @property
-    def run(self) -> str:
-        """The run that versions are published in, 32 hex digits; the same on every rank."""
-        return self._run
-
-    @property
     def tensors(self) -> "list[tuple[TensorMeta, int]]":
         """tensors_meta: every HuggingFace tensor and its byte offset, in export order; the same on every rank."""
         return described(self._description["tensors"])
@@ -175,12 +171,13 @@ class Exporter(Handle):
         counts = [getattr(raw, field[0]) for field in raw._fields_[:-2]]
         return PublishStats._make([*counts, raw.begin_us / 1e6, raw.total_us / 1e6])
 
-    def publish(self, version: int) -> bool:
+    def publish(self, version: int, label: "str | int | None" = None) -> bool:
         """Publishes this rank's part of ``version``; called on every rank, with the weights not written to meanwhile.
         False: skipped, see ``skip_while_away``.
 
         Ctrl-C ends a wait for the agent, and the version with it. Else it waits for the end, which the other ranks need
         as much as this one; a second one does not.
+        ``label`` as for ``Publisher.publish``; it counts on ranks that write (``writes``).
 
         Raises:
             BadDataError: the model is not what it was when the exporter was made, or bytes are missing.
@@ -192,12 +189,13 @@ class Exporter(Handle):
         with self._lock, delayed_interrupt(second_at_once=True):
             self._open_handle()
             try:
+                name = arguments.label(label)
                 addresses = self._current_addresses()
             except BaseException as error:  # other ranks wait for this one's part: they must get the reason
                 with contextlib.suppress(Error):
                     self._call("give_up", number, reason_of(error).encode(errors="replace"))
                 raise
-            return self._absence.publish(lambda: self._call("publish", number, addresses))
+            return self._absence.publish(lambda: self._publish(number, name, addresses))
 
     def write_sheets(self, directory: "str | os.PathLike[str]") -> None:
         """Writes the sheets of all ranks to ``directory``, for ``lockstepctl plan --sheets``."""
@@ -258,6 +256,10 @@ class Exporter(Handle):
                 "different agents; give beside_agent=False on the hosts whose agent is not the model's"
             )
         return str(next(iter(runs)))
+
+    def _publish(self, version: int, label: bytes, addresses: Any) -> None:
+        self._call("set_label", label)
+        self._call("publish", version, addresses)
 
     def _describe(self, beside_agent: bool) -> str:
         """This rank's sheet. Everything that may fail on one rank alone is done here, before the others have it."""

@@ -107,12 +107,8 @@ class Publisher(Handle):
         self._absence = Absence(socket, skip_while_away)
         self._open(options)
         del described  # the library has read it
-        self._run: str = self._library.lockstep_run(self._open_handle()).decode()
-
-    @property
-    def run(self) -> str:
-        """The run that versions are published in, 32 hex digits."""
-        return self._run
+        self._run = self._library.lockstep_run(self._open_handle()).decode()
+        self._agent = (os.fspath(socket), model)
 
     @property
     def data_bytes(self) -> int:
@@ -124,7 +120,7 @@ class Publisher(Handle):
         """Every tensor and its byte offset in the data section, in offset order."""
         return list(zip(self._tensors, self._offsets))
 
-    def publish(self, version: int, tensors: NamedTensors) -> bool:
+    def publish(self, version: int, tensors: NamedTensors, label: "str | int | None" = None) -> bool:
         """Writes this rank's tensors as ``version`` and commits it. False: skipped, see ``skip_while_away``.
 
         Every tensor is checked before anything is written. An error leaves no version half-written and the next publish
@@ -135,16 +131,20 @@ class Publisher(Handle):
             version: greater than every version of the run.
             tensors: those this rank owns, by the names the publisher was opened with; all of them when it is the only
                 rank. CPU memory, contiguous, and not written to during the call.
+            label: what the version is called beside its number, such as the trainer's step: text of at most 64 bytes,
+                or a number. Any number of versions may have the same. Ranks that give one give the same.
 
         Raises:
-            BadDataError: a tensor is unknown, of another dtype or shape, not readable in place, or missing.
+            BadDataError: a tensor is unknown, of another dtype or shape, not readable in place, or missing; or ranks give
+                different labels.
             StateError: the version does not increase.
             AbortedError: another rank vanished or aborted, or skipped it; this version is gone for all.
             UnavailableError: no agent came back within ``reconnect_timeout_ms``.
         """
         sources = [self._source(name, tensor) for name, tensor in named(tensors)]
+        name = arguments.label(label)
         self._open_handle()
-        return self._absence.publish(lambda: self._publish(version, sources))
+        return self._absence.publish(lambda: self._publish(version, sources, name))
 
     def begin(self, version: int) -> memoryview:
         """Starts writing ``version``; waits, if at all, for the end of the previous diff.
@@ -174,8 +174,12 @@ class Publisher(Handle):
         array = (abi.CRange * len(ranges))(*(abi.CRange(*span) for span in ranges))
         self._call("ranges_done", array, len(ranges))
 
-    def commit(self) -> None:
-        """This rank is done with the version. BadDataError names the first tensor with missing bytes."""
+    def commit(self, label: "str | int | None" = None) -> None:
+        """This rank is done with the version. BadDataError names the first tensor with missing bytes. ``label`` as for
+        ``publish``."""
+        name = arguments.label(label)
+        if name:
+            self._call("set_label", name)
         self._call("commit")
 
     def abort(self) -> None:
@@ -196,12 +200,12 @@ class Publisher(Handle):
             else:
                 super().close()
 
-    def _publish(self, version: int, sources: "list[tuple[int, TensorBytes]]") -> None:
+    def _publish(self, version: int, sources: "list[tuple[int, TensorBytes]]", label: bytes) -> None:
         with self._lock, delayed_interrupt():
             self.begin(version)
             try:
                 self._write(sources)
-                self.commit()
+                self.commit(label.decode())
             except BaseException:
                 with contextlib.suppress(Error):  # what went wrong first is what the caller must see
                     self.abort()

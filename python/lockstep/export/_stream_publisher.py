@@ -11,7 +11,8 @@ from lockstep.core import arguments
 from lockstep.core.checkpoint_files import checkpoint_metas
 from lockstep.core.delayed_interrupt import delayed_interrupt
 from lockstep.core.dtypes import framework_name
-from lockstep.core.errors import BadDataError, Error, bad_tensor
+from lockstep.core.errors import BadDataError, Error, StateError, bad_tensor
+from lockstep.core.served import Receivers
 from lockstep.core.tensors import NamedTensors, TensorMeta, describe, entries_of, local_of, meta_of, pair
 from lockstep.export._parts import exported_dtype
 from lockstep.export._publisher import Publisher
@@ -110,7 +111,7 @@ class StreamPublisher:
         """Whether this rank writes a share of each version."""
         return self._publisher is not None
 
-    def publish(self, version: int, stream: NamedTensors) -> bool:
+    def publish(self, version: int, stream: NamedTensors, label: "str | int | None" = None) -> bool:
         """Publishes what ``stream`` gives as ``version``; called on every rank. False: skipped, see ``skip_while_away``.
 
         An error is raised when the stream has ended, and by ranks that write alone; the version is gone then, the one
@@ -121,6 +122,7 @@ class StreamPublisher:
             version: greater than every version of the run.
             stream: (name, whole tensor) pairs, or a mapping, in any order: every tensor of the layout once. A rank that
                 writes must be given all of them, those of other ranks' shares too.
+            label: as for ``Publisher.publish``.
 
         Raises:
             BadDataError: a tensor is missing, there twice, unknown, of another dtype or shape, or not readable.
@@ -133,7 +135,21 @@ class StreamPublisher:
             if publisher is None:
                 return True
             number = arguments.version_number(version)
-            return publisher._absence.publish(lambda: self._write(publisher, number, entries))
+            name = arguments.label(label).decode()
+            return publisher._absence.publish(lambda: self._write(publisher, number, entries, name))
+
+    def wait_served(
+        self,
+        label: "str | int | None" = None,
+        *,
+        version: "int | None" = None,
+        receivers: Receivers,
+        timeout: "float | None" = None,
+    ) -> int:
+        """As of ``Publisher``. StateError on a rank that writes nothing."""
+        if self._publisher is None:
+            raise StateError("wait_served: this rank writes nothing; call it on one that does")
+        return self._publisher.wait_served(label, version=version, receivers=receivers, timeout=timeout)
 
     def close(self) -> None:
         """Leaves the agent; a version being written is aborted. Closing twice is fine."""
@@ -146,7 +162,7 @@ class StreamPublisher:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _write(self, publisher: Publisher, version: int, entries: "Iterator[Any]") -> None:
+    def _write(self, publisher: Publisher, version: int, entries: "Iterator[Any]", label: str) -> None:
         try:
             data = publisher.begin(version)
             missing = dict.fromkeys(self._layout)
@@ -160,7 +176,7 @@ class StreamPublisher:
             if missing:
                 more = f", nor {len(missing) - 1} more" if len(missing) > 1 else ""
                 raise bad_tensor(next(iter(missing)), f"the stream ended without it{more}")
-            publisher.commit()
+            publisher.commit(label)
         except BaseException:
             with contextlib.suppress(Error):  # what went wrong first is what the caller must see
                 publisher.abort()

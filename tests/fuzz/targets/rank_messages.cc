@@ -88,6 +88,13 @@ void TestMessage(const buffer::Message& message, Taken& taken) {
     case RankMessage::kUnchanged:
       if (reader.Take(version)) TestRanges(reader.rest(), taken);
       return;
+    case RankMessage::kAwaitServed: {
+      const auto question = buffer::DecodeAwaitServed(message.body);
+      if (!question.ok()) return CheckRefusal(question.status(), {ErrorCode::kProtocol});
+      LS_FUZZ_RULE(question->names.empty() == (question->receivers > 0));
+      LS_FUZZ_RULE(question->label.empty() == (question->version != 0));
+      return;
+    }
     case RankMessage::kError: {
       const Status status = buffer::DecodeError(message.body);
       LS_FUZZ_RULE(!status.ok() && status.code() <= ErrorCode::kInternal);
@@ -114,6 +121,7 @@ std::vector<Bytes> Seeds() {
   AppendBytes(brief, Encoded(RankMessage::kRanges, RangesBody({{0, 8}})));
   AppendBytes(brief, Encoded(RankMessage::kAbort, AsBytes(buffer::VersionBody{2})));
   return {HexBlock("trainer_agent/buffer/FORMAT.md", "ranges"),
+          HexBlock("trainer_agent/buffer/FORMAT.md", "await-served"),
           Encoded(RankMessage::kRanges, RangesBody({{0, 8}, {8, 8192}, {8200, 100}})),
           Encoded(RankMessage::kError, buffer::EncodeError({ErrorCode::kState, "version 2 is being written"})),
           Encoded(RankMessage::kOpened, Bytes(sizeof(buffer::OpenedBody))),

@@ -1,0 +1,104 @@
+"""Asking the agent whether the fleet serves a version (trainer_agent/buffer/FORMAT.md, AWAIT_SERVED)."""
+
+import enum
+import os
+import socket
+import struct
+import time
+from typing import Iterable, Union
+
+from lockstep.core import arguments
+from lockstep.core.errors import BadDataError, DeadlineError, ProtocolError, UnavailableError, from_code
+from lockstep.core.messages import MessageFormat, MessageStream
+from lockstep.core.peer import PLUGIN_LINE
+
+Receivers = Union[int, str, Iterable[str]]  # how many, or which
+
+_QUESTION = struct.Struct("<16sQII")  # run, version, receivers, milliseconds
+_LONGEST_QUESTION_SECONDS = 30.0
+_ANSWER_SECONDS = 30.0
+_PAUSE_SECONDS = 0.2
+
+
+class _Type(enum.IntEnum):
+    DONE = 8
+    ERROR = 9
+    HELLO = 11
+    AWAIT_SERVED = 12
+
+
+_FORMAT = MessageFormat(
+    magic=b"LSRK",
+    number=2,
+    types=_Type,
+    fields=struct.Struct("<I"),
+    max_body_bytes={_Type.DONE: 8, _Type.ERROR: 1 << 20, _Type.HELLO: 4096},
+)
+
+
+def wait_served(
+    path: str,
+    model: str,
+    run: str,
+    label: bytes,
+    version: int,
+    receivers: Receivers,
+    timeout: "float | None",
+) -> int:
+    """As ``Handle.wait_served``; ``version`` 0: the newest with ``label``."""
+    count, names = _wanted(receivers)
+    lines = "\n".join([model, label.decode(), *names]).encode()
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while True:
+        left = _LONGEST_QUESTION_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
+        seconds = min(left, _LONGEST_QUESTION_SECONDS)
+        question = _QUESTION.pack(bytes.fromhex(run), version, count, int(seconds * 1000)) + lines
+        try:
+            return _ask(path, question, seconds)
+        except (DeadlineError, UnavailableError) as error:  # an agent that was restarted is asked again
+            if deadline is not None and time.monotonic() >= deadline:
+                raise type(error)(f"not within {timeout:g} s: {error}") from None
+            if isinstance(error, UnavailableError):
+                time.sleep(_PAUSE_SECONDS)
+
+
+def _wanted(receivers: Receivers) -> "tuple[int, list[str]]":
+    if isinstance(receivers, int):
+        if receivers < 1:
+            raise BadDataError(f"receivers is {receivers}; give how many must serve it, or their names")
+        return receivers, []
+    names = [receivers] if isinstance(receivers, str) else list(receivers)
+    for name in names:
+        arguments.text("receivers", name, "how many must serve it, or their names")
+        if not name or "\n" in name:
+            raise BadDataError(f"receivers has {name!r}, which is no receiver's name")
+    if not names:
+        raise BadDataError("receivers is empty; give how many must serve it, or their names")
+    return 0, names
+
+
+def _ask(path: str, question: bytes, seconds: float) -> int:
+    deadline = time.monotonic() + seconds + _ANSWER_SECONDS
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        stream = MessageStream(connection, _FORMAT, f"the agent on {path}")
+        connection.settimeout(_ANSWER_SECONDS)
+        try:
+            connection.connect(path)
+        except OSError as error:
+            raise UnavailableError(f"no agent answers on {path}: {error}") from error
+        if os.geteuid() != 0:
+            stream.check_user()
+        stream.send(_FORMAT.encode(_Type.HELLO, (0,), PLUGIN_LINE.encode()), deadline=deadline)
+        _answer(stream, _Type.HELLO, deadline)
+        stream.send(_FORMAT.encode(_Type.AWAIT_SERVED, (0,), question), deadline=deadline)
+        return int.from_bytes(_answer(stream, _Type.DONE, deadline), "little")
+
+
+def _answer(stream: MessageStream, wanted: _Type, deadline: float) -> bytes:
+    """The body of the next message. Raises what the agent refuses with."""
+    message = stream.receive((wanted, _Type.ERROR), deadline=deadline)
+    if message.type != _Type.ERROR:
+        return message.body
+    if len(message.body) < 4:
+        raise ProtocolError("the agent sent an error without a code")
+    raise from_code(int.from_bytes(message.body[:4], "little"), message.body[4:].decode(errors="replace"))

@@ -1,0 +1,106 @@
+#include "trainer_agent/serve/served_wait.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string_view>
+#include <thread>
+
+#include "common/base/text.h"
+
+namespace lockstep::serve {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Reports = std::vector<ReceiverReport>;
+
+constexpr std::chrono::milliseconds kLook{20};
+constexpr size_t kMostTold = 64;  // receivers, in an error
+
+bool Serves(const ReceiverReport& report, const Held& wanted) {
+  return report.presence == Presence::kConnected && report.served.run == wanted.run &&
+         report.served.version >= wanted.version;
+}
+
+bool Satisfied(const buffer::ServedQuestion& question, const Reports& reports, const Held& wanted) {
+  size_t serving = 0;
+  std::map<std::string_view, bool> all_serve;  // by name
+  for (const ReceiverReport& report : reports) {
+    const bool serves = Serves(report, wanted);
+    serving += serves ? 1 : 0;
+    bool& all = all_serve.emplace(report.receiver.name, true).first->second;
+    all = all && serves;
+  }
+  if (question.names.empty()) return serving >= question.receivers;
+  return std::all_of(question.names.begin(), question.names.end(), [&](const std::string& name) {
+    const auto at = all_serve.find(name);
+    return at != all_serve.end() && at->second;
+  });
+}
+
+std::string VersionText(const Held& held, const RunId& run) {
+  if (held.nothing()) return "nothing";
+  return Cat("version ", held.version, held.run == run ? "" : " of another run");
+}
+
+std::string Tell(const ReceiverReport& report, const RunId& run) {
+  const bool there = report.presence == Presence::kConnected;
+  std::string text = Cat("\"", report.receiver.name, there ? "\" serves " : "\" is gone, and served ",
+                         VersionText(report.served, run));
+  if (report.held != report.served) text += Cat(", holds ", VersionText(report.held, run));
+  if (!report.last_error.empty()) text += Cat(", says: ", report.last_error);
+  return text;
+}
+
+// Those that matter to the question, those that keep it waiting first.
+std::string TellAll(const buffer::ServedQuestion& question, const Reports& reports, const Held& wanted) {
+  std::set<std::string_view> unknown(question.names.begin(), question.names.end());
+  const std::set<std::string_view> named = unknown;
+  std::vector<std::string> waiting, serving;
+  for (const ReceiverReport& report : reports) {
+    unknown.erase(report.receiver.name);
+    if (!named.empty() && named.count(report.receiver.name) == 0) continue;
+    (Serves(report, wanted) ? serving : waiting).push_back(Tell(report, wanted.run));
+  }
+  for (const std::string_view name : unknown)
+    waiting.push_back(Cat("\"", CleanText(name, 256), "\" is not known here"));
+  waiting.insert(waiting.end(), serving.begin(), serving.end());
+  std::string text;
+  for (size_t i = 0; i < std::min(waiting.size(), kMostTold); ++i) text += Cat("; ", waiting[i]);
+  if (waiting.size() > kMostTold) text += Cat("; and ", waiting.size() - kMostTold, " more");
+  return text;
+}
+
+Status NotServed(const buffer::ServedQuestion& question, const Reports& reports, const Held& wanted) {
+  const std::string what = question.label.empty() ? Cat("version ", question.version)
+                           : wanted.nothing()     ? Cat("label \"", question.label, "\", which no version has yet,")
+                                              : Cat("label \"", question.label, "\", version ", wanted.version, ",");
+  const size_t asked = question.names.empty() ? question.receivers : question.names.size();
+  return {ErrorCode::kDeadline,
+          Cat("model ", question.model, ": ", what, " is not served by ", asked, question.names.empty() ? "" : " named",
+              " receivers", TellAll(question, reports, wanted))};
+}
+
+}  // namespace
+
+Result<Version> AwaitServed(const store::VersionCatalog& catalog, ReceiverReports& reports,
+                            const buffer::ServedQuestion& question, const std::function<bool()>& gone) {
+  const auto deadline = Clock::now() + question.timeout;
+  while (true) {
+    const auto run = catalog.Find(question.model);
+    if (run != nullptr && run->run() != question.run) {
+      return Status(ErrorCode::kState, Cat("model ", question.model, ": run ", ToHex(question.run), " has ended"));
+    }
+    // An agent that was restarted may get the run back.
+    const Version labelled = run == nullptr ? 0 : run->NewestLabelled(question.label);
+    const Version version = question.label.empty() ? question.version : labelled;
+    const Held wanted{question.run, version};
+    const Reports known = reports.Of(question.model);
+    if (version != 0 && Satisfied(question, known, wanted)) return version;
+    if (gone()) return Status(ErrorCode::kCancelled, "nobody waits any more");
+    if (Clock::now() >= deadline) return NotServed(question, known, wanted);
+    std::this_thread::sleep_for(kLook);
+  }
+}
+
+}  // namespace lockstep::serve

@@ -1,0 +1,116 @@
+#include "trainer_agent/serve/served_wait.h"
+
+#include "common/base/status_testing.h"
+#include "trainer_agent/serve/serve_fixture.h"
+
+namespace lockstep::serve {
+namespace {
+
+using std::chrono::milliseconds;
+
+// A model with version 1, and what its receivers report.
+struct Fleet {
+  Served agent;
+  std::vector<std::unique_ptr<ReceiverReports::Connection>> connections;
+
+  Held Of(Version version) const { return {agent.run->run(), version}; }
+  void Report(const std::string& name, const Held& served, const std::string& error = "", char instance = 'i') {
+    const ReceiverKey key{"actor", name, "", std::string(16, instance)};
+    REQUIRE(agent.pulls.reports().Report(key, Of(1), served, error).ok());
+    connections.push_back(*agent.pulls.reports().Connect(key));
+  }
+  void Publish(Version version, const std::string& label) {
+    REQUIRE(agent.catalog.Publish(agent.run, {agent.ManifestOf(version), 1, label}).ok());
+  }
+
+  buffer::ServedQuestion Ask(uint32_t receivers, std::vector<std::string> names = {}) const {
+    return {.model = "actor", .run = agent.run->run(), .version = 1, .receivers = receivers, .names = std::move(names)};
+  }
+  buffer::ServedQuestion AskLabel(const std::string& label) const {
+    return {.model = "actor", .run = agent.run->run(), .label = label, .receivers = 1};
+  }
+  Result<Version> Await(const buffer::ServedQuestion& question) {
+    return AwaitServed(agent.catalog, agent.pulls.reports(), question, [] { return false; });
+  }
+};
+
+TEST_CASE("A version is served once as many receivers serve it, or a newer one of its run, as are asked for") {
+  Fleet fleet;
+  fleet.Report("a", fleet.Of(1));
+  CHECK(*fleet.Await(fleet.Ask(1)) == 1);
+  CHECK_THAT(fleet.Await(fleet.Ask(2)), FailsWith(ErrorCode::kDeadline, "version 1 is not served by 2 receivers"));
+  fleet.Report("other-run", {RunId{{9}}, 7});
+  CHECK_THAT(fleet.Await(fleet.Ask(2)),
+             FailsWith(ErrorCode::kDeadline, "\"other-run\" serves version 7 of another run"));
+  fleet.Report("b", fleet.Of(3));
+  CHECK(*fleet.Await(fleet.Ask(2)) == 1);
+}
+
+TEST_CASE("A wait in vain says of each receiver what it serves and holds, why, and who is gone") {
+  Fleet fleet;
+  fleet.Report("good", fleet.Of(1));
+  fleet.Report("bad", {}, "the engine says no");
+  const auto question = fleet.Ask(0, {"good", "bad", "nobody"});
+  CHECK_THAT(
+      fleet.Await(question),
+      FailsWith(ErrorCode::kDeadline, "is not served by 3 named receivers", "\"nobody\" is not known here",
+                "\"bad\" serves nothing, holds version 1, says: the engine says no", "\"good\" serves version 1"));
+  CHECK(*fleet.Await(fleet.Ask(0, {"good"})) == 1);
+  fleet.connections.clear();
+  CHECK_THAT(fleet.Await(fleet.Ask(0, {"good"})),
+             FailsWith(ErrorCode::kDeadline, "\"good\" is gone, and served version 1"));
+}
+
+TEST_CASE("A name stands for all processes that have it") {
+  Fleet fleet;
+  fleet.Report("twin", fleet.Of(1), "", 'a');
+  CHECK(*fleet.Await(fleet.Ask(0, {"twin"})) == 1);
+  fleet.Report("twin", {}, "", 'b');
+  CHECK_THAT(fleet.Await(fleet.Ask(0, {"twin"})), FailsWith(ErrorCode::kDeadline, "\"twin\" serves nothing"));
+}
+
+TEST_CASE("An error tells of 64 receivers, and how many more there are") {
+  Fleet fleet;
+  std::vector<std::string> names;
+  for (int i = 0; i < 100; ++i) names.push_back(std::to_string(i));
+  CHECK_THAT(fleet.Await(fleet.Ask(0, names)), FailsWith(ErrorCode::kDeadline, "; and 36 more"));
+}
+
+TEST_CASE("A label stands for the newest version that has it") {
+  Fleet fleet;
+  CHECK_THAT(fleet.Await(fleet.AskLabel("0")),
+             FailsWith(ErrorCode::kDeadline, "label \"0\", which no version has yet"));
+  fleet.Publish(2, "0");
+  fleet.Report("a", fleet.Of(2));
+  CHECK(*fleet.Await(fleet.AskLabel("0")) == 2);
+  fleet.Publish(3, "1");
+  CHECK(*fleet.Await(fleet.AskLabel("0")) == 2);
+  fleet.Publish(4, "0");
+  CHECK_THAT(fleet.Await(fleet.AskLabel("0")),
+             FailsWith(ErrorCode::kDeadline, "label \"0\", version 4, is not served"));
+}
+
+TEST_CASE("A wait ends with its run, and with who waits") {
+  Fleet fleet;
+  auto question = fleet.Ask(1);
+  question.timeout = std::chrono::hours(1);
+  const auto gone = AwaitServed(fleet.agent.catalog, fleet.agent.pulls.reports(), question, [] { return true; });
+  CHECK(gone.status().code() == ErrorCode::kCancelled);
+  question.run = RunId{{9}};
+  CHECK_THAT(fleet.Await(question), FailsWith(ErrorCode::kState, "has ended"));
+}
+
+TEST_CASE("A wait notices what is reported while it waits") {
+  Fleet fleet;
+  auto question = fleet.Ask(1);
+  question.timeout = std::chrono::hours(1);
+  std::jthread engine([&] {
+    std::this_thread::sleep_for(milliseconds(50));
+    (void)fleet.agent.pulls.reports().Report({"actor", "a", "", std::string(16, 'i')}, fleet.Of(1), fleet.Of(1), "");
+  });
+  const auto connection = fleet.agent.pulls.reports().Connect({"actor", "a", "", std::string(16, 'i')});
+  CHECK(*fleet.Await(question) == 1);
+}
+
+}  // namespace
+}  // namespace lockstep::serve
