@@ -320,7 +320,8 @@ TEST_CASE("Assets in directories are linked as they lie there, and links to dire
   fixture.options.assets = assets.path();
   fixture.Open();
   fixture.PullFull(fixture.model.Advance());
-  CHECK(fixture.FileNames("current") == std::set<std::string>{"1_Pooling", "a", "model.safetensors", "notes.json"});
+  CHECK(fixture.FileNames("current") ==
+        std::set<std::string>{"1_Pooling", "a", "lockstep.json", "model.safetensors", "notes.json"});
   CHECK(fixture.FileNames("current/a") == std::set<std::string>{"b"});
   CHECK(fixture.FileText(fixture.ModelPath("current/1_Pooling/config.json")) == "1_Pooling/config.json");
   CHECK(fixture.FileText(fixture.ModelPath("current/a/b/c.txt")) == "a/b/c.txt");

@@ -124,8 +124,8 @@ class Publisher(Handle):
         """Writes this rank's tensors as ``version`` and commits it. False: skipped, see ``skip_while_away``.
 
         Every tensor is checked before anything is written. An error leaves no version half-written and the next publish
-        works. Ctrl-C waits for the end of the copy, and ends a wait for the agent: the version is given up then, unless
-        all of it was reported, or it is published.
+        works. Ctrl-C waits for the end of the copy. It ends a wait for the agent, and that gives the version up; one
+        that was being committed may be served yet.
 
         Args:
             version: greater than every version of the run.
