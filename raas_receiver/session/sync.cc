@@ -5,6 +5,7 @@
 
 #include "common/base/text.h"
 #include "common/telemetry/log.h"
+#include "raas_receiver/session/config_check.h"
 #include "raas_receiver/session/sources.h"
 
 namespace lockstep::session {
@@ -306,6 +307,8 @@ Result<Sync::State> Sync::Commit() {
   model::Manifest manifest{plan_.target, std::move(expected_), plan_.target_digest};
   LS_RETURN_IF_ERROR(context_.replicas.Commit(std::move(manifest), plan_.committed_unix_ns,
                                               delta ? chain_ : payload::DeltaChain(), plan_.label));
+  const bool first = base_.layout == nullptr || base_.layout->digest() != request_.layout->digest();
+  if (first) WarnOfConfig(context_.model, context_.replicas.current().path, *request_.layout);
   if (!request_.mend) record_.set_publish_to_commit_us(MicrosSince(plan_.committed_unix_ns));
   record_.set_verified(true);
   return State::kDone;

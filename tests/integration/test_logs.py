@@ -3,6 +3,7 @@
 import json
 import re
 
+import numpy as np
 from harness import ROOT, wait_until
 from replicas import ToyModel
 
@@ -74,3 +75,21 @@ def test_debug_shows_the_way_of_every_version_in_both_daemons(cluster):
 def test_nothing_of_that_is_logged_unless_it_is_asked_for(cluster):
     for events in follow_two_versions(cluster):
         assert not [line for lines in events.values() for line in lines if line["level"] == "debug"]
+
+
+def test_a_config_of_another_model_is_a_warning_with_the_first_version_alone(cluster, tmp_path):
+    (tmp_path / "config.json").write_text('{"vocab_size": 1000, "hidden_size": 64}')
+    tensors = {"model.embed_tokens.weight": np.zeros((320, 64), np.float32)}
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent, assets=tmp_path)
+    with agent.publisher(tensors) as publisher:
+        for version in (1, 2):
+            tensors["model.embed_tokens.weight"][version] += 1
+            publisher.publish(version, tensors)
+            receiver.wait_for(tensors)
+    receiver.stop()
+    [warning] = events_of(receiver)["config_differs"]
+    assert warning["level"] == "warn" and warning["path"].endswith("/config.json")
+    assert (
+        'vocab_size is 1000 and hidden_size 64, but tensor "model.embed_tokens.weight" is [320, 64]' in warning["error"]
+    )

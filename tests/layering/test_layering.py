@@ -177,6 +177,7 @@ ALLOWED = {
         "raas_receiver/pull",
         "raas_receiver/replica",
         "raas_receiver/targets",
+        "@nlohmann_json",
     },
     # The tool.
     "ctl/output": {"common/base", "common/model", "@grpc", "@nlohmann_json"},
