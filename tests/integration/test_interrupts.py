@@ -100,11 +100,13 @@ def test_ctrl_c_at_any_moment_of_opening_leaves_the_next_to_open(cluster, ctrl_c
     tensors = ToyModel(blocks=8).tensors
     agent = cluster.agent()
     agent.publisher(tensors).close()
-    for _ in range(INTERRUPTS):
+    for _ in range(20 * INTERRUPTS):  # on a busy machine most come too late
+        if ctrl_c.caught >= INTERRUPTS // 2:
+            break
         ctrl_c.interrupted(lambda: agent.publisher(tensors).close(), [randomness.uniform(0, 0.01)])
     with agent.publisher(tensors) as publisher:
         publisher.publish(1, tensors)
-    assert ctrl_c.caught > INTERRUPTS // 4
+    assert ctrl_c.caught >= INTERRUPTS // 2
 
 
 def stop(agent) -> None:
