@@ -291,7 +291,7 @@ Status RankClient::SendPending(RankMessage type, Ranges& reported) {
 }
 
 Status RankClient::SetLabel(std::string_view label) {
-  LS_RETURN_IF_ERROR(CheckProcess());
+  LS_RETURN_IF_ERROR(CheckMayCall());
   LS_RETURN_IF_ERROR(model::CheckLabel(label));
   reported_.label = label;
   return OkStatus();
