@@ -95,7 +95,7 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
   parser.Add("follow", &config.follow, "take every new version by itself; false: only when asked to pull");
   parser.Add("live", &config.live, "take its changes while the trainer still writes it");
   parser.Add("assets", &config.assets,
-             "directory whose files (config, tokenizer) are linked into every published version");
+             "directory whose files (config, tokenizer), in directories too, are linked into every published version");
   AddEngineOptions(parser, to, config);
   parser.Add("keep-delta-bytes", &config.keep_delta_bytes,
              "memory for applied deltas, kept to bring the other replica and engines forward");

@@ -301,6 +301,52 @@ TEST_CASE("Assets are linked into every version, weights next to them are not") 
   CHECK(fs::exists(fixture.ModelPath("current/generation_config.json")));
 }
 
+TEST_CASE("Assets in directories are linked as they lie there, and links to directories are not followed") {
+  ReplicaFixture fixture;
+  fixture.model = TestModel(1, 20'000, {{"notes.json", "{}"}});
+  const os::TempDir assets;
+  const os::TempDir elsewhere;
+  std::ofstream(elsewhere.File("secret")) << "elsewhere";
+  const auto add = [&](const std::string& name) {
+    fs::create_directories(fs::path(assets.File(name)).parent_path());
+    std::ofstream(assets.File(name)) << name;
+  };
+  for (const char* name :
+       {"1_Pooling/config.json", "a/b/c.txt", "a/model.safetensors", ".git/config", "notes.json/taken"}) {
+    add(name);
+  }
+  fs::create_directory_symlink(elsewhere.path(), assets.File("out"));
+  fs::create_directory_symlink(assets.path(), assets.File("a/circle"));
+  fixture.options.assets = assets.path();
+  fixture.Open();
+  fixture.PullFull(fixture.model.Advance());
+  CHECK(fixture.FileNames("current") ==
+        std::set<std::string>{"1_Pooling", "a", "lockstep.json", "model.safetensors", "notes.json"});
+  CHECK(fixture.FileNames("current/a") == std::set<std::string>{"b"});
+  CHECK(fixture.FileText(fixture.ModelPath("current/1_Pooling/config.json")) == "1_Pooling/config.json");
+  CHECK(fixture.FileText(fixture.ModelPath("current/a/b/c.txt")) == "a/b/c.txt");
+  CHECK(fixture.FileText(fixture.ModelPath("current/notes.json")) == "{}");
+  add("a/b/later");
+  fixture.Reopen();
+  CHECK(fixture.FileNames("current/a/b") == std::set<std::string>{"c.txt", "later"});
+}
+
+TEST_CASE("A directory of assets that goes too deep, or has too many, is refused by name") {
+  ReplicaFixture fixture;
+  const os::TempDir assets;
+  fixture.options.assets = assets.path();
+  fixture.Open();
+  SECTION("too deep") {
+    fs::create_directories(assets.File("1/2/3/4/5/6/7/8/9"));
+  }
+  SECTION("too many") {
+    for (int i = 0; i <= 10'000; ++i) std::ofstream(assets.File(std::to_string(i)));
+  }
+  const Version version = fixture.model.Advance();
+  CHECK_THAT(ReplicaFixture::TryFull(fixture.pair(), fixture.model, version),
+             FailsWith(ErrorCode::kResourceExhausted, assets.path()));
+}
+
 TEST_CASE("Attachments are files of every version, in the place of assets of their name") {
   ReplicaFixture fixture;
   fixture.model = TestModel(1, 20'000, {{"notes.json", "{}"}, {"empty.txt", ""}});

@@ -21,11 +21,42 @@ namespace fs = std::filesystem;
 
 constexpr const char* kAdapterConfig = "adapter_config.json";
 
+// What an asset directory may have: it is the model's own, not a whole disk.
+constexpr size_t kMaxAssets = 10'000;
+constexpr size_t kMaxAssetDepth = 8;
+
+// A directory of assets, or below one. Links to directories may lead anywhere, and in circles.
+bool IsDirectory(const fs::directory_entry& entry) {
+  std::error_code error;
+  return fs::is_directory(entry.symlink_status(error));
+}
+
 // The published version has weights of its own: other ones, and indexes of shards, would be loaded in their place.
 bool IsAsset(const fs::directory_entry& entry) {
   std::error_code error;
   const std::string name = entry.path().filename().string();
-  return entry.is_regular_file(error) && !name.starts_with('.') && !model::IsWeightsName(name);
+  return (entry.is_regular_file(error) || IsDirectory(entry)) && !name.starts_with('.') && !model::IsWeightsName(name);
+}
+
+// Links the files of `from` into `into`, with directories as they are there; names that are taken stay. `count`: of all
+// assets so far.
+Status LinkFiles(const fs::path& from, const fs::path& into, size_t depth, size_t& count) {
+  std::error_code error;
+  for (fs::directory_iterator it(from, error), end; !error && it != end; it.increment(error)) {
+    if (!IsAsset(*it)) continue;
+    if (++count > kMaxAssets || depth > kMaxAssetDepth) {
+      return {ErrorCode::kResourceExhausted,
+              Cat("asset directory: at ", it->path().string(), " there are more than ", kMaxAssets, " files or ",
+                  kMaxAssetDepth, " directories in one another; name a directory that has the model's own alone")};
+    }
+    const fs::path to = into / it->path().filename();
+    const bool directory = IsDirectory(*it);
+    const int made = directory ? ::mkdir(to.c_str(), kDirectoryMode) : ::symlink(it->path().c_str(), to.c_str());
+    if (made != 0 && errno != EEXIST) return ErrnoStatus(errno, Cat("make ", to.string(), " for an asset"));
+    if (!directory || !IsDirectory(fs::directory_entry(to, error))) continue;
+    LS_RETURN_IF_ERROR(LinkFiles(it->path(), to, depth + 1, count));
+  }
+  return error ? ErrnoStatus(error.value(), Cat("read asset directory ", from.string())) : OkStatus();
 }
 
 bool IsVersionName(std::string_view name) {
@@ -114,16 +145,8 @@ Status VersionTree::RefreshAssets(std::string_view name) {
 }
 
 Status VersionTree::LinkAssets(const std::string& into) const {
-  if (assets_.empty()) return OkStatus();
-  std::error_code error;
-  for (fs::directory_iterator it(assets_, error), end; !error && it != end; it.increment(error)) {
-    if (!IsAsset(*it)) continue;
-    const std::string link = Cat(into, "/", it->path().filename().string());
-    if (::symlink(it->path().c_str(), link.c_str()) != 0 && errno != EEXIST)
-      return ErrnoStatus(errno, Cat("symlink ", link));
-  }
-  if (error) return ErrnoStatus(error.value(), Cat("read asset directory ", assets_));
-  return OkStatus();
+  size_t count = 0;
+  return assets_.empty() ? OkStatus() : LinkFiles(assets_, into, 1, count);
 }
 
 Status VersionTree::SwitchCurrent(std::string_view name) {

@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from harness import MODEL, wait_until
@@ -106,6 +107,13 @@ def test_ctrl_c_at_any_moment_of_opening_leaves_the_next_to_open(cluster, ctrl_c
     assert ctrl_c.caught > INTERRUPTS // 4
 
 
+def stop(agent) -> None:
+    """Until it gets SIGCONT."""
+    agent.signal(signal.SIGSTOP)
+    threads = Path(f"/proc/{agent.process.pid}/task")
+    wait_until(lambda: all(") T " in (t / "stat").read_text() for t in threads.iterdir()), "all of it stands still")
+
+
 def ended(ctrl_c, function) -> None:
     """Ctrl-C ends what would wait for minutes."""
     caught, start = ctrl_c.caught, time.monotonic()
@@ -124,7 +132,7 @@ def test_ctrl_c_ends_what_waits_for_a_stopped_agent_and_the_next_publish_works(c
     with handle, another:
         publish(1)
         publish_another(1)
-        agent.signal(signal.SIGSTOP)
+        stop(agent)
         ended(ctrl_c, lambda: publish(2))
         ended(ctrl_c, lambda: publish(3))  # on a connection of its own
         ended(ctrl_c, lambda: open_for(agent, model.tensors, "a third"))
@@ -186,7 +194,7 @@ def test_what_any_signals_handler_raises_ends_a_wait_and_comes_out(cluster):
     before = signal.signal(signal.SIGALRM, handle)
     try:
         with agent.publisher(tensors) as publisher:
-            agent.signal(signal.SIGSTOP)
+            stop(agent)
             signal.setitimer(signal.ITIMER_REAL, 0.3)
             start = time.monotonic()
             with pytest.raises(LookupError, match="a handler's own"):
@@ -195,4 +203,5 @@ def test_what_any_signals_handler_raises_ends_a_wait_and_comes_out(cluster):
             agent.signal(signal.SIGCONT)
             publisher.publish(2, tensors)
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -124,8 +124,8 @@ class Publisher(Handle):
         """Writes this rank's tensors as ``version`` and commits it. False: skipped, see ``skip_while_away``.
 
         Every tensor is checked before anything is written. An error leaves no version half-written and the next publish
-        works. Ctrl-C waits for the end of the copy, and ends a wait for the agent: the version is given up then, unless
-        all of it was reported, or it is published.
+        works. Ctrl-C waits for the end of the copy. It ends a wait for the agent, and that gives the version up; one
+        that was being committed may be served yet.
 
         Args:
             version: greater than every version of the run.
@@ -245,5 +245,5 @@ class Publisher(Handle):
         return position, source
 
     def _write(self, sources: "list[tuple[int, TensorBytes]]") -> None:
-        array = (abi.CSource * len(sources))(*((position, s.address, s.nbytes) for position, s in sources))
+        array = (abi.CSource * len(sources))(*(abi.CSource(position, s.address, s.nbytes) for position, s in sources))
         self._call("write_all", array, len(sources))
