@@ -146,7 +146,7 @@ def test_ranks_that_fork_die_or_are_interrupted_amid_a_publish_leave_nobody_wait
         victims = set(randomness.choice([[0], [1], [0, 1]]))
         end = randomness.choice(list(REASONS))
         told = f"round {round_number}: {signal.Signals(end).name} to {victims}"
-        forked = randomness.random() < 0.5
+        forked = end == signal.SIGKILL and randomness.random() < 0.5  # Python cannot be interrupted while it forks
 
         trainer.publish(version, version + 1)  # so that one rank may wait for the other to begin
         time.sleep(randomness.uniform(0, 1.5 * took_s))
