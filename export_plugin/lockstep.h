@@ -74,7 +74,8 @@ typedef struct lockstep_open_options {
                               adapter's adapter_config.json. The same on every rank */
   int (*interrupted)(void* context); /* null, or asked several times a second by a call that waits for the agent: not 0
                                         ends the call as a passed call_timeout_ms does, LOCKSTEP_DEADLINE: a version
-                                        being written is given up, the next begin works. Not 0 until the call returns */
+                                        being written is given up, unless the agent has its commit already, and the next
+                                        begin, of a newer number, works. Not 0 until the call returns */
   void* context;
   uint32_t threads; /* that copy, the caller's among them; 0: 1 */
 } lockstep_open_options;

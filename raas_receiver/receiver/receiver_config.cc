@@ -50,6 +50,12 @@ std::string Absolute(const std::string& path) {
   return fs::absolute(path).lexically_normal().string();
 }
 
+bool IsBelow(const std::string& path, const std::string& directory) {
+  std::error_code error;
+  const std::string relative = fs::weakly_canonical(path, error).lexically_relative(fs::canonical(directory, error));
+  return !relative.empty() && !relative.starts_with("..");
+}
+
 std::string VersionText() {
   return Cat("raas_receiver ", kVersion, " (", telemetry::BuildRevision(), ") proto lockstep.v1, wire format ",
              wire::kWireFormat, ", payload format ", payload::kPayloadFormat, ", replica state format ",
@@ -192,6 +198,11 @@ Status Check(const ConfigParser& parser, const Written& written, ReceiverConfig&
   if (config.name.empty()) config.name = HostName();
   config.root = Absolute(config.root);
   if (!config.assets.empty()) config.assets = Absolute(config.assets);
+  if (!config.assets.empty() && IsBelow(config.root, config.assets)) {
+    return {ErrorCode::kConfig,
+            Cat(parser.WrittenAs("assets"), ": ", config.root, ", where versions are written, is in ", config.assets,
+                ", and each would have the others among its files; move one")};
+  }
   if (config.threads == 0) config.threads = std::max(1u, std::thread::hardware_concurrency());
   config.scrub_round = milliseconds(written.scrub_round_ms);
   config.reader_grace = milliseconds(written.reader_grace_ms);

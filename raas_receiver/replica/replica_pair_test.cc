@@ -1,5 +1,6 @@
 #include "raas_receiver/replica/replica_pair.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -38,12 +39,16 @@ TEST_CASE("What is published is for its user and group alone, whatever the umask
     const mode_t before = ::umask(mask);
     ReplicaFixture fixture;
     fixture.options.root += "/root";
+    const os::TempDir assets;
+    fs::create_directory(assets.File("1_Pooling"));
+    fixture.options.assets = assets.path();
     fixture.Open();
     fixture.PullFull(fixture.model.Advance());
     ::umask(before);
     const auto mode = [](const std::string& path) { return static_cast<unsigned>(fs::status(path).permissions()); };
     CHECK(mode(fixture.ModelPath("v1/model.safetensors")) == 0640);
     CHECK(mode(fixture.ModelPath("v1")) == 0750);
+    CHECK(mode(fixture.ModelPath("v1/1_Pooling")) == 0750);
     CHECK(mode(fixture.ModelPath("")) == 0750);
     CHECK(mode(fixture.options.root) == 0750);
   }
@@ -383,7 +388,10 @@ TEST_CASE("A version's directory says which version it is and what its trainer c
           R"("manifest_digest":")", ToHex(manifest.digest), "\"}\n");
   CHECK(fixture.FileText(fixture.ModelPath("current/lockstep.json")) == said);
   fs::remove(fixture.ModelPath("v1/lockstep.json"));  // as a release before published it
+  const int directory = ::open(fixture.ModelPath("v1").c_str(), O_PATH | O_CLOEXEC);
   fixture.Reopen();
+  CHECK(::faccessat(directory, "lockstep.json", R_OK, 0) == 0);  // the same directory: an engine may be reading there
+  ::close(directory);
   CHECK(fixture.pair().current().label == "step \"7\"");
   CHECK(fixture.FileText(fixture.ModelPath("current/lockstep.json")) == said);
 }

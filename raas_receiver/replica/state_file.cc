@@ -93,7 +93,9 @@ Result<ReplicaState> DecodeReplicaState(ByteView encoded) {
   state.manifest.digest = header.manifest_digest;
   state.committed_unix_ns = header.committed_unix_ns;
   state.label = AsText(label);
-  if (!model::CheckLabel(state.label).ok()) return Corrupt("replica state has a label that is none");
+  const bool labelled = header.format == kLabelledStateFormat;
+  if (!model::CheckLabel(state.label).ok() || labelled == state.label.empty())
+    return Corrupt("replica state has a label that is none");
   LS_RETURN_IF_ERROR(CheckContent(header, state));
   return state;
 }

@@ -51,7 +51,9 @@ Status LinkFiles(const fs::path& from, const fs::path& into, size_t depth, size_
     }
     const fs::path to = into / it->path().filename();
     const bool directory = IsDirectory(*it);
-    const int made = directory ? ::mkdir(to.c_str(), kDirectoryMode) : ::symlink(it->path().c_str(), to.c_str());
+    // The umask cuts the mode of mkdir.
+    const int made = directory ? ::mkdir(to.c_str(), kDirectoryMode) || ::chmod(to.c_str(), kDirectoryMode)
+                               : ::symlink(it->path().c_str(), to.c_str());
     if (made != 0 && errno != EEXIST) return ErrnoStatus(errno, Cat("make ", to.string(), " for an asset"));
     if (!directory || !IsDirectory(fs::directory_entry(to, error))) continue;
     LS_RETURN_IF_ERROR(LinkFiles(it->path(), to, depth + 1, count));
@@ -75,6 +77,19 @@ model::Attachments TextsOf(const ReplicaState& version) {
                                          .dump() +
                                      "\n";
   return texts;
+}
+
+bool IsThere(const std::string& path) {
+  std::error_code error;
+  return fs::exists(fs::symlink_status(path, error));
+}
+
+Status CheckText(const std::string& path, const std::string& text) {
+  std::error_code error;
+  const bool own_file = fs::is_regular_file(fs::symlink_status(path, error));
+  const Result<std::string> found = own_file ? os::ReadFile(path, model::kMaxAttachmentBytes) : std::string();
+  if (own_file && found.ok() && *found == text) return OkStatus();
+  return {ErrorCode::kCorrupt, Cat(path, " is not as it was published; pull it again in full")};
 }
 
 Status Rename(const std::string& from, const std::string& to) {
@@ -124,23 +139,24 @@ bool VersionTree::Publishes(std::string_view name, const std::string& weights, c
   struct stat ours {};
   return ::lstat(Cat(PathOf(name), "/", WeightsFile(*version.layout)).c_str(), &published) == 0 &&
          ::lstat(weights.c_str(), &ours) == 0 && published.st_dev == ours.st_dev && published.st_ino == ours.st_ino &&
-         CheckTexts(name, version).ok();
+         std::ranges::all_of(TextsOf(version), [&](const auto& text) {
+           const std::string path = Cat(PathOf(name), "/", text.first);
+           return CheckText(path, text.second).ok() || (text.first == kVersionFile && !IsThere(path));
+         });
 }
 
 Status VersionTree::CheckTexts(std::string_view name, const ReplicaState& version) const {
   for (const auto& [file, text] : TextsOf(version)) {
-    const std::string path = Cat(PathOf(name), "/", file);
-    std::error_code error;
-    const bool own_file = fs::is_regular_file(fs::symlink_status(path, error));
-    const Result<std::string> found = own_file ? os::ReadFile(path, model::kMaxAttachmentBytes) : std::string();
-    if (!own_file || !found.ok() || *found != text) {
-      return {ErrorCode::kCorrupt, Cat(path, " is not as it was published; pull it again in full")};
-    }
+    LS_RETURN_IF_ERROR(CheckText(Cat(PathOf(name), "/", file), text));
   }
   return OkStatus();
 }
 
-Status VersionTree::RefreshAssets(std::string_view name) {
+Status VersionTree::Complete(std::string_view name, const ReplicaState& version) {
+  const std::string path = Cat(PathOf(name), "/", kVersionFile);
+  if (!IsThere(path)) {
+    LS_RETURN_IF_ERROR(os::WriteFileAtomic(path, TextsOf(version).at(std::string(kVersionFile)), kFileMode));
+  }
   return LinkAssets(PathOf(name));
 }
 

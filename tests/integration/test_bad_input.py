@@ -328,6 +328,14 @@ def test_a_hook_that_is_not_there_or_may_not_be_executed_is_refused_at_start(clu
     assert refused.returncode == 78 and f"{hook} may not be executed; chmod +x it" in refused.stderr
 
 
+def test_assets_among_which_versions_would_lie_are_refused_at_start(cluster):
+    assets = cluster.directory
+    command = [RAAS_RECEIVER, "--model", MODEL, "--root", assets / "roots" / "root", "--assets", assets]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == CONFIG
+    assert f"--assets: {assets}/roots/root, where versions are written, is in {assets}" in refused.stderr
+
+
 def test_versions_are_committed_while_a_hook_runs_and_what_it_loads_stays_whole(cluster):
     model = ToyModel(blocks=2)
     calls, go = cluster.directory / "calls", cluster.directory / "go"

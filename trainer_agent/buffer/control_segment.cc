@@ -146,6 +146,7 @@ int64_t ControlSegment::committed_unix_ns(size_t half) const {
 }
 
 std::string ControlSegment::label(size_t half) const {
+  if (std::atomic_ref(record(half).labelled).load(std::memory_order_relaxed) != version(half)) return {};
   const HalfLabel stored = stored_label(half);
   std::string label(stored.text, strnlen(stored.text, sizeof stored.text));
   return model::CheckLabel(label).ok() ? label : "";
@@ -181,6 +182,7 @@ void ControlSegment::SetCommitted(size_t half, Version version, int64_t committe
   HalfLabel stored{};
   std::memcpy(stored.text, label.data(), std::min(label.size(), sizeof stored.text));
   stored_label(half) = stored;
+  std::atomic_ref(record(half).labelled).store(label.empty() ? 0 : version, std::memory_order_relaxed);
   std::atomic_ref(record(half).committed_unix_ns).store(committed_unix_ns, std::memory_order_relaxed);
   StoreState(half, version, HalfState::kCommitted);
 }

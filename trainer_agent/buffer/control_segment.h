@@ -55,12 +55,13 @@ struct HalfRecord {  // 64 bytes; two of them at byte 256, then their two labels
   ManifestDigest digest;
   uint64_t manifest_check;  // xxh3-64 of version, digest and the half's hash table; 0 when no manifest is recorded
   uint64_t dropped;         // the newest version that was committed in the half and dropped; 0: none was
-  uint8_t unused[16];       // 0
+  uint64_t labelled;        // the version that the half's label is of; agents before labels leave it as it is
+  uint8_t unused[8];        // 0
 };
 static_assert(sizeof(HalfRecord) == 64);
 
 struct HalfLabel {              // 64 bytes; two of them at byte 384
-  char text[model::kMaxLabel];  // of a committed half's version, zero-padded
+  char text[model::kMaxLabel];  // of the version `labelled`, zero-padded
 };
 static_assert(sizeof(HalfLabel) == 64);
 

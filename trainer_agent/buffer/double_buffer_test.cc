@@ -146,6 +146,23 @@ TEST_CASE("The number of a version that was committed and dropped outlives half 
   CHECK((*ReopenOf(*buffer))->newest_dropped() == 5);
 }
 
+TEST_CASE("A label is its version's alone, also after an agent that knows no labels committed another to the half") {
+  const auto buffer = Fresh();
+  buffer->BeginWrite(1);
+  buffer->Commit(0, 77, "step 5");
+  CHECK(buffer->label(0) == "step 5");
+  auto control = os::AdoptSegment(os::UniqueFd(dup(buffer->fds()[0])), ControlSegment::BytesFor(*buffer->layout()),
+                                  os::Access::kReadWrite, "control");
+  REQUIRE(control.ok());
+  // What it stores.
+  const uint64_t state = 3 << 8 | static_cast<uint64_t>(HalfState::kCommitted);
+  std::memcpy(control->data() + sizeof(ControlHeader), &state, sizeof state);
+  const auto reopened = ReopenOf(*buffer);
+  REQUIRE(reopened.ok());
+  CHECK((*reopened)->version(0) == 3);
+  CHECK((*reopened)->label(0).empty());
+}
+
 TEST_CASE("A damaged control segment is refused") {
   const auto buffer = Fresh();
   const auto control = os::AdoptSegment(os::UniqueFd(dup(buffer->fds()[0])),

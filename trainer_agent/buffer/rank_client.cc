@@ -252,7 +252,10 @@ Status RankClient::SendRanges(RankMessage type, Version version, std::span<const
     Bytes body;
     Append(body, VersionBody{version});
     AppendBytes(body, std::as_bytes(some));
-    LS_RETURN_IF_ERROR(SendMessage(connection_, type, body, {}, options_.call_timeout));
+    const Status sent = SendMessage(connection_, type, body, {}, options_.call_timeout);
+    if (sent.ok()) continue;
+    Disconnect();  // half a message may have been sent
+    return sent;
   }
   return OkStatus();
 }
@@ -283,7 +286,6 @@ Status RankClient::SendPending(RankMessage type, Ranges& reported) {
                                       : Status(ErrorCode::kUnavailable, "not connected");
   reported.ClearPending();
   if (status.ok()) return status;
-  Disconnect();
   // The replay after a reconnection reports all ranges, these among them.
   if (ConnectionLost(status)) status = Reconnect();
   if (!status.ok()) reported_.aborted = status;
@@ -336,7 +338,7 @@ Status RankClient::TryCommit() {
 void RankClient::Leave() {
   left_ = true;
   reported_ = {};
-  connection_ = os::UnixConnection();
+  Disconnect();
 }
 
 Status RankClient::Abort(std::string_view reason) {

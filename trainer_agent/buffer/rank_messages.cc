@@ -1,6 +1,8 @@
 #include "trainer_agent/buffer/rank_messages.h"
 
 #include "common/base/text.h"
+#include "common/model/label.h"
+#include "common/model/model_name.h"
 #include "common/os/framing.h"
 #include "common/peer/peer.h"
 
@@ -65,7 +67,8 @@ Result<ServedQuestion> DecodeAwaitServed(ByteView body) {
     }
   }
   const bool by_name = asked.receivers == 0;
-  if (!whole || lines.size() < 2 || by_name != (lines.size() > 2) || (asked.version == 0) == lines[1].empty()) {
+  const bool named = lines.size() >= 2 && model::CheckModelName(lines[0]).ok() && model::CheckLabel(lines[1]).ok();
+  if (!whole || !named || by_name != (lines.size() > 2) || (asked.version == 0) == lines[1].empty()) {
     return Status(ErrorCode::kProtocol, "rank protocol: a malformed AWAIT_SERVED");
   }
   return ServedQuestion{.model = lines[0],

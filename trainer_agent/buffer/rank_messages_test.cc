@@ -60,6 +60,8 @@ TEST_CASE("An AWAIT_SERVED asks for a version or a label, of many receivers or o
   CHECK_THAT(DecodeAwaitServed(encoded({.version = 3, .receivers = 1}, "actor")), malformed);
   CHECK_THAT(DecodeAwaitServed(encoded({.version = 3, .receivers = 1}, "actor\n\none")), malformed);
   CHECK_THAT(DecodeAwaitServed(encoded({.version = 3, .receivers = 1}, "actor\nlabel")), malformed);
+  CHECK_THAT(DecodeAwaitServed(encoded({.version = 3, .receivers = 1}, "no/model\n")), malformed);
+  CHECK_THAT(DecodeAwaitServed(encoded({.receivers = 1}, "actor\n" + std::string(65, 'x'))), malformed);
   CHECK_THAT(DecodeAwaitServed(encoded({.receivers = 1}, "actor\n")), malformed);
   CHECK_THAT(DecodeAwaitServed(Bytes(31)), malformed);
 }

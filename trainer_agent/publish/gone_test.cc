@@ -116,6 +116,14 @@ TEST_CASE("Nothing is begun without a rank that was killed between versions, unt
   ranks.PublishTogether(3);
 }
 
+TEST_CASE("A rank that goes on without a version is told of one that was done with that and killed") {
+  TwoRanks ranks([](buffer::RankClient& rank) { PublishPart(rank, 2, kSecond); });
+  ranks.one->Kill();
+  REQUIRE(Eventually([&] { return ranks.host.connected() == 1; }));
+  CHECK_THAT(ranks.zero->Begin(3), FailsWith(ErrorCode::kAborted, "rank 1 " + ranks.one->name() + " is gone: its "));
+  ranks.PublishTogether(4);
+}
+
 TEST_CASE("A rank that was done with a version before it was killed has its part in it") {
   TwoRanks ranks([](buffer::RankClient& rank) { PublishPart(rank, 2, kSecond); });
   ranks.one->Kill();
@@ -137,9 +145,14 @@ TEST_CASE("A connection is opened right after one was closed of which a child ha
   auto rank = host.Connect();
   host.Publish(*rank, 1, 1);
   const os::Child child(::_Fork, [] {});  // runs no handlers: as of a process that knows nothing of them
-  rank.reset();
-  rank = host.Connect();
-  host.Publish(*rank, 1, 2);
+  SECTION("and it is gone") {
+    rank.reset();
+  }
+  SECTION("and only left") {
+    rank->Leave();
+  }
+  const auto next = host.Connect();
+  host.Publish(*next, 1, 2);
 }
 
 TEST_CASE("A trainer is followed right after it was killed amid a version, although a child of it lives") {

@@ -94,6 +94,7 @@ Result<size_t> ModelPublisher::Begin(uint32_t rank, Version version, const std::
       // This rank will never commit the draft, so waiting for it would never end.
       AbortDraft({ErrorCode::kAborted,
                   Cat("rank ", rank, " went on to version ", version, " without version ", draft_->version)});
+      continue;
     }
     if (!draft_ && (!finishing_ || finished_)) break;
     changed_.wait_for(lock, kLookForGone);

@@ -1,4 +1,5 @@
-// ReceiverReports: what each receiver last said about each model, and whether it is there, for status.
+// ReceiverReports: what each receiver last said about each model, and whether it is there, for status and for those who
+// wait until a version is served.
 //
 // A receiver is there while it holds a stream of versions (Connect). One whose streams have ended stays listed for an
 // hour, unless another process of its name is there. Receivers of releases before do not say which process they are: of

@@ -26,6 +26,7 @@ bool Satisfied(const buffer::ServedQuestion& question, const Reports& reports, c
   size_t serving = 0;
   std::map<std::string_view, bool> all_serve;  // by name
   for (const ReceiverReport& report : reports) {
+    if (report.presence != Presence::kConnected) continue;
     const bool serves = Serves(report, wanted);
     serving += serves ? 1 : 0;
     bool& all = all_serve.emplace(report.receiver.name, true).first->second;
@@ -40,7 +41,10 @@ bool Satisfied(const buffer::ServedQuestion& question, const Reports& reports, c
 
 std::string VersionText(const Held& held, const RunId& run) {
   if (held.nothing()) return "nothing";
-  return Cat("version ", held.version, held.run == run ? "" : " of another run");
+  const char* const of = held.run == run     ? ""
+                         : held.run.IsZero() ? " of a run that it does not name"
+                                             : " of another run";
+  return Cat("version ", held.version, of);
 }
 
 std::string Tell(const ReceiverReport& report, const RunId& run) {

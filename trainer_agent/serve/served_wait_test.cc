@@ -42,6 +42,9 @@ TEST_CASE("A version is served once as many receivers serve it, or a newer one o
   fleet.Report("other-run", {RunId{{9}}, 7});
   CHECK_THAT(fleet.Await(fleet.Ask(2)),
              FailsWith(ErrorCode::kDeadline, "\"other-run\" serves version 7 of another run"));
+  fleet.Report("old", {RunId{}, 7});
+  CHECK_THAT(fleet.Await(fleet.Ask(2)),
+             FailsWith(ErrorCode::kDeadline, "\"old\" serves version 7 of a run that it does not name"));
   fleet.Report("b", fleet.Of(3));
   CHECK(*fleet.Await(fleet.Ask(2)) == 1);
 }
@@ -61,9 +64,12 @@ TEST_CASE("A wait in vain says of each receiver what it serves and holds, why, a
              FailsWith(ErrorCode::kDeadline, "\"good\" is gone, and served version 1"));
 }
 
-TEST_CASE("A name stands for all processes that have it") {
+TEST_CASE("A name stands for all processes that have it and are there") {
   Fleet fleet;
   fleet.Report("twin", fleet.Of(1), "", 'a');
+  CHECK(*fleet.Await(fleet.Ask(0, {"twin"})) == 1);
+  const ReceiverKey before{"actor", "twin", "another identity", std::string(16, 'c')};
+  REQUIRE(fleet.agent.pulls.reports().Report(before, fleet.Of(1), {}, "").ok());
   CHECK(*fleet.Await(fleet.Ask(0, {"twin"})) == 1);
   fleet.Report("twin", {}, "", 'b');
   CHECK_THAT(fleet.Await(fleet.Ask(0, {"twin"})), FailsWith(ErrorCode::kDeadline, "\"twin\" serves nothing"));
