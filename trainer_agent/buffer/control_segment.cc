@@ -180,7 +180,7 @@ void ControlSegment::SetEmpty(size_t half) {
 
 void ControlSegment::SetCommitted(size_t half, Version version, int64_t committed_unix_ns, std::string_view label) {
   HalfLabel stored{};
-  std::memcpy(stored.text, label.data(), std::min(label.size(), sizeof stored.text));
+  label.copy(stored.text, sizeof stored.text);
   stored_label(half) = stored;
   std::atomic_ref(record(half).labelled).store(label.empty() ? 0 : version, std::memory_order_relaxed);
   std::atomic_ref(record(half).committed_unix_ns).store(committed_unix_ns, std::memory_order_relaxed);
