@@ -170,7 +170,7 @@ def test_ctrl_c_ends_a_wait_here_and_at_the_agent_and_versions_go_on(cluster):
         interrupter = threading.Thread(target=interrupt)
         interrupter.start()
         with pytest.raises(KeyboardInterrupt):
-            publisher.wait_served(version=1, receivers=1)
+            publisher.wait_served(version=1, receivers=1, timeout=120)
         interrupter.join()
         wait_until(lambda: connections() == before, "nobody waits at the agent")
         publisher.publish(2, model.tensors)
