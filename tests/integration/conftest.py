@@ -1,14 +1,14 @@
 import os
 import signal
 
-# What a shell starts in the background has SIGINT ignored, and so have its children; tests interrupt what waits.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 # PyTorch's threads wait for each other in busy loops: where others want the processors, two are much slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from harness import Cluster
+
+# What a shell starts in the background has SIGINT ignored, and so have its children; tests interrupt what waits.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

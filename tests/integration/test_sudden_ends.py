@@ -24,7 +24,7 @@ CHILD_LIVES_S = 1
 # What the errors of those say that another's end concerns: it died, or skipped a version. A fork concerns nobody.
 REASONS = {
     signal.SIGKILL: "is gone: its (process|connection) has ended",
-    signal.SIGINT: "went on to version|than the one being written",
+    signal.SIGINT: "went on to version|than the one being written|its connection has ended",
     signal.SIGUSR1: "no error at all",
 }
 

@@ -194,8 +194,9 @@ Status RankClient::Replay() {
   }
   LS_ASSIGN_OR_RETURN(const Message begun, CallOnce(RankMessage::kBegin, AsBytes(VersionBody{reported_.version})));
   const auto body = BodyAs<BegunBody>(begun, RankMessage::kBegun);
-  if (body.status().code() == ErrorCode::kAborted) {
-    reported_.aborted = body.status();  // another version may begin
+  // It was aborted, or the others have gone on without it: another version may begin.
+  if (const ErrorCode code = body.status().code(); code == ErrorCode::kAborted || code == ErrorCode::kState) {
+    reported_.aborted = body.status();
     return OkStatus();
   }
   LS_RETURN_IF_ERROR(body);

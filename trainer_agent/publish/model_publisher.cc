@@ -298,8 +298,10 @@ void ModelPublisher::RankHere(uint32_t rank) {
 
 void ModelPublisher::RankGone(uint32_t rank, std::shared_ptr<const os::PeerProcess> process) {
   std::lock_guard lock(mutex_);
+  const bool ended = process->Ended();
   gone_[rank] = std::move(process);
-  if (draft_ && draft_->done.count(rank) == 0) GiveUpDraft(rank);
+  // One that has not begun it may come back and do so.
+  if (draft_ && draft_->done.count(rank) == 0 && (ended || draft_->joined.count(rank) > 0)) GiveUpDraft(rank);
 }
 
 Status ModelPublisher::Gone(uint32_t rank, std::string_view outcome) const {
