@@ -1,0 +1,95 @@
+"""Real frameworks' models, which ranks publish by the frameworks' own means. Run by tests/frameworks.sh, which installs
+the frameworks; pytest finds this file only when it is named."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import deepspeed
+import pytest
+import torch
+import torch.distributed as dist
+import trainer
+from harness import MODEL
+from ranks import Rank, Ranks
+from topologies import Topology
+from transformers import AutoModelForCausalLM
+
+import lockstep
+
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # it would be compiled; Gloo does the same
+
+ZERO_3 = {
+    "train_micro_batch_size_per_gpu": 1,
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},  # every parameter is partitioned
+}
+
+
+def build_zero_3(rank: Rank, checkpoint: Path) -> None:
+    os.environ.update(RANK=str(rank.number), LOCAL_RANK=str(rank.number), WORLD_SIZE=str(dist.get_world_size()))
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    rank.engine = deepspeed.initialize(model=model, optimizer=optimizer, config=ZERO_3, dist_init_required=False)[0]
+
+
+def train(rank: Rank) -> None:
+    tokens = torch.arange(7)[None] + rank.number
+    rank.engine.backward(rank.engine(input_ids=tokens, labels=tokens).loss)
+    rank.engine.step()
+
+
+def gathered(rank: Rank) -> "Iterator[tuple[str, torch.Tensor]]":
+    for name, parameter in rank.engine.module.named_parameters():
+        with deepspeed.zero.GatheredParameters([parameter]):
+            yield name, parameter
+
+
+def open_publisher(rank: Rank, socket: Path, checkpoint: "Path | None", writers: int) -> None:
+    rank.publisher = lockstep.StreamPublisher(
+        socket, MODEL, checkpoint or gathered(rank), rank=rank.number, writers=writers, call_timeout_ms=30_000
+    )
+
+
+def publish(rank: Rank, version: int) -> None:
+    rank.publisher.publish(version, gathered(rank))
+
+
+def consolidated(rank: Rank) -> "dict[str, torch.Tensor] | None":
+    """What save_16bit_model writes; on rank 0."""
+    return rank.engine._zero3_consolidated_16bit_state_dict()
+
+
+def open_exporter(rank: Rank) -> None:
+    lockstep.Exporter.from_fsdp(rank.engine.module, socket="/nowhere", model=MODEL)
+
+
+@pytest.fixture
+def zero_3(checkpoints):
+    """Two ranks of a model under ZeRO-3."""
+    with Ranks(Topology(dp=2)) as ranks:
+        ranks.call(build_zero_3, checkpoints.get("llama"))
+        yield ranks
+
+
+@pytest.mark.parametrize("writers", (1, 2))
+@pytest.mark.parametrize("first_pass", (False, True), ids=("headers", "first pass"))
+def test_a_receiver_holds_what_deepspeed_saves_in_training(cluster, checkpoints, zero_3, first_pass, writers):
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent)
+    zero_3.call(open_publisher, agent.socket, None if first_pass else checkpoints.get("llama"), writers)
+    before = None
+    for version in (1, 2):
+        zero_3.call(train)
+        zero_3.call(publish, version)
+        saved = zero_3.call(consolidated)[0]
+        assert before is None or any(not torch.equal(before[name], tensor) for name, tensor in saved.items())
+        receiver.wait_for(saved)
+        before = saved
+
+
+def test_parameters_that_zero_3_emptied_are_refused_by_name(zero_3):
+    for error, text in zero_3.call(trainer.refusal, open_exporter):
+        assert (
+            error == "BadDataError" and 'tensor "model.embed_tokens.weight": DeepSpeed ZeRO-3 has partitioned' in text
+        )
