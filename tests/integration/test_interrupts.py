@@ -44,9 +44,10 @@ class CtrlC:
 
     def interrupted(self, function, after_s: "list[float]") -> None:
         """Calls it, and sends a SIGINT after so many seconds each; KeyboardInterrupt is counted."""
-        main = threading.get_ident()
+        main, begun = threading.get_ident(), threading.Event()
 
         def send() -> None:
+            begun.wait()
             start = time.monotonic()
             for moment in after_s:
                 time.sleep(max(0.0, start + moment - time.monotonic()))
@@ -56,6 +57,7 @@ class CtrlC:
         thread.start()
         try:
             self._wanted = True
+            begun.set()
             function()
             self._wanted = False
         except KeyboardInterrupt:
@@ -204,6 +206,32 @@ def test_what_any_signals_handler_raises_ends_a_wait_and_comes_out(cluster):
             assert time.monotonic() - start < HANG_S
             agent.signal(signal.SIGCONT)
             publisher.publish(2, tensors)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_handle_that_a_signals_handler_closes_ends_its_call_and_leaves_the_agent(cluster):
+    tensors = ToyModel(blocks=2).tensors
+    agent = cluster.agent()
+    publisher = agent.publisher(tensors)
+
+    def handle(*_) -> None:
+        with pytest.raises(lockstep.StateError, match="a call is under way"):
+            publisher.abort()
+        publisher.close()
+
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        stop(agent)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        start = time.monotonic()
+        with pytest.raises(lockstep.StateError, match="was closed meanwhile"):
+            publisher.publish(1, tensors)
+        assert time.monotonic() - start < HANG_S
+        agent.signal(signal.SIGCONT)
+        with agent.publisher(tensors) as again:
+            again.publish(1, tensors)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.distributed as dist
-from harness import MODEL
+from harness import MODEL, wait_until
 from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -216,7 +216,8 @@ def test_ctrl_c_is_handled_when_the_stream_has_ended(agent, publisher):
 
     with pytest.raises(KeyboardInterrupt):
         publisher.publish(1, interrupted())
-    assert stream.ended and agent.model_status()["writing_version"] == 0
+    assert stream.ended
+    wait_until(lambda: agent.model_status()["writing_version"] == 0, "the version is given up")
     publisher.publish(2, tensors_of(2))
 
 

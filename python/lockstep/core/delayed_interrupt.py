@@ -9,8 +9,8 @@ _blocks: "list[list[Any]]" = []  # what was noted in each of those that the main
 
 
 def interrupt_noted() -> bool:
-    """Whether a SIGINT came that one of the blocks around the main thread's work will handle."""
-    return any(_blocks)
+    """Whether a SIGINT came that one of the blocks around this thread's work will handle: the main thread's."""
+    return threading.current_thread() is threading.main_thread() and any(_blocks)
 
 
 @contextlib.contextmanager

@@ -30,6 +30,8 @@ class Handle:
         self._finalizer: "weakref.finalize[Any, Any] | None" = None
         self._closed = "is closed"
         self._interruption = Interruption()
+        self._calling = False  # the library waits, perhaps in this thread: handlers of signals run there
+        self._close_after_call = False
         self._agent: "tuple[str, str] | None" = None  # its socket and the model's name there; None: on another host
         self._run = ""
         close_after_fork(self)
@@ -81,17 +83,25 @@ class Handle:
         return self._run
 
     def close(self) -> None:
-        """Leaves the agent; a version being written is aborted. Closing twice is fine."""
+        """Leaves the agent; a version being written is aborted. Closing twice is fine. Where a signal's handler closes
+        in the middle of a call, that call ends with StateError."""
         with self._lock, delayed_interrupt():
-            self._handle = None
-            if self._finalizer is not None:
-                self._finalizer()
+            if self._calling:
+                self._close_after_call = True
+                self._interruption.end_call(StateError(f"the {type(self).__name__.lower()} was closed meanwhile"))
+            else:
+                self._close()
 
     def __enter__(self) -> Any:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    def _close(self) -> None:
+        self._handle = None
+        if self._finalizer is not None:
+            self._finalizer()
 
     def _close_after_fork(self) -> None:
         self._lock = threading.RLock()
@@ -103,21 +113,35 @@ class Handle:
     def _open(self, options: Any) -> None:
         handle = ctypes.c_void_p()
         options.interrupted = self._interruption.callback
-        with delayed_interrupt():  # what the library has opened is closed by somebody
-            code = self._function("open")(ctypes.byref(options), ctypes.byref(handle))
-            self._interruption.raise_pending()
-            if code != 0:
-                raise from_code(code, self._last_error(None))
-            self._handle = handle
-            self._finalizer = weakref.finalize(self, self._function("close"), handle)
+        try:
+            with delayed_interrupt():  # what the library has opened is closed by somebody
+                code = self._function("open")(ctypes.byref(options), ctypes.byref(handle))
+                if code == 0:
+                    self._handle = handle
+                    self._finalizer = weakref.finalize(self, self._function("close"), handle)
+                self._interruption.raise_pending()
+                if code != 0:
+                    raise from_code(code, self._last_error(None))
+        except BaseException:  # nobody else can: the caller has no handle
+            self.close()
+            raise
 
     def _call(self, function: str, *arguments: Any) -> None:
         with self._lock:
+            if self._calling:
+                raise StateError(f"{function}: a call is under way; a signal's handler may only close")
             handle = self._open_handle()
-            code = self._function(function)(handle, *arguments)
+            self._calling = True
+            try:
+                code = self._function(function)(handle, *arguments)
+                error = None if code == 0 else from_code(code, self._last_error(handle))
+            finally:
+                self._calling = False
+                if self._close_after_call:
+                    self._close()
             self._interruption.raise_pending()
-            if code != 0:
-                raise from_code(code, self._last_error(handle))
+            if error is not None:
+                raise error
 
     def _function(self, name: str) -> Any:
         return getattr(self._library, self._prefix + name)

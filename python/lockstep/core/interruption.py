@@ -18,6 +18,10 @@ class Interruption:
         next(answers)
         self.callback = abi.INTERRUPTED(answers.send)
 
+    def end_call(self, error: BaseException) -> None:
+        """Ends the call that the library is in, which then raises ``error``."""
+        self._raised[:] = [error]
+
     def raise_pending(self) -> None:
         """Raises what a handler raised while the library waited, once."""
         if self._raised:

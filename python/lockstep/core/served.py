@@ -1,11 +1,12 @@
 """Asking the agent whether the fleet serves a version (trainer_agent/buffer/FORMAT.md, AWAIT_SERVED)."""
 
 import enum
+import operator
 import os
 import socket
 import struct
 import time
-from typing import Iterable, Union
+from typing import Any, Iterable, Union
 
 from lockstep.core import arguments
 from lockstep.core.errors import BadDataError, DeadlineError, ProtocolError, UnavailableError, from_code
@@ -16,7 +17,7 @@ Receivers = Union[int, str, Iterable[str]]  # how many, or which
 
 _QUESTION = struct.Struct("<16sQII")  # run, version, receivers, milliseconds
 _LONGEST_QUESTION_SECONDS = 30.0
-_ANSWER_SECONDS = 30.0
+_ANSWER_SECONDS = 5.0  # the agent's, after the time that it was given
 _PAUSE_SECONDS = 0.2
 
 
@@ -62,11 +63,12 @@ def wait_served(
                 time.sleep(_PAUSE_SECONDS)
 
 
-def _wanted(receivers: Receivers) -> "tuple[int, list[str]]":
-    if isinstance(receivers, int):
-        if receivers < 1:
-            raise BadDataError(f"receivers is {receivers}; give how many must serve it, or their names")
-        return receivers, []
+def _wanted(receivers: Any) -> "tuple[int, list[str]]":
+    if hasattr(receivers, "__index__"):
+        count = operator.index(receivers)
+        if not 0 < count < 1 << 32:
+            raise BadDataError(f"receivers is {count}; give how many must serve it, or their names")
+        return count, []
     names = [receivers] if isinstance(receivers, str) else list(receivers)
     for name in names:
         arguments.text("receivers", name, "how many must serve it, or their names")
@@ -86,12 +88,15 @@ def _ask(path: str, question: bytes, seconds: float) -> int:
             connection.connect(path)
         except OSError as error:
             raise UnavailableError(f"no agent answers on {path}: {error}") from error
-        if os.geteuid() != 0:
+        if os.geteuid() != 0:  # root has opened the model there, which looked at who listens
             stream.check_user()
         stream.send(_FORMAT.encode(_Type.HELLO, (0,), PLUGIN_LINE.encode()), deadline=deadline)
         _answer(stream, _Type.HELLO, deadline)
         stream.send(_FORMAT.encode(_Type.AWAIT_SERVED, (0,), question), deadline=deadline)
-        return int.from_bytes(_answer(stream, _Type.DONE, deadline), "little")
+        done = _answer(stream, _Type.DONE, deadline)
+        if len(done) != 8:
+            raise ProtocolError(f"the agent answers with {len(done)} bytes where a version has 8")
+        return int.from_bytes(done, "little")
 
 
 def _answer(stream: MessageStream, wanted: _Type, deadline: float) -> bytes:

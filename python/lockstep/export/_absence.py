@@ -30,7 +30,7 @@ class Absence:
             if not self.skips or self._listens():
                 raise
             if not self._noticed:
-                warnings.warn(f"versions are skipped until the agent is back: {error}", RuntimeWarning, stacklevel=4)
+                warnings.warn(f"versions are skipped until the agent is back: {error}", RuntimeWarning, stacklevel=3)
             self._noticed = True
             return False
         self._noticed = False

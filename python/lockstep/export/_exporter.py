@@ -214,7 +214,7 @@ class Exporter(Handle):
             yield lambda offset, size, address: self._call("fill", addresses, offset, size, address)
 
     def _open_together(self, options: Any, group: Any) -> None:
-        failure, self._description = None, {}
+        failure, interrupt, self._description = None, None, {}
         try:
             self._open(options)
             self._description = json.loads(self._library.lockstep_exporter_describe(self._open_handle()))
@@ -225,10 +225,14 @@ class Exporter(Handle):
                 )
         except Error as error:  # sent to the other ranks, and raised by all
             failure = error
+        except BaseException as error:  # Ctrl-C: the other ranks wait for this one, too
+            failure, interrupt = AbortedError(reason_of(error)), error
         try:
             self._run = self._agree(failure, group)
         except BaseException:
             self.close()
+            if interrupt is not None:
+                raise interrupt from None
             raise
 
     def _check_frozen_names(self) -> None:

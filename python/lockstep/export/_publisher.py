@@ -186,19 +186,18 @@ class Publisher(Handle):
         """Aborts the version being written, for all ranks."""
         self._call("abort")
 
-    def close(self) -> None:
-        """As any handle's; views that begin() gave raise ValueError from then on."""
-        with self._lock, delayed_interrupt():
-            for _, reference in self._given:
-                view = reference()
-                if view is not None:
-                    with contextlib.suppress(BufferError):  # an array was made of it
-                        view.release()
-            if any(memory() is not None for memory, _ in self._given):
-                self._library.lockstep_leave(self._handle)
-                self._handle = None  # closed with this publisher, which the memory keeps
-            else:
-                super().close()
+    def _close(self) -> None:
+        """Views that begin() gave raise ValueError from then on."""
+        for _, reference in self._given:
+            view = reference()
+            if view is not None:
+                with contextlib.suppress(BufferError):  # an array was made of it
+                    view.release()
+        if any(memory() is not None for memory, _ in self._given):
+            self._library.lockstep_leave(self._handle)
+            self._handle = None  # closed with this publisher, which the memory keeps
+        else:
+            super()._close()
 
     def _publish(self, version: int, sources: "list[tuple[int, TensorBytes]]", label: bytes) -> None:
         with self._lock, delayed_interrupt():

@@ -65,13 +65,13 @@ class StreamPublisher:
         call_timeout_ms: int = 0,
         skip_while_away: bool = False,
     ) -> None:
-        if writers < 1 or rank < 0:
-            raise BadDataError(f"rank {rank} of {writers} writers: ranks go from 0, and there must be a writer")
         self._dtype = dtype
         self._publisher: "Publisher | None" = None
         self._layout: "dict[str, Tuple[TensorMeta, int]]" = {}
         writes = rank < writers
         metas = _metas(layout, dtype, writes)
+        if writers < 1 or rank < 0:  # not before: a stream is taken to its end
+            raise BadDataError(f"rank {rank} of {writers} writers: ranks go from 0, and there must be a writer")
         if not writes:
             return
         self._publisher = Publisher(
@@ -115,8 +115,8 @@ class StreamPublisher:
         """Publishes what ``stream`` gives as ``version``; called on every rank. False: skipped, see ``skip_while_away``.
 
         An error is raised when the stream has ended, and by ranks that write alone; the version is gone then, the one
-        before stays, and the next publish works. What the stream itself raises aborts the version, too. Ctrl-C is
-        handled when the stream has ended; a second one at once, and that may leave other ranks in a collective.
+        before stays, and the next publish works. What the stream itself raises aborts the version, too. Ctrl-C
+        ends a wait for the agent, and the version with it, and is handled when the stream has ended; a second one at once, and that may leave other ranks in a collective.
 
         Args:
             version: greater than every version of the run.
