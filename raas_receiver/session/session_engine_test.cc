@@ -134,6 +134,7 @@ TEST_CASE("While a hook runs the next version is committed, and the one that it 
   }
   SECTION("and a rollback returns to it, for a pull to go on") {
     auto back = std::async(std::launch::async, [&] { return fixture.Rollback(); });
+    fixture.WaitFor([&] { return fixture.pair->current().held.version == 1; });  // before its hook ends 3 is not pulled
     hook.Release(1);
     CHECK(back.get().ok());
     fixture.WaitFor([&] { return fixture.Describe().state() == v1::SESSION_STATE_HELD; });
