@@ -57,7 +57,7 @@ void ModelPublisher::Stop() {
 
 Result<size_t> ModelPublisher::Begin(uint32_t rank, Version version, const std::function<bool()>& gone) {
   std::unique_lock lock(mutex_);
-  const uint64_t given_up = given_up_;
+  uint64_t given_up = given_up_;
   while (true) {
     if (stopped_) return Status(ErrorCode::kCancelled, "the agent is shutting down");
     if (version > kMaxVersion) {
@@ -73,8 +73,11 @@ Result<size_t> ModelPublisher::Begin(uint32_t rank, Version version, const std::
       GiveUpDraft(*dead);
     }
     if (given_up_ != given_up) {
-      aborted_.known_by.insert(rank);
-      return aborted_.reason;
+      // A process that ends closes its connections a moment before: then this rank is told. Else it goes on, since the
+      // other may come back.
+      given_up = given_up_;
+      changed_.wait_for(lock, kLookForGone, [&] { return stopped_ || DeadRank(); });
+      continue;
     }
     const Version taken = draft_ ? draft_->version - 1 : newest_;
     if (version <= taken) {
