@@ -300,11 +300,16 @@ void ModelPublisher::RankHere(uint32_t rank) {
 }
 
 void ModelPublisher::RankGone(uint32_t rank, std::shared_ptr<const os::PeerProcess> process) {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  const auto lacks = [&] { return draft_ && draft_->done.count(rank) == 0; };
+  // One that has not begun the draft may come back and do so, if its process lives; one that ends closes its
+  // connections a moment before.
+  if (lacks() && draft_->joined.count(rank) == 0) {
+    changed_.wait_for(lock, kLookForGone, [&] { return process->Ended(); });
+  }
   const bool ended = process->Ended();
   gone_[rank] = std::move(process);
-  // One that has not begun it may come back and do so.
-  if (draft_ && draft_->done.count(rank) == 0 && (ended || draft_->joined.count(rank) > 0)) GiveUpDraft(rank);
+  if (lacks() && (ended || draft_->joined.count(rank) > 0)) GiveUpDraft(rank);
 }
 
 Status ModelPublisher::Gone(uint32_t rank, std::string_view outcome) const {
