@@ -115,8 +115,9 @@ class StreamPublisher:
         """Publishes what ``stream`` gives as ``version``; called on every rank. False: skipped, see ``skip_while_away``.
 
         An error is raised when the stream has ended, and by ranks that write alone; the version is gone then, the one
-        before stays, and the next publish works. What the stream itself raises aborts the version, too. Ctrl-C
-        ends a wait for the agent, and the version with it, and is handled when the stream has ended; a second one at once, and that may leave other ranks in a collective.
+        before stays, and the next publish works. What the stream itself raises aborts the version, too. Ctrl-C ends a
+        wait for the agent, and the version with it, and is handled when the stream has ended; a second one at once, and
+        that may leave other ranks in a collective.
 
         Args:
             version: greater than every version of the run.
