@@ -4,16 +4,20 @@ the frameworks; pytest finds this file only when it is named."""
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import deepspeed
+import fsdp_trainer
 import pytest
 import torch
 import torch.distributed as dist
 import trainer
 from harness import MODEL
+from hf_models import published_tensors
 from ranks import Rank, Ranks
 from topologies import Topology
 from transformers import AutoModelForCausalLM
+from verl.plugin.platform import PlatformBase, set_platform
 
 import lockstep
 
@@ -93,3 +97,58 @@ def test_parameters_that_zero_3_emptied_are_refused_by_name(zero_3):
         assert (
             error == "BadDataError" and 'tensor "model.embed_tokens.weight": DeepSpeed ZeRO-3 has partitioned' in text
         )
+
+
+def cpu() -> PlatformBase:
+    """What verl asks of a device: it knows GPUs and NPUs alone."""
+    methods: "dict[str, Any]" = dict.fromkeys(PlatformBase.__abstractmethods__, lambda *_: None)
+    methods |= {"device_name": "cpu", "device_module": torch.cpu, "current_device": lambda _: torch.device("cpu")}
+    return type("Cpu", (PlatformBase,), methods)()
+
+
+def build_verl(rank: Rank, checkpoint: Path) -> None:
+    from verl.trainer.config import CheckpointConfig
+    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+
+    set_platform(cpu())
+    rank.engine = FSDPEngineWithLMHead(
+        HFModelConfig(
+            path=str(checkpoint),
+            load_tokenizer=False,
+            use_remove_padding=False,
+            enable_gradient_checkpointing=False,
+            override_config={"attn_implementation": "eager"},
+        ),
+        FSDPEngineConfig(strategy="fsdp2", use_torch_compile=False),
+        FSDPOptimizerConfig(lr=0.01, total_training_steps=10),
+        CheckpointConfig(),
+    )
+    rank.engine.initialize()
+    rank.layout = fsdp_trainer.Layout((2,), dtype=torch.float32)
+    rank.plain = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    rank.model, rank.optimizer, rank.batch, rank.steps = rank.engine.module, rank.engine.optimizer, rank.number, 0
+
+
+def open_verl_publisher(rank: Rank, socket: Path, checkpoint: Path) -> None:
+    rank.publisher = lockstep.StreamPublisher(
+        socket, MODEL, checkpoint, rank=rank.number, dtype=torch.bfloat16, call_timeout_ms=30_000
+    )
+
+
+def publish_verl(rank: Rank, version: int) -> None:
+    rank.publisher.publish(version, rank.engine.get_per_tensor_param()[0])
+
+
+@pytest.mark.parametrize("model", ("llama", "qwen3_moe"))
+def test_a_receiver_holds_what_transformers_saves_of_verls_engine(cluster, checkpoints, model):
+    agent = cluster.agent()
+    receiver, checkpoint = cluster.receiver(agent), checkpoints.get(model)
+    with Ranks(Topology(dp=2)) as ranks:
+        ranks.call(build_verl, checkpoint)
+        ranks.call(open_verl_publisher, agent.socket, checkpoint)
+        ranks.call(publish_verl, 1)
+        receiver.wait_for(published_tensors(checkpoint))
+        ranks.call(fsdp_trainer.train)
+        ranks.call(publish_verl, 2)
+        receiver.wait_for(ranks.call(fsdp_trainer.saved)[0])
