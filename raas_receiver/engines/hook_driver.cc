@@ -104,8 +104,10 @@ LoadOutcome HookDriver::Load(const EngineVersion& version, const std::optional<E
   LoadOutcome outcome;
   bool unchanged = true;
   const auto serving = [&] { return unchanged ? Serving::kOld : Serving::kUnknown; };
-  auto backoff = options_.first_backoff;
-  for (int attempt = 1; attempt <= options_.attempts; ++attempt, backoff = NextBackoff(backoff)) {
+  std::chrono::milliseconds wait{0};
+  for (int attempt = 1; attempt <= options_.attempts; ++attempt) {
+    if (stop_.Wait(wait)) return {{ErrorCode::kCancelled, "the hook was cancelled"}, serving()};
+    wait = attempt == 1 ? options_.first_backoff : NextBackoff(wait);
     outcome = Attempt(version, attempt);
     if (outcome.status.ok() || outcome.status.code() == ErrorCode::kCancelled) return outcome;
     unchanged = unchanged && outcome.serving == Serving::kOld;
@@ -116,7 +118,6 @@ LoadOutcome HookDriver::Load(const EngineVersion& version, const std::optional<E
                          {"run", ToHex(version.held.run)},
                          {"version", version.held.version},
                          {"attempt", attempt}});
-    if (!last && stop_.Wait(backoff)) return {{ErrorCode::kCancelled, "the hook was cancelled"}, serving()};
   }
   const std::string what =
       Cat("version ", version.held.version, " of model ", version.model, ", after ", options_.attempts, " attempts");

@@ -184,7 +184,9 @@ TEST_CASE("Cancelling kills a running hook and starts no other, until it is rese
   CHECK(Notify(*hook).status.code() == ErrorCode::kCancelled);
   canceller.join();
   REQUIRE(os::WriteFileAtomic(directory.File("flag"), "").ok());
-  CHECK(Notify(*hook).status.code() == ErrorCode::kCancelled);
+  const LoadOutcome outcome = Notify(*hook);
+  CHECK(outcome.status.code() == ErrorCode::kCancelled);
+  CHECK(outcome.serving == Serving::kOld);  // what was never started left the engine as it was
   hook->Reset();
   CHECK(Notify(*hook).status.ok());
 }
