@@ -116,6 +116,18 @@ WRONG = {
     "shape": (with_one("norm", lambda tensor: tensor[1:]), r'"norm": it is F32 \[699\], .* opened with F32 \[700\]'),
     "dtype": (with_one("norm", torch.Tensor.bfloat16), r'"norm": it is BF16 \[700\], .* opened with F32 \[700\]'),
     "rounded unasked": (with_one("proj", torch.Tensor.float), '"proj": it is F32 .* opened with BF16'),
+    "a tied head that differs": (
+        lambda pairs: [*pairs, ("lm_head.weight", tensors_of(3)["embed"])],
+        'tensor "lm_head.weight": .* as one that ties it to "embed", which it does not equal',
+    ),
+    "a tied head before the embedding": (
+        lambda pairs: [("lm_head.weight", tensors_of(2)["embed"]), *pairs],
+        'tensor "lm_head.weight": it came before "embed"',
+    ),
+    "a head of a shape of its own": (
+        lambda pairs: [*pairs, ("lm_head.weight", torch.zeros(5, 5))],
+        'tensor "lm_head.weight": the model was opened without it; open it',
+    ),
     "sparse": (with_one("norm", torch.Tensor.to_sparse), 'tensor "norm": it is stored as torch.sparse_coo'),
     "no tensor": (with_one("norm", torch.Tensor.tolist), 'tensor "norm": a list has neither data_ptr'),
     "no name": (lambda pairs: [*pairs[:2], pairs[2][1], *pairs[3:]], "entry 2 of the model's tensors .* has no name"),
@@ -234,6 +246,22 @@ def test_ranks_share_the_writing_and_the_others_only_take_their_streams(cluster,
             assert all(stream.ended for stream in streams)
 
 
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
+@pytest.mark.parametrize("writers", (1, 2))
+def test_a_head_that_a_checkpoint_ties_to_its_embedding_is_left_out_where_it_equals_it(cluster, agent, writers, dtype):
+    receiver = cluster.receiver(agent)
+    with Ranks(agent, 2, writers, dtype=torch.bfloat16) as ranks:
+        tensors = {name: t.bfloat16() if t.dtype == torch.float32 else t for name, t in tensors_of(1).items()}
+        head = tensors["embed"].to(dtype, copy=True)
+        assert ranks.publish(1, [Stream([*tensors.items(), ("lm_head.weight", head)]) for _ in range(2)]) == [None] * 2
+        receiver.wait_for(tensors)
+        head[299, 699] += 1
+        outcomes = ranks.publish(2, [Stream([*tensors.items(), ("lm_head.weight", head)]) for _ in range(2)])
+        refused = [outcome for outcome in outcomes if isinstance(outcome, lockstep.BadDataError)]
+        assert len(refused) == 1 and '"lm_head.weight"' in str(refused[0])
+        assert agent.model_status()["newest_version"] == 1
+
+
 @pytest.mark.parametrize("rank", (0, 1))
 def test_a_wrong_tensor_on_one_rank_leaves_no_rank_waiting_and_the_next_version_works(cluster, agent, rank):
     receiver, barrier = cluster.receiver(agent), threading.Barrier(3)
@@ -252,12 +280,13 @@ def test_a_wrong_tensor_on_one_rank_leaves_no_rank_waiting_and_the_next_version_
 class Ranks:
     """StreamPublishers of one model, each published by a thread of its own."""
 
-    def __init__(self, agent, count: int, writers: int) -> None:
+    def __init__(self, agent, count: int, writers: int, **options) -> None:
         self._pool = ThreadPoolExecutor(count)
-        options = {"writers": writers, "call_timeout_ms": 30_000}
+        options |= {"writers": writers, "call_timeout_ms": 30_000}
 
         def opened(rank):
-            return lockstep.StreamPublisher(agent.socket, MODEL, iter(tensors_of(0).items()), rank=rank, **options)
+            pairs = iter(tensors_of(0).items())
+            return lockstep.StreamPublisher(agent.socket, MODEL, pairs, rank=rank, **options)
 
         self.publishers = list(self._pool.map(opened, range(count)))
 

@@ -20,6 +20,7 @@ from lockstep.export._publisher import Publisher
 # A checkpoint's directory; or descriptions, or tensors, which may come from a generator.
 Layout = Union[str, "os.PathLike[str]", NamedTensors, Iterable[TensorMeta]]
 
+_HEAD = "lm_head.weight"
 _PIECE_BYTES = 8 << 20  # a GPU makes a copy of what it converts or makes contiguous: of no more than this at a time
 
 
@@ -122,7 +123,9 @@ class StreamPublisher:
         Args:
             version: greater than every version of the run.
             stream: (name, whole tensor) pairs, or a mapping, in any order: every tensor of the layout once. A rank that
-                writes must be given all of them, those of other ranks' shares too.
+                writes must be given all of them, those of other ranks' shares too. An ``lm_head.weight`` that the
+                layout is without, as a checkpoint is whose head is tied to the embedding, may come after the embedding;
+                it is left out, and must equal it.
             label: as for ``Publisher.publish``.
 
         Raises:
@@ -169,8 +172,12 @@ class StreamPublisher:
             missing = dict.fromkeys(self._layout)
             for entry in entries:
                 name, tensor = pair(len(self._layout) - len(missing), entry)
-                self._check(name, tensor, missing)
-                del missing[name]
+                embedding = self._tied(name, tensor)
+                if embedding is not None:
+                    self._check_tied(name, tensor, embedding, data, missing)
+                else:
+                    self._check(name, tensor, missing)
+                    del missing[name]
                 if name in self._own:
                     self._copy(publisher, data, name, tensor)
                 del entry, tensor  # the generator makes the next one now
@@ -196,6 +203,29 @@ class StreamPublisher:
                 name,
                 f"it is {given.dtype} {list(given.shape)}, the model was opened with "
                 f"{opened.dtype} {list(opened.shape)}",
+            )
+
+    def _tied(self, name: str, tensor: Any) -> "str | None":
+        """The embedding that ``tensor`` is tied to where it is a head that a checkpoint is without: the first tensor of
+        its dtype and shape, which is the same on every rank."""
+        if name in self._layout or not name.endswith(_HEAD):
+            return None
+        given = _rounded(self._dtype, name, tensor)
+        alike = (meta.name for meta, _ in self.layout if (meta.dtype, meta.shape) == (given.dtype, given.shape))
+        return next(alike, None)
+
+    def _check_tied(
+        self, name: str, tensor: Any, embedding: str, data: memoryview, missing: "Mapping[str, None]"
+    ) -> None:
+        """Of the ranks that write, the one that wrote the embedding compares."""
+        opened, offset = self._layout[embedding]
+        if embedding in missing:
+            raise bad_tensor(
+                name, f'it came before "{embedding}", which it may be tied to; give it later, or not at all'
+            )
+        if embedding in self._own and not _equal_by_torch(data[offset : offset + opened.nbytes], opened.dtype, tensor):
+            raise bad_tensor(
+                name, f'the model was opened without it, as one that ties it to "{embedding}", which it does not equal'
             )
 
     def _copy(self, publisher: Publisher, data: memoryview, name: str, tensor: Any) -> None:
@@ -266,10 +296,25 @@ def _lies_as(opened: TensorMeta, tensor: Any) -> bool:
 
 
 def _copy_by_torch(data: memoryview, dtype: str, tensor: Any) -> None:
+    for part, piece in _pieces(data, dtype, tensor):
+        part.copy_(piece)
+
+
+def _equal_by_torch(data: memoryview, dtype: str, tensor: Any) -> bool:
+    """Whether ``data`` is what _copy_by_torch would make it."""
+    import torch
+
+    return all(
+        torch.equal(part.view(torch.uint8), part.new_empty(part.shape).copy_(piece).view(torch.uint8))
+        for part, piece in _pieces(data, dtype, tensor)
+    )
+
+
+def _pieces(data: memoryview, dtype: str, tensor: Any) -> "Iterator[Tuple[Any, Any]]":
+    """Of ``data`` as a tensor, and of ``tensor``: the same rows of each."""
     import torch
 
     source = torch.atleast_1d(torch.as_tensor(tensor).detach())
     target = torch.frombuffer(data, dtype=torch.uint8).view(getattr(torch, framework_name(dtype))).view(source.shape)
     rows = max(1, _PIECE_BYTES * len(source) // len(data))
-    for part, piece in zip(target.split(rows), source.split(rows)):
-        part.copy_(piece)
+    return zip(target.split(rows), source.split(rows))
