@@ -1,6 +1,7 @@
 // Connections that have not shown a ticket, and what they cost those that have.
 #include "trainer_agent/serve/waiting_lanes.h"
 
+#include <netinet/in.h>
 #include <poll.h>
 #include <unistd.h>
 
@@ -46,6 +47,8 @@ class Crowd {
   void Grow(size_t count) {
     for (size_t i = 0; i < count; ++i) {
       asio::ip::tcp::socket& socket = sockets_.emplace_back(context_, asio::ip::tcp::v4());
+      // The port is taken by connect(), which shares those of connections to other servers: 28,000 are soon all taken.
+      socket.set_option(asio::detail::socket_option::boolean<IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT>(true));
       socket.bind({asio::ip::make_address("127.0.0.2"), 0});
       socket.connect({asio::ip::make_address("127.0.0.1"), port_});
       asio::error_code ignored;  // put out already
