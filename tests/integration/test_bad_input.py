@@ -1,5 +1,6 @@
 """Bad input at process level: each mistake gets an error that names the thing, and what is held stays held."""
 
+import contextlib
 import json
 import os
 import re
@@ -229,17 +230,18 @@ def send_and_read(address: str, *pieces: bytes) -> bytes:
     with socket.socket(socket.AF_INET if host else socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.settimeout(60)
         client.connect((host, int(port)) if host else address)
-        answer = b""
         try:
             for piece in pieces:
                 client.sendall(piece)
             client.shutdown(socket.SHUT_WR)
-            while piece := client.recv(4096):
-                answer += piece
         except TimeoutError:
             raise
         except OSError:
-            pass  # turned away while we were still talking
+            pass  # turned away while we were still talking, and maybe told why
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while piece := client.recv(4096):
+                answer += piece
     return answer
 
 
