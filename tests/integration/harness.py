@@ -171,6 +171,10 @@ class Agent(Served):
         options.setdefault("call_timeout_ms", 30_000)
         return lockstep.Publisher(self.socket, model, tensors, **options)
 
+    def wait_for(self, version: int, model: str = MODEL) -> None:
+        """Until it serves `version`, which publish() does not wait for."""
+        wait_until(lambda: self.model_status(model)["newest_version"] == version, f"version {version} is served")
+
 
 class Receiver(Served):
     role = "--receiver"

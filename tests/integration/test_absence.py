@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from harness import MODEL, wait_until
+from harness import MODEL
 from rank_process import RankProcess, content
 from replicas import ToyModel
 
@@ -94,5 +94,5 @@ def test_a_version_that_one_rank_skipped_is_gone_for_all_and_the_next_is_whole(c
             patient.call("commit")
         patient.write(3, ["b"], 3)
         patient.call("commit")
-        wait_until(lambda: agent.model_status()["newest_version"] == 3, "version 3 is served")
+        agent.wait_for(3)
         cluster.receiver(agent).wait_for({name: content(name, 3, shapes[name]) for name in shapes})

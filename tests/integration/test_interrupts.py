@@ -181,11 +181,11 @@ def test_ctrl_c_ends_the_wait_for_another_rank_and_the_next_publish_works(cluste
         other.write(1, ["b"], 1)
         ended(ctrl_c, lambda: publisher.publish(2, part(2)))  # waits for version 1
         other.call("commit")
-        wait_until(lambda: agent.model_status()["newest_version"] == 1, "version 1 is served")
+        agent.wait_for(1)
         publisher.publish(3, part(3))
         other.write(3, ["b"], 3)
         other.call("commit")
-        wait_until(lambda: agent.model_status()["newest_version"] == 3, "version 3 is served")
+        agent.wait_for(3)
 
 
 def test_what_any_signals_handler_raises_ends_a_wait_and_comes_out(cluster):

@@ -4,7 +4,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from harness import wait_until
 from replicas import BLOCK, ToyModel
 
 FAST = 220e6  # bytes a second: deltas are coded for a fast link whatever their density
@@ -40,6 +39,7 @@ def test_each_receiver_has_its_rate_and_no_more_whoever_else_pulls(cluster):
     receivers = [cluster.receiver(agent, follow=False, name=name) for name in ("one", "two")]
     with agent.publisher(model.tensors) as publisher, ThreadPoolExecutor() as pool:
         publisher.publish(1, model.step())
+        agent.wait_for(1)
         records = pool.map(lambda receiver: receiver.ask("pull", "--full"), receivers)
         for record in records:
             assert 0.9 < record["pull_us"] / 1e6 / (BLOCKS * BLOCK / RATE) < 1.8
@@ -64,11 +64,12 @@ def test_what_the_last_full_pull_says_of_the_link_chooses_how_deltas_are_coded(c
     receiver = cluster.receiver(agent, follow=False)
     with agent.publisher(model.tensors) as publisher:
         publisher.publish(1, model.step())
+        agent.wait_for(1)
         full = receiver.ask("pull")
         while not rate and full["link_bytes_per_s"] < FAST:  # the machine was busy
             full = receiver.ask("pull", "--full")
         publisher.publish(2, model.step())
-        wait_until(lambda: agent.model_status()["newest_version"] == 2, "version 2 is served")
+        agent.wait_for(2)
         delta = receiver.ask("pull")
         receiver.wait_for(model.tensors)
     assert full["mode"] == "full" and delta["mode"] == "delta"

@@ -41,9 +41,11 @@ def test_a_fold_has_no_file_and_comes_on_lanes(cluster):
     receiver = cluster.receiver(agent, follow=False)
     with agent.publisher(model.tensors) as publisher:
         publisher.publish(1, model.step())
+        agent.wait_for(1)
         receiver.ask("pull")
         for version in range(2, 5):
             publisher.publish(version, model.step())
+        agent.wait_for(4)
         record = receiver.ask("pull")
     assert record["mode"] == "folded"
     assert record["local_bytes"] == 0 < record["payload_bytes"]
@@ -61,6 +63,7 @@ def test_lanes_carry_everything_where_the_socket_is_not_in_sight(cluster, reach)
     with agent.publisher(model.tensors) as publisher:
         for version, mode in ((1, "full"), (2, "delta")):
             publisher.publish(version, model.step())
+            agent.wait_for(version)
             record = receiver.ask("pull")
             assert (record["mode"], record["local_bytes"]) == (mode, 0)
             assert record["payload_bytes"] > 0 and record["verified"]
@@ -74,8 +77,10 @@ def test_with_memfds_full_pulls_come_from_memory_and_deltas_on_lanes(cluster):
     receiver = cluster.receiver(agent, follow=False)
     with agent.publisher(model.tensors) as publisher:
         publisher.publish(1, model.step())
+        agent.wait_for(1)
         full = receiver.ask("pull")
         publisher.publish(2, model.step())
+        agent.wait_for(2)
         delta = receiver.ask("pull")
     assert full["local_bytes"] == full["payload_bytes"] >= total_bytes(model)
     assert delta["local_bytes"] == 0 < delta["payload_bytes"]
@@ -96,6 +101,7 @@ def test_a_trainer_that_overwrites_the_halves_all_the_while_spoils_no_replica(cl
 
     with agent.publisher(model.tensors) as publisher, ThreadPoolExecutor() as pool:
         publisher.publish(1, model.step())
+        agent.wait_for(1)
         pulls = pool.submit(pull_until_published)
         for version in range(2, 60):
             for tensor in model.tensors.values():
@@ -103,6 +109,7 @@ def test_a_trainer_that_overwrites_the_halves_all_the_while_spoils_no_replica(cl
             publisher.publish(version, model.tensors)
         published.set()
         records = pulls.result()
+        agent.wait_for(59)
         final = receiver.ask("pull")
     assert len(records) > 2 and all(record["mode"] == "full" and record["verified"] for record in records)
     assert all(record["local_bytes"] > 0 for record in records)
@@ -139,6 +146,7 @@ def test_garbage_strangers_and_silence_on_the_local_socket_harm_nobody(cluster):
     try:
         with agent.publisher(model.tensors) as publisher:
             publisher.publish(1, model.step())
+            agent.wait_for(1)
             for pieces in ([noise], [b"GET / HTTP/1.1\r\n\r\n"], [stranger[:30]], [b""], [stranger[:20] + noise]):
                 assert send_and_read(path, *pieces) == b""
             magic, _, _, code, _, _ = struct.unpack("<4sHHIIQ", send_and_read(path, stranger, noise))
@@ -194,6 +202,7 @@ def test_a_receiver_abandons_a_false_agent_and_takes_lanes(cluster):
         with agent.publisher(model.tensors) as publisher:
             for version in range(1, 4):
                 publisher.publish(version, model.step())
+                agent.wait_for(version)
                 record = receiver.ask("pull")
                 assert record["verified"] and record["local_bytes"] == 0 < record["payload_bytes"]
         impostor.result(timeout=60)

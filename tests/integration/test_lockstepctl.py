@@ -124,9 +124,11 @@ def test_watch_tells_each_sync_as_one_line_of_json(publisher, receiver, model):
 def test_pull_brings_a_receiver_that_does_not_follow_to_the_newest_version(cluster, agent, publisher, model):
     receiver = cluster.receiver(agent, follow=False)
     assert not receiver.file().exists()
+    agent.wait_for(1)
     assert receiver.ask("pull", MODEL)["to"]["version"] == 1
     receiver.wait_for(model.tensors)
     publisher.publish(2, model.step())
+    agent.wait_for(2)
     assert receiver.ask("pull", MODEL)["mode"] == "delta"
     receiver.wait_for(model.tensors)
 

@@ -155,7 +155,7 @@ def test_a_forked_process_may_not_publish_for_its_parent(agent):
                 os._exit(2)
         assert os.waitpid(child, 0)[1] == 0
         publisher.publish(2, model.step())
-    wait_until(lambda: agent.model_status()["newest_version"] == 2, "version 2 is served")
+    agent.wait_for(2)
 
 
 def test_a_rank_killed_while_it_waits_to_begin_makes_room_for_another(agent, two_ranks):
@@ -171,7 +171,7 @@ def test_a_rank_killed_while_it_waits_to_begin_makes_room_for_another(agent, two
             other.call("fill", name, 1)
         other.call("commit")
         publish_by_all([replacement, other], 2, seed=2)
-    wait_until(lambda: agent.model_status()["newest_version"] == 2, "version 2 is served")
+    agent.wait_for(2)
 
 
 def test_a_rank_that_waits_for_one_that_is_killed_hears_at_once_which(agent, two_ranks):
@@ -230,7 +230,7 @@ def test_a_rank_that_aborts_gives_the_version_up_for_all(agent, two_ranks):
     with pytest.raises(lockstep.AbortedError, match="rank 0 aborted version 1"):
         two_ranks[1].call("commit")
     publish_by_all(two_ranks, 2, seed=2)
-    wait_until(lambda: agent.model_status()["newest_version"] == 2, "version 2 is served")
+    agent.wait_for(2)
 
 
 def test_a_trainer_killed_while_writing_leaves_the_last_whole_version_served(cluster, agent):
