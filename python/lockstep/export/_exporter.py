@@ -190,12 +190,12 @@ class Exporter(Handle):
             self._open_handle()
             try:
                 name = arguments.label(label)
-                addresses = self._current_addresses()
+                current = self._whole_locals()  # its tensors may be nobody else's: they stay until they are copied
             except BaseException as error:  # other ranks wait for this one's part: they must get the reason
                 with contextlib.suppress(Error):
                     self._call("give_up", number, reason_of(error).encode(errors="replace"))
                 raise
-            return self._absence.publish(lambda: self._publish(number, name, addresses))
+            return self._absence.publish(lambda: self._publish(number, name, _addresses(current)))
 
     def write_sheets(self, directory: "str | os.PathLike[str]") -> None:
         """Writes the sheets of all ranks to ``directory``, for ``lockstepctl plan --sheets``."""
@@ -210,7 +210,8 @@ class Exporter(Handle):
         (offset, bytes, address to write to). BadDataError: this rank does not hold the whole model."""
         with self._lock:
             self._open_handle()
-            addresses = self._current_addresses()
+            current = self._whole_locals()  # they stay until the end
+            addresses = _addresses(current)
             yield lambda offset, size, address: self._call("fill", addresses, offset, size, address)
 
     def _open_together(self, options: Any, group: Any) -> None:
@@ -278,13 +279,14 @@ class Exporter(Handle):
     def _current_locals(self) -> "list[LocalTensor]":
         return [local for part in self._parts for local in part.locals()]
 
-    def _current_addresses(self) -> Any:
+    def _whole_locals(self) -> "list[LocalTensor]":
+        """This rank's tensors as they are now, to be read."""
         for part in self._parts:
             part.prepare()
         current = self._current_locals()
         self._check_unchanged(current)
         wait_for_gpu(current)
-        return (ctypes.c_void_p * len(current))(*(local.address for local in current))
+        return current
 
     def _check_unchanged(self, current: "list[LocalTensor]") -> None:
         if len(current) != len(self._locals):
@@ -292,6 +294,10 @@ class Exporter(Handle):
         for present, opened in zip(current, self._locals):
             if present.description() != opened.description():
                 raise BadDataError(f"the model has {_in_words(present)}; it was opened with {_in_words(opened)}")
+
+
+def _addresses(tensors: "Sequence[LocalTensor]") -> Any:
+    return (ctypes.c_void_p * len(tensors))(*(local.address for local in tensors))
 
 
 def _exchange_for(ranks: Ranks, group: Any, timeout_ms: int) -> Any:
