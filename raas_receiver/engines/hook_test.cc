@@ -46,6 +46,18 @@ TEST_CASE("A hook finds the version in its environment") {
   CHECK(hook->failures() == 0);
 }
 
+TEST_CASE("A hook finds what the launcher of a bundle has set aside where the host had it") {
+  const os::TempDir directory;
+  ::setenv("LOCKSTEP_HOST_LD_AUDIT", "", 1);
+  ::setenv("LOCKSTEP_HOST_LD_PRELOAD", "libc.so.6", 1);  // every program has it already
+  const auto hook = Hook(
+      Options("echo ${LD_PRELOAD-none} ${LD_AUDIT-none} $(env | grep -c LOCKSTEP_HOST_) > " + directory.File("set")));
+  CHECK(Notify(*hook).status.ok());
+  CHECK(*os::ReadFile(directory.File("set")) == "libc.so.6 0\n");
+  ::unsetenv("LOCKSTEP_HOST_LD_AUDIT");
+  ::unsetenv("LOCKSTEP_HOST_LD_PRELOAD");
+}
+
 TEST_CASE("A hook whose program is not there or may not be executed is refused") {
   const os::TempDir directory;
   const std::string script = directory.File("hook.sh");

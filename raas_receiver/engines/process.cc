@@ -48,15 +48,23 @@ struct SpawnSettings {
   SpawnSettings& operator=(const SpawnSettings&) = delete;
 };
 
+// Variables that the launcher of deploy/bundle set aside, because they are meant for programs of the host, begin so.
+constexpr std::string_view kSetAside = "LOCKSTEP_HOST_";
+
+char* GivenBack(char* variable) {
+  return std::string_view(variable).starts_with(kSetAside) ? variable + kSetAside.size() : variable;
+}
+
 // `added`, and what this process has under other names. A program that finds a name twice may believe either.
 std::vector<char*> Environment(const std::vector<std::string>& added) {
   std::vector<char*> variables;
   for (const std::string& variable : added) variables.push_back(const_cast<char*>(variable.c_str()));
   for (char** inherited = environ; *inherited != nullptr; ++inherited) {
-    const std::string_view variable = *inherited;
+    char* const given = GivenBack(*inherited);
+    const std::string_view variable = given;
     const std::string_view name = variable.substr(0, variable.find('=') + 1);
     const auto replaced = [&](const std::string& ours) { return std::string_view(ours).starts_with(name); };
-    if (std::none_of(added.begin(), added.end(), replaced)) variables.push_back(*inherited);
+    if (std::none_of(added.begin(), added.end(), replaced)) variables.push_back(given);
   }
   variables.push_back(nullptr);
   return variables;

@@ -34,8 +34,9 @@ struct ShellOutcome {
 inline constexpr size_t kOutputTail = 4096;
 
 // Runs `/bin/sh -c command` in a process group of its own, with this process' environment and `environment`
-// ("NAME=value") added. When `timeout` passes or `stop` is set, the whole group is killed. What it leaves in the
-// background after a normal end lives on. An error means that it could not be started.
+// ("NAME=value") added. What deploy/bundle's launcher set aside as LOCKSTEP_HOST_<NAME> is <NAME> there. When `timeout`
+// passes or `stop` is set, the whole group is killed. What it leaves in the background after a normal end lives on. An
+// error means that it could not be started.
 Result<ShellOutcome> RunShell(const std::string& command, const std::vector<std::string>& environment,
                               std::chrono::milliseconds timeout, const StopSignal& stop);
 
