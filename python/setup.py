@@ -1,4 +1,5 @@
-"""The wheel carries liblockstep.so, so it is for one platform; it is for every Python 3 all the same (ctypes)."""
+"""The wheel carries liblockstep.so and programs, so it is for one platform, which deploy/wheel.sh names; it is for every
+Python 3 all the same (ctypes)."""
 
 from setuptools import Distribution, setup
 

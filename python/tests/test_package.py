@@ -58,12 +58,13 @@ def test_an_interpreter_that_cannot_build_wheels_is_named_before_anything_is_bui
     ]
 
 
-def test_the_wheel_carries_its_library_and_needs_nothing_else(tmp_path):
+def test_the_wheel_carries_its_library_and_programs_and_needs_nothing_else(tmp_path):
     script = PACKAGE.parent / "deploy/wheel.sh"
     environment = {**os.environ, "PYTHON": sys.executable}
     built = subprocess.run([script, tmp_path], check=True, capture_output=True, text=True, env=environment)
     wheel = Path(built.stdout.strip().splitlines()[-1])
-    assert wheel.name.startswith(f"lockstep-{lockstep.__version__}-py3-none-linux_")
+    assert wheel.name == f"lockstep-{lockstep.__version__}-py3-none-manylinux_2_34_x86_64.whl"
+    assert wheel.stat().st_size < 60 << 20  # what package indexes take
     target = tmp_path / "installed"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target)]
     subprocess.run([*pip, str(wheel)], check=True)
@@ -72,6 +73,10 @@ def test_the_wheel_carries_its_library_and_needs_nothing_else(tmp_path):
     result = subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True, capture_output=True, text=True)
     assert result.stdout.strip() == lockstep.__version__
     assert (target / "lockstep/engine/_follower.py").exists()
+    for name in ("trainer_agent", "raas_receiver", "lockstepctl"):
+        command = [target / "bin" / name, "--version"]
+        said = subprocess.run(command, check=True, capture_output=True, text=True, env={"PYTHONPATH": str(target)})
+        assert said.stdout.startswith(f"{name} {lockstep.__version__} ")
     entry_points = next(target.glob("lockstep-*.dist-info/entry_points.txt")).read_text()
     for group in ("vllm.general_plugins", "sglang.srt.plugins"):
         assert f"[{group}]\nlockstep = lockstep.engine." in entry_points
