@@ -15,7 +15,7 @@ BUILD_PACKAGES=(
   catch2 libabsl-dev libasio-dev libcli11-dev libcurl4-openssl-dev libgrpc++-dev libhwy-dev libprotobuf-dev libspdlog-dev
   libssl-dev libtomlplusplus-dev libxxhash-dev libzstd-dev nlohmann-json3-dev protobuf-compiler protobuf-compiler-grpc
 )
-DEV_PACKAGES=(clang clang-format clang-tidy g++-aarch64-linux-gnu git iperf3 iproute2 libclang-rt-14-dev python3-pip python3-venv shellcheck)
+DEV_PACKAGES=(clang clang-format clang-tidy debootstrap g++-aarch64-linux-gnu git iperf3 iproute2 libclang-rt-14-dev python3-pip python3-venv shellcheck)
 
 fail() {
   echo "install.sh: $2" >&2
