@@ -2,6 +2,7 @@
 
 #include <iostream>
 
+#include "common/os/owners.h"
 #include "common/os/signals.h"
 #include "common/telemetry/log.h"
 #include "raas_receiver/receiver/receiver.h"
@@ -10,8 +11,9 @@ namespace lockstep::receiver {
 namespace {
 
 Status Serve(ReceiverConfig config, os::SignalWaiter& signals) {
+  LS_ASSIGN_OR_RETURN(const os::Owners owners, os::Owners::Open(config.owners));
   LS_ASSIGN_OR_RETURN(const std::unique_ptr<Receiver> receiver, Receiver::Create(std::move(config)));
-  return receiver->Run(signals);
+  return receiver->Run(signals, owners);
 }
 
 int Main(int argc, char** argv) {

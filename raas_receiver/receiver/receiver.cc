@@ -133,7 +133,7 @@ Status Receiver::Listen() {
   return address_file_->Announce({{"grpc", grpc}, {"control", config_.control_socket}, {"health", health}});
 }
 
-Status Receiver::Run(os::SignalWaiter& signals) {
+Status Receiver::Run(os::SignalWaiter& signals, const os::Owners& owners) {
   for (const auto& [model, session] : sessions_) session->Start();
   Tick();
   os::NotifyReady();
@@ -141,6 +141,10 @@ Status Receiver::Run(os::SignalWaiter& signals) {
     const std::optional<int> signal = signals.Wait(kTick);
     if (signal == SIGTERM || signal == SIGINT) break;
     if (signal == SIGHUP) telemetry::Log(telemetry::LogLevel::kInfo, "reload_ignored");
+    if (owners.Gone()) {
+      telemetry::Log(telemetry::LogLevel::kInfo, "owners_gone");
+      break;
+    }
     Tick();
   }
   os::NotifyStopping();

@@ -8,6 +8,7 @@
 #include "common/base/status.h"
 #include "common/base/worker_pool.h"
 #include "common/net/io_threads.h"
+#include "common/os/owners.h"
 #include "common/os/signals.h"
 #include "common/os/unix_server.h"
 #include "common/rpc/rpc_server.h"
@@ -28,8 +29,9 @@ class Receiver {
   static Result<std::unique_ptr<Receiver>> Create(ReceiverConfig config);
   ~Receiver();
 
-  // Follows the agent until SIGTERM or SIGINT, then drains. A second signal ends the process at once.
-  Status Run(os::SignalWaiter& signals);
+  // Follows the agent until SIGTERM or SIGINT, or until its owners are gone, then drains. A second signal ends the
+  // process at once.
+  Status Run(os::SignalWaiter& signals, const os::Owners& owners);
 
  private:
   Receiver(ReceiverConfig config, std::unique_ptr<access::AccessControl> access);

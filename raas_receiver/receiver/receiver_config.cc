@@ -96,6 +96,7 @@ void AddOptions(ConfigParser& parser, Written& to, ReceiverConfig& config) {
              "HOST:PORT where health, and nothing else, is told to anybody in plaintext; empty: nowhere");
   parser.Add("address-file", &config.address_file,
              "file that holds, as JSON, where the receiver listens, while it does");
+  parser.Add("owners", &config.owners, "file; the receiver ends once no process holds a lock (flock) on it");
   parser.Add("lanes", &config.lanes, "TCP connections per pull");
   parser.Add("threads", &config.threads, "threads that apply and hash; 0: one per core");
   parser.Add("follow", &config.follow, "take every new version by itself; false: only when asked to pull");

@@ -25,6 +25,7 @@ struct ReceiverConfig {
   std::optional<net::HostPort> health_listen;       // nothing: none
   rpc::DaemonTls tls;
   std::string address_file;  // empty: none
+  std::string owners;        // empty: it has none
   uint64_t lanes = 4;
   uint64_t threads = 0;
   bool follow = true;

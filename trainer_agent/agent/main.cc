@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "common/os/owners.h"
 #include "common/os/signals.h"
 #include "common/telemetry/log.h"
 #include "trainer_agent/agent/agent.h"
@@ -22,11 +23,16 @@ void ExitOnNextSignal(os::SignalWaiter& signals) {
 }
 
 Status Serve(const AgentOptions& options, os::SignalWaiter& signals) {
+  LS_ASSIGN_OR_RETURN(const auto owners, os::Owners::Open(options.owners));
   LS_ASSIGN_OR_RETURN(const auto agent, Agent::Start(options));
   while (true) {
     const auto signal = signals.Wait(kTick);
     if (signal && *signal != SIGHUP) break;
     if (signal) telemetry::Log(telemetry::LogLevel::kInfo, "reload_ignored");
+    if (owners.Gone()) {
+      telemetry::Log(telemetry::LogLevel::kInfo, "owners_gone");
+      break;
+    }
     agent->Tick();
   }
   std::thread([&signals] { ExitOnNextSignal(signals); }).detach();

@@ -99,6 +99,7 @@ Result<config::ParseOutcome> ParseAgentOptions(int argc, const char* const* argv
              "HOST:PORT named to receivers for lanes; empty: the host they called; port 0 or empty: the lane port");
   parser.Add("address-file", &options->address_file,
              "file that holds, as JSON, where the agent listens, while it does");
+  parser.Add("owners", &options->owners, "file; the agent ends once no process holds a lock (flock) on it");
   parser.Add("segment-dir", &options->segment_dir, "tmpfs directory for the double buffers and retained deltas");
   parser.Add("segments", &options->segments, "tmpfs (survives the agent by name) or memfd (ranks hand it back)");
   parser.Add("block-bytes", &options->block_bytes, "unit of diffing and hashing, a power of two");

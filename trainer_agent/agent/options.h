@@ -21,6 +21,7 @@ struct AgentOptions {
   std::string lane_listen = "127.0.0.1:7701";
   std::string lane_advertise;
   std::string address_file;
+  std::string owners;
   std::string segment_dir = "/dev/shm/lockstep";
   std::string segments = "tmpfs";
   uint64_t block_bytes = 256 * 1024;
