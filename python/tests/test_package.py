@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import lockstep
+from lockstep import programs
 from lockstep.core import abi
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -29,6 +30,29 @@ def test_a_missing_library_is_an_error_that_says_where_it_was_sought(monkeypatch
     monkeypatch.setenv("LOCKSTEP_LIBRARY", "/nowhere/liblockstep.so")
     with pytest.raises(lockstep.NotFoundError, match="/nowhere/liblockstep.so.*bazel build"):
         lockstep.library_version()
+
+
+def test_programs_are_those_of_a_directory_that_is_named_of_the_package_or_of_the_checkout(monkeypatch, tmp_path):
+    monkeypatch.delenv("LOCKSTEP_PROGRAMS", raising=False)
+    checkout, package, named = tmp_path / "bazel-bin/ctl", tmp_path / "lockstep/programs", tmp_path / "named"
+    (tmp_path / "WORKSPACE").touch()
+    monkeypatch.setattr(programs, "__file__", str(tmp_path / "lockstep/programs.py"))
+    with pytest.raises(lockstep.NotFoundError) as missing:
+        programs.find("lockstepctl")
+    for said in (
+        checkout / "lockstepctl",
+        package / "lockstepctl",
+        "the wheel",
+        "LOCKSTEP_PROGRAMS",
+        "//ctl:lockstepctl",
+    ):
+        assert str(said) in str(missing.value)
+    for directory in (checkout, package, named):
+        directory.mkdir(parents=True)
+        (directory / "lockstepctl").touch()
+        if directory == named:
+            monkeypatch.setenv("LOCKSTEP_PROGRAMS", str(named))
+        assert programs.find("lockstepctl") == str(directory / "lockstepctl")
 
 
 @pytest.mark.parametrize(
