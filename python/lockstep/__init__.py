@@ -18,7 +18,10 @@ An inference engine has ``lockstep.Replica``, ``Follower``, ``describe``, ``publ
 A trainer and an engine on one GPU, or one host, without anything between them: ``lockstep.BucketRing`` in the trainer,
 ``lockstep.RingReader`` in the engine.
 
-``lockstep.export`` is the trainer's side, ``lockstep.engine`` the engine's, ``lockstep.core`` what both are built on.
+``lockstep.ensure_agent`` and ``lockstep.ensure_receiver`` start this host's daemons, or find them.
+
+``lockstep.export`` is the trainer's side, ``lockstep.engine`` the engine's, ``lockstep.core`` what both are built on,
+``lockstep.daemons`` what starts daemons.
 
 Everything raised because of Lockstep is a ``lockstep.Error``; its ``code`` is the library's number and its text the
 library's sentence.
@@ -44,6 +47,7 @@ from lockstep.core.errors import (
 )
 from lockstep.core.peer import RELEASE as __version__
 from lockstep.core.tensors import TensorMeta
+from lockstep.daemons import ensure_agent, ensure_receiver
 from lockstep.export import (
     BucketRing,
     ExportConfig,
@@ -86,6 +90,8 @@ __all__ = [
     "TensorMeta",
     "UnavailableError",
     "adapter",
+    "ensure_agent",
+    "ensure_receiver",
     "fsdp",
     "library_version",
     "megatron",

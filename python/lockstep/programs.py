@@ -1,6 +1,7 @@
 """Where Lockstep's programs are: the daemons, and ``lockstepctl``."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Iterator
 
@@ -27,6 +28,12 @@ def find(name: str) -> str:
             f"'bazel build //{_BUILT[name].replace(f'/{name}', f':{name}')}', or set LOCKSTEP_PROGRAMS to its directory"
         )
     return str(path)
+
+
+def main() -> None:
+    """The wheel's commands: becomes the program of this command's name, the same process, for signals and supervisors."""
+    name = os.path.basename(sys.argv[0])
+    os.execv(find(name), [name, *sys.argv[1:]])
 
 
 def _candidates(name: str) -> "Iterator[Path]":

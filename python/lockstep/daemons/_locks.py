@@ -1,0 +1,44 @@
+"""Locks (flock) of files, which the kernel takes from a process that ends, however it ends. A process that is forked
+off, such as a data loader's worker, has no part in them."""
+
+import fcntl
+import os
+from typing import Set
+
+from lockstep.core.forked import close_after_fork
+
+
+class _Held:
+    def __init__(self) -> None:
+        self.fds: "Set[int]" = set()
+        close_after_fork(self)
+
+    def _close_after_fork(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+        self.fds.clear()
+
+
+_held = _Held()
+
+
+def lock(path: str, shared: bool = False) -> "int | None":
+    """Locks a file, which is made where it is missing; None where somebody else's lock does not allow that.
+
+    The descriptor that is returned holds the lock, and so does a process that inherits it, until ``unlock`` and the
+    process' end.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    _held.fds.add(fd)
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        unlock(fd)
+        return None
+    return fd
+
+
+def unlock(fd: int) -> None:
+    """Gives up this process' part in a lock."""
+    _held.fds.discard(fd)
+    os.close(fd)

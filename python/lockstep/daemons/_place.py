@@ -1,0 +1,138 @@
+"""Where one daemon of this host and user lives: a directory with its sockets, its log, and what says how it was started.
+
+    /dev/shm/lockstep-<uid>/<name>/
+        lock                          held (flock) by the daemon as long as it lives: it is its standard input
+        control.sock, addresses.json  what the daemon itself makes
+        log                           appended by every daemon that was started here
+        started.json                  version and configuration of the newest
+        owners                        held (shared flock) by the processes with whose end it ends (--owners)
+
+In memory, because that is of this host alone, the same for logins and services, and not cleaned of old files. It is of
+this user alone (mode 0700): whoever can put a socket of his own here gets the weights, or gives others.
+"""
+
+import contextlib
+import json
+import os
+import re
+import socket
+import stat
+import struct
+from typing import Any, NamedTuple
+
+from lockstep.core.errors import BadDataError, IoError, PermissionDeniedError
+from lockstep.daemons._locks import lock
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
+_CONNECT_SECONDS = 5.0
+_LOG_TAIL_LINES = 20
+_LOG_TAIL_BYTES = 16 * 1024
+
+
+class Running(NamedTuple):
+    """A daemon that listens."""
+
+    pid: int
+    addresses: "dict[str, str]"  # as it announces them (docs/operations.md)
+    started: "dict[str, str]"  # how: see Command.description
+
+
+class Place:
+    """The directory of the daemon ``name``, made where it is missing.
+
+    Raises:
+        BadDataError: the name is none.
+        PermissionDeniedError: the directory is another user's, or open to others.
+        IoError: it cannot be made.
+    """
+
+    def __init__(self, name: str) -> None:
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise BadDataError(f"name is {name!r}; give 1 to 64 letters, digits, '.', '_' and '-'")
+        base = os.environ.get("LOCKSTEP_RUNTIME_DIR") or f"/dev/shm/lockstep-{os.geteuid()}"
+        self.path = os.path.join(os.path.abspath(base), name)
+        for path in (os.path.dirname(self.path), self.path):
+            _make_private(path)
+
+    def file(self, name: str) -> str:
+        """The path of a file in the directory."""
+        return os.path.join(self.path, name)
+
+    @property
+    def control(self) -> str:
+        """The daemon's control socket."""
+        return self.file("control.sock")
+
+    def lock(self) -> "int | None":
+        """The lock, for a daemon to inherit. None: a daemon lives here, or one is being started."""
+        return lock(self.file("lock"))
+
+    def own(self) -> "int | None":
+        """The lock of an owner, for this process to keep. None: the daemon has seen its last owner, and is ending."""
+        return lock(self.file("owners"), shared=True)
+
+    def prepare(self, started: "dict[str, str]") -> None:
+        """Removes where a daemon that was killed has listened, and notes how the next one is started. REQUIRES the
+        lock."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.file("addresses.json"))
+        with open(self.file("started.json.new"), "w") as file:
+            json.dump(started, file)
+        os.replace(self.file("started.json.new"), self.file("started.json"))
+
+    def running(self) -> "Running | None":
+        """The daemon that listens here. That one does, and which, is the kernel's word: what a daemon left that was killed
+        counts for nothing."""
+        pid = listener(self.control)
+        if pid is None:
+            return None
+        try:  # in this order: a daemon that listens was started after the files of the one before were removed
+            return Running(pid, self._read("addresses.json"), self._read("started.json"))
+        except FileNotFoundError:  # it has not announced itself yet, or is ending
+            return None
+
+    def logged(self, begin: int = 0) -> str:
+        """A sentence with the end of what the log has from byte ``begin`` on."""
+        path = self.file("log")
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            file.seek(max(begin, os.path.getsize(path) - _LOG_TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()[-_LOG_TAIL_LINES:]
+            return "\n".join([f"The end of {path}:", *lines])
+        return f"{path} is not there"
+
+    def _read(self, name: str) -> Any:
+        with open(self.file(name)) as file:
+            return json.load(file)
+
+
+def listener(path: str) -> "int | None":
+    """The process that listens at a unix socket now; None where none does."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_CONNECT_SECONDS)
+        try:
+            probe.connect(path)
+        except OSError:
+            return None
+        credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return int(struct.unpack("3i", credentials)[0])
+
+
+def _make_private(path: str) -> None:
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        info = os.lstat(path)
+    except OSError as error:
+        raise IoError(f"{path}: {error.strerror}; LOCKSTEP_RUNTIME_DIR names another directory for daemons") from None
+    if not stat.S_ISDIR(info.st_mode):
+        problem = "is no directory, or a link to one"
+    elif info.st_uid != os.geteuid():
+        problem = f"belongs to user {info.st_uid}, not to {os.geteuid()}"
+    elif info.st_mode & 0o077:
+        problem = f"is open to other users (mode {stat.S_IMODE(info.st_mode):04o}, not 0700)"
+    else:
+        return
+    raise PermissionDeniedError(
+        f"{path} {problem}: others could replace the daemons' sockets; remove it, or name another directory by "
+        "LOCKSTEP_RUNTIME_DIR"
+    )
