@@ -56,7 +56,7 @@ def test_a_label_goes_with_its_version_to_status_directory_and_engine_and_may_be
             assert receiver.model_status()["held_label"] == expected
             assert (said(receiver)["version"], said(receiver)["label"]) == (version, expected)
             with lockstep.Replica(receiver.root / MODEL) as replica:
-                assert (replica.version, replica.label) == (version, expected)
+                assert (replica.run, replica.version, replica.label) == (handle.run, version, expected)
             assert notified.read_text().splitlines()[-1] == f"{version}={expected}"
         assert said(receiver)["run"] == handle.run
         assert "größe 7" in agent.ctl("status").stdout

@@ -47,7 +47,8 @@ class Replica:
 
     @property
     def run(self) -> str:
-        """The run's first eight hex digits where the directory's name has them, else ""."""
+        """The version's run, 32 hex digits; of a receiver before 0.2.0 the first eight where the directory's name has
+        them, else ""."""
         return self._run
 
     @property
@@ -84,7 +85,7 @@ class Replica:
         self.close()
 
     def _open(self) -> None:
-        directory, fd, self._label = _open_current(self._path)
+        directory, fd, said = _open_current(self._path)
         try:
             size = os.fstat(fd).st_size
             if size < 8:
@@ -95,7 +96,8 @@ class Replica:
         finally:
             os.close(fd)  # the mapping has a descriptor of its own
         self._directory = directory
-        self._version, self._run = _parse_name(os.path.basename(directory), self._path)
+        self._version, run = _parse_name(os.path.basename(directory), self._path)
+        self._run, self._label = str(said.get("run", run)), str(said.get("label", ""))
 
 
 class Published(NamedTuple):
@@ -174,8 +176,8 @@ def _parse_name(name: str, path: str) -> "Tuple[int, str]":
     return int(match[1]), match[2] or ""
 
 
-def _open_current(path: str) -> "Tuple[str, int, str]":
-    """The published directory, a descriptor of its weights, and its label.
+def _open_current(path: str) -> "Tuple[str, int, dict[str, Any]]":
+    """The published directory, a descriptor of its weights, and what is said of the version.
 
     Between reading the link and opening the file the version may be withdrawn and its file taken for another one. Then
     the name is gone, or the receiver's lease makes opening fail: both are tried again. A file that still has its name
@@ -189,22 +191,22 @@ def _open_current(path: str) -> "Tuple[str, int, str]":
             raise NotFoundError(f"{path} publishes no version yet; lockstep.wait_for() waits for one") from None
         _parse_name(name, path)
         directory = os.path.join(path, name)
-        label = _label_in(directory)
+        said = _said_in(directory)
         fd = _open_weights(directory)
         if fd is not None:
-            return directory, fd, label
+            return directory, fd, said
         if time.monotonic() >= deadline:
             raise UnavailableError(f"{directory} has no weights that can be opened; is {path} a receiver's directory?")
         time.sleep(_POLL_SECONDS)
 
 
-def _label_in(directory: str) -> str:
-    """Empty too where a receiver before 0.2.0 published."""
+def _said_in(directory: str) -> "dict[str, Any]":
+    """Run, label and more; nothing where a receiver before 0.2.0 published."""
     try:
         with open(os.path.join(directory, "lockstep.json"), "rb") as file:
-            return str(json.load(file)["label"])
+            return dict(json.load(file))
     except FileNotFoundError:
-        return ""
+        return {}
 
 
 def _open_weights(directory: str) -> "int | None":
