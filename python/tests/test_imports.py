@@ -1,5 +1,5 @@
 """Which modules of the package import which: core nothing of it, export and engine core, daemons where programs are, the
-package itself all."""
+package itself and integrations all."""
 
 import ast
 import subprocess
@@ -16,6 +16,7 @@ ALLOWED = {
     "daemons": {"core", "daemons", "programs"},
     "export": {"core", "export"},
     "engine": {"core", "engine"},
+    "integrations": {"core", "daemons", "export", "engine", "integrations"},
 }
 
 

@@ -4,7 +4,6 @@ the frameworks; pytest finds this file only when it is named."""
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import deepspeed
 import fsdp_trainer
@@ -17,7 +16,7 @@ from hf_models import published_tensors
 from ranks import Rank, Ranks
 from topologies import Topology
 from transformers import AutoModelForCausalLM
-from verl.plugin.platform import PlatformBase, set_platform
+from verl_cpu import use_cpu
 
 import lockstep
 
@@ -99,19 +98,12 @@ def test_parameters_that_zero_3_emptied_are_refused_by_name(zero_3):
         )
 
 
-def cpu() -> PlatformBase:
-    """What verl asks of a device: it knows GPUs and NPUs alone."""
-    methods: "dict[str, Any]" = dict.fromkeys(PlatformBase.__abstractmethods__, lambda *_: None)
-    methods |= {"device_name": "cpu", "device_module": torch.cpu, "current_device": lambda _: torch.device("cpu")}
-    return type("Cpu", (PlatformBase,), methods)()
-
-
 def build_verl(rank: Rank, checkpoint: Path) -> None:
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-    set_platform(cpu())
+    use_cpu()
     rank.engine = FSDPEngineWithLMHead(
         HFModelConfig(
             path=str(checkpoint),

@@ -1,0 +1,143 @@
+"""verl's checkpoint engine ``lockstep``: trainers publish, and rollouts load what the receiver on their host has proved.
+
+    actor_rollout_ref.rollout.checkpoint_engine.backend=lockstep
+    actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=lockstep.integrations.verl
+    '+actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.lockstep.checkpoint=${actor_rollout_ref.model.path}'
+
+Written against the sources of verl 0.9.1.
+"""
+
+from collections import deque
+from typing import Any, AsyncIterator, Iterator, Mapping, NamedTuple
+
+import ray
+import torch
+from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
+from verl.utils.device import get_device_name
+
+from lockstep.core.errors import BadDataError, StateError
+from lockstep.daemons import ensure_agent, ensure_receiver
+from lockstep.engine import Replica
+from lockstep.export import StreamPublisher
+from lockstep.integrations._replicas import local_checkpoint, open_replica
+
+
+class _Announced(NamedTuple):
+    """The version that an update is about to publish, as the trainer's first rank tells it to every rollout worker."""
+
+    run: str
+    version: int
+    agent: str  # its address, where daemons were not given
+
+    def is_of(self, replica: Replica) -> bool:
+        return (replica.run, replica.version) == (self.run, self.version)
+
+
+@CheckpointEngineRegistry.register("lockstep")
+class LockstepCheckpointEngine(CheckpointEngine):
+    """Rank 0 of the trainer publishes what verl gathers; every rollout worker gives verl's own loader the whole tensors
+    of the version that this update published, and of no other.
+
+    Versions are numbered by this class; verl's ``global_steps``, which may be 0 or repeat, is their label. An update
+    that fails leaves rollouts with the version before, and the next one works.
+
+    Args:
+        bucket_size, is_master: as verl gives them; there are no buckets.
+        checkpoint: what the model was loaded from, a directory or a name on the HuggingFace hub, for the tensors' names,
+            dtypes and shapes.
+        model: what the model is called.
+        daemons: options of the agent and the receivers, which are started on the hosts that Ray chose, and end with the
+            workers there. More than one host needs ``tls_cert`` and the like, or ``allow_insecure_network: true`` in a
+            network where everybody may read the weights; without any, all workers are on one host.
+        port: the agent's, with such options; 0: any.
+        socket, replica: of daemons that are there already, instead: the agent's socket on the host of the trainer's rank
+            0, and the receiver's directory of the model, ``<root>/<model>``, on every host with rollouts.
+        dtype: that of the checkpoint, to which the trainer's float32 tensors are rounded.
+        timeout_s: how long a rollout waits for a version.
+    """
+
+    def __init__(
+        self,
+        bucket_size: int,
+        is_master: bool = False,
+        *,
+        checkpoint: str,
+        model: str = "actor",
+        daemons: "Mapping[str, Any] | None" = None,
+        port: int = 0,
+        socket: str = "",
+        replica: str = "",
+        dtype: str = "bfloat16",
+        timeout_s: float = 600.0,
+    ) -> None:
+        if bool(socket) != bool(replica):
+            raise BadDataError(f"socket is {socket!r} and replica {replica!r}; give both, or none to start daemons")
+        self._is_master = is_master
+        self._checkpoint, self._model = checkpoint, model
+        self._daemons, self._port = daemons or {}, port
+        self._socket, self._replica, self._agent = socket, replica, ""
+        self._dtype = getattr(torch, dtype)
+        self._timeout_s = timeout_s
+        self._publisher: "StreamPublisher | None" = None
+        self._version = 0
+        self._awaited: "_Announced | None" = None
+
+    def prepare(self) -> "_Announced | None":
+        """On rank 0 of the trainer, what this update will publish. A worker that still waits for the version of an
+        update before, which failed, gives it up."""
+        self._awaited = None
+        if not self._is_master:
+            return None
+        if not self._socket:
+            self._start_agent()
+        if self._publisher is None:
+            layout = local_checkpoint(self._checkpoint)
+            self._publisher = StreamPublisher(self._socket, self._model, layout, dtype=self._dtype)
+        self._version += 1
+        return _Announced(self._publisher.run, self._version, self._agent)
+
+    @classmethod
+    def build_topology(
+        cls, actor_wg_world_size: int, rollout_world_size: int, metadata: "list[Any]"
+    ) -> "tuple[dict[str, list[Any]], dict[str, list[Any]]]":
+        """Rollouts learn what rank 0 of the trainer, whose metadata is the first, will publish."""
+        return {}, {"announced": metadata[:1] * rollout_world_size}
+
+    def init_process_group(self, announced: "_Announced | None" = None) -> None:
+        """There is no group. On a rollout worker: the version to wait for."""
+        self._awaited = announced
+        if announced is not None and not self._replica:
+            receiver = ensure_receiver(announced.agent, self._model, end_with_owner=True, **self._daemons)
+            self._replica = receiver.replica(self._model)
+
+    async def send_weights(
+        self, weights: "Iterator[tuple[str, torch.Tensor]]", global_steps: "int | None" = None
+    ) -> None:
+        """On every rank of the trainer. Raises on rank 0 what StreamPublisher.publish does."""
+        if self._publisher is None:
+            deque(weights, maxlen=0)  # to its end: every rank takes part in gathering each tensor
+        else:
+            self._publisher.publish(self._version, weights, label=global_steps)
+
+    async def receive_weights(self, global_steps: "int | None" = None) -> "AsyncIterator[tuple[str, torch.Tensor]]":
+        """Whole tensors on verl's device. Raises as ``open_replica``."""
+        announced = self._awaited
+        if announced is None:
+            raise StateError("no version was announced to this worker; call prepare and init_process_group before")
+        with await open_replica(
+            self._replica,
+            f"version {announced.version} of run {announced.run[:8]}",
+            announced.is_of,
+            lambda: self._awaited is announced,
+            self._timeout_s,
+        ) as replica:
+            for name, tensor in replica.state_dict().items():
+                yield name, tensor.to(get_device_name())
+
+    def finalize(self) -> None:
+        """Nothing: the publisher stays open, and the replica was closed when it was read."""
+
+    def _start_agent(self) -> None:
+        listen = f"{ray.util.get_node_ip_address()}:{self._port}" if self._daemons else ""
+        agent = ensure_agent(listen=listen, end_with_owner=True, **self._daemons)
+        self._socket, self._agent = agent.socket, agent.grpc or agent.control

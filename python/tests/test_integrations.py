@@ -1,0 +1,58 @@
+"""What checkpoint engines have in common; the engines themselves are tested with their frameworks (tests/frameworks)."""
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+from test_replica import Published
+
+import lockstep
+from lockstep.integrations._replicas import local_checkpoint, open_replica
+
+
+@pytest.fixture
+def published(tmp_path):
+    return Published(tmp_path / "actor")
+
+
+def opened(published: Published, awaited: "Any" = lambda: True, timeout_s: float = 60) -> lockstep.Replica:
+    """Version 2, while the loop goes on."""
+    waiting = open_replica(str(published.path), "version 2", lambda replica: replica.version == 2, awaited, timeout_s)
+    return asyncio.run(waiting)
+
+
+def test_the_version_that_is_wanted_is_opened_when_it_comes_and_no_other(published):
+    def goes_on() -> bool:
+        if not (published.path / "v1").exists():
+            published.publish("v1", {"w": torch.zeros(1)}, 0)
+        else:
+            published.publish("v2", {"w": torch.ones(1)}, 1)
+        return True
+
+    with opened(published, goes_on) as replica:
+        assert replica.version == 2 and replica.state_dict()["w"].tolist() == [1]
+
+
+def test_who_waits_for_a_version_that_was_given_up_is_told(published):
+    published.publish("v1", {"w": torch.zeros(1)})
+    with pytest.raises(lockstep.AbortedError, match="version 2 was given up before it came"):
+        opened(published, lambda: False)
+
+
+def test_a_version_that_does_not_come_in_time_is_an_error_with_what_is_there(published):
+    with pytest.raises(lockstep.DeadlineError, match="version 2 was not published within 0 s, nothing is there"):
+        opened(published, timeout_s=0)
+    published.publish("v1-0a1b2c3d", {"w": torch.zeros(1)})
+    with pytest.raises(lockstep.DeadlineError, match="version 1 of run 0a1b2c3d is there"):
+        opened(published, timeout_s=0)
+
+
+def test_a_checkpoint_is_a_directory_or_what_was_downloaded_from_the_hub(tmp_path, monkeypatch):
+    assert local_checkpoint(str(tmp_path)) == str(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    snapshot = tmp_path / "models--ours--actor/snapshots/0123456789abcdef0123456789abcdef01234567"
+    snapshot.mkdir(parents=True)
+    (tmp_path / "models--ours--actor/refs").mkdir()
+    (tmp_path / "models--ours--actor/refs/main").write_text(snapshot.name)
+    assert local_checkpoint("ours/actor") == str(snapshot)

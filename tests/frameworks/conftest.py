@@ -1,0 +1,8 @@
+from layouts.conftest import (  # noqa: F401
+    checkpoints,
+    cluster,
+    module_cluster,
+    one_thread,
+    pytest_runtest_makereport,
+    show_daemons_of_the_module,
+)
