@@ -4,6 +4,8 @@
 #
 #   tests/frameworks.sh [OPTION OF PYTEST ...]
 #
+# Frameworks whose packages on PyPI are placeholders are tested from checkouts: NEMO_RL_SOURCE=DIR, SLIME_SOURCE=DIR.
+#
 # Exit status: 0 when everything passed; 69 something could not be installed; others are pytest's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -24,4 +26,5 @@ install_frameworks() {
 
 install_frameworks
 PYTHONPATH="$FRAMEWORKS" exec "$VENV/bin/python" -m pytest -c tests/pytest.ini --rootdir=. \
-  tests/layouts/framework_generators.py "$@"
+  tests/layouts/framework_generators.py tests/frameworks/slime_weight_update.py tests/frameworks/verl_checkpoint_engine.py \
+  tests/frameworks/nemo_rl_checkpoint_engine.py "$@"

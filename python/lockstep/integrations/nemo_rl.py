@@ -1,0 +1,106 @@
+"""A checkpoint engine of NeMo-RL: the policy publishes, and vLLM loads what the receiver on its host has proved.
+
+    policy.generation:
+      refit_transport: "lockstep.integrations.nemo_rl:LockstepCheckpointEngine"
+      refit_cfg:
+        "lockstep.integrations.nemo_rl:LockstepCheckpointEngine": {release_after_refit: true, checkpoint: ..., ...}
+
+Written against the sources of NeMo-RL of 2026-08.
+"""
+
+import uuid
+from collections import deque
+from typing import Any, AsyncIterator, Iterator
+
+import torch
+from nemo_rl.utils.checkpoint_engines.base import CheckpointEngine
+
+from lockstep.core.errors import BadDataError
+from lockstep.export import StreamPublisher
+from lockstep.integrations._replicas import local_checkpoint, open_replica
+
+
+class LockstepCheckpointEngine(CheckpointEngine):
+    """Rank 0 of the policy publishes what its workers gather; every rollout worker gives vLLM's own loader the whole
+    tensors of the version that this refit published, and of no other.
+
+    A version's label is the refit's name, 32 hex digits, which every worker learns before it: NeMo-RL gives no step.
+
+    Args:
+        bucket_size: bytes of tensors that vLLM is given at a time; a larger tensor comes alone.
+        release_after_refit: must be true, so that every refit is prepared, and named, by itself.
+        checkpoint: what the model was loaded from, a directory or a name on the HuggingFace hub, for the tensors' names,
+            dtypes and shapes.
+        socket: the agent's, on the host of the policy's rank 0.
+        replica: the receiver's directory of the model, ``<root>/<model>``, on every host with rollouts.
+        model: what the model is called.
+        dtype: that of the checkpoint, to which float32 tensors are rounded.
+        device: where vLLM is given the tensors.
+        timeout_s: how long a rollout waits for a version; one that is waiting does nothing else.
+    """
+
+    def __init__(
+        self,
+        bucket_size: int,
+        *,
+        checkpoint: str,
+        socket: str,
+        replica: str,
+        model: str = "actor",
+        dtype: str = "bfloat16",
+        device: str = "cuda",
+        timeout_s: float = 600.0,
+        release_after_refit: bool = False,
+    ) -> None:
+        if not release_after_refit:
+            raise BadDataError("release_after_refit is false; set it to true, in refit_cfg beside the checkpoint")
+        self._bucket_bytes, self._device, self._timeout_s = bucket_size, device, timeout_s
+        self._checkpoint, self._socket, self._replica, self._model = checkpoint, socket, replica, model
+        self._dtype = getattr(torch, dtype)
+        self._publisher: "StreamPublisher | None" = None
+        self._version = 0
+        self._refit = ""
+
+    def prepare(self) -> "dict[str, Any]":
+        """A name for the refit; that of the policy's rank 0 counts."""
+        return {"refit": uuid.uuid4().hex}
+
+    def init_policy_process_group(self, *, worker_rank: int, metadata: "list[dict[str, Any]]", **_: int) -> None:
+        """There is no group. Rank 0 opens the model, once. Raises as StreamPublisher."""
+        self._refit = metadata[0]["refit"]
+        if worker_rank == 0 and self._publisher is None:
+            self._publisher = StreamPublisher(
+                self._socket, self._model, local_checkpoint(self._checkpoint), dtype=self._dtype
+            )
+
+    def init_rollout_process_group(self, *, metadata: "list[dict[str, Any]]", **_: int) -> None:
+        """There is no group."""
+        self._refit = metadata[0]["refit"]
+
+    async def send_weights(self, weights: "Iterator[tuple[str, torch.Tensor]]") -> None:
+        """On every rank of the policy. Raises on rank 0 what StreamPublisher.publish does."""
+        if self._publisher is None:
+            deque(weights, maxlen=0)  # to its end: every rank takes part in gathering each tensor
+        else:
+            self._version += 1
+            self._publisher.publish(self._version, weights, label=self._refit)
+
+    async def receive_weight_batches(self) -> "AsyncIterator[list[tuple[str, torch.Tensor]]]":
+        """Whole tensors on ``device``, batch by batch. Raises as ``open_replica``."""
+        refit = self._refit
+        with await open_replica(
+            self._replica,
+            f"the version of refit {refit}",
+            lambda replica: replica.label == refit,
+            lambda: self._refit == refit,
+            self._timeout_s,
+        ) as replica:
+            batch: "list[tuple[str, torch.Tensor]]" = []
+            size = 0
+            for name, tensor in replica.state_dict().items():
+                if batch and size + tensor.nbytes > self._bucket_bytes:
+                    yield batch
+                    batch, size = [], 0
+                batch.append((name, tensor.to(self._device)))
+                size += tensor.nbytes
+            yield batch

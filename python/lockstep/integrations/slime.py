@@ -1,0 +1,102 @@
+"""slime's weight update by Lockstep: the trainer publishes, and SGLang's servers load what the receiver on their host has
+proved.
+
+    --custom-megatron-init-path lockstep.integrations.slime.install --custom-config-path lockstep.yaml
+
+with a file of
+
+    lockstep_socket: /run/trainer-agent/export.sock     # of the agent on the host of the trainer's rank 0
+    lockstep_replica: /dev/shm/replicas/actor           # of the receiver on every host of SGLang: <root>/<model>
+    lockstep_receivers: 2                               # how many there are
+
+and, where they are others, ``lockstep_model`` ("actor") and ``lockstep_timeout_s`` (600). Servers load ``current`` of the
+directory in place of slime's transfer over NCCL. Written against the sources of slime of 2026-08.
+"""
+
+import os
+from typing import Any, Iterator, Sequence
+
+import ray
+import torch
+import torch.distributed as dist
+
+from lockstep.core.errors import BadDataError
+from lockstep.export import StreamPublisher
+
+
+def install(args: Any) -> None:
+    """Called by slime on every rank, before it chooses how to update weights. BadDataError: it would choose another way
+    than over NCCL."""
+    if args.colocate or (args.update_weight_mode, args.update_weight_transport) != ("full", "nccl"):
+        raise BadDataError("lockstep takes the place of slime's NCCL; give neither --colocate nor --update-weight-*")
+    from slime.backends.megatron_utils import actor
+
+    actor.UpdateWeightFromDistributed = UpdateWeightByLockstep
+
+
+class UpdateWeightByLockstep:
+    """As slime's own ``UpdateWeightFrom...``. Every rank takes part in gathering; rank 0 publishes, waits until the
+    receivers hold the version, and has the servers load it. ``weight_version``, slime's, is the version's label."""
+
+    def __init__(
+        self, args: Any, model: "Sequence[torch.nn.Module]", weights_getter: Any, *, model_name: str, **options: Any
+    ) -> None:
+        from slime.backends.megatron_utils.update_weight.hf_weight_iterator_base import HfWeightIteratorBase
+
+        self.weight_version = 0
+        self.rollout_engines: "Sequence[Any]" = ()
+        self._args, self._weights_getter = args, weights_getter
+        self._iterator = HfWeightIteratorBase.create(args=args, model=model, model_name=model_name, **options)
+        self._publisher = StreamPublisher(
+            args.lockstep_socket,
+            getattr(args, "lockstep_model", "actor"),
+            args.hf_checkpoint,
+            rank=dist.get_rank(),
+            dtype=torch.bfloat16,
+        )
+        self._version = 0
+
+    def connect_rollout_engines(self, rollout_engines: "Sequence[Any]", *_: Any, **__: Any) -> None:
+        """Remembers whom to tell; there is no group to join."""
+        self.rollout_engines = rollout_engines
+
+    def disconnect_rollout_engines(self) -> None:
+        """Nothing."""
+
+    def pop_metrics(self) -> "dict[str, float]":
+        """None."""
+        return {}
+
+    @torch.no_grad()
+    def update_weights(self) -> None:
+        """On every rank; returns when every server has loaded. Raises on rank 0 as ``StreamPublisher.publish`` and
+        ``wait_served``, and what a server answers."""
+        from slime.utils.distributed_utils import get_gloo_group
+
+        self.weight_version += 1
+        self._version += 1
+        try:
+            self._publisher.publish(self._version, self._stream(), label=self.weight_version)
+            if self._publisher.writes:
+                self._load()
+        finally:
+            dist.barrier(group=get_gloo_group())
+
+    def _stream(self) -> "Iterator[tuple[str, torch.Tensor]]":
+        for chunk in self._iterator.get_hf_weight_chunks(self._weights_getter()):
+            yield from chunk
+
+    def _load(self) -> None:
+        receivers, timeout_s = self._args.lockstep_receivers, getattr(self._args, "lockstep_timeout_s", 600.0)
+        self._publisher.wait_served(version=self._version, receivers=receivers, timeout=timeout_s)
+        self._tell("pause_generation")
+        self._tell("flush_cache")
+        self._tell(
+            "update_weights_from_disk",
+            model_path=os.path.join(self._args.lockstep_replica, "current"),
+            weight_version=str(self.weight_version),
+        )
+        self._tell("continue_generation")
+
+    def _tell(self, method: str, **arguments: Any) -> None:
+        ray.get([getattr(engine, method).remote(**arguments) for engine in self.rollout_engines])
