@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Publishes from real trainers' frameworks, on the CPU, and compares what a receiver then holds with what they save.
-# Installs them in .cache/frameworks; needs what tests/run.sh builds and installs.
+# Publishes from real trainers' frameworks, on the CPU, and compares what receivers and engines then hold with what they save.
+# Installs them in .cache; needs what tests/run.sh builds and installs.
 #
 #   tests/frameworks.sh [OPTION OF PYTEST ...]
 #
@@ -12,19 +12,30 @@ cd "$(dirname "$0")/.."
 
 VENV=.cache/venv
 FRAMEWORKS=.cache/frameworks
-REQUIREMENTS=tests/requirements-frameworks.txt
+TRL=.cache/trl/site-packages  # by its path dill knows a library, whose parts it pickles by name
 
 export DS_ACCELERATOR=cpu DS_BUILD_OPS=0  # DeepSpeed compiles nothing
 
-install_frameworks() {
-  cmp -s "$REQUIREMENTS" "$FRAMEWORKS/requirements.txt" && return
-  rm -rf "$FRAMEWORKS"
-  "$VENV/bin/pip" install --quiet --no-deps --no-compile --no-build-isolation --target "$FRAMEWORKS" -r "$REQUIREMENTS" ||
-    { echo "frameworks.sh: the packages of $REQUIREMENTS could not be installed; check the network" >&2 && exit 69; }
-  cp "$REQUIREMENTS" "$FRAMEWORKS/requirements.txt"
+# The packages of the file $1 in the directory $2.
+install_packages() {
+  cmp -s "$1" "$2/requirements.txt" && return
+  rm -rf "$2"
+  "$VENV/bin/pip" install --quiet --no-deps --no-compile --no-build-isolation --target "$2" -r "$1" ||
+    { echo "frameworks.sh: the packages of $1 could not be installed; check the network" >&2 && exit 69; }
+  cp "$1" "$2/requirements.txt"
 }
 
-install_frameworks
-PYTHONPATH="$FRAMEWORKS" exec "$VENV/bin/python" -m pytest -c tests/pytest.ini --rootdir=. \
-  tests/layouts/framework_generators.py tests/frameworks/slime_weight_update.py tests/frameworks/verl_checkpoint_engine.py \
-  tests/frameworks/nemo_rl_checkpoint_engine.py "$@"
+# Pytest with the packages of the directory $1. That options of the caller select nothing of this file is no failure.
+run_tests() {
+  local result=0
+  PYTHONPATH="$1" "$VENV/bin/python" -m pytest -c tests/pytest.ini --rootdir=. "${@:2}" || result=$?
+  [[ $result == [05] ]] || status=$result
+}
+
+status=0
+install_packages tests/requirements-frameworks.txt "$FRAMEWORKS"
+run_tests "$FRAMEWORKS" tests/layouts/framework_generators.py tests/frameworks/slime_weight_update.py \
+  tests/frameworks/verl_checkpoint_engine.py tests/frameworks/nemo_rl_checkpoint_engine.py "$@"
+install_packages tests/requirements-trl.txt "$TRL"
+run_tests "$TRL" tests/integration/framework_trl.py "$@"
+exit "$status"

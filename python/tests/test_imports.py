@@ -16,7 +16,7 @@ ALLOWED = {
     "daemons": {"core", "daemons", "programs"},
     "export": {"core", "export"},
     "engine": {"core", "engine"},
-    "integrations": {"core", "daemons", "export", "engine", "integrations"},
+    "integrations": {"", "core", "daemons", "export", "engine", "integrations"},
 }
 
 

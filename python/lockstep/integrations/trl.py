@@ -1,0 +1,81 @@
+"""TRL's asynchronous GRPO publishes its weights: ``AsyncGRPOTrainer(..., weight_transfer=WeightTransfer(...))``."""
+
+import os
+from typing import Any, Callable, Iterable, Tuple
+
+from lockstep.core.served import Receivers
+from lockstep.export import StreamPublisher
+
+
+class WeightTransfer:
+    """TRL's ``WeightTransferProtocol`` (trl.experimental.async_grpo, of TRL 1.16).
+
+    TRL calls it on its first rank, which must be on the agent's host: when training begins, before the first rollout, and
+    then every ``weight_sync_steps`` steps. The other ranks only gather. Each time a version goes out, with TRL's number of
+    the policy as its label: what ``Follower.serving`` and ``Replica`` then name is what a sample's ``model_version`` has
+    to be. Versions of the run count from 1.
+
+    Engines must be there when training begins, and stand still only while their receivers write; so ``pause`` does
+    nothing.
+
+    Args:
+        model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
+        checkpoint: the HuggingFace directory that the trainer's ``model`` comes from, for the headers of its tensors.
+        socket: the agent's unix socket.
+        receivers: how many receivers' engines must serve a version, or the names of those that must, before the trainer
+            goes on; None waits for none.
+        timeout: seconds for that.
+        policy: gives the number of the policy that goes out next. Needed by a trainer that resumes from a checkpoint,
+            where TRL counts on: ``lambda: trainer.model_version + 1``. Else they count from 1.
+        options: of ``StreamPublisher``; ``dtype=torch.bfloat16`` for a bfloat16 checkpoint, since TRL trains in float32
+            unless its ``dtype`` says otherwise.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        checkpoint: "str | os.PathLike[str]",
+        *,
+        socket: "str | os.PathLike[str]",
+        receivers: "Receivers | None" = 1,
+        timeout: float = 600.0,
+        policy: "Callable[[], int] | None" = None,
+        **options: Any,
+    ) -> None:
+        self._arguments = (socket, model, checkpoint)
+        self._options = options
+        self._receivers, self._timeout = receivers, timeout
+        self._publisher: "StreamPublisher | None" = None
+        self._version = 0
+        self._policy = policy or (lambda: self._version)
+        self._published = False
+
+    def init_weight_transfer(self) -> None:
+        """Opens the model at the agent. Raises as ``StreamPublisher``."""
+        self._opened()
+
+    def pause(self) -> None:
+        """Nothing: a receiver pauses its engine, for its writes alone."""
+
+    def send_weights(self, iterator: "Iterable[Tuple[str, Any]]") -> None:
+        """Publishes what ``iterator`` gives. Raises as ``StreamPublisher.publish``, when the iterator has ended."""
+        publisher = self._opened()
+        self._version += 1
+        self._published = publisher.publish(self._version, iterator, label=self._policy())
+
+    def resume(self) -> None:
+        """Waits until the engines serve what was sent. DeadlineError says which do not, and why."""
+        if self._published and self._receivers is not None:
+            self._opened().wait_served(version=self._version, receivers=self._receivers, timeout=self._timeout)
+
+    def destroy(self) -> None:
+        """Leaves the agent, which serves the last version on."""
+        if self._publisher is not None:
+            self._publisher.close()
+            self._publisher = None
+
+    def _opened(self) -> StreamPublisher:
+        if self._publisher is None:  # again where train() is called again: TRL opens once, and destroys after each
+            self._publisher = StreamPublisher(*self._arguments, **self._options)
+            self._version = max(self._version, self._publisher.committed_version)
+        return self._publisher
