@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 
 VENV=.cache/venv
 FRAMEWORKS=.cache/frameworks
-TRL=.cache/trl/site-packages  # by its path dill knows a library, whose parts it pickles by name
+RL=.cache/rl/site-packages  # by this name dill knows libraries, whose parts it pickles by name
 
 export DS_ACCELERATOR=cpu DS_BUILD_OPS=0  # DeepSpeed compiles nothing
 
@@ -36,6 +36,6 @@ status=0
 install_packages tests/requirements-frameworks.txt "$FRAMEWORKS"
 run_tests "$FRAMEWORKS" tests/layouts/framework_generators.py tests/frameworks/slime_weight_update.py \
   tests/frameworks/verl_checkpoint_engine.py tests/frameworks/nemo_rl_checkpoint_engine.py "$@"
-install_packages tests/requirements-trl.txt "$TRL"
-run_tests "$TRL" tests/integration/framework_trl.py "$@"
+install_packages tests/requirements-rl.txt "$RL"
+run_tests "$RL" tests/frameworks/trl_training.py tests/frameworks/areal_engine.py "$@"
 exit "$status"
