@@ -4,7 +4,8 @@
 #
 #   tests/frameworks.sh [OPTION OF PYTEST ...]
 #
-# Frameworks whose packages on PyPI are placeholders are tested from checkouts: NEMO_RL_SOURCE=DIR, SLIME_SOURCE=DIR.
+# Frameworks that are not on PyPI, or only as placeholders, are tested from checkouts: NEMO_RL_SOURCE=DIR, SLIME_SOURCE=DIR,
+# ASTRAFLOW_SOURCE=DIR.
 #
 # Exit status: 0 when everything passed; 69 something could not be installed; others are pytest's.
 set -euo pipefail
@@ -37,5 +38,5 @@ install_packages tests/requirements-frameworks.txt "$FRAMEWORKS"
 run_tests "$FRAMEWORKS" tests/layouts/framework_generators.py tests/frameworks/slime_weight_update.py \
   tests/frameworks/verl_checkpoint_engine.py tests/frameworks/nemo_rl_checkpoint_engine.py "$@"
 install_packages tests/requirements-rl.txt "$RL"
-run_tests "$RL" tests/frameworks/trl_training.py tests/frameworks/areal_engine.py "$@"
+run_tests "$RL" tests/frameworks/trl_training.py tests/frameworks/areal_engine.py tests/frameworks/astraflow_weights.py "$@"
 exit "$status"
