@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 """GRPO of a tiny model with TRL: its trainer publishes, and rollouts are made by an engine that follows.
 
-    trainer_agent --socket /run/trainer-agent/export.sock ...
-    raas_receiver --model actor --engine-load in-place --engine-socket /run/raas-receiver/engine.sock ...
-    trl_grpo.py --agent-socket /run/trainer-agent/export.sock --engine-socket /run/raas-receiver/engine.sock
+    trl_grpo.py                                             # with an agent and a receiver that it starts
+    trl_grpo.py --agent-socket PATH --engine-socket PATH    # with an agent's --socket, a receiver's --engine-socket
 
 It needs TRL 1.16 and no GPU; the model is made here, and learns to answer with even tokens. For each policy it prints its
 number, the reward of the answers that it was made from, and the hashes of its weights in the trainer and in the engine,
@@ -237,16 +236,26 @@ def train(checkpoint: str, agent_socket: str, rollouts: Rollouts, published: Pub
     trainer.train()
 
 
+def sockets(options: argparse.Namespace) -> "tuple[str, str]":
+    """The agent's and the receiver's; of daemons that end with this process, where none are given."""
+    if options.agent_socket and options.engine_socket:
+        return options.agent_socket, options.engine_socket
+    agent = lockstep.ensure_agent(end_with_owner=True)
+    receiver = lockstep.ensure_receiver(agent.control, MODEL, engine_load="in-place", end_with_owner=True)
+    return agent.socket, receiver.engine_socket
+
+
 def main(arguments: "Sequence[str] | None" = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--agent-socket", required=True, help="the agent's --socket")
-    parser.add_argument("--engine-socket", required=True, help="the receiver's --engine-socket")
+    parser.add_argument("--agent-socket")
+    parser.add_argument("--engine-socket")
     parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args(arguments)
+    agent_socket, engine_socket = sockets(options)
     with tempfile.TemporaryDirectory() as checkpoint:
         write_checkpoint(checkpoint)
-        rollouts, published = Rollouts(checkpoint, options.engine_socket), Published()
-        train(checkpoint, options.agent_socket, rollouts, published, options.steps)
+        rollouts, published = Rollouts(checkpoint, engine_socket), Published()
+        train(checkpoint, agent_socket, rollouts, published, options.steps)
     for number, hashed in enumerate(published.hashes, start=1):
         reward = published.rewards[number - 2] if number > 1 else None
         print(json.dumps({"policy": number, "reward": reward, "trainer": hashed, "engine": rollouts.hashes[number]}))

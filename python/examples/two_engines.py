@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A plain PyTorch loop and two engines that follow it, each in a process of its own: after each step all three write on.
 
-    two_engines.py                                         # starts an agent and a receiver on this host
-    two_engines.py --agent-socket PATH --engine-socket PATH   # an agent's --socket, a receiver's --engine-socket
+    two_engines.py                                             # with an agent and a receiver that it starts
+    two_engines.py --agent-socket PATH --engine-socket PATH    # with an agent's --socket, a receiver's --engine-socket
 
 The model learns this file, byte by byte. For each step it prints the loss and what each engine writes by the weights of that
 step, which is what the trainer's own model writes.
