@@ -9,6 +9,7 @@ step, which is what the trainer's own model writes.
 """
 
 import argparse
+import contextlib
 import multiprocessing
 import sys
 from multiprocessing.connection import Connection
@@ -45,10 +46,12 @@ def write_on(model: torch.nn.Module, prompt: bytes, count: int = 24) -> bytes:
 
 
 def engine(name: str, socket: str, trainer: "Connection[bytes, tuple[int, int]]") -> None:
-    """Answers (step, prompt) by the weights of that step, or later ones, with (step of the weights, text)."""
+    """Answers (step, prompt) by the weights of that step, or later ones, with (step of the weights, text), until the
+    trainer has ended."""
     torch.set_num_threads(1)
     model = make_model()
-    with lockstep.Follower(model, model=MODEL, socket=socket, engine_name=name) as follower:
+    follower = lockstep.Follower(model, model=MODEL, socket=socket, engine_name=name)
+    with follower, contextlib.suppress(EOFError):
         while True:
             step, prompt = trainer.recv()
             follower.wait_for(step)

@@ -14,6 +14,6 @@ def test_two_engines_write_at_every_step_what_the_trainers_model_writes(cluster)
     result = subprocess.run(
         [sys.executable, *map(str, command), "--steps", "5"], capture_output=True, text=True, env=environment
     )
-    assert result.returncode == 0, result.stderr
+    assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
     assert [line.partition(",")[0] for line in lines] == [f"step {step}" for step in range(1, 6)]
