@@ -9,6 +9,7 @@ from lockstep.export._importer import Importer
 from lockstep.export._megatron import megatron, tensors_meta
 from lockstep.export._named_tensors import named_tensors
 from lockstep.export._parts import Part
+from lockstep.export._piece import Piece
 from lockstep.export._publisher import Publisher
 from lockstep.export._saved_tensors import saved_tensors
 from lockstep.export._stream_publisher import StreamPublisher
@@ -20,6 +21,7 @@ __all__ = [
     "Exporter",
     "Importer",
     "Part",
+    "Piece",
     "PublishStats",
     "Publisher",
     "StreamPublisher",

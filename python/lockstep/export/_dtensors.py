@@ -15,16 +15,21 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from lockstep.core.errors import BadDataError
 from lockstep.export._parts import Box, Shard, whole_shard
+from lockstep.export._piece import Piece
 
 # A contiguous run along one dimension: (start in the local shard, start in the whole tensor, length).
 _Run = Tuple[int, int, int]
 
 
 def shard_of(name: str, tensor: Any, dtype: str, frozen: bool) -> Shard:
-    """What this rank holds of ``tensor``: a DTensor's shard, or the whole of any other tensor.
+    """What this rank holds of ``tensor``: a DTensor's shard, a Piece, or the whole of any other tensor.
 
     BadDataError names the tensor: a DTensor of partial sums, or one whose shards PyTorch cannot place.
     """
+    if isinstance(tensor, Piece):
+        size = tuple(tensor.tensor.shape)
+        box = Box((0,) * len(size), tensor.start, size)
+        return Shard(name, dtype, tensor.shape, size, [box], frozen)
     if not isinstance(tensor, DTensor):
         return whole_shard(name, tensor, dtype, frozen)
     local_shape = tuple(tensor.to_local().shape)

@@ -14,7 +14,8 @@ def named_tensors(
     dtype: Any = None,
     frozen: Frozen = None,
 ) -> Part:
-    """Tensors under their HuggingFace names: DTensors of any placement, plain tensors (replicas), NumPy arrays.
+    """Tensors under their HuggingFace names: DTensors of any placement, a ``Piece`` of a tensor, plain tensors
+    (replicas), NumPy arrays.
 
     Args:
         tensors: a mapping, (name, tensor) pairs, or a function that returns such, called at every publish.
