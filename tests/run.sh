@@ -15,7 +15,6 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 VENV=.cache/venv
-VLLM=.cache/vllm
 RESULTS=.cache/test-results
 COMPILED=~/.cache/lockstep-bazel  # .bazelrc
 MOST_COMPILED=20000000000         # bytes
@@ -30,15 +29,16 @@ install_python() {
   cp tests/requirements.txt "$VENV/requirements.txt"
 }
 
-# vLLM's Python code, apart from the others' packages: only processes that ask for it see it. Its kernels, most of a
-# gigabyte, are for GPUs.
-install_vllm() {
-  cmp -s tests/requirements-vllm.txt "$VLLM/requirements.txt" && return
-  rm -rf "$VLLM"
-  "$VENV/bin/pip" install --quiet --no-deps --no-compile --target "$VLLM" -r tests/requirements-vllm.txt ||
-    not_installed tests/requirements-vllm.txt
-  find "$VLLM/vllm" -name '*.so' -delete
-  cp tests/requirements-vllm.txt "$VLLM/requirements.txt"
+# The Python code of an engine, apart from the others' packages: only processes that ask for it see it. vLLM's kernels,
+# most of a gigabyte, are for GPUs.
+install_engine() {
+  local packages=.cache/$1 requirements=tests/requirements-$1.txt
+  cmp -s "$requirements" "$packages/requirements.txt" && return
+  rm -rf "$packages"
+  "$VENV/bin/pip" install --quiet --no-deps --no-compile --target "$packages" -r "$requirements" ||
+    not_installed "$requirements"
+  find "$packages/$1" -name '*.so' -delete
+  cp "$requirements" "$packages/requirements.txt"
 }
 
 # Adds the stage that ends here, which began where the last one ended, to those that the summary lists.
@@ -125,7 +125,8 @@ main() {
   # Bazel's 3 and 4: built, but a test failed, or there is none. Python tests of binaries that were not built would lie.
   if $python && [[ $status == [034] ]]; then
     install_python
-    install_vllm
+    install_engine vllm
+    install_engine sglang
     end_of_stage "Python install"
     if $checks; then run_checks & fi
     status=0

@@ -1,6 +1,9 @@
-"""The vLLM and SGLang plugins against stand-ins that have their servers' interfaces, as far as the plugins use them."""
+"""The vLLM and SGLang plugins against stand-ins that have their servers' interfaces, as far as the plugins use them, and
+SGLang's own hook registry."""
 
+import importlib.util
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Generic, TypeVar
 
@@ -215,20 +218,35 @@ def test_a_vllm_without_weight_transfer_engines_starts_all_the_same(monkeypatch,
 # ---- SGLang 0.5.23 ----
 
 
-class Registry:
-    """HookRegistry."""
+_SGLANG = Path(__file__).resolve().parents[2] / ".cache" / "sglang"
 
-    hooks: "list[tuple]" = []
 
-    @classmethod
-    def register(cls, target: str, hook: Any, kind: str) -> None:
-        cls.hooks.append((target, hook, kind))
+def own_module(monkeypatch, name: str) -> ModuleType:
+    """SGLang's own, run from its file: importing its packages takes a GPU's libraries."""
+    path = (_SGLANG / name.replace(".", "/")).with_suffix(".py")
+    assert path.exists(), f"{path} is missing: tests/run.sh installs it"
+    module_of(monkeypatch, name.rpartition(".")[0])
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+class ModelRunner:
+    """As much of SGLang's as there is to hook."""
+
+    def __init__(self, model: "torch.nn.Module | None", is_draft_worker: bool = False) -> None:
+        self.model = model
+        self.is_draft_worker = is_draft_worker
+
+    def load_model(self) -> str:
+        return "loaded"
 
 
 @pytest.fixture
 def sglang(monkeypatch, receiver):
     """SGLang's own state, to be changed: rank 1 of TP4 with EP2."""
-    monkeypatch.setattr(Registry, "hooks", [])
     monkeypatch.setattr(sglang_plugin, "_follower", None)
     monkeypatch.setenv("LOCKSTEP_ENGINE_SOCKET", str(receiver.path))
     monkeypatch.setenv("LOCKSTEP_MODEL", "actor")
@@ -243,8 +261,9 @@ def sglang(monkeypatch, receiver):
     )
     getters = {f"get_{name}": (lambda own=name: getattr(state, own)) for name in vars(state)}
     module_of(monkeypatch, "sglang.srt.runtime_context", **getters)
-    hook_types = SimpleNamespace(AFTER="after")
-    module_of(monkeypatch, "sglang.srt.plugins.hook_registry", HookRegistry=Registry, HookType=hook_types)
+    own_module(monkeypatch, "sglang.srt.plugins.hook_registry")
+    monkeypatch.setattr(ModelRunner, "load_model", ModelRunner.load_model)  # put back what is hooked
+    module_of(monkeypatch, "sglang.srt.model_executor.model_runner", ModelRunner=ModelRunner)
     yield state
     if sglang_plugin._follower is not None:
         sglang_plugin._follower.close()
@@ -273,13 +292,17 @@ class SglangModel(torch.nn.Module):
         self.computed = self.kv_b_proj.weight * 2
 
 
-def test_sglang_follows_once_the_model_is_loaded_and_computes_anew_after_each_version(sglang, receiver):
+def start_sglang() -> None:
+    """What a process of SGLang does before it loads its model."""
     sglang_plugin.register()
-    [(target, hook, kind)] = Registry.hooks
-    assert target == "sglang.srt.model_executor.model_runner.ModelRunner.load_model" and kind == "after"
+    sys.modules["sglang.srt.plugins.hook_registry"].HookRegistry.apply_hooks()
+
+
+def test_sglang_follows_once_the_model_is_loaded_and_computes_anew_after_each_version(sglang, receiver):
+    start_sglang()
     model = SglangModel()
-    assert hook(None, SimpleNamespace(is_draft_worker=True, model=None)) is None
-    assert hook("loaded", SimpleNamespace(is_draft_worker=False, model=model)) == "loaded"
+    assert ModelRunner(None, is_draft_worker=True).load_model() == "loaded" and sglang_plugin._follower is None
+    assert ModelRunner(model).load_model() == "loaded"
     rank, page = receiver.accept(), Page(world=4)
     place = rank.description["place"]
     assert (rank.description["rank"], rank.description["world"]) == (1, 4)
@@ -303,8 +326,8 @@ def test_sglangs_loader_starts_to_follow_once_and_logs_what_is_wrong(sglang, rec
 
 def test_sglang_without_its_socket_is_left_alone(sglang, monkeypatch):
     monkeypatch.delenv("LOCKSTEP_ENGINE_SOCKET")
-    sglang_plugin.register()
-    assert Registry.hooks == []
+    start_sglang()
+    assert ModelRunner(SglangModel()).load_model() == "loaded" and sglang_plugin._follower is None
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def required(endpoint: dict, part: str) -> dict:
 
 
 def sources(package: str) -> "Path | None":
-    """Where the package's sources are: LOCKSTEP_SGLANG_SOURCE, LOCKSTEP_VLLM_SOURCE, where tests/run.sh puts vLLM, or
+    """Where the package's sources are: LOCKSTEP_SGLANG_SOURCE, LOCKSTEP_VLLM_SOURCE, where tests/run.sh puts it, or
     installed."""
     given = os.environ.get(f"LOCKSTEP_{package.upper()}_SOURCE")
     if given:
