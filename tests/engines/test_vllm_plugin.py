@@ -41,6 +41,41 @@ def test_vllm_finds_the_plugin_and_registers_it_once(vllm):
     assert vllm.ask("load_plugins").count("lockstep") == 1
 
 
+@pytest.fixture
+def built(vllm, vllm_checkpoints):
+    """A rank whose model is built, and which is shut down at the end."""
+    checkpoint, _ = vllm_checkpoints.get("llama")
+    vllm.ask("build", checkpoint=checkpoint, tensor=(1, 0), data=(1, 0), expert_parallel=False)
+    yield vllm
+    vllm.ask("shut_down")
+
+
+@pytest.mark.parametrize("backend", [None, "lockstep"])
+def test_by_the_environment_alone_a_worker_follows_once_its_model_is_loaded(backend, built, receiver):
+    environment = {"LOCKSTEP_ENGINE_SOCKET": receiver.path, "LOCKSTEP_MODEL": "actor", "LOCKSTEP_ENGINE_NAME": "two"}
+    assert built.ask("start", environment=environment, backend=backend) == "LockstepWeightTransferEngine"
+    attach = receiver.accept().attach
+    assert (attach["model"], attach["engine"]) == ("actor", "two")
+    assert {own["name"] for own in attach["description"]["parameters"]} >= {"model.norm.weight"}
+
+
+def test_without_the_environment_vllm_is_left_alone(built):
+    assert built.ask("start", environment={}, backend=None) is None
+
+
+@pytest.mark.parametrize(
+    "environment, problem",
+    [
+        ({"LOCKSTEP_ENGINE_SOCKET": "/run/engine.sock"}, r"\$LOCKSTEP_MODEL must be set"),
+        ({"LOCKSTEP_ENGINE_SOCKET": "/run/engine.sock", "LOCKSTEP_MODEL": "actor"}, "has nccl: weights come by one"),
+    ],
+)
+def test_an_environment_that_makes_no_sense_ends_the_start_and_says_why(environment, problem, built):
+    backend = "nccl" if "LOCKSTEP_MODEL" in environment else None
+    with pytest.raises(AssertionError, match=problem):
+        built.ask("start", environment=environment, backend=backend)
+
+
 # The model, vLLM's groups, the parameters' place, what is added to the engine's name, and (rank, world) there.
 PLACES = {
     "llama-tp2": ("llama", {"tensor": (2, 1)}, Place(tensor=(2, 1)), "", (1, 2)),

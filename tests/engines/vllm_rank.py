@@ -1,15 +1,23 @@
 """A program: one rank of vLLM, whose parameters a receiver writes, by the plugin or by a Follower (json_program.py)."""
 
+import contextlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
+import vllm.plugins
 from json_program import answer_requests
 from safetensors.torch import save_file
 from vllm.config import WeightTransferConfig
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
 from vllm.plugins import load_general_plugins
+from vllm.v1.worker.gpu_worker import Worker as VllmWorker
+from vllm.v1.worker.worker_base import WorkerWrapperBase
 from vllm_model import Model, Rank
 
 import lockstep
@@ -47,6 +55,23 @@ class Worker:
         )
         return type(self.engine).__name__
 
+    def start(self, environment: "dict[str, str]", backend: "str | None") -> "str | None":
+        """As a process with that environment and --weight-transfer-config starts: it loads its plugins, and vLLM's
+        worker its model. The class of its engine for weights, if it has one."""
+        worker = VllmWorker.__new__(VllmWorker)  # without a device
+        worker.vllm_config, worker.device = self.model.config, torch.device("cpu")
+        worker.vllm_config.weight_transfer_config = None if backend is None else WeightTransferConfig(backend=backend)
+        worker.weight_transfer_engine = None
+        worker.model_runner = SimpleNamespace(load_model=lambda **_: None, get_model=lambda: self.model.module)
+        wrapper = WorkerWrapperBase()
+        wrapper.worker, wrapper.vllm_config = worker, worker.vllm_config
+        self.engine, vllm.plugins.plugins_loaded = None, False
+        with mock.patch.dict(os.environ, environment), self.model.current(), _restored(WorkerWrapperBase, "load_model"):
+            load_general_plugins()
+            wrapper.load_model()
+        self.engine = worker.weight_transfer_engine
+        return None if self.engine is None else type(self.engine).__name__
+
     def pretend_expert_backend(self, name: str) -> None:
         """As on a GPU: weights are as loaded, and the CPU's kernels have not packed them yet."""
         for layer in self.model.module.modules():
@@ -73,7 +98,8 @@ class Worker:
 
     def shut_down(self) -> None:
         """/shutdown_weight_transfer_engine"""
-        self.engine.shutdown()
+        if self.engine is not None:
+            self.engine.shutdown()
 
     def follow(self, **options: Any) -> None:
         """A Follower of the model, without the plugin."""
@@ -95,6 +121,16 @@ class Worker:
             save_file(self.model.parameters(), output)
 
 
+@contextlib.contextmanager
+def _restored(kind: type, name: str) -> Iterator[None]:
+    """Afterwards the class is without what was given to it under a name that it has not."""
+    try:
+        yield
+    finally:
+        if name in vars(kind):
+            delattr(kind, name)
+
+
 if __name__ == "__main__":
     worker = Worker()
     answer_requests(
@@ -102,6 +138,7 @@ if __name__ == "__main__":
         worker.load,
         worker.load_plugins,
         worker.create_engine,
+        worker.start,
         worker.pretend_expert_backend,
         worker.copy_latent_views,
         worker.init,

@@ -14,6 +14,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from lockstep.core.errors import BadDataError, Error
+from lockstep.engine._environment import followed, follows
 from lockstep.engine._follower import Follower
 
 # Of MLA layers: views of kv_b_proj, in the form that its kernels want.
@@ -42,7 +43,8 @@ class LockstepUpdateInfo(WeightTransferUpdateInfo):
 
 
 class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, LockstepUpdateInfo]):
-    """Weights come by the receiver, while its driver has the server paused; these calls only start and check that."""
+    """Weights come by the receiver, while its driver has the server paused; these calls only start and check that. Where
+    $LOCKSTEP_ENGINE_SOCKET is set it is started when this is made, and nobody need call."""
 
     init_info_cls = LockstepInitInfo
     update_info_cls = LockstepUpdateInfo
@@ -51,6 +53,8 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._follower: "Follower | None" = None
+        if follows():
+            self.init_transfer_engine(LockstepInitInfo(**followed()._asdict()))
 
     def init_transfer_engine(self, init_info: LockstepInitInfo) -> None:
         """Starts to follow; again: with the new names. ValueError: these parameters cannot be written, and why."""

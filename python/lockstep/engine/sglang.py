@@ -7,10 +7,10 @@ starts following at the first call of the loader: ``--custom-weight-loader locks
 """
 
 import logging
-import os
 from typing import Any
 
 from lockstep.core.errors import BadDataError
+from lockstep.engine._environment import followed, follows
 from lockstep.engine._follower import Follower
 from lockstep.engine._served import Served
 
@@ -21,7 +21,7 @@ _follower: "Follower | None" = None
 
 def register() -> None:
     """Follows from the moment the model is loaded, where $LOCKSTEP_ENGINE_SOCKET is set. Called in every process."""
-    if "LOCKSTEP_ENGINE_SOCKET" not in os.environ:
+    if not follows():
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
@@ -45,7 +45,7 @@ def follow(model: Any) -> Follower:
     global _follower
     if _follower is None:
         _follower = _new_follower(model)
-        _log.info("lockstep follows %s", os.environ["LOCKSTEP_MODEL"])
+        _log.info("lockstep follows %s", followed().model)
     return _follower
 
 
@@ -58,9 +58,7 @@ def _loaded(result: Any, runner: Any, *_: Any, **__: Any) -> Any:
 def _new_follower(model: Any) -> Follower:
     from sglang.srt.runtime_context import get_exec, get_model, get_parallel
 
-    for variable in ("LOCKSTEP_ENGINE_SOCKET", "LOCKSTEP_MODEL"):
-        if not os.environ.get(variable):
-            raise BadDataError(f"${variable} must be set for lockstep to follow")
+    where = followed()
     parallel, config = get_parallel(), model.config
     if parallel.attn_tp_size != parallel.tp_size or parallel.moe_dp_size != 1:
         raise BadDataError("attention or experts that are shared over other ranks than the tensor group's")
@@ -73,9 +71,9 @@ def _new_follower(model: Any) -> Follower:
     fused = _check_experts(model)
     return Follower(
         model,
-        model=os.environ["LOCKSTEP_MODEL"],
-        socket=os.environ["LOCKSTEP_ENGINE_SOCKET"],
-        engine_name=os.environ.get("LOCKSTEP_ENGINE_NAME", "default"),
+        model=where.model,
+        socket=where.socket,
+        engine_name=where.engine_name,
         engine="sglang",
         family=config.model_type,
         rank=parallel.pp_rank * parallel.tp_size + parallel.tp_rank,

@@ -1,0 +1,30 @@
+"""What the plugins follow: $LOCKSTEP_ENGINE_SOCKET, the receiver's ``--engine-socket``; $LOCKSTEP_MODEL, its name for the
+model; $LOCKSTEP_ENGINE_NAME, which distinguishes several engines of one model."""
+
+import os
+from typing import NamedTuple
+
+from lockstep.core.errors import BadDataError
+
+
+class Followed(NamedTuple):
+    socket: str
+    model: str
+    engine_name: str
+
+
+def follows() -> bool:
+    """Whether the environment says that engines are to follow."""
+    return "LOCKSTEP_ENGINE_SOCKET" in os.environ
+
+
+def followed() -> Followed:
+    """BadDataError names the variable that is missing."""
+    for variable in ("LOCKSTEP_ENGINE_SOCKET", "LOCKSTEP_MODEL"):
+        if not os.environ.get(variable):
+            raise BadDataError(f"${variable} must be set for lockstep to follow")
+    return Followed(
+        socket=os.environ["LOCKSTEP_ENGINE_SOCKET"],
+        model=os.environ["LOCKSTEP_MODEL"],
+        engine_name=os.environ.get("LOCKSTEP_ENGINE_NAME", "default"),
+    )
