@@ -345,6 +345,14 @@ def test_sglang_settings_that_are_not_known_are_refused(sglang, change, problem)
         sglang_plugin.follow(SglangModel())
 
 
+def test_sglang_a_model_of_which_it_takes_no_new_weights_is_refused_in_its_words(sglang, monkeypatch):
+    name = "sglang.srt.model_executor.model_runner_components.weight_updater"
+    reason = "Online weight updates are not supported while compensated mHC weight splits are active"
+    module_of(monkeypatch, name, _unsupported_derived_weight_cache_error=lambda model: reason)
+    with pytest.raises(lockstep.BadDataError, match=reason):
+        sglang_plugin.follow(SglangModel())
+
+
 def test_sglang_experts_in_another_layout_are_refused_by_name(sglang):
     with pytest.raises(lockstep.BadDataError, match="experts: .*layout of its own"):
         sglang_plugin.follow(SglangModel("flashinfer_cutlass"))

@@ -68,6 +68,7 @@ def _new_follower(model: Any) -> Follower:
         raise BadDataError("weights in SGLang's weight cache belong to its daemon; start with --weight-cache-mode off")
     if get_exec().moe.enable_eplb or get_exec().moe.ep_num_redundant_experts:
         raise BadDataError("experts that are balanced over ranks (EPLB) do not stay where they were loaded")
+    _check_copies(model)
     fused = _check_experts(model)
     return Follower(
         model,
@@ -86,6 +87,17 @@ def _new_follower(model: Any) -> Follower:
         gate=False,
         after_write=_compute_of(model),
     )
+
+
+def _check_copies(model: Any) -> None:
+    """BadDataError: the model keeps something beside its weights that a write leaves as it is, in SGLang's words."""
+    try:
+        from sglang.srt.model_executor.model_runner_components import weight_updater
+    except ImportError:
+        return  # a release that keeps nothing, or does not know
+    reason = weight_updater._unsupported_derived_weight_cache_error(model)
+    if reason is not None:
+        raise BadDataError(reason)
 
 
 def _check_experts(model: Any) -> bool:
