@@ -121,7 +121,7 @@ def test_an_update_answers_when_its_version_is_in_the_models_parameters(create, 
     vllm.ask("init", init_info={"socket": str(receiver.path), "model": "actor"})
     rank, page = receiver.accept(), Page()
     rank.attached(page)
-    vllm.start("update", update_info={"version": 7})
+    vllm.start("update", update_info={"version": 7, "timeout_s": 20})
     rank.commit(page, 7, 0.5)  # held at once: the receiver's driver has paused the server
     assert vllm.answer() is None
     vllm.ask("save", output=tmp_path / "held.safetensors")

@@ -35,11 +35,15 @@ class LockstepInitInfo(WeightTransferInitInfo):
 
 @dataclasses.dataclass
 class LockstepUpdateInfo(WeightTransferUpdateInfo):
-    """Body of /update_weights: the version that must be there by now. Nothing is transferred by it."""
+    """Body of /update_weights: the version that must be there by now. Nothing is transferred by it.
+
+    While workers wait for it their server answers nobody, and a receiver that wants to pause it neither: a version that
+    has not been written yet cannot come meanwhile.
+    """
 
     version: int
     run: str = ""  # 32 hex digits; empty for any
-    timeout_s: float = 60.0
+    timeout_s: float = 0.0
 
 
 class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, LockstepUpdateInfo]):
@@ -88,7 +92,7 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
         """Nothing: parameters are written in place."""
 
     def receive_weights(self, update_info: LockstepUpdateInfo, *_: Any, **__: Any) -> None:
-        """Waits until the version is there. RuntimeError has what is there instead."""
+        """RuntimeError: the version is not there in time; what is, and why."""
         if self._follower is None:
             raise RuntimeError("lockstep follows nothing yet; call /init_weight_transfer_engine")
         try:
