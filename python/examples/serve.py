@@ -5,7 +5,7 @@
     serve.py --model-dir CHECKPOINT --socket /run/raas-receiver/engine.sock --model actor --port 8000
 
     POST /generate {"prompt_ids": [1, 2, 3], "max_new_tokens": 16}
-         {"ids": [...], "run": "0123...", "version": 42}     all of them by this version
+         {"ids": [...], "run": "0123...", "version": 42, "label": "step 120"}     all of them by this version
     GET /stats
          {"answers": 7, "run": ..., "version": 42, "updates": 41, "pause_ms": {"p50": ..., "max": ...}, "wait_ms": ...}
 
@@ -91,7 +91,7 @@ class Server:
                 self._answers += 1
                 self._waits.append(time.monotonic() - begin)
             ids = greedy(self._model, prompt, count)
-        return {"ids": ids, "run": served.run, "version": served.version}
+        return {"ids": ids, "run": served.run, "version": served.version, "label": served.label}
 
     def stats(self) -> "dict[str, Any]":
         """Counts, what is served now, and how long the last updates paused the model and the last answers waited."""

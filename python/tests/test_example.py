@@ -74,7 +74,7 @@ def test_answers_come_while_versions_do_and_each_is_what_its_version_gives(check
         for thread in asking:
             thread.start()
         for number, model in versions.items():
-            rank.hold(number)
+            rank.hold(number, f"step {number}")
             page.begin_writing()
             write(rank, model)
             page.serve(number)
@@ -86,7 +86,8 @@ def test_answers_come_while_versions_do_and_each_is_what_its_version_gives(check
         for thread in asking:
             thread.join(60)
         for answer in answers:
-            assert answer == {"ids": expected[answer["version"]], "run": RUN, "version": answer["version"]}
+            number = answer["version"]
+            assert answer == {"ids": expected[number], "run": RUN, "version": number, "label": f"step {number}"}
         reported = stats(port)
         assert (reported["version"], reported["updates"], reported["answers"]) == (5, 5, len(answers))
         assert 0 < reported["pause_ms"]["p50"] <= reported["pause_ms"]["max"] and reported["error"] is None
