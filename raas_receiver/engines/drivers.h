@@ -26,7 +26,9 @@ Result<std::unique_ptr<EngineDriver>> NewHookDriver(const DriverKind& kind, Engi
 // ---- an SGLang server ----
 
 // Directory: /pause_generation, /flush_cache, /update_weights_from_disk with flush_cache false, /flush_cache once,
-// /update_weight_version, /continue_generation. In place: the same without the update.
+// /update_weight_version, /continue_generation. In place: without the update, and with /begin_weight_update after the
+// pause and /end_weight_update before the end, where the server has them (0.5.23). A load has no session: it would end
+// with all weights packed a second time.
 //
 // Its answers are those of rank 0 of the first data-parallel replica: that a read failed on another rank, or that
 // another replica still runs something, it does not say. It must have one HTTP worker (--tokenizer-worker-num 1, the

@@ -24,10 +24,16 @@ Status WithEnd(const Status& status, std::string_view end) {
   return {status.code(), Cat(status.message(), "; ", end)};
 }
 
+// A label may be learned, or lost, after the name was given.
+std::string_view WithoutLabel(std::string_view name) {
+  return name.substr(0, name.find('/'));
+}
+
 }  // namespace
 
-std::string VersionName(const Held& held) {
-  return Cat(ToHex(held.run).substr(0, kRunDigits), "-", held.version);
+std::string VersionName(const EngineVersion& version) {
+  const std::string name = Cat(ToHex(version.held.run).substr(0, kRunDigits), "-", version.held.version);
+  return version.label.empty() ? name : Cat(name, "/", version.label);
 }
 
 HttpDriver::HttpDriver(const DriverKind& kind, EngineOptions options, std::unique_ptr<EngineServer> server,
@@ -160,7 +166,7 @@ Status HttpDriver::FindFit() {
 
 ReadOutcome HttpDriver::Read(const EngineVersion& version) {
   if (server_->cancelled()) return {Cancelled()};
-  ReadOutcome outcome = steps_->Read(version.path, VersionName(version.held));
+  ReadOutcome outcome = steps_->Read(version.path, VersionName(version));
   if (outcome.touched) fit_ = Fit::kNo;
   return outcome;
 }
@@ -168,7 +174,7 @@ ReadOutcome HttpDriver::Read(const EngineVersion& version) {
 Status HttpDriver::Finish(const EngineVersion& version) {
   LS_RETURN_IF_ERROR(steps_->DropCaches());
   if (!version.held.nothing()) {
-    LS_ASSIGN_OR_RETURN(keeps_names_, steps_->Name(VersionName(version.held)));
+    LS_ASSIGN_OR_RETURN(keeps_names_, steps_->Name(VersionName(version)));
   }
   LS_RETURN_IF_ERROR(steps_->Resume());
   fit_ = Fit::kYes;
@@ -178,7 +184,8 @@ Status HttpDriver::Finish(const EngineVersion& version) {
 Status HttpDriver::Pause(const EngineVersion& version) {
   const Status status = Retry(version, "pause", [&] {
     LS_RETURN_IF_ERROR(FindFit());
-    const Status paused = steps_->Pause();
+    Status paused = steps_->Pause();
+    if (paused.ok()) paused = steps_->BeginWrites();
     return paused.ok() ? paused : Release(version, paused).status;
   });
   if (!status.ok()) return WithNames(status, version);
@@ -195,7 +202,7 @@ Result<bool> HttpDriver::StillServes(const EngineVersion& version) {
   if (server_->cancelled()) return Cancelled();
   if (!keeps_names_) return true;
   LS_ASSIGN_OR_RETURN(const std::optional<std::string> name, steps_->ServedName());
-  if (!name.has_value() || *name == VersionName(version.held)) return true;
+  if (!name.has_value() || WithoutLabel(*name) == WithoutLabel(VersionName(version))) return true;
   fit_ = Fit::kUnknown;
   return false;
 }

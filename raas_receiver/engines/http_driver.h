@@ -38,6 +38,8 @@ class EngineSteps {
   virtual Result<bool> Runs() = 0;
   // OK: nothing runs on the device, nothing is left of what was computed, and what is asked next comes after it.
   virtual Status Pause() = 0;
+  // The memory of a paused server is written by others from here on, until Resume.
+  virtual Status BeginWrites() { return OkStatus(); }
   // All weights from `directory`. `name` is the version's name.
   virtual ReadOutcome Read(const std::string& directory, const std::string& name) = 0;
   virtual Status DropCaches() = 0;
@@ -86,7 +88,8 @@ class HttpDriver final : public EngineDriver {
   std::atomic<uint64_t> failures_ = 0;
 };
 
-// "0a1b2c3d-7": the first digits of the run and the version, the name that a server is given for it.
-std::string VersionName(const Held& held);
+// "0a1b2c3d-7", the first digits of the run and the version, or with a label "0a1b2c3d-7/step 120": the name that a
+// server is given for it, and stamps its answers with.
+std::string VersionName(const EngineVersion& version);
 
 }  // namespace lockstep::engines

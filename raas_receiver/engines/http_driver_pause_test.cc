@@ -128,5 +128,46 @@ TEST_CASE("A server of which nothing was written resumes under the name that it 
   CheckServes(engine, 1);
 }
 
+TEST_CASE("In place, an SGLang server is written in a session, which begins after its pause") {
+  TestEngine engine("sglang");
+  const auto driver = engine.Driver();
+  REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
+  CHECK(engine.Paths() == Paths{"/ready", "/pause_generation", "/flush_cache", "/begin_weight_update"});
+  REQUIRE(driver->Resume(engine.VersionOf(2)).ok());
+  CheckServes(engine, 1);
+}
+
+TEST_CASE("A session that a receiver left open is ended, and another is begun") {
+  TestEngine engine("sglang");
+  REQUIRE(engine.Driver()->Pause(engine.VersionOf(2)).ok());
+  const auto driver = engine.Driver();
+  REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
+  const Paths session = {"/begin_weight_update", "/end_weight_update", "/begin_weight_update"};
+  const Paths paths = engine.Paths();
+  CHECK(Paths(paths.end() - 3, paths.end()) == session);
+  REQUIRE(driver->Resume(engine.VersionOf(2)).ok());
+  CheckServes(engine, 1);
+}
+
+TEST_CASE("An answer of a session that is lost is no end of it, and no second one") {
+  TestEngine engine("sglang");
+  const std::string call = GENERATE("/begin_weight_update", "/end_weight_update");
+  engine.SetFaults({Fault(call, {{"kind", "reset"}, {"effect", true}})});
+  const auto driver = engine.Driver(3);
+  CHECK(driver->Pause(engine.VersionOf(2)).ok());
+  CHECK(driver->Resume(engine.VersionOf(2)).ok());
+  CHECK(driver->failures() == 1);
+  CheckServes(engine, 1);
+}
+
+TEST_CASE("An SGLang server without sessions is written all the same") {
+  TestEngine engine("sglang", {{"absent", {"/begin_weight_update", "/end_weight_update"}}});
+  const auto driver = engine.Driver();
+  REQUIRE(driver->Pause(engine.VersionOf(2)).ok());
+  REQUIRE(driver->Resume(engine.VersionOf(2)).ok());
+  CHECK(CountOf(engine.Paths(), "/end_weight_update") == 0);
+  CheckServes(engine, 1);
+}
+
 }  // namespace
 }  // namespace lockstep::engines

@@ -225,6 +225,19 @@ TEST_CASE(
   CHECK(driver->failures() == 0);
 }
 
+TEST_CASE("The name that a server keeps ends with the version's label, by which it is not recognised") {
+  const ServerKind kind = GENERATE(from_range(KindsWithNames()));
+  TestEngine engine(kind.name);
+  const auto driver = engine.Driver();
+  EngineVersion version = engine.VersionOf(2);
+  version.label = "step 120/a";
+  REQUIRE(driver->Load(version, std::nullopt).status.ok());
+  CheckNamed(engine, kind, "0a1b2c3d-2/step 120/a");
+  CHECK(*driver->StillServes(version));
+  CHECK(*driver->StillServes(engine.VersionOf(2)));
+  CHECK_FALSE(*driver->StillServes(engine.VersionOf(3)));
+}
+
 TEST_CASE("A server that cannot say what it serves, or may not be asked, is believed") {
   const ServerKind kind = GENERATE(from_range(KindsWithNames()));
   TestEngine engine(kind.name);

@@ -34,6 +34,22 @@ class SglangSteps final : public EngineSteps {
     return DropCaches();
   }
 
+  // The server makes what it packs writable, and at the session's end packs it again and computes what it keeps beside
+  // its parameters. Servers without sessions do neither.
+  Status BeginWrites() override {
+    in_session_ = true;  // also when the answer is lost
+    LS_ASSIGN_OR_RETURN(ServerAnswer answer, server_.Post("/begin_weight_update"));
+    if (answer.Flag("success") == false) {  // a receiver that ended in a session left it open
+      LS_RETURN_IF_ERROR(EndSession());
+      in_session_ = true;
+      LS_ASSIGN_OR_RETURN(answer, server_.Post("/begin_weight_update"));
+    }
+    if (answer.ok() && answer.Flag("success") == true) return OkStatus();
+    if (answer.status != 404) return server_.Unexpected(answer, "\"success\": true");
+    in_session_ = false;
+    return OkStatus();
+  }
+
   ReadOutcome Read(const std::string& directory, const std::string& name) override {
     // A flush of its own kills older servers when a request is pending.
     const auto answer = server_.PostLoad("/update_weights_from_disk",
@@ -74,11 +90,21 @@ class SglangSteps final : public EngineSteps {
   }
 
   Status Resume() override {
+    LS_RETURN_IF_ERROR(EndSession());
     LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Post("/continue_generation"));
     return CheckOk(answer);
   }
 
  private:
+  // False where none is open: then the answer to the call before was lost.
+  Status EndSession() {
+    if (!in_session_) return OkStatus();
+    LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Post("/end_weight_update"));
+    if (!answer.Flag("success").has_value()) return server_.Unexpected(answer, "\"success\"");
+    in_session_ = false;
+    return OkStatus();
+  }
+
   // For servers that are too old for /ready.
   Result<bool> MakesToken() {
     const json one = {{"input_ids", {0}}, {"sampling_params", {{"max_new_tokens", 1}, {"temperature", 0}}}};
@@ -104,6 +130,7 @@ class SglangSteps final : public EngineSteps {
 
   EngineServer& server_;
   const std::string pause_mode_;
+  bool in_session_ = false;
 };
 
 }  // namespace

@@ -44,7 +44,7 @@ inline std::vector<ServerKind> ServerKinds() {
            .drop = "/flush_cache",
            .resume = "/continue_generation",
            .served_name = "/model_info",
-           .resume_calls = {"/flush_cache", "/update_weight_version", "/continue_generation"},
+           .resume_calls = {"/flush_cache", "/update_weight_version", "/end_weight_update", "/continue_generation"},
            .drops_in_pause = 1},
           {.name = "vllm",
            .runs = "/is_paused",

@@ -16,7 +16,9 @@ RECORDED = Path(__file__).with_name("server_schemas.json")
 SGLANG_HTTP = "sglang/srt/entrypoints/http_server.py"
 SGLANG_STRUCTS = "sglang/srt/managers/io_struct.py"
 SGLANG_ENDPOINTS = (
+    "/begin_weight_update",
     "/continue_generation",
+    "/end_weight_update",
     "/flush_cache",
     "/health",
     "/model_info",

@@ -23,7 +23,7 @@ class SglangRules:
     refusal = None
     pause_path = "/pause_generation"
     update_path = "/update_weights_from_disk"
-    conditional = (update_path,)
+    conditional = (update_path, "/begin_weight_update", "/end_weight_update")
     keeps_names = True
 
     def __init__(self, model: ServedModel, options) -> None:
@@ -34,6 +34,7 @@ class SglangRules:
         self.paused = False
         self.in_flight: "list[Generation]" = []
         self.weight_version = "default"
+        self.in_session = False
         self.served_model_name = model.path
         self.up_at = time.monotonic() + options.start_s
         self.load_fault = ""  # "partial", "partial_dies", for the next load
@@ -115,7 +116,21 @@ class SglangRules:
         if retract:
             self.core.retract()
 
+    def begin_weight_update(self, _) -> Answer:
+        return self.session_call(begins=True, refusal="a weight-update session is already open")
+
+    def end_weight_update(self, _) -> Answer:
+        return self.session_call(begins=False, refusal="no weight-update session is open")
+
+    def session_call(self, begins: bool, refusal: str) -> Answer:
+        success = self.core.call(lambda: self.in_session) != begins
+        if success:
+            self.in_session = begins
+        return Answer(200 if success else 400, {"success": success, "message": "Success" if success else refusal})
+
     def continue_generation(self, _) -> Answer:
+        if self.in_session:
+            self.core.violations.append("resumed in a weight-update session, with weights that are not packed")
         self.core.post(self.continue_engine)
         with self.changed:
             self.paused = False

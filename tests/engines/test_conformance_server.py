@@ -79,6 +79,15 @@ def test_sglang_updates_and_does_not_flush_under_requests_and_older_ones_die_of_
             call(server, "/ready")
 
 
+def test_sglang_has_one_session_at_a_time_and_resuming_in_one_is_noticed(checkpoints):
+    with ConformanceServer("sglang", checkpoints / "0") as server:
+        calls = ["begin", "begin", "end", "end", "begin"]
+        assert [call(server, f"/{name}_weight_update", {})[0] for name in calls] == [200, 400, 200, 400, 200]
+        assert server.violations == []
+        call(server, "/continue_generation", {})
+        assert ["session" in violation for violation in server.violations] == [True]
+
+
 def test_tokens_from_an_old_cache_or_from_a_mix_are_noticed(checkpoints):
     with ConformanceServer("sglang", checkpoints / "0") as server:
         call(server, "/generate", {"tokens": 2})

@@ -41,18 +41,18 @@ class Setting:
         options.setdefault("engine_load_timeout_ms", options["engine_timeout_ms"])
         return self.cluster.receiver(self.agent, engine=self.kind, engine_url=url, **options)
 
-    def publish(self, version: int) -> None:
+    def publish(self, version: int, label: "str | None" = None) -> None:
         """A version that differs from the one before in every tensor, somewhere."""
         for index, tensor in enumerate(self.tensors.values()):
             tensor[version % 32, index] += 1 + version
         self.digests[version] = digest_of_tensors(self.tensors)
-        self.publisher.publish(version, self.tensors)
+        self.publisher.publish(version, self.tensors, label=label)
 
     def serves(self, engine: ConformanceServer, version: int) -> bool:
         """Whether it makes tokens of all that version is, and nothing else."""
         state = engine.state()
         whole = state["digest"] == self.digests[version] and not state["mixed"]
-        named = not self.rules.keeps_names or state["weight_version"].endswith(f"-{version}")
+        named = not self.rules.keeps_names or state["weight_version"].partition("/")[0].endswith(f"-{version}")
         return whole and not state["paused"] and named
 
 
@@ -120,6 +120,16 @@ def test_an_engine_follows_every_version_while_it_makes_tokens(setting):
     assert client.tokens <= set(setting.digests.values())
     assert setting.digests[10] in client.tokens
     assert engine.violations == []
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind].keeps_names])
+def test_a_servers_answers_are_stamped_with_the_version_and_what_the_trainer_calls_it(settings, kind):
+    setting = settings(kind)
+    with setting.engine() as engine:
+        setting.receiver(engine.url)
+        setting.publish(1, label="step 120")
+        wait_until(lambda: setting.serves(engine, 1), "version 1 is served")
+        assert engine.state()["weight_version"] == f"{setting.publisher.run[:8]}-1/step 120"
 
 
 def test_every_kind_of_engine_has_a_row_in_the_operators_table():

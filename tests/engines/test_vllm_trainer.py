@@ -118,7 +118,7 @@ def test_every_send_returns_when_the_workers_parameters_are_what_vllm_loads_of_t
                 wanted = vllm_loader.parameters(tmp_path / f"{step}", tensor=(_RANKS, number))
                 assert sorted(held) == sorted(wanted)
                 assert [name for name in wanted if not torch.equal(held[name], wanted[name])] == []
-        assert paused.rules.version().partition("/")[0].endswith(f"-{_STEPS}")
+        assert paused.rules.version().endswith(f"-{_STEPS}/step {_STEPS}")
         assert paused.violations == []
         ask_all(joined, "close")
     update = ["/start_weight_update", "/update_weights", "/finish_weight_update"]
