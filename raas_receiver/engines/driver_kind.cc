@@ -35,9 +35,10 @@ constexpr DriverOption kCommand{&EngineOptions::command, "hook", "a command, --h
 constexpr DriverOption kUrl{&EngineOptions::url, "engine-url", "--engine-url, as http://HOST:PORT"};
 constexpr DriverOption kKeyFile{&EngineOptions::key_file, "engine-key-file"};
 constexpr DriverOption kPauseMode{&EngineOptions::pause_mode, "engine-pause-mode"};
-constexpr std::array kOptions{kCommand, kUrl, kKeyFile, kPauseMode};
+constexpr DriverOption kCheck{&EngineOptions::check, "engine-check"};
+constexpr std::array kOptions{kCommand, kUrl, kKeyFile, kPauseMode, kCheck};
 constexpr std::array kHookOptions{kCommand};
-constexpr std::array kServerOptions{kUrl, kKeyFile, kPauseMode};
+constexpr std::array kServerOptions{kUrl, kKeyFile, kPauseMode, kCheck};
 constexpr std::array<std::string_view, 2> kSglangPauseModes{"retract", "abort"};
 constexpr std::array<std::string_view, 3> kVllmPauseModes{"keep", "wait", "abort"};
 
@@ -83,6 +84,10 @@ Status CheckOptions(const DriverKind& kind, const EngineOptions& options) {
     if (used && !given && !known.needed.empty()) {
       return {ErrorCode::kConfig, Cat("engine ", kind.name, " needs ", known.needed)};
     }
+  }
+  if (!options.check.empty() && options.check != kCheckChecksums) {
+    return {ErrorCode::kConfig,
+            Cat("engine-check is ", CleanText(options.check, 40), "; give ", kCheckChecksums, ", or leave it out")};
   }
   if (options.timeout.count() < 1) return {ErrorCode::kConfig, "engine-timeout-ms must be at least 1"};
   if (options.load_timeout.count() < 1) return {ErrorCode::kConfig, "engine-load-timeout-ms must be at least 1"};

@@ -17,6 +17,8 @@ namespace lockstep::engines {
 
 class EngineDriver;
 
+inline constexpr std::string_view kCheckChecksums = "checksums";
+
 struct EngineOptions {
   std::string kind = "none";  // a DriverKind's name
   // Each of these is for the kinds that list it in DriverKind::options.
@@ -24,6 +26,7 @@ struct EngineOptions {
   std::string url;         // http:// or https://, HOST:PORT
   std::string key_file;    // a file with the bearer token; empty: none
   std::string pause_mode;  // of DriverKind::pause_modes; empty: the first
+  std::string check;       // kCheckChecksums: what a server has loaded is compared; empty: it is not
   // Of one call, and of the call with which a server reads a whole model, or a hook.
   std::chrono::milliseconds timeout{60'000};
   std::chrono::milliseconds load_timeout{600'000};

@@ -92,6 +92,10 @@ TEST_CASE("Options that are missing, wrong, or of another kind are refused by na
              FailsWith(ErrorCode::kConfig, "keep, wait and abort"));
   CHECK_THAT(Refusal({.kind = "vllm", .url = "http://host", .key_file = "/no/such/key"}),
              FailsWith(ErrorCode::kConfig, "/no/such/key"));
+  CHECK_THAT(Refusal({.kind = "vllm", .url = "http://host", .check = "all"}),
+             FailsWith(ErrorCode::kConfig, "engine-check is all; give checksums"));
+  CHECK_THAT(Refusal({.kind = "hook", .command = "true", .check = "checksums"}),
+             FailsWith(ErrorCode::kConfig, "engine-check is given, and engine hook has no use for it"));
   CHECK_THAT(Refusal({.kind = "vllm", .url = "http://host", .attempts = 0}),
              FailsWith(ErrorCode::kConfig, "engine-attempts"));
 }

@@ -25,10 +25,10 @@ Result<std::unique_ptr<EngineDriver>> NewHookDriver(const DriverKind& kind, Engi
 
 // ---- an SGLang server ----
 
-// Directory: /pause_generation, /flush_cache, /update_weights_from_disk with flush_cache false, /flush_cache once,
-// /update_weight_version, /continue_generation. In place: without the update, and with /begin_weight_update after the
-// pause and /end_weight_update before the end, where the server has them (0.5.23). A load has no session: it would end
-// with all weights packed a second time.
+// Directory: /pause_generation, /flush_cache, /update_weights_from_disk with flush_cache false, /weights_checker where
+// checksums are asked for, /flush_cache once, /update_weight_version, /continue_generation. In place: without the
+// update, and with /begin_weight_update after the pause and /end_weight_update before the end, where the server has
+// them (0.5.23). A load has no session: it would end with all weights packed a second time.
 //
 // Its answers are those of rank 0 of the first data-parallel replica: that a read failed on another rank, or that
 // another replica still runs something, it does not say. It must have one HTTP worker (--tokenizer-worker-num 1, the
@@ -40,8 +40,8 @@ Result<std::unique_ptr<EngineDriver>> NewSglangDriver(const DriverKind& kind, En
 
 // ---- a vLLM server, with VLLM_SERVER_DEV_MODE=1 in its environment ----
 
-// Directory: /pause, /collective_rpc of reload_weights with the path, /reset_prefix_cache, /update_weight_version,
-// /resume. In place: the same without the reload.
+// Directory: /pause, /collective_rpc of reload_weights with the path, /weight_checker where checksums are asked for,
+// /reset_prefix_cache, /update_weight_version, /resume. In place: the same without the reload.
 //
 // Pause modes: "keep" (the default: running requests wait, and are computed again with the new weights), "wait" (they
 // end first) and "abort" (they end with what they have). After "wait" and "abort" new requests are refused meanwhile.

@@ -15,6 +15,7 @@ using nlohmann::json;
 constexpr size_t kSaidBytes = 400;  // of an answer, in a message
 constexpr uint64_t kLongestKeyFile = 8192;
 constexpr std::chrono::milliseconds kAsk{2'500};
+constexpr size_t kChecksumsBytes = 256 << 20;  // of every parameter of every rank
 
 // A path need not be UTF-8, and JSON must be: then the server says that it does not find it.
 std::string TextOf(const json& body) {
@@ -69,6 +70,7 @@ std::optional<bool> ServerAnswer::Flag(const char* name) const {
 
 Result<std::unique_ptr<EngineServer>> EngineServer::Create(const EngineOptions& options, std::string advice_404) {
   HttpOptions http{.url = options.url};
+  if (!options.check.empty()) http.max_answer_bytes = kChecksumsBytes;
   LS_ASSIGN_OR_RETURN(http.token, ReadKey(options.key_file));
   auto client = HttpClient::Create(std::move(http));
   if (!client.ok()) return client.status().WithContext(Cat("engine ", options.kind));

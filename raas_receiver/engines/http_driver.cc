@@ -168,7 +168,22 @@ ReadOutcome HttpDriver::Read(const EngineVersion& version) {
   if (server_->cancelled()) return {Cancelled()};
   ReadOutcome outcome = steps_->Read(version.path, VersionName(version));
   if (outcome.touched) fit_ = Fit::kNo;
+  if (outcome.status.ok() && !options_.check.empty()) outcome.status = Check(version);
   return outcome;
+}
+
+// What it has read, by the checksums that it computes.
+Status HttpDriver::Check(const EngineVersion& version) {
+  LS_ASSIGN_OR_RETURN(const std::vector<RankDigests> ranks, steps_->Digests());
+  LS_ASSIGN_OR_RETURN(const size_t compared,
+                      check_.Compare(ranks, version.path, [this](ByteView bytes) { return steps_->DigestsOf(bytes); }));
+  telemetry::Log(telemetry::LogLevel::kInfo, "engine_checked",
+                 {{"engine", kind()},
+                  {"model", version.model},
+                  {"version", version.held.version},
+                  {"ranks", ranks.size()},
+                  {"compared_tensors", compared}});
+  return OkStatus();
 }
 
 Status HttpDriver::Finish(const EngineVersion& version) {

@@ -1,7 +1,7 @@
 // The driver of a server that is controlled over HTTP. What every such server needs is here, once: the order of the
 // steps, attempts, and what becomes of it when a step fails. What a step is for one kind of server is an EngineSteps.
 //
-//   Load:     Pause -> Read(version) -> DropCaches -> Name -> Resume
+//   Load:     Pause -> Read(version) [-> Digests] -> DropCaches -> Name -> Resume
 //                |        |
 //                |        +-(perhaps half read)-> Pause -> Read(last good) -> DropCaches -> Name -> Resume
 //                +-(nothing changed)-> Resume
@@ -15,11 +15,14 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "common/base/bytes.h"
 #include "common/base/status.h"
 #include "raas_receiver/engines/driver.h"
 #include "raas_receiver/engines/engine_server.h"
 #include "raas_receiver/engines/process.h"
+#include "raas_receiver/engines/weight_check.h"
 
 namespace lockstep::engines {
 
@@ -42,6 +45,10 @@ class EngineSteps {
   virtual Status BeginWrites() { return OkStatus(); }
   // All weights from `directory`. `name` is the version's name.
   virtual ReadOutcome Read(const std::string& directory, const std::string& name) = 0;
+  // The digests of its parameters as the server has them now, of every rank that it answers for.
+  virtual Result<std::vector<RankDigests>> Digests() { return std::vector<RankDigests>(); }
+  // What it may say of a parameter of these bytes.
+  virtual std::vector<std::string> DigestsOf(ByteView) const { return {}; }
   virtual Status DropCaches() = 0;
   // Whether the server keeps the name; that it cannot is no error.
   virtual Result<bool> Name(const std::string& name) = 0;
@@ -73,6 +80,7 @@ class HttpDriver final : public EngineDriver {
   LoadOutcome Release(const EngineVersion& version, const Status& cause);
   Status FindFit();
   ReadOutcome Read(const EngineVersion& version);
+  Status Check(const EngineVersion& version);
   Status Finish(const EngineVersion& version);
   using Step = std::function<Status()>;
   Status Retry(const EngineVersion& version, std::string_view what, const Step& step);
@@ -85,6 +93,7 @@ class HttpDriver final : public EngineDriver {
   StopSignal stop_;
   Fit fit_ = Fit::kUnknown;
   bool keeps_names_ = true;
+  WeightCheck check_;
   std::atomic<uint64_t> failures_ = 0;
 };
 

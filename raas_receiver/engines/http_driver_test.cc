@@ -301,6 +301,35 @@ TEST_CASE("A server that cannot keep a version's name is served all the same") {
   CheckServes(engine, 2);
 }
 
+TEST_CASE("A server that says it has loaded a version, and has not, is found out by its own checksums") {
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  INFO(kind.name);
+  TestEngine engine(kind.name);
+  const auto driver = engine.CheckingDriver();
+  const LoadOutcome whole = driver->Load(engine.VersionOf(2), std::nullopt);
+  INFO(whole.status.ToString());
+  REQUIRE(whole.status.ok());
+  CHECK(CountOf(engine.Paths(), kind.check) == 1);
+
+  engine.SetFaults({Fault(kind.update, {{"kind", "partial_unsaid"}})});
+  const LoadOutcome partial = driver->Load(engine.VersionOf(3), engine.VersionOf(2));
+  CHECK(partial.serving == Serving::kLastGood);
+  CHECK_THAT(partial.status, FailsWith(ErrorCode::kCorrupt, "version 3 of model actor at the " + kind.name + " server",
+                                       "parameter model.layers.1.part1.weight of ", "version 2 was loaded again"));
+  CheckServes(engine, 2);
+
+  engine.SetFaults({Fault(kind.update, {{"kind", "partial_unsaid"}})});
+  CHECK(engine.Driver()->Load(engine.VersionOf(3), engine.VersionOf(2)).status.ok());
+}
+
+TEST_CASE("A server that cannot be checked is no server that was") {
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  TestEngine engine(kind.name, {{"absent", {kind.check}}});
+  const LoadOutcome outcome = engine.CheckingDriver()->Load(engine.VersionOf(2), std::nullopt);
+  CHECK(outcome.serving == Serving::kUnknown);
+  CHECK_THAT(outcome.status, FailsWith(ErrorCode::kProtocol, engine.url() + kind.check));
+}
+
 TEST_CASE("A server that is not there is an error in time, and nothing is known of it") {
   std::string url;
   {

@@ -4,6 +4,7 @@
 #include "common/os/deadline.h"
 #include "raas_receiver/engines/drivers.h"
 #include "raas_receiver/engines/http_driver.h"
+#include "raas_receiver/engines/tensor_digests.h"
 
 namespace lockstep::engines {
 namespace {
@@ -59,6 +60,29 @@ class SglangSteps final : public EngineSteps {
     if (answer->ok() && success == true) return {OkStatus(), true};
     // With "success" the scheduler has spoken, who may have read some of it.
     return {server_.Unexpected(*answer, "\"success\": true"), success.has_value() || !answer->refused()};
+  }
+
+  Result<std::vector<RankDigests>> Digests() override {
+    LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.PostLoad("/weights_checker", {{"action", "checksum"}}));
+    const auto ranks = answer.json.find("ranks");
+    if (!answer.ok() || ranks == answer.json.end() || !ranks->is_array()) {
+      return server_.Unexpected(answer, "\"ranks\"");
+    }
+    std::vector<RankDigests> digests;
+    for (const json& rank : *ranks) {
+      digests.push_back({.rank = Cat("rank ", digests.size()), .parameters = {}});
+      const auto checksums = rank.find("checksums");
+      if (checksums == rank.end() || !checksums->is_object()) return server_.Unexpected(answer, "\"checksums\"");
+      for (const auto& [name, digest] : checksums->items()) {
+        if (digest.is_string()) digests.back().parameters[name] = digest.get<std::string>();
+      }
+    }
+    return digests;
+  }
+
+  // The beginning of a SHA-256 on a CPU.
+  std::vector<std::string> DigestsOf(ByteView bytes) const override {
+    return {SglangGpuHash(bytes), Sha256Hex(bytes).substr(0, 16)};
   }
 
   // Refused while something runs: asked again until the time of a call is over.

@@ -28,6 +28,7 @@ struct ServerKind {
   std::string pause;
   std::string update;  // reads a directory
   std::string drop;    // its caches
+  std::string check;   // its weights
   std::string resume;
   std::string served_name;                // asked what it serves; empty: it keeps no names
   std::vector<std::string> resume_calls;  // all of EngineDriver::Resume, in order
@@ -42,6 +43,7 @@ inline std::vector<ServerKind> ServerKinds() {
            .pause = "/pause_generation",
            .update = "/update_weights_from_disk",
            .drop = "/flush_cache",
+           .check = "/weights_checker",
            .resume = "/continue_generation",
            .served_name = "/model_info",
            .resume_calls = {"/flush_cache", "/update_weight_version", "/end_weight_update", "/continue_generation"},
@@ -51,6 +53,7 @@ inline std::vector<ServerKind> ServerKinds() {
            .pause = "/pause",
            .update = "/collective_rpc",
            .drop = "/reset_prefix_cache",
+           .check = "/weight_checker",
            .resume = "/resume",
            .served_name = "/weight_info",
            .resume_calls = {"/reset_prefix_cache", "/update_weight_version", "/resume", "/is_paused"}}};
@@ -120,9 +123,10 @@ class TestEngine {
   }
 
   std::unique_ptr<EngineDriver> Driver(int attempts = 1, int timeout_ms = kPatient,
-                                       std::optional<int> load_timeout_ms = std::nullopt) {
+                                       std::optional<int> load_timeout_ms = std::nullopt, std::string_view check = "") {
     auto driver = NewEngineDriver({.kind = kind_,
                                    .url = url_,
+                                   .check = std::string(check),
                                    .timeout = std::chrono::milliseconds(timeout_ms),
                                    .load_timeout = std::chrono::milliseconds(load_timeout_ms.value_or(timeout_ms)),
                                    .attempts = attempts,
@@ -130,6 +134,8 @@ class TestEngine {
     REQUIRE(driver.ok());
     return *std::move(driver);
   }
+
+  std::unique_ptr<EngineDriver> CheckingDriver() { return Driver(1, kPatient, std::nullopt, kCheckChecksums); }
 
   // See Fault in http_plumbing.py.
   void SetFaults(const std::vector<Json>& faults) { Ask(Json(faults).dump()); }

@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <map>
 
 #include "common/base/text.h"
 #include "raas_receiver/engines/drivers.h"
 #include "raas_receiver/engines/http_driver.h"
+#include "raas_receiver/engines/tensor_digests.h"
 
 namespace lockstep::engines {
 namespace {
@@ -40,6 +42,28 @@ class VllmSteps final : public EngineSteps {
       if (last) return {OkStatus(), true};
     }
   }
+
+  // By "dp0:pp0:pcp0:tp0:model.norm.weight".
+  Result<std::vector<RankDigests>> Digests() override {
+    LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.PostLoad("/weight_checker", {{"action", "checksum"}}));
+    const auto checksums = answer.json.find("checksums");
+    if (!answer.ok() || checksums == answer.json.end() || !checksums->is_object()) {
+      return server_.Unexpected(answer, "\"checksums\"");
+    }
+    std::map<std::string, RankDigests> ranks;
+    for (const auto& [key, digest] : checksums->items()) {
+      const size_t colon = key.rfind(':');
+      if (colon == key.npos || !digest.is_string()) return server_.Unexpected(answer, "RANK:PARAMETER and its digest");
+      RankDigests& rank = ranks[key.substr(0, colon)];
+      rank.rank = key.substr(0, colon);
+      rank.parameters[key.substr(colon + 1)] = digest.get<std::string>();
+    }
+    std::vector<RankDigests> digests;
+    for (auto& [_, rank] : ranks) digests.push_back(std::move(rank));
+    return digests;
+  }
+
+  std::vector<std::string> DigestsOf(ByteView bytes) const override { return {Sha256Hex(bytes)}; }
 
   Status DropCaches() override {
     LS_ASSIGN_OR_RETURN(const ServerAnswer answer,

@@ -71,6 +71,8 @@ void AddEngineOptions(ConfigParser& parser, Written& to, ReceiverConfig& config)
   add("engine-url", &engines::EngineOptions::url, "the server, http://HOST:PORT");
   add("engine-key-file", &engines::EngineOptions::key_file, "file with the server's (admin) API key");
   add("engine-pause-mode", &engines::EngineOptions::pause_mode, "how requests in progress are paused");
+  add("engine-check", &engines::EngineOptions::check,
+      "checksums: what it has loaded is compared by the checksums that it computes");
   parser.Add("engine-timeout-ms", &to.engine_timeout_ms, "time after which a call to the engine has failed");
   parser.Add("engine-load-timeout-ms", &to.engine_load_timeout_ms,
              "the same, of the call that reads a whole model, or the hook");
@@ -170,6 +172,11 @@ Status CheckEngine(const ConfigParser& parser, const Written& written, ReceiverC
   config.engine_in_place = written.engine_load == "in-place";
   if (config.engine_in_place == config.engine_socket.empty()) {
     return {ErrorCode::kConfig, "engine-load in-place and engine-socket go together: give both or neither"};
+  }
+  if (config.engine_in_place && !config.engine.check.empty()) {
+    return {ErrorCode::kConfig,
+            "engine-check is for engines that load directories; what is written in place is compared "
+            "by lockstepctl verify"};
   }
   if (config.engine_in_place) config.engine_socket = Absolute(config.engine_socket);
   config.engine_hold_timeout = milliseconds(written.engine_hold_timeout_ms);

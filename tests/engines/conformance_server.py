@@ -36,7 +36,7 @@ class Rules(Protocol):
     keeps_names: bool  # of versions
     core: EngineCore
     paused: object  # true or false
-    load_fault: str  # "partial" or "partial_dies": the next load has it, which takes it away
+    load_fault: str  # "partial", "partial_dies" or "partial_unsaid": the next load has it, which takes it away
 
     def version(self) -> "str | None":
         """The version's name, where it keeps one."""

@@ -26,6 +26,7 @@ SGLANG_ENDPOINTS = (
     "/ready",
     "/update_weight_version",
     "/update_weights_from_disk",
+    "/weights_checker",
 )
 VLLM_ROUTERS = (
     "vllm/entrypoints/rl/online/api_router.py",
@@ -42,6 +43,7 @@ VLLM_ENDPOINTS = (
     "/start_weight_update",
     "/update_weight_version",
     "/update_weights",
+    "/weight_checker",
     "/weight_info",
 )
 # Names of types that the sources give elsewhere.
@@ -150,8 +152,9 @@ def sglang(root: Path) -> dict:
         for name, annotation, default in arguments(function):
             inner, marker = annotated(annotation)
             if marker == "Body":
-                entry["body"] = struct_fields(root, structs, ast.unparse(inner))
-                entry["struct"] = f"{SGLANG_STRUCTS}:{ast.unparse(inner)}"
+                struct = type_text(root, inner).removesuffix(" | None")
+                entry["body"] = struct_fields(root, structs, struct)
+                entry["struct"] = f"{SGLANG_STRUCTS}:{struct}"
             elif ast.unparse(inner) != "Request":
                 entry["query"][name] = field(root, inner, default)
         endpoints[path] = entry

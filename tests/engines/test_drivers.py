@@ -168,6 +168,20 @@ def test_a_version_that_is_read_half_leaves_no_mix_behind(setting):
     assert engine.violations == []
 
 
+def test_a_load_that_a_server_only_says_it_made_is_an_error_where_its_checksums_are_asked_for(setting):
+    with setting.engine() as engine, Client(engine):
+        receiver = setting.receiver(engine.url, engine_check="checksums")
+        for version in (1, 2):
+            setting.publish(version)
+            wait_until(lambda: setting.serves(engine, version), f"version {version} is served")
+        engine.fault(setting.rules.update_path, "partial_unsaid")
+        setting.publish(3)
+        wait_until(lambda: "has not the version's bytes" in json.dumps(receiver.model_status()), "the status has it")
+        setting.publish(4)
+        wait_until(lambda: setting.serves(engine, 4), "version 4 is served")
+    assert engine.violations == []
+
+
 @pytest.mark.parametrize("fault", [{"kind": "hang"}, {"kind": "reset", "effect": True}, {"kind": "garbage"}])
 def test_whatever_an_engine_answers_it_ends_with_the_newest_version(setting, fault):
     with setting.engine() as engine, Client(engine):

@@ -1,5 +1,6 @@
 """The conformance servers take what the real servers' sources define, field by field."""
 
+import ast
 import importlib.util
 import json
 import os
@@ -35,6 +36,8 @@ def base_of(type_text: str) -> str:
 
 def right_value(field: dict):
     base = base_of(field["type"])
+    if base == "literal" and field["default"] == REQUIRED:
+        return ast.literal_eval(field["type"].removeprefix("Literal"))[0]
     return field["default"] if base == "literal" else RIGHT[base]
 
 

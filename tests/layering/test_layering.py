@@ -162,7 +162,15 @@ ALLOWED = {
         "raas_receiver/replica",
         "@nlohmann_json",
     },
-    "raas_receiver/engines": {"common/base", "common/os", "common/telemetry", "@curl", "@nlohmann_json"},
+    "raas_receiver/engines": {
+        "common/base",
+        "common/model",
+        "common/os",
+        "common/telemetry",
+        "@curl",
+        "@nlohmann_json",
+        "@openssl",
+    },
     "raas_receiver/session": {
         "common/base",
         "common/os",
