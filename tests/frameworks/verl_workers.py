@@ -8,6 +8,8 @@ import ray
 import torch
 import torch.distributed as dist
 import verl_cpu
+from harness import ROOT
+from hydra import compose, initialize_config_dir
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
@@ -16,6 +18,7 @@ verl_cpu.use_cpu()
 
 from verl.checkpoint_engine import CheckpointEngineManager, CheckpointEngineRegistry, CheckpointEngineWorker  # noqa: E402
 from verl.trainer.config import CheckpointConfig  # noqa: E402
+from verl.utils.config import omega_conf_to_dataclass  # noqa: E402
 from verl.utils.import_utils import import_external_libs  # noqa: E402
 from verl.workers.config import (  # noqa: E402
     CheckpointEngineConfig,
@@ -29,6 +32,21 @@ from verl.workers.engine_workers import ActorRolloutRefWorker  # noqa: E402
 from verl.workers.rollout import BaseRollout, RolloutReplica  # noqa: E402
 
 Tensors = "dict[str, torch.Tensor]"
+
+
+def rollout_config(checkpoint: str, **engine_kwargs: Any) -> RolloutConfig:
+    """What verl makes of the example's configuration, for this checkpoint."""
+    kwargs = "+actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.lockstep"
+    with initialize_config_dir(str(ROOT / "python/examples"), version_base=None):
+        config = compose(
+            "verl_grpo",
+            [
+                "hydra.searchpath=[pkg://verl.trainer.config]",
+                f"actor_rollout_ref.model.path={checkpoint}",
+                *(f"{kwargs}.{key}={value}" for key, value in engine_kwargs.items()),
+            ],
+        )
+    return omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
 
 
 def model_config(checkpoint: str) -> HFModelConfig:
@@ -146,12 +164,8 @@ class Job:
 
     def __init__(self, checkpoint: str, **engine_kwargs: Any) -> None:
         self._checkpoint = checkpoint
-        self._config = CheckpointEngineConfig(
-            backend="lockstep",
-            custom_backend_module="lockstep.integrations.verl",
-            engine_kwargs={"lockstep": {"checkpoint": checkpoint, **engine_kwargs}},
-        )
-        rollout = RolloutConfig(name="vllm", tensor_model_parallel_size=1, checkpoint_engine=self._config)
+        rollout = rollout_config(checkpoint, **engine_kwargs)
+        self._config = rollout.checkpoint_engine
         model = model_config(checkpoint)
         self._workers = worker_group(Rollout, 2, rollout_config=rollout, model_config=model)
         self.replicas = [Replica(number, rollout, model) for number in range(2)]
