@@ -71,15 +71,14 @@ std::function<Status(const std::vector<std::string>&)> SetOne(T* target, ParseFn
   };
 }
 
-// CLI11 passes over an empty value, and takes the next word in its place: of "--listen= --model a" it is "--model".
-Status CheckNoneIsEmpty(int argc, const char* const* argv) {
+// Behind "=" CLI11 passes over an empty value, and takes the next word in its place: of "--listen= --model a" it is
+// "--model".
+Status CheckValues(int argc, const char* const* argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view word = argv[i];
-    const bool flag = word.substr(0, 2) == "--";
-    if (!word.empty() && !(flag && word.find('=') == word.size() - 1)) continue;
-    return {ErrorCode::kUsage, Cat(flag ? word : argv[i - 1],
-                                   " has an empty value; leave the flag out, or give an empty value in the environment "
-                                   "or the configuration file (see --help)")};
+    if (word.substr(0, 2) != "--" || word.find('=') != word.size() - 1) continue;
+    const std::string_view flag = word.substr(0, word.size() - 1);
+    return {ErrorCode::kUsage, Cat(word, " has no value; leave it out, or write ", flag, " \"\" for an empty text")};
   }
   return OkStatus();
 }
@@ -110,7 +109,7 @@ void ConfigParser::Add(const std::string& name, std::vector<std::string>* target
 }
 
 Result<ParseOutcome> ConfigParser::Parse(int argc, const char* const* argv, std::ostream& out) {
-  LS_RETURN_IF_ERROR(CheckNoneIsEmpty(argc, argv));
+  LS_RETURN_IF_ERROR(CheckValues(argc, argv));
   CommandLine line(*this);
   LS_ASSIGN_OR_RETURN(const ParseOutcome outcome, line.Parse(argc, argv, out));
   if (outcome == ParseOutcome::kExit) return outcome;
