@@ -175,8 +175,11 @@ ReadOutcome HttpDriver::Read(const EngineVersion& version) {
 // What it has read, by the checksums that it computes.
 Status HttpDriver::Check(const EngineVersion& version) {
   LS_ASSIGN_OR_RETURN(const std::vector<RankDigests> ranks, steps_->Digests());
-  LS_ASSIGN_OR_RETURN(const size_t compared,
-                      check_.Compare(ranks, version.path, [this](ByteView bytes) { return steps_->DigestsOf(bytes); }));
+  const auto digests = [this](ByteView bytes) -> Result<std::vector<std::string>> {
+    if (server_->cancelled()) return Cancelled();
+    return steps_->DigestsOf(bytes);
+  };
+  LS_ASSIGN_OR_RETURN(const size_t compared, check_.Compare(ranks, version.path, digests));
   telemetry::Log(telemetry::LogLevel::kInfo, "engine_checked",
                  {{"engine", kind()},
                   {"model", version.model},

@@ -54,21 +54,24 @@ Result<size_t> WeightCheck::Compare(const std::vector<RankDigests>& ranks, const
   LS_ASSIGN_OR_RETURN(const os::MappedSegment file, MapWeights(directory));
   LS_ASSIGN_OR_RETURN(const model::SafetensorsFile weights, model::ParseSafetensors(file.span(), file.bytes()));
   ForgetOtherServers(ranks);
-  const bool first = comparable_.empty();
+  std::unordered_set<std::string> comparable;
   for (const model::TensorMeta& tensor : weights.tensors) {
-    const bool known = comparable_.contains(tensor.name);
-    if (!known && !(first && Listed(ranks, tensor.name))) continue;
+    if (!Listed(ranks, tensor.name)) continue;
     LS_ASSIGN_OR_RETURN(const uint64_t size, model::TensorBytes(tensor));
     const ByteView bytes = file.span().subspan(weights.data_offset + tensor.offset, size);
-    const Found found = Find(ranks, tensor.name, digests(bytes));
-    if (!found.some && !known) continue;
+    LS_ASSIGN_OR_RETURN(const std::vector<std::string> expected, digests(bytes));
+    const Found found = Find(ranks, tensor.name, expected);
+    if (!found.some && !comparable_.contains(tensor.name)) continue;
     if (!found.without.empty()) {
       return Status(ErrorCode::kCorrupt, Cat("parameter ", tensor.name, " of ", found.without,
                                              " has not the version's bytes, by the server's own checksum"));
     }
-    comparable_.insert(tensor.name);
+    comparable.insert(tensor.name);
   }
-  if (!comparable_.empty()) return comparable_.size();
+  if (!comparable.empty()) {
+    comparable_ = std::move(comparable);
+    return comparable_.size();
+  }
   return Status(ErrorCode::kState,
                 "by the server's own checksums no parameter has the bytes of the version's tensor of its name: it has "
                 "read nothing of it, or keeps all in another form and cannot be checked (leave out --engine-check)");

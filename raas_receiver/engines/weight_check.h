@@ -3,7 +3,8 @@
 // A rank has many parameters in a form of its own: cut, fused, converted. Compared are those that it has under the name
 // and with the bytes of a tensor: norms and the like, and on a rank that shares with nobody most that is not fused.
 // What one rank has so every rank that lists it must, and in every later version too. So a rank that has not read a
-// version is noticed; a parameter in another form that is wrong is not.
+// version is noticed, and after a first version that was read a whole server; a parameter in another form that is wrong
+// is not. A first version that no rank has read passes where a tensor is what the ranks had before.
 //
 // Used by one thread.
 #pragma once
@@ -26,18 +27,19 @@ struct RankDigests {
 
 class WeightCheck {
  public:
-  // All that a server may say of a parameter of these bytes.
-  using DigestsOf = std::function<std::vector<std::string>(ByteView)>;
+  // All that a server may say of a parameter of these bytes. An error ends the comparison.
+  using DigestsOf = std::function<Result<std::vector<std::string>>(ByteView)>;
 
   // Compares `ranks` with the weights in `directory`, and answers how many of the version's tensors were compared.
-  // kCorrupt names the first one that differs, and the rank. kState: there is none to compare. Errors of reading.
+  // kCorrupt names the first one that differs, and the rank. kState: there is none to compare. Errors of reading, and
+  // of `digests`.
   Result<size_t> Compare(const std::vector<RankDigests>& ranks, const std::string& directory, const DigestsOf& digests);
 
  private:
   void ForgetOtherServers(const std::vector<RankDigests>& ranks);
 
   std::vector<std::string> ranks_;              // that were compared last
-  std::unordered_set<std::string> comparable_;  // tensors that were found on them
+  std::unordered_set<std::string> comparable_;  // tensors that they had so in the last version that passed
 };
 
 }  // namespace lockstep::engines

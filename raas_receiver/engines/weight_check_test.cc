@@ -11,8 +11,8 @@
 namespace lockstep::engines {
 namespace {
 
-std::vector<std::string> Sha256(ByteView bytes) {
-  return {Sha256Hex(bytes)};
+Result<std::vector<std::string>> Sha256(ByteView bytes) {
+  return std::vector<std::string>{Sha256Hex(bytes)};
 }
 
 // Versions of three tensors, "a", "b" and "c", of four bytes each, and what ranks say of them.
@@ -86,6 +86,24 @@ TEST_CASE("A rank that has not read the version is named") {
   Versions versions;
   CHECK_THAT(versions.Compare({RankWith("tp0", "aaa1"), RankWith("tp1", "aaa0")}, {"aaa1", "bbb1"}).status(),
              FailsWith(ErrorCode::kCorrupt, "parameter a of tp1"));
+}
+
+TEST_CASE("What was not read fails again, however often the server says that it was") {
+  Versions versions;
+  const std::vector<RankDigests> ranks = {RankOf("tp0", {{"a", "same"}, {"b", "bbb1"}}),
+                                          RankOf("tp1", {{"a", "same"}, {"b", "bbb0"}})};
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    CHECK_THAT(versions.Compare(ranks, {"same", "bbb1"}).status(),
+               FailsWith(ErrorCode::kCorrupt, "parameter b of tp1"));
+  }
+}
+
+TEST_CASE("A tensor that is comparable later than others is compared from then on") {
+  Versions versions;
+  REQUIRE(*versions.Compare({RankOf("tp0", {{"a", "aaa1"}, {"b", "bbb0"}})}, {"aaa1", "bbb1"}) == 1);
+  REQUIRE(*versions.Compare({RankOf("tp0", {{"a", "aaa2"}, {"b", "bbb2"}})}, {"aaa2", "bbb2"}) == 2);
+  CHECK_THAT(versions.Compare({RankOf("tp0", {{"a", "aaa3"}, {"b", "bbb2"}})}, {"aaa3", "bbb3"}).status(),
+             FailsWith(ErrorCode::kCorrupt, "parameter b of tp0"));
 }
 
 TEST_CASE("Of a server that was compared before it is enough that no rank has read the version") {
