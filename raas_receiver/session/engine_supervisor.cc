@@ -73,7 +73,7 @@ EngineSupervisor::EngineSupervisor(std::string model, EngineSupervisorOptions op
       backoff_(in_place_ ? Backoff() : Backoff(kLongestWait, kFirstWait)),
       owes_resume_(in_place_ && over_http()),
       changed_(changed),
-      served_(replicas_.served()),
+      served_(in_place_ ? Held() : replicas_.served()),
       targets_(Complete(std::move(options.targets), model_, over_http()), pool) {
   targets_.SetChanged([&changed] { changed.Notify(); });
 }
@@ -88,8 +88,10 @@ void EngineSupervisor::SetServed(const Held& served) {
   served_ = served;
 }
 
-// What all engines in place are wholly at; nothing: they are not all at one version, or nobody knows.
+// What all engines in place are wholly at; nothing: they are not all at one version, or nobody knows. Of a server that
+// is paused, what it was at before: what was written since it serves once it is resumed.
 Held EngineSupervisor::ServedInPlace() const {
+  if (owes_resume_) return served();
   const std::vector<targets::EngineReport> engines = targets_.Describe();
   if (engines.empty()) return {};
   const Held first = engines.front().at;
@@ -299,6 +301,7 @@ Status EngineSupervisor::PausedAndResumed(const engines::EngineVersion& version)
 // The pause. A server resumes only when all ranks of all engines are there, and at one version; it stays paused else,
 // until Serve is tried again.
 Status EngineSupervisor::WritePaused(const engines::EngineVersion& version, const engines::EngineVersion& before) {
+  SetServed(ServedInPlace());
   owes_resume_ = over_http();
   if (const Status paused = driver_->Pause(version); !paused.ok()) {
     targets_.Abandon();

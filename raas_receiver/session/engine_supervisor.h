@@ -9,6 +9,7 @@
 // newer version comes.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -137,10 +138,12 @@ class EngineSupervisor {
   Clock::time_point check_again_;  // not before
   Held tried_;                     // the version of the last attempt
   // In place: the server may be paused, by us or by a receiver before us, and is to resume once its memory is whole.
-  bool owes_resume_;
+  std::atomic<bool> owes_resume_;
   ChangeSignal& changed_;
   mutable std::mutex mutex_;
-  Held served_;                     // that the engine took, by the directory; guarded by mutex_
+  // By the directory: that the engine took. In place: that it was at when it was paused; nothing once that attempt is
+  // taken. Guarded by mutex_.
+  Held served_;
   std::optional<Attempt> attempt_;  // under way; guarded by mutex_
   bool cancelled_ = false;          // for good; guarded by mutex_
   targets::EngineTargets targets_;  // its threads call back: it ends before what is above

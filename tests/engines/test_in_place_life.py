@@ -241,6 +241,19 @@ def test_a_server_that_does_not_resume_is_made_to_again(server):
     assert server.http.paths().count("/continue_generation") >= 5
 
 
+def test_a_version_counts_as_served_once_the_server_was_resumed(server):
+    server.http.fault("/continue_generation", "hang", times=1)
+    server.system.publish(2)
+    server.system.expect(2, [0, 1])
+    wait_until(lambda: not any(fault.times for fault in server.http.faults), "the receiver waits for an answer")
+    assert server.paused
+    assert server.receiver.model_status()["served_version"] == 1
+    server.receiver.stop()
+    server.receiver.start()
+    server.resumes_with(2)
+    wait_until(lambda: server.receiver.model_status()["served_version"] == 2, "it is served")
+
+
 def test_a_server_that_a_killed_receiver_left_paused_is_resumed_by_the_next_one(server):
     server.http.fault("/continue_generation", "hang", times=1)
     server.system.publish(2)
