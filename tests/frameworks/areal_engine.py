@@ -70,7 +70,7 @@ def test_a_receiver_holds_what_transformers_saves_of_areals_engine_after_each_up
     agent = cluster.agent()
     receiver, checkpoint = cluster.receiver(agent), with_tokenizer(checkpoints.get(model))
     with Ranks(Topology(dp=2)) as ranks:
-        ranks.call(build, checkpoint, mode, Settings(socket=str(agent.socket), model=MODEL, timeout=60))
+        ranks.call(build, checkpoint, mode, Settings(socket=str(agent.socket), receivers=1, model=MODEL, timeout=60))
         ranks.call(update, 1)
         assert ranks.call(asked) == [["pause", "continue"], []]
         assert receiver.model_status()["held_label"] == "1"
@@ -81,11 +81,11 @@ def test_a_receiver_holds_what_transformers_saves_of_areals_engine_after_each_up
             receiver.wait_for(ranks.call(fsdp_trainer.saved)[0])
 
 
-def test_generation_goes_on_where_receivers_do_not_serve_a_version_and_the_error_names_them(cluster, checkpoints):
+def test_generation_stays_stopped_where_receivers_do_not_serve_a_version_and_the_error_names_them(cluster, checkpoints):
     agent, checkpoint = cluster.agent(), with_tokenizer(checkpoints.get("llama"))
     settings = Settings(socket=str(agent.socket), model=MODEL, receivers=["missing"], timeout=0.1)
     with Ranks(Topology(dp=1)) as ranks:
         ranks.call(build, checkpoint, "disk", settings)
         ((error, text),) = ranks.call(trainer.refusal, update, 1)
         assert error == "DeadlineError" and '"missing" is not known here' in text
-        assert ranks.call(asked) == [["pause", "continue"]]
+        assert ranks.call(asked) == [["pause"]]

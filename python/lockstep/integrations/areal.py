@@ -23,15 +23,15 @@ class Settings:
 
     Attributes:
         socket: the agent's unix socket, the same path on every host of the trainer; rank 0 is on the agent's.
+        receivers: how many receivers there are, one for each server, or their names: all serve a version before training
+            and generation go on. None waits for none.
         model: the model's name, ``[A-Za-z0-9._-]{1,128}``.
-        receivers: how many receivers' engines must serve a version before training goes on, or the names of those that
-            must; None waits for none.
         timeout: seconds for that.
     """
 
     socket: str
+    receivers: "Receivers | None"
     model: str = "actor"
-    receivers: "Receivers | None" = 1
     timeout: float = 600.0
 
 
@@ -40,8 +40,9 @@ class Publishes(FSDPEngine):
     publishes: every rank copies its own shards, rounded to the engine's ``dtype``. Nothing is gathered and nothing
     broadcast, whatever the configuration's ``weight_update_mode``.
 
-    Versions and their labels are AReaL's. While receivers write, AReaL's client has stopped generation, as it has for
-    AReaL's own updates, so that no request spans two versions.
+    Versions and their labels are AReaL's. Rank 0 has AReaL's client stop generation before it publishes, as it does for
+    AReaL's own updates, and lets it go on when all receivers serve the version. After an error it stays stopped: a server may
+    be paused by its receiver, amid a write.
     """
 
     lockstep: Settings
@@ -66,11 +67,18 @@ class Publishes(FSDPEngine):
         if not meta.version:
             raise BadDataError(f"version is {meta.version}: give meta.with_version(step), from 1, as PPOTrainer does")
         self._check_rollout_engine_connected()
-        with self._offload_aware_context():
-            published = self._opened().publish(meta.version, label=meta.version)
-        if published and torch.distributed.get_rank() == 0:
-            self._wait_served(meta.version)
-        torch.distributed.barrier(group=self.cpu_group)
+        receivers = self.lockstep.receivers if torch.distributed.get_rank() == 0 else None
+        try:
+            if receivers is not None:
+                self.rollout_engine.pause_generation()
+            with self._offload_aware_context():
+                self._opened().publish(meta.version, label=meta.version)
+            if receivers is not None:
+                self._opened().wait_served(version=meta.version, receivers=receivers, timeout=self.lockstep.timeout)
+        finally:
+            torch.distributed.barrier(group=self.cpu_group)
+        if receivers is not None:
+            self.rollout_engine.continue_generation()
 
     def destroy(self) -> None:
         """As ``FSDPEngine``; the agent serves the last version on."""
@@ -84,13 +92,3 @@ class Publishes(FSDPEngine):
             settings = self.lockstep
             self._exporter = Exporter.from_fsdp(self.model, dtype=dtype, socket=settings.socket, model=settings.model)
         return self._exporter
-
-    def _wait_served(self, version: int) -> None:
-        receivers = self.lockstep.receivers
-        if receivers is None:
-            return
-        self.rollout_engine.pause_generation()
-        try:
-            self._opened().wait_served(version=version, receivers=receivers, timeout=self.lockstep.timeout)
-        finally:
-            self.rollout_engine.continue_generation()
