@@ -251,6 +251,8 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
     parser.add_argument("--engine-socket")
     parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args(arguments)
+    if bool(options.agent_socket) != bool(options.engine_socket):
+        parser.error("give --agent-socket and --engine-socket, or neither")
     agent_socket, engine_socket = sockets(options)
     with tempfile.TemporaryDirectory() as checkpoint:
         write_checkpoint(checkpoint)

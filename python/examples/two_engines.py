@@ -84,6 +84,8 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
     parser.add_argument("--engine-socket")
     parser.add_argument("--steps", type=int, default=50)
     options = parser.parse_args(arguments)
+    if bool(options.agent_socket) != bool(options.engine_socket):
+        parser.error("give --agent-socket and --engine-socket, or neither")
     agent_socket, engine_socket = sockets(options)
 
     torch.set_num_threads(1)  # as the engines, so that sums are cut in the same places
@@ -92,6 +94,7 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
     for name in ("a", "b"):
         here, there = context.Pipe()
         context.Process(target=engine, args=(name, engine_socket, there), daemon=True).start()
+        there.close()  # so that an engine that ends is seen to
         engines.append(here)
 
     text = torch.tensor(list(Path(__file__).read_bytes()))

@@ -99,6 +99,14 @@ def test_eight_processes_at_once_get_one_agent_and_publish_one_version_through_i
     assert differing_tensor(Path(receiver.current(MODEL), "model.safetensors"), tensors(8)) is None
 
 
+def test_an_owner_that_asks_again_and_again_keeps_one_descriptor(home, process):
+    asking = process()
+    options = {"threads": 2, "end_with_owner": True}
+    assert len({asking.call("ensure", options=options)["pid"] for _ in range(3)}) == 1
+    descriptors = [os.readlink(descriptor) for descriptor in Path(f"/proc/{asking.process.pid}/fd").iterdir()]
+    assert sum(path.endswith("/owners") for path in descriptors) == 1
+
+
 def test_an_agent_ends_when_the_last_of_its_owners_was_killed_and_leaves_no_memory(home, process):
     first, second = process(), process()
     options = {"threads": 2, "end_with_owner": True}

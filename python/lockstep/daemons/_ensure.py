@@ -4,7 +4,7 @@ import time
 
 from lockstep.core.errors import DeadlineError, IoError, StateError
 from lockstep.daemons._command import Command
-from lockstep.daemons._locks import unlock
+from lockstep.daemons._locks import keep, unlock
 from lockstep.daemons._place import Place, Running
 from lockstep.daemons._start import POLL_SECONDS, start
 
@@ -29,6 +29,8 @@ def ensure(command: Command, place: Place, owned: bool, timeout: float) -> Runni
             running = _start_or_find(command, place, wanted, deadline) if owner is not None or not owned else None
             if running is not None:
                 _check_alike(command, place, running, wanted)
+                if owner is not None:
+                    keep(place.file("owners"), owner)
                 return running
             if time.monotonic() > deadline:
                 raise DeadlineError(

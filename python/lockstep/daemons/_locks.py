@@ -3,7 +3,7 @@ off, such as a data loader's worker, has no part in them."""
 
 import fcntl
 import os
-from typing import Set
+from typing import Dict, Set
 
 from lockstep.core.forked import close_after_fork
 
@@ -11,12 +11,14 @@ from lockstep.core.forked import close_after_fork
 class _Held:
     def __init__(self) -> None:
         self.fds: "Set[int]" = set()
+        self.kept: "Dict[str, int]" = {}
         close_after_fork(self)
 
     def _close_after_fork(self) -> None:
         for fd in self.fds:
             os.close(fd)
         self.fds.clear()
+        self.kept.clear()
 
 
 _held = _Held()
@@ -42,3 +44,14 @@ def unlock(fd: int) -> None:
     """Gives up this process' part in a lock."""
     _held.fds.discard(fd)
     os.close(fd)
+
+
+def keep(path: str, fd: int) -> None:
+    """Has this process hold the lock of ``path``, which ``fd`` is, to its end, by one descriptor however often it asks."""
+    before = _held.kept.get(path)
+    if before is not None and os.path.samestat(os.fstat(before), os.fstat(fd)):
+        unlock(fd)
+        return
+    _held.kept[path] = fd
+    if before is not None:  # of a file that was removed
+        unlock(before)
