@@ -19,6 +19,7 @@ from ranks import Rank, Ranks
 from safetensors.torch import load_file
 from topologies import Topology, topology_of
 
+from lockstep.engine import wait_for
 from lockstep.integrations.astraflow_trainer import WeightManager
 
 SOURCE = os.environ.get("ASTRAFLOW_SOURCE", "")
@@ -33,6 +34,7 @@ class Engine:
         self.asked: "list[str]" = []
         self.version = 0
         self.weights: "dict[str, torch.Tensor]" = {}
+        self.before_load = lambda: None
 
     def pause_generation(self) -> None:
         self.asked.append("pause")
@@ -40,6 +42,7 @@ class Engine:
     def load_weights_from_path(self, path: str, use_lora: bool) -> None:
         assert not use_lora
         self.asked.append("load")
+        self.before_load()
         self.weights = load_file(Path(path) / "model.safetensors")
 
     def continue_generation(self) -> None:
@@ -122,6 +125,28 @@ def test_an_engine_loads_what_megatrons_ranks_gather(service, checkpoints):
             assert notify(service, version, endpoint).holds(published_tensors(checkpoint))
 
 
+def publish_one_more(manager: WeightManager, weights: torch.nn.Module, version: int) -> None:
+    """And waits until the receiver has it."""
+    with torch.no_grad():
+        weights.weight.add_(1)
+    manager.offload(weights.named_parameters(), version, 0, 1)
+    wait_for(Path(os.environ["LOCKSTEP_ROOT"]) / MODEL, version, timeout=60)
+
+
+def test_what_an_engine_loads_stays_however_many_versions_come_meanwhile(service):
+    weights = torch.nn.Linear(8, 8)
+    manager = WeightManager(None)
+    manager.initialize(weights.named_parameters(), 0, 0)
+    publish_one_more(manager, weights, 1)
+    first = {name: tensor.detach().clone() for name, tensor in weights.named_parameters()}
+    engine = service._engines[MODEL]
+    engine.before_load = lambda: [publish_one_more(manager, weights, version) for version in (2, 3, 4)]
+    notify(service, 1, manager.get_sender_endpoint())
+    assert engine.holds(first) and engine.version == 1
+    assert not list(Path(os.environ["LOCKSTEP_ROOT"]).glob(".loading-*"))
+    manager.shutdown()
+
+
 def test_an_engine_that_loads_a_later_version_than_it_was_told_of_answers_as_that_one(service):
     weights = torch.nn.Linear(8, 8)
     manager = WeightManager(None)
@@ -131,12 +156,7 @@ def test_an_engine_that_loads_a_later_version_than_it_was_told_of_answers_as_tha
             weights.weight.add_(1)
         manager.offload(weights.named_parameters(), version, 0, 1)
     notify(service, 2, manager.get_sender_endpoint())
-    with torch.no_grad():
-        weights.weight.add_(1)
-    manager.offload(weights.named_parameters(), 4, 0, 1)
-    from lockstep.engine import wait_for
-
-    wait_for(Path(os.environ["LOCKSTEP_ROOT"]) / MODEL, 4, timeout=60)
+    publish_one_more(manager, weights, 4)
     engine = notify(service, 3, manager.get_sender_endpoint())
     assert engine.holds(dict(weights.named_parameters())) and engine.version == 4
     assert service._weight_versions == {MODEL: 4}

@@ -20,35 +20,56 @@ def local_checkpoint(checkpoint: str) -> str:
     return str(snapshot_download(checkpoint, local_files_only=True))
 
 
-async def open_replica(
-    path: str, what: str, wanted: Callable[[Replica], bool], awaited: Callable[[], bool], timeout_s: float
-) -> Replica:
-    """The version in the receiver's directory ``path`` that is ``wanted``, as soon as it is published there.
+class Awaited:
+    """The version in the receiver's directory ``path`` that is ``wanted``.
 
     Args:
         what: the version, for the text of errors.
         wanted: whether it is the one. Asked once for each version that is seen.
-        awaited: whether anybody still wants it.
-
-    Raises:
-        AbortedError: nobody does.
-        DeadlineError: it did not come within ``timeout_s`` seconds; the text has what is there instead.
+        timeout_s: seconds from now.
     """
-    deadline = time.monotonic() + timeout_s
-    seen, have = None, "nothing"
-    while True:
-        there = published(path)
-        if there is not None and there != seen:
-            replica = Replica(path)
-            if wanted(replica):
+
+    def __init__(self, path: str, what: str, wanted: "Callable[[Replica], bool]", timeout_s: float) -> None:
+        self._path, self._what, self._wanted = path, what, wanted
+        self._timeout_s, self._deadline = timeout_s, time.monotonic() + timeout_s
+        self._seen: "object | None" = None
+        self._have = "nothing"
+
+    def open(self) -> "Replica | None":
+        """It, when it is published now. DeadlineError: the time is over; the text has what is there instead."""
+        there = published(self._path)
+        if there is not None and there != self._seen:
+            replica = Replica(self._path)
+            if self._wanted(replica):
                 return replica
-            seen, have = there, f"version {replica.version} of run {replica.run[:8]}"
+            self._seen, self._have = there, f"version {replica.version} of run {replica.run[:8]}"
             replica.close()
+        if time.monotonic() >= self._deadline:
+            raise DeadlineError(
+                f"{self._path}: {self._what} was not published within {self._timeout_s:g} s, {self._have} is there; the "
+                "receiver's `lockstepctl status` says why"
+            )
+        return None
+
+    def wait(self) -> Replica:
+        """It, as soon as it is published. Raises as ``open``."""
+        while True:
+            replica = self.open()
+            if replica is not None:
+                return replica
+            time.sleep(_POLL_SECONDS)
+
+
+async def open_replica(
+    path: str, what: str, wanted: "Callable[[Replica], bool]", awaited: "Callable[[], bool]", timeout_s: float
+) -> Replica:
+    """As ``Awaited(path, what, wanted, timeout_s).wait()``, as long as ``awaited`` says that anybody still wants it; then
+    AbortedError."""
+    version = Awaited(path, what, wanted, timeout_s)
+    while True:
+        replica = version.open()
+        if replica is not None:
+            return replica
         if not awaited():
             raise AbortedError(f"{path}: {what} was given up before it came: the trainer began another update")
-        if time.monotonic() >= deadline:
-            raise DeadlineError(
-                f"{path}: {what} was not published within {timeout_s:g} s, {have} is there; the receiver's "
-                "`lockstepctl status` says why"
-            )
         await asyncio.sleep(_POLL_SECONDS)

@@ -2,30 +2,33 @@
 ``from lockstep.integrations.astraflow_raas import RaaSManager as RaaS3Manager``."""
 
 import os
+import shutil
+import tempfile
 import time
 from typing import Any
 
 from astraflow.raas.server.manager import RaaS3Manager
 
-from lockstep.core.errors import BadDataError, DeadlineError
-from lockstep.engine import Replica, published
+from lockstep.core.errors import BadDataError
+from lockstep.engine import Replica
+from lockstep.integrations._replicas import Awaited
 
 _TIMEOUT_SECONDS = 600.0
-_POLL_SECONDS = 0.01
 
 
 class RaaSManager(RaaS3Manager):
-    """AstraFlow's ``RaaS3Manager``, whose engines load the directory of a version that the receiver holds, below
-    $LOCKSTEP_ROOT, the receiver's ``--root``, under the ``model_id``. Which one it is, is what answers are stamped with: the
-    version that was asked for, or a later one of the run. Its file is not written while engines load it.
+    """AstraFlow's ``RaaS3Manager``, whose engines load a version that the receiver holds, below $LOCKSTEP_ROOT, the
+    receiver's ``--root``, under the ``model_id``. Which one it is, is what answers are stamped with: the version that was
+    asked for, or a later one of the run. While engines load it its file is not written, and has a directory of its own,
+    for the receiver removes that of a version that was overtaken twice.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
         if not os.environ.get("LOCKSTEP_ROOT"):
             raise BadDataError("$LOCKSTEP_ROOT is not set; it is the --root of the receiver on this host")
+        super().__init__(*arguments, **options)
         self._wanted: "dict[str, int]" = {}
-        self._loading: "dict[str, Replica]" = {}
+        self._loading: "dict[str, _Loading]" = {}
 
     async def _do_weight_update(self, model_id: str, version: int, sender_endpoint: str) -> "dict[str, Any]":
         """One at a time for each model, by AstraFlow's lock."""
@@ -42,33 +45,47 @@ class RaaSManager(RaaS3Manager):
 
     def _pull_weights_to_disk(self, sender_http_endpoint: str, model_id: str = "default") -> "dict[str, Any]":
         """What AstraFlow takes: the directory to load. DeadlineError: the receiver has not got the version in time."""
-        path = os.path.join(os.environ["LOCKSTEP_ROOT"], model_id)
         run, version = sender_http_endpoint.partition(":")[0], self._wanted[model_id]
         begin = time.monotonic()
-        replica = _wait_for(path, run, version)
-        self._loading[model_id] = replica
+        loading = _Loading(os.environ["LOCKSTEP_ROOT"], model_id, run, version)
+        self._loading[model_id] = loading
         return {
             "ok": True,
-            "shm_path": replica.directory,
+            "shm_path": loading.directory,
             "use_lora": False,
-            "version": replica.version,
+            "version": loading.version,
             "pull_time": time.monotonic() - begin,
             "mode": "lockstep",
         }
 
 
-def _wait_for(path: str, run: str, version: int) -> Replica:
-    """``version`` of ``run``, or a later one, held."""
-    deadline = time.monotonic() + _TIMEOUT_SECONDS
-    while True:
-        if published(path) is not None:
-            replica = Replica(path)
-            if run.startswith(replica.run) and replica.version >= version:
-                return replica
+class _Loading:
+    """``version`` of ``run`` or a later one, held in ``directory``, which is there until it is closed. DeadlineError: it did
+    not come in time."""
+
+    def __init__(self, root: str, model_id: str, run: str, version: int) -> None:
+        def wanted(replica: Replica) -> bool:
+            return run.startswith(replica.run) and replica.version >= version
+
+        awaited = Awaited(os.path.join(root, model_id), f"version {version} of run {run[:8]}", wanted, _TIMEOUT_SECONDS)
+        self.directory = tempfile.mkdtemp(prefix=".loading-", dir=root)
+        try:
+            while not self._links(awaited.wait()):
+                pass  # it was removed meanwhile: there is a later one
+        except BaseException:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            raise
+
+    def _links(self, replica: Replica) -> bool:
+        self._replica, self.version = replica, replica.version
+        try:
+            shutil.copytree(replica.directory, self.directory, copy_function=os.link, dirs_exist_ok=True)
+        except (shutil.Error, FileNotFoundError):
             replica.close()
-        if time.monotonic() >= deadline:
-            raise DeadlineError(
-                f"{path}: version {version} of run {run[:8]} was not published within {_TIMEOUT_SECONDS:g} s; the "
-                "receiver's `lockstepctl status` says why"
-            )
-        time.sleep(_POLL_SECONDS)
+            shutil.rmtree(self.directory, ignore_errors=True)
+            return False
+        return True
+
+    def close(self) -> None:
+        self._replica.close()
+        shutil.rmtree(self.directory)
