@@ -2,6 +2,8 @@
 tests/frameworks.sh, which installs verl; pytest finds this file only when it is named."""
 
 import fcntl
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from harness import MODEL, wait_until
 from verl_workers import Job
 
 import lockstep
+from lockstep.daemons._place import listener
 
 
 @pytest.fixture(scope="module", params=("daemons that are there", "daemons that it starts"))
@@ -100,3 +103,12 @@ def test_a_trainer_that_was_killed_and_resumes_at_an_earlier_step_brings_its_own
     job.start_trainer()
     job.update(2)
     check_every_rollout_has(job, 2)
+
+
+@pytest.mark.parametrize("job", ["daemons that it starts"], indirect=True)
+def test_a_receiver_that_was_killed_is_started_again_by_the_next_update(job):
+    job.update(8)
+    os.kill(listener(f"{job.replica.parents[1]}/control.sock"), signal.SIGKILL)
+    job.trainer.train()
+    job.update(9)
+    check_every_rollout_has(job, 9)

@@ -46,10 +46,11 @@ class LockstepCheckpointEngine(CheckpointEngine):
         checkpoint: what the model was loaded from, a directory or a name on the HuggingFace hub, for the tensors' names,
             dtypes and shapes.
         model: what the model is called.
-        daemons: options of the agent and the receivers, which are started on the hosts that Ray chose, and end with the
-            workers there. More than one host needs ``tls_cert`` and the like, or ``allow_insecure_network: true`` in a
-            network where everybody may read the weights; without any, all workers are on one host.
-        port: the agent's, with such options; 0: any.
+        port: of the agent, for rollouts on other hosts; 0: any, another one for an agent that takes a dead one's place, which
+            receivers do not find. None: all workers are on one host.
+        agent, receiver: options of these (docs/operations.md), which are started on the hosts that Ray chose, and end with
+            the workers there. With a port both need ``tls_cert`` and the like, or ``allow_insecure_network: true`` in a
+            network where everybody may read the weights.
         socket, replica: of daemons that are there already, instead: the agent's socket on the host of the trainer's rank
             0, and the receiver's directory of the model, ``<root>/<model>``, on every host with rollouts.
         dtype: that of the checkpoint, to which the trainer's float32 tensors are rounded.
@@ -63,8 +64,9 @@ class LockstepCheckpointEngine(CheckpointEngine):
         *,
         checkpoint: str,
         model: str = "actor",
-        daemons: "Mapping[str, Any] | None" = None,
-        port: int = 0,
+        port: "int | None" = None,
+        agent: "Mapping[str, Any] | None" = None,
+        receiver: "Mapping[str, Any] | None" = None,
         socket: str = "",
         replica: str = "",
         dtype: str = "bfloat16",
@@ -74,8 +76,9 @@ class LockstepCheckpointEngine(CheckpointEngine):
             raise BadDataError(f"socket is {socket!r} and replica {replica!r}; give both, or none to start daemons")
         self._is_master = is_master
         self._checkpoint, self._model = checkpoint, model
-        self._daemons, self._port = daemons or {}, port
-        self._socket, self._replica, self._agent = socket, replica, ""
+        self._port, self._agent_options, self._receiver_options = port, agent or {}, receiver or {}
+        self._starts_daemons = not socket
+        self._socket, self._replica = socket, replica
         self._dtype = getattr(torch, dtype)
         self._timeout_s = timeout_s
         self._publisher: "StreamPublisher | None" = None
@@ -88,13 +91,12 @@ class LockstepCheckpointEngine(CheckpointEngine):
         self._awaited = None
         if not self._is_master:
             return None
-        if not self._socket:
-            self._start_agent()
+        agent = self._ensure_agent() if self._starts_daemons else ""
         if self._publisher is None:
             layout = local_checkpoint(self._checkpoint)
             self._publisher = StreamPublisher(self._socket, self._model, layout, dtype=self._dtype)
         self._version += 1
-        return _Announced(self._publisher.run, self._version, self._agent)
+        return _Announced(self._publisher.run, self._version, agent)
 
     @classmethod
     def build_topology(
@@ -106,8 +108,8 @@ class LockstepCheckpointEngine(CheckpointEngine):
     def init_process_group(self, announced: "_Announced | None" = None) -> None:
         """There is no group. On a rollout worker: the version to wait for."""
         self._awaited = announced
-        if announced is not None and not self._replica:
-            receiver = ensure_receiver(announced.agent, self._model, end_with_owner=True, **self._daemons)
+        if announced is not None and self._starts_daemons:
+            receiver = ensure_receiver(announced.agent, self._model, end_with_owner=True, **self._receiver_options)
             self._replica = receiver.replica(self._model)
 
     async def send_weights(
@@ -137,7 +139,9 @@ class LockstepCheckpointEngine(CheckpointEngine):
     def finalize(self) -> None:
         """Nothing: the publisher stays open, and the replica was closed when it was read."""
 
-    def _start_agent(self) -> None:
-        listen = f"{ray.util.get_node_ip_address()}:{self._port}" if self._daemons else ""
-        agent = ensure_agent(listen=listen, end_with_owner=True, **self._daemons)
-        self._socket, self._agent = agent.socket, agent.grpc or agent.control
+    def _ensure_agent(self) -> str:
+        """The agent's address, for receivers."""
+        listen = "" if self._port is None else f"{ray.util.get_node_ip_address()}:{self._port}"
+        agent = ensure_agent(listen=listen, end_with_owner=True, **self._agent_options)
+        self._socket = agent.socket
+        return agent.grpc or agent.control
