@@ -47,11 +47,17 @@ system_library = repository_rule(
 _TOOLKIT_BUILD = """
 package(default_visibility = ["//visibility:public"])
 
+# Without its libraries: for what stands in for them.
 cc_library(
-    name = "{name}",
+    name = "headers",
     hdrs = glob(["include/**"]),
     includes = ["include"],
+)
+
+cc_library(
+    name = "{name}",
     linkopts = {linkopts},
+    deps = [":headers"],
 )
 
 exports_files({programs})
@@ -79,7 +85,7 @@ cc_library(
 [alias(
     name = program,
     actual = ":missing",
-) for program in {programs}]
+) for program in ["headers"] + {programs}]
 """
 
 def _toolkit_library_impl(ctx):
