@@ -152,6 +152,7 @@ std::string Describe(const exporter::Exporter& exporter) {
                                 {"bucket_bytes", exporter.bucket_bytes()},
                                 {"writes", exporter.writes()},
                                 {"pinned", exporter.pinned()},
+                                {"pin_trouble", exporter.pin_trouble().message()},
                                 {"tensors", DescribeTensors(exporter.layout().tensors())}}
       .dump();
 }
@@ -260,7 +261,11 @@ void lockstep_free(void* memory) {
 }
 
 int lockstep_has_cuda(void) {
-  return exporter::kCopiesFromGpu ? 1 : 0;
+  return exporter::kBuiltWithCuda ? 1 : 0;
+}
+
+int lockstep_check_gpu(void) {
+  return abi::Guarded(abi::ThreadError(), [] { return exporter::GpuTrouble(); });
 }
 
 }  // extern "C"

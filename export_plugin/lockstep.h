@@ -250,9 +250,10 @@ int lockstep_exporter_fill(lockstep_exporter* exporter, const void* const* addre
 const char* lockstep_exporter_run(const lockstep_exporter* exporter); /* "" on a rank that does not talk to the agent */
 uint64_t lockstep_exporter_committed_version(const lockstep_exporter* exporter); /* as lockstep_committed_version */
 int lockstep_exporter_stats(const lockstep_exporter* exporter, lockstep_publish_stats* stats);
-/* JSON: {"plan": digest, "bytes": n, "bucket_bytes": n, "writes": bool, "pinned": bool, "tensors": [{"name", "dtype",
- * "shape", "offset"}, ...]}. pinned: whether the memory that tensors are copied to from a GPU is pinned, from the
- * second publish on; false makes copies slower: raise the limit on locked memory. */
+/* JSON: {"plan": digest, "bytes": n, "bucket_bytes": n, "writes": bool, "pinned": bool, "pin_trouble": text,
+ * "tensors": [{"name", "dtype", "shape", "offset"}, ...]}. pinned: whether the memory that tensors are copied to from a
+ * GPU is pinned, from open on, or from the first publish with such addresses. pin_trouble: why it could not be, which
+ * makes copies slower; else empty. */
 const char* lockstep_exporter_describe(lockstep_exporter* exporter);
 
 /* A version being written is aborted. Null is fine. */
@@ -270,8 +271,11 @@ int lockstep_import(const char* directory, const char* sheet, const lockstep_loc
 int lockstep_tensors_meta(const char* const* sheets, uint32_t ranks, char** json);
 void lockstep_free(void* memory);
 
-/* 1: local tensors may lie in GPU memory. 0: this library was built without --config=cuda, and they may not. */
+/* 1: this library was built with --config=cuda. */
 int lockstep_has_cuda(void);
+/* LOCKSTEP_OK: local tensors may lie in GPU memory. Else lockstep_exporter_error(NULL) says why they may not, and what
+ * to do: a build without CUDA, no GPU, no driver, one that is too old. Tensors in host memory are fine in any case. */
+int lockstep_check_gpu(void);
 
 /* The project's release, as "1.2.3". */
 const char* lockstep_version(void);

@@ -23,10 +23,11 @@ class BucketMemory {
   std::byte* payload(size_t slot) { return message(slot) + sizeof(BucketHeader); }
   uint64_t bytes() const { return memory_.size(); }
 
-  // Makes copies from a GPU into it fast, once.
-  void PinFor(CopyEngine& engine) {
-    if (!pin_tried_) pin_ = engine.Pin(memory_);
-    pin_tried_ = true;
+  // Makes copies from a GPU into it fast. Answers why it did not.
+  Status PinFor(CopyEngine& engine) {
+    const std::span<std::byte> all(memory_);
+    LS_ASSIGN_OR_RETURN(pin_, engine.Pin({&all, 1}));
+    return OkStatus();
   }
   bool pinned() const { return pin_ != nullptr; }
 
@@ -41,7 +42,6 @@ class BucketMemory {
   uint64_t slot_bytes_;
   std::vector<std::byte> memory_;
   PinnedMemory pin_;
-  bool pin_tried_ = false;
 };
 
 }  // namespace lockstep::exporter

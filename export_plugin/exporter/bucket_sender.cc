@@ -15,7 +15,6 @@ BucketSender::BucketSender(uint32_t proxy, const layout::PlanDigest& plan, RankB
 
 Status BucketSender::Send(Version version, Status ready, std::span<const LocalTensor> locals, PublishStats& stats) {
   stats.exchange_memory_bytes = memory_.bytes();
-  if (AnyOnDevice(*engine_, locals)) memory_.PinFor(*engine_);
   Link::Pending pending[2];
   const uint32_t count = with_frozen_ ? static_cast<uint32_t>(buckets_.all.size()) : buckets_.changing;
   for (uint32_t i = 0; i < count; ++i) {

@@ -22,6 +22,8 @@ class BucketSender {
   // cause: that, what failed while packing, a lost link, or what the proxy said.
   Status Send(Version version, Status ready, std::span<const LocalTensor> locals, PublishStats& stats);
 
+  // Makes copies from a GPU into the buckets fast. Answers why it did not.
+  Status Pin() { return memory_.PinFor(*engine_); }
   bool pinned() const { return memory_.pinned(); }
 
  private:

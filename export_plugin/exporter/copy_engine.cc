@@ -33,7 +33,7 @@ class HostCopyEngine : public CopyEngine {
  public:
   explicit HostCopyEngine(WorkerPool* pool) : pool_(pool) {}
 
-  Status Run(std::span<const PlacedCopy> copies) override {
+  Status Start(std::span<const PlacedCopy> copies) override {
     if (pool_ == nullptr) {
       for (const PlacedCopy& copy : copies) RunOne(copy);
       return OkStatus();

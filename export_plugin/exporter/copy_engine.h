@@ -24,7 +24,8 @@ struct PlacedCopy {
   ElementConversion conversion = ElementConversion::kNone;
 };
 
-// Memory that a device copies to and from at full speed, as long as this lives; it goes before the memory does.
+// Memory that a device copies to and from at full speed, as long as this lives; it goes before the memory does, and
+// before the engine.
 using PinnedMemory = std::shared_ptr<void>;
 
 // Not thread-safe.
@@ -32,15 +33,32 @@ class CopyEngine {
  public:
   virtual ~CopyEngine() = default;
 
-  // Everything is in place when it returns; after an error nothing is under way any more.
-  virtual Status Run(std::span<const PlacedCopy> copies) = 0;
+  // Starts a batch. What the CPU copies is in place when it returns, what a GPU copies may be under way until Wait().
+  // `copies` is not used after it. REQUIRES fewer than most_under_way() batches that were not waited for, and that none
+  // of what is under way writes where another reads or writes.
+  //
+  // After an error, here or in Wait(), no batch is under way any more.
+  virtual Status Start(std::span<const PlacedCopy> copies) = 0;
+  // Until the oldest batch that was not waited for is in place. REQUIRES that there is one.
+  virtual Status Wait() { return OkStatus(); }
+  // No batch is under way any more when it returns, and none is to be waited for, whatever became of them.
+  virtual void Stop() {}
+  virtual size_t most_under_way() const { return 1; }
 
-  // Null where that makes no difference, or cannot be had (the limit on locked memory): copies are slower then.
-  virtual PinnedMemory Pin(std::span<std::byte>) { return nullptr; }
+  // Everything is in place when it returns; after an error nothing is under way any more. REQUIRES that nothing is.
+  Status Run(std::span<const PlacedCopy> copies) {
+    LS_RETURN_IF_ERROR(Start(copies));
+    return Wait();
+  }
+
+  // Pins `pieces`, all or none of them. Null where it makes no difference. kResourceExhausted, kIo: it cannot be had
+  // (most often the limit on locked memory); copies work, and are slower.
+  virtual Result<PinnedMemory> Pin(std::span<const std::span<std::byte>>) { return PinnedMemory(); }
   // Whether the address is in a GPU's memory. Null is not.
   virtual bool OnDevice(const void*) { return false; }
-  // Whether CPU and GPU share one memory, which buckets take from both.
-  virtual bool unified_memory() const { return false; }
+  // Whether the GPU that has the address, or the current one where none has, shares the CPU's memory, which buckets
+  // take from both.
+  virtual bool OnUnifiedMemory(const void*) { return false; }
 };
 
 // The threads that copy beside the caller's: `threads` in all, null for 1. kBadData: 0, or more than 256.
@@ -49,11 +67,16 @@ Result<std::unique_ptr<WorkerPool>> NewCopyPool(uint32_t threads);
 // Host memory, with the calling thread and `pool` (null: only the caller).
 std::unique_ptr<CopyEngine> NewHostCopyEngine(WorkerPool* pool);
 
-// For whatever memory this process has: in a build with CUDA, on a machine with a GPU, that of the GPU too, by a stream
-// of the engine's own. Work queued on the tensors must be done before Run().
+// For whatever memory this process has: in a build with CUDA, where CUDA finds a GPU, that of all its GPUs too, each by
+// a stream of the engine's own. Work queued on the tensors must be done before Run() or Start(). Elsewhere that of the
+// host: memory that the CPU cannot read is the error of GpuTrouble().
 Result<std::unique_ptr<CopyEngine>> NewCopyEngine(WorkerPool* pool);
 
-// Whether this is such a build.
-extern const bool kCopiesFromGpu;
+// OK where NewCopyEngine() copies from GPUs. Else why it does not, and what to do: kState in a build without CUDA,
+// kNotFound where there is no GPU or no driver, kUnavailable where CUDA fails otherwise (a driver that is too old).
+Status GpuTrouble();
+
+// Whether this is a build with CUDA.
+extern const bool kBuiltWithCuda;
 
 }  // namespace lockstep::exporter

@@ -1,167 +1,236 @@
 // NewCopyEngine() of builds with CUDA.
 #include <cuda_runtime_api.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <unordered_map>
 #include <vector>
 
 #include "common/base/text.h"
-#include "export_plugin/exporter/copy_engine.h"
+#include "export_plugin/exporter/cuda_lane.h"
+#include "export_plugin/exporter/host_only_engine.h"
 
 namespace lockstep::exporter {
 namespace {
 
-// Conversions run on the CPU, through pinned memory of this size.
-constexpr uint64_t kStagingBytes = uint64_t{4} << 20;
+constexpr int kHost = -1;  // in place of a device
 
-Status CudaStatus(cudaError_t error, std::string_view what) {
-  if (error == cudaSuccess) return OkStatus();
-  const bool memory = error == cudaErrorMemoryAllocation;
-  return {memory ? ErrorCode::kResourceExhausted : ErrorCode::kIo,
-          Cat("CUDA: ", what, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error))};
+std::string LimitOnLockedMemory() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "ulimit -l: unlimited";
+  return Cat("ulimit -l: ", limit.rlim_cur / 1024, " KiB");
 }
+
+// What was pinned; outlives neither the memory nor the engine.
+class Registration {
+ public:
+  explicit Registration(PinnedRanges* ranges) : ranges_(ranges) {}
+  Registration(const Registration&) = delete;
+  Registration& operator=(const Registration&) = delete;
+  ~Registration() {
+    for (std::byte* piece : pieces_) {
+      ranges_->Remove(piece);
+      (void)cudaHostUnregister(piece);
+    }
+  }
+
+  Status Add(std::span<std::byte> piece) {
+    const cudaError_t error = cudaHostRegister(piece.data(), piece.size(), cudaHostRegisterPortable);
+    if (error != cudaSuccess) {
+      (void)cudaGetLastError();
+      return CudaStatus(error, Cat("pinning ", piece.size(), " bytes after ", pieces_.size(), " pieces (",
+                                   LimitOnLockedMemory(), "; raise it where memory was refused)"));
+    }
+    pieces_.push_back(piece.data());
+    ranges_->Add(piece);
+    return OkStatus();
+  }
+
+ private:
+  PinnedRanges* const ranges_;
+  std::vector<std::byte*> pieces_;
+};
 
 class CudaCopyEngine : public CopyEngine {
  public:
   explicit CudaCopyEngine(WorkerPool* pool) : host_(NewHostCopyEngine(pool)) {}
 
   ~CudaCopyEngine() override {
-    if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
-    if (staging_ != nullptr) (void)cudaFreeHost(staging_);
-  }
-
-  Status Initialise(int device) {
-    int integrated = 0;
-    LS_RETURN_IF_ERROR(
-        CudaStatus(cudaDeviceGetAttribute(&integrated, cudaDevAttrIntegrated, device), "asking for the device"));
-    unified_memory_ = integrated != 0;
-    return CudaStatus(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
-  }
-
-  // The GPU's copies are under way while the CPU does its own.
-  Status Run(std::span<const PlacedCopy> copies) override {
-    const Status status = RunAll(copies);
-    const cudaError_t finished = cudaStreamSynchronize(stream_);  // also after an error: started ones use the memory
-    return status.ok() ? CudaStatus(finished, "waiting for copies") : status;
-  }
-
-  PinnedMemory Pin(std::span<std::byte> memory) override {
-    if (memory.empty()) return nullptr;
-    if (cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterPortable) != cudaSuccess) {
-      (void)cudaGetLastError();
-      return nullptr;
+    Stop();
+    CurrentDevice current;
+    for (auto& [device, lane] : lanes_) {
+      if (current.Set(device).ok()) lane.reset();
     }
-    return {memory.data(), [](void* registered) { (void)cudaHostUnregister(registered); }};
+  }
+
+  // The GPUs' copies are under way while the CPU does its own.
+  Status Start(std::span<const PlacedCopy> copies) override {
+    Batch& batch = batches_[started_ % batches_.size()];
+    batch.clear();
+    const Status status = StartAll(copies, batch);
+    if (status.ok()) {
+      ++started_;
+    } else {
+      Stop();
+    }
+    return status;
+  }
+
+  Status Wait() override {
+    CurrentDevice current;
+    const size_t index = waited_ % batches_.size();
+    for (CudaLane* lane : batches_[index]) {
+      Status status = current.Set(lane->device());
+      if (status.ok()) status = lane->WaitFor(index);
+      if (status.ok()) continue;
+      Stop();
+      return status;
+    }
+    ++waited_;
+    return OkStatus();
+  }
+
+  // Also of a lane that fails: what it had under way ends with its device.
+  void Stop() override {
+    CurrentDevice current;
+    for (const auto& [device, lane] : lanes_) {
+      (void)current.Set(device);
+      (void)lane->Drain();
+    }
+    waited_ = started_;
+  }
+
+  size_t most_under_way() const override { return CudaLane::kBatches; }
+
+  Result<PinnedMemory> Pin(std::span<const std::span<std::byte>> pieces) override {
+    CurrentDevice current;
+    if (device_ != kHost) LS_RETURN_IF_ERROR(current.Set(device_));
+    auto registration = std::make_shared<Registration>(&pinned_);
+    for (const std::span<std::byte> piece : pieces) {
+      if (!piece.empty()) LS_RETURN_IF_ERROR(registration->Add(piece));
+    }
+    return PinnedMemory(std::move(registration));
   }
 
   bool OnDevice(const void* address) override {
-    cudaPointerAttributes attributes{};
     if (address == nullptr) return false;
-    if (cudaPointerGetAttributes(&attributes, address) != cudaSuccess) {
-      (void)cudaGetLastError();  // Run() will say so
+    const Result<int> device = DeviceOf(address);
+    return device.ok() && *device != kHost;  // Start() says what is wrong
+  }
+
+  bool OnUnifiedMemory(const void* address) override {
+    int device = 0;
+    int integrated = 0;
+    if (OnDevice(address)) {
+      device = device_;
+    } else if (cudaGetDevice(&device) != cudaSuccess) {
       return false;
     }
-    return attributes.type == cudaMemoryTypeDevice;
+    return cudaDeviceGetAttribute(&integrated, cudaDevAttrIntegrated, device) == cudaSuccess && integrated != 0;
   }
-
-  bool unified_memory() const override { return unified_memory_; }
 
  private:
-  Status RunAll(std::span<const PlacedCopy> copies) {
+  using Batch = std::vector<CudaLane*>;  // those that have to do with it
+
+  Status StartAll(std::span<const PlacedCopy> copies, Batch& batch) {
+    CurrentDevice current;
     on_host_.clear();
-    std::vector<PlacedCopy> converted;
-    on_device_.clear();
+    known_.clear();
     for (const PlacedCopy& placed : copies) {
-      LS_ASSIGN_OR_RETURN(const bool from_device, KnownOnDevice(placed.source));
-      LS_ASSIGN_OR_RETURN(const bool to_device, KnownOnDevice(placed.target));
-      if (!from_device && !to_device) {
+      LS_ASSIGN_OR_RETURN(const int from, KnownDeviceOf(placed.source));
+      LS_ASSIGN_OR_RETURN(const int to, KnownDeviceOf(placed.target));
+      if (from == kHost && to == kHost) {
         on_host_.push_back(placed);
-      } else if (placed.conversion != ElementConversion::kNone) {
-        converted.push_back(placed);
-      } else {
-        LS_RETURN_IF_ERROR(CopyAsync(placed.target + placed.copy.target_offset, placed.copy.target_pitch,
-                                     placed.source + placed.copy.source_offset, placed.copy.source_pitch,
-                                     placed.copy.rows, placed.copy.row_bytes));
+        continue;
       }
+      const int device = from != kHost ? from : to;
+      LS_RETURN_IF_ERROR(current.Set(device));
+      LS_ASSIGN_OR_RETURN(CudaLane * lane, LaneOf(device));
+      if (std::find(batch.begin(), batch.end(), lane) == batch.end()) batch.push_back(lane);
+      LS_RETURN_IF_ERROR(lane->Start(placed, from == device, to == device, pinned_));
     }
-    LS_RETURN_IF_ERROR(host_->Run(on_host_));
-    for (const PlacedCopy& placed : converted) LS_RETURN_IF_ERROR(Convert(placed));
-    return OkStatus();
+    for (CudaLane* lane : batch) {
+      LS_RETURN_IF_ERROR(current.Set(lane->device()));
+      LS_RETURN_IF_ERROR(lane->Mark(started_ % batches_.size()));
+    }
+    return host_->Run(on_host_);
   }
 
-  // Whether only the GPU reaches `address`. Asked once for each address of a Run(): tensors may move between calls.
-  Result<bool> KnownOnDevice(const void* address) {
-    const auto known = on_device_.find(address);
-    if (known != on_device_.end()) return known->second;
+  // REQUIRES `device` to be current.
+  Result<CudaLane*> LaneOf(int device) {
+    const auto known = lanes_.find(device);
+    if (known != lanes_.end()) return known->second.get();
+    LS_ASSIGN_OR_RETURN(auto lane, CudaLane::Create(device));
+    return (lanes_[device] = std::move(lane)).get();
+  }
+
+  // Asked once for each address of a batch: tensors may move between calls.
+  Result<int> KnownDeviceOf(const void* address) {
+    const auto known = known_.find(address);
+    if (known != known_.end()) return known->second;
+    LS_ASSIGN_OR_RETURN(const int device, DeviceOf(address));
+    return known_[address] = device;
+  }
+
+  // The device whose memory only it reaches, or kHost.
+  Result<int> DeviceOf(const void* address) {
     cudaPointerAttributes attributes{};
-    LS_RETURN_IF_ERROR(CudaStatus(cudaPointerGetAttributes(&attributes, address), "asking where a tensor lies"));
-    return on_device_[address] = attributes.type == cudaMemoryTypeDevice;
-  }
-
-  Status CopyAsync(void* target, uint64_t target_pitch, const void* source, uint64_t source_pitch, uint64_t rows,
-                   uint64_t row_bytes) {
-    constexpr std::string_view kWhat = "starting a copy";
-    if (rows == 1) return CudaStatus(cudaMemcpyAsync(target, source, row_bytes, cudaMemcpyDefault, stream_), kWhat);
-    if (source_pitch >= row_bytes) {
-      return CudaStatus(
-          cudaMemcpy2DAsync(target, target_pitch, source, source_pitch, row_bytes, rows, cudaMemcpyDefault, stream_),
-          kWhat);
+    const cudaError_t error = cudaPointerGetAttributes(&attributes, address);
+    if (error != cudaSuccess) {
+      (void)cudaGetLastError();
+      return CudaStatus(error, Cat("asking where the tensor at ", address, " lies"));
     }
-    // Rows that share a source: zeros.
-    for (uint64_t row = 0; row < rows; ++row) {
-      auto* to = static_cast<std::byte*>(target) + row * target_pitch;
-      const auto* from = static_cast<const std::byte*>(source) + row * source_pitch;
-      LS_RETURN_IF_ERROR(CopyAsync(to, 0, from, 0, 1, row_bytes));
-    }
-    return OkStatus();
-  }
-
-  // Part by part: the source's rows side by side into staging memory, converted there, and on to the target's rows.
-  Status Convert(const PlacedCopy& placed) {
-    if (staging_ == nullptr) {
-      LS_RETURN_IF_ERROR(CudaStatus(cudaMallocHost(&staging_, 2 * kStagingBytes), "allocating staging memory"));
-    }
-    const layout::ElementBytes element = ElementsOf(placed.conversion);
-    std::vector<layout::StridedCopy> parts;
-    layout::AppendSplit(placed.copy, kStagingBytes * element.target / 4, element, parts);
-    for (const layout::StridedCopy& part : parts) {
-      auto* before = static_cast<std::byte*>(staging_);
-      std::byte* after = before + kStagingBytes;
-      const uint64_t source_row = part.row_bytes / element.target * element.source;
-      LS_RETURN_IF_ERROR(
-          CopyAsync(before, source_row, placed.source + part.source_offset, part.source_pitch, part.rows, source_row));
-      LS_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream_), "staging elements to convert"));
-      const PlacedCopy packed{before, after, {.row_bytes = part.bytes()}, placed.conversion};
-      LS_RETURN_IF_ERROR(host_->Run({&packed, 1}));
-      LS_RETURN_IF_ERROR(CopyAsync(placed.target + part.target_offset, part.target_pitch, after, part.row_bytes,
-                                   part.rows, part.row_bytes));
-      LS_RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream_), "placing converted elements"));
-    }
-    return OkStatus();
+    if (attributes.type != cudaMemoryTypeDevice) return kHost;
+    return device_ = attributes.device;
   }
 
   const std::unique_ptr<CopyEngine> host_;
-  cudaStream_t stream_ = nullptr;
-  void* staging_ = nullptr;
-  bool unified_memory_ = false;
+  std::unordered_map<int, std::unique_ptr<CudaLane>> lanes_;  // by device, once something was on it
+  std::array<Batch, CudaLane::kBatches> batches_;
+  uint64_t started_ = 0;
+  uint64_t waited_ = 0;
+  PinnedRanges pinned_;
+  int device_ = kHost;  // the last one that a tensor was found on
   std::vector<PlacedCopy> on_host_;
-  std::unordered_map<const void*, bool> on_device_;
+  std::unordered_map<const void*, int> known_;
 };
+
+std::string VersionText(int version) {
+  return Cat(version / 1000, ".", version % 1000 / 10);
+}
 
 }  // namespace
 
-const bool kCopiesFromGpu = true;
+const bool kBuiltWithCuda = true;
+
+// CUDA says the same of a driver that is missing and of one that is too old; only the former has no version.
+Status GpuTrouble() {
+  int devices = 0;
+  const cudaError_t error = cudaGetDeviceCount(&devices);
+  if (error == cudaSuccess && devices > 0) return OkStatus();
+  (void)cudaGetLastError();
+  if (error == cudaSuccess || error == cudaErrorNoDevice) {
+    return {ErrorCode::kNotFound, "CUDA finds no GPU: see what nvidia-smi, CUDA_VISIBLE_DEVICES and the container say"};
+  }
+  int driver = 0;
+  const bool knows_driver = cudaDriverGetVersion(&driver) == cudaSuccess;
+  if (error == cudaErrorInsufficientDriver && knows_driver && driver == 0) {
+    return {ErrorCode::kNotFound, "CUDA finds no driver: install NVIDIA's, or give the container its GPUs"};
+  }
+  if (error == cudaErrorInsufficientDriver) {
+    return {ErrorCode::kUnavailable,
+            Cat("the driver is for CUDA ", VersionText(driver), ", older than ", VersionText(CUDART_VERSION),
+                ", which this liblockstep.so was built with: "
+                "update the driver, or take a build with an older CUDA")};
+  }
+  return {ErrorCode::kUnavailable,
+          CudaStatus(error, "looking for GPUs").message() + "; see what nvidia-smi and the kernel's log say"};
+}
 
 Result<std::unique_ptr<CopyEngine>> NewCopyEngine(WorkerPool* pool) {
-  int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
-    (void)cudaGetLastError();  // no driver or no GPU: everything is host memory
-    return NewHostCopyEngine(pool);
-  }
-  int device = 0;
-  LS_RETURN_IF_ERROR(CudaStatus(cudaGetDevice(&device), "asking for the device"));
-  auto engine = std::make_unique<CudaCopyEngine>(pool);
-  LS_RETURN_IF_ERROR(engine->Initialise(device));
-  return std::unique_ptr<CopyEngine>(std::move(engine));
+  Status trouble = GpuTrouble();
+  if (!trouble.ok()) return NewHostOnlyEngine(pool, std::move(trouble));
+  return std::unique_ptr<CopyEngine>(std::make_unique<CudaCopyEngine>(pool));
 }
 
 }  // namespace lockstep::exporter

@@ -1,11 +1,14 @@
 #include "export_plugin/exporter/exporter.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
 #include "common/base/text.h"
 #include "export_plugin/exporter/bucket_intake.h"
 #include "export_plugin/exporter/bucket_sender.h"
+#include "export_plugin/exporter/pinned_pages.h"
 #include "export_plugin/exporter/section_filler.h"
 #include "export_plugin/plan/sheet.h"
 #include "trainer_agent/buffer/rank_client.h"
@@ -150,31 +153,60 @@ Status Exporter::Write(Version version, const Status& ready) {
 }
 
 Status Exporter::WriteOwn(std::byte* data) {
-  PinHalf(client_->half(), data);
   LS_RETURN_IF_ERROR(RunCopies(own_.changing, data));
   return ReportFrozen(data);
 }
 
-// Once for each half, when it is first written from a GPU.
-void Exporter::PinHalf(size_t half, std::byte* data) {
-  if (pin_tried_[half] || !AnyOnDevice(*engine_, locals_)) return;
-  pinned_halves_[half] = engine_->Pin({data, layout_->data_bytes()});
-  pin_tried_[half] = true;
+// Once, as soon as there are tensors on a GPU: what they are copied to.
+void Exporter::PinForGpu() {
+  if (pin_tried_ || !AnyOnDevice(*engine_, locals_)) return;
+  pin_tried_ = true;
+  pin_trouble_ = sender_ != nullptr ? sender_->Pin() : PinHalves();
+  if (!pin_trouble_.ok()) pinned_halves_ = {};
+}
+
+// This rank's pages of them.
+Status Exporter::PinHalves() {
+  if (client_ == nullptr) return OkStatus();
+  std::vector<StridedRange> ranges = own_.changing.ranges;
+  ranges.insert(ranges.end(), own_.frozen.ranges.begin(), own_.frozen.ranges.end());
+  const auto page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  for (size_t half = 0; half < pinned_halves_.size(); ++half) {
+    const auto pages = PagesOf(client_->data(half), ranges, page_bytes);
+    LS_ASSIGN_OR_RETURN(pinned_halves_[half], engine_->Pin(pages));
+  }
+  return OkStatus();
 }
 
 Status Exporter::RunCopies(const CopyList& list, std::byte* data) {
+  const Status status = RunBatches(list, data);
+  if (!status.ok()) engine_->Stop();
+  return status;
+}
+
+// While a batch is reported, the next ones are on their way.
+Status Exporter::RunBatches(const CopyList& list, std::byte* data) {
   size_t copies = 0;
-  size_t ranges = 0;
-  for (const CopyBatch& batch : list.batches) {
+  size_t reported = 0;
+  for (size_t started = 0; started < list.batches.size(); ++started) {
+    const CopyBatch& batch = list.batches[started];
     LS_RETURN_IF_ERROR(
         Place(std::span(list.copies).subspan(copies, batch.copies_end - copies), locals_, data, placed_));
-    LS_RETURN_IF_ERROR(engine_->Run(placed_));
-    LS_RETURN_IF_ERROR(client_->RangesDone(std::span(list.ranges).subspan(ranges, batch.ranges_end - ranges)));
+    LS_RETURN_IF_ERROR(engine_->Start(placed_));
     copies = batch.copies_end;
-    ranges = batch.ranges_end;
-    stats_.bytes_copied += batch.bytes;
+    if (started + 1 - reported < engine_->most_under_way()) continue;
+    LS_RETURN_IF_ERROR(ReportBatch(list, reported++));
   }
+  while (reported < list.batches.size()) LS_RETURN_IF_ERROR(ReportBatch(list, reported++));
   return OkStatus();
+}
+
+// The oldest that is under way.
+Status Exporter::ReportBatch(const CopyList& list, size_t batch) {
+  LS_RETURN_IF_ERROR(engine_->Wait());
+  const size_t begin = batch == 0 ? 0 : list.batches[batch - 1].ranges_end;
+  stats_.bytes_copied += list.batches[batch].bytes;
+  return client_->RangesDone(std::span(list.ranges).subspan(begin, list.batches[batch].ranges_end - begin));
 }
 
 // Copied into each half once; from then on they are there, and equal in both.
@@ -217,11 +249,12 @@ Result<std::unique_ptr<Exporter>> Exporter::Open(ExporterOptions options) {
   std::unique_ptr<Exporter> exporter(new Exporter(options));
   LS_ASSIGN_OR_RETURN(exporter->pool_, NewCopyPool(options.threads));
   LS_ASSIGN_OR_RETURN(exporter->engine_, NewCopyEngine(exporter->pool_.get()));
-  if (exporter->engine_->unified_memory()) {
+  if (AnyOnUnifiedMemory(*exporter->engine_, options.locals)) {
     options.bucket_bytes = std::min(options.bucket_bytes, kUnifiedMemoryBucketBytes);
   }
   exporter->bucket_bytes_ = options.bucket_bytes;
   LS_RETURN_IF_ERROR(exporter->Compile(options).WithContext(Cat("model ", options.model, ", rank ", options.rank)));
+  exporter->PinForGpu();
   return exporter;
 }
 
@@ -235,6 +268,7 @@ Status Exporter::Publish(Version version, std::span<const void* const> addresses
   LS_RETURN_IF_ERROR(CheckProcess());
   Status ready = link_->status();
   if (ready.ok()) ready = SetAddresses(addresses);
+  if (ready.ok()) PinForGpu();
   return TakePart(version, std::move(ready));
 }
 

@@ -110,9 +110,11 @@ class Exporter {
   const layout::CopyPlan& plan() const { return plan_; }
   uint64_t bucket_bytes() const { return bucket_bytes_; }  // as used: both ends of an exchange must have the same
   const PublishStats& stats() const { return stats_; }
-  // Whether the memory that tensors are copied to from a GPU is pinned: from the second publish on, if there are such
-  // tensors and the limit on locked memory permits it. Copies are slower without.
+  // Whether the memory that tensors are copied to from a GPU is pinned: this rank's pages of both halves, or its
+  // buckets; from Open() on, or from the first publish that has addresses on a GPU. Copies are slower without.
   bool pinned() const;
+  // Why it could not be pinned, and what to do.
+  const Status& pin_trouble() const { return pin_trouble_; }
   bool writes() const { return client_ != nullptr; }  // whether this rank talks to the agent
   RunId run() const;                                  // zero on a rank that does not
   // The newest that this rank knows to be committed by all, as of its last publish; 0 on one that does not talk to the
@@ -130,8 +132,11 @@ class Exporter {
   Status TakePart(Version version, Status ready);
   Status Write(Version version, const Status& ready);
   Status WriteOwn(std::byte* data);
-  void PinHalf(size_t half, std::byte* data);
+  void PinForGpu();
+  Status PinHalves();
   Status RunCopies(const CopyList& list, std::byte* data);
+  Status RunBatches(const CopyList& list, std::byte* data);
+  Status ReportBatch(const CopyList& list, size_t batch);
   Status ReportFrozen(std::byte* data);
   Status ReportUnchanged(std::span<const StridedRange> ranges);
   Status End(Version version, Status status);
@@ -152,7 +157,8 @@ class Exporter {
   std::unique_ptr<BucketIntake> intake_;
   std::unique_ptr<buffer::RankClient> client_;  // where this rank writes
   std::array<PinnedMemory, 2> pinned_halves_;
-  std::array<bool, 2> pin_tried_{};
+  bool pin_tried_ = false;
+  Status pin_trouble_;
   std::unique_ptr<SectionFiller> filler_;  // once it was asked for
   FrozenBytes frozen_;
   std::vector<PlacedCopy> placed_;

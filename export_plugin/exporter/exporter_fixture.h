@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -121,6 +122,7 @@ struct FleetOptions {
   std::vector<bool> beside = {true, true};  // of each rank; rank r holds shard r % shards
   uint64_t bucket_bytes = kMinBucketBytes;
   uint32_t threads = 1;
+  std::function<void(uint32_t rank)> filled;  // after a rank's memory was given a version's values
 };
 
 // In place of a version: the rank fails before it comes to publishing, and says nothing.
@@ -173,7 +175,10 @@ class Fleet {
 
   // Each rank's outcome. `versions`: what each publishes, where they differ.
   std::vector<Status> TryPublish(Version version, std::map<uint32_t, Version> versions = {}) {
-    for (TestRank& rank : ranks_) rank.Fill(model_, version);
+    for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+      ranks_[rank].Fill(model_, version);
+      if (options_.filled) options_.filled(rank);
+    }
     std::vector<Status> outcomes(exporters_.size());
     std::vector<std::thread> threads;
     for (uint32_t rank = 0; rank < exporters_.size(); ++rank) {

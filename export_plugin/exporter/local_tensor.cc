@@ -96,6 +96,11 @@ bool AnyOnDevice(CopyEngine& engine, std::span<const LocalTensor> locals) {
                      [&](const LocalTensor& local) { return engine.OnDevice(local.address); });
 }
 
+bool AnyOnUnifiedMemory(CopyEngine& engine, std::span<const LocalTensor> locals) {
+  return std::any_of(locals.begin(), locals.end(),
+                     [&](const LocalTensor& local) { return engine.OnUnifiedMemory(local.address); });
+}
+
 layout::TensorView ViewOf(const LocalTensor& local) {
   return {local.shape, local.strides, model::FindDType(local.dtype)->bits / 8, 0};
 }

@@ -15,6 +15,16 @@ bool Whole(const void* pointer, uint64_t bytes) {
          static_cast<const std::byte*>(pointer) + bytes <= allocation->base + allocation->bytes;
 }
 
+// Whether the host's bytes are all in one pinned range, or none of them in any; true of a device's.
+bool Alike(const void* pointer, uint64_t bytes) {
+  const auto* const begin = static_cast<const std::byte*>(pointer);
+  if (FindAllocation(pointer) != nullptr) return true;
+  const std::byte* base = nullptr;
+  if (const HostRange* const range = FindHost(pointer, &base)) return begin + bytes <= base + range->bytes;
+  const auto next = TheMachine().host.upper_bound(begin);
+  return next == TheMachine().host.end() || next->first >= begin + bytes;
+}
+
 struct Rows {
   std::byte* to;
   uint64_t to_pitch;
@@ -42,6 +52,7 @@ cudaError_t StartCopy(Lock& lock, CUstream_st& stream, const Rows& rows, cudaMem
   if (rows.width == 0 || rows.height == 0) return cudaSuccess;
   if (!RightWay(kind, rows)) return cudaErrorInvalidMemcpyDirection;
   if (!Whole(rows.to, rows.to_span()) || !Whole(rows.from, rows.from_span())) return cudaErrorInvalidValue;
+  if (!Alike(rows.to, rows.to_span()) || !Alike(rows.from, rows.from_span())) return cudaErrorInvalidValue;
   Work work{
       .run = [rows] { rows.Copy(); }, .memory = {rows.to, rows.from}, .bytes = {rows.to_span(), rows.from_span()}};
   const bool pageable_source = !InDevice(rows.from) && FindHost(rows.from) == nullptr;

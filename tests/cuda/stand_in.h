@@ -10,6 +10,7 @@
 //   one piece of it at most. What does not wait sees the bytes from before. A test may hold a stream back altogether.
 // - Copies from a device to memory that is not pinned return when they are done; copies from such memory take its
 //   bytes at once and write them late, a plain cudaMemcpy() too. As CUDA does it.
+// - A copy whose memory on the host is pinned in part, or in two ranges, is refused.
 // - Every call is recorded, and a test says which one fails, with what.
 // - What no program should do is a violation: work under way in memory that is freed or unregistered, or in a stream
 //   that is destroyed; waiting for a stream that is held for longer than a test may take.

@@ -212,6 +212,19 @@ TEST_CASE("It knows where memory lies, and each thread has a current device") {
   CHECK(cudaHostUnregister(host.data()) == cudaSuccess);
 }
 
+TEST_CASE("A copy's memory on the host is pinned as a whole by one call, or not at all") {
+  Reset();
+  void* const device = Allocate(64, 1);
+  auto host = Bytes(64, 0);
+  REQUIRE(cudaHostRegister(host.data() + 16, 16, cudaHostRegisterDefault) == cudaSuccess);
+  REQUIRE(cudaHostRegister(host.data() + 32, 16, cudaHostRegisterDefault) == cudaSuccess);
+  CHECK(cudaMemcpy(host.data(), device, 16, cudaMemcpyDefault) == cudaSuccess);
+  CHECK(cudaMemcpy(host.data(), device, 17, cudaMemcpyDefault) == cudaErrorInvalidValue);
+  CHECK(cudaMemcpy(host.data() + 16, device, 16, cudaMemcpyDefault) == cudaSuccess);
+  CHECK(cudaMemcpy(host.data() + 16, device, 17, cudaMemcpyDefault) == cudaErrorInvalidValue);
+  CHECK(cudaMemcpy(device, host.data() + 40, 9, cudaMemcpyDefault) == cudaErrorInvalidValue);
+}
+
 TEST_CASE("Memory that work under way uses is not to be given up") {
   Reset();
   void* const device = Allocate(8, 1);

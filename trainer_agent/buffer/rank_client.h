@@ -78,6 +78,8 @@ class RankClient {
   // That of the other half, which holds what ranks wrote into it last. REQUIRES writing().
   const std::byte* other_data() { return data(1 - reported_.half); }
   size_t half() const { return reported_.half; }  // that is being filled, 0 or 1. REQUIRES writing()
+  // The data section of half 0 or 1, at any time: an address to prepare. Only write_data() may be written.
+  std::byte* data(size_t half) { return segments_[1 + half].data() + data_offset_; }
 
  private:
   // Ranges of one kind, merged where one begins where the last ended.
@@ -100,8 +102,6 @@ class RankClient {
     size_t half = 0;
     std::string label;
   };
-
-  std::byte* data(size_t half) { return segments_[1 + half].data() + data_offset_; }
 
   explicit RankClient(RankOptions options) : options_(std::move(options)) {}
 

@@ -108,6 +108,7 @@ enum cudaDriverEntryPointQueryResult {
 #define cudaStreamDefault 0x00
 #define cudaStreamNonBlocking 0x01
 #define cudaEventDefault 0x00
+#define cudaEventBlockingSync 0x01
 #define cudaEventDisableTiming 0x02
 #define cudaIpcMemLazyEnablePeerAccess 0x01
 #define cudaEnableDefault 0x0

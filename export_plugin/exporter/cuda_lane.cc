@@ -1,0 +1,160 @@
+#include "export_plugin/exporter/cuda_lane.h"
+
+#include <algorithm>
+
+#include "common/base/text.h"
+#include "kernels/cuda/round.h"
+
+namespace lockstep::exporter {
+namespace {
+
+// Two-dimensional copies of the driver take no larger pitch.
+constexpr uint64_t kMaxPitch = INT32_MAX;
+
+cudaError_t StartRows(ElementConversion conversion, void* target, uint64_t target_pitch, const void* source,
+                      uint64_t source_pitch, uint64_t rows, uint64_t row_bytes, cudaStream_t stream) {
+  if (conversion == ElementConversion::kF32ToBF16) {
+    return kernels::cuda::StartRowsF32ToBF16(target, target_pitch, source, source_pitch, rows, row_bytes / 2, stream);
+  }
+  return kernels::cuda::StartRowsBF16ToF32(target, target_pitch, source, source_pitch, rows, row_bytes / 4, stream);
+}
+
+}  // namespace
+
+Status CudaStatus(cudaError_t error, std::string_view what) {
+  if (error == cudaSuccess) return OkStatus();
+  const bool memory = error == cudaErrorMemoryAllocation;
+  return {memory ? ErrorCode::kResourceExhausted : ErrorCode::kIo,
+          Cat("CUDA: ", what, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error))};
+}
+
+CurrentDevice::~CurrentDevice() {
+  if (now_ != before_) (void)cudaSetDevice(before_);
+}
+
+Status CurrentDevice::Set(int device) {
+  if (before_ < 0) {
+    LS_RETURN_IF_ERROR(CudaStatus(cudaGetDevice(&before_), "asking for the current device"));
+    now_ = before_;
+  }
+  if (now_ == device) return OkStatus();
+  LS_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(device), Cat("taking device ", device)));
+  now_ = device;
+  return OkStatus();
+}
+
+Result<std::unique_ptr<CudaLane>> CudaLane::Create(int device) {
+  std::unique_ptr<CudaLane> lane(new CudaLane(device));
+  LS_RETURN_IF_ERROR(lane->Told(cudaStreamCreateWithFlags(&lane->stream_, cudaStreamNonBlocking), "creating a stream"));
+  for (cudaEvent_t& mark : lane->marks_) {
+    constexpr unsigned kFlags = cudaEventDisableTiming | cudaEventBlockingSync;
+    LS_RETURN_IF_ERROR(lane->Told(cudaEventCreateWithFlags(&mark, kFlags), "creating an event"));
+  }
+  return lane;
+}
+
+CudaLane::~CudaLane() {
+  for (const cudaEvent_t mark : marks_) {
+    if (mark != nullptr) (void)cudaEventDestroy(mark);
+  }
+  if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+  if (slab_ != nullptr) (void)cudaFree(slab_);
+}
+
+Status CudaLane::Told(cudaError_t error, std::string_view what) const {
+  return error == cudaSuccess ? OkStatus() : CudaStatus(error, Cat(what, " (device ", device_, ")"));
+}
+
+Status CudaLane::Start(const PlacedCopy& placed, bool from_here, bool to_here, const PinnedRanges& pinned) {
+  if (placed.copy.bytes() == 0) return OkStatus();
+  if (placed.conversion != ElementConversion::kNone) return Convert(placed, from_here, to_here, pinned);
+  return Copy(placed.copy, placed.source, placed.target, pinned);
+}
+
+Status CudaLane::Mark(size_t batch) {
+  return Told(cudaEventRecord(marks_[batch], stream_), "marking the end of a batch");
+}
+
+Status CudaLane::WaitFor(size_t batch) {
+  return Told(cudaEventSynchronize(marks_[batch]), "waiting for copies");
+}
+
+Status CudaLane::Drain() {
+  return Told(cudaStreamSynchronize(stream_), "waiting for copies");
+}
+
+// Memory of devices is in none of the pinned ranges: cutting by both sides is cutting by the host's.
+Status CudaLane::Copy(const layout::StridedCopy& copy, const std::byte* source, std::byte* target,
+                      const PinnedRanges& pinned) {
+  std::vector<layout::StridedCopy> by_target;
+  std::vector<layout::StridedCopy> parts;
+  pinned.AppendCut(copy, target, true, by_target);
+  for (const layout::StridedCopy& part : by_target) pinned.AppendCut(part, source, false, parts);
+  for (const layout::StridedCopy& part : parts) {
+    LS_RETURN_IF_ERROR(CopyRows(target + part.target_offset, part.target_pitch, source + part.source_offset,
+                                part.source_pitch, part.rows, part.row_bytes));
+  }
+  return OkStatus();
+}
+
+// Rows that share a source, or lie further apart than the driver can say, go one by one.
+Status CudaLane::CopyRows(std::byte* target, uint64_t target_pitch, const std::byte* source, uint64_t source_pitch,
+                          uint64_t rows, uint64_t row_bytes) {
+  constexpr std::string_view kWhat = "starting a copy";
+  const bool in_two_dimensions =
+      rows > 1 && source_pitch >= row_bytes && std::max(source_pitch, target_pitch) <= kMaxPitch;
+  if (in_two_dimensions) {
+    return Told(
+        cudaMemcpy2DAsync(target, target_pitch, source, source_pitch, row_bytes, rows, cudaMemcpyDefault, stream_),
+        kWhat);
+  }
+  for (uint64_t row = 0; row < rows; ++row) {
+    LS_RETURN_IF_ERROR(Told(cudaMemcpyAsync(target + row * target_pitch, source + row * source_pitch, row_bytes,
+                                            cudaMemcpyDefault, stream_),
+                            kWhat));
+  }
+  return OkStatus();
+}
+
+// Where both sides are here, at once; else part by part through the slab, which the stream's order keeps apart.
+Status CudaLane::Convert(const PlacedCopy& placed, bool from_here, bool to_here, const PinnedRanges& pinned) {
+  if (from_here && to_here) return ConvertPart(placed, placed.copy, true, true, pinned);
+  if (slab_ == nullptr) {
+    LS_RETURN_IF_ERROR(Told(cudaMalloc(&slab_, kSlabBytes), Cat("allocating ", kSlabBytes, " bytes to convert in")));
+  }
+  const layout::ElementBytes element = ElementsOf(placed.conversion);
+  const uint64_t most = from_here ? kSlabBytes : kSlabBytes / element.source * element.target;
+  std::vector<layout::StridedCopy> parts;
+  layout::AppendSplit(placed.copy, std::min(most, kSlabBytes), element, parts);
+  for (const layout::StridedCopy& part : parts) {
+    LS_RETURN_IF_ERROR(ConvertPart(placed, part, from_here, to_here, pinned));
+  }
+  return OkStatus();
+}
+
+Status CudaLane::ConvertPart(const PlacedCopy& placed, const layout::StridedCopy& part, bool from_here, bool to_here,
+                             const PinnedRanges& pinned) {
+  constexpr std::string_view kWhat = "starting a conversion";
+  const layout::ElementBytes element = ElementsOf(placed.conversion);
+  auto* const slab = static_cast<std::byte*>(slab_);
+  const std::byte* source = placed.source + part.source_offset;
+  std::byte* target = placed.target + part.target_offset;
+  uint64_t source_pitch = part.source_pitch;
+  const uint64_t source_row = part.row_bytes / element.target * element.source;
+  if (!from_here) {
+    const layout::StridedCopy packing{0, 0, part.rows, source_row, part.source_pitch, source_row};
+    LS_RETURN_IF_ERROR(Copy(packing, source, slab, pinned));
+    source = slab;
+    source_pitch = source_row;
+  }
+  const bool direct = to_here;
+  const uint64_t target_pitch = direct ? part.target_pitch : part.row_bytes;
+  LS_RETURN_IF_ERROR(Told(StartRows(placed.conversion, direct ? target : slab, target_pitch, source, source_pitch,
+                                    part.rows, part.row_bytes, stream_),
+                          kWhat));
+  if (direct) return OkStatus();
+  const layout::StridedCopy placing{0, 0, part.rows, part.row_bytes, part.row_bytes, part.target_pitch};
+  return Copy(placing, slab, target, pinned);
+}
+
+}  // namespace lockstep::exporter

@@ -1,0 +1,74 @@
+// CudaLane: what the copy engine has on one GPU.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <memory>
+
+#include "export_plugin/exporter/copy_engine.h"
+#include "export_plugin/exporter/pinned_pages.h"
+
+namespace lockstep::exporter {
+
+// OK, or `what` with CUDA's name and sentence: kResourceExhausted where memory is missing, else kIo.
+Status CudaStatus(cudaError_t error, std::string_view what);
+
+// Makes a device current, and the one from before again when it goes. A thread that never chose one has device 0: CUDA
+// makes a context there then.
+class CurrentDevice {
+ public:
+  CurrentDevice() = default;
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+  ~CurrentDevice();
+
+  Status Set(int device);
+
+ private:
+  int before_ = -1;  // the caller's, once it is known
+  int now_ = -1;
+};
+
+// A stream, in which everything is done one after the other; an event for each batch that may be under way; memory to
+// convert elements in, from the first such copy on.
+//
+// Not thread-safe. REQUIRES in every call that the device is current.
+class CudaLane {
+ public:
+  static constexpr size_t kBatches = 2;
+  static constexpr uint64_t kSlabBytes = uint64_t{16} << 20;
+
+  static Result<std::unique_ptr<CudaLane>> Create(int device);
+  ~CudaLane();
+  CudaLane(const CudaLane&) = delete;
+  CudaLane& operator=(const CudaLane&) = delete;
+
+  // Starts a copy, one side of which is in this device's memory. `pinned` is where host memory is pinned: no copy of
+  // CUDA's may lie in two pinned ranges.
+  Status Start(const PlacedCopy& placed, bool from_here, bool to_here, const PinnedRanges& pinned);
+
+  Status Mark(size_t batch);     // the end of what was started
+  Status WaitFor(size_t batch);  // until all before its mark is in place
+  Status Drain();                // until all is
+
+  int device() const { return device_; }
+
+ private:
+  explicit CudaLane(int device) : device_(device) {}
+
+  Status Told(cudaError_t error, std::string_view what) const;
+  Status Copy(const layout::StridedCopy& copy, const std::byte* source, std::byte* target, const PinnedRanges& pinned);
+  Status CopyRows(std::byte* target, uint64_t target_pitch, const std::byte* source, uint64_t source_pitch,
+                  uint64_t rows, uint64_t row_bytes);
+  Status Convert(const PlacedCopy& placed, bool from_here, bool to_here, const PinnedRanges& pinned);
+  Status ConvertPart(const PlacedCopy& placed, const layout::StridedCopy& part, bool from_here, bool to_here,
+                     const PinnedRanges& pinned);
+
+  const int device_;
+  cudaStream_t stream_ = nullptr;
+  std::array<cudaEvent_t, kBatches> marks_{};
+  void* slab_ = nullptr;
+};
+
+}  // namespace lockstep::exporter
