@@ -273,7 +273,7 @@ void lockstep_free(void* memory);
 
 /* 1: this library was built with --config=cuda. */
 int lockstep_has_cuda(void);
-/* LOCKSTEP_OK: local tensors may lie in GPU memory. Else lockstep_exporter_error(NULL) says why they may not, and what
+/* LOCKSTEP_OK: local tensors may lie in GPU memory. Else lockstep_last_error(NULL) says why they may not, and what
  * to do: a build without CUDA, no GPU, no driver, one that is too old. Tensors in host memory are fine in any case. */
 int lockstep_check_gpu(void);
 

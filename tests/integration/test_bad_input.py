@@ -377,3 +377,18 @@ def test_a_hook_that_hangs_is_ended_at_its_timeout_and_reported(cluster):
         wait_until(lambda: receiver.model_status()["engine_failures"] >= 1, "the timeout is reported")
     assert differing_tensor(receiver.file(), model.tensors) is None
     assert receiver.stop() == 0
+
+
+class _OnGpu(np.ndarray):
+    """What PyTorch's tensors on a GPU say of themselves, over memory of the host."""
+
+    is_cuda, device = True, "cuda:3"
+
+
+def test_a_tensor_on_a_gpu_that_the_library_does_not_reach_is_named_with_the_reason(tmp_path):
+    for make in (
+        lambda tensors: lockstep.Exporter.from_named_tensors(tensors, socket=tmp_path / "none.sock", model=MODEL),
+        lambda tensors: lockstep.Importer.from_named_tensors(tensors).load(tmp_path),
+    ):
+        with pytest.raises(lockstep.BadDataError, match='"w" is on cuda:3, and .*CUDA'):
+            make({"w": np.ones((4, 4), "float32").view(_OnGpu)})

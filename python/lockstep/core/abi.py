@@ -162,6 +162,7 @@ _SIGNATURES = {
     "lockstep_tensors_meta": (ctypes.c_int, [_SHEETS, ctypes.c_uint32, ctypes.POINTER(ctypes.c_void_p)]),
     "lockstep_free": (None, [ctypes.c_void_p]),
     "lockstep_has_cuda": (ctypes.c_int, []),
+    "lockstep_check_gpu": (ctypes.c_int, []),
     "lockstep_version": (ctypes.c_char_p, []),
 }
 

@@ -9,13 +9,14 @@ from lockstep.core.tensors import LocalTensor
 
 
 def refuse_gpu_tensors(tensors: "Sequence[LocalTensor]") -> None:
-    """BadDataError for the first tensor that a library without CUDA cannot reach."""
-    for tensor in tensors:
-        if getattr(tensor.owner, "is_cuda", False):
-            raise BadDataError(
-                f'tensor "{tensor.name}" is on {tensor.owner.device}, and this liblockstep.so was built without CUDA: '
-                "build it with --config=cuda (deploy/wheel.sh --cuda)"
-            )
+    """BadDataError for the first tensor on a GPU where the library reaches none: why not, and what to do."""
+    tensor = next((tensor for tensor in tensors if getattr(tensor.owner, "is_cuda", False)), None)
+    if tensor is None:
+        return
+    library = abi.load()
+    if library.lockstep_check_gpu() != 0:
+        reason = library.lockstep_last_error(None).decode(errors="replace")
+        raise BadDataError(f'tensor "{tensor.name}" is on {tensor.owner.device}, and {reason}')
 
 
 def wait_for_gpu(tensors: "Sequence[LocalTensor]") -> None:

@@ -5,6 +5,7 @@ import ctypes
 import difflib
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any, Callable, Iterator, Mapping, NamedTuple, Sequence
 
@@ -219,6 +220,8 @@ class Exporter(Handle):
         try:
             self._open(options)
             self._description = json.loads(self._library.lockstep_exporter_describe(self._open_handle()))
+            if self._description["pin_trouble"]:
+                warnings.warn(f"copies from GPUs are slow: {self._description['pin_trouble']}", stacklevel=2)
             self._check_frozen_names()
             if self._exchange and self._absence.skips:
                 raise BadDataError(
@@ -269,8 +272,7 @@ class Exporter(Handle):
     def _describe(self, beside_agent: bool) -> str:
         """This rank's sheet. Everything that may fail on one rank alone is done here, before the others have it."""
         self._locals = self._current_locals()
-        if not self._library.lockstep_has_cuda():
-            refuse_gpu_tensors(self._locals)
+        refuse_gpu_tensors(self._locals)
         files = {name: text for part in self._parts for name, text in part.attachments().items()}
         self._attachments = json.dumps(files).encode() if files else None
         parts = [part.sheet() for part in self._parts]

@@ -50,8 +50,7 @@ class Importer:
         library = abi.load()
         sheet = {"format": SHEET_FORMAT, "beside_agent": True, "parts": [part.sheet() for part in self._parts]}
         tensors = [local for part in self._parts for local in part.locals()]
-        if not library.lockstep_has_cuda():
-            refuse_gpu_tensors(tensors)
+        refuse_gpu_tensors(tensors)
         abi.raise_failure(
             library.lockstep_import(
                 os.fsencode(directory), json.dumps(sheet).encode(), c_locals(tensors), len(tensors), threads
