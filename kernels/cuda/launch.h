@@ -12,6 +12,9 @@
 #ifndef __CUDACC__
 #include "tests/cuda/stand_in.h"
 
+// CUDA's own headers, where they are there, mean something to nvcc alone.
+#undef __global__
+#undef __device__
 #define __global__
 #define __device__
 #endif
