@@ -77,7 +77,7 @@ def ls_cuda_library(name, srcs, hdrs, **kwargs):
         cmd = " ".join([
             "$(location @cuda//:nvcc) --lib -std=c++20 -O3 -arch=all-major -Werror all-warnings",
             "-Xcompiler -fPIC,-Wall,-Wextra -I. -o $@",
-        ] + ["$(location %s)" % src for src in srcs]),
+        ] + ["$(location %s)" % src for src in srcs if src.endswith(".cu")]),
         tags = ["manual"],
         tools = ["@cuda//:nvcc"],
     )
