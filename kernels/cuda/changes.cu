@@ -29,7 +29,7 @@ template <typename Kind>
 __global__ void CountStripe(const typename Kind::Element* tensor, const typename Kind::Unit* shadow, uint64_t units,
                             uint32_t* counts) {
   const uint64_t stripe = ThreadIndex();
-  if (stripe >= StripesOf(units)) return;
+  if (stripe * kStripeUnits >= units) return;
   uint32_t count = 0;
   for (uint64_t i = stripe * kStripeUnits; i < StripeEnd(stripe, units); ++i) count += Kind::Of(tensor[i]) != shadow[i];
   counts[stripe] = count;
@@ -39,7 +39,7 @@ template <typename Kind>
 __global__ void TakeStripe(const typename Kind::Element* tensor, typename Kind::Unit* shadow, uint64_t units,
                            const uint64_t* firsts, uint32_t* positions, typename Kind::Unit* values) {
   const uint64_t stripe = ThreadIndex();
-  if (stripe >= StripesOf(units)) return;
+  if (stripe * kStripeUnits >= units) return;
   uint64_t at = firsts[stripe];
   const uint64_t end = firsts[stripe + 1];
   for (uint64_t i = stripe * kStripeUnits; i < StripeEnd(stripe, units) && at < end; ++i) {

@@ -39,6 +39,7 @@ ALLOWED = {
     "common/telemetry": {"common/base", "common/os", "@spdlog", "@nlohmann_json"},
     "common/config": {"common/base", "common/os", "@cli11", "@tomlplusplus"},
     "kernels": {"common/base", "@highway"},
+    "kernels/cuda": {"@cuda"},  # only with --config=cuda
     "proto": {"@grpc", "@protobuf"},
     # The trainer's side.
     "trainer_agent/buffer": {"common/base", "common/os", "common/peer", "common/model"},
