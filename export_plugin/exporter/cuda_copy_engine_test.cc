@@ -1,4 +1,4 @@
-// Needs a GPU: bazel test --config=cuda //export_plugin/exporter:cuda_copy_engine_test
+// Needs a GPU: bazel test --config=gpu //export_plugin/exporter:cuda_copy_engine_test
 #include <cuda_runtime_api.h>
 
 #include <catch2/catch.hpp>
