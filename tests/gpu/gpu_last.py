@@ -27,7 +27,9 @@ ALSO = (
 )
 WHERE = ("export_plugin", "kernels", "raas_receiver", "python/lockstep", "trainer_agent", "bazel")
 ENDS = (".cc", ".h", ".hpp", ".cu", ".cuh", ".py", ".bzl")
-SPEAKS = re.compile(r"cuda_runtime|\bcuda[A-Z]\w+\(|\bnccl[A-Z]\w+\(|torch\.cuda|_share_cuda_|is_cuda|nvcc|__global__|//bazel:cuda")
+SPEAKS = re.compile(
+    r"cuda_runtime|\bcuda[A-Z]\w+\(|\bnccl[A-Z]\w+\(|torch\.cuda|_share_cuda_|is_cuda|nvcc|__global__|//bazel:cuda"
+)
 HERE = re.compile(r"tests/gpu/(test_)?gpu_(?!last\b)\w+\.py")
 
 NEVER = "Nothing has been measured on a GPU: no GPU code of this project has run on one yet."
@@ -152,7 +154,10 @@ def main() -> None:
     elif sys.argv[1:]:
         sys.exit(__doc__)
     else:
-        print(standing(read(), sources()))
+        try:
+            print(standing(read(), sources()))
+        except ValueError as error:  # test_last.py fails of it
+            print(error)
 
 
 if __name__ == "__main__":

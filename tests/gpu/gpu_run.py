@@ -55,7 +55,7 @@ class Run:
     def __init__(self, directory: Path, steps: "list[Step]", about: "dict[str, object]", seconds: float) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.log = directory / "log.txt"
-        self._results = directory / "results.json"
+        self.results = directory / "results.json"
         self.steps, self.about = steps, about
         self.outcomes: "list[Outcome]" = []
         self._deadline = time.monotonic() + seconds
@@ -98,7 +98,7 @@ class Run:
             "steps": [asdict(outcome) for outcome in self.outcomes],
             "left": [step.name for step in self.steps[len(self.outcomes) :]],
         }
-        write_whole(self._results, state)
+        write_whole(self.results, state)
 
     def status(self) -> int:
         """0: some steps passed and none failed; 1: one failed; NOT_RUN: not a single one was run."""

@@ -9,6 +9,7 @@
 #
 # Exit status: 0 packed; 65 it is larger than 60 MiB, and gone; else Bazel's or of deploy/bundle.
 set -euo pipefail
+shopt -s inherit_errexit
 cd "$(dirname "$0")/../.."
 
 MOST_BYTES=$((60 << 20))
@@ -30,8 +31,9 @@ gpu_tests() { bazel query "${QUIET[@]}" 'attr(tags, "\bgpu\b", tests(//...))'; }
 # Builds all with CUDA, and prints the paths of the tests that are tagged gpu. Bazel passes over those that need what is not
 # here; one that an earlier build left must not be taken for one of this one.
 build() {
-  local label test tests=()
-  for label in $(gpu_tests); do
+  local labels label test tests=()
+  labels=$(gpu_tests)
+  for label in $labels; do
     test=$(built "$label")
     tests+=("$test")
     rm -f "$test"
@@ -64,11 +66,11 @@ refuse_large() {
 main() {
   local pack=${1:-.gpu} tests programs=() label program
   pack=$(realpath -m "$pack")
+  rm -rf "$pack"
   tests=$(build)
   mapfile -t tests <<<"$tests"
   for label in "${PROGRAMS[@]}"; do programs+=("$(built "$label")"); done
 
-  rm -rf "$pack"
   mkdir -p "$pack"
   deploy/bundle "$pack/programs" "${programs[@]}" "${tests[@]}"
   printf '%s\n' "${tests[@]##*/}" >"$pack/cpp_tests"
