@@ -11,6 +11,7 @@ and ends with status 0 when it passed, with NOT_RUN, after a line "@not-run WHY"
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -18,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 NOT_RUN = 77
+COUNTS = re.compile(r"\d+ passed, |tests passed|test cases: ")  # in the last line of tests
 TAIL_LINES = 25  # of a failed step's output that are shown
 
 
@@ -134,6 +136,8 @@ class Run:
             log.seek(first)
             output = log.read().decode(errors="replace").splitlines()
         outcome, why = _judged(status, limit, output)
+        if outcome != "not run" and output and COUNTS.search(output[-1]):
+            why = f"{why}; {output[-1]}" if why else output[-1]
         if outcome == "failed":
             print("\n".join(output[-TAIL_LINES:]), flush=True)
         figures, facts, wrong = _reported(output)

@@ -31,6 +31,7 @@ C_LIBRARY = (
 SANITIZERS = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
 SANITIZED = ("cuda_copy_engine_test", "cuda_memory_test")  # small enough; kernels' own tests are added by name
 GPUS_OF = {"nccl_exchange_test": 2}  # that a C++ test needs, where it is more than one
+TEST_SECONDS = {"test_gpu_kills": 170}  # processes that start PyTorch, one after another
 FIGURES = {"publish": 120, "fp32": 90, "delta": 90, "pause": 120, "diff": 60}
 PROBE = (
     "import sys\n"
@@ -79,16 +80,8 @@ def steps(devices: int, scratch: Path) -> "list[Step]":
     if "nccl_exchange_test" not in tests:
         found.append(Step("nccl_exchange_test", (), 0, "not packed: NCCL was not there"))
     for file in sorted(HERE.glob("test_gpu_*.py")):
-        options = [
-            "-c",
-            str(PACK / "tests/pytest.ini"),
-            f"--rootdir={PACK}",
-            "-v",
-            "-rs",
-            "-o",
-            "faulthandler_timeout=60",
-        ]
-        found.append(python(file.stem, 110, "-m", "pytest", *options, str(file)))
+        limit_s = TEST_SECONDS.get(file.stem, 110)
+        found.append(python(file.stem, limit_s, str(HERE / "gpu_pytest.py"), str(file)))
     found += [python(f"figures: {name}", limit, str(HERE / "gpu_figures.py"), name) for name, limit in FIGURES.items()]
     return found + [_sanitized(name, scratch) for name in tests if name in SANITIZED or name.startswith("device_")]
 

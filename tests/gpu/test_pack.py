@@ -100,6 +100,6 @@ def test_what_is_larger_than_may_be_carried_is_refused_and_removed(checkout):
 def test_a_build_that_fails_leaves_no_pack_behind(checkout, fails):
     assert pack(checkout).returncode == 0
     bazel = checkout / "bin/bazel"
-    bazel.write_text(bazel.read_text().replace("case $1 in", f'[[ $1 != {fails} ]] || exit 1\ncase $1 in'))
+    bazel.write_text(bazel.read_text().replace("case $1 in", f"[[ $1 != {fails} ]] || exit 1\ncase $1 in"))
     assert pack(checkout).returncode != 0
     assert not (checkout / ".gpu").exists()

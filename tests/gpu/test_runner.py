@@ -104,6 +104,39 @@ def test_a_goal_that_was_missed_has_failed_and_its_figure_is_kept(run):
     assert ended.figures() == [FIGURE] and "MISSED" in ended.table()
 
 
+def test_a_test_that_crashes_or_hangs_has_failed_and_those_behind_it_are_run(run, tmp_path, monkeypatch):
+    tests = tmp_path / "test_some.py"
+    tests.write_text(
+        "import os, time\nimport pytest\n"
+        "def test_one(): pass\n"
+        "def test_two(): os.abort()\n"
+        "def test_three(): assert False\n"
+        "def test_four(): time.sleep(600)\n"
+        "@pytest.mark.skip(reason='why not')\ndef test_five(): pass\n"
+        "def test_six(): pass\n"
+    )
+    code = (
+        f"import sys; sys.argv[1:] = [{str(tests)!r}]; sys.path.insert(0, {str(HERE)!r})\n"
+        "import gpu_pytest\nraise SystemExit(gpu_pytest.main())"
+    )
+    monkeypatch.setenv("LOCKSTEP_GPU_TEST_SECONDS", "3")
+    environment = {"PYTHONPATH": str(HERE)}
+    ended = run(python("tests", code, environment=environment), PASSES)
+    assert outcomes(ended) == {"tests": "failed", "passes": "passed"}
+    assert ended.outcomes[0].why == (
+        "ended with status 1; 2 passed, 1 failed, 1 not run, 2 crashed or took longer than 3 s: "
+        "test_three, test_two, test_four"
+    )
+    log = ended.log.read_text()
+    assert "Fatal Python error: Aborted" in log and "Timeout (0:00:03)!" in log  # where each was
+
+    tests.write_text("import nothing_of_that_name\n")
+    assert outcomes(run(python("tests", code, environment=environment))) == {"tests": "failed"}
+    tests.write_text("def test_one(): pass\n")
+    ended = run(python("tests", code, environment=environment))
+    assert (ended.outcomes[0].outcome, ended.outcomes[0].why) == ("passed", "1 passed, 0 failed, 0 not run")
+
+
 def test_a_torn_figure_has_failed(run):
     assert outcomes(run(python("torn", "print('@figure {\"name\": ')"))) == {"torn": "failed"}
 
