@@ -4,17 +4,16 @@ Weights of a version are the same in every process and on every device: what was
 that was stepped as often. LOCKSTEP_GPU_DEVICE says where the tests' own are: "cuda", or "cpu" to rehearse without a GPU.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from gpu_probe import DEVICE
 from harness import MODEL, Agent
 
 import lockstep
 
-DEVICE = os.environ.get("LOCKSTEP_GPU_DEVICE", "cuda")
 ON_GPU = DEVICE != "cpu"
 DTYPES = (torch.bfloat16, torch.float32)
 LENDS = (False, True)  # whether a follower lends its memory to the receiver, or writes it itself

@@ -4,6 +4,7 @@ The rates are printed for who reads the log; each figure measures its own ceilin
 """
 
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any, Callable
 
 import torch
 
+DEVICE = os.environ.get("LOCKSTEP_GPU_DEVICE", "cuda")
 BYTES = 1 << 30
 REPEATS = 5
 
@@ -37,7 +39,7 @@ class PinnedCopy:
     """Of `size` bytes into pinned memory of that size: what no publish can beat."""
 
     def __init__(self, size: int) -> None:
-        self._device, self._host = torch.empty(size, dtype=torch.uint8, device="cuda"), pinned(size)
+        self._device, self._host = torch.empty(size, dtype=torch.uint8, device=DEVICE), pinned(size)
         self.seconds()
 
     def seconds(self) -> float:
@@ -91,7 +93,7 @@ def main() -> None:
         device_bytes=properties.total_memory,
         kernel=platform.release(),
     )
-    device, other = (torch.empty(BYTES, dtype=torch.uint8, device="cuda") for _ in range(2))
+    device, other = (torch.empty(BYTES, dtype=torch.uint8, device=DEVICE) for _ in range(2))
     fast, plain = pinned(BYTES), torch.zeros(BYTES, dtype=torch.uint8)
     copies = {
         "d2h_pinned": lambda: fast.copy_(device, non_blocking=True),

@@ -29,7 +29,6 @@ C_LIBRARY = (
     "libanl",
 )
 SANITIZERS = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
-SANITIZED = ("cuda_copy_engine_test", "cuda_memory_test")  # small enough; kernels' own tests are added by name
 GPUS_OF = {"nccl_exchange_test": 2}  # that a C++ test needs, where it is more than one
 TEST_SECONDS = {"test_gpu_kills": 170}  # processes that start PyTorch, one after another
 FIGURES = {"publish": 120, "fp32": 90, "delta": 90, "pause": 120, "diff": 60}
@@ -83,7 +82,7 @@ def steps(devices: int, scratch: Path) -> "list[Step]":
         limit_s = TEST_SECONDS.get(file.stem, 110)
         found.append(python(file.stem, limit_s, str(HERE / "gpu_pytest.py"), str(file)))
     found += [python(f"figures: {name}", limit, str(HERE / "gpu_figures.py"), name) for name, limit in FIGURES.items()]
-    return found + [_sanitized(name, scratch) for name in tests if name in SANITIZED or name.startswith("device_")]
+    return found + [_sanitized(name, scratch) for name in tests if name not in GPUS_OF]
 
 
 def helper_folders() -> "list[Path]":
@@ -92,7 +91,7 @@ def helper_folders() -> "list[Path]":
 
 def _cpp_test(name: str, devices: int) -> Step:
     needed = GPUS_OF.get(name, 1)
-    unless = f"needs {needed} GPUs, and {devices} is there" if devices < needed else ""
+    unless = f"needs {needed} GPUs, and there is {devices}" if devices < needed else ""
     return Step(name, (str(PACK / "programs" / name), "--durations", "yes"), 60, unless)
 
 

@@ -6,8 +6,20 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
+import pytest
+from gpu_run import Run, Step
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+FIGURES = """
+import sys, torch, gpu_figures, gpu_probe
+gpu_figures.MODEL_BYTES = gpu_figures.LEAST_BYTES = 12_000_000
+gpu_figures.NARROW, gpu_figures.WIDE, gpu_figures.REPEATS = 512, 2048, 2
+torch.cuda.synchronize = lambda *device: None
+gpu_probe.pinned = lambda size: torch.empty(size, dtype=torch.uint8)
+gpu_figures.FIGURES[sys.argv[1]]()
+"""
+FOLDERS = ("python", "tests", "tests/gpu", "tests/integration", "tests/layouts")
 LEAST = 20  # cases that can be rehearsed
 
 
@@ -27,3 +39,18 @@ def test_what_needs_no_gpu_of_the_gpu_tests_passes_on_the_cpu(tmp_path):
     skipped = [case.find("skipped").get("message") for case in cases if case.find("skipped") is not None]
     assert set(skipped) == {"a rehearsal without a GPU"}
     assert len(cases) - len(skipped) >= LEAST
+
+
+@pytest.mark.parametrize("name", ["publish", "fp32", "delta", "pause"])
+def test_figures_are_measured_and_said_as_the_runner_takes_them(name, tmp_path):
+    environment = {"LOCKSTEP_GPU_DEVICE": "cpu", "PYTHONPATH": ":".join(str(ROOT / folder) for folder in FOLDERS)}
+    step = Step(name, (sys.executable, "-c", FIGURES, name), 120, environment=environment)
+    run = Run(tmp_path, [step], {}, 120)
+    run.go()
+    figures = run.figures()
+    assert figures, run.log.read_text()
+    for figure in figures:
+        assert figure["value"] > 0 and figure["model_bytes"] > 6_000_000
+        assert (
+            math.isclose(figure["ratio"], figure["ratio"]) if "goal" in figure else figure["name"] == "pause_gpu_lent"
+        )
