@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 MODEL_BYTES = 3_000_000_000
 LEAST_BYTES = 1_000_000_000
 NARROW, WIDE = 4096, 8192  # of each layer
+DEVICE_COPIES = 6  # of the model in bfloat16: two models, a shadow, a copy to compare with; masters are twice as large
 CHANGED = 0.01
 REPEATS = 7
 THREADS = 8
@@ -49,10 +50,15 @@ def figure(
 
 
 def large(dtype: torch.dtype, copies: float) -> Weights:
-    """Weights of about 3 GB in bfloat16, or as many bytes as shared memory has room for `copies` of."""
-    fitting = int(min(MODEL_BYTES, shutil.disk_usage(roomy_directory()).free * 0.9 / copies))
+    """Weights of about 3 GB in bfloat16, or as many bytes as shared memory has room for `copies` of, and the device for
+    what any figure has there."""
+    shared = shutil.disk_usage(roomy_directory()).free * 0.9 / copies
+    device = torch.cuda.mem_get_info()[0] * 0.9 / DEVICE_COPIES
+    fitting = int(min(MODEL_BYTES, shared, device))
     if fitting < LEAST_BYTES:
-        not_run(f"{roomy_directory()} has room for {copies:g} copies of {fitting / 1e9:.2g} GB, not of one gigabyte")
+        not_run(
+            f"{roomy_directory()} has room for {shared / 1e9:.2g} GB {copies:g} times, the GPU for {device / 1e9:.2g} GB"
+        )
     return Weights(dtype, layers=fitting // (2 * NARROW * WIDE), narrow=NARROW, wide=WIDE)
 
 

@@ -224,4 +224,4 @@ def _reported(output: "list[str]") -> "tuple[list[dict], dict[str, object], str]
 
 def _line(outcome: Outcome) -> str:
     why = f": {outcome.why}" if outcome.why else ""
-    return f"{outcome.step:<28} {outcome.seconds:6.1f} s  {outcome.outcome}{why}"
+    return f"{outcome.step:<42} {outcome.seconds:6.1f} s  {outcome.outcome}{why}"

@@ -30,7 +30,8 @@ C_LIBRARY = (
 )
 SANITIZERS = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
 GPUS_OF = {"nccl_exchange_test": 2}  # that a C++ test needs, where it is more than one
-TEST_SECONDS = {"test_gpu_kills": 170}  # processes that start PyTorch, one after another
+TEST_SECONDS = {"test_gpu_kills": 150}  # processes that start PyTorch, one after another
+LAST = ("test_gpu_ring", "test_gpu_kills")  # behind the figures: should they hang, those are there
 FIGURES = {"publish": 120, "fp32": 90, "delta": 90, "pause": 120, "diff": 60}
 PROBE = (
     "import sys\n"
@@ -78,10 +79,15 @@ def steps(devices: int, scratch: Path) -> "list[Step]":
     found += [_cpp_test(name, devices) for name in tests]
     if "nccl_exchange_test" not in tests:
         found.append(Step("nccl_exchange_test", (), 0, "not packed: NCCL was not there"))
-    for file in sorted(HERE.glob("test_gpu_*.py")):
-        limit_s = TEST_SECONDS.get(file.stem, 110)
-        found.append(python(file.stem, limit_s, str(HERE / "gpu_pytest.py"), str(file)))
-    found += [python(f"figures: {name}", limit, str(HERE / "gpu_figures.py"), name) for name, limit in FIGURES.items()]
+    files = {file.stem: file for file in sorted(HERE.glob("test_gpu_*.py"))}
+    later = [name for name in files if name.startswith(LAST)]
+    figures = [python(f"figures: {name}", limit, str(HERE / "gpu_figures.py"), name) for name, limit in FIGURES.items()]
+
+    def pytest(names: "list[str]") -> "list[Step]":
+        program = str(HERE / "gpu_pytest.py")
+        return [python(name, TEST_SECONDS.get(name, 90), program, str(files[name])) for name in names]
+
+    found += [*pytest([name for name in files if name not in later]), *figures, *pytest(later)]
     return found + [_sanitized(name, scratch) for name in tests if name not in GPUS_OF]
 
 

@@ -96,7 +96,7 @@ def test_a_graph_that_was_captured_before_an_update_replays_with_the_new_weights
             copies = {name: torch.empty_like(tensor) for name, tensor in engine.state_dict().items()}
             graph = torch.cuda.CUDAGraph()
             torch.cuda.synchronize()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # the follower has a thread, too
                 for name, tensor in engine.state_dict().items():
                     copies[name].copy_(tensor)
         for version in (2, 3):

@@ -16,6 +16,7 @@ import sys, torch, gpu_figures, gpu_probe
 gpu_figures.MODEL_BYTES = gpu_figures.LEAST_BYTES = 12_000_000
 gpu_figures.NARROW, gpu_figures.WIDE, gpu_figures.REPEATS = 512, 2048, 2
 torch.cuda.synchronize = lambda *device: None
+torch.cuda.mem_get_info = lambda: (1 << 30, 1 << 30)
 gpu_probe.pinned = lambda size: torch.empty(size, dtype=torch.uint8)
 gpu_figures.FIGURES[sys.argv[1]]()
 """
@@ -51,6 +52,4 @@ def test_figures_are_measured_and_said_as_the_runner_takes_them(name, tmp_path):
     assert figures, run.log.read_text()
     for figure in figures:
         assert figure["value"] > 0 and figure["model_bytes"] > 6_000_000
-        assert (
-            math.isclose(figure["ratio"], figure["ratio"]) if "goal" in figure else figure["name"] == "pause_gpu_lent"
-        )
+        assert "goal" in figure and figure["ratio"] > 0 or figure["name"] == "pause_gpu_lent"
