@@ -11,7 +11,7 @@ import time
 from typing import Any, Iterator
 
 import torch
-from gpu_models import Weights, exporter, follower, module
+from gpu_models import LENDS, Weights, exporter, follower, module
 from gpu_probe import DEVICE, PinnedCopy, say, seconds
 from gpu_run import NOT_RUN
 from harness import Agent, Cluster, roomy_directory
@@ -171,7 +171,7 @@ def delta() -> None:
 
 def pause() -> None:
     """How long a module stands still for 1 % of changes: written by its own process, and lent."""
-    for lend in (False, True):
+    for lend in LENDS:
         with cluster() as daemons:
             weights = large(torch.bfloat16, 5)
             agent = daemons.agent(threads=THREADS)

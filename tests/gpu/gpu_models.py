@@ -16,7 +16,8 @@ import lockstep
 
 ON_GPU = DEVICE != "cpu"
 DTYPES = (torch.bfloat16, torch.float32)
-LENDS = (False, True)  # whether a follower lends its memory to the receiver, or writes it itself
+SHADOWS = (False,)  # whether a trainer keeps what it published on the device, so that only changes are copied
+LENDS = (False,)  # whether a follower lends its memory to the receiver, or writes it itself
 SHARES = (0.01, 0.0001, 0.3, 0.0, 0.9)  # of elements that change, version by version
 # Of float32 in raw bits: ties, what overflows when it is rounded, denormals, both zeros, infinities, NaNs.
 SPECIAL = (0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x00000001, 0x80000000, 0x7F800000, 0x7F800001, 0x7FC12345, 0xFFFFFFFF)
@@ -98,13 +99,14 @@ def rounded(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def exporter(socket: Path, weights: Weights, *, shadow: bool = False, **options: Any) -> lockstep.Exporter:
-    """A trainer of the whole model. `shadow`: what was published stays on the device, so that only changes are copied."""
+    """A trainer of the whole model. `shadow`, which host memory has none of, as in SHADOWS."""
+    if shadow and ON_GPU:
+        options["shadow"] = True
     return lockstep.Exporter.from_named_tensors(
         weights.tensors,
         dtype=torch.bfloat16,
         socket=socket,
         model=MODEL,
-        shadow=shadow and ON_GPU,
         call_timeout_ms=60_000,
         reconnect_timeout_ms=20_000,
         **options,
@@ -125,8 +127,10 @@ def module(weights: Weights, device: str = DEVICE) -> torch.nn.Module:
 
 
 def follower(engine: torch.nn.Module, socket: Path, *, lend: bool = False, **options: Any) -> lockstep.Follower:
-    """Of the receiver that has this engine socket."""
-    return lockstep.Follower(engine, model=MODEL, socket=socket, lend=lend, **options)
+    """Of the receiver that has this engine socket. `lend` as in LENDS."""
+    if lend:
+        options["lend"] = True
+    return lockstep.Follower(engine, model=MODEL, socket=socket, **options)
 
 
 def unlike(held: "dict[str, torch.Tensor]", expected: "dict[str, torch.Tensor]") -> "list[str]":

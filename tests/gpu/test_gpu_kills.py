@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from gpu_models import LENDS, Weights, agent_with_receiver, exporter, follower, module, twin_of, unlike
+from gpu_models import DTYPES, LENDS, SHADOWS, Weights, agent_with_receiver, exporter, follower, module, twin_of, unlike
 from gpu_ranks import publish, publish_on, train
 from harness import wait_until
 from ranks import Ranks
@@ -17,7 +17,7 @@ import lockstep
 TRAINERS = 3  # in each test, one after another
 ROUNDS = 6
 LONGEST_S = 0.3  # from the first version, or a publish, to a kill
-EXPORTS = [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float32, True)]
+EXPORTS = [(torch.bfloat16, False), *[(dtype, True) for dtype in DTYPES if True in SHADOWS]]
 
 
 def newest(agent) -> int:
@@ -52,7 +52,7 @@ def settled(agent, receiver, run) -> int:
     return first["newest_version"] if newest(agent) == first["newest_version"] else 0
 
 
-@pytest.mark.parametrize("lend", LENDS, ids=["writes-itself", "lends"])
+@pytest.mark.parametrize("lend", LENDS, ids=lambda lend: "lends" if lend else "writes-itself")
 def test_a_receiver_is_killed_while_a_module_is_written(cluster, lend):
     agent, receiver, socket = agent_with_receiver(cluster)
     weights = Weights(torch.bfloat16)

@@ -4,13 +4,14 @@ import threading
 
 import pytest
 import torch
-from gpu_models import DTYPES, Weights, apply, busy, exporter, gpu_only, importer, unlike
+from gpu_models import DTYPES, SHADOWS, Weights, apply, busy, exporter, gpu_only, importer, unlike
 from replicas import read_file
 
 VERSIONS = 6
+SHADOWED = pytest.mark.parametrize("shadow", SHADOWS, ids=lambda shadow: "changes" if shadow else "whole")
 
 
-@pytest.mark.parametrize("shadow", [False, True], ids=["whole", "changes"])
+@SHADOWED
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_versions_arrive_as_the_trainer_has_them(cluster, dtype, shadow):
     agent = cluster.agent()
@@ -26,7 +27,7 @@ def test_versions_arrive_as_the_trainer_has_them(cluster, dtype, shadow):
     assert verified.returncode == 0, verified.stderr
 
 
-@pytest.mark.parametrize("shadow", [False, True], ids=["whole", "changes"])
+@SHADOWED
 def test_after_a_version_that_was_broken_off_the_next_one_is_whole(cluster, shadow):
     agent = cluster.agent()
     receiver = cluster.receiver(agent)
@@ -45,7 +46,7 @@ def test_after_a_version_that_was_broken_off_the_next_one_is_whole(cluster, shad
 
 
 @gpu_only
-@pytest.mark.parametrize("shadow", [False, True], ids=["whole", "changes"])
+@SHADOWED
 def test_what_another_stream_still_computes_is_waited_for_by_another_thread(cluster, shadow):
     agent = cluster.agent()
     receiver = cluster.receiver(agent)

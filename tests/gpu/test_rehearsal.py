@@ -1,5 +1,6 @@
 """The tests that a machine with a GPU runs, on the CPU: they can do what they ask for. That proves nothing of a GPU."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -7,7 +8,10 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from gpu_models import LENDS, SHADOWS
 from gpu_run import Run, Step
+
+import lockstep
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -21,7 +25,7 @@ gpu_probe.pinned = lambda size: torch.empty(size, dtype=torch.uint8)
 gpu_figures.FIGURES[sys.argv[1]]()
 """
 FOLDERS = ("python", "tests", "tests/gpu", "tests/integration", "tests/layouts")
-LEAST = 20  # cases that can be rehearsed
+LEAST = 14  # cases that can be rehearsed
 
 
 def test_what_needs_no_gpu_of_the_gpu_tests_passes_on_the_cpu(tmp_path):
@@ -53,3 +57,10 @@ def test_figures_are_measured_and_said_as_the_runner_takes_them(name, tmp_path):
     for figure in figures:
         assert figure["value"] > 0 and figure["model_bytes"] > 6_000_000
         assert "goal" in figure and figure["ratio"] > 0 or figure["name"] == "pause_gpu_lent"
+
+
+def test_every_way_that_lockstep_has_is_among_those_of_the_gpu_tests():
+    ways = {"shadow": (lockstep.Exporter, SHADOWS), "lend": (lockstep.Follower, LENDS)}
+    for option, (kind, tested) in ways.items():
+        there = option in inspect.signature(kind.__init__).parameters
+        assert tested == ((False, True) if there else (False,)), option
