@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 from gpu_last import record
@@ -105,26 +107,35 @@ def _sanitized(name: str, scratch: Path) -> Step:
     """Without the launcher and its loader, which such a tool does not see through: on the machine's own C library, with
     the pack's other libraries."""
     tool = next((found for found in map(shutil.which, SANITIZERS) if found), None)
-    libraries = scratch / "libraries"
-    libraries.mkdir(exist_ok=True)
-    for library in (PACK / "programs/lib").iterdir():
-        link = libraries / library.name
-        if not library.name.startswith(C_LIBRARY) and not link.exists():
-            link.symlink_to(library)
     program = PACK / "programs/program" / name
-    path = f"{libraries}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":")
-    unless = "" if tool else "no compute-sanitizer is installed"
-    if not unless:
-        lists = subprocess.run(
-            [program, "--list-test-names-only"],
-            env={**os.environ, "LD_LIBRARY_PATH": path},
-            capture_output=True,
-            text=True,
-        )
-        if "GLIBC" in lists.stderr or "cannot open shared object" in lists.stderr:
-            unless = "this machine's C library is older than the one that it was built with"
-    command = (str(tool), "--error-exitcode", "99", "--target-processes", "all", str(program))
-    return Step(f"compute-sanitizer: {name}", command, 120, unless, {"LD_LIBRARY_PATH": path})
+    environment = {"LD_LIBRARY_PATH": f"{_libraries(scratch)}:{os.environ.get('LD_LIBRARY_PATH', '')}".rstrip(":")}
+    unless = _cannot_start(program, environment) if tool else "no compute-sanitizer is installed"
+    # Errors that calls return are the tests' own business: some ask for what must be refused.
+    options = ("--error-exitcode", "99", "--report-api-errors", "no", "--target-processes", "all")
+    command = (str(tool), *options, str(program))
+    return Step(f"compute-sanitizer: {name}", command, 120, unless, environment)
+
+
+def _libraries(scratch: Path) -> Path:
+    """A directory with the pack's libraries but those of the C library."""
+    folder = scratch / "libraries"
+    folder.mkdir(exist_ok=True)
+    for library in (PACK / "programs/lib").iterdir():
+        link = folder / library.name
+        if not library.name.startswith(C_LIBRARY) and not link.is_symlink():
+            link.symlink_to(library)
+    return folder
+
+
+def _cannot_start(program: Path, environment: "dict[str, str]") -> str:
+    """Why a program does not start on the machine's own C library; "" when it does."""
+    command = [program, "--list-test-names-only"]
+    try:
+        listed = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"it does not start without the pack's loader: {error}"
+    wrong = [line for line in listed.stderr.splitlines() if "GLIBC" in line or "cannot open shared object" in line]
+    return f"it does not start without the pack's loader: {wrong[0]}" if wrong else ""
 
 
 def main() -> int:
@@ -133,19 +144,18 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=SECONDS)
     options = parser.parse_args()
     out = options.out.absolute()
-    scratch = out / ".scratch"
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
     (out / "last.json").unlink(missing_ok=True)  # another run's
 
+    began = time.monotonic()
     packed = json.loads((PACK / "sources.json").read_text())
     devices, why = gpus()
-    run = Recorded(out, steps(devices, scratch), packed, options.seconds)
-    if devices == 0:
-        run.give_up(f"no GPU: {why}")
-    else:
-        run.go()
-    shutil.rmtree(scratch, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        left = options.seconds - (time.monotonic() - began)
+        run = Recorded(out, steps(devices, Path(scratch)), packed, left)
+        if devices == 0:
+            run.give_up(f"no GPU: {why}")
+        else:
+            run.go()
     print(f"\n{run.table()}")
     return run.status()
 
