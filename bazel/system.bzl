@@ -80,6 +80,7 @@ genrule(
 cc_library(
     name = "{name}",
     hdrs = ["missing.h"],
+    target_compatible_with = {compatible},
 )
 
 [alias(
@@ -92,7 +93,13 @@ def _toolkit_library_impl(ctx):
     prefix = ctx.os.environ.get(ctx.attr.prefix_variable, ctx.attr.prefix)
     if not ctx.path(prefix + "/include/" + ctx.attr.header).exists:
         hint = "%s: %s/include/%s is missing; set %s" % (ctx.name, prefix, ctx.attr.header, ctx.attr.prefix_variable)
-        ctx.file("BUILD", _MISSING_BUILD.format(name = ctx.name, hint = hint, programs = repr(ctx.attr.programs)))
+        compatible = ["@platforms//:incompatible"] if ctx.attr.optional else []
+        ctx.file("BUILD", _MISSING_BUILD.format(
+            name = ctx.name,
+            hint = hint,
+            compatible = repr(compatible),
+            programs = repr(ctx.attr.programs),
+        ))
         return
     ctx.symlink(prefix + "/include", "include")
 
@@ -109,6 +116,8 @@ toolkit_library = repository_rule(
     attrs = {
         "header": attr.string(mandatory = True),
         "linkopts": attr.string_list(),
+        # Where it is missing, wildcards pass over what needs it, also with --config=cuda.
+        "optional": attr.bool(),
         "prefix": attr.string(mandatory = True),
         "prefix_variable": attr.string(mandatory = True),
         "programs": attr.string_list(),

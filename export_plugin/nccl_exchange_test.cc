@@ -1,4 +1,4 @@
-// Needs two GPUs and NCCL: bazel test --config=cuda //export_plugin:nccl_exchange_test
+// Needs two GPUs and NCCL: bazel test --config=gpu //export_plugin:nccl_exchange_test
 #include <catch2/catch.hpp>
 #include <thread>
 #include <vector>

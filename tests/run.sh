@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds everything and runs every test. It ends with the minutes of each stage and the line
-# "N passed, N failed".
+# "N passed, N failed". Above that line stands whether GPU code is what last ran on a GPU: no test here needs one.
 #
 #   tests/run.sh                     everything
 #   tests/run.sh --cpp | --python    only the C++ unit tests, or only pytest (everything is built for it, too)
@@ -143,6 +143,7 @@ main() {
     summary+=(--check checks=1)
   fi
 
+  summary+=(--note "$(python3 tests/gpu/gpu_last.py)")
   python3 tests/summarize.py "${summary[@]}"
 }
 

@@ -2,12 +2,13 @@
 """Counts what a test run really ran, and ends with the minutes of its stages and the line "N passed, N failed".
 
     summarize.py [--bazel EVENTS.json --bazel-status N] [--pytest JUNIT.xml --pytest-status N] [--expected-skips FILE]
-                 [--check NAME=STATUS]... [--stage NAME=SECONDS]...
+                 [--check NAME=STATUS]... [--stage NAME=SECONDS]... [--note TEXT]...
 
 EVENTS.json is what `bazel test --build_event_json_file` wrote: it names exactly the tests of that run, cached ones with
 their reports, so a report left over from an earlier run is never counted. A test case is one <testcase> of a JUnit
 report. A test target that was not built, crashed, timed out or left no readable report counts as one failure, and so
-does a tool that failed without any failed case, and a case that was skipped though FILE does not expect it. Exit status: 0 when nothing failed, else 1.
+does a tool that failed without any failed case, and a case that was skipped though FILE does not expect it. A note is
+printed just above the count, and changes nothing of it. Exit status: 0 when nothing failed, else 1.
 """
 
 import argparse
@@ -140,6 +141,7 @@ def main(arguments: "list[str]") -> int:
     parser.add_argument("--expected-skips", type=Path)
     parser.add_argument("--check", type=parse_named_number, action="append", default=[])
     parser.add_argument("--stage", type=parse_named_number, action="append", default=[])
+    parser.add_argument("--note", action="append", default=[])
     options = parser.parse_args(arguments)
 
     total = Tally()
@@ -157,6 +159,8 @@ def main(arguments: "list[str]") -> int:
         print(f"FAILED {failure}")
     if total.skipped:
         print(f"{total.skipped} skipped")
+    for note in options.note:
+        print(f"NOTE {note}")
     print(f"{total.passed} passed, {len(total.failures)} failed")
     return 1 if total.failures else 0
 

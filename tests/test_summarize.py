@@ -99,6 +99,11 @@ def test_stages_are_listed_in_minutes_in_their_order_before_the_last_line(capsys
     assert lines == ["    1.5 min  CUDA build", "    0.1 min  Python tests", "1 passed, 0 failed"]
 
 
+def test_a_note_stands_above_the_last_line_and_does_not_count(capsys):
+    assert summarize.main(["--note", "no GPU was here", "--check", "x=0"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["NOTE no GPU was here", "1 passed, 0 failed"]
+
+
 def test_a_skip_that_nobody_expects_has_failed(run, tmp_path, capsys):
     report, expected = tmp_path / "pytest.xml", tmp_path / "skips.txt"
     skipped = '<testcase classname="tests.engines" name="{}"><skipped message="no GPU"/></testcase>'

@@ -1,4 +1,4 @@
-// On a GPU: bazel test --config=cuda //export_plugin/exporter:cuda_copy_engine_test; in any build on the CUDA runtime's
+// On a GPU: bazel test --config=gpu //export_plugin/exporter:cuda_copy_engine_test; in any build on the CUDA runtime's
 // stand-in: cuda_copy_engine_on_stand_in_test.
 #include <cuda_runtime_api.h>
 

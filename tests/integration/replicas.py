@@ -5,7 +5,6 @@ import struct
 from pathlib import Path
 
 import numpy as np
-import xxhash
 
 from lockstep.core.tensors import describe
 
@@ -48,6 +47,8 @@ def tensors_hash(tensors) -> str:
 
 
 def _hash(pairs) -> str:
+    import xxhash  # which a machine with nothing but PyTorch lacks
+
     digest = xxhash.xxh3_128()
     for name, content in sorted(pairs, key=lambda pair: pair[0]):
         digest.update(name.encode())

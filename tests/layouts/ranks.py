@@ -38,17 +38,22 @@ class Ranks:
         topology: how many there are, and Megatron's groups; a number: they join nothing.
         prepare: called in each process with the rank's number before it joins (namespaces, environment).
         timeout_s: how long an answer may take.
+        start: "spawn" where the caller has used CUDA, which no forked process can; functions must be importable then.
     """
 
     def __init__(
-        self, topology: "Topology | int", prepare: "Callable[[int], None] | None" = None, timeout_s: float = 60
+        self,
+        topology: "Topology | int",
+        prepare: "Callable[[int], None] | None" = None,
+        timeout_s: float = 60,
+        start: str = "fork",
     ) -> None:
         self._timeout_s = timeout_s
         self._cleanup = contextlib.ExitStack()
         folder = self._cleanup.enter_context(tempfile.TemporaryDirectory())
         self.processes: "list[Any]" = []
         self._pipes: "list[Any]" = []
-        context = multiprocessing.get_context("fork")
+        context = multiprocessing.get_context(start)
         for number in range(topology if isinstance(topology, int) else topology.world):
             here, there = context.Pipe()
             self._pipes.append(here)

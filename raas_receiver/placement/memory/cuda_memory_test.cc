@@ -1,4 +1,4 @@
-// Needs a GPU: bazel test --config=cuda //raas_receiver/placement/memory:cuda_memory_test
+// Needs a GPU: bazel test --config=gpu //raas_receiver/placement/memory:cuda_memory_test
 //
 // CUDA's handles are for other processes, and a process that has used CUDA cannot fork: children are made before this
 // one does anything with a GPU.
@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "common/base/bytes.h"
+#include "common/base/worker_pool.h"
+#include "common/os/segment.h"
 #include "raas_receiver/placement/memory/target_memory.h"
 
 namespace lockstep::placement {

@@ -1,0 +1,237 @@
+"""Figures of a model of 3 GB in bfloat16, each beside its ceiling, measured in the same minute: gpu_figures.py NAME.
+
+Where memory is too short the model is smaller, and says so; below a gigabyte nothing is measured.
+"""
+
+import contextlib
+import shutil
+import statistics
+import sys
+import time
+from typing import Any, Iterator
+
+import torch
+from gpu_models import LENDS, Weights, exporter, follower, module
+from gpu_probe import DEVICE, PinnedCopy, say, seconds
+from gpu_run import NOT_RUN
+from harness import Agent, Cluster, roomy_directory
+from torch.profiler import ProfilerActivity, profile
+
+MODEL_BYTES = 3_000_000_000
+LEAST_BYTES = 1_000_000_000
+NARROW, WIDE = 4096, 8192  # of each layer
+DEVICE_COPIES = 6  # of the model in bfloat16: two models, a shadow, a copy to compare with; masters are twice as large
+CHANGED = 0.01
+REPEATS = 7
+THREADS = 8
+
+
+def not_run(why: str) -> None:
+    print(f"@not-run {why}", flush=True)
+    raise SystemExit(NOT_RUN)
+
+
+def figure(
+    name: str, value: float, unit: str, of: str, ratio: float, goal: str, met: bool, weights: Weights, **more: Any
+) -> None:
+    """`of`: what the value is held against, in words."""
+    say(
+        "figure",
+        name=name,
+        value=value,
+        unit=unit,
+        of=of,
+        ratio=ratio,
+        goal=goal,
+        met=met,
+        model_bytes=weights.bf16_bytes,
+        **more,
+    )
+
+
+def large(dtype: torch.dtype, copies: float) -> Weights:
+    """Weights of about 3 GB in bfloat16, or as many bytes as shared memory has room for `copies` of, and the device for
+    what any figure has there."""
+    shared = shutil.disk_usage(roomy_directory()).free * 0.9 / copies
+    device = torch.cuda.mem_get_info()[0] * 0.9 / DEVICE_COPIES
+    fitting = int(min(MODEL_BYTES, shared, device))
+    if fitting < LEAST_BYTES:
+        not_run(
+            f"{roomy_directory()} has room for {shared / 1e9:.2g} GB {copies:g} times, the GPU for {device / 1e9:.2g} GB"
+        )
+    return Weights(dtype, layers=fitting // (2 * NARROW * WIDE), narrow=NARROW, wide=WIDE)
+
+
+@contextlib.contextmanager
+def cluster() -> "Iterator[Cluster]":
+    """Daemons of a figure; when it fails, the ends of their logs."""
+    with Cluster() as daemons:
+        try:
+            yield daemons
+        except BaseException:
+            for daemon in daemons.daemons:
+                print(f"--- {daemon.name}\n{daemon.log_tail()}", flush=True)
+            raise
+
+
+class Publishing:
+    """A trainer at an agent of its own; each publish begins when the agent is done with the one before."""
+
+    def __init__(self, agent: Agent, weights: Weights, shadow: bool) -> None:
+        self.agent, self.weights, self.version = agent, weights, 0
+        self.trainer = exporter(agent.socket, weights, shadow=shadow, threads=1)
+
+    def seconds(self) -> float:
+        """Of the call, as a training feels it: weights are ready, and nothing else runs."""
+        self.train()
+        began = time.perf_counter()
+        self.publish()
+        taken = time.perf_counter() - began
+        self.served()
+        return taken
+
+    def train(self) -> None:
+        self.weights.step(CHANGED)
+        torch.cuda.synchronize()
+
+    def publish(self) -> None:
+        self.version += 1
+        self.trainer.publish(self.version)
+
+    def served(self) -> None:
+        self.agent.wait_for(self.version)
+
+    def close(self) -> None:
+        self.trainer.close()
+
+
+def publishing(daemons: Cluster, weights: Weights, shadow: bool = False) -> Publishing:
+    return Publishing(daemons.agent(threads=THREADS), weights, shadow)
+
+
+def publish() -> None:
+    """bfloat16, all of it copied, against a copy to pinned memory; and the first time against later ones."""
+    weights = large(torch.bfloat16, 2)
+    copy = PinnedCopy(weights.bf16_bytes)
+    with cluster() as daemons:
+        own = publishing(daemons, weights)
+        first = own.seconds()
+        own.seconds()  # the other half's first time
+        rates, ratios = [], []
+        for _ in range(REPEATS):
+            taken, ceiling = own.seconds(), copy.seconds()
+            rates.append(weights.bf16_bytes / taken / 1e9)
+            ratios.append(ceiling / taken)
+        rate, ratio = statistics.median(rates), statistics.median(ratios)
+        of = f"{rate / ratio:.3g} GB/s of a pinned copy to the host"
+        figure("publish_blocked_gpu", rate, "GB/s", of, ratio, ">= 0.9", ratio >= 0.9, weights, values=rates)
+        later = weights.bf16_bytes / rate / 1e9
+        of = f"{later:.3g} s of later ones"
+        figure("first_publish_gpu", first, "s", of, first / later, "<= 1.5", first / later <= 1.5, weights)
+        own.close()
+
+
+def fp32() -> None:
+    """float32 masters against bfloat16 weights, in turns."""
+    with cluster() as daemons, cluster() as others:
+        taken: "dict[torch.dtype, list[float]]" = {torch.float32: [], torch.bfloat16: []}
+        weights = large(torch.float32, 4)
+        narrow = Weights(torch.bfloat16, layers=len(weights.sizes), narrow=NARROW, wide=WIDE)
+        both = [publishing(daemons, weights), publishing(others, narrow)]
+        for one in both:
+            one.seconds()
+            one.seconds()
+        for _ in range(REPEATS):
+            for one in both:
+                taken[one.weights.dtype].append(one.seconds())
+        ratio = statistics.median(a / b for a, b in zip(*taken.values()))
+        wide, bf16 = (statistics.median(values) for values in taken.values())
+        of = f"{bf16:.3g} s of bfloat16 weights"
+        figure("publish_fp32_gpu", wide, "s", of, ratio, "<= 1.1", ratio <= 1.1, weights, values=taken[torch.float32])
+        for one in both:
+            one.close()
+
+
+def delta() -> None:
+    """A trainer that keeps a shadow, of 1 % changed, against the same when all is copied, in turns with a second agent."""
+    with cluster() as daemons, cluster() as others:
+        weights, whole = large(torch.bfloat16, 4), large(torch.bfloat16, 4)
+        own, other = publishing(daemons, weights, shadow=True), publishing(others, whole)
+        for one in (own, other):
+            for _ in range(3):  # both halves, and the shadow, have their first time
+                one.seconds()
+        pairs = [(own.seconds(), other.seconds()) for _ in range(REPEATS)]
+        ratio = statistics.median(changed / full for changed, full in pairs)
+        changed, full = (statistics.median(values) for values in zip(*pairs))
+        of = f"{full:.3g} s of copying all"
+        figure("publish_gpu_delta", changed, "s", of, ratio, "<= 0.15", ratio <= 0.15, weights, values=pairs)
+        own.close()
+        other.close()
+
+
+def pause() -> None:
+    """How long a module stands still for 1 % of changes: written by its own process, and lent."""
+    for lend in LENDS:
+        with cluster() as daemons:
+            weights = large(torch.bfloat16, 5)
+            agent = daemons.agent(threads=THREADS)
+            socket = daemons.directory / "engine.sock"
+            daemons.receiver(agent, engine_load="in-place", engine_socket=socket, threads=THREADS)
+            own = Publishing(agent, weights, False)
+            engine = module(weights)
+            with follower(engine, socket, lend=lend) as follows:
+                for _ in range(REPEATS + 3):
+                    own.seconds()
+                    follows.wait_for(own.version, timeout=60)
+                pauses = follows.pauses[-REPEATS:]
+            own.close()
+        taken = 1000 * statistics.median(pauses)
+        if lend:
+            say("figure", name="pause_gpu_lent", value=taken, unit="ms", model_bytes=weights.bf16_bytes, values=pauses)
+        else:
+            figure("pause_gpu", taken, "ms", "5 ms", taken / 5, "<= 1", taken <= 5, weights, values=pauses)
+
+
+def diff() -> None:
+    """All kernels of a publish that compares weights with their shadow, against a copy on the device that reads and writes
+    as much as they must read: the weights and the shadow."""
+    weights = large(torch.bfloat16, 2)
+    copy = device_copy_seconds(weights.bf16_bytes)
+    with cluster() as daemons:
+        own = publishing(daemons, weights, shadow=True)
+        for _ in range(3):
+            own.seconds()
+        taken = [sum(kernel_seconds(own).values()) for _ in range(REPEATS)]
+        own.close()
+    if not all(taken):
+        not_run("PyTorch's profiler shows no kernels of a publish")
+    rate, ratio = (2 * weights.bf16_bytes / statistics.median(taken) / 1e9, copy / statistics.median(taken))
+    of = f"{rate / ratio:.4g} GB/s of a copy on the device, both ways counted"
+    figure("diff_gpu", rate, "GB/s", of, ratio, ">= 0.8", ratio >= 0.8, weights, values=taken)
+
+
+def device_copy_seconds(size: int) -> float:
+    source, target = (torch.empty(size, dtype=torch.uint8, device=DEVICE) for _ in range(2))
+    return seconds(lambda: target.copy_(source))
+
+
+def kernel_seconds(own: Publishing) -> "dict[str, float]":
+    """Of each kernel of one publish, by name; they are printed, too."""
+    own.train()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        own.publish()
+        torch.cuda.synchronize()
+    own.served()
+    found: "dict[str, float]" = {}
+    for event in seen.events():
+        on_device = event.device_type == torch.autograd.DeviceType.CUDA
+        if on_device and not event.name.startswith(("Memcpy", "Memset")):
+            found[event.name] = found.get(event.name, 0.0) + event.time_range.elapsed_us() / 1e6
+    print({name[:60]: f"{1000 * taken:.3f} ms" for name, taken in found.items()}, flush=True)
+    return found
+
+
+FIGURES = {function.__name__: function for function in (publish, fp32, delta, pause, diff)}
+
+if __name__ == "__main__":
+    FIGURES[sys.argv[1]]()

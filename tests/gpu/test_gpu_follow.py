@@ -1,0 +1,124 @@
+"""A live module in GPU memory follows a training in place, both when it writes its own memory and when it lends it."""
+
+import threading
+
+import pytest
+import torch
+from gpu_models import (
+    DTYPES,
+    LENDS,
+    ON_GPU,
+    Weights,
+    agent_with_receiver,
+    exporter,
+    follower,
+    gpu_only,
+    module,
+    unlike,
+)
+from gpu_ranks import follow, follow_outcome, served_unlike
+from ranks import Ranks
+
+VERSIONS = 20
+LENT = pytest.mark.parametrize("lend", LENDS, ids=lambda lend: "lends" if lend else "writes-itself")
+
+
+class Reader(threading.Thread):
+    """Reads a module without end. `torn`: times that weights changed while it was inside."""
+
+    def __init__(self, engine, follows):
+        super().__init__(daemon=True)
+        self.engine, self.follows = engine, follows
+        self.reads, self.torn, self.ended = 0, 0, threading.Event()
+
+    def run(self):
+        while not self.ended.is_set():
+            with self.follows.serving(timeout=60):
+                first, second = self._sum(), self._sum()
+            self.reads, self.torn = self.reads + 1, self.torn + (first != second)
+
+    def _sum(self):
+        return sum(int(tensor.view(torch.int16).sum(dtype=torch.int64)) for tensor in self.engine.state_dict().values())
+
+
+@LENT
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_twenty_versions_are_in_a_live_module_bit_for_bit(cluster, dtype, lend):
+    agent, _, socket = agent_with_receiver(cluster)
+    weights, twin = Weights(dtype), Weights(dtype, "cpu")
+    engine = module(weights)
+    places = {name: tensor.data_ptr() for name, tensor in engine.state_dict().items()}
+    with exporter(agent.socket, weights) as trainer, follower(engine, socket, lend=lend) as follows:
+        reader = Reader(engine, follows)
+        for version in range(1, VERSIONS + 1):
+            weights.step()
+            trainer.publish(version)
+            follows.wait_for(version, timeout=60)
+            with follows.serving(timeout=60) as served:
+                assert served.version == version
+                assert unlike(engine.state_dict(), twin.step().published()) == [], f"version {version}"
+            if version == 1:
+                reader.start()
+        reader.ended.set()
+        reader.join(60)
+        assert reader.reads > 0 and reader.torn == 0
+    if ON_GPU:
+        assert places == {name: tensor.data_ptr() for name, tensor in engine.state_dict().items()}
+
+
+@LENT
+def test_a_module_with_two_halves_follows(cluster, lend):
+    agent, _, socket = agent_with_receiver(cluster)
+    weights, twin = Weights(torch.bfloat16), Weights(torch.bfloat16, "cpu")
+    engine = module(weights)
+    with (
+        exporter(agent.socket, weights) as trainer,
+        follower(engine, socket, lend=lend, double_buffered=True) as follows,
+    ):
+        for version in range(1, 8):
+            weights.step()
+            trainer.publish(version)
+            follows.wait_for(version, timeout=60)
+            with follows.serving(timeout=60):
+                assert unlike(engine.state_dict(), twin.step().published()) == [], f"version {version}"
+
+
+@gpu_only
+@LENT
+def test_a_graph_that_was_captured_before_an_update_replays_with_the_new_weights(cluster, lend):
+    agent, _, socket = agent_with_receiver(cluster)
+    weights = Weights(torch.bfloat16)
+    engine = module(weights)
+    with exporter(agent.socket, weights) as trainer, follower(engine, socket, lend=lend) as follows:
+        trainer.publish(1)
+        follows.wait_for(1, timeout=60)
+        with follows.serving(timeout=60):
+            copies = {name: torch.empty_like(tensor) for name, tensor in engine.state_dict().items()}
+            graph = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # the follower has a thread, too
+                for name, tensor in engine.state_dict().items():
+                    copies[name].copy_(tensor)
+        for version in (2, 3):
+            weights.step()
+            trainer.publish(version)
+            follows.wait_for(version, timeout=60)
+            with follows.serving(timeout=60):
+                graph.replay()
+                torch.cuda.synchronize()
+                assert unlike(copies, weights.published()) == [], f"version {version}"
+
+
+@gpu_only
+def test_expandable_memory_is_written_by_its_own_process_and_cannot_be_lent(cluster, monkeypatch):
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    agent, _, socket = agent_with_receiver(cluster)
+    weights = Weights(torch.bfloat16)
+    with exporter(agent.socket, weights) as trainer, Ranks(1, start="spawn", timeout_s=90) as engines:
+        trainer.publish(1)
+        assert "expandable" in engines.call(follow_outcome, socket, True)[0]
+        engines.call(follow, socket, False)
+        for version in (2, 3):
+            weights.step()
+            trainer.publish(version)
+            assert engines.call(served_unlike, version, weights.published()) == [[]], f"version {version}"
