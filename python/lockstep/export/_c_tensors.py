@@ -20,12 +20,12 @@ def refuse_gpu_tensors(tensors: "Sequence[LocalTensor]") -> None:
 
 
 def wait_for_gpu(tensors: "Sequence[LocalTensor]") -> None:
-    """The library copies on a stream of its own: what was queued on the tensors must be done."""
-    devices = {tensor.owner.device for tensor in tensors if getattr(tensor.owner, "is_cuda", False)}
-    for device in devices:
+    """Waits until the tensors' GPUs have done all that was given to them, by any thread, on any stream: the library
+    copies on streams of its own, which wait for none of these."""
+    for device in {tensor.owner.device for tensor in tensors if getattr(tensor.owner, "is_cuda", False)}:
         import torch
 
-        torch.cuda.current_stream(device).synchronize()
+        torch.cuda.synchronize(device)
 
 
 def c_locals(tensors: "Sequence[LocalTensor]") -> Any:

@@ -5,7 +5,7 @@ import os
 from typing import Any, Mapping, Sequence
 
 from lockstep.core import abi
-from lockstep.export._c_tensors import c_locals, refuse_gpu_tensors
+from lockstep.export._c_tensors import c_locals, refuse_gpu_tensors, wait_for_gpu
 from lockstep.export._named_tensors import named_tensors
 from lockstep.export._parts import SHEET_FORMAT, Part
 
@@ -45,12 +45,13 @@ class Importer:
         """Reads the checkpoint in ``directory``: model.safetensors, or the files of model.safetensors.index.json.
 
         Everything is checked before anything is written. BadDataError names the tensor that is missing, or of another
-        shape or dtype; NotFoundError and IoError the file.
+        shape or dtype; NotFoundError and IoError the file. Nothing else may use the tensors until it returns.
         """
         library = abi.load()
         sheet = {"format": SHEET_FORMAT, "beside_agent": True, "parts": [part.sheet() for part in self._parts]}
         tensors = [local for part in self._parts for local in part.locals()]
         refuse_gpu_tensors(tensors)
+        wait_for_gpu(tensors)  # a kernel that still initialises them would write over what is loaded
         abi.raise_failure(
             library.lockstep_import(
                 os.fsencode(directory), json.dumps(sheet).encode(), c_locals(tensors), len(tensors), threads
