@@ -89,6 +89,9 @@ cc_library(
 ) for program in ["headers"] + {programs}]
 """
 
+# Where libraries lie below a prefix: NVIDIA's installers, its packages of a distribution, and PyPI's each have their own.
+_LIBRARY_FOLDERS = ["lib64", "targets/x86_64-linux/lib", "targets/sbsa-linux/lib", "lib"]
+
 def _toolkit_library_impl(ctx):
     prefix = ctx.os.environ.get(ctx.attr.prefix_variable, ctx.attr.prefix)
     if not ctx.path(prefix + "/include/" + ctx.attr.header).exists:
@@ -106,7 +109,8 @@ def _toolkit_library_impl(ctx):
     # Not links: these programs look for their parts beside themselves.
     for program in ctx.attr.programs:
         ctx.file(program, _PROGRAM.format(path = prefix + "/bin/" + program), executable = True)
-    linkopts = ["-L" + prefix + "/lib"] + ctx.attr.linkopts
+    libraries = [prefix + "/" + folder for folder in _LIBRARY_FOLDERS if ctx.path(prefix + "/" + folder).exists]
+    linkopts = ["-L" + folder for folder in libraries] + ctx.attr.linkopts
     build = _TOOLKIT_BUILD.format(name = ctx.name, linkopts = repr(linkopts), programs = repr(ctx.attr.programs))
     ctx.file("BUILD", build)
 
