@@ -29,13 +29,13 @@ class GpuTensor:
 class Library:
     """The library's functions, all of which succeed; those that move bytes are recorded."""
 
-    DESCRIPTION = json.dumps({"tensors": [], "plan": "p", "bucket_bytes": 0, "writes": True}).encode()
+    DESCRIPTION = json.dumps({"tensors": [], "plan": "p", "writes": True, "pin_trouble": ""}).encode()
 
     def __init__(self, events: list) -> None:
         self._events = events
 
     def __getattr__(self, name):
-        answers = {"lockstep_has_cuda": 1, "lockstep_exporter_run": b"0" * 32}
+        answers = {"lockstep_exporter_run": b"0" * 32}
         answers["lockstep_exporter_describe"] = self.DESCRIPTION
 
         def call(*arguments):

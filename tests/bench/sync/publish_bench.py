@@ -2,7 +2,7 @@
 memory of the same kind, which is warm; versions and copies take turns.
 
 The figure is with both daemons, a receiver that follows, and a pause in which the trainer would compute the next step,
-until the receiver has the version. The receiver stands for one on another host: it has the lowest priority, so that its
+until the receiver has the version; a series has smaller models, too. The receiver stands for one on another host: it has the lowest priority, so that its
 work is not done on the trainer's cores while the trainer wants them. One JSON line more has ratios of medians without a
 receiver, and of versions published back to back, which wait for the previous diff. A second figure is of two threads
 against one, in turns, without a receiver.
@@ -11,11 +11,12 @@ against one, in turns, without a receiver.
 import ctypes
 import statistics
 import time
+from typing import Callable
 
 import numpy as np
 import processes
 import program
-from harness import MODEL, Agent, Cluster, wait_until
+from harness import MODEL, Agent, Cluster, Receiver, wait_until
 from weights import Weights
 
 WARMING = 3
@@ -45,14 +46,14 @@ class Trainer:
 
     def __init__(self, publisher: object, weights: Weights) -> None:
         self._publisher = publisher
-        self._weights = weights
+        self.weights = weights
         self.version = 0
 
     def publish(self) -> float:
         """Seconds in publish(), of the next version."""
         self.version += 1
         begin = time.perf_counter()
-        self._publisher.publish(self.version, self._weights.tensors)
+        self._publisher.publish(self.version, self.weights.tensors)
         return time.perf_counter() - begin
 
 
@@ -84,6 +85,26 @@ def back_to_back(trainer: Trainer, weights: Weights, versions: int) -> "list[flo
     return seconds[1:]
 
 
+def in_turns(trainer: Trainer, copy: PlainCopy, settle: "Callable[[], None]", repeats: int) -> "tuple[list, list]":
+    """Seconds of each publish, and of each plain copy."""
+    published, copied = [], []
+    for _ in range(WARMING + repeats):
+        trainer.weights.step()
+        published.append(trainer.publish())
+        settle()
+        copied.append(copy.seconds())
+    return published[WARMING:], copied[WARMING:]
+
+
+def follow(cluster: Cluster, agent: Agent, version: int) -> "Receiver":
+    """A receiver of the lowest priority, once it has the version."""
+    receiver = cluster.receiver(agent, start=False)
+    receiver.command[:0] = ["nice", "-n", "19"]
+    receiver.start()
+    processes.wait_published(receiver, version)
+    return receiver
+
+
 def measure(cluster: Cluster, options: program.Options) -> "tuple[list[float], list[float], dict[str, float]]":
     """Seconds of each publish, of each plain copy, and the medians of the other circumstances."""
     weights = Weights(options.model_bytes)
@@ -91,27 +112,16 @@ def measure(cluster: Cluster, options: program.Options) -> "tuple[list[float], l
     with agent.publisher(weights.tensors) as publisher:
         trainer = Trainer(publisher, weights)
         copy = PlainCopy(cluster.directory / "copy", weights.flat)
-
-        def alternate(settled: "object") -> "tuple[list[float], list[float]]":
-            published, copied = [], []
-            for _ in range(WARMING + options.repeats):
-                weights.step()
-                published.append(trainer.publish())
-                settled()
-                copied.append(copy.seconds())
-            return published[WARMING:], copied[WARMING:]
-
-        alone, alone_copied = alternate(lambda: wait_served(agent, trainer))
+        alone, alone_copied = in_turns(trainer, copy, lambda: wait_served(agent, trainer), options.repeats)
         alone_at_once = back_to_back(trainer, weights, options.repeats)
         wait_served(agent, trainer)
         program.print_figure(
             "publish_threads", "s", options.model_bytes, *by_two_threads(agent, trainer, weights, options.repeats)
         )
-        receiver = cluster.receiver(agent, start=False)
-        receiver.command[:0] = ["nice", "-n", "19"]
-        receiver.start()
-        processes.wait_published(receiver, trainer.version)
-        values, baselines = alternate(lambda: processes.wait_published(receiver, trainer.version))
+        receiver = follow(cluster, agent, trainer.version)
+        values, baselines = in_turns(
+            trainer, copy, lambda: processes.wait_published(receiver, trainer.version), options.repeats
+        )
         at_once = back_to_back(trainer, weights, options.repeats)
         processes.wait_published(receiver, trainer.version)
     others = {
@@ -123,6 +133,22 @@ def measure(cluster: Cluster, options: program.Options) -> "tuple[list[float], l
     return values, baselines, others
 
 
+def followed_ratio(model_bytes: int, repeats: int) -> float:
+    """Of a model of another size, by daemons of its own: publishes that a receiver follows, against plain copies."""
+    weights = Weights(model_bytes)
+    with Cluster() as cluster:
+        agent = cluster.agent()
+        with agent.publisher(weights.tensors) as publisher:
+            trainer = Trainer(publisher, weights)
+            copy = PlainCopy(cluster.directory / "copy", weights.flat)
+            trainer.publish()
+            receiver = follow(cluster, agent, trainer.version)
+            values, baselines = in_turns(
+                trainer, copy, lambda: processes.wait_published(receiver, trainer.version), repeats
+            )
+    return statistics.median(values) / statistics.median(baselines)
+
+
 def main() -> None:
     options = program.options(COPIES)
     with Cluster() as cluster:
@@ -130,6 +156,9 @@ def main() -> None:
     program.print_figure("publish_blocked", "s", options.model_bytes, values, baselines)
     rows = [{"kind": kind, "ratio": ratio} for kind, ratio in others.items()]
     program.print_series("publish_blocked_circumstances", "copies", options.model_bytes, rows)
+    for model_bytes in (options.model_bytes // 10, options.model_bytes // 2):
+        ratio = followed_ratio(model_bytes, options.repeats)
+        program.print_series("publish_blocked_smaller", "copies", model_bytes, [{"ratio": ratio}])
 
 
 if __name__ == "__main__":
