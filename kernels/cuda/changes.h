@@ -1,9 +1,17 @@
-// Which units of a tensor are no longer what a shadow of it says, found on the device that both are on.
+// Which units of a rank's share are no longer what they were, found on the device that has them.
 //
-// Two passes, with the sum of the first one's counts between them: StartCount tells how many units changed in each
-// stripe of kStripeUnits, StartTake writes them out and brings the shadow up to date. No thread waits for another.
+// A share is kept packed: its pieces, each some rows of a tensor, one behind the other, in units of two bytes. Of that
+// there are a shadow (the share as it was compared last) and marks (a bit for each unit: whether that comparison found
+// it changed). Every pass goes over a stretch of the packed share:
 //
-// The work is done once `stream`, of the current device, has come to it. Answers what starting it answered.
+//   StartCompare   piece by piece: tensor -> shadow, marks; and `either`: marked now, or the time before
+//   StartCount     how many units `either` has, by region
+//   StartTake      these units, with the sum of the counts before each region, which the caller makes in between
+//
+// The tensor is read once, by the first; what the others see is the shadow. No thread waits for another.
+//
+// Memory is the current device's. The work is done once `stream`, of the current device, has come to it. Answers what
+// starting it answered.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,28 +20,47 @@
 
 namespace lockstep::kernels::cuda {
 
-constexpr uint64_t kStripeUnits = 64;
+constexpr uint64_t kGroupUnits = 8;  // whose bits are one byte, the first one's the lowest
+constexpr uint64_t kStripeUnits = 512;
+constexpr uint64_t kRegionUnits = uint64_t{1} << 16;
 
+constexpr uint64_t GroupsOf(uint64_t units) {
+  return (units + kGroupUnits - 1) / kGroupUnits;
+}
 constexpr uint64_t StripesOf(uint64_t units) {
   return (units + kStripeUnits - 1) / kStripeUnits;
 }
+constexpr uint64_t RegionsOf(uint64_t units) {
+  return (units + kRegionUnits - 1) / kRegionUnits;
+}
 
-// All in the current device's memory, aligned to its elements.
-struct Shadowed {
-  const void* tensor = nullptr;  // `units` units, side by side
-  void* shadow = nullptr;        // as many
-  uint64_t units = 0;            // at most 2^32
-  uint32_t unit = 2;             // bytes: 1, 2, 4 or 8
-  bool rounds = false;  // the tensor is F32 and counts as BF16, to nearest, ties to even, every NaN 0x7FC0; unit is 2
+// Rows of a tensor, and where they are kept packed.
+struct Piece {
+  const void* rows = nullptr;  // row r at rows + r * pitch; no alignment is needed
+  uint64_t pitch = 0;          // in bytes; means nothing where there is one row
+  uint64_t row_units = 0;
+  uint64_t units = 0;         // of all rows
+  bool rounds = false;        // units are F32 in the tensor, and kept as BF16, as round.h has it
+  void* shadow = nullptr;     // GroupsOf(units) groups of units, aligned to 16 bytes
+  uint8_t* marks = nullptr;   // a byte for each group; bits behind the last unit are 0
+  uint8_t* either = nullptr;  // the same
 };
 
-// counts[s]: how many units of stripe s differ.
-cudaError_t StartCount(const Shadowed& shadowed, uint32_t* counts, cudaStream_t stream);
+cudaError_t StartCompare(const Piece& piece, cudaStream_t stream);
 
-// `firsts` has one entry more than there are stripes: stripe s writes its changed units to [firsts[s], firsts[s + 1])
-// of `positions` (in units, rising) and `values`, and into the shadow. A stripe with more changes than that (the tensor
-// has changed since it was counted) leaves the rest for the next time: nothing is ever written past its end.
-cudaError_t StartTake(const Shadowed& shadowed, const uint64_t* firsts, uint32_t* positions, void* values,
-                      cudaStream_t stream);
+// Of the `groups` groups of `either`: how many units each region has, and each stripe's region before the stripe.
+cudaError_t StartCount(const uint8_t* either, uint64_t groups, uint32_t* region_counts, uint32_t* stripe_firsts,
+                       cudaStream_t stream);
+
+// A unit of a region: its place there, and what it is now.
+struct Change {
+  uint16_t place = 0;
+  uint16_t unit = 0;
+};
+static_assert(sizeof(Change) == 4);
+
+// The units of `either`, by rising places: region r's from changes[region_firsts[r]] on.
+cudaError_t StartTake(const uint8_t* either, uint64_t groups, const void* shadow, const uint32_t* region_firsts,
+                      const uint32_t* stripe_firsts, Change* changes, cudaStream_t stream);
 
 }  // namespace lockstep::kernels::cuda

@@ -3,75 +3,144 @@
 #include <bit>
 #include <catch2/catch.hpp>
 #include <cstring>
-#include <numeric>
 #include <random>
 #include <vector>
 
 #include "kernels/copy_rows_scalar.h"
-#include "kernels/scalar.h"
 #include "tests/cuda/stand_in.h"
 
 namespace lockstep::kernels::cuda {
 namespace {
 
-struct Found {
-  std::vector<uint32_t> positions;
-  std::vector<char> values;
+// A packed share; its arrays are exactly as large as the contract wants them, so that a sanitizer sees what is written
+// past them.
+struct Share {
+  explicit Share(uint64_t units)
+      : shadow(GroupsOf(units) * kGroupUnits), marks(GroupsOf(units)), either(marks.size()) {}
+
+  // The piece that is kept from group `group` on.
+  Piece At(uint64_t group, Piece piece) {
+    piece.shadow = shadow.data() + group * kGroupUnits;
+    piece.marks = marks.data() + group;
+    piece.either = either.data() + group;
+    return piece;
+  }
+
+  std::vector<uint16_t> shadow;
+  std::vector<uint8_t> marks;
+  std::vector<uint8_t> either;
 };
 
-// Arrays exactly as large as the contract wants them, so that a sanitizer sees what is written past them.
-Found Find(const Shadowed& shadowed, const void* after_counting = nullptr) {
-  std::vector<uint32_t> counts(StripesOf(shadowed.units), 0xdead);
-  REQUIRE(StartCount(shadowed, counts.data(), nullptr) == cudaSuccess);
+// By unit of the share, what is taken there; -1: nothing.
+std::vector<int> Take(const Share& share) {
+  const uint64_t groups = share.either.size();
+  std::vector<uint32_t> counts(RegionsOf(groups * kGroupUnits), 0xdead);
+  std::vector<uint32_t> stripe_firsts(StripesOf(groups * kGroupUnits), 0xdead);
+  REQUIRE(StartCount(share.either.data(), groups, counts.data(), stripe_firsts.data(), nullptr) == cudaSuccess);
   REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
-  std::vector<uint64_t> firsts(counts.size() + 1);
-  std::partial_sum(counts.begin(), counts.end(), firsts.begin() + 1, std::plus<uint64_t>());
-  Found found{std::vector<uint32_t>(firsts.back()), std::vector<char>(firsts.back() * shadowed.unit)};
-  Shadowed then = shadowed;
-  if (after_counting != nullptr) then.tensor = after_counting;
-  REQUIRE(StartTake(then, firsts.data(), found.positions.data(), found.values.data(), nullptr) == cudaSuccess);
+  std::vector<uint32_t> firsts(1, 0);
+  for (const uint32_t count : counts) firsts.push_back(firsts.back() + count);
+  std::vector<Change> changes(firsts.back());
+  REQUIRE(StartTake(share.either.data(), groups, share.shadow.data(), firsts.data(), stripe_firsts.data(),
+                    changes.data(), nullptr) == cudaSuccess);
   REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
-  return found;
-}
-
-void CheckAgainstOracle(const std::vector<char>& before, const std::vector<char>& after, const Found& found,
-                        uint32_t unit) {
-  std::vector<uint32_t> positions(after.size() / unit);
-  std::vector<uint64_t> steps(positions.size());
-  positions.resize(
-      scalar::FindChanges(before.data(), after.data(), after.size(), unit, positions.data(), steps.data()));
-  CHECK(found.positions == positions);
-  std::vector<char> advanced = before;
-  for (size_t i = 0; i < found.positions.size(); ++i) {
-    std::memcpy(advanced.data() + size_t{found.positions[i]} * unit, found.values.data() + i * unit, unit);
+  std::vector<int> taken(groups * kGroupUnits, -1);
+  for (size_t region = 0; region < counts.size(); ++region) {
+    int last = -1;
+    for (uint32_t i = firsts[region]; i < firsts[region + 1]; ++i) {
+      CHECK(int{changes[i].place} > last);
+      last = changes[i].place;
+      taken.at(region * kRegionUnits + changes[i].place) = changes[i].unit;
+    }
   }
-  CHECK(advanced == after);
+  return taken;
 }
 
-std::vector<char> Noise(size_t bytes, std::mt19937_64& random) {
-  std::vector<char> noise(bytes);
-  for (char& byte : noise) byte = static_cast<char>(random());
-  return noise;
+void Compare(const Piece& piece) {
+  REQUIRE(StartCompare(piece, nullptr) == cudaSuccess);
+  REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
 }
 
-TEST_CASE("Changed units are those of the scalar oracle, and the shadow is the tensor afterwards") {
-  lockstep::cuda::Reset();
+struct Shape {
+  uint64_t rows;
+  uint64_t row_units;
+  uint64_t extra_pitch;
+  size_t at;  // in bytes, of the first row
+};
+
+const Shape kShapes[] = {{1, 1, 0, 0},     {1, 7, 0, 4},     {1, 8, 0, 0},     {1, 513, 0, 2},
+                         {3, 257, 6, 1},   {700, 1, 3, 0},   {50, 9, 2, 0},    {40, 16, 0, 8},
+                         {1, 65536, 0, 0}, {1, 70001, 0, 2}, {9, 16384, 64, 0}};
+
+// A tensor's rows and what they are as units, kept by the oracle.
+class Tensor {
+ public:
+  Tensor(const Shape& shape, bool rounds, std::mt19937_64& random) : shape_(shape), rounds_(rounds), random_(random) {
+    memory_.resize(shape.at + (shape.rows - 1) * pitch() + shape.row_units * element());
+    for (char& byte : memory_) byte = static_cast<char>(random());
+  }
+
+  Piece piece() const {
+    return {.rows = memory_.data() + shape_.at,
+            .pitch = shape_.rows == 1 ? 0 : pitch(),
+            .row_units = shape_.row_units,
+            .units = shape_.rows * shape_.row_units,
+            .rounds = rounds_};
+  }
+  void Change(double density) {
+    std::bernoulli_distribution changes(density);
+    for (uint64_t i = 0; i < piece().units; ++i) {
+      if (!changes(random_)) continue;
+      const auto bits = static_cast<uint32_t>(random_());
+      std::memcpy(At(i), &bits, element());
+    }
+  }
+  std::vector<uint16_t> units() {
+    std::vector<uint16_t> units;
+    for (uint64_t i = 0; i < piece().units; ++i) {
+      uint32_t bits = 0;
+      std::memcpy(&bits, At(i), element());
+      units.push_back(rounds_ ? scalar::BF16OfF32(std::bit_cast<float>(bits)) : static_cast<uint16_t>(bits));
+    }
+    return units;
+  }
+
+ private:
+  uint64_t element() const { return rounds_ ? 4 : 2; }
+  uint64_t pitch() const { return shape_.row_units * element() + shape_.extra_pitch; }
+  char* At(uint64_t unit) {
+    return memory_.data() + shape_.at + unit / shape_.row_units * pitch() + unit % shape_.row_units * element();
+  }
+
+  const Shape shape_;
+  const bool rounds_;
+  std::mt19937_64& random_;
+  std::vector<char> memory_;
+};
+
+TEST_CASE("What is taken is what changed since the time before last, as it is now, and the shadow is the tensor") {
   std::mt19937_64 random(3);
-  for (const uint32_t unit : {1u, 2u, 4u, 8u}) {
-    for (const size_t units : {0, 1, 63, 64, 65, 1000, 16384, 40001}) {
-      for (const double density : {0.0, 0.01, 0.12, 1.0}) {
-        INFO(units << " units of " << unit << ", " << density << " of the bytes new");
-        const std::vector<char> before = Noise(units * unit, random);
-        std::vector<char> tensor = before;
-        std::bernoulli_distribution changes(density);
-        for (char& byte : tensor) {
-          if (changes(random)) byte = static_cast<char>(random());
+  for (const Shape& shape : kShapes) {
+    for (const bool rounds : {false, true}) {
+      lockstep::cuda::Reset();
+      INFO(shape.rows << " rows of " << shape.row_units << ", rounds " << rounds);
+      Tensor tensor(shape, rounds, random);
+      Share share(tensor.piece().units);
+      Compare(share.At(0, tensor.piece()));
+      std::vector<uint16_t> last = tensor.units();
+      std::vector<uint16_t> before = last;
+      Compare(share.At(0, tensor.piece()));
+      for (const double density : {0.0, 0.01, 0.0, 0.12, 1.0, 0.0, 0.0}) {
+        before = std::exchange(last, tensor.units());
+        tensor.Change(density);
+        Compare(share.At(0, tensor.piece()));
+        const std::vector<uint16_t> now = tensor.units();
+        std::vector<int> expected(share.shadow.size(), -1);
+        for (size_t i = 0; i < now.size(); ++i) {
+          if (now[i] != last[i] || last[i] != before[i]) expected[i] = now[i];
         }
-        std::vector<char> shadow = before;
-        const Shadowed shadowed{.tensor = tensor.data(), .shadow = shadow.data(), .units = units, .unit = unit};
-        CheckAgainstOracle(before, tensor, Find(shadowed), unit);
-        CHECK(shadow == tensor);
-        CHECK(Find(shadowed).positions.empty());
+        CHECK(Take(share) == expected);
+        CHECK(std::equal(now.begin(), now.end(), share.shadow.begin()));
       }
     }
   }
@@ -79,47 +148,51 @@ TEST_CASE("Changed units are those of the scalar oracle, and the shadow is the t
 
 TEST_CASE("Masters are compared as they are rounded: what rounds to the same has not changed") {
   lockstep::cuda::Reset();
-  std::mt19937_64 random(4);
-  std::vector<float> masters(5000);
-  std::vector<uint16_t> shadow(masters.size());
-  for (size_t i = 0; i < masters.size(); ++i) {
-    masters[i] = std::bit_cast<float>(static_cast<uint32_t>(random()));
-    shadow[i] = scalar::BF16OfF32(masters[i]);
-    if (i % 3 == 0) masters[i] *= 1 + 1e-3F;
-  }
-  std::vector<char> before(2 * shadow.size());
-  std::memcpy(before.data(), shadow.data(), before.size());
-  std::vector<char> after(before.size());
-  for (size_t i = 0; i < masters.size(); ++i) {
-    const uint16_t rounded = scalar::BF16OfF32(masters[i]);
-    std::memcpy(after.data() + 2 * i, &rounded, 2);
-  }
-  const Found found = Find({.tensor = masters.data(), .shadow = shadow.data(), .units = shadow.size(), .rounds = true});
-  CheckAgainstOracle(before, after, found, 2);
-  CHECK(!found.positions.empty());
-  CHECK(found.positions.size() < masters.size() / 3);
-  CHECK(std::memcmp(shadow.data(), after.data(), after.size()) == 0);
+  std::vector<float> masters(1000, 1.0F);
+  Share share(masters.size());
+  const Piece piece = share.At(0, {.rows = masters.data(), .row_units = 1000, .units = 1000, .rounds = true});
+  Compare(piece);
+  Compare(piece);
+  for (float& master : masters) master *= 1 + 1e-4F;
+  masters[77] = 2;
+  Compare(piece);
+  const std::vector<int> taken = Take(share);
+  CHECK(std::count(taken.begin(), taken.end(), -1) == 999);
+  CHECK(taken[77] == 0x4000);
 }
 
-TEST_CASE("A tensor that changes after it was counted writes nothing past its room, and the rest is found next time") {
+TEST_CASE("Pieces side by side are counted and taken as one share") {
   lockstep::cuda::Reset();
-  std::vector<uint16_t> shadow(200);
-  std::vector<uint16_t> tensor(200);
-  tensor[70] = 1;
-  const std::vector<uint16_t> later(200, 7);
-  Shadowed shadowed{.tensor = tensor.data(), .shadow = shadow.data(), .units = 200};
-  CHECK(Find(shadowed, later.data()).positions == std::vector<uint32_t>{64});
-  CHECK(std::accumulate(shadow.begin(), shadow.end(), 0) == 7);
-  shadowed.tensor = later.data();
-  CHECK(Find(shadowed).positions.size() == 199);
-  CHECK(shadow == later);
+  std::mt19937_64 random(5);
+  std::vector<Tensor> tensors;
+  for (const Shape& shape : kShapes) tensors.emplace_back(shape, tensors.size() % 2 == 0, random);
+  std::vector<uint64_t> groups(1, 0);
+  for (const Tensor& tensor : tensors) groups.push_back(groups.back() + GroupsOf(tensor.piece().units));
+  Share share(groups.back() * kGroupUnits);
+  for (int time = 0; time < 2; ++time) {
+    for (size_t i = 0; i < tensors.size(); ++i) Compare(share.At(groups[i], tensors[i].piece()));
+  }
+  std::vector<int> expected(share.shadow.size(), -1);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const std::vector<uint16_t> last = tensors[i].units();
+    tensors[i].Change(0.02);
+    Compare(share.At(groups[i], tensors[i].piece()));
+    const std::vector<uint16_t> now = tensors[i].units();
+    for (size_t unit = 0; unit < now.size(); ++unit) {
+      if (now[unit] != last[unit]) expected[groups[i] * kGroupUnits + unit] = now[unit];
+    }
+  }
+  CHECK(Take(share) == expected);
 }
 
-TEST_CASE("A unit that there is not, and rounding to other than two bytes, are refused") {
+TEST_CASE("Nothing is started for no units, and a failed launch is told") {
   lockstep::cuda::Reset();
-  CHECK(StartCount({.units = 1, .unit = 3}, nullptr, nullptr) == cudaErrorInvalidValue);
-  CHECK(StartTake({.units = 1, .unit = 4, .rounds = true}, nullptr, nullptr, nullptr, nullptr) ==
-        cudaErrorInvalidValue);
+  CHECK(StartCompare({}, nullptr) == cudaSuccess);
+  CHECK(StartCount(nullptr, 0, nullptr, nullptr, nullptr) == cudaSuccess);
+  CHECK(StartTake(nullptr, 0, nullptr, nullptr, nullptr, nullptr, nullptr) == cudaSuccess);
+  CHECK(lockstep::cuda::Count().under_way == 0);
+  lockstep::cuda::FailCall("CountStripe", 1, cudaErrorLaunchFailure);
+  CHECK(StartCount(nullptr, 1, nullptr, nullptr, nullptr) == cudaErrorLaunchFailure);
 }
 
 }  // namespace
