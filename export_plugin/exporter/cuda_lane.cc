@@ -21,13 +21,6 @@ cudaError_t StartRows(ElementConversion conversion, void* target, uint64_t targe
 
 }  // namespace
 
-Status CudaStatus(cudaError_t error, std::string_view what) {
-  if (error == cudaSuccess) return OkStatus();
-  const bool memory = error == cudaErrorMemoryAllocation;
-  return {memory ? ErrorCode::kResourceExhausted : ErrorCode::kIo,
-          Cat("CUDA: ", what, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error))};
-}
-
 CurrentDevice::~CurrentDevice() {
   if (now_ != before_) (void)cudaSetDevice(before_);
 }

@@ -6,13 +6,13 @@
 #include <array>
 #include <memory>
 
+#include "common/gpu/gpu_status.h"
 #include "export_plugin/exporter/copy_engine.h"
 #include "export_plugin/exporter/pinned_pages.h"
 
 namespace lockstep::exporter {
 
-// OK, or `what` with CUDA's name and sentence: kResourceExhausted where memory is missing, else kIo.
-Status CudaStatus(cudaError_t error, std::string_view what);
+using gpu::CudaStatus;
 
 // Makes a device current, and the one from before again when it goes. A thread that never chose one has device 0: CUDA
 // makes a context there then.

@@ -11,6 +11,7 @@
 #include "common/os/filesystem.h"
 #include "common/os/sd_notify.h"
 #include "common/telemetry/log.h"
+#include "raas_receiver/placement/memory/target_memory.h"
 
 namespace lockstep::receiver {
 namespace {
@@ -137,12 +138,18 @@ Status Receiver::Run(os::SignalWaiter& signals, const os::Owners& owners) {
   for (const auto& [model, session] : sessions_) session->Start();
   Tick();
   os::NotifyReady();
+  Status lost_gpu;
   while (true) {
     const std::optional<int> signal = signals.Wait(kTick);
     if (signal == SIGTERM || signal == SIGINT) break;
     if (signal == SIGHUP) telemetry::Log(telemetry::LogLevel::kInfo, "reload_ignored");
     if (owners.Gone()) {
       telemetry::Log(telemetry::LogLevel::kInfo, "owners_gone");
+      break;
+    }
+    lost_gpu = placement::LostGpu();
+    if (!lost_gpu.ok()) {
+      telemetry::LogError("gpu_lost", lost_gpu);
       break;
     }
     Tick();
@@ -160,7 +167,7 @@ Status Receiver::Run(os::SignalWaiter& signals, const os::Owners& owners) {
   }
   drain.join();
   telemetry::Log(telemetry::LogLevel::kInfo, "stopped");
-  return OkStatus();
+  return lost_gpu;
 }
 
 void Receiver::WatchThreads() {

@@ -38,6 +38,7 @@ ALLOWED = {
     },
     "common/telemetry": {"common/base", "common/os", "@spdlog", "@nlohmann_json"},
     "common/config": {"common/base", "common/os", "@cli11", "@tomlplusplus"},
+    "common/gpu": {"common/base", "@cuda"},  # only with --config=cuda
     "kernels": {"common/base", "@highway"},
     "kernels/cuda": {"@cuda"},  # only with --config=cuda
     "proto": {"@grpc", "@protobuf"},
@@ -57,6 +58,7 @@ ALLOWED = {
         "common/os",
         "common/model",
         "common/layout",
+        "common/gpu",  # only with --config=cuda
         "kernels",
         "kernels/cuda",  # only with --config=cuda
         "trainer_agent/buffer",
@@ -136,7 +138,9 @@ ALLOWED = {
         "common/base",
         "common/os",
         "common/layout",
+        "common/gpu",  # only with --config=cuda
         "kernels",
+        "kernels/cuda",  # only with --config=cuda
         "raas_receiver/placement/description",
         "@cuda",  # only with --config=cuda
     },

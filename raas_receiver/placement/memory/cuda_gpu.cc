@@ -7,9 +7,14 @@
 #include <cstring>
 
 #include "common/base/text.h"
+#include "kernels/cuda/scatter.h"
 
 namespace lockstep::placement {
 namespace {
+
+// What pieces of staging memory are aligned to: any unit.
+constexpr uint64_t kAlignment = 8;
+static_assert(StagingLane::kBytes % kAlignment == 0);
 
 std::string UuidText(const cudaUUID_t& uuid) {
   std::string text;
@@ -31,21 +36,24 @@ std::string Normal(std::string uuid) {
 }
 
 Result<int> OrdinalOf(const std::string& uuid) {
+  LS_RETURN_IF_ERROR(gpu::GpuTrouble());
   int devices = 0;
-  if (cudaGetDeviceCount(&devices) != cudaSuccess) {
-    (void)cudaGetLastError();  // no driver
-    devices = 0;
-  }
+  LS_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceCount(&devices), "counting GPUs"));
+  std::string seen;
   for (int ordinal = 0; ordinal < devices; ++ordinal) {
     cudaDeviceProp properties{};
     LS_RETURN_IF_ERROR(CudaStatus(cudaGetDeviceProperties(&properties, ordinal), "asking for a GPU's UUID"));
     if (UuidText(properties.uuid) == Normal(uuid)) return ordinal;
+    seen += Cat(seen.empty() ? "" : ", ", UuidText(properties.uuid));
   }
-  return Status(ErrorCode::kUnavailable, Cat("GPU ", uuid, " is none of the ", devices, " that this process sees"));
+  return Status(ErrorCode::kUnavailable,
+                Cat("GPU ", uuid, " is none of those that this process sees (", seen,
+                    "): give the receiver the engine's GPUs; of MIG instances CUDA shows a process one, so run a "
+                    "receiver for each, with the engine's CUDA_VISIBLE_DEVICES"));
 }
 
-// How large the allocation at `base` is. The runtime has no call for it, the driver has.
-Result<uint64_t> AllocationBytes(void* base) {
+// How much of its allocation lies from `base` on. The runtime has no call for it, the driver has.
+Result<uint64_t> BytesFrom(void* base) {
   void* entry = nullptr;
   cudaDriverEntryPointQueryResult found{};
   LS_RETURN_IF_ERROR(
@@ -61,17 +69,10 @@ Result<uint64_t> AllocationBytes(void* base) {
   if (error != CUDA_SUCCESS) {
     return Status(ErrorCode::kIo, Cat("CUDA: asking for an allocation's size: error ", static_cast<int>(error)));
   }
-  return static_cast<uint64_t>(bytes);
+  return begin + bytes - reinterpret_cast<CUdeviceptr>(base);
 }
 
 }  // namespace
-
-Status CudaStatus(cudaError_t error, std::string_view what) {
-  if (error == cudaSuccess) return OkStatus();
-  const bool memory = error == cudaErrorMemoryAllocation;
-  return {memory ? ErrorCode::kResourceExhausted : ErrorCode::kIo,
-          Cat("CUDA: ", what, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error))};
-}
 
 Result<std::unique_ptr<StagingLane>> StagingLane::Create() {
   std::unique_ptr<StagingLane> lane(new StagingLane);
@@ -91,6 +92,19 @@ StagingLane::~StagingLane() {
   if (device_ != nullptr) (void)cudaFree(device_);
 }
 
+std::optional<uint64_t> StagingLane::Take(uint64_t bytes) {
+  if (bytes > room()) return std::nullopt;
+  const uint64_t at = taken_;
+  taken_ += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return at;
+}
+
+Status StagingLane::Renew() {
+  LS_RETURN_IF_ERROR(Wait());
+  taken_ = 0;
+  return OkStatus();
+}
+
 Status StagingLane::Wait() {
   return CudaStatus(cudaStreamSynchronize(stream_), "writing into GPU memory");
 }
@@ -107,7 +121,7 @@ Result<std::shared_ptr<IpcAllocation>> IpcAllocation::Open(const IpcHandle& hand
     return error == cudaErrorMemoryAllocation ? status : Status(ErrorCode::kBadData, status.message());
   }
   std::shared_ptr<IpcAllocation> allocation(new IpcAllocation(base, ordinal));
-  LS_ASSIGN_OR_RETURN(allocation->bytes_, AllocationBytes(base));
+  LS_ASSIGN_OR_RETURN(allocation->bytes_, BytesFrom(base));
   return allocation;
 }
 
@@ -124,13 +138,36 @@ Result<std::shared_ptr<CudaGpu>> CudaGpu::Find(const std::string& uuid) {
   if (auto known = gpus[ordinal].lock()) return known;
   std::shared_ptr<CudaGpu> gpu(new CudaGpu(ordinal));
   LS_RETURN_IF_ERROR(gpu->Enter());
-  for (size_t i = 0; i < kLanes; ++i) {
-    LS_ASSIGN_OR_RETURN(auto lane, StagingLane::Create());
-    gpu->idle_.push_back(lane.get());
-    gpu->lanes_.push_back(std::move(lane));
-  }
+  LS_RETURN_IF_ERROR(gpu->AddLanes());
+  LS_RETURN_IF_ERROR(gpu->LoadKernels());
   gpus[ordinal] = gpu;
   return gpu;
+}
+
+Status CudaGpu::AddLanes() {
+  for (size_t i = 0; i < kLanes; ++i) {
+    LS_ASSIGN_OR_RETURN(auto lane, StagingLane::Create());
+    idle_.push_back(lane.get());
+    lanes_.push_back(std::move(lane));
+  }
+  return OkStatus();
+}
+
+// By a launch of each, over a lane's memory, which nobody reads.
+Status CudaGpu::LoadKernels() {
+  constexpr std::string_view kWhat = "loading kernels";
+  StagingLane& lane = *lanes_.front();
+  LS_RETURN_IF_ERROR(CudaStatus(cudaMemsetAsync(lane.device(), 0, StagingLane::kBytes, lane.stream()), kWhat));
+  const auto* const run = reinterpret_cast<const kernels::cuda::UnitRun*>(lane.device());
+  const auto* const offset = reinterpret_cast<const uint32_t*>(lane.device() + sizeof *run);
+  std::byte* const unit_at = lane.device() + 64;
+  for (const uint32_t unit : {1u, 2u, 4u, 8u}) {
+    LS_RETURN_IF_ERROR(
+        CudaStatus(kernels::cuda::StartScatter(unit_at, unit, run, 1, offset, unit_at + 64, 1, lane.stream()), kWhat));
+    LS_RETURN_IF_ERROR(
+        CudaStatus(kernels::cuda::StartCopyRows(unit_at, unit, unit_at + 64, unit, 1, unit, lane.stream()), kWhat));
+  }
+  return lane.Wait();
 }
 
 Status CudaGpu::Enter() const {
@@ -165,7 +202,8 @@ Status CudaGpu::WaitForAll() {
   std::lock_guard lock(mutex_);
   Status first;
   for (const auto& lane : lanes_) {
-    const Status status = lane->Wait();
+    const bool idle = std::find(idle_.begin(), idle_.end(), lane.get()) != idle_.end();
+    const Status status = idle ? lane->Renew() : lane->Wait();
     if (first.ok()) first = status;
   }
   return first;

@@ -10,18 +10,19 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "common/base/status.h"
+#include "common/gpu/gpu_status.h"
 
 namespace lockstep::placement {
 
-// kResourceExhausted for memory that is not there, else kIo.
-Status CudaStatus(cudaError_t error, std::string_view what);
+using gpu::CudaStatus;
 
 // A stream, and memory on both sides of the bus: filled by the CPU, taken over by copies and kernels of the stream.
+// What is taken of it stays taken, whoever has borrowed the lane, until it starts anew.
 class StagingLane {
  public:
   static constexpr uint64_t kBytes = uint64_t{8} << 20;
@@ -34,7 +35,14 @@ class StagingLane {
   cudaStream_t stream() const { return stream_; }
   std::byte* pinned() const { return pinned_; }
   std::byte* device() const { return device_; }
-  // Waits for all that the stream has been given.
+
+  // Where the next `bytes` of its memory begin, aligned to any unit; none when so many are not left.
+  std::optional<uint64_t> Take(uint64_t bytes);
+  // What Take has left to give.
+  uint64_t room() const { return kBytes - taken_; }
+  // Waits for all that the stream has been given: the whole memory can be taken again.
+  Status Renew();
+  // Waits for the same.
   Status Wait();
 
  private:
@@ -43,6 +51,7 @@ class StagingLane {
   cudaStream_t stream_ = nullptr;
   std::byte* pinned_ = nullptr;
   std::byte* device_ = nullptr;
+  uint64_t taken_ = 0;
 };
 
 using IpcHandle = std::array<uint8_t, 64>;
@@ -71,7 +80,8 @@ class IpcAllocation {
 class CudaGpu {
  public:
   // The GPU of that UUID ("GPU-" before it or not); one object for each, for as long as somebody holds it: a GPU's
-  // context is the process's, and so is what copies into it may take. kUnavailable when there is none.
+  // context is the process's, and so is what copies into it may take. Its kernels have run once: what a first launch
+  // loads is loaded. kUnavailable, or kNotFound, when there is none, saying why.
   static Result<std::shared_ptr<CudaGpu>> Find(const std::string& uuid);
 
   // Makes this GPU the calling thread's.
@@ -82,14 +92,17 @@ class CudaGpu {
   // A lane that is the caller's until given back; its stream may still be busy.
   StagingLane* Borrow();
   void GiveBack(StagingLane* lane);
-  // Waits for everything that all lanes have been given. REQUIRES Enter, and that no lane is borrowed by somebody who
-  // waits for this.
+  // Waits for everything that all lanes have been given; those that nobody has borrowed are empty then. REQUIRES Enter,
+  // and that no lane is borrowed by somebody who waits for this.
   Status WaitForAll();
 
  private:
   static constexpr size_t kLanes = 4;
 
   explicit CudaGpu(int ordinal) : ordinal_(ordinal) {}
+
+  Status AddLanes();
+  Status LoadKernels();
 
   const int ordinal_;
   std::mutex mutex_;

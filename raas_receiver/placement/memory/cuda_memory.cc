@@ -4,24 +4,25 @@
 
 #include "common/base/text.h"
 #include "kernels/copy_rows.h"
+#include "kernels/cuda/scatter.h"
 #include "raas_receiver/placement/memory/cuda_gpu.h"
-#include "raas_receiver/placement/memory/cuda_scatter.h"
 #include "raas_receiver/placement/memory/target_memory.h"
 
 namespace lockstep::placement {
 namespace {
 
-// What pieces of staging memory are aligned to: any unit.
-constexpr uint64_t kAlignment = 8;
 // Two-dimensional copies of the driver take no larger pitch.
 constexpr uint64_t kMaxPitch = INT32_MAX;
+// Rows below this are moved by a kernel, packed on the other side: the copy engine takes them one by one.
+constexpr uint64_t kNarrowBytes = 256;
+// What is left of a lane below this is left.
+constexpr uint64_t kLeastRoom = uint64_t{64} << 10;
 
 uint64_t Aligned(uint64_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  return (bytes + 7) / 8 * 8;
 }
 
-// A borrowed lane, and how much of its memory is taken. A full one is changed for another, so that one is filled while
-// others are on their way.
+// A borrowed lane. A full one is changed for another, so that one is filled while others are on their way.
 class Staging {
  public:
   explicit Staging(CudaGpu& gpu) : gpu_(gpu) {}
@@ -31,24 +32,65 @@ class Staging {
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
 
-  // Where the next `bytes` of staging memory begin. REQUIRES Aligned(bytes) <= StagingLane::kBytes.
+  // Where the next `bytes` of staging memory begin. REQUIRES bytes <= StagingLane::kBytes.
   Result<uint64_t> Take(uint64_t bytes) {
-    if (lane_ == nullptr || used_ + Aligned(bytes) > StagingLane::kBytes) {
-      if (lane_ != nullptr) gpu_.GiveBack(lane_);
-      lane_ = gpu_.Borrow();
-      used_ = 0;
-      LS_RETURN_IF_ERROR(lane_->Wait());
-    }
-    const uint64_t at = used_;
-    used_ += Aligned(bytes);
-    return at;
+    LS_RETURN_IF_ERROR(MakeRoom(bytes));
+    return *lane_->Take(bytes);
+  }
+  // How much one Take gets now, at least `least`.
+  Result<uint64_t> Room(uint64_t least) {
+    LS_RETURN_IF_ERROR(MakeRoom(least));
+    return lane_->room();
   }
   StagingLane& lane() { return *lane_; }
 
  private:
+  Status MakeRoom(uint64_t bytes) {
+    if (lane_ == nullptr) lane_ = gpu_.Borrow();
+    if (lane_->room() >= bytes) return OkStatus();
+    gpu_.GiveBack(lane_);
+    lane_ = gpu_.Borrow();
+    return lane_->room() >= bytes ? OkStatus() : lane_->Renew();
+  }
+
   CudaGpu& gpu_;
   StagingLane* lane_ = nullptr;
-  uint64_t used_ = 0;
+};
+
+// Runs piece by piece: as many as fit, of one width.
+class RunCursor {
+ public:
+  explicit RunCursor(std::span<const ScatterRun> runs) : runs_(runs) { SkipEmpty(); }
+
+  bool done() const { return runs_.empty(); }
+
+  // The next pieces that take at most `room` bytes with a UnitRun each. REQUIRES !done(), and room for one unit.
+  std::vector<ScatterRun> Next(uint64_t room) {
+    std::vector<ScatterRun> pieces;
+    const uint32_t unit = runs_.front().unit;
+    const uint64_t each = sizeof(uint32_t) + unit;
+    while (!done() && runs_.front().unit == unit && room >= sizeof(kernels::cuda::UnitRun) + each) {
+      const ScatterRun& run = runs_.front();
+      room -= sizeof(kernels::cuda::UnitRun);
+      const size_t count = std::min<size_t>(run.offsets.size() - from_, room / each);
+      pieces.push_back({run.base, unit, run.offsets.subspan(from_, count), run.values + from_ * unit});
+      room -= count * each;
+      from_ += count;
+      SkipEmpty();
+    }
+    return pieces;
+  }
+
+ private:
+  void SkipEmpty() {
+    while (!runs_.empty() && from_ == runs_.front().offsets.size()) {
+      runs_ = runs_.subspan(1);
+      from_ = 0;
+    }
+  }
+
+  std::span<const ScatterRun> runs_;
+  size_t from_ = 0;  // of the first one
 };
 
 class CudaMemory : public TargetMemory {
@@ -67,12 +109,7 @@ class CudaMemory : public TargetMemory {
     if (runs.empty()) return OkStatus();
     LS_RETURN_IF_ERROR(gpu_->Enter());
     Staging staging(*gpu_);
-    for (const ScatterRun& run : runs) {
-      const size_t at_once = (StagingLane::kBytes - 2 * kAlignment) / (sizeof(uint32_t) + run.unit);
-      for (size_t from = 0; from < run.offsets.size(); from += at_once) {
-        LS_RETURN_IF_ERROR(ScatterPart(run, from, std::min(at_once, run.offsets.size() - from), staging));
-      }
-    }
+    for (RunCursor cursor(runs); !cursor.done();) LS_RETURN_IF_ERROR(ScatterSome(cursor, staging));
     return OkStatus();
   }
 
@@ -85,8 +122,7 @@ class CudaMemory : public TargetMemory {
       std::byte* const packed = staging.lane().pinned() + at;
       kernels::CopyRows(packed, part.row_bytes, source + part.source_offset, part.source_pitch, part.rows,
                         part.row_bytes);
-      LS_RETURN_IF_ERROR(StartCopy(data_ + part.target_offset, part.target_pitch, packed, part.row_bytes, part,
-                                   cudaMemcpyHostToDevice, staging.lane().stream()));
+      LS_RETURN_IF_ERROR(StartCopyIn(part, at, staging.lane()));
     }
     return OkStatus();
   }
@@ -144,30 +180,81 @@ class CudaMemory : public TargetMemory {
     for (const layout::StridedCopy& part : Split(copies)) {
       LS_ASSIGN_OR_RETURN(const uint64_t at, staging.Take(part.bytes()));
       std::byte* const packed = staging.lane().pinned() + at;
-      LS_RETURN_IF_ERROR(StartCopy(packed, part.row_bytes, data_ + part.target_offset, part.target_pitch, part,
-                                   cudaMemcpyDeviceToHost, staging.lane().stream()));
+      LS_RETURN_IF_ERROR(StartCopyOut(part, at, staging.lane()));
       LS_RETURN_IF_ERROR(staging.lane().Wait());
       if (!check(part, packed)) return false;
     }
     return true;
   }
 
-  // Values, then offsets: one copy of both to the GPU, and the kernel behind it.
-  Status ScatterPart(const ScatterRun& run, size_t from, size_t count, Staging& staging) {
-    const uint64_t value_bytes = count * run.unit;
-    const uint64_t offset_bytes = count * sizeof(uint32_t);
-    LS_ASSIGN_OR_RETURN(const uint64_t at, staging.Take(Aligned(value_bytes) + offset_bytes));
-    const uint64_t offsets_at = at + Aligned(value_bytes);
+  // Runs, values and offsets of as much as staging memory takes at once: one copy of all to the GPU, and one kernel
+  // behind it.
+  Status ScatterSome(RunCursor& cursor, Staging& staging) {
+    LS_ASSIGN_OR_RETURN(const uint64_t room, staging.Room(kLeastRoom));
+    const std::vector<ScatterRun> runs = cursor.Next(room - Aligned(1));
+    const uint32_t unit = runs.front().unit;
+    std::vector<kernels::cuda::UnitRun> table;
+    uint64_t count = 0;
+    for (const ScatterRun& run : runs) {
+      table.push_back({run.base, count});
+      count += run.offsets.size();
+    }
+    const uint64_t table_bytes = table.size() * sizeof(table.front());
+    const uint64_t offsets_from = table_bytes + Aligned(count * unit);
+    const uint64_t bytes = offsets_from + count * sizeof(uint32_t);
+    LS_ASSIGN_OR_RETURN(const uint64_t at, staging.Take(bytes));
     StagingLane& lane = staging.lane();
-    std::memcpy(lane.pinned() + at, run.values + from * run.unit, value_bytes);
-    std::memcpy(lane.pinned() + offsets_at, run.offsets.data() + from, offset_bytes);
-    LS_RETURN_IF_ERROR(
-        CudaStatus(cudaMemcpyAsync(lane.device() + at, lane.pinned() + at, offsets_at + offset_bytes - at,
-                                   cudaMemcpyHostToDevice, lane.stream()),
-                   "starting the copy of changes"));
-    return CudaStatus(StartScatter(data_ + run.base, run.unit, reinterpret_cast<uint32_t*>(lane.device() + offsets_at),
-                                   lane.device() + at, count, lane.stream()),
+    std::byte* const packed = lane.pinned() + at;
+    std::memcpy(packed, table.data(), table_bytes);
+    for (size_t i = 0; i < runs.size(); ++i) {
+      std::memcpy(packed + table_bytes + table[i].first * unit, runs[i].values, runs[i].offsets.size() * unit);
+      std::memcpy(packed + offsets_from + table[i].first * sizeof(uint32_t), runs[i].offsets.data(),
+                  runs[i].offsets.size_bytes());
+    }
+    LS_RETURN_IF_ERROR(StartUpload(at, bytes, lane));
+    const std::byte* const there = lane.device() + at;
+    return CudaStatus(kernels::cuda::StartScatter(data_, unit, reinterpret_cast<const kernels::cuda::UnitRun*>(there),
+                                                  static_cast<uint32_t>(table.size()),
+                                                  reinterpret_cast<const uint32_t*>(there + offsets_from),
+                                                  there + table_bytes, count, lane.stream()),
                       "starting the scatter of changes");
+  }
+
+  static bool IsNarrow(const layout::StridedCopy& part) { return part.rows > 1 && part.row_bytes < kNarrowBytes; }
+
+  // From the lane's pinned memory at `at`, where the rows are packed, to their places.
+  Status StartCopyIn(const layout::StridedCopy& part, uint64_t at, StagingLane& lane) {
+    std::byte* const to = data_ + part.target_offset;
+    if (!IsNarrow(part)) {
+      return StartCopy(to, part.target_pitch, lane.pinned() + at, part.row_bytes, part, cudaMemcpyHostToDevice,
+                       lane.stream());
+    }
+    LS_RETURN_IF_ERROR(StartUpload(at, part.bytes(), lane));
+    return CudaStatus(kernels::cuda::StartCopyRows(to, part.target_pitch, lane.device() + at, part.row_bytes, part.rows,
+                                                   part.row_bytes, lane.stream()),
+                      "starting the copy of narrow rows");
+  }
+
+  // The other way.
+  Status StartCopyOut(const layout::StridedCopy& part, uint64_t at, StagingLane& lane) {
+    const std::byte* const from = data_ + part.target_offset;
+    if (!IsNarrow(part)) {
+      return StartCopy(lane.pinned() + at, part.row_bytes, from, part.target_pitch, part, cudaMemcpyDeviceToHost,
+                       lane.stream());
+    }
+    LS_RETURN_IF_ERROR(
+        CudaStatus(kernels::cuda::StartCopyRows(lane.device() + at, part.row_bytes, from, part.target_pitch, part.rows,
+                                                part.row_bytes, lane.stream()),
+                   "starting the copy of narrow rows"));
+    return CudaStatus(
+        cudaMemcpyAsync(lane.pinned() + at, lane.device() + at, part.bytes(), cudaMemcpyDeviceToHost, lane.stream()),
+        "starting the copy of packed rows");
+  }
+
+  static Status StartUpload(uint64_t at, uint64_t bytes, StagingLane& lane) {
+    return CudaStatus(
+        cudaMemcpyAsync(lane.device() + at, lane.pinned() + at, bytes, cudaMemcpyHostToDevice, lane.stream()),
+        "starting the copy of staged memory");
   }
 
   // The rows of `shape` from one memory to the other.
@@ -206,6 +293,10 @@ class CudaMemory : public TargetMemory {
 }  // namespace
 
 const bool kOpensCudaMemory = true;
+
+Status LostGpu() {
+  return gpu::LostGpu();
+}
 
 Result<std::unique_ptr<TargetMemory>> OpenCudaMemory(const MemoryDescription& memory) {
   LS_ASSIGN_OR_RETURN(auto gpu, CudaGpu::Find(memory.device));

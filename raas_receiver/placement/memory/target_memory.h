@@ -42,11 +42,15 @@ class TargetMemory {
 // `memory` is another process' memory too.
 std::unique_ptr<TargetMemory> NewHostMemory(os::MappedSegment memory);
 
-// Opens the allocation behind a CUDA IPC handle. kState in a build without CUDA; kUnavailable when there is no such
-// GPU; kBadData for a handle that it does not know or memory that is shorter than said.
+// Opens the allocation behind a CUDA IPC handle. kState in a build without CUDA; kUnavailable or kNotFound when there
+// is no such GPU, or none that works, saying why; kBadData for a handle that it does not know or memory that is shorter
+// than said.
 Result<std::unique_ptr<TargetMemory>> OpenCudaMemory(const MemoryDescription& memory);
 
 // Whether this build can.
 extern const bool kOpensCudaMemory;
+
+// OK, or the error after which nothing that this process does on any GPU succeeds: only another process can go on.
+Status LostGpu();
 
 }  // namespace lockstep::placement
