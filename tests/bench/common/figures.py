@@ -54,7 +54,11 @@ PROGRAMS = (
     Program(
         "delta/compare_bench",
         60,
-        (Figure("compare_while_copying", ">= 1", "publish and diff, if ranks compared as they copy, against as it is"),),
+        (
+            Figure(
+                "compare_while_copying", ">= 1", "publish and diff, if ranks compared as they copy, against as it is"
+            ),
+        ),
     ),
     Program(
         "sync/full_pull_bench.py", 60, (Figure("full_pull", ">= 0.9", "over lanes, against plain sendfile and recv"),)
