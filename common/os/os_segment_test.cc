@@ -79,5 +79,21 @@ TEST_CASE("Moving a segment keeps its address and empties the source") {
   again.data()[0] = std::byte{1};
 }
 
+TEST_CASE("A sealed memfd has what it was filled with, and nobody changes it any more") {
+  const Result<UniqueFd> sealed = CreateSealedMemfd("lists", kBytes, [](std::span<std::byte> memory) {
+    CHECK(memory.size() == kBytes);
+    memory.back() = std::byte{42};
+  });
+  REQUIRE(sealed.ok());
+  std::byte last{};
+  CHECK(::pread(sealed->get(), &last, 1, kBytes - 1) == 1);
+  CHECK(last == std::byte{42});
+  CHECK(::pwrite(sealed->get(), &last, 1, 0) == -1);
+  CHECK(::ftruncate(sealed->get(), 1) == -1);
+  CHECK(::ftruncate(sealed->get(), kBytes + 1) == -1);
+  CHECK_FALSE(AdoptSegment(UniqueFd(::dup(sealed->get())), kBytes, Access::kReadWrite, "lists").ok());
+  CHECK(AdoptSegment(UniqueFd(::dup(sealed->get())), kBytes, Access::kReadOnly, "lists").ok());
+}
+
 }  // namespace
 }  // namespace lockstep::os

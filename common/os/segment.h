@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -31,6 +32,8 @@ class MappedSegment {
   int fd() const { return fd_.get(); }
   // Keeps the mapping and gives the descriptor back: for segments that are many.
   void CloseFd() { fd_ = UniqueFd(); }
+  // The same, and the descriptor is the caller's.
+  UniqueFd TakeFd() { return std::move(fd_); }
 
  private:
   friend Result<MappedSegment> AdoptSegment(UniqueFd, uint64_t, Access, const std::string&);
@@ -51,6 +54,11 @@ Result<MappedSegment> CreateTmpfsSegment(const std::string& path, uint64_t bytes
 
 // Anonymous memory, all zero, sealed so that nobody who gets the descriptor can change its size. `name` shows in /proc.
 Result<MappedSegment> CreateMemfdSegment(const std::string& name, uint64_t bytes);
+
+// Anonymous memory that `fill` has written and nobody can change any more, neither its bytes nor its size: for another
+// process, which may rely on what it has checked. kResourceExhausted as above.
+Result<UniqueFd> CreateSealedMemfd(const std::string& name, uint64_t bytes,
+                                   const std::function<void(std::span<std::byte>)>& fill);
 
 // Maps an existing file. kNotFound when there is none; kBadData when it is not a regular file of exactly `bytes`.
 Result<MappedSegment> OpenSegment(const std::string& path, uint64_t bytes, Access access);

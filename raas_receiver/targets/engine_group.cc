@@ -73,7 +73,9 @@ Status EngineGroup::Prepare(const CommitRequest& request) {
   const auto begin = Clock::now();
   const Status status = TryPrepare(request);
   report_.last_prepare = Since(begin);
-  return status.ok() ? status : Failed(status);
+  if (status.ok()) return status;
+  (void)members_.DropGone();  // a rank that did not do what it was told has no connection any more
+  return Failed(status);
 }
 
 Status EngineGroup::TryPrepare(const CommitRequest& request) {

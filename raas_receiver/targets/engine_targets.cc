@@ -49,6 +49,7 @@ void EngineTargets::Wake() const {
 }
 
 void EngineTargets::Attach(std::shared_ptr<RankLink> link) {
+  link->SetStaging(options_.hold_timeout, options_.portion_bytes);
   std::function<void()> changed;
   {
     std::lock_guard lock(mutex_);

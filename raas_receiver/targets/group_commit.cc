@@ -37,6 +37,7 @@ void GroupCommit::Step(std::string_view step) const {
 Status GroupCommit::Prepare() {
   LS_RETURN_IF_ERROR(WriteIdleHalves());
   LS_ASSIGN_OR_RETURN(writes_, Stage(paused_));
+  LS_RETURN_IF_ERROR(writes_.HandOver(ranks_, half_, options_.stage_bytes, pool_));
   Step("prepared");
   return OkStatus();
 }
@@ -66,6 +67,10 @@ void GroupCommit::ForgetOutdated(const HeldByRank& written) {
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     if (written[rank] && *written[rank] != version()) ranks_[rank]->SetHolds(half_, {});
   }
+}
+
+void GroupCommit::DropStaged() const {
+  for (const auto& link : ranks_) link->DropStaged();
 }
 
 // --- phase two ---
@@ -126,6 +131,8 @@ void GroupCommit::AwaitServing() {
 
 // Every rank that is left resumes with what it served. Where that cannot be had again, all stay held.
 void GroupCommit::Undo() {
+  DropStaged();
+  (void)members_.DropGone();  // a rank that could not write has no connection any more
   if (!page_before_) {
     (void)members_.ForEach([](RankLink& link) { return link.serving().nothing() ? OkStatus() : link.ServeAgain(); });
     return AwaitServing();

@@ -39,8 +39,13 @@ class GroupCommit {
   // complete group with a page.
   GroupCommit(GroupMembers& members, CommitRequest request, std::shared_ptr<const placement::PlacementPlan> plan,
               const EngineTargetsOptions& options, WorkerPool& pool);
+  // What ranks have at hand and have not written is forgotten.
+  ~GroupCommit() { DropStaged(); }
+  GroupCommit(const GroupCommit&) = delete;
+  GroupCommit& operator=(const GroupCommit&) = delete;
 
-  // Works out the writes, and does those into halves that nobody reads.
+  // Works out the writes, and does those into halves that nobody reads. Ranks that write their own memory have the
+  // others' changes at hand afterwards.
   Status Prepare();
 
   // The pause, after Prepare. OK: the ranks serve the version; those that did not resume in time are dropped. After an
@@ -61,6 +66,7 @@ class GroupCommit {
   Result<HalfWrites> Stage(const HeldByRank& from) const;
   Status WriteIdleHalves();
   void ForgetOutdated(const HeldByRank& written);
+  void DropStaged() const;
 
   Status Hold();
   Status Write();

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <set>
 
 #include "raas_receiver/placement/rules/rules.h"
 
@@ -28,6 +29,7 @@ Result<HalfWrites> HalfWrites::Stage(std::shared_ptr<const placement::PlacementP
   HalfWrites all;
   all.plan_ = std::move(plan);
   all.layout_ = version.layout;
+  all.version_ = version.held;
   const std::vector<placement::TargetBuffer>& buffers = all.plan_->buffers();
   std::map<Held, std::vector<bool>> wanted;
   for (size_t buffer = 0; buffer < buffers.size(); ++buffer) {
@@ -40,7 +42,7 @@ Result<HalfWrites> HalfWrites::Stage(std::shared_ptr<const placement::PlacementP
     if (!held.nothing()) chain = deltas(held, version.held);
     if (chain.empty()) {
       placement::StagedWrites whole = placement::StagedWrites::Whole(*all.plan_, version.data, taken);
-      all.parts_.push_back({std::move(taken), std::move(whole)});
+      all.parts_.push_back({std::move(taken), std::move(whole), /*whole=*/true});
       continue;
     }
     LS_ASSIGN_OR_RETURN(placement::StagedWrites changes,
@@ -57,16 +59,65 @@ uint64_t HalfWrites::written_bytes() const {
   return bytes;
 }
 
-Status HalfWrites::Run(EngineRanks ranks, uint32_t half, WorkerPool& pool) const {
+placement::StagedWrites::Memories HalfWrites::MemoriesOf(const Part& part, EngineRanks ranks, uint32_t half,
+                                                         Whose whose) const {
+  placement::StagedWrites::Memories memories(part.buffers.size(), nullptr);
+  for (size_t buffer = 0; buffer < memories.size(); ++buffer) {
+    const placement::TargetBuffer& at = plan_->buffers()[buffer];
+    if (!part.buffers[buffer]) continue;
+    const bool own = ranks[at.rank]->own(half) != nullptr;
+    if (whose == Whose::kAll || own == (whose == Whose::kOwn))
+      memories[buffer] = &ranks[at.rank]->memory(half, at.memory);
+  }
+  return memories;
+}
+
+// Of all ranks that are written and write their own memory.
+std::vector<OwnWrites*> HalfWrites::OwnOf(EngineRanks ranks, uint32_t half) const {
+  std::set<uint32_t> written;
   for (const Part& part : parts_) {
-    placement::StagedWrites::Memories memories(part.buffers.size(), nullptr);
-    for (size_t buffer = 0; buffer < memories.size(); ++buffer) {
-      const placement::TargetBuffer& at = plan_->buffers()[buffer];
-      if (part.buffers[buffer]) memories[buffer] = &ranks[at.rank]->memory(half, at.memory);
+    for (size_t buffer = 0; buffer < part.buffers.size(); ++buffer) {
+      if (part.buffers[buffer]) written.insert(plan_->buffers()[buffer].rank);
     }
-    LS_RETURN_IF_ERROR(part.writes.Run(memories, pool));
+  }
+  std::vector<OwnWrites*> own;
+  for (const uint32_t rank : written) {
+    if (ranks[rank]->own(half) != nullptr) own.push_back(ranks[rank]->own(half));
+  }
+  return own;
+}
+
+Status HalfWrites::HandOver(EngineRanks ranks, uint32_t half, uint64_t bytes, WorkerPool& pool) {
+  const std::vector<OwnWrites*> own = OwnOf(ranks, half);
+  if (own.empty()) return OkStatus();
+  for (OwnWrites* rank : own) rank->HandOverOnly();
+  for (Part& part : parts_) {
+    if (part.whole) continue;
+    part.handed_over = part.writes.ListsWithin(bytes);
+    LS_RETURN_IF_ERROR(part.writes.RunFirst(part.handed_over, MemoriesOf(part, ranks, half, Whose::kOwn), pool));
   }
   return OkStatus();
+}
+
+Status HalfWrites::Run(EngineRanks ranks, uint32_t half, WorkerPool& pool) const {
+  const std::vector<OwnWrites*> own = OwnOf(ranks, half);
+  for (OwnWrites* rank : own) rank->WriteAtOnce();
+  for (const Part& part : parts_) {
+    if (part.handed_over != 0) {
+      LS_RETURN_IF_ERROR(part.writes.RunFirst(part.handed_over, MemoriesOf(part, ranks, half, Whose::kLent), pool));
+    }
+    LS_RETURN_IF_ERROR(part.writes.RunRest(part.handed_over, MemoriesOf(part, ranks, half, Whose::kAll), pool));
+  }
+  Status first;
+  for (OwnWrites* rank : own) {
+    const Status asked = rank->WriteLast(version_);
+    if (first.ok()) first = asked;
+  }
+  for (OwnWrites* rank : own) {
+    const Status written = rank->AwaitLast();
+    if (first.ok()) first = written;
+  }
+  return first;
 }
 
 Result<bool> HalfEquals(const placement::PlacementPlan& plan, RankLink& link, uint32_t half,

@@ -39,6 +39,9 @@ class HalfWrites {
 
   bool empty() const { return parts_.empty(); }
   uint64_t written_bytes() const;
+  // Gives ranks that write their own memory what Run will have them write, as far as it is changes, worked out, and
+  // within `bytes` in all. Nobody's memory is written.
+  Status HandOver(EngineRanks ranks, uint32_t half, uint64_t bytes, WorkerPool& pool);
   // Writes the half of the ranks that Stage was asked for, and waits. After an error they hold a mix.
   Status Run(EngineRanks ranks, uint32_t half, WorkerPool& pool) const;
 
@@ -46,10 +49,17 @@ class HalfWrites {
   struct Part {  // ranks that hold the same
     std::vector<bool> buffers;
     placement::StagedWrites writes;
+    bool whole = false;
+    size_t handed_over = 0;  // lists that ranks which write their own memory have already
   };
+  enum class Whose { kLent, kOwn, kAll };
+
+  placement::StagedWrites::Memories MemoriesOf(const Part& part, EngineRanks ranks, uint32_t half, Whose whose) const;
+  std::vector<OwnWrites*> OwnOf(EngineRanks ranks, uint32_t half) const;
 
   std::shared_ptr<const placement::PlacementPlan> plan_;
   std::shared_ptr<const model::ModelLayout> layout_;
+  Held version_;
   std::vector<Part> parts_;
 };
 

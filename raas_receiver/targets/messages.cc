@@ -11,10 +11,13 @@ namespace lockstep::targets {
 namespace {
 
 constexpr os::MessageKind kKinds[] = {
-    {"ATTACH", kMaxAttachBody}, {"ATTACHED", kMaxEngineBody}, {"REFUSED", kMaxEngineBody}, {"HOLD", kMaxEngineBody},
-    {"HELD", kMaxEngineBody},   {"SERVE", kMaxEngineBody},    {"SERVING", kMaxEngineBody},
+    {"ATTACH", kMaxAttachBody},   {"ATTACHED", kMaxEngineBody}, {"REFUSED", kMaxEngineBody},
+    {"HOLD", kMaxEngineBody},     {"HELD", kMaxEngineBody},     {"SERVE", kMaxEngineBody},
+    {"SERVING", kMaxEngineBody},  {"STAGE", kMaxEngineBody},    {"STAGED", kMaxEngineBody},
+    {"WRITE", kMaxEngineBody},    {"WRITTEN", kMaxEngineBody},  {"COMPARE", kMaxEngineBody},
+    {"COMPARED", kMaxEngineBody}, {"DROP", kMaxEngineBody},
 };
-static_assert(std::size(kKinds) == static_cast<size_t>(EngineMessageType::kServing));
+static_assert(std::size(kKinds) == static_cast<size_t>(EngineMessageType::kDrop));
 
 constexpr os::Protocol kProtocol{.name = "engine rank",
                                  .ends = "plugin and receiver",

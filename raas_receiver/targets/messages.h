@@ -23,11 +23,18 @@ inline constexpr uint32_t kMaxEngineBody = 64u << 10;  // of every other message
 enum class EngineMessageType : uint16_t {
   kAttach = 1,    // JSON; descriptors of host memory
   kAttached = 2,  // descriptor of the control page
-  kRefused = 3,   // a sentence
+  kRefused = 3,   // a sentence; from either end
   kHold = 4,
   kHeld = 5,
   kServe = 6,
   kServing = 7,
+  kStage = 8,  // descriptor of a portion
+  kStaged = 9,
+  kWrite = 10,
+  kWritten = 11,
+  kCompare = 12,
+  kCompared = 13,  // a byte: whether all was equal
+  kDrop = 14,
 };
 
 struct EngineMessageHeader {  // 40 bytes; begins as every MessageStart (common/os/framing.h)

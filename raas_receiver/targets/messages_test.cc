@@ -86,6 +86,9 @@ TEST_CASE("The examples of the format are what is sent and what is mapped") {
   Bytes sent(sizeof(EngineMessageHeader));
   REQUIRE(ends.ours.Receive(sent, nullptr, milliseconds(1000)).ok());
   CHECK(sent == Example("serve"));
+  REQUIRE(SendEngineMessage(ends.theirs, {.type = EngineMessageType::kWrite, .half = 1}, {}, milliseconds(1000)).ok());
+  REQUIRE(ends.ours.Receive(sent, nullptr, milliseconds(1000)).ok());
+  CHECK(sent == Example("write"));
 
   ControlPage page = *ControlPage::Create(8);
   page.Serve(SomeVersion(), 1);
@@ -104,7 +107,7 @@ TEST_CASE("Headers that the format does not know are refused, each for its reaso
   CHECK(refused([](EngineMessageHeader& header) { ++header.magic; }, "magic"));
   CHECK(refused([](EngineMessageHeader& header) { header.format = 2; }, "format"));
   CHECK(refused([](EngineMessageHeader& header) { header.type = 0; }, "type 0"));
-  CHECK(refused([](EngineMessageHeader& header) { header.type = 8; }, "type 8"));
+  CHECK(refused([](EngineMessageHeader& header) { header.type = 15; }, "type 15"));
   CHECK(refused([](EngineMessageHeader& header) { header.half = 2; }, "half 2"));
   CHECK(refused([](EngineMessageHeader& header) { header.version = kMaxVersion + 1; }, "version"));
   CHECK(refused([](EngineMessageHeader& header) { header.version = 0; }, "run without a version"));

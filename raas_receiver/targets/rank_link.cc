@@ -4,6 +4,7 @@
 #include <poll.h>
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "common/base/text.h"
 #include "common/model/model_name.h"
@@ -98,14 +99,20 @@ Status RankLink::ReadBody(ByteView text) {
 Status RankLink::OpenMemories(std::vector<os::UniqueFd> fds) {
   size_t next = 0;
   for (const std::vector<placement::MemoryDescription>& half : description_.halves) {
+    const auto number = static_cast<uint32_t>(memories_.size());
     auto& opened = memories_.emplace_back();
+    if (placement::WritesItself(description_)) own_[number] = std::make_unique<OwnWrites>(*this, number);
     for (const placement::MemoryDescription& memory : half) {
+      if (own_[number]) {
+        opened.push_back(own_[number]->NewMemory(static_cast<uint32_t>(opened.size()), memory.bytes));
+        continue;
+      }
       if (memory.kind == placement::MemoryKind::kCuda) {
         LS_ASSIGN_OR_RETURN(auto cuda, placement::OpenCudaMemory(memory));
         opened.push_back(std::move(cuda));
         continue;
       }
-      const std::string name = Cat("host memory of half ", memories_.size() - 1);
+      const std::string name = Cat("host memory of half ", number);
       if (next == fds.size()) return {ErrorCode::kBadData, Cat(name, " came without a descriptor")};
       LS_RETURN_IF_ERROR(CheckSeals(fds[next].get(), name));
       LS_ASSIGN_OR_RETURN(os::MappedSegment mapped,
@@ -162,12 +169,64 @@ Status RankLink::AwaitServing(const os::Deadline& deadline) {
   return Await(EngineMessageType::kServing, deadline);
 }
 
+void RankLink::SetStaging(std::chrono::milliseconds timeout, uint64_t portion_bytes) {
+  answer_timeout_ = timeout;
+  for (const auto& own : own_) {
+    if (own) own->SetPortionBytes(portion_bytes);
+  }
+}
+
+Status RankLink::Stage(uint32_t half, int portion) {
+  staged_ = true;
+  LS_RETURN_IF_ERROR(SendEngineMessage(connection_, {.type = EngineMessageType::kStage, .half = half},
+                                       std::span(&portion, 1), kSendTimeout)
+                         .WithContext(RankLabel()));
+  return Await(EngineMessageType::kStaged, os::Deadline(answer_timeout_));
+}
+
+Status RankLink::StartWrite(uint32_t half, const Held& after) {
+  staged_ = false;
+  return SendEngineMessage(connection_, {.type = EngineMessageType::kWrite, .held = after, .half = half}, {},
+                           kSendTimeout)
+      .WithContext(RankLabel());
+}
+
+Status RankLink::AwaitWritten() {
+  return Await(EngineMessageType::kWritten, os::Deadline(answer_timeout_));
+}
+
+Result<bool> RankLink::Compare(uint32_t half) {
+  staged_ = false;
+  LS_RETURN_IF_ERROR(
+      SendEngineMessage(connection_, {.type = EngineMessageType::kCompare, .half = half}, {}, kSendTimeout)
+          .WithContext(RankLabel()));
+  LS_ASSIGN_OR_RETURN(const EngineMessage answer, Receive(EngineMessageType::kCompared, os::Deadline(answer_timeout_)));
+  if (answer.body.size() == 1 && answer.body[0] <= std::byte{1}) return answer.body[0] == std::byte{1};
+  return Status(ErrorCode::kProtocol, Cat(RankLabel(), " said COMPARED with ", answer.body.size(), " bytes"));
+}
+
+void RankLink::DropStaged() {
+  if (!std::exchange(staged_, false)) return;
+  (void)SendEngineMessage(connection_, {.type = EngineMessageType::kDrop}, {}, kSendTimeout);
+}
+
 Status RankLink::Await(EngineMessageType type, const os::Deadline& deadline) {
+  LS_ASSIGN_OR_RETURN(const EngineMessage message, Receive(type, deadline));
+  if (message.body.empty()) return OkStatus();
+  return {ErrorCode::kProtocol, Cat(RankLabel(), " said ", Name(type), " with ", message.body.size(), " bytes")};
+}
+
+Result<EngineMessage> RankLink::Receive(EngineMessageType type, const os::Deadline& deadline) {
   const auto left = std::chrono::milliseconds(deadline.PollTimeoutMs());
-  const Result<EngineMessage> message = ReceiveEngineMessage(connection_, left);
+  Result<EngineMessage> message = ReceiveEngineMessage(connection_, left);
   if (!message.ok()) return message.status().WithContext(Cat(RankLabel(), ", waiting for ", Name(type)));
-  if (message->type == type && message->body.empty() && message->fds.empty()) return OkStatus();
-  return {ErrorCode::kProtocol, Cat(RankLabel(), " said ", Name(message->type), " where ", Name(type), " belongs")};
+  if (message->type == type && message->fds.empty()) return message;
+  if (message->type == EngineMessageType::kRefused && own_[0]) {
+    return Status(ErrorCode::kAborted, Cat(RankLabel(), " refuses, where ", Name(type),
+                                           " belongs: ", CleanText(AsText(message->body), kMaxSentence)));
+  }
+  return Status(ErrorCode::kProtocol,
+                Cat(RankLabel(), " said ", Name(message->type), " where ", Name(type), " belongs"));
 }
 
 }  // namespace lockstep::targets

@@ -5,6 +5,9 @@
 //
 // A rank that attached without a version counts as Reading too: it may read memory of its own making until it is held.
 //
+// A rank that writes its own memory is given portions to stage in any state; it writes those of the half that it reads
+// only while it is Held.
+//
 // Threads: one at a time; gone() may be called from any.
 #pragma once
 
@@ -22,6 +25,7 @@
 #include "raas_receiver/placement/description/description.h"
 #include "raas_receiver/placement/memory/target_memory.h"
 #include "raas_receiver/targets/messages.h"
+#include "raas_receiver/targets/own_writes.h"
 
 namespace lockstep::targets {
 
@@ -40,12 +44,16 @@ class RankLink {
   const std::string& engine() const { return engine_; }
   const placement::RankDescription& description() const { return description_; }
   uint32_t rank() const { return description_.rank; }
-  uint32_t halves() const { return static_cast<uint32_t>(memories_.size()); }
+  uint32_t halves() const { return static_cast<uint32_t>(description_.halves.size()); }
   pid_t pid() const { return pid_; }
   // False: HELD says nothing of readers; whoever runs the rank's server must have paused it.
   bool gated() const { return gated_; }
   std::string Label() const;  // "engine tp4, rank 2 (process 4711)"
   placement::TargetMemory& memory(uint32_t half, uint32_t memory) { return *memories_[half][memory]; }
+  // What the rank writes there by itself; null: it has lent its memory.
+  OwnWrites* own(uint32_t half) { return own_[half].get(); }
+  // For ranks that write their own memory: how long each of their answers may take, and the bytes of a portion.
+  void SetStaging(std::chrono::milliseconds timeout, uint64_t portion_bytes);
 
   // What the rank reads when it is not held, and in which half: what ATTACH said, then what the last SERVE did.
   const Held& serving() const { return serving_; }
@@ -76,12 +84,23 @@ class RankLink {
   Status ServeAgain() { return Serve(serving_, half_); }
   Status AwaitServing(const os::Deadline& deadline);
 
+  // Of ranks that write their own memory. Hands over a portion for `half`, and waits until the rank has checked it.
+  Status Stage(uint32_t half, int portion);
+  // The rank writes what was staged, and holds `after` wholly then; nothing: more is to come. Then AwaitWritten.
+  Status StartWrite(uint32_t half, const Held& after);
+  Status AwaitWritten();
+  // Whether the half has what was staged.
+  Result<bool> Compare(uint32_t half);
+  // What was staged is not written.
+  void DropStaged();
+
  private:
   RankLink() = default;
   std::string RankLabel() const;  // "rank 2 (process 4711)": for errors that the group puts its engine's name before
   Status ReadBody(ByteView body);
   Status OpenMemories(std::vector<os::UniqueFd> fds);
   Status Await(EngineMessageType type, const os::Deadline& deadline);
+  Result<EngineMessage> Receive(EngineMessageType type, const os::Deadline& deadline);
 
   os::UnixConnection connection_;
   pid_t pid_ = 0;
@@ -89,7 +108,10 @@ class RankLink {
   std::string engine_;
   bool gated_ = true;
   placement::RankDescription description_;
+  std::array<std::unique_ptr<OwnWrites>, placement::kMaxHalves> own_;
   std::vector<std::vector<std::unique_ptr<placement::TargetMemory>>> memories_;  // by half
+  std::chrono::milliseconds answer_timeout_{30'000};
+  bool staged_ = false;  // the rank has something at hand
   Held serving_;
   uint32_t half_ = 0;
   std::array<Held, placement::kMaxHalves> holds_;

@@ -9,15 +9,18 @@
 
 #include "common/base/ids.h"
 #include "common/model/layout.h"
+#include "raas_receiver/placement/writes/portion.h"
 #include "raas_receiver/replica/apply.h"
 
 namespace lockstep::targets {
 
 struct EngineTargetsOptions {
   std::string model;
-  std::chrono::milliseconds hold_timeout{30'000};   // for all ranks' HELD
-  std::chrono::milliseconds serve_timeout{30'000};  // for all ranks' SERVING
-  uint64_t stage_bytes = uint64_t{1} << 30;         // memory for writes worked out beforehand
+  std::chrono::milliseconds hold_timeout{30'000};        // for all ranks' HELD, and for each answer of one that writes
+                                                         // its own memory
+  std::chrono::milliseconds serve_timeout{30'000};       // for all ranks' SERVING
+  uint64_t stage_bytes = uint64_t{1} << 30;              // memory for writes worked out beforehand
+  uint64_t portion_bytes = placement::kMaxPortionBytes;  // that a rank that writes its own memory gets at a time
   bool pauses_servers = false;  // around commits: ranks whose readers only their server can stop may attach
   // Called with a name at every step of a commit: "prepared", "held", "writing", "written", "committed", "serving".
   // Tests die there.

@@ -19,6 +19,7 @@
 #include "raas_receiver/placement/description/description_testing.h"
 #include "raas_receiver/replica/test_model.h"
 #include "raas_receiver/targets/messages.h"
+#include "raas_receiver/targets/test_own_memory.h"
 
 namespace lockstep::targets {
 
@@ -40,9 +41,11 @@ class TestRankMemory {
 
   uint64_t bytes() const { return bytes_; }
 
-  placement::RankDescription Describe(size_t halves) const {
+  placement::RankDescription Describe(size_t halves, bool own = false) const {
+    using placement::MemoryKind;
     placement::RankDescription description{.rank = rank_, .world = 2, .place = {.engine = "described"}};
-    description.halves.assign(halves, {placement::MemoryDescription{.bytes = bytes_}});
+    const placement::MemoryDescription memory{.kind = own ? MemoryKind::kOwn : MemoryKind::kHost, .bytes = bytes_};
+    description.halves.assign(halves, {memory});
     description.parameters = parameters_;
     return description;
   }
@@ -131,8 +134,8 @@ class TestRankMemory {
   uint64_t bytes_ = 0;
 };
 
-// What a rank does wrong when it has to answer HELD or SERVING.
-enum class RankFault { kNone, kSilent, kWrong, kHangsUp };
+// What a rank does wrong when it has to answer. One that refuses or hangs up instead of WRITTEN has written a part.
+enum class RankFault { kNone, kSilent, kWrong, kHangsUp, kTwice, kRefuses };
 
 struct TestRankOptions {
   std::string socket;
@@ -142,6 +145,10 @@ struct TestRankOptions {
   size_t halves = 1;
   RankFault at_hold = RankFault::kNone;
   RankFault at_serve = RankFault::kNone;
+  RankFault at_stage = RankFault::kNone;
+  RankFault at_write = RankFault::kNone;
+  RankFault at_compare = RankFault::kNone;
+  bool own = false;         // writes its memory by itself
   std::string without;      // a tensor that it does not have
   bool reattach = false;    // when the connection has ended, until status.stop
   std::string description;  // instead of the engine's own, when not empty
@@ -158,6 +165,10 @@ struct RankStatus {
   std::atomic<Version> serving{0};
   std::atomic<uint32_t> half{0};
   std::atomic<uint32_t> wrong_reads{0};
+  std::atomic<uint32_t> portions{0};  // staged so far
+  std::atomic<uint32_t> at_hand{0};   // staged, and neither written nor compared nor dropped
+  std::atomic<uint32_t> most_at_hand{0};
+  std::atomic<bool> faulty{true};  // does what is wrong when it stages, writes or compares
   std::atomic<bool> stop{false};
   std::array<char, 512> sentence{};  // of REFUSED
 };
@@ -172,7 +183,9 @@ class TestRank {
         options_(std::move(options)),
         parts_(model, options_.rank, options_.without),
         status_(status),
-        memories_(memories) {}
+        memories_(memories) {
+    if (!status_.held) holds_[status_.half] = model_.held(status_.serving);
+  }
 
   // Until status.stop. No exceptions, no Catch2: runs in threads and forked processes.
   void Run() {
@@ -182,6 +195,7 @@ class TestRank {
         Follow();
         ResumeByPage();
         connection_ = os::UnixConnection();
+        Forget();
         page_ = os::MappedSegment();
         ++status_.ended;
         status_.following = false;
@@ -202,15 +216,18 @@ class TestRank {
 
   void Attach() {
     had_serve_ = false;
-    const std::string description =
-        options_.description.empty() ? placement::ToJson(parts_.Describe(options_.halves)) : options_.description;
+    const std::string description = options_.description.empty()
+                                        ? placement::ToJson(parts_.Describe(options_.halves, options_.own))
+                                        : options_.description;
     const nlohmann::json body{
         {"model", options_.model}, {"engine", options_.engine}, {"description", nlohmann::json::parse(description)}};
     const std::string text = body.dump();
     const ByteView bytes = AsBytes(std::string_view(text));
     attached_with_ = status_.held ? Held() : model_.held(status_.serving);
     std::vector<int> fds;
-    for (const os::MappedSegment& memory : memories_) fds.push_back(memory.fd());
+    for (const os::MappedSegment& memory : memories_) {
+      if (!options_.own) fds.push_back(memory.fd());
+    }
     (void)SendEngineMessage(connection_,
                             {.type = EngineMessageType::kAttach,
                              .held = attached_with_,
@@ -250,15 +267,69 @@ class TestRank {
         Serve(message.held, message.half);
         ++status_.served;
         return Reply(EngineMessageType::kServing, options_.at_serve);
+      case EngineMessageType::kStage:
+        return options_.own && Stage(message) && Reply(EngineMessageType::kStaged, Fault(options_.at_stage));
+      case EngineMessageType::kWrite:
+        Write(message.held, message.half);
+        return Reply(EngineMessageType::kWritten, Fault(options_.at_write));
+      case EngineMessageType::kCompare:
+        return Reply(EngineMessageType::kCompared, Fault(options_.at_compare),
+                     Bytes(1, std::byte{Compare(message.half)}));
+      case EngineMessageType::kDrop:
+        Forget();
+        return true;
       default:
         return false;
     }
   }
 
-  bool Reply(EngineMessageType type, RankFault fault) {
+  RankFault Fault(RankFault fault) const { return status_.faulty ? fault : RankFault::kNone; }
+
+  bool Reply(EngineMessageType type, RankFault fault, const Bytes& body = {}) {
+    if (fault == RankFault::kSilent) return true;
     if (fault == RankFault::kHangsUp) return false;
     if (fault == RankFault::kWrong) type = EngineMessageType::kAttached;
-    return SendEngineMessage(connection_, {.type = type}, {}, kPatience).ok();
+    if (fault == RankFault::kRefuses) {
+      const ByteView why = AsBytes(std::string_view("byte 4096 of memory 0 leaves it"));
+      (void)SendEngineMessage(connection_, {.type = EngineMessageType::kRefused, .body = {why.begin(), why.end()}}, {},
+                              kPatience);
+      return false;
+    }
+    for (int times = fault == RankFault::kTwice ? 2 : 1; times > 0; --times) {
+      if (!SendEngineMessage(connection_, {.type = type, .body = body}, {}, kPatience).ok()) return false;
+    }
+    return true;
+  }
+
+  // --- memory that it writes by itself ---
+
+  bool Stage(EngineMessage& message) {
+    if (message.fds.size() != 1 || !staged_.Stage(message.fds[0], parts_.bytes())) return false;
+    ++status_.portions;
+    status_.at_hand = staged_.size();
+    status_.most_at_hand = std::max(status_.most_at_hand.load(), staged_.size());
+    return true;
+  }
+
+  void Forget() {
+    staged_.Drop();
+    status_.at_hand = 0;
+  }
+
+  void Write(const Held& after, uint32_t half) {
+    if (!status_.held && half == status_.half) ++status_.wrong_reads;
+    const RankFault fault = Fault(options_.at_write);
+    const bool breaks = fault == RankFault::kHangsUp || fault == RankFault::kRefuses;
+    holds_[half] = {};
+    staged_.Write(memories_[half].data(), breaks ? 1000 : UINT64_MAX);
+    Forget();
+    if (!breaks) holds_[half] = after;
+  }
+
+  bool Compare(uint32_t half) {
+    const bool equal = staged_.Equal(memories_[half].data());
+    Forget();
+    return equal;
   }
 
   bool TakePage(EngineMessage& message) {
@@ -282,11 +353,13 @@ class TestRank {
     if (word.state != EngineState::kServing) return;
     const ControlSlot& slot = Layout().slots[word.slot];
     const Held held{slot.run, slot.version};
+    if (options_.own && holds_[slot.half] != held) return;  // it was being written when the connection ended
     if (raw != attached_word_ || had_serve_ || held == attached_with_) Serve(held, slot.half);
   }
 
   void Serve(const Held& held, uint32_t half) {
     if (held.run != model_.run() || held.nothing()) ++status_.wrong_reads;
+    if (options_.own && holds_[half] != held) ++status_.wrong_reads;
     status_.half = half;
     status_.serving = held.version;
     status_.held = false;
@@ -307,6 +380,8 @@ class TestRank {
   uint64_t attached_word_ = 0;
   bool had_serve_ = false;
   Held attached_with_;
+  StagedPortions staged_;
+  std::array<Held, placement::kMaxHalves> holds_;  // wholly, of memory that it writes by itself
 };
 
 }  // namespace lockstep::targets

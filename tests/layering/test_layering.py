@@ -146,6 +146,7 @@ ALLOWED = {
     },
     "raas_receiver/placement/writes": {
         "common/base",
+        "common/os",
         "common/model",
         "common/layout",
         "common/payload",

@@ -18,8 +18,8 @@
 namespace lockstep::placement {
 
 inline constexpr size_t kMaxParameters = 1'000'000;
-inline constexpr size_t kMaxSlices = 65'536;  // of one parameter
-inline constexpr size_t kMaxMemories = 16'384;
+inline constexpr size_t kMaxSlices = 65'536;       // of one parameter
+inline constexpr size_t kMaxMemories = 1'000'000;  // of a half
 inline constexpr size_t kMaxHalves = 2;
 inline constexpr uint32_t kMaxEngineRanks = 4096;
 
@@ -71,9 +71,9 @@ struct EnginePlace {
   bool fused_shared_experts = false;  // shared experts lie behind the routed ones in the same stack (SGLang)
 };
 
-enum class MemoryKind : uint8_t { kHost, kCuda };
+enum class MemoryKind : uint8_t { kHost, kCuda, kOwn };
 
-// One piece of a rank's memory that another process can reach.
+// One piece of a rank's memory: lent, for another process to write, or, kOwn, written by the rank itself.
 struct MemoryDescription {
   MemoryKind kind = MemoryKind::kHost;
   uint64_t bytes = 0;
@@ -88,10 +88,15 @@ struct RankDescription {
   uint32_t world = 1;  // ranks of the group
   EnginePlace place;
   // One half: written in place while the engine is paused. Two of equal memories: one is written while the other is
-  // served. Halves of host memory have one memory each.
+  // served. Halves of host memory have one memory each; own memory is not mixed with memory that is lent.
   std::vector<std::vector<MemoryDescription>> halves;
   std::vector<EngineParameter> parameters;
 };
+
+// Whether the rank writes its memory by itself.
+inline bool WritesItself(const RankDescription& rank) {
+  return !rank.halves.empty() && !rank.halves[0].empty() && rank.halves[0][0].kind == MemoryKind::kOwn;
+}
 
 // Whether an engine may hold a tensor of `tensor` in a parameter of `parameter`, though they differ: BF16 in F32. Such
 // an element is the tensor's in its upper half, and zeros in the lower.

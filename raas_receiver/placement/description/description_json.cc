@@ -10,7 +10,8 @@
 namespace lockstep::placement {
 namespace {
 
-constexpr uint32_t kFormat = 1;
+constexpr uint32_t kOldestFormat = 1;
+constexpr uint32_t kFormat = 2;  // knows own memory
 
 Status ReadGroup(const json::Json& json, const json::JsonPath& path, GroupPlace& group) {
   LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(json, path));
@@ -52,8 +53,10 @@ Status ReadMemory(const json::Json& json, const json::JsonPath& path, MemoryDesc
     LS_RETURN_IF_ERROR(object.Read("offset", memory.offset));
     if (memory.offset > model::kMaxDataBytes)
       return path.Bad(Cat("starts at byte ", memory.offset, " of its allocation"));
+  } else if (kind == "own") {
+    memory.kind = MemoryKind::kOwn;
   } else if (kind != "host") {
-    return path.Bad(Cat("the kind \"", CleanText(kind, 100), "\" is neither \"host\" nor \"cuda\""));
+    return path.Bad(Cat("the kind \"", CleanText(kind, 100), "\" is none of \"host\", \"cuda\" and \"own\""));
   }
   return object.Finish();
 }
@@ -89,6 +92,9 @@ Status CheckHalves(const RankDescription& description, const json::JsonPath& pat
       const MemoryDescription& memory = halves[half][i];
       if (memory.kind == MemoryKind::kHost && halves[half].size() > 1) {
         return path.Bad("of host memory have one memory each");
+      }
+      if ((memory.kind == MemoryKind::kOwn) != (halves[0][0].kind == MemoryKind::kOwn)) {
+        return path.Bad("have own memory beside memory that is lent");
       }
       if (memory.kind != halves[0][i].kind || memory.bytes != halves[0][i].bytes) {
         return path.Bad(Cat("have different memories ", i));
@@ -187,7 +193,9 @@ Result<RankDescription> ReadDescription(const json::Json& document) {
   LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(document, top));
   uint32_t format = 0;
   LS_RETURN_IF_ERROR(object.Read("format", format));
-  if (format != kFormat) return top.Bad(Cat("is of format ", format, "; this build reads format ", kFormat));
+  if (format < kOldestFormat || format > kFormat) {
+    return top.Bad(Cat("is of format ", format, "; this build reads formats ", kOldestFormat, " and ", kFormat));
+  }
   RankDescription description;
   LS_RETURN_IF_ERROR(object.Read("rank", description.rank));
   LS_RETURN_IF_ERROR(object.Read("world", description.world));
@@ -196,6 +204,7 @@ Result<RankDescription> ReadDescription(const json::Json& document) {
   }
   LS_RETURN_IF_ERROR(object.Read("place", description.place, ReadPlace));
   LS_RETURN_IF_ERROR(ReadHalves(object, description));
+  if (WritesItself(description) && format == kOldestFormat) return top.Bad("of format 1 has no own memory");
   LS_RETURN_IF_ERROR(ReadParameters(object, description));
   LS_RETURN_IF_ERROR(object.Finish());
   return description;

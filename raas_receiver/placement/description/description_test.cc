@@ -83,7 +83,7 @@ TEST_CASE("GPU memory is read with its device, handle and offset") {
 }
 
 TEST_CASE("A description that is written and read again is the same, whatever the order of its keys") {
-  for (const char* name : {"rank 0", "rank 1", "cuda"}) {
+  for (const char* name : {"rank 0", "rank 1", "cuda", "own"}) {
     const std::string text = FormatExample(name);
     const std::string written = ToJson(Parse(text));
     CHECK(ToJson(Parse(written)) == written);
@@ -99,6 +99,21 @@ TEST_CASE("A description that is written and read again is the same, whatever th
   fused.place.fused_shared_experts = true;
   fused.parameters[0].memory = 0;
   CHECK(Parse(ToJson(fused)).place.fused_shared_experts);
+}
+
+TEST_CASE("Memory that a rank writes by itself is of format 2, has a size alone, and is not mixed with other memory") {
+  const RankDescription rank = Parse(FormatExample("own"));
+  CHECK(WritesItself(rank));
+  CHECK_FALSE(WritesItself(Parse(FormatExample("cuda"))));
+  REQUIRE(rank.halves[0].size() == 2);
+  CHECK(rank.halves[0][1].kind == MemoryKind::kOwn);
+  CHECK(rank.halves[0][1].bytes == 16);
+  CHECK(rank.parameters[1].memory == 1);
+  CheckRefused(With("/format", 1, "own"), "", "of format 1 has no own memory");
+  CheckRefused(With("/halves/0/1/device", "GPU-1", "own"), "halves[0][1]: ", "unknown key \"device\"");
+  Json mixed = Json::parse(FormatExample("cuda"))["halves"][0];
+  mixed.push_back({{"kind", "own"}, {"bytes", 4096}});
+  CheckRefused(With("/halves", Json::array({mixed}), "cuda"), "halves: ", "own memory beside memory that is lent");
 }
 
 TEST_CASE("Unknown keys are refused by name, in every object") {
@@ -123,7 +138,8 @@ TEST_CASE("Missing keys are refused by name") {
 
 TEST_CASE("Values of a wrong type are refused with their place") {
   CheckRefused("[]", "", "must be an object");
-  CheckRefused(With("/format", 2), "", "is of format 2; this build reads format 1");
+  CheckRefused(With("/format", 3), "", "is of format 3; this build reads formats 1 and 2");
+  CheckRefused(With("/format", 0), "", "is of format 0");
   CheckRefused(With("/rank", -1), "rank: ", "must be a whole number");
   CheckRefused(With("/rank", 1.0), "rank: ", "must be a whole number");
   CheckRefused(With("/world", uint64_t{1} << 32), "world: ", "32 bits");
@@ -132,7 +148,7 @@ TEST_CASE("Values of a wrong type are refused with their place") {
   CheckRefused(With("/place/fused_shared_experts", 1), "place.fused_shared_experts: ", "true or false");
   CheckRefused(With("/halves", 1), "halves: ", "must be an array");
   CheckRefused(With("/halves/0", 1), "halves[0]: ", "must be an array");
-  CheckRefused(With("/halves/0/0/kind", "disk"), "halves[0][0]: ", "neither \"host\" nor \"cuda\"");
+  CheckRefused(With("/halves/0/0/kind", "disk"), "halves[0][0]: ", "none of \"host\", \"cuda\" and \"own\"");
   CheckRefused(With("/parameters/1", 1), "parameters[1]: ", "must be an object");
   CheckRefused(With("/parameters/1/name", ""), "parameters[1].name: ", "must be 1 to 1024 bytes");
   CheckRefused(With("/parameters/1/name", "a\nb"), "parameters[1].name: ", "control characters");

@@ -35,6 +35,7 @@ inline OrderedJson ToJson(const EnginePlace& place) {
 
 inline OrderedJson ToJson(const MemoryDescription& memory) {
   if (memory.kind == MemoryKind::kHost) return {{"kind", "host"}, {"bytes", memory.bytes}};
+  if (memory.kind == MemoryKind::kOwn) return {{"kind", "own"}, {"bytes", memory.bytes}};
   return {{"kind", "cuda"},
           {"bytes", memory.bytes},
           {"device", memory.device},
@@ -68,7 +69,7 @@ inline std::string ToJson(const RankDescription& description) {
   }
   OrderedJson parameters = OrderedJson::array();
   for (const EngineParameter& parameter : description.parameters) parameters.push_back(ToJson(parameter));
-  const OrderedJson document = {{"format", 1},
+  const OrderedJson document = {{"format", WritesItself(description) ? 2 : 1},
                                 {"rank", description.rank},
                                 {"world", description.world},
                                 {"place", ToJson(description.place)},

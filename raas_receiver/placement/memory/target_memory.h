@@ -1,5 +1,5 @@
 // TargetMemory: memory of an engine's rank, written by this process: host memory that is mapped here, or a GPU's by
-// CUDA IPC.
+// CUDA IPC. Memory that a rank writes by itself has the same face (targets/own_writes.h).
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,8 @@ struct ScatterRun {
   const std::byte* values = nullptr;
 };
 
-// Scatter, Copy and Zero may be called by several threads at once, for ranges that do not overlap. They may return
+// Scatter, Copy and Zero may be called by several threads at once, for ranges that do not overlap; Finish of several
+// memories too. They may return
 // before the bytes are there: Finish() waits, and answers the first error of any of them. Arguments must live until
 // then. Bounds are the caller's duty: a plan's offsets lie within its buffers.
 class TargetMemory {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <atomic>
 #include <mutex>
+#include <unordered_map>
+#include <utility>
 
 namespace lockstep::placement {
 namespace {
@@ -41,10 +43,11 @@ Status Write(const WriteList& list, const Memories& memories, const std::byte* d
   return OkStatus();
 }
 
-void FinishAll(const Memories& memories, FirstError& error) {
-  for (TargetMemory* memory : memories) {
-    if (memory != nullptr) error.Set(memory->Finish());
-  }
+// Side by side: each may wait for a process of its own.
+void FinishAll(const Memories& memories, WorkerPool& pool, FirstError& error) {
+  pool.ParallelFor(memories.size(), [&](size_t i) {
+    if (memories[i] != nullptr) error.Set(memories[i]->Finish());
+  });
 }
 
 }  // namespace
@@ -107,6 +110,28 @@ void StagedWrites::StageZeros(uint32_t buffer, std::span<const StridedRange> zer
   for (const StridedRange& range : zeros) stats_.written_bytes += range.bytes();
 }
 
+// Of each rank one list after the other, so that ranks that write by themselves all have something to do. REQUIRES
+// lists of one buffer each.
+void StagedWrites::TakeTurns(const PlacementPlan& plan) {
+  std::unordered_map<uint32_t, size_t> lists_of;  // by rank
+  std::vector<std::pair<size_t, WriteList>> turns;
+  for (WriteList& list : lists_) {
+    const size_t turn = lists_of[plan.buffers()[list.buffers.front().buffer].rank]++;
+    turns.emplace_back(turn, std::move(list));
+  }
+  std::stable_sort(turns.begin(), turns.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  for (size_t i = 0; i < turns.size(); ++i) lists_[i] = std::move(turns[i].second);
+}
+
+size_t StagedWrites::ListsWithin(uint64_t bytes) const {
+  uint64_t taken = 0;
+  for (size_t i = 0; i < lists_.size(); ++i) {
+    taken += lists_[i].staged_bytes + lists_[i].written_bytes;
+    if (taken > bytes) return i;
+  }
+  return lists_.size();
+}
+
 // A few chunks at a time: their lists must live until the memories have finished.
 Status StagedWrites::RunLate(const Memories& memories, WorkerPool& pool) const {
   FirstError error;
@@ -119,7 +144,7 @@ Status StagedWrites::RunLate(const Memories& memories, WorkerPool& pool) const {
       wave[i] = *std::move(list);
       error.Set(Write(wave[i], memories, data_.data()));
     });
-    FinishAll(memories, error);
+    FinishAll(memories, pool, error);
   }
   return error.Get();
 }
@@ -141,14 +166,23 @@ StagedWrites StagedWrites::Whole(const PlacementPlan& plan, std::span<const std:
     writes.StageCopies(buffer, plan.copies(buffer));
     writes.StageZeros(buffer, plan.zeros(buffer));
   }
+  writes.TakeTurns(plan);
   return writes;
 }
 
-Status StagedWrites::Run(const Memories& memories, WorkerPool& pool) const {
+Status StagedWrites::RunLists(size_t from, size_t to, const Memories& memories, WorkerPool& pool) const {
   FirstError error;
-  pool.ParallelFor(lists_.size(), [&](size_t i) { error.Set(Write(lists_[i], memories, data_.data())); });
-  FinishAll(memories, error);
-  LS_RETURN_IF_ERROR(error.Get());
+  pool.ParallelFor(to - from, [&](size_t i) { error.Set(Write(lists_[from + i], memories, data_.data())); });
+  FinishAll(memories, pool, error);
+  return error.Get();
+}
+
+Status StagedWrites::RunFirst(size_t lists, const Memories& memories, WorkerPool& pool) const {
+  return RunLists(0, lists, memories, pool);
+}
+
+Status StagedWrites::RunRest(size_t lists, const Memories& memories, WorkerPool& pool) const {
+  LS_RETURN_IF_ERROR(RunLists(lists, lists_.size(), memories, pool));
   return RunLate(memories, pool);
 }
 

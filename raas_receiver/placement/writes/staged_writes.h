@@ -45,7 +45,12 @@ class StagedWrites {
                             const std::vector<bool>& wanted);
 
   // Writes, and waits until all is there. May be run again. After an error the memories hold a mix.
-  Status Run(const Memories& memories, WorkerPool& pool) const;
+  Status Run(const Memories& memories, WorkerPool& pool) const { return RunRest(0, memories, pool); }
+  // The same in two parts, which may be of other memories: the first `lists` of what was worked out; all that is left.
+  Status RunFirst(size_t lists, const Memories& memories, WorkerPool& pool) const;
+  Status RunRest(size_t lists, const Memories& memories, WorkerPool& pool) const;
+  // How many lists, from the first on, are no more than `bytes` once they are copied with all their values.
+  size_t ListsWithin(uint64_t bytes) const;
 
   const StagedStats& stats() const { return stats_; }
 
@@ -54,6 +59,8 @@ class StagedWrites {
   Status Stage(const model::ModelLayout& layout, uint64_t memory_limit, WorkerPool& pool);
   void StageCopies(uint32_t buffer, std::span<const layout::StridedCopy> copies);
   void StageZeros(uint32_t buffer, std::span<const StridedRange> zeros);
+  void TakeTurns(const PlacementPlan& plan);
+  Status RunLists(size_t from, size_t to, const Memories& memories, WorkerPool& pool) const;
   Status RunLate(const Memories& memories, WorkerPool& pool) const;
 
   std::span<const std::byte> data_;

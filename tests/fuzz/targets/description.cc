@@ -28,7 +28,7 @@ Steps StepsOf(const placement::RankDescription& description) {
 
 std::vector<Bytes> Seeds() {
   std::vector<Bytes> seeds;
-  for (const char* name : {"rank 0", "rank 1", "cuda"}) {
+  for (const char* name : {"rank 0", "rank 1", "cuda", "own"}) {
     seeds.push_back(
         Copy(AsBytes(std::string_view(DocumentBlock("raas_receiver/placement/description/FORMAT.md", "json", name)))));
   }

@@ -1,0 +1,60 @@
+// For tests: what a portion says, read as FORMAT.md has it, byte by byte.
+#pragma once
+
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "raas_receiver/placement/writes/portion.h"
+
+namespace lockstep::placement {
+
+using EachByte = std::function<void(uint32_t memory, uint64_t offset, std::byte value)>;
+
+// Calls `each` for every byte that the portion gives, in its order. False: it is not as long as its tables say, or
+// none.
+inline bool ReadPortion(ByteView portion, const EachByte& each) {
+  PortionHeader header;
+  if (portion.size() < sizeof header) return false;
+  std::memcpy(&header, portion.data(), sizeof header);
+  if (std::memcmp(header.magic, kPortionMagic, sizeof header.magic) != 0 || header.bytes != portion.size())
+    return false;
+  uint64_t at = sizeof header;
+  const auto take = [&](auto& entry) {
+    if (portion.size() - at < sizeof entry) return false;
+    std::memcpy(&entry, portion.data() + at, sizeof entry);
+    at += sizeof entry;
+    return true;
+  };
+  std::vector<PortionRun> runs(header.runs);
+  std::vector<PortionRows> rows(header.copies + header.zeros);
+  for (PortionRun& run : runs) {
+    if (!take(run)) return false;
+  }
+  for (PortionRows& entry : rows) {
+    if (!take(entry)) return false;
+  }
+  uint64_t offset_at = at;
+  for (const PortionRun& run : runs) at += run.units * sizeof(uint32_t);
+  at = (at + 7) / 8 * 8;
+  for (const PortionRun& run : runs) {
+    for (uint64_t i = 0; i < run.units; ++i, offset_at += sizeof(uint32_t)) {
+      uint32_t offset = 0;
+      std::memcpy(&offset, portion.data() + offset_at, sizeof offset);
+      for (uint32_t byte = 0; byte < run.unit; ++byte) each(run.memory, run.base + offset + byte, portion[at++]);
+    }
+  }
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const bool zeros = i >= header.copies;
+    if (!zeros) at = (at + 7) / 8 * 8;
+    for (uint64_t row = 0; row < rows[i].rows; ++row) {
+      for (uint64_t byte = 0; byte < rows[i].row_bytes; ++byte) {
+        each(rows[i].memory, rows[i].offset + row * rows[i].pitch + byte, zeros ? std::byte{0} : portion[at++]);
+      }
+    }
+  }
+  return (at + 7) / 8 * 8 == portion.size();
+}
+
+}  // namespace lockstep::placement

@@ -1,0 +1,188 @@
+// Ranks that write their own memory and stage, write or compare late, wrong, twice, or not at all: what is served is
+// always one whole version.
+#include "raas_receiver/targets/own_writes.h"
+
+#include "common/base/status_testing.h"
+#include "raas_receiver/targets/targets_fixture.h"
+
+namespace lockstep::targets {
+namespace {
+
+// How long silent ranks are waited for. Those that answer must do so in it.
+constexpr std::chrono::seconds kSilence{3};
+
+struct OwnRanks : TargetsFixture {
+  explicit OwnRanks(size_t halves, const std::function<void(TestRankOptions&)>& adjust = {})
+      : TargetsFixture(3, /*own=*/true), halves(halves) {
+    options.hold_timeout = kSilence;
+    REQUIRE(Start().ok());
+    RunRank(0, halves);
+    RunRank(1, halves, adjust).status().faulty = false;
+    REQUIRE(Changed(2));
+  }
+  // Both ranks serve version 1, and the second one is faulty from here on.
+  void ServeFirst() {
+    const Status status = Bring(1);
+    INFO(status.ToString());
+    REQUIRE(status.ok());
+    for (auto& rank : ranks) REQUIRE(Eventually([&] { return rank->Serves(1); }));
+    ranks[1]->status().faulty = true;
+  }
+  // The second rank was lost; the first serves `version`, and with another second one both come to version 3.
+  void GoesOnFrom(Version version) {
+    CHECK(report().attached == 1);  // at once, and nobody is told
+    CHECK(report().serving == model.held(version));
+    CHECK(Eventually([&] { return ranks[0]->Serves(version); }));
+    RankHandle& lost = *ranks[1];
+    REQUIRE(Eventually([&] { return lost.status().ended == 1; }));
+    CHECK(lost.status().wrong_reads == 0);
+    RankHandle& successor = RunRank(1, halves);
+    REQUIRE(Changed(1));
+    REQUIRE(Bring(3, 1).ok());
+    CHECK(Eventually([&] { return successor.Serves(3) && ranks[0]->Serves(3); }));
+  }
+  const size_t halves;
+};
+
+ErrorCode CodeOf(RankFault fault) {
+  switch (fault) {
+    case RankFault::kSilent:
+      return ErrorCode::kDeadline;
+    case RankFault::kHangsUp:
+      return ErrorCode::kUnavailable;
+    case RankFault::kRefuses:
+      return ErrorCode::kAborted;
+    default:
+      return ErrorCode::kProtocol;
+  }
+}
+
+RankFault AnyFault() {
+  return GENERATE(RankFault::kSilent, RankFault::kWrong, RankFault::kHangsUp, RankFault::kTwice, RankFault::kRefuses);
+}
+
+}  // namespace
+
+TEST_CASE("A rank that does not stage as it should costs the commit and nothing more") {
+  const size_t halves = GENERATE(1, 2);
+  const RankFault fault = AnyFault();
+  OwnRanks engine(halves, [&](TestRankOptions& options) { options.at_stage = fault; });
+  engine.ServeFirst();
+  CHECK_THAT(engine.Bring(2, 1), FailsWith(CodeOf(fault), "engine tp2: rank 1 (process "));
+  engine.GoesOnFrom(1);
+}
+
+TEST_CASE("A rank that does not write as it should is left behind, and the others get back what they had") {
+  const size_t halves = GENERATE(1, 2);
+  const RankFault fault = GENERATE(RankFault::kSilent, RankFault::kWrong, RankFault::kHangsUp, RankFault::kRefuses);
+  OwnRanks engine(halves, [&](TestRankOptions& options) { options.at_write = fault; });
+  engine.ServeFirst();
+  CHECK_THAT(engine.Bring(2, 1), FailsWith(CodeOf(fault), "engine tp2: rank 1 (process ", "WRITTEN"));
+  // What it may hold now is not what the page says.
+  const bool held = halves == 1;
+  CHECK(Eventually([&] { return engine.ranks[1]->status().ended == 1; }));
+  CHECK(engine.ranks[1]->status().held == held);
+  engine.GoesOnFrom(1);
+}
+
+TEST_CASE("A rank that says twice that it has written is found out with its next answer, and the commit stands") {
+  OwnRanks engine(1, [](TestRankOptions& options) { options.at_write = RankFault::kTwice; });
+  engine.ServeFirst();
+  REQUIRE(engine.Bring(2, 1).ok());
+  CHECK(Eventually([&] { return engine.ranks[1]->Serves(2); }));
+  engine.GoesOnFrom(2);
+}
+
+TEST_CASE("Without the version before, ranks that were written stay held when another could not write") {
+  OwnRanks engine(1, [](TestRankOptions& options) { options.at_write = RankFault::kHangsUp; });
+  engine.ServeFirst();
+  CHECK(engine.Bring(2).code() == ErrorCode::kUnavailable);
+  CHECK(engine.report().mixed);
+  CHECK(engine.ranks[0]->status().held);
+  CHECK(engine.ranks[0]->status().wrong_reads == 0);
+  RankHandle& successor = engine.RunRank(1, 1);
+  REQUIRE(engine.Changed(1));
+  REQUIRE(engine.Bring(3, 2).ok());
+  CHECK(Eventually([&] { return successor.Serves(3) && engine.ranks[0]->Serves(3); }));
+}
+
+TEST_CASE("A rank that cannot compare what it says it holds is dropped") {
+  const RankFault fault = GENERATE(RankFault::kSilent, RankFault::kWrong, RankFault::kHangsUp, RankFault::kRefuses);
+  OwnRanks engine(1, [&](TestRankOptions& options) { options.at_compare = fault; });
+  engine.ServeFirst();
+  engine.ranks[1]->End();
+  REQUIRE(engine.Changed(1));
+  engine.ranks[1]->StartThread();
+  REQUIRE(engine.Changed(1));
+  CHECK_THAT(engine.Bring(1), FailsWith(CodeOf(fault), "rank 1 (process ", "COMPARED"));
+  CHECK(engine.report().attached == 1);
+  CHECK(engine.ranks[0]->Serves(1));
+}
+
+TEST_CASE("What was handed over and is not written is dropped") {
+  OwnRanks engine(1);
+  engine.ServeFirst();
+  REQUIRE(engine.Prepare(2, 1).ok());
+  for (auto& rank : engine.ranks) CHECK(rank->status().at_hand > 0);
+  engine.targets->Abandon();
+  for (auto& rank : engine.ranks) CHECK(Eventually([&] { return rank->status().at_hand == 0; }));
+  for (auto& rank : engine.ranks) CHECK(rank->Serves(1));
+  REQUIRE(engine.Bring(3, 2).ok());
+  for (auto& rank : engine.ranks) CHECK(Eventually([&] { return rank->Serves(3); }));
+}
+
+TEST_CASE("What was handed over is dropped by those who held when another did not") {
+  OwnRanks engine(1, [](TestRankOptions& options) { options.at_hold = RankFault::kHangsUp; });
+  engine.ranks[1]->End();  // it would hang up at the first hold
+  REQUIRE(engine.Changed(1));
+  engine.ranks.pop_back();
+  engine.RunRank(1, 1);
+  REQUIRE(engine.Changed(1));
+  engine.ServeFirst();
+  engine.ranks[1]->End();
+  REQUIRE(engine.Changed(1));
+  engine.ranks[1]->options().at_hold = RankFault::kHangsUp;
+  engine.ranks[1]->StartThread();
+  REQUIRE(engine.Changed(1));
+  CHECK(engine.Bring(2, 1).code() == ErrorCode::kUnavailable);
+  CHECK(Eventually([&] { return engine.ranks[0]->status().at_hand == 0 && engine.ranks[0]->Serves(1); }));
+}
+
+TEST_CASE("A version goes in portions of bounded size, and one written after the other holds no more than that") {
+  OwnRanks engine(1);
+  engine.ServeFirst();
+  for (auto& rank : engine.ranks) {
+    CHECK(rank->status().portions >= rank->parts().bytes() / engine.options.portion_bytes);
+    CHECK(rank->status().most_at_hand == 1);
+  }
+}
+
+TEST_CASE("What there is no memory for before the pause is translated, staged and written in it") {
+  OwnRanks engine(1);
+  engine.Stop();
+  engine.options.stage_bytes = GENERATE(0, 3000);
+  for (auto& rank : engine.ranks) rank->End();
+  engine.ranks.clear();
+  engine.seen = engine.changes;
+  REQUIRE(engine.Start().ok());
+  for (uint32_t rank : {0, 1}) engine.RunRank(rank, 1);
+  REQUIRE(engine.Changed(2));
+  REQUIRE(engine.Bring(1).ok());
+  REQUIRE(engine.Prepare(3, 1).ok());
+  for (auto& rank : engine.ranks) CHECK(rank->status().at_hand <= 1);
+  REQUIRE(engine.targets->Commit().ok());
+  for (auto& rank : engine.ranks) CHECK(Eventually([&] { return rank->Serves(3); }));
+}
+
+TEST_CASE("A rank that lends its memory and one that writes its own are one engine") {
+  OwnRanks engine(1, [](TestRankOptions& options) { options.own = false; });
+  engine.ServeFirst();
+  for (const auto& step : {std::pair<Version, Version>{2, 1}, {3, 2}, {1, 3}}) {
+    const Version version = step.first;
+    REQUIRE(engine.Bring(version, /*before=*/step.second).ok());
+    for (auto& rank : engine.ranks) CHECK(Eventually([&] { return rank->Serves(version); }));
+    CHECK(engine.targets->Verify(engine.Target(version)).ok());
+  }
+}
+
+}  // namespace lockstep::targets

@@ -1,0 +1,58 @@
+// A test rank's portions: staged, written into its memory or compared with it, as placement/writes/FORMAT.md has it.
+#pragma once
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <vector>
+
+#include "common/base/bytes.h"
+#include "common/os/unique_fd.h"
+#include "raas_receiver/placement/writes/portion_testing.h"
+
+namespace lockstep::targets {
+
+class StagedPortions {
+ public:
+  // False: it is not sealed, no portion, or leaves a memory of `bytes`.
+  bool Stage(const os::UniqueFd& fd, uint64_t bytes) {
+    constexpr int kFinal = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW;
+    if ((::fcntl(fd.get(), F_GET_SEALS) & kFinal) != kFinal) return false;
+    Bytes portion(static_cast<size_t>(::lseek(fd.get(), 0, SEEK_END)));
+    if (::pread(fd.get(), portion.data(), portion.size(), 0) != static_cast<ssize_t>(portion.size())) return false;
+    bool inside = true;
+    const bool whole = placement::ReadPortion(portion, [&](uint32_t memory, uint64_t offset, std::byte) {
+      inside = inside && memory == 0 && offset < bytes;
+    });
+    portions_.push_back(std::move(portion));
+    return whole && inside;
+  }
+
+  // At most `most` bytes of it.
+  void Write(std::byte* memory, uint64_t most) const {
+    Each([&](uint64_t offset, std::byte value) {
+      if (most == 0) return;
+      --most;
+      memory[offset] = value;
+    });
+  }
+  bool Equal(const std::byte* memory) const {
+    bool equal = true;
+    Each([&](uint64_t offset, std::byte value) { equal = equal && memory[offset] == value; });
+    return equal;
+  }
+  void Drop() { portions_.clear(); }
+  uint32_t size() const { return static_cast<uint32_t>(portions_.size()); }
+
+ private:
+  template <typename Visit>
+  void Each(const Visit& visit) const {
+    for (const Bytes& portion : portions_) {
+      (void)placement::ReadPortion(portion, [&](uint32_t, uint64_t offset, std::byte value) { visit(offset, value); });
+    }
+  }
+
+  std::vector<Bytes> portions_;
+};
+
+}  // namespace lockstep::targets
