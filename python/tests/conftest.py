@@ -13,13 +13,19 @@ def receiver(tmp_path):
     receiver.close()
 
 
+@pytest.fixture(params=[False, True], ids=["own", "lent"])
+def lend(request):
+    """Whether followers lend their memory."""
+    return request.param
+
+
 @pytest.fixture
-def follow(receiver):
+def follow(receiver, lend):
     """Makes followers that are closed at the test's end."""
     made = []
 
     def make(module, **options) -> lockstep.Follower:
-        made.append(lockstep.Follower(module, model="actor", socket=receiver.path, **options))
+        made.append(lockstep.Follower(module, model="actor", socket=receiver.path, lend=lend, **options))
         return made[-1]
 
     yield make

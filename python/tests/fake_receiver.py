@@ -9,10 +9,26 @@ import struct
 from pathlib import Path
 
 import torch
+from portions import portion, sealed
 
 RUN = "0123456789abcdef" * 2
 _HEADER = struct.Struct("<4sHHII16sQ")
-ATTACH, ATTACHED, REFUSED, HOLD, HELD, SERVE, SERVING = range(1, 8)
+(
+    ATTACH,
+    ATTACHED,
+    REFUSED,
+    HOLD,
+    HELD,
+    SERVE,
+    SERVING,
+    STAGE,
+    STAGED,
+    WRITE,
+    WRITTEN,
+    COMPARE,
+    COMPARED,
+    DROP,
+) = range(1, 15)
 EMPTY, SERVING_STATE, WRITING = range(3)
 _TIMEOUT_S = 60
 
@@ -42,7 +58,7 @@ class Page:
 
 
 class Attachment:
-    """One connection of a rank that has sent ATTACH."""
+    """One connection of a rank that has sent ATTACH. ``own``: it writes its memory by itself."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -50,6 +66,7 @@ class Attachment:
         assert kind == ATTACH
         self.attach = json.loads(body)
         self.description = self.attach["description"]
+        self.own = self.description["halves"][0][0]["kind"] == "own"
         self.maps = [mmap.mmap(fd, os.fstat(fd).st_size) for fd in self.fds]
 
     def attached(self, page: Page) -> None:
@@ -77,19 +94,64 @@ class Attachment:
         """All of a commit: every parameter becomes ``value``."""
         self.hold(version)
         page.begin_writing()
-        self.fill(value, half)
+        self.fill(value, half, version)
         page.serve(version, half)
         self.serve(version, half)
 
-    def fill(self, value: float, half: int = 0) -> None:
-        for parameter in self.description["parameters"]:
-            self.view(parameter["name"], half).fill_(value)
+    def fill(self, value: float, half: int = 0, version: "int | None" = None, names: "list[str] | None" = None) -> None:
+        """Writes one value into parameters, all or those of ``names``; ``version`` as ``put`` has it, ``value`` if it is
+        not said."""
+        filled = [own for own in self.description["parameters"] if names is None or own["name"] in names]
+        tensors = {own["name"]: torch.full(own["shape"], value) for own in filled}
+        self.put(tensors, int(value) if version is None else version, half)
+
+    def put(self, tensors: "dict[str, torch.Tensor]", version: int, half: int = 0) -> None:
+        """Writes parameters; what a rank that writes by itself holds then is ``version``, 0 for no whole one."""
+        if not self.own:
+            for name, tensor in tensors.items():
+                self.view(name, half).copy_(tensor)
+            return
+        written = [own for own in self.description["parameters"] if own["name"] in tensors]
+        self.stage(portion(runs=[_run(own, tensors[own["name"]]) for own in written]), half)
+        self.expect(STAGED)
+        self.write(version, half)
+
+    def stage(self, content: bytes, half: int = 0) -> None:
+        fd = sealed(content)
+        self._send(STAGE, half=half, fds=[fd])
+        os.close(fd)
+
+    def send_write(self, version: int, half: int = 0) -> None:
+        self._send(WRITE, version=version, half=half)
+
+    def write(self, version: int, half: int = 0) -> None:
+        """Has a rank that writes by itself write what is staged, after which it holds ``version``."""
+        if self.own:
+            self.send_write(version, half)
+            self.expect(WRITTEN)
+
+    def send_compare(self, half: int = 0) -> None:
+        self._send(COMPARE, half=half)
+
+    def compare(self, half: int = 0) -> bytes:
+        self.send_compare(half)
+        kind, _, _, _, body = self._receive()
+        assert kind == COMPARED
+        return body
+
+    def drop(self) -> None:
+        self._send(DROP)
+
+    def refusal(self) -> str:
+        """Why the rank does not do what it was told; it ends the connection then."""
+        kind, _, _, _, body = self._receive()
+        assert kind == REFUSED and self.is_closed()
+        return body.decode()
 
     def view(self, name: str, half: int = 0) -> torch.Tensor:
-        """A parameter in the rank's memory, by its description alone."""
+        """A parameter in the memory that the rank lends, by its description alone."""
         own = next(own for own in self.description["parameters"] if own["name"] == name)
-        dtype = {"BF16": torch.bfloat16, "F32": torch.float32, "I64": torch.int64}[own["dtype"]]
-        strides = own.get("strides") or torch.empty(own["shape"], device="meta").stride()
+        dtype, _, strides = _layout(own)
         flat = torch.frombuffer(self.maps[half], dtype=torch.uint8)[own["offset"] :]
         flat = flat[: flat.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
         return flat.as_strided(own["shape"], strides)
@@ -133,6 +195,24 @@ class Attachment:
         while len(body) < size:
             body += self.connection.recv(size - len(body))
         return kind, half, run.hex(), number, bytes(body)
+
+
+def _layout(parameter: dict) -> "tuple[torch.dtype, list[int], list[int]]":
+    dtype = {"BF16": torch.bfloat16, "F32": torch.float32, "I64": torch.int64}[parameter["dtype"]]
+    shape = parameter["shape"]
+    return dtype, shape, parameter.get("strides") or list(torch.empty(shape, device="meta").stride())
+
+
+def _run(parameter: dict, tensor: torch.Tensor) -> "tuple[int, int, int, list[int], bytes]":
+    """All of a parameter, element by element."""
+    dtype, shape, strides = _layout(parameter)
+    offsets = torch.zeros(shape, dtype=torch.int64)
+    for dim, (extent, stride) in enumerate(zip(shape, strides)):
+        at = [1] * len(shape)
+        at[dim] = extent
+        offsets += (torch.arange(extent) * stride * dtype.itemsize).view(at)
+    values = tensor.detach().to(dtype).contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return parameter.get("memory", 0), dtype.itemsize, parameter["offset"], offsets.flatten().tolist(), values
 
 
 class FakeReceiver:

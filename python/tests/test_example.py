@@ -41,11 +41,6 @@ def stats(port: int) -> dict:
         return json.load(answer)
 
 
-def write(rank, model: torch.nn.Module) -> None:
-    for name, tensor in model.named_parameters():
-        rank.view(name).copy_(tensor.detach())
-
-
 def test_answers_come_while_versions_do_and_each_is_what_its_version_gives(checkpoint, tmp_path):
     torch.set_num_threads(1)
     receiver, page = FakeReceiver(tmp_path / "engine.sock"), Page()
@@ -76,7 +71,7 @@ def test_answers_come_while_versions_do_and_each_is_what_its_version_gives(check
         for number, model in versions.items():
             rank.hold(number, f"step {number}")
             page.begin_writing()
-            write(rank, model)
+            rank.put(dict(model.named_parameters()), number)
             page.serve(number)
             rank.serve(number)
             while not any(answer["version"] == number for answer in answers):

@@ -45,7 +45,7 @@ def test_killed_while_writing_ranks_stay_held_until_a_whole_version_is_written(r
     rank.commit(page, 1, 1.0)
     rank.hold(2)
     page.begin_writing()
-    rank.view("weight").fill_(2.0)
+    rank.fill(2.0, version=0, names=["weight"])
     rank.close()
     again = receiver.accept()
     assert again.version == 0 and again.run == "00" * 16
@@ -99,7 +99,7 @@ def test_a_late_rank_that_was_being_caught_up_does_not_take_the_others_version_f
     page.serve(4)
     rank.attached(page)
     rank.hold(4)
-    rank.view("weight").fill_(4.0)
+    rank.fill(4.0, version=0, names=["weight"])
     rank.close()
     assert receiver.accept().version == 0 and follower.served is None
 
@@ -282,6 +282,7 @@ def test_a_rank_attaches_again_ever_later_until_a_serve_succeeded(receiver, foll
     for _ in range(4):
         rank.attached(page)
         rank.hold(1)
+        rank.write(1)
         page.serve(1)
         rank.send_serve(1)
         assert rank.is_closed()

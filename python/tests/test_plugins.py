@@ -15,6 +15,7 @@ from fake_receiver import RUN, FakeReceiver, Page
 import lockstep
 from lockstep.engine import sglang as sglang_plugin
 from lockstep.engine import vllm as vllm_plugin
+from lockstep.engine._environment import followed
 
 
 def module_of(monkeypatch, name: str, **members: Any) -> ModuleType:
@@ -331,6 +332,22 @@ def test_sglang_without_its_socket_is_left_alone(sglang, monkeypatch):
     monkeypatch.delenv("LOCKSTEP_ENGINE_SOCKET")
     start_sglang()
     assert ModelRunner(SglangModel()).load_model() == "loaded" and sglang_plugin._follower is None
+
+
+@pytest.mark.parametrize(("value", "kind"), [(None, "own"), ("0", "own"), ("1", "host")])
+def test_the_environment_says_whether_memory_is_lent(sglang, receiver, monkeypatch, value, kind):
+    if value is not None:
+        monkeypatch.setenv("LOCKSTEP_ENGINE_LEND", value)
+    sglang_plugin.load(SglangModel(), [])
+    assert receiver.accept().description["halves"][0][0]["kind"] == kind
+
+
+def test_an_environment_that_may_mean_anything_is_refused(monkeypatch):
+    for name, value in (("SOCKET", "/run/engine.sock"), ("LEND", "yes")):
+        monkeypatch.setenv(f"LOCKSTEP_ENGINE_{name}", value)
+    monkeypatch.setenv("LOCKSTEP_MODEL", "actor")
+    with pytest.raises(lockstep.BadDataError, match=r"\$LOCKSTEP_ENGINE_LEND is 'yes'; it is 0 or 1"):
+        followed()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
-"""What the ranks of engines do in tests (see ranks.py): hold an engine's parameters in memory of their own, lend it
-to a receiver, and compare it with what PyTorch makes of a checkpoint.
+"""What the ranks of engines do in tests (see ranks.py): hold an engine's parameters, follow a receiver with them, and
+compare them with what PyTorch makes of a checkpoint.
 
 A rank keeps `job`, `module` and `follower`.
 """
@@ -27,7 +27,8 @@ class Job:
         engine: "vllm" or "sglang"; ``name`` distinguishes this one from others of its kind.
         rank, world: of the engine's group.
         config: the model's HuggingFace configuration.
-        double_buffered: lends two halves.
+        double_buffered: has two halves.
+        lends: its memory, for the receiver to write; else it writes by itself.
         server: the URL of the conformance server that this rank belongs to, which the receiver pauses; else the rank
             stops readers by itself.
     """
@@ -41,6 +42,7 @@ class Job:
     socket: Path
     model: str
     double_buffered: bool = False
+    lends: bool = False
     server: str = ""
 
 
@@ -60,7 +62,7 @@ def parameters_of(shapes: "dict[str, torch.Tensor]") -> torch.nn.Module:
     return module
 
 
-def lend(rank: Rank) -> None:
+def attach(rank: Rank) -> None:
     """Attaches to the receiver; returns when all ranks of the engine may continue."""
     job = rank.job
     rank.follower = lockstep.Follower(
@@ -77,6 +79,7 @@ def lend(rank: Rank) -> None:
         expert_tensor_parallel=job.place.expert_tensor[::-1],
         key_value_heads=job.config.num_key_value_heads,
         double_buffered=job.double_buffered,
+        lend=job.lends,
         gate=not job.server,
         after_write=(lambda served: _note_pause(rank)) if job.server else None,
     )
@@ -123,7 +126,7 @@ def version_served(rank: Rank, checkpoints: "dict[int, Path]") -> int:
 
 
 def refusal(rank: Rank, timeout_s: float = 30) -> str:
-    """Why the receiver does not take this rank's memory."""
+    """Why the receiver does not take this rank."""
     deadline = time.monotonic() + timeout_s
     while rank.follower.error is None:
         assert time.monotonic() < deadline, "the rank was not refused"
@@ -133,7 +136,7 @@ def refusal(rank: Rank, timeout_s: float = 30) -> str:
 
 
 def leave(rank: Rank) -> None:
-    """Ends the loan."""
+    """Follows no more."""
     rank.follower.close()
 
 

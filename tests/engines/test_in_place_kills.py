@@ -7,7 +7,7 @@ import random
 import time
 
 import pytest
-from engine_ranks import Job, build, differences, lend, version_served
+from engine_ranks import Job, attach, build, differences, version_served
 from harness import MODEL, wait_until
 from ranks import Ranks
 from slicing import places
@@ -22,7 +22,7 @@ LONGEST_WAIT_S = 0.15  # from a publish to a kill: past the commit, mostly
 class Fleet:
     """A trainer, its agent, a receiver and one engine of four ranks."""
 
-    def __init__(self, cluster, ranks: Ranks, double_buffered: bool) -> None:
+    def __init__(self, cluster, ranks: Ranks, double_buffered: bool, lends: bool) -> None:
         self.cluster, self.ranks = cluster, ranks
         self.random = random.Random(7)
         self.agent = cluster.agent()
@@ -33,7 +33,7 @@ class Fleet:
         )
         self.checkpoints = {}
         self.jobs = [
-            Job("vllm", "engine", rank, WORLD, place, self.trainer.config, socket, MODEL, double_buffered)
+            Job("vllm", "engine", rank, WORLD, place, self.trainer.config, socket, MODEL, double_buffered, lends)
             for rank, place in enumerate(places(WORLD))
         ]
         self.process_of = list(range(WORLD))  # by rank
@@ -57,7 +57,7 @@ class Fleet:
         """In its process, of which it must be the first user."""
         process = [self.process_of[rank]]
         self.ranks.call(build, self.jobs[rank], self.checkpoints[self.newest], only=process)
-        self.ranks.call(lend, only=process)
+        self.ranks.call(attach, only=process)
 
     def kill_rank(self, rank: int) -> None:
         self.ranks.kill(self.process_of[rank])
@@ -95,9 +95,9 @@ class Fleet:
 
 
 @pytest.fixture(params=[False, True], ids=["one-half", "two-halves"])
-def fleet(cluster, request):
+def fleet(cluster, request, lends):
     with Ranks(WORLD + SPARE) as ranks:
-        fleet = Fleet(cluster, ranks, request.param)
+        fleet = Fleet(cluster, ranks, request.param, lends)
         yield fleet
         fleet.trainer.close()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from conformance_server import ConformanceServer
-from engine_ranks import Job, build, differences, lend, paused_at_writes, refusal, spoil_deriving
+from engine_ranks import Job, attach, build, differences, paused_at_writes, refusal, spoil_deriving
 from harness import MODEL, wait_until
 from ranks import Ranks
 from slicing import places
@@ -21,8 +21,8 @@ WORLD = 2
 class System:
     """A trainer, its agent, a receiver that writes engines in place, and processes for ranks."""
 
-    def __init__(self, cluster, ranks: Ranks) -> None:
-        self.cluster, self.ranks = cluster, ranks
+    def __init__(self, cluster, ranks: Ranks, lends: bool) -> None:
+        self.cluster, self.ranks, self.lends = cluster, ranks, lends
         self.agent = cluster.agent()
         self.socket = cluster.directory / "engine.sock"
         self.receiver = cluster.receiver(self.agent, engine_load="in-place", engine_socket=self.socket)
@@ -40,9 +40,20 @@ class System:
     def start(self, name: str, processes: "list[int]", **options) -> None:
         for rank, process in enumerate(processes):
             place = places(len(processes))[rank]
-            job = Job("vllm", name, rank, len(processes), place, self.trainer.config, self.socket, MODEL, **options)
+            job = Job(
+                "vllm",
+                name,
+                rank,
+                len(processes),
+                place,
+                self.trainer.config,
+                self.socket,
+                MODEL,
+                lends=self.lends,
+                **options,
+            )
             self.ranks.call(build, job, max(self.checkpoints.items())[1], only=[process])
-            self.ranks.call(lend, only=[process])
+            self.ranks.call(attach, only=[process])
 
     def expect(self, version: int, processes: "list[int]") -> None:
         wrong = self.ranks.call(differences, version, self.checkpoints[version], only=processes)
@@ -53,9 +64,9 @@ class System:
 
 
 @pytest.fixture
-def system(cluster):
+def system(cluster, lends):
     with Ranks(2 * WORLD) as ranks:
-        system = System(cluster, ranks)
+        system = System(cluster, ranks, lends)
         yield system
         system.trainer.close()
 
@@ -119,7 +130,7 @@ def test_an_engine_that_repacked_a_parameter_is_refused_by_name(system):
     job = Job("vllm", "engine", 0, 1, places(1)[0], system.trainer.config, system.socket, MODEL)
     system.ranks.call(build, job, checkpoint, only=[0])
     system.ranks.call(repack, "model.layers.1.mlp.down_proj.weight", only=[0])
-    system.ranks.call(lend, only=[0])
+    system.ranks.call(attach, only=[0])
     [reason] = system.ranks.call(refusal, only=[0])
     assert "model.layers.1.mlp.down_proj.weight" in reason and "director" in reason
     assert system.receiver.answers()
@@ -202,10 +213,11 @@ class Server:
                 system.trainer.config,
                 system.socket,
                 MODEL,
+                lends=system.lends,
                 server=self.http.url,
             )
             system.ranks.call(build, job, checkpoint, only=[rank])
-            system.ranks.call(lend, only=[rank])
+            system.ranks.call(attach, only=[rank])
         self.resumes_with(1)
 
     def resumes_with(self, version: int) -> None:
@@ -282,6 +294,6 @@ def test_ranks_that_only_their_server_can_stop_are_refused_where_it_is_not_pause
         "sglang", "engine", 0, 1, places(1)[0], system.trainer.config, system.socket, MODEL, server="http://127.0.0.1:1"
     )
     system.ranks.call(build, job, checkpoint, only=[0])
-    system.ranks.call(lend, only=[0])
+    system.ranks.call(attach, only=[0])
     [reason] = system.ranks.call(refusal, only=[0])
     assert "name the kind of the server with --engine" in reason

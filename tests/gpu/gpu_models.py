@@ -17,7 +17,7 @@ import lockstep
 ON_GPU = DEVICE != "cpu"
 DTYPES = (torch.bfloat16, torch.float32)
 SHADOWS = (False,)  # whether a trainer keeps what it published on the device, so that only changes are copied
-LENDS = (False,)  # whether a follower lends its memory to the receiver, or writes it itself
+LENDS = (False, True)  # whether a follower lends its memory to the receiver, or writes it itself
 SHARES = (0.01, 0.0001, 0.3, 0.0, 0.9)  # of elements that change, version by version
 # Of float32 in raw bits: ties, what overflows when it is rounded, denormals, both zeros, infinities, NaNs.
 SPECIAL = (0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x00000001, 0x80000000, 0x7F800000, 0x7F800001, 0x7FC12345, 0xFFFFFFFF)

@@ -4,7 +4,7 @@ trainer that is killed."""
 from pathlib import Path
 
 import torch
-from gpu_models import Weights, exporter, follower, module, unlike
+from gpu_models import Weights, busy, exporter, follower, module, unlike
 from ranks import Rank
 
 import lockstep
@@ -30,6 +30,18 @@ def served_unlike(rank: Rank, version: int, expected: "dict[str, torch.Tensor]")
     rank.follower.wait_for(version, timeout=60)
     with rank.follower.serving(timeout=60):
         return unlike(rank.engine.state_dict(), expected)
+
+
+def read_late(rank: Rank) -> None:
+    """Reads the weights that are served by what is queued behind a second of other work, and does not wait for it."""
+    with rank.follower.serving(timeout=60):
+        busy(1000)
+        rank.late = {name: tensor.clone() for name, tensor in rank.engine.state_dict().items()}
+
+
+def late_unlike(rank: Rank, expected: "dict[str, torch.Tensor]") -> "list[str]":
+    """The tensors in which what was read late differs."""
+    return unlike(rank.late, expected)
 
 
 def read_ring(rank: Rank, path: Path) -> None:

@@ -16,7 +16,7 @@ from gpu_models import (
     module,
     unlike,
 )
-from gpu_ranks import follow, follow_outcome, served_unlike
+from gpu_ranks import follow, follow_outcome, late_unlike, read_late, served_unlike
 from ranks import Ranks
 
 VERSIONS = 20
@@ -81,6 +81,23 @@ def test_a_module_with_two_halves_follows(cluster, lend):
             follows.wait_for(version, timeout=60)
             with follows.serving(timeout=60):
                 assert unlike(engine.state_dict(), twin.step().published()) == [], f"version {version}"
+
+
+@LENT
+def test_what_an_engine_queued_before_it_was_held_reads_the_weights_of_before(cluster, lend):
+    agent, _, socket = agent_with_receiver(cluster)
+    weights = Weights(torch.bfloat16)
+    with exporter(agent.socket, weights) as trainer, Ranks(1, start="spawn", timeout_s=90) as engines:
+        trainer.publish(1)
+        engines.call(follow, socket, lend)
+        for version in (2, 3):
+            before = weights.published()
+            assert engines.call(served_unlike, version - 1, before) == [[]]
+            engines.call(read_late)
+            weights.step()
+            trainer.publish(version)
+            assert engines.call(served_unlike, version, weights.published()) == [[]], f"version {version}"
+            assert engines.call(late_unlike, before) == [[]], f"before version {version}"
 
 
 @gpu_only

@@ -23,7 +23,7 @@ import sys, torch, lockstep
 module = torch.nn.Module()
 module.norm = torch.nn.Parameter(torch.zeros(2))
 module.w = torch.nn.Parameter(torch.zeros(3, 2, dtype=torch.bfloat16))
-with lockstep.Follower(module, model="actor", socket=sys.argv[1]) as follower:
+with lockstep.Follower(module, model="actor", socket=sys.argv[1], lend=True) as follower:
     sys.stdin.read()
 """
 

@@ -21,6 +21,13 @@ class MessageType(enum.IntEnum):
     HELD = 5
     SERVE = 6
     SERVING = 7
+    STAGE = 8
+    STAGED = 9
+    WRITE = 10
+    WRITTEN = 11
+    COMPARE = 12
+    COMPARED = 13
+    DROP = 14
 
 
 _FORMAT = MessageFormat(

@@ -7,7 +7,8 @@ from lockstep.engine._memory import Location, packed
 from lockstep.engine._options import DescribeOptions
 from lockstep.engine._parameters import Parameter, json_of, parameters_of
 
-FORMAT = 1
+_FORMAT = 1
+_FORMAT_OF_OWN_MEMORY = 2
 
 
 def describe(module: Any, **options: Any) -> "dict[str, Any]":
@@ -51,8 +52,9 @@ def description_of(
         place["family"] = options.family
     place["key_value_heads"] = options.key_value_heads
     place["fused_shared_experts"] = options.fused_shared_experts
+    own = any(memory["kind"] == "own" for half in halves for memory in half)
     return {
-        "format": FORMAT,
+        "format": _FORMAT_OF_OWN_MEMORY if own else _FORMAT,
         "rank": options.rank,
         "world": options.world,
         "place": place,

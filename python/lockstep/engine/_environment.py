@@ -1,5 +1,6 @@
 """What the plugins follow: $LOCKSTEP_ENGINE_SOCKET, the receiver's ``--engine-socket``; $LOCKSTEP_MODEL, its name for the
-model; $LOCKSTEP_ENGINE_NAME, which distinguishes several engines of one model."""
+model; $LOCKSTEP_ENGINE_NAME, which distinguishes several engines of one model; $LOCKSTEP_ENGINE_LEND, 1 for memory that
+the receiver writes."""
 
 import os
 from typing import NamedTuple
@@ -11,6 +12,7 @@ class Followed(NamedTuple):
     socket: str
     model: str
     engine_name: str
+    lend: bool
 
 
 def follows() -> bool:
@@ -19,7 +21,7 @@ def follows() -> bool:
 
 
 def followed() -> Followed:
-    """BadDataError names the variable that is missing."""
+    """BadDataError names the variable that is missing, or cannot be."""
     for variable in ("LOCKSTEP_ENGINE_SOCKET", "LOCKSTEP_MODEL"):
         if not os.environ.get(variable):
             raise BadDataError(f"${variable} must be set for lockstep to follow")
@@ -27,4 +29,12 @@ def followed() -> Followed:
         socket=os.environ["LOCKSTEP_ENGINE_SOCKET"],
         model=os.environ["LOCKSTEP_MODEL"],
         engine_name=os.environ.get("LOCKSTEP_ENGINE_NAME", "default"),
+        lend=_switch("LOCKSTEP_ENGINE_LEND"),
     )
+
+
+def _switch(variable: str) -> bool:
+    value = os.environ.get(variable, "0")
+    if value not in ("0", "1"):
+        raise BadDataError(f"${variable} is {value!r}; it is 0 or 1")
+    return value == "1"

@@ -1,4 +1,4 @@
-"""Follower: keeps a live module's parameters in step with a receiver, which writes them in place."""
+"""Follower: keeps a live module's parameters in step with a receiver, in place."""
 
 import collections
 import contextlib
@@ -19,6 +19,8 @@ from lockstep.engine._describe import description_of
 from lockstep.engine._gate import Gate
 from lockstep.engine._memory import Location, lend, on_device, synchronize
 from lockstep.engine._options import DescribeOptions
+from lockstep.engine._own_memory import keep
+from lockstep.engine._own_writes import ORDERS, OwnWrites
 from lockstep.engine._parameters import parameters_of
 from lockstep.engine._served import Served
 
@@ -28,15 +30,15 @@ _LONGEST_PAUSE_SECONDS = 1.0
 _KEPT_PAUSES = 1024
 # A receiver may refuse one time for a reason that passes: another rank was lost, an old process is still there.
 _FINAL_REFUSALS = 2
+_REASON_BYTES = 4096
 
 
 class Follower:
-    """Lends a module's parameters to the receiver on this host, and decides when they may be read.
+    """Writes versions into a module's parameters, as the receiver on this host works them out, and decides when they
+    may be read.
 
-    A thread of its own attaches to the receiver and comes back whenever that went away. CPU parameters are moved into
-    shared memory, once, when the follower is made, and with them all that modules keep in their memory; GPU parameters
-    stay where they are and are shared by CUDA IPC. The modules, their Parameter objects, dtypes, strides, views and
-    ties stay. Readers may be any threads:
+    A thread of its own attaches to the receiver and comes back whenever that went away. Parameters stay where they are,
+    on the CPU or on GPUs, in memory of any kind; nobody else reaches it. Readers may be any threads:
 
         with follower.serving() as served:
             answer = model(prompt)  # weights do not change inside; all of it is by served.run and served.version
@@ -50,6 +52,9 @@ class Follower:
         engine_name: the ranks of one engine have one name; several engines of one model have different ones.
         double_buffered: two halves of memory, one written while the other is read; an update is a flip. It takes the
             memory of the parameters once more, and moves them: not for CUDA graphs.
+        lend: the receiver writes. CPU parameters are moved into shared memory, once, when the follower is made, and
+            with them all that modules keep in their memory; GPU parameters stay where they are and are shared by CUDA
+            IPC, in memory of cudaMalloc. The modules, their Parameter objects, dtypes, strides, views and ties stay.
         gate: False for servers that are paused by the receiver's driver: a HOLD is answered at once, and ``serving`` is
             not to be used.
         after_write: called in the follower's thread with the version after each new one was written, before anybody
@@ -57,7 +62,7 @@ class Follower:
         options: those of ``DescribeOptions``, as ``describe`` takes them.
 
     Raises:
-        BadDataError: the module cannot be described or its memory cannot be lent; the text names the parameter.
+        BadDataError: the module cannot be described, or its memory not be lent; the text names the parameter.
         ResourceExhaustedError: there is no room for the parameters in shared memory.
     """
 
@@ -69,6 +74,7 @@ class Follower:
         socket: "Union[str, os.PathLike[str]]",
         engine_name: str = "default",
         double_buffered: bool = False,
+        lend: bool = False,
         gate: bool = True,
         after_write: "Callable[[Served], Any] | None" = None,
         **options: Any,
@@ -79,7 +85,7 @@ class Follower:
         self._socket = os.fspath(socket)
         self._gated = gate
         self._after_write = after_write
-        description = self._lend(module, DescribeOptions(**options), double_buffered)
+        description = self._describe(module, DescribeOptions(**options), double_buffered, lend)
         attach = {"peer": LINE, "model": model, "engine": engine_name, "description": description}
         self._attach = json.dumps(attach if gate else {**attach, "gated": False}).encode()
         self._world = description["world"]
@@ -174,12 +180,17 @@ class Follower:
             self._connection.close()
             self._connection = None
 
-    def _lend(self, module: Any, options: DescribeOptions, double_buffered: bool) -> "dict[str, Any]":
-        """The description of the module's parameters, which are lent from here on."""
+    def _describe(self, module: Any, options: DescribeOptions, double_buffered: bool, lends: bool) -> "dict[str, Any]":
+        """The description of the module's parameters, which lie where they are followed from here on."""
         engine, self._parameters = parameters_of(module, options)
         # Checked before anything moves.
         description_of(engine, options, self._parameters, [Location(0, 0)] * len(self._parameters), [])
-        self._memory = lend(module, self._parameters, double_buffered)
+        self._own: "OwnWrites | None" = None  # of memory that is not lent
+        if lends:
+            self._memory = lend(module, self._parameters, double_buffered)
+        else:
+            self._memory = keep(module, self._parameters, double_buffered)
+            self._own = OwnWrites(self._memory.places)
         return description_of(engine, options, self._parameters, self._memory.locations, self._memory.descriptions)
 
     # --- the follower's thread ---
@@ -196,6 +207,8 @@ class Follower:
                 except Exception as error:  # whatever it is, the module must not be left half-followed in silence
                     self._error = str(error) or repr(error)
                     refused = isinstance(error, _Refused)
+                if self._own is not None:
+                    self._own.drop()
                 self._count_refusals(refused)
                 if self._had_serve:  # to attach is not enough: each time the receiver pauses and writes the engine
                     pause = _FIRST_PAUSE_SECONDS
@@ -243,8 +256,12 @@ class Follower:
     def _answer(self, connection: Connection, message: Message) -> None:
         if message.type == MessageType.ATTACHED:
             self._take_page(message)
+        elif self._own is not None and self._page is not None and message.type in ORDERS:
+            self._obey(self._own, connection, message)
         elif message.fds:
-            raise ProtocolError(f"{self._socket}: {message.type.name} came with descriptors")
+            for fd in message.fds:
+                os.close(fd)
+            raise ProtocolError(f"{self._socket}: {message.type.name} came with descriptors, or before its time")
         elif message.type == MessageType.REFUSED:
             raise _Refused(f"{self._socket} does not take this rank: {message.body.decode(errors='replace')}")
         elif self._page is None or message.version is None:
@@ -260,6 +277,15 @@ class Follower:
             connection.send(Message(MessageType.SERVING))
         else:
             raise ProtocolError(f"{self._socket}: a receiver does not send {message.type.name}")
+
+    def _obey(self, own: OwnWrites, connection: Connection, order: Message) -> None:
+        try:
+            answer = own.obey(order, self._half if self._held_since is None else None)
+        except Exception as error:
+            connection.send(Message(MessageType.REFUSED, body=(str(error) or repr(error)).encode()[:_REASON_BYTES]))
+            raise
+        if answer is not None:
+            connection.send(answer)
 
     def _take_page(self, message: Message) -> None:
         if len(message.fds) != 1:
@@ -282,6 +308,8 @@ class Follower:
         """The module reads ``served`` in ``half`` from here on. After an exception it stays held."""
         if half >= len(self._memory.descriptions):
             raise ProtocolError(f"{self._socket}: {served} cannot be in half {half}: there is none")
+        if self._own is not None and not self._own.has(served, half):
+            raise ProtocolError(f"{self._socket}: {served} cannot be in half {half}: {self._own.holds[half]} is")
         served = next((known for known in (self._announced, self._current) if known == served), served)
         if half != self._half:
             self._memory.switch(half)
@@ -314,6 +342,8 @@ class Follower:
             return
         page = self._page.read()
         ours = page.changes != self._changes_at_attach or self._had_serve or page.version == attached_with
+        if self._own is not None and page.version is not None:
+            ours = ours and self._own.has(page.version, page.half)
         if page.state == EngineState.SERVING and page.version is not None and ours:
             self._resume(page.version, page.half)
 

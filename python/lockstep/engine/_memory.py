@@ -79,7 +79,7 @@ def packed(parameters: "Sequence[Parameter]") -> "Tuple[list[int], int]":
     return offsets, max(-(-end // _PAGE_BYTES), 1) * _PAGE_BYTES
 
 
-class OwnMemory:
+class MadeMemory:
     """Memory that is made for the parameters: each half holds all of them, and they are moved into the first, with the
     ``aliases`` that lie in their memory.
 
@@ -128,7 +128,7 @@ class OwnMemory:
         return elements.as_strided(parameter.shape, parameter.strides)
 
 
-class HostMemory(OwnMemory):
+class HostMemory(MadeMemory):
     """A sealed memfd for each half."""
 
     def _make_half(self) -> torch.Tensor:
@@ -138,7 +138,7 @@ class HostMemory(OwnMemory):
         return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-class CudaMemory(OwnMemory):
+class CudaMemory(MadeMemory):
     """An allocation of its own on the GPU for each half."""
 
     def _make_half(self) -> torch.Tensor:
@@ -151,7 +151,7 @@ class CudaMemory(OwnMemory):
 class CudaExport:
     """The parameters' own GPU memory, where it is; CUDA graphs that captured its addresses stay valid.
 
-    ``locations``, ``descriptions`` and ``fds`` as OwnMemory.
+    ``locations``, ``descriptions`` and ``fds`` as MadeMemory.
     """
 
     def __init__(self, parameters: "Sequence[Parameter]") -> None:

@@ -1,4 +1,4 @@
-"""LockstepWeightTransferEngine: a vLLM worker whose live parameters the receiver writes.
+"""LockstepWeightTransferEngine: a vLLM worker whose live parameters follow a receiver.
 
 Written against the sources of vLLM 0.33.0; where that differs from what is met, it refuses.
 """
@@ -26,11 +26,13 @@ _PLAIN_EXPERT_BACKENDS = frozenset({"TRITON", "BATCHED_TRITON"})
 
 @dataclasses.dataclass
 class LockstepInitInfo(WeightTransferInitInfo):
-    """Body of /init_weight_transfer_engine: the receiver's engine socket, the model's name and this engine's."""
+    """Body of /init_weight_transfer_engine: the receiver's engine socket, the model's name and this engine's; ``lend``: the
+    receiver writes the workers' memory, as of ``Follower``."""
 
     socket: str
     model: str
     engine_name: str = "default"
+    lend: bool = False
 
 
 @dataclasses.dataclass
@@ -83,6 +85,7 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
                 expert_tensor_parallel=expert_tensor,
                 key_value_heads=getattr(config, "num_key_value_heads", 0),
                 leave_out=_VIEWS,
+                lend=init_info.lend,
                 gate=False,
             )
         except Error as error:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import program
 import torch
-from engine_ranks import Job, lend, parameters_of
+from engine_ranks import Job, attach, parameters_of
 from harness import MODEL, Cluster, wait_until
 from ranks import Rank, Ranks
 from safetensors import safe_open
@@ -125,7 +125,7 @@ def measure(
     pauses, reloads = [], []
     with agent.publisher(tensors) as publisher:
         publisher.publish(1, tensors)
-        ranks.call(lend)
+        ranks.call(attach)
         for version in range(2, repeats + 4):
             change(tensors, generator)
             publisher.publish(version, tensors)

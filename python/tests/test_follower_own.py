@@ -1,0 +1,214 @@
+"""Followers that write their own memory: what a receiver may have them do, and what they serve when it goes away amid it."""
+
+import pytest
+import torch
+from fake_receiver import HELD, STAGED, Page
+from helpers import values
+from portions import portion
+
+import lockstep
+from lockstep.engine import Served
+
+pytestmark = pytest.mark.parametrize("lend", [False], ids=["own"])
+OUTSIDE = portion([(0, 4, 0, (1 << 20,), b"abcd")])
+
+
+def serving(receiver, follow, module, **options):
+    """A follower, its rank and page; it serves version 1, all ones."""
+    follower = follow(module, **options)
+    rank, page = receiver.accept(), Page()
+    rank.attached(page)
+    rank.commit(page, 1, 1.0, half=rank.half)
+    return follower, rank, page
+
+
+def test_parameters_stay_where_they_are_and_nothing_is_handed_out(receiver, follow):
+    module = torch.nn.Linear(3, 5)
+    places = {name: tensor.data_ptr() for name, tensor in module.state_dict().items()}
+    follow(module)
+    rank = receiver.accept()
+    assert rank.fds == [] and rank.description["format"] == 2
+    assert {memory["kind"] for memory in rank.description["halves"][0]} == {"own"}
+    assert sum(memory["bytes"] for memory in rank.description["halves"][0]) == 4 * (3 * 5 + 5)
+    assert places == {name: tensor.data_ptr() for name, tensor in module.state_dict().items()}
+
+
+def test_what_is_staged_changes_nothing_while_the_module_is_read(receiver, follow):
+    module = torch.nn.Linear(2, 2)
+    follower, rank, page = serving(receiver, follow, module)
+    with follower.serving():
+        rank.stage(portion([(0, 4, 0, (0,), torch.tensor([2.0]).numpy().tobytes())]))
+        rank.expect(STAGED)
+        assert values(module) == {1.0}
+    rank.hold(2)
+    assert values(module) == {1.0}
+    page.begin_writing()
+    rank.write(2)
+    page.serve(2)
+    rank.serve(2)
+    with follower.serving(timeout=60) as served:
+        assert served.version == 2 and values(module) == {1.0, 2.0}
+
+
+def test_what_cannot_be_staged_is_refused_by_name_and_the_rank_serves_on(receiver, follow):
+    module = torch.nn.Linear(2, 2)
+    follower, rank, _ = serving(receiver, follow, module)
+    rank.stage(OUTSIDE)
+    assert "run 0 has 4 bytes for byte 1048576 of memory 0" in rank.refusal()
+    assert follower.served is not None and values(module) == {1.0}
+    again = receiver.accept()
+    assert again.version == 1
+    again.attached(Page())
+    again.send_write(2)
+    assert "WRITE is of half 0, which is being read" in again.refusal()
+    assert values(module) == {1.0} and receiver.accept().version == 1
+
+
+@pytest.mark.parametrize("order", ["stage", "write", "compare"])
+def test_what_is_ordered_of_a_half_that_is_not_there_is_refused(receiver, follow, order):
+    _, rank, _ = serving(receiver, follow, torch.nn.Linear(2, 2))
+    if order == "stage":
+        rank.stage(portion(), half=1)
+    elif order == "write":
+        rank.send_write(2, half=1)
+    else:
+        rank.send_compare(half=7)
+    assert "and there is none" in rank.refusal()
+
+
+def test_orders_before_the_rank_is_attached_end_the_connection(receiver, follow):
+    follow(torch.nn.Linear(2, 2))
+    rank = receiver.accept()
+    rank.send_write(1)
+    assert rank.is_closed()
+    rank = receiver.accept()
+    rank.stage(portion())
+    assert rank.is_closed()
+
+
+def test_only_what_was_written_wholly_is_served(receiver, follow):
+    follower, rank, page = serving(receiver, follow, torch.nn.Linear(2, 2))
+    rank.hold(2)
+    page.begin_writing()
+    rank.fill(2.0, version=0, names=["weight"])  # more is to come
+    page.serve(2)
+    rank.send_serve(2)
+    assert rank.is_closed() and follower.served is None
+    assert receiver.accept().version == 0
+
+
+def test_dropped_for_answering_late_a_rank_stays_held_with_what_nobody_else_serves(receiver, follow):
+    follower, rank, page = serving(receiver, follow, torch.nn.Linear(2, 2))
+    rank.hold(2)
+    page.begin_writing()
+    rank.fill(2.0, version=2)
+    page.serve(1)  # the others got it back
+    rank.close()
+    again, page = receiver.accept(), Page()
+    assert again.version == 0 and follower.served is None
+    again.attached(page)
+    again.hold(1)
+    again.fill(1.0)
+    page.serve(1)
+    again.serve(1)
+    assert follower.wait_for(1, timeout=60) == Served(follower.served.run, 1)
+
+
+def test_killed_between_two_written_a_rank_resumes_if_the_page_names_what_it_wrote(receiver, follow):
+    module = torch.nn.Linear(2, 2)
+    follower, rank, page = serving(receiver, follow, module)
+    rank.hold(2)
+    page.begin_writing()
+    rank.fill(2.0, version=2)
+    page.serve(2)
+    rank.close()
+    assert follower.wait_for(2, timeout=60).version == 2 and values(module) == {2.0}
+    assert receiver.accept().version == 2
+
+
+def test_what_a_receiver_staged_before_it_went_is_not_written_for_the_next(receiver, follow):
+    module = torch.nn.Linear(2, 2)
+    follower, rank, _ = serving(receiver, follow, module)
+    rank.stage(portion([(0, 4, 0, (0,), b"abcd")]))
+    rank.expect(STAGED)
+    rank.close()
+    again, page = receiver.accept(), Page()
+    again.attached(page)
+    again.hold(2)
+    again.write(2)
+    page.serve(2)
+    again.serve(2)
+    assert follower.wait_for(2, timeout=60).version == 2 and values(module) == {1.0}
+
+
+def test_what_is_dropped_is_not_written(receiver, follow):
+    module = torch.nn.Linear(2, 2)
+    _, rank, page = serving(receiver, follow, module)
+    rank.stage(portion([(0, 4, 0, (0,), b"abcd")]))
+    rank.expect(STAGED)
+    rank.drop()
+    rank.hold(2)
+    rank.write(2)
+    page.serve(2)
+    rank.serve(2)
+    assert values(module) == {1.0}
+
+
+def test_a_rank_says_whether_it_holds_what_it_is_to_compare_while_it_is_read(receiver, follow):
+    module = torch.nn.Linear(2, 2)
+    follower, rank, _ = serving(receiver, follow, module)
+    ones = torch.ones(2, 2).numpy().tobytes()
+    with follower.serving():
+        for content, answer in ((ones, b"\1"), (ones[:-1] + b"\0", b"\0")):
+            weight = next(own for own in rank.description["parameters"] if own["name"] == "weight")
+            copy = ((weight.get("memory", 0), weight["offset"], 1, 16, 0), content)
+            rank.stage(portion(copies=[copy]))
+            rank.expect(STAGED)
+            assert rank.compare() == answer
+    assert values(module) == {1.0}
+
+
+def test_a_rank_that_is_being_read_answers_stage_before_its_readers_leave_and_hold_after(receiver, follow):
+    follower, rank, _ = serving(receiver, follow, torch.nn.Linear(2, 2))
+    with follower.serving():
+        rank.stage(portion())
+        rank.expect(STAGED)
+        rank.send_hold(2)
+        assert rank.is_silent()
+    rank.expect(HELD)
+
+
+def test_a_follower_that_lends_takes_no_orders(receiver, lend):
+    with lockstep.Follower(torch.nn.Linear(2, 2), model="actor", socket=receiver.path, lend=not lend):
+        rank = receiver.accept()
+        rank.attached(Page())
+        rank.stage(portion())
+        assert rank.is_closed()
+
+
+def test_parameters_that_touch_or_overlap_are_one_memory(receiver, follow):
+    module = torch.nn.Module()
+    whole = torch.zeros(16)
+    module.first, module.second = torch.nn.Parameter(whole[:8]), torch.nn.Parameter(whole[4:12])
+    module.third, module.empty = torch.nn.Parameter(whole[12:]), torch.nn.Parameter(torch.zeros(0))
+    follow(module)
+    description = receiver.accept().description
+    assert description["halves"] == [[{"kind": "own", "bytes": 64}]]
+    assert {own["name"]: own["offset"] for own in description["parameters"]} == {
+        "first": 0,
+        "second": 16,
+        "third": 48,
+        "empty": 0,
+    }
+
+
+def test_a_version_may_come_in_several_writes(receiver, follow):
+    module = torch.nn.Linear(2, 2)
+    follower, rank, page = serving(receiver, follow, module)
+    rank.hold(2)
+    rank.fill(2.0, names=["weight"], version=0)
+    rank.fill(2.0, names=["bias"], version=2)
+    page.serve(2)
+    rank.serve(2)
+    with follower.serving(timeout=60) as served:
+        assert served.version == 2 and values(module) == {2.0}
