@@ -120,9 +120,11 @@ PROGRAMS = (
     ),
     Program(
         "placement/pause_bench.py",
-        90,
+        120,
         (
-            Figure("pause_ratio", "<= 0.05", "of TP4 in place, against reloading the file"),
+            Figure("pause_ratio", "<= 0.05", "of TP4 in place, its ranks' own memory, against reloading the file"),
+            Figure("pause_lent_ratio", "<= 0.05", "the same with memory that the receiver writes"),
+            Figure("pause_floor_ratio", "<= 0.05", "what memory allows: as many writes by a plain loop"),
             Figure("pause_flip_ratio", "<= 0.05", "the same with two halves"),
         ),
     ),

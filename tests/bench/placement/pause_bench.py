@@ -2,18 +2,23 @@
 each rank opens the published file and copies its slices of every tensor into the same memory, as engines' loaders do.
 
 Real daemons; four tensor-parallel ranks of a Llama as processes with host memory; 3 GB in bfloat16, less where memory is
-short, 1 % of the elements changed in each version. One JSON line per figure.
+short, 1 % of the elements changed in each version. Two engines follow one receiver, one that writes its own memory and one
+that lends it; then one with two halves. What memory allows of their pauses is measured between the versions: each rank writes as
+much, to random places, by the plainest loop. One JSON line per figure.
 """
 
+import ctypes
 import math
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import program
 import torch
 from engine_ranks import Job, attach, parameters_of
 from harness import MODEL, Cluster, wait_until
+from paths import ROOT
 from ranks import Rank, Ranks
 from safetensors import safe_open
 from slicing import engine_tensors, places
@@ -23,7 +28,20 @@ CHANGED = 0.01
 HIDDEN, INTERMEDIATE, HEADS, KEY_VALUE_HEADS, VOCABULARY = 2048, 8192, 16, 8, 32_000
 LAYERS, FLIP_LAYERS, QUICK_LAYERS = 22, 12, 1  # two halves take the engine's memory twice: a smaller model
 REPEATS, QUICK_REPEATS = 7, 3
-COPIES = 6.0  # the trainer's, two halves, two replicas, the ranks'; one more where the ranks have two
+COPIES = 6.0  # the trainer's, two halves, two replicas, an engine's; and one more, of a second engine or half
+
+
+class Engine(NamedTuple):
+    """Four ranks. Of several the first is timed when it reloads, and when it writes plainly."""
+
+    name: str
+    lends: bool = False
+    two_halves: bool = False
+
+    @property
+    def figure(self) -> str:
+        """Of its pauses."""
+        return "pause_ratio" if self.name == "own" else f"pause_{self.name}_ratio"
 
 
 def shapes(layers: int) -> "dict[str, tuple[int, ...]]":
@@ -108,53 +126,86 @@ def change(tensors: "dict[str, torch.Tensor]", generator: torch.Generator) -> No
         bits[places_changed] += torch.randint(0, 2, (count,), generator=generator, dtype=torch.int16) * 2 - 1
 
 
+def list_writes(rank: Rank) -> None:
+    """As many places of each parameter as a version changes, rising, and what is there: to be written again."""
+    generator = torch.Generator().manual_seed(rank.number)
+    rank.writes = []
+    for parameter in rank.module.parameters():
+        bits = parameter.view(torch.int16).view(-1)
+        count = max(1, int(bits.numel() * CHANGED))
+        where = torch.randint(0, bits.numel(), (count,), generator=generator).sort().values
+        rank.writes.append((bits, where.to(torch.int32), bits[where].clone()))
+
+
+def write_plainly(rank: Rank) -> "tuple[float, float]":
+    """When this rank began and ended its writes."""
+    loop = ctypes.CDLL(str(ROOT / "bazel-bin/tests/bench/placement/scatter_loop.so")).lockstep_bench_scatter
+    loop.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_size_t]
+    begin = time.perf_counter()
+    for bits, where, values in rank.writes:
+        loop(bits.data_ptr(), where.data_ptr(), values.data_ptr(), len(where))
+    return begin, time.perf_counter()
+
+
 def measure(
-    cluster: Cluster, ranks: Ranks, layers: int, repeats: int, two_halves: bool
-) -> "tuple[list[float], list[float]]":
-    """Seconds of each pause, and of each reload of the same version."""
+    cluster: Cluster, ranks: Ranks, layers: int, repeats: int, engines: "list[Engine]"
+) -> "tuple[dict[str, list[float]], list[float], list[float]]":
+    """Seconds of each engine's pauses, by name, of the same writes by a plain loop, and of reloading the version."""
     agent = cluster.agent()
     socket = cluster.directory / "engine.sock"
     receiver = cluster.receiver(agent, engine_load="in-place", engine_socket=socket)
     jobs = [
-        Job("vllm", "bench", rank, RANKS, place, configuration(layers), socket, MODEL, two_halves)
+        Job("vllm", own.name, rank, RANKS, place, configuration(layers), socket, MODEL, own.two_halves, own.lends)
+        for own in engines
         for rank, place in enumerate(places(RANKS))
     ]
     ranks.call(build, jobs, layers)
     tensors = {name: torch.full(shape, 0.02, dtype=torch.bfloat16) for name, shape in shapes(layers).items()}
     generator = torch.Generator().manual_seed(1)
-    pauses, reloads = [], []
+    pauses: "dict[str, list[float]]" = {own.name: [] for own in engines}
+    floors, reloads = [], []
     with agent.publisher(tensors) as publisher:
         publisher.publish(1, tensors)
         ranks.call(attach)
+        ranks.call(list_writes, only=range(RANKS))
         for version in range(2, repeats + 4):
             change(tensors, generator)
             publisher.publish(version, tensors)
-            engine = wait_until(lambda: serving(receiver, version), f"version {version} is served", timeout_s=120)
+            serve = wait_until(
+                lambda: serving(receiver, version, engines), f"version {version} is served", timeout_s=120
+            )
+            spans = ranks.call(write_plainly, only=range(RANKS))
             begin = time.perf_counter()
-            ranks.call(reload, receiver.file())
+            ranks.call(reload, receiver.file(), only=range(RANKS))
             if version > 3:  # memory is warm
-                pauses.append(engine["last_pause_us"] / 1e6)
+                for name, engine in serve.items():
+                    pauses[name].append(engine["last_pause_us"] / 1e6)
+                floors.append(max(end for _, end in spans) - min(begin for begin, _ in spans))
                 reloads.append(time.perf_counter() - begin)
-    return pauses, reloads
+    return pauses, floors, reloads
 
 
-def serving(receiver: object, version: int) -> "dict | None":
-    """What the receiver says of the engine, once it serves a version."""
-    engines = receiver.model_status()["engines"]
-    found = [engine for engine in engines if engine["serving"]["version"] == version]
-    return found[0] if found else None
+def serving(receiver: object, version: int, engines: "list[Engine]") -> "dict[str, dict]":
+    """What the receiver says of each engine, once all serve a version."""
+    found = {engine["name"]: engine for engine in receiver.model_status()["engines"]}
+    there = [found[own.name]["serving"]["version"] == version for own in engines if own.name in found]
+    return found if len(there) == len(engines) and all(there) else {}
 
 
 def main() -> None:
     """Prints the figures."""
     quick = program.is_quick()
     torch.set_num_threads(1)
-    for name, wanted, two_halves in (("pause_ratio", LAYERS, False), ("pause_flip_ratio", FLIP_LAYERS, True)):
-        layers = fitting_layers(QUICK_LAYERS if quick else wanted, COPIES + two_halves)
-        with Cluster() as cluster:
-            with Ranks(RANKS, timeout_s=300) as ranks:
-                pauses, reloads = measure(cluster, ranks, layers, QUICK_REPEATS if quick else REPEATS, two_halves)
-        program.print_figure(name, "s", model_bytes(layers), pauses, reloads)
+    repeats = QUICK_REPEATS if quick else REPEATS
+    in_place = [Engine("own"), Engine("lent", lends=True)]
+    for wanted, engines in ((LAYERS, in_place), (FLIP_LAYERS, [Engine("flip", two_halves=True)])):
+        layers = fitting_layers(QUICK_LAYERS if quick else wanted, COPIES + 1)
+        with Cluster() as cluster, Ranks(RANKS * len(engines), timeout_s=300) as ranks:
+            pauses, floors, reloads = measure(cluster, ranks, layers, repeats, engines)
+        for own in engines:
+            program.print_figure(own.figure, "s", model_bytes(layers), pauses[own.name], reloads)
+        if engines is in_place:
+            program.print_figure("pause_floor_ratio", "s", model_bytes(layers), floors, reloads)
 
 
 if __name__ == "__main__":
