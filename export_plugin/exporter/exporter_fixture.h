@@ -123,6 +123,7 @@ struct FleetOptions {
   uint64_t bucket_bytes = kMinBucketBytes;
   uint32_t threads = 1;
   std::function<void(uint32_t rank)> filled;  // after a rank's memory was given a version's values
+  std::function<void(uint32_t rank)> fills;   // in place of both
 };
 
 // In place of a version: the rank fails before it comes to publishing, and says nothing.
@@ -173,9 +174,24 @@ class Fleet {
     }
   }
 
+  // The rank dies, and another process takes its place in the run.
+  void Replace(uint32_t rank) {
+    ExporterOptions options = OptionsOf(rank);
+    options.run = exporters_[rank]->run();
+    exporters_[rank].reset();
+    auto exporter = Exporter::Open(std::move(options));
+    INFO(exporter.status().ToString());
+    REQUIRE(exporter.ok());
+    exporters_[rank] = *std::move(exporter);
+  }
+
   // Each rank's outcome. `versions`: what each publishes, where they differ.
   std::vector<Status> TryPublish(Version version, std::map<uint32_t, Version> versions = {}) {
     for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+      if (options_.fills) {
+        options_.fills(rank);
+        continue;
+      }
       ranks_[rank].Fill(model_, version);
       if (options_.filled) options_.filled(rank);
     }

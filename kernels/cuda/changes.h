@@ -18,21 +18,9 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/packed.h"
+
 namespace lockstep::kernels::cuda {
-
-constexpr uint64_t kGroupUnits = 8;  // whose bits are one byte, the first one's the lowest
-constexpr uint64_t kStripeUnits = 512;
-constexpr uint64_t kRegionUnits = uint64_t{1} << 16;
-
-constexpr uint64_t GroupsOf(uint64_t units) {
-  return (units + kGroupUnits - 1) / kGroupUnits;
-}
-constexpr uint64_t StripesOf(uint64_t units) {
-  return (units + kStripeUnits - 1) / kStripeUnits;
-}
-constexpr uint64_t RegionsOf(uint64_t units) {
-  return (units + kRegionUnits - 1) / kRegionUnits;
-}
 
 // Rows of a tensor, and where they are kept packed.
 struct Piece {
@@ -51,13 +39,6 @@ cudaError_t StartCompare(const Piece& piece, cudaStream_t stream);
 // Of the `groups` groups of `either`: how many units each region has, and each stripe's region before the stripe.
 cudaError_t StartCount(const uint8_t* either, uint64_t groups, uint32_t* region_counts, uint32_t* stripe_firsts,
                        cudaStream_t stream);
-
-// A unit of a region: its place there, and what it is now.
-struct Change {
-  uint16_t place = 0;
-  uint16_t unit = 0;
-};
-static_assert(sizeof(Change) == 4);
 
 // The units of `either`, by rising places: region r's from changes[region_firsts[r]] on.
 cudaError_t StartTake(const uint8_t* either, uint64_t groups, const void* shadow, const uint32_t* region_firsts,

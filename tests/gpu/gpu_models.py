@@ -16,7 +16,7 @@ import lockstep
 
 ON_GPU = DEVICE != "cpu"
 DTYPES = (torch.bfloat16, torch.float32)
-SHADOWS = (False,)  # whether a trainer keeps what it published on the device, so that only changes are copied
+SHADOWS = (False, True)  # whether a trainer keeps what it published on the device, so that only changes are copied
 LENDS = (False, True)  # whether a follower lends its memory to the receiver, or writes it itself
 SHARES = (0.01, 0.0001, 0.3, 0.0, 0.9)  # of elements that change, version by version
 # Of float32 in raw bits: ties, what overflows when it is rounded, denormals, both zeros, infinities, NaNs.
