@@ -3,6 +3,7 @@
 import contextlib
 import random
 import struct
+import weakref
 
 import pytest
 import torch
@@ -143,6 +144,18 @@ def test_what_is_dropped_or_written_is_not_written_again():
     memories.held[:] = FILL
     memories.writer.write()
     assert memories.are_as_expected()
+
+
+def test_lists_that_were_written_take_memory_until_they_are_tidied_or_the_next_are_staged():
+    memories = Memories(64)
+    writer = memories.writer
+    for give_back in (writer.tidy, lambda: writer.stage(sealed(portion())), writer.drop):
+        writer.stage(sealed(portion([(0, 1, 0, (0,), b"a")])))
+        index = weakref.ref(writer._staged[-1][1].scatters[0].index)
+        writer.write()
+        assert index() is not None
+        give_back()
+        assert index() is None
 
 
 def test_comparing_says_whether_all_rows_are_there_and_writes_nothing():

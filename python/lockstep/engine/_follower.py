@@ -275,6 +275,8 @@ class Follower:
             self._resume(message.version, message.half)
             self._had_serve = True
             connection.send(Message(MessageType.SERVING))
+            if self._own is not None:
+                self._own.tidy()
         else:
             raise ProtocolError(f"{self._socket}: a receiver does not send {message.type.name}")
 

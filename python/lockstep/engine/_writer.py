@@ -86,9 +86,11 @@ class Writer:
             for device in devices
         }
         self._staged: "list[Tuple[_Space, _Staged]]" = []
+        self._written: "list[Tuple[_Space, _Staged]]" = []
 
     def stage(self, fd: int) -> None:
         """Takes ``fd`` over: a portion, to be written or compared with those that are staged already."""
+        self.tidy()
         portion = open_portion(fd, self._sizes)
         staged = []
         for device, space in self._spaces.items():
@@ -97,15 +99,14 @@ class Writer:
         self._staged += staged
 
     def write(self) -> None:
-        """Writes what is staged, and waits until all is there."""
-        try:
-            for space, portions in self._by_space():
-                space.device.settle()  # nobody reads the half any more, but what was begun may still be queued
-                with space.device.working():
-                    for staged in portions:
-                        self._write(space, staged)
-        finally:
-            self.drop()
+        """Writes what is staged, and waits until all is there. The lists take memory until ``tidy``: to give it back takes
+        a third as long as to write."""
+        self._written, self._staged = self._staged, []
+        for space, portions in self._by_space(self._written):
+            space.device.settle()  # nobody reads the half any more, but what was begun may still be queued
+            with space.device.working():
+                for staged in portions:
+                    self._write(space, staged)
 
     def compare(self) -> bool:
         """Whether all of what is staged is there already. ProtocolError: there are runs in it."""
@@ -113,7 +114,7 @@ class Writer:
             if any(staged.scatters for _, staged in self._staged):
                 raise ProtocolError("a portion to compare with has runs")
             differ = []
-            for space, portions in self._by_space():
+            for space, portions in self._by_space(self._staged):
                 space.device.settle()
                 with space.device.working():
                     for target, source in itertools.chain.from_iterable(staged.copies for staged in portions):
@@ -125,10 +126,15 @@ class Writer:
     def drop(self) -> None:
         """Forgets what is staged."""
         self._staged = []
+        self.tidy()
 
-    def _by_space(self) -> "Iterator[Tuple[_Space, list[_Staged]]]":
+    def tidy(self) -> None:
+        """Gives back the memory of what was written."""
+        self._written = []
+
+    def _by_space(self, portions: "Sequence[Tuple[_Space, _Staged]]") -> "Iterator[Tuple[_Space, list[_Staged]]]":
         for space in self._spaces.values():
-            yield space, [staged for own, staged in self._staged if own is space]
+            yield space, [staged for own, staged in portions if own is space]
 
     def _prepared(self, portion: Portion, device: torch.device, space: _Space) -> _Staged:
         data = space.device.uploaded(portion.content)
