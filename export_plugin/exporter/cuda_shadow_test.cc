@@ -116,6 +116,27 @@ TEST_CASE("A tensor that is on another device than the others is refused where t
   trainer.Publish(2);
 }
 
+TEST_CASE("Only what the marks lead from is advanced, and not a number that has come again") {
+  ShadowVersions versions;
+  const auto publish = [&](Version version, Version held) {
+    const bool advances = versions.Begin(version, held);
+    versions.Done(version);
+    return advances;
+  };
+  CHECK_FALSE(publish(3, 1));
+  CHECK_FALSE(publish(5, 0));
+  CHECK(publish(6, 3));
+  CHECK_FALSE(publish(7, 3));
+  CHECK(publish(8, 6));
+  CHECK_FALSE(publish(8, 0));  // as it was aborted, with other bytes
+  CHECK_FALSE(publish(9, 8));
+  CHECK(publish(10, 8));
+  CHECK_FALSE(versions.Begin(11, 0));  // and fails
+  CHECK_FALSE(publish(12, 10));
+  CHECK_FALSE(publish(13, 0));
+  CHECK(publish(14, 12));
+}
+
 TEST_CASE("Weights in host memory are copied whole, with a shadow or without") {
   cuda::Reset(1);
   Fleet fleet(SmallModel(), {});
