@@ -2,6 +2,7 @@
 #include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,10 @@ class CallbackExchange : public exporter::Exchange {
     return whole ? OkStatus() : Status(ErrorCode::kBadData, "the exchange lacks one of its functions");
   }
 
+  std::optional<int> device() const override {
+    if (callbacks_.in_gpu_memory == 0) return std::nullopt;
+    return callbacks_.device;
+  }
   Result<Transfer> StartSend(uint32_t peer, const void* data, uint64_t bytes) override {
     Transfer transfer = 0;
     const int code = callbacks_.start_send(callbacks_.context, peer, data, bytes, &transfer);

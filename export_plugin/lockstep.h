@@ -178,6 +178,9 @@ typedef struct lockstep_local_tensor {
  * sentence, valid until the next call. The calls come from the thread that publishes. */
 typedef struct lockstep_exchange {
   void* context;
+  uint32_t in_gpu_memory; /* 0: all messages lie in host memory; 1: in that of GPU `device`, which then needs a library
+                             with CUDA that reaches it. The same on every rank */
+  int32_t device;         /* as CUDA numbers it in this process */
   /* Start and return; the memory stays as it is until wait(). *transfer is what wait() takes, not 0. */
   int (*start_send)(void* context, uint32_t peer, const void* data, uint64_t bytes, uint64_t* transfer);
   int (*start_receive)(void* context, uint32_t peer, void* data, uint64_t bytes, uint64_t* transfer);

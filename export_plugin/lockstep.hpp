@@ -176,6 +176,9 @@ class Sheet {
 class Exchange {
  public:
   virtual ~Exchange() = default;
+  // The GPU in whose memory all messages lie; kHostMemory: the host's.
+  static constexpr int kHostMemory = -1;
+  virtual int device() const { return kHostMemory; }
   virtual Error StartSend(uint32_t peer, const void* data, uint64_t bytes, uint64_t& transfer) = 0;
   virtual Error StartReceive(uint32_t peer, void* data, uint64_t bytes, uint64_t& transfer) = 0;
   virtual Error Wait(uint64_t transfer) = 0;
@@ -226,6 +229,8 @@ struct Callbacks {
 
   explicit Callbacks(Exchange* exchange) : exchange(exchange) {
     table.context = this;
+    table.in_gpu_memory = exchange->device() == Exchange::kHostMemory ? 0u : 1u;
+    table.device = exchange->device();
     table.start_send = [](void* self, uint32_t peer, const void* data, uint64_t bytes, uint64_t* transfer) {
       return Of(self).Outcome(Of(self).exchange->StartSend(peer, data, bytes, *transfer));
     };

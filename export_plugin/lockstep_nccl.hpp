@@ -1,8 +1,11 @@
-// NcclExchange: the exchange of C++ trainers that have NCCL between their hosts. Header-only, C++17.
+// NcclExchange: the exchange of C++ trainers that have NCCL between their hosts. Header-only, C++17; NCCL 2.14 or
+// newer.
 //
-// Give it a communicator of its own, over all ranks in the order of their sheets: what the trainer has under way in
-// another would come between the messages. Buckets are host memory and go through GPU memory, which this holds: one
-// buffer for each message under way, of which there are at most two.
+// It makes a communicator of its own, over all ranks in the order of their sheets, and moves what the exporter packs in
+// GPU memory; liblockstep.so must be one with CUDA. No call waits for a peer past its deadline: the communicator is one
+// that does not block, which this asks how far it is, and that is aborted as soon as something is wrong. NCCL cannot
+// lose one peer and go on with the others: the exchange is broken then, on this rank at once, on the others by their
+// own deadlines at the latest.
 #ifndef LOCKSTEP_EXPORT_PLUGIN_LOCKSTEP_NCCL_HPP_
 #define LOCKSTEP_EXPORT_PLUGIN_LOCKSTEP_NCCL_HPP_
 
@@ -12,6 +15,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
@@ -21,129 +25,246 @@
 
 namespace lockstep::trainer {
 
-// Used by one thread at a time, with the communicator's device current.
+struct NcclOptions {
+  ncclUniqueId id{};  // from ncclGetUniqueId() on one of the ranks, for this exchange alone; the same on all
+  uint32_t ranks = 0;
+  uint32_t rank = 0;
+  int device = 0;  // this rank's GPU
+  // Of making the communicator, and of a message from Wait() on.
+  std::chrono::milliseconds timeout = std::chrono::minutes(10);
+};
+
+// Used by one thread at a time, whatever its current device is, which stays as it is.
 class NcclExchange : public Exchange {
  public:
-  // `communicator` outlives this. A message that takes longer than `timeout` is a failure; then abort the communicator.
-  explicit NcclExchange(ncclComm_t communicator, std::chrono::milliseconds timeout = std::chrono::minutes(10))
-      : communicator_(communicator), timeout_(timeout) {}
+  // On every rank at once. On failure `exchange` stays as it was.
+  static Error Create(const NcclOptions& options, std::unique_ptr<NcclExchange>& exchange) {
+    std::unique_ptr<NcclExchange> made(new NcclExchange(options));
+    if (Error error = made->Open()) return made->Break(std::move(error));
+    exchange = std::move(made);
+    return {};
+  }
   NcclExchange(const NcclExchange&) = delete;
   NcclExchange& operator=(const NcclExchange&) = delete;
+
+  // What is under way is aborted; without any, peers get what was sent to them. Takes twice kCloseTime at most.
   ~NcclExchange() override {
-    if (stream_ != nullptr) (void)cudaStreamSynchronize(stream_);
-    for (const auto& [number, message] : under_way_) free_.push_back(message.staging);
-    for (const Staging& staging : free_) {
-      (void)cudaFree(staging.memory);
-      (void)cudaEventDestroy(staging.done);
-    }
+    if (comm_ != nullptr && !Finished()) Abort();
+    for (const auto& [number, message] : messages_) free_.push_back(message.done);
+    for (const cudaEvent_t event : free_) (void)cudaEventDestroy(event);
     if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
   }
 
+  int device() const override { return device_; }
+
   Error StartSend(uint32_t peer, const void* data, uint64_t bytes, uint64_t& transfer) override {
-    Message message{peer, {}};
-    if (auto error = Take(bytes, message.staging)) return error;
-    void* const device = message.staging.memory;
-    Error error = Cuda(cudaMemcpyAsync(device, data, bytes, cudaMemcpyHostToDevice, stream_), peer);
-    if (!error) {
-      error = Nccl(ncclSend(device, bytes, ncclUint8, static_cast<int>(peer), communicator_, stream_), peer);
-    }
-    return Started(message, std::move(error), transfer);
+    return Start({peer, data, nullptr, bytes}, transfer);
   }
-
   Error StartReceive(uint32_t peer, void* data, uint64_t bytes, uint64_t& transfer) override {
-    Message message{peer, {}};
-    if (auto error = Take(bytes, message.staging)) return error;
-    void* const device = message.staging.memory;
-    Error error = Nccl(ncclRecv(device, bytes, ncclUint8, static_cast<int>(peer), communicator_, stream_), peer);
-    if (!error) error = Cuda(cudaMemcpyAsync(data, device, bytes, cudaMemcpyDeviceToHost, stream_), peer);
-    return Started(message, std::move(error), transfer);
+    return Start({peer, nullptr, data, bytes}, transfer);
   }
 
+  // After an error nothing touches the memory of any message any more, and every later call answers the same error.
   Error Wait(uint64_t transfer) override {
-    const auto found = under_way_.find(transfer);
-    if (found == under_way_.end()) return {LOCKSTEP_STATE, "there is no transfer " + std::to_string(transfer)};
-    const Message message = found->second;
-    const auto deadline = std::chrono::steady_clock::now() + timeout_;
+    if (broken_) return broken_;
+    const auto found = messages_.find(transfer);
+    if (found == messages_.end()) return {LOCKSTEP_STATE, "there is no transfer " + std::to_string(transfer)};
+    const auto deadline = Clock::now() + timeout_;
     while (true) {
-      const cudaError_t state = cudaEventQuery(message.staging.done);
-      if (state == cudaSuccess) break;
-      if (state != cudaErrorNotReady) return Cuda(state, message.peer);
-      ncclResult_t asynchronous = ncclSuccess;
-      if (auto error = Nccl(ncclCommGetAsyncError(communicator_, &asynchronous), message.peer)) return error;
-      if (asynchronous != ncclInProgress) {
-        if (auto error = Nccl(asynchronous, message.peer)) return error;
-      }
-      if (std::chrono::steady_clock::now() > deadline) {
-        return {LOCKSTEP_UNAVAILABLE, "rank " + std::to_string(message.peer) + " did not answer in time"};
-      }
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
+      bool done = false;
+      Error error = Progress();
+      if (!error) error = Ask(found->first, found->second, done);
+      if (error) return Break(std::move(error));
+      if (done) break;
+      if (Clock::now() > deadline) return Break({LOCKSTEP_UNAVAILABLE, Text(transfer) + ": no answer" + Within()});
+      std::this_thread::sleep_for(kPause);
     }
-    under_way_.erase(found);
-    free_.push_back(message.staging);
+    free_.push_back(found->second.done);
+    messages_.erase(found);
     return {};
   }
 
  private:
-  struct Staging {
-    void* memory = nullptr;
-    uint64_t bytes = 0;
-    cudaEvent_t done = nullptr;
-  };
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::microseconds kPause{50};
+  static constexpr std::chrono::milliseconds kCloseTime{5000};
+  // How long a start waits for NCCL to take the message over. The first between two ranks waits for both.
+  static constexpr std::chrono::milliseconds kStartTime{5};
+
   struct Message {
     uint32_t peer = 0;
-    Staging staging;
+    const void* from = nullptr;  // of one that is sent
+    void* to = nullptr;
+    uint64_t bytes = 0;
+    bool given = false;  // to NCCL
+    cudaEvent_t done = nullptr;
   };
 
-  static Error Cuda(cudaError_t error, uint32_t peer) {
+  // Makes this rank's device current, and the one from before again when it goes.
+  class OnDevice {
+   public:
+    explicit OnDevice(int device) {
+      (void)cudaGetDevice(&before_);
+      error_ = cudaSetDevice(device);
+    }
+    OnDevice(const OnDevice&) = delete;
+    OnDevice& operator=(const OnDevice&) = delete;
+    ~OnDevice() { (void)cudaSetDevice(before_); }
+    cudaError_t error() const { return error_; }
+
+   private:
+    int before_ = 0;
+    cudaError_t error_ = cudaSuccess;
+  };
+
+  explicit NcclExchange(const NcclOptions& options)
+      : id_(options.id),
+        ranks_(options.ranks),
+        rank_(options.rank),
+        device_(options.device),
+        timeout_(options.timeout) {}
+
+  static Error Cuda(cudaError_t error, const std::string& what) {
     if (error == cudaSuccess) return {};
-    return {LOCKSTEP_UNAVAILABLE, "message of rank " + std::to_string(peer) + ": CUDA: " + cudaGetErrorString(error)};
+    return {LOCKSTEP_UNAVAILABLE, what + ": CUDA: " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error)};
   }
-  static Error Nccl(ncclResult_t error, uint32_t peer) {
-    if (error == ncclSuccess) return {};
-    return {LOCKSTEP_UNAVAILABLE, "message of rank " + std::to_string(peer) + ": NCCL: " + ncclGetErrorString(error)};
+  // ncclInProgress is no error: the communicator does not block.
+  static Error Nccl(ncclResult_t result, const std::string& what) {
+    if (result == ncclSuccess || result == ncclInProgress) return {};
+    return {LOCKSTEP_UNAVAILABLE, what + ": NCCL: " + ncclGetErrorString(result)};
+  }
+  std::string Within() const { return " within " + std::to_string(timeout_.count()) + " ms"; }
+
+  // What is done with a message, and with whom.
+  std::string Text(uint64_t number) const {
+    const Message& message = messages_.at(number);
+    return std::string(message.from != nullptr ? "sending" : "receiving") + " message " + std::to_string(number) +
+           " of " + std::to_string(message.bytes) + " bytes " + (message.from != nullptr ? "to" : "from") + " rank " +
+           std::to_string(message.peer);
   }
 
-  // A free buffer of at least `bytes`.
-  Error Take(uint64_t bytes, Staging& staging) {
-    if (stream_ == nullptr) {
-      if (auto error = Cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), 0)) return error;
+  Error Open() {
+    const std::string what = "making the communicator of rank " + std::to_string(rank_) + " of " +
+                             std::to_string(ranks_) + " (device " + std::to_string(device_) + ")";
+    const OnDevice on_device(device_);
+    if (Error error = Cuda(on_device.error(), what)) return error;
+    if (Error error = Cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), what)) return error;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    const ncclResult_t begun =
+        ncclCommInitRankConfig(&comm_, static_cast<int>(ranks_), id_, static_cast<int>(rank_), &config);
+    if (Error error = Nccl(begun, what)) return error;
+    const auto deadline = Clock::now() + timeout_;
+    while (true) {
+      ncclResult_t state = ncclSuccess;
+      if (Error error = Nccl(ncclCommGetAsyncError(comm_, &state), what)) return error;
+      if (state != ncclInProgress) return Nccl(state, what);
+      if (Clock::now() > deadline) return {LOCKSTEP_UNAVAILABLE, what + ": not all ranks came" + Within()};
+      std::this_thread::sleep_for(kPause);
     }
+  }
+
+  Error Start(Message message, uint64_t& transfer) {
+    if (broken_) return broken_;
+    if (Error error = TakeEvent(message)) return Break(std::move(error));
+    messages_[++last_] = message;
+    const auto deadline = Clock::now() + kStartTime;
+    while (true) {
+      if (Error error = Progress()) return Break(std::move(error));
+      if (next_ > last_ || Clock::now() > deadline) break;
+      std::this_thread::sleep_for(kPause);
+    }
+    transfer = last_;
+    return {};
+  }
+
+  Error TakeEvent(Message& message) {
     if (!free_.empty()) {
-      staging = free_.back();
+      message.done = free_.back();
       free_.pop_back();
-    } else if (auto error = Cuda(cudaEventCreateWithFlags(&staging.done, cudaEventDisableTiming), 0)) {
-      return error;
+      return {};
     }
-    if (staging.bytes >= bytes) return {};
-    (void)cudaFree(staging.memory);
-    staging.memory = nullptr;
-    staging.bytes = 0;
-    if (auto error = Cuda(cudaMalloc(&staging.memory, bytes), 0)) {
-      free_.push_back(staging);
-      return error;
+    const OnDevice on_device(device_);
+    const std::string what = "making an event on device " + std::to_string(device_);
+    if (Error error = Cuda(on_device.error(), what)) return error;
+    return Cuda(cudaEventCreateWithFlags(&message.done, cudaEventDisableTiming), what);
+  }
+
+  // Gives NCCL the messages one after the other: while it is at one, it takes no other, and nothing may be behind it in
+  // the stream.
+  Error Progress() {
+    for (; next_ <= last_; ++next_) {
+      Message& message = messages_.at(next_);
+      if (!message.given) {
+        message.given = true;
+        if (Error error = Nccl(Give(message), Text(next_))) return error;
+      }
+      ncclResult_t state = ncclSuccess;
+      if (Error error = Nccl(ncclCommGetAsyncError(comm_, &state), Text(next_))) return error;
+      if (state == ncclInProgress) return {};
+      if (Error error = Nccl(state, Text(next_))) return error;
+      if (Error error = Cuda(cudaEventRecord(message.done, stream_), Text(next_))) return error;
     }
-    staging.bytes = bytes;
     return {};
   }
 
-  // `error`: why it could not be started. What uses its buffer next is behind it in the stream.
-  Error Started(const Message& message, Error error, uint64_t& transfer) {
-    if (!error) error = Cuda(cudaEventRecord(message.staging.done, stream_), message.peer);
-    if (error) {
-      free_.push_back(message.staging);
-      return error;
-    }
-    transfer = ++last_;
-    under_way_[transfer] = message;
-    return {};
+  ncclResult_t Give(const Message& message) {
+    const int peer = static_cast<int>(message.peer);
+    return message.from != nullptr ? ncclSend(message.from, message.bytes, ncclUint8, peer, comm_, stream_)
+                                   : ncclRecv(message.to, message.bytes, ncclUint8, peer, comm_, stream_);
   }
 
-  const ncclComm_t communicator_;
+  // What came before something went wrong counts.
+  Error Ask(uint64_t number, const Message& message, bool& done) {
+    if (number >= next_) return {};
+    const cudaError_t state = cudaEventQuery(message.done);
+    done = state == cudaSuccess;
+    if (state != cudaErrorNotReady) return Cuda(state, Text(number));
+    ncclResult_t asynchronous = ncclSuccess;
+    if (Error error = Nccl(ncclCommGetAsyncError(comm_, &asynchronous), Text(number))) return error;
+    return Nccl(asynchronous, Text(number));
+  }
+
+  Error Break(Error error) {
+    broken_ = error;
+    Abort();
+    return error;
+  }
+
+  // Waits, for kCloseTime at most, until the GPU is done with the messages' memory.
+  void Abort() {
+    if (comm_ != nullptr) (void)ncclCommAbort(comm_);
+    comm_ = nullptr;
+    const auto deadline = Clock::now() + kCloseTime;
+    while (stream_ != nullptr && cudaStreamQuery(stream_) == cudaErrorNotReady && Clock::now() < deadline) {
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+
+  // Whether the communicator was closed with nothing under way.
+  bool Finished() {
+    if (!messages_.empty()) return false;
+    ncclResult_t state = ncclCommFinalize(comm_);
+    const auto deadline = Clock::now() + kCloseTime;
+    while (state == ncclInProgress && Clock::now() < deadline) {
+      std::this_thread::sleep_for(kPause);
+      if (ncclCommGetAsyncError(comm_, &state) != ncclSuccess) return false;
+    }
+    return state == ncclSuccess && ncclCommDestroy(comm_) == ncclSuccess;
+  }
+
+  const ncclUniqueId id_;
+  const uint32_t ranks_;
+  const uint32_t rank_;
+  const int device_;
   const std::chrono::milliseconds timeout_;
+  ncclComm_t comm_ = nullptr;
   cudaStream_t stream_ = nullptr;
-  std::vector<Staging> free_;
-  std::map<uint64_t, Message> under_way_;
+  std::map<uint64_t, Message> messages_;  // by number, until they were waited for
   uint64_t last_ = 0;
+  uint64_t next_ = 1;  // that NCCL is at, or gets next
+  std::vector<cudaEvent_t> free_;
+  Error broken_;  // the first
 };
 
 }  // namespace lockstep::trainer

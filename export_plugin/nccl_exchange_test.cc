@@ -1,4 +1,5 @@
-// Needs two GPUs and NCCL: bazel test --config=gpu //export_plugin:nccl_exchange_test
+// On GPUs it needs two, and NCCL: bazel test --config=gpu //export_plugin:nccl_exchange_test. Over the stand-ins it is
+// //export_plugin:nccl_exchange_on_stand_in_test, which needs neither.
 #include <catch2/catch.hpp>
 #include <thread>
 #include <vector>
@@ -8,40 +9,67 @@
 namespace lockstep::trainer {
 namespace {
 
+constexpr size_t kMessages = 20, kBytes = 3 << 20, kSlots = 2;
+
+using Bytes = std::vector<uint8_t>;
+
+// One rank with two slots of its GPU's memory: message i + 2 is started when message i is done. Counts what fails.
+class TestRank {
+ public:
+  TestRank(const ncclUniqueId& id, uint32_t rank) : rank_(rank) {
+    const auto device = static_cast<int>(rank);
+    Count(cudaSetDevice(device) == cudaSuccess);
+    for (void*& slot : slots_) Count(cudaMalloc(&slot, kBytes) == cudaSuccess);
+    Count(!NcclExchange::Create({id, 2, rank, device, std::chrono::seconds(60)}, exchange_));
+  }
+  ~TestRank() {
+    exchange_.reset();
+    for (void* slot : slots_) (void)cudaFree(slot);
+  }
+
+  int Run(const std::vector<Bytes>& sent, std::vector<Bytes>& received) {
+    uint64_t transfers[kSlots] = {};
+    for (size_t i = 0; exchange_ != nullptr && i < kMessages + kSlots; ++i) {
+      void* const slot = slots_[i % kSlots];
+      uint64_t& transfer = transfers[i % kSlots];
+      if (i >= kSlots) Count(!exchange_->Wait(transfer));
+      if (i >= kSlots && rank_ == 1) Copy(received[i - kSlots].data(), slot);
+      if (i >= kMessages) continue;
+      if (rank_ == 0) Copy(slot, sent[i].data());
+      Count(rank_ == 0 ? !exchange_->StartSend(1, slot, kBytes, transfer)
+                       : !exchange_->StartReceive(0, slot, kBytes, transfer));
+    }
+    return failures_;
+  }
+
+ private:
+  void Count(bool ok) { failures_ += ok ? 0 : 1; }
+  void Copy(void* to, const void* from) {
+    Count(cudaMemcpy(to, from, kBytes, cudaMemcpyDefault) == cudaSuccess);
+    Count(cudaStreamSynchronize(nullptr) == cudaSuccess);
+  }
+
+  const uint32_t rank_;
+  void* slots_[kSlots] = {};
+  std::unique_ptr<NcclExchange> exchange_;
+  int failures_ = 0;
+};
+
 TEST_CASE("Messages arrive whole and in order between two GPUs, two under way at a time") {
   int devices = 0;
   REQUIRE(cudaGetDeviceCount(&devices) == cudaSuccess);
   REQUIRE(devices >= 2);
-  ncclComm_t communicators[2];
-  const int ids[] = {0, 1};
-  REQUIRE(ncclCommInitAll(communicators, 2, ids) == ncclSuccess);
-  constexpr size_t kMessages = 20, kBytes = 3 << 20;
-  std::vector<std::vector<uint8_t>> sent(kMessages), received(kMessages, std::vector<uint8_t>(kBytes));
+  ncclUniqueId id;
+  REQUIRE(ncclGetUniqueId(&id) == ncclSuccess);
+  std::vector<Bytes> sent(kMessages), received(kMessages, Bytes(kBytes)), none;
   for (size_t i = 0; i < kMessages; ++i) sent[i].assign(kBytes, static_cast<uint8_t>(i + 1));
-  // Each rank starts message i + 2 when message i is done.
-  const auto run = [&](int rank) {
-    (void)cudaSetDevice(rank);
-    NcclExchange exchange(communicators[rank], std::chrono::seconds(60));
-    uint64_t transfers[2] = {};
-    int failures = 0;
-    for (size_t i = 0; i < kMessages + 2; ++i) {
-      uint64_t& transfer = transfers[i % 2];
-      if (i >= 2 && exchange.Wait(transfer)) ++failures;
-      if (i >= kMessages) continue;
-      const Error error = rank == 0 ? exchange.StartSend(1, sent[i].data(), kBytes, transfer)
-                                    : exchange.StartReceive(0, received[i].data(), kBytes, transfer);
-      if (error) ++failures;
-    }
-    return failures;
-  };
   int sender_failures = -1;
-  std::thread sender([&] { sender_failures = run(0); });
-  const int receiver_failures = run(1);
+  std::thread sender([&] { sender_failures = TestRank(id, 0).Run(sent, none); });
+  const int receiver_failures = TestRank(id, 1).Run(sent, received);
   sender.join();
   CHECK(sender_failures == 0);
   CHECK(receiver_failures == 0);
   CHECK(received == sent);
-  for (ncclComm_t communicator : communicators) (void)ncclCommDestroy(communicator);
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ std::string_view CodeLabel(uint8_t code) {
 
 }  // namespace
 
-BucketHeader MakeHeader(const BucketPlace& place, ErrorCode code, ByteView payload) {
+BucketHeader MakeHeader(const BucketPlace& place, ErrorCode code, uint64_t payload_hash) {
   BucketHeader header{.magic = kBucketMagic,
                       .format = kBucketFormat,
                       .kind = static_cast<uint8_t>(place.kind),
@@ -31,7 +31,7 @@ BucketHeader MakeHeader(const BucketPlace& place, ErrorCode code, ByteView paylo
                       .index = place.index,
                       .count = place.count,
                       .payload_bytes = place.payload_bytes};
-  if (code == ErrorCode::kOk) header.payload_hash = Hash64(payload);
+  if (code == ErrorCode::kOk) header.payload_hash = payload_hash;
   header.header_hash = HeaderHash(header);
   return header;
 }
@@ -47,7 +47,7 @@ Status CheckHeader(const BucketHeader& header, uint32_t peer) {
   return OkStatus();
 }
 
-Status CheckBucket(const BucketHeader& header, const BucketPlace& expected, ByteView payload, uint32_t peer) {
+Status CheckBucket(const BucketHeader& header, const BucketPlace& expected, uint64_t payload_hash, uint32_t peer) {
   if (header.kind != static_cast<uint8_t>(expected.kind)) {
     return Differs(peer, "kind of message", Cat(+header.kind), Cat(static_cast<int>(expected.kind)));
   }
@@ -66,7 +66,7 @@ Status CheckBucket(const BucketHeader& header, const BucketPlace& expected, Byte
     return {ErrorCode::kAborted, Cat("rank ", peer, " aborted version ", expected.version, " (", CodeLabel(header.code),
                                      "); its own error says why")};
   }
-  if (header.payload_hash != Hash64(payload)) {
+  if (header.payload_hash != payload_hash) {
     return {ErrorCode::kCorrupt, Cat("version ", expected.version, ": bucket ", expected.index, " of rank ", peer,
                                      " was changed on the way")};
   }

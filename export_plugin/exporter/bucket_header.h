@@ -23,7 +23,7 @@ struct BucketHeader {
   uint32_t index = 0;  // of this bucket in its set; in an answer 1: the next set must have the frozen buckets, too
   uint32_t count = 0;  // of buckets in the set: all of the rank's, or those of what changes
   uint64_t payload_bytes = 0;
-  uint64_t payload_hash = 0;  // xxh3-64; 0 when code is not 0
+  uint64_t payload_hash = 0;  // as the kind says; 0 when code is not 0
   uint64_t header_hash = 0;   // xxh3-64 of the 56 bytes before
 };
 static_assert(sizeof(BucketHeader) == 64);
@@ -38,9 +38,10 @@ inline constexpr uint32_t kBucketMagic = 0x4b42'534c;  // "LSBK"
 inline constexpr uint16_t kBucketFormat = 1;
 
 enum class BucketKind : uint8_t {
-  kBucket = 1,      // remote rank to proxy, a payload follows
-  kAnswer = 2,      // proxy to remote rank, once a version
-  kLastAnswer = 3,  // the same, and the proxy's exchange is broken: it takes no further version
+  kBucket = 1,        // remote rank to proxy, a payload follows; its hash is xxh3-64
+  kAnswer = 2,        // proxy to remote rank, once a version
+  kLastAnswer = 3,    // the same, and the proxy's exchange is broken: it takes no further version
+  kDeviceBucket = 4,  // as kBucket, from a GPU's memory to another's; its hash is the sum of kernels/cuda/sum.h
 };
 
 // What makes a message this one and no other.
@@ -53,15 +54,16 @@ struct BucketPlace {
   uint64_t payload_bytes = 0;
 };
 
-// With all hashes; that of the payload when `code` is kOk.
-BucketHeader MakeHeader(const BucketPlace& place, ErrorCode code, ByteView payload);
+// With `payload_hash` when `code` is kOk, and that of the header.
+BucketHeader MakeHeader(const BucketPlace& place, ErrorCode code, uint64_t payload_hash);
 
 // Whether `header` came whole. kProtocol for another format, kCorrupt for flipped bits.
 Status CheckHeader(const BucketHeader& header, uint32_t peer);
 
-// Whether a checked header is that of the bucket at `expected`, of an end that did not abort, with this payload.
+// Whether a checked header is that of the bucket at `expected`, of an end that did not abort, with a payload of this
+// hash.
 // kProtocol names the field and both values, kAborted the peer's own failure, kCorrupt a payload that differs.
-Status CheckBucket(const BucketHeader& header, const BucketPlace& expected, ByteView payload, uint32_t peer);
+Status CheckBucket(const BucketHeader& header, const BucketPlace& expected, uint64_t payload_hash, uint32_t peer);
 
 // Whether a checked header is the answer that the version at `expected` was committed. kAborted: it was not, or the
 // peer was at another version.

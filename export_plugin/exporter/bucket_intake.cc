@@ -2,18 +2,13 @@
 
 #include <algorithm>
 
+#include "common/base/hash.h"
 #include "common/base/text.h"
 
 namespace lockstep::exporter {
 namespace {
 
 constexpr size_t kSlots = 2;
-
-uint64_t LargestPayload(const std::vector<RemoteRank>& remote) {
-  uint64_t largest = 0;
-  for (const RemoteRank& rank : remote) largest = std::max(largest, rank.buckets.largest_payload());
-  return largest;
-}
 
 Status Skipped(uint32_t rank, Version to, Version version) {
   return {ErrorCode::kAborted, Cat("rank ", rank, " skipped version ", version, " and sent version ", to,
@@ -22,9 +17,15 @@ Status Skipped(uint32_t rank, Version to, Version version) {
 
 }  // namespace
 
-BucketIntake::BucketIntake(const layout::PlanDigest& plan, std::vector<RemoteRank> remote, Link* link,
-                           CopyEngine* engine)
-    : plan_(plan), link_(link), engine_(engine), memory_(LargestPayload(remote)) {
+uint64_t LargestPayload(const std::vector<RemoteRank>& remote) {
+  uint64_t largest = 0;
+  for (const RemoteRank& rank : remote) largest = std::max(largest, rank.buckets.largest_payload());
+  return largest;
+}
+
+BucketIntake::BucketIntake(const layout::PlanDigest& plan, std::vector<RemoteRank> remote,
+                           std::unique_ptr<BucketMemory> memory, Link* link, CopyEngine* engine)
+    : plan_(plan), link_(link), engine_(engine), memory_(std::move(memory)) {
   for (RemoteRank& rank : remote) sources_.push_back({.remote = std::move(rank)});
 }
 
@@ -34,6 +35,16 @@ std::vector<StridedRange> BucketIntake::FrozenRanges() const {
     const auto& [all, changing] = source.remote.buckets;
     for (size_t i = changing; i < all.size(); ++i) {
       ranges.insert(ranges.end(), all[i].completed.begin(), all[i].completed.end());
+    }
+  }
+  return ranges;
+}
+
+std::vector<StridedRange> BucketIntake::Ranges() const {
+  std::vector<StridedRange> ranges;
+  for (const Source& source : sources_) {
+    for (const IncomingBucket& bucket : source.remote.buckets.all) {
+      ranges.insert(ranges.end(), bucket.completed.begin(), bucket.completed.end());
     }
   }
   return ranges;
@@ -54,7 +65,7 @@ void BucketIntake::StartReceive(size_t slot) {
   turns_.pop_front();
   Source& source = sources_[next];
   const uint64_t bytes = sizeof(BucketHeader) + source.remote.buckets.all[source.started].payload_bytes;
-  under_way_.push_back({next, source.started, slot, link_->Receive(source.remote.rank, memory_.message(slot), bytes)});
+  under_way_.push_back({next, source.started, slot, link_->Receive(source.remote.rank, memory_->message(slot), bytes)});
   if (++source.started < source.count) turns_.push_back(next);
 }
 
@@ -66,7 +77,7 @@ void BucketIntake::Start(Version version) {
 }
 
 Status BucketIntake::TakeAll(const IntakeTarget& target, PublishStats& stats) {
-  stats.exchange_memory_bytes = memory_.bytes();
+  stats.exchange_memory_bytes = memory_->bytes();
   Status status;
   for (Source& source : sources_) {
     if (source.spent < target.version) continue;
@@ -82,8 +93,9 @@ Status BucketIntake::TakeAll(const IntakeTarget& target, PublishStats& stats) {
     if (link_->Alive(source.remote.rank)) {
       ++stats.buckets_received;
       stats.bytes_received += source.remote.buckets.all[receive.bucket].payload_bytes;
-      if (receive.bucket == 0) LearnCount(receive);
-      const Status taken = TakeBucket(receive, target, wanted);
+      const Result<BucketHeader> header = memory_->ReadHeader(memory_->message(receive.slot));
+      if (receive.bucket == 0) LearnCount(receive, header);
+      const Status taken = TakeBucket(receive, header, target, wanted);
       if (source.error.ok()) source.error = taken;
     }
     if (++source.taken == source.count) {
@@ -96,36 +108,37 @@ Status BucketIntake::TakeAll(const IntakeTarget& target, PublishStats& stats) {
 }
 
 // A header that is damaged says nothing: then the set is taken for what was asked for.
-void BucketIntake::LearnCount(const Receive& receive) {
+void BucketIntake::LearnCount(const Receive& receive, const Result<BucketHeader>& header) {
   Source& source = sources_[receive.source];
   const auto all = static_cast<uint32_t>(source.remote.buckets.all.size());
-  const BucketHeader header = memory_.header(receive.slot);
-  const bool readable = CheckHeader(header, source.remote.rank).ok();
-  const bool with_frozen = readable ? header.count == all : source.wanted_frozen;
+  const bool readable = header.ok() && CheckHeader(*header, source.remote.rank).ok();
+  const bool with_frozen = readable ? header->count == all : source.wanted_frozen;
   if (!with_frozen || source.count == all) return;
   if (source.started == source.count) turns_.push_back(receive.source);
   source.count = all;
 }
 
-Status BucketIntake::TakeBucket(const Receive& receive, const IntakeTarget& target, bool wanted) {
+Status BucketIntake::TakeBucket(const Receive& receive, const Result<BucketHeader>& read, const IntakeTarget& target,
+                                bool wanted) {
   Source& source = sources_[receive.source];
   const IncomingBucket& bucket = source.remote.buckets.all[receive.bucket];
-  const BucketHeader header = memory_.header(receive.slot);
+  LS_ASSIGN_OR_RETURN(const BucketHeader header, read);
   LS_RETURN_IF_ERROR(CheckHeader(header, source.remote.rank));
   if (!source.version && header.plan == plan_) source.version = header.version;
   if (source.version && *source.version != target.version) return OkStatus();  // EndSet() says what that means
-  const BucketPlace expected{.version = target.version,
+  const BucketPlace expected{.kind = memory_->bucket_kind(),
+                             .version = target.version,
                              .plan = plan_,
                              .index = receive.bucket,
                              .count = source.count,
                              .payload_bytes = bucket.payload_bytes};
-  LS_RETURN_IF_ERROR(
-      CheckBucket(header, expected, {memory_.payload(receive.slot), bucket.payload_bytes}, source.remote.rank));
+  LS_ASSIGN_OR_RETURN(const uint64_t hash, memory_->PayloadHash(receive.slot, bucket.payload_bytes));
+  LS_RETURN_IF_ERROR(CheckBucket(header, expected, hash, source.remote.rank));
   const bool frozen = receive.bucket >= source.remote.buckets.changing;
   if (!wanted || (frozen && target.holds_frozen)) return OkStatus();
   placed_.clear();
   for (const layout::StridedCopy& copy : bucket.copies)
-    placed_.push_back({memory_.payload(receive.slot), target.data, copy});
+    placed_.push_back({memory_->payload(receive.slot), target.data, copy});
   LS_RETURN_IF_ERROR(engine_->Run(placed_));
   return target.done(bucket.completed);
 }
@@ -146,8 +159,10 @@ Status BucketIntake::EndSet(size_t index, const IntakeTarget& target, bool wante
   Source& source = sources_[index];
   if (!link_->Alive(source.remote.rank)) return link_->status();
   if (source.version && *source.version < target.version) {
-    answer_ = MakeAnswer(target.version, ErrorCode::kAborted, !target.holds_frozen);
-    Link::Pending pending = SendAnswer(source);
+    const BucketHeader answer = MakeAnswer(target.version, ErrorCode::kAborted, !target.holds_frozen);
+    const Status written = memory_->WriteHeader(memory_->answer(), answer);
+    if (!written.ok()) link_->Lose(source.remote.rank, written);
+    Link::Pending pending = SendAnswer(source, answer);
     link_->Wait(pending);
     if (!link_->status().ok()) return link_->status();  // the answer was the last one
     StartSet(index);
@@ -164,20 +179,24 @@ Status BucketIntake::EndSet(size_t index, const IntakeTarget& target, bool wante
 
 BucketHeader BucketIntake::MakeAnswer(Version version, ErrorCode code, bool wants_frozen) const {
   const BucketKind kind = link_->status().ok() ? BucketKind::kAnswer : BucketKind::kLastAnswer;
-  return MakeHeader({.kind = kind, .version = version, .plan = plan_, .index = wants_frozen ? 1u : 0u}, code, {});
+  return MakeHeader({.kind = kind, .version = version, .plan = plan_, .index = wants_frozen ? 1u : 0u}, code,
+                    Hash64(nullptr, 0));
 }
 
-Link::Pending BucketIntake::SendAnswer(Source& source) {
+Link::Pending BucketIntake::SendAnswer(Source& source, const BucketHeader& answer) {
   source.awaits_answer = false;
-  source.wanted_frozen = answer_.index != 0;
-  return link_->Send(source.remote.rank, &answer_, sizeof(answer_));
+  source.wanted_frozen = answer.index != 0;
+  return link_->Send(source.remote.rank, memory_->answer(), sizeof(answer));
 }
 
 void BucketIntake::Answer(Version version, ErrorCode code, bool wants_frozen) {
-  answer_ = MakeAnswer(version, code, wants_frozen);
+  const BucketHeader answer = MakeAnswer(version, code, wants_frozen);
+  const Status written = memory_->WriteHeader(memory_->answer(), answer);
   std::vector<Link::Pending> pending;
   for (Source& source : sources_) {
-    if (source.awaits_answer) pending.push_back(SendAnswer(source));
+    if (!source.awaits_answer) continue;
+    if (!written.ok()) link_->Lose(source.remote.rank, written);
+    pending.push_back(SendAnswer(source, answer));
   }
   for (Link::Pending& one : pending) link_->Wait(one);
 }

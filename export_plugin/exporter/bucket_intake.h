@@ -31,6 +31,8 @@ struct RemoteRank {
   RankBuckets<IncomingBucket> buckets;
 };
 
+uint64_t LargestPayload(const std::vector<RemoteRank>& remote);
+
 // Where a version's buckets go.
 struct IntakeTarget {
   using Report = std::function<Status(std::span<const StridedRange>)>;
@@ -45,10 +47,16 @@ struct IntakeTarget {
 // Not thread-safe. `link` and `engine` outlive it. Per version: Start(), TakeAll(), Answer().
 class BucketIntake {
  public:
-  BucketIntake(const layout::PlanDigest& plan, std::vector<RemoteRank> remote, Link* link, CopyEngine* engine);
+  // `memory` holds LargestPayload(remote).
+  BucketIntake(const layout::PlanDigest& plan, std::vector<RemoteRank> remote, std::unique_ptr<BucketMemory> memory,
+               Link* link, CopyEngine* engine);
 
   // What is written into the half when frozen buckets are.
   std::vector<StridedRange> FrozenRanges() const;
+  // What is written into the half.
+  std::vector<StridedRange> Ranges() const;
+  // Whether that comes from a GPU's memory.
+  bool on_device() const { return memory_->on_device(); }
 
   // Lets the first buckets come while this rank is busy with its own copies.
   void Start(Version version);
@@ -82,21 +90,20 @@ class BucketIntake {
   void StartSet(size_t source);
   void StartReceive(size_t slot);
   // The first bucket of a set came: how many there are.
-  void LearnCount(const Receive& receive);
+  void LearnCount(const Receive& receive, const Result<BucketHeader>& header);
   // Checks a bucket that came; copies it if it is `wanted`.
-  Status TakeBucket(const Receive& receive, const IntakeTarget& target, bool wanted);
+  Status TakeBucket(const Receive& receive, const Result<BucketHeader>& read, const IntakeTarget& target, bool wanted);
   // All buckets of a set are here: what that means for the version.
   Status EndSet(size_t source, const IntakeTarget& target, bool wanted);
   Status ReportFrozen(const Source& source, const IntakeTarget& target);
   BucketHeader MakeAnswer(Version version, ErrorCode code, bool wants_frozen) const;
-  Link::Pending SendAnswer(Source& source);  // answer_
+  Link::Pending SendAnswer(Source& source, const BucketHeader& answer);  // as it was written
 
   const layout::PlanDigest plan_;
   Link* const link_;
   CopyEngine* const engine_;
   std::vector<Source> sources_;
-  BucketMemory memory_;
-  BucketHeader answer_;
+  const std::unique_ptr<BucketMemory> memory_;
   std::deque<size_t> turns_;  // sources with buckets to start
   std::deque<Receive> under_way_;
   std::vector<PlacedCopy> placed_;

@@ -1,7 +1,10 @@
-// BucketMemory: two slots, each for a header and the payload after it. All the memory that an end of the exchange has.
+// BucketMemory: two slots, each for a header and the payload after it, and a header for answers. All the memory that an
+// end of the exchange has: of the host, or of the GPU in which the exchange wants its messages.
 #pragma once
 
 #include <cstring>
+#include <memory>
+#include <optional>
 #include <vector>
 
 #include "export_plugin/exporter/bucket_header.h"
@@ -14,34 +17,44 @@ inline uint64_t SlotPayloadBytes(uint64_t bucket_bytes) {
   return bucket_bytes / 2 - sizeof(BucketHeader);
 }
 
+// Not thread-safe. What the copy engine does with a payload, and the exchange with a message, is done before a call
+// here reads them: calls wait for nobody but themselves. Errors are of a GPU; the host's memory has none.
 class BucketMemory {
  public:
-  explicit BucketMemory(uint64_t payload_bytes)
-      : slot_bytes_(sizeof(BucketHeader) + payload_bytes), memory_(2 * slot_bytes_) {}
+  virtual ~BucketMemory() = default;
+  BucketMemory(const BucketMemory&) = delete;
+  BucketMemory& operator=(const BucketMemory&) = delete;
 
-  std::byte* message(size_t slot) { return memory_.data() + slot * slot_bytes_; }
+  std::byte* message(size_t slot) { return memory_ + slot * slot_bytes_; }
   std::byte* payload(size_t slot) { return message(slot) + sizeof(BucketHeader); }
-  uint64_t bytes() const { return memory_.size(); }
+  std::byte* answer() { return message(2); }
+  uint64_t bytes() const { return 2 * slot_bytes_; }  // of both slots
 
+  virtual Result<BucketHeader> ReadHeader(const std::byte* message) = 0;
+  virtual Status WriteHeader(std::byte* message, const BucketHeader& header) = 0;
+  // Of the first `bytes` of a payload: what a header of bucket_kind() has.
+  virtual Result<uint64_t> PayloadHash(size_t slot, uint64_t bytes) = 0;
+  virtual BucketKind bucket_kind() const = 0;
+
+  virtual bool on_device() const = 0;
   // Makes copies from a GPU into it fast. Answers why it did not.
-  Status PinFor(CopyEngine& engine) {
-    const std::span<std::byte> all(memory_);
-    LS_ASSIGN_OR_RETURN(pin_, engine.Pin({&all, 1}));
-    return OkStatus();
-  }
-  bool pinned() const { return pin_ != nullptr; }
+  virtual Status PinFor(CopyEngine& engine) = 0;
+  virtual bool pinned() const = 0;
 
-  BucketHeader header(size_t slot) {
-    BucketHeader header;
-    std::memcpy(&header, message(slot), sizeof(header));
-    return header;
-  }
-  void SetHeader(size_t slot, const BucketHeader& header) { std::memcpy(message(slot), &header, sizeof(header)); }
+ protected:
+  explicit BucketMemory(uint64_t payload_bytes) : slot_bytes_(sizeof(BucketHeader) + payload_bytes) {}
+  uint64_t allocation_bytes() const { return bytes() + sizeof(BucketHeader); }
+  void SetMemory(std::byte* memory) { memory_ = memory; }
 
  private:
-  uint64_t slot_bytes_;
-  std::vector<std::byte> memory_;
-  PinnedMemory pin_;
+  const uint64_t slot_bytes_;
+  std::byte* memory_ = nullptr;
 };
+
+// In the memory of `device`, or of the host where there is none. As NewDeviceBuckets().
+Result<std::unique_ptr<BucketMemory>> NewBuckets(std::optional<int> device, uint64_t payload_bytes);
+
+// kResourceExhausted: the GPU lacks the memory. The error of GpuTrouble() where no GPU is reached.
+Result<std::unique_ptr<BucketMemory>> NewDeviceBuckets(int device, uint64_t payload_bytes);
 
 }  // namespace lockstep::exporter

@@ -5,27 +5,35 @@
 namespace lockstep::exporter {
 
 BucketSender::BucketSender(uint32_t proxy, const layout::PlanDigest& plan, RankBuckets<OutgoingBucket> buckets,
-                           Link* link, CopyEngine* engine)
+                           std::unique_ptr<BucketMemory> memory, Link* link, CopyEngine* engine)
     : proxy_(proxy),
       plan_(plan),
       buckets_(std::move(buckets)),
       link_(link),
       engine_(engine),
-      memory_(buckets_.largest_payload()) {}
+      memory_(std::move(memory)) {}
 
 Status BucketSender::Send(Version version, Status ready, std::span<const LocalTensor> locals, PublishStats& stats) {
-  stats.exchange_memory_bytes = memory_.bytes();
+  stats.exchange_memory_bytes = memory_->bytes();
   Link::Pending pending[2];
   const uint32_t count = with_frozen_ ? static_cast<uint32_t>(buckets_.all.size()) : buckets_.changing;
   for (uint32_t i = 0; i < count; ++i) {
     const OutgoingBucket& bucket = buckets_.all[i];
     const size_t slot = i % 2;
     link_->Wait(pending[slot]);
-    if (ready.ok()) ready = Pack(bucket, slot, locals).WithContext(Cat("version ", version));
-    const BucketPlace place{
-        .version = version, .plan = plan_, .index = i, .count = count, .payload_bytes = bucket.payload_bytes};
-    memory_.SetHeader(slot, MakeHeader(place, ready.code(), {memory_.payload(slot), bucket.payload_bytes}));
-    pending[slot] = link_->Send(proxy_, memory_.message(slot), sizeof(BucketHeader) + bucket.payload_bytes);
+    uint64_t hash = 0;
+    if (ready.ok()) {
+      const Result<uint64_t> packed = Pack(bucket, slot, locals);
+      ready = packed.status().WithContext(Cat("version ", version));
+      if (packed.ok()) hash = *packed;
+    }
+    const BucketPlace place{.kind = memory_->bucket_kind(),
+                            .version = version,
+                            .plan = plan_,
+                            .index = i,
+                            .count = count,
+                            .payload_bytes = bucket.payload_bytes};
+    pending[slot] = SendBucket(place, slot, ready.code(), hash);
     if (!link_->Alive(proxy_)) break;
     ++stats.buckets_sent;
     stats.bytes_sent += bucket.payload_bytes;
@@ -36,17 +44,26 @@ Status BucketSender::Send(Version version, Status ready, std::span<const LocalTe
   return ready.ok() ? answer : ready;
 }
 
-Status BucketSender::Pack(const OutgoingBucket& bucket, size_t slot, std::span<const LocalTensor> locals) {
-  LS_RETURN_IF_ERROR(Place(bucket.copies, locals, memory_.payload(slot), placed_));
-  return engine_->Run(placed_);
+Result<uint64_t> BucketSender::Pack(const OutgoingBucket& bucket, size_t slot, std::span<const LocalTensor> locals) {
+  LS_RETURN_IF_ERROR(Place(bucket.copies, locals, memory_->payload(slot), placed_));
+  LS_RETURN_IF_ERROR(engine_->Run(placed_));
+  return memory_->PayloadHash(slot, bucket.payload_bytes);
+}
+
+// Without its header a message cannot be sent, and the proxy would not know the next one.
+Link::Pending BucketSender::SendBucket(const BucketPlace& place, size_t slot, ErrorCode code, uint64_t payload_hash) {
+  std::byte* const message = memory_->message(slot);
+  const Status written = memory_->WriteHeader(message, MakeHeader(place, code, payload_hash));
+  if (!written.ok()) link_->Lose(proxy_, written);
+  return link_->Send(proxy_, message, sizeof(BucketHeader) + place.payload_bytes);
 }
 
 Status BucketSender::TakeAnswer(Version version) {
   with_frozen_ = true;
-  Link::Pending pending = link_->Receive(proxy_, memory_.message(0), sizeof(BucketHeader));
+  Link::Pending pending = link_->Receive(proxy_, memory_->answer(), sizeof(BucketHeader));
   link_->Wait(pending);
   LS_RETURN_IF_ERROR(link_->status());
-  const BucketHeader header = memory_.header(0);
+  LS_ASSIGN_OR_RETURN(const BucketHeader header, memory_->ReadHeader(memory_->answer()));
   LS_RETURN_IF_ERROR(CheckHeader(header, proxy_));
   with_frozen_ = header.index != 0;
   const Status answer = CheckAnswer(header, {.version = version, .plan = plan_}, proxy_);

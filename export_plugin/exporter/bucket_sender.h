@@ -14,8 +14,9 @@ namespace lockstep::exporter {
 // Not thread-safe. `link` and `engine` outlive it.
 class BucketSender {
  public:
-  BucketSender(uint32_t proxy, const layout::PlanDigest& plan, RankBuckets<OutgoingBucket> buckets, Link* link,
-               CopyEngine* engine);
+  // `memory` holds the largest of the buckets.
+  BucketSender(uint32_t proxy, const layout::PlanDigest& plan, RankBuckets<OutgoingBucket> buckets,
+               std::unique_ptr<BucketMemory> memory, Link* link, CopyEngine* engine);
 
   // Sends a set of buckets, frozen ones if the proxy wants them, and waits for the proxy's answer. `ready`: why this
   // rank cannot give its bytes, if so; then the buckets are sent as failed, for the proxy to continue. Answers the
@@ -23,11 +24,13 @@ class BucketSender {
   Status Send(Version version, Status ready, std::span<const LocalTensor> locals, PublishStats& stats);
 
   // Makes copies from a GPU into the buckets fast. Answers why it did not.
-  Status Pin() { return memory_.PinFor(*engine_); }
-  bool pinned() const { return memory_.pinned(); }
+  Status Pin() { return memory_->PinFor(*engine_); }
+  bool pinned() const { return memory_->pinned(); }
 
  private:
-  Status Pack(const OutgoingBucket& bucket, size_t slot, std::span<const LocalTensor> locals);
+  // Answers the hash of the payload.
+  Result<uint64_t> Pack(const OutgoingBucket& bucket, size_t slot, std::span<const LocalTensor> locals);
+  Link::Pending SendBucket(const BucketPlace& place, size_t slot, ErrorCode code, uint64_t payload_hash);
   Status TakeAnswer(Version version);
 
   const uint32_t proxy_;
@@ -35,7 +38,7 @@ class BucketSender {
   const RankBuckets<OutgoingBucket> buckets_;
   Link* const link_;
   CopyEngine* const engine_;
-  BucketMemory memory_;
+  const std::unique_ptr<BucketMemory> memory_;
   std::vector<PlacedCopy> placed_;
   bool with_frozen_ = true;  // the proxy lacks the frozen bytes, or may lack them
 };

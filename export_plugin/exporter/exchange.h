@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "common/base/status.h"
 
@@ -16,6 +17,9 @@ class Exchange {
 
   // A transfer that was started. 0 is none.
   using Transfer = uint64_t;
+
+  // The GPU in whose memory all messages lie; none: the host's.
+  virtual std::optional<int> device() const { return std::nullopt; }
 
   // Start and return; the memory must stay as it is until Wait() of the transfer. kUnavailable names the peer.
   virtual Result<Transfer> StartSend(uint32_t peer, const void* data, uint64_t bytes) = 0;

@@ -67,13 +67,16 @@ Status Exporter::SetUpRoles(const ExporterOptions& options, const layout::Traini
   }
   link_ = std::make_unique<Link>(options.exchange);
   if (!remote.empty()) {
-    intake_ = std::make_unique<BucketIntake>(plan_.digest, std::move(remote), link_.get(), engine_.get());
+    LS_ASSIGN_OR_RETURN(auto memory, NewBuckets(options.exchange->device(), LargestPayload(remote)));
+    intake_ =
+        std::make_unique<BucketIntake>(plan_.digest, std::move(remote), std::move(memory), link_.get(), engine_.get());
   }
   if (proxies[rank_]) {
     const RankBuckets<PackedBucket> packed = PackBuckets(model, plan_.ranks[rank_], payload_bytes);
     LS_ASSIGN_OR_RETURN(auto outgoing, LowerOutgoing(model, packed, locals_, by_source));
-    sender_ =
-        std::make_unique<BucketSender>(*proxies[rank_], plan_.digest, std::move(outgoing), link_.get(), engine_.get());
+    LS_ASSIGN_OR_RETURN(auto memory, NewBuckets(options.exchange->device(), outgoing.largest_payload()));
+    sender_ = std::make_unique<BucketSender>(*proxies[rank_], plan_.digest, std::move(outgoing), std::move(memory),
+                                             link_.get(), engine_.get());
   }
   if (!writes[rank_]) return OkStatus();
   const std::vector<Chunk> chunks = ChunksOf(model, plan_.ranks[rank_]);
@@ -168,17 +171,22 @@ Status Exporter::WriteChanging(Version version, std::byte* data) {
 
 // Once, as soon as there are tensors on a GPU: what they are copied to.
 void Exporter::PinForGpu() {
-  if (pin_tried_ || !AnyOnDevice(*engine_, locals_)) return;
+  const bool takes_from_gpu = intake_ != nullptr && intake_->on_device();
+  if (pin_tried_ || !(takes_from_gpu || AnyOnDevice(*engine_, locals_))) return;
   pin_tried_ = true;
   pin_trouble_ = sender_ != nullptr ? sender_->Pin() : PinHalves();
   if (!pin_trouble_.ok()) pinned_halves_ = {};
 }
 
-// This rank's pages of them.
+// This rank's pages of them, and those of the ranks whose buckets come in a GPU's memory.
 Status Exporter::PinHalves() {
   if (client_ == nullptr) return OkStatus();
   std::vector<StridedRange> ranges = own_.changing.ranges;
   ranges.insert(ranges.end(), own_.frozen.ranges.begin(), own_.frozen.ranges.end());
+  if (intake_ != nullptr && intake_->on_device()) {
+    const std::vector<StridedRange> taken = intake_->Ranges();
+    ranges.insert(ranges.end(), taken.begin(), taken.end());
+  }
   const auto page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   for (size_t half = 0; half < pinned_halves_.size(); ++half) {
     const auto pages = PagesOf(client_->data(half), ranges, page_bytes);

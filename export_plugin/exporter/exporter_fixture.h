@@ -122,6 +122,7 @@ struct FleetOptions {
   std::vector<bool> beside = {true, true};  // of each rank; rank r holds shard r % shards
   uint64_t bucket_bytes = kMinBucketBytes;
   uint32_t threads = 1;
+  std::function<std::unique_ptr<Exchange>(uint32_t rank)> exchange;  // in place of the hub's; asked once for a rank
   std::function<void(uint32_t rank)> filled;  // after a rank's memory was given a version's values
   std::function<void(uint32_t rank)> fills;   // in place of both
 };
@@ -143,7 +144,7 @@ class Fleet {
   }
 
   ExporterOptions OptionsOf(uint32_t rank) {
-    exchanges_.push_back(hub_->Of(rank));
+    exchanges_.push_back(options_.exchange ? options_.exchange(rank) : hub_->Of(rank));
     return {.socket_path = host_.socket(),
             .model = "actor",
             .sheets = sheets_,

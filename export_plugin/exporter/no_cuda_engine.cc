@@ -1,4 +1,5 @@
-// NewCopyEngine() of builds without CUDA.
+// NewCopyEngine() and NewDeviceBuckets() of builds without CUDA.
+#include "export_plugin/exporter/bucket_memory.h"
 #include "export_plugin/exporter/host_only_engine.h"
 
 namespace lockstep::exporter {
@@ -12,6 +13,10 @@ Status GpuTrouble() {
 
 Result<std::unique_ptr<CopyEngine>> NewCopyEngine(WorkerPool* pool) {
   return NewHostOnlyEngine(pool, GpuTrouble());
+}
+
+Result<std::unique_ptr<BucketMemory>> NewDeviceBuckets(int, uint64_t) {
+  return GpuTrouble();
 }
 
 }  // namespace lockstep::exporter

@@ -20,6 +20,7 @@ struct CUevent_st {
 
 struct Work {
   std::function<void()> run;
+  std::function<bool()> ready;   // where it waits for somebody else
   CUevent_st* fires = nullptr;   // when it is reached
   CUevent_st* awaits = nullptr;  // before what follows
   CUstream_st* in = nullptr;     // where `awaits` was recorded

@@ -16,10 +16,16 @@ cudaError_t DroppedIf(cudaError_t error, CUstream_st& stream) {
 namespace lockstep::cuda {
 
 cudaError_t Launch(cudaStream_t handle, std::string_view name, std::function<void()> work) {
+  return LaunchWhen(handle, name, std::move(work), {});
+}
+
+cudaError_t LaunchWhen(cudaStream_t handle, std::string_view name, std::function<void()> work, When when) {
   Lock lock(TheMachine().mutex);
-  return MadeOn({.name = std::string(name), .stream = handle}, [&](CUstream_st& stream) {
+  const Call call{.name = std::string(name), .stream = handle, .to = when.memory, .bytes = when.bytes};
+  return MadeOn(call, [&](CUstream_st& stream) {
     if (stream.device != CurrentDevice()) return cudaErrorInvalidResourceHandle;
-    stream.work.push_back({.run = std::move(work)});
+    stream.work.push_back(
+        {.run = std::move(work), .ready = std::move(when.ready), .memory = {when.memory}, .bytes = {when.bytes}});
     return cudaSuccess;
   });
 }

@@ -83,6 +83,14 @@ void SetHoldLimit(uint64_t milliseconds);  // 10'000 after Reset()
 // CUDA. cudaErrorInvalidResourceHandle: the
 // stream is not the current device's.
 cudaError_t Launch(cudaStream_t stream, std::string_view name, std::function<void()> work);
+// The same for work that has to do with somebody else: it does not run before `ready`, asked whenever the stream has
+// come to it, says so. It uses `memory`, for violations. Neither calls anything of CUDA.
+struct When {
+  std::function<bool()> ready;
+  const void* memory = nullptr;
+  uint64_t bytes = 0;
+};
+cudaError_t LaunchWhen(cudaStream_t stream, std::string_view name, std::function<void()> work, When when);
 
 // A device's memory as it is now, past all streams. REQUIRES the bytes to be of one allocation.
 std::vector<std::byte> Read(const void* device_memory, uint64_t bytes);

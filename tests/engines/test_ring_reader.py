@@ -14,7 +14,7 @@ from ring_peers import RUN, SECONDS, Collected, FakeRing, PlainExporter, in_back
 import lockstep
 from lockstep.core.ring_messages import MessageType
 from lockstep.engine import Served
-from lockstep.engine._ring_memory import mapped
+from lockstep.engine._ring_memory import Ring, mapped
 from lockstep.export._ring_buckets import CudaBucket
 
 
@@ -188,6 +188,18 @@ def test_what_a_bucket_on_a_gpu_is_shared_by_comes_back_as_pytorch_gave_it(monke
     (memory,) = mapped(json.loads(json.dumps([description])), 4112, [])
     assert fd is None and opened == [(1, *given[1:])]  # the same GPU has another number in this process
     assert memory.tolist() == [value % 32 for value in range(4112)]
+
+
+def test_a_bucket_on_a_gpu_is_let_go_when_the_whole_gpu_is_done_with_it(monkeypatch):
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    ring = object.__new__(Ring)
+    ring.buckets = [SimpleNamespace(device=torch.device("cuda", 1))]
+    ring.synchronize()
+    assert waited == [torch.device("cuda", 1)]
+    ring.buckets = [torch.zeros(1)]
+    ring.synchronize()
+    assert len(waited) == 1
 
 
 LISTENS = """

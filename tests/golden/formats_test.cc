@@ -197,7 +197,7 @@ TEST_CASE("The bucket example is what the code writes") {
   exporter::BucketPlace place{
       .kind = exporter::BucketKind::kBucket, .version = 7, .index = 1, .count = 3, .payload_bytes = 16};
   for (uint8_t i = 0; i < 16; ++i) place.plan.bytes[i] = i;
-  Bytes message = Copy(AsBytes(exporter::MakeHeader(place, ErrorCode::kOk, AsBytes(payload))));
+  Bytes message = Copy(AsBytes(exporter::MakeHeader(place, ErrorCode::kOk, Hash64(AsBytes(payload)))));
   AppendBytes(message, AsBytes(payload));
   CHECK(Example(kExporter, "bucket") == message);
 }

@@ -75,6 +75,8 @@ ERROR = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 class CExchange(ctypes.Structure):
     _fields_ = [
         ("context", ctypes.c_void_p),
+        ("in_gpu_memory", ctypes.c_uint32),
+        ("device", ctypes.c_int32),
         ("start_send", START_SEND),
         ("start_receive", START_RECEIVE),
         ("wait", WAIT),

@@ -78,10 +78,11 @@ class Ring:
         return found
 
     def synchronize(self) -> None:
-        """Waits until what was queued on a bucket's GPU has read it."""
+        """Waits until what was queued on a bucket's GPU, by any thread on any stream, has read it: what a loader of an
+        engine's own does there is not known here."""
         device = self.buckets[0].device
         if device.type == "cuda":
-            torch.cuda.current_stream(device).synchronize()
+            torch.cuda.synchronize(device)
 
 
 def _is_count(value: Any) -> bool:

@@ -93,7 +93,7 @@ class Exporter(Handle):
         self._agent = (os.fspath(socket), model) if beside else None
         ranks = gather_sheets(lambda: self._describe(beside), group)
         self._sheets = ranks.sheets
-        self._exchange = _exchange_for(ranks, group, call_timeout_ms)
+        self._exchange = _exchange_for(ranks, group, call_timeout_ms, self._locals)
         self._absence = Absence(socket, skip_while_away)
         self._wants_shadow = shadow
         options = abi.CExporterOptions(
@@ -313,14 +313,15 @@ def _addresses(tensors: "Sequence[LocalTensor]") -> Any:
     return (ctypes.c_void_p * len(tensors))(*(local.address for local in tensors))
 
 
-def _exchange_for(ranks: Ranks, group: Any, timeout_ms: int) -> Any:
+def _exchange_for(ranks: Ranks, group: Any, timeout_ms: int, tensors: "Sequence[LocalTensor]") -> Any:
     if all(json.loads(sheet)["beside_agent"] for sheet in ranks.sheets):
         return None
     if len(ranks.sheets) == 1:
         return None  # no rank on the agent's host: the library refuses that
     from lockstep.export._exchange import TorchExchange
 
-    return TorchExchange(group, timeout_ms)
+    on_gpu = (tensor.owner.device for tensor in tensors if getattr(tensor.owner, "is_cuda", False))
+    return TorchExchange(group, timeout_ms, next(on_gpu, None))
 
 
 def _in_words(tensor: LocalTensor) -> str:
