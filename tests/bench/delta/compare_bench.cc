@@ -19,6 +19,7 @@
 #include <atomic>
 #include <cstring>
 #include <latch>
+#include <memory>
 #include <thread>
 
 #include "common/os/segment.h"
@@ -72,14 +73,15 @@ class Publisher {
       lists_[version].blocks.resize(layout_->block_count());
       lists_[version].hashes.resize(layout_->block_count());
     }
-    std::latch all(static_cast<std::ptrdiff_t>(pool_.size()));
+    // Shared: a thread may still wait when this one, awake before it, has returned.
+    const auto all = std::make_shared<std::latch>(static_cast<std::ptrdiff_t>(pool_.size()) + 1);
     for (size_t i = 0; i < pool_.size(); ++i) {
-      pool_.Post([&] {
-        ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kBackgroundNice);
-        all.arrive_and_wait();
+      pool_.Post([all] {
+        (void)::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kBackgroundNice);
+        all->arrive_and_wait();
       });
     }
-    all.wait();
+    all->arrive_and_wait();
   }
 
   uint64_t bytes_of_model() const { return layout_->data_bytes(); }
