@@ -2,9 +2,9 @@
 each rank opens the published file and copies its slices of every tensor into the same memory, as engines' loaders do.
 
 Real daemons; four tensor-parallel ranks of a Llama as processes with host memory; 3 GB in bfloat16, less where memory is
-short, 1 % of the elements changed in each version. Two engines follow one receiver, one that writes its own memory and one
-that lends it; then one with two halves. What memory allows of their pauses is measured between the versions: each rank writes as
-much, to random places, by the plainest loop. One JSON line per figure.
+short, 1 % of the elements changed in each version. Two engines follow one receiver, one that writes its own memory and
+one that lends it; then one with two halves. What memory allows of their pauses is measured between the versions: each
+rank writes as much, to random places, by the plainest loop. One JSON line per figure.
 """
 
 import ctypes
@@ -28,7 +28,8 @@ CHANGED = 0.01
 HIDDEN, INTERMEDIATE, HEADS, KEY_VALUE_HEADS, VOCABULARY = 2048, 8192, 16, 8, 32_000
 LAYERS, FLIP_LAYERS, QUICK_LAYERS = 22, 12, 1  # two halves take the engine's memory twice: a smaller model
 REPEATS, QUICK_REPEATS = 7, 3
-COPIES = 6.0  # the trainer's, two halves, two replicas, an engine's; and one more, of a second engine or half
+# The trainer's, two halves, two replicas, an engine's, a second engine's or half's; one for lists and eight processes.
+COPIES = 8.0
 
 
 class Engine(NamedTuple):
@@ -199,7 +200,7 @@ def main() -> None:
     repeats = QUICK_REPEATS if quick else REPEATS
     in_place = [Engine("own"), Engine("lent", lends=True)]
     for wanted, engines in ((LAYERS, in_place), (FLIP_LAYERS, [Engine("flip", two_halves=True)])):
-        layers = fitting_layers(QUICK_LAYERS if quick else wanted, COPIES + 1)
+        layers = fitting_layers(QUICK_LAYERS if quick else wanted, COPIES)
         with Cluster() as cluster, Ranks(RANKS * len(engines), timeout_s=300) as ranks:
             pauses, floors, reloads = measure(cluster, ranks, layers, repeats, engines)
         for own in engines:

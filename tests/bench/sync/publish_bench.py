@@ -2,10 +2,10 @@
 memory of the same kind, which is warm; versions and copies take turns.
 
 The figure is with both daemons, a receiver that follows, and a pause in which the trainer would compute the next step,
-until the receiver has the version; a series has smaller models, too. The receiver stands for one on another host: it has the lowest priority, so that its
-work is not done on the trainer's cores while the trainer wants them. One JSON line more has ratios of medians without a
-receiver, and of versions published back to back, which wait for the previous diff. A second figure is of two threads
-against one, in turns, without a receiver.
+until the receiver has the version; a series has smaller models, too. The receiver stands for one on another host: it
+has the lowest priority, so that its work is not done on the trainer's cores while the trainer wants them. One JSON line
+more has ratios of medians without a receiver, and of versions published back to back, which wait for the previous diff.
+A second figure is of two threads against one, in turns, without a receiver.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from harness import MODEL, Agent, Cluster, Receiver, wait_until
 from weights import Weights
 
 WARMING = 3
-COPIES = 8.0
+COPIES = 6.5
 
 
 class PlainCopy:
@@ -62,11 +62,14 @@ def wait_served(agent: Agent, trainer: Trainer, model: str = MODEL) -> None:
     wait_until(lambda: agent.model_status(model)["newest_version"] == trainer.version, "it is served", timeout_s=120)
 
 
-def by_two_threads(agent: Agent, one: Trainer, weights: Weights, repeats: int) -> "tuple[list[float], list[float]]":
+def by_two_threads(agent: Agent, weights: Weights, repeats: int) -> "tuple[list[float], list[float]]":
     """Seconds of each publish by two threads, and by one."""
     by_two, by_one = [], []
-    with agent.publisher(weights.tensors, "two-threads", threads=2) as publisher:
-        two = Trainer(publisher, weights)
+    with (
+        agent.publisher(weights.tensors) as alone,
+        agent.publisher(weights.tensors, "two-threads", threads=2) as both,
+    ):
+        one, two = Trainer(alone, weights), Trainer(both, weights)
         for _ in range(WARMING + repeats):
             weights.step()
             by_two.append(two.publish())
@@ -115,9 +118,6 @@ def measure(cluster: Cluster, options: program.Options) -> "tuple[list[float], l
         alone, alone_copied = in_turns(trainer, copy, lambda: wait_served(agent, trainer), options.repeats)
         alone_at_once = back_to_back(trainer, weights, options.repeats)
         wait_served(agent, trainer)
-        program.print_figure(
-            "publish_threads", "s", options.model_bytes, *by_two_threads(agent, trainer, weights, options.repeats)
-        )
         receiver = follow(cluster, agent, trainer.version)
         values, baselines = in_turns(
             trainer, copy, lambda: processes.wait_published(receiver, trainer.version), options.repeats
@@ -156,6 +156,9 @@ def main() -> None:
     program.print_figure("publish_blocked", "s", options.model_bytes, values, baselines)
     rows = [{"kind": kind, "ratio": ratio} for kind, ratio in others.items()]
     program.print_series("publish_blocked_circumstances", "copies", options.model_bytes, rows)
+    with Cluster() as cluster:
+        threads = by_two_threads(cluster.agent(), Weights(options.model_bytes), options.repeats)
+    program.print_figure("publish_threads", "s", options.model_bytes, *threads)
     for model_bytes in (options.model_bytes // 10, options.model_bytes // 2):
         ratio = followed_ratio(model_bytes, options.repeats)
         program.print_series("publish_blocked_smaller", "copies", model_bytes, [{"ratio": ratio}])
