@@ -262,10 +262,10 @@ const char* lockstep_exporter_run(const lockstep_exporter* exporter); /* "" on a
 uint64_t lockstep_exporter_committed_version(const lockstep_exporter* exporter); /* as lockstep_committed_version */
 int lockstep_exporter_stats(const lockstep_exporter* exporter, lockstep_publish_stats* stats);
 /* JSON: {"plan": digest, "bytes": n, "bucket_bytes": n, "writes": bool, "pinned": bool, "pin_trouble": text,
- * "shadow": bool, "shadow_bytes": n, "tensors": [{"name", "dtype", "shape", "offset"}, ...]}. pinned: whether the memory that tensors are copied to from a
- * GPU is pinned, from open on, or from the first publish with such addresses. pin_trouble: why it could not be, which
- * makes copies slower; else empty. shadow: whether there is one; shadow_bytes: what one takes, or 0 where there can be
- * none. */
+ * "shadow": bool, "shadow_bytes": n, "tensors": [{"name", "dtype", "shape", "offset"}, ...]}. pinned: whether the
+ * memory that tensors are copied to from a GPU is pinned, from open on, or from the first publish with such addresses.
+ * pin_trouble: why it could not be, which makes copies slower; else empty. shadow: whether there is one; shadow_bytes:
+ * what one takes, or 0 where there can be none. */
 const char* lockstep_exporter_describe(lockstep_exporter* exporter);
 
 /* A version being written is aborted. Null is fine. */

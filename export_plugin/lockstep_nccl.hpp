@@ -64,7 +64,8 @@ class NcclExchange : public Exchange {
     return Start({peer, nullptr, data, bytes}, transfer);
   }
 
-  // After an error nothing touches the memory of any message any more, and every later call answers the same error.
+  // After an error nothing touches the memory of any message any more, unless the GPU did not stop within kCloseTime;
+  // every later call answers the same error.
   Error Wait(uint64_t transfer) override {
     if (broken_) return broken_;
     const auto found = messages_.find(transfer);
@@ -72,10 +73,9 @@ class NcclExchange : public Exchange {
     const auto deadline = Clock::now() + timeout_;
     while (true) {
       bool done = false;
-      Error error = Progress();
-      if (!error) error = Ask(found->first, found->second, done);
-      if (error) return Break(std::move(error));
+      if (Error error = Ask(found->first, found->second, done)) return Break(std::move(error));
       if (done) break;
+      if (Error error = Progress()) return Break(std::move(error));
       if (Clock::now() > deadline) return Break({LOCKSTEP_UNAVAILABLE, Text(transfer) + ": no answer" + Within()});
       std::this_thread::sleep_for(kPause);
     }
@@ -88,7 +88,8 @@ class NcclExchange : public Exchange {
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::microseconds kPause{50};
   static constexpr std::chrono::milliseconds kCloseTime{5000};
-  // How long a start waits for NCCL to take the message over. The first between two ranks waits for both.
+  // How long a start waits for NCCL to take the message over. The first between two ranks waits for both: it is given
+  // to the GPU by a later call.
   static constexpr std::chrono::milliseconds kStartTime{5};
 
   struct Message {
@@ -250,7 +251,9 @@ class NcclExchange : public Exchange {
       std::this_thread::sleep_for(kPause);
       if (ncclCommGetAsyncError(comm_, &state) != ncclSuccess) return false;
     }
-    return state == ncclSuccess && ncclCommDestroy(comm_) == ncclSuccess;
+    if (state != ncclSuccess) return false;
+    (void)ncclCommDestroy(std::exchange(comm_, nullptr));  // gone, whatever it answers
+    return true;
   }
 
   const ncclUniqueId id_;

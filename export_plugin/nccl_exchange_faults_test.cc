@@ -181,9 +181,9 @@ TEST_CASE("What NCCL tells later ends a wait at once") {
   CheckCleanMachine();
 }
 
-TEST_CASE("A message that came before NCCL told of an error counts") {
-  ResetMachine(2);
-  Exchanges exchanges = NewExchanges(2);
+TEST_CASE("A message that came before NCCL told of an error counts, whatever is under way behind it") {
+  ResetMachine(3);
+  Exchanges exchanges = NewExchanges(3);
   std::byte* const from = OnGpu(0, Noise(kBytes, 2));
   std::byte* const to = OnGpu(1, Memory(kBytes));
   uint64_t transfers[2] = {};
@@ -202,6 +202,8 @@ TEST_CASE("A message that came before NCCL told of an error counts") {
     (void)cudaSetDevice(static_cast<int>(rank));
     (void)cudaDeviceSynchronize();
   });
+  uint64_t later = 0;
+  REQUIRE_FALSE(exchanges[1]->StartReceive(2, OnGpu(1, Memory(kBytes)), kBytes, later));
   nccl::FailLater(1, ncclRemoteError);
   CHECK_FALSE(exchanges[1]->Wait(transfers[1]));
   CHECK((cuda::Read(to, kBytes) == Noise(kBytes, 2)));

@@ -14,14 +14,17 @@ std::string VersionText(int version) {
   return Cat(version / 1000, ".", version % 1000 / 10);
 }
 
-// Those of which CUDA's documentation says that the process must be terminated and relaunched.
-bool EndsCuda(cudaError_t error) {
+// After these no call succeeds: by CUDA's documentation for all but the first three, of which it only says what broke.
+// Numbers are those that older toolkits have no names for.
+bool EndsCuda(int error) {
+  constexpr int kContained = 226, kTensorMemoryLeak = 721, kMpsClientTerminated = 810, kExternalDevice = 911;
   switch (error) {
     case cudaErrorECCUncorrectable:
     case cudaErrorNvlinkUncorrectable:
+    case cudaErrorContextIsDestroyed:
+    case kContained:
     case cudaErrorIllegalAddress:
     case cudaErrorLaunchTimeout:
-    case cudaErrorContextIsDestroyed:
     case cudaErrorAssert:
     case cudaErrorHardwareStackError:
     case cudaErrorIllegalInstruction:
@@ -29,6 +32,9 @@ bool EndsCuda(cudaError_t error) {
     case cudaErrorInvalidAddressSpace:
     case cudaErrorInvalidPc:
     case cudaErrorLaunchFailure:
+    case kTensorMemoryLeak:
+    case kMpsClientTerminated:
+    case kExternalDevice:
       return true;
     default:
       return false;

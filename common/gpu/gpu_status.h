@@ -16,8 +16,8 @@ Status CudaStatus(cudaError_t error, std::string_view what);
 // where the driver is too old or does not start.
 Status GpuTrouble();
 
-// OK, or the first error that CudaStatus() was given after which, by CUDA's documentation, no call of this process
-// succeeds any more: kIo. Only another process reaches GPUs again.
+// OK, or the first error that CudaStatus() was given after which no call of this process succeeds any
+// more: kIo. Only another process reaches GPUs again.
 Status LostGpu();
 
 }  // namespace lockstep::gpu

@@ -58,7 +58,7 @@ class BucketIntake {
   // Whether that comes from a GPU's memory.
   bool on_device() const { return memory_->on_device(); }
 
-  // Lets the first buckets come while this rank is busy with its own copies.
+  // Lets the first buckets come while this rank is busy with its own copies, once the exchange knows its peers.
   void Start(Version version);
   // Takes every bucket of every rank that lives. They are copied, and what they complete is reported, until something
   // is wrong, or not at all where there is no data: the first error is answered, after all were taken.

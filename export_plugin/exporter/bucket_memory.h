@@ -28,7 +28,7 @@ class BucketMemory {
   std::byte* message(size_t slot) { return memory_ + slot * slot_bytes_; }
   std::byte* payload(size_t slot) { return message(slot) + sizeof(BucketHeader); }
   std::byte* answer() { return message(2); }
-  uint64_t bytes() const { return 2 * slot_bytes_; }  // of both slots
+  uint64_t bytes() const { return 2 * slot_bytes_; }  // of both slots; kSlotAlignment more, at most, for each
 
   virtual Result<BucketHeader> ReadHeader(const std::byte* message) = 0;
   virtual Status WriteHeader(std::byte* message, const BucketHeader& header) = 0;
@@ -42,11 +42,14 @@ class BucketMemory {
   virtual bool pinned() const = 0;
 
  protected:
-  explicit BucketMemory(uint64_t payload_bytes) : slot_bytes_(sizeof(BucketHeader) + payload_bytes) {}
+  explicit BucketMemory(uint64_t payload_bytes)
+      : slot_bytes_((sizeof(BucketHeader) + payload_bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment) {}
   uint64_t allocation_bytes() const { return bytes() + sizeof(BucketHeader); }
   void SetMemory(std::byte* memory) { memory_ = memory; }
 
  private:
+  static constexpr uint64_t kSlotAlignment = 256;  // what cudaMalloc() aligns to, and kernels and NCCL like
+
   const uint64_t slot_bytes_;
   std::byte* memory_ = nullptr;
 };

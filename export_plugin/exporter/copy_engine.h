@@ -54,6 +54,9 @@ class CopyEngine {
     return Wait();
   }
 
+  // Makes what copies on the GPU that has the address need, which the first of them would make otherwise: that may wait
+  // for whatever runs there, such as an exchange's kernel that waits for a peer. kResourceExhausted, kIo.
+  virtual Status PrepareBeside(const void*) { return OkStatus(); }
   // Pins `pieces`, all or none of them. Null where it makes no difference. kResourceExhausted, kIo: it cannot be had
   // (most often the limit on locked memory); copies work, and are slower.
   virtual Result<PinnedMemory> Pin(std::span<const std::span<std::byte>>) { return PinnedMemory(); }

@@ -68,6 +68,7 @@ class DeviceBuckets : public BucketMemory {
     LS_RETURN_IF_ERROR(Told(cudaMalloc(&memory_, allocation_bytes()), what));
     LS_RETURN_IF_ERROR(Told(cudaMalloc(&parts_, kSumParts * sizeof(uint64_t)), "allocating a bucket's sums"));
     SetMemory(static_cast<std::byte*>(memory_));
+    LS_RETURN_IF_ERROR(Told(kernels::cuda::LoadSum(), "loading what sums a bucket"));
     return Told(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "creating a stream");
   }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "export_plugin/exporter/bucket_memory.h"
+#include "kernels/cuda/sum_testing.h"
 
 namespace lockstep::exporter {
 namespace {
@@ -18,17 +19,6 @@ Memory Noise(size_t bytes) {
   Memory noise(bytes);
   for (std::byte& byte : noise) byte = static_cast<std::byte>(generator());
   return noise;
-}
-
-// As FORMAT.md has it, byte by byte.
-uint64_t SumOf(const Memory& bytes) {
-  uint64_t sum = 0;
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    const uint64_t k = (i / 8 + 1) * 0x9E3779B97F4A7C15;
-    const uint64_t key = ((k ^ (k >> 32)) * 0xD6E8FEB86659FD93) | 1;
-    sum += (static_cast<uint64_t>(bytes[i]) << i % 8 * 8) * key;
-  }
-  return sum;
 }
 
 void Upload(std::byte* to, const Memory& bytes) {
@@ -68,7 +58,7 @@ TEST_CASE("A payload's hash is the format's sum, of any length") {
     const Result<uint64_t> hash = (*buckets)->PayloadHash(1, bytes);
     REQUIRE(hash.ok());
     INFO(bytes << " bytes");
-    CHECK(*hash == SumOf(payload));
+    CHECK(*hash == kernels::cuda::FormatSum(payload));
   }
 }
 

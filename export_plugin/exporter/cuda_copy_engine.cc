@@ -103,6 +103,15 @@ class CudaCopyEngine : public CopyEngine {
 
   size_t most_under_way() const override { return CudaLane::kBatches; }
 
+  Status PrepareBeside(const void* address) override {
+    LS_ASSIGN_OR_RETURN(const int device, DeviceOf(address));
+    if (device == kHost) return OkStatus();
+    CurrentDevice current;
+    LS_RETURN_IF_ERROR(current.Set(device));
+    LS_ASSIGN_OR_RETURN(CudaLane * lane, LaneOf(device));
+    return lane->Prepare();
+  }
+
   Result<PinnedMemory> Pin(std::span<const std::span<std::byte>> pieces) override {
     CurrentDevice current;
     if (device_ != kHost) LS_RETURN_IF_ERROR(current.Set(device_));

@@ -203,7 +203,7 @@ TEST_CASE("Without a GPU that works host memory is copied, and a GPU's is an err
   } cases[] = {
       {0, cuda::kDriverVersion, cudaSuccess, ErrorCode::kNotFound, "CUDA finds no GPU: see"},
       {1, 0, cudaSuccess, ErrorCode::kNotFound, "CUDA finds no driver: install"},
-      {1, 12'020, cudaSuccess, ErrorCode::kUnavailable, "the driver is for CUDA 12.2, older than 13.0"},
+      {1, 11'080, cudaSuccess, ErrorCode::kUnavailable, "the driver is for CUDA 11.8, older than "},
       {1, cuda::kDriverVersion, cudaErrorOperatingSystem, ErrorCode::kUnavailable, "cudaErrorOperatingSystem"},
   };
   for (const auto& one : cases) {

@@ -58,6 +58,16 @@ Status CudaLane::Told(cudaError_t error, std::string_view what) const {
   return error == cudaSuccess ? OkStatus() : CudaStatus(error, Cat(what, " (device ", device_, ")"));
 }
 
+Status CudaLane::Prepare() {
+  LS_RETURN_IF_ERROR(NeedSlab());
+  return Told(kernels::cuda::LoadRounding(), "loading what converts elements");
+}
+
+Status CudaLane::NeedSlab() {
+  if (slab_ != nullptr) return OkStatus();
+  return Told(cudaMalloc(&slab_, kSlabBytes), Cat("allocating ", kSlabBytes, " bytes to convert in"));
+}
+
 Status CudaLane::Start(const PlacedCopy& placed, bool from_here, bool to_here, const PinnedRanges& pinned) {
   if (placed.copy.bytes() == 0) return OkStatus();
   if (placed.conversion != ElementConversion::kNone) return Convert(placed, from_here, to_here, pinned);
@@ -112,9 +122,7 @@ Status CudaLane::CopyRows(std::byte* target, uint64_t target_pitch, const std::b
 // Where both sides are here, at once; else part by part through the slab, which the stream's order keeps apart.
 Status CudaLane::Convert(const PlacedCopy& placed, bool from_here, bool to_here, const PinnedRanges& pinned) {
   if (from_here && to_here) return ConvertPart(placed, placed.copy, true, true, pinned);
-  if (slab_ == nullptr) {
-    LS_RETURN_IF_ERROR(Told(cudaMalloc(&slab_, kSlabBytes), Cat("allocating ", kSlabBytes, " bytes to convert in")));
-  }
+  LS_RETURN_IF_ERROR(NeedSlab());
   const layout::ElementBytes element = ElementsOf(placed.conversion);
   const uint64_t most = from_here ? kSlabBytes : kSlabBytes / element.source * element.target;
   std::vector<layout::StridedCopy> parts;

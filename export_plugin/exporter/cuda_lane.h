@@ -44,6 +44,9 @@ class CudaLane {
   CudaLane(const CudaLane&) = delete;
   CudaLane& operator=(const CudaLane&) = delete;
 
+  // Makes what the first copies and conversions would make otherwise.
+  Status Prepare();
+
   // Starts a copy, one side of which is in this device's memory. `pinned` is where host memory is pinned: no copy of
   // CUDA's may lie in two pinned ranges.
   Status Start(const PlacedCopy& placed, bool from_here, bool to_here, const PinnedRanges& pinned);
@@ -62,6 +65,7 @@ class CudaLane {
   Status Copy(const layout::StridedCopy& copy, const std::byte* source, std::byte* target, const PinnedRanges& pinned);
   Status CopyRows(std::byte* target, uint64_t target_pitch, const std::byte* source, uint64_t source_pitch,
                   uint64_t rows, uint64_t row_bytes);
+  Status NeedSlab();
   Status Convert(const PlacedCopy& placed, bool from_here, bool to_here, const PinnedRanges& pinned);
   Status ConvertPart(const PlacedCopy& placed, const layout::StridedCopy& part, bool from_here, bool to_here,
                      const PinnedRanges& pinned);

@@ -75,12 +75,16 @@ class CudaShadow : public Shadow {
     CurrentDevice current;
     (void)current.Set(device_);
     lane_.reset();
+    shadow_.reset();
+    marks_.reset();
+    for (Slot& slot : slots_) slot = Slot();
   }
 
   Status Open() {
     CurrentDevice current;
     LS_RETURN_IF_ERROR(current.Set(device_));
     LS_ASSIGN_OR_RETURN(lane_, CudaLane::Create(device_));
+    LS_RETURN_IF_ERROR(Told(kernels::cuda::LoadChanges(), "loading what compares"));
     const ShadowBytes bytes = plan_.bytes();
     LS_RETURN_IF_ERROR(Allocate(bytes.shadow, shadow_));
     LS_RETURN_IF_ERROR(Allocate(bytes.marks, marks_));

@@ -62,14 +62,16 @@ TEST_CASE("A rank that fails or dies at any call of CUDA's leaves no half that i
   REQUIRE(trainer.Publish(0.01));
   const uint64_t calls = cuda::Calls().size();
   REQUIRE(cuda::Calls("TakeStripe").size() == 2);
+  uint64_t failed = 0;  // versions; an engine that drains, or a mark that is late, fails none
   for (uint64_t kill = 0; kill < kKills; ++kill) {
     INFO("kill " << kill);
     trainer.Settle();
     cuda::ForgetCalls();
     cuda::FailCall("", 1 + kill * calls / kKills, cudaErrorLaunchFailure);
-    trainer.Publish(0.01);
+    if (!trainer.Publish(0.01)) ++failed;
     trainer.MayDie();
   }
+  CHECK(failed > kKills / 2);
   trainer.Settle();
 }
 

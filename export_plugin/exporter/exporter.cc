@@ -68,6 +68,7 @@ Status Exporter::SetUpRoles(const ExporterOptions& options, const layout::Traini
   link_ = std::make_unique<Link>(options.exchange);
   if (!remote.empty()) {
     LS_ASSIGN_OR_RETURN(auto memory, NewBuckets(options.exchange->device(), LargestPayload(remote)));
+    if (memory->on_device()) LS_RETURN_IF_ERROR(engine_->PrepareBeside(memory->answer()));
     intake_ =
         std::make_unique<BucketIntake>(plan_.digest, std::move(remote), std::move(memory), link_.get(), engine_.get());
   }
@@ -75,6 +76,7 @@ Status Exporter::SetUpRoles(const ExporterOptions& options, const layout::Traini
     const RankBuckets<PackedBucket> packed = PackBuckets(model, plan_.ranks[rank_], payload_bytes);
     LS_ASSIGN_OR_RETURN(auto outgoing, LowerOutgoing(model, packed, locals_, by_source));
     LS_ASSIGN_OR_RETURN(auto memory, NewBuckets(options.exchange->device(), outgoing.largest_payload()));
+    if (memory->on_device()) LS_RETURN_IF_ERROR(engine_->PrepareBeside(memory->answer()));
     sender_ = std::make_unique<BucketSender>(*proxies[rank_], plan_.digest, std::move(outgoing), std::move(memory),
                                              link_.get(), engine_.get());
   }

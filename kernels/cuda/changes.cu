@@ -123,6 +123,10 @@ __global__ void TakeStripe(const uint8_t* either, uint64_t groups, const uint16_
 
 }  // namespace
 
+cudaError_t LoadChanges() {
+  return LoadKernels(CompareGroup<true>, CompareGroup<false>, CountStripe, SumRegion, TakeStripe);
+}
+
 cudaError_t StartCompare(const Piece& piece, cudaStream_t stream) {
   if (piece.units == 0) return cudaSuccess;
   return Launch("CompareGroup", piece.rounds ? CompareGroup<true> : CompareGroup<false>, GroupsOf(piece.units), stream,

@@ -34,6 +34,10 @@ struct Piece {
   uint8_t* either = nullptr;  // the same
 };
 
+// Brings what is started here into the current device. The first start does, otherwise, and may wait for whatever runs
+// there.
+cudaError_t LoadChanges();
+
 cudaError_t StartCompare(const Piece& piece, cudaStream_t stream);
 
 // Of the `groups` groups of `either`: how many units each region has, and each stripe's region before the stripe.

@@ -41,6 +41,19 @@ cudaError_t Launch(const char*, void (*kernel)(Parameters...), uint64_t threads,
   return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), blocks, dim3(kBlockThreads), pointers, 0, stream);
 }
 
+// Brings kernels into the current device, which their first start would do otherwise, and may wait there for whatever
+// runs.
+template <typename... Kernels>
+cudaError_t LoadKernels(Kernels... kernels) {
+  cudaError_t error = cudaSuccess;
+  cudaFuncAttributes attributes;
+  const auto load = [&](const void* kernel) {
+    if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, kernel);
+  };
+  (load(reinterpret_cast<const void*>(kernels)), ...);
+  return error;
+}
+
 #else
 
 inline thread_local uint64_t thread_index = 0;
@@ -57,6 +70,11 @@ cudaError_t Launch(const char* name, void (*kernel)(Parameters...), uint64_t thr
   return lockstep::cuda::Launch(stream, name, [=] {
     for (thread_index = 0; thread_index < all; ++thread_index) kernel(arguments...);
   });
+}
+
+template <typename... Kernels>
+cudaError_t LoadKernels(Kernels...) {
+  return cudaSuccess;
 }
 
 #endif

@@ -25,6 +25,10 @@ __global__ void WidenRows(char* dst, uint64_t dst_pitch, const char* src, uint64
 
 }  // namespace
 
+cudaError_t LoadRounding() {
+  return LoadKernels(RoundRows, WidenRows);
+}
+
 cudaError_t StartRowsF32ToBF16(void* dst, uint64_t dst_pitch, const void* src, uint64_t src_pitch, uint64_t rows,
                                uint64_t row_elements, cudaStream_t stream) {
   const uint64_t count = rows * row_elements;

@@ -11,6 +11,10 @@
 
 namespace lockstep::kernels::cuda {
 
+// Brings what is started here into the current device. The first start does, otherwise, and may wait for whatever runs
+// there.
+cudaError_t LoadRounding();
+
 // To nearest, ties to even; every NaN becomes 0x7FC0.
 cudaError_t StartRowsF32ToBF16(void* dst, uint64_t dst_pitch, const void* src, uint64_t src_pitch, uint64_t rows,
                                uint64_t row_elements, cudaStream_t stream);

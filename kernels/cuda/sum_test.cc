@@ -3,8 +3,10 @@
 #include <catch2/catch.hpp>
 #include <numeric>
 #include <random>
+#include <span>
 #include <vector>
 
+#include "kernels/cuda/sum_testing.h"
 #include "tests/cuda/stand_in.h"
 
 namespace lockstep::kernels::cuda {
@@ -26,36 +28,30 @@ uint64_t OnDevice(const Memory& bytes, size_t from) {
   return std::accumulate(parts.begin(), parts.end(), uint64_t{0});
 }
 
-// As the header has it, byte by byte.
-uint64_t Oracle(const Memory& bytes, size_t from) {
-  uint64_t sum = 0;
-  for (size_t i = from; i < bytes.size(); ++i) {
-    const uint64_t k = ((i - from) / 8 + 1) * 0x9E3779B97F4A7C15;
-    const uint64_t key = ((k ^ (k >> 32)) * 0xD6E8FEB86659FD93) | 1;
-    sum += (uint64_t{bytes[i]} << (i - from) % 8 * 8) * key;
-  }
-  return sum;
-}
-
 TEST_CASE("A device sums what the oracle sums, whatever the length and the alignment") {
   lockstep::cuda::Reset();
   for (const size_t bytes : {0, 1, 7, 8, 9, 4095, 8 * 65536 - 1, 8 * 65536, 8 * 65536 + 3, 8 * 200'000 + 5}) {
     for (const size_t from : {0, 3}) {
       INFO(bytes << " bytes from " << from);
       const Memory noise = Noise(bytes + from);
-      CHECK(OnDevice(noise, from) == Oracle(noise, from));
+      CHECK(OnDevice(noise, from) == FormatSum(std::as_bytes(std::span(noise).subspan(from))));
     }
   }
 }
 
-TEST_CASE("A flipped bit changes the sum, and so do words that changed places") {
+TEST_CASE("A flipped bit changes the sum, so do two of words' highest bits, and words that changed places") {
   lockstep::cuda::Reset();
   Memory bytes = Noise(1003);
   const uint64_t sum = OnDevice(bytes, 0);
   for (size_t bit = 0; bit < 8 * bytes.size(); bit += 61) {
     bytes[bit / 8] ^= static_cast<unsigned char>(1 << bit % 8);
-    CHECK(Oracle(bytes, 0) != sum);
+    CHECK(OnDevice(bytes, 0) != sum);
     bytes[bit / 8] ^= static_cast<unsigned char>(1 << bit % 8);
+  }
+  for (size_t other = 15; other < 1003; other += 8) {
+    for (const size_t byte : {size_t{7}, other}) bytes[byte] ^= 0x80;
+    CHECK(OnDevice(bytes, 0) != sum);
+    for (const size_t byte : {size_t{7}, other}) bytes[byte] ^= 0x80;
   }
   std::swap_ranges(bytes.begin(), bytes.begin() + 8, bytes.begin() + 800);
   CHECK(OnDevice(bytes, 0) != sum);

@@ -1,8 +1,6 @@
 // How the stand-in answers a call: recorded, then its fate, then what it does. Only the runtime's files include this.
 #pragma once
 
-#include <utility>
-
 #include "tests/cuda/machine.h"
 
 namespace lockstep::cuda {
@@ -31,7 +29,7 @@ inline cudaError_t Fate(const Call& call) {
 
 // Records the call and answers what it is fated to, or what `body()` does. With the machine's lock.
 template <typename Body>
-cudaError_t Made(Call call, const Body& body) {
+cudaError_t Made(const Call& call, const Body& body) {
   cudaError_t error = Fate(call);
   TheMachine().calls.push_back(call);
   const size_t at = TheMachine().calls.size() - 1;
@@ -46,7 +44,7 @@ template <typename Body>
 cudaError_t MadeOn(Call call, const Body& body) {
   CUstream_st* const stream = StreamOf(call.stream);
   call.device = stream == nullptr ? CurrentDevice() : stream->device;
-  return Made(std::move(call), [&] { return stream == nullptr ? cudaErrorInvalidResourceHandle : body(*stream); });
+  return Made(call, [&] { return stream == nullptr ? cudaErrorInvalidResourceHandle : body(*stream); });
 }
 
 inline bool InDevice(const void* pointer) {

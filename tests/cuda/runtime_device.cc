@@ -1,6 +1,7 @@
 // Of cuda_runtime_api.h: devices and errors.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "tests/cuda/calls.h"
 
