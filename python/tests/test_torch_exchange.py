@@ -10,7 +10,8 @@ distributed = pytest.importorskip("torch.distributed")
 if not distributed.is_available():
     pytest.skip("PyTorch without torch.distributed", allow_module_level=True)
 
-from lockstep.export._exchange import TorchExchange, _GpuMemory  # noqa: E402
+from lockstep.core.gpu_memory import GpuMemory  # noqa: E402
+from lockstep.export._exchange import TorchExchange  # noqa: E402
 
 UNAVAILABLE = 8
 
@@ -111,7 +112,7 @@ def test_messages_are_the_librarys_gpu_memory_and_its_device_is_current_while_th
         assert (code, transfer) != (0, 0)
         done, (memory, placed), current, peer = nccl.operations[-1]
         assert (done, placed, current, peer) == (kind, device, device, 3)
-        assert isinstance(memory, _GpuMemory)
+        assert isinstance(memory, GpuMemory)
         assert memory.__cuda_array_interface__["data"] == (4096, False)
         assert memory.__cuda_array_interface__["shape"] == (100,)
         assert exchange.callbacks.wait(None, transfer) == 0

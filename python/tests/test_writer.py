@@ -4,12 +4,14 @@ import contextlib
 import random
 import struct
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from portions import portion, sealed
 
 from lockstep.core.errors import ProtocolError
+from lockstep.core.gpu_memory import GpuMemory
 from lockstep.engine import _devices, _writer
 from lockstep.engine._own_memory import Place
 from lockstep.engine._writer import Writer
@@ -46,6 +48,16 @@ class Memories:
         self.writer.write()
         assert self.are_as_expected()
         return str(refused.value)
+
+
+def test_a_writer_that_is_made_in_inference_mode_writes_in_another_thread():
+    with torch.inference_mode():
+        memories = Memories(64)
+    memories.writer.stage(sealed(portion([(0, 2, 0, (8,), b"ab")])))
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(memories.writer.write).result()
+    memories.expect(0, 8, b"ab")
+    assert memories.are_as_expected()
 
 
 def test_units_of_every_width_go_to_their_places_in_every_memory():
@@ -276,7 +288,7 @@ def test_a_gpu_is_worked_on_in_a_stream_of_its_own_which_is_waited_for_even_afte
 
 
 def test_memory_that_pytorch_takes_as_a_gpus_is_a_range_of_bytes_that_may_be_written():
-    assert _devices._GpuMemory(4096, 100).__cuda_array_interface__ == {
+    assert GpuMemory(4096, 100).__cuda_array_interface__ == {
         "shape": (100,),
         "typestr": "|u1",
         "data": (4096, False),

@@ -93,7 +93,7 @@ Status HalfWrites::HandOver(EngineRanks ranks, uint32_t half, uint64_t bytes, Wo
   for (OwnWrites* rank : own) rank->HandOverOnly();
   for (Part& part : parts_) {
     if (part.whole) continue;
-    part.handed_over = part.writes.ListsWithin(bytes);
+    part.handed_over = part.writes.TakeLists(bytes);
     LS_RETURN_IF_ERROR(part.writes.RunFirst(part.handed_over, MemoriesOf(part, ranks, half, Whose::kOwn), pool));
   }
   return OkStatus();

@@ -160,7 +160,8 @@ TEST_CASE("A version goes in portions of bounded size, and one written after the
 TEST_CASE("What there is no memory for before the pause is translated, staged and written in it") {
   OwnRanks engine(1);
   engine.Stop();
-  engine.options.stage_bytes = GENERATE(0, 3000);
+  const uint64_t limit = GENERATE(0, 3000);
+  engine.options.stage_bytes = limit;
   for (auto& rank : engine.ranks) rank->End();
   engine.ranks.clear();
   engine.seen = engine.changes;
@@ -169,7 +170,7 @@ TEST_CASE("What there is no memory for before the pause is translated, staged an
   REQUIRE(engine.Changed(2));
   REQUIRE(engine.Bring(1).ok());
   REQUIRE(engine.Prepare(3, 1).ok());
-  for (auto& rank : engine.ranks) CHECK(rank->status().at_hand <= 1);
+  for (auto& rank : engine.ranks) CHECK(rank->status().at_hand <= (limit == 0 ? 0 : 1));
   REQUIRE(engine.targets->Commit().ok());
   for (auto& rank : engine.ranks) CHECK(Eventually([&] { return rank->Serves(3); }));
 }

@@ -207,7 +207,8 @@ Result<bool> RankLink::Compare(uint32_t half) {
 
 void RankLink::DropStaged() {
   if (!std::exchange(staged_, false)) return;
-  (void)SendEngineMessage(connection_, {.type = EngineMessageType::kDrop}, {}, kSendTimeout);
+  // A rank that keeps it would write it with the next version.
+  if (!SendEngineMessage(connection_, {.type = EngineMessageType::kDrop}, {}, kSendTimeout).ok()) HangUp();
 }
 
 Status RankLink::Await(EngineMessageType type, const os::Deadline& deadline) {

@@ -1,4 +1,4 @@
-// What a session gives to and gets from the engines that lend it their memory.
+// What a session gives to and gets from the engines that are written in place.
 #pragma once
 
 #include <chrono>

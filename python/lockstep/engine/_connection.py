@@ -62,7 +62,7 @@ class Connection:
 
     Raises:
         UnavailableError: no process listens, or the receiver is gone.
-        PermissionDeniedError: the listener is neither this user nor root, and would get this process' memory.
+        PermissionDeniedError: the listener is neither this user nor root, and would decide what this process' memory holds.
         ProtocolError: what came is no message of this format.
     """
 

@@ -7,6 +7,8 @@ from typing import Any, Iterator
 
 import torch
 
+from lockstep.core.gpu_memory import GpuMemory
+
 
 class Cpu:
     """The CPU."""
@@ -45,7 +47,7 @@ class Gpu(Cpu):
 
     def memory(self, begin: int, size: int) -> torch.Tensor:
         """As of the CPU. The memory may be of any kind that the GPU reaches at this address."""
-        return torch.as_tensor(_GpuMemory(begin, size), device=self._device)
+        return torch.as_tensor(GpuMemory(begin, size), device=self._device)
 
     def uploaded(self, content: mmap.mmap) -> torch.Tensor:
         """As of the CPU, on the GPU once ``working`` is left."""
@@ -63,13 +65,6 @@ class Gpu(Cpu):
                 yield
         finally:
             self._stream.synchronize()
-
-
-class _GpuMemory:
-    """A range of addresses, as PyTorch takes one from others."""
-
-    def __init__(self, begin: int, size: int) -> None:
-        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (begin, False), "version": 2}
 
 
 def device_of(device: torch.device) -> Cpu:

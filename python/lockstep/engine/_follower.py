@@ -43,7 +43,8 @@ class Follower:
         with follower.serving() as served:
             answer = model(prompt)  # weights do not change inside; all of it is by served.run and served.version
 
-    A process that is forked off has a closed follower: it is not held, and what it has of the module is written on.
+    A process that is forked off has a closed follower: it is not held. What it has of the module stays as it was
+    at the fork, perhaps a mix; where memory is lent it is written on.
 
     Args:
         module: what this rank has of the model.
@@ -170,7 +171,7 @@ class Follower:
         self.close()
 
     def _close_after_fork(self) -> None:
-        """The connection must end with the process whose memory it lends."""
+        """The connection must end with the process whose module it is."""
         self._error = "this process was forked off the one that follows"
         self._gate.close_after_fork(self._error)
         self._stopping = threading.Event()

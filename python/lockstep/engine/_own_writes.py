@@ -3,6 +3,8 @@
 import os
 from typing import Sequence
 
+import torch
+
 from lockstep.core.errors import ProtocolError
 from lockstep.engine._connection import Message, MessageType
 from lockstep.engine._own_memory import Place
@@ -44,7 +46,7 @@ class OwnWrites:
             raise ProtocolError(f"{order.type.name} is of half {order.half}, and there is none")
         writer = self._writers[order.half]
         if order.type == MessageType.STAGE:
-            writer.stage(order.fds[0])
+            self._stage(writer, order.fds[0])
             return Message(MessageType.STAGED)
         if order.type == MessageType.COMPARE:
             return Message(MessageType.COMPARED, body=bytes([writer.compare()]))
@@ -54,6 +56,16 @@ class OwnWrites:
         writer.write()
         self.holds[order.half] = order.version
         return Message(MessageType.WRITTEN)
+
+    def _stage(self, writer: Writer, fd: int) -> None:
+        try:
+            writer.stage(fd)
+        except torch.cuda.OutOfMemoryError as error:
+            self.drop()
+            torch.cuda.empty_cache()  # the engine's own allocations may want it
+            raise ProtocolError(
+                f"no memory for what is to be written; leave more free, or lower --engine-stage-bytes: {error}"
+            ) from error
 
     def has(self, served: Served, half: int) -> bool:
         """Whether a half is known to be that version."""

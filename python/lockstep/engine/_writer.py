@@ -81,10 +81,11 @@ class Writer:
         self._places = places
         self._sizes = [place.size for place in places]
         devices = dict.fromkeys(place.device for place in places)
-        self._spaces = {
-            device: _Space(device_of(device), [place for place in places if place.device == device])
-            for device in devices
-        }
+        with torch.inference_mode(False):  # whoever makes this; tensors made in it are written in no other mode
+            self._spaces = {
+                device: _Space(device_of(device), [place for place in places if place.device == device])
+                for device in devices
+            }
         self._staged: "list[Tuple[_Space, _Staged]]" = []
         self._written: "list[Tuple[_Space, _Staged]]" = []
 

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from lockstep.core import abi
+from lockstep.core.gpu_memory import GpuMemory
 
 _UNAVAILABLE = 8
 _TIMEOUT_MS = 600_000
@@ -105,7 +106,7 @@ class TorchExchange:
 
     def _tensor(self, address: int, nbytes: int) -> Any:
         if self._device is not None:
-            return self._torch.as_tensor(_GpuMemory(address, nbytes), device=self._device)
+            return self._torch.as_tensor(GpuMemory(address, nbytes), device=self._device)
         memory = (ctypes.c_uint8 * nbytes).from_address(address)
         return self._torch.frombuffer(memory, dtype=self._torch.uint8)
 
@@ -121,10 +122,3 @@ class TorchExchange:
             self._error.value = f"torch.distributed, {what}: {error}".encode(errors="replace")[:1023]
             return _UNAVAILABLE
         return 0
-
-
-class _GpuMemory:
-    """Memory of a GPU that is not PyTorch's, as PyTorch takes it without a copy."""
-
-    def __init__(self, address: int, nbytes: int) -> None:
-        self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 2}

@@ -123,11 +123,11 @@ void StagedWrites::TakeTurns(const PlacementPlan& plan) {
   for (size_t i = 0; i < turns.size(); ++i) lists_[i] = std::move(turns[i].second);
 }
 
-size_t StagedWrites::ListsWithin(uint64_t bytes) const {
-  uint64_t taken = 0;
+size_t StagedWrites::TakeLists(uint64_t& bytes) const {
   for (size_t i = 0; i < lists_.size(); ++i) {
-    taken += lists_[i].staged_bytes + lists_[i].written_bytes;
-    if (taken > bytes) return i;
+    const uint64_t takes = lists_[i].staged_bytes + lists_[i].written_bytes;
+    if (takes > bytes) return i;
+    bytes -= takes;
   }
   return lists_.size();
 }

@@ -49,8 +49,9 @@ class StagedWrites {
   // The same in two parts, which may be of other memories: the first `lists` of what was worked out; all that is left.
   Status RunFirst(size_t lists, const Memories& memories, WorkerPool& pool) const;
   Status RunRest(size_t lists, const Memories& memories, WorkerPool& pool) const;
-  // How many lists, from the first on, are no more than `bytes` once they are copied with all their values.
-  size_t ListsWithin(uint64_t bytes) const;
+  // How many lists, from the first on, are no more than `bytes` once they are copied with all their values; takes off
+  // what they are.
+  size_t TakeLists(uint64_t& bytes) const;
 
   const StagedStats& stats() const { return stats_; }
 
