@@ -44,6 +44,10 @@ struct Scene {
     std::memcpy(description.handle.data(), &handle, description.handle.size());
   }
 
+  Scene(const Scene&) = delete;
+  Scene& operator=(const Scene&) = delete;
+  ~Scene() { cuda::Reset(); }  // what the receiver keeps of a GPU until it ends is no leak
+
   std::unique_ptr<TargetMemory> Open() {
     auto opened = OpenCudaMemory(description);
     INFO(opened.status().ToString());
