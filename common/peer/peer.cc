@@ -9,8 +9,6 @@
 namespace lockstep::peer {
 namespace {
 
-constexpr std::string_view kFirstRelease = "0.1.0 or older";
-constexpr uint32_t kFirstProtocol = 1;
 constexpr std::string_view kProtocolKey = "protocol=";
 
 // The text up to the next `separator`, which is taken from `rest` with it.
@@ -69,10 +67,7 @@ std::string ToLine(const Peer& peer) {
   return line;
 }
 
-Result<Peer> ParsePeer(std::string_view line, std::string_view program, std::vector<std::string> features) {
-  if (line.empty()) {
-    return Peer{std::string(program), std::string(kFirstRelease), kFirstProtocol, kFirstProtocol, std::move(features)};
-  }
+Result<Peer> ParsePeer(std::string_view line) {
   const Status malformed(ErrorCode::kProtocol, Cat("a peer says of itself \"", CleanText(line.substr(0, 128)),
                                                    "\", which is not NAME/RELEASE protocol=OLDEST-NEWEST FEATURE..."));
   if (line.size() > kMaxPeerBytes) return malformed;

@@ -43,9 +43,8 @@ Peer Self(std::string_view program, std::vector<std::string> features = {});
 
 std::string ToLine(const Peer& peer);
 
-// The peer that `line` names. An empty line is a release from before peers said who they are: 0.1.0, which spoke
-// protocol 1; it is taken for a `program` that can `features`. kProtocol for anything that is no such line.
-Result<Peer> ParsePeer(std::string_view line, std::string_view program, std::vector<std::string> features = {});
+// The peer that `line` names. kProtocol for anything that is no such line, an empty one too.
+Result<Peer> ParsePeer(std::string_view line);
 
 // OK when there is a protocol that both speak. kProtocol, naming both with their protocols and which one to upgrade.
 Status CheckPeer(const Peer& self, const Peer& other);

@@ -13,7 +13,7 @@ Peer Agent(uint32_t oldest, uint32_t newest) {
 }
 
 TEST_CASE("a line carries everything that a peer says of itself") {
-  const auto parsed = ParsePeer(ToLine(Agent(2, 5)), "anything");
+  const auto parsed = ParsePeer(ToLine(Agent(2, 5)));
   REQUIRE(parsed.ok());
   CHECK(ToLine(*parsed) == "trainer_agent/1.4.0 protocol=2-5 live codec-fast");
   CHECK(parsed->name() == "trainer_agent 1.4.0");
@@ -25,14 +25,6 @@ TEST_CASE("this release names the project's version and speaks what it says") {
   const Peer self = Self("raas_receiver");
   CHECK(ToLine(self) == "raas_receiver/" + std::string(kVersion) + " protocol=1-1");
   CHECK(CheckPeer(self, self).ok());
-}
-
-TEST_CASE("a peer that says nothing is of the first release, which spoke protocol 1") {
-  const auto first = ParsePeer("", "raas_receiver", {"live"});
-  REQUIRE(first.ok());
-  CHECK(first->name() == "raas_receiver 0.1.0 or older");
-  CHECK(first->Can("live"));
-  CHECK(CheckPeer(Self("trainer_agent"), *first).ok());
 }
 
 TEST_CASE("protocols that overlap by one are enough") {
@@ -56,21 +48,21 @@ TEST_CASE("peers without a common protocol: the refusal names both, and which to
 
 TEST_CASE("what is no such line is refused, whole and quoted") {
   for (const std::string line :
-       {"trainer_agent", "trainer_agent/1.0", "trainer_agent/ protocol=1-1", "/1.0 protocol=1-1", "a/1 protocol=0-1",
-        "a/1 protocol=2-1", "a/1 protocol=1", "a/1 protocol=1-1x", "a/1 protocol=1-1  live", "a/1 protocol=1-1 li\nve",
-        "a/1 protocol=1-99999999999"}) {
-    const auto parsed = ParsePeer(line, "anything");
+       {"", "trainer_agent", "trainer_agent/1.0", "trainer_agent/ protocol=1-1", "/1.0 protocol=1-1",
+        "a/1 protocol=0-1", "a/1 protocol=2-1", "a/1 protocol=1", "a/1 protocol=1-1x", "a/1 protocol=1-1  live",
+        "a/1 protocol=1-1 li\nve", "a/1 protocol=1-99999999999"}) {
+    const auto parsed = ParsePeer(line);
     CAPTURE(line);
     CHECK_THAT(parsed, FailsWith(ErrorCode::kProtocol, "which is not NAME/RELEASE protocol="));
   }
-  CHECK_THAT(ParsePeer("a/1 protocol=1-1 " + std::string(kMaxPeerBytes, 'x'), "a"),
+  CHECK_THAT(ParsePeer("a/1 protocol=1-1 " + std::string(kMaxPeerBytes, 'x')),
              FailsWith(ErrorCode::kProtocol, "a peer says of itself \"a/1 protocol=1-1 xxx"));
 }
 
 TEST_CASE("every prefix of a line is refused or names the same program") {
   const std::string line = ToLine(Agent(2, 5));
   for (size_t bytes = 1; bytes < line.size(); ++bytes) {
-    const auto parsed = ParsePeer(line.substr(0, bytes), "anything");
+    const auto parsed = ParsePeer(line.substr(0, bytes));
     CAPTURE(bytes);
     CHECK((parsed.ok() ? parsed->name() : "trainer_agent 1.4.0") == "trainer_agent 1.4.0");
     CHECK((parsed.ok() || parsed.status().code() == ErrorCode::kProtocol));

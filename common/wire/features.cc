@@ -18,8 +18,8 @@ peer::Peer Self(std::string_view program) {
   return peer::Self(program, std::move(features));
 }
 
-Result<peer::Peer> MeetPeer(const peer::Peer& self, std::string_view line, std::string_view program) {
-  LS_ASSIGN_OR_RETURN(peer::Peer other, peer::ParsePeer(line, program, {"codec-fast", "codec-compact"}));
+Result<peer::Peer> MeetPeer(const peer::Peer& self, std::string_view line) {
+  LS_ASSIGN_OR_RETURN(peer::Peer other, peer::ParsePeer(line));
   LS_RETURN_IF_ERROR(peer::CheckPeer(self, other));
   return other;
 }

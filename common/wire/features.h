@@ -17,9 +17,8 @@ inline constexpr std::string_view kLaneTls = "lane-tls";
 // This release of `program`, an end of lanes.
 peer::Peer Self(std::string_view program);
 
-// The `program` that `line` names, when `self` has a protocol in common with it. An empty line is of release 0.1.0,
-// which could decode fast and compact. Errors as ParsePeer's and CheckPeer's.
-Result<peer::Peer> MeetPeer(const peer::Peer& self, std::string_view line, std::string_view program);
+// The peer that `line` names, when `self` has a protocol in common with it. Errors as ParsePeer's and CheckPeer's.
+Result<peer::Peer> MeetPeer(const peer::Peer& self, std::string_view line);
 
 // Those that `peer` can decode, rising. The first level of all is always among them: protocol 1 has it.
 std::vector<payload::CodecLevel> LevelsOf(const peer::Peer& peer);

@@ -14,26 +14,23 @@ TEST_CASE("this release decodes every level, and says so") {
   CHECK(LevelsOf(self).size() == CodecLevel::All().size());
   CHECK(self.Can("codec-fast"));
   CHECK(self.Can(kLaneTls));
-  const auto met = MeetPeer(Self("trainer_agent"), peer::ToLine(self), "raas_receiver");
+  const auto met = MeetPeer(Self("trainer_agent"), peer::ToLine(self));
   REQUIRE(met.ok());
   CHECK(met->features == self.features);
 }
 
 TEST_CASE("a peer gets no level that it does not name, and the first one always") {
-  const auto without = MeetPeer(Self("trainer_agent"), "raas_receiver/0.3.0 protocol=1-1 codec-zip", "raas_receiver");
+  const auto without = MeetPeer(Self("trainer_agent"), "raas_receiver/0.3.0 protocol=1-1 codec-zip");
   REQUIRE(without.ok());
   CHECK(LevelsOf(*without) == std::vector{CodecLevel::kFast});
 }
 
-TEST_CASE("a peer that says nothing is of release 0.1.0, which decoded fast and compact") {
-  const auto first = MeetPeer(Self("trainer_agent"), "", "raas_receiver");
-  REQUIRE(first.ok());
-  CHECK(LevelsOf(*first) == std::vector{CodecLevel::kFast, CodecLevel::kCompact});
-  CHECK_FALSE(first->Can(kLaneTls));
+TEST_CASE("a peer that does not say what it is is refused") {
+  CHECK_THAT(MeetPeer(Self("trainer_agent"), ""), FailsWith(ErrorCode::kProtocol, "a peer says of itself \"\""));
 }
 
 TEST_CASE("a peer without a common protocol is refused by name") {
-  const auto met = MeetPeer(Self("trainer_agent"), "raas_receiver/9.0.0 protocol=2-3", "raas_receiver");
+  const auto met = MeetPeer(Self("trainer_agent"), "raas_receiver/9.0.0 protocol=2-3");
   CHECK_THAT(met,
              FailsWith(ErrorCode::kProtocol, "raas_receiver 9.0.0 speaks protocols 2 to 3; upgrade the trainer_agent"));
 }

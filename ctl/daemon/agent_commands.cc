@@ -1,3 +1,4 @@
+#include "common/peer/peer.h"
 #include "ctl/daemon/daemon_commands.h"
 
 namespace lockstep::ctl {
@@ -25,7 +26,10 @@ class AgentCommands : DaemonCommands<AgentClient, v1::AgentStatusRequest, v1::Ag
 
   Status Watch() const {
     LS_ASSIGN_OR_RETURN(const std::string model, Model());
-    return DaemonCommands::Watch<v1::WatchVersionsRequest>(&Stub::WatchVersions, model);
+    v1::WatchVersionsRequest request;
+    request.set_model(model);
+    request.set_peer(peer::ToLine(peer::Self("lockstepctl")));
+    return DaemonCommands::Watch(&Stub::WatchVersions, request);
   }
 };
 

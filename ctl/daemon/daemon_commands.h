@@ -103,11 +103,9 @@ class DaemonCommands {
     return OkStatus();
   }
 
-  // Prints what `method` streams of `model`, as it comes.
+  // Prints what `method` streams in answer to `request`, as it comes.
   template <typename Request, typename Method>
-  Status Watch(Method method, const std::string& model) const {
-    Request request;
-    request.set_model(model);
+  Status Watch(Method method, const Request& request) const {
     uint64_t left = options_.count;
     return client_.Stream(method, request, options_.timeout, [&](const auto& record) {
       output_.Print(ToJson(record), LineOf(record));

@@ -24,7 +24,9 @@ class ReceiverCommands : DaemonCommands<ReceiverClient, v1::ReceiverStatusReques
     if (options_.command == Command::kPull) return Pull();
     if (options_.command == Command::kVerify) return Verify();
     if (options_.command == Command::kWatch) {
-      return Watch<v1::WatchSyncsRequest>(&Stub::WatchSyncs, options_.model);
+      v1::WatchSyncsRequest request;
+      request.set_model(options_.model);
+      return Watch(&Stub::WatchSyncs, request);
     }
     if (options_.command == Command::kLayout) return ShowLayout<v1::GetReceiverLayoutRequest>(&Stub::GetReceiverLayout);
     if (options_.command == Command::kRollback) return Rollback();

@@ -124,7 +124,7 @@ Status AgentClient::WatchVersions(v1::WatchVersionsRequest request,
   v1::VersionEvent event;
   Status met;
   while (met.ok() && stream->Read(&event)) {
-    met = ToStatus(wire::MeetPeer(self_, event.peer(), "trainer_agent"));
+    met = ToStatus(wire::MeetPeer(self_, event.peer()));
     if (met.ok()) on_event(event);
   }
   if (!met.ok()) context.TryCancel();

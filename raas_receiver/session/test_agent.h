@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/rpc/rpc_server.h"
+#include "common/wire/features.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
 #include "raas_receiver/pull/test_lane_server.h"
 #include "raas_receiver/replica/test_model.h"
@@ -53,7 +54,7 @@ class TestAgent final : public v1::TrainerAgent::Service {
   std::function<void(v1::PullPlan&)> twist = [](v1::PullPlan&) {};
   std::function<Status(const wire::BlockRequest&)> refuse_full = [](const wire::BlockRequest&) { return OkStatus(); };
   std::function<Version()> catch_up_target = [this] { return newest_.load(); };
-  std::string peer;                        // what it says of itself; nothing: of release 0.1.0
+  std::string peer = peer::ToLine(wire::Self("trainer_agent"));
   std::string refusal;                     // of who watches, for its protocol
   std::atomic<bool> takes_reports = true;  // a release before does not
   std::vector<std::string> open_models;    // instead of the one that is asked for; changed before the start

@@ -25,7 +25,7 @@ struct Fixture {
   std::unique_ptr<VersionFollower> follower;
 
   explicit Fixture(bool follow = true, const std::string& peer = "") {
-    agent->peer = peer;
+    if (!peer.empty()) agent->peer = peer;
     replicas.Open();
     follower = std::make_unique<VersionFollower>(Actor(), follow, client, replicas.pair(), changed);
     follower->Start();

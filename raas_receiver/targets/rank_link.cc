@@ -44,7 +44,7 @@ Status CheckPeerOf(const Json& body) {
   const auto at = body.find("peer");
   if (at == body.end()) return OkStatus();
   if (!at->is_string()) return {ErrorCode::kBadData, "ATTACH's \"peer\" is no string"};
-  LS_ASSIGN_OR_RETURN(const peer::Peer rank, peer::ParsePeer(at->get_ref<const std::string&>(), "engine_rank"));
+  LS_ASSIGN_OR_RETURN(const peer::Peer rank, peer::ParsePeer(at->get_ref<const std::string&>()));
   return peer::CheckPeer(peer::Self("raas_receiver"), rank);
 }
 

@@ -112,7 +112,7 @@ Status RankClient::SayHello(std::chrono::milliseconds timeout) {
     return {refused.code(), Cat("the agent does not know HELLO: it is older than this plugin, ", self.name(),
                                 "; upgrade the trainer_agent (", refused.message(), ")")};
   }
-  LS_ASSIGN_OR_RETURN(const peer::Peer agent, peer::ParsePeer(AsText(reply.body), "trainer_agent"));
+  LS_ASSIGN_OR_RETURN(const peer::Peer agent, peer::ParsePeer(AsText(reply.body)));
   return peer::CheckPeer(self, agent);
 }
 

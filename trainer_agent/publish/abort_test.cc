@@ -1,5 +1,6 @@
 // What ranks may not do, and what ends a version.
 #include "common/base/status_testing.h"
+#include "common/peer/peer.h"
 #include "trainer_agent/publish/publish_fixture.h"
 
 namespace lockstep::publish {
@@ -192,6 +193,9 @@ TEST_CASE("Rows outside the model abort the version, and half a range ends the c
   AppendBytes(open, layout->encoded());
   auto raw = os::UnixConnect(host.socket(), kSoon);
   REQUIRE(raw.ok());
+  const std::string hello = peer::ToLine(peer::Self("export_plugin"));
+  REQUIRE(buffer::SendMessage(*raw, buffer::RankMessage::kHello, AsBytes(std::string_view(hello)), {}, kSoon).ok());
+  REQUIRE(buffer::ReceiveMessage(*raw, kSoon)->type == buffer::RankMessage::kHello);
   REQUIRE(buffer::SendMessage(*raw, buffer::RankMessage::kOpen, open, {}, kSoon).ok());
   REQUIRE(buffer::ReceiveMessage(*raw, kSoon)->type == buffer::RankMessage::kOpened);
   REQUIRE(buffer::SendMessage(*raw, buffer::RankMessage::kUnchanged, Bytes(8 + 31), {}, kSoon).ok());

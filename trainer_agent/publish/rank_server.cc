@@ -93,7 +93,7 @@ Status HandleMessage(os::UnixConnection& connection, ModelPublisher& publisher, 
 
 // The peer that says HELLO in `message`, answered in kind, so that both ends can say which of them is too old.
 Status ExchangeHello(os::UnixConnection& connection, const buffer::Message& message) {
-  LS_ASSIGN_OR_RETURN(const peer::Peer plugin, peer::ParsePeer(AsText(message.body), "export_plugin"));
+  LS_ASSIGN_OR_RETURN(const peer::Peer plugin, peer::ParsePeer(AsText(message.body)));
   const peer::Peer self = peer::Self("trainer_agent");
   const std::string line = peer::ToLine(self);
   LS_RETURN_IF_ERROR(buffer::SendMessage(connection, buffer::RankMessage::kHello, AsBytes(std::string_view(line)), {},
@@ -101,10 +101,13 @@ Status ExchangeHello(os::UnixConnection& connection, const buffer::Message& mess
   return peer::CheckPeer(self, plugin);
 }
 
-// What a connection is for. A plugin of release 0.1.0 begins with OPEN.
+// What a connection is for, once its peer has said HELLO.
 Result<buffer::Message> ReceiveFirst(os::UnixConnection& connection) {
   LS_ASSIGN_OR_RETURN(buffer::Message message, buffer::ReceiveMessage(connection, kMessageTimeout));
-  if (message.type != buffer::RankMessage::kHello) return message;
+  if (message.type != buffer::RankMessage::kHello) {
+    return Status(ErrorCode::kProtocol,
+                  Cat("rank protocol: the first message is of type ", static_cast<int>(message.type), ", not HELLO"));
+  }
   LS_RETURN_IF_ERROR(ExchangeHello(connection, message));
   return buffer::ReceiveMessage(connection, kMessageTimeout);
 }

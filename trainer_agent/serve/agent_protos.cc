@@ -21,7 +21,7 @@ Result<Id> IdOf(const std::string& bytes) {
 // What the receiver that calls itself `line` decodes.
 Result<std::vector<payload::CodecLevel>> LevelsFor(const std::string& line, const LaneOffer& lanes) {
   const peer::Peer self = wire::Self("trainer_agent");
-  LS_ASSIGN_OR_RETURN(const peer::Peer receiver, wire::MeetPeer(self, line, "raas_receiver"));
+  LS_ASSIGN_OR_RETURN(const peer::Peer receiver, wire::MeetPeer(self, line));
   if (lanes.encrypted && !receiver.Can(wire::kLaneTls)) {
     return Status(ErrorCode::kProtocol, Cat(receiver.name(), " cannot encrypt lanes, and ", self.name(),
                                             " serves no others; upgrade the raas_receiver"));

@@ -10,6 +10,7 @@
 #include "common/rpc/channel.h"
 #include "common/rpc/rpc_server.h"
 #include "common/rpc/status_mapping.h"
+#include "common/wire/features.h"
 #include "trainer_agent/serve/serve_fixture.h"
 
 namespace lockstep::serve {
@@ -86,6 +87,7 @@ template <typename Request>
 Request Opening(const Guarded& guarded) {
   Request open;
   open.set_model("actor");
+  open.set_peer(peer::ToLine(wire::Self("raas_receiver")));
   open.set_receiver("r");
   open.set_layout_digest(ToBytes(guarded.served.layout->digest()));
   return open;
@@ -166,6 +168,7 @@ struct Stream {
   explicit Stream(v1::TrainerAgent::Stub& stub) {
     v1::WatchVersionsRequest request;
     request.set_model("actor");
+    request.set_peer(peer::ToLine(wire::Self("raas_receiver")));
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::minutes(1));
     reader = stub.WatchVersions(&context, request);
   }

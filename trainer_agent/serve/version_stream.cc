@@ -13,7 +13,7 @@ Result<std::unique_ptr<ReceiverReports::Connection>> Meet(ReceiverReports& repor
                                                           const std::string& owner,
                                                           const Result<access::Quota::Lease>& admitted) {
   if (!admitted.ok()) return admitted.status();
-  const auto peer = wire::MeetPeer(wire::Self("trainer_agent"), request.peer(), "raas_receiver");
+  const auto peer = wire::MeetPeer(wire::Self("trainer_agent"), request.peer());
   if (!peer.ok()) return peer.status();
   if (request.receiver().empty()) return std::unique_ptr<ReceiverReports::Connection>();
   return reports.Connect({request.model(), request.receiver(), owner, request.instance()});

@@ -9,6 +9,7 @@
 #include "common/rpc/channel.h"
 #include "common/rpc/rpc_server.h"
 #include "common/rpc/status_mapping.h"
+#include "common/wire/features.h"
 #include "trainer_agent/serve/serve_fixture.h"
 
 namespace lockstep::serve {
@@ -42,8 +43,8 @@ class StreamServer : public v1::TrainerAgent::WithCallbackMethod_WatchVersions<v
 // A receiver's end; no thread of its own either.
 class Watcher : public grpc::ClientReadReactor<v1::VersionEvent> {
  public:
-  Watcher(StreamServer& server, const std::string& model, const std::string& peer = "",
-          const std::string& receiver = "") {
+  Watcher(StreamServer& server, const std::string& model, const std::string& receiver = "",
+          const std::string& peer = peer::ToLine(wire::Self("raas_receiver"))) {
     request_.set_model(model);
     request_.set_peer(peer);
     request_.set_receiver(receiver);
@@ -114,13 +115,13 @@ TEST_CASE("A receiver that says who it is is connected while its stream lasts, w
     return all.empty() ? Presence::kUnknown : all[0].presence;
   };
   {
-    const Watcher watcher(server, "critic", "", "host-3");
+    const Watcher watcher(server, "critic", "host-3");
     const Watcher anonymous(server, "actor");
     REQUIRE(Eventually([&] { return presence("critic") == Presence::kConnected; }));
     CHECK(server.reports.Of("actor").empty());
   }
   CHECK(Eventually([&] { return presence("critic") == Presence::kGone; }));
-  Watcher wrong(server, "actor", "", "ho\tst");
+  Watcher wrong(server, "actor", "ho\tst");
   CHECK_THAT(wrong.Ended(), FailsWith(ErrorCode::kBadData, "no control characters"));
 }
 
@@ -153,7 +154,7 @@ TEST_CASE("A stream of a model that nobody opened begins when somebody does, bef
 TEST_CASE("A receiver without a common protocol gets no version; the end names both, and which to upgrade") {
   Served served;
   StreamServer server(&served.catalog);
-  Watcher watcher(server, "actor", "raas_receiver/9.0.0 protocol=7-8");
+  Watcher watcher(server, "actor", "host-3", "raas_receiver/9.0.0 protocol=7-8");
   const Status ended = watcher.Ended();
   CHECK_THAT(ended,
              FailsWith(ErrorCode::kProtocol, "raas_receiver 9.0.0 speaks protocols 7 to 8; upgrade the trainer_agent"));

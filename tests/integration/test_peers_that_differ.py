@@ -8,8 +8,8 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 from harness import ROOT
-from recording import START, read_message, tensors
 
 import lockstep
 
@@ -17,6 +17,16 @@ RELEASE = (ROOT / "VERSION").read_text().strip()
 HELLO, ERROR = 11, 9  # of the rank protocol
 REFUSED = 3  # of the engine ranks'
 PROTOCOL_ERROR = 5  # its number in an ERROR
+# Both protocols' headers begin with magic, format, type and the body's bytes.
+START = struct.Struct("<4sHHI")
+TENSORS = {"norm": torch.ones(2)}
+
+
+def read_message(connection: socket.socket, header_bytes: int) -> bytes:
+    """The next message, whole; the rank protocol's header has 16 bytes, the engine ranks' 40."""
+    header = connection.recv(header_bytes, socket.MSG_WAITALL)
+    assert len(header) == header_bytes, "the connection ended in the middle of a message"
+    return header + connection.recv(START.unpack_from(header)[3], socket.MSG_WAITALL)
 
 
 def rank_message(kind: int, body: bytes) -> bytes:
@@ -41,7 +51,7 @@ def fake_agent(tmp_path):
     def answer_with(message: bytes) -> Path:
         def serve() -> None:
             connection, _ = listener.accept()
-            assert START.unpack_from(read_message(connection, 16)[0])[2] == HELLO
+            assert START.unpack_from(read_message(connection, 16))[2] == HELLO
             connection.sendall(message)
 
         threading.Thread(target=serve, daemon=True).start()
@@ -55,9 +65,9 @@ def test_an_agent_refuses_a_plugin_from_the_future(cluster):
     agent = cluster.agent()
     rank = connect(agent.socket)
     rank.sendall(rank_message(HELLO, b"export_plugin/9.0.0 protocol=7-8 teleport"))
-    hello, _ = read_message(rank, 16)
+    hello = read_message(rank, 16)
     assert hello[16:].decode().startswith(f"trainer_agent/{RELEASE} protocol=1-1")
-    error, _ = read_message(rank, 16)
+    error = read_message(rank, 16)
     assert START.unpack_from(error)[2] == ERROR
     assert error[20:].decode() == (
         f"trainer_agent {RELEASE} speaks protocol 1, export_plugin 9.0.0 speaks protocols 7 to 8; "
@@ -68,7 +78,7 @@ def test_an_agent_refuses_a_plugin_from_the_future(cluster):
 def test_an_agent_refuses_a_hello_that_is_none(cluster):
     rank = connect(cluster.agent().socket)
     rank.sendall(rank_message(HELLO, b"GET / HTTP/1.1"))
-    error, _ = read_message(rank, 16)
+    error = read_message(rank, 16)
     assert START.unpack_from(error)[2] == ERROR and b"NAME/RELEASE protocol=OLDEST-NEWEST" in error
 
 
@@ -76,7 +86,7 @@ def test_a_plugin_refuses_an_agent_from_the_future(fake_agent):
     path = fake_agent(rank_message(HELLO, b"trainer_agent/9.0.0 protocol=7-8"))
     refusal = f"export_plugin {RELEASE} speaks protocol 1, trainer_agent 9.0.0 speaks protocols 7 to 8; upgrade the export_plugin"
     with pytest.raises(lockstep.ProtocolError, match=refusal):
-        lockstep.Publisher(path, "actor", tensors(1))
+        lockstep.Publisher(path, "actor", TENSORS)
 
 
 def test_a_plugin_says_that_an_agent_which_knows_no_hello_is_to_be_upgraded(fake_agent):
@@ -86,7 +96,7 @@ def test_a_plugin_says_that_an_agent_which_knows_no_hello_is_to_be_upgraded(fake
     with pytest.raises(
         lockstep.ProtocolError, match=f"older than this plugin, export_plugin {RELEASE}; upgrade the trainer_agent"
     ):
-        lockstep.Publisher(path, "actor", tensors(1))
+        lockstep.Publisher(path, "actor", TENSORS)
 
 
 def test_a_receiver_refuses_an_engines_rank_from_the_future(cluster):
@@ -95,7 +105,7 @@ def test_a_receiver_refuses_an_engines_rank_from_the_future(cluster):
     rank = connect(engine_socket)
     attach = json.dumps({"peer": "engine_rank/9.0.0 protocol=2-2", "teleport": True}).encode()
     rank.sendall(START.pack(b"LSER", 1, 1, len(attach)) + bytes(28) + attach)
-    refusal, _ = read_message(rank, 40)
+    refusal = read_message(rank, 40)
     assert START.unpack_from(refusal)[2] == REFUSED
     assert (
         refusal[40:]

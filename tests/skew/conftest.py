@@ -1,1 +1,0 @@
-from integration.conftest import cluster, pytest_runtest_makereport  # noqa: F401
