@@ -158,8 +158,6 @@ std::string Describe(const exporter::Exporter& exporter) {
                                 {"writes", exporter.writes()},
                                 {"pinned", exporter.pinned()},
                                 {"pin_trouble", exporter.pin_trouble().message()},
-                                {"shadow", exporter.has_shadow()},
-                                {"shadow_bytes", exporter.shadow_bytes()},
                                 {"tensors", DescribeTensors(exporter.layout().tensors())}}
       .dump();
 }
@@ -180,10 +178,6 @@ extern "C" {
 int lockstep_exporter_open(const lockstep_exporter_options* options, lockstep_exporter** exporter) {
   if (exporter != nullptr) *exporter = nullptr;
   return abi::Guarded(abi::ThreadError(), [&] { return Open(options, exporter); });
-}
-
-int lockstep_exporter_use_shadow(lockstep_exporter* exporter) {
-  return abi::OnHandle(exporter, "exporter", [&] { return exporter->exporter->UseShadow(); });
 }
 
 int lockstep_exporter_publish(lockstep_exporter* exporter, uint64_t version, const void* const* addresses) {

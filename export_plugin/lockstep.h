@@ -228,14 +228,6 @@ typedef struct lockstep_publish_stats {
  * the sentence (per thread). */
 int lockstep_exporter_open(const lockstep_exporter_options* options, lockstep_exporter** exporter);
 
-/* From now on this rank keeps a shadow of its share, as it was published last, in the memory of the GPU that has its
- * tensors: of a version that changes little only what changed is copied to the host, from the third one on. What is
- * published is the same. It takes shadow_bytes of lockstep_exporter_describe on the GPU, about as much as the share as
- * published, once there are addresses on a GPU: now, or with a publish, which fails then as this call does. Tensors in
- * host memory, and those of a rank that sends them to another host, have none. LOCKSTEP_BAD_DATA: tensors that change
- * are on several GPUs, or rows have an odd number of bytes; LOCKSTEP_RESOURCE_EXHAUSTED: the memory is not there. */
-int lockstep_exporter_use_shadow(lockstep_exporter* exporter);
-
 /* This rank's part of `version`. `addresses`, when not null, has local_count addresses that take the place of those at
  * open. After an error the version is gone for all ranks, and the next publish works; LOCKSTEP_UNAVAILABLE from the
  * exchange is final. */
@@ -262,10 +254,9 @@ const char* lockstep_exporter_run(const lockstep_exporter* exporter); /* "" on a
 uint64_t lockstep_exporter_committed_version(const lockstep_exporter* exporter); /* as lockstep_committed_version */
 int lockstep_exporter_stats(const lockstep_exporter* exporter, lockstep_publish_stats* stats);
 /* JSON: {"plan": digest, "bytes": n, "bucket_bytes": n, "writes": bool, "pinned": bool, "pin_trouble": text,
- * "shadow": bool, "shadow_bytes": n, "tensors": [{"name", "dtype", "shape", "offset"}, ...]}. pinned: whether the
- * memory that tensors are copied to from a GPU is pinned, from open on, or from the first publish with such addresses.
- * pin_trouble: why it could not be, which makes copies slower; else empty. shadow: whether there is one; shadow_bytes:
- * what one takes, or 0 where there can be none. */
+ * "tensors": [{"name", "dtype", "shape", "offset"}, ...]}. pinned: whether the memory that tensors are copied to from a
+ * GPU is pinned, from open on, or from the first publish with such addresses. pin_trouble: why it could not be, which
+ * makes copies slower; else empty. */
 const char* lockstep_exporter_describe(lockstep_exporter* exporter);
 
 /* A version being written is aborted. Null is fine. */

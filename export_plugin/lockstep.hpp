@@ -291,12 +291,6 @@ class Exporter {
     return {};
   }
 
-  // Only what changed is copied from a GPU: see lockstep_exporter_use_shadow.
-  Error UseShadow() {
-    const int code = lockstep_exporter_use_shadow(handle_.get());
-    return {code, code == LOCKSTEP_OK ? "" : lockstep_exporter_error(handle_.get())};
-  }
-
   // This rank's part of `version`. `addresses`, where given, are one for each local tensor.
   Error Publish(uint64_t version, const std::vector<const void*>& addresses = {}) {
     if (!addresses.empty() && addresses.size() != locals_) {

@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "common/base/text.h"
-#include "export_plugin/exporter/shadow.h"
 #include "kernels/copy_rows.h"
 
 namespace lockstep::exporter {
@@ -74,11 +73,6 @@ class HostCopyEngine : public CopyEngine {
 };
 
 }  // namespace
-
-// No address is on a device.
-Result<std::unique_ptr<Shadow>> CopyEngine::NewShadow(const ShadowPlan&, const void*) {
-  return Status(ErrorCode::kInternal, "a shadow of memory that is on no GPU");
-}
 
 layout::ElementBytes ElementsOf(ElementConversion conversion) {
   switch (conversion) {

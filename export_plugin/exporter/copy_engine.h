@@ -28,9 +28,6 @@ struct PlacedCopy {
 // before the engine.
 using PinnedMemory = std::shared_ptr<void>;
 
-class Shadow;
-struct ShadowPlan;
-
 // Not thread-safe.
 class CopyEngine {
  public:
@@ -60,9 +57,6 @@ class CopyEngine {
   // Pins `pieces`, all or none of them. Null where it makes no difference. kResourceExhausted, kIo: it cannot be had
   // (most often the limit on locked memory); copies work, and are slower.
   virtual Result<PinnedMemory> Pin(std::span<const std::span<std::byte>>) { return PinnedMemory(); }
-  // A shadow (shadow.h) of a share on the GPU that has `tensor`. REQUIRES OnDevice(tensor). kResourceExhausted: its
-  // memory, plan.bytes().all(), is not there; kIo: CUDA fails otherwise.
-  virtual Result<std::unique_ptr<Shadow>> NewShadow(const ShadowPlan& plan, const void* tensor);
   // Whether the address is in a GPU's memory. Null is not.
   virtual bool OnDevice(const void*) { return false; }
   // Whether the GPU that has the address, or the current one where none has, shares the CPU's memory, which buckets

@@ -8,7 +8,6 @@
 
 #include "common/base/text.h"
 #include "export_plugin/exporter/cuda_lane.h"
-#include "export_plugin/exporter/cuda_shadow.h"
 #include "export_plugin/exporter/host_only_engine.h"
 
 namespace lockstep::exporter {
@@ -54,7 +53,7 @@ class Registration {
 
 class CudaCopyEngine : public CopyEngine {
  public:
-  explicit CudaCopyEngine(WorkerPool* pool) : pool_(pool), host_(NewHostCopyEngine(pool)) {}
+  explicit CudaCopyEngine(WorkerPool* pool) : host_(NewHostCopyEngine(pool)) {}
 
   ~CudaCopyEngine() override {
     Stop();
@@ -120,11 +119,6 @@ class CudaCopyEngine : public CopyEngine {
       if (!piece.empty()) LS_RETURN_IF_ERROR(registration->Add(piece));
     }
     return PinnedMemory(std::move(registration));
-  }
-
-  Result<std::unique_ptr<Shadow>> NewShadow(const ShadowPlan& plan, const void* tensor) override {
-    LS_ASSIGN_OR_RETURN(const int device, DeviceOf(tensor));
-    return NewCudaShadow(plan, device, pool_, &pinned_);
   }
 
   bool OnDevice(const void* address) override {
@@ -199,7 +193,6 @@ class CudaCopyEngine : public CopyEngine {
     return device_ = attributes.device;
   }
 
-  WorkerPool* const pool_;
   const std::unique_ptr<CopyEngine> host_;
   std::unordered_map<int, std::unique_ptr<CudaLane>> lanes_;  // by device, once something was on it
   std::array<Batch, CudaLane::kBatches> batches_;

@@ -56,7 +56,6 @@ class CudaLane {
   Status Drain();                // until all is
 
   int device() const { return device_; }
-  cudaStream_t stream() const { return stream_; }
 
  private:
   explicit CudaLane(int device) : device_(device) {}

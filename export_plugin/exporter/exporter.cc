@@ -140,7 +140,7 @@ Status Exporter::Write(Version version, const Status& ready) {
   const Result<std::byte*> begun = client_->Begin(version);
   stats_.begin_seconds = SecondsSince(start);
   Status status = ready.ok() ? begun.status() : ready;
-  if (status.ok()) status = WriteOwn(version, *begun);
+  if (status.ok()) status = WriteOwn(*begun);
   if (takes_buckets) {
     const Status taken = intake_->TakeAll(
         {.version = version,
@@ -157,18 +157,9 @@ Status Exporter::Write(Version version, const Status& ready) {
   return status.ok() ? link_->status() : status;
 }
 
-Status Exporter::WriteOwn(Version version, std::byte* data) {
-  LS_RETURN_IF_ERROR(WriteChanging(version, data));
+Status Exporter::WriteOwn(std::byte* data) {
+  LS_RETURN_IF_ERROR(RunCopies(own_.changing, data));
   return ReportFrozen(data);
-}
-
-// What this rank last wrote there itself is advanced, if the agent has it whole; else all is copied.
-Status Exporter::WriteChanging(Version version, std::byte* data) {
-  if (shadow_ == nullptr) return RunCopies(own_.changing, data, *engine_);
-  shadow_->Begin(shadow_versions_.Begin(version, client_->half_held()));
-  LS_RETURN_IF_ERROR(RunCopies(own_.changing, data, *shadow_));
-  shadow_versions_.Done(version);
-  return OkStatus();
 }
 
 // Once, as soon as there are tensors on a GPU: what they are copied to.
@@ -197,53 +188,32 @@ Status Exporter::PinHalves() {
   return OkStatus();
 }
 
-Status Exporter::UseShadow() {
-  LS_RETURN_IF_ERROR(CheckProcess());
-  wants_shadow_ = true;
-  return MakeShadow();
-}
-
-// As soon as there are tensors on a GPU.
-Status Exporter::MakeShadow() {
-  if (!wants_shadow_ || shadow_ != nullptr || own_.changing.copies.empty()) return OkStatus();
-  const void* const tensor = locals_[own_.changing.copies[0].local].address;
-  if (!engine_->OnDevice(tensor)) return OkStatus();
-  LS_ASSIGN_OR_RETURN(const ShadowPlan plan, ShadowPlan::Of(own_.changing, locals_));
-  LS_ASSIGN_OR_RETURN(shadow_, engine_->NewShadow(plan, tensor));
-  return OkStatus();
-}
-
-uint64_t Exporter::shadow_bytes() const {
-  const Result<ShadowPlan> plan = ShadowPlan::Of(own_.changing, locals_);
-  return plan.ok() ? plan->bytes().all() : 0;
-}
-
-Status Exporter::RunCopies(const CopyList& list, std::byte* data, CopyEngine& engine) {
-  const Status status = RunBatches(list, data, engine);
-  if (!status.ok()) engine.Stop();
+Status Exporter::RunCopies(const CopyList& list, std::byte* data) {
+  const Status status = RunBatches(list, data);
+  if (!status.ok()) engine_->Stop();
   return status;
 }
 
 // While a batch is reported, the next ones are on their way.
-Status Exporter::RunBatches(const CopyList& list, std::byte* data, CopyEngine& engine) {
+Status Exporter::RunBatches(const CopyList& list, std::byte* data) {
   size_t copies = 0;
   size_t reported = 0;
   for (size_t started = 0; started < list.batches.size(); ++started) {
     const CopyBatch& batch = list.batches[started];
     LS_RETURN_IF_ERROR(
         Place(std::span(list.copies).subspan(copies, batch.copies_end - copies), locals_, data, placed_));
-    LS_RETURN_IF_ERROR(engine.Start(placed_));
+    LS_RETURN_IF_ERROR(engine_->Start(placed_));
     copies = batch.copies_end;
-    if (started + 1 - reported < engine.most_under_way()) continue;
-    LS_RETURN_IF_ERROR(ReportBatch(list, reported++, engine));
+    if (started + 1 - reported < engine_->most_under_way()) continue;
+    LS_RETURN_IF_ERROR(ReportBatch(list, reported++));
   }
-  while (reported < list.batches.size()) LS_RETURN_IF_ERROR(ReportBatch(list, reported++, engine));
+  while (reported < list.batches.size()) LS_RETURN_IF_ERROR(ReportBatch(list, reported++));
   return OkStatus();
 }
 
 // The oldest that is under way.
-Status Exporter::ReportBatch(const CopyList& list, size_t batch, CopyEngine& engine) {
-  LS_RETURN_IF_ERROR(engine.Wait());
+Status Exporter::ReportBatch(const CopyList& list, size_t batch) {
+  LS_RETURN_IF_ERROR(engine_->Wait());
   const size_t begin = batch == 0 ? 0 : list.batches[batch - 1].ranges_end;
   stats_.bytes_copied += list.batches[batch].bytes;
   return client_->RangesDone(std::span(list.ranges).subspan(begin, list.batches[batch].ranges_end - begin));
@@ -251,7 +221,7 @@ Status Exporter::ReportBatch(const CopyList& list, size_t batch, CopyEngine& eng
 
 // Copied into each half once; from then on they are there, and equal in both.
 Status Exporter::ReportFrozen(std::byte* data) {
-  if (!frozen_.in_both()) return RunCopies(own_.frozen, data, *engine_);
+  if (!frozen_.in_both()) return RunCopies(own_.frozen, data);
   LS_RETURN_IF_ERROR(frozen_.CheckEqual(data, client_->other_data(), *layout_, pool_.get()));
   stats_.bytes_frozen = own_.frozen.bytes;
   return ReportUnchanged(own_.frozen.ranges);
@@ -309,7 +279,6 @@ Status Exporter::Publish(Version version, std::span<const void* const> addresses
   Status ready = link_->status();
   if (ready.ok()) ready = SetAddresses(addresses);
   if (ready.ok()) PinForGpu();
-  if (ready.ok()) ready = MakeShadow();
   return TakePart(version, std::move(ready));
 }
 

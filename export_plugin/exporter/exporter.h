@@ -35,7 +35,6 @@
 #include "export_plugin/exporter/exchange.h"
 #include "export_plugin/exporter/frozen_bytes.h"
 #include "export_plugin/exporter/lowering.h"
-#include "export_plugin/exporter/shadow.h"
 
 namespace lockstep::buffer {
 class RankClient;
@@ -103,15 +102,6 @@ class Exporter {
   // publish works. kUnavailable as Publish(). REQUIRES !reason.ok().
   Status Abort(Version version, const Status& reason);
 
-  // From now on this rank keeps a shadow of what it publishes on the GPU that has its tensors, and copies only what
-  // changed (shadow.h); once there are tensors on a GPU, now or with the addresses of a publish. Only of tensors that
-  // this rank writes into the halves itself, all of them on one GPU. Errors as CopyEngine::NewShadow, here or from
-  // Publish(); kBadData: tensors of which there is none.
-  Status UseShadow();
-  // The device memory that it takes, whether or not it is used; 0 where there is none.
-  uint64_t shadow_bytes() const;
-  bool has_shadow() const { return shadow_ != nullptr; }
-
   // Writes `range` of the data section, made of the tensors as they are now, to `target`: see SectionFiller. The agent
   // learns nothing of it. `addresses` as for Publish(). kBadData also when this rank does not hold the whole model.
   Status Fill(ByteRange range, std::byte* target, std::span<const void* const> addresses = {});
@@ -141,14 +131,12 @@ class Exporter {
   Status SetAddresses(std::span<const void* const> addresses);
   Status TakePart(Version version, Status ready);
   Status Write(Version version, const Status& ready);
-  Status WriteOwn(Version version, std::byte* data);
-  Status WriteChanging(Version version, std::byte* data);
+  Status WriteOwn(std::byte* data);
   void PinForGpu();
   Status PinHalves();
-  Status MakeShadow();
-  Status RunCopies(const CopyList& list, std::byte* data, CopyEngine& engine);
-  Status RunBatches(const CopyList& list, std::byte* data, CopyEngine& engine);
-  Status ReportBatch(const CopyList& list, size_t batch, CopyEngine& engine);
+  Status RunCopies(const CopyList& list, std::byte* data);
+  Status RunBatches(const CopyList& list, std::byte* data);
+  Status ReportBatch(const CopyList& list, size_t batch);
   Status ReportFrozen(std::byte* data);
   Status ReportUnchanged(std::span<const StridedRange> ranges);
   Status End(Version version, Status status);
@@ -171,9 +159,6 @@ class Exporter {
   std::array<PinnedMemory, 2> pinned_halves_;
   bool pin_tried_ = false;
   Status pin_trouble_;
-  bool wants_shadow_ = false;
-  std::unique_ptr<Shadow> shadow_;  // of own_.changing
-  ShadowVersions shadow_versions_;
   std::unique_ptr<SectionFiller> filler_;  // once it was asked for
   FrozenBytes frozen_;
   std::vector<PlacedCopy> placed_;

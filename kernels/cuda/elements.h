@@ -1,4 +1,4 @@
-// Elements in the memory of a device, as the kernels read, round and write them.
+// Elements in the memory of a device, as the kernels read and write them.
 #pragma once
 
 #include "kernels/cuda/launch.h"
@@ -23,12 +23,6 @@ __device__ void Store(char* to, T value) {
     return;
   }
   for (int byte = 0; byte < static_cast<int>(sizeof(T)); ++byte) to[byte] = static_cast<char>(value >> (8 * byte));
-}
-
-// To nearest, ties to even; every NaN becomes 0x7FC0.
-__device__ inline uint16_t BF16OfF32(uint32_t bits) {
-  if ((bits & 0x7fff'ffff) > 0x7f80'0000) return 0x7fc0;
-  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
 }  // namespace lockstep::kernels::cuda

@@ -4,6 +4,12 @@
 namespace lockstep::kernels::cuda {
 namespace {
 
+// To nearest, ties to even; every NaN becomes 0x7FC0.
+__device__ uint16_t BF16OfF32(uint32_t bits) {
+  if ((bits & 0x7fff'ffff) > 0x7f80'0000) return 0x7fc0;
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
 __global__ void RoundRows(char* dst, uint64_t dst_pitch, const char* src, uint64_t src_pitch, uint64_t row_elements,
                           uint64_t count) {
   const uint64_t i = ThreadIndex();

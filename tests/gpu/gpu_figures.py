@@ -12,15 +12,14 @@ from typing import Any, Iterator
 
 import torch
 from gpu_models import LENDS, Weights, exporter, follower, module
-from gpu_probe import DEVICE, PinnedCopy, say, seconds
+from gpu_probe import PinnedCopy, say
 from gpu_run import NOT_RUN
 from harness import Agent, Cluster, roomy_directory
-from torch.profiler import ProfilerActivity, profile
 
 MODEL_BYTES = 3_000_000_000
 LEAST_BYTES = 1_000_000_000
 NARROW, WIDE = 4096, 8192  # of each layer
-DEVICE_COPIES = 6  # of the model in bfloat16: two models, a shadow, a copy to compare with; masters are twice as large
+DEVICE_COPIES = 4  # of the model in bfloat16: two models, one of masters, which is twice as large, and a copy
 CHANGED = 0.01
 REPEATS = 7
 THREADS = 8
@@ -77,9 +76,9 @@ def cluster() -> "Iterator[Cluster]":
 class Publishing:
     """A trainer at an agent of its own; each publish begins when the agent is done with the one before."""
 
-    def __init__(self, agent: Agent, weights: Weights, shadow: bool) -> None:
+    def __init__(self, agent: Agent, weights: Weights) -> None:
         self.agent, self.weights, self.version = agent, weights, 0
-        self.trainer = exporter(agent.socket, weights, shadow=shadow, threads=1)
+        self.trainer = exporter(agent.socket, weights, threads=1)
 
     def seconds(self) -> float:
         """Of the call, as a training feels it: weights are ready, and nothing else runs."""
@@ -105,8 +104,8 @@ class Publishing:
         self.trainer.close()
 
 
-def publishing(daemons: Cluster, weights: Weights, shadow: bool = False) -> Publishing:
-    return Publishing(daemons.agent(threads=THREADS), weights, shadow)
+def publishing(daemons: Cluster, weights: Weights) -> Publishing:
+    return Publishing(daemons.agent(threads=THREADS), weights)
 
 
 def publish() -> None:
@@ -152,23 +151,6 @@ def fp32() -> None:
             one.close()
 
 
-def delta() -> None:
-    """A trainer that keeps a shadow, of 1 % changed, against the same when all is copied, in turns with a second agent."""
-    with cluster() as daemons, cluster() as others:
-        weights, whole = large(torch.bfloat16, 4), large(torch.bfloat16, 4)
-        own, other = publishing(daemons, weights, shadow=True), publishing(others, whole)
-        for one in (own, other):
-            for _ in range(3):  # both halves, and the shadow, have their first time
-                one.seconds()
-        pairs = [(own.seconds(), other.seconds()) for _ in range(REPEATS)]
-        ratio = statistics.median(changed / full for changed, full in pairs)
-        changed, full = (statistics.median(values) for values in zip(*pairs))
-        of = f"{full:.3g} s of copying all"
-        figure("publish_gpu_delta", changed, "s", of, ratio, "<= 0.15", ratio <= 0.15, weights, values=pairs)
-        own.close()
-        other.close()
-
-
 def pause() -> None:
     """How long a module stands still for 1 % of changes: written by its own process, and lent."""
     for lend in LENDS:
@@ -177,7 +159,7 @@ def pause() -> None:
             agent = daemons.agent(threads=THREADS)
             socket = daemons.directory / "engine.sock"
             daemons.receiver(agent, engine_load="in-place", engine_socket=socket, threads=THREADS)
-            own = Publishing(agent, weights, False)
+            own = Publishing(agent, weights)
             engine = module(weights)
             with follower(engine, socket, lend=lend) as follows:
                 for _ in range(REPEATS + 3):
@@ -192,46 +174,7 @@ def pause() -> None:
             figure("pause_gpu", taken, "ms", "5 ms", taken / 5, "<= 1", taken <= 5, weights, values=pauses)
 
 
-def diff() -> None:
-    """All kernels of a publish that compares weights with their shadow, against a copy on the device that reads and writes
-    as much as they must read: the weights and the shadow."""
-    weights = large(torch.bfloat16, 2)
-    copy = device_copy_seconds(weights.bf16_bytes)
-    with cluster() as daemons:
-        own = publishing(daemons, weights, shadow=True)
-        for _ in range(3):
-            own.seconds()
-        taken = [sum(kernel_seconds(own).values()) for _ in range(REPEATS)]
-        own.close()
-    if not all(taken):
-        not_run("PyTorch's profiler shows no kernels of a publish")
-    rate, ratio = (2 * weights.bf16_bytes / statistics.median(taken) / 1e9, copy / statistics.median(taken))
-    of = f"{rate / ratio:.4g} GB/s of a copy on the device, both ways counted"
-    figure("diff_gpu", rate, "GB/s", of, ratio, ">= 0.8", ratio >= 0.8, weights, values=taken)
-
-
-def device_copy_seconds(size: int) -> float:
-    source, target = (torch.empty(size, dtype=torch.uint8, device=DEVICE) for _ in range(2))
-    return seconds(lambda: target.copy_(source))
-
-
-def kernel_seconds(own: Publishing) -> "dict[str, float]":
-    """Of each kernel of one publish, by name; they are printed, too."""
-    own.train()
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        own.publish()
-        torch.cuda.synchronize()
-    own.served()
-    found: "dict[str, float]" = {}
-    for event in seen.events():
-        on_device = event.device_type == torch.autograd.DeviceType.CUDA
-        if on_device and not event.name.startswith(("Memcpy", "Memset")):
-            found[event.name] = found.get(event.name, 0.0) + event.time_range.elapsed_us() / 1e6
-    print({name[:60]: f"{1000 * taken:.3f} ms" for name, taken in found.items()}, flush=True)
-    return found
-
-
-FIGURES = {function.__name__: function for function in (publish, fp32, delta, pause, diff)}
+FIGURES = {function.__name__: function for function in (publish, fp32, pause)}
 
 if __name__ == "__main__":
     FIGURES[sys.argv[1]]()

@@ -16,7 +16,6 @@ import lockstep
 
 ON_GPU = DEVICE != "cpu"
 DTYPES = (torch.bfloat16, torch.float32)
-SHADOWS = (False, True)  # whether a trainer keeps what it published on the device, so that only changes are copied
 LENDS = (False, True)  # whether a follower lends its memory to the receiver, or writes it itself
 SHARES = (0.01, 0.0001, 0.3, 0.0, 0.9)  # of elements that change, version by version
 # Of float32 in raw bits: ties, what overflows when it is rounded, denormals, both zeros, infinities, NaNs.
@@ -98,10 +97,8 @@ def rounded(tensor: torch.Tensor) -> torch.Tensor:
     return nearest.to(torch.int32).to(torch.int16).view(torch.bfloat16)
 
 
-def exporter(socket: Path, weights: Weights, *, shadow: bool = False, **options: Any) -> lockstep.Exporter:
-    """A trainer of the whole model. `shadow`, which host memory has none of, as in SHADOWS."""
-    if shadow and ON_GPU:
-        options["shadow"] = True
+def exporter(socket: Path, weights: Weights, **options: Any) -> lockstep.Exporter:
+    """A trainer of the whole model."""
     return lockstep.Exporter.from_named_tensors(
         weights.tensors,
         dtype=torch.bfloat16,

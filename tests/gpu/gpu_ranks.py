@@ -58,10 +58,10 @@ def taken_unlike(rank: Rank, version: int, expected: "dict[str, torch.Tensor]") 
     return unlike(rank.engine.state_dict(), expected)
 
 
-def train(rank: Rank, socket: Path, dtype: torch.dtype, shadow: bool) -> None:
+def train(rank: Rank, socket: Path, dtype: torch.dtype) -> None:
     """A trainer that has not published yet."""
     rank.weights = Weights(dtype)
-    rank.trainer = exporter(socket, rank.weights, shadow=shadow)
+    rank.trainer = exporter(socket, rank.weights)
 
 
 def publish(rank: Rank, version: int) -> None:

@@ -34,7 +34,7 @@ SANITIZERS = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
 GPUS_OF = {"nccl_exchange_test": 2}  # that a C++ test needs, where it is more than one
 TEST_SECONDS = {"test_gpu_kills": 150}  # processes that start PyTorch, one after another
 LAST = ("test_gpu_ring", "test_gpu_kills")  # behind the figures: should they hang, those are there
-FIGURES = {"publish": 120, "fp32": 90, "delta": 90, "pause": 120, "diff": 60}
+FIGURES = {"publish": 120, "fp32": 90, "pause": 120}
 PROBE = (
     "import sys\n"
     "try:\n"

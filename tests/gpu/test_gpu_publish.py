@@ -4,20 +4,18 @@ import threading
 
 import pytest
 import torch
-from gpu_models import DTYPES, SHADOWS, Weights, apply, busy, exporter, gpu_only, importer, unlike
+from gpu_models import DTYPES, Weights, apply, busy, exporter, gpu_only, importer, unlike
 from replicas import read_file
 
 VERSIONS = 6
-SHADOWED = pytest.mark.parametrize("shadow", SHADOWS, ids=lambda shadow: "changes" if shadow else "whole")
 
 
-@SHADOWED
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_versions_arrive_as_the_trainer_has_them(cluster, dtype, shadow):
+def test_versions_arrive_as_the_trainer_has_them(cluster, dtype):
     agent = cluster.agent()
     receiver = cluster.receiver(agent)
     weights, twin = Weights(dtype), Weights(dtype, "cpu")
-    with exporter(agent.socket, weights, shadow=shadow) as trainer:
+    with exporter(agent.socket, weights) as trainer:
         for version in range(1, VERSIONS + 1):
             weights.step()
             trainer.publish(version)
@@ -27,12 +25,11 @@ def test_versions_arrive_as_the_trainer_has_them(cluster, dtype, shadow):
     assert verified.returncode == 0, verified.stderr
 
 
-@SHADOWED
-def test_after_a_version_that_was_broken_off_the_next_one_is_whole(cluster, shadow):
+def test_after_a_version_that_was_broken_off_the_next_one_is_whole(cluster):
     agent = cluster.agent()
     receiver = cluster.receiver(agent)
     weights = Weights(torch.bfloat16)
-    with exporter(agent.socket, weights, shadow=shadow) as trainer:
+    with exporter(agent.socket, weights) as trainer:
         trainer.publish(1)
         receiver.wait_for(weights.published())
         agent.kill()  # with all that it knew of what its halves hold
@@ -46,12 +43,11 @@ def test_after_a_version_that_was_broken_off_the_next_one_is_whole(cluster, shad
 
 
 @gpu_only
-@SHADOWED
-def test_what_another_stream_still_computes_is_waited_for_by_another_thread(cluster, shadow):
+def test_what_another_stream_still_computes_is_waited_for_by_another_thread(cluster):
     agent = cluster.agent()
     receiver = cluster.receiver(agent)
     weights, twin = Weights(torch.bfloat16), Weights(torch.bfloat16, "cpu")
-    with exporter(agent.socket, weights, shadow=shadow) as trainer:
+    with exporter(agent.socket, weights) as trainer:
         for version in range(1, 4):
             changes = weights.next_step()
             torch.cuda.synchronize()

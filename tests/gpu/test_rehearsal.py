@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from gpu_models import LENDS, SHADOWS
+from gpu_models import LENDS
 from gpu_run import Run, Step
 
 import lockstep
@@ -25,7 +25,7 @@ gpu_probe.pinned = lambda size: torch.empty(size, dtype=torch.uint8)
 gpu_figures.FIGURES[sys.argv[1]]()
 """
 FOLDERS = ("python", "tests", "tests/gpu", "tests/integration", "tests/layouts")
-LEAST = 19  # cases that can be rehearsed
+LEAST = 15  # cases that can be rehearsed
 
 
 def test_what_needs_no_gpu_of_the_gpu_tests_passes_on_the_cpu(tmp_path):
@@ -46,7 +46,7 @@ def test_what_needs_no_gpu_of_the_gpu_tests_passes_on_the_cpu(tmp_path):
     assert len(cases) - len(skipped) >= LEAST
 
 
-@pytest.mark.parametrize("name", ["publish", "fp32", "delta", "pause"])
+@pytest.mark.parametrize("name", ["publish", "fp32", "pause"])
 def test_figures_are_measured_and_said_as_the_runner_takes_them(name, tmp_path):
     environment = {"LOCKSTEP_GPU_DEVICE": "cpu", "PYTHONPATH": ":".join(str(ROOT / folder) for folder in FOLDERS)}
     step = Step(name, (sys.executable, "-c", FIGURES, name), 120, environment=environment)
@@ -60,7 +60,5 @@ def test_figures_are_measured_and_said_as_the_runner_takes_them(name, tmp_path):
 
 
 def test_every_way_that_lockstep_has_is_among_those_of_the_gpu_tests():
-    ways = {"shadow": (lockstep.Exporter, SHADOWS), "lend": (lockstep.Follower, LENDS)}
-    for option, (kind, tested) in ways.items():
-        there = option in inspect.signature(kind.__init__).parameters
-        assert tested == ((False, True) if there else (False,)), option
+    there = "lend" in inspect.signature(lockstep.Follower.__init__).parameters
+    assert LENDS == ((False, True) if there else (False,))

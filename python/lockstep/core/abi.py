@@ -144,7 +144,6 @@ _SIGNATURES = {
     "lockstep_close": (None, [_MODEL]),
     "lockstep_last_error": (ctypes.c_char_p, [_MODEL]),
     "lockstep_exporter_open": (ctypes.c_int, [ctypes.POINTER(CExporterOptions), ctypes.POINTER(_EXPORTER)]),
-    "lockstep_exporter_use_shadow": (ctypes.c_int, [_EXPORTER]),
     "lockstep_exporter_publish": (ctypes.c_int, [_EXPORTER, ctypes.c_uint64, ctypes.POINTER(ctypes.c_void_p)]),
     "lockstep_exporter_set_label": (ctypes.c_int, [_EXPORTER, ctypes.c_char_p]),
     "lockstep_exporter_give_up": (ctypes.c_int, [_EXPORTER, ctypes.c_uint64, ctypes.c_char_p]),

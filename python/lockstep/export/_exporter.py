@@ -55,8 +55,6 @@ class Exporter(Handle):
         run: None for a new run; 32 hex digits to continue a run whose versions the agent still holds.
         connect_timeout_ms, reconnect_timeout_ms, call_timeout_ms: as for ``Publisher``.
         skip_while_away: as for ``Publisher``; only where all ranks are on the agent's host.
-        shadow: keep what was published last in the memory of the GPU that has the tensors (``shadow_bytes``), so that
-            only what changed is copied from there. Tensors in host memory are copied whole.
 
     Raises:
         BadDataError: a parameter without a rule, of a wrong shape or dtype, held by no rank or by two; it is named.
@@ -82,7 +80,6 @@ class Exporter(Handle):
         reconnect_timeout_ms: int = 0,
         call_timeout_ms: int = 0,
         skip_while_away: bool = False,
-        shadow: bool = False,
     ) -> None:
         super().__init__()
         self._parts = list(parts)
@@ -95,7 +92,6 @@ class Exporter(Handle):
         self._sheets = ranks.sheets
         self._exchange = _exchange_for(ranks, group, call_timeout_ms, self._locals)
         self._absence = Absence(socket, skip_while_away)
-        self._wants_shadow = shadow
         options = abi.CExporterOptions(
             abi_version=abi.ABI_VERSION,
             socket_path=socket_path,
@@ -169,11 +165,6 @@ class Exporter(Handle):
         return bool(self._description["writes"])
 
     @property
-    def shadow_bytes(self) -> int:
-        """Memory of this rank's GPU that a shadow takes, whether or not there is one; 0 where there can be none."""
-        return int(self._description["shadow_bytes"])
-
-    @property
     def stats(self) -> PublishStats:
         """What the last publish did on this rank."""
         raw = abi.CPublishStats()
@@ -228,8 +219,6 @@ class Exporter(Handle):
         failure, interrupt, self._description = None, None, {}
         try:
             self._open(options)
-            if self._wants_shadow:
-                self._call("use_shadow")
             self._description = json.loads(self._library.lockstep_exporter_describe(self._open_handle()))
             if self._description["pin_trouble"]:
                 warnings.warn(f"copies from GPUs are slow: {self._description['pin_trouble']}", stacklevel=2)
