@@ -242,8 +242,7 @@ Result<std::byte*> RankClient::Begin(Version version) {
   LS_ASSIGN_OR_RETURN(const Message reply, Call(RankMessage::kBegin, AsBytes(VersionBody{version})));
   LS_ASSIGN_OR_RETURN(const auto begun, BodyAs<BegunBody>(reply, RankMessage::kBegun));
   if (begun.half > 1) return Status(ErrorCode::kProtocol, Cat("rank protocol: there is no half ", begun.half));
-  const Version held = begun.ahead == 0 || begun.ahead > version ? 0 : version - begun.ahead;
-  reported_ = Reported{.version = version, .half = begun.half, .held = held};
+  reported_ = Reported{.version = version, .half = begun.half};
   return data(begun.half);
 }
 

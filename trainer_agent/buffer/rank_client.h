@@ -78,9 +78,6 @@ class RankClient {
   // That of the other half, which holds what ranks wrote into it last. REQUIRES writing().
   const std::byte* other_data() { return data(1 - reported_.half); }
   size_t half() const { return reported_.half; }  // that is being filled, 0 or 1. REQUIRES writing()
-  // The version that half held when this one was begun, whole and as every rank wrote it; 0: the agent vouches for
-  // none. REQUIRES writing().
-  Version half_held() const { return reported_.held; }
   // The data section of half 0 or 1, at any time: an address to prepare. Only write_data() may be written.
   std::byte* data(size_t half) { return segments_[1 + half].data() + data_offset_; }
 
@@ -103,7 +100,6 @@ class RankClient {
     bool committed = false;
     Status aborted;  // why it will never be committed; OK: it may be
     size_t half = 0;
-    Version held = 0;
     std::string label;
   };
 

@@ -74,8 +74,7 @@ struct VersionBody {  // 8 bytes
 
 struct BegunBody {  // 8 bytes
   uint32_t half = 0;
-  // The version begun less the one that the half holds, whole and as every rank wrote it; 0: none that is vouched for.
-  uint32_t ahead = 0;
+  uint32_t reserved = 0;
 };
 
 struct AwaitServedBody {  // 32 bytes; then the model's name, the label, and the receivers' names, a line each

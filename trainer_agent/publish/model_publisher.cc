@@ -55,7 +55,7 @@ void ModelPublisher::Stop() {
   changed_.notify_all();
 }
 
-Result<Begun> ModelPublisher::Begin(uint32_t rank, Version version, const std::function<bool()>& gone) {
+Result<size_t> ModelPublisher::Begin(uint32_t rank, Version version, const std::function<bool()>& gone) {
   std::unique_lock lock(mutex_);
   uint64_t given_up = given_up_;
   while (true) {
@@ -89,7 +89,7 @@ Result<Begun> ModelPublisher::Begin(uint32_t rank, Version version, const std::f
       if (!draft_->joined.insert(rank).second) {
         return Status(ErrorCode::kState, Cat("rank ", rank, " has begun version ", version, " already"));
       }
-      return draft_->begun;
+      return draft_->half;
     }
     // Begun again by this rank alone it would never be whole: the others have aborted it.
     if (version == aborted_.version && aborted_.known_by.insert(rank).second) return aborted_.reason;
@@ -106,7 +106,7 @@ Result<Begun> ModelPublisher::Begin(uint32_t rank, Version version, const std::f
   finishing_.reset();
   StartDraft(version);
   draft_->joined.insert(rank);
-  return draft_->begun;
+  return draft_->half;
 }
 
 Status ModelPublisher::CheckNotDropped(Version version) const {
@@ -119,11 +119,9 @@ Status ModelPublisher::CheckNotDropped(Version version) const {
 void ModelPublisher::StartDraft(Version version) {
   const auto newest = run_.served()->Newest();
   const auto base = newest ? newest->manifest : nullptr;
-  if (base == nullptr) doubted_ = newest_;  // it was withdrawn: who knows what else lost bits
-  const Version held = VouchedFor(run_.buffer().WriteHalf());
   const size_t half = run_.buffer().BeginWrite(version);
   draft_ = std::make_unique<Draft>(
-      Draft{.version = version, .begun = {half, held}, .base = base, .coverage = buffer::Coverage(*buffer().layout())});
+      Draft{.version = version, .half = half, .base = base, .coverage = buffer::Coverage(*buffer().layout())});
   draft_->spans = std::make_shared<PublishSpans>(timeline_, buffer().model(), Held{buffer().run(), version});
   delta::DeltaInput input = run_.InputOf(half, base);
   if (base != nullptr) {
@@ -132,11 +130,6 @@ void ModelPublisher::StartDraft(Version version) {
     if (run_.served()->live().followed()) BeginLive(input);
   }
   draft_->job = std::make_unique<delta::DeltaJob>(run_.diff_pool(), std::move(input));
-}
-
-Version ModelPublisher::VouchedFor(size_t half) const {
-  const Version version = buffer().state(half) == buffer::HalfState::kCommitted ? buffer().version(half) : 0;
-  return version > doubted_ ? version : 0;
 }
 
 void ModelPublisher::BeginLive(delta::DeltaInput& input) {
@@ -164,7 +157,7 @@ void ModelPublisher::NoteAborted(const Draft& draft, const Status& reason) {
 
 void ModelPublisher::AbortDraft(const Status& reason) {
   NoteAborted(*draft_, reason);
-  const size_t half = draft_->begun.half;
+  const size_t half = draft_->half;
   if (draft_->live != nullptr) {
     draft_->live->Abort({ErrorCode::kAborted, reason.ToString()});
     run_.served()->live().SetNewest(draft_->base->held.version);
@@ -233,7 +226,7 @@ Status ModelPublisher::SealDraft() {
     return reason;
   }
   draft_->committed_unix_ns = telemetry::UnixNanos();
-  run_.buffer().Commit(draft_->begun.half, draft_->committed_unix_ns, draft_->label);
+  run_.buffer().Commit(draft_->half, draft_->committed_unix_ns, draft_->label);
   newest_ = draft_->version;
   ++status_.versions_committed;
   status_.last_error.clear();
@@ -251,7 +244,7 @@ void ModelPublisher::FinishVersion(delta::DeltaOutput output) {
   const auto manifest = run_.MakeManifest(draft.version, std::move(output.block_hashes));
   draft.spans->Compared(BytesRead(*buffer().layout(), output));
   EndLive(draft, output);
-  run_.buffer().RecordManifest(draft.begun.half, *manifest);
+  run_.buffer().RecordManifest(draft.half, *manifest);
   if (draft.base != nullptr) {
     const telemetry::Moment storing;
     run_.RetainDelta(*draft.base, *manifest, draft.committed_unix_ns, draft.level, output);
@@ -262,7 +255,7 @@ void ModelPublisher::FinishVersion(delta::DeltaOutput output) {
   std::lock_guard lock(mutex_);
   if (!served.ok()) {
     NoteAborted(draft, served);
-    run_.buffer().Drop(draft.begun.half);
+    run_.buffer().Drop(draft.half);
   }
   finishing_->live.reset();
   finished_ = true;

@@ -37,12 +37,6 @@ struct PublisherStatus {
   int64_t last_error_unix_ns = 0;  // when it was
 };
 
-// What a rank writes a version into.
-struct Begun {
-  size_t half = 0;
-  Version held = 0;  // what the half held until then, whole and as every rank wrote it; 0: not known to be anything
-};
-
 // Thread-safe. Calls of one rank do not overlap.
 class ModelPublisher {
  public:
@@ -64,7 +58,7 @@ class ModelPublisher {
   // a rank has ended, and none has taken its place; and, once, the version was aborted before this rank came to it.
   // kCancelled after Stop(), and once `gone`, which is asked now and then, says that the rank waits no longer (null: it
   // never does).
-  Result<Begun> Begin(uint32_t rank, Version version, const std::function<bool()>& gone = {});
+  Result<size_t> Begin(uint32_t rank, Version version, const std::function<bool()>& gone = {});
   // What is wrong with the ranges aborts the draft; the next Commit returns it. A block of which every byte is reported
   // as unchanged is not read, when the half before is there to be equal to.
   void RangesDone(uint32_t rank, Version version, std::span<const StridedRange> ranges, buffer::Content content);
@@ -85,7 +79,7 @@ class ModelPublisher {
  private:
   struct Draft {
     Version version = 0;
-    Begun begun;
+    size_t half = 0;
     std::shared_ptr<const model::Manifest> base;  // null: the first version
     int64_t committed_unix_ns = 0;
     std::string label;
@@ -107,7 +101,6 @@ class ModelPublisher {
 
   Status CheckNotDropped(Version version) const;
   void StartDraft(Version version);
-  Version VouchedFor(size_t half) const;
   void AbortDraft(const Status& reason);
   // Why nothing can be done before a rank that is gone is back. REQUIRES gone_ to have the rank.
   Status Gone(uint32_t rank, std::string_view outcome) const;
@@ -134,7 +127,6 @@ class ModelPublisher {
   bool finished_ = false;             // the job of finishing_ has called back
   Version newest_ = 0;                // committed, served or about to be
   Version dropped_ = 0;               // committed once, and lost with an earlier agent: a number that is used up
-  Version doubted_ = 0;               // this one and those before may not be in the halves as ranks wrote them
   Aborted aborted_;                   // the last one
   uint64_t given_up_ = 0;             // drafts, for a rank that was gone
   std::map<uint32_t, std::shared_ptr<const os::PeerProcess>> gone_;  // ranks that had a connection, and have none

@@ -34,13 +34,6 @@ Status SendOpened(os::UnixConnection& connection, const ModelPublisher& publishe
   return buffer::SendMessage(connection, buffer::RankMessage::kOpened, AsBytes(opened), buffer.fds(), kMessageTimeout);
 }
 
-Status SendBegun(os::UnixConnection& connection, Version version, const Begun& begun) {
-  const uint64_t ahead = begun.held == 0 ? 0 : version - begun.held;
-  const buffer::BegunBody body{.half = static_cast<uint32_t>(begun.half),
-                               .ahead = ahead > UINT32_MAX ? 0 : static_cast<uint32_t>(ahead)};
-  return buffer::SendMessage(connection, buffer::RankMessage::kBegun, AsBytes(body), {}, kMessageTimeout);
-}
-
 Status SendError(os::UnixConnection& connection, const Status& status) {
   return buffer::SendMessage(connection, buffer::RankMessage::kError, buffer::EncodeError(status), {}, kMessageTimeout);
 }
@@ -64,12 +57,13 @@ Status HandleMessage(os::UnixConnection& connection, ModelPublisher& publisher, 
   if (!reader.Take(body)) return {ErrorCode::kProtocol, "rank protocol: a message without a version"};
   switch (message.type) {
     case buffer::RankMessage::kBegin: {
-      const Result<Begun> begun = publisher.Begin(rank, body.version, [&] { return connection.PeerGone(); });
+      const Result<size_t> half = publisher.Begin(rank, body.version, [&] { return connection.PeerGone(); });
       // A draining agent closes: to the rank it is an agent that will be back.
-      if (begun.status().code() == ErrorCode::kCancelled) return {ErrorCode::kUnavailable, begun.status().message()};
-      if (!begun.ok()) return SendError(connection, begun.status());
+      if (half.status().code() == ErrorCode::kCancelled) return {ErrorCode::kUnavailable, half.status().message()};
+      if (!half.ok()) return SendError(connection, half.status());
       LogVersion("version_begun", publisher, rank, body.version);
-      return SendBegun(connection, body.version, *begun);
+      return buffer::SendMessage(connection, buffer::RankMessage::kBegun,
+                                 AsBytes(buffer::BegunBody{.half = static_cast<uint32_t>(*half)}), {}, kMessageTimeout);
     }
     case buffer::RankMessage::kRanges:
     case buffer::RankMessage::kUnchanged: {
