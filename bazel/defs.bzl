@@ -18,6 +18,7 @@ def ls_cc_library(name, deps = [], copts = [], **kwargs):
     native.cc_library(
         name = name,
         copts = _COPTS + copts,
+        linkstatic = True,  # or Bazel links a shared library of each, too
         deps = deps,
         **kwargs
     )

@@ -3,7 +3,9 @@
 # it needs neither root nor a network, and takes a moment. docs/dependencies.md says what each one is for.
 #
 #   deploy/install.sh [--build]   what a build and the demo need (the default)
-#   deploy/install.sh --dev       that, and what the tests and the format check need
+#   deploy/install.sh --test      that, and what tests/run.sh needs
+#   deploy/install.sh --ci        that, and what .ci/run needs
+#   deploy/install.sh --dev       that, and what tests/nightly.sh needs
 #   deploy/install.sh --list ...  prints the missing packages and installs nothing
 #
 # Exit status: 0 all there; 64 bad usage; 69 packages are missing and could not be installed.
@@ -15,7 +17,9 @@ BUILD_PACKAGES=(
   catch2 libabsl-dev libasio-dev libcli11-dev libcurl4-openssl-dev libgrpc++-dev libhwy-dev libprotobuf-dev libspdlog-dev
   libssl-dev libtomlplusplus-dev libxxhash-dev libzstd-dev nlohmann-json3-dev protobuf-compiler protobuf-compiler-grpc
 )
-DEV_PACKAGES=(clang clang-format clang-tidy debootstrap g++-aarch64-linux-gnu git iperf3 iproute2 libclang-rt-14-dev python3-pip python3-venv shellcheck)
+TEST_PACKAGES=(git iproute2 python3-pip python3-venv shellcheck)
+CI_PACKAGES=(clang-format)
+DEV_PACKAGES=(clang clang-tidy debootstrap g++-aarch64-linux-gnu iperf3 libclang-rt-14-dev)
 
 fail() {
   echo "install.sh: $2" >&2
@@ -48,7 +52,9 @@ main() {
   for argument in "$@"; do
     case $argument in
       --build) ;;
-      --dev) packages+=("${DEV_PACKAGES[@]}") ;;
+      --test) packages+=("${TEST_PACKAGES[@]}") ;;
+      --ci) packages+=("${TEST_PACKAGES[@]}" "${CI_PACKAGES[@]}") ;;
+      --dev) packages+=("${TEST_PACKAGES[@]}" "${CI_PACKAGES[@]}" "${DEV_PACKAGES[@]}") ;;
       --list) list_only=true ;;
       -h | --help) usage && return ;;
       *) fail 64 "unknown argument '$argument'; see --help" ;;

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Counts what a test run really ran, and ends with the minutes of its stages and the line "N passed, N failed".
 
-    summarize.py [--bazel EVENTS.json --bazel-status N] [--pytest JUNIT.xml --pytest-status N] [--expected-skips FILE]
+    summarize.py [--bazel EVENTS.json=STATUS]... [--pytest JUNIT.xml=STATUS]... [--expected-skips FILE]
                  [--check NAME=STATUS]... [--stage NAME=SECONDS]... [--note TEXT]...
 
-EVENTS.json is what `bazel test --build_event_json_file` wrote: it names exactly the tests of that run, cached ones with
+STATUS is what the tool exited with. EVENTS.json is what `bazel test --build_event_json_file` wrote: it names exactly the tests of that run, cached ones with
 their reports, so a report left over from an earlier run is never counted. A test case is one <testcase> of a JUnit
 report. A test target that was not built, crashed, timed out or left no readable report counts as one failure, and so
 does a tool that failed without any failed case, and a case that was skipped though FILE does not expect it. A note is
@@ -128,28 +128,24 @@ def tally_check(name: str, status: int) -> Tally:
 
 
 def parse_named_number(text: str) -> "tuple[str, int]":
-    name, _, number = text.partition("=")
+    name, _, number = text.rpartition("=")
     return name, int(number)
 
 
 def main(arguments: "list[str]") -> int:
     parser = argparse.ArgumentParser(description="Counts a test run.")
-    parser.add_argument("--bazel", type=Path)
-    parser.add_argument("--bazel-status", type=int, default=0)
-    parser.add_argument("--pytest", type=Path)
-    parser.add_argument("--pytest-status", type=int, default=0)
     parser.add_argument("--expected-skips", type=Path)
-    parser.add_argument("--check", type=parse_named_number, action="append", default=[])
-    parser.add_argument("--stage", type=parse_named_number, action="append", default=[])
+    for numbered in ("--bazel", "--pytest", "--check", "--stage"):
+        parser.add_argument(numbered, type=parse_named_number, action="append", default=[])
     parser.add_argument("--note", action="append", default=[])
     options = parser.parse_args(arguments)
 
     total = Tally()
     expected = read_expected_skips(options.expected_skips) if options.expected_skips else None
-    if options.bazel:
-        total.add(tally_bazel(options.bazel, options.bazel_status, expected))
-    if options.pytest:
-        total.add(tally_pytest(options.pytest, options.pytest_status, expected))
+    for events, status in options.bazel:
+        total.add(tally_bazel(Path(events), status, expected))
+    for report, status in options.pytest:
+        total.add(tally_pytest(Path(report), status, expected))
     for name, status in options.check:
         total.add(tally_check(name, status))
 

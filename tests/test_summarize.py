@@ -51,45 +51,45 @@ def last_line(capsys, *arguments):
 
 def test_cases_are_counted_rather_than_assertions(run, capsys):
     events = run.tested("//a:t", "PASSED", PASS).tested("//b:t", "PASSED", PASS).write()
-    assert last_line(capsys, "--bazel", events) == (0, "4 passed, 0 failed")
+    assert last_line(capsys, "--bazel", f"{events}=0") == (0, "4 passed, 0 failed")
 
 
 def test_failures_and_errors_are_failed_and_skips_are_neither(run, capsys):
     events = run.tested("//a:t", "FAILED", MIXED).write()
-    assert last_line(capsys, "--bazel", events, "--bazel-status", 3) == (1, "1 passed, 2 failed")
+    assert last_line(capsys, "--bazel", f"{events}=3") == (1, "1 passed, 2 failed")
 
 
 @pytest.mark.parametrize("report", [None, "", "<testsuites><testsuite>"], ids=["none", "empty", "torn"])
 def test_a_binary_that_crashed_counts_as_one_failure(run, capsys, report):
     events = run.tested("//a:t", "FAILED", report).tested("//b:t", "PASSED", PASS).write()
-    assert last_line(capsys, "--bazel", events, "--bazel-status", 3) == (1, "2 passed, 1 failed")
+    assert last_line(capsys, "--bazel", f"{events}=3") == (1, "2 passed, 1 failed")
 
 
 def test_a_target_that_was_not_built_counts_as_one_failure(run, capsys):
     events = run.configured("//a:t").tested("//b:t", "PASSED", PASS).write()
-    assert last_line(capsys, "--bazel", events, "--bazel-status", 1) == (1, "2 passed, 1 failed")
+    assert last_line(capsys, "--bazel", f"{events}=1") == (1, "2 passed, 1 failed")
 
 
 def test_a_failed_target_whose_cases_all_passed_counts_as_one_failure(run, capsys):
     events = run.tested("//a:t", "TIMEOUT", PASS).write()
-    assert last_line(capsys, "--bazel", events, "--bazel-status", 3) == (1, "2 passed, 1 failed")
+    assert last_line(capsys, "--bazel", f"{events}=3") == (1, "2 passed, 1 failed")
 
 
 def test_a_tool_that_failed_by_itself_counts_as_one_failure(run, capsys, tmp_path):
     missing = tmp_path / "missing"
-    assert last_line(capsys, "--bazel", missing, "--bazel-status", 1) == (1, "0 passed, 1 failed")
-    assert last_line(capsys, "--pytest", missing, "--pytest-status", 2) == (1, "0 passed, 1 failed")
+    assert last_line(capsys, "--bazel", f"{missing}=1") == (1, "0 passed, 1 failed")
+    assert last_line(capsys, "--pytest", f"{missing}=2") == (1, "0 passed, 1 failed")
 
 
 def test_selecting_no_python_test_is_no_failure(capsys, tmp_path):
-    assert last_line(capsys, "--pytest", tmp_path / "missing", "--pytest-status", 5) == (0, "0 passed, 0 failed")
+    assert last_line(capsys, "--pytest", f"{tmp_path / 'missing'}=5") == (0, "0 passed, 0 failed")
 
 
 def test_bazel_pytest_and_checks_add_up(run, capsys, tmp_path):
     events = run.tested("//a:t", "PASSED", PASS).write()
     junit = tmp_path / "pytest.xml"
     junit.write_text(MIXED)
-    arguments = ["--bazel", events, "--pytest", junit, "--pytest-status", 1, "--check", "format=1", "--check", "x=0"]
+    arguments = ["--bazel", f"{events}=0", "--pytest", f"{junit}=1", "--check", "format=1", "--check", "x=0"]
     assert last_line(capsys, *arguments) == (1, "4 passed, 3 failed")
 
 
@@ -109,7 +109,7 @@ def test_a_skip_that_nobody_expects_has_failed(run, tmp_path, capsys):
     skipped = '<testcase classname="tests.engines" name="{}"><skipped message="no GPU"/></testcase>'
     report.write_text(f"<testsuites><testsuite>{skipped.format('a')}{skipped.format('b')}</testsuite></testsuites>")
     expected.write_text("# Why\n*engines.a  # because\nunless root: *nothing*\n")
-    arguments = ("--pytest", report, "--expected-skips", expected)
+    arguments = ("--pytest", f"{report}=0", "--expected-skips", expected)
     status = summarize.main([str(argument) for argument in arguments])
     out = capsys.readouterr().out
     assert (status, out.splitlines()[-1]) == (1, "0 passed, 1 failed")
@@ -119,4 +119,4 @@ def test_a_skip_that_nobody_expects_has_failed(run, tmp_path, capsys):
     events = run.tested(
         "//a:t", "PASSED", MIXED.replace('"b"><failure/>', '"b">').replace("<error/>", "<skipped/>")
     ).write()
-    assert last_line(capsys, "--bazel", events, "--expected-skips", expected) == (1, "2 passed, 1 failed")
+    assert last_line(capsys, "--bazel", f"{events}=0", "--expected-skips", expected) == (1, "2 passed, 1 failed")

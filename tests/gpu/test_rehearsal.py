@@ -13,6 +13,7 @@ from gpu_run import Run, Step
 
 import lockstep
 
+pytestmark = pytest.mark.nightly
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 FIGURES = """

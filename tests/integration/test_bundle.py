@@ -119,6 +119,7 @@ def test_a_program_starts_by_a_link_and_from_where_its_directory_was_moved(clust
     assert refused.returncode == 64 and refused.stderr.startswith("lockstepctl: usage: "), refused
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("release", RELEASES)
 def test_full_pulls_and_deltas_inside_another_release_of_debian(cluster, package, release):
     root = debian(release)

@@ -13,6 +13,7 @@ from figures import NAMES, PROGRAMS, Figure
 from plots import PLOTS
 from report import Report
 
+pytestmark = pytest.mark.nightly
 RUN = Path(__file__).parents[1] / "run.sh"
 NEED_NETWORK_NAMESPACES = {"wan_full_pull", "wan_delta_latency"}
 RESULT_KEYS = {"name", "value", "unit", "baseline", "ratio", "spread", "model_bytes"}

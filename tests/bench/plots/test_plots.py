@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ElementTree
 import plots
 import pytest
 
+pytestmark = pytest.mark.nightly
 MACHINE = {"cpu": "a <CPU>", "cores": 2}
 STAGES = {"diff": 0.1, "pull": 0.3}
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 from wan_net import CannotMeasure, Link, Shape
 
+pytestmark = pytest.mark.nightly
 MEGABIT = 1_000_000
 # Answers one connection at its peer; the connecting side prints how long that took, in seconds, ten times.
 ANSWER = "import socket, sys; s = socket.create_server((sys.argv[1], 9)); print(flush=True)\nwhile True: s.accept()"

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# What takes too long for tests/run.sh, by stages. It ends with the minutes of each and the line "N passed, N failed".
+#
+#   tests/nightly.sh [STAGE...]        all of them unless named:
+#     asan, tsan      every C++ test under sanitizers
+#     fuzz            each decoder's fuzzer, two minutes
+#     tidy            clang-tidy over every C++ source
+#     cuda            the build with CUDA, its wheel, the pack for a machine with a GPU; needs nvcc and no GPU
+#     distributions   the wheel inside other releases of Debian; the kernels for AArch64
+#     frameworks      trainers' frameworks that are not among the packages of tests/run.sh
+#     sweep           every causal model of transformers
+#     bench           every benchmark, small, and its plots
+#     rehearsal       the tests of a machine with a GPU, on the CPU
+#
+# Exit status: 0 when everything passed; 1 when something failed; 64 bad usage; 69 something could not be installed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+STAGES=(asan tsan fuzz tidy cuda distributions frameworks sweep bench rehearsal)
+RESULTS=$PWD/.cache/nightly
+
+usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"; }
+
+pytest() {
+  .cache/venv/bin/python -m pytest -c tests/pytest.ini --rootdir=. -m nightly --junitxml="$RESULTS/$stage.xml" "$@"
+}
+
+run_stage() {
+  case $1 in
+    asan | tsan) tests/checks/sanitizers.sh "$1" ;;
+    fuzz) tests/fuzz/run.sh --seconds-each 120 ;;
+    tidy) python3 tests/checks/tidy.py ;;
+    cuda) bazel build --config=cuda //... && tests/checks/cuda_wheel.sh && tests/gpu/pack.sh ;;
+    distributions) pytest tests/integration tests/kernels ;;
+    frameworks) tests/frameworks.sh ;;
+    sweep) tests/sweep.sh --all ;;
+    bench) bazel build //tests/bench/... && pytest tests/bench ;;
+    rehearsal) pytest tests/gpu ;;
+  esac
+}
+
+main() {
+  local stage status wanted=("$@") summary=(--expected-skips tests/expected_skips.txt)
+  [[ ${1:-} != -h && ${1:-} != --help ]] || { usage && return; }
+  for stage in "${wanted[@]}"; do
+    [[ " ${STAGES[*]} " == *" $stage "* ]] || { echo "nightly.sh: no stage '$stage'; see --help" >&2 && exit 64; }
+  done
+  ((${#wanted[@]} > 0)) || wanted=("${STAGES[@]}")
+
+  SECONDS=0
+  deploy/install.sh --dev
+  tests/install_python.sh
+  bazel build -- //... -//tests/bench/...
+  summary+=(--stage "install and build=$SECONDS")
+  rm -rf "$RESULTS" && mkdir -p "$RESULTS"
+  for stage in "${wanted[@]}"; do
+    SECONDS=0 status=0
+    run_stage "$stage" || status=$?
+    summary+=(--stage "$stage=$SECONDS")
+    if [[ -e $RESULTS/$stage.xml ]]; then
+      summary+=(--pytest "$RESULTS/$stage.xml=$status")
+    else
+      summary+=(--check "$stage=$status")
+    fi
+  done
+  python3 tests/summarize.py "${summary[@]}"
+}
+
+main "$@"
