@@ -46,12 +46,6 @@ void AddSteps(void* block, uint32_t unit, const uint32_t* positions, const uint6
   return WithUnit(unit, [&](auto one) { return Add<decltype(one)>(bytes, positions, steps, count); });
 }
 
-void ScatterUnits(void* dst, uint32_t unit, const uint32_t* offsets, const void* values, size_t count) {
-  auto* to = static_cast<char*>(dst);
-  const auto* from = static_cast<const char*>(values);
-  for (size_t i = 0; i < count; ++i) std::memcpy(to + offsets[i], from + i * unit, unit);
-}
-
 void GatherUnits(const void* src, uint32_t unit, const uint32_t* offsets, void* values, size_t count) {
   const auto* from = static_cast<const char*>(src);
   auto* to = static_cast<char*>(values);

@@ -1,44 +1,12 @@
 #include "common/gpu/gpu_status.h"
 
-#include <mutex>
-
 #include "common/base/text.h"
 
 namespace lockstep::gpu {
 namespace {
 
-std::mutex mutex;
-Status lost;
-
 std::string VersionText(int version) {
   return Cat(version / 1000, ".", version % 1000 / 10);
-}
-
-// After these no call succeeds: by CUDA's documentation for all but the first three, of which it only says what broke.
-// Numbers are those that older toolkits have no names for.
-bool EndsCuda(int error) {
-  constexpr int kContained = 226, kTensorMemoryLeak = 721, kMpsClientTerminated = 810, kExternalDevice = 911;
-  switch (error) {
-    case cudaErrorECCUncorrectable:
-    case cudaErrorNvlinkUncorrectable:
-    case cudaErrorContextIsDestroyed:
-    case kContained:
-    case cudaErrorIllegalAddress:
-    case cudaErrorLaunchTimeout:
-    case cudaErrorAssert:
-    case cudaErrorHardwareStackError:
-    case cudaErrorIllegalInstruction:
-    case cudaErrorMisalignedAddress:
-    case cudaErrorInvalidAddressSpace:
-    case cudaErrorInvalidPc:
-    case cudaErrorLaunchFailure:
-    case kTensorMemoryLeak:
-    case kMpsClientTerminated:
-    case kExternalDevice:
-      return true;
-    default:
-      return false;
-  }
 }
 
 }  // namespace
@@ -46,13 +14,8 @@ bool EndsCuda(int error) {
 Status CudaStatus(cudaError_t error, std::string_view what) {
   if (error == cudaSuccess) return OkStatus();
   const bool memory = error == cudaErrorMemoryAllocation;
-  const Status status(memory ? ErrorCode::kResourceExhausted : ErrorCode::kIo,
-                      Cat("CUDA: ", what, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error)));
-  if (EndsCuda(error)) {
-    std::lock_guard lock(mutex);
-    if (lost.ok()) lost = status;
-  }
-  return status;
+  return {memory ? ErrorCode::kResourceExhausted : ErrorCode::kIo,
+          Cat("CUDA: ", what, ": ", cudaGetErrorName(error), ": ", cudaGetErrorString(error))};
 }
 
 // CUDA says the same of a driver that is missing and of one that is too old; only the former has no version.
@@ -76,11 +39,6 @@ Status GpuTrouble() {
   }
   return {ErrorCode::kUnavailable,
           CudaStatus(error, "looking for GPUs").message() + "; see what nvidia-smi and the kernel's log say"};
-}
-
-Status LostGpu() {
-  std::lock_guard lock(mutex);
-  return lost;
 }
 
 }  // namespace lockstep::gpu

@@ -1,4 +1,4 @@
-// What CUDA's answers mean to a daemon or a trainer. Only in builds with CUDA.
+// What CUDA's answers mean to a trainer. Only in builds with CUDA.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,9 +15,5 @@ Status CudaStatus(cudaError_t error, std::string_view what);
 // OK, or why this process reaches no GPU, and what to do: kNotFound where there is no driver or no GPU, kUnavailable
 // where the driver is too old or does not start.
 Status GpuTrouble();
-
-// OK, or the first error that CudaStatus() was given after which no call of this process succeeds any
-// more: kIo. Only another process reaches GPUs again.
-Status LostGpu();
 
 }  // namespace lockstep::gpu

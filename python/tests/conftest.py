@@ -13,19 +13,13 @@ def receiver(tmp_path):
     receiver.close()
 
 
-@pytest.fixture(params=[False, True], ids=["own", "lent"])
-def lend(request):
-    """Whether followers lend their memory."""
-    return request.param
-
-
 @pytest.fixture
-def follow(receiver, lend):
+def follow(receiver):
     """Makes followers that are closed at the test's end."""
     made = []
 
     def make(module, **options) -> lockstep.Follower:
-        made.append(lockstep.Follower(module, model="actor", socket=receiver.path, lend=lend, **options))
+        made.append(lockstep.Follower(module, model="actor", socket=receiver.path, **options))
         return made[-1]
 
     yield make

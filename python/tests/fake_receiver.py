@@ -1,6 +1,5 @@
 """The receiver's side of the rank protocol (raas_receiver/targets/FORMAT.md), driven by hand, step by step."""
 
-import fcntl
 import json
 import mmap
 import os
@@ -58,16 +57,14 @@ class Page:
 
 
 class Attachment:
-    """One connection of a rank that has sent ATTACH. ``own``: it writes its memory by itself."""
+    """One connection of a rank that has sent ATTACH."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        kind, self.half, self.run, self.version, body = self._receive(keep_fds=True)
+        kind, self.half, self.run, self.version, body = self._receive()
         assert kind == ATTACH
         self.attach = json.loads(body)
         self.description = self.attach["description"]
-        self.own = self.description["halves"][0][0]["kind"] == "own"
-        self.maps = [mmap.mmap(fd, os.fstat(fd).st_size) for fd in self.fds]
 
     def attached(self, page: Page) -> None:
         self._send(ATTACHED, fds=[page.fd])
@@ -106,11 +103,7 @@ class Attachment:
         self.put(tensors, int(value) if version is None else version, half)
 
     def put(self, tensors: "dict[str, torch.Tensor]", version: int, half: int = 0) -> None:
-        """Writes parameters; what a rank that writes by itself holds then is ``version``, 0 for no whole one."""
-        if not self.own:
-            for name, tensor in tensors.items():
-                self.view(name, half).copy_(tensor)
-            return
+        """Writes parameters; what the rank holds then is ``version``, 0 for no whole one."""
         written = [own for own in self.description["parameters"] if own["name"] in tensors]
         self.stage(portion(runs=[_run(own, tensors[own["name"]]) for own in written]), half)
         self.expect(STAGED)
@@ -125,10 +118,9 @@ class Attachment:
         self._send(WRITE, version=version, half=half)
 
     def write(self, version: int, half: int = 0) -> None:
-        """Has a rank that writes by itself write what is staged, after which it holds ``version``."""
-        if self.own:
-            self.send_write(version, half)
-            self.expect(WRITTEN)
+        """Has the rank write what is staged, after which it holds ``version``."""
+        self.send_write(version, half)
+        self.expect(WRITTEN)
 
     def send_compare(self, half: int = 0) -> None:
         self._send(COMPARE, half=half)
@@ -147,14 +139,6 @@ class Attachment:
         kind, _, _, _, body = self._receive()
         assert kind == REFUSED and self.is_closed()
         return body.decode()
-
-    def view(self, name: str, half: int = 0) -> torch.Tensor:
-        """A parameter in the memory that the rank lends, by its description alone."""
-        own = next(own for own in self.description["parameters"] if own["name"] == name)
-        dtype, _, strides = _layout(own)
-        flat = torch.frombuffer(self.maps[half], dtype=torch.uint8)[own["offset"] :]
-        flat = flat[: flat.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
-        return flat.as_strided(own["shape"], strides)
 
     def expect(self, kind: int) -> None:
         assert self._receive()[0] == kind
@@ -185,12 +169,10 @@ class Attachment:
             self.connection, [_HEADER.pack(b"LSER", 1, kind, len(body), half, run, version) + body], list(fds)
         )
 
-    def _receive(self, keep_fds: bool = False) -> "tuple[int, int, str, int, bytes]":
+    def _receive(self) -> "tuple[int, int, str, int, bytes]":
         header, fds, _, _ = socket.recv_fds(self.connection, _HEADER.size, 8)
-        if keep_fds:
-            self.fds = fds
         magic, version, kind, size, half, run, number = _HEADER.unpack(header)
-        assert (magic, version) == (b"LSER", 1) and (keep_fds or not fds)
+        assert (magic, version) == (b"LSER", 1) and not fds
         body = bytearray()
         while len(body) < size:
             body += self.connection.recv(size - len(body))
@@ -233,7 +215,3 @@ class FakeReceiver:
 
     def close(self) -> None:
         self._listener.close()
-
-
-def seals(fd: int) -> int:
-    return fcntl.fcntl(fd, fcntl.F_GET_SEALS)

@@ -94,5 +94,5 @@ def test_what_cannot_move_is_refused_by_name_before_anything_does(tmp_path, alia
     model.scale = alias(model.weight.data)
     address = model.weight.data_ptr()
     with pytest.raises(lockstep.BadDataError, match=problem):
-        lockstep.Follower(model, model="actor", socket=tmp_path / "engine.sock", lend=True)
+        lockstep.Follower(model, model="actor", socket=tmp_path / "engine.sock", double_buffered=True)
     assert model.weight.data_ptr() == address

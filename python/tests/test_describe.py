@@ -1,7 +1,5 @@
 """Descriptions of modules: names, forms, places, and what transformers' modules are made of."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -38,7 +36,7 @@ def test_parameters_lie_apart_and_in_the_memory():
     for own in sorted(described["parameters"], key=lambda own: own["offset"]):
         assert own["offset"] >= end and own["offset"] % 256 == 0
         end = own["offset"] + 2 * torch.Size(own["shape"]).numel()
-    assert end <= described["halves"][0][0]["bytes"]
+    assert end <= described["halves"][0][0]
 
 
 def test_experts_that_transformers_stacks_name_their_checkpoint_tensors():
@@ -107,92 +105,8 @@ def test_a_tensor_that_cannot_be_written_is_refused_by_name(tensor, problem):
         lockstep.describe(module, engine="vllm")
 
 
-# ---- GPU memory, as PyTorch shares it ----
-
-
-class FakeStorage:
-    """As PyTorch's storage on a GPU: one piece of an allocation."""
-
-    def __init__(self, handle: bytes, offset: int, address: int, device: int = 0) -> None:
-        self._shared = (device, handle, 1 << 20, offset, b"", 0, b"", True)
-        self._address = address
-
-    def data_ptr(self) -> int:
-        return self._address
-
-    def _share_cuda_(self) -> tuple:
-        return self._shared
-
-
-def on_gpu(storage: FakeStorage, offset: int, shape: "tuple[int, ...]") -> SimpleNamespace:
-    """A BF16 parameter ``offset`` bytes into its storage."""
-    tensor = SimpleNamespace(untyped_storage=lambda: storage)
-    elements = torch.Size(shape).numel()
-    address = storage.data_ptr() + offset
-    return SimpleNamespace(name="w", tensor=tensor, shape=shape, address=address, span_bytes=2 * elements)
-
-
-@pytest.fixture
-def gpus(monkeypatch):
-    def uuid(device):
-        return SimpleNamespace(uuid=f"0000000{device}-1111-2222-3333-444444444444")
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", uuid)
-
-
-HANDLE = bytes(range(64))
-
-
-def test_gpu_parameters_of_one_allocation_are_one_memory_that_starts_at_the_first(gpus):
-    first = FakeStorage(b"\x02c" + HANDLE, 512, 0x7000)
-    second = FakeStorage(b"\x02c" + HANDLE, 4096, 0x9000)
-    other = FakeStorage(b"\x02c" + HANDLE[::-1], 0, 0xF000, device=1)
-    parameters = [on_gpu(second, 0, (4, 4)), on_gpu(first, 64, (8,)), on_gpu(first, 128, (8,)), on_gpu(other, 0, (2,))]
-    export = _memory.CudaExport(parameters)
-    assert [(at.memory, at.offset) for at in export.locations] == [(0, 4096 - 576), (0, 0), (0, 64), (1, 0)]
-    assert export.descriptions == [
-        [
-            {
-                "kind": "cuda",
-                "bytes": 4096 + 32 - 576,
-                "device": "GPU-00000000-1111-2222-3333-444444444444",
-                "handle": HANDLE.hex(),
-                "offset": 576,
-            },
-            {
-                "kind": "cuda",
-                "bytes": 4,
-                "device": "GPU-00000001-1111-2222-3333-444444444444",
-                "handle": HANDLE[::-1].hex(),
-                "offset": 0,
-            },
-        ]
-    ]
-    assert export.fds == []
-
-
-def test_an_ipc_handle_alone_is_taken_too():
-    assert _memory.ipc_handle(HANDLE, "w") == HANDLE
-
-
-def test_expandable_segments_and_unknown_handles_are_refused_by_name(gpus):
-    with pytest.raises(lockstep.BadDataError, match='"w".*expandable'):
-        _memory.CudaExport([on_gpu(FakeStorage(b"\x02e" + bytes(40), 0, 0x7000), 0, (2,))])
-    with pytest.raises(lockstep.BadDataError, match='"w".*unknown form'):
-        _memory.ipc_handle(bytes(65), "w")
-
-
-def test_memory_that_cuda_cannot_share_is_refused_with_what_to_do(gpus):
-    class Unshared(FakeStorage):
-        def _share_cuda_(self) -> tuple:
-            raise RuntimeError("CUDA error: invalid argument")
-
-    with pytest.raises(lockstep.BadDataError, match="sleep mode"):
-        _memory.CudaExport([on_gpu(Unshared(b"", 0, 0x7000), 0, (2,))])
-
-
-def test_parameters_that_nobody_else_can_write_are_refused():
+def test_parameters_that_lie_nowhere_are_refused():
     model = tiny("llama")
     _, parameters = parameters_of(model, DescribeOptions())
     with pytest.raises(lockstep.BadDataError, match="meta"):
-        _memory.lend(model, parameters, double_buffered=False)
+        _memory.keep(model, parameters, double_buffered=False)

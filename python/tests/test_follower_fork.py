@@ -19,7 +19,7 @@ def fork():
         os._exit(0)
     signal.alarm(120)  # a lock that is never released must not hang the test
 
-follower = lockstep.Follower(torch.nn.Linear(2, 2), model="actor", socket=sys.argv[1], lend=sys.argv[3] == "lend")
+follower = lockstep.Follower(torch.nn.Linear(2, 2), model="actor", socket=sys.argv[1])
 follower.wait_for(1, timeout=120)
 
 if sys.argv[2] == "inside":
@@ -42,11 +42,10 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("memory", ["own", "lend"])
 @pytest.mark.parametrize("where", ["outside", "inside"])
-def test_a_forked_process_reads_nothing_and_does_not_keep_its_dead_parents_connection(receiver, where, memory):
+def test_a_forked_process_reads_nothing_and_does_not_keep_its_dead_parents_connection(receiver, where):
     environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
-    command = [sys.executable, "-c", _RANK, str(receiver.path), where, memory]
+    command = [sys.executable, "-c", _RANK, str(receiver.path), where]
     parent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         receiver._listener.settimeout(120)  # until PyTorch is there

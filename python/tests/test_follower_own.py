@@ -1,4 +1,4 @@
-"""Followers that write their own memory: what a receiver may have them do, and what they serve when it goes away amid it."""
+"""Followers write their own memory: what a receiver may have them do, and what they serve when it goes away amid it."""
 
 import pytest
 import torch
@@ -6,10 +6,8 @@ from fake_receiver import HELD, STAGED, Page
 from helpers import values
 from portions import portion
 
-import lockstep
 from lockstep.engine import Served
 
-pytestmark = pytest.mark.parametrize("lend", [False], ids=["own"])
 OUTSIDE = portion([(0, 4, 0, (1 << 20,), b"abcd")])
 
 
@@ -26,10 +24,9 @@ def test_parameters_stay_where_they_are_and_nothing_is_handed_out(receiver, foll
     module = torch.nn.Linear(3, 5)
     places = {name: tensor.data_ptr() for name, tensor in module.state_dict().items()}
     follow(module)
-    rank = receiver.accept()
-    assert rank.fds == [] and rank.description["format"] == 2
-    assert {memory["kind"] for memory in rank.description["halves"][0]} == {"own"}
-    assert sum(memory["bytes"] for memory in rank.description["halves"][0]) == 4 * (3 * 5 + 5)
+    rank = receiver.accept()  # without descriptors
+    assert rank.description["format"] == 3
+    assert sum(rank.description["halves"][0]) == 4 * (3 * 5 + 5)
     assert places == {name: tensor.data_ptr() for name, tensor in module.state_dict().items()}
 
 
@@ -178,14 +175,6 @@ def test_a_rank_that_is_being_read_answers_stage_before_its_readers_leave_and_ho
     rank.expect(HELD)
 
 
-def test_a_follower_that_lends_takes_no_orders(receiver, lend):
-    with lockstep.Follower(torch.nn.Linear(2, 2), model="actor", socket=receiver.path, lend=not lend):
-        rank = receiver.accept()
-        rank.attached(Page())
-        rank.stage(portion())
-        assert rank.is_closed()
-
-
 def test_parameters_that_touch_or_overlap_are_one_memory(receiver, follow):
     module = torch.nn.Module()
     whole = torch.zeros(16)
@@ -193,7 +182,7 @@ def test_parameters_that_touch_or_overlap_are_one_memory(receiver, follow):
     module.third, module.empty = torch.nn.Parameter(whole[12:]), torch.nn.Parameter(torch.zeros(0))
     follow(module)
     description = receiver.accept().description
-    assert description["halves"] == [[{"kind": "own", "bytes": 64}]]
+    assert description["halves"] == [[64]]
     assert {own["name"]: own["offset"] for own in description["parameters"]} == {
         "first": 0,
         "second": 16,

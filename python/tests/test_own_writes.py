@@ -6,7 +6,7 @@ from portions import portion, sealed
 
 from lockstep.core.errors import ProtocolError
 from lockstep.engine._connection import Message, MessageType
-from lockstep.engine._own_memory import Place
+from lockstep.engine._memory import Place
 from lockstep.engine._own_writes import OwnWrites
 
 

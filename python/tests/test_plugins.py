@@ -134,7 +134,7 @@ def init_info(receiver: FakeReceiver) -> dict:
     return {"socket": str(receiver.path), "model": "actor", "engine_name": "rollout"}
 
 
-def test_vllm_a_worker_lends_its_parameters_with_its_place_in_all_groups(vllm, receiver):
+def test_vllm_a_worker_describes_its_parameters_with_its_place_in_all_groups(vllm, receiver):
     engine = vllm(vllm_model())
     engine.init_transfer_engine(engine.parse_init_info(init_info(receiver)))
     attach = receiver.accept().attach
@@ -334,19 +334,10 @@ def test_sglang_without_its_socket_is_left_alone(sglang, monkeypatch):
     assert ModelRunner(SglangModel()).load_model() == "loaded" and sglang_plugin._follower is None
 
 
-@pytest.mark.parametrize(("value", "kind"), [(None, "own"), ("0", "own"), ("1", "host")])
-def test_the_environment_says_whether_memory_is_lent(sglang, receiver, monkeypatch, value, kind):
-    if value is not None:
-        monkeypatch.setenv("LOCKSTEP_ENGINE_LEND", value)
-    sglang_plugin.load(SglangModel(), [])
-    assert receiver.accept().description["halves"][0][0]["kind"] == kind
-
-
-def test_an_environment_that_may_mean_anything_is_refused(monkeypatch):
-    for name, value in (("SOCKET", "/run/engine.sock"), ("LEND", "yes")):
-        monkeypatch.setenv(f"LOCKSTEP_ENGINE_{name}", value)
-    monkeypatch.setenv("LOCKSTEP_MODEL", "actor")
-    with pytest.raises(lockstep.BadDataError, match=r"\$LOCKSTEP_ENGINE_LEND is 'yes'; it is 0 or 1"):
+def test_an_environment_without_the_models_name_is_refused(monkeypatch):
+    monkeypatch.setenv("LOCKSTEP_ENGINE_SOCKET", "/run/engine.sock")
+    monkeypatch.delenv("LOCKSTEP_MODEL", raising=False)
+    with pytest.raises(lockstep.BadDataError, match=r"\$LOCKSTEP_MODEL must be set"):
         followed()
 
 

@@ -13,7 +13,7 @@ from portions import portion, sealed
 from lockstep.core.errors import ProtocolError
 from lockstep.core.gpu_memory import GpuMemory
 from lockstep.engine import _devices, _writer
-from lockstep.engine._own_memory import Place
+from lockstep.engine._memory import Place
 from lockstep.engine._writer import Writer
 
 CPU = torch.device("cpu")

@@ -13,7 +13,8 @@ namespace {
 Status Serve(ReceiverConfig config, os::SignalWaiter& signals) {
   LS_ASSIGN_OR_RETURN(const os::Owners owners, os::Owners::Open(config.owners));
   LS_ASSIGN_OR_RETURN(const std::unique_ptr<Receiver> receiver, Receiver::Create(std::move(config)));
-  return receiver->Run(signals, owners);
+  receiver->Run(signals, owners);
+  return OkStatus();
 }
 
 int Main(int argc, char** argv) {

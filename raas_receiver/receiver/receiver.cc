@@ -11,7 +11,6 @@
 #include "common/os/filesystem.h"
 #include "common/os/sd_notify.h"
 #include "common/telemetry/log.h"
-#include "raas_receiver/placement/memory/target_memory.h"
 
 namespace lockstep::receiver {
 namespace {
@@ -134,22 +133,16 @@ Status Receiver::Listen() {
   return address_file_->Announce({{"grpc", grpc}, {"control", config_.control_socket}, {"health", health}});
 }
 
-Status Receiver::Run(os::SignalWaiter& signals, const os::Owners& owners) {
+void Receiver::Run(os::SignalWaiter& signals, const os::Owners& owners) {
   for (const auto& [model, session] : sessions_) session->Start();
   Tick();
   os::NotifyReady();
-  Status lost_gpu;
   while (true) {
     const std::optional<int> signal = signals.Wait(kTick);
     if (signal == SIGTERM || signal == SIGINT) break;
     if (signal == SIGHUP) telemetry::Log(telemetry::LogLevel::kInfo, "reload_ignored");
     if (owners.Gone()) {
       telemetry::Log(telemetry::LogLevel::kInfo, "owners_gone");
-      break;
-    }
-    lost_gpu = placement::LostGpu();
-    if (!lost_gpu.ok()) {
-      telemetry::LogError("gpu_lost", lost_gpu);
       break;
     }
     Tick();
@@ -167,7 +160,6 @@ Status Receiver::Run(os::SignalWaiter& signals, const os::Owners& owners) {
   }
   drain.join();
   telemetry::Log(telemetry::LogLevel::kInfo, "stopped");
-  return lost_gpu;
 }
 
 void Receiver::WatchThreads() {

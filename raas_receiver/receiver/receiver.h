@@ -31,7 +31,7 @@ class Receiver {
 
   // Follows the agent until SIGTERM or SIGINT, or until its owners are gone, then drains. A second signal ends the
   // process at once.
-  Status Run(os::SignalWaiter& signals, const os::Owners& owners);
+  void Run(os::SignalWaiter& signals, const os::Owners& owners);
 
  private:
   Receiver(ReceiverConfig config, std::unique_ptr<access::AccessControl> access);

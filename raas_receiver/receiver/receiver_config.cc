@@ -78,8 +78,8 @@ void AddEngineOptions(ConfigParser& parser, Written& to, ReceiverConfig& config)
              "the same, of the call that reads a whole model, or the hook");
   parser.Add("engine-attempts", &to.engine_attempts, "how often an engine is made to take one version");
   parser.Add("engine-load", &to.engine_load,
-             "directory: the engine loads what is published; in-place: its ranks lend the memory of their parameters");
-  parser.Add("engine-socket", &config.engine_socket, "unix socket where ranks lend their memory");
+             "directory: the engine loads what is published; in-place: its ranks write their parameters");
+  parser.Add("engine-socket", &config.engine_socket, "unix socket where ranks attach");
   parser.Add("engine-hold-timeout-ms", &to.engine_hold_timeout_ms, "time for a rank to stop, or to resume");
   parser.Add("engine-stage-bytes", &config.engine_stage_bytes,
              "memory for writes worked out before the engine is paused");

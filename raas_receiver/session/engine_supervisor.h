@@ -2,7 +2,7 @@
 // lack, an attempt that failed, a server that was restarted), and doing it, by either route:
 //
 //   directory   the driver makes the server load the published directory
-//   in place    the memories that its ranks lent are written: prepared while they serve, then pause, write, resume
+//   in place    its ranks write their memory: prepared while they serve, then pause, write, resume
 //
 // A load may take minutes: it runs on a thread of its own, and its session goes on. What it reads stays as it is until
 // it has ended (Reads). One that failed is begun again, after waits that double up to a minute, until it works or a

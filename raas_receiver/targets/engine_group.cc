@@ -51,8 +51,7 @@ EngineReport EngineGroup::Describe() const {
   }
   for (const auto& link : links) {
     report.parameters += link->description().parameters.size();
-    for (const placement::MemoryDescription& memory : link->description().halves.front())
-      report.target_bytes += memory.bytes;
+    for (const uint64_t bytes : link->description().halves.front()) report.target_bytes += bytes;
   }
   return report;
 }
@@ -139,7 +138,7 @@ Status EngineGroup::CheckClaims(const TargetVersion& version, const std::optiona
     if (link->serving() == version.held) claimed = &version;
     if (before && link->serving() == before->held && before->layout->digest() == plan_layout_) claimed = &*before;
     if (claimed != nullptr) {
-      LS_ASSIGN_OR_RETURN(const bool equal, HalfEquals(*plan_, *link, link->half(), *claimed, pool_));
+      LS_ASSIGN_OR_RETURN(const bool equal, HalfEquals(*plan_, *link, link->half(), *claimed));
       if (equal) link->SetHolds(link->half(), claimed->held);
     }
     link->ForgetClaim();
@@ -172,7 +171,7 @@ Status EngineGroup::Verify(const TargetVersion& version) {
   }
   LS_RETURN_IF_ERROR(PlanFor(*version.layout));
   for (const auto& link : members_.ranks()) {
-    LS_ASSIGN_OR_RETURN(const bool equal, HalfEquals(*plan_, *link, members_.page()->half(), version, pool_));
+    LS_ASSIGN_OR_RETURN(const bool equal, HalfEquals(*plan_, *link, members_.page()->half(), version));
     if (equal) continue;
     return {ErrorCode::kCorrupt, Cat(link->Label(), " has other parameters than version ", version.held.version)};
   }

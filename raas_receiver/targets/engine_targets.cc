@@ -103,7 +103,7 @@ void EngineTargets::Watch() {
   while (true) {
     idle_.wait(lock, [this] { return !busy_ || stopping_; });
     if (stopping_) return;
-    std::vector<std::shared_ptr<RankLink>> links = Links();  // memory of lost ranks goes with it, not under the lock
+    std::vector<std::shared_ptr<RankLink>> links = Links();
     lock.unlock();
     AwaitHangup(links, wake_.get());
     lock.lock();

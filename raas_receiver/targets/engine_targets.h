@@ -1,12 +1,11 @@
-// The engines that lent one model's session their memory: groups of ranks, each brought to a version as one.
+// The engines that follow one model's session in place: groups of ranks, each brought to a version as one.
 //
 // Two phases. Prepare() works out the writes (and does those into halves that nobody reads) while the engine serves.
 // Commit() is the pause: hold, write, switch. All ranks of a group are at one version afterwards or at the one before;
 // a group that cannot be brought to either stays held, and says so. Other groups are not concerned.
 //
 // Threads: ranks attach from the server's threads; Prepare, Commit, Abandon and Verify are the session's. Attached
-// ranks join their group in Prepare. A thread of its own notices ranks that go between commits, and frees their
-// memory.
+// ranks join their group in Prepare. A thread of its own notices ranks that go between commits.
 #pragma once
 
 #include <condition_variable>

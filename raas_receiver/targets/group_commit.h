@@ -44,8 +44,8 @@ class GroupCommit {
   GroupCommit(const GroupCommit&) = delete;
   GroupCommit& operator=(const GroupCommit&) = delete;
 
-  // Works out the writes, and does those into halves that nobody reads. Ranks that write their own memory have the
-  // others' changes at hand afterwards.
+  // Works out the writes, and does those into halves that nobody reads. Ranks have the others' changes at hand
+  // afterwards.
   Status Prepare();
 
   // The pause, after Prepare. OK: the ranks serve the version; those that did not resume in time are dropped. After an

@@ -1,19 +1,11 @@
 #include "raas_receiver/targets/half_writes.h"
 
-#include <algorithm>
-#include <atomic>
 #include <map>
-#include <mutex>
-#include <set>
+#include <utility>
 
 #include "raas_receiver/placement/rules/rules.h"
 
 namespace lockstep::targets {
-namespace {
-
-constexpr size_t kComparedCopies = 16;  // that one thread takes at a time
-
-}  // namespace
 
 Result<std::shared_ptr<const placement::PlacementPlan>> CompilePlan(const model::ModelLayout& layout,
                                                                     EngineRanks ranks) {
@@ -30,25 +22,33 @@ Result<HalfWrites> HalfWrites::Stage(std::shared_ptr<const placement::PlacementP
   all.plan_ = std::move(plan);
   all.layout_ = version.layout;
   all.version_ = version.held;
+  struct Wanted {
+    std::vector<bool> buffers;
+    std::set<uint32_t> ranks;
+  };
   const std::vector<placement::TargetBuffer>& buffers = all.plan_->buffers();
-  std::map<Held, std::vector<bool>> wanted;
+  std::map<Held, Wanted> wanted;
   for (size_t buffer = 0; buffer < buffers.size(); ++buffer) {
-    const std::optional<Held>& held = from[buffers[buffer].rank];
+    const uint32_t rank = buffers[buffer].rank;
+    const std::optional<Held>& held = from[rank];
     if (!held || *held == version.held) continue;
-    wanted.try_emplace(*held, buffers.size()).first->second[buffer] = true;
+    Wanted& taken = wanted[*held];
+    taken.buffers.resize(buffers.size());
+    taken.buffers[buffer] = true;
+    taken.ranks.insert(rank);
   }
-  for (auto& [held, taken] : wanted) {
+  for (const auto& [held, taken] : wanted) {
     payload::DeltaChain chain;
     if (!held.nothing()) chain = deltas(held, version.held);
     if (chain.empty()) {
-      placement::StagedWrites whole = placement::StagedWrites::Whole(*all.plan_, version.data, taken);
-      all.parts_.push_back({std::move(taken), std::move(whole), /*whole=*/true});
+      all.parts_.push_back(
+          {taken.ranks, placement::StagedWrites::Whole(*all.plan_, version.data, taken.buffers), /*whole=*/true});
       continue;
     }
     LS_ASSIGN_OR_RETURN(placement::StagedWrites changes,
                         placement::StagedWrites::FromChain(*all.plan_, *all.layout_, std::move(chain), version.data,
-                                                           taken, stage_bytes, pool));
-    all.parts_.push_back({std::move(taken), std::move(changes)});
+                                                           taken.buffers, stage_bytes, pool));
+    all.parts_.push_back({taken.ranks, std::move(changes)});
   }
   return all;
 }
@@ -59,99 +59,73 @@ uint64_t HalfWrites::written_bytes() const {
   return bytes;
 }
 
-placement::StagedWrites::Memories HalfWrites::MemoriesOf(const Part& part, EngineRanks ranks, uint32_t half,
-                                                         Whose whose) const {
-  placement::StagedWrites::Memories memories(part.buffers.size(), nullptr);
-  for (size_t buffer = 0; buffer < memories.size(); ++buffer) {
-    const placement::TargetBuffer& at = plan_->buffers()[buffer];
-    if (!part.buffers[buffer]) continue;
-    const bool own = ranks[at.rank]->own(half) != nullptr;
-    if (whose == Whose::kAll || own == (whose == Whose::kOwn))
-      memories[buffer] = &ranks[at.rank]->memory(half, at.memory);
+// Of all ranks that are written.
+std::vector<OwnWrites*> HalfWrites::WritesOf(EngineRanks ranks, uint32_t half) const {
+  std::vector<OwnWrites*> writes;
+  for (const Part& part : parts_) {
+    for (const uint32_t rank : part.ranks) writes.push_back(&ranks[rank]->writes(half));
   }
-  return memories;
+  return writes;
 }
 
-// Of all ranks that are written and write their own memory.
-std::vector<OwnWrites*> HalfWrites::OwnOf(EngineRanks ranks, uint32_t half) const {
-  std::set<uint32_t> written;
-  for (const Part& part : parts_) {
-    for (size_t buffer = 0; buffer < part.buffers.size(); ++buffer) {
-      if (part.buffers[buffer]) written.insert(plan_->buffers()[buffer].rank);
-    }
-  }
-  std::vector<OwnWrites*> own;
-  for (const uint32_t rank : written) {
-    if (ranks[rank]->own(half) != nullptr) own.push_back(ranks[rank]->own(half));
-  }
-  return own;
+placement::StagedWrites::Writers HalfWrites::WritersOf(const Part& part, EngineRanks ranks, uint32_t half) const {
+  placement::StagedWrites::Writers writers(ranks.size(), nullptr);
+  for (const uint32_t rank : part.ranks) writers[rank] = &ranks[rank]->writes(half).writer();
+  return writers;
 }
 
 Status HalfWrites::HandOver(EngineRanks ranks, uint32_t half, uint64_t bytes, WorkerPool& pool) {
-  const std::vector<OwnWrites*> own = OwnOf(ranks, half);
-  if (own.empty()) return OkStatus();
-  for (OwnWrites* rank : own) rank->HandOverOnly();
+  for (OwnWrites* writes : WritesOf(ranks, half)) writes->HandOverOnly();
   for (Part& part : parts_) {
     if (part.whole) continue;
     part.handed_over = part.writes.TakeLists(bytes);
-    LS_RETURN_IF_ERROR(part.writes.RunFirst(part.handed_over, MemoriesOf(part, ranks, half, Whose::kOwn), pool));
+    LS_RETURN_IF_ERROR(part.writes.RunFirst(part.handed_over, WritersOf(part, ranks, half), pool));
+  }
+  return OkStatus();
+}
+
+Status HalfWrites::RunParts(EngineRanks ranks, uint32_t half, WorkerPool& pool) const {
+  for (const Part& part : parts_) {
+    LS_RETURN_IF_ERROR(part.writes.RunRest(part.handed_over, WritersOf(part, ranks, half), pool));
   }
   return OkStatus();
 }
 
 Status HalfWrites::Run(EngineRanks ranks, uint32_t half, WorkerPool& pool) const {
-  const std::vector<OwnWrites*> own = OwnOf(ranks, half);
-  for (OwnWrites* rank : own) rank->WriteAtOnce();
-  for (const Part& part : parts_) {
-    if (part.handed_over != 0) {
-      LS_RETURN_IF_ERROR(part.writes.RunFirst(part.handed_over, MemoriesOf(part, ranks, half, Whose::kLent), pool));
+  const std::vector<OwnWrites*> written = WritesOf(ranks, half);
+  for (OwnWrites* writes : written) writes->WriteAtOnce();
+  Status first = RunParts(ranks, half, pool);
+  if (first.ok()) {
+    for (OwnWrites* writes : written) {
+      const Status asked = writes->WriteLast(version_);
+      if (first.ok()) first = asked;
     }
-    LS_RETURN_IF_ERROR(part.writes.RunRest(part.handed_over, MemoriesOf(part, ranks, half, Whose::kAll), pool));
   }
-  Status first;
-  for (OwnWrites* rank : own) {
-    const Status asked = rank->WriteLast(version_);
-    if (first.ok()) first = asked;
-  }
-  for (OwnWrites* rank : own) {
-    const Status written = rank->AwaitLast();
-    if (first.ok()) first = written;
+  // After an error too: nobody is to be at it still.
+  for (OwnWrites* writes : written) {
+    const Status done = writes->AwaitWritten();
+    if (first.ok()) first = done;
   }
   return first;
 }
 
 Result<bool> HalfEquals(const placement::PlacementPlan& plan, RankLink& link, uint32_t half,
-                        const TargetVersion& version, WorkerPool& pool) {
-  struct Part {
-    placement::TargetMemory* memory;
-    std::span<const layout::StridedCopy> copies;
-    std::span<const StridedRange> zeros;
-  };
-  std::vector<Part> parts;
-  for (uint32_t buffer = 0; buffer < plan.buffers().size(); ++buffer) {
-    const placement::TargetBuffer& at = plan.buffers()[buffer];
-    if (at.rank != link.rank()) continue;
-    std::span<const layout::StridedCopy> copies = plan.copies(buffer);
-    for (; !copies.empty(); copies = copies.subspan(std::min(copies.size(), kComparedCopies))) {
-      parts.push_back({&link.memory(half, at.memory), copies.first(std::min(copies.size(), kComparedCopies)), {}});
+                        const TargetVersion& version) {
+  const auto add = [&](placement::PortionWriter& writer, const bool& equal) {
+    for (uint32_t buffer = 0; buffer < plan.buffers().size(); ++buffer) {
+      const placement::TargetBuffer& at = plan.buffers()[buffer];
+      if (at.rank != link.rank()) continue;
+      for (const layout::StridedCopy& copy : plan.copies(buffer)) {
+        if (!equal) return OkStatus();
+        LS_RETURN_IF_ERROR(writer.Copy(at.memory, {&copy, 1}, version.data.data()));
+      }
+      LS_RETURN_IF_ERROR(writer.Zero(at.memory, plan.zeros(buffer)));
     }
-    parts.push_back({&link.memory(half, at.memory), {}, plan.zeros(buffer)});
-  }
-  std::mutex mutex;
-  Status failed;
-  std::atomic<bool> equal = true;
-  pool.ParallelFor(parts.size(), [&](size_t part) {
-    if (!equal) return;
-    const auto& [memory, copies, zeros] = parts[part];
-    Result<bool> same = memory->Equal(copies, version.data.data());
-    if (same.ok() && *same) same = memory->IsZero(zeros);
-    if (same.ok() && *same) return;
-    equal = false;
-    std::lock_guard lock(mutex);
-    if (!same.ok()) failed = same.status().WithContext(link.Label());
-  });
-  if (!failed.ok()) return failed;
-  return equal.load();
+    return OkStatus();
+  };
+  Result<bool> equal = link.writes(half).Compare(add);
+  if (!equal.ok()) return equal.status().WithContext(link.Label());
+  return equal;
 }
 
 }  // namespace lockstep::targets

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -39,23 +40,23 @@ class HalfWrites {
 
   bool empty() const { return parts_.empty(); }
   uint64_t written_bytes() const;
-  // Gives ranks that write their own memory what Run will have them write, as far as it is changes, worked out, and
-  // within `bytes` in all. Nobody's memory is written.
+  // Gives ranks what Run will have them write, as far as it is changes, worked out, and within `bytes` in all. Nothing
+  // is written.
   Status HandOver(EngineRanks ranks, uint32_t half, uint64_t bytes, WorkerPool& pool);
-  // Writes the half of the ranks that Stage was asked for, and waits. After an error they hold a mix.
+  // The ranks that Stage was asked for write their half; waits for them. After an error they hold a mix.
   Status Run(EngineRanks ranks, uint32_t half, WorkerPool& pool) const;
 
  private:
   struct Part {  // ranks that hold the same
-    std::vector<bool> buffers;
+    std::set<uint32_t> ranks;
     placement::StagedWrites writes;
     bool whole = false;
-    size_t handed_over = 0;  // lists that ranks which write their own memory have already
+    size_t handed_over = 0;  // lists that the ranks have already
   };
-  enum class Whose { kLent, kOwn, kAll };
 
-  placement::StagedWrites::Memories MemoriesOf(const Part& part, EngineRanks ranks, uint32_t half, Whose whose) const;
-  std::vector<OwnWrites*> OwnOf(EngineRanks ranks, uint32_t half) const;
+  std::vector<OwnWrites*> WritesOf(EngineRanks ranks, uint32_t half) const;
+  placement::StagedWrites::Writers WritersOf(const Part& part, EngineRanks ranks, uint32_t half) const;
+  Status RunParts(EngineRanks ranks, uint32_t half, WorkerPool& pool) const;
 
   std::shared_ptr<const placement::PlacementPlan> plan_;
   std::shared_ptr<const model::ModelLayout> layout_;
@@ -65,6 +66,6 @@ class HalfWrites {
 
 // Whether `half` of the rank is `version`: every byte that the plan has of it, and its zeros.
 Result<bool> HalfEquals(const placement::PlacementPlan& plan, RankLink& link, uint32_t half,
-                        const TargetVersion& version, WorkerPool& pool);
+                        const TargetVersion& version);
 
 }  // namespace lockstep::targets

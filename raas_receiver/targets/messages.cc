@@ -63,7 +63,7 @@ Result<EngineMessage> ReceiveEngineMessage(os::UnixConnection& connection, std::
   LS_RETURN_IF_ERROR(connection.Receive(raw, &message.fds, timeout));
   LS_ASSIGN_OR_RETURN(const EngineMessageHeader header, DecodeEngineHeader(raw));
   message.type = static_cast<EngineMessageType>(header.type);
-  if (message.type != EngineMessageType::kAttach && message.fds.size() > 1) {
+  if (message.fds.size() > 1) {
     return Status(ErrorCode::kProtocol, Cat("engine rank: ", Name(message.type), " came with descriptors"));
   }
   message.held = {header.run, header.version};

@@ -21,7 +21,7 @@ inline constexpr uint32_t kMaxAttachBody = 256u << 20;
 inline constexpr uint32_t kMaxEngineBody = 64u << 10;  // of every other message
 
 enum class EngineMessageType : uint16_t {
-  kAttach = 1,    // JSON; descriptors of host memory
+  kAttach = 1,    // JSON
   kAttached = 2,  // descriptor of the control page
   kRefused = 3,   // a sentence; from either end
   kHold = 4,
@@ -65,7 +65,7 @@ Status SendEngineMessage(os::UnixConnection& connection, const EngineMessage& me
 // The header of a message: kProtocol for a magic, format, type, half, version or size that FORMAT.md does not know.
 Result<EngineMessageHeader> DecodeEngineHeader(std::span<const std::byte, sizeof(EngineMessageHeader)> bytes);
 
-// One whole message within `timeout`, however slowly it comes. Any but ATTACH may carry one descriptor at most.
+// One whole message within `timeout`, however slowly it comes. It may carry one descriptor at most.
 Result<EngineMessage> ReceiveEngineMessage(os::UnixConnection& connection, std::chrono::milliseconds timeout);
 
 std::string_view Name(EngineMessageType type);  // "ATTACH"

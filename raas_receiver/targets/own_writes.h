@@ -1,22 +1,19 @@
-// OwnWrites: what a rank that writes its own memory is to write into one half of it. It is collected behind the
-// interface of memories that are written from here, and goes to the rank in portions (placement/writes/FORMAT.md),
-// which the rank checks, keeps at hand, and writes when it is told to.
+// OwnWrites: what a rank is to write into one half of its own memory. The half's writer collects it in portions
+// (placement/writes/FORMAT.md), which the rank checks, keeps at hand, and writes when it is told to.
 //
-//   collected --(a portion is full, Finish)--> handed over --(at once, or WriteLast)--> written
+//   collected --(a portion is full, Flush)--> handed over --(at once, or WriteLast)--> written
 //
 // Whatever goes wrong between the rank and us ends its connection: it has to be dropped.
 //
-// Threads: the memories as TargetMemory says; the rest one at a time.
+// Threads: the writer as PortionWriter says; the rest one at a time.
 #pragma once
 
 #include <cstdint>
-#include <memory>
-#include <mutex>
+#include <functional>
 
 #include "common/base/ids.h"
 #include "common/base/status.h"
-#include "raas_receiver/placement/memory/target_memory.h"
-#include "raas_receiver/placement/writes/portion.h"
+#include "raas_receiver/placement/writes/portion_writer.h"
 
 namespace lockstep::targets {
 
@@ -24,42 +21,37 @@ class RankLink;
 
 class OwnWrites {
  public:
-  // `link` outlives this and its memories.
-  OwnWrites(RankLink& link, uint32_t half) : link_(link), half_(half) {}
+  // `link` outlives this.
+  OwnWrites(RankLink& link, uint32_t half)
+      : link_(link), half_(half), writer_([this](const os::UniqueFd& portion) { return Pass(portion); }) {}
 
-  // Memory `memory` of the half.
-  std::unique_ptr<placement::TargetMemory> NewMemory(uint32_t memory, uint64_t bytes);
-  void SetPortionBytes(uint64_t bytes) { builder_ = placement::PortionBuilder(bytes); }
+  placement::PortionWriter& writer() { return writer_; }
 
-  // What memories are given from here on is handed over only, when they Finish() or a portion is full ...
-  void HandOverOnly() { at_once_ = false; }
-  // ... or is written as well, and Finish() waits for that.
-  void WriteAtOnce() { at_once_ = true; }
+  // What the writer is given from here on is handed over only ...
+  void HandOverOnly() { then_ = Then::kKeep; }
+  // ... or is written as well, one portion while the next is packed.
+  void WriteAtOnce() { then_ = Then::kWrite; }
 
   // The rank writes what it has at hand, if anything, and from then on holds `version` wholly in this half; then
-  // AwaitLast.
+  // AwaitWritten.
   Status WriteLast(const Held& version);
-  Status AwaitLast();
+  // Waits for what the rank was told to write.
+  Status AwaitWritten();
+
+  // Whether the half has all that `add` gives the writer. `add` may stop where `equal` is false already.
+  using AddCompared = std::function<Status(placement::PortionWriter& writer, const bool& equal)>;
+  Result<bool> Compare(const AddCompared& add);
 
  private:
-  class Memory;
+  enum class Then { kKeep, kWrite, kCompare };  // what the rank does with a portion
 
-  template <typename Take>
-  Status Add(const Take& take);
-  Status Scatter(uint32_t memory, const placement::ScatterRun& run);
-  Status Copy(uint32_t memory, const layout::StridedCopy& copy, const std::byte* source);
-  Status Zero(uint32_t memory, const StridedRange& range);
-  Status Pass();
-  Status AwaitWritten();
-  Status Finish();
+  Status Pass(const os::UniqueFd& portion);
   Status Checked(Status status);
 
   RankLink& link_;
   const uint32_t half_;
-  std::mutex mutex_;
-  placement::PortionBuilder builder_;
-  bool at_once_ = false;
-  bool comparing_ = false;
+  placement::PortionWriter writer_;
+  Then then_ = Then::kKeep;
   bool equal_ = true;              // what was compared so far
   bool awaiting_written_ = false;  // the rank writes while the next portion is packed
   Status failed_;

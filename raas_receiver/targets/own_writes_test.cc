@@ -1,4 +1,4 @@
-// Ranks that write their own memory and stage, write or compare late, wrong, twice, or not at all: what is served is
+// Ranks that stage, write or compare late, wrong, twice, or not at all: what is served is
 // always one whole version.
 #include "raas_receiver/targets/own_writes.h"
 
@@ -12,8 +12,7 @@ namespace {
 constexpr std::chrono::seconds kSilence{3};
 
 struct OwnRanks : TargetsFixture {
-  explicit OwnRanks(size_t halves, const std::function<void(TestRankOptions&)>& adjust = {})
-      : TargetsFixture(3, /*own=*/true), halves(halves) {
+  explicit OwnRanks(size_t halves, const std::function<void(TestRankOptions&)>& adjust = {}) : halves(halves) {
     options.hold_timeout = kSilence;
     REQUIRE(Start().ok());
     RunRank(0, halves);
@@ -173,17 +172,6 @@ TEST_CASE("What there is no memory for before the pause is translated, staged an
   for (auto& rank : engine.ranks) CHECK(rank->status().at_hand <= (limit == 0 ? 0 : 1));
   REQUIRE(engine.targets->Commit().ok());
   for (auto& rank : engine.ranks) CHECK(Eventually([&] { return rank->Serves(3); }));
-}
-
-TEST_CASE("A rank that lends its memory and one that writes its own are one engine") {
-  OwnRanks engine(1, [](TestRankOptions& options) { options.own = false; });
-  engine.ServeFirst();
-  for (const auto& step : {std::pair<Version, Version>{2, 1}, {3, 2}, {1, 3}}) {
-    const Version version = step.first;
-    REQUIRE(engine.Bring(version, /*before=*/step.second).ok());
-    for (auto& rank : engine.ranks) CHECK(Eventually([&] { return rank->Serves(version); }));
-    CHECK(engine.targets->Verify(engine.Target(version)).ok());
-  }
 }
 
 }  // namespace lockstep::targets

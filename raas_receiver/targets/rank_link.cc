@@ -1,6 +1,5 @@
 #include "raas_receiver/targets/rank_link.h"
 
-#include <fcntl.h>
 #include <poll.h>
 
 #include <nlohmann/json.hpp>
@@ -19,15 +18,6 @@ constexpr std::chrono::milliseconds kSendTimeout{5'000};
 constexpr size_t kMaxSentence = 4096;
 // A description nests less deeply; what does more is left out, and then missed.
 constexpr int kMaxNesting = 16;
-
-// A mapping of memory that can be cut off is a SIGBUS here whenever its owner likes.
-Status CheckSeals(int fd, const std::string& name) {
-  const int seals = ::fcntl(fd, F_GET_SEALS);
-  if (seals >= 0 && (seals & F_SEAL_SHRINK) != 0) return OkStatus();
-  return {ErrorCode::kBadData,
-          Cat(name, " can be cut short by its owner; make it with memfd_create(MFD_ALLOW_SEALING) and seal it with ",
-              "F_SEAL_SHRINK")};
-}
 
 Result<std::string> TakeName(const Json& body, const char* key) {
   const auto at = body.find(key);
@@ -70,7 +60,10 @@ Result<std::shared_ptr<RankLink>> RankLink::Open(os::UnixConnection& connection,
     return Status(ErrorCode::kBadData,
                   Cat(link->Label(), " reads half ", attach.half, " of ", link->description_.halves.size()));
   }
-  LS_RETURN_IF_ERROR(link->OpenMemories(std::move(attach.fds)).WithContext(link->Label()));
+  if (!attach.fds.empty()) return Status(ErrorCode::kBadData, Cat(link->Label(), ": ATTACH came with descriptors"));
+  for (uint32_t half = 0; half < link->halves(); ++half) {
+    link->writes_.push_back(std::make_unique<OwnWrites>(*link, half));
+  }
   link->connection_ = std::move(connection);
   return link;
 }
@@ -94,35 +87,6 @@ Status RankLink::ReadBody(ByteView text) {
   gated_ = gated == body.end() || gated->get<bool>();
   LS_ASSIGN_OR_RETURN(description_, placement::ReadDescription(*description));
   return OkStatus();
-}
-
-Status RankLink::OpenMemories(std::vector<os::UniqueFd> fds) {
-  size_t next = 0;
-  for (const std::vector<placement::MemoryDescription>& half : description_.halves) {
-    const auto number = static_cast<uint32_t>(memories_.size());
-    auto& opened = memories_.emplace_back();
-    if (placement::WritesItself(description_)) own_[number] = std::make_unique<OwnWrites>(*this, number);
-    for (const placement::MemoryDescription& memory : half) {
-      if (own_[number]) {
-        opened.push_back(own_[number]->NewMemory(static_cast<uint32_t>(opened.size()), memory.bytes));
-        continue;
-      }
-      if (memory.kind == placement::MemoryKind::kCuda) {
-        LS_ASSIGN_OR_RETURN(auto cuda, placement::OpenCudaMemory(memory));
-        opened.push_back(std::move(cuda));
-        continue;
-      }
-      const std::string name = Cat("host memory of half ", number);
-      if (next == fds.size()) return {ErrorCode::kBadData, Cat(name, " came without a descriptor")};
-      LS_RETURN_IF_ERROR(CheckSeals(fds[next].get(), name));
-      LS_ASSIGN_OR_RETURN(os::MappedSegment mapped,
-                          os::AdoptSegment(std::move(fds[next++]), memory.bytes, os::Access::kReadWrite, name));
-      mapped.CloseFd();
-      opened.push_back(placement::NewHostMemory(std::move(mapped)));
-    }
-  }
-  if (next == fds.size()) return OkStatus();
-  return {ErrorCode::kBadData, Cat("ATTACH came with ", fds.size(), " descriptors for ", next, " host memories")};
 }
 
 std::string RankLink::Label() const {
@@ -171,9 +135,7 @@ Status RankLink::AwaitServing(const os::Deadline& deadline) {
 
 void RankLink::SetStaging(std::chrono::milliseconds timeout, uint64_t portion_bytes) {
   answer_timeout_ = timeout;
-  for (const auto& own : own_) {
-    if (own) own->SetPortionBytes(portion_bytes);
-  }
+  for (const auto& writes : writes_) writes->writer().SetPortionBytes(portion_bytes);
 }
 
 Status RankLink::Stage(uint32_t half, int portion) {
@@ -222,7 +184,7 @@ Result<EngineMessage> RankLink::Receive(EngineMessageType type, const os::Deadli
   Result<EngineMessage> message = ReceiveEngineMessage(connection_, left);
   if (!message.ok()) return message.status().WithContext(Cat(RankLabel(), ", waiting for ", Name(type)));
   if (message->type == type && message->fds.empty()) return message;
-  if (message->type == EngineMessageType::kRefused && own_[0]) {
+  if (message->type == EngineMessageType::kRefused) {
     return Status(ErrorCode::kAborted, Cat(RankLabel(), " refuses, where ", Name(type),
                                            " belongs: ", CleanText(AsText(message->body), kMaxSentence)));
   }

@@ -1,12 +1,10 @@
-// RankLink: one attached rank of an engine: its connection, what it said of its memory, that memory, mapped, and what
-// is known to be in it.
+// RankLink: one attached rank of an engine: its connection, what it said of its memory, and what is known to be in it.
 //
 //   Reading --(Hold)--> Holding --(AwaitHeld)--> Held --(Serve)--> Resuming --(AwaitServing)--> Reading
 //
 // A rank that attached without a version counts as Reading too: it may read memory of its own making until it is held.
 //
-// A rank that writes its own memory is given portions to stage in any state; it writes those of the half that it reads
-// only while it is Held.
+// A rank is given portions to stage in any state; it writes those of the half that it reads only while it is Held.
 //
 // Threads: one at a time; gone() may be called from any.
 #pragma once
@@ -23,7 +21,6 @@
 #include "common/os/deadline.h"
 #include "common/os/unix_socket.h"
 #include "raas_receiver/placement/description/description.h"
-#include "raas_receiver/placement/memory/target_memory.h"
 #include "raas_receiver/targets/messages.h"
 #include "raas_receiver/targets/own_writes.h"
 
@@ -32,8 +29,7 @@ namespace lockstep::targets {
 class RankLink {
  public:
   // From a connection on which `attach` came. Takes the connection when it answers a link, and leaves it otherwise.
-  // kBadData or kProtocol say what is wrong with the message, the description, or the memory: as many descriptors as
-  // halves of host memory, each a memfd of exactly the described size that cannot shrink. Else as OpenCudaMemory.
+  // kBadData or kProtocol say what is wrong with the message or the description.
   static Result<std::shared_ptr<RankLink>> Open(os::UnixConnection& connection, EngineMessage attach);
   // The peer sees the connection end.
   ~RankLink() { connection_.Shutdown(); }
@@ -49,10 +45,8 @@ class RankLink {
   // False: HELD says nothing of readers; whoever runs the rank's server must have paused it.
   bool gated() const { return gated_; }
   std::string Label() const;  // "engine tp4, rank 2 (process 4711)"
-  placement::TargetMemory& memory(uint32_t half, uint32_t memory) { return *memories_[half][memory]; }
-  // What the rank writes there by itself; null: it has lent its memory.
-  OwnWrites* own(uint32_t half) { return own_[half].get(); }
-  // For ranks that write their own memory: how long each of their answers may take, and the bytes of a portion.
+  OwnWrites& writes(uint32_t half) { return *writes_[half]; }
+  // How long each answer to what is below "portions" may take, and the bytes of a portion.
   void SetStaging(std::chrono::milliseconds timeout, uint64_t portion_bytes);
 
   // What the rank reads when it is not held, and in which half: what ATTACH said, then what the last SERVE did.
@@ -84,7 +78,7 @@ class RankLink {
   Status ServeAgain() { return Serve(serving_, half_); }
   Status AwaitServing(const os::Deadline& deadline);
 
-  // Of ranks that write their own memory. Hands over a portion for `half`, and waits until the rank has checked it.
+  // Portions. Hands over one for `half`, and waits until the rank has checked it.
   Status Stage(uint32_t half, int portion);
   // The rank writes what was staged, and holds `after` wholly then; nothing: more is to come. Then AwaitWritten.
   Status StartWrite(uint32_t half, const Held& after);
@@ -98,7 +92,6 @@ class RankLink {
   RankLink() = default;
   std::string RankLabel() const;  // "rank 2 (process 4711)": for errors that the group puts its engine's name before
   Status ReadBody(ByteView body);
-  Status OpenMemories(std::vector<os::UniqueFd> fds);
   Status Await(EngineMessageType type, const os::Deadline& deadline);
   Result<EngineMessage> Receive(EngineMessageType type, const os::Deadline& deadline);
 
@@ -108,8 +101,7 @@ class RankLink {
   std::string engine_;
   bool gated_ = true;
   placement::RankDescription description_;
-  std::array<std::unique_ptr<OwnWrites>, placement::kMaxHalves> own_;
-  std::vector<std::vector<std::unique_ptr<placement::TargetMemory>>> memories_;  // by half
+  std::vector<std::unique_ptr<OwnWrites>> writes_;  // by half
   std::chrono::milliseconds answer_timeout_{30'000};
   bool staged_ = false;  // the rank has something at hand
   Held serving_;

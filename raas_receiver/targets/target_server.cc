@@ -11,7 +11,7 @@ namespace {
 using Models = std::map<std::string, EngineTargets*>;
 
 Result<EngineMessage> ReceiveAttach(os::UnixConnection& connection, std::chrono::milliseconds timeout) {
-  LS_RETURN_IF_ERROR(os::CheckPeerUser(connection, "lend memory to a receiver"));
+  LS_RETURN_IF_ERROR(os::CheckPeerUser(connection, "attach to a receiver"));
   LS_ASSIGN_OR_RETURN(EngineMessage attach, ReceiveEngineMessage(connection, timeout));
   if (attach.type == EngineMessageType::kAttach) return attach;
   return Status(ErrorCode::kProtocol, Cat("engine rank: the first message is ", Name(attach.type), " and not ATTACH"));

@@ -1,8 +1,6 @@
 // Peers that must not be taken, each for its reason, and what becomes of the others.
 #include "raas_receiver/targets/target_server.h"
 
-#include <fcntl.h>
-
 #include <nlohmann/json.hpp>
 
 #include "raas_receiver/placement/description/description_testing.h"
@@ -16,12 +14,8 @@ using std::chrono::milliseconds;
 // A peer that sends one message and listens.
 struct Peer : TargetsFixture {
   TestRankMemory engine{model, 0};
-  std::vector<os::MappedSegment> memories;
 
-  Peer() {
-    REQUIRE(Start().ok());
-    memories.push_back(*os::CreateMemfdSegment("parameters", engine.bytes()));
-  }
+  Peer() { REQUIRE(Start().ok()); }
 
   static std::string Body(const std::string& model, const std::string& engine,
                           const placement::RankDescription& description) {
@@ -32,8 +26,8 @@ struct Peer : TargetsFixture {
   std::string Body() const { return Body("actor", "tp2", engine.Describe(1)); }
 
   os::UnixConnection Connect() const { return *os::UnixConnect(socket(), kPatience); }
-  static Status Send(os::UnixConnection& connection, const std::string& body, const std::vector<int>& fds,
-                     uint32_t half = 0) {
+  static Status Send(os::UnixConnection& connection, const std::string& body, uint32_t half = 0,
+                     std::span<const int> fds = {}) {
     const ByteView bytes = AsBytes(std::string_view(body));
     return SendEngineMessage(connection,
                              {.type = EngineMessageType::kAttach, .half = half, .body = {bytes.begin(), bytes.end()}},
@@ -48,9 +42,9 @@ struct Peer : TargetsFixture {
     if (connection.Receive({&more, 1}, nullptr, kPatience).code() != ErrorCode::kUnavailable) return "stays";
     return std::string(AsText(answer->body));
   }
-  std::string Refused(const std::string& body, const std::vector<int>& fds, uint32_t half = 0) const {
+  std::string Refused(const std::string& body, uint32_t half = 0, std::span<const int> fds = {}) const {
     os::UnixConnection connection = Connect();
-    (void)Send(connection, body, fds, half);
+    (void)Send(connection, body, half, fds);
     return Refusal(connection);
   }
 };
@@ -65,19 +59,21 @@ bool Has(const std::string& text, const std::string& part) {
 
 TEST_CASE("An ATTACH that is none is refused, naming what is wrong") {
   Peer peer;
-  const int fd = peer.memories[0].fd();
-  CHECK(Has(peer.Refused("[]", {fd}), "not a JSON object"));
-  CHECK(Has(peer.Refused("{\"model\": ", {fd}), "not a JSON object"));
-  CHECK(Has(peer.Refused("{\"model\": 3}", {fd}), "\"model\""));
-  CHECK(Has(peer.Refused(Peer::Body("../x", "tp2", peer.engine.Describe(1)), {fd}), "ATTACH's \"model\""));
-  CHECK(Has(peer.Refused(Peer::Body("actor", "", peer.engine.Describe(1)), {fd}), "ATTACH's \"engine\""));
-  CHECK(Has(peer.Refused("{\"model\": \"actor\", \"engine\": \"e\"}", {fd}), "\"description\""));
-  CHECK(Has(peer.Refused("{\"model\": \"actor\", \"engine\": \"e\", \"description\": 1}", {fd}), "bad_data"));
-  CHECK(Has(peer.Refused(Peer::Body("critic", "tp2", peer.engine.Describe(1)), {fd}), "no model critic"));
-  CHECK(Has(peer.Refused(peer.Body(), {fd}, 1), "reads half 1 of 1"));
+  CHECK(Has(peer.Refused("[]"), "not a JSON object"));
+  CHECK(Has(peer.Refused("{\"model\": "), "not a JSON object"));
+  CHECK(Has(peer.Refused("{\"model\": 3}"), "\"model\""));
+  CHECK(Has(peer.Refused(Peer::Body("../x", "tp2", peer.engine.Describe(1))), "ATTACH's \"model\""));
+  CHECK(Has(peer.Refused(Peer::Body("actor", "", peer.engine.Describe(1))), "ATTACH's \"engine\""));
+  CHECK(Has(peer.Refused("{\"model\": \"actor\", \"engine\": \"e\"}"), "\"description\""));
+  CHECK(Has(peer.Refused("{\"model\": \"actor\", \"engine\": \"e\", \"description\": 1}"), "bad_data"));
+  CHECK(Has(peer.Refused(Peer::Body("critic", "tp2", peer.engine.Describe(1))), "no model critic"));
+  CHECK(Has(peer.Refused(peer.Body(), 1), "reads half 1 of 1"));
   std::string nested = "{\"model\": \"actor\", \"engine\": \"e\", \"description\": ";
   nested += std::string(2'000'000, '[') + std::string(2'000'000, ']') + "}";
-  CHECK(Has(peer.Refused(nested, {fd}), "bad_data"));
+  CHECK(Has(peer.Refused(nested), "bad_data"));
+  const ControlPage page = *ControlPage::Create(1);
+  const int fd = page.fd();
+  CHECK(Has(peer.Refused(peer.Body(), 0, {&fd, 1}), "came with descriptors"));
   CHECK(peer.targets->empty());
 }
 
@@ -99,25 +95,6 @@ TEST_CASE("A peer that sends nothing in time is dropped") {
   CHECK(Has(Peer::Refusal(silent), "deadline"));
 }
 
-TEST_CASE("Memory that its owner could cut off, or that is not as long as said, is refused") {
-  Peer peer;
-  const uint64_t bytes = peer.engine.bytes();
-  const os::UniqueFd unsealed(::memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  REQUIRE(::ftruncate(unsealed.get(), static_cast<off_t>(bytes)) == 0);
-  CHECK(Has(peer.Refused(peer.Body(), {unsealed.get()}), "F_SEAL_SHRINK"));
-  const std::string file = peer.directory.File("file");
-  const auto plain = *os::CreateTmpfsSegment(file, bytes);
-  CHECK(Has(peer.Refused(peer.Body(), {plain.fd()}), "F_SEAL_SHRINK"));
-  const auto shorter = *os::CreateMemfdSegment("shorter", bytes - 4096);
-  CHECK(Has(peer.Refused(peer.Body(), {shorter.fd()}), std::to_string(bytes)));
-  const int fd = peer.memories[0].fd();
-  CHECK(Has(peer.Refused(peer.Body(), {}), "without a descriptor"));
-  CHECK(Has(peer.Refused(peer.Body(), {fd, fd}), "2 descriptors for 1"));
-  const os::UniqueFd read_only(::open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDONLY | O_CLOEXEC));
-  CHECK(Has(peer.Refused(peer.Body(), {read_only.get()}), "map segment"));
-  CHECK(peer.targets->empty());
-}
-
 TEST_CASE("A rank that does not fit its engine is refused, and the engine follows as before") {
   Peer peer;
   peer.RunRank(0, 1);
@@ -126,7 +103,6 @@ TEST_CASE("A rank that does not fit its engine is refused, and the engine follow
   REQUIRE(peer.Bring(1).ok());
   os::UnixConnection connection = peer.Connect();
   placement::RankDescription description = peer.engine.Describe(1);
-  std::vector<int> fds{peer.memories[0].fd()};
   std::string expected;
 
   SECTION("because its place is taken") {
@@ -139,10 +115,9 @@ TEST_CASE("A rank that does not fit its engine is refused, and the engine follow
   }
   SECTION("because it has two halves") {
     description = peer.engine.Describe(2);
-    fds.push_back(fds[0]);
     expected = "of 2 halves";
   }
-  REQUIRE(Peer::Send(connection, Peer::Body("actor", "tp2", description), fds).ok());
+  REQUIRE(Peer::Send(connection, Peer::Body("actor", "tp2", description)).ok());
   REQUIRE(peer.Changed(1));
   REQUIRE(peer.Bring(2, 1).ok());
   CHECK(Has(Peer::Refusal(connection), expected));
@@ -161,7 +136,7 @@ TEST_CASE("A rank whose rules are not known is refused with the sentence, and it
     parameter.slices.clear();
     parameter.padding.clear();
   }
-  REQUIRE(Peer::Send(connection, Peer::Body("actor", "tp2", description), {peer.memories[0].fd()}).ok());
+  REQUIRE(Peer::Send(connection, Peer::Body("actor", "tp2", description)).ok());
   REQUIRE(peer.Changed(2));
   CHECK(peer.Prepare(1).ok());
   CHECK(Has(Peer::Refusal(connection), "no_such_family"));
@@ -175,7 +150,7 @@ TEST_CASE("Ranks that leave an element of the model to nobody are refused, all, 
     placement::RankDescription description = TestRankMemory(peer.model, 0).Describe(1);  // both the first one's slices
     description.rank = rank;
     connections.push_back(peer.Connect());
-    REQUIRE(Peer::Send(connections.back(), Peer::Body("actor", "tp2", description), {peer.memories[0].fd()}).ok());
+    REQUIRE(Peer::Send(connections.back(), Peer::Body("actor", "tp2", description)).ok());
   }
   REQUIRE(peer.Changed(2));
   const Status status = peer.Prepare(1);
@@ -202,7 +177,7 @@ TEST_CASE("One that does not fit the ranks that are there already goes alone") {
   os::UnixConnection connection = peer.Connect();
   placement::RankDescription description = peer.engine.Describe(1);
   description.rank = 1;  // with rank 0's slices
-  REQUIRE(Peer::Send(connection, Peer::Body("actor", "tp2", description), {peer.memories[0].fd()}).ok());
+  REQUIRE(Peer::Send(connection, Peer::Body("actor", "tp2", description)).ok());
   REQUIRE(peer.Changed(1));
   CHECK(peer.Prepare(2, 1).code() == ErrorCode::kBadData);
   CHECK(peer.report().attached == 1);

@@ -1,4 +1,4 @@
-// What a session gives to and gets from the engines that are written in place.
+// What a session gives to and gets from the engines that are kept at a version in place.
 #pragma once
 
 #include <chrono>
@@ -16,11 +16,10 @@ namespace lockstep::targets {
 
 struct EngineTargetsOptions {
   std::string model;
-  std::chrono::milliseconds hold_timeout{30'000};        // for all ranks' HELD, and for each answer of one that writes
-                                                         // its own memory
+  std::chrono::milliseconds hold_timeout{30'000};        // for all ranks' HELD, and for each answer to a portion
   std::chrono::milliseconds serve_timeout{30'000};       // for all ranks' SERVING
   uint64_t stage_bytes = uint64_t{1} << 30;              // memory for writes worked out beforehand
-  uint64_t portion_bytes = placement::kMaxPortionBytes;  // that a rank that writes its own memory gets at a time
+  uint64_t portion_bytes = placement::kMaxPortionBytes;  // that a rank gets at a time
   bool pauses_servers = false;  // around commits: ranks whose readers only their server can stop may attach
   // Called with a name at every step of a commit: "prepared", "held", "writing", "written", "committed", "serving".
   // Tests die there.

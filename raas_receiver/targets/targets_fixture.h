@@ -90,9 +90,7 @@ class RankHandle {
   pid_t child_ = -1;
 };
 
-// Every test with one runs twice: over memory that ranks lend, and over memory that they write by themselves.
 struct TargetsFixture {
-  bool own;
   os::TempDir directory;
   replica::TestModel model;
   EngineTargetsOptions options{.model = "actor"};
@@ -107,8 +105,7 @@ struct TargetsFixture {
   std::unique_ptr<os::UnixServer> server;
   std::vector<std::unique_ptr<RankHandle>> ranks;
 
-  explicit TargetsFixture(int versions = 3) : TargetsFixture(versions, GENERATE(false, true)) {}
-  TargetsFixture(int versions, bool own) : own(own) {
+  explicit TargetsFixture(int versions = 3) {
     options.hold_timeout = options.serve_timeout = kPatience;
     options.portion_bytes = 16'384;  // so that there are several
     for (int i = 0; i < versions; ++i) model.Advance();
@@ -134,7 +131,7 @@ struct TargetsFixture {
   }
 
   RankHandle& AddRank(uint32_t rank, size_t halves, const std::function<void(TestRankOptions&)>& adjust = {}) {
-    TestRankOptions rank_options{.socket = socket(), .rank = rank, .halves = halves, .own = own};
+    TestRankOptions rank_options{.socket = socket(), .rank = rank, .halves = halves};
     if (adjust) adjust(rank_options);
     return *ranks.emplace_back(std::make_unique<RankHandle>(model, rank_options));
   }

@@ -1,9 +1,6 @@
 // A test rank's portions: staged, written into its memory or compared with it, as placement/writes/FORMAT.md has it.
 #pragma once
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <vector>
 
 #include "common/base/bytes.h"
@@ -16,10 +13,7 @@ class StagedPortions {
  public:
   // False: it is not sealed, no portion, or leaves a memory of `bytes`.
   bool Stage(const os::UniqueFd& fd, uint64_t bytes) {
-    constexpr int kFinal = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW;
-    if ((::fcntl(fd.get(), F_GET_SEALS) & kFinal) != kFinal) return false;
-    Bytes portion(static_cast<size_t>(::lseek(fd.get(), 0, SEEK_END)));
-    if (::pread(fd.get(), portion.data(), portion.size(), 0) != static_cast<ssize_t>(portion.size())) return false;
+    Bytes portion = placement::ContentOf(fd);
     bool inside = true;
     const bool whole = placement::ReadPortion(portion, [&](uint32_t memory, uint64_t offset, std::byte) {
       inside = inside && memory == 0 && offset < bytes;

@@ -41,11 +41,9 @@ class TestRankMemory {
 
   uint64_t bytes() const { return bytes_; }
 
-  placement::RankDescription Describe(size_t halves, bool own = false) const {
-    using placement::MemoryKind;
+  placement::RankDescription Describe(size_t halves) const {
     placement::RankDescription description{.rank = rank_, .world = 2, .place = {.engine = "described"}};
-    const placement::MemoryDescription memory{.kind = own ? MemoryKind::kOwn : MemoryKind::kHost, .bytes = bytes_};
-    description.halves.assign(halves, {memory});
+    description.halves.assign(halves, {bytes_});
     description.parameters = parameters_;
     return description;
   }
@@ -148,7 +146,6 @@ struct TestRankOptions {
   RankFault at_stage = RankFault::kNone;
   RankFault at_write = RankFault::kNone;
   RankFault at_compare = RankFault::kNone;
-  bool own = false;         // writes its memory by itself
   std::string without;      // a tensor that it does not have
   bool reattach = false;    // when the connection has ended, until status.stop
   std::string description;  // instead of the engine's own, when not empty
@@ -216,24 +213,19 @@ class TestRank {
 
   void Attach() {
     had_serve_ = false;
-    const std::string description = options_.description.empty()
-                                        ? placement::ToJson(parts_.Describe(options_.halves, options_.own))
-                                        : options_.description;
+    const std::string description =
+        options_.description.empty() ? placement::ToJson(parts_.Describe(options_.halves)) : options_.description;
     const nlohmann::json body{
         {"model", options_.model}, {"engine", options_.engine}, {"description", nlohmann::json::parse(description)}};
     const std::string text = body.dump();
     const ByteView bytes = AsBytes(std::string_view(text));
     attached_with_ = status_.held ? Held() : model_.held(status_.serving);
-    std::vector<int> fds;
-    for (const os::MappedSegment& memory : memories_) {
-      if (!options_.own) fds.push_back(memory.fd());
-    }
     (void)SendEngineMessage(connection_,
                             {.type = EngineMessageType::kAttach,
                              .held = attached_with_,
                              .half = status_.half,
                              .body = {bytes.begin(), bytes.end()}},
-                            fds, kPatience);
+                            {}, kPatience);
   }
 
   void Follow() {
@@ -268,7 +260,7 @@ class TestRank {
         ++status_.served;
         return Reply(EngineMessageType::kServing, options_.at_serve);
       case EngineMessageType::kStage:
-        return options_.own && Stage(message) && Reply(EngineMessageType::kStaged, Fault(options_.at_stage));
+        return Stage(message) && Reply(EngineMessageType::kStaged, Fault(options_.at_stage));
       case EngineMessageType::kWrite:
         Write(message.held, message.half);
         return Reply(EngineMessageType::kWritten, Fault(options_.at_write));
@@ -301,7 +293,7 @@ class TestRank {
     return true;
   }
 
-  // --- memory that it writes by itself ---
+  // --- its memory ---
 
   bool Stage(EngineMessage& message) {
     if (message.fds.size() != 1 || !staged_.Stage(message.fds[0], parts_.bytes())) return false;
@@ -353,13 +345,13 @@ class TestRank {
     if (word.state != EngineState::kServing) return;
     const ControlSlot& slot = Layout().slots[word.slot];
     const Held held{slot.run, slot.version};
-    if (options_.own && holds_[slot.half] != held) return;  // it was being written when the connection ended
+    if (holds_[slot.half] != held) return;  // it was being written when the connection ended
     if (raw != attached_word_ || had_serve_ || held == attached_with_) Serve(held, slot.half);
   }
 
   void Serve(const Held& held, uint32_t half) {
     if (held.run != model_.run() || held.nothing()) ++status_.wrong_reads;
-    if (options_.own && holds_[half] != held) ++status_.wrong_reads;
+    if (holds_[half] != held) ++status_.wrong_reads;
     status_.half = half;
     status_.serving = held.version;
     status_.held = false;
@@ -381,7 +373,7 @@ class TestRank {
   bool had_serve_ = false;
   Held attached_with_;
   StagedPortions staged_;
-  std::array<Held, placement::kMaxHalves> holds_;  // wholly, of memory that it writes by itself
+  std::array<Held, placement::kMaxHalves> holds_;  // wholly, by half
 };
 
 }  // namespace lockstep::targets

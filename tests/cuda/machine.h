@@ -76,7 +76,6 @@ struct Machine {
   uint64_t hold_limit_ms = 10'000;
   std::map<const std::byte*, Allocation> allocations;
   std::map<const std::byte*, HostRange> host;
-  std::map<const void*, uint64_t> opened;
   std::set<CUstream_st*> streams;
   std::map<int, CUstream_st*> default_streams;
   std::set<CUevent_st*> events;

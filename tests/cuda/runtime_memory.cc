@@ -119,44 +119,6 @@ cudaError_t cudaHostUnregister(void* pointer) {
   });
 }
 
-cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* pointer) {
-  Lock lock(TheMachine().mutex);
-  const Allocation* const allocation = FindAllocation(pointer);
-  const int device = allocation == nullptr ? CurrentDevice() : allocation->device;
-  return Made({.name = "cudaIpcGetMemHandle", .device = device, .to = pointer}, [&] {
-    if (allocation == nullptr) return cudaErrorInvalidValue;
-    *handle = {};
-    std::memcpy(handle->reserved, &allocation->base, sizeof allocation->base);
-    return cudaSuccess;
-  });
-}
-
-// The memory itself: it is this process'. A device other than the current one's cannot open it.
-cudaError_t cudaIpcOpenMemHandle(void** pointer, cudaIpcMemHandle_t handle, unsigned int) {
-  Lock lock(TheMachine().mutex);
-  return Made({.name = "cudaIpcOpenMemHandle", .device = CurrentDevice()}, [&] {
-    std::byte* base = nullptr;
-    std::memcpy(&base, handle.reserved, sizeof base);
-    const Allocation* const allocation = FindAllocation(base);
-    if (allocation == nullptr || allocation->base != base) return cudaErrorInvalidValue;
-    if (allocation->device != CurrentDevice()) return cudaErrorInvalidDevice;
-    *pointer = base;
-    ++TheMachine().opened[base];
-    return cudaSuccess;
-  });
-}
-
-cudaError_t cudaIpcCloseMemHandle(void* pointer) {
-  Lock lock(TheMachine().mutex);
-  return Made({.name = "cudaIpcCloseMemHandle", .device = CurrentDevice(), .to = pointer}, [&] {
-    const auto found = TheMachine().opened.find(pointer);
-    if (found == TheMachine().opened.end()) return cudaErrorInvalidValue;
-    CheckUnused(pointer, 1, "cudaIpcCloseMemHandle");
-    if (--found->second == 0) TheMachine().opened.erase(found);
-    return cudaSuccess;
-  });
-}
-
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** entry, unsigned int, unsigned long long,
                                              cudaDriverEntryPointQueryResult* found) {
   Lock lock(TheMachine().mutex);

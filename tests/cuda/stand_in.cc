@@ -23,7 +23,6 @@ void Reset(int devices) {
   machine.calls.clear();
   machine.violations.clear();
   machine.host.clear();
-  machine.opened.clear();
   machine.streams.clear();
   machine.default_streams.clear();
   machine.events.clear();
@@ -107,8 +106,7 @@ Live Count() {
   const Lock lock(machine.mutex);
   Live live{.streams = machine.streams.size(),
             .events = machine.events.size(),
-            .device_allocations = machine.allocations.size(),
-            .opened_handles = machine.opened.size()};
+            .device_allocations = machine.allocations.size()};
   for (const auto& [base, range] : machine.host) ++(range.allocated ? live.host_allocations : live.registered_ranges);
   for (const auto& stream : machine.all_streams) live.under_way += stream->work.size();
   return live;

@@ -103,7 +103,6 @@ struct Live {
   uint64_t device_allocations = 0;
   uint64_t host_allocations = 0;   // by cudaMallocHost()
   uint64_t registered_ranges = 0;  // by cudaHostRegister()
-  uint64_t opened_handles = 0;     // by cudaIpcOpenMemHandle()
   uint64_t under_way = 0;          // pieces of work that have not run
 };
 Live Count();

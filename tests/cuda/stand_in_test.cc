@@ -258,19 +258,5 @@ TEST_CASE("A kernel for the host runs in its stream, with the memory of devices"
   CHECK(Calls("add").size() == 2);
 }
 
-TEST_CASE("A handle of an allocation opens it") {
-  Reset();
-  void* const device = Allocate(1000, 1);
-  cudaIpcMemHandle_t handle{};
-  REQUIRE(cudaIpcGetMemHandle(&handle, device) == cudaSuccess);
-  void* opened = nullptr;
-  REQUIRE(cudaIpcOpenMemHandle(&opened, handle, cudaIpcMemLazyEnablePeerAccess) == cudaSuccess);
-  CHECK(Read(opened, 1000) == Bytes(1000, 1));
-  CHECK(Count().opened_handles == 1);
-  CHECK(cudaIpcCloseMemHandle(opened) == cudaSuccess);
-  CHECK(cudaIpcCloseMemHandle(opened) == cudaErrorInvalidValue);
-  CHECK(cudaIpcOpenMemHandle(&opened, {}, 0) == cudaErrorInvalidValue);
-}
-
 }  // namespace
 }  // namespace lockstep::cuda

@@ -15,12 +15,6 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-@pytest.fixture(params=[False, True], ids=["own", "lent"])
-def lends(request):
-    """Whether engines' ranks lend their memory, or write it by themselves."""
-    return request.param
-
-
 # vLLM's processes are shared by all tests, for each is seconds of importing.
 
 

@@ -28,7 +28,6 @@ class Job:
         rank, world: of the engine's group.
         config: the model's HuggingFace configuration.
         double_buffered: has two halves.
-        lends: its memory, for the receiver to write; else it writes by itself.
         server: the URL of the conformance server that this rank belongs to, which the receiver pauses; else the rank
             stops readers by itself.
     """
@@ -42,7 +41,6 @@ class Job:
     socket: Path
     model: str
     double_buffered: bool = False
-    lends: bool = False
     server: str = ""
 
 
@@ -79,7 +77,6 @@ def attach(rank: Rank) -> None:
         expert_tensor_parallel=job.place.expert_tensor[::-1],
         key_value_heads=job.config.num_key_value_heads,
         double_buffered=job.double_buffered,
-        lend=job.lends,
         gate=not job.server,
         after_write=(lambda served: _note_pause(rank)) if job.server else None,
     )

@@ -34,7 +34,7 @@ CASES = [
 CASES.append(("vllm", "qwen3_moe", {**WIDE, "num_experts": 8, "mlp_only_layers": [0]}, 2))
 
 
-def jobs_of(engine: str, config, socket, lends: bool) -> "list[Job]":
+def jobs_of(engine: str, config, socket) -> "list[Job]":
     """Five engines of one receiver: TP 1, 2, 4 and 8, and experts spread over two ranks. One has two halves."""
     layouts = {"tp1": places(1), "tp2": places(2), "tp4": places(4), "tp8": places(8)}
     if getattr(config, "num_experts_per_tok", None):
@@ -42,7 +42,7 @@ def jobs_of(engine: str, config, socket, lends: bool) -> "list[Job]":
         if engine == "sglang":
             layouts["tp4-ep2"] = places(4, expert_parallel=2)
     return [
-        Job(engine, name, rank, len(group), place, config, socket, MODEL, name == "tp2", lends)
+        Job(engine, name, rank, len(group), place, config, socket, MODEL, name == "tp2")
         for name, group in layouts.items()
         for rank, place in enumerate(group)
     ]
@@ -51,12 +51,12 @@ def jobs_of(engine: str, config, socket, lends: bool) -> "list[Job]":
 @pytest.mark.parametrize(
     ("engine", "model", "overrides", "steps"), CASES, ids=[f"{case[0]}-{case[1]}-{case[3]}-steps" for case in CASES]
 )
-def test_every_version_of_a_training_is_in_every_ranks_buffers(cluster, lends, engine, model, overrides, steps):
+def test_every_version_of_a_training_is_in_every_ranks_buffers(cluster, engine, model, overrides, steps):
     agent = cluster.agent()
     socket = cluster.directory / "engine.sock"
     receiver = cluster.receiver(agent, engine_load="in-place", engine_socket=socket)
     trainer = Trainer(model, cluster.directory / "checkpoints", agent.socket, MODEL, **overrides)
-    jobs = jobs_of(engine, trainer.config, socket, lends)
+    jobs = jobs_of(engine, trainer.config, socket)
     with Ranks(len(jobs)) as ranks:
         checkpoint = trainer.publish(1)
         ranks.call(build, jobs, checkpoint)

@@ -22,7 +22,7 @@ LONGEST_WAIT_S = 0.15  # from a publish to a kill: past the commit, mostly
 class Fleet:
     """A trainer, its agent, a receiver and one engine of four ranks."""
 
-    def __init__(self, cluster, ranks: Ranks, double_buffered: bool, lends: bool) -> None:
+    def __init__(self, cluster, ranks: Ranks, double_buffered: bool) -> None:
         self.cluster, self.ranks = cluster, ranks
         self.random = random.Random(7)
         self.agent = cluster.agent()
@@ -33,7 +33,7 @@ class Fleet:
         )
         self.checkpoints = {}
         self.jobs = [
-            Job("vllm", "engine", rank, WORLD, place, self.trainer.config, socket, MODEL, double_buffered, lends)
+            Job("vllm", "engine", rank, WORLD, place, self.trainer.config, socket, MODEL, double_buffered)
             for rank, place in enumerate(places(WORLD))
         ]
         self.process_of = list(range(WORLD))  # by rank
@@ -95,9 +95,9 @@ class Fleet:
 
 
 @pytest.fixture(params=[False, True], ids=["one-half", "two-halves"])
-def fleet(cluster, request, lends):
+def fleet(cluster, request):
     with Ranks(WORLD + SPARE) as ranks:
-        fleet = Fleet(cluster, ranks, request.param, lends)
+        fleet = Fleet(cluster, ranks, request.param)
         yield fleet
         fleet.trainer.close()
 

@@ -21,8 +21,8 @@ WORLD = 2
 class System:
     """A trainer, its agent, a receiver that writes engines in place, and processes for ranks."""
 
-    def __init__(self, cluster, ranks: Ranks, lends: bool) -> None:
-        self.cluster, self.ranks, self.lends = cluster, ranks, lends
+    def __init__(self, cluster, ranks: Ranks) -> None:
+        self.cluster, self.ranks = cluster, ranks
         self.agent = cluster.agent()
         self.socket = cluster.directory / "engine.sock"
         self.receiver = cluster.receiver(self.agent, engine_load="in-place", engine_socket=self.socket)
@@ -49,7 +49,6 @@ class System:
                 self.trainer.config,
                 self.socket,
                 MODEL,
-                lends=self.lends,
                 **options,
             )
             self.ranks.call(build, job, max(self.checkpoints.items())[1], only=[process])
@@ -64,9 +63,9 @@ class System:
 
 
 @pytest.fixture
-def system(cluster, lends):
+def system(cluster):
     with Ranks(2 * WORLD) as ranks:
-        system = System(cluster, ranks, lends)
+        system = System(cluster, ranks)
         yield system
         system.trainer.close()
 
@@ -213,7 +212,6 @@ class Server:
                 system.trainer.config,
                 system.socket,
                 MODEL,
-                lends=system.lends,
                 server=self.http.url,
             )
             system.ranks.call(build, job, checkpoint, only=[rank])

@@ -41,7 +41,7 @@ def _check(saved, checkpoint, loader, **rank) -> None:
 
 @pytest.mark.parametrize("model", ["qwen3_moe", "glm4_moe"])
 def test_two_ranks_with_the_plugin_have_every_version_when_their_updates_answer(
-    model, lends, training, vllm_ranks, vllm_loader, vllm_checkpoints, tmp_path
+    model, training, vllm_ranks, vllm_loader, vllm_checkpoints, tmp_path
 ):
     trainer, checkpoint, socket = training(model)
     ranks = [(rank, {"tensor": (2, number), "expert_parallel": True}) for number, rank in enumerate(vllm_ranks)]
@@ -52,7 +52,7 @@ def test_two_ranks_with_the_plugin_have_every_version_when_their_updates_answer(
         rank.ask("load", checkpoint=other)
         rank.ask("pretend_expert_backend", name="TRITON")
         rank.ask("create_engine", backend="lockstep")
-        rank.ask("init", init_info={"socket": str(socket), "model": MODEL, "lend": lends})
+        rank.ask("init", init_info={"socket": str(socket), "model": MODEL})
     for version in range(1, _VERSIONS + 1):
         for rank, _ in ranks:
             rank.start("update", update_info={"version": version, "timeout_s": 30})
@@ -67,14 +67,14 @@ def test_two_ranks_with_the_plugin_have_every_version_when_their_updates_answer(
 
 
 def test_a_follower_of_latent_attention_serves_every_version(
-    lends, training, vllm_ranks, vllm_loader, vllm_checkpoints, tmp_path
+    training, vllm_ranks, vllm_loader, vllm_checkpoints, tmp_path
 ):
     trainer, checkpoint, socket = training("deepseek_v3")
     other, _ = vllm_checkpoints.get("deepseek_v3")
     rank = vllm_ranks[0]
     rank.ask("build", checkpoint=other, tensor=(1, 0), data=(1, 0), expert_parallel=False)
     rank.ask("load", checkpoint=other)
-    rank.ask("follow", model=MODEL, socket=str(socket), engine="vllm", family="deepseek_v3", lend=lends)
+    rank.ask("follow", model=MODEL, socket=str(socket), engine="vllm", family="deepseek_v3")
     for version in range(1, _VERSIONS + 1):
         rank.ask("save", output=tmp_path / "held.safetensors", version=version)
         _check(tmp_path / "held.safetensors", checkpoint, vllm_loader)

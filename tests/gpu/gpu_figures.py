@@ -11,7 +11,7 @@ import time
 from typing import Any, Iterator
 
 import torch
-from gpu_models import LENDS, Weights, exporter, follower, module
+from gpu_models import Weights, exporter, follower, module
 from gpu_probe import PinnedCopy, say
 from gpu_run import NOT_RUN
 from harness import Agent, Cluster, roomy_directory
@@ -152,26 +152,22 @@ def fp32() -> None:
 
 
 def pause() -> None:
-    """How long a module stands still for 1 % of changes: written by its own process, and lent."""
-    for lend in LENDS:
-        with cluster() as daemons:
-            weights = large(torch.bfloat16, 5)
-            agent = daemons.agent(threads=THREADS)
-            socket = daemons.directory / "engine.sock"
-            daemons.receiver(agent, engine_load="in-place", engine_socket=socket, threads=THREADS)
-            own = Publishing(agent, weights)
-            engine = module(weights)
-            with follower(engine, socket, lend=lend) as follows:
-                for _ in range(REPEATS + 3):
-                    own.seconds()
-                    follows.wait_for(own.version, timeout=60)
-                pauses = follows.pauses[-REPEATS:]
-            own.close()
-        taken = 1000 * statistics.median(pauses)
-        if lend:
-            say("figure", name="pause_gpu_lent", value=taken, unit="ms", model_bytes=weights.bf16_bytes, values=pauses)
-        else:
-            figure("pause_gpu", taken, "ms", "5 ms", taken / 5, "<= 1", taken <= 5, weights, values=pauses)
+    """How long a module stands still for 1 % of changes."""
+    with cluster() as daemons:
+        weights = large(torch.bfloat16, 5)
+        agent = daemons.agent(threads=THREADS)
+        socket = daemons.directory / "engine.sock"
+        daemons.receiver(agent, engine_load="in-place", engine_socket=socket, threads=THREADS)
+        own = Publishing(agent, weights)
+        engine = module(weights)
+        with follower(engine, socket) as follows:
+            for _ in range(REPEATS + 3):
+                own.seconds()
+                follows.wait_for(own.version, timeout=60)
+            pauses = follows.pauses[-REPEATS:]
+        own.close()
+    taken = 1000 * statistics.median(pauses)
+    figure("pause_gpu", taken, "ms", "5 ms", taken / 5, "<= 1", taken <= 5, weights, values=pauses)
 
 
 FIGURES = {function.__name__: function for function in (publish, fp32, pause)}

@@ -22,7 +22,6 @@ KEYS = ("digest", "sources", "date", "device", "driver", "finished", "passed", "
 ALSO = (
     "export_plugin/exporter/copy_engine.h",
     "export_plugin/exporter/exporter.cc",
-    "raas_receiver/placement/memory/target_memory.h",
     "tests/gpu/run.sh",
 )
 WHERE = ("export_plugin", "kernels", "raas_receiver", "python/lockstep", "trainer_agent", "bazel")

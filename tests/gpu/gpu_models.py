@@ -16,7 +16,6 @@ import lockstep
 
 ON_GPU = DEVICE != "cpu"
 DTYPES = (torch.bfloat16, torch.float32)
-LENDS = (False, True)  # whether a follower lends its memory to the receiver, or writes it itself
 SHARES = (0.01, 0.0001, 0.3, 0.0, 0.9)  # of elements that change, version by version
 # Of float32 in raw bits: ties, what overflows when it is rounded, denormals, both zeros, infinities, NaNs.
 SPECIAL = (0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x00000001, 0x80000000, 0x7F800000, 0x7F800001, 0x7FC12345, 0xFFFFFFFF)
@@ -123,10 +122,8 @@ def module(weights: Weights, device: str = DEVICE) -> torch.nn.Module:
     return made.requires_grad_(False).eval()
 
 
-def follower(engine: torch.nn.Module, socket: Path, *, lend: bool = False, **options: Any) -> lockstep.Follower:
-    """Of the receiver that has this engine socket. `lend` as in LENDS."""
-    if lend:
-        options["lend"] = True
+def follower(engine: torch.nn.Module, socket: Path, **options: Any) -> lockstep.Follower:
+    """Of the receiver that has this engine socket."""
     return lockstep.Follower(engine, model=MODEL, socket=socket, **options)
 
 

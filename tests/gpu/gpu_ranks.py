@@ -10,19 +10,10 @@ from ranks import Rank
 import lockstep
 
 
-def follow(rank: Rank, socket: Path, lend: bool) -> None:
+def follow(rank: Rank, socket: Path) -> None:
     """Attaches a module of small weights."""
     rank.engine = module(Weights(torch.bfloat16))
-    rank.follower = follower(rank.engine, socket, lend=lend)
-
-
-def follow_outcome(rank: Rank, socket: Path, lend: bool) -> str:
-    """The error with which attaching was refused; "" when it was not."""
-    try:
-        follow(rank, socket, lend)
-    except lockstep.Error as error:
-        return str(error)
-    return ""
+    rank.follower = follower(rank.engine, socket)
 
 
 def served_unlike(rank: Rank, version: int, expected: "dict[str, torch.Tensor]") -> "list[str]":

@@ -1,4 +1,4 @@
-"""A live module in GPU memory follows a training in place, both when it writes its own memory and when it lends it."""
+"""A live module in GPU memory follows a training in place."""
 
 import threading
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 from gpu_models import (
     DTYPES,
-    LENDS,
     ON_GPU,
     Weights,
     agent_with_receiver,
@@ -16,11 +15,10 @@ from gpu_models import (
     module,
     unlike,
 )
-from gpu_ranks import follow, follow_outcome, late_unlike, read_late, served_unlike
+from gpu_ranks import follow, late_unlike, read_late, served_unlike
 from ranks import Ranks
 
 VERSIONS = 20
-LENT = pytest.mark.parametrize("lend", LENDS, ids=lambda lend: "lends" if lend else "writes-itself")
 
 
 class Reader(threading.Thread):
@@ -41,14 +39,13 @@ class Reader(threading.Thread):
         return sum(int(tensor.view(torch.int16).sum(dtype=torch.int64)) for tensor in self.engine.state_dict().values())
 
 
-@LENT
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_twenty_versions_are_in_a_live_module_bit_for_bit(cluster, dtype, lend):
+def test_twenty_versions_are_in_a_live_module_bit_for_bit(cluster, dtype):
     agent, _, socket = agent_with_receiver(cluster)
     weights, twin = Weights(dtype), Weights(dtype, "cpu")
     engine = module(weights)
     places = {name: tensor.data_ptr() for name, tensor in engine.state_dict().items()}
-    with exporter(agent.socket, weights) as trainer, follower(engine, socket, lend=lend) as follows:
+    with exporter(agent.socket, weights) as trainer, follower(engine, socket) as follows:
         reader = Reader(engine, follows)
         for version in range(1, VERSIONS + 1):
             weights.step()
@@ -66,14 +63,13 @@ def test_twenty_versions_are_in_a_live_module_bit_for_bit(cluster, dtype, lend):
         assert places == {name: tensor.data_ptr() for name, tensor in engine.state_dict().items()}
 
 
-@LENT
-def test_a_module_with_two_halves_follows(cluster, lend):
+def test_a_module_with_two_halves_follows(cluster):
     agent, _, socket = agent_with_receiver(cluster)
     weights, twin = Weights(torch.bfloat16), Weights(torch.bfloat16, "cpu")
     engine = module(weights)
     with (
         exporter(agent.socket, weights) as trainer,
-        follower(engine, socket, lend=lend, double_buffered=True) as follows,
+        follower(engine, socket, double_buffered=True) as follows,
     ):
         for version in range(1, 8):
             weights.step()
@@ -83,13 +79,12 @@ def test_a_module_with_two_halves_follows(cluster, lend):
                 assert unlike(engine.state_dict(), twin.step().published()) == [], f"version {version}"
 
 
-@LENT
-def test_what_an_engine_queued_before_it_was_held_reads_the_weights_of_before(cluster, lend):
+def test_what_an_engine_queued_before_it_was_held_reads_the_weights_of_before(cluster):
     agent, _, socket = agent_with_receiver(cluster)
     weights = Weights(torch.bfloat16)
     with exporter(agent.socket, weights) as trainer, Ranks(1, start="spawn", timeout_s=90) as engines:
         trainer.publish(1)
-        engines.call(follow, socket, lend)
+        engines.call(follow, socket)
         for version in (2, 3):
             before = weights.published()
             assert engines.call(served_unlike, version - 1, before) == [[]]
@@ -101,12 +96,11 @@ def test_what_an_engine_queued_before_it_was_held_reads_the_weights_of_before(cl
 
 
 @gpu_only
-@LENT
-def test_a_graph_that_was_captured_before_an_update_replays_with_the_new_weights(cluster, lend):
+def test_a_graph_that_was_captured_before_an_update_replays_with_the_new_weights(cluster):
     agent, _, socket = agent_with_receiver(cluster)
     weights = Weights(torch.bfloat16)
     engine = module(weights)
-    with exporter(agent.socket, weights) as trainer, follower(engine, socket, lend=lend) as follows:
+    with exporter(agent.socket, weights) as trainer, follower(engine, socket) as follows:
         trainer.publish(1)
         follows.wait_for(1, timeout=60)
         with follows.serving(timeout=60):
@@ -127,14 +121,13 @@ def test_a_graph_that_was_captured_before_an_update_replays_with_the_new_weights
 
 
 @gpu_only
-def test_expandable_memory_is_written_by_its_own_process_and_cannot_be_lent(cluster, monkeypatch):
+def test_expandable_memory_is_written_by_its_own_process(cluster, monkeypatch):
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     agent, _, socket = agent_with_receiver(cluster)
     weights = Weights(torch.bfloat16)
     with exporter(agent.socket, weights) as trainer, Ranks(1, start="spawn", timeout_s=90) as engines:
         trainer.publish(1)
-        assert "expandable" in engines.call(follow_outcome, socket, True)[0]
-        engines.call(follow, socket, False)
+        engines.call(follow, socket)
         for version in (2, 3):
             weights.step()
             trainer.publish(version)

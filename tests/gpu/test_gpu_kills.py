@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from gpu_models import DTYPES, LENDS, Weights, agent_with_receiver, exporter, follower, module, twin_of, unlike
+from gpu_models import DTYPES, Weights, agent_with_receiver, exporter, follower, module, twin_of, unlike
 from gpu_ranks import publish, publish_on, train
 from harness import wait_until
 from ranks import Ranks
@@ -51,13 +51,12 @@ def settled(agent, receiver, run) -> int:
     return first["newest_version"] if newest(agent) == first["newest_version"] else 0
 
 
-@pytest.mark.parametrize("lend", LENDS, ids=lambda lend: "lends" if lend else "writes-itself")
-def test_a_receiver_is_killed_while_a_module_is_written(cluster, lend):
+def test_a_receiver_is_killed_while_a_module_is_written(cluster):
     agent, receiver, socket = agent_with_receiver(cluster)
     weights = Weights(torch.bfloat16)
     engine, when = module(weights), random.Random(4)
     kept = {}
-    with exporter(agent.socket, weights) as trainer, follower(engine, socket, lend=lend) as follows:
+    with exporter(agent.socket, weights) as trainer, follower(engine, socket) as follows:
         for version in range(1, ROUNDS + 1):
             weights.step()
             kept[version] = weights.published()

@@ -189,7 +189,7 @@ def pack(tmp_path):
     for file in [*HERE.glob("gpu_*.py"), *HERE.glob("test_gpu_*.py"), HERE / "run.sh"]:
         (root / "tests/gpu" / file.name).write_bytes(file.read_bytes())
     (root / "tests/gpu/run.sh").chmod(0o755)
-    (root / "cpp_tests").write_text("cuda_memory_test\n")
+    (root / "cpp_tests").write_text("cuda_copy_engine_test\n")
     (root / "sources.json").write_text(json.dumps(ABOUT))
     return root
 

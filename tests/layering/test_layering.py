@@ -134,16 +134,6 @@ ALLOWED = {
         "common/layout",
         "raas_receiver/placement/description",
     },
-    "raas_receiver/placement/memory": {
-        "common/base",
-        "common/os",
-        "common/layout",
-        "common/gpu",  # only with --config=cuda
-        "kernels",
-        "kernels/cuda",  # only with --config=cuda
-        "raas_receiver/placement/description",
-        "@cuda",  # only with --config=cuda
-    },
     "raas_receiver/placement/writes": {
         "common/base",
         "common/os",
@@ -151,7 +141,6 @@ ALLOWED = {
         "common/layout",
         "common/payload",
         "kernels",
-        "raas_receiver/placement/memory",
         "raas_receiver/placement/plan",
         "raas_receiver/replica",
     },
@@ -162,7 +151,6 @@ ALLOWED = {
         "common/model",
         "common/telemetry",
         "raas_receiver/placement/description",
-        "raas_receiver/placement/memory",
         "raas_receiver/placement/plan",
         "raas_receiver/placement/rules",
         "raas_receiver/placement/writes",

@@ -66,7 +66,7 @@ class Receiver(Daemon):
     Attributes:
         name: what it calls itself, for the agent's status and ``wait_served(receivers=[name])``.
         root: where it publishes.
-        engine_socket: where an engine lends its memory; "" unless with ``engine_load="in-place"``.
+        engine_socket: where an engine's ranks attach; "" unless with ``engine_load="in-place"``.
     """
 
     name: str

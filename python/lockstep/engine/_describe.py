@@ -7,8 +7,7 @@ from lockstep.engine._memory import Location, packed
 from lockstep.engine._options import DescribeOptions
 from lockstep.engine._parameters import Parameter, json_of, parameters_of
 
-_FORMAT = 1
-_FORMAT_OF_OWN_MEMORY = 2
+_FORMAT = 3
 
 
 def describe(module: Any, **options: Any) -> "dict[str, Any]":
@@ -24,8 +23,7 @@ def describe(module: Any, **options: Any) -> "dict[str, Any]":
     given = DescribeOptions(**options)
     engine, parameters = parameters_of(module, given)
     offsets, total = packed(parameters)
-    halves = [[{"kind": "host", "bytes": total}]]
-    return description_of(engine, given, parameters, [Location(0, offset) for offset in offsets], halves)
+    return description_of(engine, given, parameters, [Location(0, offset) for offset in offsets], [[total]])
 
 
 def description_of(
@@ -33,9 +31,10 @@ def description_of(
     options: DescribeOptions,
     parameters: "Sequence[Parameter]",
     locations: "Sequence[Location]",
-    halves: "list[list[dict[str, Any]]]",
+    halves: "Sequence[Sequence[int]]",
 ) -> "dict[str, Any]":
-    """The description of parameters that lie at ``locations``, by the rules of ``engine``."""
+    """The description of parameters that lie at ``locations``, by the rules of ``engine``; ``halves``: the bytes of each
+    one's memories."""
     groups = {
         "tensor": options.tensor_parallel,
         "expert": options.expert_parallel,
@@ -52,9 +51,8 @@ def description_of(
         place["family"] = options.family
     place["key_value_heads"] = options.key_value_heads
     place["fused_shared_experts"] = options.fused_shared_experts
-    own = any(memory["kind"] == "own" for half in halves for memory in half)
     return {
-        "format": _FORMAT_OF_OWN_MEMORY if own else _FORMAT,
+        "format": _FORMAT,
         "rank": options.rank,
         "world": options.world,
         "place": place,

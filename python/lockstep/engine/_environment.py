@@ -1,6 +1,5 @@
 """What the plugins follow: $LOCKSTEP_ENGINE_SOCKET, the receiver's ``--engine-socket``; $LOCKSTEP_MODEL, its name for the
-model; $LOCKSTEP_ENGINE_NAME, which distinguishes several engines of one model; $LOCKSTEP_ENGINE_LEND, 1 for memory that
-the receiver writes."""
+model; $LOCKSTEP_ENGINE_NAME, which distinguishes several engines of one model."""
 
 import os
 from typing import NamedTuple
@@ -12,7 +11,6 @@ class Followed(NamedTuple):
     socket: str
     model: str
     engine_name: str
-    lend: bool
 
 
 def follows() -> bool:
@@ -29,12 +27,4 @@ def followed() -> Followed:
         socket=os.environ["LOCKSTEP_ENGINE_SOCKET"],
         model=os.environ["LOCKSTEP_MODEL"],
         engine_name=os.environ.get("LOCKSTEP_ENGINE_NAME", "default"),
-        lend=_switch("LOCKSTEP_ENGINE_LEND"),
     )
-
-
-def _switch(variable: str) -> bool:
-    value = os.environ.get(variable, "0")
-    if value not in ("0", "1"):
-        raise BadDataError(f"${variable} is {value!r}; it is 0 or 1")
-    return value == "1"

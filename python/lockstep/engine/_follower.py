@@ -17,9 +17,8 @@ from lockstep.engine._connection import Connection, Message, MessageType
 from lockstep.engine._control_page import ControlPage, EngineState
 from lockstep.engine._describe import description_of
 from lockstep.engine._gate import Gate
-from lockstep.engine._memory import Location, lend, on_device, synchronize
+from lockstep.engine._memory import Location, keep, on_device, synchronize
 from lockstep.engine._options import DescribeOptions
-from lockstep.engine._own_memory import keep
 from lockstep.engine._own_writes import ORDERS, OwnWrites
 from lockstep.engine._parameters import parameters_of
 from lockstep.engine._served import Served
@@ -44,7 +43,7 @@ class Follower:
             answer = model(prompt)  # weights do not change inside; all of it is by served.run and served.version
 
     A process that is forked off has a closed follower: it is not held. What it has of the module stays as it was
-    at the fork, perhaps a mix; where memory is lent it is written on.
+    at the fork, perhaps a mix.
 
     Args:
         module: what this rank has of the model.
@@ -52,10 +51,8 @@ class Follower:
         socket: the receiver's ``--engine-socket``.
         engine_name: the ranks of one engine have one name; several engines of one model have different ones.
         double_buffered: two halves of memory, one written while the other is read; an update is a flip. It takes the
-            memory of the parameters once more, and moves them: not for CUDA graphs.
-        lend: the receiver writes. CPU parameters are moved into shared memory, once, when the follower is made, and
-            with them all that modules keep in their memory; GPU parameters stay where they are and are shared by CUDA
-            IPC, in memory of cudaMalloc. The modules, their Parameter objects, dtypes, strides, views and ties stay.
+            memory of the parameters once more, and moves them, with all that modules keep in their memory: not for CUDA
+            graphs. The modules, their Parameter objects, dtypes, strides, views and ties stay.
         gate: False for servers that are paused by the receiver's driver: a HOLD is answered at once, and ``serving`` is
             not to be used.
         after_write: called in the follower's thread with the version after each new one was written, before anybody
@@ -63,8 +60,7 @@ class Follower:
         options: those of ``DescribeOptions``, as ``describe`` takes them.
 
     Raises:
-        BadDataError: the module cannot be described, or its memory not be lent; the text names the parameter.
-        ResourceExhaustedError: there is no room for the parameters in shared memory.
+        BadDataError: the module cannot be described, or its memory not be written; the text names the parameter.
     """
 
     def __init__(
@@ -75,7 +71,6 @@ class Follower:
         socket: "Union[str, os.PathLike[str]]",
         engine_name: str = "default",
         double_buffered: bool = False,
-        lend: bool = False,
         gate: bool = True,
         after_write: "Callable[[Served], Any] | None" = None,
         **options: Any,
@@ -86,7 +81,7 @@ class Follower:
         self._socket = os.fspath(socket)
         self._gated = gate
         self._after_write = after_write
-        description = self._describe(module, DescribeOptions(**options), double_buffered, lend)
+        description = self._describe(module, DescribeOptions(**options), double_buffered)
         attach = {"peer": LINE, "model": model, "engine": engine_name, "description": description}
         self._attach = json.dumps(attach if gate else {**attach, "gated": False}).encode()
         self._world = description["world"]
@@ -181,18 +176,15 @@ class Follower:
             self._connection.close()
             self._connection = None
 
-    def _describe(self, module: Any, options: DescribeOptions, double_buffered: bool, lends: bool) -> "dict[str, Any]":
+    def _describe(self, module: Any, options: DescribeOptions, double_buffered: bool) -> "dict[str, Any]":
         """The description of the module's parameters, which lie where they are followed from here on."""
         engine, self._parameters = parameters_of(module, options)
         # Checked before anything moves.
         description_of(engine, options, self._parameters, [Location(0, 0)] * len(self._parameters), [])
-        self._own: "OwnWrites | None" = None  # of memory that is not lent
-        if lends:
-            self._memory = lend(module, self._parameters, double_buffered)
-        else:
-            self._memory = keep(module, self._parameters, double_buffered)
-            self._own = OwnWrites(self._memory.places)
-        return description_of(engine, options, self._parameters, self._memory.locations, self._memory.descriptions)
+        self._memory = keep(module, self._parameters, double_buffered)
+        self._own = OwnWrites(self._memory.places)
+        halves = [[place.size for place in half] for half in self._memory.places]
+        return description_of(engine, options, self._parameters, self._memory.locations, halves)
 
     # --- the follower's thread ---
 
@@ -208,14 +200,12 @@ class Follower:
                 except Exception as error:  # whatever it is, the module must not be left half-followed in silence
                     self._error = str(error) or repr(error)
                     refused = isinstance(error, _Refused)
-                if self._own is not None:
-                    self._own.drop()
+                self._own.drop()
                 self._count_refusals(refused)
                 if self._had_serve:  # to attach is not enough: each time the receiver pauses and writes the engine
                     pause = _FIRST_PAUSE_SECONDS
                 self._stopping.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-        self._memory.close()
 
     def _count_refusals(self, refused: bool) -> None:
         """After a connection. One without an end to refusals is an error for who waits; the follower tries on."""
@@ -228,8 +218,7 @@ class Follower:
         """One connection, until it ends: always by an exception."""
         with self._connected() as connection:
             attached_with = self._current if self._held_since is None else None
-            body = Message(MessageType.ATTACH, attached_with, self._half, self._attach, self._memory.fds)
-            connection.send(body)
+            connection.send(Message(MessageType.ATTACH, attached_with, self._half, self._attach))
             while True:
                 try:
                     message = connection.receive()
@@ -257,8 +246,8 @@ class Follower:
     def _answer(self, connection: Connection, message: Message) -> None:
         if message.type == MessageType.ATTACHED:
             self._take_page(message)
-        elif self._own is not None and self._page is not None and message.type in ORDERS:
-            self._obey(self._own, connection, message)
+        elif self._page is not None and message.type in ORDERS:
+            self._obey(connection, message)
         elif message.fds:
             for fd in message.fds:
                 os.close(fd)
@@ -276,14 +265,13 @@ class Follower:
             self._resume(message.version, message.half)
             self._had_serve = True
             connection.send(Message(MessageType.SERVING))
-            if self._own is not None:
-                self._own.tidy()
+            self._own.tidy()
         else:
             raise ProtocolError(f"{self._socket}: a receiver does not send {message.type.name}")
 
-    def _obey(self, own: OwnWrites, connection: Connection, order: Message) -> None:
+    def _obey(self, connection: Connection, order: Message) -> None:
         try:
-            answer = own.obey(order, self._half if self._held_since is None else None)
+            answer = self._own.obey(order, self._half if self._held_since is None else None)
         except Exception as error:
             connection.send(Message(MessageType.REFUSED, body=(str(error) or repr(error)).encode()[:_REASON_BYTES]))
             raise
@@ -309,9 +297,9 @@ class Follower:
 
     def _resume(self, served: Served, half: int) -> None:
         """The module reads ``served`` in ``half`` from here on. After an exception it stays held."""
-        if half >= len(self._memory.descriptions):
+        if half >= len(self._memory.places):
             raise ProtocolError(f"{self._socket}: {served} cannot be in half {half}: there is none")
-        if self._own is not None and not self._own.has(served, half):
+        if not self._own.has(served, half):
             raise ProtocolError(f"{self._socket}: {served} cannot be in half {half}: {self._own.holds[half]} is")
         served = next((known for known in (self._announced, self._current) if known == served), served)
         if half != self._half:
@@ -338,16 +326,15 @@ class Follower:
         self._derived = served
 
     def _resume_by_page(self, attached_with: "Served | None") -> None:
-        """The receiver has ended the connection. A rank that is not held was not written. One that is held
-        resumes where the page names its version, and else stays held: its memory may be a mix (FORMAT.md, "When the
-        connection ends")."""
+        """The receiver has ended the connection. A rank that is not held goes on. One that is held resumes where the page
+        names its version, and else stays held: its memory may be a mix (FORMAT.md, "When the connection ends")."""
         if self._held_since is None or self._page is None:
             return
         page = self._page.read()
         ours = page.changes != self._changes_at_attach or self._had_serve or page.version == attached_with
-        if self._own is not None and page.version is not None:
-            ours = ours and self._own.has(page.version, page.half)
-        if page.state == EngineState.SERVING and page.version is not None and ours:
+        if page.state != EngineState.SERVING or page.version is None:
+            return
+        if ours and self._own.has(page.version, page.half):
             self._resume(page.version, page.half)
 
 

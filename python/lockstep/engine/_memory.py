@@ -1,14 +1,12 @@
-"""Memory of a module's parameters that another process can write: memfds, or GPU memory by CUDA IPC."""
+"""Memory of a module's parameters, which nobody but this process writes."""
 
 import contextlib
-import os
 from dataclasses import dataclass
 from typing import Any, Iterator, Sequence, Tuple
 
 import torch
 
 from lockstep.core.errors import BadDataError
-from lockstep.core.shared_memory import sealed_memory
 from lockstep.engine._aliases import aliases_of
 from lockstep.engine._parameters import Parameter
 
@@ -26,37 +24,92 @@ class Location:
 
 
 @dataclass(frozen=True)
-class Allocation:
-    """What ``cudaMalloc`` gave, as another process opens it: its GPU's number here, and its IPC handle."""
+class Place:
+    """Where a memory of the description lies in this process."""
 
-    device: int
-    handle: bytes
+    device: torch.device
+    address: int
+    size: int
 
-    def description(self, offset: int, size: int) -> "dict[str, Any]":
-        """Of ``size`` bytes from ``offset`` on."""
-        return {
-            "kind": "cuda",
-            "bytes": size,
-            "device": f"GPU-{torch.cuda.get_device_properties(self.device).uuid}",
-            "handle": self.handle.hex(),
-            "offset": offset,
-        }
+    @property
+    def end(self) -> int:
+        return self.address + self.size
 
 
-@dataclass(frozen=True)
-class InAllocation:
-    """A place in an allocation."""
+class InPlace:
+    """The parameters' own memory, where it is: one half, a memory for each stretch that they lie in.
 
-    allocation: Allocation
-    offset: int
+    Attributes:
+        locations: of each parameter, the same in all halves.
+        places: of each half's memories.
+    """
+
+    def __init__(self, parameters: "Sequence[Parameter]") -> None:
+        self._kept = [own.tensor.detach() for own in parameters]  # the memory stays, whatever becomes of the module
+        places: "list[Place]" = []
+        self.locations = [Location(0, 0)] * len(parameters)
+        for index in sorted(range(len(parameters)), key=lambda k: _where(parameters[k])):
+            own = parameters[index]
+            if own.span_bytes == 0:  # it lies nowhere
+                continue
+            if places and places[-1].device == own.tensor.device and own.address <= places[-1].end:
+                end = max(places[-1].end, own.address + own.span_bytes)
+                places[-1] = Place(places[-1].device, places[-1].address, end - places[-1].address)
+            else:
+                places.append(Place(own.tensor.device, own.address, own.span_bytes))
+            self.locations[index] = Location(len(places) - 1, own.address - places[-1].address)
+        self.places = [places or [Place(parameters[0].tensor.device, 0, 1)]]
+
+    def switch(self, half: int) -> None:
+        """There is one."""
 
 
-@dataclass
-class _Extent:
-    """The part of an allocation that parameters lie in."""
+def _where(own: Parameter) -> "tuple[str, int, int]":
+    return str(own.tensor.device), own.address, -own.span_bytes
 
-    begin: int
-    end: int
+
+class Halves:
+    """Two memories that are made for the parameters: each holds all of them, and they are moved into the first, with the
+    ``aliases`` that lie in their memory. ``locations`` and ``places`` as ``InPlace``.
+    """
+
+    def __init__(self, parameters: "Sequence[Parameter]", aliases: "Sequence[Parameter]") -> None:
+        self._moved = [*parameters, *aliases]
+        self._offsets, size = packed(self._moved)
+        self.locations = [Location(0, offset) for offset in self._offsets[: len(parameters)]]
+        device = parameters[0].tensor.device
+        self._halves = [torch.zeros(size, dtype=torch.uint8, device=device) for _ in range(2)]
+        self.places = [[Place(device, half.data_ptr(), size)] for half in self._halves]
+        self._views = [[self._view(half, k) for k in range(len(self._moved))] for half in self._halves]
+        for parameter, view in zip(self._moved, self._views[0]):
+            view.copy_(parameter.tensor.detach())
+            parameter.tensor.data = view
+        self._halves[1].copy_(self._halves[0])
+
+    def switch(self, half: int) -> None:
+        """The module reads ``half`` from here on. Nothing may read it meanwhile."""
+        for parameter, view in zip(self._moved, self._views[half]):
+            parameter.tensor.data = view
+
+    def _view(self, half: torch.Tensor, index: int) -> torch.Tensor:
+        parameter, offset = self._moved[index], self._offsets[index]
+        if parameter.span_bytes == 0:
+            return parameter.tensor.data
+        elements = half[offset : offset + parameter.span_bytes].view(parameter.tensor.dtype)
+        return elements.as_strided(parameter.shape, parameter.strides)
+
+
+def keep(module: Any, parameters: "Sequence[Parameter]", double_buffered: bool) -> "InPlace | Halves":
+    """The memory that the parameters lie in afterwards. BadDataError: they lie where nobody can write, or what shares
+    their memory cannot move with them."""
+    devices = {parameter.tensor.device for parameter in parameters}
+    if not {device.type for device in devices} <= {"cpu", "cuda"}:
+        raise BadDataError(f"parameters on {', '.join(sorted(map(str, devices)))}: they must be on the CPU or on GPUs")
+    if not double_buffered:
+        return InPlace(parameters)
+    if len(devices) > 1:
+        raise BadDataError("parameters on several devices cannot be double-buffered")
+    return Halves(parameters, aliases_of(module, parameters))
 
 
 def packed(parameters: "Sequence[Parameter]") -> "Tuple[list[int], int]":
@@ -77,160 +130,6 @@ def packed(parameters: "Sequence[Parameter]") -> "Tuple[list[int], int]":
         block_end = max(block_end, parameter.address + parameter.span_bytes)
         end = max(end, offsets[index] + parameter.span_bytes)
     return offsets, max(-(-end // _PAGE_BYTES), 1) * _PAGE_BYTES
-
-
-class MadeMemory:
-    """Memory that is made for the parameters: each half holds all of them, and they are moved into the first, with the
-    ``aliases`` that lie in their memory.
-
-    Attributes:
-        locations: of each parameter, the same in both halves.
-        descriptions: of each half, as in raas_receiver/placement/description/FORMAT.md.
-        fds: one for each half of host memory.
-    """
-
-    def __init__(self, parameters: "Sequence[Parameter]", aliases: "Sequence[Parameter]", halves: int) -> None:
-        self._moved = [*parameters, *aliases]
-        self._offsets, self._bytes = packed(self._moved)
-        self.locations = [Location(0, offset) for offset in self._offsets[: len(parameters)]]
-        self.fds: "list[int]" = []
-        self.descriptions: "list[list[dict[str, Any]]]" = []
-        try:
-            self._halves = [self._make_half() for _ in range(halves)]
-            self._views = [[self._view(half, k) for k in range(len(self._moved))] for half in self._halves]
-        except BaseException:
-            self.close()
-            raise
-        for parameter, view in zip(self._moved, self._views[0]):
-            view.copy_(parameter.tensor.detach())
-            parameter.tensor.data = view
-        for half in self._halves[1:]:
-            half.copy_(self._halves[0])
-
-    def switch(self, half: int) -> None:
-        """The module reads ``half`` from here on. Nothing may read it meanwhile."""
-        for parameter, view in zip(self._moved, self._views[half]):
-            parameter.tensor.data = view
-
-    def close(self) -> None:
-        """The descriptors; memory lives as long as its tensors."""
-        while self.fds:
-            os.close(self.fds.pop())
-
-    def _make_half(self) -> torch.Tensor:
-        raise NotImplementedError
-
-    def _view(self, half: torch.Tensor, index: int) -> torch.Tensor:
-        parameter, offset = self._moved[index], self._offsets[index]
-        if parameter.span_bytes == 0:
-            return parameter.tensor.data
-        elements = half[offset : offset + parameter.span_bytes].view(parameter.tensor.dtype)
-        return elements.as_strided(parameter.shape, parameter.strides)
-
-
-class HostMemory(MadeMemory):
-    """A sealed memfd for each half."""
-
-    def _make_half(self) -> torch.Tensor:
-        fd, memory = sealed_memory("lockstep-engine", self._bytes, "parameters")
-        self.fds.append(fd)
-        self.descriptions.append([{"kind": "host", "bytes": self._bytes}])
-        return torch.frombuffer(memory, dtype=torch.uint8)
-
-
-class CudaMemory(MadeMemory):
-    """An allocation of its own on the GPU for each half."""
-
-    def _make_half(self) -> torch.Tensor:
-        half = torch.empty(self._bytes, dtype=torch.uint8, device=self._moved[0].tensor.device)
-        shared = _exported(half.untyped_storage())
-        self.descriptions.append([shared.allocation.description(shared.offset, self._bytes)])
-        return half
-
-
-class CudaExport:
-    """The parameters' own GPU memory, where it is; CUDA graphs that captured its addresses stay valid.
-
-    ``locations``, ``descriptions`` and ``fds`` as MadeMemory.
-    """
-
-    def __init__(self, parameters: "Sequence[Parameter]") -> None:
-        self.fds: "list[int]" = []
-        storages: "dict[int, InAllocation]" = {}
-        found = []
-        for parameter in parameters:
-            storage = parameter.tensor.untyped_storage()
-            if storage.data_ptr() not in storages:
-                storages[storage.data_ptr()] = _exported(storage, parameter.name)
-            base = storages[storage.data_ptr()]
-            found.append(InAllocation(base.allocation, base.offset + parameter.address - storage.data_ptr()))
-        self.locations, memories = _memories_of(found, [parameter.span_bytes for parameter in parameters])
-        self.descriptions = [memories]
-
-    def switch(self, half: int) -> None:
-        """There is one."""
-
-    def close(self) -> None:
-        """PyTorch keeps what was exported until the process ends."""
-
-
-def _memories_of(
-    found: "Sequence[InAllocation]", sizes: "Sequence[int]"
-) -> "Tuple[list[Location], list[dict[str, Any]]]":
-    """Each parameter's location, and each memory's description: one memory for each allocation, from its first
-    parameter's begin to its last one's end."""
-    extents: "dict[Allocation, _Extent]" = {}
-    for own, size in zip(found, sizes):
-        extent = extents.setdefault(own.allocation, _Extent(own.offset, own.offset))
-        extent.begin, extent.end = min(extent.begin, own.offset), max(extent.end, own.offset + size)
-    numbers = {allocation: number for number, allocation in enumerate(extents)}
-    locations = [Location(numbers[own.allocation], own.offset - extents[own.allocation].begin) for own in found]
-    memories = [own.description(extent.begin, extent.end - extent.begin) for own, extent in extents.items()]
-    return locations, memories
-
-
-def _exported(storage: Any, name: str = "") -> InAllocation:
-    """Where the storage begins in its allocation, which is shared from here on."""
-    try:
-        device, handle, _, offset, *_ = storage._share_cuda_()
-    except RuntimeError as error:
-        raise BadDataError(
-            f'parameter "{name}": its GPU memory cannot be shared ({error}). CUDA shares what cudaMalloc gave: start '
-            "the engine without expandable_segments, sleep mode and memory savers, or take versions from the directory"
-        ) from error
-    return InAllocation(Allocation(device, ipc_handle(bytes(handle), name)), offset)
-
-
-def ipc_handle(raw: bytes, name: str) -> bytes:
-    """The 64 bytes of cudaIpcMemHandle_t in what PyTorch answers: these alone, or behind a version and a kind."""
-    if len(raw) == 64:
-        return raw
-    if len(raw) == 66 and raw[1:2] == b"c":
-        return raw[2:]
-    if raw[1:2] == b"e":
-        raise BadDataError(
-            f'parameter "{name}": its GPU memory is an expandable segment, which CUDA IPC cannot share; start the '
-            "engine without expandable_segments in PYTORCH_CUDA_ALLOC_CONF"
-        )
-    raise BadDataError(
-        f'parameter "{name}": PyTorch {torch.__version__} gives an IPC handle of unknown form {raw[:2]!r}'
-    )
-
-
-def lend(module: Any, parameters: "Sequence[Parameter]", double_buffered: bool) -> Any:
-    """The memory that the parameters lie in afterwards. BadDataError: they lie where no other process can write, or
-    what shares their memory cannot move with them."""
-    kinds = {parameter.tensor.device.type for parameter in parameters}
-    if kinds == {"cpu"}:
-        return HostMemory(parameters, aliases_of(module, parameters), 2 if double_buffered else 1)
-    devices = {parameter.tensor.device for parameter in parameters}
-    if kinds != {"cuda"}:
-        raise BadDataError(f"parameters on {', '.join(sorted(map(str, devices)))}: they must be on the CPU or on GPUs")
-    if not double_buffered:
-        return CudaExport(parameters)
-    if len(devices) > 1:
-        raise BadDataError("parameters on several GPUs cannot be double-buffered")
-    return CudaMemory(parameters, aliases_of(module, parameters), 2)
 
 
 def synchronize(parameters: "Sequence[Parameter]") -> None:

@@ -7,7 +7,7 @@ import torch
 
 from lockstep.core.errors import ProtocolError
 from lockstep.engine._connection import Message, MessageType
-from lockstep.engine._own_memory import Place
+from lockstep.engine._memory import Place
 from lockstep.engine._served import Served
 from lockstep.engine._writer import Writer
 

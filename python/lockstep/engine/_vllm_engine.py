@@ -26,13 +26,11 @@ _PLAIN_EXPERT_BACKENDS = frozenset({"TRITON", "BATCHED_TRITON"})
 
 @dataclasses.dataclass
 class LockstepInitInfo(WeightTransferInitInfo):
-    """Body of /init_weight_transfer_engine: the receiver's engine socket, the model's name and this engine's; ``lend``: the
-    receiver writes the workers' memory, as of ``Follower``."""
+    """Body of /init_weight_transfer_engine: the receiver's engine socket, the model's name and this engine's."""
 
     socket: str
     model: str
     engine_name: str = "default"
-    lend: bool = False
 
 
 @dataclasses.dataclass
@@ -85,7 +83,6 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
                 expert_tensor_parallel=expert_tensor,
                 key_value_heads=getattr(config, "num_key_value_heads", 0),
                 leave_out=_VIEWS,
-                lend=init_info.lend,
                 gate=False,
             )
         except Error as error:

@@ -14,7 +14,7 @@ import torch
 
 from lockstep.core.errors import ProtocolError
 from lockstep.engine._devices import Cpu, device_of
-from lockstep.engine._own_memory import Place
+from lockstep.engine._memory import Place
 from lockstep.engine._portion import Portion, Rows, Run, open_portion
 
 _DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

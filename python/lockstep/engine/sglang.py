@@ -85,7 +85,6 @@ def _new_follower(model: Any) -> Follower:
         expert_tensor_parallel=(parallel.moe_tp_rank, parallel.moe_tp_size),
         key_value_heads=getattr(config, "num_key_value_heads", 0),
         fused_shared_experts=fused,
-        lend=where.lend,
         gate=False,
         after_write=_compute_of(model),
     )

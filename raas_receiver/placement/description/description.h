@@ -4,7 +4,6 @@
 // Pure functions, thread-safe.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
@@ -47,7 +46,7 @@ struct EngineParameter {
   model::DType dtype = model::DType::kBF16;  // its tensors', but for IsWidened
   layout::Extents shape;
   layout::Extents strides;    // in elements
-  uint32_t memory = 0;        // of RankDescription::memories
+  uint32_t memory = 0;        // position in a half
   uint64_t offset = 0;        // bytes from that memory's begin to the first element
   std::vector<Slice> slices;  // with `padding`, every element exactly once
   std::vector<Padding> padding;
@@ -71,32 +70,15 @@ struct EnginePlace {
   bool fused_shared_experts = false;  // shared experts lie behind the routed ones in the same stack (SGLang)
 };
 
-enum class MemoryKind : uint8_t { kHost, kCuda, kOwn };
-
-// One piece of a rank's memory: lent, for another process to write, or, kOwn, written by the rank itself.
-struct MemoryDescription {
-  MemoryKind kind = MemoryKind::kHost;
-  uint64_t bytes = 0;
-  // Of kCuda: the GPU's UUID and the IPC handle of the allocation, from whose base `offset` leads to the memory.
-  std::string device;
-  std::array<uint8_t, 64> handle{};
-  uint64_t offset = 0;
-};
-
 struct RankDescription {
   uint32_t rank = 0;   // of the engine's group
   uint32_t world = 1;  // ranks of the group
   EnginePlace place;
-  // One half: written in place while the engine is paused. Two of equal memories: one is written while the other is
-  // served. Halves of host memory have one memory each; own memory is not mixed with memory that is lent.
-  std::vector<std::vector<MemoryDescription>> halves;
+  // The bytes of each memory. One half: written in place while the engine is paused. Two of equal memories: one is
+  // written while the other is served.
+  std::vector<std::vector<uint64_t>> halves;
   std::vector<EngineParameter> parameters;
 };
-
-// Whether the rank writes its memory by itself.
-inline bool WritesItself(const RankDescription& rank) {
-  return !rank.halves.empty() && !rank.halves[0].empty() && rank.halves[0][0].kind == MemoryKind::kOwn;
-}
 
 // Whether an engine may hold a tensor of `tensor` in a parameter of `parameter`, though they differ: BF16 in F32. Such
 // an element is the tensor's in its upper half, and zeros in the lower.
@@ -106,9 +88,9 @@ bool IsWidened(model::DType tensor, model::DType parameter);
 layout::TensorView ViewOf(const EngineParameter& parameter);
 // Bytes from its first element's begin to its last element's end; 0 without elements. REQUIRES CheckPlace.
 uint64_t ExtentBytes(const EngineParameter& parameter);
-// kBadData unless the elements lie within the parameter's memory, each at a place of its own: by rising stride, every
-// dimension steps over all that is within it.
-Status CheckPlace(const EngineParameter& parameter, const std::vector<MemoryDescription>& memories);
+// kBadData unless the elements lie within the parameter's memory, one of those of `memory_bytes`, each at a place of
+// its own: by rising stride, every dimension steps over all that is within it.
+Status CheckPlace(const EngineParameter& parameter, const std::vector<uint64_t>& memory_bytes);
 
 // kBadData says what is wrong and where ("parameters[3].shape"): unknown or missing keys, wrong types, ranks or sizes
 // beyond the limits, elements outside their memory, strides that make elements overlap. Never trusts its input.

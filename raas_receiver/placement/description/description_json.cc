@@ -1,6 +1,4 @@
 // Descriptions from JSON.
-#include <algorithm>
-#include <tuple>
 #include <unordered_set>
 
 #include "common/json/json_reader.h"
@@ -10,8 +8,7 @@
 namespace lockstep::placement {
 namespace {
 
-constexpr uint32_t kOldestFormat = 1;
-constexpr uint32_t kFormat = 2;  // knows own memory
+constexpr uint32_t kFormat = 3;
 
 Status ReadGroup(const json::Json& json, const json::JsonPath& path, GroupPlace& group) {
   LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(json, path));
@@ -35,81 +32,20 @@ Status ReadPlace(const json::Json& json, const json::JsonPath& path, EnginePlace
   return object.Finish();
 }
 
-Status ReadHandle(const json::Json& json, const json::JsonPath& path, std::array<uint8_t, 64>& handle) {
-  if (json.is_string() && HexDecode(json.get_ref<const std::string&>(), handle)) return OkStatus();
-  return path.Bad(Cat("must be ", 2 * handle.size(), " hexadecimal digits"));
-}
-
-Status ReadMemory(const json::Json& json, const json::JsonPath& path, MemoryDescription& memory) {
-  LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(json, path));
-  std::string kind;
-  LS_RETURN_IF_ERROR(object.Read("kind", kind));
-  LS_RETURN_IF_ERROR(object.Read("bytes", memory.bytes));
-  if (memory.bytes == 0 || memory.bytes > model::kMaxDataBytes) return path.Bad(Cat("has ", memory.bytes, " bytes"));
-  if (kind == "cuda") {
-    memory.kind = MemoryKind::kCuda;
-    LS_RETURN_IF_ERROR(object.Read("device", memory.device));
-    LS_RETURN_IF_ERROR(object.Read("handle", memory.handle, ReadHandle));
-    LS_RETURN_IF_ERROR(object.Read("offset", memory.offset));
-    if (memory.offset > model::kMaxDataBytes)
-      return path.Bad(Cat("starts at byte ", memory.offset, " of its allocation"));
-  } else if (kind == "own") {
-    memory.kind = MemoryKind::kOwn;
-  } else if (kind != "host") {
-    return path.Bad(Cat("the kind \"", CleanText(kind, 100), "\" is none of \"host\", \"cuda\" and \"own\""));
-  }
-  return object.Finish();
-}
-
-// Two descriptions of one piece of a GPU's memory would have it written while it is served.
-Status CheckApart(const RankDescription& description, const json::JsonPath& path) {
-  std::vector<const MemoryDescription*> memories;
-  for (const auto& half : description.halves) {
-    for (const MemoryDescription& memory : half) {
-      if (memory.kind == MemoryKind::kCuda) memories.push_back(&memory);
-    }
-  }
-  const auto before = [](const MemoryDescription* a, const MemoryDescription* b) {
-    return std::tie(a->device, a->handle, a->offset) < std::tie(b->device, b->handle, b->offset);
-  };
-  std::sort(memories.begin(), memories.end(), before);
-  for (size_t i = 1; i < memories.size(); ++i) {
-    const MemoryDescription& a = *memories[i - 1];
-    const MemoryDescription& b = *memories[i];
-    if (a.device == b.device && a.handle == b.handle && b.offset < a.offset + a.bytes) {
-      return path.Bad(Cat("two memories have byte ", b.offset, " of one allocation on ", a.device));
-    }
-  }
-  return OkStatus();
-}
-
-Status CheckHalves(const RankDescription& description, const json::JsonPath& path) {
-  const auto& halves = description.halves;
-  if (halves.empty()) return path.Bad("must be one or two");
-  for (size_t half = 0; half < halves.size(); ++half) {
-    if (halves[half].size() != halves[0].size()) return path.Bad("have different numbers of memories");
-    for (size_t i = 0; i < halves[half].size(); ++i) {
-      const MemoryDescription& memory = halves[half][i];
-      if (memory.kind == MemoryKind::kHost && halves[half].size() > 1) {
-        return path.Bad("of host memory have one memory each");
-      }
-      if ((memory.kind == MemoryKind::kOwn) != (halves[0][0].kind == MemoryKind::kOwn)) {
-        return path.Bad("have own memory beside memory that is lent");
-      }
-      if (memory.kind != halves[0][i].kind || memory.bytes != halves[0][i].bytes) {
-        return path.Bad(Cat("have different memories ", i));
-      }
-    }
-  }
-  return CheckApart(description, path);
+Status ReadMemory(const json::Json& json, const json::JsonPath& path, uint64_t& bytes) {
+  LS_RETURN_IF_ERROR(json::ReadValue(json, path, bytes));
+  if (bytes >= 1 && bytes <= model::kMaxDataBytes) return OkStatus();
+  return path.Bad(Cat("has ", bytes, " bytes"));
 }
 
 Status ReadHalves(json::ObjectReader& object, RankDescription& description) {
-  const auto read_half = [](const json::Json& json, const json::JsonPath& path, std::vector<MemoryDescription>& half) {
+  const auto read_half = [](const json::Json& json, const json::JsonPath& path, std::vector<uint64_t>& half) {
     return json::ReadArray(json, path, kMaxMemories, half, ReadMemory);
   };
   LS_RETURN_IF_ERROR(object.ReadList("halves", kMaxHalves, description.halves, read_half));
-  return CheckHalves(description, object.PathOf("halves"));
+  const auto& halves = description.halves;
+  if (halves.empty()) return object.PathOf("halves").Bad("must be one or two");
+  return halves.back() == halves.front() ? OkStatus() : object.PathOf("halves").Bad("have different memories");
 }
 
 // Whether the box lies in a parameter of `whole`; leading dimensions of 1 are added to `shape`.
@@ -193,9 +129,7 @@ Result<RankDescription> ReadDescription(const json::Json& document) {
   LS_ASSIGN_OR_RETURN(json::ObjectReader object, json::ObjectReader::Open(document, top));
   uint32_t format = 0;
   LS_RETURN_IF_ERROR(object.Read("format", format));
-  if (format < kOldestFormat || format > kFormat) {
-    return top.Bad(Cat("is of format ", format, "; this build reads formats ", kOldestFormat, " and ", kFormat));
-  }
+  if (format != kFormat) return top.Bad(Cat("is of format ", format, "; this build reads format ", kFormat));
   RankDescription description;
   LS_RETURN_IF_ERROR(object.Read("rank", description.rank));
   LS_RETURN_IF_ERROR(object.Read("world", description.world));
@@ -204,7 +138,6 @@ Result<RankDescription> ReadDescription(const json::Json& document) {
   }
   LS_RETURN_IF_ERROR(object.Read("place", description.place, ReadPlace));
   LS_RETURN_IF_ERROR(ReadHalves(object, description));
-  if (WritesItself(description) && format == kOldestFormat) return top.Bad("of format 1 has no own memory");
   LS_RETURN_IF_ERROR(ReadParameters(object, description));
   LS_RETURN_IF_ERROR(object.Finish());
   return description;

@@ -53,8 +53,7 @@ TEST_CASE("The format's example is read as it is written") {
   CHECK(rank.place.expert.size == 1);
   REQUIRE(rank.halves.size() == 1);
   REQUIRE(rank.halves[0].size() == 1);
-  CHECK(rank.halves[0][0].kind == MemoryKind::kHost);
-  CHECK(rank.halves[0][0].bytes == 128);
+  CHECK(rank.halves[0][0] == 128);
   REQUIRE(rank.parameters.size() == 5);
   CHECK(rank.parameters[0].padding == std::vector<Padding>{{.at = {4, 0}, .shape = {2, 4}}});
   CHECK(rank.parameters[0].strides == layout::Extents{4, 1});
@@ -66,24 +65,17 @@ TEST_CASE("The format's example is read as it is written") {
   CHECK(rank.parameters[4].shape == layout::Extents{2, 4, 1});
 }
 
-TEST_CASE("GPU memory is read with its device, handle and offset") {
-  const RankDescription rank = Parse(FormatExample("cuda"));
+TEST_CASE("A rank whose engine's rules say its slices is read with its memories") {
+  const RankDescription rank = Parse(FormatExample("by rules"));
   CHECK(rank.place.engine == "sglang");
   CHECK(rank.place.family == "llama");
   CHECK(rank.place.key_value_heads == 2);
-  REQUIRE(rank.halves.size() == 2);
-  const MemoryDescription& memory = rank.halves[1][0];
-  CHECK(memory.kind == MemoryKind::kCuda);
-  CHECK(memory.bytes == 4096);
-  CHECK(memory.offset == 8192);
-  CHECK(memory.device == "GPU-6a2f0c1e-93b1-5d7e-8a44-0f1e2d3c4b5a");
-  CHECK(memory.handle[0] == 0x01);
-  CHECK(memory.handle[7] == 0xef);
-  CHECK(memory.handle[63] == 0xef);
+  CHECK(rank.halves == std::vector<std::vector<uint64_t>>{{64, 16}, {64, 16}});
+  CHECK(rank.parameters[1].memory == 1);
 }
 
 TEST_CASE("A description that is written and read again is the same, whatever the order of its keys") {
-  for (const char* name : {"rank 0", "rank 1", "cuda", "own"}) {
+  for (const char* name : {"rank 0", "rank 1", "by rules"}) {
     const std::string text = FormatExample(name);
     const std::string written = ToJson(Parse(text));
     CHECK(ToJson(Parse(written)) == written);
@@ -94,34 +86,17 @@ TEST_CASE("A description that is written and read again is the same, whatever th
   CHECK(rank.parameters[0].slices[0].from == layout::Extents{6, 0});
   CHECK(rank.parameters[0].padding.size() == 1);
   CHECK(rank.parameters[3].strides == layout::Extents{1, 4});
-  CHECK(Parse(ToJson(Parse(FormatExample("cuda")))).halves[0][0].handle[1] == 0x23);
-  RankDescription fused = Parse(FormatExample("cuda"));
+  RankDescription fused = Parse(FormatExample("by rules"));
   fused.place.fused_shared_experts = true;
   fused.parameters[0].memory = 0;
   CHECK(Parse(ToJson(fused)).place.fused_shared_experts);
 }
 
-TEST_CASE("Memory that a rank writes by itself is of format 2, has a size alone, and is not mixed with other memory") {
-  const RankDescription rank = Parse(FormatExample("own"));
-  CHECK(WritesItself(rank));
-  CHECK_FALSE(WritesItself(Parse(FormatExample("cuda"))));
-  REQUIRE(rank.halves[0].size() == 2);
-  CHECK(rank.halves[0][1].kind == MemoryKind::kOwn);
-  CHECK(rank.halves[0][1].bytes == 16);
-  CHECK(rank.parameters[1].memory == 1);
-  CheckRefused(With("/format", 1, "own"), "", "of format 1 has no own memory");
-  CheckRefused(With("/halves/0/1/device", "GPU-1", "own"), "halves[0][1]: ", "unknown key \"device\"");
-  Json mixed = Json::parse(FormatExample("cuda"))["halves"][0];
-  mixed.push_back({{"kind", "own"}, {"bytes", 4096}});
-  CheckRefused(With("/halves", Json::array({mixed}), "cuda"), "halves: ", "own memory beside memory that is lent");
-}
-
 TEST_CASE("Unknown keys are refused by name, in every object") {
-  for (const char* object : {"/", "/place/", "/place/tensor/", "/halves/0/0/", "/parameters/0/",
-                             "/parameters/0/slices/0/", "/parameters/0/padding/0/"}) {
+  for (const char* object :
+       {"/", "/place/", "/place/tensor/", "/parameters/0/", "/parameters/0/slices/0/", "/parameters/0/padding/0/"}) {
     CheckRefused(With(std::string(object) + "strids", 1), "", "unknown key \"strids\"");
   }
-  CheckRefused(With("/halves/0/0/device", "GPU-1"), "halves[0][0]: ", "unknown key \"device\"");
 }
 
 TEST_CASE("Missing keys are refused by name") {
@@ -130,7 +105,6 @@ TEST_CASE("Missing keys are refused by name") {
   }
   CheckRefused(Without("/place", "engine"), "place: ", "\"engine\" is missing");
   CheckRefused(Without("/place/tensor", "size"), "place.tensor: ", "\"size\" is missing");
-  CheckRefused(Without("/halves/0/0", "bytes"), "halves[0][0]: ", "\"bytes\" is missing");
   CheckRefused(Without("/parameters/2", "offset"), "parameters[2]: ", "\"offset\" is missing");
   CheckRefused(Without("/parameters/2/slices/1", "at"), "parameters[2].slices[1]: ", "\"at\" is missing");
   CheckRefused(Without("/parameters/0/padding/0", "shape"), "parameters[0].padding[0]: ", "\"shape\" is missing");
@@ -138,8 +112,8 @@ TEST_CASE("Missing keys are refused by name") {
 
 TEST_CASE("Values of a wrong type are refused with their place") {
   CheckRefused("[]", "", "must be an object");
-  CheckRefused(With("/format", 3), "", "is of format 3; this build reads formats 1 and 2");
-  CheckRefused(With("/format", 0), "", "is of format 0");
+  CheckRefused(With("/format", 2), "", "is of format 2; this build reads format 3");
+  CheckRefused(With("/format", 4), "", "is of format 4");
   CheckRefused(With("/rank", -1), "rank: ", "must be a whole number");
   CheckRefused(With("/rank", 1.0), "rank: ", "must be a whole number");
   CheckRefused(With("/world", uint64_t{1} << 32), "world: ", "32 bits");
@@ -148,7 +122,7 @@ TEST_CASE("Values of a wrong type are refused with their place") {
   CheckRefused(With("/place/fused_shared_experts", 1), "place.fused_shared_experts: ", "true or false");
   CheckRefused(With("/halves", 1), "halves: ", "must be an array");
   CheckRefused(With("/halves/0", 1), "halves[0]: ", "must be an array");
-  CheckRefused(With("/halves/0/0/kind", "disk"), "halves[0][0]: ", "none of \"host\", \"cuda\" and \"own\"");
+  CheckRefused(With("/halves/0/0", {{"bytes", 128}}), "halves[0][0]: ", "must be a whole number");
   CheckRefused(With("/parameters/1", 1), "parameters[1]: ", "must be an object");
   CheckRefused(With("/parameters/1/name", ""), "parameters[1].name: ", "must be 1 to 1024 bytes");
   CheckRefused(With("/parameters/1/name", "a\nb"), "parameters[1].name: ", "control characters");
@@ -168,21 +142,14 @@ TEST_CASE("Ranks and groups beyond their limits are refused") {
   CheckRefused(With("/place/expert", {{"size", 5000}, {"rank", 0}}), "place.expert: ", "sizes are 1 to 4096");
 }
 
-TEST_CASE("Halves that are not alike, or not apart, are refused") {
-  const Json host = {{"kind", "host"}, {"bytes", 128}};
+TEST_CASE("Halves that are not alike, and memories without bytes or of too many, are refused") {
   CheckRefused(With("/halves", Json::array()), "halves: ", "must be one or two");
-  CheckRefused(With("/halves", {{host}, {host}, {host}}), "halves: ", "the limit is 2");
-  CheckRefused(With("/halves", {{host, host}}), "halves: ", "one memory each");
-  CheckRefused(With("/halves", {{host}, Json::array()}), "halves: ", "different numbers");
-  CheckRefused(With("/halves", {{host}, {{{"kind", "host"}, {"bytes", 130}}}}), "halves: ", "different memories 0");
-  CheckRefused(With("/halves/0/0/bytes", 0), "halves[0][0]: ", "has 0 bytes");
-  CheckRefused(With("/halves/0/0/bytes", ~uint64_t{0}), "halves[0][0]: ", "has 18446744073709551615 bytes");
-  CheckRefused(With("/halves/0/0/handle", "0123", "cuda"), "halves[0][0].handle: ", "128 hexadecimal digits");
-  CheckRefused(With("/halves/0/0/handle", std::string(128, 'g'), "cuda"), "halves[0][0].handle: ", "hexadecimal");
-  CheckRefused(With("/halves/0/0/offset", ~uint64_t{0}, "cuda"), "halves[0][0]: ", "of its allocation");
-  CheckRefused(With("/halves/1/0/offset", 4607, "cuda"), "halves: ", "two memories have byte 4607");
-  Parse(With("/halves/1/0/offset", 4608, "cuda"));
-  Parse(With("/halves", {{host}, {host}}));
+  CheckRefused(With("/halves", {{128}, {128}, {128}}), "halves: ", "the limit is 2");
+  CheckRefused(With("/halves", {{128}, Json::array()}), "halves: ", "different memories");
+  CheckRefused(With("/halves", {{128}, {130}}), "halves: ", "different memories");
+  CheckRefused(With("/halves/0/0", 0), "halves[0][0]: ", "has 0 bytes");
+  CheckRefused(With("/halves/0/0", ~uint64_t{0}), "halves[0][0]: ", "has 18446744073709551615 bytes");
+  Parse(With("/halves", {{128}, {128}}));
 }
 
 TEST_CASE("Parameters that leave their memory, or whose elements overlap, are refused") {
@@ -220,7 +187,7 @@ TEST_CASE("A description that ends early is refused, wherever it ends") {
 }
 
 TEST_CASE("A description with random bytes in it is read or refused, and never hurts") {
-  const std::string text = ToJson(Parse(FormatExample("cuda")));
+  const std::string text = ToJson(Parse(FormatExample("by rules")));
   std::mt19937_64 random(7);
   for (int i = 0; i < 20'000; ++i) {
     std::string broken = text;

@@ -33,16 +33,6 @@ inline OrderedJson ToJson(const EnginePlace& place) {
   return json;
 }
 
-inline OrderedJson ToJson(const MemoryDescription& memory) {
-  if (memory.kind == MemoryKind::kHost) return {{"kind", "host"}, {"bytes", memory.bytes}};
-  if (memory.kind == MemoryKind::kOwn) return {{"kind", "own"}, {"bytes", memory.bytes}};
-  return {{"kind", "cuda"},
-          {"bytes", memory.bytes},
-          {"device", memory.device},
-          {"handle", HexEncode(memory.handle)},
-          {"offset", memory.offset}};
-}
-
 inline OrderedJson ToJson(const EngineParameter& parameter) {
   OrderedJson json = {
       {"name", parameter.name}, {"dtype", model::FindDType(parameter.dtype)->name}, {"shape", parameter.shape}};
@@ -61,19 +51,13 @@ inline OrderedJson ToJson(const EngineParameter& parameter) {
 
 // The text that ParseDescription gives `description` back for.
 inline std::string ToJson(const RankDescription& description) {
-  OrderedJson halves = OrderedJson::array();
-  for (const auto& half : description.halves) {
-    OrderedJson memories = OrderedJson::array();
-    for (const MemoryDescription& memory : half) memories.push_back(ToJson(memory));
-    halves.push_back(std::move(memories));
-  }
   OrderedJson parameters = OrderedJson::array();
   for (const EngineParameter& parameter : description.parameters) parameters.push_back(ToJson(parameter));
-  const OrderedJson document = {{"format", WritesItself(description) ? 2 : 1},
+  const OrderedJson document = {{"format", 3},
                                 {"rank", description.rank},
                                 {"world", description.world},
                                 {"place", ToJson(description.place)},
-                                {"halves", std::move(halves)},
+                                {"halves", description.halves},
                                 {"parameters", std::move(parameters)}};
   return document.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }

@@ -153,7 +153,7 @@ Result<uint32_t> TensorTable::Find(const Slice& slice) const {
 
 Status AppendParts(const TensorTable& tensors, const RankDescription& rank, uint32_t first_buffer,
                    std::vector<ParameterPart>& parts) {
-  static const std::vector<MemoryDescription> kNone;
+  static const std::vector<uint64_t> kNone;
   const auto& memories = rank.halves.empty() ? kNone : rank.halves[0];
   ParameterPart form{.rank = &rank};
   for (const EngineParameter& parameter : rank.parameters) {

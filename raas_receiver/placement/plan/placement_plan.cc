@@ -14,7 +14,7 @@ std::vector<TargetBuffer> BuffersOf(const std::vector<RankDescription>& ranks) {
   for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
     if (ranks[rank].halves.empty()) continue;
     for (uint32_t memory = 0; memory < ranks[rank].halves[0].size(); ++memory) {
-      buffers.push_back({rank, memory, ranks[rank].halves[0][memory].bytes});
+      buffers.push_back({rank, memory, ranks[rank].halves[0][memory]});
     }
   }
   return buffers;

@@ -115,7 +115,7 @@ class RandomEngineMaker {
       random_.Shuffle(rank.parameters.back().slices);
     }
     random_.Shuffle(rank.parameters);
-    for (MemoryDescription& memory : rank.halves[0]) memory.bytes += random_.Between(1, 9);
+    for (uint64_t& bytes : rank.halves[0]) bytes += random_.Between(1, 9);
   }
 
   // A parameter of the last of `parts`, and of as many others as fit.
@@ -193,12 +193,12 @@ class RandomEngineMaker {
       if (random_.OneIn(6)) stride += random_.Between(1, 3);
     }
     parameter.memory = static_cast<uint32_t>(random_.Between(0, rank.halves[0].size() - 1));
-    MemoryDescription& memory = rank.halves[0][parameter.memory];
-    parameter.offset = memory.bytes + (random_.OneIn(2) ? random_.Between(0, 5) : 0);
+    uint64_t& bytes = rank.halves[0][parameter.memory];
+    parameter.offset = bytes + (random_.OneIn(2) ? random_.Between(0, 5) : 0);
     uint64_t last = 0;
     for (size_t k = 0; k < dims; ++k) last += (parameter.shape[k] - 1) * parameter.strides[k];
     const uint64_t elements = layout::ElementCount(parameter.shape) == 0 ? 0 : last + 1;
-    memory.bytes = parameter.offset + elements * model::FindDType(parameter.dtype)->bits / 8;
+    bytes = parameter.offset + elements * model::FindDType(parameter.dtype)->bits / 8;
   }
 
   layout::Random& random_;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <span>
 
 #include "common/os/segment.h"
 #include "kernels/copy_rows.h"

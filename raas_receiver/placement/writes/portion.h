@@ -5,12 +5,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "common/base/status.h"
 #include "common/layout/strided_copy.h"
 #include "common/os/unique_fd.h"
-#include "raas_receiver/placement/memory/target_memory.h"
 
 namespace lockstep::placement {
 
@@ -50,6 +50,14 @@ struct PortionRows {  // 40 bytes
   uint64_t pitch = 0;  // 0 where there is one row
 };
 static_assert(sizeof(PortionRows) == 40);
+
+// Changed units of one memory. Unit i goes to byte base + offsets[i]; its bytes are values[i * unit, (i + 1) * unit).
+struct ScatterRun {
+  uint64_t base = 0;
+  uint32_t unit = 2;  // bytes: 1, 2, 4 or 8
+  std::span<const uint32_t> offsets;
+  const std::byte* values = nullptr;
+};
 
 // Collects one portion after the other. Threads: one at a time.
 class PortionBuilder {

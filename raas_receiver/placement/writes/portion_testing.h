@@ -1,14 +1,27 @@
 // For tests: what a portion says, read as FORMAT.md has it, byte by byte.
 #pragma once
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cstring>
 #include <functional>
 #include <vector>
 
 #include "common/base/bytes.h"
+#include "common/os/unique_fd.h"
 #include "raas_receiver/placement/writes/portion.h"
 
 namespace lockstep::placement {
+
+// The portion as bytes; none: it is not sealed.
+inline Bytes ContentOf(const os::UniqueFd& portion) {
+  constexpr int kFinal = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW;
+  if ((::fcntl(portion.get(), F_GET_SEALS) & kFinal) != kFinal) return {};
+  Bytes content(static_cast<size_t>(::lseek(portion.get(), 0, SEEK_END)));
+  const ssize_t got = ::pread(portion.get(), content.data(), content.size(), 0);
+  return got == static_cast<ssize_t>(content.size()) ? content : Bytes();
+}
 
 using EachByte = std::function<void(uint32_t memory, uint64_t offset, std::byte value)>;
 

@@ -13,7 +13,7 @@ namespace {
 // goes past the caches.
 constexpr uint64_t kChunkBytes = uint64_t{4} << 20;
 
-using Memories = StagedWrites::Memories;
+using Writers = StagedWrites::Writers;
 
 class FirstError {
  public:
@@ -32,25 +32,26 @@ class FirstError {
   Status status_;
 };
 
-Status Write(const WriteList& list, const Memories& memories, const std::byte* data) {
-  for (const BufferWrites& writes : list.buffers) {
-    TargetMemory* memory = memories[writes.buffer];
-    if (memory == nullptr) continue;
-    LS_RETURN_IF_ERROR(memory->Scatter(writes.runs));
-    LS_RETURN_IF_ERROR(memory->Copy(writes.copies, data));
-    LS_RETURN_IF_ERROR(memory->Zero(writes.zeros));
-  }
-  return OkStatus();
-}
-
 // Side by side: each may wait for a process of its own.
-void FinishAll(const Memories& memories, WorkerPool& pool, FirstError& error) {
-  pool.ParallelFor(memories.size(), [&](size_t i) {
-    if (memories[i] != nullptr) error.Set(memories[i]->Finish());
+void FlushAll(const Writers& writers, WorkerPool& pool, FirstError& error) {
+  pool.ParallelFor(writers.size(), [&](size_t i) {
+    if (writers[i] != nullptr) error.Set(writers[i]->Flush());
   });
 }
 
 }  // namespace
+
+Status StagedWrites::Write(const WriteList& list, const Writers& writers) const {
+  for (const BufferWrites& writes : list.buffers) {
+    const TargetBuffer& at = plan_->buffers()[writes.buffer];
+    PortionWriter* const writer = writers[at.rank];
+    if (writer == nullptr) continue;
+    LS_RETURN_IF_ERROR(writer->Scatter(at.memory, writes.runs));
+    LS_RETURN_IF_ERROR(writer->Copy(at.memory, writes.copies, data_.data()));
+    LS_RETURN_IF_ERROR(writer->Zero(at.memory, writes.zeros));
+  }
+  return OkStatus();
+}
 
 Status StagedWrites::Stage(const model::ModelLayout& layout, uint64_t memory_limit, WorkerPool& pool) {
   LS_ASSIGN_OR_RETURN(blocks_, translator_->Blocks());
@@ -110,13 +111,12 @@ void StagedWrites::StageZeros(uint32_t buffer, std::span<const StridedRange> zer
   for (const StridedRange& range : zeros) stats_.written_bytes += range.bytes();
 }
 
-// Of each rank one list after the other, so that ranks that write by themselves all have something to do. REQUIRES
-// lists of one buffer each.
-void StagedWrites::TakeTurns(const PlacementPlan& plan) {
+// Of each rank one list after the other, so that all have something to do. REQUIRES lists of one buffer each.
+void StagedWrites::TakeTurns() {
   std::unordered_map<uint32_t, size_t> lists_of;  // by rank
   std::vector<std::pair<size_t, WriteList>> turns;
   for (WriteList& list : lists_) {
-    const size_t turn = lists_of[plan.buffers()[list.buffers.front().buffer].rank]++;
+    const size_t turn = lists_of[plan_->buffers()[list.buffers.front().buffer].rank]++;
     turns.emplace_back(turn, std::move(list));
   }
   std::stable_sort(turns.begin(), turns.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
@@ -132,8 +132,8 @@ size_t StagedWrites::TakeLists(uint64_t& bytes) const {
   return lists_.size();
 }
 
-// A few chunks at a time: their lists must live until the memories have finished.
-Status StagedWrites::RunLate(const Memories& memories, WorkerPool& pool) const {
+// A few chunks at a time: their lists must live until the writers are flushed.
+Status StagedWrites::RunLate(const Writers& writers, WorkerPool& pool) const {
   FirstError error;
   const size_t at_once = 4 * (pool.size() + 1);
   for (size_t from = 0; from < late_.size() && error.Get().ok(); from += at_once) {
@@ -142,9 +142,9 @@ Status StagedWrites::RunLate(const Memories& memories, WorkerPool& pool) const {
       Result<WriteList> list = translator_->Translate(late_[from + i]);
       if (!list.ok()) return error.Set(list.status());
       wave[i] = *std::move(list);
-      error.Set(Write(wave[i], memories, data_.data()));
+      error.Set(Write(wave[i], writers));
     });
-    FinishAll(memories, pool, error);
+    FlushAll(writers, pool, error);
   }
   return error.Get();
 }
@@ -152,7 +152,7 @@ Status StagedWrites::RunLate(const Memories& memories, WorkerPool& pool) const {
 Result<StagedWrites> StagedWrites::FromChain(const PlacementPlan& plan, const model::ModelLayout& layout,
                                              payload::DeltaChain chain, std::span<const std::byte> data,
                                              const std::vector<bool>& wanted, uint64_t memory_limit, WorkerPool& pool) {
-  StagedWrites writes(data);
+  StagedWrites writes(plan, data);
   writes.translator_ = std::make_unique<Translator>(plan, wanted, layout, std::move(chain), data);
   LS_RETURN_IF_ERROR(writes.Stage(layout, memory_limit, pool));
   return writes;
@@ -160,30 +160,30 @@ Result<StagedWrites> StagedWrites::FromChain(const PlacementPlan& plan, const mo
 
 StagedWrites StagedWrites::Whole(const PlacementPlan& plan, std::span<const std::byte> data,
                                  const std::vector<bool>& wanted) {
-  StagedWrites writes(data);
+  StagedWrites writes(plan, data);
   for (uint32_t buffer = 0; buffer < wanted.size(); ++buffer) {
     if (!wanted[buffer]) continue;
     writes.StageCopies(buffer, plan.copies(buffer));
     writes.StageZeros(buffer, plan.zeros(buffer));
   }
-  writes.TakeTurns(plan);
+  writes.TakeTurns();
   return writes;
 }
 
-Status StagedWrites::RunLists(size_t from, size_t to, const Memories& memories, WorkerPool& pool) const {
+Status StagedWrites::RunLists(size_t from, size_t to, const Writers& writers, WorkerPool& pool) const {
   FirstError error;
-  pool.ParallelFor(to - from, [&](size_t i) { error.Set(Write(lists_[from + i], memories, data_.data())); });
-  FinishAll(memories, pool, error);
+  pool.ParallelFor(to - from, [&](size_t i) { error.Set(Write(lists_[from + i], writers)); });
+  FlushAll(writers, pool, error);
   return error.Get();
 }
 
-Status StagedWrites::RunFirst(size_t lists, const Memories& memories, WorkerPool& pool) const {
-  return RunLists(0, lists, memories, pool);
+Status StagedWrites::RunFirst(size_t lists, const Writers& writers, WorkerPool& pool) const {
+  return RunLists(0, lists, writers, pool);
 }
 
-Status StagedWrites::RunRest(size_t lists, const Memories& memories, WorkerPool& pool) const {
-  LS_RETURN_IF_ERROR(RunLists(lists, lists_.size(), memories, pool));
-  return RunLate(memories, pool);
+Status StagedWrites::RunRest(size_t lists, const Writers& writers, WorkerPool& pool) const {
+  LS_RETURN_IF_ERROR(RunLists(lists, lists_.size(), writers, pool));
+  return RunLate(writers, pool);
 }
 
 }  // namespace lockstep::placement

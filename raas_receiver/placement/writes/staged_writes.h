@@ -1,5 +1,5 @@
-// StagedWrites: all that has to be written into an engine's memories to bring them to a version, worked out beforehand,
-// so that the engine's pause is these writes and nothing else.
+// StagedWrites: all that an engine's ranks have to write to be at a version, worked out beforehand, so that the
+// engine's pause is these writes and nothing else.
 //
 // From a chain of deltas: the positions that they change, with the values of the wanted version, so that writing them
 // twice does no harm, and the version before is made again by the same positions with that version's values. Without a
@@ -19,6 +19,8 @@
 #include "common/base/status.h"
 #include "common/base/worker_pool.h"
 #include "common/model/layout.h"
+#include "raas_receiver/placement/plan/placement_plan.h"
+#include "raas_receiver/placement/writes/portion_writer.h"
 #include "raas_receiver/placement/writes/translate.h"
 
 namespace lockstep::placement {
@@ -31,8 +33,8 @@ struct StagedStats {
 
 class StagedWrites {
  public:
-  // The memories of a plan's buffers, by buffer; null: that buffer is left alone. Not owned.
-  using Memories = std::vector<TargetMemory*>;
+  // Of a plan's ranks, by rank; null: that rank gets nothing. Not owned.
+  using Writers = std::vector<PortionWriter*>;
 
   // The writes for the buffers in `wanted`, from a version whose data section is `data` and which `chain` leads to or
   // from. Takes about `memory_limit` bytes at most; blocks beyond are translated while writing. kCorrupt for a chain
@@ -44,11 +46,11 @@ class StagedWrites {
   static StagedWrites Whole(const PlacementPlan& plan, std::span<const std::byte> data,
                             const std::vector<bool>& wanted);
 
-  // Writes, and waits until all is there. May be run again. After an error the memories hold a mix.
-  Status Run(const Memories& memories, WorkerPool& pool) const { return RunRest(0, memories, pool); }
-  // The same in two parts, which may be of other memories: the first `lists` of what was worked out; all that is left.
-  Status RunFirst(size_t lists, const Memories& memories, WorkerPool& pool) const;
-  Status RunRest(size_t lists, const Memories& memories, WorkerPool& pool) const;
+  // Gives the writers everything and flushes them, also after an error. May be run again.
+  Status Run(const Writers& writers, WorkerPool& pool) const { return RunRest(0, writers, pool); }
+  // The same in two parts: the first `lists` of what was worked out; all that is left.
+  Status RunFirst(size_t lists, const Writers& writers, WorkerPool& pool) const;
+  Status RunRest(size_t lists, const Writers& writers, WorkerPool& pool) const;
   // How many lists, from the first on, are no more than `bytes` once they are copied with all their values; takes off
   // what they are.
   size_t TakeLists(uint64_t& bytes) const;
@@ -56,14 +58,16 @@ class StagedWrites {
   const StagedStats& stats() const { return stats_; }
 
  private:
-  explicit StagedWrites(std::span<const std::byte> data) : data_(data) {}
+  StagedWrites(const PlacementPlan& plan, std::span<const std::byte> data) : plan_(&plan), data_(data) {}
   Status Stage(const model::ModelLayout& layout, uint64_t memory_limit, WorkerPool& pool);
   void StageCopies(uint32_t buffer, std::span<const layout::StridedCopy> copies);
   void StageZeros(uint32_t buffer, std::span<const StridedRange> zeros);
-  void TakeTurns(const PlacementPlan& plan);
-  Status RunLists(size_t from, size_t to, const Memories& memories, WorkerPool& pool) const;
-  Status RunLate(const Memories& memories, WorkerPool& pool) const;
+  void TakeTurns();
+  Status Write(const WriteList& list, const Writers& writers) const;
+  Status RunLists(size_t from, size_t to, const Writers& writers, WorkerPool& pool) const;
+  Status RunLate(const Writers& writers, WorkerPool& pool) const;
 
+  const PlacementPlan* plan_;
   std::span<const std::byte> data_;
   std::unique_ptr<const Translator> translator_;  // of a chain
   std::vector<BlockIndex> blocks_;

@@ -1,14 +1,15 @@
-// An engine with host memory, and what its memory must hold: said by the plan's copies, one byte after the other.
+// An engine whose ranks do what portions say, and what its memory must hold: said by the plan's copies, one byte after
+// the other.
 #pragma once
 
-#include <fcntl.h>
-
 #include <catch2/catch.hpp>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "raas_receiver/placement/plan/random_engine.h"
+#include "raas_receiver/placement/writes/portion_testing.h"
 #include "raas_receiver/placement/writes/staged_writes.h"
 #include "raas_receiver/replica/test_model.h"
 
@@ -42,34 +43,27 @@ inline void Fill(const PlacementPlan& plan, uint32_t buffer, ByteView data, Byte
   }
 }
 
-// The plan's buffers as memory of this process, all bytes 0xa5 at first.
-class HostEngine {
+// The plan's buffers, all bytes 0xa5 at first, and a writer for each of its ranks.
+class TestMemory {
  public:
-  explicit HostEngine(const PlacementPlan& plan) : plan_(plan) {
-    for (const TargetBuffer& buffer : plan.buffers()) {
-      auto lent = os::CreateMemfdSegment("buffer", buffer.bytes);
-      REQUIRE(lent.ok());
-      auto mapped = os::AdoptSegment(os::UniqueFd(fcntl(lent->fd(), F_DUPFD_CLOEXEC, 0)), buffer.bytes,
-                                     os::Access::kReadWrite, "");
-      REQUIRE(mapped.ok());
-      std::fill_n(lent->data(), lent->bytes(), std::byte{0xa5});
-      segments_.push_back(*std::move(lent));
-      memories_.push_back(NewHostMemory(*std::move(mapped)));
+  explicit TestMemory(const PlacementPlan& plan) : plan_(plan) {
+    for (uint32_t buffer = 0; buffer < plan.buffers().size(); ++buffer) {
+      const auto [rank, memory, bytes] = plan.buffers()[buffer];
+      contents_.emplace_back(bytes, std::byte{0xa5});
+      buffers_[{rank, memory}] = buffer;
+      if (rank < writers_.size()) continue;
+      writers_.resize(rank);  // ranks without memory
+      writers_.push_back(
+          std::make_unique<PortionWriter>([this, rank](const os::UniqueFd& portion) { return Write(rank, portion); }));
     }
   }
 
-  StagedWrites::Memories memories() const {
-    StagedWrites::Memories memories;
-    for (const auto& memory : memories_) memories.push_back(memory.get());
-    return memories;
+  StagedWrites::Writers writers() const {
+    StagedWrites::Writers writers;
+    for (const auto& writer : writers_) writers.push_back(writer.get());
+    return writers;
   }
-  Contents contents() const {
-    Contents contents;
-    for (const os::MappedSegment& segment : segments_) {
-      contents.emplace_back(segment.data(), segment.data() + segment.bytes());
-    }
-    return contents;
-  }
+  const Contents& contents() const { return contents_; }
   // What contents() is once the buffers in `wanted` hold `data`.
   Contents Expected(ByteView data, const std::vector<bool>& wanted) const {
     Contents expected;
@@ -82,9 +76,17 @@ class HostEngine {
   std::vector<bool> all() const { return std::vector<bool>(plan_.buffers().size(), true); }
 
  private:
+  Status Write(uint32_t rank, const os::UniqueFd& portion) {
+    const bool whole = ReadPortion(ContentOf(portion), [&](uint32_t memory, uint64_t offset, std::byte value) {
+      contents_.at(buffers_.at({rank, memory})).at(offset) = value;
+    });
+    return whole ? OkStatus() : Status(ErrorCode::kInternal, "a portion is none");
+  }
+
   const PlacementPlan& plan_;
-  std::vector<os::MappedSegment> segments_;
-  std::vector<std::unique_ptr<TargetMemory>> memories_;
+  Contents contents_;
+  std::map<std::pair<uint32_t, uint32_t>, uint32_t> buffers_;  // by rank and memory
+  std::vector<std::unique_ptr<PortionWriter>> writers_;        // by rank
 };
 
 }  // namespace lockstep::placement

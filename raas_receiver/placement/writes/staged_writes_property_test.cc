@@ -31,21 +31,21 @@ struct Followed {
     return version;
   }
   // From memory that holds `before` to `after` by the deltas between them, whichever is older.
-  void Follow(HostEngine& host, const std::vector<bool>& wanted, Version before, Version after) {
+  void Follow(TestMemory& memory, const std::vector<bool>& wanted, Version before, Version after) {
     const payload::DeltaChain chain = model.Chain(std::min(before, after), std::max(before, after));
     auto writes = StagedWrites::FromChain(*plan, *layout, chain, model.data(after), wanted, memory_limit, pool);
     INFO(writes.status().ToString());
     REQUIRE(writes.ok());
     CHECK(writes->stats().staged_bytes <= memory_limit);
-    REQUIRE(writes->Run(host.memories(), pool).ok());
-    REQUIRE(host.contents() == host.Expected(model.data(after), wanted));
-    REQUIRE(writes->Run(host.memories(), pool).ok());
-    REQUIRE(host.contents() == host.Expected(model.data(after), wanted));
+    REQUIRE(writes->Run(memory.writers(), pool).ok());
+    REQUIRE(memory.contents() == memory.Expected(model.data(after), wanted));
+    REQUIRE(writes->Run(memory.writers(), pool).ok());
+    REQUIRE(memory.contents() == memory.Expected(model.data(after), wanted));
   }
-  void WriteWhole(HostEngine& host, const std::vector<bool>& wanted, Version version) {
+  void WriteWhole(TestMemory& memory, const std::vector<bool>& wanted, Version version) {
     const StagedWrites writes = StagedWrites::Whole(*plan, model.data(version), wanted);
-    REQUIRE(writes.Run(host.memories(), pool).ok());
-    REQUIRE(host.contents() == host.Expected(model.data(version), wanted));
+    REQUIRE(writes.Run(memory.writers(), pool).ok());
+    REQUIRE(memory.contents() == memory.Expected(model.data(version), wanted));
   }
 };
 
@@ -53,11 +53,11 @@ TEST_CASE("Random engines: chains of deltas lead to any version's bytes, and bac
   for (uint64_t seed = 0; seed < 400; ++seed) {
     CAPTURE(seed);
     Followed followed(seed);
-    HostEngine host(*followed.plan);
-    followed.WriteWhole(host, host.all(), 1);
-    followed.Follow(host, host.all(), 1, followed.last());
-    followed.Follow(host, host.all(), followed.last(), 1);
-    followed.Follow(host, host.all(), 1, 2);
+    TestMemory memory(*followed.plan);
+    followed.WriteWhole(memory, memory.all(), 1);
+    followed.Follow(memory, memory.all(), 1, followed.last());
+    followed.Follow(memory, memory.all(), followed.last(), 1);
+    followed.Follow(memory, memory.all(), 1, 2);
   }
 }
 
@@ -65,11 +65,11 @@ TEST_CASE("Random engines: buffers that nobody wants are left alone") {
   for (uint64_t seed = 1000; seed < 1200; ++seed) {
     CAPTURE(seed);
     Followed followed(seed);
-    HostEngine host(*followed.plan);
-    std::vector<bool> wanted = host.all();
+    TestMemory memory(*followed.plan);
+    std::vector<bool> wanted = memory.all();
     for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = !followed.random.OneIn(2);
-    followed.WriteWhole(host, wanted, 1);
-    followed.Follow(host, wanted, 1, followed.last());
+    followed.WriteWhole(memory, wanted, 1);
+    followed.Follow(memory, wanted, 1, followed.last());
   }
 }
 

@@ -1,7 +1,6 @@
 #include "raas_receiver/placement/writes/staged_writes.h"
 
 #include <map>
-#include <mutex>
 
 #include "common/base/status_testing.h"
 #include "raas_receiver/placement/writes/staged_writes_fixture.h"
@@ -14,7 +13,7 @@ constexpr uint64_t kNoLimit = UINT64_MAX;
 RankDescription Rank(uint32_t rank, uint32_t world, std::vector<EngineParameter> parameters, uint64_t bytes) {
   RankDescription description{.rank = rank, .world = world};
   description.place.engine = "described";
-  description.halves = {{MemoryDescription{.bytes = bytes}}};
+  description.halves = {{bytes}};
   description.parameters = std::move(parameters);
   return description;
 }
@@ -60,18 +59,18 @@ std::vector<RankDescription> TwoRanks(const model::ModelLayout& layout) {
 struct Fixture {
   replica::TestModel model{11};
   std::shared_ptr<const PlacementPlan> plan = CompilePlan(*model.layout(), TwoRanks(*model.layout()));
-  HostEngine host{*plan};
+  TestMemory memory{*plan};
   WorkerPool pool{2};
 
   // `versions` of the model, and the first one in the engine.
   explicit Fixture(int versions, uint32_t sparsity = 200) {
     for (int i = 0; i < versions; ++i) model.Advance(sparsity);
-    REQUIRE(StagedWrites::Whole(*plan, model.data(1), host.all()).Run(host.memories(), pool).ok());
+    REQUIRE(StagedWrites::Whole(*plan, model.data(1), memory.all()).Run(memory.writers(), pool).ok());
     REQUIRE(Holds(1));
   }
-  bool Holds(Version version) const { return host.contents() == host.Expected(model.data(version), host.all()); }
+  bool Holds(Version version) const { return memory.contents() == memory.Expected(model.data(version), memory.all()); }
   Result<StagedWrites> Stage(const payload::DeltaChain& chain, Version version, uint64_t limit = kNoLimit) {
-    return StagedWrites::FromChain(*plan, *model.layout(), chain, model.data(version), host.all(), limit, pool);
+    return StagedWrites::FromChain(*plan, *model.layout(), chain, model.data(version), memory.all(), limit, pool);
   }
 };
 
@@ -86,7 +85,7 @@ TEST_CASE(
   Fixture fixture(6);
   const auto writes = fixture.Stage(fixture.model.Chain(1, 6), 6);
   REQUIRE(writes.ok());
-  REQUIRE(writes->Run(fixture.host.memories(), fixture.pool).ok());
+  REQUIRE(writes->Run(fixture.memory.writers(), fixture.pool).ok());
   CHECK(fixture.Holds(6));
 }
 
@@ -96,14 +95,14 @@ TEST_CASE("The same chain with the version before makes that version again, afte
   const auto there = fixture.Stage(chain, 5);
   const auto back = fixture.Stage(chain, 1);
   REQUIRE((there.ok() && back.ok()));
-  REQUIRE(there->Run(fixture.host.memories(), fixture.pool).ok());
-  REQUIRE(back->Run(fixture.host.memories(), fixture.pool).ok());
+  REQUIRE(there->Run(fixture.memory.writers(), fixture.pool).ok());
+  REQUIRE(back->Run(fixture.memory.writers(), fixture.pool).ok());
   CHECK(fixture.Holds(1));
-  StagedWrites::Memories one = fixture.host.memories();
+  StagedWrites::Writers one = fixture.memory.writers();
   one[0] = nullptr;
   REQUIRE(there->Run(one, fixture.pool).ok());
   CHECK_FALSE(fixture.Holds(1));
-  REQUIRE(back->Run(fixture.host.memories(), fixture.pool).ok());
+  REQUIRE(back->Run(fixture.memory.writers(), fixture.pool).ok());
   CHECK(fixture.Holds(1));
 }
 
@@ -115,9 +114,9 @@ TEST_CASE("Without memory for lists the blocks are translated while writing, wit
     REQUIRE((there.ok() && back.ok()));
     CHECK(there->stats().staged_bytes <= limit);
     CHECK(there->stats().written_bytes == fixture.Stage(fixture.model.Chain(1, 5), 5)->stats().written_bytes);
-    REQUIRE(there->Run(fixture.host.memories(), fixture.pool).ok());
+    REQUIRE(there->Run(fixture.memory.writers(), fixture.pool).ok());
     CHECK(fixture.Holds(5));
-    REQUIRE(back->Run(fixture.host.memories(), fixture.pool).ok());
+    REQUIRE(back->Run(fixture.memory.writers(), fixture.pool).ok());
     CHECK(fixture.Holds(1));
   }
 }
@@ -133,7 +132,7 @@ TEST_CASE("Blocks that are raw, or change all over, are copied whole") {
     for (const layout::StridedCopy& copy : fixture.plan->copies(buffer)) everything += copy.bytes();
   }
   CHECK(writes->stats().written_bytes == everything);
-  REQUIRE(writes->Run(fixture.host.memories(), fixture.pool).ok());
+  REQUIRE(writes->Run(fixture.memory.writers(), fixture.pool).ok());
   CHECK(fixture.Holds(4));
 }
 
@@ -161,7 +160,7 @@ TEST_CASE("Only what changed is written, and counted once however many ranks tak
   CHECK((right == 3 || right == 4));
   CHECK(writes->stats().written_bytes == 2 * (7 + right));
   CHECK(writes->stats().staged_bytes < 1000);
-  REQUIRE(writes->Run(fixture.host.memories(), fixture.pool).ok());
+  REQUIRE(writes->Run(fixture.memory.writers(), fixture.pool).ok());
   CHECK(fixture.Holds(1));
 }
 
@@ -182,7 +181,7 @@ TEST_CASE("An empty chain writes nothing") {
   const auto writes = fixture.Stage({}, 1);
   REQUIRE(writes.ok());
   CHECK(writes->stats().written_bytes == 0);
-  CHECK(writes->Run(fixture.host.memories(), fixture.pool).ok());
+  CHECK(writes->Run(fixture.memory.writers(), fixture.pool).ok());
   CHECK(fixture.Holds(1));
 }
 
@@ -206,40 +205,6 @@ TEST_CASE("Entries that cannot be decoded are corrupt, whether there is memory f
   CHECK(fixture.Holds(1));
 }
 
-// Memory of any size of which only what is written exists; fails on demand.
-class SparseMemory : public TargetMemory {
- public:
-  uint64_t bytes() const override { return uint64_t{1} << 40; }
-  Status Scatter(std::span<const ScatterRun> runs) override {
-    std::lock_guard lock(mutex_);
-    finished = false;
-    for (const ScatterRun& run : runs) {
-      for (size_t i = 0; i < run.offsets.size(); ++i) {
-        for (uint32_t byte = 0; byte < run.unit; ++byte) {
-          written[run.base + run.offsets[i] + byte] = run.values[i * run.unit + byte];
-        }
-      }
-    }
-    return scatter;
-  }
-  Status Copy(std::span<const layout::StridedCopy>, const std::byte*) override { return OkStatus(); }
-  Status Zero(std::span<const StridedRange>) override { return OkStatus(); }
-  Status Finish() override {
-    finished = true;
-    return finish;
-  }
-  Result<bool> Equal(std::span<const layout::StridedCopy>, const std::byte*) override { return false; }
-  Result<bool> IsZero(std::span<const StridedRange>) override { return false; }
-
-  Status scatter;
-  Status finish;
-  bool finished = false;
-  std::map<uint64_t, std::byte> written;
-
- private:
-  std::mutex mutex_;
-};
-
 TEST_CASE("Parameters of one block may lie any number of gigabytes apart, in any order") {
   const uint64_t kGigabyte = uint64_t{1} << 30;
   const std::vector<uint64_t> places{5 * kGigabyte - 20, 4 * kGigabyte - 100, 90 * kGigabyte + 2, 2 * kGigabyte - 200,
@@ -259,8 +224,12 @@ TEST_CASE("Parameters of one block may lie any number of gigabytes apart, in any
   WorkerPool pool(1);
   const auto writes = StagedWrites::FromChain(*plan, *layout, model.Chain(1, 2), model.data(2), {true}, kNoLimit, pool);
   REQUIRE(writes.ok());
-  SparseMemory memory;
-  REQUIRE(writes->Run({&memory}, pool).ok());
+  std::map<uint64_t, std::byte> written;
+  PortionWriter writer([&](const os::UniqueFd& portion) {
+    const auto write = [&](uint32_t, uint64_t at, std::byte value) { written[at] = value; };
+    return ReadPortion(ContentOf(portion), write) ? OkStatus() : Status(ErrorCode::kInternal, "a portion is none");
+  });
+  REQUIRE(writes->Run({&writer}, pool).ok());
   std::map<uint64_t, std::byte> expected;
   for (uint64_t unit = 0; unit < layout->data_bytes(); unit += 2) {
     if (std::equal(&model.data(1)[unit], &model.data(1)[unit] + 2, &model.data(2)[unit])) continue;
@@ -269,38 +238,29 @@ TEST_CASE("Parameters of one block may lie any number of gigabytes apart, in any
     }
   }
   REQUIRE(expected.size() > 10);
-  CHECK(memory.written == expected);
+  CHECK(written == expected);
 }
 
-TEST_CASE("The first error of any memory is the answer, and no memory is left unfinished") {
+TEST_CASE("The first error of any rank is the answer, and no writer keeps what points to lists that are gone") {
   Fixture fixture(2);
   const auto writes = fixture.Stage(fixture.model.Chain(1, 2), 2);
   const auto late = fixture.Stage(fixture.model.Chain(1, 2), 2, 0);
   REQUIRE((writes.ok() && late.ok()));
   for (const StagedWrites* each : {&*writes, &*late}) {
-    SparseMemory good, bad;
-    bad.scatter = Status(ErrorCode::kIo, "scatter");
-    const Status scattered = each->Run({&good, &bad}, fixture.pool);
-    CHECK(scattered.message() == "scatter");
-    CHECK((good.finished && bad.finished));
-    bad.scatter = OkStatus();
-    bad.finish = Status(ErrorCode::kIo, "finish");
-    CHECK(each->Run({&bad, &good}, fixture.pool).message() == "finish");
-    CHECK(each->Run({nullptr, &good}, fixture.pool).ok());
-    CHECK(good.finished);
-  }
-}
-
-TEST_CASE("Host memory is equal to the version that was written, and to no other") {
-  Fixture fixture(2);
-  for (uint32_t buffer = 0; buffer < 2; ++buffer) {
-    TargetMemory* const memory = fixture.host.memories()[buffer];
-    CHECK(*memory->Equal(fixture.plan->copies(buffer), fixture.model.data(1).data()));
-    CHECK_FALSE(*memory->Equal(fixture.plan->copies(buffer), fixture.model.data(2).data()));
-    CHECK(memory->bytes() == fixture.plan->buffers()[buffer].bytes);
-    Bytes data = fixture.model.data(1);
-    data[fixture.plan->copies(buffer).back().source_offset] ^= std::byte{1};
-    CHECK_FALSE(*memory->Equal(fixture.plan->copies(buffer), data.data()));
+    for (const uint64_t portion_bytes : {uint64_t{1000}, kMaxPortionBytes}) {  // full while it is filled, or flushed
+      int good_portions = 0;
+      int bad_portions = 0;
+      PortionWriter good([&](const os::UniqueFd&) { return ++good_portions, OkStatus(); });
+      const auto fail = [&](const os::UniqueFd&) { return ++bad_portions, Status(ErrorCode::kIo, "passed on"); };
+      PortionWriter bad(fail, portion_bytes);
+      CHECK(each->Run({&good, &bad}, fixture.pool).message() == "passed on");
+      CHECK((good_portions > 0 && bad_portions > 0));
+      CHECK(each->Run({&bad, &good}, fixture.pool).message() == "passed on");
+      const int passed = good_portions + bad_portions;
+      CHECK((good.Flush().ok() && bad.Flush().ok()));
+      CHECK(good_portions + bad_portions == passed);
+      CHECK(each->Run({nullptr, &good}, fixture.pool).ok());
+    }
   }
 }
 
@@ -314,9 +274,8 @@ TEST_CASE("Whole versions write zeros over whatever is in padding and lower halv
   replica::TestModel model(layout, 5);
   model.Advance();
   model.Advance();
-  HostEngine host(*plan);
+  TestMemory memory(*plan);
   WorkerPool pool(1);
-  TargetMemory& memory = *host.memories()[0];
   const auto widened = [&](Version version) {
     Bytes bytes(12, std::byte{0xa5});
     for (size_t i = 0; i < model.data(version).size(); i += 2) {
@@ -327,38 +286,15 @@ TEST_CASE("Whole versions write zeros over whatever is in padding and lower halv
     bytes.insert(bytes.end(), 3, std::byte{0xa5});
     return Contents{bytes};
   };
-  CHECK_FALSE(*memory.IsZero(plan->zeros(0)));
   const StagedWrites whole = StagedWrites::Whole(*plan, model.data(1), {true});
   CHECK(whole.stats().written_bytes == 41 * 64 * 4);
-  REQUIRE(whole.Run(host.memories(), pool).ok());
-  CHECK(host.contents() == widened(1));
-  CHECK(*memory.IsZero(plan->zeros(0)));
+  REQUIRE(whole.Run(memory.writers(), pool).ok());
+  CHECK(memory.contents() == widened(1));
   const auto delta = StagedWrites::FromChain(*plan, *layout, model.Chain(1, 2), model.data(2), {true}, kNoLimit, pool);
   REQUIRE(delta.ok());
   CHECK(delta->stats().written_bytes == 2 * delta->stats().positions);
-  REQUIRE(delta->Run(host.memories(), pool).ok());
-  CHECK(host.contents() == widened(2));
-}
-
-TEST_CASE("One byte among the zeros is seen, wherever it is") {
-  Bytes content(100);
-  const std::vector<StridedRange> zeros{{3, 2, 5, 4}, {.offset = 40, .row_bytes = 30}};
-  for (size_t at = 0; at < content.size(); ++at) {
-    auto segment = *os::CreateMemfdSegment("zeros", content.size());
-    segment.data()[at] = std::byte{1};
-    const bool among = (at >= 3 && at < 21 && (at - 3) % 4 < 2) || (at >= 40 && at < 70);
-    const auto memory = NewHostMemory(*os::AdoptSegment(os::UniqueFd(fcntl(segment.fd(), F_DUPFD_CLOEXEC, 0)),
-                                                        content.size(), os::Access::kReadWrite, ""));
-    CHECK(*memory->IsZero(zeros) == !among);
-    REQUIRE(memory->Zero(zeros).ok());
-    CHECK(segment.data()[at] == (among ? std::byte{0} : std::byte{1}));
-  }
-}
-
-TEST_CASE("A build without CUDA says that it has none") {
-  if (kOpensCudaMemory) return;
-  const auto opened = OpenCudaMemory({.kind = MemoryKind::kCuda, .bytes = 1, .device = "GPU-7"});
-  CHECK_THAT(opened, FailsWith(ErrorCode::kState, "GPU-7"));
+  REQUIRE(delta->Run(memory.writers(), pool).ok());
+  CHECK(memory.contents() == widened(2));
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/scatter.h"
+#include "kernels/gather.h"
 
 namespace lockstep::placement {
 namespace {

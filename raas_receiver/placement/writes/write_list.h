@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "common/layout/strided_copy.h"
-#include "raas_receiver/placement/memory/target_memory.h"
+#include "raas_receiver/placement/writes/portion.h"
 
 namespace lockstep::placement {
 

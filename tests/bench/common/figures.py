@@ -32,9 +32,9 @@ PROGRAMS = (
         "plan/publish_memory_bench", 15, (Figure("publish_extra_memory", "<= 1", "of a local rank, against 16 MiB"),)
     ),
     Program(
-        "placement/scatter_bench",
+        "placement/portions_bench",
         60,
-        (Figure("scatter_tp4", "<= 1.5", "a delta into TP4 buffers, against a replica"),),
+        (Figure("portions_tp4", "<= 1.5", "a delta packed for TP4 ranks, against a replica"),),
     ),
     Program("sync/local_pull_bench.py", 30, (Figure("colocated_full_pull", "<= 0.5", "out of memory, against lanes"),)),
     Program(
@@ -122,8 +122,7 @@ PROGRAMS = (
         "placement/pause_bench.py",
         120,
         (
-            Figure("pause_ratio", "<= 0.05", "of TP4 in place, its ranks' own memory, against reloading the file"),
-            Figure("pause_lent_ratio", "<= 0.05", "the same with memory that the receiver writes"),
+            Figure("pause_ratio", "<= 0.05", "of TP4 in place, against reloading the file"),
             Figure("pause_floor_ratio", "<= 0.05", "what memory allows: as many writes by a plain loop"),
             Figure("pause_flip_ratio", "<= 0.05", "the same with two halves"),
         ),

@@ -2,9 +2,9 @@
 each rank opens the published file and copies its slices of every tensor into the same memory, as engines' loaders do.
 
 Real daemons; four tensor-parallel ranks of a Llama as processes with host memory; 3 GB in bfloat16, less where memory is
-short, 1 % of the elements changed in each version. Two engines follow one receiver, one that writes its own memory and
-one that lends it; then one with two halves. What memory allows of their pauses is measured between the versions: each
-rank writes as much, to random places, by the plainest loop. One JSON line per figure.
+short, 1 % of the elements changed in each version; then a smaller model, of ranks with two halves. What memory allows of
+their pauses is measured between the versions: each rank writes as much, to random places, by the plainest loop. One JSON
+line per figure.
 """
 
 import ctypes
@@ -12,7 +12,6 @@ import math
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import program
 import torch
@@ -28,21 +27,8 @@ CHANGED = 0.01
 HIDDEN, INTERMEDIATE, HEADS, KEY_VALUE_HEADS, VOCABULARY = 2048, 8192, 16, 8, 32_000
 LAYERS, FLIP_LAYERS, QUICK_LAYERS = 22, 12, 1  # two halves take the engine's memory twice: a smaller model
 REPEATS, QUICK_REPEATS = 7, 3
-# The trainer's, two halves, two replicas, an engine's, a second engine's or half's; one for lists and eight processes.
+# The trainer's, two halves, two replicas, an engine's two halves; one for lists and processes.
 COPIES = 8.0
-
-
-class Engine(NamedTuple):
-    """Four ranks. Of several the first is timed when it reloads, and when it writes plainly."""
-
-    name: str
-    lends: bool = False
-    two_halves: bool = False
-
-    @property
-    def figure(self) -> str:
-        """Of its pauses."""
-        return "pause_ratio" if self.name == "own" else f"pause_{self.name}_ratio"
 
 
 def shapes(layers: int) -> "dict[str, tuple[int, ...]]":
@@ -149,48 +135,41 @@ def write_plainly(rank: Rank) -> "tuple[float, float]":
 
 
 def measure(
-    cluster: Cluster, ranks: Ranks, layers: int, repeats: int, engines: "list[Engine]"
-) -> "tuple[dict[str, list[float]], list[float], list[float]]":
-    """Seconds of each engine's pauses, by name, of the same writes by a plain loop, and of reloading the version."""
+    cluster: Cluster, ranks: Ranks, layers: int, repeats: int, two_halves: bool
+) -> "tuple[list[float], list[float], list[float]]":
+    """Seconds of the engine's pauses, of the same writes by a plain loop, and of reloading the version."""
     agent = cluster.agent()
     socket = cluster.directory / "engine.sock"
     receiver = cluster.receiver(agent, engine_load="in-place", engine_socket=socket)
     jobs = [
-        Job("vllm", own.name, rank, RANKS, place, configuration(layers), socket, MODEL, own.two_halves, own.lends)
-        for own in engines
+        Job("vllm", "engine", rank, RANKS, place, configuration(layers), socket, MODEL, two_halves)
         for rank, place in enumerate(places(RANKS))
     ]
     ranks.call(build, jobs, layers)
     tensors = {name: torch.full(shape, 0.02, dtype=torch.bfloat16) for name, shape in shapes(layers).items()}
     generator = torch.Generator().manual_seed(1)
-    pauses: "dict[str, list[float]]" = {own.name: [] for own in engines}
-    floors, reloads = [], []
+    pauses, floors, reloads = [], [], []
     with agent.publisher(tensors) as publisher:
         publisher.publish(1, tensors)
         ranks.call(attach)
-        ranks.call(list_writes, only=range(RANKS))
+        ranks.call(list_writes)
         for version in range(2, repeats + 4):
             change(tensors, generator)
             publisher.publish(version, tensors)
-            serve = wait_until(
-                lambda: serving(receiver, version, engines), f"version {version} is served", timeout_s=120
-            )
-            spans = ranks.call(write_plainly, only=range(RANKS))
+            served = wait_until(lambda: serving(receiver, version), f"version {version} is served", timeout_s=120)
+            spans = ranks.call(write_plainly)
             begin = time.perf_counter()
-            ranks.call(reload, receiver.file(), only=range(RANKS))
+            ranks.call(reload, receiver.file())
             if version > 3:  # memory is warm
-                for name, engine in serve.items():
-                    pauses[name].append(engine["last_pause_us"] / 1e6)
+                pauses.append(served["last_pause_us"] / 1e6)
                 floors.append(max(end for _, end in spans) - min(begin for begin, _ in spans))
                 reloads.append(time.perf_counter() - begin)
     return pauses, floors, reloads
 
 
-def serving(receiver: object, version: int, engines: "list[Engine]") -> "dict[str, dict]":
-    """What the receiver says of each engine, once all serve a version."""
-    found = {engine["name"]: engine for engine in receiver.model_status()["engines"]}
-    there = [found[own.name]["serving"]["version"] == version for own in engines if own.name in found]
-    return found if len(there) == len(engines) and all(there) else {}
+def serving(receiver: object, version: int) -> "dict":
+    """What the receiver says of the engine, once it serves a version."""
+    return next((one for one in receiver.model_status()["engines"] if one["serving"]["version"] == version), {})
 
 
 def main() -> None:
@@ -198,14 +177,13 @@ def main() -> None:
     quick = program.is_quick()
     torch.set_num_threads(1)
     repeats = QUICK_REPEATS if quick else REPEATS
-    in_place = [Engine("own"), Engine("lent", lends=True)]
-    for wanted, engines in ((LAYERS, in_place), (FLIP_LAYERS, [Engine("flip", two_halves=True)])):
+    for wanted, two_halves in ((LAYERS, False), (FLIP_LAYERS, True)):
         layers = fitting_layers(QUICK_LAYERS if quick else wanted, COPIES)
-        with Cluster() as cluster, Ranks(RANKS * len(engines), timeout_s=300) as ranks:
-            pauses, floors, reloads = measure(cluster, ranks, layers, repeats, engines)
-        for own in engines:
-            program.print_figure(own.figure, "s", model_bytes(layers), pauses[own.name], reloads)
-        if engines is in_place:
+        with Cluster() as cluster, Ranks(RANKS, timeout_s=300) as ranks:
+            pauses, floors, reloads = measure(cluster, ranks, layers, repeats, two_halves)
+        name = "pause_flip_ratio" if two_halves else "pause_ratio"
+        program.print_figure(name, "s", model_bytes(layers), pauses, reloads)
+        if not two_halves:
             program.print_figure("pause_floor_ratio", "s", model_bytes(layers), floors, reloads)
 
 

@@ -96,10 +96,6 @@ struct cudaDeviceProp {
   int integrated;
 };
 
-typedef struct cudaIpcMemHandle_st {
-  char reserved[64];
-} cudaIpcMemHandle_t;
-
 enum cudaDriverEntryPointQueryResult {
   cudaDriverEntryPointSuccess = 0,
   cudaDriverEntryPointSymbolNotFound = 1,
@@ -114,7 +110,6 @@ enum cudaDriverEntryPointQueryResult {
 #define cudaEventDefault 0x00
 #define cudaEventBlockingSync 0x01
 #define cudaEventDisableTiming 0x02
-#define cudaIpcMemLazyEnablePeerAccess 0x01
 #define cudaEnableDefault 0x0
 #define cudaInvalidDeviceId ((int)-2)
 
@@ -165,9 +160,6 @@ cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
 
-cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* pointer);
-cudaError_t cudaIpcOpenMemHandle(void** pointer, cudaIpcMemHandle_t handle, unsigned int flags);
-cudaError_t cudaIpcCloseMemHandle(void* pointer);
 cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** entry, unsigned int version,
                                              unsigned long long flags,
                                              enum cudaDriverEntryPointQueryResult* found = nullptr);

@@ -11,10 +11,10 @@ void CheckBounds(const placement::RankDescription& description) {
   LS_FUZZ_RULE(description.rank < description.world && description.world <= placement::kMaxEngineRanks);
   LS_FUZZ_RULE(!description.halves.empty() && description.halves.size() <= placement::kMaxHalves);
   for (const placement::EngineParameter& parameter : description.parameters) {
-    const std::vector<placement::MemoryDescription>& memories = description.halves[0];
+    const std::vector<uint64_t>& memories = description.halves[0];
     LS_FUZZ_RULE(parameter.memory < memories.size());
     LS_FUZZ_RULE(placement::CheckPlace(parameter, memories).ok());
-    LS_FUZZ_RULE(parameter.offset + placement::ExtentBytes(parameter) <= memories[parameter.memory].bytes);
+    LS_FUZZ_RULE(parameter.offset + placement::ExtentBytes(parameter) <= memories[parameter.memory]);
     LS_FUZZ_RULE(placement::ViewOf(parameter).strides.size() == parameter.shape.size());
   }
 }
@@ -28,13 +28,13 @@ Steps StepsOf(const placement::RankDescription& description) {
 
 std::vector<Bytes> Seeds() {
   std::vector<Bytes> seeds;
-  for (const char* name : {"rank 0", "rank 1", "cuda", "own"}) {
+  for (const char* name : {"rank 0", "rank 1", "by rules"}) {
     seeds.push_back(
         Copy(AsBytes(std::string_view(DocumentBlock("raas_receiver/placement/description/FORMAT.md", "json", name)))));
   }
   const std::string_view small =
-      R"({"format":1,"rank":1,"world":2,"place":{"engine":"vllm","family":"llama","key_value_heads":2},)"
-      R"("halves":[[{"kind":"host","bytes":64}],[{"kind":"host","bytes":64}]],)"
+      R"({"format":3,"rank":1,"world":2,"place":{"engine":"vllm","family":"llama","key_value_heads":2},)"
+      R"("halves":[[64],[64]],)"
       R"("parameters":[{"name":"a","dtype":"F32","shape":[2,3],"strides":[1,2],"offset":8,)"
       R"("padding":[{"at":[1,0],"shape":[1,3]}]}]})";
   seeds.push_back(Copy(AsBytes(small)));

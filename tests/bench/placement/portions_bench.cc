@@ -1,10 +1,9 @@
-// How long a delta takes into the buffers of four tensor-parallel engine ranks (fused QKV, gate and up), against the
-// plain replica: translated and written, against applied. 3 GB in bfloat16, less where memory is short; 1 % of the
-// elements changed.
+// How long a receiver takes to make a delta ready for four tensor-parallel engine ranks (fused QKV, gate and up),
+// against the plain replica: translated and packed into portions, against applied. 3 GB in bfloat16, less where memory
+// is short; 1 % of the elements changed.
 //
-//   scatter_bench [--quick]
+//   portions_bench [--quick]
 #include <cstring>
-#include <optional>
 #include <random>
 
 #include "common/base/hash.h"
@@ -26,7 +25,7 @@ constexpr uint32_t kRanks = 4;
 constexpr size_t kThreads = 2;
 constexpr double kChanged = 0.01;
 constexpr uint64_t kBytes = 3'040'000'000, kQuickBytes = 60'000'000;
-constexpr uint64_t kCopies = 2;  // the replica, and what the ranks hold of it together
+constexpr uint64_t kCopies = 1;  // the replica
 
 // A replica's file, as an engine may load it; nothing is left of it when the process dies.
 struct Replica {
@@ -84,7 +83,7 @@ payload::DeltaChain NextDelta(const Replica& replica, Version base, WorkerPool& 
 
 struct Engine {
   std::shared_ptr<const placement::PlacementPlan> plan;
-  std::vector<std::unique_ptr<placement::TargetMemory>> memories;
+  std::vector<std::unique_ptr<placement::PortionWriter>> writers;
 
   explicit Engine(const model::ModelLayout& layout) {
     std::vector<placement::RankDescription> ranks(kRanks);
@@ -98,34 +97,24 @@ struct Engine {
       description.parameters = std::move(rules.parameters);
       unused = std::move(rules.unused);
       const placement::EngineParameter& last = description.parameters.back();
-      description.halves = {{placement::MemoryDescription{.bytes = last.offset + placement::ExtentBytes(last)}}};
+      description.halves = {{last.offset + placement::ExtentBytes(last)}};
+      writers.push_back(std::make_unique<placement::PortionWriter>([](const os::UniqueFd&) { return OkStatus(); }));
     }
     plan = OrDie(placement::PlacementPlan::Compile(layout, ranks, unused));
-    for (const placement::TargetBuffer& buffer : plan->buffers()) {
-      memories.push_back(placement::NewHostMemory(OrDie(os::CreateMemfdSegment("buffer", buffer.bytes))));
-    }
   }
-  placement::StagedWrites::Memories all() const {
-    placement::StagedWrites::Memories pointers;
-    for (const auto& memory : memories) pointers.push_back(memory.get());
+  placement::StagedWrites::Writers all() const {
+    placement::StagedWrites::Writers pointers;
+    for (const auto& writer : writers) pointers.push_back(writer.get());
     return pointers;
   }
-  std::vector<bool> wanted() const { return std::vector<bool>(memories.size(), true); }
-
-  void CheckHolds(const Replica& replica) const {
-    for (uint32_t buffer = 0; buffer < memories.size(); ++buffer) {
-      if (OrDie(memories[buffer]->Equal(plan->copies(buffer), replica.data().data()))) continue;
-      Fail({ErrorCode::kInternal, "an engine rank has other bytes than the replica"});
-    }
-  }
+  std::vector<bool> wanted() const { return std::vector<bool>(plan->buffers().size(), true); }
 };
 
 void Run(bool quick) {
   WorkerPool pool(kThreads - 1);
   const Replica replica(QwenLayout(FittingBytes(quick ? kQuickBytes : kBytes, kCopies)));
   const Engine engine(*replica.layout);
-  OrDie(placement::StagedWrites::Whole(*engine.plan, replica.data(), engine.wanted()).Run(engine.all(), pool));
-  std::vector<double> applied, staged_and_written;
+  std::vector<double> applied, packed;
   const int repeats = quick ? 1 : 7;
   for (int turn = 0; turn <= repeats; ++turn) {
     const Version base = static_cast<Version>(turn) + 1;
@@ -135,18 +124,16 @@ void Run(bool quick) {
       if (replica::ApplyChain(*replica.layout, chain, versions, replica.data(), pool).empty()) return;
       Fail({ErrorCode::kInternal, "a block has not the promised hash"});
     });
-    std::optional<placement::StagedWrites> writes;
-    const double stage = TimeOnce([&] {
-      writes = OrDie(placement::StagedWrites::FromChain(*engine.plan, *replica.layout, chain, replica.data(),
-                                                        engine.wanted(), UINT64_MAX, pool));
+    const double pack = TimeOnce([&] {
+      const auto writes = OrDie(placement::StagedWrites::FromChain(*engine.plan, *replica.layout, chain, replica.data(),
+                                                                   engine.wanted(), UINT64_MAX, pool));
+      OrDie(writes.Run(engine.all(), pool));
     });
-    const double write = TimeOnce([&] { OrDie(writes->Run(engine.all(), pool)); });
     if (turn == 0) continue;  // warms memory
     applied.push_back(apply);
-    staged_and_written.push_back(stage + write);
+    packed.push_back(pack);
   }
-  engine.CheckHolds(replica);
-  PrintResult("scatter_tp4", "s", replica.layout->data_bytes(), staged_and_written, applied);
+  PrintResult("portions_tp4", "s", replica.layout->data_bytes(), packed, applied);
 }
 
 }  // namespace

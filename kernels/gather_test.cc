@@ -1,4 +1,4 @@
-#include "kernels/scatter.h"
+#include "kernels/gather.h"
 
 #include <algorithm>
 #include <catch2/catch.hpp>
@@ -45,17 +45,6 @@ void ForEveryCase(Check check) {
   }
 }
 
-TEST_CASE("Scattered units are where the scalar oracle puts them, and nothing next to them is touched") {
-  ForEveryCase([](uint32_t unit, const std::vector<uint32_t>& offsets, std::mt19937_64& random) {
-    std::vector<char> target = Noise(Room(offsets, unit) + 1, random);
-    std::vector<char> expected = target;
-    const std::vector<char> values = Noise(offsets.size() * unit + 1, random);
-    scalar::ScatterUnits(expected.data() + 1, unit, offsets.data(), values.data() + 1, offsets.size());
-    ScatterUnits(target.data() + 1, unit, offsets.data(), values.data() + 1, offsets.size());
-    CHECK(target == expected);
-  });
-}
-
 TEST_CASE("Gathered units are those that the scalar oracle finds, side by side") {
   ForEveryCase([](uint32_t unit, const std::vector<uint32_t>& offsets, std::mt19937_64& random) {
     const std::vector<char> source = Noise(Room(offsets, unit) + 1, random);
@@ -64,18 +53,6 @@ TEST_CASE("Gathered units are those that the scalar oracle finds, side by side")
     scalar::GatherUnits(source.data() + 1, unit, offsets.data(), expected.data() + 1, offsets.size());
     GatherUnits(source.data() + 1, unit, offsets.data(), values.data() + 1, offsets.size());
     CHECK(values == expected);
-  });
-}
-
-TEST_CASE("What is gathered and scattered back changes nothing") {
-  ForEveryCase([](uint32_t unit, const std::vector<uint32_t>& offsets, std::mt19937_64& random) {
-    std::vector<char> memory = Noise(Room(offsets, unit), random);
-    const std::vector<char> before = memory;
-    std::vector<char> values(offsets.size() * unit);
-    GatherUnits(memory.data(), unit, offsets.data(), values.data(), offsets.size());
-    for (const uint32_t offset : offsets) std::fill_n(memory.begin() + offset, unit, '\0');
-    ScatterUnits(memory.data(), unit, offsets.data(), values.data(), offsets.size());
-    CHECK(memory == before);
   });
 }
 

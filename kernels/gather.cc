@@ -1,4 +1,4 @@
-#include "kernels/scatter.h"
+#include "kernels/gather.h"
 
 #include <cstring>
 
@@ -10,22 +10,11 @@ namespace {
 // Of a size that the compiler knows, so that a unit is one load and one store. The processor has many of these under
 // way at once, and the memory's bandwidth is the limit: fetching ahead has gained nothing.
 template <size_t kUnit>
-void Scatter(char* to, const uint32_t* offsets, const char* values, size_t count) {
-  for (size_t i = 0; i < count; ++i) std::memcpy(to + offsets[i], values + i * kUnit, kUnit);
-}
-
-template <size_t kUnit>
 void Gather(const char* from, const uint32_t* offsets, char* values, size_t count) {
   for (size_t i = 0; i < count; ++i) std::memcpy(values + i * kUnit, from + offsets[i], kUnit);
 }
 
 }  // namespace
-
-void ScatterUnits(void* dst, uint32_t unit, const uint32_t* offsets, const void* values, size_t count) {
-  auto* to = static_cast<char*>(dst);
-  const auto* from = static_cast<const char*>(values);
-  return WithUnit(unit, [&](auto one) { return Scatter<sizeof(one)>(to, offsets, from, count); });
-}
 
 void GatherUnits(const void* src, uint32_t unit, const uint32_t* offsets, void* values, size_t count) {
   const auto* from = static_cast<const char*>(src);
