@@ -129,6 +129,12 @@ class NcclExchange : public Exchange {
     if (error == cudaSuccess) return {};
     return {LOCKSTEP_UNAVAILABLE, what + ": CUDA: " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error)};
   }
+  // What a query answered. CUDA keeps that as this thread's last error, where the trainer would take it for its own.
+  static bool IsBusy(cudaError_t answer) {
+    if (answer != cudaErrorNotReady) return false;
+    if (cudaPeekAtLastError() == cudaErrorNotReady) (void)cudaGetLastError();
+    return true;
+  }
   // ncclInProgress is no error: the communicator does not block.
   static Error Nccl(ncclResult_t result, const std::string& what) {
     if (result == ncclSuccess || result == ncclInProgress) return {};
@@ -220,7 +226,7 @@ class NcclExchange : public Exchange {
     if (number >= next_) return {};
     const cudaError_t state = cudaEventQuery(message.done);
     done = state == cudaSuccess;
-    if (state != cudaErrorNotReady) return Cuda(state, Text(number));
+    if (!IsBusy(state)) return Cuda(state, Text(number));
     ncclResult_t asynchronous = ncclSuccess;
     if (Error error = Nccl(ncclCommGetAsyncError(comm_, &asynchronous), Text(number))) return error;
     return Nccl(asynchronous, Text(number));
@@ -237,7 +243,7 @@ class NcclExchange : public Exchange {
     if (comm_ != nullptr) (void)ncclCommAbort(comm_);
     comm_ = nullptr;
     const auto deadline = Clock::now() + kCloseTime;
-    while (stream_ != nullptr && cudaStreamQuery(stream_) == cudaErrorNotReady && Clock::now() < deadline) {
+    while (stream_ != nullptr && IsBusy(cudaStreamQuery(stream_)) && Clock::now() < deadline) {
       std::this_thread::sleep_for(kPause);
     }
   }

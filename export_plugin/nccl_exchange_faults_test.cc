@@ -78,6 +78,31 @@ TEST_CASE("A message's event comes behind it in the exchange's own stream, which
   }
 }
 
+TEST_CASE("A message that is not there yet leaves the trainer's thread no error of CUDA") {
+  ResetMachine(2);
+  Exchanges exchanges = NewExchanges(2, kTimeout);
+  std::byte* const from = OnGpu(0, Noise(kBytes, 1));
+  std::byte* const to = OnGpu(1, Memory(kBytes));
+  std::vector<cudaError_t> last(2, cudaErrorUnknown);
+  OnAllRanks(2, [&](uint32_t rank) {
+    uint64_t transfer = 0;
+    (void)(rank == 0 ? exchanges[0]->StartSend(1, from, kBytes, transfer)
+                     : exchanges[1]->StartReceive(0, to, kBytes, transfer));
+    (void)exchanges[rank]->Wait(transfer);
+    last[rank] = cudaGetLastError();
+  });
+  const std::vector<cuda::Call> queries = cuda::Calls("cudaEventQuery");
+  CHECK(std::any_of(queries.begin(), queries.end(),
+                    [](const cuda::Call& query) { return query.result == cudaErrorNotReady; }));
+  CHECK(last == std::vector<cudaError_t>(2, cudaSuccess));
+  uint64_t never = 0;
+  REQUIRE_FALSE(exchanges[1]->StartReceive(0, to, kBytes, never));
+  CheckContains(exchanges[1]->Wait(never), "no answer within 300 ms");
+  CHECK(cudaGetLastError() == cudaSuccess);
+  exchanges.clear();
+  CheckCleanMachine();
+}
+
 TEST_CASE("The thread's current device stays as it is") {
   ResetMachine(2);
   REQUIRE(cudaSetDevice(0) == cudaSuccess);

@@ -35,7 +35,7 @@ cudaError_t Made(const Call& call, const Body& body) {
   const size_t at = TheMachine().calls.size() - 1;
   if (error == cudaSuccess) error = body();
   if (at < TheMachine().calls.size()) TheMachine().calls[at].result = error;
-  if (error != cudaSuccess && error != cudaErrorNotReady) last_error = error;
+  if (error != cudaSuccess) last_error = error;
   return error;
 }
 

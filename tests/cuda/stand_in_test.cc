@@ -116,6 +116,7 @@ TEST_CASE("A stream that is held does nothing until it is released, and who wait
   REQUIRE(cudaMemsetAsync(device, 6, 8, stream) == cudaSuccess);
   CHECK(cudaStreamQuery(stream) == cudaErrorNotReady);
   CHECK(cudaStreamQuery(stream) == cudaErrorNotReady);
+  CHECK(cudaGetLastError() == cudaErrorNotReady);  // CUDA takes that for an error
   SECTION("released by another thread") {
     std::thread other([stream] { Release(stream); });
     CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
