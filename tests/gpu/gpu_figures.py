@@ -14,10 +14,10 @@ import torch
 from gpu_models import Weights, exporter, follower, module
 from gpu_probe import PinnedCopy, say
 from gpu_run import NOT_RUN
+from gpu_steps import LEAST_BYTES, SHARED_COPIES
 from harness import Agent, Cluster, roomy_directory
 
 MODEL_BYTES = 3_000_000_000
-LEAST_BYTES = 1_000_000_000
 NARROW, WIDE = 4096, 8192  # of each layer
 DEVICE_COPIES = 4  # of the model in bfloat16: two models, one of masters, which is twice as large, and a copy
 CHANGED = 0.01
@@ -110,7 +110,7 @@ def publishing(daemons: Cluster, weights: Weights) -> Publishing:
 
 def publish() -> None:
     """bfloat16, all of it copied, against a copy to pinned memory; and the first time against later ones."""
-    weights = large(torch.bfloat16, 2)
+    weights = large(torch.bfloat16, SHARED_COPIES["publish"])
     copy = PinnedCopy(weights.bf16_bytes)
     with cluster() as daemons:
         own = publishing(daemons, weights)
@@ -134,7 +134,7 @@ def fp32() -> None:
     """float32 masters against bfloat16 weights, in turns."""
     with cluster() as daemons, cluster() as others:
         taken: "dict[torch.dtype, list[float]]" = {torch.float32: [], torch.bfloat16: []}
-        weights = large(torch.float32, 4)
+        weights = large(torch.float32, SHARED_COPIES["fp32"])
         narrow = Weights(torch.bfloat16, layers=len(weights.sizes), narrow=NARROW, wide=WIDE)
         both = [publishing(daemons, weights), publishing(others, narrow)]
         for one in both:
@@ -154,7 +154,7 @@ def fp32() -> None:
 def pause() -> None:
     """How long a module stands still for 1 % of changes."""
     with cluster() as daemons:
-        weights = large(torch.bfloat16, 5)
+        weights = large(torch.bfloat16, SHARED_COPIES["pause"])
         agent = daemons.agent(threads=THREADS)
         socket = daemons.directory / "engine.sock"
         daemons.receiver(agent, engine_load="in-place", engine_socket=socket, threads=THREADS)

@@ -3,8 +3,10 @@
 gpu_last.py                    one line: never run, changed since (and what), or as they were
 gpu_last.py --sources          {"digest", "commit", "sources": {path: digest}} of the checkout, for a pack
 gpu_last.py --table            the figures of tests/gpu/last.json as docs/performance.md has them
+gpu_last.py --merge FILE...    one record of several runs' last.json, the earliest first
 
-tests/gpu/last.json is the last.json of a run of tests/gpu/run.sh on a machine with a GPU, unchanged; nothing else makes one.
+tests/gpu/last.json is the last.json of a run of tests/gpu/run.sh on a machine with a GPU, or of several that were merged,
+unchanged; nothing else makes one.
 """
 
 import hashlib
@@ -31,6 +33,7 @@ SPEAKS = re.compile(
 )
 HERE = re.compile(r"tests/gpu/(test_)?gpu_(?!last\b)\w+\.py")
 
+NOT_ASKED = "not asked for"  # of a step that --only left out
 NEVER = "Nothing has been measured on a GPU: no GPU code of this project has run on one yet."
 
 
@@ -105,9 +108,42 @@ def record(run: "dict[str, object]", date: str) -> "dict[str, object] | None":
         "passed": by["passed"],
         "failed": by["failed"],
         "not_run": {step["step"]: step["why"] for step in steps if step["outcome"] == "not run"},
-        "figures": [figure for step in steps for figure in step["figures"]],
+        "shared_bytes": run.get("shared_bytes", 0),
+        "figures": [{**figure, "step": step["step"]} for step in steps for figure in step["figures"]],
         "sources": run["sources"],
     }
+
+
+def merged(earlier: "dict[str, object]", later: "dict[str, object]") -> "dict[str, object] | None":
+    """One record of two runs: a step is as it ran last. None where they are not of the same sources, device and driver."""
+    if any(earlier[key] != later[key] for key in ("digest", "device", "driver")):
+        return None
+    ran = {*later["passed"], *later["failed"]}
+    kept = {what: [step for step in earlier[what] if step not in ran] for what in ("passed", "failed")}
+    known = {*ran, *kept["passed"], *kept["failed"]}
+    asked = {step: why for step, why in later["not_run"].items() if why != NOT_ASKED}
+    not_run = {**later["not_run"], **earlier["not_run"], **asked}
+    return {
+        **later,
+        "finished": earlier["finished"] or later["finished"],
+        "passed": kept["passed"] + later["passed"],
+        "failed": kept["failed"] + later["failed"],
+        "not_run": {step: why for step, why in not_run.items() if step not in known},
+        "figures": [figure for figure in earlier["figures"] if figure["step"] not in ran] + later["figures"],
+    }
+
+
+def merged_files(paths: "list[Path]") -> "dict[str, object]":
+    """ValueError: one of them is no record, or not of the same sources, device and driver as those before it."""
+    found: "dict[str, object] | None" = None
+    for path in paths:
+        one = read(path)
+        if one is None:
+            raise ValueError(f"there is no {path}")
+        found = one if found is None else merged(found, one)
+        if found is None:
+            raise ValueError(f"{path} is of other sources, or of another GPU or driver, than those before it")
+    return found
 
 
 def table(last: "dict[str, object] | None") -> str:
@@ -150,6 +186,11 @@ def main() -> None:
         print(json.dumps(described(), indent=1))
     elif sys.argv[1:] == ["--table"]:
         print(table(read()))
+    elif sys.argv[1:2] == ["--merge"] and sys.argv[2:]:
+        try:
+            print(json.dumps(merged_files([Path(path) for path in sys.argv[2:]]), indent=1))
+        except ValueError as error:
+            sys.exit(str(error))
     elif sys.argv[1:]:
         sys.exit(__doc__)
     else:

@@ -12,6 +12,7 @@ and ends with status 0 when it passed, with NOT_RUN, after a line "@not-run WHY"
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -25,13 +26,52 @@ TAIL_LINES = 25  # of a failed step's output that are shown
 
 @dataclass(frozen=True)
 class Step:
-    """A command, and how many seconds it may take. `unless`: why it is not to be run here."""
+    """A command, and how many seconds it may take. `unless`: why it is not to be run here. `shared_bytes`: of shared memory
+    that must be free."""
 
     name: str
     command: "tuple[str, ...]"
     limit_s: float
     unless: str = ""
     environment: "dict[str, str]" = field(default_factory=dict)
+    shared_bytes: int = 0
+
+
+class Shared:
+    """A directory of shared memory for what steps keep there, $LOCKSTEP_TEST_SHARED to them. A step that fails or is killed
+    leaves files: they go after it, the directory with the run. What a killed run left goes with the next one."""
+
+    def __init__(self, parent: Path = Path("/dev/shm")) -> None:
+        self.parent = parent
+        self.directory = parent / f"lockstep-gpu-{os.getpid()}"
+        for left in parent.glob("lockstep-gpu-*"):
+            if not Path("/proc", left.name.rpartition("-")[2]).exists():
+                _remove(left)
+
+    def __enter__(self) -> "Shared":
+        self.empty()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _remove(self.directory)
+
+    def empty(self) -> None:
+        _remove(self.directory)
+        if self.parent.is_dir():
+            self.directory.mkdir()
+
+    def total_bytes(self) -> int:
+        return shutil.disk_usage(self.parent).total if self.parent.is_dir() else 0
+
+    def free_bytes(self) -> int:
+        return shutil.disk_usage(self.parent).free if self.parent.is_dir() else 0
+
+    def lacks(self, step: Step) -> str:
+        """Why there is too little for a step; "" when there is enough."""
+        free = self.free_bytes()
+        if step.shared_bytes <= free:
+            return ""
+        return f"needs {step.shared_bytes / 1e9:.3g} GB of {self.parent}, and {free / 1e9:.3g} GB are free"
 
 
 @dataclass
@@ -52,13 +92,17 @@ class Run:
     Args:
         about: facts about the run as a whole, such as the digest of the sources.
         seconds: that all steps together may take.
+        shared: where steps have shared memory.
     """
 
-    def __init__(self, directory: Path, steps: "list[Step]", about: "dict[str, object]", seconds: float) -> None:
+    def __init__(
+        self, directory: Path, steps: "list[Step]", about: "dict[str, object]", seconds: float, shared: Shared
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.log = directory / "log.txt"
         self.results = directory / "results.json"
-        self.steps, self.about = steps, about
+        self.steps, self.shared = steps, shared
+        self.about = {**about, "shared_bytes": shared.total_bytes()}
         self.outcomes: "list[Outcome]" = []
         self._deadline = time.monotonic() + seconds
         self.log.write_bytes(b"")
@@ -117,8 +161,9 @@ class Run:
         return "\n".join([*lines, *map(figure_line, self.figures()), f"{run} of {len(self.steps)} run: {counts}"])
 
     def _outcome(self, step: Step) -> Outcome:
-        if step.unless:
-            return Outcome(step.name, "not run", step.unless)
+        unless = step.unless or self.shared.lacks(step)
+        if unless:
+            return Outcome(step.name, "not run", unless)
         limit = min(step.limit_s, self._deadline - time.monotonic())
         if limit < 1:
             return Outcome(step.name, "not run", "no time was left")
@@ -128,9 +173,11 @@ class Run:
             log.write(f"\n=== {step.name}\n".encode())
             log.flush()
             try:
-                status = _status(step, log, limit)
+                status = _status(step, log, limit, {"LOCKSTEP_TEST_SHARED": str(self.shared.directory)})
             except OSError as error:  # the command is not there
                 return Outcome(step.name, "failed", str(error))
+            finally:
+                self.shared.empty()
         seconds = time.monotonic() - began
         with self.log.open("rb") as log:
             log.seek(first)
@@ -163,14 +210,23 @@ def figure_line(figure: dict) -> str:
     return text
 
 
-def _status(step: Step, log: object, limit: float) -> "int | None":
+def _remove(directory: Path) -> None:
+    """Also where a process that is being killed adds to it."""
+    for _ in range(50):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not directory.exists():
+            return
+        time.sleep(0.1)
+
+
+def _status(step: Step, log: object, limit: float, environment: "dict[str, str]") -> "int | None":
     """The command's exit status; None when it was killed at its limit, with all that it had started."""
     process = subprocess.Popen(
         step.command,
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
-        env={**os.environ, **step.environment},
+        env={**os.environ, **environment, **step.environment},
         start_new_session=True,
     )
     try:

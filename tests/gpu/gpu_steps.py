@@ -2,21 +2,27 @@
 
 import argparse
 import datetime
+import fnmatch
+import importlib.util
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
-from gpu_last import record
-from gpu_run import Run, Step, write_whole
+from gpu_last import NOT_ASKED, merged, read, record
+from gpu_run import Run, Shared, Step, write_whole
 
 PACK = Path(__file__).resolve().parents[2]
 HERE = PACK / "tests/gpu"
-SECONDS = 570  # of the ten minutes that a machine may be lent for
+SECONDS = 530  # of the ten minutes that a machine runs one command for
+BAD_USAGE = 64
 # Of the C library: a program that a tool starts without the pack's loader has the machine's own.
 C_LIBRARY = (
     "ld-linux",
@@ -35,10 +41,12 @@ GPUS_OF = {"nccl_exchange_test": 2}  # that a C++ test needs, where it is more t
 TEST_SECONDS = {"test_gpu_kills": 150}  # processes that start PyTorch, one after another
 LAST = ("test_gpu_ring", "test_gpu_kills")  # behind the figures: should they hang, those are there
 FIGURES = {"publish": 120, "fp32": 90, "pause": 120}
+LEAST_BYTES = 1_000_000_000  # of a model in bfloat16 that figures are measured with
+SHARED_COPIES = {"publish": 2, "fp32": 4, "pause": 5}  # of such a model, in shared memory
 PROBE = (
     "import sys\n"
     "try:\n"
-    "    import torch, pytest, safetensors\n"
+    "    import torch\n"
     "except ImportError as error:\n"
     "    sys.exit(f'{sys.executable}: {error}')\n"
     "if not torch.cuda.is_available():\n"
@@ -61,8 +69,9 @@ def gpus() -> "tuple[int, str]":
 
 def steps(devices: int, scratch: Path) -> "list[Step]":
     """All of them, most telling first. Those that cannot be run here say why."""
+    python_path = [str(PACK / "python"), str(HERE), *map(str, helper_folders()), os.environ.get("PYTHONPATH", "")]
     environment = {
-        "PYTHONPATH": os.pathsep.join([str(PACK / "python"), str(HERE), *map(str, helper_folders())]),
+        "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "LOCKSTEP_PROGRAMS": str(PACK / "programs"),
@@ -70,8 +79,10 @@ def steps(devices: int, scratch: Path) -> "list[Step]":
         "LOCKSTEP_GPU_DEVICE": "cuda",
     }
 
-    def python(name: str, limit_s: float, *arguments: str) -> Step:
-        return Step(name, (sys.executable, *arguments), limit_s, environment=environment)
+    def python(name: str, limit_s: float, *arguments: str, unless: str = "", shared_bytes: int = 0) -> Step:
+        return Step(name, (sys.executable, *arguments), limit_s, unless, environment, shared_bytes)
+
+    no_pytest = "" if importlib.util.find_spec("pytest") else f"{sys.executable} has no pytest"
 
     found = [
         python("probe", 60, str(HERE / "gpu_probe.py")),
@@ -83,11 +94,21 @@ def steps(devices: int, scratch: Path) -> "list[Step]":
         found.append(Step("nccl_exchange_test", (), 0, "not packed: NCCL was not there"))
     files = {file.stem: file for file in sorted(HERE.glob("test_gpu_*.py"))}
     later = [name for name in files if name.startswith(LAST)]
-    figures = [python(f"figures: {name}", limit, str(HERE / "gpu_figures.py"), name) for name, limit in FIGURES.items()]
+    figures = [
+        python(
+            f"figures: {name}",
+            limit,
+            str(HERE / "gpu_figures.py"),
+            name,
+            unless=no_pytest,
+            shared_bytes=int(LEAST_BYTES * SHARED_COPIES[name] / 0.9),  # as much is left free
+        )
+        for name, limit in FIGURES.items()
+    ]
 
     def pytest(names: "list[str]") -> "list[Step]":
         program = str(HERE / "gpu_pytest.py")
-        return [python(name, TEST_SECONDS.get(name, 90), program, str(files[name])) for name in names]
+        return [python(name, TEST_SECONDS.get(name, 90), program, str(files[name]), unless=no_pytest) for name in names]
 
     found += [*pytest([name for name in files if name not in later]), *figures, *pytest(later)]
     return found + [_sanitized(name, scratch) for name in tests if name not in GPUS_OF]
@@ -138,20 +159,56 @@ def _cannot_start(program: Path, environment: "dict[str, str]") -> str:
     return f"it does not start without the pack's loader: {wrong[0]}" if wrong else ""
 
 
+def asked(found: "list[Step]", only: "list[str]") -> "list[Step]":
+    """All steps, and those that no pattern of `only` names say that they were not asked for; the probe always is, for a
+    record names the GPU. ValueError: a pattern names none."""
+    names = [step.name for step in found]
+    wrong = [pattern for pattern in only if not fnmatch.filter(names, pattern)]
+    if wrong:
+        raise ValueError(f"no step is called {wrong[0]!r}; steps are {', '.join(names)}")
+    wanted = {"probe", *(name for pattern in only for name in fnmatch.filter(names, pattern))}
+    return [step if step.name in wanted else replace(step, unless=NOT_ASKED) for step in found]
+
+
+def earlier_record(path: Path, digest: object) -> "dict[str, object] | None":
+    """The record that a run of some steps goes on with. Any other's is removed: it is not this run's."""
+    try:
+        earlier = read(path)
+    except ValueError:
+        earlier = None
+    if earlier is not None and earlier["digest"] == digest:
+        return earlier
+    path.unlink(missing_ok=True)
+    return None
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> "NoReturn":
+        self.print_usage(sys.stderr)
+        self.exit(BAD_USAGE, f"{self.prog}: {message}\n")
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Runs what needs a GPU.", prog="run.sh")
+    parser = Parser(description="Runs what needs a GPU.", prog="run.sh")
     parser.add_argument("--out", type=Path, default=PACK / "out")
     parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("--only", action="append", default=[], metavar="STEP")
     options = parser.parse_args()
     out = options.out.absolute()
-    (out / "last.json").unlink(missing_ok=True)  # another run's
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what steps left is removed then, too
 
     began = time.monotonic()
     packed = json.loads((PACK / "sources.json").read_text())
     devices, why = gpus()
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, Shared() as shared:
+        found = steps(devices, Path(scratch))
+        try:
+            found = asked(found, options.only) if options.only else found
+        except ValueError as error:
+            parser.error(str(error))
+        earlier = earlier_record(out / "last.json", packed["digest"] if options.only else None)
         left = options.seconds - (time.monotonic() - began)
-        run = Recorded(out, steps(devices, Path(scratch)), packed, left)
+        run = Recorded(out, found, packed, left, shared, earlier)
         if devices == 0:
             run.give_up(f"no GPU: {why}")
         else:
@@ -161,14 +218,28 @@ def main() -> int:
 
 
 class Recorded(Run):
-    """Also keeps last.json up to date, as soon as a step has seen a GPU."""
+    """Also keeps last.json up to date, as soon as a step has seen a GPU. `earlier`: the record that it goes on with."""
+
+    def __init__(
+        self,
+        directory: Path,
+        steps: "list[Step]",
+        about: "dict[str, object]",
+        seconds: float,
+        shared: Shared,
+        earlier: "dict[str, object] | None",
+    ) -> None:
+        self._earlier = earlier
+        super().__init__(directory, steps, about, seconds, shared)
 
     def write(self, running: str) -> None:
         super().write(running)
         state = json.loads(self.results.read_text())
         last = record(state, datetime.date.today().isoformat())
-        if last is not None:
-            write_whole(self.results.with_name("last.json"), last)
+        if last is None:
+            return
+        both = merged(self._earlier, last) if self._earlier else None
+        write_whole(self.results.with_name("last.json"), both or last)
 
 
 if __name__ == "__main__":

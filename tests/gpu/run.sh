@@ -1,10 +1,15 @@
 #!/usr/bin/env bash
 # Runs what needs a GPU, of what tests/gpu/pack.sh has packed: GPU and bus as they are, C++ tests, Python tests, figures;
-# within ten minutes. Needs a GPU with its driver, and a python3 with PyTorch, pytest and safetensors; neither Bazel nor a
-# library of ours.
+# within nine minutes. Needs a GPU with its driver, and a python3 with PyTorch, and pytest for some steps; neither Bazel nor
+# a library of ours. $PYTHONPATH may name more of Python.
 #
-#   tests/gpu/run.sh [--out DIRECTORY] [--seconds N]     in the checkout that it was packed in, or in a pack anywhere
-#   PYTHON=... tests/gpu/run.sh                          the interpreter that has PyTorch, when it is not python3
+#   tests/gpu/run.sh [--out DIRECTORY] [--seconds N] [--only STEP]...
+#                                    in the checkout that it was packed in, or in a pack anywhere; N: 530 unless given
+#   PYTHON=... tests/gpu/run.sh      the interpreter that has PyTorch, when it is not python3
+#
+# --only runs the probe and the steps of that name ("figures: *" is all of that kind), and adds them to the last.json that
+# DIRECTORY has of the same pack on the same GPU; gpu_last.py --merge does so with files. What steps keep in /dev/shm is
+# removed after each; one that needs more than is free there is not run.
 #
 # DIRECTORY (out/ of the pack unless given) has from the first moment on
 #

@@ -3,10 +3,11 @@
 import json
 import re
 import subprocess
+import sys
 
 import gpu_last
 import pytest
-from gpu_last import NEVER, ROOT, digest_of, read, record, sources, standing, table
+from gpu_last import NEVER, NOT_ASKED, ROOT, digest_of, merged, read, record, sources, standing, table
 
 FIGURE = {"name": "rate", "value": 5.0, "unit": "GB/s", "of": "9 GB/s", "ratio": 0.55, "goal": ">= 0.9", "met": False}
 STEPS = [
@@ -16,11 +17,19 @@ STEPS = [
 ]
 
 
-def last(**changes) -> dict:
-    found = {"kernels/a.cu": "1", "b.cc": "2"}
-    run = {"device": "A GPU", "driver": "1.2", "finished": True, "steps": STEPS, "commit": "c"}
-    run.update(digest=digest_of(found), sources=found)
-    return {**record(run, "2030-01-02"), **changes}
+SOURCES = {"kernels/a.cu": "1", "b.cc": "2"}
+RUN = {
+    "device": "A GPU",
+    "driver": "1.2",
+    "finished": True,
+    "commit": "c",
+    "digest": digest_of(SOURCES),
+    "sources": SOURCES,
+}
+
+
+def last(steps=STEPS, date="2030-01-02", **changes) -> dict:
+    return {**record({**RUN, "steps": steps}, date), **changes}
 
 
 @pytest.fixture
@@ -111,6 +120,36 @@ def test_a_record_is_read_as_it_was_written_and_none_is_none(tmp_path):
     assert read(tmp_path / "last.json") is None
     (tmp_path / "last.json").write_text(json.dumps(last()))
     assert read(tmp_path / "last.json") == last()
+
+
+def test_records_of_two_runs_make_one_and_a_step_is_as_it_ran_last():
+    again = [
+        {"step": "probe", "outcome": "passed", "why": "", "figures": [{**FIGURE, "value": 6.0}]},
+        {"step": "two", "outcome": "passed", "why": "", "figures": []},
+        {"step": "three", "outcome": "not run", "why": NOT_ASKED, "figures": []},
+    ]
+    found, later = last(), last(again, "2030-01-03")
+    both = merged(found, later)
+    assert (both["passed"], both["failed"], both["date"]) == (["probe", "two"], [], "2030-01-03")
+    assert [figure["value"] for figure in both["figures"]] == [6.0]
+    assert both["not_run"] == {"three": "needs 2 GPUs"}
+    assert merged(later, found)["failed"] == ["two"]
+    left_out = last(not_run={"three": NOT_ASKED})
+    assert merged(left_out, found)["not_run"] == {"three": "needs 2 GPUs"}
+    for key in ("digest", "device", "driver"):
+        assert merged(found, {**later, key: "another"}) is None
+
+
+def test_records_are_merged_by_a_command_that_refuses_what_is_not_of_one_gpu(tmp_path):
+    paths = [tmp_path / name for name in ("one.json", "two.json")]
+    command = [sys.executable, ROOT / "tests/gpu/gpu_last.py", "--merge", *paths]
+    for path in paths:
+        path.write_text(json.dumps(last()))
+    printed = subprocess.run(command, capture_output=True, text=True)
+    assert json.loads(printed.stdout) == last()
+    paths[1].write_text(json.dumps(last(device="Another GPU")))
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert refused.returncode == 1 and "two.json is of other sources, or of another GPU" in refused.stderr
 
 
 def test_a_table_shows_each_figure_and_which_goal_was_missed():

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from gpu_run import Run, Step
+from gpu_run import Run, Shared, Step
 
 pytestmark = pytest.mark.nightly
 HERE = Path(__file__).parent
@@ -25,12 +25,20 @@ FOLDERS = ("python", "tests", "tests/gpu", "tests/integration", "tests/layouts")
 LEAST = 15  # cases that can be rehearsed
 
 
-def test_what_needs_no_gpu_of_the_gpu_tests_passes_on_the_cpu(tmp_path):
+@pytest.fixture
+def bare(tmp_path):
+    """A directory for PYTHONPATH in which there is PyTorch, and nothing that a machine with a GPU may lack."""
+    for name in ("numpy", "safetensors", "transformers", "xxhash"):
+        (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('there is no {name} here', name='{name}')\n")
+    return tmp_path
+
+
+def test_what_needs_no_gpu_of_the_gpu_tests_passes_on_the_cpu(tmp_path, bare):
     report = tmp_path / "report.xml"
     command = [sys.executable, "-m", "pytest", "-c", ROOT / "tests/pytest.ini", f"--rootdir={ROOT}", "-q"]
     ended = subprocess.run(
         [*command, f"--junitxml={report}", *sorted(HERE.glob("test_gpu_*.py"))],
-        env={**os.environ, "LOCKSTEP_GPU_DEVICE": "cpu", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "LOCKSTEP_GPU_DEVICE": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(bare)},
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -44,11 +52,13 @@ def test_what_needs_no_gpu_of_the_gpu_tests_passes_on_the_cpu(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["publish", "fp32", "pause"])
-def test_figures_are_measured_and_said_as_the_runner_takes_them(name, tmp_path):
-    environment = {"LOCKSTEP_GPU_DEVICE": "cpu", "PYTHONPATH": ":".join(str(ROOT / folder) for folder in FOLDERS)}
+def test_figures_are_measured_and_said_as_the_runner_takes_them(name, tmp_path, bare):
+    python_path = ":".join(map(str, [bare, *(ROOT / folder for folder in FOLDERS)]))
+    environment = {"LOCKSTEP_GPU_DEVICE": "cpu", "PYTHONPATH": python_path}
     step = Step(name, (sys.executable, "-c", FIGURES, name), 120, environment=environment)
-    run = Run(tmp_path, [step], {}, 120)
-    run.go()
+    with Shared() as shared:
+        run = Run(tmp_path / "out", [step], {}, 120, shared)
+        run.go()
     figures = run.figures()
     assert figures, run.log.read_text()
     for figure in figures:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import gpu_last
 import pytest
-from gpu_run import NOT_RUN, Run, Step
+from gpu_run import NOT_RUN, Run, Shared, Step
 
 HERE = Path(__file__).parent
 FIGURE = {"name": "rate", "value": 5.0, "unit": "GB/s", "of": "9 GB/s", "ratio": 0.55, "goal": ">= 0.9", "met": False}
@@ -31,8 +32,10 @@ MISSES = python("misses", f"import json; print('@figure', json.dumps({FIGURE!r})
 @pytest.fixture
 def run(tmp_path, capsys):
     def made(*steps: Step, seconds: float = 300) -> Run:
-        run = Run(tmp_path, list(steps), ABOUT, seconds)
-        run.go()
+        (tmp_path / "shared").mkdir(exist_ok=True)
+        with Shared(tmp_path / "shared") as shared:
+            run = Run(tmp_path, list(steps), ABOUT, seconds, shared)
+            run.go()
         return run
 
     return made
@@ -153,8 +156,9 @@ def test_a_run_that_is_cut_off_tells_what_it_found_until_then(tmp_path):
     code = f"""
 import sys; sys.path.insert(0, {str(HERE)!r})
 from pathlib import Path
-from test_runner import ABOUT, FAILS, PASSES, Run, python
-Run(Path({str(tmp_path)!r}), [PASSES, FAILS, python("hangs", {hangs!r}, 600), PASSES], ABOUT, 900).go()
+from test_runner import ABOUT, FAILS, PASSES, Run, Shared, python
+steps = [PASSES, FAILS, python("hangs", {hangs!r}, 600), PASSES]
+Run(Path({str(tmp_path)!r}), steps, ABOUT, 900, Shared(Path({str(tmp_path)!r}))).go()
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, start_new_session=True)
     file, found = tmp_path / "results.json", {}
@@ -171,13 +175,64 @@ Run(Path({str(tmp_path)!r}), [PASSES, FAILS, python("hangs", {hangs!r}, 600), PA
     assert found["driver"] == "1.2"
 
 
-def test_a_record_is_made_of_a_run_that_saw_a_gpu_and_of_no_other(run):
+def test_a_record_is_made_of_a_run_that_saw_a_gpu_and_of_no_other(run, tmp_path):
     record = gpu_last.record(results(run(PASSES, FAILS, MISSES)), "2030-01-02")
     assert (record["device"], record["driver"], record["date"]) == ("A GPU", "1.2", "2030-01-02")
-    assert (record["passed"], record["failed"], record["figures"]) == (["passes"], ["fails", "misses"], [FIGURE])
+    assert (record["passed"], record["failed"], record["figures"]) == (
+        ["passes"],
+        ["fails", "misses"],
+        [{**FIGURE, "step": "misses"}],
+    )
+    assert record["shared_bytes"] == shutil.disk_usage(tmp_path).total
     assert gpu_last.record(results(run(python("nothing known", ""))), "2030-01-02") is None
     blind = Step("blind", (*PASSES.command[:2], PASSES.command[2] + "; raise SystemExit(1)"), 9)
     assert gpu_last.record(results(run(blind)), "2030-01-02") is None
+
+
+LEAVES = "import os; open(os.environ['LOCKSTEP_TEST_SHARED'] + '/left', 'w').write('x' * 99)"
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        python("passes", LEAVES),
+        python("fails", LEAVES + "; raise SystemExit(1)"),
+        python("crashes", LEAVES + "; os.abort()"),
+        python("hangs", LEAVES + "; import time; time.sleep(600)", 2),
+    ],
+    ids=lambda step: step.name,
+)
+def test_nothing_of_a_step_stays_in_shared_memory(run, tmp_path, step):
+    finds = python("finds", "import os; assert os.listdir(os.environ['LOCKSTEP_TEST_SHARED']) == []")
+    assert outcomes(run(step, finds))["finds"] == "passed"
+    assert list((tmp_path / "shared").iterdir()) == []
+
+
+def test_what_a_killed_run_left_in_shared_memory_goes_with_the_next_one_and_no_other_runs(tmp_path):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    left, others, not_ours = (tmp_path / name for name in (f"lockstep-gpu-{ended.pid}", "lockstep-gpu-1", "else"))
+    for directory in (left, others, not_ours):
+        directory.mkdir()
+        (directory / "file").write_text("x")
+    with Shared(tmp_path):
+        assert not left.exists()
+    assert sorted(tmp_path.iterdir()) == [not_ours, others]
+
+
+def test_a_step_that_needs_more_shared_memory_than_is_free_is_not_run(run, tmp_path):
+    free = shutil.disk_usage(tmp_path).free
+    ended = run(python("fits", "", shared_bytes=1), python("large", "", shared_bytes=2 * free))
+    assert outcomes(ended) == {"fits": "passed", "large": "not run"}
+    assert f" GB of {tmp_path / 'shared'}, and " in ended.outcomes[1].why
+    assert results(ended)["shared_bytes"] == shutil.disk_usage(tmp_path).total
+
+
+def test_where_there_is_no_shared_memory_what_needs_none_is_run(tmp_path, capsys):
+    with Shared(tmp_path / "nowhere") as shared:
+        run = Run(tmp_path, [PASSES, python("needs", "", shared_bytes=1)], ABOUT, 60, shared)
+        run.go()
+    assert outcomes(run) == {"passes": "passed", "needs": "not run"} and results(run)["shared_bytes"] == 0
 
 
 @pytest.fixture
@@ -212,6 +267,90 @@ def test_without_a_gpu_nothing_is_run_and_nothing_counts(pack, tmp_path):
     assert "no GPU" in ended.stdout and "passed" not in ended.stdout
     assert not (out / "last.json").exists()
     assert sorted(path.name for path in out.iterdir()) == ["log.txt", "results.json"]
+
+
+# A PyTorch that finds a GPU; gpu_probe.py and what it imports are left out of the pack, and say so.
+TORCH = """
+class cuda:
+    is_available = staticmethod(lambda: True)
+    device_count = staticmethod(lambda: 1)
+"""
+PROBE = """
+import json, os
+print("@fact", json.dumps({"device": os.environ.get("GPU", "A GPU"), "driver": "1.2"}))
+print("python path", os.environ["PYTHONPATH"])
+"""
+
+
+@pytest.fixture
+def with_gpu(pack, tmp_path):
+    """Runs the pack's steps where a GPU seems to be: the probe passes, and figures that are made up for it."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "torch.py").write_text(TORCH)
+    (pack / "tests/gpu/gpu_probe.py").write_text(PROBE)
+    figures = (
+        f"import json, sys\nprint('@figure', json.dumps({{**{FIGURE!r}, 'name': sys.argv[1], 'met': True}}))\n"
+        "sys.exit(1 if sys.argv[1] == 'fp32' else 0)\n"
+    )
+    (pack / "tests/gpu/gpu_figures.py").write_text(figures)
+    (pack / "sources.json").write_text(json.dumps({**ABOUT, "digest": gpu_last.digest_of(ABOUT["sources"])}))
+
+    def runs(*only: str, **environment: str) -> "tuple[subprocess.CompletedProcess, dict]":
+        arguments = [argument for name in only for argument in ("--only", name)]
+        command = [pack / "tests/gpu/run.sh", "--out", tmp_path / "out", *arguments]
+        environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(site), **environment}
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        last = tmp_path / "out/last.json"
+        return ended, json.loads(last.read_text()) if last.exists() else {}
+
+    return runs
+
+
+def test_runs_of_some_steps_each_make_one_record(with_gpu, tmp_path):
+    ended, last = with_gpu("figures: publish")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert (last["passed"], last["failed"]) == (["probe", "figures: publish"], [])
+    assert last["not_run"]["figures: fp32"] == gpu_last.NOT_ASKED
+    assert [figure["step"] for figure in last["figures"]] == ["figures: publish"]
+    ended, last = with_gpu("figures: fp32", "figures: pause")
+    assert ended.returncode == 1
+    assert (last["passed"], last["failed"]) == (["figures: publish", "probe", "figures: pause"], ["figures: fp32"])
+    assert [figure["step"] for figure in last["figures"]] == ["figures: publish", "figures: fp32", "figures: pause"]
+    assert "figures: fp32" not in last["not_run"] and last["finished"]
+    _, last = with_gpu("figures: *")
+    assert len(last["figures"]) == 3
+    assert gpu_last.read(tmp_path / "out/last.json") == last
+
+
+def test_a_record_of_another_gpu_or_of_other_sources_is_not_gone_on_with(with_gpu, pack, tmp_path):
+    with_gpu("figures: publish")
+    _, last = with_gpu("figures: pause", GPU="Another GPU")
+    assert last["device"] == "Another GPU" and last["passed"] == ["probe", "figures: pause"]
+    sources = {"b.cu": "2"}
+    changed = {"digest": gpu_last.digest_of(sources), "commit": "c", "sources": sources}
+    (pack / "sources.json").write_text(json.dumps(changed))
+    _, last = with_gpu("figures: publish")
+    assert last["digest"] == changed["digest"] and last["passed"] == ["probe", "figures: publish"]
+
+
+def test_a_step_that_is_not_there_is_bad_usage(with_gpu):
+    ended, last = with_gpu("figures: nothing")
+    assert ended.returncode == 64 and "no step is called 'figures: nothing'" in ended.stderr and last == {}
+
+
+def test_steps_find_what_the_callers_python_path_names_behind_their_own(with_gpu, pack, tmp_path):
+    with_gpu("probe")
+    log = (tmp_path / "out/log.txt").read_text()
+    path = next(line for line in log.splitlines() if line.startswith("python path ")).split()[-1].split(":")
+    assert path[0] == str(pack / "python") and path[-1] == str(tmp_path / "site")
+
+
+def test_without_pytest_what_needs_it_is_not_run(with_gpu, pack):
+    steps = pack / "tests/gpu/gpu_steps.py"
+    steps.write_text(steps.read_text().replace('find_spec("pytest")', 'find_spec("no_pytest")'))
+    ended, last = with_gpu()
+    assert "has no pytest" in last["not_run"]["test_gpu_publish"] and "probe" in last["passed"]
 
 
 def test_an_interpreter_without_pytorch_runs_nothing(pack, tmp_path):

@@ -1,12 +1,15 @@
 """Reading safetensors files without any of Lockstep's code, and models made up for tests."""
 
+import ctypes
 import json
 import struct
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from lockstep.core.tensors import describe
+
+if TYPE_CHECKING:
+    import numpy as np
 
 BLOCK = 256 * 1024
 
@@ -14,9 +17,10 @@ BLOCK = 256 * 1024
 def raw_bytes(tensor) -> bytes:
     """The bytes of a NumPy array or PyTorch tensor of any dtype."""
     if hasattr(tensor, "data_ptr"):
-        import torch
+        whole = tensor.detach().contiguous()
+        return ctypes.string_at(whole.data_ptr(), whole.numel() * whole.element_size())
+    import numpy as np
 
-        return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return np.ascontiguousarray(tensor).tobytes()
 
 
@@ -77,6 +81,8 @@ class ToyModel:
     """bf16-like weights (their raw 16 bits) that change a little at every step, the same for the same seed."""
 
     def __init__(self, seed: int = 0, blocks: int = 16, tensors: int = 5) -> None:
+        import numpy as np  # which a machine with nothing but PyTorch lacks
+
         self._random = np.random.default_rng(seed)
         elements = blocks * BLOCK // 2 // tensors
         self.tensors = {
@@ -86,6 +92,8 @@ class ToyModel:
 
     def step(self, density: float = 0.01) -> "dict[str, np.ndarray]":
         """Changes that share of all elements by one bit pattern up or down; returns the tensors."""
+        import numpy as np
+
         for tensor in self.tensors.values():
             touched = self._random.integers(0, tensor.size, max(1, int(tensor.size * density)))
             tensor[touched] += self._random.choice(np.array([1, 65535], np.uint16), touched.size)
