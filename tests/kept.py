@@ -29,7 +29,7 @@ PROGRAMS = (
 )
 NEVER = (
     "tests/checks/",
-    "tests/gpu/",
+    "tests/gpu/test_last.py",
     "tests/integration/test_bundle.py",
     "tests/integration/test_quickstart.py",
     "tests/kernels/",

@@ -18,19 +18,18 @@ def test_no_block_is_ever_torn_by_a_trainer_that_overwrites_what_a_slow_receiver
         publisher.publish(1, model.step())
         receiver = cluster.receiver(agent, lanes=3)
         with receiver.recorded_syncs() as syncs:
-            version, slowest = 1, 0.0
+            version = 1
             while not receiver.file().exists():
                 version += 1
                 tensors = model.step()
-                began = time.monotonic()
                 publisher.publish(version, tensors)
-                slowest = max(slowest, time.monotonic() - began)
                 time.sleep(0.05)
             receiver.wait_for(model.tensors)
         # A torn block would have failed its hash, and broken its lane.
         assert receiver.ask("status")["models"][0]["lane_retries"] == 0
     assert syncs[0]["mode"] == "full" and syncs[0]["to"]["version"] > 2
-    assert slowest < 0.5 * syncs[0]["pull_us"] / 1e6, "the trainer waited for the receiver"
+    # One that waited could fill the agent's two halves beside the version that is pulled, and no third.
+    assert version > 4, "the trainer waited for the receiver"
 
 
 def test_each_receiver_has_its_rate_and_no_more_whoever_else_pulls(cluster):
