@@ -161,7 +161,6 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
     parser.add_argument("--model", required=True, help="the receiver's name for the model")
     parser.add_argument("--port", type=int, default=0, help="on 127.0.0.1; 0 for any free one")
     parser.add_argument("--engine-name", default="default")
-    parser.add_argument("--double-buffered", action="store_true", help="two halves: an update is a flip")
     options = parser.parse_args(arguments)
 
     torch.set_num_threads(1)
@@ -171,7 +170,6 @@ def main(arguments: "Sequence[str] | None" = None) -> int:
         model=options.model,
         socket=options.socket,
         engine_name=options.engine_name,
-        double_buffered=options.double_buffered,
     ) as follower:
         server = Server(model, follower, options.port)
         print(json.dumps({"port": server.port}), flush=True)

@@ -11,7 +11,7 @@ import torch
 from portions import portion, sealed
 
 RUN = "0123456789abcdef" * 2
-_HEADER = struct.Struct("<4sHHII16sQ")
+_HEADER = struct.Struct("<4sHHI4x16sQ")
 (
     ATTACH,
     ATTACHED,
@@ -39,13 +39,13 @@ class Page:
         self.fd = os.memfd_create("page", os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, 4096)
         self._map = mmap.mmap(self.fd, 4096)
-        self._map[:16] = struct.pack("<8sHHI", b"LSENGPG1", 1, 128, world)
+        self._map[:16] = struct.pack("<8sHHI", b"LSENGPG1", 2, 128, world)
         self._slot = self._changes = 0
 
-    def serve(self, version: int, half: int = 0, run: str = RUN) -> None:
+    def serve(self, version: int, run: str = RUN) -> None:
         self._slot = 1 - self._slot
         at = 32 + 32 * self._slot
-        self._map[at : at + 32] = struct.pack("<16sQII", bytes.fromhex(run), version, half, 0)
+        self._map[at : at + 32] = struct.pack("<16sQQ", bytes.fromhex(run), version, 0)
         self._store(SERVING_STATE)
 
     def begin_writing(self) -> None:
@@ -61,7 +61,7 @@ class Attachment:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
-        kind, self.half, self.run, self.version, body = self._receive()
+        kind, self.run, self.version, body = self._receive()
         assert kind == ATTACH
         self.attach = json.loads(body)
         self.description = self.attach["description"]
@@ -80,54 +80,54 @@ class Attachment:
         self.send_hold(version, label)
         self.expect(HELD)
 
-    def send_serve(self, version: int, half: int = 0) -> None:
-        self._send(SERVE, version=version, half=half)
+    def send_serve(self, version: int) -> None:
+        self._send(SERVE, version=version)
 
-    def serve(self, version: int, half: int = 0) -> None:
-        self.send_serve(version, half)
+    def serve(self, version: int) -> None:
+        self.send_serve(version)
         self.expect(SERVING)
 
-    def commit(self, page: Page, version: int, value: float, half: int = 0) -> None:
+    def commit(self, page: Page, version: int, value: float) -> None:
         """All of a commit: every parameter becomes ``value``."""
         self.hold(version)
         page.begin_writing()
-        self.fill(value, half, version)
-        page.serve(version, half)
-        self.serve(version, half)
+        self.fill(value, version)
+        page.serve(version)
+        self.serve(version)
 
-    def fill(self, value: float, half: int = 0, version: "int | None" = None, names: "list[str] | None" = None) -> None:
+    def fill(self, value: float, version: "int | None" = None, names: "list[str] | None" = None) -> None:
         """Writes one value into parameters, all or those of ``names``; ``version`` as ``put`` has it, ``value`` if it is
         not said."""
         filled = [own for own in self.description["parameters"] if names is None or own["name"] in names]
         tensors = {own["name"]: torch.full(own["shape"], value) for own in filled}
-        self.put(tensors, int(value) if version is None else version, half)
+        self.put(tensors, int(value) if version is None else version)
 
-    def put(self, tensors: "dict[str, torch.Tensor]", version: int, half: int = 0) -> None:
+    def put(self, tensors: "dict[str, torch.Tensor]", version: int) -> None:
         """Writes parameters; what the rank holds then is ``version``, 0 for no whole one."""
         written = [own for own in self.description["parameters"] if own["name"] in tensors]
-        self.stage(portion(runs=[_run(own, tensors[own["name"]]) for own in written]), half)
+        self.stage(portion(runs=[_run(own, tensors[own["name"]]) for own in written]))
         self.expect(STAGED)
-        self.write(version, half)
+        self.write(version)
 
-    def stage(self, content: bytes, half: int = 0) -> None:
+    def stage(self, content: bytes) -> None:
         fd = sealed(content)
-        self._send(STAGE, half=half, fds=[fd])
+        self._send(STAGE, fds=[fd])
         os.close(fd)
 
-    def send_write(self, version: int, half: int = 0) -> None:
-        self._send(WRITE, version=version, half=half)
+    def send_write(self, version: int) -> None:
+        self._send(WRITE, version=version)
 
-    def write(self, version: int, half: int = 0) -> None:
+    def write(self, version: int) -> None:
         """Has the rank write what is staged, after which it holds ``version``."""
-        self.send_write(version, half)
+        self.send_write(version)
         self.expect(WRITTEN)
 
-    def send_compare(self, half: int = 0) -> None:
-        self._send(COMPARE, half=half)
+    def send_compare(self) -> None:
+        self._send(COMPARE)
 
-    def compare(self, half: int = 0) -> bytes:
-        self.send_compare(half)
-        kind, _, _, _, body = self._receive()
+    def compare(self) -> bytes:
+        self.send_compare()
+        kind, _, _, body = self._receive()
         assert kind == COMPARED
         return body
 
@@ -136,7 +136,7 @@ class Attachment:
 
     def refusal(self) -> str:
         """Why the rank does not do what it was told; it ends the connection then."""
-        kind, _, _, _, body = self._receive()
+        kind, _, _, body = self._receive()
         assert kind == REFUSED and self.is_closed()
         return body.decode()
 
@@ -163,20 +163,18 @@ class Attachment:
     def close(self) -> None:
         self.connection.close()
 
-    def _send(self, kind: int, version: int = 0, half: int = 0, body: bytes = b"", fds: "tuple | list" = ()) -> None:
+    def _send(self, kind: int, version: int = 0, body: bytes = b"", fds: "tuple | list" = ()) -> None:
         run = bytes.fromhex(RUN) if version else bytes(16)
-        socket.send_fds(
-            self.connection, [_HEADER.pack(b"LSER", 1, kind, len(body), half, run, version) + body], list(fds)
-        )
+        socket.send_fds(self.connection, [_HEADER.pack(b"LSER", 2, kind, len(body), run, version) + body], list(fds))
 
-    def _receive(self) -> "tuple[int, int, str, int, bytes]":
+    def _receive(self) -> "tuple[int, str, int, bytes]":
         header, fds, _, _ = socket.recv_fds(self.connection, _HEADER.size, 8)
-        magic, version, kind, size, half, run, number = _HEADER.unpack(header)
-        assert (magic, version) == (b"LSER", 1) and not fds
+        magic, version, kind, size, run, number = _HEADER.unpack(header)
+        assert (magic, version) == (b"LSER", 2) and not fds
         body = bytearray()
         while len(body) < size:
             body += self.connection.recv(size - len(body))
-        return kind, half, run.hex(), number, bytes(body)
+        return kind, run.hex(), number, bytes(body)
 
 
 def _layout(parameter: dict) -> "tuple[torch.dtype, list[int], list[int]]":

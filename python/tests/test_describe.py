@@ -36,7 +36,7 @@ def test_parameters_lie_apart_and_in_the_memory():
     for own in sorted(described["parameters"], key=lambda own: own["offset"]):
         assert own["offset"] >= end and own["offset"] % 256 == 0
         end = own["offset"] + 2 * torch.Size(own["shape"]).numel()
-    assert end <= described["halves"][0][0]
+    assert end <= described["memories"][0]
 
 
 def test_experts_that_transformers_stacks_name_their_checkpoint_tensors():
@@ -109,4 +109,4 @@ def test_parameters_that_lie_nowhere_are_refused():
     model = tiny("llama")
     _, parameters = parameters_of(model, DescribeOptions())
     with pytest.raises(lockstep.BadDataError, match="meta"):
-        _memory.keep(model, parameters, double_buffered=False)
+        _memory.Memory(parameters)

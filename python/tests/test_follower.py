@@ -88,7 +88,7 @@ def test_attach_names_the_engine_and_its_place_and_holds_nothing(receiver, follo
         key_value_heads=8,
     )
     rank = receiver.accept()
-    assert (rank.version, rank.half, rank.run) == (0, 0, "00" * 16)
+    assert (rank.version, rank.run) == (0, "00" * 16)
     assert set(rank.attach) == {"peer", "model", "engine", "description"}
     assert rank.attach["peer"] == f"engine_rank/{lockstep.__version__} protocol=1-1"
     assert (rank.attach["model"], rank.attach["engine"]) == ("actor", "tp2")
@@ -220,57 +220,18 @@ def test_a_version_whose_after_write_fails_is_not_served_and_comes_again_whole(r
     assert follower.wait_for(1, timeout=60) == Served(RUN, 1) and follower.error is None
 
 
-# ---- two halves ----
+# ---- around it ----
 
 
-def test_two_halves_are_two_memories_and_serving_the_other_flips_the_module_to_it(receiver, follow):
-    model = TiedModel()
-    follower = follow(model, double_buffered=True)
-    rank, page = receiver.accept(), Page()
-    assert rank.description["halves"][0] == rank.description["halves"][1]
-    rank.attached(page)
-    rank.fill(1.0, half=1)
-    assert values(model) != {1.0}
-    rank.hold(1)
-    page.serve(1, half=1)
-    rank.serve(1, half=1)
-    with follower.serving(timeout=60):
-        assert values(model) == {1.0} and model.head.weight is model.embed.weight
-        rank.fill(2.0, half=0)  # while 1 is read
-        assert values(model) == {1.0}
-    rank.hold(2)
-    page.serve(2, half=0)
-    rank.serve(2, half=0)
-    with follower.serving(timeout=60) as served:
-        assert values(model) == {2.0} and served.version == 2
-
-
-def test_a_rank_attaches_again_with_its_version_and_the_half_it_lies_in(receiver, follow):
-    follower = follow(torch.nn.Linear(2, 2), double_buffered=True)
+def test_a_rank_attaches_again_with_its_version(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
     rank, page = receiver.accept(), Page()
     rank.attached(page)
-    rank.fill(1.0, half=1)
-    rank.hold(1)
-    page.serve(1, half=1)
-    rank.serve(1, half=1)
+    rank.commit(page, 1, 1.0)
     rank.close()
     again = receiver.accept()
-    assert (again.version, again.run, again.half) == (1, RUN, 1)
+    assert (again.version, again.run) == (1, RUN)
     assert follower.served == Served(RUN, 1)
-
-
-def test_a_half_that_is_not_there_is_a_broken_protocol_and_nothing_is_served(receiver, follow):
-    follower = follow(torch.nn.Linear(2, 2))
-    rank = receiver.accept()
-    rank.attached(Page())
-    rank.hold(1)
-    rank.send_serve(1, half=1)
-    assert rank.is_closed()
-    again = receiver.accept()
-    assert again.version == 0 and follower.served is None and "half 1" in follower.error
-
-
-# ---- around it ----
 
 
 def test_a_follower_waits_for_a_receiver_that_is_not_there_yet(tmp_path):

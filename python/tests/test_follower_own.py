@@ -1,6 +1,5 @@
 """Followers write their own memory: what a receiver may have them do, and what they serve when it goes away amid it."""
 
-import pytest
 import torch
 from fake_receiver import HELD, STAGED, Page
 from helpers import values
@@ -16,7 +15,7 @@ def serving(receiver, follow, module, **options):
     follower = follow(module, **options)
     rank, page = receiver.accept(), Page()
     rank.attached(page)
-    rank.commit(page, 1, 1.0, half=rank.half)
+    rank.commit(page, 1, 1.0)
     return follower, rank, page
 
 
@@ -26,7 +25,7 @@ def test_parameters_stay_where_they_are_and_nothing_is_handed_out(receiver, foll
     follow(module)
     rank = receiver.accept()  # without descriptors
     assert rank.description["format"] == 3
-    assert sum(rank.description["halves"][0]) == 4 * (3 * 5 + 5)
+    assert sum(rank.description["memories"]) == 4 * (3 * 5 + 5)
     assert places == {name: tensor.data_ptr() for name, tensor in module.state_dict().items()}
 
 
@@ -57,20 +56,8 @@ def test_what_cannot_be_staged_is_refused_by_name_and_the_rank_serves_on(receive
     assert again.version == 1
     again.attached(Page())
     again.send_write(2)
-    assert "WRITE is of half 0, which is being read" in again.refusal()
+    assert "WRITE of memory that is being read" in again.refusal()
     assert values(module) == {1.0} and receiver.accept().version == 1
-
-
-@pytest.mark.parametrize("order", ["stage", "write", "compare"])
-def test_what_is_ordered_of_a_half_that_is_not_there_is_refused(receiver, follow, order):
-    _, rank, _ = serving(receiver, follow, torch.nn.Linear(2, 2))
-    if order == "stage":
-        rank.stage(portion(), half=1)
-    elif order == "write":
-        rank.send_write(2, half=1)
-    else:
-        rank.send_compare(half=7)
-    assert "and there is none" in rank.refusal()
 
 
 def test_orders_before_the_rank_is_attached_end_the_connection(receiver, follow):
@@ -182,7 +169,7 @@ def test_parameters_that_touch_or_overlap_are_one_memory(receiver, follow):
     module.third, module.empty = torch.nn.Parameter(whole[12:]), torch.nn.Parameter(torch.zeros(0))
     follow(module)
     description = receiver.accept().description
-    assert description["halves"] == [[64]]
+    assert description["memories"] == [64]
     assert {own["name"]: own["offset"] for own in description["parameters"]} == {
         "first": 0,
         "second": 16,

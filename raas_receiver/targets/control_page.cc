@@ -43,11 +43,10 @@ void ControlPage::BeginWriting() {
   Store(EngineState::kWriting, word_.slot);
 }
 
-void ControlPage::Serve(const Held& held, uint32_t half) {
+void ControlPage::Serve(const Held& held) {
   const uint32_t slot = 1 - word_.slot;
-  page().slots[slot] = {held.run, held.version, half, 0};
+  page().slots[slot] = {held.run, held.version, 0};
   serving_ = held;
-  half_ = half;
   Store(EngineState::kServing, slot);
 }
 

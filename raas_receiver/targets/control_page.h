@@ -11,7 +11,7 @@
 
 namespace lockstep::targets {
 
-inline constexpr uint16_t kEngineRankFormat = 1;
+inline constexpr uint16_t kEngineRankFormat = 2;
 inline constexpr uint64_t kControlPageBytes = 4096;
 inline constexpr char kControlPageMagic[] = "LSENGPG1";
 
@@ -20,8 +20,7 @@ enum class EngineState : uint8_t { kEmpty = 0, kServing = 1, kWriting = 2 };
 struct ControlSlot {  // 32 bytes
   RunId run;
   uint64_t version;
-  uint32_t half;
-  uint32_t reserved;  // 0
+  uint64_t reserved;  // 0
 };
 static_assert(sizeof(ControlSlot) == 32);
 
@@ -62,12 +61,11 @@ class ControlPage {
   int fd() const { return segment_.fd(); }  // for SCM_RIGHTS
   EngineState state() const { return word_.state; }
   const Held& serving() const { return serving_; }  // nothing unless SERVING
-  uint32_t half() const { return half_; }           // of the last version that was served
 
   // From here on the served memory is a mix, until one of the calls below.
   void BeginWriting();
-  // The commit: all ranks serve `held` in `half`.
-  void Serve(const Held& held, uint32_t half);
+  // The commit: all ranks serve `held`.
+  void Serve(const Held& held);
   // Nothing is served any more.
   void Clear();
 
@@ -79,7 +77,6 @@ class ControlPage {
   os::MappedSegment segment_;
   ControlWord word_;
   Held serving_;
-  uint32_t half_ = 0;
 };
 
 }  // namespace lockstep::targets

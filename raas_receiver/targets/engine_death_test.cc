@@ -42,14 +42,12 @@ int ExitOf(pid_t child) {
 
 TEST_CASE(
     "A receiver that dies at any step leaves all ranks at one version, or held, and the next continues from there") {
-  const size_t halves = GENERATE(1, 2);
   const std::string step = GENERATE("prepared", "held", "writing", "written", "committed", "serving");
   const bool in_pause = step == "writing" || step == "written";
-  if (halves == 2 && in_pause) return;  // a flip writes nothing in the pause
-  INFO(halves << " halves, killed at " << step);
+  INFO("killed at " << step);
   TargetsFixture fixture;
-  fixture.AddRank(0, halves, Reattaches);
-  fixture.AddRank(1, halves, Reattaches);
+  fixture.AddRank(0, Reattaches);
+  fixture.AddRank(1, Reattaches);
   const pid_t receiver = ForkReceiver(fixture, step);
   for (auto& rank : fixture.ranks) rank->StartThread();
   REQUIRE(ExitOf(receiver) == kDied);
@@ -72,15 +70,13 @@ TEST_CASE(
 }
 
 TEST_CASE("A rank killed at any step leaves the others at one version, and its successor joins them") {
-  const size_t halves = GENERATE(1, 2);
   const bool before_at_hand = GENERATE(true, false);
   const std::string step = GENERATE("prepared", "held", "writing", "written", "committed");
   const bool in_pause = step == "writing" || step == "written";
-  if (halves == 2 && in_pause) return;
-  INFO(halves << " halves, killed at " << step << ", version before at hand: " << before_at_hand);
+  INFO("killed at " << step << ", version before at hand: " << before_at_hand);
   TargetsFixture fixture;
-  RankHandle& stays = fixture.AddRank(0, halves);
-  RankHandle& dies = fixture.AddRank(1, halves);
+  RankHandle& stays = fixture.AddRank(0);
+  RankHandle& dies = fixture.AddRank(1);
   stays.StartProcess();
   dies.StartProcess();
   bool armed = false;
@@ -106,7 +102,7 @@ TEST_CASE("A rank killed at any step leaves the others at one version, and its s
   if (!mixed) CHECK(Eventually([&] { return stays.Serves(expected); }));
 
   armed = false;
-  RankHandle& successor = fixture.RunRank(1, halves);
+  RankHandle& successor = fixture.RunRank(1);
   REQUIRE(fixture.Changed(1));
   REQUIRE(fixture.Bring(3, 2).ok());
   CHECK(Eventually([&] { return stays.Serves(3) && successor.Serves(3); }));
@@ -115,8 +111,8 @@ TEST_CASE("A rank killed at any step leaves the others at one version, and its s
 
 TEST_CASE("A first commit that fails serves nothing, and the next one everything") {
   TargetsFixture fixture;
-  RankHandle& stays = fixture.AddRank(0, 1);
-  RankHandle& dies = fixture.AddRank(1, 1);
+  RankHandle& stays = fixture.AddRank(0);
+  RankHandle& dies = fixture.AddRank(1);
   stays.StartProcess();
   dies.StartProcess();
   fixture.options.at_step = [&](std::string_view at) {
@@ -128,7 +124,7 @@ TEST_CASE("A first commit that fails serves nothing, and the next one everything
   CHECK(stays.status().held);
   CHECK(fixture.report().serving.nothing());
   CHECK_FALSE(fixture.report().mixed);
-  RankHandle& successor = fixture.RunRank(1, 1);
+  RankHandle& successor = fixture.RunRank(1);
   REQUIRE(fixture.Changed(1));
   REQUIRE(fixture.Bring(1).ok());
   CHECK(Eventually([&] { return stays.Serves(1) && successor.Serves(1); }));
@@ -136,12 +132,12 @@ TEST_CASE("A first commit that fails serves nothing, and the next one everything
 
 TEST_CASE("A newcomer that was written in a commit that failed has what the others have") {
   TargetsFixture fixture;
-  RankHandle& stays = fixture.AddRank(0, 1);
-  RankHandle& leaves = fixture.AddRank(1, 1);
+  RankHandle& stays = fixture.AddRank(0);
+  RankHandle& leaves = fixture.AddRank(1);
   stays.StartProcess();
   leaves.StartProcess();
   bool armed = false;
-  RankHandle& newcomer = fixture.AddRank(1, 1);
+  RankHandle& newcomer = fixture.AddRank(1);
   fixture.options.at_step = [&](std::string_view at) {
     if (armed && at == "written") stays.Kill();
   };
@@ -159,10 +155,9 @@ TEST_CASE("A newcomer that was written in a commit that failed has what the othe
 }
 
 TEST_CASE("Receivers killed at any moment never leave two ranks with different versions, or one with a mix") {
-  const size_t halves = GENERATE(1, 2);
-  std::mt19937 random(static_cast<uint32_t>(halves));
+  std::mt19937 random(1);
   TargetsFixture fixture(6);
-  for (uint32_t rank : {0, 1}) fixture.RunRank(rank, halves, Reattaches);
+  for (uint32_t rank : {0, 1}) fixture.RunRank(rank, Reattaches);
   size_t served = 0;
   for (int life = 1; life <= 15 || (served == 0 && life <= 100); ++life) {
     const pid_t receiver = ::fork();
@@ -188,7 +183,6 @@ TEST_CASE("Receivers killed at any moment never leave two ranks with different v
                  << (second.held ? " held" : ""));
     if (first.held || second.held) continue;
     CHECK(first.serving == second.serving);
-    CHECK(first.half == second.half);
     ++served;
   }
   CHECK(served > 0);

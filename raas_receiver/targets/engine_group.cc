@@ -33,9 +33,8 @@ bool EngineGroup::At(const Held& held) const {
   const ControlPage* const page = members_.page();
   if (!members_.complete() || page == nullptr || page->serving() != held) return false;
   const EngineRanks ranks = members_.ranks();
-  return std::all_of(ranks.begin(), ranks.end(), [&](const auto& link) {
-    return link->serving() == held && link->half() == page->half() && link->holds(link->half()) == held;
-  });
+  return std::all_of(ranks.begin(), ranks.end(),
+                     [&](const auto& link) { return link->serving() == held && link->holds() == held; });
 }
 
 EngineReport EngineGroup::Describe() const {
@@ -51,7 +50,7 @@ EngineReport EngineGroup::Describe() const {
   }
   for (const auto& link : links) {
     report.parameters += link->description().parameters.size();
-    for (const uint64_t bytes : link->description().halves.front()) report.target_bytes += bytes;
+    for (const uint64_t bytes : link->description().memories) report.target_bytes += bytes;
   }
   return report;
 }
@@ -138,8 +137,8 @@ Status EngineGroup::CheckClaims(const TargetVersion& version, const std::optiona
     if (link->serving() == version.held) claimed = &version;
     if (before && link->serving() == before->held && before->layout->digest() == plan_layout_) claimed = &*before;
     if (claimed != nullptr) {
-      LS_ASSIGN_OR_RETURN(const bool equal, HalfEquals(*plan_, *link, link->half(), *claimed));
-      if (equal) link->SetHolds(link->half(), claimed->held);
+      LS_ASSIGN_OR_RETURN(const bool equal, HoldsVersion(*plan_, *link, *claimed));
+      if (equal) link->SetHolds(claimed->held);
     }
     link->ForgetClaim();
   }
@@ -153,10 +152,9 @@ void EngineGroup::Readopt() {
   const RankLink& first = *ranks.front();
   if (page.state() != EngineState::kEmpty || first.serving().nothing()) return;
   for (const auto& link : ranks) {
-    if (link->serving() != first.serving() || link->half() != first.half()) return;
-    if (link->holds(link->half()) != link->serving()) return;
+    if (link->serving() != first.serving() || link->holds() != link->serving()) return;
   }
-  page.Serve(first.serving(), first.half());
+  page.Serve(first.serving());
   telemetry::Log(telemetry::LogLevel::kInfo, "engine_rank_readopted",
                  {{"model", options_.model},
                   {"engine", members_.engine()},
@@ -171,7 +169,7 @@ Status EngineGroup::Verify(const TargetVersion& version) {
   }
   LS_RETURN_IF_ERROR(PlanFor(*version.layout));
   for (const auto& link : members_.ranks()) {
-    LS_ASSIGN_OR_RETURN(const bool equal, HalfEquals(*plan_, *link, members_.page()->half(), version));
+    LS_ASSIGN_OR_RETURN(const bool equal, HoldsVersion(*plan_, *link, version));
     if (equal) continue;
     return {ErrorCode::kCorrupt, Cat(link->Label(), " has other parameters than version ", version.held.version)};
   }
@@ -179,12 +177,8 @@ Status EngineGroup::Verify(const TargetVersion& version) {
 }
 
 void EngineGroup::Distrust(const TargetVersion& version) {
-  const bool equal = At(version.held) && Verify(version).ok();
-  for (const auto& link : members_.present()) {
-    for (uint32_t half = 0; half < link->halves(); ++half) {
-      if (!equal || half != members_.page()->half()) link->SetHolds(half, {});
-    }
-  }
+  if (At(version.held) && Verify(version).ok()) return;
+  for (const auto& link : members_.present()) link->SetHolds({});
 }
 
 }  // namespace lockstep::targets

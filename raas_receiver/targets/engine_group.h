@@ -24,7 +24,7 @@ namespace lockstep::targets {
 
 class EngineGroup {
  public:
-  // `options` and `pool` outlive this. The group has the world and halves of `first`, which has yet to Join.
+  // `options` and `pool` outlive this. The group has the world of `first`, which has yet to Join.
   EngineGroup(const EngineTargetsOptions& options, const RankLink& first, WorkerPool& pool);
 
   // --- between commits ---

@@ -1,6 +1,6 @@
 // The engines that follow one model's session in place: groups of ranks, each brought to a version as one.
 //
-// Two phases. Prepare() works out the writes (and does those into halves that nobody reads) while the engine serves.
+// Two phases. Prepare() works out the writes, and hands them to the ranks, while the engine serves.
 // Commit() is the pause: hold, write, switch. All ranks of a group are at one version afterwards or at the one before;
 // a group that cannot be brought to either stays held, and says so. Other groups are not concerned.
 //

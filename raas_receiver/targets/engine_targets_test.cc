@@ -11,13 +11,11 @@ namespace {
 constexpr std::chrono::seconds kSilence{3};
 
 struct TwoRanks : TargetsFixture {
-  explicit TwoRanks(size_t halves, int versions = 3) : TargetsFixture(versions), halves(halves) {
-    REQUIRE(Start().ok());
-  }
+  explicit TwoRanks(int versions = 3) : TargetsFixture(versions) { REQUIRE(Start().ok()); }
   // Two ranks that serve version 1.
   void ServeFirst() {
-    RunRank(0, halves);
-    RunRank(1, halves);
+    RunRank(0);
+    RunRank(1);
     REQUIRE(Changed(2));
     const Status status = Bring(1);
     INFO(status.ToString());
@@ -29,14 +27,12 @@ struct TwoRanks : TargetsFixture {
     for (auto& rank : ranks) all = all && Eventually([&] { return rank->Serves(version); });
     return all && report().serving == model.held(version) && !report().mixed;
   }
-  size_t halves;
 };
 
 }  // namespace
 
-TEST_CASE("All ranks of an engine follow, forward and back, written in place or flipped") {
-  const size_t halves = GENERATE(1, 2);
-  TwoRanks engine(halves, 6);
+TEST_CASE("All ranks of an engine follow, forward and back") {
+  TwoRanks engine(6);
   engine.ServeFirst();
   for (const auto& [version, before] : {std::pair<Version, Version>{2, 1}, {3, 2}, {6, 3}, {5, 6}, {1, 5}}) {
     REQUIRE(engine.Bring(version, before).ok());
@@ -50,7 +46,7 @@ TEST_CASE("All ranks of an engine follow, forward and back, written in place or 
   CHECK(report.world == 2);
   CHECK(report.attached == 2);
   CHECK(report.parameters == 10);
-  CHECK(report.target_bytes == engine.ranks[0]->memories()[0].bytes() + engine.ranks[1]->memories()[0].bytes());
+  CHECK(report.target_bytes == engine.ranks[0]->parts().bytes() + engine.ranks[1]->parts().bytes());
   CHECK(report.commits == 6);
   CHECK(report.failures == 0);
   CHECK(report.last_pause.count() > 0);
@@ -58,20 +54,8 @@ TEST_CASE("All ranks of an engine follow, forward and back, written in place or 
   CHECK(report.last_error.empty());
 }
 
-TEST_CASE("An idle half comes forward from what it holds itself") {
-  TwoRanks engine(2, 4);
-  engine.ServeFirst();
-  REQUIRE(engine.Bring(2, 1).ok());
-  CHECK(engine.asked.empty());  // both halves were filled whole
-  REQUIRE(engine.Bring(3, 2).ok());
-  CHECK(engine.asked == std::set<std::pair<Version, Version>>{{1, 3}});
-  REQUIRE(engine.Bring(4, 3).ok());
-  CHECK(engine.asked == std::set<std::pair<Version, Version>>{{1, 3}, {2, 4}});
-  CHECK(engine.AllServe(4));
-}
-
 TEST_CASE("Without deltas at hand everything is written") {
-  TwoRanks engine(1);
+  TwoRanks engine;
   engine.ServeFirst();
   REQUIRE(engine.Bring(2, 1).ok());
   const uint64_t changes = engine.report().last_written_bytes;
@@ -82,8 +66,8 @@ TEST_CASE("Without deltas at hand everything is written") {
 }
 
 TEST_CASE("An engine that waits for ranks is left alone, and prepared once they are there") {
-  TwoRanks engine(1);
-  engine.RunRank(0, 1);
+  TwoRanks engine;
+  engine.RunRank(0);
   REQUIRE(engine.Changed(1));
   CHECK(engine.targets->Behind(engine.model.held(1)));  // somebody waits to be answered
   REQUIRE(engine.Prepare(1).ok());
@@ -91,7 +75,7 @@ TEST_CASE("An engine that waits for ranks is left alone, and prepared once they 
   CHECK_FALSE(engine.targets->Behind(engine.model.held(1)));
   CHECK(engine.report().attached == 1);
   CHECK(engine.ranks[0]->status().attached == 0);
-  engine.RunRank(1, 1);
+  engine.RunRank(1);
   REQUIRE(engine.Changed(1));
   REQUIRE(engine.Prepare(1).ok());
   CHECK(engine.targets->prepared());
@@ -104,19 +88,18 @@ TEST_CASE("An engine that waits for ranks is left alone, and prepared once they 
 }
 
 TEST_CASE("What was prepared and abandoned is no loss: the next version is right") {
-  TwoRanks engine(2);
+  TwoRanks engine;
   engine.ServeFirst();
   REQUIRE(engine.Prepare(2, 1).ok());
   engine.targets->Abandon();
   CHECK(engine.AllServe(1));
   REQUIRE(engine.Bring(3, 2).ok());
   CHECK(engine.AllServe(3));
-  CHECK(engine.asked.count({2, 3}) == 1);
+  CHECK(engine.asked.count({1, 3}) == 1);
 }
 
 TEST_CASE("A rank that goes between commits is noticed, and the engine waits for another, which gets everything") {
-  const size_t halves = GENERATE(1, 2);
-  TwoRanks engine(halves);
+  TwoRanks engine;
   engine.ServeFirst();
   engine.ranks[1]->End();
   REQUIRE(engine.Changed(1));
@@ -124,7 +107,7 @@ TEST_CASE("A rank that goes between commits is noticed, and the engine waits for
   REQUIRE(engine.Bring(2, 1).ok());
   CHECK(engine.ranks[0]->Serves(1));
   engine.ranks.pop_back();
-  engine.RunRank(1, halves);
+  engine.RunRank(1);
   REQUIRE(engine.Changed(1));
   REQUIRE(engine.Bring(2, 1).ok());
   CHECK(engine.AllServe(2));
@@ -134,7 +117,7 @@ TEST_CASE("A rank that goes between commits is noticed, and the engine waits for
 }
 
 TEST_CASE("When the last rank goes nothing is left of the engine") {
-  TwoRanks engine(1);
+  TwoRanks engine;
   engine.ServeFirst();
   engine.ranks.clear();
   CHECK(Eventually([&] { return engine.targets->empty(); }));
@@ -142,11 +125,8 @@ TEST_CASE("When the last rank goes nothing is left of the engine") {
 }
 
 TEST_CASE("A rank that does not hold, or answers something else, costs the commit and nothing more") {
-  const auto [halves, fault] = GENERATE(
-      std::pair<size_t, RankFault>{1, RankFault::kSilent}, std::pair<size_t, RankFault>{1, RankFault::kWrong},
-      std::pair<size_t, RankFault>{1, RankFault::kHangsUp}, std::pair<size_t, RankFault>{2, RankFault::kSilent},
-      std::pair<size_t, RankFault>{2, RankFault::kHangsUp});
-  TwoRanks engine(halves);
+  const RankFault fault = GENERATE(RankFault::kSilent, RankFault::kWrong, RankFault::kHangsUp);
+  TwoRanks engine;
   engine.Stop();
   engine.options.hold_timeout = kSilence;
   REQUIRE(engine.Start().ok());
@@ -172,7 +152,7 @@ TEST_CASE("A rank that does not hold, or answers something else, costs the commi
   CHECK(Eventually([&] { return engine.ranks[0]->Serves(1); }));
 
   // One that takes its place does not lead the other astray, which has not noticed yet that it was dropped.
-  RankHandle& successor = engine.RunRank(1, halves);
+  RankHandle& successor = engine.RunRank(1);
   REQUIRE(engine.Changed(1));
   REQUIRE(engine.Bring(3, 1).ok());
   CHECK(Eventually([&] { return successor.Serves(3); }));
@@ -187,8 +167,8 @@ TEST_CASE("A rank that does not answer SERVE is dropped, and the commit stands")
   TargetsFixture engine;
   engine.options.serve_timeout = kSilence;
   REQUIRE(engine.Start().ok());
-  RankHandle& good = engine.RunRank(0, 1);
-  RankHandle& bad = engine.RunRank(1, 1, [&](TestRankOptions& options) { options.at_serve = fault; });
+  RankHandle& good = engine.RunRank(0);
+  RankHandle& bad = engine.RunRank(1, [&](TestRankOptions& options) { options.at_serve = fault; });
   REQUIRE(engine.Changed(2));
   REQUIRE(engine.Bring(1).ok());
   CHECK(engine.report().serving == engine.model.held(1));
@@ -198,8 +178,7 @@ TEST_CASE("A rank that does not answer SERVE is dropped, and the commit stands")
 }
 
 TEST_CASE("A rank that says what it holds is believed when every byte is that") {
-  const size_t halves = GENERATE(1, 2);
-  TwoRanks engine(halves);
+  TwoRanks engine;
   engine.ServeFirst();
   engine.ranks[1]->End();
   REQUIRE(engine.Changed(1));
@@ -217,27 +196,25 @@ TEST_CASE("A rank that says what it holds is believed when every byte is that") 
     REQUIRE(engine.Changed(1));
     REQUIRE(engine.Bring(2, 1).ok());
     CHECK(engine.AllServe(2));
-    if (halves == 1) CHECK(engine.asked == std::set<std::pair<Version, Version>>{{1, 2}});
+    CHECK(engine.asked == std::set<std::pair<Version, Version>>{{1, 2}});
   }
   SECTION("and else gets everything") {
-    const RankStatus& status = engine.ranks[1]->status();
     const uint64_t at = GENERATE(true, false) ? engine.ranks[1]->parts().padding() : 100;
-    engine.ranks[1]->memory(status.half)[at] ^= std::byte{1};
+    engine.ranks[1]->memory()[at] ^= std::byte{1};
     engine.ranks[1]->StartThread();
     REQUIRE(engine.Changed(1));
     REQUIRE(engine.Bring(1).ok());
     CHECK(engine.report().commits == 2);
     CHECK(Eventually([&] { return engine.ranks[1]->status().served >= 2; }));
-    CHECK(engine.ranks[1]->Is(1, status.half));
+    CHECK(engine.ranks[1]->Is(1));
     CHECK(engine.ranks[0]->Serves(1));
   }
 }
 
 TEST_CASE("Ranks that outlive their receiver are taken as they are by the next") {
-  const size_t halves = GENERATE(1, 2);
-  TwoRanks engine(halves);
+  TwoRanks engine;
   for (uint32_t rank : {0, 1}) {
-    engine.RunRank(rank, halves, [](TestRankOptions& options) { options.reattach = true; });
+    engine.RunRank(rank, [](TestRankOptions& options) { options.reattach = true; });
   }
   REQUIRE(engine.Changed(2));
   REQUIRE(engine.Bring(1).ok());
@@ -256,7 +233,7 @@ TEST_CASE("Ranks that outlive their receiver are taken as they are by the next")
   SECTION("or one before") {
     REQUIRE(engine.Bring(3, 2).ok());
     CHECK(engine.AllServe(3));
-    CHECK(engine.asked.count({2, 3}) == (halves == 1 ? 1 : 0));
+    CHECK(engine.asked.count({2, 3}) == 1);
   }
   SECTION("or one that it does not know any more") {
     REQUIRE(engine.Bring(3).ok());
@@ -265,28 +242,11 @@ TEST_CASE("Ranks that outlive their receiver are taken as they are by the next")
   }
 }
 
-TEST_CASE("Ranks that read different halves are brought together") {
-  TwoRanks engine(2);
-  engine.ServeFirst();
-  RankHandle& other = *engine.ranks[1];
-  other.End();
-  REQUIRE(engine.Changed(1));
-  const uint32_t half = 1 - other.status().half;  // it has moved to its other half by itself
-  std::copy_n(other.memory(1 - half), other.memories()[0].bytes(), other.memory(half));
-  other.status().half = half;
-  other.StartThread();
-  REQUIRE(engine.Changed(1));
-  CHECK(engine.targets->Behind(engine.model.held(1)));
-  REQUIRE(engine.Bring(2, 1).ok());
-  CHECK(engine.AllServe(2));
-  CHECK(engine.ranks[0]->status().half == other.status().half);
-}
-
 TEST_CASE("Each rank may have tensors that others lack, as long as somebody has them") {
   TargetsFixture fixture;
   REQUIRE(fixture.Start().ok());
-  fixture.RunRank(0, 1, [](TestRankOptions& options) { options.without = "norm"; });
-  fixture.RunRank(1, 1, [](TestRankOptions& options) { options.without = "scale"; });
+  fixture.RunRank(0, [](TestRankOptions& options) { options.without = "norm"; });
+  fixture.RunRank(1, [](TestRankOptions& options) { options.without = "scale"; });
   REQUIRE(fixture.Changed(2));
   REQUIRE(fixture.Bring(1).ok());
   REQUIRE(fixture.Bring(2, 1).ok());
@@ -296,7 +256,7 @@ TEST_CASE("Each rank may have tensors that others lack, as long as somebody has 
 }
 
 TEST_CASE("A model with another layout is placed again") {
-  TwoRanks engine(1);
+  TwoRanks engine;
   engine.ServeFirst();
   replica::TestModel next(2, 20'000, {{"config.json", "{}"}});
   next.Advance();
@@ -310,7 +270,7 @@ TEST_CASE("A model with another layout is placed again") {
 }
 
 TEST_CASE("An engine that the model no longer fits is refused, and may come back") {
-  TwoRanks engine(1);
+  TwoRanks engine;
   engine.ServeFirst();
   replica::TestModel larger(2, 40'000);
   larger.Advance();
@@ -328,14 +288,13 @@ TEST_CASE("An engine that the model no longer fits is refused, and may come back
 TEST_CASE(
     "Memory that is distrusted is written wholly where it differs, also of an engine that lacks a rank just then") {
   const bool lacks_rank = GENERATE(true, false);
-  TwoRanks engine(1);
+  TwoRanks engine;
   engine.ServeFirst();
   if (lacks_rank) {
     engine.ranks[1]->End();
     REQUIRE(engine.Changed(1));
   }
-  const std::byte wrong = engine.ranks[0]->memory()[100] ^ std::byte{1};
-  REQUIRE(::pwrite(engine.ranks[0]->memories()[0].fd(), &wrong, 1, 100) == 1);
+  engine.ranks[0]->memory()[100] ^= std::byte{1};
   engine.targets->Distrust(engine.Target(1));
   if (lacks_rank) {
     engine.ranks[1]->StartThread();
@@ -349,7 +308,7 @@ TEST_CASE(
 
 TEST_CASE("An engine that lacks a rank or is distrusted is not known to be at a version, whatever its page says") {
   const bool lacks_rank = GENERATE(true, false);
-  TwoRanks engine(1);
+  TwoRanks engine;
   engine.ServeFirst();
   CHECK(engine.report().at == engine.model.held(1));
   if (lacks_rank) {
@@ -363,14 +322,12 @@ TEST_CASE("An engine that lacks a rank or is distrusted is not known to be at a 
 }
 
 TEST_CASE("Verify names the rank whose memory was changed, and an engine that serves something else") {
-  TwoRanks engine(1);
+  TwoRanks engine;
   engine.ServeFirst();
   CHECK(engine.targets->Verify(engine.Target(2)).code() == ErrorCode::kState);
   CHECK(engine.targets->Verify(engine.Target(1)).ok());
-  const int fd = engine.ranks[1]->memories()[0].fd();
   const uint64_t at = GENERATE(true, false) ? engine.ranks[1]->parts().padding() : 100;
-  const std::byte wrong = engine.ranks[1]->memory()[at] ^ std::byte{1};
-  REQUIRE(::pwrite(fd, &wrong, 1, static_cast<off_t>(at)) == 1);
+  engine.ranks[1]->memory()[at] ^= std::byte{1};
   const Status corrupt = engine.targets->Verify(engine.Target(1));
   CHECK_THAT(corrupt, FailsWith(ErrorCode::kCorrupt, "engine tp2, rank 1"));
 }

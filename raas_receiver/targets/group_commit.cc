@@ -12,15 +12,8 @@ GroupCommit::GroupCommit(GroupMembers& members, CommitRequest request,
       plan_(std::move(plan)),
       options_(options),
       pool_(pool),
-      ranks_(members.ranks().begin(), members.ranks().end()),
-      half_(IdleHalf()),
-      paused_(ranks_.size()) {}
-
-// The half that the group does not serve; that of some rank may be the same all the same.
-uint32_t GroupCommit::IdleHalf() const {
-  if (members_.halves() == 1) return 0;
-  const ControlPage& page = *members_.page();
-  return 1 - (page.state() == EngineState::kServing ? page.half() : ranks_.front()->half());
+      ranks_(members.ranks().begin(), members.ranks().end()) {
+  for (const auto& link : ranks_) held_.emplace_back(link->holds());
 }
 
 void GroupCommit::Step(std::string_view step) const {
@@ -35,37 +28,17 @@ void GroupCommit::Step(std::string_view step) const {
 // --- phase one ---
 
 Status GroupCommit::Prepare() {
-  LS_RETURN_IF_ERROR(WriteIdleHalves());
-  LS_ASSIGN_OR_RETURN(writes_, Stage(paused_));
-  LS_RETURN_IF_ERROR(writes_.HandOver(ranks_, half_, options_.stage_bytes, pool_));
+  LS_ASSIGN_OR_RETURN(writes_,
+                      GroupWrites::Stage(plan_, request_.version, request_.deltas, held_, options_.stage_bytes, pool_));
+  LS_RETURN_IF_ERROR(writes_.HandOver(ranks_, options_.stage_bytes, pool_));
   Step("prepared");
   return OkStatus();
 }
 
-Result<HalfWrites> GroupCommit::Stage(const HeldByRank& from) const {
-  return HalfWrites::Stage(plan_, request_.version, request_.deltas, from, options_.stage_bytes, pool_);
-}
-
-Status GroupCommit::WriteIdleHalves() {
-  HeldByRank idle(ranks_.size());
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    HeldByRank& when = ranks_[rank]->half() == half_ ? paused_ : idle;
-    when[rank] = ranks_[rank]->holds(half_);
-  }
-  LS_ASSIGN_OR_RETURN(const HalfWrites writes, Stage(idle));
-  ForgetOutdated(idle);
-  LS_RETURN_IF_ERROR(writes.Run(ranks_, half_, pool_));
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (idle[rank]) ranks_[rank]->SetHolds(half_, version());
-  }
-  idle_bytes_ = writes.written_bytes();
-  return OkStatus();
-}
-
-// What the ranks of `written` hold from now on, until their writes are done.
-void GroupCommit::ForgetOutdated(const HeldByRank& written) {
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (written[rank] && *written[rank] != version()) ranks_[rank]->SetHolds(half_, {});
+// What the ranks that are written hold from now on, until their writes are done.
+void GroupCommit::ForgetOutdated() {
+  for (const auto& link : ranks_) {
+    if (link->holds() != version()) link->SetHolds({});
   }
 }
 
@@ -82,10 +55,10 @@ Status GroupCommit::Run() {
     Undo();
     return status;
   }
-  members_.page()->Serve(version(), half_);
-  for (const auto& link : ranks_) link->SetHolds(half_, version());
+  members_.page()->Serve(version());
+  for (const auto& link : ranks_) link->SetHolds(version());
   Step("committed");
-  Serve(version(), half_);
+  Serve(version());
   Step("serving");
   return OkStatus();
 }
@@ -107,17 +80,17 @@ Status GroupCommit::Write() {
     ControlPage& page = *members_.page();
     page_before_ = PageContent{page.state(), page.serving()};
     page.BeginWriting();
-    ForgetOutdated(paused_);
+    ForgetOutdated();
     Step("writing");
-    LS_RETURN_IF_ERROR(writes_.Run(ranks_, half_, pool_));
+    LS_RETURN_IF_ERROR(writes_.Run(ranks_, pool_));
     Step("written");
   }
   if (!members_.DropGone()) return OkStatus();
   return {ErrorCode::kAborted, "a rank went while the version was written"};
 }
 
-void GroupCommit::Serve(const Held& held, uint32_t half) {
-  (void)members_.ForEach([&](RankLink& link) { return link.Serve(held, half); });
+void GroupCommit::Serve(const Held& held) {
+  (void)members_.ForEach([&](RankLink& link) { return link.Serve(held); });
   AwaitServing();
 }
 
@@ -141,8 +114,8 @@ void GroupCommit::Undo() {
   const Held served = page_before_->serving;
   const Status back = WriteBack(served);
   if (back.ok()) {
-    page.Serve(served, page.half());
-    return Serve(served, page.half());
+    page.Serve(served);
+    return Serve(served);
   }
   for (const auto& link : members_.present()) link->ForgetServing();
   if (page_before_->state == EngineState::kEmpty) return page.Clear();
@@ -161,25 +134,24 @@ Status GroupCommit::WriteBack(const Held& served) {
   if (source->layout->digest() != version.layout->digest()) {
     LS_ASSIGN_OR_RETURN(plan, CompilePlan(*source->layout, ranks_));
   }
-  LS_ASSIGN_OR_RETURN(const HalfWrites writes, HalfWrites::Stage(plan, *source, request_.deltas,
-                                                                 HeldAfterWrites(served), options_.stage_bytes, pool_));
-  const uint32_t half = members_.page()->half();
-  LS_RETURN_IF_ERROR(writes.Run(ranks_, half, pool_));
-  for (const auto& link : members_.present()) link->SetHolds(half, served);
+  LS_ASSIGN_OR_RETURN(
+      const GroupWrites writes,
+      GroupWrites::Stage(plan, *source, request_.deltas, HeldAfterWrites(served), options_.stage_bytes, pool_));
+  LS_RETURN_IF_ERROR(writes.Run(ranks_, pool_));
+  for (const auto& link : members_.present()) link->SetHolds(served);
   return OkStatus();
 }
 
-// What the ranks that are left hold in the half that was served, after some of the writes, or all.
+// What the ranks that are left hold after some of the writes, or all.
 HeldByRank GroupCommit::HeldAfterWrites(const Held& served) const {
-  const uint32_t half = members_.page()->half();
   const EngineRanks left = members_.ranks();
   HeldByRank held(left.size());
   for (size_t rank = 0; rank < left.size(); ++rank) {
     if (!left[rank]) continue;
-    const std::optional<Held>& had = paused_[rank];
-    held[rank] = left[rank]->holds(half);
+    const Held& had = *held_[rank];
+    held[rank] = left[rank]->holds();
     // The positions that were written are those that differ: as good as the new version, where it was one of the two.
-    if (half == half_ && had && (*had == served || *had == version())) held[rank] = version();
+    if (had == served || had == version()) held[rank] = version();
   }
   return held;
 }

@@ -5,10 +5,6 @@
 //                    |                  |                   |
 //                    +------------------+-------------------+--(a rank is lost, or a write fails)--> Undone
 //
-// A half of a rank is written in Prepare when the rank does not read it, and else between Held and Written. So
-// double-buffered ranks are held for a moment only, and a group whose ranks read different halves is put right like any
-// other.
-//
 // Threads: one at a time.
 #pragma once
 
@@ -20,7 +16,7 @@
 #include "common/base/status.h"
 #include "common/base/worker_pool.h"
 #include "raas_receiver/targets/group_members.h"
-#include "raas_receiver/targets/half_writes.h"
+#include "raas_receiver/targets/group_writes.h"
 #include "raas_receiver/targets/target_version.h"
 
 namespace lockstep::targets {
@@ -44,8 +40,7 @@ class GroupCommit {
   GroupCommit(const GroupCommit&) = delete;
   GroupCommit& operator=(const GroupCommit&) = delete;
 
-  // Works out the writes, and does those into halves that nobody reads. Ranks have the others' changes at hand
-  // afterwards.
+  // Works out the writes. Ranks have the changes at hand afterwards.
   Status Prepare();
 
   // The pause, after Prepare. OK: the ranks serve the version; those that did not resume in time are dropped. After an
@@ -54,7 +49,7 @@ class GroupCommit {
   Status Run();
 
   const Held& version() const { return request_.version.held; }
-  uint64_t written_bytes() const { return idle_bytes_ + writes_.written_bytes(); }
+  uint64_t written_bytes() const { return writes_.written_bytes(); }
 
  private:
   struct PageContent {
@@ -62,15 +57,12 @@ class GroupCommit {
     Held serving;
   };
 
-  uint32_t IdleHalf() const;
-  Result<HalfWrites> Stage(const HeldByRank& from) const;
-  Status WriteIdleHalves();
-  void ForgetOutdated(const HeldByRank& written);
+  void ForgetOutdated();
   void DropStaged() const;
 
   Status Hold();
   Status Write();
-  void Serve(const Held& held, uint32_t half);
+  void Serve(const Held& held);
   void AwaitServing();
 
   void Undo();
@@ -85,11 +77,9 @@ class GroupCommit {
   const EngineTargetsOptions& options_;
   WorkerPool& pool_;
   const std::vector<std::shared_ptr<RankLink>> ranks_;  // of the plan: those that are lost meanwhile too
-  const uint32_t half_;                                 // that is written
-  HeldByRank paused_;                                   // what the ranks that are written in the pause held in it
-  HalfWrites writes_;                                   // those of the pause
-  uint64_t idle_bytes_ = 0;
-  std::optional<PageContent> page_before_;  // once the page says WRITING
+  HeldByRank held_;                                     // what the ranks held before
+  GroupWrites writes_;                                  // those of the pause
+  std::optional<PageContent> page_before_;              // once the page says WRITING
 };
 
 }  // namespace lockstep::targets

@@ -11,7 +11,6 @@ namespace lockstep::targets {
 GroupMembers::GroupMembers(std::string model, const RankLink& first)
     : model_(std::move(model)),
       engine_(first.engine()),
-      halves_(first.halves()),
       ranks_(first.description().world),
       newcomers_(ranks_.size()),
       have_page_(ranks_.size()) {}
@@ -24,9 +23,9 @@ std::vector<std::shared_ptr<RankLink>> GroupMembers::present() const {
 
 Status GroupMembers::MakeRoom(const RankLink& link) {
   const placement::RankDescription& described = link.description();
-  if (described.world != world() || link.halves() != halves_) {
-    return {ErrorCode::kBadData, Cat(link.Label(), " says ", described.world, " ranks of ", link.halves(),
-                                     " halves, the others of its engine ", world(), " of ", halves_)};
+  if (described.world != world()) {
+    return {ErrorCode::kBadData,
+            Cat(link.Label(), " says ", described.world, " ranks, the others of its engine ", world())};
   }
   const std::shared_ptr<RankLink>& taken = ranks_[described.rank];
   if (!taken) return OkStatus();
@@ -91,7 +90,7 @@ Status GroupMembers::SendPage() {
 
 Status GroupMembers::RenewPage() {
   LS_ASSIGN_OR_RETURN(ControlPage page, ControlPage::Create(static_cast<uint32_t>(world())));
-  if (page_ && page_->state() == EngineState::kServing) page.Serve(page_->serving(), page_->half());
+  if (page_ && page_->state() == EngineState::kServing) page.Serve(page_->serving());
   if (page_ && page_->state() == EngineState::kWriting) page.BeginWriting();
   page_.emplace(std::move(page));
   page_stale_ = false;

@@ -18,26 +18,25 @@
 
 #include "common/base/status.h"
 #include "raas_receiver/targets/control_page.h"
-#include "raas_receiver/targets/half_writes.h"
+#include "raas_receiver/targets/group_writes.h"
 #include "raas_receiver/targets/rank_link.h"
 
 namespace lockstep::targets {
 
 class GroupMembers {
  public:
-  // For ranks of `model` with the engine, world and halves of `first`, which has yet to Join.
+  // For ranks of `model` with the engine and world of `first`, which has yet to Join.
   GroupMembers(std::string model, const RankLink& first);
 
   const std::string& engine() const { return engine_; }
   size_t world() const { return ranks_.size(); }
-  uint32_t halves() const { return halves_; }
   size_t attached() const { return present().size(); }
   bool complete() const { return attached() == world(); }
   EngineRanks ranks() const { return ranks_; }  // by rank; null: not there
   std::vector<std::shared_ptr<RankLink>> present() const;
   uint64_t changes() const { return changes_; }  // ranks that came or went so far
 
-  // Why `link` must be refused: kBadData for another world or other halves than the group's, kState when its place is
+  // Why `link` must be refused: kBadData for another world than the group's, kState when its place is
   // taken. A rank in its place whose connection has ended is dropped.
   Status MakeRoom(const RankLink& link);
   // REQUIRES MakeRoom.
@@ -69,7 +68,6 @@ class GroupMembers {
 
   const std::string model_;
   const std::string engine_;
-  const uint32_t halves_;
   std::vector<std::shared_ptr<RankLink>> ranks_;
   std::vector<bool> newcomers_;
   std::optional<ControlPage> page_;

@@ -35,7 +35,6 @@ Status SendEngineMessage(os::UnixConnection& connection, const EngineMessage& me
                          std::chrono::milliseconds timeout) {
   const EngineMessageHeader header{.type = static_cast<uint16_t>(message.type),
                                    .body_bytes = static_cast<uint32_t>(message.body.size()),
-                                   .half = message.half,
                                    .run = message.held.run,
                                    .version = message.held.version};
   return os::SendFramed(connection, AsBytes(header), message.body, fds, timeout);
@@ -49,7 +48,7 @@ Result<EngineMessageHeader> DecodeEngineHeader(std::span<const std::byte, sizeof
     const std::string_view name = Name(static_cast<EngineMessageType>(header.type));
     return Status(ErrorCode::kProtocol, Cat("engine rank: ", name, " names ", what...));
   };
-  if (header.half > 1) return refused("half ", header.half, "; there are two at most");
+  if (header.reserved != 0) return refused(header.reserved, " where 0 belongs");
   if (header.version > kMaxVersion) return refused("version ", header.version, ", which cannot be");
   if (header.version == 0 && !header.run.IsZero()) return refused("a run without a version");
   if (header.version != 0 && header.run.IsZero()) return refused("a version without a run");
@@ -67,7 +66,6 @@ Result<EngineMessage> ReceiveEngineMessage(os::UnixConnection& connection, std::
     return Status(ErrorCode::kProtocol, Cat("engine rank: ", Name(message.type), " came with descriptors"));
   }
   message.held = {header.run, header.version};
-  message.half = header.half;
   LS_ASSIGN_OR_RETURN(message.body, os::ReceiveBody(connection, header.body_bytes, deadline));
   return message;
 }

@@ -42,19 +42,17 @@ struct EngineMessageHeader {  // 40 bytes; begins as every MessageStart (common/
   uint16_t format = kEngineRankFormat;
   uint16_t type = 0;  // EngineMessageType
   uint32_t body_bytes = 0;
-  uint32_t half = 0;
+  uint32_t reserved = 0;
   RunId run;
   uint64_t version = 0;
 };
 static_assert(sizeof(EngineMessageHeader) == 40);
-static_assert(offsetof(EngineMessageHeader, half) == 12);
 static_assert(offsetof(EngineMessageHeader, run) == 16);
 static_assert(offsetof(EngineMessageHeader, version) == 32);
 
 struct EngineMessage {
   EngineMessageType type{};
   Held held;
-  uint32_t half = 0;
   Bytes body;
   std::vector<os::UniqueFd> fds;
 };
@@ -62,7 +60,7 @@ struct EngineMessage {
 Status SendEngineMessage(os::UnixConnection& connection, const EngineMessage& message, std::span<const int> fds,
                          std::chrono::milliseconds timeout);
 
-// The header of a message: kProtocol for a magic, format, type, half, version or size that FORMAT.md does not know.
+// The header of a message: kProtocol for a magic, format, type, version or size that FORMAT.md does not know.
 Result<EngineMessageHeader> DecodeEngineHeader(std::span<const std::byte, sizeof(EngineMessageHeader)> bytes);
 
 // One whole message within `timeout`, however slowly it comes. It may carry one descriptor at most.

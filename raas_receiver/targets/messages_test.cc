@@ -67,31 +67,30 @@ TEST_CASE("A message arrives as it was sent, with its descriptors") {
   const ControlPage page = *ControlPage::Create(2);
   const int fd = page.fd();
   const Bytes body{std::byte{'h'}, std::byte{'i'}};
-  const EngineMessage sent{.type = EngineMessageType::kAttach, .held = SomeVersion(), .half = 1, .body = body};
+  const EngineMessage sent{.type = EngineMessageType::kAttach, .held = SomeVersion(), .body = body};
   REQUIRE(SendEngineMessage(ends.theirs, sent, std::span(&fd, 1), milliseconds(1000)).ok());
   const auto got = ReceiveEngineMessage(ends.ours, milliseconds(1000));
   REQUIRE(got.ok());
   CHECK(got->type == EngineMessageType::kAttach);
   CHECK(got->held == SomeVersion());
-  CHECK(got->half == 1);
   CHECK(got->body == body);
   CHECK(got->fds.size() == 1);
 }
 
 TEST_CASE("The examples of the format are what is sent and what is mapped") {
   Ends ends;
-  REQUIRE(SendEngineMessage(ends.theirs, {.type = EngineMessageType::kServe, .held = SomeVersion(), .half = 1}, {},
-                            milliseconds(1000))
-              .ok());
+  REQUIRE(
+      SendEngineMessage(ends.theirs, {.type = EngineMessageType::kServe, .held = SomeVersion()}, {}, milliseconds(1000))
+          .ok());
   Bytes sent(sizeof(EngineMessageHeader));
   REQUIRE(ends.ours.Receive(sent, nullptr, milliseconds(1000)).ok());
   CHECK(sent == Example("serve"));
-  REQUIRE(SendEngineMessage(ends.theirs, {.type = EngineMessageType::kWrite, .half = 1}, {}, milliseconds(1000)).ok());
+  REQUIRE(SendEngineMessage(ends.theirs, {.type = EngineMessageType::kWrite}, {}, milliseconds(1000)).ok());
   REQUIRE(ends.ours.Receive(sent, nullptr, milliseconds(1000)).ok());
   CHECK(sent == Example("write"));
 
   ControlPage page = *ControlPage::Create(8);
-  page.Serve(SomeVersion(), 1);
+  page.Serve(SomeVersion());
   Bytes mapped(sizeof(ControlPageLayout));
   REQUIRE(::pread(page.fd(), mapped.data(), mapped.size(), 0) == 128);
   CHECK(mapped == Example("page"));
@@ -105,10 +104,10 @@ TEST_CASE("Headers that the format does not know are refused, each for its reaso
     return status.code() == ErrorCode::kProtocol && status.message().find(word) != std::string::npos;
   };
   CHECK(refused([](EngineMessageHeader& header) { ++header.magic; }, "magic"));
-  CHECK(refused([](EngineMessageHeader& header) { header.format = 2; }, "format"));
+  CHECK(refused([](EngineMessageHeader& header) { header.format = 1; }, "format"));
   CHECK(refused([](EngineMessageHeader& header) { header.type = 0; }, "type 0"));
   CHECK(refused([](EngineMessageHeader& header) { header.type = 15; }, "type 15"));
-  CHECK(refused([](EngineMessageHeader& header) { header.half = 2; }, "half 2"));
+  CHECK(refused([](EngineMessageHeader& header) { header.reserved = 2; }, "2 where 0 belongs"));
   CHECK(refused([](EngineMessageHeader& header) { header.version = kMaxVersion + 1; }, "version"));
   CHECK(refused([](EngineMessageHeader& header) { header.version = 0; }, "run without a version"));
   CHECK(refused([](EngineMessageHeader& header) { header.run = {}; }, "version without a run"));
@@ -155,20 +154,19 @@ TEST_CASE("A control page says what is served, in the words of the format") {
   const auto seen = *os::AdoptSegment(os::UniqueFd(::dup(page.fd())), kControlPageBytes, os::Access::kReadOnly, "page");
   const auto& layout = *reinterpret_cast<const ControlPageLayout*>(seen.data());
   CHECK(std::string(layout.magic, 8) == "LSENGPG1");
-  CHECK(layout.format == 1);
+  CHECK(layout.format == 2);
   CHECK(layout.header_bytes == 128);
   CHECK(layout.world == 8);
   CHECK(layout.word == 0);
 
-  page.Serve(SomeVersion(), 1);
+  page.Serve(SomeVersion());
   CHECK(layout.word == (uint64_t{1} << 16 | 1 << 8 | 1));  // one change, slot 1, SERVING
   CHECK(layout.slots[1].run == SomeVersion().run);
   CHECK(layout.slots[1].version == 42);
-  CHECK(layout.slots[1].half == 1);
   page.BeginWriting();
   CHECK(layout.word == (uint64_t{2} << 16 | 1 << 8 | 2));
   CHECK(page.serving().nothing());
-  page.Serve({SomeVersion().run, 43}, 0);
+  page.Serve({SomeVersion().run, 43});
   CHECK(layout.word == (uint64_t{3} << 16 | 0 << 8 | 1));
   CHECK(layout.slots[0].version == 43);
   CHECK(layout.slots[1].version == 42);

@@ -16,13 +16,13 @@ Status OwnWrites::Pass(const os::UniqueFd& portion) {
   if (!failed_.ok()) return failed_;
   if (then_ == Then::kCompare && !equal_) return OkStatus();
   LS_RETURN_IF_ERROR(AwaitWritten());
-  LS_RETURN_IF_ERROR(Checked(link_.Stage(half_, portion.get())));
+  LS_RETURN_IF_ERROR(Checked(link_.Stage(portion.get())));
   if (then_ == Then::kWrite) {
-    LS_RETURN_IF_ERROR(Checked(link_.StartWrite(half_, {})));
+    LS_RETURN_IF_ERROR(Checked(link_.StartWrite({})));
     awaiting_written_ = true;
   }
   if (then_ == Then::kCompare) {
-    const Result<bool> equal = link_.Compare(half_);
+    const Result<bool> equal = link_.Compare();
     LS_RETURN_IF_ERROR(Checked(equal.status()));
     equal_ = *equal;
   }
@@ -32,7 +32,7 @@ Status OwnWrites::Pass(const os::UniqueFd& portion) {
 Status OwnWrites::WriteLast(const Held& version) {
   if (!failed_.ok()) return failed_;
   LS_RETURN_IF_ERROR(AwaitWritten());
-  LS_RETURN_IF_ERROR(Checked(link_.StartWrite(half_, version)));
+  LS_RETURN_IF_ERROR(Checked(link_.StartWrite(version)));
   awaiting_written_ = true;
   return OkStatus();
 }

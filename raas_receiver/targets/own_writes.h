@@ -1,4 +1,4 @@
-// OwnWrites: what a rank is to write into one half of its own memory. The half's writer collects it in portions
+// OwnWrites: what a rank is to write into its own memory. The writer collects it in portions
 // (placement/writes/FORMAT.md), which the rank checks, keeps at hand, and writes when it is told to.
 //
 //   collected --(a portion is full, Flush)--> handed over --(at once, or WriteLast)--> written
@@ -8,7 +8,6 @@
 // Threads: the writer as PortionWriter says; the rest one at a time.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 
 #include "common/base/ids.h"
@@ -22,8 +21,8 @@ class RankLink;
 class OwnWrites {
  public:
   // `link` outlives this.
-  OwnWrites(RankLink& link, uint32_t half)
-      : link_(link), half_(half), writer_([this](const os::UniqueFd& portion) { return Pass(portion); }) {}
+  explicit OwnWrites(RankLink& link)
+      : link_(link), writer_([this](const os::UniqueFd& portion) { return Pass(portion); }) {}
 
   placement::PortionWriter& writer() { return writer_; }
 
@@ -32,13 +31,13 @@ class OwnWrites {
   // ... or is written as well, one portion while the next is packed.
   void WriteAtOnce() { then_ = Then::kWrite; }
 
-  // The rank writes what it has at hand, if anything, and from then on holds `version` wholly in this half; then
+  // The rank writes what it has at hand, if anything, and from then on holds `version` wholly; then
   // AwaitWritten.
   Status WriteLast(const Held& version);
   // Waits for what the rank was told to write.
   Status AwaitWritten();
 
-  // Whether the half has all that `add` gives the writer. `add` may stop where `equal` is false already.
+  // Whether the memory has all that `add` gives the writer. `add` may stop where `equal` is false already.
   using AddCompared = std::function<Status(placement::PortionWriter& writer, const bool& equal)>;
   Result<bool> Compare(const AddCompared& add);
 
@@ -49,7 +48,6 @@ class OwnWrites {
   Status Checked(Status status);
 
   RankLink& link_;
-  const uint32_t half_;
   placement::PortionWriter writer_;
   Then then_ = Then::kKeep;
   bool equal_ = true;              // what was compared so far

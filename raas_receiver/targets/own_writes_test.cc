@@ -12,11 +12,11 @@ namespace {
 constexpr std::chrono::seconds kSilence{3};
 
 struct OwnRanks : TargetsFixture {
-  explicit OwnRanks(size_t halves, const std::function<void(TestRankOptions&)>& adjust = {}) : halves(halves) {
+  explicit OwnRanks(const std::function<void(TestRankOptions&)>& adjust = {}) {
     options.hold_timeout = kSilence;
     REQUIRE(Start().ok());
-    RunRank(0, halves);
-    RunRank(1, halves, adjust).status().faulty = false;
+    RunRank(0);
+    RunRank(1, adjust).status().faulty = false;
     REQUIRE(Changed(2));
   }
   // Both ranks serve version 1, and the second one is faulty from here on.
@@ -35,12 +35,11 @@ struct OwnRanks : TargetsFixture {
     RankHandle& lost = *ranks[1];
     REQUIRE(Eventually([&] { return lost.status().ended == 1; }));
     CHECK(lost.status().wrong_reads == 0);
-    RankHandle& successor = RunRank(1, halves);
+    RankHandle& successor = RunRank(1);
     REQUIRE(Changed(1));
     REQUIRE(Bring(3, 1).ok());
     CHECK(Eventually([&] { return successor.Serves(3) && ranks[0]->Serves(3); }));
   }
-  const size_t halves;
 };
 
 ErrorCode CodeOf(RankFault fault) {
@@ -63,29 +62,26 @@ RankFault AnyFault() {
 }  // namespace
 
 TEST_CASE("A rank that does not stage as it should costs the commit and nothing more") {
-  const size_t halves = GENERATE(1, 2);
   const RankFault fault = AnyFault();
-  OwnRanks engine(halves, [&](TestRankOptions& options) { options.at_stage = fault; });
+  OwnRanks engine([&](TestRankOptions& options) { options.at_stage = fault; });
   engine.ServeFirst();
   CHECK_THAT(engine.Bring(2, 1), FailsWith(CodeOf(fault), "engine tp2: rank 1 (process "));
   engine.GoesOnFrom(1);
 }
 
 TEST_CASE("A rank that does not write as it should is left behind, and the others get back what they had") {
-  const size_t halves = GENERATE(1, 2);
   const RankFault fault = GENERATE(RankFault::kSilent, RankFault::kWrong, RankFault::kHangsUp, RankFault::kRefuses);
-  OwnRanks engine(halves, [&](TestRankOptions& options) { options.at_write = fault; });
+  OwnRanks engine([&](TestRankOptions& options) { options.at_write = fault; });
   engine.ServeFirst();
   CHECK_THAT(engine.Bring(2, 1), FailsWith(CodeOf(fault), "engine tp2: rank 1 (process ", "WRITTEN"));
   // What it may hold now is not what the page says.
-  const bool held = halves == 1;
   CHECK(Eventually([&] { return engine.ranks[1]->status().ended == 1; }));
-  CHECK(engine.ranks[1]->status().held == held);
+  CHECK(engine.ranks[1]->status().held);
   engine.GoesOnFrom(1);
 }
 
 TEST_CASE("A rank that says twice that it has written is found out with its next answer, and the commit stands") {
-  OwnRanks engine(1, [](TestRankOptions& options) { options.at_write = RankFault::kTwice; });
+  OwnRanks engine([](TestRankOptions& options) { options.at_write = RankFault::kTwice; });
   engine.ServeFirst();
   REQUIRE(engine.Bring(2, 1).ok());
   CHECK(Eventually([&] { return engine.ranks[1]->Serves(2); }));
@@ -93,13 +89,13 @@ TEST_CASE("A rank that says twice that it has written is found out with its next
 }
 
 TEST_CASE("Without the version before, ranks that were written stay held when another could not write") {
-  OwnRanks engine(1, [](TestRankOptions& options) { options.at_write = RankFault::kHangsUp; });
+  OwnRanks engine([](TestRankOptions& options) { options.at_write = RankFault::kHangsUp; });
   engine.ServeFirst();
   CHECK(engine.Bring(2).code() == ErrorCode::kUnavailable);
   CHECK(engine.report().mixed);
   CHECK(engine.ranks[0]->status().held);
   CHECK(engine.ranks[0]->status().wrong_reads == 0);
-  RankHandle& successor = engine.RunRank(1, 1);
+  RankHandle& successor = engine.RunRank(1);
   REQUIRE(engine.Changed(1));
   REQUIRE(engine.Bring(3, 2).ok());
   CHECK(Eventually([&] { return successor.Serves(3) && engine.ranks[0]->Serves(3); }));
@@ -107,7 +103,7 @@ TEST_CASE("Without the version before, ranks that were written stay held when an
 
 TEST_CASE("A rank that cannot compare what it says it holds is dropped") {
   const RankFault fault = GENERATE(RankFault::kSilent, RankFault::kWrong, RankFault::kHangsUp, RankFault::kRefuses);
-  OwnRanks engine(1, [&](TestRankOptions& options) { options.at_compare = fault; });
+  OwnRanks engine([&](TestRankOptions& options) { options.at_compare = fault; });
   engine.ServeFirst();
   engine.ranks[1]->End();
   REQUIRE(engine.Changed(1));
@@ -119,7 +115,7 @@ TEST_CASE("A rank that cannot compare what it says it holds is dropped") {
 }
 
 TEST_CASE("What was handed over and is not written is dropped") {
-  OwnRanks engine(1);
+  OwnRanks engine;
   engine.ServeFirst();
   REQUIRE(engine.Prepare(2, 1).ok());
   for (auto& rank : engine.ranks) CHECK(rank->status().at_hand > 0);
@@ -131,11 +127,11 @@ TEST_CASE("What was handed over and is not written is dropped") {
 }
 
 TEST_CASE("What was handed over is dropped by those who held when another did not") {
-  OwnRanks engine(1, [](TestRankOptions& options) { options.at_hold = RankFault::kHangsUp; });
+  OwnRanks engine([](TestRankOptions& options) { options.at_hold = RankFault::kHangsUp; });
   engine.ranks[1]->End();  // it would hang up at the first hold
   REQUIRE(engine.Changed(1));
   engine.ranks.pop_back();
-  engine.RunRank(1, 1);
+  engine.RunRank(1);
   REQUIRE(engine.Changed(1));
   engine.ServeFirst();
   engine.ranks[1]->End();
@@ -148,7 +144,7 @@ TEST_CASE("What was handed over is dropped by those who held when another did no
 }
 
 TEST_CASE("A version goes in portions of bounded size, and one written after the other holds no more than that") {
-  OwnRanks engine(1);
+  OwnRanks engine;
   engine.ServeFirst();
   for (auto& rank : engine.ranks) {
     CHECK(rank->status().portions >= rank->parts().bytes() / engine.options.portion_bytes);
@@ -157,7 +153,7 @@ TEST_CASE("A version goes in portions of bounded size, and one written after the
 }
 
 TEST_CASE("What there is no memory for before the pause is translated, staged and written in it") {
-  OwnRanks engine(1);
+  OwnRanks engine;
   engine.Stop();
   const uint64_t limit = GENERATE(0, 3000);
   engine.options.stage_bytes = limit;
@@ -165,7 +161,7 @@ TEST_CASE("What there is no memory for before the pause is translated, staged an
   engine.ranks.clear();
   engine.seen = engine.changes;
   REQUIRE(engine.Start().ok());
-  for (uint32_t rank : {0, 1}) engine.RunRank(rank, 1);
+  for (uint32_t rank : {0, 1}) engine.RunRank(rank);
   REQUIRE(engine.Changed(2));
   REQUIRE(engine.Bring(1).ok());
   REQUIRE(engine.Prepare(3, 1).ok());

@@ -54,16 +54,8 @@ Result<std::shared_ptr<RankLink>> RankLink::Open(os::UnixConnection& connection,
   link->pid_ = peer.pid;
   LS_RETURN_IF_ERROR(link->ReadBody(attach.body));
   link->serving_ = attach.held;
-  link->half_ = attach.half;
   link->claims_ = !attach.held.nothing();
-  if (attach.half >= link->description_.halves.size()) {
-    return Status(ErrorCode::kBadData,
-                  Cat(link->Label(), " reads half ", attach.half, " of ", link->description_.halves.size()));
-  }
   if (!attach.fds.empty()) return Status(ErrorCode::kBadData, Cat(link->Label(), ": ATTACH came with descriptors"));
-  for (uint32_t half = 0; half < link->halves(); ++half) {
-    link->writes_.push_back(std::make_unique<OwnWrites>(*link, half));
-  }
   link->connection_ = std::move(connection);
   return link;
 }
@@ -121,11 +113,9 @@ Status RankLink::AwaitHeld(const os::Deadline& deadline) {
   return Await(EngineMessageType::kHeld, deadline);
 }
 
-Status RankLink::Serve(const Held& held, uint32_t half) {
+Status RankLink::Serve(const Held& held) {
   serving_ = held;
-  half_ = half;
-  return SendEngineMessage(connection_, {.type = EngineMessageType::kServe, .held = held, .half = half}, {},
-                           kSendTimeout)
+  return SendEngineMessage(connection_, {.type = EngineMessageType::kServe, .held = held}, {}, kSendTimeout)
       .WithContext(RankLabel());
 }
 
@@ -135,21 +125,20 @@ Status RankLink::AwaitServing(const os::Deadline& deadline) {
 
 void RankLink::SetStaging(std::chrono::milliseconds timeout, uint64_t portion_bytes) {
   answer_timeout_ = timeout;
-  for (const auto& writes : writes_) writes->writer().SetPortionBytes(portion_bytes);
+  writes_.writer().SetPortionBytes(portion_bytes);
 }
 
-Status RankLink::Stage(uint32_t half, int portion) {
+Status RankLink::Stage(int portion) {
   staged_ = true;
-  LS_RETURN_IF_ERROR(SendEngineMessage(connection_, {.type = EngineMessageType::kStage, .half = half},
-                                       std::span(&portion, 1), kSendTimeout)
-                         .WithContext(RankLabel()));
+  LS_RETURN_IF_ERROR(
+      SendEngineMessage(connection_, {.type = EngineMessageType::kStage}, std::span(&portion, 1), kSendTimeout)
+          .WithContext(RankLabel()));
   return Await(EngineMessageType::kStaged, os::Deadline(answer_timeout_));
 }
 
-Status RankLink::StartWrite(uint32_t half, const Held& after) {
+Status RankLink::StartWrite(const Held& after) {
   staged_ = false;
-  return SendEngineMessage(connection_, {.type = EngineMessageType::kWrite, .held = after, .half = half}, {},
-                           kSendTimeout)
+  return SendEngineMessage(connection_, {.type = EngineMessageType::kWrite, .held = after}, {}, kSendTimeout)
       .WithContext(RankLabel());
 }
 
@@ -157,11 +146,10 @@ Status RankLink::AwaitWritten() {
   return Await(EngineMessageType::kWritten, os::Deadline(answer_timeout_));
 }
 
-Result<bool> RankLink::Compare(uint32_t half) {
+Result<bool> RankLink::Compare() {
   staged_ = false;
   LS_RETURN_IF_ERROR(
-      SendEngineMessage(connection_, {.type = EngineMessageType::kCompare, .half = half}, {}, kSendTimeout)
-          .WithContext(RankLabel()));
+      SendEngineMessage(connection_, {.type = EngineMessageType::kCompare}, {}, kSendTimeout).WithContext(RankLabel()));
   LS_ASSIGN_OR_RETURN(const EngineMessage answer, Receive(EngineMessageType::kCompared, os::Deadline(answer_timeout_)));
   if (answer.body.size() == 1 && answer.body[0] <= std::byte{1}) return answer.body[0] == std::byte{1};
   return Status(ErrorCode::kProtocol, Cat(RankLabel(), " said COMPARED with ", answer.body.size(), " bytes"));

@@ -4,14 +4,13 @@
 //
 // A rank that attached without a version counts as Reading too: it may read memory of its own making until it is held.
 //
-// A rank is given portions to stage in any state; it writes those of the half that it reads only while it is Held.
+// A rank is given portions to stage in any state; it writes them only while it is Held.
 //
 // Threads: one at a time; gone() may be called from any.
 #pragma once
 
 #include <sys/types.h>
 
-#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -40,23 +39,21 @@ class RankLink {
   const std::string& engine() const { return engine_; }
   const placement::RankDescription& description() const { return description_; }
   uint32_t rank() const { return description_.rank; }
-  uint32_t halves() const { return static_cast<uint32_t>(description_.halves.size()); }
   pid_t pid() const { return pid_; }
   // False: HELD says nothing of readers; whoever runs the rank's server must have paused it.
   bool gated() const { return gated_; }
   std::string Label() const;  // "engine tp4, rank 2 (process 4711)"
-  OwnWrites& writes(uint32_t half) { return *writes_[half]; }
+  OwnWrites& writes() { return writes_; }
   // How long each answer to what is below "portions" may take, and the bytes of a portion.
   void SetStaging(std::chrono::milliseconds timeout, uint64_t portion_bytes);
 
-  // What the rank reads when it is not held, and in which half: what ATTACH said, then what the last SERVE did.
+  // What the rank reads when it is not held: what ATTACH said, then what the last SERVE did.
   const Held& serving() const { return serving_; }
-  uint32_t half() const { return half_; }
   // The rank is held, and what it read is no version any more.
   void ForgetServing() { serving_ = {}; }
-  // What is known to be in a half, wholly; nothing: anything may be there.
-  const Held& holds(uint32_t half) const { return holds_[half]; }
-  void SetHolds(uint32_t half, const Held& held) { holds_[half] = held; }
+  // What is known to be in its memory, wholly; nothing: anything may be there.
+  const Held& holds() const { return holds_; }
+  void SetHolds(const Held& held) { holds_ = held; }
   // What the rank said that it holds has not been checked yet.
   bool claims() const { return claims_; }
   void ForgetClaim() { claims_ = false; }
@@ -74,17 +71,17 @@ class RankLink {
   void SendRefused(const Status& why);
   Status Hold(const Held& next, std::string_view label);
   Status AwaitHeld(const os::Deadline& deadline);
-  Status Serve(const Held& held, uint32_t half);
-  Status ServeAgain() { return Serve(serving_, half_); }
+  Status Serve(const Held& held);
+  Status ServeAgain() { return Serve(serving_); }
   Status AwaitServing(const os::Deadline& deadline);
 
-  // Portions. Hands over one for `half`, and waits until the rank has checked it.
-  Status Stage(uint32_t half, int portion);
+  // Portions. Hands over one, and waits until the rank has checked it.
+  Status Stage(int portion);
   // The rank writes what was staged, and holds `after` wholly then; nothing: more is to come. Then AwaitWritten.
-  Status StartWrite(uint32_t half, const Held& after);
+  Status StartWrite(const Held& after);
   Status AwaitWritten();
-  // Whether the half has what was staged.
-  Result<bool> Compare(uint32_t half);
+  // Whether the memory has what was staged.
+  Result<bool> Compare();
   // What was staged is not written.
   void DropStaged();
 
@@ -101,12 +98,11 @@ class RankLink {
   std::string engine_;
   bool gated_ = true;
   placement::RankDescription description_;
-  std::vector<std::unique_ptr<OwnWrites>> writes_;  // by half
+  OwnWrites writes_{*this};
   std::chrono::milliseconds answer_timeout_{30'000};
   bool staged_ = false;  // the rank has something at hand
   Held serving_;
-  uint32_t half_ = 0;
-  std::array<Held, placement::kMaxHalves> holds_;
+  Held holds_;
   bool claims_ = false;
 };
 

@@ -23,14 +23,12 @@ struct Peer : TargetsFixture {
         {"model", model}, {"engine", engine}, {"description", nlohmann::json::parse(placement::ToJson(description))}}
         .dump();
   }
-  std::string Body() const { return Body("actor", "tp2", engine.Describe(1)); }
+  std::string Body() const { return Body("actor", "tp2", engine.Describe()); }
 
   os::UnixConnection Connect() const { return *os::UnixConnect(socket(), kPatience); }
-  static Status Send(os::UnixConnection& connection, const std::string& body, uint32_t half = 0,
-                     std::span<const int> fds = {}) {
+  static Status Send(os::UnixConnection& connection, const std::string& body, std::span<const int> fds = {}) {
     const ByteView bytes = AsBytes(std::string_view(body));
-    return SendEngineMessage(connection,
-                             {.type = EngineMessageType::kAttach, .half = half, .body = {bytes.begin(), bytes.end()}},
+    return SendEngineMessage(connection, {.type = EngineMessageType::kAttach, .body = {bytes.begin(), bytes.end()}},
                              fds, kPatience);
   }
   // What the server refuses with.
@@ -42,9 +40,9 @@ struct Peer : TargetsFixture {
     if (connection.Receive({&more, 1}, nullptr, kPatience).code() != ErrorCode::kUnavailable) return "stays";
     return std::string(AsText(answer->body));
   }
-  std::string Refused(const std::string& body, uint32_t half = 0, std::span<const int> fds = {}) const {
+  std::string Refused(const std::string& body, std::span<const int> fds = {}) const {
     os::UnixConnection connection = Connect();
-    (void)Send(connection, body, half, fds);
+    (void)Send(connection, body, fds);
     return Refusal(connection);
   }
 };
@@ -62,18 +60,17 @@ TEST_CASE("An ATTACH that is none is refused, naming what is wrong") {
   CHECK(Has(peer.Refused("[]"), "not a JSON object"));
   CHECK(Has(peer.Refused("{\"model\": "), "not a JSON object"));
   CHECK(Has(peer.Refused("{\"model\": 3}"), "\"model\""));
-  CHECK(Has(peer.Refused(Peer::Body("../x", "tp2", peer.engine.Describe(1))), "ATTACH's \"model\""));
-  CHECK(Has(peer.Refused(Peer::Body("actor", "", peer.engine.Describe(1))), "ATTACH's \"engine\""));
+  CHECK(Has(peer.Refused(Peer::Body("../x", "tp2", peer.engine.Describe())), "ATTACH's \"model\""));
+  CHECK(Has(peer.Refused(Peer::Body("actor", "", peer.engine.Describe())), "ATTACH's \"engine\""));
   CHECK(Has(peer.Refused("{\"model\": \"actor\", \"engine\": \"e\"}"), "\"description\""));
   CHECK(Has(peer.Refused("{\"model\": \"actor\", \"engine\": \"e\", \"description\": 1}"), "bad_data"));
-  CHECK(Has(peer.Refused(Peer::Body("critic", "tp2", peer.engine.Describe(1))), "no model critic"));
-  CHECK(Has(peer.Refused(peer.Body(), 1), "reads half 1 of 1"));
+  CHECK(Has(peer.Refused(Peer::Body("critic", "tp2", peer.engine.Describe())), "no model critic"));
   std::string nested = "{\"model\": \"actor\", \"engine\": \"e\", \"description\": ";
   nested += std::string(2'000'000, '[') + std::string(2'000'000, ']') + "}";
   CHECK(Has(peer.Refused(nested), "bad_data"));
   const ControlPage page = *ControlPage::Create(1);
   const int fd = page.fd();
-  CHECK(Has(peer.Refused(peer.Body(), 0, {&fd, 1}), "came with descriptors"));
+  CHECK(Has(peer.Refused(peer.Body(), {&fd, 1}), "came with descriptors"));
   CHECK(peer.targets->empty());
 }
 
@@ -97,12 +94,12 @@ TEST_CASE("A peer that sends nothing in time is dropped") {
 
 TEST_CASE("A rank that does not fit its engine is refused, and the engine follows as before") {
   Peer peer;
-  peer.RunRank(0, 1);
-  peer.RunRank(1, 1);
+  peer.RunRank(0);
+  peer.RunRank(1);
   REQUIRE(peer.Changed(2));
   REQUIRE(peer.Bring(1).ok());
   os::UnixConnection connection = peer.Connect();
-  placement::RankDescription description = peer.engine.Describe(1);
+  placement::RankDescription description = peer.engine.Describe();
   std::string expected;
 
   SECTION("because its place is taken") {
@@ -112,10 +109,6 @@ TEST_CASE("A rank that does not fit its engine is refused, and the engine follow
     description.world = 3;
     description.rank = 2;
     expected = "says 3 ranks";
-  }
-  SECTION("because it has two halves") {
-    description = peer.engine.Describe(2);
-    expected = "of 2 halves";
   }
   REQUIRE(Peer::Send(connection, Peer::Body("actor", "tp2", description)).ok());
   REQUIRE(peer.Changed(1));
@@ -127,9 +120,9 @@ TEST_CASE("A rank that does not fit its engine is refused, and the engine follow
 
 TEST_CASE("A rank whose rules are not known is refused with the sentence, and its engine waits for a better one") {
   Peer peer;
-  peer.RunRank(1, 1);
+  peer.RunRank(1);
   os::UnixConnection connection = peer.Connect();
-  placement::RankDescription description = peer.engine.Describe(1);
+  placement::RankDescription description = peer.engine.Describe();
   description.place.engine = "sglang";
   description.place.family = "no_such_family";
   for (placement::EngineParameter& parameter : description.parameters) {
@@ -147,7 +140,7 @@ TEST_CASE("Ranks that leave an element of the model to nobody are refused, all, 
   Peer peer;
   std::vector<os::UnixConnection> connections;
   for (uint32_t rank : {0, 1}) {
-    placement::RankDescription description = TestRankMemory(peer.model, 0).Describe(1);  // both the first one's slices
+    placement::RankDescription description = TestRankMemory(peer.model, 0).Describe();  // both the first one's slices
     description.rank = rank;
     connections.push_back(peer.Connect());
     REQUIRE(Peer::Send(connections.back(), Peer::Body("actor", "tp2", description)).ok());
@@ -159,8 +152,8 @@ TEST_CASE("Ranks that leave an element of the model to nobody are refused, all, 
   CHECK(peer.targets->empty());
   for (os::UnixConnection& connection : connections)
     CHECK(Has(Peer::Refusal(connection), "no rank takes element [0, 50] of tensor"));
-  peer.RunRank(0, 1);
-  peer.RunRank(1, 1);
+  peer.RunRank(0);
+  peer.RunRank(1);
   REQUIRE(peer.Changed(2));
   REQUIRE(peer.Bring(1).ok());
   CHECK(Eventually([&] { return peer.ranks[0]->Serves(1) && peer.ranks[1]->Serves(1); }));
@@ -168,14 +161,14 @@ TEST_CASE("Ranks that leave an element of the model to nobody are refused, all, 
 
 TEST_CASE("One that does not fit the ranks that are there already goes alone") {
   Peer peer;
-  RankHandle& good = peer.RunRank(0, 1);
-  RankHandle& gone = peer.RunRank(1, 1);
+  RankHandle& good = peer.RunRank(0);
+  RankHandle& gone = peer.RunRank(1);
   REQUIRE(peer.Changed(2));
   REQUIRE(peer.Bring(1).ok());
   gone.End();
   REQUIRE(peer.Changed(1));
   os::UnixConnection connection = peer.Connect();
-  placement::RankDescription description = peer.engine.Describe(1);
+  placement::RankDescription description = peer.engine.Describe();
   description.rank = 1;  // with rank 0's slices
   REQUIRE(Peer::Send(connection, Peer::Body("actor", "tp2", description)).ok());
   REQUIRE(peer.Changed(1));
@@ -191,10 +184,10 @@ TEST_CASE("One that does not fit the ranks that are there already goes alone") {
 TEST_CASE("Two engines of one model follow side by side") {
   Peer peer;
   const auto named = [](TestRankOptions& options) { options.engine = "second"; };
-  peer.RunRank(0, 1);
-  peer.RunRank(1, 1);
-  peer.RunRank(0, 2, named);
-  peer.RunRank(1, 2, named);
+  peer.RunRank(0);
+  peer.RunRank(1);
+  peer.RunRank(0, named);
+  peer.RunRank(1, named);
   REQUIRE(peer.Changed(4));
   for (Version version : {1, 2, 3}) {
     REQUIRE(peer.Bring(version, version - 1).ok());

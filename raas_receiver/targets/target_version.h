@@ -46,10 +46,10 @@ struct EngineReport {  // of one group, for status and records
   Held at;                    // what all of its ranks are there and wholly at; nothing: not all are
   bool mixed = false;         // memory is neither of one version nor of another; ranks are held
   uint64_t parameters = 0;    // of all ranks
-  uint64_t target_bytes = 0;  // of all ranks, one half
+  uint64_t target_bytes = 0;  // of all ranks
   std::chrono::microseconds last_prepare{0};
   std::chrono::microseconds last_pause{0};  // from the first HOLD to the last SERVING
-  uint64_t last_written_bytes = 0;          // by the last commit, and by what was prepared for it
+  uint64_t last_written_bytes = 0;          // by the last commit
   uint64_t commits = 0;
   uint64_t failures = 0;
   std::string last_error;  // empty after a success

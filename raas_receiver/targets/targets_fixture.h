@@ -41,20 +41,18 @@ class RankHandle {
  public:
   RankHandle(const replica::TestModel& model, TestRankOptions options)
       : model_(model), options_(std::move(options)), parts_(model, options_.rank, options_.without) {
-    for (size_t half = 0; half < options_.halves; ++half) {
-      memories_.push_back(*os::CreateMemfdSegment("parameters", parts_.bytes()));
-      parts_.Fill(memories_.back().data());
-    }
+    memory_ = *os::CreateMemfdSegment("parameters", parts_.bytes());
+    parts_.Fill(memory_.data());
   }
   ~RankHandle() { End(); }
 
   void StartThread() {
-    thread_ = std::thread([this] { TestRank(model_, options_, *status_, memories_).Run(); });
+    thread_ = std::thread([this] { TestRank(model_, options_, *status_, memory_).Run(); });
   }
   void StartProcess() {
     child_ = ::fork();
     if (child_ != 0) return;
-    TestRank(model_, options_, *status_, memories_).Run();
+    TestRank(model_, options_, *status_, memory_).Run();
     ::_exit(0);
   }
   void Kill() {
@@ -70,22 +68,21 @@ class RankHandle {
   }
 
   RankStatus& status() { return *status_; }
-  std::byte* memory(size_t half = 0) { return memories_[half].data(); }
-  bool Is(Version version, size_t half = 0) { return parts_.Is(version, memory(half)); }
+  std::byte* memory() { return memory_.data(); }
+  bool Is(Version version) { return parts_.Is(version, memory()); }
   // Whether it reads `version`, its memory is that, and nothing else was ever read.
   bool Serves(Version version) {
-    return !status_->held && status_->serving == version && Is(version, status_->half) && status_->wrong_reads == 0;
+    return !status_->held && status_->serving == version && Is(version) && status_->wrong_reads == 0;
   }
   TestRankOptions& options() { return options_; }
   const TestRankMemory& parts() const { return parts_; }
-  std::vector<os::MappedSegment>& memories() { return memories_; }
 
  private:
   const replica::TestModel& model_;
   TestRankOptions options_;
   const TestRankMemory parts_;
   SharedObject<RankStatus> status_;
-  std::vector<os::MappedSegment> memories_;
+  os::MappedSegment memory_;
   std::thread thread_;
   pid_t child_ = -1;
 };
@@ -130,13 +127,13 @@ struct TargetsFixture {
     ranks.clear();
   }
 
-  RankHandle& AddRank(uint32_t rank, size_t halves, const std::function<void(TestRankOptions&)>& adjust = {}) {
-    TestRankOptions rank_options{.socket = socket(), .rank = rank, .halves = halves};
+  RankHandle& AddRank(uint32_t rank, const std::function<void(TestRankOptions&)>& adjust = {}) {
+    TestRankOptions rank_options{.socket = socket(), .rank = rank};
     if (adjust) adjust(rank_options);
     return *ranks.emplace_back(std::make_unique<RankHandle>(model, rank_options));
   }
-  RankHandle& RunRank(uint32_t rank, size_t halves, const std::function<void(TestRankOptions&)>& adjust = {}) {
-    RankHandle& handle = AddRank(rank, halves, adjust);
+  RankHandle& RunRank(uint32_t rank, const std::function<void(TestRankOptions&)>& adjust = {}) {
+    RankHandle& handle = AddRank(rank, adjust);
     handle.StartThread();
     return handle;
   }

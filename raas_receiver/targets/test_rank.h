@@ -26,7 +26,7 @@ namespace lockstep::targets {
 // For whatever must not fail by its time, on however busy a machine.
 inline constexpr std::chrono::seconds kPatience{60};
 
-// What one of two ranks that share a TestModel holds in its one memory: "embed" by columns, "codes" in two parts, each
+// What one of two ranks that share a TestModel holds in its memory: "embed" by columns, "codes" in two parts, each
 // padded; the rest both have.
 class TestRankMemory {
  public:
@@ -41,9 +41,9 @@ class TestRankMemory {
 
   uint64_t bytes() const { return bytes_; }
 
-  placement::RankDescription Describe(size_t halves) const {
+  placement::RankDescription Describe() const {
     placement::RankDescription description{.rank = rank_, .world = 2, .place = {.engine = "described"}};
-    description.halves.assign(halves, {bytes_});
+    description.memories = {bytes_};
     description.parameters = parameters_;
     return description;
   }
@@ -140,7 +140,6 @@ struct TestRankOptions {
   std::string model = "actor";
   std::string engine = "tp2";
   uint32_t rank = 0;
-  size_t halves = 1;
   RankFault at_hold = RankFault::kNone;
   RankFault at_serve = RankFault::kNone;
   RankFault at_stage = RankFault::kNone;
@@ -160,7 +159,6 @@ struct RankStatus {
   std::atomic<bool> refused{false};
   std::atomic<bool> held{true};  // has nothing to read
   std::atomic<Version> serving{0};
-  std::atomic<uint32_t> half{0};
   std::atomic<uint32_t> wrong_reads{0};
   std::atomic<uint32_t> portions{0};  // staged so far
   std::atomic<uint32_t> at_hand{0};   // staged, and neither written nor compared nor dropped
@@ -172,16 +170,15 @@ struct RankStatus {
 
 class TestRank {
  public:
-  // `status` and `memories` (one for each half, of TestRankMemory::bytes) outlive it. Where status says that a version
-  // is served, the rank attaches with that.
-  TestRank(const replica::TestModel& model, TestRankOptions options, RankStatus& status,
-           std::vector<os::MappedSegment>& memories)
+  // `status` and `memory` (of TestRankMemory::bytes) outlive it. Where status says that a version is served, the rank
+  // attaches with that.
+  TestRank(const replica::TestModel& model, TestRankOptions options, RankStatus& status, os::MappedSegment& memory)
       : model_(model),
         options_(std::move(options)),
         parts_(model, options_.rank, options_.without),
         status_(status),
-        memories_(memories) {
-    if (!status_.held) holds_[status_.half] = model_.held(status_.serving);
+        memory_(memory) {
+    if (!status_.held) holds_ = model_.held(status_.serving);
   }
 
   // Until status.stop. No exceptions, no Catch2: runs in threads and forked processes.
@@ -214,18 +211,15 @@ class TestRank {
   void Attach() {
     had_serve_ = false;
     const std::string description =
-        options_.description.empty() ? placement::ToJson(parts_.Describe(options_.halves)) : options_.description;
+        options_.description.empty() ? placement::ToJson(parts_.Describe()) : options_.description;
     const nlohmann::json body{
         {"model", options_.model}, {"engine", options_.engine}, {"description", nlohmann::json::parse(description)}};
     const std::string text = body.dump();
     const ByteView bytes = AsBytes(std::string_view(text));
     attached_with_ = status_.held ? Held() : model_.held(status_.serving);
-    (void)SendEngineMessage(connection_,
-                            {.type = EngineMessageType::kAttach,
-                             .held = attached_with_,
-                             .half = status_.half,
-                             .body = {bytes.begin(), bytes.end()}},
-                            {}, kPatience);
+    (void)SendEngineMessage(
+        connection_, {.type = EngineMessageType::kAttach, .held = attached_with_, .body = {bytes.begin(), bytes.end()}},
+        {}, kPatience);
   }
 
   void Follow() {
@@ -256,17 +250,16 @@ class TestRank {
       case EngineMessageType::kServe:
         if (options_.at_serve == RankFault::kSilent) return true;
         had_serve_ = true;
-        Serve(message.held, message.half);
+        Serve(message.held);
         ++status_.served;
         return Reply(EngineMessageType::kServing, options_.at_serve);
       case EngineMessageType::kStage:
         return Stage(message) && Reply(EngineMessageType::kStaged, Fault(options_.at_stage));
       case EngineMessageType::kWrite:
-        Write(message.held, message.half);
+        Write(message.held);
         return Reply(EngineMessageType::kWritten, Fault(options_.at_write));
       case EngineMessageType::kCompare:
-        return Reply(EngineMessageType::kCompared, Fault(options_.at_compare),
-                     Bytes(1, std::byte{Compare(message.half)}));
+        return Reply(EngineMessageType::kCompared, Fault(options_.at_compare), Bytes(1, std::byte{Compare()}));
       case EngineMessageType::kDrop:
         Forget();
         return true;
@@ -308,18 +301,18 @@ class TestRank {
     status_.at_hand = 0;
   }
 
-  void Write(const Held& after, uint32_t half) {
-    if (!status_.held && half == status_.half) ++status_.wrong_reads;
+  void Write(const Held& after) {
+    if (!status_.held) ++status_.wrong_reads;
     const RankFault fault = Fault(options_.at_write);
     const bool breaks = fault == RankFault::kHangsUp || fault == RankFault::kRefuses;
-    holds_[half] = {};
-    staged_.Write(memories_[half].data(), breaks ? 1000 : UINT64_MAX);
+    holds_ = {};
+    staged_.Write(memory_.data(), breaks ? 1000 : UINT64_MAX);
     Forget();
-    if (!breaks) holds_[half] = after;
+    if (!breaks) holds_ = after;
   }
 
-  bool Compare(uint32_t half) {
-    const bool equal = staged_.Equal(memories_[half].data());
+  bool Compare() {
+    const bool equal = staged_.Equal(memory_.data());
     Forget();
     return equal;
   }
@@ -345,35 +338,34 @@ class TestRank {
     if (word.state != EngineState::kServing) return;
     const ControlSlot& slot = Layout().slots[word.slot];
     const Held held{slot.run, slot.version};
-    if (holds_[slot.half] != held) return;  // it was being written when the connection ended
-    if (raw != attached_word_ || had_serve_ || held == attached_with_) Serve(held, slot.half);
+    if (holds_ != held) return;  // it was being written when the connection ended
+    if (raw != attached_word_ || had_serve_ || held == attached_with_) Serve(held);
   }
 
-  void Serve(const Held& held, uint32_t half) {
+  void Serve(const Held& held) {
     if (held.run != model_.run() || held.nothing()) ++status_.wrong_reads;
-    if (holds_[half] != held) ++status_.wrong_reads;
-    status_.half = half;
+    if (holds_ != held) ++status_.wrong_reads;
     status_.serving = held.version;
     status_.held = false;
   }
 
   void Read() {
     if (status_.held) return std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    if (!parts_.Is(status_.serving, memories_[status_.half].data())) ++status_.wrong_reads;
+    if (!parts_.Is(status_.serving, memory_.data())) ++status_.wrong_reads;
   }
 
   const replica::TestModel& model_;
   const TestRankOptions options_;
   const TestRankMemory parts_;
   RankStatus& status_;
-  std::vector<os::MappedSegment>& memories_;
+  os::MappedSegment& memory_;
   os::UnixConnection connection_;
   os::MappedSegment page_;
   uint64_t attached_word_ = 0;
   bool had_serve_ = false;
   Held attached_with_;
   StagedPortions staged_;
-  std::array<Held, placement::kMaxHalves> holds_;  // wholly, by half
+  Held holds_;  // wholly
 };
 
 }  // namespace lockstep::targets

@@ -27,7 +27,6 @@ class Job:
         engine: "vllm" or "sglang"; ``name`` distinguishes this one from others of its kind.
         rank, world: of the engine's group.
         config: the model's HuggingFace configuration.
-        double_buffered: has two halves.
         server: the URL of the conformance server that this rank belongs to, which the receiver pauses; else the rank
             stops readers by itself.
     """
@@ -40,7 +39,6 @@ class Job:
     config: Any
     socket: Path
     model: str
-    double_buffered: bool = False
     server: str = ""
 
 
@@ -76,7 +74,6 @@ def attach(rank: Rank) -> None:
         expert_parallel=job.place.expert[::-1],
         expert_tensor_parallel=job.place.expert_tensor[::-1],
         key_value_heads=job.config.num_key_value_heads,
-        double_buffered=job.double_buffered,
         gate=not job.server,
         after_write=(lambda served: _note_pause(rank)) if job.server else None,
     )

@@ -35,14 +35,14 @@ CASES.append(("vllm", "qwen3_moe", {**WIDE, "num_experts": 8, "mlp_only_layers":
 
 
 def jobs_of(engine: str, config, socket) -> "list[Job]":
-    """Five engines of one receiver: TP 1, 2, 4 and 8, and experts spread over two ranks. One has two halves."""
+    """Five engines of one receiver: TP 1, 2, 4 and 8, and experts spread over two ranks."""
     layouts = {"tp1": places(1), "tp2": places(2), "tp4": places(4), "tp8": places(8)}
     if getattr(config, "num_experts_per_tok", None):
         layouts["ep2"] = places(2, expert_parallel=2)
         if engine == "sglang":
             layouts["tp4-ep2"] = places(4, expert_parallel=2)
     return [
-        Job(engine, name, rank, len(group), place, config, socket, MODEL, name == "tp2")
+        Job(engine, name, rank, len(group), place, config, socket, MODEL)
         for name, group in layouts.items()
         for rank, place in enumerate(group)
     ]

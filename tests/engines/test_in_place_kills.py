@@ -22,7 +22,7 @@ LONGEST_WAIT_S = 0.15  # from a publish to a kill: past the commit, mostly
 class Fleet:
     """A trainer, its agent, a receiver and one engine of four ranks."""
 
-    def __init__(self, cluster, ranks: Ranks, double_buffered: bool) -> None:
+    def __init__(self, cluster, ranks: Ranks) -> None:
         self.cluster, self.ranks = cluster, ranks
         self.random = random.Random(7)
         self.agent = cluster.agent()
@@ -33,7 +33,7 @@ class Fleet:
         )
         self.checkpoints = {}
         self.jobs = [
-            Job("vllm", "engine", rank, WORLD, place, self.trainer.config, socket, MODEL, double_buffered)
+            Job("vllm", "engine", rank, WORLD, place, self.trainer.config, socket, MODEL)
             for rank, place in enumerate(places(WORLD))
         ]
         self.process_of = list(range(WORLD))  # by rank
@@ -94,10 +94,10 @@ class Fleet:
         assert wrong == [[]] * WORLD
 
 
-@pytest.fixture(params=[False, True], ids=["one-half", "two-halves"])
-def fleet(cluster, request):
+@pytest.fixture
+def fleet(cluster):
     with Ranks(WORLD + SPARE) as ranks:
-        fleet = Fleet(cluster, ranks, request.param)
+        fleet = Fleet(cluster, ranks)
         yield fleet
         fleet.trainer.close()
 

@@ -8,7 +8,6 @@ import threading
 import urllib.request
 from pathlib import Path
 
-import pytest
 import torch
 from harness import MODEL, ROOT, wait_until
 from tiny_trainer import Trainer
@@ -26,8 +25,8 @@ NEW_TOKENS = 16
 class Server:
     """The example server as a process."""
 
-    def __init__(self, checkpoint: Path, socket: Path, *options: str) -> None:
-        command = [EXAMPLE / "serve.py", "--model-dir", checkpoint, "--socket", socket, "--model", MODEL, *options]
+    def __init__(self, checkpoint: Path, socket: Path) -> None:
+        command = [EXAMPLE / "serve.py", "--model-dir", checkpoint, "--socket", socket, "--model", MODEL]
         environment = {"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, *map(str, command)], stdout=subprocess.PIPE, env=environment, text=True
@@ -80,14 +79,13 @@ class Clients:
             self._errors.append(error)
 
 
-@pytest.mark.parametrize("options", [[], ["--double-buffered"]], ids=["one-half", "two-halves"])
-def test_every_answer_is_what_one_versions_checkpoint_gives(cluster, options, record_property):
+def test_every_answer_is_what_one_versions_checkpoint_gives(cluster, record_property):
     agent = cluster.agent()
     socket = cluster.directory / "engine.sock"
     receiver = cluster.receiver(agent, engine_load="in-place", engine_socket=socket)
     trainer = Trainer("qwen3", cluster.directory / "checkpoints", agent.socket, MODEL)
     checkpoints = {1: trainer.publish(1)}
-    server = Server(checkpoints[1], socket, *options)
+    server = Server(checkpoints[1], socket)
     try:
         clients = Clients(server, trainer.config.vocab_size)
         for version in range(2, VERSIONS + 1):

@@ -63,22 +63,6 @@ def test_twenty_versions_are_in_a_live_module_bit_for_bit(cluster, dtype):
         assert places == {name: tensor.data_ptr() for name, tensor in engine.state_dict().items()}
 
 
-def test_a_module_with_two_halves_follows(cluster):
-    agent, _, socket = agent_with_receiver(cluster)
-    weights, twin = Weights(torch.bfloat16), Weights(torch.bfloat16, "cpu")
-    engine = module(weights)
-    with (
-        exporter(agent.socket, weights) as trainer,
-        follower(engine, socket, double_buffered=True) as follows,
-    ):
-        for version in range(1, 8):
-            weights.step()
-            trainer.publish(version)
-            follows.wait_for(version, timeout=60)
-            with follows.serving(timeout=60):
-                assert unlike(engine.state_dict(), twin.step().published()) == [], f"version {version}"
-
-
 def test_what_an_engine_queued_before_it_was_held_reads_the_weights_of_before(cluster):
     agent, _, socket = agent_with_receiver(cluster)
     weights = Weights(torch.bfloat16)

@@ -32,9 +32,9 @@ class MessageType(enum.IntEnum):
 
 _FORMAT = MessageFormat(
     magic=b"LSER",
-    number=1,
+    number=2,
     types=MessageType,
-    fields=struct.Struct("<I16sQ"),
+    fields=struct.Struct("<4x16sQ"),
     max_body_bytes={kind: 64 << 10 for kind in MessageType},
 )
 
@@ -45,7 +45,6 @@ class Message:
 
     type: MessageType
     version: "Served | None" = None
-    half: int = 0
     body: bytes = b""
     fds: Sequence[int] = field(default_factory=tuple)
 
@@ -53,7 +52,7 @@ class Message:
         run, number = bytes(16), 0
         if self.version is not None:
             run, number = bytes.fromhex(self.version.run), self.version.version
-        return _FORMAT.encode(self.type, (self.half, run, number), self.body)
+        return _FORMAT.encode(self.type, (run, number), self.body)
 
 
 class Connection:
@@ -91,8 +90,8 @@ class Connection:
 
     def receive(self) -> Message:
         """Waits for the next message."""
-        kind, (half, run, number), body, fds = self._stream.receive(tuple(MessageType), _MAX_FDS)
-        return Message(kind, Served(run.hex(), number) if number else None, half, body, fds)
+        kind, (run, number), body, fds = self._stream.receive(tuple(MessageType), _MAX_FDS)
+        return Message(kind, Served(run.hex(), number) if number else None, body, fds)
 
     def shutdown(self) -> None:
         """Ends both directions; another thread that waits in ``receive`` gets UnavailableError."""

@@ -12,11 +12,11 @@ from lockstep.engine._served import Served
 
 _HEADER = struct.Struct("<8sHHI")
 _MAGIC = b"LSENGPG1"
-_FORMAT = 1
+_FORMAT = 2
 _PAGE_BYTES = 4096
 _HEADER_BYTES = 128
 _WORD_INDEX = 2  # in units of eight bytes
-_SLOT = struct.Struct("<16sQI4x")
+_SLOT = struct.Struct("<16sQ8x")
 _SLOTS_OFFSET = 32
 
 
@@ -28,12 +28,11 @@ class EngineState(enum.IntEnum):
 
 @dataclass(frozen=True)
 class PageContent:
-    """One reading of a control page: ``changes`` counts the word's changes; version and half are the named slot's."""
+    """One reading of a control page: ``changes`` counts the word's changes; the version is the named slot's."""
 
     state: int
     changes: int
     version: "Served | None"
-    half: int
 
 
 class ControlPage:
@@ -55,10 +54,10 @@ class ControlPage:
         """The word and its slot. The receiver fills the other slot, so while the word stays this one is whole."""
         while True:
             word = self._words[_WORD_INDEX]
-            run, number, half = self._slot(word >> 8 & 1)
+            run, number = self._slot(word >> 8 & 1)
             if self._words[_WORD_INDEX] == word:
                 version = Served(run.hex(), number) if number else None
-                return PageContent(word & 0xFF, word >> 16, version, half)
+                return PageContent(word & 0xFF, word >> 16, version)
 
-    def _slot(self, index: int) -> "Tuple[bytes, int, int]":
+    def _slot(self, index: int) -> "Tuple[bytes, int]":
         return _SLOT.unpack_from(self._map, _SLOTS_OFFSET + index * _SLOT.size)

@@ -1,13 +1,16 @@
 """describe: what a module's parameters are, for the receiver (raas_receiver/placement/description/FORMAT.md)."""
 
-from typing import Any, Sequence
+from typing import Any, Sequence, Tuple
 
 from lockstep.core.errors import BadDataError
-from lockstep.engine._memory import Location, packed
+from lockstep.engine._memory import Location
 from lockstep.engine._options import DescribeOptions
 from lockstep.engine._parameters import Parameter, json_of, parameters_of
 
 _FORMAT = 3
+_ALIGN = 256
+_KEPT = 16  # addresses keep their remainder by this, which covers every element's size
+_PAGE_BYTES = 4096
 
 
 def describe(module: Any, **options: Any) -> "dict[str, Any]":
@@ -22,8 +25,8 @@ def describe(module: Any, **options: Any) -> "dict[str, Any]":
     """
     given = DescribeOptions(**options)
     engine, parameters = parameters_of(module, given)
-    offsets, total = packed(parameters)
-    return description_of(engine, given, parameters, [Location(0, offset) for offset in offsets], [[total]])
+    offsets, total = _packed(parameters)
+    return description_of(engine, given, parameters, [Location(0, offset) for offset in offsets], [total])
 
 
 def description_of(
@@ -31,10 +34,10 @@ def description_of(
     options: DescribeOptions,
     parameters: "Sequence[Parameter]",
     locations: "Sequence[Location]",
-    halves: "Sequence[Sequence[int]]",
+    memories: "Sequence[int]",
 ) -> "dict[str, Any]":
-    """The description of parameters that lie at ``locations``, by the rules of ``engine``; ``halves``: the bytes of each
-    one's memories."""
+    """The description of parameters that lie at ``locations``, by the rules of ``engine``; ``memories``: the bytes of
+    each."""
     groups = {
         "tensor": options.tensor_parallel,
         "expert": options.expert_parallel,
@@ -56,6 +59,26 @@ def description_of(
         "rank": options.rank,
         "world": options.world,
         "place": place,
-        "halves": halves,
+        "memories": list(memories),
         "parameters": [json_of(own, at.memory, at.offset) for own, at in zip(parameters, locations)],
     }
+
+
+def _packed(parameters: "Sequence[Parameter]") -> "Tuple[list[int], int]":
+    """Byte offsets at which the parameters lie one after another in one memory, and its size.
+
+    Parameters that overlap (tied ones, views of one another) overlap there in the same way.
+    """
+    offsets = [0] * len(parameters)
+    end = 0
+    block_begin, block_end, block_offset = 0, -1, 0  # of what overlaps
+    for index in sorted(range(len(parameters)), key=lambda k: (parameters[k].address, k)):
+        parameter = parameters[index]
+        begin = parameter.address - parameter.address % _KEPT
+        if parameter.address == 0 or parameter.address >= block_end:
+            block_begin, block_end = begin, parameter.address
+            block_offset = -(-end // _ALIGN) * _ALIGN
+        offsets[index] = block_offset + parameter.address - block_begin
+        block_end = max(block_end, parameter.address + parameter.span_bytes)
+        end = max(end, offsets[index] + parameter.span_bytes)
+    return offsets, max(-(-end // _PAGE_BYTES), 1) * _PAGE_BYTES

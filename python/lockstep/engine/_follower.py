@@ -17,7 +17,7 @@ from lockstep.engine._connection import Connection, Message, MessageType
 from lockstep.engine._control_page import ControlPage, EngineState
 from lockstep.engine._describe import description_of
 from lockstep.engine._gate import Gate
-from lockstep.engine._memory import Location, keep, on_device, synchronize
+from lockstep.engine._memory import Memory, on_device, synchronize
 from lockstep.engine._options import DescribeOptions
 from lockstep.engine._own_writes import ORDERS, OwnWrites
 from lockstep.engine._parameters import parameters_of
@@ -50,9 +50,6 @@ class Follower:
         model: the receiver's name for the model.
         socket: the receiver's ``--engine-socket``.
         engine_name: the ranks of one engine have one name; several engines of one model have different ones.
-        double_buffered: two halves of memory, one written while the other is read; an update is a flip. It takes the
-            memory of the parameters once more, and moves them, with all that modules keep in their memory: not for CUDA
-            graphs. The modules, their Parameter objects, dtypes, strides, views and ties stay.
         gate: False for servers that are paused by the receiver's driver: a HOLD is answered at once, and ``serving`` is
             not to be used.
         after_write: called in the follower's thread with the version after each new one was written, before anybody
@@ -70,7 +67,6 @@ class Follower:
         model: str,
         socket: "Union[str, os.PathLike[str]]",
         engine_name: str = "default",
-        double_buffered: bool = False,
         gate: bool = True,
         after_write: "Callable[[Served], Any] | None" = None,
         **options: Any,
@@ -81,7 +77,7 @@ class Follower:
         self._socket = os.fspath(socket)
         self._gated = gate
         self._after_write = after_write
-        description = self._describe(module, DescribeOptions(**options), double_buffered)
+        description = self._describe(module, DescribeOptions(**options))
         attach = {"peer": LINE, "model": model, "engine": engine_name, "description": description}
         self._attach = json.dumps(attach if gate else {**attach, "gated": False}).encode()
         self._world = description["world"]
@@ -92,7 +88,6 @@ class Follower:
         self._pauses: "collections.deque[float]" = collections.deque(maxlen=_KEPT_PAUSES)
         # The follower thread's. What the module reads or read last, and what after_write was last done for.
         self._current: "Served | None" = None
-        self._half = 0
         self._derived: "Served | None" = None
         self._held_since: "float | None" = None  # held: nothing reads
         self._announced: "Served | None" = None  # by the last HOLD, with its label
@@ -176,15 +171,13 @@ class Follower:
             self._connection.close()
             self._connection = None
 
-    def _describe(self, module: Any, options: DescribeOptions, double_buffered: bool) -> "dict[str, Any]":
-        """The description of the module's parameters, which lie where they are followed from here on."""
+    def _describe(self, module: Any, options: DescribeOptions) -> "dict[str, Any]":
+        """The description of the module's parameters."""
         engine, self._parameters = parameters_of(module, options)
-        # Checked before anything moves.
-        description_of(engine, options, self._parameters, [Location(0, 0)] * len(self._parameters), [])
-        self._memory = keep(module, self._parameters, double_buffered)
+        self._memory = Memory(self._parameters)
         self._own = OwnWrites(self._memory.places)
-        halves = [[place.size for place in half] for half in self._memory.places]
-        return description_of(engine, options, self._parameters, self._memory.locations, halves)
+        sizes = [place.size for place in self._memory.places]
+        return description_of(engine, options, self._parameters, self._memory.locations, sizes)
 
     # --- the follower's thread ---
 
@@ -218,7 +211,7 @@ class Follower:
         """One connection, until it ends: always by an exception."""
         with self._connected() as connection:
             attached_with = self._current if self._held_since is None else None
-            connection.send(Message(MessageType.ATTACH, attached_with, self._half, self._attach))
+            connection.send(Message(MessageType.ATTACH, attached_with, self._attach))
             while True:
                 try:
                     message = connection.receive()
@@ -262,7 +255,7 @@ class Follower:
             connection.send(Message(MessageType.HELD))
         elif message.type == MessageType.SERVE:
             self._hold()
-            self._resume(message.version, message.half)
+            self._resume(message.version)
             self._had_serve = True
             connection.send(Message(MessageType.SERVING))
             self._own.tidy()
@@ -271,7 +264,7 @@ class Follower:
 
     def _obey(self, connection: Connection, order: Message) -> None:
         try:
-            answer = self._own.obey(order, self._half if self._held_since is None else None)
+            answer = self._own.obey(order, self._held_since is None)
         except Exception as error:
             connection.send(Message(MessageType.REFUSED, body=(str(error) or repr(error)).encode()[:_REASON_BYTES]))
             raise
@@ -295,16 +288,11 @@ class Follower:
         synchronize(self._parameters)
         self._held_since = time.monotonic()
 
-    def _resume(self, served: Served, half: int) -> None:
-        """The module reads ``served`` in ``half`` from here on. After an exception it stays held."""
-        if half >= len(self._memory.places):
-            raise ProtocolError(f"{self._socket}: {served} cannot be in half {half}: there is none")
-        if not self._own.has(served, half):
-            raise ProtocolError(f"{self._socket}: {served} cannot be in half {half}: {self._own.holds[half]} is")
+    def _resume(self, served: Served) -> None:
+        """The module reads ``served`` from here on. After an exception it stays held."""
+        if self._own.holds != served:
+            raise ProtocolError(f"{self._socket}: {served} cannot be served: {self._own.holds} is in memory")
         served = next((known for known in (self._announced, self._current) if known == served), served)
-        if half != self._half:
-            self._memory.switch(half)
-            self._half = half
         if served != self._derived:
             self._derive(served)
         self._current = served
@@ -334,8 +322,8 @@ class Follower:
         ours = page.changes != self._changes_at_attach or self._had_serve or page.version == attached_with
         if page.state != EngineState.SERVING or page.version is None:
             return
-        if ours and self._own.has(page.version, page.half):
-            self._resume(page.version, page.half)
+        if ours and self._own.holds == page.version:
+            self._resume(page.version)
 
 
 class _Refused(StateError):

@@ -15,20 +15,20 @@ ORDERS = frozenset((MessageType.STAGE, MessageType.WRITE, MessageType.COMPARE, M
 
 
 class OwnWrites:
-    """Stages, writes and compares in each half. One thread.
+    """Stages, writes and compares. One thread.
 
     Attributes:
-        holds: the version that each half is known to be, wholly; None: none, or a mix. Whatever the receiver says, no
+        holds: the version that the memory is known to be, wholly; None: none, or a mix. Whatever the receiver says, no
             other is served.
     """
 
-    def __init__(self, halves: "Sequence[Sequence[Place]]") -> None:
-        self._writers = [Writer(places) for places in halves]
-        self.holds: "list[Served | None]" = [None] * len(halves)
+    def __init__(self, places: "Sequence[Place]") -> None:
+        self._writer = Writer(places)
+        self.holds: "Served | None" = None
 
-    def obey(self, order: Message, read: "int | None") -> "Message | None":
-        """Does it and gives the answer, if it has one. ``read``: the half that may be read now. After an exception the
-        half may hold a mix, which ``holds`` says.
+    def obey(self, order: Message, read: bool) -> "Message | None":
+        """Does it and gives the answer, if it has one. ``read``: the memory may be read now. After an exception it may
+        hold a mix, which ``holds`` says.
 
         Raises:
             ProtocolError: it cannot be done; the text says what is wrong and where.
@@ -40,26 +40,21 @@ class OwnWrites:
         if order.type == MessageType.DROP:
             self.drop()
             return None
-        if order.half >= len(self._writers):
-            for fd in order.fds:
-                os.close(fd)
-            raise ProtocolError(f"{order.type.name} is of half {order.half}, and there is none")
-        writer = self._writers[order.half]
         if order.type == MessageType.STAGE:
-            self._stage(writer, order.fds[0])
+            self._stage(order.fds[0])
             return Message(MessageType.STAGED)
         if order.type == MessageType.COMPARE:
-            return Message(MessageType.COMPARED, body=bytes([writer.compare()]))
-        if order.half == read:
-            raise ProtocolError(f"WRITE is of half {order.half}, which is being read")
-        self.holds[order.half] = None
-        writer.write()
-        self.holds[order.half] = order.version
+            return Message(MessageType.COMPARED, body=bytes([self._writer.compare()]))
+        if read:
+            raise ProtocolError("WRITE of memory that is being read")
+        self.holds = None
+        self._writer.write()
+        self.holds = order.version
         return Message(MessageType.WRITTEN)
 
-    def _stage(self, writer: Writer, fd: int) -> None:
+    def _stage(self, fd: int) -> None:
         try:
-            writer.stage(fd)
+            self._writer.stage(fd)
         except torch.cuda.OutOfMemoryError as error:
             self.drop()
             torch.cuda.empty_cache()  # the engine's own allocations may want it
@@ -67,16 +62,10 @@ class OwnWrites:
                 f"no memory for what is to be written; leave more free, or lower --engine-stage-bytes: {error}"
             ) from error
 
-    def has(self, served: Served, half: int) -> bool:
-        """Whether a half is known to be that version."""
-        return half < len(self.holds) and self.holds[half] == served
-
     def tidy(self) -> None:
         """Gives back the memory of lists that were written: for when the engine goes on."""
-        for writer in self._writers:
-            writer.tidy()
+        self._writer.tidy()
 
     def drop(self) -> None:
         """Forgets what is staged."""
-        for writer in self._writers:
-            writer.drop()
+        self._writer.drop()

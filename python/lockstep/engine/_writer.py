@@ -24,7 +24,7 @@ _LOW_32_BITS = 0xFFFFFFFF
 
 
 class _Space:
-    """The memories of a half that lie on one device, and all that is between them, as one tensor of each width: what is
+    """The memories that lie on one device, and all that is between them, as one tensor of each width: what is
     between is not touched, as nothing is written that was not found to lie in its memory.
 
     Attributes:
@@ -71,7 +71,7 @@ class _Staged:
 
 
 class Writer:
-    """Writes into one half, whose memories lie at ``places``. One thread at a time.
+    """Writes into memories that lie at ``places``. One thread at a time.
 
     Raises:
         ProtocolError: a portion is none, or leaves its memory; the text says what and where. Nothing of it is staged.
@@ -104,7 +104,7 @@ class Writer:
         a third as long as to write."""
         self._written, self._staged = self._staged, []
         for space, portions in self._by_space(self._written):
-            space.device.settle()  # nobody reads the half any more, but what was begun may still be queued
+            space.device.settle()  # nobody reads any more, but what was begun may still be queued
             with space.device.working():
                 for staged in portions:
                     self._write(space, staged)

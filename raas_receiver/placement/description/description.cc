@@ -86,16 +86,16 @@ uint64_t ExtentBytes(const EngineParameter& parameter) {
   return ExtentElements(parameter).value_or(0) * (model::FindDType(parameter.dtype)->bits / 8);
 }
 
-Status CheckPlace(const EngineParameter& parameter, const std::vector<uint64_t>& memory_bytes) {
+Status CheckPlace(const EngineParameter& parameter, const std::vector<uint64_t>& memories) {
   const model::DTypeInfo* type = model::FindDType(parameter.dtype);
   if (type == nullptr || type->bits % 8 != 0) {
     return Bad("its elements share bytes, which nothing can write one by one");
   }
   LS_RETURN_IF_ERROR(CheckShape(parameter));
-  if (parameter.memory >= memory_bytes.size()) {
-    return Bad(Cat("it lies in memory ", parameter.memory, " of ", memory_bytes.size()));
+  if (parameter.memory >= memories.size()) {
+    return Bad(Cat("it lies in memory ", parameter.memory, " of ", memories.size()));
   }
-  const uint64_t bytes = memory_bytes[parameter.memory];
+  const uint64_t bytes = memories[parameter.memory];
   const std::optional<uint64_t> elements = ExtentElements(parameter);
   const uint64_t most = parameter.offset > bytes ? 0 : (bytes - parameter.offset) / (type->bits / 8);
   if (!elements.has_value() || parameter.offset > bytes || *elements > most) {

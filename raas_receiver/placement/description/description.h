@@ -18,8 +18,7 @@ namespace lockstep::placement {
 
 inline constexpr size_t kMaxParameters = 1'000'000;
 inline constexpr size_t kMaxSlices = 65'536;       // of one parameter
-inline constexpr size_t kMaxMemories = 1'000'000;  // of a half
-inline constexpr size_t kMaxHalves = 2;
+inline constexpr size_t kMaxMemories = 1'000'000;  // of a rank
 inline constexpr uint32_t kMaxEngineRanks = 4096;
 
 // Elements of a parameter that are those of the box of `shape` at `from` in HuggingFace tensor `tensor`. Where the
@@ -46,7 +45,7 @@ struct EngineParameter {
   model::DType dtype = model::DType::kBF16;  // its tensors', but for IsWidened
   layout::Extents shape;
   layout::Extents strides;    // in elements
-  uint32_t memory = 0;        // position in a half
+  uint32_t memory = 0;        // position in RankDescription::memories
   uint64_t offset = 0;        // bytes from that memory's begin to the first element
   std::vector<Slice> slices;  // with `padding`, every element exactly once
   std::vector<Padding> padding;
@@ -74,9 +73,7 @@ struct RankDescription {
   uint32_t rank = 0;   // of the engine's group
   uint32_t world = 1;  // ranks of the group
   EnginePlace place;
-  // The bytes of each memory. One half: written in place while the engine is paused. Two of equal memories: one is
-  // written while the other is served.
-  std::vector<std::vector<uint64_t>> halves;
+  std::vector<uint64_t> memories;  // the bytes of each
   std::vector<EngineParameter> parameters;
 };
 
@@ -88,9 +85,9 @@ bool IsWidened(model::DType tensor, model::DType parameter);
 layout::TensorView ViewOf(const EngineParameter& parameter);
 // Bytes from its first element's begin to its last element's end; 0 without elements. REQUIRES CheckPlace.
 uint64_t ExtentBytes(const EngineParameter& parameter);
-// kBadData unless the elements lie within the parameter's memory, one of those of `memory_bytes`, each at a place of
+// kBadData unless the elements lie within the parameter's memory, one of `memories`, each at a place of
 // its own: by rising stride, every dimension steps over all that is within it.
-Status CheckPlace(const EngineParameter& parameter, const std::vector<uint64_t>& memory_bytes);
+Status CheckPlace(const EngineParameter& parameter, const std::vector<uint64_t>& memories);
 
 // kBadData says what is wrong and where ("parameters[3].shape"): unknown or missing keys, wrong types, ranks or sizes
 // beyond the limits, elements outside their memory, strides that make elements overlap. Never trusts its input.

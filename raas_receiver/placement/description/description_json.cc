@@ -38,16 +38,6 @@ Status ReadMemory(const json::Json& json, const json::JsonPath& path, uint64_t& 
   return path.Bad(Cat("has ", bytes, " bytes"));
 }
 
-Status ReadHalves(json::ObjectReader& object, RankDescription& description) {
-  const auto read_half = [](const json::Json& json, const json::JsonPath& path, std::vector<uint64_t>& half) {
-    return json::ReadArray(json, path, kMaxMemories, half, ReadMemory);
-  };
-  LS_RETURN_IF_ERROR(object.ReadList("halves", kMaxHalves, description.halves, read_half));
-  const auto& halves = description.halves;
-  if (halves.empty()) return object.PathOf("halves").Bad("must be one or two");
-  return halves.back() == halves.front() ? OkStatus() : object.PathOf("halves").Bad("have different memories");
-}
-
 // Whether the box lies in a parameter of `whole`; leading dimensions of 1 are added to `shape`.
 Status CheckBox(const json::JsonPath& path, const layout::Extents& at, const layout::Extents& shape,
                 const layout::Extents& whole) {
@@ -106,7 +96,7 @@ Status ReadParameter(const json::Json& json, const json::JsonPath& path, const R
   LS_RETURN_IF_ERROR(object.ReadOptional("strides", parameter.strides));
   LS_RETURN_IF_ERROR(object.ReadOptional("memory", parameter.memory));
   LS_RETURN_IF_ERROR(object.Read("offset", parameter.offset));
-  const Status place = CheckPlace(parameter, description.halves[0]);
+  const Status place = CheckPlace(parameter, description.memories);
   if (!place.ok()) return path.Bad(place.message());
   LS_RETURN_IF_ERROR(ReadContent(object, parameter));
   return object.Finish();
@@ -137,7 +127,7 @@ Result<RankDescription> ReadDescription(const json::Json& document) {
     return top.Bad(Cat("is of rank ", description.rank, " of ", description.world, "; the limit is ", kMaxEngineRanks));
   }
   LS_RETURN_IF_ERROR(object.Read("place", description.place, ReadPlace));
-  LS_RETURN_IF_ERROR(ReadHalves(object, description));
+  LS_RETURN_IF_ERROR(object.ReadList("memories", kMaxMemories, description.memories, ReadMemory));
   LS_RETURN_IF_ERROR(ReadParameters(object, description));
   LS_RETURN_IF_ERROR(object.Finish());
   return description;

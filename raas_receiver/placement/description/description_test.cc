@@ -51,9 +51,7 @@ TEST_CASE("The format's example is read as it is written") {
   CHECK(rank.place.tensor.size == 2);
   CHECK(rank.place.tensor.rank == 1);
   CHECK(rank.place.expert.size == 1);
-  REQUIRE(rank.halves.size() == 1);
-  REQUIRE(rank.halves[0].size() == 1);
-  CHECK(rank.halves[0][0] == 128);
+  CHECK(rank.memories == std::vector<uint64_t>{128});
   REQUIRE(rank.parameters.size() == 5);
   CHECK(rank.parameters[0].padding == std::vector<Padding>{{.at = {4, 0}, .shape = {2, 4}}});
   CHECK(rank.parameters[0].strides == layout::Extents{4, 1});
@@ -70,7 +68,7 @@ TEST_CASE("A rank whose engine's rules say its slices is read with its memories"
   CHECK(rank.place.engine == "sglang");
   CHECK(rank.place.family == "llama");
   CHECK(rank.place.key_value_heads == 2);
-  CHECK(rank.halves == std::vector<std::vector<uint64_t>>{{64, 16}, {64, 16}});
+  CHECK(rank.memories == std::vector<uint64_t>{64, 16});
   CHECK(rank.parameters[1].memory == 1);
 }
 
@@ -100,7 +98,7 @@ TEST_CASE("Unknown keys are refused by name, in every object") {
 }
 
 TEST_CASE("Missing keys are refused by name") {
-  for (const char* key : {"format", "rank", "world", "place", "halves", "parameters"}) {
+  for (const char* key : {"format", "rank", "world", "place", "memories", "parameters"}) {
     CheckRefused(Without("", key), "", std::string("\"") + key + "\" is missing");
   }
   CheckRefused(Without("/place", "engine"), "place: ", "\"engine\" is missing");
@@ -120,9 +118,8 @@ TEST_CASE("Values of a wrong type are refused with their place") {
   CheckRefused(With("/place", "described"), "place: ", "must be an object");
   CheckRefused(With("/place/engine", 7), "place.engine: ", "must be a string");
   CheckRefused(With("/place/fused_shared_experts", 1), "place.fused_shared_experts: ", "true or false");
-  CheckRefused(With("/halves", 1), "halves: ", "must be an array");
-  CheckRefused(With("/halves/0", 1), "halves[0]: ", "must be an array");
-  CheckRefused(With("/halves/0/0", {{"bytes", 128}}), "halves[0][0]: ", "must be a whole number");
+  CheckRefused(With("/memories", 1), "memories: ", "must be an array");
+  CheckRefused(With("/memories/0", {{"bytes", 128}}), "memories[0]: ", "must be a whole number");
   CheckRefused(With("/parameters/1", 1), "parameters[1]: ", "must be an object");
   CheckRefused(With("/parameters/1/name", ""), "parameters[1].name: ", "must be 1 to 1024 bytes");
   CheckRefused(With("/parameters/1/name", "a\nb"), "parameters[1].name: ", "control characters");
@@ -142,14 +139,9 @@ TEST_CASE("Ranks and groups beyond their limits are refused") {
   CheckRefused(With("/place/expert", {{"size", 5000}, {"rank", 0}}), "place.expert: ", "sizes are 1 to 4096");
 }
 
-TEST_CASE("Halves that are not alike, and memories without bytes or of too many, are refused") {
-  CheckRefused(With("/halves", Json::array()), "halves: ", "must be one or two");
-  CheckRefused(With("/halves", {{128}, {128}, {128}}), "halves: ", "the limit is 2");
-  CheckRefused(With("/halves", {{128}, Json::array()}), "halves: ", "different memories");
-  CheckRefused(With("/halves", {{128}, {130}}), "halves: ", "different memories");
-  CheckRefused(With("/halves/0/0", 0), "halves[0][0]: ", "has 0 bytes");
-  CheckRefused(With("/halves/0/0", ~uint64_t{0}), "halves[0][0]: ", "has 18446744073709551615 bytes");
-  Parse(With("/halves", {{128}, {128}}));
+TEST_CASE("Memories without bytes, or of too many, are refused") {
+  CheckRefused(With("/memories/0", 0), "memories[0]: ", "has 0 bytes");
+  CheckRefused(With("/memories/0", ~uint64_t{0}), "memories[0]: ", "has 18446744073709551615 bytes");
 }
 
 TEST_CASE("Parameters that leave their memory, or whose elements overlap, are refused") {

@@ -57,7 +57,7 @@ inline std::string ToJson(const RankDescription& description) {
                                 {"rank", description.rank},
                                 {"world", description.world},
                                 {"place", ToJson(description.place)},
-                                {"halves", description.halves},
+                                {"memories", description.memories},
                                 {"parameters", std::move(parameters)}};
   return document.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }

@@ -153,12 +153,10 @@ Result<uint32_t> TensorTable::Find(const Slice& slice) const {
 
 Status AppendParts(const TensorTable& tensors, const RankDescription& rank, uint32_t first_buffer,
                    std::vector<ParameterPart>& parts) {
-  static const std::vector<uint64_t> kNone;
-  const auto& memories = rank.halves.empty() ? kNone : rank.halves[0];
   ParameterPart form{.rank = &rank};
   for (const EngineParameter& parameter : rank.parameters) {
     form.parameter = &parameter;
-    if (const Status place = CheckPlace(parameter, memories); !place.ok()) return place.WithContext(form.Name());
+    if (const Status place = CheckPlace(parameter, rank.memories); !place.ok()) return place.WithContext(form.Name());
   }
   LS_ASSIGN_OR_RETURN(const std::vector<bool> tied, FindTied(rank));
   for (size_t i = 0; i < rank.parameters.size(); ++i) {

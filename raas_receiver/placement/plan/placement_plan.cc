@@ -12,9 +12,8 @@ namespace {
 std::vector<TargetBuffer> BuffersOf(const std::vector<RankDescription>& ranks) {
   std::vector<TargetBuffer> buffers;
   for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
-    if (ranks[rank].halves.empty()) continue;
-    for (uint32_t memory = 0; memory < ranks[rank].halves[0].size(); ++memory) {
-      buffers.push_back({rank, memory, ranks[rank].halves[0][memory]});
+    for (uint32_t memory = 0; memory < ranks[rank].memories.size(); ++memory) {
+      buffers.push_back({rank, memory, ranks[rank].memories[memory]});
     }
   }
   return buffers;
@@ -49,7 +48,7 @@ Result<std::shared_ptr<const PlacementPlan>> PlacementPlan::Compile(const model:
   uint32_t first_buffer = 0;
   for (const RankDescription& rank : ranks) {
     LS_RETURN_IF_ERROR(AppendParts(tensors, rank, first_buffer, parts));
-    first_buffer += rank.halves.empty() ? 0 : static_cast<uint32_t>(rank.halves[0].size());
+    first_buffer += static_cast<uint32_t>(rank.memories.size());
   }
   CopyBuilder copies(layout, plan->buffers_.size());
   for (const ParameterPart& part : parts) LS_RETURN_IF_ERROR(copies.Append(part));

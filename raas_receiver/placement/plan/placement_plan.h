@@ -16,7 +16,7 @@
 
 namespace lockstep::placement {
 
-// One memory of one rank (either half's: both are laid out alike). Target offsets count from its begin.
+// One memory of one rank. Target offsets count from its begin.
 struct TargetBuffer {
   uint32_t rank = 0;    // position in Compile's list
   uint32_t memory = 0;  // of the rank's description

@@ -194,7 +194,7 @@ TEST_CASE("Parameters that share memory are refused, naming both and the byte") 
   EngineParameter elsewhere = Same("b", {4, 2}, 14);
   elsewhere.memory = 1;
   RankDescription rank = Rank(2, {Same("a", {4, 2}, 0), elsewhere});
-  rank.halves[0].push_back(100);
+  rank.memories.push_back(100);
   CHECK(Compile(*layout, {rank})->buffers().size() == 2);
 }
 
@@ -225,7 +225,7 @@ TEST_CASE("Columns of one buffer may be parameters of their own, as long as they
 TEST_CASE("Parameters that leave their memory or overlap themselves are refused") {
   const auto layout = Layout({Tensor("a", {4, 2})});
   RankDescription rank = Rank(1, {Same("a", {4, 2}, 8)});
-  rank.halves[0][0] = 23;
+  rank.memories[0] = 23;
   CHECK(Refusal(*layout, {rank}).find("rank 1's parameter \"a\": shape [4, 2] of BF16") == 0);
   rank = Rank(1, {Same("a", {4, 2}, 8)});
   rank.parameters[0].memory = 1;
@@ -234,7 +234,7 @@ TEST_CASE("Parameters that leave their memory or overlap themselves are refused"
   rank.parameters[0].strides = {1, 1};
   CHECK(Refusal(*layout, {rank}).find("overlap or interleave") != std::string::npos);
   rank = Rank(1, {Same("a", {4, 2}, 8)});
-  rank.halves.clear();
+  rank.memories.clear();
   CHECK(Refusal(*layout, {rank}).find("memory 0 of 0") != std::string::npos);
 }
 

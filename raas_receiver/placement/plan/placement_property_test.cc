@@ -64,7 +64,7 @@ void ForEachByte(const TestEngine& engine, Visit visit, Zero zero) {
         });
       }
     }
-    first_buffer += static_cast<uint32_t>(rank.halves[0].size());
+    first_buffer += static_cast<uint32_t>(rank.memories.size());
   }
 }
 

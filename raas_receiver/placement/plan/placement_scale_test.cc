@@ -29,7 +29,7 @@ class Maker {
   TestEngine Make() {
     for (uint32_t rank = 0; rank < mix_.ranks; ++rank) {
       engine_.ranks[rank] = {.rank = rank, .world = mix_.ranks, .place = {.engine = "described"}};
-      engine_.ranks[rank].halves.emplace_back(1);
+      engine_.ranks[rank].memories.assign(1, 0);
     }
     Rows("embed_tokens", mix_.vocabulary, mix_.hidden);
     for (uint64_t layer = 0; layer < mix_.layers; ++layer) Layer("layers." + std::to_string(layer) + ".");
@@ -46,7 +46,7 @@ class Maker {
   }
 
   void Add(uint32_t rank, const std::string& name, const layout::Extents& shape, std::vector<Slice> slices) {
-    uint64_t& bytes = engine_.ranks[rank].halves[0][0];
+    uint64_t& bytes = engine_.ranks[rank].memories[0];
     engine_.ranks[rank].parameters.push_back({.name = name,
                                               .shape = shape,
                                               .strides = layout::ContiguousStrides(shape),
@@ -143,7 +143,7 @@ std::shared_ptr<const PlacementPlan> CheckPlan(const Mixture& mixture) {
   for (uint32_t buffer = 0; buffer < mixture.ranks; ++buffer) {
     uint64_t copied = 0;
     for (const layout::StridedCopy& copy : (*plan)->copies(buffer)) copied += copy.bytes();
-    CHECK(copied == engine.ranks[buffer].halves[0][0]);
+    CHECK(copied == engine.ranks[buffer].memories[0]);
   }
   return *plan;
 }

@@ -45,7 +45,7 @@ inline RankDescription Rank(uint32_t number, std::vector<EngineParameter> parame
   return {.rank = number,
           .world = 4,
           .place = {.engine = "described"},
-          .halves = {{uint64_t{1} << 34}},
+          .memories = {uint64_t{1} << 34},
           .parameters = std::move(parameters)};
 }
 

@@ -61,8 +61,7 @@ class RandomEngineMaker {
     rank.rank = number;
     rank.world = static_cast<uint32_t>(engine_.ranks.size());
     rank.place.engine = "described";
-    rank.halves.resize(1);
-    rank.halves[0].resize(random_.Between(1, 3));
+    rank.memories.resize(random_.Between(1, 3));
     boxes_.emplace_back();
   }
 
@@ -115,7 +114,7 @@ class RandomEngineMaker {
       random_.Shuffle(rank.parameters.back().slices);
     }
     random_.Shuffle(rank.parameters);
-    for (uint64_t& bytes : rank.halves[0]) bytes += random_.Between(1, 9);
+    for (uint64_t& bytes : rank.memories) bytes += random_.Between(1, 9);
   }
 
   // A parameter of the last of `parts`, and of as many others as fit.
@@ -192,8 +191,8 @@ class RandomEngineMaker {
       stride *= parameter.shape[order[i]];
       if (random_.OneIn(6)) stride += random_.Between(1, 3);
     }
-    parameter.memory = static_cast<uint32_t>(random_.Between(0, rank.halves[0].size() - 1));
-    uint64_t& bytes = rank.halves[0][parameter.memory];
+    parameter.memory = static_cast<uint32_t>(random_.Between(0, rank.memories.size() - 1));
+    uint64_t& bytes = rank.memories[parameter.memory];
     parameter.offset = bytes + (random_.OneIn(2) ? random_.Between(0, 5) : 0);
     uint64_t last = 0;
     for (size_t k = 0; k < dims; ++k) last += (parameter.shape[k] - 1) * parameter.strides[k];

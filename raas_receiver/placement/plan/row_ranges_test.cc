@@ -144,7 +144,7 @@ TEST_CASE("Bytes of tensors that the engine does not take are in no range") {
 TEST_CASE("A scalar and an empty tensor are placed, and a rank may hold nothing") {
   const auto layout = Layout({Tensor("scalar", {}), Tensor("empty", {0, 4})});
   RankDescription nothing = Rank(1, {});
-  nothing.halves = {{}};
+  nothing.memories.clear();
   const auto plan = Compile(*layout, {Rank(0, {Same("scalar", {}, 6), Same("empty", {0, 4}, 0)}), nothing});
   CHECK(plan->buffers().size() == 1);
   CHECK(CopiedBytes(*plan, 0) == 2);

@@ -13,7 +13,7 @@ constexpr uint64_t kNoLimit = UINT64_MAX;
 RankDescription Rank(uint32_t rank, uint32_t world, std::vector<EngineParameter> parameters, uint64_t bytes) {
   RankDescription description{.rank = rank, .world = world};
   description.place.engine = "described";
-  description.halves = {{bytes}};
+  description.memories = {bytes};
   description.parameters = std::move(parameters);
   return description;
 }

@@ -124,7 +124,6 @@ PROGRAMS = (
         (
             Figure("pause_ratio", "<= 0.05", "of TP4 in place, against reloading the file"),
             Figure("pause_floor_ratio", "<= 0.05", "what memory allows: as many writes by a plain loop"),
-            Figure("pause_flip_ratio", "<= 0.05", "the same with two halves"),
         ),
     ),
     Program("delta/delta_sweep", 270, ()),

@@ -2,9 +2,8 @@
 each rank opens the published file and copies its slices of every tensor into the same memory, as engines' loaders do.
 
 Real daemons; four tensor-parallel ranks of a Llama as processes with host memory; 3 GB in bfloat16, less where memory is
-short, 1 % of the elements changed in each version; then a smaller model, of ranks with two halves. What memory allows of
-their pauses is measured between the versions: each rank writes as much, to random places, by the plainest loop. One JSON
-line per figure.
+short, 1 % of the elements changed in each version. What memory allows of the pauses is measured between the versions: each
+rank writes as much, to random places, by the plainest loop. One JSON line per figure.
 """
 
 import ctypes
@@ -25,10 +24,10 @@ from slicing import engine_tensors, places
 RANKS = 4
 CHANGED = 0.01
 HIDDEN, INTERMEDIATE, HEADS, KEY_VALUE_HEADS, VOCABULARY = 2048, 8192, 16, 8, 32_000
-LAYERS, FLIP_LAYERS, QUICK_LAYERS = 22, 12, 1  # two halves take the engine's memory twice: a smaller model
+LAYERS, QUICK_LAYERS = 22, 1
 REPEATS, QUICK_REPEATS = 7, 3
-# The trainer's, two halves, two replicas, an engine's two halves; one for lists and processes.
-COPIES = 8.0
+# The trainer's, two halves, two replicas, an engine's; one for lists and processes.
+COPIES = 7.0
 
 
 def shapes(layers: int) -> "dict[str, tuple[int, ...]]":
@@ -135,14 +134,14 @@ def write_plainly(rank: Rank) -> "tuple[float, float]":
 
 
 def measure(
-    cluster: Cluster, ranks: Ranks, layers: int, repeats: int, two_halves: bool
+    cluster: Cluster, ranks: Ranks, layers: int, repeats: int
 ) -> "tuple[list[float], list[float], list[float]]":
     """Seconds of the engine's pauses, of the same writes by a plain loop, and of reloading the version."""
     agent = cluster.agent()
     socket = cluster.directory / "engine.sock"
     receiver = cluster.receiver(agent, engine_load="in-place", engine_socket=socket)
     jobs = [
-        Job("vllm", "engine", rank, RANKS, place, configuration(layers), socket, MODEL, two_halves)
+        Job("vllm", "engine", rank, RANKS, place, configuration(layers), socket, MODEL)
         for rank, place in enumerate(places(RANKS))
     ]
     ranks.call(build, jobs, layers)
@@ -177,14 +176,11 @@ def main() -> None:
     quick = program.is_quick()
     torch.set_num_threads(1)
     repeats = QUICK_REPEATS if quick else REPEATS
-    for wanted, two_halves in ((LAYERS, False), (FLIP_LAYERS, True)):
-        layers = fitting_layers(QUICK_LAYERS if quick else wanted, COPIES)
-        with Cluster() as cluster, Ranks(RANKS, timeout_s=300) as ranks:
-            pauses, floors, reloads = measure(cluster, ranks, layers, repeats, two_halves)
-        name = "pause_flip_ratio" if two_halves else "pause_ratio"
-        program.print_figure(name, "s", model_bytes(layers), pauses, reloads)
-        if not two_halves:
-            program.print_figure("pause_floor_ratio", "s", model_bytes(layers), floors, reloads)
+    layers = fitting_layers(QUICK_LAYERS if quick else LAYERS, COPIES)
+    with Cluster() as cluster, Ranks(RANKS, timeout_s=300) as ranks:
+        pauses, floors, reloads = measure(cluster, ranks, layers, repeats)
+    program.print_figure("pause_ratio", "s", model_bytes(layers), pauses, reloads)
+    program.print_figure("pause_floor_ratio", "s", model_bytes(layers), floors, reloads)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ std::string DescriptionText(const model::ModelLayout& layout, uint32_t rank) {
     parameter.slices.clear();
     parameter.padding.clear();
   }
-  description.halves = {{bytes}};
+  description.memories = {bytes};
   return placement::ToJson(description);
 }
 

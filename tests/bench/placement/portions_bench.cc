@@ -97,7 +97,7 @@ struct Engine {
       description.parameters = std::move(rules.parameters);
       unused = std::move(rules.unused);
       const placement::EngineParameter& last = description.parameters.back();
-      description.halves = {{last.offset + placement::ExtentBytes(last)}};
+      description.memories = {last.offset + placement::ExtentBytes(last)};
       writers.push_back(std::make_unique<placement::PortionWriter>([](const os::UniqueFd&) { return OkStatus(); }));
     }
     plan = OrDie(placement::PlacementPlan::Compile(layout, ranks, unused));

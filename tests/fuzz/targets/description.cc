@@ -9,9 +9,8 @@ namespace {
 
 void CheckBounds(const placement::RankDescription& description) {
   LS_FUZZ_RULE(description.rank < description.world && description.world <= placement::kMaxEngineRanks);
-  LS_FUZZ_RULE(!description.halves.empty() && description.halves.size() <= placement::kMaxHalves);
   for (const placement::EngineParameter& parameter : description.parameters) {
-    const std::vector<uint64_t>& memories = description.halves[0];
+    const std::vector<uint64_t>& memories = description.memories;
     LS_FUZZ_RULE(parameter.memory < memories.size());
     LS_FUZZ_RULE(placement::CheckPlace(parameter, memories).ok());
     LS_FUZZ_RULE(parameter.offset + placement::ExtentBytes(parameter) <= memories[parameter.memory]);
@@ -34,7 +33,7 @@ std::vector<Bytes> Seeds() {
   }
   const std::string_view small =
       R"({"format":3,"rank":1,"world":2,"place":{"engine":"vllm","family":"llama","key_value_heads":2},)"
-      R"("halves":[[64],[64]],)"
+      R"("memories":[64],)"
       R"("parameters":[{"name":"a","dtype":"F32","shape":[2,3],"strides":[1,2],"offset":8,)"
       R"("padding":[{"at":[1,0],"shape":[1,3]}]}]})";
   seeds.push_back(Copy(AsBytes(small)));

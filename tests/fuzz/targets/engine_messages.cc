@@ -23,10 +23,9 @@ std::span<const int> Descriptors(size_t count) {
   return std::span(fds).first(count);
 }
 
-Bytes Encoded(EngineMessageType type, const Held& held, uint32_t half, ByteView body) {
+Bytes Encoded(EngineMessageType type, const Held& held, ByteView body) {
   Bytes message = Copy(AsBytes(EngineMessageHeader{.type = static_cast<uint16_t>(type),
                                                    .body_bytes = static_cast<uint32_t>(body.size()),
-                                                   .half = half,
                                                    .run = held.run,
                                                    .version = held.version}));
   AppendBytes(message, body);
@@ -36,11 +35,11 @@ Bytes Encoded(EngineMessageType type, const Held& held, uint32_t half, ByteView 
 // A rank that was let in: what it described is there, and every parameter lies inside.
 Steps CheckLink(targets::RankLink& link) {
   const placement::RankDescription& said = link.description();
-  LS_FUZZ_RULE(said.rank < said.world && link.halves() == said.halves.size() && link.half() < link.halves());
+  LS_FUZZ_RULE(said.rank < said.world);
   for (const placement::EngineParameter& parameter : said.parameters) {
-    LS_FUZZ_RULE(parameter.offset + placement::ExtentBytes(parameter) <= said.halves[0][parameter.memory]);
+    LS_FUZZ_RULE(parameter.offset + placement::ExtentBytes(parameter) <= said.memories[parameter.memory]);
   }
-  return {link.halves() == 2, said.world > 2, link.serving().version > 1'000'000};
+  return {said.rank == 1, said.world > 2, link.serving().version > 1'000'000};
 }
 
 // False: it was refused.
@@ -51,14 +50,11 @@ bool TestAttach(os::UnixConnection& connection, EngineMessage attach, Steps& ste
   return link.ok();
 }
 
-// "ATTACH" with the description of FORMAT.md, of `halves`.
-Bytes Attach(size_t halves) {
-  std::string description =
-      DocumentBlock("raas_receiver/placement/description/FORMAT.md", "json", halves == 1 ? "rank 0" : "rank 1");
-  const std::string_view one = "[128]";
-  if (halves == 2) description.replace(description.find(one), one.size(), std::string(one) + ", " + std::string(one));
+// "ATTACH" with the description of a rank of FORMAT.md.
+Bytes Attach(const std::string& rank) {
+  const std::string description = DocumentBlock("raas_receiver/placement/description/FORMAT.md", "json", rank);
   const std::string body = R"({"model": "actor", "engine": "tp2", "gated": false, "description": )" + description + "}";
-  return Encoded(EngineMessageType::kAttach, {SmallRun(), 41}, 0, AsBytes(std::string_view(body)));
+  return Encoded(EngineMessageType::kAttach, {SmallRun(), 41}, AsBytes(std::string_view(body)));
 }
 
 Bytes Seed(uint8_t fds, ByteView stream) {
@@ -70,11 +66,11 @@ Bytes Seed(uint8_t fds, ByteView stream) {
 }  // namespace
 
 std::vector<Bytes> Seeds() {
-  Bytes cycle = Encoded(EngineMessageType::kHeld, {}, 0, {});
+  Bytes cycle = Encoded(EngineMessageType::kHeld, {}, {});
   AppendBytes(cycle, HexBlock("raas_receiver/targets/FORMAT.md", "serve"));
-  AppendBytes(cycle, Encoded(EngineMessageType::kServing, {SmallRun(), 42}, 1, {}));
-  const Bytes refused = Encoded(EngineMessageType::kRefused, {}, 0, AsBytes(std::string_view("no such model")));
-  return {Seed(0, Attach(1)), Seed(0, Attach(2)), Seed(0, cycle), Seed(0, refused)};
+  AppendBytes(cycle, Encoded(EngineMessageType::kServing, {SmallRun(), 42}, {}));
+  const Bytes refused = Encoded(EngineMessageType::kRefused, {}, AsBytes(std::string_view("no such model")));
+  return {Seed(0, Attach("rank 0")), Seed(0, Attach("rank 1")), Seed(0, cycle), Seed(0, refused)};
 }
 
 void TestInput(ByteView input) {
@@ -90,10 +86,10 @@ void TestInput(ByteView input) {
       break;
     }
     const Bytes& body = message->body;
-    LS_FUZZ_RULE(body.size() <= targets::kMaxAttachBody && message->half <= 1);
+    LS_FUZZ_RULE(body.size() <= targets::kMaxAttachBody);
     ByteView sent;
     LS_FUZZ_RULE(stream.TakeBytes(sizeof(EngineMessageHeader) + body.size(), sent));
-    LS_FUZZ_RULE(Copy(sent) == Encoded(message->type, message->held, message->half, body));
+    LS_FUZZ_RULE(Copy(sent) == Encoded(message->type, message->held, body));
     if (message->type != EngineMessageType::kAttach) continue;
     refused = !TestAttach(connection, *std::move(message), steps) || refused;
   }

@@ -1,4 +1,4 @@
-#include "raas_receiver/targets/half_writes.h"
+#include "raas_receiver/targets/group_writes.h"
 
 #include <map>
 #include <utility>
@@ -15,10 +15,10 @@ Result<std::shared_ptr<const placement::PlacementPlan>> CompilePlan(const model:
   return placement::PlacementPlan::Compile(layout, completed, unused);
 }
 
-Result<HalfWrites> HalfWrites::Stage(std::shared_ptr<const placement::PlacementPlan> plan, const TargetVersion& version,
-                                     const DeltasBetween& deltas, const HeldByRank& from, uint64_t stage_bytes,
-                                     WorkerPool& pool) {
-  HalfWrites all;
+Result<GroupWrites> GroupWrites::Stage(std::shared_ptr<const placement::PlacementPlan> plan,
+                                       const TargetVersion& version, const DeltasBetween& deltas,
+                                       const HeldByRank& from, uint64_t stage_bytes, WorkerPool& pool) {
+  GroupWrites all;
   all.plan_ = std::move(plan);
   all.layout_ = version.layout;
   all.version_ = version.held;
@@ -53,48 +53,48 @@ Result<HalfWrites> HalfWrites::Stage(std::shared_ptr<const placement::PlacementP
   return all;
 }
 
-uint64_t HalfWrites::written_bytes() const {
+uint64_t GroupWrites::written_bytes() const {
   uint64_t bytes = 0;
   for (const Part& part : parts_) bytes += part.writes.stats().written_bytes;
   return bytes;
 }
 
 // Of all ranks that are written.
-std::vector<OwnWrites*> HalfWrites::WritesOf(EngineRanks ranks, uint32_t half) const {
+std::vector<OwnWrites*> GroupWrites::WritesOf(EngineRanks ranks) const {
   std::vector<OwnWrites*> writes;
   for (const Part& part : parts_) {
-    for (const uint32_t rank : part.ranks) writes.push_back(&ranks[rank]->writes(half));
+    for (const uint32_t rank : part.ranks) writes.push_back(&ranks[rank]->writes());
   }
   return writes;
 }
 
-placement::StagedWrites::Writers HalfWrites::WritersOf(const Part& part, EngineRanks ranks, uint32_t half) const {
+placement::StagedWrites::Writers GroupWrites::WritersOf(const Part& part, EngineRanks ranks) const {
   placement::StagedWrites::Writers writers(ranks.size(), nullptr);
-  for (const uint32_t rank : part.ranks) writers[rank] = &ranks[rank]->writes(half).writer();
+  for (const uint32_t rank : part.ranks) writers[rank] = &ranks[rank]->writes().writer();
   return writers;
 }
 
-Status HalfWrites::HandOver(EngineRanks ranks, uint32_t half, uint64_t bytes, WorkerPool& pool) {
-  for (OwnWrites* writes : WritesOf(ranks, half)) writes->HandOverOnly();
+Status GroupWrites::HandOver(EngineRanks ranks, uint64_t bytes, WorkerPool& pool) {
+  for (OwnWrites* writes : WritesOf(ranks)) writes->HandOverOnly();
   for (Part& part : parts_) {
     if (part.whole) continue;
     part.handed_over = part.writes.TakeLists(bytes);
-    LS_RETURN_IF_ERROR(part.writes.RunFirst(part.handed_over, WritersOf(part, ranks, half), pool));
+    LS_RETURN_IF_ERROR(part.writes.RunFirst(part.handed_over, WritersOf(part, ranks), pool));
   }
   return OkStatus();
 }
 
-Status HalfWrites::RunParts(EngineRanks ranks, uint32_t half, WorkerPool& pool) const {
+Status GroupWrites::RunParts(EngineRanks ranks, WorkerPool& pool) const {
   for (const Part& part : parts_) {
-    LS_RETURN_IF_ERROR(part.writes.RunRest(part.handed_over, WritersOf(part, ranks, half), pool));
+    LS_RETURN_IF_ERROR(part.writes.RunRest(part.handed_over, WritersOf(part, ranks), pool));
   }
   return OkStatus();
 }
 
-Status HalfWrites::Run(EngineRanks ranks, uint32_t half, WorkerPool& pool) const {
-  const std::vector<OwnWrites*> written = WritesOf(ranks, half);
+Status GroupWrites::Run(EngineRanks ranks, WorkerPool& pool) const {
+  const std::vector<OwnWrites*> written = WritesOf(ranks);
   for (OwnWrites* writes : written) writes->WriteAtOnce();
-  Status first = RunParts(ranks, half, pool);
+  Status first = RunParts(ranks, pool);
   if (first.ok()) {
     for (OwnWrites* writes : written) {
       const Status asked = writes->WriteLast(version_);
@@ -109,8 +109,7 @@ Status HalfWrites::Run(EngineRanks ranks, uint32_t half, WorkerPool& pool) const
   return first;
 }
 
-Result<bool> HalfEquals(const placement::PlacementPlan& plan, RankLink& link, uint32_t half,
-                        const TargetVersion& version) {
+Result<bool> HoldsVersion(const placement::PlacementPlan& plan, RankLink& link, const TargetVersion& version) {
   const auto add = [&](placement::PortionWriter& writer, const bool& equal) {
     for (uint32_t buffer = 0; buffer < plan.buffers().size(); ++buffer) {
       const placement::TargetBuffer& at = plan.buffers()[buffer];
@@ -123,7 +122,7 @@ Result<bool> HalfEquals(const placement::PlacementPlan& plan, RankLink& link, ui
     }
     return OkStatus();
   };
-  Result<bool> equal = link.writes(half).Compare(add);
+  Result<bool> equal = link.writes().Compare(add);
   if (!equal.ok()) return equal.status().WithContext(link.Label());
   return equal;
 }

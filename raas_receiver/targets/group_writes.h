@@ -1,4 +1,4 @@
-// All that has to be written to bring one half of an engine's ranks to a version: ranks that hold a version which
+// All that has to be written to bring an engine's ranks to a version: ranks that hold a version which
 // deltas lead from get what changed, the others everything.
 #pragma once
 
@@ -21,30 +21,30 @@ namespace lockstep::targets {
 // By rank, complete, in the order in which the plan was compiled.
 using EngineRanks = std::span<const std::shared_ptr<RankLink>>;
 
-// What a rank's half holds; nullopt: it is not to be written.
+// What a rank's memory holds; nullopt: it is not to be written.
 using HeldByRank = std::vector<std::optional<Held>>;
 
 // Where the tensors of `layout` lie in the memory of `ranks`, all of them. An error says what does not fit.
 Result<std::shared_ptr<const placement::PlacementPlan>> CompilePlan(const model::ModelLayout& layout,
                                                                     EngineRanks ranks);
 
-class HalfWrites {
+class GroupWrites {
  public:
-  HalfWrites() = default;  // nothing
+  GroupWrites() = default;  // nothing
 
   // The writes for the ranks that have an entry in `from` and are not at `version` there. `plan` and the version's data
   // outlive this.
-  static Result<HalfWrites> Stage(std::shared_ptr<const placement::PlacementPlan> plan, const TargetVersion& version,
-                                  const DeltasBetween& deltas, const HeldByRank& from, uint64_t stage_bytes,
-                                  WorkerPool& pool);
+  static Result<GroupWrites> Stage(std::shared_ptr<const placement::PlacementPlan> plan, const TargetVersion& version,
+                                   const DeltasBetween& deltas, const HeldByRank& from, uint64_t stage_bytes,
+                                   WorkerPool& pool);
 
   bool empty() const { return parts_.empty(); }
   uint64_t written_bytes() const;
   // Gives ranks what Run will have them write, as far as it is changes, worked out, and within `bytes` in all. Nothing
   // is written.
-  Status HandOver(EngineRanks ranks, uint32_t half, uint64_t bytes, WorkerPool& pool);
-  // The ranks that Stage was asked for write their half; waits for them. After an error they hold a mix.
-  Status Run(EngineRanks ranks, uint32_t half, WorkerPool& pool) const;
+  Status HandOver(EngineRanks ranks, uint64_t bytes, WorkerPool& pool);
+  // The ranks that Stage was asked for write; waits for them. After an error they hold a mix.
+  Status Run(EngineRanks ranks, WorkerPool& pool) const;
 
  private:
   struct Part {  // ranks that hold the same
@@ -54,9 +54,9 @@ class HalfWrites {
     size_t handed_over = 0;  // lists that the ranks have already
   };
 
-  std::vector<OwnWrites*> WritesOf(EngineRanks ranks, uint32_t half) const;
-  placement::StagedWrites::Writers WritersOf(const Part& part, EngineRanks ranks, uint32_t half) const;
-  Status RunParts(EngineRanks ranks, uint32_t half, WorkerPool& pool) const;
+  std::vector<OwnWrites*> WritesOf(EngineRanks ranks) const;
+  placement::StagedWrites::Writers WritersOf(const Part& part, EngineRanks ranks) const;
+  Status RunParts(EngineRanks ranks, WorkerPool& pool) const;
 
   std::shared_ptr<const placement::PlacementPlan> plan_;
   std::shared_ptr<const model::ModelLayout> layout_;
@@ -64,8 +64,7 @@ class HalfWrites {
   std::vector<Part> parts_;
 };
 
-// Whether `half` of the rank is `version`: every byte that the plan has of it, and its zeros.
-Result<bool> HalfEquals(const placement::PlacementPlan& plan, RankLink& link, uint32_t half,
-                        const TargetVersion& version);
+// Whether the rank's memory is `version`: every byte that the plan has of it, and its zeros.
+Result<bool> HoldsVersion(const placement::PlacementPlan& plan, RankLink& link, const TargetVersion& version);
 
 }  // namespace lockstep::targets
