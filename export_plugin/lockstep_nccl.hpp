@@ -1,5 +1,5 @@
-// NcclExchange: the exchange of C++ trainers that have NCCL between their hosts. Header-only, C++17; NCCL 2.14 or
-// newer.
+// NcclExchange: the exchange of C++ trainers that have NCCL between their hosts. Header-only, C++17; CUDA 12.5 and NCCL
+// 2.14, or newer.
 //
 // It makes a communicator of its own, over all ranks in the order of their sheets, and moves what the exporter packs in
 // GPU memory; liblockstep.so must be one with CUDA. No call waits for a peer past its deadline: the communicator is one
@@ -9,6 +9,7 @@
 #ifndef LOCKSTEP_EXPORT_PLUGIN_LOCKSTEP_NCCL_HPP_
 #define LOCKSTEP_EXPORT_PLUGIN_LOCKSTEP_NCCL_HPP_
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
@@ -34,13 +35,15 @@ struct NcclOptions {
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
 };
 
-// Used by one thread at a time, whatever its current device is, which stays as it is.
+// Used by one thread at a time, whatever its current device is. That stays as it is if it has a context; else it is
+// this rank's then, since CUDA would make a context on the other one.
 class NcclExchange : public Exchange {
  public:
   // On every rank at once. On failure `exchange` stays as it was.
   static Error Create(const NcclOptions& options, std::unique_ptr<NcclExchange>& exchange) {
+    const OnDevice on_device(options.device);
     std::unique_ptr<NcclExchange> made(new NcclExchange(options));
-    if (Error error = made->Open()) return made->Break(std::move(error));
+    if (Error error = made->Open(on_device.error())) return made->Break(std::move(error));
     exchange = std::move(made);
     return {};
   }
@@ -49,6 +52,7 @@ class NcclExchange : public Exchange {
 
   // What is under way is aborted; without any, peers get what was sent to them. Takes twice kCloseTime at most.
   ~NcclExchange() override {
+    const OnDevice on_device(device_);
     if (comm_ != nullptr && !Finished()) Abort();
     for (const auto& [number, message] : messages_) free_.push_back(message.done);
     for (const cudaEvent_t event : free_) (void)cudaEventDestroy(event);
@@ -68,6 +72,7 @@ class NcclExchange : public Exchange {
   // every later call answers the same error.
   Error Wait(uint64_t transfer) override {
     if (broken_) return broken_;
+    const OnDevice on_device(device_);
     const auto found = messages_.find(transfer);
     if (found == messages_.end()) return {LOCKSTEP_STATE, "there is no transfer " + std::to_string(transfer)};
     const auto deadline = Clock::now() + timeout_;
@@ -101,20 +106,36 @@ class NcclExchange : public Exchange {
     cudaEvent_t done = nullptr;
   };
 
-  // Makes this rank's device current, and the one from before again when it goes.
+  // Makes this rank's device current, and the one from before again when it goes, if that has a context.
   class OnDevice {
    public:
-    explicit OnDevice(int device) {
+    explicit OnDevice(int device) : device_(device), before_(device) {
       (void)cudaGetDevice(&before_);
       error_ = cudaSetDevice(device);
     }
     OnDevice(const OnDevice&) = delete;
     OnDevice& operator=(const OnDevice&) = delete;
-    ~OnDevice() { (void)cudaSetDevice(before_); }
+    ~OnDevice() {
+      if (before_ != device_ && HasContext(before_)) (void)cudaSetDevice(before_);
+    }
     cudaError_t error() const { return error_; }
 
    private:
-    int before_ = 0;
+    // The runtime has no call for it, the driver has.
+    static bool HasContext(int device) {
+      void* entry = nullptr;
+      cudaDriverEntryPointQueryResult found{};
+      const cudaError_t error =
+          cudaGetDriverEntryPointByVersion("cuDevicePrimaryCtxGetState", &entry, 12000, cudaEnableDefault, &found);
+      if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) return false;
+      unsigned flags = 0;
+      int active = 0;
+      const auto state = reinterpret_cast<CUresult (*)(CUdevice, unsigned*, int*)>(entry);
+      return state(device, &flags, &active) == CUDA_SUCCESS && active != 0;
+    }
+
+    const int device_;
+    int before_;
     cudaError_t error_ = cudaSuccess;
   };
 
@@ -150,11 +171,10 @@ class NcclExchange : public Exchange {
            std::to_string(message.peer);
   }
 
-  Error Open() {
+  Error Open(cudaError_t device_taken) {
     const std::string what = "making the communicator of rank " + std::to_string(rank_) + " of " +
                              std::to_string(ranks_) + " (device " + std::to_string(device_) + ")";
-    const OnDevice on_device(device_);
-    if (Error error = Cuda(on_device.error(), what)) return error;
+    if (Error error = Cuda(device_taken, what)) return error;
     if (Error error = Cuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), what)) return error;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
@@ -173,7 +193,8 @@ class NcclExchange : public Exchange {
 
   Error Start(Message message, uint64_t& transfer) {
     if (broken_) return broken_;
-    if (Error error = TakeEvent(message)) return Break(std::move(error));
+    const OnDevice on_device(device_);
+    if (Error error = TakeEvent(message, on_device.error())) return Break(std::move(error));
     messages_[++last_] = message;
     const auto deadline = Clock::now() + kStartTime;
     while (true) {
@@ -185,15 +206,14 @@ class NcclExchange : public Exchange {
     return {};
   }
 
-  Error TakeEvent(Message& message) {
+  Error TakeEvent(Message& message, cudaError_t device_taken) {
     if (!free_.empty()) {
       message.done = free_.back();
       free_.pop_back();
       return {};
     }
-    const OnDevice on_device(device_);
     const std::string what = "making an event on device " + std::to_string(device_);
-    if (Error error = Cuda(on_device.error(), what)) return error;
+    if (Error error = Cuda(device_taken, what)) return error;
     return Cuda(cudaEventCreateWithFlags(&message.done, cudaEventDisableTiming), what);
   }
 

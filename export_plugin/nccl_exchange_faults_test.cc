@@ -1,5 +1,6 @@
 // NcclExchange over the stand-ins: order of calls, and peers and calls that fail.
 #include <algorithm>
+#include <set>
 
 #include "export_plugin/nccl_testing.h"
 
@@ -115,6 +116,38 @@ TEST_CASE("The thread's current device stays as it is") {
   REQUIRE(cudaGetDevice(&device) == cudaSuccess);
   CHECK(device == 0);
   alone.reset();
+  CheckCleanMachine();
+}
+
+TEST_CASE("A thread that chose no device makes no context but on its rank's") {
+  ResetMachine(3);
+  ncclUniqueId id;
+  (void)ncclGetUniqueId(&id);
+  std::vector<int> wrong(2);
+  std::vector<int> devices(2);
+  OnAllRanks(2, [&](uint32_t rank) {
+    const int device = static_cast<int>(rank) + 1;
+    std::unique_ptr<NcclExchange> exchange;
+    if (NcclExchange::Create({id, 2, rank, device, std::chrono::seconds(20)}, exchange)) ++wrong[rank];
+    std::thread([&] {  // whose device is 0
+      void* memory = nullptr;
+      uint64_t transfer = 0;
+      (void)cudaGetDevice(&devices[rank]);
+      if (devices[rank] != 0) ++wrong[rank];
+      std::thread([&] { (void)cudaSetDevice(device), (void)cudaMalloc(&memory, kBytes); }).join();
+      const Error started = rank == 0 ? exchange->StartSend(1, memory, kBytes, transfer)
+                                      : exchange->StartReceive(0, memory, kBytes, transfer);
+      if (started || exchange->Wait(transfer)) ++wrong[rank];
+    })
+        .join();
+    std::thread([&] {
+      exchange.reset();
+      (void)cudaGetDevice(&devices[rank]);
+    }).join();
+  });
+  CHECK(wrong == std::vector<int>(2));
+  CHECK(devices == std::vector<int>{1, 2});
+  CHECK(cuda::Contexts() == std::set<int>{1, 2});
   CheckCleanMachine();
 }
 

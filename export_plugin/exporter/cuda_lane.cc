@@ -21,21 +21,6 @@ cudaError_t StartRows(ElementConversion conversion, void* target, uint64_t targe
 
 }  // namespace
 
-CurrentDevice::~CurrentDevice() {
-  if (now_ != before_) (void)cudaSetDevice(before_);
-}
-
-Status CurrentDevice::Set(int device) {
-  if (before_ < 0) {
-    LS_RETURN_IF_ERROR(CudaStatus(cudaGetDevice(&before_), "asking for the current device"));
-    now_ = before_;
-  }
-  if (now_ == device) return OkStatus();
-  LS_RETURN_IF_ERROR(CudaStatus(cudaSetDevice(device), Cat("taking device ", device)));
-  now_ = device;
-  return OkStatus();
-}
-
 Result<std::unique_ptr<CudaLane>> CudaLane::Create(int device) {
   std::unique_ptr<CudaLane> lane(new CudaLane(device));
   LS_RETURN_IF_ERROR(lane->Told(cudaStreamCreateWithFlags(&lane->stream_, cudaStreamNonBlocking), "creating a stream"));

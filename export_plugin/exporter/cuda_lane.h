@@ -6,6 +6,7 @@
 #include <array>
 #include <memory>
 
+#include "common/gpu/current_device.h"
 #include "common/gpu/gpu_status.h"
 #include "export_plugin/exporter/copy_engine.h"
 #include "export_plugin/exporter/pinned_pages.h"
@@ -13,25 +14,10 @@
 namespace lockstep::exporter {
 
 using gpu::CudaStatus;
-
-// Makes a device current, and the one from before again when it goes. A thread that never chose one has device 0: CUDA
-// makes a context there then.
-class CurrentDevice {
- public:
-  CurrentDevice() = default;
-  CurrentDevice(const CurrentDevice&) = delete;
-  CurrentDevice& operator=(const CurrentDevice&) = delete;
-  ~CurrentDevice();
-
-  Status Set(int device);
-
- private:
-  int before_ = -1;  // the caller's, once it is known
-  int now_ = -1;
-};
+using gpu::CurrentDevice;
 
 // A stream, in which everything is done one after the other; an event for each batch that may be under way; memory to
-// convert elements in, from the first such copy on.
+// convert elements and pack narrow rows in, from the first such copy on.
 //
 // Not thread-safe. REQUIRES in every call that the device is current.
 class CudaLane {

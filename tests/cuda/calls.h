@@ -27,13 +27,24 @@ inline cudaError_t Fate(const Call& call) {
   return lost == machine.lost.end() ? cudaSuccess : lost->second;
 }
 
+// As stand_in.h has it.
+inline void MakeContext(const Call& call) {
+  if (call.device == kNoDevice || call.name == "cudaDeviceGetAttribute" || call.name == "cudaGetDeviceProperties")
+    return;
+  const int device = call.name == "cudaSetDevice" ? call.device : CurrentDevice();
+  if (device >= 0 && device < TheMachine().devices) TheMachine().contexts.insert(device);
+}
+
 // Records the call and answers what it is fated to, or what `body()` does. With the machine's lock.
 template <typename Body>
 cudaError_t Made(const Call& call, const Body& body) {
   cudaError_t error = Fate(call);
   TheMachine().calls.push_back(call);
   const size_t at = TheMachine().calls.size() - 1;
-  if (error == cudaSuccess) error = body();
+  if (error == cudaSuccess) {
+    MakeContext(call);
+    error = body();
+  }
   if (at < TheMachine().calls.size()) TheMachine().calls[at].result = error;
   if (error != cudaSuccess) last_error = error;
   return error;

@@ -70,6 +70,7 @@ struct Machine {
   int driver = kDriverVersion;
   std::map<int, bool> integrated;
   std::map<int, cudaError_t> lost;
+  std::set<int> contexts;  // devices that have one
   std::vector<Fault> faults;
   std::vector<Call> calls;
   std::vector<std::string> violations;

@@ -11,13 +11,16 @@ using namespace lockstep::cuda;  // NOLINT: the stand-in's outer face
 
 namespace {
 
-CUresult AddressRange(CUdeviceptr* begin, size_t* bytes, CUdeviceptr pointer) {
+CUresult PrimaryContextState(CUdevice device, unsigned* flags, int* active) {
   const Lock lock(TheMachine().mutex);
-  const Allocation* const allocation = FindAllocation(reinterpret_cast<const void*>(pointer));
-  if (allocation == nullptr) return CUDA_ERROR_INVALID_VALUE;
-  if (begin != nullptr) *begin = reinterpret_cast<CUdeviceptr>(allocation->base);
-  if (bytes != nullptr) *bytes = allocation->bytes;
+  if (device < 0 || device >= TheMachine().devices) return CUDA_ERROR_INVALID_VALUE;
+  *flags = 0;
+  *active = TheMachine().contexts.contains(device) ? 1 : 0;
   return CUDA_SUCCESS;
+}
+
+void* DriverEntry(std::string_view symbol) {
+  return symbol == "cuDevicePrimaryCtxGetState" ? reinterpret_cast<void*>(&PrimaryContextState) : nullptr;
 }
 
 }  // namespace
@@ -123,9 +126,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** entry, u
                                              cudaDriverEntryPointQueryResult* found) {
   Lock lock(TheMachine().mutex);
   return Made({.name = "cudaGetDriverEntryPointByVersion", .device = kNoDevice}, [&] {
-    const bool known = std::string_view(symbol) == "cuMemGetAddressRange";
-    *entry = known ? reinterpret_cast<void*>(&AddressRange) : nullptr;
-    if (found != nullptr) *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    *entry = DriverEntry(symbol);
+    if (found != nullptr) *found = *entry ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
     return cudaSuccess;
   });
 }

@@ -19,6 +19,7 @@ void Reset(int devices) {
   ++machine.generation;
   machine.integrated.clear();
   machine.lost.clear();
+  machine.contexts.clear();
   machine.faults.clear();
   machine.calls.clear();
   machine.violations.clear();
@@ -110,6 +111,11 @@ Live Count() {
   for (const auto& [base, range] : machine.host) ++(range.allocated ? live.host_allocations : live.registered_ranges);
   for (const auto& stream : machine.all_streams) live.under_way += stream->work.size();
   return live;
+}
+
+std::set<int> Contexts() {
+  const Lock lock(TheMachine().mutex);
+  return TheMachine().contexts;
 }
 
 std::vector<std::string> Violations() {

@@ -23,6 +23,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -33,8 +34,8 @@ namespace lockstep::cuda {
 // The version of a driver that is new enough.
 constexpr int kDriverVersion = 13000;
 
-// A machine as new: nothing allocated, recorded, held or failing, device 0 current in every thread. Handles and memory
-// from before are gone.
+// A machine as new: nothing allocated, recorded, held or failing, no context, device 0 current in every thread. Handles
+// and memory from before are gone.
 void Reset(int devices = 1);
 
 // The driver's version as cudaDriverGetVersion() has it; 0: no driver is installed. Below kDriverVersion every other
@@ -106,6 +107,10 @@ struct Live {
   uint64_t under_way = 0;          // pieces of work that have not run
 };
 Live Count();
+
+// The devices that have a context: CUDA makes one on the device that cudaSetDevice() takes, and on the current one in
+// every call that has to do with a device, other than asking for the current one and for what a device is.
+std::set<int> Contexts();
 
 // One sentence each.
 std::vector<std::string> Violations();

@@ -217,6 +217,24 @@ TEST_CASE("It knows where memory lies, and each thread has a current device") {
   CHECK(cudaHostUnregister(host.data()) == cudaSuccess);
 }
 
+TEST_CASE("A call that has to do with a device makes a context on the current one, whatever memory it asks about") {
+  Reset(3);
+  int value = 0;
+  int device = 0;
+  CHECK(cudaGetDevice(&device) == cudaSuccess);
+  CHECK(cudaGetDeviceCount(&value) == cudaSuccess);
+  CHECK(cudaDeviceGetAttribute(&value, cudaDevAttrIntegrated, 2) == cudaSuccess);
+  CHECK(Contexts().empty());
+  CHECK(cudaSetDevice(1) == cudaSuccess);
+  void* const memory = Allocate(8, 1);
+  CHECK(Contexts() == std::set<int>{1});
+  std::thread([memory] {
+    cudaPointerAttributes attributes{};
+    CHECK(cudaPointerGetAttributes(&attributes, memory) == cudaSuccess);
+  }).join();
+  CHECK(Contexts() == std::set<int>{0, 1});
+}
+
 TEST_CASE("A copy's memory on the host is pinned as a whole by one call, or not at all") {
   Reset();
   void* const device = Allocate(64, 1);
