@@ -59,8 +59,7 @@ class CopyEngine {
   virtual Result<PinnedMemory> Pin(std::span<const std::span<std::byte>>) { return PinnedMemory(); }
   // Whether the address is in a GPU's memory. Null is not.
   virtual bool OnDevice(const void*) { return false; }
-  // Whether the GPU that has the address, or the current one where none has, shares the CPU's memory, which buckets
-  // take from both.
+  // Whether a GPU has the address that shares the CPU's memory, which buckets take from both.
   virtual bool OnUnifiedMemory(const void*) { return false; }
 };
 
@@ -71,8 +70,9 @@ Result<std::unique_ptr<WorkerPool>> NewCopyPool(uint32_t threads);
 std::unique_ptr<CopyEngine> NewHostCopyEngine(WorkerPool* pool);
 
 // For whatever memory this process has: in a build with CUDA, where CUDA finds a GPU, that of all its GPUs too, each by
-// a stream of the engine's own. Work queued on the tensors must be done before Run() or Start(). Elsewhere that of the
-// host: memory that the CPU cannot read is the error of GpuTrouble().
+// a stream of the engine's own; CUDA is first called when an address comes that the CPU cannot read. Work queued on the
+// tensors must be done before Run() or Start(). Elsewhere that of the host: memory that the CPU cannot read is the
+// error of GpuTrouble().
 Result<std::unique_ptr<CopyEngine>> NewCopyEngine(WorkerPool* pool);
 
 // OK where NewCopyEngine() copies from GPUs. Else why it does not, and what to do: kState in a build without CUDA,

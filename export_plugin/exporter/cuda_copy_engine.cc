@@ -8,7 +8,7 @@
 
 #include "common/base/text.h"
 #include "export_plugin/exporter/cuda_lane.h"
-#include "export_plugin/exporter/host_only_engine.h"
+#include "export_plugin/exporter/readable_memory.h"
 
 namespace lockstep::exporter {
 namespace {
@@ -51,9 +51,12 @@ class Registration {
   std::vector<std::byte*> pieces_;
 };
 
+// Calls nothing of CUDA before it meets memory that the CPU cannot read: that would make a context on a GPU that has
+// none of the tensors, and forked processes could not use CUDA.
 class CudaCopyEngine : public CopyEngine {
  public:
-  explicit CudaCopyEngine(WorkerPool* pool) : host_(NewHostCopyEngine(pool)) {}
+  CudaCopyEngine(WorkerPool* pool, ReadableMemory readable)
+      : host_(NewHostCopyEngine(pool)), readable_(std::move(readable)) {}
 
   ~CudaCopyEngine() override {
     Stop();
@@ -103,9 +106,9 @@ class CudaCopyEngine : public CopyEngine {
   size_t most_under_way() const override { return CudaLane::kBatches; }
 
   Status PrepareBeside(const void* address) override {
-    LS_ASSIGN_OR_RETURN(const int device, DeviceOf(address));
-    if (device == kHost) return OkStatus();
     CurrentDevice current;
+    LS_ASSIGN_OR_RETURN(const int device, DeviceOf(address, current));
+    if (device == kHost) return OkStatus();
     LS_RETURN_IF_ERROR(current.Set(device));
     LS_ASSIGN_OR_RETURN(CudaLane * lane, LaneOf(device));
     return lane->Prepare();
@@ -122,20 +125,15 @@ class CudaCopyEngine : public CopyEngine {
   }
 
   bool OnDevice(const void* address) override {
-    if (address == nullptr) return false;
-    const Result<int> device = DeviceOf(address);
+    CurrentDevice current;
+    const Result<int> device = DeviceOf(address, current);
     return device.ok() && *device != kHost;  // Start() says what is wrong
   }
 
   bool OnUnifiedMemory(const void* address) override {
-    int device = 0;
     int integrated = 0;
-    if (OnDevice(address)) {
-      device = device_;
-    } else if (cudaGetDevice(&device) != cudaSuccess) {
-      return false;
-    }
-    return cudaDeviceGetAttribute(&integrated, cudaDevAttrIntegrated, device) == cudaSuccess && integrated != 0;
+    return OnDevice(address) && cudaDeviceGetAttribute(&integrated, cudaDevAttrIntegrated, device_) == cudaSuccess &&
+           integrated != 0;
   }
 
  private:
@@ -146,8 +144,8 @@ class CudaCopyEngine : public CopyEngine {
     on_host_.clear();
     known_.clear();
     for (const PlacedCopy& placed : copies) {
-      LS_ASSIGN_OR_RETURN(const int from, KnownDeviceOf(placed.source));
-      LS_ASSIGN_OR_RETURN(const int to, KnownDeviceOf(placed.target));
+      LS_ASSIGN_OR_RETURN(const int from, KnownDeviceOf(placed.source, placed.copy.source_offset, current));
+      LS_ASSIGN_OR_RETURN(const int to, KnownDeviceOf(placed.target, placed.copy.target_offset, current));
       if (from == kHost && to == kHost) {
         on_host_.push_back(placed);
         continue;
@@ -174,15 +172,23 @@ class CudaCopyEngine : public CopyEngine {
   }
 
   // Asked once for each address of a batch: tensors may move between calls.
-  Result<int> KnownDeviceOf(const void* address) {
-    const auto known = known_.find(address);
+  Result<int> KnownDeviceOf(const std::byte* memory, uint64_t offset, CurrentDevice& current) {
+    const auto known = known_.find(memory);
     if (known != known_.end()) return known->second;
-    LS_ASSIGN_OR_RETURN(const int device, DeviceOf(address));
-    return known_[address] = device;
+    LS_ASSIGN_OR_RETURN(const int device, DeviceOf(memory + offset, current));
+    return known_[memory] = device;
   }
 
-  // The device whose memory only it reaches, or kHost.
-  Result<int> DeviceOf(const void* address) {
+  // The device whose memory only it reaches, or kHost. `current` is on any device then.
+  Result<int> DeviceOf(const void* address, CurrentDevice& current) {
+    if (address == nullptr) return kHost;
+    if (!asks_cuda_) {
+      LS_ASSIGN_OR_RETURN(const bool readable, readable_.Has(address));
+      if (readable) return kHost;
+      if (const Status trouble = GpuTrouble(); !trouble.ok()) return UnreadableStatus(address, trouble);
+      asks_cuda_ = true;
+    }
+    LS_RETURN_IF_ERROR(current.SetAnyWithContext());
     cudaPointerAttributes attributes{};
     const cudaError_t error = cudaPointerGetAttributes(&attributes, address);
     if (error != cudaSuccess) {
@@ -194,6 +200,8 @@ class CudaCopyEngine : public CopyEngine {
   }
 
   const std::unique_ptr<CopyEngine> host_;
+  ReadableMemory readable_;
+  bool asks_cuda_ = false;
   std::unordered_map<int, std::unique_ptr<CudaLane>> lanes_;  // by device, once something was on it
   std::array<Batch, CudaLane::kBatches> batches_;
   uint64_t started_ = 0;
@@ -213,9 +221,8 @@ Status GpuTrouble() {
 }
 
 Result<std::unique_ptr<CopyEngine>> NewCopyEngine(WorkerPool* pool) {
-  Status trouble = GpuTrouble();
-  if (!trouble.ok()) return NewHostOnlyEngine(pool, std::move(trouble));
-  return std::unique_ptr<CopyEngine>(std::make_unique<CudaCopyEngine>(pool));
+  LS_ASSIGN_OR_RETURN(ReadableMemory readable, ReadableMemory::Create());
+  return std::unique_ptr<CopyEngine>(std::make_unique<CudaCopyEngine>(pool, std::move(readable)));
 }
 
 }  // namespace lockstep::exporter

@@ -1,5 +1,6 @@
 // What the copy engine of builds with CUDA asks CUDA for: which device, which stream, in which order.
 #include <algorithm>
+#include <set>
 #include <thread>
 
 #include "export_plugin/exporter/cuda_lane.h"
@@ -52,7 +53,29 @@ TEST_CASE("The device is the tensor's, whatever the thread's is, and that stays 
   CHECK(cuda::Violations().empty());
 }
 
-TEST_CASE("Nothing is made on a GPU before a tensor is there") {
+TEST_CASE("A thread that chose no device makes no context but on the tensors' GPU, and keeps that one") {
+  cuda::Reset(3);
+  const Memory content = Noise(1000, 1);
+  void* tensor = nullptr;
+  std::thread([&] {
+    REQUIRE(cudaSetDevice(2) == cudaSuccess);
+    REQUIRE(cudaMalloc(&tensor, content.size()) == cudaSuccess);
+  }).join();
+  cuda::Write(tensor, content);
+  std::thread([&] {
+    const auto engine = NewEngine();
+    CHECK(engine->OnDevice(tensor));
+    CHECK(engine->PrepareBeside(tensor).ok());
+    Target target(*engine, 1000);
+    const PlacedCopy copy{static_cast<std::byte*>(tensor), target.bytes.data(), {.row_bytes = 1000}};
+    REQUIRE(engine->Run({&copy, 1}).ok());
+    CHECK(target.bytes == content);
+    CHECK(Current() == 2);
+  }).join();
+  CHECK(cuda::Contexts() == std::set<int>{2});
+}
+
+TEST_CASE("CUDA is not called before a tensor is on a GPU") {
   cuda::Reset(2);
   const auto engine = NewEngine();
   const Memory source = Noise(100, 1);
@@ -60,8 +83,13 @@ TEST_CASE("Nothing is made on a GPU before a tensor is there") {
   const PlacedCopy copy{source.data(), target.data(), {.row_bytes = 100}};
   REQUIRE(engine->Run({&copy, 1}).ok());
   CHECK(target == source);
-  CHECK(cuda::Count().streams == 0);
-  CHECK(cuda::Calls("cudaSetDevice").empty());
+  CHECK_FALSE(engine->OnDevice(source.data()));
+  CHECK_FALSE(engine->OnDevice(nullptr));
+  CHECK_FALSE(engine->OnUnifiedMemory(source.data()));
+  CHECK(engine->PrepareBeside(source.data()).ok());
+  engine->Stop();
+  CHECK(cuda::Calls().empty());
+  CHECK(engine->OnDevice(OnGpu(1, source)));
 }
 
 TEST_CASE("Two batches are under way, each in place once it was waited for") {

@@ -56,6 +56,21 @@ TEST_CASE("Tensors on two GPUs are published, into pages that are pinned since t
   CHECK(cuda::Calls("cudaHostRegister").size() == pinned);
 }
 
+TEST_CASE("Tensors in host memory are published and sent without a call of CUDA") {
+  cuda::Reset(2);
+  {
+    Fleet fleet(SmallModel(), {.beside = {true, false}});
+    fleet.Open();
+    for (Version version = 1; version <= 3; ++version) {
+      fleet.Publish(version);
+      fleet.CheckServed(version);
+    }
+    CHECK_FALSE(fleet.exporter(0).pinned());
+    CHECK(fleet.exporter(0).pin_trouble().ok());
+  }
+  CHECK(cuda::Calls().empty());
+}
+
 TEST_CASE("Ranks on another host send buckets that are pinned") {
   cuda::Reset(2);
   GpuFleet gpus(SmallModel(), {.beside = {true, false}}, 2);

@@ -35,7 +35,7 @@ LocalsBySource LocalsOfRank(const layout::TrainingModel& model, uint32_t rank);
 
 // Whether one of them, at its present address, is in a GPU's memory.
 bool AnyOnDevice(CopyEngine& engine, std::span<const LocalTensor> locals);
-// Whether the GPU of one of them, or the current one where none is on a GPU, shares the CPU's memory.
+// Whether one of them is in the memory of a GPU that shares the CPU's.
 bool AnyOnUnifiedMemory(CopyEngine& engine, std::span<const LocalTensor> locals);
 
 // How the local tensor lies in memory, offsets counted from its address.
