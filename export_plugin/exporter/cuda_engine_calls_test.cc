@@ -150,6 +150,34 @@ TEST_CASE("Elements are rounded on the device: what crosses the bus is rounded, 
   CHECK(cuda::Count().device_allocations == 2);  // the tensor and the slab
 }
 
+TEST_CASE("Narrow rows that lie apart on the device cross the bus as one, in both ways") {
+  cuda::Reset();
+  const Memory content = Noise(100'000, 1);
+  const auto engine = NewEngine();
+  const layout::StridedCopy out{6, 0, 1000, 10, 100, 10};
+  std::byte* const tensor = OnGpu(0, content);
+  Target target(*engine, 10'000);
+  Memory expected(10'000);
+  const PlacedCopy on_host{content.data(), expected.data(), out};
+  REQUIRE(NewHostCopyEngine(nullptr)->Run({&on_host, 1}).ok());
+  cuda::ForgetCalls();
+  const PlacedCopy packed{tensor, target.bytes.data(), out};
+  REQUIRE(engine->Run({&packed, 1}).ok());
+  CHECK(target.bytes == expected);
+  const layout::StridedCopy in{0, 3, 1000, 10, 10, 100};
+  Memory expected_back = content;
+  const PlacedCopy back_on_host{target.bytes.data(), expected_back.data(), in};
+  REQUIRE(NewHostCopyEngine(nullptr)->Run({&back_on_host, 1}).ok());
+  const PlacedCopy unpacked{target.bytes.data(), tensor, in};
+  REQUIRE(engine->Run({&unpacked, 1}).ok());
+  CHECK((cuda::Read(tensor, content.size()) == expected_back));
+  CHECK(cuda::Calls("MoveRows").size() == 2);
+  CHECK(cuda::Calls("cudaMemcpy2DAsync").empty());
+  const std::vector<cuda::Call> copies = cuda::Calls("cudaMemcpyAsync");
+  REQUIRE(copies.size() == 2);
+  for (const cuda::Call& copy : copies) CHECK(copy.bytes == 10'000);
+}
+
 TEST_CASE("Rows that lie further apart than CUDA can say are copied one by one") {
   cuda::Reset();
   constexpr uint64_t kPitch = (uint64_t{1} << 31) + 64;

@@ -10,13 +10,26 @@ namespace {
 
 // Two-dimensional copies of the driver take no larger pitch.
 constexpr uint64_t kMaxPitch = INT32_MAX;
+// Rows below that cross the bus one by one, at a small part of its rate.
+constexpr uint64_t kNarrowBytes = 256;
 
 cudaError_t StartRows(ElementConversion conversion, void* target, uint64_t target_pitch, const void* source,
                       uint64_t source_pitch, uint64_t rows, uint64_t row_bytes, cudaStream_t stream) {
+  if (conversion == ElementConversion::kNone) {
+    return kernels::cuda::StartNarrowRows(target, target_pitch, source, source_pitch, rows, row_bytes, stream);
+  }
   if (conversion == ElementConversion::kF32ToBF16) {
     return kernels::cuda::StartRowsF32ToBF16(target, target_pitch, source, source_pitch, rows, row_bytes / 2, stream);
   }
   return kernels::cuda::StartRowsBF16ToF32(target, target_pitch, source, source_pitch, rows, row_bytes / 4, stream);
+}
+
+// Whether rows lie apart on the device and side by side on the host: they cross the bus faster once they are packed.
+bool PacksFirst(const layout::StridedCopy& copy, bool from_here, bool to_here) {
+  if (from_here == to_here || copy.rows <= 1 || copy.row_bytes >= kNarrowBytes) return false;
+  const uint64_t on_host = from_here ? copy.target_pitch : copy.source_pitch;
+  const uint64_t on_device = from_here ? copy.source_pitch : copy.target_pitch;
+  return on_host == copy.row_bytes && on_device > copy.row_bytes;
 }
 
 }  // namespace
@@ -55,7 +68,9 @@ Status CudaLane::NeedSlab() {
 
 Status CudaLane::Start(const PlacedCopy& placed, bool from_here, bool to_here, const PinnedRanges& pinned) {
   if (placed.copy.bytes() == 0) return OkStatus();
-  if (placed.conversion != ElementConversion::kNone) return Convert(placed, from_here, to_here, pinned);
+  if (placed.conversion != ElementConversion::kNone || PacksFirst(placed.copy, from_here, to_here)) {
+    return Convert(placed, from_here, to_here, pinned);
+  }
   return Copy(placed.copy, placed.source, placed.target, pinned);
 }
 
@@ -85,10 +100,15 @@ Status CudaLane::Copy(const layout::StridedCopy& copy, const std::byte* source, 
   return OkStatus();
 }
 
-// Rows that share a source, or lie further apart than the driver can say, go one by one.
+// Rows side by side on both ends are one. Rows that share a source, or lie further apart than the driver can say, go
+// one by one.
 Status CudaLane::CopyRows(std::byte* target, uint64_t target_pitch, const std::byte* source, uint64_t source_pitch,
                           uint64_t rows, uint64_t row_bytes) {
   constexpr std::string_view kWhat = "starting a copy";
+  if (source_pitch == row_bytes && target_pitch == row_bytes) {
+    row_bytes *= rows;
+    rows = 1;
+  }
   const bool in_two_dimensions =
       rows > 1 && source_pitch >= row_bytes && std::max(source_pitch, target_pitch) <= kMaxPitch;
   if (in_two_dimensions) {

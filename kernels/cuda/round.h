@@ -1,4 +1,4 @@
-// kernels/copy_rows.h on a GPU: F32 to BF16 and back, bit for bit as the CPU does it.
+// kernels/copy_rows.h on a GPU: rows as they are, F32 to BF16 and back, bit for bit as the CPU does it.
 //
 // Memory is the current device's. Row r is at dst + r * dst_pitch and src + r * src_pitch; pointers and pitches need no
 // alignment, and pitches mean nothing when there is one row. The work is in place once `stream`, of the current device,
@@ -21,5 +21,9 @@ cudaError_t StartRowsF32ToBF16(void* dst, uint64_t dst_pitch, const void* src, u
 
 cudaError_t StartRowsBF16ToF32(void* dst, uint64_t dst_pitch, const void* src, uint64_t src_pitch, uint64_t rows,
                                uint64_t row_elements, cudaStream_t stream);
+
+// For rows so narrow that a copy of CUDA's would move them one by one.
+cudaError_t StartNarrowRows(void* dst, uint64_t dst_pitch, const void* src, uint64_t src_pitch, uint64_t rows,
+                            uint64_t row_bytes, cudaStream_t stream);
 
 }  // namespace lockstep::kernels::cuda

@@ -1,5 +1,6 @@
 #include "kernels/cuda/round.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <random>
 #include <vector>
@@ -53,6 +54,29 @@ TEST_CASE("Rows are converted on a device as the scalar oracle does it, and noth
       CHECK(target[shape.dst_at] == std::byte{0xa5});  // not yet
       REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
       INFO(shape.rows << " rows of " << shape.row_elements << ", rounds " << rounds);
+      CHECK(target == expected);
+    }
+  }
+}
+
+TEST_CASE("Narrow rows are moved on a device as they are, and nothing beside them is touched") {
+  for (const Shape& shape : kShapes) {
+    for (const uint64_t unit : {1, 2, 4, 8}) {
+      lockstep::cuda::Reset();
+      const uint64_t row_bytes = shape.row_elements * unit;
+      const uint64_t src_pitch = row_bytes + shape.extra_src_pitch;
+      const uint64_t dst_pitch = row_bytes + shape.extra_dst_pitch;
+      const Memory source = Noise(shape.src_at + (shape.rows - 1) * src_pitch + row_bytes);
+      Memory target(shape.dst_at + (shape.rows - 1) * dst_pitch + row_bytes, std::byte{0xa5});
+      Memory expected = target;
+      for (uint64_t row = 0; row < shape.rows; ++row) {
+        std::copy_n(source.begin() + shape.src_at + row * src_pitch, row_bytes,
+                    expected.begin() + shape.dst_at + row * dst_pitch);
+      }
+      REQUIRE(StartNarrowRows(target.data() + shape.dst_at, dst_pitch, source.data() + shape.src_at, src_pitch,
+                              shape.rows, row_bytes, nullptr) == cudaSuccess);
+      REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+      INFO(shape.rows << " rows of " << row_bytes << " bytes");
       CHECK(target == expected);
     }
   }

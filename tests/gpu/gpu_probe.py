@@ -3,6 +3,7 @@
 The rates are printed for who reads the log; each figure measures its own ceiling again, beside itself.
 """
 
+import ctypes
 import json
 import os
 import platform
@@ -17,6 +18,7 @@ import torch
 DEVICE = os.environ.get("LOCKSTEP_GPU_DEVICE", "cuda")
 BYTES = 1 << 30
 REPEATS = 5
+ROW_BYTES = (64, 256, 1024)  # below 256 the exporter packs rows on the GPU first
 
 
 def seconds(copy: "Callable[[], object]", repeats: int = REPEATS, warm: bool = True) -> float:
@@ -57,6 +59,36 @@ def register_gbps(size: int = BYTES) -> float:
         raise RuntimeError(f"cudaHostRegister: {status}")
     runtime.cudaHostUnregister(memory.data_ptr())
     return size / taken / 1e9
+
+
+def rows_gbps(row_bytes: int, size: int = BYTES // 16) -> float:
+    """Of one copy of rows, twice as far apart on the GPU, to pinned memory side by side. OSError: PyTorch's CUDA runtime is
+    in none of its libraries by that name."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    names = [line.split()[-1] for line in maps if "libcudart" in line]
+    if not names:
+        raise OSError("no libcudart is loaded")
+    copy = ctypes.CDLL(names[0]).cudaMemcpy2DAsync
+    word, count = ctypes.c_void_p, ctypes.c_size_t
+    copy.argtypes = (word, count, word, count, count, count, ctypes.c_int, word)
+    device, host = torch.empty(2 * size, dtype=torch.uint8, device=DEVICE), pinned(size)
+    to_host = 2
+
+    def start() -> None:
+        status = copy(
+            host.data_ptr(),
+            row_bytes,
+            device.data_ptr(),
+            2 * row_bytes,
+            row_bytes,
+            size // row_bytes,
+            to_host,
+            torch.cuda.current_stream().cuda_stream,
+        )
+        if status != 0:
+            raise OSError(f"cudaMemcpy2DAsync: {status}")
+
+    return size / seconds(start) / 1e9
 
 
 def driver() -> str:
@@ -105,6 +137,11 @@ def main() -> None:
     for name, copy in copies.items():
         say("figure", name=name, value=BYTES / seconds(copy) / 1e9, unit="GB/s")
     say("figure", name="cudaHostRegister", value=register_gbps(), unit="GB/s")
+    try:
+        for row_bytes in ROW_BYTES:
+            say("figure", name=f"d2h_rows_of_{row_bytes}", value=rows_gbps(row_bytes), unit="GB/s")
+    except OSError as error:  # the other rates count all the same
+        print(f"rows: {error}")
 
 
 if __name__ == "__main__":
