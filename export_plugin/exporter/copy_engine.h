@@ -55,7 +55,7 @@ class CopyEngine {
   // for whatever runs there, such as an exchange's kernel that waits for a peer. kResourceExhausted, kIo.
   virtual Status PrepareBeside(const void*) { return OkStatus(); }
   // Pins `pieces`, all or none of them. Null where it makes no difference. kResourceExhausted, kIo: it cannot be had
-  // (most often the limit on locked memory); copies work, and are slower.
+  // (the driver's answer; no limit of the process counts); copies work, and are slower.
   virtual Result<PinnedMemory> Pin(std::span<const std::span<std::byte>>) { return PinnedMemory(); }
   // Whether the address is in a GPU's memory. Null is not.
   virtual bool OnDevice(const void*) { return false; }

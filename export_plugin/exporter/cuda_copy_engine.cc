@@ -1,6 +1,5 @@
 // NewCopyEngine() of builds with CUDA.
 #include <cuda_runtime_api.h>
-#include <sys/resource.h>
 
 #include <algorithm>
 #include <unordered_map>
@@ -14,12 +13,6 @@ namespace lockstep::exporter {
 namespace {
 
 constexpr int kHost = -1;  // in place of a device
-
-std::string LimitOnLockedMemory() {
-  rlimit limit{};
-  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "ulimit -l: unlimited";
-  return Cat("ulimit -l: ", limit.rlim_cur / 1024, " KiB");
-}
 
 // What was pinned; outlives neither the memory nor the engine.
 class Registration {
@@ -38,8 +31,7 @@ class Registration {
     const cudaError_t error = cudaHostRegister(piece.data(), piece.size(), cudaHostRegisterPortable);
     if (error != cudaSuccess) {
       (void)cudaGetLastError();
-      return CudaStatus(error, Cat("pinning ", piece.size(), " bytes after ", pieces_.size(), " pieces (",
-                                   LimitOnLockedMemory(), "; raise it where memory was refused)"));
+      return CudaStatus(error, Cat("pinning ", piece.size(), " bytes after ", pieces_.size(), " pieces"));
     }
     pieces_.push_back(piece.data());
     ranges_->Add(piece);

@@ -224,7 +224,7 @@ TEST_CASE("Copies are cut where pinned ranges meet, plain ones, rows and rounded
   CHECK(cuda::Count().registered_ranges == 0);
 }
 
-TEST_CASE("A failed pin is told with the limit, and leaves nothing pinned") {
+TEST_CASE("A failed pin is told in CUDA's words, and leaves nothing pinned") {
   cuda::Reset();
   const auto engine = NewEngine();
   Memory bytes(9000);
@@ -234,7 +234,7 @@ TEST_CASE("A failed pin is told with the limit, and leaves nothing pinned") {
   const auto pinned = engine->Pin(pieces);
   REQUIRE_FALSE(pinned.ok());
   CHECK(pinned.status().code() == ErrorCode::kResourceExhausted);
-  CheckContains(pinned.status(), "pinning 3000 bytes after 2 pieces (ulimit -l: ");
+  CheckContains(pinned.status(), "pinning 3000 bytes after 2 pieces: cudaErrorMemoryAllocation: ");
   CHECK(cuda::Count().registered_ranges == 0);
   CHECK(engine->Pin(pieces).ok());
 }

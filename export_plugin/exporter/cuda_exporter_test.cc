@@ -88,7 +88,7 @@ TEST_CASE("A pin that fails is told, and what is published is the same") {
   cuda::FailAlways("cudaHostRegister", cudaErrorMemoryAllocation);
   gpus.fleet().Open();
   CHECK_FALSE(gpus.fleet().exporter(0).pinned());
-  CheckContains(gpus.fleet().exporter(0).pin_trouble(), "ulimit -l");
+  CheckContains(gpus.fleet().exporter(0).pin_trouble(), "cudaErrorMemoryAllocation");
   gpus.fleet().Publish(1);
   gpus.fleet().CheckServed(1);
 }
