@@ -29,11 +29,9 @@ Result<std::string> TakeName(const Json& body, const char* key) {
   return name;
 }
 
-// A rank of release 0.1.0 does not say who it is.
 Status CheckPeerOf(const Json& body) {
   const auto at = body.find("peer");
-  if (at == body.end()) return OkStatus();
-  if (!at->is_string()) return {ErrorCode::kBadData, "ATTACH's \"peer\" is no string"};
+  if (at == body.end() || !at->is_string()) return {ErrorCode::kBadData, "ATTACH lacks a string \"peer\""};
   LS_ASSIGN_OR_RETURN(const peer::Peer rank, peer::ParsePeer(at->get_ref<const std::string&>()));
   return peer::CheckPeer(peer::Self("raas_receiver"), rank);
 }
@@ -69,11 +67,11 @@ Status RankLink::ReadBody(ByteView text) {
   LS_ASSIGN_OR_RETURN(engine_, TakeName(body, "engine"));
   const auto description = body.find("description");
   const auto gated = body.find("gated");
-  const size_t keys = 3 + body.count("gated") + body.count("peer");
+  const size_t keys = 4 + body.count("gated");
   if (description == body.end() || body.size() != keys) {
-    return {ErrorCode::kBadData,
-            "ATTACH must have \"model\", \"engine\" and \"description\", may have \"gated\" and \"peer\", and nothing "
-            "else"};
+    return {
+        ErrorCode::kBadData,
+        "ATTACH must have \"peer\", \"model\", \"engine\" and \"description\", may have \"gated\", and nothing else"};
   }
   if (gated != body.end() && !gated->is_boolean()) return {ErrorCode::kBadData, "ATTACH: gated is true or false"};
   gated_ = gated == body.end() || gated->get<bool>();

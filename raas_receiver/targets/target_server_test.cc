@@ -19,8 +19,10 @@ struct Peer : TargetsFixture {
 
   static std::string Body(const std::string& model, const std::string& engine,
                           const placement::RankDescription& description) {
-    return nlohmann::json{
-        {"model", model}, {"engine", engine}, {"description", nlohmann::json::parse(placement::ToJson(description))}}
+    return nlohmann::json{{"peer", "engine_rank/1.0 protocol=1-1"},
+                          {"model", model},
+                          {"engine", engine},
+                          {"description", nlohmann::json::parse(placement::ToJson(description))}}
         .dump();
   }
   std::string Body() const { return Body("actor", "tp2", engine.Describe()); }
@@ -47,6 +49,8 @@ struct Peer : TargetsFixture {
   }
 };
 
+const std::string kNamed = R"({"peer": "engine_rank/1.0 protocol=1-1", )";
+
 bool Has(const std::string& text, const std::string& part) {
   INFO(text);
   CHECK(text.find(part) != std::string::npos);
@@ -59,13 +63,14 @@ TEST_CASE("An ATTACH that is none is refused, naming what is wrong") {
   Peer peer;
   CHECK(Has(peer.Refused("[]"), "not a JSON object"));
   CHECK(Has(peer.Refused("{\"model\": "), "not a JSON object"));
-  CHECK(Has(peer.Refused("{\"model\": 3}"), "\"model\""));
+  CHECK(Has(peer.Refused("{\"model\": \"actor\"}"), "\"peer\""));
+  CHECK(Has(peer.Refused(kNamed + "\"model\": 3}"), "\"model\""));
   CHECK(Has(peer.Refused(Peer::Body("../x", "tp2", peer.engine.Describe())), "ATTACH's \"model\""));
   CHECK(Has(peer.Refused(Peer::Body("actor", "", peer.engine.Describe())), "ATTACH's \"engine\""));
-  CHECK(Has(peer.Refused("{\"model\": \"actor\", \"engine\": \"e\"}"), "\"description\""));
-  CHECK(Has(peer.Refused("{\"model\": \"actor\", \"engine\": \"e\", \"description\": 1}"), "bad_data"));
+  CHECK(Has(peer.Refused(kNamed + "\"model\": \"actor\", \"engine\": \"e\"}"), "\"description\""));
+  CHECK(Has(peer.Refused(kNamed + "\"model\": \"actor\", \"engine\": \"e\", \"description\": 1}"), "bad_data"));
   CHECK(Has(peer.Refused(Peer::Body("critic", "tp2", peer.engine.Describe())), "no model critic"));
-  std::string nested = "{\"model\": \"actor\", \"engine\": \"e\", \"description\": ";
+  std::string nested = kNamed + "\"model\": \"actor\", \"engine\": \"e\", \"description\": ";
   nested += std::string(2'000'000, '[') + std::string(2'000'000, ']') + "}";
   CHECK(Has(peer.Refused(nested), "bad_data"));
   const ControlPage page = *ControlPage::Create(1);

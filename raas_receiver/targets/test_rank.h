@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/os/unix_socket.h"
+#include "common/peer/peer.h"
 #include "raas_receiver/placement/description/description.h"
 #include "raas_receiver/placement/description/description_testing.h"
 #include "raas_receiver/replica/test_model.h"
@@ -212,8 +213,10 @@ class TestRank {
     had_serve_ = false;
     const std::string description =
         options_.description.empty() ? placement::ToJson(parts_.Describe()) : options_.description;
-    const nlohmann::json body{
-        {"model", options_.model}, {"engine", options_.engine}, {"description", nlohmann::json::parse(description)}};
+    const nlohmann::json body{{"peer", peer::ToLine(peer::Self("engine_rank"))},
+                              {"model", options_.model},
+                              {"engine", options_.engine},
+                              {"description", nlohmann::json::parse(description)}};
     const std::string text = body.dump();
     const ByteView bytes = AsBytes(std::string_view(text));
     attached_with_ = status_.held ? Held() : model_.held(status_.serving);

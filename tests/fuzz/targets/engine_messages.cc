@@ -53,7 +53,9 @@ bool TestAttach(os::UnixConnection& connection, EngineMessage attach, Steps& ste
 // "ATTACH" with the description of a rank of FORMAT.md.
 Bytes Attach(const std::string& rank) {
   const std::string description = DocumentBlock("raas_receiver/placement/description/FORMAT.md", "json", rank);
-  const std::string body = R"({"model": "actor", "engine": "tp2", "gated": false, "description": )" + description + "}";
+  const std::string body =
+      R"({"peer": "engine_rank/1.0 protocol=1-1", "model": "actor", "engine": "tp2", "gated": false, "description": )" +
+      description + "}";
   return Encoded(EngineMessageType::kAttach, {SmallRun(), 41}, AsBytes(std::string_view(body)));
 }
 
