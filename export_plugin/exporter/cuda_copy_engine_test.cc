@@ -49,7 +49,7 @@ struct Case {
 const Case kCases[] = {
     {{.source_offset = 6, .target_offset = 2, .row_bytes = 100'000}, ElementConversion::kNone},
     {{2, 64, 700, 510, 1022, 512}, ElementConversion::kNone},
-    {{0, 32, 5, 1000, 0, 1024}, ElementConversion::kNone},  // rows that share a source
+    {{0, 32, 5, 1000, 0, 1024}, ElementConversion::kNone},   // rows that share a source
     {{2, 64, 700, 30, 1022, 30}, ElementConversion::kNone},  // narrow ones, apart on one side
     {{64, 2, 700, 30, 30, 1022}, ElementConversion::kNone},
     {{4, 64, 3000, 512, 1024, 2048}, ElementConversion::kF32ToBF16},

@@ -184,7 +184,16 @@ ALLOWED = {
     },
     # The tool.
     "ctl/output": {"common/base", "common/model", "@grpc", "@nlohmann_json"},
-    "ctl/daemon": {"common/base", "common/model", "common/peer", "common/rpc", "ctl/output", "proto", "@grpc", "@nlohmann_json"},
+    "ctl/daemon": {
+        "common/base",
+        "common/model",
+        "common/peer",
+        "common/rpc",
+        "ctl/output",
+        "proto",
+        "@grpc",
+        "@nlohmann_json",
+    },
     "ctl/plan": {
         "common/base",
         "common/layout",

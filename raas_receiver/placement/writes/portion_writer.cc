@@ -21,8 +21,7 @@ Status PortionWriter::Add(const Take& take) {
 Status PortionWriter::AddRun(uint32_t memory, const ScatterRun& run) {
   const size_t at_once = std::max<size_t>(1, builder_.piece_bytes() / (sizeof(uint32_t) + run.unit));
   for (size_t from = 0; from < run.offsets.size(); from += at_once) {
-    const ScatterRun piece{run.base, run.unit,
-                           run.offsets.subspan(from, std::min(at_once, run.offsets.size() - from)),
+    const ScatterRun piece{run.base, run.unit, run.offsets.subspan(from, std::min(at_once, run.offsets.size() - from)),
                            run.values + from * run.unit};
     LS_RETURN_IF_ERROR(Add([&] { return builder_.Scatter(memory, piece); }));
   }
