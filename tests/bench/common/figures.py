@@ -34,7 +34,7 @@ PROGRAMS = (
     Program(
         "placement/portions_bench",
         60,
-        (Figure("portions_tp4", "<= 1.5", "a delta packed for TP4 ranks, against a replica"),),
+        (Figure("portions_tp4", "<= 2", "a delta packed for TP4 ranks, against a replica"),),
     ),
     Program("sync/local_pull_bench.py", 30, (Figure("colocated_full_pull", "<= 0.5", "out of memory, against lanes"),)),
     Program(
