@@ -31,7 +31,7 @@ def ls_cc_binary(name, deps = [], copts = [], **kwargs):
         **kwargs
     )
 
-def ls_cc_test(name, deps = [], copts = [], size = "small", **kwargs):
+def ls_cc_test(name, deps = [], copts = [], size = "medium", **kwargs):
     """A Catch2 test; its cases are reported one by one to Bazel's test.xml."""
     native.cc_test(
         name = name,

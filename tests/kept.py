@@ -117,7 +117,7 @@ def keep(reports: "list[str]") -> None:
 def main(arguments: "list[str]") -> None:
     command, *files = arguments
     if command == "select":
-        print("\n".join(f"--ignore={file}" for file in holding()))
+        print("".join(f"--ignore={file}\n" for file in holding()), end="")
     elif command == "report":
         report = ElementTree.Element("testsuites")
         report.extend(holding().values())
