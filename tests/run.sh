@@ -33,22 +33,21 @@ prune_compiled() {
     awk -v most="$MOST_COMPILED" '(sum += $2) > most { print $3 }' | xargs -r rm -f)
 }
 
-# Runs Python tests of the marks $1 and adds them to the summary; further arguments are pytest's.
+# Runs Python tests and adds them to the summary, as $1; further arguments are pytest's.
 run_pytest() {
-  local report=$RESULTS/pytest-${1//[^a-z]/-}.xml status=0
-  .cache/venv/bin/python -m pytest -c tests/pytest.ini --rootdir=. --junitxml="$report" -m "$1" "${@:2}" \
-    tests python/tests || status=$?
+  local report=$RESULTS/pytest-$1.xml status=0
+  .cache/venv/bin/python -m pytest -c tests/pytest.ini --rootdir=. --junitxml="$report" "${@:2}" || status=$?
   summary+=(--pytest "$report=$status")
 }
 
 main() {
-  local cpp=true python=true kept=true bazel_options=() pytest_options=() nightly="not nightly and"
+  local cpp=true python=true kept=true bazel_options=() pytest_options=(-m "not nightly")
   local summary=(--expected-skips tests/expected_skips.txt)
   while (($# > 0)); do
     case $1 in
       --cpp) python=false ;;
       --python) cpp=false ;;
-      -k) cpp=false kept=false nightly="" pytest_options+=(-k "${2:?-k needs an expression}") && shift ;;
+      -k) cpp=false kept=false pytest_options=(-k "${2:?-k needs an expression}") && shift ;;
       --config=*) bazel_options+=("$1") ;;
       --nocache_test_results) kept=false bazel_options+=("$1") ;;
       --check) summary+=(--check "${2:?--check needs NAME=STATUS}") && shift ;;
@@ -88,9 +87,10 @@ main() {
       summary+=(--pytest "$RESULTS/kept.xml=0")
       mapfile -t -O "${#pytest_options[@]}" pytest_options < <(python3 tests/kept.py select)
     fi
-    run_pytest "$nightly not alone" -n "$WORKERS" --dist loadfile "${pytest_options[@]}"
-    run_pytest "$nightly alone" "${pytest_options[@]}"
-    [[ -z $nightly ]] || python3 tests/kept.py keep "$RESULTS"/pytest-*.xml
+    run_pytest "side-by-side" -n "$WORKERS" --dist loadfile "${pytest_options[@]}" \
+      --ignore=tests/scale tests python/tests
+    run_pytest "alone" "${pytest_options[@]}" tests/scale
+    [[ ${pytest_options[0]} == -k ]] || python3 tests/kept.py keep "$RESULTS"/pytest-*.xml
     end_of_stage "Python tests"
   fi
 
