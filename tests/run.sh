@@ -37,6 +37,7 @@ prune_compiled() {
 run_pytest() {
   local report=$RESULTS/pytest-$1.xml status=0
   .cache/venv/bin/python -m pytest -c tests/pytest.ini --rootdir=. --junitxml="$report" "${@:2}" || status=$?
+  [[ $status == [015] ]] || kept=false  # it broke off, perhaps in the middle of a file
   summary+=(--pytest "$report=$status")
 }
 
@@ -49,7 +50,7 @@ main() {
       --python) cpp=false ;;
       -k) cpp=false kept=false pytest_options=(-k "${2:?-k needs an expression}") && shift ;;
       --config=*) bazel_options+=("$1") ;;
-      --nocache_test_results) kept=false bazel_options+=("$1") ;;
+      --nocache_test_results) rm -rf .cache/kept && bazel_options+=("$1") ;;
       --check) summary+=(--check "${2:?--check needs NAME=STATUS}") && shift ;;
       --stage) summary+=(--stage "${2:?--stage needs NAME=SECONDS}") && shift ;;
       -h | --help) usage && return ;;
@@ -90,7 +91,7 @@ main() {
     run_pytest "side-by-side" -n "$WORKERS" --dist loadfile "${pytest_options[@]}" \
       --ignore=tests/scale tests python/tests
     run_pytest "alone" "${pytest_options[@]}" tests/scale
-    [[ ${pytest_options[0]} == -k ]] || python3 tests/kept.py keep "$RESULTS"/pytest-*.xml
+    ! $kept || python3 tests/kept.py keep "$RESULTS"/pytest-*.xml
     end_of_stage "Python tests"
   fi
 
