@@ -88,7 +88,7 @@ main() {
       summary+=(--pytest "$RESULTS/kept.xml=0")
       mapfile -t -O "${#pytest_options[@]}" pytest_options < <(python3 tests/kept.py select)
     fi
-    run_pytest "side-by-side" -n "$WORKERS" --dist loadfile "${pytest_options[@]}" \
+    run_pytest "side-by-side" -n "$WORKERS" --dist loadfile --no-loadscope-reorder "${pytest_options[@]}" \
       --ignore=tests/scale tests python/tests
     run_pytest "alone" "${pytest_options[@]}" tests/scale
     ! $kept || python3 tests/kept.py keep "$RESULTS"/pytest-*.xml
