@@ -1,7 +1,6 @@
 """In which order files are handed out when tests run side by side: those that take longest first, or the last one runs alone."""
 
 LONGEST = (
-    "test_bundle.py",
     "test_vllm_in_place.py",
     "test_vllm_trainer.py",
     "test_serving.py",

@@ -30,7 +30,6 @@ PROGRAMS = (
 NEVER = (
     "tests/checks/",
     "tests/gpu/test_last.py",
-    "tests/integration/test_bundle.py",
     "tests/integration/test_quickstart.py",
     "tests/kernels/",
     "tests/layering/",

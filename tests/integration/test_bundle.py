@@ -11,6 +11,7 @@ import pytest
 from harness import ROOT, wait_until
 from replicas import ToyModel
 
+pytestmark = pytest.mark.nightly
 # Debian 11, with glibc 2.31, and 13, with 2.41; what is installed there beside a minimum.
 RELEASES = {"bullseye": [], "trixie": ["--include=python3"]}
 DISTRIBUTIONS = ROOT / ".cache/debian"  # as debootstrap made them
@@ -119,7 +120,6 @@ def test_a_program_starts_by_a_link_and_from_where_its_directory_was_moved(clust
     assert refused.returncode == 64 and refused.stderr.startswith("lockstepctl: usage: "), refused
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("release", RELEASES)
 def test_full_pulls_and_deltas_inside_another_release_of_debian(cluster, package, release):
     root = debian(release)
