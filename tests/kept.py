@@ -27,13 +27,7 @@ PROGRAMS = (
     "tests/trust/many_pulls",
     "trainer_agent/agent/trainer_agent",
 )
-NEVER = (
-    "tests/checks/",
-    "tests/gpu/test_last.py",
-    "tests/integration/test_quickstart.py",
-    "tests/kernels/",
-    "tests/layering/",
-)
+NEVER = ("tests/checks/", "tests/gpu/test_last.py", "tests/layering/")
 ONLY_BAZEL_READS = (".cc", ".h", ".hpp", ".cu", "BUILD", ".bazelrc", ".bzl", "WORKSPACE")
 
 
