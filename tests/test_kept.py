@@ -1,10 +1,12 @@
 """tests/kept.py on a checkout made by hand: a result holds no longer than what its test reads."""
 
+import re
 import subprocess
 
 import kept
 import pytest
 
+ROOT = kept.ROOT
 FILES = {
     "tests/test_a.py": "as README.md says",
     "tests/test_b.py": "",
@@ -87,3 +89,12 @@ def test_what_holds_is_left_out_and_reported(checkout, capsys):
 def test_where_nothing_is_kept_nothing_is_left_out(checkout, capsys):
     kept.main(["select"])
     assert capsys.readouterr().out == ""
+
+
+def test_every_program_that_a_test_starts_is_counted():
+    sources = [path.read_text() for path in (ROOT / "tests").rglob("*.py")]
+    started = {found for text in sources for found in re.findall(r'BIN / "([\w/]+)"', text)}
+    built = re.findall(r'"//([^"]+)"', (ROOT / "deploy/demo/processes.py").read_text())
+    started |= {target.replace(":", "/") for target in built}
+    benchmarks = {program for program in started if program.startswith("tests/bench/")}
+    assert started - benchmarks <= set(kept.PROGRAMS)
