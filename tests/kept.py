@@ -4,13 +4,14 @@
     kept.py report JUNIT.xml   writes these results as one report
     kept.py keep JUNIT.xml...  keeps the results of files all of whose cases passed or were skipped in these reports
 
-A result holds while its digest is the same: over the test file, the programs that tests start, and every file of the
-checkout but other test files, what only Bazel reads (that is in the programs), and documents, which count where the test
-file names one. Files that ask Bazel or git, or that read all sources, are never kept.
+A result holds while its digest is the same: over the test file and those that it imports, the programs that tests start,
+and every file of the checkout but other test files, what only Bazel reads (that is in the programs), and documents, which
+count where the test file names one. Files that ask Bazel or git, or that read all sources, are never kept.
 """
 
 import functools
 import hashlib
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -36,6 +37,7 @@ def is_test(file: str) -> bool:
     return Path(file).name.startswith("test_") and file.endswith(".py")
 
 
+@functools.cache
 def checkout() -> "list[str]":
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     files = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0")
@@ -58,8 +60,17 @@ def common(documents: bool) -> bytes:
     return digest.digest()
 
 
+def with_imported(file: str) -> "list[str]":
+    """The test file, and the test files that it imports, and so on."""
+    found = [file]
+    for at in found:
+        names = re.findall(r"^(?:from|import) (test_\w+)", (ROOT / at).read_text(), re.MULTILINE)
+        found += [other for other in checkout() if is_test(other) and Path(other).stem in names and other not in found]
+    return found
+
+
 def state(file: str) -> str:
-    content = (ROOT / file).read_bytes()
+    content = b"".join((ROOT / part).read_bytes() for part in with_imported(file))
     return hashlib.sha256(common(b".md" in content) + content).hexdigest()
 
 

@@ -9,7 +9,9 @@ import pytest
 ROOT = kept.ROOT
 FILES = {
     "tests/test_a.py": "as README.md says",
-    "tests/test_b.py": "",
+    "tests/test_b.py": "from test_c import it",
+    "tests/test_c.py": "import test_d",
+    "tests/test_d.py": "",
     "tests/harness.py": "",
     "README.md": "",
     "docs/other.md": "",
@@ -28,7 +30,7 @@ def checkout(tmp_path, monkeypatch):
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     monkeypatch.setattr(kept, "ROOT", tmp_path)
     monkeypatch.setattr(kept, "KEPT", tmp_path / ".cache/kept")
-    kept.common.cache_clear()
+    forget()
     return tmp_path
 
 
@@ -39,8 +41,14 @@ def keep(checkout, **outcomes: str) -> None:
     kept.keep([str(report)])
 
 
-def holding() -> "set[str]":
+def forget() -> None:
+    """What one process reads once."""
     kept.common.cache_clear()
+    kept.checkout.cache_clear()
+
+
+def holding() -> "set[str]":
+    forget()
     return set(kept.holding())
 
 
@@ -51,6 +59,7 @@ BOTH = {"tests/test_a.py", "tests/test_b.py"}
     ("changed", "left"),
     [
         ("tests/test_a.py", {"tests/test_b.py"}),
+        ("tests/test_d.py", {"tests/test_a.py"}),  # which does not import it, by another one
         ("tests/harness.py", set()),
         ("bazel-bin/trainer_agent/agent/trainer_agent", set()),
         ("README.md", {"tests/test_b.py"}),  # which names no document
