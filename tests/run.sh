@@ -20,6 +20,7 @@ COMPILED=~/.cache/lockstep-bazel  # .bazelrc
 MOST_COMPILED=20000000000         # bytes
 TARGETS=(//... -//tests/bench/...)
 WORKERS=$((2 * $(nproc)))  # tests of daemons wait for them as often as they compute
+unset PYTHONDONTWRITEBYTECODE  # else each process that imports vLLM compiles it first: 5 s
 
 usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"; }
 
