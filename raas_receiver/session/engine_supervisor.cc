@@ -22,9 +22,9 @@ constexpr milliseconds kFirstWait{1'000};
 constexpr milliseconds kLongestWait{60'000};
 
 targets::EngineTargetsOptions Complete(targets::EngineTargetsOptions options, const std::string& model,
-                                       bool pauses_servers) {
+                                       bool controls_server) {
   options.model = model;
-  options.pauses_servers = pauses_servers;
+  if (!controls_server) options.paused_server.clear();
   return options;
 }
 

@@ -31,7 +31,7 @@ namespace lockstep::session {
 
 struct EngineSupervisorOptions {
   bool in_place = false;
-  targets::EngineTargetsOptions targets;  // but for the model, and whether servers are paused
+  targets::EngineTargetsOptions targets;  // but for the model; the server counts where the driver controls one
 };
 
 // How making the engines serve a version went.

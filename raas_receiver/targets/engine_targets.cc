@@ -17,6 +17,14 @@ bool Gone(const std::shared_ptr<RankLink>& link) {
   return link->gone();
 }
 
+// A server has the engine of its name, and NAME-1, NAME-2, ... where its replicas do not know of one another.
+bool IsOfServer(std::string_view engine, std::string_view server) {
+  if (!engine.starts_with(server)) return false;
+  const std::string_view replica = engine.substr(server.size());
+  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
+  return replica.empty() || (replica.size() > 1 && replica[0] == '-' && std::ranges::all_of(replica.substr(1), digit));
+}
+
 // Waits until one of `links` has hung up, or `wake` is written to.
 void AwaitHangup(const std::vector<std::shared_ptr<RankLink>>& links, int wake) {
   std::vector<pollfd> polled{{wake, POLLIN, 0}};
@@ -157,9 +165,17 @@ void EngineTargets::EndBusy() {
 }
 
 Status EngineTargets::CheckGate(const RankLink& link) const {
-  if (link.gated() || options_.pauses_servers) return OkStatus();
-  return {ErrorCode::kState, Cat(link.Label(), " can be written only while its server is paused, which this receiver ",
-                                 "does not do; name the kind of the server with --engine")};
+  if (link.gated()) return OkStatus();
+  if (options_.paused_server.empty()) {
+    return {ErrorCode::kState,
+            Cat(link.Label(), " can be written only while its server is paused, which this receiver ",
+                "does not do; name the kind of the server with --engine")};
+  }
+  if (IsOfServer(link.engine(), options_.paused_server)) return OkStatus();
+  return {ErrorCode::kState,
+          Cat(link.Label(), " can be written only while its server is paused, and the one that this receiver pauses ",
+              "has engine ", options_.paused_server, ": start a receiver for this one, or, if it is the one at ",
+              "--engine-url, name it with --engine-name")};
 }
 
 void EngineTargets::Admit(const model::ModelLayout& layout) {

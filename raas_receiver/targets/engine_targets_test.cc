@@ -269,6 +269,36 @@ TEST_CASE("A model with another layout is placed again") {
   for (uint32_t rank : {0, 1}) CHECK(TestRankMemory(next, rank).Is(1, engine.ranks[rank]->memory()));
 }
 
+TEST_CASE("Of ranks without a gate only those of the server that is paused are written") {
+  const auto [engine, server, taken] = GENERATE(table<std::string, std::string, bool>({{"tp2", "tp2", true},
+                                                                                       {"tp2-1", "tp2", true},
+                                                                                       {"tp2-10", "tp2", true},
+                                                                                       {"tp2", "tp", false},
+                                                                                       {"tp2-", "tp2", false},
+                                                                                       {"tp2-b", "tp2", false},
+                                                                                       {"tp2-1", "tp2-2", false},
+                                                                                       {"tp2", "tp2-1", false},
+                                                                                       {"tp2", "", false}}));
+  TargetsFixture targets;
+  targets.options.paused_server = server;
+  REQUIRE(targets.Start().ok());
+  for (const uint32_t rank : {0, 1}) {
+    targets.RunRank(rank, [&, &engine = engine](TestRankOptions& options) {
+      options.engine = engine;
+      options.gated = false;
+    });
+  }
+  REQUIRE(targets.Changed(2));
+  REQUIRE(targets.Bring(1).ok());
+  CHECK(targets.targets->AllAt(targets.model.held(1)) == taken);
+  for (auto& rank : targets.ranks) {
+    CHECK(Eventually([&] { return taken ? rank->Serves(1) : rank->status().refused.load(); }));
+    if (taken) continue;
+    CHECK_FALSE(rank->Is(1));
+    CHECK_THAT(rank->status().sentence.data(), Catch::Contains("engine " + engine + ", rank"));
+  }
+}
+
 TEST_CASE("An engine that the model no longer fits is refused, and may come back") {
   TwoRanks engine;
   engine.ServeFirst();

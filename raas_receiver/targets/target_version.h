@@ -20,7 +20,9 @@ struct EngineTargetsOptions {
   std::chrono::milliseconds serve_timeout{30'000};       // for all ranks' SERVING
   uint64_t stage_bytes = uint64_t{1} << 30;              // memory for writes worked out beforehand
   uint64_t portion_bytes = placement::kMaxPortionBytes;  // that a rank gets at a time
-  bool pauses_servers = false;  // around commits: ranks whose readers only their server can stop may attach
+  // The engine name of the server that is paused around commits: of the ranks that have no gate, its own may attach.
+  // Empty: none is paused.
+  std::string paused_server;
   // Called with a name at every step of a commit: "prepared", "held", "writing", "written", "committed", "serving".
   // Tests die there.
   std::function<void(std::string_view step)> at_step;

@@ -140,6 +140,7 @@ struct TestRankOptions {
   std::string socket;
   std::string model = "actor";
   std::string engine = "tp2";
+  bool gated = true;
   uint32_t rank = 0;
   RankFault at_hold = RankFault::kNone;
   RankFault at_serve = RankFault::kNone;
@@ -216,6 +217,7 @@ class TestRank {
     const nlohmann::json body{{"peer", peer::ToLine(peer::Self("engine_rank"))},
                               {"model", options_.model},
                               {"engine", options_.engine},
+                              {"gated", options_.gated},
                               {"description", nlohmann::json::parse(description)}};
     const std::string text = body.dump();
     const ByteView bytes = AsBytes(std::string_view(text));

@@ -190,13 +190,14 @@ class Server:
         system.receiver.kill()
         checkpoint = system.publish(1)
         self.http = ConformanceServer("sglang", checkpoint)
-        self.receiver = system.cluster.receiver(
+        self.receiver = system.receiver = system.cluster.receiver(
             system.agent,
             engine="sglang",
             engine_url=self.http.url,
             engine_attempts=1,
             engine_load="in-place",
             engine_socket=system.socket,
+            engine_name="engine",
             engine_hold_timeout_ms=2000,
         )
         for rank, place in enumerate(places(WORLD)):
@@ -281,6 +282,34 @@ def test_a_server_stays_paused_while_a_rank_cannot_use_what_was_written(server):
         time.sleep(0.05)
     server.system.ranks.call(spoil_deriving, False, only=[1])
     server.resumes_with(2)
+
+
+def test_a_second_server_is_refused_by_name_for_nothing_pauses_it(server):
+    system = server.system
+    job = Job(
+        "sglang", "other", 0, 1, places(1)[0], system.trainer.config, system.socket, MODEL, server="http://127.0.0.1:1"
+    )
+    system.ranks.call(build, job, system.checkpoints[1], only=[2])
+    system.ranks.call(attach, only=[2])
+    [reason] = system.ranks.call(refusal, only=[2])
+    assert "engine other" in reason and "has engine engine" in reason and "--engine-name" in reason
+    system.publish(2)
+    server.resumes_with(2)
+    assert list(system.engines()) == ["engine"]
+    assert system.ranks.call(paused_at_writes, only=[2]) == [[]]
+
+
+def test_a_servers_replicas_are_written_while_it_is_paused(server):
+    system = server.system
+    job = Job(
+        "sglang", "engine-1", 0, 1, places(1)[0], system.trainer.config, system.socket, MODEL, server=server.http.url
+    )
+    system.ranks.call(build, job, system.checkpoints[1], only=[2])
+    system.ranks.call(attach, only=[2])
+    system.publish(2)
+    system.expect(2, [2])
+    server.resumes_with(2)
+    assert all(all(paused) for paused in system.ranks.call(paused_at_writes, only=[0, 1, 2]))
 
 
 def test_ranks_that_only_their_server_can_stop_are_refused_where_it_is_not_paused(system):

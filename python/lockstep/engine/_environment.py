@@ -1,5 +1,5 @@
 """What the plugins follow: $LOCKSTEP_ENGINE_SOCKET, the receiver's ``--engine-socket``; $LOCKSTEP_MODEL, its name for the
-model; $LOCKSTEP_ENGINE_NAME, which distinguishes several engines of one model."""
+model; $LOCKSTEP_ENGINE_NAME, the receiver's ``--engine-name``."""
 
 import os
 from typing import NamedTuple
