@@ -23,7 +23,8 @@ TEST_CASE("A follower finds a version's blocks while it is written, and its end 
   CHECK(delta->Since(0).sealed);
   CHECK(delta->Since(0).blocks.size() == 30);
   CHECK(*feed.Find(2) == nullptr);
-  CHECK(host.run().deltas().RouteFrom(1, 120000, payload::CodecLevel::kFast).level == payload::CodecLevel::kCompact);
+  CHECK(host.run().deltas().RouteFrom(1, store::DeltaStore::kNewest, 120000, payload::CodecLevel::kFast).level ==
+        payload::CodecLevel::kCompact);
 }
 
 TEST_CASE("Followers are notified of a version that is aborted, for whatever reason, and find the next one") {

@@ -28,13 +28,13 @@ void DropUnserved(const store::ServedRun& run, payload::DeltaChain& steps) {
   while (!steps.empty() && steps.back()->target().version > last) steps.pop_back();
 }
 
-store::DeltaRoute RouteFor(const PullRequest& request, store::ServedRun& run) {
+// From what the receiver holds to `newest`: a delta that is retained may be of a version that is not served yet.
+store::DeltaRoute RouteFor(const PullRequest& request, store::ServedRun& run, Version newest) {
   if (request.force_full || request.held.nothing() || request.held.run != run.run()) return {};
   const payload::CodecLevel level =
       store::ChooseLevel(request.link_bytes_per_s, run.deltas().NewestDensity(), request.levels);
   store::DeltaRoute route =
-      run.deltas().RouteFrom(request.held.version, run.layout().data_bytes(), level, request.gone);
-  DropUnserved(run, route.steps);
+      run.deltas().RouteFrom(request.held.version, newest, run.layout().data_bytes(), level, request.gone);
   // A receiver whose bytes are not what that version was must not get steps made for it.
   if (!route.steps.empty() && route.steps.front()->header().base_digest != request.held_digest) return {};
   return route;
@@ -158,7 +158,7 @@ Result<PullPlan> PullTable::Open(const PullRequest& request) {
                 .label = newest.label};
   if (request.held == plan.target && request.held_digest == plan.target_digest && !request.force_full) return plan;
 
-  const store::DeltaRoute route = RouteFor(request, *run);
+  const store::DeltaRoute route = RouteFor(request, *run, plan.target.version);
   if (request.gone && request.gone()) {
     return Status(ErrorCode::kCancelled, Cat("model ", request.model, ": the receiver no longer waits for its plan"));
   }

@@ -192,12 +192,14 @@ Result<payload::DeltaChain> DeltaStore::ChainFrom(Version base) const {
   return PayloadsOf(steps);
 }
 
-DeltaRoute DeltaStore::RouteFrom(Version base, uint64_t full_bytes, payload::CodecLevel level, const Gone& gone) {
+DeltaRoute DeltaStore::RouteFrom(Version base, Version last, uint64_t full_bytes, payload::CodecLevel level,
+                                 const Gone& gone) {
   std::vector<Step> steps;
   {
     std::lock_guard lock(mutex_);
     steps = StepsLocked(base);
   }
+  while (!steps.empty() && steps.back().header().target > last) steps.pop_back();
   if (steps.empty()) return {};
   DeltaRoute route{.steps = PayloadsOf(steps), .level = std::ranges::min_element(steps, {}, &Step::level)->level};
   const auto until = std::chrono::steady_clock::now() + kPatience;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <deque>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -54,10 +55,13 @@ class DeltaStore {
                                                       payload::CodecLevel level,
                                                       const std::vector<const payload::DeltaBlock*>& blocks);
 
-  // The route of fewest bytes from `base`: one delta, the chain, or its fold; none when that would not be below
-  // `full_bytes`. What has to be derived for that, a fold or a form at `level`, is waited for; when it would take long,
-  // or `gone` says that nobody waits here any more, the chain is served as it is.
-  DeltaRoute RouteFrom(Version base, uint64_t full_bytes, payload::CodecLevel level, const Gone& gone = {});
+  // The route of fewest bytes from `base` to `last`, or to the newest that is older (kNewest: to that): one delta, the
+  // chain, or its fold; none when that would not be below `full_bytes`. What has to be derived for that, a fold or a
+  // form at `level`, is waited for; when it would take long, or `gone` says that nobody waits here any more, the chain
+  // is served as it is.
+  DeltaRoute RouteFrom(Version base, Version last, uint64_t full_bytes, payload::CodecLevel level,
+                       const Gone& gone = {});
+  static constexpr Version kNewest = std::numeric_limits<Version>::max();
 
   // Every step from `base` on, unfolded. kState when some are gone.
   Result<payload::DeltaChain> ChainFrom(Version base) const;
