@@ -21,14 +21,8 @@ uint64_t RandomPullId() {
   return std::max<uint64_t>(id, 1);
 }
 
-// The delta of a version is there shortly before the version is, if it ever is: it is not promised.
-void DropUnserved(const store::ServedRun& run, payload::DeltaChain& steps) {
-  const auto newest = run.Newest();
-  const Version last = newest ? newest->manifest->held.version : 0;
-  while (!steps.empty() && steps.back()->target().version > last) steps.pop_back();
-}
-
-// From what the receiver holds to `newest`: a delta that is retained may be of a version that is not served yet.
+// From what the receiver holds to `newest`. The delta of a version is there shortly before the version is, if it ever
+// is: it is not promised.
 store::DeltaRoute RouteFor(const PullRequest& request, store::ServedRun& run, Version newest) {
   if (request.force_full || request.held.nothing() || request.held.run != run.run()) return {};
   const payload::CodecLevel level =
@@ -221,8 +215,7 @@ Result<PullPlan> PullTable::CatchUp(uint64_t pull_id, Version oldest, const std:
   LS_ASSIGN_OR_RETURN(const store::ServedVersion newest, pull->run->RequireNewest());
   payload::DeltaChain chain;
   if (oldest != newest.manifest->held.version) {
-    LS_ASSIGN_OR_RETURN(chain, pull->run->deltas().ChainFrom(oldest));
-    DropUnserved(*pull->run, chain);
+    LS_ASSIGN_OR_RETURN(chain, pull->run->deltas().ChainFrom(oldest, newest.manifest->held.version));
   }
   PullPlan plan{.pull_id = pull_id,
                 .mode = v1::PULL_MODE_CHAIN,

@@ -179,14 +179,14 @@ void DeltaStore::EvictLocked() {
   }
 }
 
-std::vector<DeltaStore::Step> DeltaStore::StepsLocked(Version base) const {
+std::vector<DeltaStore::Step> DeltaStore::StepsLocked(Version base, Version last) const {
   const auto first = std::ranges::find(chain_, base, [](const Step& step) { return step.header().base; });
-  return {first, chain_.end()};
+  return {first, std::find_if(first, chain_.end(), [&](const Step& step) { return step.header().target > last; })};
 }
 
-Result<payload::DeltaChain> DeltaStore::ChainFrom(Version base) const {
+Result<payload::DeltaChain> DeltaStore::ChainFrom(Version base, Version last) const {
   std::lock_guard lock(mutex_);
-  const std::vector<Step> steps = StepsLocked(base);
+  const std::vector<Step> steps = StepsLocked(base, last);
   if (steps.empty())
     return Status(ErrorCode::kState, Cat("the deltas from version ", base, " on are no longer retained"));
   return PayloadsOf(steps);
@@ -197,9 +197,8 @@ DeltaRoute DeltaStore::RouteFrom(Version base, Version last, uint64_t full_bytes
   std::vector<Step> steps;
   {
     std::lock_guard lock(mutex_);
-    steps = StepsLocked(base);
+    steps = StepsLocked(base, last);
   }
-  while (!steps.empty() && steps.back().header().target > last) steps.pop_back();
   if (steps.empty()) return {};
   DeltaRoute route{.steps = PayloadsOf(steps), .level = std::ranges::min_element(steps, {}, &Step::level)->level};
   const auto until = std::chrono::steady_clock::now() + kPatience;

@@ -63,8 +63,8 @@ class DeltaStore {
                        const Gone& gone = {});
   static constexpr Version kNewest = std::numeric_limits<Version>::max();
 
-  // Every step from `base` on, unfolded. kState when some are gone.
-  Result<payload::DeltaChain> ChainFrom(Version base) const;
+  // Every step from `base` to `last`, unfolded. kState when some are gone.
+  Result<payload::DeltaChain> ChainFrom(Version base, Version last) const;
 
   // How large a delta is worth making: while a full pull needs it to catch up, as large as the model; else the budget.
   uint64_t MaxDeltaBytes() const;
@@ -109,7 +109,7 @@ class DeltaStore {
   std::shared_ptr<const payload::Payload> LoadFile(const std::string& path) const;
   Result<std::shared_ptr<const payload::Payload>> AssembleLocked(const payload::PayloadIdentity& identity,
                                                                  const std::vector<const payload::DeltaBlock*>& blocks);
-  std::vector<Step> StepsLocked(Version base) const;
+  std::vector<Step> StepsLocked(Version base, Version last) const;
   void Fold(payload::CodecLevel level, const Gone& gone, DeltaRoute& route);
   void Raise(const std::vector<Step>& steps, payload::CodecLevel level, const Gone& gone, DeltaRoute& route);
   void EvictLocked();

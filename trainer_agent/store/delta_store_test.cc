@@ -33,8 +33,9 @@ TEST_CASE("One step behind is a delta, several are folded, unknown ones and dear
   CHECK(store.RouteFrom(1, kNewest, kFull, payload::CodecLevel::kFast).steps[0] == folded.steps[0]);
   CHECK(store.RouteFrom(9, kNewest, kFull, payload::CodecLevel::kFast).steps.empty());
   CHECK(store.RouteFrom(1, kNewest, 5, payload::CodecLevel::kFast).steps.empty());
-  CHECK((*store.ChainFrom(1)).size() == 3);
-  CHECK_THAT(store.ChainFrom(0), FailsWith(ErrorCode::kState, "the deltas from version 0 on are no longer retained"));
+  CHECK((*store.ChainFrom(1, kNewest)).size() == 3);
+  CHECK_THAT(store.ChainFrom(0, kNewest),
+             FailsWith(ErrorCode::kState, "the deltas from version 0 on are no longer retained"));
 }
 
 TEST_CASE("A route ends where it is to, also when a newer delta is retained already") {
@@ -126,7 +127,7 @@ TEST_CASE("A chain whose fold does not pay is raised step by step, those below t
     }
     REQUIRE(chain.Add(store, base, noise, level).ok());
   }
-  const payload::DeltaChain made = *store.ChainFrom(1);
+  const payload::DeltaChain made = *store.ChainFrom(1, kNewest);
   const DeltaRoute fast = store.RouteFrom(1, kNewest, kFull, payload::CodecLevel::kFast);
   CHECK_FALSE(fast.folded);
   CHECK(fast.level == payload::CodecLevel::kFast);
