@@ -109,14 +109,19 @@ std::string ReceiversText(const v1::AgentStatus& status) {
   return unopened + (table.empty() ? "" : "\n" + table.ToString());
 }
 
+std::string ServingText(const v1::EngineTargets& engine) {
+  if (engine.asleep() > 0) return Cat(engine.asleep(), " asleep");
+  if (engine.waiting() > 0) return Cat(engine.waiting(), " wait");
+  return VersionOrDash(engine.serving().version());
+}
+
 // Engines whose parameters are written in place; nothing when there are none.
 std::string EnginesText(const v1::ReceiverStatus& status) {
   Table table({"MODEL", "ENGINE", ">RANKS", ">SERVING", ">SIZE", ">COMMITS", ">FAILURES", ">PREPARE", ">PAUSE",
                ">WRITTEN", "LAST ERROR"});
   for (const v1::ReceiverModel& model : status.models()) {
     for (const v1::EngineTargets& engine : model.engines()) {
-      table.AddRow({model.name(), engine.name(), Cat(engine.attached(), "/", engine.world()),
-                    engine.mixed() ? "a mix" : VersionOrDash(engine.serving().version()),
+      table.AddRow({model.name(), engine.name(), Cat(engine.attached(), "/", engine.world()), ServingText(engine),
                     HumanBytes(engine.target_bytes()), Cat(engine.commits()), Cat(engine.failures()),
                     Milliseconds(engine.last_prepare_us()), Milliseconds(engine.last_pause_us()),
                     HumanBytes(engine.last_written_bytes()), TextOrDash(engine.last_error())});

@@ -1,7 +1,6 @@
 """The receiver's side of the rank protocol (raas_receiver/targets/FORMAT.md), driven by hand, step by step."""
 
 import json
-import mmap
 import os
 import socket
 import struct
@@ -28,32 +27,7 @@ _HEADER = struct.Struct("<4sHHI4x16sQ")
     COMPARED,
     DROP,
 ) = range(1, 15)
-EMPTY, SERVING_STATE, WRITING = range(3)
 _TIMEOUT_S = 60
-
-
-class Page:
-    """A control page as its one writer has it."""
-
-    def __init__(self, world: int = 1) -> None:
-        self.fd = os.memfd_create("page", os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, 4096)
-        self._map = mmap.mmap(self.fd, 4096)
-        self._map[:16] = struct.pack("<8sHHI", b"LSENGPG1", 2, 128, world)
-        self._slot = self._changes = 0
-
-    def serve(self, version: int, run: str = RUN) -> None:
-        self._slot = 1 - self._slot
-        at = 32 + 32 * self._slot
-        self._map[at : at + 32] = struct.pack("<16sQQ", bytes.fromhex(run), version, 0)
-        self._store(SERVING_STATE)
-
-    def begin_writing(self) -> None:
-        self._store(WRITING)
-
-    def _store(self, state: int) -> None:
-        self._changes += 1
-        self._map[16:24] = struct.pack("<Q", self._changes << 16 | self._slot << 8 | state)
 
 
 class Attachment:
@@ -64,10 +38,11 @@ class Attachment:
         kind, self.run, self.version, body = self._receive()
         assert kind == ATTACH
         self.attach = json.loads(body)
+        self.state = self.attach["state"]
         self.description = self.attach["description"]
 
-    def attached(self, page: Page) -> None:
-        self._send(ATTACHED, fds=[page.fd])
+    def attached(self) -> None:
+        self._send(ATTACHED)
 
     def refuse(self, why: str) -> None:
         self._send(REFUSED, body=why.encode())
@@ -87,12 +62,10 @@ class Attachment:
         self.send_serve(version)
         self.expect(SERVING)
 
-    def commit(self, page: Page, version: int, value: float) -> None:
+    def commit(self, version: int, value: float) -> None:
         """All of a commit: every parameter becomes ``value``."""
         self.hold(version)
-        page.begin_writing()
         self.fill(value, version)
-        page.serve(version)
         self.serve(version)
 
     def fill(self, value: float, version: "int | None" = None, names: "list[str] | None" = None) -> None:
@@ -165,12 +138,12 @@ class Attachment:
 
     def _send(self, kind: int, version: int = 0, body: bytes = b"", fds: "tuple | list" = ()) -> None:
         run = bytes.fromhex(RUN) if version else bytes(16)
-        socket.send_fds(self.connection, [_HEADER.pack(b"LSER", 2, kind, len(body), run, version) + body], list(fds))
+        socket.send_fds(self.connection, [_HEADER.pack(b"LSER", 3, kind, len(body), run, version) + body], list(fds))
 
     def _receive(self) -> "tuple[int, str, int, bytes]":
         header, fds, _, _ = socket.recv_fds(self.connection, _HEADER.size, 8)
         magic, version, kind, size, run, number = _HEADER.unpack(header)
-        assert (magic, version) == (b"LSER", 2) and not fds
+        assert (magic, version) == (b"LSER", 3) and not fds
         body = bytearray()
         while len(body) < size:
             body += self.connection.recv(size - len(body))

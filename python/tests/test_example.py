@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fake_receiver import RUN, FakeReceiver, Page
+from fake_receiver import RUN, FakeReceiver
 from transformers import AutoConfig
 
 import lockstep
@@ -43,7 +43,7 @@ def stats(port: int) -> dict:
 
 def test_answers_come_while_versions_do_and_each_is_what_its_version_gives(checkpoint, tmp_path):
     torch.set_num_threads(1)
-    receiver, page = FakeReceiver(tmp_path / "engine.sock"), Page()
+    receiver = FakeReceiver(tmp_path / "engine.sock")
     versions = {}
     for number in range(1, 6):
         torch.manual_seed(number)
@@ -58,7 +58,7 @@ def test_answers_come_while_versions_do_and_each_is_what_its_version_gives(check
     try:
         port = json.loads(server.stdout.readline())["port"]
         rank = receiver.accept()
-        rank.attached(page)
+        rank.attached()
         answers, stop = [], threading.Event()
 
         def ask() -> None:
@@ -70,9 +70,7 @@ def test_answers_come_while_versions_do_and_each_is_what_its_version_gives(check
             thread.start()
         for number, model in versions.items():
             rank.hold(number, f"step {number}")
-            page.begin_writing()
             rank.put(dict(model.named_parameters()), number)
-            page.serve(number)
             rank.serve(number)
             while not any(answer["version"] == number for answer in answers):
                 assert all(thread.is_alive() for thread in asking)
@@ -93,15 +91,15 @@ def test_answers_come_while_versions_do_and_each_is_what_its_version_gives(check
 
 
 def test_requests_that_make_no_sense_are_answered_400_and_a_closed_follower_503(checkpoint, tmp_path):
-    receiver, page = FakeReceiver(tmp_path / "engine.sock"), Page()
+    receiver = FakeReceiver(tmp_path / "engine.sock")
     model = serve.build_model(str(checkpoint))
     with lockstep.Follower(model, model="actor", socket=receiver.path) as follower:
         server = serve.Server(model, follower)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         rank = receiver.accept()
-        rank.attached(page)
-        rank.commit(page, 1, 0.0)
+        rank.attached()
+        rank.commit(1, 0.0)
         for wrong in ([], {}, {"prompt_ids": [64]}, {"prompt_ids": [1], "max_new_tokens": 0}, {"prompt_ids": ["a"]}):
             with pytest.raises(urllib.error.HTTPError, match="400"):
                 post(server.port, wrong)
@@ -116,15 +114,15 @@ def test_requests_that_make_no_sense_are_answered_400_and_a_closed_follower_503(
 def test_only_the_last_waits_are_kept_and_a_silent_client_is_left(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr(serve, "_KEPT_WAITS", 2)
     monkeypatch.setattr(serve._Handler, "timeout", 0.2)
-    receiver, page = FakeReceiver(tmp_path / "engine.sock"), Page()
+    receiver = FakeReceiver(tmp_path / "engine.sock")
     model = serve.build_model(str(checkpoint))
     with lockstep.Follower(model, model="actor", socket=receiver.path) as follower:
         server = serve.Server(model, follower)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         rank = receiver.accept()
-        rank.attached(page)
-        rank.commit(page, 1, 0.0)
+        rank.attached()
+        rank.commit(1, 0.0)
         for _ in range(5):
             server.generate({"prompt_ids": [1], "max_new_tokens": 1})
         assert server.stats()["answers"] == 5 and len(server._waits) == 2

@@ -1,11 +1,12 @@
 """What a Follower says of its module, and when that may be read."""
 
+import os
 import threading
 import time
 
 import pytest
 import torch
-from fake_receiver import RUN, FakeReceiver, Page
+from fake_receiver import RUN, FakeReceiver
 from helpers import in_background, values, wait_until
 
 import lockstep
@@ -32,10 +33,10 @@ class TiedModel(torch.nn.Module):
 def test_what_the_receiver_writes_is_what_the_module_reads_in_place(receiver, follow):
     model = TiedModel()
     follower = follow(model)
-    rank, page = receiver.accept(), Page()
-    rank.attached(page)
+    rank = receiver.accept()
+    rank.attached()
     addresses = {name: tensor.data_ptr() for name, tensor in model.named_parameters()}
-    rank.commit(page, 3, 5.0)
+    rank.commit(3, 5.0)
     with follower.serving(timeout=60) as served:
         assert served == Served(RUN, 3)
         assert values(model) == {5.0}
@@ -45,11 +46,10 @@ def test_what_the_receiver_writes_is_what_the_module_reads_in_place(receiver, fo
 
 def test_a_version_that_is_served_has_the_label_that_it_was_announced_with_and_keeps_it(receiver, follow):
     follower = follow(TiedModel())
-    rank, page = receiver.accept(), Page()
-    rank.attached(page)
+    rank = receiver.accept()
+    rank.attached()
     rank.hold(3, "step 70")
     rank.write(3)
-    page.serve(3)
     rank.serve(3)
     assert follower.wait_for(3, timeout=60).label == "step 70"
     rank.hold(4, "step 80")
@@ -57,8 +57,11 @@ def test_a_version_that_is_served_has_the_label_that_it_was_announced_with_and_k
     assert follower.wait_for(timeout=60).label == "step 70"
     rank.hold(4)
     rank.write(4)
-    page.serve(4)
-    rank.close()  # the page says so, and SERVE does not come
+    rank.close()
+    again = receiver.accept()
+    again.attached()
+    again.hold(4)
+    again.serve(4)
     assert follower.wait_for(4, timeout=60).label == ""
 
 
@@ -69,7 +72,7 @@ def test_views_of_one_memory_stay_views_of_one_memory(receiver, follow):
     assert model.part.data_ptr() == model.whole.data_ptr() + 16
     follow(model)
     rank = receiver.accept()
-    rank.attached(Page())
+    rank.attached()
     rank.hold(7)
     rank.fill(7.0, names=["whole"])
     assert model.part.tolist() == [7.0] * 4
@@ -89,7 +92,9 @@ def test_attach_names_the_engine_and_its_place_and_holds_nothing(receiver, follo
     )
     rank = receiver.accept()
     assert (rank.version, rank.run) == (0, "00" * 16)
-    assert set(rank.attach) == {"peer", "model", "engine", "description"}
+    assert set(rank.attach) == {"peer", "model", "engine", "incarnation", "gated", "state", "description"}
+    assert (rank.attach["gated"], rank.state) == (True, "waiting")
+    assert rank.attach["incarnation"].startswith(f"{os.getppid()}-")
     assert rank.attach["peer"] == f"engine_rank/{lockstep.__version__} protocol=1-1"
     assert (rank.attach["model"], rank.attach["engine"]) == ("actor", "tp2")
     assert (rank.description["rank"], rank.description["world"]) == (1, 2)
@@ -110,7 +115,7 @@ def test_attach_names_the_engine_and_its_place_and_holds_nothing(receiver, follo
 def test_nobody_comes_in_before_a_version_is_served(receiver, follow):
     follower = follow(torch.nn.Linear(2, 2))
     rank = receiver.accept()
-    rank.attached(Page())
+    rank.attached()
     with pytest.raises(lockstep.DeadlineError, match="nothing is"):
         with follower.serving(timeout=0.1):
             pass
@@ -118,9 +123,9 @@ def test_nobody_comes_in_before_a_version_is_served(receiver, follow):
 
 def test_a_hold_waits_for_the_readers_inside_and_keeps_new_ones_out(receiver, follow):
     follower = follow(torch.nn.Linear(2, 2))
-    rank, page = receiver.accept(), Page()
-    rank.attached(page)
-    rank.commit(page, 1, 1.0)
+    rank = receiver.accept()
+    rank.attached()
+    rank.commit(1, 1.0)
 
     def read() -> Served:
         with follower.serving() as served:
@@ -135,9 +140,7 @@ def test_a_hold_waits_for_the_readers_inside_and_keeps_new_ones_out(receiver, fo
         assert rank.is_silent() and late.is_alive()
     rank.expect(5)
     assert late.is_alive()
-    page.begin_writing()
     rank.fill(2.0)
-    page.serve(2)
     rank.serve(2)
     late.join(60)
     assert late.result == Served(RUN, 2)
@@ -145,9 +148,9 @@ def test_a_hold_waits_for_the_readers_inside_and_keeps_new_ones_out(receiver, fo
 
 def test_without_a_gate_a_hold_is_answered_at_once_and_serving_is_refused(receiver, follow):
     follower = follow(torch.nn.Linear(2, 2), gate=False)
-    rank, page = receiver.accept(), Page()
-    rank.attached(page)
-    rank.commit(page, 1, 1.0)
+    rank = receiver.accept()
+    rank.attached()
+    rank.commit(1, 1.0)
     assert follower.wait_for(1, timeout=60).version == 1
     with pytest.raises(lockstep.StateError, match="no gate"):
         with follower.serving():
@@ -157,9 +160,9 @@ def test_without_a_gate_a_hold_is_answered_at_once_and_serving_is_refused(receiv
 def test_readers_never_see_a_mix_while_versions_come(receiver, follow):
     model = torch.nn.Linear(64, 64)
     follower = follow(model)
-    rank, page = receiver.accept(), Page()
-    rank.attached(page)
-    rank.commit(page, 1, 1.0)
+    rank = receiver.accept()
+    rank.attached()
+    rank.commit(1, 1.0)
     stop = threading.Event()
 
     def read() -> int:
@@ -172,7 +175,7 @@ def test_readers_never_see_a_mix_while_versions_come(receiver, follow):
 
     readers = [in_background(read) for _ in range(3)]
     for version in range(2, 30):
-        rank.commit(page, version, float(version))
+        rank.commit(version, float(version))
     stop.set()
     for reader in readers:
         reader.join(60)
@@ -184,10 +187,10 @@ def test_after_write_runs_once_for_each_new_version_and_before_it_is_served(rece
     model = torch.nn.Linear(2, 2)
     seen = []
     follower = follow(model, after_write=lambda served: seen.append((served.version, values(model), follower.served)))
-    rank, page = receiver.accept(), Page()
-    rank.attached(page)
-    rank.commit(page, 1, 1.0)
-    rank.commit(page, 2, 2.0)
+    rank = receiver.accept()
+    rank.attached()
+    rank.commit(1, 1.0)
+    rank.commit(2, 2.0)
     rank.hold(3)  # and it is aborted: 2 again
     rank.serve(2)
     assert seen == [(1, {1.0}, None), (2, {2.0}, None)]
@@ -201,22 +204,20 @@ def test_a_version_whose_after_write_fails_is_not_served_and_comes_again_whole(r
             raise ValueError("no kernel")
 
     follower = follow(torch.nn.Linear(2, 2), after_write=after_write)
-    rank, page = receiver.accept(), Page()
-    rank.attached(page)
+    rank = receiver.accept()
+    rank.attached()
     rank.hold(1)
-    page.begin_writing()
     rank.write(1)
-    page.serve(1)
     rank.send_serve(1)
     assert rank.is_closed()
     again = receiver.accept()
-    assert again.version == 0 and follower.served is None
+    assert (again.state, again.version) == ("waiting", 1) and follower.served is None
     assert "after_write failed for version 1" in follower.error and "no kernel" in follower.error
     with pytest.raises(lockstep.DeadlineError, match="no kernel"):
         follower.wait_for(1, timeout=0.05)
     failing[0] = False
-    again.attached(page)
-    again.commit(page, 1, 1.0)
+    again.attached()
+    again.commit(1, 1.0)
     assert follower.wait_for(1, timeout=60) == Served(RUN, 1) and follower.error is None
 
 
@@ -225,12 +226,12 @@ def test_a_version_whose_after_write_fails_is_not_served_and_comes_again_whole(r
 
 def test_a_rank_attaches_again_with_its_version(receiver, follow):
     follower = follow(torch.nn.Linear(2, 2))
-    rank, page = receiver.accept(), Page()
-    rank.attached(page)
-    rank.commit(page, 1, 1.0)
+    rank = receiver.accept()
+    rank.attached()
+    rank.commit(1, 1.0)
     rank.close()
     again = receiver.accept()
-    assert (again.version, again.run) == (1, RUN)
+    assert (again.version, again.run, again.state) == (1, RUN, "reading")
     assert follower.served == Served(RUN, 1)
 
 
@@ -241,7 +242,7 @@ def test_a_follower_waits_for_a_receiver_that_is_not_there_yet(tmp_path):
         assert str(path) in follower.error
         late = FakeReceiver(path)
         rank = late.accept()
-        rank.attached(Page())
+        rank.attached()
         wait_until(lambda: follower.error is None, "attached")
         late.close()
 
@@ -249,7 +250,7 @@ def test_a_follower_waits_for_a_receiver_that_is_not_there_yet(tmp_path):
 def test_closing_ends_the_wait_of_readers_and_the_connection(receiver, follow):
     follower = follow(torch.nn.Linear(2, 2))
     rank = receiver.accept()
-    rank.attached(Page())
+    rank.attached()
 
     def read() -> str:
         try:
@@ -267,9 +268,9 @@ def test_closing_ends_the_wait_of_readers_and_the_connection(receiver, follow):
 
 def test_a_rank_that_closes_with_readers_inside_never_sends_held(receiver, follow):
     follower = follow(torch.nn.Linear(2, 2))
-    rank, page = receiver.accept(), Page()
-    rank.attached(page)
-    rank.commit(page, 1, 1.0)
+    rank = receiver.accept()
+    rank.attached()
+    rank.commit(1, 1.0)
     with follower.serving():
         rank.send_hold(2)
         wait_until(lambda: follower.served is None, "the gate is shut")

@@ -2,23 +2,26 @@
 
 import contextlib
 import socket
+import threading
 import time
 
 import pytest
 import torch
-from fake_receiver import RUN, Page
+from fake_receiver import RUN, STAGED
 from helpers import in_background, values, wait_until
+from portions import portion
 
 import lockstep
 from lockstep.engine import Served
 from lockstep.engine._gate import Gate
+from lockstep.engine._writer import Writer
 
 
 def test_a_rank_that_is_not_held_stays_as_it_was(receiver, follow):
     follower = follow(torch.nn.Linear(2, 2))
-    rank, page = receiver.accept(), Page()
-    rank.attached(page)
-    rank.commit(page, 1, 1.0)
+    rank = receiver.accept()
+    rank.attached()
+    rank.commit(1, 1.0)
     rank.close()
     again = receiver.accept()
     assert (again.version, again.run) == (1, RUN) and follower.served == Served(RUN, 1)
@@ -28,9 +31,9 @@ def test_a_rank_that_is_not_held_stays_as_it_was(receiver, follow):
 
 def test_killed_before_writing_held_ranks_resume_with_the_old_version(receiver, follow):
     follower = follow(torch.nn.Linear(2, 2))
-    rank, page = receiver.accept(), Page()
-    rank.attached(page)
-    rank.commit(page, 1, 1.0)
+    rank = receiver.accept()
+    rank.attached()
+    rank.commit(1, 1.0)
     rank.hold(2)
     rank.close()
     assert follower.wait_for(timeout=60) == Served(RUN, 1)
@@ -40,92 +43,157 @@ def test_killed_before_writing_held_ranks_resume_with_the_old_version(receiver, 
 def test_killed_while_writing_ranks_stay_held_until_a_whole_version_is_written(receiver, follow):
     model = torch.nn.Linear(2, 2)
     follower = follow(model)
-    rank, page = receiver.accept(), Page()
-    rank.attached(page)
-    rank.commit(page, 1, 1.0)
+    rank = receiver.accept()
+    rank.attached()
+    rank.commit(1, 1.0)
     rank.hold(2)
-    page.begin_writing()
     rank.fill(2.0, version=0, names=["weight"])
     rank.close()
     again = receiver.accept()
-    assert again.version == 0 and again.run == "00" * 16
+    assert (again.version, again.run, again.state) == (0, "00" * 16, "waiting")
     with pytest.raises(lockstep.DeadlineError, match="was not served within 0.1 s; nothing is"):
         follower.wait_for(timeout=0.1)
-    page = Page()
-    again.attached(page)
+    again.attached()
     again.hold(2)  # a rank that is held answers HELD again
     again.hold(2)
-    page.begin_writing()
     again.fill(2.0)
-    page.serve(2)
     again.serve(2)
     with follower.serving(timeout=60) as served:
         assert served.version == 2 and values(model) == {2.0}
 
 
-def test_killed_after_the_commit_ranks_resume_with_the_new_version(receiver, follow):
-    model = torch.nn.Linear(2, 2)
-    derived = []
-    follower = follow(model, after_write=lambda served: derived.append(served.version))
-    rank, page = receiver.accept(), Page()
-    rank.attached(page)
-    rank.commit(page, 1, 1.0)
-    rank.hold(2)
-    page.begin_writing()
-    rank.fill(2.0)
-    page.serve(2)
-    rank.close()
-    assert follower.wait_for(2, timeout=60) == Served(RUN, 2)
-    assert values(model) == {2.0} and derived == [1, 2]
-    assert receiver.accept().version == 2
-
-
-def test_a_late_rank_that_was_being_caught_up_does_not_take_the_others_version_for_its_own(receiver, follow):
-    """The others serve 4, the word names it and does not change; this rank's memory is a mix when the receiver dies."""
+def test_a_rank_that_waits_is_written_and_serves_without_having_been_read(receiver, follow):
+    """It was being caught up with the others when the receiver died: its memory is a mix."""
     follower = follow(torch.nn.Linear(2, 2))
-    rank, page = receiver.accept(), Page()
-    page.serve(4)
-    rank.attached(page)
+    rank = receiver.accept()
+    rank.attached()
     rank.hold(4)
     rank.fill(4.0, version=0, names=["weight"])
     rank.close()
-    assert receiver.accept().version == 0 and follower.served is None
+    again = receiver.accept()
+    assert (again.version, again.state) == (0, "waiting") and follower.served is None
 
 
-def test_a_held_rank_resumes_with_what_it_attached_with_where_the_page_names_it(receiver, follow):
+def test_a_rank_that_read_when_it_attached_resumes_as_well(receiver, follow):
     follower = follow(torch.nn.Linear(2, 2))
-    rank, page = receiver.accept(), Page()
-    rank.attached(page)
-    rank.commit(page, 1, 1.0)
+    rank = receiver.accept()
+    rank.attached()
+    rank.commit(1, 1.0)
     rank.close()
-    rank, page = receiver.accept(), Page()
-    page.serve(1)
-    rank.attached(page)
+    rank = receiver.accept()
+    rank.attached()
     rank.hold(2)
     rank.close()
     assert follower.wait_for(timeout=60) == Served(RUN, 1)
 
 
-def test_a_page_that_comes_later_takes_the_place_of_the_first(receiver, follow):
+def test_a_reader_that_stays_keeps_nobody_out_once_the_receiver_waits_no_longer(receiver, follow):
     follower = follow(torch.nn.Linear(2, 2))
-    rank, first, second = receiver.accept(), Page(), Page()
-    rank.attached(first)
-    rank.commit(first, 1, 1.0)
-    second.serve(1)
-    rank.attached(second)
-    rank.hold(2)
-    second.begin_writing()
-    rank.close()
-    assert receiver.accept().version == 0 and follower.served is None
+    rank = receiver.accept()
+    rank.attached()
+    rank.commit(1, 1.0)
+    with follower.serving():
+        rank.send_hold(2)
+        wait_until(lambda: follower.served is None, "the gate is shut")
+        rank.close()
+        late = in_background(lambda: follower.wait_for(timeout=60))
+        late.join(60)
+        assert late.result == Served(RUN, 1)
+        again = receiver.accept()
+        assert (again.version, again.state) == (1, "reading")
+        again.attached()
+        wait_until(lambda: follower.error is not None, "the reader is told of")
+        assert "1 of its readers did not leave" in follower.error
+    again.commit(2, 2.0)
+    assert follower.wait_for(2, timeout=60) == Served(RUN, 2) and follower.error is None
+
+
+def test_a_rank_that_waits_for_long_says_so(receiver, follow, monkeypatch):
+    monkeypatch.setattr("lockstep.engine._follower._LONG_WAIT_SECONDS", 0.05)
+    follower = follow(torch.nn.Linear(2, 2))
+    rank = receiver.accept()
+    rank.attached()
+    rank.hold(1)
+    rank.fill(1.0)
+    wait_until(lambda: follower.error is not None, "it has waited")
+    assert "waited for 0 s" in follower.error and "holds version 1" in follower.error
+    rank.serve(1)
+    assert follower.error is None
+
+
+# ---- sleep ----
+
+
+@pytest.mark.parametrize("restored", [True, False])
+def test_a_rank_that_sleeps_says_so_reads_nothing_and_says_what_it_holds_when_it_wakes(receiver, follow, restored):
+    follower = follow(torch.nn.Linear(2, 2))
+    rank = receiver.accept()
+    rank.attached()
+    rank.commit(1, 1.0)
+    follower.sleep()
+    follower.sleep()
+    assert follower.served is None and rank.is_closed()
+    asleep = receiver.accept()
+    assert (asleep.state, asleep.version) == ("asleep", 0)
+    with pytest.raises(lockstep.DeadlineError):
+        follower.wait_for(timeout=0.05)
+    follower.wake(restored)
+    follower.wake(restored)
+    assert asleep.is_closed()
+    awake = receiver.accept()
+    assert (awake.state, awake.version) == ("waiting", 1 if restored else 0) and follower.served is None
+    awake.attached()
+    awake.hold(1)
+    if not restored:
+        awake.fill(1.0)
+    awake.serve(1)
+    assert follower.wait_for(1, timeout=60) == Served(RUN, 1)
+
+
+def test_a_rank_does_not_fall_asleep_while_it_is_written_and_holds_nothing_then(receiver, follow, monkeypatch):
+    model = torch.nn.Linear(2, 2)
+    follower = follow(model)
+    rank = receiver.accept()
+    rank.attached()
+    rank.hold(1)
+    begun, go_on, write = threading.Event(), threading.Event(), Writer.write
+
+    def slow(writer: Writer) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        write(writer)
+
+    monkeypatch.setattr(Writer, "write", slow)
+    rank.stage(portion())
+    rank.expect(STAGED)
+    rank.send_write(0)
+    assert begun.wait(60)
+    sleeping = in_background(follower.sleep)
+    time.sleep(0.05)
+    assert sleeping.is_alive()
+    go_on.set()
+    sleeping.join(60)
+    assert not sleeping.is_alive() and receiver.accept().state == "asleep"
+
+
+def test_a_rank_that_sleeps_takes_no_order(receiver, follow):
+    follower = follow(torch.nn.Linear(2, 2))
+    rank = receiver.accept()
+    follower.sleep()
+    assert rank.is_closed()
+    asleep = receiver.accept()
+    asleep.attached()
+    assert asleep.is_closed()
+    wait_until(lambda: "before its time" in (follower.error or ""), "it says why")
 
 
 def test_a_refused_rank_reports_why_keeps_what_it_serves_and_attaches_again(receiver, follow):
     follower = follow(torch.nn.Linear(2, 2))
     receiver.accept().refuse("parameter weight is F32 and should be BF16")
-    rank, page = receiver.accept(), Page()
+    rank = receiver.accept()
     assert "should be BF16" in follower.error
-    rank.attached(page)
-    rank.commit(page, 1, 1.0)
+    rank.attached()
+    rank.commit(1, 1.0)
     assert follower.error is None
     rank.hold(2)
     rank.refuse("another rank was lost")
@@ -138,15 +206,15 @@ def test_who_waits_for_a_rank_that_is_refused_again_gets_the_reason(receiver, fo
     receiver.accept().refuse("parameter weight is F32 and should be BF16")
     rank = receiver.accept()
     assert waiting.is_alive()  # one refusal may have a reason that passes
-    rank.attached(Page())
+    rank.attached()
     rank.refuse("parameter weight is F32 and should be BF16")
     waiting.join(60)
     assert "should be BF16" in waiting.result and str(receiver.path) in waiting.result
     with pytest.raises(lockstep.StateError, match="should be BF16"):
         follower.wait_for(1)
-    rank, page = receiver.accept(), Page()
-    rank.attached(page)
-    rank.commit(page, 1, 1.0)
+    rank = receiver.accept()
+    rank.attached()
+    rank.commit(1, 1.0)
     with follower.serving(timeout=60) as served:
         assert served == Served(RUN, 1)
 
@@ -173,7 +241,7 @@ def test_a_peer_that_sends_what_a_receiver_does_not_is_left(receiver, follow):
     rank.connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(40))
     assert rank.is_closed()
     rank = receiver.accept()
-    assert "no message of format 2" in follower.error
+    assert "no message of format 3" in follower.error
     rank.send_hold(1)  # before ATTACHED
     again = receiver.accept()
     assert again.version == 0 and "before its time" in follower.error
@@ -196,24 +264,15 @@ def opened(monkeypatch) -> "list[Served]":
     return opened
 
 
-def test_a_held_rank_that_closes_stays_held_where_the_page_names_what_it_served(receiver, follow, opened):
+@pytest.mark.parametrize("written", [True, False])
+def test_a_held_rank_that_closes_opens_for_nobody(receiver, follow, opened, written):
     follower = follow(torch.nn.Linear(2, 2))
-    rank, page = receiver.accept(), Page()
-    rank.attached(page)
-    rank.commit(page, 1, 1.0)
+    rank = receiver.accept()
+    rank.attached()
+    rank.commit(1, 1.0)
     rank.hold(2)  # the receiver is about to write
-    follower.close()
-    assert opened == [Served(RUN, 1)]
-
-
-def test_a_held_rank_that_closes_stays_held_where_the_page_names_what_it_has_written(receiver, follow, opened):
-    follower = follow(torch.nn.Linear(2, 2))
-    rank, page = receiver.accept(), Page()
-    rank.attached(page)
-    rank.commit(page, 1, 1.0)
-    rank.hold(2)
-    rank.fill(2.0)
-    page.serve(2)
+    if written:
+        rank.fill(2.0)
     follower.close()
     assert opened == [Served(RUN, 1)]
 
@@ -263,21 +322,20 @@ def test_a_rank_attaches_again_ever_later_until_a_serve_succeeded(receiver, foll
             raise ValueError("no kernel")
 
     follower = follow(torch.nn.Linear(2, 2), after_write=after_write)
-    rank, page = receiver.accept(), Page()
-    pauses, wait = [], follower._stopping.wait
-    monkeypatch.setattr(follower._stopping, "wait", lambda seconds: pauses.append(seconds) or wait(seconds))
+    rank = receiver.accept()
+    pauses, wait = [], follower._soon.wait
+    monkeypatch.setattr(follower._soon, "wait", lambda seconds: pauses.append(seconds) or wait(seconds))
     for _ in range(4):
-        rank.attached(page)
+        rank.attached()
         rank.hold(1)
         rank.write(1)
-        page.serve(1)
         rank.send_serve(1)
         assert rank.is_closed()
         rank = receiver.accept()
     assert pauses == [0.05, 0.1, 0.2, 0.4]
     failing[0] = False
-    rank.attached(page)
-    rank.commit(page, 1, 1.0)
+    rank.attached()
+    rank.commit(1, 1.0)
     receiver.close()
     rank.close()
     wait_until(lambda: len(pauses) >= 7, "nobody listens")

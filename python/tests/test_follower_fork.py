@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from fake_receiver import Page
 
 _RANK = """
 import os, signal, sys, threading, time
@@ -49,9 +48,9 @@ def test_a_forked_process_reads_nothing_and_does_not_keep_its_dead_parents_conne
     parent = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     try:
         receiver._listener.settimeout(120)  # until PyTorch is there
-        rank, page = receiver.accept(), Page()
-        rank.attached(page)
-        rank.commit(page, 1, 1.0)
+        rank = receiver.accept()
+        rank.attached()
+        rank.commit(1, 1.0)
         refusal = parent.stdout.readline()
         assert "StateError" in refusal and "forked" in refusal
         assert parent.stdout.readline() == "closed\n" and rank.is_silent()

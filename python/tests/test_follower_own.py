@@ -1,7 +1,7 @@
 """Followers write their own memory: what a receiver may have them do, and what they serve when it goes away amid it."""
 
 import torch
-from fake_receiver import HELD, STAGED, Page
+from fake_receiver import HELD, RUN, STAGED
 from helpers import values
 from portions import portion
 
@@ -11,12 +11,12 @@ OUTSIDE = portion([(0, 4, 0, (1 << 20,), b"abcd")])
 
 
 def serving(receiver, follow, module, **options):
-    """A follower, its rank and page; it serves version 1, all ones."""
+    """A follower and its rank; it serves version 1, all ones."""
     follower = follow(module, **options)
-    rank, page = receiver.accept(), Page()
-    rank.attached(page)
-    rank.commit(page, 1, 1.0)
-    return follower, rank, page
+    rank = receiver.accept()
+    rank.attached()
+    rank.commit(1, 1.0)
+    return follower, rank
 
 
 def test_parameters_stay_where_they_are_and_nothing_is_handed_out(receiver, follow):
@@ -31,16 +31,14 @@ def test_parameters_stay_where_they_are_and_nothing_is_handed_out(receiver, foll
 
 def test_what_is_staged_changes_nothing_while_the_module_is_read(receiver, follow):
     module = torch.nn.Linear(2, 2)
-    follower, rank, page = serving(receiver, follow, module)
+    follower, rank = serving(receiver, follow, module)
     with follower.serving():
         rank.stage(portion([(0, 4, 0, (0,), torch.tensor([2.0]).numpy().tobytes())]))
         rank.expect(STAGED)
         assert values(module) == {1.0}
     rank.hold(2)
     assert values(module) == {1.0}
-    page.begin_writing()
     rank.write(2)
-    page.serve(2)
     rank.serve(2)
     with follower.serving(timeout=60) as served:
         assert served.version == 2 and values(module) == {1.0, 2.0}
@@ -48,13 +46,13 @@ def test_what_is_staged_changes_nothing_while_the_module_is_read(receiver, follo
 
 def test_what_cannot_be_staged_is_refused_by_name_and_the_rank_serves_on(receiver, follow):
     module = torch.nn.Linear(2, 2)
-    follower, rank, _ = serving(receiver, follow, module)
+    follower, rank = serving(receiver, follow, module)
     rank.stage(OUTSIDE)
     assert "run 0 has 4 bytes for byte 1048576 of memory 0" in rank.refusal()
     assert follower.served is not None and values(module) == {1.0}
     again = receiver.accept()
     assert again.version == 1
-    again.attached(Page())
+    again.attached()
     again.send_write(2)
     assert "WRITE of memory that is being read" in again.refusal()
     assert values(module) == {1.0} and receiver.accept().version == 1
@@ -71,76 +69,76 @@ def test_orders_before_the_rank_is_attached_end_the_connection(receiver, follow)
 
 
 def test_only_what_was_written_wholly_is_served(receiver, follow):
-    follower, rank, page = serving(receiver, follow, torch.nn.Linear(2, 2))
+    follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
     rank.hold(2)
-    page.begin_writing()
     rank.fill(2.0, version=0, names=["weight"])  # more is to come
-    page.serve(2)
     rank.send_serve(2)
     assert rank.is_closed() and follower.served is None
-    assert receiver.accept().version == 0
+    again = receiver.accept()
+    assert (again.state, again.version) == ("waiting", 0)
 
 
-def test_dropped_for_answering_late_a_rank_stays_held_with_what_nobody_else_serves(receiver, follow):
-    follower, rank, page = serving(receiver, follow, torch.nn.Linear(2, 2))
+def test_a_rank_that_was_written_and_not_told_to_serve_waits_and_says_what_it_holds(receiver, follow):
+    module = torch.nn.Linear(2, 2)
+    follower, rank = serving(receiver, follow, module)
     rank.hold(2)
-    page.begin_writing()
     rank.fill(2.0, version=2)
-    page.serve(1)  # the others got it back
     rank.close()
-    again, page = receiver.accept(), Page()
-    assert again.version == 0 and follower.served is None
-    again.attached(page)
+    again = receiver.accept()
+    assert (again.state, again.version) == ("waiting", 2) and follower.served is None
+    again.attached()
+    again.hold(2)
+    again.serve(2)  # without a WRITE: it is there
+    assert follower.wait_for(2, timeout=60) == Served(RUN, 2) and values(module) == {2.0}
+
+
+def test_a_rank_that_waits_serves_the_version_before_once_it_was_written_again(receiver, follow):
+    follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
+    rank.hold(2)
+    rank.fill(2.0, version=2)
+    rank.close()
+    again = receiver.accept()
+    again.attached()
+    again.send_serve(1)  # which it does not hold
+    assert again.is_closed() and follower.served is None
+    again = receiver.accept()
+    assert (again.state, again.version) == ("waiting", 2)
+    again.attached()
     again.hold(1)
     again.fill(1.0)
-    page.serve(1)
     again.serve(1)
-    assert follower.wait_for(1, timeout=60) == Served(follower.served.run, 1)
-
-
-def test_killed_between_two_written_a_rank_resumes_if_the_page_names_what_it_wrote(receiver, follow):
-    module = torch.nn.Linear(2, 2)
-    follower, rank, page = serving(receiver, follow, module)
-    rank.hold(2)
-    page.begin_writing()
-    rank.fill(2.0, version=2)
-    page.serve(2)
-    rank.close()
-    assert follower.wait_for(2, timeout=60).version == 2 and values(module) == {2.0}
-    assert receiver.accept().version == 2
+    assert follower.wait_for(1, timeout=60) == Served(RUN, 1)
 
 
 def test_what_a_receiver_staged_before_it_went_is_not_written_for_the_next(receiver, follow):
     module = torch.nn.Linear(2, 2)
-    follower, rank, _ = serving(receiver, follow, module)
+    follower, rank = serving(receiver, follow, module)
     rank.stage(portion([(0, 4, 0, (0,), b"abcd")]))
     rank.expect(STAGED)
     rank.close()
-    again, page = receiver.accept(), Page()
-    again.attached(page)
+    again = receiver.accept()
+    again.attached()
     again.hold(2)
     again.write(2)
-    page.serve(2)
     again.serve(2)
     assert follower.wait_for(2, timeout=60).version == 2 and values(module) == {1.0}
 
 
 def test_what_is_dropped_is_not_written(receiver, follow):
     module = torch.nn.Linear(2, 2)
-    _, rank, page = serving(receiver, follow, module)
+    _, rank = serving(receiver, follow, module)
     rank.stage(portion([(0, 4, 0, (0,), b"abcd")]))
     rank.expect(STAGED)
     rank.drop()
     rank.hold(2)
     rank.write(2)
-    page.serve(2)
     rank.serve(2)
     assert values(module) == {1.0}
 
 
 def test_a_rank_says_whether_it_holds_what_it_is_to_compare_while_it_is_read(receiver, follow):
     module = torch.nn.Linear(2, 2)
-    follower, rank, _ = serving(receiver, follow, module)
+    follower, rank = serving(receiver, follow, module)
     ones = torch.ones(2, 2).numpy().tobytes()
     with follower.serving():
         for content, answer in ((ones, b"\1"), (ones[:-1] + b"\0", b"\0")):
@@ -153,7 +151,7 @@ def test_a_rank_says_whether_it_holds_what_it_is_to_compare_while_it_is_read(rec
 
 
 def test_a_rank_that_is_being_read_answers_stage_before_its_readers_leave_and_hold_after(receiver, follow):
-    follower, rank, _ = serving(receiver, follow, torch.nn.Linear(2, 2))
+    follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
     with follower.serving():
         rank.stage(portion())
         rank.expect(STAGED)
@@ -180,11 +178,10 @@ def test_parameters_that_touch_or_overlap_are_one_memory(receiver, follow):
 
 def test_a_version_may_come_in_several_writes(receiver, follow):
     module = torch.nn.Linear(2, 2)
-    follower, rank, page = serving(receiver, follow, module)
+    follower, rank = serving(receiver, follow, module)
     rank.hold(2)
     rank.fill(2.0, names=["weight"], version=0)
     rank.fill(2.0, names=["bias"], version=2)
-    page.serve(2)
     rank.serve(2)
     with follower.serving(timeout=60) as served:
         assert served.version == 2 and values(module) == {2.0}

@@ -81,7 +81,7 @@ def test_the_writer_waits_for_every_one_of_the_tasks_of_one_thread(gate):
 
 def test_a_new_task_waits_while_another_one_of_its_thread_is_inside_and_the_writer_waits(gate):
     async def read() -> Served:
-        with gate.reading(0.05) as served:
+        async with gate.reading(0.05) as served:
             return served
 
     async def main() -> None:
@@ -147,7 +147,7 @@ def test_a_nested_reader_passes_the_waiting_writer_also_in_to_thread_and_is_wait
 
 def test_a_task_that_outlives_the_reader_who_made_it_waits_like_any_other(gate):
     async def read() -> None:
-        with gate.reading(0.05):
+        async with gate.reading(0.05):
             pass
 
     async def main() -> None:
@@ -158,6 +158,75 @@ def test_a_task_that_outlives_the_reader_who_made_it_waits_like_any_other(gate):
             await asyncio.create_task(read(), context=context)
 
     asyncio.run(main())
+
+
+def test_tasks_that_wait_let_those_inside_leave(gate):
+    """Blocking, the second would stop the loop that the first needs to leave."""
+
+    async def inside(leave: asyncio.Event) -> None:
+        with gate.reading(60):
+            await leave.wait()
+
+    async def late() -> Served:
+        async with gate.reading(60) as served:
+            return served
+
+    async def main() -> Served:
+        leave = asyncio.Event()
+        first = asyncio.create_task(inside(leave))
+        await asyncio.sleep(0.01)
+        writer = await asyncio.to_thread(shutting, gate)
+        second = asyncio.create_task(late())
+        await asyncio.sleep(0.05)
+        assert not second.done()
+        with pytest.raises(lockstep.StateError, match="async with follower.serving"):
+            await blocking()
+        leave.set()
+        await first
+        assert await asyncio.to_thread(is_through, writer)
+        gate.open(V2)
+        return await second
+
+    async def blocking() -> None:
+        await asyncio.create_task(read())
+
+    async def read() -> None:
+        with gate.reading(60):
+            pass
+
+    assert asyncio.run(main()) == V2
+
+
+def test_a_task_waits_no_longer_than_it_says_and_leaves_nothing_behind(gate):
+    async def read(timeout: "float | None") -> Served:
+        async with gate.reading(timeout) as served:
+            return served
+
+    async def main() -> None:
+        assert await read(None) == V1
+        gate.shut()
+        with pytest.raises(lockstep.DeadlineError, match="was not served within 0.05 s; nothing is"):
+            await read(0.05)
+        cancelled = asyncio.create_task(read(None))
+        await asyncio.sleep(0.01)
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        refused = asyncio.create_task(read(None))
+        await asyncio.sleep(0.01)
+        gate.refuse("no such model")
+        with pytest.raises(lockstep.StateError, match="no such model"):
+            await refused
+
+    asyncio.run(main())
+    assert gate.readers == 0 and not gate._wakers
+
+
+def test_a_writer_that_gives_up_waits_no_longer_for_those_inside(gate):
+    with gate.reading(60):
+        with pytest.raises(lockstep.StateError, match="1 of its readers did not leave"):
+            gate.shut(given_up=lambda: True)
+        assert gate.served is None
 
 
 def test_a_reader_of_one_gate_is_no_reader_of_another(gate):

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import pytest
 import torch
-from fake_receiver import RUN, FakeReceiver, Page
+from fake_receiver import RUN, FakeReceiver
 
 import lockstep
 from lockstep.engine import sglang as sglang_plugin
@@ -65,6 +65,7 @@ def vllm_base() -> ModuleType:
 
     class WeightTransferEngine(Generic[init, update]):
         def __init__(self, config: Any, vllm_config: Any, device: Any, model: Any) -> None:
+            self.vllm_config = vllm_config
             self.parallel_config, self.model_config = vllm_config.parallel_config, vllm_config.model_config
             self.model = model
 
@@ -99,10 +100,12 @@ def vllm(monkeypatch):
 
     def make(model: torch.nn.Module, **parallel: Any) -> Any:
         places = {"data_parallel_index": 1, "data_parallel_size": 2, "world_size": 2, "rank": 1}
-        parallel_config = SimpleNamespace(**{**places, "expert_placement_strategy": "linear", **parallel})
+        parallel_config = SimpleNamespace(
+            **{**places, "expert_placement_strategy": "linear", "distributed_executor_backend": "mp", **parallel}
+        )
         text = SimpleNamespace(model_type="qwen3_moe", num_key_value_heads=4)
         model_config = SimpleNamespace(hf_text_config=text, dtype=torch.bfloat16)
-        config = SimpleNamespace(parallel_config=parallel_config, model_config=model_config)
+        config = SimpleNamespace(parallel_config=parallel_config, model_config=model_config, instance_id="f00d5")
         made.append(engine_class(None, config, "cpu", model))
         return made[-1]
 
@@ -160,10 +163,10 @@ def test_vllm_an_update_answers_where_the_version_is_there_and_fails_at_once_whe
     with pytest.raises(RuntimeError, match="init_weight_transfer_engine"):
         engine.update_weights({"version": 1})
     engine.init_transfer_engine(engine.parse_init_info(init_info(receiver)))
-    rank, page = receiver.accept(), Page(world=4)
-    rank.attached(page)
+    rank = receiver.accept()
+    rank.attached()
     engine.start_weight_update()
-    rank.commit(page, 2, 2.0)
+    rank.commit(2, 2.0)
     engine.update_weights({"version": 2, "run": RUN})
     engine.finish_weight_update()
     assert model.weight.unique().tolist() == [2.0]
@@ -307,14 +310,14 @@ def test_sglang_follows_once_the_model_is_loaded_and_computes_anew_after_each_ve
     model = SglangModel()
     assert ModelRunner(None, is_draft_worker=True).load_model() == "loaded" and sglang_plugin._follower is None
     assert ModelRunner(model).load_model() == "loaded"
-    rank, page = receiver.accept(), Page(world=4)
+    rank = receiver.accept()
     place = rank.description["place"]
     assert (rank.description["rank"], rank.description["world"]) == (1, 4)
     assert (place["engine"], place["family"], place["fused_shared_experts"]) == ("sglang", "deepseek_v3", True)
     assert place["tensor"] == {"size": 4, "rank": 1}
     assert (place["expert"], place["expert_tensor"]) == ({"size": 2, "rank": 0}, {"size": 2, "rank": 1})
-    rank.attached(page)
-    rank.commit(page, 1, 3.0)
+    rank.attached()
+    rank.commit(1, 3.0)
     assert model.computed.unique().tolist() == [6.0]
 
 

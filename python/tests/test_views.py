@@ -1,7 +1,6 @@
 """What a module has in the memory of its parameters shows every version."""
 
 import torch
-from fake_receiver import Page
 
 
 class LatentAttention(torch.nn.Module):
@@ -37,11 +36,11 @@ def test_views_of_parameters_stay_where_they_are_and_show_every_version(receiver
     follow(model, engine="sglang", family="any")
     for name, view in views(model).items():
         assert torch.equal(view, before[name][0]) and view.stride() == before[name][1], name
-    rank, page = receiver.accept(), Page()
+    rank = receiver.accept()
     assert {own["name"] for own in rank.description["parameters"]} == {"attention.kv_b_proj.weight", "embed"}
-    rank.attached(page)
+    rank.attached()
     for version in (1, 2, 3):
-        rank.commit(page, version, float(version))
+        rank.commit(version, float(version))
         for name, view in views(model).items():
             assert torch.all(view == version), name
         assert torch.equal(model.attention.per_head["bits"].view(torch.bfloat16), model.attention.kv_b_proj.weight)

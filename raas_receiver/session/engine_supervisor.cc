@@ -32,8 +32,9 @@ void Fill(const targets::EngineReport& report, v1::EngineTargets& proto) {
   proto.set_name(report.engine);
   proto.set_world(report.world);
   proto.set_attached(report.attached);
-  *proto.mutable_serving() = ToProto(report.serving);
-  proto.set_mixed(report.mixed);
+  *proto.mutable_serving() = ToProto(report.serving());
+  proto.set_waiting(report.waiting());
+  proto.set_asleep(report.asleep);
   proto.set_parameters(report.parameters);
   proto.set_target_bytes(report.target_bytes);
   proto.set_last_prepare_us(static_cast<uint64_t>(report.last_prepare.count()));
@@ -202,10 +203,13 @@ bool EngineSupervisor::ended() const {
   return attempt_ && attempt_->outcome;
 }
 
-bool EngineSupervisor::Reads(const std::string& path) const {
+bool EngineSupervisor::ReadsPrevious() const {
+  const replica::PublishedVersion previous = replicas_.previous();
+  if (previous.held.nothing()) return false;
+  if (in_place_) return previous.held != replicas_.current().held && targets_.Reads(previous.held);
   std::lock_guard lock(mutex_);
-  if (!attempt_ || path.empty()) return false;
-  return path == attempt_->version.path || (attempt_->last_good && path == attempt_->last_good->path);
+  if (!attempt_) return false;
+  return previous.path == attempt_->version.path || (attempt_->last_good && previous.path == attempt_->last_good->path);
 }
 
 void EngineSupervisor::MarkServed(const Held& served) {

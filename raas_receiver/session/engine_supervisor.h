@@ -5,8 +5,8 @@
 //   in place    its ranks write their memory: prepared while they serve, then pause, write, resume
 //
 // A load may take minutes: it runs on a thread of its own, and its session goes on. What it reads stays as it is until
-// it has ended (Reads). One that failed is begun again, after waits that double up to a minute, until it works or a
-// newer version comes.
+// it has ended (ReadsPrevious). One that failed is begun again, after waits that double up to a minute, until it works
+// or a newer version comes.
 #pragma once
 
 #include <atomic>
@@ -85,9 +85,10 @@ class EngineSupervisor {
   // Whether an attempt was begun and not taken yet; whether it has ended.
   bool under_way() const;
   bool ended() const;
-  // Whether the attempt under way reads the version published at `path`: the one that it loads, or the one that a
-  // server would return to.
-  bool Reads(const std::string& path) const;
+  // Whether the version before the current one is in use, so that no sync may write over it. By the directory: the
+  // attempt under way loads it, or the server would return to it. In place: ranks read it, and others of their engine
+  // may have to be brought to it.
+  bool ReadsPrevious() const;
   // Cancels the attempt under way, if there is one, and waits for its end. It is to be taken as ever.
   void Interrupt();
   // Waits for the end of the attempt under way, and answers how it went. REQUIRES one.

@@ -209,7 +209,7 @@ void Session::Loop() {
 
 bool Session::SyncDue() const {
   ++looked_;
-  if (engine_.Reads(replicas_->previous().path)) return false;  // a sync would write there
+  if (engine_.ReadsPrevious()) return false;  // a sync would write there
   if (unanswered_ ? requests_.due(Requests::kPull, unanswered_->pulls) : requests_.due(Requests::kPull)) return true;
   const replica::PublishedVersion current = replicas_->current();
   return UntilRetry().count() <= 0 && !rolled_back_ && follower_.Behind(current.held, current.digest);

@@ -30,11 +30,16 @@ Status EngineGroup::Join(std::shared_ptr<RankLink> link, const model::ModelLayou
 }
 
 bool EngineGroup::At(const Held& held) const {
-  const ControlPage* const page = members_.page();
-  if (!members_.complete() || page == nullptr || page->serving() != held) return false;
   const EngineRanks ranks = members_.ranks();
-  return std::all_of(ranks.begin(), ranks.end(),
-                     [&](const auto& link) { return link->serving() == held && link->holds() == held; });
+  return !held.nothing() && members_.complete() && std::all_of(ranks.begin(), ranks.end(), [&](const auto& link) {
+    return link->reads() == held && link->holds() == held;
+  });
+}
+
+bool EngineGroup::awake() const {
+  const std::vector<std::shared_ptr<RankLink>> links = members_.present();
+  return members_.complete() &&
+         std::none_of(links.begin(), links.end(), [](const auto& link) { return link->asleep(); });
 }
 
 EngineReport EngineGroup::Describe() const {
@@ -43,16 +48,23 @@ EngineReport EngineGroup::Describe() const {
   report.engine = members_.engine();
   report.world = static_cast<uint32_t>(members_.world());
   report.attached = static_cast<uint32_t>(links.size());
-  if (const ControlPage* const page = members_.page()) {
-    report.serving = page->serving();
-    if (At(report.serving)) report.at = report.serving;
-    report.mixed = page->state() == EngineState::kWriting;
-  }
   for (const auto& link : links) {
+    report.reads.push_back(link->reads());
+    report.asleep += link->asleep() ? 1 : 0;
     report.parameters += link->description().parameters.size();
     for (const uint64_t bytes : link->description().memories) report.target_bytes += bytes;
   }
+  if (At(report.serving())) report.at = report.serving();
   return report;
+}
+
+Held EngineReport::serving() const {
+  const bool same = std::all_of(reads.begin(), reads.end(), [&](const Held& held) { return held == reads.front(); });
+  return same && !reads.empty() ? reads.front() : Held();
+}
+
+uint32_t EngineReport::waiting() const {
+  return static_cast<uint32_t>(std::count(reads.begin(), reads.end(), Held())) - asleep;
 }
 
 // --- commits ---
@@ -67,7 +79,7 @@ Status EngineGroup::Failed(Status status) {
 
 Status EngineGroup::Prepare(const CommitRequest& request) {
   commit_.reset();
-  if (!members_.complete()) return OkStatus();
+  if (!awake()) return OkStatus();
   const auto begin = Clock::now();
   const Status status = TryPrepare(request);
   report_.last_prepare = Since(begin);
@@ -77,14 +89,37 @@ Status EngineGroup::Prepare(const CommitRequest& request) {
 }
 
 Status EngineGroup::TryPrepare(const CommitRequest& request) {
-  LS_RETURN_IF_ERROR(PlanFor(*request.version.layout));
-  LS_RETURN_IF_ERROR(members_.SendPage());
-  LS_RETURN_IF_ERROR(CheckClaims(request.version, request.before));
-  Readopt();
+  if (SomeWait(request)) LS_RETURN_IF_ERROR(CatchUp(request));
+  LS_RETURN_IF_ERROR(Plan(request, *request.version.layout));
   if (At(request.version.held)) return OkStatus();
-  auto commit = std::make_unique<GroupCommit>(members_, request, plan_, options_, pool_);
+  auto commit = std::make_unique<GroupCommit>(members_, request.version, request.deltas, plan_, options_, pool_);
   LS_RETURN_IF_ERROR(commit->Prepare());
   commit_ = std::move(commit);
+  return OkStatus();
+}
+
+// Whether some ranks read the version before, and others wait and may be written as they are: a commit was given up, or
+// a receiver died in it, when they had been written.
+bool EngineGroup::SomeWait(const CommitRequest& request) const {
+  bool read = false;
+  bool wait = false;
+  for (const auto& link : members_.ranks()) {
+    if (link->reads().nothing() && !link->gated()) return false;  // its server may run
+    wait = wait || link->reads().nothing();
+    read = read || (request.before && link->reads() == request.before->held);
+  }
+  return read && wait;
+}
+
+// Those that wait are brought to what the others read. In a collective the others may stand still for them, and could
+// not be held.
+Status EngineGroup::CatchUp(const CommitRequest& request) {
+  LS_RETURN_IF_ERROR(Plan(request, *request.before->layout));
+  GroupCommit commit(members_, *request.before, request.deltas, plan_, options_, pool_);
+  LS_RETURN_IF_ERROR(commit.Prepare());
+  LS_RETURN_IF_ERROR(commit.Run());
+  telemetry::Log(telemetry::LogLevel::kInfo, "engine_caught_up",
+                 {{"model", options_.model}, {"engine", members_.engine()}, {"version", commit.version().version}});
   return OkStatus();
 }
 
@@ -109,6 +144,12 @@ Status EngineGroup::Commit() {
 
 // --- the plan, and what ranks hold ---
 
+Status EngineGroup::Plan(const CommitRequest& request, const model::ModelLayout& layout) {
+  LS_RETURN_IF_ERROR(PlanFor(layout));
+  LS_RETURN_IF_ERROR(members_.Welcome());
+  return CheckClaims(request);
+}
+
 // Where the ranks do not fit the model or one another, newcomers are refused; without such, the model has changed, and
 // all are.
 Status EngineGroup::PlanFor(const model::ModelLayout& layout) {
@@ -118,7 +159,6 @@ Status EngineGroup::PlanFor(const model::ModelLayout& layout) {
     plan_ = *std::move(plan);
     plan_layout_ = layout.digest();
     plan_members_ = members_.changes();
-    members_.Settle();
     return OkStatus();
   }
   bool newcomers = false;
@@ -130,12 +170,14 @@ Status EngineGroup::PlanFor(const model::ModelLayout& layout) {
 }
 
 // Believes what ranks said that they hold, where it is one of the two versions and every byte is that.
-Status EngineGroup::CheckClaims(const TargetVersion& version, const std::optional<TargetVersion>& before) {
+Status EngineGroup::CheckClaims(const CommitRequest& request) {
   for (const auto& link : members_.ranks()) {
-    if (!link->claims()) continue;
+    const auto claims = [&](const TargetVersion& version) {
+      return link->claim() == version.held && version.layout->digest() == plan_layout_;
+    };
     const TargetVersion* claimed = nullptr;
-    if (link->serving() == version.held) claimed = &version;
-    if (before && link->serving() == before->held && before->layout->digest() == plan_layout_) claimed = &*before;
+    if (claims(request.version)) claimed = &request.version;
+    if (request.before && claims(*request.before)) claimed = &*request.before;
     if (claimed != nullptr) {
       LS_ASSIGN_OR_RETURN(const bool equal, HoldsVersion(*plan_, *link, *claimed));
       if (equal) link->SetHolds(claimed->held);
@@ -145,25 +187,9 @@ Status EngineGroup::CheckClaims(const TargetVersion& version, const std::optiona
   return OkStatus();
 }
 
-// Ranks that have outlived their receiver, all at one version: it is what they serve.
-void EngineGroup::Readopt() {
-  ControlPage& page = *members_.page();
-  const EngineRanks ranks = members_.ranks();
-  const RankLink& first = *ranks.front();
-  if (page.state() != EngineState::kEmpty || first.serving().nothing()) return;
-  for (const auto& link : ranks) {
-    if (link->serving() != first.serving() || link->holds() != link->serving()) return;
-  }
-  page.Serve(first.serving());
-  telemetry::Log(telemetry::LogLevel::kInfo, "engine_rank_readopted",
-                 {{"model", options_.model},
-                  {"engine", members_.engine()},
-                  {"run", ToHex(first.serving().run)},
-                  {"version", first.serving().version}});
-}
-
 Status EngineGroup::Verify(const TargetVersion& version) {
   if (!members_.complete()) return OkStatus();
+  if (!awake()) return {ErrorCode::kState, Cat("engine ", members_.engine(), " is asleep: its weights are not there")};
   if (!At(version.held)) {
     return {ErrorCode::kState, Cat("engine ", members_.engine(), " does not serve version ", version.held.version)};
   }

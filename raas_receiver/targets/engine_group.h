@@ -1,5 +1,5 @@
-// EngineGroup: the ranks of one engine, kept at one version: who belongs to it (group_members.h), the plan of where the
-// model lies in their memory, and one commit after the other (group_commit.h).
+// EngineGroup: the ranks of one engine, kept at one version: which belong to it (group_members.h), the plan of where
+// the model lies in their memory, and one commit after the other (group_commit.h).
 //
 //   Incomplete --(the last rank joins)--> Complete --(Prepare)--> Prepared --(Commit, Abandon)--> Complete
 //        ^                                    |
@@ -22,6 +22,14 @@
 
 namespace lockstep::targets {
 
+// What engines are to be brought to: `version`, by `deltas` between what ranks hold. `before` (nothing: it is not at
+// hand) is what they may still read.
+struct CommitRequest {
+  TargetVersion version;
+  std::optional<TargetVersion> before;
+  DeltasBetween deltas;
+};
+
 class EngineGroup {
  public:
   // `options` and `pool` outlive this. The group has the world of `first`, which has yet to Join.
@@ -40,8 +48,8 @@ class EngineGroup {
   EngineReport Describe() const;
   std::vector<std::shared_ptr<RankLink>> links() const { return members_.present(); }
 
-  // As EngineTargets' calls of these names, for this group. An incomplete group has nothing to prepare. Prepare refuses
-  // ranks that do not fit the others.
+  // As EngineTargets' calls of these names, for this group. An incomplete group, and one with a rank that is asleep,
+  // has nothing to prepare. Prepare refuses ranks that do not fit the others.
   Status Prepare(const CommitRequest& request);
   bool prepared() const { return commit_ != nullptr; }
   Status Commit();
@@ -50,10 +58,13 @@ class EngineGroup {
   void Distrust(const TargetVersion& version);
 
  private:
+  bool awake() const;  // all ranks are there, and none is asleep
   Status TryPrepare(const CommitRequest& request);
+  bool SomeWait(const CommitRequest& request) const;
+  Status CatchUp(const CommitRequest& request);
+  Status Plan(const CommitRequest& request, const model::ModelLayout& layout);
   Status PlanFor(const model::ModelLayout& layout);
-  Status CheckClaims(const TargetVersion& version, const std::optional<TargetVersion>& before);
-  void Readopt();
+  Status CheckClaims(const CommitRequest& request);
   Status Failed(Status status);
 
   const EngineTargetsOptions& options_;

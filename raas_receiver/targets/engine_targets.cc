@@ -89,8 +89,16 @@ bool EngineTargets::empty() const {
 bool EngineTargets::Behind(const Held& held) const {
   std::lock_guard lock(mutex_);
   return !waiting_.empty() || std::any_of(views_.begin(), views_.end(), [&](const EngineReport& view) {
-    return view.attached == view.world && view.at != held;
+    return view.attached == view.world && view.asleep == 0 && view.at != held;
   });
+}
+
+bool EngineTargets::Reads(const Held& held) const {
+  std::lock_guard lock(mutex_);
+  return std::any_of(waiting_.begin(), waiting_.end(), [&](const auto& link) { return link->reads() == held; }) ||
+         std::any_of(views_.begin(), views_.end(), [&](const EngineReport& view) {
+           return std::find(view.reads.begin(), view.reads.end(), held) != view.reads.end();
+         });
 }
 
 bool EngineTargets::AllAt(const Held& held) const {

@@ -1,8 +1,8 @@
 // The engines that follow one model's session in place: groups of ranks, each brought to a version as one.
 //
-// Two phases. Prepare() works out the writes, and hands them to the ranks, while the engine serves.
-// Commit() is the pause: hold, write, switch. All ranks of a group are at one version afterwards or at the one before;
-// a group that cannot be brought to either stays held, and says so. Other groups are not concerned.
+// Two phases. Prepare() works out the writes, and hands them to the ranks, while the engine serves. Commit() is the
+// pause: hold, write, serve. Afterwards all ranks of a group read the version; or, where a rank was lost, each reads
+// what it read before or waits, and the next Prepare and Commit go on from there. Other groups are not concerned.
 //
 // Threads: ranks attach from the server's threads; Prepare, Commit, Abandon and Verify are the session's. Attached
 // ranks join their group in Prepare. A thread of its own notices ranks that go between commits.
@@ -45,19 +45,21 @@ class EngineTargets {
   // Whether there are engines, and all of them are complete and at `held`.
   bool AllAt(const Held& held) const;
   // Whether a complete group is not wholly at `held`, or some rank waits to be answered. Incomplete groups wait for
-  // their ranks.
+  // their ranks, and those with a rank that is asleep until it wakes.
   bool Behind(const Held& held) const;
+  // Whether some rank reads `held`.
+  bool Reads(const Held& held) const;
 
   // --- the session's thread ---
   // Answers waiting ranks, compiles plans, and works out the writes that bring every complete group to `version`, which
-  // it then holds for Commit. `before` (nothing: it is not at hand) is what Commit restores when it fails. An error
-  // is of the first group that failed; the others are prepared all the same. What is prepared must be followed by
-  // Commit or Abandon; the versions' data and what `deltas` uses stay as they are until then.
+  // it then holds for Commit. Where some ranks read `before` (nothing: it is not at hand) and others wait, those come
+  // to it first. An error is of the first group that failed; the others are prepared all the same. What is prepared
+  // must be followed by Commit or Abandon; the versions' data and what `deltas` uses stay as they are until then.
   Status Prepare(const TargetVersion& version, const std::optional<TargetVersion>& before, DeltasBetween deltas);
   // Whether there is anything to commit.
   bool prepared() const;
-  // Brings the prepared groups to the version. Groups that fail keep or regain the version before, or stay held
-  // (EngineReport::mixed, or serving nothing); the first one's error is answered.
+  // Brings the prepared groups to the version. The first error is answered; of a group that failed each rank reads what
+  // it read, or waits.
   Status Commit();
   // Drops what Prepare worked out.
   void Abandon();

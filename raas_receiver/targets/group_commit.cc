@@ -4,42 +4,42 @@
 
 namespace lockstep::targets {
 
-GroupCommit::GroupCommit(GroupMembers& members, CommitRequest request,
+GroupCommit::GroupCommit(GroupMembers& members, TargetVersion version, const DeltasBetween& deltas,
                          std::shared_ptr<const placement::PlacementPlan> plan, const EngineTargetsOptions& options,
                          WorkerPool& pool)
     : members_(members),
-      request_(std::move(request)),
+      version_(std::move(version)),
+      deltas_(deltas),
       plan_(std::move(plan)),
       options_(options),
       pool_(pool),
-      ranks_(members.ranks().begin(), members.ranks().end()) {
-  for (const auto& link : ranks_) held_.emplace_back(link->holds());
+      ranks_(members.ranks().begin(), members.ranks().end()),
+      held_(ranks_.size()) {
+  for (const auto& link : ranks_) {
+    if (link->reads() != version_.held || link->holds() != version_.held) held_[link->rank()] = link->holds();
+  }
 }
 
 void GroupCommit::Step(std::string_view step) const {
-  telemetry::Log(telemetry::LogLevel::kDebug, "engine_step_done",
-                 {{"model", options_.model},
-                  {"engine", members_.engine()},
-                  {"version", request_.version.held.version},
-                  {"step", step}});
+  telemetry::Log(
+      telemetry::LogLevel::kDebug, "engine_step_done",
+      {{"model", options_.model}, {"engine", members_.engine()}, {"version", version_.held.version}, {"step", step}});
   if (options_.at_step) options_.at_step(step);
+}
+
+// As GroupMembers::ForEach, for those that take part.
+template <typename Call>
+Status GroupCommit::ForEachPart(const Call& call) {
+  return members_.ForEach([&](RankLink& link) { return held_[link.rank()] ? call(link) : OkStatus(); });
 }
 
 // --- phase one ---
 
 Status GroupCommit::Prepare() {
-  LS_ASSIGN_OR_RETURN(writes_,
-                      GroupWrites::Stage(plan_, request_.version, request_.deltas, held_, options_.stage_bytes, pool_));
+  LS_ASSIGN_OR_RETURN(writes_, GroupWrites::Stage(plan_, version_, deltas_, held_, options_.stage_bytes, pool_));
   LS_RETURN_IF_ERROR(writes_.HandOver(ranks_, options_.stage_bytes, pool_));
   Step("prepared");
   return OkStatus();
-}
-
-// What the ranks that are written hold from now on, until their writes are done.
-void GroupCommit::ForgetOutdated() {
-  for (const auto& link : ranks_) {
-    if (link->holds() != version()) link->SetHolds({});
-  }
 }
 
 void GroupCommit::DropStaged() const {
@@ -51,109 +51,57 @@ void GroupCommit::DropStaged() const {
 Status GroupCommit::Run() {
   Status status = Hold();
   if (status.ok()) status = Write();
-  if (!status.ok()) {
-    Undo();
-    return status;
+  if (status.ok()) {
+    Serve();
+  } else {
+    GiveUp();
   }
-  members_.page()->Serve(version());
-  for (const auto& link : ranks_) link->SetHolds(version());
-  Step("committed");
-  Serve(version());
-  Step("serving");
-  return OkStatus();
+  return status;
 }
 
 Status GroupCommit::Hold() {
-  const Status asked = members_.ForEach([&](RankLink& link) { return link.Hold(version(), request_.version.label); });
+  const Status asked = ForEachPart([&](RankLink& link) { return link.Hold(version(), version_.label); });
   const os::Deadline deadline(options_.hold_timeout);
-  const Status held = members_.ForEach([&](RankLink& link) { return link.AwaitHeld(deadline); });
+  const Status held = ForEachPart([&](RankLink& link) { return link.AwaitHeld(deadline); });
   LS_RETURN_IF_ERROR(asked);
   LS_RETURN_IF_ERROR(held);
   Step("held");
   return OkStatus();
 }
 
-Status GroupCommit::Write() {
-  // A rank that ends its connection while it is held may read again.
-  if (members_.DropGone()) return {ErrorCode::kAborted, "a rank went before the version was written"};
-  if (!writes_.empty()) {
-    ControlPage& page = *members_.page();
-    page_before_ = PageContent{page.state(), page.serving()};
-    page.BeginWriting();
-    ForgetOutdated();
-    Step("writing");
-    LS_RETURN_IF_ERROR(writes_.Run(ranks_, pool_));
-    Step("written");
-  }
-  if (!members_.DropGone()) return OkStatus();
-  return {ErrorCode::kAborted, "a rank went while the version was written"};
+// Also of those that take no part: no rank is to serve what another one of its engine may not have.
+Status GroupCommit::CheckAllThere() {
+  if (!members_.DropGone() && members_.complete()) return OkStatus();
+  return {ErrorCode::kAborted, "a rank went before all had the version"};
 }
 
-void GroupCommit::Serve(const Held& held) {
-  (void)members_.ForEach([&](RankLink& link) { return link.Serve(held); });
+Status GroupCommit::Write() {
+  LS_RETURN_IF_ERROR(CheckAllThere());
+  LS_RETURN_IF_ERROR(writes_.Run(ranks_, pool_));
+  Step("written");
+  return CheckAllThere();
+}
+
+// From here on nothing is taken back.
+void GroupCommit::Serve() {
+  (void)ForEachPart([&](RankLink& link) {
+    Step("serve");
+    return link.Serve(version());
+  });
+  AwaitServing();
+  Step("serving");
+}
+
+void GroupCommit::GiveUp() {
+  DropStaged();
+  (void)members_.DropGone();  // a rank that could not write has no connection any more
+  (void)ForEachPart([](RankLink& link) { return link.Resume(); });
   AwaitServing();
 }
 
 void GroupCommit::AwaitServing() {
   const os::Deadline deadline(options_.serve_timeout);
-  (void)members_.ForEach(
-      [&](RankLink& link) { return link.serving().nothing() ? OkStatus() : link.AwaitServing(deadline); });
-}
-
-// --- back ---
-
-// Every rank that is left resumes with what it served. Where that cannot be had again, all stay held.
-void GroupCommit::Undo() {
-  DropStaged();
-  (void)members_.DropGone();  // a rank that could not write has no connection any more
-  if (!page_before_) {
-    (void)members_.ForEach([](RankLink& link) { return link.serving().nothing() ? OkStatus() : link.ServeAgain(); });
-    return AwaitServing();
-  }
-  ControlPage& page = *members_.page();
-  const Held served = page_before_->serving;
-  const Status back = WriteBack(served);
-  if (back.ok()) {
-    page.Serve(served);
-    return Serve(served);
-  }
-  for (const auto& link : members_.present()) link->ForgetServing();
-  if (page_before_->state == EngineState::kEmpty) return page.Clear();
-  telemetry::LogError("engine_inconsistent", back, {{"model", options_.model}, {"engine", members_.engine()}});
-}
-
-// Makes `served` whole again, on every rank that is left: also on those that did not have it yet.
-Status GroupCommit::WriteBack(const Held& served) {
-  // With a newcomer the others may serve the version already that was to be written.
-  const TargetVersion& version = request_.version;
-  const std::optional<TargetVersion> source = served == version.held ? version : request_.before;
-  if (!source || served.nothing() || source->held != served) {
-    return {ErrorCode::kState, "what was served before the commit is not at hand"};
-  }
-  std::shared_ptr<const placement::PlacementPlan> plan = plan_;
-  if (source->layout->digest() != version.layout->digest()) {
-    LS_ASSIGN_OR_RETURN(plan, CompilePlan(*source->layout, ranks_));
-  }
-  LS_ASSIGN_OR_RETURN(
-      const GroupWrites writes,
-      GroupWrites::Stage(plan, *source, request_.deltas, HeldAfterWrites(served), options_.stage_bytes, pool_));
-  LS_RETURN_IF_ERROR(writes.Run(ranks_, pool_));
-  for (const auto& link : members_.present()) link->SetHolds(served);
-  return OkStatus();
-}
-
-// What the ranks that are left hold after some of the writes, or all.
-HeldByRank GroupCommit::HeldAfterWrites(const Held& served) const {
-  const EngineRanks left = members_.ranks();
-  HeldByRank held(left.size());
-  for (size_t rank = 0; rank < left.size(); ++rank) {
-    if (!left[rank]) continue;
-    const Held& had = *held_[rank];
-    held[rank] = left[rank]->holds();
-    // The positions that were written are those that differ: as good as the new version, where it was one of the two.
-    if (had == served || had == version()) held[rank] = version();
-  }
-  return held;
+  (void)ForEachPart([&](RankLink& link) { return link.reads().nothing() ? OkStatus() : link.AwaitServing(deadline); });
 }
 
 }  // namespace lockstep::targets

@@ -11,9 +11,9 @@ namespace lockstep::targets {
 GroupMembers::GroupMembers(std::string model, const RankLink& first)
     : model_(std::move(model)),
       engine_(first.engine()),
+      incarnation_(first.incarnation()),
       ranks_(first.description().world),
-      newcomers_(ranks_.size()),
-      have_page_(ranks_.size()) {}
+      newcomers_(ranks_.size()) {}
 
 std::vector<std::shared_ptr<RankLink>> GroupMembers::present() const {
   std::vector<std::shared_ptr<RankLink>> links;
@@ -26,6 +26,12 @@ Status GroupMembers::MakeRoom(const RankLink& link) {
   if (described.world != world()) {
     return {ErrorCode::kBadData,
             Cat(link.Label(), " says ", described.world, " ranks, the others of its engine ", world())};
+  }
+  if (link.incarnation() != incarnation_ && attached() != 0) {
+    return {ErrorCode::kState,
+            Cat(link.Label(), " was started with others than process ", present().front()->pid(),
+                ", which is attached: end the processes of the earlier start, or give the ranks of one engine one ",
+                "incarnation")};
   }
   const std::shared_ptr<RankLink>& taken = ranks_[described.rank];
   if (!taken) return OkStatus();
@@ -44,10 +50,9 @@ void GroupMembers::Join(std::shared_ptr<RankLink> link) {
                   {"rank", rank},
                   {"world", world()},
                   {"pid", link->pid()},
-                  {"version", link->serving().version}});
+                  {"version", link->claim().version}});
   ranks_[rank] = std::move(link);
   newcomers_[rank] = true;
-  have_page_[rank] = false;
   ++changes_;
 }
 
@@ -66,7 +71,6 @@ void GroupMembers::Refuse(size_t rank, const Status& why) {
 
 void GroupMembers::Forget(size_t rank) {
   ranks_[rank] = nullptr;
-  page_stale_ = page_stale_ || have_page_[rank];
   ++changes_;
 }
 
@@ -75,27 +79,12 @@ bool GroupMembers::DropGone() {
   return !ForEach([&](RankLink& link) { return link.gone() ? gone : OkStatus(); }).ok();
 }
 
-Status GroupMembers::SendPage() {
-  if (!page_ || page_stale_) LS_RETURN_IF_ERROR(RenewPage());
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (have_page_[rank]) continue;
-    have_page_[rank] = true;
-    const Status sent = ranks_[rank]->SendAttached(page_->fd());
-    if (sent.ok()) continue;
-    Drop(rank, sent);
-    return sent;
-  }
-  return OkStatus();
-}
-
-Status GroupMembers::RenewPage() {
-  LS_ASSIGN_OR_RETURN(ControlPage page, ControlPage::Create(static_cast<uint32_t>(world())));
-  if (page_ && page_->state() == EngineState::kServing) page.Serve(page_->serving());
-  if (page_ && page_->state() == EngineState::kWriting) page.BeginWriting();
-  page_.emplace(std::move(page));
-  page_stale_ = false;
-  have_page_.assign(world(), false);
-  return OkStatus();
+Status GroupMembers::Welcome() {
+  return ForEach([&](RankLink& link) {
+    const bool newcomer = newcomers_[link.rank()];
+    newcomers_[link.rank()] = false;
+    return newcomer ? link.SendAttached() : OkStatus();
+  });
 }
 
 }  // namespace lockstep::targets

@@ -1,23 +1,18 @@
-// GroupMembers: the ranks of one engine: who is there, and the control page that they map.
+// GroupMembers: the ranks of one start of an engine: which are there, and which were answered.
 //
-//   absent --(Join)--> joined --(SendPage)--> attached
-//      ^                  |                      |
-//      +------------------+-(it is lost, refused)+
-//
-// A page belongs to one set of ranks (FORMAT.md): once a rank that has it is lost, the next SendPage gives all ranks
-// another one that says the same. The lost one may still read its own.
+//   absent --(Join)--> newcomer --(Welcome)--> attached
+//      ^                  |                       |
+//      +------------------+-(it is lost, refused)-+
 //
 // Threads: one at a time.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "common/base/status.h"
-#include "raas_receiver/targets/control_page.h"
 #include "raas_receiver/targets/group_writes.h"
 #include "raas_receiver/targets/rank_link.h"
 
@@ -25,7 +20,7 @@ namespace lockstep::targets {
 
 class GroupMembers {
  public:
-  // For ranks of `model` with the engine and world of `first`, which has yet to Join.
+  // For ranks of `model` with the engine, world and incarnation of `first`, which has yet to Join.
   GroupMembers(std::string model, const RankLink& first);
 
   const std::string& engine() const { return engine_; }
@@ -36,8 +31,8 @@ class GroupMembers {
   std::vector<std::shared_ptr<RankLink>> present() const;
   uint64_t changes() const { return changes_; }  // ranks that came or went so far
 
-  // Why `link` must be refused: kBadData for another world than the group's, kState when its place is
-  // taken. A rank in its place whose connection has ended is dropped.
+  // Why `link` must be refused: kBadData for another world than the group's, kState for another incarnation, and when
+  // its place is taken. A rank in its place whose connection has ended is dropped.
   Status MakeRoom(const RankLink& link);
   // REQUIRES MakeRoom.
   void Join(std::shared_ptr<RankLink> link);
@@ -51,28 +46,19 @@ class GroupMembers {
   template <typename Call>
   Status ForEach(const Call& call);
 
-  // Newcomers are the ranks that joined since the last Settle.
+  // Newcomers are the ranks that joined since the last Welcome, which answers them ATTACHED. An error is of a rank that
+  // was dropped.
   bool newcomer(size_t rank) const { return newcomers_[rank]; }
-  void Settle() { newcomers_.assign(world(), false); }
-
-  // Answers ATTACHED, with the page, to the ranks that have not got it. An error is of a rank that was dropped.
-  // REQUIRES complete().
-  Status SendPage();
-  // Null before the first SendPage.
-  ControlPage* page() { return page_ ? &*page_ : nullptr; }
-  const ControlPage* page() const { return page_ ? &*page_ : nullptr; }
+  Status Welcome();
 
  private:
   void Forget(size_t rank);
-  Status RenewPage();
 
   const std::string model_;
   const std::string engine_;
+  const std::string incarnation_;
   std::vector<std::shared_ptr<RankLink>> ranks_;
   std::vector<bool> newcomers_;
-  std::optional<ControlPage> page_;
-  std::vector<bool> have_page_;
-  bool page_stale_ = false;  // a rank that had the page was lost
   uint64_t changes_ = 0;
 };
 

@@ -12,18 +12,18 @@
 #include "common/base/status.h"
 #include "common/os/unique_fd.h"
 #include "common/os/unix_socket.h"
-#include "raas_receiver/targets/control_page.h"
 
 namespace lockstep::targets {
 
 inline constexpr uint32_t kEngineRankMagic = 0x5245534c;  // "LSER" as bytes
+inline constexpr uint16_t kEngineRankFormat = 3;
 inline constexpr uint32_t kMaxAttachBody = 256u << 20;
 inline constexpr uint32_t kMaxEngineBody = 64u << 10;  // of every other message
 
 enum class EngineMessageType : uint16_t {
-  kAttach = 1,    // JSON
-  kAttached = 2,  // descriptor of the control page
-  kRefused = 3,   // a sentence; from either end
+  kAttach = 1,  // JSON
+  kAttached = 2,
+  kRefused = 3,  // a sentence; from either end
   kHold = 4,
   kHeld = 5,
   kServe = 6,

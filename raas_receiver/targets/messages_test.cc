@@ -1,7 +1,6 @@
-// Messages and the control page against FORMAT.md.
+// Messages against FORMAT.md.
 #include "raas_receiver/targets/messages.h"
 
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -10,7 +9,7 @@
 #include <sstream>
 #include <thread>
 
-#include "raas_receiver/targets/control_page.h"
+#include "common/os/segment.h"
 
 namespace lockstep::targets {
 namespace {
@@ -64,8 +63,8 @@ Status DecodeChanged(const Change& change) {
 
 TEST_CASE("A message arrives as it was sent, with its descriptors") {
   Ends ends;
-  const ControlPage page = *ControlPage::Create(2);
-  const int fd = page.fd();
+  const os::MappedSegment segment = *os::CreateMemfdSegment("portion", 4096);
+  const int fd = segment.fd();
   const Bytes body{std::byte{'h'}, std::byte{'i'}};
   const EngineMessage sent{.type = EngineMessageType::kAttach, .held = SomeVersion(), .body = body};
   REQUIRE(SendEngineMessage(ends.theirs, sent, std::span(&fd, 1), milliseconds(1000)).ok());
@@ -77,7 +76,7 @@ TEST_CASE("A message arrives as it was sent, with its descriptors") {
   CHECK(got->fds.size() == 1);
 }
 
-TEST_CASE("The examples of the format are what is sent and what is mapped") {
+TEST_CASE("The examples of the format are what is sent") {
   Ends ends;
   REQUIRE(
       SendEngineMessage(ends.theirs, {.type = EngineMessageType::kServe, .held = SomeVersion()}, {}, milliseconds(1000))
@@ -88,12 +87,6 @@ TEST_CASE("The examples of the format are what is sent and what is mapped") {
   REQUIRE(SendEngineMessage(ends.theirs, {.type = EngineMessageType::kWrite}, {}, milliseconds(1000)).ok());
   REQUIRE(ends.ours.Receive(sent, nullptr, milliseconds(1000)).ok());
   CHECK(sent == Example("write"));
-
-  ControlPage page = *ControlPage::Create(8);
-  page.Serve(SomeVersion());
-  Bytes mapped(sizeof(ControlPageLayout));
-  REQUIRE(::pread(page.fd(), mapped.data(), mapped.size(), 0) == 128);
-  CHECK(mapped == Example("page"));
 }
 
 TEST_CASE("Headers that the format does not know are refused, each for its reason") {
@@ -147,40 +140,6 @@ TEST_CASE("A message that trickles in does not hold its receiver beyond the time
   trickle.join();
   CHECK(got.status().code() == ErrorCode::kDeadline);
   CHECK(took < std::chrono::seconds(60));
-}
-
-TEST_CASE("A control page says what is served, in the words of the format") {
-  ControlPage page = *ControlPage::Create(8);
-  const auto seen = *os::AdoptSegment(os::UniqueFd(::dup(page.fd())), kControlPageBytes, os::Access::kReadOnly, "page");
-  const auto& layout = *reinterpret_cast<const ControlPageLayout*>(seen.data());
-  CHECK(std::string(layout.magic, 8) == "LSENGPG1");
-  CHECK(layout.format == 2);
-  CHECK(layout.header_bytes == 128);
-  CHECK(layout.world == 8);
-  CHECK(layout.word == 0);
-
-  page.Serve(SomeVersion());
-  CHECK(layout.word == (uint64_t{1} << 16 | 1 << 8 | 1));  // one change, slot 1, SERVING
-  CHECK(layout.slots[1].run == SomeVersion().run);
-  CHECK(layout.slots[1].version == 42);
-  page.BeginWriting();
-  CHECK(layout.word == (uint64_t{2} << 16 | 1 << 8 | 2));
-  CHECK(page.serving().nothing());
-  page.Serve({SomeVersion().run, 43});
-  CHECK(layout.word == (uint64_t{3} << 16 | 0 << 8 | 1));
-  CHECK(layout.slots[0].version == 43);
-  CHECK(layout.slots[1].version == 42);
-  CHECK(page.serving() == Held{SomeVersion().run, 43});
-  page.Clear();
-  CHECK(ControlWord::Decode(layout.word).state == EngineState::kEmpty);
-  CHECK(ControlWord::Decode(layout.word).changes == 4);
-}
-
-TEST_CASE("Whoever gets a control page can read it and not write it") {
-  const ControlPage page = *ControlPage::Create(1);
-  CHECK(::mmap(nullptr, kControlPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, page.fd(), 0) == MAP_FAILED);
-  CHECK(::pwrite(page.fd(), "x", 1, 0) == -1);
-  CHECK(::ftruncate(page.fd(), 0) == -1);
 }
 
 }  // namespace lockstep::targets

@@ -18,6 +18,7 @@ constexpr std::chrono::milliseconds kSendTimeout{5'000};
 constexpr size_t kMaxSentence = 4096;
 // A description nests less deeply; what does more is left out, and then missed.
 constexpr int kMaxNesting = 16;
+constexpr size_t kAttachKeys = 7;
 
 Result<std::string> TakeName(const Json& body, const char* key) {
   const auto at = body.find(key);
@@ -50,9 +51,8 @@ Result<std::shared_ptr<RankLink>> RankLink::Open(os::UnixConnection& connection,
   std::shared_ptr<RankLink> link(new RankLink());
   LS_ASSIGN_OR_RETURN(const os::PeerCredentials peer, connection.Peer());
   link->pid_ = peer.pid;
+  link->claim_ = attach.held;
   LS_RETURN_IF_ERROR(link->ReadBody(attach.body));
-  link->serving_ = attach.held;
-  link->claims_ = !attach.held.nothing();
   if (!attach.fds.empty()) return Status(ErrorCode::kBadData, Cat(link->Label(), ": ATTACH came with descriptors"));
   link->connection_ = std::move(connection);
   return link;
@@ -65,17 +65,29 @@ Status RankLink::ReadBody(ByteView text) {
   LS_RETURN_IF_ERROR(CheckPeerOf(body));
   LS_ASSIGN_OR_RETURN(model_, TakeName(body, "model"));
   LS_ASSIGN_OR_RETURN(engine_, TakeName(body, "engine"));
-  const auto description = body.find("description");
+  LS_ASSIGN_OR_RETURN(incarnation_, TakeName(body, "incarnation"));
+  LS_ASSIGN_OR_RETURN(const std::string state, TakeName(body, "state"));
+  LS_RETURN_IF_ERROR(ReadState(state));
   const auto gated = body.find("gated");
-  const size_t keys = 4 + body.count("gated");
-  if (description == body.end() || body.size() != keys) {
-    return {
-        ErrorCode::kBadData,
-        "ATTACH must have \"peer\", \"model\", \"engine\" and \"description\", may have \"gated\", and nothing else"};
-  }
-  if (gated != body.end() && !gated->is_boolean()) return {ErrorCode::kBadData, "ATTACH: gated is true or false"};
-  gated_ = gated == body.end() || gated->get<bool>();
+  if (gated == body.end() || !gated->is_boolean()) return {ErrorCode::kBadData, "ATTACH lacks a boolean \"gated\""};
+  gated_ = gated->get<bool>();
+  const auto description = body.find("description");
+  if (description == body.end()) return {ErrorCode::kBadData, "ATTACH lacks a \"description\""};
+  if (body.size() != kAttachKeys) return {ErrorCode::kBadData, "ATTACH has more than its seven keys"};
   LS_ASSIGN_OR_RETURN(description_, placement::ReadDescription(*description));
+  return OkStatus();
+}
+
+Status RankLink::ReadState(const std::string& state) {
+  const bool holds = !claim_.nothing();
+  if (state == "reading" && holds) {
+    reads_ = claim_;
+  } else if (state == "asleep" && !holds) {
+    asleep_ = true;
+  } else if (state != "waiting") {
+    return {ErrorCode::kBadData, Cat("ATTACH: \"state\" is waiting, reading a version, or asleep without one; it is ",
+                                     state, " with version ", claim_.version)};
+  }
   return OkStatus();
 }
 
@@ -92,8 +104,8 @@ bool RankLink::gone() const {
   return ::poll(&hung_up, 1, 0) > 0;
 }
 
-Status RankLink::SendAttached(int page) {
-  return SendEngineMessage(connection_, {.type = EngineMessageType::kAttached}, std::span(&page, 1), kSendTimeout)
+Status RankLink::SendAttached() {
+  return SendEngineMessage(connection_, {.type = EngineMessageType::kAttached}, {}, kSendTimeout)
       .WithContext(RankLabel());
 }
 
@@ -102,6 +114,7 @@ void RankLink::SendRefused(const Status& why) {
 }
 
 Status RankLink::Hold(const Held& next, std::string_view label) {
+  resumes_ = std::exchange(reads_, {});
   EngineMessage hold{.type = EngineMessageType::kHold, .held = next};
   AppendBytes(hold.body, AsBytes(label));
   return SendEngineMessage(connection_, hold, {}, kSendTimeout).WithContext(RankLabel());
@@ -111,8 +124,9 @@ Status RankLink::AwaitHeld(const os::Deadline& deadline) {
   return Await(EngineMessageType::kHeld, deadline);
 }
 
-Status RankLink::Serve(const Held& held) {
-  serving_ = held;
+Status RankLink::Serve(Held held) {
+  reads_ = held;
+  resumes_ = {};
   return SendEngineMessage(connection_, {.type = EngineMessageType::kServe, .held = held}, {}, kSendTimeout)
       .WithContext(RankLabel());
 }
@@ -136,12 +150,16 @@ Status RankLink::Stage(int portion) {
 
 Status RankLink::StartWrite(const Held& after) {
   staged_ = false;
+  writing_ = after;
+  holds_ = resumes_ = {};
   return SendEngineMessage(connection_, {.type = EngineMessageType::kWrite, .held = after}, {}, kSendTimeout)
       .WithContext(RankLabel());
 }
 
 Status RankLink::AwaitWritten() {
-  return Await(EngineMessageType::kWritten, os::Deadline(answer_timeout_));
+  LS_RETURN_IF_ERROR(Await(EngineMessageType::kWritten, os::Deadline(answer_timeout_)));
+  holds_ = writing_;
+  return OkStatus();
 }
 
 Result<bool> RankLink::Compare() {

@@ -1,10 +1,9 @@
 // RankLink: one attached rank of an engine: its connection, what it said of its memory, and what is known to be in it.
 //
-//   Reading --(Hold)--> Holding --(AwaitHeld)--> Held --(Serve)--> Resuming --(AwaitServing)--> Reading
+//   Reading --(Hold)--> Holding --(AwaitHeld)--> Held --(Serve, Resume)--> Resuming --(AwaitServing)--> Reading
 //
-// A rank that attached without a version counts as Reading too: it may read memory of its own making until it is held.
-//
-// A rank is given portions to stage in any state; it writes them only while it is Held.
+// A rank that attached as waiting is held too; it answers Hold again. A rank is given portions to stage in any state;
+// it writes them only while it is held. One that is asleep is only attached, so that it is known to be there.
 //
 // Threads: one at a time; gone() may be called from any.
 #pragma once
@@ -40,23 +39,25 @@ class RankLink {
   const placement::RankDescription& description() const { return description_; }
   uint32_t rank() const { return description_.rank; }
   pid_t pid() const { return pid_; }
-  // False: HELD says nothing of readers; whoever runs the rank's server must have paused it.
+  // False: HELD says nothing of readers; the rank's server must have been paused before.
   bool gated() const { return gated_; }
+  // What tells two starts of one server apart.
+  const std::string& incarnation() const { return incarnation_; }
+  // Its memory is not there.
+  bool asleep() const { return asleep_; }
   std::string Label() const;  // "engine tp4, rank 2 (process 4711)"
   OwnWrites& writes() { return writes_; }
   // How long each answer to what is below "portions" may take, and the bytes of a portion.
   void SetStaging(std::chrono::milliseconds timeout, uint64_t portion_bytes);
 
-  // What the rank reads when it is not held: what ATTACH said, then what the last SERVE did.
-  const Held& serving() const { return serving_; }
-  // The rank is held, and what it read is no version any more.
-  void ForgetServing() { serving_ = {}; }
+  // What the rank reads: what ATTACH said, then what the last SERVE did; nothing: it waits.
+  const Held& reads() const { return reads_; }
   // What is known to be in its memory, wholly; nothing: anything may be there.
   const Held& holds() const { return holds_; }
   void SetHolds(const Held& held) { holds_ = held; }
-  // What the rank said that it holds has not been checked yet.
-  bool claims() const { return claims_; }
-  void ForgetClaim() { claims_ = false; }
+  // What ATTACH said that it holds, until that is checked; nothing: nothing is to be checked.
+  const Held& claim() const { return claim_; }
+  void ForgetClaim() { claim_ = {}; }
 
   // Whether the peer has hung up. Never blocks.
   bool gone() const;
@@ -66,18 +67,20 @@ class RankLink {
   // The connection, for somebody else to refuse the rank.
   os::UnixConnection TakeConnection() && { return std::move(connection_); }
 
-  // Messages; every error means that the rank must be dropped. `page` is a descriptor.
-  Status SendAttached(int page);
+  // Messages; every error means that the rank must be dropped.
+  Status SendAttached();
   void SendRefused(const Status& why);
   Status Hold(const Held& next, std::string_view label);
   Status AwaitHeld(const os::Deadline& deadline);
-  Status Serve(const Held& held);
-  Status ServeAgain() { return Serve(serving_); }
+  Status Serve(Held held);
+  // A rank that was not written since Hold, which ended its reading, goes on with what it read. Others wait on.
+  Status Resume() { return resumes_.nothing() ? OkStatus() : Serve(resumes_); }
   Status AwaitServing(const os::Deadline& deadline);
 
   // Portions. Hands over one, and waits until the rank has checked it.
   Status Stage(int portion);
-  // The rank writes what was staged, and holds `after` wholly then; nothing: more is to come. Then AwaitWritten.
+  // The rank writes what was staged, and holds `after` wholly then; nothing: more is to come. Then AwaitWritten. From
+  // here on it holds nothing that is known.
   Status StartWrite(const Held& after);
   Status AwaitWritten();
   // Whether the memory has what was staged.
@@ -89,6 +92,7 @@ class RankLink {
   RankLink() = default;
   std::string RankLabel() const;  // "rank 2 (process 4711)": for errors that the group puts its engine's name before
   Status ReadBody(ByteView body);
+  Status ReadState(const std::string& state);
   Status Await(EngineMessageType type, const os::Deadline& deadline);
   Result<EngineMessage> Receive(EngineMessageType type, const os::Deadline& deadline);
 
@@ -96,14 +100,18 @@ class RankLink {
   pid_t pid_ = 0;
   std::string model_;
   std::string engine_;
+  std::string incarnation_;
   bool gated_ = true;
+  bool asleep_ = false;
   placement::RankDescription description_;
   OwnWrites writes_{*this};
   std::chrono::milliseconds answer_timeout_{30'000};
   bool staged_ = false;  // the rank has something at hand
-  Held serving_;
+  Held reads_;
+  Held resumes_;  // what it read before Hold, until it is written
+  Held writing_;  // what the last WRITE makes it
   Held holds_;
-  bool claims_ = false;
+  Held claim_;
 };
 
 // Sends the peer the reason why it is not taken, and ends the connection.

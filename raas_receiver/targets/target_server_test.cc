@@ -3,6 +3,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/base/text.h"
+#include "common/os/segment.h"
 #include "raas_receiver/placement/description/description_testing.h"
 #include "raas_receiver/targets/targets_fixture.h"
 
@@ -22,10 +24,19 @@ struct Peer : TargetsFixture {
     return nlohmann::json{{"peer", "engine_rank/1.0 protocol=1-1"},
                           {"model", model},
                           {"engine", engine},
+                          {"incarnation", "one"},
+                          {"gated", true},
+                          {"state", "waiting"},
                           {"description", nlohmann::json::parse(placement::ToJson(description))}}
         .dump();
   }
   std::string Body() const { return Body("actor", "tp2", engine.Describe()); }
+  // A good one with another value of `key`; null: without it.
+  std::string BodyWith(const std::string& key, const nlohmann::json& value) const {
+    nlohmann::json body = nlohmann::json::parse(Body());
+    body.merge_patch({{key, value}});
+    return body.dump();
+  }
 
   os::UnixConnection Connect() const { return *os::UnixConnect(socket(), kPatience); }
   static Status Send(os::UnixConnection& connection, const std::string& body, std::span<const int> fds = {}) {
@@ -49,8 +60,6 @@ struct Peer : TargetsFixture {
   }
 };
 
-const std::string kNamed = R"({"peer": "engine_rank/1.0 protocol=1-1", )";
-
 bool Has(const std::string& text, const std::string& part) {
   INFO(text);
   CHECK(text.find(part) != std::string::npos);
@@ -63,18 +72,22 @@ TEST_CASE("An ATTACH that is none is refused, naming what is wrong") {
   Peer peer;
   CHECK(Has(peer.Refused("[]"), "not a JSON object"));
   CHECK(Has(peer.Refused("{\"model\": "), "not a JSON object"));
-  CHECK(Has(peer.Refused("{\"model\": \"actor\"}"), "\"peer\""));
-  CHECK(Has(peer.Refused(kNamed + "\"model\": 3}"), "\"model\""));
-  CHECK(Has(peer.Refused(Peer::Body("../x", "tp2", peer.engine.Describe())), "ATTACH's \"model\""));
-  CHECK(Has(peer.Refused(Peer::Body("actor", "", peer.engine.Describe())), "ATTACH's \"engine\""));
-  CHECK(Has(peer.Refused(kNamed + "\"model\": \"actor\", \"engine\": \"e\"}"), "\"description\""));
-  CHECK(Has(peer.Refused(kNamed + "\"model\": \"actor\", \"engine\": \"e\", \"description\": 1}"), "bad_data"));
-  CHECK(Has(peer.Refused(Peer::Body("critic", "tp2", peer.engine.Describe())), "no model critic"));
-  std::string nested = kNamed + "\"model\": \"actor\", \"engine\": \"e\", \"description\": ";
-  nested += std::string(2'000'000, '[') + std::string(2'000'000, ']') + "}";
+  for (const char* key : {"peer", "model", "engine", "incarnation", "state", "gated", "description"}) {
+    CHECK(Has(peer.Refused(peer.BodyWith(key, nullptr)), Cat("\"", key, "\"")));
+    CHECK(Has(peer.Refused(peer.BodyWith(key, 3)), "bad_data"));
+  }
+  CHECK(Has(peer.Refused(peer.BodyWith("model", "../x")), "ATTACH's \"model\""));
+  CHECK(Has(peer.Refused(peer.BodyWith("engine", "")), "ATTACH's \"engine\""));
+  CHECK(Has(peer.Refused(peer.BodyWith("incarnation", std::string(129, 'x'))), "ATTACH's \"incarnation\""));
+  CHECK(Has(peer.Refused(peer.BodyWith("state", "dreaming")), "it is dreaming with version 0"));
+  CHECK(Has(peer.Refused(peer.BodyWith("state", "reading")), "it is reading with version 0"));
+  CHECK(Has(peer.Refused(peer.BodyWith("speed", "high")), "more than its seven keys"));
+  CHECK(Has(peer.Refused(peer.BodyWith("model", "critic")), "no model critic"));
+  std::string nested = peer.BodyWith("description", "deep");
+  nested.replace(nested.find("\"deep\""), 6, std::string(2'000'000, '[') + std::string(2'000'000, ']'));
   CHECK(Has(peer.Refused(nested), "bad_data"));
-  const ControlPage page = *ControlPage::Create(1);
-  const int fd = page.fd();
+  const os::MappedSegment segment = *os::CreateMemfdSegment("portion", 4096);
+  const int fd = segment.fd();
   CHECK(Has(peer.Refused(peer.Body(), {&fd, 1}), "came with descriptors"));
   CHECK(peer.targets->empty());
 }
@@ -106,6 +119,7 @@ TEST_CASE("A rank that does not fit its engine is refused, and the engine follow
   os::UnixConnection connection = peer.Connect();
   placement::RankDescription description = peer.engine.Describe();
   std::string expected;
+  std::string incarnation = "one";
 
   SECTION("because its place is taken") {
     expected = "has that place";
@@ -115,7 +129,13 @@ TEST_CASE("A rank that does not fit its engine is refused, and the engine follow
     description.rank = 2;
     expected = "says 3 ranks";
   }
-  REQUIRE(Peer::Send(connection, Peer::Body("actor", "tp2", description)).ok());
+  SECTION("because its server was started at another time") {
+    incarnation = "two";
+    expected = "was started with others than process ";
+  }
+  nlohmann::json body = nlohmann::json::parse(Peer::Body("actor", "tp2", description));
+  body["incarnation"] = incarnation;
+  REQUIRE(Peer::Send(connection, body.dump()).ok());
   REQUIRE(peer.Changed(1));
   REQUIRE(peer.Bring(2, 1).ok());
   CHECK(Has(Peer::Refusal(connection), expected));

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "common/base/ids.h"
 #include "common/model/layout.h"
@@ -23,8 +24,8 @@ struct EngineTargetsOptions {
   // The engine name of the server that is paused around commits: of the ranks that have no gate, its own may attach.
   // Empty: none is paused.
   std::string paused_server;
-  // Called with a name at every step of a commit: "prepared", "held", "writing", "written", "committed", "serving".
-  // Tests die there.
+  // Called with a name at every step of a commit: "prepared", "held", "written", "serve" (before each rank's),
+  // "serving". Tests die there.
   std::function<void(std::string_view step)> at_step;
 };
 
@@ -44,9 +45,9 @@ struct EngineReport {  // of one group, for status and records
   std::string engine;
   uint32_t world = 0;
   uint32_t attached = 0;
-  Held serving;               // nothing: no version yet, or a mix
+  std::vector<Held> reads;    // what each rank that is there reads; nothing: it waits, or is asleep
+  uint32_t asleep = 0;        // of those that are there
   Held at;                    // what all of its ranks are there and wholly at; nothing: not all are
-  bool mixed = false;         // memory is neither of one version nor of another; ranks are held
   uint64_t parameters = 0;    // of all ranks
   uint64_t target_bytes = 0;  // of all ranks
   std::chrono::microseconds last_prepare{0};
@@ -55,6 +56,11 @@ struct EngineReport {  // of one group, for status and records
   uint64_t commits = 0;
   uint64_t failures = 0;
   std::string last_error;  // empty after a success
+
+  // What all ranks that are there read; nothing: not all do, or not the same.
+  Held serving() const;
+  // Ranks that are there, not asleep, and read nothing: for the first version, or for one that makes them whole.
+  uint32_t waiting() const;
 };
 
 }  // namespace lockstep::targets

@@ -70,6 +70,7 @@ class RankHandle {
   RankStatus& status() { return *status_; }
   std::byte* memory() { return memory_.data(); }
   bool Is(Version version) { return parts_.Is(version, memory()); }
+  Bytes ImageOf(Version version) const { return parts_.Expected(version); }
   // Whether it reads `version`, its memory is that, and nothing else was ever read.
   bool Serves(Version version) {
     return !status_->held && status_->serving == version && Is(version) && status_->wrong_reads == 0;

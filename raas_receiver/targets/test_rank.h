@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/os/segment.h"
 #include "common/os/unix_socket.h"
 #include "common/peer/peer.h"
 #include "raas_receiver/placement/description/description.h"
@@ -47,6 +48,30 @@ class TestRankMemory {
     description.memories = {bytes_};
     description.parameters = parameters_;
     return description;
+  }
+
+  // The memory at `version`.
+  Bytes Expected(Version version) const {
+    Bytes expected(bytes_);
+    Fill(expected.data());
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      const model::TensorMeta& tensor = *tensors_[i];
+      const placement::Slice& slice = parameters_[i].slices[0];
+      const uint64_t unit = UnitOf(tensor);
+      const uint64_t columns = tensor.shape.size() == 2 ? tensor.shape[1] : 1;
+      const uint64_t taken = slice.shape.size() == 2 ? slice.shape[1] : 1;
+      const uint64_t rows = slice.shape.empty() ? 1 : slice.shape[0];
+      for (uint64_t row = 0; row < rows; ++row) {
+        const uint64_t first = slice.shape.empty() ? 0 : slice.from[0];
+        const uint64_t column = slice.shape.size() == 2 ? slice.from[1] : 0;
+        std::copy_n(model_.data(version).data() + tensor.offset + ((first + row) * columns + column) * unit,
+                    taken * unit, expected.data() + parameters_[i].offset + row * taken * unit);
+      }
+      for (const placement::Padding& padding : parameters_[i].padding) {
+        std::fill_n(expected.data() + parameters_[i].offset + padding.at[0], padding.shape[0], std::byte{0});
+      }
+    }
+    return expected;
   }
 
   // Whether `memory` is `version`, element by element; what no parameter has must still be as Fill left it.
@@ -103,29 +128,6 @@ class TestRankMemory {
     return tensor.dtype == model::DType::kBF16 ? 2 : tensor.dtype == model::DType::kF32 ? 4 : 1;
   }
 
-  Bytes Expected(Version version) const {
-    Bytes expected(bytes_);
-    Fill(expected.data());
-    for (size_t i = 0; i < parameters_.size(); ++i) {
-      const model::TensorMeta& tensor = *tensors_[i];
-      const placement::Slice& slice = parameters_[i].slices[0];
-      const uint64_t unit = UnitOf(tensor);
-      const uint64_t columns = tensor.shape.size() == 2 ? tensor.shape[1] : 1;
-      const uint64_t taken = slice.shape.size() == 2 ? slice.shape[1] : 1;
-      const uint64_t rows = slice.shape.empty() ? 1 : slice.shape[0];
-      for (uint64_t row = 0; row < rows; ++row) {
-        const uint64_t first = slice.shape.empty() ? 0 : slice.from[0];
-        const uint64_t column = slice.shape.size() == 2 ? slice.from[1] : 0;
-        std::copy_n(model_.data(version).data() + tensor.offset + ((first + row) * columns + column) * unit,
-                    taken * unit, expected.data() + parameters_[i].offset + row * taken * unit);
-      }
-      for (const placement::Padding& padding : parameters_[i].padding) {
-        std::fill_n(expected.data() + parameters_[i].offset + padding.at[0], padding.shape[0], std::byte{0});
-      }
-    }
-    return expected;
-  }
-
   const replica::TestModel& model_;
   const uint32_t rank_;
   std::vector<placement::EngineParameter> parameters_;
@@ -147,8 +149,10 @@ struct TestRankOptions {
   RankFault at_stage = RankFault::kNone;
   RankFault at_write = RankFault::kNone;
   RankFault at_compare = RankFault::kNone;
-  std::string without;      // a tensor that it does not have
-  bool reattach = false;    // when the connection has ended, until status.stop
+  std::string without;    // a tensor that it does not have
+  bool reattach = false;  // when the connection has ended, until status.stop
+  bool asleep = false;    // attaches so
+  std::string incarnation = "one";
   std::string description;  // instead of the engine's own, when not empty
 };
 
@@ -159,8 +163,9 @@ struct RankStatus {
   std::atomic<uint32_t> ended{0};      // connections that ended so far
   std::atomic<bool> following{false};  // attached now
   std::atomic<bool> refused{false};
-  std::atomic<bool> held{true};  // has nothing to read
-  std::atomic<Version> serving{0};
+  std::atomic<bool> held{true};     // reads nothing
+  std::atomic<Version> serving{0};  // what it reads, or read
+  std::atomic<Version> holding{0};  // what its memory is, wholly
   std::atomic<uint32_t> wrong_reads{0};
   std::atomic<uint32_t> portions{0};  // staged so far
   std::atomic<uint32_t> at_hand{0};   // staged, and neither written nor compared nor dropped
@@ -172,16 +177,13 @@ struct RankStatus {
 
 class TestRank {
  public:
-  // `status` and `memory` (of TestRankMemory::bytes) outlive it. Where status says that a version is served, the rank
-  // attaches with that.
+  // `status` and `memory` (of TestRankMemory::bytes) outlive it. The rank attaches with what status says.
   TestRank(const replica::TestModel& model, TestRankOptions options, RankStatus& status, os::MappedSegment& memory)
       : model_(model),
         options_(std::move(options)),
         parts_(model, options_.rank, options_.without),
         status_(status),
-        memory_(memory) {
-    if (!status_.held) holds_ = model_.held(status_.serving);
-  }
+        memory_(memory) {}
 
   // Until status.stop. No exceptions, no Catch2: runs in threads and forked processes.
   void Run() {
@@ -189,10 +191,10 @@ class TestRank {
       if (Connect()) {
         Attach();
         Follow();
-        ResumeByPage();
+        if (resumes_) status_.held = false;  // nothing was written
+        resumes_ = false;
         connection_ = os::UnixConnection();
         Forget();
-        page_ = os::MappedSegment();
         ++status_.ended;
         status_.following = false;
       }
@@ -211,20 +213,23 @@ class TestRank {
   }
 
   void Attach() {
-    had_serve_ = false;
     const std::string description =
         options_.description.empty() ? placement::ToJson(parts_.Describe()) : options_.description;
     const nlohmann::json body{{"peer", peer::ToLine(peer::Self("engine_rank"))},
                               {"model", options_.model},
                               {"engine", options_.engine},
+                              {"incarnation", options_.incarnation},
                               {"gated", options_.gated},
+                              {"state", options_.asleep ? "asleep"
+                                        : status_.held  ? "waiting"
+                                                        : "reading"},
                               {"description", nlohmann::json::parse(description)}};
     const std::string text = body.dump();
     const ByteView bytes = AsBytes(std::string_view(text));
-    attached_with_ = status_.held ? Held() : model_.held(status_.serving);
-    (void)SendEngineMessage(
-        connection_, {.type = EngineMessageType::kAttach, .held = attached_with_, .body = {bytes.begin(), bytes.end()}},
-        {}, kPatience);
+    const Held holds = options_.asleep || status_.holding == 0 ? Held() : model_.held(status_.holding);
+    (void)SendEngineMessage(connection_,
+                            {.type = EngineMessageType::kAttach, .held = holds, .body = {bytes.begin(), bytes.end()}},
+                            {}, kPatience);
   }
 
   void Follow() {
@@ -242,7 +247,9 @@ class TestRank {
   bool Answer(EngineMessage& message) {
     switch (message.type) {
       case EngineMessageType::kAttached:
-        return TakePage(message);
+        ++status_.attached;
+        status_.following = true;
+        return message.fds.empty();
       case EngineMessageType::kRefused:
         std::copy_n(reinterpret_cast<const char*>(message.body.data()),
                     std::min(message.body.size(), status_.sentence.size() - 1), status_.sentence.data());
@@ -250,11 +257,10 @@ class TestRank {
         return false;
       case EngineMessageType::kHold:
         if (options_.at_hold == RankFault::kSilent) return true;  // and still reads
-        status_.held = true;
+        if (!status_.held.exchange(true)) resumes_ = true;
         return Reply(EngineMessageType::kHeld, options_.at_hold);
       case EngineMessageType::kServe:
         if (options_.at_serve == RankFault::kSilent) return true;
-        had_serve_ = true;
         Serve(message.held);
         ++status_.served;
         return Reply(EngineMessageType::kServing, options_.at_serve);
@@ -310,10 +316,11 @@ class TestRank {
     if (!status_.held) ++status_.wrong_reads;
     const RankFault fault = Fault(options_.at_write);
     const bool breaks = fault == RankFault::kHangsUp || fault == RankFault::kRefuses;
-    holds_ = {};
+    resumes_ = false;
+    status_.holding = 0;
     staged_.Write(memory_.data(), breaks ? 1000 : UINT64_MAX);
     Forget();
-    if (!breaks) holds_ = after;
+    if (!breaks) status_.holding = after.version;
   }
 
   bool Compare() {
@@ -322,34 +329,10 @@ class TestRank {
     return equal;
   }
 
-  bool TakePage(EngineMessage& message) {
-    if (message.fds.size() != 1) return false;
-    Result<os::MappedSegment> page =
-        os::AdoptSegment(std::move(message.fds[0]), kControlPageBytes, os::Access::kReadOnly, "control page");
-    if (!page.ok()) return false;
-    page_ = *std::move(page);
-    attached_word_ = Layout().word;
-    ++status_.attached;
-    status_.following = true;
-    return true;
-  }
-
-  const ControlPageLayout& Layout() const { return *reinterpret_cast<const ControlPageLayout*>(page_.data()); }
-
-  void ResumeByPage() {
-    if (!status_.held || !page_.valid()) return;
-    const uint64_t raw = Layout().word;
-    const ControlWord word = ControlWord::Decode(raw);
-    if (word.state != EngineState::kServing) return;
-    const ControlSlot& slot = Layout().slots[word.slot];
-    const Held held{slot.run, slot.version};
-    if (holds_ != held) return;  // it was being written when the connection ended
-    if (raw != attached_word_ || had_serve_ || held == attached_with_) Serve(held);
-  }
-
   void Serve(const Held& held) {
     if (held.run != model_.run() || held.nothing()) ++status_.wrong_reads;
-    if (holds_ != held) ++status_.wrong_reads;
+    if (status_.holding != held.version) ++status_.wrong_reads;
+    resumes_ = false;
     status_.serving = held.version;
     status_.held = false;
   }
@@ -365,12 +348,8 @@ class TestRank {
   RankStatus& status_;
   os::MappedSegment& memory_;
   os::UnixConnection connection_;
-  os::MappedSegment page_;
-  uint64_t attached_word_ = 0;
-  bool had_serve_ = false;
-  Held attached_with_;
   StagedPortions staged_;
-  Held holds_;  // wholly
+  bool resumes_ = false;  // held, and not written since: it goes on when the connection ends
 };
 
 }  // namespace lockstep::targets

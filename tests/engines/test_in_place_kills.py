@@ -1,4 +1,4 @@
-"""Killed at any moment: no rank ever serves a mix of versions, and all ranks of an engine serve the same one.
+"""Killed at any moment: no rank ever serves a mix of versions, and no two ranks of an engine serve different ones.
 
 Where exactly a process dies is random; raas_receiver/targets has the tests that die at every single step.
 """
@@ -70,23 +70,16 @@ class Fleet:
         of = list(range(WORLD)) if of is None else of
         return self.ranks.call(version_served, self.checkpoints, only=sorted(self.process_of[rank] for rank in of))
 
-    def settled(self, of: "list[int] | None" = None) -> int:
-        """The version that all of these ranks serve, or 0 when all are held; never two versions at once."""
+    def read(self, of: "list[int] | None" = None) -> int:
+        """The version that those of these ranks read that do not wait; 0 when all wait. Never two versions at once."""
+        found = self.versions(of)
+        assert len(set(found) - {0}) <= 1, f"ranks serve different versions: {found}"
+        return max(found)
 
-        def one() -> "list[int] | None":
-            found = self.versions(of)
-            assert len(set(found) - {0}) <= 1, f"ranks serve different versions: {found}"
-            return found if len(set(found)) == 1 else None
-
-        return wait_until(one, "ranks agree")[0]
-
-    def served_without(self, lost: int) -> int:
-        """The version that the other ranks serve once the receiver knows that this one is gone.
-
-        Until then they may be held: a commit that the lost rank broke off is undone first.
-        """
+    def read_without(self, lost: int) -> int:
+        """What the other ranks read once the receiver knows that this one is gone."""
         wait_until(lambda: self.receiver.model_status()["engines"][0]["attached"] < WORLD, "the receiver misses it")
-        return wait_until(lambda: self.settled([rank for rank in range(WORLD) if rank != lost]), "the others serve")
+        return self.read([rank for rank in range(WORLD) if rank != lost])
 
     def expect_newest(self) -> None:
         """Every rank reaches the newest version."""
@@ -107,7 +100,7 @@ def test_the_receiver_is_killed(fleet):
         fleet.publish()
         fleet.wait_a_moment()
         fleet.receiver.kill()
-        assert fleet.settled() in (0, fleet.newest - 1, fleet.newest)
+        assert fleet.read() in (0, fleet.newest - 1, fleet.newest)
         fleet.receiver.start()
         fleet.expect_newest()
 
@@ -118,13 +111,16 @@ def test_a_rank_is_killed_and_replaced(fleet):
         fleet.publish()
         fleet.wait_a_moment()
         fleet.kill_rank(lost)
-        kept = fleet.served_without(lost)
-        assert kept in (fleet.newest - 1, fleet.newest)
+        kept = fleet.read_without(lost)
+        assert kept in (0, fleet.newest - 1, fleet.newest)
+        goes_on = kept != fleet.newest - 1  # else the lost one's successor has to be brought to that first
         fleet.publish()
-        wait_until(
-            lambda: fleet.receiver.model_status()["held"]["version"] == fleet.newest, "the receiver holds the newest"
-        )
-        assert fleet.served_without(lost) == kept  # not without the lost one
+        if goes_on:
+            wait_until(
+                lambda: fleet.receiver.model_status()["held"]["version"] == fleet.newest,
+                "the receiver holds the newest",
+            )
+        assert fleet.read_without(lost) == kept  # not without the lost one
         fleet.process_of[lost] = WORLD + spare
         fleet.start_rank(lost)
         fleet.expect_newest()
@@ -150,7 +146,7 @@ def test_receiver_and_a_rank_are_killed_at_once(fleet):
     fleet.wait_a_moment()
     fleet.receiver.kill()
     fleet.kill_rank(2)
-    assert fleet.settled([0, 1, 3]) in (0, fleet.newest - 1, fleet.newest)
+    assert fleet.read([0, 1, 3]) in (0, fleet.newest - 1, fleet.newest)
     fleet.process_of[2] = WORLD
     fleet.receiver.start()
     fleet.start_rank(2)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fake_receiver import FakeReceiver, Page
+from fake_receiver import FakeReceiver
 from safetensors.torch import load_file
 from slicing import Place, engine_tensors
 
@@ -119,10 +119,10 @@ def test_it_tells_the_rank_that_vllm_is_and_the_parameters_that_it_has(
 def test_an_update_answers_when_its_version_is_in_the_models_parameters(create, vllm, receiver, tmp_path):
     create("qwen3")
     vllm.ask("init", init_info={"socket": str(receiver.path), "model": "actor"})
-    rank, page = receiver.accept(), Page()
-    rank.attached(page)
+    rank = receiver.accept()
+    rank.attached()
     vllm.start("update", update_info={"version": 7, "timeout_s": 20})
-    rank.commit(page, 7, 0.5)  # held at once: the receiver's driver has paused the server
+    rank.commit(7, 0.5)  # held at once: the receiver's driver has paused the server
     assert vllm.answer() is None
     vllm.ask("save", output=tmp_path / "held.safetensors")
     for name, tensor in load_file(tmp_path / "held.safetensors").items():
@@ -132,10 +132,10 @@ def test_an_update_answers_when_its_version_is_in_the_models_parameters(create, 
 def test_an_update_to_a_version_that_is_not_there_fails_and_says_which_is(create, vllm, receiver):
     create("qwen3")
     vllm.ask("init", init_info={"socket": str(receiver.path), "model": "actor"})
-    rank, page = receiver.accept(), Page()
-    rank.attached(page)
+    rank = receiver.accept()
+    rank.attached()
     vllm.start("update", update_info={"version": 7, "timeout_s": 20})
-    rank.commit(page, 8, 0.5)
+    rank.commit(8, 0.5)
     with pytest.raises(AssertionError, match="RuntimeError: version 7 .* was asked for, and .*version=8"):
         vllm.answer()
     with pytest.raises(AssertionError, match="RuntimeError: the wanted version was not served within 0.1 s"):

@@ -43,6 +43,7 @@ class Model:
             enforce_eager=True,
         )
         self.config = VllmConfig(model_config=model, device_config=DeviceConfig(device="cpu"))
+        self.config.instance_id = "one"  # a server makes one configuration for all of its workers
         parallel = self.config.parallel_config  # set afterwards: when created, it looks for as many devices
         parallel.tensor_parallel_size = parallel.world_size = rank.tensor[0]
         parallel.rank = rank.tensor[1]

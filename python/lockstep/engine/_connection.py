@@ -32,7 +32,7 @@ class MessageType(enum.IntEnum):
 
 _FORMAT = MessageFormat(
     magic=b"LSER",
-    number=2,
+    number=3,
     types=MessageType,
     fields=struct.Struct("<4x16sQ"),
     max_body_bytes={kind: 64 << 10 for kind in MessageType},
@@ -92,6 +92,10 @@ class Connection:
         """Waits for the next message."""
         kind, (run, number), body, fds = self._stream.receive(tuple(MessageType), _MAX_FDS)
         return Message(kind, Served(run.hex(), number) if number else None, body, fds)
+
+    def has_more(self) -> bool:
+        """Whether there is something to ``receive``, if only the connection's end."""
+        return self._stream.is_readable(0)
 
     def shutdown(self) -> None:
         """Ends both directions; another thread that waits in ``receive`` gets UnavailableError."""

@@ -8,15 +8,15 @@ import re
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Callable, Iterator, Union
 
 from lockstep.core.errors import BadDataError, Error, InternalError, ProtocolError, StateError, UnavailableError
 from lockstep.core.forked import close_after_fork
 from lockstep.core.peer import LINE
 from lockstep.engine._connection import Connection, Message, MessageType
-from lockstep.engine._control_page import ControlPage, EngineState
 from lockstep.engine._describe import description_of
-from lockstep.engine._gate import Gate
+from lockstep.engine._gate import Gate, Reading
 from lockstep.engine._memory import Memory, on_device, synchronize
 from lockstep.engine._options import DescribeOptions
 from lockstep.engine._own_writes import ORDERS, OwnWrites
@@ -30,6 +30,7 @@ _KEPT_PAUSES = 1024
 # A receiver may refuse one time for a reason that passes: another rank was lost, an old process is still there.
 _FINAL_REFUSALS = 2
 _REASON_BYTES = 4096
+_LONG_WAIT_SECONDS = 30.0  # a rank that waits longer says so
 
 
 class Follower:
@@ -42,6 +43,8 @@ class Follower:
         with follower.serving() as served:
             answer = model(prompt)  # weights do not change inside; all of it is by served.run and served.version
 
+    and tasks of an event loop ``async with follower.serving() as served``.
+
     A process that is forked off has a closed follower: it is not held. What it has of the module stays as it was
     at the fork, perhaps a mix.
 
@@ -50,6 +53,8 @@ class Follower:
         model: the receiver's name for the model.
         socket: the receiver's ``--engine-socket``.
         engine_name: the ranks of one engine have one name; several engines of one model have different ones.
+        incarnation: a name that the ranks of one start of an engine have in common, and those of another start do not
+            have; by default it is that of the process that started this one.
         gate: False for servers that are paused by the receiver's driver: a HOLD is answered at once, and ``serving`` is
             not to be used.
         after_write: called in the follower's thread with the version after each new one was written, before anybody
@@ -67,36 +72,50 @@ class Follower:
         model: str,
         socket: "Union[str, os.PathLike[str]]",
         engine_name: str = "default",
+        incarnation: "str | None" = None,
         gate: bool = True,
         after_write: "Callable[[Served], Any] | None" = None,
         **options: Any,
     ) -> None:
-        for what, name in (("model", model), ("engine_name", engine_name)):
+        incarnation = _starter() if incarnation is None else incarnation
+        for what, name in (("model", model), ("engine_name", engine_name), ("incarnation", incarnation)):
             if not (isinstance(name, str) and _NAME.fullmatch(name)):
                 raise BadDataError(f"{what} {name!r}: names are 1 to 128 letters, digits, '.', '_' and '-'")
         self._socket = os.fspath(socket)
         self._gated = gate
         self._after_write = after_write
         description = self._describe(module, DescribeOptions(**options))
-        attach = {"peer": LINE, "model": model, "engine": engine_name, "description": description}
-        self._attach = json.dumps(attach if gate else {**attach, "gated": False}).encode()
-        self._world = description["world"]
+        self._attach = {
+            "peer": LINE,
+            "model": model,
+            "engine": engine_name,
+            "incarnation": incarnation,
+            "gated": gate,
+            "description": description,
+        }
 
-        self._gate = Gate()
+        self._gate = Gate(readers=gate)
         self._error: "str | None" = None  # of the connection
         self._broken: "str | None" = None  # of after_write
+        self._late: "str | None" = None  # of readers that did not leave
         self._pauses: "collections.deque[float]" = collections.deque(maxlen=_KEPT_PAUSES)
-        # The follower thread's. What the module reads or read last, and what after_write was last done for.
-        self._current: "Served | None" = None
-        self._derived: "Served | None" = None
-        self._held_since: "float | None" = None  # held: nothing reads
-        self._announced: "Served | None" = None  # by the last HOLD, with its label
-        self._page: "ControlPage | None" = None
-        self._changes_at_attach = 0
+        # The memory's: whoever has the lock may change what the module is, or whether it is there.
+        self._memory_lock = threading.Lock()
+        self._asleep = False
+        self._at_sleep: "Served | None" = None  # what it held when it fell asleep
+        self._reads: "Served | None" = None  # what may be read; None: the rank waits
+        self._resumes: "Served | None" = None  # what was read before HOLD, while nothing was written since
+        self._waits_since = time.monotonic()
+        self._held_since: "float | None" = None  # its readers gone
+        self._derived: "Served | None" = None  # what after_write was last done for
+        # The follower thread's.
+        self._known: "list[Served]" = []  # announced by the last HOLD, and read last: with their labels
+        self._attached = False
         self._had_serve = False
         self._refusals = 0  # in a row, without a version between
 
         self._stopping = threading.Event()
+        self._soon = threading.Event()  # the follower's thread is to attach again at once, or to end
         self._connection_lock = threading.Lock()
         self._connection: "Connection | None" = None
         close_after_fork(self)
@@ -110,28 +129,28 @@ class Follower:
 
     @property
     def error(self) -> "str | None":
-        """Why versions do not come: no receiver, refused, ``after_write`` failed. None when all is well."""
-        return self._broken or self._error
+        """Why versions do not come: no receiver, refused, ``after_write`` failed, readers that did not leave, or a rank
+        that has waited for long. None when all is well."""
+        return self._broken or self._late or self._error or self._long_wait()
 
     @property
     def pauses(self) -> "list[float]":
         """Seconds from each HOLD, readers gone, to the version being served again; the last 1024."""
         return list(self._pauses)
 
-    @contextlib.contextmanager
-    def serving(self, timeout: "float | None" = None) -> "Iterator[Served]":
-        """While inside, weights stay those of the version it gives. Waits while there is none or it is being written;
-        inside, a thread may come in again.
+    def serving(self, timeout: "float | None" = None) -> Reading:
+        """For ``with`` and ``async with``. While inside, weights stay those of the version it gives. Entering waits while
+        there is none or it is being written; inside, a thread may come in again.
 
-        Raises:
+        Raises, on entering:
             DeadlineError: that took longer than ``timeout`` seconds.
             StateError: the follower is closed, or has no gate; or there is nothing to serve, and the receiver has
-                refused this rank twice in a row: the text has its reason.
+                refused this rank twice in a row: the text has its reason; or ``with`` would have to wait while this
+                thread runs an event loop, which those inside may need to leave.
         """
         if not self._gated:
             raise StateError("this follower has no gate: the receiver's driver pauses the server")
-        with self._gate.reading(timeout) as served:
-            yield served
+        return self._gate.reading(timeout)
 
     def wait_for(self, version: "int | None" = None, timeout: "float | None" = None) -> Served:
         """Waits until a version is served, or one that is ``version`` or later. Raises as ``serving``; the text has
@@ -143,13 +162,32 @@ class Follower:
                 raise
             raise type(error)(f"{error}: {self.error}") from None
 
+    def sleep(self) -> None:
+        """The parameters' memory goes: called before it does, from any thread that is not inside ``serving``. When this
+        returns nobody reads or writes it, and nobody does until ``wake``. Again: nothing."""
+        with self._reconnecting():
+            if self._asleep or self._stopping.is_set():
+                return
+            self._gate.shut(given_up=self._stopping.is_set)
+            self._asleep = True
+            self._at_sleep, self._own.holds = self._own.holds, None
+            self._reads = self._resumes = self._derived = self._late = None
+
+    def wake(self, restored: bool = False) -> None:
+        """The memory is there again, at the same addresses; ``restored``: every byte as it was before ``sleep``, which the
+        receiver compares. Otherwise a whole version is written. Not asleep: nothing."""
+        with self._reconnecting():
+            if self._asleep:
+                self._asleep = False
+                self._own.holds = self._at_sleep if restored else None
+                self._waits_since = time.monotonic()
+
     def close(self) -> None:
-        """Follows no more; waiting readers get StateError. Weights stay: whole, unless the follower was held."""
+        """Follows no more; waiting readers get StateError. Weights stay: whole, unless they were being written."""
         self._stopping.set()
+        self._soon.set()
         # The connection first: once the gate is closed its writer no longer waits for readers, and must not send HELD.
-        with self._connection_lock:
-            if self._connection is not None:
-                self._connection.shutdown()
+        self._disconnect()
         self._gate.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -167,9 +205,33 @@ class Follower:
         self._stopping = threading.Event()
         self._stopping.set()
         self._connection_lock = threading.Lock()
+        self._memory_lock = threading.Lock()
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+    def _disconnect(self) -> None:
+        with self._connection_lock:
+            if self._connection is not None:
+                self._connection.shutdown()
+
+    @contextlib.contextmanager
+    def _reconnecting(self) -> "Iterator[None]":
+        """The memory, after what the follower's thread has begun with it; that attaches again with what it is then."""
+        self._disconnect()
+        with self._memory_lock:
+            yield
+            self._disconnect()  # it may have attached again before
+            self._soon.set()
+
+    def _long_wait(self) -> "str | None":
+        if self._reads is not None or self._asleep or time.monotonic() - self._waits_since < _LONG_WAIT_SECONDS:
+            return None
+        holds = "no whole version" if self._own.holds is None else f"version {self._own.holds.version}"
+        return (
+            f"this rank has waited for {time.monotonic() - self._waits_since:.0f} s to be told by {self._socket} what to "
+            f"serve; it holds {holds}"
+        )
 
     def _describe(self, module: Any, options: DescribeOptions) -> "dict[str, Any]":
         """The description of the module's parameters."""
@@ -185,20 +247,22 @@ class Follower:
         pause = _FIRST_PAUSE_SECONDS
         with on_device(self._parameters):
             while not self._stopping.is_set():
-                self._page = None
-                self._had_serve = False
-                refused = False
+                self._attached = self._had_serve = refused = False
+                self._soon.clear()
                 try:
                     self._follow()
                 except Exception as error:  # whatever it is, the module must not be left half-followed in silence
                     self._error = str(error) or repr(error)
                     refused = isinstance(error, _Refused)
-                self._own.drop()
+                with self._memory_lock:
+                    self._own.drop()
+                    if not self._stopping.is_set():
+                        self._resume()
                 self._count_refusals(refused)
                 if self._had_serve:  # to attach is not enough: each time the receiver pauses and writes the engine
                     pause = _FIRST_PAUSE_SECONDS
-                self._stopping.wait(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                if not self._soon.wait(pause):
+                    pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _count_refusals(self, refused: bool) -> None:
         """After a connection. One without an end to refusals is an error for who waits; the follower tries on."""
@@ -210,17 +274,17 @@ class Follower:
     def _follow(self) -> None:
         """One connection, until it ends: always by an exception."""
         with self._connected() as connection:
-            attached_with = self._current if self._held_since is None else None
-            connection.send(Message(MessageType.ATTACH, attached_with, self._attach))
+            connection.send(self._introduction())
             while True:
-                try:
-                    message = connection.receive()
+                message = connection.receive()
+                with self._memory_lock:
                     self._answer(connection, message)
-                except (UnavailableError, _Refused):
-                    # Not when it is close() that has ended the connection: the receiver may be writing what is held.
-                    if not self._stopping.is_set():
-                        self._resume_by_page(attached_with)
-                    raise
+
+    def _introduction(self) -> Message:
+        with self._memory_lock:
+            state = "asleep" if self._asleep else "waiting" if self._reads is None else "reading"
+            body = json.dumps({**self._attach, "state": state}).encode()
+            return Message(MessageType.ATTACH, self._own.holds, body)
 
     @contextlib.contextmanager
     def _connected(self) -> "Iterator[Connection]":
@@ -237,9 +301,7 @@ class Follower:
                     self._connection = None
 
     def _answer(self, connection: Connection, message: Message) -> None:
-        if message.type == MessageType.ATTACHED:
-            self._take_page(message)
-        elif self._page is not None and message.type in ORDERS:
+        if self._attached and message.type in ORDERS:
             self._obey(connection, message)
         elif message.fds:
             for fd in message.fds:
@@ -247,15 +309,16 @@ class Follower:
             raise ProtocolError(f"{self._socket}: {message.type.name} came with descriptors, or before its time")
         elif message.type == MessageType.REFUSED:
             raise _Refused(f"{self._socket} does not take this rank: {message.body.decode(errors='replace')}")
-        elif self._page is None or message.version is None:
+        elif message.type == MessageType.ATTACHED and not self._asleep:
+            self._attached = True
+            self._error = None
+        elif not self._attached or message.version is None:
             raise ProtocolError(f"{self._socket}: {message.type.name} came before its time, or without a version")
         elif message.type == MessageType.HOLD:
-            self._announced = replace(message.version, label=message.body.decode(errors="replace"))
-            self._hold()
+            self._hold(connection, replace(message.version, label=message.body.decode(errors="replace")))
             connection.send(Message(MessageType.HELD))
         elif message.type == MessageType.SERVE:
-            self._hold()
-            self._resume(message.version)
+            self._serve(message.version)
             self._had_serve = True
             connection.send(Message(MessageType.SERVING))
             self._own.tidy()
@@ -263,42 +326,52 @@ class Follower:
             raise ProtocolError(f"{self._socket}: a receiver does not send {message.type.name}")
 
     def _obey(self, connection: Connection, order: Message) -> None:
+        if order.type == MessageType.WRITE:
+            self._resumes = None
         try:
-            answer = self._own.obey(order, self._held_since is None)
+            answer = self._own.obey(order, self._reads is not None)
         except Exception as error:
             connection.send(Message(MessageType.REFUSED, body=(str(error) or repr(error)).encode()[:_REASON_BYTES]))
             raise
         if answer is not None:
             connection.send(answer)
 
-    def _take_page(self, message: Message) -> None:
-        if len(message.fds) != 1:
-            for fd in message.fds:
-                os.close(fd)
-            raise ProtocolError(f"{self._socket}: ATTACHED came with {len(message.fds)} descriptors, not one")
-        self._page = ControlPage(message.fds[0], self._world)
-        self._changes_at_attach = self._page.read().changes
-        self._error = None
-
-    def _hold(self) -> None:
-        """Nothing reads the parameters from here on."""
-        if self._held_since is not None:
-            return
-        self._gate.shut(wait=self._gated)
-        synchronize(self._parameters)
+    def _hold(self, connection: Connection, announced: Served) -> None:
+        """Nothing reads the parameters from here on. UnavailableError: the receiver waits no longer for readers."""
+        self._known = [announced, *self._known[-1:]]
+        if self._reads is not None:
+            self._resumes, self._reads = self._reads, None
+            self._waits_since = time.monotonic()
+            try:
+                self._gate.shut(given_up=connection.has_more)
+            except StateError as error:
+                seconds = time.monotonic() - self._waits_since
+                self._late = f"{self._socket} held this rank for {seconds:.1f} s, and {error}"
+                raise UnavailableError(self._late) from error
+            self._late = None
+            synchronize(self._parameters)
         self._held_since = time.monotonic()
 
-    def _resume(self, served: Served) -> None:
-        """The module reads ``served`` from here on. After an exception it stays held."""
+    def _serve(self, served: Served) -> None:
         if self._own.holds != served:
             raise ProtocolError(f"{self._socket}: {served} cannot be served: {self._own.holds} is in memory")
-        served = next((known for known in (self._announced, self._current) if known == served), served)
+        if self._reads is None:
+            self._read(served)
+
+    def _resume(self) -> None:
+        """The connection has ended. What was not written since HOLD may be read again (FORMAT.md, "A commit")."""
+        if self._resumes is not None:
+            self._read(self._resumes)
+
+    def _read(self, served: Served) -> None:
+        """The module reads ``served`` from here on. After an exception the rank waits."""
+        served = next((known for known in self._known if known == served), served)
         if served != self._derived:
             self._derive(served)
-        self._current = served
+        self._known = [served]
         if self._held_since is not None:
             self._pauses.append(time.monotonic() - self._held_since)
-            self._held_since = None
+        self._reads, self._resumes, self._held_since = served, None, None
         self._gate.open(served)
 
     def _derive(self, served: Served) -> None:
@@ -313,17 +386,15 @@ class Follower:
         self._broken = None
         self._derived = served
 
-    def _resume_by_page(self, attached_with: "Served | None") -> None:
-        """The receiver has ended the connection. A rank that is not held goes on. One that is held resumes where the page
-        names its version, and else stays held: its memory may be a mix (FORMAT.md, "When the connection ends")."""
-        if self._held_since is None or self._page is None:
-            return
-        page = self._page.read()
-        ours = page.changes != self._changes_at_attach or self._had_serve or page.version == attached_with
-        if page.state != EngineState.SERVING or page.version is None:
-            return
-        if ours and self._own.holds == page.version:
-            self._resume(page.version)
+
+def _starter() -> str:
+    """The process that started this one, as a name: its number, and when it was started."""
+    parent = os.getppid()
+    try:
+        started = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        started = "0"  # of another process namespace
+    return f"{parent}-{started}"
 
 
 class _Refused(StateError):

@@ -19,7 +19,7 @@ class OwnWrites:
 
     Attributes:
         holds: the version that the memory is known to be, wholly; None: none, or a mix. Whatever the receiver says, no
-            other is served.
+            other is served. It is forgotten before the first byte is written, and set by the last WRITE.
     """
 
     def __init__(self, places: "Sequence[Place]") -> None:

@@ -74,6 +74,7 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
                 model=init_info.model,
                 socket=init_info.socket,
                 engine_name=f"{init_info.engine_name}-{replica}" if alone and replica > 0 else init_info.engine_name,
+                incarnation=_incarnation(self.vllm_config),
                 engine="vllm",
                 family=config.model_type,
                 rank=parallel.rank + (0 if alone else replica * parallel.world_size),
@@ -110,6 +111,12 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
         if self._follower is not None:
             self._follower.close()
             self._follower = None
+
+
+def _incarnation(config: Any) -> "str | None":
+    """What the workers of one server have in common. None: each made its own configuration, as torchrun's do."""
+    alone = config.parallel_config.distributed_executor_backend == "external_launcher"
+    return None if alone else str(config.instance_id)
 
 
 def _check_as_loaded(model: Any) -> None:

@@ -39,7 +39,7 @@ Steps CheckLink(targets::RankLink& link) {
   for (const placement::EngineParameter& parameter : said.parameters) {
     LS_FUZZ_RULE(parameter.offset + placement::ExtentBytes(parameter) <= said.memories[parameter.memory]);
   }
-  return {said.rank == 1, said.world > 2, link.serving().version > 1'000'000};
+  return {said.rank == 1, said.world > 2, link.claim().version > 1'000'000};
 }
 
 // False: it was refused.
@@ -54,7 +54,8 @@ bool TestAttach(os::UnixConnection& connection, EngineMessage attach, Steps& ste
 Bytes Attach(const std::string& rank) {
   const std::string description = DocumentBlock("raas_receiver/placement/description/FORMAT.md", "json", rank);
   const std::string body =
-      R"({"peer": "engine_rank/1.0 protocol=1-1", "model": "actor", "engine": "tp2", "gated": false, "description": )" +
+      R"({"peer": "engine_rank/1.0 protocol=1-1", "model": "actor", "engine": "tp2", "incarnation": "f00", )"
+      R"("gated": false, "state": "reading", "description": )" +
       description + "}";
   return Encoded(EngineMessageType::kAttach, {SmallRun(), 41}, AsBytes(std::string_view(body)));
 }
