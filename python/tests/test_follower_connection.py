@@ -124,27 +124,26 @@ def test_a_rank_that_waits_for_long_says_so(receiver, follow, monkeypatch):
 # ---- sleep ----
 
 
-@pytest.mark.parametrize("restored", [True, False])
-def test_a_rank_that_sleeps_says_so_reads_nothing_and_says_what_it_holds_when_it_wakes(receiver, follow, restored):
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_rank_that_sleeps_says_so_reads_nothing_and_says_what_it_holds_when_it_wakes(receiver, follow, kept):
     follower = follow(torch.nn.Linear(2, 2))
     rank = receiver.accept()
     rank.attached()
     rank.commit(1, 1.0)
-    follower.sleep()
-    follower.sleep()
+    follower.sleep(kept=True)
+    follower.sleep(kept)
     assert follower.served is None and rank.is_closed()
     asleep = receiver.accept()
     assert (asleep.state, asleep.version) == ("asleep", 0)
     with pytest.raises(lockstep.DeadlineError):
         follower.wait_for(timeout=0.05)
-    follower.wake(restored)
-    follower.wake(restored)
+    follower.wake()
     assert asleep.is_closed()
     awake = receiver.accept()
-    assert (awake.state, awake.version) == ("waiting", 1 if restored else 0) and follower.served is None
+    assert (awake.state, awake.version) == ("waiting", 1 if kept else 0) and follower.served is None
     awake.attached()
     awake.hold(1)
-    if not restored:
+    if not kept:
         awake.fill(1.0)
     awake.serve(1)
     assert follower.wait_for(1, timeout=60) == Served(RUN, 1)

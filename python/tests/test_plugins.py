@@ -1,6 +1,7 @@
 """The vLLM and SGLang plugins against stand-ins that have their servers' interfaces, as far as the plugins use them, and
 SGLang's own hook registry."""
 
+import ast
 import importlib.util
 import sys
 import time
@@ -92,6 +93,7 @@ def vllm(monkeypatch):
     module_of(monkeypatch, "vllm.distributed.weight_transfer.base", **vars(vllm_base()))
     tensor = SimpleNamespace(rank_in_group=1, world_size=2)
     module_of(monkeypatch, "vllm.distributed.parallel_state", get_tp_group=lambda: tensor)
+    module_of(monkeypatch, "vllm.v1.worker.worker_base", WorkerWrapperBase=type("WorkerWrapperBase", (), {}))
     vllm_plugin.register()
     vllm_plugin.register()  # once for every plugin load of the process
     module, name = Factory.registry["lockstep"]
@@ -251,6 +253,21 @@ class ModelRunner:
         return "loaded"
 
 
+class SchedulerWeightUpdaterManager:
+    """As much of SGLang's as there is to hook: what it is asked, and what of it is followed then."""
+
+    def __init__(self) -> None:
+        self.seen: "list[tuple[str, object]]" = []
+
+    def release_memory_occupation(self, request: object) -> str:
+        self.seen.append(("released", sglang_plugin._follower.served))
+        return "released"
+
+    def resume_memory_occupation(self, request: object) -> str:
+        self.seen.append(("resumed", sglang_plugin._follower.served))
+        return "resumed"
+
+
 @pytest.fixture
 def sglang(monkeypatch, receiver):
     """SGLang's own state, to be changed: rank 1 of TP4 with EP2."""
@@ -264,13 +281,20 @@ def sglang(monkeypatch, receiver):
     state = SimpleNamespace(
         parallel=parallel,
         model=SimpleNamespace(weight_cache_mode="off"),
-        exec=SimpleNamespace(moe=SimpleNamespace(enable_eplb=False, ep_num_redundant_experts=0)),
+        exec=SimpleNamespace(
+            moe=SimpleNamespace(enable_eplb=False, ep_num_redundant_experts=0),
+            features=SimpleNamespace(enable_weights_cpu_backup=False),
+        ),
     )
     getters = {f"get_{name}": (lambda own=name: getattr(state, own)) for name in vars(state)}
     module_of(monkeypatch, "sglang.srt.runtime_context", **getters)
     own_module(monkeypatch, "sglang.srt.plugins.hook_registry")
     monkeypatch.setattr(ModelRunner, "load_model", ModelRunner.load_model)  # put back what is hooked
     module_of(monkeypatch, "sglang.srt.model_executor.model_runner", ModelRunner=ModelRunner)
+    for method in ("release_memory_occupation", "resume_memory_occupation"):
+        monkeypatch.setattr(SchedulerWeightUpdaterManager, method, getattr(SchedulerWeightUpdaterManager, method))
+    updater = "sglang.srt.managers.scheduler_components.weight_updater"
+    module_of(monkeypatch, updater, SchedulerWeightUpdaterManager=SchedulerWeightUpdaterManager)
     yield state
     if sglang_plugin._follower is not None:
         sglang_plugin._follower.close()
@@ -319,6 +343,39 @@ def test_sglang_follows_once_the_model_is_loaded_and_computes_anew_after_each_ve
     rank.attached()
     rank.commit(1, 3.0)
     assert model.computed.unique().tolist() == [6.0]
+
+
+def test_sglang_has_what_is_hooked_and_asked_for_there():
+    hooked = [f"{sglang_plugin._MEMORY}.{one}_memory_occupation" for one in ("release", "resume")]
+    for target in (sglang_plugin._LOAD_MODEL, *hooked):
+        module, kind, method = target.rsplit(".", 2)
+        source = ast.parse((_SGLANG / module.replace(".", "/")).with_suffix(".py").read_text())
+        classes = [node for node in source.body if isinstance(node, ast.ClassDef) and node.name == kind]
+        methods = [node for node in classes[0].body if isinstance(node, ast.FunctionDef) and node.name == method]
+        assert methods[0].args.args[0].arg == "self" and ("tags" in ast.unparse(methods[0]) or target not in hooked)
+    assert f'GPU_MEMORY_TYPE_WEIGHTS = "{sglang_plugin._WEIGHTS}"' in (_SGLANG / "sglang/srt/constants.py").read_text()
+    fields = (_SGLANG / "sglang/srt/arg_groups/fields/exec_.py").read_text()
+    assert "enable_weights_cpu_backup:" in fields
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("tags", [None, ["weights", "kv_cache"]])
+def test_sglang_sleeps_before_its_weights_are_released_and_wakes_once_they_are_back(sglang, receiver, tags, kept):
+    sglang.exec.features.enable_weights_cpu_backup = kept
+    start_sglang()
+    ModelRunner(SglangModel()).load_model()
+    rank, manager = receiver.accept(), SchedulerWeightUpdaterManager()
+    rank.attached()
+    rank.commit(1, 3.0)
+    for method in (manager.release_memory_occupation, manager.resume_memory_occupation):
+        method(SimpleNamespace(tags=["kv_cache"]))
+    assert sglang_plugin._follower.served.version == 1
+    assert manager.release_memory_occupation(SimpleNamespace(tags=tags)) == "released"
+    assert manager.seen[-1] == ("released", None)
+    assert receiver.accept().state == "asleep"
+    assert manager.resume_memory_occupation(SimpleNamespace(tags=tags)) == "resumed"
+    awake = receiver.accept()
+    assert (awake.state, awake.version) == ("waiting", 1 if kept else 0)
 
 
 def test_sglangs_loader_starts_to_follow_once_and_logs_what_is_wrong(sglang, receiver, caplog):

@@ -45,7 +45,7 @@ def test_debug_shows_the_steps_of_a_commit_to_the_ranks_of_an_engine(receiver, w
         assert all(torch.equal(module.state_dict()[name], tensor) for name, tensor in weights.items())
         wait_until(lambda: "engine_committed" in receiver.log(), "the commit is logged")
     lines = [json.loads(line) for line in receiver.log().splitlines() if '"engine_step_done"' in line]
-    assert [line["step"] for line in lines] == ["prepared", "held", "writing", "written", "committed", "serving"]
+    assert [line["step"] for line in lines] == ["prepared", "held", "written", "serve", "serving"]
     assert {(line["level"], line["model"], line["engine"], line["version"]) for line in lines} == {
         ("debug", MODEL, "default", 1)
     }

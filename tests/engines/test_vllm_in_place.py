@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import torch
 from conformance_server import ConformanceServer
-from harness import MODEL
+from harness import MODEL, wait_until
 from safetensors.torch import load_file
 from tiny_trainer import Trainer
 from vllm_checkpoints import OVERRIDES
@@ -16,7 +16,7 @@ _VERSIONS = 4
 @pytest.fixture
 def training(cluster):
     """Begins a training that a receiver follows for engines, with a server to pause; the trainer, the first checkpoint,
-    and the engines' socket."""
+    the engines' socket and the receiver."""
     with contextlib.ExitStack() as stack:
 
         def begin(model: str):
@@ -26,8 +26,10 @@ def training(cluster):
             stack.callback(trainer.close)
             checkpoint = trainer.publish(1)
             server = stack.enter_context(ConformanceServer("vllm", checkpoint))
-            cluster.receiver(agent, engine="vllm", engine_url=server.url, engine_load="in-place", engine_socket=socket)
-            return trainer, checkpoint, socket
+            receiver = cluster.receiver(
+                agent, engine="vllm", engine_url=server.url, engine_load="in-place", engine_socket=socket
+            )
+            return trainer, checkpoint, socket, receiver
 
         yield begin
 
@@ -43,7 +45,7 @@ def _check(saved, checkpoint, loader, **rank) -> None:
 def test_two_ranks_with_the_plugin_have_every_version_when_their_updates_answer(
     model, training, vllm_ranks, vllm_loader, vllm_checkpoints, tmp_path
 ):
-    trainer, checkpoint, socket = training(model)
+    trainer, checkpoint, socket, _ = training(model)
     ranks = [(rank, {"tensor": (2, number), "expert_parallel": True}) for number, rank in enumerate(vllm_ranks)]
     other, _ = vllm_checkpoints.get(model)
     for rank, place in ranks:
@@ -69,7 +71,7 @@ def test_two_ranks_with_the_plugin_have_every_version_when_their_updates_answer(
 def test_a_follower_of_latent_attention_serves_every_version(
     training, vllm_ranks, vllm_loader, vllm_checkpoints, tmp_path
 ):
-    trainer, checkpoint, socket = training("deepseek_v3")
+    trainer, checkpoint, socket, _ = training("deepseek_v3")
     other, _ = vllm_checkpoints.get("deepseek_v3")
     rank = vllm_ranks[0]
     rank.ask("build", checkpoint=other, tensor=(1, 0), data=(1, 0), expert_parallel=False)
@@ -81,3 +83,86 @@ def test_a_follower_of_latent_attention_serves_every_version(
         trainer.step()
         checkpoint = trainer.publish(version + 1)
     rank.ask("leave")
+
+
+class SleepingServer:
+    """One worker of vLLM that follows by its environment, its weights in memory that is not there while it sleeps."""
+
+    def __init__(self, rank, loader, checkpoints, training, directory) -> None:
+        self.rank, self._loader, self._saved = rank, loader, directory / "held.safetensors"
+        self.trainer, self.checkpoint, socket, self.receiver = training("qwen3")
+        other, _ = checkpoints.get("qwen3")
+        rank.ask("build", checkpoint=other, tensor=(1, 0), data=(1, 0), expert_parallel=False)
+        rank.ask("load", checkpoint=other)
+        rank.ask("into_sleeping_memory")
+        environment = {"LOCKSTEP_ENGINE_SOCKET": str(socket), "LOCKSTEP_MODEL": MODEL}
+        assert rank.ask("start", environment=environment, backend=None) == "LockstepWeightTransferEngine"
+        self.newest = 1
+        self.expect_newest()
+
+    def call(self, method: str, *arguments) -> None:
+        self.rank.ask("collective_rpc", method=method, arguments=arguments)
+
+    def publish(self) -> None:
+        self.newest += 1
+        self.trainer.step()
+        self.checkpoint = self.trainer.publish(self.newest)
+        wait_until(
+            lambda: self.receiver.model_status()["held"]["version"] == self.newest, "the receiver goes on meanwhile"
+        )
+
+    @property
+    def engine(self) -> dict:
+        return self.receiver.model_status()["engines"][0]
+
+    def expect_asleep(self) -> None:
+        wait_until(lambda: self.engine["asleep"] == 1, "the receiver knows that it sleeps")
+        assert "1 asleep" in self.receiver.ctl("status").stdout
+
+    def expect_newest(self) -> None:
+        self.rank.ask("update", update_info={"version": self.newest, "timeout_s": 60})
+        self.rank.ask("save", output=self._saved)
+        _check(self._saved, self.checkpoint, self._loader, tensor=(1, 0), expert_parallel=False)
+        wait_until(lambda: self.receiver.model_status()["served_version"] == self.newest, "the receiver knows")
+
+
+@pytest.fixture
+def server(vllm_ranks, vllm_loader, vllm_checkpoints, training, tmp_path):
+    server = SleepingServer(vllm_ranks[0], vllm_loader, vllm_checkpoints, training, tmp_path)
+    yield server
+    server.rank.ask("shut_down")
+
+
+@pytest.mark.parametrize("versions", [0, 1, 3])
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_worker_that_sleeps_is_not_written_and_has_the_newest_version_after_the_wake(server, level, versions):
+    server.call("sleep", level)
+    server.expect_asleep()
+    for _ in range(versions):
+        server.publish()
+    server.call("wake_up", ["kv_cache"])  # weights sleep on
+    server.expect_asleep()
+    written = server.engine["commits"], server.engine["last_written_bytes"]
+    server.call("wake_up", ["weights"])
+    server.expect_newest()
+    if level == 1 and versions == 0:  # the bytes were there: compared, and not written
+        assert (server.engine["commits"], server.engine["last_written_bytes"]) == (written[0] + 1, 0)
+    server.publish()
+    server.expect_newest()
+
+
+def test_weights_that_were_discarded_are_written_wholly_after_the_wake(server):
+    server.call("discard", ["kv_cache"])
+    assert server.engine["asleep"] == 0
+    server.call("discard", ["weights"])
+    server.expect_asleep()
+    server.publish()
+    server.call("wake_up")
+    server.expect_newest()
+
+
+def test_weights_that_were_loaded_from_elsewhere_are_written_wholly_after_that(server):
+    server.call("reload_weights")
+    server.expect_newest()
+    server.publish()
+    server.expect_newest()

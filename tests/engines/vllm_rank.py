@@ -18,6 +18,7 @@ from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedM
 from vllm.plugins import load_general_plugins
 from vllm.v1.worker.gpu_worker import Worker as VllmWorker
 from vllm.v1.worker.worker_base import WorkerWrapperBase
+from vllm_memory import SleepingMemory
 from vllm_model import Model, Rank
 
 import lockstep
@@ -30,6 +31,9 @@ class Worker:
         self.model: Any = None
         self.engine: Any = None
         self.follower: "lockstep.Follower | None" = None
+        self.memory: "SleepingMemory | None" = None
+        self.wrapper: Any = None
+        self.checkpoint = ""
 
     def build(self, checkpoint: str, tensor: "list[int]", data: "list[int]", expert_parallel: bool) -> None:
         """The rank's model, its weights NaN."""
@@ -37,7 +41,18 @@ class Worker:
 
     def load(self, checkpoint: str) -> None:
         """vLLM's own loader."""
+        self.checkpoint = checkpoint
         self.model.load(Path(checkpoint))
+
+    def into_sleeping_memory(self) -> None:
+        """The model's parameters lie from here on where a sleep takes them away."""
+        self.memory = SleepingMemory(self.model.module)
+
+    def collective_rpc(self, method: str, arguments: "list[Any]") -> None:
+        """As the executor calls a worker: by its wrapper. The device is idle, and as large as it was."""
+        idle = {"synchronize": lambda *_: None, "get_memory_info": lambda *_: (1 << 30, 1 << 30)}
+        with mock.patch.multiple(torch.accelerator, **idle):
+            getattr(self.wrapper, method)(*arguments)
 
     def load_plugins(self) -> "list[str]":
         """What a process of vLLM does at its start; the backends there are then."""
@@ -62,8 +77,21 @@ class Worker:
         worker.vllm_config, worker.device = self.model.config, torch.device("cpu")
         worker.vllm_config.weight_transfer_config = None if backend is None else WeightTransferConfig(backend=backend)
         worker.weight_transfer_engine = None
-        worker.model_runner = SimpleNamespace(load_model=lambda **_: None, get_model=lambda: self.model.module)
-        wrapper = WorkerWrapperBase()
+        worker.model_runner = SimpleNamespace(
+            load_model=lambda **_: None,
+            get_model=lambda: self.model.module,
+            model=self.model.module,
+            get_draft_model=lambda: None,
+            reload_weights=lambda: self.model.load(Path(self.checkpoint)),
+        )
+        worker.model_config, worker._sleep_saved_buffers, worker._sleep_saved_draft_buffers = (
+            self.model.config.model_config,
+            {},
+            {},
+        )
+        worker._sleep_saved_parameters = {}
+        worker._sleep_mode_backend = self.memory
+        wrapper = self.wrapper = WorkerWrapperBase()
         wrapper.worker, wrapper.vllm_config = worker, worker.vllm_config
         self.engine, vllm.plugins.plugins_loaded = None, False
         with mock.patch.dict(os.environ, environment), self.model.current(), _restored(WorkerWrapperBase, "load_model"):
@@ -139,6 +167,8 @@ if __name__ == "__main__":
         worker.load_plugins,
         worker.create_engine,
         worker.start,
+        worker.into_sleeping_memory,
+        worker.collective_rpc,
         worker.pretend_expert_backend,
         worker.copy_latent_views,
         worker.init,

@@ -162,24 +162,29 @@ class Follower:
                 raise
             raise type(error)(f"{error}: {self.error}") from None
 
-    def sleep(self) -> None:
-        """The parameters' memory goes: called before it does, from any thread that is not inside ``serving``. When this
-        returns nobody reads or writes it, and nobody does until ``wake``. Again: nothing."""
-        with self._reconnecting():
-            if self._asleep or self._stopping.is_set():
-                return
-            self._gate.shut(given_up=self._stopping.is_set)
-            self._asleep = True
-            self._at_sleep, self._own.holds = self._own.holds, None
-            self._reads = self._resumes = self._derived = self._late = None
+    def sleep(self, kept: bool = False) -> None:
+        """The parameters' memory goes, or somebody else will write it: called before that, from any thread that is not
+        inside ``serving``. When this returns nobody reads it or writes it for the receiver, until ``wake``.
 
-    def wake(self, restored: bool = False) -> None:
-        """The memory is there again, at the same addresses; ``restored``: every byte as it was before ``sleep``, which the
-        receiver compares. Otherwise a whole version is written. Not asleep: nothing."""
+        Args:
+            kept: every byte will be there again at ``wake``, which the receiver compares. Otherwise, or after another call
+                without, a whole version is written then.
+        """
+        with self._reconnecting():
+            if not self._asleep and not self._stopping.is_set():
+                self._gate.shut(given_up=self._stopping.is_set)
+                self._asleep = True
+                self._at_sleep, self._own.holds = self._own.holds, None
+                self._reads = self._resumes = self._derived = self._late = None
+            if not kept:
+                self._at_sleep = None
+
+    def wake(self) -> None:
+        """The memory is there again, at the same addresses, and nobody else writes it. Not asleep: nothing."""
         with self._reconnecting():
             if self._asleep:
                 self._asleep = False
-                self._own.holds = self._at_sleep if restored else None
+                self._own.holds = self._at_sleep
                 self._waits_since = time.monotonic()
 
     def close(self) -> None:

@@ -56,7 +56,7 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._follower: "Follower | None" = None
+        self.follower: "Follower | None" = None
         if follows():
             self.init_transfer_engine(LockstepInitInfo(**followed()._asdict()))
 
@@ -69,7 +69,7 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
             expert, expert_tensor = _expert_groups(self.model, parallel)
             # Replicas of dense models know only their own number: each is an engine of its own.
             alone, replica = parallel.data_parallel_size == 1, parallel.data_parallel_index
-            self._follower = Follower(
+            self.follower = Follower(
                 self.model,
                 model=init_info.model,
                 socket=init_info.socket,
@@ -94,10 +94,10 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
 
     def receive_weights(self, update_info: LockstepUpdateInfo, *_: Any, **__: Any) -> None:
         """RuntimeError: the version is not there in time; what is, and why."""
-        if self._follower is None:
+        if self.follower is None:
             raise RuntimeError("lockstep follows nothing yet; call /init_weight_transfer_engine")
         try:
-            served = self._follower.wait_for(update_info.version, update_info.timeout_s)
+            served = self.follower.wait_for(update_info.version, update_info.timeout_s)
         except Error as error:
             raise RuntimeError(str(error)) from error
         if update_info.version != served.version or update_info.run not in ("", served.run):
@@ -108,9 +108,9 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
 
     def shutdown(self) -> None:
         """Follows no more."""
-        if self._follower is not None:
-            self._follower.close()
-            self._follower = None
+        if self.follower is not None:
+            self.follower.close()
+            self.follower = None
 
 
 def _incarnation(config: Any) -> "str | None":

@@ -16,6 +16,8 @@ from lockstep.engine._follower import Follower
 from lockstep.engine._served import Served
 
 _LOAD_MODEL = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
+_MEMORY = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+_WEIGHTS = "weights"  # SGLang's tag of their memory
 _log = logging.getLogger(__name__)
 _follower: "Follower | None" = None
 
@@ -27,6 +29,8 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(_LOAD_MODEL, _loaded, HookType.AFTER)
+    HookRegistry.register(f"{_MEMORY}.release_memory_occupation", _released, HookType.BEFORE)
+    HookRegistry.register(f"{_MEMORY}.resume_memory_occupation", _resumed, HookType.AFTER)
 
 
 def load(model: Any, named_tensors: "list[tuple[str, Any]]") -> None:
@@ -53,6 +57,20 @@ def follow(model: Any) -> Follower:
 def _loaded(result: Any, runner: Any, *_: Any, **__: Any) -> Any:
     if not runner.is_draft_worker:
         follow(runner.model)
+    return result
+
+
+def _released(_: Any, request: Any) -> None:
+    """The memory saver takes what has its tag; no tag is every tag."""
+    if _follower is not None and (not request.tags or _WEIGHTS in request.tags):
+        from sglang.srt.runtime_context import get_exec
+
+        _follower.sleep(kept=bool(get_exec().features.enable_weights_cpu_backup))
+
+
+def _resumed(result: Any, _: Any, request: Any) -> Any:
+    if _follower is not None and (not request.tags or _WEIGHTS in request.tags):
+        _follower.wake()
     return result
 
 

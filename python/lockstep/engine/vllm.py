@@ -11,12 +11,15 @@ Or as one of vLLM's backends, which somebody initialises:
 """
 
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 from lockstep.core.errors import BadDataError
 from lockstep.engine._environment import follows
 
 NAME = "lockstep"
+_WEIGHTS = "weights"  # vLLM's tag of their memory
+_NOBODY = SimpleNamespace(sleep=lambda **_: None, wake=lambda: None)
 
 
 def register() -> None:
@@ -31,10 +34,17 @@ def register() -> None:
         factory.register_engine(NAME, "lockstep.engine._vllm_engine", "LockstepWeightTransferEngine")
     except ValueError:
         pass  # it is registered
-    if follows():
-        from vllm.v1.worker.worker_base import WorkerWrapperBase
+    from vllm.v1.worker.worker_base import WorkerWrapperBase as wrapper
 
-        WorkerWrapperBase.load_model = _load_model  # which it has not: it hands on to its worker
+    # Methods that it has not: it hands on to its worker. All that others do to a worker's weights comes by here.
+    wrapper.sleep, wrapper.wake_up, wrapper.discard, wrapper.reload_weights = (
+        _sleep,
+        _wake_up,
+        _discard,
+        _reload_weights,
+    )
+    if follows():
+        wrapper.load_model = _load_model
 
 
 def _load_model(wrapper: Any, *arguments: Any, **options: Any) -> Any:
@@ -50,3 +60,38 @@ def _load_model(wrapper: Any, *arguments: Any, **options: Any) -> Any:
             "weights come by one of them; leave out the other"
         )
     return wrapper.worker.load_model(*arguments, **options)
+
+
+def _sleep(wrapper: Any, level: int = 1) -> Any:
+    """Level 1 keeps weights in the host's memory, level 2 does not. Where it fails the rank stays asleep: nobody knows
+    what of its memory is there."""
+    _follower_of(wrapper).sleep(kept=level == 1)
+    return wrapper.worker.sleep(level)
+
+
+def _wake_up(wrapper: Any, tags: "list[str] | None" = None) -> Any:
+    result = wrapper.worker.wake_up(tags)
+    if tags is None or _WEIGHTS in tags:
+        _follower_of(wrapper).wake()
+    return result
+
+
+def _discard(wrapper: Any, tags: "tuple[str, ...] | str") -> Any:
+    if _WEIGHTS in ((tags,) if isinstance(tags, str) else tags):
+        _follower_of(wrapper).sleep()
+    return wrapper.worker.discard(tags)
+
+
+def _reload_weights(wrapper: Any, *arguments: Any, **options: Any) -> Any:
+    """What another writes here is no version that the receiver knows: all is written again afterwards."""
+    follower = _follower_of(wrapper)
+    follower.sleep()
+    try:
+        return wrapper.worker.reload_weights(*arguments, **options)
+    finally:
+        follower.wake()
+
+
+def _follower_of(wrapper: Any) -> Any:
+    """What a worker follows by; where it does not, what does nothing."""
+    return getattr(getattr(wrapper.worker, "weight_transfer_engine", None), "follower", None) or _NOBODY
