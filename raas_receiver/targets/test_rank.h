@@ -138,6 +138,13 @@ class TestRankMemory {
 // What a rank does wrong when it has to answer. One that refuses or hangs up instead of WRITTEN has written a part.
 enum class RankFault { kNone, kSilent, kWrong, kHangsUp, kTwice, kRefuses };
 
+// Answers that two ranks give together: each enters, and leaves once the other has entered the same one. In memory that
+// they share.
+struct Collective {
+  std::array<std::atomic<uint64_t>, 2> entered{};                 // answers, by rank
+  std::array<std::array<std::atomic<Version>, 2>, 2> versions{};  // read in it, by rank and the answer's parity
+};
+
 struct TestRankOptions {
   std::string socket;
   std::string model = "actor";
@@ -153,6 +160,10 @@ struct TestRankOptions {
   bool reattach = false;  // when the connection has ended, until status.stop
   bool asleep = false;    // attaches so
   std::string incarnation = "one";
+  Collective* collective = nullptr;  // its readers answer in this
+  // Called at "hold", "held", "stage", "half written", "written", "serve" and "serving"; false: the rank hangs up
+  // there.
+  std::function<bool(std::string_view edge)> at_edge;
   std::string description;  // instead of the engine's own, when not empty
 };
 
@@ -167,6 +178,7 @@ struct RankStatus {
   std::atomic<Version> serving{0};  // what it reads, or read
   std::atomic<Version> holding{0};  // what its memory is, wholly
   std::atomic<uint32_t> wrong_reads{0};
+  std::atomic<uint32_t> answers{0};   // given together with the other rank
   std::atomic<uint32_t> portions{0};  // staged so far
   std::atomic<uint32_t> at_hand{0};   // staged, and neither written nor compared nor dropped
   std::atomic<uint32_t> most_at_hand{0};
@@ -192,7 +204,7 @@ class TestRank {
         Attach();
         Follow();
         if (resumes_) status_.held = false;  // nothing was written
-        resumes_ = false;
+        resumes_ = hold_waits_ = false;
         connection_ = os::UnixConnection();
         Forget();
         ++status_.ended;
@@ -237,6 +249,7 @@ class TestRank {
       pollfd readable{connection_.fd(), POLLIN | POLLRDHUP, 0};
       if (::poll(&readable, 1, 1) <= 0) {
         Read();
+        if (!HoldUnlessInside()) return;
         continue;
       }
       Result<EngineMessage> message = ReceiveEngineMessage(connection_, kPatience);
@@ -257,18 +270,19 @@ class TestRank {
         return false;
       case EngineMessageType::kHold:
         if (options_.at_hold == RankFault::kSilent) return true;  // and still reads
-        if (!status_.held.exchange(true)) resumes_ = true;
-        return Reply(EngineMessageType::kHeld, options_.at_hold);
+        if (!Edge("hold")) return false;
+        hold_waits_ = true;
+        return HoldUnlessInside();
       case EngineMessageType::kServe:
         if (options_.at_serve == RankFault::kSilent) return true;
+        if (!Edge("serve")) return false;
         Serve(message.held);
         ++status_.served;
-        return Reply(EngineMessageType::kServing, options_.at_serve);
+        return Edge("serving") && Reply(EngineMessageType::kServing, options_.at_serve);
       case EngineMessageType::kStage:
-        return Stage(message) && Reply(EngineMessageType::kStaged, Fault(options_.at_stage));
+        return Stage(message) && Edge("stage") && Reply(EngineMessageType::kStaged, Fault(options_.at_stage));
       case EngineMessageType::kWrite:
-        Write(message.held);
-        return Reply(EngineMessageType::kWritten, Fault(options_.at_write));
+        return Write(message.held) && Edge("written") && Reply(EngineMessageType::kWritten, Fault(options_.at_write));
       case EngineMessageType::kCompare:
         return Reply(EngineMessageType::kCompared, Fault(options_.at_compare), Bytes(1, std::byte{Compare()}));
       case EngineMessageType::kDrop:
@@ -277,6 +291,16 @@ class TestRank {
       default:
         return false;
     }
+  }
+
+  bool Edge(std::string_view edge) const { return !options_.at_edge || options_.at_edge(edge); }
+
+  // False: it has hung up.
+  bool HoldUnlessInside() {
+    if (!hold_waits_ || inside_ || OtherWaitsInside()) return true;
+    hold_waits_ = false;
+    if (!status_.held.exchange(true)) resumes_ = true;
+    return Edge("held") && Reply(EngineMessageType::kHeld, options_.at_hold);
   }
 
   RankFault Fault(RankFault fault) const { return status_.faulty ? fault : RankFault::kNone; }
@@ -312,15 +336,18 @@ class TestRank {
     status_.at_hand = 0;
   }
 
-  void Write(const Held& after) {
+  bool Write(const Held& after) {
     if (!status_.held) ++status_.wrong_reads;
     const RankFault fault = Fault(options_.at_write);
     const bool breaks = fault == RankFault::kHangsUp || fault == RankFault::kRefuses;
     resumes_ = false;
     status_.holding = 0;
-    staged_.Write(memory_.data(), breaks ? 1000 : UINT64_MAX);
+    staged_.Write(memory_.data(), 1000);
+    if (!Edge("half written")) return false;
+    if (!breaks) staged_.Write(memory_.data(), UINT64_MAX);
     Forget();
     if (!breaks) status_.holding = after.version;
+    return true;
   }
 
   bool Compare() {
@@ -340,6 +367,29 @@ class TestRank {
   void Read() {
     if (status_.held) return std::this_thread::sleep_for(std::chrono::milliseconds(1));
     if (!parts_.Is(status_.serving, memory_.data())) ++status_.wrong_reads;
+    if (options_.collective != nullptr) AnswerTogether();
+  }
+
+  // Enters the next answer, or leaves the one that it is in, where the other allows.
+  void AnswerTogether() {
+    Collective& all = *options_.collective;
+    const uint32_t me = options_.rank;
+    if (!inside_ && (!hold_waits_ || OtherWaitsInside())) {
+      const uint64_t answer = all.entered[me] + 1;
+      all.versions[me][answer % 2] = status_.serving.load();
+      all.entered[me] = answer;
+      inside_ = true;
+    }
+    const uint64_t answer = all.entered[me];
+    if (!inside_ || all.entered[1 - me] < answer) return;
+    if (all.versions[1 - me][answer % 2] != status_.serving) ++status_.wrong_reads;
+    ++status_.answers;
+    inside_ = false;
+  }
+
+  bool OtherWaitsInside() const {
+    if (options_.collective == nullptr || status_.held) return false;
+    return options_.collective->entered[1 - options_.rank] > options_.collective->entered[options_.rank];
   }
 
   const replica::TestModel& model_;
@@ -349,7 +399,9 @@ class TestRank {
   os::MappedSegment& memory_;
   os::UnixConnection connection_;
   StagedPortions staged_;
-  bool resumes_ = false;  // held, and not written since: it goes on when the connection ends
+  bool inside_ = false;      // an answer of the collective
+  bool hold_waits_ = false;  // for the end of that
+  bool resumes_ = false;     // held, and not written since: it goes on when the connection ends
 };
 
 }  // namespace lockstep::targets
