@@ -74,7 +74,7 @@ class EngineSupervisor {
   // Whether there is something to do: an attempt to be taken, or one to be begun because an engine is behind and the
   // wait after its last failure is over.
   bool Due() const;
-  // How long Due and Check have nothing to do, unless `changed` is notified.
+  // How long Due, Check and ReadsPrevious stay as they are, unless `changed` is notified.
   std::chrono::milliseconds UntilDue() const;
   // Asks a server that can be asked, and was not lately, whether it still serves what it was given. One that was
   // restarted serves its own weights: it is behind from here on.
@@ -86,8 +86,8 @@ class EngineSupervisor {
   bool under_way() const;
   bool ended() const;
   // Whether the version before the current one is in use, so that no sync may write over it. By the directory: the
-  // attempt under way loads it, or the server would return to it. In place: ranks read it, and others of their engine
-  // may have to be brought to it.
+  // attempt under way loads it, or the server would return to it. In place: ranks read it, or may, that outlived
+  // another receiver and have not come back yet; others of their engine may have to be brought to it.
   bool ReadsPrevious() const;
   // Cancels the attempt under way, if there is one, and waits for its end. It is to be taken as ever.
   void Interrupt();
@@ -140,6 +140,7 @@ class EngineSupervisor {
   Held tried_;                     // the version of the last attempt
   // In place: the server may be paused, by us or by a receiver before us, and is to resume once its memory is whole.
   std::atomic<bool> owes_resume_;
+  const Clock::time_point ranks_return_by_;
   ChangeSignal& changed_;
   mutable std::mutex mutex_;
   // By the directory: that the engine took. In place: that it was at when it was paused; nothing once that attempt is

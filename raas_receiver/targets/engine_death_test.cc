@@ -147,7 +147,8 @@ class Deaths {
     std::atomic<Version> before{0};
   };
   static constexpr std::string_view kSteps[] = {"prepared", "held", "written", "serve", "serving"};
-  static constexpr std::string_view kEdges[] = {"hold", "held", "stage", "half written", "written", "serve", "serving"};
+  static constexpr std::string_view kEdges[] = {"hold",    "held",  "held and said so", "stage", "half written",
+                                                "written", "serve", "serving"};
 
   explicit Deaths(uint32_t seed) : random_(seed) {
     // For an answer, and for a hold that came between the two of an answer.
@@ -168,7 +169,7 @@ class Deaths {
       std::this_thread::sleep_for(std::chrono::microseconds(200));
     }
     plan_->armed = false;
-    INFO(Drawn() << (plan_->done ? "" : ", which was not reached"));
+    INFO(drawn_ << (plan_->done ? "" : ", which was not reached"));
     const auto died = Clock::now();
     if (plan_->done && plan_->who == kReceiver) {
       ::waitpid(receiver_, nullptr, 0);
@@ -203,6 +204,7 @@ class Deaths {
     plan_->edge = random_() % (plan_->who == kReceiver ? std::size(kSteps) : std::size(kEdges));
     plan_->times = random_() % 3;
     plan_->dies = random_() % 3 == 0;
+    drawn_ = Drawn();
     plan_->armed = true;
   }
 
@@ -273,6 +275,7 @@ class Deaths {
   SharedObject<Plan> plan_;
   std::optional<SharedObject<Collective>> collective_;
   std::mt19937 random_;
+  std::string drawn_;
   int incarnation_ = 0;
   pid_t receiver_ = -1;
 };

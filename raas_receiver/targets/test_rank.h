@@ -161,8 +161,8 @@ struct TestRankOptions {
   bool asleep = false;    // attaches so
   std::string incarnation = "one";
   Collective* collective = nullptr;  // its readers answer in this
-  // Called at "hold", "held", "stage", "half written", "written", "serve" and "serving"; false: the rank hangs up
-  // there.
+  // Called at "hold", "held", "held and said so", "stage", "half written", "written", "serve" and "serving"; false: the
+  // rank hangs up there.
   std::function<bool(std::string_view edge)> at_edge;
   std::string description;  // instead of the engine's own, when not empty
 };
@@ -300,7 +300,7 @@ class TestRank {
     if (!hold_waits_ || inside_ || OtherWaitsInside()) return true;
     hold_waits_ = false;
     if (!status_.held.exchange(true)) resumes_ = true;
-    return Edge("held") && Reply(EngineMessageType::kHeld, options_.at_hold);
+    return Edge("held") && Reply(EngineMessageType::kHeld, options_.at_hold) && Edge("held and said so");
   }
 
   RankFault Fault(RankFault fault) const { return status_.faulty ? fault : RankFault::kNone; }
