@@ -189,6 +189,19 @@ def test_comparing_says_whether_all_rows_are_there_and_writes_nothing():
         memories.writer.compare()
 
 
+def test_what_is_staged_is_bounded_and_what_was_written_or_dropped_does_not_count(monkeypatch):
+    content = portion([(0, 1, 0, (0,), b"a")])
+    monkeypatch.setattr(_writer, "_STAGED_BESIDES", 2 * len(content))
+    monkeypatch.setattr(_writer, "_STAGED_TO_MEMORY", 0)
+    memories = Memories(64)
+    for end in (memories.writer.write, memories.writer.drop, lambda: None):
+        memories.writer.stage(sealed(content))
+        memories.writer.stage(sealed(content))
+        end()
+    with pytest.raises(ProtocolError, match=f"{2 * len(content)} bytes are staged already; {len(content)} more exceed"):
+        memories.writer.stage(sealed(content))
+
+
 # ---- a GPU, stood in for by the CPU ----
 
 
@@ -203,6 +216,9 @@ class Recorded(_devices.Cpu):
 
     def _say(self, what: str) -> None:
         self.events.append((self.name, what))
+
+    def warm(self):
+        self._say("warm")
 
     def uploaded(self, content):
         self._say("upload")
@@ -233,6 +249,8 @@ def on_gpus(monkeypatch):
 
 def test_uploads_are_done_before_staging_ends_and_writes_wait_for_what_the_engine_has_queued(on_gpus):
     memories, events = on_gpus
+    assert events == [("gpu 0", "warm"), ("gpu 1", "warm")]
+    events.clear()
     runs = [(0, 2, 0, (0, 2), b"abcd"), (0, 2, 8, (0,), b"ef"), (1, 2, 0, (4,), b"gh"), (0, 4, 0, (16,), b"ijkl")]
     memories.writer.stage(sealed(portion(runs, copies=[((1, 100, 1, 3, 0), b"xyz")])))
     staging = ["work", "upload", "done"]

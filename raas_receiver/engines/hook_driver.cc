@@ -99,20 +99,24 @@ class HookDriver final : public EngineDriver {
   std::atomic<uint64_t> failures_ = 0;
 };
 
-// When every attempt ended with an error status of its own, the engine serves what it served.
+// When every attempt ended with an error status of its own, the engine serves what it served. One that hangs is the
+// last: what it reads cannot be written over meanwhile, and a newer version may be there.
 LoadOutcome HookDriver::Load(const EngineVersion& version, const std::optional<EngineVersion>&) {
   LoadOutcome outcome;
   bool unchanged = true;
   const auto serving = [&] { return unchanged ? Serving::kOld : Serving::kUnknown; };
   std::chrono::milliseconds wait{0};
-  for (int attempt = 1; attempt <= options_.attempts; ++attempt) {
+  bool last = false;
+  int attempt = 0;
+  while (!last) {
+    ++attempt;
     if (stop_.Wait(wait)) return {{ErrorCode::kCancelled, "the hook was cancelled"}, serving()};
     wait = attempt == 1 ? options_.first_backoff : NextBackoff(wait);
     outcome = Attempt(version, attempt);
     if (outcome.status.ok() || outcome.status.code() == ErrorCode::kCancelled) return outcome;
     unchanged = unchanged && outcome.serving == Serving::kOld;
     ++failures_;
-    const bool last = attempt == options_.attempts;
+    last = attempt == options_.attempts || outcome.status.code() == ErrorCode::kDeadline;
     telemetry::LogError(last ? "hook_failed" : "hook_attempt_failed", outcome.status,
                         {{"model", version.model},
                          {"run", ToHex(version.held.run)},
@@ -120,7 +124,7 @@ LoadOutcome HookDriver::Load(const EngineVersion& version, const std::optional<E
                          {"attempt", attempt}});
   }
   const std::string what =
-      Cat("version ", version.held.version, " of model ", version.model, ", after ", options_.attempts, " attempts");
+      Cat("version ", version.held.version, " of model ", version.model, ", after ", attempt, attempt == 1 ? " attempt" : " attempts");
   return {outcome.status.WithContext(what), serving()};
 }
 

@@ -15,6 +15,9 @@ using std::chrono::milliseconds;
 constexpr milliseconds kAfterCancel{2'000};
 constexpr milliseconds kAfterCancelPause{100};
 constexpr size_t kRunDigits = 8;
+// Steps, by their names in the log, that read a whole model.
+constexpr std::string_view kLoad = "load";
+constexpr std::string_view kRevert = "revert";
 
 Status Cancelled() {
   return {ErrorCode::kCancelled, "cancelled"};
@@ -55,8 +58,10 @@ Status HttpDriver::WithNames(const Status& status, const EngineVersion& version)
   return status.WithContext(Cat(what, "model ", version.model, " at the ", kind(), " server"));
 }
 
-// Takes `step` until it is OK, the driver is cancelled, or it has failed `attempts` times.
+// Takes `step` until it is OK, the driver is cancelled, or it has failed `attempts` times. One that reads a model and
+// hangs is not taken again: what it reads cannot be written over meanwhile, and a newer version may be there.
 Status HttpDriver::Retry(const EngineVersion& version, std::string_view what, const Step& step) {
+  const bool reads_model = what == kLoad || what == kRevert;
   Status status;
   auto backoff = options_.first_backoff;
   for (int attempt = 1; attempt <= options_.attempts; ++attempt, backoff = NextBackoff(backoff)) {
@@ -69,6 +74,7 @@ Status HttpDriver::Retry(const EngineVersion& version, std::string_view what, co
                         {"model", version.model},
                         {"version", version.held.version},
                         {"attempt", attempt}});
+    if (reads_model && status.code() == ErrorCode::kDeadline) return status;
     if (attempt < options_.attempts && stop_.Wait(backoff)) return Cancelled();
   }
   return status;
@@ -92,7 +98,7 @@ LoadOutcome HttpDriver::Load(const EngineVersion& version, const std::optional<E
   const auto begin = std::chrono::steady_clock::now();
   LoadOutcome outcome{Cancelled(), fit_ == Fit::kNo ? Serving::kUnknown : Serving::kOld};
   bool reverted = false;
-  outcome.status = Retry(version, "load", [&] {
+  outcome.status = Retry(version, kLoad, [&] {
     outcome = LoadOnce(version, last_good);
     reverted = reverted || outcome.serving == Serving::kLastGood;
     return outcome.status;
@@ -128,7 +134,7 @@ LoadOutcome HttpDriver::Revert(const Status& cause, const std::optional<EngineVe
   if (!last_good.has_value() || cause.code() == ErrorCode::kCancelled) {
     return {WithEnd(cause, stays), Serving::kUnknown};
   }
-  const Status back = Retry(*last_good, "revert", [&]() -> Status {
+  const Status back = Retry(*last_good, kRevert, [&]() -> Status {
     LS_RETURN_IF_ERROR(steps_->Pause());
     LS_RETURN_IF_ERROR(Read(*last_good).status);
     return RetryAfterCancel(*last_good, "finish", [&] { return Finish(*last_good); });

@@ -166,6 +166,16 @@ TEST_CASE("A read that outlasts its time is waited for before the last good vers
   CheckServes(engine, 2);
 }
 
+TEST_CASE("A read that hangs is not made again at once, nor is that of the last good version") {
+  const ServerKind kind = GENERATE(from_range(ServerKinds()));
+  TestEngine engine(kind.name);
+  const Json hangs = Fault(kind.update, {{"kind", "hang"}});
+  engine.SetFaults({hangs, hangs, hangs, hangs});
+  const auto driver = engine.Driver(/*attempts=*/3, kPatient, 400);
+  CHECK(driver->Load(engine.VersionOf(2), engine.VersionOf(3)).status.code() == ErrorCode::kDeadline);
+  CHECK(driver->failures() == 2);  // it, and the return
+}
+
 TEST_CASE("A server that dies of a read is unknown, and the error says where it was") {
   TestEngine engine("sglang");
   engine.SetFaults({Fault("/update_weights_from_disk", {{"kind", "partial_dies"}})});

@@ -25,6 +25,9 @@ class Cpu:
         """A tensor of these bytes on the device. REQUIRES ``working``; ``content`` stays while the tensor does."""
         return torch.frombuffer(content, dtype=torch.uint8)
 
+    def warm(self) -> None:
+        """Has what a write runs loaded, for the first one is in a pause."""
+
     def settle(self) -> None:
         """Waits until all that anybody has given to the device so far is done."""
 
@@ -52,6 +55,13 @@ class Gpu(Cpu):
     def uploaded(self, content: mmap.mmap) -> torch.Tensor:
         """As of the CPU, on the GPU once ``working`` is left."""
         return super().uploaded(content).pin_memory().to(self._device, non_blocking=True)
+
+    def warm(self) -> None:
+        """As of the CPU: a kernel's first start takes milliseconds."""
+        with self.working():
+            for dtype in (torch.uint8, torch.int16, torch.int32, torch.int64):
+                some = torch.zeros(1, dtype=dtype, device=self._device)
+                some.scatter_(0, torch.zeros(1, dtype=torch.int64, device=self._device), some.clone())
 
     def settle(self) -> None:
         """As of the CPU: on all streams."""

@@ -21,6 +21,9 @@ _DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _WIDEST = max(_DTYPES)
 _AT_ONCE = 1 << 17  # units that one thread writes at a time
 _LOW_32_BITS = 0xFFFFFFFF
+# What may be staged: a place of four bytes and a value for each byte of the memories, and portions that are whole versions'.
+_STAGED_TO_MEMORY = 5
+_STAGED_BESIDES = 256 << 20
 
 
 class _Space:
@@ -86,6 +89,10 @@ class Writer:
                 device: _Space(device_of(device), [place for place in places if place.device == device])
                 for device in devices
             }
+            for space in self._spaces.values():
+                space.device.warm()
+        self._most_staged = _STAGED_TO_MEMORY * sum(self._sizes) + _STAGED_BESIDES
+        self._staged_bytes = 0
         self._staged: "list[Tuple[_Space, _Staged]]" = []
         self._written: "list[Tuple[_Space, _Staged]]" = []
 
@@ -93,16 +100,21 @@ class Writer:
         """Takes ``fd`` over: a portion, to be written or compared with those that are staged already."""
         self.tidy()
         portion = open_portion(fd, self._sizes)
+        if self._staged_bytes + len(portion.content) > self._most_staged:
+            raise ProtocolError(
+                f"{self._staged_bytes} bytes are staged already; {len(portion.content)} more exceed {self._most_staged}"
+            )
         staged = []
         for device, space in self._spaces.items():
             with space.device.working():
                 staged.append((space, self._prepared(portion, device, space)))
         self._staged += staged
+        self._staged_bytes += len(portion.content)
 
     def write(self) -> None:
         """Writes what is staged, and waits until all is there. The lists take memory until ``tidy``: to give it back takes
         a third as long as to write."""
-        self._written, self._staged = self._staged, []
+        self._written, self._staged, self._staged_bytes = self._staged, [], 0
         for space, portions in self._by_space(self._written):
             space.device.settle()  # nobody reads any more, but what was begun may still be queued
             with space.device.working():
@@ -126,7 +138,7 @@ class Writer:
 
     def drop(self) -> None:
         """Forgets what is staged."""
-        self._staged = []
+        self._staged, self._staged_bytes = [], 0
         self.tidy()
 
     def tidy(self) -> None:
