@@ -175,6 +175,22 @@ def test_a_rank_does_not_fall_asleep_while_it_is_written_and_holds_nothing_then(
     assert not sleeping.is_alive() and receiver.accept().state == "asleep"
 
 
+def test_an_order_that_came_before_a_sleep_is_not_taken_after_it(receiver, follow, monkeypatch):
+    follower = follow(torch.nn.Linear(2, 2))
+    rank = receiver.accept()
+    rank.attached()
+    rank.hold(1)
+    written: "list[Writer]" = []
+    monkeypatch.setattr(Writer, "write", written.append)
+    with follower._memory_lock:
+        rank.send_write(0)
+        time.sleep(0.05)  # it is received, and waits for the lock
+        follower._asleep = True
+        follower._soon.set()
+    assert rank.is_closed() and receiver.accept().state == "asleep"
+    assert not written and follower.error is None
+
+
 def test_a_rank_that_sleeps_takes_no_order(receiver, follow):
     follower = follow(torch.nn.Linear(2, 2))
     rank = receiver.accept()

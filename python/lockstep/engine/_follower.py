@@ -115,7 +115,9 @@ class Follower:
         self._refusals = 0  # in a row, without a version between
 
         self._stopping = threading.Event()
-        self._soon = threading.Event()  # the follower's thread is to attach again at once, or to end
+        self._soon = (
+            threading.Event()
+        )  # this connection is to end, and the follower's thread to attach again, or to end
         self._connection_lock = threading.Lock()
         self._connection: "Connection | None" = None
         close_after_fork(self)
@@ -211,6 +213,7 @@ class Follower:
         self._stopping.set()
         self._connection_lock = threading.Lock()
         self._memory_lock = threading.Lock()
+        self._soon = threading.Event()
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -226,8 +229,8 @@ class Follower:
         self._disconnect()
         with self._memory_lock:
             yield
-            self._disconnect()  # it may have attached again before
             self._soon.set()
+            self._disconnect()  # it may have attached again before
 
     def _long_wait(self) -> "str | None":
         if self._reads is not None or self._asleep or time.monotonic() - self._waits_since < _LONG_WAIT_SECONDS:
@@ -257,7 +260,8 @@ class Follower:
                 try:
                     self._follow()
                 except Exception as error:  # whatever it is, the module must not be left half-followed in silence
-                    self._error = str(error) or repr(error)
+                    if not self._soon.is_set():
+                        self._error = str(error) or repr(error)
                     refused = isinstance(error, _Refused)
                 with self._memory_lock:
                     self._own.drop()
@@ -283,6 +287,10 @@ class Follower:
             while True:
                 message = connection.receive()
                 with self._memory_lock:
+                    if self._soon.is_set():  # it was sent to what this rank is no more
+                        for fd in message.fds:
+                            os.close(fd)
+                        raise UnavailableError(f"this rank attaches to {self._socket} again")
                     self._answer(connection, message)
 
     def _introduction(self) -> Message:
