@@ -20,9 +20,6 @@ constexpr milliseconds kCheckAfterLoss{60'000};
 // Waits between loads that fail.
 constexpr milliseconds kFirstWait{1'000};
 constexpr milliseconds kLongestWait{60'000};
-// In place: within this time of a start, ranks that outlived the receiver before have attached again: they try once a
-// second at least.
-constexpr milliseconds kRanksReturn{2'500};
 
 targets::EngineTargetsOptions Complete(targets::EngineTargetsOptions options, const std::string& model,
                                        bool controls_server) {
@@ -76,7 +73,6 @@ EngineSupervisor::EngineSupervisor(std::string model, EngineSupervisorOptions op
       timeline_(timeline),
       backoff_(in_place_ ? Backoff() : Backoff(kLongestWait, kFirstWait)),
       owes_resume_(in_place_ && over_http()),
-      ranks_return_by_(in_place_ ? Clock::now() + kRanksReturn : Clock::time_point()),
       changed_(changed),
       served_(in_place_ ? Held() : replicas_.served()),
       targets_(Complete(std::move(options.targets), model_, over_http()), pool) {
@@ -131,7 +127,7 @@ bool EngineSupervisor::Due() const {
 milliseconds EngineSupervisor::UntilDue() const {
   if (under_way()) return kIdle;
   milliseconds idle = can_be_asked() ? kCheck : kIdle;
-  for (const Clock::time_point due : {serve_again_, ranks_return_by_}) {
+  for (const Clock::time_point due : {serve_again_, targets_.ranks_back_by()}) {
     const auto left = std::chrono::ceil<milliseconds>(due - Clock::now());
     if (left.count() > 0) idle = std::min(idle, left);
   }
@@ -213,10 +209,7 @@ bool EngineSupervisor::ended() const {
 bool EngineSupervisor::ReadsPrevious() const {
   const replica::PublishedVersion previous = replicas_.previous();
   if (previous.held.nothing()) return false;
-  if (in_place_) {
-    if (previous.held == replicas_.current().held) return false;
-    return Clock::now() < ranks_return_by_ || targets_.Reads(previous.held);
-  }
+  if (in_place_) return previous.held != replicas_.current().held && targets_.Reads(previous.held);
   std::lock_guard lock(mutex_);
   if (!attempt_) return false;
   return previous.path == attempt_->version.path || (attempt_->last_good && previous.path == attempt_->last_good->path);

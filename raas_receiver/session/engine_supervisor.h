@@ -86,8 +86,8 @@ class EngineSupervisor {
   bool under_way() const;
   bool ended() const;
   // Whether the version before the current one is in use, so that no sync may write over it. By the directory: the
-  // attempt under way loads it, or the server would return to it. In place: ranks read it, or may, that outlived
-  // another receiver and have not come back yet; others of their engine may have to be brought to it.
+  // attempt under way loads it, or the server would return to it. In place: ranks read it, or may, and others of their
+  // engine may have to be brought to it.
   bool ReadsPrevious() const;
   // Cancels the attempt under way, if there is one, and waits for its end. It is to be taken as ever.
   void Interrupt();
@@ -140,7 +140,6 @@ class EngineSupervisor {
   Held tried_;                     // the version of the last attempt
   // In place: the server may be paused, by us or by a receiver before us, and is to resume once its memory is whole.
   std::atomic<bool> owes_resume_;
-  const Clock::time_point ranks_return_by_;
   ChangeSignal& changed_;
   mutable std::mutex mutex_;
   // By the directory: that the engine took. In place: that it was at when it was paused; nothing once that attempt is

@@ -153,6 +153,7 @@ class Deaths {
   explicit Deaths(uint32_t seed) : random_(seed) {
     // For an answer, and for a hold that came between the two of an answer.
     fixture_.options.hold_timeout = fixture_.options.serve_timeout = kSilence;
+    fixture_.options.comes_back = std::chrono::milliseconds(50);
     StartEngine();
     StartReceiver();
   }
@@ -224,11 +225,10 @@ class Deaths {
       if (Here(kReceiver, step)) ::_exit(kDied);
     };
     if (!fixture_.Start().ok()) ::_exit(kFailed);
-    const auto started = Clock::now();
     while (true) {  // as a session does
       if (fixture_.targets->Behind(fixture_.model.held(plan_->current))) {
         (void)fixture_.Bring(plan_->current, plan_->before);
-      } else if (Clock::now() - started > std::chrono::milliseconds(50) && CanGoOn()) {
+      } else if (CanGoOn()) {
         plan_->before = plan_->current.load();
         plan_->current = plan_->current % kVersions + 1;
       } else {

@@ -58,15 +58,6 @@ EngineReport EngineGroup::Describe() const {
   return report;
 }
 
-Held EngineReport::serving() const {
-  const bool same = std::all_of(reads.begin(), reads.end(), [&](const Held& held) { return held == reads.front(); });
-  return same && !reads.empty() ? reads.front() : Held();
-}
-
-uint32_t EngineReport::waiting() const {
-  return static_cast<uint32_t>(std::count(reads.begin(), reads.end(), Held())) - asleep;
-}
-
 // --- commits ---
 
 Status EngineGroup::Failed(Status status) {

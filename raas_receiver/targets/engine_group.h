@@ -42,6 +42,9 @@ class EngineGroup {
   // Drops the ranks whose connection has ended. Whether there were any.
   bool DropGone() { return members_.DropGone(); }
 
+  // What ranks read that were lost since the last call.
+  std::vector<Held> TakeLost() { return members_.TakeLost(); }
+
   bool empty() const { return members_.attached() == 0; }
   // Whether all ranks are there, and at `held`.
   bool At(const Held& held) const;

@@ -95,10 +95,20 @@ bool EngineTargets::Behind(const Held& held) const {
 
 bool EngineTargets::Reads(const Held& held) const {
   std::lock_guard lock(mutex_);
+  const auto now = Clock::now();
+  const auto lost = back_by_.find(held);
+  if (now < started_ + options_.comes_back || (lost != back_by_.end() && now < lost->second)) return true;
   return std::any_of(waiting_.begin(), waiting_.end(), [&](const auto& link) { return link->reads() == held; }) ||
          std::any_of(views_.begin(), views_.end(), [&](const EngineReport& view) {
            return std::find(view.reads.begin(), view.reads.end(), held) != view.reads.end();
          });
+}
+
+EngineTargets::Clock::time_point EngineTargets::ranks_back_by() const {
+  std::lock_guard lock(mutex_);
+  Clock::time_point last = started_ + options_.comes_back;
+  for (const auto& [held, by] : back_by_) last = std::max(last, by);
+  return last;
 }
 
 bool EngineTargets::AllAt(const Held& held) const {
@@ -145,8 +155,17 @@ std::vector<std::shared_ptr<RankLink>> EngineTargets::Links() const {
 bool EngineTargets::DropGone() {
   bool any = std::erase_if(waiting_, Gone) != 0;
   for (const auto& [engine, group] : groups_) any = group->DropGone() || any;
-  std::erase_if(groups_, [](const auto& entry) { return entry.second->empty(); });
+  DropEmptyGroups();
   return any;
+}
+
+void EngineTargets::DropEmptyGroups() {
+  const auto now = Clock::now();
+  std::erase_if(back_by_, [&](const auto& entry) { return entry.second < now; });
+  for (const auto& [engine, group] : groups_) {
+    for (const Held& read : group->TakeLost()) back_by_[read] = now + options_.comes_back;
+  }
+  std::erase_if(groups_, [](const auto& entry) { return entry.second->empty(); });
 }
 
 void EngineTargets::UpdateViews() {
@@ -162,9 +181,9 @@ void EngineTargets::BeginBusy() {
 }
 
 void EngineTargets::EndBusy() {
-  std::erase_if(groups_, [](const auto& entry) { return entry.second->empty(); });
   {
     std::lock_guard lock(mutex_);
+    DropEmptyGroups();
     busy_ = std::any_of(groups_.begin(), groups_.end(), [](const auto& entry) { return entry.second->prepared(); });
     UpdateViews();
   }

@@ -30,6 +30,8 @@ class RankLink;
 
 class EngineTargets {
  public:
+  using Clock = std::chrono::steady_clock;
+
   EngineTargets(EngineTargetsOptions options, WorkerPool& pool);
   // Ranks that are attached see their connection end.
   ~EngineTargets();
@@ -47,8 +49,10 @@ class EngineTargets {
   // Whether a complete group is not wholly at `held`, or some rank waits to be answered. Incomplete groups wait for
   // their ranks, and those with a rank that is asleep until it wakes.
   bool Behind(const Held& held) const;
-  // Whether some rank reads `held`.
+  // Whether some rank reads `held`; or may, for ranks that were lost or that outlived another receiver come back soon.
   bool Reads(const Held& held) const;
+  // When those that are not back by then are not waited for any more.
+  Clock::time_point ranks_back_by() const;
 
   // --- the session's thread ---
   // Answers waiting ranks, compiles plans, and works out the writes that bring every complete group to `version`, which
@@ -74,6 +78,7 @@ class EngineTargets {
   void Watch();
   void Wake() const;
   std::vector<std::shared_ptr<RankLink>> Links() const;  // REQUIRES mutex_
+  void DropEmptyGroups();                                // REQUIRES mutex_
   bool DropGone();                                       // REQUIRES mutex_
   void UpdateViews();                                    // REQUIRES mutex_
   void BeginBusy();
@@ -85,6 +90,7 @@ class EngineTargets {
 
   const EngineTargetsOptions options_;
   WorkerPool& pool_;
+  const Clock::time_point started_ = Clock::now();
 
   mutable std::mutex mutex_;
   std::condition_variable idle_;
@@ -94,6 +100,7 @@ class EngineTargets {
   std::vector<std::shared_ptr<RankLink>> waiting_;
   std::map<std::string, std::unique_ptr<EngineGroup>> groups_;  // by engine name
   std::vector<EngineReport> views_;                             // the groups, as other threads see them
+  std::map<Held, Clock::time_point> back_by_;  // what lost ranks read, and until when they may come back
 
   const os::UniqueFd wake_;
   std::thread watcher_;

@@ -151,6 +151,25 @@ TEST_CASE("Ranks that wait are brought to what the others read, which are not he
   CHECK(engine.AllServe(2));
 }
 
+TEST_CASE("What a lost rank reads counts as read for as long as it may come back") {
+  TwoRanks engine;
+  engine.Stop();
+  engine.options.comes_back = std::chrono::seconds(1);
+  REQUIRE(engine.Start().ok());
+  CHECK(engine.targets->Reads(engine.model.held(3)));  // by ranks that outlived another receiver, perhaps
+  CHECK(Eventually([&] { return !engine.targets->Reads(engine.model.held(3)); }));
+  engine.ServeFirst();
+  engine.ranks[1]->End();
+  REQUIRE(engine.Changed(1));
+  engine.ranks[0]->End();
+  REQUIRE(engine.Changed(1));
+  CHECK(engine.targets->empty());
+  CHECK(engine.targets->Reads(engine.model.held(1)));
+  CHECK_FALSE(engine.targets->Reads(engine.model.held(3)));
+  CHECK(engine.targets->ranks_back_by() > std::chrono::steady_clock::now());
+  CHECK(Eventually([&] { return !engine.targets->Reads(engine.model.held(1)); }));
+}
+
 TEST_CASE("A rank that goes between commits is noticed, and the engine waits for another, which gets everything") {
   TwoRanks engine;
   engine.ServeFirst();

@@ -59,6 +59,7 @@ void GroupMembers::Join(std::shared_ptr<RankLink> link) {
 void GroupMembers::Drop(size_t rank, const Status& why) {
   telemetry::LogWarn("engine_rank_lost", why,
                      {{"model", model_}, {"engine", engine_}, {"rank", rank}, {"pid", ranks_[rank]->pid()}});
+  if (const Held read = ranks_[rank]->goes_on_with(); !read.nothing()) lost_.push_back(read);
   ranks_[rank]->HangUp();
   Forget(rank);
 }

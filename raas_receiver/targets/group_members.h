@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/base/status.h"
@@ -40,6 +41,8 @@ class GroupMembers {
   void Drop(size_t rank, const Status& why);
   // The same, with REFUSED.
   void Refuse(size_t rank, const Status& why);
+  // What ranks read, or go on with, that were dropped since the last call.
+  std::vector<Held> TakeLost() { return std::exchange(lost_, {}); }
   // Drops the ranks whose connection has ended. Whether there were any.
   bool DropGone();
   // Calls every rank that is there, drops those where that fails, and returns the first error.
@@ -59,6 +62,7 @@ class GroupMembers {
   const std::string incarnation_;
   std::vector<std::shared_ptr<RankLink>> ranks_;
   std::vector<bool> newcomers_;
+  std::vector<Held> lost_;
   uint64_t changes_ = 0;
 };
 

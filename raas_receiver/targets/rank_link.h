@@ -52,6 +52,8 @@ class RankLink {
 
   // What the rank reads: what ATTACH said, then what the last SERVE did; nothing: it waits.
   const Held& reads() const { return reads_; }
+  // The same, or what it would go on with if the connection ended now.
+  const Held& goes_on_with() const { return reads_.nothing() ? resumes_ : reads_; }
   // What is known to be in its memory, wholly; nothing: anything may be there.
   const Held& holds() const { return holds_; }
   void SetHolds(const Held& held) { holds_ = held; }

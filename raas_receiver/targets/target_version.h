@@ -1,6 +1,7 @@
 // What a session gives to and gets from the engines that are kept at a version in place.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -21,6 +22,8 @@ struct EngineTargetsOptions {
   std::chrono::milliseconds serve_timeout{30'000};       // for all ranks' SERVING
   uint64_t stage_bytes = uint64_t{1} << 30;              // memory for writes worked out beforehand
   uint64_t portion_bytes = placement::kMaxPortionBytes;  // that a rank gets at a time
+  // Within this time a rank that has lost its connection attaches again: it tries once a second at least.
+  std::chrono::milliseconds comes_back{2'500};
   // The engine name of the server that is paused around commits: of the ranks that have no gate, its own may attach.
   // Empty: none is paused.
   std::string paused_server;
@@ -58,9 +61,12 @@ struct EngineReport {  // of one group, for status and records
   std::string last_error;  // empty after a success
 
   // What all ranks that are there read; nothing: not all do, or not the same.
-  Held serving() const;
+  Held serving() const {
+    const bool same = std::all_of(reads.begin(), reads.end(), [&](const Held& held) { return held == reads.front(); });
+    return same && !reads.empty() ? reads.front() : Held();
+  }
   // Ranks that are there, not asleep, and read nothing: for the first version, or for one that makes them whole.
-  uint32_t waiting() const;
+  uint32_t waiting() const { return static_cast<uint32_t>(std::count(reads.begin(), reads.end(), Held())) - asleep; }
 };
 
 }  // namespace lockstep::targets

@@ -1,4 +1,4 @@
-"""A follower in this process and a real receiver: a module that fits, and one that does not."""
+"""A follower in this process and a real receiver: a module that fits, one that does not, and a reader that stays."""
 
 import json
 
@@ -15,15 +15,25 @@ def weights():
 
 
 @pytest.fixture
-def receiver(cluster, weights):
-    """Holds version 1 of a linear layer."""
-    agent = cluster.agent()
+def agent(cluster):
+    return cluster.agent()
+
+
+@pytest.fixture
+def publisher(agent, weights):
+    """Has published version 1 of a linear layer."""
     with agent.publisher(weights) as publisher:
         publisher.publish(1, weights)
-        socket = cluster.directory / "engine.sock"
-        receiver = cluster.receiver(agent, engine_load="in-place", engine_socket=socket, log_level="debug")
-        receiver.wait_for(weights)
-        yield receiver
+        yield publisher
+
+
+@pytest.fixture
+def receiver(cluster, agent, publisher, weights):
+    """Holds version 1."""
+    socket = cluster.directory / "engine.sock"
+    receiver = cluster.receiver(agent, engine_load="in-place", engine_socket=socket, log_level="debug")
+    receiver.wait_for(weights)
+    return receiver
 
 
 def follow(receiver, module: torch.nn.Module, **options) -> lockstep.Follower:
@@ -49,3 +59,24 @@ def test_debug_shows_the_steps_of_a_commit_to_the_ranks_of_an_engine(receiver, w
     assert {(line["level"], line["model"], line["engine"], line["version"]) for line in lines} == {
         ("debug", MODEL, "default", 1)
     }
+
+
+def test_a_reader_that_stays_keeps_nobody_out_and_the_receiver_pulls_nothing_over_what_it_reads(
+    cluster, agent, publisher, weights
+):
+    socket = cluster.directory / "engine.sock"
+    receiver = cluster.receiver(agent, engine_load="in-place", engine_socket=socket, engine_hold_timeout_ms=500)
+    module = torch.nn.Linear(64, 32)
+    with follow(receiver, module) as follower:
+        with follower.serving(timeout=60):
+            publisher.publish(2, {name: tensor + 2 for name, tensor in weights.items()})
+            wait_until(lambda: receiver.model_status()["held"]["version"] == 2, "the receiver has the next")
+            publisher.publish(3, {name: tensor + 3 for name, tensor in weights.items()})
+            wait_until(lambda: "1 of its readers did not leave" in (follower.error or ""), "the hold was given up")
+            assert follower.wait_for(timeout=60).version == 1  # others come in meanwhile
+            assert receiver.model_status()["held"]["version"] == 2
+            assert all(torch.equal(module.state_dict()[name], tensor) for name, tensor in weights.items())
+        with follower.serving(timeout=60):
+            pass
+        assert follower.wait_for(3, timeout=60).version == 3
+        assert all(torch.equal(module.state_dict()[name], tensor + 3) for name, tensor in weights.items())
