@@ -146,9 +146,10 @@ class Deaths {
     std::atomic<Version> current{1};
     std::atomic<Version> before{0};
   };
-  static constexpr std::string_view kSteps[] = {"prepared", "held", "written", "serve", "serving"};
-  static constexpr std::string_view kEdges[] = {"hold",    "held",  "held and said so", "stage", "half written",
-                                                "written", "serve", "serving"};
+  // Of both; the receiver passes the first five, ranks all but the first.
+  static constexpr std::string_view kEdges[] = {"prepared",         "held",  "written",     "serve", "serving", "hold",
+                                                "held and said so", "stage", "half written"};
+  static constexpr uint32_t kOfReceiver = 5;
 
   explicit Deaths(uint32_t seed) : random_(seed) {
     // For an answer, and for a hold that came between the two of an answer.
@@ -193,16 +194,15 @@ class Deaths {
   static constexpr std::chrono::seconds kSilence{2};
 
   std::string Drawn() const {
-    const std::string_view edge = plan_->who == kReceiver ? kSteps[plan_->edge] : kEdges[plan_->edge];
     const char* const who[] = {"the receiver", "rank 0", "rank 1"};
-    return Cat(who[plan_->who], plan_->dies || plan_->who == kReceiver ? " dies" : " hangs up", " at '", edge,
-               "' after ", plan_->times.load());
+    return Cat(who[plan_->who], plan_->dies || plan_->who == kReceiver ? " dies" : " hangs up", " at '",
+               kEdges[plan_->edge], "' after ", plan_->times.load());
   }
 
   void Draw() {
     plan_->done = false;
     plan_->who = random_() % 3;
-    plan_->edge = random_() % (plan_->who == kReceiver ? std::size(kSteps) : std::size(kEdges));
+    plan_->edge = plan_->who == kReceiver ? random_() % kOfReceiver : 1 + random_() % (std::size(kEdges) - 1);
     plan_->times = random_() % 3;
     plan_->dies = random_() % 3 == 0;
     drawn_ = Drawn();
@@ -211,8 +211,7 @@ class Deaths {
 
   // Whether it is here that somebody dies.
   bool Here(Who who, std::string_view edge) {
-    const std::string_view drawn = who == kReceiver ? kSteps[plan_->edge] : kEdges[plan_->edge];
-    if (!plan_->armed || plan_->who != who || edge != drawn || plan_->times-- != 0) return false;
+    if (!plan_->armed || plan_->who != who || edge != kEdges[plan_->edge] || plan_->times-- != 0) return false;
     plan_->armed = false;
     plan_->done = true;
     return true;
