@@ -106,7 +106,7 @@ TEST_CASE("When a rank is killed, the others resume if they were not written, an
   REQUIRE(fixture.Changed(1));
   const auto [version, before] = GENERATE(table<Version, Version>({{2, 1}, {3, 2}}));
   REQUIRE(fixture.Bring(version, before).ok());
-  CHECK(Eventually([&] { return stays.Serves(version) && successor.Serves(version); }));
+  CHECK(Eventually([&, version = version] { return stays.Serves(version) && successor.Serves(version); }));
 }
 
 TEST_CASE("A first commit that fails serves nothing, and the next one everything") {
