@@ -375,7 +375,7 @@ TEST_CASE("Of ranks without a gate only those of the server that is paused are w
   REQUIRE(targets.Bring(1).ok());
   CHECK(targets.targets->AllAt(targets.model.held(1)) == taken);
   for (auto& rank : targets.ranks) {
-    CHECK(Eventually([&] { return taken ? rank->Serves(1) : rank->status().refused.load(); }));
+    CHECK(Eventually([&, taken = taken] { return taken ? rank->Serves(1) : rank->status().refused.load(); }));
     if (taken) continue;
     CHECK_FALSE(rank->Is(1));
     CHECK_THAT(rank->status().sentence.data(), Catch::Contains("engine " + engine + ", rank"));
