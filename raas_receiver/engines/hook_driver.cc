@@ -123,8 +123,8 @@ LoadOutcome HookDriver::Load(const EngineVersion& version, const std::optional<E
                          {"version", version.held.version},
                          {"attempt", attempt}});
   }
-  const std::string what =
-      Cat("version ", version.held.version, " of model ", version.model, ", after ", attempt, attempt == 1 ? " attempt" : " attempts");
+  const std::string what = Cat("version ", version.held.version, " of model ", version.model, ", after ", attempt,
+                               attempt == 1 ? " attempt" : " attempts");
   return {outcome.status.WithContext(what), serving()};
 }
 

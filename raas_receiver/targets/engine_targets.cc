@@ -155,11 +155,11 @@ std::vector<std::shared_ptr<RankLink>> EngineTargets::Links() const {
 bool EngineTargets::DropGone() {
   bool any = std::erase_if(waiting_, Gone) != 0;
   for (const auto& [engine, group] : groups_) any = group->DropGone() || any;
-  DropEmptyGroups();
+  SettleLosses();
   return any;
 }
 
-void EngineTargets::DropEmptyGroups() {
+void EngineTargets::SettleLosses() {
   const auto now = Clock::now();
   std::erase_if(back_by_, [&](const auto& entry) { return entry.second < now; });
   for (const auto& [engine, group] : groups_) {
@@ -183,7 +183,7 @@ void EngineTargets::BeginBusy() {
 void EngineTargets::EndBusy() {
   {
     std::lock_guard lock(mutex_);
-    DropEmptyGroups();
+    SettleLosses();
     busy_ = std::any_of(groups_.begin(), groups_.end(), [](const auto& entry) { return entry.second->prepared(); });
     UpdateViews();
   }

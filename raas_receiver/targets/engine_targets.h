@@ -78,7 +78,7 @@ class EngineTargets {
   void Watch();
   void Wake() const;
   std::vector<std::shared_ptr<RankLink>> Links() const;  // REQUIRES mutex_
-  void DropEmptyGroups();                                // REQUIRES mutex_
+  void SettleLosses();                                   // REQUIRES mutex_
   bool DropGone();                                       // REQUIRES mutex_
   void UpdateViews();                                    // REQUIRES mutex_
   void BeginBusy();
