@@ -1,4 +1,4 @@
-"""Waiting, threads, and what is in a module."""
+"""Waiting, threads, a follower that serves, and what is in a module."""
 
 import threading
 import time
@@ -23,3 +23,12 @@ def in_background(function: "Callable[[], Any]") -> threading.Thread:
 
 def values(module: torch.nn.Module) -> "set[float]":
     return {value for tensor in module.state_dict().values() for value in tensor.flatten().tolist()}
+
+
+def serving(receiver, follow, module, **options):
+    """A follower and its rank; it serves version 1, all ones."""
+    follower = follow(module, **options)
+    rank = receiver.accept()
+    rank.attached()
+    rank.commit(1, 1.0)
+    return follower, rank

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 from fake_receiver import RUN, FakeReceiver
-from helpers import in_background, values, wait_until
+from helpers import in_background, serving, values, wait_until
 
 import lockstep
 from lockstep.engine import Served
@@ -122,10 +122,7 @@ def test_nobody_comes_in_before_a_version_is_served(receiver, follow):
 
 
 def test_a_hold_waits_for_the_readers_inside_and_keeps_new_ones_out(receiver, follow):
-    follower = follow(torch.nn.Linear(2, 2))
-    rank = receiver.accept()
-    rank.attached()
-    rank.commit(1, 1.0)
+    follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
 
     def read() -> Served:
         with follower.serving() as served:
@@ -225,10 +222,7 @@ def test_a_version_whose_after_write_fails_is_not_served_and_comes_again_whole(r
 
 
 def test_a_rank_attaches_again_with_its_version(receiver, follow):
-    follower = follow(torch.nn.Linear(2, 2))
-    rank = receiver.accept()
-    rank.attached()
-    rank.commit(1, 1.0)
+    follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
     rank.close()
     again = receiver.accept()
     assert (again.version, again.run, again.state) == (1, RUN, "reading")
@@ -267,10 +261,7 @@ def test_closing_ends_the_wait_of_readers_and_the_connection(receiver, follow):
 
 
 def test_a_rank_that_closes_with_readers_inside_never_sends_held(receiver, follow):
-    follower = follow(torch.nn.Linear(2, 2))
-    rank = receiver.accept()
-    rank.attached()
-    rank.commit(1, 1.0)
+    follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
     with follower.serving():
         rank.send_hold(2)
         wait_until(lambda: follower.served is None, "the gate is shut")

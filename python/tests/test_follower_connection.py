@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 from fake_receiver import RUN, STAGED
-from helpers import in_background, values, wait_until
+from helpers import in_background, serving, values, wait_until
 from portions import portion
 
 import lockstep
@@ -18,10 +18,7 @@ from lockstep.engine._writer import Writer
 
 
 def test_a_rank_that_is_not_held_stays_as_it_was(receiver, follow):
-    follower = follow(torch.nn.Linear(2, 2))
-    rank = receiver.accept()
-    rank.attached()
-    rank.commit(1, 1.0)
+    follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
     rank.close()
     again = receiver.accept()
     assert (again.version, again.run) == (1, RUN) and follower.served == Served(RUN, 1)
@@ -30,10 +27,7 @@ def test_a_rank_that_is_not_held_stays_as_it_was(receiver, follow):
 
 
 def test_killed_before_writing_held_ranks_resume_with_the_old_version(receiver, follow):
-    follower = follow(torch.nn.Linear(2, 2))
-    rank = receiver.accept()
-    rank.attached()
-    rank.commit(1, 1.0)
+    follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
     rank.hold(2)
     rank.close()
     assert follower.wait_for(timeout=60) == Served(RUN, 1)
@@ -75,10 +69,7 @@ def test_a_rank_that_waits_is_written_and_serves_without_having_been_read(receiv
 
 
 def test_a_rank_that_read_when_it_attached_resumes_as_well(receiver, follow):
-    follower = follow(torch.nn.Linear(2, 2))
-    rank = receiver.accept()
-    rank.attached()
-    rank.commit(1, 1.0)
+    follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
     rank.close()
     rank = receiver.accept()
     rank.attached()
@@ -88,10 +79,7 @@ def test_a_rank_that_read_when_it_attached_resumes_as_well(receiver, follow):
 
 
 def test_a_reader_that_stays_keeps_nobody_out_once_the_receiver_waits_no_longer(receiver, follow):
-    follower = follow(torch.nn.Linear(2, 2))
-    rank = receiver.accept()
-    rank.attached()
-    rank.commit(1, 1.0)
+    follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
     with follower.serving():
         rank.send_hold(2)
         wait_until(lambda: follower.served is None, "the gate is shut")
@@ -126,10 +114,7 @@ def test_a_rank_that_waits_for_long_says_so(receiver, follow, monkeypatch):
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_rank_that_sleeps_says_so_reads_nothing_and_says_what_it_holds_when_it_wakes(receiver, follow, kept):
-    follower = follow(torch.nn.Linear(2, 2))
-    rank = receiver.accept()
-    rank.attached()
-    rank.commit(1, 1.0)
+    follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
     follower.sleep(kept=True)
     follower.sleep(kept)
     assert follower.served is None and rank.is_closed()
@@ -281,10 +266,7 @@ def opened(monkeypatch) -> "list[Served]":
 
 @pytest.mark.parametrize("written", [True, False])
 def test_a_held_rank_that_closes_opens_for_nobody(receiver, follow, opened, written):
-    follower = follow(torch.nn.Linear(2, 2))
-    rank = receiver.accept()
-    rank.attached()
-    rank.commit(1, 1.0)
+    follower, rank = serving(receiver, follow, torch.nn.Linear(2, 2))
     rank.hold(2)  # the receiver is about to write
     if written:
         rank.fill(2.0)

@@ -2,21 +2,12 @@
 
 import torch
 from fake_receiver import HELD, RUN, STAGED
-from helpers import values
+from helpers import serving, values
 from portions import portion
 
 from lockstep.engine import Served
 
 OUTSIDE = portion([(0, 4, 0, (1 << 20,), b"abcd")])
-
-
-def serving(receiver, follow, module, **options):
-    """A follower and its rank; it serves version 1, all ones."""
-    follower = follow(module, **options)
-    rank = receiver.accept()
-    rank.attached()
-    rank.commit(1, 1.0)
-    return follower, rank
 
 
 def test_parameters_stay_where_they_are_and_nothing_is_handed_out(receiver, follow):
