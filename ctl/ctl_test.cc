@@ -137,10 +137,12 @@ class FakeReceiver final : public v1::RaasReceiver::Service {
     *result->mutable_held() = HeldVersion(7);
     result->set_recorded_digest(kDigest);
     result->set_computed_digest(computed_digest);
+    result->set_engines(engines);
     return grpc::Status::OK;
   }
 
   std::string agent_address;
+  uint32_t engines = 0;
   std::string engine_error;
   std::string computed_digest = kDigest;
 
@@ -301,6 +303,17 @@ TEST_CASE("Verify of a receiver compares its bytes with the agent's manifest") {
   CHECK(ExitCode(other.status.code()) == 65);
   CHECK(Has(other.text, Hex(kDigest)));
   CHECK(Has(other.text, Hex(kOtherDigest)));
+}
+
+TEST_CASE("Verify of engines proves nothing where none is attached, and says how many it compared") {
+  Fleet fleet;
+  CHECK_THAT(fleet.Receiver({"verify", "--engines"}).status, FailsWith(ErrorCode::kState, "no engine is attached"));
+  CHECK(fleet.Receiver({"verify"}).status.ok());
+  fleet.receiver.engines = 2;
+  const Answer answer = fleet.Receiver({"verify", "--engines"});
+  CHECK(answer.status.ok());
+  CHECK(Has(answer.text, "compared, too: 2"));
+  CHECK(fleet.Agent({"verify", "--engines"}).status.code() == ErrorCode::kUsage);
 }
 
 TEST_CASE("Damage of a receiver is reported also when its agent cannot be asked") {

@@ -22,8 +22,8 @@ struct Words {
   TimelineOptions timeline;
 };
 
-bool OnlyReceiversDo(Command command) {
-  return command == Command::kPull || command == Command::kRollback;
+bool OnlyReceiversDo(const DaemonOptions& options) {
+  return options.command == Command::kPull || options.command == Command::kRollback || options.needs_engines;
 }
 
 void AddModel(CLI::App& command, DaemonOptions& options) {
@@ -47,9 +47,12 @@ void AddCommands(CLI::App& app, Words& words) {
   CLI::App* pull = AddCommand(app, options, Command::kPull, "pull", "Have a receiver pull the newest version now");
   AddModel(*pull, options);
   pull->add_flag("--full", options.force_full, "Pull every block, whatever the receiver holds");
-  AddModel(*AddCommand(app, options, Command::kVerify, "verify",
-                       "Recompute digests from memory; of a receiver, also compare with the agent's manifest"),
-           options);
+  CLI::App* verify =
+      AddCommand(app, options, Command::kVerify, "verify",
+                 "Recompute digests from memory; of a receiver, also compare with the agent's manifest and with the "
+                 "memory of engines that are attached");
+  AddModel(*verify, options);
+  verify->add_flag("--engines", options.needs_engines, "Fail when no engine is attached");
   CLI::App* watch = AddCommand(app, options, Command::kWatch, "watch", "Print each new version or sync as it comes");
   AddModel(*watch, options);
   watch->add_option("--count", options.count, "End after so many")->type_name("N");
@@ -77,12 +80,12 @@ Status ChooseDaemon(const Words& words, DaemonOptions& options) {
     return {ErrorCode::kUsage, "--agent and --receiver exclude each other, except for verify and timeline"};
   }
   if (words.receivers.size() > 1) return {ErrorCode::kUsage, "only timeline takes several --receiver"};
-  if (OnlyReceiversDo(options.command) && !words.agent.empty()) {
+  if (OnlyReceiversDo(options) && !words.agent.empty() && words.receivers.empty()) {
     return {ErrorCode::kUsage, "only receivers can do that: use --receiver HOST:PORT"};
   }
   const std::string agent = words.agent.empty() ? Environment(kAgentVariable) : words.agent;
   const std::string receiver = words.receivers.empty() ? Environment(kReceiverVariable) : words.receivers[0];
-  const bool to_receiver = OnlyReceiversDo(options.command) || !words.receivers.empty() ||
+  const bool to_receiver = OnlyReceiversDo(options) || !words.receivers.empty() ||
                            (words.agent.empty() && agent.empty() && !receiver.empty());
   options.daemon = to_receiver ? Daemon::kReceiver : Daemon::kAgent;
   options.address =

@@ -25,6 +25,7 @@ struct DaemonOptions {
   std::string model;                        // empty: the only one there is
   std::string health_service;               // full name; empty: the server as a whole
   bool force_full = false;
+  bool needs_engines = false;                        // verify fails where no engine's memory was compared
   uint64_t count = 0;                                // of records to watch; 0: no end
   std::optional<std::chrono::milliseconds> timeout;  // nothing: the command's default; watch has none
 };

@@ -50,6 +50,7 @@ class ReceiverCommands : DaemonCommands<ReceiverClient, v1::ReceiverStatusReques
     LS_ASSIGN_OR_RETURN(const v1::ReceiverStatus status, GetStatus());
     LS_ASSIGN_OR_RETURN(const std::string model, ChooseModel(options_, client_.name(), status.models()));
     LS_ASSIGN_OR_RETURN(Verification verification, VerifyItself<v1::ReceiverVerifyRequest>(model));
+    verification.needs_engines = options_.needs_engines;
     LS_ASSIGN_OR_RETURN(const std::string agent, AgentOf(status, model));
     Result<AgentProof> proof = AskAgent(agent, verification);
     // Damage found here is the answer, whether or not the agent can be asked.

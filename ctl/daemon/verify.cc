@@ -31,6 +31,9 @@ Status Judge(const Verification& verification) {
                 TensorNames(result), "; pull it again in full")};
   }
   if (!result.engine_error().empty()) return {ErrorCode::kCorrupt, Cat(what, ": ", result.engine_error())};
+  if (verification.needs_engines && result.engines() == 0) {
+    return {ErrorCode::kState, Cat(what, ": no engine is attached at --engine-socket, so none was compared")};
+  }
   if (!verification.agent.has_value()) return OkStatus();
   const AgentProof& agent = *verification.agent;
   if (agent.held.run() != result.held().run()) {
@@ -61,8 +64,10 @@ std::string VerificationText(const Verification& verification) {
     table.AddRow({Hex(agent->digest), Cat("the manifest of agent ", agent->address)});
   }
   const bool equal = Judge(verification).ok();
+  const std::string engines =
+      result.engines() == 0 ? "" : Cat("engines whose memory was compared, too: ", result.engines(), "\n");
   return Cat(verification.model, " version ", result.held().version(), equal ? ": equal\n" : ": NOT equal\n",
-             table.ToString());
+             table.ToString(), engines);
 }
 
 }  // namespace lockstep::ctl

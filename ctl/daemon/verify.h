@@ -1,4 +1,5 @@
-// What `verify` found: a daemon's bytes against its own manifest and, for a receiver, against the agent's.
+// What `verify` found: a daemon's bytes against its own manifest and, for a receiver, against the agent's, and the
+// memory of engines against its own.
 #pragma once
 
 #include <optional>
@@ -22,9 +23,11 @@ struct Verification {
   std::string model;
   v1::VerifyResult result;
   std::optional<AgentProof> agent;
+  bool needs_engines = false;  // it proves nothing where no engine was compared
 };
 
 // OK when all digests and the run agree; else kCorrupt, naming model, version, daemon and the tensors that differ.
+// kState when an engine was to be compared, and none is attached.
 Status Judge(const Verification& verification);
 
 Json ToJson(const Verification& verification);

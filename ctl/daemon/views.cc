@@ -112,10 +112,11 @@ std::string ReceiversText(const v1::AgentStatus& status) {
 std::string ServingText(const v1::EngineTargets& engine) {
   if (engine.asleep() > 0) return Cat(engine.asleep(), " asleep");
   if (engine.waiting() > 0) return Cat(engine.waiting(), " wait");
+  if (engine.comparing() > 0) return Cat(engine.comparing(), " compare");
   return VersionOrDash(engine.serving().version());
 }
 
-// Engines whose parameters are written in place; nothing when there are none.
+// Engines whose ranks are attached; nothing when there are none.
 std::string EnginesText(const v1::ReceiverStatus& status) {
   Table table({"MODEL", "ENGINE", ">RANKS", ">SERVING", ">SIZE", ">COMMITS", ">FAILURES", ">PREPARE", ">PAUSE",
                ">WRITTEN", "LAST ERROR"});
@@ -127,7 +128,7 @@ std::string EnginesText(const v1::ReceiverStatus& status) {
                     HumanBytes(engine.last_written_bytes()), TextOrDash(engine.last_error())});
     }
   }
-  return table.empty() ? "" : "engines, written in place:\n" + table.ToString();
+  return table.empty() ? "" : "engines:\n" + table.ToString();
 }
 
 }  // namespace

@@ -1,10 +1,12 @@
 """Followers write their own memory: what a receiver may have them do, and what they serve when it goes away amid it."""
 
+import pytest
 import torch
 from fake_receiver import HELD, RUN, STAGED
 from helpers import serving, values
 from portions import portion
 
+import lockstep
 from lockstep.engine import Served
 
 OUTSIDE = portion([(0, 4, 0, (1 << 20,), b"abcd")])
@@ -139,6 +141,24 @@ def test_a_rank_says_whether_it_holds_what_it_is_to_compare_while_it_is_read(rec
             rank.expect(STAGED)
             assert rank.compare() == answer
     assert values(module) == {1.0}
+
+
+@pytest.mark.parametrize("order", ["hold", "write", "serve"])
+def test_a_rank_that_only_compares_takes_no_order_that_writes_or_serves(receiver, follow, order):
+    module = torch.nn.Linear(2, 2)
+    before = [parameter.clone() for parameter in module.parameters()]
+    follower = follow(module, compare_only=True)
+    rank = receiver.accept()
+    assert (rank.state, rank.attach["gated"], rank.version) == ("comparing", False, 0)
+    rank.attached()
+    rank.stage(portion(zeros=[(0, rank.description["parameters"][0]["offset"], 1, 8, 0)]))
+    rank.expect(STAGED)
+    {"hold": rank.send_hold, "write": rank.send_write, "serve": rank.send_serve}[order](1)
+    assert "being read" in rank.refusal() if order == "write" else rank.is_closed()
+    assert all(torch.equal(*pair) for pair in zip(before, module.parameters()))
+    for refused in (follower.wait_for, follower.serving):
+        with pytest.raises(lockstep.StateError, match="compares only"):
+            refused(timeout=1)
 
 
 def test_a_rank_that_is_being_read_answers_stage_before_its_readers_leave_and_hold_after(receiver, follow):

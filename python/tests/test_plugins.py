@@ -394,10 +394,17 @@ def test_sglang_without_its_socket_is_left_alone(sglang, monkeypatch):
     assert ModelRunner(SglangModel()).load_model() == "loaded" and sglang_plugin._follower is None
 
 
-def test_an_environment_without_the_models_name_is_refused(monkeypatch):
+def test_an_environment_that_lacks_the_models_name_or_is_not_understood_is_refused(monkeypatch):
     monkeypatch.setenv("LOCKSTEP_ENGINE_SOCKET", "/run/engine.sock")
     monkeypatch.delenv("LOCKSTEP_MODEL", raising=False)
     with pytest.raises(lockstep.BadDataError, match=r"\$LOCKSTEP_MODEL must be set"):
+        followed()
+    monkeypatch.setenv("LOCKSTEP_MODEL", "actor")
+    for value, compares in (("0", False), ("1", True)):
+        monkeypatch.setenv("LOCKSTEP_ENGINE_COMPARE", value)
+        assert followed().compare_only is compares
+    monkeypatch.setenv("LOCKSTEP_ENGINE_COMPARE", "yes")
+    with pytest.raises(lockstep.BadDataError, match=r"\$LOCKSTEP_ENGINE_COMPARE is 'yes'; it must be 0 or 1"):
         followed()
 
 

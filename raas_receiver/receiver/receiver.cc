@@ -112,7 +112,7 @@ Status Receiver::OpenModels() {
 }
 
 Status Receiver::Listen() {
-  if (config_.engine_in_place) {
+  if (!config_.engine_socket.empty()) {
     std::map<std::string, targets::EngineTargets*> targets;
     for (const auto& [model, session] : sessions_) targets[model] = &session->targets();
     LS_ASSIGN_OR_RETURN(engine_ranks_, targets::StartTargetServer(config_.engine_socket, std::move(targets)));

@@ -79,7 +79,8 @@ void AddEngineOptions(ConfigParser& parser, Written& to, ReceiverConfig& config)
   parser.Add("engine-attempts", &to.engine_attempts, "how often an engine is made to take one version");
   parser.Add("engine-load", &to.engine_load,
              "directory: the engine loads what is published; in-place: its ranks write their parameters");
-  parser.Add("engine-socket", &config.engine_socket, "unix socket where ranks attach");
+  parser.Add("engine-socket", &config.engine_socket,
+             "unix socket where ranks attach, to be written in place, or to compare what they loaded");
   parser.Add("engine-name", &config.engine_name, "engine name of the ranks of the server at engine-url");
   parser.Add("engine-hold-timeout-ms", &to.engine_hold_timeout_ms, "time for a rank to stop, or to resume");
   parser.Add("engine-stage-bytes", &config.engine_stage_bytes,
@@ -171,15 +172,15 @@ Status CheckEngine(const ConfigParser& parser, const Written& written, ReceiverC
                                     "\"; it must be directory or in-place")};
   }
   config.engine_in_place = written.engine_load == "in-place";
-  if (config.engine_in_place == config.engine_socket.empty()) {
-    return {ErrorCode::kConfig, "engine-load in-place and engine-socket go together: give both or neither"};
+  if (config.engine_in_place && config.engine_socket.empty()) {
+    return {ErrorCode::kConfig, "engine-load in-place needs engine-socket, where the engine's ranks attach"};
   }
   if (config.engine_in_place && !config.engine.check.empty()) {
     return {ErrorCode::kConfig,
             "engine-check is for engines that load directories; what is written in place is compared "
             "by lockstepctl verify"};
   }
-  if (config.engine_in_place) config.engine_socket = Absolute(config.engine_socket);
+  if (!config.engine_socket.empty()) config.engine_socket = Absolute(config.engine_socket);
   if (const Status name = model::CheckModelName(config.engine_name); !name.ok()) {
     return {ErrorCode::kConfig, Cat(parser.WrittenAs("engine-name"), ": ", name.message())};
   }

@@ -102,8 +102,12 @@ grpc::Status ReceiverService::Verify(grpc::ServerContext* context, const v1::Rec
   LS_GRPC_ASSIGN_OR_RETURN(session::Session* const session, Find(request->model()));
   LS_GRPC_ASSIGN_OR_RETURN(const replica::VerifyReport report, session->Verify());
   *response = ToProto(report);
-  const Status engines = session->VerifyEngines([context] { return context->IsCancelled(); });
-  if (!engines.ok()) response->set_engine_error(engines.ToString());
+  const Result<size_t> engines = session->VerifyEngines([context] { return context->IsCancelled(); });
+  if (engines.ok()) {
+    response->set_engines(static_cast<uint32_t>(*engines));
+  } else {
+    response->set_engine_error(engines.status().ToString());
+  }
   return grpc::Status::OK;
 }
 

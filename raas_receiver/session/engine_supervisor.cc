@@ -21,9 +21,10 @@ constexpr milliseconds kCheckAfterLoss{60'000};
 constexpr milliseconds kFirstWait{1'000};
 constexpr milliseconds kLongestWait{60'000};
 
-targets::EngineTargetsOptions Complete(targets::EngineTargetsOptions options, const std::string& model,
+targets::EngineTargetsOptions Complete(targets::EngineTargetsOptions options, const std::string& model, bool in_place,
                                        bool controls_server) {
   options.model = model;
+  options.compare_only = !in_place;
   if (!controls_server) options.paused_server.clear();
   return options;
 }
@@ -33,8 +34,9 @@ void Fill(const targets::EngineReport& report, v1::EngineTargets& proto) {
   proto.set_world(report.world);
   proto.set_attached(report.attached);
   *proto.mutable_serving() = ToProto(report.serving());
-  proto.set_waiting(report.waiting());
+  proto.set_waiting(report.waiting);
   proto.set_asleep(report.asleep);
+  proto.set_comparing(report.comparing);
   proto.set_parameters(report.parameters);
   proto.set_target_bytes(report.target_bytes);
   proto.set_last_prepare_us(static_cast<uint64_t>(report.last_prepare.count()));
@@ -75,7 +77,7 @@ EngineSupervisor::EngineSupervisor(std::string model, EngineSupervisorOptions op
       owes_resume_(in_place_ && over_http()),
       changed_(changed),
       served_(in_place_ ? Held() : replicas_.served()),
-      targets_(Complete(std::move(options.targets), model_, over_http()), pool) {
+      targets_(Complete(std::move(options.targets), model_, in_place_, over_http()), pool) {
   targets_.SetChanged([&changed] { changed.Notify(); });
 }
 
@@ -135,6 +137,8 @@ milliseconds EngineSupervisor::UntilDue() const {
 }
 
 void EngineSupervisor::Check() {
+  const replica::PublishedVersion current = replicas_.current();
+  if (!in_place_ && !current.held.nothing()) targets_.Admit(*current.layout);
   const auto now = Clock::now();
   if (!can_be_asked() || under_way() || now < check_again_) return;
   check_again_ = now + kCheck;
@@ -330,10 +334,15 @@ Status EngineSupervisor::Resume(const engines::EngineVersion& serving) {
   return OkStatus();
 }
 
-Status EngineSupervisor::Verify() {
+Result<size_t> EngineSupervisor::Verify() {
+  if (targets_.empty()) return 0;
   const replica::PublishedVersion current = replicas_.current();
-  if (current.held.nothing()) return OkStatus();
-  return targets_.Verify({current.held, current.layout, replicas_.current_data()});
+  const replica::PublishedVersion previous = replicas_.previous();
+  const Held held = in_place_ || !notifies() ? current.held : served();
+  if (held.nothing()) return Status(ErrorCode::kState, "it is not known which version engines serve");
+  if (held == current.held) return targets_.Verify({held, current.layout, replicas_.current_data()});
+  if (held == previous.held) return targets_.Verify({held, previous.layout, replicas_.previous_data()});
+  return Status(ErrorCode::kState, Cat("engines serve version ", held.version, ", which is not held any more"));
 }
 
 void EngineSupervisor::Distrust() {

@@ -77,7 +77,7 @@ class EngineSupervisor {
   // How long Due, Check and ReadsPrevious stay as they are, unless `changed` is notified.
   std::chrono::milliseconds UntilDue() const;
   // Asks a server that can be asked, and was not lately, whether it still serves what it was given. One that was
-  // restarted serves its own weights: it is behind from here on.
+  // restarted serves its own weights: it is behind from here on. Answers ranks that came to compare.
   void Check();
   // Begins to make the engines serve the current version, which came by `mode` and pull `transfer`; 0: by none. In
   // place it has ended when this returns. REQUIRES a current version, and that no attempt is under way.
@@ -93,8 +93,9 @@ class EngineSupervisor {
   void Interrupt();
   // Waits for the end of the attempt under way, and answers how it went. REQUIRES one.
   EngineOutcome Take();
-  // In place: compares the engines' memory with the current version. As EngineTargets::Verify.
-  Status Verify();
+  // Compares the memory of the engines whose ranks are attached with the version that they are to serve. As
+  // EngineTargets::Verify; kState also when nobody knows what they serve, or that is not held any more.
+  Result<size_t> Verify();
   // Whatever the engines were known to serve may not be what it is called: they are behind, but for memory in place
   // that equals the current version, seen now. REQUIRES a current version.
   void Distrust();

@@ -1,11 +1,14 @@
 #include "raas_receiver/session/engine_supervisor.h"
 
 #include <catch2/catch.hpp>
+#include <memory>
 #include <thread>
+#include <vector>
 
 #include "common/base/status_testing.h"
 #include "raas_receiver/engines/driver_kind.h"
 #include "raas_receiver/replica/replica_fixture.h"
+#include "raas_receiver/targets/targets_fixture.h"
 
 namespace lockstep::session {
 namespace {
@@ -72,6 +75,34 @@ struct Fixture {
   }
 };
 
+// The ranks of the fixture's server.
+class ComparingRanks {
+ public:
+  explicit ComparingRanks(Fixture& fixture) {
+    const std::string socket = directory_.File("engine.sock");
+    server_ = *targets::StartTargetServer(socket, {{"actor", &fixture.supervisor->targets()}}, targets::kPatience);
+    for (const uint32_t number : {0, 1}) {
+      const targets::TestRankOptions options{.socket = socket, .rank = number, .compares = true};
+      ranks_.push_back(std::make_unique<targets::RankHandle>(fixture.replicas.model, options));
+      ranks_.back()->StartThread();
+    }
+    REQUIRE(Eventually([&] {
+      v1::ReceiverModel model;
+      fixture.supervisor->Check();
+      fixture.supervisor->Describe(model);
+      return model.engines_size() == 1 && model.engines(0).comparing() == 2;
+    }));
+  }
+  void Load(Version version) {
+    for (auto& rank : ranks_) rank->Load(version);
+  }
+
+ private:
+  os::TempDir directory_;
+  std::unique_ptr<os::UnixServer> server_;
+  std::vector<std::unique_ptr<targets::RankHandle>> ranks_;
+};
+
 TEST_CASE("An engine is behind until it was made to serve the current version, and is again with the next") {
   Fixture fixture;
   CHECK(fixture.supervisor->Behind());
@@ -135,6 +166,25 @@ TEST_CASE("The two versions that a load may read are those of its begin, until i
   REQUIRE(fixture.supervisor->Take().status.ok());
   CHECK_FALSE(fixture.supervisor->ReadsPrevious());
   CHECK_FALSE(fixture.supervisor->under_way());
+}
+
+TEST_CASE("Engines are compared with what their server serves, which is not always the current version") {
+  Fixture fixture;
+  CHECK(*fixture.supervisor->Verify() == 0);  // none is attached
+  ComparingRanks ranks(fixture);
+  ranks.Load(1);
+  CHECK_THAT(fixture.supervisor->Verify(), FailsWith(ErrorCode::kState, "not known which"));
+  REQUIRE(fixture.Serve("full").status.ok());
+  CHECK(*fixture.supervisor->Verify() == 1);
+  fixture.replicas.PullDelta(2);
+  CHECK(*fixture.supervisor->Verify() == 1);
+  REQUIRE(fixture.Serve("delta").status.ok());
+  CHECK_THAT(fixture.supervisor->Verify(), FailsWith(ErrorCode::kCorrupt, "than version 2"));
+  ranks.Load(2);
+  CHECK(*fixture.supervisor->Verify() == 1);
+  fixture.replicas.PullDelta(3);
+  fixture.replicas.PullFull(3);
+  CHECK_THAT(fixture.supervisor->Verify(), FailsWith(ErrorCode::kState, "version 2, which is not held"));
 }
 
 TEST_CASE("A server that was restarted is noticed when it is asked, which is not often, and is behind then") {

@@ -181,9 +181,10 @@ Result<v1::ReceiverModel> Session::Rollback(const Requests::Cancelled& cancelled
   return Describe();
 }
 
-Status Session::VerifyEngines(const Requests::Cancelled& cancelled) {
-  if (!engine_.in_place()) return OkStatus();
-  return ToStatus(requests_.Ask(Requests::kVerify, kEngineCall, cancelled));
+Result<size_t> Session::VerifyEngines(const Requests::Cancelled& cancelled) {
+  if (engine_.targets().empty()) return 0;
+  LS_RETURN_IF_ERROR(requests_.Ask(Requests::kVerify, kEngineCall, cancelled));
+  return engines_verified_.load();
 }
 
 Result<std::shared_ptr<const model::ModelLayout>> Session::layout() const {
@@ -376,7 +377,9 @@ void Session::TendEngine() {
   if (engine_.under_way()) return;  // it has ended, and Loop takes it
   if (!requests_.due(Requests::kVerify)) return BeginServe();
   const Requests::Turn verifies = requests_.Begin(Requests::kVerify);
-  requests_.End(Requests::kVerify, verifies, engine_.Verify());
+  const Result<size_t> verified = engine_.Verify();
+  engines_verified_ = verified.ok() ? *verified : 0;
+  requests_.End(Requests::kVerify, verifies, ToStatus(verified));
 }
 
 // REQUIRES that no attempt is under way.

@@ -91,9 +91,8 @@ class Session {
   // when there is none; the engine's error when it does not take it.
   Result<v1::ReceiverModel> Rollback(const Requests::Cancelled& cancelled);
   Result<replica::VerifyReport> Verify() const { return replicas_->Verify(); }
-  // Compares the memory of engines that are written in place with the current version. kCorrupt names the engine and
-  // rank that differs, kState the engine that is at another version.
-  Status VerifyEngines(const Requests::Cancelled& cancelled);
+  // As EngineSupervisor::Verify. kDeadline and kCancelled as Pull.
+  Result<size_t> VerifyEngines(const Requests::Cancelled& cancelled);
   // Where the ranks of engines attach.
   targets::EngineTargets& targets() { return engine_.targets(); }
   // kNotFound before the first layout is known.
@@ -152,8 +151,9 @@ class Session {
   std::array<uint64_t, 3> progress_{};        // as Turned found it
   Freshness freshness_;
 
-  std::string mode_ = "recovered";  // how the current version came
-  uint64_t transfer_ = 0;           // and by which pull; 0: none
+  std::atomic<size_t> engines_verified_ = 0;  // by the last kVerify
+  std::string mode_ = "recovered";            // how the current version came
+  uint64_t transfer_ = 0;                     // and by which pull; 0: none
   std::optional<Unanswered> unanswered_;
 
   std::mutex mutex_;

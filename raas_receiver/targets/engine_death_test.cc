@@ -96,7 +96,7 @@ TEST_CASE("When a rank is killed, the others resume if they were not written, an
   const Version expected = committed ? 2 : 1;
   CHECK(status.ok() == committed);
   CHECK(fixture.report().attached == 1);
-  CHECK(fixture.report().waiting() == (waits ? 1 : 0));
+  CHECK(fixture.report().waiting == (waits ? 1 : 0));
   CHECK(fixture.report().serving() == (waits ? Held() : fixture.model.held(expected)));
   CHECK(stays.status().wrong_reads == 0);
   if (waits) CHECK((stays.status().held && stays.status().holding == 2));
@@ -123,7 +123,7 @@ TEST_CASE("A first commit that fails serves nothing, and the next one everything
   CHECK(fixture.Bring(1).code() == ErrorCode::kAborted);
   CHECK(stays.status().held);
   CHECK(fixture.report().serving().nothing());
-  CHECK(fixture.report().waiting() == 1);
+  CHECK(fixture.report().waiting == 1);
   RankHandle& successor = fixture.RunRank(1);
   REQUIRE(fixture.Changed(1));
   REQUIRE(fixture.Bring(1).ok());

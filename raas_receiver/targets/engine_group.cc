@@ -50,7 +50,13 @@ EngineReport EngineGroup::Describe() const {
   report.attached = static_cast<uint32_t>(links.size());
   for (const auto& link : links) {
     report.reads.push_back(link->reads());
-    report.asleep += link->asleep() ? 1 : 0;
+    if (link->asleep()) {
+      ++report.asleep;
+    } else if (link->compares()) {
+      ++report.comparing;
+    } else if (link->reads().nothing()) {
+      ++report.waiting;
+    }
     report.parameters += link->description().parameters.size();
     for (const uint64_t bytes : link->description().memories) report.target_bytes += bytes;
   }
@@ -179,12 +185,16 @@ Status EngineGroup::CheckClaims(const CommitRequest& request) {
 }
 
 Status EngineGroup::Verify(const TargetVersion& version) {
-  if (!members_.complete()) return OkStatus();
+  if (!members_.complete()) {
+    return {ErrorCode::kState, Cat("engine ", members_.engine(), ": only ", members_.attached(), " of its ",
+                                   members_.world(), " ranks are attached")};
+  }
   if (!awake()) return {ErrorCode::kState, Cat("engine ", members_.engine(), " is asleep: its weights are not there")};
-  if (!At(version.held)) {
+  if (!options_.compare_only && !At(version.held)) {
     return {ErrorCode::kState, Cat("engine ", members_.engine(), " does not serve version ", version.held.version)};
   }
   LS_RETURN_IF_ERROR(PlanFor(*version.layout));
+  LS_RETURN_IF_ERROR(members_.Welcome());
   for (const auto& link : members_.ranks()) {
     LS_ASSIGN_OR_RETURN(const bool equal, HoldsVersion(*plan_, *link, version));
     if (equal) continue;

@@ -191,6 +191,19 @@ void EngineTargets::EndBusy() {
   Wake();
 }
 
+Status EngineTargets::CheckPurpose(const RankLink& link) const {
+  if (options_.compare_only) {
+    if (link.compares() || link.asleep()) return OkStatus();
+    return {ErrorCode::kState,
+            Cat(link.Label(), " is to be written, and this receiver's engines load the directory: start the receiver ",
+                "with --engine-load in-place, or set LOCKSTEP_ENGINE_COMPARE=1 for the engine")};
+  }
+  if (!link.compares()) return CheckGate(link);
+  return {ErrorCode::kState, Cat(link.Label(),
+                                 " compares only, and this receiver writes engines in place: what it writes "
+                                 "is compared without that")};
+}
+
 Status EngineTargets::CheckGate(const RankLink& link) const {
   if (link.gated()) return OkStatus();
   if (options_.paused_server.empty()) {
@@ -205,7 +218,7 @@ Status EngineTargets::CheckGate(const RankLink& link) const {
               "--engine-url, name it with --engine-name")};
 }
 
-void EngineTargets::Admit(const model::ModelLayout& layout) {
+void EngineTargets::AdmitWaiting(const model::ModelLayout& layout) {
   std::vector<std::shared_ptr<RankLink>> waiting;
   {
     std::lock_guard lock(mutex_);
@@ -213,7 +226,7 @@ void EngineTargets::Admit(const model::ModelLayout& layout) {
     waiting.swap(waiting_);
   }
   for (const auto& link : waiting) {
-    Status joined = CheckGate(*link);
+    Status joined = CheckPurpose(*link);
     if (joined.ok()) {
       std::unique_ptr<EngineGroup>& group = groups_[link->engine()];
       if (!group || group->empty()) group = std::make_unique<EngineGroup>(options_, *link, pool_);
@@ -241,7 +254,7 @@ Status EngineTargets::CallGroups(const Call& call) {
 Status EngineTargets::Prepare(const TargetVersion& version, const std::optional<TargetVersion>& before,
                               DeltasBetween deltas) {
   BeginBusy();
-  Admit(*version.layout);
+  AdmitWaiting(*version.layout);
   const CommitRequest request{version, before, std::move(deltas)};
   const Status status = CallGroups([&](EngineGroup& group) { return group.Prepare(request); });
   EndBusy();
@@ -261,11 +274,20 @@ void EngineTargets::Abandon() {
   EndBusy();
 }
 
-Status EngineTargets::Verify(const TargetVersion& version) {
+Result<size_t> EngineTargets::Verify(const TargetVersion& version) {
   BeginBusy();
+  AdmitWaiting(*version.layout);
   const Status status = CallGroups([&](EngineGroup& group) { return group.Verify(version); });
+  const size_t groups = groups_.size();
   EndBusy();
-  return status;
+  if (!status.ok()) return status;
+  return groups;
+}
+
+void EngineTargets::Admit(const model::ModelLayout& layout) {
+  BeginBusy();
+  AdmitWaiting(layout);
+  EndBusy();
 }
 
 void EngineTargets::Distrust(const TargetVersion& version) {

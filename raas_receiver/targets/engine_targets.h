@@ -67,10 +67,13 @@ class EngineTargets {
   Status Commit();
   // Drops what Prepare worked out.
   void Abandon();
-  // Compares every complete group's memory with `version`. kCorrupt names the engine and rank that differs; kState the
-  // engine that serves another version.
-  Status Verify(const TargetVersion& version);
-  // The same, of engines that may hold something else than was written: those that differ are behind from here on, and
+  // Answers waiting ranks, compares every group's memory with `version`, and answers how many groups there are.
+  // kCorrupt names the engine and rank that differs; kState the engine that serves another version, is asleep or lacks
+  // a rank.
+  Result<size_t> Verify(const TargetVersion& version);
+  // Refuses waiting ranks that do not fit a version with `layout`; the others join their groups.
+  void Admit(const model::ModelLayout& layout);
+  // Compares too, engines that may hold something else than was written: those that differ are behind from here on, and
   // are written wholly. So are incomplete ones, once they are complete.
   void Distrust(const TargetVersion& version);
 
@@ -85,7 +88,8 @@ class EngineTargets {
   void EndBusy();
   template <typename Call>
   Status CallGroups(const Call& call);
-  void Admit(const model::ModelLayout& layout);
+  void AdmitWaiting(const model::ModelLayout& layout);
+  Status CheckPurpose(const RankLink& link) const;
   Status CheckGate(const RankLink& link) const;
 
   const EngineTargetsOptions options_;

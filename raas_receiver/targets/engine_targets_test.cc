@@ -10,25 +10,6 @@ namespace {
 // How long silent ranks are waited for. Those that answer must do so in it.
 constexpr std::chrono::seconds kSilence{3};
 
-struct TwoRanks : TargetsFixture {
-  explicit TwoRanks(int versions = 3) : TargetsFixture(versions) { REQUIRE(Start().ok()); }
-  // Two ranks that serve version 1.
-  void ServeFirst() {
-    RunRank(0);
-    RunRank(1);
-    REQUIRE(Changed(2));
-    const Status status = Bring(1);
-    INFO(status.ToString());
-    REQUIRE(status.ok());
-    REQUIRE(AllServe(1));
-  }
-  bool AllServe(Version version) {
-    bool all = true;
-    for (auto& rank : ranks) all = all && Eventually([&] { return rank->Serves(version); });
-    return all && report().serving() == model.held(version);
-  }
-};
-
 }  // namespace
 
 TEST_CASE("All ranks of an engine follow, forward and back") {
@@ -114,7 +95,7 @@ TEST_CASE("An engine with a rank that is asleep is left alone, and has the versi
   CHECK_FALSE(engine.targets->prepared());
   CHECK(engine.report().attached == 2);
   CHECK(engine.report().asleep == 1);
-  CHECK(engine.report().waiting() == 0);
+  CHECK(engine.report().waiting == 0);
   CHECK_FALSE(engine.targets->Behind(engine.model.held(2)));
   CHECK_FALSE(engine.targets->AllAt(engine.model.held(1)));
   CHECK_THAT(engine.targets->Verify(engine.Target(1)), FailsWith(ErrorCode::kState, "engine tp2 is asleep"));
@@ -396,53 +377,6 @@ TEST_CASE("An engine that the model no longer fits is refused, and may come back
     CHECK(Eventually([&] { return rank->status().refused.load(); }));
     CHECK(rank->Serves(1));
   }
-}
-
-TEST_CASE(
-    "Memory that is distrusted is written wholly where it differs, also of an engine that lacks a rank just then") {
-  const bool lacks_rank = GENERATE(true, false);
-  TwoRanks engine;
-  engine.ServeFirst();
-  if (lacks_rank) {
-    engine.ranks[1]->End();
-    REQUIRE(engine.Changed(1));
-  }
-  engine.ranks[0]->memory()[100] ^= std::byte{1};
-  engine.targets->Distrust(engine.Target(1));
-  if (lacks_rank) {
-    engine.ranks[1]->StartThread();
-    REQUIRE(engine.Changed(1));
-  }
-  CHECK(engine.targets->Behind(engine.model.held(1)));
-  REQUIRE(engine.Bring(1).ok());
-  CHECK(engine.ranks[0]->Is(1));
-  CHECK(Eventually([&] { return engine.ranks[1]->Serves(1); }));
-}
-
-TEST_CASE("An engine that lacks a rank or is distrusted is not known to be at a version, whatever its ranks read") {
-  const bool lacks_rank = GENERATE(true, false);
-  TwoRanks engine;
-  engine.ServeFirst();
-  CHECK(engine.report().at == engine.model.held(1));
-  if (lacks_rank) {
-    engine.ranks[1]->End();
-    REQUIRE(engine.Changed(1));
-  } else {
-    engine.targets->Distrust(engine.Target(2));
-  }
-  CHECK(engine.report().at.nothing());
-  CHECK(engine.report().serving() == engine.model.held(1));
-}
-
-TEST_CASE("Verify names the rank whose memory was changed, and an engine that serves something else") {
-  TwoRanks engine;
-  engine.ServeFirst();
-  CHECK(engine.targets->Verify(engine.Target(2)).code() == ErrorCode::kState);
-  CHECK(engine.targets->Verify(engine.Target(1)).ok());
-  const uint64_t at = GENERATE(true, false) ? engine.ranks[1]->parts().padding() : 100;
-  engine.ranks[1]->memory()[at] ^= std::byte{1};
-  const Status corrupt = engine.targets->Verify(engine.Target(1));
-  CHECK_THAT(corrupt, FailsWith(ErrorCode::kCorrupt, "engine tp2, rank 1"));
 }
 
 }  // namespace lockstep::targets

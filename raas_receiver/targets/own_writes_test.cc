@@ -78,7 +78,7 @@ TEST_CASE("A rank that does not write as it should is dropped, and the others wa
   CHECK_THAT(engine.Bring(2, 1), FailsWith(CodeOf(fault), "engine tp2: rank 1 (process ", "WRITTEN"));
   CHECK(Eventually([&] { return engine.ranks[1]->status().ended == 1; }));
   CHECK(engine.ranks[1]->status().held);
-  CHECK(engine.report().waiting() == 1);
+  CHECK(engine.report().waiting == 1);
   CHECK(engine.ranks[0]->status().holding == 2);
   engine.GoesOnFrom(0);
 }

@@ -84,9 +84,13 @@ Status RankLink::ReadState(const std::string& state) {
     reads_ = claim_;
   } else if (state == "asleep" && !holds) {
     asleep_ = true;
+  } else if (state == "comparing" && !holds) {
+    compares_ = true;
   } else if (state != "waiting") {
-    return {ErrorCode::kBadData, Cat("ATTACH: \"state\" is waiting, reading a version, or asleep without one; it is ",
-                                     state, " with version ", claim_.version)};
+    return {ErrorCode::kBadData,
+            Cat("ATTACH: \"state\" is waiting, reading a version, or asleep or comparing without one; "
+                "it is ",
+                state, " with version ", claim_.version)};
   }
   return OkStatus();
 }

@@ -3,7 +3,8 @@
 //   Reading --(Hold)--> Holding --(AwaitHeld)--> Held --(Serve, Resume)--> Resuming --(AwaitServing)--> Reading
 //
 // A rank that attached as waiting is held too; it answers Hold again. A rank is given portions to stage in any state;
-// it writes them only while it is held. One that is asleep is only attached, so that it is known to be there.
+// it writes them only while it is held. One that is asleep is only attached, so that it is known to be there. One that
+// compares stages and compares, and gets no other message.
 //
 // Threads: one at a time; gone() may be called from any.
 #pragma once
@@ -45,6 +46,8 @@ class RankLink {
   const std::string& incarnation() const { return incarnation_; }
   // Its memory is not there.
   bool asleep() const { return asleep_; }
+  // Others write its memory, which it only compares.
+  bool compares() const { return compares_; }
   std::string Label() const;  // "engine tp4, rank 2 (process 4711)"
   OwnWrites& writes() { return writes_; }
   // How long each answer to what is below "portions" may take, and the bytes of a portion.
@@ -105,6 +108,7 @@ class RankLink {
   std::string incarnation_;
   bool gated_ = true;
   bool asleep_ = false;
+  bool compares_ = false;
   placement::RankDescription description_;
   OwnWrites writes_{*this};
   std::chrono::milliseconds answer_timeout_{30'000};

@@ -27,6 +27,8 @@ struct EngineTargetsOptions {
   // The engine name of the server that is paused around commits: of the ranks that have no gate, its own may attach.
   // Empty: none is paused.
   std::string paused_server;
+  // Engines get versions by another way: ranks may attach that compare their memory, and no others.
+  bool compare_only = false;
   // Called with a name at every step of a commit: "prepared", "held", "written", "serve" (before each rank's),
   // "serving". Tests die there.
   std::function<void(std::string_view step)> at_step;
@@ -48,8 +50,10 @@ struct EngineReport {  // of one group, for status and records
   std::string engine;
   uint32_t world = 0;
   uint32_t attached = 0;
-  std::vector<Held> reads;    // what each rank that is there reads; nothing: it waits, or is asleep
+  std::vector<Held> reads;    // what each rank that is there reads; nothing: it does not
+  uint32_t waiting = 0;       // of those that are there: for the first version, or for one that makes them whole
   uint32_t asleep = 0;        // of those that are there
+  uint32_t comparing = 0;     // of those that are there
   Held at;                    // what all of its ranks are there and wholly at; nothing: not all are
   uint64_t parameters = 0;    // of all ranks
   uint64_t target_bytes = 0;  // of all ranks
@@ -65,8 +69,6 @@ struct EngineReport {  // of one group, for status and records
     const bool same = std::all_of(reads.begin(), reads.end(), [&](const Held& held) { return held == reads.front(); });
     return same && !reads.empty() ? reads.front() : Held();
   }
-  // Ranks that are there, not asleep, and read nothing: for the first version, or for one that makes them whole.
-  uint32_t waiting() const { return static_cast<uint32_t>(std::count(reads.begin(), reads.end(), Held())) - asleep; }
 };
 
 }  // namespace lockstep::targets

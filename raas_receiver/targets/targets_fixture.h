@@ -71,6 +71,11 @@ class RankHandle {
   std::byte* memory() { return memory_.data(); }
   bool Is(Version version) { return parts_.Is(version, memory()); }
   Bytes ImageOf(Version version) const { return parts_.Expected(version); }
+  // As one that loads versions by itself.
+  void Load(Version version) {
+    const Bytes image = ImageOf(version);
+    std::copy(image.begin(), image.end(), memory());
+  }
   // Whether it reads `version`, its memory is that, and nothing else was ever read.
   bool Serves(Version version) {
     return !status_->held && status_->serving == version && Is(version) && status_->wrong_reads == 0;
@@ -162,6 +167,26 @@ struct TargetsFixture {
   EngineReport report() const {
     const std::vector<EngineReport> engines = targets->Describe();
     return engines.empty() ? EngineReport{} : engines.front();
+  }
+};
+
+// Started.
+struct TwoRanks : TargetsFixture {
+  explicit TwoRanks(int versions = 3) : TargetsFixture(versions) { REQUIRE(Start().ok()); }
+  // Two ranks that serve version 1.
+  void ServeFirst() {
+    RunRank(0);
+    RunRank(1);
+    REQUIRE(Changed(2));
+    const Status status = Bring(1);
+    INFO(status.ToString());
+    REQUIRE(status.ok());
+    REQUIRE(AllServe(1));
+  }
+  bool AllServe(Version version) {
+    bool all = true;
+    for (auto& rank : ranks) all = all && Eventually([&] { return rank->Serves(version); });
+    return all && report().serving() == model.held(version);
   }
 };
 

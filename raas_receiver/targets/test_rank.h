@@ -53,6 +53,7 @@ struct TestRankOptions {
   std::string without;    // a tensor that it does not have
   bool reattach = false;  // when the connection has ended, until status.stop
   bool asleep = false;    // attaches so
+  bool compares = false;  // attaches so
   std::string incarnation = "one";
   Collective* collective = nullptr;  // its readers answer in this
   // Called at "hold", "held", "held and said so", "stage", "half written", "written", "serve" and "serving"; false: the
@@ -126,9 +127,7 @@ class TestRank {
                               {"engine", options_.engine},
                               {"incarnation", options_.incarnation},
                               {"gated", options_.gated},
-                              {"state", options_.asleep ? "asleep"
-                                        : status_.held  ? "waiting"
-                                                        : "reading"},
+                              {"state", State()},
                               {"description", nlohmann::json::parse(description)}};
     const std::string text = body.dump();
     const ByteView bytes = AsBytes(std::string_view(text));
@@ -136,6 +135,12 @@ class TestRank {
     (void)SendEngineMessage(connection_,
                             {.type = EngineMessageType::kAttach, .held = holds, .body = {bytes.begin(), bytes.end()}},
                             {}, kPatience);
+  }
+
+  const char* State() const {
+    if (options_.asleep) return "asleep";
+    if (options_.compares) return "comparing";
+    return status_.held ? "waiting" : "reading";
   }
 
   void Follow() {

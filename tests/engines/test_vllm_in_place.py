@@ -1,4 +1,5 @@
-"""Modules that vLLM built follow a training in place: a version is what vLLM's own loader makes of its checkpoint."""
+"""Modules that vLLM built follow a training, in place, or from the directory and compared: a version is what vLLM's own
+loader makes of its checkpoint."""
 
 import contextlib
 
@@ -19,7 +20,7 @@ def training(cluster):
     the engines' socket and the receiver."""
     with contextlib.ExitStack() as stack:
 
-        def begin(model: str):
+        def begin(model: str, load: str = "in-place"):
             agent = cluster.agent()
             socket = cluster.directory / "engine.sock"
             trainer = Trainer(model, cluster.directory / "checkpoints", agent.socket, MODEL, **OVERRIDES[model])
@@ -27,7 +28,7 @@ def training(cluster):
             checkpoint = trainer.publish(1)
             server = stack.enter_context(ConformanceServer("vllm", checkpoint))
             receiver = cluster.receiver(
-                agent, engine="vllm", engine_url=server.url, engine_load="in-place", engine_socket=socket
+                agent, engine="vllm", engine_url=server.url, engine_load=load, engine_socket=socket
             )
             return trainer, checkpoint, socket, receiver
 
@@ -166,3 +167,42 @@ def test_weights_that_were_loaded_from_elsewhere_are_written_wholly_after_that(s
     server.expect_newest()
     server.publish()
     server.expect_newest()
+
+
+def test_what_a_worker_loaded_from_the_directory_is_proved_and_anything_else_found(
+    training, vllm_ranks, vllm_checkpoints
+):
+    trainer, _, socket, receiver = training("qwen3", load="directory")
+    rank = vllm_ranks[0]
+    other, _ = vllm_checkpoints.get("qwen3")
+    rank.ask("build", checkpoint=other, tensor=(1, 0), data=(1, 0), expert_parallel=False)
+    rank.ask("load", checkpoint=other)
+
+    def verify(code: int, said: str) -> None:
+        result = receiver.ctl("verify", "--engines")
+        assert result.returncode == code and said in result.stdout + result.stderr, result
+
+    def load(version: int) -> None:
+        wait_until(lambda: receiver.model_status()["served_version"] == version, "the server serves it")
+        verify(65, f"other parameters than version {version}")
+        rank.ask("load", checkpoint=receiver.model_status()["current_path"])
+        verify(0, "engines whose memory was compared, too: 1")
+
+    wait_until(lambda: receiver.model_status()["served_version"] == 1, "the server serves it")
+    verify(75, "no engine is attached")
+    environment = {"LOCKSTEP_ENGINE_SOCKET": str(socket), "LOCKSTEP_MODEL": MODEL, "LOCKSTEP_ENGINE_COMPARE": "1"}
+    assert rank.ask("start", environment=environment, backend=None) == "LockstepWeightTransferEngine"
+    wait_until(lambda: receiver.model_status()["engines"], "the rank is attached")
+    assert "1 compare" in receiver.ctl("status").stdout
+    load(1)
+    rank.ask(
+        "collective_rpc", method="reload_weights", arguments=[]
+    )  # another may load it: what counts is what is there
+    wait_until(
+        lambda: any(engine["comparing"] for engine in receiver.model_status()["engines"]), "the rank is awake again"
+    )
+    verify(0, "engines whose memory was compared, too: 1")
+    trainer.step()
+    trainer.publish(2)
+    load(2)
+    rank.ask("shut_down")

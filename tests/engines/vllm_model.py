@@ -18,6 +18,8 @@ from vllm.model_executor.model_loader.utils import initialize_model
 
 # Architectures are looked at in a child interpreter, seconds each; it is the same code here.
 registry._run_in_subprocess = lambda function: function()
+# Where the machine has AMX, vLLM would take kernels for it, which are not built here.
+torch.cpu._is_amx_tile_supported = lambda: False
 
 
 @dataclass(frozen=True)

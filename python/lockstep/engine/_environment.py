@@ -1,5 +1,6 @@
 """What the plugins follow: $LOCKSTEP_ENGINE_SOCKET, the receiver's ``--engine-socket``; $LOCKSTEP_MODEL, its name for the
-model; $LOCKSTEP_ENGINE_NAME, the receiver's ``--engine-name``."""
+model; $LOCKSTEP_ENGINE_NAME, the receiver's ``--engine-name``; $LOCKSTEP_ENGINE_COMPARE, 1 where engines load the
+receiver's directory and their memory is only compared."""
 
 import os
 from typing import NamedTuple
@@ -11,6 +12,7 @@ class Followed(NamedTuple):
     socket: str
     model: str
     engine_name: str
+    compare_only: bool
 
 
 def follows() -> bool:
@@ -23,8 +25,12 @@ def followed() -> Followed:
     for variable in ("LOCKSTEP_ENGINE_SOCKET", "LOCKSTEP_MODEL"):
         if not os.environ.get(variable):
             raise BadDataError(f"${variable} must be set for lockstep to follow")
+    compare = os.environ.get("LOCKSTEP_ENGINE_COMPARE", "0")
+    if compare not in ("0", "1"):
+        raise BadDataError(f"$LOCKSTEP_ENGINE_COMPARE is {compare!r}; it must be 0 or 1")
     return Followed(
         socket=os.environ["LOCKSTEP_ENGINE_SOCKET"],
         model=os.environ["LOCKSTEP_MODEL"],
         engine_name=os.environ.get("LOCKSTEP_ENGINE_NAME", "default"),
+        compare_only=compare == "1",
     )

@@ -45,6 +45,9 @@ class Follower:
 
     and tasks of an event loop ``async with follower.serving() as served``.
 
+    With ``compare_only`` another writes the parameters, such as an engine that loads the receiver's directory: the
+    receiver only compares them, when ``lockstepctl verify --engines`` asks.
+
     A process that is forked off has a closed follower: it is not held. What it has of the module stays as it was
     at the fork, perhaps a mix.
 
@@ -59,6 +62,7 @@ class Follower:
             not to be used.
         after_write: called in the follower's thread with the version after each new one was written, before anybody
             reads it: where an engine computes tensors from parameters. While it fails, nothing is served.
+        compare_only: the receiver never writes here; ``serving`` and ``wait_for`` are not to be used.
         options: those of ``DescribeOptions``, as ``describe`` takes them.
 
     Raises:
@@ -75,6 +79,7 @@ class Follower:
         incarnation: "str | None" = None,
         gate: bool = True,
         after_write: "Callable[[Served], Any] | None" = None,
+        compare_only: bool = False,
         **options: Any,
     ) -> None:
         incarnation = _starter() if incarnation is None else incarnation
@@ -82,7 +87,8 @@ class Follower:
             if not (isinstance(name, str) and _NAME.fullmatch(name)):
                 raise BadDataError(f"{what} {name!r}: names are 1 to 128 letters, digits, '.', '_' and '-'")
         self._socket = os.fspath(socket)
-        self._gated = gate
+        self._compares = compare_only
+        self._gated = gate and not compare_only
         self._after_write = after_write
         description = self._describe(module, DescribeOptions(**options))
         self._attach = {
@@ -90,11 +96,11 @@ class Follower:
             "model": model,
             "engine": engine_name,
             "incarnation": incarnation,
-            "gated": gate,
+            "gated": self._gated,
             "description": description,
         }
 
-        self._gate = Gate(readers=gate)
+        self._gate = Gate(readers=self._gated)
         self._error: "str | None" = None  # of the connection
         self._broken: "str | None" = None  # of after_write
         self._late: "str | None" = None  # of readers that did not leave
@@ -146,10 +152,11 @@ class Follower:
 
         Raises, on entering:
             DeadlineError: that took longer than ``timeout`` seconds.
-            StateError: the follower is closed, or has no gate; or there is nothing to serve, and the receiver has
+            StateError: the follower is closed, compares only, or has no gate; or there is nothing to serve, and the receiver has
                 refused this rank twice in a row: the text has its reason; or ``with`` would have to wait while this
                 thread runs an event loop, which those inside may need to leave.
         """
+        self._check_serves()
         if not self._gated:
             raise StateError("this follower has no gate: the receiver's driver pauses the server")
         return self._gate.reading(timeout)
@@ -157,6 +164,7 @@ class Follower:
     def wait_for(self, version: "int | None" = None, timeout: "float | None" = None) -> Served:
         """Waits until a version is served, or one that is ``version`` or later. Raises as ``serving``; the text has
         the follower's error."""
+        self._check_serves()
         try:
             return self._gate.wait_for(version, timeout)
         except Error as error:
@@ -232,14 +240,16 @@ class Follower:
             self._soon.set()
             self._disconnect()  # it may have attached again before
 
+    def _check_serves(self) -> None:
+        if self._compares:
+            raise StateError("this follower compares only: another writes the parameters and knows what they are")
+
     def _long_wait(self) -> "str | None":
-        if self._reads is not None or self._asleep or time.monotonic() - self._waits_since < _LONG_WAIT_SECONDS:
+        seconds = time.monotonic() - self._waits_since
+        if self._compares or self._reads is not None or self._asleep or seconds < _LONG_WAIT_SECONDS:
             return None
         holds = "no whole version" if self._own.holds is None else f"version {self._own.holds.version}"
-        return (
-            f"this rank has waited for {time.monotonic() - self._waits_since:.0f} s to be told by {self._socket} what to "
-            f"serve; it holds {holds}"
-        )
+        return f"this rank has waited for {seconds:.0f} s to be told by {self._socket} what to serve; it holds {holds}"
 
     def _describe(self, module: Any, options: DescribeOptions) -> "dict[str, Any]":
         """The description of the module's parameters."""
@@ -295,9 +305,15 @@ class Follower:
 
     def _introduction(self) -> Message:
         with self._memory_lock:
-            state = "asleep" if self._asleep else "waiting" if self._reads is None else "reading"
-            body = json.dumps({**self._attach, "state": state}).encode()
+            body = json.dumps({**self._attach, "state": self._state()}).encode()
             return Message(MessageType.ATTACH, self._own.holds, body)
+
+    def _state(self) -> str:
+        if self._asleep:
+            return "asleep"
+        if self._compares:
+            return "comparing"
+        return "waiting" if self._reads is None else "reading"
 
     @contextlib.contextmanager
     def _connected(self) -> "Iterator[Connection]":
@@ -327,7 +343,7 @@ class Follower:
             self._error = None
         elif not self._attached or message.version is None:
             raise ProtocolError(f"{self._socket}: {message.type.name} came before its time, or without a version")
-        elif message.type == MessageType.HOLD:
+        elif message.type == MessageType.HOLD and not self._compares:
             self._hold(connection, replace(message.version, label=message.body.decode(errors="replace")))
             connection.send(Message(MessageType.HELD))
         elif message.type == MessageType.SERVE:
@@ -342,7 +358,7 @@ class Follower:
         if order.type == MessageType.WRITE:
             self._resumes = None
         try:
-            answer = self._own.obey(order, self._reads is not None)
+            answer = self._own.obey(order, self._compares or self._reads is not None)
         except Exception as error:
             connection.send(Message(MessageType.REFUSED, body=(str(error) or repr(error)).encode()[:_REASON_BYTES]))
             raise

@@ -26,11 +26,13 @@ _PLAIN_EXPERT_BACKENDS = frozenset({"TRITON", "BATCHED_TRITON"})
 
 @dataclasses.dataclass
 class LockstepInitInfo(WeightTransferInitInfo):
-    """Body of /init_weight_transfer_engine: the receiver's engine socket, the model's name and this engine's."""
+    """Body of /init_weight_transfer_engine: the receiver's engine socket, the model's name and this engine's,
+    and whether its memory is only compared, because it loads the receiver's directory."""
 
     socket: str
     model: str
     engine_name: str = "default"
+    compare_only: bool = False
 
 
 @dataclasses.dataclass
@@ -85,6 +87,7 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
                 key_value_heads=getattr(config, "num_key_value_heads", 0),
                 leave_out=_VIEWS,
                 gate=False,
+                compare_only=init_info.compare_only,
             )
         except Error as error:
             raise ValueError(str(error)) from error

@@ -104,6 +104,7 @@ def _new_follower(model: Any) -> Follower:
         key_value_heads=getattr(config, "num_key_value_heads", 0),
         fused_shared_experts=fused,
         gate=False,
+        compare_only=where.compare_only,
         after_write=_compute_of(model),
     )
 
