@@ -14,9 +14,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "common/base/ids.h"
 #include "common/base/status.h"
+#include "common/base/text.h"
 #include "raas_receiver/engines/driver_kind.h"
 
 namespace lockstep::engines {
@@ -44,11 +46,13 @@ struct LoadOutcome {
 
 class EngineDriver {
  public:
-  // `kind` outlives this.
-  explicit EngineDriver(const DriverKind& kind) : kind_(kind) {}
+  // `kind` outlives this. `where`: what it calls.
+  explicit EngineDriver(const DriverKind& kind, std::string where = {}) : kind_(kind), where_(std::move(where)) {}
   virtual ~EngineDriver() = default;
 
   std::string_view kind() const { return kind_.name; }
+  // For sentences: "vllm at http://127.0.0.1:8000".
+  std::string label() const { return where_.empty() ? std::string(kind()) : Cat(kind(), " at ", where_); }
   // As DriverKind has them.
   bool notifies() const { return kind_.notifies; }
   bool controls_server() const { return kind_.controls_server; }
@@ -87,6 +91,7 @@ class EngineDriver {
 
  private:
   const DriverKind& kind_;
+  const std::string where_;
 };
 
 }  // namespace lockstep::engines

@@ -98,6 +98,7 @@ Status Receiver::OpenModels() {
                                     .scrub_round = config_.scrub_round,
                                     .unready_after = config_.unready_after,
                                     .engine = {.in_place = config_.engine_in_place,
+                                               .late_after = config_.engine_late_after,
                                                .targets = {.hold_timeout = config_.engine_hold_timeout,
                                                            .serve_timeout = config_.engine_hold_timeout,
                                                            .stage_bytes = config_.engine_stage_bytes,

@@ -32,6 +32,7 @@ struct Written {
   bool allow_insecure_network = false;
   uint64_t engine_timeout_ms = 60'000;
   uint64_t engine_load_timeout_ms = 600'000;
+  uint64_t engine_late_after_ms = 120'000;
   uint64_t engine_attempts = 3;
   std::string engine_load = "directory";
   uint64_t engine_hold_timeout_ms = 30'000;
@@ -76,6 +77,8 @@ void AddEngineOptions(ConfigParser& parser, Written& to, ReceiverConfig& config)
   parser.Add("engine-timeout-ms", &to.engine_timeout_ms, "time after which a call to the engine has failed");
   parser.Add("engine-load-timeout-ms", &to.engine_load_timeout_ms,
              "the same, of the call that reads a whole model, or the hook");
+  parser.Add("engine-late-after-ms", &to.engine_late_after_ms,
+             "a version that takes an engine so long is late: not ready, and named; 0: never");
   parser.Add("engine-attempts", &to.engine_attempts, "how often an engine is made to take one version");
   parser.Add("engine-load", &to.engine_load,
              "directory: the engine loads what is published; in-place: its ranks write their parameters");
@@ -149,6 +152,7 @@ Status CheckRanges(const ConfigParser& parser, const Written& written, const Rec
   LS_RETURN_IF_ERROR(CheckRange(parser, "threads", config.threads, 0, 1024));
   LS_RETURN_IF_ERROR(CheckRange(parser, "engine-timeout-ms", written.engine_timeout_ms, 1, kDayMs));
   LS_RETURN_IF_ERROR(CheckRange(parser, "engine-load-timeout-ms", written.engine_load_timeout_ms, 1, kDayMs));
+  LS_RETURN_IF_ERROR(CheckRange(parser, "engine-late-after-ms", written.engine_late_after_ms, 0, kDayMs));
   LS_RETURN_IF_ERROR(CheckRange(parser, "engine-attempts", written.engine_attempts, 1, 100));
   LS_RETURN_IF_ERROR(CheckRange(parser, "engine-hold-timeout-ms", written.engine_hold_timeout_ms, 1, kDayMs));
   LS_RETURN_IF_ERROR(CheckRange(parser, "scrub-round-ms", written.scrub_round_ms, 0, 30 * kDayMs));
@@ -184,6 +188,7 @@ Status CheckEngine(const ConfigParser& parser, const Written& written, ReceiverC
   if (const Status name = model::CheckModelName(config.engine_name); !name.ok()) {
     return {ErrorCode::kConfig, Cat(parser.WrittenAs("engine-name"), ": ", name.message())};
   }
+  config.engine_late_after = milliseconds(written.engine_late_after_ms);
   config.engine_hold_timeout = milliseconds(written.engine_hold_timeout_ms);
   return OkStatus();
 }

@@ -35,6 +35,7 @@ struct ReceiverConfig {
   std::string engine_socket;  // empty: no rank can attach
   std::string engine_name = "default";
   std::chrono::milliseconds engine_hold_timeout{0};
+  std::chrono::milliseconds engine_late_after{0};
   uint64_t engine_stage_bytes = 1ull << 30;
   uint64_t keep_delta_bytes = 512ull << 20;
   std::chrono::milliseconds scrub_round{0};

@@ -70,6 +70,7 @@ EngineSupervisor::EngineSupervisor(std::string model, EngineSupervisorOptions op
                                    WorkerPool& pool, telemetry::Timeline* timeline, ChangeSignal& changed)
     : model_(std::move(model)),
       in_place_(options.in_place),
+      late_after_(options.late_after),
       driver_(std::move(driver)),
       replicas_(replicas),
       timeline_(timeline),
@@ -101,6 +102,16 @@ Held EngineSupervisor::ServedInPlace() const {
   const bool same = std::all_of(engines.begin(), engines.end(),
                                 [&](const targets::EngineReport& engine) { return engine.at == first; });
   return same ? first : Held();
+}
+
+std::string EngineSupervisor::Late() const {
+  std::lock_guard lock(mutex_);
+  if (!attempt_ || attempt_->outcome || late_after_.count() == 0) return {};
+  const auto lasts = Clock::now() - attempt_->begun;
+  if (lasts < late_after_) return {};
+  const std::string engine = in_place_ && !over_http() ? "ranks in place" : "engine " + driver_->label();
+  return Cat(engine, ": version ", attempt_->version.held.version, " is not served after ",
+             std::chrono::floor<std::chrono::seconds>(lasts).count(), " s");
 }
 
 void EngineSupervisor::Describe(v1::ReceiverModel& model) const {

@@ -31,7 +31,8 @@ namespace lockstep::session {
 
 struct EngineSupervisorOptions {
   bool in_place = false;
-  targets::EngineTargetsOptions targets;  // but for the model; the server counts where the driver controls one
+  std::chrono::milliseconds late_after{0};  // an attempt that lasts so long is late; 0: none is
+  targets::EngineTargetsOptions targets;    // but for the model; the server counts where the driver controls one
 };
 
 // How making the engines serve a version went.
@@ -61,6 +62,8 @@ class EngineSupervisor {
   targets::EngineTargets& targets() { return targets_; }
   // Whether it is known to serve some version, or nobody is notified.
   bool Serves() const { return !notifies() || !(in_place_ ? ServedInPlace() : served()).nothing(); }
+  // What has not taken which version for how long, where an attempt under way is late. Empty: none is.
+  std::string Late() const;
   // Fills in what a status says of engines.
   void Describe(v1::ReceiverModel& model) const;
   // Cancels the driver's call; it takes no other.
@@ -118,6 +121,7 @@ class EngineSupervisor {
     engines::EngineVersion version;
     std::optional<engines::EngineVersion> last_good;  // by the directory
     uint64_t transfer = 0;
+    Clock::time_point begun = Clock::now();
     bool distrusted = false;               // as EngineOutcome's
     std::optional<EngineOutcome> outcome;  // once it has ended
   };
@@ -132,6 +136,7 @@ class EngineSupervisor {
 
   const std::string model_;
   const bool in_place_;
+  const std::chrono::milliseconds late_after_;
   const std::unique_ptr<engines::EngineDriver> driver_;
   replica::ReplicaPair& replicas_;
   telemetry::Timeline* const timeline_;

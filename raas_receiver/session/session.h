@@ -150,6 +150,7 @@ class Session {
   mutable std::atomic<uint64_t> looked_ = 0;  // how often the thread looked at what there is to do
   std::array<uint64_t, 3> progress_{};        // as Turned found it
   Freshness freshness_;
+  bool late_ = false;  // an attempt at the engine; it was logged
 
   std::atomic<size_t> engines_verified_ = 0;  // by the last kVerify
   std::string mode_ = "recovered";            // how the current version came

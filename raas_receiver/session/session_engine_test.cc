@@ -58,6 +58,21 @@ TEST_CASE("A failing hook leaves the version held but not served, is tried again
   fixture.Stop();
 }
 
+TEST_CASE("An engine that is late with a version is named, and not ready, until it serves it") {
+  SessionFixture fixture;
+  SlowHook hook(fixture);
+  fixture.options.engine.late_after = milliseconds(50);
+  fixture.Start();
+  hook.WaitForCall(1);
+  fixture.WaitFor([&] { return !fixture.Describe().last_error().empty(); });
+  CHECK_THAT(fixture.Describe().last_error(), Catch::Matches("engine hook: version 1 is not served after [0-9]+ s"));
+  CHECK_FALSE(fixture.session->Ready());
+  hook.Release(1);
+  fixture.WaitFor([&] { return fixture.session->Ready(); });
+  CHECK(fixture.Describe().last_error().empty());
+  fixture.Stop();
+}
+
 TEST_CASE("A receiver that comes back without having notified its engine does so then") {
   SessionFixture fixture;
   fixture.engine = {.kind = "hook", .command = "false", .attempts = 1};

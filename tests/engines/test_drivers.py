@@ -195,6 +195,24 @@ def test_whatever_an_engine_answers_it_ends_with_the_newest_version(setting, fau
     assert engine.violations == []
 
 
+def test_an_engine_that_hangs_is_named_and_not_ready_long_before_its_time_is_over(setting):
+    with setting.engine() as engine:
+        receiver = setting.receiver(engine.url, engine_timeout_ms=5000, engine_late_after_ms=300)
+        setting.publish(1)
+        wait_until(lambda: setting.serves(engine, 1), "version 1 is served")
+        wait_until(lambda: receiver.ctl("health", "readiness").returncode == 0, "it is ready")
+        engine.fault(setting.rules.pause_path, "hang")
+        setting.publish(2)
+        wait_until(lambda: receiver.ctl("health", "readiness").returncode != 0, "it is not ready")
+        assert f"at {engine.url}: version 2 is not served after" in receiver.model_status()["last_error"]
+        assert "engine_late" in receiver.log()
+        assert not setting.serves(engine, 2)
+        wait_until(lambda: setting.serves(engine, 2), "version 2 is served", timeout_s=120)
+        wait_until(lambda: receiver.ctl("health", "readiness").returncode == 0, "it is ready again")
+        assert receiver.model_status()["last_error"] == ""
+    assert engine.violations == []
+
+
 def test_an_engine_that_comes_later_gets_the_next_version(setting):
     port = ReservedPort()
     receiver = setting.receiver(f"http://{port.address}")

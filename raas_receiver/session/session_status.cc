@@ -1,0 +1,85 @@
+// What a session says of itself: whether it is ready and alive, and what status and the agent are told.
+#include <utility>
+
+#include "common/telemetry/log.h"
+#include "raas_receiver/session/session.h"
+
+namespace lockstep::session {
+
+bool Session::Ready() {
+  const replica::PublishedVersion current = replicas_->current();
+  const bool behind = !rolled_back_ && follower_.Behind(current.held, current.digest);
+  const bool fresh = freshness_.Update(current.held, behind);
+  const std::string late = engine_.Late();
+  if (std::exchange(late_, !late.empty()) != late_ && late_) {
+    telemetry::LogWarn("engine_late", {ErrorCode::kDeadline, late}, {{"model", options_.model}});
+  }
+  return fresh && !late_ && HoldsVersion() && engine_.Serves();
+}
+
+bool Session::Turned() {
+  std::array<uint64_t, 3> progress{looked_, static_cast<uint64_t>(state_.load()), 0};
+  {
+    std::lock_guard lock(mutex_);
+    if (running_ != nullptr) progress[2] = running_->fetched_bytes();
+  }
+  const bool turned = progress != progress_ || engine_.under_way();
+  progress_ = progress;
+  changed_.Notify();  // a thread that waits looks up
+  return turned;
+}
+
+v1::ReceiverModel Session::Describe() const {
+  const replica::PublishedVersion current = replicas_->current();
+  const std::shared_ptr<const model::ModelLayout> layout = follower_.layout();
+  v1::ReceiverModel model;
+  model.set_name(options_.model);
+  model.set_agent(options_.agent.text);
+  *model.mutable_held() = ToProto(current.held);
+  *model.mutable_previous() = ToProto(replicas_->previous().held);
+  if (!current.held.nothing()) {
+    model.set_held_digest(ToBytes(current.digest));
+    model.set_current_path(current.path);
+    model.set_held_committed_unix_ns(current.committed_unix_ns);
+    model.set_held_label(current.label);
+  }
+  model.set_replicas_replaced(replicas_->replaced());
+  const v1::SessionState state = state_;
+  const bool resting = state == v1::SESSION_STATE_WAITING || state == v1::SESSION_STATE_HELD;
+  model.set_state(resting && notifying_ ? v1::SESSION_STATE_NOTIFYING : state);
+  model.set_newest_version(follower_.newest().version);
+  model.set_newest_committed_unix_ns(follower_.newest_committed_unix_ns());
+  model.set_model_bytes(layout ? layout->data_bytes() : 0);
+  model.set_scrubbed_bytes(care_.scrubbed_bytes());
+  engine_.Describe(model);
+  history_.Describe(model);
+  if (model.last_error().empty()) {
+    model.set_last_error(follower_.error());
+    if (!model.last_error().empty()) model.set_last_error_unix_ns(follower_.error_unix_ns());
+  }
+  if (model.last_error().empty()) model.set_last_error(reporter_.error());
+  if (const std::string late = engine_.Late(); !late.empty()) {
+    model.set_last_error(late);
+    model.set_last_error_unix_ns(telemetry::UnixNanos());
+  }
+  if (const std::string withdrawn = follower_.withdrawn(); !withdrawn.empty()) {
+    model.set_last_error(withdrawn);
+    model.set_last_error_unix_ns(follower_.withdrawn_unix_ns());
+  }
+  return model;
+}
+
+v1::ReportRequest Session::Report() const {
+  const v1::ReceiverModel model = Describe();
+  v1::ReportRequest report;
+  report.set_model(options_.model);
+  report.set_receiver(options_.receiver);
+  report.set_instance(options_.instance);
+  *report.mutable_held() = model.held();
+  report.set_served_version(model.served_version());
+  report.set_served_run(model.served_run());
+  report.set_last_error(model.last_error());
+  return report;
+}
+
+}  // namespace lockstep::session
