@@ -268,6 +268,11 @@ class SchedulerWeightUpdaterManager:
         return "resumed"
 
 
+class Scheduler:
+    def get_internal_state(self, _: Any) -> SimpleNamespace:
+        return SimpleNamespace(internal_state={"memory": 1})
+
+
 @pytest.fixture
 def sglang(monkeypatch, receiver):
     """SGLang's own state, to be changed: rank 1 of TP4 with EP2."""
@@ -295,6 +300,8 @@ def sglang(monkeypatch, receiver):
         monkeypatch.setattr(SchedulerWeightUpdaterManager, method, getattr(SchedulerWeightUpdaterManager, method))
     updater = "sglang.srt.managers.scheduler_components.weight_updater"
     module_of(monkeypatch, updater, SchedulerWeightUpdaterManager=SchedulerWeightUpdaterManager)
+    monkeypatch.setattr(Scheduler, "get_internal_state", Scheduler.get_internal_state)
+    module_of(monkeypatch, "sglang.srt.managers.scheduler", Scheduler=Scheduler)
     yield state
     if sglang_plugin._follower is not None:
         sglang_plugin._follower.close()
@@ -347,13 +354,15 @@ def test_sglang_follows_once_the_model_is_loaded_and_computes_anew_after_each_ve
 
 def test_sglang_has_what_is_hooked_and_asked_for_there():
     hooked = [f"{sglang_plugin._MEMORY}.{one}_memory_occupation" for one in ("release", "resume")]
-    for target in (sglang_plugin._LOAD_MODEL, *hooked):
+    for target in (sglang_plugin._LOAD_MODEL, sglang_plugin._STATE, *hooked):
         module, kind, method = target.rsplit(".", 2)
         source = ast.parse((_SGLANG / module.replace(".", "/")).with_suffix(".py").read_text())
         classes = [node for node in source.body if isinstance(node, ast.ClassDef) and node.name == kind]
         methods = [node for node in classes[0].body if isinstance(node, ast.FunctionDef) and node.name == method]
         assert methods[0].args.args[0].arg == "self" and ("tags" in ast.unparse(methods[0]) or target not in hooked)
     assert f'GPU_MEMORY_TYPE_WEIGHTS = "{sglang_plugin._WEIGHTS}"' in (_SGLANG / "sglang/srt/constants.py").read_text()
+    structs = (_SGLANG / "sglang/srt/managers/io_struct.py").read_text()
+    assert "class GetInternalStateReqOutput" in structs and "internal_state: Dict[str, Any]" in structs
     fields = (_SGLANG / "sglang/srt/arg_groups/fields/exec_.py").read_text()
     assert "enable_weights_cpu_backup:" in fields
 
@@ -378,14 +387,13 @@ def test_sglang_sleeps_before_its_weights_are_released_and_wakes_once_they_are_b
     assert (awake.state, awake.version) == ("waiting", 1 if kept else 0)
 
 
-def test_sglangs_loader_starts_to_follow_once_and_logs_what_is_wrong(sglang, receiver, caplog):
-    model = SglangModel()
-    sglang_plugin.load(model, [("weight", torch.zeros(1))])
-    assert "takes none" in caplog.text and sglang_plugin._follower is None
-    sglang_plugin.load(model, [])
-    first = sglang_plugin._follower
-    sglang_plugin.load(model, [])
-    assert first is not None and sglang_plugin._follower is first
+def test_sglang_says_in_its_state_which_start_of_it_follows(sglang, receiver):
+    start_sglang()
+    assert Scheduler().get_internal_state(None).internal_state == {"memory": 1}
+    ModelRunner(SglangModel()).load_model()
+    rank = receiver.accept()
+    said = {"memory": 1, "lockstep": rank.attach["incarnation"]}
+    assert Scheduler().get_internal_state(None).internal_state == said
 
 
 def test_sglang_without_its_socket_is_left_alone(sglang, monkeypatch):

@@ -7,7 +7,7 @@
 // Every answer of a server is checked. An error says what it does not do; Serving says what it serves all the same.
 // What an answer covers is the server's: SGLang's is that of its first replica's rank 0 alone (drivers.h).
 //
-// Load, Pause, Resume and StillServes are called by one thread at a time; everything else by any.
+// Load, Pause, Resume, StillServes and Incarnations are called by one thread at a time; everything else by any.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "common/base/ids.h"
 #include "common/base/status.h"
@@ -78,6 +79,12 @@ class EngineDriver {
   // server cannot say, or may not be asked; an error when it does not answer. It is not paused for this: it is asked
   // once, which takes 5 s at most, and is no failure.
   virtual Result<bool> StillServes(const EngineVersion& version) = 0;
+
+  // What the ranks of the server that are attached anywhere call their start (ATTACH's `incarnation`), one for each
+  // that answers. An error when it does not answer, or has none.
+  virtual Result<std::vector<std::string>> Incarnations() {
+    return Status(ErrorCode::kState, Cat(label(), " has no ranks that can be asked"));
+  }
 
   // Cancels the call under way; everything later is kCancelled, but for Resume, until Reset. A server that was paused
   // is resumed all the same, for a few seconds, when it holds one whole version: nothing was changed yet, or all was

@@ -41,7 +41,10 @@ std::string VersionName(const EngineVersion& version) {
 
 HttpDriver::HttpDriver(const DriverKind& kind, EngineOptions options, std::unique_ptr<EngineServer> server,
                        std::unique_ptr<EngineSteps> steps)
-    : EngineDriver(kind, options.url), options_(std::move(options)), server_(std::move(server)), steps_(std::move(steps)) {}
+    : EngineDriver(kind, options.url),
+      options_(std::move(options)),
+      server_(std::move(server)),
+      steps_(std::move(steps)) {}
 
 void HttpDriver::Cancel() {
   server_->Cancel();

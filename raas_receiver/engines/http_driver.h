@@ -55,6 +55,8 @@ class EngineSteps {
   // The name that it keeps; nothing where it cannot say, or one answer says nothing of the next. Within 5 s.
   virtual Result<std::optional<std::string>> ServedName() = 0;
   virtual Status Resume() = 0;
+  // As EngineDriver's.
+  virtual Result<std::vector<std::string>> Incarnations() = 0;
 };
 
 class HttpDriver final : public EngineDriver {
@@ -67,6 +69,7 @@ class HttpDriver final : public EngineDriver {
   Status Pause(const EngineVersion& version) override;
   Status Resume(const EngineVersion& serving) override;
   Result<bool> StillServes(const EngineVersion& version) override;
+  Result<std::vector<std::string>> Incarnations() override { return steps_->Incarnations(); }
   void Cancel() override;
   void Reset() override;
   uint64_t failures() const override { return failures_; }

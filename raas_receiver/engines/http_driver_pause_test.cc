@@ -169,5 +169,21 @@ TEST_CASE("An SGLang server without sessions is written all the same") {
   CheckServes(engine, 1);
 }
 
+TEST_CASE("A server says of which start its ranks are, and one without lockstep's plugin that it has none") {
+  const std::string kind = GENERATE("sglang", "vllm");
+  TestEngine engine(kind, {{"incarnations", {"one", "two"}}});
+  const auto driver = engine.Driver();
+  CHECK(*driver->Incarnations() == std::vector<std::string>{"one", "two"});
+  engine.SetFaults({Fault(kind == "vllm" ? "/collective_rpc" : "/server_info", {{"kind", "garbage"}})});
+  CHECK_FALSE(driver->Incarnations().ok());
+  TestEngine without(kind, {{"incarnations", Json::array()}});
+  const Result<std::vector<std::string>> none = without.Driver()->Incarnations();
+  if (kind == "sglang") {
+    CHECK(none->empty());
+    return;
+  }
+  CHECK_THAT(none, FailsWith(ErrorCode::kAborted, without.url(), "lockstep_incarnation"));
+}
+
 }  // namespace
 }  // namespace lockstep::engines

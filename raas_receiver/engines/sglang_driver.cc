@@ -119,6 +119,19 @@ class SglangSteps final : public EngineSteps {
     return CheckOk(answer);
   }
 
+  // By what lockstep's plugin adds to each scheduler's state.
+  Result<std::vector<std::string>> Incarnations() override {
+    LS_ASSIGN_OR_RETURN(const ServerAnswer answer, server_.Get("/server_info"));
+    const auto states = answer.json.find("internal_states");
+    if (!answer.ok() || states == answer.json.end()) return server_.Unexpected(answer, "\"internal_states\"");
+    std::vector<std::string> incarnations;
+    for (const json& state : *states) {
+      const auto own = state.find("lockstep");
+      if (own != state.end() && own->is_string()) incarnations.push_back(own->get<std::string>());
+    }
+    return incarnations;
+  }
+
  private:
   // False where none is open, 404 where there are no sessions: then the answer to the call before was lost.
   Status EndSession() {

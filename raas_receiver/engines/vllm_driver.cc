@@ -96,6 +96,21 @@ class VllmSteps final : public EngineSteps {
     return {ErrorCode::kState, Cat(server_.url(), " says that it is paused right after /resume")};
   }
 
+  // By a method that lockstep's plugin gives every worker.
+  Result<std::vector<std::string>> Incarnations() override {
+    LS_ASSIGN_OR_RETURN(const ServerAnswer answer,
+                        server_.Post("/collective_rpc", {{"method", "lockstep_incarnation"}}));
+    const auto results = answer.json.find("results");
+    if (!answer.ok() || results == answer.json.end()) {
+      return server_.Unexpected(answer, "\"results\" of lockstep's plugin, which the server needs");
+    }
+    std::vector<std::string> incarnations;
+    for (const json& result : *results) {
+      if (result.is_string()) incarnations.push_back(result.get<std::string>());
+    }
+    return incarnations;
+  }
+
  private:
   // Waits behind what the engine does: a reload whose answer was lost has ended when this is answered.
   Result<bool> IsPaused() {

@@ -102,7 +102,6 @@ Status Receiver::OpenModels() {
                                                .targets = {.hold_timeout = config_.engine_hold_timeout,
                                                            .serve_timeout = config_.engine_hold_timeout,
                                                            .stage_bytes = config_.engine_stage_bytes,
-                                                           .paused_server = config_.engine_name,
                                                            .at_step = {}}},
                                     .timeline = &timeline_};
     LS_ASSIGN_OR_RETURN(auto driver, engines::NewEngineDriver(config_.engine));

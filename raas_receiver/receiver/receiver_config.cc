@@ -84,7 +84,6 @@ void AddEngineOptions(ConfigParser& parser, Written& to, ReceiverConfig& config)
              "directory: the engine loads what is published; in-place: its ranks write their parameters");
   parser.Add("engine-socket", &config.engine_socket,
              "unix socket where ranks attach, to be written in place, or to compare what they loaded");
-  parser.Add("engine-name", &config.engine_name, "engine name of the ranks of the server at engine-url");
   parser.Add("engine-hold-timeout-ms", &to.engine_hold_timeout_ms, "time for a rank to stop, or to resume");
   parser.Add("engine-stage-bytes", &config.engine_stage_bytes,
              "memory for writes worked out before the engine is paused");
@@ -185,9 +184,6 @@ Status CheckEngine(const ConfigParser& parser, const Written& written, ReceiverC
             "by lockstepctl verify"};
   }
   if (!config.engine_socket.empty()) config.engine_socket = Absolute(config.engine_socket);
-  if (const Status name = model::CheckModelName(config.engine_name); !name.ok()) {
-    return {ErrorCode::kConfig, Cat(parser.WrittenAs("engine-name"), ": ", name.message())};
-  }
   config.engine_late_after = milliseconds(written.engine_late_after_ms);
   config.engine_hold_timeout = milliseconds(written.engine_hold_timeout_ms);
   return OkStatus();

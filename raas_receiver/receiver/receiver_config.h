@@ -33,7 +33,6 @@ struct ReceiverConfig {
   engines::EngineOptions engine;
   bool engine_in_place = false;
   std::string engine_socket;  // empty: no rank can attach
-  std::string engine_name = "default";
   std::chrono::milliseconds engine_hold_timeout{0};
   std::chrono::milliseconds engine_late_after{0};
   uint64_t engine_stage_bytes = 1ull << 30;

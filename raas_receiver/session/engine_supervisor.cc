@@ -21,14 +21,6 @@ constexpr milliseconds kCheckAfterLoss{60'000};
 constexpr milliseconds kFirstWait{1'000};
 constexpr milliseconds kLongestWait{60'000};
 
-targets::EngineTargetsOptions Complete(targets::EngineTargetsOptions options, const std::string& model, bool in_place,
-                                       bool controls_server) {
-  options.model = model;
-  options.compare_only = !in_place;
-  if (!controls_server) options.paused_server.clear();
-  return options;
-}
-
 void Fill(const targets::EngineReport& report, v1::EngineTargets& proto) {
   proto.set_name(report.engine);
   proto.set_world(report.world);
@@ -78,8 +70,15 @@ EngineSupervisor::EngineSupervisor(std::string model, EngineSupervisorOptions op
       owes_resume_(in_place_ && over_http()),
       changed_(changed),
       served_(in_place_ ? Held() : replicas_.served()),
-      targets_(Complete(std::move(options.targets), model_, in_place_, over_http()), pool) {
+      targets_(TargetsOptions(std::move(options.targets)), pool) {
   targets_.SetChanged([&changed] { changed.Notify(); });
+}
+
+targets::EngineTargetsOptions EngineSupervisor::TargetsOptions(targets::EngineTargetsOptions options) {
+  options.model = model_;
+  options.compare_only = !in_place_;
+  if (over_http()) options.paused_server = [this] { return driver_->Incarnations(); };
+  return options;
 }
 
 Held EngineSupervisor::served() const {
@@ -149,9 +148,10 @@ milliseconds EngineSupervisor::UntilDue() const {
 
 void EngineSupervisor::Check() {
   const replica::PublishedVersion current = replicas_.current();
-  if (!in_place_ && !current.held.nothing()) targets_.Admit(*current.layout);
   const auto now = Clock::now();
-  if (!can_be_asked() || under_way() || now < check_again_) return;
+  if (under_way()) return;  // the driver is its
+  if (!in_place_ && !current.held.nothing()) (void)targets_.Admit(*current.layout);
+  if (!can_be_asked() || now < check_again_) return;
   check_again_ = now + kCheck;
   const Held served = this->served();
   const Result<bool> still = StillServes(served);

@@ -32,7 +32,7 @@ namespace lockstep::session {
 struct EngineSupervisorOptions {
   bool in_place = false;
   std::chrono::milliseconds late_after{0};  // an attempt that lasts so long is late; 0: none is
-  targets::EngineTargetsOptions targets;    // but for the model; the server counts where the driver controls one
+  targets::EngineTargetsOptions targets;    // but for the model and the server
 };
 
 // How making the engines serve a version went.
@@ -110,6 +110,7 @@ class EngineSupervisor {
   bool notifies() const { return in_place_ || driver_->notifies(); }
   bool over_http() const { return driver_->controls_server(); }
   bool can_be_asked() const { return over_http() && !in_place_; }
+  targets::EngineTargetsOptions TargetsOptions(targets::EngineTargetsOptions options);
   Held served() const;
   void SetServed(const Held& served);
   void MarkServed(const Held& served);

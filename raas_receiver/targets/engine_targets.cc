@@ -17,14 +17,6 @@ bool Gone(const std::shared_ptr<RankLink>& link) {
   return link->gone();
 }
 
-// A server has the engine of its name, and NAME-1, NAME-2, ... where its replicas do not know of one another.
-bool IsOfServer(std::string_view engine, std::string_view server) {
-  if (!engine.starts_with(server)) return false;
-  const std::string_view replica = engine.substr(server.size());
-  const auto digit = [](char c) { return c >= '0' && c <= '9'; };
-  return replica.empty() || (replica.size() > 1 && replica[0] == '-' && std::ranges::all_of(replica.substr(1), digit));
-}
-
 // Waits until one of `links` has hung up, or `wake` is written to.
 void AwaitHangup(const std::vector<std::shared_ptr<RankLink>>& links, int wake) {
   std::vector<pollfd> polled{{wake, POLLIN, 0}};
@@ -192,41 +184,46 @@ void EngineTargets::EndBusy() {
 }
 
 Status EngineTargets::CheckPurpose(const RankLink& link) const {
-  if (options_.compare_only) {
-    if (link.compares() || link.asleep()) return OkStatus();
+  if (options_.compare_only && !link.compares() && !link.asleep()) {
     return {ErrorCode::kState,
             Cat(link.Label(), " is to be written, and this receiver's engines load the directory: start the receiver ",
                 "with --engine-load in-place, or set LOCKSTEP_ENGINE_COMPARE=1 for the engine")};
   }
-  if (!link.compares()) return CheckGate(link);
-  return {ErrorCode::kState, Cat(link.Label(),
-                                 " compares only, and this receiver writes engines in place: what it writes "
-                                 "is compared without that")};
-}
-
-Status EngineTargets::CheckGate(const RankLink& link) const {
-  if (link.gated()) return OkStatus();
-  if (options_.paused_server.empty()) {
-    return {ErrorCode::kState,
-            Cat(link.Label(), " can be written only while its server is paused, which this receiver ",
-                "does not do; name the kind of the server with --engine")};
+  if (!options_.compare_only && link.compares()) {
+    return {ErrorCode::kState, Cat(link.Label(), " compares only, and this receiver writes engines in place: what it ",
+                                   "writes is compared without that")};
   }
-  if (IsOfServer(link.engine(), options_.paused_server)) return OkStatus();
-  return {ErrorCode::kState,
-          Cat(link.Label(), " can be written only while its server is paused, and the one that this receiver pauses ",
-              "has engine ", options_.paused_server, ": start a receiver for this one, or, if it is the one at ",
-              "--engine-url, name it with --engine-name")};
+  if (link.gated() || options_.compare_only || options_.paused_server) return OkStatus();
+  return {ErrorCode::kState, Cat(link.Label(), " can be written only while its server is paused, which this receiver ",
+                                 "does not do; name the kind of the server with --engine")};
 }
 
-void EngineTargets::AdmitWaiting(const model::ModelLayout& layout) {
+Status EngineTargets::CheckServer(const RankLink& link, const std::vector<std::string>& incarnations) const {
+  if (std::ranges::find(incarnations, link.incarnation()) != incarnations.end()) return OkStatus();
+  return {ErrorCode::kState,
+          Cat(link.Label(), " is not of the server at --engine-url, the only one that this receiver ",
+              "pauses: start a receiver for its own")};
+}
+
+Status EngineTargets::AdmitWaiting(const model::ModelLayout& layout) {
   std::vector<std::shared_ptr<RankLink>> waiting;
   {
     std::lock_guard lock(mutex_);
     (void)DropGone();
     waiting.swap(waiting_);
   }
+  std::optional<Result<std::vector<std::string>>> server;
   for (const auto& link : waiting) {
     Status joined = CheckPurpose(*link);
+    if (joined.ok() && !link->gated() && options_.paused_server) {
+      if (!server) server = options_.paused_server();
+      if (!server->ok()) {
+        std::lock_guard lock(mutex_);
+        waiting_.push_back(link);
+        continue;
+      }
+      joined = CheckServer(*link, **server);
+    }
     if (joined.ok()) {
       std::unique_ptr<EngineGroup>& group = groups_[link->engine()];
       if (!group || group->empty()) group = std::make_unique<EngineGroup>(options_, *link, pool_);
@@ -238,6 +235,8 @@ void EngineTargets::AdmitWaiting(const model::ModelLayout& layout) {
         {{"model", options_.model}, {"engine", link->engine()}, {"rank", link->rank()}, {"pid", link->pid()}});
     link->SendRefused(joined);
   }
+  if (!server || server->ok()) return OkStatus();
+  return server->status().WithContext("ranks wait until their server says that they are its own");
 }
 
 // Calls every group, also after an error, and returns the first.
@@ -254,11 +253,11 @@ Status EngineTargets::CallGroups(const Call& call) {
 Status EngineTargets::Prepare(const TargetVersion& version, const std::optional<TargetVersion>& before,
                               DeltasBetween deltas) {
   BeginBusy();
-  AdmitWaiting(*version.layout);
+  const Status admitted = AdmitWaiting(*version.layout);
   const CommitRequest request{version, before, std::move(deltas)};
   const Status status = CallGroups([&](EngineGroup& group) { return group.Prepare(request); });
   EndBusy();
-  return status;
+  return admitted.ok() ? status : admitted;
 }
 
 Status EngineTargets::Commit() {
@@ -276,18 +275,19 @@ void EngineTargets::Abandon() {
 
 Result<size_t> EngineTargets::Verify(const TargetVersion& version) {
   BeginBusy();
-  AdmitWaiting(*version.layout);
-  const Status status = CallGroups([&](EngineGroup& group) { return group.Verify(version); });
+  Status status = AdmitWaiting(*version.layout);
+  if (status.ok()) status = CallGroups([&](EngineGroup& group) { return group.Verify(version); });
   const size_t groups = groups_.size();
   EndBusy();
   if (!status.ok()) return status;
   return groups;
 }
 
-void EngineTargets::Admit(const model::ModelLayout& layout) {
+Status EngineTargets::Admit(const model::ModelLayout& layout) {
   BeginBusy();
-  AdmitWaiting(layout);
+  Status status = AdmitWaiting(layout);
   EndBusy();
+  return status;
 }
 
 void EngineTargets::Distrust(const TargetVersion& version) {

@@ -71,8 +71,9 @@ class EngineTargets {
   // kCorrupt names the engine and rank that differs; kState the engine that serves another version, is asleep or lacks
   // a rank.
   Result<size_t> Verify(const TargetVersion& version);
-  // Refuses waiting ranks that do not fit a version with `layout`; the others join their groups.
-  void Admit(const model::ModelLayout& layout);
+  // Refuses waiting ranks that do not fit a version with `layout`, or their server; the others join their groups. Where
+  // the server does not answer, its ranks wait on, and the error says why.
+  Status Admit(const model::ModelLayout& layout);
   // Compares too, engines that may hold something else than was written: those that differ are behind from here on, and
   // are written wholly. So are incomplete ones, once they are complete.
   void Distrust(const TargetVersion& version);
@@ -88,9 +89,9 @@ class EngineTargets {
   void EndBusy();
   template <typename Call>
   Status CallGroups(const Call& call);
-  void AdmitWaiting(const model::ModelLayout& layout);
+  Status AdmitWaiting(const model::ModelLayout& layout);
   Status CheckPurpose(const RankLink& link) const;
-  Status CheckGate(const RankLink& link) const;
+  Status CheckServer(const RankLink& link, const std::vector<std::string>& incarnations) const;
 
   const EngineTargetsOptions options_;
   WorkerPool& pool_;

@@ -334,33 +334,43 @@ TEST_CASE("A model with another layout is placed again") {
 }
 
 TEST_CASE("Of ranks without a gate only those of the server that is paused are written") {
-  const auto [engine, server, taken] = GENERATE(table<std::string, std::string, bool>({{"tp2", "tp2", true},
-                                                                                       {"tp2-1", "tp2", true},
-                                                                                       {"tp2-10", "tp2", true},
-                                                                                       {"tp2", "tp", false},
-                                                                                       {"tp2-", "tp2", false},
-                                                                                       {"tp2-b", "tp2", false},
-                                                                                       {"tp2-1", "tp2-2", false},
-                                                                                       {"tp2", "tp2-1", false},
-                                                                                       {"tp2", "", false}}));
+  using Names = std::vector<std::string>;
+  const Names names = GENERATE(Names{"one", "one"}, Names{"two", "one"}, Names{"two"}, Names{"one-1"}, Names{});
+  const bool taken = !names.empty() && names.back() == "one";
   TargetsFixture targets;
-  targets.options.paused_server = server;
+  targets.options.paused_server = [&] { return names; };
   REQUIRE(targets.Start().ok());
-  for (const uint32_t rank : {0, 1}) {
-    targets.RunRank(rank, [&, &engine = engine](TestRankOptions& options) {
-      options.engine = engine;
-      options.gated = false;
-    });
-  }
+  for (const uint32_t rank : {0, 1}) targets.RunRank(rank, [](TestRankOptions& options) { options.gated = false; });
   REQUIRE(targets.Changed(2));
   REQUIRE(targets.Bring(1).ok());
   CHECK(targets.targets->AllAt(targets.model.held(1)) == taken);
   for (auto& rank : targets.ranks) {
-    CHECK(Eventually([&, taken = taken] { return taken ? rank->Serves(1) : rank->status().refused.load(); }));
+    CHECK(Eventually([&] { return taken ? rank->Serves(1) : rank->status().refused.load(); }));
     if (taken) continue;
     CHECK_FALSE(rank->Is(1));
-    CHECK_THAT(rank->status().sentence.data(), Catch::Contains("engine " + engine + ", rank"));
+    CHECK_THAT(rank->status().sentence.data(), Catch::Contains("is not of the server at --engine-url"));
   }
+}
+
+TEST_CASE("Ranks without a gate are refused where no server is paused, and wait while theirs does not answer") {
+  const bool pauses = GENERATE(true, false);
+  TargetsFixture targets;
+  Result<std::vector<std::string>> answer = Status(ErrorCode::kUnavailable, "it starts");
+  if (pauses) targets.options.paused_server = [&] { return answer; };
+  REQUIRE(targets.Start().ok());
+  for (const uint32_t rank : {0, 1}) targets.RunRank(rank, [](TestRankOptions& options) { options.gated = false; });
+  REQUIRE(targets.Changed(2));
+  const Status prepared = targets.Prepare(1);
+  if (!pauses) {
+    for (auto& rank : targets.ranks) CHECK(Eventually([&] { return rank->status().refused.load(); }));
+    CHECK_THAT(targets.ranks[0]->status().sentence.data(), Catch::Contains("name the kind of the server"));
+    return;
+  }
+  CHECK_THAT(prepared, FailsWith(ErrorCode::kUnavailable, "it starts"));
+  CHECK(targets.targets->Behind(targets.model.held(1)));
+  answer = std::vector<std::string>{"one"};
+  REQUIRE(targets.Bring(1).ok());
+  for (auto& rank : targets.ranks) CHECK(Eventually([&] { return rank->Serves(1); }));
 }
 
 TEST_CASE("An engine that the model no longer fits is refused, and may come back") {

@@ -94,7 +94,7 @@ TEST_CASE("Ranks to be written and ranks that only compare are taken where they 
   REQUIRE(targets.Start().ok());
   RankHandle& rank = targets.RunRank(0, [&](TestRankOptions& options) { options.compares = !compare_only; });
   REQUIRE(targets.Changed(1));
-  targets.targets->Admit(*targets.model.layout());
+  REQUIRE(targets.targets->Admit(*targets.model.layout()).ok());
   REQUIRE(Eventually([&] { return rank.status().refused.load(); }));
   CHECK_THAT(rank.status().sentence.data(),
              Catch::Contains(compare_only ? "LOCKSTEP_ENGINE_COMPARE=1" : "compares only"));

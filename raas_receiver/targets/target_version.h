@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/base/ids.h"
+#include "common/base/status.h"
 #include "common/model/layout.h"
 #include "raas_receiver/placement/writes/portion.h"
 #include "raas_receiver/replica/apply.h"
@@ -24,9 +25,9 @@ struct EngineTargetsOptions {
   uint64_t portion_bytes = placement::kMaxPortionBytes;  // that a rank gets at a time
   // Within this time a rank that has lost its connection attaches again: it tries once a second at least.
   std::chrono::milliseconds comes_back{2'500};
-  // The engine name of the server that is paused around commits: of the ranks that have no gate, its own may attach.
-  // Empty: none is paused.
-  std::string paused_server;
+  // Asks the server that is paused around commits for its ranks' incarnations: of the ranks that have no gate, its own
+  // may attach. Null: none is paused.
+  std::function<Result<std::vector<std::string>>()> paused_server;
   // Engines get versions by another way: ranks may attach that compare their memory, and no others.
   bool compare_only = false;
   // Called with a name at every step of a commit: "prepared", "held", "written", "serve" (before each rank's),

@@ -57,6 +57,7 @@ class Options:
     legacy_assert: bool = False  # SGLang: a flush with pending requests after an update kills the scheduler
     dev_mode: bool = True  # vLLM: VLLM_SERVER_DEV_MODE=1
     workers: int = 2  # vLLM: TP x PP
+    incarnations: "tuple[str, ...]" = ("one", "one")  # of its ranks' followers
     absent: "tuple[str, ...]" = ()  # endpoints that an older version does not have
     token_s: float = 0.002
     load_s: float = 0.0

@@ -29,6 +29,7 @@ class Job:
         config: the model's HuggingFace configuration.
         server: the URL of the conformance server that this rank belongs to, which the receiver pauses; else the rank
             stops readers by itself.
+        incarnation: of the engine, as the conformance server has it.
     """
 
     engine: str
@@ -40,6 +41,7 @@ class Job:
     socket: Path
     model: str
     server: str = ""
+    incarnation: str = "one"
 
 
 def build(rank: Rank, jobs: "list[Job] | Job", checkpoint: Path) -> None:
@@ -67,6 +69,7 @@ def attach(rank: Rank) -> None:
         socket=job.socket,
         engine=job.engine,
         engine_name=job.name,
+        incarnation=job.incarnation,
         family=job.config.model_type,
         rank=job.rank,
         world=job.world,

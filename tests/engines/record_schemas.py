@@ -24,6 +24,7 @@ SGLANG_ENDPOINTS = (
     "/model_info",
     "/pause_generation",
     "/ready",
+    "/server_info",
     "/update_weight_version",
     "/update_weights_from_disk",
     "/weights_checker",

@@ -71,6 +71,9 @@ class SglangRules:
     def ready(self, _) -> Answer:
         return Answer(503 if self.paused or time.monotonic() < self.up_at else 200, "")
 
+    def server_info(self, _) -> Answer:
+        return Answer(200, {"internal_states": [{"lockstep": one} for one in self.options.incarnations] or [{}]})
+
     def health(self, _) -> Answer:
         """Asks for a token, which waits while it is paused."""
         if time.monotonic() < self.up_at:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from conformance_server import ConformanceServer
-from engine_ranks import Job, attach, build, differences, paused_at_writes, refusal, spoil_deriving
+from engine_ranks import Job, attach, build, differences, leave, paused_at_writes, refusal, spoil_deriving
 from harness import MODEL, wait_until
 from ranks import Ranks
 from slicing import places
@@ -197,7 +197,6 @@ class Server:
             engine_attempts=1,
             engine_load="in-place",
             engine_socket=system.socket,
-            engine_name="engine",
             engine_hold_timeout_ms=2000,
         )
         for rank, place in enumerate(places(WORLD)):
@@ -284,18 +283,35 @@ def test_a_server_stays_paused_while_a_rank_cannot_use_what_was_written(server):
     server.resumes_with(2)
 
 
-def test_a_second_server_is_refused_by_name_for_nothing_pauses_it(server):
+@pytest.mark.parametrize("name", ["other", "engine"])
+def test_a_second_server_is_refused_for_nothing_pauses_it(server, name):
+    """Whatever it calls itself, and whether or not the first one's ranks are there."""
     system = server.system
+    if name == "engine":
+        system.ranks.call(leave, only=[0, 1])
+        wait_until(lambda: not system.engines(), "the first server's ranks are gone")
     job = Job(
-        "sglang", "other", 0, 1, places(1)[0], system.trainer.config, system.socket, MODEL, server="http://127.0.0.1:1"
+        "sglang",
+        name,
+        0,
+        1,
+        places(1)[0],
+        system.trainer.config,
+        system.socket,
+        MODEL,
+        server="http://127.0.0.1:1",
+        incarnation="two",
     )
     system.ranks.call(build, job, system.checkpoints[1], only=[2])
     system.ranks.call(attach, only=[2])
     [reason] = system.ranks.call(refusal, only=[2])
-    assert "engine other" in reason and "has engine engine" in reason and "--engine-name" in reason
+    assert f"engine {name}" in reason and "not of the server at --engine-url" in reason
     system.publish(2)
-    server.resumes_with(2)
-    assert list(system.engines()) == ["engine"]
+    if name == "other":
+        server.resumes_with(2)
+    else:
+        wait_until(lambda: system.receiver.model_status()["held"]["version"] == 2, "the receiver goes on")
+    assert list(system.engines()) == (["engine"] if name == "other" else [])
     assert system.ranks.call(paused_at_writes, only=[2]) == [[]]
 
 

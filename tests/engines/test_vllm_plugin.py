@@ -57,6 +57,8 @@ def test_by_the_environment_alone_a_worker_follows_once_its_model_is_loaded(back
     attach = receiver.accept().attach
     assert (attach["model"], attach["engine"]) == ("actor", "two")
     assert {own["name"] for own in attach["description"]["parameters"]} >= {"model.norm.weight"}
+    said = built.ask("collective_rpc", method="lockstep_incarnation", arguments=[])
+    assert said == attach["incarnation"]
 
 
 def test_without_the_environment_vllm_is_left_alone(built):

@@ -48,11 +48,11 @@ class Worker:
         """The model's parameters lie from here on where a sleep takes them away."""
         self.memory = SleepingMemory(self.model.module)
 
-    def collective_rpc(self, method: str, arguments: "list[Any]") -> None:
+    def collective_rpc(self, method: str, arguments: "list[Any]") -> Any:
         """As the executor calls a worker: by its wrapper. The device is idle, and as large as it was."""
         idle = {"synchronize": lambda *_: None, "get_memory_info": lambda *_: (1 << 30, 1 << 30)}
         with mock.patch.multiple(torch.accelerator, **idle):
-            getattr(self.wrapper, method)(*arguments)
+            return getattr(self.wrapper, method)(*arguments)
 
     def load_plugins(self) -> "list[str]":
         """What a process of vLLM does at its start; the backends there are then."""

@@ -172,6 +172,8 @@ class VllmRules:
 
     def call_workers(self, body: dict) -> list:
         failed = "collective_rpc: a worker failed:"
+        if body["method"] == "lockstep_incarnation" and self.options.incarnations:  # lockstep's plugin is there
+            return list(self.options.incarnations)
         if body["method"] != "reload_weights":
             raise WorkerError(f"{failed} it has no {body['method']}")
         if body.get("args"):  # the first positional argument is an iterator of weights

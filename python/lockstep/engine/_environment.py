@@ -1,6 +1,6 @@
 """What the plugins follow: $LOCKSTEP_ENGINE_SOCKET, the receiver's ``--engine-socket``; $LOCKSTEP_MODEL, its name for the
-model; $LOCKSTEP_ENGINE_NAME, the receiver's ``--engine-name``; $LOCKSTEP_ENGINE_COMPARE, 1 where engines load the
-receiver's directory and their memory is only compared."""
+model; $LOCKSTEP_ENGINE_NAME, the engine's among several; $LOCKSTEP_ENGINE_COMPARE, 1 where engines load the receiver's directory
+and their memory is only compared."""
 
 import os
 from typing import NamedTuple

@@ -65,6 +65,9 @@ class Follower:
         compare_only: the receiver never writes here; ``serving`` and ``wait_for`` are not to be used.
         options: those of ``DescribeOptions``, as ``describe`` takes them.
 
+    Attributes:
+        incarnation: as above. A server whose followers have no gate tells the receiver's driver what it is.
+
     Raises:
         BadDataError: the module cannot be described, or its memory not be written; the text names the parameter.
     """
@@ -86,6 +89,7 @@ class Follower:
         for what, name in (("model", model), ("engine_name", engine_name), ("incarnation", incarnation)):
             if not (isinstance(name, str) and _NAME.fullmatch(name)):
                 raise BadDataError(f"{what} {name!r}: names are 1 to 128 letters, digits, '.', '_' and '-'")
+        self.incarnation = incarnation
         self._socket = os.fspath(socket)
         self._compares = compare_only
         self._gated = gate and not compare_only

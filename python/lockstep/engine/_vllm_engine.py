@@ -4,6 +4,7 @@ Written against the sources of vLLM 0.33.0; where that differs from what is met,
 """
 
 import dataclasses
+import re
 from typing import Any
 
 from vllm.distributed.parallel_state import get_tp_group
@@ -19,6 +20,8 @@ from lockstep.engine._follower import Follower
 
 # Of MLA layers: views of kv_b_proj, in the form that its kernels want.
 _VIEWS = ("W_UV", "W_UK_T")
+# What vLLM adds to it for each data-parallel replica under Ray.
+_OF_REPLICA = re.compile(r"_dp\d+$")
 _PLAIN_METHODS = frozenset({"UnquantizedLinearMethod", "UnquantizedEmbeddingMethod", "UnquantizedFusedMoEMethod"})
 # Expert kernels that take the stacks as they were loaded.
 _PLAIN_EXPERT_BACKENDS = frozenset({"TRITON", "BATCHED_TRITON"})
@@ -119,7 +122,7 @@ class LockstepWeightTransferEngine(WeightTransferEngine[LockstepInitInfo, Lockst
 def _incarnation(config: Any) -> "str | None":
     """What the workers of one server have in common. None: each made its own configuration, as torchrun's do."""
     alone = config.parallel_config.distributed_executor_backend == "external_launcher"
-    return None if alone else str(config.instance_id)
+    return None if alone else _OF_REPLICA.sub("", str(config.instance_id))
 
 
 def _check_as_loaded(model: Any) -> None:

@@ -1,9 +1,8 @@
-"""The SGLang plugin: entry point ``lockstep`` of ``sglang.srt.plugins``, and a custom weight loader.
+"""The SGLang plugin: entry point ``lockstep`` of ``sglang.srt.plugins``.
 
     LOCKSTEP_ENGINE_SOCKET=/run/raas-receiver/engine.sock LOCKSTEP_MODEL=actor python -m sglang.launch_server ...
 
-Written against the sources of SGLang 0.5.23; where that differs from what is met, it refuses. A release without plugins
-starts following at the first call of the loader: ``--custom-weight-loader lockstep.engine.sglang.load``.
+Written against the sources of SGLang 0.5.23; where that differs from what is met, it refuses.
 """
 
 import inspect
@@ -17,6 +16,7 @@ from lockstep.engine._served import Served
 
 _LOAD_MODEL = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
 _MEMORY = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+_STATE = "sglang.srt.managers.scheduler.Scheduler.get_internal_state"
 _WEIGHTS = "weights"  # SGLang's tag of their memory
 _log = logging.getLogger(__name__)
 _follower: "Follower | None" = None
@@ -29,19 +29,9 @@ def register() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(_LOAD_MODEL, _loaded, HookType.AFTER)
+    HookRegistry.register(_STATE, _said, HookType.AFTER)
     HookRegistry.register(f"{_MEMORY}.release_memory_occupation", _released, HookType.BEFORE)
     HookRegistry.register(f"{_MEMORY}.resume_memory_occupation", _resumed, HookType.AFTER)
-
-
-def load(model: Any, named_tensors: "list[tuple[str, Any]]") -> None:
-    """A custom weight loader for /update_weights_from_tensor that takes no tensors: it starts to follow, if nothing
-    does yet. Errors are logged: an exception would end the server."""
-    try:
-        if named_tensors:
-            raise BadDataError(f"{len(named_tensors)} tensors were sent to lockstep's loader, which takes none")
-        follow(model)
-    except Exception as error:
-        _log.exception("lockstep does not follow: %s", error)
 
 
 def follow(model: Any) -> Follower:
@@ -57,6 +47,13 @@ def follow(model: Any) -> Follower:
 def _loaded(result: Any, runner: Any, *_: Any, **__: Any) -> Any:
     if not runner.is_draft_worker:
         follow(runner.model)
+    return result
+
+
+def _said(result: Any, *_: Any, **__: Any) -> Any:
+    """A part of /server_info: the receiver's driver asks whose server it pauses."""
+    if _follower is not None:
+        result.internal_state["lockstep"] = _follower.incarnation
     return result
 
 

@@ -19,7 +19,7 @@ from lockstep.engine._environment import follows
 
 NAME = "lockstep"
 _WEIGHTS = "weights"  # vLLM's tag of their memory
-_NOBODY = SimpleNamespace(sleep=lambda **_: None, wake=lambda: None)
+_NOBODY = SimpleNamespace(sleep=lambda **_: None, wake=lambda: None, incarnation=None)
 
 
 def register() -> None:
@@ -43,6 +43,7 @@ def register() -> None:
         _discard,
         _reload_weights,
     )
+    wrapper.lockstep_incarnation = _incarnation
     if follows():
         wrapper.load_model = _load_model
 
@@ -90,6 +91,11 @@ def _reload_weights(wrapper: Any, *arguments: Any, **options: Any) -> Any:
         return wrapper.worker.reload_weights(*arguments, **options)
     finally:
         follower.wake()
+
+
+def _incarnation(wrapper: Any) -> Any:
+    """For the receiver's driver, which asks by /collective_rpc whose server it pauses."""
+    return _follower_of(wrapper).incarnation
 
 
 def _follower_of(wrapper: Any) -> Any:
