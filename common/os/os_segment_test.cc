@@ -5,8 +5,10 @@
 #include <catch2/catch.hpp>
 #include <cstring>
 #include <filesystem>
+#include <vector>
 
 #include "common/base/status_testing.h"
+#include "common/os/sealed_memfd.h"
 #include "common/os/segment.h"
 #include "common/os/temp_dir.h"
 
@@ -79,20 +81,31 @@ TEST_CASE("Moving a segment keeps its address and empties the source") {
   again.data()[0] = std::byte{1};
 }
 
-TEST_CASE("A sealed memfd has what it was filled with, and nobody changes it any more") {
-  const Result<UniqueFd> sealed = CreateSealedMemfd("lists", kBytes, [](std::span<std::byte> memory) {
-    CHECK(memory.size() == kBytes);
-    memory.back() = std::byte{42};
-  });
+TEST_CASE("A sealed memfd has what was appended, and nobody changes it any more") {
+  SealedMemfd memfd("lists");
+  std::vector<std::byte> all;
+  for (const uint64_t size :
+       {uint64_t{3}, uint64_t{70'000}, SealedMemfd::kMostAtOnce, uint64_t{1}, uint64_t{1} << 20}) {
+    const std::vector<std::byte> piece(size, static_cast<std::byte>(size % 251));
+    if (size % 2 == 0 && size <= SealedMemfd::kMostAtOnce) {
+      std::copy(piece.begin(), piece.end(), memfd.Take(size));
+    } else {
+      memfd.Append(piece);
+    }
+    all.insert(all.end(), piece.begin(), piece.end());
+  }
+  CHECK(memfd.size() == all.size());
+  Result<UniqueFd> sealed = std::move(memfd).Seal();
   REQUIRE(sealed.ok());
-  std::byte last{};
-  CHECK(::pread(sealed->get(), &last, 1, kBytes - 1) == 1);
-  CHECK(last == std::byte{42});
-  CHECK(::pwrite(sealed->get(), &last, 1, 0) == -1);
+  std::vector<std::byte> found(all.size() + 1);
+  CHECK(::pread(sealed->get(), found.data(), found.size(), 0) == static_cast<ssize_t>(all.size()));
+  found.pop_back();
+  CHECK(found == all);
+  CHECK(::pwrite(sealed->get(), all.data(), 1, 0) == -1);
   CHECK(::ftruncate(sealed->get(), 1) == -1);
-  CHECK(::ftruncate(sealed->get(), kBytes + 1) == -1);
-  CHECK_FALSE(AdoptSegment(UniqueFd(::dup(sealed->get())), kBytes, Access::kReadWrite, "lists").ok());
-  CHECK(AdoptSegment(UniqueFd(::dup(sealed->get())), kBytes, Access::kReadOnly, "lists").ok());
+  CHECK(::ftruncate(sealed->get(), static_cast<off_t>(all.size()) + 1) == -1);
+  CHECK_FALSE(AdoptSegment(UniqueFd(::dup(sealed->get())), all.size(), Access::kReadWrite, "lists").ok());
+  CHECK(AdoptSegment(UniqueFd(::dup(sealed->get())), all.size(), Access::kReadOnly, "lists").ok());
 }
 
 }  // namespace

@@ -60,23 +60,6 @@ Result<MappedSegment> CreateMemfdSegment(const std::string& name, uint64_t bytes
   return AdoptSegment(std::move(fd), bytes, Access::kReadWrite, name);
 }
 
-Result<UniqueFd> CreateSealedMemfd(const std::string& name, uint64_t bytes,
-                                   const std::function<void(std::span<std::byte>)>& fill) {
-  UniqueFd fd(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd.valid()) return ErrnoStatus(errno, Cat("create memfd segment ", name));
-  LS_RETURN_IF_ERROR(Allocate(fd.get(), bytes, name));
-  {
-    LS_ASSIGN_OR_RETURN(MappedSegment mapped, AdoptSegment(std::move(fd), bytes, Access::kReadWrite, name));
-    fill(mapped.span());
-    fd = mapped.TakeFd();
-  }
-  // While a mapping for writing is left there is no such seal.
-  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    return ErrnoStatus(errno, Cat("seal memfd segment ", name));
-  }
-  return fd;
-}
-
 Result<MappedSegment> OpenSegment(const std::string& path, uint64_t bytes, Access access) {
   const int mode = access == Access::kReadWrite ? O_RDWR : O_RDONLY;
   UniqueFd fd(::open(path.c_str(), mode | O_CLOEXEC | O_NOFOLLOW));

@@ -7,7 +7,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -54,11 +53,6 @@ Result<MappedSegment> CreateTmpfsSegment(const std::string& path, uint64_t bytes
 
 // Anonymous memory, all zero, sealed so that nobody who gets the descriptor can change its size. `name` shows in /proc.
 Result<MappedSegment> CreateMemfdSegment(const std::string& name, uint64_t bytes);
-
-// Anonymous memory that `fill` has written and nobody can change any more, neither its bytes nor its size: for another
-// process, which may rely on what it has checked. kResourceExhausted as above.
-Result<UniqueFd> CreateSealedMemfd(const std::string& name, uint64_t bytes,
-                                   const std::function<void(std::span<std::byte>)>& fill);
 
 // Maps an existing file. kNotFound when there is none; kBadData when it is not a regular file of exactly `bytes`.
 Result<MappedSegment> OpenSegment(const std::string& path, uint64_t bytes, Access access);

@@ -1,9 +1,10 @@
 #include "raas_receiver/placement/writes/portion.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
-#include "common/os/segment.h"
+#include "common/os/sealed_memfd.h"
 #include "kernels/copy_rows.h"
 
 namespace lockstep::placement {
@@ -15,26 +16,30 @@ uint64_t Aligned(uint64_t at) {
   return (at + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// Goes through a portion from its begin; what alignment skips stays zero.
-class Cursor {
- public:
-  explicit Cursor(std::span<std::byte> portion) : portion_(portion) {}
+template <typename T>
+void AppendValue(os::SealedMemfd& to, const T& value) {
+  to.Append({reinterpret_cast<const std::byte*>(&value), sizeof value});
+}
 
-  template <typename T>
-  void Append(const T& value) {
-    std::memcpy(Take(sizeof value), &value, sizeof value);
-  }
-  std::byte* Take(uint64_t bytes) {
-    std::byte* const at = portion_.data() + at_;
-    at_ += bytes;
-    return at;
-  }
-  void Align() { at_ = Aligned(at_); }
+void Align(os::SealedMemfd& to) {
+  constexpr std::array<std::byte, kAlignment> kZeros{};
+  to.Append(ByteView(kZeros).first(Aligned(to.size()) - to.size()));
+}
 
- private:
-  const std::span<std::byte> portion_;
-  uint64_t at_ = 0;
-};
+// Rows one behind the other.
+void AppendRows(os::SealedMemfd& to, const std::byte* source, uint64_t pitch, uint64_t rows, uint64_t row_bytes) {
+  if (rows == 1 || pitch == row_bytes) return to.Append({source, rows * row_bytes});
+  const uint64_t at_once = os::SealedMemfd::kMostAtOnce / row_bytes;
+  for (uint64_t row = 0; row < rows; row += std::max<uint64_t>(at_once, 1)) {
+    const std::byte* const from = source + row * pitch;
+    const uint64_t count = std::min(at_once, rows - row);
+    if (count == 0) {
+      to.Append({from, row_bytes});
+    } else {
+      kernels::CopyRows(to.Take(count * row_bytes), row_bytes, from, pitch, count, row_bytes);
+    }
+  }
+}
 
 }  // namespace
 
@@ -94,40 +99,33 @@ Result<os::UniqueFd> PortionBuilder::Seal() {
                    (copies_.size() + zeros_.size()) * sizeof(PortionRows);
   bytes = Aligned(Aligned(bytes + units * sizeof(uint32_t)) + values);
   for (const Rows& copy : copies_) bytes += Aligned(copy.entry.rows * copy.entry.row_bytes);
-  Result<os::UniqueFd> sealed =
-      os::CreateSealedMemfd("lockstep-portion", bytes, [&](std::span<std::byte> portion) { Write(portion); });
+  Result<os::UniqueFd> sealed = Write(bytes);
   Clear();
   return sealed;
 }
 
-void PortionBuilder::Write(std::span<std::byte> portion) const {
-  Cursor to(portion);
-  PortionHeader header{.bytes = portion.size(),
+Result<os::UniqueFd> PortionBuilder::Write(uint64_t bytes) const {
+  os::SealedMemfd to("lockstep-portion");
+  PortionHeader header{.bytes = bytes,
                        .runs = static_cast<uint32_t>(runs_.size()),
                        .copies = static_cast<uint32_t>(copies_.size()),
                        .zeros = static_cast<uint32_t>(zeros_.size())};
   std::memcpy(header.magic, kPortionMagic, sizeof header.magic);
-  to.Append(header);
+  AppendValue(to, header);
   for (const Run& run : runs_) {
-    to.Append(PortionRun{run.memory, run.run.unit, run.run.base, run.run.offsets.size()});
+    AppendValue(to, PortionRun{run.memory, run.run.unit, run.run.base, run.run.offsets.size()});
   }
-  for (const Rows& copy : copies_) to.Append(copy.entry);
-  for (const Rows& zero : zeros_) to.Append(zero.entry);
-  for (const Run& run : runs_) {
-    const uint64_t bytes = run.run.offsets.size() * sizeof(uint32_t);
-    std::memcpy(to.Take(bytes), run.run.offsets.data(), bytes);
-  }
-  to.Align();
-  for (const Run& run : runs_) {
-    const uint64_t bytes = run.run.offsets.size() * run.run.unit;
-    std::memcpy(to.Take(bytes), run.run.values, bytes);
-  }
+  for (const Rows& copy : copies_) AppendValue(to, copy.entry);
+  for (const Rows& zero : zeros_) AppendValue(to, zero.entry);
+  for (const Run& run : runs_) to.Append(std::as_bytes(run.run.offsets));
+  Align(to);
+  for (const Run& run : runs_) to.Append({run.run.values, run.run.offsets.size() * run.run.unit});
   for (const Rows& copy : copies_) {
-    to.Align();
-    const uint64_t row_bytes = copy.entry.row_bytes;
-    kernels::CopyRows(to.Take(copy.entry.rows * row_bytes), row_bytes, copy.source, copy.source_pitch, copy.entry.rows,
-                      row_bytes);
+    Align(to);
+    AppendRows(to, copy.source, copy.source_pitch, copy.entry.rows, copy.entry.row_bytes);
   }
+  Align(to);
+  return std::move(to).Seal();
 }
 
 }  // namespace lockstep::placement

@@ -90,7 +90,7 @@ class PortionBuilder {
 
   bool Reserve(uint64_t bytes);
   void Clear();
-  void Write(std::span<std::byte> portion) const;
+  Result<os::UniqueFd> Write(uint64_t bytes) const;
 
   uint64_t max_bytes_;
   uint64_t bytes_ = sizeof(PortionHeader);  // at most those of the portion

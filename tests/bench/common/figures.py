@@ -124,6 +124,7 @@ PROGRAMS = (
         (
             Figure("pause_ratio", "<= 0.25", "of TP4 in place, against reloading the file"),
             Figure("pause_floor_ratio", "<= 0.2", "what memory allows: as many writes by a plain loop"),
+            Figure("pause_whole_ratio", "<= 2", "the same, where all is written"),
         ),
     ),
     Program("delta/delta_sweep", 270, ()),

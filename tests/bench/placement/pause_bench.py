@@ -135,8 +135,9 @@ def write_plainly(rank: Rank) -> "tuple[float, float]":
 
 def measure(
     cluster: Cluster, ranks: Ranks, layers: int, repeats: int
-) -> "tuple[list[float], list[float], list[float]]":
-    """Seconds of the engine's pauses, of the same writes by a plain loop, and of reloading the version."""
+) -> "tuple[list[float], list[float], list[float], list[float]]":
+    """Seconds of the engine's pauses, of the same writes by a plain loop, of pauses in which all is written, and of
+    reloading the version."""
     agent = cluster.agent()
     socket = cluster.directory / "engine.sock"
     receiver = cluster.receiver(agent, engine_load="in-place", engine_socket=socket)
@@ -163,7 +164,19 @@ def measure(
                 pauses.append(served["last_pause_us"] / 1e6)
                 floors.append(max(end for _, end in spans) - min(begin for begin, _ in spans))
                 reloads.append(time.perf_counter() - begin)
-    return pauses, floors, reloads
+        wholes = []
+        for _ in range(repeats):
+            ranks.call(spoil)
+            receiver.ask("pull", "--full")
+            [served] = receiver.model_status()["engines"]
+            wholes.append(served["last_pause_us"] / 1e6)
+            ranks.call(reload, receiver.file())
+    return pauses, floors, wholes, reloads
+
+
+def spoil(rank: Rank) -> None:
+    """One element, so that all of the rank is written again."""
+    next(rank.module.parameters()).view(torch.int16).view(-1)[0] ^= 1
 
 
 def serving(receiver: object, version: int) -> "dict":
@@ -178,9 +191,10 @@ def main() -> None:
     repeats = QUICK_REPEATS if quick else REPEATS
     layers = fitting_layers(QUICK_LAYERS if quick else LAYERS, COPIES)
     with Cluster() as cluster, Ranks(RANKS, timeout_s=300) as ranks:
-        pauses, floors, reloads = measure(cluster, ranks, layers, repeats)
+        pauses, floors, wholes, reloads = measure(cluster, ranks, layers, repeats)
     program.print_figure("pause_ratio", "s", model_bytes(layers), pauses, reloads)
     program.print_figure("pause_floor_ratio", "s", model_bytes(layers), floors, reloads)
+    program.print_figure("pause_whole_ratio", "s", model_bytes(layers), wholes, reloads[: len(wholes)])
 
 
 if __name__ == "__main__":
