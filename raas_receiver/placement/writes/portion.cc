@@ -30,14 +30,10 @@ void Align(os::SealedMemfd& to) {
 void AppendRows(os::SealedMemfd& to, const std::byte* source, uint64_t pitch, uint64_t rows, uint64_t row_bytes) {
   if (rows == 1 || pitch == row_bytes) return to.Append({source, rows * row_bytes});
   const uint64_t at_once = os::SealedMemfd::kMostAtOnce / row_bytes;
-  for (uint64_t row = 0; row < rows; row += std::max<uint64_t>(at_once, 1)) {
-    const std::byte* const from = source + row * pitch;
+  for (uint64_t row = 0; at_once == 0 && row < rows; ++row) to.Append({source + row * pitch, row_bytes});
+  for (uint64_t row = 0; at_once != 0 && row < rows; row += at_once) {
     const uint64_t count = std::min(at_once, rows - row);
-    if (count == 0) {
-      to.Append({from, row_bytes});
-    } else {
-      kernels::CopyRows(to.Take(count * row_bytes), row_bytes, from, pitch, count, row_bytes);
-    }
+    kernels::CopyRows(to.Take(count * row_bytes), row_bytes, source + row * pitch, pitch, count, row_bytes);
   }
 }
 
