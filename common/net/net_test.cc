@@ -9,6 +9,7 @@
 #include "common/net/io_threads.h"
 #include "common/net/lane_io.h"
 #include "common/net/lane_stream.h"
+#include "common/net/places.h"
 #include "common/net/rate_limit.h"
 
 namespace lockstep::net {
@@ -237,6 +238,30 @@ TEST_CASE("A rate limit gives each its turn, and a silence earns little") {
   RateLimit none(0, [&] { return now; });
   CHECK(none.Book(1ull << 60) == 0s);
   none.GiveBack(1ull << 60);
+}
+
+TEST_CASE("Who comes when there are too many takes the oldest place, of its own address or of the one that has most") {
+  Places places({.all = 4, .per_address = 2});
+  std::string left;
+  std::vector<Places::Place> taken;
+  const auto enter = [&](const char* address, char name) {
+    taken.push_back(places.Enter(asio::ip::make_address(address), [&left, name] { left += name; }));
+  };
+  enter("10.0.0.1", 'a');
+  enter("10.0.0.2", 'b');
+  enter("10.0.0.2", 'c');
+  CHECK(left.empty());
+  enter("10.0.0.2", 'd');
+  CHECK(left == "b");
+  CHECK(taken[1].lost());
+  CHECK_FALSE(taken[0].lost());
+  enter("10.0.0.3", 'e');
+  CHECK(left == "b");
+  enter("10.0.0.4", 'f');
+  CHECK(left == "bc");
+  taken.pop_back();
+  enter("10.0.0.5", 'g');
+  CHECK(left == "bc");
 }
 
 TEST_CASE("Connecting to nobody and listening on a taken port name the address") {

@@ -10,6 +10,7 @@ namespace {
 constexpr int kMaxRequestBytes = 4096;
 constexpr size_t kMaxMemory = 16 << 20;
 constexpr int kMaxStreams = 16;
+constexpr PortLimits kLimits{.connections = 64, .unanswered_bytes = 16 << 10};
 // Who asks again after longer, connects again. A watcher is not idle. It is no multiple of what people ask at.
 constexpr int kIdleMs = 100'000;
 
@@ -17,7 +18,7 @@ constexpr int kIdleMs = 100'000;
 
 Result<std::unique_ptr<HealthPort>> HealthPort::Create(const std::string& address,
                                                        const std::vector<std::string>& services) {
-  LS_ASSIGN_OR_RETURN(std::unique_ptr<TcpPort> listening, TcpPort::Listen(address));
+  LS_ASSIGN_OR_RETURN(std::unique_ptr<TcpPort> listening, TcpPort::Listen(address, kLimits));
   std::unique_ptr<HealthPort> port(new HealthPort(std::move(listening)));
   for (const std::string& service : services) port->SetServing(service, false);
   port->port_->Start();
@@ -27,6 +28,7 @@ Result<std::unique_ptr<HealthPort>> HealthPort::Create(const std::string& addres
 HealthPort::HealthPort(std::unique_ptr<TcpPort> port) : port_(std::move(port)) {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::ServerBuilder builder;
+  RefuseCompressed(builder);
   builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
   builder.SetResourceQuota(grpc::ResourceQuota("health").Resize(kMaxMemory));
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreams);

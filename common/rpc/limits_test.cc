@@ -1,5 +1,7 @@
 // What one peer may take, and that others do not notice.
 #include <arpa/inet.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -7,6 +9,7 @@
 #include <array>
 #include <atomic>
 #include <catch2/catch.hpp>
+#include <future>
 #include <list>
 #include <optional>
 #include <thread>
@@ -83,6 +86,49 @@ TEST_CASE("A request that is larger than any of ours is refused, and others are 
   CHECK(Ask(channel).ok());
 }
 
+TEST_CASE("Nobody but a server itself gets its echo") {
+  TestServer server;
+  CHECK(Eventually([&] { return server.server->Answered(); }));
+  grpc::ClientContext context;
+  context.set_deadline(std::chrono::system_clock::now() + kSoon);
+  const grpc::Slice nothing;
+  const grpc::ByteBuffer request(&nothing, 1);
+  grpc::ByteBuffer response;
+  std::promise<Status> answer;
+  grpc::GenericStub(MakeChannel(At(server.server->bound_port())))
+      .UnaryCall(&context, "/lockstep.internal.Self/Echo", {}, &request, &response,
+                 [&](const grpc::Status& status) { answer.set_value(FromGrpc(status)); });
+  CHECK_THAT(answer.get_future().get(), FailsWith(ErrorCode::kProtocol, ""));
+}
+
+TEST_CASE("A compressed request is refused by every service, and never unpacked") {
+  TestServer server;
+  const auto compressed = [](grpc::ClientContext& context) {
+    context.set_deadline(std::chrono::system_clock::now() + kSoon);
+    context.set_compression_algorithm(GRPC_COMPRESS_GZIP);
+  };
+  const size_t size = GENERATE(size_t{1000}, size_t{12} << 20);  // 12 KiB of gzip
+  const auto channel = grpc::CreateChannel(At(server.server->bound_port()), grpc::InsecureChannelCredentials());
+  v1::PullRequest pull;
+  pull.set_model(std::string(size, 'x'));
+  v1::SyncRecord record;
+  grpc::ClientContext first;
+  compressed(first);
+  CHECK_THAT(FromGrpc(v1::RaasReceiver::NewStub(channel)->Pull(&first, pull, &record)),
+             FailsWith(ErrorCode::kProtocol, "gzip"));
+  for (const int port : {server.server->bound_port(), server.server->health_port()}) {
+    health::HealthCheckRequest check;
+    check.set_service(std::string(size, 'x'));
+    health::HealthCheckResponse response;
+    grpc::ClientContext second;
+    compressed(second);
+    const auto other = grpc::CreateChannel(At(port), grpc::InsecureChannelCredentials());
+    CHECK_THAT(FromGrpc(health::Health::NewStub(other)->Check(&second, check, &response)),
+               FailsWith(ErrorCode::kProtocol, "gzip"));
+  }
+  CHECK(Ask(channel).ok());
+}
+
 // A connection of so many calls that last as long as this.
 class Greedy {
  public:
@@ -148,7 +194,7 @@ std::string Health(const std::shared_ptr<grpc::Channel>& channel, const std::str
   return status.ok() ? health::HealthCheckResponse::ServingStatus_Name(response.status()) : status.error_message();
 }
 
-// A connection that says nothing.
+// A connection that says nothing, or what it is told to.
 class Silent {
  public:
   // Takes its descriptor at once.
@@ -161,6 +207,13 @@ class Silent {
     connected_ = ::connect(fd_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
   }
   bool connected() const { return connected_; }
+
+  // How many of so many bytes it can say, `piece` after `piece`, before the server has closed.
+  size_t Say(const std::string& piece, size_t most) {
+    size_t said = 0;
+    while (said<most&& ::send(fd_.get(), piece.data(), piece.size(), MSG_NOSIGNAL)> 0) said += piece.size();
+    return said;
+  }
 
   // How many bytes the server sends until it closes; none of a value when it has not closed by `deadline`.
   std::optional<size_t> BytesUntilClosed(std::chrono::steady_clock::time_point deadline) {
@@ -258,6 +311,61 @@ TEST_CASE(
   taken.clear();
   CHECK(Ask(MakeChannel(At(server.server->bound_port()))).ok());
   CHECK(Health(MakeChannel(At(server.server->health_port()))) == "NOT_SERVING");
+}
+
+// A frame of HTTP/2: CONTINUATION is 9, HEADERS 1, SETTINGS 4.
+std::string Frame(char type, char stream, const std::string& payload) {
+  const auto size = static_cast<uint16_t>(payload.size());
+  return std::string{'\0',  static_cast<char>(size >> 8), static_cast<char>(size), type, '\0', '\0', '\0', '\0',
+                     stream} +
+         payload;
+}
+
+TEST_CASE("Headers without an end are cut off soon on every port, and others served meanwhile") {
+  TestServer server;
+  // A new name and 120 bytes: gRPC keeps every one.
+  const std::string header = std::string("\0\1a\x78", 4) + std::string(120, 'x');
+  std::string headers;
+  while (headers.size() < 15'000) headers += header;
+  for (const int port : {server.server->bound_port(), server.server->health_port()}) {
+    Silent endless(port);
+    REQUIRE(endless.connected());
+    endless.Say("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Frame(4, 0, "") + Frame(1, 1, header), 1);
+    // What buffers of sockets take is said, too.
+    constexpr size_t kNever = 256 << 20;
+    CHECK(endless.Say(Frame(9, 1, headers), kNever) < (24 << 20));
+    CHECK(endless.BytesUntilClosed(std::chrono::steady_clock::now() + kSoon));
+    CHECK(Ask(MakeChannel(At(server.server->bound_port()))).ok());
+    CHECK(Health(MakeChannel(At(server.server->health_port()))) == "NOT_SERVING");
+  }
+}
+
+TEST_CASE("Watchers of health in numbers displace their own, and leave the control plane its descriptors") {
+  TestServer server;
+  const auto there = MakeChannel(At(server.server->bound_port()));
+  REQUIRE(Ask(there).ok());
+  constexpr size_t kWatchers = 200;
+  std::atomic<size_t> ended = 0;
+  std::list<grpc::ClientContext> contexts;
+  std::list<std::jthread> watchers;
+  for (size_t i = 0; i < kWatchers; ++i) {
+    watchers.emplace_back([&, &context = contexts.emplace_back()] {
+      context.set_deadline(std::chrono::system_clock::now() + 2 * kSoon);
+      const auto stub = health::Health::NewStub(MakeChannel(At(server.server->health_port())));
+      health::HealthCheckRequest request;
+      request.set_service("x-liveness");
+      const auto reader = stub->Watch(&context, request);
+      health::HealthCheckResponse response;
+      while (reader->Read(&response)) {
+      }
+      ++ended;
+    });
+  }
+  CHECK(Eventually([&] { return ended >= kWatchers - 32; }));
+  CHECK(Ask(there).ok());
+  CHECK(Ask(MakeChannel(At(server.server->bound_port()))).ok());
+  CHECK(Health(MakeChannel(At(server.server->health_port()))) == "NOT_SERVING");
+  for (grpc::ClientContext& context : contexts) context.TryCancel();
 }
 
 TEST_CASE("The health port tells health, and nothing else") {

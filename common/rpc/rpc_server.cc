@@ -20,11 +20,14 @@ constexpr size_t kMaxMemory = 512 << 20;
 constexpr int kMaxThreads = 512;
 // A connection's calls at a time; more wait at the peer.
 constexpr int kMaxStreams = 128;
+// Of a peer: a request, and what is said of it.
+constexpr size_t kMostUnanswered = kMaxRequestBytes + (64 << 10);
 // A connection without calls goes. Our own have a stream open, or connect again at the next call; one that is made just
 // then is UNAVAILABLE.
 constexpr int kIdleMs = 10 * 60'000;
 
 void SetLimits(grpc::ServerBuilder& builder) {
+  RefuseCompressed(builder);
   builder.SetMaxReceiveMessageSize(kMaxRequestBytes);
   builder.SetMaxSendMessageSize(kMaxAnswerBytes);
   builder.SetResourceQuota(grpc::ResourceQuota("control").Resize(kMaxMemory).SetMaxThreads(kMaxThreads));
@@ -47,7 +50,7 @@ Result<std::unique_ptr<RpcServer>> RpcServer::Create(const Options& options) {
   SetLimits(builder);
   std::unique_ptr<TcpPort> port;
   if (!options.address.empty()) {
-    LS_ASSIGN_OR_RETURN(port, TcpPort::Listen(options.address));
+    LS_ASSIGN_OR_RETURN(port, TcpPort::Listen(options.address, {.unanswered_bytes = kMostUnanswered}));
     port->ServeBy(builder, MakeServerCredentials(options.tls));
   }
   auto echo = std::make_unique<EchoService>();
@@ -71,7 +74,7 @@ Result<std::unique_ptr<RpcServer>> RpcServer::Create(const Options& options) {
 
 RpcServer::RpcServer(std::unique_ptr<EchoService> echo, std::unique_ptr<grpc::Server> server,
                      std::unique_ptr<TcpPort> port)
-    : echo_(std::move(echo)), server_(std::move(server)), self_call_(*server_), port_(std::move(port)) {}
+    : echo_(std::move(echo)), server_(std::move(server)), self_call_(*server_, *echo_), port_(std::move(port)) {}
 
 RpcServer::~RpcServer() {
   Drain(std::chrono::milliseconds(0));

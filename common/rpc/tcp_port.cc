@@ -3,8 +3,6 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -13,14 +11,20 @@
 
 #include "common/base/text.h"
 #include "common/net/host_port.h"
+#include "common/net/io_threads.h"
+#include "common/rpc/relay.h"
 #include "common/telemetry/log.h"
 
 namespace lockstep::rpc {
 namespace {
 
 constexpr int kMostAttempts = 8;
-constexpr int kTurnIntervalMs = 1'000;
-constexpr int kPauseAfterFailureMs = 100;
+constexpr std::chrono::milliseconds kPauseAfterFailure{100};
+constexpr std::chrono::seconds kLastWords{1};
+// Of a connection: the peer's, and two between here and gRPC.
+constexpr rlim_t kDescriptorsOfOne = 3;
+// Of a process's descriptors a port's connections have this share at most.
+constexpr rlim_t kShare = 4;
 // A peer that acknowledges nothing for so long is gone.
 constexpr unsigned kUnacknowledgedMs = 10'000;
 
@@ -62,18 +66,35 @@ os::UniqueFd ListenOn(const addrinfo& address) {
   return listens ? std::move(socket) : os::UniqueFd();
 }
 
-bool IsReserved(int descriptor) {
+rlim_t MostDescriptors() {
   rlimit limit{};
   (void)::getrlimit(RLIMIT_NOFILE, &limit);
+  return limit.rlim_cur;
+}
+
+bool IsReserved(const os::UniqueFd& descriptor) {
   // The system gives the lowest that is free: the number says how many are taken.
-  return static_cast<rlim_t>(descriptor) + kReservedDescriptors >= limit.rlim_cur;
+  return static_cast<rlim_t>(descriptor.get()) + kReservedDescriptors >= MostDescriptors();
+}
+
+net::Places::Limits PlacesOf(const PortLimits& limits) {
+  const size_t most = std::max<size_t>(MostDescriptors() / kDescriptorsOfOne / kShare, 2);
+  const size_t all = std::min(limits.connections, most);
+  return {.all = all, .per_address = (all + 1) / 2};
 }
 
 }  // namespace
 
-Result<std::unique_ptr<TcpPort>> TcpPort::Listen(const std::string& address) {
+void RefuseCompressed(grpc::ServerBuilder& builder) {
+  for (const auto algorithm : {GRPC_COMPRESS_DEFLATE, GRPC_COMPRESS_GZIP}) {
+    builder.SetCompressionAlgorithmSupportStatus(algorithm, false);
+  }
+  builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+}
+
+Result<std::unique_ptr<TcpPort>> TcpPort::Listen(const std::string& address, PortLimits limits) {
   for (int attempt = 1;; ++attempt) {
-    std::unique_ptr<TcpPort> port(new TcpPort(address));
+    std::unique_ptr<TcpPort> port(new TcpPort(address, limits));
     const Status status = port->Open();
     if (status.ok()) return port;
     // The port that the system chose on one address may be taken on another.
@@ -81,10 +102,11 @@ Result<std::unique_ptr<TcpPort>> TcpPort::Listen(const std::string& address) {
   }
 }
 
+TcpPort::TcpPort(std::string address, PortLimits limits)
+    : address_(std::move(address)), unanswered_bytes_(limits.unanswered_bytes), places_(PlacesOf(limits)) {}
+
 Status TcpPort::Open() {
   LS_ASSIGN_OR_RETURN(net::HostPort parsed, net::ParseHostPort(address_));
-  wake_ = os::UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!wake_.valid()) return ErrnoStatus(errno, "make an eventfd");
   const Status taken{ErrorCode::kUnavailable,
                      Cat("cannot listen on ", address_, "; is the port in use, or the address not of this machine?")};
   const Addresses addresses = Resolve(parsed);
@@ -94,7 +116,8 @@ Status TcpPort::Open() {
     if (!socket.valid() && errno != EADDRNOTAVAIL && errno != EAFNOSUPPORT) return taken;
     if (!socket.valid()) continue;
     bound_port_ = PortOf(socket.get());
-    listening_.push_back(std::move(socket));
+    const auto protocol = one->ai_family == AF_INET6 ? asio::ip::tcp::v6() : asio::ip::tcp::v4();
+    listening_.emplace_back(context_, protocol, socket.Release());
   }
   if (listening_.empty()) return taken;
   parsed.port = static_cast<uint16_t>(bound_port_);
@@ -104,6 +127,10 @@ Status TcpPort::Open() {
 
 TcpPort::~TcpPort() {
   Stop();
+  if (!thread_.joinable()) return;
+  (void)ended_.get_future().wait_for(kLastWords);
+  context_.stop();
+  thread_.join();
 }
 
 void TcpPort::ServeBy(grpc::ServerBuilder& builder, std::shared_ptr<grpc::ServerCredentials> credentials) {
@@ -112,51 +139,83 @@ void TcpPort::ServeBy(grpc::ServerBuilder& builder, std::shared_ptr<grpc::Server
 }
 
 void TcpPort::Start() {
-  acceptor_ = std::thread([this] { AcceptLoop(); });
+  for (asio::ip::tcp::acceptor& one : listening_) net::Spawn(context_.get_executor(), AcceptLoop(one));
+  thread_ = std::thread([this] {
+    context_.run();
+    ended_.set_value();
+  });
 }
 
 void TcpPort::Stop() {
-  ::eventfd_write(wake_.get(), 1);
-  if (acceptor_.joinable()) acceptor_.join();
-  listening_.clear();
+  if (!thread_.joinable() || context_.stopped()) return;
+  std::promise<void> closed;
+  asio::post(context_, [&] {
+    for (asio::ip::tcp::acceptor& one : listening_) one.close();
+    closed.set_value();
+  });
+  closed.get_future().wait();
 }
 
-void TcpPort::AcceptLoop() {
-  std::vector<pollfd> fds{{wake_.get(), POLLIN, 0}};
-  for (const os::UniqueFd& socket : listening_) fds.push_back({socket.get(), POLLIN, 0});
-  bool failed = false;
+asio::awaitable<void> TcpPort::AcceptLoop(asio::ip::tcp::acceptor& listening) {
+  asio::steady_timer pause(context_);
+  asio::error_code failed;
+  auto token = asio::redirect_error(asio::use_awaitable, failed);
   while (true) {
+    co_await listening.async_wait(asio::socket_base::wait_read, token);
+    if (!listening.is_open()) co_return;
+    const Status accepted = AcceptFrom(listening.native_handle());
+    if (accepted.ok()) continue;
+    LogFailure(accepted);
     // Who could not be accepted is still there, and would end the wait at once.
-    ::poll(fds.data(), failed ? 1 : fds.size(), failed ? kPauseAfterFailureMs : kTurnIntervalMs);
-    if (fds[0].revents != 0) return;
-    RunTurned();
-    failed = false;
-    for (const os::UniqueFd& socket : listening_) {
-      const Status accepted = AcceptFrom(socket.get());
-      if (accepted.ok()) continue;
-      failed = true;
-      LogFailure(accepted);
-    }
+    pause.expires_after(kPauseAfterFailure);
+    co_await pause.async_wait(token);
   }
 }
 
 // OK also when nobody is there.
 Status TcpPort::AcceptFrom(int listening) {
   os::UniqueFd fd(::accept4(listening, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!fd.valid()) {
-    const bool nobody = errno == EAGAIN || errno == EINTR || errno == ECONNABORTED;
-    return nobody ? OkStatus() : ErrnoStatus(errno, Cat("accept on ", address_));
-  }
-  if (IsReserved(fd.get())) {
-    fd.Reset();
+  if (fd.valid()) return LetIn(std::move(fd), listening);
+  const bool nobody = errno == EAGAIN || errno == EINTR || errno == ECONNABORTED;
+  return nobody ? OkStatus() : ErrnoStatus(errno, Cat("accept on ", address_));
+}
+
+// OK also when it was closed for want of descriptors.
+Status TcpPort::LetIn(os::UniqueFd peer, int listening) {
+  int ends[2] = {-1, -1};
+  const bool paired = ::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0;
+  os::UniqueFd own(ends[0]);
+  os::UniqueFd server(ends[1]);
+  if (!paired || IsReserved(server)) {
     LogFailure({ErrorCode::kResourceExhausted,
                 Cat("a connection to ", address_, " was closed: the last ", kReservedDescriptors,
                     " descriptors are for what is served already; raise the limit on open files")});
     return OkStatus();
   }
+  sockaddr_storage from{};
+  socklen_t size = sizeof from;
+  if (::getpeername(peer.get(), reinterpret_cast<sockaddr*>(&from), &size) != 0) return OkStatus();  // gone again
+  asio::ip::tcp::endpoint address;
+  std::memcpy(address.data(), &from, size);
+  address.resize(size);
+
+  using asio::local::stream_protocol;
+  const auto relay = std::make_shared<Relay>(
+      Relay{.peer = {context_, address.protocol(), peer.Release()},
+            .server = stream_protocol::socket(context_, stream_protocol(), own.Release()),
+            .most_unanswered = unanswered_bytes_,
+            .refused = [this] {
+              LogFailure({ErrorCode::kResourceExhausted,
+                          Cat("a connection to ", address_, " was closed: its peer said more than ", unanswered_bytes_,
+                              " bytes that no request of ours has")});
+            }});
+  relay->place.emplace(places_.Enter(address.address(), [weak = std::weak_ptr(relay)] {
+    if (const auto displaced = weak.lock()) displaced->End();
+  }));
+  StartRelay(relay);
   grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
   connection.listener_fd = listening;
-  connection.fd = fd.Release();
+  connection.fd = server.Release();
   server_->HandleNewConnection(&connection);
   return OkStatus();
 }
@@ -167,17 +226,7 @@ void TcpPort::LogFailure(const Status& status) {
 }
 
 void TcpPort::Turn(std::function<void()> turned) {
-  std::lock_guard lock(mutex_);
-  turned_ = std::move(turned);
-}
-
-void TcpPort::RunTurned() {
-  std::function<void()> turned;
-  {
-    std::lock_guard lock(mutex_);
-    turned.swap(turned_);
-  }
-  if (turned) turned();
+  asio::post(context_, std::move(turned));
 }
 
 }  // namespace lockstep::rpc

@@ -1,17 +1,19 @@
 // A TCP port of a gRPC server, with an accept of our own: gRPC's is deaf for good once an accept has failed for want of
-// descriptors, and whoever reaches a port can bring that about.
+// descriptors, and bounds neither connections nor what is said on one.
 #pragma once
 
 #include <grpcpp/server_builder.h>
 
+#include <asio.hpp>
 #include <functional>
+#include <future>
+#include <list>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "common/base/status.h"
+#include "common/net/places.h"
 #include "common/os/unique_fd.h"
 #include "common/telemetry/log_limit.h"
 
@@ -23,12 +25,24 @@ inline constexpr int kReservedDescriptors = 64;
 // For a connection's first word, where gRPC would wait for two minutes.
 inline constexpr int kHandshakeTimeoutMs = 10'000;
 
-// Thread-safe. Connections that were handed over are the server's.
+// Has the server refuse what is compressed, and never unpack it: gRPC would unpack all of a message before it measures
+// it, and a thousand times its size is nothing for zeros.
+void RefuseCompressed(grpc::ServerBuilder& builder);
+
+// What the peers of a port may take.
+struct PortLimits {
+  size_t connections = 512;  // half of them from one address; fewer where this process may have few descriptors
+  size_t unanswered_bytes;   // that a peer may say before it gets a word back
+};
+
+// Thread-safe.
 class TcpPort {
  public:
   // Listens on all addresses of "host:port" that this machine has; 0 lets the system choose the port. kBadData when it
   // is malformed, kUnavailable, naming it, when it cannot be listened on.
-  static Result<std::unique_ptr<TcpPort>> Listen(const std::string& address);
+  static Result<std::unique_ptr<TcpPort>> Listen(const std::string& address, PortLimits limits);
+  // Ends connections that are left, once they have got what the server said, or in a second. REQUIRES that the server
+  // has shut down.
   ~TcpPort();
 
   int bound_port() const { return bound_port_; }
@@ -40,29 +54,30 @@ class TcpPort {
   // Accepts from now on; those who came before have waited. Without descriptors they wait on. REQUIRES that the server
   // runs.
   void Start();
-  // Nobody gets in any more. To be called before the server shuts down; idempotent.
+  // Nobody gets in any more, and who is in stays. To be called before the server shuts down; idempotent.
   void Stop();
 
-  // Has `turned` called by the thread that accepts, within a second or two; never once it has stopped.
+  // Has `turned` called by the thread that accepts, soon; never once it has stopped.
   void Turn(std::function<void()> turned);
 
  private:
-  explicit TcpPort(std::string address) : address_(std::move(address)) {}
+  TcpPort(std::string address, PortLimits limits);
   Status Open();
-  void AcceptLoop();
+  asio::awaitable<void> AcceptLoop(asio::ip::tcp::acceptor& listening);
   Status AcceptFrom(int listening);
+  Status LetIn(os::UniqueFd peer, int listening);
   void LogFailure(const Status& status);
-  void RunTurned();
 
   std::string address_;  // with the port that was bound
+  const size_t unanswered_bytes_;
   int bound_port_ = 0;
-  std::vector<os::UniqueFd> listening_;
-  os::UniqueFd wake_;
   std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> server_;
   telemetry::LogLimit log_limit_;
-  std::mutex mutex_;  // guards the next
-  std::function<void()> turned_;
-  std::thread acceptor_;
+  net::Places places_;
+  asio::io_context context_{1};  // what follows runs on its one thread
+  std::list<asio::ip::tcp::acceptor> listening_;
+  std::promise<void> ended_;  // nobody listens, and all connections are over
+  std::thread thread_;
 };
 
 }  // namespace lockstep::rpc

@@ -33,6 +33,7 @@ ALLOWED = {
         "common/net",
         "common/os",
         "common/telemetry",
+        "@asio",
         "@grpc",
         "@openssl",
     },

@@ -146,7 +146,7 @@ asio::awaitable<Result<Pull::LaneLease>> LaneServer::LetIn(std::shared_ptr<net::
       still_there->socket().close(ignored);
     });
   };
-  const WaitingLanes::Place place = waiting_.Enter(peer.address(), leave);
+  const net::Places::Place place = waiting_.Enter(peer.address(), leave);
   Result<Pull::LaneLease> pull = co_await Welcome(*stream);
   if (pull.ok() || !place.lost()) co_return pull;
   co_return Status(ErrorCode::kResourceExhausted, "too many connections have not shown a ticket");

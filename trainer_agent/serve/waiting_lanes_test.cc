@@ -1,6 +1,4 @@
 // Connections that have not shown a ticket, and what they cost those that have.
-#include "trainer_agent/serve/waiting_lanes.h"
-
 #include <netinet/in.h>
 #include <poll.h>
 #include <unistd.h>
@@ -16,29 +14,6 @@ namespace {
 
 using std::chrono::milliseconds;
 using namespace std::literals;
-
-TEST_CASE(
-    "Who comes when there are too many takes the place of the longest there, of those alike if they are too many") {
-  WaitingLanes lanes({.all = 3, .per_address = 2});
-  std::string left;
-  std::vector<WaitingLanes::Place> places;
-  const auto enter = [&](const char* address, char name) {
-    places.push_back(lanes.Enter(asio::ip::make_address(address), [&left, name] { left += name; }));
-  };
-  enter("10.0.0.1", 'a');
-  enter("10.0.0.2", 'b');
-  enter("10.0.0.2", 'c');
-  CHECK(left.empty());
-  enter("10.0.0.2", 'd');
-  CHECK(left == "b");
-  CHECK(places[1].lost());
-  CHECK_FALSE(places[0].lost());
-  enter("10.0.0.3", 'e');
-  CHECK(left == "ba");
-  places.pop_back();
-  enter("10.0.0.3", 'f');
-  CHECK(left == "ba");
-}
 
 // Connections from one address that say `opening`, and then nothing.
 class Crowd {
