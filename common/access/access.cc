@@ -38,18 +38,33 @@ bool AccessControl::Allows(const Identity& caller, std::string_view method, cons
   if (path_.empty() || caller.of_host) return true;
   const std::optional<Roles> roles = RolesFor(method);
   std::lock_guard lock(mutex_);
+  if (caller.valid_until <= std::chrono::system_clock::now() || policy_->Denies(caller.names, caller.serial))
+    return false;
   return roles && policy_->Allows(caller.names, *roles, scope);
 }
 
 Status AccessControl::Check(const Identity& caller, std::string_view method, const Scope& scope) {
   if (Allows(caller, method, scope)) return OkStatus();
-  const std::optional<Roles> roles = RolesFor(method);
   const Status refusal(ErrorCode::kPermission,
-                       Cat(caller.name, " may not call ", WhatOf(method, scope), "; it takes the role ",
-                           roles ? roles->ToString() : "that no role is", ", given by this daemon's --tls-policy"));
+                       Cat(caller.name, " may not call ", WhatOf(method, scope), "; ", WhyNot(caller, method)));
   std::lock_guard lock(mutex_);
   if (LogDue(caller.name)) telemetry::LogWarn("access_refused", refusal, {{"peer", caller.name}});
   return refusal;
+}
+
+std::string AccessControl::WhyNot(const Identity& caller, std::string_view method) {
+  if (caller.valid_until <= std::chrono::system_clock::now()) return "its certificate has expired";
+  std::lock_guard lock(mutex_);
+  if (policy_->Denies(caller.names, caller.serial)) return "this daemon's --tls-policy denies it everything";
+  const std::optional<Roles> roles = RolesFor(method);
+  return Cat("it takes the role ", roles ? roles->ToString() : "that no role is",
+             ", given by this daemon's --tls-policy");
+}
+
+Result<Caller> AccessControl::Begin(const Identity& caller) {
+  const std::string name = caller.names.empty() ? "" : caller.name;
+  LS_ASSIGN_OR_RETURN(Quota::Lease call, calls_.Take(name));
+  return Caller{name, std::move(call)};
 }
 
 bool AccessControl::LogDue(const std::string& identity) {

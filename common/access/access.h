@@ -1,6 +1,6 @@
 // AccessControl: whether a peer may make a call. Every handler of a gRPC service asks it first:
 //
-//   LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
+//   LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
 #pragma once
 
 #include <chrono>
@@ -13,9 +13,16 @@
 
 #include "common/access/identity.h"
 #include "common/access/policy.h"
+#include "common/access/quota.h"
 #include "common/base/status.h"
 
 namespace lockstep::access {
+
+// Who makes a call. The call is one of its caller's, which may make so many at a time, while this lives.
+struct Caller {
+  std::string name;  // the names in its certificate; empty where peers have none
+  Quota::Lease call;
+};
 
 // Thread-safe.
 class AccessControl {
@@ -30,6 +37,9 @@ class AccessControl {
   // The same as a question, of which nothing is logged.
   bool Allows(const Identity& caller, std::string_view method, const Scope& scope);
 
+  // kResourceExhausted when `caller` makes too many calls at a time, or all together do.
+  Result<Caller> Begin(const Identity& caller);
+
   // Reads the policy again when its file has changed. A bad one is logged, and the one before stays. To be called now
   // and then.
   void Reload();
@@ -37,12 +47,14 @@ class AccessControl {
  private:
   explicit AccessControl(std::string policy_path) : path_(std::move(policy_path)) {}
   bool LogDue(const std::string& identity);
+  std::string WhyNot(const Identity& caller, std::string_view method);
 
   // What tells one content of a file from the next without reading it.
   using Stamp = std::tuple<uint64_t, int64_t, int64_t, int64_t>;
   Stamp StampNow() const;
 
   const std::string path_;
+  Quota calls_{"calls", {.all = 512, .each = 128}};  // of as many as there are threads for (rpc_server.cc)
   std::mutex mutex_;
   std::optional<Policy> policy_;
   Stamp stamp_;
@@ -55,14 +67,12 @@ class Gate {
   // `service`: "lockstep.v1.TrainerAgent". REQUIRES the control to outlive this.
   Gate(std::string service, AccessControl* control) : service_(std::move(service)), control_(control) {}
 
-  // Who calls `call` (the handler's name), when it may: the names in its certificate, empty where peers have none. The
-  // model is the request's own.
+  // Who calls `call` (the handler's name), when it may. The model is the request's own.
   template <typename Request>
-  Result<std::string> Admit(const grpc::ServerContextBase& context, std::string_view call,
-                            const Request& request) const {
+  Result<Caller> Admit(const grpc::ServerContextBase& context, std::string_view call, const Request& request) const {
     const Identity caller = IdentityOf(context);
     LS_RETURN_IF_ERROR(control_->Check(caller, service_ + "." + std::string(call), ScopeOf(request)));
-    return caller.names.empty() ? "" : caller.name;
+    return control_->Begin(caller);
   }
 
   // Whether who made this call may make it for `model`, too.

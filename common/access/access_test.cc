@@ -95,9 +95,11 @@ TEST_CASE("A bad policy is refused by file, line and what to write") {
   };
   refused("", ":", "nobody may do anything");
   refused("[[allow]\n", ":1", "");
-  refused("allow = 3", ":1", "is not a table [[allow]]");
-  refused("\n[[deny]]\n", ":2", "'deny' is not a table [[allow]]");
-  refused("[[allow]]\nrole = \"receiver\"", ":1", "needs a text 'name'");
+  refused("allow = 3", ":1", "is no table [[allow]]");
+  refused("\n[[deny]]\n", ":2", "either a name or a serial");
+  refused("[[deny]]\nserial = \"xyz\"", ":2", "serial is hexadecimal");
+  refused("[[deny]]\nname = \"a*b\"", ":2", "one * at most");
+  refused("[[allow]]\nrole = \"receiver\"", ":1", "'name' is a text");
   refused("[[allow]]\nname = \"a*b\"\nrole = \"receiver\"", ":2", "one * at most");
   refused("[[allow]]\nname = \"*a*\"\nrole = \"receiver\"", ":2", "one * at most");
   refused("[[allow]]\nname = \"a\"\nrole = \"root\"", ":3", "role is receiver, operator or observer");
@@ -129,6 +131,44 @@ TEST_CASE("Without a policy nobody is asked who they are") {
   CHECK(control->Allows({.name = "plaintext"}, "lockstep.v1.RaasReceiver.Rollback", kActor));
 }
 
+TEST_CASE("Who is denied, by name or serial number, may do nothing from the policy's next reading on") {
+  const std::string allow = "[[allow]]\nname = \"*\"\nrole = \"observer\"\n";
+  const PolicyFile file(allow);
+  const auto control = *AccessControl::Create(file.path());
+  const auto status = [&](const std::string& name, const std::string& serial) {
+    return control->Check({.name = name, .names = {name}, .serial = serial}, "lockstep.v1.TrainerAgent.GetStatus",
+                          kEvery);
+  };
+  CHECK(status("anna", "a1b").ok());
+  file.Write(allow + "[[deny]]\nserial = \"0A:1B\"\n[[deny]]\nname = \"bert\"\n");
+  control->Reload();
+  CHECK_THAT(status("anna", "a1b"), FailsWith(ErrorCode::kPermission, "anna may not call", "--tls-policy denies"));
+  CHECK_THAT(status("bert", "c"), FailsWith(ErrorCode::kPermission, "--tls-policy denies"));
+  CHECK(status("anna", "a1c").ok());
+}
+
+TEST_CASE("A certificate that has expired since may do nothing") {
+  const PolicyFile file("[[allow]]\nname = \"*\"\nrole = \"observer\"\n");
+  const auto control = *AccessControl::Create(file.path());
+  Identity caller = Named("anna");
+  caller.valid_until = std::chrono::system_clock::now() + std::chrono::hours(1);
+  CHECK(control->Check(caller, "lockstep.v1.TrainerAgent.GetStatus", kEvery).ok());
+  caller.valid_until = std::chrono::system_clock::now();
+  CHECK_THAT(control->Check(caller, "lockstep.v1.TrainerAgent.GetStatus", kEvery),
+             FailsWith(ErrorCode::kPermission, "anna may not call", "has expired"));
+}
+
+TEST_CASE("One identity makes so many calls at a time, and leaves room for others") {
+  const auto control = *AccessControl::Create("");
+  std::vector<Caller> calls;
+  for (int i = 0; i < 128; ++i) calls.push_back(*control->Begin(Named("anna")));
+  CHECK_THAT(control->Begin(Named("anna")).status(),
+             FailsWith(ErrorCode::kResourceExhausted, "128 calls of anna are open"));
+  CHECK(control->Begin(Named("bert")).ok());
+  calls.pop_back();
+  CHECK(control->Begin(Named("anna")).ok());
+}
+
 TEST_CASE("A policy is read again when its file changes; a bad one leaves the one before") {
   const auto allow = [](const std::string& name) {
     return Cat("[[allow]]\nname = \"", name, "\"\nrole = \"observer\"\n");
@@ -146,7 +186,7 @@ TEST_CASE("A policy is read again when its file changes; a bad one leaves the on
   file.Write("[[allow]]\nname = 3\n");
   control->Reload();
   CHECK(may(*control, "bert"));
-  CHECK_THAT(AccessControl::Create(file.path()), FailsWith(ErrorCode::kConfig, "needs a text 'name'"));
+  CHECK_THAT(AccessControl::Create(file.path()), FailsWith(ErrorCode::kConfig, "'name' is a text"));
 }
 
 }  // namespace

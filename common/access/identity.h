@@ -3,6 +3,7 @@
 
 #include <grpcpp/server_context.h>
 
+#include <chrono>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,8 @@ struct Identity {
   std::string name;                // for messages, and for what belongs to somebody: all names, or where it calls from
   std::vector<std::string> names;  // URIs and DNS names of the certificate that was verified; none without one
   bool of_host = false;            // came by the control socket, which admits by uid: may do everything
+  std::string serial;              // of the certificate: hexadecimal, lower case, no leading zeros
+  std::chrono::system_clock::time_point valid_until = std::chrono::system_clock::time_point::max();
 
   bool authenticated() const { return of_host || !names.empty(); }
 };
@@ -22,7 +25,8 @@ struct Identity {
 // together, could read the same: a name with a comma, or what is no printing ASCII, or more than 2 KiB in all.
 Identity IdentityOfNames(std::vector<std::string> names);
 
-// Of a peer without a certificate and not of this host: one that plaintext let in, and nobody.
+// Of a peer without a certificate and not of this host: one that plaintext let in, and nobody. A resumed TLS session is
+// nobody, too: its handshake looked at no certificate, and may be of one that has expired or whose CA is gone.
 Identity IdentityOf(const grpc::ServerContextBase& context);
 
 }  // namespace lockstep::access

@@ -1,12 +1,17 @@
 #include "common/access/identity.h"
 
+#include <grpc/grpc_security.h>
+#include <grpcpp/create_channel.h>
+
 #include <catch2/catch.hpp>
 #include <cstdlib>
 
 #include "common/base/text.h"
+#include "common/os/file.h"
 #include "common/os/temp_dir.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/rpc_server.h"
+#include "common/rpc/test_ca.h"
 #include "proto/lockstep/v1/receiver.grpc.pb.h"
 
 namespace lockstep::access {
@@ -27,10 +32,13 @@ class Host final : public v1::RaasReceiver::Service {
   std::string socket() const { return "unix:" + dir_.File("control.sock"); }
 
   Identity WhoCalls(const std::string& address, const rpc::TlsOptions& tls) {
+    return WhoCallsOn(rpc::MakeChannel(address, tls));
+  }
+  Identity WhoCallsOn(const std::shared_ptr<grpc::Channel>& channel) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(30));
     v1::ReceiverStatus response;
-    CHECK(v1::RaasReceiver::NewStub(rpc::MakeChannel(address, tls))->GetStatus(&context, {}, &response).ok());
+    CHECK(v1::RaasReceiver::NewStub(channel)->GetStatus(&context, {}, &response).ok());
     return caller_;
   }
 
@@ -61,6 +69,31 @@ TEST_CASE("A peer is known by the names of its certificate, or by the socket tha
   const Identity local = host.WhoCalls(host.socket(), tls);
   CHECK(local.names.empty());
   CHECK(local.of_host);
+}
+
+TEST_CASE("A resumed TLS session is nobody, and the one that it resumes is its certificate's") {
+  const rpc::TestCa ca;
+  Host host(ca.Server());
+  const rpc::TlsOptions own = ca.Client();
+  grpc_ssl_session_cache* const sessions = grpc_ssl_session_cache_create_lru(4);
+  const auto caller = [&] {
+    grpc::ChannelArguments arguments;
+    const grpc_arg cache = grpc_ssl_session_cache_create_channel_arg(sessions);
+    arguments.SetPointerWithVtable(cache.key, cache.value.pointer.p, cache.value.pointer.vtable);
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+    const auto credentials =
+        grpc::SslCredentials({*os::ReadFile(own.ca), *os::ReadFile(own.key), *os::ReadFile(own.cert)});
+    return host.WhoCallsOn(grpc::CreateCustomChannel(host.tcp(), credentials, arguments));
+  };
+  const Identity first = caller();
+  CHECK(first.names == std::vector<std::string>{"spiffe://test/receiver"});
+  CHECK(!first.serial.empty());
+  CHECK(first.valid_until > std::chrono::system_clock::now());
+  CHECK(first.valid_until < std::chrono::system_clock::now() + std::chrono::hours(31 * 24));
+  const Identity resumed = caller();
+  CHECK(resumed.names.empty());
+  CHECK_THAT(resumed.name, Catch::Contains("resumed"));
+  grpc_ssl_session_cache_destroy(sessions);
 }
 
 TEST_CASE("No two certificates with other names are one identity; those that could be have no names, and no role") {

@@ -31,6 +31,15 @@ bool IsPattern(std::string_view text) {
 
 }  // namespace
 
+std::string PlainSerial(std::string_view hex) {
+  std::string plain;
+  for (const char c : hex) {
+    if (c == ':' || (c == '0' && plain.empty())) continue;
+    plain += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  }
+  return plain;
+}
+
 // Reads one file's tables into a policy.
 class PolicyReader {
  public:
@@ -41,12 +50,17 @@ class PolicyReader {
     Policy policy;
     for (const auto& [key, node] : file) {
       const toml::array* rows = node.as_array();
-      if (key != "allow" || rows == nullptr || !rows->is_homogeneous<toml::table>()) {
-        return Wrong(node,
-                     Cat("'", CleanText(key.str(), 200), "' is not a table [[allow]], which is all there may be"));
+      const bool denies = key == "deny";
+      if ((key != "allow" && !denies) || rows == nullptr || !rows->is_homogeneous<toml::table>()) {
+        return Wrong(node, Cat("'", CleanText(key.str(), 200),
+                               "' is no table [[allow]] or [[deny]], which are all there may be"));
       }
       for (const toml::node& row : *rows) {
-        LS_ASSIGN_OR_RETURN(policy.grants_.emplace_back(), ReadGrant(*row.as_table()));
+        if (denies) {
+          LS_RETURN_IF_ERROR(ReadDenial(*row.as_table(), policy));
+        } else {
+          LS_ASSIGN_OR_RETURN(policy.grants_.emplace_back(), ReadGrant(*row.as_table()));
+        }
       }
     }
     if (!policy.grants_.empty()) return policy;
@@ -60,7 +74,28 @@ class PolicyReader {
 
   Result<std::string> Text(const toml::table& table, std::string_view key) const {
     if (const toml::node* node = table.get(key); node != nullptr && node->is_string()) return node->as_string()->get();
-    return Wrong(table, Cat("[[allow]] needs a text '", key, "'"));
+    return Wrong(table, Cat("'", key, "' is a text, which is needed here"));
+  }
+
+  Result<std::string> Name(const toml::table& table) const {
+    LS_ASSIGN_OR_RETURN(const std::string name, Text(table, "name"));
+    if (IsPattern(name)) return name;
+    return Wrong(*table.get("name"), "name is a DNS name or URI, with one * at most, at its begin or end");
+  }
+
+  Status ReadDenial(const toml::table& table, Policy& policy) const {
+    if (table.size() != 1) return Wrong(table, "[[deny]] has either a name or a serial");
+    if (table.contains("name")) {
+      LS_ASSIGN_OR_RETURN(policy.denied_names_.emplace_back(), Name(table));
+      return OkStatus();
+    }
+    LS_ASSIGN_OR_RETURN(const std::string serial, Text(table, "serial"));
+    const std::string plain = PlainSerial(serial);
+    if (plain.empty() || plain.find_first_not_of("0123456789abcdef") != std::string::npos) {
+      return Wrong(*table.get("serial"), "serial is hexadecimal, as 'openssl x509 -noout -serial' prints it");
+    }
+    policy.denied_serials_.push_back(plain);
+    return OkStatus();
   }
 
   Result<Policy::Grant> ReadGrant(const toml::table& table) const {
@@ -69,10 +104,7 @@ class PolicyReader {
       return Wrong(node, Cat("unknown key '", CleanText(key.str(), 200), "'; there are name, role and models"));
     }
     Policy::Grant grant{};
-    LS_ASSIGN_OR_RETURN(grant.name, Text(table, "name"));
-    if (!IsPattern(grant.name)) {
-      return Wrong(*table.get("name"), "name is a DNS name or URI, with one * at most, at its begin or end");
-    }
+    LS_ASSIGN_OR_RETURN(grant.name, Name(table));
     LS_ASSIGN_OR_RETURN(const std::string role, Text(table, "role"));
     const std::optional<Role> known = ParseRole(role);
     if (!known) return Wrong(*table.get("role"), "role is receiver, operator or observer");
@@ -97,6 +129,13 @@ class PolicyReader {
 
 Result<Policy> Policy::Read(const std::string& path) {
   return PolicyReader(path).Read();
+}
+
+bool Policy::Denies(const std::vector<std::string>& names, const std::string& serial) const {
+  if (std::ranges::count(denied_serials_, serial) > 0) return true;
+  return std::ranges::any_of(denied_names_, [&](const std::string& pattern) {
+    return std::ranges::any_of(names, [&](const std::string& name) { return Matches(pattern, name); });
+  });
 }
 
 bool Policy::Allows(const std::vector<std::string>& names, Roles roles, const Scope& scope) const {

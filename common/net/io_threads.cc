@@ -8,6 +8,8 @@ IoThreads::IoThreads(size_t threads, OnException on_exception)
     : context_(static_cast<int>(threads)),
       work_(asio::make_work_guard(context_)),
       on_exception_(std::move(on_exception)) {
+  // Its descriptors are made with the first socket, and throw where there are none: now is better than in the middle.
+  asio::use_service<asio::detail::reactor>(context_).init_task();
   for (size_t i = 0; i < threads; ++i) threads_.emplace_back([this] { Run(); });
 }
 

@@ -46,7 +46,7 @@ Result<session::Session*> ReceiverService::Find(const std::string& model) const 
 
 grpc::Status ReceiverService::GetStatus(grpc::ServerContext* context, const v1::ReceiverStatusRequest* request,
                                         v1::ReceiverStatus* response) {
-  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
   v1::BuildInfo& build = *response->mutable_build();
   build.set_version(std::string(kVersion));
   build.set_revision(std::string(telemetry::BuildRevision()));
@@ -63,7 +63,7 @@ grpc::Status ReceiverService::GetStatus(grpc::ServerContext* context, const v1::
 
 grpc::Status ReceiverService::Pull(grpc::ServerContext* context, const v1::PullRequest* request,
                                    v1::SyncRecord* response) {
-  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(session::Session* const session, Find(request->model()));
   const auto timeout =
       request->timeout_ms() > 0 ? std::chrono::milliseconds(request->timeout_ms()) : kDefaultPullTimeout;
@@ -74,8 +74,8 @@ grpc::Status ReceiverService::Pull(grpc::ServerContext* context, const v1::PullR
 
 grpc::Status ReceiverService::WatchSyncs(grpc::ServerContext* context, const v1::WatchSyncsRequest* request,
                                          grpc::ServerWriter<v1::SyncRecord>* writer) {
-  LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
-  LS_GRPC_ASSIGN_OR_RETURN(const access::Quota::Lease lease, watchers_.Take(caller));
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Quota::Lease lease, watchers_.Take(caller.name));
   if (!request->model().empty()) {
     const Result<session::Session*> session = Find(request->model());
     if (!session.ok()) return rpc::ToGrpc(session.status());
@@ -90,7 +90,7 @@ grpc::Status ReceiverService::WatchSyncs(grpc::ServerContext* context, const v1:
 
 grpc::Status ReceiverService::Rollback(grpc::ServerContext* context, const v1::RollbackRequest* request,
                                        v1::ReceiverModel* response) {
-  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(session::Session* const session, Find(request->model()));
   LS_GRPC_ASSIGN_OR_RETURN(*response, session->Rollback([context] { return context->IsCancelled(); }));
   return grpc::Status::OK;
@@ -98,7 +98,7 @@ grpc::Status ReceiverService::Rollback(grpc::ServerContext* context, const v1::R
 
 grpc::Status ReceiverService::Verify(grpc::ServerContext* context, const v1::ReceiverVerifyRequest* request,
                                      v1::VerifyResult* response) {
-  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(session::Session* const session, Find(request->model()));
   LS_GRPC_ASSIGN_OR_RETURN(const replica::VerifyReport report, session->Verify());
   *response = ToProto(report);
@@ -113,7 +113,7 @@ grpc::Status ReceiverService::Verify(grpc::ServerContext* context, const v1::Rec
 
 grpc::Status ReceiverService::GetReceiverLayout(grpc::ServerContext* context,
                                                 const v1::GetReceiverLayoutRequest* request, v1::Layout* response) {
-  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(session::Session* const session, Find(request->model()));
   LS_GRPC_ASSIGN_OR_RETURN(const auto layout, session->layout());
   response->set_digest(ToBytes(layout->digest()));
@@ -123,7 +123,7 @@ grpc::Status ReceiverService::GetReceiverLayout(grpc::ServerContext* context,
 
 grpc::Status ReceiverService::GetTimeline(grpc::ServerContext* context, const v1::TimelineRequest* request,
                                           v1::TimelineSpans* response) {
-  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
   response->set_daemon("raas_receiver");
   response->set_name(name_);
   telemetry::ReportTimeline(&timeline_, *request, *response);

@@ -26,7 +26,7 @@ ALLOWED = {
     "common/payload": {"common/base", "common/model", "kernels", "@zstd"},
     "common/wire": {"common/base", "common/payload", "common/peer", "@openssl"},
     "common/net": {"common/base", "common/os", "@asio", "@openssl"},
-    "common/access": {"common/base", "common/config", "common/os", "common/telemetry", "@grpc"},
+    "common/access": {"common/base", "common/config", "common/os", "common/telemetry", "@grpc", "@openssl"},
     "common/rpc": {
         "common/base",
         "common/config",

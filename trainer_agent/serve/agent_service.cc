@@ -54,11 +54,11 @@ AgentService::AgentService(access::AccessControl* access, store::VersionCatalog*
       timeline_(timeline) {}
 
 template <typename Request>
-Result<std::string> AgentService::AdmitToPull(const grpc::ServerContext& context, std::string_view call,
-                                              const Request& request) {
-  LS_ASSIGN_OR_RETURN(std::string caller, gate_.Admit(context, call, request));
-  LS_ASSIGN_OR_RETURN(const auto run, pulls_->RunOf(request.pull_id(), caller));
-  LS_RETURN_IF_ERROR(gate_.Admit(context, call, *run));  // for its model
+Result<access::Caller> AgentService::AdmitToPull(const grpc::ServerContext& context, std::string_view call,
+                                                 const Request& request) {
+  LS_ASSIGN_OR_RETURN(access::Caller caller, gate_.Admit(context, call, request));
+  LS_ASSIGN_OR_RETURN(const auto run, pulls_->RunOf(request.pull_id(), caller.name));
+  LS_RETURN_IF_ERROR(Still(context, call, run->model())());
   return caller;
 }
 
@@ -72,7 +72,7 @@ std::function<Status()> AgentService::Still(const grpc::ServerContextBase& conte
 
 grpc::Status AgentService::GetStatus(grpc::ServerContext* context, const v1::AgentStatusRequest* request,
                                      v1::AgentStatus* status) {
-  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
   *status->mutable_build() = build_;
   status->set_draining(draining_);
   status->set_now_unix_ns(telemetry::UnixNanos());
@@ -121,7 +121,7 @@ void AgentService::FillModel(v1::AgentModel& model) const {
 
 grpc::Status AgentService::GetLayout(grpc::ServerContext* context, const v1::GetLayoutRequest* request,
                                      v1::Layout* layout) {
-  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(const auto run, catalog_->FindOpen(request->model()));
   layout->set_digest(ToBytes(run->layout().digest()));
   layout->set_encoded(std::string(AsText(run->layout().encoded())));
@@ -130,17 +130,17 @@ grpc::Status AgentService::GetLayout(grpc::ServerContext* context, const v1::Get
 
 grpc::ServerWriteReactor<v1::VersionEvent>* AgentService::WatchVersions(grpc::CallbackServerContext* context,
                                                                         const v1::WatchVersionsRequest* request) {
-  const Result<std::string> caller = gate_.Admit(*context, __func__, *request);
+  const Result<access::Caller> caller = gate_.Admit(*context, __func__, *request);
   if (!caller.ok()) return new VersionStream(catalog_, &pulls_->reports(), *request, "", caller.status());
-  return new VersionStream(catalog_, &pulls_->reports(), *request, *caller, streams_.Take(*caller),
+  return new VersionStream(catalog_, &pulls_->reports(), *request, caller->name, streams_.Take(caller->name),
                            Still(*context, __func__, request->model()));
 }
 
 grpc::Status AgentService::OpenPull(grpc::ServerContext* context, const v1::OpenPullRequest* request,
                                     v1::PullPlan* plan) {
-  LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
   if (draining_) return rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
-  LS_GRPC_ASSIGN_OR_RETURN(PullRequest wanted, FromProto(*request, lanes_, caller));
+  LS_GRPC_ASSIGN_OR_RETURN(PullRequest wanted, FromProto(*request, lanes_, caller.name));
   wanted.gone = [context] { return context->IsCancelled(); };
   wanted.allowed = Still(*context, __func__, request->model());
   LS_GRPC_ASSIGN_OR_RETURN(const PullPlan planned, pulls_->Open(wanted));
@@ -155,9 +155,9 @@ grpc::Status AgentService::OpenPull(grpc::ServerContext* context, const v1::Open
 
 grpc::Status AgentService::OpenLive(grpc::ServerContext* context, const v1::OpenLiveRequest* request,
                                     v1::LivePlan* plan) {
-  LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
   if (draining_) return rpc::ToGrpc({ErrorCode::kUnavailable, "the agent is draining"});
-  LS_GRPC_ASSIGN_OR_RETURN(PullRequest wanted, FromProto(*request, lanes_, caller));
+  LS_GRPC_ASSIGN_OR_RETURN(PullRequest wanted, FromProto(*request, lanes_, caller.name));
   wanted.allowed = Still(*context, __func__, request->model());
   LS_GRPC_ASSIGN_OR_RETURN(const LivePlan opened, pulls_->OpenLive(wanted));
   telemetry::Log(telemetry::LogLevel::kDebug, "live_subscribed",
@@ -171,33 +171,33 @@ grpc::Status AgentService::OpenLive(grpc::ServerContext* context, const v1::Open
 
 grpc::Status AgentService::CatchUp(grpc::ServerContext* context, const v1::CatchUpRequest* request,
                                    v1::PullPlan* plan) {
-  LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, AdmitToPull(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, AdmitToPull(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(const PullPlan planned,
-                           pulls_->CatchUp(request->pull_id(), request->oldest_version(), caller));
+                           pulls_->CatchUp(request->pull_id(), request->oldest_version(), caller.name));
   ToProto(planned, lanes_, plan);
   return grpc::Status::OK;
 }
 
 grpc::Status AgentService::RenewTickets(grpc::ServerContext* context, const v1::RenewTicketsRequest* request,
                                         v1::RenewTicketsResponse* response) {
-  LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, AdmitToPull(*context, __func__, *request));
-  LS_GRPC_ASSIGN_OR_RETURN(const auto tickets, pulls_->RenewTickets(request->pull_id(), request->lanes(), caller));
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, AdmitToPull(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const auto tickets, pulls_->RenewTickets(request->pull_id(), request->lanes(), caller.name));
   for (const Ticket& ticket : tickets) response->add_tickets(ToBytes(ticket));
   return grpc::Status::OK;
 }
 
 grpc::Status AgentService::ClosePull(grpc::ServerContext* context, const v1::ClosePullRequest* request,
                                      v1::ClosePullResponse*) {
-  LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(const Held held, FromProto(request->held()));
-  const std::string model = pulls_->Close(request->pull_id(), held, request->outcome(), caller);
-  if (request->damaged() && !model.empty()) scrubber_->Suspect(model, caller);
+  const std::string model = pulls_->Close(request->pull_id(), held, request->outcome(), caller.name);
+  if (request->damaged() && !model.empty()) scrubber_->Suspect(model, caller.name);
   return grpc::Status::OK;
 }
 
 grpc::Status AgentService::GetManifest(grpc::ServerContext* context, const v1::GetManifestRequest* request,
                                        v1::Manifest* manifest) {
-  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(const auto run, catalog_->FindOpen(request->model()));
   const auto found = run->FindManifest(request->version());
   if (found == nullptr) {
@@ -213,7 +213,7 @@ grpc::Status AgentService::GetManifest(grpc::ServerContext* context, const v1::G
 
 grpc::Status AgentService::Verify(grpc::ServerContext* context, const v1::AgentVerifyRequest* request,
                                   v1::VerifyResult* result) {
-  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(const auto run, catalog_->FindOpen(request->model()));
   LS_GRPC_ASSIGN_OR_RETURN(const store::ServedVersion newest, run->RequireNewest());
   const model::ModelLayout& layout = run->layout();
@@ -238,15 +238,15 @@ grpc::Status AgentService::Verify(grpc::ServerContext* context, const v1::AgentV
 
 grpc::Status AgentService::Report(grpc::ServerContext* context, const v1::ReportRequest* request,
                                   v1::ReportResponse* response) {
-  LS_GRPC_ASSIGN_OR_RETURN(const std::string caller, gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(const Held held, FromProto(request->held()));
   // A receiver that does not say of which run cannot be counted among those who serve it.
   v1::Held serves;
   serves.set_run(request->served_run());
   serves.set_version(request->served_version());
   LS_GRPC_ASSIGN_OR_RETURN(const Held served, FromProto(serves));
-  LS_GRPC_RETURN_IF_ERROR(pulls_->reports().Report({request->model(), request->receiver(), caller, request->instance()},
-                                                   held, served, request->last_error()));
+  LS_GRPC_RETURN_IF_ERROR(pulls_->reports().Report(
+      {request->model(), request->receiver(), caller.name, request->instance()}, held, served, request->last_error()));
   response->set_open(catalog_->Find(request->model()) != nullptr);
   if (response->open()) return grpc::Status::OK;
   std::string open;
@@ -266,7 +266,7 @@ grpc::Status AgentService::Report(grpc::ServerContext* context, const v1::Report
 
 grpc::Status AgentService::GetTimeline(grpc::ServerContext* context, const v1::TimelineRequest* request,
                                        v1::TimelineSpans* spans) {
-  LS_GRPC_RETURN_IF_ERROR(gate_.Admit(*context, __func__, *request));
+  LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
   spans->set_daemon("trainer_agent");
   telemetry::ReportTimeline(timeline_, *request, *spans);
   return grpc::Status::OK;

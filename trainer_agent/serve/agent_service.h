@@ -48,7 +48,7 @@ class AgentService final : public v1::TrainerAgent::WithCallbackMethod_WatchVers
  private:
   // Who calls, when it may, about a pull of its own, and may still have that pull's model.
   template <typename Request>
-  Result<std::string> AdmitToPull(const grpc::ServerContext& context, std::string_view call, const Request& request);
+  Result<access::Caller> AdmitToPull(const grpc::ServerContext& context, std::string_view call, const Request& request);
   // A question that outlives the call: whether who made it may still make it for `model`.
   std::function<Status()> Still(const grpc::ServerContextBase& context, std::string_view call,
                                 const std::string& model) const;
