@@ -39,6 +39,38 @@ Status FillAndSync(int fd, std::span<const std::byte> bytes, mode_t mode, const 
   return OkStatus();
 }
 
+bool OthersMayWrite(const struct stat& info) {
+  return (info.st_mode & (S_IWGRP | S_IWOTH)) != 0;
+}
+
+std::string OwnerAndMode(const struct stat& info) {
+  char mode[8];
+  std::snprintf(mode, sizeof mode, "%04o", static_cast<unsigned>(info.st_mode & 07777));
+  return Cat("it belongs to uid ", info.st_uid, " and has mode ", mode);
+}
+
+// One directory or link of those that CheckWayTo() looks at.
+Status CheckStep(const fs::path& step, uid_t user) {
+  struct stat info;
+  if (::lstat(step.c_str(), &info) != 0) return ErrnoStatus(errno, Cat("directory ", step.string()));
+  const bool theirs = info.st_uid == user || info.st_uid == 0;
+  if (S_ISLNK(info.st_mode)) {
+    if (!theirs) {
+      return {ErrorCode::kPermission, Cat(step.string(), " is a link made by uid ", info.st_uid, "; remove it")};
+    }
+    std::error_code error;
+    const fs::path target = fs::read_symlink(step, error);
+    if (error) return ErrnoStatus(error.value(), Cat("read link ", step.string()));
+    return CheckWayTo(step.parent_path() / target, user);
+  }
+  const bool kept = (info.st_mode & S_ISVTX) != 0 && user == ::geteuid();
+  if (theirs && (kept || !OthersMayWrite(info))) return OkStatus();
+  return {ErrorCode::kPermission,
+          Cat("directory ", step.string(), " lets others than uid ", user,
+              " and root replace what is in it: ", OwnerAndMode(info),
+              ". Have one of these own it, with mode go-w (or +t, as /tmp has), or use another directory")};
+}
+
 }  // namespace
 
 Result<std::string> ReadFile(const std::string& path, uint64_t max_bytes) {
@@ -131,22 +163,29 @@ Status CheckWritableDir(const std::string& path) {
   return OkStatus();
 }
 
+Status CheckWayTo(const std::string& directory, uid_t user) {
+  std::error_code error;
+  const fs::path whole = fs::absolute(directory, error);
+  struct stat info;  // fails for links in a circle
+  if (error || ::stat(whole.c_str(), &info) != 0) {
+    return ErrnoStatus(error ? error.value() : errno, Cat("directory ", directory));
+  }
+  fs::path way;
+  for (const fs::path& part : whole) {
+    way /= part;
+    LS_RETURN_IF_ERROR(CheckStep(way, user));  // from the top: nobody else changes what was looked at
+  }
+  return OkStatus();
+}
+
 Status CheckOwnDir(const std::string& path) {
-  struct stat link;
   struct stat info;
-  if (::lstat(path.c_str(), &link) != 0 || ::stat(path.c_str(), &info) != 0) {
-    return ErrnoStatus(errno, Cat("directory ", path));
-  }
+  if (::stat(path.c_str(), &info) != 0) return ErrnoStatus(errno, Cat("directory ", path));
   if (!S_ISDIR(info.st_mode)) return {ErrorCode::kBadData, Cat(path, " is not a directory")};
-  if (S_ISLNK(link.st_mode) && link.st_uid != ::geteuid() && link.st_uid != 0) {
-    return {ErrorCode::kPermission, Cat(path, " is a link made by uid ", link.st_uid, "; remove it")};
-  }
-  if (info.st_uid == ::geteuid() && (info.st_mode & (S_IWGRP | S_IWOTH)) == 0) return OkStatus();
-  char mode[8];
-  std::snprintf(mode, sizeof mode, "%04o", static_cast<unsigned>(info.st_mode & 07777));
-  return {ErrorCode::kPermission, Cat("directory ", path, " must belong to uid ", ::geteuid(),
-                                      " and be writable by nobody else; it belongs to uid ", info.st_uid,
-                                      " and has mode ", mode, ". Use a directory of this user's own")};
+  if (info.st_uid == ::geteuid() && !OthersMayWrite(info)) return CheckWayTo(path, ::geteuid());
+  return {ErrorCode::kPermission,
+          Cat("directory ", path, " must belong to uid ", ::geteuid(), " and be writable by nobody else; ",
+              OwnerAndMode(info), ". Use a directory of this user's own")};
 }
 
 Result<std::vector<std::string>> ListDirectory(const std::string& path) {

@@ -1,5 +1,6 @@
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <catch2/catch.hpp>
 #include <filesystem>
@@ -82,6 +83,32 @@ TEST_CASE("CheckWritableDir distinguishes a usable directory from a missing one 
              FailsWith(ErrorCode::kBadData, dir.File("file") + " is not a directory"));
   CHECK_THAT(CheckWritableDir("/proc/self"),
              FailsWith(ErrorCode::kNotFound, "directory /proc/self cannot be written by uid"));
+}
+
+TEST_CASE("A directory is our own only where nobody else replaces what leads to it") {
+  const TempDir dir;
+  const std::string own = dir.File("way/own");
+  const std::string link = dir.File("link");
+  REQUIRE(MakeDirs(own).ok());
+  REQUIRE(::symlink("way", link.c_str()) == 0);
+  REQUIRE(::symlink("circle", dir.File("circle").c_str()) == 0);
+  CHECK(CheckOwnDir(own).ok());
+  CHECK(CheckOwnDir(link + "/own/").ok());
+  CHECK(CheckOwnDir(link + "/../way/own").ok());
+  CHECK_FALSE(CheckOwnDir(dir.File("circle")).ok());
+  CHECK_THAT(CheckWayTo(dir.File("way"), 12345),
+             FailsWith(ErrorCode::kPermission, "directory /tmp lets others", "mode 1777"));
+  REQUIRE(::chmod(dir.File("way").c_str(), 0777) == 0);
+  CHECK_THAT(CheckOwnDir(own), FailsWith(ErrorCode::kPermission, dir.File("way") + " lets others", "mode 0777"));
+  CHECK_THAT(CheckOwnDir(link + "/own"), FailsWith(ErrorCode::kPermission, dir.File("way") + " lets others"));
+  REQUIRE(::chmod(dir.File("way").c_str(), 01777) == 0);
+  CHECK(CheckOwnDir(own).ok());
+  if (::geteuid() != 0) return;  // only root can give directories and links away
+  REQUIRE(::lchown(link.c_str(), 12345, 12345) == 0);
+  CHECK_THAT(CheckOwnDir(link + "/own"), FailsWith(ErrorCode::kPermission, link + " is a link made by uid 12345"));
+  REQUIRE(::chmod(dir.File("way").c_str(), 0755) == 0);
+  REQUIRE(::chown(dir.File("way").c_str(), 12345, 12345) == 0);
+  CHECK_THAT(CheckOwnDir(own), FailsWith(ErrorCode::kPermission, dir.File("way") + " lets others", "to uid 12345"));
 }
 
 TEST_CASE("RemoveTree removes everything below and does not follow links") {

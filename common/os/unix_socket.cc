@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -13,6 +12,7 @@
 #include <filesystem>
 
 #include "common/base/text.h"
+#include "common/os/file.h"
 #include "common/os/unix_address.h"
 
 namespace lockstep::os {
@@ -79,16 +79,6 @@ int OpenPeerProcess(int socket) {
   if (credentials.pid > 0) return static_cast<int>(::syscall(SYS_pidfd_open, credentials.pid, 0));
   errno = ENOSYS;  // of another pid namespace
   return -1;
-}
-
-// Whether nobody but `user` and root may put something into `directory`, or another directory into its place. A link
-// is none: whoever may change what it leads to would not be seen here.
-bool OnlyWritableBy(uid_t user, const std::filesystem::path& directory) {
-  struct stat info {};
-  if (::lstat(directory.c_str(), &info) != 0 || !S_ISDIR(info.st_mode)) return false;
-  if ((info.st_mode & (S_IWGRP | S_IWOTH)) != 0) return false;
-  if (info.st_uid != user && info.st_uid != 0) return false;
-  return !directory.has_relative_path() || OnlyWritableBy(user, directory.parent_path());
 }
 
 }  // namespace
@@ -226,14 +216,12 @@ Result<UnixConnection> UnixConnect(const std::string& path, std::chrono::millise
 Status CheckListener(const UnixConnection& connection, const std::string& path) {
   LS_ASSIGN_OR_RETURN(const PeerCredentials peer, connection.Peer());
   if (peer.uid == 0 || peer.uid == ::geteuid()) return OkStatus();
-  const auto directory = std::filesystem::absolute(path).lexically_normal().parent_path();
-  if (::geteuid() == 0 && OnlyWritableBy(peer.uid, directory)) return OkStatus();
+  const std::string directory = std::filesystem::path(path).parent_path();
+  if (::geteuid() == 0 && CheckWayTo(directory.empty() ? "." : directory, peer.uid).ok()) return OkStatus();
   return {ErrorCode::kPermission,
           Cat("process ", peer.pid, " of uid ", peer.uid, " listens at ", path,
               ", and may be an impostor: nothing is handed to it; run the daemon as uid ", ::geteuid(),
-              " or, for a process of root's, put its socket where nobody but the daemon's user may write, and name it "
-              "without "
-              "links")};
+              " or, for a process of root's, put its socket where nobody but the daemon's user may write")};
 }
 
 }  // namespace lockstep::os

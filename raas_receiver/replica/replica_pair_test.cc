@@ -374,4 +374,23 @@ TEST_CASE("A root that another user made, or a link of his, is refused, and what
   CHECK(fs::exists(victim + "/kept"));
 }
 
+TEST_CASE("A root below a directory that another user may write is refused, and one below a sticky one is not") {
+  ReplicaFixture fixture;
+  const std::string shared = fixture.root.File("shared");
+  const std::string link = fixture.root.File("link");
+  fs::create_directories(shared + "/ours");
+  fs::create_symlink(shared, link);
+  for (const std::string& root : {shared + "/ours/root", link + "/ours/root", shared + "/new/root"}) {
+    fixture.options.root = root;
+    for (const mode_t mode : {0777, 0775}) {
+      REQUIRE(::chmod(shared.c_str(), mode) == 0);
+      CHECK_THAT(ReplicaPair::Open(fixture.options, fixture.pool),
+                 FailsWith(ErrorCode::kPermission, "--root: directory " + shared + " lets others", "or +t"));
+    }
+    REQUIRE(::chmod(shared.c_str(), 01777) == 0);
+    fixture.Open();
+    fixture.Close();
+  }
+}
+
 }  // namespace lockstep::replica
