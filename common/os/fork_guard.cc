@@ -14,13 +14,18 @@ namespace {
 // and a table.
 std::array<std::atomic<int>, 64> guarded;
 
+// How many forks lie between this process and the first that had a guard.
+std::atomic<uint64_t> forks;
+
 void CloseInChild() {
-  for (const auto& slot : guarded) {
-    if (slot == 0) continue;
-    ::close(slot - 1);  // first: there may be no other descriptor to have
+  ++forks;
+  for (auto& slot : guarded) {
+    const int fd = slot.exchange(0) - 1;  // the child's own place from here on, and in time its number
+    if (fd < 0) continue;
+    ::close(fd);  // first: there may be no other descriptor to have
     const int nothing = ::eventfd(0, EFD_CLOEXEC);
-    if (nothing < 0 || nothing == slot - 1) continue;
-    ::dup3(nothing, slot - 1, O_CLOEXEC);
+    if (nothing < 0 || nothing == fd) continue;
+    ::dup3(nothing, fd, O_CLOEXEC);
     ::close(nothing);
   }
 }
@@ -34,12 +39,13 @@ ForkGuard::ForkGuard(int fd) {
     int free = 0;
     if (!slot.compare_exchange_strong(free, fd + 1)) continue;
     slot_ = &slot;
+    forks_ = forks;
     return;
   }
 }
 
 ForkGuard::~ForkGuard() {
-  if (slot_ != nullptr) *slot_ = 0;
+  if (slot_ != nullptr && forks_ == forks) *slot_ = 0;  // else it is a copy, whose place may be another's
 }
 
 }  // namespace lockstep::os

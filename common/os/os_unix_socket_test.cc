@@ -7,6 +7,7 @@
 
 #include <catch2/catch.hpp>
 #include <filesystem>
+#include <optional>
 #include <thread>
 
 #include "common/base/bytes.h"
@@ -283,6 +284,51 @@ TEST_CASE("A forked process has no part in a guarded connection, and closes no o
   CHECK_THAT(ReceiveText(pair.right, text), FailsWith(ErrorCode::kUnavailable, "peer closed"));
   ::close(outcome[0]);
   ::close(outcome[1]);
+}
+
+// What `body` writes in a process that is forked off a forked one, which did `before`. 0: nothing.
+template <typename Before, typename Body>
+char InGrandchild(const Before& before, const Body& body) {
+  int outcome[2];
+  REQUIRE(::pipe2(outcome, O_CLOEXEC) == 0);
+  const Child child(::fork, [&] {
+    before(outcome[1]);
+    if (::fork() != 0) ::_exit(0);
+    body(outcome[1]);
+    ::_exit(0);
+  });
+  ::close(outcome[1]);
+  char answer = 0;
+  (void)!::read(outcome[0], &answer, 1);
+  ::close(outcome[0]);
+  return answer;
+}
+
+TEST_CASE("What took a guarded connection's number in a forked process is there in those that it forks") {
+  Pair pair;
+  pair.left.KeepFromChildren();
+  const int number = pair.left.fd();
+  const auto answer =
+      InGrandchild([&](int outcome) { ::dup2(outcome, number); }, [&](int) { (void)!::write(number, "y", 1); });
+  CHECK(answer == 'y');
+}
+
+TEST_CASE("A forked process guards its own connections, also once its parent's are gone there") {
+  Pair pair;
+  pair.left.KeepFromChildren();
+  std::optional<Pair> own;
+  const auto answer = InGrandchild(
+      [&](int) {
+        own.emplace();
+        own->left.KeepFromChildren();
+        pair.left = UnixConnection();
+      },
+      [&](int outcome) {
+        struct stat info;
+        const bool guarded = ::fstat(own->left.fd(), &info) == 0 && !S_ISSOCK(info.st_mode);
+        (void)!::write(outcome, guarded ? "y" : "n", 1);
+      });
+  CHECK(answer == 'y');
 }
 
 TEST_CASE("An impostor's socket is refused, and a daemon's whose directories are its own is not, by root") {
