@@ -39,6 +39,27 @@ Status FillAndSync(int fd, std::span<const std::byte> bytes, mode_t mode, const 
   return OkStatus();
 }
 
+Result<UniqueFd> OpenForReading(const std::string& path) {
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.valid()) return ErrnoStatus(errno, Cat("open ", path));
+  return fd;
+}
+
+Result<std::string> ReadAll(int fd, const std::string& path, uint64_t max_bytes) {
+  std::string content;
+  char buffer[1 << 16];
+  while (true) {
+    const ssize_t got = ::read(fd, buffer, sizeof buffer);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) return ErrnoStatus(errno, Cat("read ", path));
+    if (got == 0) return content;
+    if (content.size() + static_cast<size_t>(got) > max_bytes) {
+      return Status(ErrorCode::kResourceExhausted, Cat(path, " is longer than ", HumanBytes(max_bytes)));
+    }
+    content.append(buffer, static_cast<size_t>(got));
+  }
+}
+
 bool OthersMayWrite(const struct stat& info) {
   return (info.st_mode & (S_IWGRP | S_IWOTH)) != 0;
 }
@@ -74,20 +95,22 @@ Status CheckStep(const fs::path& step, uid_t user) {
 }  // namespace
 
 Result<std::string> ReadFile(const std::string& path, uint64_t max_bytes) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!fd.valid()) return ErrnoStatus(errno, Cat("open ", path));
-  std::string content;
-  char buffer[1 << 16];
-  while (true) {
-    const ssize_t got = ::read(fd.get(), buffer, sizeof buffer);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return ErrnoStatus(errno, Cat("read ", path));
-    if (got == 0) return content;
-    if (content.size() + static_cast<size_t>(got) > max_bytes) {
-      return Status(ErrorCode::kResourceExhausted, Cat(path, " is longer than ", HumanBytes(max_bytes)));
-    }
-    content.append(buffer, static_cast<size_t>(got));
+  LS_ASSIGN_OR_RETURN(const UniqueFd fd, OpenForReading(path));
+  return ReadAll(fd.get(), path, max_bytes);
+}
+
+Result<std::string> ReadSecretFile(const std::string& path, uint64_t max_bytes) {
+  LS_ASSIGN_OR_RETURN(const UniqueFd fd, OpenForReading(path));
+  struct stat info;
+  if (::fstat(fd.get(), &info) != 0) return ErrnoStatus(errno, Cat("stat ", path));
+  if ((info.st_mode & S_IRWXO) != 0) {
+    return Status(ErrorCode::kPermission, Cat(path, " is open to other users; chmod o= it"));
   }
+  if (info.st_uid != ::geteuid() && info.st_uid != 0) {
+    return Status(ErrorCode::kPermission,
+                  Cat(path, " belongs to uid ", info.st_uid, ", who may read it; chown it to uid ", ::geteuid()));
+  }
+  return ReadAll(fd.get(), path, max_bytes);
 }
 
 Status WriteFileAtomic(const std::string& path, std::span<const std::byte> bytes, mode_t mode) {

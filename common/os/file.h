@@ -21,6 +21,10 @@ namespace lockstep::os {
 // The file's content. kResourceExhausted when it is longer than `max_bytes`.
 Result<std::string> ReadFile(const std::string& path, uint64_t max_bytes = uint64_t{1} << 30);
 
+// As ReadFile, of a file that holds a secret: kPermission, with what to do, when other users have any access to it, or
+// it belongs to another than this process's user and root.
+Result<std::string> ReadSecretFile(const std::string& path, uint64_t max_bytes);
+
 // `path` holds either what it held before or all of `bytes`, also after a crash: a temporary file next to it is
 // written, synced and renamed over it. A failure leaves no temporary file.
 Status WriteFileAtomic(const std::string& path, std::span<const std::byte> bytes, mode_t mode = 0644);

@@ -1,5 +1,8 @@
 #include "raas_receiver/engines/driver.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <catch2/catch.hpp>
 
 #include "common/base/status_testing.h"
@@ -98,6 +101,23 @@ TEST_CASE("Options that are missing, wrong, or of another kind are refused by na
              FailsWith(ErrorCode::kConfig, "engine-check is given, and engine hook has no use for it"));
   CHECK_THAT(Refusal({.kind = "vllm", .url = "http://host", .attempts = 0}),
              FailsWith(ErrorCode::kConfig, "engine-attempts"));
+}
+
+TEST_CASE("A key that others may read is refused, with what to do about it") {
+  const os::TempDir files;
+  const EngineOptions options{.kind = "vllm", .url = "http://host", .key_file = files.File("key")};
+  REQUIRE(os::WriteFileAtomic(options.key_file, "sesame\n").ok());
+  for (const mode_t mode : {0644, 0602, 0601}) {
+    REQUIRE(::chmod(options.key_file.c_str(), mode) == 0);
+    CHECK_THAT(Refusal(options), FailsWith(ErrorCode::kConfig, "engine-key-file: " + options.key_file,
+                                           "is open to other users; chmod o= it"));
+  }
+  REQUIRE(::chmod(options.key_file.c_str(), 0640) == 0);
+  CHECK(Refusal(options).ok());
+  if (::geteuid() != 0) return;  // only root can give a file away
+  REQUIRE(::chown(options.key_file.c_str(), 12345, 0) == 0);
+  CHECK_THAT(Refusal(options), FailsWith(ErrorCode::kConfig, "engine-key-file: " + options.key_file,
+                                         "belongs to uid 12345, who may read it; chown it to uid 0"));
 }
 
 }  // namespace lockstep::engines

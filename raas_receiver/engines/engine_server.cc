@@ -44,7 +44,7 @@ std::string SaidIn(const std::string& body, const json& answer) {
 // Nothing is no key. One line, perhaps ended; what it may hold is for HttpClient to say.
 Result<std::string> ReadKey(const std::string& path) {
   if (path.empty()) return std::string();
-  Result<std::string> text = os::ReadFile(path, kLongestKeyFile);
+  Result<std::string> text = os::ReadSecretFile(path, kLongestKeyFile);
   if (!text.ok()) return Status(ErrorCode::kConfig, Cat("engine-key-file: ", text.status().message()));
   while (!text->empty() && (text->back() == '\n' || text->back() == '\r')) text->pop_back();
   if (text->empty()) return Status(ErrorCode::kConfig, Cat("engine-key-file: ", path, " holds no key"));

@@ -34,7 +34,8 @@ struct ServerAnswer {
 
 class EngineServer {
  public:
-  // `advice_404` says what a server needs that does not know an endpoint. kConfig for a wrong URL or key file.
+  // `advice_404` says what a server needs that does not know an endpoint. kConfig for a wrong URL or key file, and for
+  // a key that others may read.
   static Result<std::unique_ptr<EngineServer>> Create(const EngineOptions& options, std::string advice_404);
 
   // Errors are those of HttpClient::Send: there was no answer.

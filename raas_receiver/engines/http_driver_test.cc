@@ -293,7 +293,7 @@ TEST_CASE("A key is sent from its file; without the right one the error says whi
   TestEngine other("sglang", {{"admin_api_key", "sesame"}, {"api_key", "less"}});
   options.url = other.url();
   options.key_file = files.File("key");
-  REQUIRE(os::WriteFileAtomic(options.key_file, "sesame\n").ok());
+  REQUIRE(os::WriteFileAtomic(options.key_file, "sesame\n", 0600).ok());
   CHECK((*NewEngineDriver(options))->Load(other.VersionOf(2), std::nullopt).status.ok());
 }
 

@@ -70,7 +70,8 @@ void AddEngineOptions(ConfigParser& parser, Written& to, ReceiverConfig& config)
   parser.Add("engine", &config.engine.kind, Cat("who is notified of every version: ", engines::DriverKindNames()));
   add("hook", &engines::EngineOptions::command, "command run by /bin/sh after every commit, with LOCKSTEP_* variables");
   add("engine-url", &engines::EngineOptions::url, "the server, http://HOST:PORT");
-  add("engine-key-file", &engines::EngineOptions::key_file, "file with the server's (admin) API key");
+  add("engine-key-file", &engines::EngineOptions::key_file,
+      "file with the server's (admin) API key, unreadable for others");
   add("engine-pause-mode", &engines::EngineOptions::pause_mode, "how requests in progress are paused");
   add("engine-check", &engines::EngineOptions::check,
       "checksums: what it has loaded is compared by the checksums that it computes");
