@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -41,6 +42,39 @@ TEST_CASE("A segment that does not fit its tmpfs is an error with numbers and le
   const Result<MappedSegment> made = CreateTmpfsSegment(dir.File("seg"), too_much);
   REQUIRE_THAT(made, FailsWith(ErrorCode::kResourceExhausted, dir.File("seg"), "free"));
   CHECK_FALSE(std::filesystem::exists(dir.File("seg")));
+}
+
+TEST_CASE("Room taken for a larger segment changes nothing, and is there when it gets its size") {
+  const TempDir dir("/dev/shm");
+  const std::string path = dir.File("seg");
+  Result<MappedSegment> segment = CreateTmpfsSegment(path, kBytes);
+  REQUIRE(segment.ok());
+  segment->data()[7] = std::byte{42};
+  const auto blocks = [&] {
+    struct stat info {};
+    REQUIRE(::stat(path.c_str(), &info) == 0);
+    return static_cast<uint64_t>(info.st_blocks) * 512;
+  };
+  const uint64_t before = blocks();
+  struct statvfs room;
+  REQUIRE(::statvfs("/dev/shm", &room) == 0);
+  CHECK_THAT(ReserveRoom(*segment, uint64_t{room.f_blocks} * room.f_frsize + (1 << 20), path),
+             FailsWith(ErrorCode::kResourceExhausted, path, "free"));
+  CHECK(blocks() == before);
+  REQUIRE(ReserveRoom(*segment, 1, path).ok());
+  CHECK(blocks() == before);
+  REQUIRE(ReserveRoom(*segment, 1 << 20, path).ok());
+  CHECK(blocks() == 1 << 20);
+  CHECK(std::filesystem::file_size(path) == kBytes);
+  for (const uint64_t bytes : {uint64_t{1} << 20, uint64_t{4096}}) {
+    segment = Resize(*std::move(segment), bytes, path);
+    REQUIRE(segment.ok());
+    CHECK(segment->bytes() == bytes);
+    CHECK(std::filesystem::file_size(path) == bytes);
+    CHECK(blocks() == bytes);
+    CHECK(segment->data()[7] == std::byte{42});
+    segment->data()[bytes - 1] = std::byte{1};
+  }
 }
 
 TEST_CASE("A segment of another size, or something that is no file, is refused") {

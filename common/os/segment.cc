@@ -15,14 +15,20 @@
 namespace lockstep::os {
 namespace {
 
-// Gives the file its size and its pages.
-Status Allocate(int fd, uint64_t bytes, const std::string& name) {
+// As posix_fallocate, of room that the file's size does not tell of. Where there is no such thing none is taken.
+int AllocateBeyondEnd(int fd, off_t, off_t bytes) {
+  if (::fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, bytes) == 0 || errno == EOPNOTSUPP) return 0;
+  return errno;
+}
+
+// Gives the file its size and its pages, by posix_fallocate, or the pages alone.
+Status Allocate(int fd, uint64_t bytes, const std::string& name, int (*allocate)(int, off_t, off_t) = posix_fallocate) {
   if (bytes == 0 || bytes > static_cast<uint64_t>(std::numeric_limits<off_t>::max())) {
     return {ErrorCode::kBadData, Cat("segment ", name, " cannot have ", bytes, " bytes")};
   }
   const SpreadOverNodes spread;  // its readers will be on all of them
   int error = EINTR;
-  while (error == EINTR) error = ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+  while (error == EINTR) error = allocate(fd, 0, static_cast<off_t>(bytes));
   if (error == 0) return OkStatus();
   if (error != ENOSPC && error != EFBIG && error != ENOMEM) return ErrnoStatus(error, Cat("allocate segment ", name));
   struct statvfs room {};
@@ -57,6 +63,23 @@ Result<MappedSegment> CreateMemfdSegment(const std::string& name, uint64_t bytes
   if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     return ErrnoStatus(errno, Cat("seal memfd segment ", name));
   }
+  return AdoptSegment(std::move(fd), bytes, Access::kReadWrite, name);
+}
+
+Status ReserveRoom(const MappedSegment& segment, uint64_t bytes, const std::string& name) {
+  if (bytes <= segment.bytes()) return OkStatus();
+  const Status reserved = Allocate(segment.fd(), bytes, name, AllocateBeyondEnd);
+  // Some file systems keep what they found before they ran out.
+  if (!reserved.ok()) (void)!::ftruncate(segment.fd(), static_cast<off_t>(segment.bytes()));
+  return reserved;
+}
+
+Result<MappedSegment> Resize(MappedSegment segment, uint64_t bytes, const std::string& name) {
+  const bool shrinks = bytes < segment.bytes();
+  UniqueFd fd = segment.TakeFd();
+  segment = MappedSegment();
+  if (shrinks && ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return ErrnoStatus(errno, Cat("cut ", name));
+  LS_RETURN_IF_ERROR(Allocate(fd.get(), bytes, name));
   return AdoptSegment(std::move(fd), bytes, Access::kReadWrite, name);
 }
 

@@ -57,6 +57,14 @@ Result<MappedSegment> CreateMemfdSegment(const std::string& name, uint64_t bytes
 // Maps an existing file. kNotFound when there is none; kBadData when it is not a regular file of exactly `bytes`.
 Result<MappedSegment> OpenSegment(const std::string& path, uint64_t bytes, Access access);
 
+// Takes room for `bytes` in the segment's file where it has fewer, and changes nothing else: who has it mapped sees no
+// difference, and Resize() to as many finds it. kResourceExhausted as CreateTmpfsSegment; then nothing is taken.
+Status ReserveRoom(const MappedSegment& segment, uint64_t bytes, const std::string& name);
+
+// The segment with `bytes`, its pages allocated, mapped anew; those that it had keep their content. REQUIRES nobody
+// else to have it mapped. `name` is for messages only, here and above.
+Result<MappedSegment> Resize(MappedSegment segment, uint64_t bytes, const std::string& name);
+
 // Maps a descriptor, as received from another process. kBadData as above; `name` is for messages only.
 Result<MappedSegment> AdoptSegment(UniqueFd fd, uint64_t bytes, Access access, const std::string& name);
 

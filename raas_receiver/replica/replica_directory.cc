@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <set>
@@ -10,6 +11,7 @@
 
 #include "common/base/text.h"
 #include "common/os/file.h"
+#include "common/os/segment.h"
 #include "raas_receiver/replica/modes.h"
 #include "raas_receiver/replica/replica_file.h"
 
@@ -57,6 +59,15 @@ Status ReplicaDirectory::Sweep() const {
     if (!ours.contains(path)) LS_RETURN_IF_ERROR(os::RemoveTree(path));
   }
   return OkStatus();
+}
+
+Status ReplicaDirectory::KeepRoom(uint64_t bytes) const {
+  GiveRoom();
+  return ToStatus(os::CreateTmpfsSegment(RoomPath(), bytes));
+}
+
+void ReplicaDirectory::GiveRoom() const {
+  ::unlink(RoomPath().c_str());
 }
 
 Held ReplicaDirectory::ReadNote(const std::string& path) {

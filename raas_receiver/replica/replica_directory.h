@@ -23,6 +23,13 @@ class ReplicaDirectory {
   std::string ReplicaPath(size_t index) const;
   std::string StatePath(size_t index) const;
 
+  // Where a replica's next file is made, beside the one that is there.
+  std::string NextReplicaPath() const { return scratch_ + "/tmp-replica.safetensors"; }
+
+  // Room that is kept for writing a version down, in place of what was kept before. kResourceExhausted.
+  Status KeepRoom(uint64_t bytes) const;
+  void GiveRoom() const;  // it is needed now
+
   // Whether a file's lease tells of whoever has it mapped (ReplicaFile::Claim).
   bool leases_see_mappings() const { return leases_see_mappings_; }
 
@@ -39,6 +46,7 @@ class ReplicaDirectory {
   Status Sweep() const;
   static Held ReadNote(const std::string& path);
   static Status WriteNote(const std::string& path, const Held& held);
+  std::string RoomPath() const { return scratch_ + "/room"; }
   std::string ServedPath() const { return scratch_ + "/served"; }
   std::string RolledBackPath() const { return scratch_ + "/rolled-back"; }
 

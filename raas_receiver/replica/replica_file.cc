@@ -42,15 +42,30 @@ Result<bool> LeasesSeeMappings(const std::string& directory) {
 
 Result<ReplicaFile> ReplicaFile::Create(const std::string& path, std::shared_ptr<const model::ModelLayout> layout) {
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, Cat("remove ", path));
-  const Bytes header = model::SafetensorsHeader(*layout);
   ReplicaFile file;
   LS_ASSIGN_OR_RETURN(file.segment_, os::CreateTmpfsSegment(path, model::ImageBytes(*layout)));
   // Engines that run as another user reach the file by its published name only.
   if (::fchmod(file.segment_.fd(), kFileMode) != 0) return ErrnoStatus(errno, Cat("chmod ", path));
-  std::copy(header.begin(), header.end(), file.segment_.data());
-  file.layout_ = std::move(layout);
-  file.header_bytes_ = header.size();
+  file.WriteHeader(std::move(layout));
   return file;
+}
+
+void ReplicaFile::WriteHeader(std::shared_ptr<const model::ModelLayout> layout) {
+  const Bytes header = model::SafetensorsHeader(*layout);
+  std::copy(header.begin(), header.end(), segment_.data());
+  layout_ = std::move(layout);
+  header_bytes_ = header.size();
+}
+
+Status ReplicaFile::ReserveFor(const std::string& path, const model::ModelLayout& layout) const {
+  return os::ReserveRoom(segment_, model::ImageBytes(layout), path);
+}
+
+Status ReplicaFile::Reshape(const std::string& path, std::shared_ptr<const model::ModelLayout> layout) {
+  cold_from_ = std::min(cold_from_, model::ImageBytes(*layout));
+  LS_ASSIGN_OR_RETURN(segment_, os::Resize(std::move(segment_), model::ImageBytes(*layout), path));
+  WriteHeader(std::move(layout));
+  return OkStatus();
 }
 
 Result<ReplicaFile> ReplicaFile::Open(const std::string& path, std::shared_ptr<const model::ModelLayout> layout) {

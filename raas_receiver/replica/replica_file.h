@@ -36,8 +36,16 @@ class ReplicaFile {
   // The file at `path`. kCorrupt when its size or safetensors header is not the layout's.
   static Result<ReplicaFile> Open(const std::string& path, std::shared_ptr<const model::ModelLayout> layout);
 
+  // Takes the room that the file, at `path`, lacks for `layout`, and changes nothing; Reshape() finds it.
+  // kResourceExhausted as above.
+  Status ReserveFor(const std::string& path, const model::ModelLayout& layout) const;
+  // Memory of `layout`, with the header of that and data unspecified. After an error there is no file. REQUIRES it to
+  // be claimed.
+  Status Reshape(const std::string& path, std::shared_ptr<const model::ModelLayout> layout);
+
   bool valid() const { return segment_.valid(); }
   const std::shared_ptr<const model::ModelLayout>& layout() const { return layout_; }
+  uint64_t bytes() const { return segment_.bytes(); }
   std::span<std::byte> data() const { return segment_.span().subspan(header_bytes_); }
   std::span<std::byte> block(BlockIndex block) const;
 
@@ -53,6 +61,7 @@ class ReplicaFile {
 
  private:
   bool TryClaim();
+  void WriteHeader(std::shared_ptr<const model::ModelLayout> layout);
 
   os::MappedSegment segment_;
   std::shared_ptr<const model::ModelLayout> layout_;

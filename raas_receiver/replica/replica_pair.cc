@@ -14,6 +14,15 @@ namespace lockstep::replica {
 namespace {
 
 constexpr uint64_t kWarmStep = 64 << 20;
+constexpr uint64_t kPage = 4096;
+
+// What Commit() writes beside the replica's file: the state, the attachments, and one page each for the state's last,
+// lockstep.json, a directory and a note. Links to assets find the room of those of the version before.
+uint64_t RoomToCommit(const model::ModelLayout& layout) {
+  uint64_t bytes = MaxReplicaStateBytes(layout) + 4 * kPage;
+  for (const auto& [name, text] : layout.attachments()) bytes += text.size() + kPage;
+  return bytes;
+}
 
 // That `replicas` of `bytes` each do not fit into `room`, of which this much was free.
 Status NoRoom(const ReplicaOptions& options, size_t replicas, uint64_t bytes, const os::FileSystem& room) {
@@ -51,7 +60,9 @@ ReplicaPair::ReplicaPair(ReplicaOptions options, WorkerPool& pool, ReplicaDirect
       tree_(std::move(tree)),
       kept_(options_.keep_delta_bytes, options_.keep_older_deltas),
       replicas_(std::move(start.replicas)),
-      current_(start.current) {}
+      current_(start.current) {
+  KeepRoom();
+}
 
 PublishedVersion ReplicaPair::current() const {
   std::lock_guard lock(mutex_);
@@ -126,22 +137,82 @@ bool ReplicaPair::WarmTarget() {
   return current_ >= 0 && target().file.valid() && target().file.Warm(kWarmStep, pool_);
 }
 
-// Whether its content was kept.
+// Whether its content was kept. After an error a version is still there unless its state was removed.
 Result<bool> ReplicaPair::MakeWritable(const std::shared_ptr<const model::ModelLayout>& layout) {
   EndWriting();  // an attempt that failed before may have left its claim
+  LS_RETURN_IF_ERROR(directory_.KeepRoom(RoomToCommit(*layout)));
   Replica& replica = target();
-  const bool whole = replica.whole.has_value();
+  std::optional<ReplicaState> version = replica.whole;
   LS_RETURN_IF_ERROR(Retract(replica));
   writing_ = std::unique_lock(bytes_mutexes_[target_index()]);
-  const bool fits = replica.file.valid() && replica.file.layout()->digest() == layout->digest();
-  const bool claimed = fits && directory_.leases_see_mappings() && replica.file.Claim(options_.reader_grace);
+  const bool claimed =
+      replica.file.valid() && directory_.leases_see_mappings() && replica.file.Claim(options_.reader_grace);
+  Result<bool> kept = false;
+  if (claimed) {
+    kept = RewriteFile(layout, version.has_value());
+  } else if (const Status replaced = ReplaceFile(layout, version.has_value()); !replaced.ok()) {
+    kept = replaced;
+  }
+  const bool still_there = version.has_value() && ::access(replica.state_path.c_str(), F_OK) == 0;
+  if (!kept.ok() && still_there) Restore(*std::move(version));
+  const auto room = os::FileSystemOf(directory_.scratch());
+  if (kept.status().code() != ErrorCode::kResourceExhausted || !room.ok()) return kept;
+  return NoRoom(options_, 1, model::ImageBytes(*layout), *room);
+}
+
+// In the target's file, which is claimed. Whether its content was kept.
+Result<bool> ReplicaPair::RewriteFile(const std::shared_ptr<const model::ModelLayout>& layout, bool whole) {
+  Replica& replica = target();
+  LS_RETURN_IF_ERROR(replica.file.ReserveFor(replica.path, *layout));
   LS_RETURN_IF_ERROR(RemoveState(replica));
-  if (claimed) return whole;
-  if (fits) ++replaced_;
-  replica.file = ReplicaFile();
-  LS_ASSIGN_OR_RETURN(replica.file, ReplicaFile::Create(replica.path, layout));
-  Edge("file replaced");
+  if (replica.file.layout()->digest() == layout->digest()) return whole;
+  LS_RETURN_IF_ERROR(replica.file.Reshape(replica.path, layout));
   return false;
+}
+
+// In a new file, made beside the target's, which a reader may have.
+Status ReplicaPair::ReplaceFile(const std::shared_ptr<const model::ModelLayout>& layout, bool whole) {
+  Replica& replica = target();
+  const bool fits = replica.file.valid() && replica.file.layout()->digest() == layout->digest();
+  const bool of_use = whole && ::access(replica.path.c_str(), F_OK) == 0;
+  // Where leases do not tell, it may be nobody who has it: then it makes room, if there is no other.
+  if (!of_use || (!directory_.leases_see_mappings() && FitsInPlaceAlone(*layout))) {
+    LS_RETURN_IF_ERROR(RemoveState(replica));
+    replica.file = ReplicaFile();
+    ::unlink(replica.path.c_str());
+  }
+  LS_ASSIGN_OR_RETURN(ReplicaFile next, ReplicaFile::Create(directory_.NextReplicaPath(), layout));
+  LS_RETURN_IF_ERROR(RemoveState(replica));
+  if (::rename(directory_.NextReplicaPath().c_str(), replica.path.c_str()) != 0) {
+    return ErrnoStatus(errno, Cat("rename ", directory_.NextReplicaPath(), " to ", replica.path));
+  }
+  replica.file = std::move(next);
+  if (fits) ++replaced_;
+  Edge("file replaced");
+  return OkStatus();
+}
+
+// Whether a file of `layout` has room only once that of the target is gone.
+bool ReplicaPair::FitsInPlaceAlone(const model::ModelLayout& layout) const {
+  const uint64_t needed = model::ImageBytes(layout);
+  const auto room = os::FileSystemOf(directory_.scratch());
+  return room.ok() && room->free_bytes < needed && needed <= room->free_bytes + target().file.bytes();
+}
+
+// The target holds the version again that it held.
+void ReplicaPair::Restore(ReplicaState version) {
+  EndWriting();
+  {
+    std::lock_guard lock(mutex_);
+    target().whole = std::move(version);
+  }
+  (void)PublishTarget();  // else when it is gone back to
+  KeepRoom();
+}
+
+// For a rollback, which has to work where nothing else does.
+void ReplicaPair::KeepRoom() {
+  if (current_ >= 0) (void)directory_.KeepRoom(RoomToCommit(*replicas_[current_].whole->layout));
 }
 
 // Not published any more, and no version.
@@ -228,6 +299,7 @@ Status ReplicaPair::Commit(model::Manifest manifest, int64_t committed_unix_ns, 
   Replica& replica = target();
   const Held base = current_ < 0 ? Held() : replicas_[current_].whole->manifest.held;
   ReplicaState state{replica.file.layout(), std::move(manifest), committed_unix_ns, std::move(label)};
+  directory_.GiveRoom();
   LS_RETURN_IF_ERROR(WriteReplicaState(replica.state_path, state));
   Edge("state written");
   EndWriting();
@@ -252,27 +324,39 @@ Status ReplicaPair::SwitchToOther() {
     return {ErrorCode::kState,
             Cat("model ", options_.model, ": the other replica holds no whole version to switch to")};
   }
-  if (replica.name.empty()) {
-    const std::string taken = current_ < 0 ? "" : replicas_[current_].name;
-    const std::string name = VersionTree::NameFor(replica.whole->manifest.held, taken);
-    if (const Status published = tree_.Publish(name, replica.path, *replica.whole); !published.ok()) {
-      std::lock_guard lock(mutex_);
-      if (::access(replica.path.c_str(), F_OK) != 0) replica.whole.reset();  // the file was removed
-      return published;
-    }
-    std::lock_guard lock(mutex_);
-    replica.name = name;
-  }
+  directory_.GiveRoom();
+  LS_RETURN_IF_ERROR(PublishTarget());
   Edge("published");
   LS_RETURN_IF_ERROR(tree_.SwitchCurrent(replica.name));
   Edge("committed");
-  std::lock_guard lock(mutex_);
-  current_ = target_index();
+  {
+    std::lock_guard lock(mutex_);
+    current_ = target_index();
+  }
+  KeepRoom();
   return OkStatus();
+}
+
+// Has its directory, if it has none yet.
+Status ReplicaPair::PublishTarget() {
+  Replica& replica = target();
+  if (!replica.name.empty()) return OkStatus();
+  directory_.GiveRoom();
+  const std::string taken = current_ < 0 ? "" : replicas_[current_].name;
+  const std::string name = VersionTree::NameFor(replica.whole->manifest.held, taken);
+  const Status published = tree_.Publish(name, replica.path, *replica.whole);
+  std::lock_guard lock(mutex_);
+  if (published.ok()) {
+    replica.name = name;
+  } else if (::access(replica.path.c_str(), F_OK) != 0) {
+    replica.whole.reset();  // the file was removed
+  }
+  return published;
 }
 
 // The note counts once its version is current, so a crash in between leaves what was before.
 Status ReplicaPair::RollBack() {
+  directory_.GiveRoom();
   if (target().whole) LS_RETURN_IF_ERROR(directory_.MarkRolledBack(target().whole->manifest.held));
   Edge("rollback noted");
   return SwitchToOther();

@@ -9,7 +9,8 @@
 //   Commit(...)           or   Abandon()
 //
 // Killed at any instant, a receiver comes back with a whole version or none (FORMAT.md). Whatever fails between, the
-// current replica is untouched.
+// current replica is untouched. Where there is no room for what a sync needs it fails with kResourceExhausted before
+// the target is touched (FORMAT.md, "Room").
 //
 // Threads: one thread, the session's, drives the syncs; what may be called from any is marked so.
 #pragma once
@@ -90,6 +91,8 @@ class ReplicaPair {
   // left.
   bool WarmTarget();
 
+  // The next three have kResourceExhausted while the target is still what it was.
+
   // Makes the target equal to the current version with `steps` applied. Answers the damaged blocks (as ApplyChain).
   // REQUIRES steps to be consecutive and start at the current version, verified against their digests.
   Result<std::vector<BlockIndex>> BringForward(payload::DeltaChain steps);
@@ -109,7 +112,7 @@ class ReplicaPair {
   // `manifest` against the bytes. `steps` led here from the version before; empty after a full pull.
   Status Commit(model::Manifest manifest, int64_t committed_unix_ns, const payload::DeltaChain& steps,
                 std::string label = {});
-  // The target holds nothing from here on; its memory is kept for the next attempt.
+  // What was written is of no use; the memory is kept for the next attempt.
   void Abandon() { EndWriting(); }
 
   // Makes the other replica's version current. kState when it holds no whole one.
@@ -149,6 +152,12 @@ class ReplicaPair {
 
   payload::DeltaChain ChainOfTarget() const;
   Result<bool> MakeWritable(const std::shared_ptr<const model::ModelLayout>& layout);
+  Result<bool> RewriteFile(const std::shared_ptr<const model::ModelLayout>& layout, bool whole);
+  Status ReplaceFile(const std::shared_ptr<const model::ModelLayout>& layout, bool whole);
+  bool FitsInPlaceAlone(const model::ModelLayout& layout) const;
+  void Restore(ReplicaState version);
+  Status PublishTarget();
+  void KeepRoom();
   void EndWriting();
   Status Retract(Replica& replica);
   Status RemoveState(const Replica& replica) const;

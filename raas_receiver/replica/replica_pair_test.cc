@@ -1,8 +1,10 @@
 #include "raas_receiver/replica/replica_pair.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <filesystem>
@@ -11,6 +13,8 @@
 
 #include "common/base/status_testing.h"
 #include "common/base/text.h"
+#include "common/os/filesystem.h"
+#include "common/os/segment.h"
 #include "common/os/temp_dir.h"
 #include "raas_receiver/replica/private_mount.h"
 #include "raas_receiver/replica/replica_fixture.h"
@@ -19,6 +23,22 @@ namespace lockstep::replica {
 namespace {
 
 namespace fs = std::filesystem;
+
+// Leaves this much room on the file system of `directory`.
+void Fill(const std::string& directory, uint64_t leave) {
+  const auto room = os::FileSystemOf(directory);
+  REQUIRE(room.ok());
+  REQUIRE(room->free_bytes > leave);
+  REQUIRE(os::CreateTmpfsSegment(directory + "/filler", room->free_bytes - leave).ok());
+}
+
+// Versions 1 and 2 are held, 2 is current.
+void PullTwo(ReplicaFixture& fixture) {
+  fixture.Open();
+  fixture.PullFull(fixture.model.Advance());
+  fixture.model.Advance();
+  fixture.PullDelta(2);
+}
 
 }  // namespace
 
@@ -330,6 +350,95 @@ TEST_CASE("A tmpfs without room is an error that says so, and what is held stays
   fixture.model.Advance();
   CHECK(fixture.pair().BringForward(fixture.model.Chain(1, 2)).status().code() == ErrorCode::kResourceExhausted);
   fixture.CheckCurrent(1);
+}
+
+TEST_CASE("A sync that there is no room for gives up nothing: the version before is there to go back to") {
+  const PrivateMount mount("size=8m",
+                           "mkdir lower upper work merged && mount -t overlay none merged -o "
+                           "lowerdir=lower,upperdir=upper,workdir=work");
+  if (!mount.mounted()) {
+    WARN("skipped: mounting is not allowed here");
+    return;
+  }
+  ReplicaFixture fixture;
+  fixture.options.root = mount.path() + GENERATE("/root", "/merged/root");  // where leases tell of readers, or do not
+  fixture.model = TestModel(1, 20'000, {{"notes.txt", std::string(20'000, ' ')}});
+  PullTwo(fixture);
+  os::UniqueFd reader;
+  TestModel next = fixture.model;
+  const std::string wants = GENERATE("a larger file", "a file beside a reader's", "more room for the state");
+  if (wants == "a file beside a reader's") {
+    reader = os::UniqueFd(::open(fixture.ModelPath("v1/model.safetensors").c_str(), O_RDONLY | O_CLOEXEC));
+    Fill(mount.path(), 12'000);
+    next.Advance();
+    if (!fixture.pair().rewrites_files()) return;  // nobody knows of the reader: its version is given up
+    CHECK(ReplicaFixture::TryDelta(fixture.pair(), next, 3).code() == ErrorCode::kResourceExhausted);
+  } else {
+    next = wants == "a larger file" ? TestModel(5, 100'000)
+                                    : TestModel(5, 20'000, {{"notes.txt", std::string(90'000, ' ')}});
+    next.Advance();
+    Fill(mount.path(), 12'000);
+    CHECK_THAT(ReplicaFixture::TryFull(fixture.pair(), next, 1),
+               FailsWith(ErrorCode::kResourceExhausted, fixture.options.root, "free; enlarge"));
+  }
+  CHECK(fixture.pair().previous().held == fixture.model.held(1));
+  CHECK(fixture.Directories() == std::set<std::string>{"v1", "v2"});
+  fixture.CheckCurrent(2);
+  if (GENERATE(true, false)) fixture.Reopen();
+  fixture.pair().Abandon();
+  REQUIRE(fixture.pair().RollBack().ok());
+  fixture.CheckCurrent(1);
+  fs::remove(mount.path() + "/filler");
+  fixture.PullFull(next.has(3) ? 3 : 1, next);
+}
+
+TEST_CASE("Another layout takes the room of the version before where there is no other, and all of it is real") {
+  const PrivateMount mount("size=8m",
+                           "mkdir lower upper work merged && mount -t overlay none merged -o "
+                           "lowerdir=lower,upperdir=upper,workdir=work");
+  if (!mount.mounted()) {
+    WARN("skipped: mounting is not allowed here");
+    return;
+  }
+  ReplicaFixture fixture;
+  fixture.options.root = mount.path() + GENERATE("/root", "/merged/root");
+  PullTwo(fixture);
+  const uint64_t elements = GENERATE(10'000, 50'000);
+  TestModel next(5, elements);
+  next.Advance();
+  const uint64_t old_bytes = model::ImageBytes(*fixture.model.layout());
+  const uint64_t bytes = model::ImageBytes(*next.layout());
+  Fill(mount.path(), 40'000 + 2 * (std::max(bytes, old_bytes) - old_bytes));
+  for (int replica : {0, 1}) {
+    INFO("replica " << replica);
+    fixture.PullFull(1, next);
+    fixture.CheckCurrent(1, next);
+    struct stat info {};
+    REQUIRE(::stat(fixture.ModelPath("current/model.safetensors").c_str(), &info) == 0);
+    CHECK(static_cast<uint64_t>(info.st_size) == bytes);
+    CHECK(static_cast<uint64_t>(info.st_blocks) * 512 >= bytes);
+    CHECK(static_cast<uint64_t>(info.st_blocks) * 512 < bytes + 4096);
+  }
+  fixture.Reopen();
+  fixture.CheckCurrent(1, next);
+}
+
+TEST_CASE("A version is gone back to, and another synced, on a file system without any room") {
+  const PrivateMount mount("size=400k");
+  if (!mount.mounted()) {
+    WARN("skipped: mounting is not allowed here");
+    return;
+  }
+  ReplicaFixture fixture;
+  fixture.options.root = mount.path();
+  PullTwo(fixture);
+  for (const bool full : {false, true}) {
+    if (full) Fill(mount.path(), 0);
+    REQUIRE(fixture.pair().RollBack().ok());
+    fixture.CheckCurrent(1);
+    fixture.PullFull(2);
+    fixture.CheckCurrent(2);
+  }
 }
 
 TEST_CASE("A root or model directory that somebody else may write is refused") {

@@ -50,6 +50,11 @@ Status CheckContent(const ReplicaStateHeader& header, const ReplicaState& state)
 
 }  // namespace
 
+uint64_t MaxReplicaStateBytes(const model::ModelLayout& layout) {
+  return sizeof(ReplicaStateHeader) + layout.block_count() * sizeof(uint64_t) + layout.encoded().size() +
+         model::kMaxLabel + sizeof(uint64_t);
+}
+
 Bytes EncodeReplicaState(const ReplicaState& state) {
   ReplicaStateHeader header{};
   std::memcpy(header.magic, kMagic, sizeof kMagic);

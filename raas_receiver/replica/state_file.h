@@ -41,6 +41,9 @@ struct ReplicaState {
   std::string label = {};         // what the trainer calls that version; empty: nothing
 };
 
+// What EncodeReplicaState needs at most for a version of `layout`.
+uint64_t MaxReplicaStateBytes(const model::ModelLayout& layout);
+
 Bytes EncodeReplicaState(const ReplicaState& state);
 
 // kProtocol for another format, kCorrupt for anything else that EncodeReplicaState would not have written; for its

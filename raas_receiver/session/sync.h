@@ -8,8 +8,8 @@
 //
 //   Mend --> [AskForLost --> Repair] --> Commit     (the current version made anew, of which blocks are damaged)
 //
-// Any state may fail: then the target replica holds nothing, the current one is untouched, and the agent is sent the
-// reason.
+// Any state may fail: then the target replica holds nothing (what it held, where room is missing for more), the current
+// one is untouched, and the agent is sent the reason.
 #pragma once
 
 #include <atomic>

@@ -181,6 +181,24 @@ def test_a_full_receiver_root_is_reported_and_the_models_held_live_on(cluster):
         receiver.wait_for(small.tensors)
 
 
+def test_a_layout_that_finds_no_room_leaves_the_version_before_to_roll_back_to(cluster):
+    agent = cluster.agent()
+    receiver = cluster.receiver(agent, root=cluster.small_tmpfs("root", 24))
+    small, large = ToyModel(blocks=8), ToyModel(blocks=120)
+    with agent.publisher(small.tensors) as publisher:
+        for version in (1, 2):
+            publisher.publish(version, small.step())
+            receiver.wait_for(small.tensors)
+    before = receiver.model_status()
+    with agent.publisher(large.tensors) as publisher:
+        publisher.publish(1, large.tensors)
+        error = wait_until(lambda: receiver.model_status()["last_error"], "the full disk is reported")
+        assert f"in {receiver.root} for a replica" in error
+        assert receiver.ctl("rollback", MODEL).returncode == 0
+        after = receiver.model_status()
+    assert (before["held"]["version"], after["held"]["version"]) == (2, 1)
+
+
 def test_what_a_model_needs_for_both_replicas_and_what_is_free_are_sums_that_one_can_check(cluster):
     """One replica would fit, two do not."""
     agent = cluster.agent()
