@@ -37,12 +37,12 @@ RST_ON_CLOSE = struct.pack("ii", 1, 0)
 class Proxy:
     """Listens on `address` and forwards to `upstream`, both "host:port", until closed."""
 
-    def __init__(self, upstream: str) -> None:
+    def __init__(self, upstream: str, listen: "tuple[str, int]" = ("127.0.0.1", 0)) -> None:
         host, _, port = upstream.rpartition(":")
         self.upstream = (host, int(port))
         self._connections: "list[_Connection | _LongConnection]" = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = "127.0.0.1:%d" % self._listener.getsockname()[1]
+        self._listener = socket.create_server(listen)
+        self.address = "%s:%d" % self._listener.getsockname()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _connection(self, client: socket.socket, upstream: socket.socket):

@@ -1,0 +1,99 @@
+"""A link between a receiver and its agent that breaks: either way, both ways, or for good, and comes back."""
+
+import contextlib
+import random
+import socket
+import threading
+
+from proxy import CHUNK, RST_ON_CLOSE, Proxy
+
+UP, DOWN = "up", "down"  # from the receiver to the agent, and back
+
+
+class Link(Proxy):
+    """Listens on `host`:`port`. While a way is held, nothing gets through on it, and what was sent waits; heal() lets
+    it on or, torn, ends all connections as a router does that has forgotten them."""
+
+    def __init__(self, upstream: str, host: str, port: int = 0) -> None:
+        self.open = {UP: threading.Event(), DOWN: threading.Event()}
+        self.damage = 0  # so many pieces more get one wrong bit
+        self.refuses = False
+        self.heal()
+        super().__init__(upstream, (host, port))
+
+    def hold(self, *ways: str) -> None:
+        for way in ways:
+            self.open[way].clear()
+
+    def refuse(self) -> None:
+        """Ends all connections, and every new one."""
+        self.refuses = True
+        self.tear()
+
+    def heal(self, torn: bool = False) -> None:
+        self.refuses, self.damage = False, 0
+        if torn:
+            self.tear()
+        for way in self.open.values():
+            way.set()
+
+    def tear(self) -> None:
+        for connection in self._connections:
+            connection.reset()
+        self._connections.clear()
+
+    def _serve(self, client: socket.socket) -> None:
+        if self.refuses:
+            client.close()
+            return
+        self._connections = [connection for connection in self._connections if not connection.over]
+        super()._serve(client)
+
+    def _connection(self, client: socket.socket, upstream: socket.socket) -> "_Held":
+        return _Held(self, client, upstream)
+
+
+class _Held:
+    """One connection: a thread for each way."""
+
+    def __init__(self, link: Link, client: socket.socket, upstream: socket.socket) -> None:
+        self._link = link
+        self._ends = {UP: (client, upstream), DOWN: (upstream, client)}
+        self._ways_over = 0
+
+    @property
+    def over(self) -> bool:
+        return self._ways_over == 2
+
+    def run(self) -> None:
+        other = threading.Thread(target=self._pass_on, args=(UP,), daemon=True)
+        other.start()
+        self._pass_on(DOWN)
+        other.join()
+        for end in self._ends[UP]:
+            end.close()
+
+    def stop(self) -> None:
+        for end in self._ends[UP]:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def reset(self) -> None:
+        for end in self._ends[UP]:
+            with contextlib.suppress(OSError):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RST_ON_CLOSE)
+        self.stop()
+
+    def _pass_on(self, way: str) -> None:
+        source, sink = self._ends[way]
+        with contextlib.suppress(OSError):
+            while piece := source.recv(CHUNK):
+                self._link.open[way].wait()
+                if way == DOWN and self._link.damage > 0:
+                    self._link.damage -= 1
+                    at = random.randrange(len(piece))
+                    piece = piece[:at] + bytes([piece[at] ^ 0x10]) + piece[at + 1 :]
+                sink.sendall(piece)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+        self._ways_over += 1
