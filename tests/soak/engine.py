@@ -28,7 +28,7 @@ def give(path: str, run: str = "", version: int = 0, label: str = "", **more) ->
 
 def hook(given: str, fault: str) -> None:
     kind = Path(fault).read_text() if os.path.exists(fault) else ""
-    if kind == "refuse":
+    if kind == "status":
         sys.exit("the engine refuses")
     time.sleep({"hang": 3600, "slow": 1}.get(kind, 0))
     of = os.environ

@@ -1,15 +1,17 @@
-"""What goes wrong in a soak: a table of kinds, each with how it is brought about and what ends it.
+"""What goes wrong in a soak: a table of kinds, each with how it is brought about and what ends it (soak.py chooses).
 
 A kind is of one place (a receiver, its engine, its links) or of a whole site (its agent, its trainer). inject() brings it
-about and answers heal(); after that every place concerned must come to the newest version.
+about and answers heal(); after that every place concerned must come to the newest version, and no process have ended.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import resource
 import shutil
 import signal
+import struct
 import subprocess
 import time
 import urllib.request
@@ -17,14 +19,15 @@ from dataclasses import dataclass
 from random import Random
 from typing import Callable
 
-from harness import MODEL
+from harness import MODEL, Daemon
 from links import DOWN, UP
 
 EDGE_S = 10  # a version comes sooner
-SYNC_STATES = ("negotiate", "pull_delta", "pull_full", "verify", "apply", "commit", "switch")
-AGENT_EVENTS = ("version_begun", "rank_finished", "version_committed", "pull_opened")
+SYNC_STATES = ("negotiate", "pull_delta", "verify", "apply", "commit")
 STEPS_IN_PLACE = ("prepared", "held", "written", "serve")
+AGENT_EVENTS = ("version_begun", "rank_finished", "version_committed", "pull_opened")
 LOADS = {"sglang": "/update_weights_from_disk", "vllm": "/collective_rpc"}
+WAYS = {"up": (UP,), "down": (DOWN,), "both ways": (UP, DOWN)}
 
 
 class NotNow(Exception):
@@ -35,18 +38,15 @@ class NotNow(Exception):
 class Kind:
     name: str
     inject: "Callable[..., Callable[[], object]]"  # of a Place or Site, and a Random
-    fits: "Callable[..., bool]" = lambda target: True
-    seconds: "tuple[float, float]" = (1, 6)
-    ends: bool = False  # the process
-    whole_site: bool = False
     weight: int = 2  # how often it is chosen
+    seconds: "tuple[float, float]" = (1, 8)
+    fits: "Callable[..., bool]" = lambda target: True
+    ends: bool = False  # the process of a daemon
+    whole_site: bool = False
 
 
 def nothing() -> None:
     pass
-
-
-# --- processes
 
 
 def killed(daemon):
@@ -54,11 +54,12 @@ def killed(daemon):
     return daemon.start
 
 
-def killed_at(daemon, needle: str, random: Random):
-    """By SIGKILL, within 20 ms of the line in its log that has `needle`."""
+def killed_at(daemon, needle: str, random: Random, begin=nothing):
+    """By SIGKILL, within 20 ms of the line in its log that has `needle`; `begin` makes it come."""
     deadline = time.monotonic() + EDGE_S
     with daemon.log_path.open() as log:
         log.seek(0, os.SEEK_END)
+        begin()
         while needle not in log.readline():
             if time.monotonic() > deadline:
                 raise NotNow
@@ -67,21 +68,49 @@ def killed_at(daemon, needle: str, random: Random):
     return killed(daemon)
 
 
-def stopped(process: subprocess.Popen):
-    process.send_signal(signal.SIGSTOP)
-    return lambda: process.send_signal(signal.SIGCONT)
+def killed_at_first(place, random: Random):
+    """In the first pull of all."""
+    place.receiver.kill()
+    shutil.rmtree(place.root / MODEL)
+    return killed_at(place.receiver, '"state":"pull_full"', random, lambda: Daemon.start(place.receiver))
 
 
 def left(place, random: Random):
     """It ends as it is told to; who comes in its place finds its directory, or nothing."""
     status = place.receiver.stop(timeout_s=20)
-    assert status == 0, f"{place.name} ended with {status} when it was told to end"
+    assert status == 0, f"it ended with {status} when it was told to end"
     if random.random() < 0.5:
         shutil.rmtree(place.root / MODEL)
     return place.receiver.start
 
 
-# --- what they need
+def stopped(process: subprocess.Popen):
+    process.send_signal(signal.SIGSTOP)
+    return lambda: process.send_signal(signal.SIGCONT)
+
+
+def rotten(place, random: Random):
+    """One bit flips of the replica that is not shown, and is the next to be written (raas_receiver/replica/FORMAT.md)."""
+    go_on = stopped(place.receiver.process)
+    try:
+        shown = (place.current / "model.safetensors").stat().st_ino
+        hidden, states = place.root / MODEL / ".lockstep", {}
+        for number in (0, 1):
+            state = (hidden / f"replica-{number}.state").read_bytes()
+            states[struct.unpack_from("<Q", state, 32)] = hidden / f"replica-{number}.safetensors"
+        older = states[min(states)]
+        with open(os.open(older, os.O_RDWR | os.O_NONBLOCK), "r+b") as file:  # a lease: it is being written
+            if older.stat().st_ino == shown:
+                raise NotNow
+            file.seek(random.randrange(1 << 20, older.stat().st_size))
+            byte = file.read(1)[0]
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte ^ 1 << random.randrange(8)]))
+    except OSError:
+        raise NotNow from None
+    finally:
+        go_on()
+    return nothing
 
 
 def full(directory):
@@ -99,17 +128,13 @@ def without_descriptors(daemon):
     """It gets no more than it has."""
     pid = daemon.process.pid
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    has = len(os.listdir(f"/proc/{pid}/fd"))
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (has, before[1]))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")), before[1]))
     return lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
 
 
 def rotated(ca, name: str):
     ca.issue(name)
     return nothing
-
-
-# --- links
 
 
 def held(link, ways, torn: bool):
@@ -127,15 +152,12 @@ def damaged(link):
     return link.heal
 
 
-# --- engines
-
-
-def engine_does(engine, what: str, **more):
+def loads(engine, fault: str, **more):
     """Every load until it is healed: "status" is a refusal."""
     if engine.over_http:
-        give_faults(engine, [{"endpoint": LOADS[engine.kind], "kind": what, "times": 1000, **more}])
+        give_faults(engine, [{"endpoint": LOADS[engine.kind], "kind": fault, "times": 1000, **more}])
         return lambda: give_faults(engine, [])
-    engine.fault_file.write_text({"status": "refuse"}.get(what, what))
+    engine.fault_file.write_text(fault)
     return engine.fault_file.unlink
 
 
@@ -146,7 +168,6 @@ def give_faults(engine, faults: "list[dict]") -> None:
 
 def engine_killed(engine):
     engine.kill()
-    engine.given.open("a").write('{"version": 0}\n')
     return engine.start
 
 
@@ -155,102 +176,71 @@ def asleep(engine):
     return lambda: engine.process.send_signal(signal.SIGUSR2)
 
 
+def trainer_killed(site, same_run: bool):
+    site.kill_trainer()
+    return lambda: site.start_trainer(same_run)
+
+
 def has_engine(*kinds: str):
     return lambda place: place.engine is not None and place.engine.kind in kinds
 
 
-def has_links(place) -> bool:
+def is_far(place) -> bool:
     return bool(place.links)
 
 
 LOADING, SERVERS = has_engine("hook", "sglang", "vllm"), has_engine("sglang", "vllm")
 WITH_PROCESS, IN_PLACE = has_engine("sglang", "vllm", "in-place"), has_engine("in-place")
 
+
+def killed_when(moment: str, needle: str, **options) -> Kind:
+    return Kind(f"receiver killed {moment}", lambda p, r: killed_at(p.receiver, needle, r), 1, ends=True, **options)
+
+
+def link_held(name: str, ways: str, torn: bool) -> Kind:
+    end = "torn" if torn else "resumed"
+    inject = lambda p, _: held(p.links[name], WAYS[ways], torn)  # noqa: E731
+    return Kind(f"{name} link held {ways}, {end}", inject, 1, (1, 12), is_far)
+
+
+def of_site(name: str, inject, weight: int = 1, **options) -> Kind:
+    return Kind(name, inject, weight, whole_site=True, **options)
+
+
 KINDS = [
-    Kind("receiver killed", lambda p, _: killed(p.receiver), ends=True, weight=4),
-    Kind("receiver stopped", lambda p, _: stopped(p.receiver.process), seconds=(1, 15), weight=6),
-    Kind("receiver left, another came", left, seconds=(0, 3), ends=True, weight=6),
+    Kind("receiver killed", lambda p, _: killed(p.receiver), 3, ends=True),
+    Kind("receiver killed in its first pull", killed_at_first, ends=True),
+    *(killed_when(f"in {state}", f'"state":"{state}"') for state in SYNC_STATES),
+    killed_when("at a call to its engine", '"engine_called"', fits=SERVERS),
+    *(killed_when(f"at engine's {step}", f'"step":"{step}"', fits=IN_PLACE) for step in STEPS_IN_PLACE),
+    Kind("receiver left, another came", left, 6, (0, 3), ends=True),
+    Kind("receiver stopped", lambda p, _: stopped(p.receiver.process), 6, (1, 15)),
+    Kind("receiver's other replica damaged", rotten, 3),
+    Kind("receiver's disk full", lambda p, _: full(p.root), 6, fits=lambda p: p.has_disk),
+    Kind("receiver without descriptors", lambda p, _: without_descriptors(p.receiver), 6),
+    Kind("receiver's certificate rotated", lambda p, _: rotated(p.site.ca, p.name), fits=is_far),
+    *(link_held(*row) for row in itertools.product(("control", "lanes"), WAYS, (False, True))),
+    Kind("control link refused", lambda p, _: refused(p.links["control"]), fits=is_far),
+    Kind("lanes link refused", lambda p, _: refused(p.links["lanes"]), fits=is_far),
+    Kind("lanes link damaged", lambda p, _: damaged(p.links["lanes"]), seconds=(6, 8), fits=is_far),
+    Kind("engine refuses", lambda p, _: loads(p.engine, "status"), 3, fits=LOADING),
+    Kind("engine hangs", lambda p, _: loads(p.engine, "hang"), 3, fits=LOADING),
+    Kind("engine slow", lambda p, _: loads(p.engine, "slow", delay_s=1), fits=LOADING),
+    Kind("engine loads half", lambda p, _: loads(p.engine, "partial"), fits=SERVERS),
+    Kind("engine's answer cut", lambda p, _: loads(p.engine, "truncated", effect=True), fits=SERVERS),
+    Kind("engine killed", lambda p, _: engine_killed(p.engine), fits=WITH_PROCESS),
+    Kind("engine stopped", lambda p, _: stopped(p.engine.process), seconds=(1, 10), fits=WITH_PROCESS),
+    Kind("engine asleep", lambda p, _: asleep(p.engine), seconds=(1, 10), fits=IN_PLACE),
+    of_site("agent killed", lambda s, _: killed(s.agent), ends=True),
     *(
-        Kind(
-            f"receiver killed in {state}",
-            lambda p, random, state=state: killed_at(p.receiver, f'"state":"{state}"', random),
-            ends=True,
-            weight=1,
-        )
-        for state in SYNC_STATES
-    ),
-    Kind(
-        "receiver killed at a call to its engine",
-        lambda p, random: killed_at(p.receiver, '"engine_called"', random),
-        SERVERS,
-        ends=True,
-    ),
-    *(
-        Kind(
-            f"receiver killed at engine's {step}",
-            lambda p, random, step=step: killed_at(p.receiver, f'"step":"{step}"', random),
-            IN_PLACE,
-            ends=True,
-            weight=1,
-        )
-        for step in STEPS_IN_PLACE
-    ),
-    Kind("receiver's disk full", lambda p, _: full(p.root), lambda p: p.has_disk, weight=6),
-    Kind("receiver without descriptors", lambda p, _: without_descriptors(p.receiver), weight=6),
-    Kind("receiver's certificate rotated", lambda p, _: rotated(p.site.ca, p.name), lambda p: p.site.ca is not None),
-    *(
-        Kind(
-            f"{name} link held {what}, {'torn' if torn else 'resumed'}",
-            lambda p, _, name=name, ways=ways, torn=torn: held(p.links[name], ways, torn),
-            has_links,
-            seconds=(1, 12),
-            weight=1,
-        )
-        for name in ("control", "lanes")
-        for what, ways in {"up": (UP,), "down": (DOWN,), "both ways": (UP, DOWN)}.items()
-        for torn in (False, True)
-    ),
-    *(
-        Kind(f"{name} link refused", lambda p, _, name=name: refused(p.links[name]), has_links)
-        for name in ("control", "lanes")
-    ),
-    Kind("lanes link damaged", lambda p, _: damaged(p.links["lanes"]), has_links, seconds=(6, 8)),
-    Kind("engine refuses", lambda p, _: engine_does(p.engine, "status"), LOADING, weight=3),
-    Kind("engine hangs", lambda p, _: engine_does(p.engine, "hang"), LOADING, weight=3),
-    Kind("engine slow", lambda p, _: engine_does(p.engine, "slow", delay_s=1), LOADING),
-    Kind("engine loads half", lambda p, _: engine_does(p.engine, "partial"), SERVERS),
-    Kind("engine's answer cut", lambda p, _: engine_does(p.engine, "truncated", effect=True), SERVERS),
-    Kind("engine killed", lambda p, _: engine_killed(p.engine), WITH_PROCESS),
-    Kind("engine stopped", lambda p, _: stopped(p.engine.process), WITH_PROCESS, seconds=(1, 10)),
-    Kind("engine asleep", lambda p, _: asleep(p.engine), IN_PLACE, seconds=(1, 10)),
-    Kind("agent killed", lambda s, _: killed(s.agent), ends=True, whole_site=True, weight=1),
-    *(
-        Kind(
-            f"agent killed at {event}",
-            lambda s, random, event=event: killed_at(s.agent, f'"{event}"', random),
-            ends=True,
-            whole_site=True,
-            weight=1,
-        )
+        of_site(f"agent killed at {event}", lambda s, r, event=event: killed_at(s.agent, f'"{event}"', r), ends=True)
         for event in AGENT_EVENTS
     ),
-    Kind("agent stopped", lambda s, _: stopped(s.agent.process), seconds=(1, 8), whole_site=True, weight=1),
-    Kind("agent's disk full", lambda s, _: full(s.segments), lambda s: s.has_disk, whole_site=True),
-    Kind("agent without descriptors", lambda s, _: without_descriptors(s.agent), whole_site=True),
-    Kind(
-        "agent's certificate rotated", lambda s, _: rotated(s.ca, "agent"), lambda s: s.ca is not None, whole_site=True
-    ),
-    Kind("trainer stopped", lambda s, _: stopped(s.trainer), seconds=(1, 8), whole_site=True, weight=1),
-    Kind(
-        "trainer killed, another goes on",
-        lambda s, _: (s.kill_trainer(), s.start_trainer)[1],
-        whole_site=True,
-        weight=1,
-    ),
-    Kind(
-        "trainer killed, another begins",
-        lambda s, _: (s.kill_trainer(), lambda: s.start_trainer(same_run=False))[1],
-        whole_site=True,
-        weight=1,
-    ),
+    of_site("agent stopped", lambda s, _: stopped(s.agent.process)),
+    of_site("agent's disk full", lambda s, _: full(s.segments), 2, fits=lambda s: s.has_disk),
+    of_site("agent without descriptors", lambda s, _: without_descriptors(s.agent), 2),
+    of_site("agent's certificate rotated", lambda s, _: rotated(s.ca, "agent"), fits=lambda s: s.ca is not None),
+    of_site("trainer stopped", lambda s, _: stopped(s.trainer)),
+    of_site("trainer killed, another goes on", lambda s, _: trainer_killed(s, same_run=True)),
+    of_site("trainer killed, another begins", lambda s, _: trainer_killed(s, same_run=False)),
 ]

@@ -1,4 +1,4 @@
-"""A link between a receiver and its agent that breaks: either way, both ways, or for good, and comes back."""
+"""A link between a receiver and its agent that breaks, one way or both, and comes back (faults.py breaks it)."""
 
 import contextlib
 import random
@@ -11,13 +11,11 @@ UP, DOWN = "up", "down"  # from the receiver to the agent, and back
 
 
 class Link(Proxy):
-    """Listens on `host`:`port`. While a way is held, nothing gets through on it, and what was sent waits; heal() lets
-    it on or, torn, ends all connections as a router does that has forgotten them."""
+    """Listens on `host`:`port`. While a way is held nothing gets through on it, and what was sent waits; heal() lets it
+    on or, torn, ends all connections, as a router does that has forgotten them."""
 
     def __init__(self, upstream: str, host: str, port: int = 0) -> None:
         self.open = {UP: threading.Event(), DOWN: threading.Event()}
-        self.damage = 0  # so many pieces more get one wrong bit
-        self.refuses = False
         self.heal()
         super().__init__(upstream, (host, port))
 
@@ -31,7 +29,8 @@ class Link(Proxy):
         self.tear()
 
     def heal(self, torn: bool = False) -> None:
-        self.refuses, self.damage = False, 0
+        self.refuses = False
+        self.damage = 0  # so many pieces more come down with a wrong bit
         if torn:
             self.tear()
         for way in self.open.values():
@@ -40,52 +39,47 @@ class Link(Proxy):
     def tear(self) -> None:
         for connection in self._connections:
             connection.reset()
-        self._connections.clear()
 
     def _serve(self, client: socket.socket) -> None:
+        self._connections = [connection for connection in self._connections if connection.ways]
         if self.refuses:
             client.close()
-            return
-        self._connections = [connection for connection in self._connections if not connection.over]
-        super()._serve(client)
+        else:
+            super()._serve(client)
 
-    def _connection(self, client: socket.socket, upstream: socket.socket) -> "_Held":
-        return _Held(self, client, upstream)
+    def _connection(self, client: socket.socket, upstream: socket.socket) -> "_Connection":
+        return _Connection(self, client, upstream)
 
 
-class _Held:
-    """One connection: a thread for each way."""
+class _Connection:
+    """A thread for each way; `ways` are those that are not over."""
 
     def __init__(self, link: Link, client: socket.socket, upstream: socket.socket) -> None:
         self._link = link
-        self._ends = {UP: (client, upstream), DOWN: (upstream, client)}
-        self._ways_over = 0
-
-    @property
-    def over(self) -> bool:
-        return self._ways_over == 2
+        self.ways = {UP: (client, upstream), DOWN: (upstream, client)}
+        self._ends = (client, upstream)
 
     def run(self) -> None:
-        other = threading.Thread(target=self._pass_on, args=(UP,), daemon=True)
-        other.start()
+        up = threading.Thread(target=self._pass_on, args=(UP,), daemon=True)
+        up.start()
         self._pass_on(DOWN)
-        other.join()
-        for end in self._ends[UP]:
+        up.join()
+        for end in self._ends:
             end.close()
 
     def stop(self) -> None:
-        for end in self._ends[UP]:
+        for end in self._ends:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
     def reset(self) -> None:
-        for end in self._ends[UP]:
+        for end in self._ends:
             with contextlib.suppress(OSError):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RST_ON_CLOSE)
         self.stop()
 
     def _pass_on(self, way: str) -> None:
-        source, sink = self._ends[way]
+        source, sink = self.ways[way]
         with contextlib.suppress(OSError):
             while piece := source.recv(CHUNK):
                 self._link.open[way].wait()
@@ -96,4 +90,4 @@ class _Held:
                 sink.sendall(piece)
         with contextlib.suppress(OSError):
             sink.shutdown(socket.SHUT_WR)
-        self._ways_over += 1
+        del self.ways[way]

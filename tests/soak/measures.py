@@ -1,4 +1,4 @@
-"""What a soak measures: how soon versions arrive, what daemons log, and whether processes grow."""
+"""What a soak measures (soak.py): how soon versions arrive, what daemons log, and whether their processes grow."""
 
 import os
 import statistics
@@ -9,114 +9,96 @@ from pathlib import Path
 from checker import Tail
 from footprint import threads
 
+LATE_S = 60
 SETTLES_S = 60
-SHORTEST_LIFE_S = 120  # behind that: what lives for less says nothing of growth
-# What a median of the last fifth of a life may be above one of the first fifth. Heaps: malloc's arenas, gRPC's buffers
-# and deltas are as full as the last minutes were busy. Descriptors and threads: a pull, a lane or a call more under way.
+SHORTEST_LIFE_S = 120  # after that; one that is shorter says nothing of growth
+# What the median of a life's last fifth may be above that of its first. A heap: malloc's arenas, gRPC's buffers and the
+# deltas kept are as full as the last minutes were busy. Descriptors, threads: a pull, lanes and calls more under way.
 MAY_GROW = {"heap_bytes": 8 << 20, "descriptors": 8, "threads": 8}
-
-
-def heap_bytes(pid: int) -> int:
-    """What is its own: what is mapped of models lies in files, and comes and goes with versions."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    raise ProcessLookupError(pid)
+BUGS = ("io_exception", "lane_exception")  # events
 
 
 def percentile(values: "list[float]", of_100: int) -> float:
     return sorted(values)[min(len(values) - 1, len(values) * of_100 // 100)] if values else 0.0
 
 
+def sizes_of(pid: int) -> "dict[str, int]":
+    """The heap is what is its own: what is mapped of models lies in files, and comes and goes with versions."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    heap = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon:"))
+    return {"heap_bytes": heap, "descriptors": len(os.listdir(f"/proc/{pid}/fd")), "threads": threads(pid)}
+
+
 class Growth:
     """Of each process of the daemons, as long as it lives."""
 
     def __init__(self) -> None:
-        self.lives: "dict[tuple[str, int], list[tuple[float, dict[str, int]]]]" = {}
+        self._lives: "dict[tuple[str, int], list[tuple[float, dict[str, int]]]]" = {}
 
     def look(self, daemons) -> None:
-        for daemon in daemons:
-            if not daemon.running():
-                continue
+        for daemon in filter(lambda daemon: daemon.running(), daemons):
             pid = daemon.process.pid
             try:
-                sizes = {
-                    "heap_bytes": heap_bytes(pid),
-                    "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
-                    "threads": threads(pid),
-                }
-            except OSError:  # it has ended just now
-                continue
-            self.lives.setdefault((daemon.name, pid), []).append((time.monotonic(), sizes))
+                self._lives.setdefault((daemon.name, pid), []).append((time.monotonic(), sizes_of(pid)))
+            except (OSError, StopIteration):
+                pass  # it has ended just now
 
     def grown(self) -> "list[dict]":
-        """By how much, of each that lived long enough."""
+        """[before, after] of each process that lived long enough."""
         found = []
-        for (name, pid), samples in self.lives.items():
+        for (name, pid), samples in self._lives.items():
             settled = [sizes for at, sizes in samples if at - samples[0][0] > SETTLES_S]
-            lived = samples[-1][0] - samples[0][0]
-            if lived < SETTLES_S + SHORTEST_LIFE_S:
+            if samples[-1][0] - samples[0][0] < SETTLES_S + SHORTEST_LIFE_S:
                 continue
             fifth = len(settled) // 5
-            entry = {"daemon": name, "pid": pid, "minutes": round(lived / 60, 1)}
+            entry = {"daemon": name, "pid": pid, "minutes": round((samples[-1][0] - samples[0][0]) / 60, 1)}
             for what in MAY_GROW:
-                first, last = (
-                    statistics.median(sizes[what] for sizes in part) for part in (settled[:fifth], settled[-fifth:])
-                )
-                entry[what] = [first, last]
+                parts = (settled[:fifth], settled[-fifth:])
+                entry[what] = [statistics.median(sizes[what] for sizes in part) for part in parts]
             found.append(entry)
         return found
 
     def too_much(self) -> "list[str]":
         return [
-            f"{entry['daemon']} (pid {entry['pid']}, {entry['minutes']} min): {what} from {entry[what][0]} to {entry[what][1]}"
-            for entry in self.grown()
+            f"{one['daemon']} (pid {one['pid']}, {one['minutes']} min) grew: {what} from {one[what][0]} to {one[what][1]}"
+            for one in self.grown()
             for what, most in MAY_GROW.items()
-            if entry[what][1] - entry[what][0] > most
+            if one[what][1] - one[what][0] > most
         ]
 
 
 class Logs:
     """What the daemons logged, counted."""
 
-    BUGS = ("io_exception", "lane_exception")
-
     def __init__(self, daemons) -> None:
-        self.tails = [Tail(daemon.log_path) for daemon in daemons]
-        self.events: "Counter[str]" = Counter()
+        self._tails = [Tail(daemon.log_path) for daemon in daemons]
+        self.events: "Counter[str]" = Counter()  # warnings and errors
         self.pulls: "Counter[str]" = Counter()  # by mode
         self.repaired_blocks = 0
 
     def look(self) -> None:
-        for tail in self.tails:
-            for entry in tail.entries():
-                if entry.get("level") in ("WARN", "ERROR", "warn", "error"):
-                    self.events[entry.get("event", "")] += 1
-                if entry.get("event") == "version_committed" and "mode" in entry:
-                    self.pulls[entry["mode"]] += 1
-                    self.repaired_blocks += entry["repaired_blocks"]
+        for entry in (entry for tail in self._tails for entry in tail.entries()):
+            if entry.get("level") in ("warn", "error"):
+                self.events[entry["event"]] += 1
+            if entry.get("event") == "version_committed" and "mode" in entry:
+                self.pulls[entry["mode"]] += 1
+                self.repaired_blocks += entry["repaired_blocks"]
 
 
 class Arrivals:
-    """Seconds from publish to a version being all the way, at places that nothing is wrong with."""
-
-    LATE_S = 60
+    """Seconds from a publish's begin until the version is all the way at a place, where nothing is wrong."""
 
     def __init__(self) -> None:
         self.seconds: "list[float]" = []
         self._had: "dict[str, int]" = {}
-        self._late: "set[str]" = set()
 
     def look(self, place) -> "str | None":
         """What is wrong when a version does not come."""
         had, has, now = self._had.get(place.name, 0), place.has, time.monotonic()
         self._had[place.name] = has
-        if place.fault:
-            return None
         waited_for = [(v, at) for v, at in place.site.versions.items() if v > had and at >= place.calm_since]
+        if place.fault or not waited_for:
+            return None
         self.seconds += [now - at for version, at in waited_for if version <= has]
-        late = [version for version, at in waited_for if version > has and now - at > self.LATE_S]
-        if late and place.name not in self._late:
-            self._late.add(place.name)
-            return f"{place.name} has version {has}, and did not get {late[0]} in {self.LATE_S} s, with nothing wrong"
-        return None
+        late = [version for version, at in waited_for if version > has and now - at > LATE_S]
+        return f"{place.name} has not got version {late[0]} in {LATE_S} s, with nothing wrong" if late else None

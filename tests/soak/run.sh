@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Faults for hours (soak.py): what is shown is compared with the trainers' own hashes all the while.
 #
-#   tests/soak/run.sh [--minutes N] [--seed S] [--json FILE] [--canary] [--verbose] [--megabytes N] [--keep DIR]
+#   tests/soak/run.sh [--minutes N] [--seed S] [--json FILE] [--canary] [--verbose] [--megabytes N] [--logs DIR]
 #
 # Daemons are those of bazel-bin, or of $LOCKSTEP_TEST_BIN; Python's packages those of tests/run.sh. Disks are filled where
 # a tmpfs may be mounted: by root, or where a user may have a namespace. The report says which kinds were not run.

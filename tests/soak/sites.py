@@ -95,6 +95,7 @@ class Engine:
         if self.process:
             self.process.kill()
             self.process.wait()
+            self.given.open("a").write('{"version": 0}\n')
 
     def look(self) -> None:
         for entry in self.tail.entries():
@@ -106,7 +107,7 @@ class Place:
     """Where a receiver lives."""
 
     def __init__(self, site: "Site", name: str, kind: str, number: int) -> None:
-        self.site, self.name = site, name
+        self.site, self.name, self.places = site, name, [self]
         cluster = site.cluster
         self.root, self.has_disk = disk(cluster, f"{name}-root", 5 * site.megabytes)
         self.engine = None if kind == "none" else Engine(cluster.directory / f"{name}-engine", kind, site.megabytes)
