@@ -10,13 +10,14 @@
 #     frameworks      trainers' frameworks that are not among the packages of tests/run.sh
 #     sweep           every causal model of transformers
 #     bench           every benchmark, small, and its plots
+#     soak            half an hour of faults, others each day; the report has their seed
 #     rehearsal       the tests of a machine with a GPU, on the CPU
 #
 # Exit status: 0 when everything passed; 1 when something failed; 64 bad usage; 69 something could not be installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-STAGES=(asan tsan fuzz tidy cuda distributions frameworks sweep bench rehearsal)
+STAGES=(asan tsan fuzz tidy cuda distributions frameworks sweep bench soak rehearsal)
 RESULTS=$PWD/.cache/nightly
 
 usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"; }
@@ -35,6 +36,7 @@ run_stage() {
     frameworks) tests/frameworks.sh ;;
     sweep) tests/sweep.sh --all ;;
     bench) bazel build //tests/bench/... && pytest tests/bench ;;
+    soak) tests/soak/run.sh --minutes 30 --seed "$(date +%Y%m%d)" --logs "$RESULTS" --json "$RESULTS/soak.json" ;;
     rehearsal) pytest tests/gpu ;;
   esac
 }

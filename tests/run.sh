@@ -90,8 +90,8 @@ main() {
       mapfile -t -O "${#pytest_options[@]}" pytest_options < <(python3 tests/kept.py select)
     fi
     run_pytest "side-by-side" -n "$WORKERS" --dist loadfile --no-loadscope-reorder "${pytest_options[@]}" \
-      --ignore=tests/scale tests python/tests
-    run_pytest "alone" "${pytest_options[@]}" tests/scale
+      --ignore=tests/scale --ignore=tests/soak tests python/tests
+    run_pytest "alone" "${pytest_options[@]}" tests/scale tests/soak
     ! $kept || python3 tests/kept.py keep "$RESULTS"/pytest-*.xml
     end_of_stage "Python tests"
   fi

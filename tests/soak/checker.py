@@ -1,6 +1,6 @@
 """The judge of a soak: hashes what receivers show and engines were given, and compares it with what trainers wrote down.
 
-    checker.py CONFIG.json    {"places": [{"name", "root", "truth", "given"}, ...]}
+    checker.py PLACES.json    [{"name", "root", "truth", "given"}, ...]
 
 A process of its own that shares no code with the product; the standard library is all it needs. Every place is read as an
 engine reads (raas_receiver/replica/FORMAT.md): the directory behind `current` is opened, then the file in it; from then on
@@ -145,7 +145,7 @@ class Place:
 
 def main() -> None:
     places, truths = [], {}
-    for place in json.loads(Path(sys.argv[1]).read_text())["places"]:
+    for place in json.loads(Path(sys.argv[1]).read_text()):
         truth = truths.setdefault(place["truth"], Truth(place["truth"]))
         places.append(Place(place["name"], place["root"], truth, place["given"]))
     told, parent = time.monotonic(), os.getppid()

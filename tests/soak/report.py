@@ -42,6 +42,7 @@ def of(soak) -> dict:
 
 def show(report: dict) -> None:
     checked = report["checked"]
+    print(f"soak           {report['minutes']:g} minutes, seed {report['seed']}")
     print(f"versions       {report['versions']}")
     print(f"pulls          {sum(report['pulls'].values())}: {report['pulls']}")
     print(f"faults         {sum(report['faults'].values())}, of {len(report['faults'])} kinds")

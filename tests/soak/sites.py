@@ -140,6 +140,10 @@ class Place:
         """The newest version that has come all the way."""
         return min(self.shown, self.engine.served) if self.engine else self.shown
 
+    def for_checker(self) -> "dict[str, str]":
+        given = self.engine.given if self.engine else "/dev/null"
+        return {"name": self.name, "root": str(self.root / MODEL), "truth": str(self.site.truth), "given": str(given)}
+
     def look(self) -> None:
         version = 0
         with contextlib.suppress(OSError):

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import report
 from faults import KINDS, Kind, NotNow
-from harness import MODEL, Cluster
+from harness import Cluster
 from measures import Arrivals, Growth, Logs
 from sites import ENGINES, HERE, Site
 
-AT_ONCE = 3
+AT_ONCE = 4
 EVERY_S = (0.5, 4.5)  # between the beginnings of two faults
 LOOK_S = 0.03
 CONVERGES_S = 60  # else it never does
@@ -98,7 +98,7 @@ class Soak:
 
     def choose(self) -> "tuple[Kind, Site | object] | None":
         """The next kind and whom it befalls. Each comes as often as its weight says before any comes again."""
-        if not self.deck:
+        if not any(self.fits(kind, target) for kind in self.deck for target in self.targets(kind)):
             self.deck = [kind for kind in KINDS if kind.name not in self.not_run for _ in range(kind.weight)]
             self.random.shuffle(self.deck)
         for at, kind in enumerate(self.deck):
@@ -111,7 +111,7 @@ class Soak:
         return None
 
     def befall(self, kind: Kind, target, seed: int) -> None:
-        choice = random.Random(seed)
+        choice, problem = random.Random(seed), ""
         try:
             heal = kind.inject(target, choice)
             self.faults[kind.name] += 1
@@ -120,12 +120,13 @@ class Soak:
         except NotNow:
             self.missed[kind.name] += 1
         except Exception as error:
-            self.fail(f"{kind.name} at {target.name}: {error!r}")
-        site = target.places[0].site
-        for daemon in (site.agent, *(place.receiver for place in target.places)):
-            if not daemon.running():
-                self.fail(f"{daemon.name} ended by itself, with {daemon.process.returncode}, while: {kind.name}")
-                daemon.start()
+            problem = f"{error!r}"
+        daemons = (target.places[0].site.agent, *(place.receiver for place in target.places))
+        for daemon in [daemon for daemon in daemons if not daemon.running()]:
+            problem = f"{daemon.name} ended with {daemon.process.returncode}: {daemon.log_tail().splitlines()[-1:]}"
+            daemon.start()
+        if problem:
+            self.fail(f"{kind.name} at {target.name}: {problem}")
         self.converge(kind, target)
 
     def converge(self, kind: Kind, target) -> None:
@@ -194,20 +195,6 @@ class Soak:
         self.over.set()
 
 
-def started_checker(soak: Soak, config: Path) -> subprocess.Popen:
-    places = [
-        {
-            "name": place.name,
-            "root": str(place.root / MODEL),
-            "truth": str(place.site.truth),
-            "given": str(place.engine.given if place.engine else "/dev/null"),
-        }
-        for place in soak.places
-    ]
-    config.write_text(json.dumps({"places": places}))
-    return subprocess.Popen([sys.executable, HERE / "checker.py", config], stdout=subprocess.PIPE, text=True)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tests/soak/run.sh")
     parser.add_argument("--minutes", type=float, default=30)
@@ -223,7 +210,9 @@ def main() -> int:
         return 64 if end.code else 0
     with Cluster() as cluster, contextlib.ExitStack() as stack:
         soak = Soak(cluster, options, stack)
-        checker = started_checker(soak, cluster.directory / "checker.json")
+        config = cluster.directory / "checker.json"
+        config.write_text(json.dumps([place.for_checker() for place in soak.places]))
+        checker = subprocess.Popen([sys.executable, HERE / "checker.py", config], stdout=subprocess.PIPE, text=True)
         stack.callback(checker.wait)
         stack.callback(checker.kill)
         threading.Thread(target=soak.judge, args=(checker,), daemon=True).start()
