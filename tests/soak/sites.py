@@ -4,13 +4,11 @@ The far site's receivers reach their agent by TLS over links that break; the nea
 and the agent's memory. A Place is where a receiver lives: its root, engine and links stay, its processes come and go.
 """
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -27,23 +25,16 @@ ENGINES = {"far": ("none", "hook", "sglang", "vllm", "none"), "near": ("in-place
 EVERY_S = 6  # ten versions a minute
 KEPT_BYTES = 4 << 20
 # Short, so that who hangs is noticed within a soak; heaps small, so that what grows is seen.
-RECEIVER = {
-    "threads": 1,
-    "lanes": 2,
-    "keep_delta_bytes": KEPT_BYTES,
-    "log_level": "debug",
-    "log_format": "json",
-    "drain_timeout_ms": 5000,
-}
+LOGS = {"log_level": "debug", "log_format": "json"}
+RECEIVER = {"threads": 1, "lanes": 2, "keep_delta_bytes": KEPT_BYTES, "drain_timeout_ms": 5000, **LOGS}
 WITH_ENGINE = {"engine_timeout_ms": 2000, "engine_load_timeout_ms": 3000, "engine_attempts": 2}
-AGENT = {"retain_bytes": 2 * KEPT_BYTES, "derived_bytes": KEPT_BYTES, "log_level": "debug", "log_format": "json"}
+AGENT = {"retain_bytes": 2 * KEPT_BYTES, "derived_bytes": KEPT_BYTES, **LOGS}
 
 
 def spawned(log: Path, *command: object) -> subprocess.Popen:
+    words = [sys.executable, *map(str, command)]
     with log.open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, *map(str, command)], stdin=subprocess.DEVNULL, stdout=output, stderr=output
-        )
+        return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
 
 
 def disk(cluster: Cluster, name: str, megabytes: int) -> "tuple[Path, bool]":
@@ -83,19 +74,17 @@ class Engine:
         return {**WITH_ENGINE, "engine": self.kind, "engine_url": f"http://{self.port.address}"}
 
     def start(self) -> None:
-        arguments = {
-            "hook": [],
-            "in-place": [self.socket, self.megabytes],
-        }.get(self.kind, [self.kind, self.port.number, self.directory])
-        if arguments:
-            mode = "http" if self.over_http else self.kind
-            self.process = spawned(self.directory / "log", HERE / "engine.py", mode, self.given, *arguments)
+        command = ["in-place", self.given, self.socket, self.megabytes]
+        if self.over_http:
+            command = ["http", self.given, self.kind, self.port.number, self.directory]
+        if self.kind != "hook":  # which the receiver starts
+            self.process = spawned(self.directory / "log", HERE / "engine.py", *command)
 
     def kill(self) -> None:
-        if self.process:
-            self.process.kill()
-            self.process.wait()
-            self.given.open("a").write('{"version": 0}\n')
+        self.process.kill()
+        self.process.wait()
+        with self.given.open("a") as given:
+            given.write('{"version": 0}\n')
 
     def look(self) -> None:
         for entry in self.tail.entries():
@@ -116,10 +105,8 @@ class Place:
         if site.ca:
             # Each receiver calls its agent by a host of its own, which the agent names for lanes, too.
             host = f"127.0.0.{10 + number}"
-            self.links = {
-                "control": Link(site.agent.address, host),
-                "lanes": Link(site.lanes.address, host, site.lanes.number),
-            }
+            lanes = Link(site.lanes.address, host, site.lanes.number)
+            self.links = {"control": Link(site.agent.address, host), "lanes": lanes}
             agent = self.links["control"].address
             options = {**site.ca.daemon(name), "tls_server_name": "spiffe://test/agent"}
         if self.engine:
@@ -127,7 +114,6 @@ class Place:
             self.engine.start()
         self.receiver = cluster.receiver(agent, name=name, start=False, root=self.root, **RECEIVER, **options)
         self.shown = 0
-        self.shown_at = 0.0
         self.fault = ""  # what is wrong with it now, or being got over
         self.calm_since = 0.0
 
@@ -145,11 +131,10 @@ class Place:
         return {"name": self.name, "root": str(self.root / MODEL), "truth": str(self.site.truth), "given": str(given)}
 
     def look(self) -> None:
-        version = 0
-        with contextlib.suppress(OSError):
-            version = int(os.readlink(self.current)[1:].partition("-")[0])
-        if version != self.shown:
-            self.shown, self.shown_at = version, time.monotonic()
+        try:
+            self.shown = int(os.readlink(self.current)[1:].partition("-")[0])
+        except OSError:
+            self.shown = 0
         if self.engine:
             self.engine.look()
 
@@ -179,7 +164,6 @@ class Site:
         self.versions: "dict[int, float]" = {}  # those published, and when that began
         self.run: "str | None" = None
         self.trainer: "subprocess.Popen | None" = None
-        self.fault = ""
 
     @property
     def newest(self) -> int:

@@ -130,10 +130,7 @@ class Soak:
         self.converge(kind, target)
 
     def converge(self, kind: Kind, target) -> None:
-        healed = time.monotonic()
-        site, left = target.places[0].site, list(target.places)
-        site.look()
-        newest = site.newest
+        healed, newest, left = time.monotonic(), target.places[0].site.newest, list(target.places)
         while left and not self.over.wait(LOOK_S):
             waited = time.monotonic() - healed
             for place in [place for place in left if place.has >= newest or waited > CONVERGES_S]:
@@ -179,7 +176,8 @@ class Soak:
         self.begun = time.monotonic()
         for place in self.places:
             place.calm_since = self.begun
-        threading.Thread(target=self.watch, daemon=True).start()
+        watcher = threading.Thread(target=self.watch, daemon=True)
+        watcher.start()
         if self.options.canary:
             threading.Timer(CANARY_AFTER_S, self.plant_canary).start()
         workers: "list[threading.Thread]" = []
@@ -193,6 +191,7 @@ class Soak:
             worker.join(timeout=0 if self.wrong else 2 * CONVERGES_S)
         time.sleep(0 if self.wrong else 3)  # the checker reads what came last
         self.over.set()
+        watcher.join()
 
 
 def main() -> int:
