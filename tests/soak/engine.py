@@ -21,9 +21,8 @@ PARENT = os.getppid()  # a server ends with it
 
 
 def give(path: str, run: str = "", version: int = 0, label: str = "", **more) -> None:
-    line = json.dumps({"run": run, "version": version, "label": label, **more}) + "\n"
     with open(path, "a") as file:
-        file.write(line)
+        file.write(json.dumps({"run": run, "version": version, "label": label, **more}) + "\n")
 
 
 def hook(given: str, fault: str) -> None:

@@ -156,6 +156,7 @@ class Site:
         else:
             options["local_socket"] = self.directory / "pull.sock"
         self.agent = Agent(self.directory, options)
+        self.agent.name = f"{name}'s agent"
         cluster.daemons.append(self.agent)
         self.agent.start()
         self.places = [Place(self, f"{name}-{number}", kind, number) for number, kind in enumerate(engines)]
