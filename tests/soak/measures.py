@@ -39,9 +39,10 @@ class Growth:
         for daemon in filter(lambda daemon: daemon.running(), daemons):
             pid = daemon.process.pid
             try:
-                self._lives.setdefault((daemon.name, pid), []).append((time.monotonic(), sizes_of(pid)))
+                sizes = sizes_of(pid)
             except (OSError, StopIteration):
-                pass  # it has ended just now
+                continue  # it has ended just now
+            self._lives.setdefault((daemon.name, pid), []).append((time.monotonic(), sizes))
 
     def grown(self) -> "list[dict]":
         """[before, after] of each process that lived long enough."""
