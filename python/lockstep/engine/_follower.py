@@ -184,22 +184,24 @@ class Follower:
             kept: every byte will be there again at ``wake``, which the receiver compares. Otherwise, or after another call
                 without, a whole version is written then.
         """
-        with self._reconnecting():
+        with self._memory_lock:
             if not self._asleep and not self._stopping.is_set():
                 self._gate.shut(given_up=self._stopping.is_set)
                 self._asleep = True
                 self._at_sleep, self._own.holds = self._own.holds, None
                 self._reads = self._resumes = self._derived = self._late = None
+                self._reconnect()
             if not kept:
                 self._at_sleep = None
 
     def wake(self) -> None:
         """The memory is there again, at the same addresses, and nobody else writes it. Not asleep: nothing."""
-        with self._reconnecting():
+        with self._memory_lock:
             if self._asleep:
                 self._asleep = False
                 self._own.holds = self._at_sleep
                 self._waits_since = time.monotonic()
+                self._reconnect()
 
     def close(self) -> None:
         """Follows no more; waiting readers get StateError. Weights stay: whole, unless they were being written."""
@@ -235,14 +237,10 @@ class Follower:
             if self._connection is not None:
                 self._connection.shutdown()
 
-    @contextlib.contextmanager
-    def _reconnecting(self) -> "Iterator[None]":
-        """The memory, after what the follower's thread has begun with it; that attaches again with what it is then."""
+    def _reconnect(self) -> None:
+        """Under the memory's lock: the follower's thread attaches again, with what this rank is now."""
+        self._soon.set()
         self._disconnect()
-        with self._memory_lock:
-            yield
-            self._soon.set()
-            self._disconnect()  # it may have attached again before
 
     def _check_serves(self) -> None:
         if self._compares:
