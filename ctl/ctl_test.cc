@@ -129,8 +129,9 @@ class FakeReceiver final : public v1::RaasReceiver::Service {
     }
     return grpc::Status::OK;
   }
-  grpc::Status Rollback(grpc::ServerContext*, const v1::RollbackRequest*, v1::ReceiverModel* model) override {
-    *model = Model(6);
+  grpc::Status Rollback(grpc::ServerContext*, const v1::RollbackRequest* request, v1::ReceiverModel* model) override {
+    *model = Model(request->to_version() == 0 ? 6 : request->to_version());
+    model->set_skipped_version(request->not_version());
     return grpc::Status::OK;
   }
   grpc::Status Verify(grpc::ServerContext*, const v1::ReceiverVerifyRequest*, v1::VerifyResult* result) override {
@@ -347,7 +348,15 @@ TEST_CASE("A sync's line says how its bytes came") {
 
 TEST_CASE("Rollback says where the receiver is now") {
   Fleet fleet;
-  CHECK(fleet.Receiver({"rollback"}).text == "actor is back at version 6 and stays there until `pull`\n");
+  CHECK(fleet.Receiver({"rollback"}).text == "actor is at version 6 and stays there until `pull`\n");
+  CHECK(fleet.Receiver({"rollback", "--to", "5"}).text == "actor is at version 5 and stays there until `pull`\n");
+  CHECK(fleet.Receiver({"rollback", "--not", "7"}).text ==
+        "actor is at version 6 and follows again when there is a newer one than 7\n");
+  for (const auto& wrong :
+       {std::vector<std::string>{"rollback", "--not", "7", "--to", "6"},
+        std::vector<std::string>{"rollback", "--not", "0"}, std::vector<std::string>{"pull", "--not", "7"}}) {
+    CHECK(fleet.Receiver(wrong).status.code() == ErrorCode::kUsage);
+  }
 }
 
 TEST_CASE("Watch prints a line for each event, and its end is an error unless it was counted") {

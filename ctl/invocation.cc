@@ -57,9 +57,17 @@ void AddCommands(CLI::App& app, Words& words) {
   AddModel(*watch, options);
   watch->add_option("--count", options.count, "End after so many")->type_name("N");
   AddModel(*AddCommand(app, options, Command::kLayout, "layout", "The model's tensors"), options);
-  AddModel(*AddCommand(app, options, Command::kRollback, "rollback",
-                       "Make a receiver's previous version current, until the next pull"),
-           options);
+  CLI::App* rollback = AddCommand(app, options, Command::kRollback, "rollback",
+                                  "End a receiver's pull and return to another version: without an option to the one "
+                                  "before, which stays until the next pull");
+  AddModel(*rollback, options);
+  CLI::Option* to =
+      rollback->add_option("--to", options.to_version, "Have this version, and keep it until the next pull");
+  CLI::Option* skip = rollback->add_option("--not", options.not_version,
+                                           "Have the version before this one, if it is current, and follow again as "
+                                           "soon as there is a newer one");
+  for (CLI::Option* version : {to, skip}) version->type_name("VERSION")->check(CLI::PositiveNumber);
+  to->excludes(skip);
   AddCommand(app, options, Command::kHealth, "health", "Exit 0 when the daemon is serving, 69 when not")
       ->add_option("service,--service", words.health_service, "liveness, readiness, or a service's full name");
   AddPlanOptions(*AddCommand(app, "plan", "Who copies what, from a trainer's shape or its sheets; asks no daemon"),

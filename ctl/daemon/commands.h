@@ -25,6 +25,8 @@ struct DaemonOptions {
   std::string model;                        // empty: the only one there is
   std::string health_service;               // full name; empty: the server as a whole
   bool force_full = false;
+  uint64_t to_version = 0;                           // of a rollback; 0: the version before
+  uint64_t not_version = 0;                          // of a rollback; 0: none is skipped
   bool needs_engines = false;                        // verify fails where no engine's memory was compared
   uint64_t count = 0;                                // of records to watch; 0: no end
   std::optional<std::chrono::milliseconds> timeout;  // nothing: the command's default; watch has none

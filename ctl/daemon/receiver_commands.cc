@@ -83,9 +83,13 @@ class ReceiverCommands : DaemonCommands<ReceiverClient, v1::ReceiverStatusReques
     LS_ASSIGN_OR_RETURN(const std::string model, Model());
     v1::RollbackRequest request;
     request.set_model(model);
+    request.set_to_version(options_.to_version);
+    request.set_not_version(options_.not_version);
     LS_ASSIGN_OR_RETURN(const v1::ReceiverModel now, client_.Call(&Stub::Rollback, request, Timeout(kWorkTimeout)));
-    output_.Print(ToJson(now),
-                  Cat(now.name(), " is back at version ", now.held().version(), " and stays there until `pull`\n"));
+    const std::string next = options_.not_version == 0 ? " and stays there until `pull`\n"
+                                                       : Cat(" and follows again when there is a newer one than ",
+                                                             options_.not_version, "\n");
+    output_.Print(ToJson(now), Cat(now.name(), " is at version ", now.held().version(), next));
     return OkStatus();
   }
 };

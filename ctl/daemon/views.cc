@@ -155,8 +155,9 @@ std::string StatusText(const v1::ReceiverStatus& status) {
   Table table({"MODEL", "STATE", ">VERSION", "LABEL", ">AGE", ">NEWEST", ">SERVED", ">SIZE", ">LAST SYNC", ">SYNCS",
                ">FAILURES", ">REPAIRED", ">ENGINE FAILURES", "AGENT", "LAST ERROR"});
   for (const v1::ReceiverModel& model : status.models()) {
-    table.AddRow({model.name(), ValueText(*v1::SessionState_descriptor(), model.state(), "state"),
-                  VersionOrDash(model.held().version()), TextOrDash(model.held_label()),
+    std::string state = ValueText(*v1::SessionState_descriptor(), model.state(), "state");
+    if (model.skipped_version() != 0) state += Cat(", not ", model.skipped_version());
+    table.AddRow({model.name(), state, VersionOrDash(model.held().version()), TextOrDash(model.held_label()),
                   AgeText(model.held_committed_unix_ns(), status.now_unix_ns()), VersionOrDash(model.newest_version()),
                   VersionOrDash(model.served_version()), HumanBytes(model.model_bytes()),
                   AgeText(model.last_sync_unix_ns(), status.now_unix_ns()), Cat(model.syncs()), Cat(model.failures()),

@@ -92,7 +92,7 @@ grpc::Status ReceiverService::Rollback(grpc::ServerContext* context, const v1::R
                                        v1::ReceiverModel* response) {
   LS_GRPC_ASSIGN_OR_RETURN(const access::Caller caller, gate_.Admit(*context, __func__, *request));
   LS_GRPC_ASSIGN_OR_RETURN(session::Session* const session, Find(request->model()));
-  LS_GRPC_ASSIGN_OR_RETURN(*response, session->Rollback([context] { return context->IsCancelled(); }));
+  LS_GRPC_ASSIGN_OR_RETURN(*response, session->Rollback(*request, [context] { return context->IsCancelled(); }));
   return grpc::Status::OK;
 }
 

@@ -16,6 +16,28 @@
 #include "raas_receiver/replica/replica_file.h"
 
 namespace lockstep::replica {
+namespace {
+
+// A note is one line: "<run> <version>", and " skip" where that is meant.
+Rollback ReadNote(const std::string& path) {
+  const Result<std::string> text = os::ReadFile(path);
+  std::string run;
+  std::string skip;
+  Version version = 0;
+  if (!text.ok()) return {};
+  std::istringstream words(*text);
+  if (!(words >> run >> version)) return {};
+  words >> skip;
+  const auto id = HexDecode16(run);
+  return id.ok() ? Rollback{{{*id}, version}, skip == "skip"} : Rollback();
+}
+
+Status WriteNote(const std::string& path, const Rollback& note) {
+  const Held& version = note.version;
+  return os::WriteFileAtomic(path, Cat(ToHex(version.run), " ", version.version, note.skip ? " skip\n" : "\n"), 0600);
+}
+
+}  // namespace
 
 Result<ReplicaDirectory> ReplicaDirectory::Open(const std::string& root, const std::string& model) {
   LS_RETURN_IF_ERROR(os::MakeDirs(root, kDirectoryMode));
@@ -70,17 +92,20 @@ void ReplicaDirectory::GiveRoom() const {
   ::unlink(RoomPath().c_str());
 }
 
-Held ReplicaDirectory::ReadNote(const std::string& path) {
-  const Result<std::string> text = os::ReadFile(path);
-  std::string run;
-  Version version = 0;
-  if (!text.ok() || !(std::istringstream(*text) >> run >> version)) return {};
-  const auto id = HexDecode16(run);
-  return id.ok() ? Held{{*id}, version} : Held{};
+Held ReplicaDirectory::served() const {
+  return ReadNote(ServedPath()).version;
 }
 
-Status ReplicaDirectory::WriteNote(const std::string& path, const Held& held) {
-  return os::WriteFileAtomic(path, Cat(ToHex(held.run), " ", held.version, "\n"), 0600);
+Status ReplicaDirectory::MarkServed(const Held& held) const {
+  return WriteNote(ServedPath(), {held});
+}
+
+Rollback ReplicaDirectory::rollback() const {
+  return ReadNote(RolledBackPath());
+}
+
+Status ReplicaDirectory::MarkRollback(const Rollback& rollback) const {
+  return WriteNote(RolledBackPath(), rollback);
 }
 
 }  // namespace lockstep::replica

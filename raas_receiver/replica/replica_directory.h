@@ -10,6 +10,14 @@
 
 namespace lockstep::replica {
 
+// What an operator chose by a rollback.
+struct Rollback {
+  Held version;       // nothing: none was chosen
+  bool skip = false;  // it is not made current again until a newer one was; else it stays current until a pull
+
+  bool operator==(const Rollback&) const = default;
+};
+
 // Owns the directory for as long as it lives. Move-only. Not thread-safe.
 class ReplicaDirectory {
  public:
@@ -34,18 +42,16 @@ class ReplicaDirectory {
   bool leases_see_mappings() const { return leases_see_mappings_; }
 
   // Notes: what the engine last took, and what an operator rolled back to. Nothing when there is none that can be read.
-  Held served() const { return ReadNote(ServedPath()); }
-  Status MarkServed(const Held& held) const { return WriteNote(ServedPath(), held); }
-  Held rolled_back() const { return ReadNote(RolledBackPath()); }
-  Status MarkRolledBack(const Held& held) const { return WriteNote(RolledBackPath(), held); }
+  Held served() const;
+  Status MarkServed(const Held& held) const;
+  Rollback rollback() const;
+  Status MarkRollback(const Rollback& rollback) const;
 
  private:
   explicit ReplicaDirectory(std::string path) : path_(std::move(path)), scratch_(path_ + "/.lockstep") {}
 
   Status Lock();
   Status Sweep() const;
-  static Held ReadNote(const std::string& path);
-  static Status WriteNote(const std::string& path, const Held& held);
   std::string RoomPath() const { return scratch_ + "/room"; }
   std::string ServedPath() const { return scratch_ + "/served"; }
   std::string RolledBackPath() const { return scratch_ + "/rolled-back"; }

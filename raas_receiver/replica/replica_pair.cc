@@ -60,7 +60,8 @@ ReplicaPair::ReplicaPair(ReplicaOptions options, WorkerPool& pool, ReplicaDirect
       tree_(std::move(tree)),
       kept_(options_.keep_delta_bytes, options_.keep_older_deltas),
       replicas_(std::move(start.replicas)),
-      current_(start.current) {
+      current_(start.current),
+      rollback_(directory_.rollback()) {
   KeepRoom();
 }
 
@@ -354,12 +355,32 @@ Status ReplicaPair::PublishTarget() {
   return published;
 }
 
-// The note counts once its version is current, so a crash in between leaves what was before.
-Status ReplicaPair::RollBack() {
+Rollback ReplicaPair::rollback() const {
+  const Held held = current().held;
+  std::lock_guard lock(mutex_);
+  return rollback_.skip != (rollback_.version == held) ? rollback_ : Rollback();
+}
+
+// The note does not count before the switch, so a crash in between leaves what was before.
+Status ReplicaPair::RollBack(const Rollback& chosen) {
   directory_.GiveRoom();
-  if (target().whole) LS_RETURN_IF_ERROR(directory_.MarkRolledBack(target().whole->manifest.held));
+  LS_RETURN_IF_ERROR(directory_.MarkRollback(chosen));
   Edge("rollback noted");
-  return SwitchToOther();
+  {
+    std::lock_guard lock(mutex_);
+    rollback_ = chosen;
+  }
+  if (chosen.skip == (current().held == chosen.version)) return SwitchToOther();
+  KeepRoom();
+  return OkStatus();
+}
+
+Status ReplicaPair::EndRollback() {
+  {
+    std::lock_guard lock(mutex_);
+    if (std::exchange(rollback_, {}).version.nothing()) return OkStatus();
+  }
+  return directory_.MarkRollback({});
 }
 
 ReplicaPair::HeldBytes ReplicaPair::Bytes(Side side) const {

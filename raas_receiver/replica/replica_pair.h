@@ -123,11 +123,13 @@ class ReplicaPair {
   // the engine does so when it comes back.
   Held served() const { return directory_.served(); }
   Status MarkServed(const Held& held) { return directory_.MarkServed(held); }
-  // SwitchToOther(), and remembers across restarts that this version was chosen; until another one is current, or
-  // EndRollback().
-  Status RollBack();
-  bool rolled_back() const { return current_ >= 0 && directory_.rolled_back() == current().held; }
-  Status EndRollback() { return rolled_back() ? directory_.MarkRolledBack({}) : OkStatus(); }
+  // What was chosen, across restarts, and still counts: a version that stays is current, one that is skipped is not.
+  // Any thread.
+  Rollback rollback() const;
+  // Remembers the choice, and SwitchToOther() where it says so.
+  Status RollBack(const Rollback& chosen);
+  // Nothing is chosen any more; an error says that a restart may not know.
+  Status EndRollback();
 
   // What a replica holds: of it all, or nothing.
   enum class Side { kCurrent, kOther };
@@ -183,7 +185,8 @@ class ReplicaPair {
   // Guards current_, and each replica's `whole` and `name`, which other threads read and only the session's changes.
   // Taken before bytes_mutexes_.
   mutable std::mutex mutex_;
-  int current_;  // -1: nothing is held
+  int current_;        // -1: nothing is held
+  Rollback rollback_;  // as it was noted last; guarded by mutex_
 };
 
 }  // namespace lockstep::replica

@@ -386,7 +386,7 @@ TEST_CASE("A sync that there is no room for gives up nothing: the version before
   fixture.CheckCurrent(2);
   if (GENERATE(true, false)) fixture.Reopen();
   fixture.pair().Abandon();
-  REQUIRE(fixture.pair().RollBack().ok());
+  REQUIRE(fixture.pair().RollBack({fixture.pair().previous().held}).ok());
   fixture.CheckCurrent(1);
   fs::remove(mount.path() + "/filler");
   fixture.PullFull(next.has(3) ? 3 : 1, next);
@@ -434,7 +434,7 @@ TEST_CASE("A version is gone back to, and another synced, on a file system witho
   PullTwo(fixture);
   for (const bool full : {false, true}) {
     if (full) Fill(mount.path(), 0);
-    REQUIRE(fixture.pair().RollBack().ok());
+    REQUIRE(fixture.pair().RollBack({fixture.pair().previous().held}).ok());
     fixture.CheckCurrent(1);
     fixture.PullFull(2);
     fixture.CheckCurrent(2);

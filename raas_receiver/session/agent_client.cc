@@ -41,6 +41,12 @@ AgentClient::AgentClient(net::ControlAddress address, const rpc::TlsOptions& tls
       channel_(rpc::MakeChannel(address_.text, tls)),
       stub_(v1::TrainerAgent::NewStub(channel_)) {}
 
+AgentClient::AgentClient(const AgentClient& other)
+    : address_(other.address_),
+      encrypted_(other.encrypted_),
+      channel_(other.channel_),
+      stub_(v1::TrainerAgent::NewStub(channel_)) {}
+
 template <typename Request, typename Response>
 Result<Response> AgentClient::Call(const char* name, Method<Request, Response> method, const Request& request,
                                    std::chrono::milliseconds timeout, bool even_cancelled) {

@@ -27,6 +27,9 @@ namespace lockstep::session {
 class AgentClient {
  public:
   explicit AgentClient(net::ControlAddress address, const rpc::TlsOptions& tls = {});
+  // Over the same connection; what is cancelled is each one's own.
+  AgentClient(const AgentClient& other);
+  AgentClient& operator=(const AgentClient&) = delete;
 
   const net::ControlAddress& address() const { return address_; }
   bool encrypted() const { return encrypted_; }  // calls are

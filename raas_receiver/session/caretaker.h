@@ -28,6 +28,8 @@ class Caretaker {
   uint64_t scrubbed_bytes() const { return scrubber_.bytes(); }
   // Whether the current version is, as far as is known.
   bool damaged() const { return damaged_; }
+  // Whether the other replica is: nothing is made from it, and nobody returns to it.
+  bool other_damaged() const { return other_damaged_; }
 
   // --- the session's thread ---
 
@@ -44,8 +46,6 @@ class Caretaker {
   // Another replica is current. If the one before was to be mended, nothing is to be made from it, and engines may have
   // read it.
   void Switched();
-  // Whether the other replica is damaged: nothing is made from it, and nobody returns to it.
-  bool other_damaged() const { return other_damaged_; }
   // Drops it then: to be called before a sync, and before an engine is told what it may return to. REQUIRES that no
   // engine reads it.
   void DropDamaged();
@@ -60,10 +60,10 @@ class Caretaker {
   EngineSupervisor& engine_;
   SyncHistory& history_;
   replica::Scrubber scrubber_;
-  std::atomic<bool> damaged_ = false;  // the current version is
-  Clock::time_point mend_at_;          // and is to be mended then
-  bool other_damaged_ = false;         // the other replica is, and is still there
-  bool drop_failed_ = false;           // the last time
+  std::atomic<bool> damaged_ = false;        // the current version is
+  Clock::time_point mend_at_;                // and is to be mended then
+  std::atomic<bool> other_damaged_ = false;  // the other replica is, and is still there
+  bool drop_failed_ = false;                 // the last time
   Backoff backoff_{std::chrono::minutes(5), std::chrono::seconds(1)};
 };
 

@@ -14,7 +14,7 @@ constexpr milliseconds kCallerPoll{100};
 
 }  // namespace
 
-Requests::Answer Requests::Ask(Kind kind, milliseconds timeout, const Cancelled& cancelled, bool force_full) {
+uint64_t Requests::Post(Kind kind, bool force_full) {
   uint64_t number = 0;
   {
     std::lock_guard lock(mutex_);
@@ -22,6 +22,10 @@ Requests::Answer Requests::Ask(Kind kind, milliseconds timeout, const Cancelled&
     kinds_[kind].force_full |= force_full;
   }
   changed_.Notify();
+  return number;
+}
+
+Requests::Answer Requests::Await(Kind kind, uint64_t number, milliseconds timeout, const Cancelled& cancelled) {
   const auto until = std::chrono::steady_clock::now() + timeout;
   std::optional<Answer> answer;
   const auto answered = [&] {

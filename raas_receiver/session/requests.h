@@ -33,11 +33,16 @@ class Requests {
   Requests(std::string model, ChangeSignal& changed) : model_(std::move(model)), changed_(changed) {}
 
   // --- the service's threads ---
-  // One more of `kind`, waited for: what became of it, of a pull with the sync's record. kCancelled after Stop, or when
-  // `cancelled` says so; kDeadline after `timeout`. What was asked for is done all the same then, unless the session
-  // stops. `force_full`: of a pull.
+  // One more of `kind`: its number. `force_full`: of a pull.
+  uint64_t Post(Kind kind, bool force_full = false);
+  // What became of it, of a pull with the sync's record. kCancelled after Stop, or when `cancelled` says so; kDeadline
+  // after `timeout`. What was asked for is done all the same then, unless the session stops.
+  Result<v1::SyncRecord> Await(Kind kind, uint64_t number, std::chrono::milliseconds timeout,
+                               const Cancelled& cancelled);
   Result<v1::SyncRecord> Ask(Kind kind, std::chrono::milliseconds timeout, const Cancelled& cancelled,
-                             bool force_full = false);
+                             bool force_full = false) {
+    return Await(kind, Post(kind, force_full), timeout, cancelled);
+  }
   // The end of the session.
   void Stop();
 

@@ -64,7 +64,6 @@ Session::Session(SessionOptions options, std::unique_ptr<replica::ReplicaPair> r
                .io = io,
                .live = live_,
                .timeline = options_.timeline},
-      rolled_back_(replicas_->rolled_back()),
       care_(options_.model, options_.scrub_round, *replicas_, engine_, history_),
       freshness_(options_.unready_after),
       follower_(WatchOf(options_), options_.follow, agent_, *replicas_, changed_),
@@ -108,9 +107,60 @@ Result<v1::SyncRecord> Session::Pull(bool force_full, milliseconds timeout, cons
   return requests_.Ask(Requests::kPull, timeout, cancelled, force_full);
 }
 
-Result<v1::ReceiverModel> Session::Rollback(const Requests::Cancelled& cancelled) {
-  LS_RETURN_IF_ERROR(requests_.Ask(Requests::kRollback, kEngineCall, cancelled));
+Result<v1::ReceiverModel> Session::Rollback(const v1::RollbackRequest& request, const Requests::Cancelled& cancelled) {
+  uint64_t number = 0;
+  {
+    std::lock_guard lock(mutex_);
+    LS_ASSIGN_OR_RETURN(const replica::Rollback chosen, Choose(request));
+    if (rollback_ && *rollback_ != chosen) {
+      return Status(ErrorCode::kState, Cat("model ", options_.model, ": a rollback to another version is under way"));
+    }
+    rollback_ = chosen;
+    number = requests_.Post(Requests::kRollback);
+    if (running_ != nullptr) running_->Cancel();
+  }
+  LS_RETURN_IF_ERROR(requests_.Await(Requests::kRollback, number, kEngineCall, cancelled));
   return Describe();
+}
+
+// What is asked for, by what is held and announced now: while it waits for its turn that may change, and the versions
+// that were meant may not.
+Result<replica::Rollback> Session::Choose(const v1::RollbackRequest& request) const {
+  const Held current = replicas_->current().held;
+  const Held other = replicas_->previous().held;
+  if (request.to_version() != 0 && request.not_version() != 0) {
+    return Status(ErrorCode::kUsage, "a rollback to one version, or one that skips a version: not both");
+  }
+  replica::Rollback chosen{other};
+  if (const Version to = request.to_version(); to != 0) {
+    chosen = {to == current.version ? current : Held{other.run, to}};
+  } else if (const Version skip = request.not_version(); skip != 0) {
+    const Held newest = follower_.newest();
+    const bool newer = newest.run != current.run || skip > current.version;
+    if (skip != current.version && (skip > newest.version || !newer)) {
+      return Status(ErrorCode::kState, Cat("model ", options_.model, ": version ", skip, " is neither held, which is ",
+                                           current.version, ", nor a newer one that the agent has"));
+    }
+    chosen = {skip == current.version ? current : Held{newest.run, skip}, /*skip=*/true};
+  } else if (other.run == current.run && other.version >= current.version) {
+    chosen = {};
+  }
+  LS_RETURN_IF_ERROR(CheckHeld(chosen));
+  return chosen;
+}
+
+// kState when the replicas do not hold what is to be current then.
+Status Session::CheckHeld(const replica::Rollback& chosen) const {
+  const Held current = replicas_->current().held;
+  const Held other = replicas_->previous().held;
+  const bool stays = chosen.skip == (chosen.version != current);
+  if (stays && !current.nothing()) return OkStatus();
+  const bool there = !other.nothing() && !care_.other_damaged();
+  if (there && (chosen.skip || chosen.version == other)) return OkStatus();
+  return {ErrorCode::kState,
+          Cat("model ", options_.model, ": the other replica holds no whole version ",
+              chosen.skip || chosen.version.nothing() ? Cat("before ", current.version) : Cat(chosen.version.version),
+              "; nothing to roll back to")};
 }
 
 Result<size_t> Session::VerifyEngines(const Requests::Cancelled& cancelled) {
@@ -140,12 +190,21 @@ void Session::Loop() {
   changed_.Notify();
 }
 
+bool Session::PullDue() const {
+  return unanswered_ ? requests_.due(Requests::kPull, unanswered_->pulls) : requests_.due(Requests::kPull);
+}
+
 bool Session::SyncDue() const {
   ++looked_;
   if (engine_.ReadsPrevious()) return false;  // a sync would write there
-  if (unanswered_ ? requests_.due(Requests::kPull, unanswered_->pulls) : requests_.due(Requests::kPull)) return true;
+  return PullDue() || (UntilRetry().count() <= 0 && Behind());
+}
+
+bool Session::Behind() const {
+  const replica::Rollback rollback = replicas_->rollback();
+  const bool held_back = rollback.skip ? follower_.newest() == rollback.version : !rollback.version.nothing();
   const replica::PublishedVersion current = replicas_->current();
-  return UntilRetry().count() <= 0 && !rolled_back_ && follower_.Behind(current.held, current.digest);
+  return !held_back && follower_.Behind(current.held, current.digest);
 }
 
 milliseconds Session::UntilRetry() const {
@@ -154,7 +213,8 @@ milliseconds Session::UntilRetry() const {
 
 v1::SessionState Session::Resting() const {
   if (UntilRetry().count() > 0) return v1::SESSION_STATE_BACKING_OFF;
-  return rolled_back_ ? v1::SESSION_STATE_HELD : v1::SESSION_STATE_WAITING;
+  const replica::Rollback rollback = replicas_->rollback();
+  return rollback.version.nothing() || rollback.skip ? v1::SESSION_STATE_WAITING : v1::SESSION_STATE_HELD;
 }
 
 // States Waiting, Held and BackingOff. After: Negotiating when a sync is due, Held after a rollback, else one of these.
@@ -180,11 +240,16 @@ v1::SessionState Session::Wait() {
   return Resting();
 }
 
-// After: Held; Waiting when there was nothing to roll back to.
+// After: Held, or Waiting: for a newer version than one that is skipped, or because nothing was done.
 v1::SessionState Session::RollBack() {
-  Status status = SwitchToOlder();
-  const bool switched = status.ok();
-  if (switched) {
+  replica::Rollback chosen;
+  {
+    std::lock_guard lock(mutex_);
+    chosen = *rollback_;
+  }
+  const Held before = replicas_->current().held;
+  Status status = Return(chosen);
+  if (replicas_->current().held != before) {
     Answer();             // its version is not the next that the engine gets
     engine_.Interrupt();  // what it is being told to load is not wanted any more
     if (notifying_) (void)FinishServe();
@@ -195,56 +260,67 @@ v1::SessionState Session::RollBack() {
     engine_.Begin(mode_, transfer_);
     status = FinishServe();
   }
-  // Also for those that came while it ran: they asked for the same version.
+  state_ = Resting();
+  std::lock_guard lock(mutex_);
+  // Also for those that came while it ran: they asked for the same.
   requests_.End(Requests::kRollback, requests_.Begin(Requests::kRollback), status);
+  rollback_.reset();
   return Resting();
 }
 
-// kState when the other replica holds nothing whole, or nothing that is older.
-Status Session::SwitchToOlder() {
-  const Held current = replicas_->current().held;
-  const Held other = replicas_->previous().held;
-  const bool newer = other.run == current.run && other.version >= current.version;
-  if (other.nothing() || newer || care_.other_damaged()) {
-    return {ErrorCode::kState, Cat("model ", options_.model, ": the other replica holds no whole version before ",
-                                   current.version, "; nothing to roll back to")};
-  }
-  LS_RETURN_IF_ERROR(replicas_->RollBack());
-  rolled_back_ = true;
+Status Session::Return(const replica::Rollback& chosen) {
+  LS_RETURN_IF_ERROR(CheckHeld(chosen));
+  const Held before = replicas_->current().held;
+  LS_RETURN_IF_ERROR(replicas_->RollBack(chosen));
+  const Held now = replicas_->current().held;
   sync_again_ = {};
-  care_.Switched();
   live_.Close();
+  if (now != before) care_.Switched();
+  if (PullDue()) {  // it would lead on at once
+    Answer();
+    requests_.End(Requests::kPull, requests_.Begin(Requests::kPull),
+                  {ErrorCode::kCancelled, Cat("model ", options_.model, ": a rollback came meanwhile; pull again")});
+  }
   telemetry::Log(telemetry::LogLevel::kWarn, "version_rolled_back",
-                 {{"model", options_.model}, {"run", ToHex(other.run)}, {"version", other.version}});
+                 {{"model", options_.model},
+                  {"run", ToHex(now.run)},
+                  {"version", now.version},
+                  {"from", before.version},
+                  {"skips", chosen.skip ? chosen.version.version : 0}});
   return OkStatus();
 }
 
 // The states of Sync. After: Waiting, or BackingOff after an error.
 v1::SessionState Session::Synchronize() {
   const telemetry::Moment begun;
+  const bool asked = PullDue();
   const Requests::Turn pulls = requests_.Begin(Requests::kPull);
   const Held announced = follower_.newest();
   care_.DropDamaged();
-  Sync sync(
-      context_,
-      {.force_full = pulls.force_full, .layout = follower_.layout(), .agent_layout = follower_.announced_layout()},
-      state_);
+  Sync sync(context_,
+            {.force_full = pulls.force_full,
+             .layout = follower_.layout(),
+             .agent_layout = follower_.announced_layout(),
+             .skipped = asked ? Held() : replicas_->rollback().version},
+            state_);
   const Status status = RunSync(sync);
-  if (!status.ok()) {
+  const bool ended = status.code() == ErrorCode::kCancelled && requests_.due(Requests::kRollback);
+  if (ended) {
+    sync_again_ = {};
+  } else if (!status.ok()) {
     sync_again_ = std::chrono::steady_clock::now() + backoff_.Next();
   } else {
     sync_again_ = {};
     backoff_.Reset();
     follower_.Synced(announced, replicas_->current());
-    rolled_back_ = false;
-    const Status ended = replicas_->EndRollback();
-    if (!ended.ok()) telemetry::LogError("rollback_end_failed", ended, {{"model", options_.model}});
+    const Status forgotten = replicas_->EndRollback();
+    if (!forgotten.ok()) telemetry::LogError("rollback_end_failed", forgotten, {{"model", options_.model}});
     FollowLive(sync);
     const bool other_bytes = sync.base() == replicas_->current().held && sync.record().mode() != "up_to_date";
     if (pulls.force_full || other_bytes) engine_.Distrust();
   }
   follower_.SetLayout(sync.layout());
-  history_.Add(status, sync.record(), sync.lane_retries());
+  if (!ended) history_.Add(status, sync.record(), sync.lane_retries());
   Conclude(sync, status, begun);
   Answer();  // the one before: its version is committed, and the engine has not ended with it yet
   unanswered_ = {pulls, status, sync.record(), replicas_->current().held};
@@ -284,13 +360,13 @@ void Session::Conclude(const Sync& sync, const Status& status, const telemetry::
   changed_.Notify();  // whoever reports it
 }
 
-// Where RequestStop can reach it.
+// Where RequestStop and Rollback can reach it.
 Status Session::RunSync(Sync& sync) {
   {
     std::lock_guard lock(mutex_);
     running_ = &sync;
+    if (rollback_ || requests_.stopping()) sync.Cancel();
   }
-  if (requests_.stopping()) sync.Cancel();
   Status status = sync.Run();
   std::lock_guard lock(mutex_);
   running_ = nullptr;

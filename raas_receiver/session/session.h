@@ -6,6 +6,8 @@
 //      |                                         +--(error)--> BackingOff --> the states of Sync
 //      +--(Rollback)--> Notifying --> Held --(Pull)--> the states of Sync
 //
+// A rollback ends the sync that runs. One that skips a version is in Waiting afterwards, not in Held.
+//
 // After a sync the engine is notified, which may take minutes, while the next version is pulled and committed: one, for
 // the replica that the engine is being told to load is not written. What Waiting and Held have to say then is
 // Notifying.
@@ -87,9 +89,9 @@ class Session {
   // Syncs now and answers how it went. An error is why nothing was committed; kDeadline when it took longer than
   // `timeout`, and kCancelled when `cancelled` says that the caller has gone: the sync itself continues.
   Result<v1::SyncRecord> Pull(bool force_full, std::chrono::milliseconds timeout, const Requests::Cancelled& cancelled);
-  // Makes the version before current again, notifies the engine, and holds it until the next Pull. kState
-  // when there is none; the engine's error when it does not take it.
-  Result<v1::ReceiverModel> Rollback(const Requests::Cancelled& cancelled);
+  // As receiver.proto says. kUsage for both versions at once; kState, and nothing is changed, when the replicas do not
+  // hold what it takes; the engine's error when it does not take it. kDeadline and kCancelled as Pull.
+  Result<v1::ReceiverModel> Rollback(const v1::RollbackRequest& request, const Requests::Cancelled& cancelled);
   Result<replica::VerifyReport> Verify() const { return replicas_->Verify(); }
   // As EngineSupervisor::Verify. kDeadline and kCancelled as Pull.
   Result<size_t> VerifyEngines(const Requests::Cancelled& cancelled);
@@ -117,12 +119,16 @@ class Session {
   v1::ReportRequest Report() const;
 
   // What it waits for, in any state.
+  bool PullDue() const;
   bool SyncDue() const;
   bool EngineDue() const { return requests_.due(Requests::kVerify) || engine_.Due(); }
 
   std::chrono::milliseconds UntilRetry() const;  // of a sync that failed; over, or none did: not above 0
   v1::SessionState Resting() const;              // Waiting, Held or BackingOff
-  Status SwitchToOlder();
+  bool Behind() const;                           // and to be brought forward: no rollback is in the way
+  Result<replica::Rollback> Choose(const v1::RollbackRequest& request) const;
+  Status CheckHeld(const replica::Rollback& chosen) const;
+  Status Return(const replica::Rollback& chosen);
   Status RunSync(Sync& sync);
   void Conclude(const Sync& sync, const Status& status, const telemetry::Moment& begun);
   void FollowLive(const Sync& sync);
@@ -142,7 +148,6 @@ class Session {
   SyncHistory history_;
   Backoff backoff_;
   std::chrono::steady_clock::time_point sync_again_;  // after a failure, not before, unless a pull asks for it
-  std::atomic<bool> rolled_back_;                     // nothing but a pull that is asked for ends it
   Caretaker care_;
   std::atomic<v1::SessionState> state_ = v1::SESSION_STATE_WAITING;
   std::atomic<bool> notifying_ = false;  // an attempt at the engine is under way
@@ -158,7 +163,8 @@ class Session {
   std::optional<Unanswered> unanswered_;
 
   std::mutex mutex_;
-  Sync* running_ = nullptr;  // guarded by mutex_
+  Sync* running_ = nullptr;                    // guarded by mutex_
+  std::optional<replica::Rollback> rollback_;  // that is asked for, and not answered; guarded by mutex_
 
   // Their threads call back: they end before what is above.
   VersionFollower follower_;

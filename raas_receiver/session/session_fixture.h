@@ -69,8 +69,11 @@ struct SessionFixture {
   Result<v1::SyncRecord> Pull(bool force_full = false) {
     return session->Pull(force_full, kForEver, [] { return false; });
   }
-  Result<v1::ReceiverModel> Rollback() {
-    return session->Rollback([] { return false; });
+  Result<v1::ReceiverModel> Rollback(Version to = 0, Version skip = 0) {
+    v1::RollbackRequest request;
+    request.set_to_version(to);
+    request.set_not_version(skip);
+    return session->Rollback(request, [] { return false; });
   }
   // Damages the replica that the next delta will bring forward, in the first block that it changes.
   void DamageTarget(Version base) {

@@ -7,9 +7,7 @@
 namespace lockstep::session {
 
 bool Session::Ready() {
-  const replica::PublishedVersion current = replicas_->current();
-  const bool behind = !rolled_back_ && follower_.Behind(current.held, current.digest);
-  const bool fresh = freshness_.Update(current.held, behind);
+  const bool fresh = freshness_.Update(replicas_->current().held, Behind());
   const std::string late = engine_.Late();
   if (std::exchange(late_, !late.empty()) != late_ && late_) {
     telemetry::LogWarn("engine_late", {ErrorCode::kDeadline, late}, {{"model", options_.model}});
@@ -44,6 +42,9 @@ v1::ReceiverModel Session::Describe() const {
     model.set_held_label(current.label);
   }
   model.set_replicas_replaced(replicas_->replaced());
+  if (const replica::Rollback rollback = replicas_->rollback(); rollback.skip) {
+    model.set_skipped_version(rollback.version.version);
+  }
   const v1::SessionState state = state_;
   const bool resting = state == v1::SESSION_STATE_WAITING || state == v1::SESSION_STATE_HELD;
   model.set_state(resting && notifying_ ? v1::SESSION_STATE_NOTIFYING : state);

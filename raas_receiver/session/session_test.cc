@@ -192,37 +192,6 @@ TEST_CASE("Blocks that no step starts from are fetched again") {
   fixture.Stop();
 }
 
-TEST_CASE("After a rollback the session holds until a pull, which needs no bytes when the version is still there") {
-  SessionFixture fixture;
-  fixture.Start();
-  fixture.WaitHeld(1);
-  CHECK(fixture.Rollback().status().code() == ErrorCode::kState);
-  fixture.agent.Publish();
-  fixture.WaitHeld(2);
-  const auto back = fixture.Rollback();
-  REQUIRE(back.ok());
-  CHECK(back->held().version() == 1);
-  CHECK(back->previous().version() == 2);
-  fixture.WaitFor([&] { return fixture.Describe().state() == v1::SESSION_STATE_HELD; });
-  fixture.Check(1);
-  const auto record = fixture.Pull();
-  REQUIRE(record.ok());
-  CHECK(record->payload_bytes() == 0);
-  fixture.WaitHeld(2);
-  REQUIRE(fixture.Rollback().ok());
-  fixture.agent.Publish();
-  std::this_thread::sleep_for(milliseconds(100));
-  fixture.Check(1);
-  fixture.agent.twist = [](v1::PullPlan& plan) { plan.clear_tickets(); };
-  CHECK_FALSE(fixture.Pull().ok());  // changes nothing
-  fixture.WaitFor([&] { return fixture.Describe().state() == v1::SESSION_STATE_HELD; });
-  fixture.Check(1);
-  fixture.agent.twist = [](v1::PullPlan&) {};
-  REQUIRE(fixture.Pull().ok());
-  fixture.WaitHeld(3);
-  fixture.Stop();
-}
-
 TEST_CASE("Stopping ends a stalled pull at once") {
   SessionFixture fixture;
   fixture.agent.lanes().fault_of = [](int) { return pull::Fault::kStall; };

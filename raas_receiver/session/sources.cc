@@ -63,8 +63,8 @@ void AddLive(const SyncContext& context, Sources& sources) {
   if (context.live.following()) sources.push_back(std::make_unique<LiveSource>(context.live));
 }
 
-void AddLanes(const SyncContext& context, const Plan& plan, Sources& sources) {
-  pull::RenewTickets renew = [&agent = context.agent, pull_id = plan.pull_id](size_t lanes) {
+void AddLanes(const SyncContext& context, AgentClient& agent, const Plan& plan, Sources& sources) {
+  pull::RenewTickets renew = [&agent, pull_id = plan.pull_id](size_t lanes) {
     return agent.RenewTickets(pull_id, lanes);
   };
   sources.push_back(
@@ -73,11 +73,11 @@ void AddLanes(const SyncContext& context, const Plan& plan, Sources& sources) {
 
 }  // namespace
 
-Sources OpenSources(const SyncContext& context, const Plan& plan, const Layout& layout) {
+Sources OpenSources(const SyncContext& context, AgentClient& agent, const Plan& plan, const Layout& layout) {
   Sources sources;
   AddMemory(context, plan, layout, sources);
   AddLive(context, sources);
-  AddLanes(context, plan, sources);
+  AddLanes(context, agent, plan, sources);
   return sources;
 }
 

@@ -11,8 +11,8 @@
 namespace lockstep::session {
 
 // The sources that `plan` grants and that can be reached, in the order in which they are to be asked. A source of
-// another kind is one more line in here. What `context` refers to outlives them.
-std::vector<std::unique_ptr<pull::BlockSource>> OpenSources(const SyncContext& context, const Plan& plan,
-                                                            const Layout& layout);
+// another kind is one more line in here. What `context` refers to, and `agent`, which is called for them, outlive them.
+std::vector<std::unique_ptr<pull::BlockSource>> OpenSources(const SyncContext& context, AgentClient& agent,
+                                                            const Plan& plan, const Layout& layout);
 
 }  // namespace lockstep::session

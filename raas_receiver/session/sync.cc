@@ -35,6 +35,7 @@ Sync::Sync(SyncContext& context, SyncRequest request, std::atomic<v1::SessionSta
       request_(std::move(request)),
       shown_(shown),
       base_(context.replicas.current()),
+      agent_(context.agent),
       fetcher_(context.model) {
   record_.set_model(context_.model);
   *record_.mutable_from() = ToProto(base_.held);
@@ -76,6 +77,7 @@ const Sync::StateRow& Sync::RowOf(State state) {
 Status Sync::Run() {
   Status status = RunStates();
   if (!status.ok()) {
+    if (cancelled_) status = Cancelled();
     context_.replicas.Abandon();
     status = status.WithContext(Cat("model ", context_.model));
     record_.set_error(status.ToString());
@@ -84,9 +86,20 @@ Status Sync::Run() {
   return status;
 }
 
+void Sync::Cancel() {
+  cancelled_ = true;
+  agent_.Cancel();
+  fetcher_.Cancel();
+}
+
+Status Sync::Cancelled() {
+  return {ErrorCode::kCancelled, "the sync was ended by a rollback, or the receiver stops"};
+}
+
 Status Sync::RunStates() {
   State state = request_.mend ? State::kMend : State::kNegotiate;
   while (state != State::kDone) {
+    if (cancelled_) return Cancelled();
     const telemetry::Moment begun;
     const uint64_t bytes_before = PulledBytes();
     const StateRow& row = RowOf(state);
@@ -128,16 +141,22 @@ Status Sync::OpenPull() {
   request.set_lanes_wanted(static_cast<uint32_t>(context_.lanes));
   request.set_force_full(request_.force_full || request_.mend);
   request.set_link_bytes_per_s(context_.link_bytes_per_s);
-  const Result<v1::PullPlan> answer = context_.agent.OpenPull(request);
+  const Result<v1::PullPlan> answer = agent_.OpenPull(request);
   // The trainer may have come back with another layout: ask for it again next time.
   if (answer.status().code() == ErrorCode::kState) request_.layout.reset();
   if (!answer.ok()) return answer.status();
   plan_.pull_id = answer->pull_id();
-  LS_ASSIGN_OR_RETURN(
-      plan_, ReadPlan(*answer, request_.layout, base_.held, {context_.agent.address(), context_.agent.encrypted()}));
+  LS_ASSIGN_OR_RETURN(plan_, ReadPlan(*answer, request_.layout, base_.held, {agent_.address(), agent_.encrypted()}));
   record_.set_transfer(plan_.pull_id);
   LogPlan();
-  return OkStatus();
+  return CheckWanted();
+}
+
+// What is pulled may be newer than what was announced.
+Status Sync::CheckWanted() const {
+  if (plan_.target.nothing() || plan_.target != request_.skipped) return OkStatus();
+  return {ErrorCode::kState,
+          Cat("version ", plan_.target.version, " is skipped since a rollback; a newer one is waited for")};
 }
 
 // First state. After: PullDelta, PullFull, Switch, or done when there is nothing newer.
@@ -164,7 +183,7 @@ Status Sync::LearnLayout() {
   const bool known = request_.layout != nullptr &&
                      (request_.agent_layout.IsZero() || request_.agent_layout == request_.layout->digest());
   if (!known) {
-    LS_ASSIGN_OR_RETURN(request_.layout, context_.agent.GetLayout(context_.model));
+    LS_ASSIGN_OR_RETURN(request_.layout, agent_.GetLayout(context_.model));
   }
   record_.set_model_bytes(request_.layout->data_bytes());
   return context_.replicas.Allocate(request_.layout);
@@ -191,14 +210,14 @@ void Sync::RecordTarget() {
 
 // Before: Negotiate. After: Verify.
 Result<Sync::State> Sync::PullDelta() {
-  fetcher_.Use(OpenSources(context_, plan_, request_.layout));
+  fetcher_.Use(OpenSources(context_, agent_, plan_, request_.layout));
   LS_RETURN_IF_ERROR(FetchDeltas(base_.digest));
   return State::kVerify;
 }
 
 // Before: Negotiate. After: CatchUp when the trainer moved on meanwhile, else Verify.
 Result<Sync::State> Sync::PullFull() {
-  fetcher_.Use(OpenSources(context_, plan_, request_.layout));
+  fetcher_.Use(OpenSources(context_, agent_, plan_, request_.layout));
   LS_RETURN_IF_ERROR(context_.replicas.BeginFull(request_.layout));
   full_ = std::make_unique<FullStaging>(*request_.layout, context_.replicas);
   LS_RETURN_IF_ERROR(
@@ -210,7 +229,7 @@ Result<Sync::State> Sync::PullFull() {
 // Before: PullFull, with blocks of several versions. After: Verify, with the steps that bring all to one version.
 Result<Sync::State> Sync::CatchUp() {
   const Version oldest = *std::min_element(full_->versions().begin(), full_->versions().end());
-  LS_ASSIGN_OR_RETURN(const v1::PullPlan answer, context_.agent.CatchUp(plan_.pull_id, oldest));
+  LS_ASSIGN_OR_RETURN(const v1::PullPlan answer, agent_.CatchUp(plan_.pull_id, oldest));
   LS_ASSIGN_OR_RETURN(const Plan caught_up, ReadCatchUp(answer, *request_.layout, plan_, oldest));
   plan_.target = caught_up.target;
   plan_.target_digest = caught_up.target_digest;
@@ -218,6 +237,7 @@ Result<Sync::State> Sync::CatchUp() {
   plan_.label = caught_up.label;
   plan_.steps = caught_up.steps;
   RecordTarget();
+  LS_RETURN_IF_ERROR(CheckWanted());
   const pull::FullRequest stranded{Stranded(full_->versions(), plan_), plan_.target.version, /*exact=*/true};
   LS_RETURN_IF_ERROR(fetcher_.FetchBlocks(stranded, *full_));
   LS_RETURN_IF_ERROR(FetchDeltas({}));
@@ -269,7 +289,7 @@ Result<Sync::State> Sync::AskForLost() {
     return Status(ErrorCode::kState, Cat("block ", damaged_[0], " of version ", base_.held.version,
                                          " is damaged, and the agent has another run by now; pull that"));
   }
-  fetcher_.Use(OpenSources(context_, plan_, request_.layout));
+  fetcher_.Use(OpenSources(context_, agent_, plan_, request_.layout));
   TargetHeld();
   return State::kRepair;
 }
@@ -343,7 +363,7 @@ void Sync::CountBytes() {
 void Sync::Close(const Status& status) {
   fetcher_.Close();
   if (plan_.pull_id == 0) return;
-  const Status closed = context_.agent.ClosePull(plan_.pull_id, context_.replicas.current().held, status);
+  const Status closed = agent_.ClosePull(plan_.pull_id, context_.replicas.current().held, status);
   if (!closed.ok())
     telemetry::LogWarn("pull_close_failed", closed, {{"model", context_.model}, {"pull", plan_.pull_id}});
 }

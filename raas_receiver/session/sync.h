@@ -36,9 +36,10 @@ struct SyncRequest {
   bool mend = false;          // not the newest version: the current one made anew; `layout` is its
   Layout layout;              // the last one known; null: none
   LayoutDigest agent_layout;  // the one the agent announced; zero: not known
+  Held skipped;               // a version that is not made current; nothing: any may be
 };
 
-// Run once, on the session's thread. Cancel may be called from any.
+// Run once, on the session's thread.
 class Sync {
  public:
   // `context` and `shown`, which status shows meanwhile, outlive this.
@@ -46,7 +47,8 @@ class Sync {
 
   // OK: the newest version is current (or was already), or the current one is mended. kCancelled after Cancel.
   Status Run();
-  void Cancel() { fetcher_.Cancel(); }
+  // Any thread. Run ends soon: a call is not waited for, nor are bytes; what is being applied, or committed, is first.
+  void Cancel();
 
   const v1::SyncRecord& record() const { return record_; }  // once Run has returned
   const Layout& layout() const { return request_.layout; }
@@ -87,6 +89,8 @@ class Sync {
 
   Status LearnLayout();
   Status OpenPull();
+  Status CheckWanted() const;
+  static Status Cancelled();
   void TargetHeld();
   Status FetchDeltas(const ManifestDigest& base_digest);
   void CountBytes();
@@ -108,6 +112,8 @@ class Sync {
   std::vector<uint64_t> expected_;   // block hashes of the target
   std::vector<BlockIndex> damaged_;  // blocks that did not get their hash
   uint64_t lane_retries_ = 0;
+  std::atomic<bool> cancelled_ = false;
+  AgentClient agent_;  // its own, to cancel its calls alone
   Fetcher fetcher_;
 };
 

@@ -151,6 +151,21 @@ def test_rollback_makes_the_previous_version_current_until_the_next_pull(publish
     assert not receiver.model_status()["state"].lower().endswith("held")
 
 
+def test_a_rollback_that_skips_a_version_follows_again_with_the_next(publisher, receiver, model):
+    first = model.copy()
+    publisher.publish(2, model.step())
+    receiver.wait_for(model.tensors)
+    assert "at version 1 and follows again" in receiver.ctl("rollback", "--not", "2").stdout
+    receiver.kill()
+    receiver.start()
+    receiver.wait_for(first)
+    assert "waiting, not 2" in receiver.ctl("status").stdout
+    assert receiver.ctl("rollback", "--to", "7").returncode == 75
+    publisher.publish(3, model.step())
+    receiver.wait_for(model.tensors)
+    assert "not 2" not in receiver.ctl("status").stdout
+
+
 def test_health_tells_readiness_only_once_it_is_true(cluster, agent, model):
     receiver = cluster.receiver(agent)
     services = [(agent, "trainer-agent"), (receiver, "raas-receiver")]
