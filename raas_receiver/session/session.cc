@@ -160,6 +160,7 @@ Status Session::CheckHeld(const replica::Rollback& chosen) const {
   return {ErrorCode::kState,
           Cat("model ", options_.model, ": the other replica holds no whole version ",
               chosen.skip || chosen.version.nothing() ? Cat("before ", current.version) : Cat(chosen.version.version),
+              other.nothing() ? "" : Cat(", but ", other.version, care_.other_damaged() ? ", damaged" : ""),
               "; nothing to roll back to")};
 }
 
