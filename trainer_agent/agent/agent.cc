@@ -102,7 +102,7 @@ Result<std::unique_ptr<Agent>> Agent::Start(const AgentOptions& options) {
                                   .while_written = agent->pool_.size() * options.overlap_percent / 100};
   agent->registry_ =
       std::make_unique<publish::ModelRegistry>(agent->home_.get(), registry_options, diff, &agent->catalog_);
-  agent->registry_->Recover();
+  LS_RETURN_IF_ERROR(agent->registry_->Recover());
   LS_RETURN_IF_ERROR(agent->Listen());
   agent->WatchThreads();
   agent->Survey();

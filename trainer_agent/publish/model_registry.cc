@@ -35,9 +35,11 @@ std::shared_ptr<ModelPublisher> ModelRegistry::Install(SegmentHome::Stored store
   return publisher;
 }
 
-void ModelRegistry::Recover() {
+Status ModelRegistry::Recover() {
   std::lock_guard open_lock(open_mutex_);
-  for (SegmentHome::Stored& stored : home_->FindAll()) Install(std::move(stored), false);
+  LS_ASSIGN_OR_RETURN(std::vector<SegmentHome::Stored> all, home_->FindAll());
+  for (SegmentHome::Stored& stored : all) Install(std::move(stored), false);
+  return OkStatus();
 }
 
 Result<std::shared_ptr<ModelPublisher>> ModelRegistry::Open(OpenRequest request) {

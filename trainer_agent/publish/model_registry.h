@@ -46,8 +46,8 @@ class ModelRegistry {
  public:
   ModelRegistry(const SegmentHome* home, RegistryOptions options, DiffThreads diff, store::VersionCatalog* catalog);
 
-  // Opens what an earlier agent left. Call once, before ranks are let in.
-  void Recover();
+  // Opens what an earlier agent left. Call once, before ranks are let in. Errors are SegmentHome::FindAll's.
+  Status Recover();
 
   // Waits for ranks that have gone to be let out with Close(), so that whoever closes or dies can be followed at once.
   // kState: the rank, or another trainer, is connected already, or the model was opened otherwise. kNotFound: a run

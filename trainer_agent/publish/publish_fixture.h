@@ -57,7 +57,7 @@ class Host {
     registry_ = std::make_unique<ModelRegistry>(
         home_.get(), RegistryOptions{.block_bytes = 4096, .fold_pool = fold_pool_.get(), .timeline = &timeline_},
         DiffThreads{.pool = pool_.get()}, catalog_.get());
-    registry_->Recover();
+    REQUIRE(registry_->Recover().ok());
     auto server = StartRankServer(socket(), registry_.get(), nullptr);
     REQUIRE(server.ok());
     server_ = *std::move(server);

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include <atomic>
+#include <filesystem>
 #include <fstream>
 
 #include "common/base/status_testing.h"
@@ -237,6 +238,48 @@ TEST_CASE("What lies in the segment directory and is not a run is left alone") {
   host.Start();
   CHECK(os::CheckWritableDir(mine).ok());
   CHECK_THAT(os::CheckWritableDir(damaged), FailsWith(ErrorCode::kNotFound, damaged));
+}
+
+TEST_CASE("Of two runs of a model none is chosen by a clock, and none is lost") {
+  Host host;
+  const std::string segments = host.directory() + "/segments";
+  auto rank = host.Connect();
+  host.Publish(*rank, 1, 1);
+  const std::string run = segments + "/actor." + ToHex(host.run().run());
+  const std::string copy = host.directory() + "/copy";
+  host.Stop();
+  std::filesystem::copy(run, copy, std::filesystem::copy_options::recursive);
+  host.Start();
+  rank.reset();
+  rank = host.Connect();  // another trainer: the run before ends
+  CHECK_FALSE(std::filesystem::exists(run));
+  host.Publish(*rank, 1, 2);
+  const std::string next = segments + "/actor." + ToHex(host.run().run());
+  host.Stop();
+  std::filesystem::rename(copy, run);
+  {
+    const auto home = SegmentHome::Create(segments, false);
+    REQUIRE(home.ok());
+    CHECK_THAT((*home)->FindAll(), FailsWith(ErrorCode::kState, "model actor has two runs", run, next, "move one"));
+    CHECK(std::filesystem::exists(run));
+    CHECK(std::filesystem::exists(next));
+  }
+  SECTION("One that was being removed when the agent died is none") {
+    std::filesystem::rename(run, run + ".ended");
+    host.Start();
+    CHECK(FirstByte(host.run(), 1) == std::byte{2});
+    CHECK_FALSE(std::filesystem::exists(run + ".ended"));
+  }
+  SECTION("The one that stays is served, and the next trainer's takes the place of all") {
+    std::filesystem::rename(next, copy);
+    host.Start();
+    CHECK(FirstByte(host.run(), 1) == std::byte{1});
+    std::filesystem::rename(copy, next);
+    rank.reset();
+    rank = host.Connect();
+    CHECK_FALSE(std::filesystem::exists(run));
+    CHECK_FALSE(std::filesystem::exists(next));
+  }
 }
 
 TEST_CASE("A segment directory that others may write to is refused") {

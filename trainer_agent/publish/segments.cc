@@ -27,15 +27,25 @@ bool IsRunDirectory(std::string_view name) {
          HexDecode16(name.substr(dot + 1)).ok();
 }
 
+// Of a run that was ended and is not all removed. A name is changed at once or not at all, so that no two runs of a
+// model are ever there to choose from.
+constexpr std::string_view kEnded = ".ended";
+
+bool IsEndedDirectory(std::string_view name) {
+  return name.ends_with(kEnded) && IsRunDirectory(name.substr(0, name.size() - kEnded.size()));
+}
+
+Status EndDirectory(const std::string& path) {
+  const std::string ended = Cat(path, kEnded);
+  if (::rename(path.c_str(), ended.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, Cat("rename ", path));
+  (void)os::RemoveTree(ended);
+  return OkStatus();
+}
+
 // The run itself is damaged, as opposed to: it could not be opened.
 bool IsDamage(const Status& status) {
   return status.code() == ErrorCode::kCorrupt || status.code() == ErrorCode::kProtocol ||
          status.code() == ErrorCode::kBadData || status.code() == ErrorCode::kNotFound;
-}
-
-int64_t CommittedAt(const buffer::DoubleBuffer& buffer) {
-  const auto newest = buffer.NewestCommitted();
-  return newest ? buffer.committed_unix_ns(*newest) : 0;
 }
 
 Result<uint64_t> FileBytes(const std::string& path) {
@@ -72,6 +82,11 @@ Result<SegmentHome::Stored> SegmentHome::Make(const std::string& model, const Ru
   if (memfd_) {
     LS_ASSIGN_OR_RETURN(auto buffer, buffer::DoubleBuffer::Create(model, run, layout, ranks, os::CreateMemfdSegment));
     return Stored{std::move(buffer), ""};
+  }
+  LS_ASSIGN_OR_RETURN(const std::vector<std::string> names, os::ListDirectory(directory_));
+  for (const std::string& name : names) {
+    const bool earlier = IsRunDirectory(name) && std::string_view(name).substr(0, name.rfind('.')) == model;
+    if (earlier) LS_RETURN_IF_ERROR(EndDirectory(Cat(directory_, "/", name)));
   }
   const std::string run_directory = RunDirectory(model, run);
   LS_RETURN_IF_ERROR(os::MakeDirs(run_directory + "/deltas", 0700));
@@ -115,17 +130,18 @@ Result<SegmentHome::Stored> SegmentHome::Reopen(const std::string& run_directory
   return Stored{std::move(buffer), run_directory + "/deltas"};
 }
 
-std::vector<SegmentHome::Stored> SegmentHome::FindAll() const {
-  const auto names = os::ListDirectory(directory_);
-  if (memfd_ || !names.ok()) return {};
+Result<std::vector<SegmentHome::Stored>> SegmentHome::FindAll() const {
+  if (memfd_) return std::vector<Stored>();
+  LS_ASSIGN_OR_RETURN(const std::vector<std::string> names, os::ListDirectory(directory_));
   std::map<std::string, Stored> by_model;
   const auto remove = [](const std::string& path, const std::string& reason) {
     telemetry::Log(telemetry::LogLevel::kWarn, "stale_segments_removed", {{"path", path}, {"reason", reason}});
     (void)os::RemoveTree(path);
   };
-  for (const std::string& name : *names) {
-    if (!IsRunDirectory(name)) continue;
+  for (const std::string& name : names) {
     const std::string path = Cat(directory_, "/", name);
+    if (IsEndedDirectory(name)) (void)os::RemoveTree(path);
+    if (!IsRunDirectory(name)) continue;
     auto stored = Reopen(path);
     if (!stored.ok()) {
       if (IsDamage(stored.status())) {
@@ -136,8 +152,12 @@ std::vector<SegmentHome::Stored> SegmentHome::FindAll() const {
       continue;
     }
     Stored& kept = by_model[stored->buffer->model()];
-    if (kept.buffer == nullptr || CommittedAt(*kept.buffer) < CommittedAt(*stored->buffer)) std::swap(kept, *stored);
-    if (stored->buffer != nullptr) remove(RunDirectory(stored->buffer->model(), stored->buffer->run()), "an older run");
+    if (kept.buffer != nullptr) {
+      return Status(ErrorCode::kState,
+                    Cat("model ", kept.buffer->model(), " has two runs, and no clock says which is the newer: ", path,
+                        " and ", RunDirectory(kept.buffer->model(), kept.buffer->run()), "; move one of them away"));
+    }
+    kept = *std::move(stored);
   }
   std::vector<Stored> all;
   for (auto& [model, stored] : by_model) all.push_back(std::move(stored));
@@ -159,7 +179,7 @@ Status SegmentHome::CheckRoom(const std::string& model, const model::ModelLayout
 }
 
 void SegmentHome::Remove(const buffer::DoubleBuffer& buffer) const {
-  if (!memfd_) (void)os::RemoveTree(RunDirectory(buffer.model(), buffer.run()));
+  if (!memfd_) (void)EndDirectory(RunDirectory(buffer.model(), buffer.run()));
 }
 
 }  // namespace lockstep::publish

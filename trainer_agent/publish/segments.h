@@ -25,6 +25,7 @@ class SegmentHome {
     std::string directory;  // for deltas; empty with memfds
   };
 
+  // Runs of the model that are still there have ended then.
   Result<Stored> Make(const std::string& model, const RunId& run, const model::ModelLayout& layout,
                       uint32_t ranks) const;
   // From the descriptors that a rank returned: control, half 0, half 1. kBadData, kProtocol, kCorrupt: they are not
@@ -34,9 +35,10 @@ class SegmentHome {
   // `replaced` (may be null) is gone.
   Status CheckRoom(const std::string& model, const model::ModelLayout& layout,
                    const buffer::DoubleBuffer* replaced) const;
-  // What an earlier agent left: per model the run with the newest commit. Damaged runs and older ones are removed, with
-  // a line in the log; what is not ours, or cannot be opened just now, is left alone.
-  std::vector<Stored> FindAll() const;
+  // What an earlier agent left: a run for each model. Damaged runs are removed, with a line in the log; what is not
+  // ours, or cannot be opened just now, is left alone. kState, with both paths, where a model has two, which no agent
+  // leaves.
+  Result<std::vector<Stored>> FindAll() const;
   void Remove(const buffer::DoubleBuffer& buffer) const;
 
  private:
