@@ -35,4 +35,15 @@ std::shared_ptr<grpc::Channel> MakeChannel(const std::string& address, const Tls
   return grpc::CreateCustomChannel(address, MakeChannelCredentials(of_host ? TlsOptions{} : tls), arguments);
 }
 
+std::shared_ptr<grpc::Channel> LastingChannel::Get() const {
+  std::lock_guard lock(mutex_);
+  return channel_;
+}
+
+void LastingChannel::Ended(const std::shared_ptr<grpc::Channel>& channel, const grpc::Status& status) {
+  if (status.error_code() != grpc::StatusCode::UNAVAILABLE) return;
+  std::lock_guard lock(mutex_);
+  if (channel_ == channel) channel_ = MakeChannel(address_, tls_);
+}
+
 }  // namespace lockstep::rpc

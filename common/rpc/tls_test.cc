@@ -1,7 +1,10 @@
 #include "common/rpc/tls.h"
 
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <filesystem>
@@ -121,6 +124,54 @@ TEST_CASE("Who was signed by a CA that is no longer trusted is refused within te
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   }
   CHECK(CallOn(kept).ok());
+}
+
+// Ends the clients' connections to `port`, whose other ends are in this process, too: how many.
+int CutConnections(int port) {
+  int cut = 0;
+  for (int fd = 0; fd < 1024; ++fd) {
+    sockaddr_in6 peer{};  // gRPC speaks IPv4 by such sockets, too; the port lies where it does in any
+    socklen_t size = sizeof(peer);
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &size) != 0) continue;
+    if (peer.sin6_family != AF_UNIX && ntohs(peer.sin6_port) == port && ::shutdown(fd, SHUT_RDWR) == 0) ++cut;
+  }
+  return cut;
+}
+
+TEST_CASE("A client whose connection is lost, however often, comes back") {
+  const TestCa ca;
+  const TestServer server(ca.Server());
+  const int port = std::stoi(server.address().substr(server.address().find(':') + 1));
+  LastingChannel channel(server.address(), ca.Client());
+  const auto call = [&] {
+    const auto now = channel.Get();
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + kSoon);
+    v1::ReceiverStatus response;
+    const grpc::Status status = v1::RaasReceiver::NewStub(now)->GetStatus(&context, {}, &response);
+    channel.Ended(now, status);
+    return status.ok();
+  };
+  std::atomic<bool> over = false;
+  std::thread other([&] {  // as a receiver's threads, which share one
+    while (!over) (void)call();
+  });
+  int cut = 0;
+  for (int i = 0; i < 300; ++i) {
+    cut += CutConnections(port);
+    const auto until = std::chrono::steady_clock::now() + kSoon;
+    bool back = false;
+    while (!back && std::chrono::steady_clock::now() < until) back = call();
+    if (!back) FAIL("deaf since connection " << i << " was lost");
+  }
+  over = true;
+  other.join();
+  CHECK(cut > 100);
+  const auto found = channel.Get();
+  channel.Ended(found, grpc::Status::OK);
+  CHECK(channel.Get() == found);
+  channel.Ended(found, {grpc::StatusCode::UNAVAILABLE, ""});
+  CHECK(channel.Get() != found);
 }
 
 TEST_CASE("Files that cannot be used leave those before in their place, until there are others that can") {

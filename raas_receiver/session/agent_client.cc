@@ -38,14 +38,10 @@ class AgentClient::CallScope {
 AgentClient::AgentClient(net::ControlAddress address, const rpc::TlsOptions& tls)
     : address_(std::move(address)),
       encrypted_(tls.configured() && !address_.text.starts_with("unix:")),
-      channel_(rpc::MakeChannel(address_.text, tls)),
-      stub_(v1::TrainerAgent::NewStub(channel_)) {}
+      channel_(std::make_shared<rpc::LastingChannel>(address_.text, tls)) {}
 
 AgentClient::AgentClient(const AgentClient& other)
-    : address_(other.address_),
-      encrypted_(other.encrypted_),
-      channel_(other.channel_),
-      stub_(v1::TrainerAgent::NewStub(channel_)) {}
+    : address_(other.address_), encrypted_(other.encrypted_), channel_(other.channel_) {}
 
 template <typename Request, typename Response>
 Result<Response> AgentClient::Call(const char* name, Method<Request, Response> method, const Request& request,
@@ -54,7 +50,10 @@ Result<Response> AgentClient::Call(const char* name, Method<Request, Response> m
   context.set_deadline(std::chrono::system_clock::now() + timeout);
   const CallScope scope(*this, context, even_cancelled);
   Response response;
-  const grpc::Status status = (stub_.get()->*method)(&context, request, &response);
+  const std::shared_ptr<grpc::Channel> channel = channel_->Get();
+  const auto stub = v1::TrainerAgent::NewStub(channel);
+  const grpc::Status status = (stub.get()->*method)(&context, request, &response);
+  channel_->Ended(channel, status);
   if (!status.ok()) return Explain(name, status);
   return response;
 }
@@ -62,7 +61,7 @@ Result<Response> AgentClient::Call(const char* name, Method<Request, Response> m
 Status AgentClient::Explain(const char* call, const grpc::Status& status) const {
   const Status explained = rpc::FromGrpc(status).WithContext(Cat(call, " at agent ", address_.text));
   if (!rpc::IsUnknownCall(status)) return explained;
-  if (rpc::AnswersStatus<v1::RaasReceiver, v1::ReceiverStatusRequest, v1::ReceiverStatus>(channel_)) {
+  if (rpc::AnswersStatus<v1::RaasReceiver, v1::ReceiverStatusRequest, v1::ReceiverStatus>(channel_->Get())) {
     return {explained.code(), Cat(address_.text, " is the address of a raas_receiver, and none of a trainer_agent; ",
                                   "give --agent the gRPC address of the agent that serves the model")};
   }
@@ -126,7 +125,8 @@ Status AgentClient::WatchVersions(v1::WatchVersionsRequest request,
   grpc::ClientContext context;
   const CallScope scope(*this, context, false);
   request.set_peer(peer::ToLine(self_));
-  const auto stream = stub_->WatchVersions(&context, request);
+  const std::shared_ptr<grpc::Channel> channel = channel_->Get();
+  const auto stream = v1::TrainerAgent::NewStub(channel)->WatchVersions(&context, request);
   v1::VersionEvent event;
   Status met;
   while (met.ok() && stream->Read(&event)) {
@@ -135,6 +135,7 @@ Status AgentClient::WatchVersions(v1::WatchVersionsRequest request,
   }
   if (!met.ok()) context.TryCancel();
   const grpc::Status status = stream->Finish();
+  channel_->Ended(channel, status);
   if (!met.ok()) return met.WithContext(Cat("agent ", address_.text));
   if (!status.ok()) return Explain("WatchVersions", status);
   return {ErrorCode::kUnavailable, Cat("agent ", address_.text, " ended the version stream; it drains")};

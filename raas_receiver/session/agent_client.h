@@ -1,7 +1,6 @@
 // The agent's control plane as the receiver calls it: every call has a deadline and can be cancelled.
 #pragma once
 
-#include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 
 #include <chrono>
@@ -16,6 +15,7 @@
 #include "common/base/status.h"
 #include "common/model/layout.h"
 #include "common/net/host_port.h"
+#include "common/rpc/channel.h"
 #include "common/rpc/tls.h"
 #include "common/wire/features.h"
 #include "proto/lockstep/v1/agent.grpc.pb.h"
@@ -67,8 +67,7 @@ class AgentClient {
   const net::ControlAddress address_;
   const bool encrypted_;
   const peer::Peer self_ = wire::Self("raas_receiver");
-  const std::shared_ptr<grpc::Channel> channel_;
-  std::unique_ptr<Stub> stub_;
+  const std::shared_ptr<rpc::LastingChannel> channel_;
   std::mutex mutex_;
   std::set<grpc::ClientContext*> running_;
   bool cancelled_ = false;
