@@ -1,10 +1,14 @@
 #include "common/telemetry/log.h"
 
+#include <spdlog/async.h>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "common/base/text.h"
@@ -13,13 +17,36 @@
 namespace lockstep::telemetry {
 namespace {
 
-// The process' one logger. `daemon` and `json` are set before threads start; the level is atomic inside spdlog.
+constexpr size_t kWaitingLines = 4096;
+constexpr std::chrono::seconds kFlushTime{1};
+constexpr char kPattern[] = "%v";
+
+using Stderr = spdlog::sinks::stderr_sink_mt;
+
+// stderr, at the end of a queue whose oldest lines make room for new ones: it says how many did.
+class QueuedStderr final : public Stderr {
+ public:
+  explicit QueuedStderr(std::shared_ptr<spdlog::details::thread_pool> queue) : queue_(std::move(queue)) {}
+
+  void log(const spdlog::details::log_msg& line) override;
+  uint64_t gone() const { return written_ + queue_->overrun_counter(); }  // lines; each was written or dropped
+
+ private:
+  const std::shared_ptr<spdlog::details::thread_pool> queue_;
+  std::atomic<uint64_t> written_ = 0;
+  size_t said_ = 0;  // of those dropped
+};
+
+// The process' one logger. All but `posted` is set before threads start; the level is atomic inside spdlog.
 struct Logger {
   std::string daemon;
   bool json = false;
-  spdlog::logger sink{"lockstep", std::make_shared<spdlog::sinks::stderr_sink_mt>()};
+  std::shared_ptr<spdlog::logger> out = std::make_shared<spdlog::logger>("lockstep", std::make_shared<Stderr>());
+  std::shared_ptr<spdlog::details::thread_pool> queue;
+  std::shared_ptr<QueuedStderr> queued;  // null: lines are written by the threads that log them
+  std::atomic<uint64_t> posted = 0;      // lines, into the queue
 
-  Logger() { sink.set_pattern("%v"); }
+  Logger() { out->set_pattern(kPattern); }
 };
 
 Logger& TheLogger() {
@@ -33,11 +60,40 @@ spdlog::level::level_enum SpdlogLevel(LogLevel level) {
   return kLevels[static_cast<size_t>(level)];
 }
 
+std::string LineOf(const Logger& logger, LogLevel level, std::string_view event, std::span<const Field> fields) {
+  const LogRecord record{std::chrono::system_clock::now(), level, logger.daemon, event, fields};
+  return logger.json ? FormatJson(record) : FormatText(record);
+}
+
 void Write(LogLevel level, std::string_view event, std::span<const Field> fields) {
   Logger& logger = TheLogger();
-  if (!logger.sink.should_log(SpdlogLevel(level))) return;
-  const LogRecord record{std::chrono::system_clock::now(), level, logger.daemon, event, fields};
-  logger.sink.log(SpdlogLevel(level), spdlog::string_view_t(logger.json ? FormatJson(record) : FormatText(record)));
+  if (!logger.out->should_log(SpdlogLevel(level))) return;
+  ++logger.posted;
+  logger.out->log(SpdlogLevel(level), spdlog::string_view_t(LineOf(logger, level, event, fields)));
+}
+
+void QueuedStderr::log(const spdlog::details::log_msg& line) {
+  Stderr::log(line);
+  ++written_;
+  const size_t dropped = queue_->overrun_counter();
+  if (dropped == said_) return;
+  const Field lines[] = {{"lines", dropped - said_}};
+  said_ = dropped;
+  const std::string text = LineOf(TheLogger(), LogLevel::kWarn, "log_lines_dropped", lines);
+  Stderr::log({"", spdlog::level::warn, text});
+}
+
+// From here on no thread but the queue's own waits for stderr, which a reader that is stopped may fill.
+void StartQueue(Logger& logger) {
+  if (logger.queue != nullptr) return;
+  logger.queue = std::make_shared<spdlog::details::thread_pool>(kWaitingLines, 1);
+  logger.queued = std::make_shared<QueuedStderr>(logger.queue);
+  const auto out = std::make_shared<spdlog::async_logger>("lockstep", logger.queued, logger.queue,
+                                                          spdlog::async_overflow_policy::overrun_oldest);
+  out->set_pattern(kPattern);
+  out->set_level(logger.out->level());
+  logger.out = out;
+  logger.posted = 0;
 }
 
 void LogStatus(LogLevel level, std::string_view event, const Status& status, std::initializer_list<Field> fields) {
@@ -57,13 +113,23 @@ Status InitLogging(std::string_view daemon, std::string_view level, std::string_
   Logger& logger = TheLogger();
   logger.daemon = daemon;
   logger.json = format == "json" || (format == "auto" && ::isatty(STDERR_FILENO) == 0);
+  StartQueue(logger);
   return OkStatus();
+}
+
+void FlushLog() {
+  const Logger& logger = TheLogger();
+  const auto until = std::chrono::steady_clock::now() + kFlushTime;
+  while (logger.queued != nullptr && logger.queued->gone() < logger.posted &&
+         std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 Status SetLogLevel(std::string_view level) {
   for (const LogLevel known : {LogLevel::kDebug, LogLevel::kInfo, LogLevel::kWarn, LogLevel::kError}) {
     if (LevelName(known) != level) continue;
-    TheLogger().sink.set_level(SpdlogLevel(known));
+    TheLogger().out->set_level(SpdlogLevel(known));
     return OkStatus();
   }
   return {ErrorCode::kConfig, Cat("log level '", level, "' is none of debug, info, warn, error")};

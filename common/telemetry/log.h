@@ -4,6 +4,9 @@
 //   {"ts":"2025-03-01T12:00:00.123Z","level":"info","daemon":"trainer_agent","event":"version_committed",
 //    "model":"actor",...}
 // WARN: degraded but working. ERROR: an operation failed. Thread-safe; a line is never torn.
+//
+// A daemon's threads do not wait for stderr: lines wait for it in a queue of 4096, of which the oldest go when there is
+// no room. How many is logged once there is (`log_lines_dropped`).
 #pragma once
 
 #include <concepts>
@@ -35,9 +38,13 @@ struct Field {
   Value value;
 };
 
-// Without this call, info and above is logged as text. `level`: debug, info, warn or error; `format`: auto, text or
-// json, where auto is text on a terminal. kConfig, naming the value, for anything else.
+// A daemon's log: to be called before its threads start, and after signals are blocked, for the queue has a thread.
+// Without this call, info and above is logged as text, by the thread that calls. `level`: debug, info, warn or error;
+// `format`: auto, text or json, where auto is text on a terminal. kConfig, naming the value, for anything else.
 Status InitLogging(std::string_view daemon, std::string_view level, std::string_view format);
+
+// Waits until what was logged has been written, a second at most: before the process ends.
+void FlushLog();
 
 // May be called at any time. kConfig for an unknown level.
 Status SetLogLevel(std::string_view level);

@@ -29,6 +29,7 @@ int Main(int argc, char** argv) {
   }
   status = Serve(**std::move(config), *signals);
   if (!status.ok()) telemetry::LogError("receiver_failed", status);
+  telemetry::FlushLog();
   return ExitCode(status.code());
 }
 

@@ -53,6 +53,7 @@ int Main(int argc, char** argv) {
   }
   status = Serve(options, *signals);
   if (!status.ok()) telemetry::LogError("agent_failed", status);
+  telemetry::FlushLog();
   std::_Exit(ExitCode(status.code()));  // the detached signal thread still uses `signals`
 }
 
