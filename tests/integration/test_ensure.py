@@ -229,6 +229,19 @@ def test_a_daemon_that_fails_at_its_start_shows_its_log_and_not_that_of_the_one_
     assert "listening" not in text
 
 
+def test_a_long_log_is_moved_away_by_the_next_who_asks_and_its_daemon_goes_on_writing(home):
+    first = lockstep.ensure_agent()
+    log = home.runtime / "agent" / "log"
+    with open(log, "ab") as file:
+        file.write(b"x" * (17 << 20))
+    size = log.stat().st_size
+    second = lockstep.ensure_agent()
+    assert second.pid == first.pid
+    assert (log.parent / "log.1").stat().st_size == size and log.stat().st_size < 1 << 20
+    publish(second)
+    wait_until(lambda: b"version_committed" in log.read_bytes(), "the daemon writes to the log that is there")
+
+
 def test_a_daemon_that_does_not_listen_in_time_is_killed(home):
     stuck = home.programs / "stuck"
     home.replace(

@@ -19,6 +19,7 @@ def ensure(command: Command, place: Place, owned: bool, timeout: float) -> Runni
         UnavailableError: it ended when it was started.
         DeadlineError: it, or the one before, took longer than ``timeout`` seconds.
     """
+    place.bound_log()
     deadline = time.monotonic() + timeout
     wanted = command.description()
     owner = None

@@ -4,6 +4,7 @@
         lock                          held (flock) by the daemon as long as it lives: it is its standard input
         control.sock, addresses.json  what the daemon itself makes
         log                           appended by every daemon that was started here
+        log.1                         what was in it before, once that was much
         started.json                  version and configuration of the newest
         owners                        held (shared flock) by the processes with whose end it ends (--owners)
 
@@ -12,9 +13,11 @@ this user alone (mode 0700): whoever can put a socket of his own here gets the w
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import re
+import shutil
 import socket
 import stat
 import struct
@@ -25,6 +28,7 @@ from lockstep.daemons._locks import lock
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 _CONNECT_SECONDS = 5.0
+_LONG_LOG_BYTES = 16 << 20
 _LOG_TAIL_LINES = 20
 _LOG_TAIL_BYTES = 16 * 1024
 
@@ -90,6 +94,16 @@ class Place:
             return Running(pid, self._read("addresses.json"), self._read("started.json"))
         except FileNotFoundError:  # it has not announced itself yet, or is ending
             return None
+
+    def bound_log(self) -> None:
+        """Moves what a long log has to log.1, so that both together are bounded where daemons are asked for now and then.
+        By copying: a daemon goes on with the file that it has open. What it writes in between is lost."""
+        with contextlib.suppress(OSError), open(self.file("log"), "r+b") as log:  # none yet, or no room: as it is, then
+            fcntl.flock(log, fcntl.LOCK_EX)
+            if os.fstat(log.fileno()).st_size > _LONG_LOG_BYTES:
+                with open(self.file("log.1"), "wb") as before:
+                    shutil.copyfileobj(log, before)
+                os.truncate(log.fileno(), 0)
 
     def logged(self, begin: int = 0) -> str:
         """A sentence with the end of what the log has from byte ``begin`` on."""
