@@ -60,7 +60,7 @@ spdlog::level::level_enum SpdlogLevel(LogLevel level) {
   return kLevels[static_cast<size_t>(level)];
 }
 
-std::string LineOf(const Logger& logger, LogLevel level, std::string_view event, std::span<const Field> fields) {
+std::string LogLine(const Logger& logger, LogLevel level, std::string_view event, std::span<const Field> fields) {
   const LogRecord record{std::chrono::system_clock::now(), level, logger.daemon, event, fields};
   return logger.json ? FormatJson(record) : FormatText(record);
 }
@@ -69,7 +69,7 @@ void Write(LogLevel level, std::string_view event, std::span<const Field> fields
   Logger& logger = TheLogger();
   if (!logger.out->should_log(SpdlogLevel(level))) return;
   ++logger.posted;
-  logger.out->log(SpdlogLevel(level), spdlog::string_view_t(LineOf(logger, level, event, fields)));
+  logger.out->log(SpdlogLevel(level), spdlog::string_view_t(LogLine(logger, level, event, fields)));
 }
 
 void QueuedStderr::log(const spdlog::details::log_msg& line) {
@@ -79,7 +79,7 @@ void QueuedStderr::log(const spdlog::details::log_msg& line) {
   if (dropped == said_) return;
   const Field lines[] = {{"lines", dropped - said_}};
   said_ = dropped;
-  const std::string text = LineOf(TheLogger(), LogLevel::kWarn, "log_lines_dropped", lines);
+  const std::string text = LogLine(TheLogger(), LogLevel::kWarn, "log_lines_dropped", lines);
   Stderr::log({"", spdlog::level::warn, text});
 }
 
