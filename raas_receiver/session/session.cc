@@ -10,9 +10,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long a call waits for engines.
-constexpr milliseconds kEngineCall = std::chrono::minutes(10);
-
 void Record(const EngineOutcome& outcome, v1::SyncRecord& record) {
   if (!outcome.status.ok()) record.set_engine_error(outcome.status.ToString());
   record.set_engine_us(outcome.total_us);
@@ -107,66 +104,9 @@ Result<v1::SyncRecord> Session::Pull(bool force_full, milliseconds timeout, cons
   return requests_.Ask(Requests::kPull, timeout, cancelled, force_full);
 }
 
-Result<v1::ReceiverModel> Session::Rollback(const v1::RollbackRequest& request, const Requests::Cancelled& cancelled) {
-  uint64_t number = 0;
-  {
-    std::lock_guard lock(mutex_);
-    LS_ASSIGN_OR_RETURN(const replica::Rollback chosen, Choose(request));
-    if (rollback_ && *rollback_ != chosen) {
-      return Status(ErrorCode::kState, Cat("model ", options_.model, ": a rollback to another version is under way"));
-    }
-    rollback_ = chosen;
-    number = requests_.Post(Requests::kRollback);
-    if (running_ != nullptr) running_->Cancel();
-  }
-  LS_RETURN_IF_ERROR(requests_.Await(Requests::kRollback, number, kEngineCall, cancelled));
-  return Describe();
-}
-
-// What is asked for, by what is held and announced now: while it waits for its turn that may change, and the versions
-// that were meant may not.
-Result<replica::Rollback> Session::Choose(const v1::RollbackRequest& request) const {
-  const Held current = replicas_->current().held;
-  const Held other = replicas_->previous().held;
-  if (request.to_version() != 0 && request.not_version() != 0) {
-    return Status(ErrorCode::kUsage, "a rollback to one version, or one that skips a version: not both");
-  }
-  replica::Rollback chosen{other};
-  if (const Version to = request.to_version(); to != 0) {
-    chosen = {to == current.version ? current : Held{other.run, to}};
-  } else if (const Version skip = request.not_version(); skip != 0) {
-    const Held newest = follower_.newest();
-    const bool newer = newest.run != current.run || skip > current.version;
-    if (skip != current.version && (skip > newest.version || !newer)) {
-      return Status(ErrorCode::kState, Cat("model ", options_.model, ": version ", skip, " is neither held, which is ",
-                                           current.version, ", nor a newer one that the agent has"));
-    }
-    chosen = {skip == current.version ? current : Held{newest.run, skip}, /*skip=*/true};
-  } else if (other.run == current.run && other.version >= current.version) {
-    chosen = {};
-  }
-  LS_RETURN_IF_ERROR(CheckHeld(chosen));
-  return chosen;
-}
-
-// kState when the replicas do not hold what is to be current then.
-Status Session::CheckHeld(const replica::Rollback& chosen) const {
-  const Held current = replicas_->current().held;
-  const Held other = replicas_->previous().held;
-  const bool stays = chosen.skip == (chosen.version != current);
-  if (stays && !current.nothing()) return OkStatus();
-  const bool there = !other.nothing() && !care_.other_damaged();
-  if (there && (chosen.skip || chosen.version == other)) return OkStatus();
-  return {ErrorCode::kState,
-          Cat("model ", options_.model, ": the other replica holds no whole version ",
-              chosen.skip || chosen.version.nothing() ? Cat("before ", current.version) : Cat(chosen.version.version),
-              other.nothing() ? "" : Cat(", but ", other.version, care_.other_damaged() ? ", damaged" : ""),
-              "; nothing to roll back to")};
-}
-
 Result<size_t> Session::VerifyEngines(const Requests::Cancelled& cancelled) {
   if (engine_.targets().empty()) return 0;
-  LS_RETURN_IF_ERROR(requests_.Ask(Requests::kVerify, kEngineCall, cancelled));
+  LS_RETURN_IF_ERROR(requests_.Ask(Requests::kVerify, kEngineCallTime, cancelled));
   return engines_verified_.load();
 }
 
@@ -239,56 +179,6 @@ v1::SessionState Session::Wait() {
   if (care_.MendDue()) return Mend();
   TendEngine();
   return Resting();
-}
-
-// After: Held, or Waiting: for a newer version than one that is skipped, or because nothing was done.
-v1::SessionState Session::RollBack() {
-  replica::Rollback chosen;
-  {
-    std::lock_guard lock(mutex_);
-    chosen = *rollback_;
-  }
-  const Held before = replicas_->current().held;
-  Status status = Return(chosen);
-  if (replicas_->current().held != before) {
-    Answer();             // its version is not the next that the engine gets
-    engine_.Interrupt();  // what it is being told to load is not wanted any more
-    if (notifying_) (void)FinishServe();
-    mode_ = "rollback";
-    transfer_ = 0;
-    notifying_ = true;
-    care_.DropDamaged();
-    engine_.Begin(mode_, transfer_);
-    status = FinishServe();
-  }
-  state_ = Resting();
-  std::lock_guard lock(mutex_);
-  // Also for those that came while it ran: they asked for the same.
-  requests_.End(Requests::kRollback, requests_.Begin(Requests::kRollback), status);
-  rollback_.reset();
-  return Resting();
-}
-
-Status Session::Return(const replica::Rollback& chosen) {
-  LS_RETURN_IF_ERROR(CheckHeld(chosen));
-  const Held before = replicas_->current().held;
-  LS_RETURN_IF_ERROR(replicas_->RollBack(chosen));
-  const Held now = replicas_->current().held;
-  sync_again_ = {};
-  live_.Close();
-  if (now != before) care_.Switched();
-  if (PullDue()) {  // it would lead on at once
-    Answer();
-    requests_.End(Requests::kPull, requests_.Begin(Requests::kPull),
-                  {ErrorCode::kCancelled, Cat("model ", options_.model, ": a rollback came meanwhile; pull again")});
-  }
-  telemetry::Log(telemetry::LogLevel::kWarn, "version_rolled_back",
-                 {{"model", options_.model},
-                  {"run", ToHex(now.run)},
-                  {"version", now.version},
-                  {"from", before.version},
-                  {"skips", chosen.skip ? chosen.version.version : 0}});
-  return OkStatus();
 }
 
 // The states of Sync. After: Waiting, or BackingOff after an error.

@@ -48,6 +48,9 @@
 
 namespace lockstep::session {
 
+// How long a call waits for engines.
+inline constexpr std::chrono::minutes kEngineCallTime{10};
+
 struct SessionOptions {
   std::string model;
   std::string receiver;  // this receiver's name
